@@ -1,0 +1,252 @@
+// Package audit is the record of what every sandbox tried and what became of it.
+//
+// An [Event] carries the field names of the Open Cybersecurity Schema Framework
+// (OCSF 1.5.0, https://schema.ocsf.io) from the moment it is made, so that the
+// log on disk, the SIEM's copy and the command line show the same words. What
+// OCSF has no room for lives under "unmapped.sallyport".
+//
+// The [Log] promises that when Append returns nil the events are on stable
+// storage, in order, and will be read back by any later process; when it
+// returns an error none of them may be acted on. It does not protect from root
+// on the host.
+package audit
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// SchemaVersion is the OCSF version whose names and numbers Event uses.
+const SchemaVersion = "1.5.0"
+
+// Class is an OCSF class_uid.
+type Class int
+
+// The classes that Sallyport writes.
+const (
+	ClassNetwork   Class = 4001 // Network Activity: tunnels, raw connections, datapath drops
+	ClassHTTP      Class = 4002 // HTTP Activity: one request
+	ClassDNS       Class = 4003 // DNS Activity: a name that was refused
+	ClassLifecycle Class = 6002 // Application Lifecycle: daemon, sandbox, policy, secret
+)
+
+// Action is an OCSF action_id. The zero value says nothing was decided.
+type Action int
+
+const (
+	ActionUnknown Action = 0
+	ActionAllowed Action = 1
+	ActionDenied  Action = 2
+)
+
+// Disposition is an OCSF disposition_id: what was done about it.
+type Disposition int
+
+const (
+	DispositionUnknown Disposition = 0
+	DispositionAllowed Disposition = 1
+	DispositionBlocked Disposition = 2
+	DispositionDropped Disposition = 6
+	DispositionError   Disposition = 18
+)
+
+// Status is an OCSF status_id.
+type Status int
+
+const (
+	StatusUnknown Status = 0
+	StatusSuccess Status = 1
+	StatusFailure Status = 2
+)
+
+// Severity is an OCSF severity_id.
+type Severity int
+
+const (
+	SeverityInformational Severity = 1
+	SeverityLow           Severity = 2
+	SeverityMedium        Severity = 3
+	SeverityHigh          Severity = 4
+	SeverityCritical      Severity = 5
+)
+
+// Kind tells the reader which half of a story an event is.
+type Kind string
+
+const (
+	KindDecision   Kind = "decision"   // what was decided; durable before anything left
+	KindCompletion Kind = "completion" // what became of an allowed decision
+	KindDrop       Kind = "drop"       // packets that the datapath refused
+	KindLifecycle  Kind = "lifecycle"  // a sandbox, the daemon or the policy changed state
+)
+
+// Event is one line of the log. Fields that are nil or zero are left out.
+// Secret values are never in an event, and neither are the values of request
+// headers or query parameters.
+type Event struct {
+	Metadata    Metadata    `json:"metadata"`
+	Time        int64       `json:"time"` // milliseconds since the Unix epoch
+	CategoryUID int         `json:"category_uid"`
+	ClassUID    Class       `json:"class_uid"`
+	ActivityID  int         `json:"activity_id"`
+	TypeUID     int         `json:"type_uid"` // class_uid*100 + activity_id
+	SeverityID  Severity    `json:"severity_id"`
+	StatusID    Status      `json:"status_id,omitempty"`
+	Action      Action      `json:"action_id,omitempty"`
+	Disposition Disposition `json:"disposition_id,omitempty"`
+	// Message is one line for a person; Detail names the failing part.
+	Message string `json:"message,omitempty"`
+	Detail  string `json:"status_detail,omitempty"`
+
+	Source       *Endpoint     `json:"src_endpoint,omitempty"`
+	Destination  *Endpoint     `json:"dst_endpoint,omitempty"`
+	Connection   *Connection   `json:"connection_info,omitempty"`
+	HTTPRequest  *HTTPRequest  `json:"http_request,omitempty"`
+	HTTPResponse *HTTPResponse `json:"http_response,omitempty"`
+	Query        *DNSQuery     `json:"query,omitempty"`
+	TLS          *TLS          `json:"tls,omitempty"`
+	Traffic      *Traffic      `json:"traffic,omitempty"`
+	Rule         *Rule         `json:"firewall_rule,omitempty"`
+	Policy       *Policy       `json:"policy,omitempty"`
+	Actor        *Actor        `json:"actor,omitempty"`
+	App          *Product      `json:"app,omitempty"`        // lifecycle only
+	Duration     int64         `json:"duration,omitempty"`   // milliseconds
+	Count        int           `json:"count,omitempty"`      // events folded into this one, when more than one
+	StartTime    int64         `json:"start_time,omitempty"` // milliseconds since the Unix epoch
+
+	Unmapped Unmapped `json:"unmapped"`
+}
+
+// Metadata identifies the event. UID of a decision is the decision id that the
+// sandbox sees in Sallyport-Decision; a completion names it in CorrelationUID.
+type Metadata struct {
+	Version        string  `json:"version"`
+	Product        Product `json:"product"`
+	UID            string  `json:"uid"`
+	Sequence       uint64  `json:"sequence"` // set by Log, from 1, without gaps
+	CorrelationUID string  `json:"correlation_uid,omitempty"`
+}
+
+type Product struct {
+	Name       string `json:"name"`
+	VendorName string `json:"vendor_name,omitempty"`
+	Version    string `json:"version,omitempty"`
+}
+
+type Endpoint struct {
+	Hostname string `json:"hostname,omitempty"`
+	IP       string `json:"ip,omitempty"`
+	Port     int    `json:"port,omitempty"`
+	MAC      string `json:"mac,omitempty"`
+}
+
+type Connection struct {
+	ProtocolName string `json:"protocol_name,omitempty"` // tcp, udp, icmp, arp …
+	ProtocolNum  int    `json:"protocol_num,omitempty"`
+	Direction    int    `json:"direction_id,omitempty"` // 1 inbound, 2 outbound
+}
+
+type HTTPRequest struct {
+	Method  string   `json:"http_method,omitempty"`
+	Version string   `json:"version,omitempty"`
+	URL     *URL     `json:"url,omitempty"`
+	Headers []string `json:"x_header_names,omitempty"` // names only, sorted
+	Length  int64    `json:"length,omitempty"`
+}
+
+// URL has the query's keys, never their values.
+type URL struct {
+	Scheme    string   `json:"scheme,omitempty"`
+	Hostname  string   `json:"hostname,omitempty"`
+	Port      int      `json:"port,omitempty"`
+	Path      string   `json:"path,omitempty"`
+	QueryKeys []string `json:"x_query_keys,omitempty"`
+}
+
+type HTTPResponse struct {
+	Code   int   `json:"code,omitempty"`
+	Length int64 `json:"length,omitempty"`
+}
+
+type DNSQuery struct {
+	Hostname string `json:"hostname,omitempty"`
+	Type     string `json:"type,omitempty"`
+}
+
+type TLS struct {
+	SNI     string `json:"sni,omitempty"`
+	Version string `json:"version,omitempty"`
+}
+
+// Traffic counts bytes as the sandbox sees them: out is what it sent.
+type Traffic struct {
+	BytesIn  int64 `json:"bytes_in"`
+	BytesOut int64 `json:"bytes_out"`
+	Packets  int64 `json:"packets,omitempty"`
+}
+
+type Rule struct {
+	Name string `json:"name,omitempty"`
+	Type string `json:"type,omitempty"` // egress, egressAuth, rego, floor
+}
+
+type Policy struct {
+	Name    string `json:"name,omitempty"`
+	Version string `json:"version,omitempty"` // the policy's revision
+}
+
+// Actor is the operator behind a lifecycle event.
+type Actor struct {
+	User struct {
+		Name string `json:"name,omitempty"`
+		UID  string `json:"uid,omitempty"`
+	} `json:"user"`
+}
+
+// Unmapped is OCSF's place for what it has no attribute for.
+type Unmapped struct {
+	Sallyport Extension `json:"sallyport"`
+}
+
+// Extension is what Sallyport adds to OCSF.
+type Extension struct {
+	Kind        Kind              `json:"kind"`
+	Sandbox     string            `json:"sandbox,omitempty"` // name
+	SandboxID   string            `json:"sandbox_id,omitempty"`
+	Session     string            `json:"session,omitempty"`
+	Tags        map[string]string `json:"tags,omitempty"`
+	Phase       string            `json:"phase,omitempty"`       // connect, request, dns
+	Decision    string            `json:"decision,omitempty"`    // allow, deny, tunnel, approve
+	Credentials []CredentialUse   `json:"credentials,omitempty"` // what was injected
+	Reason      string            `json:"reason,omitempty"`
+	State       string            `json:"state,omitempty"` // lifecycle: created, started, stopped, removed …
+}
+
+// CredentialUse names a credential and the version of the secret behind it.
+type CredentialUse struct {
+	Name    string `json:"name"`
+	Version string `json:"version,omitempty"`
+}
+
+// New returns an event of the class and activity with its identifiers, time and
+// category set. Its UID is a UUIDv7, so that identifiers sort by time.
+func New(kind Kind, class Class, activity int) *Event {
+	return &Event{
+		Metadata: Metadata{
+			Version: SchemaVersion,
+			Product: Product{Name: "Sallyport", VendorName: "Sallyport"},
+			UID:     uuid.Must(uuid.NewV7()).String(),
+		},
+		Time:        time.Now().UnixMilli(),
+		CategoryUID: int(class) / 1000,
+		ClassUID:    class,
+		ActivityID:  activity,
+		TypeUID:     int(class)*100 + activity,
+		SeverityID:  SeverityInformational,
+		Unmapped:    Unmapped{Sallyport: Extension{Kind: kind}},
+	}
+}
+
+// ID is the event's identifier; for a decision, the decision id.
+func (e *Event) ID() string { return e.Metadata.UID }

@@ -1,0 +1,70 @@
+// Package credential is the broker between a decision that names a credential
+// and the request that gets its secret: source, lease, injection, scrubbing.
+//
+// A secret is a [Secret] from the moment it is read; it prints as REDACTED
+// everywhere and is revealed only while it is written into a request to the
+// destination that it is bound to.
+package credential
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// Errors to branch on. Each is wrapped with the credential's name and a hint.
+var (
+	ErrUnknown     = errors.New("no such credential")
+	ErrNotBound    = errors.New("credential is not bound to this destination")
+	ErrNoSecret    = errors.New("the credential has no secret yet")
+	ErrUnavailable = errors.New("the secret's source cannot be reached")
+	ErrRefused     = errors.New("the secret's source refused")
+)
+
+const redacted = "REDACTED"
+
+// Secret is a value that must not be shown. Only Reveal gives it.
+type Secret struct{ value string }
+
+// NewSecret wraps a value.
+func NewSecret(value string) Secret { return Secret{value: value} }
+
+// Reveal returns the value. Call it where the value is written into an upstream
+// request or compared, and nowhere else.
+func (s Secret) Reveal() string { return s.value }
+
+func (s Secret) String() string               { return redacted }
+func (s Secret) GoString() string             { return redacted }
+func (s Secret) Format(f fmt.State, _ rune)   { _, _ = f.Write([]byte(redacted)) }
+func (s Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + redacted + `"`), nil }
+func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }
+func (s Secret) LogValue() slog.Value         { return slog.StringValue(redacted) }
+
+// Binding is the destination that a request with the credential goes to.
+type Binding struct {
+	Host string
+	Port uint16
+	TLS  bool
+}
+
+// Material is what a source returns: named fields of one secret.
+type Material struct {
+	Fields  map[string]Secret
+	Version string    // of the secret in its source
+	Expires time.Time // zero: no lease
+}
+
+// Source reads one credential's secret. Its errors wrap ErrNoSecret,
+// ErrUnavailable or ErrRefused.
+type Source interface {
+	Read(ctx context.Context) (Material, error)
+}
+
+// Lease is the right to use a secret for one request to one binding.
+type Lease struct {
+	Name     string
+	Version  string
+	material Material
+}

@@ -1,0 +1,62 @@
+// Package gateway is the only way out of a sandbox.
+//
+// It takes the connections that the datapath steers to it (Transparent) and
+// those of authenticated clients elsewhere (Explicit), finds out who is asking
+// and for what, asks the policy, writes the decision down, and only then
+// resolves, dials, injects and carries. goproxy carries the requests: policy,
+// write-ahead and injection are its request handlers, completion and scrubbing
+// its response handlers.
+//
+// It guarantees that no byte leaves for a destination before a durable allow
+// decision, and that whatever cannot be decided is denied. It does not
+// guarantee anything about what an allowed upstream does with a request.
+package gateway
+
+import (
+	"context"
+	"net/netip"
+
+	"sallyport/audit"
+	"sallyport/gateway/credential"
+	"sallyport/policy"
+)
+
+// Identity is who is behind a connection.
+type Identity struct {
+	policy.Sandbox
+	// Address is the sandbox's own, the zero Addr for a client elsewhere.
+	Address netip.Addr
+}
+
+// Identities finds the sandbox behind an address that the datapath vouches for.
+type Identities interface {
+	ByAddress(netip.Addr) (Identity, bool)
+}
+
+// Clients finds the sandbox elsewhere that an explicit proxy user speaks for.
+// It compares in constant time.
+type Clients interface {
+	Authenticate(name, token string) (Identity, bool)
+}
+
+// Decider is the policy.
+type Decider interface {
+	Decide(context.Context, policy.Input) policy.Decision
+}
+
+// Recorder is the audit log. Append returns when the events are durable;
+// Enqueue when they are queued to be.
+type Recorder interface {
+	Append(context.Context, ...*audit.Event) error
+	Enqueue(*audit.Event) error
+}
+
+// Names turns a synthetic address back into the name that the sandbox asked for.
+type Names interface {
+	Name(sandboxID string, addr netip.Addr) (string, bool)
+}
+
+// Broker leases the credentials that decisions name.
+type Broker interface {
+	Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error)
+}

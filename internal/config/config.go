@@ -1,0 +1,112 @@
+// Package config reads sallyport.yaml.
+//
+// Every key has a safe default and an unknown key is an error, so that an empty
+// file is a working configuration that lets nothing out. The comment of each
+// field is its reference: meaning, unit, default, and whether SIGHUP reloads it.
+package config
+
+import (
+	"net/netip"
+
+	"sallyport/policy"
+)
+
+// Config is sallyport.yaml.
+type Config struct {
+	// Document holds egress, egressAuth, credentials and policy. Reloads.
+	policy.Document `yaml:",inline"`
+
+	// DataDir holds everything that lasts. Default: /var/lib/sallyport.
+	DataDir string `yaml:"dataDir"`
+	// RunDir holds sockets. Default: /run/sallyport.
+	RunDir string `yaml:"runDir"`
+	// KeyFile holds the key that DataDir's secrets are sealed with; keep it on
+	// another disk or in a systemd credential. Default: $CREDENTIALS_DIRECTORY/sallyport.key
+	// where systemd sets it, else /etc/sallyport/key. Made on the first start.
+	KeyFile string `yaml:"keyFile"`
+
+	Network Network `yaml:"network"`
+	Engine  Engine  `yaml:"engine"`
+	Sandbox Sandbox `yaml:"sandbox"`
+	Proxy   Proxy   `yaml:"proxy"`
+	Metrics Metrics `yaml:"metrics"`
+	Vault   Vault   `yaml:"vault"`
+	Audit   Audit   `yaml:"audit"`
+}
+
+// Network is where the sandboxes live.
+type Network struct {
+	// Bridge is the device that Sallyport makes and guards, at most 15 bytes.
+	// Default: sallyport0.
+	Bridge string `yaml:"bridge"`
+	// Subnet holds the sandboxes; its first address is the gateway's, its
+	// second is never given. Default: 10.231.0.0/16.
+	Subnet netip.Prefix `yaml:"subnet"`
+}
+
+// Engine is the Docker Engine that runs the sandboxes.
+type Engine struct {
+	// Kind is private (default: an instance of its own beside the user's),
+	// existing (the one at Host), or none (gateway only, no sandboxes here).
+	Kind string `yaml:"kind"`
+	// Host is the existing engine's socket: unix:///var/run/docker.sock.
+	Host string `yaml:"host"`
+	// Runsc is the path of gVisor's runsc. Default: looked for beside the
+	// sallyport binary, in the user's cache, and on PATH.
+	Runsc string `yaml:"runsc"`
+}
+
+// Sandbox holds defaults for new sandboxes.
+type Sandbox struct {
+	// Image is the default image. Default: sallyport/base:bookworm-1.
+	Image string `yaml:"image"`
+	// Runtime is runsc (default) or runc, which shares the host's kernel.
+	Runtime string `yaml:"runtime"`
+	// Pids is the default limit of processes. Default: 4096.
+	Pids int64 `yaml:"pids"`
+}
+
+// Proxy is the listener for sandboxes that run elsewhere.
+type Proxy struct {
+	// Listen is host:port. Default: none. An address that is not loopback
+	// needs Certificate and Key.
+	Listen      string `yaml:"listen"`
+	Certificate string `yaml:"certificate"`
+	Key         string `yaml:"key"`
+}
+
+// Metrics is the Prometheus endpoint.
+type Metrics struct {
+	// Listen is host:port. Default: 127.0.0.1:9464. "off" turns it off.
+	Listen string `yaml:"listen"`
+}
+
+// Vault is the server that vault sources read from.
+type Vault struct {
+	// Address is the server's URL. Default: none; needed by vault sources.
+	Address   string `yaml:"address"`
+	Namespace string `yaml:"namespace"`
+	// Roots is a PEM file of authorities to trust. Default: the system's.
+	Roots string    `yaml:"roots"`
+	Auth  VaultAuth `yaml:"auth"`
+}
+
+// VaultAuth is how to log in; exactly one is set.
+type VaultAuth struct {
+	// TokenFile holds a token, read again when it changes.
+	TokenFile string `yaml:"tokenFile"`
+	// AppRole logs in with a role and a secret from a file.
+	AppRole *AppRole `yaml:"appRole"`
+}
+
+type AppRole struct {
+	Mount        string `yaml:"mount"` // default: approle
+	RoleID       string `yaml:"roleID"`
+	SecretIDFile string `yaml:"secretIDFile"`
+}
+
+// Audit is the log.
+type Audit struct {
+	// SegmentSize is the size in bytes at which a new segment begins. Default: 64 MiB.
+	SegmentSize int64 `yaml:"segmentSize"`
+}

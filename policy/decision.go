@@ -1,0 +1,91 @@
+package policy
+
+// Action is what a decision says to do. The zero Action is deny.
+type Action string
+
+const (
+	Deny    Action = "deny"
+	Allow   Action = "allow"  // read, decide per request, carry
+	Tunnel  Action = "tunnel" // carry the bytes unread
+	Approve Action = "approve"
+)
+
+// Decision is the answer of data.sallyport.decision. The zero Decision denies.
+type Decision struct {
+	Action Action
+	// Rule is the name of the rule that decided; RuleType says which list it is
+	// from: egress, egressAuth, rego, or floor for what no policy can allow.
+	Rule     string
+	RuleType string
+	// Reason is one sentence for the agent and for the audit.
+	Reason string
+	// Inject lists the credentials to put into the request.
+	Inject []Injection
+	// Upstream is how the destination is reached, or nil for the public way.
+	Upstream *Upstream
+	// Revision is the digest of the policy that decided.
+	Revision string
+	// Err is set when the policy could not be evaluated; the Action is then Deny.
+	Err error
+}
+
+// Injection pairs a credential with its place in the request.
+type Injection struct {
+	Credential string
+	Inject     Inject
+}
+
+// Phase is the moment of a decision.
+type Phase string
+
+const (
+	PhaseDNS     Phase = "dns"     // could any rule allow this name?
+	PhaseConnect Phase = "connect" // may this connection be opened, and read?
+	PhaseRequest Phase = "request" // may this request go, and with what?
+)
+
+// Protocol is what the first bytes of a connection look like.
+type Protocol string
+
+const (
+	ProtocolTLS   Protocol = "tls"
+	ProtocolHTTP  Protocol = "http"
+	ProtocolOther Protocol = "other"
+)
+
+// Input is what a decision is made on, the document `input` in Rego. Secret
+// values, header values and query values are never in it.
+type Input struct {
+	Phase       Phase
+	Sandbox     Sandbox
+	Destination Destination
+	Protocol    Protocol
+	// Request is set in PhaseRequest only.
+	Request *Request
+}
+
+// Sandbox is who asks.
+type Sandbox struct {
+	Name    string
+	ID      string
+	Session string
+	Tags    map[string]string
+}
+
+// Destination is where to. Host is a lower-case name without trailing dot, or
+// the text of an IP address when the sandbox dialled a bare one.
+type Destination struct {
+	Host string
+	Port uint16
+}
+
+// Request is one HTTP request, normalised.
+type Request struct {
+	Method    string
+	Scheme    string // https or http
+	Path      string // normalised, percent-decoded where unambiguous
+	QueryKeys []string
+	Headers   []string // canonical names
+	Size      int64    // Content-Length, -1 when unknown
+	Body      any      // reserved for declared, bounded views; nil
+}

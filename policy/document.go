@@ -1,0 +1,129 @@
+package policy
+
+// Document is the part of sallyport.yaml that decides: what may leave and
+// with which credential. The zero Document allows nothing.
+type Document struct {
+	// Egress lists destinations without credentials. Order does not matter:
+	// any deny wins, then approve, then allow and tunnel.
+	Egress []EgressRule `yaml:"egress"`
+	// EgressAuth lists destinations whose requests get a credential; each also
+	// allows what it matches.
+	EgressAuth []EgressAuthRule `yaml:"egressAuth"`
+	// Credentials names the secrets that rules refer to, and where they live.
+	Credentials []Credential `yaml:"credentials"`
+	// Policy says where the team's own Rego is.
+	Policy Source `yaml:"policy"`
+}
+
+// EgressRule decides about a destination.
+type EgressRule struct {
+	// Name appears in decisions, denials and the audit. Default: the destination.
+	Name string `yaml:"name"`
+	// Destination is a host name, "*.host" (any depth below it, not host
+	// itself), either with ":port", an IP address, or a CIDR prefix.
+	Destination string `yaml:"destination"`
+	// Ports lists the TCP ports. Default: the destination's, else 443, and also
+	// 80 when Plain is set.
+	Ports []uint16 `yaml:"ports"`
+	// Methods lists HTTP methods in upper case. Default: all.
+	Methods []string `yaml:"methods"`
+	// Paths lists globs: * within a segment, ** across. Default: all.
+	Paths []string `yaml:"paths"`
+	// Plain allows HTTP without TLS. Default: false.
+	Plain bool `yaml:"plain"`
+	// Action is allow (default), deny, tunnel (pass TLS or TCP through unread)
+	// or approve.
+	Action Action `yaml:"action"`
+	// Sandboxes selects who the rule is for. Default: every sandbox.
+	Sandboxes Selector `yaml:"sandboxes"`
+	// Upstream says how an internal destination is reached.
+	Upstream *Upstream `yaml:"upstream"`
+}
+
+// EgressAuthRule allows a destination over verified TLS and injects a credential.
+type EgressAuthRule struct {
+	Name        string   `yaml:"name"`
+	Destination string   `yaml:"destination"`
+	Ports       []uint16 `yaml:"ports"`
+	Methods     []string `yaml:"methods"`
+	Paths       []string `yaml:"paths"`
+	// AuthRef names one of Document.Credentials.
+	AuthRef string `yaml:"authRef"`
+	// Inject says where the credential goes. Default: Authorization: Bearer
+	// with the secret's only field, or the one named token.
+	Inject    *Inject   `yaml:"inject"`
+	Sandboxes Selector  `yaml:"sandboxes"`
+	Upstream  *Upstream `yaml:"upstream"`
+}
+
+// Inject is where a credential goes in a request; exactly one field is set.
+type Inject struct {
+	// Header sets one header. Value is a text/template over the secret's
+	// fields: "Bearer {{ .token }}".
+	Header *HeaderInject `yaml:"header" json:"header,omitempty"`
+	// Basic sets HTTP Basic authentication (RFC 7617).
+	Basic *BasicInject `yaml:"basic" json:"basic,omitempty"`
+	// Query sets one query parameter.
+	Query *QueryInject `yaml:"query" json:"query,omitempty"`
+}
+
+type HeaderInject struct {
+	Name  string `yaml:"name" json:"name"`
+	Value string `yaml:"value" json:"value"`
+}
+
+type BasicInject struct {
+	Username string `yaml:"username" json:"username"` // template
+	Password string `yaml:"password" json:"password"` // template
+}
+
+type QueryInject struct {
+	Name  string `yaml:"name" json:"name"`
+	Value string `yaml:"value" json:"value"` // template
+}
+
+// Selector picks sandboxes; every given part must match. The zero Selector
+// picks all.
+type Selector struct {
+	Names []string          `yaml:"names"`
+	Tags  map[string]string `yaml:"tags"`
+}
+
+// Upstream is how a destination that is not on the public internet is reached.
+type Upstream struct {
+	// Addresses lists IP addresses or CIDR prefixes that the name may resolve
+	// to although their class (private, loopback, documentation …) is denied.
+	Addresses []string `yaml:"addresses" json:"addresses,omitempty"`
+	// Roots is a PEM file of the certificate authorities to trust instead of
+	// the system's.
+	Roots string `yaml:"roots" json:"roots,omitempty"`
+	// Resolver is the DNS server to ask, host:port. Default: the host's.
+	Resolver string `yaml:"resolver" json:"resolver,omitempty"`
+}
+
+// Credential is a named reference to a secret.
+type Credential struct {
+	Name string `yaml:"name"`
+	// Source says where the secret lives. Default: the embedded store.
+	Source CredentialSource `yaml:"source"`
+}
+
+// CredentialSource has at most one field set.
+type CredentialSource struct {
+	Vault *VaultSource `yaml:"vault"`
+}
+
+// VaultSource is a secret in a Vault KV version 2 mount.
+type VaultSource struct {
+	// Path is the API path, with "data": secret/data/openai.
+	Path string `yaml:"path"`
+	// Field picks one field. Default: all of them, for templates.
+	Field string `yaml:"field"`
+}
+
+// Source is where the team's own Rego comes from.
+type Source struct {
+	// Dir holds .rego files in packages below sallyport.team, and .json or
+	// .yaml data. Default: none.
+	Dir string `yaml:"dir"`
+}

@@ -1,0 +1,145 @@
+// Package sandbox keeps named, durable sandboxes: get or create, run, stop,
+// start, list, remove.
+//
+// The Manager owns the record of each sandbox (its spec, address, identity and
+// state) and drives three things that it declares as interfaces: the Runtime
+// that runs it, the Network that vouches for its packets, and the Authority
+// whose certificate it trusts. A sandbox that is not attached to the Network
+// runs but can reach nothing.
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/netip"
+	"time"
+)
+
+// Errors to branch on.
+var (
+	ErrNotFound  = errors.New("no such sandbox")
+	ErrBadName   = errors.New("not a sandbox name")
+	ErrBadSpec   = errors.New("bad sandbox spec")
+	ErrNoImage   = errors.New("no such image")
+	ErrEngine    = errors.New("the container engine cannot be reached")
+	ErrConflict  = errors.New("the sandbox exists with another spec")
+	ErrNoAddress = errors.New("no free address in the sandbox subnet")
+)
+
+// Spec is what the user asked for. It is fixed at creation.
+type Spec struct {
+	Image   string            `json:"image,omitempty"`   // default: the daemon's
+	Runtime string            `json:"runtime,omitempty"` // runsc (default) or runc
+	Env     map[string]string `json:"env,omitempty"`
+	Tags    map[string]string `json:"tags,omitempty"`
+	Workdir string            `json:"workdir,omitempty"`
+	CPUs    float64           `json:"cpus,omitempty"`   // 0: no limit
+	Memory  int64             `json:"memory,omitempty"` // bytes, 0: no limit
+	Pids    int64             `json:"pids,omitempty"`   // 0: the daemon's default
+}
+
+// State of a sandbox.
+type State string
+
+const (
+	Stopped State = "stopped"
+	Running State = "running"
+	Failed  State = "error"
+)
+
+// Info is what a listing shows.
+type Info struct {
+	Name       string     `json:"name"`
+	ID         string     `json:"id"`
+	State      State      `json:"state"`
+	Reason     string     `json:"reason,omitempty"` // of Failed
+	Spec       Spec       `json:"spec"`
+	Address    netip.Addr `json:"address"`
+	Session    string     `json:"session,omitempty"`
+	Generation uint32     `json:"generation"`
+	Created    time.Time  `json:"created"`
+	Memory     string     `json:"memory"` // folder on the host
+}
+
+// Command is one process to run in a sandbox.
+type Command struct {
+	Args    []string          `json:"args"`
+	Env     map[string]string `json:"env,omitempty"`
+	Workdir string            `json:"workdir,omitempty"`
+	User    string            `json:"user,omitempty"`
+	TTY     bool              `json:"tty,omitempty"`
+
+	Stdin  io.Reader `json:"-"`
+	Stdout io.Writer `json:"-"`
+	Stderr io.Writer `json:"-"`
+}
+
+// Container is what the Manager asks a Runtime for.
+type Container struct {
+	ID      string // the sandbox's ID; the container is named after it
+	Name    string // the sandbox's name
+	Spec    Spec
+	Address netip.Prefix // the sandbox's address with the subnet's length
+	Gateway netip.Addr
+	MAC     string
+	Env     []string
+	Mounts  []Mount
+	// Trust is the PEM certificate that the sandbox must trust besides its
+	// image's own roots.
+	Trust []byte
+}
+
+// Mount binds a folder or file of the host into a sandbox.
+type Mount struct {
+	Source, Target string
+	ReadOnly       bool
+}
+
+// Status is what a Runtime sees of a container.
+type Status struct {
+	Running bool
+	PID     int    // of the container's first process as the host sees it
+	Link    int    // interface index of the host's end of its veth, 0 when not running
+	Exit    int    // of the last run
+	Error   string // of the last start
+}
+
+// Runtime runs containers. Its errors wrap ErrNoImage, ErrEngine and ErrNotFound.
+type Runtime interface {
+	// Create makes the container and leaves nothing behind when it fails.
+	Create(context.Context, Container) error
+	Start(ctx context.Context, id string) (Status, error)
+	Stop(ctx context.Context, id string, grace time.Duration) error
+	Remove(ctx context.Context, id string) error
+	Status(ctx context.Context, id string) (Status, error)
+	// Exec runs a command to its end and returns its exit code.
+	Exec(ctx context.Context, id string, c Command) (int, error)
+	// Exits reports containers that ended by themselves until ctx is done.
+	Exits(ctx context.Context) (<-chan string, error)
+}
+
+// Endpoint is a sandbox's place on the network: what its packets must show.
+type Endpoint struct {
+	Link       int // interface index of the host's end of the veth
+	Sandbox    string
+	ID         string
+	Generation uint32 // unique for each session, never reused
+	Address    netip.Addr
+	MAC        string
+}
+
+// Network vouches for packets. Until Attach has returned, nothing of a sandbox
+// passes; after Detach, nothing of it passes.
+type Network interface {
+	Attach(Endpoint) error
+	Detach(generation uint32) error
+	// Endpoints lists what is attached, also by an earlier process.
+	Endpoints() ([]Endpoint, error)
+}
+
+// Authority gives the certificate that a sandbox must trust.
+type Authority interface {
+	Root(sandboxID string) ([]byte, error) // PEM, made the first time
+	Forget(sandboxID string) error
+}
