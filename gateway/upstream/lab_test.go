@@ -166,6 +166,8 @@ type zone struct {
 	mu      sync.Mutex
 	answers map[string][][]string // name -> addresses, one element per look-up; the last stays
 	asked   map[string]int
+	slow    map[string]chan struct{} // name -> closed when it may be answered
+	busy    sync.WaitGroup
 }
 
 func newZone(t testing.TB) *zone {
@@ -174,7 +176,7 @@ func newZone(t testing.TB) *zone {
 	if err != nil {
 		t.Fatal(err)
 	}
-	z := &zone{addr: pc.LocalAddr().String(), answers: map[string][][]string{}, asked: map[string]int{}}
+	z := &zone{addr: pc.LocalAddr().String(), answers: map[string][][]string{}, asked: map[string]int{}, slow: map[string]chan struct{}{}}
 	s := &dns.Server{PacketConn: pc, Handler: z}
 	done := make(chan struct{})
 	go func() { defer close(done); s.ActivateAndServe() }()
@@ -188,15 +190,26 @@ func (z *zone) set(name string, answers ...[]string) {
 	z.answers[name] = answers
 }
 
-func (z *zone) count(name string) int {
+// hold keeps the answers for a name back until the test ends.
+func (z *zone) hold(t testing.TB, name string) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	return z.asked[name]
+	c := make(chan struct{})
+	z.slow[name] = c
+	t.Cleanup(func() { close(c); z.busy.Wait() })
 }
 
 func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	m := new(dns.Msg).SetReply(q)
 	name := strings.ToLower(strings.TrimSuffix(q.Question[0].Name, "."))
+	z.mu.Lock()
+	slow := z.slow[name]
+	z.busy.Add(1)
+	defer z.busy.Done()
+	z.mu.Unlock()
+	if slow != nil {
+		<-slow
+	}
 	z.mu.Lock()
 	all, ok := z.answers[name]
 	if !ok {

@@ -287,11 +287,7 @@ func TestErrorKinds(t *testing.T) {
 		t.Cleanup(func() { l.Close(); <-done })
 		return portOf(t, l.Addr())
 	}
-	silentDNS, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { silentDNS.Close() })
+	z.hold(t, "slow.example.test")
 	up := loopback(z, "")
 	short := Options{DialTimeout: 300 * time.Millisecond, HandshakeTimeout: 300 * time.Millisecond, HeaderTimeout: 300 * time.Millisecond}
 	for _, tt := range []struct {
@@ -300,7 +296,7 @@ func TestErrorKinds(t *testing.T) {
 		want  Kind
 	}{
 		{"no such name", Route{Host: "nobody.example.test", Port: 443, TLS: true, Upstream: up}, KindLookup},
-		{"silent resolver", Route{Host: "api.example.test", Port: 443, Upstream: &policy.Upstream{Resolver: silentDNS.LocalAddr().String()}}, KindLookup},
+		{"silent resolver", Route{Host: "slow.example.test", Port: 443, TLS: true, Upstream: up}, KindLookup},
 		{"nobody listens", Route{Host: "api.example.test", Port: closedPort, Upstream: up}, KindRefused},
 		{"silent TLS", Route{Host: "api.example.test", Port: raw(""), TLS: true, Upstream: up}, KindTimeout},
 		{"silent HTTP", Route{Host: "api.example.test", Port: raw(""), Upstream: up}, KindTimeout},
