@@ -14,10 +14,14 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
+	"net"
+	"net/http"
 	"net/netip"
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
 
@@ -51,9 +55,26 @@ type Recorder interface {
 	Enqueue(*audit.Event) error
 }
 
-// Names turns a synthetic address back into the name that the sandbox asked for.
+// Names is what the sandboxes' DNS remembers.
 type Names interface {
+	// Name turns a synthetic address back into the name that the sandbox asked for.
 	Name(sandboxID string, addr netip.Addr) (string, bool)
+	// Denied says that a connection to a refused name has been recorded, so that
+	// its look-up need not be.
+	Denied(sandboxID, name string)
+}
+
+// Certificates ends a sandbox's TLS connection: a configuration whose leaf is
+// for exactly that name (or IP address) under that sandbox's authority.
+type Certificates interface {
+	ServerConfig(sandboxID, name string) (*tls.Config, error)
+}
+
+// Upstreams is the only way out. Both methods resolve and classify the address
+// that they connect to.
+type Upstreams interface {
+	RoundTripper(upstream.Route) (http.RoundTripper, error)
+	Dial(context.Context, upstream.Route) (net.Conn, error)
 }
 
 // Broker leases the credentials that decisions name.

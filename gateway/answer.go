@@ -1,0 +1,225 @@
+package gateway
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"sallyport/gateway/credential"
+	"sallyport/gateway/upstream"
+	"sallyport/policy"
+)
+
+// DecisionHeader carries the decision id in every response that the gateway
+// itself makes.
+const decisionHeader = "Sallyport-Decision"
+
+// Errors that end a request before anything of it has left.
+var (
+	errAudit   = errors.New("the decision could not be written down")
+	errUpgrade = errors.New("the upstream switched protocols unasked")
+	errCoding  = errors.New("the upstream encoded a response that has to be read for secrets")
+	errPanic   = errors.New("internal error")
+)
+
+// answer is what the gateway says instead of an upstream.
+type answer struct {
+	Status   int    `json:"status"`
+	Reason   string `json:"reason"`
+	Rule     string `json:"rule,omitempty"`
+	Decision string `json:"decision,omitempty"`
+	Remedy   string `json:"what_to_do"`
+}
+
+// denied answers a decision that is not to carry.
+func denied(d policy.Decision, id, where string) *answer {
+	a := &answer{Status: http.StatusForbidden, Reason: d.Reason, Rule: d.Rule, Decision: id}
+	switch {
+	case d.Action == policy.Approve:
+		a.Remedy = "This needs the approval of an operator, who will want the decision id. Do not retry before you have it."
+	case d.Err != nil:
+		a.Remedy = "The policy could not be evaluated. Tell an operator the decision id."
+	case d.RuleType == "floor":
+		a.Remedy = "No rule can allow this. Change the request as the reason says."
+	default:
+		a.Remedy = "Do not retry or work around it. If the task needs " + where + ", ask an operator to add an egress rule for it and quote the decision id."
+	}
+	return a
+}
+
+// failed answers an error that met an allowed request. It is the one place
+// where an error becomes a status.
+func failed(err error, id string) *answer {
+	a := &answer{Status: status(err), Reason: explain(err), Decision: id}
+	switch a.Status {
+	case http.StatusServiceUnavailable:
+		a.Remedy = "Nothing was sent. " + repair(err) + " Then try again."
+	case http.StatusTooManyRequests:
+		a.Remedy = "Nothing was sent. Close connections, then try again."
+	case http.StatusForbidden:
+		a.Remedy = "Nothing was sent. An operator can name the address in the rule's upstream.addresses if it is meant to be reached."
+	case http.StatusInternalServerError:
+		a.Remedy = "Tell an operator the decision id."
+	default:
+		a.Remedy = "The policy allowed this request; the upstream failed it. Try again later, or tell an operator the decision id."
+	}
+	return a
+}
+
+func status(err error) int {
+	var reach *upstream.Error
+	switch {
+	case errors.Is(err, errAudit), errors.Is(err, errClosed), leasing(err):
+		return http.StatusServiceUnavailable
+	case errors.Is(err, errPanic):
+		return http.StatusInternalServerError
+	case errors.As(err, &reach):
+		switch reach.Kind {
+		case upstream.KindAddress:
+			return http.StatusForbidden
+		case upstream.KindTimeout:
+			return http.StatusGatewayTimeout
+		case upstream.KindBusy:
+			return http.StatusTooManyRequests
+		case upstream.KindClosed:
+			return http.StatusServiceUnavailable
+		}
+	}
+	return http.StatusBadGateway
+}
+
+// explain says what went wrong in words of our own: an error's text can quote
+// bytes of the upstream, and those can be a secret come back.
+func explain(err error) string {
+	var (
+		reach  *upstream.Error
+		leased *leaseError
+	)
+	switch {
+	case errors.As(err, &leased):
+		return leased.Error()
+	case errors.As(err, &reach):
+		return reach.Error()
+	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
+		return errClient.Error()
+	}
+	for _, known := range []error{errAudit, errUpgrade, errCoding, errPanic, errClosed} {
+		if errors.Is(err, known) {
+			return known.Error()
+		}
+	}
+	return "the connection to the upstream broke"
+}
+
+// leaseError is a credential that could not be put into a request.
+type leaseError struct {
+	credential string
+	err        error
+}
+
+func (e *leaseError) Unwrap() error { return e.err }
+
+// Error leaves out the cause, which can name what a sandbox need not know.
+func (e *leaseError) Error() string {
+	why := "could not be put into the request"
+	for _, known := range []error{
+		credential.ErrUnknown, credential.ErrNotBound, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
+	} {
+		if errors.Is(e.err, known) {
+			why = known.Error()
+		}
+	}
+	return fmt.Sprintf("credential %q: %s", e.credential, why)
+}
+
+func leasing(err error) bool {
+	var leased *leaseError
+	return errors.As(err, &leased)
+}
+
+// repair says what an operator must do.
+func repair(err error) string {
+	name := "NAME"
+	var leased *leaseError
+	if errors.As(err, &leased) {
+		name = leased.credential
+	}
+	switch {
+	case errors.Is(err, credential.ErrUnknown):
+		return fmt.Sprintf("An operator must add %q to credentials in sallyport.yaml.", name)
+	case errors.Is(err, credential.ErrNotBound):
+		return fmt.Sprintf("An operator must let an egressAuth rule bind %q to this destination.", name)
+	case errors.Is(err, credential.ErrNoSecret):
+		return fmt.Sprintf("An operator must run: sallyport secret set %s", name)
+	case errors.Is(err, credential.ErrUnavailable):
+		return "An operator must make the secret's source reachable (sallyport doctor)."
+	case errors.Is(err, credential.ErrRefused):
+		return "An operator must let Sallyport's login at the secret's source read it."
+	case errors.Is(err, errAudit):
+		return "An operator must make the audit log writable again: look at the disk that holds it."
+	}
+	return "An operator must look at Sallyport's log."
+}
+
+// response renders an answer for r: JSON when it asks for it, else plain text
+// that an agent can act on.
+func (a *answer) response(r *http.Request) *http.Response {
+	var body bytes.Buffer
+	kind := "text/plain; charset=utf-8"
+	if strings.Contains(r.Header.Get("Accept"), "application/json") {
+		kind = "application/json"
+		_ = json.NewEncoder(&body).Encode(a) // strings and an int
+	} else {
+		a.print(&body)
+	}
+	h := http.Header{
+		"Content-Type":           {kind},
+		"Content-Length":         {strconv.Itoa(body.Len())},
+		"Cache-Control":          {"no-store"},
+		"X-Content-Type-Options": {"nosniff"},
+	}
+	if a.Decision != "" {
+		h.Set(decisionHeader, a.Decision)
+	}
+	return &http.Response{
+		StatusCode:    a.Status,
+		Proto:         "HTTP/1.1",
+		ProtoMajor:    1,
+		ProtoMinor:    1,
+		Header:        h,
+		Body:          io.NopCloser(&body),
+		ContentLength: int64(body.Len()),
+		Request:       r,
+	}
+}
+
+func (a *answer) print(w io.Writer) {
+	verb := "Sallyport could not carry this request."
+	if a.Status < 500 {
+		verb = "Sallyport denied this request."
+	}
+	fmt.Fprintf(w, "%s\nreason: %s\n", verb, a.Reason)
+	if a.Rule != "" {
+		fmt.Fprintf(w, "rule: %s\n", a.Rule)
+	}
+	if a.Decision != "" {
+		fmt.Fprintf(w, "decision: %s\n", a.Decision)
+	}
+	fmt.Fprintf(w, "what to do: %s\n", a.Remedy)
+}
+
+// write sends an answer outside of goproxy.
+func (a *answer) write(w http.ResponseWriter, r *http.Request) {
+	resp := a.response(r)
+	for k, v := range resp.Header {
+		w.Header()[k] = v
+	}
+	w.WriteHeader(resp.StatusCode)
+	_, _ = io.Copy(w, resp.Body) // the sandbox may be gone
+}

@@ -1,0 +1,330 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/elazarl/goproxy"
+
+	"sallyport/audit"
+	"sallyport/gateway/credential"
+	"sallyport/policy"
+)
+
+var errNoRoute = errors.New("requests leave only by the route that their decision gave them")
+
+// newProxy returns a goproxy that carries nothing: what it would use when no
+// handler says otherwise refuses. It never sees CONNECT, ends no TLS and signs
+// nothing.
+func newProxy(logger *slog.Logger) *goproxy.ProxyHttpServer {
+	proxy := goproxy.NewProxyHttpServer()
+	proxy.Logger = proxyLogger{logger}
+	proxy.Verbose = false
+	proxy.KeepAcceptEncoding = true // the exchange decides
+	proxy.AllowHTTP2 = false
+	proxy.Tr = &http.Transport{
+		Proxy:              nil,
+		DialContext:        noDial,
+		DialTLSContext:     noDial,
+		DisableCompression: true,
+	}
+	proxy.ConnectDial = nil // it may have come from the environment
+	proxy.ConnectDialWithReq = func(*http.Request, string, string) (net.Conn, error) { return nil, errNoRoute }
+	proxy.OnRequest().HandleConnectFunc(func(host string, _ *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
+		return &goproxy.ConnectAction{Action: goproxy.ConnectReject}, host
+	})
+	return proxy
+}
+
+func noDial(context.Context, string, string) (net.Conn, error) { return nil, errNoRoute }
+
+// hang puts policy, write-ahead and injection on the proxy's requests, and
+// scrubbing on its responses.
+func hang(proxy *goproxy.ProxyHttpServer) {
+	proxy.OnRequest().DoFunc(func(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
+		x := r.Context().Value(exchangeKey{}).(*exchange)
+		ctx.UserData = x
+		if a := x.authorize(r); a != nil {
+			return r, a.response(r)
+		}
+		ctx.RoundTripper = x
+		return r, nil
+	})
+	proxy.OnResponse().DoFunc(func(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Response {
+		return ctx.UserData.(*exchange).respond(resp, ctx)
+	})
+}
+
+// authorize decides on a request and readies it to leave. What it returns is
+// the answer when it may not; until it returns nil nothing has left.
+func (x *exchange) authorize(r *http.Request) *answer {
+	g, f := x.gateway, x.flow
+	d := g.decide(r.Context(), policy.Input{
+		Phase:       policy.PhaseRequest,
+		Sandbox:     f.identity.Sandbox,
+		Destination: policy.Destination{Host: f.host, Port: f.port},
+		Protocol:    f.protocol,
+		Request:     x.request,
+	})
+	upgrade := websocket(r.Header)
+	switch {
+	case d.Action != policy.Allow:
+		if d.Action == policy.Tunnel {
+			d = floor(d, "tunnel", "a rule that carries bytes unread cannot carry a request that has been read")
+		}
+		return x.deny(r, d)
+	case len(d.Inject) > 0 && !f.tls():
+		return x.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
+	case len(d.Inject) > 0 && upgrade:
+		return x.deny(r, floor(d, "websocket-credential", "a WebSocket's frames cannot be scrubbed of the credential that this destination gets"))
+	}
+	x.decision, x.upgrade = d, upgrade
+
+	e := x.event(r, d)
+	if err := g.recorder.Append(r.Context(), e); err != nil {
+		g.metrics.auditFailures.Inc()
+		g.logger.Error("refusing a request that cannot be recorded", "sandbox", f.identity.Name, "error", err)
+		return failed(errAudit, e.ID())
+	}
+	x.allowed = e
+	g.metrics.decision(policy.PhaseRequest, d)
+
+	if err := x.prepare(r); err != nil {
+		x.err = err
+		g.logger.Warn("an allowed request could not be sent", "sandbox", f.identity.Name, "decision", e.ID(), "error", err)
+		return failed(err, e.ID())
+	}
+	return nil
+}
+
+// prepare turns the sandbox's request into the one that leaves.
+func (x *exchange) prepare(r *http.Request) error {
+	f, d := x.flow, x.decision
+	dropHops(r.Header, x.upgrade)
+	r.Host = f.authority
+	if _, set := r.Header["User-Agent"]; !set {
+		r.Header["User-Agent"] = []string{""} // or the transport would add its own
+	}
+	names := make([]string, 0, len(d.Inject))
+	if len(d.Inject) > 0 {
+		leases, err := x.inject(r)
+		if err != nil {
+			return err
+		}
+		x.scrubber = credential.NewScrubber(leases...)
+		for _, i := range d.Inject {
+			names = append(names, i.Credential)
+		}
+	}
+	transport, err := x.gateway.upstreams.RoundTripper(f.route(d, strings.Join(names, ","), f.tls()))
+	if err != nil {
+		return err
+	}
+	x.transport = transport
+	return nil
+}
+
+// inject removes the sandbox's own credentials and puts in those that the
+// decision names. An account of the sandbox's own at an allowed destination
+// would be a way out.
+func (x *exchange) inject(r *http.Request) ([]*credential.Lease, error) {
+	credential.StripCarriers(r)
+	// What comes back has to be read whole and in the clear to be scrubbed.
+	r.Header["Accept-Encoding"] = []string{"identity"}
+	delete(r.Header, "Range")
+	delete(r.Header, "If-Range")
+	to := credential.Binding{Host: x.flow.host, Port: x.flow.port, TLS: x.flow.tls()}
+	leases := make([]*credential.Lease, 0, len(x.decision.Inject))
+	for _, i := range x.decision.Inject {
+		lease, err := x.gateway.broker.Lease(r.Context(), i.Credential, to)
+		if err != nil {
+			x.used = append(x.used, audit.CredentialUse{Name: i.Credential})
+			return nil, &leaseError{i.Credential, err}
+		}
+		x.used = append(x.used, audit.CredentialUse{Name: lease.Name, Version: lease.Version})
+		if err := lease.Apply(r, i.Inject); err != nil {
+			return nil, &leaseError{i.Credential, err}
+		}
+		leases = append(leases, lease)
+	}
+	return leases, nil
+}
+
+// RoundTrip carries an allowed request for goproxy.
+func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
+	resp, err := x.transport.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		if !x.upgrade || !websocket(resp.Header) {
+			_ = resp.Body.Close()
+			return nil, errUpgrade
+		}
+		return resp, nil // goproxy needs its body as it is
+	}
+	if resp.Body != http.NoBody {
+		x.got.ReadCloser = resp.Body
+		resp.Body = &x.got
+	}
+	return resp, nil
+}
+
+// respond readies a response for the sandbox. resp is nil when the round trip
+// failed.
+func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Response {
+	switch {
+	case resp == nil:
+		x.err = ctx.Error
+		if x.err == nil {
+			x.err = errPanic
+		}
+		x.gateway.logger.Info("upstream failed", "sandbox", x.flow.identity.Name, "decision", x.allowed.ID(), "error", explain(x.err))
+		return failed(x.err, x.allowed.ID()).response(ctx.Req)
+	case x.transport == nil:
+		return resp // the gateway's own
+	}
+	dropHops(resp.Header, x.upgrade)
+	delete(resp.Header, decisionHeader)
+	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
+	x.out.stream = resp.ContentLength < 0
+	if x.scrubber == nil {
+		return resp
+	}
+	x.scrubber.Header(resp.Header)
+	if resp.Body == nil || resp.Body == http.NoBody || ctx.Req.Method == http.MethodHead {
+		return resp
+	}
+	if err := x.scrub(resp); err != nil {
+		x.err = err
+		return failed(err, x.allowed.ID()).response(ctx.Req)
+	}
+	return resp
+}
+
+// scrub puts the scrubber between a response's body and the sandbox.
+func (x *exchange) scrub(resp *http.Response) error {
+	for _, coding := range resp.Header["Content-Encoding"] {
+		if coding = strings.TrimSpace(coding); coding != "" && !strings.EqualFold(coding, "identity") {
+			return errCoding
+		}
+	}
+	resp.Body = &trailed{ReadCloser: x.scrubber.Reader(resp.Body), resp: resp, scrub: x.scrubber.Header}
+	resp.ContentLength = -1 // the length may change
+	return nil
+}
+
+// hops are the headers of one connection (RFC 9110, section 7.6.1).
+var hops = []string{
+	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// dropHops removes what is meant for one connection, and what Connection says
+// is. It comes before injection, so that Connection cannot name an injected
+// header. A WebSocket handshake keeps its two.
+func dropHops(h http.Header, upgrade bool) {
+	keep := upgrade && websocket(h)
+	for _, line := range h["Connection"] {
+		for name := range strings.SplitSeq(line, ",") {
+			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && !(keep && name == "Upgrade") {
+				delete(h, name)
+			}
+		}
+	}
+	for _, name := range hops {
+		delete(h, name)
+	}
+	if keep {
+		h["Connection"], h["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
+	}
+}
+
+// websocket tells whether a header is one half of a handshake (RFC 6455, section 4).
+func websocket(h http.Header) bool {
+	if h == nil || len(h["Upgrade"]) == 0 {
+		return false
+	}
+	has := func(lines []string, token string) bool {
+		return slices.ContainsFunc(lines, func(line string) bool {
+			for t := range strings.SplitSeq(line, ",") {
+				if strings.EqualFold(strings.TrimSpace(t), token) {
+					return true
+				}
+			}
+			return false
+		})
+	}
+	return has(h["Connection"], "upgrade") && has(h["Upgrade"], "websocket")
+}
+
+// proxyLogger takes goproxy's warnings. Their arguments can quote a request,
+// so the log gets the kind of warning only.
+type proxyLogger struct{ *slog.Logger }
+
+func (l proxyLogger) Printf(format string, _ ...any) {
+	l.Debug("goproxy", "warning", strings.TrimSpace(strings.TrimPrefix(format, "[%03d] ")))
+}
+
+// serveExchange handles one request that came in on f.
+func (g *Gateway) serveExchange(w http.ResponseWriter, r *http.Request, f *flow) {
+	x := &exchange{gateway: g, flow: f, started: time.Now()}
+	x.out.ResponseWriter, x.out.in = w, &x.sent.read
+	defer x.finish(r)
+	if f.answer != nil {
+		w.Header().Set("Connection", "close")
+		f.answer.write(w, r)
+		return
+	}
+	x.describe(r)
+	if m := x.admit(r); m != nil {
+		w.Header().Set("Connection", "close")
+		x.refuse(r, m).write(w, r)
+		return
+	}
+	if f.refused {
+		w.Header().Set("Connection", "close")
+		d := g.unlisted(r.Context(), x.flow)
+		x.deny(r, d).write(w, r)
+		return
+	}
+	r.URL.Scheme, r.URL.Host = f.scheme(), f.authority
+	if r.Body != nil && r.Body != http.NoBody {
+		x.sent.ReadCloser = r.Body
+		r.Body = &x.sent
+	}
+	g.proxy.ServeHTTP(&x.out, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+}
+
+// finish ends an exchange whatever happened in it: a panic becomes a 500 while
+// that can still be said, and a response that broke off is broken off towards
+// the sandbox too, which would otherwise take it for complete.
+func (x *exchange) finish(r *http.Request) {
+	p := recover()
+	if p != nil && p != http.ErrAbortHandler {
+		x.err = errPanic
+		x.gateway.logger.Error("panic in a request", "sandbox", x.flow.identity.Name, "panic", fmt.Sprint(p))
+		if x.out.status == 0 {
+			var id string
+			if x.allowed != nil {
+				id = x.allowed.ID()
+			}
+			x.out.Header().Set("Connection", "close")
+			failed(errPanic, id).write(&x.out, r)
+			p = nil
+		}
+	}
+	x.out.close()
+	broken := x.got.failure() != nil
+	x.end()
+	if p != nil || broken {
+		panic(http.ErrAbortHandler)
+	}
+}

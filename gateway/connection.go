@@ -1,0 +1,200 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/policy"
+)
+
+var errTooMany = errors.New("the sandbox has too many connections open")
+
+// follow finds out what a connection wants and does it. It returns when the
+// connection is over or is the HTTP server's. The connection outlives the
+// listener that it came from: Shutdown drains it.
+func (g *Gateway) follow(o *opening) {
+	defer func() {
+		if p := recover(); p != nil {
+			g.logger.Error("panic on a connection", "sandbox", o.flow.identity.Name, "panic", fmt.Sprint(p))
+			_ = o.Close()
+		}
+	}()
+	ctx, f := g.life, o.flow
+	protocol, sni, err := g.listenTo(ctx, o)
+	if err != nil {
+		g.metrics.aborted.Inc()
+		_ = o.Close()
+		return
+	}
+	f.protocol = protocol
+	if misuse := f.agree(sni); misuse != "" {
+		g.deny(o, floor(policy.Decision{}, "name", misuse))
+		return
+	}
+	if f.refused && protocol == policy.ProtocolHTTP {
+		g.intercept(o) // each Host says which name was refused
+		return
+	}
+	switch d := g.connect(ctx, f); d.Action {
+	case policy.Tunnel:
+		g.tunnel(ctx, o, d)
+	case policy.Allow:
+		// Not recorded: an intercepted connection sends nothing by itself. Each
+		// of its requests has a decision of its own on disk before any of it
+		// leaves.
+		g.intercept(o)
+	default:
+		g.deny(o, d)
+	}
+}
+
+// listenTo waits for the first bytes. A client that says nothing may be waiting
+// for its server: if a rule would tunnel that, there is nothing more to learn.
+func (g *Gateway) listenTo(ctx context.Context, o *opening) (policy.Protocol, string, error) {
+	start := time.Now()
+	_ = o.SetReadDeadline(start.Add(g.firstByte))
+	protocol, sni, err := o.sniff()
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		if len(o.seen) == 0 && !o.flow.refused {
+			in := o.flow.input()
+			in.Protocol = policy.ProtocolOther
+			if g.decide(ctx, in).Action == policy.Tunnel {
+				_ = o.SetReadDeadline(time.Time{})
+				return policy.ProtocolOther, "", nil
+			}
+		}
+		_ = o.SetReadDeadline(start.Add(g.handshake))
+		protocol, sni, err = o.sniff()
+	}
+	if errors.Is(err, io.EOF) && len(o.seen) > 0 {
+		protocol, err = policy.ProtocolOther, nil // said all it wanted to, in few bytes
+	}
+	_ = o.SetReadDeadline(time.Time{})
+	return protocol, sni, err
+}
+
+// agree takes in the name of a ClientHello and says why it cannot stand.
+func (f *flow) agree(sni string) string {
+	if sni == "" {
+		f.authority = join(f.host, f.port, f.tls())
+		return ""
+	}
+	name, err := hostname(sni)
+	if err != nil || isAddress(name) {
+		return "the name in the TLS handshake is not a host name"
+	}
+	f.sni = name
+	switch {
+	case f.refused:
+		f.host = name
+	case f.host != name && !f.bare():
+		return "the connection is to " + f.host + " but the TLS handshake names " + name
+	}
+	f.authority = join(f.host, f.port, f.tls())
+	return ""
+}
+
+// connect decides on a connection.
+func (g *Gateway) connect(ctx context.Context, f *flow) policy.Decision {
+	if f.refused {
+		return g.unlisted(ctx, f)
+	}
+	d := g.decide(ctx, f.input())
+	switch {
+	case d.Action != policy.Allow:
+		return d
+	case f.protocol == policy.ProtocolOther:
+		return floor(d, "protocol", "neither TLS nor HTTP: only a rule with action tunnel can carry it")
+	case f.bare() && f.sni != "":
+		return floor(d, "name", "the connection is to the address "+f.host+" but the TLS handshake names "+f.sni+": connect to the name")
+	}
+	return d
+}
+
+// unlisted denies a connection to the refusal address, with policy's reason
+// where it has one. A rule may have come since the look-up: the name needs to
+// be looked up again, since this address stands for none.
+func (g *Gateway) unlisted(ctx context.Context, f *flow) policy.Decision {
+	if f.host == "" {
+		return floor(policy.Decision{}, "name", "no rule allows the name that led to this address")
+	}
+	d := g.decide(ctx, f.input())
+	if d.Action == policy.Allow || d.Action == policy.Tunnel {
+		d = floor(d, "stale-name", "the name "+f.host+" was refused when it was looked up and is allowed by now: look it up again")
+	}
+	return d
+}
+
+// deny records a denied connection once and, where it speaks a protocol that
+// has room for it, says so.
+func (g *Gateway) deny(o *opening, d policy.Decision) {
+	f := o.flow
+	e := f.event(audit.KindDecision, audit.ClassNetwork, activityRefuse)
+	judge(e, policy.PhaseConnect, d)
+	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
+	g.denial(f, e)
+	g.metrics.decision(policy.PhaseConnect, d)
+	where := join(f.host, f.port, f.tls())
+	if f.host == "" {
+		where = "this destination"
+	}
+	g.tell(o, denied(d, e.ID(), where))
+}
+
+// tell answers whatever is asked on a connection, or closes it.
+func (g *Gateway) tell(o *opening, a *answer) {
+	if o.flow.protocol == policy.ProtocolOther {
+		_ = o.Close()
+		return
+	}
+	o.flow.answer = a
+	g.intercept(o)
+}
+
+// intercept ends the sandbox's TLS and gives the connection to the HTTP server.
+func (g *Gateway) intercept(o *opening) {
+	f := o.flow
+	if !f.tls() {
+		g.inbox.put(o)
+		return
+	}
+	config, err := g.certificates.ServerConfig(f.identity.ID, f.leaf())
+	if err != nil {
+		g.logger.Error("no certificate for an intercepted connection", "sandbox", f.identity.Name, "error", err)
+		_ = o.Close()
+		return
+	}
+	conn := tls.Server(o, config)
+	_ = o.SetDeadline(time.Now().Add(g.handshake))
+	if err := conn.Handshake(); err != nil {
+		// Most often a client that does not trust its sandbox's authority.
+		g.metrics.handshakes.Inc()
+		g.logger.Info("a sandbox did not finish its TLS handshake", "sandbox", f.identity.Name, "name", f.leaf(), "error", err)
+		_ = o.Close()
+		return
+	}
+	_ = o.SetDeadline(time.Time{})
+	g.inbox.put(conn)
+}
+
+type flowKey struct{}
+
+// withFlow tells a request which connection it came on.
+func withFlow(ctx context.Context, c net.Conn) context.Context {
+	if t, ok := c.(*tls.Conn); ok {
+		c = t.NetConn()
+	}
+	return context.WithValue(ctx, flowKey{}, c.(*opening).flow)
+}
+
+func (g *Gateway) intercepted(w http.ResponseWriter, r *http.Request) {
+	g.serveExchange(w, r, r.Context().Value(flowKey{}).(*flow))
+}

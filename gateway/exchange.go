@@ -1,0 +1,211 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway/credential"
+	"sallyport/policy"
+)
+
+// exchange is one request and what becomes of it.
+type exchange struct {
+	gateway *Gateway
+	flow    *flow
+	started time.Time
+	request *policy.Request
+	names   requestNames
+	out     writer      // towards the sandbox
+	sent    requestBody // from the sandbox
+	got     body        // from the upstream
+
+	// Set once the request is allowed.
+	decision  policy.Decision
+	allowed   *audit.Event
+	used      []audit.CredentialUse
+	transport http.RoundTripper
+	scrubber  *credential.Scrubber
+	upgrade   bool
+	err       error // what ended it, nil for success
+}
+
+type exchangeKey struct{}
+
+// misuse is a request that is refused for its form, whatever the policy says.
+type misuse struct {
+	status int
+	rule   string
+	reason string
+}
+
+// overrides are headers that tell a server to act on another method, path or
+// host than the request line's, which is what policy sees. CGI-like servers
+// take an underscore for a hyphen.
+var overrides = []string{
+	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override",
+	"X-Original-Url", "X-Original-Uri", "X-Rewrite-Url", "X-Override-Url",
+	"X-Original-Host", "X-Forwarded-Host", "X-Host",
+}
+
+// admit checks the form of a request and fills in what policy sees of it.
+func (x *exchange) admit(r *http.Request) *misuse {
+	switch r.Method {
+	case http.MethodConnect:
+		return &misuse{http.StatusMethodNotAllowed, "nested-connect", "CONNECT inside a connection that is already one"}
+	case http.MethodTrace:
+		return &misuse{http.StatusMethodNotAllowed, "trace", "TRACE sends a request's headers back, injected ones too"}
+	}
+	if r.URL.User != nil {
+		return &misuse{http.StatusBadRequest, "userinfo", "the request target has user information in it"}
+	}
+	if m := x.direct(r); m != nil {
+		return m
+	}
+	raw := r.URL.EscapedPath()
+	if raw == "" {
+		raw = "/"
+	}
+	if raw[0] != '/' {
+		return &misuse{http.StatusBadRequest, "request-target", "the request target is not a path"}
+	}
+	path, err := policy.NormalizePath(raw)
+	if err != nil {
+		return &misuse{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
+	}
+	for _, h := range x.names.headers {
+		if slices.Contains(overrides, strings.ReplaceAll(h, "_", "-")) {
+			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", h)}
+		}
+	}
+	x.request.Path = path
+	return nil
+}
+
+// direct checks that a request is for the host that the connection is for.
+func (x *exchange) direct(r *http.Request) *misuse {
+	f := x.flow
+	if r.URL.Scheme != "" && !strings.EqualFold(r.URL.Scheme, f.scheme()) {
+		return &misuse{http.StatusMisdirectedRequest, "scheme", "the request target's scheme is not the connection's"}
+	}
+	if r.Host == f.authority && r.Host != "" {
+		return nil
+	}
+	host, port, err := authority(r.Host)
+	if err != nil {
+		return &misuse{http.StatusBadRequest, "host", "bad Host: " + err.Error()}
+	}
+	if f.refused && f.host == "" {
+		named := *f
+		named.host, named.authority = host, join(host, f.port, f.tls())
+		x.flow = &named
+		return nil
+	}
+	if host != f.host || port != 0 && port != f.port {
+		return &misuse{http.StatusMisdirectedRequest, "host",
+			fmt.Sprintf("the request is for %s but its connection is for %s", r.Host, join(f.host, f.port, f.tls()))}
+	}
+	return nil
+}
+
+// requestNames holds the sorted names that policy and audit see.
+type requestNames struct {
+	headers, query []string
+}
+
+// describe fills in what policy sees of a request, all but the path.
+func (x *exchange) describe(r *http.Request) {
+	x.names.headers = make([]string, 0, len(r.Header))
+	for name := range r.Header {
+		x.names.headers = append(x.names.headers, http.CanonicalHeaderKey(name))
+	}
+	slices.Sort(x.names.headers)
+	x.names.query = queryKeys(r.URL.RawQuery)
+	x.request = &policy.Request{
+		Method:    r.Method,
+		Scheme:    x.flow.scheme(),
+		Path:      r.URL.Path,
+		QueryKeys: x.names.query,
+		Headers:   x.names.headers,
+		Size:      r.ContentLength,
+	}
+}
+
+// OCSF activity_id of HTTP Activity (4002).
+var activities = map[string]int{
+	http.MethodConnect: 1, http.MethodDelete: 2, http.MethodGet: 3, http.MethodHead: 4,
+	http.MethodOptions: 5, http.MethodPost: 6, http.MethodPut: 7, http.MethodTrace: 8,
+}
+
+func activity(method string) int {
+	if n, ok := activities[method]; ok {
+		return n
+	}
+	return 99 // other
+}
+
+// event describes the request for the audit.
+func (x *exchange) event(r *http.Request, d policy.Decision) *audit.Event {
+	e := x.flow.event(audit.KindDecision, audit.ClassHTTP, activity(r.Method))
+	e.HTTPRequest = &audit.HTTPRequest{
+		Method:  clip(r.Method, 64),
+		Version: r.Proto,
+		URL: &audit.URL{
+			Scheme:    x.request.Scheme,
+			Hostname:  x.flow.host,
+			Port:      int(x.flow.port),
+			Path:      clip(x.request.Path, maxAuditPath),
+			QueryKeys: clipAll(x.names.query),
+		},
+		Headers: clipAll(x.names.headers),
+		Length:  max(r.ContentLength, 0),
+	}
+	judge(e, policy.PhaseRequest, d)
+	return e
+}
+
+// deny records a denial and returns what the sandbox is told.
+func (x *exchange) deny(r *http.Request, d policy.Decision) *answer {
+	e := x.event(r, d)
+	x.gateway.denial(x.flow, e)
+	x.gateway.metrics.decision(policy.PhaseRequest, d)
+	return denied(d, e.ID(), r.Method+" "+x.flow.scheme()+"://"+x.flow.authority)
+}
+
+// refuse records a misuse.
+func (x *exchange) refuse(r *http.Request, m *misuse) *answer {
+	a := x.deny(r, floor(policy.Decision{}, m.rule, m.reason))
+	a.Status = m.status
+	return a
+}
+
+// end writes the completion of an allowed request. It runs once, when the last
+// byte has gone to the sandbox or whatever stopped that has happened.
+func (x *exchange) end() {
+	if x.allowed == nil {
+		return
+	}
+	err := x.err
+	if err == nil && x.out.status != http.StatusSwitchingProtocols {
+		err = x.got.failure()
+	}
+	if err == nil && x.out.failed {
+		err = errClient
+	}
+	c := x.flow.completion(x.allowed, x.allowed.ActivityID, err)
+	s := &c.Unmapped.Sallyport
+	s.Credentials = x.used
+	if err != nil && status(err) == http.StatusForbidden {
+		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
+	}
+	c.Duration = time.Since(x.started).Milliseconds()
+	if x.out.status != 0 {
+		c.HTTPResponse = &audit.HTTPResponse{Code: x.out.status, Length: x.out.written.Load()}
+	}
+	c.Traffic = &audit.Traffic{BytesIn: x.out.written.Load(), BytesOut: x.sent.read.Load()}
+	x.gateway.enqueue(c)
+	x.gateway.metrics.finished(x.out.status, time.Since(x.started))
+}

@@ -1,0 +1,155 @@
+package gateway
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"sallyport/policy"
+)
+
+// ServeExplicit is an HTTP proxy on ln for sandboxes that run elsewhere, until
+// ctx is done or Shutdown. Each authenticates with Basic Proxy-Authorization
+// (RFC 9110, section 11.7), name and token of a client. On an address that is
+// not loopback ln should speak TLS. It returns nil at a regular end.
+func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
+	if g.clients == nil {
+		_ = ln.Close()
+		return errors.New("gateway: the explicit proxy needs clients")
+	}
+	release, err := g.listen(ctx, ln)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := g.explicit.Serve(ln); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// forward answers one request to the explicit proxy.
+func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
+	f := &flow{source: remote(r)}
+	name, token, given := proxyAuth(r.Header.Get("Proxy-Authorization"))
+	identity, ok := g.clients.Authenticate(name, token)
+	if !given || !ok {
+		if given {
+			g.logger.Warn("a client of the explicit proxy failed to authenticate", "from", f.source.Addr())
+			g.metrics.unauthenticated.Inc()
+		}
+		g.challenge(w, r)
+		return
+	}
+	f.identity = identity
+	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
+	target := r.Host
+	if r.Method != http.MethodConnect {
+		target = r.URL.Host
+	}
+	host, port, err := authority(target)
+	switch {
+	case err != nil:
+		g.malformed(w, r, "bad destination: "+err.Error())
+	case r.Method == http.MethodConnect && port == 0:
+		g.malformed(w, r, "CONNECT needs host:port")
+	case r.Method == http.MethodConnect:
+		f.host, f.port = host, port
+		g.connectTunnel(w, r, f)
+	case r.URL.Scheme != "http":
+		g.malformed(w, r, "this is a proxy: send https through CONNECT, http in absolute-form")
+	default:
+		f.host, f.port, f.protocol = host, or(port, 80), policy.ProtocolHTTP
+		f.authority = join(f.host, f.port, false)
+		g.absolute(w, r, f)
+	}
+}
+
+// absolute carries a plain HTTP request. Each is a connection of its own to policy.
+func (g *Gateway) absolute(w http.ResponseWriter, r *http.Request, f *flow) {
+	if d := g.connect(r.Context(), f); d.Action != policy.Allow {
+		if d.Action == policy.Tunnel {
+			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
+		}
+		x := &exchange{gateway: g, flow: f, started: time.Now()}
+		x.describe(r)
+		x.deny(r, d).write(w, r)
+		return
+	}
+	g.serveExchange(w, r, f)
+}
+
+// connectTunnel takes the connection over and treats it like one that was
+// steered here. The client is told yes at once, since a denial can only be read
+// inside of its TLS: clients do not show the body of a refused CONNECT.
+func (g *Gateway) connectTunnel(w http.ResponseWriter, r *http.Request, f *flow) {
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		g.logger.Error("taking over a CONNECT", "error", err)
+		http.Error(w, "cannot take the connection over", http.StatusInternalServerError)
+		return
+	}
+	o, err := g.enter(conn, f)
+	if err != nil {
+		g.drop(conn, f, "connections", err.Error())
+		return
+	}
+	g.mu.Lock()
+	if g.closing {
+		g.mu.Unlock()
+		_ = o.Close()
+		return
+	}
+	g.work.Add(1)
+	g.mu.Unlock()
+	defer g.work.Done()
+	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
+	o.seen = append(o.seen, early...)
+	_ = conn.SetDeadline(time.Now().Add(g.handshake))
+	if _, err := conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")); err != nil {
+		_ = o.Close()
+		return
+	}
+	_ = conn.SetDeadline(time.Time{})
+	g.follow(o)
+}
+
+// challenge asks for a client's name and token.
+func (g *Gateway) challenge(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Proxy-Authenticate", `Basic realm="Sallyport", charset="UTF-8"`)
+	w.Header().Set("Connection", "close")
+	(&answer{
+		Status: http.StatusProxyAuthRequired,
+		Reason: "this proxy needs the name and token of a client",
+		Remedy: "Set the proxy to http://NAME:TOKEN@HOST:PORT. An operator makes a client with: sallyport client add NAME",
+	}).write(w, r)
+}
+
+func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, reason string) {
+	w.Header().Set("Connection", "close")
+	(&answer{Status: http.StatusBadRequest, Reason: reason, Remedy: "Correct the request."}).write(w, r)
+}
+
+// proxyAuth reads Basic credentials (RFC 7617).
+func proxyAuth(header string) (name, token string, ok bool) {
+	scheme, rest, found := strings.Cut(header, " ")
+	if !found || !strings.EqualFold(scheme, "Basic") {
+		return "", "", false
+	}
+	plain, err := base64.StdEncoding.DecodeString(strings.TrimSpace(rest))
+	if err != nil {
+		return "", "", false
+	}
+	return strings.Cut(string(plain), ":")
+}
+
+// remote is the client's address, zero when the listener has another kind.
+func remote(r *http.Request) netip.AddrPort {
+	a, _ := netip.ParseAddrPort(r.RemoteAddr)
+	return a
+}

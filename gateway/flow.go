@@ -1,0 +1,161 @@
+package gateway
+
+import (
+	"net/netip"
+
+	"sallyport/audit"
+	"sallyport/gateway/upstream"
+	"sallyport/policy"
+)
+
+// flow is one connection of a sandbox: who asks, for where, and how it speaks.
+// It does not change once the connection is handed to the HTTP server.
+type flow struct {
+	identity Identity
+	source   netip.AddrPort
+	// dialled is the address that the sandbox connected to, zero for a client
+	// of the explicit proxy.
+	dialled netip.Addr
+	// host is what policy decides on: the name behind a synthetic address, the
+	// host of a CONNECT, or a bare IP address. It is empty when the refusal
+	// address was dialled and nothing has named a host yet.
+	host string
+	port uint16
+	// refused says that the refusal address was dialled: nothing on this
+	// connection is ever carried.
+	refused  bool
+	protocol policy.Protocol
+	sni      string
+	// authority is how host and port appear in a Host header.
+	authority string
+	// answer, when set, is all that a request on this connection is told.
+	answer *answer
+}
+
+// bare tells whether the destination is an address rather than a name.
+func (f *flow) bare() bool { return isAddress(f.host) }
+
+func (f *flow) tls() bool { return f.protocol == policy.ProtocolTLS }
+
+func (f *flow) scheme() string {
+	if f.tls() {
+		return "https"
+	}
+	return "http"
+}
+
+// leaf is the name that the sandbox expects in a certificate.
+func (f *flow) leaf() string {
+	switch {
+	case f.sni != "":
+		return f.sni
+	case f.host != "":
+		return f.host
+	}
+	return f.dialled.String()
+}
+
+// input is what policy decides this connection on.
+func (f *flow) input() policy.Input {
+	return policy.Input{
+		Phase:       policy.PhaseConnect,
+		Sandbox:     f.identity.Sandbox,
+		Destination: policy.Destination{Host: f.host, Port: f.port},
+		Protocol:    f.protocol,
+	}
+}
+
+// route is how a connection or request of this flow goes out.
+func (f *flow) route(d policy.Decision, credential string, tls bool) upstream.Route {
+	return upstream.Route{
+		Sandbox:    f.identity.ID,
+		Credential: credential,
+		Host:       f.host,
+		Port:       f.port,
+		TLS:        tls,
+		Upstream:   d.Upstream,
+	}
+}
+
+// OCSF activity_id of Network Activity (4001).
+const (
+	activityOpen   = 1
+	activityClose  = 2
+	activityFail   = 4
+	activityRefuse = 5
+)
+
+// event fills in what every event of this connection says.
+func (f *flow) event(kind audit.Kind, class audit.Class, activity int) *audit.Event {
+	e := audit.New(kind, class, activity)
+	e.Source = &audit.Endpoint{IP: text(f.source.Addr()), Port: int(f.source.Port())}
+	e.Destination = &audit.Endpoint{Port: int(f.port)}
+	switch {
+	case f.host == "":
+		e.Destination.IP = text(f.dialled)
+	case f.bare():
+		e.Destination.IP = f.host
+	default:
+		e.Destination.Hostname = f.host
+	}
+	if f.sni != "" {
+		e.TLS = &audit.TLS{SNI: f.sni}
+	}
+	s := &e.Unmapped.Sallyport
+	s.Sandbox, s.SandboxID, s.Session, s.Tags = f.identity.Name, f.identity.ID, f.identity.Session, f.identity.Tags
+	return e
+}
+
+// judge writes a decision into an event.
+func judge(e *audit.Event, phase policy.Phase, d policy.Decision) {
+	s := &e.Unmapped.Sallyport
+	s.Phase, s.Decision, s.Reason = string(phase), string(d.Action), d.Reason
+	if d.Rule != "" {
+		e.Rule = &audit.Rule{Name: d.Rule, Type: d.RuleType}
+	}
+	if d.Revision != "" {
+		e.Policy = &audit.Policy{Version: d.Revision}
+	}
+	for _, i := range d.Inject {
+		s.Credentials = append(s.Credentials, audit.CredentialUse{Name: i.Credential})
+	}
+	if d.Err != nil {
+		e.Detail = d.Err.Error()
+	}
+	switch d.Action {
+	case policy.Allow, policy.Tunnel:
+		e.Action, e.Disposition = audit.ActionAllowed, audit.DispositionAllowed
+	default:
+		e.Action, e.Disposition = audit.ActionDenied, audit.DispositionBlocked
+		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
+	}
+}
+
+// completion follows the allowed decision e to its end.
+func (f *flow) completion(e *audit.Event, activity int, err error) *audit.Event {
+	c := f.event(audit.KindCompletion, e.ClassUID, activity)
+	c.Metadata.CorrelationUID = e.ID()
+	c.StartTime = e.Time
+	c.Duration = c.Time - e.Time
+	c.HTTPRequest, c.Rule, c.Policy = e.HTTPRequest, e.Rule, e.Policy
+	c.Unmapped.Sallyport.Phase = e.Unmapped.Sallyport.Phase
+	c.Unmapped.Sallyport.Decision = e.Unmapped.Sallyport.Decision
+	c.Action, c.Disposition, c.StatusID = e.Action, e.Disposition, audit.StatusSuccess
+	if err != nil {
+		c.StatusID, c.Disposition, c.SeverityID = audit.StatusFailure, audit.DispositionError, audit.SeverityLow
+		c.Detail = explain(err)
+	}
+	return c
+}
+
+// floor is a denial that no policy can lift.
+func floor(d policy.Decision, rule, reason string) policy.Decision {
+	return policy.Decision{Action: policy.Deny, Rule: rule, RuleType: "floor", Reason: reason, Revision: d.Revision}
+}
+
+func text(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}

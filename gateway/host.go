@@ -1,0 +1,95 @@
+package gateway
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+)
+
+// hostname returns s as policy knows it: a lower-case DNS name without trailing
+// dot, or the text of an IP address. It refuses what resolvers, proxies and
+// servers read in different ways, such as 127.1, 0x7f.1, zones and user info.
+func hostname(s string) (string, error) {
+	if addr, err := netip.ParseAddr(s); err == nil {
+		if addr.Zone() != "" {
+			return "", fmt.Errorf("%.64q has a zone", s)
+		}
+		return addr.Unmap().String(), nil
+	}
+	s = strings.TrimSuffix(s, ".")
+	if s == "" || len(s) > 253 {
+		return "", fmt.Errorf("%.64q is not a host name", s)
+	}
+	var last string
+	for label := range strings.SplitSeq(s, ".") {
+		if !isLabel(label) {
+			return "", fmt.Errorf("%.64q is not a host name", s)
+		}
+		last = label
+	}
+	// inet_aton(3) takes any name whose last label is a number for an address.
+	if _, err := strconv.ParseUint(last, 0, 64); err == nil || last[0] >= '0' && last[0] <= '9' && strings.Trim(last, "0123456789") == "" {
+		return "", fmt.Errorf("%.64q is not a canonical IP address", s)
+	}
+	return strings.ToLower(s), nil
+}
+
+// isLabel allows letters, digits, hyphen and the underscore that service names use.
+func isLabel(s string) bool {
+	if s == "" || len(s) > 63 {
+		return false
+	}
+	for i := range len(s) {
+		c := s[i]
+		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_') {
+			return false
+		}
+	}
+	return true
+}
+
+// authority splits "host", "host:port" or "[v6]:port"; port is 0 when absent.
+func authority(s string) (host string, port uint16, err error) {
+	name := s
+	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.HasSuffix(s, "]") {
+		h, p, err := net.SplitHostPort(s)
+		if err != nil {
+			return "", 0, fmt.Errorf("%.64q is not host:port", s)
+		}
+		n, err := strconv.ParseUint(p, 10, 16)
+		if err != nil || n == 0 {
+			return "", 0, fmt.Errorf("%.64q has no port between 1 and 65535", s)
+		}
+		name, port = h, uint16(n)
+		if strings.Contains(h, ":") != strings.HasPrefix(s, "[") {
+			return "", 0, fmt.Errorf("%.64q is not host:port", s)
+		}
+	} else if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		name = s[1 : len(s)-1]
+		if !strings.Contains(name, ":") {
+			return "", 0, fmt.Errorf("%.64q is not a host", s)
+		}
+	}
+	host, err = hostname(name)
+	return host, port, err
+}
+
+// isAddress tells whether a host from hostname is an IP address.
+func isAddress(host string) bool {
+	_, err := netip.ParseAddr(host)
+	return err == nil
+}
+
+// join writes the authority as an upstream should see it: without the port
+// that its scheme has by default (RFC 9110, section 4.2).
+func join(host string, port uint16, tls bool) string {
+	if tls && port == 443 || !tls && port == 80 {
+		if strings.Contains(host, ":") {
+			return "[" + host + "]"
+		}
+		return host
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
+}

@@ -1,0 +1,76 @@
+package gateway
+
+import (
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"sallyport/policy"
+)
+
+// metrics has labels from closed sets only: no host, path or sandbox.
+type metrics struct {
+	connections     prometheus.Gauge
+	decisions       *prometheus.CounterVec // phase, action
+	responses       *prometheus.CounterVec // class of status
+	duration        prometheus.Histogram   // seconds
+	auditFailures   prometheus.Counter
+	unevaluated     prometheus.Counter
+	aborted         prometheus.Counter
+	handshakes      prometheus.Counter
+	unauthenticated prometheus.Counter
+}
+
+func newMetrics(r prometheus.Registerer) (*metrics, error) {
+	counter := func(name, help string) prometheus.Counter {
+		return prometheus.NewCounter(prometheus.CounterOpts{Name: "sallyport_gateway_" + name, Help: help})
+	}
+	m := &metrics{
+		connections: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "sallyport_gateway_connections", Help: "Connections of sandboxes that are open.",
+		}),
+		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sallyport_gateway_decisions_total", Help: "Decisions by phase and action.",
+		}, []string{"phase", "action"}),
+		responses: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sallyport_gateway_responses_total", Help: "Responses to allowed requests by class of status.",
+		}, []string{"class"}),
+		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "sallyport_gateway_request_seconds", Help: "Time from an allowed request's head to its end.",
+			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
+		}),
+		auditFailures:   counter("audit_failures_total", "Events that could not be written or queued."),
+		unevaluated:     counter("unevaluated_total", "Decisions that the policy failed to make; each was a denial."),
+		aborted:         counter("aborted_connections_total", "Connections that ended or stalled before they said what they wanted."),
+		handshakes:      counter("handshake_failures_total", "TLS handshakes that sandboxes did not finish."),
+		unauthenticated: counter("unauthenticated_total", "Requests to the explicit proxy with a wrong name or token."),
+	}
+	var errs []error
+	for _, c := range []prometheus.Collector{
+		m.connections, m.decisions, m.responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated,
+	} {
+		errs = append(errs, r.Register(c))
+	}
+	return m, errors.Join(errs...)
+}
+
+// decision counts a decision. A policy's action is one of four whatever its Rego says.
+func (m *metrics) decision(p policy.Phase, d policy.Decision) {
+	action := policy.Deny
+	switch d.Action {
+	case policy.Allow, policy.Tunnel, policy.Approve:
+		action = d.Action
+	}
+	m.decisions.WithLabelValues(string(p), string(action)).Inc()
+}
+
+func (m *metrics) finished(status int, took time.Duration) {
+	class := "none"
+	if status >= 100 && status < 600 {
+		class = strconv.Itoa(status/100) + "xx"
+	}
+	m.responses.WithLabelValues(class).Inc()
+	m.duration.Observe(took.Seconds())
+}

@@ -1,0 +1,307 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/elazarl/goproxy"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"sallyport/audit"
+	"sallyport/policy"
+)
+
+// maxHeader bounds a request's head, in bytes.
+const maxHeader = 128 << 10
+
+var errClosed = errors.New("the gateway is shutting down")
+
+// Options is what a Gateway works with. Fields without a default are needed.
+type Options struct {
+	Identities   Identities // needed by ServeTransparent
+	Clients      Clients    // needed by ServeExplicit
+	Names        Names      // needed by ServeTransparent
+	Decider      Decider
+	Recorder     Recorder
+	Certificates Certificates
+	Upstreams    Upstreams
+	Broker       Broker
+	Logger       *slog.Logger
+	Metrics      prometheus.Registerer
+
+	// Refusal is the address that the resolver gives for names that no rule
+	// could allow. Needed by ServeTransparent.
+	Refusal netip.Addr
+	// FirstByteTimeout is how long a client that waits for its server to speak
+	// is waited for, before policy is asked about a connection without a
+	// protocol. Default: 2 s.
+	FirstByteTimeout time.Duration
+	// HandshakeTimeout bounds the time to say what a connection wants, the TLS
+	// handshake, and each request's head. Default: 15 s.
+	HandshakeTimeout time.Duration
+	// IdleTimeout ends a kept-alive connection without a request. Default: 5 min.
+	IdleTimeout time.Duration
+	// ConnectionsPerSandbox bounds a sandbox's open connections. Default: 1024.
+	ConnectionsPerSandbox int
+}
+
+// Gateway carries what policy allows. Make one with New; it serves any number
+// of listeners until Shutdown.
+type Gateway struct {
+	identities   Identities
+	clients      Clients
+	names        Names
+	decider      Decider
+	recorder     Recorder
+	certificates Certificates
+	upstreams    Upstreams
+	broker       Broker
+	logger       *slog.Logger
+	metrics      *metrics
+	refusal      netip.Addr
+	firstByte    time.Duration
+	handshake    time.Duration
+	limit        int
+
+	proxy    *goproxy.ProxyHttpServer
+	requests *http.Server // of intercepted connections, which come through inbox
+	explicit *http.Server
+	inbox    *inbox
+	life     context.Context // of every connection, until Shutdown loses patience
+	end      context.CancelFunc
+
+	mu        sync.Mutex
+	closing   bool
+	listeners map[net.Listener]struct{}
+	open      map[*opening]struct{}
+	count     map[string]int // open connections by sandbox ID
+	work      sync.WaitGroup // goroutines of this Gateway's own
+}
+
+// New returns a Gateway that is not serving yet.
+func New(o Options) (*Gateway, error) {
+	switch {
+	case o.Decider == nil, o.Recorder == nil, o.Certificates == nil, o.Upstreams == nil, o.Broker == nil, o.Logger == nil, o.Metrics == nil:
+		return nil, errors.New("gateway: decider, recorder, certificates, upstreams, broker, logger and metrics are needed")
+	case o.Identities != nil && (o.Names == nil || !o.Refusal.IsValid()):
+		return nil, errors.New("gateway: transparent connections need names and a refusal address")
+	}
+	m, err := newMetrics(o.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: registering metrics: %w", err)
+	}
+	g := &Gateway{
+		identities:   o.Identities,
+		clients:      o.Clients,
+		names:        o.Names,
+		decider:      o.Decider,
+		recorder:     o.Recorder,
+		certificates: o.Certificates,
+		upstreams:    o.Upstreams,
+		broker:       o.Broker,
+		logger:       o.Logger,
+		metrics:      m,
+		refusal:      o.Refusal,
+		firstByte:    or(o.FirstByteTimeout, 2*time.Second),
+		handshake:    or(o.HandshakeTimeout, 15*time.Second),
+		limit:        or(o.ConnectionsPerSandbox, 1024),
+		proxy:        newProxy(o.Logger),
+		inbox:        newInbox(),
+		listeners:    make(map[net.Listener]struct{}),
+		open:         make(map[*opening]struct{}),
+		count:        make(map[string]int),
+	}
+	g.life, g.end = context.WithCancel(context.Background())
+	hang(g.proxy)
+	idle := or(o.IdleTimeout, 5*time.Minute)
+	g.requests = g.server(idle, http.HandlerFunc(g.intercepted))
+	g.requests.ConnContext = withFlow
+	g.explicit = g.server(idle, http.HandlerFunc(g.forward))
+	g.work.Go(func() { _ = g.requests.Serve(g.inbox) }) // ends with Shutdown
+	return g, nil
+}
+
+func or[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}
+
+// server has no limit on how long a request or response lasts: a stream may go
+// on for hours. HTTP/2 stays off until exchanges are ready for it.
+func (g *Gateway) server(idle time.Duration, h http.Handler) *http.Server {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	return &http.Server{
+		Handler:           h,
+		ReadHeaderTimeout: g.handshake,
+		IdleTimeout:       idle,
+		MaxHeaderBytes:    maxHeader,
+		Protocols:         &protocols,
+		ErrorLog:          slog.NewLogLogger(g.logger.Handler(), slog.LevelDebug),
+	}
+}
+
+// listen adopts a listener; the function it returns lets go of it.
+func (g *Gateway) listen(ctx context.Context, ln net.Listener) (func(), error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closing {
+		_ = ln.Close()
+		return nil, errClosed
+	}
+	g.listeners[ln] = struct{}{}
+	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
+	return func() {
+		stop()
+		_ = ln.Close()
+		g.mu.Lock()
+		delete(g.listeners, ln)
+		g.mu.Unlock()
+	}, nil
+}
+
+// enter makes a place for a sandbox's connection, or says that it has too many.
+func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
+	o := &opening{Conn: c, flow: f}
+	id := f.identity.ID
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.closing:
+		return nil, errClosed
+	case g.count[id] >= g.limit:
+		return nil, errTooMany
+	}
+	g.count[id]++
+	g.open[o] = struct{}{}
+	g.metrics.connections.Inc()
+	o.release = func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		delete(g.open, o)
+		if g.count[id]--; g.count[id] == 0 {
+			delete(g.count, id)
+		}
+		g.metrics.connections.Dec()
+	}
+	return o, nil
+}
+
+// decide asks the policy; what panics or answers nothing denies.
+func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
+	d := g.decider.Decide(ctx, in)
+	switch {
+	case d.Err != nil:
+		g.metrics.unevaluated.Inc()
+		g.logger.Error("denying what could not be evaluated", "sandbox", in.Sandbox.Name, "phase", in.Phase, "error", d.Err)
+		d.Action = policy.Deny
+	case d.Action == "":
+		d.Action = policy.Deny
+	}
+	if d.Action != policy.Allow && d.Action != policy.Tunnel {
+		d.Inject, d.Upstream = nil, nil
+		if d.Reason == "" {
+			d.Reason = "no rule allows this"
+		}
+	}
+	return d
+}
+
+// denial queues the one event of a denial. Nothing left, so that nothing has to
+// wait for the disk; an event that cannot be queued denies all the same.
+func (g *Gateway) denial(f *flow, e *audit.Event) {
+	g.enqueue(e)
+	if f.refused && f.host != "" {
+		g.names.Denied(f.identity.ID, f.host)
+	}
+}
+
+func (g *Gateway) enqueue(e *audit.Event) {
+	if err := g.recorder.Enqueue(e); err != nil {
+		g.metrics.auditFailures.Inc()
+		g.logger.Error("an event was lost", "event", e.ID(), "error", err)
+	}
+}
+
+// Shutdown takes no more connections and waits for what is under way until ctx
+// is done, then ends it. It returns ctx's error when it had to.
+func (g *Gateway) Shutdown(ctx context.Context) error {
+	g.mu.Lock()
+	g.closing = true
+	for ln := range g.listeners {
+		_ = ln.Close()
+	}
+	g.mu.Unlock()
+
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = g.explicit.Shutdown(ctx)
+		_ = g.requests.Shutdown(ctx)
+		g.work.Wait()
+	}()
+	defer g.end()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	g.end()
+	_ = g.explicit.Close()
+	_ = g.requests.Close()
+	g.mu.Lock()
+	open := make([]*opening, 0, len(g.open))
+	for o := range g.open {
+		open = append(open, o)
+	}
+	g.mu.Unlock()
+	for _, o := range open {
+		_ = o.Close()
+	}
+	<-done
+	return ctx.Err()
+}
+
+// inbox is the listener through which connections that have been looked at
+// come to the HTTP server.
+type inbox struct {
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newInbox() *inbox { return &inbox{conns: make(chan net.Conn), done: make(chan struct{})} }
+
+func (i *inbox) put(c net.Conn) {
+	select {
+	case i.conns <- c:
+	case <-i.done:
+		_ = c.Close()
+	}
+}
+
+func (i *inbox) Accept() (net.Conn, error) {
+	select {
+	case c := <-i.conns:
+		return c, nil
+	case <-i.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (i *inbox) Close() error {
+	i.once.Do(func() { close(i.done) })
+	return nil
+}
+
+func (i *inbox) Addr() net.Addr { return &net.TCPAddr{} }

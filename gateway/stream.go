@@ -1,0 +1,166 @@
+package gateway
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+)
+
+// errClient says that the sandbox's end of a connection is gone.
+var errClient = errors.New("the sandbox went away")
+
+// requestBody counts what a sandbox sends. A transport can go on reading it
+// after the exchange has ended.
+type requestBody struct {
+	io.ReadCloser
+	read atomic.Int64
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.read.Add(int64(n))
+	return n, err
+}
+
+// body remembers how an upstream's response ended, which goproxy does not tell.
+type body struct {
+	io.ReadCloser
+	err error // but for io.EOF
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		b.err = err
+	}
+	return n, err
+}
+
+func (b *body) failure() error { return b.err }
+
+// trailed scrubs a response's trailers, which are there once its body has ended.
+type trailed struct {
+	io.ReadCloser
+	resp  *http.Response
+	scrub func(http.Header) int
+}
+
+func (t *trailed) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	if err == io.EOF {
+		t.scrub(t.resp.Trailer)
+	}
+	return n, err
+}
+
+func (t *trailed) Close() error {
+	t.scrub(t.resp.Trailer)
+	return t.ReadCloser.Close()
+}
+
+const copySize = 32 << 10
+
+var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
+
+// writer counts what goes to a sandbox and remembers its status.
+type writer struct {
+	http.ResponseWriter
+	status  int
+	written atomic.Int64
+	// stream says to send each piece as it comes, since more may take long.
+	stream bool
+	failed bool
+	taken  *counted      // by a WebSocket
+	in     *atomic.Int64 // what a WebSocket's client sends
+}
+
+func (w *writer) WriteHeader(code int) {
+	if code >= 200 || code == http.StatusSwitchingProtocols {
+		w.status = code
+	}
+	w.ResponseWriter.WriteHeader(code)
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	if w.status == 0 {
+		w.status = http.StatusOK
+	}
+	n, err := w.ResponseWriter.Write(p)
+	w.written.Add(int64(n))
+	if err != nil && !errors.Is(err, http.ErrBodyNotAllowed) {
+		w.failed = true
+	}
+	return n, err
+}
+
+// ReadFrom is what io.Copy uses: it saves a buffer for each response.
+func (w *writer) ReadFrom(src io.Reader) (int64, error) {
+	buf := buffers.Get().(*[copySize]byte)
+	defer buffers.Put(buf)
+	var total int64
+	for {
+		n, err := src.Read(buf[:])
+		if n > 0 {
+			m, werr := w.Write(buf[:n])
+			total += int64(m)
+			if werr != nil {
+				return total, werr
+			}
+			if w.stream && err == nil {
+				w.Flush()
+			}
+		}
+		if err == io.EOF {
+			return total, nil
+		}
+		if err != nil {
+			return total, err
+		}
+	}
+}
+
+func (w *writer) Flush() {
+	if err := http.NewResponseController(w.ResponseWriter).Flush(); err != nil {
+		w.failed = true
+	}
+}
+
+// Hijack hands the connection to a WebSocket; close ends it.
+func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
+	if err != nil {
+		return nil, nil, err
+	}
+	w.taken = &counted{Conn: conn, in: w.in, out: &w.written}
+	return w.taken, rw, nil
+}
+
+// close ends a connection that was taken: goproxy returns when one of its
+// directions ends and leaves the other.
+func (w *writer) close() {
+	if w.taken != nil {
+		_ = w.taken.Close()
+	}
+}
+
+// counted counts the bytes of a connection.
+type counted struct {
+	net.Conn
+	in, out *atomic.Int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.in.Add(int64(n))
+	return n, err
+}
+
+func (c *counted) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.out.Add(int64(n))
+	return n, err
+}

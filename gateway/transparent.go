@@ -1,0 +1,106 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/policy"
+)
+
+// ServeTransparent takes the connections that the datapath steers to ln until
+// ctx is done or Shutdown. A connection's LocalAddr is what the sandbox
+// dialled, its RemoteAddr the sandbox, which the datapath vouches for. It
+// returns nil at a regular end.
+func (g *Gateway) ServeTransparent(ctx context.Context, ln net.Listener) error {
+	if g.identities == nil {
+		_ = ln.Close()
+		return errors.New("gateway: transparent connections need identities")
+	}
+	release, err := g.listen(ctx, ln)
+	if err != nil {
+		return err
+	}
+	defer release()
+	return g.accept(ctx, ln)
+}
+
+// accept hands each connection to a goroutine of its own. Errors that pass,
+// such as too many open files, are waited out.
+func (g *Gateway) accept(ctx context.Context, ln net.Listener) error {
+	const shortest, longest = 5 * time.Millisecond, time.Second
+	wait := shortest
+	for {
+		c, err := ln.Accept()
+		switch {
+		case err == nil:
+			wait = shortest
+		case errors.Is(err, net.ErrClosed):
+			return nil
+		default:
+			g.logger.Warn("accepting a connection", "error", err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(wait):
+			}
+			wait = min(2*wait, longest)
+			continue
+		}
+		g.mu.Lock()
+		if g.closing {
+			g.mu.Unlock()
+			_ = c.Close()
+			return nil
+		}
+		g.work.Go(func() { g.transparent(c) })
+		g.mu.Unlock()
+	}
+}
+
+// transparent finds out who dialled what.
+func (g *Gateway) transparent(c net.Conn) {
+	f := &flow{source: addrPort(c.RemoteAddr())}
+	local := addrPort(c.LocalAddr())
+	f.dialled, f.port = local.Addr(), local.Port()
+	identity, known := g.identities.ByAddress(f.source.Addr())
+	if !known {
+		f.host = text(f.dialled)
+		g.drop(c, f, "unknown-sandbox", "no sandbox has the address that this connection comes from")
+		return
+	}
+	f.identity = identity
+	f.refused = f.dialled == g.refusal
+	if name, ok := g.names.Name(identity.ID, f.dialled); ok {
+		f.host = name
+	} else if !f.refused {
+		f.host = f.dialled.String()
+	}
+	o, err := g.enter(c, f)
+	if err != nil {
+		g.drop(c, f, "connections", err.Error())
+		return
+	}
+	g.follow(o)
+}
+
+// drop records and closes a connection that is not even looked at.
+func (g *Gateway) drop(c net.Conn, f *flow, rule, reason string) {
+	d := floor(policy.Decision{}, rule, reason)
+	e := f.event(audit.KindDecision, audit.ClassNetwork, activityRefuse)
+	judge(e, policy.PhaseConnect, d)
+	g.enqueue(e)
+	g.metrics.decision(policy.PhaseConnect, d)
+	_ = c.Close()
+}
+
+func addrPort(a net.Addr) netip.AddrPort {
+	if t, ok := a.(*net.TCPAddr); ok {
+		p := t.AddrPort()
+		return netip.AddrPortFrom(p.Addr().Unmap().WithZone(""), p.Port())
+	}
+	return netip.AddrPort{}
+}
