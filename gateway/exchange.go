@@ -77,7 +77,10 @@ func (x *exchange) admit(r *http.Request) *misuse {
 		return &misuse{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
 	}
 	for _, h := range x.names.headers {
-		if slices.Contains(overrides, strings.ReplaceAll(h, "_", "-")) {
+		if strings.Contains(h, "_") {
+			h = http.CanonicalHeaderKey(strings.ReplaceAll(h, "_", "-"))
+		}
+		if slices.Contains(overrides, h) {
 			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", h)}
 		}
 	}

@@ -147,7 +147,9 @@ func (g *Gateway) server(idle time.Duration, h http.Handler) *http.Server {
 		IdleTimeout:       idle,
 		MaxHeaderBytes:    maxHeader,
 		Protocols:         &protocols,
-		ErrorLog:          slog.NewLogLogger(g.logger.Handler(), slog.LevelDebug),
+		// OPTIONS * is refused like any other target that is not a path.
+		DisableGeneralOptionsHandler: true,
+		ErrorLog:                     slog.NewLogLogger(g.logger.Handler(), slog.LevelDebug),
 	}
 }
 

@@ -1,0 +1,569 @@
+package gateway_test
+
+import (
+	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/upstream"
+	"sallyport/policy"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	sandboxAddr = netip.MustParseAddr("10.231.0.2")
+	refusal     = netip.MustParseAddr("198.18.0.1")
+	synthetic   = netip.MustParseAddr("198.18.1.0")
+)
+
+// lab is a gateway between a sandbox and upstreams, with everything it asks
+// played by doubles that write into one trace.
+type lab struct {
+	t        *testing.T
+	gateway  *gateway.Gateway
+	registry *prometheus.Registry
+	ca       *authority // of the sandbox
+	public   *authority // of the upstreams
+	listener *steered
+	proxy    net.Listener
+	clients  *gateway.ClientStore
+
+	mu       sync.Mutex
+	trace    []string
+	events   []*audit.Event
+	appendTo error
+	enqueue  error
+	decide   func(policy.Input) policy.Decision
+	names    map[netip.Addr]string
+	denied   []string
+	hosts    map[string]string // name or address -> loopback address of its upstream
+	rounds   map[upstream.Route]*http.Transport
+	fail     error // of every way out
+	leases   map[string]leased
+}
+
+type leased struct {
+	lease *credential.Lease
+	err   error
+}
+
+type option func(*gateway.Options)
+
+func newLab(t *testing.T, options ...option) *lab {
+	t.Helper()
+	l := &lab{
+		t:        t,
+		registry: prometheus.NewRegistry(),
+		ca:       newAuthority(t),
+		public:   newAuthority(t),
+		names:    map[netip.Addr]string{},
+		hosts:    map[string]string{},
+		rounds:   map[upstream.Route]*http.Transport{},
+		leases:   map[string]leased{},
+		decide:   func(policy.Input) policy.Decision { return policy.Decision{} },
+	}
+	clients, err := gateway.OpenClients(t.TempDir() + "/clients.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.clients = clients
+	o := gateway.Options{
+		Identities:       l,
+		Clients:          clients,
+		Names:            l,
+		Decider:          l,
+		Recorder:         l,
+		Certificates:     l.ca,
+		Upstreams:        l,
+		Broker:           l,
+		Logger:           slog.New(slog.NewTextHandler(logWriter{t}, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Metrics:          l.registry,
+		Refusal:          refusal,
+		FirstByteTimeout: 200 * time.Millisecond,
+		HandshakeTimeout: 2 * time.Second,
+	}
+	for _, set := range options {
+		set(&o)
+	}
+	l.gateway, err = gateway.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.listener = newSteered(t)
+	l.proxy, err = net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var served sync.WaitGroup
+	served.Go(func() {
+		if err := l.gateway.ServeTransparent(context.Background(), l.listener); err != nil {
+			t.Error(err)
+		}
+	})
+	served.Go(func() {
+		if err := l.gateway.ServeExplicit(context.Background(), l.proxy); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		_ = l.gateway.Shutdown(ctx)
+		served.Wait()
+		for _, tr := range l.rounds {
+			tr.CloseIdleConnections()
+		}
+	})
+	return l
+}
+
+type logWriter struct{ t *testing.T }
+
+func (w logWriter) Write(p []byte) (int, error) {
+	w.t.Log(strings.TrimSpace(string(p)))
+	return len(p), nil
+}
+
+// The doubles.
+
+func (l *lab) step(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.trace = append(l.trace, fmt.Sprintf(format, args...))
+}
+
+func (l *lab) ByAddress(a netip.Addr) (gateway.Identity, bool) {
+	if a != sandboxAddr {
+		return gateway.Identity{}, false
+	}
+	return gateway.Identity{
+		Sandbox: policy.Sandbox{Name: "demo", ID: "sb-1", Session: "s-1", Tags: map[string]string{"team": "support"}},
+		Address: a,
+	}, true
+}
+
+func (l *lab) Name(id string, a netip.Addr) (string, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	name, ok := l.names[a]
+	return name, ok && id == "sb-1"
+}
+
+func (l *lab) Denied(id, name string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.denied = append(l.denied, id+" "+name)
+}
+
+func (l *lab) Decide(_ context.Context, in policy.Input) policy.Decision {
+	l.mu.Lock()
+	decide := l.decide
+	l.mu.Unlock()
+	return decide(in)
+}
+
+func (l *lab) Append(_ context.Context, events ...*audit.Event) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.appendTo != nil {
+		return l.appendTo
+	}
+	for _, e := range events {
+		l.events = append(l.events, e)
+		l.trace = append(l.trace, "append "+e.Unmapped.Sallyport.Decision)
+	}
+	return nil
+}
+
+func (l *lab) Enqueue(e *audit.Event) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.enqueue != nil {
+		return l.enqueue
+	}
+	l.events = append(l.events, e)
+	l.trace = append(l.trace, fmt.Sprintf("enqueue %s %s", e.Unmapped.Sallyport.Kind, e.Unmapped.Sallyport.Decision))
+	return nil
+}
+
+func (l *lab) Lease(_ context.Context, name string, to credential.Binding) (*credential.Lease, error) {
+	l.step("lease %s for %s:%d tls=%v", name, to.Host, to.Port, to.TLS)
+	if got, ok := l.leases[name]; ok {
+		return got.lease, got.err
+	}
+	return nil, credential.ErrUnknown
+}
+
+func (l *lab) dial(ctx context.Context, r upstream.Route) (net.Conn, error) {
+	l.step("dial %s:%d", r.Host, r.Port)
+	if l.fail != nil {
+		return nil, l.fail
+	}
+	addr, ok := l.hosts[r.Host]
+	if !ok {
+		return nil, &upstream.Error{Kind: upstream.KindLookup, Host: r.Host, Port: r.Port, Err: errors.New("no such host")}
+	}
+	return new(net.Dialer).DialContext(ctx, "tcp", addr)
+}
+
+func (l *lab) Dial(ctx context.Context, r upstream.Route) (net.Conn, error) { return l.dial(ctx, r) }
+
+func (l *lab) RoundTripper(r upstream.Route) (http.RoundTripper, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := r
+	key.Upstream = nil
+	tr, ok := l.rounds[key]
+	if !ok {
+		tr = &http.Transport{
+			DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return l.dial(ctx, r) },
+			TLSClientConfig:    &tls.Config{RootCAs: l.public.pool, ServerName: r.Host},
+			DisableCompression: true,
+		}
+		l.rounds[key] = tr
+	}
+	return tr, nil
+}
+
+// What tests ask of the lab.
+
+func (l *lab) policy(f func(policy.Input) policy.Decision) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.decide = f
+}
+
+// allow lets everything be read and carried.
+func allow(policy.Input) policy.Decision {
+	return policy.Decision{Action: policy.Allow, Rule: "all", RuleType: "egress", Reason: "allowed", Revision: "r1"}
+}
+
+func tunnel(policy.Input) policy.Decision {
+	return policy.Decision{Action: policy.Tunnel, Rule: "raw", RuleType: "egress", Reason: "allowed"}
+}
+
+// name gives a name its synthetic address.
+func (l *lab) name(name string) netip.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for a, n := range l.names {
+		if n == name {
+			return a
+		}
+	}
+	a := synthetic
+	for range len(l.names) + 1 {
+		a = a.Next()
+	}
+	l.names[a] = name
+	return a
+}
+
+// upstream starts a TLS (or plain) server for a name.
+func (l *lab) upstream(name string, secure bool, h http.HandlerFunc) *httptest.Server {
+	l.t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.Config.ErrorLog = slog.NewLogLogger(slog.NewTextHandler(logWriter{l.t}, nil), slog.LevelInfo)
+	if secure {
+		s.TLS = &tls.Config{Certificates: []tls.Certificate{l.public.leaf(name)}}
+		s.StartTLS()
+	} else {
+		s.Start()
+	}
+	l.t.Cleanup(s.Close)
+	l.hosts[name] = s.Listener.Addr().String()
+	return s
+}
+
+// client is the sandbox's HTTP client: names lead to synthetic addresses, or to
+// the refusal address when the resolver does not know them.
+func (l *lab) client() *http.Client {
+	tr := &http.Transport{
+		TLSClientConfig:    &tls.Config{RootCAs: l.ca.pool},
+		DisableCompression: true,
+		DialContext: func(_ context.Context, _, addr string) (net.Conn, error) {
+			host, port, _ := net.SplitHostPort(addr)
+			to, err := netip.ParseAddr(host)
+			if err != nil {
+				to = l.address(host)
+			}
+			return l.listener.dial(sandboxAddr, netip.MustParseAddrPort(net.JoinHostPort(to.String(), port)))
+		},
+	}
+	l.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 10 * time.Second, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// address is what the sandboxes' resolver says.
+func (l *lab) address(name string) netip.Addr {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for a, n := range l.names {
+		if n == name {
+			return a
+		}
+	}
+	return refusal
+}
+
+// elsewhere is a client of the explicit proxy.
+func (l *lab) elsewhere(name, token string) *http.Client {
+	u := &url.URL{Scheme: "http", Host: l.proxy.Addr().String()}
+	if name != "" {
+		u.User = url.UserPassword(name, token)
+	}
+	tr := &http.Transport{Proxy: http.ProxyURL(u), TLSClientConfig: &tls.Config{RootCAs: l.ca.pool}}
+	l.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, Timeout: 10 * time.Second}
+}
+
+// raw opens a connection to where the sandbox wants to go.
+func (l *lab) raw(to string) net.Conn {
+	l.t.Helper()
+	c, err := l.listener.dial(sandboxAddr, netip.MustParseAddrPort(to))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { c.Close() })
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	return c
+}
+
+// secure opens TLS to a name's address with an SNI of the caller's choice.
+func (l *lab) secure(to, sni string) (*tls.Conn, error) {
+	l.t.Helper()
+	c := tls.Client(l.raw(to), &tls.Config{RootCAs: l.ca.pool, ServerName: sni, InsecureSkipVerify: sni == ""})
+	return c, c.Handshake()
+}
+
+// send writes a raw request and reads the response.
+func send(t *testing.T, c net.Conn, request string) (*http.Response, string) {
+	t.Helper()
+	if _, err := io.WriteString(c, request); err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, text(t, resp)
+}
+
+func text(t *testing.T, resp *http.Response) string {
+	t.Helper()
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatalf("reading the body: %v", err)
+	}
+	return string(b)
+}
+
+func get(t *testing.T, c *http.Client, url string) (*http.Response, string) {
+	t.Helper()
+	resp, err := c.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp, text(t, resp)
+}
+
+// steps returns the trace so far.
+func (l *lab) steps() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.trace)
+}
+
+// dials counts the ways out that were taken.
+func (l *lab) dials() int {
+	n := 0
+	for _, s := range l.steps() {
+		if strings.HasPrefix(s, "dial ") {
+			n++
+		}
+	}
+	return n
+}
+
+// await returns the events once there are n.
+func (l *lab) await(n int) []*audit.Event {
+	l.t.Helper()
+	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		l.mu.Lock()
+		events := slices.Clone(l.events)
+		l.mu.Unlock()
+		if len(events) >= n {
+			time.Sleep(20 * time.Millisecond) // none too many
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if len(l.events) != n {
+				l.t.Fatalf("%d events, want %d: %v", len(l.events), n, l.trace)
+			}
+			return slices.Clone(l.events)
+		}
+		if time.Now().After(deadline) {
+			l.t.Fatalf("%d events, want %d: %v", len(events), n, l.steps())
+		}
+	}
+}
+
+// authority signs leaves for any name; as gateway.Certificates it is the double
+// of the sandboxes' authorities.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pool *x509.CertPool
+
+	mu     sync.Mutex
+	leaves map[string]tls.Certificate
+	asked  []string
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test authority"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return &authority{cert: cert, key: key, pool: pool, leaves: map[string]tls.Certificate{}}
+}
+
+func (a *authority) leaf(name string) tls.Certificate {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if leaf, ok := a.leaves[name]; ok {
+		return leaf
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(int64(len(a.leaves) + 2)),
+		NotBefore:    time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	if ip := net.ParseIP(name); ip != nil {
+		template.IPAddresses = []net.IP{ip}
+	} else {
+		template.DNSNames = []string{name}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &a.key.PublicKey, a.key)
+	if err != nil {
+		panic(err)
+	}
+	leaf := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key}
+	a.leaves[name] = leaf
+	return leaf
+}
+
+func (a *authority) ServerConfig(sandboxID, name string) (*tls.Config, error) {
+	leaf := a.leaf(name)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.asked = append(a.asked, sandboxID+" "+name)
+	return &tls.Config{Certificates: []tls.Certificate{leaf}, NextProtos: []string{"http/1.1"}}, nil
+}
+
+// steered is a listener like the datapath's: its connections report the
+// sandbox's address and the one it dialled, over loopback TCP.
+type steered struct {
+	net.Listener
+	mu    sync.Mutex
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newSteered(t *testing.T) *steered {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &steered{Listener: ln, conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (s *steered) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.conns:
+		return c, nil
+	case <-s.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (s *steered) Close() error {
+	s.once.Do(func() { close(s.done) })
+	return s.Listener.Close()
+}
+
+func (s *steered) dial(from netip.Addr, to netip.AddrPort) (net.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	near, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	far, err := s.Listener.Accept()
+	if err != nil {
+		near.Close()
+		return nil, err
+	}
+	source := netip.AddrPortFrom(from, near.LocalAddr().(*net.TCPAddr).AddrPort().Port())
+	select {
+	case s.conns <- &addressed{far.(*net.TCPConn), net.TCPAddrFromAddrPort(to), net.TCPAddrFromAddrPort(source)}:
+		return near, nil
+	case <-s.done:
+		near.Close()
+		far.Close()
+		return nil, net.ErrClosed
+	}
+}
+
+type addressed struct {
+	*net.TCPConn
+	local, remote net.Addr
+}
+
+func (c *addressed) LocalAddr() net.Addr  { return c.local }
+func (c *addressed) RemoteAddr() net.Addr { return c.remote }
