@@ -48,6 +48,16 @@ func raise(config Config, bridge netlink.Link) error {
 	if err := withoutIPv6(name); err != nil {
 		return err
 	}
+	// All link-local groups that the kernel lets us are bridged like any other:
+	// unbridged they would reach the host on the port itself, where nothing
+	// denies by default. Bits 0 to 2 are its own: forwarded while spanning tree
+	// is off, dropped, and left to the filter.
+	groups := uint16(0xfff8)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Index, attrs.Name = bridge.Attrs().Index, name
+	if err := netlink.LinkModify(&netlink.Bridge{LinkAttrs: attrs, GroupFwdMask: &groups}); err != nil {
+		return fmt.Errorf("bridging link-local groups on %s: %w", name, err)
+	}
 	if err := netlink.LinkSetHardwareAddr(bridge, bridgeMAC(name)); err != nil {
 		return fmt.Errorf("setting the address of bridge %s: %w", name, err)
 	}

@@ -55,7 +55,10 @@ type Datapath struct {
 	bridge int // interface index
 	mac    net.HardwareAddr
 
-	mu   sync.Mutex // guards endpoints, ports and their links
+	watching sync.WaitGroup
+	stop     func() // ends the watch
+
+	mu   sync.Mutex // guards what follows, endpoints, ports and their links
 	objs guardObjects
 }
 
@@ -96,6 +99,9 @@ func Open(config Config) (_ *Datapath, err error) {
 		return nil, err
 	}
 	if err := route(config); err != nil {
+		return nil, err
+	}
+	if err := d.watch(); err != nil {
 		return nil, err
 	}
 	return d, nil
@@ -146,11 +152,7 @@ func (d *Datapath) takeOver() error {
 		case hookOut:
 			program = d.objs.PortOut
 		}
-		if err := replace(p.path, p.link, program); errors.Is(err, errGone) {
-			if err := os.Remove(p.path); err != nil {
-				return fmt.Errorf("forgetting %s: %w", p.path, err)
-			}
-		} else if err != nil {
+		if err := replace(p.path, p.link, program); err != nil && !errors.Is(err, errGone) {
 			return fmt.Errorf("taking over %s: %w", p.path, err)
 		}
 	}
@@ -160,6 +162,10 @@ func (d *Datapath) takeOver() error {
 // Close lets go of the datapath and leaves everything pinned and dropping: the
 // listener's packets too, once its socket is closed.
 func (d *Datapath) Close() error {
+	if d.stop != nil {
+		d.stop()
+	}
+	d.watching.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.objs.Close()

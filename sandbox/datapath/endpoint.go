@@ -135,13 +135,7 @@ func normal(e sandbox.Endpoint, mac net.HardwareAddr) sandbox.Endpoint {
 
 // install guards the port first and speaks for the endpoint last.
 func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlink.Link) error {
-	if err := attach(portPin(d.config.Pins, hookIn, e.Link), e.Link, d.objs.PortIn, ebpf.AttachTCXIngress); err != nil {
-		return err
-	}
-	if err := attach(portPin(d.config.Pins, hookOut, e.Link), e.Link, d.objs.PortOut, ebpf.AttachTCXEgress); err != nil {
-		return err
-	}
-	if err := quieten(port); err != nil {
+	if err := d.guard(port); err != nil {
 		return err
 	}
 	for _, n := range d.neighbours(e.Link, e.Address, mac) {
@@ -162,7 +156,7 @@ func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlin
 	return nil
 }
 
-// detach takes the word back first; the programs go last.
+// detach takes the word back. The programs stay on the port and refuse all.
 func (d *Datapath) detach(generation uint32) error {
 	var v guardEndpoint
 	if err := d.objs.Endpoints.Lookup(generation, &v); errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -178,7 +172,6 @@ func (d *Datapath) detach(generation uint32) error {
 	var speaks uint32
 	if err := d.objs.Ports.Lookup(v.Link, &speaks); err == nil && speaks == generation {
 		errs = append(errs, d.objs.Ports.Delete(v.Link))
-		errs = append(errs, d.unguard(int(v.Link)))
 	}
 	for _, n := range d.neighbours(int(v.Link), unwire(v.Address), v.Mac.Addr[:]) {
 		if err := netlink.NeighDel(n); err != nil && !missing(err) {
@@ -188,18 +181,7 @@ func (d *Datapath) detach(generation uint32) error {
 	return errors.Join(errs...)
 }
 
-// unguard removes the programs of a port. The bridge refuses what it sends.
-func (d *Datapath) unguard(ifindex int) error {
-	var errs []error
-	for _, hook := range []string{hookIn, hookOut} {
-		if err := os.Remove(portPin(d.config.Pins, hook, ifindex)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// sweep detaches endpoints whose interface has gone, and ports without one.
+// sweep forgets endpoints and pinned links whose interface has gone.
 func (d *Datapath) sweep() error {
 	all, err := d.endpoints()
 	if err != nil {
@@ -219,8 +201,7 @@ func (d *Datapath) sweep() error {
 		return err
 	}
 	for _, p := range pins {
-		var generation uint32
-		if p.hook == hookBridge || d.objs.Ports.Lookup(uint32(p.link), &generation) == nil {
+		if live(p.path, p.link) {
 			continue
 		}
 		if err := os.Remove(p.path); err != nil {

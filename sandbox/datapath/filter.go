@@ -71,9 +71,9 @@ func filterBridged(config Config, between [][]expr.Any) error {
 	for _, match := range between {
 		drop(c, forward, match)
 	}
-	// Frames to the link-local group addresses (IEEE 802.1D, 7.12.6) go up the
-	// stack on the port itself, past the bridge device. Network protocols have
-	// no business there, on any bridge.
+	// Frames to a link-local group address (IEEE 802.1D, 7.12.6) that is not
+	// bridged go up the stack on the port itself, past the bridge device.
+	// Network protocols have no business there, on any bridge.
 	input := chain(c, table, "input", nftables.ChainHookInput)
 	group := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
 	for _, ethertype := range []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6, unix.ETH_P_ARP} {

@@ -6,9 +6,23 @@ import (
 	"net"
 	"net/netip"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
+
+// guard puts the programs on a port. They refuse everything from and to it
+// until an endpoint is written.
+func (d *Datapath) guard(port netlink.Link) error {
+	ifindex := port.Attrs().Index
+	if err := attach(portPin(d.config.Pins, hookIn, ifindex), ifindex, d.objs.PortIn, ebpf.AttachTCXIngress); err != nil {
+		return err
+	}
+	if err := attach(portPin(d.config.Pins, hookOut, ifindex), ifindex, d.objs.PortOut, ebpf.AttachTCXEgress); err != nil {
+		return err
+	}
+	return quieten(port)
+}
 
 // quieten turns off what a port of the bridge does by default: learn addresses,
 // get floods, talk to other such ports, and IPv6 of the host on it.

@@ -1,0 +1,276 @@
+package datapath
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/sandbox"
+)
+
+// dial connects from within the space; the connection outlives the thread.
+func (s *space) dial(from, to string) (c net.Conn, err error) {
+	s.do(func() error {
+		dialer := net.Dialer{Timeout: 3 * time.Second, Control: func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+		}}
+		if from != "" {
+			dialer.LocalAddr = net.TCPAddrFromAddrPort(netip.MustParseAddrPort(from))
+		}
+		// One address, one attempt: Go dials on this thread.
+		c, err = dialer.DialContext(context.Background(), "tcp4", to)
+		return nil
+	})
+	return c, err
+}
+
+// greeted dials and returns the address that the listener says was dialled.
+func greeted(s *space, to string) (string, error) {
+	c, err := s.dial("", to)
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(5 * time.Second))
+	line, err := bufio.NewReader(c).ReadString('\n')
+	return strings.TrimSpace(line), err
+}
+
+func steered(t *testing.T, d *Datapath) *net.TCPListener {
+	t.Helper()
+	listener, err := Listen()
+	must(t, err)
+	t.Cleanup(func() { listener.Close() })
+	must(t, d.Steer(listener))
+	go echo(listener)
+	return listener
+}
+
+func TestSteer(t *testing.T) {
+	for _, call := range []string{"0", "1"} {
+		t.Run("bridge-nf-call-iptables="+call, func(t *testing.T) {
+			l := newLab(t)
+			d := l.open(t)
+			sysctl(t, "bridge/bridge-nf-call-iptables", call)
+			attachBoth(t, d, l)
+			steered(t, d)
+			for _, to := range []string{
+				"198.51.100.2:443", "203.0.113.9:8443", "169.254.169.254:80", "198.18.0.1:22",
+				"198.51.100.1:22", "10.231.0.1:443", "10.231.0.1:9999",
+			} {
+				if got, err := greeted(l.alice, to); got != to {
+					t.Errorf("dialling %s: got to %q, %v", to, got, err)
+				}
+			}
+			if got, err := greeted(l.alice, "10.231.0.11:80"); err == nil {
+				t.Errorf("dialling bob: got to %q", got)
+			}
+			if got, err := greeted(l.stranger, "198.51.100.2:443"); err == nil {
+				t.Errorf("the stranger got to %q", got)
+			}
+		})
+	}
+}
+
+// The source address of an accepted connection is the sandbox's: the gateway
+// knows it by that.
+func TestSteerSource(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	listener, err := Listen()
+	must(t, err)
+	defer listener.Close()
+	must(t, d.Steer(listener))
+	c, err := l.bob.dial("", "198.51.100.2:443")
+	must(t, err)
+	defer c.Close()
+	got, err := listener.Accept()
+	must(t, err)
+	defer got.Close()
+	if ip := got.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(); ip != bob.Address {
+		t.Errorf("got a connection from %s, want %s", ip, bob.Address)
+	}
+}
+
+// Large segments and checksums left to the device pass both ways.
+func TestSteerBulk(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	steered(t, d)
+	c, err := l.alice.dial("", "198.51.100.2:443")
+	must(t, err)
+	defer c.Close()
+	must(t, c.SetDeadline(time.Now().Add(30*time.Second)))
+	r := bufio.NewReaderSize(c, 1<<20)
+	_, err = r.ReadString('\n')
+	must(t, err)
+	want := make([]byte, 64<<20)
+	rand.Read(want)
+	began := time.Now()
+	sent := make(chan error, 1)
+	go func() {
+		_, err := c.Write(want)
+		sent <- err
+	}()
+	got := make([]byte, len(want))
+	_, err = io.ReadFull(r, got)
+	must(t, err)
+	must(t, <-sent)
+	if !bytes.Equal(got, want) {
+		t.Error("the echo differs")
+	}
+	t.Logf("%d MiB there and back, %.0f MB/s each way", len(want)>>20, float64(len(want))/1e6/time.Since(began).Seconds())
+}
+
+// A process of the host reaches a server in the sandbox, and only such a reply
+// passes unsteered.
+func TestHostDials(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	var server net.Listener
+	l.alice.do(func() (err error) {
+		server, err = net.Listen("tcp4", "10.231.0.10:8080")
+		return err
+	})
+	defer server.Close()
+	go echo(server)
+	for _, moment := range []string{"no listener", "with a listener"} {
+		if moment == "with a listener" {
+			steered(t, d)
+		}
+		c, err := net.DialTimeout("tcp4", "10.231.0.10:8080", 3*time.Second)
+		if err != nil {
+			t.Fatalf("%s: %v", moment, err)
+		}
+		c.SetDeadline(time.Now().Add(5 * time.Second))
+		want := bytes.Repeat([]byte("from the host\n"), 100_000)
+		go c.Write(want)
+		r := bufio.NewReader(c)
+		r.ReadString('\n')
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(r, got); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: the echo differs: %v", moment, err)
+		}
+		c.Close()
+	}
+}
+
+func TestResolver(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	steered(t, d)
+	pc, err := net.ListenPacket("udp4", gateway.String()+":53")
+	must(t, err)
+	defer pc.Close()
+	go func() {
+		b := make([]byte, 512)
+		for {
+			n, from, err := pc.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			pc.WriteTo(append([]byte("answer to "), b[:n]...), from)
+		}
+	}()
+	tcp, err := net.Listen("tcp4", gateway.String()+":53")
+	must(t, err)
+	defer tcp.Close()
+	go echo(tcp)
+
+	var c net.Conn
+	l.alice.do(func() (err error) {
+		c, err = net.Dial("udp4", gateway.String()+":53")
+		return err
+	})
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(3 * time.Second))
+	fmt.Fprint(c, "question")
+	b := make([]byte, 512)
+	n, err := c.Read(b)
+	if string(b[:n]) != "answer to question" {
+		t.Errorf("over UDP: got %q, %v", b[:n], err)
+	}
+	if got, err := greeted(l.alice, gateway.String()+":53"); got != gateway.String()+":53" {
+		t.Errorf("over TCP: got %q, %v", got, err)
+	}
+}
+
+// The gateway closes first, and the sandbox uses the same port again at once.
+func TestSteerPortAgain(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	listener, err := Listen()
+	must(t, err)
+	defer listener.Close()
+	must(t, d.Steer(listener))
+	for i := range 5 {
+		began := time.Now()
+		c, err := l.alice.dial("10.231.0.10:40001", "198.51.100.2:443")
+		if err != nil {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		server, err := listener.Accept()
+		must(t, err)
+		must(t, server.Close()) // leaves TIME-WAIT at the gateway
+		c.SetDeadline(time.Now().Add(3 * time.Second))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			t.Fatalf("connection %d: %v", i, err)
+		}
+		must(t, c.Close())
+		if took := time.Since(began); took > 500*time.Millisecond {
+			t.Errorf("connection %d took %v", i, took)
+		}
+	}
+}
+
+func TestKilledDaemon(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	must(t, d.Close())
+
+	first := startDaemon(t)
+	if got, err := greeted(l.alice, "198.51.100.2:443"); err != nil {
+		t.Fatalf("with a daemon: got %q, %v", got, err)
+	}
+	must(t, first.Process.Kill())
+	first.Wait()
+	l.none(t, "after kill -9")
+	if got, err := greeted(l.alice, "198.51.100.2:443"); err == nil {
+		t.Errorf("after kill -9: got to %q", got)
+	}
+
+	startDaemon(t)
+	for _, s := range []*space{l.alice, l.bob} {
+		if got, err := greeted(s, "198.51.100.2:443"); err != nil {
+			t.Errorf("with the next daemon: got %q, %v", got, err)
+		}
+	}
+	l.none(t, "with the next daemon")
+}
+
+func sorted(t *testing.T, d *Datapath) []sandbox.Endpoint {
+	t.Helper()
+	got, err := d.Endpoints()
+	must(t, err)
+	slices.SortFunc(got, func(a, b sandbox.Endpoint) int { return int(a.Generation) - int(b.Generation) })
+	return got
+}
