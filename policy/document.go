@@ -13,26 +13,34 @@ type Document struct {
 	Credentials []Credential `yaml:"credentials"`
 	// Policy says where the team's own Rego is.
 	Policy Source `yaml:"policy"`
+
+	// Positions says where each key was written, by its path in the document
+	// ("egress[0].paths[1]"), for errors. It may be nil and decides nothing.
+	Positions map[string]Position `yaml:"-" json:"-"`
 }
 
 // EgressRule decides about a destination.
 type EgressRule struct {
-	// Name appears in decisions, denials and the audit. Default: the destination.
+	// Name appears in decisions, denials and the audit, and is given once.
+	// Default: the destination.
 	Name string `yaml:"name"`
 	// Destination is a host name, "*.host" (any depth below it, not host
 	// itself), either with ":port", an IP address, or a CIDR prefix.
 	Destination string `yaml:"destination"`
-	// Ports lists the TCP ports. Default: the destination's, else 443, and also
-	// 80 when Plain is set.
+	// Ports lists the TCP ports. Default: the destination's; else 443, and also
+	// 80 when Plain is set; but every port for deny and approve.
 	Ports []uint16 `yaml:"ports"`
 	// Methods lists HTTP methods in upper case. Default: all.
 	Methods []string `yaml:"methods"`
-	// Paths lists globs: * within a segment, ** across. Default: all.
+	// Paths lists globs over the normalised path (see NormalizePath): * within
+	// a segment, ** across. Letter case matters. Default: all.
 	Paths []string `yaml:"paths"`
 	// Plain allows HTTP without TLS. Default: false.
 	Plain bool `yaml:"plain"`
 	// Action is allow (default), deny, tunnel (pass TLS or TCP through unread)
-	// or approve.
+	// or approve. A tunnel is read after all where another rule speaks about
+	// the same destination. What is neither TLS nor HTTP passes by tunnel, or by
+	// an allow that names ports other than 80 and 443 and no methods or paths.
 	Action Action `yaml:"action"`
 	// Sandboxes selects who the rule is for. Default: every sandbox.
 	Sandboxes Selector `yaml:"sandboxes"`
@@ -41,7 +49,10 @@ type EgressRule struct {
 }
 
 // EgressAuthRule allows a destination over verified TLS and injects a credential.
+// It governs its destination: for the sandboxes it selects, on its ports, what
+// no egressAuth rule matches is denied, also where an egress rule allows it.
 type EgressAuthRule struct {
+	// Name is as EgressRule's. Default: AuthRef@Destination.
 	Name        string   `yaml:"name"`
 	Destination string   `yaml:"destination"`
 	Ports       []uint16 `yaml:"ports"`

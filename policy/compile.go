@@ -1,0 +1,183 @@
+package policy
+
+import (
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/rego"
+	"github.com/open-policy-agent/opa/v1/storage"
+	"github.com/open-policy-agent/opa/v1/storage/inmem"
+	"github.com/open-policy-agent/opa/v1/topdown/cache"
+)
+
+//go:embed decision.rego schema/input.json
+var sources embed.FS
+
+// DefaultTimeout bounds one evaluation.
+const DefaultTimeout = 50 * time.Millisecond
+
+// Options are the parts of a Policy that no document says.
+type Options struct {
+	// Timeout bounds one evaluation in wall time. An evaluation that takes longer
+	// is tried once more, and then the decision is deny. Default: DefaultTimeout.
+	Timeout time.Duration
+	// Logger gets the warnings. Default: none are written.
+	Logger *slog.Logger
+}
+
+// Policy is a document and a team's Rego, compiled. It never changes and is safe
+// for concurrent use.
+type Policy struct {
+	query     rego.PreparedEvalQuery
+	cache     cache.InterQueryValueCache // compiled regular expressions
+	table     *table
+	rules     map[string]*rule
+	selectors *selectors
+	revision  string
+	timeout   time.Duration
+}
+
+// Compile checks a document and makes it decide. Its error joins every Finding
+// that stands in the way, those of the team's Rego included.
+func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
+	if o.Timeout <= 0 {
+		o.Timeout = DefaultTimeout
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	rules, findings := resolve(doc)
+	team, err := loadTeam(doc.Policy.Dir)
+	var f Finding
+	if errors.As(err, &f) && f.Path == "policy.dir" {
+		f.Position = doc.position(f.Path)
+		err = f
+	}
+	if err := errors.Join(join(findings), err); err != nil {
+		return nil, err
+	}
+	for _, f := range findings {
+		o.Logger.WarnContext(ctx, "policy warning", "at", f.Position.String(), "path", f.Path, "message", f.Message, "fix", f.Fix)
+	}
+	p := &Policy{
+		table:     newTable(rules),
+		rules:     make(map[string]*rule, len(rules)),
+		selectors: newSelectors(rules),
+		timeout:   o.Timeout,
+		revision:  revision(doc, team),
+	}
+	for i := range rules {
+		p.rules[rules[i].name] = &rules[i]
+	}
+	p.cache = cache.NewInterQueryValueCache(ctx, &cache.Config{
+		InterQueryBuiltinValueCache: cache.InterQueryBuiltinValueCacheConfig{MaxNumEntries: new(len(rules) + 1000)},
+	})
+	return p, p.prepare(ctx, team)
+}
+
+// prepare compiles the Rego over the document's data.
+func (p *Policy) prepare(ctx context.Context, team *team) error {
+	data, err := p.data(team.data)
+	if err != nil {
+		return err
+	}
+	store := inmem.NewFromASTObject(data)
+	modules, err := ownModules()
+	if err != nil {
+		return err
+	}
+	for name, m := range team.modules {
+		modules[name] = m
+	}
+	if len(team.sets) > 0 {
+		const name = "contributed.rego"
+		m, err := ast.ParseModuleWithOpts(name, team.gather(), ast.ParserOptions{RegoVersion: ast.RegoV1})
+		if err != nil {
+			return regoErrors(err)
+		}
+		modules[name] = m
+	}
+	schemas, err := schemaSet()
+	if err != nil {
+		return err
+	}
+	return storage.Txn(ctx, store, storage.TransactionParams{}, func(txn storage.Transaction) error {
+		compiler := ast.NewCompiler().
+			WithStrict(true).
+			WithCapabilities(capabilities()).
+			WithSchemas(schemas).
+			WithUseTypeCheckAnnotations(true).
+			WithPathConflictsCheck(storage.NonEmpty(ctx, store, txn)).
+			SetErrorLimit(0)
+		if compiler.Compile(modules); compiler.Failed() {
+			return regoErrors(compiler.Errors)
+		}
+		var err error
+		p.query, err = rego.New(
+			rego.Query("data.sallyport.decision"),
+			rego.Compiler(compiler),
+			rego.Store(store),
+			rego.Transaction(txn),
+			// A built-in function that fails would leave a deny undefined.
+			rego.StrictBuiltinErrors(true),
+			rego.GenerateJSON(func(t *ast.Term, _ *rego.EvalContext) (any, error) { return t.Value, nil }),
+		).PrepareForEval(ctx)
+		return err
+	})
+}
+
+// ownModules parses the Rego that Sallyport comes with.
+func ownModules() (map[string]*ast.Module, error) {
+	const name = "decision.rego"
+	text, err := sources.ReadFile(name)
+	if err != nil {
+		return nil, err
+	}
+	m, err := ast.ParseModuleWithOpts(name, string(text), ast.ParserOptions{RegoVersion: ast.RegoV1, ProcessAnnotation: true})
+	return map[string]*ast.Module{name: m}, err
+}
+
+// schemaSet makes the compiler check every use of input against schema/input.json.
+func schemaSet() (*ast.SchemaSet, error) {
+	text, err := sources.ReadFile("schema/input.json")
+	if err != nil {
+		return nil, err
+	}
+	var schema any
+	if err := json.Unmarshal(text, &schema); err != nil {
+		return nil, err
+	}
+	set := ast.NewSchemaSet()
+	set.Put(ast.SchemaRootRef, schema)
+	return set, nil
+}
+
+// revision is the digest of all that decides.
+func revision(doc Document, team *team) string {
+	h := sha256.New()
+	add := func(name string, text []byte) { fmt.Fprintf(h, "%s %d\n%s\n", name, len(text), text) }
+	doc.Policy.Dir = "" // its content counts, not its place
+	text, err := json.Marshal(doc)
+	if err != nil {
+		panic(err) // a Document holds nothing that JSON cannot
+	}
+	add("document", text)
+	rules, err := sources.ReadFile("decision.rego")
+	if err != nil {
+		panic(err) // embedded
+	}
+	add("decision", rules)
+	for _, s := range team.digest {
+		add(strings.TrimPrefix("team/"+s.name, "./"), s.text)
+	}
+	return hex.EncodeToString(h.Sum(nil)[:16])
+}

@@ -1,0 +1,264 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/metrics"
+	"github.com/open-policy-agent/opa/v1/rego"
+	"github.com/open-policy-agent/opa/v1/topdown"
+)
+
+// ErrUndecided is wrapped by a Decision's Err: the policy gave no usable answer,
+// and the decision is deny.
+var ErrUndecided = errors.New("the policy could not decide")
+
+var errTimeout = errors.New("no answer within the timeout")
+
+// Decide evaluates the policy. It never fails: what cannot be evaluated, in time,
+// to exactly one well-formed answer is denied, and Err says why.
+func (p *Policy) Decide(ctx context.Context, in Input) Decision {
+	s, err := read(in)
+	if err != nil {
+		return p.refuse("the request cannot be judged: "+clean(err.Error()), nil)
+	}
+	return p.decide(ctx, s)
+}
+
+func (p *Policy) decide(ctx context.Context, s subject) Decision {
+	input, err := p.value(s)
+	if err != nil {
+		return p.undecided(err)
+	}
+	answer, err := p.eval(ctx, input)
+	if errors.Is(err, errTimeout) {
+		// On a crowded machine the clock runs while the evaluation does not:
+		// only what is late twice is taken for slow.
+		answer, err = p.eval(ctx, input)
+	}
+	if err != nil {
+		return p.undecided(err)
+	}
+	d, err := p.decode(answer)
+	if err != nil {
+		return p.undecided(err)
+	}
+	return p.floor(d, s)
+}
+
+// Revision is the digest of the document, the Rego and the team's directory.
+func (p *Policy) Revision() string { return p.revision }
+
+// Rules is the number of egress and egressAuth rules.
+func (p *Policy) Rules() int { return len(p.rules) }
+
+// Bound reports whether some egressAuth rule binds the credential to the
+// destination. Whatever Rego says, a credential goes nowhere else.
+func (p *Policy) Bound(credential, host string, port uint16) bool {
+	name, addr, err := readHost(host)
+	if err != nil {
+		return false
+	}
+	for e := range p.table.entries(name, addr) {
+		for _, r := range e.rules {
+			if r.kind == typeEgressAuth && r.credential == credential && r.on(port) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (p *Policy) refuse(reason string, err error) Decision {
+	return Decision{Action: Deny, RuleType: typeFloor, Reason: reason, Revision: p.revision, Err: err}
+}
+
+func (p *Policy) undecided(err error) Decision {
+	return p.refuse("the policy could not be evaluated, so everything is denied; the operator's log says why",
+		fmt.Errorf("%w: %w", ErrUndecided, err))
+}
+
+// eval evaluates data.sallyport.decision within the timeout.
+func (p *Policy) eval(ctx context.Context, input ast.Value) (ast.Value, error) {
+	cancel := topdown.NewCancel()
+	timer := time.AfterFunc(p.timeout, cancel.Cancel)
+	defer timer.Stop()
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, cancel.Cancel)()
+	}
+	results, err := p.query.Eval(ctx,
+		rego.EvalParsedInput(input),
+		rego.EvalExternalCancel(cancel),
+		rego.EvalInterQueryBuiltinValueCache(p.cache),
+		rego.EvalMetrics(metrics.NoOp()),
+	)
+	switch {
+	case topdown.IsCancel(err) && ctx.Err() == nil:
+		return nil, fmt.Errorf("%w of %v", errTimeout, p.timeout)
+	case err != nil:
+		return nil, err
+	case len(results) == 0 || len(results[0].Expressions) == 0:
+		return nil, errors.New("the decision is undefined")
+	case len(results) > 1:
+		return nil, errors.New("more than one decision")
+	}
+	value, ok := results[0].Expressions[0].Value.(ast.Value)
+	if !ok {
+		return nil, fmt.Errorf("an answer of type %T", results[0].Expressions[0].Value)
+	}
+	return value, nil
+}
+
+// The keys of the decision document.
+var (
+	keyAction     = ast.StringTerm("action")
+	keyType       = ast.StringTerm("type")
+	keyRule       = ast.StringTerm("rule")
+	keyReason     = ast.StringTerm("reason")
+	keyError      = ast.StringTerm("error")
+	keyInject     = ast.StringTerm("inject")
+	keyCredential = ast.StringTerm("credential")
+)
+
+// decode reads data.sallyport.decision.
+func (p *Policy) decode(v ast.Value) (Decision, error) {
+	o, ok := v.(ast.Object)
+	if !ok {
+		return Decision{}, fmt.Errorf("the decision is %v, not an object", ast.ValueName(v))
+	}
+	d := Decision{Revision: p.revision}
+	action, err := text(o, keyAction)
+	if err != nil {
+		return d, err
+	}
+	switch d.Action = Action(action); d.Action {
+	case Deny, Allow, Tunnel, Approve:
+	default:
+		return d, fmt.Errorf("unknown action %q", action)
+	}
+	if d.RuleType, err = text(o, keyType); err != nil {
+		return d, err
+	}
+	if d.Rule, err = text(o, keyRule); err != nil {
+		return d, err
+	}
+	if d.Reason, err = text(o, keyReason); err != nil {
+		return d, err
+	}
+	d.Rule, d.Reason = clean(d.Rule), clean(d.Reason)
+	if o.Get(keyError) != nil {
+		why, _ := text(o, keyError)
+		d.Err = fmt.Errorf("%w: %s", ErrUndecided, clean(why))
+		d.Action = Deny
+	}
+	if d.Action == Deny {
+		return d, nil
+	}
+	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
+		d.Upstream = r.upstream
+	}
+	if list := o.Get(keyInject); list != nil {
+		d.Inject, err = p.injections(list.Value)
+	}
+	return d, err
+}
+
+// injections reads decision.inject: {credential, rule} for what a rule of the
+// document injects, {credential, inject} for what a team's Rego does.
+func (p *Policy) injections(v ast.Value) ([]Injection, error) {
+	set, ok := v.(ast.Set)
+	if !ok {
+		return nil, fmt.Errorf("inject is %v, not a set", ast.ValueName(v))
+	}
+	if set.Len() == 0 {
+		return nil, nil
+	}
+	list := make([]Injection, 0, set.Len())
+	err := set.Iter(func(t *ast.Term) error {
+		o, ok := t.Value.(ast.Object)
+		if !ok {
+			return fmt.Errorf("an inject is %v, not an object", ast.ValueName(t.Value))
+		}
+		credential, err := text(o, keyCredential)
+		if err != nil {
+			return err
+		}
+		in := Injection{Credential: credential}
+		switch rule, inject := o.Get(keyRule), o.Get(keyInject); {
+		case rule != nil:
+			name, err := text(o, keyRule)
+			if err != nil {
+				return err
+			}
+			r := p.rules[name]
+			if r == nil || r.credential != credential {
+				return fmt.Errorf("rule %q does not inject %q", name, credential)
+			}
+			in.Inject = r.inject
+		case inject != nil:
+			if in.Inject, err = teamInject(inject.Value); err != nil {
+				return err
+			}
+		}
+		list = append(list, in)
+		return nil
+	})
+	return list, err
+}
+
+// floor applies what no policy can change: credentials go where they are bound,
+// over TLS, one to a place, and only into a request.
+func (p *Policy) floor(d Decision, s subject) Decision {
+	for i, in := range d.Inject {
+		switch {
+		case s.Protocol != ProtocolTLS || s.Phase != PhaseRequest:
+			return p.refuse(fmt.Sprintf("credential %s goes into requests over TLS only", clean(in.Credential)), nil)
+		case !p.Bound(in.Credential, s.host, s.Destination.Port):
+			return p.refuse(fmt.Sprintf("credential %s is not bound to %s:%d by any egressAuth rule", clean(in.Credential), s.host, s.Destination.Port), nil)
+		}
+		for _, other := range d.Inject[:i] {
+			if other.Inject.place() == in.Inject.place() {
+				return p.refuse(fmt.Sprintf("credentials %s and %s would both go into the %s",
+					other.Credential, in.Credential, clean(in.Inject.place())), nil)
+			}
+		}
+	}
+	return d
+}
+
+func text(o ast.Object, key *ast.Term) (string, error) {
+	t := o.Get(key)
+	if t == nil {
+		return "", fmt.Errorf("the answer has no %v", key)
+	}
+	s, ok := t.Value.(ast.String)
+	if !ok {
+		return "", fmt.Errorf("%v is %v, not a string", key, ast.ValueName(t.Value))
+	}
+	return string(s), nil
+}
+
+// maxReason bounds what a decision says, in bytes.
+const maxReason = 500
+
+// clean makes text of a policy, which may quote a hostile request, fit for a
+// header, a log line and a terminal.
+func clean(s string) string {
+	if label(s) {
+		return s
+	}
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r >= 0x2028 && r <= 0x202e || r >= 0x2066 && r <= 0x2069 {
+			return ' '
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
+	if len(s) > maxReason {
+		s = strings.ToValidUTF8(s[:maxReason], "") + "…"
+	}
+	return strings.TrimSpace(s)
+}

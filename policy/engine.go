@@ -1,0 +1,40 @@
+package policy
+
+import (
+	"context"
+	"sync/atomic"
+)
+
+// Engine decides by the policy that was swapped in last. A decision is made by
+// one policy from beginning to end. The zero Engine denies everything.
+type Engine struct {
+	current atomic.Pointer[Policy]
+}
+
+// NewEngine returns an Engine that decides by p.
+func NewEngine(p *Policy) *Engine {
+	e := &Engine{}
+	e.current.Store(p)
+	return e
+}
+
+// Swap makes p decide from now on and returns what did before.
+func (e *Engine) Swap(p *Policy) *Policy { return e.current.Swap(p) }
+
+// Policy returns the policy that decides now, or nil.
+func (e *Engine) Policy() *Policy { return e.current.Load() }
+
+// Decide forwards to the current policy.
+func (e *Engine) Decide(ctx context.Context, in Input) Decision {
+	p := e.current.Load()
+	if p == nil {
+		return Decision{Action: Deny, RuleType: typeFloor, Reason: "no policy is loaded, so everything is denied", Err: ErrUndecided}
+	}
+	return p.Decide(ctx, in)
+}
+
+// Bound forwards to the current policy: see [Policy.Bound].
+func (e *Engine) Bound(credential, host string, port uint16) bool {
+	p := e.current.Load()
+	return p != nil && p.Bound(credential, host, port)
+}

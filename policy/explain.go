@@ -1,0 +1,110 @@
+package policy
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+)
+
+// maxNear bounds the rules that an Explanation lists.
+const maxNear = 20
+
+// Explanation says what would be decided and why.
+type Explanation struct {
+	Decision Decision
+	// Credentials names what would be injected.
+	Credentials []string
+	// Near lists the rules for the host, those that fit best first; where there
+	// is none, those for hosts that are spelled alike.
+	Near []Near
+}
+
+// Near is a rule and the parts of it that the input failed on: host, sandbox,
+// port, protocol, method, path. A deny that failed on something did not deny.
+type Near struct {
+	Rule        string
+	RuleType    string
+	Action      Action
+	Destination string
+	Position    Position
+	Failed      []string
+}
+
+// Explain decides like Decide and says what each rule for the destination made
+// of the input.
+func (p *Policy) Explain(ctx context.Context, in Input) Explanation {
+	e := Explanation{Decision: p.Decide(ctx, in)}
+	for _, in := range e.Decision.Inject {
+		e.Credentials = append(e.Credentials, in.Credential)
+	}
+	s, err := read(in)
+	if err != nil {
+		return e
+	}
+	for entry := range p.table.entries(s.host, s.addr) {
+		for _, r := range entry.rules {
+			e.Near = append(e.Near, r.near(r.failed(s)))
+		}
+	}
+	if len(e.Near) == 0 {
+		e.Near = p.alike(s.host)
+	}
+	slices.SortFunc(e.Near, func(a, b Near) int {
+		return cmp.Or(cmp.Compare(len(a.Failed), len(b.Failed)), strings.Compare(a.Rule, b.Rule))
+	})
+	e.Near = e.Near[:min(len(e.Near), maxNear)]
+	return e
+}
+
+// failed lists the parts of the rule that the input does not fit.
+func (r *rule) failed(s subject) []string {
+	var parts []string
+	if !r.sandboxes.picks(s.Sandbox.Name, s.Sandbox.Tags) {
+		parts = append(parts, "sandbox")
+	}
+	if s.Phase == PhaseDNS {
+		return parts
+	}
+	if !r.on(s.Destination.Port) {
+		parts = append(parts, "port")
+	}
+	if !slices.Contains(r.protocols, s.Protocol) {
+		parts = append(parts, "protocol")
+	}
+	if s.Request == nil {
+		return parts
+	}
+	if r.methods != nil && !slices.Contains(r.methods, s.Request.Method) {
+		parts = append(parts, "method")
+	}
+	if r.paths != nil && !r.pathPattern().MatchString(s.Request.Path) {
+		parts = append(parts, "path")
+	}
+	return parts
+}
+
+// alike lists the rules whose hosts differ from host by a slip of the keyboard
+// or lie in the same domain.
+func (p *Policy) alike(host string) []Near {
+	_, domain, _ := strings.Cut(host, ".")
+	var list []Near
+	for _, r := range p.rules {
+		d := r.destination
+		if d.kind == addressRange {
+			continue
+		}
+		_, theirs, _ := strings.Cut(d.host, ".")
+		neighbours := strings.Contains(domain, ".") && (theirs == domain || d.host == domain)
+		if neighbours || d.host == host || distance(d.host, host, 3) < 3 {
+			list = append(list, r.near([]string{"host"}))
+		}
+	}
+	return list
+}
+
+func (r *rule) near(failed []string) Near {
+	return Near{
+		Rule: r.name, RuleType: r.kind, Action: r.action, Destination: r.destination.key(), Position: r.position, Failed: failed,
+	}
+}

@@ -1,0 +1,169 @@
+package policy
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+)
+
+// picks reports whether a sandbox with this name ("" for any) and these tags is
+// selected.
+func (s Selector) picks(name string, tags map[string]string) bool {
+	if len(s.Names) > 0 && !slices.Contains(s.Names, name) {
+		return false
+	}
+	return tagged(s.Tags, tags)
+}
+
+func tagged(want, got map[string]string) bool {
+	for tag, value := range want {
+		if v, ok := got[tag]; !ok || v != value {
+			return false
+		}
+	}
+	return true
+}
+
+// meets reports whether one selector for certain picks a sandbox that the other
+// was written for: one that has a name and the tags that it asks for, and no more.
+func (s Selector) meets(t Selector) bool { return s.reaches(t) || t.reaches(s) }
+
+func (s Selector) reaches(t Selector) bool {
+	if len(t.Names) == 0 {
+		return s.picks("", t.Tags)
+	}
+	return slices.ContainsFunc(t.Names, func(name string) bool { return s.picks(name, t.Tags) })
+}
+
+// selectors finds the keys of data.sallyport.selectors that pick a sandbox, by
+// its name and tags rather than by trying them all.
+type selectors struct {
+	keys   map[string]*ast.Term
+	anyone *ast.Term // nil when no rule is for every sandbox
+	byName map[string][]selection
+	byTag  map[[2]string][]selection // by the first tag it asks for
+}
+
+// selection is a name or none, tags or none, and the key that stands for them. A
+// Selector with several names is several selections.
+type selection struct {
+	key  *ast.Term
+	name string
+	tags map[string]string
+}
+
+func newSelectors(rules []rule) *selectors {
+	all := &selectors{
+		keys:   map[string]*ast.Term{},
+		byName: map[string][]selection{},
+		byTag:  map[[2]string][]selection{},
+	}
+	for i := range rules {
+		for _, s := range rules[i].sandboxes.selections() {
+			key := s.text()
+			if all.keys[key] != nil {
+				continue
+			}
+			s.key = ast.StringTerm(key)
+			all.keys[key] = s.key
+			switch {
+			case s.name != "":
+				all.byName[s.name] = append(all.byName[s.name], s)
+			case len(s.tags) > 0:
+				tag := slices.Min(slices.Collect(maps.Keys(s.tags)))
+				at := [2]string{tag, s.tags[tag]}
+				all.byTag[at] = append(all.byTag[at], s)
+			default:
+				all.anyone = s.key
+			}
+		}
+	}
+	return all
+}
+
+func (s Selector) selections() []selection {
+	if len(s.Names) == 0 {
+		return []selection{{tags: s.Tags}}
+	}
+	list := make([]selection, len(s.Names))
+	for i, name := range s.Names {
+		list[i] = selection{name: name, tags: s.Tags}
+	}
+	return list
+}
+
+// text is unambiguous, since it quotes names and tags.
+func (s selection) text() string {
+	if s.name == "" && len(s.tags) == 0 {
+		return "*"
+	}
+	var parts []string
+	if s.name != "" {
+		parts = append(parts, "name="+quoted(s.name))
+	}
+	for _, tag := range slices.Sorted(maps.Keys(s.tags)) {
+		parts = append(parts, "tag "+quoted(tag)+"="+quoted(s.tags[tag]))
+	}
+	return strings.Join(parts, " ")
+}
+
+func quoted(s string) string {
+	if token(s) {
+		return s
+	}
+	return strconv.Quote(s)
+}
+
+// picking appends the keys that pick a sandbox.
+func (all *selectors) picking(s Sandbox) []*ast.Term {
+	keys := make([]*ast.Term, 0, 2)
+	if all.anyone != nil {
+		keys = append(keys, all.anyone)
+	}
+	for _, by := range all.byName[s.Name] {
+		if tagged(by.tags, s.Tags) {
+			keys = append(keys, by.key)
+		}
+	}
+	for tag, value := range s.Tags {
+		for _, by := range all.byTag[[2]string{tag, value}] {
+			if tagged(by.tags, s.Tags) {
+				keys = append(keys, by.key)
+			}
+		}
+	}
+	return keys
+}
+
+// term is data.sallyport.selectors: {key: {name, tags}}.
+func (all *selectors) term() *ast.Term {
+	var fields [][2]*ast.Term
+	add := func(s selection) {
+		tags := make([][2]*ast.Term, 0, len(s.tags))
+		for tag, value := range s.tags {
+			tags = append(tags, [2]*ast.Term{ast.StringTerm(tag), ast.StringTerm(value)})
+		}
+		parts := [][2]*ast.Term{{keyTags, ast.NewTerm(ast.NewObject(tags...))}}
+		if s.name != "" {
+			parts = append(parts, [2]*ast.Term{keyName, ast.StringTerm(s.name)})
+		}
+		fields = append(fields, [2]*ast.Term{s.key, ast.NewTerm(ast.NewObject(parts...))})
+	}
+	if all.anyone != nil {
+		add(selection{key: all.anyone})
+	}
+	for _, list := range all.byName {
+		for _, s := range list {
+			add(s)
+		}
+	}
+	for _, list := range all.byTag {
+		for _, s := range list {
+			add(s)
+		}
+	}
+	return ast.NewTerm(ast.NewObject(fields...))
+}

@@ -1,0 +1,256 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+	"github.com/open-policy-agent/opa/v1/ast"
+)
+
+// Limits of a team's directory: more than these is a mistake.
+const (
+	maxTeamFiles = 2000
+	maxTeamBytes = 64 << 20
+)
+
+// team is what a security team adds: modules below sallyport.team and data.
+type team struct {
+	modules map[string]*ast.Module
+	data    map[string]any
+	digest  []namedSource // in the order of their names
+	sets    []contribution
+}
+
+type namedSource struct {
+	name string
+	text []byte
+}
+
+// contribution is a set that a team's package defines.
+type contribution struct {
+	set string // deny, approve, allow or inject
+	pkg ast.Ref
+}
+
+var teamRoot = ast.MustParseRef("data.sallyport.team")
+
+// contributed are the names by which a team's package takes part in a decision.
+var contributed = []string{"deny", "approve", "allow", "inject"}
+
+// loadTeam reads dir as `opa test DIR` does: a file's data appears under the
+// names of the folders that it is in. Tests are checked and not loaded. Every
+// problem is reported with its file and line.
+func loadTeam(dir string) (*team, error) {
+	t := &team{modules: map[string]*ast.Module{}, data: map[string]any{}}
+	if dir == "" {
+		return t, nil
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, Finding{Path: "policy.dir", Message: fmt.Sprintf("cannot be read: %v", err), Fix: "make the folder, or remove policy.dir"}
+	}
+	defer root.Close()
+	var errs []error
+	size := int64(0)
+	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if name != "." && strings.HasPrefix(d.Name(), ".") {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if d.IsDir() || !slices.Contains([]string{".rego", ".json", ".yaml", ".yml"}, filepath.Ext(name)) {
+			return nil
+		}
+		text, err := root.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		if size += int64(len(text)); size > maxTeamBytes || len(t.digest) >= maxTeamFiles {
+			return fmt.Errorf("more than %d files or %d MiB", maxTeamFiles, maxTeamBytes>>20)
+		}
+		t.digest = append(t.digest, namedSource{name, text})
+		if filepath.Ext(name) == ".rego" {
+			errs = append(errs, t.addModule(filepath.Join(dir, name), text))
+		} else {
+			errs = append(errs, t.addData(filepath.Join(dir, name), name, text))
+		}
+		return nil
+	})
+	if err != nil {
+		errs = append(errs, Finding{Path: "policy.dir", Message: fmt.Sprintf("reading %s: %v", dir, err)})
+	}
+	return t, errors.Join(errs...)
+}
+
+func (t *team) addModule(file string, text []byte) error {
+	m, err := ast.ParseModuleWithOpts(file, string(text), ast.ParserOptions{
+		RegoVersion:       ast.RegoV1,
+		ProcessAnnotation: true,
+		Capabilities:      capabilities(),
+	})
+	if err != nil {
+		return regoErrors(err)
+	}
+	if m == nil {
+		return nil // comments only
+	}
+	if !m.Package.Path.HasPrefix(teamRoot) {
+		return Finding{
+			Position: position(m.Package.Location),
+			Message:  fmt.Sprintf("package %s is not below sallyport.team", pkgName(m.Package.Path)),
+			Fix:      "write package sallyport.team." + lastPart(m.Package.Path),
+		}
+	}
+	test := strings.HasSuffix(file, "_test.rego")
+	var errs []error
+	for _, r := range m.Rules {
+		head := r.Head.Ref()
+		name := head[0].Value.String()
+		switch {
+		case name == "limit" || name == "obligation":
+			errs = append(errs, Finding{
+				Position: position(r.Location),
+				Message:  fmt.Sprintf("%s is not enforced by this version", name),
+				Fix:      "remove it, or deny instead",
+			})
+		case !slices.Contains(contributed, name):
+		case r.Head.RuleKind() != ast.MultiValue || len(head) != 1 || r.Default:
+			errs = append(errs, Finding{
+				Position: position(r.Location),
+				Message:  fmt.Sprintf("%s must be a set, or it would be passed over", name),
+				Fix:      fmt.Sprintf("write \"%s contains … if …\"", name),
+			})
+		case test:
+			errs = append(errs, Finding{
+				Position: position(r.Location),
+				Message:  fmt.Sprintf("%s in a test file takes part in no decision", name),
+				Fix:      "move it into a file whose name does not end in _test.rego",
+			})
+		default:
+			c := contribution{name, m.Package.Path}
+			if !slices.ContainsFunc(t.sets, func(o contribution) bool { return o.set == c.set && o.pkg.Equal(c.pkg) }) {
+				t.sets = append(t.sets, c)
+			}
+		}
+	}
+	if !test {
+		t.modules[file] = m
+	}
+	return errors.Join(errs...)
+}
+
+func (t *team) addData(file, name string, text []byte) error {
+	var doc any
+	if err := yaml.Unmarshal(text, &doc); err != nil { // JSON is YAML
+		return yamlError(file, err)
+	}
+	tree, ok := doc.(map[string]any)
+	if !ok {
+		return Finding{Position: Position{File: file}, Message: "is not an object", Fix: "write keys and values"}
+	}
+	if folder := filepath.ToSlash(filepath.Dir(name)); folder != "." {
+		parts := strings.Split(folder, "/")
+		for i := len(parts) - 1; i >= 0; i-- {
+			tree = map[string]any{parts[i]: tree}
+		}
+	}
+	if _, taken := tree["sallyport"]; taken {
+		return Finding{Position: Position{File: file}, Message: "data.sallyport is Sallyport's own", Fix: "use another top-level key"}
+	}
+	if key := merge(t.data, tree); key != "" {
+		return Finding{Position: Position{File: file}, Message: fmt.Sprintf("data.%s is set by another file too", key), Fix: "set it in one of them"}
+	}
+	return nil
+}
+
+// merge adds src to dst and returns the path of the first thing that both set.
+func merge(dst, src map[string]any) string {
+	for k, v := range src {
+		old, taken := dst[k]
+		if !taken {
+			dst[k] = v
+			continue
+		}
+		a, aok := old.(map[string]any)
+		b, bok := v.(map[string]any)
+		if !aok || !bok {
+			return k
+		}
+		if inner := merge(a, b); inner != "" {
+			return k + "." + inner
+		}
+	}
+	return ""
+}
+
+// gather is the module that collects the team's sets for the decision. It names
+// each package, so that a decision evaluates nothing of a team but its sets.
+func (t *team) gather() string {
+	var b strings.Builder
+	b.WriteString("package sallyport.contributed\n")
+	for _, c := range t.sets {
+		switch c.set {
+		case "deny", "approve":
+			fmt.Fprintf(&b, "%s contains {\"rule\": %q, \"reason\": text(it)} if some it in %s.%s\n", c.set, pkgName(c.pkg), c.pkg, c.set)
+		default:
+			fmt.Fprintf(&b, "%s contains it if some it in %s.%s\n", c.set, c.pkg, c.set)
+		}
+	}
+	b.WriteString("text(it) := it if is_string(it)\n")
+	b.WriteString("text(it) := sprintf(\"%v\", [it]) if not is_string(it)\n")
+	return b.String()
+}
+
+func pkgName(r ast.Ref) string { return strings.TrimPrefix(r.String(), "data.") }
+
+func lastPart(r ast.Ref) string { return strings.Trim(r[len(r)-1].Value.String(), `"`) }
+
+func position(l *ast.Location) Position {
+	if l == nil {
+		return Position{}
+	}
+	return Position{File: l.File, Line: l.Row, Column: l.Col}
+}
+
+// regoErrors turns the errors of OPA's parser and compiler into findings.
+func regoErrors(err error) error {
+	var list ast.Errors
+	if !errors.As(err, &list) {
+		return err
+	}
+	errs := make([]error, len(list))
+	for i, e := range list {
+		f := Finding{Position: position(e.Location), Message: e.Message}
+		if e.Details != nil {
+			f.Message += ": " + strings.Join(e.Details.Lines(), " ")
+		}
+		if name, ok := strings.CutPrefix(e.Message, "undefined function "); ok && slices.Contains(withheld, name) {
+			f.Message = name + " is withheld from policies"
+			f.Fix = "decide on input and data alone; see policy.Source"
+		}
+		errs[i] = f
+	}
+	return errors.Join(errs...)
+}
+
+func yamlError(file string, err error) error {
+	f := Finding{Position: Position{File: file}, Message: err.Error()}
+	var y yaml.Error
+	if errors.As(err, &y) {
+		f.Message = y.GetMessage()
+		if tk := y.GetToken(); tk != nil && tk.Position != nil {
+			f.Position.Line, f.Position.Column = tk.Position.Line, tk.Position.Column
+		}
+	}
+	return f
+}

@@ -1,0 +1,339 @@
+package policy
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"text/template"
+
+	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/publicsuffix"
+)
+
+// Validate lists everything that is wrong with the document, errors and
+// warnings, in the order of the file. It does not read the team's Rego.
+func Validate(doc Document) []Finding {
+	_, findings := resolve(doc)
+	return findings
+}
+
+// resolve turns the document into rules with their defaults filled in. The rules
+// are of use only when no finding is an error.
+func resolve(doc Document) ([]rule, []Finding) {
+	v := validator{doc: doc, names: map[string]string{}, credentials: map[string]bool{}}
+	for i, c := range doc.Credentials {
+		v.credential(fmt.Sprintf("credentials[%d]", i), c)
+	}
+	for i, e := range doc.Egress {
+		v.egress(fmt.Sprintf("egress[%d]", i), e)
+	}
+	for i, e := range doc.EgressAuth {
+		v.egressAuth(fmt.Sprintf("egressAuth[%d]", i), e)
+	}
+	for i, c := range doc.Credentials {
+		if used := v.credentials[c.Name]; !used && c.Name != "" {
+			v.warn(fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),
+				"name it as the authRef of an egressAuth rule, or remove it")
+		}
+	}
+	v.findings = append(v.findings, overlaps(doc, v.rules)...)
+	slices.SortStableFunc(v.findings, func(a, b Finding) int {
+		if a.Position.Line != b.Position.Line {
+			return a.Position.Line - b.Position.Line
+		}
+		return a.Position.Column - b.Position.Column
+	})
+	return v.rules, v.findings
+}
+
+type validator struct {
+	doc         Document
+	rules       []rule
+	findings    []Finding
+	names       map[string]string // rule name to the path of its rule
+	credentials map[string]bool   // name to whether a rule uses it
+}
+
+func (v *validator) fail(path, message, fix string) {
+	v.findings = append(v.findings, Finding{Position: v.doc.position(path), Path: path, Message: message, Fix: fix})
+}
+
+func (v *validator) warn(path, message, fix string) {
+	v.findings = append(v.findings, Finding{
+		Severity: Warning, Position: v.doc.position(path), Path: path, Message: message, Fix: fix,
+	})
+}
+
+// position finds the place of path, or of the nearest thing around it that has one.
+func (d Document) position(path string) Position {
+	for path != "" {
+		if p, ok := d.Positions[path]; ok {
+			return p
+		}
+		path = path[:max(strings.LastIndexByte(path, '.'), strings.LastIndexByte(path, '['), 0)]
+	}
+	return d.Positions[""]
+}
+
+func (v *validator) egress(path string, e EgressRule) {
+	actions := []string{string(Allow), string(Deny), string(Tunnel), string(Approve)}
+	if e.Action != "" && !slices.Contains(actions, string(e.Action)) {
+		fix := "write allow, deny, tunnel or approve"
+		if near := Nearest(string(e.Action), actions); near != "" {
+			fix = "did you mean " + near + "?"
+		}
+		v.fail(path+".action", fmt.Sprintf("%q is not an action", e.Action), fix)
+	}
+	if e.Action == Tunnel && len(e.Methods)+len(e.Paths) > 0 {
+		v.fail(path, "a tunnel is not read, so its methods and paths can never match", "remove them, or write action: allow")
+	}
+	if e.Action == Deny && e.Upstream != nil {
+		v.fail(path+".upstream", "a denied destination is never reached", "remove upstream")
+	}
+	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.upstream(path+".upstream", e.Upstream)
+	d, ok := v.destination(path, e.Destination, e.Ports, e.Action == Deny)
+	if !ok {
+		return
+	}
+	r := e.rule(d)
+	r.at = path
+	v.add(r)
+}
+
+func (v *validator) egressAuth(path string, e EgressAuthRule) {
+	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.upstream(path+".upstream", e.Upstream)
+	v.inject(path+".inject", e.Inject)
+	if _, known := v.credentials[e.AuthRef]; known {
+		v.credentials[e.AuthRef] = true
+	} else if e.AuthRef == "" {
+		v.fail(path, "has no authRef", "write authRef: and the name of one of the credentials")
+	} else {
+		names := make([]string, len(v.doc.Credentials))
+		for i, c := range v.doc.Credentials {
+			names[i] = c.Name
+		}
+		fix := fmt.Sprintf("add it under credentials, as in \"- name: %s\"", e.AuthRef)
+		if near := Nearest(e.AuthRef, names); near != "" {
+			fix = fmt.Sprintf("did you mean %q? Otherwise %s", near, fix)
+		}
+		v.fail(path+".authRef", fmt.Sprintf("there is no credential %q", e.AuthRef), fix)
+	}
+	d, ok := v.destination(path, e.Destination, e.Ports, false)
+	if !ok {
+		return
+	}
+	r := e.rule(d)
+	r.at = path
+	v.add(r)
+}
+
+// add keeps a rule whose name is its own.
+func (v *validator) add(r rule) {
+	if !label(r.name) {
+		v.fail(r.at+".name", fmt.Sprintf("%q is not a name", r.name), "write 1 to 200 visible ASCII characters; spaces may stand between them")
+		return
+	}
+	if other, taken := v.names[r.name]; taken {
+		v.fail(r.at, fmt.Sprintf("the name %q is already that of %s", r.name, other), "give each of the two a name of its own with name:")
+		return
+	}
+	v.names[r.name] = r.at
+	r.position = v.doc.position(r.at)
+	v.rules = append(v.rules, r)
+}
+
+func (v *validator) destination(path, s string, ports []uint16, deny bool) (destination, bool) {
+	d, err := parseDestination(s)
+	if err != nil {
+		at := path + ".destination"
+		if s == "" {
+			at = path
+		}
+		message, fix, _ := strings.Cut(err.Error(), "; ")
+		if s == "" {
+			message = "destination " + message
+		}
+		v.fail(at, message, fix)
+		return d, false
+	}
+	if d.port != 0 && len(ports) > 0 {
+		v.fail(path+".ports", "the destination already has a port", "write it in one of the two places")
+	}
+	if suffix, icann := publicsuffix.PublicSuffix(d.host); d.kind == wildcardHost && icann && suffix == d.host && !deny {
+		v.warn(path+".destination", fmt.Sprintf("%q matches names that anybody can register", s), "name the domain that you mean")
+	}
+	return d, true
+}
+
+// matches checks the parts that both kinds of rule select requests by. A list
+// that is written but empty matches nothing.
+func (v *validator) matches(path string, ports []uint16, methods, paths []string, sandboxes Selector) {
+	empty := func(key string) {
+		v.fail(path+"."+key, "is empty, so the rule can never match", "remove it to match all, or list some")
+	}
+	if ports != nil && len(ports) == 0 {
+		empty("ports")
+	}
+	for i, port := range ports {
+		if port == 0 {
+			v.fail(fmt.Sprintf("%s.ports[%d]", path, i), "0 is not a port", "write one from 1 to 65535")
+		}
+	}
+	if methods != nil && len(methods) == 0 {
+		empty("methods")
+	}
+	for i, m := range methods {
+		at := fmt.Sprintf("%s.methods[%d]", path, i)
+		if !token(m) {
+			v.fail(at, fmt.Sprintf("%q is not an HTTP method", m), "write one as GET or POST")
+		} else if up := strings.ToUpper(m); up != m {
+			v.fail(at, fmt.Sprintf("%q can never match: methods are in upper case", m), "write "+up)
+		}
+	}
+	if paths != nil && len(paths) == 0 {
+		empty("paths")
+	}
+	for i, glob := range paths {
+		if err := checkGlob(glob); err != nil {
+			message, fix, _ := strings.Cut(err.Error(), "; ")
+			v.fail(fmt.Sprintf("%s.paths[%d]", path, i), message, fix)
+		}
+	}
+	if sandboxes.Names != nil && len(sandboxes.Names) == 0 {
+		empty("sandboxes.names")
+	}
+	for i, name := range sandboxes.Names {
+		if name == "" {
+			v.fail(fmt.Sprintf("%s.sandboxes.names[%d]", path, i), "is empty", "write the name of a sandbox")
+		}
+	}
+	if sandboxes.Tags != nil && len(sandboxes.Tags) == 0 {
+		empty("sandboxes.tags")
+	}
+}
+
+func (v *validator) upstream(path string, u *Upstream) {
+	if u == nil {
+		return
+	}
+	for i, a := range u.Addresses {
+		if _, err := netip.ParseAddr(a); err == nil {
+			continue
+		}
+		if p, err := netip.ParsePrefix(a); err != nil {
+			v.fail(fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q is neither an IP address nor a CIDR prefix", a), "write one as 10.20.0.7 or 10.20.0.0/16")
+		} else if p != p.Masked() {
+			v.fail(fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q has bits set beyond its length", a), "write "+p.Masked().String())
+		}
+	}
+	if u.Resolver == "" {
+		return
+	}
+	host, port, err := net.SplitHostPort(u.Resolver)
+	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host == "" {
+		v.fail(path+".resolver", fmt.Sprintf("%q is not host:port", u.Resolver), "write one as 10.20.0.53:53")
+	}
+}
+
+func (v *validator) credential(path string, c Credential) {
+	if c.Name == "" {
+		v.fail(path, "has no name", "write name: and what authRef will say")
+		return
+	}
+	if !token(c.Name) || len(c.Name) > 128 {
+		v.fail(path+".name", fmt.Sprintf("%q is not a name", c.Name), "write up to 128 letters, digits, '-', '_' and '.'")
+	}
+	if _, taken := v.credentials[c.Name]; taken {
+		v.fail(path+".name", fmt.Sprintf("there is another credential %q", c.Name), "give each of the two a name of its own")
+	}
+	v.credentials[c.Name] = false
+	if vault := c.Source.Vault; vault != nil {
+		at := path + ".source.vault"
+		switch {
+		case vault.Path == "":
+			v.fail(at, "has no path", "write path: secret/data/"+c.Name)
+		case !strings.Contains(strings.Trim(vault.Path, "/"), "/data/"):
+			v.fail(at+".path", fmt.Sprintf("%q is not the API path of a KV version 2 secret", vault.Path), "put data after the mount, as in secret/data/"+c.Name)
+		}
+	}
+}
+
+// unsettable are the headers that say how a message is framed or routed.
+var unsettable = []string{
+	"connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+}
+
+func (v *validator) inject(path string, in *Inject) {
+	if in == nil {
+		return
+	}
+	given := 0
+	if h := in.Header; h != nil {
+		given++
+		if !token(h.Name) {
+			v.fail(path+".header", fmt.Sprintf("%q is not the name of a header", h.Name), "write one as Authorization or X-Api-Key")
+		} else if slices.Contains(unsettable, strings.ToLower(h.Name)) {
+			v.fail(path+".header.name", fmt.Sprintf("%s says how the request is carried, and cannot hold a credential", h.Name), "write one as Authorization or X-Api-Key")
+		}
+		v.template(path+".header.value", h.Value, true)
+	}
+	if b := in.Basic; b != nil {
+		given++
+		v.template(path+".basic.username", b.Username, false)
+		v.template(path+".basic.password", b.Password, false)
+		if !strings.Contains(b.Username+b.Password, "{{") {
+			v.fail(path+".basic", "has nothing of the secret in it", `write password: "{{ .password }}"`)
+		}
+	}
+	if q := in.Query; q != nil {
+		given++
+		if q.Name == "" {
+			v.fail(path+".query", "has no name", "write name: and the query parameter")
+		}
+		v.template(path+".query.value", q.Value, true)
+	}
+	if given != 1 {
+		v.fail(path, fmt.Sprintf("has %d of header, basic and query", given), "write exactly one")
+	}
+}
+
+// template checks the template of an injection. One that uses no field is most
+// likely the secret itself, written where it must not be; it is not repeated.
+func (v *validator) template(path, text string, secret bool) {
+	t, err := template.New("value").Option("missingkey=error").Parse(text)
+	if err != nil {
+		_, why, _ := strings.Cut(err.Error(), "value:")
+		v.fail(path, "is not a template: line "+why, `write one as "Bearer {{ .token }}"`)
+		return
+	}
+	if len(t.Templates()) > 1 || strings.Contains(text, "{{ template") {
+		v.fail(path, "defines templates of its own", `write one as "Bearer {{ .token }}"`)
+	}
+	if secret && !strings.Contains(text, "{{") {
+		v.fail(path, "has nothing of the secret in it", `write one as "Bearer {{ .token }}", and the secret with "sallyport secret set"`)
+	}
+	if strings.ContainsAny(text, "\r\n\x00") {
+		v.fail(path, "has a line break in it", "write it on one line")
+	}
+}
+
+// token reports whether s is an RFC 9110 token.
+func token(s string) bool { return httpguts.ValidHeaderFieldName(s) }
+
+// label reports whether s can stand in a header, a log line and on a terminal.
+func label(s string) bool {
+	if s == "" || len(s) > 200 || s[0] == ' ' || s[len(s)-1] == ' ' {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] > '~' {
+			return false
+		}
+	}
+	return true
+}
