@@ -1,0 +1,192 @@
+package audit_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sallyport/audit"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// golden are the stories that Sallyport tells, one for each class and outcome.
+func golden() map[string][]*audit.Event {
+	const id = "0192f0c1-7a00-7000-8000-00000000000"
+	at := time.Date(2026, 11, 20, 13, 24, 34, 123e6, time.UTC).UnixMilli()
+	n := 0
+	make := func(kind audit.Kind, class audit.Class, activity int) *audit.Event {
+		n++
+		e := audit.New(kind, class, activity)
+		e.Metadata.UID, e.Time = id+string(rune('0'+n)), at+int64(n)
+		e.Metadata.Product.Version = "0.1.0"
+		x := &e.Unmapped.Sallyport
+		x.Sandbox, x.SandboxID, x.Session = "demo", "sandbox-id", "session-id"
+		if class != audit.ClassLifecycle {
+			e.Source = &audit.Endpoint{IP: "10.231.0.7"}
+			e.Policy = &audit.Policy{Name: "sallyport", Version: "sha256:0123"}
+		}
+		return e
+	}
+	outgoing := &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
+	request := func(e *audit.Event, method, path string) *audit.Event {
+		e.Destination = &audit.Endpoint{Hostname: "api.example.test", Port: 443}
+		e.Connection = outgoing
+		e.TLS = &audit.TLS{SNI: "api.example.test", Version: "1.3"}
+		e.HTTPRequest = &audit.HTTPRequest{Method: method, Version: "HTTP/1.1", Length: 12,
+			URL: &audit.URL{Scheme: "https", Hostname: "api.example.test", Port: 443, Path: path}}
+		e.Unmapped.Sallyport.Phase = "request"
+		return e
+	}
+	decided := func(e *audit.Event, action audit.Action, d audit.Disposition, decision, rule, kind, reason string) *audit.Event {
+		e.Action, e.Disposition, e.StatusID = action, d, audit.StatusSuccess
+		e.Rule = &audit.Rule{Name: rule, Type: kind}
+		e.Unmapped.Sallyport.Decision, e.Unmapped.Sallyport.Reason = decision, reason
+		return e
+	}
+	completed := func(e, decision *audit.Event) *audit.Event {
+		e.Metadata.CorrelationUID = decision.ID()
+		e.Action, e.Disposition, e.StatusID = decision.Action, decision.Disposition, audit.StatusSuccess
+		e.StartTime, e.Duration = decision.Time, 35
+		e.Traffic = &audit.Traffic{BytesIn: 2048, BytesOut: 512}
+		e.Unmapped.Sallyport.Decision = decision.Unmapped.Sallyport.Decision
+		return e
+	}
+
+	allow := decided(request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat"),
+		audit.ActionAllowed, audit.DispositionAllowed, "allow", "example", "egressAuth", "egressAuth rule example allows it")
+	allow.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Name: "example-key"}}
+	allow.Unmapped.Sallyport.HeaderNames = []string{"Accept", "Content-Type"}
+	allow.Unmapped.Sallyport.QueryKeys = []string{"model"}
+	allow.Unmapped.Sallyport.Tags = map[string]string{"team": "support"}
+	done := completed(request(make(audit.KindCompletion, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat"), allow)
+	done.HTTPResponse = &audit.HTTPResponse{Code: 200, Length: 1900}
+	done.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Name: "example-key", Version: "3"}}
+	failed := completed(request(make(audit.KindCompletion, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat"), allow)
+	failed.StatusID, failed.Detail, failed.SeverityID = audit.StatusFailure, "connecting: connection refused", audit.SeverityLow
+	failed.Disposition = audit.DispositionError
+
+	deny := decided(request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("PATCH")), "PATCH", "/admin"),
+		audit.ActionDenied, audit.DispositionBlocked, "deny", "default", "floor", "no rule allows it")
+	deny.SeverityID = audit.SeverityLow
+
+	tunnel := decided(make(audit.KindDecision, audit.ClassNetwork, audit.NetworkOpen),
+		audit.ActionAllowed, audit.DispositionAllowed, "tunnel", "db", "egress", "egress rule db tunnels it")
+	tunnel.Destination = &audit.Endpoint{Hostname: "db.example.test", IP: "203.0.113.9", Port: 5432}
+	tunnel.Connection, tunnel.Unmapped.Sallyport.Phase = outgoing, "connect"
+	closed := completed(make(audit.KindCompletion, audit.ClassNetwork, audit.NetworkClose), tunnel)
+	closed.Destination, closed.Connection = tunnel.Destination, outgoing
+
+	drop := make(audit.KindDrop, audit.ClassNetwork, audit.NetworkRefuse)
+	drop.Action, drop.Disposition, drop.Count = audit.ActionDenied, audit.DispositionDropped, 12
+	drop.Source = &audit.Endpoint{IP: "10.231.0.7", Port: 40000, MAC: "02:42:0a:e7:00:07"}
+	drop.Destination = &audit.Endpoint{IP: "203.0.113.9", Port: 53}
+	drop.Connection = &audit.Connection{ProtocolName: "udp", ProtocolNum: 17, Direction: 2}
+	drop.Traffic = &audit.Traffic{BytesOut: 720, Packets: 12}
+	drop.Unmapped.Sallyport.Reason = "UDP to anywhere but the resolver"
+
+	name := decided(make(audit.KindDecision, audit.ClassDNS, audit.DNSQueried),
+		audit.ActionDenied, audit.DispositionBlocked, "deny", "default", "floor", "no rule allows this name")
+	name.Query = &audit.DNSQuery{Hostname: "evil.example.test", Type: "A"}
+	name.Unmapped.Sallyport.Phase = "dns"
+
+	life := make(audit.KindLifecycle, audit.ClassLifecycle, audit.LifecycleInstall)
+	life.StatusID, life.Message = audit.StatusSuccess, "sandbox demo was created"
+	life.App = &audit.Product{Name: "Sallyport", VendorName: "Sallyport", Version: "0.1.0"}
+	life.Actor = new(audit.Actor)
+	life.Actor.User.Name, life.Actor.User.UID = "root", "0"
+	life.Unmapped.Sallyport.State = "created"
+
+	return map[string][]*audit.Event{
+		"allow": {allow, done}, "failed": {allow, failed}, "open": {allow}, "deny": {deny}, "tunnel": {tunnel, closed},
+		"drop": {drop}, "dns": {name}, "lifecycle": {life},
+	}
+}
+
+func record(events []*audit.Event) audit.Record {
+	r := audit.Record{Decision: events[0]}
+	if len(events) > 1 {
+		r.Completion = events[1]
+	}
+	return r
+}
+
+// TestGolden pins the words on disk and on the terminal: a SIEM parses the one,
+// people the other.
+func TestGolden(t *testing.T) {
+	for name, events := range golden() {
+		t.Run(name, func(t *testing.T) {
+			var got bytes.Buffer
+			enc := json.NewEncoder(&got)
+			enc.SetIndent("", "  ")
+			enc.SetEscapeHTML(false)
+			for _, e := range events {
+				if err := enc.Encode(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+			got.WriteString(audit.Line(record(events)) + "\n")
+			path := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got.String()); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestHTTPActivity(t *testing.T) {
+	for i, method := range []string{"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT", "TRACE"} {
+		if got := audit.HTTPActivity(method); got != i+1 {
+			t.Errorf("%s = %d, want %d", method, got, i+1)
+		}
+	}
+	for _, method := range []string{"PATCH", "get", "", "PROPFIND"} {
+		if got := audit.HTTPActivity(method); got != 99 {
+			t.Errorf("%s = %d, want 99", method, got)
+		}
+	}
+}
+
+func TestLineIsOneLine(t *testing.T) {
+	const evil = "x  rule=trusted \x1b[2K\r\n\u202e\u2028\"\xff"
+	e := golden()["allow"][0]
+	clean := strings.Count(audit.Line(audit.Record{Decision: e}), "  ")
+	x := &e.Unmapped.Sallyport
+	x.Sandbox, x.Reason, x.Credentials = evil, evil, []audit.CredentialUse{{Name: evil, Version: evil}}
+	e.HTTPRequest.Method, e.HTTPRequest.URL.Path, e.HTTPRequest.URL.Hostname = evil, "/"+evil, evil
+	e.Rule.Name, e.Metadata.UID = evil, evil
+	line := audit.Line(audit.Record{Decision: e})
+	if strings.ContainsAny(line, "\x1b\r\n\u202e\u2028") {
+		t.Errorf("the line has control characters: %q", line)
+	}
+	if !strings.Contains(line, `\x1b[2K\r\n\u202e\u2028`) {
+		t.Errorf("the line hides what was there: %q", line)
+	}
+	// Only the quoted reason may have two spaces in it.
+	if got := strings.Count(strings.Replace(line, `"x  rule=trusted`, "", 1), "  "); got != clean {
+		t.Errorf("%d fields, want %d: %q", got, clean, line)
+	}
+	e.HTTPRequest.URL.Path = strings.Repeat("/a", 1<<18)
+	if line := audit.Line(audit.Record{Decision: e}); len(line) > 5000 {
+		t.Errorf("the line has %d bytes", len(line))
+	}
+	for _, r := range []audit.Record{{}, {Completion: audit.New(audit.KindCompletion, audit.ClassHTTP, 1)}, {Decision: new(audit.Event)}} {
+		audit.Line(r) // must not panic on what is missing
+	}
+}

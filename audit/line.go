@@ -1,0 +1,173 @@
+package audit
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"sallyport/internal/terminal"
+)
+
+// Line is the record as one line of text without a newline, its fields parted
+// by two spaces:
+//
+//	time  sandbox  VERDICT  what  status  bytes  duration  credential  rule  reason  id
+//
+// VERDICT is ALLOW, DENY, DROP, or EVENT for a change of state; what does not
+// apply is left out. Whatever a sandbox chose is escaped: it cannot move the
+// cursor, break the line or look like another field.
+func Line(r Record) string {
+	e, c := r.Decision, r.Completion
+	if e == nil {
+		if e = c; e == nil {
+			return ""
+		}
+	}
+	x := &e.Unmapped.Sallyport
+	f := []string{time.UnixMilli(e.Time).UTC().Format("2006-01-02T15:04:05.000Z"), word(x.Sandbox)}
+	switch {
+	case x.Kind == KindLifecycle:
+		f = append(f, "EVENT", word(x.State))
+		if e.Message != "" {
+			f = append(f, strconv.Quote(short(e.Message)))
+		}
+		if e.Actor != nil && e.Actor.User.Name != "" {
+			f = append(f, "by="+word(e.Actor.User.Name))
+		}
+	case x.Kind == KindDrop:
+		f = append(f, "DROP", packet(e))
+	case e.Action == ActionAllowed || x.Kind == KindCompletion:
+		f = append(f, "ALLOW", subject(e))
+	default:
+		f = append(f, "DENY", subject(e))
+	}
+	switch {
+	case c != nil:
+		f = append(f, result(c)...)
+	case x.Kind == KindDecision && e.Action == ActionAllowed:
+		f = append(f, "open")
+	}
+	if e.Count > 1 {
+		f = append(f, "count="+strconv.Itoa(e.Count))
+	}
+	f = append(f, credentials(e, c)...)
+	if e.Rule != nil && e.Rule.Name != "" {
+		f = append(f, "rule="+word(e.Rule.Name))
+	}
+	if x.Reason != "" {
+		f = append(f, "reason="+strconv.Quote(short(x.Reason)))
+	}
+	id := e.ID()
+	if r.Decision == nil && c.Metadata.CorrelationUID != "" {
+		id = c.Metadata.CorrelationUID
+	}
+	return strings.Join(append(f, word(id)), "  ")
+}
+
+func word(s string) string { return terminal.Word(short(s)) }
+
+// short keeps a line readable: -o json has the whole.
+func short(s string) string {
+	const most = 1024 // bytes
+	if len(s) <= most {
+		return s
+	}
+	return fmt.Sprintf("%s…(%d bytes more)", strings.ToValidUTF8(s[:most], ""), len(s)-most)
+}
+
+// subject is what was asked for: a method and URL, a connection, or a name.
+func subject(e *Event) string {
+	if q := e.Query; q != nil {
+		return "DNS " + word(q.Type) + " " + word(q.Hostname)
+	}
+	host, port := "", 0
+	if d := e.Destination; d != nil {
+		host, port = d.Hostname, d.Port
+		if host == "" {
+			host = d.IP
+		}
+	}
+	r := e.HTTPRequest
+	if r == nil || r.URL == nil {
+		verb := "CONNECT "
+		if e.Unmapped.Sallyport.Decision == "tunnel" {
+			verb = "TUNNEL "
+		}
+		return verb + word(net.JoinHostPort(host, strconv.Itoa(port)))
+	}
+	u := *r.URL
+	if u.Hostname != "" {
+		host = u.Hostname
+	}
+	if u.Port != 0 {
+		port = u.Port
+	}
+	usual := map[string]int{"https": 443, "http": 80}[u.Scheme]
+	switch {
+	case port != 0 && port != usual:
+		host = net.JoinHostPort(host, strconv.Itoa(port))
+	case strings.Contains(host, ":"):
+		host = "[" + host + "]"
+	}
+	return word(r.Method) + " " + word(u.Scheme+"://"+host+u.Path)
+}
+
+// packet is what the datapath dropped.
+func packet(e *Event) string {
+	protocol := "packet"
+	if e.Connection != nil && e.Connection.ProtocolName != "" {
+		protocol = word(e.Connection.ProtocolName)
+	}
+	return protocol + " " + endpoint(e.Source) + " > " + endpoint(e.Destination)
+}
+
+func endpoint(e *Endpoint) string {
+	switch {
+	case e == nil:
+		return "-"
+	case e.IP == "":
+		return word(e.MAC)
+	case e.Port == 0:
+		return word(e.IP)
+	}
+	return word(net.JoinHostPort(e.IP, strconv.Itoa(e.Port)))
+}
+
+// result is what became of an allowed decision.
+func result(c *Event) []string {
+	var f []string
+	if c.HTTPResponse != nil && c.HTTPResponse.Code != 0 {
+		f = append(f, strconv.Itoa(c.HTTPResponse.Code))
+	}
+	switch {
+	case c.StatusID == StatusFailure && c.Detail != "":
+		f = append(f, "failed="+strconv.Quote(short(c.Detail)))
+	case c.StatusID == StatusFailure:
+		f = append(f, "failed")
+	case len(f) == 0:
+		f = append(f, "done")
+	}
+	if t := c.Traffic; t != nil {
+		f = append(f, fmt.Sprintf("in=%d out=%d", t.BytesIn, t.BytesOut))
+	}
+	return append(f, fmt.Sprintf("%dms", c.Duration))
+}
+
+// credentials is what was injected: the completion knows the version.
+func credentials(e, c *Event) []string {
+	uses := e.Unmapped.Sallyport.Credentials
+	if c != nil && len(c.Unmapped.Sallyport.Credentials) > 0 {
+		uses = c.Unmapped.Sallyport.Credentials
+	}
+	var f []string
+	for _, u := range uses {
+		name := u.Name
+		if u.Version != "" {
+			name += "@" + u.Version
+		}
+		f = append(f, "credential="+word(name))
+	}
+	return f
+}

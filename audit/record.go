@@ -1,0 +1,152 @@
+package audit
+
+import (
+	"context"
+	"iter"
+	"time"
+)
+
+// Record is what a reader wants on one line: a decision with what became of it,
+// or an event that stands alone as Decision. A completion whose decision was
+// not read is a Record without Decision.
+type Record struct {
+	Decision   *Event `json:"decision,omitempty"`
+	Completion *Event `json:"completion,omitempty"`
+}
+
+// Bounds on what Pair keeps in memory.
+const (
+	maxHeld = 10_000 // records held back for their order
+	maxOpen = 10_000 // decisions that were yielded without their completion
+)
+
+// Pair reads as Read does and yields each decision with its completion, in the
+// order of the decisions. A Follow holds a decision back for at most wait; one
+// that is completed later is yielded alone first, and once more when complete.
+func Pair(ctx context.Context, dir string, q Query, wait time.Duration) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		type item struct {
+			event *Event
+			err   error
+		}
+		items := make(chan item)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			defer close(items)
+			for e, err := range Read(ctx, dir, q) {
+				select {
+				case items <- item{e, err}:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		defer func() {
+			cancel()
+			<-done
+		}()
+
+		p := pairer{waiting: map[string]*held{}, open: map[string]*Event{}, yield: yield}
+		var tick <-chan time.Time
+		if q.Follow {
+			t := time.NewTicker(max(wait/4, time.Millisecond))
+			defer t.Stop()
+			tick = t.C
+		}
+		for {
+			select {
+			case it, ok := <-items:
+				switch {
+				case !ok:
+					p.release(func(*held) bool { return true })
+					return
+				case it.err != nil:
+					p.release(func(*held) bool { return true })
+					p.emit(Record{}, it.err)
+				default:
+					p.add(it.event)
+				}
+			case now := <-tick:
+				p.release(func(h *held) bool { return now.Sub(h.since) >= wait })
+			}
+			if p.stopped {
+				return
+			}
+		}
+	}
+}
+
+// pairer holds records back in the order of their decisions.
+type pairer struct {
+	queue   []*held
+	waiting map[string]*held  // in queue without completion, by id of the decision
+	open    map[string]*Event // decisions yielded without completion, by id
+	order   []string          // of open, oldest first
+	yield   func(Record, error) bool
+	stopped bool
+}
+
+type held struct {
+	record Record
+	since  time.Time
+	ready  bool
+}
+
+func (p *pairer) add(e *Event) {
+	x := &e.Unmapped.Sallyport
+	h := &held{record: Record{Decision: e}, since: time.Now(), ready: true}
+	switch {
+	case x.Kind == KindCompletion:
+		id := e.Metadata.CorrelationUID
+		if waiting := p.waiting[id]; waiting != nil {
+			waiting.record.Completion, waiting.ready = e, true
+			delete(p.waiting, id)
+			break
+		}
+		h.record = Record{Decision: p.open[id], Completion: e}
+		delete(p.open, id)
+		p.queue = append(p.queue, h)
+	case x.Kind == KindDecision && e.Action == ActionAllowed:
+		h.ready = false
+		p.waiting[e.ID()] = h
+		p.queue = append(p.queue, h)
+	default:
+		p.queue = append(p.queue, h)
+	}
+	excess := len(p.queue) - maxHeld
+	p.release(func(*held) bool { excess--; return excess >= 0 })
+}
+
+// release yields from the front what is ready or may go as it is.
+func (p *pairer) release(mayGo func(*held) bool) {
+	for len(p.queue) > 0 && !p.stopped {
+		h := p.queue[0]
+		if !h.ready && !mayGo(h) {
+			return
+		}
+		p.queue[0] = nil
+		p.queue = p.queue[1:]
+		if !h.ready {
+			p.remember(h.record.Decision)
+		}
+		p.emit(h.record, nil)
+	}
+}
+
+func (p *pairer) remember(d *Event) {
+	delete(p.waiting, d.ID())
+	p.open[d.ID()] = d
+	p.order = append(p.order, d.ID())
+	if len(p.order) > maxOpen {
+		delete(p.open, p.order[0])
+		p.order = p.order[1:]
+	}
+}
+
+func (p *pairer) emit(r Record, err error) {
+	if !p.stopped && !p.yield(r, err) {
+		p.stopped = true
+	}
+}
