@@ -3,6 +3,8 @@ package upstream
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -128,25 +130,34 @@ func (d *destination) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, d.fail(errOther)
 	}
 	resp, err := d.transport.RoundTrip(req)
-	if err != nil {
-		return nil, d.fail(err)
+	if err == nil {
+		return resp, nil
 	}
-	return resp, nil
+	// The transport returns the context's cause, which may be anything.
+	if ctx := req.Context().Err(); ctx != nil && !errors.Is(err, ctx) {
+		err = fmt.Errorf("%w: %w", ctx, err)
+	}
+	return nil, d.fail(err)
 }
 
-// is reports whether a URL leads to this destination.
+// is reports whether a URL leads to this destination. An opaque one could put
+// another authority into the request line.
 func (d *destination) is(u *url.URL) bool {
-	if u == nil || u.Scheme != d.scheme {
+	if u == nil || u.Scheme != d.scheme || u.Opaque != "" {
 		return false
 	}
-	return strings.EqualFold(u.Host, d.authority) || d.usualPort() && strings.EqualFold(u.Host, d.bare)
+	return equal(u.Host, d.authority) || d.usualPort() && equal(u.Host, d.bare)
 }
 
 // names reports whether a Host header is this destination's. Clients leave the
 // port out even where RFC 9110 wants it.
 func (d *destination) names(host string) bool {
-	return strings.EqualFold(host, d.bare) || strings.EqualFold(host, d.authority)
+	return equal(host, d.bare) || equal(host, d.authority)
 }
+
+// equal ignores the case of ASCII. Letters that Unicode folds into ASCII, like
+// the Kelvin sign, are longer.
+func equal(s, ascii string) bool { return len(s) == len(ascii) && strings.EqualFold(s, ascii) }
 
 func (d *destination) usualPort() bool {
 	if d.route.TLS {

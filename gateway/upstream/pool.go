@@ -98,7 +98,7 @@ func (p *Pool) RoundTripper(r Route) (http.RoundTripper, error) {
 	}
 	var roots *roots
 	if r.Upstream != nil && r.Upstream.Roots != "" {
-		if roots, err = p.roots.get(r.Upstream.Roots); err != nil {
+		if roots, err = p.roots.get(r.Upstream.Roots, p.o.Logger); err != nil {
 			return nil, &Error{Kind: KindRoots, Host: r.Host, Port: r.Port, Err: err}
 		}
 	}

@@ -222,6 +222,8 @@ func TestRequestMustMatchItsRoute(t *testing.T) {
 		{"another port", func(r *http.Request) { r.URL.Host = "127.0.0.1:1" }, false},
 		{"no port", func(r *http.Request) { r.URL.Host = "127.0.0.1" }, false},
 		{"another scheme", func(r *http.Request) { r.URL.Scheme = "https" }, false},
+		{"opaque", func(r *http.Request) { r.URL.Opaque = "//evil.example.test/" }, false},
+		{"Host that Unicode folds", func(r *http.Request) { r.Host = "127.0.0.1:\uff11" }, false},
 		{"another Host", func(r *http.Request) { r.Host = "evil.example.test" }, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -328,8 +330,8 @@ func TestErrorKinds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(t.Context())
-		time.AfterFunc(50*time.Millisecond, cancel)
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(50*time.Millisecond, func() { cancel(errors.New("the client went away")) })
 		_, err = rt.RoundTrip(request(t, ctx, r))
 		if got := kind(t, err); got != KindCanceled || !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)

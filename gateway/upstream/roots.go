@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"sync"
 
@@ -28,7 +29,7 @@ type rootsCache struct {
 }
 
 // get returns the same pointer for as long as the file is the same.
-func (c *rootsCache) get(path string) (*roots, error) {
+func (c *rootsCache) get(path string, log *slog.Logger) (*roots, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("upstream.roots: %w", err)
@@ -42,12 +43,16 @@ func (c *rootsCache) get(path string) (*roots, error) {
 		// The size is a positive constant, the only thing that can be wrong.
 		c.files, _ = simplelru.NewLRU[string, *roots](maxRootsFiles, nil)
 	}
-	if r, ok := c.files.Get(path); ok && same(r.info, info) {
-		return r, nil
+	old, ok := c.files.Get(path)
+	if ok && same(old.info, info) {
+		return old, nil
 	}
 	r, err := readRoots(path)
 	if err != nil {
 		return nil, fmt.Errorf("upstream.roots: %w", err)
+	}
+	if ok {
+		log.Info("roots of an upstream have changed", slog.String("file", path))
 	}
 	c.files.Add(path, r)
 	return r, nil

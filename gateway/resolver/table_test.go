@@ -1,0 +1,378 @@
+package resolver
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv("RESOLVER_TEST_ASSIGN"); dir != "" {
+		assignForever(dir)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func openTable(t testing.TB, dir string, o TableOptions) *Table {
+	t.Helper()
+	table, err := OpenTable(dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return table
+}
+
+func assign(t testing.TB, table *Table, id, name string) netip.Addr {
+	t.Helper()
+	a, err := table.Assign(id, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func TestAddressesAreStable(t *testing.T) {
+	dir := t.TempDir()
+	table := openTable(t, dir, TableOptions{})
+	given := map[netip.Addr]string{}
+	for i := range 300 {
+		name := fmt.Sprintf("n%d.example.test", i)
+		a := assign(t, table, "a", name)
+		if !Prefix.Contains(a) || a == Refusal || a == Prefix.Addr() {
+			t.Fatalf("%s got %v", name, a)
+		}
+		if was, ok := given[a]; ok {
+			t.Fatalf("%v was given to %s and %s", a, was, name)
+		}
+		given[a] = name
+	}
+	for _, again := range []*Table{table, openTable(t, dir, TableOptions{})} {
+		for a, name := range given {
+			if got, ok := again.Name("a", a); !ok || got != name {
+				t.Fatalf("%v stands for %q, want %q", a, got, name)
+			}
+			if got := assign(t, again, "a", name); got != a {
+				t.Fatalf("%s got %v, then %v", name, a, got)
+			}
+		}
+		if a := assign(t, again, "a", "n299.example.test"); given[a] != "n299.example.test" {
+			t.Errorf("got %v", a)
+		}
+	}
+}
+
+func TestNamesBelongToTheirSandbox(t *testing.T) {
+	table := openTable(t, t.TempDir(), TableOptions{})
+	a := assign(t, table, "a", "one.example.test")
+	if b := assign(t, table, "b", "two.example.test"); b != a {
+		t.Fatalf("test assumes both get their first address, got %v and %v", a, b)
+	}
+	if got, _ := table.Name("b", a); got != "two.example.test" {
+		t.Errorf("sandbox b sees %q", got)
+	}
+	if got, ok := table.Name("c", a); ok {
+		t.Errorf("sandbox c sees %q", got)
+	}
+	for _, s := range []string{"198.18.0.1", "198.18.0.0", "198.18.0.17", "198.19.255.255", "198.51.100.1", "::1"} {
+		if got, ok := table.Name("a", netip.MustParseAddr(s)); ok {
+			t.Errorf("%s stands for %q", s, got)
+		}
+	}
+}
+
+func TestTableRefuses(t *testing.T) {
+	table := openTable(t, t.TempDir(), TableOptions{PerSandbox: 2})
+	first := assign(t, table, "a", "1.example.test")
+	assign(t, table, "a", "2.example.test")
+	if _, err := table.Assign("a", "3.example.test"); !errors.Is(err, ErrTableFull) {
+		t.Errorf("third of two: %v", err)
+	}
+	if got := assign(t, table, "a", "1.example.test"); got != first {
+		t.Errorf("a full table forgot %v", first)
+	}
+	assign(t, table, "b", "3.example.test")
+	for _, name := range []string{"", "a b", "a\nb", "A.test", "a..b", "a.", strings.Repeat("a", 64), "é.test"} {
+		if _, err := table.Assign("c", name); err == nil {
+			t.Errorf("%q got an address", name)
+		}
+	}
+	for _, id := range []string{"", ".", "..", "../a", "a/b", "a b"} {
+		if _, err := table.Assign(id, "a.test"); err == nil {
+			t.Errorf("sandbox %q got an address", id)
+		}
+	}
+	if _, err := OpenTable(t.TempDir(), TableOptions{PerSandbox: 1 << 17}); err == nil {
+		t.Error("more names than addresses")
+	}
+}
+
+func TestCopyAndForget(t *testing.T) {
+	dir := t.TempDir()
+	table := openTable(t, dir, TableOptions{})
+	a := assign(t, table, "parent", "one.example.test")
+	if err := table.Copy("parent", "child"); err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := table.Name("child", a); got != "one.example.test" {
+		t.Errorf("the child sees %q", got)
+	}
+	// From here they differ.
+	assign(t, table, "parent", "two.example.test")
+	second := assign(t, table, "child", "three.example.test")
+	table = openTable(t, dir, TableOptions{})
+	if got, _ := table.Name("child", second); got != "three.example.test" {
+		t.Errorf("the child sees %q", got)
+	}
+	if got, _ := table.Name("parent", second); got != "two.example.test" {
+		t.Errorf("the parent sees %q", got)
+	}
+	if err := table.Copy("parent", "child"); err == nil {
+		t.Error("a copy replaced names that a sandbox knows")
+	}
+	if err := table.Copy("empty", "other"); err != nil {
+		t.Errorf("copying nothing: %v", err)
+	}
+	for range 2 {
+		if err := table.Forget("parent"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, ok := table.Name("parent", a); ok {
+		t.Error("a forgotten sandbox has names")
+	}
+	if got, _ := table.Name("child", a); got != "one.example.test" {
+		t.Errorf("the child lost its names with its parent: %q", got)
+	}
+	if err := table.Forget("child"); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(dir); len(left) > 0 {
+		t.Errorf("left on disk: %v", left)
+	}
+}
+
+func TestTornAndDamagedFiles(t *testing.T) {
+	var good []byte
+	for n := range 3 {
+		good = appendLine(good, n, fmt.Sprintf("n%d.example.test", n))
+	}
+	lines := bytes.SplitAfter(good, []byte("\n"))
+	two := append(append([]byte(nil), lines[0]...), lines[1]...)
+	zeros := make([]byte, 64)
+	type file struct {
+		name  string
+		data  []byte
+		names int // -1: damaged
+	}
+	tests := []file{
+		{"whole", good, 3},
+		{"empty", nil, 0},
+		{"zeros after", append(append([]byte(nil), good...), zeros...), 3},
+		{"zeros in the last line", append(append([]byte(nil), two...), "\x00\x00\x00\x00ample.test 12345678\n"...), 2},
+		{"a line is missing", append(append([]byte(nil), lines[0]...), lines[2]...), -1},
+		{"a line twice", append(append([]byte(nil), two...), lines[1]...), -1},
+		{"flipped bit", bytes.Replace(good, []byte("n1"), []byte("n3"), 1), -1},
+		{"flipped bit in the last line", bytes.Replace(good, []byte("n2"), []byte("n3"), 1), -1},
+		{"zeros in the middle", bytes.Replace(good, []byte("n1"), []byte{0, 0}, 1), -1},
+		{"name twice", appendLine(append([]byte(nil), two...), 2, "n0.example.test"), -1},
+		{"no host name", appendLine(append([]byte(nil), two...), 2, "a b"), -1},
+	}
+	for cut := len(two) + 1; cut < len(good); cut++ {
+		tests = append(tests, file{fmt.Sprintf("cut at %d", cut), good[:cut], 2})
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "a.names")
+			if err := os.WriteFile(path, tt.data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			table := openTable(t, dir, TableOptions{})
+			next, err := table.Assign("a", "next.example.test")
+			if tt.names < 0 {
+				if !errors.Is(err, ErrDamaged) {
+					t.Fatalf("got %v, %v, want ErrDamaged", next, err)
+				}
+				if _, ok := table.Name("a", address(0)); ok {
+					t.Error("a damaged table gives names")
+				}
+				if got, _ := os.ReadFile(path); !bytes.Equal(got, tt.data) {
+					t.Error("a damaged file was changed")
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if next != address(tt.names) {
+				t.Errorf("got %v, want %v", next, address(tt.names))
+			}
+			again := openTable(t, dir, TableOptions{})
+			for n := range tt.names {
+				if got, _ := again.Name("a", address(n)); got != fmt.Sprintf("n%d.example.test", n) {
+					t.Errorf("%v stands for %q", address(n), got)
+				}
+			}
+			if got, _ := again.Name("a", next); got != "next.example.test" {
+				t.Errorf("%v stands for %q", next, got)
+			}
+		})
+	}
+}
+
+func TestFullDiskGivesNoAddress(t *testing.T) {
+	dir := t.TempDir()
+	table := openTable(t, dir, TableOptions{})
+	first := assign(t, table, "a", "one.example.test")
+	path := filepath.Join(dir, "a.names")
+	kept := path + ".kept"
+	if err := os.Rename(path, kept); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/full", path); err != nil {
+		t.Fatal(err)
+	}
+	if a, err := table.Assign("a", "two.example.test"); err == nil {
+		t.Errorf("got %v although it cannot be on disk", a)
+	}
+	if err := os.Rename(kept, path); err != nil {
+		t.Fatal(err)
+	}
+	if got := assign(t, table, "a", "three.example.test"); got == first {
+		t.Errorf("%v was given twice", got)
+	}
+	if got, _ := table.Name("a", first); got != "one.example.test" {
+		t.Errorf("%v stands for %q", first, got)
+	}
+}
+
+// assignForever assigns names and prints each pair once it was given.
+func assignForever(dir string) {
+	table, err := OpenTable(dir, TableOptions{})
+	for i := 0; err == nil; i++ {
+		name := fmt.Sprintf("p%d-%d.example.test", os.Getpid(), i)
+		var a netip.Addr
+		if a, err = table.Assign("a", name); err == nil {
+			fmt.Println(a, name)
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
+func TestSurvivesKill(t *testing.T) {
+	dir := t.TempDir()
+	given := map[string]string{}
+	for range 5 {
+		var out bytes.Buffer
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), "RESOLVER_TEST_ASSIGN="+dir)
+		cmd.Stdout = &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(150 * time.Millisecond)
+		if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Wait()
+		for line := range strings.Lines(out.String()) {
+			if a, name, ok := strings.Cut(strings.TrimSuffix(line, "\n"), " "); ok && strings.HasSuffix(line, "\n") {
+				if was, ok := given[a]; ok {
+					t.Fatalf("%s was given to %s and %s", a, was, name)
+				}
+				given[a] = name
+			}
+		}
+	}
+	if len(given) < 10 {
+		t.Fatalf("only %d names were given", len(given))
+	}
+	table := openTable(t, dir, TableOptions{})
+	for a, name := range given {
+		if got, _ := table.Name("a", netip.MustParseAddr(a)); got != name {
+			t.Errorf("%s stands for %q, want %q", a, got, name)
+		}
+	}
+}
+
+func TestConcurrentAssign(t *testing.T) {
+	table := openTable(t, t.TempDir(), TableOptions{})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i := range 50 {
+				name := fmt.Sprintf("n%d.example.test", i)
+				a, err := table.Assign("a", name)
+				if err != nil {
+					t.Error(err)
+				}
+				if got, _ := table.Name("a", a); got != name {
+					t.Errorf("%v stands for %q, want %q", a, got, name)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(nil))
+	f.Add(appendLine(appendLine(nil, 0, "a.test"), 1, "b.test"))
+	f.Add(append(appendLine(nil, 0, "a.test"), "198.18.0.17 b"...))
+	f.Add(append(appendLine(nil, 0, "a.test"), "\x00\x00\n"...))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		names, size, err := parse(data)
+		if err != nil {
+			return
+		}
+		var again []byte
+		for n, name := range names {
+			if !hostName(name) {
+				t.Errorf("%q is no host name", name)
+			}
+			again = appendLine(again, n, name)
+		}
+		if !bytes.Equal(again, data[:size]) {
+			t.Errorf("read %q from %q", names, data)
+		}
+	})
+}
+
+func BenchmarkAssignKnown(b *testing.B) {
+	table := openTable(b, b.TempDir(), TableOptions{})
+	assign(b, table, "a", "api.example.test")
+	b.ReportAllocs()
+	for b.Loop() {
+		assign(b, table, "a", "api.example.test")
+	}
+}
+
+func BenchmarkAssignNew(b *testing.B) {
+	table := openTable(b, b.TempDir(), TableOptions{PerSandbox: maxPerSandbox})
+	for i := 0; b.Loop(); i++ {
+		assign(b, table, fmt.Sprintf("s%d", i/1000), fmt.Sprintf("n%d.example.test", i))
+	}
+}
+
+func BenchmarkName(b *testing.B) {
+	table := openTable(b, b.TempDir(), TableOptions{})
+	a := assign(b, table, "a", "api.example.test")
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, ok := table.Name("a", a); !ok {
+			b.Fatal("unknown")
+		}
+	}
+}
