@@ -48,8 +48,49 @@ const (
 	DispositionAllowed Disposition = 1
 	DispositionBlocked Disposition = 2
 	DispositionDropped Disposition = 6
-	DispositionError   Disposition = 18
+	DispositionError   Disposition = 27
 )
+
+// Activities (activity_id) of the classes; those of HTTP come from HTTPActivity.
+const (
+	NetworkOpen   = 1
+	NetworkClose  = 2
+	NetworkFail   = 4
+	NetworkRefuse = 5
+
+	DNSQueried = 1
+
+	LifecycleInstall = 1 // made
+	LifecycleRemove  = 2
+	LifecycleStart   = 3
+	LifecycleStop    = 4
+	LifecycleUpdate  = 8
+
+	ActivityOther = 99 // of any class
+)
+
+// HTTPActivity is the activity of ClassHTTP for a request's method.
+func HTTPActivity(method string) int {
+	switch method {
+	case "CONNECT":
+		return 1
+	case "DELETE":
+		return 2
+	case "GET":
+		return 3
+	case "HEAD":
+		return 4
+	case "OPTIONS":
+		return 5
+	case "POST":
+		return 6
+	case "PUT":
+		return 7
+	case "TRACE":
+		return 8
+	}
+	return ActivityOther
+}
 
 // Status is an OCSF status_id.
 type Status int
@@ -121,11 +162,12 @@ type Event struct {
 // Metadata identifies the event. UID of a decision is the decision id that the
 // sandbox sees in Sallyport-Decision; a completion names it in CorrelationUID.
 type Metadata struct {
-	Version        string  `json:"version"`
-	Product        Product `json:"product"`
-	UID            string  `json:"uid"`
-	Sequence       uint64  `json:"sequence"` // set by Log, from 1, without gaps
-	CorrelationUID string  `json:"correlation_uid,omitempty"`
+	Version        string   `json:"version"`
+	Profiles       []string `json:"profiles,omitempty"` // where action_id, firewall_rule, actor … come from
+	Product        Product  `json:"product"`
+	UID            string   `json:"uid"`
+	Sequence       uint64   `json:"sequence"` // set by Log, from 1, without gaps
+	CorrelationUID string   `json:"correlation_uid,omitempty"`
 }
 
 type Product struct {
@@ -144,39 +186,37 @@ type Endpoint struct {
 type Connection struct {
 	ProtocolName string `json:"protocol_name,omitempty"` // tcp, udp, icmp, arp …
 	ProtocolNum  int    `json:"protocol_num,omitempty"`
-	Direction    int    `json:"direction_id,omitempty"` // 1 inbound, 2 outbound
+	Direction    int    `json:"direction_id"` // 1 inbound, 2 outbound, 0 unknown
 }
 
 type HTTPRequest struct {
-	Method  string   `json:"http_method,omitempty"`
-	Version string   `json:"version,omitempty"`
-	URL     *URL     `json:"url,omitempty"`
-	Headers []string `json:"x_header_names,omitempty"` // names only, sorted
-	Length  int64    `json:"length,omitempty"`
+	Method  string `json:"http_method,omitempty"`
+	Version string `json:"version,omitempty"`
+	URL     *URL   `json:"url,omitempty"`
+	Length  int64  `json:"length,omitempty"` // bytes of the body as declared
 }
 
-// URL has the query's keys, never their values.
+// URL is without its query: that has keys in Extension and values nowhere.
 type URL struct {
-	Scheme    string   `json:"scheme,omitempty"`
-	Hostname  string   `json:"hostname,omitempty"`
-	Port      int      `json:"port,omitempty"`
-	Path      string   `json:"path,omitempty"`
-	QueryKeys []string `json:"x_query_keys,omitempty"`
+	Scheme   string `json:"scheme,omitempty"`
+	Hostname string `json:"hostname,omitempty"`
+	Port     int    `json:"port,omitempty"`
+	Path     string `json:"path,omitempty"`
 }
 
 type HTTPResponse struct {
-	Code   int   `json:"code,omitempty"`
+	Code   int   `json:"code"`
 	Length int64 `json:"length,omitempty"`
 }
 
 type DNSQuery struct {
-	Hostname string `json:"hostname,omitempty"`
-	Type     string `json:"type,omitempty"`
+	Hostname string `json:"hostname"`
+	Type     string `json:"type,omitempty"` // A, AAAA …
 }
 
 type TLS struct {
 	SNI     string `json:"sni,omitempty"`
-	Version string `json:"version,omitempty"`
+	Version string `json:"version"` // 1.2, 1.3; "" when none was agreed
 }
 
 // Traffic counts bytes as the sandbox sees them: out is what it sent.
@@ -220,7 +260,9 @@ type Extension struct {
 	Decision    string            `json:"decision,omitempty"`    // allow, deny, tunnel, approve
 	Credentials []CredentialUse   `json:"credentials,omitempty"` // what was injected
 	Reason      string            `json:"reason,omitempty"`
-	State       string            `json:"state,omitempty"` // lifecycle: created, started, stopped, removed …
+	State       string            `json:"state,omitempty"`        // lifecycle: created, started, stopped, removed …
+	HeaderNames []string          `json:"header_names,omitempty"` // of the request, sorted; OCSF's http_headers wants values too
+	QueryKeys   []string          `json:"query_keys,omitempty"`   // of the request's URL
 }
 
 // CredentialUse names a credential and the version of the secret behind it.
@@ -232,11 +274,16 @@ type CredentialUse struct {
 // New returns an event of the class and activity with its identifiers, time and
 // category set. Its UID is a UUIDv7, so that identifiers sort by time.
 func New(kind Kind, class Class, activity int) *Event {
+	profiles := networkProfiles
+	if class == ClassLifecycle {
+		profiles = lifecycleProfiles
+	}
 	return &Event{
 		Metadata: Metadata{
-			Version: SchemaVersion,
-			Product: Product{Name: "Sallyport", VendorName: "Sallyport"},
-			UID:     uuid.Must(uuid.NewV7()).String(),
+			Version:  SchemaVersion,
+			Profiles: profiles,
+			Product:  Product{Name: "Sallyport", VendorName: "Sallyport"},
+			UID:      uuid.Must(uuid.NewV7()).String(),
 		},
 		Time:        time.Now().UnixMilli(),
 		CategoryUID: int(class) / 1000,
@@ -247,6 +294,13 @@ func New(kind Kind, class Class, activity int) *Event {
 		Unmapped:    Unmapped{Sallyport: Extension{Kind: kind}},
 	}
 }
+
+// An OCSF event says which profiles its attributes are from: security_control
+// has action_id, disposition_id, firewall_rule and policy; host has actor.
+var (
+	networkProfiles   = []string{"security_control"}
+	lifecycleProfiles = []string{"host", "security_control"}
+)
 
 // ID is the event's identifier; for a decision, the decision id.
 func (e *Event) ID() string { return e.Metadata.UID }

@@ -1,0 +1,13 @@
+package audit
+
+// File is what the log needs of a segment's file.
+type File = file
+
+// OpenFile opens a segment as the log does.
+var OpenFile = openFile
+
+// WithFiles has the log open its segments by open.
+func (o Options) WithFiles(open func(path string, flag int) (File, error)) Options {
+	o.open = open
+	return o
+}

@@ -1,0 +1,211 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+)
+
+// Errors to branch on.
+var (
+	// ErrUnwritable is wrapped by Append's error when the events could not be
+	// made durable. The log recovers by itself: the next Append tries again.
+	ErrUnwritable = errors.New("the audit log cannot be written")
+	// ErrFull is Enqueue's error when too many events wait.
+	ErrFull = errors.New("the audit log's queue is full")
+	// ErrClosed is the error of everything after Close.
+	ErrClosed = errors.New("the audit log is closed")
+	// ErrLocked is Open's error when another process writes the log.
+	ErrLocked = errors.New("another process writes this audit log")
+	// ErrTooLarge is wrapped by the error for an event of more than 1 MiB.
+	ErrTooLarge = errors.New("the event is too large")
+)
+
+// Options of a Log.
+type Options struct {
+	// SegmentSize is the size in bytes at which a new segment begins.
+	// Default: 64 MiB.
+	SegmentSize int64
+	// Queue is how many events of Enqueue may wait to be written. Default: 8192.
+	Queue int
+	// Logger gets operational messages: what Open mended, when the log became
+	// unwritable and when it recovered. Default: none.
+	Logger *slog.Logger
+
+	open func(path string, flag int) (file, error) // for tests of faults
+}
+
+// Stats counts since Open.
+type Stats struct {
+	Events   uint64 // made durable
+	Groups   uint64 // writes that they took
+	Syncs    uint64 // data syncs tried
+	Failures uint64 // groups that could not be made durable
+	Dropped  uint64 // events that Enqueue refused with ErrFull
+}
+
+const (
+	idleFlush = 50 * time.Millisecond  // how long a queued event waits for company
+	retry     = 500 * time.Millisecond // when queued events could not be written
+)
+
+// Log appends events to segments in a directory. One goroutine writes: all
+// that wait are one group, which takes one write and one data sync.
+type Log struct {
+	dir  string
+	opts Options
+	lock *os.File // the directory
+
+	wake  chan struct{} // somebody waits, or Close
+	nudge chan struct{} // something is queued
+	done  chan struct{} // the writer has ended
+
+	mu      sync.Mutex
+	jobs    []*job // in order of their sequence numbers
+	queued  int    // lines in jobs that nobody waits for
+	dropped uint64 // by Enqueue, not yet in the log
+	refused uint64 // by Append, not yet in the log
+	closed  bool
+	stats   Stats
+
+	// The writer's own.
+	current file
+	size    int64  // durable bytes of current
+	next    uint64 // number of the next event
+	void    string // a segment without one durable event, to be removed
+	buf     []byte
+	failing bool
+}
+
+// job is what one call brought.
+type job struct {
+	lines []*line
+	done  chan outcome // nil for Enqueue
+}
+
+type outcome struct {
+	first uint64
+	err   error
+}
+
+// Append makes the events durable, in order and with consecutive numbers, and
+// sets their Metadata.Sequence. It returns nil only after the data sync that
+// covers them has succeeded. On any error none of them may be acted on; when
+// ctx ended the wait, they may be in the log nevertheless.
+func (l *Log) Append(ctx context.Context, events ...*Event) error {
+	if err := ctx.Err(); err != nil || len(events) == 0 {
+		return err
+	}
+	j := &job{done: make(chan outcome, 1)}
+	for _, e := range events {
+		b, err := encode(e)
+		if err != nil {
+			return err
+		}
+		j.lines = append(j.lines, b)
+	}
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return ErrClosed
+	}
+	l.jobs = append(l.jobs, j)
+	l.mu.Unlock()
+	signal(l.wake)
+	select {
+	case out := <-j.done:
+		if out.err != nil {
+			return out.err
+		}
+		for i, e := range events {
+			e.Metadata.Sequence = out.first + uint64(i)
+		}
+		return nil
+	case <-ctx.Done():
+		l.withdraw(j)
+		return ctx.Err()
+	}
+}
+
+// withdraw takes a job back if the writer has not got it yet, so that a disk
+// that hangs does not gather what nobody waits for.
+func (l *Log) withdraw(j *job) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.jobs {
+		if l.jobs[i] == j {
+			l.jobs = append(l.jobs[:i], l.jobs[i+1:]...)
+			return
+		}
+	}
+}
+
+// Enqueue has the event written with the next group, at the latest after some
+// 50 ms. While the log cannot be written the event waits; when too many wait,
+// Enqueue returns ErrFull, and how many it refused becomes an event itself.
+func (l *Log) Enqueue(e *Event) error {
+	b, err := encode(e)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	switch {
+	case l.closed:
+		err = ErrClosed
+	case l.queued >= l.opts.Queue:
+		err = ErrFull
+		l.dropped++
+		l.stats.Dropped++
+	default:
+		l.jobs = append(l.jobs, &job{lines: []*line{b}})
+		l.queued++
+	}
+	l.mu.Unlock()
+	if err != nil {
+		b.free()
+		return err
+	}
+	signal(l.nudge)
+	return nil
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// Stats counts since Open.
+func (l *Log) Stats() Stats {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.stats
+}
+
+// Close writes what is queued and ends the log. Its error says that queued
+// events were lost.
+func (l *Log) Close() error {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		<-l.done
+		return nil
+	}
+	l.closed = true
+	l.mu.Unlock()
+	signal(l.wake)
+	<-l.done
+	var err error
+	if l.queued > 0 {
+		err = fmt.Errorf("%w: %d queued events are lost", ErrUnwritable, l.queued)
+	}
+	if l.current != nil {
+		err = errors.Join(err, l.current.Close())
+	}
+	return errors.Join(err, l.lock.Close())
+}

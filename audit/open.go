@@ -1,0 +1,133 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/internal/durable"
+)
+
+// Open opens the log in dir, making it if need be, and goes on where the last
+// event ended.
+//
+// What a crash left unfinished at the end was never acknowledged: it is set
+// aside in a file beside the segment, cut off, and said to the Logger. A line
+// that was altered, or a bad one with events after it, is damage: the segment
+// stays as it is, a new one begins, and the first event in it names the file
+// and the offset. Open does
+// not refuse a damaged log: that would turn one bad byte into an outage, and
+// reading reports it for good.
+func Open(dir string, opts Options) (*Log, error) {
+	if opts.SegmentSize <= 0 {
+		opts.SegmentSize = 64 << 20
+	}
+	if opts.Queue <= 0 {
+		opts.Queue = 8192
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.open == nil {
+		opts.open = openFile
+	}
+	l := &Log{
+		dir: dir, opts: opts, next: 1,
+		wake: make(chan struct{}, 1), nudge: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	if err := l.start(); err != nil {
+		if l.lock != nil {
+			l.lock.Close()
+		}
+		return nil, fmt.Errorf("opening the audit log in %s: %w", dir, err)
+	}
+	go l.run()
+	return l, nil
+}
+
+func (l *Log) start() error {
+	if err := durable.MkdirAll(l.dir, 0o700); err != nil {
+		return err
+	}
+	var err error
+	if l.lock, err = os.Open(l.dir); err != nil {
+		return err
+	}
+	if err := l.lock.Chmod(0o700); err != nil {
+		return err
+	}
+	if err := unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return ErrLocked
+		}
+		return os.NewSyscallError("flock", err)
+	}
+	all, err := segments(l.dir)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	return l.resume(all[len(all)-1])
+}
+
+// resume takes the last segment over.
+func (l *Log) resume(last segment) error {
+	v, err := inspect(last)
+	if err != nil {
+		return err
+	}
+	l.next = v.next
+	if v.damage != nil {
+		l.opts.Logger.Error("the audit log is damaged: the segment is left as it is, a new one begins",
+			"file", v.damage.File, "offset", v.damage.Offset, "reason", v.damage.Reason)
+		b, err := encode(notice("audit-damaged", v.damage.Error(), 0))
+		if err != nil {
+			return err
+		}
+		l.jobs, l.queued = []*job{{lines: []*line{b}}}, 1
+		return nil
+	}
+	if v.torn > 0 {
+		aside, err := setAside(last, v.size)
+		if err != nil {
+			return fmt.Errorf("setting the unfinished end of %s aside: %w", last.path(), err)
+		}
+		l.opts.Logger.Warn("the audit log had an unfinished end, never acknowledged: it was cut off and set aside",
+			"file", last.path(), "offset", v.size, "bytes", v.torn, "aside", aside)
+	}
+	f, err := l.opts.open(last.path(), 0)
+	if err != nil {
+		return err
+	}
+	if v.torn > 0 {
+		err = f.Truncate(v.size)
+	}
+	// A process that was killed may have written what it had not synced yet.
+	if err = errors.Join(err, f.Sync(), durable.SyncDir(l.dir)); err != nil {
+		return errors.Join(err, f.Close())
+	}
+	l.current, l.size = f, v.size
+	return nil
+}
+
+// setAside copies what follows offset to a file of its own.
+func setAside(s segment, offset int64) (string, error) {
+	f, err := os.Open(s.path())
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if _, err := f.Seek(offset, io.SeekStart); err != nil {
+		return "", err
+	}
+	tail, err := io.ReadAll(f)
+	if err != nil {
+		return "", err
+	}
+	path := fmt.Sprintf("%s.torn-%d", s.path(), time.Now().UnixNano())
+	return path, durable.WriteFile(path, tail, 0o600)
+}

@@ -1,0 +1,322 @@
+package audit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"math"
+	"os"
+	"time"
+)
+
+// Query selects events. The zero Query selects all that are there.
+type Query struct {
+	From    uint64    // the first sequence number
+	Last    int       // only the last so many of what is there; 0 is all
+	Since   time.Time // not older
+	Sandbox string    // name
+	Kind    Kind
+	Denied  bool // refusals only: denied decisions and dropped packets
+	Follow  bool // wait for more until ctx is done
+}
+
+func (q *Query) wants(e *Event) bool {
+	switch {
+	case e.Metadata.Sequence < q.From,
+		!q.Since.IsZero() && e.Time < q.Since.UnixMilli(),
+		q.Sandbox != "" && e.Unmapped.Sallyport.Sandbox != q.Sandbox,
+		q.Kind != "" && e.Unmapped.Sallyport.Kind != q.Kind,
+		q.Denied && e.Action != ActionDenied && e.Unmapped.Sallyport.Kind != KindDrop:
+		return false
+	}
+	return true
+}
+
+// poll is how often a reader that follows looks for more.
+const poll = 100 * time.Millisecond
+
+// Read yields the selected events of the log in dir in order, also while
+// another process writes it. It needs no lock and no daemon.
+//
+// Where the log is damaged it yields a *DamageError in place of what is
+// missing and goes on; any other error is the last thing it yields. What is at
+// the end of a live log may not be durable yet. A Follow ends without an error
+// when ctx is done.
+func Read(ctx context.Context, dir string, q Query) iter.Seq2[*Event, error] {
+	return func(yield func(*Event, error) bool) {
+		r := &reader{ctx: ctx, dir: dir, query: q, yield: yield}
+		if err := r.read(); err != nil && !errors.Is(err, errStop) {
+			yield(nil, err)
+		}
+	}
+}
+
+// errStop says that the consumer has had enough.
+var errStop = errors.New("stop")
+
+type reader struct {
+	ctx   context.Context
+	dir   string
+	query Query
+	yield func(*Event, error) bool
+
+	next uint64 // number expected, 0 when not known
+}
+
+func (r *reader) read() error {
+	all, err := segments(r.dir)
+	if err != nil {
+		return err
+	}
+	if r.query.Last > 0 {
+		if err := r.skipToLast(all); err != nil {
+			return err
+		}
+	}
+	// Only the segments that can have something.
+	at := 0
+	for i, s := range all {
+		if s.first <= r.query.From {
+			at = i
+		}
+	}
+	var current segment
+	if len(all) > 0 {
+		current = all[at]
+	}
+	for {
+		if current.first == 0 { // none yet
+			if !r.query.Follow || !r.wait() {
+				return nil
+			}
+			all, err := segments(r.dir)
+			if err != nil {
+				return err
+			}
+			if len(all) > 0 {
+				current = all[0]
+			}
+			continue
+		}
+		following, err := r.segment(current)
+		if err != nil {
+			return err
+		}
+		if following.first == 0 {
+			return nil
+		}
+		current = following
+	}
+}
+
+// skipToLast moves From to the first of the last events that are wanted. It
+// looks from the newest segment back, no further than it must.
+func (r *reader) skipToLast(all []segment) error {
+	want := r.query.Last
+	for i := len(all) - 1; i >= 0; i-- {
+		limit := uint64(math.MaxUint64)
+		if i+1 < len(all) {
+			limit = all[i+1].first
+		}
+		var found []uint64 // numbers of the last that are wanted, at most want
+		q := r.query
+		q.Last = 0
+		look := &reader{ctx: r.ctx, dir: r.dir, query: q, yield: func(e *Event, err error) bool {
+			if err == nil && e.Metadata.Sequence < limit {
+				found = append(found, e.Metadata.Sequence)
+				if len(found) > 2*want {
+					found = append(found[:0], found[len(found)-want:]...)
+				}
+			}
+			return true
+		}}
+		if err := look.once(all[i], limit); err != nil {
+			return err
+		}
+		if len(found) >= want {
+			r.query.From = max(r.query.From, found[len(found)-want])
+			return nil
+		}
+		want -= len(found)
+	}
+	return nil
+}
+
+// once reads what is in one segment now.
+func (r *reader) once(s segment, limit uint64) error {
+	f, err := os.Open(s.path())
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r.next = s.first
+	_, err = r.lines(s, newLineReader(f, 0), limit)
+	if r.ctx.Err() != nil {
+		return r.ctx.Err()
+	}
+	return err
+}
+
+// wait is false when there is nothing more to wait for.
+func (r *reader) wait() bool {
+	t := time.NewTimer(poll)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-r.ctx.Done():
+		return false
+	}
+}
+
+// segment reads one segment to its end and returns the one after it, or none.
+func (r *reader) segment(s segment) (segment, error) {
+	f, err := os.Open(s.path())
+	if err != nil {
+		return segment{}, err
+	}
+	defer func() { f.Close() }()
+	if r.next != 0 && r.next < s.first {
+		if err := r.damage(s, 0, fmt.Sprintf("events %d to %d are missing before it", r.next, s.first-1)); err != nil {
+			return segment{}, err
+		}
+	}
+	r.next = s.first
+	lines := newLineReader(f, 0)
+	for {
+		// A segment that has a successor grows no more and counts only up to
+		// it: so look for one before reading.
+		following, err := after(s)
+		if err != nil {
+			return segment{}, err
+		}
+		unread, err := r.lines(s, lines, following.first)
+		if err != nil {
+			return segment{}, err
+		}
+		if following.first != 0 {
+			return following, r.ended(s, lines.offset, unread, following)
+		}
+		if !r.query.Follow || !r.wait() {
+			return segment{}, nil
+		}
+		again, offset, err := refresh(s, f, lines.offset)
+		if err != nil {
+			return segment{}, err
+		}
+		if offset < lines.offset {
+			r.next = 0 // the writer took back what it could not make durable
+		}
+		f = again
+		if lines, err = resume(f, offset); err != nil {
+			return segment{}, err
+		}
+	}
+}
+
+// after is the segment that follows s, or none.
+func after(s segment) (segment, error) {
+	all, err := segments(s.dir)
+	if err != nil {
+		return segment{}, err
+	}
+	for _, other := range all {
+		if other.first > s.first {
+			return other, nil
+		}
+	}
+	return segment{}, nil
+}
+
+func resume(f *os.File, offset int64) (*lineReader, error) {
+	_, err := f.Seek(offset, io.SeekStart)
+	return newLineReader(f, offset), err
+}
+
+// refresh notices that the file shrank or was made anew since it was read up to
+// offset, and says from where to go on.
+func refresh(s segment, f *os.File, offset int64) (*os.File, int64, error) {
+	have, err := f.Stat()
+	if err != nil {
+		return f, offset, err
+	}
+	now, err := os.Stat(s.path())
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return f, min(offset, have.Size()), nil // about to be made anew
+	case err != nil:
+		return f, offset, err
+	case os.SameFile(have, now):
+		return f, min(offset, now.Size()), nil
+	}
+	again, err := os.Open(s.path())
+	if err != nil {
+		return f, offset, err
+	}
+	f.Close()
+	return again, 0, nil
+}
+
+// lines yields what is there up to the number limit, which is 0 for no limit.
+// It returns the length of an unfinished last line.
+func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) {
+	for {
+		if err := r.ctx.Err(); err != nil {
+			if r.query.Follow {
+				return 0, errStop
+			}
+			return 0, err
+		}
+		b, offset, n, err := lines.next()
+		if err == io.EOF {
+			return n, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+		if limit != 0 && r.next >= limit {
+			continue // never acknowledged
+		}
+		e := new(Event)
+		if err := json.Unmarshal(b, e); err != nil {
+			if err := r.damage(s, offset, "not an event"); err != nil {
+				return 0, err
+			}
+			r.next++
+			continue
+		}
+		if r.next != 0 && e.Metadata.Sequence != r.next {
+			if err := r.damage(s, offset, fmt.Sprintf("event %d where %d belongs", e.Metadata.Sequence, r.next)); err != nil {
+				return 0, err
+			}
+		}
+		r.next = e.Metadata.Sequence + 1
+		if r.query.wants(e) && !r.yield(e, nil) {
+			return 0, errStop
+		}
+	}
+}
+
+// ended checks that a segment that grows no more has all up to its successor.
+func (r *reader) ended(s segment, offset int64, unread int, following segment) error {
+	if r.next >= following.first {
+		return nil
+	}
+	reason := fmt.Sprintf("events %d to %d are missing", r.next, following.first-1)
+	if unread > 0 {
+		reason = "the last line is not finished"
+	}
+	r.next = following.first
+	return r.damage(s, offset, reason)
+}
+
+func (r *reader) damage(s segment, offset int64, reason string) error {
+	if !r.yield(nil, &DamageError{s.path(), offset, reason}) {
+		return errStop
+	}
+	return nil
+}

@@ -1,0 +1,191 @@
+package audit
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// A segment is a file of JSON Lines named by the sequence number of its first
+// event. What it holds from the number on that names the following segment was
+// never acknowledged and does not count.
+type segment struct {
+	dir   string
+	first uint64
+}
+
+const suffix = ".jsonl"
+
+func (s segment) path() string {
+	return filepath.Join(s.dir, fmt.Sprintf("%020d%s", s.first, suffix))
+}
+
+// segments lists the segments in dir in order.
+func segments(dir string) ([]segment, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	var all []segment
+	for _, e := range entries {
+		digits, ok := strings.CutSuffix(e.Name(), suffix)
+		if !ok || len(digits) != 20 || !e.Type().IsRegular() {
+			continue
+		}
+		if first, err := strconv.ParseUint(digits, 10, 64); err == nil && first > 0 {
+			all = append(all, segment{dir, first})
+		}
+	}
+	slices.SortFunc(all, func(a, b segment) int {
+		if a.first < b.first {
+			return -1
+		}
+		return 1
+	})
+	return all, nil
+}
+
+// file is what the writer needs of a segment's file.
+type file interface {
+	io.Writer
+	Sync() error // fdatasync(2)
+	Truncate(size int64) error
+	Close() error
+}
+
+type osFile struct{ *os.File }
+
+// Sync leaves times out: the size, which the data needs, is synced too.
+func (f osFile) Sync() error {
+	for {
+		err := unix.Fdatasync(int(f.Fd()))
+		if !errors.Is(err, unix.EINTR) {
+			return os.NewSyscallError("fdatasync", err)
+		}
+	}
+}
+
+// openFile opens a segment to append to; O_EXCL in flag makes it.
+func openFile(path string, flag int) (file, error) {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW|flag, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	return osFile{f}, nil
+}
+
+// A DamageError says where the log is not what was written.
+type DamageError struct {
+	File   string
+	Offset int64 // bytes from the start of File
+	Reason string
+}
+
+func (e *DamageError) Error() string {
+	return fmt.Sprintf("audit log damaged: %s at byte %d: %s", e.File, e.Offset, e.Reason)
+}
+
+// lineReader reads lines of bounded length.
+type lineReader struct {
+	r      *bufio.Reader
+	offset int64 // of the next line
+}
+
+func newLineReader(r io.Reader, offset int64) *lineReader {
+	return &lineReader{bufio.NewReaderSize(r, maxLine), offset}
+}
+
+// next returns a line without its newline, valid until the following call, and
+// its offset. A line that is too long is nil. At the end err is io.EOF, and a
+// rest without newline stays unread: n is its length.
+func (r *lineReader) next() (line []byte, offset int64, n int, err error) {
+	offset = r.offset
+	b, err := r.r.ReadSlice('\n')
+	n = len(b)
+	switch {
+	case err == nil:
+		r.offset += int64(n)
+		return b[:n-1], offset, n, nil
+	case errors.Is(err, bufio.ErrBufferFull):
+		for errors.Is(err, bufio.ErrBufferFull) {
+			b, err = r.r.ReadSlice('\n')
+			n += len(b)
+		}
+		if err == nil {
+			r.offset += int64(n)
+		}
+		return nil, offset, n, err
+	}
+	return nil, offset, n, err
+}
+
+// survey is what Open finds in the last segment.
+type survey struct {
+	next   uint64       // number of the event to follow
+	size   int64        // bytes of whole, good lines from the start
+	torn   int64        // bytes after them that a crash left unfinished
+	damage *DamageError // a line that was altered, or a bad one with events after it
+}
+
+// inspect reads the last segment.
+func inspect(s segment) (survey, error) {
+	f, err := os.Open(s.path())
+	if err != nil {
+		return survey{}, err
+	}
+	defer f.Close()
+	v := survey{next: s.first}
+	var bad *DamageError
+	count, highest := uint64(0), s.first-1
+	r := newLineReader(f, 0)
+	for {
+		b, offset, n, err := r.next()
+		if err == io.EOF {
+			v.torn = r.offset - v.size + int64(n)
+			break
+		}
+		if err != nil {
+			return survey{}, err
+		}
+		count++
+		sequence, ok := sequenceOf(b)
+		switch {
+		case !ok:
+			if bad == nil {
+				bad = &DamageError{s.path(), offset, "not an event"}
+			}
+			// A crash leaves pages unwritten, which read as zeros. A whole line
+			// without any was altered.
+			if v.damage == nil && b != nil && !bytes.Contains(b, []byte{0}) {
+				v.damage = bad
+			}
+		case bad != nil:
+			if v.damage == nil {
+				v.damage = bad // it is followed by an event: no torn tail
+			}
+		case sequence != v.next:
+			bad = &DamageError{s.path(), offset, fmt.Sprintf("event %d where %d belongs", sequence, v.next)}
+			v.damage = bad
+		default:
+			v.next++
+			v.size = r.offset
+		}
+		if ok {
+			highest = max(highest, sequence)
+		}
+	}
+	if v.damage != nil {
+		// No number may be given twice, even if the line that had it is lost.
+		v.next, v.torn = max(highest+1, s.first+count), 0
+	}
+	return v, nil
+}

@@ -1,0 +1,195 @@
+// Package upstream reaches destinations for the gateway: it resolves, classifies
+// the very address connected to, dials, verifies TLS and pools.
+//
+// It guarantees that no connection is opened to an address that is not public
+// unless the route's rule names it, whatever DNS answers and however often it
+// changes its mind; that TLS is verified, always; that a connection or TLS
+// session made for one sandbox, credential or way of reaching the destination
+// serves no other; and that a RoundTripper sends nothing to another destination
+// than its route's. It asks no policy: who calls it has decided already.
+package upstream
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"sallyport/policy"
+)
+
+// Bounds for one sandbox. What is least recently used makes room.
+const (
+	maxDestinations = 256
+	maxConns        = 1024
+	maxIdle         = 64 // idle connections to one destination
+)
+
+// Options of a Pool. The zero Options works.
+type Options struct {
+	// Local lists this host's own addresses (as /32 or /128) and the sandbox
+	// networks. It is called for every connection; default: none.
+	Local  func() []netip.Prefix
+	Logger *slog.Logger // default: slog.Default()
+	// DialTimeout bounds lookup and TCP connection. Default: 10 s.
+	DialTimeout time.Duration
+	// HandshakeTimeout bounds the TLS handshake. Default: 10 s.
+	HandshakeTimeout time.Duration
+	// IdleTimeout is how long a connection waits for the next request. Default: 90 s.
+	IdleTimeout time.Duration
+	// HeaderTimeout bounds the wait for a response's header. Default: none,
+	// since a model may think for minutes before its first byte.
+	HeaderTimeout time.Duration
+}
+
+// Route says on whose behalf, with what and how a destination is reached.
+type Route struct {
+	Sandbox    string // ID
+	Credential string // names of what is injected, empty for none
+	Host       string // name, or the text of an IP address
+	Port       uint16
+	TLS        bool
+	Upstream   *policy.Upstream
+}
+
+// Pool opens connections and keeps them for the next request. It is safe for
+// concurrent use.
+type Pool struct {
+	o     Options
+	roots rootsCache
+
+	mu      sync.RWMutex
+	tenants map[string]*tenant // by sandbox, until Forget
+	closed  bool
+}
+
+// New returns an empty pool.
+func New(o Options) *Pool {
+	if o.Local == nil {
+		o.Local = func() []netip.Prefix { return nil }
+	}
+	if o.Logger == nil {
+		o.Logger = slog.Default()
+	}
+	for _, d := range []struct {
+		timeout *time.Duration
+		value   time.Duration
+	}{{&o.DialTimeout, 10 * time.Second}, {&o.HandshakeTimeout, 10 * time.Second}, {&o.IdleTimeout, 90 * time.Second}} {
+		if *d.timeout == 0 {
+			*d.timeout = d.value
+		}
+	}
+	return &Pool{o: o, tenants: map[string]*tenant{}}
+}
+
+// RoundTripper returns what carries requests to the route's destination. It
+// refuses a request whose URL or Host names another one. Get it anew for each
+// request: it is cheap, and follows a roots file that changes. Its errors, and
+// those of RoundTrip, are *Error.
+func (p *Pool) RoundTripper(r Route) (http.RoundTripper, error) {
+	r.Host = normal(r.Host)
+	t, err := p.tenant(r)
+	if err != nil {
+		return nil, err
+	}
+	var roots *roots
+	if r.Upstream != nil && r.Upstream.Roots != "" {
+		if roots, err = p.roots.get(r.Upstream.Roots); err != nil {
+			return nil, &Error{Kind: KindRoots, Host: r.Host, Port: r.Port, Err: err}
+		}
+	}
+	k := keyOf(r)
+	if d := t.lookup(k, roots); d != nil {
+		return d, nil
+	}
+	d, err := p.destination(t, r)
+	if err != nil {
+		return nil, err
+	}
+	d.roots = roots
+	d.transport = d.newTransport()
+	return t.keep(k, d), nil
+}
+
+// Dial opens a TCP connection for a tunnel; TLS, if any, is the sandbox's own.
+// The caller closes it. Its errors are *Error.
+func (p *Pool) Dial(ctx context.Context, r Route) (net.Conn, error) {
+	r.Host = normal(r.Host)
+	t, err := p.tenant(r)
+	if err != nil {
+		return nil, err
+	}
+	d, err := p.destination(t, r)
+	if err != nil {
+		return nil, err
+	}
+	c, err := d.dial(ctx)
+	if err != nil {
+		return nil, d.fail(err)
+	}
+	return c, nil
+}
+
+// Forget closes every connection that was opened for a sandbox, also those in use.
+func (p *Pool) Forget(sandbox string) {
+	p.mu.Lock()
+	t := p.tenants[sandbox]
+	delete(p.tenants, sandbox)
+	p.mu.Unlock()
+	if t != nil {
+		t.close()
+	}
+}
+
+// Close closes all connections and refuses new ones.
+func (p *Pool) Close() {
+	p.mu.Lock()
+	all := p.tenants
+	p.tenants, p.closed = nil, true
+	p.mu.Unlock()
+	for _, t := range all {
+		t.close()
+	}
+}
+
+func (p *Pool) tenant(r Route) (*tenant, error) {
+	p.mu.RLock()
+	t := p.tenants[r.Sandbox]
+	p.mu.RUnlock()
+	if t != nil {
+		return t, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, &Error{Kind: KindClosed, Host: r.Host, Port: r.Port, Err: net.ErrClosed}
+	}
+	if t = p.tenants[r.Sandbox]; t == nil {
+		t = newTenant()
+		p.tenants[r.Sandbox] = t
+	}
+	return t, nil
+}
+
+// key is everything that two requests must share to share a connection.
+type key struct {
+	credential, host           string
+	port                       uint16
+	tls                        bool
+	addresses, roots, resolver string
+}
+
+func keyOf(r Route) key {
+	k := key{credential: r.Credential, host: r.Host, port: r.Port, tls: r.TLS}
+	if u := r.Upstream; u != nil {
+		k.addresses, k.roots, k.resolver = strings.Join(u.Addresses, " "), u.Roots, u.Resolver
+	}
+	return k
+}
+
+// normal is a name in lower case without trailing dot.
+func normal(host string) string { return strings.ToLower(strings.TrimSuffix(host, ".")) }

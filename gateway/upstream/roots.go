@@ -1,0 +1,79 @@
+package upstream
+
+import (
+	"crypto/x509"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+const (
+	maxRootsFiles = 256
+	maxRootsSize  = 4 << 20 // bytes
+)
+
+// roots is one state of a roots file.
+type roots struct {
+	info os.FileInfo
+	pool *x509.CertPool
+}
+
+// rootsCache reads PEM files again when they change.
+type rootsCache struct {
+	mu    sync.Mutex
+	files *simplelru.LRU[string, *roots]
+}
+
+// get returns the same pointer for as long as the file is the same.
+func (c *rootsCache) get(path string) (*roots, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, fmt.Errorf("upstream.roots: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxRootsSize {
+		return nil, fmt.Errorf("upstream.roots: %s is not a file of at most %d bytes", path, maxRootsSize)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.files == nil {
+		// The size is a positive constant, the only thing that can be wrong.
+		c.files, _ = simplelru.NewLRU[string, *roots](maxRootsFiles, nil)
+	}
+	if r, ok := c.files.Get(path); ok && same(r.info, info) {
+		return r, nil
+	}
+	r, err := readRoots(path)
+	if err != nil {
+		return nil, fmt.Errorf("upstream.roots: %w", err)
+	}
+	c.files.Add(path, r)
+	return r, nil
+}
+
+func same(a, b os.FileInfo) bool {
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
+}
+
+func readRoots(path string) (*roots, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxRootsSize))
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(data) {
+		return nil, fmt.Errorf("%s holds no PEM certificate", path)
+	}
+	return &roots{info: info, pool: pool}, nil
+}

@@ -1,0 +1,132 @@
+package upstream
+
+import (
+	"errors"
+	"net"
+	"sync"
+
+	"github.com/hashicorp/golang-lru/v2/simplelru"
+)
+
+var (
+	errBusy   = errors.New("too many open connections")
+	errClosed = errors.New("the sandbox is gone")
+)
+
+// tenant holds what was opened for one sandbox.
+type tenant struct {
+	mu           sync.Mutex
+	destinations *simplelru.LRU[key, *destination]
+	conns        map[*conn]struct{}
+	dialling     int // places taken by connections that are being opened
+	closed       bool
+}
+
+func newTenant() *tenant {
+	t := &tenant{conns: map[*conn]struct{}{}}
+	// The size is a positive constant, the only thing that can be wrong.
+	t.destinations, _ = simplelru.NewLRU[key, *destination](maxDestinations, nil)
+	return t
+}
+
+// lookup returns the destination if it trusts what its roots file now says.
+func (t *tenant) lookup(k key, r *roots) *destination {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if d, ok := t.destinations.Get(k); ok && d.roots == r {
+		return d
+	}
+	return nil
+}
+
+// keep returns the destination to use: d, or the one that a concurrent caller kept.
+func (t *tenant) keep(k key, d *destination) *destination {
+	t.mu.Lock()
+	old, ok := t.destinations.Get(k)
+	if ok && old.roots == d.roots {
+		t.mu.Unlock()
+		return old
+	}
+	if !ok && t.destinations.Len() == maxDestinations {
+		_, old, _ = t.destinations.RemoveOldest()
+	}
+	t.destinations.Add(k, d)
+	t.mu.Unlock()
+	if old != nil {
+		// Also makes those in use close when they would become idle.
+		old.transport.CloseIdleConnections()
+	}
+	return d
+}
+
+// reserve takes a place for a connection, at the cost of idle ones.
+func (t *tenant) reserve() error {
+	for idleClosed := false; ; idleClosed = true {
+		t.mu.Lock()
+		if t.closed {
+			t.mu.Unlock()
+			return errClosed
+		}
+		if len(t.conns)+t.dialling < maxConns {
+			t.dialling++
+			t.mu.Unlock()
+			return nil
+		}
+		all := t.destinations.Values()
+		t.mu.Unlock()
+		if idleClosed {
+			return errBusy
+		}
+		for _, d := range all {
+			d.transport.CloseIdleConnections()
+		}
+	}
+}
+
+// settle gives the place back, to the connection if there is one.
+func (t *tenant) settle(c *net.TCPConn) (*conn, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.dialling--
+	if c == nil {
+		return nil, nil
+	}
+	if t.closed {
+		return nil, errors.Join(errClosed, c.Close())
+	}
+	own := &conn{TCPConn: c, tenant: t}
+	t.conns[own] = struct{}{}
+	return own, nil
+}
+
+func (t *tenant) close() {
+	t.mu.Lock()
+	t.closed = true
+	conns := make([]*conn, 0, len(t.conns))
+	for c := range t.conns {
+		conns = append(conns, c)
+	}
+	destinations := t.destinations.Values()
+	t.destinations.Purge()
+	t.mu.Unlock()
+	for _, d := range destinations {
+		d.transport.CloseIdleConnections()
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+}
+
+// conn leaves its tenant when it is closed. Embedding the TCP connection keeps
+// splice(2) for tunnels.
+type conn struct {
+	*net.TCPConn
+	tenant *tenant
+}
+
+func (c *conn) Close() error {
+	c.tenant.mu.Lock()
+	delete(c.tenant.conns, c)
+	c.tenant.mu.Unlock()
+	return c.TCPConn.Close()
+}

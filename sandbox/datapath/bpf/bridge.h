@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The program of the bridge device: default deny, and steering. Assigning the
+// socket on a port would be lost with net.bridge.bridge-nf-call-iptables=1.
+
+#ifndef SALLYPORT_BRIDGE_H
+#define SALLYPORT_BRIDGE_H
+
+#include "state.h"
+
+static __always_inline void tuple_of(struct bpf_sock_tuple *t, const struct frame *f)
+{
+	t->ipv4.saddr = f->saddr[3];
+	t->ipv4.daddr = f->daddr[3];
+	t->ipv4.sport = f->sport;
+	t->ipv4.dport = f->dport;
+}
+
+// alive says whether the gateway's listener is there.
+static __always_inline int alive(void)
+{
+	struct bpf_sock *sk;
+	__u32 zero = 0;
+
+	sk = bpf_map_lookup_elem(&listener, &zero);
+	if (!sk)
+		return 0;
+	bpf_sk_release(sk);
+	return 1;
+}
+
+// steer gives the packet to the gateway's listener.
+static __always_inline int steer(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk;
+	__u32 zero = 0;
+	long err;
+
+	sk = bpf_map_lookup_elem(&listener, &zero);
+	if (!sk)
+		return NO_LISTENER;
+	err = bpf_sk_assign(skb, sk, 0);
+	bpf_sk_release(sk);
+	return err ? NO_LISTENER : 0;
+}
+
+// resolve lets a question through to a resolver that is bound to the gateway's
+// own address, and to no other: a name server of the host that listens on every
+// address would forward it.
+static __always_inline int resolve_udp(struct __sk_buff *skb, const struct frame *f)
+{
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *sk;
+	__be32 bound;
+
+	tuple_of(&t, f);
+	sk = bpf_sk_lookup_udp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return NO_RESOLVER;
+	bound = sk->src_ip4;
+	bpf_sk_release(sk);
+	return bound == cfg.gateway && alive() ? 0 : NO_RESOLVER;
+}
+
+// deliver_tcp finds the live socket of a packet first: of a connection that was
+// steered before, or one that the host itself opened. What has none is for the
+// resolver or the gateway.
+static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame *f)
+{
+	int dns = f->daddr[3] == cfg.gateway && f->dport == bpf_htons(PORT_DNS);
+	struct bpf_sock_tuple t = {};
+	struct bpf_sock *sk;
+	__be32 bound = 0;
+
+	tuple_of(&t, f);
+	sk = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	if (sk) {
+		__u32 state = sk->state;
+
+		bound = sk->src_ip4;
+		bpf_sk_release(sk);
+		if (state != BPF_TCP_LISTEN)
+			return 0;
+	}
+	if (dns)
+		return bound == cfg.gateway && alive() ? 0 : NO_RESOLVER;
+	return steer(skb);
+}
+
+SEC("tcx/ingress")
+int bridge_in(struct __sk_buff *skb)
+{
+	__u32 generation = skb->mark;
+	struct endpoint *e = 0;
+	struct frame f = {};
+	int reason = parse(skb, &f);
+
+	if (generation)
+		e = bpf_map_lookup_elem(&endpoints, &generation);
+	if (!e)
+		return refuse(skb, &f, 0, UNATTACHED);
+	// The port has judged the frame; bridge netfilter may have changed it since.
+	if (!reason && (!same(&f.src, &e->mac) || f.saddr[3] != e->address))
+		reason = STALE;
+	if (reason)
+		return refuse(skb, &f, generation, reason);
+	if (f.ethertype == ETH_P_ARP)
+		return pass(skb, 0, ACCEPTED);
+	switch (f.proto) {
+	case IPPROTO_TCP:
+		reason = deliver_tcp(skb, &f);
+		break;
+	case IPPROTO_UDP:
+		reason = f.daddr[3] == cfg.gateway && f.dport == bpf_htons(PORT_DNS) ? resolve_udp(skb, &f) : UDP;
+		break;
+	default:
+		reason = PROTOCOL;
+	}
+	if (reason)
+		return refuse(skb, &f, generation, reason);
+	return pass(skb, cfg.mark, ACCEPTED);
+}
+
+#endif

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The two programs of a sandbox's port, the host's end of its veth.
+
+#ifndef SALLYPORT_PORT_H
+#define SALLYPORT_PORT_H
+
+#include "state.h"
+
+// reachable refuses what no TCP connection has business with: this network
+// (0/8), loopback (127/8), multicast and above (224/3).
+static __always_inline int reachable(__be32 addr)
+{
+	__u32 first = bpf_ntohl(addr) >> 24;
+
+	return first != 0 && first != 127 && first < 224;
+}
+
+static __always_inline int judge_arp(const struct frame *f, const struct endpoint *e)
+{
+	const struct arp_ipv4 *arp = &f->arp;
+
+	if (!same(&arp->sender, &f->src) || arp->sender_ip != e->address || arp->target_ip != cfg.gateway)
+		return BAD_ARP;
+	if (arp->op == bpf_htons(ARPOP_REQUEST) && broadcast(&f->dst))
+		return 0;
+	if (arp->op != bpf_htons(ARPOP_REQUEST) && arp->op != bpf_htons(ARPOP_REPLY))
+		return BAD_ARP;
+	return bridges(&f->dst) ? 0 : BAD_ARP;
+}
+
+static __always_inline int judge_ipv4(const struct frame *f)
+{
+	__be32 to = f->daddr[3];
+
+	if (to != cfg.gateway && (to & cfg.mask) == cfg.subnet)
+		return EAST_WEST;
+	switch (f->proto) {
+	case IPPROTO_TCP:
+		if (!reachable(to))
+			return DESTINATION;
+		break;
+	case IPPROTO_UDP:
+		if (f->dport != bpf_htons(PORT_DNS))
+			return f->dport == bpf_htons(PORT_QUIC) ? QUIC : UDP;
+		if (to != cfg.gateway)
+			return DNS;
+		break;
+	case IPPROTO_ICMP:
+		return ICMP;
+	default:
+		return PROTOCOL;
+	}
+	return bridges(&f->dst) ? 0 : DESTINATION;
+}
+
+// port_in sees what the sandbox sends, before the bridge does. It knows the
+// sandbox by the interface, and stamps what passes with its generation.
+SEC("tcx/ingress")
+int port_in(struct __sk_buff *skb)
+{
+	__u32 link = skb->ifindex;
+	struct endpoint *e = 0;
+	struct frame f = {};
+	__u32 *port, generation = 0;
+	int reason = parse(skb, &f);
+
+	port = bpf_map_lookup_elem(&ports, &link);
+	if (port) {
+		generation = *port;
+		e = bpf_map_lookup_elem(&endpoints, &generation);
+	}
+	if (!e || e->link != link)
+		return refuse(skb, &f, 0, UNATTACHED);
+	if (reason == MALFORMED || reason == VLAN)
+		return refuse(skb, &f, generation, reason);
+	if (!same(&f.src, &e->mac))
+		return refuse(skb, &f, generation, BAD_MAC);
+	// An address that is not its own says more than how it was sent.
+	if (f.ethertype == ETH_P_IP && f.saddr[3] != e->address)
+		return refuse(skb, &f, generation, BAD_ADDRESS);
+	if (!reason)
+		reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, e) : judge_ipv4(&f);
+	if (reason)
+		return refuse(skb, &f, generation, reason);
+	return pass(skb, generation, SENT);
+}
+
+// port_out sees what is about to reach the sandbox.
+SEC("tcx/egress")
+int port_out(struct __sk_buff *skb)
+{
+	__u32 link = skb->ifindex;
+	struct endpoint *e = 0;
+	struct frame f = {};
+	__u32 *port, generation = 0;
+	int reason = parse(skb, &f);
+
+	port = bpf_map_lookup_elem(&ports, &link);
+	if (port) {
+		generation = *port;
+		e = bpf_map_lookup_elem(&endpoints, &generation);
+	}
+	if (!e || e->link != link)
+		return refuse(skb, &f, 0, UNATTACHED);
+	// Only what this host made never came in by an interface.
+	if (skb->ingress_ifindex)
+		return refuse(skb, &f, generation, NOT_HOST);
+	if (reason && reason != FRAGMENT && reason != OPTIONS)
+		return refuse(skb, &f, generation, reason);
+	if (f.daddr[3] != e->address)
+		return refuse(skb, &f, generation, NOT_ADDRESSED);
+	if (!same(&f.dst, &e->mac) && !(f.ethertype == ETH_P_ARP && broadcast(&f.dst)))
+		return refuse(skb, &f, generation, NOT_ADDRESSED);
+	count(skb, DELIVERED);
+	return TCX_NEXT;
+}
+
+#endif

@@ -1,0 +1,44 @@
+// Package datapath is the guard of the sandboxes' network: eBPF programs that
+// decide about every frame, and the bridge, filter and routes around them.
+//
+//	 sandbox        host
+//	┌───────┐ veth ┌────────────┐      ┌──────────────────────────────┐
+//	│       │─────▶│ port_in    │─────▶│ bridge_in                    │──▶ gateway's listener
+//	│ eth0  │      │ who, what  │      │ stamp agrees? default deny,  │──▶ resolver on the
+//	│       │◀─────│ port_out   │◀─────│ steer                        │    gateway address
+//	└───────┘      │ from host? │      └──────────────────────────────┘
+//	               └────────────┘       the bridge device
+//	               bridge port
+//
+// port_in knows the sandbox by the interface that its frames come from. It lets
+// pass ARP with the sandbox's own MAC and IP address for the gateway, whole
+// IPv4 TCP packets to anywhere but other sandboxes, and UDP port 53 to the
+// gateway address; it stamps them with the session's generation. port_out lets
+// pass only what this host itself sent to that sandbox. bridge_in denies by
+// default: stamp, MAC and IP address must agree with an attached endpoint. It
+// hands TCP to the listener given to [Datapath.Steer] whatever address was
+// dialled; packets of connections that are open already, by steering or by a
+// process of the host, find their socket; DNS reaches a resolver only when it
+// is bound to the gateway's own address. Without a listener nothing passes.
+//
+// Guaranteed: a port that was not attached, or is no longer, gets nothing
+// through to the host's network stack. All state is pinned, so this holds after
+// the process has died; the next [Open] swaps the programs in their links
+// without a moment in between. A route or user's rule cannot forward a sandbox's
+// packet: an nftables table of its own drops what is forwarded from or to the
+// bridge, and what one port of it sends to another.
+//
+// Not guaranteed: anything against root on the host, or after a reboot before
+// Open has run (see [GuardPin]). Two ports that both lack the programs are kept
+// apart by nftables alone; where the kernel has no CONFIG_NFT_BRIDGE_META only
+// their IPv4 and ARP of the subnet are.
+//
+// It needs Linux 6.6 (tcx links, https://docs.ebpf.io/linux/program-type/BPF_PROG_TYPE_SCHED_CLS/)
+// with bridge and nf_tables bridge support, and CAP_NET_ADMIN, CAP_BPF and
+// CAP_SYS_ADMIN (to mount bpffs). The programs are little endian.
+//
+// Besides the bridge, a host gets: a rule of priority 305 for each bridge (what
+// comes in by it with mark 0x3053 is looked up in table 23057), a route `local
+// default dev lo` in that table, an unreachable route behind the subnet's own,
+// and the tables inet and bridge sallyport-BRIDGE. [Remove] takes them away.
+package datapath

@@ -1,0 +1,278 @@
+package datapath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+
+	"sallyport/sandbox"
+)
+
+var _ sandbox.Network = (*Datapath)(nil)
+
+// Attach vouches for what comes from the endpoint's interface with its MAC and
+// IP address. It may be repeated; with another Link it moves the generation
+// there. What the interface was attached for before is detached; an IP or MAC
+// address that another live endpoint has is an error.
+func (d *Datapath) Attach(e sandbox.Endpoint) error {
+	mac, err := d.check(e)
+	if err != nil {
+		return fmt.Errorf("attaching sandbox %q: %w", e.Sandbox, err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	port, err := d.port(e.Link)
+	if err != nil {
+		return fmt.Errorf("attaching sandbox %q: %w", e.Sandbox, err)
+	}
+	if err := d.supersede(e, mac); err != nil {
+		return fmt.Errorf("attaching sandbox %q: %w", e.Sandbox, err)
+	}
+	if err := d.install(e, mac, port); err != nil {
+		return errors.Join(fmt.Errorf("attaching sandbox %q: %w", e.Sandbox, err), d.detach(e.Generation))
+	}
+	return nil
+}
+
+// Detach withdraws the word given by Attach. An unknown generation is no error:
+// its interface may have gone by itself.
+func (d *Datapath) Detach(generation uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if err := d.detach(generation); err != nil {
+		return fmt.Errorf("detaching generation %d: %w", generation, err)
+	}
+	return nil
+}
+
+// Endpoints lists what is attached to interfaces that still exist, also by an
+// earlier process, in no order.
+func (d *Datapath) Endpoints() ([]sandbox.Endpoint, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all, err := d.endpoints()
+	if err != nil {
+		return nil, err
+	}
+	var attached []sandbox.Endpoint
+	for _, e := range all {
+		if d.live(e) {
+			attached = append(attached, e)
+		}
+	}
+	return attached, nil
+}
+
+// check refuses an endpoint that cannot be told from the host or from nothing.
+func (d *Datapath) check(e sandbox.Endpoint) (net.HardwareAddr, error) {
+	mac, err := net.ParseMAC(e.MAC)
+	subnet := d.config.Subnet
+	var v guardEndpoint
+	switch {
+	case e.Generation == 0:
+		return nil, errors.New("generation 0 means no endpoint")
+	case e.Link <= 0:
+		return nil, errors.New("it has no interface on this host: is it running?")
+	case err != nil:
+		return nil, err
+	case len(mac) != 6 || mac[0]&1 != 0 || bytes.Equal(mac, make([]byte, 6)) || bytes.Equal(mac, d.mac):
+		return nil, fmt.Errorf("MAC address %s cannot be a sandbox's", e.MAC)
+	case !subnet.Contains(e.Address) || e.Address == subnet.Addr() || e.Address == d.config.Gateway() || !subnet.Contains(e.Address.Next()):
+		return nil, fmt.Errorf("address %s is not one for a sandbox in %s", e.Address, subnet)
+	case e.Sandbox == "" || len(e.Sandbox) > len(v.Sandbox):
+		return nil, fmt.Errorf("its name must have 1 to %d bytes", len(v.Sandbox))
+	case len(e.ID) > len(v.Id):
+		return nil, fmt.Errorf("its ID %q must have at most %d bytes", e.ID, len(v.Id))
+	}
+	return mac, nil
+}
+
+// port finds the interface and makes sure that it is a port of our bridge.
+func (d *Datapath) port(ifindex int) (netlink.Link, error) {
+	port, err := netlink.LinkByIndex(ifindex)
+	if err != nil {
+		return nil, fmt.Errorf("finding interface %d: %w", ifindex, err)
+	}
+	if port.Attrs().MasterIndex != d.bridge {
+		return nil, fmt.Errorf("interface %s is not a port of bridge %s", port.Attrs().Name, d.config.Bridge)
+	}
+	return port, nil
+}
+
+// supersede detaches what e replaces: the same generation or interface, and
+// endpoints whose interface has gone.
+func (d *Datapath) supersede(e sandbox.Endpoint, mac net.HardwareAddr) error {
+	all, err := d.endpoints()
+	if err != nil {
+		return err
+	}
+	for _, old := range all {
+		switch {
+		case old == normal(e, mac) && d.live(old):
+			continue
+		case old.Generation == e.Generation, old.Link == e.Link, !d.live(old):
+			if err := d.detach(old.Generation); err != nil {
+				return err
+			}
+		case old.Address == e.Address, old.MAC == mac.String():
+			return fmt.Errorf("%s %s belongs to sandbox %q, generation %d: detach it first", e.Address, mac, old.Sandbox, old.Generation)
+		}
+	}
+	return nil
+}
+
+func normal(e sandbox.Endpoint, mac net.HardwareAddr) sandbox.Endpoint {
+	e.MAC = mac.String()
+	return e
+}
+
+// install guards the port first and speaks for the endpoint last.
+func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlink.Link) error {
+	if err := attach(portPin(d.config.Pins, hookIn, e.Link), e.Link, d.objs.PortIn, ebpf.AttachTCXIngress); err != nil {
+		return err
+	}
+	if err := attach(portPin(d.config.Pins, hookOut, e.Link), e.Link, d.objs.PortOut, ebpf.AttachTCXEgress); err != nil {
+		return err
+	}
+	if err := quieten(port); err != nil {
+		return err
+	}
+	for _, n := range d.neighbours(e.Link, e.Address, mac) {
+		if err := netlink.NeighSet(n); err != nil {
+			return fmt.Errorf("making its address permanent: %w", err)
+		}
+	}
+	v := guardEndpoint{Link: uint32(e.Link), Address: wire(e.Address)}
+	copy(v.Mac.Addr[:], mac)
+	copy(v.Sandbox[:], e.Sandbox)
+	copy(v.Id[:], e.ID)
+	if err := d.objs.Endpoints.Put(e.Generation, v); err != nil {
+		return fmt.Errorf("writing the endpoint: %w", err)
+	}
+	if err := d.objs.Ports.Put(uint32(e.Link), e.Generation); err != nil {
+		return fmt.Errorf("writing the port: %w", err)
+	}
+	return nil
+}
+
+// detach takes the word back first; the programs go last.
+func (d *Datapath) detach(generation uint32) error {
+	var v guardEndpoint
+	if err := d.objs.Endpoints.Lookup(generation, &v); errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	} else if err != nil {
+		return fmt.Errorf("reading the endpoint: %w", err)
+	}
+	if err := d.objs.Endpoints.Delete(generation); err != nil {
+		return fmt.Errorf("deleting the endpoint: %w", err)
+	}
+	var errs []error
+	// The interface may speak for a later generation by now.
+	var speaks uint32
+	if err := d.objs.Ports.Lookup(v.Link, &speaks); err == nil && speaks == generation {
+		errs = append(errs, d.objs.Ports.Delete(v.Link))
+		errs = append(errs, d.unguard(int(v.Link)))
+	}
+	for _, n := range d.neighbours(int(v.Link), unwire(v.Address), v.Mac.Addr[:]) {
+		if err := netlink.NeighDel(n); err != nil && !missing(err) {
+			errs = append(errs, fmt.Errorf("forgetting its address: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unguard removes the programs of a port. The bridge refuses what it sends.
+func (d *Datapath) unguard(ifindex int) error {
+	var errs []error
+	for _, hook := range []string{hookIn, hookOut} {
+		if err := os.Remove(portPin(d.config.Pins, hook, ifindex)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// sweep detaches endpoints whose interface has gone, and ports without one.
+func (d *Datapath) sweep() error {
+	all, err := d.endpoints()
+	if err != nil {
+		return err
+	}
+	for _, e := range all {
+		if d.live(e) {
+			continue
+		}
+		d.config.Logger.Info("forgetting an endpoint whose interface is gone", "sandbox", e.Sandbox, "generation", e.Generation)
+		if err := d.detach(e.Generation); err != nil {
+			return err
+		}
+	}
+	pins, err := listPins(d.config.Pins)
+	if err != nil {
+		return err
+	}
+	for _, p := range pins {
+		var generation uint32
+		if p.hook == hookBridge || d.objs.Ports.Lookup(uint32(p.link), &generation) == nil {
+			continue
+		}
+		if err := os.Remove(p.path); err != nil {
+			return fmt.Errorf("forgetting %s: %w", p.path, err)
+		}
+	}
+	return nil
+}
+
+// live says whether both programs are on the very interface that was attached.
+func (d *Datapath) live(e sandbox.Endpoint) bool {
+	var generation uint32
+	if err := d.objs.Ports.Lookup(uint32(e.Link), &generation); err != nil || generation != e.Generation {
+		return false
+	}
+	return live(portPin(d.config.Pins, hookIn, e.Link), e.Link) && live(portPin(d.config.Pins, hookOut, e.Link), e.Link)
+}
+
+func (d *Datapath) endpoints() ([]sandbox.Endpoint, error) {
+	var (
+		all        []sandbox.Endpoint
+		generation uint32
+		v          guardEndpoint
+	)
+	entries := d.objs.Endpoints.Iterate()
+	for entries.Next(&generation, &v) {
+		all = append(all, sandbox.Endpoint{
+			Link:       int(v.Link),
+			Sandbox:    text(v.Sandbox[:]),
+			ID:         text(v.Id[:]),
+			Generation: generation,
+			Address:    unwire(v.Address),
+			MAC:        net.HardwareAddr(v.Mac.Addr[:]).String(),
+		})
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("listing endpoints: %w", err)
+	}
+	return all, nil
+}
+
+func text(b []byte) string {
+	s, _, _ := bytes.Cut(b, []byte{0})
+	return string(s)
+}
+
+// wire is the address as the kernel holds it: four bytes in network order.
+func wire(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.NativeEndian.Uint32(b[:])
+}
+
+func unwire(n uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, n)))
+}

@@ -1,0 +1,153 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+// The filter stands where the programs do not: it drops what the host would
+// forward from or to the bridge, and what one port would send to another.
+
+func tableName(config Config) string { return "sallyport-" + config.Bridge }
+
+var families = []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyBridge}
+
+// filter replaces the tables of this bridge, each in one transaction.
+func filter(config Config) error {
+	if err := filterRouted(config); err != nil {
+		return fmt.Errorf("dropping forwarded packets with nftables: %w", err)
+	}
+	// meta ibrname is a kernel module of its own.
+	err := filterBridged(config, [][]expr.Any{by(expr.MetaKeyBRIIIFNAME, config.Bridge)})
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
+		config.Logger.Warn("nftables cannot match a bridge's name; ports without the guard are kept apart by subnet only",
+			"missing", "CONFIG_NFT_BRIDGE_META")
+		err = filterBridged(config, ofSubnet(config.Subnet))
+	}
+	if err != nil {
+		return fmt.Errorf("dropping frames between ports with nftables: %w", err)
+	}
+	return nil
+}
+
+func unfilter(config Config) error {
+	var errs []error
+	for _, family := range families {
+		c, err := nftables.New()
+		if err != nil {
+			return fmt.Errorf("nftables: %w", err)
+		}
+		c.DelTable(&nftables.Table{Name: tableName(config), Family: family})
+		if err := c.Flush(); err != nil && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("deleting nftables table %s: %w", tableName(config), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func filterRouted(config Config) error {
+	c, table, err := fresh(config, nftables.TableFamilyINet)
+	if err != nil {
+		return err
+	}
+	forward := chain(c, table, "forward", nftables.ChainHookForward)
+	drop(c, forward, by(expr.MetaKeyIIFNAME, config.Bridge))
+	drop(c, forward, by(expr.MetaKeyOIFNAME, config.Bridge))
+	return c.Flush()
+}
+
+func filterBridged(config Config, between [][]expr.Any) error {
+	c, table, err := fresh(config, nftables.TableFamilyBridge)
+	if err != nil {
+		return err
+	}
+	forward := chain(c, table, "forward", nftables.ChainHookForward)
+	for _, match := range between {
+		drop(c, forward, match)
+	}
+	// Frames to the link-local group addresses (IEEE 802.1D, 7.12.6) go up the
+	// stack on the port itself, past the bridge device. Network protocols have
+	// no business there, on any bridge.
+	input := chain(c, table, "input", nftables.ChainHookInput)
+	group := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
+	for _, ethertype := range []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6, unix.ETH_P_ARP} {
+		match := at(expr.PayloadBaseLLHeader, 0, group, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0})
+		drop(c, input, append(match, protocol(ethertype)...))
+	}
+	return c.Flush()
+}
+
+// fresh begins a transaction that empties the table, or makes it.
+func fresh(config Config, family nftables.TableFamily) (*nftables.Conn, *nftables.Table, error) {
+	c, err := nftables.New()
+	if err != nil {
+		return nil, nil, err
+	}
+	table := &nftables.Table{Name: tableName(config), Family: family}
+	c.AddTable(table)
+	c.DelTable(table)
+	return c, c.AddTable(table), nil
+}
+
+func chain(c *nftables.Conn, table *nftables.Table, name string, hook *nftables.ChainHook) *nftables.Chain {
+	return c.AddChain(&nftables.Chain{
+		Name: name, Table: table, Type: nftables.ChainTypeFilter,
+		Hooknum: hook, Priority: nftables.ChainPriorityFilter,
+	})
+}
+
+func drop(c *nftables.Conn, chain *nftables.Chain, match []expr.Any) {
+	c.AddRule(&nftables.Rule{
+		Table: chain.Table, Chain: chain,
+		Exprs: append(match, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictDrop}),
+	})
+}
+
+// by matches an interface's name.
+func by(key expr.MetaKey, name string) []expr.Any {
+	padded := make([]byte, unix.IFNAMSIZ)
+	copy(padded, name)
+	return []expr.Any{
+		&expr.Meta{Key: key, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: padded},
+	}
+}
+
+func protocol(ethertype uint16) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{byte(ethertype >> 8), byte(ethertype)}},
+	}
+}
+
+// at matches masked bytes of a header.
+func at(base expr.PayloadBase, offset uint32, value, mask []byte) []expr.Any {
+	n := uint32(len(value))
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: n},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: n, Mask: mask, Xor: make([]byte, n)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value},
+	}
+}
+
+// ofSubnet matches IPv4 (RFC 791) and ARP (RFC 826) of the subnet by source and
+// by destination.
+func ofSubnet(subnet netip.Prefix) [][]expr.Any {
+	value := subnet.Addr().AsSlice()
+	mask := net.CIDRMask(subnet.Bits(), 32)
+	var matches [][]expr.Any
+	for _, field := range []struct {
+		ethertype uint16
+		offset    uint32
+	}{{unix.ETH_P_IP, 12}, {unix.ETH_P_IP, 16}, {unix.ETH_P_ARP, 14}, {unix.ETH_P_ARP, 24}} {
+		match := at(expr.PayloadBaseNetworkHeader, field.offset, value, mask)
+		matches = append(matches, append(protocol(field.ethertype), match...))
+	}
+	return matches
+}

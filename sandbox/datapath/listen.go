@@ -1,0 +1,56 @@
+package datapath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listen makes a listener that [Datapath.Steer] takes. It is bound to a port of
+// the loopback address that nobody needs to know; the local address of an
+// accepted connection is the one that the sandbox dialled.
+func Listen() (*net.TCPListener, error) {
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var set error
+		err := c.Control(func(fd uintptr) {
+			set = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+		})
+		return errors.Join(err, set)
+	}}
+	config.SetMultipathTCP(false) // a SOCKMAP refuses MPTCP, Go's default
+	l, err := config.Listen(context.Background(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("making a transparent listener: %w", err)
+	}
+	return l.(*net.TCPListener), nil
+}
+
+// Steer sends the TCP connections of all attached sandboxes to the listener
+// from now on; those that are open stay where they are. The listener must be of
+// this network namespace and from [Listen]. When it is closed, by whatever death
+// of its process, the packets are dropped. The resolver on the gateway's address
+// must be bound before, since DNS passes from now on too.
+func (d *Datapath) Steer(l *net.TCPListener) error {
+	raw, err := l.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("steering to %s: %w", l.Addr(), err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var put error
+	err = raw.Control(func(fd uintptr) {
+		if on, e := unix.GetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT); e != nil || on == 0 {
+			put = errors.New("the listener is not transparent: use Listen")
+			return
+		}
+		put = d.objs.Listener.Put(uint32(0), uint64(fd))
+	})
+	if err := errors.Join(err, put); err != nil {
+		return fmt.Errorf("steering to %s: %w", l.Addr(), err)
+	}
+	return nil
+}
