@@ -1,10 +1,10 @@
 package gateway_test
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -242,13 +242,7 @@ func TestKeepAliveReusesBothConnections(t *testing.T) {
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")
-	var conns atomic.Int32
-	s := l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") })
-	s.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateNew {
-			conns.Add(1)
-		}
-	}
+	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") })
 	client := l.client()
 	for range 20 {
 		if resp, body := get(t, client, "https://api.example.test/"); resp.StatusCode != 200 || body != "ok" {
@@ -439,5 +433,101 @@ func TestHopByHopHeadersStayOnTheirHop(t *testing.T) {
 		if v := resp.Header.Get(name); v != "" {
 			t.Errorf("to the sandbox: %s: %s", name, v)
 		}
+	}
+}
+
+func TestWebSocketIsCarriedAndCounted(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") != "websocket" || r.Header.Get("Connection") != "Upgrade" {
+			w.WriteHeader(400)
+			return
+		}
+		w.Header().Set("Connection", "Upgrade")
+		w.Header().Set("Upgrade", "websocket")
+		w.WriteHeader(101)
+		c, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		io.Copy(c, rw)
+	})
+	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(c, "GET /ws HTTP/1.1\r\nHost: api.example.test\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	r := bufio.NewReader(c)
+	resp, err := http.ReadResponse(r, nil)
+	if err != nil || resp.StatusCode != 101 {
+		t.Fatal(resp, err)
+	}
+	io.WriteString(c, "frame")
+	b := make([]byte, 5)
+	if _, err := io.ReadFull(r, b); err != nil || string(b) != "frame" {
+		t.Fatalf("%q %v", b, err)
+	}
+	c.Close()
+	done := l.await(2)[1]
+	if done.HTTPResponse.Code != 101 || done.Traffic.BytesOut != 5 || done.Traffic.BytesIn != 5 || done.StatusID != audit.StatusSuccess {
+		t.Errorf("completion %+v %+v %+v", done, done.HTTPResponse, done.Traffic)
+	}
+}
+
+func TestUpgradeUnaskedIsRefused(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	l.name("api.example.test")
+	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "Upgrade")
+		w.Header().Set("Upgrade", "websocket")
+		w.WriteHeader(101)
+		c, _, _ := http.NewResponseController(w).Hijack()
+		c.Close()
+	})
+	resp, body := get(t, l.client(), "https://api.example.test/")
+	if resp.StatusCode != 502 || !strings.Contains(body, "switched protocols unasked") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	l.await(2)
+}
+
+func TestPanicDenies(t *testing.T) {
+	for _, phase := range []policy.Phase{policy.PhaseConnect, policy.PhaseRequest} {
+		t.Run(string(phase), func(t *testing.T) {
+			l := newLab(t)
+			l.name("api.example.test")
+			l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) { t.Error("reached") })
+			l.policy(func(in policy.Input) policy.Decision {
+				if in.Phase == phase {
+					panic("boom")
+				}
+				return allow(in)
+			})
+			resp, err := l.client().Get("https://api.example.test/")
+			switch {
+			case phase == policy.PhaseConnect && err == nil:
+				t.Errorf("got %d", resp.StatusCode)
+			case phase == policy.PhaseRequest && (err != nil || resp.StatusCode != 500):
+				t.Errorf("got %v %v", resp, err)
+			}
+			if err == nil {
+				if body := text(t, resp); strings.Contains(body, "boom") {
+					t.Errorf("the cause is the operator's: %s", body)
+				}
+			}
+			if l.dials() != 0 {
+				t.Error("dialled")
+			}
+			l.policy(allow) // and the gateway lives
+			l.name("other.example.test")
+			l.upstream("other.example.test", true, func(http.ResponseWriter, *http.Request) {})
+			if resp, _ := get(t, l.client(), "https://other.example.test/"); resp.StatusCode != 200 {
+				t.Errorf("afterwards %d", resp.StatusCode)
+			}
+		})
 	}
 }

@@ -1,0 +1,257 @@
+package gateway_test
+
+import (
+	"bufio"
+	"crypto/tls"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/policy"
+)
+
+func TestExplicitProxyCarries(t *testing.T) {
+	for _, secure := range []bool{true, false} {
+		scheme := map[bool]string{true: "https", false: "http"}[secure]
+		t.Run(scheme, func(t *testing.T) {
+			l := newLab(t)
+			l.policy(allow)
+			l.upstream("api.example.test", secure, func(w http.ResponseWriter, r *http.Request) {
+				io.WriteString(w, r.URL.Path+r.Header.Get("Proxy-Authorization"))
+			})
+			client, token, err := l.clients.Add("ci", map[string]string{"team": "build"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := l.elsewhere("ci", token)
+			for range 3 {
+				if resp, body := get(t, c, scheme+"://api.example.test/x"); resp.StatusCode != 200 || body != "/x" {
+					t.Fatalf("%d %s", resp.StatusCode, body)
+				}
+			}
+			e := l.await(6)[0]
+			if s := e.Unmapped.Sallyport; s.Sandbox != "ci" || s.SandboxID != client.ID || s.Tags["team"] != "build" {
+				t.Errorf("event of %+v", s)
+			}
+			if l.dials() != 1 {
+				t.Errorf("%d dials", l.dials())
+			}
+		})
+	}
+}
+
+func TestExplicitProxyAuthenticates(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	_, token, err := l.clients.Add("ci", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	basic := func(s string) string { return "Basic " + base64.StdEncoding.EncodeToString([]byte(s)) }
+	for name, header := range map[string]string{
+		"none":           "",
+		"another name":   basic("other:" + token),
+		"another token":  basic("ci:" + token + "x"),
+		"empty token":    basic("ci:"),
+		"no colon":       basic("ci"),
+		"not base64":     "Basic !!!",
+		"another scheme": "Bearer " + token,
+	} {
+		for _, method := range []string{"CONNECT api.example.test:443", "GET http://api.example.test/"} {
+			t.Run(name+" "+method[:3], func(t *testing.T) {
+				c, err := net.Dial("tcp", l.proxy.Addr().String())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				request := method + " HTTP/1.1\r\nHost: api.example.test\r\n"
+				if header != "" {
+					request += "Proxy-Authorization: " + header + "\r\n"
+				}
+				resp, body := send(t, c, request+"\r\n")
+				if resp.StatusCode != 407 || !strings.HasPrefix(resp.Header.Get("Proxy-Authenticate"), "Basic ") || !strings.Contains(body, "sallyport client add") {
+					t.Errorf("%d %v %s", resp.StatusCode, resp.Header, body)
+				}
+			})
+		}
+	}
+	if l.dials() != 0 {
+		t.Error("dialled")
+	}
+}
+
+func TestExplicitProxyDenies(t *testing.T) {
+	tests := []struct {
+		name, url, want string
+		decide          func(policy.Input) policy.Decision
+	}{
+		{"TLS", "https://api.example.test/", "no rule allows this", nil},
+		{"HTTP", "http://api.example.test/", "no rule allows this", nil},
+		{"tunnel in absolute-form", "http://api.example.test/", "needs CONNECT", tunnel},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			l := newLab(t)
+			if test.decide != nil {
+				l.policy(test.decide)
+			}
+			_, token, _ := l.clients.Add("ci", nil)
+			resp, body := get(t, l.elsewhere("ci", token), test.url)
+			if resp.StatusCode != 403 || !strings.Contains(body, test.want) {
+				t.Errorf("%d %s", resp.StatusCode, body)
+			}
+			if e := l.await(1)[0]; e.Action != audit.ActionDenied || resp.Header.Get("Sallyport-Decision") != e.ID() {
+				t.Errorf("event %+v", e)
+			}
+		})
+	}
+}
+
+func TestExplicitProxyRefusesWhatItCannotRead(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	_, token, _ := l.clients.Add("ci", nil)
+	auth := "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte("ci:"+token)) + "\r\n\r\n"
+	for _, line := range []string{
+		"GET /origin-form HTTP/1.1\r\nHost: api.example.test",
+		"GET https://api.example.test/ HTTP/1.1\r\nHost: api.example.test",
+		"GET ftp://api.example.test/ HTTP/1.1\r\nHost: api.example.test",
+		"CONNECT api.example.test HTTP/1.1\r\nHost: api.example.test",
+		"CONNECT 127.1:443 HTTP/1.1\r\nHost: 127.1:443",
+		"CONNECT a_b..c:443 HTTP/1.1\r\nHost: x",
+		"GET http://u:p@api.example.test/ HTTP/1.1\r\nHost: api.example.test",
+	} {
+		t.Run(line, func(t *testing.T) {
+			c, err := net.Dial("tcp", l.proxy.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if resp, body := send(t, c, line+"\r\n"+auth); resp.StatusCode != 400 {
+				t.Errorf("%d %s", resp.StatusCode, body)
+			}
+		})
+	}
+	if l.dials() != 0 {
+		t.Error("dialled")
+	}
+}
+
+func TestConnectHostMustAgree(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	_, token, _ := l.clients.Add("ci", nil)
+	c, err := net.Dial("tcp", l.proxy.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, "CONNECT api.example.test:443 HTTP/1.1\r\nHost: other.example.test:443\r\nProxy-Authorization: Basic "+
+		base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n")
+	resp, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: "CONNECT"})
+	if err != nil || resp.StatusCode != 200 {
+		t.Fatal(resp, err)
+	}
+	inner := tls.Client(c, &tls.Config{RootCAs: l.ca.pool, ServerName: "other.example.test"})
+	if resp, body := send(t, inner, "GET / HTTP/1.1\r\nHost: other.example.test\r\n\r\n"); resp.StatusCode != 403 || !strings.Contains(body, "the connection is to api.example.test") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if l.dials() != 0 {
+		t.Error("dialled")
+	}
+}
+
+func TestConnectWithEarlyBytes(t *testing.T) {
+	l := newLab(t)
+	l.policy(tunnel)
+	l.hosts["db.example.test"] = echo(t, "")
+	_, token, _ := l.clients.Add("ci", nil)
+	c, err := net.Dial("tcp", l.proxy.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, "CONNECT db.example.test:5432 HTTP/1.1\r\nHost: x\r\nProxy-Authorization: Basic "+
+		base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n\x00early")
+	r := bufio.NewReader(c)
+	if resp, err := http.ReadResponse(r, &http.Request{Method: "CONNECT"}); err != nil || resp.StatusCode != 200 {
+		t.Fatal(resp, err)
+	}
+	b := make([]byte, 6)
+	if _, err := io.ReadFull(r, b); err != nil || string(b) != "\x00early" {
+		t.Errorf("%q %v", b, err)
+	}
+}
+
+func TestClientStore(t *testing.T) {
+	path := t.TempDir() + "/clients.json"
+	s, err := gateway.OpenClients(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	added, token, err := s.Add("ci", map[string]string{"team": "build"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(token) != 43 {
+		t.Errorf("token of %d characters, want 256 bits", len(token))
+	}
+	if _, _, err := s.Add("ci", nil); !errors.Is(err, gateway.ErrClientExists) {
+		t.Errorf("adding twice: %v", err)
+	}
+	for _, name := range []string{"", "CI", "-x", "a b", strings.Repeat("a", 64), "a/b", "a:b"} {
+		if _, _, err := s.Add(name, nil); !errors.Is(err, gateway.ErrClientName) {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	raw, err := os.ReadFile(path)
+	if err != nil || strings.Contains(string(raw), token) {
+		t.Errorf("the file has the token: %s %v", raw, err)
+	}
+	if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v", info.Mode())
+	}
+
+	again, err := gateway.OpenClients(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, ok := again.Authenticate("ci", token)
+	if !ok || id.Name != "ci" || id.ID != added.ID || id.Tags["team"] != "build" {
+		t.Errorf("%+v %v", id, ok)
+	}
+	if list := again.List(); len(list) != 1 || list[0].Name != "ci" {
+		t.Errorf("list %+v", list)
+	}
+	if err := again.Remove("ci"); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := again.Authenticate("ci", token); ok {
+		t.Error("a removed client's token is good")
+	}
+	if err := again.Remove("ci"); !errors.Is(err, gateway.ErrClientUnknown) {
+		t.Errorf("removing twice: %v", err)
+	}
+	renewed, _, err := again.Add("ci", nil)
+	if err != nil || renewed.ID == added.ID {
+		t.Errorf("the same identity came back: %v", err)
+	}
+	// A client with an all-zero digest must not be what an unknown name stands for.
+	if _, ok := again.Authenticate("nobody", ""); ok {
+		t.Error("an unknown name is good")
+	}
+
+	if err := os.WriteFile(path, []byte(`[{"name":"ci","id":"x","digest":"00"}]`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := gateway.OpenClients(path); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("a damaged file: %v", err)
+	}
+}

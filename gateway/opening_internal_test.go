@@ -1,0 +1,164 @@
+package gateway
+
+import (
+	"bytes"
+	"crypto/tls"
+	"io"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/policy"
+)
+
+func TestClassify(t *testing.T) {
+	tests := []struct {
+		first string
+		want  policy.Protocol
+		sure  bool
+	}{
+		{"", policy.ProtocolOther, false},
+		{"\x16", policy.ProtocolTLS, false},
+		{"\x16\x03", policy.ProtocolTLS, true},
+		{"\x16\x02", policy.ProtocolOther, true},
+		{"GET", policy.ProtocolHTTP, false},
+		{"GET ", policy.ProtocolHTTP, false},
+		{"GET /", policy.ProtocolHTTP, true},
+		{"OPTIONS *", policy.ProtocolHTTP, true},
+		{"M-SEARCH *", policy.ProtocolHTTP, true},
+		{"GET http://x/", policy.ProtocolHTTP, true},
+		{"CONNECT x:1", policy.ProtocolHTTP, true},
+		{"PRI * HTTP/2.0", policy.ProtocolHTTP, true},
+		{"GET key\r\n", policy.ProtocolOther, true},
+		{"EHLO x", policy.ProtocolOther, true},
+		{"SSH-2.0-x", policy.ProtocolOther, true},
+		{" GET /", policy.ProtocolOther, true},
+		{"get /", policy.ProtocolOther, true},
+		{"ABCDEFGHIJKLMNOPQRSTUVWXYZ /", policy.ProtocolOther, true},
+		{"\x00", policy.ProtocolOther, true},
+	}
+	for _, test := range tests {
+		if got, sure := classify([]byte(test.first)); got != test.want || sure != test.sure {
+			t.Errorf("%q: %s %v, want %s %v", test.first, got, sure, test.want, test.sure)
+		}
+	}
+}
+
+func TestOpeningIsBounded(t *testing.T) {
+	// A ClientHello of the largest size that crypto/tls takes, in records of a byte.
+	var hello bytes.Buffer
+	hello.WriteString("\x16\x03\x01\x00\x04\x01\x00\xff\xff")
+	for range 65535 {
+		hello.WriteString("\x16\x03\x01\x00\x01\x00")
+	}
+	o := &opening{Conn: &script{Reader: &hello}}
+	if _, _, err := o.sniff(); err == nil {
+		t.Error("it was taken")
+	}
+	if len(o.seen) > maxOpening+4096 {
+		t.Errorf("%d bytes kept", len(o.seen))
+	}
+}
+
+// script is a connection that reads what it is given and ends.
+type script struct {
+	io.Reader
+	net.Conn
+}
+
+func (s *script) Read(p []byte) (int, error)      { return s.Reader.Read(p) }
+func (s *script) Write([]byte) (int, error)       { panic("written to") }
+func (s *script) SetReadDeadline(time.Time) error { return nil }
+
+func FuzzSniff(f *testing.F) {
+	near, far := net.Pipe()
+	go func() {
+		_ = tls.Client(near, &tls.Config{ServerName: "api.example.test"}).Handshake()
+		near.Close()
+	}()
+	hello := make([]byte, 1<<14)
+	n, _ := far.Read(hello)
+	far.Close()
+	f.Add(hello[:n])
+	f.Add(hello[:n/2])
+	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
+	f.Add([]byte("\x16\x03\x01\x00\x04\x01\x00\x00\x00"))
+	f.Fuzz(func(t *testing.T, first []byte) {
+		o := &opening{Conn: &script{Reader: bytes.NewReader(first)}}
+		protocol, sni, err := o.sniff()
+		switch protocol {
+		case policy.ProtocolTLS, policy.ProtocolHTTP, policy.ProtocolOther:
+		default:
+			t.Errorf("protocol %q", protocol)
+		}
+		if sni != "" && (protocol != policy.ProtocolTLS || err != nil) {
+			t.Errorf("a name %q without a ClientHello", sni)
+		}
+		// Whatever was seen is read again, whole and in order.
+		again, _ := io.ReadAll(o)
+		if !bytes.Equal(again, first) {
+			t.Errorf("%d bytes went in, %d other came out", len(first), len(again))
+		}
+	})
+}
+
+func TestHostname(t *testing.T) {
+	tests := []struct{ in, want string }{
+		{"api.example.test", "api.example.test"},
+		{"API.Example.Test.", "api.example.test"},
+		{"_dmarc.example.test", "_dmarc.example.test"},
+		{"xn--bcher-kva.example", "xn--bcher-kva.example"},
+		{"203.0.113.1", "203.0.113.1"},
+		{"2001:DB8::1", "2001:db8::1"},
+		{"::ffff:203.0.113.1", "203.0.113.1"},
+		{"1password.com", "1password.com"},
+		{"", ""}, {".", ""}, {"a..b", ""}, {"a b", ""}, {"a/b", ""}, {"u@h", ""}, {"a\x00b", ""}, {"a\nb", ""}, {"bücher.example", ""},
+		{"fe80::1%eth0", ""}, {"127.1", ""}, {"0x7f.1", ""}, {"2130706433", ""}, {"0177.0.0.1", ""}, {"a.0x7f", ""}, {"1.2.3.4.5", ""}, {"203.0.113.1.", ""},
+		{strings.Repeat("a", 64) + ".test", ""}, {strings.Repeat("a.", 127) + "test", ""},
+	}
+	for _, test := range tests {
+		if got, err := hostname(test.in); got != test.want || (err == nil) != (test.want != "") {
+			t.Errorf("%q: %q %v, want %q", test.in, got, err, test.want)
+		}
+	}
+}
+
+func FuzzAuthority(f *testing.F) {
+	for _, s := range []string{"a:1", "[::1]:2", "[::1]", "1.2.3.4", "::1", "a:", ":1", "[a]:1", "u@h:1", "a:b:c", "a:0", "a:65536", "[::1", "a:+1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		host, port, err := authority(s)
+		if err != nil {
+			return
+		}
+		// What is read once reads the same again, and so does what is written from it.
+		if again, err := hostname(host); err != nil || again != host {
+			t.Errorf("%q gives %q, which gives %q %v", s, host, again, err)
+		}
+		written := join(host, or(port, 443), true)
+		if h, p, err := authority(written); err != nil || h != host || or(p, 443) != or(port, 443) {
+			t.Errorf("%q is written %q, which is %q %d %v", s, written, h, p, err)
+		}
+	})
+}
+
+func TestQueryKeys(t *testing.T) {
+	for in, want := range map[string]string{
+		"": "", "a=1&b=2&a=3": "a,b", "b;a=1": "a,b", "%61=1": "a", "a+b=1": "a b", "%zz=1": "%zz", "&&": "", "=x": "",
+	} {
+		if got := strings.Join(queryKeys(in), ","); got != want {
+			t.Errorf("%q: %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestClip(t *testing.T) {
+	if got := clip("abcdef", 4); got != "abcd… (2 more bytes)" {
+		t.Error(got)
+	}
+	if got := clipAll(make([]string, 200)); len(got) != maxAuditNames+1 || got[maxAuditNames] != "… (72 more)" {
+		t.Error(len(got), got[len(got)-1])
+	}
+}
