@@ -1,3 +1,72 @@
 // Package memory lays out the file-backed memory of each sandbox: a folder on
 // the host that the sandbox sees as /memory, with memories.md in it.
+//
+// What it promises: the folder outlasts every session of the sandbox, and
+// looking at it from the host is safe although all that is in it (names, links,
+// modes, special files) was chosen by the sandbox, which may change it
+// meanwhile. Nothing outside the folder is ever opened or shown, no device,
+// pipe or socket is opened, and what is read is bounded.
+//
+// What it does not promise: that a name is fit for a terminal (use
+// terminal.Escape), that owner and mode of a file mean anything on the host,
+// or a limit to what the sandbox stores. The folder is kept from other users of
+// the host by the folder around it, which is the host's alone: the sandbox may
+// change the modes of its own.
 package memory
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/internal/durable"
+)
+
+// Index is the file that every memory begins with.
+const Index = "memories.md"
+
+// Dir is the memory of the sandbox whose own folder is given.
+func Dir(sandbox string) string { return filepath.Join(sandbox, "memory") }
+
+// Ensure makes the memory of the sandbox whose own folder is given, with
+// memories.md in it, and returns its folder. What is there already stays as it
+// is. The sandbox must not run meanwhile.
+func Ensure(sandbox string) (string, error) {
+	dir := Dir(sandbox)
+	if err := durable.MkdirAll(dir, 0o700); err != nil {
+		return "", fmt.Errorf("making the memory folder: %w", err)
+	}
+	root, err := open(dir)
+	if err != nil {
+		return "", err
+	}
+	defer root.Close()
+	f, err := root.OpenFile(Index, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return dir, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("making %s: %w", Index, err)
+	}
+	_, err = f.WriteString("# Memories\n")
+	if err = errors.Join(err, f.Sync(), f.Close(), durable.SyncDir(dir)); err != nil {
+		return "", fmt.Errorf("writing %s: %w", filepath.Join(dir, Index), err)
+	}
+	return dir, nil
+}
+
+// open refuses a link in the folder's place.
+func open(dir string) (*os.Root, error) {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return nil, &fs.PathError{Op: "open", Path: dir, Err: unix.ENOTDIR}
+	}
+	return os.OpenRoot(dir)
+}

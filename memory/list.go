@@ -1,0 +1,134 @@
+package memory
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrTruncated says that a listing is not complete.
+var ErrTruncated = errors.New("the memory holds more than is listed: 10,000 entries, 64 folders deep")
+
+const (
+	maxEntries = 10_000
+	maxDepth   = 64
+)
+
+// Kind of an entry.
+type Kind string
+
+const (
+	File   Kind = "file"
+	Folder Kind = "folder"
+	Link   Kind = "link"  // symbolic; never followed
+	Other  Kind = "other" // device, pipe, socket; never opened
+)
+
+// Entry is one name in a memory.
+type Entry struct {
+	// Path is relative to the memory, with slashes, as the sandbox chose it:
+	// it may hold any byte but NUL.
+	Path     string    `json:"path"`
+	Kind     Kind      `json:"kind"`
+	Size     int64     `json:"size"` // bytes, of files
+	Modified time.Time `json:"modified"`
+}
+
+// List lists the memory in dir, sorted by path. When there is too much it
+// returns the first that it met and ErrTruncated.
+func List(dir string) ([]Entry, error) {
+	var l lister
+	d, err := openFolder(unix.AT_FDCWD, dir, dir)
+	if err != nil {
+		return nil, err
+	}
+	err = l.folder(d, "", 1)
+	slices.SortFunc(l.entries, func(a, b Entry) int { return strings.Compare(a.Path, b.Path) })
+	if err == nil && l.truncated {
+		err = ErrTruncated
+	}
+	return l.entries, err
+}
+
+type lister struct {
+	entries   []Entry
+	truncated bool
+}
+
+// openFolder opens a folder by its name in the folder at. O_DIRECTORY keeps a
+// pipe or a device from being opened, O_NOFOLLOW a link (open(2)); and since
+// each step starts at the folder that was opened, nothing that is moved
+// meanwhile leads elsewhere.
+func openFolder(at int, name, label string) (*os.File, error) {
+	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening %q: %w", label, err)
+	}
+	return os.NewFile(uintptr(fd), label), nil
+}
+
+// folder lists d, whose path is prefix, and closes it.
+func (l *lister) folder(d *os.File, prefix string, depth int) error {
+	defer d.Close()
+	for {
+		names, err := d.Readdirnames(256)
+		for _, name := range names {
+			if len(l.entries) == maxEntries {
+				l.truncated = true
+				return nil
+			}
+			if err := l.entry(d, name, prefix, depth); err != nil && !gone(err) {
+				return err
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (l *lister) entry(d *os.File, name, prefix string, depth int) error {
+	var st unix.Stat_t
+	if err := unix.Fstatat(int(d.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return err
+	}
+	e := Entry{Path: prefix + name, Modified: time.Unix(st.Mtim.Unix()).UTC()}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG:
+		e.Kind, e.Size = File, st.Size
+	case unix.S_IFLNK:
+		e.Kind = Link
+	case unix.S_IFDIR:
+		e.Kind = Folder
+	default:
+		e.Kind = Other
+	}
+	l.entries = append(l.entries, e)
+	if e.Kind != Folder {
+		return nil
+	}
+	if depth == maxDepth {
+		l.truncated = true
+		return nil
+	}
+	sub, err := openFolder(int(d.Fd()), name, e.Path)
+	if err != nil {
+		return err
+	}
+	return l.folder(sub, e.Path+"/", depth+1)
+}
+
+// gone says that the sandbox took something away or replaced it while it was
+// being listed.
+func gone(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
+}
