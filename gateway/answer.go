@@ -114,7 +114,7 @@ func explain(err error) string {
 			return known.Error()
 		}
 	}
-	return "the connection to the upstream broke"
+	return "the connection broke"
 }
 
 // leaseError is a credential that could not be put into a request.

@@ -89,6 +89,10 @@ func (x *exchange) authorize(r *http.Request) *answer {
 
 	e := x.event(r, d)
 	if err := g.recorder.Append(r.Context(), e); err != nil {
+		if r.Context().Err() != nil {
+			x.allowed, x.err = e, errClient // it may be in the log: say how it ended
+			return failed(errClient, e.ID())
+		}
 		g.metrics.auditFailures.Inc()
 		g.logger.Error("refusing a request that cannot be recorded", "sandbox", f.identity.Name, "error", err)
 		return failed(errAudit, e.ID())
@@ -114,11 +118,9 @@ func (x *exchange) prepare(r *http.Request) error {
 	}
 	names := make([]string, 0, len(d.Inject))
 	if len(d.Inject) > 0 {
-		leases, err := x.inject(r)
-		if err != nil {
+		if err := x.inject(r); err != nil {
 			return err
 		}
-		x.scrubber = credential.NewScrubber(leases...)
 		for _, i := range d.Inject {
 			names = append(names, i.Credential)
 		}
@@ -134,27 +136,28 @@ func (x *exchange) prepare(r *http.Request) error {
 // inject removes the sandbox's own credentials and puts in those that the
 // decision names. An account of the sandbox's own at an allowed destination
 // would be a way out.
-func (x *exchange) inject(r *http.Request) ([]*credential.Lease, error) {
+func (x *exchange) inject(r *http.Request) error {
 	credential.StripCarriers(r)
 	// What comes back has to be read whole and in the clear to be scrubbed.
 	r.Header["Accept-Encoding"] = []string{"identity"}
 	delete(r.Header, "Range")
 	delete(r.Header, "If-Range")
 	to := credential.Binding{Host: x.flow.host, Port: x.flow.port, TLS: x.flow.tls()}
-	leases := make([]*credential.Lease, 0, len(x.decision.Inject))
+	var secrets []credential.Secret
 	for _, i := range x.decision.Inject {
 		lease, err := x.gateway.broker.Lease(r.Context(), i.Credential, to)
 		if err != nil {
 			x.used = append(x.used, audit.CredentialUse{Name: i.Credential})
-			return nil, &leaseError{i.Credential, err}
+			return &leaseError{i.Credential, err}
 		}
 		x.used = append(x.used, audit.CredentialUse{Name: lease.Name, Version: lease.Version})
 		if err := lease.Apply(r, i.Inject); err != nil {
-			return nil, &leaseError{i.Credential, err}
+			return &leaseError{i.Credential, err}
 		}
-		leases = append(leases, lease)
+		secrets = append(secrets, lease.Values()...)
 	}
-	return leases, nil
+	x.got.scrubber = x.gateway.scrubbers.get(secrets)
+	return nil
 }
 
 // RoundTrip carries an allowed request for goproxy.
@@ -170,6 +173,7 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 		}
 		return resp, nil // goproxy needs its body as it is
 	}
+	x.got.response = resp
 	if resp.Body != http.NoBody {
 		x.got.ReadCloser = resp.Body
 		resp.Body = &x.got
@@ -195,30 +199,23 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	delete(resp.Header, decisionHeader)
 	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
 	x.out.stream = resp.ContentLength < 0
-	if x.scrubber == nil {
+	if x.got.scrubber == nil {
 		return resp
 	}
-	x.scrubber.Header(resp.Header)
-	if resp.Body == nil || resp.Body == http.NoBody || ctx.Req.Method == http.MethodHead {
-		return resp
+	if coded(resp.Header) && resp.Body == &x.got {
+		x.err = errCoding
+		return failed(errCoding, x.allowed.ID()).response(ctx.Req)
 	}
-	if err := x.scrub(resp); err != nil {
-		x.err = err
-		return failed(err, x.allowed.ID()).response(ctx.Req)
-	}
+	x.got.scrub()
 	return resp
 }
 
-// scrub puts the scrubber between a response's body and the sandbox.
-func (x *exchange) scrub(resp *http.Response) error {
-	for _, coding := range resp.Header["Content-Encoding"] {
-		if coding = strings.TrimSpace(coding); coding != "" && !strings.EqualFold(coding, "identity") {
-			return errCoding
-		}
-	}
-	resp.Body = &trailed{ReadCloser: x.scrubber.Reader(resp.Body), resp: resp, scrub: x.scrubber.Header}
-	resp.ContentLength = -1 // the length may change
-	return nil
+// coded tells whether a body has an encoding that would hide a secret in it.
+func coded(h http.Header) bool {
+	return slices.ContainsFunc(h["Content-Encoding"], func(coding string) bool {
+		coding = strings.TrimSpace(coding)
+		return coding != "" && !strings.EqualFold(coding, "identity")
+	})
 }
 
 // hops are the headers of one connection (RFC 9110, section 7.6.1).
@@ -322,7 +319,7 @@ func (x *exchange) finish(r *http.Request) {
 		}
 	}
 	x.out.close()
-	broken := x.got.failure() != nil
+	broken := x.got.err != nil
 	x.end()
 	if p != nil || broken {
 		panic(http.ErrAbortHandler)

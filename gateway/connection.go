@@ -137,7 +137,7 @@ func (g *Gateway) unlisted(ctx context.Context, f *flow) policy.Decision {
 // has room for it, says so.
 func (g *Gateway) deny(o *opening, d policy.Decision) {
 	f := o.flow
-	e := f.event(audit.KindDecision, audit.ClassNetwork, activityRefuse)
+	e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkRefuse)
 	judge(e, policy.PhaseConnect, d)
 	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
 	g.denial(f, e)

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway/credential"
 	"sallyport/policy"
 )
 
@@ -28,7 +27,6 @@ type exchange struct {
 	allowed   *audit.Event
 	used      []audit.CredentialUse
 	transport http.RoundTripper
-	scrubber  *credential.Scrubber
 	upgrade   bool
 	err       error // what ended it, nil for success
 }
@@ -137,35 +135,21 @@ func (x *exchange) describe(r *http.Request) {
 	}
 }
 
-// OCSF activity_id of HTTP Activity (4002).
-var activities = map[string]int{
-	http.MethodConnect: 1, http.MethodDelete: 2, http.MethodGet: 3, http.MethodHead: 4,
-	http.MethodOptions: 5, http.MethodPost: 6, http.MethodPut: 7, http.MethodTrace: 8,
-}
-
-func activity(method string) int {
-	if n, ok := activities[method]; ok {
-		return n
-	}
-	return 99 // other
-}
-
 // event describes the request for the audit.
 func (x *exchange) event(r *http.Request, d policy.Decision) *audit.Event {
-	e := x.flow.event(audit.KindDecision, audit.ClassHTTP, activity(r.Method))
+	e := x.flow.event(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity(r.Method))
 	e.HTTPRequest = &audit.HTTPRequest{
 		Method:  clip(r.Method, 64),
 		Version: r.Proto,
 		URL: &audit.URL{
-			Scheme:    x.request.Scheme,
-			Hostname:  x.flow.host,
-			Port:      int(x.flow.port),
-			Path:      clip(x.request.Path, maxAuditPath),
-			QueryKeys: clipAll(x.names.query),
+			Scheme:   x.request.Scheme,
+			Hostname: x.flow.host,
+			Port:     int(x.flow.port),
+			Path:     clip(x.request.Path, maxAuditPath),
 		},
-		Headers: clipAll(x.names.headers),
-		Length:  max(r.ContentLength, 0),
+		Length: max(r.ContentLength, 0),
 	}
+	e.Unmapped.Sallyport.HeaderNames, e.Unmapped.Sallyport.QueryKeys = clipAll(x.names.headers), clipAll(x.names.query)
 	judge(e, policy.PhaseRequest, d)
 	return e
 }
@@ -193,7 +177,7 @@ func (x *exchange) end() {
 	}
 	err := x.err
 	if err == nil && x.out.status != http.StatusSwitchingProtocols {
-		err = x.got.failure()
+		err = x.got.err
 	}
 	if err == nil && x.out.failed {
 		err = errClient
@@ -203,6 +187,11 @@ func (x *exchange) end() {
 	s.Credentials = x.used
 	if err != nil && status(err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
+	}
+	if n := x.got.hits; n > 0 {
+		c.Message = fmt.Sprintf("the response held the injected credential %d times; each was overwritten", n)
+		c.SeverityID = audit.SeverityMedium
+		x.gateway.metrics.scrubbed.Add(float64(n))
 	}
 	c.Duration = time.Since(x.started).Milliseconds()
 	if x.out.status != 0 {

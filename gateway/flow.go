@@ -77,14 +77,6 @@ func (f *flow) route(d policy.Decision, credential string, tls bool) upstream.Ro
 	}
 }
 
-// OCSF activity_id of Network Activity (4001).
-const (
-	activityOpen   = 1
-	activityClose  = 2
-	activityFail   = 4
-	activityRefuse = 5
-)
-
 // event fills in what every event of this connection says.
 func (f *flow) event(kind audit.Kind, class audit.Class, activity int) *audit.Event {
 	e := audit.New(kind, class, activity)

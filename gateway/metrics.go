@@ -21,6 +21,7 @@ type metrics struct {
 	aborted         prometheus.Counter
 	handshakes      prometheus.Counter
 	unauthenticated prometheus.Counter
+	scrubbed        prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -46,10 +47,11 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		aborted:         counter("aborted_connections_total", "Connections that ended or stalled before they said what they wanted."),
 		handshakes:      counter("handshake_failures_total", "TLS handshakes that sandboxes did not finish."),
 		unauthenticated: counter("unauthenticated_total", "Requests to the explicit proxy with a wrong name or token."),
+		scrubbed:        counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, m.responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated,
+		m.connections, m.decisions, m.responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed,
 	} {
 		errs = append(errs, r.Register(c))
 	}

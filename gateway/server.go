@@ -12,14 +12,19 @@ import (
 	"time"
 
 	"github.com/elazarl/goproxy"
+	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"sallyport/audit"
+	"sallyport/gateway/credential"
 	"sallyport/policy"
 )
 
 // maxHeader bounds a request's head, in bytes.
 const maxHeader = 128 << 10
+
+// maxScrubbers bounds how many are kept ready.
+const maxScrubbers = 256
 
 var errClosed = errors.New("the gateway is shutting down")
 
@@ -70,12 +75,13 @@ type Gateway struct {
 	handshake    time.Duration
 	limit        int
 
-	proxy    *goproxy.ProxyHttpServer
-	requests *http.Server // of intercepted connections, which come through inbox
-	explicit *http.Server
-	inbox    *inbox
-	life     context.Context // of every connection, until Shutdown loses patience
-	end      context.CancelFunc
+	proxy     *goproxy.ProxyHttpServer
+	requests  *http.Server // of intercepted connections, which come through inbox
+	explicit  *http.Server
+	inbox     *inbox
+	scrubbers scrubbers
+	life      context.Context // of every connection, until Shutdown loses patience
+	end       context.CancelFunc
 
 	mu        sync.Mutex
 	closing   bool
@@ -119,6 +125,7 @@ func New(o Options) (*Gateway, error) {
 		count:        make(map[string]int),
 	}
 	g.life, g.end = context.WithCancel(context.Background())
+	g.scrubbers.cache, _ = lru.New[secretSet, *credential.Scrubber](maxScrubbers) // fails for a size below 1
 	hang(g.proxy)
 	idle := or(o.IdleTimeout, 5*time.Minute)
 	g.requests = g.server(idle, http.HandlerFunc(g.intercepted))

@@ -8,6 +8,10 @@ import (
 	"net/http"
 	"sync"
 	"sync/atomic"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+
+	"sallyport/gateway/credential"
 )
 
 // errClient says that the sandbox's end of a connection is gone.
@@ -26,40 +30,69 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// body remembers how an upstream's response ended, which goproxy does not tell.
+// body is an upstream's response on its way to goproxy. It remembers how it
+// ended, which goproxy does not tell, and is scrubbed in place, so that goproxy
+// leaves the Content-Length alone: scrubbing keeps it true.
 type body struct {
 	io.ReadCloser
-	err error // but for io.EOF
+	response *http.Response
+	scrubber *credential.Scrubber // nil when nothing was injected
+	hits     int
+	err      error // but for io.EOF
+}
+
+// scrub takes the secrets out of the response's head and of what is read from
+// here on.
+func (b *body) scrub() {
+	b.hits += b.scrubber.Header(b.response.Header)
+	if b.ReadCloser != nil {
+		b.ReadCloser = b.scrubber.Reader(b.ReadCloser, func() { b.hits++ })
+	}
 }
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil && err != io.EOF {
-		b.err = err
+	if err != nil {
+		b.ended()
+		if err != io.EOF {
+			b.err = err
+		}
 	}
 	return n, err
 }
 
-func (b *body) failure() error { return b.err }
-
-// trailed scrubs a response's trailers, which are there once its body has ended.
-type trailed struct {
-	io.ReadCloser
-	resp  *http.Response
-	scrub func(http.Header) int
+func (b *body) Close() error {
+	b.ended()
+	return b.ReadCloser.Close()
 }
 
-func (t *trailed) Read(p []byte) (int, error) {
-	n, err := t.ReadCloser.Read(p)
-	if err == io.EOF {
-		t.scrub(t.resp.Trailer)
+// ended scrubs the trailers, which are there once the body has been read.
+func (b *body) ended() {
+	if b.scrubber != nil {
+		b.hits += b.scrubber.Header(b.response.Trailer)
 	}
-	return n, err
 }
 
-func (t *trailed) Close() error {
-	t.scrub(t.resp.Trailer)
-	return t.ReadCloser.Close()
+// scrubbers keeps the scrubbers in use, which are costly to make. A secret of
+// more parts than a key has room for gets one for each request.
+type scrubbers struct {
+	cache *lru.Cache[secretSet, *credential.Scrubber]
+}
+
+type secretSet [6]credential.Secret
+
+func (s scrubbers) get(secrets []credential.Secret) *credential.Scrubber {
+	var key secretSet
+	if len(secrets) > len(key) {
+		return credential.NewScrubber(secrets)
+	}
+	copy(key[:], secrets)
+	if got, ok := s.cache.Get(key); ok {
+		return got
+	}
+	made := credential.NewScrubber(secrets)
+	s.cache.Add(key, made)
+	return made
 }
 
 const copySize = 32 << 10

@@ -90,7 +90,7 @@ func (g *Gateway) transparent(c net.Conn) {
 // drop records and closes a connection that is not even looked at.
 func (g *Gateway) drop(c net.Conn, f *flow, rule, reason string) {
 	d := floor(policy.Decision{}, rule, reason)
-	e := f.event(audit.KindDecision, audit.ClassNetwork, activityRefuse)
+	e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkRefuse)
 	judge(e, policy.PhaseConnect, d)
 	g.enqueue(e)
 	g.metrics.decision(policy.PhaseConnect, d)

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -16,7 +15,7 @@ import (
 // is resolved.
 func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 	f := o.flow
-	e := f.event(audit.KindDecision, audit.ClassNetwork, activityOpen)
+	e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkOpen)
 	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
 	judge(e, policy.PhaseConnect, d)
 	if err := g.recorder.Append(ctx, e); err != nil {
@@ -29,7 +28,7 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 
 	far, err := g.upstreams.Dial(ctx, f.route(d, "", false))
 	if err != nil {
-		c := f.completion(e, activityFail, err)
+		c := f.completion(e, audit.NetworkFail, err)
 		if status(err) == http.StatusForbidden {
 			c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 		}
@@ -38,7 +37,7 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 		return
 	}
 	out, in, err := splice(o, far)
-	c := f.completion(e, activityClose, err)
+	c := f.completion(e, audit.NetworkClose, err)
 	c.Traffic = &audit.Traffic{BytesIn: in, BytesOut: out}
 	g.enqueue(c)
 }
@@ -55,25 +54,24 @@ func splice(near *opening, far net.Conn) (out, in int64, err error) {
 	near.seen = nil
 	out = int64(n)
 
+	// How the first direction ended is how the tunnel did: after a regular end
+	// peers often reset what is left of the other.
+	ends := make(chan error, 2)
 	var wg sync.WaitGroup
-	var upErr, downErr error
 	wg.Go(func() {
-		var n int64
-		n, upErr = io.Copy(far, near.Conn)
+		n, err := io.Copy(far, near.Conn)
 		out += n
-		finish(far, near, upErr)
+		ends <- err
+		finish(far, near, err)
 	})
 	wg.Go(func() {
-		in, downErr = io.Copy(near.Conn, far)
-		finish(near, far, downErr)
+		var err error
+		in, err = io.Copy(near.Conn, far)
+		ends <- err
+		finish(near, far, err)
 	})
 	wg.Wait()
-	for _, e := range []error{upErr, downErr} {
-		if e != nil && !errors.Is(e, net.ErrClosed) {
-			return out, in, e
-		}
-	}
-	return out, in, nil
+	return out, in, <-ends
 }
 
 // finish passes the end of one direction on. After an error there is nothing
