@@ -35,11 +35,11 @@ type pin struct {
 // interface index. While it exists, that device, and not an earlier one of the
 // same name, has the default-deny program.
 func GuardPin(pins string, ifindex int) string {
-	return filepath.Join(pins, "link-"+hookBridge+"-"+strconv.Itoa(ifindex))
+	return filepath.Join(pins, hookBridge+"-"+strconv.Itoa(ifindex))
 }
 
 func portPin(pins, hook string, ifindex int) string {
-	return filepath.Join(pins, "link-"+hook+"-"+strconv.Itoa(ifindex))
+	return filepath.Join(pins, hook+"-"+strconv.Itoa(ifindex))
 }
 
 func listPins(folder string) ([]pin, error) {
@@ -49,8 +49,7 @@ func listPins(folder string) ([]pin, error) {
 	}
 	var pins []pin
 	for _, f := range files {
-		rest, ok := strings.CutPrefix(f.Name(), "link-")
-		hook, index, _ := strings.Cut(rest, "-")
+		hook, index, ok := strings.Cut(f.Name(), "-")
 		ifindex, err := strconv.Atoi(index)
 		if !ok || err != nil {
 			continue // a map
