@@ -141,9 +141,7 @@ func TestIndexReuse(t *testing.T) {
 		t.Errorf("got endpoints %v, want bob's only", got)
 	}
 	before := counters(t, d)
-	if got, err := greeted(l.alice, "198.51.100.2:443"); err == nil {
-		t.Errorf("the new interface got to %q", got)
-	}
+	refused(t, l.alice, "198.51.100.2:443", "the new interface")
 	if got := counters(t, d).Sent.Packets - before.Sent.Packets; got != 0 {
 		t.Errorf("%d packets of the new interface passed", got)
 	}
