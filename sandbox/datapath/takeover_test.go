@@ -241,6 +241,37 @@ func TestPortWithoutGuard(t *testing.T) {
 	t.Logf("%d ways led from one such port to another", arrived)
 }
 
+// Should every program be lost, the host still forwards nothing.
+func TestFilterAlone(t *testing.T) {
+	l := newLab(t)
+	d, err := Open(l.config)
+	must(t, err)
+	l.undo(t)
+	must(t, d.Close())
+	must(t, os.RemoveAll(d.config.Pins))
+	l.enslave()
+	for range 2 {
+		for _, w := range ways(l) {
+			l.alice.send(w.frame())
+		}
+		settle()
+	}
+	control := false
+	for _, w := range ways(l) {
+		where := l.witnessed.where(w.name)
+		if strings.Contains(where, "outside") {
+			t.Errorf("%s arrived at %s", w.name, where)
+		}
+		control = control || strings.Contains(where, "host")
+	}
+	if l.inbound(t) {
+		t.Error("bob was reached from outside")
+	}
+	if !control {
+		t.Error("nothing arrived at the host either: the programs are still there")
+	}
+}
+
 func TestTwoBridges(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
