@@ -118,13 +118,18 @@ func run(t *testing.T, program *ebpf.Program, p packet, in skb) (verdict, mark u
 	return verdict, out[skbMark]
 }
 
-func dropped(t *testing.T, d *Datapath) map[Reason]Traffic {
+func counters(t *testing.T, d *Datapath) Counters {
 	t.Helper()
 	c, err := d.Counters()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Dropped
+	return c
+}
+
+func dropped(t *testing.T, d *Datapath) map[Reason]Traffic {
+	t.Helper()
+	return counters(t, d).Dropped
 }
 
 // expect runs the frame and wants it dropped for the one reason, or passed for
