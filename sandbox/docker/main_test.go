@@ -92,11 +92,11 @@ func open() (*laboratory, error) {
 	if err := l.link(); err != nil {
 		return l, err
 	}
-	runsc, err := cached("runsc-*/runsc")
+	runsc, err := cached("runsc")
 	if err != nil {
 		return l, err
 	}
-	base, err := cached("base-*.tar")
+	base, err := cached("base.tar")
 	if err != nil {
 		return l, err
 	}
@@ -143,16 +143,16 @@ func open() (*laboratory, error) {
 }
 
 // cached finds what internal/setup/setup.sh has made.
-func cached(pattern string) (string, error) {
+func cached(name string) (string, error) {
 	root, err := os.UserCacheDir()
 	if err != nil {
 		return "", err
 	}
-	found, err := filepath.Glob(filepath.Join(root, "sallyport", pattern))
-	if err != nil || len(found) == 0 {
-		return "", fmt.Errorf("no %s in %s/sallyport: run internal/setup/setup.sh test (%v)", pattern, root, err)
+	path, err := filepath.EvalSymlinks(filepath.Join(root, "sallyport", name))
+	if err != nil {
+		return "", fmt.Errorf("run internal/setup/setup.sh test: %w", err)
 	}
-	return found[len(found)-1], nil
+	return path, nil
 }
 
 func (l *laboratory) link() error {
