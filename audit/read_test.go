@@ -1,6 +1,7 @@
 package audit_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -132,6 +133,17 @@ func TestReadReportsDamage(t *testing.T) {
 		{"a line is gone", func(t *testing.T, files []string) {
 			edit(t, files[1], func(b []byte) []byte { return b[strings.IndexByte(string(b), '\n')+1:] })
 		}, "0 1 2 ! 4 5 6 7 8 9"},
+		{"a line stands in another's place", func(t *testing.T, files []string) {
+			edit(t, files[0], func(b []byte) []byte {
+				return bytes.Replace(b, []byte(`"sequence":2}`), []byte(`"sequence":4611686018427387900}`), 1)
+			})
+		}, "0 ! 2 3 4 5 6 7 8 9"},
+		{"a line is there twice", func(t *testing.T, files []string) {
+			edit(t, files[0], func(b []byte) []byte {
+				end := bytes.IndexByte(b, '\n') + 1
+				return append(bytes.Clone(b[:end]), b...)
+			})
+		}, "0 ! 1 2 3 4 5 6 7 8 9"},
 		{"the end of an old segment is gone", func(t *testing.T, files []string) {
 			edit(t, files[0], func(b []byte) []byte { return b[:len(b)-10] })
 		}, "0 1 ! 3 4 5 6 7 8 9"},
