@@ -92,14 +92,21 @@ func newLab(t testing.TB) *lab {
 func serve(t testing.TB) *lab {
 	t.Helper()
 	l := newLab(t)
-	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var pc net.PacketConn
+	var ln net.Listener
+	for range 20 { // until a UDP port is free for TCP too
+		var err error
+		if pc, err = net.ListenPacket("udp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		l.addr = pc.LocalAddr().String()
+		if ln, err = net.Listen("tcp", l.addr); err == nil {
+			break
+		}
+		pc.Close()
 	}
-	l.addr = pc.LocalAddr().String()
-	ln, err := net.Listen("tcp", l.addr)
-	if err != nil {
-		t.Fatal(err)
+	if ln == nil {
+		t.Fatal("no port is free for both UDP and TCP")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -199,7 +199,7 @@ func TestTornAndDamagedFiles(t *testing.T) {
 				t.Fatal(err)
 			}
 			table := openTable(t, dir, TableOptions{})
-			next, err := table.Assign("a", "next.example.test")
+			next, err := table.Assign("a", "x") // shorter than what may be left of a torn line
 			if tt.names < 0 {
 				if !errors.Is(err, ErrDamaged) {
 					t.Fatalf("got %v, %v, want ErrDamaged", next, err)
@@ -224,7 +224,7 @@ func TestTornAndDamagedFiles(t *testing.T) {
 					t.Errorf("%v stands for %q", address(n), got)
 				}
 			}
-			if got, _ := again.Name("a", next); got != "next.example.test" {
+			if got, _ := again.Name("a", next); got != "x" {
 				t.Errorf("%v stands for %q", next, got)
 			}
 		})
