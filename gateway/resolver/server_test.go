@@ -322,32 +322,36 @@ func TestStrangersGetNoAnswer(t *testing.T) {
 }
 
 func TestRateIsLimitedBySandbox(t *testing.T) {
-	l := serve(t)
-	c, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP("127.0.1.1")}}).Dial("tcp", l.addr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	conn := &dns.Conn{Conn: c}
-	refused := 0
-	for range queryBurst + 200 {
-		if err := conn.WriteMsg(question("allow.example.test.", dns.TypeA)); err != nil {
-			t.Fatal(err)
-		}
-		r, err := conn.ReadMsg()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r.Rcode == dns.RcodeRefused {
-			refused++
-		}
-	}
-	if refused == 0 {
-		t.Error("no question was refused")
-	}
-	r, err := l.ask(t, "udp", "127.0.1.2", question("allow.example.test.", dns.TypeA))
-	if err != nil || r.Rcode != dns.RcodeSuccess {
-		t.Errorf("another sandbox paid for it: %v, %v", r, err)
+	for _, local := range []net.Addr{&net.UDPAddr{IP: net.ParseIP("127.0.1.1")}, &net.TCPAddr{IP: net.ParseIP("127.0.1.1")}} {
+		t.Run(local.Network(), func(t *testing.T) {
+			l := serve(t)
+			c, err := (&net.Dialer{LocalAddr: local}).Dial(local.Network(), l.addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			conn := &dns.Conn{Conn: c}
+			refused := 0
+			for range queryBurst + 200 {
+				if err := conn.WriteMsg(question("allow.example.test.", dns.TypeA)); err != nil {
+					t.Fatal(err)
+				}
+				r, err := conn.ReadMsg()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if r.Rcode == dns.RcodeRefused {
+					refused++
+				}
+			}
+			if refused == 0 {
+				t.Error("no question was refused")
+			}
+			r, err := l.ask(t, local.Network(), "127.0.1.2", question("allow.example.test.", dns.TypeA))
+			if err != nil || r.Rcode != dns.RcodeSuccess {
+				t.Errorf("another sandbox paid for it: %v, %v", r, err)
+			}
+		})
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -260,7 +261,11 @@ func TestFullDiskGivesNoAddress(t *testing.T) {
 // assignForever assigns names and prints each pair once it was given.
 func assignForever(dir string) {
 	table, err := OpenTable(dir, TableOptions{})
+	count, _ := strconv.Atoi(os.Getenv("RESOLVER_TEST_COUNT"))
 	for i := 0; err == nil; i++ {
+		if count > 0 && i == count {
+			os.Exit(0)
+		}
 		name := fmt.Sprintf("p%d-%d.example.test", os.Getpid(), i)
 		var a netip.Addr
 		if a, err = table.Assign("a", name); err == nil {
@@ -304,6 +309,45 @@ func TestSurvivesKill(t *testing.T) {
 		if got, _ := table.Name("a", netip.MustParseAddr(a)); got != name {
 			t.Errorf("%s stands for %q, want %q", a, got, name)
 		}
+	}
+}
+
+// TestSyncsBeforeItAnswers traces the system calls: no pair is printed before the
+// file that holds it was synced, and the folder too for a sandbox's first.
+func TestSyncsBeforeItAnswers(t *testing.T) {
+	if _, err := exec.LookPath("strace"); err != nil {
+		if os.Getenv("CI") == "true" {
+			t.Fatal(err)
+		}
+		t.Skip(err)
+	}
+	trace := filepath.Join(t.TempDir(), "trace")
+	cmd := exec.Command("strace", "-f", "-y", "-o", trace, "-e", "trace=write,pwrite64,fsync", os.Args[0])
+	cmd.Env = append(os.Environ(), "RESOLVER_TEST_ASSIGN="+t.TempDir(), "RESOLVER_TEST_COUNT=3")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("tracing: %v\n%s", err, out)
+	}
+	data, err := os.ReadFile(trace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var calls strings.Builder
+	for line := range strings.Lines(string(data)) {
+		switch {
+		case strings.Contains(line, "resumed>"):
+		case strings.Contains(line, "pwrite64(") && strings.Contains(line, "a.names>"):
+			calls.WriteString("write ")
+		case strings.Contains(line, "fsync(") && strings.Contains(line, "a.names>"):
+			calls.WriteString("sync ")
+		case strings.Contains(line, "fsync("):
+			calls.WriteString("syncdir ")
+		case strings.Contains(line, "write(1"):
+			calls.WriteString("answer ")
+		}
+	}
+	want := "write sync syncdir answer write sync answer write sync answer "
+	if got := calls.String(); got != want {
+		t.Errorf("system calls: %s\nwant %s", got, want)
 	}
 }
 

@@ -427,6 +427,25 @@ func TestForgetClosesWhatIsOpen(t *testing.T) {
 	}
 }
 
+func TestConnectionOpenedWhileForgottenIsClosed(t *testing.T) {
+	s := newSite(t, "127.0.0.1:0", nil, hello)
+	c, err := net.Dial("tcp", s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	tn := newTenant()
+	if err := tn.reserve(); err != nil {
+		t.Fatal(err)
+	}
+	tn.close()
+	if _, err := tn.settle(c.(*net.TCPConn)); !errors.Is(err, errClosed) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the connection is open: %v", err)
+	}
+}
+
 func TestConnectionsAreBounded(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
