@@ -121,6 +121,9 @@ func Open(o Options) (*Authority, error) {
 	if err := os.MkdirAll(a.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
 	}
+	if err := removeUnfinished(filepath.Join(a.dir, "*")); err != nil {
+		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
+	}
 	files, err := filepath.Glob(filepath.Join(a.dir, "*", memberPrefix+"*"+pemSuffix))
 	if err != nil {
 		return nil, fmt.Errorf("listing the certificate authorities: %w", err)

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -276,6 +277,42 @@ func TestForgetDropsCachedLeaves(t *testing.T) {
 	}
 	if bytes.Equal(root(t, a, "a"), first) {
 		t.Error("a forgotten root came back")
+	}
+}
+
+// TestForgetWinsOverSigning: once Forget has returned, nothing that was being
+// signed meanwhile is given out.
+func TestForgetWinsOverSigning(t *testing.T) {
+	a := open(t, t.TempDir(), newSealer(t))
+	for round := range 20 {
+		root(t, a, "a")
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() { a.ServerConfig("a", fmt.Sprintf("n%d-%d.example.test", round, i)) })
+		}
+		if err := a.Forget("a"); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 4 {
+			if _, err := a.ServerConfig("a", fmt.Sprintf("n%d-%d.example.test", round, i)); !errors.Is(err, ErrNoAuthority) {
+				t.Fatalf("got %v, want ErrNoAuthority", err)
+			}
+		}
+		wg.Wait()
+		if n := a.configs.Len() + a.issuers.Len(); n != 0 {
+			t.Fatalf("%d things of a forgotten sandbox are held", n)
+		}
+	}
+}
+
+func TestUnfinishedFilesAreRemoved(t *testing.T) {
+	dir, s := t.TempDir(), newSealer(t)
+	root(t, open(t, dir, s), "a")
+	stray := filepath.Join(dir, "lineage", "a", ".new-123")
+	write(t, stray, []byte("half"))
+	open(t, dir, s)
+	if _, err := os.Stat(stray); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -181,7 +181,7 @@ func (b *book) create(data []byte) error {
 	if len(data) == 0 {
 		return nil
 	}
-	f, err := os.CreateTemp(filepath.Dir(b.path), ".new-*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(b.path), unfinished) // mode 0600
 	if err != nil {
 		return err
 	}

@@ -43,6 +43,25 @@ func TestReachesVerifiedUpstream(t *testing.T) {
 	}
 }
 
+func TestIPv6Literal(t *testing.T) {
+	if l, err := net.Listen("tcp", "[::1]:0"); err != nil {
+		t.Skipf("this machine has no IPv6 loopback: %v", err)
+	} else {
+		l.Close()
+	}
+	ca := newAuthority(t)
+	s := newSite(t, "[::1]:0", &tls.Config{Certificates: []tls.Certificate{ca.host(t, []string{"::1"}, nil)}}, hello)
+	p := newPool(t, Options{})
+	r := Route{Sandbox: "a", Host: "::1", Port: s.port, TLS: true, Upstream: &policy.Upstream{Addresses: []string{"::1"}, Roots: ca.file(t)}}
+	if _, err := get(t, p, r); err != nil {
+		t.Error(err)
+	}
+	r.Upstream = nil
+	if _, err := p.Dial(t.Context(), r); kind(t, err) != KindAddress {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestCertificates(t *testing.T) {
 	ca, stranger, z := newAuthority(t), newAuthority(t), newZone(t)
 	z.set("api.example.test", []string{"127.0.0.1"})
@@ -520,6 +539,41 @@ func BenchmarkRoundTripper(b *testing.B) {
 				if _, err := p.RoundTripper(r); err != nil {
 					b.Fatal(err)
 				}
+			}
+		})
+	}
+}
+
+// BenchmarkRoundTrip compares a pool with the bare transport below it.
+func BenchmarkRoundTrip(b *testing.B) {
+	ca := newAuthority(b)
+	s := newSite(b, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.host(b, []string{"127.0.0.1"}, nil)}}, hello)
+	p := newPool(b, Options{})
+	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: s.port, TLS: true, Upstream: loopback(nil, ca.file(b))}
+	roots := x509.NewCertPool()
+	roots.AddCert(ca.cert)
+	bare := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true}
+	b.Cleanup(bare.CloseIdleConnections)
+	for _, bb := range []struct {
+		name string
+		rt   func() (http.RoundTripper, error)
+	}{
+		{"bare", func() (http.RoundTripper, error) { return bare, nil }},
+		{"pool", func() (http.RoundTripper, error) { return p.RoundTripper(r) }},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				rt, err := bb.rt()
+				if err != nil {
+					b.Fatal(err)
+				}
+				resp, err := rt.RoundTrip(request(b, b.Context(), r))
+				if err != nil {
+					b.Fatal(err)
+				}
+				io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
 			}
 		})
 	}
