@@ -221,6 +221,38 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
+// TestSessionsAreNotShared has every request open a connection, and counts the
+// TLS sessions that are resumed.
+func TestSessionsAreNotShared(t *testing.T) {
+	ca := newAuthority(t)
+	for _, tt := range []struct {
+		name    string
+		change  func(*Route)
+		resumed int64
+	}{
+		{"same route", func(*Route) {}, 3},
+		{"another sandbox", func(r *Route) { r.Sandbox = "b" }, 2},
+		{"another credential", func(r *Route) { r.Credential = "y" }, 2},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSite(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}},
+				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") }))
+			p := newPool(t, Options{})
+			first := Route{Sandbox: "a", Credential: "x", Host: "127.0.0.1", Port: s.port, TLS: true, Upstream: loopback(nil, ca.file(t))}
+			second := first
+			tt.change(&second)
+			for _, r := range []Route{first, second, first, second} {
+				if _, err := get(t, p, r); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := s.resumed.Load(); got != tt.resumed {
+				t.Errorf("%d sessions were resumed, want %d", got, tt.resumed)
+			}
+		})
+	}
+}
+
 func TestRequestMustMatchItsRoute(t *testing.T) {
 	s := newSite(t, "127.0.0.1:0", nil, hello)
 	p := newPool(t, Options{})
