@@ -38,8 +38,8 @@ import (
 // Errors to branch on.
 var (
 	ErrNoAuthority = errors.New("the sandbox has no certificate authority")
-	ErrBadID       = errors.New("not a sandbox ID")
-	ErrBadName     = errors.New("not a host name or IP address")
+	errBadID       = errors.New("not a sandbox ID")
+	errBadName     = errors.New("not a host name or IP address")
 )
 
 // Bounds of what is held in memory. What falls out is read or signed again.

@@ -134,17 +134,17 @@ func TestServerConfigRefuses(t *testing.T) {
 		want           error
 	}{
 		{"sandbox without authority", "b", "example.test", ErrNoAuthority},
-		{"empty name", "a", "", ErrBadName},
-		{"wildcard", "a", "*.example.test", ErrBadName},
-		{"space", "a", "exa mple.test", ErrBadName},
-		{"inner wildcard", "a", "a*b.example.test", ErrBadName},
-		{"NUL", "a", "example.test\x00.evil.test", ErrBadName},
-		{"empty label", "a", "example..test", ErrBadName},
-		{"label of 64", "a", strings.Repeat("a", 64) + ".test", ErrBadName},
-		{"254 bytes", "a", strings.Repeat("a.", 126) + "aa", ErrBadName},
-		{"zone", "a", "fe80::1%eth0", ErrBadName},
-		{"hyphen first", "a", "-a.test", ErrBadName},
-		{"not ASCII", "a", "bücher.test", ErrBadName},
+		{"empty name", "a", "", errBadName},
+		{"wildcard", "a", "*.example.test", errBadName},
+		{"space", "a", "exa mple.test", errBadName},
+		{"inner wildcard", "a", "a*b.example.test", errBadName},
+		{"NUL", "a", "example.test\x00.evil.test", errBadName},
+		{"empty label", "a", "example..test", errBadName},
+		{"label of 64", "a", strings.Repeat("a", 64) + ".test", errBadName},
+		{"254 bytes", "a", strings.Repeat("a.", 126) + "aa", errBadName},
+		{"zone", "a", "fe80::1%eth0", errBadName},
+		{"hyphen first", "a", "-a.test", errBadName},
+		{"not ASCII", "a", "bücher.test", errBadName},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := a.ServerConfig(tt.id, tt.host); !errors.Is(err, tt.want) {
@@ -321,8 +321,8 @@ func TestBadIDs(t *testing.T) {
 	for _, id := range []string{"", ".", "..", "../x", "a/b", "a b", "-a", "*", strings.Repeat("a", 129)} {
 		_, err := a.Root(id)
 		for _, err := range []error{err, a.Forget(id), a.Adopt(id, "a")} {
-			if !errors.Is(err, ErrBadID) {
-				t.Errorf("%q: %v, want ErrBadID", id, err)
+			if !errors.Is(err, errBadID) {
+				t.Errorf("%q: %v, want errBadID", id, err)
 			}
 		}
 	}

@@ -29,7 +29,7 @@ var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 // checkID refuses what could leave the directory when used as a file's name.
 func checkID(id string) error {
 	if !idPattern.MatchString(id) {
-		return fmt.Errorf("%w: %q: letters, digits, - and _, 128 at most", ErrBadID, id)
+		return fmt.Errorf("%w: %q: letters, digits, - and _, 128 at most", errBadID, id)
 	}
 	return nil
 }

@@ -40,8 +40,8 @@ const unfinished = ".new-*"
 // Errors to branch on.
 var (
 	ErrTableFull = errors.New("the sandbox has looked up too many names")
-	ErrForgotten = errors.New("the sandbox is gone")
-	ErrDamaged   = errors.New("the sandbox's table of names is damaged")
+	errForgotten = errors.New("the sandbox is gone")
+	errDamaged   = errors.New("the sandbox's table of names is damaged")
 )
 
 // TableOptions of a Table. The zero TableOptions works.

@@ -202,8 +202,8 @@ func TestTornAndDamagedFiles(t *testing.T) {
 			table := openTable(t, dir, TableOptions{})
 			next, err := table.Assign("a", "x") // shorter than what may be left of a torn line
 			if tt.names < 0 {
-				if !errors.Is(err, ErrDamaged) {
-					t.Fatalf("got %v, %v, want ErrDamaged", next, err)
+				if !errors.Is(err, errDamaged) {
+					t.Fatalf("got %v, %v, want errDamaged", next, err)
 				}
 				if _, ok := table.Name("a", address(0)); ok {
 					t.Error("a damaged table gives names")
