@@ -143,3 +143,12 @@ func TestErrorKinds(t *testing.T) {
 		}
 	})
 }
+
+func TestErrorWithoutCauseHasText(t *testing.T) {
+	for k := range Kind(len(kindNames)) {
+		e := &Error{Kind: k, Host: "api.example.test", Port: 443}
+		if got := e.Error(); !strings.HasPrefix(got, "reaching api.example.test:443: ") {
+			t.Errorf("%v: %q", k, got)
+		}
+	}
+}
