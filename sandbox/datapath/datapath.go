@@ -185,6 +185,9 @@ func attach(pin string, ifindex int, program *ebpf.Program, hook ebpf.AttachType
 		return err
 	}
 	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: program, Attach: hook, Anchor: link.Head()})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return fmt.Errorf("this kernel has no tcx links, Linux 6.6 or newer is needed: %w", err)
+	}
 	if err != nil {
 		return fmt.Errorf("attaching to interface %d: %w", ifindex, err)
 	}
