@@ -366,23 +366,30 @@ func TestRemove(t *testing.T) {
 
 func TestConfigRefused(t *testing.T) {
 	for name, config := range map[string]Config{
-		"no bridge":        {Subnet: subnet},
-		"a long name":      {Bridge: "a-name-too-long-for-it", Subnet: subnet},
-		"no subnet":        {Bridge: testBridge},
-		"an IPv6 subnet":   {Bridge: testBridge, Subnet: netip.MustParsePrefix("2001:db8::/64")},
-		"a tiny subnet":    {Bridge: testBridge, Subnet: netip.MustParsePrefix("10.231.0.0/30")},
-		"not a bridge":     {Bridge: "lo", Subnet: subnet},
-		"pins on disk":     {Bridge: testBridge, Subnet: subnet, Pins: t.TempDir()},
-		"a slash in there": {Bridge: "../x", Subnet: subnet},
+		"no bridge":      {Subnet: subnet},
+		"a long name":    {Bridge: "a-name-too-long-for-it", Subnet: subnet},
+		"no subnet":      {Bridge: testBridge},
+		"an IPv6 subnet": {Bridge: testBridge, Subnet: netip.MustParsePrefix("2001:db8::/64")},
+		"a tiny subnet":  {Bridge: testBridge, Subnet: netip.MustParsePrefix("10.231.0.0/30")},
+		"not a bridge":   {Bridge: "lo", Subnet: subnet},
+		"pins on disk":   {Bridge: testBridge, Subnet: subnet, Pins: t.TempDir()},
+		"a slash in it":  {Bridge: "../x", Subnet: subnet},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "not a bridge" {
 				needRoot(t)
 			}
+			var before string
+			if os.Geteuid() == 0 {
+				before = state(t)
+			}
 			d, err := Open(config)
 			if err == nil {
 				d.Close()
 				t.Error("it was taken")
+			}
+			if os.Geteuid() == 0 && state(t) != before {
+				t.Errorf("left behind: %s", cmp.Diff(before, state(t)))
 			}
 		})
 	}
