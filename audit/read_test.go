@@ -261,6 +261,29 @@ func TestFollowBurst(t *testing.T) {
 	}
 }
 
+// TestFollowCut: a writer cuts off what it could not make durable, or a crash
+// left unfinished, and gives the numbers again.
+func TestFollowCut(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir, audit.Options{})
+	appendAll(t, l, "a", "b", "cut")
+	l.Close()
+	out := follow(t, dir, audit.Query{})
+	expect(t, out, "a", "b", "cut")
+	path := filepath.Join(dir, "00000000000000000001.jsonl")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, int64(bytes.LastIndexByte(raw[:len(raw)-1], '\n')+1)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // the reader looks ten times a second
+	l = open(t, dir, audit.Options{})
+	appendAll(t, l, "c", "d")
+	expect(t, out, "c", "d")
+}
+
 // TestFollowFaults: what the writer takes back does not stop or fool a reader
 // for long.
 func TestFollowFaults(t *testing.T) {

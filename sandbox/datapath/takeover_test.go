@@ -117,11 +117,18 @@ func TestGuardPin(t *testing.T) {
 
 // A new interface with the index of an attached one is not trusted.
 func TestIndexReuse(t *testing.T) {
+	t.Run("while a process has it open", func(t *testing.T) { reuseIndex(t, false) })
+	t.Run("while none has", func(t *testing.T) { reuseIndex(t, true) })
+}
+
+func reuseIndex(t *testing.T, dead bool) {
 	l := newLab(t)
 	d := l.open(t)
 	attachBoth(t, d, l)
-	steered(t, d)
 	index := l.alice.host
+	if dead {
+		must(t, d.Close())
+	}
 	old, err := netlink.LinkByIndex(index)
 	must(t, err)
 	must(t, netlink.LinkDel(old))
@@ -136,6 +143,12 @@ func TestIndexReuse(t *testing.T) {
 	must(t, netlink.LinkSetUp(next))
 	l.alice.enslave(testBridge)
 	l.alice.via("0.0.0.0/0", gateway.String())
+	if dead {
+		d, err = Open(l.config)
+		must(t, err)
+		defer d.Close()
+	}
+	steered(t, d)
 	eventually(t, "the new interface is guarded", func() bool { return d.guarded(index) })
 	if got := sorted(t, d); len(got) != 1 || got[0].Generation != bob.Generation {
 		t.Errorf("got endpoints %v, want bob's only", got)
@@ -353,23 +366,30 @@ func TestRemove(t *testing.T) {
 
 func TestConfigRefused(t *testing.T) {
 	for name, config := range map[string]Config{
-		"no bridge":        {Subnet: subnet},
-		"a long name":      {Bridge: "a-name-too-long-for-it", Subnet: subnet},
-		"no subnet":        {Bridge: testBridge},
-		"an IPv6 subnet":   {Bridge: testBridge, Subnet: netip.MustParsePrefix("2001:db8::/64")},
-		"a tiny subnet":    {Bridge: testBridge, Subnet: netip.MustParsePrefix("10.231.0.0/30")},
-		"not a bridge":     {Bridge: "lo", Subnet: subnet},
-		"pins on disk":     {Bridge: testBridge, Subnet: subnet, Pins: t.TempDir()},
-		"a slash in there": {Bridge: "../x", Subnet: subnet},
+		"no bridge":      {Subnet: subnet},
+		"a long name":    {Bridge: "a-name-too-long-for-it", Subnet: subnet},
+		"no subnet":      {Bridge: testBridge},
+		"an IPv6 subnet": {Bridge: testBridge, Subnet: netip.MustParsePrefix("2001:db8::/64")},
+		"a tiny subnet":  {Bridge: testBridge, Subnet: netip.MustParsePrefix("10.231.0.0/30")},
+		"not a bridge":   {Bridge: "lo", Subnet: subnet},
+		"pins on disk":   {Bridge: testBridge, Subnet: subnet, Pins: t.TempDir()},
+		"a slash in it":  {Bridge: "../x", Subnet: subnet},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if name == "not a bridge" {
 				needRoot(t)
 			}
+			var before string
+			if os.Geteuid() == 0 {
+				before = state(t)
+			}
 			d, err := Open(config)
 			if err == nil {
 				d.Close()
 				t.Error("it was taken")
+			}
+			if os.Geteuid() == 0 && state(t) != before {
+				t.Errorf("left behind: %s", cmp.Diff(before, state(t)))
 			}
 		})
 	}
