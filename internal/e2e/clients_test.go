@@ -6,18 +6,36 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"sallyport/internal/lab"
 )
 
-// Unmodified clients with their defaults, in a sandbox that knows no proxy and
-// no key, reach the upstream with the credential.
-func TestClients(t *testing.T) {
-	lab.Privileged(t)
+// The main job, on one daemon.
+func TestMainJob(t *testing.T) {
 	r := newRig(t, "")
 	r.serve()
 	r.up()
 	r.setKey()
+	for _, part := range []struct {
+		name string
+		test func(*testing.T, *rig)
+	}{
+		{"clients", testClients},
+		{"refusals are legible", testRefusals},
+		{"sandboxes persist", testPersistence},
+		{"concurrent creation", testConcurrentCreate},
+		{"bad input", testBadInput},
+	} {
+		t.Run(part.name, func(t *testing.T) {
+			outer := r.t
+			r.t = t
+			defer func() { r.t = outer }()
+			part.test(t, r)
+		})
+	}
+}
+
+// Unmodified clients with their defaults, in a sandbox that knows no proxy and
+// no key, reach the upstream with the credential.
+func testClients(t *testing.T, r *rig) {
 	r.ok("run", "agent", "--", "true")
 	// The sandbox's own program, for Go's way of finding roots.
 	client, err := os.ReadFile(filepath.Join(tools.bin, "client"))
@@ -59,11 +77,7 @@ func TestClients(t *testing.T) {
 }
 
 // What no rule allows is refused in words, with reason and decision id.
-func TestRefusalIsLegible(t *testing.T) {
-	r := newRig(t, "")
-	r.serve()
-	r.up()
-	r.setKey()
+func testRefusals(t *testing.T, r *rig) {
 	for _, c := range []struct{ name, url string }{
 		{"https", "https://unlisted.example.test/"},
 		{"http", "http://unlisted.example.test/"},
@@ -77,6 +91,7 @@ func TestRefusalIsLegible(t *testing.T) {
 				t.Fatalf("got %s, want a 403 with a decision id", res)
 			}
 			id := decisionID(res.stdout)
+			r.await("the record of "+id, func() bool { return strings.Contains(r.ok("audit", "tail", "-n", "50"), id) })
 			if tail := r.ok("audit", "tail", "-n", "50"); strings.Count(tail, id) != 1 {
 				t.Errorf("decision %q is not one record of\n%s", id, tail)
 			}
@@ -94,46 +109,42 @@ func decisionID(headers string) string {
 }
 
 // A sandbox is durable: same files, packages and memory after a stop.
-func TestSandboxPersists(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
+func testPersistence(t *testing.T, r *rig) {
 	steps := []struct {
 		args []string
 		want string
 	}{
-		{[]string{"run", "agent", "--", "sh", "-c", "echo kept > /root/file; echo remembered >> /memory/memories.md; echo out; echo err >&2"}, "out\n"},
-		{[]string{"sandbox", "stop", "agent"}, "agent is stopped\n"},
-		{[]string{"run", "agent", "--", "cat", "/root/file"}, "kept\n"},
-		{[]string{"run", "agent", "--", "tail", "-n", "1", "/memory/memories.md"}, "remembered\n"},
+		{[]string{"run", "keeper", "--", "sh", "-c", "echo kept > /root/file; echo remembered >> /memory/memories.md; echo out; echo err >&2"}, "out\n"},
+		{[]string{"sandbox", "stop", "keeper"}, "keeper is stopped\n"},
+		{[]string{"run", "keeper", "--", "cat", "/root/file"}, "kept\n"},
+		{[]string{"run", "keeper", "--", "tail", "-n", "1", "/memory/memories.md"}, "remembered\n"},
 	}
 	for _, s := range steps {
 		if got := r.ok(s.args...); got != s.want {
 			t.Errorf("sallyport %q printed %q, want %q", s.args, got, s.want)
 		}
 	}
-	if res := r.inside("agent", "echo err >&2; exit 7"); res.code != 7 || res.stderr != "err\n" || res.stdout != "" {
+	if res := r.inside("keeper", "echo err >&2; exit 7"); res.code != 7 || res.stderr != "err\n" || res.stdout != "" {
 		t.Errorf("got %s, want exit 7 and stderr only", res)
 	}
-	if res := r.feed("from outside", "run", "agent", "--", "cat"); res.stdout != "from outside" {
+	if res := r.feed("from outside", "run", "keeper", "--", "cat"); res.stdout != "from outside" {
 		t.Errorf("standard input: got %s", res)
 	}
-	data, err := os.ReadFile(filepath.Join(r.dir, "data/sandboxes/agent/memory/memories.md"))
+	data, err := os.ReadFile(filepath.Join(r.dir, "data/sandboxes/keeper/memory/memories.md"))
 	if err != nil || !strings.Contains(string(data), "remembered") {
 		t.Errorf("on the host: %q, %v", data, err)
 	}
-	r.ok("sandbox", "rm", "agent")
-	if list := r.ok("sandbox", "ls", "-o", "json"); strings.TrimSpace(list) != "[]" {
+	r.ok("sandbox", "rm", "keeper")
+	if list := r.ok("sandbox", "ls"); strings.Contains(list, "keeper") {
 		t.Errorf("after removal: %s", list)
 	}
-	if _, err := os.Stat(filepath.Join(r.dir, "data/sandboxes/agent")); err == nil {
+	if _, err := os.Stat(filepath.Join(r.dir, "data/sandboxes/keeper")); err == nil {
 		t.Error("the removed sandbox's folder is still there")
 	}
 }
 
 // Concurrent calls for one name make one sandbox.
-func TestConcurrentCreate(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
+func testConcurrentCreate(t *testing.T, r *rig) {
 	answers := make(chan result)
 	const n = 6
 	for i := range n {

@@ -40,10 +40,7 @@ func TestBadConfiguration(t *testing.T) {
 }
 
 // What is typed wrong exits with 2, what goes wrong with 1, each saying what to do.
-func TestBadInput(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
-	r.setKey()
+func testBadInput(t *testing.T, r *rig) {
 	for _, c := range []struct {
 		name string
 		args []string

@@ -53,8 +53,9 @@ func run(m *testing.M) int {
 			return 1
 		}
 	}
-	tools.runsc = os.Getenv("SALLYPORT_TEST_RUNSC")
-	tools.image = os.Getenv("SALLYPORT_TEST_IMAGE")
+	// setup.sh links what it made into bin.
+	tools.runsc, _ = filepath.EvalSymlinks("../../bin/runsc")
+	tools.image, _ = filepath.EvalSymlinks("../../bin/base.tar")
 	return m.Run()
 }
 
@@ -104,7 +105,7 @@ func newRig(t testing.TB, extra string) *rig {
 	t.Helper()
 	lab.Privileged(t)
 	if tools.runsc == "" || tools.image == "" {
-		reason := "SALLYPORT_TEST_RUNSC and SALLYPORT_TEST_IMAGE are not set: run make test"
+		reason := "bin/runsc or bin/base.tar is missing: run make setup"
 		if os.Getenv("CI") == "true" {
 			t.Fatal(reason)
 		}

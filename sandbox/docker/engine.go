@@ -51,6 +51,7 @@ type Engine struct {
 	client *client.Client
 	log    *slog.Logger
 	parts  []*part // in the order in which they start; none for an existing engine
+	run    string  // folder of a private engine's run-time files
 }
 
 // part is a process of the engine and how to know that it answers.
@@ -105,6 +106,7 @@ func StartEngine(ctx context.Context, cfg EngineConfig) (*Engine, error) {
 	containerd.ready = func(ctx context.Context) error { return dial(ctx, l.containerdSocket()) }
 	dockerd.ready = e.ping
 	e.parts = []*part{containerd, dockerd}
+	e.run = l.run()
 	for _, p := range e.parts {
 		if err := e.bring(ctx, p, changed); err != nil {
 			e.client.Close()
@@ -241,6 +243,9 @@ func (e *Engine) Stop(ctx context.Context) error {
 	var errs []error
 	for i := len(e.parts) - 1; i >= 0; i-- {
 		errs = append(errs, e.parts[i].halt(ctx, haltGrace))
+	}
+	if e.run != "" && errors.Join(errs...) == nil {
+		errs = append(errs, unmountBelow(e.run))
 	}
 	return errors.Join(errs...)
 }
