@@ -101,9 +101,6 @@ func (t *team) addModule(file string, text []byte) error {
 	if err != nil {
 		return regoErrors(err)
 	}
-	if m == nil {
-		return nil // comments only
-	}
 	if !m.Package.Path.HasPrefix(teamRoot) {
 		return Finding{
 			Position: position(m.Package.Location),
