@@ -484,3 +484,25 @@ credentials: [{name: key}]
 		t.Errorf("a slip of the keyboard: %+v", e.Near)
 	}
 }
+
+// TestEngineSwapsWhole decides while the policy changes: each decision is one
+// policy's or the other's.
+func TestEngineSwapsWhole(t *testing.T) {
+	open := compile(t, `egress: [{destination: "a.example.com"}]`, policy.Options{})
+	shut := compile(t, `egress: [{destination: "a.example.com", action: deny}]`, policy.Options{})
+	e := policy.NewEngine(open)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 300 {
+			e.Swap([]*policy.Policy{open, shut}[i%2])
+		}
+	}()
+	for range 300 {
+		d := e.Decide(t.Context(), request("GET", "a.example.com", "/"))
+		if want := map[string]policy.Action{open.Revision(): policy.Allow, shut.Revision(): policy.Deny}[d.Revision]; d.Action != want || d.Err != nil {
+			t.Fatalf("got %+v, want %s", d, want)
+		}
+	}
+	<-done
+}
