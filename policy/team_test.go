@@ -2,8 +2,11 @@ package policy_test
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"sallyport/policy"
@@ -180,6 +183,37 @@ func TestTeamDirectory(t *testing.T) {
 	}
 	if again.Revision() == p.Revision() {
 		t.Error("another directory has the same revision")
+	}
+}
+
+// A folder that is passed over could hold the deny that matters.
+func TestTeamDirectoryLinks(t *testing.T) {
+	dir, elsewhere := t.TempDir(), t.TempDir()
+	doc := policy.Document{Policy: policy.Source{Dir: dir}}
+	if err := os.Symlink(elsewhere, dir+"/more"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := policy.Compile(t.Context(), doc, policy.Options{}); err == nil {
+		t.Error("a link to a folder was passed over")
+	}
+}
+
+// A schema that a team's Rego refers to is not fetched when it is loaded.
+func TestTeamFetchesNothing(t *testing.T) {
+	var hits atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		hits.Add(1)
+		_, _ = w.Write([]byte(`{"type": "object"}`))
+	}))
+	defer server.Close()
+	_, err := withTeam(t, open, map[string]string{"p.rego": `package sallyport.team.x
+
+# METADATA
+# schemas:
+#   - input: {"$ref": "` + server.URL + `/input.json"}
+deny contains "x" if input.phase == "dns"`})
+	if err == nil || hits.Load() != 0 {
+		t.Errorf("got %v after %d fetches, want an error and none", err, hits.Load())
 	}
 }
 
