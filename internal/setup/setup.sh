@@ -138,9 +138,12 @@ install_packages() {
 		die "cannot install $missing: mend what apt-get says above and run this again"
 	}
 	# An engine that nobody asked for is not to start with the machine either.
-	if [ -n "$units" ] && command -v systemctl >/dev/null; then
-		# shellcheck disable=SC2086 # a list of words
-		systemctl disable $units >>"$scratch/apt.log" 2>&1 || say "packages: could not disable $units"
+	# A minimal system has no systemctl, but these links all the same.
+	for unit in $units; do
+		rm -f /etc/systemd/system/*.wants/"$unit"
+	done
+	if [ -n "$units" ] && command -v update-rc.d >/dev/null; then
+		update-rc.d docker disable >>"$scratch/apt.log" 2>&1 || say "packages: could not disable docker at boot"
 	fi
 }
 
@@ -154,7 +157,8 @@ point() {
 # Old versions stay: a memory checkpoint restores on the one that wrote it.
 build_runsc() {
 	module=$here/gvisor
-	version=$(cd "$module" && go list -m -f '{{.Version}}' gvisor.dev/gvisor)
+	version=$(cd "$module" && go list -m -f '{{.Version}}' gvisor.dev/gvisor) ||
+		die "cannot get gVisor's module: mend what go says above and run this again"
 	out=$cache/runsc-$version
 	if [ -x "$out/runsc" ]; then
 		point runsc "runsc-$version/runsc"

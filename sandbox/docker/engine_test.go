@@ -186,7 +186,7 @@ func TestEngineReconfigured(t *testing.T) {
 
 func TestGuard(t *testing.T) {
 	l := need(t)
-	for _, runtime := range []string{"runsc", "runc"} {
+	for _, runtime := range []string{"runsc", "runc", "io.containerd.runc.v2"} {
 		t.Run(runtime, func(t *testing.T) {
 			c := l.container(t, "")
 			c.Spec.Runtime = runtime

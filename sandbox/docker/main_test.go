@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -48,7 +49,8 @@ type laboratory struct {
 
 func TestMain(m *testing.M) {
 	os.Exit(func() int {
-		if labs {
+		flag.Parse()
+		if labs && !fuzzing() {
 			l, err := open()
 			if l != nil {
 				defer l.close()
@@ -69,6 +71,17 @@ func TestMain(m *testing.M) {
 		}
 		return code
 	}())
+}
+
+// fuzzing says whether this process fuzzes, or is one of many that help: then
+// it needs no engine, of which there is one.
+func fuzzing() bool {
+	for _, name := range []string{"test.fuzz", "test.fuzzworker"} {
+		if f := flag.Lookup(name); f != nil && f.Value.String() != f.DefValue {
+			return true
+		}
+	}
+	return false
 }
 
 // need returns the laboratory, or skips: but not in CI.
