@@ -9,8 +9,12 @@ export CGO_ENABLED ?= 0
 
 .PHONY: setup build demo down test race bench fuzz lint generate clean
 
+# What setup.sh makes lies in the cache, by version; sallyport looks beside itself.
+link = @mkdir -p bin && ln -sfn $(CACHE)/runsc bin/runsc && ln -sfn $(CACHE)/base.tar bin/base.tar
+
 setup:
 	@internal/setup/setup.sh demo
+	$(link)
 
 build:
 	@mkdir -p bin
@@ -27,6 +31,7 @@ down:
 
 test:
 	@internal/setup/setup.sh test
+	$(link)
 	@internal/setup/test.sh
 
 bench: build

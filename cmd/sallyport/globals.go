@@ -110,9 +110,18 @@ func exactly(names ...string) cobra.PositionalArgs {
 	}
 }
 
-// group is a command that only holds others; a wrong word below it is a usage error.
+// group is a command that only holds others.
 func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 	c := &cobra.Command{Use: use, Short: short}
+	refuseUnknown(c)
+	c.AddCommand(sub...)
+	return c
+}
+
+// refuseUnknown makes a wrong word below a group of commands a usage error.
+func refuseUnknown(c *cobra.Command) {
+	c.Args = cobra.ArbitraryArgs
+	c.SuggestionsMinimumDistance = 2
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 0 {
 			return cmd.Help()
@@ -123,10 +132,6 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 		}
 		return usageError{err}
 	}
-	c.Args = cobra.ArbitraryArgs
-	c.SuggestionsMinimumDistance = 2
-	c.AddCommand(sub...)
-	return c
 }
 
 func pairs(flags []string, what string) (map[string]string, error) {

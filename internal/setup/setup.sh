@@ -162,7 +162,6 @@ build_runsc() {
 	out=$cache/runsc-$version
 	if [ -x "$out/runsc" ]; then
 		point runsc "runsc-$version/runsc"
-		link "$out/runsc" runsc
 		say "gVisor: $version is here"
 		return
 	fi
@@ -175,7 +174,6 @@ build_runsc() {
 	"$scratch/runsc/runsc" --version >"$scratch/runsc/version" || die "the gVisor that was built does not run"
 	rm -rf "$out"
 	mv "$scratch/runsc" "$out"
-	link "$out/runsc" runsc
 	point runsc "runsc-$version/runsc"
 }
 
@@ -206,7 +204,6 @@ build_image() {
 	out=$cache/base-$suite-$recipe
 	if [ -e "$out/base.tar" ]; then
 		point base.tar "base-$suite-$recipe/base.tar"
-		link "$out/base.tar" base.tar
 		say "base image: $recipe is here"
 		return
 	fi
@@ -235,14 +232,7 @@ build_image() {
 	mv "$scratch/base.tar" "$scratch/base/base.tar"
 	rm -rf "$out"
 	mv "$scratch/base" "$out"
-	link "$out/base.tar" base.tar
 	point base.tar "base-$suite-$recipe/base.tar"
-}
-
-# sallyport looks for these beside itself.
-link() {
-	mkdir -p "$here/../../bin"
-	ln -sfn "$1" "$here/../../bin/$2"
 }
 
 # What an interrupted run could not take away itself, as when it was killed.

@@ -49,11 +49,17 @@ func (r *Runtime) Exec(ctx context.Context, id string, c sandbox.Command) (int, 
 	if err != nil {
 		return 0, mapError(fmt.Errorf("running in sandbox %s: %w", id, err))
 	}
+	out := &startWatch{to: writer(c.Stdout)}
+	c.Stdout = out
 	if err := r.carry(ctx, made.ID, c); err != nil {
 		r.kill(ctx, info.ID, command)
 		return 0, mapError(fmt.Errorf("running in sandbox %s: %w", id, err))
 	}
-	return r.exitCode(ctx, made.ID)
+	code, pid, err := r.exit(ctx, made.ID)
+	if err != nil {
+		return 0, err
+	}
+	return out.settle(code, pid, c)
 }
 
 // carry starts the command and moves its streams until it has ended.
@@ -90,22 +96,22 @@ func writer(w io.Writer) io.Writer {
 	return w
 }
 
-// exitCode waits for the engine to notice the end of a command whose output has
+// exit waits for the engine to notice the end of a command whose output has
 // ended. Both come from the same event; the output may be seen first.
-func (r *Runtime) exitCode(ctx context.Context, exec string) (int, error) {
+func (r *Runtime) exit(ctx context.Context, exec string) (code, pid int, err error) {
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		res, err := r.client.ExecInspect(ctx, exec, client.ExecInspectOptions{})
 		switch {
 		case cerrdefs.IsNotFound(err):
-			return 0, fmt.Errorf("%w: it restarted while the command ran, whose outcome is not known", sandbox.ErrEngine)
+			return 0, 0, fmt.Errorf("%w: it restarted while the command ran, whose outcome is not known", sandbox.ErrEngine)
 		case err != nil:
-			return 0, mapError(fmt.Errorf("asking for the command's end: %w", err))
+			return 0, 0, mapError(fmt.Errorf("asking for the command's end: %w", err))
 		case !res.Running:
-			return res.ExitCode, nil
+			return res.ExitCode, res.PID, nil
 		}
 		select {
 		case <-ctx.Done():
-			return 0, ctx.Err()
+			return 0, 0, ctx.Err()
 		case <-time.After(pause):
 		}
 	}
