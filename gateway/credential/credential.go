@@ -25,15 +25,25 @@ var (
 
 const redacted = "REDACTED"
 
-// Secret is a value that must not be shown. Only Reveal gives it.
-type Secret struct{ value string }
+// Secret is a value that must not be shown. Only Reveal gives it. The zero
+// Secret is empty. Two of them are not compared with ==.
+type Secret struct {
+	// A pointer, since package fmt prints what unexported fields lead to without
+	// asking their methods, but of a pointer only the address.
+	value *string
+}
 
 // NewSecret wraps a value.
-func NewSecret(value string) Secret { return Secret{value: value} }
+func NewSecret(value string) Secret { return Secret{&value} }
 
 // Reveal returns the value. Call it where the value is written into an upstream
 // request or compared, and nowhere else.
-func (s Secret) Reveal() string { return s.value }
+func (s Secret) Reveal() string {
+	if s.value == nil {
+		return ""
+	}
+	return *s.value
+}
 
 func (s Secret) String() string               { return redacted }
 func (s Secret) GoString() string             { return redacted }
@@ -62,9 +72,10 @@ type Source interface {
 	Read(ctx context.Context) (Material, error)
 }
 
-// Lease is the right to use a secret for one request to one binding.
-type Lease struct {
-	Name     string
-	Version  string
-	material Material
+// Remote is a Source that is slow or busy: the Broker asks it again only after
+// its TTL, or when the material expires, if that is sooner. A Source that is not
+// Remote is asked for each lease.
+type Remote interface {
+	Source
+	TTL() time.Duration
 }

@@ -2,6 +2,7 @@ package credential
 
 import (
 	"bytes"
+	"fmt"
 	"io"
 	"net/http"
 )
@@ -48,10 +49,10 @@ func NewScrubber(secrets []Secret) *Scrubber {
 	s := &Scrubber{}
 	seen := make(map[string]bool)
 	for _, secret := range secrets {
-		if len(secret.value) < MinScrub {
+		if len(secret.Reveal()) < MinScrub {
 			continue
 		}
-		for _, p := range spellings(secret.value) {
+		for _, p := range spellings(secret.Reveal()) {
 			if !seen[p] && len(s.patterns) < maxPatterns {
 				seen[p] = true
 				s.patterns = append(s.patterns, p)
@@ -79,6 +80,9 @@ func NewScrubber(secrets []Secret) *Scrubber {
 	}
 	return s
 }
+
+// Format keeps the patterns out of whatever prints a Scrubber.
+func (s *Scrubber) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(redacted)) }
 
 // span is a half-open range of bytes.
 type span struct{ from, to int }
@@ -142,7 +146,7 @@ func (s *Scrubber) Header(h http.Header) int {
 	return hits
 }
 
-// Contains says whether a text holds one of the secrets in any spelling.
+// contains says whether a text holds one of the secrets in any spelling.
 func (s *Scrubber) contains(text string) bool {
 	hit := false
 	s.find([]byte(text), func(span) { hit = true })

@@ -1,0 +1,219 @@
+package credential
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/singleflight"
+)
+
+// Options configure a Broker.
+type Options struct {
+	// Sources holds the source of each credential by its name.
+	Sources map[string]Source
+	// Bound says whether a rule sends the credential to host and port. Without
+	// it nothing is bound.
+	Bound func(credential, host string, port uint16) bool
+	// Timeout bounds one read of a source. Default: 10 s.
+	Timeout time.Duration
+	// Log gets what the Broker cannot return. Default: none.
+	Log *slog.Logger
+}
+
+// retryAfter is how long a Remote source's failure is remembered, so that a
+// sandbox cannot drive the gateway to flood it.
+const retryAfter = time.Second
+
+// Broker leases credentials. It is safe for concurrent use.
+//
+// What a Remote source said holds until its TTL or the material's expiry is
+// over and never longer: while the source cannot be reached after that, leases
+// fail.
+type Broker struct {
+	bound   func(credential, host string, port uint16) bool
+	timeout time.Duration
+	log     *slog.Logger
+	entries atomic.Pointer[map[string]*entry]
+}
+
+// New returns a Broker.
+func New(o Options) *Broker {
+	b := &Broker{bound: o.Bound, timeout: o.Timeout, log: o.Log}
+	if b.bound == nil {
+		b.bound = func(string, string, uint16) bool { return false }
+	}
+	if b.timeout <= 0 {
+		b.timeout = 10 * time.Second
+	}
+	if b.log == nil {
+		b.log = slog.New(slog.DiscardHandler)
+	}
+	b.Replace(o.Sources)
+	return b
+}
+
+// Replace exchanges all sources, as a reload does, and forgets what the old
+// ones said.
+func (b *Broker) Replace(sources map[string]Source) {
+	entries := make(map[string]*entry, len(sources))
+	for name, src := range sources {
+		entries[name] = &entry{source: src}
+	}
+	b.entries.Store(&entries)
+}
+
+// Lease returns the right to put the named credential into one request to the
+// destination. Its errors wrap ErrNotBound, ErrUnknown, ErrNoSecret,
+// ErrUnavailable, ErrRefused or the context's error.
+func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, error) {
+	// Before anything is read: what is not bound must cost nothing.
+	switch {
+	case !to.TLS:
+		return nil, fmt.Errorf("leasing %q for %s: %w: credentials go over verified TLS only", name, to, ErrNotBound)
+	case !b.bound(name, to.Host, to.Port):
+		return nil, fmt.Errorf("leasing %q for %s: %w: no egressAuth rule with authRef %q has it as destination", name, to, ErrNotBound, name)
+	}
+	e, ok := (*b.entries.Load())[name]
+	if !ok {
+		return nil, fmt.Errorf("leasing %q: %w: add it to credentials in sallyport.yaml", name, ErrUnknown)
+	}
+	s, err := e.get(ctx, b.timeout)
+	if err != nil {
+		return nil, fmt.Errorf("leasing %q: %w", name, err)
+	}
+	return &Lease{Name: name, Version: s.material.Version, to: to, secret: s}, nil
+}
+
+// Contains says whether value is, or holds in any spelling that a Scrubber
+// finds, a secret of one of the credentials, and of which. It compares whole
+// values in constant time. A credential that cannot be read now is left out
+// and logged.
+func (b *Broker) Contains(ctx context.Context, value string) (name string, found bool) {
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(8)
+	want := sha256.Sum256([]byte(strings.TrimSpace(value)))
+	for n, e := range *b.entries.Load() {
+		group.Go(func() error {
+			s, err := e.get(ctx, b.timeout)
+			if err != nil {
+				b.log.Warn("a value was not compared with a credential that cannot be read", "credential", n, "error", err)
+				return nil
+			}
+			equal := 0
+			for _, field := range s.material.Fields {
+				have := sha256.Sum256([]byte(strings.TrimSpace(field.Reveal())))
+				equal |= subtle.ConstantTimeCompare(want[:], have[:])
+			}
+			if equal == 1 || s.scrubber().contains(value) {
+				mu.Lock()
+				defer mu.Unlock()
+				if !found || n < name { // the same answer each time
+					name, found = n, true
+				}
+			}
+			return nil
+		})
+	}
+	_ = group.Wait()
+	return name, found
+}
+
+// entry is one credential's source and what it last said.
+type entry struct {
+	source Source
+	flight singleflight.Group
+
+	mu    sync.Mutex
+	last  *secret
+	err   error
+	until time.Time // last, or err, of a Remote source holds until then
+}
+
+// get returns what the source says now.
+func (e *entry) get(ctx context.Context, timeout time.Duration) (*secret, error) {
+	remote, ok := e.source.(Remote)
+	if !ok {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		return e.read(ctx, 0)
+	}
+	if s, err, ok := e.cached(); ok {
+		return s, err
+	}
+	// The read outlives the request that began it: others wait for it too.
+	result := e.flight.DoChan("", func() (any, error) {
+		if s, err, ok := e.cached(); ok {
+			return s, err
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+		defer cancel()
+		return e.read(ctx, remote.TTL())
+	})
+	select {
+	case <-ctx.Done():
+		return nil, fmt.Errorf("waiting for the source: %w", ctx.Err())
+	case r := <-result:
+		s, _ := r.Val.(*secret)
+		return s, r.Err
+	}
+}
+
+func (e *entry) cached() (*secret, error, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !time.Now().Before(e.until) {
+		return nil, nil, false
+	}
+	return e.last, e.err, true
+}
+
+// read asks the source and remembers the answer for ttl.
+func (e *entry) read(ctx context.Context, ttl time.Duration) (*secret, error) {
+	m, err := e.source.Read(ctx)
+	now := time.Now()
+	switch {
+	case err == nil && len(m.Fields) == 0:
+		err = fmt.Errorf("%w: its source has no field", ErrNoSecret)
+	case err == nil && !m.Expires.IsZero() && !now.Before(m.Expires):
+		err = fmt.Errorf("%w: its source returned one that has expired", ErrUnavailable)
+	}
+
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err != nil {
+		e.last, e.err, e.until = nil, err, now.Add(min(ttl, retryAfter))
+		return nil, err
+	}
+	// The same secret keeps what was derived from it.
+	if e.last == nil || !same(e.last.material, m) {
+		e.last = &secret{material: m}
+	}
+	e.err, e.until = nil, now.Add(ttl)
+	if !m.Expires.IsZero() && m.Expires.Before(e.until) {
+		e.until = m.Expires
+	}
+	return e.last, nil
+}
+
+// same compares two readings of one source in this process, whose timing no
+// sandbox can see.
+func same(a, b Material) bool {
+	if a.Version != b.Version || len(a.Fields) != len(b.Fields) {
+		return false
+	}
+	for name, v := range a.Fields {
+		if w, ok := b.Fields[name]; !ok || v.Reveal() != w.Reveal() {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,276 @@
+package credential_test
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sallyport/gateway/credential"
+)
+
+// source answers as it was told last.
+type source struct {
+	mu     sync.Mutex
+	value  string
+	expiry time.Time
+	err    error
+	delay  time.Duration
+	reads  int
+}
+
+func (s *source) Read(ctx context.Context) (credential.Material, error) {
+	s.mu.Lock()
+	s.reads++
+	value, err, expiry, delay := s.value, s.err, s.expiry, s.delay
+	s.mu.Unlock()
+	select {
+	case <-time.After(delay):
+	case <-ctx.Done():
+		return credential.Material{}, errors.Join(credential.ErrUnavailable, ctx.Err())
+	}
+	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(value)}, Version: value, Expires: expiry}, err
+}
+
+func (s *source) set(value string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.value, s.err = value, err
+}
+
+func (s *source) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reads
+}
+
+type remote struct{ *source }
+
+func (remote) TTL() time.Duration { return 30 * time.Second }
+
+var api = credential.Binding{Host: "api.example.com", Port: 443, TLS: true}
+
+func broker(sources map[string]credential.Source) *credential.Broker {
+	return credential.New(credential.Options{
+		Sources: sources,
+		Timeout: 5 * time.Second,
+		Bound: func(name, host string, port uint16) bool {
+			return name != "unbound" && host == api.Host && port == api.Port
+		},
+	})
+}
+
+func TestLeaseRefusals(t *testing.T) {
+	src := &source{value: "s3cr3t-value"}
+	empty := &source{err: credential.ErrNoSecret}
+	b := broker(map[string]credential.Source{"key": src, "unbound": src, "empty": empty})
+	tests := []struct {
+		name, credential string
+		to               credential.Binding
+		want             error
+	}{
+		{"bound", "key", api, nil},
+		{"another host", "key", credential.Binding{Host: "evil.example.com", Port: 443, TLS: true}, credential.ErrNotBound},
+		{"another port", "key", credential.Binding{Host: api.Host, Port: 8443, TLS: true}, credential.ErrNotBound},
+		{"without TLS", "key", credential.Binding{Host: api.Host, Port: 443}, credential.ErrNotBound},
+		{"a credential of another rule", "unbound", api, credential.ErrNotBound},
+		{"not configured", "nobody", api, credential.ErrUnknown},
+		{"no secret yet", "empty", api, credential.ErrNoSecret},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			reads := src.count()
+			l, err := b.Lease(t.Context(), tt.credential, tt.to)
+			if !errors.Is(err, tt.want) {
+				t.Errorf("Lease: %v, want %v", err, tt.want)
+			}
+			if tt.want == nil && (l.Name != "key" || l.Version != "s3cr3t-value") {
+				t.Errorf("lease %+v", l)
+			}
+			if tt.want != nil && (l != nil || src.count() != reads) {
+				t.Errorf("lease %v, source was read: %v", l, src.count() != reads)
+			}
+		})
+	}
+	none := credential.New(credential.Options{Sources: map[string]credential.Source{"key": src}})
+	if _, err := none.Lease(t.Context(), "key", api); !errors.Is(err, credential.ErrNotBound) {
+		t.Errorf("without Bound: %v", err)
+	}
+}
+
+func version(t *testing.T, b *credential.Broker) string {
+	t.Helper()
+	l, err := b.Lease(t.Context(), "key", api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Version
+}
+
+func TestLocalSourceChangesAtOnce(t *testing.T) {
+	src := &source{err: credential.ErrNoSecret}
+	b := broker(map[string]credential.Source{"key": src})
+	if _, err := b.Lease(t.Context(), "key", api); !errors.Is(err, credential.ErrNoSecret) {
+		t.Fatal(err)
+	}
+	for _, v := range []string{"one", "two"} {
+		src.set(v, nil)
+		if got := version(t, b); got != v {
+			t.Errorf("version %q, want %q", got, v)
+		}
+	}
+}
+
+func TestRemoteSourceIsCachedAndNeverStale(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{value: "one"}
+		b := broker(map[string]credential.Source{"key": remote{src}})
+		version(t, b)
+		src.set("two", nil)
+		time.Sleep(29 * time.Second)
+		if got := version(t, b); got != "one" || src.count() != 1 {
+			t.Errorf("within the TTL: %q after %d reads", got, src.count())
+		}
+		time.Sleep(time.Second)
+		if got := version(t, b); got != "two" || src.count() != 2 {
+			t.Errorf("after the TTL: %q after %d reads", got, src.count())
+		}
+
+		src.set("", credential.ErrUnavailable)
+		time.Sleep(29 * time.Second)
+		version(t, b)
+		time.Sleep(time.Second)
+		for range 100 {
+			if l, err := b.Lease(t.Context(), "key", api); !errors.Is(err, credential.ErrUnavailable) {
+				t.Fatalf("a stale secret was leased: %v, %v", l, err)
+			}
+		}
+		if src.count() != 3 {
+			t.Errorf("a source that is down was asked %d times within a second, want 1", src.count()-2)
+		}
+		src.set("three", nil)
+		time.Sleep(time.Second)
+		if got := version(t, b); got != "three" {
+			t.Errorf("a second after it is back: %q", got)
+		}
+	})
+}
+
+func TestExpiryComesBeforeTTL(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{value: "one", expiry: time.Now().Add(10 * time.Second)}
+		b := broker(map[string]credential.Source{"key": remote{src}})
+		version(t, b)
+		time.Sleep(10 * time.Second)
+		if _, err := b.Lease(t.Context(), "key", api); !errors.Is(err, credential.ErrUnavailable) {
+			t.Errorf("expired: %v", err)
+		}
+	})
+}
+
+func TestOneReadForMany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := &source{value: "one", delay: time.Second}
+		b := broker(map[string]credential.Source{"key": remote{src}})
+		// The one that begins the read gives up; the others must not suffer.
+		first, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if _, err := b.Lease(first, "key", api); !errors.Is(err, context.Canceled) {
+				t.Errorf("first: %v", err)
+			}
+		})
+		synctest.Wait()
+		cancel()
+		for range 50 {
+			wg.Go(func() {
+				if _, err := b.Lease(t.Context(), "key", api); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if src.count() != 1 {
+			t.Errorf("%d reads, want 1", src.count())
+		}
+	})
+}
+
+func TestSlowSourceTimesOut(t *testing.T) {
+	for name, wrap := range map[string]func(*source) credential.Source{
+		"local":  func(s *source) credential.Source { return s },
+		"remote": func(s *source) credential.Source { return remote{s} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := broker(map[string]credential.Source{"key": wrap(&source{value: "one", delay: time.Hour})})
+				begin := time.Now()
+				_, err := b.Lease(t.Context(), "key", api)
+				if took := time.Since(begin); !errors.Is(err, credential.ErrUnavailable) || took != 5*time.Second {
+					t.Errorf("%v after %v", err, took)
+				}
+			})
+		})
+	}
+}
+
+func TestReplace(t *testing.T) {
+	b := broker(map[string]credential.Source{"key": remote{&source{value: "one"}}})
+	version(t, b)
+	b.Replace(map[string]credential.Source{"key": remote{&source{value: "two"}}})
+	if got := version(t, b); got != "two" {
+		t.Errorf("version %q", got)
+	}
+	b.Replace(nil)
+	if _, err := b.Lease(t.Context(), "key", api); !errors.Is(err, credential.ErrUnknown) {
+		t.Errorf("after removal: %v", err)
+	}
+}
+
+func TestContains(t *testing.T) {
+	b := broker(map[string]credential.Source{
+		"openai": &source{value: "sk-proj-0123456789"},
+		"pin":    &source{value: "4711\n"},
+		"down":   &source{err: credential.ErrUnavailable},
+	})
+	for value, want := range map[string]string{
+		"sk-proj-0123456789":         "openai",
+		" sk-proj-0123456789\n":      "openai",
+		"Bearer sk-proj-0123456789":  "openai",
+		"c2stcHJvai0wMTIzNDU2Nzg5":   "openai",
+		"sk-proj-012345678":          "",
+		"4711":                       "pin",
+		"47110":                      "",
+		"":                           "",
+		strings.Repeat("a", 100_000): "",
+	} {
+		if got, found := b.Contains(t.Context(), value); got != want || found != (want != "") {
+			t.Errorf("Contains(%.30q) = %q, %v, want %q", value, got, found, want)
+		}
+	}
+}
+
+func TestSecretShowsNothing(t *testing.T) {
+	src := fields{"token": "s3cr3t-value"}
+	b := broker(map[string]credential.Source{"key": src})
+	l, err := b.Lease(t.Context(), "key", api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Apply(request(t, "https://api.example.com/"), basic("user", "{{ .token }}")); err != nil {
+		t.Fatal(err)
+	}
+	m, _ := src.Read(t.Context())
+	type hidden struct{ m credential.Material }
+	for _, text := range printed(b, l, *l, l.Values(), l.Values()[0], m, &m, hidden{m}, l.Scrubber()) {
+		for _, form := range []string{"s3cr3t", hex.EncodeToString([]byte("s3cr3t")), "czNjcjN0", "user:"} {
+			if strings.Contains(strings.ToLower(text), strings.ToLower(form)) {
+				t.Errorf("printed: %s", text)
+			}
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package credential
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+	"text/template/parse"
+
+	"golang.org/x/net/http/httpguts"
+
+	"sallyport/policy"
+)
+
+// composed is an injection with a secret's values in it.
+type composed struct {
+	place  place
+	value  string
+	traces []Secret // what a response could echo, besides the fields
+
+	once  sync.Once
+	scrub *Scrubber // for the traces and the fields
+}
+
+func newComposed(p place, value string, traces ...string) *composed {
+	c := &composed{place: p, value: value}
+	for _, t := range traces {
+		c.traces = append(c.traces, NewSecret(t))
+	}
+	return c
+}
+
+// place is where a value goes: one of the two is set, in canonical form.
+type place struct{ header, query string }
+
+func (p place) put(r *http.Request, value string) {
+	if p.header != "" {
+		for name := range r.Header {
+			if fold(name) == fold(p.header) {
+				delete(r.Header, name)
+			}
+		}
+		if r.Header == nil {
+			r.Header = make(http.Header)
+		}
+		r.Header[p.header] = []string{value}
+		return
+	}
+	query := withoutKeys(r.URL.RawQuery, func(key string) bool { return key == foldKey(p.query) })
+	if query != "" {
+		query += "&"
+	}
+	r.URL.RawQuery = query + url.QueryEscape(p.query) + "=" + url.QueryEscape(value)
+}
+
+// injectKey tells injections apart. The lengths keep "a"+"bc" from "ab"+"c".
+func injectKey(i policy.Inject) string {
+	switch {
+	case i.Header != nil:
+		return fmt.Sprintf("h%d:%s%s", len(i.Header.Name), i.Header.Name, i.Header.Value)
+	case i.Basic != nil:
+		return fmt.Sprintf("b%d:%s%s", len(i.Basic.Username), i.Basic.Username, i.Basic.Password)
+	case i.Query != nil:
+		return fmt.Sprintf("q%d:%s%s", len(i.Query.Name), i.Query.Name, i.Query.Value)
+	}
+	return ""
+}
+
+func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
+	set := 0
+	for _, is := range []bool{i.Header != nil, i.Basic != nil, i.Query != nil} {
+		if is {
+			set++
+		}
+	}
+	if set > 1 {
+		return nil, errors.New("inject has more than one of header, basic and query")
+	}
+	switch {
+	case i.Header != nil:
+		name := http.CanonicalHeaderKey(i.Header.Name)
+		if !httpguts.ValidHeaderFieldName(name) || framing[fold(name)] || hopByHop[fold(name)] && fold(name) != "proxy-authorization" {
+			return nil, fmt.Errorf("inject.header.name %q is not a header that a credential can be put in", i.Header.Name)
+		}
+		value, err := execute(i.Header.Value, fields)
+		if err != nil {
+			return nil, fmt.Errorf("inject.header.value: %w", err)
+		}
+		if err := headerSafe(value); err != nil {
+			return nil, err
+		}
+		return newComposed(place{header: name}, value, value), nil
+
+	case i.Basic != nil:
+		user, err := execute(i.Basic.Username, fields)
+		if err != nil {
+			return nil, fmt.Errorf("inject.basic.username: %w", err)
+		}
+		password, err := execute(i.Basic.Password, fields)
+		if err != nil {
+			return nil, fmt.Errorf("inject.basic.password: %w", err)
+		}
+		if strings.Contains(user, ":") {
+			return nil, errors.New("inject.basic.username comes to a value with a colon, which RFC 7617 does not allow")
+		}
+		pair := user + ":" + password
+		if err := headerSafe(pair); err != nil {
+			return nil, err
+		}
+		value := "Basic " + base64.StdEncoding.EncodeToString([]byte(pair))
+		return newComposed(place{header: "Authorization"}, value, pair, value), nil
+
+	case i.Query != nil:
+		if i.Query.Name == "" {
+			return nil, errors.New("inject.query.name is empty")
+		}
+		value, err := execute(i.Query.Value, fields)
+		if err != nil {
+			return nil, fmt.Errorf("inject.query.value: %w", err)
+		}
+		if strings.TrimSpace(value) == "" {
+			return nil, fmt.Errorf("%w: the value to inject comes to nothing", ErrNoSecret)
+		}
+		return newComposed(place{query: i.Query.Name}, value, value), nil
+	}
+
+	field := "token"
+	if len(fields) == 1 {
+		for name := range fields {
+			field = name
+		}
+	}
+	token, ok := fields[field]
+	if !ok || token.Reveal() == "" {
+		return nil, fmt.Errorf("%w for a bearer header: it has %d fields and none is named token; say which with inject", ErrNoSecret, len(fields))
+	}
+	if err := headerSafe(token.Reveal()); err != nil {
+		return nil, err
+	}
+	return newComposed(place{header: "Authorization"}, "Bearer "+token.Reveal()), nil
+}
+
+// headerSafe refuses what would end a header (RFC 9110, section 5.5). A final
+// newline is what a secret most often has by mistake.
+func headerSafe(value string) error {
+	switch {
+	case strings.TrimSpace(value) == "":
+		return fmt.Errorf("%w: the value to inject comes to nothing", ErrNoSecret)
+	case strings.TrimRight(value, "\r\n") != value:
+		return errors.New("the secret ends with a newline, which a header cannot hold; set it again without")
+	case !httpguts.ValidHeaderFieldValue(value):
+		return errors.New("the secret has a control character or newline in it, which a header cannot hold")
+	}
+	return nil
+}
+
+// execute fills the secret's fields into a template that has text and
+// {{ .field }} only.
+func execute(text string, fields map[string]Secret) (string, error) {
+	trees, err := parse.Parse("inject", text, "", "")
+	if err != nil {
+		return "", fmt.Errorf("%w; it can have text and fields such as {{ .token }}", err)
+	}
+	var b strings.Builder
+	tree := trees["inject"]
+	if tree == nil || tree.Root == nil { // nothing but space
+		return "", fmt.Errorf("%w: the template is empty", ErrNoSecret)
+	}
+	for _, node := range tree.Root.Nodes {
+		if text, ok := node.(*parse.TextNode); ok {
+			b.Write(text.Text)
+			continue
+		}
+		name, ok := fieldName(node)
+		if !ok {
+			return "", fmt.Errorf("%s is more than a field: use {{ .field }}", node)
+		}
+		value, ok := fields[name]
+		if !ok {
+			return "", fmt.Errorf("%w: it has no field %q, which the template names", ErrNoSecret, name)
+		}
+		b.WriteString(value.Reveal())
+	}
+	return b.String(), nil
+}
+
+func fieldName(node parse.Node) (string, bool) {
+	action, ok := node.(*parse.ActionNode)
+	if !ok || len(action.Pipe.Decl) > 0 || len(action.Pipe.Cmds) != 1 || len(action.Pipe.Cmds[0].Args) != 1 {
+		return "", false
+	}
+	field, ok := action.Pipe.Cmds[0].Args[0].(*parse.FieldNode)
+	if !ok || len(field.Ident) != 1 {
+		return "", false
+	}
+	return field.Ident[0], true
+}

@@ -1,0 +1,134 @@
+package credential
+
+import (
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"sallyport/policy"
+)
+
+// Lease is the right to use a secret for one request to one binding. It is not
+// safe for concurrent use.
+type Lease struct {
+	Name    string
+	Version string
+
+	to      Binding
+	secret  *secret
+	applied []*composed
+}
+
+func (b Binding) String() string { return net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port))) }
+
+// Apply puts the credential into a request, in place of what the request has
+// there. The zero Inject sets Authorization: Bearer with the secret's only
+// field, or the one named token. It changes nothing when it returns an error,
+// which never has the secret in it: one that wraps ErrNotBound when the request
+// does not go to the lease's destination over https, ErrNoSecret when the
+// secret lacks a field that the template names.
+//
+// Call StripCarriers before.
+func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
+	if err := l.covers(r); err != nil {
+		return fmt.Errorf("injecting %q: %w", l.Name, err)
+	}
+	c, err := l.secret.compose(inject)
+	if err != nil {
+		return fmt.Errorf("injecting %q: %w", l.Name, err)
+	}
+	c.place.put(r, c.value)
+	l.applied = append(l.applied, c)
+	return nil
+}
+
+// covers checks the request against the binding once more: whatever was decided
+// about one destination must not be sent to another.
+func (l *Lease) covers(r *http.Request) error {
+	if r.URL.Scheme != "https" {
+		return fmt.Errorf("%w: the request is not https", ErrNotBound)
+	}
+	hosts := []string{r.URL.Host}
+	if r.Host != "" {
+		hosts = append(hosts, r.Host)
+	}
+	for _, hostport := range hosts {
+		host, port, err := net.SplitHostPort(hostport)
+		if err != nil {
+			host, port = strings.Trim(hostport, "[]"), "443"
+		}
+		if !strings.EqualFold(strings.TrimSuffix(host, "."), l.to.Host) || port != strconv.Itoa(int(l.to.Port)) {
+			return fmt.Errorf("%w: the lease is for %s, the request for %s", ErrNotBound, l.to, hostport)
+		}
+	}
+	return nil
+}
+
+// Values returns what to scrub from the response: every field of the secret
+// and the values that Apply composed.
+func (l *Lease) Values() []Secret {
+	values := slices.Collect(maps.Values(l.secret.material.Fields))
+	for _, c := range l.applied {
+		values = append(values, c.traces...)
+	}
+	return values
+}
+
+// Scrubber returns a Scrubber for Values, the same one for the same injection
+// of the same version of a secret: making one takes some 50 µs.
+func (l *Lease) Scrubber() *Scrubber {
+	switch len(l.applied) {
+	case 0:
+		return l.secret.scrubber()
+	case 1:
+		c := l.applied[0]
+		c.once.Do(func() { c.scrub = NewScrubber(l.Values()) })
+		return c.scrub
+	}
+	return NewScrubber(l.Values())
+}
+
+// secret is one reading of a source with what was derived from it.
+type secret struct {
+	material Material
+
+	once  sync.Once
+	scrub *Scrubber // for the fields
+
+	mu       sync.Mutex
+	composed map[string]*composed // by the text of the injection
+}
+
+// maxComposed bounds secret.composed; there is one injection for each rule that
+// names the credential.
+const maxComposed = 256
+
+func (s *secret) scrubber() *Scrubber {
+	s.once.Do(func() {
+		s.scrub = NewScrubber(slices.Collect(maps.Values(s.material.Fields)))
+	})
+	return s.scrub
+}
+
+func (s *secret) compose(inject policy.Inject) (*composed, error) {
+	key := injectKey(inject)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, ok := s.composed[key]; ok {
+		return c, nil
+	}
+	c, err := compose(inject, s.material.Fields)
+	if err != nil {
+		return nil, err
+	}
+	if s.composed == nil || len(s.composed) >= maxComposed {
+		s.composed = make(map[string]*composed)
+	}
+	s.composed[key] = c
+	return c, nil
+}

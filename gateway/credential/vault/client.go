@@ -1,0 +1,233 @@
+// Package vault reads secrets from a HashiCorp Vault KV version 2 mount.
+//
+// What is configured is all that counts: the VAULT_* and proxy variables of the
+// environment change nothing. Reads are bounded in time, size and number of
+// tries. Errors say which of unreachable, sealed, refused, missing path and
+// missing field it was, and what an operator can do; none has a token or a
+// value in it.
+package vault
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"time"
+
+	"github.com/hashicorp/go-retryablehttp"
+	"github.com/hashicorp/vault/api"
+
+	"sallyport/gateway/credential"
+	"sallyport/internal/config"
+)
+
+const (
+	// perTry bounds one request, tries the number of them for one call.
+	perTry = 4 * time.Second
+	tries  = 2
+	// maxResponse is more than Vault accepts for a KV secret by default (1 MiB).
+	maxResponse = 4 << 20
+)
+
+// Client is the connection to one Vault server. It is safe for concurrent use.
+type Client struct {
+	address   string
+	transport *http.Transport
+	api       *api.Client
+	auth      authenticator
+}
+
+// authenticator gives the token to use now. After Vault refused one, renewed
+// is called with it and says whether there may be another.
+type authenticator interface {
+	token(context.Context) (string, error)
+	renewed(ctx context.Context, refused string) (bool, error)
+}
+
+// New returns a Client. It reads the roots and checks the configuration, and
+// does not talk to Vault: a server that is down fails the reads that need it.
+func New(c config.Vault, log *slog.Logger) (*Client, error) {
+	if err := checkAddress(c.Address); err != nil {
+		return nil, err
+	}
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	roots, err := readRoots(c.Roots)
+	if err != nil {
+		return nil, err
+	}
+	transport := &http.Transport{
+		// Proxy is nil: the environment's is not asked.
+		DialContext:           (&net.Dialer{Timeout: perTry}).DialContext,
+		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+		TLSHandshakeTimeout:   perTry,
+		ResponseHeaderTimeout: perTry,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConnsPerHost:   8,
+		IdleConnTimeout:       90 * time.Second,
+	}
+	client, err := newAPI(c, transport)
+	if err != nil {
+		return nil, err
+	}
+	v := &Client{address: c.Address, transport: transport, api: client}
+	switch {
+	case (c.Auth.TokenFile != "") == (c.Auth.AppRole != nil):
+		return nil, errors.New("vault.auth: set exactly one of tokenFile and appRole")
+	case c.Auth.TokenFile != "":
+		v.auth = &tokenFile{path: c.Auth.TokenFile}
+	default:
+		if v.auth, err = newAppRole(v, c, log); err != nil {
+			return nil, err
+		}
+	}
+	return v, nil
+}
+
+// Close gives the idle connections back. Reads after it open new ones.
+func (v *Client) Close() { v.transport.CloseIdleConnections() }
+
+// checkAddress refuses what would send tokens and secrets in clear.
+func checkAddress(address string) error {
+	u, err := url.Parse(address)
+	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+		return errors.New("vault.address must be a URL such as https://vault.example.com:8200")
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	loopback := err == nil && ip.IsLoopback() || u.Hostname() == "localhost"
+	if u.Scheme != "https" && !(u.Scheme == "http" && loopback) {
+		return fmt.Errorf("vault.address %s must be https: secrets do not travel in clear (http is for loopback only)", address)
+	}
+	return nil
+}
+
+// readRoots returns nil, for the system's, without a file.
+func readRoots(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("vault.roots: %w", err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("vault.roots: %s has no PEM certificate in it", file)
+	}
+	return roots, nil
+}
+
+// newAPI returns the API client that with copies.
+func newAPI(c config.Vault, transport *http.Transport) (*api.Client, error) {
+	client, err := api.NewClient(&api.Config{
+		Address: c.Address,
+		HttpClient: &http.Client{
+			Transport: limited{transport},
+			// The API client follows one redirect itself, from a standby.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+		Timeout:      tries * perTry,
+		MaxRetries:   tries - 1,
+		MinRetryWait: 100 * time.Millisecond,
+		MaxRetryWait: 300 * time.Millisecond,
+		Backoff:      retryablehttp.LinearJitterBackoff,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("making the Vault client (it refuses malformed VAULT_ variables in the environment: unset them): %w", err)
+	}
+	// NewClient takes headers, namespace and token from the environment.
+	client.SetHeaders(http.Header{api.RequestHeaderName: {"true"}})
+	if c.Namespace != "" {
+		client.SetNamespace(c.Namespace)
+	}
+	return client, nil
+}
+
+// with returns an API client of its own for one call, with a token or none.
+func (v *Client) with(token string) (*api.Client, error) {
+	client, err := v.api.CloneWithHeaders()
+	if err != nil {
+		return nil, fmt.Errorf("%w: making the Vault client: %w", credential.ErrUnavailable, err)
+	}
+	client.SetToken(token)
+	// Or VAULT_WRAP_TTL would have the answers wrapped.
+	client.SetWrappingLookupFunc(func(string, string) string { return "" })
+	return client, nil
+}
+
+// limited bounds the bodies of responses.
+type limited struct{ http.RoundTripper }
+
+func (l limited) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := l.RoundTripper.RoundTrip(r)
+	if err != nil {
+		return nil, err
+	}
+	body := resp.Body
+	resp.Body = struct {
+		io.Reader
+		io.Closer
+	}{io.LimitReader(body, maxResponse), body}
+	return resp, nil
+}
+
+// do runs a call with a token, and a second time with a new one where Vault
+// refuses the first.
+func (v *Client) do(ctx context.Context, what string, call func(*api.Client) error) error {
+	for again := true; ; again = false {
+		token, err := v.auth.token(ctx)
+		if err != nil {
+			return err
+		}
+		client, err := v.with(token)
+		if err != nil {
+			return err
+		}
+		err = call(client)
+		if err == nil {
+			return nil
+		}
+		if again && status(err) == http.StatusForbidden {
+			other, authErr := v.auth.renewed(ctx, token)
+			if authErr != nil {
+				return authErr
+			}
+			if other {
+				continue
+			}
+		}
+		return v.explain(what, err)
+	}
+}
+
+// Health says whether Vault answers, is unsealed and takes our token: nil, or
+// an error that says what to mend.
+func (v *Client) Health(ctx context.Context) error {
+	client, err := v.with("")
+	if err != nil {
+		return err
+	}
+	client.ClearNamespace() // sys/health is of the root namespace only
+	h, err := client.Sys().HealthWithContext(ctx)
+	switch {
+	case err != nil:
+		return v.explain("asking for its health", err)
+	case !h.Initialized:
+		return fmt.Errorf("%w: Vault at %s is not initialised; run: vault operator init", credential.ErrUnavailable, v.address)
+	case h.Sealed:
+		return v.sealed()
+	}
+	return v.do(ctx, "checking our token", func(c *api.Client) error {
+		_, err := c.Auth().Token().LookupSelfWithContext(ctx)
+		return err
+	})
+}
