@@ -42,6 +42,7 @@ type Policy struct {
 	table     *table
 	rules     map[string]*rule
 	selectors *selectors
+	team      bool // a team's Rego takes part
 	revision  string
 	timeout   time.Duration
 }
@@ -74,6 +75,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		selectors: newSelectors(rules),
 		timeout:   o.Timeout,
 		revision:  revision(doc, team),
+		team:      len(team.sets) > 0,
 	}
 	for i := range rules {
 		p.rules[rules[i].name] = &rules[i]

@@ -4,9 +4,9 @@
 #   Decides about one name, connection or request.
 #
 #   The rules of sallyport.yaml are compiled into data.sallyport.index, by
-#   destination and by selection of sandboxes; input.lookup holds the keys, so
+#   destination and selection of sandboxes; input.lookup.keys holds the keys, so
 #   that a decision looks up a few entries however many rules there are. An entry
-#   is {rule, type, credential, pattern, effects}: pattern is matched against
+#   is {rule, type, inject, pattern, effects}: pattern is matched against
 #   input.lookup.line, and effects says what the rule does in each
 #   input.lookup.moment. An effect is a number; the lowest one decides:
 #
@@ -25,18 +25,62 @@ package sallyport
 # speaking holds what speaks about this input, as [effect, rank, entry]. The
 # lower the rank, the more exactly the rule names the host.
 speaking contains [effect, rank, entry] if {
-	some rank, key in input.lookup.destinations
-	some who in input.lookup.sandboxes
-	some entry in data.sallyport.index[key][who]
+	some rank, key in input.lookup.keys
+	some entry in data.sallyport.index[key]
 	effect := entry.effects[input.lookup.moment]
 	regex.match(entry.pattern, input.lookup.line)
 }
 
 first := min(speaking)
 
+# document is what sallyport.yaml alone decides. Its type is empty when no rule
+# speaks.
+document := {
+	"action": "allow",
+	"type": first[2].type,
+	"rule": first[2].rule,
+	"reason": concat(" ", ["allowed by rule", first[2].rule]),
+	"inject": {entry.inject | input.phase == "request"; some [3, _, entry] in speaking},
+} if {
+	first[0] in {3, 5}
+} else := verdict("deny", first[2], "denied by rule") if {
+	first[0] == 1
+} else := verdict("deny", governor, "no egressAuth rule of this destination allows it; see rule") if {
+	first[0] in {2, 4}
+	not authorised
+	governor := min({[rank, entry] | some [4, rank, entry] in speaking})[1]
+} else := verdict("approve", first[2], "an approval is needed by rule") if {
+	first[0] == 2
+} else := verdict("allow", tunnel, "allowed, but not unread, by rule") if {
+	first[0] == 6
+	tunnel := min({[rank, entry] | some [7, rank, entry] in speaking})[1]
+} else := verdict("tunnel", first[2], "allowed by rule") if {
+	first[0] == 7
+} else := {
+	"action": "deny",
+	"type": "",
+	"rule": "",
+	"reason": concat(" ", ["no rule allows", what]),
+	"inject": set(),
+}
+
+verdict(action, entry, why) := {
+	"action": action,
+	"type": entry.type,
+	"rule": entry.rule,
+	"reason": concat(" ", [why, entry.rule]),
+	"inject": {e.inject | input.phase == "request"; some [3, _, e] in speaking},
+}
+
+authorised if {
+	some [3, _, _] in speaking
+}
+
 # The decision: deny, else approve, else allow; what nothing speaks about is
 # denied.
-decision := {
+decision := document if {
+	not data.sallyport.contributed.present
+} else := {
 	"action": "deny",
 	"type": "rego",
 	"rule": "sallyport.team",
@@ -46,79 +90,44 @@ decision := {
 	count(malformed) > 0
 } else := {"action": "deny", "type": "rego", "rule": msg.rule, "reason": msg.reason} if {
 	msg := min(data.sallyport.contributed.deny)
-} else := verdict("deny", first[2], "denied by rule") if {
-	first[0] == 1
-} else := verdict("deny", governor, "no egressAuth rule of this destination allows it; see rule") if {
-	first[0] in {2, 4}
-	not authorised
-	governor := min({[rank, entry] | some [4, rank, entry] in speaking})[1]
-} else := {"action": approval, "type": "rego", "rule": msg.rule, "reason": msg.reason, "inject": inject} if {
-	msg := min(data.sallyport.contributed.approve)
-} else := injecting("approve", first[2], "an approval is needed by rule") if {
-	first[0] == 2
-} else := injecting("allow", first[2], "allowed by rule") if {
-	first[0] == 3
-} else := injecting("allow", first[2], "allowed by rule") if {
-	first[0] == 5
-} else := injecting("allow", tunnel, "allowed, but not unread, by rule") if {
-	first[0] == 6
-	tunnel := min({[rank, entry] | some [7, rank, entry] in speaking})[1]
-} else := injecting(unread, first[2], "allowed by rule") if {
-	first[0] == 7
-} else := {
-	"action": passage,
+} else := document if {
+	document.action == "deny"
+	document.type != ""
+} else := by_team(approval, min(data.sallyport.contributed.approve)) if {
+	count(data.sallyport.contributed.approve) > 0
+} else := object.union(document, {"action": passage, "inject": inject}) if {
+	document.action != "deny"
+} else := by_team(passage, min(offers)) if {
+	count(offers) > 0
+} else := document
+
+by_team(action, offer) := {
+	"action": action,
 	"type": "rego",
 	"rule": offer.rule,
 	"reason": object.get(offer, "reason", "allowed by the team's policy"),
 	"inject": inject,
-} if {
-	offer := min(offers)
-} else := {"action": "deny", "type": "", "rule": "", "reason": concat(" ", ["no rule allows", what])}
-
-verdict(action, entry, why) := {
-	"action": action,
-	"type": entry.type,
-	"rule": entry.rule,
-	"reason": concat(" ", [why, entry.rule]),
-}
-
-injecting(action, entry, why) := {
-	"action": action,
-	"type": entry.type,
-	"rule": entry.rule,
-	"reason": concat(" ", [why, entry.rule]),
-	"inject": inject,
-}
-
-authorised if {
-	some [3, _, _] in speaking
 }
 
 # Only a request carries a credential.
-inject contains {"credential": entry.credential, "rule": entry.rule} if {
-	input.phase == "request"
-	some [3, _, entry] in speaking
-}
-
-inject contains injection if {
+inject := document.inject | {injection |
 	input.phase == "request"
 	some injection in data.sallyport.contributed.inject
 }
 
 # A name may be looked up before anybody is asked.
-approval := "allow" if input.phase == "dns"
-
-approval := "approve" if input.phase != "dns"
+approval := "allow" if {
+	input.phase == "dns"
+} else := "approve"
 
 # What the team's Rego allows is read, if it can be.
-unread := "allow" if {
-	input.protocol != "other"
-	count(offers) > 0
-} else := "tunnel"
-
 passage := "tunnel" if {
 	input.protocol == "other"
-} else := "allow"
+	document.action != "approve"
+} else := "allow" if {
+	document.action in {"deny", "tunnel"}
+	count(offers) > 0
+} else := document.action
 
 # A team's allow speaks about TLS unless it lists other protocols.
 offers contains offer if {
@@ -144,15 +153,10 @@ well_formed(offer) if {
 
 what := input.destination.host if input.phase == "dns"
 
-what := sprintf("%s at %s:%d", [input.protocol, input.destination.host, input.destination.port]) if {
+what := sprintf("%s to %s:%d", [input.protocol, input.destination.host, input.destination.port]) if {
 	input.phase == "connect"
 }
 
-what := sprintf("%s %s at %s:%d", [
-	input.request.method,
-	input.request.path,
-	input.destination.host,
-	input.destination.port,
-]) if {
+what := sprintf("%s at %s:%d", [input.lookup.line, input.destination.host, input.destination.port]) if {
 	input.phase == "request"
 }

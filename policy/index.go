@@ -85,7 +85,7 @@ func (r *rule) denial(m moment) effect {
 // data builds the documents that decision.rego looks rules up in, beside the
 // team's own:
 //
-//	data.sallyport.index[DESTINATION:PORT][SELECTOR] = [entry, …]
+//	data.sallyport.index[DESTINATION:PORT SELECTOR] = [entry, …]
 //	data.sallyport.selectors[SELECTOR] = {name, tags}
 func (p *Policy) data(team map[string]any) (ast.Object, error) {
 	value, err := ast.InterfaceToValue(team)
@@ -99,26 +99,18 @@ func (p *Policy) data(team map[string]any) (ast.Object, error) {
 	shared := effectTerms{}
 	var index [][2]*ast.Term
 	for _, e := range p.table.all() {
-		terms := map[*rule][]*ast.Term{}
+		lists := map[*ast.Term][]*ast.Term{}
 		for _, r := range e.rules {
-			terms[r] = r.terms(shared)
-		}
-		for port, key := range e.keys {
-			who := map[*ast.Term][]*ast.Term{}
-			for _, r := range e.rules {
-				if !slices.Contains(r.keyPorts(), port) {
-					continue
-				}
+			terms := r.terms(shared)
+			for _, port := range r.keyPorts() {
 				for _, s := range r.sandboxes.selections() {
-					k := p.selectors.keys[s.text()]
-					who[k] = append(who[k], terms[r]...)
+					key := e.keys[port][s.text()]
+					lists[key] = append(lists[key], terms...)
 				}
 			}
-			inner := make([][2]*ast.Term, 0, len(who))
-			for k, list := range who {
-				inner = append(inner, [2]*ast.Term{k, ast.ArrayTerm(list...)})
-			}
-			index = append(index, [2]*ast.Term{key, ast.NewTerm(ast.NewObject(inner...))})
+		}
+		for key, list := range lists {
+			index = append(index, [2]*ast.Term{key, ast.ArrayTerm(list...)})
 		}
 	}
 	root.Insert(ast.StringTerm("sallyport"), ast.NewTerm(ast.NewObject(
@@ -164,7 +156,10 @@ func (r *rule) terms(shared effectTerms) []*ast.Term {
 			{ast.InternedTerm("effects"), effects},
 		}
 		if r.credential != "" {
-			fields = append(fields, [2]*ast.Term{keyCredential, ast.StringTerm(r.credential)})
+			fields = append(fields, [2]*ast.Term{keyInject, ast.ObjectTerm(
+				[2]*ast.Term{keyCredential, ast.StringTerm(r.credential)},
+				[2]*ast.Term{keyRule, ast.StringTerm(r.name)},
+			)})
 		}
 		return ast.NewTerm(ast.NewObject(fields...))
 	}
@@ -182,27 +177,31 @@ func (r *rule) terms(shared effectTerms) []*ast.Term {
 
 // lookupTerm is input.lookup: the keys of the index for this input.
 func (p *Policy) lookupTerm(s subject) *ast.Term {
-	destinations := make([]*ast.Term, 0, 4)
+	keys := make([]*ast.Term, 0, 4)
+	picking := p.selectors.picking(s.Sandbox)
+	add := func(bySelector map[string]*ast.Term) {
+		for _, selector := range picking {
+			if key := bySelector[selector]; key != nil {
+				keys = append(keys, key)
+			}
+		}
+	}
 	for e := range p.table.entries(s.host, s.addr) {
 		if s.Phase == PhaseDNS {
-			for _, key := range e.keys {
-				destinations = append(destinations, key)
+			for _, port := range e.keys {
+				add(port)
 			}
 			continue
 		}
-		for _, port := range []uint16{s.Destination.Port, everyPort} {
-			if key := e.key(port); key != nil {
-				destinations = append(destinations, key)
-			}
-		}
+		add(e.keys[s.Destination.Port])
+		add(e.keys[everyPort])
 	}
 	line := ast.InternedEmptyString
 	if s.Request != nil {
 		line = ast.StringTerm(s.Request.Method + " " + s.Request.Path)
 	}
 	return ast.NewTerm(ast.NewObject(
-		[2]*ast.Term{keyDestinations, ast.ArrayTerm(destinations...)},
-		[2]*ast.Term{keySandboxes, ast.ArrayTerm(p.selectors.picking(s.Sandbox)...)},
+		[2]*ast.Term{keyKeys, ast.ArrayTerm(keys...)},
 		[2]*ast.Term{keyMoment, momentTerms[moment{s.Phase, s.Protocol}]},
 		[2]*ast.Term{keyLine, line},
 	))

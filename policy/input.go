@@ -84,45 +84,47 @@ func carrier(in Input) (Protocol, error) {
 
 // The keys of the input document. Terms are never changed once made.
 var (
-	keyPhase        = ast.StringTerm("phase")
-	keyProtocol     = ast.StringTerm("protocol")
-	keySandbox      = ast.StringTerm("sandbox")
-	keyDestination  = ast.StringTerm("destination")
-	keyRequest      = ast.StringTerm("request")
-	keyName         = ast.StringTerm("name")
-	keyID           = ast.StringTerm("id")
-	keySession      = ast.StringTerm("session")
-	keyTags         = ast.StringTerm("tags")
-	keyLookup       = ast.StringTerm("lookup")
-	keyDestinations = ast.StringTerm("destinations")
-	keySandboxes    = ast.StringTerm("sandboxes")
-	keyMoment       = ast.StringTerm("moment")
-	keyLine         = ast.StringTerm("line")
-	keyHost         = ast.StringTerm("host")
-	keyPort         = ast.StringTerm("port")
-	keyMethod       = ast.StringTerm("method")
-	keyScheme       = ast.StringTerm("scheme")
-	keyPath         = ast.StringTerm("path")
-	keyQueryKeys    = ast.StringTerm("query_keys")
-	keyHeaders      = ast.StringTerm("headers")
-	keySize         = ast.StringTerm("size")
-	keyBody         = ast.StringTerm("body")
+	keyPhase       = ast.StringTerm("phase")
+	keyProtocol    = ast.StringTerm("protocol")
+	keySandbox     = ast.StringTerm("sandbox")
+	keyDestination = ast.StringTerm("destination")
+	keyRequest     = ast.StringTerm("request")
+	keyName        = ast.StringTerm("name")
+	keyID          = ast.StringTerm("id")
+	keySession     = ast.StringTerm("session")
+	keyTags        = ast.StringTerm("tags")
+	keyKeys        = ast.StringTerm("keys")
+	keyLookup      = ast.StringTerm("lookup")
+	keyMoment      = ast.StringTerm("moment")
+	keyLine        = ast.StringTerm("line")
+	keyHost        = ast.StringTerm("host")
+	keyPort        = ast.StringTerm("port")
+	keyMethod      = ast.StringTerm("method")
+	keyScheme      = ast.StringTerm("scheme")
+	keyPath        = ast.StringTerm("path")
+	keyQueryKeys   = ast.StringTerm("query_keys")
+	keyHeaders     = ast.StringTerm("headers")
+	keySize        = ast.StringTerm("size")
+	keyBody        = ast.StringTerm("body")
 )
 
 // value builds the document `input` without a detour over JSON. Its shape is
-// schema/input.json.
+// schema/input.json; what only a team's Rego could read is left out where there
+// is none.
 func (p *Policy) value(s subject) (ast.Value, error) {
 	fields := make([][2]*ast.Term, 0, 6)
 	fields = append(fields,
 		[2]*ast.Term{keyPhase, ast.InternedTerm(string(s.Phase))},
-		[2]*ast.Term{keySandbox, sandboxTerm(s.Sandbox)},
 		[2]*ast.Term{keyDestination, destinationTerm(s)},
 		[2]*ast.Term{keyLookup, p.lookupTerm(s)},
 	)
 	if s.Protocol != "" {
 		fields = append(fields, [2]*ast.Term{keyProtocol, ast.InternedTerm(string(s.Protocol))})
 	}
-	if s.Request != nil {
+	if p.team {
+		fields = append(fields, [2]*ast.Term{keySandbox, sandboxTerm(s.Sandbox)})
+	}
+	if p.team && s.Request != nil {
 		request, err := requestTerm(s.Request)
 		if err != nil {
 			return nil, err

@@ -41,8 +41,7 @@ func (s Selector) reaches(t Selector) bool {
 // selectors finds the keys of data.sallyport.selectors that pick a sandbox, by
 // its name and tags rather than by trying them all.
 type selectors struct {
-	keys   map[string]*ast.Term
-	anyone *ast.Term // nil when no rule is for every sandbox
+	anyone bool // some rule is for every sandbox
 	byName map[string][]selection
 	byTag  map[[2]string][]selection // by the first tag it asks for
 }
@@ -50,25 +49,23 @@ type selectors struct {
 // selection is a name or none, tags or none, and the key that stands for them. A
 // Selector with several names is several selections.
 type selection struct {
-	key  *ast.Term
+	key  string
 	name string
 	tags map[string]string
 }
 
 func newSelectors(rules []rule) *selectors {
 	all := &selectors{
-		keys:   map[string]*ast.Term{},
 		byName: map[string][]selection{},
 		byTag:  map[[2]string][]selection{},
 	}
+	seen := map[string]bool{}
 	for i := range rules {
 		for _, s := range rules[i].sandboxes.selections() {
-			key := s.text()
-			if all.keys[key] != nil {
+			if s.key = s.text(); seen[s.key] {
 				continue
 			}
-			s.key = ast.StringTerm(key)
-			all.keys[key] = s.key
+			seen[s.key] = true
 			switch {
 			case s.name != "":
 				all.byName[s.name] = append(all.byName[s.name], s)
@@ -77,7 +74,7 @@ func newSelectors(rules []rule) *selectors {
 				at := [2]string{tag, s.tags[tag]}
 				all.byTag[at] = append(all.byTag[at], s)
 			default:
-				all.anyone = s.key
+				all.anyone = true
 			}
 		}
 	}
@@ -95,10 +92,13 @@ func (s Selector) selections() []selection {
 	return list
 }
 
+// everyone is the key of the zero Selector.
+const everyone = "*"
+
 // text is unambiguous, since it quotes names and tags.
 func (s selection) text() string {
 	if s.name == "" && len(s.tags) == 0 {
-		return "*"
+		return everyone
 	}
 	var parts []string
 	if s.name != "" {
@@ -117,11 +117,11 @@ func quoted(s string) string {
 	return strconv.Quote(s)
 }
 
-// picking appends the keys that pick a sandbox.
-func (all *selectors) picking(s Sandbox) []*ast.Term {
-	keys := make([]*ast.Term, 0, 2)
-	if all.anyone != nil {
-		keys = append(keys, all.anyone)
+// picking lists the keys that pick a sandbox.
+func (all *selectors) picking(s Sandbox) []string {
+	keys := make([]string, 0, 2)
+	if all.anyone {
+		keys = append(keys, everyone)
 	}
 	for _, by := range all.byName[s.Name] {
 		if tagged(by.tags, s.Tags) {
@@ -150,10 +150,10 @@ func (all *selectors) term() *ast.Term {
 		if s.name != "" {
 			parts = append(parts, [2]*ast.Term{keyName, ast.StringTerm(s.name)})
 		}
-		fields = append(fields, [2]*ast.Term{s.key, ast.NewTerm(ast.NewObject(parts...))})
+		fields = append(fields, [2]*ast.Term{ast.StringTerm(s.key), ast.NewTerm(ast.NewObject(parts...))})
 	}
-	if all.anyone != nil {
-		add(selection{key: all.anyone})
+	if all.anyone {
+		add(selection{key: everyone})
 	}
 	for _, list := range all.byName {
 		for _, s := range list {

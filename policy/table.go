@@ -24,14 +24,11 @@ type table struct {
 // entry holds the rules of one destination.
 type entry struct {
 	rules []*rule
-	keys  map[uint16]*ast.Term // of data.sallyport.index, by port; 0 is every port
+	keys  map[uint16]map[string]*ast.Term // of data.sallyport.index, by port and selector
 }
 
 // everyPort is the port of a key for rules that speak about all of them.
 const everyPort = 0
-
-// key returns the key of the index for the port, or nil.
-func (e *entry) key(port uint16) *ast.Term { return e.keys[port] }
 
 func newTable(rules []rule) *table {
 	t := &table{
@@ -44,8 +41,8 @@ func newTable(rules []rule) *table {
 		e := t.entry(r.destination)
 		e.rules = append(e.rules, r)
 		for _, port := range r.keyPorts() {
-			if e.keys[port] == nil {
-				e.keys[port] = ast.StringTerm(r.destination.key() + ":" + portName(port))
+			for _, s := range r.sandboxes.selections() {
+				e.add(port, s.text(), r.destination)
 			}
 		}
 	}
@@ -73,6 +70,15 @@ func (t *table) entry(d destination) *entry {
 	}
 }
 
+func (e *entry) add(port uint16, selector string, d destination) {
+	if e.keys[port] == nil {
+		e.keys[port] = map[string]*ast.Term{}
+	}
+	if e.keys[port][selector] == nil {
+		e.keys[port][selector] = ast.StringTerm(d.key() + ":" + portName(port) + " " + selector)
+	}
+}
+
 func portName(port uint16) string {
 	if port == everyPort {
 		return "*"
@@ -83,7 +89,7 @@ func portName(port uint16) string {
 func made[K comparable](m map[K]*entry, k K) *entry {
 	e := m[k]
 	if e == nil {
-		e = &entry{keys: map[uint16]*ast.Term{}}
+		e = &entry{keys: map[uint16]map[string]*ast.Term{}}
 		m[k] = e
 	}
 	return e

@@ -197,7 +197,7 @@ func merge(dst, src map[string]any) string {
 // each package, so that a decision evaluates nothing of a team but its sets.
 func (t *team) gather() string {
 	var b strings.Builder
-	b.WriteString("package sallyport.contributed\n")
+	b.WriteString("package sallyport.contributed\npresent := true\n")
 	for _, c := range t.sets {
 		switch c.set {
 		case "deny", "approve":

@@ -1,0 +1,100 @@
+package config
+
+import (
+	"cmp"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+
+	"sallyport/policy"
+)
+
+// Load reads and checks the file at path; see [Parse].
+func Load(path string) (*Config, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(path, data)
+}
+
+// Parse reads and checks a configuration. Paths in it are relative to the folder
+// of name. Its error joins a [policy.Finding] for each thing that is wrong.
+func Parse(name string, data []byte) (*Config, error) {
+	c, findings := parse(name, data)
+	return c, joined(findings)
+}
+
+func parse(name string, data []byte) (*Config, []policy.Finding) {
+	c := &Config{}
+	positions, findings := decode(name, data, c)
+	c.Positions = positions
+	c.fill()
+	c.resolve(filepath.Dir(name))
+	return c, append(findings, c.findings()...)
+}
+
+func joined(findings []policy.Finding) error {
+	var errs []error
+	for _, f := range findings {
+		if f.Severity == policy.Error {
+			errs = append(errs, f)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// fill sets every default.
+func (c *Config) fill() {
+	c.DataDir = cmp.Or(c.DataDir, "/var/lib/sallyport")
+	c.RunDir = cmp.Or(c.RunDir, "/run/sallyport")
+	if c.KeyFile == "" {
+		c.KeyFile = "/etc/sallyport/key"
+		if dir := os.Getenv("CREDENTIALS_DIRECTORY"); dir != "" {
+			c.KeyFile = filepath.Join(dir, "sallyport.key")
+		}
+	}
+	c.Network.Bridge = cmp.Or(c.Network.Bridge, "sallyport0")
+	if !c.Network.Subnet.IsValid() {
+		c.Network.Subnet = netip.MustParsePrefix("10.231.0.0/16")
+	}
+	c.Engine.Kind = cmp.Or(c.Engine.Kind, "private")
+	c.Sandbox.Image = cmp.Or(c.Sandbox.Image, "sallyport/base:bookworm-1")
+	c.Sandbox.Runtime = cmp.Or(c.Sandbox.Runtime, "runsc")
+	c.Sandbox.Pids = cmp.Or(c.Sandbox.Pids, 4096)
+	c.Metrics.Listen = cmp.Or(c.Metrics.Listen, "127.0.0.1:9464")
+	c.Audit.SegmentSize = cmp.Or(c.Audit.SegmentSize, 64<<20)
+	if role := c.Vault.Auth.AppRole; role != nil {
+		role.Mount = cmp.Or(role.Mount, "approle")
+	}
+}
+
+// resolve makes paths absolute, from the folder of the configuration.
+func (c *Config) resolve(dir string) {
+	if abs, err := filepath.Abs(dir); err == nil {
+		dir = abs
+	}
+	paths := []*string{
+		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Proxy.Certificate, &c.Proxy.Key,
+		&c.Vault.Roots, &c.Vault.Auth.TokenFile, &c.Policy.Dir,
+	}
+	if role := c.Vault.Auth.AppRole; role != nil {
+		paths = append(paths, &role.SecretIDFile)
+	}
+	for i := range c.Egress {
+		if u := c.Egress[i].Upstream; u != nil {
+			paths = append(paths, &u.Roots)
+		}
+	}
+	for i := range c.EgressAuth {
+		if u := c.EgressAuth[i].Upstream; u != nil {
+			paths = append(paths, &u.Roots)
+		}
+	}
+	for _, p := range paths {
+		if *p != "" && !filepath.IsAbs(*p) {
+			*p = filepath.Join(dir, *p)
+		}
+	}
+}

@@ -1,0 +1,181 @@
+package config
+
+import (
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"sallyport/policy"
+)
+
+// Validate joins everything that is wrong with c, its policy document included,
+// each a [policy.Finding] with the file and line where there is one.
+func (c *Config) Validate() error { return joined(c.findings()) }
+
+func (c *Config) findings() []policy.Finding {
+	v := &validator{positions: c.Positions}
+	v.network(c.Network)
+	v.engine(c.Engine)
+	v.oneOf("sandbox.runtime", c.Sandbox.Runtime, "runsc", "runc")
+	if c.Sandbox.Pids < 1 {
+		v.fail("sandbox.pids", fmt.Sprintf("%d processes let no sandbox start", c.Sandbox.Pids), "write a number from 1, or leave it out for 4096")
+	}
+	v.proxy(c.Proxy)
+	if c.Metrics.Listen != "off" {
+		v.listen("metrics.listen", c.Metrics.Listen)
+	}
+	v.vault(c.Vault, c.Credentials)
+	if s := c.Audit.SegmentSize; s < 1<<20 || s > 4<<30 {
+		v.fail("audit.segmentSize", fmt.Sprintf("%d bytes is not from 1 MiB to 4 GiB", s), "write a number of bytes, as in 67108864")
+	}
+	for i, e := range c.Egress {
+		v.upstream(fmt.Sprintf("egress[%d].upstream", i), e.Upstream)
+	}
+	for i, e := range c.EgressAuth {
+		v.upstream(fmt.Sprintf("egressAuth[%d].upstream", i), e.Upstream)
+	}
+	return append(v.findings, policy.Validate(c.Document)...)
+}
+
+type validator struct {
+	positions map[string]policy.Position
+	findings  []policy.Finding
+}
+
+func (v *validator) fail(path, message, fix string) {
+	at, parent := v.positions[path], path
+	for at.Line == 0 && parent != "" {
+		parent = parent[:max(strings.LastIndexByte(parent, '.'), 0)]
+		at = v.positions[parent]
+	}
+	v.findings = append(v.findings, policy.Finding{Position: at, Path: path, Message: message, Fix: fix})
+}
+
+func (v *validator) oneOf(path, value string, allowed ...string) {
+	if slices.Contains(allowed, value) {
+		return
+	}
+	fix := "write " + strings.Join(allowed, " or ")
+	if near := policy.Nearest(value, allowed); near != "" {
+		fix = "did you mean " + near + "?"
+	}
+	v.fail(path, fmt.Sprintf("%q is not one of %s", value, strings.Join(allowed, ", ")), fix)
+}
+
+func (v *validator) network(n Network) {
+	// IFNAMSIZ of linux/if.h is 16, with the terminating zero.
+	if len(n.Bridge) > 15 || strings.ContainsAny(n.Bridge, "/: \t") || n.Bridge == "." || n.Bridge == ".." {
+		v.fail("network.bridge", fmt.Sprintf("%q is not the name of a device", n.Bridge), "write up to 15 letters and digits")
+	}
+	switch s := n.Subnet; {
+	case !s.Addr().Is4():
+		v.fail("network.subnet", fmt.Sprintf("%s is not an IPv4 prefix", s), "write one as 10.231.0.0/16")
+	case s != s.Masked():
+		v.fail("network.subnet", fmt.Sprintf("%s has bits set beyond its length", s), "write "+s.Masked().String())
+	case s.Bits() < 8 || s.Bits() > 28:
+		v.fail("network.subnet", fmt.Sprintf("%s is not from /8 to /28", s), "write one as 10.231.0.0/16")
+	case s.Overlaps(netip.MustParsePrefix("198.18.0.0/15")):
+		v.fail("network.subnet", fmt.Sprintf("%s overlaps 198.18.0.0/15, where names get their addresses", s), "write one as 10.231.0.0/16")
+	case s.Addr().IsLoopback() || s.Addr().IsMulticast() || s.Addr().IsLinkLocalUnicast():
+		v.fail("network.subnet", fmt.Sprintf("%s cannot hold sandboxes", s), "write a private prefix as 10.231.0.0/16")
+	}
+}
+
+func (v *validator) engine(e Engine) {
+	v.oneOf("engine.kind", e.Kind, "private", "existing", "none")
+	switch {
+	case e.Kind == "existing" && e.Host == "":
+		v.fail("engine.host", "is missing, and says where the existing engine is", "write unix:///var/run/docker.sock")
+	case e.Kind != "existing" && e.Host != "":
+		v.fail("engine.host", fmt.Sprintf("is of no use to an engine of kind %s", e.Kind), "remove it, or write kind: existing")
+	case e.Host != "" && !strings.HasPrefix(e.Host, "unix:///"):
+		v.fail("engine.host", fmt.Sprintf("%q is not a unix socket; the engine runs on this machine", e.Host), "write unix:///var/run/docker.sock")
+	}
+}
+
+func (v *validator) listen(path, s string) (host string, ok bool) {
+	host, port, err := net.SplitHostPort(s)
+	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 {
+		v.fail(path, fmt.Sprintf("%q is not host:port", s), "write one as 127.0.0.1:9464")
+		return "", false
+	}
+	return host, true
+}
+
+func (v *validator) proxy(p Proxy) {
+	if p.Listen == "" {
+		if p.Certificate != "" || p.Key != "" {
+			v.fail("proxy.listen", "is missing, so the certificate is of no use", "write listen: 0.0.0.0:3128")
+		}
+		return
+	}
+	host, ok := v.listen("proxy.listen", p.Listen)
+	if !ok {
+		return
+	}
+	if (p.Certificate == "") != (p.Key == "") {
+		v.fail("proxy", "has one of certificate and key", "write both")
+		return
+	}
+	addr, err := netip.ParseAddr(host)
+	if local := host == "localhost" || err == nil && addr.IsLoopback(); !local && p.Certificate == "" {
+		v.fail("proxy.listen", fmt.Sprintf("%s can be reached from other machines, where tokens would pass in the clear", p.Listen), "write certificate and key, or listen on 127.0.0.1")
+	}
+}
+
+func (v *validator) vault(c Vault, credentials []policy.Credential) {
+	used := slices.ContainsFunc(credentials, func(c policy.Credential) bool { return c.Source.Vault != nil })
+	if c.Address == "" {
+		if used {
+			v.fail("vault.address", "is missing, and a credential comes from Vault", "write address: https://vault.example.com:8200")
+		}
+		return
+	}
+	u, err := url.Parse(c.Address)
+	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
+		v.fail("vault.address", fmt.Sprintf("%q is not a URL", c.Address), "write one as https://vault.example.com:8200")
+	} else if addr, _ := netip.ParseAddr(u.Hostname()); u.Scheme == "http" && !addr.IsLoopback() && u.Hostname() != "localhost" {
+		v.fail("vault.address", "sends tokens and secrets in the clear", "write https://"+u.Host)
+	}
+	if u != nil && u.User != nil {
+		v.fail("vault.address", "has a user or password in it", "write it without, and the login under vault.auth")
+	}
+	v.roots("vault.roots", c.Roots)
+	role := c.Auth.AppRole
+	switch {
+	case c.Auth.TokenFile == "" && role == nil:
+		v.fail("vault.auth", "says no way to log in", "write tokenFile or appRole")
+	case c.Auth.TokenFile != "" && role != nil:
+		v.fail("vault.auth", "says two ways to log in", "write one of tokenFile and appRole")
+	case role != nil && (role.RoleID == "" || role.SecretIDFile == ""):
+		v.fail("vault.auth.appRole", "needs roleID and secretIDFile", "write both")
+	}
+}
+
+func (v *validator) upstream(path string, u *policy.Upstream) {
+	if u != nil {
+		v.roots(path+".roots", u.Roots)
+	}
+}
+
+// roots checks that a file of certificate authorities can be used: without it
+// every request would fail later, and less clearly.
+func (v *validator) roots(path, file string) {
+	if file == "" {
+		return
+	}
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		v.fail(path, fmt.Sprintf("cannot be read: %v", err), "write the path of a PEM file, relative to this one")
+		return
+	}
+	if !x509.NewCertPool().AppendCertsFromPEM(pem) {
+		v.fail(path, file+" holds no PEM certificate", "write the path of a file that begins with -----BEGIN CERTIFICATE-----")
+	}
+}

@@ -1,0 +1,97 @@
+package policy_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/loader"
+	"github.com/open-policy-agent/opa/v1/storage/inmem"
+	"github.com/open-policy-agent/opa/v1/tester"
+	"github.com/open-policy-agent/opa/v1/util"
+)
+
+// TestRego runs what `opa test policy/*.rego policy/testdata/team` runs.
+func TestRego(t *testing.T) {
+	own, err := filepath.Glob("*.rego")
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := loader.NewFileLoader().All(append(own, "testdata/team"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	modules := map[string]*ast.Module{}
+	for name, m := range loaded.Modules {
+		modules[name] = m.Parsed
+	}
+	store := inmem.NewFromObject(loaded.Documents)
+	ctx := context.Background()
+	txn, err := store.NewTransaction(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Abort(ctx, txn)
+	results, err := tester.NewRunner().SetStore(store).SetModules(modules).RaiseBuiltinErrors(true).RunTests(ctx, txn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ran := 0
+	for r := range results {
+		ran++
+		if r.Error != nil || !r.Pass() {
+			t.Errorf("%s: %s.%s failed: %v", r.Location, r.Package, r.Name, r.Error)
+		}
+	}
+	if ran < 15 {
+		t.Errorf("only %d tests ran", ran)
+	}
+}
+
+// TestSchema checks Rego as `opa check --strict --schema policy/schema` does.
+func TestSchema(t *testing.T) {
+	text, err := os.ReadFile("schema/input.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	schemas := ast.NewSchemaSet()
+	schemas.Put(ast.SchemaRootRef, util.MustUnmarshalJSON(text))
+	check := func(text string) error {
+		m, err := ast.ParseModule("check.rego", text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := ast.NewCompiler().WithStrict(true).WithSchemas(schemas)
+		if c.Compile(map[string]*ast.Module{"check.rego": m}); c.Failed() {
+			return c.Errors
+		}
+		return nil
+	}
+	own, err := os.ReadFile("decision.rego")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := check(string(own)); err != nil {
+		t.Errorf("decision.rego: %v", err)
+	}
+	for _, tt := range []struct{ expression, wrong string }{
+		{`input.request.method == "GET"`, ""},
+		{`input.sandbox.tags.anything == "x"`, ""},
+		{`input.request.body.whatever`, ""},
+		{`input.request.methd == "GET"`, "methd"},
+		{`input.reqest.method == "GET"`, "reqest"},
+		{`input.destination.hostname == "x"`, "hostname"},
+	} {
+		err := check(fmt.Sprintf("package sallyport.team.x\ndeny contains \"x\" if %s\n", tt.expression))
+		if tt.wrong == "" && err != nil {
+			t.Errorf("%s: %v", tt.expression, err)
+		}
+		if tt.wrong != "" && (err == nil || !strings.Contains(err.Error(), tt.wrong)) {
+			t.Errorf("%s: got %v, want an error about %s", tt.expression, err, tt.wrong)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+# METADATA
+# title: Inputs for tests
+# description: |
+#   Completes an input for `opa test`, as Sallyport does before a decision:
+#
+#     deny with input as testing.input({"phase": "request", …})
+#
+#   Nothing of this is loaded into a running Sallyport.
+package sallyport.testing
+
+defaults := {
+	"phase": "request",
+	"protocol": "tls",
+	"sandbox": {"name": "test", "id": "test", "session": "test", "tags": {}},
+	"destination": {"host": "api.example.com", "port": 443},
+	"request": {
+		"method": "GET",
+		"scheme": "https",
+		"path": "/",
+		"query_keys": [],
+		"headers": [],
+		"size": -1,
+	},
+}
+
+# complete fills in what partial leaves out, and derives input.lookup.
+complete(partial) := object.union(given, {"lookup": lookup(given)}) if {
+	phase := object.get(partial, "phase", "request")
+	absent := {"dns": ["protocol", "request"], "connect": ["request"], "request": []}[phase]
+	given := object.remove(object.union(defaults, partial), absent)
+}
+
+lookup(given) := {
+	"keys": [key | some [_, key] in sort([[rank, key] | some rank, key; ranked(given)[rank][key]])],
+	"moment": moment(given),
+	"line": line(given),
+}
+
+moment(given) := "dns" if {
+	given.phase == "dns"
+} else := concat("/", [given.phase, given.protocol])
+
+line(given) := concat(" ", [given.request.method, given.request.path]) if {
+	given.request
+} else := ""
+
+# ranked maps a rank to keys of the index, the most exact destination first.
+ranked(given) := {rank: keys |
+	some rank, destination in array.concat(domains(given.destination.host), prefixes(given.destination.host))
+	keys := {key |
+		some port in ports(given)
+		some selector in picking(given.sandbox)
+		key := sprintf("%s:%s %s", [destination, port, selector])
+		data.sallyport.index[key]
+	}
+}
+
+# domains lists a name and the wildcards that it lies below.
+domains(host) := array.concat([host], [wildcard |
+	labels := split(host, ".")
+	some i in numbers.range(1, count(labels) - 1)
+	i < count(labels)
+	i > 0
+	wildcard := concat(".", array.concat(["*"], array.slice(labels, i, count(labels))))
+])
+
+# prefixes lists the prefixes of the index that hold an address, longest first.
+prefixes(host) := [prefix |
+	some [_, prefix] in sort({[0 - bits, prefix] |
+		some key, _ in data.sallyport.index
+		contains(key, "/")
+		prefix := regex.replace(key, `:[^:]* .*$`, "")
+		bits := to_number(split(prefix, "/")[1])
+		regex.match(`^[0-9a-f:.]+$`, host)
+		regex.match(`^([0-9]+\.){3}[0-9]+$|:`, host)
+		contains(host, ":") == contains(prefix, ":")
+		net.cidr_contains(prefix, host)
+	})
+]
+
+ports(given) := ["*", sprintf("%d", [given.destination.port])] if {
+	given.phase != "dns"
+} else := {port |
+	some key, _ in data.sallyport.index
+	port := regex.replace(split(key, " ")[0], `^.*:`, "")
+}
+
+# picking holds the selectors that pick a sandbox.
+picking(sandbox) := {key |
+	some key, selector in data.sallyport.selectors
+	object.get(selector, "name", sandbox.name) == sandbox.name
+	every tag, value in selector.tags {
+		sandbox.tags[tag] == value
+	}
+}
