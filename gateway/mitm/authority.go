@@ -38,8 +38,8 @@ import (
 // Errors to branch on.
 var (
 	ErrNoAuthority = errors.New("the sandbox has no certificate authority")
-	ErrBadID       = errors.New("not a sandbox ID")
-	ErrBadName     = errors.New("not a host name or IP address")
+	errBadID       = errors.New("not a sandbox ID")
+	errBadName     = errors.New("not a host name or IP address")
 )
 
 // Bounds of what is held in memory. What falls out is read or signed again.
@@ -119,6 +119,9 @@ func Open(o Options) (*Authority, error) {
 	a.configs, _ = simplelru.NewLRU[leafKey, *leafConfig](maxConfigs, nil)
 
 	if err := os.MkdirAll(a.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
+	}
+	if err := removeUnfinished(filepath.Join(a.dir, "*")); err != nil {
 		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
 	}
 	files, err := filepath.Glob(filepath.Join(a.dir, "*", memberPrefix+"*"+pemSuffix))

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -133,17 +134,17 @@ func TestServerConfigRefuses(t *testing.T) {
 		want           error
 	}{
 		{"sandbox without authority", "b", "example.test", ErrNoAuthority},
-		{"empty name", "a", "", ErrBadName},
-		{"wildcard", "a", "*.example.test", ErrBadName},
-		{"space", "a", "exa mple.test", ErrBadName},
-		{"inner wildcard", "a", "a*b.example.test", ErrBadName},
-		{"NUL", "a", "example.test\x00.evil.test", ErrBadName},
-		{"empty label", "a", "example..test", ErrBadName},
-		{"label of 64", "a", strings.Repeat("a", 64) + ".test", ErrBadName},
-		{"254 bytes", "a", strings.Repeat("a.", 126) + "aa", ErrBadName},
-		{"zone", "a", "fe80::1%eth0", ErrBadName},
-		{"hyphen first", "a", "-a.test", ErrBadName},
-		{"not ASCII", "a", "bücher.test", ErrBadName},
+		{"empty name", "a", "", errBadName},
+		{"wildcard", "a", "*.example.test", errBadName},
+		{"space", "a", "exa mple.test", errBadName},
+		{"inner wildcard", "a", "a*b.example.test", errBadName},
+		{"NUL", "a", "example.test\x00.evil.test", errBadName},
+		{"empty label", "a", "example..test", errBadName},
+		{"label of 64", "a", strings.Repeat("a", 64) + ".test", errBadName},
+		{"254 bytes", "a", strings.Repeat("a.", 126) + "aa", errBadName},
+		{"zone", "a", "fe80::1%eth0", errBadName},
+		{"hyphen first", "a", "-a.test", errBadName},
+		{"not ASCII", "a", "bücher.test", errBadName},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if _, err := a.ServerConfig(tt.id, tt.host); !errors.Is(err, tt.want) {
@@ -279,13 +280,49 @@ func TestForgetDropsCachedLeaves(t *testing.T) {
 	}
 }
 
+// TestForgetWinsOverSigning: once Forget has returned, nothing that was being
+// signed meanwhile is given out.
+func TestForgetWinsOverSigning(t *testing.T) {
+	a := open(t, t.TempDir(), newSealer(t))
+	for round := range 20 {
+		root(t, a, "a")
+		var wg sync.WaitGroup
+		for i := range 4 {
+			wg.Go(func() { a.ServerConfig("a", fmt.Sprintf("n%d-%d.example.test", round, i)) })
+		}
+		if err := a.Forget("a"); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 4 {
+			if _, err := a.ServerConfig("a", fmt.Sprintf("n%d-%d.example.test", round, i)); !errors.Is(err, ErrNoAuthority) {
+				t.Fatalf("got %v, want ErrNoAuthority", err)
+			}
+		}
+		wg.Wait()
+		if n := a.configs.Len() + a.issuers.Len(); n != 0 {
+			t.Fatalf("%d things of a forgotten sandbox are held", n)
+		}
+	}
+}
+
+func TestUnfinishedFilesAreRemoved(t *testing.T) {
+	dir, s := t.TempDir(), newSealer(t)
+	root(t, open(t, dir, s), "a")
+	stray := filepath.Join(dir, "lineage", "a", ".new-123")
+	write(t, stray, []byte("half"))
+	open(t, dir, s)
+	if _, err := os.Stat(stray); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestBadIDs(t *testing.T) {
 	a := open(t, t.TempDir(), newSealer(t))
 	for _, id := range []string{"", ".", "..", "../x", "a/b", "a b", "-a", "*", strings.Repeat("a", 129)} {
 		_, err := a.Root(id)
 		for _, err := range []error{err, a.Forget(id), a.Adopt(id, "a")} {
-			if !errors.Is(err, ErrBadID) {
-				t.Errorf("%q: %v, want ErrBadID", id, err)
+			if !errors.Is(err, errBadID) {
+				t.Errorf("%q: %v, want errBadID", id, err)
 			}
 		}
 	}

@@ -19,6 +19,7 @@ const (
 	rootName         = "root.pem"
 	memberPrefix     = "sandbox-"
 	pemSuffix        = ".pem"
+	unfinished       = ".new-*"
 	blockCertificate = "CERTIFICATE"
 	blockSealedKey   = "SALLYPORT SEALED PRIVATE KEY"
 )
@@ -28,7 +29,7 @@ var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 // checkID refuses what could leave the directory when used as a file's name.
 func checkID(id string) error {
 	if !idPattern.MatchString(id) {
-		return fmt.Errorf("%w: %q: letters, digits, - and _, 128 at most", ErrBadID, id)
+		return fmt.Errorf("%w: %q: letters, digits, - and _, 128 at most", errBadID, id)
 	}
 	return nil
 }
@@ -104,8 +105,8 @@ func (a *Authority) save(path string, p *pair) error {
 	if err != nil {
 		return err
 	}
+	defer clear(der)
 	sealed, err := a.sealer.Seal(der)
-	clear(der)
 	if err != nil {
 		return fmt.Errorf("sealing the key for %s: %w", path, err)
 	}
@@ -141,6 +142,15 @@ func removeFile(path string) error {
 	return nil
 }
 
+// removeUnfinished deletes what replaceFile was making when the process ended.
+func removeUnfinished(dirs string) error {
+	files, err := filepath.Glob(filepath.Join(dirs, unfinished))
+	for _, f := range files {
+		err = errors.Join(err, removeFile(f))
+	}
+	return err
+}
+
 func makeDir(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -150,7 +160,7 @@ func makeDir(dir string) error {
 
 // replaceFile makes path hold data, durably, or leaves what was there.
 func replaceFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(path), unfinished) // mode 0600
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -71,31 +72,43 @@ func TestTicketsStayWithTheirSandboxAndName(t *testing.T) {
 			if err := a.Adopt("b", "a"); err != nil { // same root: only the ticket differs
 				t.Fatal(err)
 			}
-			config := func(id, name string) *tls.Config {
-				c, err := a.ServerConfig(id, name)
-				if err != nil {
-					t.Fatal(err)
-				}
-				// As a listener for many sandboxes would choose it.
-				return &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) { return c, nil }}
-			}
+			// One listener for all sandboxes, which is where tickets could mix.
+			var id, name atomic.Pointer[string]
+			addr := serve(t, &tls.Config{GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+				return a.ServerConfig(*id.Load(), *name.Load())
+			}})
+			show := func(sandbox, host string) { id.Store(&sandbox); name.Store(&host) }
 			client := &tls.Config{
 				RootCAs: pool, ServerName: "api.example.test", MaxVersion: version,
-				ClientSessionCache: tls.NewLRUClientSessionCache(4),
+				ClientSessionCache: &sticky{tls.NewLRUClientSessionCache(4)},
 			}
-			addr := serve(t, config("a", "api.example.test"))
+			show("a", "api.example.test")
 			if exchange(t, addr, client) {
 				t.Fatal("the first session was resumed")
 			}
 			if !exchange(t, addr, client) {
 				t.Fatal("the ticket was not taken by the one who gave it")
 			}
-			if exchange(t, serve(t, config("b", "api.example.test")), client) {
+			show("b", "api.example.test")
+			if exchange(t, addr, client) {
 				t.Error("another sandbox took the ticket")
+			}
+			show("a", "api.example.test")
+			exchange(t, addr, client)
+			show("a", "other.example.test")
+			client.ServerName = "other.example.test"
+			if exchange(t, addr, client) {
+				t.Error("another name took the ticket")
 			}
 		})
 	}
 }
+
+// sticky offers the last session it has seen, whatever name it was for.
+type sticky struct{ tls.ClientSessionCache }
+
+func (s *sticky) Get(string) (*tls.ClientSessionState, bool) { return s.ClientSessionCache.Get("x") }
+func (s *sticky) Put(_ string, c *tls.ClientSessionState)    { s.ClientSessionCache.Put("x", c) }
 
 func TestOldVersionsAreRefused(t *testing.T) {
 	a := open(t, t.TempDir(), newSealer(t))

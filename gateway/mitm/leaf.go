@@ -98,11 +98,11 @@ func canonical(name string) (string, error) {
 	}
 	n := strings.ToLower(strings.TrimSuffix(name, "."))
 	if n == "" || len(n) > 253 {
-		return "", fmt.Errorf("%w: %q", ErrBadName, name)
+		return "", fmt.Errorf("%w: %q", errBadName, name)
 	}
 	for label := range strings.SplitSeq(n, ".") {
 		if !hostLabel(label) {
-			return "", fmt.Errorf("%w: %q", ErrBadName, name)
+			return "", fmt.Errorf("%w: %q", errBadName, name)
 		}
 	}
 	return n, nil

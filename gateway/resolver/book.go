@@ -63,7 +63,7 @@ func (b *book) assign(name string, limit int) (netip.Addr, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone {
-		return netip.Addr{}, ErrForgotten
+		return netip.Addr{}, errForgotten
 	}
 	if err := b.load(); err != nil {
 		return netip.Addr{}, err
@@ -108,7 +108,7 @@ func (b *book) append(line []byte) error {
 
 // load reads the file once. A line that was being written when the machine
 // stopped was answered to nobody and is cut off. All else that is not as we
-// wrote it is ErrDamaged: an address might be given twice.
+// wrote it is errDamaged: an address might be given twice.
 func (b *book) load() error {
 	if b.loaded {
 		return nil
@@ -119,7 +119,7 @@ func (b *book) load() error {
 	}
 	names, size, err := parse(data)
 	if err != nil {
-		return fmt.Errorf("%w: %s: %w: restore it from a backup, or remove the sandbox", ErrDamaged, b.path, err)
+		return fmt.Errorf("%w: %s: %w: restore it from a backup, or remove the sandbox", errDamaged, b.path, err)
 	}
 	if len(data) > 0 {
 		if err := settle(b.path, size); err != nil {
@@ -153,7 +153,7 @@ func (b *book) contents() ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone {
-		return nil, ErrForgotten
+		return nil, errForgotten
 	}
 	if err := b.load(); err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (b *book) create(data []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone {
-		return ErrForgotten
+		return errForgotten
 	}
 	if err := b.load(); err != nil {
 		return err
@@ -181,7 +181,7 @@ func (b *book) create(data []byte) error {
 	if len(data) == 0 {
 		return nil
 	}
-	f, err := os.CreateTemp(filepath.Dir(b.path), ".new-*") // mode 0600
+	f, err := os.CreateTemp(filepath.Dir(b.path), unfinished) // mode 0600
 	if err != nil {
 		return err
 	}

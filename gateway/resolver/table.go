@@ -34,11 +34,14 @@ const (
 	maxPerSandbox     = 1<<17 - firstOffset - 1 // without the prefix's last address
 )
 
+// unfinished is what Copy was making when the process ended.
+const unfinished = ".new-*"
+
 // Errors to branch on.
 var (
 	ErrTableFull = errors.New("the sandbox has looked up too many names")
-	ErrForgotten = errors.New("the sandbox is gone")
-	ErrDamaged   = errors.New("the sandbox's table of names is damaged")
+	errForgotten = errors.New("the sandbox is gone")
+	errDamaged   = errors.New("the sandbox's table of names is damaged")
 )
 
 // TableOptions of a Table. The zero TableOptions works.
@@ -77,6 +80,13 @@ func OpenTable(dir string, o TableOptions) (*Table, error) {
 		o.Logger = slog.Default()
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("opening the table of names: %w", err)
+	}
+	stray, err := filepath.Glob(filepath.Join(dir, unfinished))
+	for _, f := range stray {
+		err = errors.Join(err, removeFile(f))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("opening the table of names: %w", err)
 	}
 	return &Table{dir: dir, limit: o.PerSandbox, log: o.Logger, complain: rate.Sometimes{First: 1, Interval: 10 * time.Second}, books: map[string]*book{}}, nil

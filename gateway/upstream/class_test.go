@@ -2,6 +2,7 @@ package upstream
 
 import (
 	"net/netip"
+	"regexp"
 	"testing"
 )
 
@@ -173,6 +174,26 @@ func FuzzClassify(f *testing.F) {
 		}
 		if c := Classify(a); c == Public && (a.IsLoopback() || a.IsPrivate() || a.IsMulticast() || a.IsLinkLocalUnicast() || a.IsUnspecified()) {
 			t.Errorf("%v is public", a)
+		}
+	})
+}
+
+// aton is what inet_aton(3) reads: up to four numbers, decimal, octal or hex.
+var aton = regexp.MustCompile(`(?i)^((0x[0-9a-f]*|[0-9]+)(\.|$)){1,4}$`)
+
+// FuzzCheckHost holds that no name we would look up is one that inet_aton(3)
+// reads as an address.
+func FuzzCheckHost(f *testing.F) {
+	for _, h := range []string{"example.test", "127.1", "0x7f.1", "0", "1.2.3.4", "0x", "08", "a.0x1"} {
+		f.Add(h)
+	}
+	f.Fuzz(func(t *testing.T, host string) {
+		a, err := checkHost(host)
+		if err != nil || a.IsValid() {
+			return
+		}
+		if aton.MatchString(host) {
+			t.Errorf("%q would be looked up", host)
 		}
 	})
 }

@@ -68,7 +68,9 @@ func (e *Error) Error() string {
 func (e *Error) hint() string {
 	switch e.Kind {
 	case KindAddress, KindRoots, KindRule, KindHost:
-		return e.Err.Error() // our own words
+		if e.Err != nil {
+			return e.Err.Error() // our own words
+		}
 	case KindLookup:
 		return lookupHint(e.Err)
 	case KindRefused:
