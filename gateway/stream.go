@@ -168,6 +168,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	w.in.Add(int64(rw.Reader.Buffered())) // goproxy sends these on first
 	w.taken = &counted{Conn: conn, in: w.in, out: &w.written}
 	return w.taken, rw, nil
 }
