@@ -11,6 +11,9 @@ import (
 // maxLine bounds one event on disk, in bytes with its newline.
 const maxLine = 1 << 20
 
+// maxSequence is beyond what any log reaches; what claims more is not ours.
+const maxSequence = 1 << 62
+
 // line is an event encoded by its caller, whose sequence number the writer
 // fills in: encoding runs on all cores, numbering on one.
 type line struct {
@@ -79,5 +82,5 @@ func sequenceOf(b []byte) (uint64, bool) {
 		end++
 	}
 	n, err := strconv.ParseUint(string(rest[:end]), 10, 64)
-	return n, err == nil && n > 0
+	return n, err == nil && 0 < n && n < maxSequence
 }

@@ -212,6 +212,25 @@ func TestFailedSyncIsNotTrusted(t *testing.T) {
 	}
 }
 
+// TestOpenTrustsWhatIsSynced: a killed process may have left events that are
+// not on the disk yet; nothing may be built on them.
+func TestOpenTrustsWhatIsSynced(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir, audit.Options{})
+	appendAll(t, l, "a")
+	l.Close()
+	d := new(disk)
+	d.sync = syscall.EIO
+	if _, err := audit.Open(dir, audit.Options{}.WithFiles(d.Open)); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("Open = %v, want EIO", err)
+	}
+	l = open(t, dir, audit.Options{}) // and the failed Open left no lock
+	appendAll(t, l, "b")
+	if got := messages(readAll(t, dir)); got != "a b" {
+		t.Errorf("messages = %q", got)
+	}
+}
+
 func TestRecoversByItself(t *testing.T) {
 	dir := t.TempDir()
 	d := new(disk)

@@ -289,12 +289,20 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 			r.next++
 			continue
 		}
-		if r.next != 0 && e.Metadata.Sequence != r.next {
-			if err := r.damage(s, offset, fmt.Sprintf("event %d where %d belongs", e.Metadata.Sequence, r.next)); err != nil {
+		number := e.Metadata.Sequence
+		if r.next != 0 && number != r.next {
+			if err := r.damage(s, offset, fmt.Sprintf("event %d where %d belongs", number, r.next)); err != nil {
 				return 0, err
 			}
+			if number < r.next {
+				continue // one too many
+			}
+			if number >= maxSequence || limit != 0 && number >= limit {
+				r.next++ // it stands in another's place
+				continue
+			}
 		}
-		r.next = e.Metadata.Sequence + 1
+		r.next = number + 1
 		if r.query.wants(e) && !r.yield(e, nil) {
 			return 0, errStop
 		}

@@ -1,6 +1,7 @@
 package audit_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -132,6 +133,17 @@ func TestReadReportsDamage(t *testing.T) {
 		{"a line is gone", func(t *testing.T, files []string) {
 			edit(t, files[1], func(b []byte) []byte { return b[strings.IndexByte(string(b), '\n')+1:] })
 		}, "0 1 2 ! 4 5 6 7 8 9"},
+		{"a line stands in another's place", func(t *testing.T, files []string) {
+			edit(t, files[0], func(b []byte) []byte {
+				return bytes.Replace(b, []byte(`"sequence":2}`), []byte(`"sequence":4611686018427387900}`), 1)
+			})
+		}, "0 ! 2 3 4 5 6 7 8 9"},
+		{"a line is there twice", func(t *testing.T, files []string) {
+			edit(t, files[0], func(b []byte) []byte {
+				end := bytes.IndexByte(b, '\n') + 1
+				return append(bytes.Clone(b[:end]), b...)
+			})
+		}, "0 ! 1 2 3 4 5 6 7 8 9"},
 		{"the end of an old segment is gone", func(t *testing.T, files []string) {
 			edit(t, files[0], func(b []byte) []byte { return b[:len(b)-10] })
 		}, "0 1 ! 3 4 5 6 7 8 9"},
@@ -247,6 +259,29 @@ func TestFollowBurst(t *testing.T) {
 	for i := range 1000 {
 		expect(t, out, fmt.Sprint(i))
 	}
+}
+
+// TestFollowCut: a writer cuts off what it could not make durable, or a crash
+// left unfinished, and gives the numbers again.
+func TestFollowCut(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir, audit.Options{})
+	appendAll(t, l, "a", "b", "cut")
+	l.Close()
+	out := follow(t, dir, audit.Query{})
+	expect(t, out, "a", "b", "cut")
+	path := filepath.Join(dir, "00000000000000000001.jsonl")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, int64(bytes.LastIndexByte(raw[:len(raw)-1], '\n')+1)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond) // the reader looks ten times a second
+	l = open(t, dir, audit.Options{})
+	appendAll(t, l, "c", "d")
+	expect(t, out, "c", "d")
 }
 
 // TestFollowFaults: what the writer takes back does not stop or fool a reader

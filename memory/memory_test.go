@@ -156,6 +156,18 @@ func TestList(t *testing.T) {
 	}
 }
 
+func TestLinkInPlaceOfTheMemory(t *testing.T) {
+	dir := ensure(t)
+	at := filepath.Join(t.TempDir(), "memory")
+	link(t, dir, at)
+	if entries, err := memory.List(at); err == nil {
+		t.Errorf("List = %v", entries)
+	}
+	if data, err := memory.Read(at, memory.Index); err == nil {
+		t.Errorf("Read = %q", data)
+	}
+}
+
 func TestListIsBounded(t *testing.T) {
 	t.Run("many", func(t *testing.T) {
 		dir := ensure(t)

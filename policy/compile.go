@@ -123,9 +123,13 @@ func (p *Policy) prepare(ctx context.Context, team *team) error {
 		if compiler.Compile(modules); compiler.Failed() {
 			return regoErrors(compiler.Errors)
 		}
+		query := "data.sallyport.decision"
+		if !p.team {
+			query = "data.sallyport.document" // which decision then is
+		}
 		var err error
 		p.query, err = rego.New(
-			rego.Query("data.sallyport.decision"),
+			rego.Query(query),
 			rego.Compiler(compiler),
 			rego.Store(store),
 			rego.Transaction(txn),

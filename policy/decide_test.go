@@ -434,26 +434,6 @@ deny contains "never" if {
 	}
 }
 
-func TestEngine(t *testing.T) {
-	var e policy.Engine
-	in := request("GET", "a.example.com", "/")
-	if d := e.Decide(t.Context(), in); d.Action != policy.Deny || d.Err == nil {
-		t.Errorf("the zero engine: %+v", d)
-	}
-	first := compile(t, `egress: [{destination: "a.example.com"}]`, policy.Options{})
-	e.Swap(first)
-	if d := e.Decide(t.Context(), in); d.Action != policy.Allow {
-		t.Errorf("after the swap: %+v", d)
-	}
-	second := compile(t, ``, policy.Options{})
-	if old := e.Swap(second); old != first || e.Policy() != second {
-		t.Error("Swap did not return what it replaced")
-	}
-	if d := e.Decide(t.Context(), in); d.Action != policy.Deny || d.Revision == first.Revision() {
-		t.Errorf("after the second swap: %+v", d)
-	}
-}
-
 func TestExplain(t *testing.T) {
 	p := compile(t, `
 egressAuth:

@@ -6,7 +6,7 @@ type Action string
 const (
 	Deny    Action = "deny"
 	Allow   Action = "allow"  // read, decide per request, carry
-	Tunnel  Action = "tunnel" // carry the bytes unread
+	Tunnel  Action = "tunnel" // carry the bytes unread; PhaseConnect only, and always for ProtocolOther
 	Approve Action = "approve"
 )
 
@@ -29,7 +29,8 @@ type Decision struct {
 	Err error
 }
 
-// Injection pairs a credential with its place in the request.
+// Injection pairs a credential with its place in the request. The zero Inject is
+// the default: see EgressAuthRule.Inject.
 type Injection struct {
 	Credential string
 	Inject     Inject
@@ -83,7 +84,7 @@ type Destination struct {
 type Request struct {
 	Method    string
 	Scheme    string // https or http
-	Path      string // normalised, percent-decoded where unambiguous
+	Path      string // as NormalizePath returns it; anything else is denied
 	QueryKeys []string
 	Headers   []string // canonical names
 	Size      int64    // Content-Length, -1 when unknown

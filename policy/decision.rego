@@ -37,12 +37,13 @@ first := min(speaking)
 # speaks.
 document := {
 	"action": "allow",
-	"type": first[2].type,
-	"rule": first[2].rule,
-	"reason": concat(" ", ["allowed by rule", first[2].rule]),
-	"inject": {entry.inject | input.phase == "request"; some [3, _, entry] in speaking},
+	"type": entry.type,
+	"rule": entry.rule,
+	"reason": concat(" ", ["allowed by rule", entry.rule]),
+	"inject": injected,
 } if {
-	first[0] in {3, 5}
+	[effect, _, entry] := first
+	effect in {3, 5}
 } else := verdict("deny", first[2], "denied by rule") if {
 	first[0] == 1
 } else := verdict("deny", governor, "no egressAuth rule of this destination allows it; see rule") if {
@@ -69,8 +70,13 @@ verdict(action, entry, why) := {
 	"type": entry.type,
 	"rule": entry.rule,
 	"reason": concat(" ", [why, entry.rule]),
-	"inject": {e.inject | input.phase == "request"; some [3, _, e] in speaking},
+	"inject": injected,
 }
+
+# Only a request carries a credential.
+injected := {entry.inject | some [3, _, entry] in speaking} if {
+	input.phase == "request"
+} else := set()
 
 authorised if {
 	some [3, _, _] in speaking
@@ -109,7 +115,6 @@ by_team(action, offer) := {
 	"inject": inject,
 }
 
-# Only a request carries a credential.
 inject := document.inject | {injection |
 	input.phase == "request"
 	some injection in data.sallyport.contributed.inject

@@ -135,6 +135,20 @@ type VaultSource struct {
 // Source is where the team's own Rego comes from.
 type Source struct {
 	// Dir holds .rego files in packages below sallyport.team, and .json or
-	// .yaml data. Default: none.
+	// .yaml data, laid out as `opa test DIR` reads them; files that end in
+	// _test.rego are left to opa test. Default: none.
+	//
+	// A package takes part in decisions by the sets that it defines:
+	//
+	//	deny contains msg                       wins over everything
+	//	approve contains msg                    a person decides
+	//	allow contains {"rule": …, "reason": …} for TLS; "protocols": ["tls", "http", "other"] says for what else
+	//	inject contains {"credential": …, "inject": …}
+	//
+	// They are asked in each phase: a set that looks at input.request says
+	// nothing before there is one, and an allow that does must also allow the
+	// phases dns and connect. An approve without a condition on input.phase is
+	// asked for at the connection already. What an egressAuth rule governs, no
+	// allow opens.
 	Dir string `yaml:"dir"`
 }

@@ -123,7 +123,7 @@ func splitPort(s string) (host string, port uint16, err error) {
 	}
 	n, err := strconv.ParseUint(s[i+1:], 10, 16)
 	if err != nil || n == 0 {
-		return "", 0, fmt.Errorf("%q has no port from 1 to 65535 after the colon", s)
+		return "", 0, fmt.Errorf("%q has no port from 1 to 65535 after the colon; write one as api.example.com:8443", s)
 	}
 	host = s[:i]
 	if bare, ok := strings.CutPrefix(host, "["); ok {

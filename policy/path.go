@@ -104,14 +104,14 @@ func checkGlob(glob string) error {
 	case glob[0] != '/' && !strings.HasPrefix(glob, "**"):
 		return fmt.Errorf("%q can never match; write %q", glob, "/"+glob)
 	case strings.ContainsAny(glob, "?#"):
-		return fmt.Errorf("%q can never match: the query and the fragment are no part of a path", glob)
+		return fmt.Errorf("%q can never match, since the query and the fragment are no part of a path; write the path alone", glob)
 	case strings.Contains(glob, "//"):
 		return fmt.Errorf("%q can never match: doubled slashes are made one; write %q", glob, strings.ReplaceAll(glob, "//", "/"))
 	case strings.ContainsRune(glob, '%'):
 		return fmt.Errorf("%q can never match: paths are compared decoded; write the character itself", glob)
 	}
 	if err := plainPath(glob); err != nil {
-		return fmt.Errorf("%q can never match: %w is refused before any rule", glob, err)
+		return fmt.Errorf("%q can never match: %w, which is refused before any rule; write the path as a server resolves it", glob, err)
 	}
 	return nil
 }

@@ -68,6 +68,13 @@ func loadTeam(dir string) (*team, error) {
 			}
 			return nil
 		}
+		if d.Type()&fs.ModeSymlink != 0 {
+			if to, err := root.Stat(name); err != nil {
+				return err
+			} else if to.IsDir() {
+				return fmt.Errorf("%s is a link to a folder, which is not followed; put the folder there", name)
+			}
+		}
 		if d.IsDir() || !slices.Contains([]string{".rego", ".json", ".yaml", ".yml"}, filepath.Ext(name)) {
 			return nil
 		}
@@ -100,9 +107,6 @@ func (t *team) addModule(file string, text []byte) error {
 	})
 	if err != nil {
 		return regoErrors(err)
-	}
-	if m == nil {
-		return nil // comments only
 	}
 	if !m.Package.Path.HasPrefix(teamRoot) {
 		return Finding{

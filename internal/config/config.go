@@ -60,6 +60,9 @@ type Engine struct {
 type Sandbox struct {
 	// Image is the default image. Default: sallyport/base:bookworm-1.
 	Image string `yaml:"image"`
+	// Tarball is a root file system that is imported as Image when the engine
+	// has no such image. Default: base.tar beside the sallyport binary, if any.
+	Tarball string `yaml:"tarball"`
 	// Runtime is runsc (default) or runc, which shares the host's kernel.
 	Runtime string `yaml:"runtime"`
 	// Pids is the default limit of processes. Default: 4096.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -20,7 +21,9 @@ const (
 // before the host's own network stack does (packet(7)). What the host sends is
 // not in it.
 type Capture struct {
+	host   *Host
 	filter func(Frame) bool
+	before uint64 // frames that the cable had dropped at the start
 	stop   chan struct{}
 	done   chan struct{}
 
@@ -68,7 +71,12 @@ func (h *Host) Capture(filter func(Frame) bool) (*Capture, error) {
 		}
 		return nil, fmt.Errorf("capturing on test host %s: %w", h.cfg.Name, err)
 	}
-	c := &Capture{filter: filter, fd: fd, stop: make(chan struct{}), done: make(chan struct{})}
+	before, err := h.dropped()
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	c := &Capture{host: h, filter: filter, before: before, fd: fd, stop: make(chan struct{}), done: make(chan struct{})}
 	go c.run()
 	h.onClose(c.close)
 	return c, nil
@@ -151,7 +159,27 @@ func (c *Capture) Count() (int, error) {
 	if c.lost > 0 {
 		return c.count, fmt.Errorf("the kernel had no room for %d frames", c.lost)
 	}
-	return c.count, c.err
+	if c.err != nil || c.fd < 0 {
+		return c.count, c.err
+	}
+	if now, err := c.host.dropped(); err != nil || now > c.before {
+		return c.count, errors.Join(err, fmt.Errorf("the cable dropped %d frames", now-c.before))
+	}
+	return c.count, nil
+}
+
+// dropped is how many frames were sent to the host and lost on the cable: a
+// veth queues them on a CPU's backlog (net.core.netdev_max_backlog).
+func (h *Host) dropped() (uint64, error) {
+	l, err := netlink.LinkByName(h.link)
+	if err != nil {
+		return 0, err
+	}
+	s := l.Attrs().Statistics
+	if s == nil {
+		return 0, fmt.Errorf("device %s has no statistics", h.link)
+	}
+	return s.TxDropped, nil
 }
 
 func deviceIndex() (int, error) {

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -128,6 +129,9 @@ func (h *Host) build() error {
 	if err := h.Do(func() error { return h.furnish(near.Attrs().HardwareAddr, all) }); err != nil {
 		return err
 	}
+	if err := carrier(near); err != nil {
+		return err
+	}
 	for _, p := range all {
 		// A point-to-point address routes to the one host only (ip-address(8), peer).
 		if err := addAddress(near, netip.PrefixFrom(h.near(p), p.Addr().BitLen()), p.Addr()); err != nil {
@@ -136,8 +140,42 @@ func (h *Host) build() error {
 		if err := neighbour(near, p.Addr(), h.mac); err != nil {
 			return err
 		}
+		if err := reachable(p.Addr()); err != nil {
+			return err
+		}
 	}
-	return nil
+	return h.Do(func() error { return reachable(h.near(all[len(all)-1])) })
+}
+
+// ready is how long the kernel may take to notice that a cable is plugged in;
+// until then it has no IPv6 routes.
+const ready = 5 * time.Second
+
+func carrier(l netlink.Link) error {
+	for deadline := time.Now().Add(ready); ; time.Sleep(time.Millisecond) {
+		now, err := netlink.LinkByIndex(l.Attrs().Index)
+		if err != nil {
+			return err
+		}
+		if now.Attrs().OperState == netlink.OperUp {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("device %s does not come up", l.Attrs().Name)
+		}
+	}
+}
+
+func reachable(addr netip.Addr) error {
+	for deadline := time.Now().Add(ready); ; time.Sleep(time.Millisecond) {
+		_, err := netlink.RouteGet(addr.AsSlice())
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("no route to %s: %w", addr, err)
+		}
+	}
 }
 
 // near is the address at this side that faces p.
@@ -164,6 +202,9 @@ func (h *Host) furnish(nearMAC net.HardwareAddr, all []netip.Prefix) error {
 	h.mac = far.Attrs().HardwareAddr
 	h.quiet(device)
 	if err := netlink.LinkSetUp(far); err != nil {
+		return err
+	}
+	if err := carrier(far); err != nil {
 		return err
 	}
 	routed := map[bool]bool{} // by "is IPv6": one default route for each family

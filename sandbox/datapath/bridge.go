@@ -19,27 +19,31 @@ func bridgeMAC(name string) net.HardwareAddr {
 	return h.Sum([]byte{0x02, 0x5a})
 }
 
-// makeBridge returns the bridge, made but down when it was missing.
-func makeBridge(config Config) (netlink.Link, error) {
-	bridge, err := netlink.LinkByName(config.Bridge)
+// findBridge returns the bridge, nil when there is no interface of the name.
+func findBridge(name string) (netlink.Link, error) {
+	bridge, err := netlink.LinkByName(name)
 	var missing netlink.LinkNotFoundError
-	if errors.As(err, &missing) {
-		snooping := false // else the bridge sends queries of its own
-		made := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs(), MulticastSnooping: &snooping}
-		made.Name = config.Bridge
-		made.HardwareAddr = bridgeMAC(config.Bridge)
-		if err := netlink.LinkAdd(made); err != nil {
-			return nil, fmt.Errorf("making bridge %s: %w", config.Bridge, err)
-		}
-		bridge, err = netlink.LinkByName(config.Bridge)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("looking for bridge %s: %w", config.Bridge, err)
-	}
-	if bridge.Type() != "bridge" {
-		return nil, fmt.Errorf("%s is a %s, not a bridge: choose another name", config.Bridge, bridge.Type())
+	switch {
+	case errors.As(err, &missing):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("looking for bridge %s: %w", name, err)
+	case bridge.Type() != "bridge":
+		return nil, fmt.Errorf("%s is a %s, not a bridge: choose another name", name, bridge.Type())
 	}
 	return bridge, nil
+}
+
+// makeBridge makes the bridge and leaves it down.
+func makeBridge(name string) (netlink.Link, error) {
+	snooping := false // else the bridge sends queries of its own
+	bridge := &netlink.Bridge{LinkAttrs: netlink.NewLinkAttrs(), MulticastSnooping: &snooping}
+	bridge.Name = name
+	bridge.HardwareAddr = bridgeMAC(name)
+	if err := netlink.LinkAdd(bridge); err != nil {
+		return nil, fmt.Errorf("making bridge %s: %w", name, err)
+	}
+	return netlink.LinkByName(name)
 }
 
 // raise gives the guarded bridge its addresses and sets it up.

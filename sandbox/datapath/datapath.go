@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/cilium/ebpf"
@@ -34,6 +35,9 @@ func (c Config) Gateway() netip.Addr { return c.Subnet.Masked().Addr().Next() }
 func (c Config) complete() (Config, error) {
 	if c.Bridge == "" || len(c.Bridge) > 15 {
 		return c, fmt.Errorf("bridge name %q: want 1 to 15 bytes", c.Bridge)
+	}
+	if c.Bridge == "." || c.Bridge == ".." || strings.ContainsAny(c.Bridge, "/: \t\r\n") {
+		return c, fmt.Errorf("bridge name %q: want one that an interface can have", c.Bridge)
 	}
 	if !c.Subnet.IsValid() || !c.Subnet.Addr().Is4() || c.Subnet.Bits() > 29 {
 		return c, fmt.Errorf("sandbox subnet %q: want an IPv4 prefix of at most 29 bits", c.Subnet)
@@ -70,15 +74,20 @@ func Open(config Config) (_ *Datapath, err error) {
 	if err != nil {
 		return nil, err
 	}
+	bridge, err := findBridge(config.Bridge)
+	if err != nil {
+		return nil, err
+	}
 	if err := mountPins(config.Pins); err != nil {
 		return nil, err
 	}
 	if err := filter(config); err != nil {
 		return nil, err
 	}
-	bridge, err := makeBridge(config)
-	if err != nil {
-		return nil, err
+	if bridge == nil {
+		if bridge, err = makeBridge(config.Bridge); err != nil {
+			return nil, err
+		}
 	}
 	d := &Datapath{config: config, bridge: bridge.Attrs().Index, mac: bridgeMAC(config.Bridge)}
 	if err := d.load(); err != nil {
@@ -185,6 +194,9 @@ func attach(pin string, ifindex int, program *ebpf.Program, hook ebpf.AttachType
 		return err
 	}
 	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: program, Attach: hook, Anchor: link.Head()})
+	if errors.Is(err, ebpf.ErrNotSupported) {
+		return fmt.Errorf("this kernel has no tcx links, Linux 6.6 or newer is needed: %w", err)
+	}
 	if err != nil {
 		return fmt.Errorf("attaching to interface %d: %w", ifindex, err)
 	}
@@ -200,15 +212,11 @@ func Remove(config Config) error {
 	if err != nil {
 		return err
 	}
-	bridge, err := netlink.LinkByName(config.Bridge)
-	var missing netlink.LinkNotFoundError
-	if err != nil && !errors.As(err, &missing) {
-		return fmt.Errorf("looking for bridge %s: %w", config.Bridge, err)
+	bridge, err := findBridge(config.Bridge)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		if bridge.Type() != "bridge" {
-			return fmt.Errorf("%s is a %s, not a bridge", config.Bridge, bridge.Type())
-		}
+	if bridge != nil {
 		links, err := netlink.LinkList()
 		if err != nil {
 			return fmt.Errorf("listing interfaces: %w", err)

@@ -29,9 +29,12 @@
 // bridge, and what one port of it sends to another.
 //
 // Not guaranteed: anything against root on the host, or after a reboot before
-// Open has run (see [GuardPin]). Two ports that both lack the programs are kept
-// apart by nftables alone; where the kernel has no CONFIG_NFT_BRIDGE_META only
-// their IPv4 and ARP of the subnet are.
+// Open has run (see [GuardPin]). Ports get the programs as they join the bridge,
+// while a process has the datapath open; two that have not got them yet reach
+// nothing of the host, and are kept apart by nftables alone: where the kernel
+// has no CONFIG_NFT_BRIDGE_META, only their IPv4 and ARP of the subnet. What is
+// steered still goes through the host's own input filter, which must let in
+// what comes by the bridge.
 //
 // It needs Linux 6.6 (tcx links, https://docs.ebpf.io/linux/program-type/BPF_PROG_TYPE_SCHED_CLS/)
 // with bridge and nf_tables bridge support, and CAP_NET_ADMIN, CAP_BPF and

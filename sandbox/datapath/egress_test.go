@@ -104,6 +104,22 @@ func (w way) frame() []byte {
 	return p.bytes()
 }
 
+// inbound sends from the outside to bob, and says whether it reached him.
+func (l *lab) inbound(t *testing.T) bool {
+	t.Helper()
+	up, err := netlink.LinkByIndex(l.outside.host)
+	must(t, err)
+	p := packet{
+		dst: up.Attrs().HardwareAddr, src: l.outside.link.Attrs().HardwareAddr, saddr: outside, daddr: bob.Address,
+		proto: protoUDP, sport: 9, dport: 9, body: []byte(markerStart + "inbound" + markerEnd),
+	}
+	for range 2 {
+		l.outside.send(p.bytes())
+		settle()
+	}
+	return l.witnessed.where("inbound") != ""
+}
+
 // none sends every way and wants none of them to arrive anywhere.
 func (l *lab) none(t *testing.T, moment string) {
 	t.Helper()
@@ -137,6 +153,9 @@ func TestWaysOutOfAPlainBridge(t *testing.T) {
 			t.Errorf("%s arrived nowhere: it proves nothing", w.name)
 		}
 	}
+	if !l.inbound(t) {
+		t.Error("nothing arrived at bob from outside: it proves nothing")
+	}
 }
 
 func TestNoWayOut(t *testing.T) {
@@ -167,6 +186,9 @@ func TestNoWayOut(t *testing.T) {
 		})
 	}
 	l.none(t, "while attached")
+	if l.inbound(t) {
+		t.Error("bob was reached from outside")
+	}
 
 	must(t, d.Detach(alice.Generation))
 	l.none(t, "after Detach")

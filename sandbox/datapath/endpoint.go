@@ -107,30 +107,28 @@ func (d *Datapath) port(ifindex int) (netlink.Link, error) {
 }
 
 // supersede detaches what e replaces: the same generation or interface, and
-// endpoints whose interface has gone.
+// whose interface has gone of those with its addresses.
 func (d *Datapath) supersede(e sandbox.Endpoint, mac net.HardwareAddr) error {
+	e.MAC = mac.String()
 	all, err := d.endpoints()
 	if err != nil {
 		return err
 	}
 	for _, old := range all {
 		switch {
-		case old == normal(e, mac) && d.live(old):
+		case old == e && d.live(old):
 			continue
-		case old.Generation == e.Generation, old.Link == e.Link, !d.live(old):
-			if err := d.detach(old.Generation); err != nil {
-				return err
-			}
-		case old.Address == e.Address, old.MAC == mac.String():
-			return fmt.Errorf("%s %s belongs to sandbox %q, generation %d: detach it first", e.Address, mac, old.Sandbox, old.Generation)
+		case old.Generation == e.Generation, old.Link == e.Link:
+		case old.Address != e.Address && old.MAC != e.MAC:
+			continue
+		case d.live(old):
+			return fmt.Errorf("%s or %s belongs to sandbox %q, generation %d: detach it first", e.Address, e.MAC, old.Sandbox, old.Generation)
+		}
+		if err := d.detach(old.Generation); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-func normal(e sandbox.Endpoint, mac net.HardwareAddr) sandbox.Endpoint {
-	e.MAC = mac.String()
-	return e
 }
 
 // install guards the port first and speaks for the endpoint last.
@@ -211,13 +209,13 @@ func (d *Datapath) sweep() error {
 	return nil
 }
 
-// live says whether both programs are on the very interface that was attached.
+// live says whether the endpoint speaks for the interface that was attached.
 func (d *Datapath) live(e sandbox.Endpoint) bool {
 	var generation uint32
 	if err := d.objs.Ports.Lookup(uint32(e.Link), &generation); err != nil || generation != e.Generation {
 		return false
 	}
-	return live(portPin(d.config.Pins, hookIn, e.Link), e.Link) && live(portPin(d.config.Pins, hookOut, e.Link), e.Link)
+	return d.guarded(e.Link)
 }
 
 func (d *Datapath) endpoints() ([]sandbox.Endpoint, error) {

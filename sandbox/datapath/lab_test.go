@@ -242,22 +242,13 @@ func (l *lab) enslave() {
 	}
 }
 
-// open opens the datapath with all three on the bridge, and undoes it at the end.
+// open opens the datapath with all three on the bridge, guarded.
 func (l *lab) open(t *testing.T) *Datapath {
 	t.Helper()
 	d, err := Open(l.config)
 	must(t, err)
-	t.Cleanup(func() {
-		d.Close()
-		for _, s := range []*space{l.alice, l.bob, l.stranger} {
-			if port, err := netlink.LinkByIndex(s.host); err == nil {
-				netlink.LinkDel(port)
-			}
-		}
-		if err := Remove(l.config); err != nil {
-			t.Error(err)
-		}
-	})
+	l.undo(t)
+	t.Cleanup(func() { d.Close() })
 	l.enslave()
 	eventually(t, "the ports are guarded", func() bool {
 		for _, s := range []*space{l.alice, l.bob, l.stranger} {
@@ -268,6 +259,21 @@ func (l *lab) open(t *testing.T) *Datapath {
 		return true
 	})
 	return d
+}
+
+// undo takes the datapath away when the test ends.
+func (l *lab) undo(t *testing.T) {
+	t.Helper()
+	t.Cleanup(func() {
+		for _, s := range []*space{l.alice, l.bob, l.stranger} {
+			if port, err := netlink.LinkByIndex(s.host); err == nil {
+				netlink.LinkDel(port)
+			}
+		}
+		if err := Remove(l.config); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func eventually(t *testing.T, what string, f func() bool) {

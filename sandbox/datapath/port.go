@@ -15,6 +15,9 @@ import (
 // until an endpoint is written.
 func (d *Datapath) guard(port netlink.Link) error {
 	ifindex := port.Attrs().Index
+	if err := d.disown(ifindex); err != nil {
+		return err
+	}
 	if err := attach(portPin(d.config.Pins, hookIn, ifindex), ifindex, d.objs.PortIn, ebpf.AttachTCXIngress); err != nil {
 		return err
 	}
@@ -22,6 +25,25 @@ func (d *Datapath) guard(port netlink.Link) error {
 		return err
 	}
 	return quieten(port)
+}
+
+// disown detaches what an interface of this index was attached for, unless it
+// is this very interface: the kernel may give an index again.
+func (d *Datapath) disown(ifindex int) error {
+	var generation uint32
+	err := d.objs.Ports.Lookup(uint32(ifindex), &generation)
+	if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && d.guarded(ifindex) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("reading the port: %w", err)
+	}
+	return d.detach(generation)
+}
+
+// guarded says whether both programs are on the interface that has the index.
+func (d *Datapath) guarded(ifindex int) bool {
+	return live(portPin(d.config.Pins, hookIn, ifindex), ifindex) && live(portPin(d.config.Pins, hookOut, ifindex), ifindex)
 }
 
 // quieten turns off what a port of the bridge does by default: learn addresses,

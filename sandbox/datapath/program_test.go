@@ -59,7 +59,7 @@ func aliceARP() packet {
 const loopback = 1
 
 // programs loads the programs without a bridge.
-func programs(t *testing.T) *Datapath {
+func programs(t testing.TB) *Datapath {
 	t.Helper()
 	needRoot(t)
 	config, err := Config{Bridge: testBridge, Subnet: subnet, Pins: filepath.Join(bpffs, "sallyport-"+t.Name())}.complete()
@@ -81,7 +81,7 @@ func programs(t *testing.T) *Datapath {
 }
 
 // admit writes the endpoint's entries as Attach does.
-func admit(t *testing.T, d *Datapath, e sandbox.Endpoint, ifindex uint32) {
+func admit(t testing.TB, d *Datapath, e sandbox.Endpoint, ifindex uint32) {
 	t.Helper()
 	v := guardEndpoint{Link: ifindex, Address: wire(e.Address)}
 	copy(v.Mac.Addr[:], hw(e))
@@ -118,13 +118,18 @@ func run(t *testing.T, program *ebpf.Program, p packet, in skb) (verdict, mark u
 	return verdict, out[skbMark]
 }
 
-func dropped(t *testing.T, d *Datapath) map[Reason]Traffic {
+func counters(t *testing.T, d *Datapath) Counters {
 	t.Helper()
 	c, err := d.Counters()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c.Dropped
+	return c
+}
+
+func dropped(t *testing.T, d *Datapath) map[Reason]Traffic {
+	t.Helper()
+	return counters(t, d).Dropped
 }
 
 // expect runs the frame and wants it dropped for the one reason, or passed for
@@ -329,6 +334,33 @@ func TestPortOut(t *testing.T) {
 			expect(t, d, d.objs.PortOut, p, skb{}, Unknown)
 			test.change(&p)
 			expect(t, d, d.objs.PortOut, p, test.in, test.want)
+		})
+	}
+}
+
+// What one packet costs in each program, without the listener's lookup.
+func BenchmarkPrograms(b *testing.B) {
+	d := programs(b)
+	admit(b, d, alice, loopback)
+	toAlice := packet{dst: hw(alice), src: bridgeMAC(testBridge), saddr: outside, daddr: alice.Address, proto: protoTCP, sport: 443, dport: 40000}
+	quic := aliceTCP()
+	quic.proto = protoUDP
+	for _, bench := range []struct {
+		name    string
+		program *ebpf.Program
+		packet  packet
+		in      skb
+	}{
+		{"port in", d.objs.PortIn, aliceTCP(), skb{}},
+		{"port in, dropped", d.objs.PortIn, quic, skb{}},
+		{"port out", d.objs.PortOut, toAlice, skb{}},
+		{"bridge in", d.objs.BridgeIn, aliceARP(), skb{skbMark: alice.Generation}},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			data := bench.packet.bytes()
+			if _, err := bench.program.Run(&ebpf.RunOptions{Data: data, Context: bench.in, Repeat: uint32(b.N)}); err != nil {
+				b.Fatal(err)
+			}
 		})
 	}
 }

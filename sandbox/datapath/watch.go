@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -14,8 +15,37 @@ import (
 // cut off from the other ports before anybody has vouched for it, and a
 // stranger's for good. The first to be told of are those that exist already.
 func (d *Datapath) watch() error {
-	updates := make(chan netlink.LinkUpdate)
 	done := make(chan struct{})
+	updates, err := d.subscribe(done)
+	if err != nil {
+		return fmt.Errorf("watching interfaces: %w", err)
+	}
+	d.stop = sync.OnceFunc(func() { close(done) })
+	d.watching.Go(func() {
+		for {
+			for u := range updates {
+				if err := d.joined(u); err != nil {
+					d.config.Logger.Error("guarding a port", "interface", u.Attrs().Name, "err", err)
+				}
+			}
+			// The kernel had more to tell than the socket could hold: ask anew.
+			select {
+			case <-done:
+				return
+			case <-time.After(time.Second):
+			}
+			if updates, err = d.subscribe(done); err != nil {
+				d.config.Logger.Error("watching interfaces", "err", err)
+			}
+		}
+	})
+	return nil
+}
+
+// subscribe gives a channel of what exists and what changes; with an error, a
+// closed one.
+func (d *Datapath) subscribe(done chan struct{}) (chan netlink.LinkUpdate, error) {
+	updates := make(chan netlink.LinkUpdate)
 	err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
 		ListExisting: true,
 		ErrorCallback: func(err error) {
@@ -27,17 +57,11 @@ func (d *Datapath) watch() error {
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("watching interfaces: %w", err)
+		closed := make(chan netlink.LinkUpdate)
+		close(closed)
+		return closed, err
 	}
-	d.stop = sync.OnceFunc(func() { close(done) })
-	d.watching.Go(func() {
-		for u := range updates {
-			if err := d.joined(u); err != nil {
-				d.config.Logger.Error("guarding a port", "interface", u.Attrs().Name, "err", err)
-			}
-		}
-	})
-	return nil
+	return updates, nil
 }
 
 // joined guards an interface that is a port of the bridge, and forgets the
@@ -51,19 +75,9 @@ func (d *Datapath) joined(u netlink.LinkUpdate) error {
 		if u.IfInfomsg.Family == unix.AF_BRIDGE {
 			return nil
 		}
-		var errs []error
-		for _, hook := range []string{hookIn, hookOut} {
-			path := portPin(d.config.Pins, hook, port.Index)
-			if live(path, port.Index) {
-				continue
-			}
-			if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-				errs = append(errs, err)
-			}
-		}
-		return errors.Join(errs...)
+		return d.forget(port.Index)
 	}
-	if port.MasterIndex != d.bridge || live(portPin(d.config.Pins, hookOut, port.Index), port.Index) {
+	if port.MasterIndex != d.bridge || d.guarded(port.Index) {
 		return nil
 	}
 	if err := d.guard(u.Link); err != nil {
@@ -73,4 +87,22 @@ func (d *Datapath) joined(u netlink.LinkUpdate) error {
 		return err
 	}
 	return nil
+}
+
+// forget drops what is left of a deleted interface.
+func (d *Datapath) forget(ifindex int) error {
+	if d.guarded(ifindex) {
+		return nil // another has its index already
+	}
+	errs := []error{d.disown(ifindex)}
+	for _, hook := range []string{hookIn, hookOut} {
+		path := portPin(d.config.Pins, hook, ifindex)
+		if live(path, ifindex) {
+			continue
+		}
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -79,6 +79,9 @@ static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame
 
 		bound = sk->src_ip4;
 		bpf_sk_release(sk);
+		// TIME-WAIT too: steering a SYN past it would be refused as a
+		// duplicate until it ends, where the kernel's own acknowledgement
+		// makes the sandbox reset it and try again.
 		if (state != BPF_TCP_LISTEN)
 			return 0;
 	}

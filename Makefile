@@ -1,0 +1,43 @@
+# make demo   install what is missing, build, play the main job on the terminal
+# make down   stop what make demo left running
+# make test   install what is missing, run every test, privileged ones included
+SHELL   := /bin/sh
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
+CACHE   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sallyport
+export CGO_ENABLED ?= 0
+
+.PHONY: setup build demo down test race bench fuzz lint generate clean
+
+setup:
+	@internal/setup/setup.sh demo
+
+build:
+	@mkdir -p bin
+	@$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/sallyport ./cmd/sallyport
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/sallyport-agent ./cmd/sallyport-agent
+
+demo: setup build
+	@$(GO) build -o bin/testhost ./internal/lab/testhost
+	@$(GO) build -o bin/demo ./examples/demo
+	@bin/demo -bin bin up
+
+down:
+	@if [ -x bin/demo ]; then bin/demo -bin bin down; else echo "no demo is there"; fi
+
+test:
+	@internal/setup/setup.sh test
+	@internal/setup/test.sh
+
+bench: build
+	@$(GO) run ./internal/bench
+
+lint:
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
+	@$(GO) vet ./...
+
+generate:
+	@$(GO) generate ./...
+
+clean:
+	@rm -rf bin

@@ -1,0 +1,105 @@
+package audit_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sallyport/audit"
+)
+
+// FuzzOpen: whatever a segment holds, Open succeeds, loses nothing of it, and
+// what is appended then is read back under a number that no other event has.
+func FuzzOpen(f *testing.F) {
+	dir := f.TempDir()
+	l, err := audit.Open(dir, audit.Options{})
+	if err != nil {
+		f.Fatal(err)
+	}
+	for range 3 {
+		if err := l.Append(f.Context(), event("m")); err != nil {
+			f.Fatal(err)
+		}
+	}
+	l.Close()
+	good, err := os.ReadFile(filepath.Join(dir, "00000000000000000001.jsonl"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(good)
+	f.Add(good[:len(good)-9])
+	f.Add(append(bytes.Clone(good), 0, 0, 0))
+	f.Add(bytes.ReplaceAll(good, []byte("2"), []byte("3")))
+	f.Add([]byte(`{"metadata":{"sequence":18446744073709551615}}` + "\n"))
+	f.Add([]byte("\n\n"))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, "00000000000000000001.jsonl")
+		if err := os.WriteFile(path, raw, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := audit.Open(dir, audit.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		e := event("after")
+		if err := l.Append(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+		after, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var kept []byte
+		if aside, _ := filepath.Glob(path + ".torn-*"); len(aside) == 1 {
+			if kept, err = os.ReadFile(aside[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !bytes.HasPrefix(after, raw[:len(raw)-len(kept)]) || !bytes.HasSuffix(raw, kept) {
+			t.Error("bytes were lost")
+		}
+		found := 0
+		for got, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+			var damage *audit.DamageError
+			if err != nil && !errors.As(err, &damage) {
+				t.Fatal(err)
+			}
+			if err == nil && got.Metadata.Sequence == e.Metadata.Sequence {
+				found++
+				if got.ID() != e.ID() {
+					t.Errorf("number %d is %s's", e.Metadata.Sequence, got.ID())
+				}
+			}
+		}
+		if found != 1 {
+			t.Errorf("the appended event, number %d, is read %d times", e.Metadata.Sequence, found)
+		}
+	})
+}
+
+// FuzzLine: no event makes more than one line of printable text.
+func FuzzLine(f *testing.F) {
+	for _, events := range golden() {
+		raw, err := json.Marshal(record(events))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(raw)
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var r audit.Record
+		if json.Unmarshal(raw, &r) != nil {
+			return
+		}
+		for _, c := range audit.Line(r) {
+			if c < ' ' || c == 0x7f || c >= 0x80 && c < 0xa0 || c >= 0x202a && c <= 0x202e || c >= 0x2066 && c <= 0x2069 {
+				t.Fatalf("%U in %q", c, audit.Line(r))
+			}
+		}
+	})
+}

@@ -1,0 +1,24 @@
+// Command sallyport-agent is PID 1 of a sandbox: see package agent.
+//
+//	sallyport-agent               be PID 1
+//	sallyport-agent kill COMMAND  end the processes of a command
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"sallyport/sandbox/agent"
+)
+
+func main() {
+	switch {
+	case len(os.Args) == 1:
+		agent.Run()
+	case len(os.Args) == 3 && os.Args[1] == "kill":
+		agent.Kill(os.Args[2])
+	default:
+		fmt.Fprintln(os.Stderr, "usage: sallyport-agent [kill COMMAND]")
+		os.Exit(2)
+	}
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/audit"
+)
+
+func newAudit(g *globals) *cobra.Command {
+	return group("audit", "Read what was decided and what came of it", newAuditTail(g), newAuditQuery(g))
+}
+
+// pairWait is how long a decision waits for its outcome before it is shown alone.
+const pairWait = 2 * time.Second
+
+func newAuditTail(g *globals) *cobra.Command {
+	q := audit.Query{}
+	c := &cobra.Command{Use: "tail", Short: "Show the last records, a decision and its outcome on one line", Args: exactly()}
+	c.Flags().IntVarP(&q.Last, "lines", "n", 20, "how many events to go back")
+	c.Flags().BoolVarP(&q.Follow, "follow", "f", false, "go on with what comes")
+	c.Flags().StringVar(&q.Sandbox, "sandbox", "", "of this sandbox only")
+	c.Flags().BoolVar(&q.Denied, "denied", false, "refusals only")
+	c.RunE = func(cmd *cobra.Command, _ []string) error { return g.records(cmd, q) }
+	return c
+}
+
+func newAuditQuery(g *globals) *cobra.Command {
+	var q audit.Query
+	var since time.Duration
+	var kind string
+	c := &cobra.Command{
+		Use:     "query",
+		Short:   "Show the records that fit",
+		Example: "  sallyport audit query --sandbox demo --denied --since 1h -o json",
+		Args:    exactly(),
+	}
+	c.Flags().StringVar(&q.Sandbox, "sandbox", "", "of this sandbox only")
+	c.Flags().BoolVar(&q.Denied, "denied", false, "refusals only")
+	c.Flags().DurationVar(&since, "since", 0, "not older than this: 90s, 15m, 24h")
+	c.Flags().Uint64Var(&q.From, "from", 0, "the first sequence number")
+	c.Flags().StringVar(&kind, "kind", "", "decision, completion, drop or lifecycle")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		switch q.Kind = audit.Kind(kind); q.Kind {
+		case "", audit.KindDecision, audit.KindCompletion, audit.KindDrop, audit.KindLifecycle:
+		default:
+			return usageError{fmt.Errorf("--kind %q: use decision, completion, drop or lifecycle", kind)}
+		}
+		if since > 0 {
+			q.Since = time.Now().Add(-since)
+		}
+		return g.records(cmd, q)
+	}
+	return c
+}
+
+// records prints one line for each record, or one JSON object.
+func (g *globals) records(cmd *cobra.Command, q audit.Query) error {
+	cfg, err := g.config()
+	if err != nil {
+		return err
+	}
+	w := cmd.OutOrStdout()
+	for r, err := range audit.Pair(cmd.Context(), auditDir(cfg), q, pairWait) {
+		var damage *audit.DamageError
+		switch {
+		case errors.As(err, &damage):
+			fmt.Fprintln(cmd.ErrOrStderr(), "sallyport: warning:", damage)
+			continue
+		case err != nil:
+			return err
+		}
+		if g.output == "json" {
+			if err := json.NewEncoder(w).Encode(r); err != nil {
+				return err
+			}
+			continue
+		}
+		if _, err := fmt.Fprintln(w, audit.Line(r)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

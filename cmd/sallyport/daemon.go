@@ -1,0 +1,441 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/file"
+	"sallyport/gateway/mitm"
+	"sallyport/gateway/resolver"
+	"sallyport/gateway/upstream"
+	"sallyport/internal/api"
+	"sallyport/internal/config"
+	"sallyport/internal/durable"
+	"sallyport/internal/seal"
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/datapath"
+	"sallyport/sandbox/docker"
+)
+
+// daemon is everything that `sallyport up` runs, in the order in which it is made.
+type daemon struct {
+	globals *globals
+	cfg     *config.Config
+	log     *slog.Logger
+	metrics *prometheus.Registry
+	closers []func() error // in the order in which they were made
+
+	inForce atomic.Pointer[config.Config] // what the last load said
+	key     *seal.Key
+	trail   *audit.Log
+	store   *file.Store
+	rules   *policy.Engine
+	broker  *credential.Broker
+
+	reloading  sync.Mutex // guards what follows and makes reloads follow each other
+	endSources func()     // of the broker's sources
+
+	authority *mitm.Authority
+	names     *resolver.Table
+	upstreams *upstream.Pool
+	dns       *resolver.Server
+	clients   *gateway.ClientStore
+	gate      *gateway.Gateway
+
+	house *house // nil for a gateway without sandboxes of its own
+
+	// down is set when the daemon was asked to stop its sandboxes too.
+	down   atomic.Bool
+	cancel context.CancelFunc
+}
+
+// house is where sandboxes of this host live.
+type house struct {
+	guard     *datapath.Datapath
+	engine    *docker.Engine
+	sandboxes *sandbox.Manager
+	steered   *net.TCPListener
+	dnsUDP    net.PacketConn
+	dnsTCP    net.Listener
+}
+
+// newDaemon makes all parts. When it fails, what it made is closed again.
+func newDaemon(ctx context.Context, g *globals, cfg *config.Config, log *slog.Logger) (_ *daemon, err error) {
+	d := &daemon{globals: g, cfg: cfg, log: log, metrics: prometheus.NewRegistry()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, d.close())
+		}
+	}()
+	for _, step := range []func(context.Context) error{
+		d.claim, d.openTrail, d.openPolicy, d.openGateway, d.openHouse,
+	} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// onClose runs f when the daemon ends, last made first.
+func (d *daemon) onClose(f func() error) { d.closers = append(d.closers, f) }
+
+func (d *daemon) close() error {
+	var errs []error
+	for i := len(d.closers) - 1; i >= 0; i-- {
+		errs = append(errs, d.closers[i]())
+	}
+	return errors.Join(errs...)
+}
+
+// claim makes the folders and locks the data directory: two daemons on one
+// would tear its log.
+func (d *daemon) claim(context.Context) error {
+	for _, dir := range []string{d.cfg.DataDir, d.cfg.RunDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return err
+		}
+	}
+	lock, err := os.OpenFile(filepath.Join(d.cfg.DataDir, "lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = lock.Close()
+		return fmt.Errorf("another daemon uses %s: stop it with `sallyport down`, or choose another --data-dir", d.cfg.DataDir)
+	}
+	d.onClose(lock.Close)
+	return nil
+}
+
+func (d *daemon) openTrail(context.Context) error {
+	trail, err := audit.Open(auditDir(d.cfg), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
+	if err != nil {
+		return err
+	}
+	d.trail = trail
+	d.onClose(trail.Close)
+	if d.key, err = openKey(d.cfg); err != nil {
+		return err
+	}
+	d.store, err = file.New(d.cfg.DataDir, d.key)
+	return err
+}
+
+func (d *daemon) openPolicy(ctx context.Context) error {
+	p, err := policy.Compile(ctx, d.cfg.Document, policy.Options{Logger: d.log})
+	if err != nil {
+		return err
+	}
+	d.rules = policy.NewEngine(p)
+	sources, end, err := d.sources(d.cfg)
+	if err != nil {
+		return err
+	}
+	d.endSources = end
+	d.onClose(func() error { d.endSources(); return nil })
+	d.broker = credential.New(credential.Options{Sources: sources, Bound: d.rules.Bound, Log: d.log})
+	d.inForce.Store(d.cfg)
+	return nil
+}
+
+func (d *daemon) openGateway(context.Context) (err error) {
+	if err := durable.MkdirAll(indexDir(d.cfg), 0o700); err != nil {
+		return err
+	}
+	if d.authority, err = mitm.Open(mitm.Options{Dir: caDir(d.cfg), Sealer: d.key, Logger: d.log}); err != nil {
+		return err
+	}
+	if d.names, err = resolver.OpenTable(filepath.Join(indexDir(d.cfg), "names"), resolver.TableOptions{Logger: d.log}); err != nil {
+		return err
+	}
+	d.upstreams = upstream.New(upstream.Options{Local: d.localAddresses, Logger: d.log})
+	d.onClose(func() error { d.upstreams.Close(); return nil })
+	if d.clients, err = gateway.OpenClients(filepath.Join(indexDir(d.cfg), "clients.json")); err != nil {
+		return err
+	}
+	d.dns = resolver.NewServer(resolver.Options{
+		Table:    d.names,
+		Identify: d.identify,
+		Decide:   d.rules.Decide,
+		Recorder: d.trail,
+		Logger:   d.log,
+		Metrics:  d.metrics,
+	})
+	d.gate, err = gateway.New(gateway.Options{
+		Identities:   identities{d},
+		Clients:      d.clients,
+		Decider:      d.rules,
+		Recorder:     d.trail,
+		Names:        names{d.names, d.dns},
+		Refusal:      resolver.Refusal,
+		Certificates: d.authority,
+		Upstreams:    d.upstreams,
+		Broker:       d.broker,
+		Logger:       d.log,
+		Metrics:      d.metrics,
+	})
+	return err
+}
+
+// openHouse guards the bridge before the engine starts, so that no container
+// can be there first.
+func (d *daemon) openHouse(ctx context.Context) (err error) {
+	if d.cfg.Engine.Kind == "none" {
+		return nil
+	}
+	h := &house{}
+	net4 := d.cfg.Network
+	if h.guard, err = datapath.Open(d.guardConfig()); err != nil {
+		return err
+	}
+	d.onClose(h.guard.Close)
+	if h.steered, err = datapath.Listen(); err != nil {
+		return err
+	}
+	d.onClose(func() error { _ = h.steered.Close(); return nil }) // the gateway may have closed it
+	at := netip.AddrPortFrom(gatewayAddress(net4.Subnet), 53).String()
+	if h.dnsUDP, err = net.ListenPacket("udp4", at); err != nil {
+		return fmt.Errorf("listening for the sandboxes' DNS: %w: is another DNS server on every address of this host?", err)
+	}
+	d.onClose(func() error { _ = h.dnsUDP.Close(); return nil })
+	if h.dnsTCP, err = net.Listen("tcp4", at); err != nil {
+		return fmt.Errorf("listening for the sandboxes' DNS: %w", err)
+	}
+	d.onClose(func() error { _ = h.dnsTCP.Close(); return nil })
+
+	runtime, err := d.openRuntime(ctx, h)
+	if err != nil {
+		return err
+	}
+	h.sandboxes, err = sandbox.Open(ctx, sandbox.Options{
+		Dir:    sandboxesDir(d.cfg),
+		Subnet: net4.Subnet,
+		Defaults: sandbox.Spec{
+			Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids,
+		},
+		Runtime:   runtime,
+		Network:   h.guard,
+		Authority: d.authority,
+		Secrets:   d.broker,
+		Recorder:  d.trail,
+		Logger:    d.log,
+		Forget:    d.forget,
+	})
+	d.house = h
+	return err
+}
+
+// forget drops what the gateway keeps under the ID of a sandbox or a client.
+func (d *daemon) forget(id string) error {
+	d.upstreams.Forget(id)
+	return d.names.Forget(id)
+}
+
+func (d *daemon) openRuntime(ctx context.Context, h *house) (_ *docker.Runtime, err error) {
+	net4 := d.cfg.Network
+	if d.cfg.Engine.Kind == "existing" {
+		h.engine, err = docker.Connect(ctx, d.cfg.Engine.Host, d.log)
+	} else {
+		runsc := findRunsc(d.cfg)
+		if runsc == "" {
+			return nil, errors.New("gVisor's runsc is not installed: `make setup` builds it, or set engine.runsc")
+		}
+		h.engine, err = docker.StartEngine(ctx, docker.EngineConfig{
+			DataDir: d.cfg.DataDir, RunDir: d.cfg.RunDir, Runsc: runsc,
+			Bridge: net4.Bridge, Pins: d.guardConfig().Pins, Log: d.log,
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(h.engine.Close)
+	runtime, err := docker.New(ctx, h.engine, docker.Config{
+		Bridge: net4.Bridge, Subnet: net4.Subnet, Gateway: gatewayAddress(net4.Subnet),
+		Agent: findAgent(), Dir: filepath.Join(d.cfg.DataDir, "runtime"),
+		Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids, Log: d.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if tarball := findTarball(d.cfg); tarball != "" {
+		if err := runtime.EnsureImage(ctx, d.cfg.Sandbox.Image, tarball); err != nil {
+			return nil, err
+		}
+	}
+	return runtime, nil
+}
+
+func (d *daemon) guardConfig() datapath.Config {
+	n := d.cfg.Network
+	return datapath.Config{
+		Bridge: n.Bridge, Subnet: n.Subnet, Logger: d.log,
+		Pins: filepath.Join("/sys/fs/bpf/sallyport", n.Bridge),
+	}
+}
+
+func gatewayAddress(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Next() }
+
+// run serves until ctx is done, then drains.
+func (d *daemon) run(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, d.close()) }()
+	ctx, d.cancel = context.WithCancel(ctx)
+	defer d.cancel()
+
+	g, ctx := errgroup.WithContext(ctx)
+	if err := d.serveAPI(ctx, g); err != nil {
+		return err
+	}
+	if err := d.serveMetrics(ctx, g); err != nil {
+		return err
+	}
+	if d.cfg.Proxy.Listen != "" {
+		l, err := d.proxyListener()
+		if err != nil {
+			return err
+		}
+		g.Go(func() error { return d.gate.ServeExplicit(ctx, l) })
+	}
+	if h := d.house; h != nil {
+		g.Go(func() error { return d.gate.ServeTransparent(ctx, h.steered) })
+		g.Go(func() error { return d.dns.Serve(ctx, h.dnsUDP, h.dnsTCP) })
+		g.Go(func() error { return h.engine.Watch(ctx) })
+		g.Go(func() error { return h.sandboxes.Watch(ctx) })
+		g.Go(func() error { return h.guard.Drops(ctx, d.recordDrop) })
+		if err := h.guard.Steer(h.steered); err != nil {
+			return err
+		}
+	}
+	g.Go(func() error { return d.reloadOnSignal(ctx) })
+	if err := d.say("started"); err != nil {
+		return err
+	}
+	d.log.Info("sallyport is up", "version", version, "policy", d.rules.Policy().Revision(), "rules", d.rules.Policy().Rules())
+	err = g.Wait()
+	if errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed) || errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	return errors.Join(err, d.end())
+}
+
+// drainWithin bounds how long requests in flight may go on after SIGTERM.
+const drainWithin = 5 * time.Second
+
+func (d *daemon) end() error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
+	defer cancel()
+	errs := []error{d.gate.Shutdown(ctx)}
+	if d.down.Load() && d.house != nil {
+		errs = append(errs, d.pullDown())
+	}
+	return errors.Join(append(errs, d.say("stopped"))...)
+}
+
+// pullDown stops the sandboxes and the private engine and takes the datapath
+// off the host. Files, memory and audit stay.
+func (d *daemon) pullDown() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	h := d.house
+	var errs []error
+	for _, i := range h.sandboxes.List() {
+		if i.State == sandbox.Running {
+			_, err := h.sandboxes.Stop(ctx, i.Name)
+			errs = append(errs, err)
+		}
+	}
+	errs = append(errs, h.engine.Stop(ctx))
+	if errors.Join(errs...) == nil { // the guard stays while anything may run
+		errs = append(errs, datapath.Remove(d.guardConfig()))
+	}
+	return errors.Join(errs...)
+}
+
+func (d *daemon) reloadOnSignal(ctx context.Context) error {
+	hup := make(chan os.Signal, 1)
+	signal.Notify(hup, syscall.SIGHUP)
+	defer signal.Stop(hup)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-hup:
+			if err := d.reload(ctx); err != nil {
+				d.log.Error("the configuration was not loaded; the running policy stays", "error", err)
+			}
+		}
+	}
+}
+
+// reload swaps policy and credentials for what the configuration says now. A
+// configuration with an error changes nothing.
+func (d *daemon) reload(ctx context.Context) error {
+	d.reloading.Lock()
+	defer d.reloading.Unlock()
+	cfg, err := d.globals.config()
+	if err != nil {
+		return err
+	}
+	p, err := policy.Compile(ctx, cfg.Document, policy.Options{Logger: d.log})
+	if err != nil {
+		return err
+	}
+	sources, end, err := d.sources(cfg)
+	if err != nil {
+		return err
+	}
+	// Sources first: a rule of the new policy finds its credential.
+	d.broker.Replace(sources)
+	d.endSources()
+	d.endSources = end
+	d.rules.Swap(p)
+	d.inForce.Store(cfg)
+	d.log.Info("policy loaded", "policy", p.Revision(), "rules", p.Rules())
+	return d.say("reloaded")
+}
+
+// say records a change of the daemon's own state.
+func (d *daemon) say(state string) error {
+	activity := map[string]int{"started": 3, "stopped": 4}[state]
+	if activity == 0 {
+		activity = 99
+	}
+	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
+	e.App = &audit.Product{Name: "sallyport", Version: version}
+	e.StatusID = audit.StatusSuccess
+	e.Message = "sallyport " + state
+	e.Policy = &audit.Policy{Version: d.rules.Policy().Revision()}
+	e.Unmapped.Sallyport.State = state
+	return d.trail.Append(context.Background(), e)
+}
+
+func (d *daemon) status() api.Status {
+	s := d.trail.Stats()
+	st := api.Status{
+		Version: version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
+		Events: s.Events, Syncs: s.Syncs,
+	}
+	if d.house != nil {
+		st.Sandboxes = len(d.house.sandboxes.List())
+	}
+	return st
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/internal/api"
+	"sallyport/internal/config"
+)
+
+// globals are the flags that every command has.
+type globals struct {
+	configPath string
+	dataDir    string
+	output     string
+}
+
+const systemConfig = "/etc/sallyport/sallyport.yaml"
+
+// path is the configuration file, or empty for the embedded defaults. The
+// working directory is not looked at: it may be anybody's.
+func (g *globals) path() string {
+	if g.configPath != "" {
+		return g.configPath
+	}
+	if p := os.Getenv("SALLYPORT_CONFIG"); p != "" {
+		return p
+	}
+	if _, err := os.Stat(systemConfig); !errors.Is(err, fs.ErrNotExist) {
+		return systemConfig
+	}
+	return ""
+}
+
+// config reads the configuration; flags win over it.
+func (g *globals) config() (*config.Config, error) {
+	if g.output != "text" && g.output != "json" {
+		return nil, usageError{fmt.Errorf("--output %q: use text or json", g.output)}
+	}
+	var cfg *config.Config
+	var err error
+	if p := g.path(); p != "" {
+		cfg, err = config.Load(p)
+	} else {
+		cfg, err = config.Parse("embedded defaults", nil)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if g.dataDir != "" {
+		if cfg.DataDir, err = filepath.Abs(g.dataDir); err != nil {
+			return nil, err
+		}
+	}
+	return cfg, nil
+}
+
+// daemon returns a client of the daemon that the configuration describes.
+func (g *globals) daemon() (*api.Client, error) {
+	cfg, err := g.config()
+	if err != nil {
+		return nil, err
+	}
+	return api.NewClient(socketPath(cfg)), nil
+}
+
+func socketPath(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "sallyport.sock") }
+
+// print writes v as JSON, or calls text, as the user asked.
+func (g *globals) print(cmd *cobra.Command, v any, text func(io.Writer)) error {
+	w := cmd.OutOrStdout()
+	if g.output == "json" {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		return e.Encode(v)
+	}
+	text(w)
+	return nil
+}
+
+// table aligns rows of tab-separated cells.
+func table(w io.Writer, head string, rows ...string) {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(t, head)
+	for _, r := range rows {
+		fmt.Fprintln(t, r)
+	}
+	_ = t.Flush()
+}
+
+// exactly is cobra.ExactArgs with our exit status and a usage line.
+func exactly(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) == len(names) {
+			return nil
+		}
+		if len(names) == 0 {
+			return usageError{fmt.Errorf("%s takes no argument: %q", cmd.CommandPath(), args)}
+		}
+		return usageError{fmt.Errorf("%s needs %s: see `%s --help`", cmd.CommandPath(), strings.Join(names, " "), cmd.CommandPath())}
+	}
+}
+
+// group is a command that only holds others; a wrong word below it is a usage error.
+func group(use, short string, sub ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short}
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return cmd.Help()
+		}
+		err := fmt.Errorf("%s: unknown command %q", cmd.CommandPath(), args[0])
+		if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
+			err = fmt.Errorf("%w: did you mean %q?", err, s[0])
+		}
+		return usageError{err}
+	}
+	c.Args = cobra.ArbitraryArgs
+	c.SuggestionsMinimumDistance = 2
+	c.AddCommand(sub...)
+	return c
+}
+
+func pairs(flags []string, what string) (map[string]string, error) {
+	if len(flags) == 0 {
+		return nil, nil
+	}
+	m := map[string]string{}
+	for _, f := range flags {
+		k, v, ok := strings.Cut(f, "=")
+		if !ok || k == "" {
+			return nil, usageError{fmt.Errorf("--%s %q: write name=value", what, f)}
+		}
+		m[k] = v
+	}
+	return m, nil
+}

@@ -1,0 +1,77 @@
+// Command sallyport is the daemon (`sallyport up`) and the command line that
+// talks to it. See docs/design in the repository and `sallyport help`.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the linker: -ldflags "-X main.version=…".
+var version = "devel"
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newRoot().ExecuteContext(ctx)
+	stop()
+	os.Exit(exitStatus(err))
+}
+
+// usageError is what the caller typed wrong; it exits with 2.
+type usageError struct{ err error }
+
+func (u usageError) Error() string { return u.err.Error() }
+func (u usageError) Unwrap() error { return u.err }
+
+// exitCode is the status of a command that ran in a sandbox, passed on.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("the command exited with status %d", int(e)) }
+
+// exitStatus prints an error and chooses the process's status: 1 for what went
+// wrong, 2 for what was typed wrong, and a sandboxed command's own.
+func exitStatus(err error) int {
+	var code exitCode
+	var usage usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &code):
+		return int(code)
+	case errors.As(err, &usage):
+		fmt.Fprintln(os.Stderr, "sallyport:", err)
+		return 2
+	default:
+		fmt.Fprintln(os.Stderr, "sallyport:", err)
+		return 1
+	}
+}
+
+func newRoot() *cobra.Command {
+	g := &globals{}
+	root := &cobra.Command{
+		Use:           "sallyport",
+		Short:         "The guarded way out for AI-agent sandboxes",
+		Long:          "Sallyport gives an AI agent a persistent sandbox and is the only way out of it:\nit decides every request by policy, injects the credentials, and writes it down.",
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w: see `%s --help`", err, c.CommandPath())}
+	})
+	root.PersistentFlags().StringVar(&g.configPath, "config", "", "configuration file (default $SALLYPORT_CONFIG, else /etc/sallyport/sallyport.yaml where there is one)")
+	root.PersistentFlags().StringVar(&g.dataDir, "data-dir", "", "folder of everything that lasts (default the configuration's)")
+	root.PersistentFlags().StringVarP(&g.output, "output", "o", "text", "text or json")
+	root.AddCommand(
+		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandbox(g), newSecret(g),
+		newClient(g), newPolicy(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
+	)
+	return root
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/internal/terminal"
+	"sallyport/memory"
+	"sallyport/sandbox"
+)
+
+func newMemory(g *globals) *cobra.Command {
+	return group("memory", "Read the file-backed memory of a sandbox", newMemoryList(g), newMemoryView(g))
+}
+
+func (g *globals) memory(name string) (string, error) {
+	if err := sandbox.CheckName(name); err != nil {
+		return "", err
+	}
+	cfg, err := g.config()
+	if err != nil {
+		return "", err
+	}
+	return memory.Dir(filepath.Join(sandboxesDir(cfg), name)), nil
+}
+
+func newMemoryList(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "ls NAME", Short: "List the files that a sandbox remembers", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
+		dir, err := g.memory(args[0])
+		if err != nil {
+			return err
+		}
+		list, err := memory.List(dir)
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, list, func(w io.Writer) {
+			var rows []string
+			for _, e := range list {
+				rows = append(rows, fmt.Sprintf("%s\t%d\t%s", terminal.Escape(e.Path), e.Size, e.Modified.Local().Format("2006-01-02 15:04")))
+			}
+			table(w, "NAME\tBYTES\tCHANGED", rows...)
+		})
+	}}
+}
+
+func newMemoryView(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "view NAME [FILE]", Short: "Show a file of a sandbox's memory, memories.md by default", Args: func(cmd *cobra.Command, args []string) error {
+		if len(args) == 1 || len(args) == 2 {
+			return nil
+		}
+		return exactly("NAME")(cmd, args)
+	}, RunE: func(cmd *cobra.Command, args []string) error {
+		dir, err := g.memory(args[0])
+		if err != nil {
+			return err
+		}
+		name := memory.Index
+		if len(args) == 2 {
+			name = args[1]
+		}
+		data, err := memory.Read(dir, name)
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, map[string]string{"name": name, "text": string(data)}, func(w io.Writer) {
+			// The sandbox wrote it: a terminal must not obey it.
+			for line := range strings.Lines(string(data)) {
+				fmt.Fprintln(w, terminal.Escape(strings.TrimRight(line, "\r\n")))
+			}
+		})
+	}}
+}

@@ -1,0 +1,237 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/internal/api"
+	"sallyport/sandbox"
+)
+
+// specFlags are the flags that say what a new sandbox shall be.
+type specFlags struct {
+	spec sandbox.Spec
+	env  []string
+	tags []string
+}
+
+func (f *specFlags) register(c *cobra.Command) {
+	c.Flags().StringVar(&f.spec.Image, "image", "", "image of a new sandbox (default the configuration's)")
+	c.Flags().StringVar(&f.spec.Runtime, "runtime", "", "runsc (default), or runc, which shares the host's kernel")
+	c.Flags().StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE in a new sandbox's environment; never a secret")
+	c.Flags().StringArrayVar(&f.tags, "tag", nil, "NAME=VALUE that policies can select by")
+	c.Flags().StringVarP(&f.spec.Workdir, "workdir", "w", "", "working directory")
+	c.Flags().Float64Var(&f.spec.CPUs, "cpus", 0, "limit of processors (default none)")
+	c.Flags().Int64Var(&f.spec.Memory, "memory", 0, "limit of memory in bytes (default none)")
+	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
+}
+
+func (f *specFlags) read() (sandbox.Spec, error) {
+	var err error
+	if f.spec.Env, err = pairs(f.env, "env"); err != nil {
+		return sandbox.Spec{}, err
+	}
+	if f.spec.Tags, err = pairs(f.tags, "tag"); err != nil {
+		return sandbox.Spec{}, err
+	}
+	return f.spec, nil
+}
+
+func newRun(g *globals) *cobra.Command {
+	var f specFlags
+	c := &cobra.Command{
+		Use:   "run NAME [flags] -- COMMAND [ARG ...]",
+		Short: "Run a command in a sandbox, made the first time",
+		Example: `  sallyport run demo -- python3 -c 'print("hello")'
+  tar c src | sallyport run demo -- tar x -C /root`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if at := cmd.ArgsLenAtDash(); at != 1 || len(args) < 2 {
+				return usageError{fmt.Errorf("write: sallyport run NAME -- COMMAND [ARG ...]")}
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := g.daemon()
+			if err != nil {
+				return err
+			}
+			spec, err := f.read()
+			if err != nil {
+				return err
+			}
+			info, err := d.Create(cmd.Context(), args[0], spec)
+			if err != nil {
+				return err
+			}
+			if info.Spec.Runtime == sandbox.RunC {
+				fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: warning: %s runs on runc and shares the host's kernel; gVisor is the default for a reason\n", info.Name)
+			}
+			return execute(cmd, d, args[0], sandbox.Command{Args: args[1:], Workdir: f.spec.Workdir})
+		},
+	}
+	f.register(c)
+	return c
+}
+
+// execute runs a command with the terminal's streams and passes its status on.
+func execute(cmd *cobra.Command, d *api.Client, name string, c sandbox.Command) error {
+	c.Stdout, c.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
+	if piped(os.Stdin) {
+		c.Stdin = os.Stdin
+	}
+	code, err := d.Exec(cmd.Context(), name, c)
+	if err != nil {
+		return err
+	}
+	if code != 0 {
+		return exitCode(code)
+	}
+	return nil
+}
+
+// piped says whether something other than a terminal feeds a file.
+func piped(f *os.File) bool {
+	i, err := f.Stat()
+	return err == nil && i.Mode()&os.ModeCharDevice == 0
+}
+
+func newSandbox(g *globals) *cobra.Command {
+	return group("sandbox", "Make, list, stop, start and remove sandboxes",
+		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
+		one(g, "start NAME", "Start a stopped sandbox", (*api.Client).Start),
+		one(g, "stop NAME", "Stop a sandbox; its files stay", (*api.Client).Stop),
+		newSandboxRemove(g),
+	)
+}
+
+func newSandboxCreate(g *globals) *cobra.Command {
+	var f specFlags
+	c := &cobra.Command{Use: "create NAME", Short: "Make a sandbox, or agree that it is there", Args: exactly("NAME")}
+	f.register(c)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		spec, err := f.read()
+		if err != nil {
+			return err
+		}
+		i, err := d.Create(cmd.Context(), args[0], spec)
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintf(w, "%s is %s\n", i.Name, i.State) })
+	}
+	return c
+}
+
+const sandboxHead = "NAME\tSTATE\tIMAGE\tRUNTIME\tADDRESS\tAGE"
+
+func sandboxRow(i sandbox.Info) string {
+	state := string(i.State)
+	if i.Reason != "" {
+		state += ": " + i.Reason
+	}
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", i.Name, state, i.Spec.Image, i.Spec.Runtime, i.Address, time.Since(i.Created).Round(time.Second))
+}
+
+func newSandboxList(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "ls", Short: "List the sandboxes", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		list, err := d.Sandboxes(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, list, func(w io.Writer) {
+			var rows []string
+			for _, i := range list {
+				rows = append(rows, sandboxRow(i))
+			}
+			table(w, sandboxHead, rows...)
+		})
+	}}
+}
+
+func newSandboxGet(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "get NAME", Short: "Show one sandbox", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		i, err := d.Sandbox(cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, i, func(w io.Writer) {
+			table(w, sandboxHead, sandboxRow(i))
+			fmt.Fprintf(w, "memory: %s\n", i.Memory)
+		})
+	}}
+}
+
+func newSandboxExec(g *globals) *cobra.Command {
+	var c sandbox.Command
+	var env []string
+	cmd := &cobra.Command{
+		Use:   "exec NAME [flags] -- COMMAND [ARG ...]",
+		Short: "Run a command in a sandbox that exists",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if at := cmd.ArgsLenAtDash(); at != 1 || len(args) < 2 {
+				return usageError{fmt.Errorf("write: sallyport sandbox exec NAME -- COMMAND [ARG ...]")}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for this command; never a secret")
+	cmd.Flags().StringVarP(&c.Workdir, "workdir", "w", "", "working directory")
+	cmd.Flags().StringVarP(&c.User, "user", "u", "", "user, or user:group")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		if c.Env, err = pairs(env, "env"); err != nil {
+			return err
+		}
+		c.Args = args[1:]
+		return execute(cmd, d, args[0], c)
+	}
+	return cmd
+}
+
+func newSandboxRemove(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "rm NAME", Short: "Remove a sandbox with its files and its memory", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		if err := d.Remove(cmd.Context(), args[0]); err != nil {
+			return err
+		}
+		return g.print(cmd, map[string]string{"removed": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0], "is removed") })
+	}}
+}
+
+// one is a command that does one thing to one sandbox and says what it is then.
+func one(g *globals, use, short string, do func(*api.Client, context.Context, string) (sandbox.Info, error)) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		i, err := do(d, cmd.Context(), args[0])
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintf(w, "%s is %s\n", i.Name, i.State) })
+	}}
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"sallyport/internal/api"
+)
+
+// maxSecret bounds what is read as a secret's value, in bytes.
+const maxSecret = 64 << 10
+
+func newSecret(g *globals) *cobra.Command {
+	return group("secret", "Keep secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretRemove(g))
+}
+
+func newSecretSet(g *globals) *cobra.Command {
+	var field string
+	c := &cobra.Command{
+		Use:   "set NAME",
+		Short: "Set a secret from standard input or a prompt, never from an argument",
+		Example: `  sallyport secret set openai-api-key           # asks
+  sallyport secret set openai-api-key < key.txt`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 2 {
+				// It is in the shell's history by now; say so.
+				return usageError{errors.New("a secret is never an argument, where every process can read it: give it on standard input, and change this one")}
+			}
+			return exactly("NAME")(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			value, err := readSecret(cmd, args[0])
+			if err != nil {
+				return err
+			}
+			d, err := g.daemon()
+			if err != nil {
+				return err
+			}
+			fields := map[string]string{field: value}
+			if err := d.SetSecret(cmd.Context(), args[0], fields); errors.Is(err, api.ErrNoDaemon) {
+				if err := g.setSecretDirectly(cmd.Context(), args[0], fields); err != nil {
+					return err
+				}
+			} else if err != nil {
+				return err
+			}
+			return g.print(cmd, map[string]string{"set": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0], "is set") })
+		},
+	}
+	c.Flags().StringVar(&field, "field", "token", "name of the field, for templates")
+	return c
+}
+
+// readSecret reads a value from a prompt without echo, or from a pipe without
+// the last line's end.
+func readSecret(cmd *cobra.Command, name string) (string, error) {
+	if term.IsTerminal(int(os.Stdin.Fd())) {
+		fmt.Fprintf(cmd.ErrOrStderr(), "Secret %s: ", name)
+		p, err := term.ReadPassword(int(os.Stdin.Fd()))
+		fmt.Fprintln(cmd.ErrOrStderr())
+		if err != nil {
+			return "", fmt.Errorf("reading the secret: %w", err)
+		}
+		return notEmpty(string(p))
+	}
+	p, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxSecret+1))
+	if err != nil {
+		return "", fmt.Errorf("reading the secret: %w", err)
+	}
+	if len(p) > maxSecret {
+		return "", fmt.Errorf("the secret is longer than %d bytes", maxSecret)
+	}
+	return notEmpty(strings.TrimSuffix(strings.TrimSuffix(string(p), "\n"), "\r"))
+}
+
+func notEmpty(s string) (string, error) {
+	if s == "" {
+		return "", errors.New("the secret is empty: type it at the prompt, or pipe it in")
+	}
+	return s, nil
+}
+
+// setSecretDirectly writes the store where no daemon runs yet. There is no
+// audit event then; the daemon's next start shows the store's content.
+func (g *globals) setSecretDirectly(ctx context.Context, name string, fields map[string]string) error {
+	cfg, err := g.config()
+	if err != nil {
+		return err
+	}
+	store, err := openStore(cfg)
+	if err != nil {
+		return err
+	}
+	_, err = store.Set(name, secretFields(fields))
+	return err
+}
+
+func newSecretList(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "ls", Short: "List credentials and where their secrets live; never values", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		list, err := d.Secrets(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, list, func(w io.Writer) {
+			var rows []string
+			for _, s := range list {
+				updated := "-"
+				if !s.Updated.IsZero() {
+					updated = s.Updated.Local().Format("2006-01-02 15:04")
+				}
+				state := "ready"
+				if s.Error != "" {
+					state = s.Error
+				}
+				rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s", s.Name, s.Source, s.Version, updated, state))
+			}
+			table(w, "NAME\tSOURCE\tVERSION\tUPDATED\tSTATE", rows...)
+		})
+	}}
+}
+
+func newSecretRemove(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "rm NAME", Short: "Remove a secret from the embedded store", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		if err := d.DeleteSecret(cmd.Context(), args[0]); err != nil {
+			return err
+		}
+		return g.print(cmd, map[string]string{"removed": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0], "is removed") })
+	}}
+}

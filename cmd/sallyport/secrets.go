@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+
+	"sallyport/audit"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/file"
+	"sallyport/gateway/credential/vault"
+	"sallyport/internal/api"
+	"sallyport/internal/config"
+	"sallyport/internal/seal"
+	"sallyport/policy"
+)
+
+func openKey(cfg *config.Config) (*seal.Key, error) { return seal.Open(cfg.KeyFile, cfg.DataDir) }
+
+func openStore(cfg *config.Config) (*file.Store, error) {
+	key, err := openKey(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return file.New(cfg.DataDir, key)
+}
+
+func secretFields(plain map[string]string) map[string]credential.Secret {
+	fields := map[string]credential.Secret{}
+	for k, v := range plain {
+		fields[k] = credential.NewSecret(v)
+	}
+	return fields
+}
+
+// sources has a source for each credential of cfg, and what ends them.
+func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, end func(), err error) {
+	sources := map[string]credential.Source{}
+	var server *vault.Client
+	end = func() {
+		if server != nil {
+			server.Close()
+		}
+	}
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	for _, c := range cfg.Credentials {
+		if c.Source.Vault == nil {
+			sources[c.Name] = d.store.Source(c.Name)
+			continue
+		}
+		if server == nil {
+			if server, err = vault.New(cfg.Vault, d.log); err != nil {
+				return nil, nil, err
+			}
+		}
+		if sources[c.Name], err = server.Source(*c.Source.Vault); err != nil {
+			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
+		}
+	}
+	return sources, end, nil
+}
+
+// vaultHealth asks the configured Vault server how it is.
+func vaultHealth(cfg *config.Config) func(context.Context) error {
+	return func(ctx context.Context) error {
+		c, err := vault.New(cfg.Vault, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return c.Health(ctx)
+	}
+}
+
+// secrets is the embedded store as the API sees it, with an event for each change.
+type secrets struct{ d *daemon }
+
+func (s secrets) Set(ctx context.Context, name string, fields map[string]credential.Secret) error {
+	if err := s.writable(name); err != nil {
+		return err
+	}
+	if _, err := s.d.store.Set(name, fields); err != nil {
+		return err
+	}
+	return s.say(ctx, name, "set")
+}
+
+func (s secrets) Delete(ctx context.Context, name string) error {
+	if err := s.writable(name); err != nil {
+		return err
+	}
+	if err := s.d.store.Delete(name); err != nil {
+		return err
+	}
+	return s.say(ctx, name, "removed")
+}
+
+// writable refuses a credential that lives elsewhere: a secret set here would
+// never be used.
+func (s secrets) writable(name string) error {
+	for _, c := range s.d.credentials() {
+		if c.Name == name && c.Source.Vault != nil {
+			return fmt.Errorf("%w: %s lives in Vault at %s: change it there", credential.ErrUnknown, name, c.Source.Vault.Path)
+		}
+	}
+	return nil
+}
+
+func (s secrets) List() ([]api.Secret, error) {
+	kept, err := s.d.store.List()
+	if err != nil {
+		return nil, err
+	}
+	var list []api.Secret
+	known := map[string]bool{}
+	for _, e := range kept {
+		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Version: strconv.FormatUint(e.Version, 10), Updated: e.Updated})
+		known[e.Name] = true
+	}
+	for _, c := range s.d.credentials() {
+		switch {
+		case c.Source.Vault != nil:
+			list = append(list, api.Secret{Name: c.Name, Source: "vault " + c.Source.Vault.Path})
+		case !known[c.Name]:
+			list = append(list, api.Secret{Name: c.Name, Source: "embedded", Error: "not set: `sallyport secret set " + c.Name + "`"})
+		}
+	}
+	return list, nil
+}
+
+func (s secrets) say(ctx context.Context, name, state string) error {
+	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, 99)
+	e.App = &audit.Product{Name: "secret/" + name}
+	e.StatusID = audit.StatusSuccess
+	e.Message = "secret " + name + " " + state
+	e.Unmapped.Sallyport.State = state
+	if err := s.d.trail.Append(ctx, e); err != nil {
+		return errors.Join(fmt.Errorf("the secret is %s, but this could not be recorded", state), err)
+	}
+	return nil
+}
+
+// credentials are those of the configuration that is in force.
+func (d *daemon) credentials() []policy.Credential { return d.inForce.Load().Credentials }

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/resolver"
+	"sallyport/internal/api"
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/datapath"
+)
+
+// serveAPI listens on the unix socket, for root alone.
+func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
+	path := socketPath(d.cfg)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	var sandboxes *sandbox.Manager
+	if d.house != nil {
+		sandboxes = d.house.sandboxes
+	}
+	serve(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: api.NewHandler(api.Options{
+		Sandboxes: sandboxes,
+		Secrets:   secrets{d},
+		Clients:   d.clients,
+		Root:      d.authority.Root,
+		Forget:    func(id string) error { return errors.Join(d.authority.Forget(id), d.forget(id)) },
+		Explain: func(ctx context.Context, in policy.Input) policy.Explanation {
+			return d.rules.Policy().Explain(ctx, in)
+		},
+		Reload:   d.reload,
+		Shutdown: func() { d.down.Store(true); d.cancel() },
+		Status:   d.status,
+		Logger:   d.log,
+	})})
+	return nil
+}
+
+func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
+	if d.cfg.Metrics.Listen == "off" {
+		return nil
+	}
+	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	d.metrics.MustRegister(trailMetrics(d.trail)...)
+	if d.house != nil {
+		d.metrics.MustRegister(guardMetrics{d.house.guard})
+	}
+	l, err := net.Listen("tcp", d.cfg.Metrics.Listen)
+	if err != nil {
+		return fmt.Errorf("metrics: %w: set metrics.listen", err)
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics, promhttp.HandlerOpts{}))
+	serve(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux})
+	return nil
+}
+
+// serve runs an HTTP server in the group until ctx is done, and lets the
+// answers that are under way be written.
+func serve(ctx context.Context, g *errgroup.Group, l net.Listener, s *http.Server) {
+	g.Go(func() error { return s.Serve(l) })
+	g.Go(func() error {
+		<-ctx.Done()
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		if err := s.Shutdown(ctx); err != nil {
+			return s.Close()
+		}
+		return nil
+	})
+}
+
+// proxyListener is the explicit proxy's, with TLS where it is configured.
+func (d *daemon) proxyListener() (net.Listener, error) {
+	c := d.cfg.Proxy
+	l, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("proxy: %w: set proxy.listen", err)
+	}
+	if c.Certificate == "" {
+		return l, nil
+	}
+	cert, err := tls.LoadX509KeyPair(c.Certificate, c.Key)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("proxy: %w", err), l.Close())
+	}
+	return tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}), nil
+}
+
+// identities shows the manager's sandboxes to the gateway.
+type identities struct{ d *daemon }
+
+func (i identities) ByAddress(a netip.Addr) (gateway.Identity, bool) {
+	s, ok := i.d.identify(a)
+	return gateway.Identity{Sandbox: s, Address: a}, ok
+}
+
+func (d *daemon) identify(a netip.Addr) (policy.Sandbox, bool) {
+	if d.house == nil {
+		return policy.Sandbox{}, false
+	}
+	i, ok := d.house.sandboxes.ByAddress(a)
+	return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Spec.Tags}, ok
+}
+
+// names joins the table and the server that answers from it.
+type names struct {
+	*resolver.Table
+	server *resolver.Server
+}
+
+func (n names) Denied(sandboxID, name string) { n.server.Denied(sandboxID, name) }
+
+// localAddresses are this host's own and the sandboxes': never an upstream.
+func (d *daemon) localAddresses() []netip.Prefix {
+	list := []netip.Prefix{d.cfg.Network.Subnet}
+	addrs, err := net.InterfaceAddrs()
+	if err != nil {
+		d.log.Warn("the host's addresses cannot be read", "error", err)
+	}
+	for _, a := range addrs {
+		if n, ok := a.(*net.IPNet); ok {
+			if ip, ok := netip.AddrFromSlice(n.IP); ok {
+				ip = ip.Unmap()
+				list = append(list, netip.PrefixFrom(ip, ip.BitLen()))
+			}
+		}
+	}
+	return list
+}
+
+// recordDrop writes down what the datapath refused. It is rate-limited there.
+func (d *daemon) recordDrop(drop datapath.Drop) {
+	e := audit.New(audit.KindDrop, audit.ClassNetwork, 5) // 5: refuse
+	e.Action, e.Disposition = audit.ActionDenied, audit.DispositionDropped
+	e.SeverityID, e.StatusID = audit.SeverityLow, audit.StatusFailure
+	e.Source = &audit.Endpoint{IP: text(drop.Source.Addr()), Port: int(drop.Source.Port()), MAC: drop.SourceMAC.String()}
+	e.Destination = &audit.Endpoint{IP: text(drop.Destination.Addr()), Port: int(drop.Destination.Port())}
+	e.Connection = &audit.Connection{ProtocolNum: int(drop.Protocol), Direction: 2}
+	e.Connection.ProtocolName = protocolName(drop)
+	e.Count = int(drop.Count)
+	e.Rule = &audit.Rule{Name: "datapath", Type: "floor"}
+	x := &e.Unmapped.Sallyport
+	x.Sandbox, x.SandboxID, x.Reason, x.Decision = drop.Sandbox, drop.SandboxID, drop.Reason.String(), "deny"
+	if err := d.trail.Enqueue(e); err != nil {
+		d.log.Warn("a drop could not be recorded", "error", err)
+	}
+}
+
+func text(a netip.Addr) string {
+	if !a.IsValid() {
+		return ""
+	}
+	return a.String()
+}
+
+// protocolName is what a reader calls the protocol of a dropped frame.
+func protocolName(d datapath.Drop) string {
+	const arp = 0x0806
+	switch {
+	case d.EtherType == arp:
+		return "arp"
+	case d.Protocol == syscall.IPPROTO_TCP:
+		return "tcp"
+	case d.Protocol == syscall.IPPROTO_UDP:
+		return "udp"
+	case d.Protocol == syscall.IPPROTO_ICMP, d.Protocol == syscall.IPPROTO_ICMPV6:
+		return "icmp"
+	}
+	return ""
+}

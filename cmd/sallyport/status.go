@@ -1,0 +1,116 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/internal/api"
+	"sallyport/internal/doctor"
+)
+
+func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
+	return g.print(cmd, s, func(w io.Writer) {
+		fmt.Fprintf(w, "sallyport %s, pid %d: %d sandboxes, policy %.12s with %d rules, %d events\n",
+			s.Version, s.PID, s.Sandboxes, s.Revision, s.Rules, s.Events)
+	})
+}
+
+func newStatus(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "status", Short: "Say how the daemon is", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		s, err := d.Status(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return printStatus(g, cmd, s)
+	}}
+}
+
+func newReload(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "reload", Short: "Load policy and credentials from the configuration again", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		s, err := d.Reload(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return printStatus(g, cmd, s)
+	}}
+}
+
+// downWithin bounds the end of a daemon with its sandboxes and its engine.
+const (
+	downWithin = 90 * time.Second
+	downPoll   = 50 * time.Millisecond
+)
+
+func newDown(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "Stop the sandboxes, the private engine and the daemon; files and memory stay",
+		Args:  exactly(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			d, err := g.daemon()
+			if err != nil {
+				return err
+			}
+			s, err := d.Status(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if err := d.Shutdown(cmd.Context()); err != nil {
+				return err
+			}
+			for range downWithin / downPoll {
+				if errors.Is(syscall.Kill(s.PID, 0), syscall.ESRCH) {
+					return g.print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
+				}
+				time.Sleep(downPoll)
+			}
+			return fmt.Errorf("the daemon, pid %d, is still there after %v: see its log", s.PID, downWithin)
+		},
+	}
+}
+
+func newDoctor(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "doctor", Short: "Say what the host lacks and how to mend it", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+		cfg, err := g.config()
+		if err != nil {
+			return err
+		}
+		opt := doctor.Options{Config: cfg, Runsc: findRunsc(cfg), Agent: findAgent()}
+		if cfg.Vault.Address != "" {
+			opt.Vault = vaultHealth(cfg)
+		}
+		findings := doctor.Examine(cmd.Context(), opt)
+		err = g.print(cmd, findings, func(w io.Writer) {
+			var rows []string
+			for _, f := range findings {
+				rows = append(rows, fmt.Sprintf("%s\t%s\t%s", f.Level, f.Name, f.Found))
+				if f.Level != doctor.OK && f.Fix != "" {
+					rows = append(rows, fmt.Sprintf("\t\t→ %s", f.Fix))
+				}
+			}
+			table(w, "STATE\tREQUIREMENT\tFOUND", rows...)
+		})
+		if err != nil {
+			return err
+		}
+		for _, f := range findings {
+			if f.Level == doctor.Fail {
+				return fmt.Errorf("%s is not as needed; see above", f.Name)
+			}
+		}
+		return nil
+	}}
+}

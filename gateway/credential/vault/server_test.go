@@ -1,0 +1,113 @@
+package vault_test
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/hashicorp/vault/api"
+
+	"sallyport/internal/config"
+)
+
+// binary builds the Vault server core, which takes minutes the first time.
+var binary = sync.OnceValues(func() (string, error) {
+	cmd := exec.Command("../../../examples/vault/build.sh")
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	return strings.TrimSpace(string(out)), err
+})
+
+// server is a real Vault.
+type server struct {
+	Address, RootToken, RoleID, SecretID, UnsealKey, CAFile string
+
+	dir  string
+	root *api.Client
+	stop func()
+}
+
+// start runs a Vault with TLS and value in secret/data/openai, field token.
+func start(t *testing.T, args ...string) *server {
+	t.Helper()
+	bin, err := binary()
+	if err != nil {
+		t.Fatalf("building the Vault core: %v", err)
+	}
+	s := &server{dir: t.TempDir()}
+	cmd := exec.Command(bin, append([]string{"-tls", s.dir, "-put", "openai", "-until-eof"}, args...)...)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	s.stop = sync.OnceFunc(func() {
+		stdin.Close()
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	t.Cleanup(s.stop)
+	if _, err := io.WriteString(stdin, `{"token":"`+value+`","count":42,"on":true,"nested":{"a":"b"}}`+"\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.NewDecoder(stdout).Decode(s); err != nil {
+		t.Fatalf("the server did not become ready: %v", err)
+	}
+	c := api.DefaultConfig()
+	c.Address = s.Address
+	if err := c.ConfigureTLS(&api.TLSConfig{CACert: s.CAFile}); err != nil {
+		t.Fatal(err)
+	}
+	if s.root, err = api.NewClient(c); err != nil {
+		t.Fatal(err)
+	}
+	s.root.SetToken(s.RootToken)
+	t.Cleanup(c.HttpClient.CloseIdleConnections)
+	return s
+}
+
+func (s *server) write(t *testing.T, path string, data map[string]any) *api.Secret {
+	t.Helper()
+	got, err := s.root.Logical().Write(path, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func (s *server) file(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(s.dir, name)
+	if err := os.WriteFile(path, []byte(text+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// token makes a token that may read.
+func (s *server) token(t *testing.T) string {
+	t.Helper()
+	return s.write(t, "auth/token/create", map[string]any{"policies": []string{"sallyport"}}).Auth.ClientToken
+}
+
+func (s *server) withToken(t *testing.T, token string) config.Vault {
+	return config.Vault{Address: s.Address, Roots: s.CAFile, Auth: config.VaultAuth{TokenFile: s.file(t, "token", token)}}
+}
+
+func (s *server) withRole(t *testing.T, id, secret string) config.Vault {
+	return config.Vault{Address: s.Address, Roots: s.CAFile, Auth: config.VaultAuth{
+		AppRole: &config.AppRole{RoleID: id, SecretIDFile: s.file(t, "secret-id", secret)},
+	}}
+}

@@ -1,0 +1,252 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+
+	"sallyport/policy"
+	"sallyport/sandbox"
+)
+
+// ErrNoDaemon is returned when nothing listens on the socket.
+var ErrNoDaemon = errors.New("no daemon is running")
+
+// Client talks to a daemon on this host.
+type Client struct {
+	socket string
+	http   *http.Client
+}
+
+// NewClient returns a client of the daemon behind a unix socket.
+func NewClient(socket string) *Client {
+	c := &Client{socket: socket}
+	c.http = &http.Client{Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+	}}
+	return c
+}
+
+func (c *Client) dial(ctx context.Context) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", c.socket)
+	if err != nil {
+		return nil, fmt.Errorf("%w on %s: start it with `sallyport up`: %w", ErrNoDaemon, c.socket, err)
+	}
+	return conn, nil
+}
+
+// call sends in as JSON, when there is any, and decodes the answer into out.
+func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
+	var body io.Reader
+	if in != nil {
+		data, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		body = bytes.NewReader(data)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://sallyport"+path, body)
+	if err != nil {
+		return err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // the URL says nothing to the user
+		}
+		return err
+	}
+	defer resp.Body.Close()
+	if err := failure(resp); err != nil {
+		return err
+	}
+	switch out := out.(type) {
+	case nil:
+		return nil
+	case *[]byte:
+		*out, err = io.ReadAll(resp.Body)
+		return err
+	default:
+		return json.NewDecoder(resp.Body).Decode(out)
+	}
+}
+
+func failure(resp *http.Response) error {
+	if resp.StatusCode < 400 {
+		return nil
+	}
+	p := &Problem{Status: resp.StatusCode, Title: resp.Status, Detail: resp.Status}
+	_ = json.NewDecoder(io.LimitReader(resp.Body, maxBody)).Decode(p) // else the status says it
+	return p
+}
+
+func sandboxPath(name, verb string) string {
+	p := "/v1/sandboxes/" + url.PathEscape(name)
+	if verb != "" {
+		p += "/" + verb
+	}
+	return p
+}
+
+func (c *Client) Status(ctx context.Context) (s Status, err error) {
+	return s, c.call(ctx, http.MethodGet, "/v1/status", nil, &s)
+}
+
+func (c *Client) Reload(ctx context.Context) (s Status, err error) {
+	return s, c.call(ctx, http.MethodPost, "/v1/reload", nil, &s)
+}
+
+func (c *Client) Explain(ctx context.Context, in policy.Input) (e policy.Explanation, err error) {
+	return e, c.call(ctx, http.MethodPost, "/v1/policy/explain", in, &e)
+}
+
+func (c *Client) Sandboxes(ctx context.Context) (list []sandbox.Info, err error) {
+	return list, c.call(ctx, http.MethodGet, "/v1/sandboxes", nil, &list)
+}
+
+func (c *Client) Sandbox(ctx context.Context, name string) (i sandbox.Info, err error) {
+	return i, c.call(ctx, http.MethodGet, sandboxPath(name, ""), nil, &i)
+}
+
+// Create returns the sandbox of that name, made now if there was none.
+func (c *Client) Create(ctx context.Context, name string, spec sandbox.Spec) (i sandbox.Info, err error) {
+	return i, c.call(ctx, http.MethodPut, sandboxPath(name, ""), spec, &i)
+}
+
+func (c *Client) Start(ctx context.Context, name string) (i sandbox.Info, err error) {
+	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "start"), nil, &i)
+}
+
+func (c *Client) Stop(ctx context.Context, name string) (i sandbox.Info, err error) {
+	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "stop"), nil, &i)
+}
+
+func (c *Client) Remove(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodDelete, sandboxPath(name, ""), nil, nil)
+}
+
+// SandboxRoot returns the PEM certificate that a sandbox trusts.
+func (c *Client) SandboxRoot(ctx context.Context, name string) (pem []byte, err error) {
+	return pem, c.call(ctx, http.MethodGet, sandboxPath(name, "ca"), nil, &pem)
+}
+
+// ClientRoot returns the PEM certificate that an explicit proxy user must trust.
+func (c *Client) ClientRoot(ctx context.Context, name string) (pem []byte, err error) {
+	return pem, c.call(ctx, http.MethodGet, "/v1/clients/"+url.PathEscape(name)+"/ca", nil, &pem)
+}
+
+func (c *Client) Clients(ctx context.Context) (list []ProxyClient, err error) {
+	return list, c.call(ctx, http.MethodGet, "/v1/clients", nil, &list)
+}
+
+func (c *Client) AddClient(ctx context.Context, name string, tags map[string]string) (t NewClientToken, err error) {
+	in := map[string]any{"tags": tags}
+	return t, c.call(ctx, http.MethodPut, "/v1/clients/"+url.PathEscape(name), in, &t)
+}
+
+func (c *Client) RemoveClient(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodDelete, "/v1/clients/"+url.PathEscape(name), nil, nil)
+}
+
+func (c *Client) Secrets(ctx context.Context) (list []Secret, err error) {
+	return list, c.call(ctx, http.MethodGet, "/v1/secrets", nil, &list)
+}
+
+func (c *Client) SetSecret(ctx context.Context, name string, fields map[string]string) error {
+	return c.call(ctx, http.MethodPut, "/v1/secrets/"+url.PathEscape(name), fields, nil)
+}
+
+func (c *Client) DeleteSecret(ctx context.Context, name string) error {
+	return c.call(ctx, http.MethodDelete, "/v1/secrets/"+url.PathEscape(name), nil, nil)
+}
+
+// Exec runs a command with its own streams and returns its exit code. The
+// command is ended when ctx is done.
+func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (int, error) {
+	conn, err := c.dial(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
+
+	data, err := json.Marshal(cmd)
+	if err != nil {
+		return 0, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sallyport"+sandboxPath(name, "exec"), bytes.NewReader(data))
+	if err != nil {
+		return 0, err
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", Protocol)
+	if err := req.Write(conn); err != nil {
+		return 0, err
+	}
+	r := bufio.NewReaderSize(conn, maxFrame)
+	resp, err := http.ReadResponse(r, req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		if err := failure(resp); err != nil {
+			return 0, err
+		}
+		return 0, fmt.Errorf("the daemon answered %s", resp.Status)
+	}
+
+	out := &frameWriter{w: conn}
+	go func() {
+		if cmd.Stdin != nil {
+			// A terminal's read cannot be ended: this goroutine lives until the
+			// next key or the end of the process.
+			_, _ = io.Copy(out.stream(kindStdin), cmd.Stdin)
+		}
+		_ = out.write(kindStdin, nil)
+	}()
+
+	buf := make([]byte, maxFrame)
+	for {
+		k, p, err := readFrame(r, buf)
+		if err != nil {
+			if ctx.Err() != nil {
+				return 0, ctx.Err()
+			}
+			return 0, fmt.Errorf("the daemon went away while the command ran: %w", err)
+		}
+		switch k {
+		case kindStdout:
+			_, err = cmd.Stdout.Write(p)
+		case kindStderr:
+			_, err = cmd.Stderr.Write(p)
+		case kindExit:
+			var e Exit
+			if err := json.Unmarshal(p, &e); err != nil {
+				return 0, err
+			}
+			if e.Error != nil {
+				return 0, e.Error
+			}
+			return e.Code, nil
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+}
+
+// Shutdown asks the daemon to stop its sandboxes, its engine and itself.
+func (c *Client) Shutdown(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, "/v1/shutdown", nil, nil)
+}

@@ -1,0 +1,49 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/sandbox"
+)
+
+// Problem is an error on the wire (RFC 9457, application/problem+json).
+type Problem struct {
+	Status int    `json:"status"`
+	Title  string `json:"title"`
+	Detail string `json:"detail,omitempty"`
+}
+
+func (p *Problem) Error() string { return p.Detail }
+
+// errBadRequest marks what the caller sent wrong.
+var errBadRequest = errors.New("bad request")
+
+// problem is the one place where an error gets its status.
+func problem(err error) *Problem {
+	status := http.StatusInternalServerError
+	switch {
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, credential.ErrUnknown),
+		errors.Is(err, gateway.ErrClientUnknown):
+		status = http.StatusNotFound
+	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, sandbox.ErrBadSpec),
+		errors.Is(err, sandbox.ErrNoImage), errors.Is(err, errBadRequest),
+		errors.Is(err, gateway.ErrClientName):
+		status = http.StatusBadRequest
+	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, gateway.ErrClientExists):
+		status = http.StatusConflict
+	case errors.Is(err, sandbox.ErrEngine), errors.Is(err, sandbox.ErrNoAddress):
+		status = http.StatusServiceUnavailable
+	}
+	return &Problem{Status: status, Title: http.StatusText(status), Detail: err.Error()}
+}
+
+func writeProblem(w http.ResponseWriter, err error) {
+	p := problem(err)
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(p.Status)
+	_ = json.NewEncoder(w).Encode(p) // the client is gone if this fails
+}

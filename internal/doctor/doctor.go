@@ -1,0 +1,251 @@
+// Package doctor looks at the host and says what Sallyport needs, what it
+// found, and how to mend what is missing. It changes nothing.
+package doctor
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/internal/config"
+)
+
+// Level says how bad a finding is.
+type Level string
+
+const (
+	OK   Level = "ok"
+	Warn Level = "warn" // works, with less
+	Fail Level = "fail" // sallyport up would refuse
+)
+
+// Finding is one requirement, what was found, and how to mend it.
+type Finding struct {
+	Name  string `json:"name"`
+	Level Level  `json:"level"`
+	Found string `json:"found"`
+	Fix   string `json:"fix,omitempty"`
+}
+
+// Options of Examine.
+type Options struct {
+	Config *config.Config
+	Runsc  string // path, or empty when not found
+	Agent  string // path of sallyport-agent, or empty when not found
+	// Vault asks the configured Vault server how it is; nil when none is configured.
+	Vault func(context.Context) error
+}
+
+// Examine makes all checks.
+func Examine(ctx context.Context, opt Options) []Finding {
+	fs := []Finding{root(), kernel(), btf(), cgroup(), bpffs()}
+	if opt.Config.Engine.Kind != "none" {
+		fs = append(fs, engine(opt.Config.Engine), runsc(ctx, opt.Runsc), agent(opt.Agent), subnet(opt.Config.Network))
+	}
+	fs = append(fs, bridgeNetfilter(opt.Config.Engine), disk(opt.Config.DataDir), key(opt.Config))
+	if opt.Vault != nil {
+		fs = append(fs, vault(ctx, opt.Vault))
+	}
+	return fs
+}
+
+func root() Finding {
+	if os.Geteuid() == 0 {
+		return Finding{"user", OK, "root", ""}
+	}
+	return Finding{"user", Fail, fmt.Sprintf("uid %d", os.Geteuid()), "run as root: the datapath and the engine need it"}
+}
+
+// oldest kernel with tcx links (commit e420bed02507, Linux 6.6).
+const minMajor, minMinor = 6, 6
+
+func kernel() Finding {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return Finding{"kernel", Fail, err.Error(), ""}
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	var major, minor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
+		return Finding{"kernel", Warn, release, "its version could not be read; Linux 6.6 or newer is needed"}
+	}
+	if major < minMajor || major == minMajor && minor < minMinor {
+		return Finding{"kernel", Fail, release, "Linux 6.6 or newer is needed, for tcx links (on Debian 12: apt-get install -t bookworm-backports linux-image-amd64)"}
+	}
+	return Finding{"kernel", OK, release, ""}
+}
+
+func btf() Finding {
+	const path = "/sys/kernel/btf/vmlinux"
+	if _, err := os.Stat(path); err != nil {
+		return Finding{"BTF", Warn, "no " + path, "a kernel with CONFIG_DEBUG_INFO_BTF=y lets tools name what the programs do; Sallyport's own need only the UAPI"}
+	}
+	return Finding{"BTF", OK, path, ""}
+}
+
+// mounts reads /proc/self/mounts: what is mounted where is never assumed.
+func mounts(fstype string) (points []string) {
+	f, err := os.Open("/proc/self/mounts")
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	s := bufio.NewScanner(f)
+	for s.Scan() {
+		if fields := strings.Fields(s.Text()); len(fields) > 2 && fields[2] == fstype {
+			points = append(points, fields[1])
+		}
+	}
+	return points
+}
+
+func cgroup() Finding {
+	v1, v2 := mounts("cgroup"), mounts("cgroup2")
+	switch {
+	case len(v1) > 0:
+		return Finding{"cgroup", OK, fmt.Sprintf("version 1 (%d controllers)", len(v1)), ""}
+	case len(v2) > 0:
+		return Finding{"cgroup", OK, "version 2 at " + v2[0], ""}
+	}
+	return Finding{"cgroup", Fail, "none mounted", "mount -t cgroup2 none /sys/fs/cgroup"}
+}
+
+func bpffs() Finding {
+	if m := mounts("bpf"); len(m) > 0 {
+		return Finding{"bpffs", OK, m[0], ""}
+	}
+	if _, err := os.Stat("/sys/fs/bpf"); err != nil {
+		return Finding{"bpffs", Fail, "no /sys/fs/bpf", "a kernel with CONFIG_BPF_SYSCALL=y is needed"}
+	}
+	return Finding{"bpffs", OK, "not mounted; sallyport up mounts it at /sys/fs/bpf", ""}
+}
+
+func engine(c config.Engine) Finding {
+	if c.Kind == "existing" {
+		path := strings.TrimPrefix(c.Host, "unix://")
+		conn, err := net.DialTimeout("unix", path, time.Second)
+		if err != nil {
+			return Finding{"Docker", Fail, err.Error(), "start that engine, or use engine.kind: private"}
+		}
+		_ = conn.Close()
+		return Finding{"Docker", OK, "engine at " + path, ""}
+	}
+	path, err := exec.LookPath("dockerd")
+	if err != nil {
+		return Finding{"Docker", Fail, "no dockerd on PATH", "make setup, or apt-get install docker.io"}
+	}
+	if _, err := exec.LookPath("containerd"); err != nil {
+		return Finding{"Docker", Fail, "no containerd on PATH", "make setup, or apt-get install containerd"}
+	}
+	return Finding{"Docker", OK, path + ", for a private instance", ""}
+}
+
+func runsc(ctx context.Context, path string) Finding {
+	if path == "" {
+		return Finding{"gVisor", Fail, "no runsc", "make setup builds it, or set engine.runsc"}
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "--version").Output()
+	if err != nil {
+		return Finding{"gVisor", Fail, path + ": " + err.Error(), "make setup builds it anew"}
+	}
+	version, _, _ := strings.Cut(string(out), "\n")
+	return Finding{"gVisor", OK, path + ", " + version, ""}
+}
+
+func agent(path string) Finding {
+	if path == "" {
+		return Finding{"agent", Fail, "no sallyport-agent beside sallyport", "make build"}
+	}
+	return Finding{"agent", OK, path, ""}
+}
+
+func subnet(c config.Network) Finding {
+	name := "subnet " + c.Subnet.String()
+	ifs, err := net.Interfaces()
+	if err != nil {
+		return Finding{name, Warn, err.Error(), ""}
+	}
+	for _, i := range ifs {
+		addrs, err := i.Addrs()
+		if err != nil || i.Name == c.Bridge {
+			continue
+		}
+		for _, a := range addrs {
+			if n, ok := a.(*net.IPNet); ok && (c.Subnet.Addr().String() == n.IP.String() || n.Contains(c.Subnet.Addr().AsSlice()) || prefixHolds(c, n)) {
+				return Finding{name, Fail, fmt.Sprintf("%s has %s", i.Name, n), "set network.subnet to a range that the host does not use"}
+			}
+		}
+	}
+	return Finding{name, OK, "free", ""}
+}
+
+func prefixHolds(c config.Network, n *net.IPNet) bool {
+	_, own, err := net.ParseCIDR(c.Subnet.String())
+	return err == nil && own.Contains(n.IP)
+}
+
+func bridgeNetfilter(c config.Engine) Finding {
+	const path = "/proc/sys/net/bridge/bridge-nf-call-iptables"
+	v, err := os.ReadFile(path)
+	if err != nil {
+		return Finding{"bridge netfilter", OK, "not loaded", ""}
+	}
+	if strings.TrimSpace(string(v)) == "0" {
+		return Finding{"bridge netfilter", OK, "off", ""}
+	}
+	return Finding{"bridge netfilter", OK, "on (another engine's); the datapath steers on the bridge device, where it does no harm", ""}
+}
+
+// minFree is below what a base image and an hour of audit need, in bytes.
+const minFree = 2 << 30
+
+func disk(dir string) Finding {
+	at := dir
+	for {
+		if _, err := os.Stat(at); err == nil || at == "/" {
+			break
+		}
+		at = filepath.Dir(at)
+	}
+	var s unix.Statfs_t
+	if err := unix.Statfs(at, &s); err != nil {
+		return Finding{"disk", Fail, err.Error(), "make " + dir + " reachable"}
+	}
+	free := s.Bavail * uint64(s.Bsize)
+	found := strconv.FormatUint(free>>30, 10) + " GiB free at " + at
+	if free < minFree {
+		return Finding{"disk", Fail, found, "free at least 2 GiB, or set dataDir to another disk"}
+	}
+	return Finding{"disk", OK, found, ""}
+}
+
+func key(c *config.Config) Finding {
+	i, err := os.Stat(c.KeyFile)
+	if err != nil {
+		return Finding{"key", OK, c.KeyFile + " will be made on the first start", ""}
+	}
+	if i.Mode().Perm()&0o077 != 0 {
+		return Finding{"key", Fail, fmt.Sprintf("%s has mode %v", c.KeyFile, i.Mode().Perm()), "chmod 600 " + c.KeyFile}
+	}
+	return Finding{"key", OK, c.KeyFile, ""}
+}
+
+func vault(ctx context.Context, health func(context.Context) error) Finding {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := health(ctx); err != nil {
+		return Finding{"Vault", Warn, err.Error(), "requests that need a Vault secret fail closed until then"}
+	}
+	return Finding{"Vault", OK, "answers, unsealed, token accepted", ""}
+}

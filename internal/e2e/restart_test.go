@@ -1,0 +1,132 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// fetcher fetches every second and writes PID, time and outcome, so that each
+// fetch after a restart can be told from those before it.
+const fetcher = `import os, time, urllib.request
+while True:
+    began = time.time()
+    try:
+        body = urllib.request.urlopen("https://api.example.test/tick", timeout=20).read()
+        outcome = "ok" if b'"saw_key":true' in body else "no key"
+    except Exception as e:
+        outcome = "failed: %s" % e
+    with open("/memory/ticks", "a") as f:
+        f.write("%d %.3f %s\n" % (os.getpid(), began, outcome))
+    time.sleep(max(0, began + 1 - time.time()))
+`
+
+const daemonRestarts = 20
+
+// One process fetches every second through restarts of the daemon and the end
+// of the engine; it keeps its PID, and every fetch that began after a restart
+// succeeds.
+func TestRestarts(t *testing.T) {
+	r := newRig(t, "")
+	r.serve()
+	r.up()
+	r.setKey()
+	if res := r.feed(fetcher, "run", "agent", "--", "sh", "-c", "cat > /root/fetch.py"); res.code != 0 {
+		t.Fatal(res)
+	}
+	r.ok("run", "agent", "--", "sh", "-c", "setsid python3 /root/fetch.py </dev/null >/dev/null 2>&1 &")
+	r.awaitTick(time.Now())
+
+	for i := range daemonRestarts {
+		sig := syscall.SIGTERM
+		if i%2 == 1 {
+			sig = syscall.SIGKILL
+		}
+		r.kill(sig)
+		r.up()
+		r.awaitTick(time.Now())
+	}
+	engine := r.enginePID()
+	if err := syscall.Kill(engine, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); r.sallyport("run", "agent", "--", "true").code != 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the engine does not come back")
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	if r.enginePID() == engine {
+		t.Fatal("the engine was not killed")
+	}
+	r.awaitTick(time.Now())
+	pids := map[string]bool{}
+	for _, tick := range r.ticks() {
+		pids[tick.pid] = true
+	}
+	if len(pids) != 1 {
+		t.Errorf("the process had PIDs %v, want one", pids)
+	}
+}
+
+type tick struct {
+	pid     string
+	began   time.Time
+	outcome string
+}
+
+func (r *rig) ticks() (list []tick) {
+	data, _ := os.ReadFile(filepath.Join(r.dir, "data/sandboxes/agent/memory/ticks"))
+	for line := range strings.Lines(string(data)) {
+		f := strings.SplitN(strings.TrimSpace(line), " ", 3)
+		if len(f) != 3 {
+			continue
+		}
+		s, err := strconv.ParseFloat(f[1], 64)
+		if err != nil {
+			continue
+		}
+		list = append(list, tick{f[0], time.UnixMilli(int64(s * 1000)), f[2]})
+	}
+	return list
+}
+
+// awaitTick waits for two fetches that began after a moment and fails the test
+// when one of those after it was not a success.
+func (r *rig) awaitTick(after time.Time) {
+	r.t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
+		n := 0
+		for _, k := range r.ticks() {
+			if !k.began.After(after) {
+				continue
+			}
+			if k.outcome != "ok" {
+				r.t.Fatalf("a fetch after the restart: %s\n%s", k.outcome, r.logged())
+			}
+			n++
+		}
+		if n >= 2 {
+			return
+		}
+	}
+	r.t.Fatalf("no fetch after %v\n%s", after, r.logged())
+}
+
+// enginePID is the rig's own dockerd's.
+func (r *rig) enginePID() int {
+	r.t.Helper()
+	data, err := os.ReadFile(filepath.Join(r.dir, "run/engine/docker.pid"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return pid
+}

@@ -1,0 +1,297 @@
+// Package e2e plays the whole product from outside: the built binaries, a
+// private engine, gVisor sandboxes, and test hosts that count packets. Each run
+// has network and mount namespaces of its own.
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sallyport/internal/lab"
+)
+
+// Where the programs and the base image are; TestMain fills it.
+var tools struct{ bin, runsc, image string }
+
+func TestMain(m *testing.M) {
+	if err := lab.Isolate(); err != nil {
+		fmt.Fprintln(os.Stderr, "isolating:", err)
+		os.Exit(1)
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if os.Geteuid() != 0 {
+		return m.Run() // everything skips, or fails where CI is true
+	}
+	dir, err := os.MkdirTemp("", "sallyport-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	tools.bin = dir
+	for name, pkg := range map[string]string{"sallyport": "../../cmd/sallyport", "sallyport-agent": "../../cmd/sallyport-agent", "client": "./client"} {
+		c := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
+		c.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := c.CombinedOutput(); err != nil {
+			fmt.Fprintf(os.Stderr, "building %s: %v\n%s", pkg, err, out)
+			return 1
+		}
+	}
+	// setup.sh links what it made into bin.
+	tools.runsc, _ = filepath.EvalSymlinks("../../bin/runsc")
+	tools.image, _ = filepath.EvalSymlinks("../../bin/base.tar")
+	return m.Run()
+}
+
+// rig is one daemon with its upstream.
+type rig struct {
+	t      testing.TB
+	dir    string
+	config string
+	host   *lab.Host
+	ca     *lab.CA
+	key    string // the secret of the credential "key"
+	daemon *exec.Cmd
+	log    *os.File
+}
+
+// upstreamAddress is the test host's; documentation addresses (RFC 5737).
+const upstreamAddress = "198.51.100.10"
+
+const baseConfig = `
+dataDir: %[1]s/data
+runDir: %[1]s/run
+keyFile: %[1]s/key/key
+network: {bridge: spe2e0, subnet: 10.232.0.0/24}
+metrics: {listen: "127.0.0.1:9464"}
+engine: {runsc: %[2]s}
+sandbox: {tarball: %[3]s}
+`
+
+const ruleConfig = `
+egressAuth:
+- destination: api.example.test
+  authRef: key
+  upstream: {addresses: [198.51.100.10], roots: ca.pem, resolver: "198.51.100.10:53"}
+- destination: git.example.test
+  authRef: key
+  inject: {basic: {username: x-access-token, password: "{{ .token }}"}}
+  upstream: {addresses: [198.51.100.10], roots: ca.pem, resolver: "198.51.100.10:53"}
+egress:
+- destination: "denied.example.test"
+  action: deny
+credentials:
+- name: key
+`
+
+// newRig makes the upstream and the configuration; the daemon is not started.
+func newRig(t testing.TB, extra string) *rig {
+	t.Helper()
+	lab.Privileged(t)
+	if tools.runsc == "" || tools.image == "" {
+		reason := "bin/runsc or bin/base.tar is missing: run make setup"
+		if os.Getenv("CI") == "true" {
+			t.Fatal(reason)
+		}
+		t.Skip(reason)
+	}
+	r := &rig{t: t, dir: t.TempDir(), key: "sk-e2e-" + rand.Text()}
+	r.config = filepath.Join(r.dir, "sallyport.yaml")
+	r.configure(baseConfig, ruleConfig+extra)
+	r.host = lab.NewHost(t, lab.Config{Name: "upstream", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
+	var err error
+	if r.ca, err = lab.NewCA(); err != nil {
+		t.Fatal(err)
+	}
+	r.write("ca.pem", string(r.ca.PEM()))
+	return r
+}
+
+func (r *rig) configure(base, rules string) {
+	r.write("sallyport.yaml", fmt.Sprintf(base, r.dir, tools.runsc, tools.image)+rules)
+}
+
+func (r *rig) write(name, text string) {
+	r.t.Helper()
+	if err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// serve puts the usual sites on the upstream.
+func (r *rig) serve() {
+	r.t.Helper()
+	key := lab.KeyOf(r.key)
+	git := filepath.Join(r.dir, "git")
+	seedRepository(r.t, git)
+	handler, err := lab.Git(git)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	names := []string{"api.example.test", "git.example.test", "denied.example.test", "unlisted.example.test"}
+	zone := map[string][]netip.Addr{}
+	for _, n := range names {
+		zone[n] = []netip.Addr{netip.MustParseAddr(upstreamAddress)}
+	}
+	if _, err := r.host.DNS(zone); err != nil {
+		r.t.Fatal(err)
+	}
+	mux := hostMux{"git.example.test": lab.RequireKey(key, handler)}
+	if _, err := r.host.HTTPS(r.ca, 443, mux.orElse(lab.API(key)), names...); err != nil {
+		r.t.Fatal(err)
+	}
+	if _, err := r.host.HTTP(80, lab.API(key)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// up starts the daemon and waits until it answers.
+func (r *rig) up() {
+	r.t.Helper()
+	if err := r.tryUp(); err != nil {
+		r.t.Fatalf("starting the daemon: %v\n%s", err, r.logged())
+	}
+}
+
+func (r *rig) tryUp() error {
+	var err error
+	if r.log == nil {
+		if r.log, err = os.Create(filepath.Join(r.dir, "daemon.log")); err != nil {
+			return err
+		}
+		r.t.Cleanup(r.down)
+	}
+	r.daemon = exec.Command(filepath.Join(tools.bin, "sallyport"), "up")
+	r.daemon.Env = r.env()
+	r.daemon.Stdout, r.daemon.Stderr = r.log, r.log
+	if err := r.daemon.Start(); err != nil {
+		return err
+	}
+	ended := make(chan error, 1)
+	go func(c *exec.Cmd) { ended <- c.Wait() }(r.daemon)
+	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
+		if r.sallyport("status").code == 0 {
+			return nil
+		}
+		select {
+		case err := <-ended:
+			return fmt.Errorf("it ended: %w", err)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	return errors.New("it does not answer")
+}
+
+// kill ends the daemon by a signal and waits for its end.
+func (r *rig) kill(s syscall.Signal) {
+	r.t.Helper()
+	if err := r.daemon.Process.Signal(s); err != nil {
+		r.t.Fatal(err)
+	}
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if syscall.Kill(r.daemon.Process.Pid, 0) != nil {
+			return
+		}
+	}
+	r.t.Fatalf("the daemon is still there after signal %v", s)
+}
+
+// down stops everything that the rig started.
+func (r *rig) down() {
+	if r.sallyport("status").code != 0 {
+		if err := r.tryUp(); err != nil {
+			r.t.Errorf("starting the daemon to clean up: %v\n%s", err, r.logged())
+			return
+		}
+	}
+	if res := r.sallyport("down"); res.code != 0 {
+		r.t.Errorf("down: %s\n%s", res, r.logged())
+	}
+	if r.t.Failed() {
+		r.t.Logf("the daemon's log:\n%s", r.logged())
+	}
+	r.log.Close()
+}
+
+func (r *rig) logged() string {
+	data, _ := os.ReadFile(filepath.Join(r.dir, "daemon.log"))
+	if len(data) > 8192 {
+		data = data[len(data)-8192:]
+	}
+	return string(data)
+}
+
+func (r *rig) env() []string { return append(os.Environ(), "SALLYPORT_CONFIG="+r.config) }
+
+// result is what a command printed and how it ended.
+type result struct {
+	stdout, stderr string
+	code           int
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("exit %d, stdout %q, stderr %q", r.code, r.stdout, r.stderr)
+}
+
+// sallyport runs the command line.
+func (r *rig) sallyport(args ...string) result { return r.feed("", args...) }
+
+// feed runs the command line with standard input.
+func (r *rig) feed(stdin string, args ...string) result {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	c := exec.CommandContext(ctx, filepath.Join(tools.bin, "sallyport"), args...)
+	var out, errs bytes.Buffer
+	c.Env, c.Stdin, c.Stdout, c.Stderr = r.env(), strings.NewReader(stdin), &out, &errs
+	err := c.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		r.t.Fatalf("running sallyport %q: %v", args, err)
+	}
+	return result{out.String(), errs.String(), c.ProcessState.ExitCode()}
+}
+
+// ok runs the command line and fails the test unless it exits with 0.
+func (r *rig) ok(args ...string) string {
+	r.t.Helper()
+	res := r.sallyport(args...)
+	if res.code != 0 {
+		r.t.Fatalf("sallyport %q: %s\n%s", args, res, r.logged())
+	}
+	return res.stdout
+}
+
+// inside runs a shell command in a sandbox.
+func (r *rig) inside(name, shell string) result {
+	return r.sallyport("run", name, "--", "sh", "-c", shell)
+}
+
+// setKey puts the secret into the embedded store.
+func (r *rig) setKey() {
+	r.t.Helper()
+	if res := r.feed(r.key+"\n", "secret", "set", "key"); res.code != 0 {
+		r.t.Fatalf("setting the secret: %s", res)
+	}
+}
+
+// keyID is how the upstream names the key that it saw.
+func (r *rig) keyID() string {
+	sum := sha256.Sum256([]byte(r.key))
+	return hex.EncodeToString(sum[:])[:12]
+}

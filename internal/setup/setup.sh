@@ -1,0 +1,279 @@
+#!/bin/sh
+# Installs and makes what Sallyport needs on a Debian machine: see usage.
+#
+# Each step looks first and does nothing when there is nothing to do, and what
+# it makes appears whole or not at all.
+set -eu
+
+usage() {
+	cat <<-END
+		usage: setup.sh demo|test|generate
+
+		  demo      what it takes to run: Docker Engine (installed, not started: Sallyport
+		            runs an instance of its own), gVisor, a base image
+		  test      also what the tests use
+		  generate  what it takes to generate code: a C compiler for BPF
+
+		What is made goes to \${XDG_CACHE_HOME:-\$HOME/.cache}/sallyport.
+	END
+}
+
+say() { printf 'setup: %s\n' "$*"; }
+die() {
+	printf 'setup: %s\n' "$*" >&2
+	exit 1
+}
+
+here=$(cd "$(dirname "$0")" && pwd)
+cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/sallyport
+scratch=
+
+# An interrupted run leaves no half-made file, and no build that goes on.
+finish() {
+	status=$?
+	trap - EXIT HUP INT TERM
+	restore_policy
+	# Never into what may still be mounted below it.
+	[ -z "$scratch" ] || rm -rf --one-file-system "$scratch"
+	exit "$status"
+}
+trap finish EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+need_go=1.26
+
+check_machine() {
+	[ "$(id -u)" = 0 ] || die "needs root: run it with sudo, or as root"
+	[ "$(uname -s)" = Linux ] || die "needs Linux: this is $(uname -s)"
+	command -v apt-get >/dev/null ||
+		die "needs Debian or a relative (apt-get is not here): install by hand what $here/setup.sh lists"
+	PATH=$PATH:/usr/local/go/bin
+	command -v go >/dev/null ||
+		die "needs Go $need_go or later: there is none on PATH. Get it from go.dev/dl, unpack it in /usr/local and add /usr/local/go/bin to PATH"
+	# The toolchain that would build here, whatever a go.mod asks it to fetch.
+	have=$(cd / && GOTOOLCHAIN=local go env GOVERSION)
+	version=${have#go}
+	major=${version%%.*}
+	rest=${version#*.}
+	minor=${rest%%[!0-9]*}
+	case $major in '' | *[!0-9]*) die "cannot tell the version of Go from \"$have\"" ;; esac
+	if [ "$major" -lt "${need_go%.*}" ] || { [ "$major" -eq "${need_go%.*}" ] && [ "${minor:-0}" -lt "${need_go#*.}" ]; }; then
+		die "needs Go $need_go or later: $(command -v go) is $version. Get it from go.dev/dl, unpack it in /usr/local and add /usr/local/go/bin to PATH"
+	fi
+}
+
+installed() {
+	[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# Packages to install for a purpose. A program that is there by other means,
+# as Docker's own packages bring dockerd, is not installed a second time.
+wanted() {
+	for package in ca-certificates git iproute2 mmdebstrap; do
+		installed "$package" || echo "$package"
+	done
+	[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || echo debian-archive-keyring
+	PATH=$PATH:/usr/sbin:/sbin command -v dockerd >/dev/null || echo docker.io
+	case $1 in
+	test)
+		for package in curl gcc libc6-dev make openssl strace tcpdump; do
+			installed "$package" || echo "$package"
+		done
+		;;
+	esac
+	case $1 in
+	test | generate)
+		for package in clang llvm libbpf-dev; do
+			installed "$package" || echo "$package"
+		done
+		;;
+	esac
+}
+
+# apt-get without questions, and without starting what it installs: invoke-rc.d
+# and deb-systemd-invoke ask this program whether they may. A machine that has
+# a policy of its own gets it back; services that run are not restarted.
+apt() {
+	policy=/usr/sbin/policy-rc.d
+	if [ -e "$policy" ] || [ -L "$policy" ]; then
+		mv "$policy" "$policy.sallyport"
+	fi
+	printf '#!/bin/sh\n# sallyport: nothing starts while packages are installed\nexit 101\n' >"$policy"
+	chmod 755 "$policy"
+	result=0
+	DEBIAN_FRONTEND=noninteractive NEEDRESTART_SUSPEND=1 apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" >>"$scratch/apt.log" 2>&1 || result=$?
+	restore_policy
+	return "$result"
+}
+
+restore_policy() {
+	policy=/usr/sbin/policy-rc.d
+	if [ -e "$policy.sallyport" ] || [ -L "$policy.sallyport" ]; then
+		mv -f "$policy.sallyport" "$policy"
+	elif grep -qs '^# sallyport:' "$policy"; then
+		rm -f "$policy"
+	fi
+}
+
+install_packages() {
+	missing=$(wanted "$1" | tr '\n' ' ')
+	if [ -z "$missing" ]; then
+		say "packages: all here"
+		return
+	fi
+	say "packages: installing $missing"
+	units=
+	case " $missing" in *" docker.io "*)
+		units="docker.service docker.socket"
+		installed containerd || units="$units containerd.service"
+		;;
+	esac
+	# shellcheck disable=SC2086 # a list of words
+	apt install -y --no-install-recommends $missing || {
+		apt update && apt install -y --no-install-recommends $missing
+	} || {
+		tail -n 20 "$scratch/apt.log" >&2
+		die "cannot install $missing: mend what apt-get says above and run this again"
+	}
+	# An engine that nobody asked for is not to start with the machine either.
+	# A minimal system has no systemctl, but these links all the same.
+	for unit in $units; do
+		rm -f /etc/systemd/system/*.wants/"$unit"
+	done
+	if [ -n "$units" ] && command -v update-rc.d >/dev/null; then
+		update-rc.d docker disable >>"$scratch/apt.log" 2>&1 || say "packages: could not disable docker at boot"
+	fi
+}
+
+# Makes the link of that name in the cache lead to what is current.
+point() {
+	[ "$(readlink "$cache/$1")" != "$2" ] || return 0
+	ln -s "$2" "$scratch/$1.link"
+	mv -T "$scratch/$1.link" "$cache/$1"
+}
+
+# Old versions stay: a memory checkpoint restores on the one that wrote it.
+build_runsc() {
+	module=$here/gvisor
+	version=$(cd "$module" && go list -m -f '{{.Version}}' gvisor.dev/gvisor) ||
+		die "cannot get gVisor's module: mend what go says above and run this again"
+	out=$cache/runsc-$version
+	if [ -x "$out/runsc" ]; then
+		point runsc "runsc-$version/runsc"
+		link "$out/runsc" runsc
+		say "gVisor: $version is here"
+		return
+	fi
+	say "gVisor: building $version (a minute or two)"
+	mkdir "$scratch/runsc"
+	(cd "$module" && CGO_ENABLED=0 go build -trimpath -buildvcs=false \
+		-ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$version" \
+		-o "$scratch/runsc/runsc" gvisor.dev/gvisor/runsc) ||
+		die "cannot build gVisor: mend what go says above and run this again"
+	"$scratch/runsc/runsc" --version >"$scratch/runsc/version" || die "the gVisor that was built does not run"
+	rm -rf "$out"
+	mv "$scratch/runsc" "$out"
+	link "$out/runsc" runsc
+	point runsc "runsc-$version/runsc"
+}
+
+suite=bookworm
+packages=ca-certificates,curl,git,iproute2,procps,python3,python3-pip,python3-venv,wget
+
+# One line of apt's format for each part of the suite that this machine itself
+# installs from; nothing when it is another release, and mmdebstrap then knows
+# where to go. A password in an address is for this machine only.
+sources() {
+	# shellcheck disable=SC2016 # apt-get fills it in
+	apt-get indextargets --format '$(ORIGIN) $(RELEASE) $(REPO_URI) $(COMPONENT)' 'Created-By: Packages' |
+		while read -r origin release uri component; do
+			[ "$origin" = Debian ] || continue
+			case $release in
+			"$suite" | "$suite-updates" | "$suite-security")
+				echo "deb $uri $release $component"
+				;;
+			esac
+		done
+}
+
+build_image() {
+	recipe=$({
+		echo "$suite $packages 1"
+		sed -n '/^build_image/,/^}/p' "$here/setup.sh"
+	} | sha256sum | cut -c1-16)
+	out=$cache/base-$suite-$recipe
+	if [ -e "$out/base.tar" ]; then
+		point base.tar "base-$suite-$recipe/base.tar"
+		link "$out/base.tar" base.tar
+		say "base image: $recipe is here"
+		return
+	fi
+	say "base image: making it from Debian packages (half a minute)"
+	sources >"$scratch/sources"
+	if [ ! -s "$scratch/sources" ]; then
+		apt update || true
+		sources >"$scratch/sources"
+	fi
+	# shellcheck disable=SC2016 # mmdebstrap's shells expand the hooks
+	set -- --variant=minbase --include="$packages" \
+		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+		--dpkgopt='path-exclude=/usr/share/info/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+		--dpkgopt='path-include=/usr/share/doc/*/copyright' \
+		--customize-hook='find "$1"/etc/apt/sources.list* -type f -exec sed -i "s#://[^/@]*@#://#" {} +' \
+		--customize-hook='chroot "$1" dpkg-query -W >"$1"/etc/sallyport-packages' \
+		--customize-hook='rm -rf "$1"/var/log/*.log "$1"/var/log/apt "$1"/var/cache/debconf/*-old "$1"/etc/resolv.conf "$1"/etc/hostname' \
+		--format=tar "$suite" "$scratch/base.tar"
+	[ ! -s "$scratch/sources" ] || set -- "$@" "$scratch/sources"
+	TMPDIR=$scratch mmdebstrap --quiet "$@" >"$scratch/mmdebstrap.log" 2>&1 || {
+		tail -n 20 "$scratch/mmdebstrap.log" >&2
+		die "cannot make the base image: mend what mmdebstrap says above and run this again"
+	}
+	mkdir "$scratch/base"
+	tar -xOf "$scratch/base.tar" ./etc/sallyport-packages >"$scratch/base/packages"
+	mv "$scratch/base.tar" "$scratch/base/base.tar"
+	rm -rf "$out"
+	mv "$scratch/base" "$out"
+	link "$out/base.tar" base.tar
+	point base.tar "base-$suite-$recipe/base.tar"
+}
+
+# sallyport looks for these beside itself.
+link() {
+	mkdir -p "$here/../../bin"
+	ln -sfn "$1" "$here/../../bin/$2"
+}
+
+# What an interrupted run could not take away itself, as when it was killed.
+sweep() {
+	for old in "$cache"/.setup.*; do
+		[ -d "$old" ] || continue
+		pid=${old##*/.setup.}
+		kill -0 "${pid%%.*}" 2>/dev/null || rm -rf --one-file-system "$old"
+	done
+}
+
+case ${1-} in
+demo | test | generate) ;;
+-h | --help)
+	usage
+	exit
+	;;
+*)
+	usage >&2
+	exit 2
+	;;
+esac
+
+check_machine
+mkdir -p "$cache"
+sweep
+scratch=$(mktemp -d "$cache/.setup.$$.XXXXXX")
+restore_policy # of a run that was killed
+install_packages "$1"
+if [ "$1" != generate ]; then
+	build_runsc
+	build_image
+fi
+say "done"

@@ -1,0 +1,19 @@
+#!/bin/sh
+# Runs every test, after setup.sh has put in place what they need.
+set -eu
+cd "$(dirname "$0")/../.."
+PATH=$PATH:/usr/local/go/bin
+
+# The committed objects are what their sources say.
+objects=sandbox/datapath
+before=$(cat $objects/guard_bpfel.* | sha256sum)
+go generate ./$objects
+[ "$before" = "$(cat $objects/guard_bpfel.* | sha256sum)" ] || {
+	echo "test: $objects/guard_bpfel.* were not what the C sources say; they are now: commit them" >&2
+	exit 1
+}
+
+go vet ./...
+# Packages with an engine of their own are the heavy ones: two at a time.
+go test -count=1 -p 2 -timeout 25m ./...
+(cd examples/vault && go vet ./... && go test -count=1 -timeout 10m ./...)

@@ -1,0 +1,83 @@
+// Package agent is the first process in every sandbox.
+//
+// As PID 1 it adopts and reaps what others leave behind, passes a request to
+// end on to every process, and is otherwise asleep. It is linked statically and
+// uses nothing of the image, so that any image works. It guarantees nothing
+// about hostile code beside it, which as root can do all that it can do.
+package agent
+
+import (
+	"errors"
+	"os"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// poll is how often a stopping agent looks whether the others are gone.
+const poll = 20 * time.Millisecond
+
+// Run is the life of PID 1: it returns after SIGTERM or SIGINT, when every
+// other process has ended. Whoever stops the sandbox bounds that wait with a
+// SIGKILL, which ends all of them at once.
+func Run() {
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
+	// A terminal that goes away, or a stray signal from inside, ends nothing.
+	signal.Ignore(syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
+	reap() // a child may have ended before Notify
+	for s := range signals {
+		reap()
+		if s != syscall.SIGCHLD {
+			break
+		}
+	}
+	// -1 is everybody but ourselves, see kill(2). SIGCONT wakes the stopped
+	// ones, which else would never see it.
+	syscall.Kill(-1, syscall.SIGTERM)
+	syscall.Kill(-1, syscall.SIGCONT)
+	for others() {
+		time.Sleep(poll)
+		reap()
+	}
+}
+
+// reap collects every child that has ended.
+func reap() {
+	for {
+		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if pid <= 0 || err != nil {
+			return
+		}
+	}
+}
+
+// others says whether any other process is alive.
+func others() bool {
+	self := os.Getpid()
+	for _, pid := range processes() {
+		if pid != self && !zombie(pid) {
+			return true
+		}
+	}
+	return false
+}
+
+// processes lists the process identifiers in /proc.
+func processes() []int {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var pids []int
+	for _, e := range entries {
+		if pid, err := strconv.Atoi(e.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

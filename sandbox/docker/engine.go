@@ -1,0 +1,279 @@
+// Package docker runs sandboxes on a Docker Engine with gVisor.
+//
+// An [Engine] is by default a private one, beside whatever the user has and
+// touching none of it: own sockets, own data, no iptables, no forwarding. Its
+// processes outlive the daemon and are taken over by the next; what it starts
+// stands behind a guard that refuses while nothing polices the bridge. A
+// [Runtime] implements sandbox.Runtime on an engine.
+//
+// The package does not protect from root on the host, nor does runc, where it
+// is chosen, protect the host's kernel as gVisor does.
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/moby/moby/client"
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/sandbox"
+)
+
+const (
+	readyTimeout = 60 * time.Second
+	haltGrace    = 15 * time.Second
+	trimInterval = 10 * time.Second
+	// A part that lived this long starts its backoff anew when it dies.
+	steady = 30 * time.Second
+)
+
+// EngineConfig says where a private engine lives and what it guards.
+type EngineConfig struct {
+	DataDir string // holds engine/ (images, containers) and logs/
+	RunDir  string // holds sockets; on a file system that a reboot empties
+	Runsc   string // path of gVisor's runsc
+	Bridge  string // device that containers join
+	Pins    string // folder that holds bridge-<ifindex> while the bridge is guarded
+	Log     *slog.Logger
+}
+
+// Engine is a connection to a Docker Engine and, for a private one, its keeper.
+type Engine struct {
+	host   string
+	client *client.Client
+	log    *slog.Logger
+	parts  []*part // in the order in which they start; none for an existing engine
+	run    string  // folder of a private engine's run-time files
+}
+
+// part is a process of the engine and how to know that it answers.
+type part struct {
+	process
+	ready func(context.Context) error
+	clean func() error // removes what would keep it from starting
+}
+
+// Connect returns the engine at host (unix:///path/to/socket), which somebody
+// else keeps.
+func Connect(ctx context.Context, host string, log *slog.Logger) (*Engine, error) {
+	e, err := newEngine(host, log)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.ping(ctx); err != nil {
+		e.client.Close()
+		return nil, mapError(fmt.Errorf("connecting to the engine at %s: %w", host, err))
+	}
+	return e, nil
+}
+
+func newEngine(host string, log *slog.Logger) (*Engine, error) {
+	cli, err := client.New(client.WithHost(host))
+	if err != nil {
+		return nil, fmt.Errorf("engine host %q: %w", host, err)
+	}
+	return &Engine{host: host, client: cli, log: log}, nil
+}
+
+// StartEngine takes the private engine over if it runs, else starts it, and
+// returns when it answers. Call Watch to keep it running.
+func StartEngine(ctx context.Context, cfg EngineConfig) (*Engine, error) {
+	l := newLayout(cfg)
+	changed, err := l.write()
+	if err != nil {
+		return nil, fmt.Errorf("preparing the engine: %w", err)
+	}
+	e, err := newEngine("unix://"+l.dockerSocket(), cfg.Log)
+	if err != nil {
+		return nil, err
+	}
+	containerd, err := l.containerd()
+	if err != nil {
+		return nil, err
+	}
+	dockerd, err := l.dockerd()
+	if err != nil {
+		return nil, err
+	}
+	containerd.ready = func(ctx context.Context) error { return dial(ctx, l.containerdSocket()) }
+	dockerd.ready = e.ping
+	e.parts = []*part{containerd, dockerd}
+	e.run = l.run()
+	for _, p := range e.parts {
+		if err := e.bring(ctx, p, changed); err != nil {
+			e.client.Close()
+			return nil, fmt.Errorf("%w: %w", sandbox.ErrEngine, err)
+		}
+	}
+	return e, nil
+}
+
+// bring makes the part run: as it is if it runs, but anew if its configuration
+// has changed. Containers live through that.
+func (e *Engine) bring(ctx context.Context, p *part, changed bool) error {
+	running, err := p.adopt()
+	if err != nil {
+		return err
+	}
+	if running && changed {
+		e.log.Info("restarting for a new configuration", "process", p.name)
+		if err := p.halt(ctx, haltGrace); err != nil {
+			return err
+		}
+		running = false
+	}
+	if !running {
+		if err := p.launch(); err != nil {
+			return err
+		}
+	}
+	return p.await(ctx)
+}
+
+func (p *part) launch() error {
+	if err := p.clean(); err != nil {
+		return err
+	}
+	return p.start()
+}
+
+// await returns when the part answers.
+func (p *part) await(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	for {
+		err := p.ready(ctx)
+		if err == nil {
+			return nil
+		}
+		if !p.alive() {
+			return fmt.Errorf("%s ended at its start, see %s: %s", p.name, p.log, p.lastWords())
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s does not answer, see %s: %w", p.name, p.log, err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Client is the engine's API. It is closed by Close or Stop.
+func (e *Engine) Client() *client.Client { return e.client }
+
+// Host is the engine's address: unix:///path/to/socket.
+func (e *Engine) Host() string { return e.host }
+
+// Watch restarts what dies of a private engine, with growing pauses, and keeps
+// its logs bounded, until ctx is done.
+func (e *Engine) Watch(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, p := range e.parts {
+		g.Go(func() error { return e.keep(ctx, p) })
+	}
+	g.Go(func() error { return e.trim(ctx) })
+	return g.Wait()
+}
+
+func (e *Engine) keep(ctx context.Context, p *part) error {
+	const first, last = 100 * time.Millisecond, 10 * time.Second
+	pause, since := first, time.Now()
+	for {
+		err := p.wait(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if time.Since(since) > steady {
+			pause = first
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(pause):
+		}
+		pause, since = min(2*pause, last), time.Now()
+		switch err := p.launch(); {
+		case errors.Is(err, errEnded):
+			return nil
+		case err != nil:
+			e.log.Error("cannot restart a part of the engine", "process", p.name, "error", err)
+		default:
+			e.log.Warn("restarted a part of the engine that had ended", "process", p.name)
+		}
+	}
+}
+
+func (e *Engine) trim(ctx context.Context) error {
+	tick := time.NewTicker(trimInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		for _, p := range e.parts {
+			if err := p.trim(); err != nil {
+				e.log.Warn("cannot bound a log of the engine", "process", p.name, "error", err)
+			}
+		}
+	}
+}
+
+// Close lets go of the engine and leaves it running.
+func (e *Engine) Close() error { return e.client.Close() }
+
+// Stop ends a private engine, and Watch with it. Containers are left as they
+// are: stop them before. An existing engine is only let go of.
+func (e *Engine) Stop(ctx context.Context) error {
+	defer e.client.Close()
+	for _, p := range e.parts {
+		p.retire()
+	}
+	var errs []error
+	for i := len(e.parts) - 1; i >= 0; i-- {
+		errs = append(errs, e.parts[i].halt(ctx, haltGrace))
+	}
+	if e.run != "" && errors.Join(errs...) == nil {
+		errs = append(errs, unmountBelow(e.run))
+	}
+	return errors.Join(errs...)
+}
+
+func (e *Engine) ping(ctx context.Context) error {
+	_, err := e.client.Ping(ctx, client.PingOptions{})
+	return err
+}
+
+func dial(ctx context.Context, socket string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// program finds an executable of the engine, also for a caller whose PATH has
+// no sbin.
+func program(name string) (string, error) {
+	if path, err := exec.LookPath(name); err == nil {
+		return filepath.Abs(path)
+	}
+	for _, dir := range []string{"/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin"} {
+		path := filepath.Join(dir, name)
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%w: %s is not installed: apt-get install docker.io", sandbox.ErrEngine, name)
+}

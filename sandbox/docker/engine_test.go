@@ -1,0 +1,355 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sallyport/sandbox"
+)
+
+func (l *laboratory) part(t *testing.T, name string) *part {
+	t.Helper()
+	for _, p := range l.engine.parts {
+		if p.name == name {
+			return p
+		}
+	}
+	t.Fatalf("the engine has no %s", name)
+	return nil
+}
+
+// watch keeps the engine until the test ends.
+func (l *laboratory) watch(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- l.engine.Watch(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("watching the engine: %v", err)
+		}
+	})
+}
+
+func TestEngineKilled(t *testing.T) {
+	l := need(t)
+	l.watch(t)
+	id := l.start(t, l.container(t, ""))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	exits, err := l.runtime.Exits(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.sh(t, id, "setsid sh -c 'echo $$ >/root/pid; while :; do date +%s%N >/root/next; mv /root/next /root/beat; sleep 0.1; done' >/dev/null 2>&1 & until test -s /root/beat; do sleep 0.1; done")
+	pid := l.sh(t, id, "cat /root/pid")
+	status, err := l.runtime.Status(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, names := range [][]string{{"dockerd"}, {"containerd"}, {"containerd", "dockerd"}} {
+		t.Run(strings.Join(names, " and "), func(t *testing.T) {
+			old := map[string]int{}
+			for _, name := range names {
+				p := l.part(t, name)
+				if old[name] = p.find(); old[name] == 0 {
+					t.Fatalf("%s is not found", name)
+				}
+				p.signal(syscall.SIGKILL)
+			}
+			for _, name := range names {
+				p := l.part(t, name)
+				eventually(t, 30*time.Second, func() error {
+					if now := p.find(); now == 0 || now == old[name] {
+						return errors.New(name + " was not restarted")
+					}
+					return p.ready(t.Context())
+				})
+			}
+			var got sandbox.Status
+			eventually(t, 30*time.Second, func() (err error) {
+				got, err = l.runtime.Status(t.Context(), id)
+				return err
+			})
+			if got != status {
+				t.Errorf("status: got %+v, want %+v", got, status)
+			}
+			// dockerd waits up to three seconds before it dials containerd anew.
+			eventually(t, 30*time.Second, func() error {
+				if out, code := l.try(t, id, "true"); code != 0 {
+					return errors.New(out)
+				}
+				return nil
+			})
+			if got := l.sh(t, id, "kill -0 $(cat /root/pid) && cat /root/pid"); got != pid {
+				t.Errorf("process: got %s, want %s", got, pid)
+			}
+			if got := l.sh(t, id, "a=$(cat /root/beat); sleep 1; b=$(cat /root/beat); test $a != $b && echo beats"); got != "beats" {
+				t.Errorf("process: got %q", got)
+			}
+			// All that a sandbox goes through works on the restarted engine.
+			other := l.start(t, l.container(t, ""))
+			if got := l.sh(t, other, "echo works"); got != "works" {
+				t.Errorf("new sandbox: got %q", got)
+			}
+			if err := l.runtime.Remove(t.Context(), other); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	select {
+	case id := <-exits:
+		t.Errorf("exit of %s reported, which runs", id)
+	default:
+	}
+	// A sandbox that ends while nobody can say so is reported later.
+	l.part(t, "dockerd").signal(syscall.SIGKILL)
+	syscall.Kill(status.PID, syscall.SIGKILL)
+	select {
+	case got := <-exits:
+		if got != id {
+			t.Errorf("exit: got %s, want %s", got, id)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("no exit was reported")
+	}
+	cancel()
+	for range exits {
+	}
+}
+
+func TestEngineTakenOver(t *testing.T) {
+	l := need(t)
+	pids := func(e *Engine) (all []int) {
+		for _, p := range e.parts {
+			all = append(all, p.find())
+		}
+		return all
+	}
+	before := pids(l.engine)
+	again, err := StartEngine(t.Context(), l.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	after := pids(again)
+	for i := range before {
+		if before[i] == 0 || before[i] != after[i] {
+			t.Errorf("processes: got %v, want %v", after, before)
+		}
+	}
+	// What it has taken over it also notices to die.
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := again.parts[1].wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("waiting for a live process: got %v", err)
+	}
+}
+
+func TestEngineReconfigured(t *testing.T) {
+	l := need(t)
+	id := l.start(t, l.container(t, ""))
+	status, err := l.runtime.Status(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := newLayout(l.cfg).dockerdConfig()
+	old := l.part(t, "dockerd").find()
+	if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	again, err := StartEngine(t.Context(), l.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+	if now := l.part(t, "dockerd").find(); now == 0 || now == old {
+		t.Errorf("dockerd was %d and is %d: it was not restarted", old, now)
+	}
+	for _, p := range l.engine.parts {
+		if _, err := p.adopt(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := l.runtime.Status(t.Context(), id); err != nil || got != status {
+		t.Errorf("sandbox: got %+v, %v, want %+v", got, err, status)
+	}
+}
+
+func TestGuard(t *testing.T) {
+	l := need(t)
+	for _, runtime := range []string{"runsc", "runc", "io.containerd.runc.v2"} {
+		t.Run(runtime, func(t *testing.T) {
+			c := l.container(t, "")
+			c.Spec.Runtime = runtime
+			id := l.create(t, c)
+			if err := os.Remove(l.pinPath()); err != nil {
+				t.Fatal(err)
+			}
+			_, err := l.runtime.Start(t.Context(), id)
+			if perr := l.pin(); perr != nil {
+				t.Fatal(perr)
+			}
+			if err == nil || !strings.Contains(err.Error(), "not guarding "+testBridge) {
+				t.Errorf("without the pin: got %v, want a refusal", err)
+			}
+			if s, err := l.runtime.Status(t.Context(), id); err != nil || s.Running || s.Error == "" {
+				t.Errorf("status after the refusal: got %+v, %v", s, err)
+			}
+			if _, err := l.runtime.Start(t.Context(), id); err != nil {
+				t.Errorf("with the pin: %v", err)
+			}
+		})
+	}
+}
+
+func TestGuardScript(t *testing.T) {
+	l := need(t)
+	dir := t.TempDir()
+	real := filepath.Join(dir, "it's real")
+	if err := os.WriteFile(real, []byte("#!/bin/sh\necho ran \"$@\"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	pins := filepath.Join(dir, "pins")
+	if err := os.Mkdir(pins, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard(dir, "runsc", testBridge, pins, real, "--flag"); err != nil {
+		t.Fatal(err)
+	}
+	if err := guard(dir, "absent", "spdk-none", pins, real); err != nil {
+		t.Fatal(err)
+	}
+	pin := filepath.Join(pins, "bridge-"+strconv.Itoa(l.bridge))
+	for _, tt := range []struct {
+		name, script string
+		pinned       bool
+		args         []string
+		want         string
+	}{
+		{"create, unguarded", "runsc", false, []string{"--root", "/r", "create", "--bundle", "/b", "abc"}, ""},
+		{"restore, unguarded", "runsc", false, []string{"restore", "abc"}, ""},
+		{"start, unguarded", "runsc", false, []string{"start", "abc"}, ""},
+		{"run, unguarded", "runsc", false, []string{"--debug", "run", "abc"}, ""},
+		{"delete, unguarded", "runsc", false, []string{"--root", "/r", "delete", "abc"}, "ran --flag --root /r delete abc"},
+		{"create, guarded", "runsc", true, []string{"create", "a b"}, "ran --flag create a b"},
+		{"create, no bridge", "absent", true, []string{"create", "abc"}, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			os.Remove(pin)
+			if tt.pinned {
+				if err := os.WriteFile(pin, nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			out, err := output(filepath.Join(dir, tt.script), tt.args...)
+			if tt.want == "" && (err == nil || !strings.Contains(out, "sallyport up")) {
+				t.Errorf("got %q, %v, want a refusal", out, err)
+			}
+			if tt.want != "" && strings.TrimSpace(out) != tt.want {
+				t.Errorf("got %q, %v, want %q", out, err, tt.want)
+			}
+		})
+	}
+}
+
+// The engine leaves the host's packets alone.
+func TestEngineNetwork(t *testing.T) {
+	l := need(t)
+	l.start(t, l.container(t, ""))
+	for path, want := range map[string]string{
+		"/proc/sys/net/ipv4/conf/" + testBridge + "/route_localnet": "0",
+	} {
+		got, err := os.ReadFile(path)
+		if err != nil || strings.TrimSpace(string(got)) != want {
+			t.Errorf("%s: got %q, %v, want %q", path, got, err, want)
+		}
+	}
+	// Nothing to inspect may be installed; then there is nothing to worry about.
+	if out, err := output("iptables-save"); err == nil && strings.Contains(out, testBridge) {
+		t.Errorf("packet filter rules were made:\n%s", out)
+	}
+}
+
+func TestTrim(t *testing.T) {
+	dir := t.TempDir()
+	p := process{log: filepath.Join(dir, "log")}
+	f, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(logLimit + 1); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := p.trim(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	io.WriteString(f, "after")
+	if got, err := os.ReadFile(p.log); err != nil || string(got) != "after" {
+		t.Errorf("log: got %d bytes, %v, want what came after", len(got), err)
+	}
+	if info, err := os.Stat(p.log + ".1"); err != nil || info.Size() != logLimit {
+		t.Errorf("old log: got %v, %v, want %d bytes", info, err, logLimit)
+	}
+}
+
+func TestStartEngineRefuses(t *testing.T) {
+	need(t)
+	for name, change := range map[string]func(*EngineConfig){
+		"no runsc":      func(c *EngineConfig) { c.Runsc = "/no/such/runsc" },
+		"relative path": func(c *EngineConfig) { c.DataDir = "data" },
+		"long path":     func(c *EngineConfig) { c.RunDir = "/tmp/" + strings.Repeat("x", 100) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			cfg := EngineConfig{DataDir: dir, RunDir: dir, Runsc: "/bin/true", Bridge: "spdk9", Pins: dir, Log: lab.cfg.Log}
+			change(&cfg)
+			if e, err := StartEngine(t.Context(), cfg); err == nil {
+				e.Stop(t.Context())
+				t.Error("it started")
+			}
+		})
+	}
+}
+
+func TestConnect(t *testing.T) {
+	l := need(t)
+	e, err := Connect(t.Context(), l.engine.Host(), l.cfg.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if !l.part(t, "dockerd").alive() {
+		t.Error("letting go of an existing engine ended it")
+	}
+	if _, err := Connect(t.Context(), "unix:///no/such.sock", l.cfg.Log); !errors.Is(err, sandbox.ErrEngine) {
+		t.Errorf("no engine: got %v, want ErrEngine", err)
+	}
+}
+
+// eventually repeats do until it succeeds.
+func eventually(t *testing.T, limit time.Duration, do func() error) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); ; time.Sleep(50 * time.Millisecond) {
+		err := do()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+	}
+}

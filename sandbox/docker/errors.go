@@ -1,0 +1,26 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+
+	"sallyport/sandbox"
+)
+
+// mapError gives an error of the engine's client the sandbox package's words.
+func mapError(err error) error {
+	switch {
+	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoImage), errors.Is(err, sandbox.ErrEngine):
+		return err
+	case client.IsErrConnectionFailed(err), cerrdefs.IsUnavailable(err):
+		return fmt.Errorf("%w: %w: see `sallyport doctor`", sandbox.ErrEngine, err)
+	case cerrdefs.IsNotFound(err):
+		return fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
+	}
+	return err
+}

@@ -1,0 +1,87 @@
+package docker
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// runscFlags are what gVisor needs here: systrap works where there is no
+// nested virtualisation, and without an overlay of its own the engine sees the
+// files that a sandbox writes, which commit, diff and cp depend on.
+var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-access=shared"}
+
+// guardScript stands between the engine and a runtime. After a reboot an engine
+// may run before anything guards the bridge, and whoever can reach it could
+// start a container there; so the runtime itself asks for the datapath's pin.
+//
+// Verbs are looked for among all words since global flags come first and take
+// values; a container identifier is hexadecimal, so none can be mistaken. The
+// reason goes to --log too, which is where the engine's shim looks for it.
+const guardScript = `#!/bin/sh
+# Written by sallyport: no container starts on a bridge that it does not guard.
+bridge=%s
+pins=%s
+log=/dev/null
+last=
+for word do
+	[ "$last" != --log ] || log=$word
+	last=$word
+	case $word in
+	create | run | restore | start | resume)
+		index=
+		{ read -r index <"/sys/class/net/$bridge/ifindex"; } 2>/dev/null
+		if [ -z "$index" ] || ! [ -e "$pins/bridge-$index" ]; then
+			why="sallyport is not guarding $bridge: start it with ` + "\\`sallyport up\\`" + `"
+			echo "$why" >&2
+			printf '{"level":"error","msg":"%%s"}\n' "$why" >>"$log"
+			exit 1
+		fi
+		break
+		;;
+	esac
+done
+exec %s "$@"
+`
+
+// guard writes the script name into dir, so that it runs the real runtime with
+// flags. Scripts are replaced whole: a running engine picks a new one up.
+func guard(dir, name, bridge, pins, real string, flags ...string) error {
+	words := []string{quote(real)}
+	for _, f := range flags {
+		words = append(words, quote(f))
+	}
+	script := fmt.Sprintf(guardScript, quote(bridge), quote(pins), strings.Join(words, " "))
+	_, err := replace(filepath.Join(dir, name), []byte(script), 0o755)
+	return err
+}
+
+// quote makes one word of s for the shell.
+func quote(s string) string {
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// replace writes a file in one step and says whether its content changed. It
+// need not survive a crash: every start writes it again.
+func replace(path string, content []byte, mode os.FileMode) (bool, error) {
+	if old, err := os.ReadFile(path); err == nil && string(old) == string(content) {
+		return false, os.Chmod(path, mode)
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return false, err
+	}
+	defer os.Remove(f.Name())
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	return err == nil, err
+}

@@ -1,0 +1,93 @@
+package docker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+
+	"sallyport/sandbox"
+)
+
+// image is what of an image's configuration decides how its containers are made.
+type image struct {
+	id   string
+	user string
+	env  map[string]string
+}
+
+func (r *Runtime) image(ctx context.Context, ref string) (image, error) {
+	if ref == "" {
+		ref = r.cfg.Image
+	}
+	res, err := r.client.ImageInspect(ctx, ref)
+	if cerrdefs.IsNotFound(err) || cerrdefs.IsInvalidArgument(err) {
+		return image{}, fmt.Errorf("%w: %q: load one with `docker -H %s load`, or import a root file system",
+			sandbox.ErrNoImage, ref, r.client.DaemonHost())
+	}
+	if err != nil {
+		return image{}, mapError(fmt.Errorf("inspecting image %q: %w", ref, err))
+	}
+	img := image{id: res.ID, env: map[string]string{}}
+	if c := res.Config; c != nil {
+		img.user = c.User
+		for _, kv := range c.Env {
+			k, v, _ := strings.Cut(kv, "=")
+			img.env[k] = v
+		}
+	}
+	return img, nil
+}
+
+// EnsureImage imports the tarball of a root file system as ref, unless the
+// engine has an image of that name.
+func (r *Runtime) EnsureImage(ctx context.Context, ref, tarball string) error {
+	_, err := r.client.ImageInspect(ctx, ref)
+	if err == nil {
+		return nil
+	}
+	if !cerrdefs.IsNotFound(err) {
+		return mapError(fmt.Errorf("inspecting image %q: %w", ref, err))
+	}
+	f, err := os.Open(tarball)
+	if err != nil {
+		return fmt.Errorf("%w: %q, and its root file system cannot be read: %w: run `make setup`", sandbox.ErrNoImage, ref, err)
+	}
+	defer f.Close()
+	res, err := r.client.ImageImport(ctx, client.ImageImportSource{Source: f, SourceName: "-"}, ref, client.ImageImportOptions{
+		Message: "imported by sallyport",
+		Changes: []string{
+			"ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+			"WORKDIR /root",
+		},
+	})
+	if err != nil {
+		return mapError(fmt.Errorf("importing image %q: %w", ref, err))
+	}
+	defer res.Close()
+	return imported(ref, res)
+}
+
+// imported reads an import's progress to its end, where a failure would be.
+func imported(ref string, progress io.Reader) error {
+	d := json.NewDecoder(progress)
+	for {
+		var m struct {
+			Error string `json:"error"`
+		}
+		switch err := d.Decode(&m); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return mapError(fmt.Errorf("importing image %q: %w", ref, err))
+		case m.Error != "":
+			return fmt.Errorf("importing image %q: %s", ref, m.Error)
+		}
+	}
+}

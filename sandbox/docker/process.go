@@ -1,0 +1,245 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// logLimit is the size in bytes at which a process's log is moved aside; one
+// old log is kept.
+const logLimit = 8 << 20
+
+// errEnded says that a process was ended on purpose and stays so.
+var errEnded = errors.New("the engine was stopped")
+
+// process is one part of the engine. It runs in a session of its own and
+// outlives us; the next one of us finds it by its command line.
+type process struct {
+	name string   // for the log
+	path string   // absolute
+	args []string // without argv[0]: an option and a file that only this engine has
+	env  []string
+	log  string // file
+
+	mu    sync.Mutex
+	pidfd int // of the running process, 0 before the first
+	ended bool
+}
+
+// adopt takes over the process if it runs already.
+func (p *process) adopt() (bool, error) {
+	pid := p.find()
+	if pid == 0 {
+		return false, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hold(pid)
+}
+
+// hold keeps a handle on pid, which must be ours or verified just now.
+func (p *process) hold(pid int) (bool, error) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if errors.Is(err, unix.ESRCH) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("watching %s: %w", p.name, err)
+	}
+	if p.pidfd != 0 {
+		unix.Close(p.pidfd)
+	}
+	p.pidfd = fd
+	return true, nil
+}
+
+// find returns the process whose command line is ours, 0 when there is none.
+// A process in another PID namespace is not believed: one of a container could
+// call itself anything.
+func (p *process) find() int {
+	ours, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return 0
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0
+	}
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		line, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
+		if err != nil || !p.matches(line) {
+			continue
+		}
+		ns, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/pid"))
+		if err == nil && ns == ours {
+			return pid
+		}
+	}
+	return 0
+}
+
+// matches compares a /proc/PID/cmdline with the process's own.
+func (p *process) matches(line []byte) bool {
+	words := bytes.Split(bytes.TrimSuffix(line, []byte{0}), []byte{0})
+	return len(words) == len(p.args)+1 &&
+		filepath.Base(string(words[0])) == filepath.Base(p.path) &&
+		slices.EqualFunc(words[1:], p.args, func(w []byte, a string) bool { return string(w) == a })
+}
+
+// start runs the process anew.
+func (p *process) start() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ended {
+		return errEnded
+	}
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("opening the log of %s: %w", p.name, err)
+	}
+	defer log.Close()
+	cmd := exec.Command(p.path, p.args...)
+	cmd.Env = p.env
+	cmd.Dir = "/"
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("starting %s: %w", p.name, err)
+	}
+	_, err = p.hold(cmd.Process.Pid)
+	go cmd.Wait() // collects it, whenever it ends
+	return err
+}
+
+// wait returns nil when the process has ended, or when there is none.
+func (p *process) wait(ctx context.Context) error {
+	p.mu.Lock()
+	if p.pidfd == 0 {
+		p.mu.Unlock()
+		return nil
+	}
+	// A handle of our own, so that a restart or another waiter does not disturb.
+	fd, err := unix.FcntlInt(uintptr(p.pidfd), unix.F_DUPFD_CLOEXEC, 0)
+	p.mu.Unlock()
+	if err != nil {
+		return fmt.Errorf("watching %s: %w", p.name, err)
+	}
+	f := os.NewFile(uintptr(fd), p.name)
+	defer f.Close()
+	conn, err := f.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("watching %s: %w", p.name, err)
+	}
+	stop := context.AfterFunc(ctx, func() { f.SetReadDeadline(time.Now()) })
+	defer stop()
+	// A pidfd becomes readable when its process ends: pidfd_open(2).
+	err = conn.Read(func(fd uintptr) bool { return readable(int(fd)) })
+	if err != nil && ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return err
+}
+
+func readable(fd int) bool {
+	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+	return n > 0
+}
+
+// alive says whether the process runs.
+func (p *process) alive() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pidfd != 0 && !readable(p.pidfd)
+}
+
+// signal sends sig to the process if it runs.
+func (p *process) signal(sig syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pidfd != 0 {
+		unix.PidfdSendSignal(p.pidfd, sig, nil, 0)
+	}
+}
+
+// halt ends the process, by force when grace or ctx is over.
+func (p *process) halt(ctx context.Context, grace time.Duration) error {
+	p.signal(syscall.SIGTERM)
+	soft, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	if p.wait(soft) == nil {
+		return nil
+	}
+	p.signal(syscall.SIGKILL)
+	hard, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	if err := p.wait(hard); err != nil {
+		return fmt.Errorf("%s does not end: %w", p.name, err)
+	}
+	return nil
+}
+
+// trim keeps the log bounded. The process appends to an open file, so the log
+// is copied and emptied in place.
+func (p *process) trim() error {
+	info, err := os.Stat(p.log)
+	if err != nil || info.Size() <= logLimit {
+		return err
+	}
+	from, err := os.Open(p.log)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	to, err := os.OpenFile(p.log+".1", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, io.NewSectionReader(from, max(0, info.Size()-logLimit), logLimit))
+	if cerr := to.Close(); err == nil {
+		err = cerr
+	}
+	if terr := os.Truncate(p.log, 0); err == nil {
+		err = terr
+	}
+	return err
+}
+
+// lastWords returns the end of the log, for an error.
+func (p *process) lastWords() string {
+	f, err := os.Open(p.log)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	b, _ := io.ReadAll(io.NewSectionReader(f, max(0, info.Size()-600), 600))
+	lines := bytes.Split(bytes.TrimSpace(b), []byte{'\n'})
+	return string(lines[len(lines)-1])
+}
+
+// retire keeps the process from being started again.
+func (p *process) retire() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ended = true
+}

@@ -1,0 +1,229 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"sallyport/sandbox"
+)
+
+const createTimeout = 60 * time.Second
+
+// Labels of our containers.
+const (
+	labelID   = "sallyport.id"
+	labelName = "sallyport.name"
+	labelUser = "sallyport.user" // that the image wants commands to run as
+	labelMake = "sallyport.make" // one call of Create
+)
+
+// Config is what a Runtime needs to know of its surroundings.
+type Config struct {
+	Bridge  string       // existing device; the engine's network is named after it
+	Subnet  netip.Prefix // of the sandboxes, IPv4
+	Gateway netip.Addr   // the bridge's address, which is also the resolver's
+	Agent   string       // path of the sallyport-agent binary
+	Dir     string       // where files that are mounted into containers are kept
+	Image   string       // for a Spec that names none
+	Runtime string       // for a Spec that names none: runsc or runc
+	Pids    int64        // processes, for a Spec that says nothing
+	Log     *slog.Logger
+}
+
+// Runtime runs sandboxes as containers of one engine. It implements
+// sandbox.Runtime.
+type Runtime struct {
+	cfg    Config
+	client *client.Client
+
+	mu       sync.Mutex
+	running  map[string]bool // IDs of sandboxes whose end Exits reports
+	stopping map[string]int  // IDs that we are ending, and how many times over
+}
+
+var _ sandbox.Runtime = (*Runtime)(nil)
+
+// New returns a Runtime on the engine, having made the engine's network.
+func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
+	r := &Runtime{cfg: cfg, client: e.Client(), running: map[string]bool{}, stopping: map[string]int{}}
+	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("preparing the runtime: %w", err)
+	}
+	conf := fmt.Sprintf("# Written by sallyport: names are answered by the gateway.\nnameserver %s\n", cfg.Gateway)
+	if _, err := replace(r.resolvConf(), []byte(conf), 0o644); err != nil {
+		return nil, fmt.Errorf("preparing the runtime: %w", err)
+	}
+	if info, err := os.Stat(cfg.Agent); err != nil || info.Mode()&0o111 == 0 {
+		return nil, fmt.Errorf("no agent at %s: run `make build`", cfg.Agent)
+	}
+	if err := r.network(ctx); err != nil {
+		return nil, mapError(err)
+	}
+	return r, nil
+}
+
+func (r *Runtime) resolvConf() string { return filepath.Join(r.cfg.Dir, "resolv.conf") }
+
+func containerName(id string) string { return "sallyport-" + id }
+
+// Create makes the container and leaves nothing behind when it fails.
+func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
+	img, err := r.image(ctx, c.Spec.Image)
+	if err != nil {
+		return err
+	}
+	mac, err := r.hardwareAddr(ctx, c)
+	if err != nil {
+		return err
+	}
+	trust := &root{}
+	if len(c.Trust) > 0 {
+		if trust, err = newRoot(c.Trust, img.env); err != nil {
+			return err
+		}
+	}
+	attempt := uuid.NewString()
+	opts := r.options(c, img, mac, trust.env)
+	opts.Config.Labels[labelMake] = attempt
+	// The engine finishes a request that its client has given up, after we have
+	// looked for what it left; so this one is seen through.
+	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
+	made, err := r.client.ContainerCreate(patient, opts)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err == nil && trust.cert != nil {
+		err = r.plant(ctx, made.ID, trust)
+	}
+	if err != nil {
+		err = errors.Join(err, r.undo(ctx, attempt))
+		return mapError(fmt.Errorf("creating sandbox %q: %w", c.Name, err))
+	}
+	return nil
+}
+
+// undo removes what one call of Create has made. It goes by a label of that
+// call and not by name, under which an older container may live, and by no
+// answer of the engine's, which may never have come.
+func (r *Runtime) undo(ctx context.Context, attempt string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)
+	defer cancel()
+	list, err := r.client.ContainerList(ctx, client.ContainerListOptions{
+		All:     true,
+		Filters: client.Filters{}.Add("label", labelMake+"="+attempt),
+	})
+	if err != nil {
+		return fmt.Errorf("removing what was made: %w", err)
+	}
+	for _, c := range list.Items {
+		_, err := r.client.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+		if err != nil {
+			return fmt.Errorf("removing what was made: %w", err)
+		}
+	}
+	return nil
+}
+
+// Start starts the container. A container that runs already is left as it is.
+func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) {
+	if _, err := r.client.ContainerStart(ctx, containerName(id), client.ContainerStartOptions{}); err != nil {
+		return sandbox.Status{}, mapError(fmt.Errorf("starting sandbox %s: %w", id, err))
+	}
+	r.mu.Lock()
+	r.running[id] = true
+	r.mu.Unlock()
+	return r.Status(ctx, id)
+}
+
+// Stop asks the container's processes to end and ends them by force after
+// grace, which the engine counts in whole seconds.
+func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) (err error) {
+	end := r.ending(id)
+	defer func() { end(err) }()
+	seconds := int(math.Ceil(max(0, grace).Seconds()))
+	_, err = r.client.ContainerStop(ctx, containerName(id), client.ContainerStopOptions{Timeout: &seconds})
+	if err != nil {
+		return mapError(fmt.Errorf("stopping sandbox %s: %w", id, err))
+	}
+	return nil
+}
+
+// Remove ends the container and deletes its files. Mounted folders stay.
+func (r *Runtime) Remove(ctx context.Context, id string) (err error) {
+	end := r.ending(id)
+	defer func() { end(err) }()
+	_, err = r.client.ContainerRemove(ctx, containerName(id), client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	if err != nil {
+		return mapError(fmt.Errorf("removing sandbox %s: %w", id, err))
+	}
+	return nil
+}
+
+// Status says how the container is.
+func (r *Runtime) Status(ctx context.Context, id string) (sandbox.Status, error) {
+	info, err := r.inspect(ctx, id)
+	if err != nil {
+		return sandbox.Status{}, err
+	}
+	s := sandbox.Status{
+		Running: info.State.Running,
+		Exit:    info.State.ExitCode,
+		Error:   info.State.Error,
+	}
+	if s.Running {
+		s.PID = info.State.Pid
+		s.Link, err = hostLink(s.PID, r.cfg.Bridge)
+	}
+	return s, err
+}
+
+func (r *Runtime) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
+	res, err := r.client.ContainerInspect(ctx, containerName(id), client.ContainerInspectOptions{})
+	if err != nil {
+		return res.Container, mapError(fmt.Errorf("inspecting sandbox %s: %w", id, err))
+	}
+	if res.Container.State == nil || res.Container.Config == nil {
+		return res.Container, fmt.Errorf("inspecting sandbox %s: the engine's answer has no state", id)
+	}
+	return res.Container, nil
+}
+
+// ending tells Exits that the sandbox ends by us. The returned function is
+// called with what became of it: a sandbox that lives on is watched as before.
+func (r *Runtime) ending(id string) func(error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	watched := r.running[id]
+	delete(r.running, id)
+	r.stopping[id]++
+	return func(err error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.stopping[id]--; r.stopping[id] == 0 {
+			delete(r.stopping, id)
+		}
+		if err != nil && watched {
+			r.running[id] = true
+		}
+	}
+}
+
+// hostname makes a name that the kernel and the engine accept.
+func hostname(name string) string {
+	const limit = 63 // of a label, RFC 1035
+	return strings.Trim(name[:min(len(name), limit)], "-._")
+}

@@ -1,0 +1,150 @@
+package docker
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+
+	"sallyport/sandbox"
+)
+
+// agentPath is where the agent is inside every container.
+const agentPath = "/.sallyport/agent"
+
+// capabilities are what package managers, servers and their installation
+// scripts need of a root inside. Of the engine's default set these are missing:
+// NET_RAW (no packets of one's own making), MKNOD (no devices), SETPCAP.
+var capabilities = []string{
+	"AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL",
+	"NET_BIND_SERVICE", "SETFCAP", "SETGID", "SETUID", "SYS_CHROOT",
+}
+
+// options is the request that makes the container.
+func (r *Runtime) options(c sandbox.Container, img image, mac network.HardwareAddr, trust map[string]string) client.ContainerCreateOptions {
+	no := false
+	pids := c.Spec.Pids
+	if pids == 0 {
+		pids = r.cfg.Pids
+	}
+	runtime := c.Spec.Runtime
+	if runtime == "" {
+		runtime = r.cfg.Runtime
+	}
+	return client.ContainerCreateOptions{
+		Name: containerName(c.ID),
+		Config: &container.Config{
+			Hostname:    hostname(c.Name),
+			Image:       img.id,
+			User:        "0:0", // of the agent; commands have the image's
+			Entrypoint:  []string{agentPath},
+			WorkingDir:  c.Spec.Workdir,
+			Env:         environment(trust, c),
+			Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
+			StopSignal:  "SIGTERM",
+			Labels: map[string]string{
+				labelID:   c.ID,
+				labelName: c.Name,
+				labelUser: img.user,
+			},
+		},
+		HostConfig: &container.HostConfig{
+			Runtime:       runtime,
+			NetworkMode:   container.NetworkMode(r.cfg.Bridge),
+			RestartPolicy: container.RestartPolicy{Name: container.RestartPolicyDisabled},
+			// The agent says nothing, and what hostile code writes to its
+			// output must not fill the host's disk.
+			LogConfig:   container.LogConfig{Type: "none"},
+			CapDrop:     []string{"ALL"},
+			CapAdd:      capabilities,
+			SecurityOpt: []string{"no-new-privileges"},
+			Init:        &no,
+			Mounts:      r.mounts(c),
+			Resources: container.Resources{
+				NanoCPUs:   int64(c.Spec.CPUs * 1e9),
+				Memory:     c.Spec.Memory,
+				MemorySwap: c.Spec.Memory, // the sum: no swap
+				PidsLimit:  &pids,
+			},
+		},
+		NetworkingConfig: &network.NetworkingConfig{
+			EndpointsConfig: map[string]*network.EndpointSettings{
+				r.cfg.Bridge: {
+					IPAMConfig: &network.EndpointIPAMConfig{IPv4Address: c.Address.Addr()},
+					MacAddress: mac,
+				},
+			},
+		},
+	}
+}
+
+// environment joins what we, the spec and the manager set; the later wins.
+func environment(trust map[string]string, c sandbox.Container) []string {
+	env := maps.Clone(trust)
+	if env == nil {
+		env = map[string]string{}
+	}
+	maps.Copy(env, c.Spec.Env)
+	for _, kv := range c.Env {
+		k, v, _ := strings.Cut(kv, "=")
+		env[k] = v
+	}
+	list := make([]string, 0, len(env))
+	for _, k := range slices.Sorted(maps.Keys(env)) {
+		list = append(list, k+"="+env[k])
+	}
+	return list
+}
+
+// mounts lists the agent, the resolver's address (the engine's own name server
+// does not work under gVisor) and the sandbox's folders.
+func (r *Runtime) mounts(c sandbox.Container) []mount.Mount {
+	list := []mount.Mount{
+		{Type: mount.TypeBind, Source: r.cfg.Agent, Target: agentPath, ReadOnly: true},
+		{Type: mount.TypeBind, Source: r.resolvConf(), Target: "/etc/resolv.conf", ReadOnly: true},
+	}
+	for _, m := range c.Mounts {
+		list = append(list, mount.Mount{Type: mount.TypeBind, Source: m.Source, Target: m.Target, ReadOnly: m.ReadOnly})
+	}
+	return list
+}
+
+// hardwareAddr is the container's MAC address. An engine before API 1.44 cannot
+// be told one for a network of ours but always makes it from the IPv4 address;
+// another one is refused there, rather than having the datapath drop all packets.
+func (r *Runtime) hardwareAddr(ctx context.Context, c sandbox.Container) (network.HardwareAddr, error) {
+	if !c.Address.Addr().Is4() {
+		return nil, fmt.Errorf("%w: sandbox address %s is not IPv4", sandbox.ErrBadSpec, c.Address)
+	}
+	want, err := net.ParseMAC(c.MAC)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", sandbox.ErrBadSpec, err)
+	}
+	if _, err := r.client.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
+		return nil, mapError(err)
+	}
+	if !atLeast(r.client.ClientVersion(), 1, 44) {
+		ip := c.Address.Addr().As4()
+		if made := append(net.HardwareAddr{0x02, 0x42}, ip[:]...); made.String() != want.String() {
+			return nil, fmt.Errorf("%w: this engine (API %s) can only give %s the MAC address %s, not %s",
+				sandbox.ErrBadSpec, r.client.ClientVersion(), c.Address.Addr(), made, want)
+		}
+	}
+	return network.HardwareAddr(want), nil
+}
+
+// atLeast compares an API version, "1.41".
+func atLeast(version string, major, minor int) bool {
+	a, b, _ := strings.Cut(version, ".")
+	x, err1 := strconv.Atoi(a)
+	y, err2 := strconv.Atoi(b)
+	return err1 == nil && err2 == nil && (x > major || x == major && y >= minor)
+}

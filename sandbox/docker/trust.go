@@ -1,0 +1,265 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"path"
+
+	"sallyport/sandbox"
+)
+
+const (
+	// systemBundle is where every image has all its roots after plant: there
+	// by itself, or as a link to where it keeps them.
+	systemBundle = "/etc/ssl/certs/ca-certificates.crt"
+	// anchor is where Debian and Alpine keep roots of the machine's own, and
+	// where they are found again when the bundle is made anew.
+	anchor = "/usr/local/share/ca-certificates/sallyport.crt"
+	// hashed is the folder that OpenSSL looks in by subject.
+	hashed = "/etc/ssl/certs"
+)
+
+// bundles lists where distributions keep all roots in one PEM file.
+var bundles = []string{
+	systemBundle, // Debian, Alpine, Arch, Gentoo
+	"/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", // Red Hat, what the others link to
+	"/etc/pki/tls/certs/ca-bundle.crt",                  // Red Hat
+	"/etc/pki/tls/cert.pem",                             // Red Hat, OpenSSL's default
+	"/etc/ssl/ca-bundle.pem",                            // SUSE
+	"/etc/ssl/cert.pem",                                 // Alpine, LibreSSL
+}
+
+// families lists distributions that keep roots elsewhere: a path that tells one,
+// the bundle of one that has none yet, and the folder of the machine's own roots.
+var families = []struct{ mark, bundle, anchors string }{
+	{"/etc/redhat-release", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/pki/ca-trust/source/anchors"},
+	{"/etc/pki/ca-trust", "", "/etc/pki/ca-trust/source/anchors"},
+	{"/etc/zypp", "/etc/ssl/ca-bundle.pem", "/etc/pki/trust/anchors"},
+	{"/etc/alpine-release", "/etc/ssl/cert.pem", ""},
+	{"/etc/arch-release", "", "/etc/ca-certificates/trust-source/anchors"},
+}
+
+// bundleEnv lists the variables that make programs with roots of their own use
+// a bundle instead, and nodeEnv those that name roots to add to theirs.
+var (
+	bundleEnv = []string{
+		"SSL_CERT_FILE",                    // OpenSSL built elsewhere, Go, rustls
+		"CURL_CA_BUNDLE",                   // curl built elsewhere
+		"GIT_SSL_CAINFO",                   // git built elsewhere
+		"REQUESTS_CA_BUNDLE",               // Python requests, which carries certifi
+		"PIP_CERT",                         // pip, which carries it too
+		"AWS_CA_BUNDLE",                    // the AWS command line and SDKs
+		"CARGO_HTTP_CAINFO",                // Rust's cargo
+		"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", // gRPC's C core
+	}
+	nodeEnv = []string{"NODE_EXTRA_CA_CERTS", "DENO_CERT"}
+)
+
+// root is the certificate that a sandbox trusts besides its image's own.
+type root struct {
+	cert *x509.Certificate
+	pem  []byte
+	env  map[string]string // for the container
+	more []string          // bundles that the image's environment names
+	java []string          // where Java's roots may be
+	dirs []string          // folders like hashed that the image has
+}
+
+// newRoot parses a PEM certificate. What the image's environment already points
+// elsewhere stays so, and is merged there.
+func newRoot(text []byte, image map[string]string) (*root, error) {
+	block, rest := pem.Decode(text)
+	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 {
+		return nil, fmt.Errorf("%w: the certificate to trust is not one PEM certificate", sandbox.ErrBadSpec)
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("%w: the certificate to trust: %w", sandbox.ErrBadSpec, err)
+	}
+	r := &root{
+		cert: cert,
+		pem:  pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}),
+		env:  map[string]string{},
+		java: []string{"/etc/ssl/certs/java/cacerts", "/etc/pki/java/cacerts"},
+		dirs: []string{"/etc/pki/ca-trust/extracted/pem/directory-hash"},
+	}
+	name := func(vars []string, file string) {
+		for _, v := range vars {
+			if own := image[v]; path.IsAbs(own) {
+				r.more = append(r.more, path.Clean(own))
+			} else {
+				r.env[v] = file
+			}
+		}
+	}
+	name(bundleEnv, systemBundle)
+	name(nodeEnv, anchor)
+	if home := image["JAVA_HOME"]; path.IsAbs(home) {
+		r.java = append(r.java, path.Join(home, "lib/security/cacerts"), path.Join(home, "jre/lib/security/cacerts"))
+	}
+	if dir := image["SSL_CERT_DIR"]; path.IsAbs(dir) {
+		r.dirs = append(r.dirs, path.Clean(dir))
+	}
+	return r, nil
+}
+
+// plant merges a root into a container that has not started. Its own tools
+// (update-ca-certificates, update-ca-trust) keep it when they make the bundles
+// anew.
+func (r *Runtime) plant(ctx context.Context, id string, root *root) error {
+	f := newRootfs(r.client, id)
+	found, err := root.bundle(ctx, f)
+	if err != nil {
+		return err
+	}
+	if err := root.anchor(ctx, f, found); err != nil {
+		return err
+	}
+	if err := root.hash(ctx, f); err != nil {
+		return err
+	}
+	for _, p := range root.java {
+		at, h, store, err := f.read(ctx, p)
+		if err != nil {
+			return err
+		}
+		if h == nil {
+			continue
+		}
+		merged, err := mergeStore(store, root.cert)
+		if err != nil {
+			r.cfg.Log.Warn("Java in this sandbox will not trust the gateway", "container", id, "file", at, "error", err)
+			continue
+		}
+		f.put(at, h, merged)
+	}
+	return f.commit(ctx)
+}
+
+// bundle merges the root into every bundle and returns the system's, "" when
+// the image has none.
+func (r *root) bundle(ctx context.Context, f *rootfs) (string, error) {
+	merge := func(p string) (string, error) {
+		at, h, content, err := f.read(ctx, p)
+		if err != nil || h == nil {
+			return "", err
+		}
+		if !bytes.Contains(content, r.pem) {
+			f.put(at, h, append(lines(content), r.pem...))
+		}
+		return at, nil
+	}
+	system, own := "", ""
+	for _, p := range bundles {
+		at, err := merge(p)
+		if err != nil {
+			return "", err
+		}
+		if p == systemBundle {
+			own = at
+		}
+		if system == "" {
+			system = at
+		}
+	}
+	switch {
+	case own != "":
+	case system != "":
+		f.link(systemBundle, system)
+	default:
+		f.put(systemBundle, nil, r.pem)
+	}
+	for _, p := range r.more {
+		at, err := merge(p)
+		if err != nil {
+			return "", err
+		}
+		if at == "" { // better only our root than none, which no program starts with
+			f.put(p, nil, r.pem)
+		}
+	}
+	return system, nil
+}
+
+// anchor puts the root where the image's own tools look for it, and where the
+// image's programs look for a bundle if there is none.
+func (r *root) anchor(ctx context.Context, f *rootfs, bundle string) error {
+	f.put(anchor, nil, r.pem)
+	for _, d := range families {
+		there, err := f.exists(ctx, d.mark)
+		if err != nil {
+			return err
+		}
+		if !there {
+			continue
+		}
+		if d.anchors != "" {
+			f.put(path.Join(d.anchors, path.Base(anchor)), nil, r.pem)
+		}
+		if bundle == "" && d.bundle != "" {
+			f.put(d.bundle, nil, r.pem)
+		}
+	}
+	return nil
+}
+
+// hash names the root by its subject, as OpenSSL looks for it in folders.
+func (r *root) hash(ctx context.Context, f *rootfs) error {
+	hash, err := subjectHash(r.cert)
+	if err != nil {
+		return err
+	}
+	dirs := []string{hashed}
+	for _, dir := range r.dirs {
+		there, err := f.exists(ctx, dir)
+		if err != nil {
+			return err
+		}
+		if there {
+			dirs = append(dirs, dir)
+		}
+	}
+	for _, dir := range dirs {
+		// The name that update-ca-certificates gives to the anchor's link.
+		f.link(path.Join(dir, "sallyport.pem"), anchor)
+		if err := r.name(ctx, f, path.Join(dir, hash)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// name links the first free of the names HASH.0, HASH.1 … to the root.
+func (r *root) name(ctx context.Context, f *rootfs, hash string) error {
+	const most = 16 // that share a hash
+	for n := range most {
+		p := fmt.Sprintf("%s.%d", hash, n)
+		_, h, content, err := f.read(ctx, p)
+		if err != nil {
+			return err
+		}
+		if h != nil && bytes.Equal(content, r.pem) {
+			return nil
+		}
+		there, err := f.exists(ctx, p)
+		if err != nil {
+			return err
+		}
+		if !there {
+			f.link(p, "sallyport.pem")
+			return nil
+		}
+	}
+	return fmt.Errorf("the image has %d files named %s.*", most, hash)
+}
+
+// lines returns a copy of content that ends with a line feed.
+func lines(content []byte) []byte {
+	if n := len(content); n > 0 && content[n-1] != '\n' {
+		return append(content[:n:n], '\n')
+	}
+	return content[:len(content):len(content)]
+}

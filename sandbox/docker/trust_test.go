@@ -1,0 +1,278 @@
+package docker
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/moby/client"
+
+	"sallyport/sandbox"
+)
+
+// authority is a certificate authority of a test.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t *testing.T, subject pkix.Name) *authority {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber:          serial,
+		Subject:               subject,
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().Add(24 * time.Hour),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &authority{cert, key, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}
+}
+
+// leaf returns certificate and key of a server, in PEM.
+func (a *authority) leaf(t *testing.T, host string) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(2),
+		DNSNames:     []string{host},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(time.Hour),
+		ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secret, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})...)
+}
+
+// derive makes an image from the base by a script, and changes of its
+// configuration. It uses runc, which forks ten times faster.
+func (l *laboratory) derive(t *testing.T, ref, script string, changes ...string) string {
+	t.Helper()
+	c := l.container(t, "")
+	c.Spec.Runtime = "runc"
+	id := l.start(t, c)
+	l.sh(t, id, "set -e\n"+script)
+	_, err := l.engine.Client().ContainerCommit(t.Context(), containerName(id), client.ContainerCommitOptions{
+		Reference: "sallyport/test:" + ref, Changes: append(changes, "USER root"),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "sallyport/test:" + ref
+}
+
+// The server runs inside the sandbox, on its own loopback: what is proven is
+// whom the clients believe. Each has only the environment given.
+const server = `
+cd /srv && git init -q --bare repo && git -C repo update-server-info && echo hello >file
+cat >serve.py <<END
+import http.server, ssl, sys
+port, pem = int(sys.argv[1]), sys.argv[2]
+s = http.server.ThreadingHTTPServer(("127.0.0.1", port), http.server.SimpleHTTPRequestHandler)
+c = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+c.load_cert_chain(pem)
+s.socket = c.wrap_socket(s.socket, server_side=True)
+s.serve_forever()
+END
+echo 127.0.0.1 api.example.test >>/etc/hosts
+python3 serve.py 8443 /memory/8443.pem >/dev/null 2>&1 &
+python3 serve.py 9443 /memory/9443.pem >/dev/null 2>&1 &
+for port in 8443 9443; do until env -i curl -sk https://api.example.test:$port/file >/dev/null; do sleep 0.1; done; done`
+
+const fetch = `import urllib.request; print(urllib.request.urlopen("https://api.example.test:PORT/file").read().decode())`
+
+// bare lists the clients that have nothing but the image's files.
+var bare = map[string]string{}
+
+func init() {
+	for program, script := range clients {
+		if strings.Contains(script, "env -i") {
+			bare[program] = script
+		}
+	}
+}
+
+var clients = map[string]string{
+	"curl":            "curl -sS https://api.example.test:PORT/file",
+	"curl, env -i":    "env -i curl -sS https://api.example.test:PORT/file",
+	"wget":            "wget -qO- https://api.example.test:PORT/file",
+	"wget, env -i":    "env -i wget -qO- https://api.example.test:PORT/file",
+	"git":             "git ls-remote https://api.example.test:PORT/repo && echo hello",
+	"git, env -i":     "env -i git ls-remote https://api.example.test:PORT/repo && echo hello",
+	"Python":          "python3 -c '" + fetch + "'",
+	"Python, env -i":  "env -i python3 -c '" + fetch + "'",
+	"requests, pip":   `python3 -c 'from pip._vendor import requests; print(requests.get("https://api.example.test:PORT/file").text)'`,
+	"OpenSSL, env -i": "env -i openssl verify /memory/PORT.pem",
+}
+
+const private = `cat >/usr/local/share/ca-certificates/corp.crt <<END
+OWN
+END
+update-ca-certificates >/dev/null 2>&1
+`
+
+func TestTrust(t *testing.T) {
+	l := need(t)
+	ours := newAuthority(t, pkix.Name{CommonName: "Sallyport  Test Root", Organization: []string{"Ünïcode Ltd"}})
+	own := newAuthority(t, pkix.Name{CommonName: "Corp Private Root"})
+	keys := t.TempDir()
+	for name, a := range map[string]*authority{"8443.pem": ours, "9443.pem": own} {
+		if err := os.WriteFile(filepath.Join(keys, name), a.leaf(t, "api.example.test"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	corp := strings.ReplaceAll(private, "OWN", string(own.pem))
+
+	for name, tt := range map[string]struct {
+		gvisor  bool
+		script  string
+		changes []string
+		own     bool   // the image trusts the corporation's root
+		later   string // run in the sandbox before all is tried again
+		without bool   // of our root
+	}{
+		"debian": {
+			gvisor: true,
+			script: ":",
+		},
+		"private root": {
+			script: corp,
+			own:    true,
+			later:  "update-ca-certificates --fresh >/dev/null 2>&1",
+		},
+		"package reinstalled": {
+			script: corp,
+			own:    true,
+			// What dpkg does: its files anew, then its script with the trigger.
+			later: "rm -f /etc/ssl/certs/*.0 /etc/ssl/certs/*.pem /etc/ssl/certs/ca-certificates.crt && dpkg-reconfigure -f noninteractive ca-certificates >/dev/null 2>&1",
+		},
+		"red hat": {
+			gvisor: true,
+			script: corp + `
+mkdir -p /etc/pki/tls/certs /etc/pki/ca-trust/source/anchors /etc/pki/ca-trust/extracted/pem
+mv /etc/ssl/certs/ca-certificates.crt /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem
+ln -s /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem /etc/pki/tls/certs/ca-bundle.crt
+ln -s /etc/pki/tls/certs/ca-bundle.crt /etc/pki/tls/cert.pem
+rm -rf /etc/ssl/certs /usr/local/share/ca-certificates /usr/share/ca-certificates
+ln -s ../pki/tls/certs /etc/ssl/certs
+echo Red >/etc/redhat-release`,
+			own: true,
+			// What update-ca-trust does, in so far as it matters.
+			later: "cat /etc/pki/ca-trust/source/anchors/* >/tmp/new; cat /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem >>/tmp/new; mv /tmp/new /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+		},
+		"no bundle": {
+			script: "mkdir /aside; mv /usr/share/ca-certificates /etc/ca-certificates.conf /aside; rm -rf /etc/ssl/certs /usr/local/share/ca-certificates /etc/ssl/cert.pem /usr/lib/ssl/cert.pem",
+			later:  "mv /aside/ca-certificates.conf /etc; mv /aside/ca-certificates /usr/share; update-ca-certificates >/dev/null 2>&1; test $(grep -c BEGIN /etc/ssl/certs/ca-certificates.crt) -gt 100",
+		},
+		"own variables": {
+			script: "cat >/opt/corp.pem <<END\n" + string(own.pem) + "END\n" + corp,
+			changes: []string{"ENV SSL_CERT_FILE=/opt/corp.pem", "ENV REQUESTS_CA_BUNDLE=/opt/corp.pem",
+				"ENV CURL_CA_BUNDLE=/opt/absent.pem"},
+			own: true,
+		},
+		"control: no root of ours": {script: corp, own: true, without: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			image := l.derive(t, strings.NewReplacer(" ", "-", ":", "").Replace(name), tt.script, tt.changes...)
+			c := l.container(t, image)
+			c.Trust = ours.pem
+			if tt.without {
+				c.Trust = nil
+			}
+			if !tt.gvisor {
+				c.Spec.Runtime = "runc"
+			}
+			c.Mounts = []sandbox.Mount{{Source: keys, Target: "/memory", ReadOnly: true}}
+			id := l.start(t, c)
+			l.sh(t, id, server)
+			check := func(t *testing.T, programs map[string]string) {
+				for program, script := range programs {
+					out, code := l.try(t, id, strings.ReplaceAll(script, "PORT", "8443"))
+					if (code == 0) == tt.without {
+						t.Errorf("%s, our root: ended with %d: %s", program, code, out)
+					}
+				}
+				for _, program := range []string{"curl, env -i", "Python, env -i"} {
+					out, code := l.try(t, id, strings.ReplaceAll(clients[program], "PORT", "9443"))
+					if (code == 0) != tt.own {
+						t.Errorf("%s, the image's root: ended with %d: %s", program, code, out)
+					}
+				}
+			}
+			check(t, clients)
+			if len(tt.changes) > 0 {
+				if out, code := l.try(t, id, "curl -sS --cacert $SSL_CERT_FILE https://api.example.test:9443/file"); code != 0 {
+					t.Errorf("the image's own bundle lost its root: %s", out)
+				}
+			}
+			if tt.later == "" {
+				return
+			}
+			l.sh(t, id, tt.later)
+			t.Run("made anew", func(t *testing.T) { check(t, bare) })
+		})
+	}
+}
+
+func TestSubjectHash(t *testing.T) {
+	for name, subject := range map[string]pkix.Name{
+		"plain":    {CommonName: "root"},
+		"spaces":   {CommonName: "  Two   Words\t Here ", Organization: []string{"ACME"}},
+		"unicode":  {CommonName: "Zürich ÄÖÜ", Country: []string{"CH"}},
+		"repeated": {CommonName: "x", OrganizationalUnit: []string{"b", "A", "c"}},
+		"empty":    {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := newAuthority(t, subject)
+			path := filepath.Join(t.TempDir(), "cert")
+			if err := os.WriteFile(path, a.pem, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			want, err := output("openssl", "x509", "-noout", "-subject_hash", "-in", path)
+			if err != nil {
+				t.Skipf("needs openssl: %v", err)
+			}
+			got, err := subjectHash(a.cert)
+			if err != nil || got != strings.TrimSpace(want) {
+				t.Errorf("got %s, %v, want %s", got, err, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,516 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"sallyport/audit"
+	"sallyport/memory"
+)
+
+// Recorder is the audit log: Append returns when the events are durable.
+type Recorder interface {
+	Append(context.Context, ...*audit.Event) error
+}
+
+// Options of a Manager; all but Forget are needed.
+type Options struct {
+	Dir       string // one folder for each sandbox
+	Subnet    netip.Prefix
+	Defaults  Spec
+	Runtime   Runtime
+	Network   Network
+	Authority Authority
+	Secrets   Secrets
+	Recorder  Recorder
+	Logger    *slog.Logger
+	// Forget is told the ID of a sandbox that is removed, for those who keep
+	// something under it.
+	Forget func(id string) error
+}
+
+// stopGrace is how long a sandbox's processes have between SIGTERM and SIGKILL.
+const stopGrace = 5 * time.Second
+
+// Manager keeps the sandboxes. Its methods may be called concurrently; calls
+// that change one sandbox run one after the other.
+type Manager struct {
+	opt Options
+
+	mu        sync.Mutex // guards what follows; taken after an entry's, never before
+	entries   map[string]*entry
+	counters  counters
+	addresses map[netip.Addr]bool // of all records
+
+	// identities is what the gateway asks on each connection.
+	identities atomic.Pointer[map[netip.Addr]Info]
+}
+
+// entry is one sandbox; its mutex is held while the sandbox changes state.
+type entry struct {
+	mu     sync.Mutex
+	rec    record
+	state  State
+	exists bool
+}
+
+// Open reads the records in opt.Dir and brings runtime and network into
+// agreement with them: half-made sandboxes are removed, running ones keep their
+// identity, and what the network vouches for without a record is detached.
+func Open(ctx context.Context, opt Options) (*Manager, error) {
+	if err := os.MkdirAll(opt.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	c, err := readCounters(filepath.Join(opt.Dir, ".counters"))
+	if err != nil {
+		return nil, err
+	}
+	m := &Manager{opt: opt, entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, counters: c}
+	m.identities.Store(&map[netip.Addr]Info{})
+
+	folders, err := os.ReadDir(opt.Dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range folders {
+		if !f.IsDir() || CheckName(f.Name()) != nil {
+			continue
+		}
+		rec, err := readRecord(m.dir(f.Name()))
+		if errors.Is(err, fs.ErrNotExist) {
+			opt.Logger.Warn("a sandbox folder has no record; it is left alone", "folder", m.dir(f.Name()))
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true}
+		m.addresses[rec.Address] = true
+	}
+	return m, m.reconcile(ctx)
+}
+
+func (m *Manager) dir(name string) string { return filepath.Join(m.opt.Dir, name) }
+
+// entry returns the entry of a name with its lock held; the caller unlocks it.
+// The entry of a name that has none is made, to be dropped if nothing comes of it.
+func (m *Manager) entry(name string) *entry {
+	for {
+		m.mu.Lock()
+		e, ok := m.entries[name]
+		if !ok {
+			e = &entry{}
+			m.entries[name] = e
+		}
+		m.mu.Unlock()
+		e.mu.Lock()
+		if m.holds(name, e) {
+			return e
+		}
+		e.mu.Unlock() // dropped while we waited for its lock
+	}
+}
+
+func (m *Manager) holds(name string, e *entry) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.entries[name] == e
+}
+
+// drop forgets an entry whose lock the caller holds.
+func (m *Manager) drop(name string, e *entry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.exists = false
+	delete(m.entries, name)
+}
+
+// existing is entry for a sandbox that must be there.
+func (m *Manager) existing(name string) (*entry, error) {
+	if err := CheckName(name); err != nil {
+		return nil, err
+	}
+	e := m.entry(name)
+	if e.exists {
+		return e, nil
+	}
+	m.drop(name, e)
+	e.mu.Unlock()
+	return nil, fmt.Errorf("%w: %q: `sallyport sandbox ls` shows those there are, `sallyport run %s -- CMD` makes it", ErrNotFound, name, name)
+}
+
+// GetOrCreate returns the sandbox of that name, made now if there was none.
+// Concurrent calls make one. A spec that asks for what an existing sandbox
+// does not have is ErrConflict.
+func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info Info, created bool, err error) {
+	if err := CheckName(name); err != nil {
+		return Info{}, false, err
+	}
+	e := m.entry(name)
+	defer e.mu.Unlock()
+	defer func() {
+		if !e.exists {
+			m.drop(name, e)
+		}
+	}()
+	if e.exists {
+		if d := spec.differs(e.rec.Spec); len(d) > 0 {
+			return Info{}, false, fmt.Errorf("%w: %s asks for %s: remove it first, or leave that out", ErrConflict, name, strings.Join(d, ", "))
+		}
+		return m.info(e), false, nil
+	}
+	spec = spec.fill(m.opt.Defaults)
+	if err := spec.validate(); err != nil {
+		return Info{}, false, err
+	}
+	if err := spec.refuseSecrets(ctx, m.opt.Secrets); err != nil {
+		return Info{}, false, err
+	}
+	if err := m.create(ctx, e, name, spec); err != nil {
+		return Info{}, false, fmt.Errorf("creating sandbox %s: %w", name, err)
+	}
+	return m.info(e), true, nil
+}
+
+// create makes a sandbox step by step; what a failed step leaves is undone.
+func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) (err error) {
+	if _, err := os.Lstat(m.dir(name)); err == nil {
+		return fmt.Errorf("%w: %s is in the way: move it aside", ErrBadName, m.dir(name))
+	}
+	rec := record{Name: name, ID: newID(), Spec: spec, Created: time.Now().UTC().Truncate(time.Millisecond)}
+	if rec.Address, err = m.newAddress(); err != nil {
+		return err
+	}
+	rec.MAC = hardwareAddress(rec.Address)
+	e.rec = rec
+	defer func() {
+		if err != nil {
+			// The user's context may be what failed; the clean-up must not.
+			err = errors.Join(err, m.discard(context.WithoutCancel(ctx), rec))
+			e.rec = record{}
+		}
+	}()
+	if err := os.Mkdir(m.dir(name), 0o700); err != nil {
+		return err
+	}
+	if err := rec.write(m.dir(name)); err != nil {
+		return err
+	}
+	mem, err := memory.Ensure(m.dir(name))
+	if err != nil {
+		return err
+	}
+	root, err := m.opt.Authority.Root(rec.ID)
+	if err != nil {
+		return err
+	}
+	err = m.opt.Runtime.Create(ctx, Container{
+		ID: rec.ID, Name: name, Spec: spec,
+		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
+		Gateway: offset(m.opt.Subnet, 1),
+		MAC:     rec.MAC,
+		Env:     environment(spec),
+		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
+		Trust:   root,
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "created")); err != nil {
+		return err
+	}
+	rec.Ready = true
+	if err := rec.write(m.dir(name)); err != nil {
+		return err
+	}
+	e.rec, e.state, e.exists = rec, Stopped, true
+	return nil
+}
+
+// discard removes what may exist of a sandbox. It is safe to call twice.
+func (m *Manager) discard(ctx context.Context, rec record) error {
+	var errs []error
+	if err := m.opt.Runtime.Remove(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
+		// The record stays, so that the next start tries again.
+		return fmt.Errorf("removing the container of %s: %w", rec.Name, err)
+	}
+	if rec.Generation != 0 {
+		errs = append(errs, m.opt.Network.Detach(rec.Generation))
+	}
+	errs = append(errs, m.opt.Authority.Forget(rec.ID))
+	if m.opt.Forget != nil {
+		errs = append(errs, m.opt.Forget(rec.ID))
+	}
+	errs = append(errs, os.RemoveAll(m.dir(rec.Name)))
+	err := errors.Join(errs...)
+	if err == nil {
+		m.mu.Lock()
+		delete(m.addresses, rec.Address)
+		m.mu.Unlock()
+	}
+	return err
+}
+
+func (m *Manager) newAddress() (netip.Addr, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, err := m.counters.nextAddress(m.opt.Subnet, func(a netip.Addr) bool { return m.addresses[a] })
+	if err == nil {
+		m.addresses[a] = true
+	}
+	return a, err
+}
+
+func newID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+func environment(s Spec) []string {
+	var env []string
+	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
+		env = append(env, k+"="+s.Env[k])
+	}
+	return env
+}
+
+// Start runs a stopped sandbox and attaches its identity; running ones are left
+// as they are.
+func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
+	e, err := m.existing(name)
+	if err != nil {
+		return Info{}, err
+	}
+	defer e.mu.Unlock()
+	if err := m.start(ctx, e); err != nil {
+		return Info{}, fmt.Errorf("starting sandbox %s: %w", name, err)
+	}
+	return m.info(e), nil
+}
+
+func (m *Manager) start(ctx context.Context, e *entry) error {
+	if e.state == Running {
+		return nil
+	}
+	m.mu.Lock()
+	gen, err := m.counters.nextGeneration()
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	rec := e.rec
+	rec.Generation, rec.Session, rec.Reason = gen, uuid.Must(uuid.NewV7()).String(), ""
+	if err := rec.write(m.dir(rec.Name)); err != nil {
+		return err
+	}
+	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "started")); err != nil {
+		return err
+	}
+	e.rec = rec
+	st, err := m.opt.Runtime.Start(ctx, rec.ID)
+	if err == nil {
+		err = m.attach(e, st)
+	}
+	if err != nil {
+		ctx := context.WithoutCancel(ctx)
+		return errors.Join(err, m.halt(ctx, e, "failed to start: "+err.Error()))
+	}
+	return nil
+}
+
+// attach makes the sandbox's identity known to the gateway, then lets its
+// packets pass.
+func (m *Manager) attach(e *entry, st Status) error {
+	if st.Link == 0 {
+		return fmt.Errorf("the container has no network interface: is the engine Sallyport's own?")
+	}
+	e.state = Running
+	m.publish(e.rec.Address, m.info(e))
+	err := m.opt.Network.Attach(Endpoint{
+		Link: st.Link, Sandbox: e.rec.Name, ID: e.rec.ID,
+		Generation: e.rec.Generation, Address: e.rec.Address, MAC: e.rec.MAC,
+	})
+	if err != nil {
+		return fmt.Errorf("attaching the sandbox's identity: %w", err)
+	}
+	return nil
+}
+
+// halt stops the container and takes the identity away, in this order of
+// safety: packets first.
+func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
+	var errs []error
+	if e.rec.Generation != 0 {
+		errs = append(errs, m.opt.Network.Detach(e.rec.Generation))
+	}
+	m.publish(e.rec.Address, Info{})
+	if err := m.opt.Runtime.Stop(ctx, e.rec.ID, stopGrace); err != nil && !errors.Is(err, ErrNotFound) {
+		errs = append(errs, err)
+	}
+	e.state = Stopped
+	ev := lifecycle(e.rec, "stopped")
+	ev.Detail = why
+	errs = append(errs, m.opt.Recorder.Append(ctx, ev))
+	return errors.Join(errs...)
+}
+
+// publish replaces one identity in the table that the gateway reads.
+func (m *Manager) publish(a netip.Addr, i Info) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	next := maps.Clone(*m.identities.Load())
+	if i.ID == "" {
+		delete(next, a)
+	} else {
+		next[a] = i
+	}
+	m.identities.Store(&next)
+}
+
+// ByAddress returns the running sandbox that has an address. It does not block.
+func (m *Manager) ByAddress(a netip.Addr) (Info, bool) {
+	i, ok := (*m.identities.Load())[a]
+	return i, ok
+}
+
+// Stop ends the sandbox's processes; its files stay.
+func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
+	e, err := m.existing(name)
+	if err != nil {
+		return Info{}, err
+	}
+	defer e.mu.Unlock()
+	if e.state == Running {
+		if err := m.halt(ctx, e, "asked to"); err != nil {
+			return Info{}, fmt.Errorf("stopping sandbox %s: %w", name, err)
+		}
+	}
+	return m.info(e), nil
+}
+
+// Remove ends a sandbox for good: its files, its memory and its certificate
+// authority. Its audit stays.
+func (m *Manager) Remove(ctx context.Context, name string) error {
+	e, err := m.existing(name)
+	if err != nil {
+		return err
+	}
+	defer e.mu.Unlock()
+	if e.state == Running {
+		if err := m.halt(ctx, e, "being removed"); err != nil {
+			return fmt.Errorf("stopping sandbox %s: %w", name, err)
+		}
+	}
+	if err := m.opt.Recorder.Append(ctx, lifecycle(e.rec, "removed")); err != nil {
+		return err
+	}
+	if err := m.discard(ctx, e.rec); err != nil {
+		return fmt.Errorf("removing sandbox %s: %w", name, err)
+	}
+	m.drop(name, e)
+	return nil
+}
+
+// Exec runs a command to its end, starting the sandbox if need be, and returns
+// the command's exit code.
+func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error) {
+	if len(c.Args) == 0 {
+		return 0, fmt.Errorf("%w: no command: give one after --", ErrBadSpec)
+	}
+	if err := (Spec{Env: c.Env}).refuseSecrets(ctx, m.opt.Secrets); err != nil {
+		return 0, err
+	}
+	e, err := m.existing(name)
+	if err != nil {
+		return 0, err
+	}
+	err = m.start(ctx, e)
+	id := e.rec.ID
+	if c.Workdir == "" {
+		c.Workdir = e.rec.Spec.Workdir
+	}
+	e.mu.Unlock()
+	if err != nil {
+		return 0, fmt.Errorf("starting sandbox %s: %w", name, err)
+	}
+	code, err := m.opt.Runtime.Exec(ctx, id, c)
+	if err != nil {
+		return 0, fmt.Errorf("running %q in %s: %w", c.Args[0], name, err)
+	}
+	return code, nil
+}
+
+// Get returns one sandbox.
+func (m *Manager) Get(name string) (Info, error) {
+	e, err := m.existing(name)
+	if err != nil {
+		return Info{}, err
+	}
+	defer e.mu.Unlock()
+	return m.info(e), nil
+}
+
+// List returns the sandboxes by name.
+func (m *Manager) List() []Info {
+	m.mu.Lock()
+	entries := slices.Collect(maps.Values(m.entries))
+	m.mu.Unlock()
+	var list []Info
+	for _, e := range entries {
+		e.mu.Lock()
+		if e.exists {
+			list = append(list, m.info(e))
+		}
+		e.mu.Unlock()
+	}
+	slices.SortFunc(list, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+func (m *Manager) info(e *entry) Info {
+	i := Info{
+		Name: e.rec.Name, ID: e.rec.ID, State: e.state, Spec: e.rec.Spec,
+		Address: e.rec.Address, Generation: e.rec.Generation,
+		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)),
+	}
+	if e.state == Running {
+		i.Session = e.rec.Session
+	}
+	if e.rec.Reason != "" && e.state != Running {
+		i.State, i.Reason = Failed, e.rec.Reason
+	}
+	return i
+}
+
+// lifecycle is the event of a sandbox's change of state (OCSF Application
+// Lifecycle; activity 3 start, 4 stop, 99 other).
+func lifecycle(r record, state string) *audit.Event {
+	activity := map[string]int{"started": 3, "stopped": 4}[state]
+	if activity == 0 {
+		activity = 99
+	}
+	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
+	ev.App = &audit.Product{Name: "sandbox/" + r.Name}
+	ev.StatusID = audit.StatusSuccess
+	ev.Message = "sandbox " + r.Name + " " + state
+	x := &ev.Unmapped.Sallyport
+	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.State = r.Name, r.ID, r.Session, r.Spec.Tags, state
+	return ev
+}

@@ -1,0 +1,412 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+)
+
+// faultHost stands for engine, network, authority and log where a test needs
+// one of them to fail at a chosen step; what a healthy one does is tested on
+// the real parts. It fails the call named in fault.
+type faultHost struct {
+	mu         sync.Mutex
+	fault      string
+	containers map[string]bool // id: running
+	endpoints  map[uint32]Endpoint
+	roots      map[string]bool
+	events     []string
+	starts     int
+}
+
+var errFault = errors.New("a fault of the test's")
+
+func newFaultHost() *faultHost {
+	return &faultHost{containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
+}
+
+func (h *faultHost) step(name string) error {
+	if h.fault == name {
+		return errFault
+	}
+	return nil
+}
+
+func (h *faultHost) Create(_ context.Context, c Container) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("create"); err != nil {
+		return err
+	}
+	h.containers[c.ID] = false
+	return nil
+}
+
+func (h *faultHost) Start(_ context.Context, id string) (Status, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("start"); err != nil {
+		return Status{}, err
+	}
+	h.containers[id] = true
+	h.starts++
+	return Status{Running: true, Link: 7}, nil
+}
+
+func (h *faultHost) Stop(_ context.Context, id string, _ time.Duration) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, ok := h.containers[id]; ok {
+		h.containers[id] = false
+	}
+	return nil
+}
+
+func (h *faultHost) Remove(_ context.Context, id string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, ok := h.containers[id]; !ok {
+		return ErrNotFound
+	}
+	delete(h.containers, id)
+	return nil
+}
+
+func (h *faultHost) Status(_ context.Context, id string) (Status, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	running, ok := h.containers[id]
+	switch {
+	case h.fault == "status":
+		return Status{}, ErrEngine
+	case !ok:
+		return Status{}, ErrNotFound
+	case running:
+		return Status{Running: true, Link: 7}, nil
+	}
+	return Status{}, nil
+}
+
+func (h *faultHost) Exec(context.Context, string, Command) (int, error) { return 0, nil }
+
+func (h *faultHost) Exits(context.Context) (<-chan string, error) { return make(chan string), nil }
+
+func (h *faultHost) Attach(ep Endpoint) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("attach"); err != nil {
+		return err
+	}
+	h.endpoints[ep.Generation] = ep
+	return nil
+}
+
+func (h *faultHost) Detach(generation uint32) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.endpoints, generation)
+	return nil
+}
+
+func (h *faultHost) Endpoints() (list []Endpoint, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, ep := range h.endpoints {
+		list = append(list, ep)
+	}
+	return list, nil
+}
+
+func (h *faultHost) Root(id string) ([]byte, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.roots[id] = true
+	return []byte("root"), h.step("root")
+}
+
+func (h *faultHost) Forget(id string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.roots, id)
+	return nil
+}
+
+func (h *faultHost) Append(_ context.Context, events ...*audit.Event) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range events {
+		x := e.Unmapped.Sallyport
+		if err := h.step("record " + x.State); err != nil {
+			return err
+		}
+		h.events = append(h.events, x.Sandbox+" "+x.State)
+	}
+	return nil
+}
+
+func (h *faultHost) Contains(_ context.Context, v string) (string, bool) {
+	return "key", v == "known secret"
+}
+
+func open(t *testing.T, h *faultHost, dir string) *Manager {
+	t.Helper()
+	m, err := Open(t.Context(), Options{
+		Dir: dir, Subnet: netip.MustParsePrefix("10.9.0.0/29"),
+		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
+		Runtime:  h, Network: h, Authority: h, Secrets: h, Recorder: h,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Whatever step fails, nothing half-made is left.
+func TestCreateLeavesNothing(t *testing.T) {
+	for _, fault := range []string{"create", "root", "record created"} {
+		t.Run(fault, func(t *testing.T) {
+			h, dir := newFaultHost(), t.TempDir()
+			h.fault = fault
+			m := open(t, h, dir)
+			if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); !errors.Is(err, errFault) {
+				t.Fatalf("got %v, want the fault", err)
+			}
+			if len(h.containers)+len(h.roots)+len(m.List()) != 0 {
+				t.Errorf("left: containers %v, roots %v, sandboxes %v", h.containers, h.roots, m.List())
+			}
+			if _, err := os.Stat(filepath.Join(dir, "a")); err == nil {
+				t.Error("its folder is left")
+			}
+			h.fault = ""
+			if _, created, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil || !created {
+				t.Errorf("the next attempt: created %v, %v", created, err)
+			}
+		})
+	}
+}
+
+// A sandbox that cannot be identified does not run.
+func TestStartFailsClosed(t *testing.T) {
+	for _, fault := range []string{"start", "attach", "record started"} {
+		t.Run(fault, func(t *testing.T) {
+			h := newFaultHost()
+			m := open(t, h, t.TempDir())
+			i, _, err := m.GetOrCreate(t.Context(), "a", Spec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			h.fault = fault
+			if _, err := m.Start(t.Context(), "a"); !errors.Is(err, errFault) {
+				t.Fatalf("got %v, want the fault", err)
+			}
+			if h.containers[i.ID] || len(h.endpoints) != 0 {
+				t.Errorf("it runs: %v, endpoints %v", h.containers, h.endpoints)
+			}
+			if _, ok := m.ByAddress(i.Address); ok {
+				t.Error("the gateway knows it")
+			}
+			if got, err := m.Get("a"); err != nil || got.State != Stopped {
+				t.Errorf("got %v, %v, want stopped", got.State, err)
+			}
+		})
+	}
+}
+
+// A manager that starts anew agrees with what really runs.
+func TestReconcile(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		meddle   func(h *faultHost, id, dir string)
+		state    State
+		attached bool
+	}{
+		{"nothing happened", func(*faultHost, string, string) {}, Running, true},
+		{"it ended", func(h *faultHost, id, _ string) { h.containers[id] = false }, Stopped, false},
+		{"its identity is gone", func(h *faultHost, _, _ string) { h.endpoints = map[uint32]Endpoint{} }, Running, true},
+		{"its container is gone", func(h *faultHost, id, _ string) { delete(h.containers, id) }, Failed, false},
+		{"it is on another interface", func(h *faultHost, _, _ string) {
+			for g, ep := range h.endpoints {
+				ep.Link = 99
+				h.endpoints[g] = ep
+			}
+		}, Running, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h, dir := newFaultHost(), t.TempDir()
+			m := open(t, h, dir)
+			i, _, err := m.GetOrCreate(t.Context(), "a", Spec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.Start(t.Context(), "a"); err != nil {
+				t.Fatal(err)
+			}
+			h.endpoints[999] = Endpoint{Generation: 999, Link: 55} // nobody's
+			c.meddle(h, i.ID, dir)
+
+			m = open(t, h, dir)
+			got, err := m.Get("a")
+			if err != nil || got.State != c.state {
+				t.Errorf("got %v %q, %v, want %v", got.State, got.Reason, err, c.state)
+			}
+			if _, known := m.ByAddress(i.Address); known != c.attached {
+				t.Errorf("known to the gateway: %v, want %v", known, c.attached)
+			}
+			ep, attached := h.endpoints[got.Generation]
+			if attached != c.attached || attached && ep.Link != 7 {
+				t.Errorf("endpoint %v %v, want %v on interface 7", attached, ep, c.attached)
+			}
+			if _, left := h.endpoints[999]; left {
+				t.Error("an endpoint that is nobody's is left")
+			}
+		})
+	}
+}
+
+// A daemon that died while it made a sandbox removes it at the next start.
+func TestHalfMadeIsRemoved(t *testing.T) {
+	h, dir := newFaultHost(), t.TempDir()
+	m := open(t, h, dir)
+	i, _, err := m.GetOrCreate(t.Context(), "a", Spec{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec, err := readRecord(filepath.Join(dir, "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rec.Ready = false
+	if err := rec.write(filepath.Join(dir, "a")); err != nil {
+		t.Fatal(err)
+	}
+	m = open(t, h, dir)
+	if _, err := m.Get("a"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("got %v, want it gone", err)
+	}
+	if _, left := h.containers[i.ID]; left {
+		t.Error("its container is left")
+	}
+}
+
+// An engine that is away at the start is an error, and takes nothing down.
+func TestOpenWithoutEngine(t *testing.T) {
+	h, dir := newFaultHost(), t.TempDir()
+	m := open(t, h, dir)
+	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Start(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	h.fault = "status"
+	_, err := Open(t.Context(), m.opt)
+	if !errors.Is(err, ErrEngine) {
+		t.Errorf("got %v, want ErrEngine", err)
+	}
+	if len(h.endpoints) != 1 {
+		t.Errorf("endpoints: %v, want the sandbox's", h.endpoints)
+	}
+}
+
+func TestSpec(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		spec Spec
+		want string
+	}{
+		{"a known secret", Spec{Env: map[string]string{"T": "known secret"}}, `credential "key"`},
+		{"an environment name", Spec{Env: map[string]string{"a b": "x"}}, "environment name"},
+		{"a NUL byte", Spec{Env: map[string]string{"A": "x\x00"}}, "NUL"},
+		{"a relative folder", Spec{Workdir: "x"}, "absolute"},
+		{"an unknown runtime", Spec{Runtime: "kata"}, "runsc"},
+		{"a limit below zero", Spec{Pids: -1}, "below zero"},
+		{"too little memory", Spec{Memory: 4096}, "at least"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := open(t, newFaultHost(), t.TempDir())
+			_, _, err := m.GetOrCreate(t.Context(), "a", c.spec)
+			if !errors.Is(err, ErrBadSpec) || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// An address that was given back rests until the subnet has been used up.
+func TestAddresses(t *testing.T) {
+	h, dir := newFaultHost(), t.TempDir()
+	m := open(t, h, dir)
+	var got []string
+	for _, name := range []string{"a", "b"} {
+		i, _, err := m.GetOrCreate(t.Context(), name, Spec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, i.Address.String())
+	}
+	if err := m.Remove(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	m = open(t, h, dir) // also over a restart
+	for _, name := range []string{"c", "d", "e"} {
+		i, _, err := m.GetOrCreate(t.Context(), name, Spec{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, i.Address.String())
+	}
+	want := "10.9.0.3 10.9.0.4 10.9.0.5 10.9.0.6 10.9.0.3"
+	if s := strings.Join(got, " "); s != want {
+		t.Errorf("got %s, want %s", s, want)
+	}
+	if _, _, err := m.GetOrCreate(t.Context(), "f", Spec{}); !errors.Is(err, ErrNoAddress) {
+		t.Errorf("got %v, want ErrNoAddress", err)
+	}
+}
+
+// Calls for one name at the same time make one sandbox, and removing it
+// meanwhile loses none that was promised.
+func TestConcurrent(t *testing.T) {
+	h := newFaultHost()
+	m := open(t, h, t.TempDir())
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 50 {
+				if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
+					t.Error(err)
+				}
+				if err := m.Remove(t.Context(), "a"); err != nil && !errors.Is(err, ErrNotFound) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(m.List()); n != 0 || len(h.containers) != 0 {
+		t.Errorf("%d sandboxes, containers %v, want none", n, h.containers)
+	}
+}
+
+func TestCheckName(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"a": true, "a-b": true, "0": true, strings.Repeat("a", 63): true,
+		"": false, "-a": false, "a-": false, "A": false, "a.b": false, "a/b": false, "..": false, "ä": false,
+		strings.Repeat("a", 64): false,
+	} {
+		if err := CheckName(name); (err == nil) != ok {
+			t.Errorf("%q: got %v, want ok %v", name, err, ok)
+		}
+	}
+}

@@ -1,0 +1,139 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// reconcile brings runtime and network into agreement with the records.
+func (m *Manager) reconcile(ctx context.Context) error {
+	attached, err := m.opt.Network.Endpoints()
+	if err != nil {
+		return fmt.Errorf("listing network endpoints: %w", err)
+	}
+	byGeneration := map[uint32]Endpoint{}
+	for _, ep := range attached {
+		byGeneration[ep.Generation] = ep
+	}
+	m.mu.Lock()
+	entries := make([]*entry, 0, len(m.entries))
+	for _, e := range m.entries {
+		entries = append(entries, e)
+	}
+	m.mu.Unlock()
+
+	var errs []error
+	for _, e := range entries {
+		e.mu.Lock()
+		keep, err := m.settle(ctx, e, byGeneration[e.rec.Generation])
+		if keep {
+			delete(byGeneration, e.rec.Generation)
+		}
+		e.mu.Unlock()
+		if errors.Is(err, ErrEngine) {
+			return err // it will be the same for all others
+		}
+		errs = append(errs, err)
+	}
+	for gen := range byGeneration {
+		errs = append(errs, m.opt.Network.Detach(gen))
+	}
+	return errors.Join(errs...)
+}
+
+// settle brings one sandbox into agreement and says whether its endpoint stays.
+func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep bool, err error) {
+	if !e.exists {
+		return false, nil
+	}
+	if !e.rec.Ready {
+		m.opt.Logger.Info("removing a half-made sandbox", "sandbox", e.rec.Name)
+		if err := m.discard(ctx, e.rec); err != nil {
+			return false, err
+		}
+		m.drop(e.rec.Name, e)
+		return false, nil
+	}
+	if have.Link == 0 && e.rec.Generation != 0 {
+		// It may have been attached since the list was made.
+		if have, err = m.endpoint(e.rec.Generation); err != nil {
+			return false, err
+		}
+	}
+	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		e.rec.Reason = "its container is gone: remove the sandbox and make it again; its memory is still in " + m.dir(e.rec.Name)
+		e.state = Stopped
+		return false, e.rec.write(m.dir(e.rec.Name))
+	case err != nil:
+		return false, fmt.Errorf("asking for sandbox %s: %w", e.rec.Name, err)
+	case st.Running && have.Link == st.Link && st.Link != 0:
+		e.state = Running
+		m.publish(e.rec.Address, m.info(e))
+		return true, nil
+	case st.Running:
+		// It runs on an interface that nothing vouches for: identify it anew.
+		m.mu.Lock()
+		gen, err := m.counters.nextGeneration()
+		m.mu.Unlock()
+		if err != nil {
+			return false, err
+		}
+		e.rec.Generation = gen
+		if err := e.rec.write(m.dir(e.rec.Name)); err != nil {
+			return false, err
+		}
+		if err := m.attach(e, st); err != nil {
+			return false, errors.Join(err, m.halt(ctx, e, "could not be identified: "+err.Error()))
+		}
+		return true, nil
+	case e.state == Running || have.Link != 0:
+		return false, m.halt(ctx, e, fmt.Sprintf("ended by itself with exit code %d", st.Exit))
+	default:
+		return false, nil
+	}
+}
+
+func (m *Manager) endpoint(generation uint32) (Endpoint, error) {
+	all, err := m.opt.Network.Endpoints()
+	for _, ep := range all {
+		if ep.Generation == generation {
+			return ep, err
+		}
+	}
+	return Endpoint{}, err
+}
+
+// settleEvery is how often Watch compares records and reality besides being told.
+const settleEvery = 30 * time.Second
+
+// Watch follows what happens to the sandboxes behind the manager's back, an
+// engine's restart included, until ctx is done.
+func (m *Manager) Watch(ctx context.Context) error {
+	exits, err := m.opt.Runtime.Exits(ctx)
+	if err != nil {
+		return err
+	}
+	tick := time.NewTicker(settleEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, ok := <-exits:
+			if !ok {
+				if ctx.Err() != nil {
+					return nil
+				}
+				exits = nil // the ticker goes on
+			}
+		case <-tick.C:
+		}
+		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
+			m.opt.Logger.Warn("sandboxes could not be compared with the engine", "error", err)
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Runtimes that a Spec can name.
+const (
+	GVisor = "runsc"
+	RunC   = "runc"
+)
+
+var envForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
+
+// minMemory is what gVisor needs to start a shell, in bytes.
+const minMemory = 32 << 20
+
+// fill completes a spec with the daemon's defaults.
+func (s Spec) fill(d Spec) Spec {
+	if s.Image == "" {
+		s.Image = d.Image
+	}
+	if s.Runtime == "" {
+		s.Runtime = d.Runtime
+	}
+	if s.Pids == 0 {
+		s.Pids = d.Pids
+	}
+	return s
+}
+
+func (s Spec) validate() error {
+	var errs []error
+	bad := func(format string, a ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrBadSpec}, a...)...))
+	}
+	if s.Image == "" {
+		bad("no image: name one")
+	}
+	if s.Runtime != GVisor && s.Runtime != RunC {
+		bad("runtime %q: use %s, or %s which shares the host's kernel", s.Runtime, GVisor, RunC)
+	}
+	for k, v := range s.Env {
+		if !envForm.MatchString(k) {
+			bad("environment name %q: use letters, digits and underscores", k)
+		}
+		if strings.ContainsRune(v, 0) {
+			bad("environment value of %s holds a NUL byte", k)
+		}
+	}
+	for k := range s.Tags {
+		if k == "" || len(k) > 63 {
+			bad("tag %q: use 1 to 63 bytes", k)
+		}
+	}
+	if s.Workdir != "" && !path.IsAbs(s.Workdir) {
+		bad("working directory %q: use an absolute path", s.Workdir)
+	}
+	if s.CPUs < 0 || s.Pids < 0 {
+		bad("a limit below zero")
+	}
+	if s.Memory != 0 && s.Memory < minMemory {
+		bad("memory limit of %d bytes: use at least %d", s.Memory, minMemory)
+	}
+	return errors.Join(errs...)
+}
+
+// Secrets says whether a value is a known secret, and which credential's.
+type Secrets interface {
+	Contains(ctx context.Context, value string) (credential string, found bool)
+}
+
+// refuseSecrets keeps promise 1 against a helpful user: a secret given as an
+// environment value would be in the sandbox.
+func (s Spec) refuseSecrets(ctx context.Context, known Secrets) error {
+	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
+		if name, found := known.Contains(ctx, s.Env[k]); found {
+			return fmt.Errorf("%w: environment variable %s holds the secret of credential %q: leave it out, the gateway injects it", ErrBadSpec, k, name)
+		}
+	}
+	return nil
+}
+
+// differs names what a second call asks for that the sandbox does not have.
+// What the call leaves open agrees with anything.
+func (s Spec) differs(have Spec) []string {
+	var d []string
+	if s.Image != "" && s.Image != have.Image {
+		d = append(d, fmt.Sprintf("image %s (has %s)", s.Image, have.Image))
+	}
+	if s.Runtime != "" && s.Runtime != have.Runtime {
+		d = append(d, fmt.Sprintf("runtime %s (has %s)", s.Runtime, have.Runtime))
+	}
+	if s.Env != nil && !maps.Equal(s.Env, have.Env) {
+		d = append(d, "env")
+	}
+	if s.Tags != nil && !maps.Equal(s.Tags, have.Tags) {
+		d = append(d, "tags")
+	}
+	if s.Workdir != "" && s.Workdir != have.Workdir {
+		d = append(d, fmt.Sprintf("workdir %s (has %q)", s.Workdir, have.Workdir))
+	}
+	if s.CPUs != 0 && s.CPUs != have.CPUs {
+		d = append(d, "cpus")
+	}
+	if s.Memory != 0 && s.Memory != have.Memory {
+		d = append(d, "memory")
+	}
+	if s.Pids != 0 && s.Pids != have.Pids {
+		d = append(d, "pids")
+	}
+	return d
+}
