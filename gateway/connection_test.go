@@ -358,7 +358,7 @@ func (d dripping) Write(p []byte) (int, error) {
 		if _, err := d.Conn.Write(chunk); err != nil {
 			return 0, err
 		}
-		time.Sleep(100 * time.Microsecond)
+		time.Sleep(time.Millisecond)
 	}
 	return len(p), nil
 }
@@ -368,8 +368,8 @@ func TestFragmentedClientHello(t *testing.T) {
 		size   int
 		protos int
 	}{
-		"byte by byte":       {1, 1},
-		"in two":             {200, 1},
+		"in many":            {100, 1},
+		"in two":             {900, 1},
 		"of more than 16 KB": {4096, 300},
 	} {
 		t.Run(name, func(t *testing.T) {

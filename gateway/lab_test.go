@@ -66,12 +66,17 @@ type lab struct {
 	hosts    map[string]string // name or address -> loopback address of its upstream
 	rounds   map[upstream.Route]*http.Transport
 	fail     error // of every way out
-	leases   map[string]leased
+	broker   *credential.Broker
 }
 
-type leased struct {
-	lease *credential.Lease
-	err   error
+// secret is a source with one field.
+type secret string
+
+func (s secret) Read(context.Context) (credential.Material, error) {
+	if s == "" {
+		return credential.Material{}, credential.ErrNoSecret
+	}
+	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(string(s))}, Version: "v7"}, nil
 }
 
 type option func(*gateway.Options)
@@ -86,7 +91,6 @@ func newLab(t *testing.T, options ...option) *lab {
 		names:    map[netip.Addr]string{},
 		hosts:    map[string]string{},
 		rounds:   map[upstream.Route]*http.Transport{},
-		leases:   map[string]leased{},
 		decide:   func(policy.Input) policy.Decision { return policy.Decision{} },
 	}
 	clients, err := gateway.OpenClients(t.TempDir() + "/clients.json")
@@ -107,7 +111,7 @@ func newLab(t *testing.T, options ...option) *lab {
 		Metrics:          l.registry,
 		Refusal:          refusal,
 		FirstByteTimeout: 200 * time.Millisecond,
-		HandshakeTimeout: 2 * time.Second,
+		HandshakeTimeout: 5 * time.Second,
 	}
 	for _, set := range options {
 		set(&o)
@@ -213,12 +217,12 @@ func (l *lab) Enqueue(e *audit.Event) error {
 	return nil
 }
 
-func (l *lab) Lease(_ context.Context, name string, to credential.Binding) (*credential.Lease, error) {
+func (l *lab) Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error) {
 	l.step("lease %s for %s:%d tls=%v", name, to.Host, to.Port, to.TLS)
-	if got, ok := l.leases[name]; ok {
-		return got.lease, got.err
+	if l.broker == nil {
+		return nil, credential.ErrUnknown
 	}
-	return nil, credential.ErrUnknown
+	return l.broker.Lease(ctx, name, to)
 }
 
 func (l *lab) dial(ctx context.Context, r upstream.Route) (net.Conn, error) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"sallyport/policy"
@@ -71,17 +72,34 @@ func (s *script) Read(p []byte) (int, error)      { return s.Reader.Read(p) }
 func (s *script) Write([]byte) (int, error)       { panic("written to") }
 func (s *script) SetReadDeadline(time.Time) error { return nil }
 
-func FuzzSniff(f *testing.F) {
+// hello is what a client of crypto/tls opens with.
+func hello() []byte {
 	near, far := net.Pipe()
+	defer far.Close()
 	go func() {
 		_ = tls.Client(near, &tls.Config{ServerName: "api.example.test"}).Handshake()
 		near.Close()
 	}()
-	hello := make([]byte, 1<<14)
-	n, _ := far.Read(hello)
-	far.Close()
-	f.Add(hello[:n])
-	f.Add(hello[:n/2])
+	b := make([]byte, 1<<14)
+	n, _ := far.Read(b)
+	return b[:n]
+}
+
+func TestHelloByteByByte(t *testing.T) {
+	whole := hello()
+	o := &opening{Conn: &script{Reader: iotest.OneByteReader(bytes.NewReader(whole))}}
+	if protocol, sni, err := o.sniff(); protocol != policy.ProtocolTLS || sni != "api.example.test" || err != nil {
+		t.Errorf("%s %q %v", protocol, sni, err)
+	}
+	if again, _ := io.ReadAll(o); !bytes.Equal(again, whole) {
+		t.Error("it does not read the same again")
+	}
+}
+
+func FuzzSniff(f *testing.F) {
+	whole := hello()
+	f.Add(whole)
+	f.Add(whole[:len(whole)/2])
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	f.Add([]byte("\x16\x03\x01\x00\x04\x01\x00\x00\x00"))
 	f.Fuzz(func(t *testing.T, first []byte) {

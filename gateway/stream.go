@@ -52,25 +52,19 @@ func (b *body) scrub() {
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	if err != nil {
-		b.ended()
-		if err != io.EOF {
-			b.err = err
-		}
+	if err != nil && err != io.EOF {
+		b.err = err
 	}
 	return n, err
 }
 
+// Close also scrubs the trailers, which are there once the body has been read:
+// goproxy sends them after it has closed it.
 func (b *body) Close() error {
-	b.ended()
-	return b.ReadCloser.Close()
-}
-
-// ended scrubs the trailers, which are there once the body has been read.
-func (b *body) ended() {
 	if b.scrubber != nil {
 		b.hits += b.scrubber.Header(b.response.Trailer)
 	}
+	return b.ReadCloser.Close()
 }
 
 // scrubbers keeps the scrubbers in use, which are costly to make. A secret of
@@ -168,6 +162,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	w.in.Add(int64(rw.Reader.Buffered())) // goproxy sends these on first
 	w.taken = &counted{Conn: conn, in: w.in, out: &w.written}
 	return w.taken, rw, nil
 }
