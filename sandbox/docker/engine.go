@@ -50,8 +50,8 @@ type Engine struct {
 	host   string
 	client *client.Client
 	log    *slog.Logger
-	parts  []*part // in the order in which they start; none for an existing engine
-	run    string  // folder of a private engine's run-time files
+	parts  []*part  // in the order in which they start; none for an existing engine
+	dirs   []string // of a private engine, below which its parts mount
 }
 
 // part is a process of the engine and how to know that it answers.
@@ -106,7 +106,7 @@ func StartEngine(ctx context.Context, cfg EngineConfig) (*Engine, error) {
 	containerd.ready = func(ctx context.Context) error { return dial(ctx, l.containerdSocket()) }
 	dockerd.ready = e.ping
 	e.parts = []*part{containerd, dockerd}
-	e.run = l.run()
+	e.dirs = []string{l.run(), l.dir()}
 	for _, p := range e.parts {
 		if err := e.bring(ctx, p, changed); err != nil {
 			e.client.Close()
@@ -244,8 +244,10 @@ func (e *Engine) Stop(ctx context.Context) error {
 	for i := len(e.parts) - 1; i >= 0; i-- {
 		errs = append(errs, e.parts[i].halt(ctx, haltGrace))
 	}
-	if e.run != "" && errors.Join(errs...) == nil {
-		errs = append(errs, unmountBelow(e.run))
+	if errors.Join(errs...) == nil {
+		for _, dir := range e.dirs {
+			errs = append(errs, unmountBelow(dir))
+		}
 	}
 	return errors.Join(errs...)
 }
