@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
+	"syscall"
 
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -38,7 +40,10 @@ func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", c.socket)
 	if err != nil {
-		return nil, fmt.Errorf("%w on %s: start it with `sallyport up`: %w", ErrNoDaemon, c.socket, err)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+			return nil, fmt.Errorf("%w on %s: start it with `sallyport up`", ErrNoDaemon, c.socket)
+		}
+		return nil, fmt.Errorf("reaching the daemon on %s: %w", c.socket, err)
 	}
 	return conn, nil
 }
