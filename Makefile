@@ -6,6 +6,7 @@ GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 CACHE   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sallyport
 export CGO_ENABLED ?= 0
+export PATH := $(PATH):/usr/local/go/bin
 
 .PHONY: setup build demo down test race bench fuzz lint generate clean
 
