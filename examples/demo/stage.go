@@ -22,8 +22,8 @@ import (
 // stage is where the demo plays: its folder, its programs and its upstream.
 type stage struct {
 	bin, dir string
-	config                 string
-	key                    string // the secret that must never be seen
+	config   string
+	key      string // the secret that must never be seen
 }
 
 func newStage(bin, dir string) (*stage, error) {
@@ -40,7 +40,7 @@ func (s *stage) path(name string) string { return filepath.Join(s.dir, name) }
 
 var configTemplate = template.Must(template.New("sallyport.yaml").Parse(`# Written by the demo.
 dataDir: {{.Dir}}/data
-runDir: /run/sallyport-demo
+runDir: {{.Dir}}/run
 keyFile: {{.Dir}}/key            # in real life: on another disk, or a systemd credential
 network: {bridge: sallyport-demo, subnet: 10.230.0.0/24}
 metrics: {listen: "127.0.0.1:9465"}
