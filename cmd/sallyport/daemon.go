@@ -320,7 +320,9 @@ func (d *daemon) run(ctx context.Context) (err error) {
 		g.Go(func() error { return d.dns.Serve(ctx, h.dnsUDP, h.dnsTCP) })
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
-		g.Go(func() error { return h.guard.Drops(ctx, d.recordDrop) })
+		drops := newDropLog(d.trail, d.log)
+		g.Go(func() error { return drops.run(ctx) })
+		g.Go(func() error { return h.guard.Drops(ctx, drops.add) })
 		if err := h.guard.Steer(h.steered); err != nil {
 			return err
 		}
