@@ -253,17 +253,18 @@ func (d *daemon) forget(id string) error {
 
 func (d *daemon) openRuntime(ctx context.Context, h *house) (_ *docker.Runtime, err error) {
 	net4 := d.cfg.Network
+	runsc := findRunsc(d.cfg)
+	if runsc == "" {
+		return nil, errors.New("gVisor's runsc is not installed: `make setup` builds it, or set engine.runsc")
+	}
+	engine := docker.EngineConfig{
+		DataDir: d.cfg.DataDir, RunDir: d.cfg.RunDir, Runsc: runsc,
+		Bridge: net4.Bridge, Pins: d.guardConfig().Pins, Log: d.log,
+	}
 	if d.cfg.Engine.Kind == "existing" {
-		h.engine, err = docker.Connect(ctx, d.cfg.Engine.Host, d.log)
+		h.engine, err = docker.Connect(ctx, d.cfg.Engine.Host, engine)
 	} else {
-		runsc := findRunsc(d.cfg)
-		if runsc == "" {
-			return nil, errors.New("gVisor's runsc is not installed: `make setup` builds it, or set engine.runsc")
-		}
-		h.engine, err = docker.StartEngine(ctx, docker.EngineConfig{
-			DataDir: d.cfg.DataDir, RunDir: d.cfg.RunDir, Runsc: runsc,
-			Bridge: net4.Bridge, Pins: d.guardConfig().Pins, Log: d.log,
-		})
+		h.engine, err = docker.StartEngine(ctx, engine)
 	}
 	if err != nil {
 		return nil, err

@@ -1,5 +1,5 @@
 // Command sallyport is the daemon (`sallyport up`) and the command line that
-// talks to it. See docs/design in the repository and `sallyport help`.
+// talks to it: see docs/ in the repository and `sallyport help`.
 package main
 
 import (

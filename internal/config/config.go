@@ -47,7 +47,9 @@ type Network struct {
 // Engine is the Docker Engine that runs the sandboxes.
 type Engine struct {
 	// Kind is private (default: an instance of its own beside the user's),
-	// existing (the one at Host), or none (gateway only, no sandboxes here).
+	// existing (the one at Host, which must call Sallyport's guard as its runtime
+	// runsc: `sallyport up` says what to register), or none (gateway only, no
+	// sandboxes here).
 	Kind string `yaml:"kind"`
 	// Host is the existing engine's socket: unix:///var/run/docker.sock.
 	Host string `yaml:"host"`

@@ -62,15 +62,27 @@ type part struct {
 }
 
 // Connect returns the engine at host (unix:///path/to/socket), which somebody
-// else keeps.
-func Connect(ctx context.Context, host string, log *slog.Logger) (*Engine, error) {
-	e, err := newEngine(host, log)
+// else keeps. It is taken only when its runtime runsc is the guard that Connect
+// writes below cfg.DataDir: an engine without it could start a sandbox after a
+// reboot before anything guards the bridge. Its runc has no guard.
+func Connect(ctx context.Context, host string, cfg EngineConfig) (*Engine, error) {
+	l := newLayout(cfg)
+	if _, err := l.write(); err != nil {
+		return nil, fmt.Errorf("preparing the engine's guard: %w", err)
+	}
+	e, err := newEngine(host, cfg.Log)
 	if err != nil {
 		return nil, err
 	}
-	if err := e.ping(ctx); err != nil {
+	info, err := e.client.Info(ctx, client.InfoOptions{})
+	if err != nil {
 		e.client.Close()
 		return nil, mapError(fmt.Errorf("connecting to the engine at %s: %w", host, err))
+	}
+	guard := filepath.Join(l.bin(), "runsc")
+	if have := info.Info.Runtimes["runsc"].Path; have != guard {
+		e.client.Close()
+		return nil, fmt.Errorf(`the engine at %s has no guarded runtime: put {"runtimes": {"runsc": {"path": %q}}, "experimental": true} into its daemon.json and restart it, or use engine.kind: private`, host, guard)
 	}
 	return e, nil
 }
