@@ -17,6 +17,7 @@ import (
 	"strings"
 	"syscall"
 	"text/template"
+	"time"
 )
 
 // stage is where the demo plays: its folder, its programs and its upstream.
@@ -171,6 +172,12 @@ func (s *stage) down(ctx context.Context) error {
 	if pid, ok := s.upstreamPID(); ok {
 		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 			return err
+		}
+		for range 100 { // ten seconds
+			if _, ok := s.upstreamPID(); !ok {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
 		}
 		fmt.Println("the test host is down")
 	}

@@ -78,7 +78,7 @@ wanted() {
 	PATH=$PATH:/usr/sbin:/sbin command -v dockerd >/dev/null || echo docker.io
 	case $1 in
 	test)
-		for package in curl gcc libc6-dev make openssl strace tcpdump; do
+		for package in curl default-jdk-headless gcc libc6-dev make nftables nodejs openssl procps python3 strace tcpdump; do
 			installed "$package" || echo "$package"
 		done
 		;;
