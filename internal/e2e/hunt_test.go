@@ -6,6 +6,7 @@ import (
 	"compress/zlib"
 	"encoding/base64"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -41,6 +42,8 @@ func forms(value string) map[string]string {
 		"query": url.QueryEscape(value),
 		"path":  url.PathEscape(value),
 	}
+	quoted, _ := json.Marshal(value) // a string always can be
+	all["json"] = string(quoted[1 : len(quoted)-1])
 	var wide []byte
 	for _, u := range utf16.Encode([]rune(value)) {
 		wide = append(wide, byte(u), byte(u>>8))
