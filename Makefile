@@ -32,7 +32,7 @@ down:
 
 test:
 	@internal/setup/setup.sh test
-	$(link)
+	$(link) && ln -sfn $(CACHE)/runtimes.tar bin/runtimes.tar
 	@internal/setup/test.sh
 
 bench: build
