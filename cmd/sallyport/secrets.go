@@ -106,7 +106,7 @@ func (s secrets) Delete(ctx context.Context, name string) error {
 func (s secrets) writable(name string) error {
 	for _, c := range s.d.credentials() {
 		if c.Name == name && c.Source.Vault != nil {
-			return fmt.Errorf("%w: %s lives in Vault at %s: change it there", credential.ErrUnknown, name, c.Source.Vault.Path)
+			return fmt.Errorf("%w: %s is in Vault at %s: change it there", api.ErrElsewhere, name, c.Source.Vault.Path)
 		}
 	}
 	return nil
@@ -117,7 +117,7 @@ func (s secrets) List() ([]api.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []api.Secret
+	list := []api.Secret{}
 	known := map[string]bool{}
 	for _, e := range kept {
 		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Version: strconv.FormatUint(e.Version, 10), Updated: e.Updated})
