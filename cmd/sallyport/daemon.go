@@ -435,17 +435,24 @@ func (d *daemon) reload(ctx context.Context) error {
 
 // say records a change of the daemon's own state, with the policy it comes with.
 func (d *daemon) say(state string, p *policy.Policy) error {
+	e := changed(audit.Product{Name: "sallyport", Version: version}, "sallyport", state)
+	e.Policy = &audit.Policy{Version: p.Revision()}
+	return d.trail.Append(context.Background(), e)
+}
+
+// changed is the event of a part of the daemon's that is in another state now
+// (OCSF Application Lifecycle; activity 3 start, 4 stop, 99 other).
+func changed(app audit.Product, what, state string) *audit.Event {
 	activity := map[string]int{"started": 3, "stopped": 4}[state]
 	if activity == 0 {
 		activity = 99
 	}
 	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
-	e.App = &audit.Product{Name: "sallyport", Version: version}
+	e.App = &app
 	e.StatusID = audit.StatusSuccess
-	e.Message = "sallyport " + state
-	e.Policy = &audit.Policy{Version: p.Revision()}
+	e.Message = what + " " + state
 	e.Unmapped.Sallyport.State = state
-	return d.trail.Append(context.Background(), e)
+	return e
 }
 
 func (d *daemon) status() api.Status {

@@ -9,7 +9,6 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/credential/file"
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
@@ -18,14 +17,6 @@ import (
 )
 
 func openKey(cfg *config.Config) (*seal.Key, error) { return seal.Open(cfg.KeyFile, cfg.DataDir) }
-
-func openStore(cfg *config.Config) (*file.Store, error) {
-	key, err := openKey(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return file.New(cfg.DataDir, key)
-}
 
 func secretFields(plain map[string]string) map[string]credential.Secret {
 	fields := map[string]credential.Secret{}
@@ -135,11 +126,7 @@ func (s secrets) List() ([]api.Secret, error) {
 }
 
 func (s secrets) say(ctx context.Context, name, state string) error {
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, 99)
-	e.App = &audit.Product{Name: "secret/" + name}
-	e.StatusID = audit.StatusSuccess
-	e.Message = "secret " + name + " " + state
-	e.Unmapped.Sallyport.State = state
+	e := changed(audit.Product{Name: "secret/" + name}, "secret "+name, state)
 	if err := s.d.trail.Append(ctx, e); err != nil {
 		return errors.Join(fmt.Errorf("the secret is %s, but this could not be recorded", state), err)
 	}

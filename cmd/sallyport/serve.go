@@ -43,7 +43,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: api.NewHandler(api.Options{
 		Sandboxes: sandboxes,
 		Secrets:   secrets{d},
-		Clients:   d.clients,
+		Clients:   clients{d},
 		Root:      d.authority.Root,
 		Forget:    func(id string) error { return errors.Join(d.authority.Forget(id), d.forget(id)) },
 		Explain: func(ctx context.Context, in policy.Input) policy.Explanation {
