@@ -92,7 +92,7 @@ func newDoctor(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		opt := doctor.Options{Config: cfg, Runsc: findRunsc(cfg), Agent: findAgent()}
+		opt := doctor.Options{Config: cfg, Runsc: findRunsc(cfg), Agent: findAgent(), Tarball: findTarball(cfg)}
 		if cfg.Vault.Address != "" {
 			opt.Vault = vaultHealth(cfg)
 		}
