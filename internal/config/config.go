@@ -54,7 +54,7 @@ type Engine struct {
 	// Host is the existing engine's socket: unix:///var/run/docker.sock.
 	Host string `yaml:"host"`
 	// Runsc is the path of gVisor's runsc. Default: looked for beside the
-	// sallyport binary, in the user's cache, and on PATH.
+	// sallyport binary, then on PATH.
 	Runsc string `yaml:"runsc"`
 }
 

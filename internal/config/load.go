@@ -76,7 +76,7 @@ func (c *Config) resolve(dir string) {
 		dir = abs
 	}
 	paths := []*string{
-		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Proxy.Certificate, &c.Proxy.Key,
+		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Sandbox.Tarball, &c.Proxy.Certificate, &c.Proxy.Key,
 		&c.Vault.Roots, &c.Vault.Auth.TokenFile, &c.Policy.Dir,
 	}
 	if role := c.Vault.Auth.AppRole; role != nil {
