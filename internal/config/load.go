@@ -65,6 +65,9 @@ func (c *Config) fill() {
 	c.Sandbox.Pids = cmp.Or(c.Sandbox.Pids, 4096)
 	c.Metrics.Listen = cmp.Or(c.Metrics.Listen, "127.0.0.1:9464")
 	c.Audit.SegmentSize = cmp.Or(c.Audit.SegmentSize, 64<<20)
+	if c.Vault == (Vault{}) && fromVault(c.Credentials) {
+		c.Vault = Vault{Address: "https://127.0.0.1:8200", Auth: VaultAuth{TokenFile: "/etc/sallyport/vault-token"}}
+	}
 	if role := c.Vault.Auth.AppRole; role != nil {
 		role.Mount = cmp.Or(role.Mount, "approle")
 	}
