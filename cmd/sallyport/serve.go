@@ -40,10 +40,10 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 	if d.house != nil {
 		sandboxes = d.house.sandboxes
 	}
-	serve(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: api.NewHandler(api.Options{
+	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: api.NewHandler(api.Options{
 		Sandboxes: sandboxes,
 		Secrets:   secrets{d},
-		Clients:   d.clients,
+		Clients:   clients{d},
 		Root:      d.authority.Root,
 		Forget:    func(id string) error { return errors.Join(d.authority.Forget(id), d.forget(id)) },
 		Explain: func(ctx context.Context, in policy.Input) policy.Explanation {
@@ -72,14 +72,19 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics, promhttp.HandlerOpts{}))
-	serve(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux})
+	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux})
 	return nil
 }
 
-// serve runs an HTTP server in the group until ctx is done, and lets the
+// serveHTTP runs an HTTP server in the group until ctx is done, and lets the
 // answers that are under way be written.
-func serve(ctx context.Context, g *errgroup.Group, l net.Listener, s *http.Server) {
-	g.Go(func() error { return s.Serve(l) })
+func serveHTTP(ctx context.Context, g *errgroup.Group, l net.Listener, s *http.Server) {
+	g.Go(func() error {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
 	g.Go(func() error {
 		<-ctx.Done()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
