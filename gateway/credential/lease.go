@@ -72,7 +72,11 @@ func (l *Lease) covers(r *http.Request) error {
 // Values returns what to scrub from the response: every field of the secret
 // and the values that Apply composed.
 func (l *Lease) Values() []Secret {
-	values := slices.Collect(maps.Values(l.secret.material.Fields))
+	fields := l.secret.material.Fields
+	values := make([]Secret, 0, len(fields)+2*len(l.applied))
+	for _, name := range slices.Sorted(maps.Keys(fields)) { // the same order each time
+		values = append(values, fields[name])
+	}
 	for _, c := range l.applied {
 		values = append(values, c.traces...)
 	}
