@@ -81,7 +81,7 @@ func compare(ctx context.Context, o options) (err error) {
 	o.target = upstream.ready
 
 	proxies := map[string]*process{}
-	c := comparison{options: o, rounds: map[string][]result{}}
+	c := comparison{options: o, rounds: map[string][]result{}, peak: map[string]int64{}}
 	for _, name := range names {
 		if proxies[name], err = start(ctx, o, name); err != nil {
 			return err
@@ -102,6 +102,11 @@ func compare(ctx context.Context, o options) (err error) {
 			if round > 0 {
 				c.rounds[name] = append(c.rounds[name], r)
 			}
+		}
+	}
+	for _, name := range names {
+		if c.peak[name], err = proxies[name].peak(); err != nil {
+			return err
 		}
 	}
 	if err := proxies["sallyport"].stop(&c.stats); err != nil {

@@ -99,3 +99,19 @@ func (p *process) cpu() (time.Duration, error) {
 	}
 	return total, nil
 }
+
+// peak is the most memory that the process has had resident, in bytes.
+func (p *process) peak() (int64, error) {
+	path := fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range bytes.Lines(raw) {
+		if kb, ok := bytes.CutPrefix(line, []byte("VmHWM:")); ok {
+			n, err := strconv.ParseInt(string(bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimSpace(kb), []byte("kB")))), 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("%s does not say", path)
+}

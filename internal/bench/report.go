@@ -15,6 +15,7 @@ import (
 type comparison struct {
 	options
 	rounds map[string][]result
+	peak   map[string]int64 // resident memory, in bytes
 	stats  stats
 }
 
@@ -35,15 +36,16 @@ func (c *comparison) err() error {
 func (c *comparison) print(w io.Writer) error {
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1000 }
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "\trequests/s\tp50 ms\tp99 ms\tCPU µs/request\trequests/s by round\n")
+	fmt.Fprintf(t, "\trequests/s\tp50 ms\tp99 ms\tCPU µs/request\tMB at most\trequests/s by round\n")
 	rates := map[string]float64{}
 	for _, name := range names {
 		rs := c.rounds[name]
 		rates[name] = median(rs, func(r result) float64 { return r.Rate })
-		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.2f\t%.0f\t", name, rates[name],
+		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.2f\t%.0f\t%d\t", name, rates[name],
 			median(rs, func(r result) float64 { return ms(r.P50) }),
 			median(rs, func(r result) float64 { return ms(r.P99) }),
-			median(rs, func(r result) float64 { return float64(r.CPU.Microseconds()) / float64(max(r.Requests, 1)) }))
+			median(rs, func(r result) float64 { return float64(r.CPU.Microseconds()) / float64(max(r.Requests, 1)) }),
+			c.peak[name]>>20)
 		for _, r := range rs {
 			fmt.Fprintf(t, "%.0f ", r.Rate)
 		}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"runtime/pprof"
 	"time"
 
@@ -61,6 +62,7 @@ func rules(o options) policy.Document {
 
 // sallyportRole is the gateway with everything on.
 func sallyportRole(ctx context.Context, o options) (err error) {
+	debug.SetGCPercent(gateway.GCPercent) // as the daemon does
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	compiled, err := policy.Compile(ctx, rules(o), policy.Options{Logger: logger})
 	if err != nil {
