@@ -39,7 +39,7 @@ test:
 	@internal/setup/test.sh
 
 bench: build
-	@$(GO) run ./internal/bench
+	@$(GO) run ./internal/bench -o docs/bench.md
 
 lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -92,12 +93,18 @@ func (l *Log) resume(last segment) error {
 		return nil
 	}
 	if v.torn > 0 {
-		aside, err := setAside(last, v.size)
+		tail, err := unfinished(last, v.size)
 		if err != nil {
-			return fmt.Errorf("setting the unfinished end of %s aside: %w", last.path(), err)
+			return fmt.Errorf("reading the unfinished end of %s: %w", last.path(), err)
 		}
-		l.opts.Logger.Warn("the audit log had an unfinished end, never acknowledged: it was cut off and set aside",
-			"file", last.path(), "offset", v.size, "bytes", v.torn, "aside", aside)
+		if len(tail) > 0 {
+			aside := fmt.Sprintf("%s.torn-%d", last.path(), time.Now().UnixNano())
+			if err := durable.WriteFile(aside, tail, 0o600); err != nil {
+				return fmt.Errorf("setting the unfinished end of %s aside: %w", last.path(), err)
+			}
+			l.opts.Logger.Warn("the audit log had an unfinished end, never acknowledged: it was cut off and set aside",
+				"file", last.path(), "offset", v.size, "bytes", len(tail), "aside", aside)
+		}
 	}
 	f, err := l.opts.open(last.path(), 0)
 	if err != nil {
@@ -114,20 +121,17 @@ func (l *Log) resume(last segment) error {
 	return nil
 }
 
-// setAside copies what follows offset to a file of its own.
-func setAside(s segment, offset int64) (string, error) {
+// unfinished is what follows offset, but for the zeros at the end: the writer
+// keeps some ahead.
+func unfinished(s segment, offset int64) ([]byte, error) {
 	f, err := os.Open(s.path())
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer f.Close()
 	if _, err := f.Seek(offset, io.SeekStart); err != nil {
-		return "", err
+		return nil, err
 	}
 	tail, err := io.ReadAll(f)
-	if err != nil {
-		return "", err
-	}
-	path := fmt.Sprintf("%s.torn-%d", s.path(), time.Now().UnixNano())
-	return path, durable.WriteFile(path, tail, 0o600)
+	return bytes.TrimRight(tail, "\x00"), err
 }

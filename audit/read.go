@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -65,6 +66,28 @@ type reader struct {
 	yield func(*Event, error) bool
 
 	next uint64 // number expected, 0 when not known
+	half half
+}
+
+// half is a line of the growing segment that has zeros in it: the writer is
+// about to finish it, unless it was damaged.
+type half struct {
+	offset int64
+	looks  int
+	found  bool // by the last look at the segment
+}
+
+// maxLooks at a line with zeros tell the one from the other.
+const maxLooks = 3
+
+// wait says whether the line at offset may be finished soon.
+func (h *half) wait(offset int64) bool {
+	if h.offset != offset {
+		*h = half{offset: offset}
+	}
+	h.looks++
+	h.found = h.looks <= maxLooks
+	return h.found
 }
 
 func (r *reader) read() error {
@@ -201,7 +224,7 @@ func (r *reader) segment(s segment) (segment, error) {
 		if following.first != 0 {
 			return following, r.ended(s, lines.offset, unread, following)
 		}
-		if !r.query.Follow || !r.wait() {
+		if !r.query.Follow && !r.half.found || !r.wait() {
 			return segment{}, nil
 		}
 		again, offset, err := refresh(s, f, lines.offset)
@@ -264,6 +287,7 @@ func refresh(s segment, f *os.File, offset int64) (*os.File, int64, error) {
 // lines yields what is there up to the number limit, which is 0 for no limit.
 // It returns the length of an unfinished last line.
 func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) {
+	r.half.found = false
 	for {
 		if err := r.ctx.Err(); err != nil {
 			if r.query.Follow {
@@ -280,6 +304,10 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 		}
 		if limit != 0 && r.next >= limit {
 			continue // never acknowledged
+		}
+		if limit == 0 && bytes.IndexByte(b, 0) >= 0 && r.half.wait(offset) {
+			lines.offset = offset
+			return n, nil
 		}
 		e := new(Event)
 		if err := json.Unmarshal(b, e); err != nil {

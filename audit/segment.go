@@ -62,10 +62,40 @@ type file interface {
 	Close() error
 }
 
-type osFile struct{ *os.File }
+// osFile keeps zeros ahead of what it writes. A data sync of bytes that make a
+// file longer waits for a commit of the file system's journal, with all that
+// others have in it; one of bytes in place waits for the disk alone, a third of
+// the time when the machine is busy.
+type osFile struct {
+	*os.File
+	size int64 // of what was written
+	room int64 // of the file
+}
+
+const (
+	minAhead = 32 << 10 // a log that is hardly used has no zeros
+	maxAhead = 1 << 20
+)
+
+var zeros [maxAhead]byte
+
+func (f *osFile) Write(b []byte) (int, error) {
+	n, err := f.File.Write(b)
+	f.size += int64(n)
+	if f.size <= f.room || err != nil {
+		return n, err
+	}
+	f.room = f.size
+	if f.size >= minAhead {
+		// What does not fit is nothing lost.
+		m, _ := f.File.WriteAt(zeros[:min(f.size, maxAhead)], f.size)
+		f.room += int64(m)
+	}
+	return n, nil
+}
 
 // Sync leaves times out: the size, which the data needs, is synced too.
-func (f osFile) Sync() error {
+func (f *osFile) Sync() error {
 	for {
 		err := unix.Fdatasync(int(f.Fd()))
 		if !errors.Is(err, unix.EINTR) {
@@ -74,13 +104,35 @@ func (f osFile) Sync() error {
 	}
 }
 
+func (f *osFile) Truncate(size int64) error {
+	if err := f.File.Truncate(size); err != nil {
+		return err
+	}
+	f.size, f.room = size, size
+	_, err := f.Seek(size, io.SeekStart)
+	return err
+}
+
+// Close leaves nothing but what was written.
+func (f *osFile) Close() error {
+	var err error
+	if f.room > f.size {
+		err = f.File.Truncate(f.size)
+	}
+	return errors.Join(err, f.File.Close())
+}
+
 // openFile opens a segment to append to; O_EXCL in flag makes it.
 func openFile(path string, flag int) (file, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|unix.O_NOFOLLOW|flag, 0o600)
+	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|flag, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	return osFile{f}, nil
+	size, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return &osFile{f, size, size}, nil
 }
 
 // A DamageError says where the log is not what was written.
@@ -132,7 +184,7 @@ func (r *lineReader) next() (line []byte, offset int64, n int, err error) {
 type survey struct {
 	next   uint64       // number of the event to follow
 	size   int64        // bytes of whole, good lines from the start
-	torn   int64        // bytes after them that a crash left unfinished
+	torn   int64        // bytes after them: the writer's zeros, and what a crash left unfinished
 	damage *DamageError // a line that was altered, or a bad one with events after it
 }
 

@@ -143,7 +143,7 @@ func (x *exchange) inject(r *http.Request) error {
 	delete(r.Header, "Range")
 	delete(r.Header, "If-Range")
 	to := credential.Binding{Host: x.flow.host, Port: x.flow.port, TLS: x.flow.tls()}
-	var secrets []credential.Secret
+	var leases []*credential.Lease
 	for _, i := range x.decision.Inject {
 		lease, err := x.gateway.broker.Lease(r.Context(), i.Credential, to)
 		if err != nil {
@@ -154,9 +154,9 @@ func (x *exchange) inject(r *http.Request) error {
 		if err := lease.Apply(r, i.Inject); err != nil {
 			return &leaseError{i.Credential, err}
 		}
-		secrets = append(secrets, lease.Values()...)
+		leases = append(leases, lease)
 	}
-	x.got.scrubber = x.gateway.scrubbers.get(secrets)
+	x.got.scrubber = x.gateway.scrubbers.get(leases)
 	return nil
 }
 

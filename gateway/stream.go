@@ -67,15 +67,23 @@ func (b *body) Close() error {
 	return b.ReadCloser.Close()
 }
 
-// scrubbers keeps the scrubbers in use, which are costly to make. A secret of
-// more parts than a key has room for gets one for each request.
+// scrubbers keeps the scrubbers for several credentials at once, which are
+// costly to make; a credential keeps its own. Secrets of more parts than a key
+// has room for get one for each request.
 type scrubbers struct {
 	cache *lru.Cache[secretSet, *credential.Scrubber]
 }
 
 type secretSet [6]credential.Secret
 
-func (s scrubbers) get(secrets []credential.Secret) *credential.Scrubber {
+func (s scrubbers) get(leases []*credential.Lease) *credential.Scrubber {
+	if len(leases) == 1 {
+		return leases[0].Scrubber()
+	}
+	var secrets []credential.Secret
+	for _, l := range leases {
+		secrets = append(secrets, l.Values()...)
+	}
 	var key secretSet
 	if len(secrets) > len(key) {
 		return credential.NewScrubber(secrets)

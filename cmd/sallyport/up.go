@@ -10,12 +10,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	runtimedebug "runtime/debug"
 	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"sallyport/gateway"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 )
@@ -46,6 +48,9 @@ func newUp(g *globals) *cobra.Command {
 		level := slog.LevelInfo
 		if debug {
 			level = slog.LevelDebug
+		}
+		if os.Getenv("GOGC") == "" {
+			runtimedebug.SetGCPercent(gateway.GCPercent)
 		}
 		log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
 		d, err := newDaemon(cmd.Context(), g, cfg, log)

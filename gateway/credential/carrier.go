@@ -5,6 +5,7 @@ import (
 	"net/textproto"
 	"net/url"
 	"strings"
+	"unicode/utf8"
 )
 
 // carriers are the headers that credentials travel in. The list is closed: a
@@ -69,12 +70,32 @@ func fold(header string) string {
 	return strings.ReplaceAll(strings.ToLower(strings.TrimSpace(header)), "_", "-")
 }
 
+// appendFold appends what fold returns: a map can be asked for string(bytes)
+// without making the string.
+func appendFold(dst []byte, header string) []byte {
+	start := len(dst)
+	for _, c := range []byte(header) {
+		switch {
+		case c <= ' ' || c >= utf8.RuneSelf:
+			return append(dst[:start], fold(header)...)
+		case 'A' <= c && c <= 'Z':
+			c += 'a' - 'A'
+		case c == '_':
+			c = '-'
+		}
+		dst = append(dst, c)
+	}
+	return dst
+}
+
 // foldKey is the form in which query keys are compared: PHP takes api.key,
 // "api key" and api_key[] for api_key.
 func foldKey(key string) string {
 	key, _, _ = strings.Cut(key, "[")
-	return strings.NewReplacer("-", "_", ".", "_", " ", "_").Replace(strings.ToLower(strings.TrimSpace(key)))
+	return underscores.Replace(strings.ToLower(strings.TrimSpace(key)))
 }
+
+var underscores = strings.NewReplacer("-", "_", ".", "_", " ", "_")
 
 // StripCarriers removes from a request whatever a sandbox could bring a
 // credential of its own in, and what would undo an injection:
@@ -90,13 +111,14 @@ func foldKey(key string) string {
 //
 // It does not look into the body.
 func StripCarriers(r *http.Request, extra ...string) {
-	drop := make(map[string]bool, len(extra))
+	drop := make(map[string]bool)
 	for _, name := range extra {
 		drop[fold(name)] = true
 	}
 	trailers := false
+	var space [64]byte
 	for name, values := range r.Header {
-		switch fold(name) {
+		switch string(appendFold(space[:0], name)) {
 		case "connection", "proxy-connection":
 			for _, v := range values {
 				for token := range strings.SplitSeq(v, ",") {
@@ -113,7 +135,7 @@ func StripCarriers(r *http.Request, extra ...string) {
 		}
 	}
 	for name := range r.Header {
-		if n := fold(name); drop[n] || hopByHop[n] || carriers[n] {
+		if n := appendFold(space[:0], name); drop[string(n)] || hopByHop[string(n)] || carriers[string(n)] {
 			delete(r.Header, name)
 		}
 	}

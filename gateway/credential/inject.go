@@ -38,8 +38,10 @@ type place struct{ header, query string }
 
 func (p place) put(r *http.Request, value string) {
 	if p.header != "" {
+		var space [64]byte
+		folded := fold(p.header)
 		for name := range r.Header {
-			if fold(name) == fold(p.header) {
+			if string(appendFold(space[:0], name)) == folded {
 				delete(r.Header, name)
 			}
 		}
@@ -56,17 +58,23 @@ func (p place) put(r *http.Request, value string) {
 	r.URL.RawQuery = query + url.QueryEscape(p.query) + "=" + url.QueryEscape(value)
 }
 
-// injectKey tells injections apart. The lengths keep "a"+"bc" from "ab"+"c".
-func injectKey(i policy.Inject) string {
+// injection is a policy.Inject in a form that can be compared.
+type injection struct {
+	kind  byte // 0 is the zero Inject
+	name  string
+	value string
+}
+
+func injectionOf(i policy.Inject) injection {
 	switch {
 	case i.Header != nil:
-		return fmt.Sprintf("h%d:%s%s", len(i.Header.Name), i.Header.Name, i.Header.Value)
+		return injection{'h', i.Header.Name, i.Header.Value}
 	case i.Basic != nil:
-		return fmt.Sprintf("b%d:%s%s", len(i.Basic.Username), i.Basic.Username, i.Basic.Password)
+		return injection{'b', i.Basic.Username, i.Basic.Password}
 	case i.Query != nil:
-		return fmt.Sprintf("q%d:%s%s", len(i.Query.Name), i.Query.Name, i.Query.Value)
+		return injection{'q', i.Query.Name, i.Query.Value}
 	}
-	return ""
+	return injection{}
 }
 
 func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {

@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net"
@@ -25,6 +26,12 @@ type Lease struct {
 }
 
 func (b Binding) String() string { return net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port))) }
+
+// on says whether port is the binding's, written as it is in a URL.
+func (b Binding) on(port string) bool {
+	n, err := strconv.ParseUint(port, 10, 16)
+	return err == nil && uint16(n) == b.Port && port[0] != '0'
+}
 
 // Apply puts the credential into a request, in place of what the request has
 // there. The zero Inject sets Authorization: Bearer with the secret's only
@@ -53,16 +60,12 @@ func (l *Lease) covers(r *http.Request) error {
 	if r.URL.Scheme != "https" {
 		return fmt.Errorf("%w: the request is not https", ErrNotBound)
 	}
-	hosts := []string{r.URL.Host}
-	if r.Host != "" {
-		hosts = append(hosts, r.Host)
-	}
-	for _, hostport := range hosts {
+	for _, hostport := range [2]string{r.URL.Host, cmp.Or(r.Host, r.URL.Host)} {
 		host, port, err := net.SplitHostPort(hostport)
 		if err != nil {
 			host, port = strings.Trim(hostport, "[]"), "443"
 		}
-		if !strings.EqualFold(strings.TrimSuffix(host, "."), l.to.Host) || port != strconv.Itoa(int(l.to.Port)) {
+		if !strings.EqualFold(strings.TrimSuffix(host, "."), l.to.Host) || !l.to.on(port) {
 			return fmt.Errorf("%w: the lease is for %s, the request for %s", ErrNotBound, l.to, hostport)
 		}
 	}
@@ -72,7 +75,11 @@ func (l *Lease) covers(r *http.Request) error {
 // Values returns what to scrub from the response: every field of the secret
 // and the values that Apply composed.
 func (l *Lease) Values() []Secret {
-	values := slices.Collect(maps.Values(l.secret.material.Fields))
+	fields := l.secret.material.Fields
+	values := make([]Secret, 0, len(fields)+2*len(l.applied))
+	for _, name := range slices.Sorted(maps.Keys(fields)) { // the same order each time
+		values = append(values, fields[name])
+	}
 	for _, c := range l.applied {
 		values = append(values, c.traces...)
 	}
@@ -101,7 +108,7 @@ type secret struct {
 	scrub *Scrubber // for the fields
 
 	mu       sync.Mutex
-	composed map[string]*composed // by the text of the injection
+	composed map[injection]*composed
 }
 
 // maxComposed bounds secret.composed; there is one injection for each rule that
@@ -116,7 +123,7 @@ func (s *secret) scrubber() *Scrubber {
 }
 
 func (s *secret) compose(inject policy.Inject) (*composed, error) {
-	key := injectKey(inject)
+	key := injectionOf(inject)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c, ok := s.composed[key]; ok {
@@ -127,7 +134,7 @@ func (s *secret) compose(inject policy.Inject) (*composed, error) {
 		return nil, err
 	}
 	if s.composed == nil || len(s.composed) >= maxComposed {
-		s.composed = make(map[string]*composed)
+		s.composed = make(map[injection]*composed)
 	}
 	s.composed[key] = c
 	return c, nil

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // MinScrub is the length in bytes below which a value is not looked for in
@@ -29,6 +30,7 @@ const MinScrub = 8
 type Scrubber struct {
 	patterns []string
 	window   int
+	longest  int
 	shift    []uint8  // by hash of a window's last two bytes; 0: look at the chain
 	head     []uint16 // by the same hash: 1 + index of the first candidate pattern
 	next     []uint16 // by pattern: 1 + index of the next candidate
@@ -66,7 +68,7 @@ func NewScrubber(secrets []Secret) *Scrubber {
 	}
 	s.window = maxWindow
 	for _, p := range s.patterns {
-		s.window = min(s.window, len(p))
+		s.window, s.longest = min(s.window, len(p)), max(s.longest, len(p))
 	}
 	s.shift = bytes.Repeat([]byte{uint8(s.window - 1)}, hashSize)
 	s.head = make([]uint16, hashSize)
@@ -114,8 +116,8 @@ func (s *Scrubber) find(data []byte, found func(span)) {
 
 // undecided returns where the longest end of data begins that is the beginning
 // of a pattern, or len(data).
-func (s *Scrubber) undecided(data []byte, longest int) int {
-	for i := max(0, len(data)-longest+1); i < len(data); i++ {
+func (s *Scrubber) undecided(data []byte) int {
+	for i := max(0, len(data)-s.longest+1); i < len(data); i++ {
 		tail := data[i:]
 		for _, n := range s.first[tail[0]] {
 			if p := s.patterns[n]; len(tail) < len(p) && p[:len(tail)] == string(tail) {
@@ -183,21 +185,19 @@ func (s *Scrubber) Reader(body io.ReadCloser, hit func()) io.ReadCloser {
 	if hit == nil {
 		hit = func() {}
 	}
-	longest := 0
-	for _, p := range s.patterns {
-		longest = max(longest, len(p))
-	}
-	return &scrubbed{Scrubber: s, body: body, hit: hit, longest: longest}
+	return &scrubbed{Scrubber: s, body: body, hit: hit}
 }
 
 // chunk is how many bytes of a body are read at a time.
 const chunk = 32 << 10
 
+// buffers are what readers of bodies that have ended leave to the next.
+var buffers sync.Pool
+
 type scrubbed struct {
 	*Scrubber
-	body    io.ReadCloser
-	hit     func()
-	longest int
+	body io.ReadCloser
+	hit  func()
 
 	buf   []byte // space for the undecided end and a chunk
 	kept  int    // bytes at the start of buf that wait for more to be decided
@@ -213,6 +213,7 @@ func (r *scrubbed) Read(p []byte) (int, error) {
 	}
 	for len(r.ready) == 0 {
 		if r.err != nil {
+			r.release()
 			return 0, r.err
 		}
 		r.fill()
@@ -227,7 +228,7 @@ func (r *scrubbed) fill() {
 	if r.buf == nil {
 		// The undecided end is shorter than the longest pattern; twice that and
 		// two chunks leave room to keep it apart from what is handed out.
-		r.buf = make([]byte, 2*r.longest+chunk)
+		r.acquire(2*r.longest + chunk)
 	}
 	// What was kept sits at the end of the buffer while ready was handed out.
 	keptAt := len(r.buf) - r.longest
@@ -246,7 +247,7 @@ func (r *scrubbed) fill() {
 	})
 	decided := len(data)
 	if err == nil {
-		decided = r.undecided(data, r.longest)
+		decided = r.undecided(data)
 	}
 	r.kept = copy(r.buf[keptAt:], data[decided:])
 
@@ -260,6 +261,25 @@ func (r *scrubbed) fill() {
 	}
 	r.mask = mask
 	r.ready = data[:decided]
+}
+
+func (r *scrubbed) acquire(size int) {
+	if b, ok := buffers.Get().(*[]byte); ok && cap(*b) >= size {
+		r.buf = (*b)[:size]
+		return
+	}
+	r.buf = make([]byte, size)
+}
+
+// release gives the buffer back once all in it has been handed out. Only Read
+// does so, since Close may come from another goroutine at any time: a body that
+// is not read to its end leaves its buffer to the collector.
+func (r *scrubbed) release() {
+	if r.buf != nil {
+		b := r.buf
+		r.buf, r.ready = nil, nil
+		buffers.Put(&b)
+	}
 }
 
 func (r *scrubbed) Close() error { return r.body.Close() }

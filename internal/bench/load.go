@@ -20,16 +20,25 @@ import (
 type result struct {
 	Requests int
 	Rate     float64       // requests a second
-	P50      time.Duration // of one request
+	P50, P99 time.Duration // of one request
+	CPU      time.Duration `json:"-"` // that the proxy used
 }
 
 // measure runs one round in a process of its own.
-func measure(ctx context.Context, o options) (result, error) {
+func measure(ctx context.Context, o options, proxy *process) (result, error) {
+	before, err := proxy.cpu()
+	if err != nil {
+		return result{}, err
+	}
 	raw, err := command(ctx, o, "load").Output()
 	if err != nil {
 		return result{}, err
 	}
-	var r result
+	after, err := proxy.cpu()
+	if err != nil {
+		return result{}, err
+	}
+	r := result{CPU: after - before}
 	return r, json.Unmarshal(raw, &r)
 }
 
@@ -83,6 +92,7 @@ func loadRole(ctx context.Context, o options) error {
 		Requests: len(all),
 		Rate:     float64(len(all)) / elapsed.Seconds(),
 		P50:      all[len(all)/2],
+		P99:      all[len(all)*99/100],
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"runtime/pprof"
 	"time"
 
@@ -61,6 +62,7 @@ func rules(o options) policy.Document {
 
 // sallyportRole is the gateway with everything on.
 func sallyportRole(ctx context.Context, o options) (err error) {
+	debug.SetGCPercent(gateway.GCPercent) // as the daemon does
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	compiled, err := policy.Compile(ctx, rules(o), policy.Options{Logger: logger})
 	if err != nil {
@@ -120,15 +122,11 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 		return err
 	}
 	if o.profile != "" {
-		f, err := os.Create(o.profile)
+		stop, err := profile(o.profile)
 		if err != nil {
 			return err
 		}
-		defer f.Close()
-		if err := pprof.StartCPUProfile(f); err != nil {
-			return err
-		}
-		defer pprof.StopCPUProfile()
+		defer func() { err = errors.Join(err, stop()) }()
 	}
 	fmt.Printf("http://bench:%s@127.0.0.1:%d\n", token, port(ln))
 	if err := g.ServeExplicit(ctx, ln); err != nil {
@@ -166,4 +164,23 @@ func sum(registry *prometheus.Registry, name string) (uint64, error) {
 		}
 	}
 	return uint64(total), nil
+}
+
+// profile records CPU and allocations into a folder until stop.
+func profile(dir string) (stop func() error, err error) {
+	cpu, err := os.Create(filepath.Join(dir, "cpu.pprof"))
+	if err != nil {
+		return nil, err
+	}
+	if err := pprof.StartCPUProfile(cpu); err != nil {
+		return nil, errors.Join(err, cpu.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		allocs, err := os.Create(filepath.Join(dir, "allocs.pprof"))
+		if err != nil {
+			return errors.Join(err, cpu.Close())
+		}
+		return errors.Join(pprof.Lookup("allocs").WriteTo(allocs, 0), allocs.Close(), cpu.Close())
+	}, nil
 }

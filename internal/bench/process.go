@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// process is this program in a role.
+type process struct {
+	cmd   *exec.Cmd
+	out   *bufio.Reader
+	ready string // its first line
+	ended bool
+}
+
+// start runs a role and waits until it says that it is ready.
+func start(ctx context.Context, o options, role string) (*process, error) {
+	p := &process{cmd: command(ctx, o, role)}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.cmd.Start(); err != nil {
+		return nil, err
+	}
+	p.out = bufio.NewReader(out)
+	line, err := p.out.ReadString('\n')
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("starting %s: no sign of life", role), p.stop(nil))
+	}
+	p.ready = line[:len(line)-1]
+	return p, nil
+}
+
+func command(ctx context.Context, o options, role string) *exec.Cmd {
+	self, err := os.Executable()
+	if err != nil {
+		self = os.Args[0]
+	}
+	cmd := exec.CommandContext(ctx, self,
+		"-role", role, "-dir", o.dir, "-target", o.target, "-proxy", o.proxy, "-roots", o.roots, "-profile", o.profile,
+		"-rules", strconv.Itoa(o.rules), "-connections", strconv.Itoa(o.connections), "-duration", o.duration.String())
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// stop ends a process and reads what it says last, if wanted.
+func (p *process) stop(last any) error {
+	if p.ended {
+		return nil
+	}
+	p.ended = true
+	_ = p.cmd.Process.Signal(syscall.SIGTERM)
+	raw, err := io.ReadAll(p.out)
+	if err := errors.Join(err, p.cmd.Wait()); err != nil {
+		return err
+	}
+	if last == nil {
+		return nil
+	}
+	return json.Unmarshal(raw, last)
+}
+
+// tick is the unit of times in proc_pid_stat(5) on every Linux that Go runs on.
+const tick = 10 * time.Millisecond
+
+// cpu is what the process has used so far, user and system.
+func (p *process) cpu() (time.Duration, error) {
+	path := fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	// The name, in parentheses, may hold anything; utime and stime are the 12th
+	// and 13th fields after it.
+	fields := bytes.Fields(raw[bytes.LastIndexByte(raw, ')')+1:])
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("%s has %d fields", path, len(fields))
+	}
+	var total time.Duration
+	for _, f := range fields[11:13] {
+		n, err := strconv.ParseUint(string(f), 10, 63)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", path, err)
+		}
+		total += time.Duration(n) * tick
+	}
+	return total, nil
+}
+
+// peak is the most memory that the process has had resident, in bytes.
+func (p *process) peak() (int64, error) {
+	path := fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid)
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	for line := range bytes.Lines(raw) {
+		if kb, ok := bytes.CutPrefix(line, []byte("VmHWM:")); ok {
+			n, err := strconv.ParseInt(string(bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimSpace(kb), []byte("kB")))), 10, 64)
+			return n << 10, err
+		}
+	}
+	return 0, fmt.Errorf("%s does not say", path)
+}

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"text/tabwriter"
+	"time"
+)
+
+// comparison is what a run measured.
+type comparison struct {
+	options
+	rounds map[string][]result
+	peak   map[string]int64 // resident memory, in bytes
+	stats  stats
+}
+
+var names = []string{"goproxy", "sallyport"}
+
+// err says why the figures do not count.
+func (c *comparison) err() error {
+	s := c.stats
+	switch {
+	case s.Events != 2*s.Requests:
+		return fmt.Errorf("%d events for %d requests: every request has a decision and a completion", s.Events, s.Requests)
+	case s.Unevaluated != 0:
+		return fmt.Errorf("%d decisions were not evaluated", s.Unevaluated)
+	}
+	return nil
+}
+
+func (c *comparison) print(w io.Writer) error {
+	ms := func(d time.Duration) float64 { return d.Seconds() * 1000 }
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "\trequests/s\tp50 ms\tp99 ms\tCPU µs/request\tMB at most\trequests/s by round\n")
+	rates := map[string]float64{}
+	for _, name := range names {
+		rs := c.rounds[name]
+		rates[name] = median(rs, func(r result) float64 { return r.Rate })
+		fmt.Fprintf(t, "%s\t%.0f\t%.2f\t%.2f\t%.0f\t%d\t", name, rates[name],
+			median(rs, func(r result) float64 { return ms(r.P50) }),
+			median(rs, func(r result) float64 { return ms(r.P99) }),
+			median(rs, func(r result) float64 { return float64(r.CPU.Microseconds()) / float64(max(r.Requests, 1)) }),
+			c.peak[name]>>20)
+		for _, r := range rs {
+			fmt.Fprintf(t, "%.0f ", r.Rate)
+		}
+		fmt.Fprintln(t)
+	}
+	fmt.Fprintf(t, "ratio\t%.2f\n", rates["sallyport"]/rates["goproxy"])
+	s := c.stats
+	fmt.Fprintf(t, "\nof sallyport:\n")
+	fmt.Fprintf(t, "requests carried\t%d\n", s.Requests)
+	fmt.Fprintf(t, "events written\t%d\t%.2f a request\n", s.Events, float64(s.Events)/float64(max(s.Requests, 1)))
+	fmt.Fprintf(t, "data syncs\t%d\t%.1f events each\n", s.Syncs, float64(s.Events)/float64(max(s.Syncs, 1)))
+	fmt.Fprintf(t, "rules loaded\t%d\n", s.Rules)
+	fmt.Fprintf(t, "decisions not evaluated\t%d\n", s.Unevaluated)
+	fmt.Fprintf(t, "\n%d connections, %d rounds of %s each in turn, medians; %d CPUs shared with load and upstream\n",
+		c.connections, c.options.rounds, c.duration, runtime.NumCPU())
+	return t.Flush()
+}
+
+const intro = "# Throughput\n\n" +
+	"`make bench` wrote this. It carries the same requests through goproxy, as its documentation sets it up, and through\n" +
+	"Sallyport, in one run and in turn: explicit proxy, kept-alive connections, TLS on both legs, 1 KB of JSON, one header\n" +
+	"injected. Sallyport also decides on each request by its policy (nothing is cached), has the decision on disk\n" +
+	"(fdatasync) before anything leaves, scrubs the response and writes a second event when it has ended. Upstream, load and\n" +
+	"the two proxies are a process each, on loopback.\n\n"
+
+// write puts the table into a Markdown file.
+func (c *comparison) write(path string) error {
+	var b bytes.Buffer
+	b.WriteString(intro + "```\n")
+	if err := c.print(&b); err != nil {
+		return err
+	}
+	b.WriteString("```\n")
+	// The table's cells are padded; a document has no space at the end of a line.
+	lines := bytes.Split(b.Bytes(), []byte("\n"))
+	for i := range lines {
+		lines[i] = bytes.TrimRight(lines[i], " ")
+	}
+	return os.WriteFile(path, bytes.Join(lines, []byte("\n")), 0o644)
+}
+
+func median(rs []result, of func(result) float64) float64 {
+	if len(rs) == 0 {
+		return 0
+	}
+	vs := make([]float64, len(rs))
+	for i, r := range rs {
+		vs[i] = of(r)
+	}
+	slices.Sort(vs)
+	n := len(vs)
+	return (vs[(n-1)/2] + vs[n/2]) / 2
+}
