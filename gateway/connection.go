@@ -29,6 +29,11 @@ func (g *Gateway) follow(o *opening) {
 	}()
 	ctx, f := g.life, o.flow
 	protocol, sni, err := g.listenTo(ctx, o)
+	if errors.Is(err, errHello) {
+		f.protocol = policy.ProtocolOther // nothing can be said in it
+		g.deny(o, floor(policy.Decision{}, "tls", errHello.Error()))
+		return
+	}
 	if err != nil {
 		g.metrics.aborted.Inc()
 		_ = o.Close()

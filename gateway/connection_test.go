@@ -112,6 +112,31 @@ func TestDeniedBytesAreClosed(t *testing.T) {
 	}
 }
 
+// What begins like TLS and cannot be read is no raw protocol: a server that
+// reads it would be reached unread.
+func TestHelloThatCannotBeReadIsNoTunnel(t *testing.T) {
+	for name, first := range map[string]string{
+		"broken":                "\x16\x03\x01\x00\x04\x01\x00\x00\x00",
+		"a name with final dot": strings.Replace(clientHello(t, "api.example.testx"), "testx", "test.", 1),
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.policy(tunnel)
+			c := l.raw(l.name("api.example.test").String() + ":8443")
+			io.WriteString(c, first)
+			if b, _ := io.ReadAll(c); len(b) != 0 {
+				t.Errorf("got %q", b)
+			}
+			if e := l.await(1)[0]; e.Action != audit.ActionDenied || e.Rule.Name != "tls" || e.Rule.Type != "floor" {
+				t.Errorf("event %+v", e)
+			}
+			if l.dials() != 0 {
+				t.Error("dialled")
+			}
+		})
+	}
+}
+
 func TestUnknownAddressIsClosedAndRecorded(t *testing.T) {
 	l := newLab(t)
 	l.policy(allow)

@@ -19,6 +19,7 @@ const maxOpening = 128 << 10
 var (
 	errOpening = errors.New("more bytes than a connection may open with")
 	errSeen    = errors.New("hello seen")
+	errHello   = errors.New("a TLS handshake that cannot be read")
 )
 
 // opening is a connection whose first bytes have been looked at and will be
@@ -134,7 +135,7 @@ func (o *opening) hello() (policy.Protocol, string, error) {
 	var name string
 	var parsed bool
 	r := &replay{opening: o}
-	err := tls.Server(r, &tls.Config{
+	_ = tls.Server(r, &tls.Config{
 		GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 			name, parsed = h.ServerName, true
 			return nil, errSeen
@@ -145,11 +146,10 @@ func (o *opening) hello() (policy.Protocol, string, error) {
 		return policy.ProtocolTLS, name, nil
 	case r.err != nil:
 		return policy.ProtocolTLS, "", r.err
-	case err != nil:
-		// It begins like TLS and is not: only a rule for raw bytes may carry it.
-		return policy.ProtocolOther, "", nil
 	}
-	return policy.ProtocolOther, "", nil
+	// A server may take what our parser refuses, such as a name with a final
+	// dot: as raw bytes it would go unread.
+	return policy.ProtocolTLS, "", errHello
 }
 
 // replay reads an opening without consuming it and writes to nobody.

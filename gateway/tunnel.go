@@ -60,7 +60,7 @@ func (g *Gateway) late(ctx context.Context, o *opening) error {
 	}
 	protocol, sni, err := o.hello()
 	switch {
-	case errors.Is(err, errOpening):
+	case errors.Is(err, errOpening), errors.Is(err, errHello):
 		return errLate
 	case err != nil || protocol != policy.ProtocolTLS:
 		return nil

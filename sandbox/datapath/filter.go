@@ -59,6 +59,10 @@ func filterRouted(config Config) error {
 	forward := chain(c, table, "forward", nftables.ChainHookForward)
 	drop(c, forward, by(expr.MetaKeyIIFNAME, config.Bridge))
 	drop(c, forward, by(expr.MetaKeyOIFNAME, config.Bridge))
+	// The resolver tells sandboxes by address: nobody else sends from theirs.
+	input := chain(c, table, "input", nftables.ChainHookInput)
+	match := append(not(by(expr.MetaKeyIIFNAME, config.Bridge)), not(by(expr.MetaKeyIIFNAME, "lo"))...)
+	drop(c, input, append(match, ofSubnet(config.Subnet)[0]...)) // IPv4 by source
 	return c.Flush()
 }
 
@@ -117,6 +121,12 @@ func by(key expr.MetaKey, name string) []expr.Any {
 		&expr.Meta{Key: key, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: padded},
 	}
+}
+
+// not turns the last comparison of a match round.
+func not(match []expr.Any) []expr.Any {
+	match[len(match)-1].(*expr.Cmp).Op = expr.CmpOpNeq
+	return match
 }
 
 func protocol(ethertype uint16) []expr.Any {

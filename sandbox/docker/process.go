@@ -67,8 +67,8 @@ func (p *process) hold(pid int) (bool, error) {
 }
 
 // find returns the process whose command line is ours, 0 when there is none.
-// A process in another PID namespace is not believed: one of a container could
-// call itself anything.
+// A process in another PID namespace is not believed, nor another user's: one
+// of a container, or anybody on this host, could call itself anything.
 func (p *process) find() int {
 	ours, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
@@ -85,6 +85,10 @@ func (p *process) find() int {
 		}
 		line, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		if err != nil || !p.matches(line) {
+			continue
+		}
+		var owner unix.Stat_t
+		if err := unix.Stat(filepath.Join("/proc", e.Name()), &owner); err != nil || owner.Uid != uint32(os.Geteuid()) {
 			continue
 		}
 		ns, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/pid"))
