@@ -6,6 +6,11 @@
 // that runs it, the Network that vouches for its packets, and the Authority
 // whose certificate it trusts. A sandbox that is not attached to the Network
 // runs but can reach nothing.
+//
+// It guarantees that a name stands for one sandbox, that its start is on record
+// before it runs and its end afterwards, whoever ended it, and that what a
+// crash leaves half-made is removed at the next Open. It does not decide what a
+// sandbox may reach, and it does not keep the engine's root from anything.
 package sandbox
 
 import (
@@ -32,11 +37,11 @@ type Spec struct {
 	Image   string            `json:"image,omitempty"`   // default: the daemon's
 	Runtime string            `json:"runtime,omitempty"` // runsc (default) or runc
 	Env     map[string]string `json:"env,omitempty"`
-	Tags    map[string]string `json:"tags,omitempty"`
-	Workdir string            `json:"workdir,omitempty"`
-	CPUs    float64           `json:"cpus,omitempty"`   // 0: no limit
-	Memory  int64             `json:"memory,omitempty"` // bytes, 0: no limit
-	Pids    int64             `json:"pids,omitempty"`   // 0: the daemon's default
+	Tags    map[string]string `json:"tags,omitempty"`    // that policies select by
+	Workdir string            `json:"workdir,omitempty"` // of commands that name none; default: the image's
+	CPUs    float64           `json:"cpus,omitempty"`    // processors, 0: no limit
+	Memory  int64             `json:"memory,omitempty"`  // bytes, 0: no limit
+	Pids    int64             `json:"pids,omitempty"`    // 0: the daemon's default
 }
 
 // State of a sandbox.
@@ -45,7 +50,7 @@ type State string
 const (
 	Stopped State = "stopped"
 	Running State = "running"
-	Failed  State = "error"
+	Failed  State = "error" // cannot run, see Info.Reason
 )
 
 // Info is what a listing shows.
@@ -64,10 +69,10 @@ type Info struct {
 
 // Command is one process to run in a sandbox.
 type Command struct {
-	Args    []string          `json:"args"`
-	Env     map[string]string `json:"env,omitempty"`
-	Workdir string            `json:"workdir,omitempty"`
-	User    string            `json:"user,omitempty"`
+	Args    []string          `json:"args"`              // looked up on the sandbox's PATH
+	Env     map[string]string `json:"env,omitempty"`     // besides the sandbox's
+	Workdir string            `json:"workdir,omitempty"` // default: the spec's
+	User    string            `json:"user,omitempty"`    // name or uid, or user:group; default: the image's
 	TTY     bool              `json:"tty,omitempty"`
 
 	Stdin  io.Reader `json:"-"`

@@ -21,7 +21,7 @@ func newPolicyCheck(g *globals) *cobra.Command {
 			if path == "" {
 				return usageError{errors.New("there is no configuration to check: name one with --config")}
 			}
-			findings := config.Check(cmd.Context(), path)
+			findings := append([]policy.Finding{}, config.Check(cmd.Context(), path)...) // none is [], not null
 			if err := g.print(cmd, findings, func(w io.Writer) {
 				for _, f := range findings {
 					fmt.Fprintln(w, f.Error())

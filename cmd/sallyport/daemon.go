@@ -334,7 +334,10 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
 		drops := newDropLog(d.trail, d.log)
 		g.Go(func() error { return drops.run(ctx) })
-		g.Go(func() error { return h.guard.Drops(ctx, drops.add) })
+		g.Go(func() error {
+			defer drops.flush(time.Time{}) // what came after the last tick
+			return h.guard.Drops(ctx, drops.add)
+		})
 		if err := h.guard.Steer(h.steered); err != nil {
 			return err
 		}

@@ -61,14 +61,14 @@ func (l *dropLog) add(d datapath.Drop) {
 	l.folding[k] = &folded{d, time.Now().Add(foldFor)}
 }
 
-// run writes what has been gathered long enough, and the rest when ctx is done.
+// run writes what has been gathered long enough until ctx is done; whoever adds
+// writes the rest, after the last one.
 func (l *dropLog) run(ctx context.Context) error {
 	tick := time.NewTicker(foldFor / 8)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			l.flush(time.Time{})
 			return nil
 		case now := <-tick.C:
 			l.flush(now)

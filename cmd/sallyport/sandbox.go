@@ -25,7 +25,6 @@ func (f *specFlags) register(c *cobra.Command) {
 	c.Flags().StringVar(&f.spec.Runtime, "runtime", "", "runsc (default), or runc, which shares the host's kernel")
 	c.Flags().StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE in a new sandbox's environment; never a secret")
 	c.Flags().StringArrayVar(&f.tags, "tag", nil, "NAME=VALUE that policies can select by")
-	c.Flags().StringVarP(&f.spec.Workdir, "workdir", "w", "", "working directory")
 	c.Flags().Float64Var(&f.spec.CPUs, "cpus", 0, "limit of processors (default none)")
 	c.Flags().Int64Var(&f.spec.Memory, "memory", 0, "limit of memory in bytes (default none)")
 	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
@@ -44,17 +43,13 @@ func (f *specFlags) read() (sandbox.Spec, error) {
 
 func newRun(g *globals) *cobra.Command {
 	var f specFlags
+	var workdir string
 	c := &cobra.Command{
 		Use:   "run NAME [flags] -- COMMAND [ARG ...]",
 		Short: "Run a command in a sandbox, made the first time",
 		Example: `  sallyport run demo -- python3 -c 'print("hello")'
   tar c src | sallyport run demo -- tar x -C /root`,
-		Args: func(cmd *cobra.Command, args []string) error {
-			if at := cmd.ArgsLenAtDash(); at != 1 || len(args) < 2 {
-				return usageError{fmt.Errorf("write: sallyport run NAME -- COMMAND [ARG ...]")}
-			}
-			return nil
-		},
+		Args: nameAndCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := g.daemon()
 			if err != nil {
@@ -71,11 +66,20 @@ func newRun(g *globals) *cobra.Command {
 			if info.Spec.Runtime == sandbox.RunC {
 				fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: warning: %s runs on runc and shares the host's kernel; gVisor is the default for a reason\n", info.Name)
 			}
-			return execute(cmd, d, args[0], sandbox.Command{Args: args[1:], Workdir: f.spec.Workdir})
+			return execute(cmd, d, args[0], sandbox.Command{Args: args[1:], Workdir: workdir})
 		},
 	}
 	f.register(c)
+	c.Flags().StringVarP(&workdir, "workdir", "w", "", "working directory of the command")
 	return c
+}
+
+// nameAndCommand wants a sandbox's name, two dashes and a command.
+func nameAndCommand(cmd *cobra.Command, args []string) error {
+	if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
+		return usageError{fmt.Errorf("write: %s NAME -- COMMAND [ARG ...]", cmd.CommandPath())}
+	}
+	return nil
 }
 
 // execute runs a command with the terminal's streams and passes its status on.
@@ -113,6 +117,7 @@ func newSandboxCreate(g *globals) *cobra.Command {
 	var f specFlags
 	c := &cobra.Command{Use: "create NAME", Short: "Make a sandbox, or agree that it is there", Args: exactly("NAME")}
 	f.register(c)
+	c.Flags().StringVarP(&f.spec.Workdir, "workdir", "w", "", "working directory of commands that name none")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		d, err := g.daemon()
 		if err != nil {
@@ -184,12 +189,7 @@ func newSandboxExec(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "exec NAME [flags] -- COMMAND [ARG ...]",
 		Short: "Run a command in a sandbox that exists",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if at := cmd.ArgsLenAtDash(); at != 1 || len(args) < 2 {
-				return usageError{fmt.Errorf("write: sallyport sandbox exec NAME -- COMMAND [ARG ...]")}
-			}
-			return nil
-		},
+		Args:  nameAndCommand,
 	}
 	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for this command; never a secret")
 	cmd.Flags().StringVarP(&c.Workdir, "workdir", "w", "", "working directory")

@@ -20,6 +20,9 @@ import (
 	"time"
 )
 
+// upstreamAddress is the test host's, for documentation (RFC 5737).
+const upstreamAddress = "198.51.100.10"
+
 // stage is where the demo plays: its folder, its programs and its upstream.
 type stage struct {
 	bin, dir string
@@ -124,7 +127,7 @@ func (s *stage) upstream(ctx context.Context) error {
 		return err
 	}
 	defer log.Close()
-	host := exec.Command(filepath.Join(s.bin, "testhost"), "-name", "demo", "-address", "198.51.100.10/24",
+	host := exec.Command(filepath.Join(s.bin, "testhost"), "-name", "demo", "-address", upstreamAddress+"/24",
 		"-config", s.path("sites.json"), "-ca", s.path("ca.pem"), "-key-sha256", hex.EncodeToString(sum[:]))
 	host.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	host.Stderr = log

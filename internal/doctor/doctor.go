@@ -56,11 +56,8 @@ type Options struct {
 func Examine(ctx context.Context, opt Options) []Finding {
 	fs := []Finding{root()}
 	if c := opt.Config; c.Engine.Kind != "none" {
-		fs = append(fs, kernel(release()), btf(), cgroup(), bpffs(), bridgeNetfilter(), engine(c.Engine))
-		if c.Engine.Kind == "private" {
-			fs = append(fs, runsc(ctx, opt.Runsc), tarball(opt.Tarball, c.Sandbox.Image))
-		}
-		fs = append(fs, agent(opt.Agent), subnet(c.Network))
+		fs = append(fs, kernel(release()), btf(), cgroup(), bpffs(), bridgeNetfilter(), engine(c.Engine),
+			runsc(ctx, opt.Runsc), tarball(opt.Tarball, c.Sandbox.Image), agent(opt.Agent), subnet(c.Network))
 	}
 	fs = append(fs, disk(opt.Config.DataDir), key(opt.Config))
 	if opt.Vault != nil {

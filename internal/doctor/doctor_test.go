@@ -99,7 +99,7 @@ func TestExamine(t *testing.T) {
 		wants []string
 	}{
 		{"none", []string{"user", "disk", "key", "Vault"}},
-		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "agent", "subnet 192.0.2.0/24", "disk", "key", "Vault"}},
+		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "Vault"}},
 		{"private", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "Vault"}},
 	} {
 		t.Run(tt.kind, func(t *testing.T) {

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sallyport/audit"
+	"sallyport/sandbox/datapath"
+)
+
+// run is the command line in this process: what it prints, and its status.
+func run(t *testing.T, stdin string, args ...string) (out string, status int, err error) {
+	t.Helper()
+	var b bytes.Buffer
+	c := newRoot()
+	c.SetArgs(args)
+	c.SetIn(strings.NewReader(stdin))
+	c.SetOut(&b)
+	c.SetErr(&b)
+	err = c.ExecuteContext(t.Context())
+	return b.String(), exitStatus(err), err
+}
+
+// configured writes a configuration of a gateway alone, below a new folder.
+func configured(t *testing.T, more string) (dir, file string) {
+	t.Helper()
+	dir = t.TempDir()
+	file = filepath.Join(dir, "sallyport.yaml")
+	text := fmt.Sprintf("dataDir: %[1]s/data\nrunDir: %[1]s/run\nkeyFile: %[1]s/key\nengine: {kind: none}\n", dir) + more
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir, file
+}
+
+// What was typed wrong exits with 2, what went wrong with 1, and both say what
+// to do.
+func TestExitStatus(t *testing.T) {
+	_, file := configured(t, "")
+	_, bad := configured(t, "egres: []\n")
+	for _, tt := range []struct {
+		args   string
+		status int
+		says   string
+	}{
+		{"frobnicate", 2, "--help"},
+		{"sandbx", 2, `did you mean "sandbox"`},
+		{"sandbox lst", 2, "ls"},
+		{"status --no-such-flag", 2, "--help"},
+		{"status extra", 2, "no argument"},
+		{"sandbox rm", 2, "NAME"},
+		{"run demo", 2, "NAME -- COMMAND"},
+		{"run demo echo -- hello", 2, "NAME -- COMMAND"},
+		{"run demo --env X -- true", 2, "name=value"},
+		{"sandbox exec demo --", 2, "sandbox exec NAME -- COMMAND"},
+		{"status -o xml", 2, "text or json"},
+		{"secret set name value", 2, "never an argument"},
+		{"policy explain GET not-a-url", 2, "https://"},
+		{"policy explain GET https://a.example.test:0x50/", 2, "not a URL"},
+		{"audit query --kind everything", 2, "decision, completion"},
+		{"audit tail", 1, "sallyport up"},
+		{"status", 1, "sallyport up"},
+		{"memory view ../../etc passwd", 1, "lower-case"},
+		{"policy check --config " + bad, 1, "see above"},
+	} {
+		t.Run(tt.args, func(t *testing.T) {
+			_, status, err := run(t, "", append([]string{"--config", file}, strings.Fields(tt.args)...)...)
+			if status != tt.status || err == nil || !strings.Contains(err.Error(), tt.says) {
+				t.Errorf("got %d, %v, want %d with %q", status, err, tt.status, tt.says)
+			}
+		})
+	}
+}
+
+func TestCommandStatusIsPassedOn(t *testing.T) {
+	if got := exitStatus(fmt.Errorf("wrapped: %w", exitCode(42))); got != 42 {
+		t.Errorf("got %d, want 42", got)
+	}
+}
+
+// A secret can be set before the daemon's first start. It is on record, its
+// value nowhere in the clear.
+func TestSecretBeforeTheDaemon(t *testing.T) {
+	const value = "sk-very-secret"
+	dir, file := configured(t, "vault: {address: 'https://vault.example.test', auth: {tokenFile: t}}\n"+
+		"credentials: [{name: key}, {name: away, source: {vault: {path: secret/data/a}}}]\n")
+	out, status, err := run(t, value+"\n", "secret", "set", "key", "--config", file)
+	if status != 0 || !strings.Contains(out, "key is set") {
+		t.Fatalf("got %d, %q, %v", status, out, err)
+	}
+	if _, status, err := run(t, value, "secret", "set", "away", "--config", file); status != 1 || !strings.Contains(err.Error(), "in Vault") {
+		t.Errorf("one of Vault's: got %d, %v", status, err)
+	}
+	if _, status, err := run(t, "\n", "secret", "set", "key", "--config", file); status != 1 || !strings.Contains(err.Error(), "empty") {
+		t.Errorf("an empty one: got %d, %v", status, err)
+	}
+	if out, _, err := run(t, "", "audit", "tail", "--config", file); !strings.Contains(out, "secret key set") {
+		t.Errorf("the audit: got %q, %v", out, err)
+	}
+	err = filepath.WalkDir(dir, func(path string, e os.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return err
+		}
+		data, err := os.ReadFile(path)
+		if bytes.Contains(data, []byte(value)) {
+			t.Errorf("the value is in %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// Two daemons on one data directory would tear its log.
+func TestOneDaemon(t *testing.T) {
+	_, file := configured(t, "")
+	g := &globals{configPath: file, output: "text"}
+	cfg, err := g.config()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{globals: g, cfg: cfg}
+	if err := d.claim(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	_, status, err := run(t, "x", "secret", "set", "key", "--config", file)
+	if status != 1 || !strings.Contains(err.Error(), "sallyport down") {
+		t.Errorf("got %d, %v, want a refusal that says what to do", status, err)
+	}
+	if err := d.close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Drops of one kind are one record that counts them all.
+func TestDropsAreFolded(t *testing.T) {
+	dir := t.TempDir()
+	trail, err := audit.Open(dir, audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newDropLog(trail, slog.New(slog.DiscardHandler))
+	dns := netip.MustParseAddrPort("192.0.2.1:53")
+	for range 3 {
+		l.add(datapath.Drop{Generation: 1, Sandbox: "a", Destination: dns, Count: 2})
+	}
+	l.add(datapath.Drop{Generation: 2, Sandbox: "b", Destination: dns, Count: 1})
+	l.flush(time.Time{})
+	if err := trail.Close(); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int{}
+	for r, err := range audit.Pair(t.Context(), dir, audit.Query{Kind: audit.KindDrop}, 0) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if e := r.Decision; e != nil {
+			got[e.Unmapped.Sallyport.Sandbox] += 100 + e.Count // a record is a hundred
+		}
+	}
+	if diff := cmp.Diff(got, map[string]int{"a": 106, "b": 101}); diff != "" {
+		t.Errorf("records and packets by sandbox: %s", diff)
+	}
+}

@@ -1,0 +1,119 @@
+package sandbox
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"time"
+
+	"sallyport/memory"
+)
+
+// create makes a sandbox step by step; what a failed step leaves is undone.
+func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) (err error) {
+	if _, err := os.Lstat(m.dir(name)); err == nil {
+		return fmt.Errorf("%w: %s is in the way: move it aside", ErrBadName, m.dir(name))
+	}
+	rec := record{Name: name, ID: newID(), Spec: spec, Created: time.Now().UTC().Truncate(time.Millisecond)}
+	if rec.Address, err = m.newAddress(); err != nil {
+		return err
+	}
+	rec.MAC = hardwareAddress(rec.Address)
+	e.rec = rec
+	defer func() {
+		if err != nil {
+			// The user's context may be what failed; the clean-up must not.
+			err = errors.Join(err, m.discard(context.WithoutCancel(ctx), rec))
+			e.rec = record{}
+		}
+	}()
+	if err := os.Mkdir(m.dir(name), 0o700); err != nil {
+		return err
+	}
+	if err := rec.write(m.dir(name)); err != nil {
+		return err
+	}
+	mem, err := memory.Ensure(m.dir(name))
+	if err != nil {
+		return err
+	}
+	root, err := m.opt.Authority.Root(rec.ID)
+	if err != nil {
+		return err
+	}
+	err = m.opt.Runtime.Create(ctx, Container{
+		ID: rec.ID, Name: name, Spec: spec,
+		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
+		Gateway: offset(m.opt.Subnet, 1),
+		MAC:     rec.MAC,
+		Env:     environment(spec),
+		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
+		Trust:   root,
+	})
+	if err != nil {
+		return err
+	}
+	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "created")); err != nil {
+		return err
+	}
+	rec.Ready = true
+	if err := rec.write(m.dir(name)); err != nil {
+		return err
+	}
+	e.rec, e.state, e.exists = rec, Stopped, true
+	return nil
+}
+
+// discard removes what may exist of a sandbox. It is safe to call twice.
+func (m *Manager) discard(ctx context.Context, rec record) error {
+	var errs []error
+	if err := m.opt.Runtime.Remove(ctx, rec.ID); err != nil && !errors.Is(err, ErrNotFound) {
+		// The record stays, so that the next start tries again.
+		return fmt.Errorf("removing the container of %s: %w", rec.Name, err)
+	}
+	if rec.Generation != 0 {
+		errs = append(errs, m.opt.Network.Detach(rec.Generation))
+	}
+	errs = append(errs, m.opt.Authority.Forget(rec.ID))
+	if m.opt.Forget != nil {
+		errs = append(errs, m.opt.Forget(rec.ID))
+	}
+	errs = append(errs, os.RemoveAll(m.dir(rec.Name)))
+	err := errors.Join(errs...)
+	if err == nil {
+		m.mu.Lock()
+		delete(m.addresses, rec.Address)
+		m.mu.Unlock()
+	}
+	return err
+}
+
+func (m *Manager) newAddress() (netip.Addr, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, err := m.counters.nextAddress(m.opt.Subnet, func(a netip.Addr) bool { return m.addresses[a] })
+	if err == nil {
+		m.addresses[a] = true
+	}
+	return a, err
+}
+
+func newID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}
+
+func environment(s Spec) []string {
+	var env []string
+	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
+		env = append(env, k+"="+s.Env[k])
+	}
+	return env
+}
