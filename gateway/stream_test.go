@@ -1,10 +1,14 @@
 package gateway_test
 
 import (
+	"bufio"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
+
+	"sallyport/audit"
 )
 
 func TestStreamArrivesAsItComes(t *testing.T) {
