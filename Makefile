@@ -1,13 +1,17 @@
-# make demo   install what is missing, build, play the main job on the terminal
-# make down   stop what make demo left running
-# make test   install what is missing, run every test, privileged ones included
+# make demo      install what is missing, build, play the main job on the terminal
+# make down      stop what make demo left running
+# make test      install what is missing, run every test, privileged ones included
+# make setup     install what is missing    make build     the programs, in bin
+# make lint      formatting and go vet      make bench     measure
+# make generate  the BPF objects            make clean     remove bin
 SHELL   := /bin/sh
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
 CACHE   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sallyport
 export CGO_ENABLED ?= 0
+export PATH := $(PATH):/usr/local/go/bin
 
-.PHONY: setup build demo down test race bench fuzz lint generate clean
+.PHONY: setup build demo down test bench lint generate clean
 
 # What setup.sh makes lies in the cache, by version; sallyport looks beside itself.
 link = @mkdir -p bin && ln -sfn $(CACHE)/runsc bin/runsc && ln -sfn $(CACHE)/base.tar bin/base.tar
@@ -31,7 +35,7 @@ down:
 
 test:
 	@internal/setup/setup.sh test
-	$(link)
+	$(link) && ln -sfn $(CACHE)/runtimes.tar bin/runtimes.tar
 	@internal/setup/test.sh
 
 bench: build
@@ -42,6 +46,7 @@ lint:
 	@$(GO) vet ./...
 
 generate:
+	@internal/setup/setup.sh generate
 	@$(GO) generate ./...
 
 clean:

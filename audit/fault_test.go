@@ -260,6 +260,32 @@ func TestRecoversByItself(t *testing.T) {
 	}
 }
 
+// TestQueueIsBoundedInBytes: few large events must not take what many small
+// ones may not.
+func TestQueueIsBoundedInBytes(t *testing.T) {
+	d := new(disk)
+	l := open(t, t.TempDir(), audit.Options{}.WithFiles(d.Open))
+	d.set(func(d *disk) { d.write = syscall.ENOSPC })
+	large, held := strings.Repeat("x", 200<<10), 0
+	for range 2 { // the second time after the first were written
+		n := 0
+		for ; n < 1000; n++ {
+			if err := l.Enqueue(event(large)); errors.Is(err, audit.ErrFull) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n < 100 || n > 200 {
+			t.Errorf("%d events of 200 KiB wait, want what 32 MiB hold", n)
+		}
+		held += n
+		d.set(func(d *disk) { d.write = nil })
+		eventually(t, "the queue to be written", func() bool { return l.Stats().Events >= uint64(held) })
+		d.set(func(d *disk) { d.write = syscall.ENOSPC })
+	}
+}
+
 func TestCloseSaysWhatIsLost(t *testing.T) {
 	d := new(disk)
 	l := open(t, t.TempDir(), audit.Options{}.WithFiles(d.Open))

@@ -51,6 +51,9 @@ type Stats struct {
 const (
 	idleFlush = 50 * time.Millisecond  // how long a queued event waits for company
 	retry     = 500 * time.Millisecond // when queued events could not be written
+	// maxQueued bounds what queued events take while the disk does not, in bytes:
+	// a sandbox can make one of 200 KB.
+	maxQueued = 32 << 20
 )
 
 // Log appends events to segments in a directory. One goroutine writes: all
@@ -67,6 +70,7 @@ type Log struct {
 	mu      sync.Mutex
 	jobs    []*job // in order of their sequence numbers
 	queued  int    // lines in jobs that nobody waits for
+	held    int    // bytes of those
 	dropped uint64 // by Enqueue, not yet in the log
 	refused uint64 // by Append, not yet in the log
 	closed  bool
@@ -156,13 +160,14 @@ func (l *Log) Enqueue(e *Event) error {
 	switch {
 	case l.closed:
 		err = ErrClosed
-	case l.queued >= l.opts.Queue:
+	case l.queued >= l.opts.Queue, l.queued > 0 && l.held+len(b.buf) > maxQueued:
 		err = ErrFull
 		l.dropped++
 		l.stats.Dropped++
 	default:
 		l.jobs = append(l.jobs, &job{lines: []*line{b}})
 		l.queued++
+		l.held += len(b.buf)
 	}
 	l.mu.Unlock()
 	if err != nil {

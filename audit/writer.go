@@ -79,6 +79,9 @@ func (l *Log) commit(jobs []*job, dropped, refused uint64) bool {
 	for _, j := range jobs {
 		if j.done == nil {
 			l.queued -= len(j.lines)
+			for _, b := range j.lines {
+				l.held -= len(b.buf)
+			}
 		}
 	}
 	l.mu.Unlock()

@@ -26,6 +26,7 @@ var (
 	errUpgrade = errors.New("the upstream switched protocols unasked")
 	errCoding  = errors.New("the upstream encoded a response that has to be read for secrets")
 	errPanic   = errors.New("internal error")
+	errLate    = errors.New("the client began TLS late that no rule lets pass unread")
 )
 
 // answer is what the gateway says instead of an upstream.
@@ -109,7 +110,7 @@ func explain(err error) string {
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
 		return errClient.Error()
 	}
-	for _, known := range []error{errAudit, errUpgrade, errCoding, errPanic, errClosed} {
+	for _, known := range []error{errAudit, errUpgrade, errCoding, errPanic, errLate, errClosed} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

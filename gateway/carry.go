@@ -281,7 +281,12 @@ func (g *Gateway) serveExchange(w http.ResponseWriter, r *http.Request, f *flow)
 		return
 	}
 	x.describe(r)
-	if m := x.admit(r); m != nil {
+	m := x.admit(r)
+	if f.valid != nil && !f.valid() {
+		// The connection may be older than the client's removal.
+		m = &misuse{http.StatusForbidden, "client", "the client's token is no longer good"}
+	}
+	if m != nil {
 		w.Header().Set("Connection", "close")
 		x.refuse(r, m).write(w, r)
 		return

@@ -68,6 +68,7 @@ func (g *Gateway) listenTo(ctx context.Context, o *opening) (policy.Protocol, st
 			in.Protocol = policy.ProtocolOther
 			if g.decide(ctx, in).Action == policy.Tunnel {
 				_ = o.SetReadDeadline(time.Time{})
+				o.silent = true
 				return policy.ProtocolOther, "", nil
 			}
 		}

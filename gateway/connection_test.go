@@ -279,6 +279,44 @@ func TestTunnelForAServerThatSpeaksFirst(t *testing.T) {
 	}
 }
 
+// A client that is silent until it is taken for one that waits for its server
+// gets no more by it than if it had spoken at once.
+func TestSilenceIsNoWayRoundBeingRead(t *testing.T) {
+	for name, test := range map[string]struct {
+		sni     string
+		tls     policy.Action // for TLS; other bytes may pass unread
+		carried bool
+	}{
+		"the name of the rule": {"api.example.test", policy.Tunnel, true},
+		"another name":         {"other.example.test", policy.Tunnel, false},
+		"TLS that is read":     {"api.example.test", policy.Allow, false},
+		"TLS that is denied":   {"api.example.test", policy.Deny, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLab(t)
+			l.policy(func(in policy.Input) policy.Decision {
+				if in.Protocol == policy.ProtocolTLS {
+					return policy.Decision{Action: test.tls}
+				}
+				return tunnel(in)
+			})
+			l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "unread") })
+			raw := l.raw(l.name("api.example.test").String() + ":8443")
+			for deadline := time.Now().Add(3 * time.Second); l.dials() == 0 && time.Now().Before(deadline); {
+				time.Sleep(5 * time.Millisecond)
+			}
+			c := tls.Client(raw, &tls.Config{ServerName: test.sni, InsecureSkipVerify: true})
+			if err := c.Handshake(); (err == nil) != test.carried {
+				t.Errorf("handshake: %v, want carried %v", err, test.carried)
+			}
+			c.Close()
+			if done := l.await(2)[1]; (done.StatusID == audit.StatusSuccess) != test.carried || !test.carried && done.Traffic.BytesOut != 0 {
+				t.Errorf("completion %+v %+v", done, done.Traffic)
+			}
+		})
+	}
+}
+
 func TestStalledOpeningIsClosedUnrecorded(t *testing.T) {
 	hello := clientHello(t, "api.example.test")
 	for name, first := range map[string]string{

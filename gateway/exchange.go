@@ -44,9 +44,10 @@ type misuse struct {
 // host than the request line's, which is what policy sees. CGI-like servers
 // take an underscore for a hyphen.
 var overrides = []string{
-	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override",
-	"X-Original-Url", "X-Original-Uri", "X-Rewrite-Url", "X-Override-Url",
-	"X-Original-Host", "X-Forwarded-Host", "X-Host",
+	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "X-Original-Method", "X-Forwarded-Method",
+	"X-Original-Url", "X-Original-Uri", "X-Rewrite-Url", "X-Override-Url", "X-Forwarded-Uri", "X-Forwarded-Url",
+	"X-Forwarded-Path", "X-Forwarded-Prefix", "X-Original-Path", "X-Script-Name",
+	"X-Original-Host", "X-Forwarded-Host", "X-Forwarded-Server", "X-Host", "X-Http-Host-Override", "Forwarded",
 }
 
 // admit checks the form of a request and fills in what policy sees of it.

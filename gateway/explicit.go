@@ -47,6 +47,7 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	f.identity = identity
+	f.valid = func() bool { _, ok := g.clients.Authenticate(name, token); return ok }
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
 	target := r.Host
 	if r.Method != http.MethodConnect {

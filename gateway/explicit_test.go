@@ -168,6 +168,26 @@ func TestConnectHostMustAgree(t *testing.T) {
 	}
 }
 
+func TestRemovedClientIsCutOffOnItsOpenConnections(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
+	_, token, _ := l.clients.Add("ci", nil)
+	client := l.elsewhere("ci", token)
+	if resp, _ := get(t, client, "https://api.example.test/"); resp.StatusCode != 200 {
+		t.Fatal(resp.Status)
+	}
+	if err := l.clients.Remove("ci"); err != nil {
+		t.Fatal(err)
+	}
+	if resp, body := get(t, client, "https://api.example.test/"); resp.StatusCode != 403 || !strings.Contains(body, "no longer good") {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	if l.dials() != 1 {
+		t.Error("dialled")
+	}
+}
+
 func TestConnectWithEarlyBytes(t *testing.T) {
 	l := newLab(t)
 	l.policy(tunnel)

@@ -28,6 +28,9 @@ type flow struct {
 	sni      string
 	// authority is how host and port appear in a Host header.
 	authority string
+	// valid says whether a client of the explicit proxy may still use what it
+	// connected with; nil for a sandbox.
+	valid func() bool
 	// answer, when set, is all that a request on this connection is told.
 	answer *answer
 }

@@ -27,6 +27,7 @@ type opening struct {
 	net.Conn
 	flow    *flow
 	seen    []byte // read from Conn, not yet from here
+	silent  bool   // was taken for a client that waits for its server
 	once    sync.Once
 	release func()
 }

@@ -177,6 +177,8 @@ func TestMisuseIsRefusedBeforePolicy(t *testing.T) {
 		{"asterisk", "OPTIONS * HTTP/1.1\r\nHost: api.example.test\r\n\r\n", 400},
 		{"override", "POST / HTTP/1.1\r\nHost: api.example.test\r\nX-HTTP-Method-Override: DELETE\r\nContent-Length: 0\r\n\r\n", 403},
 		{"override with underscores", "POST / HTTP/1.1\r\nHost: api.example.test\r\nx_original_url: /admin\r\nContent-Length: 0\r\n\r\n", 403},
+		{"override of a proxy", "GET / HTTP/1.1\r\nHost: api.example.test\r\nX-Forwarded-Uri: /admin\r\n\r\n", 403},
+		{"another host by RFC 7239", "GET / HTTP/1.1\r\nHost: api.example.test\r\nForwarded: host=other.example.test\r\n\r\n", 403},
 		{"rewrite", "GET / HTTP/1.1\r\nHost: api.example.test\r\nX-Rewrite-URL: /admin\r\n\r\n", 403},
 		{"dot segments", "GET /a/../b HTTP/1.1\r\nHost: api.example.test\r\n\r\n", 400},
 		{"encoded slash", "GET /a%2fb HTTP/1.1\r\nHost: api.example.test\r\n\r\n", 400},

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -36,31 +37,64 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 		g.tell(o, failed(err, e.ID()))
 		return
 	}
-	out, in, err := splice(o, far)
+	out, in, err := splice(o, far, func() error { return g.late(ctx, o) })
 	c := f.completion(e, audit.NetworkClose, err)
 	c.Traffic = &audit.Traffic{BytesIn: in, BytesOut: out}
 	g.enqueue(c)
 }
 
+// late looks at what a client that was silent opens with after all: TLS must be
+// what a rule lets pass unread, under the name that it would have needed at
+// once, or waiting would be a way round being read.
+func (g *Gateway) late(ctx context.Context, o *opening) error {
+	if !o.silent {
+		return nil
+	}
+	for len(o.seen) == 0 || len(o.seen) == 1 && o.seen[0] == 0x16 {
+		if err := o.more(); err != nil {
+			return nil // the copy meets it again
+		}
+	}
+	if protocol, _ := classify(o.seen); protocol != policy.ProtocolTLS {
+		return nil
+	}
+	protocol, sni, err := o.hello()
+	switch {
+	case errors.Is(err, errOpening):
+		return errLate
+	case err != nil || protocol != policy.ProtocolTLS:
+		return nil
+	}
+	f := *o.flow
+	f.protocol = protocol
+	if f.agree(sni) != "" || g.connect(ctx, &f).Action != policy.Tunnel {
+		return errLate
+	}
+	return nil
+}
+
 // splice copies both ways until both directions have ended or either failed,
-// and closes both ends. Between two TCP connections the kernel does it.
-func splice(near *opening, far net.Conn) (out, in int64, err error) {
+// and closes both ends. What check refuses does not go out. Between two TCP
+// connections the kernel copies.
+func splice(near *opening, far net.Conn, check func() error) (out, in int64, err error) {
 	defer near.Close()
 	defer far.Close()
-	var n int
-	if n, err = far.Write(near.seen); err != nil {
-		return int64(n), 0, err
-	}
-	near.seen = nil
-	out = int64(n)
-
 	// How the first direction ended is how the tunnel did: after a regular end
 	// peers often reset what is left of the other.
 	ends := make(chan error, 2)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		n, err := io.Copy(far, near.Conn)
-		out += n
+		var n int
+		var rest int64
+		err := check()
+		if err == nil {
+			n, err = far.Write(near.seen)
+			near.seen = nil
+		}
+		if err == nil {
+			rest, err = io.Copy(far, near.Conn)
+		}
+		out = int64(n) + rest
 		ends <- err
 		finish(far, near, err)
 	})

@@ -395,7 +395,8 @@ func TestDecideRefusesBrokenInput(t *testing.T) {
 		"a relative path": func(in *policy.Input) { in.Request.Path = "x" },
 		"a dot segment":   func(in *policy.Input) { in.Request.Path = "/a/../b" },
 		"no method":       func(in *policy.Input) { in.Request.Method = "" },
-		"two methods":     func(in *policy.Input) { in.Request.Method = "GET /x" },
+		"a method that servers may take for another": func(in *policy.Input) { in.Request.Method = "delete" },
+		"two methods": func(in *policy.Input) { in.Request.Method = "GET /x" },
 	} {
 		in, r := good, *good.Request
 		in.Request = &r

@@ -62,6 +62,10 @@ func carrier(in Input) (Protocol, error) {
 	if !token(r.Method) {
 		return "", fmt.Errorf("%.64q is not an HTTP method", r.Method)
 	}
+	if r.Method != strings.ToUpper(r.Method) {
+		// Some servers take delete for DELETE, which a rule names.
+		return "", fmt.Errorf("the method %.64q is not in capitals: servers disagree about what it is", r.Method)
+	}
 	if r.Path == "" || r.Path[0] != '/' || len(r.Path) > maxPath || strings.Contains(r.Path, "//") {
 		return "", errors.New("the path is not normalised")
 	}

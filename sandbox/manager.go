@@ -353,8 +353,8 @@ func (m *Manager) attach(e *entry, st Status) error {
 	return nil
 }
 
-// halt stops the container and takes the identity away, in this order of
-// safety: packets first.
+// halt ends the session: the sandbox's packets first, then its identity, then
+// its processes. Whatever fails, all of it is tried.
 func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	var errs []error
 	if e.rec.Generation != 0 {
@@ -367,8 +367,11 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	e.state = Stopped
 	ev := lifecycle(e.rec, "stopped")
 	ev.Detail = why
-	errs = append(errs, m.opt.Recorder.Append(ctx, ev))
-	return errors.Join(errs...)
+	if err := m.opt.Recorder.Append(ctx, ev); err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	e.rec.Session = "" // its end is on record
+	return errors.Join(append(errs, e.rec.write(m.dir(e.rec.Name)))...)
 }
 
 // publish replaces one identity in the table that the gateway reads.

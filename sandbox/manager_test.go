@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/netip"
@@ -271,6 +272,51 @@ func TestReconcile(t *testing.T) {
 				t.Error("an endpoint that is nobody's is left")
 			}
 		})
+	}
+}
+
+// What happens behind the manager's back while it runs ends in one event, an
+// identity that is taken away, and no more.
+func TestWatched(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		meddle func(h *faultHost, id string)
+		state  State
+	}{
+		{"it ended", func(h *faultHost, id string) { h.containers[id] = false }, Stopped},
+		{"it ended, its interface too", func(h *faultHost, id string) { h.containers[id] = false; clear(h.endpoints) }, Stopped},
+		{"its container is gone", func(h *faultHost, id string) { delete(h.containers, id) }, Failed},
+	} {
+		for _, again := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, daemon restarted %v", c.name, again), func(t *testing.T) {
+				h, dir := newFaultHost(), t.TempDir()
+				m := open(t, h, dir)
+				i, _, err := m.GetOrCreate(t.Context(), "a", Spec{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := m.Start(t.Context(), "a"); err != nil {
+					t.Fatal(err)
+				}
+				c.meddle(h, i.ID)
+				for range 2 {
+					if again {
+						m = open(t, h, dir)
+					} else if err := m.reconcile(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got, err := m.Get("a"); err != nil || got.State != c.state || got.Session != "" {
+					t.Errorf("got %v, session %q, %v, want %v", got.State, got.Session, err, c.state)
+				}
+				if _, known := m.ByAddress(i.Address); known || len(h.endpoints) != 0 {
+					t.Errorf("known to the gateway: %v, endpoints: %v", known, h.endpoints)
+				}
+				if got, want := strings.Join(h.events, ", "), "a created, a started, a stopped"; got != want {
+					t.Errorf("events: got %s, want %s", got, want)
+				}
+			})
+		}
 	}
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"sallyport/memory"
 )
 
 // reconcile brings runtime and network into agreement with the records.
@@ -65,9 +67,11 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		e.rec.Reason = "its container is gone: remove the sandbox and make it again; its memory is still in " + m.dir(e.rec.Name)
-		e.state = Stopped
-		return false, e.rec.write(m.dir(e.rec.Name))
+		if e.rec.Reason != "" && e.state != Running {
+			return false, nil // it is known
+		}
+		e.rec.Reason = "its container is gone: remove the sandbox and make it again; its memory is in " + memory.Dir(m.dir(e.rec.Name)) + " until then"
+		return false, m.halt(ctx, e, "its container is gone")
 	case err != nil:
 		return false, fmt.Errorf("asking for sandbox %s: %w", e.rec.Name, err)
 	case st.Running && have.Link == st.Link && st.Link != 0:
@@ -90,7 +94,7 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 			return false, errors.Join(err, m.halt(ctx, e, "could not be identified: "+err.Error()))
 		}
 		return true, nil
-	case e.state == Running || have.Link != 0:
+	case e.rec.Session != "" || have.Link != 0:
 		return false, m.halt(ctx, e, fmt.Sprintf("ended by itself with exit code %d", st.Exit))
 	default:
 		return false, nil

@@ -1,16 +1,16 @@
 package sandbox
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
 	"time"
-
-	"net/netip"
 
 	"sallyport/internal/durable"
 )
@@ -27,7 +27,7 @@ type record struct {
 	Address    netip.Addr `json:"address"`
 	MAC        string     `json:"mac"`
 	Created    time.Time  `json:"created"`
-	Session    string     `json:"session,omitempty"`    // of the last run
+	Session    string     `json:"session,omitempty"`    // of the run whose end has not been seen yet
 	Generation uint32     `json:"generation,omitempty"` // of the last run
 	// Ready is false from before the container is asked for until it exists,
 	// so that a crash in between is found and cleaned up.
@@ -128,9 +128,8 @@ func (c *counters) nextAddress(subnet netip.Prefix, used func(netip.Addr) bool) 
 
 func offset(subnet netip.Prefix, n uint32) netip.Addr {
 	b := subnet.Masked().Addr().As4()
-	v := uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
-	v += n
-	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+n)
+	return netip.AddrFrom4(b)
 }
 
 // hardwareAddress is locally administered and tells the IP address, so that

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -65,6 +67,9 @@ func (g *globals) records(cmd *cobra.Command, q audit.Query) error {
 		return err
 	}
 	w := cmd.OutOrStdout()
+	if _, err := os.Stat(auditDir(cfg)); errors.Is(err, fs.ErrNotExist) && !q.Follow {
+		return fmt.Errorf("there is no log in %s: has `sallyport up` run with this configuration?", auditDir(cfg))
+	}
 	for r, err := range audit.Pair(cmd.Context(), auditDir(cfg), q, pairWait) {
 		var damage *audit.DamageError
 		switch {

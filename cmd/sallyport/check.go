@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sallyport/internal/config"
 	"sallyport/policy"
 )
 
@@ -16,22 +17,17 @@ func newPolicyCheck(g *globals) *cobra.Command {
 		Short: "Check the configuration and the policy; nothing is changed",
 		Args:  exactly(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var findings []policy.Finding
-			cfg, err := g.config()
-			if err != nil {
-				findings = policy.Findings(err)
-			} else {
-				findings = policy.Validate(cfg.Document)
-				if _, err := policy.Compile(cmd.Context(), cfg.Document, policy.Options{}); err != nil {
-					findings = policy.Findings(err)
-				}
+			path := g.path()
+			if path == "" {
+				return usageError{errors.New("there is no configuration to check: name one with --config")}
 			}
+			findings := config.Check(cmd.Context(), path)
 			if err := g.print(cmd, findings, func(w io.Writer) {
 				for _, f := range findings {
 					fmt.Fprintln(w, f.Error())
 				}
 				if len(findings) == 0 {
-					fmt.Fprintln(w, "no findings")
+					fmt.Fprintln(w, path+": no findings")
 				}
 			}); err != nil {
 				return err

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/signal"
@@ -253,17 +252,18 @@ func (d *daemon) forget(id string) error {
 
 func (d *daemon) openRuntime(ctx context.Context, h *house) (_ *docker.Runtime, err error) {
 	net4 := d.cfg.Network
+	runsc := findRunsc(d.cfg)
+	if runsc == "" {
+		return nil, errors.New("gVisor's runsc is not installed: `make setup` builds it, or set engine.runsc")
+	}
+	engine := docker.EngineConfig{
+		DataDir: d.cfg.DataDir, RunDir: d.cfg.RunDir, Runsc: runsc,
+		Bridge: net4.Bridge, Pins: d.guardConfig().Pins, Log: d.log,
+	}
 	if d.cfg.Engine.Kind == "existing" {
-		h.engine, err = docker.Connect(ctx, d.cfg.Engine.Host, d.log)
+		h.engine, err = docker.Connect(ctx, d.cfg.Engine.Host, engine)
 	} else {
-		runsc := findRunsc(d.cfg)
-		if runsc == "" {
-			return nil, errors.New("gVisor's runsc is not installed: `make setup` builds it, or set engine.runsc")
-		}
-		h.engine, err = docker.StartEngine(ctx, docker.EngineConfig{
-			DataDir: d.cfg.DataDir, RunDir: d.cfg.RunDir, Runsc: runsc,
-			Bridge: net4.Bridge, Pins: d.guardConfig().Pins, Log: d.log,
-		})
+		h.engine, err = docker.StartEngine(ctx, engine)
 	}
 	if err != nil {
 		return nil, err
@@ -301,10 +301,22 @@ func (d *daemon) run(ctx context.Context) (err error) {
 	ctx, d.cancel = context.WithCancel(ctx)
 	defer d.cancel()
 
-	g, ctx := errgroup.WithContext(ctx)
-	if err := d.serveAPI(ctx, g); err != nil {
-		return err
+	g, serving := errgroup.WithContext(ctx)
+	if err := d.serve(serving, g); err != nil {
+		d.cancel()
+		return errors.Join(err, g.Wait())
 	}
+	err = g.Wait()
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed)) {
+		err = nil // it was asked to end
+	}
+	return errors.Join(err, d.end())
+}
+
+// serve starts everything in the group; the control interface is the last, so
+// that a daemon that answers is up.
+func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
+	g.Go(func() error { return d.reloadOnSignal(ctx) })
 	if err := d.serveMetrics(ctx, g); err != nil {
 		return err
 	}
@@ -320,21 +332,21 @@ func (d *daemon) run(ctx context.Context) (err error) {
 		g.Go(func() error { return d.dns.Serve(ctx, h.dnsUDP, h.dnsTCP) })
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
-		g.Go(func() error { return h.guard.Drops(ctx, d.recordDrop) })
+		drops := newDropLog(d.trail, d.log)
+		g.Go(func() error { return drops.run(ctx) })
+		g.Go(func() error { return h.guard.Drops(ctx, drops.add) })
 		if err := h.guard.Steer(h.steered); err != nil {
 			return err
 		}
 	}
-	g.Go(func() error { return d.reloadOnSignal(ctx) })
-	if err := d.say("started"); err != nil {
+	if err := d.say("started", d.rules.Policy()); err != nil {
+		return err
+	}
+	if err := d.serveAPI(ctx, g); err != nil {
 		return err
 	}
 	d.log.Info("sallyport is up", "version", version, "policy", d.rules.Policy().Revision(), "rules", d.rules.Policy().Rules())
-	err = g.Wait()
-	if errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed) || errors.Is(err, http.ErrServerClosed) {
-		err = nil
-	}
-	return errors.Join(err, d.end())
+	return nil
 }
 
 // drainWithin bounds how long requests in flight may go on after SIGTERM.
@@ -347,7 +359,7 @@ func (d *daemon) end() error {
 	if d.down.Load() && d.house != nil {
 		errs = append(errs, d.pullDown())
 	}
-	return errors.Join(append(errs, d.say("stopped"))...)
+	return errors.Join(append(errs, d.say("stopped", d.rules.Policy()))...)
 }
 
 // pullDown stops the sandboxes and the private engine and takes the datapath
@@ -356,19 +368,22 @@ func (d *daemon) pullDown() error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	h := d.house
-	var errs []error
+	// Each may take its whole grace period, so that one after the other many
+	// would not fit.
+	var stops errgroup.Group
+	stops.SetLimit(stopsAtOnce)
 	for _, i := range h.sandboxes.List() {
 		if i.State == sandbox.Running {
-			_, err := h.sandboxes.Stop(ctx, i.Name)
-			errs = append(errs, err)
+			stops.Go(func() error { _, err := h.sandboxes.Stop(ctx, i.Name); return err })
 		}
 	}
-	errs = append(errs, h.engine.Stop(ctx))
-	if errors.Join(errs...) == nil { // the guard stays while anything may run
-		errs = append(errs, datapath.Remove(d.guardConfig()))
+	if err := errors.Join(stops.Wait(), h.engine.Stop(ctx)); err != nil {
+		return err // the guard stays while anything may run
 	}
-	return errors.Join(errs...)
+	return datapath.Remove(d.guardConfig())
 }
+
+const stopsAtOnce = 16
 
 func (d *daemon) reloadOnSignal(ctx context.Context) error {
 	hup := make(chan os.Signal, 1)
@@ -403,6 +418,11 @@ func (d *daemon) reload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// What cannot be recorded does not come into force.
+	if err := d.say("reloaded", p); err != nil {
+		end()
+		return err
+	}
 	// Sources first: a rule of the new policy finds its credential.
 	d.broker.Replace(sources)
 	d.endSources()
@@ -410,22 +430,29 @@ func (d *daemon) reload(ctx context.Context) error {
 	d.rules.Swap(p)
 	d.inForce.Store(cfg)
 	d.log.Info("policy loaded", "policy", p.Revision(), "rules", p.Rules())
-	return d.say("reloaded")
+	return nil
 }
 
-// say records a change of the daemon's own state.
-func (d *daemon) say(state string) error {
+// say records a change of the daemon's own state, with the policy it comes with.
+func (d *daemon) say(state string, p *policy.Policy) error {
+	e := changed(audit.Product{Name: "sallyport", Version: version}, "sallyport", state)
+	e.Policy = &audit.Policy{Version: p.Revision()}
+	return d.trail.Append(context.Background(), e)
+}
+
+// changed is the event of a part of the daemon's that is in another state now
+// (OCSF Application Lifecycle; activity 3 start, 4 stop, 99 other).
+func changed(app audit.Product, what, state string) *audit.Event {
 	activity := map[string]int{"started": 3, "stopped": 4}[state]
 	if activity == 0 {
 		activity = 99
 	}
 	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
-	e.App = &audit.Product{Name: "sallyport", Version: version}
+	e.App = &app
 	e.StatusID = audit.StatusSuccess
-	e.Message = "sallyport " + state
-	e.Policy = &audit.Policy{Version: d.rules.Policy().Revision()}
+	e.Message = what + " " + state
 	e.Unmapped.Sallyport.State = state
-	return d.trail.Append(context.Background(), e)
+	return e
 }
 
 func (d *daemon) status() api.Status {

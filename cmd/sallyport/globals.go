@@ -126,9 +126,9 @@ func refuseUnknown(c *cobra.Command) {
 		if len(args) == 0 {
 			return cmd.Help()
 		}
-		err := fmt.Errorf("%s: unknown command %q", cmd.CommandPath(), args[0])
+		err := fmt.Errorf("unknown command %q: see `%s --help`", args[0], cmd.CommandPath())
 		if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
-			err = fmt.Errorf("%w: did you mean %q?", err, s[0])
+			err = fmt.Errorf("unknown command %q: did you mean %q?", args[0], s[0])
 		}
 		return usageError{err}
 	}

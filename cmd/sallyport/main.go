@@ -1,5 +1,8 @@
 // Command sallyport is the daemon (`sallyport up`) and the command line that
-// talks to it. See docs/design in the repository and `sallyport help`.
+// talks to it over a unix socket of root's. See docs/ and `sallyport help`.
+//
+// It exits with 0, with 1 for what went wrong, with 2 for what was typed wrong;
+// `run` and `sandbox exec` exit with the status of their command.
 package main
 
 import (

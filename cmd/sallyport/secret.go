@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"strings"
 
@@ -88,19 +89,22 @@ func notEmpty(s string) (string, error) {
 	return s, nil
 }
 
-// setSecretDirectly writes the store where no daemon runs yet. There is no
-// audit event then; the daemon's next start shows the store's content.
-func (g *globals) setSecretDirectly(ctx context.Context, name string, fields map[string]string) error {
+// setSecretDirectly does what the daemon would, where none runs yet: under its
+// lock and with its event.
+func (g *globals) setSecretDirectly(ctx context.Context, name string, fields map[string]string) (err error) {
 	cfg, err := g.config()
 	if err != nil {
 		return err
 	}
-	store, err := openStore(cfg)
-	if err != nil {
-		return err
+	d := &daemon{globals: g, cfg: cfg, log: slog.New(slog.DiscardHandler)}
+	defer func() { err = errors.Join(err, d.close()) }()
+	d.inForce.Store(cfg)
+	for _, step := range []func(context.Context) error{d.claim, d.openTrail} {
+		if err := step(ctx); err != nil {
+			return err
+		}
 	}
-	_, err = store.Set(name, secretFields(fields))
-	return err
+	return secrets{d}.Set(ctx, name, secretFields(fields))
 }
 
 func newSecretList(g *globals) *cobra.Command {

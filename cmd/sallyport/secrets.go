@@ -9,7 +9,6 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/credential/file"
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
@@ -18,14 +17,6 @@ import (
 )
 
 func openKey(cfg *config.Config) (*seal.Key, error) { return seal.Open(cfg.KeyFile, cfg.DataDir) }
-
-func openStore(cfg *config.Config) (*file.Store, error) {
-	key, err := openKey(cfg)
-	if err != nil {
-		return nil, err
-	}
-	return file.New(cfg.DataDir, key)
-}
 
 func secretFields(plain map[string]string) map[string]credential.Secret {
 	fields := map[string]credential.Secret{}
@@ -106,7 +97,7 @@ func (s secrets) Delete(ctx context.Context, name string) error {
 func (s secrets) writable(name string) error {
 	for _, c := range s.d.credentials() {
 		if c.Name == name && c.Source.Vault != nil {
-			return fmt.Errorf("%w: %s lives in Vault at %s: change it there", credential.ErrUnknown, name, c.Source.Vault.Path)
+			return fmt.Errorf("%w: %s is in Vault at %s: change it there", api.ErrElsewhere, name, c.Source.Vault.Path)
 		}
 	}
 	return nil
@@ -117,7 +108,7 @@ func (s secrets) List() ([]api.Secret, error) {
 	if err != nil {
 		return nil, err
 	}
-	var list []api.Secret
+	list := []api.Secret{}
 	known := map[string]bool{}
 	for _, e := range kept {
 		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Version: strconv.FormatUint(e.Version, 10), Updated: e.Updated})
@@ -135,11 +126,7 @@ func (s secrets) List() ([]api.Secret, error) {
 }
 
 func (s secrets) say(ctx context.Context, name, state string) error {
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, 99)
-	e.App = &audit.Product{Name: "secret/" + name}
-	e.StatusID = audit.StatusSuccess
-	e.Message = "secret " + name + " " + state
-	e.Unmapped.Sallyport.State = state
+	e := changed(audit.Product{Name: "secret/" + name}, "secret "+name, state)
 	if err := s.d.trail.Append(ctx, e); err != nil {
 		return errors.Join(fmt.Errorf("the secret is %s, but this could not be recorded", state), err)
 	}

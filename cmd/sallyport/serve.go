@@ -10,20 +10,17 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/resolver"
 	"sallyport/internal/api"
 	"sallyport/policy"
 	"sallyport/sandbox"
-	"sallyport/sandbox/datapath"
 )
 
 // serveAPI listens on the unix socket, for root alone.
@@ -43,10 +40,10 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 	if d.house != nil {
 		sandboxes = d.house.sandboxes
 	}
-	serve(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: api.NewHandler(api.Options{
+	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: api.NewHandler(api.Options{
 		Sandboxes: sandboxes,
 		Secrets:   secrets{d},
-		Clients:   d.clients,
+		Clients:   clients{d},
 		Root:      d.authority.Root,
 		Forget:    func(id string) error { return errors.Join(d.authority.Forget(id), d.forget(id)) },
 		Explain: func(ctx context.Context, in policy.Input) policy.Explanation {
@@ -75,14 +72,19 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics, promhttp.HandlerOpts{}))
-	serve(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux})
+	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux})
 	return nil
 }
 
-// serve runs an HTTP server in the group until ctx is done, and lets the
+// serveHTTP runs an HTTP server in the group until ctx is done, and lets the
 // answers that are under way be written.
-func serve(ctx context.Context, g *errgroup.Group, l net.Listener, s *http.Server) {
-	g.Go(func() error { return s.Serve(l) })
+func serveHTTP(ctx context.Context, g *errgroup.Group, l net.Listener, s *http.Server) {
+	g.Go(func() error {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
 	g.Go(func() error {
 		<-ctx.Done()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -151,45 +153,4 @@ func (d *daemon) localAddresses() []netip.Prefix {
 		}
 	}
 	return list
-}
-
-// recordDrop writes down what the datapath refused. It is rate-limited there.
-func (d *daemon) recordDrop(drop datapath.Drop) {
-	e := audit.New(audit.KindDrop, audit.ClassNetwork, 5) // 5: refuse
-	e.Action, e.Disposition = audit.ActionDenied, audit.DispositionDropped
-	e.SeverityID, e.StatusID = audit.SeverityLow, audit.StatusFailure
-	e.Source = &audit.Endpoint{IP: text(drop.Source.Addr()), Port: int(drop.Source.Port()), MAC: drop.SourceMAC.String()}
-	e.Destination = &audit.Endpoint{IP: text(drop.Destination.Addr()), Port: int(drop.Destination.Port())}
-	e.Connection = &audit.Connection{ProtocolNum: int(drop.Protocol), Direction: 2}
-	e.Connection.ProtocolName = protocolName(drop)
-	e.Count = int(drop.Count)
-	e.Rule = &audit.Rule{Name: "datapath", Type: "floor"}
-	x := &e.Unmapped.Sallyport
-	x.Sandbox, x.SandboxID, x.Reason, x.Decision = drop.Sandbox, drop.SandboxID, drop.Reason.String(), "deny"
-	if err := d.trail.Enqueue(e); err != nil {
-		d.log.Warn("a drop could not be recorded", "error", err)
-	}
-}
-
-func text(a netip.Addr) string {
-	if !a.IsValid() {
-		return ""
-	}
-	return a.String()
-}
-
-// protocolName is what a reader calls the protocol of a dropped frame.
-func protocolName(d datapath.Drop) string {
-	const arp = 0x0806
-	switch {
-	case d.EtherType == arp:
-		return "arp"
-	case d.Protocol == syscall.IPPROTO_TCP:
-		return "tcp"
-	case d.Protocol == syscall.IPPROTO_UDP:
-		return "udp"
-	case d.Protocol == syscall.IPPROTO_ICMP, d.Protocol == syscall.IPPROTO_ICMPV6:
-		return "icmp"
-	}
-	return ""
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -71,13 +72,16 @@ func newDown(g *globals) *cobra.Command {
 			if err := d.Shutdown(cmd.Context()); err != nil {
 				return err
 			}
-			for range downWithin / downPoll {
-				if errors.Is(syscall.Kill(s.PID, 0), syscall.ESRCH) {
-					return g.print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
+			ctx, cancel := context.WithTimeout(cmd.Context(), downWithin)
+			defer cancel()
+			for !errors.Is(syscall.Kill(s.PID, 0), syscall.ESRCH) {
+				select {
+				case <-ctx.Done():
+					return fmt.Errorf("the daemon, pid %d, is still there: %w: see its log", s.PID, ctx.Err())
+				case <-time.After(downPoll):
 				}
-				time.Sleep(downPoll)
 			}
-			return fmt.Errorf("the daemon, pid %d, is still there after %v: see its log", s.PID, downWithin)
+			return g.print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
 		},
 	}
 }
@@ -88,7 +92,7 @@ func newDoctor(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		opt := doctor.Options{Config: cfg, Runsc: findRunsc(cfg), Agent: findAgent()}
+		opt := doctor.Options{Config: cfg, Runsc: findRunsc(cfg), Agent: findAgent(), Tarball: findTarball(cfg)}
 		if cfg.Vault.Address != "" {
 			opt.Vault = vaultHealth(cfg)
 		}

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	runtimedebug "runtime/debug"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -41,7 +43,7 @@ func newUp(g *globals) *cobra.Command {
 			return errors.New("sallyport up needs root, for the datapath and the engine: run it with sudo")
 		}
 		if detach {
-			return runBehind(cmd, cfg)
+			return g.runBehind(cmd, cfg, debug)
 		}
 		level := slog.LevelInfo
 		if debug {
@@ -66,7 +68,7 @@ const readyWithin = 3 * time.Minute
 
 // runBehind starts this program again in a session of its own and waits until
 // it answers, or says why it did not.
-func runBehind(cmd *cobra.Command, cfg *config.Config) error {
+func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) error {
 	client := api.NewClient(socketPath(cfg))
 	if s, err := client.Status(cmd.Context()); err == nil {
 		return fmt.Errorf("a daemon is running already, pid %d: `sallyport down` stops it", s.PID)
@@ -76,7 +78,11 @@ func runBehind(cmd *cobra.Command, cfg *config.Config) error {
 		return err
 	}
 	path := filepath.Join(logs, "sallyport.log")
-	out, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC|os.O_APPEND, 0o600)
+	// What the last one said at its end is what is asked for after a crash.
+	if err := os.Rename(path, path+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -85,13 +91,7 @@ func runBehind(cmd *cobra.Command, cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
-	args := []string{}
-	for _, a := range os.Args[1:] {
-		if a != "-d" && a != "--detach" {
-			args = append(args, a)
-		}
-	}
-	child := exec.Command(self, args...)
+	child := exec.Command(self, "up", "--config", g.configPath, "--data-dir", g.dataDir, "--debug="+strconv.FormatBool(debug))
 	child.Stdout, child.Stderr = out, out
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
@@ -104,12 +104,11 @@ func runBehind(cmd *cobra.Command, cfg *config.Config) error {
 	defer cancel()
 	for {
 		if s, err := client.Status(ctx); err == nil {
-			fmt.Fprintf(cmd.OutOrStdout(), "sallyport is up, pid %d, log %s\n", s.PID, path)
-			return nil
+			return g.print(cmd, s, func(w io.Writer) { fmt.Fprintf(w, "sallyport is up, pid %d, log %s\n", s.PID, path) })
 		}
 		select {
 		case <-ended:
-			return fmt.Errorf("the daemon ended at once: %s", lastLine(path))
+			return fmt.Errorf("the daemon ended before it was ready:\n%s", ending(path))
 		case <-ctx.Done():
 			_ = child.Process.Signal(syscall.SIGTERM)
 			return fmt.Errorf("the daemon did not answer: %w; see %s", ctx.Err(), path)
@@ -118,8 +117,8 @@ func runBehind(cmd *cobra.Command, cfg *config.Config) error {
 	}
 }
 
-// lastLine returns what a log ends with, for an error message.
-func lastLine(path string) string {
+// ending returns the last 4 KiB of a log, for an error message.
+func ending(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
 		return err.Error()

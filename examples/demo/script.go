@@ -36,7 +36,7 @@ func (s *stage) show(ctx context.Context, shell string) (out string, code int, e
 func (s *stage) inside(ctx context.Context, name, shell string, print bool) (string, int, error) {
 	data, err := s.command(ctx, "", "run", name, "--", "sh", "-c", shell).CombinedOutput()
 	out := strings.TrimRight(string(data), "\n")
-	if print {
+	if print && out != "" {
 		for line := range strings.Lines(out) {
 			fmt.Print("  " + line)
 		}
@@ -202,8 +202,8 @@ func remembered(ctx context.Context, s *stage) error {
 }
 
 func recorded(ctx context.Context, s *stage) error {
-	fmt.Println("$ sallyport audit tail")
-	out, err := s.quiet(ctx, "", "audit", "tail", "-n", "40")
+	fmt.Println("$ sallyport audit tail --sandbox demo")
+	out, err := s.quiet(ctx, "", "audit", "tail", "--sandbox", "demo")
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}

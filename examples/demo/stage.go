@@ -17,13 +17,14 @@ import (
 	"strings"
 	"syscall"
 	"text/template"
+	"time"
 )
 
 // stage is where the demo plays: its folder, its programs and its upstream.
 type stage struct {
 	bin, dir string
-	config                 string
-	key                    string // the secret that must never be seen
+	config   string
+	key      string // the secret that must never be seen
 }
 
 func newStage(bin, dir string) (*stage, error) {
@@ -40,7 +41,7 @@ func (s *stage) path(name string) string { return filepath.Join(s.dir, name) }
 
 var configTemplate = template.Must(template.New("sallyport.yaml").Parse(`# Written by the demo.
 dataDir: {{.Dir}}/data
-runDir: /run/sallyport-demo
+runDir: {{.Dir}}/run
 keyFile: {{.Dir}}/key            # in real life: on another disk, or a systemd credential
 network: {bridge: sallyport-demo, subnet: 10.230.0.0/24}
 metrics: {listen: "127.0.0.1:9465"}
@@ -171,6 +172,12 @@ func (s *stage) down(ctx context.Context) error {
 	if pid, ok := s.upstreamPID(); ok {
 		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 			return err
+		}
+		for range 100 { // ten seconds
+			if _, ok := s.upstreamPID(); !ok {
+				break
+			}
+			time.Sleep(100 * time.Millisecond)
 		}
 		fmt.Println("the test host is down")
 	}

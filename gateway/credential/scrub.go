@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 )
 
@@ -126,11 +128,16 @@ func (s *Scrubber) undecided(data []byte) int {
 	return len(data)
 }
 
-// Header scrubs the values of a header in place and returns how many
-// occurrences it found. Call it for trailers too.
+// Header scrubs the values of a header in place, deletes what has a secret in
+// its name and returns how many occurrences it found. Call it for trailers too.
 func (s *Scrubber) Header(h http.Header) int {
 	hits := 0
-	for _, values := range h {
+	for name, values := range h {
+		if s.named(name) {
+			delete(h, name)
+			hits++
+			continue
+		}
 		for i, v := range values {
 			var clean []byte
 			s.find([]byte(v), func(at span) {
@@ -146,6 +153,18 @@ func (s *Scrubber) Header(h http.Header) int {
 		}
 	}
 	return hits
+}
+
+// named says whether a header's name holds one of the secrets in any spelling
+// and any case, since net/http changes the case of names.
+func (s *Scrubber) named(name string) bool {
+	if s.window == 0 || len(name) < s.window {
+		return false
+	}
+	name = strings.ToLower(name)
+	return slices.ContainsFunc(s.patterns, func(p string) bool {
+		return len(p) <= len(name) && strings.Contains(name, strings.ToLower(p))
+	})
 }
 
 // contains says whether a text holds one of the secrets in any spelling.

@@ -135,6 +135,19 @@ func TestScrubText(t *testing.T) {
 }
 
 // A stream keeps flowing: what cannot be part of a secret comes at once.
+// A header's name is lost in case, but for that it can hold a secret too.
+func TestScrubHeaderNames(t *testing.T) {
+	const key = "sk-Proj-0123456789abcdef"
+	h := http.Header{}
+	for _, name := range []string{key, "X-" + key + "-Y", hex.EncodeToString([]byte(key)), "X-" + base64.RawURLEncoding.EncodeToString([]byte("ab"+key))} {
+		h.Set(name, "1")
+	}
+	h.Set("X-Sk-Proj-0123456789abcde", "1")
+	if hits := scrubber(key).Header(h); hits != 4 || len(h) != 1 {
+		t.Errorf("%d hits, left %v", hits, h)
+	}
+}
+
 func TestScrubStreams(t *testing.T) {
 	in, out := io.Pipe()
 	broken := errors.New("connection reset")

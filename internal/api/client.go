@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/http"
 	"net/url"
+	"syscall"
 
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -19,7 +21,8 @@ import (
 // ErrNoDaemon is returned when nothing listens on the socket.
 var ErrNoDaemon = errors.New("no daemon is running")
 
-// Client talks to a daemon on this host.
+// Client talks to a daemon on this host. Its methods' errors are ErrNoDaemon, a
+// *Problem when the daemon answered with an error, or of the connection.
 type Client struct {
 	socket string
 	http   *http.Client
@@ -38,7 +41,13 @@ func (c *Client) dial(ctx context.Context) (net.Conn, error) {
 	var d net.Dialer
 	conn, err := d.DialContext(ctx, "unix", c.socket)
 	if err != nil {
-		return nil, fmt.Errorf("%w on %s: start it with `sallyport up`: %w", ErrNoDaemon, c.socket, err)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+			return nil, fmt.Errorf("%w on %s: start it with `sallyport up`", ErrNoDaemon, c.socket)
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, fmt.Errorf("reaching the daemon on %s: %w: run this as root", c.socket, err)
+		}
+		return nil, fmt.Errorf("reaching the daemon on %s: %w", c.socket, err)
 	}
 	return conn, nil
 }
@@ -97,22 +106,29 @@ func sandboxPath(name, verb string) string {
 	return p
 }
 
+// Status returns what the daemon says of itself.
 func (c *Client) Status(ctx context.Context) (s Status, err error) {
 	return s, c.call(ctx, http.MethodGet, "/v1/status", nil, &s)
 }
 
+// Reload makes the daemon read its configuration again. When that fails, what
+// was in force before stays in force.
 func (c *Client) Reload(ctx context.Context) (s Status, err error) {
 	return s, c.call(ctx, http.MethodPost, "/v1/reload", nil, &s)
 }
 
+// Explain says what would become of a request. A sandbox or a user of the
+// explicit proxy is named; the daemon adds its tags.
 func (c *Client) Explain(ctx context.Context, in policy.Input) (e policy.Explanation, err error) {
 	return e, c.call(ctx, http.MethodPost, "/v1/policy/explain", in, &e)
 }
 
+// Sandboxes returns all sandboxes by name.
 func (c *Client) Sandboxes(ctx context.Context) (list []sandbox.Info, err error) {
 	return list, c.call(ctx, http.MethodGet, "/v1/sandboxes", nil, &list)
 }
 
+// Sandbox returns one sandbox.
 func (c *Client) Sandbox(ctx context.Context, name string) (i sandbox.Info, err error) {
 	return i, c.call(ctx, http.MethodGet, sandboxPath(name, ""), nil, &i)
 }
@@ -122,14 +138,17 @@ func (c *Client) Create(ctx context.Context, name string, spec sandbox.Spec) (i 
 	return i, c.call(ctx, http.MethodPut, sandboxPath(name, ""), spec, &i)
 }
 
+// Start runs a stopped sandbox; one that runs is left as it is.
 func (c *Client) Start(ctx context.Context, name string) (i sandbox.Info, err error) {
 	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "start"), nil, &i)
 }
 
+// Stop ends a sandbox's processes; its files stay.
 func (c *Client) Stop(ctx context.Context, name string) (i sandbox.Info, err error) {
 	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "stop"), nil, &i)
 }
 
+// Remove ends a sandbox for good, with its files and its memory.
 func (c *Client) Remove(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, sandboxPath(name, ""), nil, nil)
 }
@@ -144,27 +163,33 @@ func (c *Client) ClientRoot(ctx context.Context, name string) (pem []byte, err e
 	return pem, c.call(ctx, http.MethodGet, "/v1/clients/"+url.PathEscape(name)+"/ca", nil, &pem)
 }
 
+// Clients returns the users of the explicit proxy by name.
 func (c *Client) Clients(ctx context.Context) (list []ProxyClient, err error) {
 	return list, c.call(ctx, http.MethodGet, "/v1/clients", nil, &list)
 }
 
-func (c *Client) AddClient(ctx context.Context, name string, tags map[string]string) (t NewClientToken, err error) {
+// AddClient makes a user of the explicit proxy. Its token is not kept.
+func (c *Client) AddClient(ctx context.Context, name string, tags map[string]string) (t ClientToken, err error) {
 	in := map[string]any{"tags": tags}
 	return t, c.call(ctx, http.MethodPut, "/v1/clients/"+url.PathEscape(name), in, &t)
 }
 
+// RemoveClient voids a user's token.
 func (c *Client) RemoveClient(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, "/v1/clients/"+url.PathEscape(name), nil, nil)
 }
 
+// Secrets lists credentials and where their secrets live, never values.
 func (c *Client) Secrets(ctx context.Context) (list []Secret, err error) {
 	return list, c.call(ctx, http.MethodGet, "/v1/secrets", nil, &list)
 }
 
+// SetSecret sets the fields of a secret in the embedded store.
 func (c *Client) SetSecret(ctx context.Context, name string, fields map[string]string) error {
 	return c.call(ctx, http.MethodPut, "/v1/secrets/"+url.PathEscape(name), fields, nil)
 }
 
+// DeleteSecret removes a secret from the embedded store.
 func (c *Client) DeleteSecret(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, "/v1/secrets/"+url.PathEscape(name), nil, nil)
 }
@@ -189,7 +214,7 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 		return 0, err
 	}
 	req.Header.Set("Connection", "Upgrade")
-	req.Header.Set("Upgrade", Protocol)
+	req.Header.Set("Upgrade", protocol)
 	if err := req.Write(conn); err != nil {
 		return 0, err
 	}
@@ -231,7 +256,7 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 		case kindStderr:
 			_, err = cmd.Stderr.Write(p)
 		case kindExit:
-			var e Exit
+			var e exit
 			if err := json.Unmarshal(p, &e); err != nil {
 				return 0, err
 			}

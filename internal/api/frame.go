@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// Protocol is the Upgrade token of a command's stream (RFC 9110, section 7.8).
+// protocol is the Upgrade token of a command's stream (RFC 9110, section 7.8).
 // After 101 both sides send frames: a kind byte, the payload's length in bytes
 // as 32 bits big-endian, and the payload.
-const Protocol = "sallyport-exec/1"
+const protocol = "sallyport-exec/1"
 
 type kind byte
 
@@ -19,14 +19,15 @@ const (
 	kindStdin  kind = iota // client to server; empty: end of input
 	kindStdout             // server to client
 	kindStderr             // server to client
-	kindExit               // server to client, the last: JSON of Exit
+	kindExit               // server to client, the last: JSON of exit
+	kindAlive              // server to client, empty: asks whether it is still there
 )
 
 // maxFrame bounds a payload, in bytes.
 const maxFrame = 64 << 10
 
-// Exit is how a command ended: with a code, or with an error of ours.
-type Exit struct {
+// exit is how a command ended: with a code, or with an error of ours.
+type exit struct {
 	Code  int      `json:"code"`
 	Error *Problem `json:"error,omitempty"`
 }

@@ -7,17 +7,22 @@ import (
 
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/file"
 	"sallyport/sandbox"
 )
 
 // Problem is an error on the wire (RFC 9457, application/problem+json).
 type Problem struct {
-	Status int    `json:"status"`
+	Status int    `json:"status"` // of HTTP
 	Title  string `json:"title"`
 	Detail string `json:"detail,omitempty"`
 }
 
 func (p *Problem) Error() string { return p.Detail }
+
+// ErrElsewhere refuses to change a secret that does not live in the embedded
+// store.
+var ErrElsewhere = errors.New("the secret lives elsewhere")
 
 // errBadRequest marks what the caller sent wrong.
 var errBadRequest = errors.New("bad request")
@@ -26,14 +31,15 @@ var errBadRequest = errors.New("bad request")
 func problem(err error) *Problem {
 	status := http.StatusInternalServerError
 	switch {
-	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, credential.ErrUnknown),
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, credential.ErrNoSecret),
 		errors.Is(err, gateway.ErrClientUnknown):
 		status = http.StatusNotFound
 	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, sandbox.ErrBadSpec),
 		errors.Is(err, sandbox.ErrNoImage), errors.Is(err, errBadRequest),
-		errors.Is(err, gateway.ErrClientName):
+		errors.Is(err, gateway.ErrClientName), errors.Is(err, file.ErrBadName),
+		errors.Is(err, file.ErrBadField), errors.Is(err, file.ErrTooBig):
 		status = http.StatusBadRequest
-	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, gateway.ErrClientExists):
+	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere):
 		status = http.StatusConflict
 	case errors.Is(err, sandbox.ErrEngine), errors.Is(err, sandbox.ErrNoAddress):
 		status = http.StatusServiceUnavailable

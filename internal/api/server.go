@@ -1,18 +1,18 @@
-// Package api is the daemon's control interface: HTTP and JSON under /v1 on a
-// unix socket that only root can open, and the client that the command line
-// uses. Whoever can open the socket may do everything; nothing of it is
-// reachable from a sandbox.
+// Package api is the daemon's control interface: HTTP and JSON under /v1, made
+// for a unix socket, and the client that the command line uses. Errors are
+// problem details (RFC 9457).
+//
+// It guarantees that a secret's value goes in and never comes out. It does not
+// ask who is calling: whoever can open the socket may do everything, so that
+// the daemon makes it for root alone, where no sandbox can reach it.
 package api
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"time"
 
@@ -32,7 +32,7 @@ type Secrets interface {
 // Secret is what a listing shows of one.
 type Secret struct {
 	Name    string    `json:"name"`
-	Source  string    `json:"source"` // embedded or vault
+	Source  string    `json:"source"` // embedded, or vault and the path
 	Version string    `json:"version,omitempty"`
 	Updated time.Time `json:"updated,omitzero"`
 	Error   string    `json:"error,omitempty"` // why it cannot be read now
@@ -45,7 +45,8 @@ type Clients interface {
 	List() []gateway.Client
 }
 
-// Options of a Handler. Sandboxes is nil where the daemon runs none.
+// Options of NewHandler. Sandboxes is nil where the daemon runs none; all
+// others are needed.
 type Options struct {
 	Sandboxes *sandbox.Manager
 	Secrets   Secrets
@@ -102,8 +103,8 @@ type handler struct{ opt Options }
 const maxBody = 1 << 20
 
 // decode reads a JSON body; an unknown field is an error.
-func decode(r *http.Request, v any) error {
-	d := json.NewDecoder(io.LimitReader(r.Body, maxBody))
+func decode(w http.ResponseWriter, r *http.Request, v any) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
 		return fmt.Errorf("%w: %w", errBadRequest, err)
@@ -144,17 +145,44 @@ func (h *handler) shutdown(w http.ResponseWriter, r *http.Request) {
 
 func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
 	var in policy.Input
-	if err := decode(r, &in); err != nil {
+	if err := decode(w, r, &in); err != nil {
 		writeProblem(w, err)
 		return
 	}
-	if h.opt.Sandboxes != nil {
-		// Tags are the sandbox's own, whatever the caller says.
-		if i, err := h.opt.Sandboxes.Get(in.Sandbox.Name); err == nil {
-			in.Sandbox = policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Spec.Tags}
+	if name := in.Sandbox.Name; name != "" {
+		known, err := h.known(name)
+		if err != nil {
+			writeProblem(w, err)
+			return
 		}
+		in.Sandbox = known // with its own tags, whatever the caller says
 	}
 	reply(w, http.StatusOK, h.opt.Explain(r.Context(), in), nil)
+}
+
+// known is the sandbox, or else the user of the explicit proxy, of that name as
+// policy sees it.
+func (h *handler) known(name string) (policy.Sandbox, error) {
+	err := fmt.Errorf("%w: %q: `sallyport client ls` shows the users of the proxy", sandbox.ErrNotFound, name)
+	if h.opt.Sandboxes != nil {
+		var i sandbox.Info
+		if i, err = h.opt.Sandboxes.Get(name); err == nil {
+			return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Spec.Tags}, nil
+		}
+	}
+	if c, ok := h.client(name); ok {
+		return policy.Sandbox{Name: c.Name, ID: c.ID, Tags: c.Tags}, nil
+	}
+	return policy.Sandbox{}, err
+}
+
+func (h *handler) client(name string) (gateway.Client, bool) {
+	for _, c := range h.opt.Clients.List() {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return gateway.Client{}, false
 }
 
 func (h *handler) listSecrets(w http.ResponseWriter, r *http.Request) {
@@ -164,7 +192,7 @@ func (h *handler) listSecrets(w http.ResponseWriter, r *http.Request) {
 
 func (h *handler) setSecret(w http.ResponseWriter, r *http.Request) {
 	var plain map[string]string
-	if err := decode(r, &plain); err != nil {
+	if err := decode(w, r, &plain); err != nil {
 		writeProblem(w, err)
 		return
 	}
@@ -195,8 +223,8 @@ type ProxyClient struct {
 	Created time.Time         `json:"created"`
 }
 
-// NewClientToken is the only time that a client's token is shown.
-type NewClientToken struct {
+// ClientToken is the only time that a client's token is shown.
+type ClientToken struct {
 	Name  string `json:"name"`
 	Token string `json:"token"`
 }
@@ -205,38 +233,38 @@ func (h *handler) addClient(w http.ResponseWriter, r *http.Request) {
 	var spec struct {
 		Tags map[string]string `json:"tags"`
 	}
-	if err := decode(r, &spec); err != nil {
+	if err := decode(w, r, &spec); err != nil {
 		writeProblem(w, err)
 		return
 	}
 	c, token, err := h.opt.Clients.Add(r.PathValue("name"), spec.Tags)
-	if err == nil {
-		_, err = h.opt.Root(c.ID) // the gateway ends its TLS by an authority that exists
+	if err != nil {
+		writeProblem(w, err)
+		return
 	}
-	reply(w, http.StatusCreated, NewClientToken{r.PathValue("name"), token}, err)
+	// Its authority exists before its first connection.
+	if _, err := h.opt.Root(c.ID); err != nil {
+		// Nobody will ever have seen the token.
+		writeProblem(w, errors.Join(err, h.opt.Clients.Remove(c.Name)))
+		return
+	}
+	reply(w, http.StatusCreated, ClientToken{c.Name, token}, nil)
 }
 
 func (h *handler) removeClient(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
-	var id string
-	for _, c := range h.opt.Clients.List() {
-		if c.Name == name {
-			id = c.ID
-		}
-	}
+	c, _ := h.client(name)
 	err := h.opt.Clients.Remove(name)
 	if err == nil {
-		err = h.opt.Forget(id)
+		err = h.opt.Forget(c.ID)
 	}
 	reply(w, http.StatusOK, nil, err)
 }
 
 func (h *handler) clientRoot(w http.ResponseWriter, r *http.Request) {
-	for _, c := range h.opt.Clients.List() {
-		if c.Name == r.PathValue("name") {
-			h.root(w, c.ID)
-			return
-		}
+	if c, ok := h.client(r.PathValue("name")); ok {
+		h.root(w, c.ID)
+		return
 	}
 	writeProblem(w, fmt.Errorf("%w: %q: `sallyport client ls` shows those there are", gateway.ErrClientUnknown, r.PathValue("name")))
 }
@@ -288,7 +316,7 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var spec sandbox.Spec
-	if err := decode(r, &spec); err != nil {
+	if err := decode(w, r, &spec); err != nil {
 		writeProblem(w, err)
 		return
 	}
@@ -324,84 +352,5 @@ func (h *handler) stop(w http.ResponseWriter, r *http.Request) {
 	if m, ok := h.sandboxes(w); ok {
 		info, err := m.Stop(r.Context(), r.PathValue("name"))
 		reply(w, http.StatusOK, info, err)
-	}
-}
-
-// exec switches the connection to frames; see Protocol. The command dies with
-// the connection.
-func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
-	if r.Header.Get("Upgrade") != Protocol {
-		w.Header().Set("Upgrade", Protocol)
-		writeProblem(w, fmt.Errorf("%w: ask for Upgrade: %s", errBadRequest, Protocol))
-		return
-	}
-	var c sandbox.Command
-	if err := decode(r, &c); err != nil {
-		writeProblem(w, err)
-		return
-	}
-	// Start first, so that what is wrong with the sandbox is a plain status.
-	if _, err := m.Start(r.Context(), r.PathValue("name")); err != nil {
-		writeProblem(w, err)
-		return
-	}
-	conn, rw, err := http.NewResponseController(w).Hijack()
-	if err != nil {
-		writeProblem(w, err)
-		return
-	}
-	defer conn.Close()
-	_, _ = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", Protocol)
-
-	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
-	defer cancel()
-	stdin, feed := io.Pipe()
-	go func() {
-		defer cancel() // the client is gone
-		feedStdin(rw.Reader, feed)
-	}()
-
-	out := &frameWriter{w: conn}
-	c.Stdin, c.Stdout, c.Stderr = stdin, out.stream(kindStdout), out.stream(kindStderr)
-	var exit Exit
-	exit.Code, err = m.Exec(ctx, r.PathValue("name"), c)
-	_ = stdin.Close()
-	if err != nil {
-		exit.Error = problem(err)
-	}
-	data, err := json.Marshal(exit)
-	if err == nil {
-		err = out.write(kindExit, data)
-	}
-	if err != nil && !errors.Is(err, net.ErrClosed) {
-		h.opt.Logger.Debug("a command's client went away", "error", err)
-	}
-}
-
-// feedStdin copies stdin frames until the connection ends.
-func feedStdin(r *bufio.Reader, to *io.PipeWriter) {
-	buf := make([]byte, maxFrame)
-	for {
-		k, p, err := readFrame(r, buf)
-		if err != nil {
-			_ = to.CloseWithError(io.ErrUnexpectedEOF)
-			return
-		}
-		switch {
-		case k != kindStdin:
-			_ = to.CloseWithError(io.ErrUnexpectedEOF)
-			return
-		case len(p) == 0:
-			_ = to.Close() // end of input; the connection stays
-		default:
-			// A command that does not read its input blocks only its own stream.
-			if _, err := to.Write(p); err != nil {
-				continue
-			}
-		}
 	}
 }

@@ -47,12 +47,14 @@ type Network struct {
 // Engine is the Docker Engine that runs the sandboxes.
 type Engine struct {
 	// Kind is private (default: an instance of its own beside the user's),
-	// existing (the one at Host), or none (gateway only, no sandboxes here).
+	// existing (the one at Host, which must call Sallyport's guard as its runtime
+	// runsc: `sallyport up` says what to register), or none (gateway only, no
+	// sandboxes here).
 	Kind string `yaml:"kind"`
 	// Host is the existing engine's socket: unix:///var/run/docker.sock.
 	Host string `yaml:"host"`
 	// Runsc is the path of gVisor's runsc. Default: looked for beside the
-	// sallyport binary, in the user's cache, and on PATH.
+	// sallyport binary, then on PATH.
 	Runsc string `yaml:"runsc"`
 }
 
@@ -84,9 +86,15 @@ type Metrics struct {
 	Listen string `yaml:"listen"`
 }
 
-// Vault is the server that vault sources read from.
+// Vault is the server that vault sources read from. Where a credential lives in
+// Vault and this section is left out, it is the server or the Vault Agent at
+// Vault's own default address, with the token in a file beside the
+// configuration:
+//
+//	address: https://127.0.0.1:8200
+//	auth: {tokenFile: /etc/sallyport/vault-token}
 type Vault struct {
-	// Address is the server's URL. Default: none; needed by vault sources.
+	// Address is the server's URL; needed in a section that is there.
 	Address   string `yaml:"address"`
 	Namespace string `yaml:"namespace"`
 	// Roots is a PEM file of authorities to trust. Default: the system's.

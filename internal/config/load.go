@@ -65,6 +65,9 @@ func (c *Config) fill() {
 	c.Sandbox.Pids = cmp.Or(c.Sandbox.Pids, 4096)
 	c.Metrics.Listen = cmp.Or(c.Metrics.Listen, "127.0.0.1:9464")
 	c.Audit.SegmentSize = cmp.Or(c.Audit.SegmentSize, 64<<20)
+	if c.Vault == (Vault{}) && fromVault(c.Credentials) {
+		c.Vault = Vault{Address: "https://127.0.0.1:8200", Auth: VaultAuth{TokenFile: "/etc/sallyport/vault-token"}}
+	}
 	if role := c.Vault.Auth.AppRole; role != nil {
 		role.Mount = cmp.Or(role.Mount, "approle")
 	}
@@ -76,7 +79,7 @@ func (c *Config) resolve(dir string) {
 		dir = abs
 	}
 	paths := []*string{
-		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Proxy.Certificate, &c.Proxy.Key,
+		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Sandbox.Tarball, &c.Proxy.Certificate, &c.Proxy.Key,
 		&c.Vault.Roots, &c.Vault.Auth.TokenFile, &c.Policy.Dir,
 	}
 	if role := c.Vault.Auth.AppRole; role != nil {

@@ -129,10 +129,13 @@ func (v *validator) proxy(p Proxy) {
 	}
 }
 
+func fromVault(credentials []policy.Credential) bool {
+	return slices.ContainsFunc(credentials, func(c policy.Credential) bool { return c.Source.Vault != nil })
+}
+
 func (v *validator) vault(c Vault, credentials []policy.Credential) {
-	used := slices.ContainsFunc(credentials, func(c policy.Credential) bool { return c.Source.Vault != nil })
 	if c.Address == "" {
-		if used {
+		if fromVault(credentials) {
 			v.fail("vault.address", "is missing, and a credential comes from Vault", "write address: https://vault.example.com:8200")
 		}
 		return

@@ -1,12 +1,17 @@
 // Package doctor looks at the host and says what Sallyport needs, what it
-// found, and how to mend what is missing. It changes nothing.
+// found, and how to mend what is missing. It changes nothing and starts nothing
+// but `runsc --version`; what only shows when the parts run together, as
+// whether this kernel takes the datapath's programs, it cannot say.
 package doctor
 
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/internal/config"
+	"sallyport/internal/seal"
 )
 
 // Level says how bad a finding is.
@@ -39,19 +45,24 @@ type Finding struct {
 // Options of Examine.
 type Options struct {
 	Config *config.Config
-	Runsc  string // path, or empty when not found
-	Agent  string // path of sallyport-agent, or empty when not found
+	// Runsc, Agent and Tarball are the paths of gVisor's runsc, sallyport-agent
+	// and the base image; empty when not found.
+	Runsc, Agent, Tarball string
 	// Vault asks the configured Vault server how it is; nil when none is configured.
 	Vault func(context.Context) error
 }
 
-// Examine makes all checks.
+// Examine makes the checks that the configuration gives a reason for.
 func Examine(ctx context.Context, opt Options) []Finding {
-	fs := []Finding{root(), kernel(), btf(), cgroup(), bpffs()}
-	if opt.Config.Engine.Kind != "none" {
-		fs = append(fs, engine(opt.Config.Engine), runsc(ctx, opt.Runsc), agent(opt.Agent), subnet(opt.Config.Network))
+	fs := []Finding{root()}
+	if c := opt.Config; c.Engine.Kind != "none" {
+		fs = append(fs, kernel(release()), btf(), cgroup(), bpffs(), bridgeNetfilter(), engine(c.Engine))
+		if c.Engine.Kind == "private" {
+			fs = append(fs, runsc(ctx, opt.Runsc), tarball(opt.Tarball, c.Sandbox.Image))
+		}
+		fs = append(fs, agent(opt.Agent), subnet(c.Network))
 	}
-	fs = append(fs, bridgeNetfilter(opt.Config.Engine), disk(opt.Config.DataDir), key(opt.Config))
+	fs = append(fs, disk(opt.Config.DataDir), key(opt.Config))
 	if opt.Vault != nil {
 		fs = append(fs, vault(ctx, opt.Vault))
 	}
@@ -68,12 +79,14 @@ func root() Finding {
 // oldest kernel with tcx links (commit e420bed02507, Linux 6.6).
 const minMajor, minMinor = 6, 6
 
-func kernel() Finding {
+// release is the kernel's, as uname -r shows it.
+func release() string {
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return Finding{"kernel", Fail, err.Error(), ""}
-	}
-	release := unix.ByteSliceToString(u.Release[:])
+	_ = unix.Uname(&u) // fails for a bad pointer alone
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+func kernel(release string) Finding {
 	var major, minor int
 	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
 		return Finding{"kernel", Warn, release, "its version could not be read; Linux 6.6 or newer is needed"}
@@ -163,6 +176,16 @@ func runsc(ctx context.Context, path string) Finding {
 	return Finding{"gVisor", OK, path + ", " + version, ""}
 }
 
+func tarball(path, image string) Finding {
+	if path == "" {
+		return Finding{"base image", Warn, "no base.tar", "make setup makes it, or set sandbox.tarball, or load " + image + " into the engine yourself"}
+	}
+	if _, err := os.Stat(path); err != nil {
+		return Finding{"base image", Fail, err.Error(), "make setup makes it, or set sandbox.tarball"}
+	}
+	return Finding{"base image", OK, path, ""}
+}
+
 func agent(path string) Finding {
 	if path == "" {
 		return Finding{"agent", Fail, "no sallyport-agent beside sallyport", "make build"}
@@ -174,15 +197,18 @@ func subnet(c config.Network) Finding {
 	name := "subnet " + c.Subnet.String()
 	ifs, err := net.Interfaces()
 	if err != nil {
-		return Finding{name, Warn, err.Error(), ""}
+		return Finding{name, Warn, err.Error(), "the host's addresses could not be compared with it"}
 	}
 	for _, i := range ifs {
-		addrs, err := i.Addrs()
-		if err != nil || i.Name == c.Bridge {
+		if i.Name == c.Bridge {
 			continue
 		}
+		addrs, err := i.Addrs()
+		if err != nil {
+			continue // it is gone by now
+		}
 		for _, a := range addrs {
-			if n, ok := a.(*net.IPNet); ok && (c.Subnet.Addr().String() == n.IP.String() || n.Contains(c.Subnet.Addr().AsSlice()) || prefixHolds(c, n)) {
+			if n, err := netip.ParsePrefix(a.String()); err == nil && n.Overlaps(c.Subnet) {
 				return Finding{name, Fail, fmt.Sprintf("%s has %s", i.Name, n), "set network.subnet to a range that the host does not use"}
 			}
 		}
@@ -190,12 +216,7 @@ func subnet(c config.Network) Finding {
 	return Finding{name, OK, "free", ""}
 }
 
-func prefixHolds(c config.Network, n *net.IPNet) bool {
-	_, own, err := net.ParseCIDR(c.Subnet.String())
-	return err == nil && own.Contains(n.IP)
-}
-
-func bridgeNetfilter(c config.Engine) Finding {
+func bridgeNetfilter() Finding {
 	const path = "/proc/sys/net/bridge/bridge-nf-call-iptables"
 	v, err := os.ReadFile(path)
 	if err != nil {
@@ -207,7 +228,8 @@ func bridgeNetfilter(c config.Engine) Finding {
 	return Finding{"bridge netfilter", OK, "on (another engine's); the datapath steers on the bridge device, where it does no harm", ""}
 }
 
-// minFree is below what a base image and an hour of audit need, in bytes.
+// minFree is about what the engine's copy of the base image and the first
+// sandboxes take, in bytes.
 const minFree = 2 << 30
 
 func disk(dir string) Finding {
@@ -225,17 +247,26 @@ func disk(dir string) Finding {
 	free := s.Bavail * uint64(s.Bsize)
 	found := strconv.FormatUint(free>>30, 10) + " GiB free at " + at
 	if free < minFree {
-		return Finding{"disk", Fail, found, "free at least 2 GiB, or set dataDir to another disk"}
+		return Finding{"disk", Warn, found, "free at least 2 GiB, or set dataDir to another disk"}
 	}
 	return Finding{"disk", OK, found, ""}
 }
 
 func key(c *config.Config) Finding {
-	i, err := os.Stat(c.KeyFile)
-	if err != nil {
-		return Finding{"key", OK, c.KeyFile + " will be made on the first start", ""}
+	if _, err := os.Stat(filepath.Join(c.DataDir, seal.Marker)); err == nil {
+		// Nothing is made where something was sealed already.
+		if _, err := seal.Open(c.KeyFile, c.DataDir); err != nil {
+			return Finding{"key", Fail, err.Error(), ""}
+		}
+		return Finding{"key", OK, c.KeyFile, ""}
 	}
-	if i.Mode().Perm()&0o077 != 0 {
+	i, err := os.Stat(c.KeyFile)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return Finding{"key", OK, c.KeyFile + " will be made on the first start", ""}
+	case err != nil:
+		return Finding{"key", Fail, err.Error(), "set keyFile to a path that can be read"}
+	case i.Mode().Perm()&0o077 != 0:
 		return Finding{"key", Fail, fmt.Sprintf("%s has mode %v", c.KeyFile, i.Mode().Perm()), "chmod 600 " + c.KeyFile}
 	}
 	return Finding{"key", OK, c.KeyFile, ""}

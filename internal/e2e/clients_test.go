@@ -23,6 +23,9 @@ func TestMainJob(t *testing.T) {
 		{"sandboxes persist", testPersistence},
 		{"concurrent creation", testConcurrentCreate},
 		{"bad input", testBadInput},
+		{"doctor", testDoctor},
+		{"metrics", testMetrics},
+		{"explain", testExplain},
 	} {
 		t.Run(part.name, func(t *testing.T) {
 			outer := r.t

@@ -96,12 +96,17 @@ func TestNoMomentWithoutGuard(t *testing.T) {
 			}
 		}
 	})
-	silent("after a reboot, sallyport after it", func() {
+	t.Run("after a reboot, sallyport after it", func(t *testing.T) {
+		before := count(t, arrived)
 		r.up()
-		if res := r.inside("agent", "curl -sS -m 20 -o /dev/null -w '%{http_code}' https://api.example.test/"); res.code == 0 && res.stdout == "200" {
-			return
-		} else {
+		res := r.inside("agent", "curl -sS -m 20 -o /dev/null -w '%{http_code}' https://api.example.test/")
+		if res.code != 0 || res.stdout != "200" {
 			t.Errorf("the sandbox does not work again: %s", res)
+		}
+		for _, f := range arrived.Seen()[before:] {
+			if f.From.Addr().String() != "198.51.100.1" {
+				t.Errorf("a packet that is not the gateway's: %v", f)
+			}
 		}
 	})
 }

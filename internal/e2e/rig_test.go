@@ -45,7 +45,10 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	tools.bin = dir
-	for name, pkg := range map[string]string{"sallyport": "../../cmd/sallyport", "sallyport-agent": "../../cmd/sallyport-agent", "client": "./client"} {
+	for name, pkg := range map[string]string{
+		"sallyport": "../../cmd/sallyport", "sallyport-agent": "../../cmd/sallyport-agent", "client": "./client",
+		"testhost": "../lab/testhost", "demo": "../../examples/demo",
+	} {
 		c := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
 		c.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := c.CombinedOutput(); err != nil {
@@ -56,6 +59,15 @@ func run(m *testing.M) int {
 	// setup.sh links what it made into bin.
 	tools.runsc, _ = filepath.EvalSymlinks("../../bin/runsc")
 	tools.image, _ = filepath.EvalSymlinks("../../bin/base.tar")
+	for name, target := range map[string]string{"runsc": tools.runsc, "base.tar": tools.image} {
+		if target == "" {
+			continue // the tests that need it say so
+		}
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
 	return m.Run()
 }
 
@@ -104,13 +116,7 @@ credentials:
 func newRig(t testing.TB, extra string) *rig {
 	t.Helper()
 	lab.Privileged(t)
-	if tools.runsc == "" || tools.image == "" {
-		reason := "bin/runsc or bin/base.tar is missing: run make setup"
-		if os.Getenv("CI") == "true" {
-			t.Fatal(reason)
-		}
-		t.Skip(reason)
-	}
+	needTools(t)
 	r := &rig{t: t, dir: t.TempDir(), key: "sk-e2e-" + rand.Text()}
 	r.config = filepath.Join(r.dir, "sallyport.yaml")
 	r.configure(baseConfig, ruleConfig+extra)
@@ -121,6 +127,20 @@ func newRig(t testing.TB, extra string) *rig {
 	}
 	r.write("ca.pem", string(r.ca.PEM()))
 	return r
+}
+
+// needTools skips a test where `make setup` has not run; where CI is true that
+// is a failure.
+func needTools(t testing.TB) {
+	t.Helper()
+	if tools.runsc != "" && tools.image != "" {
+		return
+	}
+	const reason = "bin/runsc or bin/base.tar is missing: run make setup"
+	if os.Getenv("CI") == "true" {
+		t.Fatal(reason)
+	}
+	t.Skip(reason)
 }
 
 func (r *rig) configure(base, rules string) {

@@ -16,8 +16,9 @@ import (
 )
 
 const (
-	// marker is the file in the data directory that holds the fingerprint.
-	marker = "key.id"
+	// Marker is the file in the data directory that holds the fingerprint of the
+	// key; it is there once something may have been sealed.
+	Marker = "key.id"
 	// maxKey is the size in bytes that a key file can have, comments included.
 	maxKey = 16 << 10
 )
@@ -37,7 +38,7 @@ func Open(keyFile, dataDir string) (*Key, error) {
 	if err := apart(keyFile, dataDir); err != nil {
 		return nil, err
 	}
-	idFile := filepath.Join(dataDir, marker)
+	idFile := filepath.Join(dataDir, Marker)
 	want, err := os.ReadFile(idFile)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("reading the key's fingerprint: %w", err)

@@ -78,7 +78,7 @@ wanted() {
 	PATH=$PATH:/usr/sbin:/sbin command -v dockerd >/dev/null || echo docker.io
 	case $1 in
 	test)
-		for package in curl gcc libc6-dev make openssl strace tcpdump; do
+		for package in curl default-jdk-headless gcc libc6-dev make nftables nodejs openssl procps python3 strace tcpdump; do
 			installed "$package" || echo "$package"
 		done
 		;;
@@ -178,7 +178,9 @@ build_runsc() {
 }
 
 suite=bookworm
-packages=ca-certificates,curl,git,iproute2,procps,python3,python3-pip,python3-venv,wget
+base=ca-certificates,curl,git,iproute2,procps,python3,python3-pip,python3-venv,wget
+# The languages that trust roots in ways of their own, for the tests.
+runtimes=ca-certificates,default-jdk-headless,nodejs
 
 # One line of apt's format for each part of the suite that this machine itself
 # installs from; nothing when it is another release, and mmdebstrap then knows
@@ -196,43 +198,50 @@ sources() {
 		done
 }
 
+# build_image NAME PACKAGES makes NAME.tar in the cache.
 build_image() {
+	name=$1
 	recipe=$({
-		echo "$suite $packages 1"
+		echo "$suite $2 2"
 		sed -n '/^build_image/,/^}/p' "$here/setup.sh"
 	} | sha256sum | cut -c1-16)
-	out=$cache/base-$suite-$recipe
-	if [ -e "$out/base.tar" ]; then
-		point base.tar "base-$suite-$recipe/base.tar"
-		say "base image: $recipe is here"
+	out=$cache/$name-$suite-$recipe
+	if [ -e "$out/$name.tar" ]; then
+		point "$name.tar" "$name-$suite-$recipe/$name.tar"
+		say "$name image: $recipe is here"
 		return
 	fi
-	say "base image: making it from Debian packages (half a minute)"
+	say "$name image: making it from Debian packages (a minute at most)"
 	sources >"$scratch/sources"
 	if [ ! -s "$scratch/sources" ]; then
 		apt update || true
 		sources >"$scratch/sources"
 	fi
+	# Java's packages want the folder of manuals, though there are none.
 	# shellcheck disable=SC2016 # mmdebstrap's shells expand the hooks
-	set -- --variant=minbase --include="$packages" \
+	set -- --variant=minbase --include="$2" \
+		--essential-hook='mkdir -p "$1"/usr/share/man/man1' \
 		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
 		--dpkgopt='path-exclude=/usr/share/info/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
 		--dpkgopt='path-include=/usr/share/doc/*/copyright' \
 		--customize-hook='find "$1"/etc/apt/sources.list* -type f -exec sed -i "s#://[^/@]*@#://#" {} +' \
 		--customize-hook='chroot "$1" dpkg-query -W >"$1"/etc/sallyport-packages' \
 		--customize-hook='rm -rf "$1"/var/log/*.log "$1"/var/log/apt "$1"/var/cache/debconf/*-old "$1"/etc/resolv.conf "$1"/etc/hostname' \
-		--format=tar "$suite" "$scratch/base.tar"
+		--format=tar "$suite" "$scratch/$name.tar"
 	[ ! -s "$scratch/sources" ] || set -- "$@" "$scratch/sources"
+	# The package itself, for a test that installs it again without a network.
+	# shellcheck disable=SC2016 # as above
+	[ "$name" != runtimes ] || set -- --customize-hook='cd "$1"/root && APT_CONFIG=$MMDEBSTRAP_APT_CONFIG apt-get -qq download ca-certificates' "$@"
 	TMPDIR=$scratch mmdebstrap --quiet "$@" >"$scratch/mmdebstrap.log" 2>&1 || {
 		tail -n 20 "$scratch/mmdebstrap.log" >&2
-		die "cannot make the base image: mend what mmdebstrap says above and run this again"
+		die "cannot make the $name image: mend what mmdebstrap says above and run this again"
 	}
-	mkdir "$scratch/base"
-	tar -xOf "$scratch/base.tar" ./etc/sallyport-packages >"$scratch/base/packages"
-	mv "$scratch/base.tar" "$scratch/base/base.tar"
+	mkdir "$scratch/$name"
+	tar -xOf "$scratch/$name.tar" ./etc/sallyport-packages >"$scratch/$name/packages"
+	mv "$scratch/$name.tar" "$scratch/$name/$name.tar"
 	rm -rf "$out"
-	mv "$scratch/base" "$out"
-	point base.tar "base-$suite-$recipe/base.tar"
+	mv "$scratch/$name" "$out"
+	point "$name.tar" "$name-$suite-$recipe/$name.tar"
 }
 
 # What an interrupted run could not take away itself, as when it was killed.
@@ -264,6 +273,11 @@ restore_policy # of a run that was killed
 install_packages "$1"
 if [ "$1" != generate ]; then
 	build_runsc
-	build_image
+	build_image base "$base"
+fi
+if [ "$1" = test ]; then
+	build_image runtimes "$runtimes"
+	say "Vault core: building it unless it is here (two to three minutes)"
+	"$here/../../examples/vault/build.sh" >/dev/null || die "cannot build the Vault core: mend what go says above and run this again"
 fi
 say "done"

@@ -50,8 +50,8 @@ type Engine struct {
 	host   string
 	client *client.Client
 	log    *slog.Logger
-	parts  []*part // in the order in which they start; none for an existing engine
-	run    string  // folder of a private engine's run-time files
+	parts  []*part  // in the order in which they start; none for an existing engine
+	dirs   []string // of a private engine, below which its parts mount
 }
 
 // part is a process of the engine and how to know that it answers.
@@ -62,15 +62,27 @@ type part struct {
 }
 
 // Connect returns the engine at host (unix:///path/to/socket), which somebody
-// else keeps.
-func Connect(ctx context.Context, host string, log *slog.Logger) (*Engine, error) {
-	e, err := newEngine(host, log)
+// else keeps. It is taken only when its runtime runsc is the guard that Connect
+// writes below cfg.DataDir: an engine without it could start a sandbox after a
+// reboot before anything guards the bridge. Its runc has no guard.
+func Connect(ctx context.Context, host string, cfg EngineConfig) (*Engine, error) {
+	l := newLayout(cfg)
+	if _, err := l.write(); err != nil {
+		return nil, fmt.Errorf("preparing the engine's guard: %w", err)
+	}
+	e, err := newEngine(host, cfg.Log)
 	if err != nil {
 		return nil, err
 	}
-	if err := e.ping(ctx); err != nil {
+	info, err := e.client.Info(ctx, client.InfoOptions{})
+	if err != nil {
 		e.client.Close()
 		return nil, mapError(fmt.Errorf("connecting to the engine at %s: %w", host, err))
+	}
+	guard := filepath.Join(l.bin(), "runsc")
+	if have := info.Info.Runtimes["runsc"].Path; have != guard {
+		e.client.Close()
+		return nil, fmt.Errorf(`the engine at %s has no guarded runtime: put {"runtimes": {"runsc": {"path": %q}}, "experimental": true} into its daemon.json and restart it, or use engine.kind: private`, host, guard)
 	}
 	return e, nil
 }
@@ -106,7 +118,7 @@ func StartEngine(ctx context.Context, cfg EngineConfig) (*Engine, error) {
 	containerd.ready = func(ctx context.Context) error { return dial(ctx, l.containerdSocket()) }
 	dockerd.ready = e.ping
 	e.parts = []*part{containerd, dockerd}
-	e.run = l.run()
+	e.dirs = []string{l.run(), l.dir()}
 	for _, p := range e.parts {
 		if err := e.bring(ctx, p, changed); err != nil {
 			e.client.Close()
@@ -244,8 +256,10 @@ func (e *Engine) Stop(ctx context.Context) error {
 	for i := len(e.parts) - 1; i >= 0; i-- {
 		errs = append(errs, e.parts[i].halt(ctx, haltGrace))
 	}
-	if e.run != "" && errors.Join(errs...) == nil {
-		errs = append(errs, unmountBelow(e.run))
+	if errors.Join(errs...) == nil {
+		for _, dir := range e.dirs {
+			errs = append(errs, unmountBelow(dir))
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -325,7 +325,7 @@ func TestStartEngineRefuses(t *testing.T) {
 
 func TestConnect(t *testing.T) {
 	l := need(t)
-	e, err := Connect(t.Context(), l.engine.Host(), l.cfg.Log)
+	e, err := Connect(t.Context(), l.engine.Host(), l.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,8 +335,13 @@ func TestConnect(t *testing.T) {
 	if !l.part(t, "dockerd").alive() {
 		t.Error("letting go of an existing engine ended it")
 	}
-	if _, err := Connect(t.Context(), "unix:///no/such.sock", l.cfg.Log); !errors.Is(err, sandbox.ErrEngine) {
+	if _, err := Connect(t.Context(), "unix:///no/such.sock", l.cfg); !errors.Is(err, sandbox.ErrEngine) {
 		t.Errorf("no engine: got %v, want ErrEngine", err)
+	}
+	other := l.cfg // whose guard this engine does not call
+	other.DataDir, other.RunDir = t.TempDir(), filepath.Join(l.dir, "other")
+	if _, err := Connect(t.Context(), l.engine.Host(), other); err == nil || !strings.Contains(err.Error(), "daemon.json") {
+		t.Errorf("an engine without the guard: got %v, want a refusal that says what to write where", err)
 	}
 }
 

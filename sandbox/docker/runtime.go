@@ -48,6 +48,8 @@ type Config struct {
 type Runtime struct {
 	cfg    Config
 	client *client.Client
+	// bare says that the engine's runc has no guard, and so is not used.
+	bare bool
 
 	mu       sync.Mutex
 	running  map[string]bool // IDs of sandboxes whose end Exits reports
@@ -81,6 +83,9 @@ func containerName(id string) string { return "sallyport-" + id }
 
 // Create makes the container and leaves nothing behind when it fails.
 func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
+	if r.bare && c.Spec.Runtime == sandbox.RunC {
+		return fmt.Errorf("%w: this engine's runc would start without the guard: use %s, or engine.kind: private", sandbox.ErrBadSpec, sandbox.GVisor)
+	}
 	img, err := r.image(ctx, c.Spec.Image)
 	if err != nil {
 		return err

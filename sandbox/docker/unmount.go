@@ -10,9 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unmountBelow takes away what a runtime leaves mounted below a folder, the
-// innermost first: gVisor keeps an empty network namespace in its root folder
-// (runsc/container), which would keep the folder from being removed.
+// unmountBelow takes away what is left mounted below a folder, the innermost
+// first: gVisor keeps an empty network namespace in its root folder
+// (runsc/container), and an engine that was killed leaves file systems of
+// containers behind. Either would keep the folder from being removed.
 func unmountBelow(dir string) error {
 	data, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {

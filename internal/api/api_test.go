@@ -1,0 +1,384 @@
+package api_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/file"
+	"sallyport/gateway/mitm"
+	"sallyport/internal/api"
+	"sallyport/internal/config"
+	"sallyport/internal/seal"
+	"sallyport/policy"
+	"sallyport/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// host stands for engine, network and log, which need root: its sandboxes are
+// processes of the test's own. Store, clients, certificate authority, policy
+// and manager are the real ones.
+type host struct {
+	root atomic.Pointer[error] // what making a certificate authority fails with
+}
+
+func (*host) Create(context.Context, sandbox.Container) error { return nil }
+func (*host) Start(context.Context, string) (sandbox.Status, error) {
+	return sandbox.Status{Running: true, Link: 1}, nil
+}
+func (*host) Stop(context.Context, string, time.Duration) error { return nil }
+func (*host) Remove(context.Context, string) error              { return nil }
+func (*host) Status(context.Context, string) (sandbox.Status, error) {
+	return sandbox.Status{}, nil
+}
+func (*host) Exits(context.Context) (<-chan string, error)            { return nil, nil }
+func (*host) Attach(sandbox.Endpoint) error                           { return nil }
+func (*host) Detach(uint32) error                                     { return nil }
+func (*host) Endpoints() ([]sandbox.Endpoint, error)                  { return nil, nil }
+func (*host) Append(context.Context, ...*audit.Event) error           { return nil }
+func (*host) Contains(context.Context, string) (name string, ok bool) { return "", false }
+
+func (*host) Exec(ctx context.Context, _ string, c sandbox.Command) (int, error) {
+	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Workdir, c.Stdout, c.Stderr
+	cmd.WaitDelay = time.Second
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return 0, err
+	}
+	go func() {
+		_, _ = io.Copy(in, c.Stdin)
+		_ = in.Close()
+	}()
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && ctx.Err() == nil {
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}
+
+// secrets is a store without the daemon's events.
+type secrets struct{ store *file.Store }
+
+func (s secrets) Set(_ context.Context, name string, fields map[string]credential.Secret) error {
+	if name == "in-vault" {
+		return api.ErrElsewhere
+	}
+	_, err := s.store.Set(name, fields)
+	return err
+}
+
+func (s secrets) Delete(_ context.Context, name string) error { return s.store.Delete(name) }
+
+func (s secrets) List() (list []api.Secret, err error) {
+	kept, err := s.store.List()
+	for _, e := range kept {
+		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Updated: e.Updated})
+	}
+	return list, err
+}
+
+const document = `
+egress:
+- {name: support, destination: docs.example.test, sandboxes: {tags: {team: support}}}
+`
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// serve runs the handler on a unix socket and returns a client of it, the
+// socket's path and what to break. Without sandboxes it has none.
+func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
+	t.Helper()
+	dir, h := t.TempDir(), &host{}
+	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
+	authority := must[*mitm.Authority](t)(mitm.Open(mitm.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
+	cfg := must[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
+	rules := must[*policy.Policy](t)(policy.Compile(t.Context(), cfg.Document, policy.Options{}))
+	opt := api.Options{
+		Secrets: secrets{must[*file.Store](t)(file.New(dir, key))},
+		Clients: must[*gateway.ClientStore](t)(gateway.OpenClients(filepath.Join(dir, "clients.json"))),
+		Root: func(id string) ([]byte, error) {
+			if err := h.root.Load(); err != nil {
+				return nil, *err
+			}
+			return authority.Root(id)
+		},
+		Forget:   authority.Forget,
+		Explain:  rules.Explain,
+		Reload:   func(context.Context) error { return errors.New("line 3: no such key") },
+		Shutdown: func() {},
+		Status:   func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
+		Logger:   slog.New(slog.DiscardHandler),
+	}
+	if sandboxes {
+		opt.Sandboxes = must[*sandbox.Manager](t)(sandbox.Open(t.Context(), sandbox.Options{
+			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
+			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10},
+			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: h, Logger: opt.Logger,
+		}))
+	}
+	socket := filepath.Join(t.TempDir(), "s")
+	l := must[net.Listener](t)(net.Listen("unix", socket))
+	server := &http.Server{Handler: api.NewHandler(opt)}
+	served := make(chan struct{})
+	go func() { defer close(served); _ = server.Serve(l) }()
+	t.Cleanup(func() { _ = server.Close(); <-served })
+	return api.NewClient(socket), socket, h
+}
+
+// Each error of the packages behind the API has the status that its caller can
+// act on, and what it says arrives.
+func TestProblems(t *testing.T) {
+	c, _, _ := serve(t, true)
+	none, _, _ := serve(t, false)
+	ctx := t.Context()
+	run := func(_ any, err error) error { return err }
+	if err := run(c.Create(ctx, "taken", sandbox.Spec{Image: "base"})); err != nil {
+		t.Fatal(err)
+	}
+	if err := run(c.AddClient(ctx, "taken", nil)); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name   string
+		err    error
+		status int
+		says   string
+	}{
+		{"no such sandbox", run(c.Sandbox(ctx, "nobody")), 404, "sallyport sandbox ls"},
+		{"start of none", run(c.Start(ctx, "nobody")), 404, "nobody"},
+		{"stop of none", run(c.Stop(ctx, "nobody")), 404, "nobody"},
+		{"removal of none", c.Remove(ctx, "nobody"), 404, "nobody"},
+		{"authority of none", run(c.SandboxRoot(ctx, "nobody")), 404, "nobody"},
+		{"bad name", run(c.Create(ctx, "No Name", sandbox.Spec{})), 400, "lower-case"},
+		{"path in a name", run(c.Sandbox(ctx, "../../etc")), 400, "lower-case"},
+		{"bad spec", run(c.Create(ctx, "a", sandbox.Spec{Runtime: "kata"})), 400, "kata"},
+		{"another spec", run(c.Create(ctx, "taken", sandbox.Spec{Image: "other"})), 409, "image"},
+		{"no command", run(c.Exec(ctx, "taken", sandbox.Command{})), 400, "no command"},
+		{"command in none", run(c.Exec(ctx, "nobody", sandbox.Command{Args: []string{"true"}})), 404, "nobody"},
+		{"explaining for nobody", run(c.Explain(ctx, policy.Input{Sandbox: policy.Sandbox{Name: "nobody"}})), 404, "nobody"},
+		{"client twice", run(c.AddClient(ctx, "taken", nil)), 409, "remove it first"},
+		{"bad client name", run(c.AddClient(ctx, "No", nil)), 400, "not a client name"},
+		{"no such client", c.RemoveClient(ctx, "nobody"), 404, "nobody"},
+		{"authority of no client", run(c.ClientRoot(ctx, "nobody")), 404, "sallyport client ls"},
+		{"bad secret name", c.SetSecret(ctx, "no/name", map[string]string{"token": "x"}), 400, "not a credential name"},
+		{"bad field", c.SetSecret(ctx, "a", map[string]string{"no field": "x"}), 400, "not a field name"},
+		{"empty secret", c.SetSecret(ctx, "a", nil), 400, "1 to 32 fields"},
+		{"secret of Vault's", c.SetSecret(ctx, "in-vault", map[string]string{"token": "x"}), 409, "elsewhere"},
+		{"no such secret", c.DeleteSecret(ctx, "nobody"), 404, "nobody"},
+		{"too much", c.SetSecret(ctx, "a", map[string]string{"token": strings.Repeat("x", 2<<20)}), 400, "too large"},
+		{"bad configuration", run(c.Reload(ctx)), 400, "line 3"},
+		{"no sandboxes here", run(none.Sandboxes(ctx)), 400, "engine.kind"},
+		{"no command here", run(none.Exec(ctx, "a", sandbox.Command{Args: []string{"true"}})), 400, "engine.kind"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var p *api.Problem
+			if !errors.As(tt.err, &p) {
+				t.Fatalf("got %v, want a problem", tt.err)
+			}
+			if p.Status != tt.status || !strings.Contains(p.Detail, tt.says) {
+				t.Errorf("got %d %q, want %d with %q", p.Status, p.Detail, tt.status, tt.says)
+			}
+		})
+	}
+}
+
+func TestUnknownFieldIsRefused(t *testing.T) {
+	_, socket, _ := serve(t, true)
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}
+	defer transport.CloseIdleConnections()
+	req := must[*http.Request](t)(http.NewRequest("PUT", "http://sallyport/v1/sandboxes/a", strings.NewReader(`{"imgae": "base"}`)))
+	resp := must[*http.Response](t)(transport.RoundTrip(req))
+	defer resp.Body.Close()
+	body := must[[]byte](t)(io.ReadAll(resp.Body))
+	if resp.StatusCode != 400 || resp.Header.Get("Content-Type") != "application/problem+json" || !bytes.Contains(body, []byte("imgae")) {
+		t.Errorf("got %d %s %s, want a problem that names the field", resp.StatusCode, resp.Header.Get("Content-Type"), body)
+	}
+}
+
+func TestNoDaemon(t *testing.T) {
+	_, err := api.NewClient(filepath.Join(t.TempDir(), "nothing")).Status(t.Context())
+	if !errors.Is(err, api.ErrNoDaemon) || !strings.Contains(err.Error(), "sallyport up") {
+		t.Errorf("got %v, want %v and what to do", err, api.ErrNoDaemon)
+	}
+}
+
+// A listing shows that a secret is there, and nothing answers with its value.
+func TestSecretsGoInOnly(t *testing.T) {
+	c, _, _ := serve(t, false)
+	if err := c.SetSecret(t.Context(), "key", map[string]string{"token": "sk-very-secret"}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := c.Secrets(t.Context())
+	if err != nil || len(list) != 1 || list[0].Name != "key" {
+		t.Errorf("got %v, %v, want the one", list, err)
+	}
+	if err := c.DeleteSecret(t.Context(), "key"); err != nil {
+		t.Error(err)
+	}
+}
+
+// A client whose certificate authority cannot be made is not there: its token
+// was never shown.
+func TestClientWithoutAuthorityIsNotKept(t *testing.T) {
+	c, _, h := serve(t, false)
+	fault := errors.New("the disk is full")
+	h.root.Store(&fault)
+	if _, err := c.AddClient(t.Context(), "a", nil); err == nil || !strings.Contains(err.Error(), fault.Error()) {
+		t.Fatalf("got %v, want %v", err, fault)
+	}
+	h.root.Store(nil)
+	added, err := c.AddClient(t.Context(), "a", nil)
+	if err != nil || added.Token == "" {
+		t.Fatalf("the next attempt: got %+v, %v", added, err)
+	}
+	pem, err := c.ClientRoot(t.Context(), "a")
+	if err != nil || !bytes.HasPrefix(pem, []byte("-----BEGIN CERTIFICATE-----")) {
+		t.Errorf("got %q, %v, want a certificate", pem, err)
+	}
+}
+
+// Rules select by tags, so that an explanation has to know them.
+func TestExplainKnowsTags(t *testing.T) {
+	c, _, _ := serve(t, true)
+	ctx := t.Context()
+	support := map[string]string{"team": "support"}
+	if _, err := c.Create(ctx, "box", sandbox.Spec{Tags: support}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Create(ctx, "other", sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.AddClient(ctx, "away", support); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]policy.Action{
+		"box": policy.Allow, "away": policy.Allow, "other": policy.Deny,
+		"": policy.Allow, // nobody is named: one that could be, with the tags that were sent
+	} {
+		e, err := c.Explain(ctx, policy.Input{
+			Phase:       policy.PhaseRequest,
+			Sandbox:     policy.Sandbox{Name: name, Tags: support}, // of a name that exists its own count
+			Destination: policy.Destination{Host: "docs.example.test", Port: 443},
+			Protocol:    policy.ProtocolTLS,
+			Request:     &policy.Request{Method: "GET", Scheme: "https", Path: "/", Size: -1},
+		})
+		if err != nil || e.Decision.Action != want {
+			t.Errorf("%q: got %q (%s), %v, want %q", name, e.Decision.Action, e.Decision.Reason, err, want)
+		}
+	}
+}
+
+func TestExec(t *testing.T) {
+	c, _, _ := serve(t, true)
+	if _, err := c.Create(t.Context(), "box", sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	large := strings.Repeat("0123456789abcdef", 1<<14) // 256 KiB, several frames
+	for _, tt := range []struct {
+		name, stdin, script string
+		stdout, stderr      string
+		code                int
+	}{
+		{"streams are apart", "", "echo out; echo err >&2", "out\n", "err\n", 0},
+		{"exit code", "", "exit 42", "", "", 42},
+		{"input to its end", "a\nb\n", "cat", "a\nb\n", "", 0},
+		{"no input", "", "cat", "", "", 0},
+		{"more than a frame", large, "cat", large, "", 0},
+		{"input that nobody reads", large, "exit 3", "", "", 3},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			var stdout, stderr bytes.Buffer
+			code, err := c.Exec(ctx, "box", sandbox.Command{
+				Args: []string{"sh", "-c", tt.script}, Stdin: strings.NewReader(tt.stdin), Stdout: &stdout, Stderr: &stderr,
+			})
+			if err != nil || code != tt.code || stdout.String() != tt.stdout || stderr.String() != tt.stderr {
+				t.Errorf("got %d, %v, %d bytes of output, %q, want %d, %d, %q",
+					code, err, stdout.Len(), stderr.String(), tt.code, len(tt.stdout), tt.stderr)
+			}
+		})
+	}
+}
+
+// A command ends with its client, also one that leaves its input unread.
+func TestCommandDiesWithItsClient(t *testing.T) {
+	c, _, _ := serve(t, true)
+	if _, err := c.Create(t.Context(), "box", sandbox.Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	for name, input := range map[string]io.Reader{"idle": nil, "flooded": endless{}} {
+		t.Run(name, func(t *testing.T) {
+			mark := filepath.Join(t.TempDir(), "pid")
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() {
+				_, err := c.Exec(ctx, "box", sandbox.Command{
+					Args:  []string{"sh", "-c", `echo $$ > "$0"; exec sleep 600`, mark},
+					Stdin: input, Stdout: io.Discard, Stderr: io.Discard,
+				})
+				ended <- err
+			}()
+			var pid string
+			wait(t, "the command to start", func() bool {
+				data, _ := os.ReadFile(mark)
+				pid = strings.TrimSpace(string(data))
+				return pid != ""
+			})
+			time.Sleep(100 * time.Millisecond) // fills what is between client and command
+			cancel()
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				t.Errorf("got %v, want %v", err, context.Canceled)
+			}
+			wait(t, "the command to end", func() bool {
+				data, err := os.ReadFile("/proc/" + pid + "/stat")
+				return err != nil || slices.Contains(strings.Fields(string(data)), "Z")
+			})
+		})
+	}
+}
+
+// endless is input without an end.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }
+
+func wait(t *testing.T, what string, until func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !until(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited too long for %s", what)
+		}
+	}
+}

@@ -1,0 +1,125 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sallyport/internal/config"
+	"sallyport/internal/seal"
+)
+
+func TestKernel(t *testing.T) {
+	for release, want := range map[string]Level{
+		"6.6.0": OK, "6.12.9-amd64": OK, "7.0.0-rc1": OK, "6.18.44-fc-v657": OK,
+		"6.5.13": Fail, "6.1.0-28-amd64": Fail, "5.15.0": Fail,
+		"unknown": Warn, "": Warn,
+	} {
+		if got := kernel(release); got.Level != want || want != OK && got.Fix == "" {
+			t.Errorf("%q: got %v, want %s and how to mend it", release, got, want)
+		}
+	}
+}
+
+// Loopback's address is on every host.
+func TestSubnet(t *testing.T) {
+	for s, want := range map[string]Level{
+		"127.0.0.0/24": Fail, // within loopback's
+		"127.0.0.0/7":  Fail, // around it
+		"240.0.0.0/24": OK,   // reserved, RFC 1112: no host has it
+	} {
+		c := config.Network{Bridge: "none0", Subnet: netip.MustParsePrefix(s).Masked()}
+		if got := subnet(c); got.Level != want {
+			t.Errorf("%s: got %v, want %s", s, got, want)
+		}
+	}
+	own := config.Network{Bridge: "lo", Subnet: netip.MustParsePrefix("127.0.0.0/8")}
+	if got := subnet(own); got.Level != OK {
+		t.Errorf("the bridge's own: got %v, want ok", got)
+	}
+}
+
+func TestKey(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		meddle func(t *testing.T, key, data string)
+		level  Level
+		found  string
+	}{
+		{"first start", func(*testing.T, string, string) {}, OK, "will be made"},
+		{"in use", func(t *testing.T, key, data string) { sealed(t, key, data) }, OK, "key"},
+		{"lost", func(t *testing.T, key, data string) {
+			sealed(t, key, data)
+			if err := os.Remove(key); err != nil {
+				t.Fatal(err)
+			}
+		}, Fail, "backup"},
+		{"of another host", func(t *testing.T, key, data string) {
+			sealed(t, key, data)
+			if err := os.Remove(key); err != nil {
+				t.Fatal(err)
+			}
+			sealed(t, key, t.TempDir())
+		}, Fail, "not the key"},
+		{"open to others", func(t *testing.T, key, _ string) {
+			if err := os.WriteFile(key, nil, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}, Fail, "mode"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file, data := filepath.Join(t.TempDir(), "key"), t.TempDir()
+			tt.meddle(t, file, data)
+			got := key(&config.Config{KeyFile: file, DataDir: data})
+			if got.Level != tt.level || !strings.Contains(got.Found, tt.found) {
+				t.Errorf("got %v, want %s with %q", got, tt.level, tt.found)
+			}
+		})
+	}
+}
+
+func sealed(t *testing.T, key, data string) {
+	t.Helper()
+	if _, err := seal.Open(key, data); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A gateway without sandboxes is not told to install what runs them, and a
+// failure always says what to do.
+func TestExamine(t *testing.T) {
+	dir := t.TempDir()
+	for _, tt := range []struct {
+		kind  string
+		wants []string
+	}{
+		{"none", []string{"user", "disk", "key", "Vault"}},
+		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "agent", "subnet 192.0.2.0/24", "disk", "key", "Vault"}},
+		{"private", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "Vault"}},
+	} {
+		t.Run(tt.kind, func(t *testing.T) {
+			c, err := config.Parse(filepath.Join(dir, "sallyport.yaml"), fmt.Appendf(nil,
+				"dataDir: %[1]s/data\nkeyFile: %[1]s/key\nnetwork: {subnet: 192.0.2.0/24}\n", dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Engine = config.Engine{Kind: tt.kind, Host: "unix://" + dir + "/nothing"}
+			got := Examine(t.Context(), Options{Config: c, Vault: func(context.Context) error { return errors.New("sealed") }})
+			var names []string
+			for _, f := range got {
+				names = append(names, f.Name)
+				if f.Level == Fail && f.Fix == "" {
+					t.Errorf("%v says nothing of how to mend it", f)
+				}
+			}
+			if g, w := strings.Join(names, ", "), strings.Join(tt.wants, ", "); g != w {
+				t.Errorf("got  %s\nwant %s", g, w)
+			}
+		})
+	}
+}

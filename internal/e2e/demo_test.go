@@ -1,0 +1,47 @@
+package e2e
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/internal/lab"
+)
+
+// The demo that the README promises plays to its end, twice, and comes down.
+func TestDemo(t *testing.T) {
+	lab.Privileged(t)
+	needTools(t)
+	dir := t.TempDir()
+	demo := func(verb string) string {
+		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+		defer cancel()
+		out, err := exec.CommandContext(ctx, filepath.Join(tools.bin, "demo"), "-bin", tools.bin, "-dir", dir, verb).CombinedOutput()
+		if err != nil {
+			t.Errorf("demo %s: %v\n%s", verb, err, out)
+		}
+		return string(out)
+	}
+	t.Cleanup(func() { demo("down") }) // also after a failure; twice does no harm
+	for range 2 {
+		if out := demo("up"); !strings.Contains(out, "Everything held.") {
+			t.Fatalf("the demo did not hold:\n%s", out)
+		}
+	}
+	demo("down")
+	if left, err := filepath.Glob("/sys/class/net/sallyport-demo"); err != nil || len(left) != 0 {
+		t.Errorf("the bridge is left: %v, %v", left, err)
+	}
+	for _, p := range processes() {
+		if strings.Contains(p.cmdline, dir) {
+			t.Errorf("a process is left: %d %q", p.pid, p.cmdline)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "data/sandboxes/demo/memory/memories.md")); err != nil {
+		t.Errorf("what the agent remembers is gone: %v", err)
+	}
+}
