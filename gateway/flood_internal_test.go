@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"fmt"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,13 +13,19 @@ import (
 // denials is a log that floods write to.
 type denials struct {
 	*floods
-	log  []*audit.Event
 	told map[string]int // ids that the sandboxes were told
+
+	mu  sync.Mutex
+	log []*audit.Event
 }
 
 func newDenials() *denials {
 	d := &denials{told: make(map[string]int)}
-	d.floods = newFloods(func(e *audit.Event) { d.log = append(d.log, e) })
+	d.floods = newFloods(func(e *audit.Event) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.log = append(d.log, e)
+	})
 	return d
 }
 
@@ -33,6 +40,8 @@ func (d *denials) deny(sandbox, host string) {
 // the sandboxes were told.
 func (d *denials) check(t *testing.T, events, total int) {
 	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	sum := 0
 	for _, e := range d.log {
 		n := max(e.Count, 1)
@@ -98,12 +107,17 @@ func TestFloodOfDenials(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := newDenials()
 				tt.deny(d)
-				if len(d.log) != tt.at {
-					t.Errorf("%d events at once, want %d", len(d.log), tt.at)
+				d.mu.Lock()
+				atOnce := len(d.log)
+				d.mu.Unlock()
+				if atOnce != tt.at {
+					t.Errorf("%d events at once, want %d", atOnce, tt.at)
 				}
 				time.Sleep(floodWindow + time.Millisecond)
 				synctest.Wait()
 				d.check(t, tt.events, tt.total)
+				d.floods.mu.Lock()
+				defer d.floods.mu.Unlock()
 				if len(d.sandboxes) != 0 {
 					t.Errorf("%d sandboxes are remembered", len(d.sandboxes))
 				}
