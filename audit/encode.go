@@ -17,18 +17,11 @@ const maxSequence = 1 << 62
 // line is an event encoded by its caller, whose sequence number the writer
 // fills in: encoding runs on all cores, numbering on one.
 type line struct {
-	buf  bytes.Buffer
-	json *json.Encoder
-	copy Event
-	at   int // offset of the sequence number's digit, 0
+	buf []byte
+	at  int // offset of the sequence number's digit, 0
 }
 
-var lines = sync.Pool{New: func() any {
-	l := new(line)
-	l.json = json.NewEncoder(&l.buf)
-	l.json.SetEscapeHTML(false)
-	return l
-}}
+var lines = sync.Pool{New: func() any { return new(line) }}
 
 // The first of its kind in a line is the event's own: metadata comes first, and
 // a quote within a string is always escaped.
@@ -39,33 +32,25 @@ var (
 
 func encode(e *Event) (*line, error) {
 	l := lines.Get().(*line)
-	l.buf.Reset()
-	l.copy = *e
-	l.copy.Metadata.Sequence = 0
-	err := l.json.Encode(&l.copy)
-	l.copy = Event{}
-	if err != nil {
-		return nil, fmt.Errorf("encoding audit event %s: %w", e.ID(), err)
-	}
-	if l.buf.Len() > maxLine-20 {
+	l.buf, l.at = appendEvent(l.buf[:0], e)
+	l.buf = append(l.buf, '\n')
+	if n := len(l.buf); n > maxLine-20 {
 		l.free()
-		return nil, fmt.Errorf("audit event %s: %w: %d bytes", e.ID(), ErrTooLarge, l.buf.Len())
+		return nil, fmt.Errorf("audit event %s: %w: %d bytes", e.ID(), ErrTooLarge, n)
 	}
-	l.at = bytes.Index(l.buf.Bytes(), sequenceKey) + len(sequenceKey)
 	return l, nil
 }
 
 // appendTo appends the line under its number.
 func (l *line) appendTo(dst []byte, sequence uint64) []byte {
-	b := l.buf.Bytes()
-	dst = append(dst, b[:l.at]...)
+	dst = append(dst, l.buf[:l.at]...)
 	dst = strconv.AppendUint(dst, sequence, 10)
-	return append(dst, b[l.at+1:]...)
+	return append(dst, l.buf[l.at+1:]...)
 }
 
 // free gives the line back; one that grew large is left to the collector.
 func (l *line) free() {
-	if l.buf.Cap() <= 64<<10 {
+	if cap(l.buf) <= 64<<10 {
 		lines.Put(l)
 	}
 }

@@ -11,3 +11,9 @@ func (o Options) WithFiles(open func(path string, flag int) (File, error)) Optio
 	o.open = open
 	return o
 }
+
+// Encode appends an event as the log does, under the number 0.
+func Encode(dst []byte, e *Event) []byte {
+	b, _ := appendEvent(dst, e)
+	return b
+}

@@ -88,6 +88,7 @@ type Log struct {
 // job is what one call brought.
 type job struct {
 	lines []*line
+	one   [1]*line     // where lines begins: a call brings one as a rule
 	done  chan outcome // nil for Enqueue
 }
 
@@ -105,6 +106,7 @@ func (l *Log) Append(ctx context.Context, events ...*Event) error {
 		return err
 	}
 	j := &job{done: make(chan outcome, 1)}
+	j.lines = j.one[:0]
 	for _, e := range events {
 		b, err := encode(e)
 		if err != nil {
@@ -160,14 +162,14 @@ func (l *Log) Enqueue(e *Event) error {
 	switch {
 	case l.closed:
 		err = ErrClosed
-	case l.queued >= l.opts.Queue, l.queued > 0 && l.held+b.buf.Len() > maxQueued:
+	case l.queued >= l.opts.Queue, l.queued > 0 && l.held+len(b.buf) > maxQueued:
 		err = ErrFull
 		l.dropped++
 		l.stats.Dropped++
 	default:
 		l.jobs = append(l.jobs, &job{lines: []*line{b}})
 		l.queued++
-		l.held += b.buf.Len()
+		l.held += len(b.buf)
 	}
 	l.mu.Unlock()
 	if err != nil {

@@ -89,7 +89,7 @@ func (l *Log) resume(last segment) error {
 		if err != nil {
 			return err
 		}
-		l.jobs, l.queued, l.held = []*job{{lines: []*line{b}}}, 1, b.buf.Len()
+		l.jobs, l.queued, l.held = []*job{{lines: []*line{b}}}, 1, len(b.buf)
 		return nil
 	}
 	if v.torn > 0 {

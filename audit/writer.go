@@ -80,7 +80,7 @@ func (l *Log) commit(jobs []*job, dropped, refused uint64) bool {
 		if j.done == nil {
 			l.queued -= len(j.lines)
 			for _, b := range j.lines {
-				l.held -= b.buf.Len()
+				l.held -= len(b.buf)
 			}
 		}
 	}

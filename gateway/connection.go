@@ -146,13 +146,13 @@ func (g *Gateway) deny(o *opening, d policy.Decision) {
 	e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkRefuse)
 	judge(e, policy.PhaseConnect, d)
 	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
-	g.denial(f, e)
+	id := g.denial(f, e)
 	g.metrics.decision(policy.PhaseConnect, d)
 	where := join(f.host, f.port, f.tls())
 	if f.host == "" {
 		where = "this destination"
 	}
-	g.tell(o, denied(d, e.ID(), where))
+	g.tell(o, denied(d, id, where))
 }
 
 // tell answers whatever is asked on a connection, or closes it.

@@ -158,9 +158,9 @@ func (x *exchange) event(r *http.Request, d policy.Decision) *audit.Event {
 // deny records a denial and returns what the sandbox is told.
 func (x *exchange) deny(r *http.Request, d policy.Decision) *answer {
 	e := x.event(r, d)
-	x.gateway.denial(x.flow, e)
+	id := x.gateway.denial(x.flow, e)
 	x.gateway.metrics.decision(policy.PhaseRequest, d)
-	return denied(d, e.ID(), r.Method+" "+x.flow.scheme()+"://"+x.flow.authority)
+	return denied(d, id, r.Method+" "+x.flow.scheme()+"://"+x.flow.authority)
 }
 
 // refuse records a misuse.

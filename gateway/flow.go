@@ -31,6 +31,8 @@ type flow struct {
 	// valid says whether a client of the explicit proxy may still use what it
 	// connected with; nil for a sandbox.
 	valid func() bool
+	// from is source as events have it; all of a connection's share one.
+	from *audit.Endpoint
 	// answer, when set, is all that a request on this connection is told.
 	answer *answer
 }
@@ -82,8 +84,7 @@ func (f *flow) route(d policy.Decision, credential string, tls bool) upstream.Ro
 
 // event fills in what every event of this connection says.
 func (f *flow) event(kind audit.Kind, class audit.Class, activity int) *audit.Event {
-	e := audit.New(kind, class, activity)
-	e.Source = &audit.Endpoint{IP: text(f.source.Addr()), Port: int(f.source.Port())}
+	e := f.begin(kind, class, activity)
 	e.Destination = &audit.Endpoint{Port: int(f.port)}
 	switch {
 	case f.host == "":
@@ -96,6 +97,16 @@ func (f *flow) event(kind audit.Kind, class audit.Class, activity int) *audit.Ev
 	if f.sni != "" {
 		e.TLS = &audit.TLS{SNI: f.sni}
 	}
+	return e
+}
+
+// begin leaves out where to.
+func (f *flow) begin(kind audit.Kind, class audit.Class, activity int) *audit.Event {
+	e := audit.New(kind, class, activity)
+	if f.from == nil {
+		f.from = &audit.Endpoint{IP: text(f.source.Addr()), Port: int(f.source.Port())}
+	}
+	e.Source = f.from
 	s := &e.Unmapped.Sallyport
 	s.Sandbox, s.SandboxID, s.Session, s.Tags = f.identity.Name, f.identity.ID, f.identity.Session, f.identity.Tags
 	return e
@@ -128,11 +139,12 @@ func judge(e *audit.Event, phase policy.Phase, d policy.Decision) {
 
 // completion follows the allowed decision e to its end.
 func (f *flow) completion(e *audit.Event, activity int, err error) *audit.Event {
-	c := f.event(audit.KindCompletion, e.ClassUID, activity)
+	c := f.begin(audit.KindCompletion, e.ClassUID, activity)
 	c.Metadata.CorrelationUID = e.ID()
 	c.StartTime = e.Time
 	c.Duration = c.Time - e.Time
 	c.HTTPRequest, c.Rule, c.Policy = e.HTTPRequest, e.Rule, e.Policy
+	c.Destination, c.TLS = e.Destination, e.TLS
 	c.Unmapped.Sallyport.Phase = e.Unmapped.Sallyport.Phase
 	c.Unmapped.Sallyport.Decision = e.Unmapped.Sallyport.Decision
 	c.Action, c.Disposition, c.StatusID = e.Action, e.Disposition, audit.StatusSuccess

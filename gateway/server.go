@@ -80,6 +80,7 @@ type Gateway struct {
 	explicit  *http.Server
 	inbox     *inbox
 	scrubbers scrubbers
+	floods    *floods
 	life      context.Context // of every connection, until Shutdown loses patience
 	end       context.CancelFunc
 
@@ -126,6 +127,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.scrubbers.cache, _ = lru.New[secretSet, *credential.Scrubber](maxScrubbers) // fails for a size below 1
+	g.floods = newFloods(g.enqueue)
 	hang(g.proxy)
 	idle := or(o.IdleTimeout, 5*time.Minute)
 	g.requests = g.server(idle, http.HandlerFunc(g.intercepted))
@@ -226,13 +228,14 @@ func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
 	return d
 }
 
-// denial queues the one event of a denial. Nothing left, so that nothing has to
-// wait for the disk; an event that cannot be queued denies all the same.
-func (g *Gateway) denial(f *flow, e *audit.Event) {
-	g.enqueue(e)
+// denial queues the one event of a denial, or has it counted in another, and
+// returns the id of that. Nothing left, so that nothing has to wait for the
+// disk; an event that cannot be queued denies all the same.
+func (g *Gateway) denial(f *flow, e *audit.Event) (id string) {
 	if f.refused && f.host != "" {
 		g.names.Denied(f.identity.ID, f.host)
 	}
+	return g.floods.add(f.host, e)
 }
 
 func (g *Gateway) enqueue(e *audit.Event) {
@@ -259,6 +262,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		_ = g.requests.Shutdown(ctx)
 		g.work.Wait()
 	}()
+	defer g.floods.flush()
 	defer g.end()
 	select {
 	case <-done:

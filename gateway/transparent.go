@@ -92,7 +92,7 @@ func (g *Gateway) drop(c net.Conn, f *flow, rule, reason string) {
 	d := floor(policy.Decision{}, rule, reason)
 	e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkRefuse)
 	judge(e, policy.PhaseConnect, d)
-	g.enqueue(e)
+	g.floods.add(f.host, e)
 	g.metrics.decision(policy.PhaseConnect, d)
 	_ = c.Close()
 }

@@ -3,6 +3,7 @@ package upstream
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -276,5 +277,30 @@ func BenchmarkRoundTrip(b *testing.B) {
 				resp.Body.Close()
 			}
 		})
+	}
+}
+
+// TestSingleLabelInHosts: such a name is found where package net does not find
+// it rooted, and its address is judged like any other.
+func TestSingleLabelInHosts(t *testing.T) {
+	if _, err := net.DefaultResolver.LookupHost(t.Context(), "localhost"); err != nil {
+		t.Skip("no localhost in /etc/hosts")
+	}
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	port := uint16(server.Addr().(*net.TCPAddr).Port)
+	p := New(Options{DialTimeout: 5 * time.Second})
+	defer p.Close()
+	c, err := p.Dial(t.Context(), Route{Host: "localhost", Port: port, Upstream: &policy.Upstream{Addresses: []string{"127.0.0.0/8", "::1"}, Resolver: "127.0.0.1:1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	var refused *Error
+	if _, err := p.Dial(t.Context(), Route{Host: "localhost", Port: port}); !errors.As(err, &refused) || refused.Kind != KindAddress {
+		t.Errorf("Dial of an address that no rule names: %v", err)
 	}
 }

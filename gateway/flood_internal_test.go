@@ -1,0 +1,139 @@
+package gateway
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"sallyport/audit"
+)
+
+// denials is a log that floods write to.
+type denials struct {
+	*floods
+	told map[string]int // ids that the sandboxes were told
+
+	mu  sync.Mutex
+	log []*audit.Event
+}
+
+func newDenials() *denials {
+	d := &denials{told: make(map[string]int)}
+	d.floods = newFloods(func(e *audit.Event) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.log = append(d.log, e)
+	})
+	return d
+}
+
+func (d *denials) deny(sandbox, host string) {
+	e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
+	e.Unmapped.Sallyport.SandboxID, e.Unmapped.Sallyport.Reason = sandbox, "no rule"
+	e.Destination = &audit.Endpoint{Hostname: host}
+	d.told[d.add(host, e)]++
+}
+
+// check counts the denials that the log stands for; each event has the id that
+// the sandboxes were told.
+func (d *denials) check(t *testing.T, events, total int) {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	sum := 0
+	for _, e := range d.log {
+		n := max(e.Count, 1)
+		if d.told[e.ID()] != n {
+			t.Errorf("event %s stands for %d denials, %d were told that id", e.ID(), n, d.told[e.ID()])
+		}
+		sum += n
+	}
+	if len(d.log) != events || sum != total {
+		t.Errorf("%d events for %d denials, want %d for %d", len(d.log), sum, events, total)
+	}
+}
+
+func TestFloodOfDenials(t *testing.T) {
+	tests := []struct {
+		name   string
+		deny   func(*denials)
+		at     int // events at once
+		events int // events after a second
+		total  int
+	}{
+		{"few", func(d *denials) {
+			for range likeBudget {
+				d.deny("a", "x.test")
+			}
+		}, likeBudget, likeBudget, likeBudget},
+		{"many alike", func(d *denials) {
+			for range 5000 {
+				d.deny("a", "x.test")
+			}
+		}, likeBudget, likeBudget + 1, 5000},
+		{"another host is counted apart", func(d *denials) {
+			for range 50 {
+				d.deny("a", "x.test")
+				d.deny("a", "y.test")
+			}
+		}, 2 * likeBudget, 2*likeBudget + 2, 100},
+		{"a host for each", func(d *denials) {
+			for i := range 5000 {
+				d.deny("a", fmt.Sprintf("h%d.test", i))
+			}
+		}, sandboxBudget, maxAlike + 1, 5000},
+		{"another sandbox has a budget of its own", func(d *denials) {
+			for range 5000 {
+				d.deny("a", "x.test")
+			}
+			for range likeBudget {
+				d.deny("b", "x.test")
+			}
+		}, 2 * likeBudget, 2*likeBudget + 1, 5000 + likeBudget},
+		{"the next second has a new budget", func(d *denials) {
+			for range likeBudget {
+				d.deny("a", "x.test")
+			}
+			time.Sleep(floodWindow + time.Millisecond)
+			for range likeBudget {
+				d.deny("a", "x.test")
+			}
+		}, 2 * likeBudget, 2 * likeBudget, 2 * likeBudget},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDenials()
+				tt.deny(d)
+				d.mu.Lock()
+				atOnce := len(d.log)
+				d.mu.Unlock()
+				if atOnce != tt.at {
+					t.Errorf("%d events at once, want %d", atOnce, tt.at)
+				}
+				time.Sleep(floodWindow + time.Millisecond)
+				synctest.Wait()
+				d.check(t, tt.events, tt.total)
+				d.floods.mu.Lock()
+				defer d.floods.mu.Unlock()
+				if len(d.sandboxes) != 0 {
+					t.Errorf("%d sandboxes are remembered", len(d.sandboxes))
+				}
+			})
+		})
+	}
+}
+
+// TestFloodAtShutdown: what was counted is written when the gateway ends.
+func TestFloodAtShutdown(t *testing.T) {
+	d := newDenials()
+	for range 100 {
+		d.deny("a", "x.test")
+	}
+	d.flush()
+	d.check(t, likeBudget+1, 100)
+	d.flush()
+	d.check(t, likeBudget+1, 100)
+}

@@ -1,0 +1,72 @@
+package gateway_test
+
+import (
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+)
+
+// steered is a listener like the datapath's: its connections report the
+// sandbox's address and the one it dialled, over loopback TCP.
+type steered struct {
+	net.Listener
+	mu    sync.Mutex
+	conns chan net.Conn
+	done  chan struct{}
+	once  sync.Once
+}
+
+func newSteered(t *testing.T) *steered {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &steered{Listener: ln, conns: make(chan net.Conn), done: make(chan struct{})}
+}
+
+func (s *steered) Accept() (net.Conn, error) {
+	select {
+	case c := <-s.conns:
+		return c, nil
+	case <-s.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (s *steered) Close() error {
+	s.once.Do(func() { close(s.done) })
+	return s.Listener.Close()
+}
+
+func (s *steered) dial(from netip.Addr, to netip.AddrPort) (net.Conn, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	near, err := net.Dial("tcp", s.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	far, err := s.Listener.Accept()
+	if err != nil {
+		near.Close()
+		return nil, err
+	}
+	source := netip.AddrPortFrom(from, near.LocalAddr().(*net.TCPAddr).AddrPort().Port())
+	select {
+	case s.conns <- &addressed{far.(*net.TCPConn), net.TCPAddrFromAddrPort(to), net.TCPAddrFromAddrPort(source)}:
+		return near, nil
+	case <-s.done:
+		near.Close()
+		far.Close()
+		return nil, net.ErrClosed
+	}
+}
+
+type addressed struct {
+	*net.TCPConn
+	local, remote net.Addr
+}
+
+func (c *addressed) LocalAddr() net.Addr  { return c.local }
+func (c *addressed) RemoteAddr() net.Addr { return c.remote }
