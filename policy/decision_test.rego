@@ -9,9 +9,9 @@ entry(name, effect) := {
 	"type": "egress",
 	"inject": {"credential": name, "rule": name},
 	"pattern": "",
-	"effects": {m: effect |
+	"effects": {true: {m: effect |
 		some m in ["dns", "connect/tls", "connect/http", "connect/other", "request/tls", "request/http"]
-	},
+	}},
 }
 
 decide(entries, contributed) := decision if {
