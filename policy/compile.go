@@ -86,7 +86,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 
 // prepare compiles the Rego over the document's data.
 func (p *Policy) prepare(ctx context.Context, team *team) error {
-	data, err := p.data(team.data)
+	data, err := p.data(team)
 	if err != nil {
 		return err
 	}

@@ -31,9 +31,11 @@ speaking := sort([[effect, rank, entry] |
 ])
 
 # document is what sallyport.yaml alone decides, as [action, why, by, inject]. Its
-# by is the entry that decided; that one's type is empty when no rule speaks.
-document := [outcome[0], outcome[1], entry, injected] if {
-	[effect, _, entry] := speaking[0]
+# by is the entry that decided; that one's type is empty when no rule speaks. Only
+# a request carries a credential.
+document := [outcome[0], outcome[1], entry, inject] if {
+	spoken := speaking
+	[effect, _, entry] := spoken[0]
 	outcome := {
 		1: ["deny", "denied by rule"],
 		3: ["allow", "allowed by rule"],
@@ -41,22 +43,18 @@ document := [outcome[0], outcome[1], entry, injected] if {
 		5: ["allow", "allowed by rule"],
 		7: ["tunnel", "allowed by rule"],
 	}[effect]
+	inject := {e.inject | input.phase == "request"; some [3, _, e] in spoken}
 } else := ["deny", "no egressAuth rule of this destination allows it; see rule", governor, set()] if {
 	speaking[0][0] == 2
 	not authorised
 	governor := [entry | some [4, _, entry] in speaking][0]
-} else := ["approve", "an approval is needed by rule", speaking[0][2], injected] if {
+} else := ["approve", "an approval is needed by rule", speaking[0][2], inject] if {
 	speaking[0][0] == 2
+	inject := {e.inject | input.phase == "request"; some [3, _, e] in speaking}
 } else := ["allow", "allowed, but not unread, by rule", tunnel, set()] if {
 	speaking[0][0] == 6
 	tunnel := [entry | some [7, _, entry] in speaking][0]
 } else := ["deny", "no rule allows", {"type": "", "rule": ""}, set()]
-
-# Only a request carries a credential.
-injected := {entry.inject |
-	input.phase == "request"
-	some [3, _, entry] in speaking
-}
 
 authorised if {
 	some [3, _, _] in speaking
@@ -64,9 +62,7 @@ authorised if {
 
 # The answer, in the form of document: deny, else approve, else allow; what
 # nothing speaks about is denied.
-answer := document if {
-	not data.sallyport.contributed.present
-} else := [
+answer := [
 	"deny",
 	"the team's policy is malformed, so everything is denied",
 	{
@@ -82,12 +78,12 @@ answer := document if {
 } else := document if {
 	document[0] == "deny"
 	document[2].type != ""
-} else := by_team(approval, min(data.sallyport.contributed.approve)) if {
-	count(data.sallyport.contributed.approve) > 0
+} else := by_team(approval, offer) if {
+	offer := min(data.sallyport.contributed.approve)
 } else := [passage, document[1], document[2], inject] if {
 	document[0] != "deny"
-} else := by_team(passage, min(offers)) if {
-	count(offers) > 0
+} else := by_team(passage, offer) if {
+	offer := min(offers)
 } else := document
 
 by_team(action, offer) := [

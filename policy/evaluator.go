@@ -19,7 +19,7 @@ import (
 var errTimeout = errors.New("no answer within the timeout")
 
 // evaluator asks compiled Rego one question. It does what a
-// [rego.PreparedEvalQuery] does, on OPA's evaluator, for less: nothing is turned
+// prepared query of package rego does, on OPA's evaluator, for less: nothing is turned
 // into JSON, data that never changes is not cached again for each evaluation,
 // and what an evaluation needs is used again by the next. Each evaluation is
 // made from nothing but its input: no answer is kept.

@@ -102,8 +102,9 @@ func (r *rule) denial(m moment) effect {
 //
 //	data.sallyport.index[DESTINATION:PORT SELECTOR] = [entry, …]
 //	data.sallyport.selectors[SELECTOR] = {name, tags}
-func (p *Policy) data(team map[string]any) (ast.Object, error) {
-	value, err := ast.InterfaceToValue(team)
+//	data.sallyport.contributed[SET] = what no package of the team defines
+func (p *Policy) data(team *team) (ast.Object, error) {
+	value, err := ast.InterfaceToValue(team.data)
 	if err != nil {
 		return nil, fmt.Errorf("reading the team's data: %w", err)
 	}
@@ -131,6 +132,7 @@ func (p *Policy) data(team map[string]any) (ast.Object, error) {
 	root.Insert(ast.StringTerm("sallyport"), ast.NewTerm(ast.NewObject(
 		[2]*ast.Term{ast.StringTerm("index"), ast.NewTerm(ast.NewObject(index...))},
 		[2]*ast.Term{ast.StringTerm("selectors"), p.selectors.term()},
+		[2]*ast.Term{ast.StringTerm("contributed"), team.lacks()},
 	)))
 	return root, nil
 }
