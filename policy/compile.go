@@ -13,9 +13,6 @@ import (
 	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/rego"
-	"github.com/open-policy-agent/opa/v1/storage"
-	"github.com/open-policy-agent/opa/v1/storage/inmem"
 	"github.com/open-policy-agent/opa/v1/topdown/cache"
 )
 
@@ -37,14 +34,12 @@ type Options struct {
 // Policy is a document and a team's Rego, compiled. It never changes and is safe
 // for concurrent use.
 type Policy struct {
-	query     rego.PreparedEvalQuery
-	cache     cache.InterQueryValueCache // compiled regular expressions
+	query     *evaluator
 	table     *table
 	rules     map[string]*rule
 	selectors *selectors
 	team      bool // a team's Rego takes part
 	revision  string
-	timeout   time.Duration
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -73,26 +68,28 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		table:     newTable(rules),
 		rules:     make(map[string]*rule, len(rules)),
 		selectors: newSelectors(rules),
-		timeout:   o.Timeout,
 		revision:  revision(doc, team),
 		team:      len(team.sets) > 0,
 	}
 	for i := range rules {
 		p.rules[rules[i].name] = &rules[i]
 	}
-	p.cache = cache.NewInterQueryValueCache(ctx, &cache.Config{
+	if err := p.prepare(ctx, team); err != nil {
+		return nil, err
+	}
+	p.query.timeout = o.Timeout
+	p.query.patterns = cache.NewInterQueryValueCache(ctx, &cache.Config{
 		InterQueryBuiltinValueCache: cache.InterQueryBuiltinValueCacheConfig{MaxNumEntries: new(len(rules) + 1000)},
 	})
-	return p, p.prepare(ctx, team)
+	return p, nil
 }
 
 // prepare compiles the Rego over the document's data.
 func (p *Policy) prepare(ctx context.Context, team *team) error {
-	data, err := p.data(team.data)
+	data, err := p.data(team)
 	if err != nil {
 		return err
 	}
-	store := inmem.NewFromASTObject(data)
 	modules, err := ownModules()
 	if err != nil {
 		return err
@@ -112,33 +109,18 @@ func (p *Policy) prepare(ctx context.Context, team *team) error {
 	if err != nil {
 		return err
 	}
-	return storage.Txn(ctx, store, storage.TransactionParams{}, func(txn storage.Transaction) error {
-		compiler := ast.NewCompiler().
-			WithStrict(true).
-			WithCapabilities(capabilities()).
-			WithSchemas(schemas).
-			WithUseTypeCheckAnnotations(true).
-			WithPathConflictsCheck(storage.NonEmpty(ctx, store, txn)).
-			SetErrorLimit(0)
-		if compiler.Compile(modules); compiler.Failed() {
-			return regoErrors(compiler.Errors)
-		}
-		query := "data.sallyport.decision"
-		if !p.team {
-			query = "data.sallyport.document" // which decision then is
-		}
-		var err error
-		p.query, err = rego.New(
-			rego.Query(query),
-			rego.Compiler(compiler),
-			rego.Store(store),
-			rego.Transaction(txn),
-			// A built-in function that fails would leave a deny undefined.
-			rego.StrictBuiltinErrors(true),
-			rego.GenerateJSON(func(t *ast.Term, _ *rego.EvalContext) (any, error) { return t.Value, nil }),
-		).PrepareForEval(ctx)
-		return err
-	})
+	compiler := ast.NewCompiler().
+		WithStrict(true).
+		WithCapabilities(capabilities()).
+		WithSchemas(schemas).
+		WithUseTypeCheckAnnotations(true).
+		SetErrorLimit(0)
+	query := "data.sallyport.answer"
+	if !p.team {
+		query = "data.sallyport.document" // which the answer then is
+	}
+	p.query, err = newEvaluator(ctx, compiler, modules, data, query)
+	return err
 }
 
 // ownModules parses the Rego that Sallyport comes with.

@@ -4,20 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
-	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/metrics"
-	"github.com/open-policy-agent/opa/v1/rego"
-	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
 // ErrUndecided is wrapped by a Decision's Err: the policy gave no usable answer,
 // and the decision is deny.
 var ErrUndecided = errors.New("the policy could not decide")
-
-var errTimeout = errors.New("no answer within the timeout")
 
 // Decide evaluates the policy. It never fails: what cannot be evaluated, in time,
 // to exactly one well-formed answer is denied, and Err says why.
@@ -34,16 +29,16 @@ func (p *Policy) decide(ctx context.Context, s subject) Decision {
 	if err != nil {
 		return p.undecided(err)
 	}
-	answer, err := p.eval(ctx, input)
+	answer, err := p.query.eval(ctx, input)
 	if errors.Is(err, errTimeout) {
 		// On a crowded machine the clock runs while the evaluation does not:
 		// only what is late twice is taken for slow.
-		answer, err = p.eval(ctx, input)
+		answer, err = p.query.eval(ctx, input)
 	}
 	if err != nil {
 		return p.undecided(err)
 	}
-	d, err := p.decode(answer)
+	d, err := p.decode(answer, s)
 	if err != nil {
 		return p.undecided(err)
 	}
@@ -63,7 +58,12 @@ func (p *Policy) Bound(credential, host string, port uint16) bool {
 	if err != nil {
 		return false
 	}
-	for e := range p.table.entries(name, addr) {
+	return p.bound(credential, name, addr, port)
+}
+
+func (p *Policy) bound(credential, host string, addr netip.Addr, port uint16) bool {
+	var near [8]*entry
+	for _, e := range p.table.entries(near[:0], host, addr) {
 		for _, r := range e.rules {
 			if r.kind == typeEgressAuth && r.credential == credential && r.on(port) {
 				return true
@@ -82,76 +82,55 @@ func (p *Policy) undecided(err error) Decision {
 		fmt.Errorf("%w: %w", ErrUndecided, err))
 }
 
-// eval evaluates data.sallyport.decision within the timeout.
-func (p *Policy) eval(ctx context.Context, input ast.Value) (ast.Value, error) {
-	cancel := topdown.NewCancel()
-	timer := time.AfterFunc(p.timeout, cancel.Cancel)
-	defer timer.Stop()
-	if ctx.Done() != nil {
-		defer context.AfterFunc(ctx, cancel.Cancel)()
-	}
-	results, err := p.query.Eval(ctx,
-		rego.EvalParsedInput(input),
-		rego.EvalExternalCancel(cancel),
-		rego.EvalInterQueryBuiltinValueCache(p.cache),
-		rego.EvalMetrics(metrics.NoOp()),
-	)
-	switch {
-	case topdown.IsCancel(err) && ctx.Err() == nil:
-		return nil, fmt.Errorf("%w of %v", errTimeout, p.timeout)
-	case err != nil:
-		return nil, err
-	case len(results) == 0 || len(results[0].Expressions) == 0:
-		return nil, errors.New("the decision is undefined")
-	case len(results) > 1:
-		return nil, errors.New("more than one decision")
-	}
-	value, ok := results[0].Expressions[0].Value.(ast.Value)
-	if !ok {
-		return nil, fmt.Errorf("an answer of type %T", results[0].Expressions[0].Value)
-	}
-	return value, nil
-}
-
-// The keys of the decision document.
+// The keys of what decision.rego answers with.
 var (
-	keyAction     = ast.StringTerm("action")
 	keyType       = ast.StringTerm("type")
 	keyRule       = ast.StringTerm("rule")
-	keyReason     = ast.StringTerm("reason")
 	keyError      = ast.StringTerm("error")
 	keyInject     = ast.StringTerm("inject")
 	keyCredential = ast.StringTerm("credential")
 )
 
-// decode reads data.sallyport.decision.
-func (p *Policy) decode(v ast.Value) (Decision, error) {
-	o, ok := v.(ast.Object)
-	if !ok {
-		return Decision{}, fmt.Errorf("the decision is %v, not an object", ast.ValueName(v))
-	}
+// decode reads data.sallyport.answer: [action, why, by, inject].
+func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 	d := Decision{Revision: p.revision}
-	action, err := text(o, keyAction)
-	if err != nil {
-		return d, err
+	answer, ok := v.(*ast.Array)
+	if !ok || answer.Len() != 4 {
+		return d, fmt.Errorf("the answer is %v, not an array of four", ast.ValueName(v))
+	}
+	action, ok := answer.Elem(0).Value.(ast.String)
+	if !ok {
+		return d, errors.New("the action is not a string")
 	}
 	switch d.Action = Action(action); d.Action {
 	case Deny, Allow, Tunnel, Approve:
 	default:
 		return d, fmt.Errorf("unknown action %q", action)
 	}
-	if d.RuleType, err = text(o, keyType); err != nil {
+	why, ok := answer.Elem(1).Value.(ast.String)
+	if !ok {
+		return d, errors.New("the reason is not a string")
+	}
+	by, ok := answer.Elem(2).Value.(ast.Object)
+	if !ok {
+		return d, errors.New("what decided is not an object")
+	}
+	var err error
+	if d.RuleType, err = text(by, keyType); err != nil {
 		return d, err
 	}
-	if d.Rule, err = text(o, keyRule); err != nil {
+	if d.Rule, err = text(by, keyRule); err != nil {
 		return d, err
 	}
-	if d.Reason, err = text(o, keyReason); err != nil {
-		return d, err
+	switch d.Reason = string(why); d.RuleType {
+	case typeEgress, typeEgressAuth:
+		d.Reason += " " + d.Rule
+	case "":
+		d.Reason += " " + s.String()
 	}
 	d.Rule, d.Reason = clean(d.Rule), clean(d.Reason)
-	if o.Get(keyError) != nil {
-		why, _ := text(o, keyError)
+	if by.Get(keyError) != nil {
+		why, _ := text(by, keyError)
 		d.Err = fmt.Errorf("%w: %s", ErrUndecided, clean(why))
 		d.Action = Deny
 	}
@@ -161,9 +140,7 @@ func (p *Policy) decode(v ast.Value) (Decision, error) {
 	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
 		d.Upstream = r.upstream
 	}
-	if list := o.Get(keyInject); list != nil {
-		d.Inject, err = p.injections(list.Value)
-	}
+	d.Inject, err = p.injections(answer.Elem(3).Value)
 	return d, err
 }
 
@@ -217,7 +194,7 @@ func (p *Policy) floor(d Decision, s subject) Decision {
 		switch {
 		case s.Protocol != ProtocolTLS || s.Phase != PhaseRequest:
 			return p.refuse(fmt.Sprintf("credential %s goes into requests over TLS only", clean(in.Credential)), nil)
-		case !p.Bound(in.Credential, s.host, s.Destination.Port):
+		case !p.bound(in.Credential, s.host, s.addr, s.Destination.Port):
 			return p.refuse(fmt.Sprintf("credential %s is not bound to %s:%d by any egressAuth rule", clean(in.Credential), s.host, s.Destination.Port), nil)
 		}
 		for _, other := range d.Inject[:i] {

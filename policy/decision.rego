@@ -7,8 +7,8 @@
 #   destination and selection of sandboxes; input.lookup.keys holds the keys, so
 #   that a decision looks up a few entries however many rules there are. An entry
 #   is {rule, type, inject, pattern, effects}: pattern is matched against
-#   input.lookup.line, and effects says what the rule does in each
-#   input.lookup.moment. An effect is a number; the lowest one decides:
+#   input.lookup.line, and effects[whether it matches] says what the rule does in
+#   each input.lookup.moment. An effect is a number; the lowest one decides:
 #
 #     1 deny
 #     2 approve     a person decides
@@ -22,100 +22,97 @@
 #   the sets of its packages.
 package sallyport
 
-# speaking holds what speaks about this input, as [effect, rank, entry]. The
-# lower the rank, the more exactly the rule names the host.
-speaking contains [effect, rank, entry] if {
+# speaking lists what speaks about this input, as [effect, rank, entry], what
+# decides first. The lower the rank, the more exactly the rule names the host.
+speaking := sort([[effect, rank, entry] |
 	some rank, key in input.lookup.keys
 	some entry in data.sallyport.index[key]
-	effect := entry.effects[input.lookup.moment]
-	regex.match(entry.pattern, input.lookup.line)
-}
+	effect := entry.effects[regex.match(entry.pattern, input.lookup.line)][input.lookup.moment]
+])
 
-first := min(speaking)
-
-# document is what sallyport.yaml alone decides. Its type is empty when no rule
-# speaks.
-document := {
-	"action": "allow",
-	"type": entry.type,
-	"rule": entry.rule,
-	"reason": concat(" ", ["allowed by rule", entry.rule]),
-	"inject": injected,
-} if {
-	[effect, _, entry] := first
-	effect in {3, 5}
-} else := verdict("deny", first[2], "denied by rule") if {
-	first[0] == 1
-} else := verdict("deny", governor, "no egressAuth rule of this destination allows it; see rule") if {
-	first[0] in {2, 4}
+# document is what sallyport.yaml alone decides, as [action, why, by, inject]. Its
+# by is the entry that decided; that one's type is empty when no rule speaks. Only
+# a request carries a credential.
+document := [outcome[0], outcome[1], entry, inject] if {
+	spoken := speaking
+	[effect, _, entry] := spoken[0]
+	outcome := {
+		1: ["deny", "denied by rule"],
+		3: ["allow", "allowed by rule"],
+		4: ["deny", "no egressAuth rule of this destination allows it; see rule"],
+		5: ["allow", "allowed by rule"],
+		7: ["tunnel", "allowed by rule"],
+	}[effect]
+	inject := {e.inject | input.phase == "request"; some [3, _, e] in spoken}
+} else := ["deny", "no egressAuth rule of this destination allows it; see rule", governor, set()] if {
+	speaking[0][0] == 2
 	not authorised
-	governor := min({[rank, entry] | some [4, rank, entry] in speaking})[1]
-} else := verdict("approve", first[2], "an approval is needed by rule") if {
-	first[0] == 2
-} else := verdict("allow", tunnel, "allowed, but not unread, by rule") if {
-	first[0] == 6
-	tunnel := min({[rank, entry] | some [7, rank, entry] in speaking})[1]
-} else := verdict("tunnel", first[2], "allowed by rule") if {
-	first[0] == 7
-} else := {
-	"action": "deny",
-	"type": "",
-	"rule": "",
-	"reason": concat(" ", ["no rule allows", what]),
-	"inject": set(),
-}
-
-verdict(action, entry, why) := {
-	"action": action,
-	"type": entry.type,
-	"rule": entry.rule,
-	"reason": concat(" ", [why, entry.rule]),
-	"inject": injected,
-}
-
-# Only a request carries a credential.
-injected := {entry.inject | some [3, _, entry] in speaking} if {
-	input.phase == "request"
-} else := set()
+	governor := [entry | some [4, _, entry] in speaking][0]
+} else := ["approve", "an approval is needed by rule", speaking[0][2], inject] if {
+	speaking[0][0] == 2
+	inject := {e.inject | input.phase == "request"; some [3, _, e] in speaking}
+} else := ["allow", "allowed, but not unread, by rule", tunnel, set()] if {
+	speaking[0][0] == 6
+	tunnel := [entry | some [7, _, entry] in speaking][0]
+} else := ["deny", "no rule allows", {"type": "", "rule": ""}, set()]
 
 authorised if {
 	some [3, _, _] in speaking
 }
 
-# The decision: deny, else approve, else allow; what nothing speaks about is
-# denied.
-decision := document if {
-	not data.sallyport.contributed.present
-} else := {
-	"action": "deny",
-	"type": "rego",
-	"rule": "sallyport.team",
-	"reason": "the team's policy is malformed, so everything is denied",
-	"error": sprintf("an allow must be {\"rule\": …, \"reason\": …, \"protocols\": […]}, got %v", [min(malformed)]),
-} if {
+# The answer, in the form of document: deny, else approve, else allow; what
+# nothing speaks about is denied.
+answer := [
+	"deny",
+	"the team's policy is malformed, so everything is denied",
+	{
+		"type": "rego",
+		"rule": "sallyport.team",
+		"error": sprintf("an allow must be {\"rule\": …, \"reason\": …, \"protocols\": […]}, got %v", [min(malformed)]),
+	},
+	set(),
+] if {
 	count(malformed) > 0
-} else := {"action": "deny", "type": "rego", "rule": msg.rule, "reason": msg.reason} if {
+} else := ["deny", msg.reason, {"type": "rego", "rule": msg.rule}, set()] if {
 	msg := min(data.sallyport.contributed.deny)
 } else := document if {
-	document.action == "deny"
-	document.type != ""
-} else := by_team(approval, min(data.sallyport.contributed.approve)) if {
-	count(data.sallyport.contributed.approve) > 0
-} else := object.union(document, {"action": passage, "inject": inject}) if {
-	document.action != "deny"
-} else := by_team(passage, min(offers)) if {
-	count(offers) > 0
+	document[0] == "deny"
+	document[2].type != ""
+} else := by_team(approval, offer) if {
+	offer := min(data.sallyport.contributed.approve)
+} else := [passage, document[1], document[2], inject] if {
+	document[0] != "deny"
+} else := by_team(passage, offer) if {
+	offer := min(offers)
 } else := document
 
-by_team(action, offer) := {
-	"action": action,
-	"type": "rego",
-	"rule": offer.rule,
-	"reason": object.get(offer, "reason", "allowed by the team's policy"),
-	"inject": inject,
-}
+by_team(action, offer) := [
+	action,
+	object.get(offer, "reason", "allowed by the team's policy"),
+	{"type": "rego", "rule": offer.rule},
+	inject,
+]
 
-inject := document.inject | {injection |
+# The decision is the answer in full. What the reason ends with, the rule's name or
+# what was asked for, is no part of an answer: every request waits for those.
+decision := object.union(
+	{
+		"action": answer[0],
+		"type": answer[2].type,
+		"rule": answer[2].rule,
+		"reason": reason,
+		"inject": answer[3],
+	},
+	{"error": error | error := answer[2].error},
+)
+
+reason := concat(" ", [answer[1], answer[2].rule]) if {
+	answer[2].type in {"egress", "egressAuth"}
+} else := concat(" ", [answer[1], what]) if {
+	answer[2].type == ""
+} else := answer[1]
+
+inject := document[3] | {injection |
 	input.phase == "request"
 	some injection in data.sallyport.contributed.inject
 }
@@ -128,11 +125,11 @@ approval := "allow" if {
 # What the team's Rego allows is read, if it can be.
 passage := "tunnel" if {
 	input.protocol == "other"
-	document.action != "approve"
+	document[0] != "approve"
 } else := "allow" if {
-	document.action in {"deny", "tunnel"}
+	document[0] in {"deny", "tunnel"}
 	count(offers) > 0
-} else := document.action
+} else := document[0]
 
 # A team's allow speaks about TLS unless it lists other protocols.
 offers contains offer if {

@@ -9,9 +9,9 @@ entry(name, effect) := {
 	"type": "egress",
 	"inject": {"credential": name, "rule": name},
 	"pattern": "",
-	"effects": {m: effect |
+	"effects": {true: {m: effect |
 		some m in ["dns", "connect/tls", "connect/http", "connect/other", "request/tls", "request/http"]
-	},
+	}},
 }
 
 decide(entries, contributed) := decision if {
@@ -59,17 +59,15 @@ test_inject_comes_from_authorising_rules if {
 	d.inject == {{"credential": "auth", "rule": "auth"}}
 }
 
-team(sets) := object.union({"present": true}, sets)
-
 test_team_deny_wins_over_everything if {
-	d := decide([entry("auth", 3)], team({"deny": {{"rule": "sallyport.team.x", "reason": "no"}}}))
+	d := decide([entry("auth", 3)], {"deny": {{"rule": "sallyport.team.x", "reason": "no"}}})
 	d.action == "deny"
 	d.type == "rego"
 	d.reason == "no"
 }
 
 test_team_approve_comes_before_allow_and_after_deny if {
-	approve := team({"approve": {{"rule": "sallyport.team.x", "reason": "ask"}}})
+	approve := {"approve": {{"rule": "sallyport.team.x", "reason": "ask"}}}
 	decide([entry("auth", 3)], approve).action == "approve"
 	decide([], approve).action == "approve"
 	decide([entry("deny", 1)], approve).rule == "deny"
@@ -77,7 +75,7 @@ test_team_approve_comes_before_allow_and_after_deny if {
 }
 
 test_team_allow if {
-	allow := team({"allow": {{"rule": "mine", "reason": "because"}}})
+	allow := {"allow": {{"rule": "mine", "reason": "because"}}}
 	d := decide([], allow)
 	d.action == "allow"
 	d.rule == "mine"
@@ -89,16 +87,16 @@ test_team_allow if {
 }
 
 test_team_allow_for_another_protocol if {
-	decide([], team({"allow": {{"rule": "mine", "protocols": ["http"]}}})).action == "deny"
+	decide([], {"allow": {{"rule": "mine", "protocols": ["http"]}}}).action == "deny"
 }
 
 test_malformed_allow_denies_everything if {
-	d := decide([entry("auth", 3)], team({"allow": {"yes", {"rule": "fine"}}}))
+	d := decide([entry("auth", 3)], {"allow": {"yes", {"rule": "fine"}}})
 	d.action == "deny"
 	d.error
 }
 
 test_team_inject_joins if {
-	d := decide([entry("auth", 3)], team({"inject": {{"credential": "more"}}}))
+	d := decide([entry("auth", 3)], {"inject": {{"credential": "more"}}})
 	count(d.inject) == 2
 }

@@ -42,7 +42,7 @@ func (p *Policy) Explain(ctx context.Context, in Input) Explanation {
 	if err != nil {
 		return e
 	}
-	for entry := range p.table.entries(s.host, s.addr) {
+	for _, entry := range p.table.entries(nil, s.host, s.addr) {
 		for _, r := range entry.rules {
 			e.Near = append(e.Near, r.near(r.failed(s)))
 		}

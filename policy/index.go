@@ -45,6 +45,21 @@ func (m moment) String() string {
 
 // effect is what the rule does at a moment to what its pattern matches, or 0.
 func (r *rule) effect(m moment) effect {
+	if e := r.matched(m); e != 0 {
+		return e
+	}
+	return r.unmatched(m)
+}
+
+// unmatched is what the rule does whether its pattern matches or not, or 0.
+func (r *rule) unmatched(m moment) effect {
+	if r.kind == typeEgressAuth && m.phase != PhaseDNS {
+		return governs
+	}
+	return 0
+}
+
+func (r *rule) matched(m moment) effect {
 	carried := m.phase == PhaseDNS || slices.Contains(r.protocols, m.protocol)
 	switch {
 	case r.action == Deny:
@@ -87,8 +102,9 @@ func (r *rule) denial(m moment) effect {
 //
 //	data.sallyport.index[DESTINATION:PORT SELECTOR] = [entry, …]
 //	data.sallyport.selectors[SELECTOR] = {name, tags}
-func (p *Policy) data(team map[string]any) (ast.Object, error) {
-	value, err := ast.InterfaceToValue(team)
+//	data.sallyport.contributed[SET] = what no package of the team defines
+func (p *Policy) data(team *team) (ast.Object, error) {
+	value, err := ast.InterfaceToValue(team.data)
 	if err != nil {
 		return nil, fmt.Errorf("reading the team's data: %w", err)
 	}
@@ -101,11 +117,11 @@ func (p *Policy) data(team map[string]any) (ast.Object, error) {
 	for _, e := range p.table.all() {
 		lists := map[*ast.Term][]*ast.Term{}
 		for _, r := range e.rules {
-			terms := r.terms(shared)
+			term := r.term(shared)
 			for _, port := range r.keyPorts() {
 				for _, s := range r.sandboxes.selections() {
-					key := e.keys[port][s.text()]
-					lists[key] = append(lists[key], terms...)
+					key := e.keys[port][s.text()].term
+					lists[key] = append(lists[key], term)
 				}
 			}
 		}
@@ -116,25 +132,38 @@ func (p *Policy) data(team map[string]any) (ast.Object, error) {
 	root.Insert(ast.StringTerm("sallyport"), ast.NewTerm(ast.NewObject(
 		[2]*ast.Term{ast.StringTerm("index"), ast.NewTerm(ast.NewObject(index...))},
 		[2]*ast.Term{ast.StringTerm("selectors"), p.selectors.term()},
+		[2]*ast.Term{ast.StringTerm("contributed"), team.lacks()},
 	)))
 	return root, nil
 }
 
 // effectTerms shares the few effect tables that there are among all rules.
-type effectTerms map[[6]effect]*ast.Term
+type effectTerms map[[2][6]effect]*ast.Term
 
-func (shared effectTerms) term(of func(moment) effect) *ast.Term {
-	var table [6]effect
-	var fields [][2]*ast.Term
+// term is what a rule does at each moment to what its pattern matches, and to
+// what it does not.
+func (shared effectTerms) term(matched, unmatched func(moment) effect) *ast.Term {
+	var table [2][6]effect
 	for i, m := range moments {
-		if table[i] = of(m); table[i] != 0 {
-			fields = append(fields, [2]*ast.Term{momentTerms[m], ast.InternedTerm(int(table[i]))})
-		}
+		table[0][i], table[1][i] = matched(m), unmatched(m)
 	}
 	if shared[table] == nil {
-		shared[table] = ast.NewTerm(ast.NewObject(fields...))
+		shared[table] = ast.ObjectTerm(
+			[2]*ast.Term{ast.InternedTerm(true), momentTable(table[0])},
+			[2]*ast.Term{ast.InternedTerm(false), momentTable(table[1])},
+		)
 	}
 	return shared[table]
+}
+
+func momentTable(effects [6]effect) *ast.Term {
+	var fields [][2]*ast.Term
+	for i, m := range moments {
+		if effects[i] != 0 {
+			fields = append(fields, [2]*ast.Term{momentTerms[m], ast.InternedTerm(int(effects[i]))})
+		}
+	}
+	return ast.ObjectTerm(fields...)
 }
 
 var momentTerms = func() map[moment]*ast.Term {
@@ -145,64 +174,64 @@ var momentTerms = func() map[moment]*ast.Term {
 	return terms
 }()
 
-// terms are the rule's entries in the index: itself, and for an egressAuth rule
-// another that governs whether the request matches or not.
-func (r *rule) terms(shared effectTerms) []*ast.Term {
-	entry := func(pattern string, effects *ast.Term) *ast.Term {
-		fields := [][2]*ast.Term{
-			{keyRule, ast.StringTerm(r.name)},
-			{keyType, ast.InternedTerm(r.kind)},
-			{ast.InternedTerm("pattern"), ast.StringTerm(pattern)},
-			{ast.InternedTerm("effects"), effects},
-		}
-		if r.credential != "" {
-			fields = append(fields, [2]*ast.Term{keyInject, ast.ObjectTerm(
-				[2]*ast.Term{keyCredential, ast.StringTerm(r.credential)},
-				[2]*ast.Term{keyRule, ast.StringTerm(r.name)},
-			)})
-		}
-		return ast.NewTerm(ast.NewObject(fields...))
+// term is the rule's entry in the index.
+func (r *rule) term(shared effectTerms) *ast.Term {
+	fields := [][2]*ast.Term{
+		{keyRule, ast.StringTerm(r.name)},
+		{keyType, ast.InternedTerm(r.kind)},
+		{ast.InternedTerm("pattern"), ast.StringTerm(r.linePattern())},
+		{ast.InternedTerm("effects"), shared.term(r.effect, r.unmatched)},
 	}
-	list := []*ast.Term{entry(r.linePattern(), shared.term(r.effect))}
-	if r.kind == typeEgressAuth {
-		list = append(list, entry("", shared.term(func(m moment) effect {
-			if m.phase == PhaseDNS {
-				return 0
-			}
-			return governs
-		})))
+	if r.credential != "" {
+		fields = append(fields, [2]*ast.Term{keyInject, ast.ObjectTerm(
+			[2]*ast.Term{keyCredential, ast.StringTerm(r.credential)},
+			[2]*ast.Term{keyRule, ast.StringTerm(r.name)},
+		)})
 	}
-	return list
+	return ast.ObjectTerm(fields...)
 }
 
 // lookupTerm is input.lookup: the keys of the index for this input.
 func (p *Policy) lookupTerm(s subject) *ast.Term {
-	keys := make([]*ast.Term, 0, 4)
-	picking := p.selectors.picking(s.Sandbox)
-	add := func(bySelector map[string]*ast.Term) {
-		for _, selector := range picking {
-			if key := bySelector[selector]; key != nil {
-				keys = append(keys, key)
-			}
-		}
-	}
-	for e := range p.table.entries(s.host, s.addr) {
-		if s.Phase == PhaseDNS {
-			for _, port := range e.keys {
-				add(port)
-			}
-			continue
-		}
-		add(e.keys[s.Destination.Port])
-		add(e.keys[everyPort])
-	}
 	line := ast.InternedEmptyString
 	if s.Request != nil {
 		line = ast.StringTerm(s.Request.Method + " " + s.Request.Path)
 	}
-	return ast.NewTerm(ast.NewObject(
-		[2]*ast.Term{keyKeys, ast.ArrayTerm(keys...)},
+	return ast.ObjectTerm(
+		[2]*ast.Term{keyKeys, p.keysTerm(s)},
 		[2]*ast.Term{keyMoment, momentTerms[moment{s.Phase, s.Protocol}]},
 		[2]*ast.Term{keyLine, line},
-	))
+	)
+}
+
+func (p *Policy) keysTerm(s subject) *ast.Term {
+	var near [8]*entry
+	var names [8]string
+	var found [8]indexKey
+	picking, keys := p.selectors.picking(names[:0], s.Sandbox), found[:0]
+	for _, e := range p.table.entries(near[:0], s.host, s.addr) {
+		ports := [...]uint16{s.Destination.Port, everyPort}
+		asked := ports[:]
+		if s.Phase == PhaseDNS {
+			asked = e.ports
+		}
+		for _, port := range asked {
+			for _, selector := range picking {
+				if key, ok := e.keys[port][selector]; ok {
+					keys = append(keys, key)
+				}
+			}
+		}
+	}
+	switch len(keys) {
+	case 0:
+		return ast.InternedEmptyArray
+	case 1:
+		return keys[0].alone
+	}
+	terms := make([]*ast.Term, len(keys))
+	for i, key := range keys {
+		terms[i] = key.term
+	}
+	return ast.ArrayTerm(terms...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -51,6 +52,19 @@ func read(in Input) (subject, error) {
 		return s, errors.New("the destination has no port")
 	}
 	return s, nil
+}
+
+// String is what was asked for, in the words of decision.rego.
+func (s subject) String() string {
+	port := strconv.Itoa(int(s.Destination.Port))
+	switch s.Phase {
+	case PhaseDNS:
+		return s.host
+	case PhaseConnect:
+		return string(s.Protocol) + " to " + s.host + ":" + port
+	default:
+		return s.Request.Method + " " + s.Request.Path + " at " + s.host + ":" + port
+	}
 }
 
 // carrier checks a request and says what carries it: scheme and connection must agree.
@@ -112,23 +126,37 @@ var (
 	keyBody        = ast.StringTerm("body")
 )
 
+// The values of input.phase and input.protocol.
+var (
+	phaseTerms = map[Phase]*ast.Term{
+		PhaseDNS:     ast.StringTerm(string(PhaseDNS)),
+		PhaseConnect: ast.StringTerm(string(PhaseConnect)),
+		PhaseRequest: ast.StringTerm(string(PhaseRequest)),
+	}
+	protocolTerms = map[Protocol]*ast.Term{
+		ProtocolTLS:   ast.StringTerm(string(ProtocolTLS)),
+		ProtocolHTTP:  ast.StringTerm(string(ProtocolHTTP)),
+		ProtocolOther: ast.StringTerm(string(ProtocolOther)),
+	}
+)
+
 // value builds the document `input` without a detour over JSON. Its shape is
 // schema/input.json; what only a team's Rego could read is left out where there
 // is none.
 func (p *Policy) value(s subject) (ast.Value, error) {
+	phase, lookup := [2]*ast.Term{keyPhase, phaseTerms[s.Phase]}, [2]*ast.Term{keyLookup, p.lookupTerm(s)}
+	if !p.team {
+		return ast.NewObject(phase, lookup), nil
+	}
 	fields := make([][2]*ast.Term, 0, 6)
-	fields = append(fields,
-		[2]*ast.Term{keyPhase, ast.InternedTerm(string(s.Phase))},
+	fields = append(fields, phase, lookup,
+		[2]*ast.Term{keySandbox, sandboxTerm(s.Sandbox)},
 		[2]*ast.Term{keyDestination, destinationTerm(s)},
-		[2]*ast.Term{keyLookup, p.lookupTerm(s)},
 	)
 	if s.Protocol != "" {
-		fields = append(fields, [2]*ast.Term{keyProtocol, ast.InternedTerm(string(s.Protocol))})
+		fields = append(fields, [2]*ast.Term{keyProtocol, protocolTerms[s.Protocol]})
 	}
-	if p.team {
-		fields = append(fields, [2]*ast.Term{keySandbox, sandboxTerm(s.Sandbox)})
-	}
-	if p.team && s.Request != nil {
+	if s.Request != nil {
 		request, err := requestTerm(s.Request)
 		if err != nil {
 			return nil, err

@@ -32,7 +32,7 @@ func TestLookupMatchesTestingRego(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := p.data(map[string]any{})
+	data, err := p.data(&team{data: map[string]any{}})
 	if err != nil {
 		t.Fatal(err)
 	}

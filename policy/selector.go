@@ -117,9 +117,8 @@ func quoted(s string) string {
 	return strconv.Quote(s)
 }
 
-// picking lists the keys that pick a sandbox.
-func (all *selectors) picking(s Sandbox) []string {
-	keys := make([]string, 0, 2)
+// picking adds the keys that pick a sandbox, in an order that is always the same.
+func (all *selectors) picking(keys []string, s Sandbox) []string {
 	if all.anyone {
 		keys = append(keys, everyone)
 	}
@@ -128,6 +127,10 @@ func (all *selectors) picking(s Sandbox) []string {
 			keys = append(keys, by.key)
 		}
 	}
+	if len(all.byTag) == 0 {
+		return keys
+	}
+	tagless := len(keys)
 	for tag, value := range s.Tags {
 		for _, by := range all.byTag[[2]string{tag, value}] {
 			if tagged(by.tags, s.Tags) {
@@ -135,6 +138,7 @@ func (all *selectors) picking(s Sandbox) []string {
 			}
 		}
 	}
+	slices.Sort(keys[tagless:])
 	return keys
 }
 

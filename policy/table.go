@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"iter"
 	"maps"
 	"net/netip"
 	"slices"
@@ -24,8 +23,12 @@ type table struct {
 // entry holds the rules of one destination.
 type entry struct {
 	rules []*rule
-	keys  map[uint16]map[string]*ast.Term // of data.sallyport.index, by port and selector
+	ports []uint16
+	keys  map[uint16]map[string]indexKey // of data.sallyport.index, by port and selector
 }
+
+// indexKey is a key, and an array of that key alone.
+type indexKey struct{ term, alone *ast.Term }
 
 // everyPort is the port of a key for rules that speak about all of them.
 const everyPort = 0
@@ -72,10 +75,12 @@ func (t *table) entry(d destination) *entry {
 
 func (e *entry) add(port uint16, selector string, d destination) {
 	if e.keys[port] == nil {
-		e.keys[port] = map[string]*ast.Term{}
+		e.ports = append(e.ports, port)
+		e.keys[port] = map[string]indexKey{}
 	}
-	if e.keys[port][selector] == nil {
-		e.keys[port][selector] = ast.StringTerm(d.key() + ":" + portName(port) + " " + selector)
+	if e.keys[port][selector].term == nil {
+		key := ast.StringTerm(d.key() + ":" + portName(port) + " " + selector)
+		e.keys[port][selector] = indexKey{key, ast.ArrayTerm(key)}
 	}
 }
 
@@ -89,79 +94,77 @@ func portName(port uint16) string {
 func made[K comparable](m map[K]*entry, k K) *entry {
 	e := m[k]
 	if e == nil {
-		e = &entry{keys: map[uint16]map[string]*ast.Term{}}
+		e = &entry{keys: map[uint16]map[string]indexKey{}}
 		m[k] = e
 	}
 	return e
 }
 
-// host yields the entries that name a host, the most exact first.
-func (t *table) host(host string) iter.Seq[*entry] {
-	return func(yield func(*entry) bool) {
-		if e := t.exact[host]; e != nil && !yield(e) {
-			return
+// host adds the entries that name a host to list, the most exact first.
+func (t *table) host(list []*entry, host string) []*entry {
+	if e := t.exact[host]; e != nil {
+		list = append(list, e)
+	}
+	return t.parents(list, host)
+}
+
+// parents adds the wildcard entries below which host lies.
+func (t *table) parents(list []*entry, host string) []*entry {
+	for {
+		_, rest, found := strings.Cut(host, ".")
+		if !found {
+			return list
 		}
-		t.parents(host)(yield)
+		if e := t.wildcard[rest]; e != nil {
+			list = append(list, e)
+		}
+		host = rest
 	}
 }
 
-// parents yields the wildcard entries below which host lies.
-func (t *table) parents(host string) iter.Seq[*entry] {
-	return func(yield func(*entry) bool) {
-		for {
-			_, rest, found := strings.Cut(host, ".")
-			if !found {
-				return
-			}
-			if e := t.wildcard[rest]; e != nil && !yield(e) {
-				return
-			}
-			host = rest
+// within adds the entries whose prefix holds p, the longest first.
+func (t *table) within(list []*entry, p netip.Prefix) []*entry {
+	lengths := t.lengths4
+	if p.Addr().Is6() {
+		lengths = t.lengths6
+	}
+	for _, bits := range lengths {
+		if bits > p.Bits() {
+			continue
+		}
+		outer, _ := p.Addr().Prefix(bits)
+		if e := t.prefix[outer]; e != nil {
+			list = append(list, e)
 		}
 	}
+	return list
 }
 
-// within yields the entries whose prefix holds p, the longest first.
-func (t *table) within(p netip.Prefix) iter.Seq[*entry] {
-	return func(yield func(*entry) bool) {
-		lengths := t.lengths4
-		if p.Addr().Is6() {
-			lengths = t.lengths6
-		}
-		for _, bits := range lengths {
-			if bits > p.Bits() {
-				continue
-			}
-			outer, _ := p.Addr().Prefix(bits)
-			if e := t.prefix[outer]; e != nil && !yield(e) {
-				return
-			}
-		}
-	}
-}
-
-// entries yields what names a host that readHost has read, the most exact first.
-func (t *table) entries(host string, addr netip.Addr) iter.Seq[*entry] {
+// entries adds what names a host that readHost has read, the most exact first.
+func (t *table) entries(list []*entry, host string, addr netip.Addr) []*entry {
 	if addr.IsValid() {
-		return t.within(netip.PrefixFrom(addr, addr.BitLen()))
+		return t.within(list, netip.PrefixFrom(addr, addr.BitLen()))
 	}
-	return t.host(host)
+	return t.host(list, host)
 }
 
 // around lists the rules whose destination takes in all of d.
 func (t *table) around(d destination) []*rule {
-	var rules []*rule
-	add := func(e *entry) bool { rules = append(rules, e.rules...); return true }
+	var list []*entry
 	switch d.kind {
 	case addressRange:
-		t.within(d.prefix)(add)
+		list = t.within(nil, d.prefix)
 	case wildcardHost:
 		if e := t.wildcard[d.host]; e != nil {
-			add(e)
+			list = append(list, e)
 		}
-		t.parents(d.host)(add)
+		list = t.parents(list, d.host)
 	default:
-		t.host(d.host)(add)
+		list = t.host(nil, d.host)
+	}
+	var rules []*rule
+	for _, e := range list {
+		rules = append(rules, e.rules...)
 	}
 	return rules
 }

@@ -201,7 +201,7 @@ func merge(dst, src map[string]any) string {
 // each package, so that a decision evaluates nothing of a team but its sets.
 func (t *team) gather() string {
 	var b strings.Builder
-	b.WriteString("package sallyport.contributed\npresent := true\n")
+	b.WriteString("package sallyport.contributed\n")
 	for _, c := range t.sets {
 		switch c.set {
 		case "deny", "approve":
@@ -213,6 +213,18 @@ func (t *team) gather() string {
 	b.WriteString("text(it) := it if is_string(it)\n")
 	b.WriteString("text(it) := sprintf(\"%v\", [it]) if not is_string(it)\n")
 	return b.String()
+}
+
+// lacks is data.sallyport.contributed: an empty set for each that no package
+// defines, so that a decision need not find out.
+func (t *team) lacks() *ast.Term {
+	var fields [][2]*ast.Term
+	for _, name := range contributed {
+		if !slices.ContainsFunc(t.sets, func(c contribution) bool { return c.set == name }) {
+			fields = append(fields, [2]*ast.Term{ast.StringTerm(name), ast.SetTerm()})
+		}
+	}
+	return ast.ObjectTerm(fields...)
 }
 
 func pkgName(r ast.Ref) string { return strings.TrimPrefix(r.String(), "data.") }
