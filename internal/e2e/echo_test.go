@@ -116,6 +116,7 @@ func TestEchoIsScrubbed(t *testing.T) {
 	r.ok("run", "agent", "--", "true")
 	for name := range echoes {
 		t.Run(name, func(t *testing.T) {
+			defer r.within(t)()
 			path := "/" + strings.ReplaceAll(name, " ", "-")
 			// The control: past the gateway, it does come back.
 			direct, err := tls.Dial("tcp", upstreamAddress+":443", &tls.Config{RootCAs: r.ca.Pool(), ServerName: "api.example.test"})

@@ -45,6 +45,7 @@ func TestGatewayOnly(t *testing.T) {
 		{"an unknown name", "http://nobody:" + token + "@127.0.0.1:3128", "platform.pem", "https://api.example.test/v1", nil, 56, "407"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			defer r.within(t)()
 			args := append([]string{"-sS", "-i", "-m", "20", "--proxy", c.proxy, "--cacert", filepath.Join(r.dir, c.root)}, c.args...)
 			res := curl(t, append(args, c.url)...)
 			if res.code != c.code || !strings.Contains(res.stdout+res.stderr, c.want) {
@@ -61,6 +62,7 @@ func TestGatewayOnly(t *testing.T) {
 		})
 	}
 	t.Run("a client that was removed", func(t *testing.T) {
+		defer r.within(t)()
 		r.ok("client", "rm", "another")
 		res := curl(t, "-sS", "-m", "20", "--proxy", "http://another:"+another+"@127.0.0.1:3128", "https://api.example.test/v1")
 		if res.code != 56 || !strings.Contains(res.stderr, "407") {
@@ -68,6 +70,7 @@ func TestGatewayOnly(t *testing.T) {
 		}
 	})
 	t.Run("after a restart", func(t *testing.T) {
+		defer r.within(t)()
 		r.kill(9)
 		r.up()
 		res := curl(t, "-sS", "-m", "20", "--proxy", "http://platform:"+token+"@127.0.0.1:3128", "--cacert", filepath.Join(r.dir, "platform.pem"), "https://api.example.test/v1")
@@ -76,11 +79,13 @@ func TestGatewayOnly(t *testing.T) {
 		}
 	})
 	t.Run("sandboxes", func(t *testing.T) {
+		defer r.within(t)()
 		if res := r.sallyport("run", "agent", "--", "true"); res.code != 1 || !strings.Contains(res.stderr, "engine") {
 			t.Errorf("got %s, want exit 1 and the reason", res)
 		}
 	})
 	t.Run("tokens", func(t *testing.T) {
+		defer r.within(t)()
 		h := newHunt(map[string]string{"the token": token, "the secret": r.key})
 		q := h.begin()
 		q.tree(t, filepath.Join(r.dir, "data"))

@@ -153,6 +153,7 @@ func TestNoSecretInside(t *testing.T) {
 		{"run-time directory", func(t *testing.T, q *quarry) { q.tree(t, filepath.Join(r.dir, "run")) }, []sign{{"in the spec", "raw"}}},
 	} {
 		t.Run(place.name, func(t *testing.T) {
+			defer r.within(t)()
 			q := h.begin()
 			began := time.Now()
 			place.search(t, q)
@@ -169,6 +170,7 @@ func TestNoSecretInside(t *testing.T) {
 	}
 	t.Run("what is said", func(t *testing.T) { r.said(t, h) })
 	t.Run("where it belongs", func(t *testing.T) {
+		defer r.within(t)()
 		// The daemon has it in its memory, and the same search finds it there.
 		q := h.begin()
 		if err := q.memory(r.daemon.Process.Pid); err != nil {

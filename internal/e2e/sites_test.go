@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"net/netip"
+	"testing"
 
 	"sallyport/internal/lab"
 )
@@ -23,4 +24,11 @@ func (r *rig) serveSites(sites hostMux) {
 	if _, err := r.host.HTTPS(r.ca, 443, sites.orElse(lab.API(lab.KeyOf(r.key))), names...); err != nil {
 		r.t.Fatal(err)
 	}
+}
+
+// within lets a subtest fail by itself until the returned function is called.
+func (r *rig) within(t testing.TB) (back func()) {
+	outer := r.t
+	r.t = t
+	return func() { r.t = outer }
 }
