@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
@@ -9,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/url"
 	"os/exec"
 	"strings"
 	"time"
@@ -94,42 +97,71 @@ func injected(ctx context.Context, s *stage) error {
 	return nil
 }
 
-// absent searches files, environment and processes for the key in the forms
-// that it could take. The forms come from outside, on standard input.
+// spill writes all that a search can look at to standard output: environments,
+// command lines and every file.
+const spill = `env; cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline; tar -C / --one-file-system --exclude=./proc --exclude=./sys -cf - . 2>/dev/null`
+
+// absent searches what comes out of the sandbox for the key in the forms that
+// it could take. The search is made on this side: a key to compare with would
+// be a key in the sandbox.
 func absent(ctx context.Context, s *stage) error {
-	forms := []string{s.key, base64.StdEncoding.EncodeToString([]byte(s.key))[:12], hex.EncodeToString([]byte(s.key))}
-	const search = `cat > /dev/shm/forms; env | grep -cFf /dev/shm/forms; grep -rlFf /dev/shm/forms --exclude-dir=sys --exclude-dir=proc --exclude-dir=shm / 2>/dev/null; cat /proc/[0-9]*/environ 2>/dev/null | grep -cFf /dev/shm/forms; rm /dev/shm/forms`
-	run := func() (string, error) {
-		out, err := s.command(ctx, strings.Join(forms, "\n")+"\n", "run", "demo", "--", "sh", "-c", search).CombinedOutput()
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = nil
+	inFile, inEnvironment := "canary-"+rand.Text(), "canary-"+rand.Text()
+	plant := "echo " + inFile + " > /root/canary; setsid env CANARY=" + inEnvironment + " sleep 60 </dev/null >/dev/null 2>&1 &"
+	if out, code, err := s.inside(ctx, "demo", plant, false); err != nil || code != 0 {
+		return fmt.Errorf("planting canaries: exit %d, %s: %w", code, out, err)
+	}
+	fmt.Println("$ sallyport run demo -- sh -c 'env; cat /proc/*/environ /proc/*/cmdline; tar -c /' | search")
+	key := []byte(s.key)
+	forms := [][]byte{[]byte(inFile), []byte(inEnvironment), key,
+		[]byte(base64.StdEncoding.EncodeToString(key))[:16], []byte(hex.EncodeToString(key)), []byte(url.QueryEscape(s.key))}
+	c := s.command(ctx, "", "run", "demo", "--", "sh", "-c", spill)
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := c.Start(); err != nil {
+		return err
+	}
+	found, size, err := search(out, forms)
+	if err := errors.Join(err, c.Wait()); err != nil {
+		return err
+	}
+	if err := want(found[0] && found[1], "the search does not find canaries that were planted: %v", found[:2]); err != nil {
+		return err
+	}
+	for _, f := range found[2:] {
+		if err := want(!f, "the key is in the sandbox"); err != nil {
+			return err
 		}
-		return strings.Join(strings.Fields(string(out)), " "), err
 	}
-	fmt.Println("$ sallyport run demo -- sh -c 'grep -rFf forms-of-the-key / …' < forms-of-the-key")
-	out, err := run()
-	if err == nil {
-		err = want(out == "0 0", "found: %q", out)
-	}
-	if err != nil {
-		return err
-	}
-	// A canary shows that the search finds what is there.
-	const canary = "canary-in-the-sandbox"
-	if _, _, err := s.inside(ctx, "demo", "echo "+canary+" > /root/canary", false); err != nil {
-		return err
-	}
-	forms = []string{canary}
-	out, err = run()
-	if err == nil {
-		err = want(strings.Contains(out, "/root/canary"), "the search does not find a planted canary: %q", out)
-	}
-	if err != nil {
-		return err
-	}
-	proved("not in its files, environment or processes; the same search finds a canary that was put there")
+	proved("not in its files, environments or command lines (%d MB); planted canaries are found", size>>20)
 	return nil
+}
+
+// search says which of the forms a stream holds, and the stream's size in bytes.
+func search(r io.Reader, forms [][]byte) (found []bool, size int64, err error) {
+	found = make([]bool, len(forms))
+	longest := 0
+	for _, f := range forms {
+		longest = max(longest, len(f))
+	}
+	buf := make([]byte, 0, 1<<20)
+	for {
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf, size = buf[:len(buf)+n], size+int64(n)
+		for i, f := range forms {
+			found[i] = found[i] || bytes.Contains(buf, f)
+		}
+		if errors.Is(err, io.EOF) {
+			return found, size, nil
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		// What could be the beginning of a form stays for the next round.
+		keep := min(len(buf), longest-1)
+		buf = append(buf[:0], buf[len(buf)-keep:]...)
+	}
 }
 
 func refused(ctx context.Context, s *stage) error {
