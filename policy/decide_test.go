@@ -169,14 +169,16 @@ egress:
 		}},
 		{"other protocols", `
 egress:
-- {name: database, destination: "db.example.com:5432"}
+- {name: database, destination: 10.20.0.0/16, ports: [5432]}
+- {name: named, destination: "db.example.com:5432"}
 - {name: web, destination: "web.example.com:443"}
 - {name: bare, destination: "bare.example.com"}
 - {name: conditional, destination: "api.example.com:5432", methods: [GET]}
 - {name: tunnel, destination: "t.example.com", action: tunnel}
 `, []ask{
-			{"a port that is named", connect("db.example.com", 5432, other), policy.Tunnel, "database"},
-			{"TLS there is read", connect("db.example.com", 5432, tls), policy.Allow, "database"},
+			{"a network's port that is named", connect("10.20.1.1", 5432, other), policy.Tunnel, "database"},
+			{"TLS there is read", connect("10.20.1.1", 5432, tls), policy.Allow, "database"},
+			{"a name's port that is named", connect("db.example.com", 5432, other), policy.Deny, ""},
 			{"the web's port", connect("web.example.com", 443, other), policy.Deny, ""},
 			{"no port", connect("bare.example.com", 443, other), policy.Deny, ""},
 			{"methods", connect("api.example.com", 5432, other), policy.Deny, ""},

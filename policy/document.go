@@ -40,7 +40,8 @@ type EgressRule struct {
 	// Action is allow (default), deny, tunnel (pass TLS or TCP through unread)
 	// or approve. A tunnel is read after all where another rule speaks about
 	// the same destination. What is neither TLS nor HTTP passes by tunnel, or by
-	// an allow that names ports other than 80 and 443 and no methods or paths.
+	// an allow of an address or CIDR prefix that names ports other than 80 and
+	// 443 and no methods or paths; for a name it takes tunnel.
 	Action Action `yaml:"action"`
 	// Sandboxes selects who the rule is for. Default: every sandbox.
 	Sandboxes Selector `yaml:"sandboxes"`

@@ -62,10 +62,11 @@ func (e EgressRule) rule(d destination) rule {
 	case Deny, Tunnel:
 		r.protocols = append(r.protocols, ProtocolOther)
 	default:
-		// On the ports of the web an unknown protocol is most likely a way
-		// round being read.
+		// A name, and a port of the web, stand for something that is read: an
+		// unknown protocol there is most likely a way round that. Who means
+		// bytes unread says tunnel.
 		web := slices.Contains(r.ports, 443) || slices.Contains(r.ports, 80)
-		if explicit && !web && !r.conditional() {
+		if explicit && (d.prefix.IsValid() || r.action == Approve) && !web && !r.conditional() {
 			r.protocols = append(r.protocols, ProtocolOther)
 		}
 	}
