@@ -95,13 +95,24 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 			opt.Logger.Warn("a sandbox folder has no record; it is left alone", "folder", m.dir(f.Name()))
 			continue
 		}
+		if err == nil && rec.Name != f.Name() {
+			err = fmt.Errorf("the record in %s is of %q", m.dir(f.Name()), rec.Name)
+		}
 		if err != nil {
-			return nil, err
+			// The others go on. Nothing vouches for this one's packets, and its
+			// folder stays in the way of a new one of its name.
+			opt.Logger.Error("a sandbox cannot be read and does not run; mend its record or move its folder aside", "error", err)
+			continue
 		}
 		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true}
 		m.addresses[rec.Address] = true
 	}
-	return m, m.reconcile(ctx)
+	if err := m.reconcile(ctx); errors.Is(err, ErrEngine) {
+		return nil, err
+	} else if err != nil {
+		opt.Logger.Error("a sandbox cannot be brought into agreement with the engine; the others go on", "error", err)
+	}
+	return m, nil
 }
 
 func (m *Manager) dir(name string) string { return filepath.Join(m.opt.Dir, name) }

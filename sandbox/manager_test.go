@@ -155,8 +155,8 @@ func (h *faultHost) Append(_ context.Context, events ...*audit.Event) error {
 	return nil
 }
 
-func (h *faultHost) Contains(_ context.Context, v string) (string, bool) {
-	return "key", v == "known secret"
+func (h *faultHost) Contains(_ context.Context, v string) (string, bool, error) {
+	return "key", v == "known secret", h.step("compare")
 }
 
 func open(t *testing.T, h *faultHost, dir string) *Manager {
@@ -386,6 +386,46 @@ func TestSpec(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+// Where it cannot be told whether a value is a secret, it is taken for one.
+func TestSecretsThatCannotBeCompared(t *testing.T) {
+	h := newFaultHost()
+	h.fault = "compare"
+	m := open(t, h, t.TempDir())
+	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{Env: map[string]string{"T": "x"}}); !errors.Is(err, ErrBadSpec) || !errors.Is(err, errFault) {
+		t.Errorf("got %v, want a refusal with its cause", err)
+	}
+	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
+		t.Errorf("without an environment: %v", err)
+	}
+}
+
+// A record that cannot be read costs its own sandbox, not the others.
+func TestDamagedRecord(t *testing.T) {
+	h, dir := newFaultHost(), t.TempDir()
+	m := open(t, h, dir)
+	for _, name := range []string{"a", "b"} {
+		if _, _, err := m.GetOrCreate(t.Context(), name, Spec{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Start(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "a", recordFile), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m = open(t, h, dir)
+	if list := m.List(); len(list) != 1 || list[0].Name != "b" || list[0].State != Running {
+		t.Errorf("got %v, want b running", list)
+	}
+	if len(h.endpoints) != 1 {
+		t.Errorf("endpoints %v, want b's alone", h.endpoints)
+	}
+	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err == nil || !strings.Contains(err.Error(), "move it aside") {
+		t.Errorf("making it again: got %v, want what is in the way", err)
 	}
 }
 

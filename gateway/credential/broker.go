@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -94,9 +95,9 @@ func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, er
 
 // Contains says whether value is, or holds in any spelling that a Scrubber
 // finds, a secret of one of the credentials, and of which. It compares whole
-// values in constant time. A credential that cannot be read now is left out
-// and logged.
-func (b *Broker) Contains(ctx context.Context, value string) (name string, found bool) {
+// values in constant time. A credential that has no secret yet holds none; one
+// that cannot be read now is an error, beside what was found in the others.
+func (b *Broker) Contains(ctx context.Context, value string) (name string, found bool, err error) {
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(8)
@@ -104,9 +105,11 @@ func (b *Broker) Contains(ctx context.Context, value string) (name string, found
 	for n, e := range *b.entries.Load() {
 		group.Go(func() error {
 			s, err := e.get(ctx, b.timeout)
-			if err != nil {
-				b.log.Warn("a value was not compared with a credential that cannot be read", "credential", n, "error", err)
+			if errors.Is(err, ErrNoSecret) {
 				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("credential %q: %w", n, err)
 			}
 			equal := 0
 			for _, field := range s.material.Fields {
@@ -123,8 +126,8 @@ func (b *Broker) Contains(ctx context.Context, value string) (name string, found
 			return nil
 		})
 	}
-	_ = group.Wait()
-	return name, found
+	err = group.Wait()
+	return name, found, err
 }
 
 // entry is one credential's source and what it last said.

@@ -248,8 +248,9 @@ func TestContains(t *testing.T) {
 		"":                           "",
 		strings.Repeat("a", 100_000): "",
 	} {
-		if got, found := b.Contains(t.Context(), value); got != want || found != (want != "") {
-			t.Errorf("Contains(%.30q) = %q, %v, want %q", value, got, found, want)
+		got, found, err := b.Contains(t.Context(), value)
+		if got != want || found != (want != "") || err == nil {
+			t.Errorf("Contains(%.30q) = %q, %v, %v, want %q", value, got, found, err, want)
 		}
 	}
 }

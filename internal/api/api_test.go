@@ -50,12 +50,14 @@ func (*host) Remove(context.Context, string) error              { return nil }
 func (*host) Status(context.Context, string) (sandbox.Status, error) {
 	return sandbox.Status{}, nil
 }
-func (*host) Exits(context.Context) (<-chan string, error)            { return nil, nil }
-func (*host) Attach(sandbox.Endpoint) error                           { return nil }
-func (*host) Detach(uint32) error                                     { return nil }
-func (*host) Endpoints() ([]sandbox.Endpoint, error)                  { return nil, nil }
-func (*host) Append(context.Context, ...*audit.Event) error           { return nil }
-func (*host) Contains(context.Context, string) (name string, ok bool) { return "", false }
+func (*host) Exits(context.Context) (<-chan string, error)  { return nil, nil }
+func (*host) Attach(sandbox.Endpoint) error                 { return nil }
+func (*host) Detach(uint32) error                           { return nil }
+func (*host) Endpoints() ([]sandbox.Endpoint, error)        { return nil, nil }
+func (*host) Append(context.Context, ...*audit.Event) error { return nil }
+func (*host) Contains(context.Context, string) (name string, found bool, err error) {
+	return "", false, nil
+}
 
 func (*host) Exec(ctx context.Context, _ string, c sandbox.Command) (int, error) {
 	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
@@ -164,7 +166,7 @@ func TestProblems(t *testing.T) {
 	if err := run(c.Create(ctx, "taken", sandbox.Spec{Image: "base"})); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(c.AddClient(ctx, "taken", nil)); err != nil {
+	if err := run(c.AddClient(ctx, "user", nil)); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -185,7 +187,9 @@ func TestProblems(t *testing.T) {
 		{"no command", run(c.Exec(ctx, "taken", sandbox.Command{})), 400, "no command"},
 		{"command in none", run(c.Exec(ctx, "nobody", sandbox.Command{Args: []string{"true"}})), 404, "nobody"},
 		{"explaining for nobody", run(c.Explain(ctx, policy.Input{Sandbox: policy.Sandbox{Name: "nobody"}})), 404, "nobody"},
-		{"client twice", run(c.AddClient(ctx, "taken", nil)), 409, "remove it first"},
+		{"client twice", run(c.AddClient(ctx, "user", nil)), 409, "remove it first"},
+		{"a client with a sandbox's name", run(c.AddClient(ctx, "taken", nil)), 409, "sandbox"},
+		{"a sandbox with a client's name", run(c.Create(ctx, "user", sandbox.Spec{})), 409, "proxy user"},
 		{"bad client name", run(c.AddClient(ctx, "No", nil)), 400, "not a client name"},
 		{"no such client", c.RemoveClient(ctx, "nobody"), 404, "nobody"},
 		{"authority of no client", run(c.ClientRoot(ctx, "nobody")), 404, "sallyport client ls"},

@@ -24,6 +24,9 @@ func (p *Problem) Error() string { return p.Detail }
 // store.
 var ErrElsewhere = errors.New("the secret lives elsewhere")
 
+// errTaken marks a name that somebody else who may send requests has.
+var errTaken = errors.New("the name is taken")
+
 // errBadRequest marks what the caller sent wrong.
 var errBadRequest = errors.New("bad request")
 
@@ -39,7 +42,7 @@ func problem(err error) *Problem {
 		errors.Is(err, gateway.ErrClientName), errors.Is(err, file.ErrBadName),
 		errors.Is(err, file.ErrBadField), errors.Is(err, file.ErrTooBig):
 		status = http.StatusBadRequest
-	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere):
+	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, errTaken), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere):
 		status = http.StatusConflict
 	case errors.Is(err, sandbox.ErrEngine), errors.Is(err, sandbox.ErrNoAddress):
 		status = http.StatusServiceUnavailable

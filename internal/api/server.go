@@ -237,6 +237,12 @@ func (h *handler) addClient(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
+	if h.opt.Sandboxes != nil {
+		if _, err := h.opt.Sandboxes.Get(r.PathValue("name")); err == nil {
+			writeProblem(w, fmt.Errorf("%w: a sandbox is named %q: rules select by name, so choose another", errTaken, r.PathValue("name")))
+			return
+		}
+	}
 	c, token, err := h.opt.Clients.Add(r.PathValue("name"), spec.Tags)
 	if err != nil {
 		writeProblem(w, err)
@@ -319,6 +325,12 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 	if err := decode(w, r, &spec); err != nil {
 		writeProblem(w, err)
 		return
+	}
+	for _, c := range h.opt.Clients.List() {
+		if c.Name == r.PathValue("name") {
+			writeProblem(w, fmt.Errorf("%w: a proxy user is named %q: rules select by name, so choose another", errTaken, c.Name))
+			return
+		}
 	}
 	info, created, err := m.GetOrCreate(r.Context(), r.PathValue("name"), spec)
 	status := http.StatusOK
