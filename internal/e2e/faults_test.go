@@ -21,7 +21,6 @@ func TestBadConfiguration(t *testing.T) {
 		{"bad CIDR", "egress:\n- {destination: 10.0.0.0/40, ports: [5432]}\n", []string{"10.0.0.0/40"}},
 		{"missing credential", "egressAuth:\n- {destination: a.example.test, authRef: nobody}\n", []string{"nobody", "credentials"}},
 		{"unknown action", "egress:\n- {destination: a.example.test, action: alow}\n", []string{"alow", "allow"}},
-		{"vault source without a server", "credentials:\n- {name: a, source: {vault: {path: secret/data/a}}}\negressAuth:\n- {destination: a.example.test, authRef: a}\n", []string{"vault"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r.configure(baseConfig, c.rules)
