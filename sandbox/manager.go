@@ -66,6 +66,20 @@ type entry struct {
 	rec    record
 	state  State
 	exists bool
+	// shown is what listings say, also while mu is held for long; nil for a
+	// sandbox that is not there. release brings it up to date.
+	shown atomic.Pointer[Info]
+}
+
+// release gives up an entry's lock and shows what the entry has become.
+func (m *Manager) release(e *entry) {
+	if e.exists {
+		i := m.info(e)
+		e.shown.Store(&i)
+	} else {
+		e.shown.Store(nil)
+	}
+	e.mu.Unlock()
 }
 
 // Open reads the records in opt.Dir and brings runtime and network into
@@ -160,8 +174,12 @@ func (m *Manager) existing(name string) (*entry, error) {
 		return e, nil
 	}
 	m.drop(name, e)
-	e.mu.Unlock()
-	return nil, fmt.Errorf("%w: %q: `sallyport sandbox ls` shows those there are, `sallyport run %s -- CMD` makes it", ErrNotFound, name, name)
+	m.release(e)
+	return nil, notFound(name)
+}
+
+func notFound(name string) error {
+	return fmt.Errorf("%w: %q: `sallyport sandbox ls` shows those there are, `sallyport run %s -- CMD` makes it", ErrNotFound, name, name)
 }
 
 // GetOrCreate returns the sandbox of that name, made now if there was none.
@@ -172,7 +190,7 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 		return Info{}, false, err
 	}
 	e := m.entry(name)
-	defer e.mu.Unlock()
+	defer m.release(e)
 	defer func() {
 		if !e.exists {
 			m.drop(name, e)
@@ -204,7 +222,7 @@ func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	defer e.mu.Unlock()
+	defer m.release(e)
 	if err := m.start(ctx, e); err != nil {
 		return Info{}, fmt.Errorf("starting sandbox %s: %w", name, err)
 	}
@@ -305,7 +323,7 @@ func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	defer e.mu.Unlock()
+	defer m.release(e)
 	if e.state == Running {
 		if err := m.halt(ctx, e, "asked to"); err != nil {
 			return Info{}, fmt.Errorf("stopping sandbox %s: %w", name, err)
@@ -321,7 +339,7 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	defer e.mu.Unlock()
+	defer m.release(e)
 	if e.state == Running {
 		if err := m.halt(ctx, e, "being removed"); err != nil {
 			return fmt.Errorf("stopping sandbox %s: %w", name, err)
@@ -355,7 +373,7 @@ func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error)
 	if c.Workdir == "" {
 		c.Workdir = e.rec.Spec.Workdir
 	}
-	e.mu.Unlock()
+	m.release(e)
 	if err != nil {
 		return 0, fmt.Errorf("starting sandbox %s: %w", name, err)
 	}
@@ -368,12 +386,18 @@ func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error)
 
 // Get returns one sandbox.
 func (m *Manager) Get(name string) (Info, error) {
-	e, err := m.existing(name)
-	if err != nil {
+	if err := CheckName(name); err != nil {
 		return Info{}, err
 	}
-	defer e.mu.Unlock()
-	return m.info(e), nil
+	m.mu.Lock()
+	e := m.entries[name]
+	m.mu.Unlock()
+	if e != nil {
+		if i := e.shown.Load(); i != nil {
+			return *i, nil
+		}
+	}
+	return Info{}, notFound(name)
 }
 
 // List returns the sandboxes by name.
@@ -383,11 +407,9 @@ func (m *Manager) List() []Info {
 	m.mu.Unlock()
 	var list []Info
 	for _, e := range entries {
-		e.mu.Lock()
-		if e.exists {
-			list = append(list, m.info(e))
+		if i := e.shown.Load(); i != nil {
+			list = append(list, *i)
 		}
-		e.mu.Unlock()
 	}
 	slices.SortFunc(list, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
 	return list

@@ -496,3 +496,27 @@ func TestCheckName(t *testing.T) {
 		}
 	}
 }
+
+// A listing does not wait for a sandbox that takes its time to stop.
+func TestListDoesNotWait(t *testing.T) {
+	h := newFaultHost()
+	m := open(t, h, t.TempDir())
+	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	e, err := m.existing("a") // as a call that is under way holds it
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := make(chan []Info)
+	go func() { listed <- m.List() }()
+	select {
+	case list := <-listed:
+		if len(list) != 1 || list[0].Name != "a" {
+			t.Errorf("got %v, want a", list)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the listing waits")
+	}
+	m.release(e)
+}

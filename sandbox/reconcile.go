@@ -33,7 +33,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 		if keep {
 			delete(byGeneration, e.rec.Generation)
 		}
-		e.mu.Unlock()
+		m.release(e)
 		if errors.Is(err, ErrEngine) {
 			return err // it will be the same for all others
 		}
