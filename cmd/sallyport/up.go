@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"gopkg.in/natefinch/lumberjack.v2"
 
 	"sallyport/gateway"
 	"sallyport/internal/api"
@@ -24,6 +25,7 @@ import (
 
 func newUp(g *globals) *cobra.Command {
 	var detach, debug bool
+	var logFile string
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Run the daemon: gateway, sandboxes and audit",
@@ -34,6 +36,7 @@ func newUp(g *globals) *cobra.Command {
 	}
 	c.Flags().BoolVarP(&detach, "detach", "d", false, "run behind, and return when it is ready")
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
+	c.Flags().StringVar(&logFile, "log-file", "", fmt.Sprintf("log there, in two files of at most %d MiB, instead of to standard error", logSize))
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := g.config()
 		if err != nil {
@@ -52,7 +55,14 @@ func newUp(g *globals) *cobra.Command {
 		if os.Getenv("GOGC") == "" {
 			runtimedebug.SetGCPercent(gateway.GCPercent)
 		}
-		log := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), &slog.HandlerOptions{Level: level}))
+		to := cmd.ErrOrStderr()
+		if logFile != "" {
+			// A sandbox can make the daemon say things; it must not fill the disk.
+			file := &lumberjack.Logger{Filename: logFile, MaxSize: logSize, MaxBackups: 1}
+			defer file.Close()
+			to = file
+		}
+		log := slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
 		d, err := newDaemon(cmd.Context(), g, cfg, log)
 		if err != nil {
 			return err
@@ -61,6 +71,9 @@ func newUp(g *globals) *cobra.Command {
 	}
 	return c
 }
+
+// logSize bounds a log file, in MiB.
+const logSize = 16
 
 // readyWithin bounds how long a daemon may take to answer: the engine's first
 // start and the import of the base image are in it.
@@ -78,11 +91,13 @@ func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) 
 		return err
 	}
 	path := filepath.Join(logs, "sallyport.log")
-	// What the last one said at its end is what is asked for after a crash.
-	if err := os.Rename(path, path+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	// What it says outside its log: why it does not start, or how it crashed,
+	// which is asked for after the next start.
+	last := filepath.Join(logs, "sallyport.err")
+	if err := os.Rename(last, last+".1"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	out, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	out, err := os.OpenFile(last, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
@@ -91,7 +106,7 @@ func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) 
 	if err != nil {
 		return err
 	}
-	child := exec.Command(self, "up", "--config", g.configPath, "--data-dir", g.dataDir, "--debug="+strconv.FormatBool(debug))
+	child := exec.Command(self, "up", "--config", g.configPath, "--data-dir", g.dataDir, "--debug="+strconv.FormatBool(debug), "--log-file", path)
 	child.Stdout, child.Stderr = out, out
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
@@ -108,7 +123,7 @@ func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) 
 		}
 		select {
 		case <-ended:
-			return fmt.Errorf("the daemon ended before it was ready:\n%s", ending(path))
+			return fmt.Errorf("the daemon ended before it was ready:\n%s", ending(last))
 		case <-ctx.Done():
 			_ = child.Process.Signal(syscall.SIGTERM)
 			return fmt.Errorf("the daemon did not answer: %w; see %s", ctx.Err(), path)
