@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/url"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 )
@@ -65,7 +66,7 @@ func want(ok bool, format string, a ...any) error {
 }
 
 func persistent(ctx context.Context, s *stage) error {
-	began := time.Now()
+	s.began = time.Now()
 	out, code, err := s.show(ctx, "dmesg | head -1; echo kept > /root/notes; mkdir -p /opt/tool && echo v1 > /opt/tool/version")
 	if err == nil {
 		err = want(code == 0 && strings.Contains(out, "gVisor"), "exit %d, %q", code, out)
@@ -73,7 +74,7 @@ func persistent(ctx context.Context, s *stage) error {
 	if err != nil {
 		return err
 	}
-	proved("a gVisor sandbox, created and used in %.1f s", time.Since(began).Seconds())
+	proved("a gVisor sandbox, created and used in %.1f s", time.Since(s.began).Seconds())
 	if out, code, err = s.show(ctx, "cat /root/notes /opt/tool/version"); err != nil {
 		return err
 	}
@@ -275,16 +276,26 @@ func remembered(ctx context.Context, s *stage) error {
 }
 
 func recorded(ctx context.Context, s *stage) error {
-	fmt.Println("$ sallyport audit tail --sandbox demo")
-	out, err := s.quiet(ctx, "", "audit", "tail", "--sandbox", "demo")
-	if err != nil {
-		return fmt.Errorf("%w: %s", err, out)
+	must := []string{"api.example.test", "unlisted.example.test", "169.254.169.254", "198.51.100.10:443", "DROP  arp", "DROP  udp"}
+	since := func() string { return (time.Since(s.began) + time.Second).Truncate(time.Second).String() } // this run alone
+	fmt.Printf("$ sallyport audit query --sandbox demo --since %s\n", since())
+	var out string
+	// Dropped packets of one kind are gathered for some seconds into one record.
+	for range 20 {
+		var err error
+		if out, err = s.quiet(ctx, "", "audit", "query", "--sandbox", "demo", "--since", since()); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		if !slices.ContainsFunc(must, func(m string) bool { return !strings.Contains(out, m) }) {
+			break
+		}
+		time.Sleep(500 * time.Millisecond)
 	}
 	for line := range strings.Lines(out) {
 		fmt.Print("  " + line)
 	}
-	for _, must := range []string{"api.example.test", "unlisted.example.test", "169.254.169.254", "198.51.100.10"} {
-		if err := want(strings.Contains(out, must), "no record of %s", must); err != nil {
+	for _, m := range must {
+		if err := want(strings.Contains(out, m), "no record of %s", m); err != nil {
 			return err
 		}
 	}

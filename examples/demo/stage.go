@@ -26,6 +26,7 @@ const upstreamAddress = "198.51.100.10"
 // stage is where the demo plays: its folder, its programs and its upstream.
 type stage struct {
 	bin, dir string
+	began    time.Time // when this run's first sandbox was asked for
 	config   string
 	key      string // the secret that must never be seen
 }
