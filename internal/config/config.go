@@ -104,7 +104,7 @@ type Vault struct {
 
 // VaultAuth is how to log in; exactly one is set.
 type VaultAuth struct {
-	// TokenFile holds a token, read again when it changes.
+	// TokenFile holds a token, read anew for each secret that is read.
 	TokenFile string `yaml:"tokenFile"`
 	// AppRole logs in with a role and a secret from a file.
 	AppRole *AppRole `yaml:"appRole"`
