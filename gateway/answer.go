@@ -130,7 +130,7 @@ func (e *leaseError) Unwrap() error { return e.err }
 func (e *leaseError) Error() string {
 	why := "could not be put into the request"
 	for _, known := range []error{
-		credential.ErrUnknown, credential.ErrNotBound, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
+		credential.ErrUnknown, credential.ErrNotBound, credential.ErrStale, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
 	} {
 		if errors.Is(e.err, known) {
 			why = known.Error()
@@ -156,6 +156,8 @@ func repair(err error) string {
 		return fmt.Sprintf("An operator must add %q to credentials in sallyport.yaml.", name)
 	case errors.Is(err, credential.ErrNotBound):
 		return fmt.Sprintf("An operator must let an egressAuth rule bind %q to this destination.", name)
+	case errors.Is(err, credential.ErrStale):
+		return "The policy has just been loaded anew."
 	case errors.Is(err, credential.ErrNoSecret):
 		return fmt.Sprintf("An operator must run: sallyport secret set %s", name)
 	case errors.Is(err, credential.ErrUnavailable):

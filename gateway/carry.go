@@ -142,7 +142,7 @@ func (x *exchange) inject(r *http.Request) error {
 	r.Header["Accept-Encoding"] = []string{"identity"}
 	delete(r.Header, "Range")
 	delete(r.Header, "If-Range")
-	to := credential.Binding{Host: x.flow.host, Port: x.flow.port, TLS: x.flow.tls()}
+	to := credential.Binding{Host: x.flow.host, Port: x.flow.port, TLS: x.flow.tls(), Policy: x.decision.Revision}
 	var leases []*credential.Lease
 	for _, i := range x.decision.Inject {
 		lease, err := x.gateway.broker.Lease(r.Context(), i.Credential, to)

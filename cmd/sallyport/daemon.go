@@ -152,7 +152,7 @@ func (d *daemon) openPolicy(ctx context.Context) error {
 	}
 	d.endSources = end
 	d.onClose(func() error { d.endSources(); return nil })
-	d.broker = credential.New(credential.Options{Sources: sources, Bound: d.rules.Bound, Log: d.log})
+	d.broker = credential.New(credential.Options{Sources: sources, Revision: p.Revision(), Bound: d.rules.Bound, Log: d.log})
 	d.inForce.Store(d.cfg)
 	return nil
 }
@@ -426,8 +426,8 @@ func (d *daemon) reload(ctx context.Context) error {
 		end()
 		return err
 	}
-	// Sources first: a rule of the new policy finds its credential.
-	d.broker.Replace(sources)
+	// Between these two a decision of the old policy leases nothing.
+	d.broker.Replace(sources, p.Revision())
 	d.endSources()
 	d.endSources = end
 	d.rules.Swap(p)

@@ -20,6 +20,8 @@ import (
 type Options struct {
 	// Sources holds the source of each credential by its name.
 	Sources map[string]Source
+	// Revision is that of the policy which the sources belong to; empty: any.
+	Revision string
 	// Bound says whether a rule sends the credential to host and port. Without
 	// it nothing is bound.
 	Bound func(credential, host string, port uint16) bool
@@ -42,7 +44,13 @@ type Broker struct {
 	bound   func(credential, host string, port uint16) bool
 	timeout time.Duration
 	log     *slog.Logger
-	entries atomic.Pointer[map[string]*entry]
+	current atomic.Pointer[generation]
+}
+
+// generation is the sources of one policy.
+type generation struct {
+	revision string
+	entries  map[string]*entry
 }
 
 // New returns a Broker.
@@ -57,23 +65,24 @@ func New(o Options) *Broker {
 	if b.log == nil {
 		b.log = slog.New(slog.DiscardHandler)
 	}
-	b.Replace(o.Sources)
+	b.Replace(o.Sources, o.Revision)
 	return b
 }
 
-// Replace exchanges all sources, as a reload does, and forgets what the old
-// ones said.
-func (b *Broker) Replace(sources map[string]Source) {
+// Replace exchanges all sources for those of a policy's revision, as a reload
+// does, and forgets what the old ones said. From then on a decision of another
+// policy leases nothing: a name may stand for another secret now.
+func (b *Broker) Replace(sources map[string]Source, revision string) {
 	entries := make(map[string]*entry, len(sources))
 	for name, src := range sources {
 		entries[name] = &entry{source: src}
 	}
-	b.entries.Store(&entries)
+	b.current.Store(&generation{revision, entries})
 }
 
 // Lease returns the right to put the named credential into one request to the
-// destination. Its errors wrap ErrNotBound, ErrUnknown, ErrNoSecret,
-// ErrUnavailable, ErrRefused or the context's error.
+// destination. Its errors wrap ErrNotBound, ErrStale, ErrUnknown,
+// ErrNoSecret, ErrUnavailable, ErrRefused or the context's error.
 func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, error) {
 	// Before anything is read: what is not bound must cost nothing.
 	switch {
@@ -82,7 +91,11 @@ func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, er
 	case !b.bound(name, to.Host, to.Port):
 		return nil, fmt.Errorf("leasing %q for %s: %w: no egressAuth rule with authRef %q has it as destination", name, to, ErrNotBound, name)
 	}
-	e, ok := (*b.entries.Load())[name]
+	now := b.current.Load()
+	if now.revision != "" && now.revision != to.Policy {
+		return nil, fmt.Errorf("leasing %q for %s: %w: ask for a decision again", name, to, ErrStale)
+	}
+	e, ok := now.entries[name]
 	if !ok {
 		return nil, fmt.Errorf("leasing %q: %w: add it to credentials in sallyport.yaml", name, ErrUnknown)
 	}
@@ -102,7 +115,7 @@ func (b *Broker) Contains(ctx context.Context, value string) (name string, found
 	var group errgroup.Group
 	group.SetLimit(8)
 	want := sha256.Sum256([]byte(strings.TrimSpace(value)))
-	for n, e := range *b.entries.Load() {
+	for n, e := range b.current.Load().entries {
 		group.Go(func() error {
 			s, err := e.get(ctx, b.timeout)
 			if errors.Is(err, ErrNoSecret) {

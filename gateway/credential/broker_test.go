@@ -221,13 +221,28 @@ func TestSlowSourceTimesOut(t *testing.T) {
 func TestReplace(t *testing.T) {
 	b := broker(map[string]credential.Source{"key": remote{&source{value: "one"}}})
 	version(t, b)
-	b.Replace(map[string]credential.Source{"key": remote{&source{value: "two"}}})
+	b.Replace(map[string]credential.Source{"key": remote{&source{value: "two"}}}, "")
 	if got := version(t, b); got != "two" {
 		t.Errorf("version %q", got)
 	}
-	b.Replace(nil)
+	b.Replace(nil, "")
 	if _, err := b.Lease(t.Context(), "key", api); !errors.Is(err, credential.ErrUnknown) {
 		t.Errorf("after removal: %v", err)
+	}
+}
+
+// A name may stand for another secret after a reload: what the policy before it
+// decided leases nothing.
+func TestLeaseOfAnotherPolicy(t *testing.T) {
+	b := broker(map[string]credential.Source{"key": &source{value: "one-one-one"}})
+	b.Replace(map[string]credential.Source{"key": &source{value: "two-two-two"}}, "second")
+	old, current := api, api
+	old.Policy, current.Policy = "first", "second"
+	if _, err := b.Lease(t.Context(), "key", old); !errors.Is(err, credential.ErrStale) {
+		t.Errorf("decided before: got %v, want ErrStale", err)
+	}
+	if _, err := b.Lease(t.Context(), "key", current); err != nil {
+		t.Errorf("decided after: %v", err)
 	}
 }
 

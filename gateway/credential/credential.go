@@ -18,6 +18,7 @@ import (
 var (
 	ErrUnknown     = errors.New("no such credential")
 	ErrNotBound    = errors.New("credential is not bound to this destination")
+	ErrStale       = errors.New("the policy has changed since the decision")
 	ErrNoSecret    = errors.New("the credential has no secret yet")
 	ErrUnavailable = errors.New("the secret's source cannot be reached")
 	ErrRefused     = errors.New("the secret's source refused")
@@ -57,6 +58,8 @@ type Binding struct {
 	Host string
 	Port uint16
 	TLS  bool
+	// Policy is the revision of the policy that decided.
+	Policy string
 }
 
 // Material is what a source returns: named fields of one secret.
