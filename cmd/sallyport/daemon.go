@@ -212,7 +212,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		return err
 	}
 	d.onClose(func() error { _ = h.steered.Close(); return nil }) // the gateway may have closed it
-	at := netip.AddrPortFrom(gatewayAddress(net4.Subnet), 53).String()
+	at := netip.AddrPortFrom(d.guardConfig().Gateway(), 53).String()
 	if h.dnsUDP, err = net.ListenPacket("udp4", at); err != nil {
 		return fmt.Errorf("listening for the sandboxes' DNS: %w: is another DNS server on every address of this host?", err)
 	}
@@ -270,7 +270,7 @@ func (d *daemon) openRuntime(ctx context.Context, h *house) (_ *docker.Runtime, 
 	}
 	d.onClose(h.engine.Close)
 	runtime, err := docker.New(ctx, h.engine, docker.Config{
-		Bridge: net4.Bridge, Subnet: net4.Subnet, Gateway: gatewayAddress(net4.Subnet),
+		Bridge: net4.Bridge, Subnet: net4.Subnet, Gateway: d.guardConfig().Gateway(),
 		Agent: findAgent(), Dir: filepath.Join(d.cfg.DataDir, "runtime"),
 		Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids, Log: d.log,
 	})
@@ -292,8 +292,6 @@ func (d *daemon) guardConfig() datapath.Config {
 		Pins: filepath.Join("/sys/fs/bpf/sallyport", n.Bridge),
 	}
 }
-
-func gatewayAddress(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Next() }
 
 // run serves until ctx is done, then drains.
 func (d *daemon) run(ctx context.Context) (err error) {

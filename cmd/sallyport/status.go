@@ -22,26 +22,22 @@ func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
 }
 
 func newStatus(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "status", Short: "Say how the daemon is", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		s, err := d.Status(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return printStatus(g, cmd, s)
-	}}
+	return statusAfter(g, "status", "Say how the daemon is", (*api.Client).Status)
 }
 
 func newReload(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "reload", Short: "Load policy and credentials from the configuration again", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+	return statusAfter(g, "reload", "Load policy and credentials from the configuration again", (*api.Client).Reload)
+}
+
+// statusAfter is a command that asks the daemon for one thing and says how it
+// is then.
+func statusAfter(g *globals, use, short string, do func(*api.Client, context.Context) (api.Status, error)) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
 		d, err := g.daemon()
 		if err != nil {
 			return err
 		}
-		s, err := d.Reload(cmd.Context())
+		s, err := do(d, cmd.Context())
 		if err != nil {
 			return err
 		}
