@@ -107,6 +107,9 @@ func TestRefusals(t *testing.T) {
 		{"all can write", func(t *testing.T, k, _ string) { os.Chmod(k, 0o602) }, seal.ErrUnsafeKey, "chmod 600"},
 		{"of another user", func(t *testing.T, k, _ string) {
 			if os.Geteuid() != 0 {
+				if os.Getenv("CI") == "true" {
+					t.Fatal("only root can give a file away")
+				}
 				t.Skip("only root can give a file away")
 			}
 			os.Chown(k, 4242, 4242)
