@@ -88,8 +88,8 @@ func New(o Options) *Pool {
 
 // RoundTripper returns what carries requests to the route's destination. It
 // refuses a request whose URL or Host names another one. Get it anew for each
-// request: it is cheap, and follows a roots file that changes. Its errors, and
-// those of RoundTrip, are *Error.
+// request: it is cheap, and follows a roots file that changes, a second later at
+// most. Its errors, and those of RoundTrip, are *Error.
 func (p *Pool) RoundTripper(r Route) (http.RoundTripper, error) {
 	r.Host = normal(r.Host)
 	t, err := p.tenant(r)

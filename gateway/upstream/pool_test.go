@@ -130,6 +130,7 @@ func TestRootsAreReadAgain(t *testing.T) {
 	if err := os.Rename(next, path); err != nil {
 		t.Fatal(err)
 	}
+	time.Sleep(rootsAge)
 	// Neither the idle connection nor its TLS session outlives the trust in it.
 	if _, err := get(t, p, r); kind(t, err) != KindCertificate {
 		t.Errorf("got %v", err)
@@ -137,6 +138,7 @@ func TestRootsAreReadAgain(t *testing.T) {
 	if err := os.WriteFile(path, []byte("no certificate"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	time.Sleep(rootsAge)
 	if _, err := get(t, p, r); kind(t, err) != KindRoots {
 		t.Errorf("got %v", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
@@ -14,12 +15,17 @@ import (
 const (
 	maxRootsFiles = 256
 	maxRootsSize  = 4 << 20 // bytes
+	// rootsAge is for how long a file is taken to be what it was: asking the
+	// file system about it for each request would cost more than the look-up of
+	// its destination.
+	rootsAge = time.Second
 )
 
 // roots is one state of a roots file.
 type roots struct {
-	info os.FileInfo
-	pool *x509.CertPool
+	info    os.FileInfo
+	pool    *x509.CertPool
+	checked time.Time // when the file was last looked at; guarded by rootsCache.mu
 }
 
 // rootsCache reads PEM files again when they change.
@@ -28,8 +34,13 @@ type rootsCache struct {
 	files *simplelru.LRU[string, *roots]
 }
 
-// get returns the same pointer for as long as the file is the same.
+// get returns the same pointer for as long as the file is the same. It notices
+// a change within rootsAge.
 func (c *rootsCache) get(path string, log *slog.Logger) (*roots, error) {
+	now := time.Now()
+	if r := c.fresh(path, now); r != nil {
+		return r, nil
+	}
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("upstream.roots: %w", err)
@@ -45,17 +56,32 @@ func (c *rootsCache) get(path string, log *slog.Logger) (*roots, error) {
 	}
 	old, ok := c.files.Get(path)
 	if ok && same(old.info, info) {
+		old.checked = now
 		return old, nil
 	}
 	r, err := readRoots(path)
 	if err != nil {
 		return nil, fmt.Errorf("upstream.roots: %w", err)
 	}
+	r.checked = now
 	if ok {
 		log.Info("roots of an upstream have changed", slog.String("file", path))
 	}
 	c.files.Add(path, r)
 	return r, nil
+}
+
+// fresh returns what was looked at a moment ago.
+func (c *rootsCache) fresh(path string, now time.Time) *roots {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.files == nil {
+		return nil
+	}
+	if r, ok := c.files.Get(path); ok && now.Sub(r.checked) < rootsAge {
+		return r
+	}
+	return nil
 }
 
 func same(a, b os.FileInfo) bool {
