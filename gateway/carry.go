@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/elazarl/goproxy"
 
@@ -271,8 +270,8 @@ func (l proxyLogger) Printf(format string, _ ...any) {
 }
 
 // serveExchange handles one request that came in on f.
-func (g *Gateway) serveExchange(w http.ResponseWriter, r *http.Request, f *flow) {
-	x := &exchange{gateway: g, flow: f, started: time.Now()}
+func (g *Gateway) serveExchange(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
+	x := g.exchange(ctx, f)
 	x.out.ResponseWriter, x.out.in = w, &x.sent.read
 	defer x.finish(r)
 	if f.answer != nil {
@@ -293,7 +292,7 @@ func (g *Gateway) serveExchange(w http.ResponseWriter, r *http.Request, f *flow)
 	}
 	if f.refused {
 		w.Header().Set("Connection", "close")
-		d := g.unlisted(r.Context(), x.flow)
+		d := g.unlisted(ctx, x.flow)
 		x.deny(r, d).write(w, r)
 		return
 	}
@@ -302,7 +301,7 @@ func (g *Gateway) serveExchange(w http.ResponseWriter, r *http.Request, f *flow)
 		x.sent.ReadCloser = r.Body
 		r.Body = &x.sent
 	}
-	g.proxy.ServeHTTP(&x.out, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+	g.proxy.ServeHTTP(&x.out, r.WithContext(x))
 }
 
 // finish ends an exchange whatever happened in it: a panic becomes a 500 while

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/h1"
 	"sallyport/policy"
 )
 
@@ -169,7 +170,7 @@ func (g *Gateway) tell(o *opening, a *answer) {
 func (g *Gateway) intercept(o *opening) {
 	f := o.flow
 	if !f.tls() {
-		g.inbox.put(o)
+		g.serve(o, f)
 		return
 	}
 	config, err := g.certificates.ServerConfig(f.identity.ID, f.leaf())
@@ -188,19 +189,30 @@ func (g *Gateway) intercept(o *opening) {
 		return
 	}
 	_ = o.SetDeadline(time.Time{})
-	g.inbox.put(conn)
+	g.serve(conn, f)
 }
 
 type flowKey struct{}
 
-// withFlow tells a request which connection it came on.
-func withFlow(ctx context.Context, c net.Conn) context.Context {
-	if t, ok := c.(*tls.Conn); ok {
-		c = t.NetConn()
-	}
-	return context.WithValue(ctx, flowKey{}, c.(*opening).flow)
+// serve answers the requests of a connection that is being read.
+func (g *Gateway) serve(c net.Conn, f *flow) {
+	g.web.ServeConn(context.WithValue(g.life, flowKey{}, f), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+		g.serveExchange(ctx, w, r, f)
+	})
 }
 
-func (g *Gateway) intercepted(w http.ResponseWriter, r *http.Request) {
-	g.serveExchange(w, r, r.Context().Value(flowKey{}).(*flow))
+// unreadable answers a request that has no single reading, and records it where
+// it is known whose it is.
+func (g *Gateway) unreadable(ctx context.Context, w http.ResponseWriter, r *http.Request, err *h1.RefusedError) {
+	d := floor(policy.Decision{}, "request-form", err.Error())
+	var id string
+	if f, ok := ctx.Value(flowKey{}).(*flow); ok {
+		e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkRefuse)
+		judge(e, policy.PhaseRequest, d)
+		id = g.denial(f, e)
+		g.metrics.decision(policy.PhaseRequest, d)
+	}
+	a := denied(d, id, "")
+	a.Status = err.Status
+	a.write(w, r)
 }

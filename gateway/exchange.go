@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"slices"
@@ -11,8 +12,10 @@ import (
 	"sallyport/policy"
 )
 
-// exchange is one request and what becomes of it.
+// exchange is one request and what becomes of it. It is the request's context,
+// so that goproxy's handlers find it.
 type exchange struct {
+	context.Context
 	gateway *Gateway
 	flow    *flow
 	started time.Time
@@ -32,6 +35,18 @@ type exchange struct {
 }
 
 type exchangeKey struct{}
+
+// Value implements context.Context.
+func (x *exchange) Value(key any) any {
+	if key == (exchangeKey{}) {
+		return x
+	}
+	return x.Context.Value(key)
+}
+
+func (g *Gateway) exchange(ctx context.Context, f *flow) *exchange {
+	return &exchange{Context: ctx, gateway: g, flow: f, started: time.Now()}
+}
 
 // misuse is a request that is refused for its form, whatever the policy says.
 type misuse struct {

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/base64"
 	"errors"
 	"net"
@@ -27,14 +28,25 @@ func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
 		return err
 	}
 	defer release()
-	if err := g.explicit.Serve(ln); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-		return err
+	return g.accept(ctx, ln, g.proxied)
+}
+
+// proxied serves a connection to the explicit proxy.
+func (g *Gateway) proxied(c net.Conn) {
+	if secure, ok := c.(*tls.Conn); ok {
+		ctx, cancel := context.WithTimeout(g.life, g.handshake)
+		defer cancel()
+		if err := secure.HandshakeContext(ctx); err != nil {
+			g.metrics.aborted.Inc()
+			_ = c.Close()
+			return
+		}
 	}
-	return nil
+	g.web.ServeConn(g.life, c, g.forward)
 }
 
 // forward answers one request to the explicit proxy.
-func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
+func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 	f := &flow{source: remote(r)}
 	name, token, given := proxyAuth(r.Header.Get("Proxy-Authorization"))
 	identity, ok := g.clients.Authenticate(name, token)
@@ -67,22 +79,22 @@ func (g *Gateway) forward(w http.ResponseWriter, r *http.Request) {
 	default:
 		f.host, f.port, f.protocol = host, or(port, 80), policy.ProtocolHTTP
 		f.authority = join(f.host, f.port, false)
-		g.absolute(w, r, f)
+		g.absolute(ctx, w, r, f)
 	}
 }
 
 // absolute carries a plain HTTP request. Each is a connection of its own to policy.
-func (g *Gateway) absolute(w http.ResponseWriter, r *http.Request, f *flow) {
-	if d := g.connect(r.Context(), f); d.Action != policy.Allow {
+func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
+	if d := g.connect(ctx, f); d.Action != policy.Allow {
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
 		}
-		x := &exchange{gateway: g, flow: f, started: time.Now()}
+		x := g.exchange(ctx, f)
 		x.describe(r)
 		x.deny(r, d).write(w, r)
 		return
 	}
-	g.serveExchange(w, r, f)
+	g.serveExchange(ctx, w, r, f)
 }
 
 // connectTunnel takes the connection over and treats it like one that was

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
 	"sync"
 	"time"
@@ -17,6 +16,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/h1"
 	"sallyport/policy"
 )
 
@@ -76,9 +76,7 @@ type Gateway struct {
 	limit        int
 
 	proxy     *goproxy.ProxyHttpServer
-	requests  *http.Server // of intercepted connections, which come through inbox
-	explicit  *http.Server
-	inbox     *inbox
+	web       *h1.Server
 	scrubbers scrubbers
 	floods    *floods
 	life      context.Context // of every connection, until Shutdown loses patience
@@ -120,7 +118,6 @@ func New(o Options) (*Gateway, error) {
 		handshake:    or(o.HandshakeTimeout, 15*time.Second),
 		limit:        or(o.ConnectionsPerSandbox, 1024),
 		proxy:        newProxy(o.Logger),
-		inbox:        newInbox(),
 		listeners:    make(map[net.Listener]struct{}),
 		open:         make(map[*opening]struct{}),
 		count:        make(map[string]int),
@@ -129,11 +126,13 @@ func New(o Options) (*Gateway, error) {
 	g.scrubbers.cache, _ = lru.New[secretSet, *credential.Scrubber](maxScrubbers) // fails for a size below 1
 	g.floods = newFloods(g.enqueue)
 	hang(g.proxy)
-	idle := or(o.IdleTimeout, 5*time.Minute)
-	g.requests = g.server(idle, http.HandlerFunc(g.intercepted))
-	g.requests.ConnContext = withFlow
-	g.explicit = g.server(idle, http.HandlerFunc(g.forward))
-	g.work.Go(func() { _ = g.requests.Serve(g.inbox) }) // ends with Shutdown
+	g.web = &h1.Server{
+		HeadTimeout: g.handshake,
+		IdleTimeout: o.IdleTimeout,
+		MaxHead:     maxHeader,
+		Refuse:      g.unreadable,
+		Logger:      o.Logger,
+	}
 	return g, nil
 }
 
@@ -143,23 +142,6 @@ func or[T comparable](v, otherwise T) T {
 		return otherwise
 	}
 	return v
-}
-
-// server has no limit on how long a request or response lasts: a stream may go
-// on for hours. HTTP/2 stays off until exchanges are ready for it.
-func (g *Gateway) server(idle time.Duration, h http.Handler) *http.Server {
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
-	return &http.Server{
-		Handler:           h,
-		ReadHeaderTimeout: g.handshake,
-		IdleTimeout:       idle,
-		MaxHeaderBytes:    maxHeader,
-		Protocols:         &protocols,
-		// OPTIONS * is refused like any other target that is not a path.
-		DisableGeneralOptionsHandler: true,
-		ErrorLog:                     slog.NewLogLogger(g.logger.Handler(), slog.LevelDebug),
-	}
 }
 
 // listen adopts a listener; the function it returns lets go of it.
@@ -258,8 +240,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = g.explicit.Shutdown(ctx)
-		_ = g.requests.Shutdown(ctx)
+		_ = g.web.Shutdown(ctx)
 		g.work.Wait()
 	}()
 	defer g.floods.flush()
@@ -270,8 +251,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	g.end()
-	_ = g.explicit.Close()
-	_ = g.requests.Close()
+	g.web.Close()
 	g.mu.Lock()
 	open := make([]*opening, 0, len(g.open))
 	for o := range g.open {
@@ -284,37 +264,3 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	<-done
 	return ctx.Err()
 }
-
-// inbox is the listener through which connections that have been looked at
-// come to the HTTP server.
-type inbox struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func newInbox() *inbox { return &inbox{conns: make(chan net.Conn), done: make(chan struct{})} }
-
-func (i *inbox) put(c net.Conn) {
-	select {
-	case i.conns <- c:
-	case <-i.done:
-		_ = c.Close()
-	}
-}
-
-func (i *inbox) Accept() (net.Conn, error) {
-	select {
-	case c := <-i.conns:
-		return c, nil
-	case <-i.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (i *inbox) Close() error {
-	i.once.Do(func() { close(i.done) })
-	return nil
-}
-
-func (i *inbox) Addr() net.Addr { return &net.TCPAddr{} }

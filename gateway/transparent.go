@@ -25,12 +25,12 @@ func (g *Gateway) ServeTransparent(ctx context.Context, ln net.Listener) error {
 		return err
 	}
 	defer release()
-	return g.accept(ctx, ln)
+	return g.accept(ctx, ln, g.transparent)
 }
 
 // accept hands each connection to a goroutine of its own. Errors that pass,
 // such as too many open files, are waited out.
-func (g *Gateway) accept(ctx context.Context, ln net.Listener) error {
+func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Conn)) error {
 	const shortest, longest = 5 * time.Millisecond, time.Second
 	wait := shortest
 	for {
@@ -56,7 +56,7 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener) error {
 			_ = c.Close()
 			return nil
 		}
-		g.work.Go(func() { g.transparent(c) })
+		g.work.Go(func() { serve(c) })
 		g.mu.Unlock()
 	}
 }

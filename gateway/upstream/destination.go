@@ -37,7 +37,7 @@ type destination struct {
 	named     []netip.Prefix
 	resolver  *net.Resolver
 	roots     *roots
-	transport *http.Transport
+	transport *transport
 }
 
 // destination checks a route and prepares to dial it.
@@ -104,33 +104,18 @@ func (d *destination) inHosts(ctx context.Context) bool {
 	return err == nil
 }
 
-func (d *destination) newTransport() *http.Transport {
-	t := &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			c, err := d.dial(ctx)
-			if err != nil {
-				return nil, err // not a nil *conn in an interface
-			}
-			return c, nil
-		},
-		DisableCompression:     true, // what the upstream sent is what the sandbox gets
-		MaxIdleConns:           maxIdle,
-		MaxIdleConnsPerHost:    maxIdle,
-		IdleConnTimeout:        d.pool.o.IdleTimeout,
-		TLSHandshakeTimeout:    d.pool.o.HandshakeTimeout,
-		ResponseHeaderTimeout:  d.pool.o.HeaderTimeout,
-		ExpectContinueTimeout:  time.Second,
-		MaxResponseHeaderBytes: maxResponseHeader,
-	}
+func (d *destination) newTransport() *transport {
+	t := &transport{dial: d.dial, pool: &d.pool.o}
 	if d.route.TLS {
-		t.TLSClientConfig = &tls.Config{
-			ServerName:         d.route.Host,
-			MinVersion:         tls.VersionTLS12,
-			NextProtos:         []string{"http/1.1"},
-			ClientSessionCache: tls.NewLRUClientSessionCache(4),
+		t.tls = &tls.Config{
+			ServerName:                  d.route.Host,
+			MinVersion:                  tls.VersionTLS12,
+			NextProtos:                  []string{"http/1.1"},
+			ClientSessionCache:          tls.NewLRUClientSessionCache(4),
+			DynamicRecordSizingDisabled: true, // a request goes in one write
 		}
 		if d.roots != nil {
-			t.TLSClientConfig.RootCAs = d.roots.pool
+			t.tls.RootCAs = d.roots.pool
 		}
 	}
 	return t

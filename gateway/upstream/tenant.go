@@ -53,8 +53,7 @@ func (t *tenant) keep(k key, d *destination) *destination {
 	t.destinations.Add(k, d)
 	t.mu.Unlock()
 	if old != nil {
-		// Also makes those in use close when they would become idle.
-		old.transport.CloseIdleConnections()
+		old.transport.retire()
 	}
 	return d
 }
@@ -78,7 +77,7 @@ func (t *tenant) reserve() error {
 			return errBusy
 		}
 		for _, d := range all {
-			d.transport.CloseIdleConnections()
+			d.transport.closeIdle()
 		}
 	}
 }
@@ -110,7 +109,7 @@ func (t *tenant) close() {
 	t.destinations.Purge()
 	t.mu.Unlock()
 	for _, d := range destinations {
-		d.transport.CloseIdleConnections()
+		d.transport.retire()
 	}
 	for _, c := range conns {
 		c.Close()

@@ -1,0 +1,216 @@
+package h1
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// States of a connection.
+const (
+	idle int32 = iota // waits for a request's first byte
+	busy
+	over // closed by Shutdown while it was idle
+)
+
+// conn is one connection of a client.
+type conn struct {
+	net.Conn
+	server   *Server
+	ctx      context.Context // of its requests
+	cancel   context.CancelFunc
+	handler  Handler
+	remote   string
+	in       headReader
+	out      *bufio.Writer // nil while nothing is to be written
+	state    atomic.Int32
+	response response
+	body     *body // of the request, nil without
+	hijacked bool
+	watcher  watcher
+}
+
+// outSize is room for a head and a small body: they go in one write, and so in
+// one TLS record.
+const outSize = 8 << 10
+
+var outs = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, outSize) }}
+
+func (c *conn) writer() *bufio.Writer {
+	if c.out == nil {
+		c.out = outs.Get().(*bufio.Writer)
+		c.out.Reset(c.Conn)
+	}
+	return c.out
+}
+
+// release gives up what an idle connection need not hold.
+func (c *conn) release() {
+	if c.out != nil {
+		c.out.Reset(nil)
+		outs.Put(c.out)
+		c.out = nil
+	}
+}
+
+// Bounds on what is read of a body that nobody wanted, so that the connection
+// or at least the answer survives.
+const (
+	maxDrain   = 256 << 10 // bytes
+	lingerTime = 500 * time.Millisecond
+)
+
+// drain reads what is left of the request's body.
+func (c *conn) drain() bool {
+	if c.body.greet {
+		return false // it was never asked for: the client may send it or not
+	}
+	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
+	_, err := io.CopyN(io.Discard, c.body.ReadCloser, maxDrain)
+	return err == io.EOF
+}
+
+// linger ends the connection so that the last answer arrives: closing with
+// unread bytes would reset it (RFC 9112, section 9.6).
+func (c *conn) linger() {
+	half, ok := c.Conn.(interface{ CloseWrite() error })
+	if !ok || half.CloseWrite() != nil {
+		return
+	}
+	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
+	_, _ = io.CopyN(io.Discard, c.in.Reader, maxDrain)
+}
+
+// body is a request's body on its way to the handler and whoever it gives it
+// to, which may be another goroutine that goes on when the handler has returned.
+type body struct {
+	io.ReadCloser
+	conn *conn
+
+	mu     sync.Mutex // held while reading
+	greet  bool       // 100 (Continue) is still to be sent
+	ended  bool       // no more can be read
+	closed bool
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+		return 0, http.ErrBodyReadAfterClose
+	case b.ended:
+		return 0, io.EOF
+	}
+	if b.greet {
+		b.greet = false
+		if err := b.conn.response.greet(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := b.ReadCloser.Read(p)
+	if err == io.EOF {
+		b.ended = true
+		b.conn.watch()
+	}
+	return n, err
+}
+
+// Buffered is how many bytes, at least, can be read without waiting.
+func (b *body) Buffered() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed || b.ended || b.greet {
+		return 0
+	}
+	return b.conn.in.Buffered()
+}
+
+// Close leaves the rest to the connection, which knows how much to read of it.
+func (b *body) Close() error { return nil }
+
+// end keeps the body from being read by others, breaks off a read that is under
+// way, and tells whether all of it was read.
+func (b *body) end() bool {
+	if !b.mu.TryLock() {
+		_ = b.conn.SetReadDeadline(time.Unix(1, 0))
+		b.mu.Lock()
+	}
+	defer b.mu.Unlock()
+	b.closed = true
+	return b.ended
+}
+
+// watcher notices that a client goes away while it waits for an answer. It
+// looks only at what takes longer than patience: most answers do not.
+type watcher struct {
+	mu      sync.Mutex
+	timer   *time.Timer
+	wanted  bool
+	reading chan struct{} // closed when the read that watches has returned
+}
+
+const patience = 100 * time.Millisecond
+
+// watch begins once the request has been read.
+func (c *conn) watch() {
+	w := &c.watcher
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c.hijacked {
+		return
+	}
+	w.wanted = true
+	if w.timer == nil {
+		w.timer = time.AfterFunc(patience, c.look)
+		return
+	}
+	w.timer.Reset(patience)
+}
+
+// look waits for the client's next byte, or its end.
+func (c *conn) look() {
+	w := &c.watcher
+	w.mu.Lock()
+	if !w.wanted || w.reading != nil {
+		w.mu.Unlock()
+		return
+	}
+	done := make(chan struct{})
+	w.reading = done
+	w.mu.Unlock()
+	defer close(done)
+	_, err := c.in.Peek(1)
+	w.mu.Lock()
+	gone := err != nil && w.wanted
+	w.mu.Unlock()
+	if gone {
+		c.cancel()
+	}
+}
+
+// unwatch gives reading back to the caller.
+func (c *conn) unwatch() {
+	w := &c.watcher
+	w.mu.Lock()
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	w.wanted = false
+	reading := w.reading
+	w.mu.Unlock()
+	if reading == nil {
+		return
+	}
+	_ = c.SetReadDeadline(time.Unix(1, 0))
+	<-reading
+	_ = c.SetReadDeadline(time.Time{})
+	w.mu.Lock()
+	w.reading = nil
+	w.mu.Unlock()
+}

@@ -1,0 +1,250 @@
+package h1
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+)
+
+// Reasons for which a head is refused. A RefusedError has one.
+var (
+	errTooLarge   = errors.New("the request's head is too large")
+	errMalformed  = errors.New("the request is not HTTP/1.1")
+	errVersion    = errors.New("the request is of another version of HTTP than 1.0 and 1.1")
+	errLine       = errors.New("a line of the request's head has a bare CR or LF or a control character in it")
+	errFold       = errors.New("a line of the request's head is folded, or there is white space before a name or its colon")
+	errName       = errors.New("the request has a header whose name is not a token")
+	errHost       = errors.New("the request needs exactly one Host header")
+	errLength     = errors.New("the request has a Content-Length that is not one plain number")
+	errCoding     = errors.New("the request has a Transfer-Encoding other than chunked")
+	errBoth       = errors.New("the request has both a Content-Length and a Transfer-Encoding")
+	errExpect     = errors.New("the request expects something else than 100-continue")
+	errPriorKnown = errors.New("the request begins HTTP/2 on a connection of HTTP/1.1")
+)
+
+// RefusedError is a request whose head was not even handed to the handler.
+type RefusedError struct {
+	Status int // what the client is told
+	Err    error
+}
+
+func (e *RefusedError) Error() string { return e.Err.Error() }
+func (e *RefusedError) Unwrap() error { return e.Err }
+
+func refused(status int, err error) *RefusedError { return &RefusedError{status, err} }
+
+// headReader reads heads whole before they are parsed, which bounds and checks
+// them in one place.
+type headReader struct {
+	*bufio.Reader
+	src io.Reader
+	max int // bytes of a head
+}
+
+// await returns the bytes of the next head without consuming them. more is
+// called once, before waiting for the rest of a head that has begun.
+func (h *headReader) await(more func()) ([]byte, error) {
+	if _, err := h.Peek(1); err != nil {
+		return nil, err
+	}
+	for searched := 0; ; {
+		b, _ := h.Peek(h.Buffered())
+		// The end may lie across what has been searched.
+		if i := bytes.Index(b[max(searched-3, 0):], headEnd); i >= 0 {
+			end := max(searched-3, 0) + i + len(headEnd)
+			if end > h.max {
+				return nil, refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
+			}
+			return b[:end], nil
+		}
+		if err := plausible(b); err != nil {
+			return nil, err
+		}
+		searched = len(b)
+		switch {
+		case len(b) >= h.max:
+			return nil, refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
+		case len(b) == h.Size():
+			h.grow()
+		}
+		if more != nil {
+			more()
+			more = nil
+		}
+		if _, err := h.Peek(len(b) + 1); err != nil {
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return nil, err
+		}
+	}
+}
+
+var headEnd = []byte("\r\n\r\n")
+
+// grow makes room for a large head. The connection keeps it.
+func (h *headReader) grow() {
+	b, _ := h.Peek(h.Buffered())
+	h.Reader = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(b)), h.src), min(4*h.Size(), max(h.max, 4*minRead)))
+}
+
+const minRead = 4 << 10
+
+// plausible finds out early what will never become a head: it would be waited
+// for until the client loses patience.
+func plausible(b []byte) error {
+	if i := bytes.IndexByte(b, '\n'); i == 0 || i > 0 && b[i-1] != '\r' {
+		return refused(http.StatusBadRequest, errLine)
+	}
+	return nil
+}
+
+// octets of a head: what may be in a field's name, and what may be in its value
+// and in the request line (RFC 9110, section 5.5; a tab only in values).
+const (
+	inName = 1 << iota
+	inValue
+)
+
+var octets = func() (t [256]byte) {
+	for c := range t {
+		if c >= ' ' && c != 0x7f || c == '\t' {
+			t[c] |= inValue
+		}
+	}
+	for c := '0'; c <= '9'; c++ {
+		t[c] |= inName
+	}
+	for c := 'a'; c <= 'z'; c++ {
+		t[c] |= inName
+		t[c-'a'+'A'] |= inName
+	}
+	for _, c := range "!#$%&'*+-.^_`|~" {
+		t[c] |= inName
+	}
+	return t
+}()
+
+// check reads a head strictly. What it lets pass net/http and any upstream read
+// alike.
+func check(head []byte) error {
+	line, rest, ok := cutLine(head)
+	if !ok || bytes.IndexByte(line, '\t') >= 0 {
+		return refused(http.StatusBadRequest, errLine)
+	}
+	first := bytes.LastIndexByte(line, ' ')
+	switch version := string(line[first+1:]); version {
+	case "HTTP/1.1", "HTTP/1.0":
+	case "HTTP/2.0":
+		return refused(http.StatusHTTPVersionNotSupported, errPriorKnown)
+	default:
+		if len(version) == len("HTTP/1.1") && version[:5] == "HTTP/" {
+			return refused(http.StatusHTTPVersionNotSupported, errVersion)
+		}
+		return refused(http.StatusBadRequest, errMalformed)
+	}
+	old := line[len(line)-1] == '0'
+	var hosts, lengths, codings int
+	for {
+		if line, rest, ok = cutLine(rest); !ok {
+			return refused(http.StatusBadRequest, errLine)
+		}
+		if len(line) == 0 {
+			break
+		}
+		n := 0
+		for n < len(line) && octets[line[n]]&inName != 0 {
+			n++
+		}
+		switch {
+		case n == len(line) || n == 0 && line[0] == ':':
+			return refused(http.StatusBadRequest, errName)
+		case line[n] == ' ' || line[n] == '\t':
+			return refused(http.StatusBadRequest, errFold)
+		case line[n] != ':':
+			return refused(http.StatusBadRequest, errName)
+		}
+		value := bytes.Trim(line[n+1:], " \t")
+		switch n {
+		case len("host"):
+			if equal(line[:n], "host") {
+				hosts++
+			}
+		case len("expect"):
+			if equal(line[:n], "expect") && !equal(value, "100-continue") {
+				return refused(http.StatusExpectationFailed, errExpect)
+			}
+		case len("content-length"):
+			if equal(line[:n], "content-length") {
+				if lengths++; lengths > 1 || !number(value) {
+					return refused(http.StatusBadRequest, errLength)
+				}
+			}
+		case len("transfer-encoding"):
+			if equal(line[:n], "transfer-encoding") {
+				if codings++; codings > 1 || old || !equal(value, "chunked") {
+					return refused(http.StatusNotImplemented, errCoding)
+				}
+			}
+		}
+	}
+	switch {
+	case lengths > 0 && codings > 0:
+		return refused(http.StatusBadRequest, errBoth)
+	case hosts > 1 || hosts == 0 && !old && !bytes.HasPrefix(head, connect):
+		return refused(http.StatusBadRequest, errHost)
+	}
+	return nil
+}
+
+// connect has its host in the request line.
+var connect = []byte(http.MethodConnect + " ")
+
+// cutLine takes one line off, which is free of control characters.
+func cutLine(b []byte) (line, rest []byte, ok bool) {
+	i := bytes.IndexByte(b, '\n')
+	if i < 1 || b[i-1] != '\r' {
+		return nil, nil, false
+	}
+	line, rest = b[:i-1], b[i+1:]
+	for _, c := range line {
+		if octets[c]&inValue == 0 {
+			return nil, nil, false
+		}
+	}
+	return line, rest, true
+}
+
+// equal ignores case; lower is ASCII in lower case.
+func equal(b []byte, lower string) bool {
+	if len(b) != len(lower) {
+		return false
+	}
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			c += 'a' - 'A'
+		}
+		if c != lower[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// number tells whether b is what a Content-Length may be: servers differ on
+// signs, lists and leading zeros.
+func number(b []byte) bool {
+	if len(b) == 0 || len(b) > 1 && b[0] == '0' {
+		return false
+	}
+	for _, c := range b {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	_, err := strconv.ParseInt(string(b), 10, 64)
+	return err == nil
+}

@@ -1,0 +1,242 @@
+package h1
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Handler answers one request. ctx ends when the client goes away, which is
+// noticed while it waits for an answer, and when the connection ends; the
+// request's own context is the background. A panic with http.ErrAbortHandler
+// breaks the connection off.
+type Handler func(ctx context.Context, w http.ResponseWriter, r *http.Request)
+
+// Server serves connections that were accepted, and whose TLS was ended,
+// elsewhere. Its fields do not change once it serves.
+type Server struct {
+	// HeadTimeout bounds a request's head, from its first byte to its last, and
+	// what is left of a body that nobody wanted. Default: 15 s.
+	HeadTimeout time.Duration
+	// IdleTimeout ends a connection that waits for a request. Default: 5 min.
+	IdleTimeout time.Duration
+	// MaxHead bounds a request's head, in bytes. Default: 128 KiB.
+	MaxHead int
+	// Refuse answers a request that was refused for its head, of which r has
+	// nothing; the connection ends after it. Default: the reason, as plain text.
+	Refuse func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *RefusedError)
+	Logger *slog.Logger // default: none
+
+	closing atomic.Bool
+	mu      sync.Mutex
+	conns   map[*conn]struct{}
+	empty   chan struct{} // closed when the last connection has gone; nil until somebody waits
+}
+
+// ServeConn serves c until it ends, and closes it unless a handler has hijacked
+// it. It returns when the last handler has.
+func (s *Server) ServeConn(ctx context.Context, nc net.Conn, handler Handler) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := &conn{server: s, Conn: nc, ctx: ctx, cancel: cancel, handler: handler, remote: nc.RemoteAddr().String()}
+	c.in = headReader{Reader: bufio.NewReaderSize(nc, minRead), src: nc, max: or(s.MaxHead, 128<<10)}
+	if !s.enter(c) {
+		_ = nc.Close()
+		return
+	}
+	defer s.leave(c)
+	defer func() {
+		if p := recover(); p != nil && p != http.ErrAbortHandler {
+			s.logger().Error("panic in a handler", "panic", fmt.Sprint(p))
+		}
+		if c.hijacked {
+			return
+		}
+		_ = nc.Close() // which ends whoever may read still
+		if c.body != nil {
+			c.body.end()
+		}
+		c.unwatch()
+		c.release()
+	}()
+	for c.next() {
+	}
+}
+
+func or[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}
+
+func (s *Server) logger() *slog.Logger {
+	if s.Logger == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return s.Logger
+}
+
+func (s *Server) enter(c *conn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing.Load() {
+		return false
+	}
+	if s.conns == nil {
+		s.conns = make(map[*conn]struct{})
+	}
+	s.conns[c] = struct{}{}
+	return true
+}
+
+// leave also lets go of a connection that was hijacked: it is the handler's.
+func (s *Server) leave(c *conn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, c)
+	if len(s.conns) == 0 && s.empty != nil {
+		close(s.empty)
+		s.empty = nil
+	}
+}
+
+// Shutdown closes idle connections at once and the others after their
+// exchange, and waits for them until ctx is done. It returns ctx's error then.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.closing.Store(true)
+	for c := range s.conns {
+		if c.state.CompareAndSwap(idle, over) {
+			_ = c.Conn.Close()
+		}
+	}
+	if len(s.conns) == 0 {
+		s.mu.Unlock()
+		return nil
+	}
+	if s.empty == nil {
+		s.empty = make(chan struct{})
+	}
+	empty := s.empty
+	s.mu.Unlock()
+	select {
+	case <-empty:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Close closes every connection.
+func (s *Server) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closing.Store(true)
+	for c := range s.conns {
+		c.cancel()
+		_ = c.Conn.Close()
+	}
+}
+
+// next serves one request, and tells whether another may come.
+func (c *conn) next() bool {
+	_ = c.SetReadDeadline(time.Now().Add(or(c.server.IdleTimeout, 5*time.Minute)))
+	r, err := c.read()
+	if err != nil {
+		c.refuse(err)
+		return false
+	}
+	w := &c.response
+	*w = response{conn: c, request: r, body: w.body, declared: unknown, header: make(http.Header, 8)}
+	c.body = nil
+	if r.Body != http.NoBody {
+		c.body = &body{ReadCloser: r.Body, conn: c, greet: r.Header.Get("Expect") != ""}
+		r.Body = c.body
+	} else {
+		c.watch()
+	}
+	c.handler(c.ctx, w, r)
+	if c.hijacked {
+		return false
+	}
+	read := c.body == nil || c.body.end() // from here on nobody else reads
+	c.unwatch()
+	if err := w.end(); err != nil {
+		return false
+	}
+	if w.last || c.server.closing.Load() || !read && !c.drain() {
+		c.linger()
+		return false
+	}
+	c.release()
+	return c.ctx.Err() == nil
+}
+
+// read waits for a request and parses it.
+func (c *conn) read() (*http.Request, error) {
+	if c.in.Buffered() == 0 {
+		c.state.CompareAndSwap(busy, idle)
+		if c.server.closing.Load() {
+			return nil, io.EOF
+		}
+		if _, err := c.in.Peek(1); err != nil {
+			return nil, err
+		}
+		if !c.state.CompareAndSwap(idle, busy) {
+			return nil, net.ErrClosed
+		}
+	}
+	timeout := or(c.server.HeadTimeout, 15*time.Second)
+	head, err := c.in.await(func() { _ = c.SetReadDeadline(time.Now().Add(timeout)) })
+	if errors.Is(err, os.ErrDeadlineExceeded) && c.in.Buffered() > 0 {
+		err = refused(http.StatusRequestTimeout, errors.New("the request's head took too long"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := check(head); err != nil {
+		return nil, err
+	}
+	r, err := http.ReadRequest(c.in.Reader)
+	if err != nil {
+		return nil, refused(http.StatusBadRequest, errMalformed)
+	}
+	_ = c.SetReadDeadline(time.Time{})
+	delete(r.Header, "Host")
+	r.RemoteAddr = c.remote
+	return r, nil
+}
+
+// refuse says why a head was refused, where one was.
+func (c *conn) refuse(err error) {
+	var bad *RefusedError
+	if !errors.As(err, &bad) {
+		return
+	}
+	r := &http.Request{Method: http.MethodGet, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1, Close: true, Header: http.Header{}, URL: &url.URL{Path: "/"}}
+	w := &c.response
+	*w = response{conn: c, request: r, declared: unknown, header: http.Header{}}
+	_ = c.SetWriteDeadline(time.Now().Add(lingerTime))
+	if c.server.Refuse != nil {
+		c.server.Refuse(c.ctx, w, r, bad)
+	} else {
+		w.header.Set("Content-Type", "text/plain; charset=utf-8")
+		w.WriteHeader(bad.Status)
+		_, _ = io.WriteString(w, bad.Error()+"\n")
+	}
+	if w.end() == nil {
+		c.linger()
+	}
+}
