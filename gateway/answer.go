@@ -173,6 +173,9 @@ func repair(err error) string {
 // response renders an answer for r: JSON when it asks for it, else plain text
 // that an agent can act on.
 func (a *answer) response(r *http.Request) *http.Response {
+	if grpc(r) {
+		return a.status(r)
+	}
 	var body bytes.Buffer
 	kind := "text/plain; charset=utf-8"
 	if strings.Contains(r.Header.Get("Accept"), "application/json") {
@@ -200,6 +203,55 @@ func (a *answer) response(r *http.Request) *http.Response {
 		ContentLength: int64(body.Len()),
 		Request:       r,
 	}
+}
+
+// grpc tells whether a request is a call of gRPC over HTTP/2.
+func grpc(r *http.Request) bool {
+	kind := r.Header.Get("Content-Type")
+	return r.ProtoMajor == 2 && (kind == "application/grpc" || strings.HasPrefix(kind, "application/grpc+") || strings.HasPrefix(kind, "application/grpc;"))
+}
+
+// status renders an answer as a call that ended with its head ("Trailers-Only"
+// in the gRPC protocol over HTTP/2).
+func (a *answer) status(r *http.Request) *http.Response {
+	code := 7 // PERMISSION_DENIED
+	switch {
+	case a.Status == http.StatusBadRequest:
+		code = 3 // INVALID_ARGUMENT
+	case a.Status == http.StatusTooManyRequests:
+		code = 8 // RESOURCE_EXHAUSTED
+	case a.Status == http.StatusInternalServerError:
+		code = 13 // INTERNAL
+	case a.Status > http.StatusInternalServerError:
+		code = 14 // UNAVAILABLE
+	}
+	var text bytes.Buffer
+	a.print(&text)
+	h := http.Header{
+		"Content-Type": {"application/grpc"},
+		"Grpc-Status":  {strconv.Itoa(code)},
+		"Grpc-Message": {grpcMessage(text.Bytes())},
+	}
+	if a.Decision != "" {
+		h.Set(decisionHeader, a.Decision)
+	}
+	return &http.Response{
+		StatusCode: http.StatusOK, Proto: "HTTP/2.0", ProtoMajor: 2,
+		Header: h, Body: http.NoBody, Request: r,
+	}
+}
+
+// grpcMessage encodes what is not printable ASCII in percents.
+func grpcMessage(text []byte) string {
+	var b strings.Builder
+	for _, c := range bytes.TrimSpace(text) {
+		if c >= ' ' && c <= '~' && c != '%' {
+			b.WriteByte(c)
+		} else {
+			fmt.Fprintf(&b, "%%%02X", c)
+		}
+	}
+	return b.String()
 }
 
 func (a *answer) print(w io.Writer) {

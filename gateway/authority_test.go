@@ -80,5 +80,5 @@ func (a *authority) ServerConfig(sandboxID, name string) (*tls.Config, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.asked = append(a.asked, sandboxID+" "+name)
-	return &tls.Config{Certificates: []tls.Certificate{leaf}, NextProtos: []string{"http/1.1"}}, nil
+	return &tls.Config{Certificates: []tls.Certificate{leaf}, NextProtos: []string{"h2", "http/1.1"}}, nil
 }

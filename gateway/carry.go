@@ -110,7 +110,11 @@ func (x *exchange) authorize(r *http.Request) *answer {
 // prepare turns the sandbox's request into the one that leaves.
 func (x *exchange) prepare(r *http.Request) error {
 	f, d := x.flow, x.decision
+	trailers := r.ProtoMajor == 2 && tokens(r.Header["Te"], "trailers")
 	dropHops(r.Header, x.upgrade)
+	if trailers {
+		r.Header["Te"] = []string{"trailers"} // gRPC has its status in them
+	}
 	r.Host = f.authority
 	if _, set := r.Header["User-Agent"]; !set {
 		r.Header["User-Agent"] = []string{""} // or the transport would add its own
@@ -162,6 +166,9 @@ func (x *exchange) inject(r *http.Request) error {
 // RoundTrip carries an allowed request for goproxy.
 func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
 	resp, err := x.transport.RoundTrip(r)
+	x.informing.Lock()
+	x.answered = true
+	x.informing.Unlock()
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +181,7 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 	}
 	x.got.response = resp
 	if resp.Body != http.NoBody {
-		x.got.ReadCloser = resp.Body
+		x.got.ReadCloser, x.got.raw = resp.Body, resp.Body
 		resp.Body = &x.got
 	}
 	return resp, nil
@@ -198,6 +205,7 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	delete(resp.Header, decisionHeader)
 	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
 	x.out.stream = resp.ContentLength < 0
+	x.out.prompt = x.out.stream && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()
 	if x.got.scrubber == nil {
 		return resp
 	}
@@ -248,17 +256,20 @@ func websocket(h http.Header) bool {
 	if h == nil || len(h["Upgrade"]) == 0 {
 		return false
 	}
-	has := func(lines []string, token string) bool {
-		return slices.ContainsFunc(lines, func(line string) bool {
-			for t := range strings.SplitSeq(line, ",") {
-				if strings.EqualFold(strings.TrimSpace(t), token) {
-					return true
-				}
+	return tokens(h["Connection"], "upgrade") && tokens(h["Upgrade"], "websocket")
+}
+
+// tokens tells whether a list in lines of a header has a token, in any case.
+func tokens(lines []string, token string) bool {
+	return slices.ContainsFunc(lines, func(line string) bool {
+		for t := range strings.SplitSeq(line, ",") {
+			t, _, _ = strings.Cut(t, ";")
+			if strings.EqualFold(strings.TrimSpace(t), token) {
+				return true
 			}
-			return false
-		})
-	}
-	return has(h["Connection"], "upgrade") && has(h["Upgrade"], "websocket")
+		}
+		return false
+	})
 }
 
 // proxyLogger takes goproxy's warnings. Their arguments can quote a request,
@@ -279,6 +290,7 @@ func (g *Gateway) serveExchange(ctx context.Context, w http.ResponseWriter, r *h
 		f.answer.write(w, r)
 		return
 	}
+	x.extend(r)
 	x.describe(r)
 	m := x.admit(r)
 	if f.valid != nil && !f.valid() {

@@ -196,7 +196,12 @@ type flowKey struct{}
 
 // serve answers the requests of a connection that is being read.
 func (g *Gateway) serve(c net.Conn, f *flow) {
-	g.web.ServeConn(context.WithValue(g.life, flowKey{}, f), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	ctx := context.WithValue(g.life, flowKey{}, f)
+	if speaksHTTP2(c) {
+		g.serveHTTP2(ctx, c, f)
+		return
+	}
+	g.web.ServeConn(ctx, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 		g.serveExchange(ctx, w, r, f)
 	})
 }

@@ -3,12 +3,15 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
 
@@ -32,16 +35,42 @@ type exchange struct {
 	transport http.RoundTripper
 	upgrade   bool
 	err       error // what ended it, nil for success
+
+	informing sync.Mutex
+	answered  bool // no 1xx response may follow
 }
 
 type exchangeKey struct{}
 
 // Value implements context.Context.
 func (x *exchange) Value(key any) any {
-	if key == (exchangeKey{}) {
+	switch key {
+	case exchangeKey{}:
 		return x
+	case upstream.InformationalKey:
+		return upstream.Informational(x.inform)
 	}
 	return x.Context.Value(key)
+}
+
+// inform passes a 1xx response on. It can come from another goroutine than the
+// exchange's, while that waits for the response.
+func (x *exchange) inform(code int, h http.Header) {
+	x.informing.Lock()
+	defer x.informing.Unlock()
+	if x.answered {
+		return
+	}
+	dropHops(h, false)
+	delete(h, decisionHeader)
+	delete(h, "Alt-Svc")
+	if s := x.got.scrubber; s != nil {
+		x.got.hits += s.Header(h)
+	}
+	header := x.out.Header()
+	maps.Copy(header, h)
+	x.out.WriteHeader(code)
+	clear(header)
 }
 
 func (g *Gateway) exchange(ctx context.Context, f *flow) *exchange {
@@ -108,6 +137,13 @@ func (x *exchange) direct(r *http.Request) *misuse {
 	if r.URL.Scheme != "" && !strings.EqualFold(r.URL.Scheme, f.scheme()) {
 		return &misuse{http.StatusMisdirectedRequest, "scheme", "the request target's scheme is not the connection's"}
 	}
+	// HTTP/2 has :authority, and can have a Host beside it.
+	for _, other := range r.Header["Host"] {
+		if !strings.EqualFold(other, r.Host) {
+			return &misuse{http.StatusBadRequest, "host", "Host and :authority name different hosts"}
+		}
+	}
+	delete(r.Header, "Host")
 	if r.Host == f.authority && r.Host != "" {
 		return nil
 	}

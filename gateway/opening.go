@@ -113,6 +113,9 @@ func classify(b []byte) (protocol policy.Protocol, sure bool) {
 			if len(rest) == 0 {
 				return policy.ProtocolHTTP, false
 			}
+			if bytes.HasPrefix(preface, b) {
+				return policy.ProtocolHTTP, len(b) == len(preface)
+			}
 			if target(rest[0]) || bytes.Equal(b[:i], []byte(http.MethodConnect)) {
 				return policy.ProtocolHTTP, true
 			}

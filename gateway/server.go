@@ -77,6 +77,7 @@ type Gateway struct {
 
 	proxy     *goproxy.ProxyHttpServer
 	web       *h1.Server
+	h2        *multiplexed
 	scrubbers scrubbers
 	floods    *floods
 	life      context.Context // of every connection, until Shutdown loses patience
@@ -132,6 +133,9 @@ func New(o Options) (*Gateway, error) {
 		MaxHead:     maxHeader,
 		Refuse:      g.unreadable,
 		Logger:      o.Logger,
+	}
+	if g.h2, err = newMultiplexed(or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger); err != nil {
+		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	return g, nil
 }
@@ -240,6 +244,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		_ = g.h2.base.Shutdown(ctx) // says goodbye, and does not wait
 		_ = g.web.Shutdown(ctx)
 		g.work.Wait()
 	}()

@@ -35,10 +35,17 @@ func (b *requestBody) Read(p []byte) (int, error) {
 // leaves the Content-Length alone: scrubbing keeps it true.
 type body struct {
 	io.ReadCloser
+	raw      io.Reader // below the scrubber
 	response *http.Response
 	scrubber *credential.Scrubber // nil when nothing was injected
 	hits     int
 	err      error // but for io.EOF
+}
+
+// waiting tells whether nothing of the body has come yet.
+func (b *body) waiting() bool {
+	ahead, ok := b.raw.(interface{ Buffered() int })
+	return !ok || ahead.Buffered() == 0
 }
 
 // scrub takes the secrets out of the response's head and of what is read from
@@ -108,7 +115,10 @@ type writer struct {
 	written atomic.Int64
 	// stream says to send each piece as it comes, since more may take long.
 	stream bool
+	// prompt says to send the head before the body, whose first byte may too.
+	prompt bool
 	failed bool
+	tunnel *tunnelled    // a WebSocket of HTTP/2, nil for other requests
 	taken  *counted      // by a WebSocket
 	in     *atomic.Int64 // what a WebSocket's client sends
 }
@@ -117,7 +127,14 @@ func (w *writer) WriteHeader(code int) {
 	if code >= 200 || code == http.StatusSwitchingProtocols {
 		w.status = code
 	}
+	if code == http.StatusSwitchingProtocols && w.tunnel != nil {
+		w.tunnel.accept(w.Header())
+		code = http.StatusOK
+	}
 	w.ResponseWriter.WriteHeader(code)
+	if w.prompt {
+		w.Flush()
+	}
 }
 
 func (w *writer) Write(p []byte) (int, error) {
@@ -166,6 +183,11 @@ func (w *writer) Flush() {
 
 // Hijack hands the connection to a WebSocket; close ends it.
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	if w.tunnel != nil {
+		w.taken = &counted{Conn: w.tunnel, in: w.in, out: &w.written}
+		w.Flush()
+		return w.taken, bufio.NewReadWriter(bufio.NewReader(nothing{}), bufio.NewWriter(w.taken)), nil
+	}
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
@@ -182,6 +204,11 @@ func (w *writer) close() {
 		_ = w.taken.Close()
 	}
 }
+
+// nothing is what has been read ahead of a stream.
+type nothing struct{}
+
+func (nothing) Read([]byte) (int, error) { return 0, io.EOF }
 
 // counted counts the bytes of a connection.
 type counted struct {

@@ -224,6 +224,9 @@ func (x *reply) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// Buffered is how many bytes, at least, can be read without waiting.
+func (x *reply) Buffered() int { return x.conn.in.Buffered() }
+
 // Close gives the connection up unless the body has been read to its end. The
 // parser's own Close would read on without bound.
 func (x *reply) Close() error {

@@ -67,7 +67,7 @@ func (a *Authority) sign(k leafKey) (*tls.Config, error) {
 				Leaf:        leaf.cert,
 			}},
 			MinVersion: tls.VersionTLS12,
-			NextProtos: []string{"http/1.1"},
+			NextProtos: []string{"h2", "http/1.1", "http/1.0"},
 		},
 		fresh: window{leaf.cert.NotBefore, now.Add(leafUse)},
 	}

@@ -105,12 +105,12 @@ func (d *destination) inHosts(ctx context.Context) bool {
 }
 
 func (d *destination) newTransport() *transport {
-	t := &transport{dial: d.dial, pool: &d.pool.o}
+	t := &transport{dial: d.dial, pool: &d.pool.o, multi: newMultiplexer(&d.pool.o, !d.route.TLS)}
 	if d.route.TLS {
 		t.tls = &tls.Config{
 			ServerName:                  d.route.Host,
 			MinVersion:                  tls.VersionTLS12,
-			NextProtos:                  []string{"http/1.1"},
+			NextProtos:                  []string{"h2", "http/1.1"},
 			ClientSessionCache:          tls.NewLRUClientSessionCache(4),
 			DynamicRecordSizingDisabled: true, // a request goes in one write
 		}

@@ -10,18 +10,25 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/net/http2"
+
 	"sallyport/gateway/h1"
 )
 
-// transport carries requests over connections to one destination, and keeps
-// those for the next request that can carry another. The one used last goes
-// first, so that those that are too many grow old.
+// transport carries requests over connections to one destination, by HTTP/2
+// where the upstream prefers that, and keeps the connections. Of those of
+// HTTP/1.1 the one used last goes first, so that those that are too many grow
+// old.
 type transport struct {
 	dial  func(context.Context) (*conn, error)
 	tls   *tls.Config // nil for plain HTTP
 	pool  *Options
+	multi *multiplexer
+	turn  turn
+
 	mu    sync.Mutex
-	idle  []idle // the one used last at the end
+	proto protocol // of the connection opened last
+	idle  []idle   // of HTTP/1.1, the one used last at the end
 	sweep *time.Timer
 	// retired says that no connection is to be kept any more.
 	retired bool
@@ -32,23 +39,61 @@ type idle struct {
 	since time.Time
 }
 
-// RoundTrip sends a request on a connection of its own until the response's
-// body has been closed.
+// maxAttempts bounds how often a request looks for a connection: another may
+// take the place on one that it has just opened.
+const maxAttempts = 16
+
+var errCrowded = errors.New("no connection had room")
+
+// RoundTrip sends a request. A WebSocket's handshake needs a connection of
+// HTTP/1.1 to itself; plain HTTP/2 is for those who begin it themselves.
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	for {
-		c := t.take()
-		kept := c != nil
-		if !kept {
-			var err error
-			if c, err = t.open(r.Context()); err != nil {
-				return nil, err
+	alone := len(r.Header["Upgrade"]) > 0 || t.tls == nil && r.ProtoMajor != 2
+	together := t.tls == nil && r.ProtoMajor == 2
+	for range maxAttempts {
+		if !alone {
+			resp, err := t.multi.RoundTrip(r)
+			if !errors.Is(err, errNone) {
+				return resp, err
 			}
 		}
-		resp, err := c.RoundTrip(r, nil)
+		kept := !together
+		var c *h1.ClientConn
+		if kept {
+			c = t.take()
+			kept = c != nil
+		}
+		if !kept {
+			var err error
+			if c, err = t.more(r.Context(), alone, together); err != nil {
+				return nil, err
+			}
+			if c == nil {
+				continue // it is of HTTP/2, or another's turn has ended
+			}
+		}
+		resp, err := c.RoundTrip(r, informational(r.Context()))
 		if err == nil || !kept || !errors.Is(err, h1.ErrStale) || !repeatable(r) {
 			return resp, err
 		}
 	}
+	return nil, errCrowded
+}
+
+// more opens a connection, one at a time while the upstream may speak HTTP/2:
+// the others find a place on it.
+func (t *transport) more(ctx context.Context, alone, together bool) (c *h1.ClientConn, err error) {
+	t.mu.Lock()
+	proto := t.proto
+	t.mu.Unlock()
+	if !alone && proto != http11 {
+		end, err := t.turn.take(ctx)
+		if end == nil {
+			return nil, err
+		}
+		defer func() { end(err) }()
+	}
+	return t.open(ctx, alone, together)
 }
 
 // repeatable tells whether a request may be sent again when nothing says that
@@ -64,30 +109,56 @@ func repeatable(r *http.Request) bool {
 	return false
 }
 
-// open dials and shakes hands.
-func (t *transport) open(ctx context.Context) (*h1.ClientConn, error) {
+// open dials and shakes hands. It returns nil for a connection of HTTP/2, which
+// is kept for all.
+func (t *transport) open(ctx context.Context, alone, together bool) (*h1.ClientConn, error) {
 	raw, err := t.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
+	if t.tls == nil {
+		if together {
+			return nil, t.multi.add(raw)
+		}
+		return t.single(raw, raw), nil
+	}
+	config := t.tls
+	if alone {
+		config = config.Clone()
+		config.NextProtos = []string{"http/1.1"}
+	}
+	secure := tls.Client(raw, config)
+	limited, cancel := context.WithTimeout(ctx, t.pool.HandshakeTimeout)
+	defer cancel()
+	if err := secure.HandshakeContext(limited); err != nil {
+		_ = raw.Close()
+		// The connection was closed under the handshake, which reports that.
+		if limited.Err() != nil && !errors.Is(err, limited.Err()) {
+			err = fmt.Errorf("%w: %w", limited.Err(), err)
+		}
+		return nil, err
+	}
+	if secure.ConnectionState().NegotiatedProtocol == http2.NextProtoTLS {
+		t.found(http20)
+		return nil, t.multi.add(secure)
+	}
+	if !alone {
+		t.found(http11)
+	}
+	return t.single(secure, raw), nil
+}
+
+func (t *transport) found(p protocol) {
+	t.mu.Lock()
+	t.proto = p
+	t.mu.Unlock()
+}
+
+// single makes a connection of HTTP/1.1; raw is the socket below it.
+func (t *transport) single(c net.Conn, raw *conn) *h1.ClientConn {
 	o := h1.ClientOptions{MaxHead: maxResponseHeader, HeadTimeout: t.pool.HeaderTimeout, Done: t.done}
 	o.Raw, _ = raw.SyscallConn() // fails on a closed connection, which fails by itself
-	var c net.Conn = raw
-	if t.tls != nil {
-		secure := tls.Client(raw, t.tls)
-		limited, cancel := context.WithTimeout(ctx, t.pool.HandshakeTimeout)
-		defer cancel()
-		if err := secure.HandshakeContext(limited); err != nil {
-			_ = raw.Close()
-			// The connection was closed under the handshake, which reports that.
-			if limited.Err() != nil && !errors.Is(err, limited.Err()) {
-				err = fmt.Errorf("%w: %w", limited.Err(), err)
-			}
-			return nil, err
-		}
-		c = secure
-	}
-	return h1.NewClientConn(c, o), nil
+	return h1.NewClientConn(c, o)
 }
 
 // take returns a connection that is alive, or nil.
@@ -150,6 +221,7 @@ func (t *transport) closeIdle() { t.end(false) }
 func (t *transport) retire()    { t.end(true) }
 
 func (t *transport) end(forGood bool) {
+	t.multi.close(forGood)
 	var all []*h1.ClientConn
 	defer func() { closeAll(all) }()
 	t.mu.Lock()
