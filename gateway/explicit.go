@@ -112,23 +112,28 @@ func (g *Gateway) connectTunnel(w http.ResponseWriter, r *http.Request, f *flow)
 		g.drop(conn, f, "connections", err.Error())
 		return
 	}
+	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
+	o.seen = append(o.seen, early...)
 	g.mu.Lock()
 	if g.closing {
 		g.mu.Unlock()
 		_ = o.Close()
 		return
 	}
-	g.work.Add(1)
-	g.mu.Unlock()
-	defer g.work.Done()
-	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
-	o.seen = append(o.seen, early...)
-	_ = conn.SetDeadline(time.Now().Add(g.handshake))
-	if _, err := conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")); err != nil {
+	defer g.mu.Unlock()
+	// In a goroutine of its own, so that a connection that may be idle for hours
+	// does not hold on to what the request to the proxy needed.
+	g.work.Go(func() { g.established(o) })
+}
+
+// established tells a client of the explicit proxy to go on, and listens.
+func (g *Gateway) established(o *opening) {
+	_ = o.SetDeadline(time.Now().Add(g.handshake))
+	if _, err := o.Conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")); err != nil {
 		_ = o.Close()
 		return
 	}
-	_ = conn.SetDeadline(time.Time{})
+	_ = o.SetDeadline(time.Time{})
 	g.follow(o)
 }
 
