@@ -205,10 +205,10 @@ class Client {
 		}},
 		{"python strict", func(roots string) []string { return []string{"python3", "-c", python, roots, port, name} }},
 		{"curl", func(roots string) []string {
-			return []string{"curl", "-sSf", "--noproxy", "*", "--cacert", roots, "--resolve", name + ":" + port + ":127.0.0.1", "https://" + name + ":" + port + "/"}
+			return []string{"curl", "-sSf", "--http1.1", "--noproxy", "*", "--cacert", roots, "--resolve", name + ":" + port + ":127.0.0.1", "https://" + name + ":" + port + "/"}
 		}},
 		{"curl to an address", func(roots string) []string {
-			return []string{"curl", "-sSf", "--noproxy", "*", "--cacert", roots, "https://127.0.0.1:" + addressPort + "/"}
+			return []string{"curl", "-sSf", "--http1.1", "--noproxy", "*", "--cacert", roots, "https://127.0.0.1:" + addressPort + "/"}
 		}},
 		{"java", func(roots string) []string { return []string{"java", javaFile, roots, port, name} }},
 		{"node", func(roots string) []string { return []string{"node", "-e", node, roots, port, name} }},
