@@ -47,6 +47,7 @@ var homes = map[string][]string{
 	"filippo.io/age":                   {"internal/seal"},
 	"github.com/vishvananda/netlink":   {"sandbox/datapath", "sandbox/docker", "internal/lab"},
 	"github.com/google/nftables":       {"sandbox/datapath"},
+	"golang.org/x/net/http2":           {"gateway", "gateway/upstream"},
 }
 
 type pkg struct {
