@@ -133,7 +133,8 @@ func (v *validator) proxy(path string, u *Upstream) {
 			v.fail(fmt.Sprintf("credentials[%d].source.vault.field", i), "picks one field, and a proxy asks for username and password", "remove it")
 		}
 	}
-	if p.Scheme != ProxyHTTPS && !a.IsLoopback() {
+	if said := p.String() + " " + u.ProxyAuthRef; p.Scheme != ProxyHTTPS && !a.IsLoopback() && !v.said[said] {
+		v.said[said] = true
 		v.warn(path+".proxyAuthRef", fmt.Sprintf("crosses the network to %s in the clear", p.Address()), "write an https:// proxy if there is one")
 	}
 }

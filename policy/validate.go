@@ -23,7 +23,7 @@ func Validate(doc Document) []Finding {
 // resolve turns the document into rules with their defaults filled in. The rules
 // are of use only when no finding is an error.
 func resolve(doc Document) ([]rule, []Finding) {
-	v := validator{doc: doc, names: map[string]string{}, credentials: map[string]bool{}}
+	v := validator{doc: doc, names: map[string]string{}, credentials: map[string]bool{}, said: map[string]bool{}}
 	for i, c := range doc.Credentials {
 		v.credential(fmt.Sprintf("credentials[%d]", i), c)
 	}
@@ -55,6 +55,7 @@ type validator struct {
 	findings    []Finding
 	names       map[string]string // rule name to the path of its rule
 	credentials map[string]bool   // name to whether a rule uses it
+	said        map[string]bool   // what one warning is enough for
 }
 
 func (v *validator) fail(path, message, fix string) {

@@ -95,6 +95,7 @@ func TestValidate(t *testing.T) {
 		{"roots without TLS", proxied("proxy: 'http://proxy.example.com:3128', proxyRoots: p.pem"), "3: egress[0].upstream.proxyRoots: without TLS", "https://proxy.example.com:3128"},
 		{"an unknown login", proxied("proxy: 'https://proxy.example.com:3128', proxyAuthRef: spar"), "3: egress[0].upstream.proxyAuthRef: no credential", `did you mean "spare"`},
 		{"a login in the clear", proxied("proxy: 'socks5://proxy.example.com:1080', proxyAuthRef: spare"), "3: egress[0].upstream.proxyAuthRef: in the clear", "https://"},
+		{"a login in the clear for two rules", use + "\negress: [{destination: a.example.com, upstream: &p {proxy: 'http://proxy.example.com:3128', proxyAuthRef: spare}}, {destination: b.example.com, upstream: *p}]", "3: egress[0].upstream.proxyAuthRef: in the clear", ""},
 		{"a login on this host", proxied("proxy: 'socks5://127.0.0.1:1080', addresses: [127.0.0.1], proxyAuthRef: spare"), "", ""},
 		{"a login of one field", "egress: [{destination: a.example.com, upstream: {proxy: 'https://proxy.example.com:3128', proxyAuthRef: k}}]\nvault: {address: 'https://v', auth: {tokenFile: /t}}\ncredentials: [{name: k, source: {vault: {path: secret/data/k, field: token}}}]", "3: credentials[0].source.vault.field: username and password", "remove it"},
 		{"a credential for a proxy only", "egress: [{destination: a.example.com, upstream: {proxy: 'https://proxy.example.com:3128', proxyAuthRef: k}}]\ncredentials: [{name: k}]", "", ""},
