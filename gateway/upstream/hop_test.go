@@ -395,7 +395,11 @@ func TestProxyFaults(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
 			f := newFake(t, tt.scheme, tt.handle)
-			p := newPool(t, Options{DialTimeout: 300 * time.Millisecond, HandshakeTimeout: 300 * time.Millisecond})
+			var o Options
+			if tt.kind == KindTimeout {
+				o = Options{DialTimeout: 300 * time.Millisecond, HandshakeTimeout: 300 * time.Millisecond}
+			}
+			p := newPool(t, o)
 			r := Route{Sandbox: "a", Host: "api.example.test", Port: 443, TLS: true, Upstream: &policy.Upstream{
 				Addresses: []string{"127.0.0.2", proxyAddress}, Resolver: z.addr, Proxy: f.url,
 			}}
