@@ -98,12 +98,10 @@ func status(err error) int {
 // explain says what went wrong in words of our own: an error's text can quote
 // bytes of the upstream, and those can be a secret come back.
 func explain(err error) string {
-	var (
-		reach  *upstream.Error
-		leased *leaseError
-	)
+	var reach *upstream.Error
+	leased, isLease := leaseOf(err)
 	switch {
-	case errors.As(err, &leased):
+	case isLease:
 		return leased.Error()
 	case errors.As(err, &reach):
 		return reach.Error()
@@ -118,9 +116,10 @@ func explain(err error) string {
 	return "the connection broke"
 }
 
-// leaseError is a credential that could not be put into a request.
+// leaseError is a credential that could not be given to who asks for it.
 type leaseError struct {
 	credential string
+	to         string // what asks for it, when that is not the destination
 	err        error
 }
 
@@ -128,7 +127,7 @@ func (e *leaseError) Unwrap() error { return e.err }
 
 // Error leaves out the cause, which can name what a sandbox need not know.
 func (e *leaseError) Error() string {
-	why := "could not be put into the request"
+	why := "could not be used"
 	for _, known := range []error{
 		credential.ErrUnknown, credential.ErrNotBound, credential.ErrStale, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
 	} {
@@ -136,22 +135,41 @@ func (e *leaseError) Error() string {
 			why = known.Error()
 		}
 	}
-	return fmt.Sprintf("credential %q: %s", e.credential, why)
+	return fmt.Sprintf("credential %q%s: %s", e.credential, e.to, why)
+}
+
+// leaseOf returns the lease that an error is about, for the request or for the
+// proxy on its way.
+func leaseOf(err error) (*leaseError, bool) {
+	var (
+		leased *leaseError
+		login  *upstream.LoginError
+	)
+	switch {
+	case errors.As(err, &leased):
+		return leased, true
+	case errors.As(err, &login):
+		return &leaseError{credential: login.Credential, to: " for the proxy", err: login.Err}, true
+	}
+	return nil, false
 }
 
 func leasing(err error) bool {
-	var leased *leaseError
-	return errors.As(err, &leased)
+	_, is := leaseOf(err)
+	return is
 }
 
 // repair says what an operator must do.
 func repair(err error) string {
-	name := "NAME"
-	var leased *leaseError
-	if errors.As(err, &leased) {
-		name = leased.credential
+	name, what := "NAME", ""
+	if leased, ok := leaseOf(err); ok {
+		name, what = leased.credential, leased.to
 	}
 	switch {
+	case what != "" && errors.Is(err, credential.ErrNoSecret):
+		return fmt.Sprintf("An operator must run: sallyport secret set %s --field username --field password", name)
+	case what != "" && errors.Is(err, credential.ErrNotBound):
+		return "The policy has just been loaded anew."
 	case errors.Is(err, credential.ErrUnknown):
 		return fmt.Sprintf("An operator must add %q to credentials in sallyport.yaml.", name)
 	case errors.Is(err, credential.ErrNotBound):

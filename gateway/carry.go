@@ -151,11 +151,11 @@ func (x *exchange) inject(r *http.Request) error {
 		lease, err := x.gateway.broker.Lease(r.Context(), i.Credential, to)
 		if err != nil {
 			x.used = append(x.used, audit.CredentialUse{Name: i.Credential})
-			return &leaseError{i.Credential, err}
+			return &leaseError{credential: i.Credential, err: err}
 		}
 		x.used = append(x.used, audit.CredentialUse{Name: lease.Name, Version: lease.Version})
 		if err := lease.Apply(r, i.Inject); err != nil {
-			return &leaseError{i.Credential, err}
+			return &leaseError{credential: i.Credential, err: err}
 		}
 		leases = append(leases, lease)
 	}

@@ -246,6 +246,8 @@ func TestUpstreamErrorsKeepTheirStatusAndNothingElse(t *testing.T) {
 		{"lookup", &upstream.Error{Kind: upstream.KindLookup, Host: "api.example.test", Port: 443}, 502},
 		{"too many connections", &upstream.Error{Kind: upstream.KindBusy, Host: "api.example.test", Port: 443}, 429},
 		{"pool closed", &upstream.Error{Kind: upstream.KindClosed, Host: "api.example.test", Port: 443}, 503},
+		{"proxy", &upstream.Error{Kind: upstream.KindProxy, Host: "api.example.test", Port: 443, Err: &upstream.ProxyError{Err: errors.New(token)}}, 502},
+		{"login at a proxy", &upstream.Error{Kind: upstream.KindLogin, Host: "api.example.test", Port: 443, Err: &upstream.LoginError{Credential: "corp", Err: fmt.Errorf("%w: %s", credential.ErrNoSecret, token)}}, 503},
 		{"text of the upstream's", errors.New("malformed HTTP response " + token), 502},
 	}
 	for _, test := range tests {
@@ -260,6 +262,9 @@ func TestUpstreamErrorsKeepTheirStatusAndNothingElse(t *testing.T) {
 			c := events[1]
 			if resp.StatusCode != test.status || resp.Header.Get("Sallyport-Decision") != events[0].ID() || !strings.Contains(body, "what to do: ") {
 				t.Errorf("%d %s, want %d", resp.StatusCode, body, test.status)
+			}
+			if test.name == "login at a proxy" && (!strings.Contains(body, "sallyport secret set corp --field username --field password") || !strings.Contains(c.Detail, "for the proxy")) {
+				t.Errorf("%s %s does not say what to do", body, c.Detail)
 			}
 			if strings.Contains(body+c.Detail, token) {
 				t.Errorf("the upstream's text came through: %s %s", body, c.Detail)

@@ -111,6 +111,23 @@ type Upstream struct {
 	Roots string `yaml:"roots" json:"roots,omitempty"`
 	// Resolver is the DNS server to ask, host:port. Default: the host's.
 	Resolver string `yaml:"resolver" json:"resolver,omitempty"`
+	// Proxy is a proxy to go through: http://host:port, https://host:port (TLS
+	// to the proxy, verified) or socks5://host:port. An HTTP proxy is asked for
+	// a tunnel (CONNECT) on every port. It is asked for the address that the
+	// gateway resolved and classified, and TLS to the destination is verified
+	// inside. The proxy's own address is named in Addresses unless it is public;
+	// a destination that leads to it is refused. Default: none.
+	Proxy string `yaml:"proxy" json:"proxy,omitempty"`
+	// ProxyAuthRef names the credential to log in to the proxy with. Its secret
+	// has the fields username and password. Default: no login.
+	ProxyAuthRef string `yaml:"proxyAuthRef" json:"proxyAuthRef,omitempty"`
+	// ProxyRoots is a PEM file of the certificate authorities to trust for an
+	// https:// proxy instead of the system's. Roots is not asked for it.
+	ProxyRoots string `yaml:"proxyRoots" json:"proxyRoots,omitempty"`
+	// Resolve says who looks the destination's name up: proxy, where nobody else
+	// can, gives the check of its address up, and is for a rule that names one
+	// host. Default: the gateway.
+	Resolve string `yaml:"resolve" json:"resolve,omitempty"`
 }
 
 // Credential is a named reference to a secret.

@@ -23,7 +23,7 @@ func Validate(doc Document) []Finding {
 // resolve turns the document into rules with their defaults filled in. The rules
 // are of use only when no finding is an error.
 func resolve(doc Document) ([]rule, []Finding) {
-	v := validator{doc: doc, names: map[string]string{}, credentials: map[string]bool{}}
+	v := validator{doc: doc, names: map[string]string{}, credentials: map[string]bool{}, said: map[string]bool{}}
 	for i, c := range doc.Credentials {
 		v.credential(fmt.Sprintf("credentials[%d]", i), c)
 	}
@@ -36,7 +36,7 @@ func resolve(doc Document) ([]rule, []Finding) {
 	for i, c := range doc.Credentials {
 		if used := v.credentials[c.Name]; !used && c.Name != "" {
 			v.warn(fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),
-				"name it as the authRef of an egressAuth rule, or remove it")
+				"name it as the authRef of an egressAuth rule or the proxyAuthRef of an upstream, or remove it")
 		}
 	}
 	v.findings = append(v.findings, overlaps(doc, v.rules)...)
@@ -55,6 +55,7 @@ type validator struct {
 	findings    []Finding
 	names       map[string]string // rule name to the path of its rule
 	credentials map[string]bool   // name to whether a rule uses it
+	said        map[string]bool   // what one warning is enough for
 }
 
 func (v *validator) fail(path, message, fix string) {
@@ -99,6 +100,7 @@ func (v *validator) egress(path string, e EgressRule) {
 	if !ok {
 		return
 	}
+	v.resolve(path, e.Upstream, d)
 	r := e.rule(d)
 	r.at = path
 	v.add(r)
@@ -108,28 +110,36 @@ func (v *validator) egressAuth(path string, e EgressAuthRule) {
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
 	v.upstream(path+".upstream", e.Upstream)
 	v.inject(path+".inject", e.Inject)
-	if _, known := v.credentials[e.AuthRef]; known {
-		v.credentials[e.AuthRef] = true
-	} else if e.AuthRef == "" {
+	if e.AuthRef == "" {
 		v.fail(path, "has no authRef", "write authRef: and the name of one of the credentials")
 	} else {
-		names := make([]string, len(v.doc.Credentials))
-		for i, c := range v.doc.Credentials {
-			names[i] = c.Name
-		}
-		fix := fmt.Sprintf("add it under credentials, as in \"- name: %s\"", e.AuthRef)
-		if near := Nearest(e.AuthRef, names); near != "" {
-			fix = fmt.Sprintf("did you mean %q? Otherwise %s", near, fix)
-		}
-		v.fail(path+".authRef", fmt.Sprintf("there is no credential %q", e.AuthRef), fix)
+		v.reference(path+".authRef", e.AuthRef)
 	}
 	d, ok := v.destination(path, e.Destination, e.Ports, false)
 	if !ok {
 		return
 	}
+	v.resolve(path, e.Upstream, d)
 	r := e.rule(d)
 	r.at = path
 	v.add(r)
+}
+
+// reference checks that a credential is there, and takes it for used.
+func (v *validator) reference(path, name string) {
+	if _, known := v.credentials[name]; known {
+		v.credentials[name] = true
+		return
+	}
+	names := make([]string, len(v.doc.Credentials))
+	for i, c := range v.doc.Credentials {
+		names[i] = c.Name
+	}
+	fix := fmt.Sprintf("add it under credentials, as in \"- name: %s\"", name)
+	if near := Nearest(name, names); near != "" {
+		fix = fmt.Sprintf("did you mean %q? Otherwise %s", near, fix)
+	}
+	v.fail(path, fmt.Sprintf("there is no credential %q", name), fix)
 }
 
 // add keeps a rule whose name is its own.
@@ -221,6 +231,7 @@ func (v *validator) upstream(path string, u *Upstream) {
 	if u == nil {
 		return
 	}
+	v.proxy(path, u)
 	for i, a := range u.Addresses {
 		if _, err := netip.ParseAddr(a); err == nil {
 			continue

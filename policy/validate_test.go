@@ -13,6 +13,9 @@ import (
 func TestValidate(t *testing.T) {
 	const credentials = "\ncredentials: [{name: key}, {name: spare}]"
 	use := "egressAuth: [{destination: used.example.com, authRef: key}, {destination: used2.example.com, authRef: spare}]" + credentials
+	proxied := func(upstream string) string {
+		return use + "\negress: [{destination: a.example.com, upstream: {" + upstream + "}}]"
+	}
 	for _, tt := range []struct {
 		name string
 		yaml string
@@ -73,6 +76,35 @@ func TestValidate(t *testing.T) {
 		{"a rule with some effect", "egressAuth:\n- {destination: a.example.com, authRef: key}\n- {destination: b.example.com, authRef: spare}" + credentials + "\negress:\n- {destination: a.example.com, plain: true}", "", ""},
 		{"a bad upstream", `egress: [{destination: a.example.com, upstream: {addresses: [10.0.0.0/99]}}]`, "1: egress[0].upstream.addresses[0]: neither", ""},
 		{"a bad resolver", `egress: [{destination: a.example.com, upstream: {resolver: 10.0.0.1}}]`, "1: egress[0].upstream.resolver: not host:port", "10.20.0.53:53"},
+		{"a proxy", proxied("proxy: 'http://proxy.example.com:3128'"), "", ""},
+		{"a proxy over TLS", proxied("proxy: 'https://Proxy.example.com:3129/', proxyAuthRef: spare"), "", ""},
+		{"a proxy by address", proxied("proxy: 'socks5://[2001:db8::1]:1080'"), "", ""},
+		{"a private proxy", proxied("proxy: 'socks5://10.0.0.5:1080', addresses: [10.0.0.0/24]"), "", ""},
+		{"a private proxy that is not named", proxied("proxy: 'socks5://10.0.0.5:1080', addresses: [10.1.0.0/24]"), "3: egress[0].upstream.proxy: not a public address", `addresses: ["10.0.0.5"]`},
+		{"a proxy that is no URL", proxied("proxy: 'proxy.example.com:3128'"), "3: egress[0].upstream.proxy: not a URL", "http://proxy.example.com:3128"},
+		{"a proxy without port", proxied("proxy: 'http://proxy.example.com'"), "3: egress[0].upstream.proxy: no port", "http://proxy.example.com:3128"},
+		{"a proxy on port zero", proxied("proxy: 'http://proxy.example.com:0'"), "3: egress[0].upstream.proxy: no port", ""},
+		{"a proxy with a path", proxied("proxy: 'http://proxy.example.com:3128/wpad'"), "3: egress[0].upstream.proxy: more than a host", ""},
+		{"a proxy of an unknown scheme", proxied("proxy: 'ftp://proxy.example.com:21'"), "3: egress[0].upstream.proxy: no scheme", "http, https or socks5"},
+		{"curl's scheme", proxied("proxy: 'socks5h://proxy.example.com:1080'"), "3: egress[0].upstream.proxy: no scheme", "resolve: proxy"},
+		{"a proxy cut short", proxied("proxy: 'http://127.1:3128'"), "3: egress[0].upstream.proxy: could be read as an IP", ""},
+		{"a proxy with a password", proxied("proxy: 'http://someone:s3cr3t@proxy.example.com:3128'"), "3: egress[0].upstream.proxy: user or password", "proxyAuthRef"},
+		{"a password without a URL", proxied("proxy: 'someone:s3cr3t@proxy.example.com'"), "3: egress[0].upstream.proxy: user or password", "proxyAuthRef"},
+		{"a login without proxy", proxied("proxyAuthRef: spare"), "3: egress[0].upstream.proxyAuthRef: without a proxy", ""},
+		{"roots without proxy", proxied("proxyRoots: p.pem"), "3: egress[0].upstream.proxyRoots: without a proxy", ""},
+		{"roots without TLS", proxied("proxy: 'http://proxy.example.com:3128', proxyRoots: p.pem"), "3: egress[0].upstream.proxyRoots: without TLS", "https://proxy.example.com:3128"},
+		{"an unknown login", proxied("proxy: 'https://proxy.example.com:3128', proxyAuthRef: spar"), "3: egress[0].upstream.proxyAuthRef: no credential", `did you mean "spare"`},
+		{"a login in the clear", proxied("proxy: 'socks5://proxy.example.com:1080', proxyAuthRef: spare"), "3: egress[0].upstream.proxyAuthRef: in the clear", "https://"},
+		{"a login in the clear for two rules", use + "\negress: [{destination: a.example.com, upstream: &p {proxy: 'http://proxy.example.com:3128', proxyAuthRef: spare}}, {destination: b.example.com, upstream: *p}]", "3: egress[0].upstream.proxyAuthRef: in the clear", ""},
+		{"a login on this host", proxied("proxy: 'socks5://127.0.0.1:1080', addresses: [127.0.0.1], proxyAuthRef: spare"), "", ""},
+		{"a login of one field", "egress: [{destination: a.example.com, upstream: {proxy: 'https://proxy.example.com:3128', proxyAuthRef: k}}]\nvault: {address: 'https://v', auth: {tokenFile: /t}}\ncredentials: [{name: k, source: {vault: {path: secret/data/k, field: token}}}]", "3: credentials[0].source.vault.field: username and password", "remove it"},
+		{"a credential for a proxy only", "egress: [{destination: a.example.com, upstream: {proxy: 'https://proxy.example.com:3128', proxyAuthRef: k}}]\ncredentials: [{name: k}]", "", ""},
+		{"the proxy resolves", proxied("proxy: 'http://proxy.example.com:3128', resolve: proxy"), "", ""},
+		{"nobody resolves", proxied("proxy: 'http://proxy.example.com:3128', resolve: dns"), "3: egress[0].upstream.resolve: nobody", "write proxy"},
+		{"no proxy resolves", proxied("resolve: proxy"), "3: egress[0].upstream.resolve: without a proxy", ""},
+		{"the proxy resolves a wildcard", "egress: [{destination: '*.example.com', upstream: {proxy: 'http://proxy.example.com:3128', resolve: proxy}}]", "1: egress[0].upstream.resolve: is not one name", "whole name"},
+		{"the proxy resolves a wildcard with a credential", "egressAuth: [{destination: '*.example.com', authRef: key, upstream: {proxy: 'http://proxy.example.com:3128', resolve: proxy}}]\ncredentials: [{name: key}]", "1: egressAuth[0].upstream.resolve: is not one name", "whole name"},
+		{"the proxy resolves an address", "egress: [{destination: 203.0.113.0/24, upstream: {proxy: 'http://proxy.example.com:3128', resolve: proxy}}]", "1: egress[0].upstream.resolve: is not one name", "remove it"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, err := config.Parse("sallyport.yaml", []byte(tt.yaml))
@@ -87,6 +119,9 @@ func TestValidate(t *testing.T) {
 				t.Fatalf("got %v, want one finding", findings)
 			}
 			f := findings[0]
+			if strings.Contains(f.Error(), "s3cr3t") {
+				t.Errorf("%v repeats a password", f)
+			}
 			parts := strings.SplitN(tt.want, ": ", 3)
 			if got := fmt.Sprint(f.Position.Line); got != parts[0] || f.Path != parts[1] || !strings.Contains(f.Message, parts[2]) || !strings.Contains(f.Fix, tt.fix) || f.Fix == "" {
 				t.Errorf("got %v at %v, want %s and the fix %q", f, f.Position, tt.want, tt.fix)

@@ -167,7 +167,7 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if d.names, err = resolver.OpenTable(filepath.Join(indexDir(d.cfg), "names"), resolver.TableOptions{Logger: d.log}); err != nil {
 		return err
 	}
-	d.upstreams = upstream.New(upstream.Options{Local: d.localAddresses, Logger: d.log})
+	d.upstreams = upstream.New(upstream.Options{Local: d.localAddresses, Logins: d.broker, Logger: d.log})
 	d.onClose(func() error { d.upstreams.Close(); return nil })
 	if d.clients, err = gateway.OpenClients(filepath.Join(indexDir(d.cfg), "clients.json")); err != nil {
 		return err

@@ -103,6 +103,18 @@ func TestSecretBeforeTheDaemon(t *testing.T) {
 	if _, status, err := run(t, "\n", "secret", "set", "key", "--config", file); status != 1 || !strings.Contains(err.Error(), "empty") {
 		t.Errorf("an empty one: got %d, %v", status, err)
 	}
+	both := []string{"secret", "set", "key", "--config", file, "--field", "username", "--field", "password"}
+	for _, tt := range []struct{ stdin, says string }{
+		{"someone\n" + value + "\n", ""}, {"someone\r\n" + value + "\r\n", ""}, {"someone\n", "for 2 fields there are 1 lines"},
+		{"someone\n" + value + "\nmore\n", "there are 3 lines"}, {"someone\n\n", "empty"},
+	} {
+		if _, status, err := run(t, tt.stdin, both...); (status == 0) != (tt.says == "") || err != nil && !strings.Contains(err.Error(), tt.says) {
+			t.Errorf("%q for two fields: got %d, %v", tt.stdin, status, err)
+		}
+	}
+	if _, status, err := run(t, value, append(both, "--field", "password")...); status != 2 || !strings.Contains(err.Error(), "twice") {
+		t.Errorf("a field twice: got %d, %v", status, err)
+	}
 	if out, _, err := run(t, "", "audit", "tail", "--config", file); !strings.Contains(out, "secret key set") {
 		t.Errorf("the audit: got %q, %v", out, err)
 	}

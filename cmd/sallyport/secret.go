@@ -23,12 +23,13 @@ func newSecret(g *globals) *cobra.Command {
 }
 
 func newSecretSet(g *globals) *cobra.Command {
-	var field string
+	var fields []string
 	c := &cobra.Command{
 		Use:   "set NAME",
 		Short: "Set a secret from standard input or a prompt, never from an argument",
 		Example: `  sallyport secret set openai-api-key           # asks
-  sallyport secret set openai-api-key < key.txt`,
+  sallyport secret set openai-api-key < key.txt
+  sallyport secret set corporate-proxy --field username --field password   # a line for each`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 2 {
 				// It is in the shell's history by now; say so.
@@ -37,7 +38,7 @@ func newSecretSet(g *globals) *cobra.Command {
 			return exactly("NAME")(cmd, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			value, err := readSecret(cmd, args[0])
+			values, err := readSecret(cmd, args[0], fields)
 			if err != nil {
 				return err
 			}
@@ -45,9 +46,8 @@ func newSecretSet(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			fields := map[string]string{field: value}
-			if err := d.SetSecret(cmd.Context(), args[0], fields); errors.Is(err, api.ErrNoDaemon) {
-				if err := g.setSecretDirectly(cmd.Context(), args[0], fields); err != nil {
+			if err := d.SetSecret(cmd.Context(), args[0], values); errors.Is(err, api.ErrNoDaemon) {
+				if err := g.setSecretDirectly(cmd.Context(), args[0], values); err != nil {
 					return err
 				}
 			} else if err != nil {
@@ -56,37 +56,64 @@ func newSecretSet(g *globals) *cobra.Command {
 			return g.print(cmd, map[string]string{"set": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0], "is set") })
 		},
 	}
-	c.Flags().StringVar(&field, "field", "token", "name of the field, for templates")
+	c.Flags().StringArrayVar(&fields, "field", []string{"token"}, "name of a field, for templates; once for each field of the secret")
 	return c
 }
 
-// readSecret reads a value from a prompt without echo, or from a pipe without
-// the last line's end.
-func readSecret(cmd *cobra.Command, name string) (string, error) {
-	if term.IsTerminal(int(os.Stdin.Fd())) {
-		fmt.Fprintf(cmd.ErrOrStderr(), "Secret %s: ", name)
-		p, err := term.ReadPassword(int(os.Stdin.Fd()))
-		fmt.Fprintln(cmd.ErrOrStderr())
-		if err != nil {
-			return "", fmt.Errorf("reading the secret: %w", err)
+// readSecret reads the values of a secret's fields from prompts without echo, or
+// from a pipe: the whole of it without the last line's end for one field, a
+// line for each of several.
+func readSecret(cmd *cobra.Command, name string, fields []string) (map[string]string, error) {
+	values := make(map[string]string, len(fields))
+	for _, f := range fields {
+		if _, twice := values[f]; twice {
+			return nil, usageError{fmt.Errorf("--field %s is there twice", f)}
 		}
-		return notEmpty(string(p))
+		values[f] = ""
+	}
+	if term.IsTerminal(int(os.Stdin.Fd())) {
+		for _, f := range fields {
+			prompt := name
+			if len(fields) > 1 {
+				prompt += ", " + f
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "Secret %s: ", prompt)
+			p, err := term.ReadPassword(int(os.Stdin.Fd()))
+			fmt.Fprintln(cmd.ErrOrStderr())
+			if err != nil {
+				return nil, fmt.Errorf("reading the secret: %w", err)
+			}
+			values[f] = string(p)
+		}
+		return values, notEmpty(values)
 	}
 	p, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxSecret+1))
 	if err != nil {
-		return "", fmt.Errorf("reading the secret: %w", err)
+		return nil, fmt.Errorf("reading the secret: %w", err)
 	}
 	if len(p) > maxSecret {
-		return "", fmt.Errorf("the secret is longer than %d bytes", maxSecret)
+		return nil, fmt.Errorf("the secret is longer than %d bytes", maxSecret)
 	}
-	return notEmpty(strings.TrimSuffix(strings.TrimSuffix(string(p), "\n"), "\r"))
+	lines := []string{strings.TrimSuffix(string(p), "\n")}
+	if len(fields) > 1 {
+		lines = strings.Split(lines[0], "\n")
+	}
+	if len(lines) != len(fields) {
+		return nil, fmt.Errorf("each field takes a line, in their order, but for %d fields there are %d lines", len(fields), len(lines))
+	}
+	for i, f := range fields {
+		values[f] = strings.TrimSuffix(lines[i], "\r")
+	}
+	return values, notEmpty(values)
 }
 
-func notEmpty(s string) (string, error) {
-	if s == "" {
-		return "", errors.New("the secret is empty: type it at the prompt, or pipe it in")
+func notEmpty(values map[string]string) error {
+	for _, v := range values {
+		if v == "" {
+			return errors.New("the secret is empty: type it at the prompt, or pipe it in")
+		}
 	}
-	return s, nil
+	return nil
 }
 
 // setSecretDirectly does what the daemon would, where none runs yet: under its

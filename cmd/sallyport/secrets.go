@@ -54,6 +54,9 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
 		}
 	}
+	for name, proxies := range cfg.ProxyLogins() {
+		sources[name] = credential.Login{Source: sources[name], Proxies: proxies}
+	}
 	return sources, end, nil
 }
 

@@ -75,7 +75,11 @@ func New(o Options) *Broker {
 func (b *Broker) Replace(sources map[string]Source, revision string) {
 	entries := make(map[string]*entry, len(sources))
 	for name, src := range sources {
-		entries[name] = &entry{source: src}
+		e := &entry{source: src}
+		if l, ok := src.(Login); ok { // what it wraps may be Remote
+			e.source, e.proxies = l.Source, l.Proxies
+		}
+		entries[name] = e
 	}
 	b.current.Store(&generation{revision, entries})
 }
@@ -145,8 +149,9 @@ func (b *Broker) Contains(ctx context.Context, value string) (name string, found
 
 // entry is one credential's source and what it last said.
 type entry struct {
-	source Source
-	flight singleflight.Group
+	source  Source
+	proxies []string // that may be given it as a login
+	flight  singleflight.Group
 
 	mu    sync.Mutex
 	last  *secret

@@ -37,6 +37,8 @@ type destination struct {
 	named     []netip.Prefix
 	resolver  *net.Resolver
 	roots     *roots
+	hop       *hop // the proxy on the way, or nil
+	unread    bool // for a tunnel, whose far end may speak first
 	transport *transport
 }
 
@@ -54,14 +56,13 @@ func (p *Pool) destination(t *tenant, r Route) (*destination, error) {
 	if err != nil {
 		return nil, &Error{Kind: KindRule, Host: r.Host, Port: r.Port, Err: err}
 	}
-	port := strconv.Itoa(int(r.Port))
 	d := &destination{
 		pool: p, tenant: t, route: r,
 		scheme:    "http",
-		authority: net.JoinHostPort(r.Host, port),
+		authority: hostPort(r.Host, r.Port),
 		bare:      r.Host,
 		// Rooted, so that no search domain of the host is tried.
-		dialled:  net.JoinHostPort(r.Host+".", port),
+		dialled:  hostPort(r.Host+".", r.Port),
 		named:    named,
 		resolver: newResolver(u.Resolver, p.o.DialTimeout),
 	}
@@ -74,7 +75,17 @@ func (p *Pool) destination(t *tenant, r Route) (*destination, error) {
 			d.bare = "[" + r.Host + "]"
 		}
 	}
+	if u.Proxy != "" {
+		if d.hop, err = p.hop(t, u); err != nil {
+			return nil, &Error{Kind: KindRule, Host: r.Host, Port: r.Port, Err: err}
+		}
+	}
 	return d, nil
+}
+
+// hostPort is host and port as a URL has them.
+func hostPort(host string, port uint16) string {
+	return net.JoinHostPort(host, strconv.Itoa(int(port)))
 }
 
 // newResolver asks the server at address, or the host's when it is empty. Either
@@ -166,9 +177,21 @@ func (d *destination) usualPort() bool {
 	return d.route.Port == 80
 }
 
-// dial opens one TCP connection. Every address is judged by the hook that runs
+// dial opens one connection, by way of the proxy if there is one.
+func (d *destination) dial(ctx context.Context) (stream, error) {
+	if d.hop != nil {
+		return d.through(ctx)
+	}
+	c, err := d.connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// connect opens one TCP connection. Every address is judged by the hook that runs
 // between socket(2) and connect(2), so nothing can change in between.
-func (d *destination) dial(ctx context.Context) (*conn, error) {
+func (d *destination) connect(ctx context.Context) (*conn, error) {
 	if err := d.tenant.reserve(); err != nil {
 		return nil, err
 	}

@@ -33,13 +33,15 @@ const (
 	KindBusy                    // the sandbox has too many connections open
 	KindCanceled                // whoever asked went away
 	KindClosed                  // the pool is closed, or the sandbox forgotten
+	KindProxy                   // the proxy on the way did not open it; wraps *ProxyError
+	KindLogin                   // the credential for the proxy could not be leased; wraps *LoginError
 )
 
 var kindNames = [...]string{
 	KindBroken: "broken", KindLookup: "lookup", KindAddress: "address", KindRefused: "refused",
 	KindUnreachable: "unreachable", KindTimeout: "timeout", KindCertificate: "certificate", KindTLS: "tls",
 	KindRoots: "roots", KindRule: "rule", KindHost: "host", KindOther: "other", KindBusy: "busy",
-	KindCanceled: "canceled", KindClosed: "closed",
+	KindCanceled: "canceled", KindClosed: "closed", KindProxy: "proxy", KindLogin: "login",
 }
 
 func (k Kind) String() string {
@@ -66,8 +68,11 @@ func (e *Error) Error() string {
 }
 
 func (e *Error) hint() string {
+	if p := (*ProxyError)(nil); errors.As(e.Err, &p) {
+		return p.Error()
+	}
 	switch e.Kind {
-	case KindAddress, KindRoots, KindRule, KindHost:
+	case KindAddress, KindRoots, KindRule, KindHost, KindLogin:
 		if e.Err != nil {
 			return e.Err.Error() // our own words
 		}
@@ -80,7 +85,7 @@ func (e *Error) hint() string {
 	case KindTimeout:
 		return "no answer in time"
 	case KindCertificate:
-		return certificateHint(e.Err, e.Host)
+		return certificateHint(e.Err, e.Host, "roots")
 	case KindTLS:
 		return "the TLS handshake failed: the port does not speak TLS 1.2 or later, or it wants a client certificate"
 	case KindOther:
@@ -106,7 +111,8 @@ func lookupHint(err error) string {
 	return "the resolver failed; an internal name may need upstream: {resolver: host:port} in its rule"
 }
 
-func certificateHint(err error, host string) string {
+// certificateHint names the key of an upstream that would say whom to believe.
+func certificateHint(err error, host, key string) string {
 	var (
 		unknown x509.UnknownAuthorityError
 		name    x509.HostnameError
@@ -114,7 +120,7 @@ func certificateHint(err error, host string) string {
 	)
 	switch {
 	case errors.As(err, &unknown):
-		return "its certificate is signed by an unknown authority; a private one is named by upstream: {roots: FILE} in the rule"
+		return "its certificate is signed by an unknown authority; a private one is named by upstream: {" + key + ": FILE} in the rule"
 	case errors.As(err, &name):
 		return "its certificate is for another name than " + host
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired && invalid.Cert != nil:
@@ -158,6 +164,8 @@ func kindOf(err error) Kind {
 		record  tls.RecordHeaderError
 		timeout net.Error
 		op      *net.OpError
+		login   *LoginError
+		proxy   *ProxyError
 	)
 	switch {
 	case errors.Is(err, errOther):
@@ -170,6 +178,10 @@ func kindOf(err error) Kind {
 		return KindClosed
 	case errors.Is(err, context.Canceled):
 		return KindCanceled
+	case errors.As(err, &login):
+		return KindLogin
+	case errors.As(err, &proxy) && (proxy.Err == nil || kindOf(proxy.Err) != KindTimeout):
+		return KindProxy
 	case errors.As(err, &verify):
 		return KindCertificate
 	case errors.As(err, &lookup):

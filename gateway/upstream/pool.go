@@ -3,14 +3,17 @@
 //
 // It guarantees that no connection is opened to an address that is not public
 // unless the route's rule names it, whatever DNS answers and however often it
-// changes its mind; that TLS is verified, always; that a connection or TLS
-// session made for one sandbox, credential or way of reaching the destination
-// serves no other; and that a RoundTripper sends nothing to another destination
-// than its route's. It asks no policy: who calls it has decided already.
+// changes its mind; that a proxy on the way is asked for such addresses only,
+// unless the rule leaves the name to it; that TLS is verified, always, also
+// inside of what a proxy opens; that a connection or TLS session made for one
+// sandbox, credential or way of reaching the destination serves no other; and
+// that a RoundTripper sends nothing to another destination than its route's. It
+// asks no policy: who calls it has decided already.
 package upstream
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -33,7 +36,10 @@ const (
 type Options struct {
 	// Local lists this host's own addresses (as /32 or /128) and the sandbox
 	// networks. It is called for every connection; default: none.
-	Local  func() []netip.Prefix
+	Local func() []netip.Prefix
+	// Logins gives what proxies ask for. Default: none, so that a proxy with a
+	// login cannot be used.
+	Logins Logins
 	Logger *slog.Logger // default: slog.Default()
 	// DialTimeout bounds lookup and TCP connection. Default: 10 s.
 	DialTimeout time.Duration
@@ -99,7 +105,7 @@ func (p *Pool) RoundTripper(r Route) (http.RoundTripper, error) {
 	var roots *roots
 	if r.Upstream != nil && r.Upstream.Roots != "" {
 		if roots, err = p.roots.get(r.Upstream.Roots, p.o.Logger); err != nil {
-			return nil, &Error{Kind: KindRoots, Host: r.Host, Port: r.Port, Err: err}
+			return nil, &Error{Kind: KindRoots, Host: r.Host, Port: r.Port, Err: fmt.Errorf("upstream.roots: %w", err)}
 		}
 	}
 	k := keyOf(r)
@@ -127,6 +133,7 @@ func (p *Pool) Dial(ctx context.Context, r Route) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.unread = true
 	c, err := d.dial(ctx)
 	if err != nil {
 		return nil, d.fail(err)
@@ -177,16 +184,19 @@ func (p *Pool) tenant(r Route) (*tenant, error) {
 
 // key is everything that two requests must share to share a connection.
 type key struct {
-	credential, host           string
-	port                       uint16
-	tls                        bool
-	addresses, roots, resolver string
+	credential, host      string
+	port                  uint16
+	tls                   bool
+	addresses, roots, way string // the resolver, and all about the proxy
 }
 
 func keyOf(r Route) key {
 	k := key{credential: r.Credential, host: r.Host, port: r.Port, tls: r.TLS}
 	if u := r.Upstream; u != nil {
-		k.addresses, k.roots, k.resolver = strings.Join(u.Addresses, " "), u.Roots, u.Resolver
+		k.addresses, k.roots, k.way = strings.Join(u.Addresses, " "), u.Roots, u.Resolver
+		if u.Proxy != "" {
+			k.way = strings.Join([]string{u.Resolver, u.Proxy, u.ProxyAuthRef, u.ProxyRoots, u.Resolve}, " ")
+		}
 	}
 	return k
 }

@@ -43,10 +43,10 @@ func (c *rootsCache) get(path string, log *slog.Logger) (*roots, error) {
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fmt.Errorf("upstream.roots: %w", err)
+		return nil, err
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxRootsSize {
-		return nil, fmt.Errorf("upstream.roots: %s is not a file of at most %d bytes", path, maxRootsSize)
+		return nil, fmt.Errorf("%s is not a file of at most %d bytes", path, maxRootsSize)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -61,7 +61,7 @@ func (c *rootsCache) get(path string, log *slog.Logger) (*roots, error) {
 	}
 	r, err := readRoots(path)
 	if err != nil {
-		return nil, fmt.Errorf("upstream.roots: %w", err)
+		return nil, err
 	}
 	r.checked = now
 	if ok {

@@ -20,7 +20,7 @@ import (
 // HTTP/1.1 the one used last goes first, so that those that are too many grow
 // old.
 type transport struct {
-	dial  func(context.Context) (*conn, error)
+	dial  func(context.Context) (stream, error)
 	tls   *tls.Config // nil for plain HTTP
 	pool  *Options
 	multi *multiplexer
@@ -155,7 +155,7 @@ func (t *transport) found(p protocol) {
 }
 
 // single makes a connection of HTTP/1.1; raw is the socket below it.
-func (t *transport) single(c net.Conn, raw *conn) *h1.ClientConn {
+func (t *transport) single(c net.Conn, raw stream) *h1.ClientConn {
 	o := h1.ClientOptions{MaxHead: maxResponseHeader, HeadTimeout: t.pool.HeaderTimeout, Done: t.done}
 	o.Raw, _ = raw.SyscallConn() // fails on a closed connection, which fails by itself
 	return h1.NewClientConn(c, o)

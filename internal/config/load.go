@@ -87,12 +87,12 @@ func (c *Config) resolve(dir string) {
 	}
 	for i := range c.Egress {
 		if u := c.Egress[i].Upstream; u != nil {
-			paths = append(paths, &u.Roots)
+			paths = append(paths, &u.Roots, &u.ProxyRoots)
 		}
 	}
 	for i := range c.EgressAuth {
 		if u := c.EgressAuth[i].Upstream; u != nil {
-			paths = append(paths, &u.Roots)
+			paths = append(paths, &u.Roots, &u.ProxyRoots)
 		}
 	}
 	for _, p := range paths {

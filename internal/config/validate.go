@@ -164,6 +164,7 @@ func (v *validator) vault(c Vault, credentials []policy.Credential) {
 func (v *validator) upstream(path string, u *policy.Upstream) {
 	if u != nil {
 		v.roots(path+".roots", u.Roots)
+		v.roots(path+".proxyRoots", u.ProxyRoots)
 	}
 }
 

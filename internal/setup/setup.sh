@@ -78,7 +78,8 @@ wanted() {
 	PATH=$PATH:/usr/sbin:/sbin command -v dockerd >/dev/null || echo docker.io
 	case $1 in
 	test)
-		for package in curl default-jdk-headless gcc libc6-dev make nftables nodejs openssl procps python3 strace tcpdump; do
+		# tinyproxy-bin is tinyproxy without the service that listens to everybody.
+		for package in curl default-jdk-headless gcc libc6-dev make microsocks nftables nodejs openssl procps python3 strace tcpdump tinyproxy-bin; do
 			installed "$package" || echo "$package"
 		done
 		;;

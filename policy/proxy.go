@@ -1,0 +1,164 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Schemes of a Proxy.
+const (
+	ProxyHTTP   = "http"   // CONNECT (RFC 9110, section 9.3.6)
+	ProxyHTTPS  = "https"  // the same over verified TLS
+	ProxySOCKS5 = "socks5" // RFC 1928
+)
+
+// ResolveProxy is the Upstream.Resolve that leaves names to the proxy.
+const ResolveProxy = "proxy"
+
+// Proxy is what Upstream.Proxy says.
+type Proxy struct {
+	Scheme string
+	Host   string // a name in A-labels and lower case, or the text of an IP address
+	Port   uint16
+}
+
+// Address is host:port.
+func (p Proxy) Address() string { return net.JoinHostPort(p.Host, strconv.Itoa(int(p.Port))) }
+
+func (p Proxy) String() string { return p.Scheme + "://" + p.Address() }
+
+// ParseProxy reads an Upstream.Proxy. Its errors say what to write instead, and
+// do not repeat a text that may have a password in it.
+func ParseProxy(s string) (Proxy, error) {
+	if strings.Contains(s, "@") {
+		return Proxy{}, errors.New("has a user or password in it; write the URL without, and proxyAuthRef: with the name of a credential")
+	}
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		return Proxy{}, fmt.Errorf("%q is not a URL; write one as http://proxy.example.com:3128", s)
+	}
+	p := Proxy{Scheme: strings.ToLower(scheme)}
+	switch p.Scheme {
+	case ProxyHTTP, ProxyHTTPS, ProxySOCKS5:
+	case "socks5h":
+		return Proxy{}, fmt.Errorf("%q is no scheme here; write socks5://, and resolve: proxy if only the proxy can look the name up", scheme)
+	default:
+		return Proxy{}, fmt.Errorf("%q is no scheme of a proxy; write http, https or socks5", scheme)
+	}
+	rest = strings.TrimSuffix(rest, "/")
+	if strings.ContainsAny(rest, "/?#") {
+		return Proxy{}, fmt.Errorf("%q has more than a host and a port; write it as %s://proxy.example.com:3128", s, p.Scheme)
+	}
+	host, port, err := net.SplitHostPort(rest)
+	n, perr := strconv.ParseUint(port, 10, 16)
+	if err != nil || perr != nil || n == 0 {
+		return Proxy{}, fmt.Errorf("%q has no port from 1 to 65535; write one as %s://proxy.example.com:3128", s, p.Scheme)
+	}
+	p.Port = uint16(n)
+	if a, err := netip.ParseAddr(host); err == nil {
+		if a.Zone() != "" {
+			return Proxy{}, fmt.Errorf("%q has a zone; write the address without it", s)
+		}
+		p.Host = a.Unmap().String()
+		return p, nil
+	}
+	p.Host, err = asciiHost(host)
+	return p, err
+}
+
+// ProxyLogins lists, by the name of a credential, the proxies that a rule logs
+// in to with it, as Proxy.String gives them.
+func (d Document) ProxyLogins() map[string][]string {
+	logins := map[string][]string{}
+	add := func(u *Upstream) {
+		if u == nil || u.ProxyAuthRef == "" {
+			return
+		}
+		p, err := ParseProxy(u.Proxy)
+		if err != nil {
+			return // a finding of Validate
+		}
+		if known := logins[u.ProxyAuthRef]; !slices.Contains(known, p.String()) {
+			logins[u.ProxyAuthRef] = append(known, p.String())
+		}
+	}
+	for _, e := range d.Egress {
+		add(e.Upstream)
+	}
+	for _, e := range d.EgressAuth {
+		add(e.Upstream)
+	}
+	return logins
+}
+
+// proxy checks the keys of an upstream that are about its proxy.
+func (v *validator) proxy(path string, u *Upstream) {
+	if u.Proxy == "" {
+		for _, k := range []struct{ key, value string }{
+			{"proxyAuthRef", u.ProxyAuthRef}, {"proxyRoots", u.ProxyRoots}, {"resolve", u.Resolve},
+		} {
+			if k.value != "" {
+				v.fail(path+"."+k.key, "is of no use without a proxy", "write proxy: http://proxy.example.com:3128, or remove it")
+			}
+		}
+		return
+	}
+	p, err := ParseProxy(u.Proxy)
+	if err != nil {
+		message, fix, _ := strings.Cut(err.Error(), "; ")
+		v.fail(path+".proxy", message, fix)
+		return
+	}
+	a, _ := netip.ParseAddr(p.Host)
+	if (a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast()) && !named(u.Addresses, a) {
+		v.fail(path+".proxy", fmt.Sprintf("%s is not a public address, and is not dialled unless it is named", a), fmt.Sprintf("write addresses: [%q]", a))
+	}
+	if u.ProxyRoots != "" && p.Scheme != ProxyHTTPS {
+		v.fail(path+".proxyRoots", "is of no use to a proxy without TLS", "write proxy: https://"+p.Address()+", or remove it")
+	}
+	if u.Resolve != "" && u.Resolve != ResolveProxy {
+		v.fail(path+".resolve", fmt.Sprintf("%q is nobody who could look names up", u.Resolve), "write proxy, or leave it out for the gateway")
+	}
+	if u.ProxyAuthRef == "" {
+		return
+	}
+	v.reference(path+".proxyAuthRef", u.ProxyAuthRef)
+	for i, c := range v.doc.Credentials {
+		if vault := c.Source.Vault; c.Name == u.ProxyAuthRef && vault != nil && vault.Field != "" {
+			v.fail(fmt.Sprintf("credentials[%d].source.vault.field", i), "picks one field, and a proxy asks for username and password", "remove it")
+		}
+	}
+	if said := p.String() + " " + u.ProxyAuthRef; p.Scheme != ProxyHTTPS && !a.IsLoopback() && !v.said[said] {
+		v.said[said] = true
+		v.warn(path+".proxyAuthRef", fmt.Sprintf("crosses the network to %s in the clear", p.Address()), "write an https:// proxy if there is one")
+	}
+}
+
+// resolve checks that only names which a rule spells out are left to a proxy:
+// nobody classifies the address that it finds.
+func (v *validator) resolve(path string, u *Upstream, d destination) {
+	if u == nil || u.Resolve != ResolveProxy || d.kind == exactHost {
+		return
+	}
+	fix := "write the whole name of each host, one to a rule"
+	if d.kind == addressRange {
+		fix = "remove it: an address is not looked up"
+	}
+	v.fail(path+".upstream.resolve", fmt.Sprintf("%s is not one name, and what a proxy resolves is not checked", d.key()), fix)
+}
+
+// named reports whether an upstream's addresses have a in them.
+func named(addresses []string, a netip.Addr) bool {
+	return slices.ContainsFunc(addresses, func(s string) bool {
+		if one, err := netip.ParseAddr(s); err == nil {
+			return one.Unmap() == a
+		}
+		p, err := netip.ParsePrefix(s)
+		return err == nil && p.Contains(a)
+	})
+}
