@@ -282,7 +282,7 @@ func New(kind Kind, class Class, activity int) *Event {
 		Metadata: Metadata{
 			Version:  SchemaVersion,
 			Profiles: profiles,
-			Product:  Product{Name: "Sallyport", VendorName: "Sallyport"},
+			Product:  own,
 			UID:      uuid.Must(uuid.NewV7()).String(),
 		},
 		Time:        time.Now().UnixMilli(),
@@ -298,9 +298,16 @@ func New(kind Kind, class Class, activity int) *Event {
 // An OCSF event says which profiles its attributes are from: security_control
 // has action_id, disposition_id, firewall_rule and policy; host has actor.
 var (
-	networkProfiles   = []string{"security_control"}
-	lifecycleProfiles = []string{"host", "security_control"}
+	networkProfiles   = []string{securityControl}
+	lifecycleProfiles = []string{"host", securityControl}
 )
+
+const securityControl = "security_control"
+
+// What writes the events.
+const product = "Sallyport"
+
+var own = Product{Name: product, VendorName: product}
 
 // ID is the event's identifier; for a decision, the decision id.
 func (e *Event) ID() string { return e.Metadata.UID }
