@@ -43,7 +43,7 @@ func benchExchange(b *testing.B, carry func() time.Duration, l *audit.Log) {
 	var before audit.Stats
 	if l != nil {
 		for range 100 { // past the size from which on there are zeros ahead
-			if err := l.Append(b.Context(), decide()); err != nil {
+			if err := l.Append(b.Context(), decide(new(audit.Exchange))); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -67,7 +67,8 @@ func benchExchange(b *testing.B, carry func() time.Duration, l *audit.Log) {
 					carried.Add(int64(carry()))
 					continue
 				}
-				decision := decide()
+				x := new(audit.Exchange)
+				decision := decide(x)
 				at := time.Now()
 				if err := l.Append(b.Context(), decision); err != nil {
 					b.Error(err)
@@ -75,7 +76,7 @@ func benchExchange(b *testing.B, carry func() time.Duration, l *audit.Log) {
 				}
 				took[i] = append(took[i], time.Since(at))
 				carried.Add(int64(carry()))
-				if err := l.Enqueue(complete(decision)); err != nil {
+				if err := l.Enqueue(complete(x)); err != nil {
 					b.Error(err)
 					return
 				}
@@ -163,16 +164,16 @@ var (
 )
 
 // decide is the decision that the gateway writes for an allowed request.
-func decide() *audit.Event {
-	e := audit.New(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("POST"))
+func decide(x *audit.Exchange) *audit.Event {
+	e := x.Decide(audit.ClassHTTP, audit.HTTPActivity("POST"))
 	e.Action, e.Disposition = audit.ActionAllowed, audit.DispositionAllowed
-	e.Source = from
-	e.Destination = &audit.Endpoint{Hostname: "api.example.test", Port: 443}
-	e.HTTPRequest = &audit.HTTPRequest{Method: "POST", Version: "HTTP/1.1", Length: 1234,
-		URL: &audit.URL{Scheme: "https", Hostname: "api.example.test", Port: 443, Path: "/v1/chat/completions"}}
-	e.TLS = &audit.TLS{SNI: "api.example.test"}
-	e.Rule = &audit.Rule{Name: "example", Type: "egressAuth"}
-	e.Policy = &audit.Policy{Version: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
+	e.Source, e.Destination, e.HTTPRequest, e.TLS, e.Rule, e.Policy = from, &x.Destination, &x.Request, &x.TLS, &x.Rule, &x.Policy
+	x.Destination = audit.Endpoint{Hostname: "api.example.test", Port: 443}
+	x.Request = audit.HTTPRequest{Method: "POST", Version: "HTTP/1.1", Length: 1234, URL: &x.URL}
+	x.URL = audit.URL{Scheme: "https", Hostname: "api.example.test", Port: 443, Path: "/v1/chat/completions"}
+	x.TLS = audit.TLS{SNI: "api.example.test"}
+	x.Rule = audit.Rule{Name: "example", Type: "egressAuth"}
+	x.Policy = audit.Policy{Version: "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"}
 	s := &e.Unmapped.Sallyport
 	s.Sandbox, s.Phase, s.Decision = "demo", "request", "allow"
 	s.SandboxID, s.Session = "0192f0c1-0000-7000-8000-000000000001", "0192f0c1-0000-7000-8000-000000000002"
@@ -183,17 +184,12 @@ func decide() *audit.Event {
 }
 
 // complete is what the gateway writes when it is over.
-func complete(e *audit.Event) *audit.Event {
-	c := audit.New(audit.KindCompletion, e.ClassUID, e.ActivityID)
-	c.Metadata.CorrelationUID = e.ID()
-	c.StartTime, c.Duration = e.Time, c.Time-e.Time
-	c.Source, c.HTTPRequest, c.Rule, c.Policy, c.Destination, c.TLS = e.Source, e.HTTPRequest, e.Rule, e.Policy, e.Destination, e.TLS
-	c.Action, c.Disposition, c.StatusID = e.Action, e.Disposition, audit.StatusSuccess
-	c.HTTPResponse = &audit.HTTPResponse{Code: 200, Length: 1024}
-	c.Traffic = &audit.Traffic{BytesIn: 1024, BytesOut: 1234}
-	s, was := &c.Unmapped.Sallyport, &e.Unmapped.Sallyport
-	s.Sandbox, s.SandboxID, s.Session = was.Sandbox, was.SandboxID, was.Session
-	s.Phase, s.Decision, s.Credentials = was.Phase, was.Decision, used
+func complete(x *audit.Exchange) *audit.Event {
+	c := x.Complete(x.Decision.ActivityID)
+	c.HTTPResponse, c.Traffic = &x.Response, &x.Traffic
+	x.Response = audit.HTTPResponse{Code: 200, Length: 1024}
+	x.Traffic = audit.Traffic{BytesIn: 1024, BytesOut: 1234}
+	c.Unmapped.Sallyport.Credentials = used
 	return c
 }
 
@@ -207,7 +203,9 @@ func BenchmarkNew(b *testing.B) {
 // BenchmarkEvents makes a request's two events.
 func BenchmarkEvents(b *testing.B) {
 	b.ReportAllocs()
+	x := new(audit.Exchange)
 	for b.Loop() {
-		complete(decide())
+		decide(x)
+		complete(x)
 	}
 }
