@@ -84,6 +84,23 @@ func TestEncodesLikeJSON(t *testing.T) {
 	})
 }
 
+// TestEncodesEveryByte puts each byte at each place of strings that are read
+// by eights, and with a rest.
+func TestEncodesEveryByte(t *testing.T) {
+	for c := range 256 {
+		var e audit.Event
+		for at := range 11 {
+			text := []byte("~ !#[]^azAZ")
+			text[at] = byte(c)
+			e.Message += string(text) // each is looked at alone as a name
+			e.Unmapped.Sallyport.HeaderNames = append(e.Unmapped.Sallyport.HeaderNames, string(text))
+		}
+		if got, want := string(audit.Encode(nil, &e)), reference(t, e); got != want {
+			t.Errorf("byte %#x:\ngot  %s\nwant %s", c, got, want)
+		}
+	}
+}
+
 // FuzzEncode: any event is written as encoding/json writes it.
 func FuzzEncode(f *testing.F) {
 	for _, events := range golden() {

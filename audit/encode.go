@@ -14,14 +14,22 @@ const maxLine = 1 << 20
 // maxSequence is beyond what any log reaches; what claims more is not ours.
 const maxSequence = 1 << 62
 
-// line is an event encoded by its caller, whose sequence number the writer
-// fills in: encoding runs on all cores, numbering on one.
-type line struct {
+// batch is what one call brings: its events encoded, for the writer to number.
+// Encoding runs on all cores, numbering on one.
+type batch struct {
 	buf []byte
-	at  int // offset of the sequence number's digit, 0
+	at  []int        // offsets of the sequence numbers, each the digit 0
+	out chan outcome // what Append waits for, of capacity one
+	// awaited tells Append's from Enqueue's.
+	awaited bool
 }
 
-var lines = sync.Pool{New: func() any { return new(line) }}
+type outcome struct {
+	first uint64 // number of the batch's first event
+	err   error
+}
+
+var batches = sync.Pool{New: func() any { return &batch{out: make(chan outcome, 1)} }}
 
 // The first of its kind in a line is the event's own: metadata comes first, and
 // a quote within a string is always escaped.
@@ -30,28 +38,38 @@ var (
 	sequenceKey = []byte(`"sequence":`)
 )
 
-func encode(e *Event) (*line, error) {
-	l := lines.Get().(*line)
-	l.buf, l.at = appendEvent(l.buf[:0], e)
-	l.buf = append(l.buf, '\n')
-	if n := len(l.buf); n > maxLine-20 {
-		l.free()
-		return nil, fmt.Errorf("audit event %s: %w: %d bytes", e.ID(), ErrTooLarge, n)
+func encode(events ...*Event) (*batch, error) {
+	b := batches.Get().(*batch)
+	b.buf, b.at = b.buf[:0], b.at[:0]
+	for _, e := range events {
+		start, at := len(b.buf), 0
+		b.buf, at = appendEvent(b.buf, e)
+		b.buf, b.at = append(b.buf, '\n'), append(b.at, at)
+		if n := len(b.buf) - start; n > maxLine-20 {
+			b.free()
+			return nil, fmt.Errorf("audit event %s: %w: %d bytes", e.ID(), ErrTooLarge, n)
+		}
 	}
-	return l, nil
+	return b, nil
 }
 
-// appendTo appends the line under its number.
-func (l *line) appendTo(dst []byte, sequence uint64) []byte {
-	dst = append(dst, l.buf[:l.at]...)
-	dst = strconv.AppendUint(dst, sequence, 10)
-	return append(dst, l.buf[l.at+1:]...)
+// appendTo appends the lines under their numbers and returns the number after.
+func (b *batch) appendTo(dst []byte, sequence uint64) ([]byte, uint64) {
+	from := 0
+	for _, at := range b.at {
+		dst = append(dst, b.buf[from:at]...)
+		dst = strconv.AppendUint(dst, sequence, 10)
+		sequence++
+		from = at + 1
+	}
+	return append(dst, b.buf[from:]...), sequence
 }
 
-// free gives the line back; one that grew large is left to the collector.
-func (l *line) free() {
-	if cap(l.buf) <= 64<<10 {
-		lines.Put(l)
+// free gives the batch back to be used again: nobody else may hold it. One that
+// grew large is left to the collector.
+func (b *batch) free() {
+	if cap(b.buf) <= 64<<10 {
+		batches.Put(b)
 	}
 }
 

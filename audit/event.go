@@ -12,6 +12,9 @@
 package audit
 
 import (
+	cryptorand "crypto/rand"
+	"math/rand/v2"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -274,33 +277,63 @@ type CredentialUse struct {
 // New returns an event of the class and activity with its identifiers, time and
 // category set. Its UID is a UUIDv7, so that identifiers sort by time.
 func New(kind Kind, class Class, activity int) *Event {
-	profiles := networkProfiles
+	e := new(Event)
+	e.begin(kind, class, activity)
+	return e
+}
+
+// begin sets what New promises in an event that is zero.
+func (e *Event) begin(kind Kind, class Class, activity int) {
+	e.Metadata.UID = uuid.Must(uuid.NewV7FromReader(&random)).String()
+	e.Metadata.Version, e.Metadata.Product = SchemaVersion, own
+	e.Metadata.Profiles = networkProfiles
 	if class == ClassLifecycle {
-		profiles = lifecycleProfiles
+		e.Metadata.Profiles = lifecycleProfiles
 	}
-	return &Event{
-		Metadata: Metadata{
-			Version:  SchemaVersion,
-			Profiles: profiles,
-			Product:  Product{Name: "Sallyport", VendorName: "Sallyport"},
-			UID:      uuid.Must(uuid.NewV7()).String(),
-		},
-		Time:        time.Now().UnixMilli(),
-		CategoryUID: int(class) / 1000,
-		ClassUID:    class,
-		ActivityID:  activity,
-		TypeUID:     int(class)*100 + activity,
-		SeverityID:  SeverityInformational,
-		Unmapped:    Unmapped{Sallyport: Extension{Kind: kind}},
+	e.Time = time.Now().UnixMilli() // an identifier's time stands still when the clock is set back
+	e.CategoryUID = int(class) / 1000
+	e.ClassUID = class
+	e.ActivityID = activity
+	e.TypeUID = int(class)*100 + activity
+	e.SeverityID = SeverityInformational
+	e.Unmapped.Sallyport.Kind = kind
+}
+
+// random gives identifiers what cannot be guessed of them. The kernel's
+// randomness seeds it: asked for each event, that costs a system call before
+// Linux 6.11.
+var random generator
+
+// generator is a ChaCha8 for many goroutines.
+type generator struct {
+	mu     sync.Mutex
+	cipher *rand.ChaCha8
+}
+
+func (g *generator) Read(b []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.cipher == nil {
+		var seed [32]byte
+		cryptorand.Read(seed[:]) // never fails
+		g.cipher = rand.NewChaCha8(seed)
 	}
+	return g.cipher.Read(b)
 }
 
 // An OCSF event says which profiles its attributes are from: security_control
 // has action_id, disposition_id, firewall_rule and policy; host has actor.
 var (
-	networkProfiles   = []string{"security_control"}
-	lifecycleProfiles = []string{"host", "security_control"}
+	networkProfiles   = []string{securityControl}
+	lifecycleProfiles = []string{"host", securityControl}
 )
+
+const securityControl = "security_control"
+
+// What writes the events.
+const product = "Sallyport"
+
+var own = Product{Name: product, VendorName: product}
 
 // ID is the event's identifier; for a decision, the decision id.
 func (e *Event) ID() string { return e.Metadata.UID }

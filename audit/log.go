@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"time"
 )
@@ -57,22 +58,26 @@ const (
 )
 
 // Log appends events to segments in a directory. One goroutine writes: all
-// that wait are one group, which takes one write and one data sync.
+// that wait are one group, which takes one write and one data sync. Events of
+// Enqueue go along with a group and make none before idleFlush.
 type Log struct {
 	dir  string
 	opts Options
 	lock *os.File // the directory
 
-	wake  chan struct{} // somebody waits, or Close
-	nudge chan struct{} // something is queued
+	wake  chan struct{} // there is a group to write, or Close
+	flush *time.Timer   // sets due
 	done  chan struct{} // the writer has ended
 
 	mu      sync.Mutex
-	jobs    []*job // in order of their sequence numbers
-	queued  int    // lines in jobs that nobody waits for
-	held    int    // bytes of those
-	dropped uint64 // by Enqueue, not yet in the log
-	refused uint64 // by Append, not yet in the log
+	batches []*batch // in order of their sequence numbers
+	awaited int      // batches that somebody waits for
+	queued  int      // events in those that nobody waits for
+	held    int      // bytes of those
+	dropped uint64   // by Enqueue, not yet in the log
+	refused uint64   // by Append, not yet in the log
+	armed   bool     // flush runs
+	due     bool     // what is queued has waited long enough
 	closed  bool
 	stats   Stats
 
@@ -82,48 +87,38 @@ type Log struct {
 	next    uint64 // number of the next event
 	void    string // a segment without one durable event, to be removed
 	buf     []byte
+	spare   []*batch // the list of the group before, to be used again
+	syncs   uint64   // tried for the group
 	failing bool
-}
-
-// job is what one call brought.
-type job struct {
-	lines []*line
-	one   [1]*line     // where lines begins: a call brings one as a rule
-	done  chan outcome // nil for Enqueue
-}
-
-type outcome struct {
-	first uint64
-	err   error
 }
 
 // Append makes the events durable, in order and with consecutive numbers, and
 // sets their Metadata.Sequence. It returns nil only after the data sync that
 // covers them has succeeded. On any error none of them may be acted on; when
-// ctx ended the wait, they may be in the log nevertheless.
+// ctx ended the wait, they may be in the log nevertheless. Neither Append nor
+// Enqueue keeps hold of an event.
 func (l *Log) Append(ctx context.Context, events ...*Event) error {
 	if err := ctx.Err(); err != nil || len(events) == 0 {
 		return err
 	}
-	j := &job{done: make(chan outcome, 1)}
-	j.lines = j.one[:0]
-	for _, e := range events {
-		b, err := encode(e)
-		if err != nil {
-			return err
-		}
-		j.lines = append(j.lines, b)
+	b, err := encode(events...)
+	if err != nil {
+		return err
 	}
+	b.awaited = true
 	l.mu.Lock()
 	if l.closed {
 		l.mu.Unlock()
+		b.free()
 		return ErrClosed
 	}
-	l.jobs = append(l.jobs, j)
+	l.batches = append(l.batches, b)
+	l.awaited++
 	l.mu.Unlock()
 	signal(l.wake)
 	select {
-	case out := <-j.done:
+	case out := <-b.out:
+		b.free()
 		if out.err != nil {
 			return out.err
 		}
@@ -132,21 +127,20 @@ func (l *Log) Append(ctx context.Context, events ...*Event) error {
 		}
 		return nil
 	case <-ctx.Done():
-		l.withdraw(j)
+		l.withdraw(b)
 		return ctx.Err()
 	}
 }
 
-// withdraw takes a job back if the writer has not got it yet, so that a disk
+// withdraw takes a batch back if the writer has not got it yet, so that a disk
 // that hangs does not gather what nobody waits for.
-func (l *Log) withdraw(j *job) {
+func (l *Log) withdraw(b *batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := range l.jobs {
-		if l.jobs[i] == j {
-			l.jobs = append(l.jobs[:i], l.jobs[i+1:]...)
-			return
-		}
+	if i := slices.Index(l.batches, b); i >= 0 {
+		l.batches = slices.Delete(l.batches, i, i+1)
+		l.awaited--
+		b.free()
 	}
 }
 
@@ -158,26 +152,45 @@ func (l *Log) Enqueue(e *Event) error {
 	if err != nil {
 		return err
 	}
+	b.awaited = false
 	l.mu.Lock()
+	defer l.mu.Unlock()
 	switch {
 	case l.closed:
-		err = ErrClosed
+		b.free()
+		return ErrClosed
 	case l.queued >= l.opts.Queue, l.queued > 0 && l.held+len(b.buf) > maxQueued:
-		err = ErrFull
 		l.dropped++
 		l.stats.Dropped++
-	default:
-		l.jobs = append(l.jobs, &job{lines: []*line{b}})
-		l.queued++
-		l.held += len(b.buf)
-	}
-	l.mu.Unlock()
-	if err != nil {
 		b.free()
-		return err
+		return ErrFull
 	}
-	signal(l.nudge)
+	l.queue(b)
 	return nil
+}
+
+// queue adds what nobody waits for.
+func (l *Log) queue(b *batch) {
+	l.batches = append(l.batches, b)
+	l.queued += len(b.at)
+	l.held += len(b.buf)
+	l.arm(idleFlush)
+}
+
+// arm has what is queued written after d, unless that is to come sooner.
+func (l *Log) arm(d time.Duration) {
+	if !l.armed && !l.closed {
+		l.armed = true
+		l.flush.Reset(d)
+	}
+}
+
+// expire is what the timer calls.
+func (l *Log) expire() {
+	l.mu.Lock()
+	l.armed, l.due = false, true
+	l.mu.Unlock()
+	signal(l.wake)
 }
 
 func signal(c chan struct{}) {
@@ -204,6 +217,7 @@ func (l *Log) Close() error {
 		return nil
 	}
 	l.closed = true
+	l.flush.Stop()
 	l.mu.Unlock()
 	signal(l.wake)
 	<-l.done

@@ -230,6 +230,28 @@ func TestEnqueue(t *testing.T) {
 	}
 }
 
+// TestEnqueueWaitsForCompany: what nobody waits for makes no data sync while
+// there are others to go along with.
+func TestEnqueueWaitsForCompany(t *testing.T) {
+	l := open(t, t.TempDir(), audit.Options{})
+	const n = 200
+	start := time.Now()
+	for range n {
+		appendAll(t, l, "decision")
+		if err := l.Enqueue(event("completion")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	s, idle := l.Stats(), uint64(time.Since(start)/(50*time.Millisecond))
+	if s.Events < 2*n-1 {
+		t.Errorf("%d events are written, want nearly all of %d", s.Events, 2*n)
+	}
+	if most := n + idle + 1; s.Syncs > most {
+		t.Errorf("%d data syncs for %d appends, want no more than %d", s.Syncs, n, most)
+	}
+}
+
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {

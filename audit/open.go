@@ -39,8 +39,10 @@ func Open(dir string, opts Options) (*Log, error) {
 	}
 	l := &Log{
 		dir: dir, opts: opts, next: 1,
-		wake: make(chan struct{}, 1), nudge: make(chan struct{}, 1), done: make(chan struct{}),
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
+	l.flush = time.AfterFunc(time.Hour, l.expire)
+	l.flush.Stop()
 	if err := l.start(); err != nil {
 		if l.lock != nil {
 			l.lock.Close()
@@ -89,7 +91,7 @@ func (l *Log) resume(last segment) error {
 		if err != nil {
 			return err
 		}
-		l.jobs, l.queued, l.held = []*job{{lines: []*line{b}}}, 1, len(b.buf)
+		l.queue(b)
 		return nil
 	}
 	if v.torn > 0 {

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"runtime"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -16,127 +15,133 @@ import (
 // run is the writer.
 func (l *Log) run() {
 	defer close(l.done)
-	flush := time.NewTimer(idleFlush)
-	armed := true
-	for {
-		select {
-		case <-l.wake:
-		case <-l.nudge:
-			if !armed {
-				flush.Reset(idleFlush)
-				armed = true
+	for range l.wake {
+		for {
+			// Whoever is ready to append does so first and shares the data
+			// sync. When nobody is, this costs nothing.
+			runtime.Gosched()
+			g, ok := l.gather()
+			if ok {
+				l.commit(g)
 			}
-			continue
-		case <-flush.C:
-			armed = false
-		}
-		// Whoever is ready to append does so first and shares the data sync.
-		// When nobody is, this costs nothing.
-		runtime.Gosched()
-		l.mu.Lock()
-		jobs, closed := l.jobs, l.closed
-		dropped, refused := l.dropped, l.refused
-		l.jobs = nil
-		l.mu.Unlock()
-		if len(jobs) > 0 || dropped > 0 || refused > 0 {
-			if !l.commit(jobs, dropped, refused) && !armed {
-				flush.Reset(retry)
-				armed = true
+			if g.last {
+				return
 			}
-		}
-		if closed {
-			flush.Stop()
-			return
+			if !ok {
+				break
+			}
 		}
 	}
 }
 
-// commit makes one group of the jobs and tells who waits.
-func (l *Log) commit(jobs []*job, dropped, refused uint64) bool {
+// group is what one write and one data sync are for.
+type group struct {
+	batches          []*batch
+	dropped, refused uint64 // to be said in it
+	last             bool   // the log is closed
+}
+
+// gather takes all that waits. It is false if that can wait longer.
+func (l *Log) gather() (g group, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g.last = l.closed
+	if l.awaited == 0 && !l.due && !l.closed {
+		return g, false
+	}
+	l.due = false
+	g.batches, l.batches, l.spare = l.batches, l.spare, nil
+	g.dropped, g.refused = l.dropped, l.refused
+	l.awaited = 0
+	return g, len(g.batches) > 0 || g.dropped > 0 || g.refused > 0
+}
+
+// commit makes the group durable and tells who waits.
+func (l *Log) commit(g group) {
 	first := l.next
-	l.buf = l.buf[:0]
-	for _, notice := range notices(dropped, refused) {
-		l.buf = notice.appendTo(l.buf, l.next)
-		l.next++
+	l.buf, l.syncs = l.buf[:0], 0
+	for _, b := range notices(g.dropped, g.refused) {
+		l.buf, l.next = b.appendTo(l.buf, l.next)
 	}
-	for _, j := range jobs {
-		for _, b := range j.lines {
-			l.buf = b.appendTo(l.buf, l.next)
-			l.next++
-		}
+	at := l.next
+	for _, b := range g.batches {
+		l.buf, l.next = b.appendTo(l.buf, l.next)
 	}
-	err := l.write(first)
-	if err != nil {
+	if err := l.write(first); err != nil {
 		l.next = first
-		l.failed(jobs, err)
-		return false
+		l.failed(g, err)
+		return
 	}
 	if l.failing {
 		l.failing = false
 		l.opts.Logger.Info("the audit log can be written again", "dir", l.dir)
 	}
 	l.mu.Lock()
-	l.dropped -= dropped
-	l.refused -= refused
+	l.dropped -= g.dropped
+	l.refused -= g.refused
 	l.stats.Groups++
+	l.stats.Syncs += l.syncs
 	l.stats.Events += l.next - first
-	for _, j := range jobs {
-		if j.done == nil {
-			l.queued -= len(j.lines)
-			for _, b := range j.lines {
-				l.held -= len(b.buf)
-			}
+	for _, b := range g.batches {
+		if !b.awaited {
+			l.queued -= len(b.at)
+			l.held -= len(b.buf)
 		}
 	}
 	l.mu.Unlock()
-	at := l.next
-	for _, j := range jobs {
-		at -= uint64(len(j.lines))
-	}
-	for _, j := range jobs {
-		if j.done != nil {
-			j.done <- outcome{first: at}
-		}
-		at += uint64(len(j.lines))
-		for _, b := range j.lines {
+	for _, b := range g.batches {
+		n := uint64(len(b.at))
+		if b.awaited {
+			b.out <- outcome{first: at} // and it is no longer ours
+		} else {
 			b.free()
 		}
+		at += n
 	}
+	l.reuse(g.batches)
 	if cap(l.buf) > 4<<20 {
 		l.buf = nil
 	}
-	return true
+}
+
+// reuse keeps a list for the group after the next.
+func (l *Log) reuse(list []*batch) {
+	clear(list)
+	if cap(list) <= 4096 {
+		l.spare = list[:0]
+	}
 }
 
 // failed tells who waits; what nobody waits for goes back to the front.
-func (l *Log) failed(jobs []*job, cause error) {
+func (l *Log) failed(g group, cause error) {
 	if !l.failing {
 		l.failing = true
 		l.opts.Logger.Error("the audit log cannot be written: requests are refused until it can", "dir", l.dir, "err", cause)
 	}
 	err := fmt.Errorf("%w: %w", ErrUnwritable, cause)
-	var kept []*job
+	var kept, told []*batch
 	l.mu.Lock()
 	l.stats.Failures++
-	for _, j := range jobs {
-		if j.done == nil {
-			kept = append(kept, j)
+	l.stats.Syncs += l.syncs
+	for _, b := range g.batches {
+		if b.awaited {
+			told = append(told, b)
+			l.refused += uint64(len(b.at))
 		} else {
-			l.refused += uint64(len(j.lines))
+			kept = append(kept, b)
 		}
 	}
-	l.jobs = append(kept, l.jobs...)
+	l.batches = append(kept, l.batches...)
+	l.arm(retry)
 	l.mu.Unlock()
-	for _, j := range jobs {
-		if j.done != nil {
-			j.done <- outcome{err: err}
-		}
+	for _, b := range told {
+		b.out <- outcome{err: err}
 	}
 }
 
 // notices are the log's own events: what is missing in it.
-func notices(dropped, refused uint64) []*line {
-	var all []*line
+func notices(dropped, refused uint64) []*batch {
+	var all []*batch
 	for _, n := range []struct {
 		count          uint64
 		state, message string
@@ -181,9 +186,7 @@ func (l *Log) write(first uint64) error {
 		}
 		return err
 	}
-	l.mu.Lock()
-	l.stats.Syncs++
-	l.mu.Unlock()
+	l.syncs++
 	if err := l.current.Sync(); err != nil {
 		// The kernel may report a lost page once only and then call it clean
 		// (fsync(2)): a second sync would prove nothing. The tail goes, so that
