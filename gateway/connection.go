@@ -144,8 +144,7 @@ func (g *Gateway) unlisted(ctx context.Context, f *flow) policy.Decision {
 // has room for it, says so.
 func (g *Gateway) deny(o *opening, d policy.Decision) {
 	f := o.flow
-	e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkRefuse)
-	judge(e, policy.PhaseConnect, d)
+	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseConnect, d)
 	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
 	id := g.denial(f, e)
 	g.metrics.decision(policy.PhaseConnect, d)
@@ -212,8 +211,7 @@ func (g *Gateway) unreadable(ctx context.Context, w http.ResponseWriter, r *http
 	d := floor(policy.Decision{}, "request-form", err.Error())
 	var id string
 	if f, ok := ctx.Value(flowKey{}).(*flow); ok {
-		e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkRefuse)
-		judge(e, policy.PhaseRequest, d)
+		e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseRequest, d)
 		id = g.denial(f, e)
 		g.metrics.decision(policy.PhaseRequest, d)
 	}

@@ -24,6 +24,7 @@ type exchange struct {
 	started time.Time
 	request *policy.Request
 	names   requestNames
+	record  audit.Exchange
 	out     writer      // towards the sandbox
 	sent    requestBody // from the sandbox
 	got     body        // from the upstream
@@ -189,20 +190,21 @@ func (x *exchange) describe(r *http.Request) {
 
 // event describes the request for the audit.
 func (x *exchange) event(r *http.Request, d policy.Decision) *audit.Event {
-	e := x.flow.event(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity(r.Method))
-	e.HTTPRequest = &audit.HTTPRequest{
+	e := x.flow.event(&x.record, audit.ClassHTTP, audit.HTTPActivity(r.Method), policy.PhaseRequest, d)
+	x.record.URL = audit.URL{
+		Scheme:   x.request.Scheme,
+		Hostname: x.flow.host,
+		Port:     int(x.flow.port),
+		Path:     clip(x.request.Path, maxAuditPath),
+	}
+	x.record.Request = audit.HTTPRequest{
 		Method:  clip(r.Method, 64),
 		Version: r.Proto,
-		URL: &audit.URL{
-			Scheme:   x.request.Scheme,
-			Hostname: x.flow.host,
-			Port:     int(x.flow.port),
-			Path:     clip(x.request.Path, maxAuditPath),
-		},
-		Length: max(r.ContentLength, 0),
+		URL:     &x.record.URL,
+		Length:  max(r.ContentLength, 0),
 	}
+	e.HTTPRequest = &x.record.Request
 	e.Unmapped.Sallyport.HeaderNames, e.Unmapped.Sallyport.QueryKeys = clipAll(x.names.headers), clipAll(x.names.query)
-	judge(e, policy.PhaseRequest, d)
 	return e
 }
 
@@ -234,7 +236,7 @@ func (x *exchange) end() {
 	if err == nil && x.out.failed {
 		err = errClient
 	}
-	c := x.flow.completion(x.allowed, x.allowed.ActivityID, err)
+	c := completion(&x.record, x.allowed.ActivityID, err)
 	s := &c.Unmapped.Sallyport
 	s.Credentials = x.used
 	if err != nil && status(err) == http.StatusForbidden {
@@ -247,9 +249,11 @@ func (x *exchange) end() {
 	}
 	c.Duration = time.Since(x.started).Milliseconds()
 	if x.out.status != 0 {
-		c.HTTPResponse = &audit.HTTPResponse{Code: x.out.status, Length: x.out.written.Load()}
+		x.record.Response = audit.HTTPResponse{Code: x.out.status, Length: x.out.written.Load()}
+		c.HTTPResponse = &x.record.Response
 	}
-	c.Traffic = &audit.Traffic{BytesIn: x.out.written.Load(), BytesOut: x.sent.read.Load()}
+	x.record.Traffic = audit.Traffic{BytesIn: x.out.written.Load(), BytesOut: x.sent.read.Load()}
+	c.Traffic = &x.record.Traffic
 	x.gateway.enqueue(c)
 	x.gateway.metrics.finished(x.out.status, time.Since(x.started))
 }

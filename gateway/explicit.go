@@ -47,7 +47,7 @@ func (g *Gateway) proxied(c net.Conn) {
 
 // forward answers one request to the explicit proxy.
 func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-	f := &flow{source: remote(r)}
+	f := newFlow(remote(r))
 	name, token, given := proxyAuth(r.Header.Get("Proxy-Authorization"))
 	identity, ok := g.clients.Authenticate(name, token)
 	if !given || !ok {

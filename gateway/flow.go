@@ -82,45 +82,46 @@ func (f *flow) route(d policy.Decision, credential string, tls bool) upstream.Ro
 	}
 }
 
-// event fills in what every event of this connection says.
-func (f *flow) event(kind audit.Kind, class audit.Class, activity int) *audit.Event {
-	e := f.begin(kind, class, activity)
-	e.Destination = &audit.Endpoint{Port: int(f.port)}
-	switch {
-	case f.host == "":
-		e.Destination.IP = text(f.dialled)
-	case f.bare():
-		e.Destination.IP = f.host
-	default:
-		e.Destination.Hostname = f.host
-	}
-	if f.sni != "" {
-		e.TLS = &audit.TLS{SNI: f.sni}
-	}
-	return e
+// newFlow is a connection that comes from source.
+func newFlow(source netip.AddrPort) *flow {
+	return &flow{source: source, from: &audit.Endpoint{IP: text(source.Addr()), Port: int(source.Port())}}
 }
 
-// begin leaves out where to.
-func (f *flow) begin(kind audit.Kind, class audit.Class, activity int) *audit.Event {
-	e := audit.New(kind, class, activity)
-	if f.from == nil {
-		f.from = &audit.Endpoint{IP: text(f.source.Addr()), Port: int(f.source.Port())}
+// event makes the decision of x one on this connection.
+func (f *flow) event(x *audit.Exchange, class audit.Class, activity int, phase policy.Phase, d policy.Decision) *audit.Event {
+	e := x.Decide(class, activity)
+	e.Source, e.Destination = f.from, &x.Destination
+	x.Destination = audit.Endpoint{Port: int(f.port)}
+	switch {
+	case f.host == "":
+		x.Destination.IP = text(f.dialled)
+	case f.bare():
+		x.Destination.IP = f.host
+	default:
+		x.Destination.Hostname = f.host
 	}
-	e.Source = f.from
+	if f.sni != "" {
+		x.TLS = audit.TLS{SNI: f.sni}
+		e.TLS = &x.TLS
+	}
 	s := &e.Unmapped.Sallyport
 	s.Sandbox, s.SandboxID, s.Session, s.Tags = f.identity.Name, f.identity.ID, f.identity.Session, f.identity.Tags
+	judge(x, phase, d)
 	return e
 }
 
 // judge writes a decision into an event.
-func judge(e *audit.Event, phase policy.Phase, d policy.Decision) {
+func judge(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
+	e := &x.Decision
 	s := &e.Unmapped.Sallyport
 	s.Phase, s.Decision, s.Reason = string(phase), string(d.Action), d.Reason
 	if d.Rule != "" {
-		e.Rule = &audit.Rule{Name: d.Rule, Type: d.RuleType}
+		x.Rule = audit.Rule{Name: d.Rule, Type: d.RuleType}
+		e.Rule = &x.Rule
 	}
 	if d.Revision != "" {
-		e.Policy = &audit.Policy{Version: d.Revision}
+		x.Policy = audit.Policy{Version: d.Revision}
+		e.Policy = &x.Policy
 	}
 	for _, i := range d.Inject {
 		s.Credentials = append(s.Credentials, audit.CredentialUse{Name: i.Credential})
@@ -137,17 +138,9 @@ func judge(e *audit.Event, phase policy.Phase, d policy.Decision) {
 	}
 }
 
-// completion follows the allowed decision e to its end.
-func (f *flow) completion(e *audit.Event, activity int, err error) *audit.Event {
-	c := f.begin(audit.KindCompletion, e.ClassUID, activity)
-	c.Metadata.CorrelationUID = e.ID()
-	c.StartTime = e.Time
-	c.Duration = c.Time - e.Time
-	c.HTTPRequest, c.Rule, c.Policy = e.HTTPRequest, e.Rule, e.Policy
-	c.Destination, c.TLS = e.Destination, e.TLS
-	c.Unmapped.Sallyport.Phase = e.Unmapped.Sallyport.Phase
-	c.Unmapped.Sallyport.Decision = e.Unmapped.Sallyport.Decision
-	c.Action, c.Disposition, c.StatusID = e.Action, e.Disposition, audit.StatusSuccess
+// completion follows the allowed decision of x to its end.
+func completion(x *audit.Exchange, activity int, err error) *audit.Event {
+	c := x.Complete(activity)
 	if err != nil {
 		c.StatusID, c.Disposition, c.SeverityID = audit.StatusFailure, audit.DispositionError, audit.SeverityLow
 		c.Detail = explain(err)

@@ -63,7 +63,7 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 
 // transparent finds out who dialled what.
 func (g *Gateway) transparent(c net.Conn) {
-	f := &flow{source: addrPort(c.RemoteAddr())}
+	f := newFlow(addrPort(c.RemoteAddr()))
 	local := addrPort(c.LocalAddr())
 	f.dialled, f.port = local.Addr(), local.Port()
 	identity, known := g.identities.ByAddress(f.source.Addr())
@@ -90,8 +90,7 @@ func (g *Gateway) transparent(c net.Conn) {
 // drop records and closes a connection that is not even looked at.
 func (g *Gateway) drop(c net.Conn, f *flow, rule, reason string) {
 	d := floor(policy.Decision{}, rule, reason)
-	e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkRefuse)
-	judge(e, policy.PhaseConnect, d)
+	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseConnect, d)
 	g.floods.add(f.host, e)
 	g.metrics.decision(policy.PhaseConnect, d)
 	_ = c.Close()

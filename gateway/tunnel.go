@@ -16,9 +16,9 @@ import (
 // is resolved.
 func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 	f := o.flow
-	e := f.event(audit.KindDecision, audit.ClassNetwork, audit.NetworkOpen)
+	x := new(audit.Exchange)
+	e := f.event(x, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
 	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
-	judge(e, policy.PhaseConnect, d)
 	if err := g.recorder.Append(ctx, e); err != nil {
 		g.metrics.auditFailures.Inc()
 		g.logger.Error("refusing a connection that cannot be recorded", "sandbox", f.identity.Name, "error", err)
@@ -29,7 +29,7 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 
 	far, err := g.upstreams.Dial(ctx, f.route(d, "", false))
 	if err != nil {
-		c := f.completion(e, audit.NetworkFail, err)
+		c := completion(x, audit.NetworkFail, err)
 		if status(err) == http.StatusForbidden {
 			c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 		}
@@ -38,8 +38,9 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 		return
 	}
 	out, in, err := splice(o, far, func() error { return g.late(ctx, o) })
-	c := f.completion(e, audit.NetworkClose, err)
-	c.Traffic = &audit.Traffic{BytesIn: in, BytesOut: out}
+	c := completion(x, audit.NetworkClose, err)
+	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
+	c.Traffic = &x.Traffic
 	g.enqueue(c)
 }
 
