@@ -33,32 +33,34 @@ type idle struct {
 }
 
 // RoundTrip sends a request on a connection of its own until the response's
-// body has been closed.
+// body has been closed. One that goes wrong on a kept connection, in a way that
+// says that the server had closed it, is sent once more, on a new one.
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	for {
-		c := t.take()
-		kept := c != nil
-		if !kept {
-			var err error
-			if c, err = t.open(r.Context()); err != nil {
-				return nil, err
-			}
-		}
+	if c := t.take(); c != nil {
 		resp, err := c.RoundTrip(r, nil)
-		if err == nil || !kept || !errors.Is(err, h1.ErrStale) || !repeatable(r) {
+		if err == nil || !errors.Is(err, h1.ErrStale) || !repeatable(r) {
 			return resp, err
 		}
 	}
+	c, err := t.open(r.Context())
+	if err != nil {
+		if r.Body != nil {
+			_ = r.Body.Close()
+		}
+		return nil, err
+	}
+	return c.RoundTrip(r, nil)
 }
 
-// repeatable tells whether a request may be sent again when nothing says that
-// it was received (RFC 9110, section 9.2.2).
+// repeatable tells whether a request may be sent again when nothing says whether
+// it was received. RFC 9110, section 9.2.2, would also have PUT and DELETE; not
+// all servers take a second one for the first.
 func repeatable(r *http.Request) bool {
 	if r.Body != nil && r.Body != http.NoBody {
 		return false
 	}
 	switch r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPut, http.MethodDelete:
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
 		return true
 	}
 	return false
