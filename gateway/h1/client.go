@@ -48,18 +48,20 @@ type ClientConn struct {
 	conn net.Conn
 	o    ClientOptions
 	in   *bufio.Reader
-	left int64 // of the head that is being read
+	left int64 // bytes that may be read: of a head, or unbounded
 	read bool  // something of the current response has come
 	used bool
 	peek func(fd uintptr) bool
 	live bool
 }
 
+const unbounded = 1 << 62
+
 // NewClientConn takes a connection over.
 func NewClientConn(c net.Conn, o ClientOptions) *ClientConn {
 	o.MaxHead = or(o.MaxHead, 1<<20)
 	o.ContinueTimeout = or(o.ContinueTimeout, time.Second)
-	cc := &ClientConn{conn: c, o: o}
+	cc := &ClientConn{conn: c, o: o, left: unbounded}
 	cc.in = bufio.NewReaderSize((*source)(cc), minRead)
 	cc.peek = cc.look
 	return cc
@@ -158,7 +160,7 @@ func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h h
 		return nil, err
 	}
 	c.used = true
-	c.left = 1 << 62
+	c.left = unbounded
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		resp.Body = &upgraded{x}
 		return resp, nil

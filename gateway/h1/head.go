@@ -157,8 +157,8 @@ func check(head []byte) error {
 	if !ok || bytes.IndexByte(line, '\t') >= 0 {
 		return refused(http.StatusBadRequest, errLine)
 	}
-	first := bytes.LastIndexByte(line, ' ')
-	switch version := string(line[first+1:]); version {
+	last := bytes.LastIndexByte(line, ' ')
+	switch version := string(line[last+1:]); version {
 	case "HTTP/1.1", "HTTP/1.0":
 	case "HTTP/2.0":
 		return refused(http.StatusHTTPVersionNotSupported, errPriorKnown)
@@ -168,7 +168,11 @@ func check(head []byte) error {
 		}
 		return refused(http.StatusBadRequest, errMalformed)
 	}
-	if bytes.IndexByte(line, '#') >= 0 {
+	method, target, _ := bytes.Cut(line[:max(last, 0)], space)
+	switch {
+	case len(method) == 0 || len(target) == 0 || bytes.IndexByte(target, ' ') >= 0:
+		return refused(http.StatusBadRequest, errMalformed)
+	case bytes.IndexByte(line, '#') >= 0:
 		return refused(http.StatusBadRequest, errTarget) // some servers end the target there
 	}
 	old := line[len(line)-1] == '0'
@@ -225,8 +229,11 @@ func check(head []byte) error {
 	return nil
 }
 
-// connect has its host in the request line.
-var connect = []byte(http.MethodConnect + " ")
+var (
+	space = []byte(" ")
+	// connect has its host in the request line.
+	connect = []byte(http.MethodConnect + " ")
+)
 
 // cutLine takes one line off, which is free of control characters.
 func cutLine(b []byte) (line, rest []byte, ok bool) {

@@ -97,6 +97,7 @@ func TestHeads(t *testing.T) {
 		{"space before the method", line(" GET / HTTP/1.1"), 400, line("GET / HTTP/1.1")},
 		{"tab in the request line", line("GET\t/ HTTP/1.1"), 400, line("GET / HTTP/1.1")},
 		{"tab before the version", line("GET / \tHTTP/1.1"), 400, line("GET / HTTP/1.1")},
+		{"CONNECT to nothing", "CONNECT  HTTP/1.0\r\n\r\n", 400, "CONNECT h:1 HTTP/1.0\r\n\r\n"},
 		{"no target", line("GET HTTP/1.1"), 400, line("GET / HTTP/1.1")},
 		{"method that is no token", line("GE(T / HTTP/1.1"), 400, line("GE-T / HTTP/1.1")},
 		{"fragment", line("GET /a#b HTTP/1.1"), 400, line("GET /a%23b HTTP/1.1")},

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -169,3 +170,7 @@ func within[T any](t testing.TB, c <-chan T, what string) T {
 const get = "GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 
 func lines(l ...string) string { return strings.Join(l, "\r\n") + "\r\n\r\n" }
+
+func bufReader(s string) *bufio.Reader { return bufio.NewReader(strings.NewReader(s)) }
+
+var target = &url.URL{Scheme: "http", Host: "h", Path: "/a"}

@@ -2,7 +2,9 @@ package h1
 
 import (
 	"io"
+	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -14,6 +16,7 @@ type reply struct {
 	stop   func() bool
 	close  bool // the connection carries no other request
 	once   sync.Once
+	closed atomic.Bool
 
 	mu       sync.Mutex // of the connection's deadlines
 	broken   bool       // by the request's context
@@ -53,6 +56,9 @@ func (x *reply) begun() {
 }
 
 func (x *reply) Read(p []byte) (int, error) {
+	if x.closed.Load() {
+		return 0, http.ErrBodyReadAfterClose
+	}
 	n, err := x.body.Read(p)
 	if err != nil {
 		x.finish(err == io.EOF)
@@ -63,6 +69,7 @@ func (x *reply) Read(p []byte) (int, error) {
 // Close gives the connection up unless the body has been read to its end. The
 // parser's own Close would read on without bound.
 func (x *reply) Close() error {
+	x.closed.Store(true)
 	x.finish(false)
 	return nil
 }

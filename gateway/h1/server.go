@@ -149,8 +149,8 @@ func (s *Server) Close() {
 	defer s.mu.Unlock()
 	s.closing.Store(true)
 	for c := range s.conns {
-		c.cancel()
 		cut(c.Conn)
+		c.cancel()
 	}
 }
 

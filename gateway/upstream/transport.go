@@ -36,13 +36,19 @@ type idle struct {
 // body has been closed. One that goes wrong on a kept connection, in a way that
 // says that the server had closed it, is sent once more, on a new one.
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	if c := t.take(); c != nil {
-		resp, err := c.RoundTrip(r, nil)
-		if err == nil || !errors.Is(err, h1.ErrStale) || !repeatable(r) {
-			return resp, err
+	err := r.Context().Err()
+	if err == nil {
+		if c := t.take(); c != nil {
+			resp, err := c.RoundTrip(r, nil)
+			if err == nil || !errors.Is(err, h1.ErrStale) || !repeatable(r) {
+				return resp, err
+			}
 		}
 	}
-	c, err := t.open(r.Context())
+	var c *h1.ClientConn
+	if err == nil {
+		c, err = t.open(r.Context())
+	}
 	if err != nil {
 		if r.Body != nil {
 			_ = r.Body.Close()
