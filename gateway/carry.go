@@ -111,6 +111,7 @@ func (x *exchange) authorize(r *http.Request) *answer {
 func (x *exchange) prepare(r *http.Request) error {
 	f, d := x.flow, x.decision
 	dropHops(r.Header, x.upgrade)
+	r.Close, r.Trailer = false, nil // the hop's, and what policy has not seen
 	r.Host = f.authority
 	if _, set := r.Header["User-Agent"]; !set {
 		r.Header["User-Agent"] = []string{""} // or the transport would add its own

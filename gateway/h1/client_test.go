@@ -342,6 +342,7 @@ func TestInformationalResponses(t *testing.T) {
 
 // TestHeadTimeout bounds the head, of every request, and nothing behind it.
 func TestHeadTimeout(t *testing.T) {
+	t.Parallel()
 	for _, method := range []string{"GET", "POST"} {
 		var body io.Reader
 		if method == "POST" {

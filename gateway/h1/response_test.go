@@ -276,6 +276,7 @@ func TestHijack(t *testing.T) {
 		}, "late"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
 			s := &h1.Server{IdleTimeout: 100 * time.Millisecond, HeadTimeout: 100 * time.Millisecond}
 			c := serve(t, s, tt.h)
 			c.send(tt.sent)

@@ -149,7 +149,7 @@ func TestBrokenUpload(t *testing.T) {
 			if err == nil || tt.err != nil && !errors.Is(err, tt.err) {
 				t.Errorf("got %v", err)
 			}
-			if d := time.Since(start); d > 500*time.Millisecond {
+			if d := time.Since(start); d > 900*time.Millisecond {
 				t.Errorf("after %v", d)
 			}
 			if within(t, u.done, "the connection") {
@@ -169,6 +169,7 @@ func TestBrokenUpload(t *testing.T) {
 
 // TestEarlyResponse has servers that answer before they have all of a request.
 func TestEarlyResponse(t *testing.T) {
+	t.Parallel()
 	t.Run("upload goes on", func(t *testing.T) {
 		u := connect(t, h1.ClientOptions{}, false)
 		source, sink := io.Pipe()
@@ -360,6 +361,7 @@ func TestCanceled(t *testing.T) {
 	} {
 		for _, overTLS := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s/TLS=%v", tt.name, overTLS), func(t *testing.T) {
+				t.Parallel()
 				u := connect(t, h1.ClientOptions{}, overTLS)
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -386,7 +388,7 @@ func TestCanceled(t *testing.T) {
 				if err == nil {
 					t.Error("nothing went wrong")
 				}
-				if d := time.Since(start); d < 150*time.Millisecond || d > 900*time.Millisecond {
+				if d := time.Since(start); d < 150*time.Millisecond || d > 1150*time.Millisecond { // nothing more is waited for
 					t.Errorf("it ended after %v", d)
 				}
 				if within(t, u.done, "the connection") {
