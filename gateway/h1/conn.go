@@ -68,11 +68,9 @@ const (
 	lingerTime = 500 * time.Millisecond
 )
 
-// drain reads what is left of the request's body.
+// drain reads what is left of the request's body. A body that was never asked
+// for, which the client may send or not, has ended the connection before.
 func (c *conn) drain() bool {
-	if c.response.awaited {
-		return false // it was never asked for: the client may send it or not
-	}
 	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
 	_, err := io.CopyN(io.Discard, c.body.src, maxDrain)
 	return err == io.EOF

@@ -333,17 +333,24 @@ func TestPanicTLS(t *testing.T) {
 	}
 }
 
-// TestLastWords shows that the answer to a client that is still sending arrives.
+// TestLastWords shows that the answer to a client that is still sending
+// arrives: a connection that is closed with bytes unread is reset.
 func TestLastWords(t *testing.T) {
-	c := serve(t, &h1.Server{}, func(_ context.Context, w http.ResponseWriter, _ *http.Request) {
-		w.WriteHeader(http.StatusForbidden)
-		_, _ = io.WriteString(w, "no")
-	})
-	go func() {
-		_, _ = io.WriteString(c, lines("POST / HTTP/1.1", "Host: h", "Content-Length: 100000000"))
-		_, _ = io.CopyN(c, zeros{}, 200<<10)
-	}()
-	if got := c.receive("POST"); got != "403 (2) no close" {
-		t.Errorf("got %s", got)
+	for _, tt := range []struct{ name, sent string }{
+		{"large body", lines("POST / HTTP/1.1", "Host: h", "Content-Length: 100000000") + strings.Repeat("a", 100<<10)},
+		{"refused head", "GET / HTTP/9.9\r\n\r\n" + strings.Repeat("a", 100<<10)},
+		{"pipelined behind a close", lines("GET / HTTP/1.1", "Host: h", "Connection: close") + strings.Repeat(get, 100)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := serve(t, &h1.Server{}, func(_ context.Context, w http.ResponseWriter, _ *http.Request) {
+				w.WriteHeader(http.StatusForbidden)
+			})
+			c.send(tt.sent)
+			time.Sleep(50 * time.Millisecond)
+			got, reset := c.rest()
+			if strings.Count(got, "HTTP/1.1 ") != 1 || !strings.Contains(got, "Connection: close") || reset {
+				t.Errorf("got %q, reset %v", got, reset)
+			}
+		})
 	}
 }
