@@ -346,10 +346,13 @@ func TestLastWords(t *testing.T) {
 				w.WriteHeader(http.StatusForbidden)
 			})
 			c.send(tt.sent)
-			time.Sleep(50 * time.Millisecond)
 			got, reset := c.rest()
 			if strings.Count(got, "HTTP/1.1 ") != 1 || !strings.Contains(got, "Connection: close") || reset {
 				t.Errorf("got %q, reset %v", got, reset)
+			}
+			for range 3 { // a reset would have broken this direction too
+				time.Sleep(20 * time.Millisecond)
+				c.send("more")
 			}
 		})
 	}

@@ -400,6 +400,31 @@ func TestCanceled(t *testing.T) {
 	}
 }
 
+// late is a context that ends when somebody says that they no longer need to
+// know: the worst moment there is.
+type late struct {
+	context.Context
+	done chan struct{}
+}
+
+func (l late) Done() <-chan struct{} { return l.done }
+
+// AfterFunc is what context.AfterFunc asks for.
+func (l late) AfterFunc(f func()) func() bool {
+	return func() bool { f(); return false }
+}
+
+func TestCanceledAtTheEnd(t *testing.T) {
+	u := connect(t, h1.ClientOptions{}, false)
+	go u.answers("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+	if got := u.exchange(request(t, late{t.Context(), make(chan struct{})}, "GET", nil)); got != "200 ok" {
+		t.Errorf("got %q", got)
+	}
+	if within(t, u.done, "the connection") {
+		t.Error("reusable, with a deadline in the past")
+	}
+}
+
 func TestUpgrade(t *testing.T) {
 	const switched = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
 	t.Run("both ways", func(t *testing.T) {

@@ -298,6 +298,7 @@ func TestNoCrosstalk(t *testing.T) {
 				_, _ = io.WriteString(w, strings.Repeat(id, 1+rand.IntN(500)))
 				if rand.IntN(4) == 0 {
 					w.(http.Flusher).Flush()
+					time.Sleep(time.Duration(rand.IntN(500)) * time.Microsecond)
 				}
 			}
 		}))
@@ -366,7 +367,7 @@ func TestNoCrosstalk(t *testing.T) {
 				r.Header.Set("X-Id", id)
 				if rand.IntN(3) == 0 {
 					body := strings.Repeat(id, rand.IntN(5000))
-					r.Method, r.Body, r.ContentLength = "POST", io.NopCloser(strings.NewReader(body)), int64(len(body))
+					r.Method, r.Body, r.ContentLength = "POST", io.NopCloser(&hesitant{strings.NewReader(body), rand.IntN(len(body) + 1)}), int64(len(body))
 					if rand.IntN(2) == 0 {
 						r.ContentLength = -1
 					}
@@ -397,4 +398,26 @@ func TestNoCrosstalk(t *testing.T) {
 	if s.conns.Load() >= carried.Load() {
 		t.Error("no connection was used twice: this shows nothing")
 	}
+}
+
+// hesitant is a body that pauses once, at times for longer than a response is
+// kept waiting for its request's end.
+type hesitant struct {
+	*strings.Reader
+	at int
+}
+
+func (h *hesitant) Read(p []byte) (int, error) {
+	if h.at == 0 {
+		time.Sleep(time.Duration(rand.IntN(70)) * time.Millisecond)
+		h.at = -1
+	}
+	if h.at > 0 {
+		p = p[:min(len(p), h.at)]
+	}
+	n, err := h.Reader.Read(p)
+	if h.at > 0 {
+		h.at -= n
+	}
+	return n, err
 }
