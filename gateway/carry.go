@@ -115,6 +115,7 @@ func (x *exchange) prepare(r *http.Request) error {
 	if trailers {
 		r.Header["Te"] = []string{"trailers"} // gRPC has its status in them
 	}
+	r.Close, r.Trailer = false, nil // the hop's, and what policy has not seen
 	r.Host = f.authority
 	if _, set := r.Header["User-Agent"]; !set {
 		r.Header["User-Agent"] = []string{""} // or the transport would add its own

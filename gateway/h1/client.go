@@ -7,8 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
-	"sync/atomic"
+	"os"
 	"syscall"
 	"time"
 )
@@ -16,9 +15,12 @@ import (
 var (
 	errResponseTooLarge = errors.New("the response's head is too large")
 	errInformational    = errors.New("too many informational responses")
+	errStatus           = errors.New("the response is not HTTP/1, or its status is below 100")
+	errEarlySwitch      = errors.New("the server switched protocols before it had all of the request")
 	// ErrStale is wrapped by RoundTrip's error when a connection that had been
-	// used before ended without one byte of a response: most often its server
-	// had closed it meanwhile. Nothing says that the request was not acted on.
+	// used before was ended by its server without one byte of a response: most
+	// often that happened before the request. Nothing says that the request was
+	// not acted on.
 	ErrStale = errors.New("the connection had been closed")
 )
 
@@ -46,19 +48,20 @@ type ClientConn struct {
 	conn net.Conn
 	o    ClientOptions
 	in   *bufio.Reader
-	out  *bufio.Writer
-	left int64 // of the head that is being read
+	left int64 // bytes that may be read: of a head, or unbounded
 	read bool  // something of the current response has come
 	used bool
 	peek func(fd uintptr) bool
 	live bool
 }
 
+const unbounded = 1 << 62
+
 // NewClientConn takes a connection over.
 func NewClientConn(c net.Conn, o ClientOptions) *ClientConn {
 	o.MaxHead = or(o.MaxHead, 1<<20)
 	o.ContinueTimeout = or(o.ContinueTimeout, time.Second)
-	cc := &ClientConn{conn: c, o: o}
+	cc := &ClientConn{conn: c, o: o, left: unbounded}
 	cc.in = bufio.NewReaderSize((*source)(cc), minRead)
 	cc.peek = cc.look
 	return cc
@@ -85,13 +88,26 @@ func (s *source) Read(p []byte) (int, error) {
 func (c *ClientConn) Close() error { return c.conn.Close() }
 
 // Alive tells whether an idle connection still looks like one: its peer has
-// neither ended it nor said anything unasked.
+// neither ended it nor said anything unasked, which the next request would take
+// for its response. What arrives later than this is not noticed.
 func (c *ClientConn) Alive() bool {
+	if _, layered := c.conn.(interface{ NetConn() net.Conn }); layered && !c.silent() {
+		return false
+	}
 	if c.o.Raw == nil {
 		return true
 	}
 	c.live = false
 	return c.o.Raw.Read(c.peek) == nil && c.live
+}
+
+// silent tells whether TLS holds nothing that it has read already and that is
+// on no socket any more.
+func (c *ClientConn) silent() bool {
+	_ = c.conn.SetReadDeadline(time.Unix(1, 0)) // no waiting, no reading from the socket
+	_, err := c.in.Peek(1)
+	_ = c.conn.SetReadDeadline(time.Time{})
+	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 func (c *ClientConn) look(fd uintptr) bool {
@@ -112,21 +128,22 @@ func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h h
 	x := &reply{conn: c}
 	ctx := r.Context()
 	if ctx.Done() != nil {
-		x.stop = context.AfterFunc(ctx, func() {
-			x.broken.Store(true)
-			_ = c.conn.SetDeadline(time.Unix(1, 0))
-		})
+		x.stop = context.AfterFunc(ctx, x.cancel)
 	}
 	c.left, c.read = c.o.MaxHead, false
 	var err error
 	if r.Body == nil || r.Body == http.NoBody {
-		err = c.send(r)
+		err = c.send(x, r)
 	} else {
-		x.upload = newUpload(c, r)
+		x.upload = newUpload(x, r)
 	}
 	var resp *http.Response
 	if err == nil {
 		resp, err = c.receive(r, x.upload, informational)
+		x.begun()
+	}
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols && !x.upload.ended() {
+		err = errEarlySwitch
 	}
 	if err != nil {
 		used, read := c.used, c.read
@@ -137,29 +154,35 @@ func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h h
 			return nil, ctx.Err()
 		case x.upload.failed() != nil:
 			return nil, x.upload.failed()
-		case used && !read:
+		case used && !read && ended(err):
 			return nil, errors.Join(ErrStale, err)
 		}
 		return nil, err
 	}
 	c.used = true
+	c.left = unbounded
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		x.upgrade(resp)
+		resp.Body = &upgraded{x}
 		return resp, nil
 	}
-	x.close = resp.Close
+	// What HTTP/1.0 says of lengths and persistence not everyone reads alike.
+	x.close = resp.Close || r.Close || !resp.ProtoAtLeast(1, 1)
 	if resp.Body == http.NoBody {
 		x.finish(true)
 		return resp, nil
 	}
-	c.left = 1 << 62
 	x.body = resp.Body
 	resp.Body = x
 	return resp, nil
 }
 
+// ended tells whether err is how a connection looks that its peer has closed.
+func ended(err error) bool {
+	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
 // send writes a request that has no body.
-func (c *ClientConn) send(r *http.Request) error {
+func (c *ClientConn) send(x *reply, r *http.Request) error {
 	out := outs.Get().(*bufio.Writer)
 	out.Reset(c.conn)
 	err := r.Write(out)
@@ -168,6 +191,9 @@ func (c *ClientConn) send(r *http.Request) error {
 	}
 	out.Reset(nil)
 	outs.Put(out)
+	if err == nil {
+		x.within(c.o.HeadTimeout)
+	}
 	return err
 }
 
@@ -176,21 +202,14 @@ const maxInformational = 32
 
 // receive reads the response's head.
 func (c *ClientConn) receive(r *http.Request, u *upload, informational func(int, http.Header)) (*http.Response, error) {
-	if c.o.HeadTimeout > 0 {
-		defer c.conn.SetReadDeadline(time.Time{})
-		if u == nil {
-			_ = c.conn.SetReadDeadline(time.Now().Add(c.o.HeadTimeout))
-		}
-	}
 	for range maxInformational {
 		resp, err := http.ReadResponse(c.in, r)
 		if err != nil {
-			if err == io.EOF {
-				err = io.ErrUnexpectedEOF
-			}
-			return nil, err
+			return nil, short(err)
 		}
 		switch code := resp.StatusCode; {
+		case code < 100 || resp.ProtoMajor != 1:
+			return nil, errStatus
 		case code == http.StatusContinue:
 			u.proceed(true)
 		case code < 200 && code != http.StatusSwitchingProtocols:
@@ -203,67 +222,4 @@ func (c *ClientConn) receive(r *http.Request, u *upload, informational func(int,
 		}
 	}
 	return nil, errInformational
-}
-
-// reply is the end of an exchange: a response's body.
-type reply struct {
-	conn   *ClientConn
-	body   io.ReadCloser
-	upload *upload
-	stop   func() bool
-	close  bool // the server will close the connection
-	once   sync.Once
-	broken atomic.Bool // by the request's context
-}
-
-func (x *reply) Read(p []byte) (int, error) {
-	n, err := x.body.Read(p)
-	if err != nil {
-		x.finish(err == io.EOF)
-	}
-	return n, err
-}
-
-// Buffered is how many bytes, at least, can be read without waiting.
-func (x *reply) Buffered() int { return x.conn.in.Buffered() }
-
-// Close gives the connection up unless the body has been read to its end. The
-// parser's own Close would read on without bound.
-func (x *reply) Close() error {
-	x.finish(false)
-	return nil
-}
-
-func (x *reply) finish(complete bool) {
-	x.once.Do(func() {
-		stopped := x.stop == nil || x.stop()
-		c := x.conn
-		reusable := complete && stopped && !x.broken.Load() && !x.close && c.in.Buffered() == 0 && x.upload.ended()
-		if !reusable {
-			_ = c.conn.Close()
-		}
-		if c.o.Done != nil {
-			c.o.Done(c, reusable)
-		}
-	})
-}
-
-// upgrade makes the connection the response's body.
-func (x *reply) upgrade(resp *http.Response) {
-	x.conn.left = 1 << 62
-	resp.Body = &upgraded{x}
-}
-
-type upgraded struct{ *reply }
-
-func (u *upgraded) Read(p []byte) (int, error)  { return u.conn.in.Read(p) }
-func (u *upgraded) Write(p []byte) (int, error) { return u.conn.conn.Write(p) }
-func (u *upgraded) Close() error                { return u.reply.Close() }
-
-// CloseWrite ends one direction, as TCP and TLS can.
-func (u *upgraded) CloseWrite() error {
-	if half, ok := u.conn.conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return u.Close()
 }

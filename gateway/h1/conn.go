@@ -3,9 +3,11 @@ package h1
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +31,7 @@ type conn struct {
 	in       headReader
 	out      *bufio.Writer // nil while nothing is to be written
 	state    atomic.Int32
+	served   bool // a request has come
 	response response
 	body     *body // of the request, nil without
 	hijacked bool
@@ -65,13 +68,11 @@ const (
 	lingerTime = 500 * time.Millisecond
 )
 
-// drain reads what is left of the request's body.
+// drain reads what is left of the request's body. A body that was never asked
+// for, which the client may send or not, has ended the connection before.
 func (c *conn) drain() bool {
-	if c.body.greet {
-		return false // it was never asked for: the client may send it or not
-	}
 	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
-	_, err := io.CopyN(io.Discard, c.body.ReadCloser, maxDrain)
+	_, err := io.CopyN(io.Discard, c.body.src, maxDrain)
 	return err == io.EOF
 }
 
@@ -86,14 +87,23 @@ func (c *conn) linger() {
 	_, _ = io.CopyN(io.Discard, c.in.Reader, maxDrain)
 }
 
+// cut closes a connection without a word. TLS would say goodbye first, which
+// waits for a peer that does not read, and makes what was broken off look whole.
+func cut(c net.Conn) {
+	if t, ok := c.(interface{ NetConn() net.Conn }); ok {
+		c = t.NetConn()
+	}
+	_ = c.Close()
+}
+
 // body is a request's body on its way to the handler and whoever it gives it
 // to, which may be another goroutine that goes on when the handler has returned.
 type body struct {
-	io.ReadCloser
+	src  io.Reader
 	conn *conn
 
 	mu     sync.Mutex // held while reading
-	greet  bool       // 100 (Continue) is still to be sent
+	greet  bool       // 100 (Continue) may have to be sent first
 	ended  bool       // no more can be read
 	closed bool
 }
@@ -113,7 +123,7 @@ func (b *body) Read(p []byte) (int, error) {
 			return 0, err
 		}
 	}
-	n, err := b.ReadCloser.Read(p)
+	n, err := b.src.Read(p)
 	if err == io.EOF {
 		b.ended = true
 		b.conn.watch()
@@ -128,6 +138,9 @@ func (b *body) Buffered() int {
 	if b.closed || b.ended || b.greet {
 		return 0
 	}
+	if c, ok := b.src.(*chunks); ok {
+		return int(min(c.left, uint64(c.in.Buffered())))
+	}
 	return b.conn.in.Buffered()
 }
 
@@ -140,14 +153,17 @@ func (b *body) end() bool {
 	if !b.mu.TryLock() {
 		_ = b.conn.SetReadDeadline(time.Unix(1, 0))
 		b.mu.Lock()
+		_ = b.conn.SetReadDeadline(time.Time{})
 	}
 	defer b.mu.Unlock()
 	b.closed = true
 	return b.ended
 }
 
-// watcher notices that a client goes away while it waits for an answer. It
-// looks only at what takes longer than patience: most answers do not.
+// watcher notices that a client goes away, or ends its direction, while it
+// waits for an answer. It looks only at what takes longer than patience: most
+// answers do not. A client that has sent its next request already is not
+// watched: what comes after that is not read before its turn.
 type watcher struct {
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -187,7 +203,7 @@ func (c *conn) look() {
 	defer close(done)
 	_, err := c.in.Peek(1)
 	w.mu.Lock()
-	gone := err != nil && w.wanted
+	gone := err != nil && w.wanted && !errors.Is(err, os.ErrDeadlineExceeded) // which unwatch and end set
 	w.mu.Unlock()
 	if gone {
 		c.cancel()

@@ -22,6 +22,9 @@ var (
 	errCoding     = errors.New("the request has a Transfer-Encoding other than chunked")
 	errBoth       = errors.New("the request has both a Content-Length and a Transfer-Encoding")
 	errExpect     = errors.New("the request expects something else than 100-continue")
+	errTarget     = errors.New("the request's target is not a path, a URL without fragment or, for CONNECT, host:port")
+	errContent    = errors.New("the request is a CONNECT with a body")
+	errSlow       = errors.New("the request's head took too long")
 	errPriorKnown = errors.New("the request begins HTTP/2 on a connection of HTTP/1.1")
 )
 
@@ -60,7 +63,7 @@ func (h *headReader) await(more func()) ([]byte, error) {
 			}
 			return b[:end], nil
 		}
-		if err := plausible(b); err != nil {
+		if err := plausible(b, searched); err != nil {
 			return nil, err
 		}
 		searched = len(b)
@@ -85,19 +88,34 @@ func (h *headReader) await(more func()) ([]byte, error) {
 
 var headEnd = []byte("\r\n\r\n")
 
-// grow makes room for a large head. The connection keeps it.
+// grow makes room for a large head.
 func (h *headReader) grow() {
 	b, _ := h.Peek(h.Buffered())
 	h.Reader = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(b)), h.src), min(4*h.Size(), max(h.max, 4*minRead)))
 }
 
+// shrink gives that room up once all of it has been read: idle connections are
+// many.
+func (h *headReader) shrink() {
+	if h.Size() > minRead && h.Buffered() == 0 {
+		h.Reader = bufio.NewReaderSize(h.src, minRead)
+	}
+}
+
 const minRead = 4 << 10
 
 // plausible finds out early what will never become a head: it would be waited
-// for until the client loses patience.
-func plausible(b []byte) error {
-	if i := bytes.IndexByte(b, '\n'); i == 0 || i > 0 && b[i-1] != '\r' {
-		return refused(http.StatusBadRequest, errLine)
+// for until the client loses patience. b has been looked at up to from.
+func plausible(b []byte, from int) error {
+	for from < len(b) {
+		i := bytes.IndexByte(b[from:], '\n')
+		if i < 0 {
+			break
+		}
+		if i += from; i == 0 || b[i-1] != '\r' {
+			return refused(http.StatusBadRequest, errLine)
+		}
+		from = i + 1
 	}
 	return nil
 }
@@ -128,6 +146,10 @@ var octets = func() (t [256]byte) {
 	return t
 }()
 
+// maxFields bounds how many fields a head has: each takes a few hundred bytes
+// of memory once it is parsed, and as few as four in the head.
+const maxFields = 1000
+
 // check reads a head strictly. What it lets pass net/http and any upstream read
 // alike.
 func check(head []byte) error {
@@ -135,8 +157,8 @@ func check(head []byte) error {
 	if !ok || bytes.IndexByte(line, '\t') >= 0 {
 		return refused(http.StatusBadRequest, errLine)
 	}
-	first := bytes.LastIndexByte(line, ' ')
-	switch version := string(line[first+1:]); version {
+	last := bytes.LastIndexByte(line, ' ')
+	switch version := string(line[last+1:]); version {
 	case "HTTP/1.1", "HTTP/1.0":
 	case "HTTP/2.0":
 		return refused(http.StatusHTTPVersionNotSupported, errPriorKnown)
@@ -146,62 +168,72 @@ func check(head []byte) error {
 		}
 		return refused(http.StatusBadRequest, errMalformed)
 	}
+	method, target, _ := bytes.Cut(line[:max(last, 0)], space)
+	switch {
+	case len(method) == 0 || len(target) == 0 || bytes.IndexByte(target, ' ') >= 0:
+		return refused(http.StatusBadRequest, errMalformed)
+	case bytes.IndexByte(line, '#') >= 0:
+		return refused(http.StatusBadRequest, errTarget) // some servers end the target there
+	}
 	old := line[len(line)-1] == '0'
+	tunnel := bytes.HasPrefix(line, connect)
 	var hosts, lengths, codings int
-	for {
+	var content bool
+	for fields := 0; ; fields++ {
 		if line, rest, ok = cutLine(rest); !ok {
 			return refused(http.StatusBadRequest, errLine)
 		}
 		if len(line) == 0 {
 			break
 		}
-		n := 0
-		for n < len(line) && octets[line[n]]&inName != 0 {
-			n++
+		if fields == maxFields {
+			return refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
 		}
-		switch {
-		case n == len(line) || n == 0 && line[0] == ':':
-			return refused(http.StatusBadRequest, errName)
-		case line[n] == ' ' || line[n] == '\t':
-			return refused(http.StatusBadRequest, errFold)
-		case line[n] != ':':
-			return refused(http.StatusBadRequest, errName)
+		name, value, err := cutField(line)
+		if err != nil {
+			return refused(http.StatusBadRequest, err)
 		}
-		value := bytes.Trim(line[n+1:], " \t")
-		switch n {
+		switch len(name) {
 		case len("host"):
-			if equal(line[:n], "host") {
+			if equal(name, "host") {
 				hosts++
 			}
 		case len("expect"):
-			if equal(line[:n], "expect") && !equal(value, "100-continue") {
+			if equal(name, "expect") && !equal(value, "100-continue") {
 				return refused(http.StatusExpectationFailed, errExpect)
 			}
 		case len("content-length"):
-			if equal(line[:n], "content-length") {
+			if equal(name, "content-length") {
 				if lengths++; lengths > 1 || !number(value) {
 					return refused(http.StatusBadRequest, errLength)
 				}
+				content = content || value[0] != '0'
 			}
 		case len("transfer-encoding"):
-			if equal(line[:n], "transfer-encoding") {
+			if equal(name, "transfer-encoding") {
 				if codings++; codings > 1 || old || !equal(value, "chunked") {
 					return refused(http.StatusNotImplemented, errCoding)
 				}
+				content = true
 			}
 		}
 	}
 	switch {
 	case lengths > 0 && codings > 0:
 		return refused(http.StatusBadRequest, errBoth)
-	case hosts > 1 || hosts == 0 && !old && !bytes.HasPrefix(head, connect):
+	case hosts > 1 || hosts == 0 && !old && !tunnel:
 		return refused(http.StatusBadRequest, errHost)
+	case tunnel && content:
+		return refused(http.StatusBadRequest, errContent) // or the tunnel's first bytes?
 	}
 	return nil
 }
 
-// connect has its host in the request line.
-var connect = []byte(http.MethodConnect + " ")
+var (
+	space = []byte(" ")
+	// connect has its host in the request line.
+	connect = []byte(http.MethodConnect + " ")
+)
 
 // cutLine takes one line off, which is free of control characters.
 func cutLine(b []byte) (line, rest []byte, ok bool) {
@@ -216,6 +248,23 @@ func cutLine(b []byte) (line, rest []byte, ok bool) {
 		}
 	}
 	return line, rest, true
+}
+
+// cutField splits a field's line (RFC 9112, section 5).
+func cutField(line []byte) (name, value []byte, err error) {
+	n := 0
+	for n < len(line) && octets[line[n]]&inName != 0 {
+		n++
+	}
+	switch {
+	case n == len(line) || n == 0 && line[0] == ':':
+		return nil, nil, errName
+	case line[n] == ' ' || line[n] == '\t':
+		return nil, nil, errFold
+	case line[n] != ':':
+		return nil, nil, errName
+	}
+	return line[:n], bytes.Trim(line[n+1:], " \t"), nil
 }
 
 // equal ignores case; lower is ASCII in lower case.

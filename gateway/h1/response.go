@@ -35,6 +35,7 @@ type response struct {
 	declared int64 // Content-Length, or unknown
 	written  int64 // bytes of the body
 	sent     bool  // the head is out, or in the buffer
+	awaited  bool  // the client waits for 100 (Continue) before it sends its body
 	chunked  bool
 	last     bool   // the connection ends after this
 	body     []byte // held back until its length or its end is known
@@ -71,6 +72,12 @@ func (w *response) settle(code int) {
 	}
 }
 
+// tunnel tells whether what follows the response is no HTTP (RFC 9110, sections
+// 9.3.6 and 15.2.2): it is the handler's that hijacks the connection, or nobody's.
+func (w *response) tunnel() bool {
+	return w.status == http.StatusSwitchingProtocols || w.request.Method == http.MethodConnect && w.status/100 == 2
+}
+
 // length reads a Content-Length that stands alone.
 func length(h http.Header) (int64, bool) {
 	v := h["Content-Length"]
@@ -100,9 +107,10 @@ func (w *response) inform(code int) {
 func (w *response) greet() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.sent || !w.request.ProtoAtLeast(1, 1) {
+	if w.sent {
 		return nil
 	}
+	w.awaited = false
 	out := w.conn.writer()
 	_, _ = out.WriteString("HTTP/1.1 100 Continue\r\n\r\n")
 	return out.Flush()
@@ -123,7 +131,7 @@ func statusLine(out *bufio.Writer, code int) {
 
 // bodyless tells which responses end with their head (RFC 9112, section 6.3).
 func (w *response) bodyless() bool {
-	return w.request.Method == http.MethodHead || w.status == http.StatusNoContent || w.status == http.StatusNotModified || w.status < 200
+	return w.request.Method == http.MethodHead || w.status == http.StatusNoContent || w.status == http.StatusNotModified || w.tunnel()
 }
 
 // head puts the head into the buffer.
@@ -136,7 +144,7 @@ func (w *response) head() {
 	w.sent = true
 	out, r := w.conn.writer(), w.request
 	modern := r.ProtoAtLeast(1, 1)
-	upgraded := w.status == http.StatusSwitchingProtocols
+	tunnel := w.tunnel()
 	for _, line := range w.header["Trailer"] {
 		for name := range strings.SplitSeq(line, ",") {
 			if name = http.CanonicalHeaderKey(textproto.TrimString(name)); name != "" && !framing[name] {
@@ -144,19 +152,18 @@ func (w *response) head() {
 			}
 		}
 	}
-	w.chunked = w.declared == unknown && modern && !w.bodyless() || len(w.trailers) > 0 && modern && !w.bodyless()
-	w.last = w.last || r.Close || names(w.header["Connection"], "close") || w.conn.server.closing.Load() ||
+	w.chunked = modern && !w.bodyless() && (w.declared == unknown || len(w.trailers) > 0)
+	w.last = w.last || r.Close || w.awaited || tunnel || names(w.header["Connection"], "close") || w.conn.server.closing.Load() ||
 		w.declared == unknown && !w.chunked && !w.bodyless()
 
 	statusLine(out, w.status)
-	exclude := framing
-	if !upgraded {
-		exclude = own
+	exclude := own
+	if tunnel {
+		exclude = framing // Connection and Upgrade are the handler's
 	}
-	// Responses to CONNECT and 101 have no framing of ours.
 	_ = w.header.WriteSubset(out, exclude)
 	switch {
-	case upgraded:
+	case tunnel:
 	case w.chunked:
 		_, _ = out.WriteString("Transfer-Encoding: chunked\r\n")
 		if len(w.trailers) > 0 {
@@ -168,11 +175,13 @@ func (w *response) head() {
 		b = strconv.AppendInt(b, w.declared, 10)
 		_, _ = out.Write(append(b, "\r\n"...))
 	}
-	if len(w.header["Date"]) == 0 && !upgraded {
-		_, _ = out.WriteString(time.Now().UTC().Format("Date: " + http.TimeFormat + "\r\n"))
+	if len(w.header["Date"]) == 0 && !tunnel {
+		var d [48]byte
+		b := time.Now().UTC().AppendFormat(append(d[:0], "Date: "...), http.TimeFormat)
+		_, _ = out.Write(append(b, "\r\n"...))
 	}
 	switch {
-	case upgraded:
+	case tunnel:
 	case w.last:
 		_, _ = out.WriteString("Connection: close\r\n")
 	case !modern:
@@ -284,22 +293,22 @@ func (w *response) end() error {
 		w.settle(http.StatusOK)
 	}
 	if !w.sent {
-		if w.declared == unknown && !(w.bodyless()) && len(w.header["Trailer"]) == 0 && !w.late() {
+		if w.declared == unknown && !w.bodyless() && len(w.header["Trailer"]) == 0 && !w.late() {
 			w.declared = int64(len(w.body))
 		}
 		w.head()
 	}
 	w.piece(w.body)
 	w.body = w.body[:0]
-	if w.chunked {
+	if w.declared != unknown && !w.bodyless() && w.written != w.declared {
+		w.keep(errShort)
+	}
+	if w.chunked && w.failed == nil {
 		out := w.conn.writer()
 		_, _ = out.WriteString("0\r\n")
 		_ = w.trailer().Write(out)
 		_, err := out.WriteString("\r\n")
 		w.keep(err)
-	}
-	if w.declared != unknown && !w.chunked && !w.bodyless() && w.written != w.declared {
-		w.keep(errShort)
 	}
 	w.flush()
 	return w.failed

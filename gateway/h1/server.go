@@ -26,9 +26,9 @@ type Handler func(ctx context.Context, w http.ResponseWriter, r *http.Request)
 // elsewhere. Its fields do not change once it serves.
 type Server struct {
 	// HeadTimeout bounds a request's head, from its first byte to its last, and
-	// what is left of a body that nobody wanted. Default: 15 s.
+	// the wait for the first byte of a connection's first. Default: 15 s.
 	HeadTimeout time.Duration
-	// IdleTimeout ends a connection that waits for a request. Default: 5 min.
+	// IdleTimeout ends a connection that waits for another request. Default: 5 min.
 	IdleTimeout time.Duration
 	// MaxHead bounds a request's head, in bytes. Default: 128 KiB.
 	MaxHead int
@@ -56,11 +56,15 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, handler Handler) {
 	}
 	defer s.leave(c)
 	defer func() {
-		if p := recover(); p != nil && p != http.ErrAbortHandler {
+		p := recover()
+		if p != nil && p != http.ErrAbortHandler {
 			s.logger().Error("panic in a handler", "panic", fmt.Sprint(p))
 		}
 		if c.hijacked {
 			return
+		}
+		if p != nil {
+			cut(nc)
 		}
 		_ = nc.Close() // which ends whoever may read still
 		if c.body != nil {
@@ -119,7 +123,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.closing.Store(true)
 	for c := range s.conns {
 		if c.state.CompareAndSwap(idle, over) {
-			_ = c.Conn.Close()
+			_ = c.SetReadDeadline(time.Unix(1, 0)) // it closes itself
 		}
 	}
 	if len(s.conns) == 0 {
@@ -145,24 +149,33 @@ func (s *Server) Close() {
 	defer s.mu.Unlock()
 	s.closing.Store(true)
 	for c := range s.conns {
+		cut(c.Conn)
 		c.cancel()
-		_ = c.Conn.Close()
 	}
 }
 
 // next serves one request, and tells whether another may come.
 func (c *conn) next() bool {
-	_ = c.SetReadDeadline(time.Now().Add(or(c.server.IdleTimeout, 5*time.Minute)))
+	wait := or(c.server.IdleTimeout, 5*time.Minute)
+	if !c.served {
+		wait = min(wait, c.headTimeout())
+	}
+	_ = c.SetReadDeadline(time.Now().Add(wait))
 	r, err := c.read()
 	if err != nil {
 		c.refuse(err)
 		return false
 	}
+	c.served = true
 	w := &c.response
 	*w = response{conn: c, request: r, body: w.body, declared: unknown, header: make(http.Header, 8)}
 	c.body = nil
 	if r.Body != http.NoBody {
-		c.body = &body{ReadCloser: r.Body, conn: c, greet: r.Header.Get("Expect") != ""}
+		w.awaited = len(r.Header["Expect"]) > 0 && r.ProtoAtLeast(1, 1)
+		c.body = &body{src: r.Body, conn: c, greet: w.awaited}
+		if len(r.TransferEncoding) > 0 {
+			c.body.src = &chunks{in: c.in.Reader, request: r}
+		}
 		r.Body = c.body
 	} else {
 		c.watch()
@@ -173,6 +186,7 @@ func (c *conn) next() bool {
 	}
 	read := c.body == nil || c.body.end() // from here on nobody else reads
 	c.unwatch()
+	w.last = w.last || !read && r.ContentLength > maxDrain
 	if err := w.end(); err != nil {
 		return false
 	}
@@ -181,6 +195,7 @@ func (c *conn) next() bool {
 		return false
 	}
 	c.release()
+	c.in.shrink()
 	return c.ctx.Err() == nil
 }
 
@@ -198,10 +213,9 @@ func (c *conn) read() (*http.Request, error) {
 			return nil, net.ErrClosed
 		}
 	}
-	timeout := or(c.server.HeadTimeout, 15*time.Second)
-	head, err := c.in.await(func() { _ = c.SetReadDeadline(time.Now().Add(timeout)) })
+	head, err := c.in.await(func() { _ = c.SetReadDeadline(time.Now().Add(c.headTimeout())) })
 	if errors.Is(err, os.ErrDeadlineExceeded) && c.in.Buffered() > 0 {
-		err = refused(http.StatusRequestTimeout, errors.New("the request's head took too long"))
+		err = refused(http.StatusRequestTimeout, errSlow)
 	}
 	if err != nil {
 		return nil, err
@@ -209,15 +223,21 @@ func (c *conn) read() (*http.Request, error) {
 	if err := check(head); err != nil {
 		return nil, err
 	}
+	size, before := len(head), c.in.Buffered()
 	r, err := http.ReadRequest(c.in.Reader)
-	if err != nil {
+	if err != nil || before-c.in.Buffered() != size { // no two readings, not even here
 		return nil, refused(http.StatusBadRequest, errMalformed)
+	}
+	if r.URL.Opaque != "" || r.Method == http.MethodConnect && r.RequestURI != r.URL.Host {
+		return nil, refused(http.StatusBadRequest, errTarget)
 	}
 	_ = c.SetReadDeadline(time.Time{})
 	delete(r.Header, "Host")
 	r.RemoteAddr = c.remote
 	return r, nil
 }
+
+func (c *conn) headTimeout() time.Duration { return or(c.server.HeadTimeout, 15*time.Second) }
 
 // refuse says why a head was refused, where one was.
 func (c *conn) refuse(err error) {

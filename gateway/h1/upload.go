@@ -21,43 +21,49 @@ var errRefusedBody = errors.New("the server answered before it had asked for the
 // upload sends a request that has a body while its response is read. All its
 // methods can be called on nil, a request without one.
 type upload struct {
-	conn *ClientConn
-	done chan struct{} // closed when nothing more is written
-	err  error         // readable then
-	ask  chan bool     // whether to send a body that waits for 100 (Continue)
-	once sync.Once
+	reply *reply
+	done  chan struct{} // closed when nothing more is written
+	err   error         // readable then
+	ask   chan bool     // whether to send a body that waits for 100 (Continue)
+	once  sync.Once
 }
 
-func newUpload(c *ClientConn, r *http.Request) *upload {
-	u := &upload{conn: c, done: make(chan struct{}), ask: make(chan bool, 1)}
+func newUpload(x *reply, r *http.Request) *upload {
+	u := &upload{reply: x, done: make(chan struct{}), ask: make(chan bool, 1)}
 	gate := &gate{upload: u, body: r.Body, wait: names(r.Header["Expect"], "100-continue")}
 	sent := *r
 	sent.Body = gate
+	if sent.ContentLength <= 0 && len(sent.TransferEncoding) == 0 {
+		// Else net/http would try, in a goroutine, whether there is a body.
+		sent.TransferEncoding = []string{"chunked"}
+	}
 	go u.send(&sent, gate)
 	return u
 }
 
 func (u *upload) send(r *http.Request, g *gate) {
 	defer close(u.done)
+	c := u.reply.conn
 	out := outs.Get().(*bufio.Writer)
-	out.Reset(u.conn.conn)
+	out.Reset(c.conn)
 	g.out = out
-	err := r.Write(sink{out})
+	err := r.Write(sink{g})
 	if err == nil {
-		err = out.Flush()
+		err = g.sent(out.Flush())
 	}
 	out.Reset(nil)
 	outs.Put(out)
 	switch {
 	case err == nil:
+		u.reply.within(c.o.HeadTimeout)
 	case g.err == errRefusedBody:
 		u.err = g.err // the response is on its way
-	case g.err != nil:
-		u.err = g.err
-		_ = u.conn.conn.Close() // what is there of the body is no request
-	default:
+	case g.broken:
 		u.err = err
-		_ = u.conn.conn.SetReadDeadline(time.Now().Add(graceAfterWrite))
+		u.reply.within(graceAfterWrite)
+	default:
+		u.err = or(g.err, err)
+		cut(c.conn) // what is there of the body is no request
 	}
 }
 
@@ -110,19 +116,14 @@ func (u *upload) failed() error {
 	}
 	select {
 	case <-u.done:
+		if u.err == errRefusedBody {
+			return nil // by us
+		}
 		return u.err
 	default:
 		return nil
 	}
 }
-
-// sink is a bufio.Writer that a gate can flush between two reads: without its
-// ReadFrom, which would not notice.
-type sink struct{ out *bufio.Writer }
-
-func (s sink) Write(p []byte) (int, error)       { return s.out.Write(p) }
-func (s sink) WriteByte(b byte) error            { return s.out.WriteByte(b) }
-func (s sink) WriteString(p string) (int, error) { return s.out.WriteString(p) }
 
 // gate lets a body through when it is wanted, and sends what has been written
 // before it waits for more.
@@ -132,11 +133,12 @@ type gate struct {
 	out    *bufio.Writer
 	wait   bool
 	err    error // of the body, but for io.EOF
+	broken bool  // the connection is
 }
 
 func (g *gate) Read(p []byte) (int, error) {
 	if b, ok := g.body.(interface{ Buffered() int }); !ok || g.wait || b.Buffered() == 0 {
-		if err := g.out.Flush(); err != nil {
+		if err := g.sent(g.out.Flush()); err != nil {
 			return 0, err
 		}
 	}
@@ -154,10 +156,16 @@ func (g *gate) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// sent remembers that writing failed, as opposed to reading the body.
+func (g *gate) sent(err error) error {
+	g.broken = g.broken || err != nil
+	return err
+}
+
 // wanted waits for 100 (Continue). A server that does not know of it says
 // nothing (RFC 9110, section 10.1.1).
 func (g *gate) wanted() bool {
-	t := time.NewTimer(g.upload.conn.o.ContinueTimeout)
+	t := time.NewTimer(g.upload.reply.conn.o.ContinueTimeout)
 	defer t.Stop()
 	select {
 	case wanted := <-g.upload.ask:
@@ -168,3 +176,19 @@ func (g *gate) wanted() bool {
 }
 
 func (g *gate) Close() error { return g.body.Close() }
+
+// sink is a bufio.Writer that its gate can flush between two reads: without its
+// ReadFrom, which would not notice.
+type sink struct{ *gate }
+
+func (s sink) Write(p []byte) (int, error) {
+	n, err := s.out.Write(p)
+	return n, s.sent(err)
+}
+
+func (s sink) WriteString(p string) (int, error) {
+	n, err := s.out.WriteString(p)
+	return n, s.sent(err)
+}
+
+func (s sink) WriteByte(b byte) error { return s.sent(s.out.WriteByte(b)) }

@@ -65,7 +65,13 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		if !kept {
 			var err error
-			if c, err = t.more(r.Context(), alone, together); err != nil {
+			if err = r.Context().Err(); err == nil {
+				c, err = t.more(r.Context(), alone, together)
+			}
+			if err != nil {
+				if r.Body != nil {
+					_ = r.Body.Close()
+				}
 				return nil, err
 			}
 			if c == nil {
@@ -87,23 +93,24 @@ func (t *transport) more(ctx context.Context, alone, together bool) (c *h1.Clien
 	proto := t.proto
 	t.mu.Unlock()
 	if !alone && proto != http11 {
-		end, err := t.turn.take(ctx)
+		end, failed := t.turn.take(ctx)
 		if end == nil {
-			return nil, err
+			return nil, failed
 		}
 		defer func() { end(err) }()
 	}
 	return t.open(ctx, alone, together)
 }
 
-// repeatable tells whether a request may be sent again when nothing says that
-// it was received (RFC 9110, section 9.2.2).
+// repeatable tells whether a request may be sent again when nothing says whether
+// it was received. RFC 9110, section 9.2.2, would also have PUT and DELETE; not
+// all servers take a second one for the first.
 func repeatable(r *http.Request) bool {
 	if r.Body != nil && r.Body != http.NoBody {
 		return false
 	}
 	switch r.Method {
-	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodPut, http.MethodDelete:
+	case http.MethodGet, http.MethodHead, http.MethodOptions:
 		return true
 	}
 	return false

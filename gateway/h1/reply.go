@@ -1,0 +1,110 @@
+package h1
+
+import (
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// reply is the end of an exchange: a response's body.
+type reply struct {
+	conn   *ClientConn
+	body   io.ReadCloser
+	upload *upload
+	stop   func() bool
+	close  bool // the connection carries no other request
+	once   sync.Once
+	closed atomic.Bool
+
+	mu       sync.Mutex // of the connection's deadlines
+	broken   bool       // by the request's context
+	answered bool       // the response's head has come: no more deadline
+	limited  bool       // there is one
+}
+
+// cancel breaks the exchange off, for good.
+func (x *reply) cancel() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.broken = true
+	_ = x.conn.conn.SetDeadline(time.Unix(1, 0))
+}
+
+// within bounds the wait for a response's head from now on; 0 does not.
+func (x *reply) within(d time.Duration) {
+	if d == 0 {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.broken && !x.answered {
+		x.limited = true
+		_ = x.conn.conn.SetReadDeadline(time.Now().Add(d))
+	}
+}
+
+// begun lifts the bound.
+func (x *reply) begun() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.answered = true
+	if x.limited && !x.broken {
+		_ = x.conn.conn.SetReadDeadline(time.Time{})
+	}
+}
+
+func (x *reply) Read(p []byte) (int, error) {
+	if x.closed.Load() {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	n, err := x.body.Read(p)
+	if err != nil {
+		x.finish(err == io.EOF)
+	}
+	return n, err
+}
+
+// Buffered is how many bytes, at least, can be read without waiting.
+func (x *reply) Buffered() int { return x.conn.in.Buffered() }
+
+// Close gives the connection up unless the body has been read to its end. The
+// parser's own Close would read on without bound.
+func (x *reply) Close() error {
+	x.closed.Store(true)
+	x.finish(false)
+	return nil
+}
+
+func (x *reply) finish(complete bool) {
+	x.once.Do(func() {
+		stopped := x.stop == nil || x.stop()
+		c := x.conn
+		reusable := complete && stopped && !x.close && c.in.Buffered() == 0 && x.upload.ended()
+		switch {
+		case reusable:
+		case complete && stopped:
+			_ = c.conn.Close()
+		default:
+			cut(c.conn)
+		}
+		if c.o.Done != nil {
+			c.o.Done(c, reusable)
+		}
+	})
+}
+
+// upgraded is a connection that a 101 has turned over.
+type upgraded struct{ *reply }
+
+func (u *upgraded) Read(p []byte) (int, error)  { return u.conn.in.Read(p) }
+func (u *upgraded) Write(p []byte) (int, error) { return u.conn.conn.Write(p) }
+
+// CloseWrite ends one direction, as TCP and TLS can.
+func (u *upgraded) CloseWrite() error {
+	if half, ok := u.conn.conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return u.Close()
+}
