@@ -105,10 +105,10 @@ func explain(err error) string {
 	switch {
 	case errors.As(err, &leased):
 		return leased.Error()
-	case errors.As(err, &reach):
-		return reach.Error()
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
 		return errClient.Error()
+	case errors.As(err, &reach):
+		return reach.Error()
 	}
 	for _, known := range []error{errAudit, errUpgrade, errCoding, errPanic, errLate, errClosed} {
 		if errors.Is(err, known) {

@@ -170,6 +170,9 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 	x.answered = true
 	x.informing.Unlock()
 	if err != nil {
+		if x.sent.short.Load() {
+			err = errClient // whatever the upstream made of that
+		}
 		return nil, err
 	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
@@ -204,8 +207,8 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	dropHops(resp.Header, x.upgrade)
 	delete(resp.Header, decisionHeader)
 	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
-	x.out.stream = resp.ContentLength < 0
-	x.out.prompt = x.out.stream && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()
+	x.out.length = resp.ContentLength
+	x.out.prompt = resp.ContentLength < 0 && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()
 	if x.got.scrubber == nil {
 		return resp
 	}
@@ -298,7 +301,9 @@ func (g *Gateway) serveExchange(ctx context.Context, w http.ResponseWriter, r *h
 		m = &misuse{http.StatusForbidden, "client", "the client's token is no longer good"}
 	}
 	if m != nil {
-		w.Header().Set("Connection", "close")
+		if r.ProtoMajor == 1 { // other streams of HTTP/2 have no part in it
+			w.Header().Set("Connection", "close")
+		}
 		x.refuse(r, m).write(w, r)
 		return
 	}

@@ -227,17 +227,10 @@ func (x *exchange) end() {
 	if x.allowed == nil {
 		return
 	}
-	err := x.err
-	if err == nil && x.out.status != http.StatusSwitchingProtocols {
-		err = x.got.err
-	}
-	if err == nil && x.out.failed {
-		err = errClient
-	}
-	c := x.flow.completion(x.allowed, x.allowed.ActivityID, err)
+	c := x.flow.completion(x.allowed, x.allowed.ActivityID, x.outcome())
 	s := &c.Unmapped.Sallyport
 	s.Credentials = x.used
-	if err != nil && status(err) == http.StatusForbidden {
+	if x.err != nil && status(x.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
 	if n := x.got.hits; n > 0 {
@@ -252,4 +245,22 @@ func (x *exchange) end() {
 	c.Traffic = &audit.Traffic{BytesIn: x.out.written.Load(), BytesOut: x.sent.read.Load()}
 	x.gateway.enqueue(c)
 	x.gateway.metrics.finished(x.out.status, time.Since(x.started))
+}
+
+// outcome is what ended the exchange, nil for success.
+func (x *exchange) outcome() error {
+	err := x.err
+	switch {
+	case err != nil:
+	case x.got.err != nil && x.out.status != http.StatusSwitchingProtocols:
+		if err = x.got.err; x.Err() != nil {
+			err = errClient // which broke the response off
+		}
+	case x.out.failed:
+		err = errClient
+	}
+	if err != nil && x.gateway.life.Err() != nil && explain(err) == errClient.Error() {
+		err = errClosed
+	}
+	return err
 }

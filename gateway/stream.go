@@ -21,12 +21,16 @@ var errClient = errors.New("the sandbox went away")
 // after the exchange has ended.
 type requestBody struct {
 	io.ReadCloser
-	read atomic.Int64
+	read  atomic.Int64
+	short atomic.Bool // the sandbox did not send all of it
 }
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.read.Add(int64(n))
+	if err != nil && err != io.EOF {
+		b.short.Store(true)
+	}
 	return n, err
 }
 
@@ -113,8 +117,8 @@ type writer struct {
 	http.ResponseWriter
 	status  int
 	written atomic.Int64
-	// stream says to send each piece as it comes, since more may take long.
-	stream bool
+	// length is that of the body, -1 when unknown.
+	length int64
 	// prompt says to send the head before the body, whose first byte may too.
 	prompt bool
 	failed bool
@@ -149,7 +153,8 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom is what io.Copy uses: it saves a buffer for each response.
+// ReadFrom is what io.Copy uses: it saves a buffer for each response. It sends
+// each piece as it comes, since the next may take long.
 func (w *writer) ReadFrom(src io.Reader) (int64, error) {
 	buf := buffers.Get().(*[copySize]byte)
 	defer buffers.Put(buf)
@@ -162,7 +167,7 @@ func (w *writer) ReadFrom(src io.Reader) (int64, error) {
 			if werr != nil {
 				return total, werr
 			}
-			if w.stream && err == nil {
+			if err == nil && total != w.length && !w.more(src) {
 				w.Flush()
 			}
 		}
@@ -173,6 +178,13 @@ func (w *writer) ReadFrom(src io.Reader) (int64, error) {
 			return total, err
 		}
 	}
+}
+
+// more tells whether the next piece is there already. What is left of a coding
+// in chunks may be no more than its framing.
+func (w *writer) more(src io.Reader) bool {
+	b, ok := src.(*body)
+	return ok && w.length >= 0 && !b.waiting()
 }
 
 func (w *writer) Flush() {
