@@ -115,7 +115,7 @@ func (x *exchange) prepare(r *http.Request) error {
 	if trailers {
 		r.Header["Te"] = []string{"trailers"} // gRPC has its status in them
 	}
-	r.Host = f.authority
+	r.Host, r.Close = f.authority, false
 	if _, set := r.Header["User-Agent"]; !set {
 		r.Header["User-Agent"] = []string{""} // or the transport would add its own
 	}
@@ -231,7 +231,7 @@ func coded(h http.Header) bool {
 // hops are the headers of one connection (RFC 9110, section 7.6.1).
 var hops = []string{
 	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
-	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
 }
 
 // dropHops removes what is meant for one connection, and what Connection says
@@ -314,11 +314,9 @@ func (g *Gateway) serveExchange(ctx context.Context, w http.ResponseWriter, r *h
 		return
 	}
 	r.URL.Scheme, r.URL.Host = f.scheme(), f.authority
-	if r.Body != nil && r.Body != http.NoBody {
-		x.sent.ReadCloser = r.Body
-		r.Body = &x.sent
-	}
-	g.proxy.ServeHTTP(&x.out, r.WithContext(x))
+	out := r.WithContext(x)
+	x.sent.take(r, out)
+	g.proxy.ServeHTTP(&x.out, out)
 }
 
 // finish ends an exchange whatever happened in it: a panic becomes a 500 while

@@ -17,23 +17,6 @@ import (
 // errClient says that the sandbox's end of a connection is gone.
 var errClient = errors.New("the sandbox went away")
 
-// requestBody counts what a sandbox sends. A transport can go on reading it
-// after the exchange has ended.
-type requestBody struct {
-	io.ReadCloser
-	read  atomic.Int64
-	short atomic.Bool // the sandbox did not send all of it
-}
-
-func (b *requestBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.read.Add(int64(n))
-	if err != nil && err != io.EOF {
-		b.short.Store(true)
-	}
-	return n, err
-}
-
 // body is an upstream's response on its way to goproxy. It remembers how it
 // ended, which goproxy does not tell, and is scrubbed in place, so that goproxy
 // leaves the Content-Length alone: scrubbing keeps it true.
@@ -69,12 +52,13 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close also scrubs the trailers, which are there once the body has been read:
-// goproxy sends them after it has closed it.
+// Close also goes over the trailers, which are there once the body has been
+// read: goproxy sends them after it has closed it.
 func (b *body) Close() error {
 	if b.scrubber != nil {
 		b.hits += b.scrubber.Header(b.response.Trailer)
 	}
+	delete(b.response.Trailer, decisionHeader)
 	return b.ReadCloser.Close()
 }
 

@@ -3,11 +3,10 @@ package upstream
 import (
 	"context"
 	"errors"
-	"io"
+
 	"net"
 	"net/http"
 	"net/http/httptrace"
-	"net/textproto"
 	"sync"
 	"time"
 
@@ -23,32 +22,50 @@ const (
 	http20
 )
 
-// pingAfter is for how long an upstream may be silent on a connection that is
-// used before it is asked whether it is there.
-const pingAfter = keepAlivePeriod
+// Bounds of a connection that speaks HTTP/2.
+const (
+	// pingAfter is for how long an upstream may be silent before it is asked
+	// whether it is there. Servers of gRPC end a connection that asks more often
+	// than every five minutes; TCP's own keep-alive finds a lost peer sooner
+	// unless something is on its way to it.
+	pingAfter = 6 * time.Minute
+	// streamWindow is how many bytes of a response an upstream may send ahead of
+	// who reads it. That of the connection is no less than all its streams': one
+	// that is not read leaves the others alone.
+	streamWindow = 1 << 20
+)
 
 // multiplexer holds the connections to one destination that speak HTTP/2. The
 // library decides which requests may be sent again when an upstream says that it
 // did not process them.
 type multiplexer struct {
 	transport *http2.Transport
-	patience  time.Duration // with a response's header; 0 is without end
 
 	mu      sync.Mutex
 	conns   []*http2.ClientConn
 	retired bool
 }
 
+// continueTimeout is how long a request that expects 100 (Continue) waits for it:
+// an upstream may not know of that (RFC 9110, section 10.1.1).
+const continueTimeout = time.Second
+
 func newMultiplexer(o *Options, plain bool) *multiplexer {
-	m := &multiplexer{patience: o.HeaderTimeout}
-	m.transport = &http2.Transport{
-		ConnPool:           m,
-		AllowHTTP:          plain,
-		DisableCompression: true,
-		MaxHeaderListSize:  maxResponseHeader,
-		IdleConnTimeout:    o.IdleTimeout,
-		ReadIdleTimeout:    pingAfter,
-	}
+	m := &multiplexer{}
+	// It fails for a transport that is configured already; this one is there for
+	// these settings only.
+	t, _ := http2.ConfigureTransports(&http.Transport{
+		DisableCompression:    true,
+		ExpectContinueTimeout: continueTimeout,
+		ResponseHeaderTimeout: o.HeaderTimeout,
+		HTTP2:                 &http.HTTP2Config{MaxReceiveBufferPerStream: streamWindow},
+	})
+	t.ConnPool = m
+	t.AllowHTTP = plain
+	t.MaxHeaderListSize = maxResponseHeader
+	t.IdleConnTimeout = o.IdleTimeout
+	t.ReadIdleTimeout = pingAfter
+	m.transport = t
 	return m
 }
 
@@ -142,55 +159,22 @@ func informational(ctx context.Context) Informational {
 // RoundTrip sends a request on a connection that has room, and returns errNone
 // when there is none.
 func (m *multiplexer) RoundTrip(r *http.Request) (*http.Response, error) {
-	if m.patience == 0 {
-		return m.transport.RoundTrip(traced(r))
-	}
-	ctx, cancel := context.WithCancelCause(r.Context())
-	late := time.AfterFunc(m.patience, func() { cancel(context.DeadlineExceeded) })
-	resp, err := m.transport.RoundTrip(traced(r.WithContext(ctx)))
-	if !late.Stop() && err == nil {
-		_ = resp.Body.Close()
-		err = context.DeadlineExceeded
-	}
-	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		cancel(nil)
-		return nil, err
-	}
-	resp.Body = &cancelling{resp.Body, cancel}
-	return resp, nil
-}
-
-// cancelling ends a request's context with its response.
-type cancelling struct {
-	io.ReadCloser
-	cancel context.CancelCauseFunc
-}
-
-func (c *cancelling) Close() error {
-	defer c.cancel(nil)
-	return c.ReadCloser.Close()
-}
-
-// traced passes 1xx responses on from a library that tells them to a trace.
-func traced(r *http.Request) *http.Request {
 	f := informational(r.Context())
 	if f == nil {
-		return r
+		return m.roundTrip(r)
 	}
-	var mu sync.Mutex
-	return r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
-		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if code != http.StatusContinue {
-				f(code, http.Header(h))
-			}
-			return nil
-		},
-	}))
+	h := &herald{to: f}
+	defer h.done.Wait()
+	return m.roundTrip(r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{Got1xxResponse: h.got})))
+}
+
+func (m *multiplexer) roundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := m.transport.RoundTrip(r)
+	if err == nil && (resp.StatusCode < 200 || resp.StatusCode > 999) {
+		_ = resp.Body.Close()
+		return nil, errStatus
+	}
+	return resp, err
 }
 
 var _ http2.ClientConnPool = (*multiplexer)(nil)
