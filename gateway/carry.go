@@ -175,6 +175,10 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 		}
 		return nil, err
 	}
+	if t := x.out.tunnel; t != nil && (resp.StatusCode < 300 && !t.agreed(resp)) {
+		_ = resp.Body.Close()
+		return nil, errWebSocket
+	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		if !x.upgrade || !websocket(resp.Header) {
 			_ = resp.Body.Close()

@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/textproto"
@@ -13,8 +14,23 @@ const maxInformational = 32
 var (
 	errInformational = errors.New("too many informational responses, or too large")
 	errSwitch        = errors.New("HTTP/2 has no status 101")
-	errStatus        = errors.New("a response whose status is not of three digits")
 )
+
+// informationalKey is the context's key for what wants to know of 1xx responses.
+type informationalKey struct{}
+
+// Informational is what a request's context answers for InformationalKey: a
+// function that gets the 1xx responses that come before its response, except
+// for 100 and 101. It is called before RoundTrip returns.
+type Informational func(code int, h http.Header)
+
+// InformationalKey is the key of an Informational.
+var InformationalKey any = informationalKey{}
+
+func informational(ctx context.Context) Informational {
+	f, _ := ctx.Value(InformationalKey).(Informational)
+	return f
+}
 
 // herald passes the 1xx responses to one request on, in a goroutine of its own:
 // the library reports them from the one that reads for all requests of the
