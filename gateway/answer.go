@@ -22,11 +22,12 @@ const decisionHeader = "Sallyport-Decision"
 
 // Errors that end a request before anything of it has left.
 var (
-	errAudit   = errors.New("the decision could not be written down")
-	errUpgrade = errors.New("the upstream switched protocols unasked")
-	errCoding  = errors.New("the upstream encoded a response that has to be read for secrets")
-	errPanic   = errors.New("internal error")
-	errLate    = errors.New("the client began TLS late that no rule lets pass unread")
+	errAudit     = errors.New("the decision could not be written down")
+	errUpgrade   = errors.New("the upstream switched protocols unasked")
+	errWebSocket = errors.New("the upstream did not begin a WebSocket")
+	errCoding    = errors.New("the upstream encoded a response that has to be read for secrets")
+	errPanic     = errors.New("internal error")
+	errLate      = errors.New("the client began TLS late that no rule lets pass unread")
 )
 
 // answer is what the gateway says instead of an upstream.
@@ -103,12 +104,12 @@ func explain(err error) string {
 	switch {
 	case isLease:
 		return leased.Error()
-	case errors.As(err, &reach):
-		return reach.Error()
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
 		return errClient.Error()
+	case errors.As(err, &reach):
+		return reach.Error()
 	}
-	for _, known := range []error{errAudit, errUpgrade, errCoding, errPanic, errLate, errClosed} {
+	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errPanic, errLate, errClosed} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

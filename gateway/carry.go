@@ -115,8 +115,7 @@ func (x *exchange) prepare(r *http.Request) error {
 	if trailers {
 		r.Header["Te"] = []string{"trailers"} // gRPC has its status in them
 	}
-	r.Close, r.Trailer = false, nil // the hop's, and what policy has not seen
-	r.Host = f.authority
+	r.Host, r.Close = f.authority, false
 	if _, set := r.Header["User-Agent"]; !set {
 		r.Header["User-Agent"] = []string{""} // or the transport would add its own
 	}
@@ -171,7 +170,14 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 	x.answered = true
 	x.informing.Unlock()
 	if err != nil {
+		if x.sent.short.Load() {
+			err = errClient // whatever the upstream made of that
+		}
 		return nil, err
+	}
+	if t := x.out.tunnel; t != nil && (resp.StatusCode < 300 && !t.agreed(resp)) {
+		_ = resp.Body.Close()
+		return nil, errWebSocket
 	}
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		if !x.upgrade || !websocket(resp.Header) {
@@ -205,8 +211,8 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	dropHops(resp.Header, x.upgrade)
 	delete(resp.Header, decisionHeader)
 	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
-	x.out.stream = resp.ContentLength < 0
-	x.out.prompt = x.out.stream && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()
+	x.out.length = resp.ContentLength
+	x.out.prompt = resp.ContentLength < 0 && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()
 	if x.got.scrubber == nil {
 		return resp
 	}
@@ -229,7 +235,7 @@ func coded(h http.Header) bool {
 // hops are the headers of one connection (RFC 9110, section 7.6.1).
 var hops = []string{
 	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
-	"Te", "Trailer", "Transfer-Encoding", "Upgrade",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
 }
 
 // dropHops removes what is meant for one connection, and what Connection says
@@ -299,7 +305,9 @@ func (g *Gateway) serveExchange(ctx context.Context, w http.ResponseWriter, r *h
 		m = &misuse{http.StatusForbidden, "client", "the client's token is no longer good"}
 	}
 	if m != nil {
-		w.Header().Set("Connection", "close")
+		if r.ProtoMajor == 1 { // other streams of HTTP/2 have no part in it
+			w.Header().Set("Connection", "close")
+		}
 		x.refuse(r, m).write(w, r)
 		return
 	}
@@ -310,11 +318,9 @@ func (g *Gateway) serveExchange(ctx context.Context, w http.ResponseWriter, r *h
 		return
 	}
 	r.URL.Scheme, r.URL.Host = f.scheme(), f.authority
-	if r.Body != nil && r.Body != http.NoBody {
-		x.sent.ReadCloser = r.Body
-		r.Body = &x.sent
-	}
-	g.proxy.ServeHTTP(&x.out, r.WithContext(x))
+	out := r.WithContext(x)
+	x.sent.take(r, out)
+	g.proxy.ServeHTTP(&x.out, out)
 }
 
 // finish ends an exchange whatever happened in it: a panic becomes a 500 while

@@ -103,6 +103,12 @@ func (x *exchange) admit(r *http.Request) *misuse {
 	case http.MethodTrace:
 		return &misuse{http.StatusMethodNotAllowed, "trace", "TRACE sends a request's headers back, injected ones too"}
 	}
+	if m := wellFormed(r); m != nil {
+		return m
+	}
+	if r.TLS == nil && r.ProtoMajor == 2 && x.flow.tls() {
+		return &misuse{http.StatusMisdirectedRequest, "scheme", "the request's scheme is not the connection's"}
+	}
 	if r.URL.User != nil {
 		return &misuse{http.StatusBadRequest, "userinfo", "the request target has user information in it"}
 	}
@@ -128,6 +134,11 @@ func (x *exchange) admit(r *http.Request) *misuse {
 			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", h)}
 		}
 	}
+	for _, name := range announced(r) {
+		if !late(name) {
+			return &misuse{http.StatusBadRequest, "trailer", fmt.Sprintf("the field %.64q cannot come after the body", name)}
+		}
+	}
 	x.request.Path = path
 	return nil
 }
@@ -138,13 +149,6 @@ func (x *exchange) direct(r *http.Request) *misuse {
 	if r.URL.Scheme != "" && !strings.EqualFold(r.URL.Scheme, f.scheme()) {
 		return &misuse{http.StatusMisdirectedRequest, "scheme", "the request target's scheme is not the connection's"}
 	}
-	// HTTP/2 has :authority, and can have a Host beside it.
-	for _, other := range r.Header["Host"] {
-		if !strings.EqualFold(other, r.Host) {
-			return &misuse{http.StatusBadRequest, "host", "Host and :authority name different hosts"}
-		}
-	}
-	delete(r.Header, "Host")
 	if r.Host == f.authority && r.Host != "" {
 		return nil
 	}
@@ -176,7 +180,9 @@ func (x *exchange) describe(r *http.Request) {
 	for name := range r.Header {
 		x.names.headers = append(x.names.headers, http.CanonicalHeaderKey(name))
 	}
+	x.names.headers = append(x.names.headers, announced(r)...)
 	slices.Sort(x.names.headers)
+	x.names.headers = slices.Compact(x.names.headers)
 	x.names.query = queryKeys(r.URL.RawQuery)
 	x.request = &policy.Request{
 		Method:    r.Method,
@@ -229,17 +235,10 @@ func (x *exchange) end() {
 	if x.allowed == nil {
 		return
 	}
-	err := x.err
-	if err == nil && x.out.status != http.StatusSwitchingProtocols {
-		err = x.got.err
-	}
-	if err == nil && x.out.failed {
-		err = errClient
-	}
-	c := completion(&x.record, x.allowed.ActivityID, err)
+	c := completion(&x.record, x.allowed.ActivityID, x.outcome())
 	s := &c.Unmapped.Sallyport
 	s.Credentials = x.used
-	if err != nil && status(err) == http.StatusForbidden {
+	if x.err != nil && status(x.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
 	if n := x.got.hits; n > 0 {
@@ -256,4 +255,22 @@ func (x *exchange) end() {
 	c.Traffic = &x.record.Traffic
 	x.gateway.enqueue(c)
 	x.gateway.metrics.finished(x.out.status, time.Since(x.started))
+}
+
+// outcome is what ended the exchange, nil for success.
+func (x *exchange) outcome() error {
+	err := x.err
+	switch {
+	case err != nil:
+	case x.got.err != nil && x.out.status != http.StatusSwitchingProtocols:
+		if err = x.got.err; x.Err() != nil {
+			err = errClient // which broke the response off
+		}
+	case x.out.failed:
+		err = errClient
+	}
+	if err != nil && x.gateway.life.Err() != nil && explain(err) == errClient.Error() {
+		err = errClosed
+	}
+	return err
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -13,8 +14,16 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// maxStreams bounds the requests that a client has open on one connection.
-const maxStreams = 128
+// Bounds of a connection that speaks HTTP/2.
+const (
+	maxStreams = 128 // requests at once
+	// What a client may send ahead of who reads it, in bytes: a body that is not
+	// read leaves room for others on the connection.
+	streamWindow     = 256 << 10
+	connectionWindow = 1 << 20
+	maxSettle        = 256 << 10 // bytes of a body that nobody wanted
+	settleTime       = 500 * time.Millisecond
+)
 
 // multiplexed serves connections that speak HTTP/2 (RFC 9113), by ALPN or by
 // prior knowledge. The library bounds what a client can queue: resets,
@@ -26,7 +35,12 @@ type multiplexed struct {
 
 func newMultiplexed(idle, handshake time.Duration, logger *slog.Logger) (*multiplexed, error) {
 	m := &multiplexed{
-		conf: &http2.Server{MaxConcurrentStreams: maxStreams, IdleTimeout: idle},
+		conf: &http2.Server{
+			MaxConcurrentStreams:         maxStreams,
+			MaxUploadBufferPerStream:     streamWindow,
+			MaxUploadBufferPerConnection: connectionWindow,
+			IdleTimeout:                  idle,
+		},
 		base: &http.Server{
 			MaxHeaderBytes:    maxHeader,
 			ReadHeaderTimeout: handshake,
@@ -53,18 +67,75 @@ func speaksHTTP2(c net.Conn) bool {
 
 // serveHTTP2 returns when the connection has ended and its requests have too.
 func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
-	var streams sync.WaitGroup
-	defer streams.Wait()
+	var s streams
+	defer s.wait()
 	g.h2.conf.ServeConn(c, &http2.ServeConnOpts{
 		Context:    ctx,
 		BaseConfig: g.h2.base,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			streams.Add(1)
-			defer streams.Done()
-			if r.ContentLength == 0 {
-				r.Body = http.NoBody // or a transport would have to find out
+			if !s.begin() {
+				panic(http.ErrAbortHandler) // the connection has ended meanwhile
 			}
-			g.serveExchange(r.Context(), w, r, f)
+			defer s.work.Done()
+			g.serveStream(w, r, f)
 		}),
 	})
+}
+
+// streams are the requests of one connection.
+type streams struct {
+	mu   sync.Mutex // no work begins while it is waited for
+	over bool
+	work sync.WaitGroup
+}
+
+func (s *streams) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.over {
+		s.work.Add(1)
+	}
+	return !s.over
+}
+
+func (s *streams) wait() {
+	s.mu.Lock()
+	s.over = true
+	s.mu.Unlock()
+	s.work.Wait()
+}
+
+// serveStream answers one request.
+func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow) {
+	switch {
+	case r.ContentLength == 0:
+		r.Body = http.NoBody // or a transport would have to find out
+	case waits(r.Body):
+		r.Header["Expect"] = []string{"100-continue"}
+	}
+	ok, last := g.admit(f.identity.ID)
+	if last {
+		w.Header().Set("Connection", "close") // goodbye: the connection may have come when all others were told
+	}
+	if !ok {
+		x := g.exchange(r.Context(), f)
+		x.describe(r)
+		x.refuse(r, &misuse{http.StatusTooManyRequests, "requests", "the sandbox has too many requests open"}).write(w, r)
+		return
+	}
+	defer g.dismiss(f.identity.ID)
+	g.serveExchange(r.Context(), w, r, f)
+	if len(r.Trailer) > 0 && r.Body != http.NoBody {
+		settle(w, r.Body)
+	}
+}
+
+// settle waits for the end of a request that was answered early and has
+// trailers: the library takes those for a new stream when the old one is over,
+// and ends the connection for it.
+func settle(w http.ResponseWriter, body io.Reader) {
+	control := http.NewResponseController(w)
+	if control.Flush() == nil && control.SetReadDeadline(time.Now().Add(settleTime)) == nil {
+		_, _ = io.CopyN(io.Discard, body, maxSettle)
+	}
 }

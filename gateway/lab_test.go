@@ -13,9 +13,11 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,7 +31,16 @@ import (
 	"sallyport/policy"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// TestMain runs the tests with the setting that WebSockets inside of HTTP/2 need.
+// golang.org/x/net/http2 reads it when it is initialised, from the environment.
+func TestMain(m *testing.M) {
+	const setting = "http2xconnect=1"
+	if debug := os.Getenv("GODEBUG"); !strings.Contains(debug, setting) {
+		os.Setenv("GODEBUG", strings.TrimPrefix(debug+","+setting, ","))
+		panic(syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
+	}
+	goleak.VerifyTestMain(m)
+}
 
 var (
 	sandboxAddr = netip.MustParseAddr("10.231.0.2")

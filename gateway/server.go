@@ -53,7 +53,8 @@ type Options struct {
 	HandshakeTimeout time.Duration
 	// IdleTimeout ends a kept-alive connection without a request. Default: 5 min.
 	IdleTimeout time.Duration
-	// ConnectionsPerSandbox bounds a sandbox's open connections. Default: 1024.
+	// ConnectionsPerSandbox bounds a sandbox's open connections, and its requests
+	// under way on those of HTTP/2. Default: 1024.
 	ConnectionsPerSandbox int
 }
 
@@ -88,6 +89,7 @@ type Gateway struct {
 	listeners map[net.Listener]struct{}
 	open      map[*opening]struct{}
 	count     map[string]int // open connections by sandbox ID
+	asked     map[string]int // requests of HTTP/2 under way, likewise
 	work      sync.WaitGroup // goroutines of this Gateway's own
 }
 
@@ -122,6 +124,7 @@ func New(o Options) (*Gateway, error) {
 		listeners:    make(map[net.Listener]struct{}),
 		open:         make(map[*opening]struct{}),
 		count:        make(map[string]int),
+		asked:        make(map[string]int),
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.scrubbers.cache, _ = lru.New[secretSet, *credential.Scrubber](maxScrubbers) // fails for a size below 1
@@ -192,6 +195,27 @@ func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
 		g.metrics.connections.Dec()
 	}
 	return o, nil
+}
+
+// admit makes a place for a sandbox's request, of which HTTP/2 has many on one
+// connection, and tells whether that is one of the last.
+func (g *Gateway) admit(id string) (ok, last bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked[id] >= g.limit {
+		return false, g.closing
+	}
+	g.asked[id]++
+	return true, g.closing
+}
+
+// dismiss gives the place back.
+func (g *Gateway) dismiss(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked[id]--; g.asked[id] == 0 {
+		delete(g.asked, id)
+	}
 }
 
 // decide asks the policy; what panics or answers nothing denies.

@@ -15,6 +15,7 @@ type steered struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
+	count int // of connections
 }
 
 func newSteered(t *testing.T) *steered {
@@ -43,6 +44,7 @@ func (s *steered) Close() error {
 func (s *steered) dial(from netip.Addr, to netip.AddrPort) (net.Conn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.count++
 	near, err := net.Dial("tcp", s.Addr().String())
 	if err != nil {
 		return nil, err

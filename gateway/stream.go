@@ -17,19 +17,6 @@ import (
 // errClient says that the sandbox's end of a connection is gone.
 var errClient = errors.New("the sandbox went away")
 
-// requestBody counts what a sandbox sends. A transport can go on reading it
-// after the exchange has ended.
-type requestBody struct {
-	io.ReadCloser
-	read atomic.Int64
-}
-
-func (b *requestBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	b.read.Add(int64(n))
-	return n, err
-}
-
 // body is an upstream's response on its way to goproxy. It remembers how it
 // ended, which goproxy does not tell, and is scrubbed in place, so that goproxy
 // leaves the Content-Length alone: scrubbing keeps it true.
@@ -65,12 +52,13 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close also scrubs the trailers, which are there once the body has been read:
-// goproxy sends them after it has closed it.
+// Close also goes over the trailers, which are there once the body has been
+// read: goproxy sends them after it has closed it.
 func (b *body) Close() error {
 	if b.scrubber != nil {
 		b.hits += b.scrubber.Header(b.response.Trailer)
 	}
+	delete(b.response.Trailer, decisionHeader)
 	return b.ReadCloser.Close()
 }
 
@@ -113,8 +101,8 @@ type writer struct {
 	http.ResponseWriter
 	status  int
 	written atomic.Int64
-	// stream says to send each piece as it comes, since more may take long.
-	stream bool
+	// length is that of the body, -1 when unknown.
+	length int64
 	// prompt says to send the head before the body, whose first byte may too.
 	prompt bool
 	failed bool
@@ -149,7 +137,8 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadFrom is what io.Copy uses: it saves a buffer for each response.
+// ReadFrom is what io.Copy uses: it saves a buffer for each response. It sends
+// each piece as it comes, since the next may take long.
 func (w *writer) ReadFrom(src io.Reader) (int64, error) {
 	buf := buffers.Get().(*[copySize]byte)
 	defer buffers.Put(buf)
@@ -162,7 +151,7 @@ func (w *writer) ReadFrom(src io.Reader) (int64, error) {
 			if werr != nil {
 				return total, werr
 			}
-			if w.stream && err == nil {
+			if err == nil && total != w.length && !w.more(src) {
 				w.Flush()
 			}
 		}
@@ -173,6 +162,13 @@ func (w *writer) ReadFrom(src io.Reader) (int64, error) {
 			return total, err
 		}
 	}
+}
+
+// more tells whether the next piece is there already. What is left of a coding
+// in chunks may be no more than its framing.
+func (w *writer) more(src io.Reader) bool {
+	b, ok := src.(*body)
+	return ok && w.length >= 0 && !b.waiting()
 }
 
 func (w *writer) Flush() {

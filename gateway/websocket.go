@@ -2,17 +2,19 @@ package gateway
 
 import (
 	"crypto/rand"
+	"crypto/sha1"
 	"encoding/base64"
 	"io"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
 // extend turns a WebSocket that is begun inside of HTTP/2 (RFC 8441) into the
 // handshake of HTTP/1.1 that it stands for: policy sees it as such, and it is
 // what every upstream speaks. golang.org/x/net/http2 offers it to clients when
-// GODEBUG has http2xconnect=1.
+// the environment has GODEBUG=http2xconnect=1 as the process starts.
 func (x *exchange) extend(r *http.Request) {
 	if r.ProtoMajor != 2 || r.Method != http.MethodConnect || r.Header.Get(":protocol") != "websocket" {
 		return
@@ -20,17 +22,31 @@ func (x *exchange) extend(r *http.Request) {
 	delete(r.Header, ":protocol")
 	r.Method = http.MethodGet
 	r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
-	var key [16]byte
-	_, _ = rand.Read(key[:]) // never fails
-	r.Header["Sec-Websocket-Key"] = []string{base64.StdEncoding.EncodeToString(key[:])}
-	x.out.tunnel = &tunnelled{ReadCloser: r.Body, w: x.out.ResponseWriter}
+	var random [16]byte
+	_, _ = rand.Read(random[:]) // never fails
+	key := base64.StdEncoding.EncodeToString(random[:])
+	r.Header["Sec-Websocket-Key"] = []string{key}
+	x.out.tunnel = &tunnelled{ReadCloser: r.Body, w: x.out.ResponseWriter, key: key}
 	r.Body, r.ContentLength = http.NoBody, 0
 }
 
 // tunnelled is a stream of HTTP/2 as a connection.
 type tunnelled struct {
 	io.ReadCloser
-	w http.ResponseWriter
+	w   http.ResponseWriter
+	key string // of the handshake
+
+	mu   sync.Mutex // held while writing
+	over bool       // the handler may have returned
+}
+
+// agreed tells whether a response switches protocols in answer to the key that
+// was sent (RFC 6455, section 4.1). To a client of HTTP/2 any status of success
+// would mean that.
+func (t *tunnelled) agreed(resp *http.Response) bool {
+	const suffix = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+	sum := sha1.Sum([]byte(t.key + suffix))
+	return resp.StatusCode == http.StatusSwitchingProtocols && resp.Header.Get("Sec-Websocket-Accept") == base64.StdEncoding.EncodeToString(sum[:])
 }
 
 // accept turns the header of a 101 response into that of the stream's.
@@ -40,12 +56,36 @@ func (t *tunnelled) accept(h http.Header) {
 	}
 }
 
+// Write fails once the stream is closed: the library panics when somebody writes
+// after the handler has returned.
 func (t *tunnelled) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.over {
+		return 0, net.ErrClosed
+	}
 	n, err := t.w.Write(p)
 	if err == nil {
 		err = http.NewResponseController(t.w).Flush()
 	}
 	return n, err
+}
+
+// Close waits a while for a write that is under way, which the client may have
+// to make room for, and breaks it off then.
+func (t *tunnelled) Close() error {
+	broken := make(chan struct{})
+	late := time.AfterFunc(settleTime, func() {
+		defer close(broken)
+		_ = t.SetWriteDeadline(time.Unix(1, 0))
+	})
+	t.mu.Lock()
+	t.over = true
+	t.mu.Unlock()
+	if !late.Stop() {
+		<-broken
+	}
+	return t.ReadCloser.Close()
 }
 
 func (t *tunnelled) LocalAddr() net.Addr  { return &net.TCPAddr{} }

@@ -144,8 +144,13 @@ func (b *body) Buffered() int {
 	return b.conn.in.Buffered()
 }
 
-// Close leaves the rest to the connection, which knows how much to read of it.
-func (b *body) Close() error { return nil }
+// Close breaks off a read that is under way: a transport whose upstream is gone
+// waits for that. The rest is left to the connection, which knows how much to
+// read of it.
+func (b *body) Close() error {
+	b.end()
+	return nil
+}
 
 // end keeps the body from being read by others, breaks off a read that is under
 // way, and tells whether all of it was read.

@@ -83,7 +83,9 @@ func TestSandboxNetworkAndOwnAddresses(t *testing.T) {
 	}
 }
 
-func TestIsolation(t *testing.T) {
+func TestIsolation(t *testing.T) { versions(t, testIsolation) }
+
+func testIsolation(t *testing.T, protos []string) {
 	ca, z := newAuthority(t), newZone(t)
 	z.set("api.example.test", []string{"127.0.0.1"})
 	roots, otherRoots := ca.file(t), ca.file(t)
@@ -104,7 +106,7 @@ func TestIsolation(t *testing.T) {
 		}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := newSite(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.host(t, []string{"api.example.test"}, nil)}}, hello)
+			s := newSite(t, "127.0.0.1:0", &tls.Config{NextProtos: protos, Certificates: []tls.Certificate{ca.host(t, []string{"api.example.test"}, nil)}}, hello)
 			p := newPool(t, Options{})
 			first := base
 			first.Port = s.port
@@ -129,7 +131,9 @@ func TestIsolation(t *testing.T) {
 	}
 }
 
-func TestSessionsAreNotShared(t *testing.T) {
+func TestSessionsAreNotShared(t *testing.T) { versions(t, testSessionsAreNotShared) }
+
+func testSessionsAreNotShared(t *testing.T, protos []string) {
 	ca := newAuthority(t)
 	for _, tt := range []struct {
 		name    string
@@ -141,21 +145,29 @@ func TestSessionsAreNotShared(t *testing.T) {
 		{"another credential", func(r *Route) { r.Credential = "y" }, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := newSite(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}},
+			s := newSite(t, "127.0.0.1:0", &tls.Config{NextProtos: protos, Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}},
 				http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Header().Set("Connection", "close") }))
 			p := newPool(t, Options{})
 			first := Route{Sandbox: "a", Credential: "x", Host: "127.0.0.1", Port: s.port, TLS: true, Upstream: loopback(nil, ca.file(t))}
 			second := first
 			tt.change(&second)
-			for _, r := range []Route{first, second, first, second} {
+			for i, r := range []Route{first, second, first, second} {
 				if _, err := get(t, p, r); err != nil {
 					t.Fatal(err)
 				}
+				s.await(t, int64(i)+1)
 			}
 			if got := s.resumed.Load(); got != tt.resumed {
 				t.Errorf("%d sessions were resumed, want %d", got, tt.resumed)
 			}
 		})
+	}
+}
+
+// versions runs a test against upstreams of either version of HTTP.
+func versions(t *testing.T, test func(t *testing.T, protos []string)) {
+	for _, protos := range [][]string{{"http/1.1"}, {"h2"}} {
+		t.Run(protos[0], func(t *testing.T) { test(t, protos) })
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -111,7 +112,8 @@ func (a *authority) write(t testing.TB, path string) {
 // site is an HTTP server that counts connections.
 type site struct {
 	*httptest.Server
-	conns   atomic.Int64
+	conns   atomic.Int64 // so far
+	closed  atomic.Int64
 	resumed atomic.Int64
 	port    uint16
 }
@@ -132,13 +134,16 @@ func newSite(t testing.TB, address string, c *tls.Config, h http.Handler) *site 
 		}),
 		ErrorLog: log.New(io.Discard, "", 0),
 		ConnState: func(_ net.Conn, st http.ConnState) {
-			if st == http.StateNew {
+			switch st {
+			case http.StateNew:
 				s.conns.Add(1)
+			case http.StateClosed, http.StateHijacked:
+				s.closed.Add(1)
 			}
 		},
 	}}
 	if c != nil {
-		s.TLS = c
+		s.TLS, s.EnableHTTP2 = c, slices.Contains(c.NextProtos, "h2")
 		s.StartTLS()
 	} else {
 		s.Start()
@@ -146,6 +151,16 @@ func newSite(t testing.TB, address string, c *tls.Config, h http.Handler) *site 
 	t.Cleanup(s.Close)
 	s.port = portOf(t, l.Addr())
 	return s
+}
+
+// await waits until n connections have been closed.
+func (s *site) await(t testing.TB, n int64) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); s.closed.Load() < n; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d connections have been closed, want %d", s.closed.Load(), n)
+		}
+	}
 }
 
 func portOf(t testing.TB, a net.Addr) uint16 {

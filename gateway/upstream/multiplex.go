@@ -3,11 +3,9 @@ package upstream
 import (
 	"context"
 	"errors"
-	"io"
 	"net"
 	"net/http"
-	"net/http/httptrace"
-	"net/textproto"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,78 +21,148 @@ const (
 	http20
 )
 
-// pingAfter is for how long an upstream may be silent on a connection that is
-// used before it is asked whether it is there.
-const pingAfter = keepAlivePeriod
+// Bounds of a connection that speaks HTTP/2.
+const (
+	// pingAfter is for how long an upstream may be silent before it is asked
+	// whether it is there. Servers of gRPC end a connection that asks more often
+	// than every five minutes; TCP's own keep-alive finds a lost peer sooner
+	// unless something is on its way to it.
+	pingAfter = 6 * time.Minute
+	// writeTimeout is for how long an upstream may take nothing off a connection.
+	// One that only cannot take more of a body says so, and takes the rest.
+	writeTimeout = time.Minute
+	// streamWindow is how many bytes of a response an upstream may send ahead of
+	// who reads it. That of the connection is no less than all its streams': one
+	// that is not read leaves the others alone.
+	streamWindow = 1 << 20
+	// continueTimeout is how long a request that expects 100 (Continue) waits for
+	// it: an upstream may not know of that (RFC 9110, section 10.1.1).
+	continueTimeout = time.Second
+)
 
 // multiplexer holds the connections to one destination that speak HTTP/2. The
 // library decides which requests may be sent again when an upstream says that it
 // did not process them.
 type multiplexer struct {
 	transport *http2.Transport
-	patience  time.Duration // with a response's header; 0 is without end
 
 	mu      sync.Mutex
-	conns   []*http2.ClientConn
+	conns   []*shared
 	retired bool
 }
 
+// shared is a connection, and how many requests are under way on it. What the
+// library knows of that can be asked only while nobody writes to the connection.
+type shared struct {
+	*http2.ClientConn
+	trips int
+}
+
 func newMultiplexer(o *Options, plain bool) *multiplexer {
-	m := &multiplexer{patience: o.HeaderTimeout}
-	m.transport = &http2.Transport{
-		ConnPool:           m,
-		AllowHTTP:          plain,
-		DisableCompression: true,
-		MaxHeaderListSize:  maxResponseHeader,
-		IdleConnTimeout:    o.IdleTimeout,
-		ReadIdleTimeout:    pingAfter,
-	}
+	m := &multiplexer{}
+	// It fails for a transport that is configured already; this one is there for
+	// these settings only.
+	t, _ := http2.ConfigureTransports(&http.Transport{
+		DisableCompression:    true,
+		ExpectContinueTimeout: continueTimeout,
+		ResponseHeaderTimeout: o.HeaderTimeout,
+		HTTP2:                 &http.HTTP2Config{MaxReceiveBufferPerStream: streamWindow},
+	})
+	t.ConnPool = m
+	t.AllowHTTP = plain
+	t.MaxHeaderListSize = maxResponseHeader
+	t.IdleConnTimeout = o.IdleTimeout
+	t.ReadIdleTimeout = pingAfter
+	t.WriteByteTimeout = writeTimeout
+	m.transport = t
 	return m
 }
 
 // errNone says that a connection has to be opened.
 var errNone = errors.New("no connection to this destination has room")
 
+// errStatus is a response that HTTP/1.1 could not have.
+var errStatus = errors.New("a response whose status is not of three digits")
+
+// RoundTrip sends a request on a connection that has room, or on the one whose
+// place is kept for it. It returns errNone when there is no room, and has not
+// touched the body then.
+func (m *multiplexer) RoundTrip(r *http.Request, kept *shared) (*http.Response, error) {
+	t := &trip{Context: r.Context(), multi: m, kept: kept}
+	resp, err := m.transport.RoundTrip(t.request(r))
+	t.herald.done.Wait()
+	if err == nil && (resp.StatusCode < 200 || resp.StatusCode > 999) {
+		_ = resp.Body.Close()
+		err = errStatus
+	}
+	if err != nil {
+		if t.end(); !errors.Is(err, errNone) {
+			_ = unsent(r, nil)
+		}
+		return nil, err
+	}
+	t.ReadCloser = resp.Body
+	resp.Body = t
+	return resp, nil
+}
+
 // GetClientConn implements http2.ClientConnPool: a place on some connection.
-func (m *multiplexer) GetClientConn(*http.Request, string) (*http2.ClientConn, error) {
+func (m *multiplexer) GetClientConn(r *http.Request, _ string) (*http2.ClientConn, error) {
+	t, ok := r.Context().Value(tripKey{}).(*trip)
+	if !ok {
+		return nil, errNone
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.leave(t)
+	if t.conn, t.kept = t.kept, nil; t.conn != nil {
+		return t.conn.ClientConn, nil
+	}
 	for _, c := range m.conns {
 		if c.ReserveNewRequest() {
-			return c, nil
+			c.trips++
+			t.conn = c
+			return c.ClientConn, nil
 		}
 	}
 	return nil, errNone
+}
+
+// leave gives a trip's place back. m.mu is held.
+func (m *multiplexer) leave(t *trip) {
+	if t.conn != nil {
+		t.conn.trips--
+		t.conn = nil
+	}
 }
 
 // MarkDead implements http2.ClientConnPool.
 func (m *multiplexer) MarkDead(dead *http2.ClientConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i, c := range m.conns {
-		if c == dead {
-			m.conns = append(m.conns[:i], m.conns[i+1:]...)
-			return
-		}
-	}
+	m.conns = slices.DeleteFunc(m.conns, func(c *shared) bool { return c.ClientConn == dead })
 }
 
-// add takes over a connection on which nothing has been sent.
-func (m *multiplexer) add(c net.Conn) error {
+// add takes over a connection on which nothing has been sent, and keeps a place
+// on it for the request that has opened it: it would have to open another if
+// those that waited took all.
+func (m *multiplexer) add(c net.Conn) (*shared, error) {
 	cc, err := m.transport.NewClientConn(c)
 	if err != nil {
 		_ = c.Close()
-		return err
+		return nil, err
 	}
 	m.mu.Lock()
 	if m.retired {
 		m.mu.Unlock()
 		_ = cc.Close()
-		return errClosed
+		return nil, errClosed
 	}
-	m.conns = append(m.conns, cc)
-	m.mu.Unlock()
-	return nil
+	defer m.mu.Unlock()
+	cc.ReserveNewRequest() // it is new, or dead: who uses it finds out
+	added := &shared{cc, 1}
+	m.conns = append(m.conns, added)
+	return added, nil
 }
 
 // close closes what carries nothing; retire also what will carry no more, after
@@ -102,95 +170,22 @@ func (m *multiplexer) add(c net.Conn) error {
 func (m *multiplexer) close(retire bool) {
 	m.mu.Lock()
 	m.retired = m.retired || retire
-	var idle []*http2.ClientConn
-	kept := m.conns[:0]
-	for _, c := range m.conns {
-		s := c.State()
+	var idle []*shared
+	m.conns = slices.DeleteFunc(m.conns, func(c *shared) bool {
 		switch {
-		case s.StreamsActive+s.StreamsReserved+s.StreamsPending == 0:
+		case c.trips == 0:
 			idle = append(idle, c)
-		case !retire:
-			kept = append(kept, c)
-		default:
+		case retire:
 			c.SetDoNotReuse()
+		default:
+			return false
 		}
-	}
-	clear(m.conns[len(kept):])
-	m.conns = kept
+		return true
+	})
 	m.mu.Unlock()
 	for _, c := range idle {
 		_ = c.Close()
 	}
-}
-
-// informationalKey is the context's key for what wants to know of 1xx responses.
-type informationalKey struct{}
-
-// Informational is what a request's context answers for InformationalKey: a
-// function that gets the 1xx responses that come before its response, except
-// for 100 and 101. It is called before RoundTrip returns.
-type Informational func(code int, h http.Header)
-
-// InformationalKey is the key of an Informational.
-var InformationalKey any = informationalKey{}
-
-func informational(ctx context.Context) Informational {
-	f, _ := ctx.Value(InformationalKey).(Informational)
-	return f
-}
-
-// RoundTrip sends a request on a connection that has room, and returns errNone
-// when there is none.
-func (m *multiplexer) RoundTrip(r *http.Request) (*http.Response, error) {
-	if m.patience == 0 {
-		return m.transport.RoundTrip(traced(r))
-	}
-	ctx, cancel := context.WithCancelCause(r.Context())
-	late := time.AfterFunc(m.patience, func() { cancel(context.DeadlineExceeded) })
-	resp, err := m.transport.RoundTrip(traced(r.WithContext(ctx)))
-	if !late.Stop() && err == nil {
-		_ = resp.Body.Close()
-		err = context.DeadlineExceeded
-	}
-	if err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		cancel(nil)
-		return nil, err
-	}
-	resp.Body = &cancelling{resp.Body, cancel}
-	return resp, nil
-}
-
-// cancelling ends a request's context with its response.
-type cancelling struct {
-	io.ReadCloser
-	cancel context.CancelCauseFunc
-}
-
-func (c *cancelling) Close() error {
-	defer c.cancel(nil)
-	return c.ReadCloser.Close()
-}
-
-// traced passes 1xx responses on from a library that tells them to a trace.
-func traced(r *http.Request) *http.Request {
-	f := informational(r.Context())
-	if f == nil {
-		return r
-	}
-	var mu sync.Mutex
-	return r.WithContext(httptrace.WithClientTrace(r.Context(), &httptrace.ClientTrace{
-		Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if code != http.StatusContinue {
-				f(code, http.Header(h))
-			}
-			return nil
-		},
-	}))
 }
 
 var _ http2.ClientConnPool = (*multiplexer)(nil)

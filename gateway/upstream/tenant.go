@@ -108,11 +108,11 @@ func (t *tenant) close() {
 	destinations := t.destinations.Values()
 	t.destinations.Purge()
 	t.mu.Unlock()
-	for _, d := range destinations {
-		d.transport.retire()
-	}
 	for _, c := range conns {
 		c.Close()
+	}
+	for _, d := range destinations {
+		d.transport.retire()
 	}
 }
 

@@ -39,63 +39,74 @@ type idle struct {
 	since time.Time
 }
 
-// maxAttempts bounds how often a request looks for a connection: another may
-// take the place on one that it has just opened.
-const maxAttempts = 16
+// maxOpened bounds how many connections of HTTP/2 a request opens until one lets
+// it in: an upstream may end each at once, or allow no requests.
+const maxOpened = 4
 
-var errCrowded = errors.New("no connection had room")
+var errCrowded = errors.New("no connection lets the request in")
 
 // RoundTrip sends a request. A WebSocket's handshake needs a connection of
 // HTTP/1.1 to itself; plain HTTP/2 is for those who begin it themselves.
 func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	alone := len(r.Header["Upgrade"]) > 0 || t.tls == nil && r.ProtoMajor != 2
-	together := t.tls == nil && r.ProtoMajor == 2
-	for range maxAttempts {
+	plain := t.tls == nil
+	alone := len(r.Header["Upgrade"]) > 0 || plain && r.ProtoMajor != 2
+	together := plain && !alone
+	fresh := together // wants no connection that was kept
+	for opened := 0; opened < maxOpened; {
 		if !alone {
-			resp, err := t.multi.RoundTrip(r)
+			resp, err := t.multi.RoundTrip(r, nil)
 			if !errors.Is(err, errNone) {
 				return resp, err
 			}
 		}
-		kept := !together
-		var c *h1.ClientConn
-		if kept {
-			c = t.take()
-			kept = c != nil
-		}
-		if !kept {
-			var err error
-			if err = r.Context().Err(); err == nil {
-				c, err = t.more(r.Context(), alone, together)
-			}
-			if err != nil {
-				if r.Body != nil {
-					_ = r.Body.Close()
+		if !fresh {
+			if c := t.take(); c != nil {
+				resp, err := c.RoundTrip(r, informational(r.Context()))
+				if err == nil || !errors.Is(err, h1.ErrStale) || !repeatable(r) {
+					return resp, err
 				}
-				return nil, err
-			}
-			if c == nil {
-				continue // it is of HTTP/2, or another's turn has ended
+				fresh = true
 			}
 		}
-		resp, err := c.RoundTrip(r, informational(r.Context()))
-		if err == nil || !kept || !errors.Is(err, h1.ErrStale) || !repeatable(r) {
-			return resp, err
+		c, kept, err := t.more(r.Context(), alone, together)
+		switch {
+		case err != nil:
+			return nil, unsent(r, err)
+		case c != nil:
+			return c.RoundTrip(r, informational(r.Context()))
+		case kept != nil:
+			opened++
+			resp, err := t.multi.RoundTrip(r, kept)
+			if !errors.Is(err, errNone) {
+				return resp, err
+			}
 		}
+		// Another's turn has ended.
 	}
-	return nil, errCrowded
+	return nil, unsent(r, errCrowded)
+}
+
+// unsent closes the body of a request that did not leave.
+func unsent(r *http.Request, err error) error {
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+	return err
 }
 
 // more opens a connection, one at a time while the upstream may speak HTTP/2:
-// the others find a place on it.
-func (t *transport) more(ctx context.Context, alone, together bool) (c *h1.ClientConn, err error) {
+// the others find a place on it. It returns nothing when another has opened one.
+func (t *transport) more(ctx context.Context, alone, together bool) (c *h1.ClientConn, kept *shared, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
 	t.mu.Lock()
 	proto := t.proto
 	t.mu.Unlock()
 	if !alone && proto != http11 {
 		end, failed := t.turn.take(ctx)
 		if end == nil {
-			return nil, failed
+			return nil, nil, failed
 		}
 		defer func() { end(err) }()
 	}
@@ -116,18 +127,19 @@ func repeatable(r *http.Request) bool {
 	return false
 }
 
-// open dials and shakes hands. It returns nil for a connection of HTTP/2, which
-// is kept for all.
-func (t *transport) open(ctx context.Context, alone, together bool) (*h1.ClientConn, error) {
+// open dials and shakes hands. A connection of HTTP/2 is kept for all, and a
+// place on it for who has opened it.
+func (t *transport) open(ctx context.Context, alone, together bool) (*h1.ClientConn, *shared, error) {
 	raw, err := t.dial(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if t.tls == nil {
 		if together {
-			return nil, t.multi.add(raw)
+			kept, err := t.multi.add(raw)
+			return nil, kept, err
 		}
-		return t.single(raw, raw), nil
+		return t.single(raw, raw), nil, nil
 	}
 	config := t.tls
 	if alone {
@@ -143,16 +155,17 @@ func (t *transport) open(ctx context.Context, alone, together bool) (*h1.ClientC
 		if limited.Err() != nil && !errors.Is(err, limited.Err()) {
 			err = fmt.Errorf("%w: %w", limited.Err(), err)
 		}
-		return nil, err
+		return nil, nil, err
 	}
 	if secure.ConnectionState().NegotiatedProtocol == http2.NextProtoTLS {
 		t.found(http20)
-		return nil, t.multi.add(secure)
+		kept, err := t.multi.add(secure)
+		return nil, kept, err
 	}
 	if !alone {
 		t.found(http11)
 	}
-	return t.single(secure, raw), nil
+	return t.single(secure, raw), nil, nil
 }
 
 func (t *transport) found(p protocol) {

@@ -1,0 +1,41 @@
+package gateway
+
+import (
+	"net/http"
+	"strconv"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// wellFormed checks what a request by HTTP/2 can have in it that one by HTTP/1.1
+// could not, and that would be read as something else when it is written as one:
+// the library checks names and values for characters of control, :path for its
+// first one, and that :authority and Host agree (RFC 9113, sections 8.2 and 8.3).
+func wellFormed(r *http.Request) *misuse {
+	if !httpguts.ValidHeaderFieldName(r.Method) { // a token, both
+		return &misuse{http.StatusBadRequest, "method", "the method is not a token"}
+	}
+	if strings.ContainsFunc(r.RequestURI, func(c rune) bool { return c <= ' ' || c == '#' || c == 0x7f }) {
+		return &misuse{http.StatusBadRequest, "request-target", "the request target has a space, a fragment or a control character in it"}
+	}
+	if r.ProtoMajor == 1 {
+		return nil // the rest has been checked by its reader
+	}
+	for name, values := range r.Header {
+		if name[0] == ':' {
+			return &misuse{http.StatusBadRequest, "pseudo-header", "a pseudo-header that the method does not have"}
+		}
+		for _, v := range values {
+			if v != "" && (space(v[0]) || space(v[len(v)-1])) {
+				return &misuse{http.StatusBadRequest, "header", "a header's value begins or ends with white space"}
+			}
+		}
+	}
+	if lengths := r.Header["Content-Length"]; len(lengths) > 1 || len(lengths) == 1 && lengths[0] != strconv.FormatInt(r.ContentLength, 10) {
+		return &misuse{http.StatusBadRequest, "content-length", "the Content-Length is not one plain number, or not the body's"}
+	}
+	return nil
+}
+
+func space(c byte) bool { return c == ' ' || c == '\t' }

@@ -1,0 +1,90 @@
+package gateway
+
+import (
+	"io"
+	"net/http"
+	"reflect"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// requestBody counts what a sandbox sends, and holds the trailers back that it
+// had not announced. A transport can go on reading it after the exchange has
+// ended.
+type requestBody struct {
+	io.ReadCloser
+	read  atomic.Int64
+	short atomic.Bool // the sandbox did not send all of it
+
+	from    *http.Request // whose trailers the connection fills in at the end
+	trailer http.Header   // what leaves of them
+}
+
+// take makes the body of a request that leaves out of that of the sandbox's.
+func (b *requestBody) take(from, out *http.Request) {
+	out.Trailer = nil
+	if from.Body == nil || from.Body == http.NoBody {
+		return
+	}
+	b.ReadCloser, b.from = from.Body, from
+	out.Body = b
+	for name := range from.Trailer {
+		if b.trailer == nil {
+			b.trailer = make(http.Header, len(from.Trailer))
+		}
+		b.trailer[name] = nil
+	}
+	if b.trailer != nil {
+		out.Trailer = b.trailer
+		out.ContentLength = -1 // HTTP/1.1 has room for them in chunks only
+	}
+}
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.read.Add(int64(n))
+	switch {
+	case err == io.EOF:
+		for name := range b.trailer {
+			b.trailer[name] = b.from.Trailer[name]
+		}
+	case err != nil:
+		b.short.Store(true)
+	}
+	return n, err
+}
+
+// announced are the names of the trailers that a request says will come.
+// Whatever merges trailers into the headers takes them for such, so that policy
+// sees both.
+func announced(r *http.Request) []string {
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil
+	}
+	names := make([]string, 0, len(r.Trailer))
+	for name := range r.Trailer {
+		names = append(names, name)
+	}
+	return names
+}
+
+// late tells whether a field may come after the body: not one that says how to
+// read the message, where it goes, or who sends it (RFC 9110, section 6.5.1).
+func late(name string) bool {
+	return httpguts.ValidHeaderFieldName(name) && httpguts.ValidTrailerHeader(name) && !slices.Contains(hops, http.CanonicalHeaderKey(name))
+}
+
+// waits tells whether a client of HTTP/2 waits for 100 (Continue) before it
+// sends the body. The library takes the header away and keeps no more of it than
+// this field; without asking it the upstream would have no say in whether the
+// body comes.
+func waits(body io.ReadCloser) bool {
+	v := reflect.Indirect(reflect.ValueOf(body))
+	if v.Kind() != reflect.Struct {
+		return false
+	}
+	field := v.FieldByName("needsContinue")
+	return field.Kind() == reflect.Bool && field.Bool()
+}

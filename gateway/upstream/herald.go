@@ -1,0 +1,93 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/textproto"
+	"sync"
+)
+
+// Bounds of what an upstream may say before its response.
+const maxInformational = 32
+
+var (
+	errInformational = errors.New("too many informational responses, or too large")
+	errSwitch        = errors.New("HTTP/2 has no status 101")
+)
+
+// informationalKey is the context's key for what wants to know of 1xx responses.
+type informationalKey struct{}
+
+// Informational is what a request's context answers for InformationalKey: a
+// function that gets the 1xx responses that come before its response, except
+// for 100 and 101. It is called before RoundTrip returns.
+type Informational func(code int, h http.Header)
+
+// InformationalKey is the key of an Informational.
+var InformationalKey any = informationalKey{}
+
+func informational(ctx context.Context) Informational {
+	f, _ := ctx.Value(InformationalKey).(Informational)
+	return f
+}
+
+// herald passes the 1xx responses to one request on, in a goroutine of its own:
+// the library reports them from the one that reads for all requests of the
+// connection, and who gets them may be slow.
+type herald struct {
+	to    Informational
+	count int // of responses
+	size  int // of their headers, in bytes
+	done  sync.WaitGroup
+
+	mu      sync.Mutex
+	queue   []informationalResponse
+	running bool
+}
+
+type informationalResponse struct {
+	code   int
+	header http.Header
+}
+
+// got is a httptrace.ClientTrace's Got1xxResponse.
+func (h *herald) got(code int, header textproto.MIMEHeader) error {
+	switch code {
+	case http.StatusContinue:
+		return nil // the transport's own
+	case http.StatusSwitchingProtocols:
+		return errSwitch // RFC 9113, section 8.6
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for name, values := range header {
+		for _, v := range values {
+			h.size += len(name) + len(v)
+		}
+	}
+	if h.count++; h.count > maxInformational || h.size > maxResponseHeader {
+		return errInformational
+	}
+	h.queue = append(h.queue, informationalResponse{code, http.Header(header)})
+	if !h.running {
+		h.running = true
+		h.done.Go(h.run)
+	}
+	return nil
+}
+
+func (h *herald) run() {
+	for {
+		h.mu.Lock()
+		if len(h.queue) == 0 {
+			h.running = false
+			h.mu.Unlock()
+			return
+		}
+		next := h.queue[0]
+		h.queue = h.queue[1:]
+		h.mu.Unlock()
+		h.to(next.code, next.header)
+	}
+}

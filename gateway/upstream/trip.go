@@ -1,0 +1,102 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"sync/atomic"
+)
+
+// trip is a request by HTTP/2 under way: its context, by which the library's
+// calls for a connection are known to be its, and later its response's body.
+type trip struct {
+	context.Context
+	io.ReadCloser
+	multi  *multiplexer
+	kept   *shared // a place that is taken for it
+	conn   *shared // whose place it has; guarded by multi.mu
+	herald herald
+	over   atomic.Bool
+}
+
+type tripKey struct{}
+
+// Value implements context.Context.
+func (t *trip) Value(key any) any {
+	if key == (tripKey{}) {
+		return t
+	}
+	return t.Context.Value(key)
+}
+
+// request is r as the library gets it.
+func (t *trip) request(r *http.Request) *http.Request {
+	var ctx context.Context = t
+	if f := informational(ctx); f != nil {
+		t.herald.to = f
+		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: t.herald.got})
+	}
+	out := r.WithContext(ctx)
+	if r.Body != nil && r.Body != http.NoBody {
+		b := &unread{ReadCloser: r.Body}
+		out.Body, out.GetBody = b, b.again
+	}
+	return out
+}
+
+// end gives the place on the connection back.
+func (t *trip) end() {
+	if t.over.Swap(true) {
+		return
+	}
+	t.multi.mu.Lock()
+	defer t.multi.mu.Unlock()
+	t.multi.leave(t)
+}
+
+// Read implements io.Reader for the response's body.
+func (t *trip) Read(p []byte) (int, error) {
+	n, err := t.ReadCloser.Read(p)
+	if err != nil {
+		t.end()
+	}
+	return n, err
+}
+
+// Close implements io.Closer for the response's body.
+func (t *trip) Close() error {
+	err := t.ReadCloser.Close()
+	t.end()
+	return err
+}
+
+// unread is a request's body that is not closed before it has been read from:
+// the library closes that of a request which it has not sent, and tries again.
+type unread struct {
+	io.ReadCloser
+	begun atomic.Bool
+}
+
+var errBegun = errors.New("the upstream refused a request that cannot be sent again: its body has begun")
+
+func (u *unread) Read(p []byte) (int, error) {
+	u.begun.Store(true)
+	return u.ReadCloser.Read(p)
+}
+
+func (u *unread) Close() error {
+	if !u.begun.Load() {
+		return nil
+	}
+	return u.ReadCloser.Close()
+}
+
+// again is a http.Request's GetBody.
+func (u *unread) again() (io.ReadCloser, error) {
+	if u.begun.Load() {
+		return nil, errBegun
+	}
+	return u, nil
+}
