@@ -1,11 +1,13 @@
 package h1_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -400,27 +402,40 @@ func TestCanceled(t *testing.T) {
 	}
 }
 
-// late is a context that ends when somebody says that they no longer need to
-// know: the worst moment there is.
+// late is a connection on which the context ends with a response's last byte,
+// and has the deadlines set before that is returned.
 type late struct {
-	context.Context
-	done chan struct{}
+	net.Conn
+	cancel context.CancelFunc
+	set    chan struct{}
 }
 
-func (l late) Done() <-chan struct{} { return l.done }
+func (l *late) Read(p []byte) (int, error) {
+	n, err := l.Conn.Read(p)
+	if bytes.HasSuffix(p[:n], []byte("ok")) {
+		l.cancel()
+		<-l.set
+	}
+	return n, err
+}
 
-// AfterFunc is what context.AfterFunc asks for.
-func (l late) AfterFunc(f func()) func() bool {
-	return func() bool { f(); return false }
+func (l *late) SetDeadline(t time.Time) error {
+	defer close(l.set)
+	return l.Conn.SetDeadline(t)
 }
 
 func TestCanceledAtTheEnd(t *testing.T) {
-	u := connect(t, h1.ClientOptions{}, false)
+	ours, theirs := pair(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	done := make(chan bool, 1)
+	c := h1.NewClientConn(&late{theirs, cancel, make(chan struct{})}, h1.ClientOptions{Done: func(_ *h1.ClientConn, reusable bool) { done <- reusable }})
+	u := &upstream{Conn: ours, t: t, in: bufio.NewReader(ours), client: c}
 	go u.answers("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-	if got := u.exchange(request(t, late{t.Context(), make(chan struct{})}, "GET", nil)); got != "200 ok" {
+	if got := u.exchange(request(t, ctx, "GET", nil)); got != "200 ok" {
 		t.Errorf("got %q", got)
 	}
-	if within(t, u.done, "the connection") {
+	if within(t, done, "the connection") {
 		t.Error("reusable, with a deadline in the past")
 	}
 }

@@ -298,7 +298,7 @@ func TestNoCrosstalk(t *testing.T) {
 				_, _ = io.WriteString(w, strings.Repeat(id, 1+rand.IntN(500)))
 				if rand.IntN(4) == 0 {
 					w.(http.Flusher).Flush()
-					time.Sleep(time.Duration(rand.IntN(500)) * time.Microsecond)
+					time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
 				}
 			}
 		}))
@@ -320,6 +320,10 @@ func TestNoCrosstalk(t *testing.T) {
 			return
 		}
 		defer resp.Body.Close()
+		if rand.IntN(8) == 0 { // has seen enough
+			_, _ = io.CopyN(io.Discard, resp.Body, int64(rand.IntN(100)))
+			panic(http.ErrAbortHandler)
+		}
 		for k, v := range resp.Header {
 			w.Header()[k] = v
 		}
