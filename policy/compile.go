@@ -38,7 +38,6 @@ type Policy struct {
 	table     *table
 	rules     map[string]*rule
 	selectors *selectors
-	team      bool // a team's Rego takes part
 	revision  string
 }
 
@@ -69,8 +68,9 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		rules:     make(map[string]*rule, len(rules)),
 		selectors: newSelectors(rules),
 		revision:  revision(doc, team),
-		team:      len(team.sets) > 0,
 	}
+	p.table.join(rules)
+	p.table.stock(p.selectors)
 	for i := range rules {
 		p.rules[rules[i].name] = &rules[i]
 	}
@@ -115,11 +115,7 @@ func (p *Policy) prepare(ctx context.Context, team *team) error {
 		WithSchemas(schemas).
 		WithUseTypeCheckAnnotations(true).
 		SetErrorLimit(0)
-	query := "data.sallyport.answer"
-	if !p.team {
-		query = "data.sallyport.document" // which the answer then is
-	}
-	p.query, err = newEvaluator(ctx, compiler, modules, data, query)
+	p.query, err = newEvaluator(ctx, compiler, modules, data, team.sets)
 	return err
 }
 

@@ -25,20 +25,23 @@ func (p *Policy) Decide(ctx context.Context, in Input) Decision {
 }
 
 func (p *Policy) decide(ctx context.Context, s subject) Decision {
-	input, err := p.value(s)
-	if err != nil {
+	v := p.query.evaluation(s.Phase)
+	if err := v.view.show(p, s); err != nil {
 		return p.undecided(err)
 	}
-	answer, err := p.query.eval(ctx, input)
+	answer, err := p.query.eval(ctx, v)
 	if errors.Is(err, errTimeout) {
 		// On a crowded machine the clock runs while the evaluation does not:
 		// only what is late twice is taken for slow.
-		answer, err = p.query.eval(ctx, input)
+		v.memo.reset()
+		answer, err = p.query.eval(ctx, v)
 	}
 	if err != nil {
+		v.release()
 		return p.undecided(err)
 	}
 	d, err := p.decode(answer, s)
+	v.release()
 	if err != nil {
 		return p.undecided(err)
 	}
@@ -82,56 +85,46 @@ func (p *Policy) undecided(err error) Decision {
 		fmt.Errorf("%w: %w", ErrUndecided, err))
 }
 
-// The keys of what decision.rego answers with.
-var (
-	keyType       = ast.StringTerm("type")
-	keyRule       = ast.StringTerm("rule")
-	keyError      = ast.StringTerm("error")
-	keyInject     = ast.StringTerm("inject")
-	keyCredential = ast.StringTerm("credential")
-)
-
-// decode reads data.sallyport.answer: [action, why, by, inject].
+// decode reads data.sallyport.answer: [[action, why], [rank, type, rule, inject]],
+// with an error besides the action where the policy is malformed.
 func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 	d := Decision{Revision: p.revision}
-	answer, ok := v.(*ast.Array)
-	if !ok || answer.Len() != 4 {
-		return d, fmt.Errorf("the answer is %v, not an array of four", ast.ValueName(v))
+	answer, err := array(v, 2, 2)
+	if err != nil {
+		return d, fmt.Errorf("the answer: %w", err)
 	}
-	action, ok := answer.Elem(0).Value.(ast.String)
-	if !ok {
-		return d, errors.New("the action is not a string")
+	outcome, err := array(answer.Elem(0).Value, 2, 3)
+	if err != nil {
+		return d, fmt.Errorf("the answer's outcome: %w", err)
 	}
-	switch d.Action = Action(action); d.Action {
+	by, err := array(answer.Elem(1).Value, 4, 4)
+	if err != nil {
+		return d, fmt.Errorf("what decided: %w", err)
+	}
+	var texts [4]string
+	for i, t := range []*ast.Term{outcome.Elem(0), outcome.Elem(1), by.Elem(1), by.Elem(2)} {
+		text, ok := t.Value.(ast.String)
+		if !ok {
+			return d, fmt.Errorf("the answer has %v where a string is expected", ast.ValueName(t.Value))
+		}
+		texts[i] = string(text)
+	}
+	switch d.Action = Action(texts[0]); d.Action {
 	case Deny, Allow, Tunnel, Approve:
 	default:
-		return d, fmt.Errorf("unknown action %q", action)
+		return d, fmt.Errorf("unknown action %q", texts[0])
 	}
-	why, ok := answer.Elem(1).Value.(ast.String)
-	if !ok {
-		return d, errors.New("the reason is not a string")
-	}
-	by, ok := answer.Elem(2).Value.(ast.Object)
-	if !ok {
-		return d, errors.New("what decided is not an object")
-	}
-	var err error
-	if d.RuleType, err = text(by, keyType); err != nil {
-		return d, err
-	}
-	if d.Rule, err = text(by, keyRule); err != nil {
-		return d, err
-	}
-	switch d.Reason = string(why); d.RuleType {
+	d.Reason, d.RuleType, d.Rule = texts[1], texts[2], texts[3]
+	switch d.RuleType {
 	case typeEgress, typeEgressAuth:
 		d.Reason += " " + d.Rule
 	case "":
 		d.Reason += " " + s.String()
 	}
 	d.Rule, d.Reason = clean(d.Rule), clean(d.Reason)
-	if by.Get(keyError) != nil {
-		why, _ := text(by, keyError)
-		d.Err = fmt.Errorf("%w: %s", ErrUndecided, clean(why))
+	if outcome.Len() > 2 {
+		why, _ := outcome.Elem(2).Value.(ast.String)
+		d.Err = fmt.Errorf("%w: %s", ErrUndecided, clean(string(why)))
 		d.Action = Deny
 	}
 	if d.Action == Deny {
@@ -140,9 +133,25 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
 		d.Upstream = r.upstream
 	}
-	d.Inject, err = p.injections(answer.Elem(3).Value)
+	d.Inject, err = p.injections(by.Elem(3).Value)
 	return d, err
 }
+
+func array(v ast.Value, least, most int) (*ast.Array, error) {
+	a, ok := v.(*ast.Array)
+	if !ok || a.Len() < least || a.Len() > most {
+		return nil, fmt.Errorf("%v is not an array of %d", ast.ValueName(v), least)
+	}
+	return a, nil
+}
+
+// The keys of an injection, and of a rule.
+var (
+	keyType       = ast.StringTerm("type")
+	keyRule       = ast.StringTerm("rule")
+	keyInject     = ast.StringTerm("inject")
+	keyCredential = ast.StringTerm("credential")
+)
 
 // injections reads decision.inject: {credential, rule} for what a rule of the
 // document injects, {credential, inject} for what a team's Rego does.

@@ -3,39 +3,40 @@
 # description: |
 #   Decides about one name, connection or request.
 #
-#   The rules of sallyport.yaml are compiled into data.sallyport.index, by
-#   destination and selection of sandboxes; input.lookup.keys holds the keys, so
-#   that a decision looks up a few entries however many rules there are. An entry
-#   is {rule, type, inject, pattern, effects}: pattern is matched against
-#   input.lookup.line, and effects[whether it matches] says what the rule does in
-#   each input.lookup.moment. An effect is a number; the lowest one decides:
+#   The rules of sallyport.yaml are compiled into what they do in each moment, by
+#   destination and selection of sandboxes. input.lookup.rules holds those for this
+#   input, a few however many rules there are, each as [pattern, effects, by]:
+#   pattern is matched against input.lookup.line, and effects[whether it matches]
+#   says what the rule does. An effect is a number; the lowest one decides:
 #
-#     1 deny
-#     2 approve     a person decides
-#     3 authorise   allow, with a credential
-#     4 govern      the destination needs an authorising rule
-#     5 allow       read, and decided per request
-#     6 read        grants nothing, but nothing here may pass unread
-#     7 tunnel      pass unread
+#     1    deny
+#     2    approve     a person decides
+#     3    authorise   allow, with a credential that no other goes with
+#     3.5  authorise   where other rules may authorise the same request
+#     4    govern      the destination needs an authorising rule
+#     5    allow       read, and decided per request
+#     6    read        grants nothing, but nothing here may pass unread
+#     7    tunnel      pass unread
+#
+#   by is [rank, type, rule, inject]. The lower the rank, the more exactly the rule
+#   names the host; no two rules of an input have the same. inject is a set, with the
+#   credential of an authorising rule where the input is a request.
 #
 #   A team's own Rego arrives through data.sallyport.contributed, which gathers
 #   the sets of its packages.
+#
+#   Every request waits for document, or for answer where a team's Rego says
+#   something. What they cost is counted in expressions and variables: measure
+#   before you add one.
 package sallyport
 
-# speaking lists what speaks about this input, as [effect, rank, entry], what
-# decides first. The lower the rank, the more exactly the rule names the host.
-speaking := sort([[effect, rank, entry] |
-	some rank, key in input.lookup.keys
-	some entry in data.sallyport.index[key]
-	effect := entry.effects[regex.match(entry.pattern, input.lookup.line)][input.lookup.moment]
-])
-
-# document is what sallyport.yaml alone decides, as [action, why, by, inject]. Its
-# by is the entry that decided; that one's type is empty when no rule speaks. Only
-# a request carries a credential.
-document := [outcome[0], outcome[1], entry, inject] if {
-	spoken := speaking
-	[effect, _, entry] := spoken[0]
+# document is what sallyport.yaml alone decides, as [[action, why], by]. The type is
+# empty when no rule speaks.
+document := [["deny", "no rule allows"], [0, "", "", set()]] if {
+	input.lookup.rules == []
+} else := [outcome, by] if {
+	[[pattern, effects, by]] = input.lookup.rules
+	effect := effects[regex.match(pattern, input.lookup.line)]
 	outcome := {
 		1: ["deny", "denied by rule"],
 		3: ["allow", "allowed by rule"],
@@ -43,103 +44,142 @@ document := [outcome[0], outcome[1], entry, inject] if {
 		5: ["allow", "allowed by rule"],
 		7: ["tunnel", "allowed by rule"],
 	}[effect]
-	inject := {e.inject | input.phase == "request"; some [3, _, e] in spoken}
-} else := ["deny", "no egressAuth rule of this destination allows it; see rule", governor, set()] if {
-	speaking[0][0] == 2
-	not authorised
-	governor := [entry | some [4, _, entry] in speaking][0]
-} else := ["approve", "an approval is needed by rule", speaking[0][2], inject] if {
-	speaking[0][0] == 2
-	inject := {e.inject | input.phase == "request"; some [3, _, e] in speaking}
-} else := ["allow", "allowed, but not unread, by rule", tunnel, set()] if {
-	speaking[0][0] == 6
-	tunnel := [entry | some [7, _, entry] in speaking][0]
-} else := ["deny", "no rule allows", {"type": "", "rule": ""}, set()]
+} else := [outcome, by] if {
+	line := input.lookup.line
+	speaking := [[effect, by] |
+		some [pattern, effects, by] in input.lookup.rules
+		effect := effects[regex.match(pattern, line)]
+	]
+	min(speaking, [effect, by])
+	outcome := {
+		1: ["deny", "denied by rule"],
+		3: ["allow", "allowed by rule"],
+		4: ["deny", "no egressAuth rule of this destination allows it; see rule"],
+		5: ["allow", "allowed by rule"],
+		7: ["tunnel", "allowed by rule"],
+	}[effect]
+} else := considered
 
-authorised if {
-	some [3, _, _] in speaking
+# considered is the document where the lowest effect alone does not say it all.
+considered := nobody if {
+	speaking == []
+} else := [["deny", "no egressAuth rule of this destination allows it; see rule"], governor] if {
+	lowest == 2
+	count(authorising) == 0
+	governor := min([by | some [4, by] in speaking])
+} else := [["approve", "an approval is needed by rule"], carrying(speaking[0][1])] if {
+	lowest == 2
+} else := [["allow", "allowed by rule"], carrying(speaking[0][1])] if {
+	lowest == 3.5
+} else := [["allow", "allowed, but not unread, by rule"], tunnel] if {
+	lowest == 6
+	tunnel := min([by | some [7, by] in speaking])
+} else := nobody
+
+nobody := [["deny", "no rule allows"], [0, "", "", set()]]
+
+# speaking lists what speaks about this input, as [effect, by], what decides first.
+speaking := sort([[effect, by] |
+	some [pattern, effects, by] in input.lookup.rules
+	effect := effects[regex.match(pattern, input.lookup.line)]
+])
+
+lowest := speaking[0][0]
+
+authorising contains by if {
+	some [effect, by] in speaking
+	effect in {3, 3.5}
 }
 
-# The answer, in the form of document: deny, else approve, else allow; what
-# nothing speaks about is denied.
-answer := [
-	"deny",
-	"the team's policy is malformed, so everything is denied",
-	{
-		"type": "rego",
-		"rule": "sallyport.team",
-		"error": sprintf("an allow must be {\"rule\": …, \"reason\": …, \"protocols\": […]}, got %v", [min(malformed)]),
-	},
-	set(),
-] if {
-	count(malformed) > 0
-} else := ["deny", msg.reason, {"type": "rego", "rule": msg.rule}, set()] if {
-	msg := min(data.sallyport.contributed.deny)
-} else := document if {
-	document[0] == "deny"
-	document[2].type != ""
-} else := by_team(approval, offer) if {
-	offer := min(data.sallyport.contributed.approve)
-} else := [passage, document[1], document[2], inject] if {
-	document[0] != "deny"
-} else := by_team(passage, offer) if {
-	offer := min(offers)
-} else := document
+# carrying is by with what all rules inject that authorise the input.
+carrying(by) := [by[0], by[1], by[2], {credential | some [_, _, _, inject] in authorising; some credential in inject}]
 
-by_team(action, offer) := [
-	action,
-	object.get(offer, "reason", "allowed by the team's policy"),
-	{"type": "rego", "rule": offer.rule},
-	inject,
-]
+# The answer, in the form of document: deny, else approve, else allow; what
+# nothing speaks about is denied. An outcome may have an error besides.
+#
+# Where a team can make no malformed allow, only settled is asked for; where none
+# denies, only weighed; and where all that is contributed is empty, the answer is
+# document, and only that is asked for.
+answer := [["deny", "the team's policy is malformed, so everything is denied", error], [0, "rego", "sallyport.team", set()]] if {
+	offer := min(malformed)
+	error := sprintf("an allow must be {\"rule\": …, \"reason\": …, \"protocols\": […]}, got %v", [offer])
+} else := settled
+
+# settled is the answer where every allow is well formed.
+settled := [["deny", msg.reason], [0, "rego", msg.rule, set()]] if {
+	msg := min(data.sallyport.contributed.deny)
+} else := weighed
+
+# weighed is the answer where, besides, no team denies.
+weighed := document if {
+	document[0][0] == "deny"
+	document[1][1] != ""
+} else := [[approval, offer.reason], [0, "rego", offer.rule, inject]] if {
+	offer := min(data.sallyport.contributed.approve)
+} else := granted
+
+# granted is the answer where, besides, no team asks for an approval.
+granted := [[passage, why], [rank, type, rule, inject]] if {
+	document[0][0] != "deny"
+	[[_, why], [rank, type, rule, _]] := document
+} else := [[opening, reason], [0, "rego", offer.rule, inject]] if {
+	document[1][1] == ""
+	offer := min(offers)
+	reason := object.get(offer, "reason", "allowed by the team's policy")
+} else := document
 
 # The decision is the answer in full. What the reason ends with, the rule's name or
 # what was asked for, is no part of an answer: every request waits for those.
 decision := object.union(
 	{
-		"action": answer[0],
-		"type": answer[2].type,
-		"rule": answer[2].rule,
+		"action": answer[0][0],
+		"type": answer[1][1],
+		"rule": answer[1][2],
 		"reason": reason,
-		"inject": answer[3],
+		"inject": {injection | answer[0][0] != "deny"; some injection in answer[1][3]},
 	},
-	{"error": error | error := answer[2].error},
+	{"error": error | error := answer[0][2]},
 )
 
-reason := concat(" ", [answer[1], answer[2].rule]) if {
-	answer[2].type in {"egress", "egressAuth"}
-} else := concat(" ", [answer[1], what]) if {
-	answer[2].type == ""
-} else := answer[1]
+reason := concat(" ", [answer[0][1], answer[1][2]]) if {
+	answer[1][1] in {"egress", "egressAuth"}
+} else := concat(" ", [answer[0][1], what]) if {
+	answer[1][1] == ""
+} else := answer[0][1]
 
-inject := document[3] | {injection |
+inject := document[1][3] | data.sallyport.contributed.inject if {
 	input.phase == "request"
-	some injection in data.sallyport.contributed.inject
-}
+} else := document[1][3]
 
 # A name may be looked up before anybody is asked.
 approval := "allow" if {
 	input.phase == "dns"
 } else := "approve"
 
-# What the team's Rego allows is read, if it can be.
+# What the document allows is read, if it can be, where the team's Rego allows it too.
 passage := "tunnel" if {
 	input.protocol == "other"
-	document[0] != "approve"
+	document[0][0] != "approve"
 } else := "allow" if {
-	document[0] in {"deny", "tunnel"}
+	document[0][0] == "tunnel"
 	count(offers) > 0
-} else := document[0]
+} else := document[0][0]
+
+# And so is what the team's Rego alone allows.
+opening := "tunnel" if {
+	input.protocol == "other"
+} else := "allow"
 
 # A team's allow speaks about TLS unless it lists other protocols.
 offers contains offer if {
+	input.phase == "dns"
 	some offer in data.sallyport.contributed.allow
-	offered(offer)
 }
 
-offered(_) if input.phase == "dns"
-
-offered(offer) if input.protocol in object.get(offer, "protocols", ["tls"])
+offers contains offer if {
+	some offer in data.sallyport.contributed.allow
+	input.protocol in object.get(offer, "protocols", ["tls"])
+}
 
 malformed contains offer if {
 	some offer in data.sallyport.contributed.allow

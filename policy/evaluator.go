@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -18,30 +18,51 @@ import (
 
 var errTimeout = errors.New("no answer within the timeout")
 
-// evaluator asks compiled Rego one question. It does what a
-// prepared query of package rego does, on OPA's evaluator, for less: nothing is turned
-// into JSON, data that never changes is not cached again for each evaluation,
-// and what an evaluation needs is used again by the next. Each evaluation is
-// made from nothing but its input: no answer is kept.
+// evaluator asks compiled Rego for a decision. It does what a prepared query of
+// package rego does, on OPA's evaluator, for less: nothing is turned into JSON,
+// data that never changes is not cached again for each evaluation, and what an
+// evaluation needs is used again by the next. Each evaluation is made from
+// nothing but its input: no answer is kept.
 type evaluator struct {
 	compiler *ast.Compiler
 	queries  ast.QueryCompiler
-	body     ast.Body // answer = data.sallyport.…
 	store    storage.Store
 	txn      storage.Transaction // held for good: nobody writes
 	data     baseDocument
 	patterns cache.InterQueryValueCache // compiled regular expressions
 	timeout  time.Duration
-	idle     sync.Pool // of *evaluation
+	fields   field // of input: those that some rule reads
+	phases   map[Phase]*asking
 }
 
-// answer is bound to what is asked for.
-var answer = ast.VarTerm("answer")
+// asking is what evaluations of one phase have in common.
+type asking struct {
+	questions []question // the last one always has an answer
+	idle      sync.Pool  // of *evaluation
+}
 
-// newEvaluator compiles the modules over data and asks for the rule that query
-// refers to.
-func newEvaluator(ctx context.Context, compiler *ast.Compiler, modules map[string]*ast.Module, data ast.Object, query string) (*evaluator, error) {
-	e := &evaluator{compiler: compiler, store: inmem.NewFromASTObject(data), data: baseDocument{data}}
+// question asks for a rule's value, on the condition that some sets are empty.
+type question struct {
+	rule ast.Ref
+	body ast.Body
+}
+
+// ask makes a question. It compares the rule with what the rule never is: the
+// evaluation ends there, and the evaluation's memo has the value.
+func ask(rule string, empty []ast.Ref) question {
+	// Its last term is one that no other ref has: see memo.
+	ref := ast.MustParseRef("data.sallyport").Append(ast.NewTerm(ast.String(rule)))
+	var body ast.Body
+	for _, set := range empty {
+		body.Append(ast.Equality.Expr(ast.NewTerm(set), ast.InternedEmptySet))
+	}
+	body.Append(ast.Equality.Expr(ast.NewTerm(ref), ast.InternedTerm(false)))
+	return question{ref, body}
+}
+
+// newEvaluator compiles the modules over data.
+func newEvaluator(ctx context.Context, compiler *ast.Compiler, modules map[string]*ast.Module, data ast.Object, sets []contribution) (*evaluator, error) {
+	e := &evaluator{compiler: compiler, store: inmem.NewFromASTObject(data), data: baseDocument{data}, phases: map[Phase]*asking{}}
 	var err error
 	if e.txn, err = e.store.NewTransaction(ctx); err != nil {
 		return nil, err
@@ -50,41 +71,88 @@ func newEvaluator(ctx context.Context, compiler *ast.Compiler, modules map[strin
 	if compiler.Compile(modules); compiler.Failed() {
 		return nil, regoErrors(compiler.Errors)
 	}
-	ref, err := ast.ParseRef(query)
-	if err != nil {
-		return nil, err
-	}
 	e.queries = compiler.QueryCompiler()
-	e.body, err = e.queries.Compile(ast.NewBody(ast.Equality.Expr(answer, ast.NewTerm(ref))))
-	return e, err
+	for _, phase := range []Phase{PhaseDNS, PhaseConnect, PhaseRequest} {
+		a := &asking{questions: questions(sets, phase)}
+		for _, q := range a.questions {
+			e.fields |= fieldsRead(compiler, q.body)
+		}
+		e.phases[phase] = a
+	}
+	return e, nil
+}
+
+// questions lists what is asked for in a phase, the cheapest first: see decision.rego.
+func questions(sets []contribution, phase Phase) []question {
+	refs := map[string][]ast.Ref{}
+	doubtful := false
+	for _, c := range sets {
+		// Credentials are asked for with a request only.
+		if c.set != "inject" || phase == PhaseRequest {
+			refs[c.set] = append(refs[c.set], c.pkg.Append(ast.StringTerm(c.set)))
+		}
+		doubtful = doubtful || c.set == "allow" && !c.plain
+	}
+	deny, approve := refs["deny"], refs["approve"]
+	grants := slices.Concat(refs["allow"], refs["inject"])
+	list := []question{ask("document", slices.Concat(deny, approve, grants))}
+	switch {
+	case doubtful:
+		return append(list, ask("answer", nil))
+	case len(grants) > 0:
+		list = append(list, ask("granted", slices.Concat(deny, approve)))
+	}
+	if len(approve) > 0 {
+		list = append(list, ask("weighed", deny))
+	}
+	if len(deny) > 0 {
+		list = append(list, ask("settled", nil))
+	}
+	return list
 }
 
 // evaluation is one asking. It stops when its time is over.
 type evaluation struct {
-	query   *topdown.Query
-	input   ast.Term
+	asking  *asking
+	view    *view
+	input   ast.Term         // the view
+	queries []*topdown.Query // of the questions, nil until they are needed
 	memo    memo
-	timer   *time.Timer
-	late    atomic.Bool
-	answers []ast.Value
-	take    func(topdown.QueryResult) error
+	clock
 }
 
-// Cancel and Cancelled are [topdown.Cancel].
-func (v *evaluation) Cancel()         { v.late.Store(true) }
-func (v *evaluation) Cancelled() bool { return v.late.Load() }
+// clock is a [topdown.Cancel] for what began a while ago. It is read every few
+// steps of an evaluation, which take about as long as reading it.
+type clock struct {
+	began   time.Time
+	timeout time.Duration
+	steps   uint
+	late    bool
+}
 
-func (e *evaluator) evaluation() *evaluation {
-	if v, ok := e.idle.Get().(*evaluation); ok {
-		v.timer.Reset(e.timeout)
+func (c *clock) Cancel() { c.late = true }
+
+func (c *clock) Cancelled() bool {
+	if c.steps++; c.steps%16 == 0 && time.Since(c.began) > c.timeout {
+		c.late = true
+	}
+	return c.late
+}
+
+// evaluation returns one that nobody else uses until it is released.
+func (e *evaluator) evaluation(phase Phase) *evaluation {
+	a := e.phases[phase]
+	if v, ok := a.idle.Get().(*evaluation); ok {
 		return v
 	}
-	v := &evaluation{}
-	v.take = func(r topdown.QueryResult) error {
-		v.answers = append(v.answers, r[answer.Value.(ast.Var)].Value)
-		return nil
-	}
-	v.query = topdown.NewQuery(e.body).
+	v := &evaluation{asking: a, view: newView(phase, e.fields), clock: clock{timeout: e.timeout}}
+	v.input.Value = v.view.root
+	v.queries = make([]*topdown.Query, len(a.questions))
+	return v
+}
+
+func (e *evaluator) query(v *evaluation, q question) *topdown.Query {
+	return topdown.NewQuery(q.body).
 		WithQueryCompiler(e.queries).
 		WithCompiler(e.compiler).
 		WithStore(e.store).
@@ -93,43 +161,61 @@ func (e *evaluator) evaluation() *evaluation {
 		WithVirtualCache(&v.memo).
 		WithInterQueryBuiltinValueCache(e.patterns).
 		WithMetrics(metrics.NoOp()).
+		WithRequestMetadata(map[string]any{}).
 		WithInput(&v.input).
-		WithCancel(v).
+		WithCancel(&v.clock).
 		// A built-in function that fails would leave a deny undefined.
 		WithStrictBuiltinErrors(true)
-	v.timer = time.AfterFunc(e.timeout, v.Cancel)
-	return v
 }
 
-// eval asks. The answer is the only one, and there within the timeout.
-func (e *evaluator) eval(ctx context.Context, input ast.Value) (ast.Value, error) {
+func (v *evaluation) release() {
+	v.memo.reset()
+	if !v.view.last {
+		v.asking.idle.Put(v)
+	}
+}
+
+// eval asks about what the view shows. The answer is valid until the release.
+func (e *evaluator) eval(ctx context.Context, v *evaluation) (ast.Value, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	v := e.evaluation()
-	v.input.Value = input
-	err := v.query.WithTime(time.Now()).Iter(ctx, v.take)
-	var value ast.Value
-	switch {
-	case topdown.IsCancel(err):
-		err = fmt.Errorf("%w of %v", errTimeout, e.timeout)
-	case err != nil:
-	case len(v.answers) == 0:
-		err = errors.New("the decision is undefined")
-	case len(v.answers) > 1:
-		err = errors.New("more than one decision")
-	default:
-		value = v.answers[0]
+	v.began, v.late = time.Now(), false
+	last := len(v.queries) - 1
+	for i := 0; ; i++ {
+		if v.queries[i] == nil {
+			v.queries[i] = e.query(v, v.asking.questions[i])
+		}
+		answer, err := v.ask(ctx, i)
+		if answer != nil || i == last || errors.Is(err, errTimeout) {
+			return answer, err
+		}
+		if err != errUndefined {
+			// Whether this error matters is for the last question to say.
+			v.memo.reset()
+			i = last - 1
+		}
 	}
-	if v.timer.Stop() { // else it has rung, or is about to
-		v.input.Value = nil
-		v.memo.reset()
-		clear(v.answers)
-		v.answers = v.answers[:0]
-		e.idle.Put(v)
-	}
-	return value, err
 }
+
+var errUndefined = errors.New("the decision is undefined")
+
+func (v *evaluation) ask(ctx context.Context, question int) (ast.Value, error) {
+	v.memo.watch(v.asking.questions[question].rule)
+	switch err := v.queries[question].WithTime(v.began).Iter(ctx, nowhere); {
+	case topdown.IsCancel(err):
+		return nil, fmt.Errorf("%w of %v", errTimeout, v.timeout)
+	case err != nil:
+		return nil, err
+	}
+	if value := v.memo.watched(); value != nil {
+		return value.Value, nil
+	}
+	return nil, errUndefined
+}
+
+// nowhere takes the results of a query that has none.
+func nowhere(topdown.QueryResult) error { return errors.New("the decision is false") }
 
 // baseDocument answers for the documents of data that are not rules. The data
 // never changes, so that there is nothing to read from the store first.

@@ -93,18 +93,12 @@ func TestEvaluatorIsOPA(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		whole := *p
-		whole.team = true // so that the whole input is built
 		for _, in := range inputs() {
 			s, err := read(in)
 			if err != nil {
 				t.Fatal(err)
 			}
-			input, err := whole.value(s)
-			if err != nil {
-				t.Fatal(err)
-			}
-			result, err := query.Eval(t.Context(), rego.EvalParsedInput(input))
+			result, err := query.Eval(t.Context(), rego.EvalParsedInput(whole(t, p, s)))
 			if err != nil || len(result) != 1 {
 				t.Fatalf("%s: %v, %v", s, result, err)
 			}
@@ -141,6 +135,16 @@ func TestEvaluatorIsOPA(t *testing.T) {
 			t.Errorf("nothing was decided to be %s: %v", a, actions)
 		}
 	}
+}
+
+// whole is the whole document input.
+func whole(t *testing.T, p *Policy, s subject) ast.Value {
+	t.Helper()
+	v := newView(s.Phase, everyField)
+	if err := v.show(p, s); err != nil {
+		t.Fatal(err)
+	}
+	return v.root
 }
 
 func inputs() []Input {

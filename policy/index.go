@@ -9,17 +9,25 @@ import (
 )
 
 // effect is what a rule does at a moment: see decision.rego. The lowest decides.
-type effect int
+type effect float64
 
 const (
 	denies     effect = 1
 	approves   effect = 2
 	authorises effect = 3
+	joins      effect = 3.5 // authorises, where others may too
 	governs    effect = 4
 	allows     effect = 5
 	reads      effect = 6
 	tunnels    effect = 7
 )
+
+func (e effect) term() *ast.Term {
+	if e == effect(int(e)) {
+		return ast.InternedTerm(int(e))
+	}
+	return ast.FloatNumberTerm(float64(e))
+}
 
 // moment is a phase and what is carried.
 type moment struct {
@@ -27,7 +35,7 @@ type moment struct {
 	protocol Protocol
 }
 
-var moments = []moment{
+var moments = [...]moment{
 	{PhaseDNS, ""},
 	{PhaseConnect, ProtocolTLS},
 	{PhaseConnect, ProtocolHTTP},
@@ -35,6 +43,9 @@ var moments = []moment{
 	{PhaseRequest, ProtocolTLS},
 	{PhaseRequest, ProtocolHTTP},
 }
+
+// index is the moment's place in moments.
+func (m moment) index() int { return slices.Index(moments[:], m) }
 
 func (m moment) String() string {
 	if m.protocol == "" {
@@ -97,11 +108,44 @@ func (r *rule) denial(m moment) effect {
 	return denies
 }
 
-// data builds the documents that decision.rego looks rules up in, beside the
-// team's own:
+// term is the rule and all that it does, in each moment, to what its pattern
+// matches and to what it does not: an entry of data.sallyport.index, which
+// testing.rego makes input.lookup.rules of.
+func (r *rule) term() *ast.Term {
+	fields := [][2]*ast.Term{
+		{keyRule, ast.StringTerm(r.name)},
+		{keyType, ast.InternedTerm(r.kind)},
+		{ast.InternedTerm("pattern"), ast.StringTerm(r.linePattern())},
+		{ast.InternedTerm("effects"), ast.ObjectTerm(
+			[2]*ast.Term{ast.InternedTerm(true), momentTable(r.effect)},
+			[2]*ast.Term{ast.InternedTerm(false), momentTable(r.unmatched)},
+		)},
+	}
+	if r.credential != "" {
+		fields = append(fields, [2]*ast.Term{keyInject, r.injectTerm()})
+	}
+	return ast.ObjectTerm(fields...)
+}
+
+func (r *rule) injectTerm() *ast.Term {
+	return ast.ObjectTerm(
+		[2]*ast.Term{keyCredential, ast.StringTerm(r.credential)},
+		[2]*ast.Term{keyRule, ast.StringTerm(r.name)},
+	)
+}
+
+func momentTable(effect func(moment) effect) *ast.Term {
+	var fields [][2]*ast.Term
+	for _, m := range moments {
+		if e := effect(m); e != 0 {
+			fields = append(fields, [2]*ast.Term{ast.StringTerm(m.String()), e.term()})
+		}
+	}
+	return ast.ObjectTerm(fields...)
+}
+
+// data builds the documents that decision.rego reads, beside the team's own:
 //
-//	data.sallyport.index[DESTINATION:PORT SELECTOR] = [entry, …]
-//	data.sallyport.selectors[SELECTOR] = {name, tags}
 //	data.sallyport.contributed[SET] = what no package of the team defines
 func (p *Policy) data(team *team) (ast.Object, error) {
 	value, err := ast.InterfaceToValue(team.data)
@@ -112,126 +156,6 @@ func (p *Policy) data(team *team) (ast.Object, error) {
 	if !ok {
 		return nil, errors.New("the team's data is not an object")
 	}
-	shared := effectTerms{}
-	var index [][2]*ast.Term
-	for _, e := range p.table.all() {
-		lists := map[*ast.Term][]*ast.Term{}
-		for _, r := range e.rules {
-			term := r.term(shared)
-			for _, port := range r.keyPorts() {
-				for _, s := range r.sandboxes.selections() {
-					key := e.keys[port][s.text()].term
-					lists[key] = append(lists[key], term)
-				}
-			}
-		}
-		for key, list := range lists {
-			index = append(index, [2]*ast.Term{key, ast.ArrayTerm(list...)})
-		}
-	}
-	root.Insert(ast.StringTerm("sallyport"), ast.NewTerm(ast.NewObject(
-		[2]*ast.Term{ast.StringTerm("index"), ast.NewTerm(ast.NewObject(index...))},
-		[2]*ast.Term{ast.StringTerm("selectors"), p.selectors.term()},
-		[2]*ast.Term{ast.StringTerm("contributed"), team.lacks()},
-	)))
+	root.Insert(ast.StringTerm("sallyport"), ast.ObjectTerm([2]*ast.Term{ast.StringTerm("contributed"), team.lacks()}))
 	return root, nil
-}
-
-// effectTerms shares the few effect tables that there are among all rules.
-type effectTerms map[[2][6]effect]*ast.Term
-
-// term is what a rule does at each moment to what its pattern matches, and to
-// what it does not.
-func (shared effectTerms) term(matched, unmatched func(moment) effect) *ast.Term {
-	var table [2][6]effect
-	for i, m := range moments {
-		table[0][i], table[1][i] = matched(m), unmatched(m)
-	}
-	if shared[table] == nil {
-		shared[table] = ast.ObjectTerm(
-			[2]*ast.Term{ast.InternedTerm(true), momentTable(table[0])},
-			[2]*ast.Term{ast.InternedTerm(false), momentTable(table[1])},
-		)
-	}
-	return shared[table]
-}
-
-func momentTable(effects [6]effect) *ast.Term {
-	var fields [][2]*ast.Term
-	for i, m := range moments {
-		if effects[i] != 0 {
-			fields = append(fields, [2]*ast.Term{momentTerms[m], ast.InternedTerm(int(effects[i]))})
-		}
-	}
-	return ast.ObjectTerm(fields...)
-}
-
-var momentTerms = func() map[moment]*ast.Term {
-	terms := make(map[moment]*ast.Term, len(moments))
-	for _, m := range moments {
-		terms[m] = ast.StringTerm(m.String())
-	}
-	return terms
-}()
-
-// term is the rule's entry in the index.
-func (r *rule) term(shared effectTerms) *ast.Term {
-	fields := [][2]*ast.Term{
-		{keyRule, ast.StringTerm(r.name)},
-		{keyType, ast.InternedTerm(r.kind)},
-		{ast.InternedTerm("pattern"), ast.StringTerm(r.linePattern())},
-		{ast.InternedTerm("effects"), shared.term(r.effect, r.unmatched)},
-	}
-	if r.credential != "" {
-		fields = append(fields, [2]*ast.Term{keyInject, ast.ObjectTerm(
-			[2]*ast.Term{keyCredential, ast.StringTerm(r.credential)},
-			[2]*ast.Term{keyRule, ast.StringTerm(r.name)},
-		)})
-	}
-	return ast.ObjectTerm(fields...)
-}
-
-// lookupTerm is input.lookup: the keys of the index for this input.
-func (p *Policy) lookupTerm(s subject) *ast.Term {
-	line := ast.InternedEmptyString
-	if s.Request != nil {
-		line = ast.StringTerm(s.Request.Method + " " + s.Request.Path)
-	}
-	return ast.ObjectTerm(
-		[2]*ast.Term{keyKeys, p.keysTerm(s)},
-		[2]*ast.Term{keyMoment, momentTerms[moment{s.Phase, s.Protocol}]},
-		[2]*ast.Term{keyLine, line},
-	)
-}
-
-func (p *Policy) keysTerm(s subject) *ast.Term {
-	var near [8]*entry
-	var names [8]string
-	var found [8]indexKey
-	picking, keys := p.selectors.picking(names[:0], s.Sandbox), found[:0]
-	for _, e := range p.table.entries(near[:0], s.host, s.addr) {
-		ports := [...]uint16{s.Destination.Port, everyPort}
-		asked := ports[:]
-		if s.Phase == PhaseDNS {
-			asked = e.ports
-		}
-		for _, port := range asked {
-			for _, selector := range picking {
-				if key, ok := e.keys[port][selector]; ok {
-					keys = append(keys, key)
-				}
-			}
-		}
-	}
-	switch len(keys) {
-	case 0:
-		return ast.InternedEmptyArray
-	case 1:
-		return keys[0].alone
-	}
-	terms := make([]*ast.Term, len(keys))
-	for i, key := range keys {
-		terms[i] = key.term
-	}
-	return ast.ArrayTerm(terms...)
 }

@@ -1,12 +1,15 @@
 package policy
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/rego"
 	"github.com/open-policy-agent/opa/v1/storage/inmem"
@@ -27,12 +30,13 @@ func TestLookupMatchesTestingRego(t *testing.T) {
 		{Destination: "10.1.2.3", Name: "i"},
 		{Destination: "2001:db8::/32", Name: "j"},
 		{Destination: "2001:db8::1", Name: "k"},
-	}}
+		{Destination: "api.example.com", Name: "l", Methods: []string{"GET"}},
+		{Destination: "api.example.com", Name: "m", Plain: true},
+	}, EgressAuth: []EgressAuthRule{
+		{Destination: "api.example.com", Name: "n", AuthRef: "key", Paths: []string{"/x"}},
+		{Destination: "*.example.com", Name: "o", AuthRef: "key", Ports: []uint16{8443, 443}, Inject: &Inject{Query: &QueryInject{Name: "k", Value: "{{ .token }}"}}},
+	}, Credentials: []Credential{{Name: "key"}}}
 	p, err := Compile(t.Context(), doc, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := p.data(&team{data: map[string]any{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,13 +47,12 @@ func TestLookupMatchesTestingRego(t *testing.T) {
 	query, err := rego.New(
 		rego.Query("data.sallyport.testing.complete(input).lookup"),
 		rego.Module("testing.rego", string(module)),
-		rego.Store(inmem.NewFromASTObject(data)),
+		rego.Store(inmem.NewFromASTObject(documents(p))),
 		rego.GenerateJSON(func(t *ast.Term, _ *rego.EvalContext) (any, error) { return t.Value, nil }),
 	).PrepareForEval(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.team = true // so that the whole input is built
 	sandboxes := []Sandbox{
 		{Name: "demo", Tags: map[string]string{"team": "a"}},
 		{Name: "y", Tags: map[string]string{"team": "a", "env": "p"}},
@@ -67,17 +70,14 @@ func TestLookupMatchesTestingRego(t *testing.T) {
 				if err != nil {
 					continue // an address is no name
 				}
-				value, err := p.value(s)
-				if err != nil {
-					t.Fatal(err)
-				}
-				result, err := query.Eval(context.Background(), rego.EvalParsedInput(value))
+				input := whole(t, p, s)
+				result, err := query.Eval(context.Background(), rego.EvalParsedInput(input))
 				if err != nil || len(result) != 1 {
 					t.Fatalf("%s: %v, %v", host, result, err)
 				}
-				want := keySets(t, result[0].Expressions[0].Value.(ast.Value))
-				got := keySets(t, p.lookupTerm(s).Value)
-				if diff := cmp.Diff(got, want); diff != "" {
+				want := keySets(t, p, result[0].Expressions[0].Value.(ast.Value))
+				got := keySets(t, p, input.(ast.Object).Get(keyLookup).Value)
+				if diff := gocmp.Diff(got, want); diff != "" {
 					t.Errorf("%s from sandbox %d in %s: %s", host, i, in.Phase, diff)
 				}
 			}
@@ -86,7 +86,7 @@ func TestLookupMatchesTestingRego(t *testing.T) {
 }
 
 // keySets reads input.lookup. The order of keys of one destination says nothing.
-func keySets(t *testing.T, v ast.Value) map[string]bool {
+func keySets(t *testing.T, p *Policy, v ast.Value) map[string]bool {
 	t.Helper()
 	o := v.(ast.Object)
 	set := map[string]bool{
@@ -94,5 +94,76 @@ func keySets(t *testing.T, v ast.Value) map[string]bool {
 		"line " + o.Get(keyLine).String():     true,
 	}
 	o.Get(keyKeys).Value.(*ast.Array).Foreach(func(k *ast.Term) { set[fmt.Sprint(k)] = true })
+	type rule struct {
+		rank              int
+		destination, text string
+	}
+	var rules []rule
+	o.Get(keyRules).Value.(*ast.Array).Foreach(func(t *ast.Term) {
+		item := t.Value.(*ast.Array)
+		by := item.Elem(2).Value.(*ast.Array)
+		rank, _ := by.Elem(0).Value.(ast.Number).Int()
+		// Whether another rule may authorise the same request, testing.rego does not know as well.
+		effects := strings.ReplaceAll(item.Elem(1).String(), "3.5", "3")
+		name := string(by.Elem(2).Value.(ast.String))
+		rules = append(rules, rule{rank, p.rules[name].destination.key(), fmt.Sprint(item.Elem(0), effects, by.Slice(1, -1))})
+	})
+	slices.SortFunc(rules, func(a, b rule) int { return cmp.Compare(a.rank, b.rank) })
+	var destinations []string
+	for _, r := range rules {
+		set["rule "+r.text] = true
+		destinations = append(destinations, r.destination)
+	}
+	set["destinations "+strings.Join(slices.Compact(destinations), " ")] = true
 	return set
+}
+
+// documents makes data.sallyport.index and .selectors, which testing.rego reads.
+func documents(p *Policy) ast.Object {
+	var index [][2]*ast.Term
+	for _, e := range p.table.all() {
+		for _, shelves := range e.shelves {
+			for _, s := range shelves {
+				var entries []*ast.Term
+				for _, r := range s.rules {
+					entries = append(entries, r.term())
+				}
+				index = append(index, [2]*ast.Term{ast.StringTerm(s.key), ast.ArrayTerm(entries...)})
+			}
+		}
+	}
+	return ast.NewObject([2]*ast.Term{ast.StringTerm("sallyport"), ast.ObjectTerm(
+		[2]*ast.Term{ast.StringTerm("index"), ast.ObjectTerm(index...)},
+		[2]*ast.Term{ast.StringTerm("selectors"), p.selectors.term()},
+	)})
+}
+
+// term is data.sallyport.selectors: {key: {name, tags}}.
+func (all *selectors) term() *ast.Term {
+	var fields [][2]*ast.Term
+	add := func(s selection) {
+		tags := make([][2]*ast.Term, 0, len(s.tags))
+		for tag, value := range s.tags {
+			tags = append(tags, [2]*ast.Term{ast.StringTerm(tag), ast.StringTerm(value)})
+		}
+		parts := [][2]*ast.Term{{keyTags, ast.NewTerm(ast.NewObject(tags...))}}
+		if s.name != "" {
+			parts = append(parts, [2]*ast.Term{keyName, ast.StringTerm(s.name)})
+		}
+		fields = append(fields, [2]*ast.Term{ast.StringTerm(s.key), ast.NewTerm(ast.NewObject(parts...))})
+	}
+	if all.anyone {
+		add(selection{key: everyone})
+	}
+	for _, list := range all.byName {
+		for _, s := range list {
+			add(s)
+		}
+	}
+	for _, list := range all.byTag {
+		for _, s := range list {
+			add(s)
+		}
+	}
+	return ast.NewTerm(ast.NewObject(fields...))
 }

@@ -18,6 +18,9 @@ type memo struct {
 	terms  []*ast.Term // the refs of known, one after another
 	frames []frame     // those below the top one
 	top    frame
+
+	watching ast.Ref // the ref of a question
+	reached  bool    // by the evaluation
 }
 
 // remembered is the value of a ref, or nil when it is undefined.
@@ -56,9 +59,27 @@ func (m *memo) reset() {
 	clear(m.terms)
 	clear(m.frames)
 	m.known, m.terms, m.frames, m.top = m.known[:0], m.terms[:0], m.frames[:0], frame{}
+	m.watching, m.reached = nil, false
+}
+
+// watch waits for the evaluation to come to a ref. It is known by its last term,
+// by its very place: rules of a team may lead to the same ref earlier.
+func (m *memo) watch(ref ast.Ref) { m.watching, m.reached = ref, false }
+
+// watched returns the value of the ref that is waited for, or nil when the
+// evaluation did not come to it or found it undefined.
+func (m *memo) watched() *ast.Term {
+	if !m.reached {
+		return nil
+	}
+	value, _ := m.Get(m.watching)
+	return value
 }
 
 func (m *memo) Get(ref ast.Ref) (value *ast.Term, undefined bool) {
+	if m.watching != nil && ref[len(ref)-1] == m.watching[len(m.watching)-1] {
+		m.reached = true
+	}
 	if r := m.find(ref); r != nil {
 		return r.value, r.value == nil
 	}

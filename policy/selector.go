@@ -5,8 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/open-policy-agent/opa/v1/ast"
 )
 
 // picks reports whether a sandbox with this name ("" for any) and these tags is
@@ -44,6 +42,7 @@ type selectors struct {
 	anyone bool // some rule is for every sandbox
 	byName map[string][]selection
 	byTag  map[[2]string][]selection // by the first tag it asks for
+	place  map[string]int            // of a key among those that pick the same sandbox
 }
 
 // selection is a name or none, tags or none, and the key that stands for them. A
@@ -58,25 +57,33 @@ func newSelectors(rules []rule) *selectors {
 	all := &selectors{
 		byName: map[string][]selection{},
 		byTag:  map[[2]string][]selection{},
+		place:  map[string]int{},
 	}
-	seen := map[string]bool{}
+	var tagged []string
 	for i := range rules {
 		for _, s := range rules[i].sandboxes.selections() {
-			if s.key = s.text(); seen[s.key] {
+			s.key = s.text()
+			if _, seen := all.place[s.key]; seen {
 				continue
 			}
-			seen[s.key] = true
+			all.place[s.key] = 0
 			switch {
 			case s.name != "":
 				all.byName[s.name] = append(all.byName[s.name], s)
+				all.place[s.key] = len(all.byName[s.name])
 			case len(s.tags) > 0:
 				tag := slices.Min(slices.Collect(maps.Keys(s.tags)))
 				at := [2]string{tag, s.tags[tag]}
 				all.byTag[at] = append(all.byTag[at], s)
+				tagged = append(tagged, s.key)
 			default:
 				all.anyone = true
 			}
 		}
+	}
+	slices.Sort(tagged)
+	for i, key := range tagged {
+		all.place[key] = len(all.place) + i
 	}
 	return all
 }
@@ -140,34 +147,4 @@ func (all *selectors) picking(keys []string, s Sandbox) []string {
 	}
 	slices.Sort(keys[tagless:])
 	return keys
-}
-
-// term is data.sallyport.selectors: {key: {name, tags}}.
-func (all *selectors) term() *ast.Term {
-	var fields [][2]*ast.Term
-	add := func(s selection) {
-		tags := make([][2]*ast.Term, 0, len(s.tags))
-		for tag, value := range s.tags {
-			tags = append(tags, [2]*ast.Term{ast.StringTerm(tag), ast.StringTerm(value)})
-		}
-		parts := [][2]*ast.Term{{keyTags, ast.NewTerm(ast.NewObject(tags...))}}
-		if s.name != "" {
-			parts = append(parts, [2]*ast.Term{keyName, ast.StringTerm(s.name)})
-		}
-		fields = append(fields, [2]*ast.Term{ast.StringTerm(s.key), ast.NewTerm(ast.NewObject(parts...))})
-	}
-	if all.anyone {
-		add(selection{key: everyone})
-	}
-	for _, list := range all.byName {
-		for _, s := range list {
-			add(s)
-		}
-	}
-	for _, list := range all.byTag {
-		for _, s := range list {
-			add(s)
-		}
-	}
-	return ast.NewTerm(ast.NewObject(fields...))
 }

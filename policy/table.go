@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/open-policy-agent/opa/v1/ast"
 )
 
 // table finds rules by destination in a number of steps that depends on the
@@ -22,15 +20,13 @@ type table struct {
 
 // entry holds the rules of one destination.
 type entry struct {
-	rules []*rule
-	ports []uint16
-	keys  map[uint16]map[string]indexKey // of data.sallyport.index, by port and selector
+	destination destination
+	rules       []*rule
+	ports       []uint16
+	shelves     map[uint16]map[string]*shelf // by port and selector
 }
 
-// indexKey is a key, and an array of that key alone.
-type indexKey struct{ term, alone *ast.Term }
-
-// everyPort is the port of a key for rules that speak about all of them.
+// everyPort is the port of a shelf for rules that speak about all of them.
 const everyPort = 0
 
 func newTable(rules []rule) *table {
@@ -45,7 +41,7 @@ func newTable(rules []rule) *table {
 		e.rules = append(e.rules, r)
 		for _, port := range r.keyPorts() {
 			for _, s := range r.sandboxes.selections() {
-				e.add(port, s.text(), r.destination)
+				e.add(r, port, s.text())
 			}
 		}
 	}
@@ -60,27 +56,31 @@ func newTable(rules []rule) *table {
 func (t *table) entry(d destination) *entry {
 	switch d.kind {
 	case wildcardHost:
-		return made(t.wildcard, d.host)
+		return made(t.wildcard, d.host, d)
 	case addressRange:
 		if d.prefix.Addr().Is4() {
 			t.lengths4 = append(t.lengths4, d.prefix.Bits())
 		} else {
 			t.lengths6 = append(t.lengths6, d.prefix.Bits())
 		}
-		return made(t.prefix, d.prefix)
+		return made(t.prefix, d.prefix, d)
 	default:
-		return made(t.exact, d.host)
+		return made(t.exact, d.host, d)
 	}
 }
 
-func (e *entry) add(port uint16, selector string, d destination) {
-	if e.keys[port] == nil {
+func (e *entry) add(r *rule, port uint16, selector string) {
+	if e.shelves[port] == nil {
 		e.ports = append(e.ports, port)
-		e.keys[port] = map[string]indexKey{}
+		e.shelves[port] = map[string]*shelf{}
 	}
-	if e.keys[port][selector].term == nil {
-		key := ast.StringTerm(d.key() + ":" + portName(port) + " " + selector)
-		e.keys[port][selector] = indexKey{key, ast.ArrayTerm(key)}
+	sh := e.shelves[port][selector]
+	if sh == nil {
+		sh = &shelf{key: e.destination.key() + ":" + portName(port) + " " + selector}
+		e.shelves[port][selector] = sh
+	}
+	if !slices.Contains(sh.rules, r) {
+		sh.rules = append(sh.rules, r)
 	}
 }
 
@@ -91,10 +91,10 @@ func portName(port uint16) string {
 	return strconv.Itoa(int(port))
 }
 
-func made[K comparable](m map[K]*entry, k K) *entry {
+func made[K comparable](m map[K]*entry, k K, d destination) *entry {
 	e := m[k]
 	if e == nil {
-		e = &entry{keys: map[uint16]map[string]indexKey{}}
+		e = &entry{destination: d, shelves: map[uint16]map[string]*shelf{}}
 		m[k] = e
 	}
 	return e
@@ -146,6 +146,33 @@ func (t *table) entries(list []*entry, host string, addr netip.Addr) []*entry {
 		return t.within(list, netip.PrefixFrom(addr, addr.BitLen()))
 	}
 	return t.host(list, host)
+}
+
+// shelves adds the shelves that hold the rules for an input, the most exact
+// destination first.
+func (t *table) shelves(list []*shelf, s subject, all *selectors) []*shelf {
+	var near [8]*entry
+	var names [8]string
+	picking := all.picking(names[:0], s.Sandbox)
+	for _, e := range t.entries(near[:0], s.host, s.addr) {
+		ports := [...]uint16{s.Destination.Port, everyPort}
+		asked := ports[:]
+		if s.Phase == PhaseDNS {
+			asked = e.ports
+		}
+		for _, port := range asked {
+			on := e.shelves[port]
+			if on == nil {
+				continue
+			}
+			for _, selector := range picking {
+				if sh := on[selector]; sh != nil {
+					list = append(list, sh)
+				}
+			}
+		}
+	}
+	return list
 }
 
 // around lists the rules whose destination takes in all of d.

@@ -34,8 +34,9 @@ type namedSource struct {
 
 // contribution is a set that a team's package defines.
 type contribution struct {
-	set string // deny, approve, allow or inject
-	pkg ast.Ref
+	set   string // deny, approve, allow or inject
+	pkg   ast.Ref
+	plain bool // its elements are what they should be, as its rules are written
 }
 
 var teamRoot = ast.MustParseRef("data.sallyport.team")
@@ -141,10 +142,7 @@ func (t *team) addModule(file string, text []byte) error {
 				Fix:      "move it into a file whose name does not end in _test.rego",
 			})
 		default:
-			c := contribution{name, m.Package.Path}
-			if !slices.ContainsFunc(t.sets, func(o contribution) bool { return o.set == c.set && o.pkg.Equal(c.pkg) }) {
-				t.sets = append(t.sets, c)
-			}
+			t.contribute(contribution{name, m.Package.Path, plain(name, r.Head.Key)})
 		}
 	}
 	if !test {
@@ -152,6 +150,60 @@ func (t *team) addModule(file string, text []byte) error {
 	}
 	return errors.Join(errs...)
 }
+
+// contribute adds a rule to a set.
+func (t *team) contribute(c contribution) {
+	i := slices.IndexFunc(t.sets, func(o contribution) bool { return o.set == c.set && o.pkg.Equal(c.pkg) })
+	if i < 0 {
+		t.sets = append(t.sets, c)
+		return
+	}
+	t.sets[i].plain = t.sets[i].plain && c.plain
+}
+
+// plain reports whether an element of a set is for certain what it should be: a
+// string for deny and approve, an object with strings for allow.
+func plain(set string, element *ast.Term) bool {
+	switch set {
+	case "deny", "approve":
+		return isText(element)
+	case "allow":
+		offer, ok := element.Value.(ast.Object)
+		if !ok {
+			return false
+		}
+		named := false
+		err := offer.Iter(func(key, value *ast.Term) error {
+			switch _, list := value.Value.(*ast.Array); {
+			case key.Equal(keyRule) && isText(value):
+				named = true
+			case key.Equal(ast.InternedTerm("reason")) && isText(value), key.Equal(ast.InternedTerm("protocols")) && list:
+			default:
+				return errors.New("who knows")
+			}
+			return nil
+		})
+		return named && err == nil
+	}
+	return false
+}
+
+// isText reports whether a term is a string, or the call of a function that
+// returns one.
+func isText(t *ast.Term) bool {
+	switch v := t.Value.(type) {
+	case ast.String:
+		return true
+	case ast.Call:
+		return v[0].Equal(sprintf) || v[0].Equal(concat)
+	}
+	return false
+}
+
+var (
+	sprintf = ast.NewTerm(ast.Sprintf.Ref())
+	concat  = ast.NewTerm(ast.Concat.Ref())
+)
 
 func (t *team) addData(file, name string, text []byte) error {
 	var doc any
@@ -203,13 +255,21 @@ func (t *team) gather() string {
 	var b strings.Builder
 	b.WriteString("package sallyport.contributed\n")
 	for _, c := range t.sets {
+		reason, it := "text(it)", "it"
+		switch {
+		case c.plain:
+			reason = "it"
+		case c.set == "allow":
+			it = "any(it)"
+		}
 		switch c.set {
 		case "deny", "approve":
-			fmt.Fprintf(&b, "%s contains {\"rule\": %q, \"reason\": text(it)} if some it in %s.%s\n", c.set, pkgName(c.pkg), c.pkg, c.set)
+			fmt.Fprintf(&b, "%s contains {\"rule\": %q, \"reason\": %s} if some it in %s.%s\n", c.set, pkgName(c.pkg), reason, c.pkg, c.set)
 		default:
-			fmt.Fprintf(&b, "%s contains it if some it in %s.%s\n", c.set, c.pkg, c.set)
+			fmt.Fprintf(&b, "%s contains %s if some it in %s.%s\n", c.set, it, c.pkg, c.set)
 		}
 	}
+	b.WriteString("any(it) := it\n") // of which the type checker knows nothing
 	b.WriteString("text(it) := it if is_string(it)\n")
 	b.WriteString("text(it) := sprintf(\"%v\", [it]) if not is_string(it)\n")
 	return b.String()

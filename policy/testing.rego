@@ -31,10 +31,38 @@ complete(partial) := object.union(given, {"lookup": lookup(given)}) if {
 }
 
 lookup(given) := {
-	"keys": [key | some [_, key] in sort([[rank, key] | some rank, key; ranked(given)[rank][key]])],
+	"keys": found,
 	"moment": moment(given),
 	"line": line(given),
+	"rules": [rule |
+		some rank, entry in entries
+		effects := effects_of(entry, entries, moment(given))
+		inject := {entry.inject | given.phase == "request"}
+		rule := [entry.pattern, effects, [rank, entry.type, entry.rule, inject]]
+	],
+} if {
+	found := keys(given)
+	entries := [entry | some key in found; some entry in sort(data.sallyport.index[key])]
 }
+
+keys(given) := [key | some [_, key] in sort([[rank, key] | some rank, key; ranked(given)[rank][key]])]
+
+# effects_of says what an entry does in a moment, by whether its pattern matches;
+# it is undefined for one that does nothing.
+effects_of(entry, entries, at) := effects if {
+	authorising := [other | some other in entries; other.effects[true][at] == 3]
+	effects := {matched: among(effect, authorising) |
+		some matched, by_moment in entry.effects
+		effect := by_moment[at]
+	}
+	effects != {}
+}
+
+# among is what a rule does that is not the only one to authorise.
+among(effect, authorising) := 3.5 if {
+	effect == 3
+	count(authorising) > 1
+} else := effect
 
 moment(given) := "dns" if {
 	given.phase == "dns"

@@ -1,0 +1,130 @@
+package policy
+
+import (
+	"github.com/open-policy-agent/opa/v1/ast"
+)
+
+// field is a set of parts of the document input.
+type field uint32
+
+const (
+	fieldPhase field = 1 << iota
+	fieldProtocol
+	fieldSandboxName
+	fieldSandboxID
+	fieldSandboxSession
+	fieldSandboxTags
+	fieldHost
+	fieldPort
+	fieldMethod
+	fieldScheme
+	fieldPath
+	fieldQueryKeys
+	fieldHeaders
+	fieldSize
+	fieldBody
+	fieldKeys
+	fieldMoment
+	fieldLine
+	fieldRules
+
+	fieldCount = 19
+
+	fieldSandbox     = fieldSandboxName | fieldSandboxID | fieldSandboxSession | fieldSandboxTags
+	fieldDestination = fieldHost | fieldPort
+	fieldRequest     = fieldMethod | fieldScheme | fieldPath | fieldQueryKeys | fieldHeaders | fieldSize | fieldBody
+	fieldLookup      = fieldKeys | fieldMoment | fieldLine | fieldRules
+
+	everyField = fieldPhase | fieldProtocol | fieldSandbox | fieldDestination | fieldRequest | fieldLookup
+)
+
+// fieldPaths says where each field is.
+var fieldPaths = map[field][2]*ast.Term{
+	fieldPhase:          {keyPhase},
+	fieldProtocol:       {keyProtocol},
+	fieldSandboxName:    {keySandbox, keyName},
+	fieldSandboxID:      {keySandbox, keyID},
+	fieldSandboxSession: {keySandbox, keySession},
+	fieldSandboxTags:    {keySandbox, keyTags},
+	fieldHost:           {keyDestination, keyHost},
+	fieldPort:           {keyDestination, keyPort},
+	fieldMethod:         {keyRequest, keyMethod},
+	fieldScheme:         {keyRequest, keyScheme},
+	fieldPath:           {keyRequest, keyPath},
+	fieldQueryKeys:      {keyRequest, keyQueryKeys},
+	fieldHeaders:        {keyRequest, keyHeaders},
+	fieldSize:           {keyRequest, keySize},
+	fieldBody:           {keyRequest, keyBody},
+	fieldKeys:           {keyLookup, keyKeys},
+	fieldMoment:         {keyLookup, keyMoment},
+	fieldLine:           {keyLookup, keyLine},
+	fieldRules:          {keyLookup, keyRules},
+}
+
+// of is the fields that a ref into input may read: those on its way, below it,
+// or above it. What follows a part that is known only later counts for nothing.
+func fieldsOf(ref ast.Ref) field {
+	var read field
+	for f, path := range fieldPaths {
+		if meets(ref[1:], path) {
+			read |= f
+		}
+	}
+	return read
+}
+
+func meets(ref []*ast.Term, path [2]*ast.Term) bool {
+	for i, key := range path {
+		if i == len(ref) || key == nil {
+			return true
+		}
+		if _, known := ref[i].Value.(ast.String); !known {
+			return true
+		}
+		if !ref[i].Equal(key) {
+			return false
+		}
+	}
+	return true
+}
+
+// fieldsRead is the fields of input that the evaluation of a query may read, by
+// all rules that it leads to.
+func fieldsRead(compiler *ast.Compiler, query ast.Body) field {
+	var read field
+	var visitor *ast.GenericVisitor
+	seen := map[*ast.Rule]bool{}
+	follow := func(ref ast.Ref) {
+		for _, r := range compiler.GetRulesDynamicWithOpts(ref, ast.RulesOptions{IncludeHiddenModules: true}) {
+			if !seen[r] {
+				seen[r] = true
+				visitor.Walk(r)
+			}
+		}
+	}
+	visitor = ast.NewGenericVisitor(func(x any) bool {
+		switch x := x.(type) {
+		case ast.Ref:
+			switch {
+			case x[0].Equal(ast.InputRootDocument):
+				read |= fieldsOf(x)
+			case x[0].Equal(ast.DefaultRootDocument):
+				follow(x)
+			}
+			for _, t := range x[1:] {
+				visitor.Walk(t)
+			}
+			return true
+		case ast.Var:
+			if x.Equal(ast.InputRootDocument.Value) {
+				read = everyField
+			}
+			if x.Equal(ast.DefaultRootDocument.Value) {
+				read = everyField
+			}
+		}
+		return false
+	})
+	visitor.Walk(query)
+	return read
+}

@@ -1,0 +1,176 @@
+package policy
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+)
+
+// shelf holds the rules of one destination, port and selection of sandboxes, as
+// decision.rego takes them.
+type shelf struct {
+	key   string // DESTINATION:PORT SELECTOR
+	rules []*rule
+	// lists has an array for each of moments: input.lookup.rules where this is
+	// the only shelf. It is nil where none of the rules does anything.
+	lists [len(moments)]*ast.Array
+	// name and rest are the ranks of the first rule, in phase dns and later.
+	name, rest int
+}
+
+// stock fills the shelves. Their rules are ranked as shelves finds them: by
+// destination, port and selection, and then in an order that is always the same.
+func (t *table) stock(all *selectors) {
+	shared := effectTerms{}
+	for _, e := range t.all() {
+		first := e.destination.vagueness() * maxRank
+		rank := first
+		list := e.order(all)
+		for _, p := range list {
+			p.shelf.rest = rank
+			rank += len(p.shelf.rules)
+		}
+		// A name has no port, so that those of the rules are as they are written.
+		slices.SortStableFunc(list, func(a, b place) int {
+			return cmp.Compare(slices.Index(e.ports, a.port), slices.Index(e.ports, b.port))
+		})
+		rank = first
+		for _, p := range list {
+			p.shelf.name = rank
+			rank += len(p.shelf.rules)
+			p.shelf.fill(shared)
+		}
+	}
+}
+
+// maxRank is more than there can be rules on the shelves of a destination.
+const maxRank = 1 << 32
+
+// vagueness is 0 for a host, and less for the more exact of two that hold the
+// same host or address.
+func (d destination) vagueness() int {
+	switch d.kind {
+	case wildcardHost:
+		return 128 - strings.Count(d.host, ".") // a name has at most 127 labels
+	case addressRange:
+		return 128 - d.prefix.Bits()
+	}
+	return 0
+}
+
+// place is where a shelf stands in an entry.
+type place struct {
+	port     uint16
+	selector int
+	shelf    *shelf
+}
+
+// order lists the shelves: a port before every port, and then as picking does.
+func (e *entry) order(all *selectors) []place {
+	var list []place
+	for port, shelves := range e.shelves {
+		for selector, s := range shelves {
+			s.arrange()
+			list = append(list, place{port, all.place[selector], s})
+		}
+	}
+	slices.SortFunc(list, func(a, b place) int {
+		// everyPort is the lowest number, and comes last.
+		return cmp.Or(cmp.Compare(a.port-1, b.port-1), cmp.Compare(a.selector, b.selector), strings.Compare(a.shelf.key, b.shelf.key))
+	})
+	return list
+}
+
+// arrange orders the rules by what they do and are called.
+func (s *shelf) arrange() {
+	if len(s.rules) < 2 {
+		return
+	}
+	terms := make(map[*rule]*ast.Term, len(s.rules))
+	for _, r := range s.rules {
+		terms[r] = r.term()
+	}
+	slices.SortFunc(s.rules, func(a, b *rule) int { return terms[a].Value.Compare(terms[b].Value) })
+}
+
+// fill makes the lists. Whatever is the same in two moments is made once.
+func (s *shelf) fill(shared effectTerms) {
+	var items [len(moments)][]*ast.Term
+	for n, r := range s.rules {
+		made := map[item]*ast.Term{}
+		pattern := ast.InternedEmptyString
+		if r.conditional() {
+			pattern = ast.StringTerm(r.linePattern())
+		}
+		for i, m := range moments {
+			it := item{
+				effects: shared.term(r.effect(m), r.unmatched(m)),
+				rank:    s.rest + n,
+				injects: r.credential != "" && m.phase == PhaseRequest,
+			}
+			if m.phase == PhaseDNS {
+				it.rank = s.name + n
+			}
+			if r.joined && r.effect(m) == authorises {
+				it.effects = shared.term(joins, r.unmatched(m))
+			}
+			if it.effects == nil {
+				continue
+			}
+			if made[it] == nil {
+				made[it] = ast.ArrayTerm(pattern, it.effects, r.by(it.rank, it.injects))
+			}
+			items[i] = append(items[i], made[it])
+		}
+	}
+	for i, list := range items {
+		if list == nil {
+			continue
+		}
+		if like := slices.IndexFunc(items[:i], func(l []*ast.Term) bool { return slices.Equal(l, list) }); like >= 0 {
+			s.lists[i] = s.lists[like]
+			continue
+		}
+		s.lists[i] = ast.NewArray(list...)
+	}
+}
+
+// item is an element of input.lookup.rules for one rule and pattern.
+type item struct {
+	effects *ast.Term
+	rank    int
+	injects bool
+}
+
+// by is what decision.rego says of a rule that decides.
+func (r *rule) by(rank int, injects bool) *ast.Term {
+	set := ast.InternedEmptySet
+	if injects {
+		set = ast.SetTerm(r.injectTerm())
+	}
+	return ast.ArrayTerm(ast.InternedTerm(rank), ast.InternedTerm(r.kind), ast.StringTerm(r.name), set)
+}
+
+// effectTerms shares the few pairs of effects that there are among all rules.
+type effectTerms map[[2]effect]*ast.Term
+
+// term is {true: matched, false: unmatched} without what is none, or nil.
+func (shared effectTerms) term(matched, unmatched effect) *ast.Term {
+	pair := [2]effect{matched, unmatched}
+	if pair == [2]effect{} {
+		return nil
+	}
+	if shared[pair] == nil {
+		var fields [][2]*ast.Term
+		if matched != 0 {
+			fields = append(fields, [2]*ast.Term{ast.InternedTerm(true), matched.term()})
+		}
+		if unmatched != 0 {
+			fields = append(fields, [2]*ast.Term{ast.InternedTerm(false), unmatched.term()})
+		}
+		shared[pair] = ast.ObjectTerm(fields...)
+	}
+	return shared[pair]
+}

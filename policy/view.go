@@ -1,0 +1,241 @@
+package policy
+
+import (
+	"fmt"
+	"maps"
+	"math/bits"
+	"slices"
+	"strconv"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+)
+
+// The keys of the input document. Terms are never changed once made, but for
+// those of a view.
+var (
+	keyPhase       = ast.StringTerm("phase")
+	keyProtocol    = ast.StringTerm("protocol")
+	keySandbox     = ast.StringTerm("sandbox")
+	keyDestination = ast.StringTerm("destination")
+	keyRequest     = ast.StringTerm("request")
+	keyName        = ast.StringTerm("name")
+	keyID          = ast.StringTerm("id")
+	keySession     = ast.StringTerm("session")
+	keyTags        = ast.StringTerm("tags")
+	keyKeys        = ast.StringTerm("keys")
+	keyLookup      = ast.StringTerm("lookup")
+	keyMoment      = ast.StringTerm("moment")
+	keyLine        = ast.StringTerm("line")
+	keyRules       = ast.StringTerm("rules")
+	keyHost        = ast.StringTerm("host")
+	keyPort        = ast.StringTerm("port")
+	keyMethod      = ast.StringTerm("method")
+	keyScheme      = ast.StringTerm("scheme")
+	keyPath        = ast.StringTerm("path")
+	keyQueryKeys   = ast.StringTerm("query_keys")
+	keyHeaders     = ast.StringTerm("headers")
+	keySize        = ast.StringTerm("size")
+	keyBody        = ast.StringTerm("body")
+)
+
+// view is the document input of one evaluation after another: of one phase, and
+// with those fields alone that Rego looks at. Its shape is schema/input.json. It is
+// made without a detour over JSON, and a field that is as it was is left alone.
+type view struct {
+	phase   Phase
+	fields  field // those that Rego looks at
+	filled  field // those that hold a value
+	changed bool  // since the part was put into the root
+
+	root                                  ast.Object
+	sandbox, destination, request, lookup *ast.Term
+
+	terms     [fieldCount]ast.Term // by the bit of a field
+	port      uint16
+	size      int64
+	tags      map[string]string
+	queryKeys []string
+	headers   []string
+	last      bool // it holds what the next input would not replace
+}
+
+func newView(phase Phase, fields field) *view {
+	switch phase {
+	case PhaseDNS:
+		fields &^= fieldProtocol | fieldPort | fieldRequest
+	case PhaseConnect:
+		fields &^= fieldRequest
+	}
+	return &view{
+		phase: phase, fields: fields, root: ast.NewObject(),
+		sandbox: ast.ObjectTerm(), destination: ast.ObjectTerm(), request: ast.ObjectTerm(), lookup: ast.ObjectTerm(),
+	}
+}
+
+// show makes s the input.
+func (v *view) show(p *Policy, s subject) error {
+	v.text(v.root, fieldPhase, keyPhase, string(s.Phase))
+	v.text(v.root, fieldProtocol, keyProtocol, string(s.Protocol))
+	v.changed = false
+	if v.fields&fieldSandbox != 0 {
+		v.showSandbox(s.Sandbox)
+	}
+	if v.fields&fieldDestination != 0 {
+		v.showDestination(s)
+	}
+	if v.fields&fieldRequest != 0 {
+		if err := v.showRequest(s.Request); err != nil {
+			return err
+		}
+	}
+	if v.fields&fieldLookup != 0 {
+		v.showLookup(p, s)
+	}
+	return nil
+}
+
+func (v *view) showSandbox(s Sandbox) {
+	o := v.sandbox.Value.(ast.Object)
+	v.text(o, fieldSandboxName, keyName, s.Name)
+	v.text(o, fieldSandboxID, keyID, s.ID)
+	v.text(o, fieldSandboxSession, keySession, s.Session)
+	if v.differs(fieldSandboxTags, maps.Equal(v.tags, s.Tags)) {
+		v.tags = maps.Clone(s.Tags)
+		tags := make([][2]*ast.Term, 0, len(s.Tags))
+		for tag, value := range s.Tags {
+			tags = append(tags, [2]*ast.Term{ast.StringTerm(tag), ast.StringTerm(value)})
+		}
+		v.put(o, fieldSandboxTags, keyTags, ast.NewObject(tags...))
+	}
+	v.place(keySandbox, v.sandbox)
+}
+
+func (v *view) showDestination(s subject) {
+	o := v.destination.Value.(ast.Object)
+	v.text(o, fieldHost, keyHost, s.host)
+	if v.differs(fieldPort, v.port == s.Destination.Port) {
+		v.port = s.Destination.Port
+		v.put(o, fieldPort, keyPort, ast.InternedTerm(int(v.port)).Value)
+	}
+	v.place(keyDestination, v.destination)
+}
+
+func (v *view) showRequest(r *Request) error {
+	o := v.request.Value.(ast.Object)
+	v.text(o, fieldMethod, keyMethod, r.Method)
+	v.text(o, fieldScheme, keyScheme, r.Scheme)
+	v.text(o, fieldPath, keyPath, r.Path)
+	if v.differs(fieldQueryKeys, slices.Equal(v.queryKeys, r.QueryKeys)) {
+		v.queryKeys = append(v.queryKeys[:0], r.QueryKeys...)
+		v.put(o, fieldQueryKeys, keyQueryKeys, stringArray(r.QueryKeys))
+	}
+	if v.differs(fieldHeaders, slices.Equal(v.headers, r.Headers)) {
+		v.headers = append(v.headers[:0], r.Headers...)
+		v.put(o, fieldHeaders, keyHeaders, stringArray(r.Headers))
+	}
+	if v.differs(fieldSize, v.size == r.Size) {
+		v.size = r.Size
+		v.put(o, fieldSize, keySize, ast.Number(strconv.FormatInt(r.Size, 10)))
+	}
+	if v.fields&fieldBody != 0 && r.Body != nil {
+		body, err := ast.InterfaceToValue(r.Body)
+		if err != nil {
+			return fmt.Errorf("reading the request's body: %w", err)
+		}
+		v.put(o, fieldBody, keyBody, body)
+		v.last = true // the next request may have none
+	}
+	v.place(keyRequest, v.request)
+	return nil
+}
+
+func (v *view) showLookup(p *Policy, s subject) {
+	o := v.lookup.Value.(ast.Object)
+	at := moment{s.Phase, s.Protocol}
+	v.text(o, fieldMoment, keyMoment, at.String())
+	line := ""
+	if s.Request != nil && v.fields&fieldLine != 0 {
+		line = s.Request.Method + " " + s.Request.Path
+	}
+	v.text(o, fieldLine, keyLine, line)
+	var near [8]*shelf
+	shelves := p.table.shelves(near[:0], s, p.selectors)
+	if v.fields&fieldKeys != 0 {
+		keys := make([]string, len(shelves))
+		for i, sh := range shelves {
+			keys[i] = sh.key
+		}
+		v.put(o, fieldKeys, keyKeys, stringArray(keys))
+	}
+	if v.fields&fieldRules != 0 {
+		v.put(o, fieldRules, keyRules, gathered(shelves, at.index()))
+	}
+	v.place(keyLookup, v.lookup)
+}
+
+// gathered is input.lookup.rules: what the rules of all shelves do in a moment.
+func gathered(shelves []*shelf, at int) *ast.Array {
+	var all []*ast.Term
+	only := emptyArray
+	for _, sh := range shelves {
+		list := sh.lists[at]
+		if list == nil {
+			continue
+		}
+		if only == emptyArray {
+			only = list
+			continue
+		}
+		if all == nil {
+			only.Foreach(func(t *ast.Term) { all = append(all, t) })
+		}
+		list.Foreach(func(t *ast.Term) { all = append(all, t) })
+	}
+	if all == nil {
+		return only
+	}
+	return ast.NewArray(all...)
+}
+
+var emptyArray = ast.NewArray()
+
+// differs reports whether the field is looked at and is not what it was.
+func (v *view) differs(f field, same bool) bool {
+	return v.fields&f != 0 && !(same && v.filled&f != 0)
+}
+
+func (v *view) text(o ast.Object, f field, key *ast.Term, text string) {
+	if v.fields&f == 0 {
+		return
+	}
+	if old, filled := v.term(f).Value.(ast.String); !filled || string(old) != text {
+		v.put(o, f, key, ast.String(text))
+	}
+}
+
+// put changes a field. Its object is told, for its hash.
+func (v *view) put(o ast.Object, f field, key *ast.Term, value ast.Value) {
+	t := v.term(f)
+	t.Value = value
+	o.Insert(key, t)
+	v.filled |= f
+	v.changed = true
+}
+
+// place tells the root that a part of it has changed.
+func (v *view) place(key, part *ast.Term) {
+	if v.changed {
+		v.root.Insert(key, part)
+		v.changed = false
+	}
+}
+
+func (v *view) term(f field) *ast.Term { return &v.terms[bits.TrailingZeros32(uint32(f))] }
+
+func stringArray(list []string) *ast.Array {
+	terms := make([]*ast.Term, len(list))
+	for i, s := range list {
+		terms[i] = ast.StringTerm(s)
+	}
+	return ast.NewArray(terms...)
+}
