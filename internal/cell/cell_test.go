@@ -162,6 +162,42 @@ func TestAttempts(t *testing.T) {
 	}
 }
 
+// Without root there is no other user and no root of its own. What is left is no
+// less than Landlock and the filter.
+func TestWithoutRoot(t *testing.T) {
+	s := newScene(t)
+	if Landlock() == 0 {
+		t.Skip("this kernel has no Landlock")
+	}
+	ordinary := func(name string) ending {
+		c := exec.Command("/proc/self/exe")
+		c.Env = append(s.env, role+"="+name)
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: Nobody, Gid: Nobody}}
+		var said bytes.Buffer
+		c.Stderr = &said
+		return end(c.Run(), said.String())
+	}
+	for _, name := range []string{
+		"read the data directory", "read the CA's key", "read its own maps", "read the password file", "connect to Docker",
+		"write to the temporary folder", "make a folder", "listen", "bind UDP", "execute", "fork", "make memory executable",
+		"open a netlink socket", "open a unix socket", "make a file in memory", "become dumpable",
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := ordinary(name); got.code != exitDone {
+				t.Errorf("outside: %s: the attempt proves nothing", got)
+			}
+			if got := ordinary("started: " + name); got.code != exitRefused {
+				t.Errorf("inside: %s", got)
+			}
+		})
+	}
+	for name := range chores() {
+		if got := ordinary("started: " + name); got.code != exitDone {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
 func TestChores(t *testing.T) {
 	s := newScene(t)
 	for name := range chores() {

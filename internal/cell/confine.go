@@ -54,6 +54,9 @@ func confine(paths []string) (State, error) {
 	if s.Landlock, err = restrict(paths); err != nil {
 		return s, err
 	}
+	if !s.Root && s.Landlock == 0 {
+		return s, errors.New("this kernel has no Landlock: the gateway needs that, or root")
+	}
 	if err := installFilter(); err != nil {
 		return s, err
 	}
@@ -84,12 +87,21 @@ func check() error {
 	return nil
 }
 
+// Landlock is the version of the kernel's, 0 where it is not built in or turned
+// off.
+func Landlock() int {
+	version, err := llsys.LandlockGetABIVersion()
+	if err != nil {
+		return 0
+	}
+	return version
+}
+
 // restrict allows reading of the paths, and nothing else that Landlock of this
 // kernel knows, but for connecting and sending: those are the process's work.
 func restrict(paths []string) (version int, err error) {
-	version, err = llsys.LandlockGetABIVersion()
-	if err != nil {
-		return 0, nil // not built in (ENOSYS) or turned off (EOPNOTSUPP)
+	if version = Landlock(); version == 0 {
+		return 0, nil
 	}
 	paths = slices.DeleteFunc(slices.Clone(paths), func(p string) bool {
 		_, err := os.Stat(p)

@@ -3,6 +3,8 @@ package cell
 import (
 	"fmt"
 	"os"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,6 +57,9 @@ func play(name string) int {
 	case "keep":
 		return keep()
 	}
+	if name, ok := strings.CutPrefix(name, "started: "); ok {
+		return startAgain(name)
+	}
 	try, ok := attempts()[name]
 	if !ok {
 		try, ok = chores()[name]
@@ -83,4 +88,20 @@ func keep() int {
 	fmt.Println(p.PID)
 	time.Sleep(time.Minute)
 	return exitDone
+}
+
+// startAgain makes an attempt in a cell that this process, which is not root,
+// starts.
+func startAgain(name string) int {
+	p, err := Start(Spec{
+		Args: []string{"attempt"}, Env: append(os.Environ(), role+"="+name, "SALLYPORT_TEST_CONFINE=1"), Stderr: os.Stderr,
+	})
+	if err == nil {
+		err = p.Wait()
+	}
+	got := end(err, "")
+	if got.signal == syscall.SIGSYS {
+		return exitRefused
+	}
+	return got.code
 }
