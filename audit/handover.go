@@ -59,6 +59,9 @@ func (l *Log) HandOver() (Handover, error) {
 	return h, lost
 }
 
+// Begins is the number that the first event since Open gets, or got.
+func (l *Log) Begins() uint64 { return l.begins }
+
 // Continue goes on where another process has handed over. Options.Segment is
 // needed: this one need not reach the folder.
 func Continue(h Handover, o Options) (*Log, error) {

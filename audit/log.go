@@ -69,6 +69,8 @@ type Log struct {
 	opts Options
 	lock *os.File // the directory
 
+	begins uint64 // number of the first event since Open
+
 	wake  chan struct{} // there is a group to write, or Close
 	flush *time.Timer   // sets due
 	done  chan struct{} // the writer has ended

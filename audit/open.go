@@ -31,6 +31,7 @@ func Open(dir string, opts Options) (*Log, error) {
 		}
 		return nil, fmt.Errorf("opening the audit log in %s: %w", dir, err)
 	}
+	l.begins = l.next
 	go l.run()
 	return l, nil
 }
