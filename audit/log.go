@@ -37,6 +37,10 @@ type Options struct {
 	// unwritable and when it recovered. Default: none.
 	Logger *slog.Logger
 
+	// Segment, unless nil, makes the segment that begins with an event's number
+	// (NewSegment) on behalf of a Log that cannot. See Continue.
+	Segment func(first uint64) (*os.File, error)
+
 	open func(path string, flag int) (file, error) // for tests of faults
 }
 
@@ -64,6 +68,8 @@ type Log struct {
 	dir  string
 	opts Options
 	lock *os.File // the directory
+
+	begins uint64 // number of the first event since Open
 
 	wake  chan struct{} // there is a group to write, or Close
 	flush *time.Timer   // sets due
@@ -214,7 +220,7 @@ func (l *Log) Close() error {
 	if l.closed {
 		l.mu.Unlock()
 		<-l.done
-		return nil
+		return l.unlock()
 	}
 	l.closed = true
 	l.flush.Stop()
@@ -228,5 +234,17 @@ func (l *Log) Close() error {
 	if l.current != nil {
 		err = errors.Join(err, l.current.Close())
 	}
-	return errors.Join(err, l.lock.Close())
+	return errors.Join(err, l.unlock())
+}
+
+// unlock gives the folder up once.
+func (l *Log) unlock() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lock := l.lock
+	l.lock = nil
+	if lock == nil {
+		return nil
+	}
+	return lock.Close()
 }

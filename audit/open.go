@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"time"
 
@@ -25,30 +24,14 @@ import (
 // not refuse a damaged log: that would turn one bad byte into an outage, and
 // reading reports it for good.
 func Open(dir string, opts Options) (*Log, error) {
-	if opts.SegmentSize <= 0 {
-		opts.SegmentSize = 64 << 20
-	}
-	if opts.Queue <= 0 {
-		opts.Queue = 8192
-	}
-	if opts.Logger == nil {
-		opts.Logger = slog.New(slog.DiscardHandler)
-	}
-	if opts.open == nil {
-		opts.open = openFile
-	}
-	l := &Log{
-		dir: dir, opts: opts, next: 1,
-		wake: make(chan struct{}, 1), done: make(chan struct{}),
-	}
-	l.flush = time.AfterFunc(time.Hour, l.expire)
-	l.flush.Stop()
+	l := newLog(dir, opts)
 	if err := l.start(); err != nil {
 		if l.lock != nil {
 			l.lock.Close()
 		}
 		return nil, fmt.Errorf("opening the audit log in %s: %w", dir, err)
 	}
+	l.begins = l.next
 	go l.run()
 	return l, nil
 }

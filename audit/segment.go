@@ -132,8 +132,11 @@ func openFile(path string, flag int) (file, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &osFile{f, size, size}, nil
+	return newFile(f, size), nil
 }
+
+// newFile is a file that was written up to size.
+func newFile(f *os.File, size int64) file { return &osFile{f, size, size} }
 
 // A DamageError says where the log is not what was written.
 type DamageError struct {

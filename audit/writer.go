@@ -210,20 +210,8 @@ func (l *Log) abandon(first uint64) {
 
 // rotate begins the segment named by first.
 func (l *Log) rotate(first uint64) error {
-	path := segment{l.dir, first}.path()
-	if l.void == path {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		l.void = ""
-	}
-	f, err := l.opts.open(path, os.O_CREATE|os.O_EXCL)
+	f, err := l.begin(first)
 	if err != nil {
-		return err
-	}
-	if err := durable.SyncDir(l.dir); err != nil {
-		f.Close()
-		l.void = path
 		return err
 	}
 	if l.current != nil {
@@ -231,4 +219,32 @@ func (l *Log) rotate(first uint64) error {
 	}
 	l.current, l.size = f, 0
 	return nil
+}
+
+// begin makes the segment named by first, durably.
+func (l *Log) begin(first uint64) (file, error) {
+	if l.opts.Segment != nil {
+		f, err := l.opts.Segment(first)
+		if err != nil {
+			return nil, err
+		}
+		return newFile(f, 0), nil
+	}
+	path := segment{l.dir, first}.path()
+	if l.void == path {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		l.void = ""
+	}
+	f, err := l.opts.open(path, os.O_CREATE|os.O_EXCL)
+	if err != nil {
+		return nil, err
+	}
+	if err := durable.SyncDir(l.dir); err != nil {
+		f.Close()
+		l.void = path
+		return nil, err
+	}
+	return f, nil
 }

@@ -27,7 +27,7 @@ type Recorder interface {
 	Append(context.Context, ...*audit.Event) error
 }
 
-// Options of a Manager; all but Forget are needed.
+// Options of a Manager; all but Forget and Publish are needed.
 type Options struct {
 	Dir       string // one folder for each sandbox
 	Subnet    netip.Prefix
@@ -41,6 +41,10 @@ type Options struct {
 	// Forget is told the ID of a sandbox that is removed, for those who keep
 	// something under it.
 	Forget func(id string) error
+	// Publish is told of each change of what ByAddress returns, in order: of a
+	// sandbox before its packets may pass, of the zero Info after none passes
+	// any more.
+	Publish func(netip.Addr, Info)
 }
 
 // stopGrace is how long a sandbox's processes have between SIGTERM and SIGKILL.
@@ -309,7 +313,14 @@ func (m *Manager) publish(a netip.Addr, i Info) {
 		next[a] = i
 	}
 	m.identities.Store(&next)
+	if m.opt.Publish != nil {
+		m.opt.Publish(a, i)
+	}
 }
+
+// Identities returns the running sandboxes by their addresses. It must not be
+// changed.
+func (m *Manager) Identities() map[netip.Addr]Info { return *m.identities.Load() }
 
 // ByAddress returns the running sandbox that has an address. It does not block.
 func (m *Manager) ByAddress(a netip.Addr) (Info, bool) {

@@ -20,6 +20,7 @@ func (c clients) Add(name string, tags map[string]string) (gateway.Client, strin
 	if err := c.say(added, "added"); err != nil {
 		return gateway.Client{}, "", errors.Join(err, c.d.clients.Remove(name)) // its token was never shown
 	}
+	c.d.warden.Clients()
 	return added, token, nil
 }
 
@@ -33,6 +34,7 @@ func (c clients) Remove(name string) error {
 	if err := c.d.clients.Remove(name); err != nil {
 		return err
 	}
+	c.d.warden.Clients()
 	return c.say(removed, "removed")
 }
 

@@ -22,10 +22,11 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
+	"sallyport/gateway/gatehouse"
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
-	"sallyport/gateway/upstream"
 	"sallyport/internal/api"
+	"sallyport/internal/cell"
 	"sallyport/internal/config"
 	"sallyport/internal/durable"
 	"sallyport/internal/seal"
@@ -45,7 +46,7 @@ type daemon struct {
 
 	inForce atomic.Pointer[config.Config] // what the last load said
 	key     *seal.Key
-	trail   *audit.Log
+	trail   *gatehouse.Trail
 	store   *file.Store
 	rules   *policy.Engine
 	broker  *credential.Broker
@@ -55,10 +56,9 @@ type daemon struct {
 
 	authority *mitm.Authority
 	names     *resolver.Table
-	upstreams *upstream.Pool
-	dns       *resolver.Server
 	clients   *gateway.ClientStore
-	gate      *gateway.Gateway
+	warden    *gatehouse.Warden // of the process that the gateway is
+	proxy     *net.TCPListener  // nil without an explicit proxy
 
 	house *house // nil for a gateway without sandboxes of its own
 
@@ -73,8 +73,8 @@ type house struct {
 	engine    *docker.Engine
 	sandboxes *sandbox.Manager
 	steered   *net.TCPListener
-	dnsUDP    net.PacketConn
-	dnsTCP    net.Listener
+	dnsUDP    *net.UDPConn
+	dnsTCP    *net.TCPListener
 }
 
 // newDaemon makes all parts. When it fails, what it made is closed again.
@@ -86,7 +86,7 @@ func newDaemon(ctx context.Context, g *globals, cfg *config.Config, log *slog.Lo
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		d.claim, d.openTrail, d.openPolicy, d.openGateway, d.openHouse,
+		d.claim, d.openTrail, d.openPolicy, d.openGateway, d.openHouse, d.openGatehouse,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -127,7 +127,7 @@ func (d *daemon) claim(context.Context) error {
 }
 
 func (d *daemon) openTrail(context.Context) error {
-	trail, err := audit.Open(auditDir(d.cfg), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
+	trail, err := gatehouse.OpenTrail(auditDir(d.cfg), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
 	if err != nil {
 		return err
 	}
@@ -167,32 +167,7 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if d.names, err = resolver.OpenTable(filepath.Join(indexDir(d.cfg), "names"), resolver.TableOptions{Logger: d.log}); err != nil {
 		return err
 	}
-	d.upstreams = upstream.New(upstream.Options{Local: d.localAddresses, Logins: d.broker, Logger: d.log})
-	d.onClose(func() error { d.upstreams.Close(); return nil })
-	if d.clients, err = gateway.OpenClients(filepath.Join(indexDir(d.cfg), "clients.json")); err != nil {
-		return err
-	}
-	d.dns = resolver.NewServer(resolver.Options{
-		Table:    d.names,
-		Identify: d.identify,
-		Decide:   d.rules.Decide,
-		Recorder: d.trail,
-		Logger:   d.log,
-		Metrics:  d.metrics,
-	})
-	d.gate, err = gateway.New(gateway.Options{
-		Identities:   identities{d},
-		Clients:      d.clients,
-		Decider:      d.rules,
-		Recorder:     d.trail,
-		Names:        names{d.names, d.dns},
-		Refusal:      resolver.Refusal,
-		Certificates: d.authority,
-		Upstreams:    d.upstreams,
-		Broker:       d.broker,
-		Logger:       d.log,
-		Metrics:      d.metrics,
-	})
+	d.clients, err = gateway.OpenClients(filepath.Join(indexDir(d.cfg), "clients.json"))
 	return err
 }
 
@@ -212,12 +187,12 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		return err
 	}
 	d.onClose(func() error { _ = h.steered.Close(); return nil }) // the gateway may have closed it
-	at := netip.AddrPortFrom(d.guardConfig().Gateway(), 53).String()
-	if h.dnsUDP, err = net.ListenPacket("udp4", at); err != nil {
+	at := netip.AddrPortFrom(d.guardConfig().Gateway(), 53)
+	if h.dnsUDP, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at)); err != nil {
 		return fmt.Errorf("listening for the sandboxes' DNS: %w: is another DNS server on every address of this host?", err)
 	}
 	d.onClose(func() error { _ = h.dnsUDP.Close(); return nil })
-	if h.dnsTCP, err = net.Listen("tcp4", at); err != nil {
+	if h.dnsTCP, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(at)); err != nil {
 		return fmt.Errorf("listening for the sandboxes' DNS: %w", err)
 	}
 	d.onClose(func() error { _ = h.dnsTCP.Close(); return nil })
@@ -239,15 +214,62 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Recorder:  d.trail,
 		Logger:    d.log,
 		Forget:    d.forget,
+		Publish:   d.publish,
 	})
 	d.house = h
 	return err
 }
 
+// openGatehouse readies what the gateway's process is started with.
+func (d *daemon) openGatehouse(context.Context) error {
+	ids, err := cell.Lookup(d.cfg.Gateway.User)
+	if err != nil {
+		return err
+	}
+	view, err := cell.OpenView(filepath.Join(d.cfg.RunDir, "gateway"), d.log)
+	if err != nil {
+		return err
+	}
+	var listeners gatehouse.Listeners
+	if h := d.house; h != nil {
+		listeners.Transparent, listeners.DNS, listeners.DNSTCP = h.steered, h.dnsUDP, h.dnsTCP
+	}
+	if err := d.listenProxy(&listeners); err != nil {
+		return err
+	}
+	d.warden = gatehouse.New(gatehouse.Options{
+		IDs: ids, View: view, Listeners: listeners,
+		Trail: d.trail, AuditDir: auditDir(d.cfg), SegmentSize: d.cfg.Audit.SegmentSize,
+		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
+		Identities: d.identities, Clients: d.clients.List,
+		Event: func(state string) *audit.Event {
+			return changed(audit.Product{Name: "sallyport-gateway", Version: version}, "gateway", state)
+		},
+		Logger: d.log,
+	})
+	d.onClose(func() error { return d.warden.Stop(0) }) // of no effect after end
+	return nil
+}
+
 // forget drops what the gateway keeps under the ID of a sandbox or a client.
 func (d *daemon) forget(id string) error {
-	d.upstreams.Forget(id)
-	return d.names.Forget(id)
+	err := d.names.Forget(id)
+	if d.warden != nil { // nothing is forgotten by it before it is there
+		d.warden.Forget(id)
+	}
+	return err
+}
+
+// publish tells the gateway who has an address.
+func (d *daemon) publish(a netip.Addr, i sandbox.Info) {
+	switch {
+	case d.warden == nil: // it will be told all of them
+	case i.ID == "":
+		d.warden.Identity(a, nil)
+	default:
+		s := identity(i)
+		d.warden.Identity(a, &s)
+	}
 }
 
 func (d *daemon) openRuntime(ctx context.Context, h *house) (_ *docker.Runtime, err error) {
@@ -318,16 +340,11 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.serveMetrics(ctx, g); err != nil {
 		return err
 	}
-	if d.cfg.Proxy.Listen != "" {
-		l, err := d.proxyListener()
-		if err != nil {
-			return err
-		}
-		g.Go(func() error { return d.gate.ServeExplicit(ctx, l) })
+	if err := d.warden.Start(ctx, d.cfg.Document, d.rules.Policy().Revision()); err != nil {
+		return err
 	}
+	g.Go(func() error { return d.warden.Watch(ctx) })
 	if h := d.house; h != nil {
-		g.Go(func() error { return d.gate.ServeTransparent(ctx, h.steered) })
-		g.Go(func() error { return d.dns.Serve(ctx, h.dnsUDP, h.dnsTCP) })
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
 		drops := newDropLog(d.trail, d.log)
@@ -354,13 +371,23 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 const drainWithin = 5 * time.Second
 
 func (d *daemon) end() error {
-	ctx, cancel := context.WithTimeout(context.Background(), drainWithin)
-	defer cancel()
-	errs := []error{d.gate.Shutdown(ctx)}
+	// The process has these too, and closes them first of all.
+	d.stopListening()
+	errs := []error{d.warden.Stop(drainWithin)}
 	if d.down.Load() && d.house != nil {
 		errs = append(errs, d.pullDown())
 	}
 	return errors.Join(append(errs, d.say("stopped", d.rules.Policy()))...)
+}
+
+// stopListening closes this process's share of what the gateway listens on.
+func (d *daemon) stopListening() {
+	if d.proxy != nil {
+		_ = d.proxy.Close()
+	}
+	if h := d.house; h != nil {
+		_, _, _ = h.steered.Close(), h.dnsUDP.Close(), h.dnsTCP.Close()
+	}
 }
 
 // pullDown stops the sandboxes and the private engine and takes the datapath
@@ -419,6 +446,10 @@ func (d *daemon) reload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := d.warden.Prepare(ctx, cfg.Document, p.Revision()); err != nil {
+		end()
+		return err
+	}
 	// What cannot be recorded does not come into force.
 	if err := d.say("reloaded", p); err != nil {
 		end()
@@ -429,6 +460,7 @@ func (d *daemon) reload(ctx context.Context) error {
 	d.endSources()
 	d.endSources = end
 	d.rules.Swap(p)
+	d.warden.Use(cfg.Document, p.Revision())
 	d.inForce.Store(cfg)
 	d.log.Info("policy loaded", "policy", p.Revision(), "rules", p.Rules())
 	return nil
@@ -444,7 +476,7 @@ func (d *daemon) say(state string, p *policy.Policy) error {
 // changed is the event of a part of the daemon's that is in another state now
 // (OCSF Application Lifecycle; activity 3 start, 4 stop, 99 other).
 func changed(app audit.Product, what, state string) *audit.Event {
-	activity := map[string]int{"started": 3, "stopped": 4}[state]
+	activity := map[string]int{"started": audit.LifecycleStart, "stopped": audit.LifecycleStop, "ended": audit.LifecycleStop}[state]
 	if activity == 0 {
 		activity = 99
 	}
@@ -460,7 +492,7 @@ func (d *daemon) status() api.Status {
 	s := d.trail.Stats()
 	st := api.Status{
 		Version: version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
-		Events: s.Events, Syncs: s.Syncs,
+		Events: s.Events, Syncs: s.Syncs, Gateway: d.warden.Status(),
 	}
 	if d.house != nil {
 		st.Sandboxes = len(d.house.sandboxes.List())

@@ -28,9 +28,11 @@ type dropKind struct {
 	destination netip.AddrPort
 }
 
+type recorder interface{ Enqueue(*audit.Event) error }
+
 // dropLog writes down what the datapath refused, folded.
 type dropLog struct {
-	trail *audit.Log
+	trail recorder
 	log   *slog.Logger
 
 	mu      sync.Mutex // guards folding
@@ -42,7 +44,7 @@ type folded struct {
 	until time.Time
 }
 
-func newDropLog(trail *audit.Log, log *slog.Logger) *dropLog {
+func newDropLog(trail recorder, log *slog.Logger) *dropLog {
 	return &dropLog{trail: trail, log: log, folding: map[dropKind]*folded{}}
 }
 

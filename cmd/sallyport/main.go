@@ -76,6 +76,7 @@ func newRoot() *cobra.Command {
 	root.AddCommand(
 		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandbox(g), newSecret(g),
 		newClient(g), newPolicy(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
+		newGateway(),
 	)
 	return root
 }

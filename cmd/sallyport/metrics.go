@@ -8,7 +8,7 @@ import (
 )
 
 // trailMetrics are read from the log when they are asked for.
-func trailMetrics(l *audit.Log) []prometheus.Collector {
+func trailMetrics(l interface{ Stats() audit.Stats }) []prometheus.Collector {
 	counter := func(name, help string, get func(audit.Stats) uint64) prometheus.Collector {
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: "sallyport", Subsystem: "audit", Name: name, Help: help},
 			func() float64 { return float64(get(l.Stats())) })

@@ -82,6 +82,7 @@ func (s secrets) Set(ctx context.Context, name string, fields map[string]credent
 	if _, err := s.d.store.Set(name, fields); err != nil {
 		return err
 	}
+	s.revoke()
 	return s.say(ctx, name, "set")
 }
 
@@ -92,7 +93,15 @@ func (s secrets) Delete(ctx context.Context, name string) error {
 	if err := s.d.store.Delete(name); err != nil {
 		return err
 	}
+	s.revoke()
 	return s.say(ctx, name, "removed")
+}
+
+// revoke ends what the gateway has leased. Before the daemon runs there is none.
+func (s secrets) revoke() {
+	if s.d.warden != nil {
+		s.d.warden.Revoke()
+	}
 }
 
 // writable refuses a credential that lives elsewhere: a secret set here would

@@ -12,12 +12,12 @@ import (
 	"os"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/gateway"
-	"sallyport/gateway/resolver"
+	"sallyport/gateway/gatehouse"
 	"sallyport/internal/api"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -63,6 +63,11 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 	}
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d.metrics.MustRegister(trailMetrics(d.trail)...)
+	d.metrics.MustRegister(d.warden.Metrics()...)
+	d.metrics.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{
+		Namespace: "sallyport_gateway",
+		PidFn:     func() (int, error) { return d.warden.Status().PID, nil },
+	}))
 	if d.house != nil {
 		d.metrics.MustRegister(guardMetrics{d.house.guard})
 	}
@@ -71,7 +76,9 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 		return fmt.Errorf("metrics: %w: set metrics.listen", err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(d.metrics, promhttp.HandlerOpts{}))
+	mux.Handle("GET /metrics", promhttp.HandlerFor(prometheus.Gatherers{d.metrics, d.warden}, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, // the process may end at any time
+	}))
 	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux})
 	return nil
 }
@@ -96,46 +103,48 @@ func serveHTTP(ctx context.Context, g *errgroup.Group, l net.Listener, s *http.S
 	})
 }
 
-// proxyListener is the explicit proxy's, with TLS where it is configured.
-func (d *daemon) proxyListener() (net.Listener, error) {
+// listenProxy opens the explicit proxy's listener, if one is configured.
+func (d *daemon) listenProxy(to *gatehouse.Listeners) error {
 	c := d.cfg.Proxy
+	if c.Listen == "" {
+		return nil
+	}
 	l, err := net.Listen("tcp", c.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("proxy: %w: set proxy.listen", err)
+		return fmt.Errorf("proxy: %w: set proxy.listen", err)
 	}
+	d.proxy = l.(*net.TCPListener)
+	d.onClose(func() error { _ = l.Close(); return nil })
+	to.Explicit = d.proxy
 	if c.Certificate == "" {
-		return l, nil
+		return nil
 	}
-	cert, err := tls.LoadX509KeyPair(c.Certificate, c.Key)
+	if to.Certificate, err = os.ReadFile(c.Certificate); err == nil {
+		to.Key, err = os.ReadFile(c.Key)
+	}
+	if err == nil {
+		_, err = tls.X509KeyPair(to.Certificate, to.Key)
+	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("proxy: %w", err), l.Close())
+		return fmt.Errorf("proxy: %w", err)
 	}
-	return tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}), nil
+	return nil
 }
 
-// identities shows the manager's sandboxes to the gateway.
-type identities struct{ d *daemon }
-
-func (i identities) ByAddress(a netip.Addr) (gateway.Identity, bool) {
-	s, ok := i.d.identify(a)
-	return gateway.Identity{Sandbox: s, Address: a}, ok
-}
-
-func (d *daemon) identify(a netip.Addr) (policy.Sandbox, bool) {
-	if d.house == nil {
-		return policy.Sandbox{}, false
+// identities are the running sandboxes as the gateway sees them.
+func (d *daemon) identities() map[netip.Addr]policy.Sandbox {
+	all := map[netip.Addr]policy.Sandbox{}
+	if d.house != nil {
+		for a, i := range d.house.sandboxes.Identities() {
+			all[a] = identity(i)
+		}
 	}
-	i, ok := d.house.sandboxes.ByAddress(a)
-	return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Spec.Tags}, ok
+	return all
 }
 
-// names joins the table and the server that answers from it.
-type names struct {
-	*resolver.Table
-	server *resolver.Server
+func identity(i sandbox.Info) policy.Sandbox {
+	return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Spec.Tags}
 }
-
-func (n names) Denied(sandboxID, name string) { n.server.Denied(sandboxID, name) }
 
 // localAddresses are this host's own and the sandboxes': never an upstream.
 func (d *daemon) localAddresses() []netip.Prefix {

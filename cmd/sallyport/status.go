@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sallyport/gateway/gatehouse"
 	"sallyport/internal/api"
 	"sallyport/internal/doctor"
 )
@@ -18,7 +19,25 @@ func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
 	return g.print(cmd, s, func(w io.Writer) {
 		fmt.Fprintf(w, "sallyport %s, pid %d: %d sandboxes, policy %.12s with %d rules, %d events\n",
 			s.Version, s.PID, s.Sandboxes, s.Revision, s.Rules, s.Events)
+		fmt.Fprintln(w, gatewayLine(s.Gateway))
 	})
+}
+
+// gatewayLine says how the gateway's process is.
+func gatewayLine(s gatehouse.Status) string {
+	line := fmt.Sprintf("gateway, pid %d, uid %d", s.PID, s.UID)
+	switch {
+	case s.PID == 0:
+		line = "gateway: not running, nothing leaves"
+	case !s.OwnRoot:
+		line += ", without a user and a root of its own, since the daemon is not root"
+	case s.Landlock == 0:
+		line += ", without Landlock, which this kernel does not have or has turned off"
+	}
+	if s.Restarts > 0 {
+		line += fmt.Sprintf("; started again %d times, last after: %s", s.Restarts, s.Failure)
+	}
+	return line
 }
 
 func newStatus(g *globals) *cobra.Command {

@@ -42,8 +42,8 @@ func newUp(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if os.Geteuid() != 0 {
-			return errors.New("sallyport up needs root, for the datapath and the engine: run it with sudo")
+		if os.Geteuid() != 0 && cfg.Engine.Kind != "none" {
+			return errors.New("sallyport up needs root, for the datapath and the engine: run it with sudo, or with engine: {kind: none} for the explicit proxy alone")
 		}
 		if detach {
 			return g.runBehind(cmd, cfg, debug)

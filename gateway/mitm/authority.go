@@ -18,7 +18,6 @@ package mitm
 
 import (
 	"crypto/ecdsa"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -32,7 +31,6 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
-	"golang.org/x/sync/singleflight"
 )
 
 // Errors to branch on.
@@ -40,6 +38,7 @@ var (
 	ErrNoAuthority = errors.New("the sandbox has no certificate authority")
 	errBadID       = errors.New("not a sandbox ID")
 	errBadName     = errors.New("not a host name or IP address")
+	errBadKey      = errors.New("not a key on P-256")
 )
 
 // Bounds of what is held in memory. What falls out is read or signed again.
@@ -69,7 +68,7 @@ type Authority struct {
 	log    *slog.Logger
 	now    func() time.Time
 
-	signing singleflight.Group
+	leaves *Leaves
 
 	// change serialises what creates, renews and removes files. It is taken
 	// before mu.
@@ -78,20 +77,12 @@ type Authority struct {
 	mu      sync.Mutex
 	members map[string]string // sandbox ID -> lineage
 	issuers *simplelru.LRU[string, *issuer]
-	configs *simplelru.LRU[leafKey, *leafConfig]
 }
 
 // issuer is a sandbox's intermediate, ready to sign.
 type issuer struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
-}
-
-type leafKey struct{ sandbox, name string }
-
-type leafConfig struct {
-	tls   *tls.Config
-	fresh window
 }
 
 // window is the time in which a certificate is used without renewing it.
@@ -114,9 +105,10 @@ func Open(o Options) (*Authority, error) {
 		now:     time.Now,
 		members: map[string]string{},
 	}
-	// The sizes are positive constants, the only thing that can be wrong.
+	// The size is a positive constant, the only thing that can be wrong.
 	a.issuers, _ = simplelru.NewLRU[string, *issuer](maxIssuers, nil)
-	a.configs, _ = simplelru.NewLRU[leafKey, *leafConfig](maxConfigs, nil)
+	a.leaves = NewLeaves(a.Sign)
+	a.leaves.now = func() time.Time { return a.now() }
 
 	if err := os.MkdirAll(a.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
@@ -206,12 +198,8 @@ func (a *Authority) Forget(sandboxID string) error {
 	a.mu.Lock()
 	delete(a.members, sandboxID)
 	a.issuers.Remove(sandboxID)
-	for _, k := range a.configs.Keys() {
-		if k.sandbox == sandboxID {
-			a.configs.Remove(k)
-		}
-	}
 	a.mu.Unlock()
+	a.leaves.Forget(sandboxID)
 	if err := a.remove(sandboxID, lineage); err != nil {
 		if ok {
 			a.mu.Lock()

@@ -299,7 +299,7 @@ func TestForgetWinsOverSigning(t *testing.T) {
 			}
 		}
 		wg.Wait()
-		if n := a.configs.Len() + a.issuers.Len(); n != 0 {
+		if n := a.leaves.configs.Len() + a.issuers.Len(); n != 0 {
 			t.Fatalf("%d things of a forgotten sandbox are held", n)
 		}
 	}
@@ -461,9 +461,9 @@ func TestCacheIsBounded(t *testing.T) {
 	a := open(t, t.TempDir(), newSealer(t))
 	root(t, a, "a")
 	for i := range maxConfigs + 50 {
-		a.configs.Add(leafKey{"x", string(rune(i))}, &leafConfig{})
+		a.leaves.configs.Add(leafKey{"x", string(rune(i))}, &leafConfig{})
 	}
-	if got := a.configs.Len(); got != maxConfigs {
+	if got := a.leaves.configs.Len(); got != maxConfigs {
 		t.Errorf("%d configurations held, want %d", got, maxConfigs)
 	}
 }

@@ -97,12 +97,8 @@ func newAuthority(role, id string, parent *pair, now time.Time, life time.Durati
 }
 
 // newLeaf makes a certificate for one host name or one IP address.
-func newLeaf(name string, i *issuer, now time.Time) (*pair, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	keyID, err := subjectKeyID(&key.PublicKey)
+func newLeaf(name string, public *ecdsa.PublicKey, i *issuer, now time.Time) (*x509.Certificate, error) {
+	keyID, err := subjectKeyID(public)
 	if err != nil {
 		return nil, err
 	}
@@ -125,11 +121,7 @@ func newLeaf(name string, i *issuer, now time.Time) (*pair, error) {
 	} else {
 		t.DNSNames = []string{name}
 	}
-	cert, err := sign(t, &pair{cert: i.cert, key: i.key}, &key.PublicKey)
-	if err != nil {
-		return nil, err
-	}
-	return &pair{cert: cert, key: key}, nil
+	return sign(t, &pair{cert: i.cert, key: i.key}, public)
 }
 
 // sign leaves the serial number to crypto/x509, which draws one at random.

@@ -49,9 +49,17 @@ type Recorder interface {
 	Enqueue(*audit.Event) error
 }
 
+// Names gives addresses to names; a [Table] is one.
+type Names interface {
+	// Assign returns the address that stands for a name, which is durable then.
+	Assign(sandboxID, name string) (netip.Addr, error)
+	// Name is its inverse.
+	Name(sandboxID string, addr netip.Addr) (string, bool)
+}
+
 // Options of a Server. All but Logger and Metrics are needed.
 type Options struct {
-	Table *Table
+	Table Names
 	// Identify finds the sandbox behind an address that the datapath vouches for.
 	Identify func(netip.Addr) (policy.Sandbox, bool)
 	// Decide is the policy; it is asked in policy.PhaseDNS.

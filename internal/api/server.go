@@ -18,6 +18,7 @@ import (
 
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/gatehouse"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -69,6 +70,8 @@ type Status struct {
 	Sandboxes int    `json:"sandboxes"`
 	Events    uint64 `json:"events"`
 	Syncs     uint64 `json:"syncs"`
+	// Gateway is the process that carries what leaves.
+	Gateway gatehouse.Status `json:"gateway"`
 }
 
 // NewHandler returns the routes.

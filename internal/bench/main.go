@@ -2,7 +2,8 @@
 // it up, in one run and in turn: explicit proxy, kept-alive connections, TLS on
 // both legs, one header injected, 1 KB of JSON. Upstream, load, goproxy and
 // gateway are a process each, on loopback. Sallyport's side has policy,
-// injection and a durable audit on.
+// injection and a durable audit on. It is measured as the daemon runs it, the
+// gateway in a process without privileges, and in one process.
 package main
 
 import (
@@ -16,6 +17,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"sallyport/gateway/gatehouse"
 )
 
 // options of a run; roles get the same.
@@ -36,6 +39,12 @@ type options struct {
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("bench: ")
+	if len(os.Args) == 2 && os.Args[1] == "gateway" { // started by sallyport's role
+		if err := gatehouse.Run(); err != nil {
+			log.Fatal("gateway: ", err)
+		}
+		return
+	}
 	var o options
 	flag.StringVar(&o.role, "role", "", "what this process plays (set by bench itself)")
 	flag.StringVar(&o.dir, "dir", "", "folder for the audit log and keys (default: a temporary one, removed afterwards)")
@@ -53,7 +62,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	roles := map[string]func(context.Context, options) error{
-		"": compare, "upstream": upstreamRole, "goproxy": goproxyRole, "sallyport": sallyportRole, "load": loadRole,
+		"": compare, "upstream": upstreamRole, "goproxy": goproxyRole, "sallyport": sallyportRole, "unsplit": unsplitRole, "load": loadRole,
 	}
 	run, ok := roles[o.role]
 	if !ok || flag.NArg() > 0 {
@@ -81,7 +90,7 @@ func compare(ctx context.Context, o options) (err error) {
 	o.target = upstream.ready
 
 	proxies := map[string]*process{}
-	c := comparison{options: o, rounds: map[string][]result{}, peak: map[string]int64{}}
+	c := comparison{options: o, rounds: map[string][]result{}, peak: map[string]int64{}, stats: map[string]*stats{"sallyport": {}, "unsplit": {}}}
 	for _, name := range names {
 		if proxies[name], err = start(ctx, o, name); err != nil {
 			return err
@@ -109,8 +118,10 @@ func compare(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	if err := proxies["sallyport"].stop(&c.stats); err != nil {
-		return err
+	for _, name := range names[1:] {
+		if err := proxies[name].stop(c.stats[name]); err != nil {
+			return err
+		}
 	}
 	if err := c.print(os.Stdout); err != nil {
 		return err

@@ -76,33 +76,78 @@ func (p *process) stop(last any) error {
 // tick is the unit of times in proc_pid_stat(5) on every Linux that Go runs on.
 const tick = 10 * time.Millisecond
 
-// cpu is what the process has used so far, user and system.
-func (p *process) cpu() (time.Duration, error) {
-	path := fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid)
+// pids are the process's and its children's.
+func (p *process) pids() ([]int, error) {
+	all := []int{p.cmd.Process.Pid}
+	entries, err := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		// The second field after the name is the parent's.
+		if fields, err := statFields(pid); err == nil && string(fields[1]) == strconv.Itoa(all[0]) {
+			all = append(all, pid)
+		}
+	}
+	return all, err
+}
+
+// statFields are those of proc_pid_stat(5) after the name, which may hold
+// anything but ends at the last parenthesis.
+func statFields(pid int) ([][]byte, error) {
+	path := fmt.Sprintf("/proc/%d/stat", pid)
 	raw, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	fields := bytes.Fields(raw[bytes.LastIndexByte(raw, ')')+1:])
+	if len(fields) < 13 {
+		return nil, fmt.Errorf("%s has %d fields", path, len(fields))
+	}
+	return fields, nil
+}
+
+// cpu is what the process and its children have used so far, user and system.
+func (p *process) cpu() (total time.Duration, err error) {
+	pids, err := p.pids()
 	if err != nil {
 		return 0, err
 	}
-	// The name, in parentheses, may hold anything; utime and stime are the 12th
-	// and 13th fields after it.
-	fields := bytes.Fields(raw[bytes.LastIndexByte(raw, ')')+1:])
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("%s has %d fields", path, len(fields))
-	}
-	var total time.Duration
-	for _, f := range fields[11:13] {
-		n, err := strconv.ParseUint(string(f), 10, 63)
+	for _, pid := range pids {
+		fields, err := statFields(pid)
 		if err != nil {
-			return 0, fmt.Errorf("%s: %w", path, err)
+			return 0, err
 		}
-		total += time.Duration(n) * tick
+		for _, f := range fields[11:13] {
+			n, err := strconv.ParseUint(string(f), 10, 63)
+			if err != nil {
+				return 0, fmt.Errorf("the times of process %d: %w", pid, err)
+			}
+			total += time.Duration(n) * tick
+		}
 	}
 	return total, nil
 }
 
-// peak is the most memory that the process has had resident, in bytes.
-func (p *process) peak() (int64, error) {
-	path := fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid)
+// peak is the most memory that they have had resident, in bytes.
+func (p *process) peak() (total int64, err error) {
+	pids, err := p.pids()
+	if err != nil {
+		return 0, err
+	}
+	for _, pid := range pids {
+		n, err := peak(pid)
+		if err != nil {
+			return 0, err
+		}
+		total += n
+	}
+	return total, nil
+}
+
+func peak(pid int) (int64, error) {
+	path := fmt.Sprintf("/proc/%d/status", pid)
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -14,12 +15,15 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/gatehouse"
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/cell"
 	"sallyport/internal/seal"
 	"sallyport/policy"
 )
@@ -60,64 +64,145 @@ func rules(o options) policy.Document {
 	return d
 }
 
-// sallyportRole is the gateway with everything on.
-func sallyportRole(ctx context.Context, o options) (err error) {
+// house is what a gateway works with, of which it is the daemon's.
+type house struct {
+	compiled  *policy.Policy
+	engine    *policy.Engine
+	authority *mitm.Authority
+	clients   *gateway.ClientStore
+	broker    *credential.Broker
+	audit     string // folder
+	listener  *net.TCPListener
+	url       string // of the proxy, with the client's token
+	logger    *slog.Logger
+}
+
+// newHouse makes it below a folder of the role's own.
+func newHouse(ctx context.Context, o options) (h *house, err error) {
 	debug.SetGCPercent(gateway.GCPercent) // as the daemon does
-	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	compiled, err := policy.Compile(ctx, rules(o), policy.Options{Logger: logger})
-	if err != nil {
-		return err
+	h = &house{logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
+	if h.compiled, err = policy.Compile(ctx, rules(o), policy.Options{Logger: h.logger}); err != nil {
+		return nil, err
 	}
-	engine := policy.NewEngine(compiled)
-	data := filepath.Join(o.dir, "data")
+	h.engine = policy.NewEngine(h.compiled)
+	data := filepath.Join(o.dir, o.role)
 	if err := os.MkdirAll(data, 0o700); err != nil {
+		return nil, err
+	}
+	key, err := seal.Open(filepath.Join(o.dir, o.role+".key"), data)
+	if err != nil {
+		return nil, err
+	}
+	if h.authority, err = mitm.Open(mitm.Options{Dir: filepath.Join(data, "ca"), Sealer: key, Logger: h.logger}); err != nil {
+		return nil, err
+	}
+	h.audit = filepath.Join(data, "audit")
+	if h.clients, err = gateway.OpenClients(filepath.Join(data, "clients.json")); err != nil {
+		return nil, err
+	}
+	client, token, err := h.clients.Add("bench", nil)
+	if err != nil {
+		return nil, err
+	}
+	root, err := h.authority.Root(client.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(o.dir, o.role+".pem"), root, 0o600); err != nil {
+		return nil, err
+	}
+	h.broker = credential.New(credential.Options{
+		Sources: map[string]credential.Source{"bench": memory{}}, Bound: h.engine.Bound, Log: h.logger,
+	})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	h.listener = l.(*net.TCPListener)
+	h.url = fmt.Sprintf("http://bench:%s@127.0.0.1:%d", token, port(l))
+	return h, nil
+}
+
+// report says what the gateway has done, which then is over.
+func (h *house) report(counted audit.Stats, metrics prometheus.Gatherer) (err error) {
+	s := stats{Events: counted.Events, Syncs: counted.Syncs, Rules: h.compiled.Rules()}
+	if s.Requests, err = sum(metrics, "sallyport_gateway_responses_total"); err != nil {
 		return err
 	}
-	key, err := seal.Open(filepath.Join(o.dir, "key"), data)
+	if s.Unevaluated, err = sum(metrics, "sallyport_gateway_unevaluated_total"); err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(s)
+}
+
+// sallyportRole is the gateway as the daemon runs it: with everything on, in a
+// process without privileges beside this one.
+func sallyportRole(ctx context.Context, o options) (err error) {
+	h, err := newHouse(ctx, o)
 	if err != nil {
 		return err
 	}
-	authority, err := mitm.Open(mitm.Options{Dir: filepath.Join(data, "ca"), Sealer: key, Logger: logger})
+	trail, err := gatehouse.OpenTrail(h.audit, audit.Options{Logger: h.logger})
 	if err != nil {
 		return err
 	}
-	records, err := audit.Open(filepath.Join(data, "audit"), audit.Options{Logger: logger})
+	defer func() { err = errors.Join(err, trail.Close()) }()
+	view, err := cell.OpenView(filepath.Join(o.dir, "view"), h.logger)
+	if err != nil {
+		return err
+	}
+	warden := gatehouse.New(gatehouse.Options{
+		IDs: cell.IDs{UID: cell.Nobody, GID: cell.Nobody}, View: view, Listeners: gatehouse.Listeners{Explicit: h.listener},
+		Trail: trail, AuditDir: h.audit, Broker: h.broker, Authority: h.authority,
+		Local:      func() []netip.Prefix { return nil },
+		Identities: func() map[netip.Addr]policy.Sandbox { return nil }, Clients: h.clients.List,
+		Event: func(string) *audit.Event {
+			return audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+		},
+		Logger: h.logger,
+	})
+	if err := warden.Start(ctx, rules(o), h.compiled.Revision()); err != nil {
+		return err
+	}
+	fmt.Println(h.url)
+	<-ctx.Done()
+	_ = h.listener.Close()
+	families, err := warden.Gather()
+	if err != nil {
+		return err
+	}
+	_ = warden.Stop(5 * time.Second) // idle connections of the load may remain
+	if err := trail.Close(); err != nil {
+		return err
+	}
+	return h.report(trail.Stats(), prometheus.GathererFunc(func() ([]*dto.MetricFamily, error) { return families, nil }))
+}
+
+// unsplitRole is the same gateway in one process, for what the split costs. Its
+// profiles are those of a gateway.
+func unsplitRole(ctx context.Context, o options) (err error) {
+	h, err := newHouse(ctx, o)
+	if err != nil {
+		return err
+	}
+	records, err := audit.Open(h.audit, audit.Options{Logger: h.logger})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, records.Close()) }()
-	pool := upstream.New(upstream.Options{Logger: logger})
+	pool := upstream.New(upstream.Options{Logger: h.logger})
 	defer pool.Close()
-	clients, err := gateway.OpenClients(filepath.Join(data, "clients.json"))
-	if err != nil {
-		return err
-	}
-	client, token, err := clients.Add("bench", nil)
-	if err != nil {
-		return err
-	}
-	root, err := authority.Root(client.ID)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(filepath.Join(o.dir, "sallyport.pem"), root, 0o600); err != nil {
-		return err
-	}
 	registry := prometheus.NewRegistry()
 	g, err := gateway.New(gateway.Options{
-		Clients:      clients,
-		Decider:      engine,
+		Clients:      h.clients,
+		Decider:      h.engine,
 		Recorder:     records,
-		Certificates: authority,
+		Certificates: h.authority,
 		Upstreams:    pool,
-		Broker:       credential.New(credential.Options{Sources: map[string]credential.Source{"bench": memory{}}, Bound: engine.Bound, Log: logger}),
-		Logger:       logger,
+		Broker:       h.broker,
+		Logger:       h.logger,
 		Metrics:      registry,
 	})
-	if err != nil {
-		return err
-	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
 	}
@@ -128,8 +213,8 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 		}
 		defer func() { err = errors.Join(err, stop()) }()
 	}
-	fmt.Printf("http://bench:%s@127.0.0.1:%d\n", token, port(ln))
-	if err := g.ServeExplicit(ctx, ln); err != nil {
+	fmt.Println(h.url)
+	if err := g.ServeExplicit(ctx, h.listener); err != nil {
 		return err
 	}
 	patience, cancel := context.WithTimeout(context.Background(), 5*time.Second)
@@ -138,19 +223,11 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err := records.Close(); err != nil {
 		return err
 	}
-	counted := records.Stats()
-	s := stats{Events: counted.Events, Syncs: counted.Syncs, Rules: compiled.Rules()}
-	if s.Requests, err = sum(registry, "sallyport_gateway_responses_total"); err != nil {
-		return err
-	}
-	if s.Unevaluated, err = sum(registry, "sallyport_gateway_unevaluated_total"); err != nil {
-		return err
-	}
-	return json.NewEncoder(os.Stdout).Encode(s)
+	return h.report(records.Stats(), registry)
 }
 
 // sum adds up a counter over its labels.
-func sum(registry *prometheus.Registry, name string) (uint64, error) {
+func sum(registry prometheus.Gatherer, name string) (uint64, error) {
 	families, err := registry.Gather()
 	if err != nil {
 		return 0, err

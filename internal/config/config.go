@@ -28,6 +28,7 @@ type Config struct {
 	Network Network `yaml:"network"`
 	Engine  Engine  `yaml:"engine"`
 	Sandbox Sandbox `yaml:"sandbox"`
+	Gateway Gateway `yaml:"gateway"`
 	Proxy   Proxy   `yaml:"proxy"`
 	Metrics Metrics `yaml:"metrics"`
 	Vault   Vault   `yaml:"vault"`
@@ -69,6 +70,14 @@ type Sandbox struct {
 	Runtime string `yaml:"runtime"`
 	// Pids is the default limit of processes. Default: 4096.
 	Pids int64 `yaml:"pids"`
+}
+
+// Gateway is the process that reads what sandboxes and upstreams send.
+type Gateway struct {
+	// User is whom it runs as, a name or a number, never root. Nothing else
+	// should run as that user. Default: sallyport where there is a user of that
+	// name, else the number 2031023100.
+	User string `yaml:"user"`
 }
 
 // Proxy is the listener for sandboxes that run elsewhere.

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/cell"
 	"sallyport/internal/config"
 	"sallyport/internal/seal"
 )
@@ -54,21 +55,24 @@ type Options struct {
 
 // Examine makes the checks that the configuration gives a reason for.
 func Examine(ctx context.Context, opt Options) []Finding {
-	fs := []Finding{root()}
+	fs := []Finding{root(opt.Config.Engine)}
 	if c := opt.Config; c.Engine.Kind != "none" {
 		fs = append(fs, kernel(release()), btf(), cgroup(), bpffs(), bridgeNetfilter(), engine(c.Engine),
 			runsc(ctx, opt.Runsc), tarball(opt.Tarball, c.Sandbox.Image), agent(opt.Agent), subnet(c.Network))
 	}
-	fs = append(fs, disk(opt.Config.DataDir), key(opt.Config))
+	fs = append(fs, disk(opt.Config.DataDir), key(opt.Config), gatewayUser(opt.Config.Gateway), seccomp(), landlock())
 	if opt.Vault != nil {
 		fs = append(fs, vault(ctx, opt.Vault))
 	}
 	return fs
 }
 
-func root() Finding {
-	if os.Geteuid() == 0 {
+func root(e config.Engine) Finding {
+	switch {
+	case os.Geteuid() == 0:
 		return Finding{"user", OK, "root", ""}
+	case e.Kind == "none":
+		return Finding{"user", Warn, fmt.Sprintf("uid %d", os.Geteuid()), "as root the gateway's process has a user and a root of its own"}
 	}
 	return Finding{"user", Fail, fmt.Sprintf("uid %d", os.Geteuid()), "run as root: the datapath and the engine need it"}
 }
@@ -92,6 +96,34 @@ func kernel(release string) Finding {
 		return Finding{"kernel", Fail, release, "Linux 6.6 or newer is needed, for tcx links (on Debian 12: apt-get install -t bookworm-backports linux-image-amd64)"}
 	}
 	return Finding{"kernel", OK, release, ""}
+}
+
+// gatewayUser says whom the process runs as that reads hostile bytes.
+func gatewayUser(c config.Gateway) Finding {
+	const name = "gateway's user"
+	ids, err := cell.Lookup(c.User)
+	if err != nil {
+		return Finding{name, Fail, err.Error(), "set gateway.user to a user that nothing else has, or leave it out"}
+	}
+	if c.User == "" && ids.UID == cell.Nobody {
+		return Finding{name, OK, fmt.Sprintf("number %d, since there is no user %s", ids.UID, cell.DefaultUser), ""}
+	}
+	return Finding{name, OK, fmt.Sprintf("uid %d, gid %d", ids.UID, ids.GID), ""}
+}
+
+func seccomp() Finding {
+	const path = "/proc/sys/kernel/seccomp/actions_avail"
+	if v, err := os.ReadFile(path); err != nil || !strings.Contains(string(v), "kill_process") {
+		return Finding{"seccomp", Fail, "no kill_process in " + path, "a kernel with CONFIG_SECCOMP_FILTER=y is needed"}
+	}
+	return Finding{"seccomp", OK, "filters", ""}
+}
+
+func landlock() Finding {
+	if v := cell.Landlock(); v > 0 {
+		return Finding{"Landlock", OK, "version " + strconv.Itoa(v), ""}
+	}
+	return Finding{"Landlock", Warn, "not there", "a second wall around the gateway's process: CONFIG_SECURITY_LANDLOCK=y, and landlock in lsm= on the kernel's command line"}
 }
 
 func btf() Finding {

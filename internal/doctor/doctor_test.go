@@ -98,9 +98,9 @@ func TestExamine(t *testing.T) {
 		kind  string
 		wants []string
 	}{
-		{"none", []string{"user", "disk", "key", "Vault"}},
-		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "Vault"}},
-		{"private", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "Vault"}},
+		{"none", []string{"user", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
+		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
+		{"private", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
 	} {
 		t.Run(tt.kind, func(t *testing.T) {
 			c, err := config.Parse(filepath.Join(dir, "sallyport.yaml"), fmt.Appendf(nil,

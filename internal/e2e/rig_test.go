@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -20,6 +21,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/gateway/gatehouse"
 	"sallyport/internal/lab"
 )
 
@@ -216,6 +218,22 @@ func (r *rig) tryUp() error {
 		}
 	}
 	return errors.New("it does not answer")
+}
+
+// gatewayPID is the gateway's process's.
+func (r *rig) gatewayPID() int {
+	r.t.Helper()
+	return r.gateway().PID
+}
+
+// gateway is what the status says of that process.
+func (r *rig) gateway() gatehouse.Status {
+	r.t.Helper()
+	var s struct{ Gateway gatehouse.Status }
+	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
+		r.t.Fatal(err)
+	}
+	return s.Gateway
 }
 
 // kill ends the daemon by a signal and waits for its end.

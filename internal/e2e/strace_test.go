@@ -80,11 +80,11 @@ func TestParseTrace(t *testing.T) {
 	}
 }
 
-// trace runs f while every thread of the daemon is traced.
+// trace runs f while every thread of the gateway's process is traced.
 func (r *rig) trace(f func()) []call {
 	r.t.Helper()
 	out := filepath.Join(r.t.TempDir(), "trace")
-	c := exec.Command("strace", "-f", "-ttt", "-y", "-s", "65536", "-o", out, "-p", fmt.Sprint(r.daemon.Process.Pid),
+	c := exec.Command("strace", "-f", "-ttt", "-y", "-s", "65536", "-o", out, "-p", fmt.Sprint(r.gatewayPID()),
 		"-e", "trace=fsync,fdatasync,sync_file_range,connect,write,writev,pwrite64,pwritev,pwritev2,sendto,sendmsg,sendmmsg,sendfile,splice,io_uring_enter")
 	said, err := c.StderrPipe()
 	if err != nil {

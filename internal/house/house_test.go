@@ -37,17 +37,18 @@ var fences = []fence{
 
 // homes are the only packages that import a heavy dependency themselves.
 var homes = map[string][]string{
-	"github.com/elazarl/goproxy":       {"gateway", "internal/bench"},
-	"github.com/open-policy-agent/opa": {"policy"},
-	"github.com/hashicorp/vault":       {"gateway/credential/vault"},
-	"github.com/moby/moby":             {"sandbox/docker"},
-	"github.com/cilium/ebpf":           {"sandbox/datapath"},
-	"github.com/spf13/cobra":           {"cmd/sallyport"},
-	"github.com/miekg/dns":             {"gateway/resolver", "gateway/upstream", "internal/lab"},
-	"filippo.io/age":                   {"internal/seal"},
-	"github.com/vishvananda/netlink":   {"sandbox/datapath", "sandbox/docker", "internal/lab"},
-	"github.com/google/nftables":       {"sandbox/datapath"},
-	"golang.org/x/net/http2":           {"gateway", "gateway/upstream"},
+	"github.com/elazarl/goproxy":          {"gateway", "internal/bench"},
+	"github.com/open-policy-agent/opa":    {"policy"},
+	"github.com/hashicorp/vault":          {"gateway/credential/vault"},
+	"github.com/moby/moby":                {"sandbox/docker"},
+	"github.com/cilium/ebpf":              {"sandbox/datapath"},
+	"github.com/spf13/cobra":              {"cmd/sallyport"},
+	"github.com/miekg/dns":                {"gateway/resolver", "gateway/upstream", "internal/lab"},
+	"filippo.io/age":                      {"internal/seal"},
+	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/lab"},
+	"github.com/google/nftables":          {"sandbox/datapath"},
+	"github.com/landlock-lsm/go-landlock": {"internal/cell"},
+	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
 }
 
 type pkg struct {

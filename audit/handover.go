@@ -1,0 +1,133 @@
+package audit
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/internal/durable"
+)
+
+// Handover is where a log goes on in another process.
+type Handover struct {
+	// Next is the number of the next event.
+	Next uint64
+	// File is the last segment, to be written to from Size on. It is nil when a
+	// segment is to be begun first.
+	File *os.File
+	Size int64
+}
+
+// HandOver writes what is queued and ends the writing, so that another process
+// can [Continue]. The folder stays locked until Close; everything else is
+// ErrClosed from now on. Its error says that queued events were lost; the
+// Handover is good all the same, unless it is zero.
+func (l *Log) HandOver() (Handover, error) {
+	l.mu.Lock()
+	if l.closed {
+		l.mu.Unlock()
+		return Handover{}, ErrClosed
+	}
+	l.closed = true
+	l.flush.Stop()
+	l.mu.Unlock()
+	signal(l.wake)
+	<-l.done
+	var lost error
+	if l.queued > 0 {
+		lost = fmt.Errorf("%w: %d queued events are lost", ErrUnwritable, l.queued)
+		l.queued = 0
+	}
+	h := Handover{Next: l.next}
+	if l.current == nil {
+		return h, lost
+	}
+	err := l.current.Close() // all in it is durable
+	l.current = nil
+	all, serr := segments(l.dir)
+	if err = errors.Join(err, serr); err != nil || len(all) == 0 {
+		return Handover{}, errors.Join(lost, err)
+	}
+	if h.File, err = os.OpenFile(all[len(all)-1].path(), os.O_WRONLY|unix.O_NOFOLLOW, 0); err != nil {
+		return Handover{}, errors.Join(lost, err)
+	}
+	h.Size = l.size
+	return h, lost
+}
+
+// Begins is the number that the first event since Open gets, or got.
+func (l *Log) Begins() uint64 { return l.begins }
+
+// Continue goes on where another process has handed over. Options.Segment is
+// needed: this one need not reach the folder.
+func Continue(h Handover, o Options) (*Log, error) {
+	if o.Segment == nil || h.Next == 0 {
+		return nil, errors.New("continuing the audit log: nobody makes its segments")
+	}
+	l := newLog("", o)
+	l.next = h.Next
+	if h.File != nil {
+		f := newFile(h.File, h.Size)
+		if err := f.Truncate(h.Size); err != nil {
+			return nil, errors.Join(fmt.Errorf("continuing the audit log: %w", err), f.Close())
+		}
+		l.current, l.size = f, h.Size
+	}
+	go l.run()
+	return l, nil
+}
+
+// NewSegment makes the segment that begins with event first, for a process that
+// continues the log, durably. A number that the log has passed is refused. One
+// that has a segment already, whose writer says that nothing in it counts, is
+// set aside, not removed.
+func NewSegment(dir string, first uint64) (*os.File, error) {
+	all, err := segments(dir)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(all); first == 0 || n > 0 && first < all[n-1].first {
+		return nil, fmt.Errorf("the audit log has passed event %d", first)
+	}
+	path := segment{dir, first}.path()
+	if n := len(all); n > 0 && all[n-1].first == first {
+		if err := os.Rename(path, fmt.Sprintf("%s.void-%d", path, time.Now().UnixNano())); err != nil {
+			return nil, err
+		}
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := durable.SyncDir(dir); err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(path))
+	}
+	return f, nil
+}
+
+// newLog fills in what is left out.
+func newLog(dir string, opts Options) *Log {
+	if opts.SegmentSize <= 0 {
+		opts.SegmentSize = 64 << 20
+	}
+	if opts.Queue <= 0 {
+		opts.Queue = 8192
+	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.open == nil {
+		opts.open = openFile
+	}
+	l := &Log{
+		dir: dir, opts: opts, next: 1,
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
+	l.flush = time.AfterFunc(time.Hour, l.expire)
+	l.flush.Stop()
+	return l
+}

@@ -1,0 +1,121 @@
+package audit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sallyport/audit"
+)
+
+// said reads the messages of a log, and fails unless its numbers are 1, 2, …
+func said(t *testing.T, dir string) (messages []string) {
+	t.Helper()
+	for e, err := range audit.Read(context.Background(), dir, audit.Query{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		messages = append(messages, e.Message)
+		if e.Metadata.Sequence != uint64(len(messages)) {
+			t.Fatalf("event %d has number %d", len(messages), e.Metadata.Sequence)
+		}
+	}
+	return messages
+}
+
+func say(t *testing.T, l *audit.Log, message string) {
+	t.Helper()
+	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.LifecycleStart)
+	e.Message = message
+	if err := l.Append(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The log goes from hand to hand, over ends of segments, without a number
+// missing or given twice.
+func TestHandOver(t *testing.T) {
+	dir := t.TempDir()
+	var want []string
+	write := func(l *audit.Log, who string, n int) {
+		for i := range n {
+			m := fmt.Sprintf("%s %d %s", who, i, strings.Repeat("x", 400))
+			say(t, l, m)
+			want = append(want, m)
+		}
+	}
+	for round := range 4 {
+		own, err := audit.Open(dir, audit.Options{SegmentSize: 8 << 10})
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(own, "own", round*7) // none at first: nothing is there to be handed over
+		h, err := own.HandOver()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := own.Append(t.Context(), audit.New(audit.KindLifecycle, audit.ClassLifecycle, 3)); !errors.Is(err, audit.ErrClosed) {
+			t.Errorf("appending after the handover: %v", err)
+		}
+		if _, err := audit.Open(dir, audit.Options{}); !errors.Is(err, audit.ErrLocked) {
+			t.Errorf("opening the log while another writes it: %v", err)
+		}
+		other, err := audit.Continue(h, audit.Options{SegmentSize: 8 << 10, Segment: func(first uint64) (*os.File, error) {
+			return audit.NewSegment(dir, first)
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(other, "other", 30)
+		if err := errors.Join(other.Close(), own.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := said(t, dir)
+	if len(got) != len(want) {
+		t.Fatalf("%d events, want %d", len(got), len(want))
+	}
+	for i := range got {
+		if got[i] != want[i] {
+			t.Fatalf("event %d is %.20q, want %.20q", i+1, got[i], want[i])
+		}
+	}
+}
+
+// Whoever continues cannot begin a segment where the log has been already, and
+// nothing is removed for one whose writer says that it is void.
+func TestNewSegment(t *testing.T) {
+	dir := t.TempDir()
+	for _, first := range []uint64{1, 9} {
+		f, err := audit.NewSegment(dir, first)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.WriteString("what it held\n"); err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
+	}
+	for _, first := range []uint64{0, 1, 8} {
+		if f, err := audit.NewSegment(dir, first); err == nil {
+			t.Errorf("a segment for event %d", first)
+			_ = f.Close()
+		}
+	}
+	f, err := audit.NewSegment(dir, 9)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	aside, err := filepath.Glob(filepath.Join(dir, "*9.jsonl.void-*"))
+	if err != nil || len(aside) != 1 {
+		t.Fatal(aside, err)
+	}
+	if text, err := os.ReadFile(aside[0]); err != nil || string(text) != "what it held\n" {
+		t.Errorf("set aside: %q, %v", text, err)
+	}
+}

@@ -1,0 +1,17 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+
+	"sallyport/gateway/gatehouse"
+)
+
+// newGateway is the process that the daemon starts for the gateway. Nobody else
+// does, so that it is not shown.
+func newGateway() *cobra.Command {
+	return &cobra.Command{
+		Use: "gateway", Hidden: true, Args: exactly(),
+		Short: "Be the gateway's process; the daemon starts it",
+		RunE:  func(*cobra.Command, []string) error { return gatehouse.Run() },
+	}
+}

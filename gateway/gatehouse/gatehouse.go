@@ -1,0 +1,195 @@
+// Package gatehouse runs the gateway in a process of its own that has no
+// privileges, and looks after it.
+//
+// The daemon is root: it holds the engine, the datapath's programs, the keys of
+// the certificate authorities and the secrets' sources. What sandboxes and
+// upstreams send is parsed by [Run], in a cell (internal/cell). The [Warden] is
+// the daemon's side: it starts the process, answers it, and starts it again when
+// it dies. Between them is one socket (internal/link).
+//
+// The process is given, once: the listeners, the audit log's last segment, the
+// policy, who the sandboxes and clients are. It asks the Warden
+//
+//   - to lease a credential, for one destination, 256 uses and a second at most:
+//     the broker checks the binding against its own policy and revision,
+//     whatever the process says. What it has of the last lease it keeps, unused,
+//     so that nothing derived from the secret is made twice, for at most 15
+//     seconds;
+//   - to lease a proxy's login, each time that the proxy is dialled;
+//   - to sign a certificate: keys of authorities never come here;
+//   - for the next segment of the log;
+//   - to give a name its synthetic address, durably;
+//   - for this host's addresses, before each connection upstream.
+//
+// All that it says is taken for hostile: bounded, checked, and ending the
+// process when it is not of the protocol.
+//
+// One request, from its sandbox: the process accepts the connection from the
+// shared listener, finds the identity in its table, the name behind the address
+// in its own (or asks), decides by its policy, has a leaf signed (once a day),
+// reads the request, decides, appends the decision to the log and waits for the
+// disk, asks for the lease, resolves, asks for this host's addresses, dials,
+// injects, scrubs and records the completion.
+//
+// While there is no process nothing can leave: connections wait in the
+// listener's queue, which the Warden keeps open, and the Warden writes the log.
+//
+// A process that has been taken over can do what its sandboxes may do all
+// together: use every credential that a rule binds, at the destinations that it
+// is bound to, and see those it leases; give itself a certificate for any name
+// in the eyes of any sandbox; write what it likes into the last segment of the
+// log; send bytes anywhere. It cannot read a secret that no rule binds, the
+// authorities' keys, or what the log held before; nor touch engine, datapath,
+// files or other processes.
+package gatehouse
+
+import (
+	"net/netip"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/resolver"
+	"sallyport/internal/link"
+	"sallyport/policy"
+)
+
+// What the Warden calls.
+const (
+	callStart link.Method = 1 + iota
+	callServe
+	callPrepare
+	callUse
+	callIdentity
+	callClients
+	callForget
+	callRevoke
+	callAppend
+	callStats
+	callGather
+	callStop
+)
+
+// What the process calls.
+const (
+	callLease link.Method = 64 + iota
+	callLogin
+	callSign
+	callAssign
+	callName
+	callLocal
+	callSegment
+)
+
+// known are the errors that are the same on both sides.
+var known = map[string]error{
+	"unknown":     credential.ErrUnknown,
+	"not-bound":   credential.ErrNotBound,
+	"stale":       credential.ErrStale,
+	"no-secret":   credential.ErrNoSecret,
+	"unavailable": credential.ErrUnavailable,
+	"refused":     credential.ErrRefused,
+	"table-full":  resolver.ErrTableFull,
+}
+
+// Names of the descriptors that the process is given, from 4 on; 3 is the link.
+const (
+	fileTransparent = "transparent" // listener of the datapath's
+	fileExplicit    = "explicit"    // listener of the explicit proxy
+	fileDNS         = "dns"         // UDP
+	fileDNSTCP      = "dns-tcp"
+	fileLog         = "log" // last segment
+)
+
+// start is what the process needs to know before it can serve.
+type start struct {
+	Files       []string
+	Certificate []byte // PEM, of the explicit proxy; none: plain
+	Key         []byte // PEM
+	Policy      string // revision; see Prepare
+	Next        uint64 // event
+	Size        int64  // of fileLog
+	SegmentSize int64
+	Level       int // of slog
+}
+
+// started says what holds of it.
+type started struct {
+	UID      int
+	Root     bool
+	Landlock int
+}
+
+type useCall struct{ Policy string }
+
+type identityCall struct {
+	Address netip.Addr
+	Sandbox *policy.Sandbox // nil: nobody has the address
+}
+
+// serveCall makes the tables whole before the first connection is taken.
+type serveCall struct {
+	Identities map[netip.Addr]policy.Sandbox
+	Clients    []gateway.Client
+}
+
+type clientsCall struct{ Clients []gateway.Client }
+
+type forgetCall struct{ ID string }
+
+type stopCall struct{ Within time.Duration }
+
+// stopped says whether something had to be broken off.
+type stopped struct {
+	Log  audit.Stats
+	Late bool
+}
+
+type leaseCall struct {
+	Credential string
+	Host       string
+	Port       uint16
+	TLS        bool
+	Policy     string
+	Have       []byte `json:",omitempty"` // mark of what it has
+}
+
+// leased has no material where that is what the caller has.
+type leased struct {
+	Mark    []byte
+	Uses    int
+	For     time.Duration
+	Version string            `json:",omitempty"`
+	Fields  map[string]string `json:",omitempty"`
+	Expires time.Time         `json:",omitzero"`
+}
+
+type loginCall struct{ Credential, Proxy string }
+
+type login struct{ Username, Password string }
+
+type signCall struct {
+	Sandbox, Name string
+	Public        []byte // uncompressed point on P-256 (SEC 1, 2.3.3)
+}
+
+type signed struct{ Chain [][]byte }
+
+type nameCall struct {
+	Sandbox string
+	Name    string     `json:",omitempty"`
+	Address netip.Addr `json:",omitzero"`
+}
+
+type named struct {
+	Name    string     `json:",omitempty"`
+	Address netip.Addr `json:",omitzero"`
+	Known   bool       `json:",omitempty"`
+}
+
+type localReply struct{ Prefixes []netip.Prefix }
+
+type segmentCall struct{ First uint64 }
+
+type gathered struct{ Text string }

@@ -1,0 +1,279 @@
+package gatehouse
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/audit"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/mitm"
+	"sallyport/gateway/resolver"
+	"sallyport/internal/link"
+	"sallyport/policy"
+)
+
+type plainSealer struct{}
+
+func (plainSealer) Seal(b []byte) ([]byte, error) { return b, nil }
+func (plainSealer) Open(b []byte) ([]byte, error) { return b, nil }
+
+// vault is a source that counts.
+type vault struct {
+	value atomic.Pointer[string]
+	reads atomic.Int64
+}
+
+func (v *vault) Read(context.Context) (credential.Material, error) {
+	v.reads.Add(1)
+	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(*v.value.Load())}, Version: "1"}, nil
+}
+
+// scene is a Warden and the far end of its link, which a test plays.
+type scene struct {
+	warden *Warden
+	vault  *vault
+	audit  string
+	child  *link.Peer
+	ended  <-chan error // of the Warden's side
+}
+
+const (
+	bound    = "api.example.test"
+	revision = "r1"
+)
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	dir := t.TempDir()
+	v := &vault{}
+	secret := "a-secret-of-some-length"
+	v.value.Store(&secret)
+	authority, err := mitm.Open(mitm.Options{Dir: filepath.Join(dir, "ca"), Sealer: plainSealer{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := authority.Root("box"); err != nil {
+		t.Fatal(err)
+	}
+	table, err := resolver.OpenTable(filepath.Join(dir, "names"), resolver.TableOptions{PerSandbox: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trail := filepath.Join(dir, "audit")
+	own, err := audit.Open(trail, audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = own.Close() })
+	w := New(Options{
+		AuditDir: trail, Authority: authority, Names: table, Logger: slog.New(slog.DiscardHandler),
+		Broker: credential.New(credential.Options{
+			Sources: map[string]credential.Source{"key": v, "other": v}, Revision: revision,
+			Bound: func(name, host string, port uint16) bool { return name == "key" && host == bound && port == 443 },
+		}),
+		Local: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("198.51.100.1/32")} },
+		Identities: func() map[netip.Addr]policy.Sandbox {
+			return map[netip.Addr]policy.Sandbox{{}: {Name: "box", ID: "box"}}
+		},
+	})
+	here, f, err := link.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err := link.Inherited(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	side := link.New(here, link.Options{Methods: w.methods(), Errors: known, MaxFrame: maxFrame, MaxCalls: maxCalls})
+	child := link.New(there, link.Options{Files: true, Errors: known, MaxFrame: maxFrame})
+	ended, finished := make(chan error, 1), make(chan struct{})
+	go func() { ended <- side.Serve() }()
+	go func() { defer close(finished); _ = child.Serve() }()
+	t.Cleanup(func() { _ = child.Close(); _ = side.Close(); <-finished })
+	return &scene{w, v, trail, child, ended}
+}
+
+// Whatever the process asks for, it gets what its policy's rules give it.
+func TestLeaseIsChecked(t *testing.T) {
+	s := newScene(t)
+	for name, tt := range map[string]struct {
+		call leaseCall
+		want error
+	}{
+		"what a rule binds":         {leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision}, nil},
+		"another host":              {leaseCall{Credential: "key", Host: "evil.example.test", Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"another port":              {leaseCall{Credential: "key", Host: bound, Port: 8443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"no TLS":                    {leaseCall{Credential: "key", Host: bound, Port: 443, Policy: revision}, credential.ErrNotBound},
+		"a credential without rule": {leaseCall{Credential: "other", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"no such credential":        {leaseCall{Credential: "../key", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"another policy":            {leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: "r0"}, credential.ErrStale},
+		"no policy":                 {leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true}, credential.ErrStale},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got leased
+			err := s.child.Call(t.Context(), callLease, tt.call, &got)
+			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+			if (got.Fields["token"] != "") != (tt.want == nil) {
+				t.Errorf("got %d fields", len(got.Fields))
+			}
+		})
+	}
+	var got login
+	if err := s.child.Call(t.Context(), callLogin, loginCall{"key", "http://proxy.example.test:3128"}, &got); !errors.Is(err, credential.ErrNotBound) || got.Password != "" {
+		t.Errorf("a login that no rule has: %v", err)
+	}
+}
+
+// A burst asks once; what is leased is used no more often than allowed, and not
+// at all after it was revoked.
+func TestLeaseUses(t *testing.T) {
+	s := newScene(t)
+	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
+	b := newBroker(s.child, func(name, host string, port uint16) bool { return name == "key" && host == bound })
+	token := func() string {
+		l, err := b.Lease(t.Context(), "key", to)
+		if err != nil {
+			t.Error(err)
+			return ""
+		}
+		return l.Values()[0].Reveal()
+	}
+	var burst errgroup.Group
+	for range 3 * leaseUses {
+		burst.Go(func() error { token(); return nil })
+	}
+	_ = burst.Wait()
+	if n := s.vault.reads.Load(); n < 3 || n > 6 {
+		t.Errorf("%d uses were %d leases of %d", 3*leaseUses, n, leaseUses)
+	}
+	changed := "another-secret-of-some-length"
+	s.vault.value.Store(&changed)
+	b.clear(time.Time{}) // what callRevoke does
+	if got := token(); got != changed {
+		t.Errorf("after it was revoked: %q", got)
+	}
+	// And without: within a second.
+	third := "a-third-secret-of-some-length"
+	s.vault.value.Store(&third)
+	time.Sleep(leaseFor)
+	if got := token(); got != third {
+		t.Errorf("a second later: %q", got)
+	}
+	if _, err := b.Lease(t.Context(), "other", to); !errors.Is(err, credential.ErrNotBound) {
+		t.Errorf("a credential that the process itself knows is not bound: %v", err)
+	}
+	b.clear(time.Now().Add(keepLease))
+	if len(b.held) != 0 {
+		t.Error("what is not used is kept")
+	}
+}
+
+func TestQuestions(t *testing.T) {
+	s := newScene(t)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	point, err := key.PublicKey.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		method link.Method
+		call   any
+		out    any
+		ok     bool
+	}{
+		"a leaf":                       {callSign, signCall{"box", bound, point}, &signed{}, true},
+		"a leaf of no sandbox":         {callSign, signCall{"nobody", bound, point}, &signed{}, false},
+		"a leaf of a path":             {callSign, signCall{"../../box", bound, point}, &signed{}, false},
+		"a leaf for a wildcard":        {callSign, signCall{"box", "*.example.test", point}, &signed{}, false},
+		"a leaf for no point":          {callSign, signCall{"box", bound, []byte("key")}, &signed{}, false},
+		"a leaf for a point off curve": {callSign, signCall{"box", bound, append([]byte{4}, make([]byte, 64)...)}, &signed{}, false},
+		"a name":                       {callAssign, nameCall{Sandbox: "box", Name: bound}, &named{}, true},
+		"a name of no sandbox":         {callAssign, nameCall{Sandbox: "nobody", Name: bound}, &named{}, false},
+		"a name of a path":             {callAssign, nameCall{Sandbox: "../box", Name: bound}, &named{}, false},
+		"a name with a newline":        {callAssign, nameCall{Sandbox: "box", Name: "a\nb"}, &named{}, false},
+		"the name behind an address":   {callName, nameCall{Sandbox: "box", Address: resolver.Refusal}, &named{}, true},
+		"this host's addresses":        {callLocal, link.None{}, &localReply{}, true},
+		"a segment before the first":   {callSegment, segmentCall{0}, &link.None{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := s.child.Call(t.Context(), tt.method, tt.call, tt.out); (err == nil) != tt.ok {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	// The table's bound holds for a process that asks without end.
+	var full error
+	for i := range 20 {
+		full = s.child.Call(t.Context(), callAssign, nameCall{Sandbox: "box", Name: fmt.Sprintf("n%d.example.test", i)}, &named{})
+	}
+	if !errors.Is(full, resolver.ErrTableFull) {
+		t.Errorf("the 20th name of 8: %v", full)
+	}
+	// What only the Warden may ask ends the link.
+	if err := s.child.Call(t.Context(), callStop, stopCall{}, &stopped{}); !errors.Is(err, link.ErrClosed) {
+		t.Errorf("the process stops the Warden: %v", err)
+	}
+	if err := <-s.ended; !errors.Is(err, link.ErrProtocol) {
+		t.Errorf("the link ended with %v", err)
+	}
+}
+
+// What a process says on its standard error cannot pass for anything else, and
+// is no more than so much.
+func TestHear(t *testing.T) {
+	var said strings.Builder
+	w := &Warden{o: Options{Logger: slog.New(slog.NewTextHandler(&said, nil))}}
+	p := &process{warden: w, heard: make(chan struct{})}
+	r, out, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	go p.hear(r)
+	_, _ = io.WriteString(out, `{"time":"x","level":"WARN","msg":"hello","b":2,"a":"x\ny"}`+"\n")
+	_, _ = io.WriteString(out, "panic: \x1b[2Jtime=forged level=ERROR\n")
+	_, _ = io.WriteString(out, strings.Repeat("y", 3*maxSaid)+"\n")
+	for range 3 * saidMost {
+		_, _ = io.WriteString(out, "{}\n")
+	}
+	_ = out.Close()
+	<-p.heard
+	text := said.String()
+	for _, want := range []string{`level=WARN msg=hello a="x\ny" b=2`, `msg=gateway said="panic: \x1b[2Jtime=forged level=ERROR"`, "said too much"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %.2000s", want, text)
+		}
+	}
+	if lines := strings.Count(text, "\n"); lines > saidMost+saidRate*5 {
+		t.Errorf("%d lines", lines)
+	}
+	if strings.Contains(text, "\x1b") || len(text) > 2*maxSaid+100*saidMost {
+		t.Errorf("%d bytes of it", len(text))
+	}
+}
+
+func TestCertificates(t *testing.T) {
+	mixed := "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\nroot:x:0:0\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+	if got, want := string(certificates([]byte(mixed))), "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}

@@ -1,0 +1,107 @@
+package cell
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sallyport/internal/lab"
+)
+
+// role is what this binary does when it is not the test: an attempt, in a cell
+// or outside of one.
+const role = "SALLYPORT_TEST_ATTEMPT"
+
+func TestMain(m *testing.M) {
+	if err := Enter(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(exitBroken)
+	}
+	if name := os.Getenv(role); name != "" {
+		os.Exit(play(name))
+	}
+	if err := lab.Isolate(); err != nil {
+		fmt.Fprintln(os.Stderr, "isolating:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// runtimeEnv keeps the runtime from watching the control group's files.
+var runtimeEnv = []string{"GODEBUG=containermaxprocs=0,updatemaxprocs=0"}
+
+// How an attempt ends, beside by a signal.
+const (
+	exitDone    = 0
+	exitRefused = 3
+	exitBroken  = 4
+)
+
+// play makes one attempt and says how it went.
+func play(name string) int {
+	if os.Getenv("SALLYPORT_TEST_CONFINE") != "" {
+		s, err := Confine("/etc/resolv.conf")
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return exitBroken
+		}
+		fmt.Fprintf(os.Stderr, "state: %+v\n", s)
+	}
+	switch name {
+	case "stay":
+		time.Sleep(time.Minute)
+		return exitDone
+	case "keep":
+		return keep()
+	}
+	if name, ok := strings.CutPrefix(name, "started: "); ok {
+		return startAgain(name)
+	}
+	try, ok := attempts()[name]
+	if !ok {
+		try, ok = chores()[name]
+	}
+	if !ok {
+		fmt.Fprintln(os.Stderr, "no such attempt:", name)
+		return exitBroken
+	}
+	if err := try(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitRefused
+	}
+	return exitDone
+}
+
+// keep starts a cell and stays until it is killed.
+func keep() int {
+	p, err := Start(Spec{
+		Args: []string{"attempt"}, Env: append(runtimeEnv, role+"=stay", "SALLYPORT_TEST_CONFINE=1"),
+		Root: os.Getenv("SALLYPORT_TEST_VIEW"), IDs: IDs{Nobody, Nobody},
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitBroken
+	}
+	fmt.Println(p.PID)
+	time.Sleep(time.Minute)
+	return exitDone
+}
+
+// startAgain makes an attempt in a cell that this process, which is not root,
+// starts.
+func startAgain(name string) int {
+	p, err := Start(Spec{
+		Args: []string{"attempt"}, Env: append(os.Environ(), role+"="+name, "SALLYPORT_TEST_CONFINE=1"), Stderr: os.Stderr,
+	})
+	if err == nil {
+		err = p.Wait()
+	}
+	got := end(err, "")
+	if got.signal == syscall.SIGSYS {
+		return exitRefused
+	}
+	return got.code
+}
