@@ -99,10 +99,18 @@ func fresh(config Config, family nftables.TableFamily) (*nftables.Conn, *nftable
 	return c, c.AddTable(table), nil
 }
 
+// bridgeFilter is NF_BR_PRI_FILTER_BRIDGED of linux/netfilter_bridge.h: ahead of
+// bridge netfilter, whose hooks at 0 take IP and ARP past all others at 0.
+var bridgeFilter = nftables.ChainPriorityRef(-200)
+
 func chain(c *nftables.Conn, table *nftables.Table, name string, hook *nftables.ChainHook) *nftables.Chain {
+	priority := nftables.ChainPriorityFilter
+	if table.Family == nftables.TableFamilyBridge {
+		priority = bridgeFilter
+	}
 	return c.AddChain(&nftables.Chain{
 		Name: name, Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: hook, Priority: nftables.ChainPriorityFilter,
+		Hooknum: hook, Priority: priority,
 	})
 }
 

@@ -254,6 +254,15 @@ func TestPortWithoutGuard(t *testing.T) {
 	t.Logf("%d ways led from one such port to another", arrived)
 }
 
+// In a network that never had a bridge the filter's hooks come before those of
+// bridge netfilter, which pass over what they do not know.
+func TestPortWithoutGuardOnTheFirstBridge(t *testing.T) {
+	needRoot(t)
+	if out, err := inside("-test.run=^TestPortWithoutGuard$").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 // Should every program be lost, the host still forwards nothing.
 func TestFilterAlone(t *testing.T) {
 	l := newLab(t)
