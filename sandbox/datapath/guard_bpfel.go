@@ -105,6 +105,7 @@ const (
 	guardSlotSENT      guardSlot = 56
 	guardSlotDELIVERED guardSlot = 57
 	guardSlotACCEPTED  guardSlot = 58
+	guardSlotANSWERED  guardSlot = 59
 	guardSlotSLOTS     guardSlot = 64
 )
 
@@ -124,6 +125,7 @@ type guardTraffic struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	guardMapAnswered   = "answered"
 	guardMapCounters   = "counters"
 	guardMapDrops      = "drops"
 	guardMapEndpoints  = "endpoints"
@@ -191,6 +193,7 @@ type guardProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type guardMapSpecs struct {
+	Answered  *ebpf.MapSpec `ebpf:"answered"`
 	Counters  *ebpf.MapSpec `ebpf:"counters"`
 	Drops     *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints *ebpf.MapSpec `ebpf:"endpoints"`
@@ -230,6 +233,7 @@ func (o *guardObjects) Close() error {
 //
 // It can be passed to loadGuardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type guardMaps struct {
+	Answered  *ebpf.Map `ebpf:"answered"`
 	Counters  *ebpf.Map `ebpf:"counters"`
 	Drops     *ebpf.Map `ebpf:"drops"`
 	Endpoints *ebpf.Map `ebpf:"endpoints"`
@@ -241,6 +245,7 @@ type guardMaps struct {
 
 func (m *guardMaps) Close() error {
 	return _GuardClose(
+		m.Answered,
 		m.Counters,
 		m.Drops,
 		m.Endpoints,

@@ -103,8 +103,9 @@ const (
 )
 
 const (
-	next = ^uint32(0) // TCX_NEXT
-	shot = 2          // TCX_DROP
+	next   = ^uint32(0) // TCX_NEXT
+	shot   = 2          // TCX_DROP
+	turned = 7          // TCX_REDIRECT: the frame is the answer now
 )
 
 // run gives the verdict and the mark left on the packet.
@@ -144,7 +145,7 @@ func expect(t *testing.T, d *Datapath, program *ebpf.Program, p packet, in skb, 
 			got = r
 		}
 	}
-	if (verdict == shot) != (want != Unknown) || (verdict == next) != (want == Unknown) || got != want {
+	if (verdict == shot || verdict == turned) != (want != Unknown) || (verdict == next) != (want == Unknown) || got != want {
 		t.Errorf("got verdict %d, dropped for %s; want dropped for %s", int32(verdict), got, want)
 	}
 }
@@ -343,8 +344,8 @@ func BenchmarkPrograms(b *testing.B) {
 	d := programs(b)
 	admit(b, d, alice, loopback)
 	toAlice := packet{dst: hw(alice), src: bridgeMAC(testBridge), saddr: outside, daddr: alice.Address, proto: protoTCP, sport: 443, dport: 40000}
-	quic := aliceTCP()
-	quic.proto = protoUDP
+	nowhere := aliceTCP()
+	nowhere.daddr = netip.MustParseAddr("127.0.0.1")
 	for _, bench := range []struct {
 		name    string
 		program *ebpf.Program
@@ -352,7 +353,7 @@ func BenchmarkPrograms(b *testing.B) {
 		in      skb
 	}{
 		{"port in", d.objs.PortIn, aliceTCP(), skb{}},
-		{"port in, dropped", d.objs.PortIn, quic, skb{}},
+		{"port in, dropped", d.objs.PortIn, nowhere, skb{}},
 		{"port out", d.objs.PortOut, toAlice, skb{}},
 		{"bridge in", d.objs.BridgeIn, aliceARP(), skb{skbMark: alice.Generation}},
 	} {

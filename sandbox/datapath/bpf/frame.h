@@ -22,12 +22,14 @@
 // enum tcx_action_base of linux/bpf.h 6.6; Debian 12's headers are older.
 #define TCX_NEXT -1
 #define TCX_DROP 2
+#define TCX_REDIRECT 7
 
 // linux/if_arp.h includes the C library's headers.
 #define ARPHRD_ETHER 1
 #define ARPOP_REQUEST 1
 #define ARPOP_REPLY 2
 
+#define IP_DONT_FRAGMENT 0x4000
 #define IP_OFFSET_MASK 0x3fff // more fragments, and the offset
 #define PORT_DNS 53
 #define PORT_QUIC 443

@@ -5,7 +5,7 @@
 #ifndef SALLYPORT_PORT_H
 #define SALLYPORT_PORT_H
 
-#include "state.h"
+#include "answer.h"
 
 // reachable refuses what no TCP connection has business with: this network
 // (0/8), loopback (127/8), multicast and above (224/3).
@@ -27,6 +27,16 @@ static __always_inline int judge_arp(const struct frame *f, const struct endpoin
 	if (arp->op != bpf_htons(ARPOP_REQUEST) && arp->op != bpf_htons(ARPOP_REPLY))
 		return BAD_ARP;
 	return bridges(&f->dst) ? 0 : BAD_ARP;
+}
+
+// answerable says whether a refused datagram gets an answer: RFC 1122, 3.2.2, has none
+// for broadcast, multicast and fragments.
+static __always_inline int answerable(const struct frame *f)
+{
+	__be32 to = f->daddr[3];
+
+	return f->proto == IPPROTO_UDP && bridges(&f->dst) && reachable(to) &&
+	       to != cfg.subnet && to != (cfg.subnet | ~cfg.mask);
 }
 
 static __always_inline int judge_ipv4(const struct frame *f)
@@ -79,11 +89,13 @@ int port_in(struct __sk_buff *skb)
 	// An address that is not its own says more than how it was sent.
 	if (f.ethertype == ETH_P_IP && f.saddr[3] != e->address)
 		return refuse(skb, &f, generation, BAD_ADDRESS);
-	if (!reason)
-		reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, e) : judge_ipv4(&f);
 	if (reason)
 		return refuse(skb, &f, generation, reason);
-	return pass(skb, generation, SENT);
+	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, e) : judge_ipv4(&f);
+	if (!reason)
+		return pass(skb, generation, SENT);
+	refuse(skb, &f, generation, reason);
+	return answerable(&f) ? answer(skb, &f, generation) : TCX_DROP;
 }
 
 // port_out sees what is about to reach the sandbox.
@@ -103,8 +115,9 @@ int port_out(struct __sk_buff *skb)
 	}
 	if (!e || e->link != link)
 		return refuse(skb, &f, 0, UNATTACHED);
-	// Only what this host made never came in by an interface.
-	if (skb->ingress_ifindex)
+	// Only what this host made never came in by an interface. An answer came in
+	// by this one, as no other ICMP can: what a sandbox sends of it is dropped.
+	if (skb->ingress_ifindex && (skb->ingress_ifindex != link || f.proto != IPPROTO_ICMP))
 		return refuse(skb, &f, generation, NOT_HOST);
 	if (reason && reason != FRAGMENT && reason != OPTIONS)
 		return refuse(skb, &f, generation, reason);
