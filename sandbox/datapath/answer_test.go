@@ -134,9 +134,7 @@ func TestNoAnswer(t *testing.T) {
 			}
 		})
 	}
-	if err := d.objs.Ports.Delete(uint32(loopback)); err != nil {
-		t.Fatal(err)
-	}
+	dismiss(t, d, alice.Generation)
 	if verdict, _ := turn(t, d, aliceQUIC()); verdict != shot {
 		t.Errorf("of a port without endpoint: got verdict %d", int32(verdict))
 	}

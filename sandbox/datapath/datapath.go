@@ -149,6 +149,9 @@ func (d *Datapath) load() error {
 func (d *Datapath) takeOver() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.align(); err != nil {
+		return err
+	}
 	pins, err := listPins(d.config.Pins)
 	if err != nil {
 		return err

@@ -83,15 +83,24 @@ func programs(t testing.TB) *Datapath {
 // admit writes the endpoint's entries as Attach does.
 func admit(t testing.TB, d *Datapath, e sandbox.Endpoint, ifindex uint32) {
 	t.Helper()
-	v := guardEndpoint{Link: ifindex, Address: wire(e.Address)}
-	copy(v.Mac.Addr[:], hw(e))
+	var old uint32
+	if d.objs.Ports.Lookup(ifindex, &old) == nil {
+		dismiss(t, d, old)
+	}
+	dismiss(t, d, e.Generation)
+	var v guardEndpoint
+	v.Face.Link, v.Face.Address = ifindex, wire(e.Address)
+	copy(v.Face.Mac.Addr[:], hw(e))
 	copy(v.Sandbox[:], e.Sandbox)
-	if err := d.objs.Endpoints.Put(e.Generation, v); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.objs.Ports.Put(ifindex, e.Generation); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.objs.Endpoints.Put(e.Generation, v))
+	must(t, d.objs.Ports.Put(ifindex, e.Generation))
+	must(t, d.bringNear(e.Generation, v))
+}
+
+// dismiss takes them away again.
+func dismiss(t testing.TB, d *Datapath, generation uint32) {
+	t.Helper()
+	must(t, d.detach(generation))
 }
 
 // skb is struct __sk_buff of linux/bpf.h.
@@ -286,11 +295,10 @@ func TestPortWithoutEndpoint(t *testing.T) {
 	expect(t, d, d.objs.PortIn, aliceTCP(), skb{}, Unknown)
 	// The port's number alone is not trusted.
 	admit(t, d, alice, 2)
+	must(t, d.objs.Ports.Put(uint32(loopback), alice.Generation))
 	expect(t, d, d.objs.PortIn, aliceTCP(), skb{}, Unattached)
 	admit(t, d, alice, loopback)
-	if err := d.objs.Endpoints.Delete(alice.Generation); err != nil {
-		t.Fatal(err)
-	}
+	dismiss(t, d, alice.Generation)
 	expect(t, d, d.objs.PortIn, aliceTCP(), skb{}, Unattached)
 }
 

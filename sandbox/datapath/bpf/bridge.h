@@ -94,16 +94,14 @@ SEC("tcx/ingress")
 int bridge_in(struct __sk_buff *skb)
 {
 	__u32 generation = skb->mark;
-	struct endpoint *e = 0;
+	const struct face *own = attached(generation);
 	struct frame f = {};
 	int reason = parse(skb, &f);
 
-	if (generation)
-		e = bpf_map_lookup_elem(&endpoints, &generation);
-	if (!e)
+	if (!own)
 		return refuse(skb, &f, 0, UNATTACHED);
 	// The port has judged the frame; bridge netfilter may have changed it since.
-	if (!reason && (!same(&f.src, &e->mac) || f.saddr[3] != e->address))
+	if (!reason && (!same(&f.src, &own->mac) || f.saddr[3] != own->address))
 		reason = STALE;
 	if (reason)
 		return refuse(skb, &f, generation, reason);

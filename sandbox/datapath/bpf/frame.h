@@ -56,7 +56,6 @@ struct frame {
 	struct mac dst, src;
 	__u16 ethertype; // host order
 	__u8 proto;      // IPPROTO_*, of IPv6 the first next header
-	__u8 syn;        // TCP: SYN without ACK, RST or FIN
 	__be16 sport, dport;
 	__be32 saddr[4], daddr[4]; // IPv4 as ::ffff:a.b.c.d
 	struct arp_ipv4 arp;
@@ -118,7 +117,6 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct frame *f)
 			return MALFORMED;
 		f->sport = tcp.source;
 		f->dport = tcp.dest;
-		f->syn = tcp.syn && !tcp.ack && !tcp.rst && !tcp.fin;
 		return 0;
 	}
 	if (ip.protocol == IPPROTO_UDP) {

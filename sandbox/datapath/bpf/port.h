@@ -16,11 +16,11 @@ static __always_inline int reachable(__be32 addr)
 	return first != 0 && first != 127 && first < 224;
 }
 
-static __always_inline int judge_arp(const struct frame *f, const struct endpoint *e)
+static __always_inline int judge_arp(const struct frame *f, const struct face *own)
 {
 	const struct arp_ipv4 *arp = &f->arp;
 
-	if (!same(&arp->sender, &f->src) || arp->sender_ip != e->address || arp->target_ip != cfg.gateway)
+	if (!same(&arp->sender, &f->src) || arp->sender_ip != own->address || arp->target_ip != cfg.gateway)
 		return BAD_ARP;
 	if (arp->op == bpf_htons(ARPOP_REQUEST) && broadcast(&f->dst))
 		return 0;
@@ -69,29 +69,23 @@ static __always_inline int judge_ipv4(const struct frame *f)
 SEC("tcx/ingress")
 int port_in(struct __sk_buff *skb)
 {
-	__u32 link = skb->ifindex;
-	struct endpoint *e = 0;
 	struct frame f = {};
-	__u32 *port, generation = 0;
+	__u32 generation = 0;
 	int reason = parse(skb, &f);
+	const struct face *own = owner(skb, &generation);
 
-	port = bpf_map_lookup_elem(&ports, &link);
-	if (port) {
-		generation = *port;
-		e = bpf_map_lookup_elem(&endpoints, &generation);
-	}
-	if (!e || e->link != link)
+	if (!own)
 		return refuse(skb, &f, 0, UNATTACHED);
 	if (reason == MALFORMED || reason == VLAN)
 		return refuse(skb, &f, generation, reason);
-	if (!same(&f.src, &e->mac))
+	if (!same(&f.src, &own->mac))
 		return refuse(skb, &f, generation, BAD_MAC);
 	// An address that is not its own says more than how it was sent.
-	if (f.ethertype == ETH_P_IP && f.saddr[3] != e->address)
+	if (f.ethertype == ETH_P_IP && f.saddr[3] != own->address)
 		return refuse(skb, &f, generation, BAD_ADDRESS);
 	if (reason)
 		return refuse(skb, &f, generation, reason);
-	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, e) : judge_ipv4(&f);
+	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, own) : judge_ipv4(&f);
 	if (!reason)
 		return pass(skb, generation, SENT);
 	refuse(skb, &f, generation, reason);
@@ -102,28 +96,22 @@ int port_in(struct __sk_buff *skb)
 SEC("tcx/egress")
 int port_out(struct __sk_buff *skb)
 {
-	__u32 link = skb->ifindex;
-	struct endpoint *e = 0;
 	struct frame f = {};
-	__u32 *port, generation = 0;
+	__u32 generation = 0;
 	int reason = parse(skb, &f);
+	const struct face *own = owner(skb, &generation);
 
-	port = bpf_map_lookup_elem(&ports, &link);
-	if (port) {
-		generation = *port;
-		e = bpf_map_lookup_elem(&endpoints, &generation);
-	}
-	if (!e || e->link != link)
+	if (!own)
 		return refuse(skb, &f, 0, UNATTACHED);
 	// Only what this host made never came in by an interface. An answer came in
 	// by this one, as no other ICMP can: what a sandbox sends of it is dropped.
-	if (skb->ingress_ifindex && (skb->ingress_ifindex != link || f.proto != IPPROTO_ICMP))
+	if (skb->ingress_ifindex && (skb->ingress_ifindex != skb->ifindex || f.proto != IPPROTO_ICMP))
 		return refuse(skb, &f, generation, NOT_HOST);
 	if (reason && reason != FRAGMENT && reason != OPTIONS)
 		return refuse(skb, &f, generation, reason);
-	if (f.daddr[3] != e->address)
+	if (f.daddr[3] != own->address)
 		return refuse(skb, &f, generation, NOT_ADDRESSED);
-	if (!same(&f.dst, &e->mac) && !(f.ethertype == ETH_P_ARP && broadcast(&f.dst)))
+	if (!same(&f.dst, &own->mac) && !(f.ethertype == ETH_P_ARP && broadcast(&f.dst)))
 		return refuse(skb, &f, generation, NOT_ADDRESSED);
 	count(skb, DELIVERED);
 	return TCX_NEXT;

@@ -5,7 +5,7 @@
 #ifndef SALLYPORT_STATE_H
 #define SALLYPORT_STATE_H
 
-#include "frame.h"
+#include "endpoint.h"
 
 // config is fixed when the programs are loaded: it cannot be out of step with
 // them, and a takeover replaces both at once.
@@ -29,35 +29,6 @@ static __always_inline int bridges(const struct mac *m)
 		diff |= m->addr[i] ^ cfg.bridge.addr[i];
 	return !diff;
 }
-
-// endpoint is what the packets of one session must show. The kernel does not
-// read the names; they are here so that they last exactly as long.
-struct endpoint {
-	__u32 link; // interface index of the host's end
-	__be32 address;
-	struct mac mac;
-	__u8 pad[2];
-	__u8 sandbox[128];
-	__u8 id[64];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32); // generation, which is also the stamp in skb->mark
-	__type(value, struct endpoint);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} endpoints SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32);   // interface index
-	__type(value, __u32); // generation
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} ports SEC(".maps");
 
 // listener holds the gateway's socket. The kernel empties it when the socket
 // is closed, so a dead daemon leaves nothing to steer to.
