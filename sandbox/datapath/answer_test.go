@@ -53,8 +53,8 @@ func TestAnswer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := counters(t, d)
 			verdict, got := turn(t, d, p)
-			if verdict != turned {
-				t.Fatalf("got verdict %d, want %d", int32(verdict), turned)
+			if verdict != redirect {
+				t.Fatalf("got verdict %d, want %d", int32(verdict), redirect)
 			}
 			want := packet{
 				dst: hw(alice), src: p.dst, saddr: gateway, daddr: alice.Address,
@@ -121,7 +121,7 @@ func TestNoAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := aliceQUIC()
-			if verdict, _ := turn(t, d, p); verdict != turned {
+			if verdict, _ := turn(t, d, p); verdict != redirect {
 				t.Fatalf("QUIC: got verdict %d, want an answer", int32(verdict))
 			}
 			change(&p)
@@ -148,7 +148,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	const n = 2000
 	flood := func() (answers int) {
 		for range n {
-			if verdict, _ := turn(t, d, aliceQUIC()); verdict == turned {
+			if verdict, _ := turn(t, d, aliceQUIC()); verdict == redirect {
 				answers++
 			}
 		}
@@ -167,7 +167,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	admit(t, d, bob, loopback)
 	q := aliceQUIC()
 	q.src, q.saddr = hw(bob), bob.Address
-	if verdict, _ := turn(t, d, q); verdict != turned {
+	if verdict, _ := turn(t, d, q); verdict != redirect {
 		t.Errorf("bob's: got verdict %d, want an answer", int32(verdict))
 	}
 	admit(t, d, alice, loopback)
@@ -219,7 +219,9 @@ func TestRefusedDatagrams(t *testing.T) {
 	d := l.open(t)
 	attachBoth(t, d, l)
 	next := drops(t, d)
-	heard := l.alice.listen()
+	heard := l.alice.listen(func(frame []byte) bool {
+		return len(frame) >= 42 && frame[12] == 8 && frame[13] == 0 && frame[23] == protoICMP
+	})
 	segments := func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_SEGMENT, 1200) }
 	for _, checksums := range []bool{true, false} {
 		if !checksums {
@@ -287,42 +289,6 @@ func TestRefusedDatagrams(t *testing.T) {
 	if took, err := l.alice.ask("198.51.100.2:443", nil); !isTimeout(err) {
 		t.Errorf("after Detach got %v after %v, want silence", err, took)
 	}
-}
-
-// listen gives the ICMP messages that arrive at the space.
-func (s *space) listen() <-chan []byte {
-	s.t.Helper()
-	var fd int
-	s.do(func() (err error) {
-		const protocol = unix.ETH_P_IP<<8&0xff00 | unix.ETH_P_IP>>8
-		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
-			return err
-		}
-		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000})
-	})
-	heard, done := make(chan []byte, 100), make(chan struct{})
-	go func() {
-		defer close(heard)
-		defer unix.Close(fd)
-		for {
-			b := make([]byte, 2048)
-			n, _, err := unix.Recvfrom(fd, b, 0)
-			if err == nil && n >= 42 && b[23] == protoICMP {
-				heard <- b[:n]
-			}
-			select {
-			case <-done:
-				return
-			default:
-			}
-		}
-	}()
-	s.t.Cleanup(func() {
-		close(done)
-		for range heard { // until it has ended
-		}
-	})
-	return heard
 }
 
 func isTimeout(err error) bool {

@@ -13,7 +13,8 @@
 // port_in knows the sandbox by the interface that its frames come from. It lets
 // pass ARP with the sandbox's own MAC and IP address for the gateway, whole
 // IPv4 TCP packets to anywhere but other sandboxes, and UDP port 53 to the
-// gateway address; it stamps them with the session's generation. A refused
+// gateway address; it stamps them with the session's generation and takes them
+// to the bridge device itself, so that none is ever bridged. A refused
 // datagram is dropped like all else, and turned round as ICMP port unreachable,
 // a hundred a second for each sandbox: clients of QUIC turn to TCP at once.
 // port_out lets pass only that and what this host itself sent to that sandbox.

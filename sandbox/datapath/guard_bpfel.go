@@ -19,6 +19,7 @@ type guardConfig struct {
 	Subnet  uint32
 	Mask    uint32
 	Mark    uint32
+	Link    uint32
 	Bridge  struct {
 		_    structs.HostLayout
 		Addr [6]uint8

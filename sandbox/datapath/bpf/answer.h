@@ -65,13 +65,16 @@ static __always_inline __u16 internet(void *from, __u32 n)
 }
 
 // answer turns a refused datagram round, as the answer to it.
-static __always_inline int answer(struct __sk_buff *skb, const struct frame *f, __u32 generation)
+static __noinline int answer(struct __sk_buff *skb, __u32 generation)
 {
+	struct mac was[2], is[2];
 	struct answer a = {};
-	struct mac between[2] = {f->src, f->dst};
 
-	if (bpf_skb_load_bytes(skb, ETH_HLEN, &a.about, sizeof(a.about) + sizeof(a.start)) || !spare(generation))
+	if (bpf_skb_load_bytes(skb, 0, was, sizeof(was)) ||
+	    bpf_skb_load_bytes(skb, ETH_HLEN, &a.about, sizeof(a.about) + sizeof(a.start)) || !spare(generation))
 		return TCX_DROP;
+	is[0] = was[1];
+	is[1] = was[0];
 	a.ip.version = 4;
 	a.ip.ihl = sizeof(a.ip) / 4;
 	a.ip.tos = 0xc0; // RFC 1812, 4.3.2.5: internetwork control
@@ -80,7 +83,7 @@ static __always_inline int answer(struct __sk_buff *skb, const struct frame *f, 
 	a.ip.ttl = 64;
 	a.ip.protocol = IPPROTO_ICMP;
 	a.ip.saddr = cfg.gateway;
-	a.ip.daddr = f->saddr[3];
+	a.ip.daddr = a.about.saddr;
 	a.ip.check = internet(&a.ip, sizeof(a.ip));
 	a.type = ICMP_DEST_UNREACH;
 	a.code = ICMP_PORT_UNREACH;
@@ -90,7 +93,7 @@ static __always_inline int answer(struct __sk_buff *skb, const struct frame *f, 
 	// put it there: the sum of a whole ICMP message is zero, 0xffff is written
 	// for it, and that is a zero to the checksum too.
 	if (bpf_skb_change_tail(skb, ETH_HLEN + sizeof(a), 0) ||
-	    bpf_skb_store_bytes(skb, 0, between, sizeof(between), BPF_F_RECOMPUTE_CSUM) ||
+	    bpf_skb_store_bytes(skb, 0, is, sizeof(is), BPF_F_RECOMPUTE_CSUM) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN, &a, sizeof(a), BPF_F_RECOMPUTE_CSUM | BPF_F_INVALIDATE_HASH))
 		return TCX_DROP;
 	count(skb, ANSWERED);

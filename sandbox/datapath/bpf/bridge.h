@@ -90,6 +90,14 @@ static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame
 	return steer(skb);
 }
 
+// pass lets the programs behind ours have their say too.
+static __always_inline int pass(struct __sk_buff *skb, __u32 mark)
+{
+	skb->mark = mark;
+	count(skb, ACCEPTED);
+	return TCX_NEXT;
+}
+
 SEC("tcx/ingress")
 int bridge_in(struct __sk_buff *skb)
 {
@@ -99,14 +107,14 @@ int bridge_in(struct __sk_buff *skb)
 	int reason = parse(skb, &f);
 
 	if (!own)
-		return refuse(skb, &f, 0, UNATTACHED);
+		return refuse(skb, 0, UNATTACHED);
 	// The port has judged the frame; bridge netfilter may have changed it since.
 	if (!reason && (!same(&f.src, &own->mac) || f.saddr[3] != own->address))
 		reason = STALE;
 	if (reason)
-		return refuse(skb, &f, generation, reason);
+		return refuse(skb, generation, reason);
 	if (f.ethertype == ETH_P_ARP)
-		return pass(skb, 0, ACCEPTED);
+		return pass(skb, 0);
 	switch (f.proto) {
 	case IPPROTO_TCP:
 		reason = deliver_tcp(skb, &f);
@@ -118,8 +126,8 @@ int bridge_in(struct __sk_buff *skb)
 		reason = PROTOCOL;
 	}
 	if (reason)
-		return refuse(skb, &f, generation, reason);
-	return pass(skb, cfg.mark, ACCEPTED);
+		return refuse(skb, generation, reason);
+	return pass(skb, cfg.mark);
 }
 
 #endif

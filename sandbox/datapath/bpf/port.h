@@ -64,6 +64,16 @@ static __always_inline int judge_ipv4(const struct frame *f)
 	return bridges(&f->dst) ? 0 : DESTINATION;
 }
 
+// forward takes the frame to the bridge device, as come in by it: it would get
+// there by the bridge's own ways, which no more frames of a sandbox go through,
+// and by the hooks of bridge netfilter on them.
+static __always_inline int forward(struct __sk_buff *skb, __u32 generation)
+{
+	skb->mark = generation;
+	count(skb, SENT);
+	return bpf_redirect(cfg.link, BPF_F_INGRESS);
+}
+
 // port_in sees what the sandbox sends, before the bridge does. It knows the
 // sandbox by the interface, and stamps what passes with its generation.
 SEC("tcx/ingress")
@@ -75,21 +85,21 @@ int port_in(struct __sk_buff *skb)
 	const struct face *own = owner(skb, &generation);
 
 	if (!own)
-		return refuse(skb, &f, 0, UNATTACHED);
+		return refuse(skb, 0, UNATTACHED);
 	if (reason == MALFORMED || reason == VLAN)
-		return refuse(skb, &f, generation, reason);
+		return refuse(skb, generation, reason);
 	if (!same(&f.src, &own->mac))
-		return refuse(skb, &f, generation, BAD_MAC);
+		return refuse(skb, generation, BAD_MAC);
 	// An address that is not its own says more than how it was sent.
 	if (f.ethertype == ETH_P_IP && f.saddr[3] != own->address)
-		return refuse(skb, &f, generation, BAD_ADDRESS);
+		return refuse(skb, generation, BAD_ADDRESS);
 	if (reason)
-		return refuse(skb, &f, generation, reason);
+		return refuse(skb, generation, reason);
 	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, own) : judge_ipv4(&f);
 	if (!reason)
-		return pass(skb, generation, SENT);
-	refuse(skb, &f, generation, reason);
-	return answerable(&f) ? answer(skb, &f, generation) : TCX_DROP;
+		return forward(skb, generation);
+	refuse(skb, generation, reason);
+	return answerable(&f) ? answer(skb, generation) : TCX_DROP;
 }
 
 // port_out sees what is about to reach the sandbox.
@@ -102,17 +112,17 @@ int port_out(struct __sk_buff *skb)
 	const struct face *own = owner(skb, &generation);
 
 	if (!own)
-		return refuse(skb, &f, 0, UNATTACHED);
+		return refuse(skb, 0, UNATTACHED);
 	// Only what this host made never came in by an interface. An answer came in
 	// by this one, as no other ICMP can: what a sandbox sends of it is dropped.
 	if (skb->ingress_ifindex && (skb->ingress_ifindex != skb->ifindex || f.proto != IPPROTO_ICMP))
-		return refuse(skb, &f, generation, NOT_HOST);
+		return refuse(skb, generation, NOT_HOST);
 	if (reason && reason != FRAGMENT && reason != OPTIONS)
-		return refuse(skb, &f, generation, reason);
+		return refuse(skb, generation, reason);
 	if (f.daddr[3] != own->address)
-		return refuse(skb, &f, generation, NOT_ADDRESSED);
+		return refuse(skb, generation, NOT_ADDRESSED);
 	if (!same(&f.dst, &own->mac) && !(f.ethertype == ETH_P_ARP && broadcast(&f.dst)))
-		return refuse(skb, &f, generation, NOT_ADDRESSED);
+		return refuse(skb, generation, NOT_ADDRESSED);
 	count(skb, DELIVERED);
 	return TCX_NEXT;
 }
