@@ -42,7 +42,7 @@ func (g guardMetrics) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.NewInvalidMetric(dropped, err)
 		return
 	}
-	for where, t := range map[string]datapath.Traffic{"sent": c.Sent, "accepted": c.Accepted, "delivered": c.Delivered} {
+	for where, t := range map[string]datapath.Traffic{"sent": c.Sent, "accepted": c.Accepted, "delivered": c.Delivered, "answered": c.Answered} {
 		to <- prometheus.MustNewConstMetric(passedPackets, prometheus.CounterValue, float64(t.Packets), where)
 		to <- prometheus.MustNewConstMetric(passedBytes, prometheus.CounterValue, float64(t.Bytes), where)
 	}

@@ -12,6 +12,7 @@ type Counters struct {
 	Sent      Traffic // passed by the sandboxes' ports
 	Accepted  Traffic // of those, passed by the bridge to the host
 	Delivered Traffic // passed to the sandboxes
+	Answered  Traffic // of those, the port's own answers to datagrams that it dropped
 	Dropped   map[Reason]Traffic
 }
 
@@ -29,6 +30,7 @@ func (d *Datapath) Counters() (Counters, error) {
 		guardSlotSENT:      &c.Sent,
 		guardSlotACCEPTED:  &c.Accepted,
 		guardSlotDELIVERED: &c.Delivered,
+		guardSlotANSWERED:  &c.Answered,
 	} {
 		var err error
 		if *t, err = d.count(uint32(slot)); err != nil {

@@ -127,6 +127,7 @@ func (d *Datapath) load() error {
 		Subnet:  wire(d.config.Subnet.Addr()),
 		Mask:    wire(netip.AddrFrom4([4]byte(net.CIDRMask(d.config.Subnet.Bits(), 32)))),
 		Mark:    routeMark,
+		Link:    uint32(d.bridge),
 	}
 	copy(c.Bridge.Addr[:], d.mac)
 	if err := spec.Variables["cfg"].Set(c); err != nil {
@@ -149,6 +150,9 @@ func (d *Datapath) load() error {
 func (d *Datapath) takeOver() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if err := d.align(); err != nil {
+		return err
+	}
 	pins, err := listPins(d.config.Pins)
 	if err != nil {
 		return err

@@ -13,13 +13,17 @@
 // port_in knows the sandbox by the interface that its frames come from. It lets
 // pass ARP with the sandbox's own MAC and IP address for the gateway, whole
 // IPv4 TCP packets to anywhere but other sandboxes, and UDP port 53 to the
-// gateway address; it stamps them with the session's generation. port_out lets
-// pass only what this host itself sent to that sandbox. bridge_in denies by
-// default: stamp, MAC and IP address must agree with an attached endpoint. It
-// hands TCP to the listener given to [Datapath.Steer] whatever address was
-// dialled; packets of connections that are open already, by steering or by a
-// process of the host, find their socket; DNS reaches a resolver only when it
-// is bound to the gateway's own address. Without a listener nothing passes.
+// gateway address; it stamps them with the session's generation and takes them
+// to the bridge device itself, so that none is ever bridged. A refused
+// datagram is dropped like all else, and turned round as ICMP port unreachable,
+// a hundred a second for each sandbox: clients of QUIC turn to TCP at once.
+// port_out lets pass only that and what this host itself sent to that sandbox.
+// bridge_in denies by default: stamp, MAC and IP address must agree with an
+// attached endpoint. It hands TCP to the listener given to [Datapath.Steer]
+// whatever address was dialled; packets of connections that are open already,
+// by steering or by a process of the host, find their socket; DNS reaches a
+// resolver only when it is bound to the gateway's own address. Without a
+// listener nothing passes.
 //
 // Guaranteed: a port that was not attached, or is no longer, gets nothing
 // through to the host's network stack. All state is pinned, so this holds after

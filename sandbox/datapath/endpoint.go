@@ -141,8 +141,9 @@ func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlin
 			return fmt.Errorf("making its address permanent: %w", err)
 		}
 	}
-	v := guardEndpoint{Link: uint32(e.Link), Address: wire(e.Address)}
-	copy(v.Mac.Addr[:], mac)
+	var v guardEndpoint
+	v.Face.Link, v.Face.Address = uint32(e.Link), wire(e.Address)
+	copy(v.Face.Mac.Addr[:], mac)
 	copy(v.Sandbox[:], e.Sandbox)
 	copy(v.Id[:], e.ID)
 	if err := d.objs.Endpoints.Put(e.Generation, v); err != nil {
@@ -151,7 +152,7 @@ func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlin
 	if err := d.objs.Ports.Put(uint32(e.Link), e.Generation); err != nil {
 		return fmt.Errorf("writing the port: %w", err)
 	}
-	return nil
+	return d.bringNear(e.Generation, v)
 }
 
 // detach takes the word back. The programs stay on the port and refuse all.
@@ -162,16 +163,19 @@ func (d *Datapath) detach(generation uint32) error {
 	} else if err != nil {
 		return fmt.Errorf("reading the endpoint: %w", err)
 	}
+	if err := d.takeAway(generation, v.Face.Link); err != nil {
+		return err
+	}
 	if err := d.objs.Endpoints.Delete(generation); err != nil {
 		return fmt.Errorf("deleting the endpoint: %w", err)
 	}
 	var errs []error
 	// The interface may speak for a later generation by now.
 	var speaks uint32
-	if err := d.objs.Ports.Lookup(v.Link, &speaks); err == nil && speaks == generation {
-		errs = append(errs, d.objs.Ports.Delete(v.Link))
+	if err := d.objs.Ports.Lookup(v.Face.Link, &speaks); err == nil && speaks == generation {
+		errs = append(errs, d.objs.Ports.Delete(v.Face.Link))
 	}
-	for _, n := range d.neighbours(int(v.Link), unwire(v.Address), v.Mac.Addr[:]) {
+	for _, n := range d.neighbours(int(v.Face.Link), unwire(v.Face.Address), v.Face.Mac.Addr[:]) {
 		if err := netlink.NeighDel(n); err != nil && !missing(err) {
 			errs = append(errs, fmt.Errorf("forgetting its address: %w", err))
 		}
@@ -227,12 +231,12 @@ func (d *Datapath) endpoints() ([]sandbox.Endpoint, error) {
 	entries := d.objs.Endpoints.Iterate()
 	for entries.Next(&generation, &v) {
 		all = append(all, sandbox.Endpoint{
-			Link:       int(v.Link),
+			Link:       int(v.Face.Link),
 			Sandbox:    text(v.Sandbox[:]),
 			ID:         text(v.Id[:]),
 			Generation: generation,
-			Address:    unwire(v.Address),
-			MAC:        net.HardwareAddr(v.Mac.Addr[:]).String(),
+			Address:    unwire(v.Face.Address),
+			MAC:        net.HardwareAddr(v.Face.Mac.Addr[:]).String(),
 		})
 	}
 	if err := entries.Err(); err != nil {

@@ -16,12 +16,15 @@ import (
 
 func tableName(config Config) string { return "sallyport-" + config.Bridge }
 
-var families = []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyBridge}
+var families = []nftables.TableFamily{nftables.TableFamilyINet, nftables.TableFamilyARP, nftables.TableFamilyBridge}
 
 // filter replaces the tables of this bridge, each in one transaction.
 func filter(config Config) error {
 	if err := filterRouted(config); err != nil {
 		return fmt.Errorf("dropping forwarded packets with nftables: %w", err)
+	}
+	if err := filterARP(config); err != nil {
+		return fmt.Errorf("dropping address resolution for groups with nftables: %w", err)
 	}
 	// meta ibrname is a kernel module of its own.
 	err := filterBridged(config, [][]expr.Any{by(expr.MetaKeyBRIIIFNAME, config.Bridge)})
@@ -63,7 +66,34 @@ func filterRouted(config Config) error {
 	input := chain(c, table, "input", nftables.ChainHookInput)
 	match := append(not(by(expr.MetaKeyIIFNAME, config.Bridge)), not(by(expr.MetaKeyIIFNAME, "lo"))...)
 	drop(c, input, append(match, ofSubnet(config.Subnet)[0]...)) // IPv4 by source
+	drop(c, input, linkLocal())
 	return c.Flush()
+}
+
+// arpInput is NF_ARP_IN of linux/netfilter_arp.h.
+var arpInput = nftables.ChainHookRef(0)
+
+func filterARP(config Config) error {
+	c, table, err := fresh(config, nftables.TableFamilyARP)
+	if err != nil {
+		return err
+	}
+	drop(c, chain(c, table, "input", arpInput), linkLocal())
+	return c.Flush()
+}
+
+// linkLocal matches frames to a link-local group address (IEEE 802.1D, 7.12.6).
+// One that is not bridged goes up the stack on the port itself, past the bridge
+// device, and network protocols have no business there. It is matched where it
+// gets to, and by its kind first: a chain of the bridge family, or a comparison
+// of addresses, is something that every packet of a sandbox would pay for.
+func linkLocal() []expr.Any {
+	group := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
+	match := at(expr.PayloadBaseLLHeader, 0, group, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0})
+	return append([]expr.Any{
+		&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.PACKET_MULTICAST}},
+	}, match...)
 }
 
 func filterBridged(config Config, between [][]expr.Any) error {
@@ -74,15 +104,6 @@ func filterBridged(config Config, between [][]expr.Any) error {
 	forward := chain(c, table, "forward", nftables.ChainHookForward)
 	for _, match := range between {
 		drop(c, forward, match)
-	}
-	// Frames to a link-local group address (IEEE 802.1D, 7.12.6) that is not
-	// bridged go up the stack on the port itself, past the bridge device.
-	// Network protocols have no business there, on any bridge.
-	input := chain(c, table, "input", nftables.ChainHookInput)
-	group := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
-	for _, ethertype := range []uint16{unix.ETH_P_IP, unix.ETH_P_IPV6, unix.ETH_P_ARP} {
-		match := at(expr.PayloadBaseLLHeader, 0, group, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0})
-		drop(c, input, append(match, protocol(ethertype)...))
 	}
 	return c.Flush()
 }
@@ -99,10 +120,18 @@ func fresh(config Config, family nftables.TableFamily) (*nftables.Conn, *nftable
 	return c, c.AddTable(table), nil
 }
 
+// bridgeFilter is NF_BR_PRI_FILTER_BRIDGED of linux/netfilter_bridge.h: ahead of
+// bridge netfilter, whose hooks at 0 take IP and ARP past all others at 0.
+var bridgeFilter = nftables.ChainPriorityRef(-200)
+
 func chain(c *nftables.Conn, table *nftables.Table, name string, hook *nftables.ChainHook) *nftables.Chain {
+	priority := nftables.ChainPriorityFilter
+	if table.Family == nftables.TableFamilyBridge {
+		priority = bridgeFilter
+	}
 	return c.AddChain(&nftables.Chain{
 		Name: name, Table: table, Type: nftables.ChainTypeFilter,
-		Hooknum: hook, Priority: nftables.ChainPriorityFilter,
+		Hooknum: hook, Priority: priority,
 	})
 }
 

@@ -19,6 +19,7 @@ type guardConfig struct {
 	Subnet  uint32
 	Mask    uint32
 	Mark    uint32
+	Link    uint32
 	Bridge  struct {
 		_    structs.HostLayout
 		Addr [6]uint8
@@ -27,14 +28,17 @@ type guardConfig struct {
 }
 
 type guardEndpoint struct {
-	_       structs.HostLayout
-	Link    uint32
-	Address uint32
-	Mac     struct {
-		_    structs.HostLayout
-		Addr [6]uint8
+	_    structs.HostLayout
+	Face struct {
+		_       structs.HostLayout
+		Link    uint32
+		Address uint32
+		Mac     struct {
+			_    structs.HostLayout
+			Addr [6]uint8
+		}
+		Pad [2]uint8
 	}
-	Pad     [2]uint8
 	Sandbox [128]uint8
 	Id      [64]uint8
 }
@@ -66,6 +70,21 @@ type guardFlood struct {
 	Generation uint32
 	Link       uint32
 	Reason     uint32
+}
+
+type guardNear struct {
+	_    structs.HostLayout
+	Face struct {
+		_       structs.HostLayout
+		Link    uint32
+		Address uint32
+		Mac     struct {
+			_    structs.HostLayout
+			Addr [6]uint8
+		}
+		Pad [2]uint8
+	}
+	Generation uint32
 }
 
 type guardReason uint32
@@ -105,6 +124,7 @@ const (
 	guardSlotSENT      guardSlot = 56
 	guardSlotDELIVERED guardSlot = 57
 	guardSlotACCEPTED  guardSlot = 58
+	guardSlotANSWERED  guardSlot = 59
 	guardSlotSLOTS     guardSlot = 64
 )
 
@@ -124,20 +144,23 @@ type guardTraffic struct {
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	guardMapCounters   = "counters"
-	guardMapDrops      = "drops"
-	guardMapEndpoints  = "endpoints"
-	guardMapFloods     = "floods"
-	guardMapListener   = "listener"
-	guardMapPorts      = "ports"
-	guardMapTold       = "told"
-	guardProgBridgeIn  = "bridge_in"
-	guardProgPortIn    = "port_in"
-	guardProgPortOut   = "port_out"
-	guardVarCfg        = "cfg"
-	guardVarEventType  = "event_type"
-	guardVarReasonType = "reason_type"
-	guardVarSlotType   = "slot_type"
+	guardMapAnswered        = "answered"
+	guardMapCounters        = "counters"
+	guardMapDrops           = "drops"
+	guardMapEndpoints       = "endpoints"
+	guardMapFloods          = "floods"
+	guardMapListener        = "listener"
+	guardMapNearGenerations = "near_generations"
+	guardMapNearLinks       = "near_links"
+	guardMapPorts           = "ports"
+	guardMapTold            = "told"
+	guardProgBridgeIn       = "bridge_in"
+	guardProgPortIn         = "port_in"
+	guardProgPortOut        = "port_out"
+	guardVarCfg             = "cfg"
+	guardVarEventType       = "event_type"
+	guardVarReasonType      = "reason_type"
+	guardVarSlotType        = "slot_type"
 )
 
 // loadGuard returns the embedded CollectionSpec for guard.
@@ -191,13 +214,16 @@ type guardProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type guardMapSpecs struct {
-	Counters  *ebpf.MapSpec `ebpf:"counters"`
-	Drops     *ebpf.MapSpec `ebpf:"drops"`
-	Endpoints *ebpf.MapSpec `ebpf:"endpoints"`
-	Floods    *ebpf.MapSpec `ebpf:"floods"`
-	Listener  *ebpf.MapSpec `ebpf:"listener"`
-	Ports     *ebpf.MapSpec `ebpf:"ports"`
-	Told      *ebpf.MapSpec `ebpf:"told"`
+	Answered        *ebpf.MapSpec `ebpf:"answered"`
+	Counters        *ebpf.MapSpec `ebpf:"counters"`
+	Drops           *ebpf.MapSpec `ebpf:"drops"`
+	Endpoints       *ebpf.MapSpec `ebpf:"endpoints"`
+	Floods          *ebpf.MapSpec `ebpf:"floods"`
+	Listener        *ebpf.MapSpec `ebpf:"listener"`
+	NearGenerations *ebpf.MapSpec `ebpf:"near_generations"`
+	NearLinks       *ebpf.MapSpec `ebpf:"near_links"`
+	Ports           *ebpf.MapSpec `ebpf:"ports"`
+	Told            *ebpf.MapSpec `ebpf:"told"`
 }
 
 // guardVariableSpecs contains global variables before they are loaded into the kernel.
@@ -230,22 +256,28 @@ func (o *guardObjects) Close() error {
 //
 // It can be passed to loadGuardObjects or ebpf.CollectionSpec.LoadAndAssign.
 type guardMaps struct {
-	Counters  *ebpf.Map `ebpf:"counters"`
-	Drops     *ebpf.Map `ebpf:"drops"`
-	Endpoints *ebpf.Map `ebpf:"endpoints"`
-	Floods    *ebpf.Map `ebpf:"floods"`
-	Listener  *ebpf.Map `ebpf:"listener"`
-	Ports     *ebpf.Map `ebpf:"ports"`
-	Told      *ebpf.Map `ebpf:"told"`
+	Answered        *ebpf.Map `ebpf:"answered"`
+	Counters        *ebpf.Map `ebpf:"counters"`
+	Drops           *ebpf.Map `ebpf:"drops"`
+	Endpoints       *ebpf.Map `ebpf:"endpoints"`
+	Floods          *ebpf.Map `ebpf:"floods"`
+	Listener        *ebpf.Map `ebpf:"listener"`
+	NearGenerations *ebpf.Map `ebpf:"near_generations"`
+	NearLinks       *ebpf.Map `ebpf:"near_links"`
+	Ports           *ebpf.Map `ebpf:"ports"`
+	Told            *ebpf.Map `ebpf:"told"`
 }
 
 func (m *guardMaps) Close() error {
 	return _GuardClose(
+		m.Answered,
 		m.Counters,
 		m.Drops,
 		m.Endpoints,
 		m.Floods,
 		m.Listener,
+		m.NearGenerations,
+		m.NearLinks,
 		m.Ports,
 		m.Told,
 	)

@@ -376,5 +376,42 @@ func (l *lab) watch(t *testing.T) {
 	}
 }
 
+// listen gives the frames of some kind that arrive at the space.
+func (s *space) listen(want func(frame []byte) bool) <-chan []byte {
+	s.t.Helper()
+	var fd int
+	s.do(func() (err error) {
+		const protocol = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8
+		if fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol); err != nil {
+			return err
+		}
+		return unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Usec: 50_000})
+	})
+	heard, done := make(chan []byte, 100), make(chan struct{})
+	go func() {
+		defer close(heard)
+		defer unix.Close(fd)
+		for {
+			b := make([]byte, 2048)
+			n, from, err := unix.Recvfrom(fd, b, 0)
+			ll, ok := from.(*unix.SockaddrLinklayer)
+			if err == nil && ok && ll.Pkttype != unix.PACKET_OUTGOING && want(b[:n]) {
+				heard <- b[:n]
+			}
+			select {
+			case <-done:
+				return
+			default:
+			}
+		}
+	}()
+	s.t.Cleanup(func() {
+		close(done)
+		for range heard { // until it has ended
+		}
+	})
+	return heard
+}
+
 // settle gives frames time to arrive.
 func settle() { time.Sleep(250 * time.Millisecond) }

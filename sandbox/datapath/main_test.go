@@ -32,26 +32,26 @@ func TestMain(m *testing.M) {
 		}
 		goleak.VerifyTestMain(m)
 	case os.Geteuid() == 0:
-		os.Exit(inside())
+		c := inside(os.Args[1:]...)
+		c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
+		if err := c.Run(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
 	default:
 		goleak.VerifyTestMain(m)
 	}
 }
 
-// inside runs the same tests again in namespaces of their own.
-func inside() int {
-	c := exec.Command("/proc/self/exe", os.Args[1:]...)
+// inside is this program again, in namespaces of its own.
+func inside(args ...string) *exec.Cmd {
+	c := exec.Command("/proc/self/exe", args...)
 	c.Env = append(os.Environ(), envInside+"=1")
-	c.Stdin, c.Stdout, c.Stderr = os.Stdin, os.Stdout, os.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
 		Pdeathsig:  syscall.SIGKILL,
 	}
-	if err := c.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
+	return c
 }
 
 // furnish hides the machine's bpffs, so that Open has to mount one.

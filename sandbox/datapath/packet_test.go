@@ -18,7 +18,7 @@ type packet struct {
 	fragment     uint16 // IPv4 flags and offset
 	options      []byte // IPv4
 	arp          *arp
-	icmp         byte   // type
+	icmp, code   byte
 	body         []byte // of anything
 	cut          int    // keep so many bytes
 }
@@ -116,7 +116,7 @@ func (p packet) transport() []byte {
 		b = append(b, 0, 0)
 		at = 6
 	case protoICMP, protoICMP6:
-		b = append(b, p.icmp, 0, 0, 0, 0, 1, 0, 1)
+		b = append(b, p.icmp, p.code, 0, 0, 0, 1, 0, 1)
 		at = 2
 	}
 	b = append(b, p.body...)

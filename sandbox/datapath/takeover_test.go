@@ -3,6 +3,7 @@ package datapath
 import (
 	"bufio"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -163,9 +164,11 @@ func reuseIndex(t *testing.T, dead bool) {
 	e := l.aliceEnd
 	e.Generation = 70
 	must(t, d.Attach(e))
-	if got, err := greeted(l.alice, "198.51.100.2:443"); err != nil {
-		t.Errorf("once attached: got %q, %v", got, err)
-	}
+	// What alice's kernel asked for in vain may fail after this.
+	eventually(t, "the gateway answers once attached", func() bool {
+		_, err := greeted(l.alice, "198.51.100.2:443")
+		return err == nil
+	})
 	if got := sorted(t, d); len(got) != 2 || got[1].Generation != 70 {
 		t.Errorf("got endpoints %v, want bob's and the new one", got)
 	}
@@ -252,6 +255,52 @@ func TestPortWithoutGuard(t *testing.T) {
 		}
 	}
 	t.Logf("%d ways led from one such port to another", arrived)
+}
+
+// A group that no bridge forwards is no way to the host on the port itself, past
+// the bridge device, for whatever source address.
+func TestGroupThatIsNotBridged(t *testing.T) {
+	slow := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 2}
+	arrive := func(t *testing.T, l *lab) (resolved bool, datagram string) {
+		t.Helper()
+		answers := l.alice.listen(func(frame []byte) bool { return len(frame) >= 42 && frame[12] == 8 && frame[13] == 6 && frame[21] == 2 })
+		hostAddr := netip.MustParseAddr("198.51.100.1")
+		l.alice.send(packet{dst: slow, src: hw(alice), arp: &arp{1, hw(alice), nobody, alice.Address, hostAddr}}.bytes(), packet{
+			dst: slow, src: hw(alice), saddr: netip.MustParseAddr("203.0.113.77"), daddr: hostAddr,
+			proto: protoUDP, sport: 40000, dport: hostPort, body: []byte(markerStart + "group" + markerEnd),
+		}.bytes())
+		settle()
+		return len(answers) > 0, l.witnessed.where("group")
+	}
+	t.Run("of a plain bridge", func(t *testing.T) {
+		l := newLab(t)
+		l.plain(t)
+		settle()
+		if resolved, datagram := arrive(t, l); !resolved || datagram == "" {
+			t.Errorf("answered %t, arrived at %q: the test shows nothing", resolved, datagram)
+		}
+	})
+	t.Run("of a port without the guard", func(t *testing.T) {
+		l := newLab(t)
+		d, err := Open(l.config)
+		must(t, err)
+		l.undo(t)
+		must(t, d.Close())
+		l.enslave()
+		settle()
+		if resolved, datagram := arrive(t, l); resolved || datagram != "" {
+			t.Errorf("answered %t, arrived at %q", resolved, datagram)
+		}
+	})
+}
+
+// In a network that never had a bridge the filter's hooks come before those of
+// bridge netfilter, which pass over what they do not know.
+func TestPortWithoutGuardOnTheFirstBridge(t *testing.T) {
+	needRoot(t)
+	if out, err := inside("-test.run=^TestPortWithoutGuard$").CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
 }
 
 // Should every program be lost, the host still forwards nothing.

@@ -90,25 +90,31 @@ static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame
 	return steer(skb);
 }
 
+// pass lets the programs behind ours have their say too.
+static __always_inline int pass(struct __sk_buff *skb, __u32 mark)
+{
+	skb->mark = mark;
+	count(skb, ACCEPTED);
+	return TCX_NEXT;
+}
+
 SEC("tcx/ingress")
 int bridge_in(struct __sk_buff *skb)
 {
 	__u32 generation = skb->mark;
-	struct endpoint *e = 0;
+	const struct face *own = attached(generation);
 	struct frame f = {};
 	int reason = parse(skb, &f);
 
-	if (generation)
-		e = bpf_map_lookup_elem(&endpoints, &generation);
-	if (!e)
-		return refuse(skb, &f, 0, UNATTACHED);
+	if (!own)
+		return refuse(skb, 0, UNATTACHED);
 	// The port has judged the frame; bridge netfilter may have changed it since.
-	if (!reason && (!same(&f.src, &e->mac) || f.saddr[3] != e->address))
+	if (!reason && (!same(&f.src, &own->mac) || f.saddr[3] != own->address))
 		reason = STALE;
 	if (reason)
-		return refuse(skb, &f, generation, reason);
+		return refuse(skb, generation, reason);
 	if (f.ethertype == ETH_P_ARP)
-		return pass(skb, 0, ACCEPTED);
+		return pass(skb, 0);
 	switch (f.proto) {
 	case IPPROTO_TCP:
 		reason = deliver_tcp(skb, &f);
@@ -120,8 +126,8 @@ int bridge_in(struct __sk_buff *skb)
 		reason = PROTOCOL;
 	}
 	if (reason)
-		return refuse(skb, &f, generation, reason);
-	return pass(skb, cfg.mark, ACCEPTED);
+		return refuse(skb, generation, reason);
+	return pass(skb, cfg.mark);
 }
 
 #endif

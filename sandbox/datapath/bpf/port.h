@@ -5,7 +5,7 @@
 #ifndef SALLYPORT_PORT_H
 #define SALLYPORT_PORT_H
 
-#include "state.h"
+#include "answer.h"
 
 // reachable refuses what no TCP connection has business with: this network
 // (0/8), loopback (127/8), multicast and above (224/3).
@@ -16,17 +16,27 @@ static __always_inline int reachable(__be32 addr)
 	return first != 0 && first != 127 && first < 224;
 }
 
-static __always_inline int judge_arp(const struct frame *f, const struct endpoint *e)
+static __always_inline int judge_arp(const struct frame *f, const struct face *own)
 {
 	const struct arp_ipv4 *arp = &f->arp;
 
-	if (!same(&arp->sender, &f->src) || arp->sender_ip != e->address || arp->target_ip != cfg.gateway)
+	if (!same(&arp->sender, &f->src) || arp->sender_ip != own->address || arp->target_ip != cfg.gateway)
 		return BAD_ARP;
 	if (arp->op == bpf_htons(ARPOP_REQUEST) && broadcast(&f->dst))
 		return 0;
 	if (arp->op != bpf_htons(ARPOP_REQUEST) && arp->op != bpf_htons(ARPOP_REPLY))
 		return BAD_ARP;
 	return bridges(&f->dst) ? 0 : BAD_ARP;
+}
+
+// answerable says whether a refused datagram gets an answer: RFC 1122, 3.2.2, has none
+// for broadcast, multicast and fragments.
+static __always_inline int answerable(const struct frame *f)
+{
+	__be32 to = f->daddr[3];
+
+	return f->proto == IPPROTO_UDP && bridges(&f->dst) && reachable(to) &&
+	       to != cfg.subnet && to != (cfg.subnet | ~cfg.mask);
 }
 
 static __always_inline int judge_ipv4(const struct frame *f)
@@ -54,64 +64,65 @@ static __always_inline int judge_ipv4(const struct frame *f)
 	return bridges(&f->dst) ? 0 : DESTINATION;
 }
 
+// forward takes the frame to the bridge device, as come in by it: it would get
+// there by the bridge's own ways, which no more frames of a sandbox go through,
+// and by the hooks of bridge netfilter on them.
+static __always_inline int forward(struct __sk_buff *skb, __u32 generation)
+{
+	skb->mark = generation;
+	count(skb, SENT);
+	return bpf_redirect(cfg.link, BPF_F_INGRESS);
+}
+
 // port_in sees what the sandbox sends, before the bridge does. It knows the
 // sandbox by the interface, and stamps what passes with its generation.
 SEC("tcx/ingress")
 int port_in(struct __sk_buff *skb)
 {
-	__u32 link = skb->ifindex;
-	struct endpoint *e = 0;
 	struct frame f = {};
-	__u32 *port, generation = 0;
+	__u32 generation = 0;
 	int reason = parse(skb, &f);
+	const struct face *own = owner(skb, &generation);
 
-	port = bpf_map_lookup_elem(&ports, &link);
-	if (port) {
-		generation = *port;
-		e = bpf_map_lookup_elem(&endpoints, &generation);
-	}
-	if (!e || e->link != link)
-		return refuse(skb, &f, 0, UNATTACHED);
+	if (!own)
+		return refuse(skb, 0, UNATTACHED);
 	if (reason == MALFORMED || reason == VLAN)
-		return refuse(skb, &f, generation, reason);
-	if (!same(&f.src, &e->mac))
-		return refuse(skb, &f, generation, BAD_MAC);
+		return refuse(skb, generation, reason);
+	if (!same(&f.src, &own->mac))
+		return refuse(skb, generation, BAD_MAC);
 	// An address that is not its own says more than how it was sent.
-	if (f.ethertype == ETH_P_IP && f.saddr[3] != e->address)
-		return refuse(skb, &f, generation, BAD_ADDRESS);
-	if (!reason)
-		reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, e) : judge_ipv4(&f);
+	if (f.ethertype == ETH_P_IP && f.saddr[3] != own->address)
+		return refuse(skb, generation, BAD_ADDRESS);
 	if (reason)
-		return refuse(skb, &f, generation, reason);
-	return pass(skb, generation, SENT);
+		return refuse(skb, generation, reason);
+	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, own) : judge_ipv4(&f);
+	if (!reason)
+		return forward(skb, generation);
+	refuse(skb, generation, reason);
+	return answerable(&f) ? answer(skb, generation) : TCX_DROP;
 }
 
 // port_out sees what is about to reach the sandbox.
 SEC("tcx/egress")
 int port_out(struct __sk_buff *skb)
 {
-	__u32 link = skb->ifindex;
-	struct endpoint *e = 0;
 	struct frame f = {};
-	__u32 *port, generation = 0;
+	__u32 generation = 0;
 	int reason = parse(skb, &f);
+	const struct face *own = owner(skb, &generation);
 
-	port = bpf_map_lookup_elem(&ports, &link);
-	if (port) {
-		generation = *port;
-		e = bpf_map_lookup_elem(&endpoints, &generation);
-	}
-	if (!e || e->link != link)
-		return refuse(skb, &f, 0, UNATTACHED);
-	// Only what this host made never came in by an interface.
-	if (skb->ingress_ifindex)
-		return refuse(skb, &f, generation, NOT_HOST);
+	if (!own)
+		return refuse(skb, 0, UNATTACHED);
+	// Only what this host made never came in by an interface. An answer came in
+	// by this one, as no other ICMP can: what a sandbox sends of it is dropped.
+	if (skb->ingress_ifindex && (skb->ingress_ifindex != skb->ifindex || f.proto != IPPROTO_ICMP))
+		return refuse(skb, generation, NOT_HOST);
 	if (reason && reason != FRAGMENT && reason != OPTIONS)
-		return refuse(skb, &f, generation, reason);
-	if (f.daddr[3] != e->address)
-		return refuse(skb, &f, generation, NOT_ADDRESSED);
-	if (!same(&f.dst, &e->mac) && !(f.ethertype == ETH_P_ARP && broadcast(&f.dst)))
-		return refuse(skb, &f, generation, NOT_ADDRESSED);
+		return refuse(skb, generation, reason);
+	if (f.daddr[3] != own->address)
+		return refuse(skb, generation, NOT_ADDRESSED);
+	if (!same(&f.dst, &own->mac) && !(f.ethertype == ETH_P_ARP && broadcast(&f.dst)))
+		return refuse(skb, generation, NOT_ADDRESSED);
 	count(skb, DELIVERED);
 	return TCX_NEXT;
 }

@@ -39,6 +39,7 @@ enum slot {
 	SENT = 56,
 	DELIVERED,
 	ACCEPTED,
+	ANSWERED, // not passed on, but turned round
 	SLOTS = 64,
 };
 

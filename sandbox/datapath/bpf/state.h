@@ -5,7 +5,7 @@
 #ifndef SALLYPORT_STATE_H
 #define SALLYPORT_STATE_H
 
-#include "frame.h"
+#include "endpoint.h"
 
 // config is fixed when the programs are loaded: it cannot be out of step with
 // them, and a takeover replaces both at once.
@@ -14,6 +14,7 @@ struct config {
 	__be32 subnet;
 	__be32 mask;
 	__u32 mark; // for routing steered packets to this host
+	__u32 link; // interface index of the bridge
 	struct mac bridge;
 	__u8 pad[2];
 };
@@ -22,42 +23,11 @@ volatile const struct config cfg;
 // bridges reads the address as volatile: else the compiler takes it for zero.
 static __always_inline int bridges(const struct mac *m)
 {
-	__u8 diff = 0;
+	const volatile __u16 *x = (const volatile void *)&cfg.bridge;
+	const __u16 *y = (const void *)m;
 
-#pragma unroll
-	for (int i = 0; i < 6; i++)
-		diff |= m->addr[i] ^ cfg.bridge.addr[i];
-	return !diff;
+	return x[0] == y[0] && x[1] == y[1] && x[2] == y[2];
 }
-
-// endpoint is what the packets of one session must show. The kernel does not
-// read the names; they are here so that they last exactly as long.
-struct endpoint {
-	__u32 link; // interface index of the host's end
-	__be32 address;
-	struct mac mac;
-	__u8 pad[2];
-	__u8 sandbox[128];
-	__u8 id[64];
-};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32); // generation, which is also the stamp in skb->mark
-	__type(value, struct endpoint);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} endpoints SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, __u32);   // interface index
-	__type(value, __u32); // generation
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(pinning, LIBBPF_PIN_BY_NAME);
-} ports SEC(".maps");
 
 // listener holds the gateway's socket. The kernel empties it when the socket
 // is closed, so a dead daemon leaves nothing to steer to.
@@ -164,8 +134,11 @@ static __always_inline __u64 tell(const struct flood *flood, __u64 now)
 	return seen;
 }
 
-static __always_inline int refuse(struct __sk_buff *skb, const struct frame *f, __u32 generation, __u32 reason)
+// refuse drops a frame, and parses it once more for the record: what passes need
+// not have more of it in memory than it is judged by.
+static __noinline int refuse(struct __sk_buff *skb, __u32 generation, __u32 reason)
 {
+	struct frame f = {};
 	struct flood flood = {.generation = generation, .link = skb->ifindex, .reason = reason};
 	__u64 now = bpf_ktime_get_boot_ns();
 	struct event *d;
@@ -178,28 +151,21 @@ static __always_inline int refuse(struct __sk_buff *skb, const struct frame *f, 
 	d = bpf_ringbuf_reserve(&drops, sizeof(*d), 0);
 	if (!d)
 		return TCX_DROP;
+	parse(skb, &f);
 	d->flood = flood;
-	d->ethertype = f->ethertype;
-	d->proto = f->proto;
+	d->ethertype = f.ethertype;
+	d->proto = f.proto;
 	d->pad = 0;
 	d->time = now;
 	d->seen = seen;
-	__builtin_memcpy(d->saddr, f->saddr, sizeof(d->saddr));
-	__builtin_memcpy(d->daddr, f->daddr, sizeof(d->daddr));
-	d->sport = f->sport;
-	d->dport = f->dport;
-	d->src = f->src;
-	d->dst = f->dst;
+	__builtin_memcpy(d->saddr, f.saddr, sizeof(d->saddr));
+	__builtin_memcpy(d->daddr, f.daddr, sizeof(d->daddr));
+	d->sport = f.sport;
+	d->dport = f.dport;
+	d->src = f.src;
+	d->dst = f.dst;
 	bpf_ringbuf_submit(d, 0);
 	return TCX_DROP;
-}
-
-// pass lets the programs behind ours have their say too.
-static __always_inline int pass(struct __sk_buff *skb, __u32 mark, __u32 slot)
-{
-	skb->mark = mark;
-	count(skb, slot);
-	return TCX_NEXT;
 }
 
 #endif
