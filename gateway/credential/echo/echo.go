@@ -31,12 +31,14 @@ type Scrubber struct{ index *index }
 const redaction = '*'
 
 // New returns a Scrubber for the values. White space around them is not part of
-// them.
+// them, unless they would be too short.
 func New(values []string) *Scrubber {
 	var patterns []pattern
 	seen := make(map[pattern]bool)
 	for _, value := range values {
-		value = strings.TrimSpace(value)
+		if short := strings.TrimSpace(value); len(short) >= MinLength {
+			value = short
+		}
 		if len(value) < MinLength {
 			continue
 		}
@@ -69,7 +71,7 @@ func (s *Scrubber) Header(h http.Header) int {
 		// Names have lost their case on the way.
 		if len(name) >= s.index.window {
 			find := search{index: s.index, fold: true, spans: space[:0]}
-			if find.run(append(text[:0], name...)); len(find.spans) > 0 {
+			if find.run(append(text[:0], name...), true); len(find.spans) > 0 {
 				delete(h, name)
 				hits++
 				continue
@@ -94,7 +96,7 @@ func (s *Scrubber) Header(h http.Header) int {
 // In says whether a text holds one of the values in any spelling.
 func (s *Scrubber) In(text string) bool {
 	find := search{index: s.index}
-	find.run([]byte(text))
+	find.run([]byte(text), true)
 	return len(find.spans) > 0
 }
 
@@ -111,11 +113,8 @@ func (s *Scrubber) sieve() sieve { return sieve{search: search{index: s.index}} 
 // decided. The rest may be the beginning of a secret: it is to be offered again,
 // with what follows, unless this is the last of the text.
 func (s *sieve) sift(data []byte, last bool) (decided int) {
-	s.run(data)
+	s.run(data, last)
 	decided = s.open
-	if last {
-		decided = len(data)
-	}
 	redact(data[:min(s.masked, decided)])
 	// What begins in the decided part ends in data, or it would not be decided;
 	// what begins after it will be found again.
@@ -148,26 +147,30 @@ func (s *Scrubber) Reader(body io.ReadCloser, hit func()) io.ReadCloser {
 	if s.none() {
 		return body
 	}
-	return &scrubbed{sieve: s.sieve(), body: body, hit: hit}
+	return &scrubbed{reader: s.reader(body, hit), Closer: body}
 }
 
-// chunk is how many bytes of a body are read at a time if the caller has no
-// room for so many.
+// chunk is how many bytes are read at a time by who has no room for so many.
 const chunk = 4 << 10
 
 type scrubbed struct {
-	sieve
-	body io.ReadCloser
-	hit  func()
+	reader
+	io.Closer
+}
 
-	kept  []byte // undecided
-	buf   []byte // for callers with little room
-	ready []byte // decided, part of buf
+func (s *Scrubber) reader(src io.Reader, hit func()) reader {
+	return reader{text: s.text(hit), src: src}
+}
+
+// reader scrubs all that it reads as one text.
+type reader struct {
+	text
+	src   io.Reader
+	ready []byte // decided
 	err   error  // after ready
 }
 
-// Read has the body read into p itself, which saves copying all of it.
-func (r *scrubbed) Read(p []byte) (n int, err error) {
+func (r *reader) Read(p []byte) (n int, err error) {
 	for len(p) > 0 && n == 0 {
 		switch {
 		case len(r.ready) > 0:
@@ -175,34 +178,28 @@ func (r *scrubbed) Read(p []byte) (n int, err error) {
 			r.ready = r.ready[n:]
 		case r.err != nil:
 			return 0, r.err
-		case len(p) >= len(r.kept)+chunk:
-			n = r.fill(p)
+		case len(p) >= r.kept()+chunk:
+			n = r.direct(p)
 		default:
-			if len(r.buf) < len(r.kept)+chunk {
-				r.buf = make([]byte, 2*len(r.kept)+chunk)
-			}
-			r.ready = r.buf[:r.fill(r.buf)]
+			var got int
+			got, r.err = r.src.Read(r.room(chunk))
+			r.ready = r.add(got, r.err == io.EOF)
 		}
 	}
 	return n, nil
 }
 
-// fill reads once, after what was kept, and returns how many bytes of buf are
-// decided.
-func (r *scrubbed) fill(buf []byte) int {
+// direct reads into p itself, which saves copying all of it, and returns how
+// much of it is decided.
+func (r *reader) direct(p []byte) int {
 	var n int
-	kept := copy(buf, r.kept)
-	n, r.err = r.body.Read(buf[kept:])
-	data := buf[:kept+n]
-	hits := r.hits
-	decided := r.sift(data, r.err == io.EOF)
-	r.kept = append(r.kept[:0], data[decided:]...)
-	if r.hit != nil {
-		for range r.hits - hits {
-			r.hit()
-		}
+	kept := copy(p, r.buf[r.from:r.to])
+	n, r.err = r.src.Read(p[kept:])
+	data := p[:kept+n]
+	decided := r.count(data, r.err == io.EOF)
+	r.from, r.to = 0, 0
+	if len(data) > decided {
+		r.to = copy(r.room(len(data)-decided), data[decided:])
 	}
 	return decided
 }
-
-func (r *scrubbed) Close() error { return r.body.Close() }

@@ -73,6 +73,9 @@ func mixAt[text string | []byte](t text, bits int) uint32 {
 	return mix(uint32(t[0])<<8|uint32(t[1])<<16|uint32(t[2])<<24, bits)
 }
 
+// reach is more than the length of what can be undecided.
+func (x *index) reach() int { return stretch * x.longest }
+
 // set is one of small numbers.
 type set []uint64
 

@@ -14,16 +14,17 @@ type search struct {
 	*index
 	fold  bool // letters are the same in either case
 	spans []span
-	open  int
+	open  int // where the first begins that might end later, or the length of data
 
 	data []byte
+	last bool
 }
 
 // run finds every occurrence in data, overlapping ones included, in the order
-// of where they begin, and where the first begins that might end after data, or
-// data's length.
-func (s *search) run(data []byte) {
-	s.spans, s.data, s.open = s.spans[:0], data, len(data)
+// of where they begin. Unless data is the last of its text it also finds where the
+// first begins that might end later: what begins after that it may leave out.
+func (s *search) run(data []byte, last bool) {
+	s.spans, s.data, s.open, s.last = s.spans[:0], data, len(data), last
 	if s.window == 0 {
 		return
 	}
@@ -31,7 +32,7 @@ func (s *search) run(data []byte) {
 	for _, c := range s.introducers {
 		for at := 0; ; at++ {
 			n := bytes.IndexByte(data[at:], c)
-			if n < 0 {
+			if n < 0 || s.late(at-s.longest) {
 				break
 			}
 			if at += n; s.alive(data, at) {
@@ -39,12 +40,17 @@ func (s *search) run(data []byte) {
 			}
 		}
 	}
-	s.tail()
+	if !last {
+		s.tail()
+	}
 	if len(s.spans) > 1 {
 		slices.SortFunc(s.spans, func(a, b span) int { return a.from - b.from })
 	}
 	s.data = nil
 }
+
+// late says whether what begins at a place will be looked at again.
+func (s *search) late(from int) bool { return !s.last && from >= s.open }
 
 // plain finds what has no escape in it. A step of a scan waits for the one
 // before, mostly for its loads: four scans at a time take hardly longer than one.
@@ -209,7 +215,7 @@ func (s *search) escaped(at int) {
 // data, stands for the pattern's byte i.
 func (s *search) match(at int, e *reading, n uint16, i int) {
 	p := &s.patterns[n]
-	if i >= len(p.text) || i > at {
+	if i >= len(p.text) || i > at || s.late(at-i) {
 		return
 	}
 	took, ok := p.takes(i, e, s.fold)
@@ -220,7 +226,7 @@ func (s *search) match(at int, e *reading, n uint16, i int) {
 	if to >= 0 {
 		s.spans = append(s.spans, span{at - i, to})
 	}
-	if more {
+	if more && !s.last {
 		s.open = min(s.open, at-i)
 	}
 }
