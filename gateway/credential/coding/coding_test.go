@@ -194,6 +194,15 @@ func TestFlushedPartsComeAtOnce(t *testing.T) {
 	}
 }
 
+// once fails once, and is at its end after that.
+type once struct{ err error }
+
+func (o *once) Read([]byte) (int, error) {
+	err := o.err
+	o.err = io.EOF
+	return 0, err
+}
+
 func TestBrokenBodiesAreNotComplete(t *testing.T) {
 	reset := errors.New("connection reset")
 	for _, c := range codings {
@@ -204,7 +213,7 @@ func TestBrokenBodiesAreNotComplete(t *testing.T) {
 			}
 		}
 		for _, n := range []int{0, 1, len(coded) / 2, len(coded)} {
-			body := io.MultiReader(bytes.NewReader(coded[:n]), iotest.ErrReader(reset))
+			body := io.MultiReader(bytes.NewReader(coded[:n]), &once{reset})
 			if _, err := decode(body, c.name); !errors.Is(err, reset) {
 				t.Errorf("%s that was reset after %d of %d bytes: %v", c.format, n, len(coded), err)
 			}
@@ -225,7 +234,7 @@ func TestBrokenBodiesAreNotComplete(t *testing.T) {
 		if got, err := decode(bytes.NewReader(append(coded, coded...)), c.name); err != nil || len(got) != 6000 {
 			t.Errorf("%s twice: %d bytes, %v", c.format, len(got), err)
 		}
-		r, _ := coding.NewReader(io.MultiReader(bytes.NewReader(coded), iotest.ErrReader(io.ErrUnexpectedEOF)), []string{c.name})
+		r, _ := coding.NewReader(io.MultiReader(bytes.NewReader(coded), &once{io.ErrUnexpectedEOF}), []string{c.name})
 		for range 2 { // an error stays
 			if _, err := io.ReadAll(r); !errors.Is(err, io.ErrUnexpectedEOF) {
 				t.Errorf("%s cut off after a member: %v", c.format, err)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/http"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -76,5 +78,59 @@ func BenchmarkNewScrubber(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		echo.New([]string{"sk-proj-T3BlbkFJabcdefghijklmnop0123456789"})
+	}
+}
+
+// BenchmarkContent reads what takes more than searching.
+func BenchmarkContent(b *testing.B) {
+	line := `{"id":"chatcmpl-A1b2C3","object":"chat.completion.chunk","created":1694268190,"choices":[{"index":0,"delta":{"content":" and the answer"}}]}` + "\n"
+	text := strings.Repeat(line, 1<<20/len(line))
+	s := scrubber("sk-proj-00T3BlbkFJabcdefghijklmnop0")
+	var small []byte
+	for range 1 << 20 / len(line) {
+		small = append(small, message{0, line}.bytes()...)
+	}
+	type content struct {
+		name string
+		size int
+		open func() io.Reader
+	}
+	response := func(header http.Header, body []byte) func() io.Reader {
+		return func() io.Reader {
+			r := &http.Response{StatusCode: 200, Header: header.Clone(), Body: io.NopCloser(bytes.NewReader(body))}
+			if err := s.Response(r, nil); err != nil {
+				b.Fatal(err)
+			}
+			return r.Body
+		}
+	}
+	all := []content{
+		{"messages", len(small), response(http.Header{"Content-Type": {"application/grpc"}}, small)},
+		{"message", len(text), response(http.Header{"Content-Type": {"application/grpc"}}, message{0, text}.bytes())},
+		{"frame", len(text), func() io.Reader { return s.Frames(bytes.NewReader(frame{0x81, text}.bytes()), nil) }},
+	}
+	var frames []byte
+	for range 1 << 20 / len(line) {
+		frames = append(frames, frame{0x81, line}.bytes()...)
+	}
+	all = append(all, content{"frames", len(frames), func() io.Reader { return s.Frames(bytes.NewReader(frames), nil) }})
+	for _, name := range []string{"gzip", "br", "zstd"} {
+		all = append(all, content{name, len(text), response(http.Header{"Content-Encoding": {name}}, coded(b, name, text))})
+	}
+	for _, c := range all {
+		b.Run(c.name, func(b *testing.B) {
+			b.SetBytes(int64(c.size))
+			b.ReportAllocs()
+			defer cpu(b, c.size)()
+			buf := make([]byte, 32<<10)
+			for b.Loop() {
+				r := c.open()
+				for {
+					if _, err := r.Read(buf); err != nil {
+						break
+					}
+				}
+			}
+		})
 	}
 }

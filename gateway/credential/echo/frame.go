@@ -57,7 +57,8 @@ type frames struct {
 	closed  bool // after a Close frame
 
 	// The frame that is read.
-	left  int64 // bytes of its payload to come
+	head  [8]byte // parts of its header
+	left  int64   // bytes of its payload to come
 	final bool
 
 	// The message. opcode is that of the next frame to be written of it.
@@ -117,15 +118,15 @@ func (f *frames) write(first byte, payload int64) {
 
 // next reads the header of a frame, and all of a control frame.
 func (f *frames) next() error {
-	var head [maxHeader]byte
-	if _, err := io.ReadFull(f.src, head[:2]); err != nil {
+	head := f.head[:2]
+	if _, err := io.ReadFull(f.src, head); err != nil {
 		if err == io.EOF && f.message {
 			err = io.ErrUnexpectedEOF
 		}
 		return err
 	}
 	first := head[0]
-	size, err := f.size(head[1], head[2:])
+	size, err := f.size(head[1])
 	if err != nil {
 		return err
 	}
@@ -151,7 +152,7 @@ func (f *frames) next() error {
 }
 
 // size reads the rest of a length (section 5.2).
-func (f *frames) size(second byte, space []byte) (int64, error) {
+func (f *frames) size(second byte) (int64, error) {
 	switch {
 	case second&bitMask != 0:
 		return 0, f.refuse("a masked frame from a server")
@@ -162,10 +163,11 @@ func (f *frames) size(second byte, space []byte) (int64, error) {
 	if second == 127 {
 		n, least = 8, 1<<16
 	}
-	if _, err := io.ReadFull(f.src, space[8-n:8]); err != nil {
+	f.head = [8]byte{}
+	if _, err := io.ReadFull(f.src, f.head[8-n:]); err != nil {
 		return 0, unexpected(err)
 	}
-	size := binary.BigEndian.Uint64(space[:8])
+	size := binary.BigEndian.Uint64(f.head[:])
 	if size < least || size > 1<<62 {
 		return 0, f.refuse("a length that is not in its shortest form")
 	}

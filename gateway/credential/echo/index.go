@@ -103,8 +103,7 @@ func newIndex(patterns []pattern) *index {
 	if x.holds['\n'] {
 		x.introducers = append(x.introducers, '\n')
 	}
-	// Sparse: what is looked up is hardly ever there.
-	for x.bits = 10; 1<<x.bits < 16*places && x.bits < 22; {
+	for x.bits = 8; 1<<x.bits < 2*places && x.bits < 18; {
 		x.bits++
 	}
 	for h := range x.shift {
@@ -122,8 +121,8 @@ func newIndex(patterns []pattern) *index {
 }
 
 // gramBits is the size of the hash for grams, of which there are stride times
-// as many as places.
-func (x *index) gramBits() int { return x.bits + 3 }
+// as many as places. They are sparse: hardly any that is looked up is there.
+func (x *index) gramBits() int { return x.bits + 6 }
 
 func (x *index) add(i uint16) {
 	text := x.patterns[i].text

@@ -274,6 +274,15 @@ func TestResponseOfNoSecrets(t *testing.T) {
 	}
 }
 
+// The names of a trailer's fields go out before the body.
+func TestTrailerNames(t *testing.T) {
+	r := &http.Response{StatusCode: 200, Trailer: http.Header{"X-" + strings.ToUpper(token): nil, "X-Last": nil}, Body: http.NoBody}
+	hits := 0
+	if err := scrubber(token).Response(r, func() { hits++ }); err != nil || hits != 1 || len(r.Trailer) != 1 {
+		t.Errorf("%v, %d hits, %v", err, hits, r.Trailer)
+	}
+}
+
 func TestSwitchingProtocols(t *testing.T) {
 	body := io.NopCloser(strings.NewReader(token))
 	r := &http.Response{StatusCode: 101, Header: http.Header{"X-Echo": {token}}, Body: body}
