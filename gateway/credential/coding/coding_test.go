@@ -92,10 +92,11 @@ func TestList(t *testing.T) {
 
 func TestDecode(t *testing.T) {
 	for _, c := range codings {
-		for _, n := range []int{0, 1, 1000, 1 << 20} {
-			coded := code(t, c.writer, text(n))
+		for _, n := range []int{0, 1, 1000, 200_000} {
+			want := text(n)
+			coded := code(t, c.writer, want)
 			for name, body := range map[string]io.Reader{"whole": bytes.NewReader(coded), "in halves": iotest.HalfReader(bytes.NewReader(coded)), "with EOF": iotest.DataErrReader(bytes.NewReader(coded))} {
-				if got, err := decode(body, c.name); err != nil || !bytes.Equal(got, text(n)) {
+				if got, err := decode(body, c.name); err != nil || !bytes.Equal(got, want) {
 					t.Errorf("%s of %d bytes, %s: %d bytes, %v", c.format, n, name, len(got), err)
 				}
 			}
@@ -109,7 +110,10 @@ func TestDecode(t *testing.T) {
 // A body may come in any pieces, also when what is left of it after a flush does.
 func TestDecodePieces(t *testing.T) {
 	for _, c := range codings {
-		for n := range 300 {
+		for n := 0; n < 300; n++ {
+			if c.name != "br" {
+				n += 40 // it is br that has been wrong, of one text in 300
+			}
 			coded := code(t, c.writer, text(n))
 			for cut := max(0, len(coded)-4); cut < len(coded); cut++ {
 				body := io.MultiReader(bytes.NewReader(coded[:cut]), iotest.OneByteReader(bytes.NewReader(coded[cut:])))
@@ -243,50 +247,29 @@ func TestBrokenBodiesAreNotComplete(t *testing.T) {
 	}
 }
 
-// zeros are many.
-type zeros struct{ n int64 }
-
-func (z *zeros) Read(p []byte) (int, error) {
-	if z.n == 0 {
-		return 0, io.EOF
-	}
-	n := int(min(int64(len(p)), z.n))
-	clear(p[:n])
-	z.n -= int64(n)
-	return n, nil
-}
-
 func TestBombs(t *testing.T) {
-	bomb := func(layers ...func(io.Writer) writer) io.Reader {
-		var coded bytes.Buffer
-		var w io.Writer = &coded
-		var all []writer
-		for _, open := range layers {
-			all = append(all, open(w))
-			w = all[len(all)-1]
-		}
-		if _, err := io.Copy(w, &zeros{80 << 20}); err != nil {
-			t.Fatal(err)
-		}
-		for i := range all {
-			all[len(all)-1-i].Close()
-		}
-		return &coded
+	zeros := make([]byte, 1<<20)
+	bomb := func(open func(io.Writer) writer) []byte { return bytes.Repeat(code(t, open, zeros), 80) }
+	var br bytes.Buffer
+	w := brotli.NewWriterLevel(&br, 0)
+	for range 80 {
+		w.Write(zeros)
 	}
+	w.Close()
 	tests := []struct {
 		name    string
-		body    io.Reader
+		body    []byte
 		codings []string
 		bad     bool
 	}{
 		{"gzip", bomb(codings[0].writer), []string{"gzip"}, false},
-		{"gzip in gzip", bomb(codings[0].writer, codings[0].writer), []string{"gzip", "gzip"}, true},
-		{"br", bomb(codings[5].writer), []string{"br"}, true},
+		{"gzip in gzip", code(t, codings[0].writer, bomb(codings[0].writer)), []string{"gzip", "gzip"}, true},
+		{"br", br.Bytes(), []string{"br"}, true},
 		{"zstd", bomb(codings[6].writer), []string{"zstd"}, true},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			r, err := coding.NewReader(test.body, test.codings)
+			r, err := coding.NewReader(bytes.NewReader(test.body), test.codings)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -321,14 +304,15 @@ func TestWindows(t *testing.T) {
 		window int
 		ok     bool
 	}{{"8 MiB", 8 << 20, true}, {"16 MiB", 16 << 20, false}} {
-		coded := code(t, func(w io.Writer) writer {
-			z, err := zstd.NewWriter(w, zstd.WithWindowSize(test.window), zstd.WithEncoderConcurrency(1))
-			if err != nil {
-				t.Fatal(err)
-			}
-			return z
-		}, text(17<<20))
-		if _, err := decode(bytes.NewReader(coded), "zstd"); (err == nil) != test.ok {
+		var coded bytes.Buffer
+		w, err := zstd.NewWriter(&coded, zstd.WithWindowSize(test.window), zstd.WithEncoderConcurrency(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.Write(text(1000))
+		w.Flush() // before the size is known
+		w.Close()
+		if _, err := decode(&coded, "zstd"); (err == nil) != test.ok {
 			t.Errorf("zstd with a window of %s: %v", test.name, err)
 		}
 	}
