@@ -1,0 +1,26 @@
+package coding_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+
+	"sallyport/gateway/credential/coding"
+)
+
+func ExampleNewReader() {
+	var body bytes.Buffer
+	w := gzip.NewWriter(&body)
+	io.WriteString(w, "hello")
+	w.Close()
+
+	r, err := coding.NewReader(&body, coding.List([]string{"gzip"}))
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	text, err := io.ReadAll(r)
+	fmt.Println(string(text), err)
+	// Output: hello <nil>
+}

@@ -1,0 +1,81 @@
+package echo
+
+import "slices"
+
+// takes says whether an escape can stand at a place in the pattern, and for how
+// many of its bytes it does.
+func (p *pattern) takes(i int, e *reading, fold bool) (n int, ok bool) {
+	if i+int(e.size) <= len(p.text) && equal(e.bytes(), p.text[i:i+int(e.size)], fold || p.fold) {
+		return int(e.size), true
+	}
+	return 0, p.lines && i >= wrap && e.lineEnd()
+}
+
+// state says that a pattern has been followed to its byte i, and a text to its
+// byte at.
+type state struct{ i, at int }
+
+// follow reads on from a state and returns where the occurrence ends that began
+// at from, the longest if there are several, or -1. more says that data ends
+// before that is certain.
+//
+// States wait in the order of their place in data, each once: whatever is in
+// data, it takes no longer than the data's length times the pattern's.
+func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int, more bool) {
+	var space [8]state
+	waiting := append(space[:0], begin)
+	limit := from + p.span()
+	fold = fold || p.fold
+	to = -1
+	for len(waiting) > 0 {
+		now := waiting[0]
+		waiting = waiting[:copy(waiting, waiting[1:])]
+		if len(waiting) == 0 {
+			// Alone, it can run ahead.
+			for now.i < len(p.text) && now.at < len(data) && !introduces[data[now.at]] {
+				if !equalByte(data[now.at], p.text[now.i], fold) {
+					return to, more
+				}
+				now.i, now.at = now.i+1, now.at+1
+			}
+		}
+		switch {
+		case now.at > limit:
+			continue
+		case now.i == len(p.text):
+			to = max(to, now.at)
+			continue
+		case now.at == len(data):
+			more = true
+			continue
+		}
+		c := data[now.at]
+		if equalByte(c, p.text[now.i], fold) {
+			waiting = wait(waiting, state{now.i + 1, now.at + 1})
+		}
+		if introduces[c] {
+			var r readings
+			read(data[now.at:], &r)
+			more = more || r.short
+			for i := range r.list[:r.n] {
+				if n, ok := p.takes(now.i, &r.list[i], fold); ok {
+					waiting = wait(waiting, state{now.i + n, now.at + int(r.list[i].n)})
+				}
+			}
+		}
+	}
+	return to, more
+}
+
+func wait(waiting []state, s state) []state {
+	at, known := slices.BinarySearchFunc(waiting, s, func(a, b state) int {
+		if a.at != b.at {
+			return a.at - b.at
+		}
+		return a.i - b.i
+	})
+	if known {
+		return waiting
+	}
+	return slices.Insert(waiting, at, s)
+}

@@ -1,0 +1,153 @@
+package echo
+
+import "strings"
+
+// index is a set of patterns, ready to be found.
+//
+// What is in a text as the pattern is, the common case, is found by Wu and
+// Manber's method ("A fast algorithm for multi-pattern searching", 1994): a
+// window as long as the shortest pattern slides by as much as its last three
+// bytes allow. Any other occurrence has a first escape, and before that the
+// beginning of the pattern as it is. So each byte of the text that introduces an
+// escape is looked at, together with the bytes before it, for places in patterns
+// where the escape can stand.
+//
+// All of this takes letters of either case for one, and leaves it to the
+// comparison that follows to tell.
+type index struct {
+	patterns []pattern
+	window   int // length of the shortest pattern
+	longest  int // of the longest
+
+	shift [1 << shiftBits]uint8  // by the hash of a window's last three bytes; 0: look at the chain
+	head  [1 << shiftBits]uint16 // by the same hash: 1 + index of the first candidate
+	next  []uint16               // by pattern: 1 + index of the next candidate
+
+	// Places where an escape can stand: within the first three bytes of a
+	// pattern by what it stands for, later by the hash of the three bytes before
+	// it. Of the latter places only every eighth is there.
+	early  [256][]place
+	places []place
+	later  []uint32 // by hash: 1 + index into places
+	bits   int      // of that hash
+
+	// What tells soon that there is nothing to find.
+	introducers []byte        // that matter
+	holds       [256]bool     // whether an escape that stands for a byte can be in a pattern
+	first       [256][]uint16 // patterns by their first byte
+	pairs       set           // the first two bytes of patterns
+	grams       set           // any three bytes of patterns
+}
+
+// place is one in a pattern.
+type place struct {
+	pattern uint16
+	at      uint32
+	next    uint32 // with the same hash: 1 + index
+}
+
+const (
+	// maxWindow fits a shift into a byte.
+	maxWindow = 200
+	// maxPatterns fits an index into 16 bits; some 4,000 values at once.
+	maxPatterns = 1<<16 - 2
+	// gram is how many bytes are hashed.
+	gram = 3
+	// stride is how far apart the places of later are.
+	stride = 8
+	// shiftBits is the size of the hash for shift: it fits the processor's first
+	// cache together with head.
+	shiftBits = 13
+	// lower, set in a byte, makes letters of either case one. Some other bytes
+	// become one too.
+	lower = 0x20
+)
+
+// mix hashes the last three of four bytes, given as a little-endian number.
+func mix(four uint32, bits int) uint32 {
+	return (four | lower<<24 | lower<<16 | lower<<8 | 0xFF) * 0x9E3779B1 >> (32 - bits)
+}
+
+// mixAt hashes the first three bytes of a text.
+func mixAt[text string | []byte](t text, bits int) uint32 {
+	return mix(uint32(t[0])<<8|uint32(t[1])<<16|uint32(t[2])<<24, bits)
+}
+
+// reach is more than the length of what can be undecided.
+func (x *index) reach() int { return stretch * x.longest }
+
+// set is one of small numbers.
+type set []uint64
+
+func newSet(bits int) set              { return make(set, 1<<bits/64) }
+func (s set) add(i uint32)             { s[i/64] |= 1 << (i % 64) }
+func (s set) has(i uint32) bool        { return s[i/64]>>(i%64)&1 != 0 }
+func pairOf(first, second byte) uint32 { return uint32(first|lower)<<8 | uint32(second|lower) }
+
+func newIndex(patterns []pattern) *index {
+	x := &index{patterns: patterns[:min(len(patterns), maxPatterns)]}
+	if len(x.patterns) == 0 {
+		return x
+	}
+	x.window = maxWindow
+	places := 0
+	for i := range x.patterns {
+		p := &x.patterns[i]
+		x.window, x.longest = min(x.window, len(p.text)), max(x.longest, len(p.text))
+		places += 2 + len(p.text)/stride
+		if p.lines || strings.Contains(p.text, "\n") {
+			x.holds['\n'], x.holds['\r'] = true, true
+		}
+	}
+	x.introducers = []byte(`%\&`)
+	if x.holds['\n'] {
+		x.introducers = append(x.introducers, '\n')
+	}
+	for x.bits = 8; 1<<x.bits < 2*places && x.bits < 18; {
+		x.bits++
+	}
+	for h := range x.shift {
+		x.shift[h] = uint8(x.window - gram + 1)
+	}
+	x.next = make([]uint16, len(x.patterns))
+	x.places = make([]place, 0, places)
+	x.later = make([]uint32, 1<<x.bits)
+	x.grams = newSet(x.gramBits())
+	x.pairs = newSet(16)
+	for i := range x.patterns {
+		x.add(uint16(i))
+	}
+	return x
+}
+
+// gramBits is the size of the hash for grams, of which there are stride times
+// as many as places. They are sparse: hardly any that is looked up is there.
+func (x *index) gramBits() int { return x.bits + 6 }
+
+func (x *index) add(i uint16) {
+	text := x.patterns[i].text
+	for _, c := range []byte(text) {
+		x.holds[c|lower], x.holds[c&^lower] = true, true
+	}
+	x.first[text[0]|lower] = append(x.first[text[0]|lower], i)
+	x.pairs.add(pairOf(text[0], text[1]))
+	for j := range len(text) - gram {
+		x.grams.add(mixAt(text[j:], x.gramBits()))
+	}
+
+	for j := gram; j <= x.window; j++ {
+		h := mixAt(text[j-gram:], shiftBits)
+		x.shift[h] = min(x.shift[h], uint8(x.window-j))
+	}
+	last := mixAt(text[x.window-gram:], shiftBits)
+	x.next[i], x.head[last] = x.head[last], i+1
+
+	for j := range gram {
+		x.early[text[j]|lower] = append(x.early[text[j]|lower], place{pattern: i, at: uint32(j)})
+	}
+	for j := gram; j < len(text); j = j&^(stride-1) + stride {
+		h := mixAt(text[j-gram:], x.bits)
+		x.places = append(x.places, place{pattern: i, at: uint32(j), next: x.later[h]})
+		x.later[h] = uint32(len(x.places))
+	}
+}

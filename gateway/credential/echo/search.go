@@ -1,0 +1,269 @@
+package echo
+
+import (
+	"bytes"
+	"encoding/binary"
+	"slices"
+)
+
+// span is a half-open range of bytes.
+type span struct{ from, to int }
+
+// search is one of a text.
+type search struct {
+	*index
+	fold  bool // letters are the same in either case
+	spans []span
+	open  int // where the first begins that might end later, or the length of data
+
+	data []byte
+	last bool
+}
+
+// run finds every occurrence in data, overlapping ones included, in the order
+// of where they begin. Unless data is the last of its text it also finds where the
+// first begins that might end later: what begins after that it may leave out.
+func (s *search) run(data []byte, last bool) {
+	s.spans, s.data, s.open, s.last = s.spans[:0], data, len(data), last
+	if s.window == 0 {
+		return
+	}
+	s.plain()
+	for _, c := range s.introducers {
+		for at := 0; ; at++ {
+			n := bytes.IndexByte(data[at:], c)
+			if n < 0 || s.late(at-s.longest) {
+				break
+			}
+			if at += n; s.alive(data, at) {
+				s.escaped(at)
+			}
+		}
+	}
+	if !last {
+		s.tail()
+	}
+	if len(s.spans) > 1 {
+		slices.SortFunc(s.spans, func(a, b span) int { return a.from - b.from })
+	}
+	s.data = nil
+}
+
+// late says whether what begins at a place will be looked at again.
+func (s *search) late(from int) bool { return !s.last && from >= s.open }
+
+// plain finds what has no escape in it. A step of a scan waits for the one
+// before, mostly for its loads: four scans at a time take hardly longer than one.
+func (s *search) plain() {
+	data, window := s.data, s.window
+	quarter := len(data) / 4
+	if quarter < 4*window {
+		s.scan(window, len(data)+1)
+		return
+	}
+	ends := [4]int{quarter, 2 * quarter, 3 * quarter, len(data) + 1}
+	a, b, c, d := window, ends[0], ends[1], ends[2]
+	for a < ends[0] && b < ends[1] && c < ends[2] && d < ends[3] {
+		na, nb, nc, nd := s.slide(data, a), s.slide(data, b), s.slide(data, c), s.slide(data, d)
+		if na == 0 || nb == 0 || nc == 0 || nd == 0 {
+			for i, n := range [4]*int{&na, &nb, &nc, &nd} {
+				if *n == 0 {
+					*n = 1
+					s.candidates([4]int{a, b, c, d}[i])
+				}
+			}
+		}
+		a, b, c, d = a+na, b+nb, c+nc, d+nd
+	}
+	s.scan(a, ends[0])
+	s.scan(b, ends[1])
+	s.scan(c, ends[2])
+	s.scan(d, ends[3])
+}
+
+// scan finds the occurrences whose window ends at a place from one, but before
+// another.
+func (s *search) scan(at, end int) {
+	for at < end {
+		n := s.slide(s.data, at)
+		if n == 0 {
+			n = 1
+			s.candidates(at)
+		}
+		at += n
+	}
+}
+
+// slide says how far a window that ends at a place can slide.
+func (x *index) slide(data []byte, at int) int {
+	return int(x.shift[mix(binary.LittleEndian.Uint32(data[at-4:]), shiftBits)])
+}
+
+// candidates compares the patterns that may begin where the window does that
+// ends at a place.
+func (s *search) candidates(at int) {
+	from := at - s.window
+	for n := s.head[mixAt(s.data[at-gram:], shiftBits)]; n != 0; n = s.next[n-1] {
+		p := &s.patterns[n-1]
+		if to := from + len(p.text); to <= len(s.data) && equal(s.data[from:to], p.text, s.fold || p.fold) {
+			s.spans = append(s.spans, span{from, to})
+		}
+	}
+}
+
+// equal compares a text with as much of a pattern.
+func equal(data []byte, text string, fold bool) bool {
+	if !fold {
+		return string(data) == text
+	}
+	for i, c := range data {
+		if !equalByte(c, text[i], true) {
+			return false
+		}
+	}
+	return true
+}
+
+func equalByte(a, b byte, fold bool) bool {
+	return a == b || fold && a|lower == b|lower && 'a' <= a|lower && a|lower <= 'z'
+}
+
+// alive says whether an escape in a text may be in an occurrence. It spares the
+// rest most of its work.
+func (x *index) alive(data []byte, at int) bool {
+	c, n, sure := peek(data[at:])
+	switch {
+	case !sure:
+		return true
+	case n == 0 || !x.holds[c]:
+		return false
+	case at >= gram && x.within(data, at):
+		return true
+	case c == '\n' && at > 0 && data[at-1] == '\r':
+		return true
+	}
+	return x.begins(data, at, c, n)
+}
+
+// within says whether the three bytes before a place may be in a pattern.
+func (x *index) within(data []byte, at int) bool {
+	return x.grams.has(mixAt(data[at-gram:], x.gramBits()))
+}
+
+// begins says whether an escape of n bytes that stands for c may be one of the
+// first three characters of an occurrence.
+func (x *index) begins(data []byte, at int, c byte, n int) bool {
+	return at >= 1 && x.pairs.has(pairOf(data[at-1], c)) ||
+		at >= 2 && x.pairs.has(pairOf(data[at-2], data[at-1])) ||
+		x.follows(c, data[at+n:])
+}
+
+// follows says whether an occurrence may begin with a character and what a text
+// begins with.
+func (x *index) follows(c byte, text []byte) bool {
+	switch {
+	case len(x.first[c|lower]) == 0:
+		return false
+	case len(text) == 0 || x.pairs.has(pairOf(c, text[0])):
+		return true
+	case !introduces[text[0]]:
+		return false
+	}
+	second, n, sure := peek(text)
+	if sure {
+		return n > 0 && x.pairs.has(pairOf(c, second))
+	}
+	var r readings
+	read(text, &r)
+	for i := range r.list[:r.n] {
+		if x.pairs.has(pairOf(c, r.list[i].text[0])) {
+			return true
+		}
+	}
+	return r.short
+}
+
+// escaped finds the occurrences whose first escape is that at a place.
+func (s *search) escaped(at int) {
+	if s.data[at] == '\n' && at > 0 && s.data[at-1] == '\r' {
+		at--
+	}
+	var r readings
+	read(s.data[at:], &r)
+	for i := range r.list[:r.n] {
+		e := &r.list[i]
+		if !s.holds[e.text[0]] {
+			continue
+		}
+		if e.size > 1 || s.begins(s.data, at, e.text[0], int(e.n)) {
+			for _, where := range s.early[e.text[0]|lower] {
+				s.match(at, e, where.pattern, int(where.at))
+			}
+		}
+		if at < gram || !s.within(s.data, at) {
+			continue
+		}
+		for back := range min(stride, at-gram+1) {
+			for n := s.later[mixAt(s.data[at-back-gram:], s.bits)]; n != 0; n = s.places[n-1].next {
+				s.match(at, e, s.places[n-1].pattern, int(s.places[n-1].at)+back)
+			}
+		}
+	}
+}
+
+// match finds the occurrence of a pattern whose first escape, at a place in
+// data, stands for the pattern's byte i.
+func (s *search) match(at int, e *reading, n uint16, i int) {
+	p := &s.patterns[n]
+	if i >= len(p.text) || i > at || s.late(at-i) {
+		return
+	}
+	took, ok := p.takes(i, e, s.fold)
+	if !ok || !equal(s.data[at-i:at], p.text[:i], s.fold || p.fold) {
+		return
+	}
+	to, more := p.follow(s.data, at-i, state{i + took, at + int(e.n)}, s.fold)
+	if to >= 0 {
+		s.spans = append(s.spans, span{at - i, to})
+	}
+	if more && !s.last {
+		s.open = min(s.open, at-i)
+	}
+}
+
+// tail looks for the beginning of an occurrence at the end of data that has no
+// escape in it, or no more than the beginning of one.
+func (s *search) tail() {
+	for at := max(0, len(s.data)-s.longest-maxEscape+1); at < s.open; at++ {
+		c := s.data[at]
+		if s.follows(c, s.data[at+1:]) && s.opens(at, c) || introduces[c] && s.opensEscaped(at) {
+			s.open = at
+		}
+	}
+}
+
+// opens says whether data ends within what may be an occurrence that begins at a
+// place, with the character c.
+func (s *search) opens(at int, c byte) bool {
+	for _, n := range s.first[c|lower] {
+		if _, more := s.patterns[n].follow(s.data, at, state{0, at}, s.fold); more {
+			return true
+		}
+	}
+	return false
+}
+
+// opensEscaped does the same if there is an escape at the place.
+func (s *search) opensEscaped(at int) bool {
+	if c, n, sure := peek(s.data[at:]); sure {
+		return n > 0 && s.follows(c, s.data[at+n:]) && s.opens(at, c)
+	}
+	var r readings
+	read(s.data[at:], &r)
+	for i := range r.list[:r.n] {
+		if s.opens(at, r.list[i].text[0]) {
+			return true
+		}
+	}
+	return r.short
+}
