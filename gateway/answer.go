@@ -25,7 +25,7 @@ var (
 	errAudit     = errors.New("the decision could not be written down")
 	errUpgrade   = errors.New("the upstream switched protocols unasked")
 	errWebSocket = errors.New("the upstream did not begin a WebSocket")
-	errCoding    = errors.New("the upstream encoded a response that has to be read for secrets")
+	errCoding    = errors.New("the upstream answered in a form that cannot be searched for the credential")
 	errPanic     = errors.New("internal error")
 	errLate      = errors.New("the client began TLS late that no rule lets pass unread")
 )

@@ -81,8 +81,6 @@ func (x *exchange) authorize(r *http.Request) *answer {
 		return x.deny(r, d)
 	case len(d.Inject) > 0 && !f.tls():
 		return x.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
-	case len(d.Inject) > 0 && upgrade:
-		return x.deny(r, floor(d, "websocket-credential", "a WebSocket's frames cannot be scrubbed of the credential that this destination gets"))
 	}
 	x.decision, x.upgrade = d, upgrade
 
@@ -136,15 +134,22 @@ func (x *exchange) prepare(r *http.Request) error {
 	return nil
 }
 
+// unscrubbable are the headers that ask for a part of a response, or for a form
+// of it that would have to be undone before it can be searched.
+var unscrubbable = []string{
+	"Range", "If-Range", "X-Ms-Range", "Grpc-Accept-Encoding", "Connect-Accept-Encoding", "Sec-Websocket-Extensions",
+}
+
 // inject removes the sandbox's own credentials and puts in those that the
 // decision names. An account of the sandbox's own at an allowed destination
 // would be a way out.
 func (x *exchange) inject(r *http.Request) error {
 	credential.StripCarriers(r)
-	// What comes back has to be read whole and in the clear to be scrubbed.
+	// What comes back has to be read whole, and best in the clear, to be scrubbed.
 	r.Header["Accept-Encoding"] = []string{"identity"}
-	delete(r.Header, "Range")
-	delete(r.Header, "If-Range")
+	for _, name := range unscrubbable {
+		delete(r.Header, name)
+	}
 	to := credential.Binding{Host: x.flow.host, Port: x.flow.port, TLS: x.flow.tls(), Policy: x.decision.Revision}
 	var leases []*credential.Lease
 	for _, i := range x.decision.Inject {
@@ -184,7 +189,13 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 			_ = resp.Body.Close()
 			return nil, errUpgrade
 		}
-		return resp, nil // goproxy needs its body as it is
+		if x.got.scrubber != nil {
+			if err := x.got.frames(resp); err != nil {
+				_ = resp.Body.Close()
+				return nil, err
+			}
+		}
+		return resp, nil // goproxy needs a body that can be written to
 	}
 	x.got.response = resp
 	if resp.Body != http.NoBody {
@@ -211,25 +222,15 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	dropHops(resp.Header, x.upgrade)
 	delete(resp.Header, decisionHeader)
 	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
+	if x.got.scrubber != nil && resp.StatusCode != http.StatusSwitchingProtocols {
+		if err := x.got.scrub(); err != nil {
+			x.err = errCoding
+			return failed(errCoding, x.allowed.ID()).response(ctx.Req)
+		}
+	}
 	x.out.length = resp.ContentLength
 	x.out.prompt = resp.ContentLength < 0 && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()
-	if x.got.scrubber == nil {
-		return resp
-	}
-	if coded(resp.Header) && resp.Body == &x.got {
-		x.err = errCoding
-		return failed(errCoding, x.allowed.ID()).response(ctx.Req)
-	}
-	x.got.scrub()
 	return resp
-}
-
-// coded tells whether a body has an encoding that would hide a secret in it.
-func coded(h http.Header) bool {
-	return slices.ContainsFunc(h["Content-Encoding"], func(coding string) bool {
-		coding = strings.TrimSpace(coding)
-		return coding != "" && !strings.EqualFold(coding, "identity")
-	})
 }
 
 // hops are the headers of one connection (RFC 9110, section 7.6.1).

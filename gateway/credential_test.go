@@ -135,7 +135,15 @@ func TestSecretThatComesBackIsScrubbed(t *testing.T) {
 			z := gzip.NewWriter(w)
 			io.WriteString(z, token)
 			z.Close()
-		}, "GET", 502, "encoded a response"},
+		}, "GET", 200, "***"},
+		{"in a coding that nobody knows", func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Content-Encoding", "rot13")
+			io.WriteString(w, token)
+		}, "GET", 502, "cannot be searched"},
+		{"in a part of a body", func(w http.ResponseWriter, r *http.Request) {
+			w.WriteHeader(http.StatusPartialContent)
+			io.WriteString(w, token[:8])
+		}, "GET", 502, "cannot be searched"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -220,18 +228,44 @@ func TestCredentialThatCannotBeHad(t *testing.T) {
 	}
 }
 
-func TestWebSocketGetsNoCredential(t *testing.T) {
+// TestWebSocketIsScrubbed: an upstream that is sent the credential with the
+// handshake gives it back in the handshake's header and in frames.
+func TestWebSocketIsScrubbed(t *testing.T) {
 	l := newLab(t)
 	l.policy(inject("openai"))
 	l.secrets(map[string]credential.Source{"openai": secret(token)})
-	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) { t.Error("reached") })
+	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+token || r.Header.Get("Sec-WebSocket-Extensions") != "" {
+			t.Errorf("the upstream got %v", r.Header)
+		}
+		w.Header().Set("Connection", "Upgrade")
+		w.Header().Set("Upgrade", "websocket")
+		w.Header().Set("X-Echo", r.Header.Get("Authorization"))
+		w.WriteHeader(101)
+		c, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer c.Close()
+		// A text message in two fragments, the token across them (RFC 6455, section 5.2).
+		io.WriteString(c, "\x01\x0c< "+token[:10])
+		fmt.Fprintf(c, "\x80%c%s >", len(token)-10+2, token[10:])
+		io.WriteString(c, "\x88\x00")
+	})
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, body := send(t, c, "GET / HTTP/1.1\r\nHost: api.example.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
-	if resp.StatusCode != 403 || !strings.Contains(body, "WebSocket") {
-		t.Errorf("%d %s", resp.StatusCode, body)
+	io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.example.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
+		"Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
+	seen, _ := io.ReadAll(c)
+	if got := string(seen); !strings.HasPrefix(got, "HTTP/1.1 101") || strings.Contains(got, token) || strings.Contains(got, token[10:]) ||
+		strings.Count(got, "*") < 2*len(token) || !strings.Contains(got, " >") {
+		t.Errorf("the sandbox sees %q", got)
+	}
+	if c := l.await(2)[1]; !strings.Contains(c.Message, "2 times") {
+		t.Errorf("completion says %q", c.Message)
 	}
 }
 

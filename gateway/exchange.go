@@ -66,7 +66,7 @@ func (x *exchange) inform(code int, h http.Header) {
 	delete(h, decisionHeader)
 	delete(h, "Alt-Svc")
 	if s := x.got.scrubber; s != nil {
-		x.got.hits += s.Header(h)
+		x.got.hits.Add(int64(s.Header(h)))
 	}
 	header := x.out.Header()
 	maps.Copy(header, h)
@@ -241,7 +241,7 @@ func (x *exchange) end() {
 	if x.err != nil && status(x.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
-	if n := x.got.hits; n > 0 {
+	if n := x.got.hits.Load(); n > 0 {
 		c.Message = fmt.Sprintf("the response held the injected credential %d times; each was overwritten", n)
 		c.SeverityID = audit.SeverityMedium
 		x.gateway.metrics.scrubbed.Add(float64(n))

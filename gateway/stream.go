@@ -25,8 +25,8 @@ type body struct {
 	raw      io.Reader // below the scrubber
 	response *http.Response
 	scrubber *credential.Scrubber // nil when nothing was injected
-	hits     int
-	err      error // but for io.EOF
+	hits     atomic.Int64         // a WebSocket's come while it ends
+	err      error                // but for io.EOF
 }
 
 // waiting tells whether nothing of the body has come yet.
@@ -35,13 +35,30 @@ func (b *body) waiting() bool {
 	return !ok || ahead.Buffered() == 0
 }
 
-// scrub takes the secrets out of the response's head and of what is read from
-// here on.
-func (b *body) scrub() {
-	b.hits += b.scrubber.Header(b.response.Header)
-	if b.ReadCloser != nil {
-		b.ReadCloser = b.scrubber.Reader(b.ReadCloser, func() { b.hits++ })
+func (b *body) hit() { b.hits.Add(1) }
+
+// scrub takes the secrets out of the response's head, and of its body and
+// trailers as they are read. goproxy goes on seeing the body that it knows.
+func (b *body) scrub() error {
+	resp := b.response
+	if resp.Body == b {
+		resp.Body = b.ReadCloser
+		defer func() { b.ReadCloser, resp.Body = resp.Body, b }()
 	}
+	return b.scrubber.Response(resp, b.hit)
+}
+
+// frames is a WebSocket from an upstream, scrubbed frame by frame.
+func (b *body) frames(resp *http.Response) error {
+	conn, ok := resp.Body.(io.ReadWriteCloser)
+	if !ok || len(resp.Header["Sec-Websocket-Extensions"]) > 0 { // which were not asked for
+		return errUpgrade
+	}
+	resp.Body = struct {
+		io.Reader
+		io.WriteCloser
+	}{b.scrubber.Frames(conn, b.hit), conn}
+	return b.scrubber.Response(resp, b.hit)
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -55,9 +72,6 @@ func (b *body) Read(p []byte) (int, error) {
 // Close also goes over the trailers, which are there once the body has been
 // read: goproxy sends them after it has closed it.
 func (b *body) Close() error {
-	if b.scrubber != nil {
-		b.hits += b.scrubber.Header(b.response.Trailer)
-	}
 	delete(b.response.Trailer, decisionHeader)
 	return b.ReadCloser.Close()
 }

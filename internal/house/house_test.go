@@ -48,6 +48,8 @@ var homes = map[string][]string{
 	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/lab"},
 	"github.com/google/nftables":          {"sandbox/datapath"},
 	"github.com/landlock-lsm/go-landlock": {"internal/cell"},
+	"github.com/klauspost/compress":       {"gateway/credential/coding"},
+	"github.com/andybalholm/brotli":       {"gateway/credential/coding"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
 }
 
