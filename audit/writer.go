@@ -99,7 +99,7 @@ func (l *Log) commit(g group) {
 		at += n
 	}
 	l.reuse(g.batches)
-	if cap(l.buf) > 4<<20 {
+	if cap(l.buf) > maxSpare {
 		l.buf = nil
 	}
 }
