@@ -21,7 +21,7 @@ func grown(t *testing.T, dir string) (l *audit.Log, path string, events int) {
 	path = filepath.Join(dir, "00000000000000000001.jsonl")
 	for {
 		raw, err := os.ReadFile(path)
-		if err == nil && bytes.HasSuffix(raw, make([]byte, 100)) {
+		if err == nil && bytes.HasSuffix(raw, make([]byte, 10_000)) {
 			return l, path, events
 		}
 		if events == 1000 {

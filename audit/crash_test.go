@@ -123,7 +123,7 @@ func TestSyscalls(t *testing.T) {
 		t.Skip("strace is not installed")
 	}
 	trace := filepath.Join(t.TempDir(), "trace")
-	cmd := exec.Command(strace, "-f", "-y", "-s", "4096", "-o", trace, "-e", "trace=write,fdatasync",
+	cmd := exec.Command(strace, "-f", "-y", "-s", "4096", "-o", trace, "-e", "trace=write,pwrite64,fdatasync",
 		os.Args[0], "-test.run=^TestSyscalls$")
 	cmd.Env = append(os.Environ(), "AUDIT_TEST_TRACED="+t.TempDir())
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -52,7 +52,7 @@ func (l *Log) HandOver() (Handover, error) {
 	if err = errors.Join(err, serr); err != nil || len(all) == 0 {
 		return Handover{}, errors.Join(lost, err)
 	}
-	if h.File, err = os.OpenFile(all[len(all)-1].path(), os.O_WRONLY|unix.O_NOFOLLOW, 0); err != nil {
+	if h.File, err = os.OpenFile(all[len(all)-1].path(), os.O_RDWR|unix.O_NOFOLLOW, 0); err != nil {
 		return Handover{}, errors.Join(lost, err)
 	}
 	h.Size = l.size
@@ -71,7 +71,10 @@ func Continue(h Handover, o Options) (*Log, error) {
 	l := newLog("", o)
 	l.next = h.Next
 	if h.File != nil {
-		f := newFile(h.File, h.Size)
+		f, err := newFile(h.File, h.Size)
+		if err != nil {
+			return nil, fmt.Errorf("continuing the audit log: %w", err)
+		}
 		if err := f.Truncate(h.Size); err != nil {
 			return nil, errors.Join(fmt.Errorf("continuing the audit log: %w", err), f.Close())
 		}
@@ -99,7 +102,7 @@ func NewSegment(dir string, first uint64) (*os.File, error) {
 			return nil, err
 		}
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}

@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -258,6 +261,48 @@ func TestFollowBurst(t *testing.T) {
 	}
 	for i := range 1000 {
 		expect(t, out, fmt.Sprint(i))
+	}
+}
+
+// TestReadWhileWritten: whoever begins to read has what was acknowledged by then,
+// whole, however the writer gets it to the disk.
+func TestReadWhileWritten(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir, audit.Options{})
+	appendAll(t, l, "first")
+	ctx, stop := context.WithCancel(t.Context())
+	var acknowledged atomic.Uint64
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				e := event(strings.Repeat("x", rand.IntN(3000)))
+				if err := l.Append(context.Background(), e); err != nil {
+					t.Error(err)
+				}
+				for {
+					was := acknowledged.Load()
+					if was >= e.Metadata.Sequence || acknowledged.CompareAndSwap(was, e.Metadata.Sequence) {
+						break
+					}
+				}
+				time.Sleep(rand.N(3 * time.Millisecond))
+			}
+		})
+	}
+	defer wg.Wait()
+	defer stop()
+	for deadline := time.Now().Add(time.Second); time.Now().Before(deadline); {
+		want, got := acknowledged.Load(), uint64(0)
+		for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = e.Metadata.Sequence
+		}
+		if got < want {
+			t.Fatalf("read up to event %d, %d was acknowledged before", got, want)
+		}
 	}
 }
 

@@ -11,8 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // A segment is a file of JSON Lines named by the sequence number of its first
@@ -53,90 +51,6 @@ func segments(dir string) ([]segment, error) {
 	})
 	return all, nil
 }
-
-// file is what the writer needs of a segment's file.
-type file interface {
-	io.Writer
-	Sync() error // fdatasync(2)
-	Truncate(size int64) error
-	Close() error
-}
-
-// osFile keeps zeros ahead of what it writes. A data sync of bytes that make a
-// file longer waits for a commit of the file system's journal, with all that
-// others have in it; one of bytes in place waits for the disk alone, a third of
-// the time when the machine is busy.
-type osFile struct {
-	*os.File
-	size int64 // of what was written
-	room int64 // of the file
-}
-
-const (
-	minAhead = 32 << 10 // a log that is hardly used has no zeros
-	maxAhead = 1 << 20
-)
-
-var zeros [maxAhead]byte
-
-func (f *osFile) Write(b []byte) (int, error) {
-	n, err := f.File.Write(b)
-	f.size += int64(n)
-	if f.size <= f.room || err != nil {
-		return n, err
-	}
-	f.room = f.size
-	if f.size >= minAhead {
-		// What does not fit is nothing lost.
-		m, _ := f.File.WriteAt(zeros[:min(f.size, maxAhead)], f.size)
-		f.room += int64(m)
-	}
-	return n, nil
-}
-
-// Sync leaves times out: the size, which the data needs, is synced too.
-func (f *osFile) Sync() error {
-	for {
-		err := unix.Fdatasync(int(f.Fd()))
-		if !errors.Is(err, unix.EINTR) {
-			return os.NewSyscallError("fdatasync", err)
-		}
-	}
-}
-
-func (f *osFile) Truncate(size int64) error {
-	if err := f.File.Truncate(size); err != nil {
-		return err
-	}
-	f.size, f.room = size, size
-	_, err := f.Seek(size, io.SeekStart)
-	return err
-}
-
-// Close leaves nothing but what was written.
-func (f *osFile) Close() error {
-	var err error
-	if f.room > f.size {
-		err = f.File.Truncate(f.size)
-	}
-	return errors.Join(err, f.File.Close())
-}
-
-// openFile opens a segment to append to; O_EXCL in flag makes it.
-func openFile(path string, flag int) (file, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|unix.O_NOFOLLOW|flag, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	size, err := f.Seek(0, io.SeekEnd)
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return newFile(f, size), nil
-}
-
-// newFile is a file that was written up to size.
-func newFile(f *os.File, size int64) file { return &osFile{f, size, size} }
 
 // A DamageError says where the log is not what was written.
 type DamageError struct {

@@ -99,7 +99,7 @@ func (l *Log) commit(g group) {
 		at += n
 	}
 	l.reuse(g.batches)
-	if cap(l.buf) > 4<<20 {
+	if cap(l.buf) > maxSpare {
 		l.buf = nil
 	}
 }
@@ -228,7 +228,7 @@ func (l *Log) begin(first uint64) (file, error) {
 		if err != nil {
 			return nil, err
 		}
-		return newFile(f, 0), nil
+		return newFile(f, 0)
 	}
 	path := segment{l.dir, first}.path()
 	if l.void == path {
