@@ -166,6 +166,9 @@ func bulk(t *testing.T, l *lab, d *Datapath) {
 	if !bytes.Equal(got, want) {
 		t.Error("the echo differs")
 	}
+	if n := dropped(t, d)[Malformed].Packets; n != 0 {
+		t.Errorf("%d frames were dropped on the way", n)
+	}
 	t.Logf("%d MiB there and back, %.0f MB/s each way, %d frames", len(want)>>20, float64(len(want))/1e6/time.Since(began).Seconds(), counters(t, d).Sent.Packets)
 }
 
