@@ -21,6 +21,7 @@ type packet struct {
 	icmp, code   byte
 	body         []byte // of anything
 	cut          int    // keep so many bytes
+	raw          []byte // all of it, instead
 }
 
 type arp struct {
@@ -39,6 +40,9 @@ const (
 )
 
 func (p packet) bytes() []byte {
+	if p.raw != nil {
+		return p.raw
+	}
 	be := binary.BigEndian
 	b := append(append([]byte{}, p.dst...), p.src...)
 	for i, tag := range p.tags {

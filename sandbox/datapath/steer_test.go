@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"sallyport/sandbox"
@@ -121,12 +122,28 @@ func TestSteerSource(t *testing.T) {
 	}
 }
 
-// Large segments and checksums left to the device pass both ways.
+// Large segments and checksums left to the device pass both ways; also those of
+// more than 64 KB (BIG TCP), whose length the IPv4 header cannot say.
 func TestSteerBulk(t *testing.T) {
-	l := newLab(t)
-	d := l.open(t)
-	attachBoth(t, d, l)
-	steered(t, d)
+	for _, size := range []int{65536, 180_000} {
+		t.Run(fmt.Sprintf("segments of %d at most", size), func(t *testing.T) {
+			l := newLab(t)
+			d := l.open(t)
+			must(t, l.alice.handle.LinkSetGSOIPv4MaxSize(l.alice.link, size))
+			for _, i := range []int{l.alice.host, d.bridge} {
+				port, err := netlink.LinkByIndex(i)
+				must(t, err)
+				must(t, netlink.LinkSetGSOIPv4MaxSize(port, size))
+			}
+			attachBoth(t, d, l)
+			steered(t, d)
+			bulk(t, l, d)
+		})
+	}
+}
+
+func bulk(t *testing.T, l *lab, d *Datapath) {
+	t.Helper()
 	c, err := l.alice.dial("", "198.51.100.2:443")
 	must(t, err)
 	defer c.Close()
@@ -149,7 +166,10 @@ func TestSteerBulk(t *testing.T) {
 	if !bytes.Equal(got, want) {
 		t.Error("the echo differs")
 	}
-	t.Logf("%d MiB there and back, %.0f MB/s each way", len(want)>>20, float64(len(want))/1e6/time.Since(began).Seconds())
+	if n := dropped(t, d)[Malformed].Packets; n != 0 {
+		t.Errorf("%d frames were dropped on the way", n)
+	}
+	t.Logf("%d MiB there and back, %.0f MB/s each way, %d frames", len(want)>>20, float64(len(want))/1e6/time.Since(began).Seconds(), counters(t, d).Sent.Packets)
 }
 
 // A process of the host reaches a server in the sandbox, and only such a reply

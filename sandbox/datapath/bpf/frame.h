@@ -80,8 +80,9 @@ static __always_inline void mapped(__be32 to[4], __be32 addr)
 	to[3] = addr;
 }
 
-static __always_inline int parse_ipv4(struct frame *f, void *at, void *end)
+static __always_inline int parse_ipv4(struct __sk_buff *skb, struct frame *f, void *at, void *end)
 {
+	__u32 there = skb->len - ETH_HLEN, total;
 	struct iphdr *ip = at;
 	struct tcphdr *tcp = at + sizeof(*ip);
 	struct udphdr *udp = at + sizeof(*ip);
@@ -97,13 +98,21 @@ static __always_inline int parse_ipv4(struct frame *f, void *at, void *end)
 		return OPTIONS;
 	if (ip->frag_off & bpf_htons(IP_OFFSET_MASK))
 		return FRAGMENT;
+	total = bpf_ntohs(ip->tot_len);
+	if (!total && skb->gso_size)
+		total = there; // more than 64 KB, which the field cannot say
+	// What a packet is judged by is in it, and not in the frame's padding.
+	if (total > there || total < sizeof(*ip))
+		return MALFORMED;
 	if (ip->protocol == IPPROTO_TCP) {
-		if ((void *)(tcp + 1) > end)
+		if (total < sizeof(*ip) + sizeof(*tcp) || (void *)(tcp + 1) > end)
 			return MALFORMED;
 		f->sport = tcp->source;
 		f->dport = tcp->dest;
+		if (!tcp->source || !tcp->dest || tcp->doff < 5 || total < sizeof(*ip) + tcp->doff * 4)
+			return MALFORMED;
 	} else if (ip->protocol == IPPROTO_UDP) {
-		if ((void *)(udp + 1) > end)
+		if (total < sizeof(*ip) + sizeof(*udp) || (void *)(udp + 1) > end)
 			return MALFORMED;
 		f->sport = udp->source;
 		f->dport = udp->dest;
@@ -178,7 +187,7 @@ static __always_inline int parse(struct __sk_buff *skb, struct frame *f)
 		return VLAN;
 	switch (f->ethertype) {
 	case ETH_P_IP:
-		return parse_ipv4(f, eth + 1, end);
+		return parse_ipv4(skb, f, eth + 1, end);
 	case ETH_P_IPV6:
 		return parse_ipv6(f, eth + 1, end);
 	case ETH_P_ARP:
