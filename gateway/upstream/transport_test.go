@@ -263,8 +263,13 @@ func TestIdleConnectionsExpire(t *testing.T) {
 
 // TestNoCrosstalk carries requests from many clients to one upstream through an
 // h1.Server and a Pool. Clients leave, uploads break off and answers come early,
-// at random: what does arrive must belong to its request.
+// at random: what does arrive must belong to its request. Bodies look like
+// requests and responses, so that what is read from a wrong place is taken for one.
 func TestNoCrosstalk(t *testing.T) {
+	asks := func(id string) string {
+		return "POST / HTTP/1.1\r\nHost: h\r\nX-Id: " + id + "\r\nContent-Length: 0\r\n\r\n"
+	}
+	says := func(id string) string { return "HTTP/1.1 200 OK\r\nX-Id: " + id + "\r\nContent-Length: 0\r\n\r\n" }
 	ca := newAuthority(t)
 	s := newSite(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}},
 		http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -273,7 +278,7 @@ func TestNoCrosstalk(t *testing.T) {
 			switch rand.IntN(8) {
 			case 0: // before the request has been read
 				w.WriteHeader(http.StatusForbidden)
-				_, _ = io.WriteString(w, id)
+				_, _ = io.WriteString(w, says(id))
 				return
 			case 1:
 				panic(http.ErrAbortHandler)
@@ -291,11 +296,20 @@ func TestNoCrosstalk(t *testing.T) {
 			if err != nil {
 				panic(http.ErrAbortHandler)
 			}
-			if strings.ReplaceAll(string(b), id, "") != "" {
+			if strings.ReplaceAll(string(b), asks(id), "") != "" {
 				t.Errorf("request %s came with the body of another", id)
 			}
-			for range rand.IntN(20) {
-				_, _ = io.WriteString(w, strings.Repeat(id, 1+rand.IntN(500)))
+			pieces := make([]string, rand.IntN(20))
+			size := 0
+			for i := range pieces {
+				pieces[i] = strings.Repeat(says(id), 1+rand.IntN(30))
+				size += len(pieces[i])
+			}
+			if rand.IntN(2) == 0 {
+				w.Header().Set("Content-Length", fmt.Sprint(size))
+			}
+			for _, p := range pieces {
+				_, _ = io.WriteString(w, p)
 				if rand.IntN(4) == 0 {
 					w.(http.Flusher).Flush()
 					time.Sleep(time.Duration(rand.IntN(1000)) * time.Microsecond)
@@ -321,7 +335,7 @@ func TestNoCrosstalk(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		if rand.IntN(8) == 0 { // has seen enough
-			_, _ = io.CopyN(io.Discard, resp.Body, int64(rand.IntN(100)))
+			_, _ = io.CopyN(io.Discard, resp.Body, int64(len(says("id00"))*rand.IntN(50)))
 			panic(http.ErrAbortHandler)
 		}
 		for k, v := range resp.Header {
@@ -370,7 +384,7 @@ func TestNoCrosstalk(t *testing.T) {
 				}
 				r.Header.Set("X-Id", id)
 				if rand.IntN(3) == 0 {
-					body := strings.Repeat(id, rand.IntN(5000))
+					body := strings.Repeat(asks(id), rand.IntN(500))
 					r.Method, r.Body, r.ContentLength = "POST", io.NopCloser(&hesitant{strings.NewReader(body), rand.IntN(len(body) + 1)}), int64(len(body))
 					if rand.IntN(2) == 0 {
 						r.ContentLength = -1
@@ -387,7 +401,7 @@ func TestNoCrosstalk(t *testing.T) {
 				if rand.IntN(5) == 0 { // leaves it half-read
 					_, _ = io.CopyN(io.Discard, resp.Body, 100)
 				} else if b, err := io.ReadAll(resp.Body); err == nil {
-					if strings.ReplaceAll(string(b), id, "") != "" {
+					if strings.ReplaceAll(string(b), says(id), "") != "" {
 						t.Errorf("request %s got %.40q", id, b)
 					}
 					whole.Add(1)
