@@ -147,7 +147,7 @@ func (m *multiplexer) MarkDead(dead *http2.ClientConn) {
 // on it for the request that has opened it: it would have to open another if
 // those that waited took all.
 func (m *multiplexer) add(c net.Conn) (*shared, error) {
-	cc, err := m.transport.NewClientConn(c)
+	cc, err := m.transport.NewClientConn(&greeting{Conn: c})
 	if err != nil {
 		_ = c.Close()
 		return nil, err

@@ -306,3 +306,73 @@ func TestStalledResponseLeavesOthersAlone(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 }
+
+// An upstream that lets a client send without end and takes nothing holds up the
+// request, and neither what else is asked for nor the sandbox's end.
+func TestUpstreamThatTakesNothing(t *testing.T) {
+	ca := newAuthority(t)
+	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var work sync.WaitGroup
+	over := make(chan struct{})
+	work.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			work.Go(func() {
+				defer c.Close()
+				f := http2.NewFramer(c, c)
+				if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
+					return
+				}
+				_ = f.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 1<<31 - 1})
+				_ = f.WriteWindowUpdate(0, 1<<31-1-65535)
+				<-over
+			})
+		}
+	})
+	defer work.Wait()
+	defer l.Close()
+	defer close(over)
+	p := newPool(t, Options{})
+	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: portOf(t, l.Addr()), TLS: true, Upstream: loopback(nil, ca.file(t))}
+	rt, err := p.RoundTripper(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var read atomic.Int64
+	req := request(t, t.Context(), r)
+	req.Method, req.Body = http.MethodPost, io.NopCloser(counting(func(p []byte) (int, error) { read.Add(int64(len(p))); return len(p), nil }))
+	failed := make(chan error, 1)
+	go func() { _, err := rt.RoundTrip(req); failed <- err }()
+	for last := int64(-1); last == 0 || read.Load() != last; time.Sleep(100 * time.Millisecond) {
+		last = read.Load()
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		rt.(*destination).transport.closeIdle()
+		p.Forget("a")
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Second):
+		t.Error("forgetting waits for the upstream")
+	}
+	select {
+	case err := <-failed:
+		if err == nil {
+			t.Error("answered")
+		}
+	case <-time.After(time.Second):
+		t.Error("the request goes on")
+	}
+}
+
+type counting func([]byte) (int, error)
+
+func (f counting) Read(p []byte) (int, error) { return f(p) }
