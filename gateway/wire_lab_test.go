@@ -86,12 +86,14 @@ func (w *wire) credential(name, value string) {
 	})
 }
 
-// zone is a DNS server that has one address for every name.
+// zone is a DNS server that has 127.0.0.1 for every name, unless a test says
+// otherwise.
 type zone struct {
 	addr string
 
-	mu    sync.Mutex
-	asked []string
+	mu     sync.Mutex
+	asked  []string
+	others map[string]net.IP
 }
 
 func newZone(t *testing.T) *zone {
@@ -100,7 +102,7 @@ func newZone(t *testing.T) *zone {
 	if err != nil {
 		t.Fatal(err)
 	}
-	z := &zone{addr: pc.LocalAddr().String()}
+	z := &zone{addr: pc.LocalAddr().String(), others: map[string]net.IP{}}
 	s := &dns.Server{PacketConn: pc, Handler: z}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.ActivateAndServe() }()
@@ -111,12 +113,17 @@ func newZone(t *testing.T) *zone {
 func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	m := new(dns.Msg).SetReply(q)
 	question := q.Question[0]
+	name := strings.ToLower(strings.TrimSuffix(question.Name, "."))
 	z.mu.Lock()
-	z.asked = append(z.asked, strings.ToLower(strings.TrimSuffix(question.Name, ".")))
+	z.asked = append(z.asked, name)
+	ip, ok := z.others[name]
 	z.mu.Unlock()
+	if !ok {
+		ip = net.IPv4(127, 0, 0, 1)
+	}
 	if question.Qtype == dns.TypeA {
 		m.Answer = []dns.RR{&dns.A{
-			Hdr: dns.RR_Header{Name: question.Name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: net.IPv4(127, 0, 0, 1),
+			Hdr: dns.RR_Header{Name: question.Name, Rrtype: dns.TypeA, Class: dns.ClassINET}, A: ip,
 		}}
 	}
 	_ = w.WriteMsg(m)
