@@ -4,6 +4,7 @@
 # make setup     install what is missing    make build     the programs, in bin
 # make lint      formatting and go vet      make bench     measure
 # make generate  the BPF objects            make clean     remove bin
+# make bench-datapath  measure the guard of the network, as root, after make setup
 SHELL   := /bin/sh
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -11,7 +12,7 @@ CACHE   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sallyport
 export CGO_ENABLED ?= 0
 export PATH := $(PATH):/usr/local/go/bin
 
-.PHONY: setup build demo down test bench lint generate clean
+.PHONY: setup build demo down test bench bench-datapath lint generate clean
 
 # What setup.sh makes lies in the cache, by version; sallyport looks beside itself.
 link = @mkdir -p bin && ln -sfn $(CACHE)/runsc bin/runsc && ln -sfn $(CACHE)/base.tar bin/base.tar
@@ -40,6 +41,10 @@ test:
 
 bench: build
 	@$(GO) run ./internal/bench -o docs/bench.md
+	@echo "the datapath has a bench of its own: make bench-datapath, some four minutes"
+
+bench-datapath:
+	@$(GO) run ./internal/bench/datapath -o docs/bench-datapath.md
 
 lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }

@@ -41,11 +41,11 @@
 // what comes by the bridge.
 //
 // It needs Linux 6.6 (tcx links, https://docs.ebpf.io/linux/program-type/BPF_PROG_TYPE_SCHED_CLS/)
-// with bridge and nf_tables bridge support, and CAP_NET_ADMIN, CAP_BPF and
+// with bridge, nf_tables bridge and ARP support, and CAP_NET_ADMIN, CAP_BPF and
 // CAP_SYS_ADMIN (to mount bpffs). The programs are little endian.
 //
 // Besides the bridge, a host gets: a rule of priority 305 for each bridge (what
 // comes in by it with mark 0x3053 is looked up in table 23057), a route `local
 // default dev lo` in that table, an unreachable route behind the subnet's own,
-// and the tables inet and bridge sallyport-BRIDGE. [Remove] takes them away.
+// and the tables inet, arp and bridge sallyport-BRIDGE. [Remove] takes them away.
 package datapath
