@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"syscall"
@@ -20,7 +21,7 @@ func TestFindBelievesOwnProcessesOnly(t *testing.T) {
 		found bool
 	}{"root's": {0, true}, "somebody's": {65534, false}} {
 		t.Run(name, func(t *testing.T) {
-			args := []string{"600.20261120"} // that nobody else gives
+			args := []string{fmt.Sprintf("600.%d", os.Getpid())} // that nobody else gives
 			cmd := exec.Command("/bin/sleep", args...)
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: tt.uid}, Pdeathsig: syscall.SIGKILL}
 			if err := cmd.Start(); err != nil {
