@@ -52,9 +52,14 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	alone := len(r.Header["Upgrade"]) > 0 || plain && r.ProtoMajor != 2
 	together := plain && !alone
 	fresh := together // wants no connection that was kept
+	again := maxOvertaken
 	for opened := 0; opened < maxOpened; {
 		if !alone {
 			resp, err := t.multi.RoundTrip(r, nil)
+			if overtaken(err) && repeatable(r) && again > 0 {
+				again--
+				continue
+			}
 			if !errors.Is(err, errNone) {
 				return resp, err
 			}
@@ -84,6 +89,17 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		// Another's turn has ended.
 	}
 	return nil, unsent(r, errCrowded)
+}
+
+// maxOvertaken bounds how often a request is sent again after overtaken.
+const maxOvertaken = 3
+
+// overtaken tells whether an upstream took a request for one too many: its last
+// response can arrive before it has counted that stream as over, and servers
+// call the stream that comes next an error of protocol then.
+func overtaken(err error) bool {
+	var stream http2.StreamError
+	return errors.As(err, &stream) && stream.Code == http2.ErrCodeProtocol
 }
 
 // unsent closes the body of a request that did not leave.
