@@ -41,7 +41,7 @@ test:
 
 bench: build
 	@$(GO) run ./internal/bench -o docs/bench.md
-	@echo "the datapath has a bench of its own: make bench-datapath, some four minutes"
+	@echo "the datapath has a bench of its own: make bench-datapath, some three minutes"
 
 bench-datapath:
 	@$(GO) run ./internal/bench/datapath -o docs/bench-datapath.md

@@ -62,8 +62,13 @@ type box struct {
 	end sandbox.Endpoint
 }
 
-// add makes the next box, a port of the bridge that is attached.
+// add makes the next box, a port of the bridge that is attached, guarded.
 func (h *host) add() (*box, error) {
+	if h.guard == nil {
+		if err := h.enter(modes[0]); err != nil {
+			return nil, err
+		}
+	}
 	n := len(h.boxes) + 1
 	addr := h.config.Subnet.Addr().As4()
 	addr[3] = byte(n + 1)

@@ -45,7 +45,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 30, "rounds of each kind, 10 at least")
 	flag.IntVar(&o.connections, "connections", 4, "connections of one sender")
 	flag.IntVar(&o.sandboxes, "sandboxes", 100, "sandboxes, where there are many")
-	flag.DurationVar(&o.duration, "duration", 500*time.Millisecond, "length of a round")
+	flag.DurationVar(&o.duration, "duration", 300*time.Millisecond, "length of a round")
 	flag.Parse()
 	if flag.NArg() > 0 || o.rounds < 10 || o.connections < 1 || o.sandboxes < 2 || o.sandboxes > 200 {
 		flag.Usage()
