@@ -324,3 +324,51 @@ func TestBuffered(t *testing.T) {
 		})
 	}
 }
+
+// TestBodyClosedByOthers has a reader whose body somebody else closes, early or
+// when the connection is on to other requests.
+func TestBodyClosedByOthers(t *testing.T) {
+	stop := make(chan struct{})
+	h := func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/read" {
+			hello(ctx, w, r)
+			return
+		}
+		read := make(chan error, 1)
+		go func() {
+			_, err := io.Copy(io.Discard, r.Body)
+			read <- err
+		}()
+		time.Sleep(time.Millisecond)
+		for range 2 {
+			go func(b io.Closer) {
+				for {
+					_ = b.Close()
+					select {
+					case <-stop:
+						return
+					default:
+					}
+				}
+			}(r.Body)
+		}
+		if err := within(t, read, "the reader to be let go"); err == nil {
+			t.Error("a body that was not read to its end looked whole")
+		}
+	}
+	defer close(stop)
+	c := serve(t, &h1.Server{}, h)
+	for range 2 {
+		c.send(lines("POST /read HTTP/1.1", "Host: h", "Content-Length: 10") + "abc")
+		if got := c.receive("POST"); got != "200 (0) " {
+			t.Fatalf("got %s", got)
+		}
+		c.send("defghij")
+		for range 100 {
+			c.send(lines("POST /a HTTP/1.1", "Host: h", "Content-Length: 3") + "abc")
+			if got := c.receive("POST"); got != "200 (11) POST /a abc" {
+				t.Fatalf("got %s", got)
+			}
+		}
+	}
+}

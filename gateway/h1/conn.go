@@ -99,43 +99,66 @@ func cut(c net.Conn) {
 // body is a request's body on its way to the handler and whoever it gives it
 // to, which may be another goroutine that goes on when the handler has returned.
 type body struct {
-	src  io.Reader
-	conn *conn
+	src   io.Reader
+	conn  *conn
+	turn  sync.Mutex // held while reading
+	greet bool       // by who has the turn: 100 (Continue) may have to be sent first
 
-	mu     sync.Mutex // held while reading
-	greet  bool       // 100 (Continue) may have to be sent first
-	ended  bool       // no more can be read
-	closed bool
+	mu      sync.Mutex
+	reading bool
+	ended   bool // no more can be read
+	closed  bool
 }
 
-func (b *body) Read(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	switch {
-	case b.closed:
-		return 0, http.ErrBodyReadAfterClose
-	case b.ended:
-		return 0, io.EOF
+func (b *body) Read(p []byte) (n int, err error) {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	if err := b.begin(); err != nil {
+		return 0, err
 	}
+	defer func() { b.finish(err == io.EOF) }()
 	if b.greet {
 		b.greet = false
 		if err := b.conn.response.greet(); err != nil {
 			return 0, err
 		}
 	}
-	n, err := b.src.Read(p)
-	if err == io.EOF {
+	return b.src.Read(p)
+}
+
+func (b *body) begin() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.closed:
+		return http.ErrBodyReadAfterClose
+	case b.ended:
+		return io.EOF
+	}
+	b.reading = true
+	return nil
+}
+
+// finish also takes the deadline back that broke the reading off, before anyone
+// else can set another.
+func (b *body) finish(ended bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.reading = false
+	if b.closed {
+		_ = b.conn.SetReadDeadline(time.Time{})
+	}
+	if ended {
 		b.ended = true
 		b.conn.watch()
 	}
-	return n, err
 }
 
 // Buffered is how many bytes, at least, can be read without waiting.
 func (b *body) Buffered() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed || b.ended || b.greet {
+	if b.closed || b.ended || b.reading || b.greet {
 		return 0
 	}
 	if c, ok := b.src.(*chunks); ok {
@@ -153,15 +176,17 @@ func (b *body) Close() error {
 }
 
 // end keeps the body from being read by others, breaks off a read that is under
-// way, and tells whether all of it was read.
+// way, and tells whether all of it was read. Whoever calls it late, when the
+// connection has gone on to another request, changes nothing there.
 func (b *body) end() bool {
-	if !b.mu.TryLock() {
+	b.mu.Lock()
+	if b.reading && !b.closed {
 		_ = b.conn.SetReadDeadline(time.Unix(1, 0))
-		b.mu.Lock()
-		_ = b.conn.SetReadDeadline(time.Time{})
 	}
-	defer b.mu.Unlock()
 	b.closed = true
+	b.mu.Unlock()
+	b.turn.Lock() // until that read has returned
+	defer b.turn.Unlock()
 	return b.ended
 }
 

@@ -7,13 +7,25 @@
 // small request and its response spends a third of its time on such hand-offs
 // otherwise.
 //
-// It guarantees that a request is read in one way only: a head that two readers
-// could take differently (bare CR or LF, folded lines, white space around a
-// name, control characters, two lengths, a length and a coding, two hosts) is
-// refused before it is parsed. It limits the size of heads and the time that
-// they take, and notices a client that goes away while it is waiting. It does
-// not limit how long a request or response lasts or how large its body is: a
-// stream may go on for hours.
+// It guarantees that a request is read in one way only. What two readers could
+// take differently is refused before it is parsed: bare CR or LF, folded lines,
+// white space around a name, control characters, two lengths, a length and a
+// coding, two hosts, a fragment, a CONNECT with a body; in a chunked body sizes
+// with anything beside digits and trailers that are no fields. After what has
+// been refused, and after a body that was not read to its end, the connection
+// carries no other request.
+//
+// It guarantees that a response belongs to its request: a connection to an
+// upstream is used again only when request and response have both ended, nothing
+// was said beyond, and no deadline is left on it. A request that is broken off
+// on its way in never looks whole on its way out, nor does a response, but to a
+// client of HTTP/1.0 without TLS, which knows an end by no other sign.
+//
+// It limits the size of heads, the number of their fields, and the time that
+// they take, and notices within about a second a client that goes away while it
+// is waiting. It does not limit how long a request or response lasts or how large
+// its body is: a stream may go on for hours. Of an upstream's responses it takes
+// what net/http takes, bare LF and folded lines among it; they are written anew.
 //
 // It does not know of policy, credentials or TLS, and it dials nothing.
 package h1

@@ -17,6 +17,7 @@ type reply struct {
 	close  bool // the connection carries no other request
 	once   sync.Once
 	closed atomic.Bool
+	over   atomic.Bool // the connection is no longer this exchange's
 
 	mu       sync.Mutex // of the connection's deadlines
 	broken   bool       // by the request's context
@@ -66,8 +67,14 @@ func (x *reply) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Buffered is how many bytes, at least, can be read without waiting.
-func (x *reply) Buffered() int { return x.conn.in.Buffered() }
+// Buffered is how many bytes, at least, of a body with a length can be read
+// without waiting. Who reads the body asks it.
+func (x *reply) Buffered() int {
+	if x.over.Load() {
+		return 0 // the buffer may be another exchange's by now
+	}
+	return x.conn.in.Buffered()
+}
 
 // Close gives the connection up unless the body has been read to its end. The
 // parser's own Close would read on without bound.
@@ -79,6 +86,7 @@ func (x *reply) Close() error {
 
 func (x *reply) finish(complete bool) {
 	x.once.Do(func() {
+		x.over.Store(true)
 		stopped := x.stop == nil || x.stop()
 		c := x.conn
 		reusable := complete && stopped && !x.close && c.in.Buffered() == 0 && x.upload.ended()
