@@ -91,8 +91,10 @@ type answer struct {
 }
 
 // wait reads frames until a stream has ended.
-func (f *frames) wait(id uint32) (a answer) {
-	_ = f.SetReadDeadline(time.Now().Add(5 * time.Second))
+func (f *frames) wait(id uint32) answer { return f.waitFor(id, 5*time.Second) }
+
+func (f *frames) waitFor(id uint32, limit time.Duration) (a answer) {
+	_ = f.SetReadDeadline(time.Now().Add(limit))
 	for {
 		frame, err := f.ReadFrame()
 		if err != nil {

@@ -54,14 +54,22 @@ func (s *steered) dial(from netip.Addr, to netip.AddrPort) (net.Conn, error) {
 		near.Close()
 		return nil, err
 	}
-	source := netip.AddrPortFrom(from, near.LocalAddr().(*net.TCPAddr).AddrPort().Port())
-	select {
-	case s.conns <- &addressed{far.(*net.TCPConn), net.TCPAddrFromAddrPort(to), net.TCPAddrFromAddrPort(source)}:
-		return near, nil
-	case <-s.done:
+	if err := s.adopt(far, from, to); err != nil {
 		near.Close()
-		far.Close()
-		return nil, net.ErrClosed
+		return nil, err
+	}
+	return near, nil
+}
+
+// adopt takes over a connection as one of a sandbox's.
+func (s *steered) adopt(c net.Conn, from netip.Addr, to netip.AddrPort) error {
+	source := netip.AddrPortFrom(from, addrPort(c.RemoteAddr()).Port())
+	select {
+	case s.conns <- &addressed{c.(*net.TCPConn), net.TCPAddrFromAddrPort(to), net.TCPAddrFromAddrPort(source)}:
+		return nil
+	case <-s.done:
+		c.Close()
+		return net.ErrClosed
 	}
 }
 

@@ -14,7 +14,8 @@ go generate ./$objects
 }
 
 go vet ./...
-# The server that the Vault tests talk to: minutes the first time, then cached.
+# What the tests of Vault and gRPC talk to: minutes the first time, then cached.
 examples/vault/build.sh >/dev/null
+gateway/interop/build.sh >/dev/null
 # Packages with an engine of their own are the heavy ones: two at a time.
 go test -count=1 -p 2 -timeout 25m ./...
