@@ -12,8 +12,9 @@
 // white space around a name, control characters, two lengths, a length and a
 // coding, two hosts, a fragment, a CONNECT with a body; in a chunked body sizes
 // with anything beside digits and trailers that are no fields. After what has
-// been refused, and after a body that was not read to its end, the connection
-// carries no other request.
+// been refused, and after a body whose end was not found in a few hundred KiB
+// and half a second beyond what the handler wanted, the connection carries no
+// other request.
 //
 // It guarantees that a response belongs to its request: a connection to an
 // upstream is used again only when request and response have both ended, nothing
