@@ -103,7 +103,7 @@ func TestTunnelThatIsRefused(t *testing.T) {
 			o := w.origin("api.example.test", "h1", true)
 			o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
 			if test.address != "" {
-				w.zone.others["api.example.test"] = net.ParseIP(test.address)
+				w.zone.set("api.example.test", net.ParseIP(test.address))
 			}
 			raw, err := w.steer(t.Context(), "tcp", o.address())
 			if err != nil {

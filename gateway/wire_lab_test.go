@@ -129,6 +129,12 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	_ = w.WriteMsg(m)
 }
 
+func (z *zone) set(name string, ip net.IP) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.others[name] = ip
+}
+
 func (z *zone) names() []string {
 	z.mu.Lock()
 	defer z.mu.Unlock()
