@@ -255,7 +255,7 @@ func TestResponseIsStreamed(t *testing.T) {
 	meetings(t, func(t *testing.T, m *meeting) {
 		next := make(chan struct{})
 		m.handle("/events", func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
+			w.Header().Set("Content-Type", r.URL.Query().Get("type"))
 			if r.URL.Query().Has("known") {
 				w.Header().Set("Content-Length", "27")
 			}
@@ -267,7 +267,7 @@ func TestResponseIsStreamed(t *testing.T) {
 				w.(http.Flusher).Flush()
 			}
 		})
-		for _, path := range []string{"/events", "/events?known"} {
+		for _, path := range []string{"/events?type=text/event-stream", "/events?type=application/x-ndjson", "/events?type=text/plain&known"} {
 			head := make(chan *http.Response, 1)
 			go func() {
 				resp, err := m.client.Do(m.request(t, "GET", path, nil))
@@ -277,12 +277,12 @@ func TestResponseIsStreamed(t *testing.T) {
 				head <- resp
 			}()
 			var resp *http.Response
-			if path == "/events" { // before there is anything to send
-				resp = await(t, head)
-				next <- struct{}{}
-			} else {
+			if strings.HasSuffix(path, "known") {
 				next <- struct{}{}
 				resp = await(t, head)
+			} else { // before there is anything to send
+				resp = await(t, head)
+				next <- struct{}{}
 			}
 			if resp == nil {
 				t.Fatal("no head")

@@ -217,6 +217,7 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 		x.gateway.logger.Info("upstream failed", "sandbox", x.flow.identity.Name, "decision", x.allowed.ID(), "error", explain(x.err))
 		return failed(x.err, x.allowed.ID()).response(ctx.Req)
 	case x.transport == nil:
+		x.out.length = resp.ContentLength
 		return resp // the gateway's own
 	}
 	dropHops(resp.Header, x.upgrade)

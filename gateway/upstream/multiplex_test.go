@@ -3,6 +3,7 @@ package upstream
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -376,3 +377,40 @@ func TestUpstreamThatTakesNothing(t *testing.T) {
 type counting func([]byte) (int, error)
 
 func (f counting) Read(p []byte) (int, error) { return f(p) }
+
+// A request whose connection ends between the choice and the sending has not
+// been sent: it goes on another, with its body.
+func TestRequestThatWasNotSentKeepsItsBody(t *testing.T) {
+	p, s, r := multiplexing(t, Options{}, 250, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }))
+	all(t, p, r, 1, true)
+	rt, err := p.RoundTripper(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := rt.(*destination).transport.multi
+	m.mu.Lock()
+	c := m.conns[0]
+	c.trips++
+	m.mu.Unlock()
+	if !c.ReserveNewRequest() {
+		t.Fatal("no room")
+	}
+	c.SetDoNotReuse()
+	req := request(t, t.Context(), r)
+	body := &closer{Reader: strings.NewReader("whole")}
+	req.Method, req.Body = http.MethodPost, body
+	if _, err := m.RoundTrip(req, c); !errors.Is(err, errNone) || body.closed {
+		t.Fatalf("%v, body closed %v", err, body.closed)
+	}
+	resp, err := rt.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	if got, err := io.ReadAll(resp.Body); string(got) != "whole" || err != nil {
+		t.Errorf("%q %v", got, err)
+	}
+	if n := s.conns.Load(); n != 2 {
+		t.Errorf("%d connections", n)
+	}
+}
