@@ -145,6 +145,9 @@ var unscrubbable = []string{
 // would be a way out.
 func (x *exchange) inject(r *http.Request) error {
 	credential.StripCarriers(r)
+	if x.upgrade { // which is of one connection, as all that has just gone
+		r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
+	}
 	// What comes back has to be read whole, and best in the clear, to be scrubbed.
 	r.Header["Accept-Encoding"] = []string{"identity"}
 	for _, name := range unscrubbable {

@@ -468,3 +468,42 @@ func TestWebSocketWhoseClientDoesNotRead(t *testing.T) {
 	await(t, ended)
 	w.settled(t)
 }
+
+// A credential that is sent with the handshake does not come back in a message,
+// nor while the client goes away.
+func TestWebSocketWithACredential(t *testing.T) {
+	sockets(t, func(t *testing.T, m *meeting) {
+		if m.scheme == "http" {
+			t.Skip("no credential goes in the clear")
+		}
+		m.credential("key", token)
+		m.policy(func(in policy.Input) policy.Decision {
+			d := m.allow(in)
+			d.Inject = inject("key")(in).Inject
+			return d
+		})
+		ended := make(chan struct{}, 1)
+		m.mux.Handle("/", websocket.Handler(func(ws *websocket.Conn) {
+			for websocket.Message.Send(ws, ws.Request().Header.Get("Authorization")+strings.Repeat(" ", 1000)) == nil {
+			}
+			ended <- struct{}{}
+		}))
+		for range 5 {
+			s, resp, err := m.upgrade(t, "/", field{"sec-websocket-extensions", "permessage-deflate"})
+			if err != nil {
+				t.Fatal(resp, err)
+			}
+			if _, payload, err := s.receive(); err != nil || strings.TrimRight(string(payload), " ") != strings.Repeat("*", len("Bearer "+token)) {
+				t.Errorf("%q %v", payload, err)
+			}
+			s.Close()
+			await(t, ended)
+		}
+		_, completions := m.settled(t)
+		for _, c := range completions {
+			if c.SeverityID < audit.SeverityMedium || c.Unmapped.Sallyport.Credentials == nil {
+				t.Errorf("completion %+v", c)
+			}
+		}
+	})
+}
