@@ -25,13 +25,6 @@ import (
 	"sallyport/policy"
 )
 
-// GCPercent is the garbage collector's target (debug.SetGCPercent) for a process
-// that runs a Gateway. A request leaves some 20 KB to collect, and little of it
-// lives on: with the default of 100 collecting takes an eighth of the CPU time,
-// with this a fiftieth. The price is up to five times the live heap, of which a
-// policy of 1,000 rules makes most.
-const GCPercent = 400
-
 // Identity is who is behind a connection.
 type Identity struct {
 	policy.Sandbox

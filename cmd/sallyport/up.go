@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	runtimedebug "runtime/debug"
 	"strconv"
 	"syscall"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 	"gopkg.in/natefinch/lumberjack.v2"
 
-	"sallyport/gateway"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 )
@@ -51,9 +49,6 @@ func newUp(g *globals) *cobra.Command {
 		level := slog.LevelInfo
 		if debug {
 			level = slog.LevelDebug
-		}
-		if os.Getenv("GOGC") == "" {
-			runtimedebug.SetGCPercent(gateway.GCPercent)
 		}
 		to := cmd.ErrOrStderr()
 		if logFile != "" {

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -44,9 +43,7 @@ func Run() error {
 	if err != nil {
 		return err
 	}
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gateway.GCPercent)
-	}
+	gateway.Tune()
 	return newInside(conn, state).peer.Serve()
 }
 

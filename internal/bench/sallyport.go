@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"runtime/pprof"
 	"time"
 
@@ -79,7 +78,6 @@ type house struct {
 
 // newHouse makes it below a folder of the role's own.
 func newHouse(ctx context.Context, o options) (h *house, err error) {
-	debug.SetGCPercent(gateway.GCPercent) // as the daemon does
 	h = &house{logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
 	if h.compiled, err = policy.Compile(ctx, rules(o), policy.Options{Logger: h.logger}); err != nil {
 		return nil, err
@@ -181,6 +179,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 // unsplitRole is the same gateway in one process, for what the split costs. Its
 // profiles are those of a gateway.
 func unsplitRole(ctx context.Context, o options) (err error) {
+	gateway.Tune()
 	h, err := newHouse(ctx, o)
 	if err != nil {
 		return err
