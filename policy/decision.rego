@@ -31,34 +31,29 @@
 package sallyport
 
 # document is what sallyport.yaml alone decides, as [[action, why], by]. The type is
-# empty when no rule speaks.
-document := [["deny", "no rule allows"], [0, "", "", set()]] if {
-	input.lookup.rules == []
-} else := [outcome, by] if {
-	[[pattern, effects, by]] = input.lookup.rules
-	effect := effects[regex.match(pattern, input.lookup.line)]
-	outcome := {
-		1: ["deny", "denied by rule"],
-		3: ["allow", "allowed by rule"],
-		4: ["deny", "no egressAuth rule of this destination allows it; see rule"],
-		5: ["allow", "allowed by rule"],
-		7: ["tunnel", "allowed by rule"],
-	}[effect]
-} else := [outcome, by] if {
+# empty when no rule speaks. Where at most one rule does, its answers have been
+# written down as the others come to them, with outcomes and nobody.
+document := input.lookup.settled[0] if {
+	true
+} else := answers[regex.match(pattern, input.lookup.line)] if {
+	[pattern, answers] = input.lookup.depends
+} else := [outcomes[effect], by] if {
 	line := input.lookup.line
 	speaking := [[effect, by] |
 		some [pattern, effects, by] in input.lookup.rules
 		effect := effects[regex.match(pattern, line)]
 	]
 	min(speaking, [effect, by])
-	outcome := {
-		1: ["deny", "denied by rule"],
-		3: ["allow", "allowed by rule"],
-		4: ["deny", "no egressAuth rule of this destination allows it; see rule"],
-		5: ["allow", "allowed by rule"],
-		7: ["tunnel", "allowed by rule"],
-	}[effect]
 } else := considered
+
+# outcomes says what comes of the lowest effect where that says it all.
+outcomes := {
+	1: ["deny", "denied by rule"],
+	3: ["allow", "allowed by rule"],
+	4: ["deny", "no egressAuth rule of this destination allows it; see rule"],
+	5: ["allow", "allowed by rule"],
+	7: ["tunnel", "allowed by rule"],
+}
 
 # considered is the document where the lowest effect alone does not say it all.
 considered := nobody if {

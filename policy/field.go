@@ -27,13 +27,15 @@ const (
 	fieldMoment
 	fieldLine
 	fieldRules
+	fieldSettled
+	fieldDepends
 
-	fieldCount = 19
+	fieldCount = 21
 
 	fieldSandbox     = fieldSandboxName | fieldSandboxID | fieldSandboxSession | fieldSandboxTags
 	fieldDestination = fieldHost | fieldPort
 	fieldRequest     = fieldMethod | fieldScheme | fieldPath | fieldQueryKeys | fieldHeaders | fieldSize | fieldBody
-	fieldLookup      = fieldKeys | fieldMoment | fieldLine | fieldRules
+	fieldLookup      = fieldKeys | fieldMoment | fieldLine | fieldRules | fieldSettled | fieldDepends
 
 	everyField = fieldPhase | fieldProtocol | fieldSandbox | fieldDestination | fieldRequest | fieldLookup
 )
@@ -59,6 +61,8 @@ var fieldPaths = map[field][2]*ast.Term{
 	fieldMoment:         {keyLookup, keyMoment},
 	fieldLine:           {keyLookup, keyLine},
 	fieldRules:          {keyLookup, keyRules},
+	fieldSettled:        {keyLookup, keySettled},
+	fieldDepends:        {keyLookup, keyDepends},
 }
 
 // of is the fields that a ref into input may read: those on its way, below it,

@@ -16,6 +16,7 @@ type shelf struct {
 	// lists has an array for each of moments: input.lookup.rules where this is
 	// the only shelf. It is nil where none of the rules does anything.
 	lists [len(moments)]*ast.Array
+	alone [len(moments)]answers // of the same, where lists has something
 	// name and rest are the ranks of the first rule, in phase dns and later.
 	name, rest int
 }
@@ -98,6 +99,7 @@ func (s *shelf) arrange() {
 // fill makes the lists. Whatever is the same in two moments is made once.
 func (s *shelf) fill(shared effectTerms) {
 	var items [len(moments)][]*ast.Term
+	var last [len(moments)]*rule // of those in items
 	for n, r := range s.rules {
 		made := map[item]*ast.Term{}
 		pattern := ast.InternedEmptyString
@@ -123,6 +125,7 @@ func (s *shelf) fill(shared effectTerms) {
 				made[it] = ast.ArrayTerm(pattern, it.effects, r.by(it.rank, it.injects))
 			}
 			items[i] = append(items[i], made[it])
+			last[i] = r
 		}
 	}
 	for i, list := range items {
@@ -130,10 +133,13 @@ func (s *shelf) fill(shared effectTerms) {
 			continue
 		}
 		if like := slices.IndexFunc(items[:i], func(l []*ast.Term) bool { return slices.Equal(l, list) }); like >= 0 {
-			s.lists[i] = s.lists[like]
+			s.lists[i], s.alone[i] = s.lists[like], s.alone[like]
 			continue
 		}
-		s.lists[i] = ast.NewArray(list...)
+		s.lists[i], s.alone[i] = ast.NewArray(list...), unsettled
+		if len(list) == 1 {
+			s.alone[i] = last[i].answers(moments[i], list[0].Value.(*ast.Array))
+		}
 	}
 }
 
@@ -151,6 +157,74 @@ func (r *rule) by(rank int, injects bool) *ast.Term {
 		set = ast.SetTerm(r.injectTerm())
 	}
 	return ast.ArrayTerm(ast.InternedTerm(rank), ast.InternedTerm(r.kind), ast.StringTerm(r.name), set)
+}
+
+// answers are input.lookup.settled and input.lookup.depends.
+type answers struct{ settled, depends *ast.Array }
+
+var (
+	unsettled = answers{emptyArray, emptyArray}
+	silence   = answers{ast.NewArray(nobody), emptyArray} // where no rule does anything
+)
+
+// answers says what comes of the rule at a moment where it is alone, which item,
+// an element of input.lookup.rules, says too.
+func (r *rule) answers(m moment, item *ast.Array) answers {
+	pattern, by := item.Elem(0), item.Elem(2)
+	matched, unmatched := answer(r.effect(m), by), answer(r.unmatched(m), by)
+	switch {
+	case r.joined || matched == nil || r.conditional() && unmatched == nil:
+		return unsettled
+	case !r.conditional():
+		return answers{ast.NewArray(matched), emptyArray}
+	}
+	either := ast.ObjectTerm([2]*ast.Term{ast.InternedTerm(true), matched}, [2]*ast.Term{ast.InternedTerm(false), unmatched})
+	return answers{emptyArray, ast.NewArray(pattern, either)}
+}
+
+// answer is decision.rego's document where an effect alone says it all, or nil.
+func answer(e effect, by *ast.Term) *ast.Term {
+	if e == 0 {
+		return nobody
+	}
+	outcome := outcomes.Get(e.term())
+	if outcome == nil {
+		return nil
+	}
+	return ast.ArrayTerm(outcome, by)
+}
+
+// alone is what one shelf says where no other says anything.
+func alone(shelves []*shelf, at int) answers {
+	found := silence
+	speaking := 0
+	for _, sh := range shelves {
+		if sh.lists[at] != nil {
+			speaking++
+			found = sh.alone[at]
+		}
+	}
+	if speaking > 1 {
+		return unsettled
+	}
+	return found
+}
+
+// outcomes and nobody are decision.rego's, read from there.
+var (
+	outcomes = constant("outcomes").Value.(ast.Object)
+	nobody   = constant("nobody")
+)
+
+// constant is the value of a rule of decision.rego that has no body.
+func constant(rule ast.Var) *ast.Term {
+	source, _ := sources.ReadFile("decision.rego") // which is part of the program
+	for _, r := range ast.MustParseModule(string(source)).Rules {
+		if r.Head.Name == rule {
+			return r.Head.Value
+		}
+	}
+	panic("decision.rego has no " + string(rule))
 }
 
 // effectTerms shares the few pairs of effects that there are among all rules.

@@ -40,6 +40,9 @@ lookup(given) := {
 		inject := {entry.inject | given.phase == "request"}
 		rule := [entry.pattern, effects, [rank, entry.type, entry.rule, inject]]
 	],
+	# What they are short for are the rules.
+	"settled": [],
+	"depends": [],
 } if {
 	found := keys(given)
 	entries := [entry | some key in found; some entry in sort(data.sallyport.index[key])]

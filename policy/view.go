@@ -27,6 +27,8 @@ var (
 	keyMoment      = ast.StringTerm("moment")
 	keyLine        = ast.StringTerm("line")
 	keyRules       = ast.StringTerm("rules")
+	keySettled     = ast.StringTerm("settled")
+	keyDepends     = ast.StringTerm("depends")
 	keyHost        = ast.StringTerm("host")
 	keyPort        = ast.StringTerm("port")
 	keyMethod      = ast.StringTerm("method")
@@ -169,6 +171,11 @@ func (v *view) showLookup(p *Policy, s subject) {
 	}
 	if v.fields&fieldRules != 0 {
 		v.put(o, fieldRules, keyRules, gathered(shelves, at.index()))
+	}
+	if v.fields&(fieldSettled|fieldDepends) != 0 {
+		only := alone(shelves, at.index())
+		v.put(o, fieldSettled, keySettled, only.settled)
+		v.put(o, fieldDepends, keyDepends, only.depends)
 	}
 	v.place(keyLookup, v.lookup)
 }
