@@ -59,7 +59,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 		return
 	}
 	f.identity = identity
-	f.valid = func() bool { _, ok := g.clients.Authenticate(name, token); return ok }
+	f.valid = func() bool { return g.clients.Present(identity) }
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
 	target := r.Host
 	if r.Method != http.MethodConnect {

@@ -41,6 +41,9 @@ type Identities interface {
 // It compares in constant time.
 type Clients interface {
 	Authenticate(name, token string) (Identity, bool)
+	// Present tells whether the client that Authenticate found still is one. It
+	// is asked for each request.
+	Present(Identity) bool
 }
 
 // Decider is the policy.

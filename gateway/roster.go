@@ -22,3 +22,6 @@ func (r *Roster) Replace(list []Client) {
 func (r *Roster) Authenticate(name, token string) (Identity, bool) {
 	return r.store.Authenticate(name, token)
 }
+
+// Present is [ClientStore.Present].
+func (r *Roster) Present(i Identity) bool { return r.store.Present(i) }

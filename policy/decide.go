@@ -132,6 +132,10 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 	}
 	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
 		d.Upstream = r.upstream
+		if set := by.Elem(3).Value; r.alone.set != nil && set == ast.Value(r.alone.set) {
+			d.Inject = r.alone.decided
+			return d, nil
+		}
 	}
 	d.Inject, err = p.injections(by.Elem(3).Value)
 	return d, err

@@ -196,5 +196,9 @@ func readHost(s string) (host string, addr netip.Addr, err error) {
 		return "", netip.Addr{}, fmt.Errorf("%.253q is neither a host name nor an IP address", s)
 	}
 	addr = addr.Unmap()
+	var text [64]byte
+	if string(addr.AppendTo(text[:0])) == host {
+		return host, addr, nil
+	}
 	return addr.String(), addr, nil
 }

@@ -28,6 +28,7 @@ type rule struct {
 	credential  string
 	inject      Inject
 	joined      bool // another rule may put its credential into the same request
+	alone       lone
 	upstream    *Upstream
 	at          string   // the rule's path in the document: egress[0]
 	position    Position // and in the file

@@ -154,7 +154,10 @@ type item struct {
 func (r *rule) by(rank int, injects bool) *ast.Term {
 	set := ast.InternedEmptySet
 	if injects {
-		set = ast.SetTerm(r.injectTerm())
+		if r.alone.set == nil {
+			r.alone = lone{ast.NewSet(r.injectTerm()), []Injection{{Credential: r.credential, Inject: r.inject}}}
+		}
+		set = ast.NewTerm(r.alone.set)
 	}
 	return ast.ArrayTerm(ast.InternedTerm(rank), ast.InternedTerm(r.kind), ast.StringTerm(r.name), set)
 }
@@ -225,6 +228,13 @@ func constant(rule ast.Var) *ast.Term {
 		}
 	}
 	panic("decision.rego has no " + string(rule))
+}
+
+// lone is what a rule injects that authorises alone, in Rego's form, by its very
+// place, and in the decision's, which nobody changes.
+type lone struct {
+	set     ast.Set
+	decided []Injection
 }
 
 // effectTerms shares the few pairs of effects that there are among all rules.

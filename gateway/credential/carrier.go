@@ -1,6 +1,7 @@
 package credential
 
 import (
+	"maps"
 	"net/http"
 	"net/textproto"
 	"net/url"
@@ -111,18 +112,27 @@ var underscores = strings.NewReplacer("-", "_", ".", "_", " ", "_")
 //
 // It does not look into the body.
 func StripCarriers(r *http.Request, extra ...string) {
-	drop := make(map[string]bool)
-	for _, name := range extra {
+	var drop map[string]bool
+	also := func(name string) {
+		if drop == nil {
+			drop = make(map[string]bool)
+		}
 		drop[fold(name)] = true
+	}
+	for _, name := range extra {
+		also(name)
 	}
 	trailers := false
 	var space [64]byte
 	for name, values := range r.Header {
+		if !connectionLike(name) {
+			continue
+		}
 		switch string(appendFold(space[:0], name)) {
 		case "connection", "proxy-connection":
 			for _, v := range values {
 				for token := range strings.SplitSeq(v, ",") {
-					drop[fold(textproto.TrimString(token))] = true
+					also(textproto.TrimString(token))
 				}
 			}
 		case "te":
@@ -135,7 +145,7 @@ func StripCarriers(r *http.Request, extra ...string) {
 		}
 	}
 	for name := range r.Header {
-		if n := appendFold(space[:0], name); drop[string(n)] || hopByHop[string(n)] || carriers[string(n)] {
+		if n := appendFold(space[:0], name); leaves[string(n)] || drop[string(n)] {
 			delete(r.Header, name)
 		}
 	}
@@ -145,6 +155,23 @@ func StripCarriers(r *http.Request, extra ...string) {
 	r.Trailer = nil
 	r.URL.User = nil
 	r.URL.RawQuery = withoutKeys(r.URL.RawQuery, func(key string) bool { return carrierKeys[key] })
+}
+
+// leaves are the headers that always go.
+var leaves = func() map[string]bool {
+	all := maps.Clone(hopByHop)
+	maps.Copy(all, carriers)
+	return all
+}()
+
+// connectionLike tells whether a name may be that of a header which names others,
+// by its length, white space aside.
+func connectionLike(name string) bool {
+	switch len(strings.TrimSpace(name)) {
+	case len("te"), len("connection"), len("proxy-connection"):
+		return true
+	}
+	return false
 }
 
 // withoutKeys leaves out the parameters whose folded key is to go, or cannot be

@@ -88,6 +88,9 @@ var errStatus = errors.New("a response whose status is not of three digits")
 // place is kept for it. It returns errNone when there is no room, and has not
 // touched the body then.
 func (m *multiplexer) RoundTrip(r *http.Request, kept *shared) (*http.Response, error) {
+	if kept == nil && m.none() {
+		return nil, errNone
+	}
 	t := &trip{Context: r.Context(), multi: m, kept: kept}
 	resp, err := m.transport.RoundTrip(t.request(r))
 	t.herald.done.Wait()
@@ -104,6 +107,14 @@ func (m *multiplexer) RoundTrip(r *http.Request, kept *shared) (*http.Response, 
 	t.ReadCloser = resp.Body
 	resp.Body = t
 	return resp, nil
+}
+
+// none tells whether there is no connection at all, as with an upstream that
+// speaks HTTP/1.1 only.
+func (m *multiplexer) none() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.conns) == 0
 }
 
 // GetClientConn implements http2.ClientConnPool: a place on some connection.

@@ -29,7 +29,7 @@ import (
 const (
 	maxDestinations = 256
 	maxConns        = 1024
-	maxIdle         = 512// idle connections to one destination
+	maxIdle         = 512 // idle connections to one destination
 )
 
 // Options of a Pool. The zero Options works.

@@ -16,6 +16,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 )
 
 // MinLength is the length in bytes below which a value is not looked for: it
@@ -65,13 +66,14 @@ func (s *Scrubber) Header(h http.Header) int {
 		return 0
 	}
 	hits := 0
-	var text [512]byte
-	var space [8]span
+	room := rooms.Get().(*room)
+	defer rooms.Put(room)
+	text, space := room.text[:0], room.spans[:0]
 	for name, values := range h {
 		// Names have lost their case on the way.
 		if len(name) >= s.index.window {
-			find := search{index: s.index, fold: true, spans: space[:0]}
-			if find.run(append(text[:0], name...), true); len(find.spans) > 0 {
+			find := search{index: s.index, fold: true, spans: space}
+			if find.run(append(text, name...), true); len(find.spans) > 0 {
 				delete(h, name)
 				hits++
 				continue
@@ -81,8 +83,8 @@ func (s *Scrubber) Header(h http.Header) int {
 			if len(v) < s.index.window {
 				continue
 			}
-			clean := append(text[:0], v...)
-			sift := sieve{search: search{index: s.index, spans: space[:0]}}
+			clean := append(text, v...)
+			sift := sieve{search: search{index: s.index, spans: space}}
 			sift.sift(clean, true)
 			if sift.hits > 0 {
 				values[i] = string(clean)
@@ -92,6 +94,14 @@ func (s *Scrubber) Header(h http.Header) int {
 	}
 	return hits
 }
+
+// room is what searching a header's texts takes.
+type room struct {
+	text  [512]byte
+	spans [8]span
+}
+
+var rooms = sync.Pool{New: func() any { return new(room) }}
 
 // In says whether a text holds one of the values in any spelling.
 func (s *Scrubber) In(text string) bool {
