@@ -53,10 +53,10 @@ func main() {
 	flag.StringVar(&o.roots, "roots", "", "PEM file of roots (set by bench itself)")
 	flag.StringVar(&o.profile, "profile", "", "folder for the gateway's CPU and allocation profiles")
 	flag.StringVar(&o.out, "o", "", "Markdown file for the table")
-	flag.IntVar(&o.rounds, "rounds", 5, "rounds of each")
+	flag.IntVar(&o.rounds, "rounds", 9, "rounds of each")
 	flag.IntVar(&o.rules, "rules", 1000, "rules in the policy")
-	flag.IntVar(&o.connections, "connections", 16, "connections under load")
-	flag.DurationVar(&o.duration, "duration", 3*time.Second, "length of a round")
+	flag.IntVar(&o.connections, "connections", 64, "connections under load")
+	flag.DurationVar(&o.duration, "duration", 1500*time.Millisecond, "length of a round")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -90,26 +90,42 @@ func compare(ctx context.Context, o options) (err error) {
 	o.target = upstream.ready
 
 	proxies := map[string]*process{}
-	c := comparison{options: o, rounds: map[string][]result{}, peak: map[string]int64{}, stats: map[string]*stats{"sallyport": {}, "unsplit": {}}}
+	c := comparison{options: o, rounds: map[string][]result{}, others: map[int]map[string][]result{}, peak: map[string]int64{}, stats: map[string]*stats{"sallyport": {}, "unsplit": {}}}
+	for _, n := range others {
+		c.others[n] = map[string][]result{}
+	}
 	for _, name := range names {
 		if proxies[name], err = start(ctx, o, name); err != nil {
 			return err
 		}
 		defer proxies[name].stop(nil)
 	}
-	for round := range o.rounds + 1 { // the first warms up
+	for n := range o.rounds + 1 { // the first warms up
 		for _, name := range names {
 			load := o
-			load.proxy, load.roots = proxies[name].ready, filepath.Join(o.dir, name+".pem")
-			if round == 0 {
+			if n == 0 {
 				load.duration = min(o.duration, time.Second)
 			}
-			r, err := measure(ctx, load, proxies[name])
+			r, err := round(ctx, load, name, proxies[name])
 			if err != nil {
-				return fmt.Errorf("loading %s: %w", name, err)
+				return err
 			}
-			if round > 0 {
+			if n > 0 {
 				c.rounds[name] = append(c.rounds[name], r)
+			}
+		}
+		if n%2 == 0 {
+			continue
+		}
+		for _, connections := range others {
+			for _, name := range names[:2] {
+				load := o
+				load.connections = connections
+				r, err := round(ctx, load, name, proxies[name])
+				if err != nil {
+					return err
+				}
+				c.others[connections][name] = append(c.others[connections][name], r)
 			}
 		}
 	}
@@ -130,4 +146,14 @@ func compare(ctx context.Context, o options) (err error) {
 		return err
 	}
 	return c.write(o.out)
+}
+
+// round loads one proxy for a while.
+func round(ctx context.Context, load options, name string, proxy *process) (result, error) {
+	load.proxy, load.roots = proxy.ready, filepath.Join(load.dir, name+".pem")
+	r, err := measure(ctx, load, proxy)
+	if err != nil {
+		return result{}, fmt.Errorf("loading %s: %w", name, err)
+	}
+	return r, nil
 }

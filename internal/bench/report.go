@@ -15,11 +15,16 @@ import (
 type comparison struct {
 	options
 	rounds map[string][]result
-	peak   map[string]int64  // resident memory, in bytes
-	stats  map[string]*stats // of the gateways
+	others map[int]map[string][]result // with other numbers of connections
+	peak   map[string]int64            // resident memory, in bytes
+	stats  map[string]*stats           // of the gateways
 }
 
 var names = []string{"goproxy", "sallyport", "unsplit"}
+
+// others are numbers of connections that get some rounds too: with few the wait
+// for the disk is part of each request's time, with many they share it.
+var others = []int{16, 128}
 
 // err says why the figures do not count.
 func (c *comparison) err() error {
@@ -54,6 +59,11 @@ func (c *comparison) print(w io.Writer) error {
 	}
 	fmt.Fprintf(t, "sallyport/goproxy\t%.2f\n", rates["sallyport"]/rates["goproxy"])
 	fmt.Fprintf(t, "sallyport/unsplit\t%.2f\n", rates["sallyport"]/rates["unsplit"])
+	for _, n := range others {
+		rate := func(r result) float64 { return r.Rate }
+		ours, theirs := median(c.others[n]["sallyport"], rate), median(c.others[n]["goproxy"], rate)
+		fmt.Fprintf(t, "with %d connections\t%.2f\t\t\t\t\t%.0f of %.0f\n", n, ours/theirs, ours, theirs)
+	}
 	s := c.stats["sallyport"]
 	fmt.Fprintf(t, "\nof sallyport:\n")
 	fmt.Fprintf(t, "requests carried\t%d\n", s.Requests)

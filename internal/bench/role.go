@@ -16,6 +16,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -70,7 +71,7 @@ func goproxyRole(ctx context.Context, o options) error {
 	}
 	roots.AppendCertsFromPEM(trusted)
 	proxy.Tr.TLSClientConfig = &tls.Config{RootCAs: roots}
-	proxy.Tr.MaxIdleConnsPerHost = o.connections
+	proxy.Tr.MaxIdleConnsPerHost = max(o.connections, slices.Max(others))
 	proxy.CertStore = &store{certs: map[string]*tls.Certificate{}}
 	proxy.OnRequest().HandleConnect(goproxy.AlwaysMitm)
 	proxy.OnRequest().DoFunc(func(r *http.Request, _ *goproxy.ProxyCtx) (*http.Request, *http.Response) {
