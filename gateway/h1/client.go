@@ -29,6 +29,9 @@ type ClientOptions struct {
 	// Raw is the socket below Conn, on which Alive looks. Nil takes a connection
 	// for alive until it fails.
 	Raw syscall.RawConn
+	// Tap, if given, is what TLS reads from. Alive closes it in place of setting a
+	// deadline, which costs more.
+	Tap *Tap
 	// MaxHead bounds a response's head, in bytes. Default: 1 MiB.
 	MaxHead int64
 	// HeadTimeout bounds the wait for a response's head once the request has
@@ -41,6 +44,25 @@ type ClientOptions struct {
 	// read or closed: reusable says that the connection may carry another. One
 	// that is not has been closed.
 	Done func(c *ClientConn, reusable bool)
+}
+
+// Tap is a connection below TLS that can be shut: what TLS holds already is read
+// without waiting then.
+type Tap struct {
+	net.Conn
+	shut bool // by the one who reads
+}
+
+// NewTap returns one that is open.
+func NewTap(c net.Conn) *Tap { return &Tap{Conn: c} }
+
+// Read implements io.Reader. While the tap is shut it fails as after a deadline,
+// which TLS does not take for the end.
+func (t *Tap) Read(p []byte) (int, error) {
+	if t.shut {
+		return 0, os.ErrDeadlineExceeded
+	}
+	return t.Conn.Read(p)
 }
 
 // ClientConn is a connection to a server, for one request after the other.
@@ -104,9 +126,14 @@ func (c *ClientConn) Alive() bool {
 // silent tells whether TLS holds nothing that it has read already and that is
 // on no socket any more.
 func (c *ClientConn) silent() bool {
-	_ = c.conn.SetReadDeadline(time.Unix(1, 0)) // no waiting, no reading from the socket
+	if c.o.Tap != nil {
+		c.o.Tap.shut = true
+		defer func() { c.o.Tap.shut = false }()
+	} else {
+		_ = c.conn.SetReadDeadline(time.Unix(1, 0))
+		defer func() { _ = c.conn.SetReadDeadline(time.Time{}) }()
+	}
 	_, err := c.in.Peek(1)
-	_ = c.conn.SetReadDeadline(time.Time{})
 	return errors.Is(err, os.ErrDeadlineExceeded)
 }
 

@@ -39,7 +39,8 @@ func connect(t testing.TB, o h1.ClientOptions, overTLS bool) *upstream {
 		// What secure calls the server's end is a client here: TLS is the same
 		// both ways once it stands.
 		u.Conn, client = ours, theirs
-		o.Raw, _ = theirs.NetConn().(syscall.Conn).SyscallConn()
+		o.Tap, _ = theirs.NetConn().(*h1.Tap)
+		o.Raw, _ = raw(theirs).(syscall.Conn).SyscallConn()
 	} else {
 		u.Conn, client = pair(t)
 		o.Raw, _ = client.(syscall.Conn).SyscallConn()

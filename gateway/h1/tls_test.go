@@ -8,6 +8,8 @@ import (
 	"net/http/httptest"
 	"sync"
 	"testing"
+
+	"sallyport/gateway/h1"
 )
 
 // certificate is net/http/httptest's, for example.com.
@@ -26,7 +28,7 @@ func secure(t testing.TB) (ours, theirs *tls.Conn, seen *records) {
 	c, s := pair(t)
 	seen = &records{Conn: c}
 	ours = tls.Client(seen, &tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12})
-	theirs = tls.Server(s, &tls.Config{Certificates: []tls.Certificate{certificate()}})
+	theirs = tls.Server(h1.NewTap(s), &tls.Config{Certificates: []tls.Certificate{certificate()}})
 	shaken := make(chan error, 1)
 	go func() { shaken <- theirs.Handshake() }()
 	if err := ours.Handshake(); err != nil {
@@ -58,4 +60,12 @@ func (r *records) alerts() (n int) {
 		}
 	}
 	return n
+}
+
+// raw is the socket below TLS.
+func raw(c *tls.Conn) net.Conn {
+	if t, ok := c.NetConn().(*h1.Tap); ok {
+		return t.Conn
+	}
+	return c.NetConn()
 }

@@ -155,14 +155,15 @@ func (t *transport) open(ctx context.Context, alone, together bool) (*h1.ClientC
 			kept, err := t.multi.add(raw)
 			return nil, kept, err
 		}
-		return t.single(raw, raw), nil, nil
+		return t.single(raw, raw, nil), nil, nil
 	}
 	config := t.tls
 	if alone {
 		config = config.Clone()
 		config.NextProtos = []string{"http/1.1"}
 	}
-	secure := tls.Client(raw, config)
+	below := h1.NewTap(raw)
+	secure := tls.Client(below, config)
 	limited, cancel := context.WithTimeout(ctx, t.pool.HandshakeTimeout)
 	defer cancel()
 	if err := secure.HandshakeContext(limited); err != nil {
@@ -181,7 +182,7 @@ func (t *transport) open(ctx context.Context, alone, together bool) (*h1.ClientC
 	if !alone {
 		t.found(http11)
 	}
-	return t.single(secure, raw), nil, nil
+	return t.single(secure, raw, below), nil, nil
 }
 
 func (t *transport) found(p protocol) {
@@ -190,9 +191,10 @@ func (t *transport) found(p protocol) {
 	t.mu.Unlock()
 }
 
-// single makes a connection of HTTP/1.1; raw is the socket below it.
-func (t *transport) single(c net.Conn, raw stream) *h1.ClientConn {
-	o := h1.ClientOptions{MaxHead: maxResponseHeader, HeadTimeout: t.pool.HeaderTimeout, Done: t.done}
+// single makes a connection of HTTP/1.1; raw is the socket below it, and tap
+// what TLS reads from it by.
+func (t *transport) single(c net.Conn, raw stream, tap *h1.Tap) *h1.ClientConn {
+	o := h1.ClientOptions{Tap: tap, MaxHead: maxResponseHeader, HeadTimeout: t.pool.HeaderTimeout, Done: t.done}
 	o.Raw, _ = raw.SyscallConn() // fails on a closed connection, which fails by itself
 	return h1.NewClientConn(c, o)
 }
