@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"syscall"
 	"time"
 
 	"sallyport/audit"
@@ -37,6 +38,9 @@ func (g *Gateway) follow(o *opening) {
 	}
 	if err != nil {
 		g.metrics.aborted.Inc()
+		if !brokenOff(err) { // or it was one of several that a client tries at once
+			g.unfinished(f, "opening", "the connection was opened and did not say in time what for")
+		}
 		_ = o.Close()
 		return
 	}
@@ -184,11 +188,30 @@ func (g *Gateway) intercept(o *opening) {
 		// Most often a client that does not trust its sandbox's authority.
 		g.metrics.handshakes.Inc()
 		g.logger.Info("a sandbox did not finish its TLS handshake", "sandbox", f.identity.Name, "name", f.leaf(), "error", err)
+		// One that was to be told of a denial is recorded already, and whoever
+		// goes away in the middle may have had enough of waiting.
+		if f.answer == nil && !brokenOff(err) {
+			g.unfinished(f, "tls", "the TLS handshake with the sandbox's authority was not finished: a client that brings its own roots or pins certificates needs a rule with action tunnel")
+		}
 		_ = o.Close()
 		return
 	}
 	_ = o.SetDeadline(time.Time{})
 	g.serve(conn, f)
+}
+
+// unfinished records a connection that came to nothing through its client.
+func (g *Gateway) unfinished(f *flow, rule, reason string) {
+	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseConnect, floor(policy.Decision{}, rule, reason))
+	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
+	g.floods.add(f.host, e)
+}
+
+// brokenOff tells whether a client has ended a connection that nothing was wrong
+// with.
+func brokenOff(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 type flowKey struct{}

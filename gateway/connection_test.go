@@ -342,7 +342,7 @@ func TestSilenceIsNoWayRoundBeingRead(t *testing.T) {
 	}
 }
 
-func TestStalledOpeningIsClosedUnrecorded(t *testing.T) {
+func TestStalledOpeningIsClosedAndRecorded(t *testing.T) {
 	hello := clientHello(t, "api.example.test")
 	for name, first := range map[string]string{
 		"nothing":          "",
@@ -364,9 +364,26 @@ func TestStalledOpeningIsClosedUnrecorded(t *testing.T) {
 			if took := time.Since(start); took > 2*time.Second {
 				t.Errorf("took %v", took)
 			}
-			l.await(0)
+			if e := l.await(1)[0]; e.Action != audit.ActionDenied || e.Rule.Name != "opening" || e.Unmapped.Sallyport.Sandbox != "demo" {
+				t.Errorf("%+v", e)
+			}
 		})
 	}
+}
+
+// A client that opens several connections and takes the first one that stands has
+// asked for nothing on the others.
+func TestAbandonedOpeningIsNotRecorded(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
+	for range 3 {
+		l.raw(l.name("api.example.test").String() + ":443").Close()
+	}
+	if resp, body := get(t, l.client(), "https://api.example.test/"); resp.StatusCode != 200 {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	l.await(2) // of that request
 }
 
 func TestSlowHeadIsCutOff(t *testing.T) {
@@ -544,7 +561,9 @@ func TestSandboxThatDoesNotTrustItsAuthority(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	c.Close()
-	l.await(0)
+	if e := l.await(1)[0]; e.Action != audit.ActionDenied || e.Rule.Name != "tls" || e.Destination.Hostname != "api.example.test" {
+		t.Errorf("%+v", e)
+	}
 	if l.dials() != 0 {
 		t.Error("dialled")
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/audit"
 	"sallyport/policy"
 )
 
@@ -23,9 +24,9 @@ func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
 		_ = ln.Close()
 		return errors.New("gateway: the explicit proxy needs clients")
 	}
-	release, err := g.listen(ctx, ln)
-	if err != nil {
-		return err
+	release, ok := g.listen(ctx, ln)
+	if !ok {
+		return nil
 	}
 	defer release()
 	return g.accept(ctx, ln, g.proxied)
@@ -33,6 +34,12 @@ func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
 
 // proxied serves a connection to the explicit proxy.
 func (g *Gateway) proxied(c net.Conn) {
+	known, ok := g.strangers.enter(addrPort(c.RemoteAddr()).Addr())
+	if !ok {
+		g.drop(c, newFlow(addrPort(c.RemoteAddr())), "connections", "too many connections to the explicit proxy have not said who they are")
+		return
+	}
+	defer known()
 	if secure, ok := c.(*tls.Conn); ok {
 		ctx, cancel := context.WithTimeout(g.life, g.handshake)
 		defer cancel()
@@ -42,22 +49,26 @@ func (g *Gateway) proxied(c net.Conn) {
 			return
 		}
 	}
-	g.web.ServeConn(g.life, c, g.forward)
+	g.web.ServeConn(g.life, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+		g.forward(ctx, w, r, known)
+	})
 }
 
-// forward answers one request to the explicit proxy.
-func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+// forward answers one request to the explicit proxy. It calls known when it
+// knows whose the request is.
+func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, known func()) {
 	f := newFlow(remote(r))
-	name, token, given := proxyAuth(r.Header.Get("Proxy-Authorization"))
+	header := r.Header.Get("Proxy-Authorization")
+	name, token, given := proxyAuth(header)
 	identity, ok := g.clients.Authenticate(name, token)
 	if !given || !ok {
-		if given {
-			g.logger.Warn("a client of the explicit proxy failed to authenticate", "from", f.source.Addr())
-			g.metrics.unauthenticated.Inc()
+		if header != "" {
+			g.impostor(f)
 		}
 		g.challenge(w, r)
 		return
 	}
+	known()
 	f.identity = identity
 	f.valid = func() bool { return g.clients.Present(identity) }
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
@@ -135,6 +146,16 @@ func (g *Gateway) established(o *opening) {
 	}
 	_ = o.SetDeadline(time.Time{})
 	g.follow(o)
+}
+
+// impostor records a wrong name or token. Neither is in the event: what is wrong
+// by one letter is nearly right.
+func (g *Gateway) impostor(f *flow) {
+	d := floor(policy.Decision{}, "proxy-authentication", "the explicit proxy was given a name and token that are no client's")
+	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseConnect, d)
+	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
+	g.floods.add(text(f.source.Addr()), e)
+	g.metrics.unauthenticated.Inc()
 }
 
 // challenge asks for a client's name and token.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"crypto/tls"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/audit"
 	"sallyport/gateway"
@@ -84,6 +86,118 @@ func TestExplicitProxyAuthenticates(t *testing.T) {
 	}
 	if l.dials() != 0 {
 		t.Error("dialled")
+	}
+}
+
+// A wrong token is recorded, without it; that none was sent is how clients find
+// out that one is wanted.
+func TestImpostorIsRecorded(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	if _, _, err := l.clients.Add("ci", nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, header := range []string{"", "Proxy-Authorization: Basic Y2k6Z3Vlc3NlZA==\r\n"} { // ci:guessed
+		c, err := net.Dial("tcp", l.proxy.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		send(t, c, "CONNECT api.example.test:443 HTTP/1.1\r\nHost: api.example.test\r\n"+header+"\r\n")
+	}
+	e := l.await(1)[0]
+	if e.Action != audit.ActionDenied || e.Rule.Name != "proxy-authentication" || e.Source.IP != "127.0.0.1" {
+		t.Errorf("%+v", e)
+	}
+	if line, err := json.Marshal(e); err != nil || strings.Contains(string(line), "guessed") || strings.Contains(string(line), "Y2k6") {
+		t.Errorf("%s, %v", line, err)
+	}
+}
+
+// Connections that do not say who they are leave room for those that do.
+func TestStrangersAreBounded(t *testing.T) {
+	l := newLab(t)
+	l.policy(allow)
+	_, token, err := l.clients.Add("ci", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
+	client := l.elsewhere("ci", token)
+	if resp, body := get(t, client, "https://api.example.test/"); resp.StatusCode != 200 {
+		t.Fatalf("%d %s", resp.StatusCode, body)
+	}
+	const most = 256 // from one address
+	var silent []net.Conn
+	closed := make(chan struct{}, most+1)
+	for range most + 1 {
+		c, err := net.Dial("tcp", l.proxy.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		silent = append(silent, c)
+		go func() {
+			_, _ = c.Read(make([]byte, 1))
+			closed <- struct{}{}
+		}()
+	}
+	select {
+	case <-closed:
+	case <-time.After(5 * time.Second):
+		t.Error("all of them are open")
+	}
+	if resp, body := get(t, client, "https://api.example.test/"); resp.StatusCode != 200 {
+		t.Errorf("on a connection whose client is known: %d %s", resp.StatusCode, body)
+	}
+	for _, c := range silent {
+		c.Close()
+	}
+	client.CloseIdleConnections()
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		resp, err := client.Get("https://api.example.test/")
+		if err == nil {
+			resp.Body.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after they have gone: %v", err)
+		}
+	}
+}
+
+// A client that does not read holds an upstream's connection for a while only.
+func TestStalledClientIsCutOff(t *testing.T) {
+	l := newLab(t, func(o *gateway.Options) { o.StallTimeout = 300 * time.Millisecond })
+	l.policy(allow)
+	_, token, err := l.clients.Add("ci", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	l.upstream("api.example.test", false, func(w http.ResponseWriter, r *http.Request) {
+		for piece := make([]byte, 64<<10); ; {
+			if _, err := w.Write(piece); err != nil {
+				ended <- err
+				return
+			}
+		}
+	})
+	c, err := net.Dial("tcp", l.proxy.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	io.WriteString(c, "GET http://api.example.test/ HTTP/1.1\r\nHost: api.example.test\r\nProxy-Authorization: Basic "+
+		base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n")
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the upstream's connection is still held")
+	}
+	events := l.await(2)
+	if c := events[1]; c.StatusID != audit.StatusFailure {
+		t.Errorf("%+v", c)
 	}
 }
 

@@ -53,6 +53,10 @@ type Options struct {
 	HandshakeTimeout time.Duration
 	// IdleTimeout ends a kept-alive connection without a request. Default: 5 min.
 	IdleTimeout time.Duration
+	// StallTimeout ends a connection whose client takes nothing off it while
+	// something is on its way to it: with its buffers full it holds an upstream's
+	// connection too. A paused sandbox is such a client. Default: 5 min.
+	StallTimeout time.Duration
 	// ConnectionsPerSandbox bounds a sandbox's open connections, and its requests
 	// under way on those of HTTP/2. Default: 1024.
 	ConnectionsPerSandbox int
@@ -74,6 +78,7 @@ type Gateway struct {
 	refusal      netip.Addr
 	firstByte    time.Duration
 	handshake    time.Duration
+	stall        time.Duration
 	limit        int
 
 	proxy     *goproxy.ProxyHttpServer
@@ -81,6 +86,7 @@ type Gateway struct {
 	h2        *multiplexed
 	scrubbers scrubbers
 	floods    *floods
+	strangers strangers
 	life      context.Context // of every connection, until Shutdown loses patience
 	end       context.CancelFunc
 
@@ -119,6 +125,7 @@ func New(o Options) (*Gateway, error) {
 		refusal:      o.Refusal,
 		firstByte:    or(o.FirstByteTimeout, 2*time.Second),
 		handshake:    or(o.HandshakeTimeout, 15*time.Second),
+		stall:        or(o.StallTimeout, 5*time.Minute),
 		limit:        or(o.ConnectionsPerSandbox, 1024),
 		proxy:        newProxy(o.Logger),
 		listeners:    make(map[net.Listener]struct{}),
@@ -151,13 +158,14 @@ func or[T comparable](v, otherwise T) T {
 	return v
 }
 
-// listen adopts a listener; the function it returns lets go of it.
-func (g *Gateway) listen(ctx context.Context, ln net.Listener) (func(), error) {
+// listen adopts a listener, unless Shutdown has begun; the function it returns
+// lets go of it.
+func (g *Gateway) listen(ctx context.Context, ln net.Listener) (release func(), ok bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closing {
 		_ = ln.Close()
-		return nil, errClosed
+		return nil, false
 	}
 	g.listeners[ln] = struct{}{}
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
@@ -167,7 +175,7 @@ func (g *Gateway) listen(ctx context.Context, ln net.Listener) (func(), error) {
 		g.mu.Lock()
 		delete(g.listeners, ln)
 		g.mu.Unlock()
-	}, nil
+	}, true
 }
 
 // enter makes a place for a sandbox's connection, or says that it has too many.

@@ -20,9 +20,9 @@ func (g *Gateway) ServeTransparent(ctx context.Context, ln net.Listener) error {
 		_ = ln.Close()
 		return errors.New("gateway: transparent connections need identities")
 	}
-	release, err := g.listen(ctx, ln)
-	if err != nil {
-		return err
+	release, ok := g.listen(ctx, ln)
+	if !ok {
+		return nil
 	}
 	defer release()
 	return g.accept(ctx, ln, g.transparent)
@@ -50,6 +50,7 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 			wait = min(2*wait, longest)
 			continue
 		}
+		impatient(c, g.stall)
 		g.mu.Lock()
 		if g.closing {
 			g.mu.Unlock()

@@ -1,0 +1,43 @@
+package gateway
+
+import (
+	"net/netip"
+	"sync"
+)
+
+// Bounds on connections to the explicit proxy whose client is not known yet.
+// Each has the time of one head to say who it is.
+const (
+	maxStrangers        = 1024
+	maxStrangersFromOne = 256 // address
+)
+
+// strangers counts those connections. The zero strangers has none.
+type strangers struct {
+	mu    sync.Mutex
+	count int
+	from  map[netip.Addr]int
+}
+
+// enter makes a place, or says that there is none. leave gives it back, once,
+// however often it is called.
+func (s *strangers) enter(from netip.Addr) (leave func(), ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.count >= maxStrangers || s.from[from] >= maxStrangersFromOne {
+		return nil, false
+	}
+	if s.from == nil {
+		s.from = make(map[netip.Addr]int)
+	}
+	s.count++
+	s.from[from]++
+	return sync.OnceFunc(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.count--
+		if s.from[from]--; s.from[from] == 0 {
+			delete(s.from, from)
+		}
+	}), true
+}
