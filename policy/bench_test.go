@@ -26,7 +26,7 @@ func cpu(tb testing.TB) time.Duration {
 
 // many returns n egressAuth rules with methods and paths, each of its own host.
 func many(n int) policy.Document {
-	doc := policy.Document{Credentials: []policy.Credential{{Name: "key"}}}
+	doc := policy.Document{Credentials: []policy.Credential{{Name: "key"}}, Policy: policy.Source{Cache: new(0)}}
 	for i := range n {
 		doc.EgressAuth = append(doc.EgressAuth, policy.EgressAuthRule{
 			Destination: fmt.Sprintf("api-%d.example.com", i), AuthRef: "key",

@@ -39,6 +39,7 @@ type Policy struct {
 	rules     map[string]*rule
 	selectors *selectors
 	revision  string
+	recall    *recall // nil where nothing is kept
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -77,6 +78,11 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 	if err := p.prepare(ctx, team); err != nil {
 		return nil, err
 	}
+	size := defaultRecall
+	if doc.Policy.Cache != nil {
+		size = *doc.Policy.Cache
+	}
+	p.recall = newRecall(size, p.query, team)
 	p.query.timeout = o.Timeout
 	p.query.patterns = cache.NewInterQueryValueCache(ctx, &cache.Config{
 		InterQueryBuiltinValueCache: cache.InterQueryBuiltinValueCacheConfig{MaxNumEntries: new(len(rules) + 1000)},
@@ -150,6 +156,7 @@ func revision(doc Document, team *team) string {
 	h := sha256.New()
 	add := func(name string, text []byte) { fmt.Fprintf(h, "%s %d\n%s\n", name, len(text), text) }
 	doc.Policy.Dir = "" // its content counts, not its place
+	doc.Policy.Cache = nil
 	text, err := json.Marshal(doc)
 	if err != nil {
 		panic(err) // a Document holds nothing that JSON cannot

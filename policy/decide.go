@@ -25,6 +25,19 @@ func (p *Policy) Decide(ctx context.Context, in Input) Decision {
 }
 
 func (p *Policy) decide(ctx context.Context, s subject) Decision {
+	var room [256]byte
+	var key []byte
+	if p.recall != nil {
+		if key = p.recall.key(room[:0], p, s); key != nil {
+			if answer := p.recall.get(key); answer != nil {
+				d, err := p.decode(answer, s)
+				if err != nil {
+					return p.undecided(err)
+				}
+				return p.floor(d, s)
+			}
+		}
+	}
 	v := p.query.evaluation(s.Phase)
 	if err := v.view.show(p, s); err != nil {
 		return p.undecided(err)
@@ -41,6 +54,9 @@ func (p *Policy) decide(ctx context.Context, s subject) Decision {
 		return p.undecided(err)
 	}
 	d, err := p.decode(answer, s)
+	if key != nil && err == nil && d.Err == nil {
+		p.recall.put(key, answer)
+	}
 	v.release()
 	if err != nil {
 		return p.undecided(err)
@@ -53,6 +69,15 @@ func (p *Policy) Revision() string { return p.revision }
 
 // Rules is the number of egress and egressAuth rules.
 func (p *Policy) Rules() int { return len(p.rules) }
+
+// Recalled is how many decisions were made from an answer that had been kept: see
+// [Source].Cache.
+func (p *Policy) Recalled() uint64 {
+	if p.recall == nil {
+		return 0
+	}
+	return p.recall.hits.Load()
+}
 
 // Bound reports whether some egressAuth rule binds the credential to the
 // destination. Whatever Rego says, a credential goes nowhere else.

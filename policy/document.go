@@ -169,4 +169,8 @@ type Source struct {
 	// asked for at the connection already. What an egressAuth rule governs, no
 	// allow opens.
 	Dir string `yaml:"dir"`
+	// Cache is how many answers are kept for inputs of which the Rego sees
+	// nothing that is new; 0 keeps none. A policy that reads the clock or a
+	// request's body keeps none either. Default: 4096.
+	Cache *int `yaml:"cache"`
 }

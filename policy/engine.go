@@ -9,6 +9,7 @@ import (
 // one policy from beginning to end. The zero Engine denies everything.
 type Engine struct {
 	current atomic.Pointer[Policy]
+	earlier atomic.Uint64 // Recalled of those before
 }
 
 // NewEngine returns an Engine that decides by p.
@@ -19,7 +20,22 @@ func NewEngine(p *Policy) *Engine {
 }
 
 // Swap makes p decide from now on and returns what did before.
-func (e *Engine) Swap(p *Policy) *Policy { return e.current.Swap(p) }
+func (e *Engine) Swap(p *Policy) *Policy {
+	old := e.current.Swap(p)
+	if old != nil {
+		e.earlier.Add(old.Recalled())
+	}
+	return old
+}
+
+// Recalled is [Policy.Recalled] of all that have decided.
+func (e *Engine) Recalled() uint64 {
+	n := e.earlier.Load()
+	if p := e.current.Load(); p != nil {
+		n += p.Recalled()
+	}
+	return n
+}
 
 // Policy returns the policy that decides now, or nil.
 func (e *Engine) Policy() *Policy { return e.current.Load() }

@@ -31,6 +31,7 @@ var everyKind = Document{
 		{Name: "spare", Destination: "a.example.com", AuthRef: "spare", Paths: []string{"/x"}, Inject: &Inject{Query: &QueryInject{Name: "k", Value: "{{ .token }}"}}},
 	},
 	Credentials: []Credential{{Name: "key"}, {Name: "spare"}},
+	Policy:      Source{Cache: new(0)}, // what is asked about here is evaluated
 }
 
 // manyRules uses `with` and functions, and more rules than a memo lists.

@@ -18,7 +18,7 @@ func pick[T any](random *rand.Rand, of ...T) T { return of[random.IntN(len(of))]
 
 // randomDocument has few rules, for few hosts: most inputs meet none to three.
 func randomDocument(random *rand.Rand) Document {
-	doc := Document{Credentials: []Credential{{Name: "one"}, {Name: "two"}}}
+	doc := Document{Credentials: []Credential{{Name: "one"}, {Name: "two"}}, Policy: Source{Cache: new(0)}}
 	hosts := []string{"a.example.com", "b.example.com", "*.example.com", "10.0.0.0/8", "10.0.0.1"}
 	methods := func() []string { return pick(random, nil, nil, []string{"GET"}, []string{"POST", "PUT"}) }
 	paths := func() []string { return pick(random, nil, nil, []string{"/x/**"}) }

@@ -39,6 +39,9 @@ func resolve(doc Document) ([]rule, []Finding) {
 				"name it as the authRef of an egressAuth rule or the proxyAuthRef of an upstream, or remove it")
 		}
 	}
+	if n := doc.Policy.Cache; n != nil && (*n < 0 || *n > maxRecall) {
+		v.fail("policy.cache", fmt.Sprintf("%d answers cannot be kept", *n), fmt.Sprintf("give a number from 0, for none, to %d", maxRecall))
+	}
 	v.findings = append(v.findings, overlaps(doc, v.rules)...)
 	slices.SortStableFunc(v.findings, func(a, b Finding) int {
 		if a.Position.Line != b.Position.Line {

@@ -140,7 +140,11 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 	if err != nil {
 		return started{}, err
 	}
-	prometheus.WrapRegistererWithPrefix(metricsPrefix, in.metrics).MustRegister(collectors.NewGoCollector())
+	prometheus.WrapRegistererWithPrefix(metricsPrefix, in.metrics).MustRegister(collectors.NewGoCollector(),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "recalled_decisions_total",
+			Help: "Decisions made from an answer that had been kept for the same input.",
+		}, func() float64 { return float64(in.engine.Recalled()) }))
 	in.work.Go(func() { in.broker.run(in.ctx) })
 	return started(in.state), nil
 }

@@ -54,6 +54,7 @@ func rules(o options) policy.Document {
 			Upstream: &policy.Upstream{Addresses: []string{"127.0.0.0/8"}, Roots: filepath.Join(o.dir, "upstream.pem")},
 		}},
 		Credentials: []policy.Credential{{Name: "bench"}},
+		Policy:      policy.Source{Cache: new(0)}, // each decision is evaluated
 	}
 	for i := range o.rules - 1 {
 		d.Egress = append(d.Egress, policy.EgressRule{

@@ -1,0 +1,151 @@
+package policy
+
+import (
+	"encoding/binary"
+	"slices"
+	"sync/atomic"
+	"unsafe"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"github.com/open-policy-agent/opa/v1/ast"
+)
+
+const (
+	// defaultRecall is how many answers are kept where policy.cache does not say.
+	defaultRecall = 4096
+	maxRecall     = 1 << 20
+	// maxRecallKey bounds what an answer is kept by, in bytes: a sandbox chooses
+	// its paths.
+	maxRecallKey = 1 << 10
+)
+
+// recall keeps answers by all that the Rego sees of an input, which is what they
+// are made of: it has an answer only where an evaluation would come to the same.
+// There is none for a policy that reads the clock or a request's body.
+type recall struct {
+	answers *lru.Cache[string, ast.Value]
+	hits    atomic.Uint64
+	fields  field // that an answer may depend on
+	// team says that a team's Rego takes part: what is settled among the rules
+	// of the document does not settle the answer.
+	team bool
+}
+
+// newRecall returns nil where nothing can be kept.
+func newRecall(size int, e *evaluator, team *team) *recall {
+	if size == 0 || e.fields&fieldBody != 0 || readsClock(team.modules) {
+		return nil
+	}
+	r := &recall{fields: e.fields, team: len(team.sets) > 0}
+	r.answers, _ = lru.New[string, ast.Value](size) // fails for a size below 1
+	return r
+}
+
+// readsClock tells whether some module has a built-in function that does not
+// answer alike each time.
+func readsClock(modules map[string]*ast.Module) bool {
+	found := false
+	visitor := ast.NewGenericVisitor(func(x any) bool {
+		if ref, ok := x.(ast.Ref); ok {
+			if b := ast.BuiltinMap[ref.String()]; b != nil && b.Nondeterministic {
+				found = true
+			}
+		}
+		return found
+	})
+	for _, m := range modules {
+		visitor.Walk(m)
+	}
+	return found
+}
+
+// key is what the answer for s depends on, or nothing where that is too much.
+func (r *recall) key(room []byte, p *Policy, s subject) []byte {
+	k := append(room, string(s.Phase)...)
+	text := func(t string) {
+		k = binary.AppendUvarint(k, uint64(len(t)))
+		k = append(k, t...)
+	}
+	list := func(l []string) {
+		k = binary.AppendUvarint(k, uint64(len(l)))
+		for _, t := range l {
+			text(t)
+		}
+	}
+	text(string(s.Protocol))
+	// input.lookup, but for its line: the shelves are the policy's own.
+	var near [8]*shelf
+	shelves := p.table.shelves(near[:0], s, p.selectors)
+	k = binary.AppendUvarint(k, uint64(len(shelves)))
+	for _, sh := range shelves {
+		k = binary.LittleEndian.AppendUint64(k, uint64(uintptr(unsafe.Pointer(sh))))
+	}
+	if !r.team && alone(shelves, moment{s.Phase, s.Protocol}.index()).settled.Len() > 0 {
+		return k // decision.rego looks no further
+	}
+	sees := func(f field) bool { return r.fields&f != 0 }
+	if sees(fieldSandbox) {
+		text(s.Sandbox.Name)
+		text(s.Sandbox.ID)
+		text(s.Sandbox.Session)
+		if sees(fieldSandboxTags) {
+			list(pairs(s.Sandbox.Tags))
+		}
+	}
+	if sees(fieldDestination) {
+		text(s.host)
+		k = binary.LittleEndian.AppendUint16(k, s.Destination.Port)
+	}
+	if q := s.Request; q != nil {
+		if sees(fieldLine | fieldMethod | fieldPath) {
+			text(q.Method)
+			text(q.Path)
+		}
+		if sees(fieldScheme) {
+			text(q.Scheme)
+		}
+		if sees(fieldQueryKeys) {
+			list(q.QueryKeys)
+		}
+		if sees(fieldHeaders) {
+			list(q.Headers)
+		}
+		if sees(fieldSize) {
+			k = binary.AppendVarint(k, q.Size)
+		}
+	}
+	if len(k) > maxRecallKey {
+		return nil
+	}
+	return k
+}
+
+// pairs are tags in an order that is always the same.
+func pairs(tags map[string]string) []string {
+	list := make([]string, 0, 2*len(tags))
+	for tag := range tags {
+		list = append(list, tag)
+	}
+	slices.Sort(list)
+	for _, tag := range list[:len(tags):len(tags)] {
+		list = append(list, tags[tag])
+	}
+	return list
+}
+
+func (r *recall) get(key []byte) ast.Value {
+	answer, ok := r.answers.Get(string(key))
+	if !ok {
+		return nil
+	}
+	r.hits.Add(1)
+	return answer
+}
+
+// put keeps an answer. A team's may hold parts of the input, which changes.
+func (r *recall) put(key []byte, answer ast.Value) {
+	if r.team {
+		answer = ast.NewTerm(answer).Copy().Value
+	}
+	r.answers.Add(string(key), answer)
+}
