@@ -16,8 +16,8 @@ import (
 	"sallyport/policy"
 )
 
-// DecisionHeader carries the decision id in every response that the gateway
-// itself makes.
+// decisionHeader carries the decision id in every response of the gateway's own
+// that is about a decision.
 const decisionHeader = "Sallyport-Decision"
 
 // Errors that end a request before anything of it has left.

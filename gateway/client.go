@@ -109,7 +109,8 @@ func (s *ClientStore) Add(name string, tags map[string]string) (Client, string, 
 	return c, token, nil
 }
 
-// Remove revokes a client's token. Its connections under way go on.
+// Remove revokes a client's token. Its tunnels and requests under way go on; no
+// other request on its connections does.
 func (s *ClientStore) Remove(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,8 +4,8 @@
 // those of authenticated clients elsewhere (Explicit), finds out who is asking
 // and for what, asks the policy, writes the decision down, and only then
 // resolves, dials, injects and carries. goproxy carries the requests: policy,
-// write-ahead and injection are its request handlers, completion and scrubbing
-// its response handlers.
+// write-ahead and injection are its request handlers, scrubbing its response
+// handler. The completion follows when it has returned.
 //
 // It guarantees that no byte leaves for a destination before a durable allow
 // decision, and that whatever cannot be decided is denied. It does not
@@ -38,8 +38,8 @@ type Identities interface {
 }
 
 // Clients finds the sandbox elsewhere that an explicit proxy user speaks for.
-// It compares in constant time.
 type Clients interface {
+	// Authenticate compares in constant time.
 	Authenticate(name, token string) (Identity, bool)
 	// Present tells whether the client that Authenticate found still is one. It
 	// is asked for each request.

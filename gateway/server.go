@@ -226,7 +226,7 @@ func (g *Gateway) dismiss(id string) {
 	}
 }
 
-// decide asks the policy; what panics or answers nothing denies.
+// decide asks the policy; what answers nothing denies.
 func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
 	d := g.decider.Decide(ctx, in)
 	switch {

@@ -22,7 +22,7 @@ var errTimeout = errors.New("no answer within the timeout")
 // package rego does, on OPA's evaluator, for less: nothing is turned into JSON,
 // data that never changes is not cached again for each evaluation, and what an
 // evaluation needs is used again by the next. Each evaluation is made from
-// nothing but its input: no answer is kept.
+// nothing but its input. Answers are kept elsewhere: see recall.
 type evaluator struct {
 	compiler *ast.Compiler
 	queries  ast.QueryCompiler

@@ -312,7 +312,7 @@ func regoErrors(err error) error {
 		}
 		if name, ok := strings.CutPrefix(e.Message, "undefined function "); ok && slices.Contains(withheld, name) {
 			f.Message = name + " is withheld from policies"
-			f.Fix = "decide on input and data alone; see policy.Source"
+			f.Fix = "decide on input and data alone"
 		}
 		errs[i] = f
 	}

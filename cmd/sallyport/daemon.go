@@ -463,6 +463,9 @@ func (d *daemon) reload(ctx context.Context) error {
 	d.warden.Use(cfg.Document, p.Revision())
 	d.inForce.Store(cfg)
 	d.log.Info("policy loaded", "policy", p.Revision(), "rules", p.Rules())
+	if keys := cfg.NeedsRestart(d.cfg); keys != nil {
+		d.log.Warn("what has changed here comes into force with a restart", "keys", keys)
+	}
 	return nil
 }
 

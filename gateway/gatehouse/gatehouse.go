@@ -7,8 +7,9 @@
 // the daemon's side: it starts the process, answers it, and starts it again when
 // it dies. Between them is one socket (internal/link).
 //
-// The process is given, once: the listeners, the audit log's last segment, the
-// policy, who the sandboxes and clients are. It asks the Warden
+// The process is given the listeners and the audit log's last segment, once, and
+// the policy and who the sandboxes and clients are, whenever that changes. It asks
+// the Warden
 //
 //   - to lease a credential, for one destination, 256 uses and a second at most:
 //     the broker checks the binding against its own policy and revision,
@@ -37,10 +38,10 @@
 // A process that has been taken over can do what its sandboxes may do all
 // together: use every credential that a rule binds, at the destinations that it
 // is bound to, and see those it leases; give itself a certificate for any name
-// in the eyes of any sandbox; write what it likes into the last segment of the
-// log; send bytes anywhere. It cannot read a secret that no rule binds, the
-// authorities' keys, or what the log held before; nor touch engine, datapath,
-// files or other processes.
+// in the eyes of any sandbox; read and rewrite the last segment of the log; send
+// bytes anywhere. It cannot read a secret that no rule binds, the authorities'
+// keys, or earlier segments; nor touch engine, datapath, files or other
+// processes.
 package gatehouse
 
 import (

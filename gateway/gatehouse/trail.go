@@ -163,7 +163,7 @@ func (t *Trail) flush() {
 	}
 }
 
-// append is Append while the trail is being closed, too.
+// append is Append with a bound on how long it waits.
 func (t *Trail) append(batch []*audit.Event) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

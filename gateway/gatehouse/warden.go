@@ -172,7 +172,6 @@ func (w *Warden) revive(ctx context.Context) error {
 		w.say(ctx, "ended", cause)
 		w.mu.Lock()
 		w.status.Failure = cause.Error()
-		w.status.Restarts++
 		w.mu.Unlock()
 		select {
 		case <-ctx.Done():
@@ -187,6 +186,9 @@ func (w *Warden) revive(ctx context.Context) error {
 		cause = w.begin(ctx)
 		w.life.Unlock()
 		if cause == nil {
+			w.mu.Lock()
+			w.status.Restarts++
+			w.mu.Unlock()
 			w.say(ctx, "started", nil)
 			return nil
 		}

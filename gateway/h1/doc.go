@@ -2,7 +2,8 @@
 // sandboxes and as a client towards upstreams, with the parsers of net/http.
 //
 // What net/http's own Server and Transport do with several goroutines for each
-// connection, it does with the one that has the request: there is no hand-off
+// connection, it does with the one that has the request, but for sending a
+// request's body and for watching a client that waits long: there is no hand-off
 // between the byte that came and the byte that goes. A proxy that carries a
 // small request and its response spends a third of its time on such hand-offs
 // otherwise.

@@ -2,7 +2,8 @@
 //
 // Every key has a safe default and an unknown key is an error, so that an empty
 // file is a working configuration that lets nothing out. The comment of each
-// field is its reference: meaning, unit, default, and whether SIGHUP reloads it.
+// field is its reference: meaning, unit and default. SIGHUP reloads Document and
+// Vault; what else has changed is named in the log, and waits for a restart.
 package config
 
 import (
@@ -18,7 +19,7 @@ type Config struct {
 
 	// DataDir holds everything that lasts. Default: /var/lib/sallyport.
 	DataDir string `yaml:"dataDir"`
-	// RunDir holds sockets. Default: /run/sallyport.
+	// RunDir holds the control socket and the root of the gateway's process. Default: /run/sallyport.
 	RunDir string `yaml:"runDir"`
 	// KeyFile holds the key that DataDir's secrets are sealed with; keep it on
 	// another disk or in a systemd credential. Default: $CREDENTIALS_DIRECTORY/sallyport.key
@@ -84,7 +85,9 @@ type Gateway struct {
 type Proxy struct {
 	// Listen is host:port. Default: none. An address that is not loopback
 	// needs Certificate and Key.
-	Listen      string `yaml:"listen"`
+	Listen string `yaml:"listen"`
+	// Certificate and Key are PEM files, of a chain and of its key, with which
+	// the listener speaks TLS.
 	Certificate string `yaml:"certificate"`
 	Key         string `yaml:"key"`
 }
@@ -104,11 +107,13 @@ type Metrics struct {
 //	auth: {tokenFile: /etc/sallyport/vault-token}
 type Vault struct {
 	// Address is the server's URL; needed in a section that is there.
-	Address   string `yaml:"address"`
+	Address string `yaml:"address"`
+	// Namespace is Vault Enterprise's, for all paths. Default: none.
 	Namespace string `yaml:"namespace"`
 	// Roots is a PEM file of authorities to trust. Default: the system's.
-	Roots string    `yaml:"roots"`
-	Auth  VaultAuth `yaml:"auth"`
+	Roots string `yaml:"roots"`
+	// Auth is needed in a section that is there.
+	Auth VaultAuth `yaml:"auth"`
 }
 
 // VaultAuth is how to log in; exactly one is set.
@@ -119,9 +124,13 @@ type VaultAuth struct {
 	AppRole *AppRole `yaml:"appRole"`
 }
 
+// AppRole is Vault's auth method of that name.
 type AppRole struct {
-	Mount        string `yaml:"mount"` // default: approle
-	RoleID       string `yaml:"roleID"`
+	// Mount is the path that the method is mounted at. Default: approle.
+	Mount string `yaml:"mount"`
+	// RoleID is no secret; needed.
+	RoleID string `yaml:"roleID"`
+	// SecretIDFile holds the secret ID, read anew for each login; needed.
 	SecretIDFile string `yaml:"secretIDFile"`
 }
 

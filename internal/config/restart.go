@@ -1,0 +1,22 @@
+package config
+
+import (
+	"reflect"
+	"strings"
+)
+
+// NeedsRestart lists the keys, sorted as they are declared, in which c differs
+// from what a daemon has started with and which are not reloaded.
+func (c *Config) NeedsRestart(started *Config) []string {
+	var keys []string
+	now, then := reflect.ValueOf(c).Elem(), reflect.ValueOf(started).Elem()
+	for i := range now.NumField() {
+		f := now.Type().Field(i)
+		key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if key == "" || key == "vault" || reflect.DeepEqual(now.Field(i).Interface(), then.Field(i).Interface()) {
+			continue
+		}
+		keys = append(keys, key)
+	}
+	return keys
+}
