@@ -116,7 +116,7 @@ func (l *Log) reuse(list []*batch) {
 func (l *Log) failed(g group, cause error) {
 	if !l.failing {
 		l.failing = true
-		l.opts.Logger.Error("the audit log cannot be written: requests are refused until it can", "dir", l.dir, "err", cause)
+		l.opts.Logger.Error("the audit log cannot be written: requests are refused until it can", "dir", l.dir, "error", cause)
 	}
 	err := fmt.Errorf("%w: %w", ErrUnwritable, cause)
 	var kept, told []*batch

@@ -148,15 +148,25 @@ func (g *Gateway) unlisted(ctx context.Context, f *flow) policy.Decision {
 // has room for it, says so.
 func (g *Gateway) deny(o *opening, d policy.Decision) {
 	f := o.flow
-	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseConnect, d)
-	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
-	id := g.denial(f, e)
-	g.metrics.decision(policy.PhaseConnect, d)
+	id := g.denial(f, g.rejection(f, policy.PhaseConnect, d))
 	where := join(f.host, f.port, f.tls())
 	if f.host == "" {
 		where = "this destination"
 	}
 	g.tell(o, denied(d, id, where))
+}
+
+// rejection counts a refused connection and makes its event.
+func (g *Gateway) rejection(f *flow, phase policy.Phase, d policy.Decision) *audit.Event {
+	g.metrics.decision(phase, d)
+	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, phase, d)
+	e.Connection = overTCP()
+	return e
+}
+
+// overTCP describes a connection that a sandbox has opened.
+func overTCP() *audit.Connection {
+	return &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
 }
 
 // tell answers whatever is asked on a connection, or closes it.
@@ -200,11 +210,9 @@ func (g *Gateway) intercept(o *opening) {
 	g.serve(conn, f)
 }
 
-// unfinished records a connection that came to nothing through its client.
+// unfinished records a connection that nothing was decided about.
 func (g *Gateway) unfinished(f *flow, rule, reason string) {
-	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseConnect, floor(policy.Decision{}, rule, reason))
-	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
-	g.floods.add(f.host, e)
+	g.floods.add(f.host, g.rejection(f, policy.PhaseConnect, floor(policy.Decision{}, rule, reason)))
 }
 
 // brokenOff tells whether a client has ended a connection that nothing was wrong
@@ -234,9 +242,7 @@ func (g *Gateway) unreadable(ctx context.Context, w http.ResponseWriter, r *http
 	d := floor(policy.Decision{}, "request-form", err.Error())
 	var id string
 	if f, ok := ctx.Value(flowKey{}).(*flow); ok {
-		e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseRequest, d)
-		id = g.denial(f, e)
-		g.metrics.decision(policy.PhaseRequest, d)
+		id = g.denial(f, g.rejection(f, policy.PhaseRequest, d))
 	}
 	a := denied(d, id, "")
 	a.Status = err.Status

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/base64"
@@ -11,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/audit"
 	"sallyport/policy"
 )
 
@@ -88,7 +88,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	case r.URL.Scheme != "http":
 		g.malformed(w, r, "this is a proxy: send https through CONNECT, http in absolute-form")
 	default:
-		f.host, f.port, f.protocol = host, or(port, 80), policy.ProtocolHTTP
+		f.host, f.port, f.protocol = host, cmp.Or(port, 80), policy.ProtocolHTTP
 		f.authority = join(f.host, f.port, false)
 		g.absolute(ctx, w, r, f)
 	}
@@ -152,9 +152,7 @@ func (g *Gateway) established(o *opening) {
 // by one letter is nearly right.
 func (g *Gateway) impostor(f *flow) {
 	d := floor(policy.Decision{}, "proxy-authentication", "the explicit proxy was given a name and token that are no client's")
-	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseConnect, d)
-	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
-	g.floods.add(text(f.source.Addr()), e)
+	g.floods.add(text(f.source.Addr()), g.rejection(f, policy.PhaseConnect, d))
 	g.metrics.unauthenticated.Inc()
 }
 

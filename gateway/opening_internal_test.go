@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/tls"
 	"io"
 	"net"
@@ -157,8 +158,8 @@ func FuzzAuthority(f *testing.F) {
 		if again, err := hostname(host); err != nil || again != host {
 			t.Errorf("%q gives %q, which gives %q %v", s, host, again, err)
 		}
-		written := join(host, or(port, 443), true)
-		if h, p, err := authority(written); err != nil || h != host || or(p, 443) != or(port, 443) {
+		written := join(host, cmp.Or(port, 443), true)
+		if h, p, err := authority(written); err != nil || h != host || cmp.Or(p, 443) != cmp.Or(port, 443) {
 			t.Errorf("%q is written %q, which is %q %d %v", s, written, h, p, err)
 		}
 	})

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -123,10 +124,10 @@ func New(o Options) (*Gateway, error) {
 		logger:       o.Logger,
 		metrics:      m,
 		refusal:      o.Refusal,
-		firstByte:    or(o.FirstByteTimeout, 2*time.Second),
-		handshake:    or(o.HandshakeTimeout, 15*time.Second),
-		stall:        or(o.StallTimeout, 5*time.Minute),
-		limit:        or(o.ConnectionsPerSandbox, 1024),
+		firstByte:    cmp.Or(o.FirstByteTimeout, 2*time.Second),
+		handshake:    cmp.Or(o.HandshakeTimeout, 15*time.Second),
+		stall:        cmp.Or(o.StallTimeout, 5*time.Minute),
+		limit:        cmp.Or(o.ConnectionsPerSandbox, 1024),
 		proxy:        newProxy(o.Logger),
 		listeners:    make(map[net.Listener]struct{}),
 		open:         make(map[*opening]struct{}),
@@ -144,18 +145,10 @@ func New(o Options) (*Gateway, error) {
 		Refuse:      g.unreadable,
 		Logger:      o.Logger,
 	}
-	if g.h2, err = newMultiplexed(or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger); err != nil {
+	if g.h2, err = newMultiplexed(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
 	}
 	return g, nil
-}
-
-func or[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
 }
 
 // listen adopts a listener, unless Shutdown has begun; the function it returns

@@ -6,9 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"time"
-
-	"sallyport/audit"
-	"sallyport/policy"
 )
 
 // ServeTransparent takes the connections that the datapath steers to ln until
@@ -90,10 +87,7 @@ func (g *Gateway) transparent(c net.Conn) {
 
 // drop records and closes a connection that is not even looked at.
 func (g *Gateway) drop(c net.Conn, f *flow, rule, reason string) {
-	d := floor(policy.Decision{}, rule, reason)
-	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseConnect, d)
-	g.floods.add(f.host, e)
-	g.metrics.decision(policy.PhaseConnect, d)
+	g.unfinished(f, rule, reason)
 	_ = c.Close()
 }
 

@@ -18,7 +18,7 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 	f := o.flow
 	x := new(audit.Exchange)
 	e := f.event(x, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
-	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
+	e.Connection = overTCP()
 	if err := g.recorder.Append(ctx, e); err != nil {
 		g.metrics.auditFailures.Inc()
 		g.logger.Error("refusing a connection that cannot be recorded", "sandbox", f.identity.Name, "error", err)

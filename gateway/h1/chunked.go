@@ -3,6 +3,7 @@ package h1
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
@@ -73,7 +74,7 @@ func (c *chunks) next() error {
 	if c.inside {
 		line, err := c.line()
 		if err != nil || len(line) > 0 {
-			return or(err, errChunk)
+			return cmp.Or(err, errChunk)
 		}
 		c.inside = false
 	}

@@ -2,6 +2,7 @@ package h1
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -81,8 +82,8 @@ const unbounded = 1 << 62
 
 // NewClientConn takes a connection over.
 func NewClientConn(c net.Conn, o ClientOptions) *ClientConn {
-	o.MaxHead = or(o.MaxHead, 1<<20)
-	o.ContinueTimeout = or(o.ContinueTimeout, time.Second)
+	o.MaxHead = cmp.Or(o.MaxHead, 1<<20)
+	o.ContinueTimeout = cmp.Or(o.ContinueTimeout, time.Second)
 	cc := &ClientConn{conn: c, o: o, left: unbounded}
 	cc.in = bufio.NewReaderSize((*source)(cc), minRead)
 	cc.peek = cc.look

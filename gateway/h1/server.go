@@ -2,6 +2,7 @@ package h1
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,7 +50,7 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, handler Handler) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := &conn{server: s, Conn: nc, ctx: ctx, cancel: cancel, handler: handler, remote: nc.RemoteAddr().String()}
-	c.in = headReader{Reader: bufio.NewReaderSize(nc, minRead), src: nc, max: or(s.MaxHead, 128<<10)}
+	c.in = headReader{Reader: bufio.NewReaderSize(nc, minRead), src: nc, max: cmp.Or(s.MaxHead, 128<<10)}
 	if !s.enter(c) {
 		_ = nc.Close()
 		return
@@ -75,14 +76,6 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, handler Handler) {
 	}()
 	for c.next() {
 	}
-}
-
-func or[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
 }
 
 func (s *Server) logger() *slog.Logger {
@@ -156,7 +149,7 @@ func (s *Server) Close() {
 
 // next serves one request, and tells whether another may come.
 func (c *conn) next() bool {
-	wait := or(c.server.IdleTimeout, 5*time.Minute)
+	wait := cmp.Or(c.server.IdleTimeout, 5*time.Minute)
 	if !c.served {
 		wait = min(wait, c.headTimeout())
 	}
@@ -237,7 +230,7 @@ func (c *conn) read() (*http.Request, error) {
 	return r, nil
 }
 
-func (c *conn) headTimeout() time.Duration { return or(c.server.HeadTimeout, 15*time.Second) }
+func (c *conn) headTimeout() time.Duration { return cmp.Or(c.server.HeadTimeout, 15*time.Second) }
 
 // refuse says why a head was refused, where one was.
 func (c *conn) refuse(err error) {

@@ -2,6 +2,7 @@ package h1
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"io"
 	"net/http"
@@ -62,7 +63,7 @@ func (u *upload) send(r *http.Request, g *gate) {
 		u.err = err
 		u.reply.within(graceAfterWrite)
 	default:
-		u.err = or(g.err, err)
+		u.err = cmp.Or(g.err, err)
 		cut(c.conn) // what is there of the body is no request
 	}
 }

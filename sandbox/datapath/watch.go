@@ -25,7 +25,7 @@ func (d *Datapath) watch() error {
 		for {
 			for u := range updates {
 				if err := d.joined(u); err != nil {
-					d.config.Logger.Error("guarding a port", "interface", u.Attrs().Name, "err", err)
+					d.config.Logger.Error("guarding a port", "interface", u.Attrs().Name, "error", err)
 				}
 			}
 			// The kernel had more to tell than the socket could hold: ask anew.
@@ -35,7 +35,7 @@ func (d *Datapath) watch() error {
 			case <-time.After(time.Second):
 			}
 			if updates, err = d.subscribe(done); err != nil {
-				d.config.Logger.Error("watching interfaces", "err", err)
+				d.config.Logger.Error("watching interfaces", "error", err)
 			}
 		}
 	})
@@ -52,7 +52,7 @@ func (d *Datapath) subscribe(done chan struct{}) (chan netlink.LinkUpdate, error
 			select {
 			case <-done: // its socket was closed
 			default:
-				d.config.Logger.Warn("watching interfaces", "err", err)
+				d.config.Logger.Warn("watching interfaces", "error", err)
 			}
 		},
 	})
