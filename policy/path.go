@@ -51,8 +51,10 @@ func NormalizePath(raw string) (string, error) {
 		}
 		out = append(out, c)
 	}
-	path := string(out)
-	return path, plainPath(path)
+	if err := plainPath(string(out)); err != nil {
+		return "", err
+	}
+	return string(out), nil
 }
 
 // plainPath says what about a decoded path could be read in two ways.
