@@ -1,10 +1,12 @@
 package gateway
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"encoding/binary"
 	"io"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"regexp"
@@ -12,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"golang.org/x/net/http/httpguts"
 
 	"sallyport/policy"
 )
@@ -255,4 +259,56 @@ func FuzzQueryKeys(f *testing.F) {
 			}
 		}
 	})
+}
+
+// ofTheHop are headers that net/http writes from what it knows, or that the
+// library refuses in HTTP/2.
+var ofTheHop = []string{"Host", "User-Agent", "Content-Length", "Transfer-Encoding", "Trailer", "Connection", "Proxy-Connection", "Keep-Alive", "Upgrade", "Te"}
+
+// FuzzWellFormed: a request by HTTP/2 that passes is one request of HTTP/1.1 when
+// it is written, with the same method, target and header to who reads it by lines.
+func FuzzWellFormed(f *testing.F) {
+	for _, s := range [][4]string{
+		{"GET", "/a?b=c", "x-a", "b"}, {"GET /evil HTTP/1.1\r\nX:", "/", "a", "b"}, {"GET", "/a HTTP/1.1", "a", "b"}, {"GET", "/a#b", "a", "b"}, {"", "/", "a", "b"}, {"G\x00T", "/", "a", "b"},
+		{"GET", "//h/%0d%0a", "a", " b"}, {"GET", "http://h/a", "a", "b\t"}, {"OPTIONS", "*", "a", ""}, {"GET", "/é\xff", "a", "\xff"}, {"GET", "/?a b", "a", "b"}, {"GET", "/\u00a0", ":path", "/b"},
+	} {
+		f.Add(s[0], s[1], s[2], s[3])
+	}
+	f.Fuzz(func(t *testing.T, method, target, name, value string) {
+		u, err := url.ParseRequestURI(target)
+		canonical := http.CanonicalHeaderKey(name)
+		if err != nil || strings.ToLower(name) != name || !httpguts.ValidHeaderFieldName(strings.TrimPrefix(name, ":")) || !httpguts.ValidHeaderFieldValue(value) ||
+			method == http.MethodConnect || slices.Contains(ofTheHop, canonical) {
+			return // the library refuses it
+		}
+		r := &http.Request{Method: method, URL: u, RequestURI: target, Host: "h", ProtoMajor: 2, Header: http.Header{canonical: {value}}}
+		if wellFormed(r) != nil || u.Host != "" || u.Opaque != "" || u.User != nil {
+			return
+		}
+		if strings.HasPrefix(name, ":") {
+			t.Fatalf("%q passes", name)
+		}
+		var wire strings.Builder
+		if err := r.Write(&wire); err != nil {
+			return // nothing leaves
+		}
+		lines := strings.Split(wire.String(), "\r\n")
+		words := strings.Split(lines[0], " ")
+		want := []string{lines[0], "Host: h", "User-Agent: Go-http-client/1.1", canonical + ": " + value, "", ""}
+		if slices.ContainsFunc(lines, func(l string) bool { return strings.ContainsAny(l, "\r\n\x00") }) || !slices.Equal(withoutLength(lines), want) {
+			t.Fatalf("%q %q %q %q is written %q", method, target, name, value, wire.String())
+		}
+		if len(words) != 3 || words[0] != method || words[2] != "HTTP/1.1" {
+			t.Fatalf("%q %q is written %q", method, target, lines[0])
+		}
+		second, err := http.ReadRequest(bufio.NewReader(strings.NewReader(wire.String())))
+		if err != nil || second.Method != method || second.URL.EscapedPath() != u.EscapedPath() || second.URL.RawQuery != u.RawQuery || second.Header.Get(canonical) != value {
+			t.Fatalf("%q %q %q %q is written %q, and read %+v, %v", method, target, name, value, wire.String(), second, err)
+		}
+	})
+}
+
+// withoutLength leaves out that there is no body, which some methods say.
+func withoutLength(lines []string) []string {
+	return slices.DeleteFunc(slices.Clone(lines), func(l string) bool { return l == "Content-Length: 0" })
 }
