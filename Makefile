@@ -4,6 +4,7 @@
 # make setup     install what is missing    make build     the programs, in bin
 # make lint      formatting and go vet      make bench     measure
 # make generate  the BPF objects            make clean     remove bin
+# make fuzz      every fuzz target for ten minutes each (FUZZTIME=30s FUZZ=resolver for less)
 # make bench-datapath  measure the guard of the network, as root, after make setup
 SHELL   := /bin/sh
 GO      ?= go
@@ -12,7 +13,7 @@ CACHE   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sallyport
 export CGO_ENABLED ?= 0
 export PATH := $(PATH):/usr/local/go/bin
 
-.PHONY: setup build demo down test bench bench-datapath lint generate clean
+.PHONY: setup build demo down test fuzz bench bench-datapath lint generate clean
 
 # What setup.sh makes lies in the cache, by version; sallyport looks beside itself.
 link = @mkdir -p bin && ln -sfn $(CACHE)/runsc bin/runsc && ln -sfn $(CACHE)/base.tar bin/base.tar
@@ -38,6 +39,9 @@ test:
 	@internal/setup/setup.sh test
 	$(link) && ln -sfn $(CACHE)/runtimes.tar bin/runtimes.tar
 	@internal/setup/test.sh
+
+fuzz:
+	@internal/setup/fuzz.sh
 
 bench: build
 	@$(GO) run ./internal/bench -o docs/bench.md

@@ -29,8 +29,7 @@ func hostname(s string) (string, error) {
 		}
 		last = label
 	}
-	// inet_aton(3) takes any name whose last label is a number for an address.
-	if _, err := strconv.ParseUint(last, 0, 64); err == nil || last[0] >= '0' && last[0] <= '9' && strings.Trim(last, "0123456789") == "" {
+	if isNumber(last) {
 		return "", fmt.Errorf("%.64q is not a canonical IP address", s)
 	}
 	return strings.ToLower(s), nil
@@ -48,6 +47,16 @@ func isLabel(s string) bool {
 		}
 	}
 	return true
+}
+
+// isNumber tells whether inet_aton(3), BSD's and the C libraries', or the WHATWG
+// URL standard may take a name that ends with the label for an IPv4 address. Some
+// read 0x as 0, and numbers that are too large modulo 2^32.
+func isNumber(label string) bool {
+	if hex, ok := strings.CutPrefix(strings.ToLower(label), "0x"); ok {
+		return strings.Trim(hex, "0123456789abcdef") == ""
+	}
+	return strings.Trim(label, "0123456789") == ""
 }
 
 // authority splits "host", "host:port" or "[v6]:port"; port is 0 when absent.

@@ -21,8 +21,8 @@ var errPath = errors.New("ambiguous path")
 // turns "\" round or cuts ";x" off, the next does not. A path that two servers
 // could read differently gives an error, and the request must be refused: dot
 // segments and semicolons and backslashes, encoded or not, encoded slashes,
-// double encodings, control bytes, what is not UTF-8, and what is longer than
-// 8 KiB. Clients resolve dot segments before they send (section 5.2.4), so
+// double encodings, control bytes, a query or a fragment, what is not UTF-8, and
+// what is longer than 8 KiB. Clients resolve dot segments before they send (section 5.2.4), so
 // that only the hostile and the broken are turned away.
 func NormalizePath(raw string) (string, error) {
 	if len(raw) > maxPath {
@@ -30,6 +30,9 @@ func NormalizePath(raw string) (string, error) {
 	}
 	if raw == "" || raw[0] != '/' {
 		return "", fmt.Errorf("%w: does not begin with a slash", errPath)
+	}
+	if strings.ContainsAny(raw, "?#") {
+		return "", fmt.Errorf("%w: a query or a fragment", errPath)
 	}
 	if strings.IndexByte(raw, '%') < 0 && plainPath(raw) == nil && !strings.Contains(raw, "//") {
 		return raw, nil
@@ -51,8 +54,10 @@ func NormalizePath(raw string) (string, error) {
 		}
 		out = append(out, c)
 	}
-	path := string(out)
-	return path, plainPath(path)
+	if err := plainPath(string(out)); err != nil {
+		return "", err
+	}
+	return string(out), nil
 }
 
 // plainPath says what about a decoded path could be read in two ways.

@@ -1,7 +1,10 @@
 package policy_test
 
 import (
+	"encoding/hex"
 	"net/url"
+	"path"
+	"regexp"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -19,6 +22,7 @@ func TestNormalizePath(t *testing.T) {
 		{"/a%20b", "/a b"},
 		{"/100%25", "/100%"},
 		{"/caf%C3%A9", "/café"},
+		{"/a%3fb%23c", "/a?b#c"},
 		{"/...", "/..."},
 		{"/.well-known/x", "/.well-known/x"},
 		{"/a..b/..c", "/a..b/..c"},
@@ -38,46 +42,81 @@ func TestNormalizePath(t *testing.T) {
 		"/%252e%252e/", "/a%252fb",
 		"/a%00b", "/a\x00b", "/a%0d%0ab", "/a\x7f",
 		"/%c0%ae%c0%ae/", "/%ff", "/\xff",
+		"/a?b", "/a#b",
 		"/%", "/%2", "/%zz", "/a%2",
 		"/" + strings.Repeat("a", 9000),
 	} {
-		if got, err := policy.NormalizePath(raw); err == nil {
-			t.Errorf("NormalizePath(%q): got %q, want an error", raw, got)
+		if got, err := policy.NormalizePath(raw); err == nil || got != "" {
+			t.Errorf("NormalizePath(%q): got %q, %v, want an error and no path", raw, got, err)
 		}
 	}
 }
 
-// FuzzNormalizePath holds what rules rely on: whatever is accepted has one reading.
+var (
+	slashes   = regexp.MustCompile("/+")
+	encoded   = regexp.MustCompile("%[0-9A-Fa-f]{2}")
+	parameter = regexp.MustCompile(";[^/]*")
+	control   = regexp.MustCompile(`[\x00-\x1f\x7f]`)
+	ordinary  = regexp.MustCompile(`^(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+/?$`)
+)
+
+// lenient decodes what is encoded and leaves alone what is not, as many servers do.
+func lenient(s string) string {
+	return encoded.ReplaceAllStringFunc(s, func(s string) string {
+		b, _ := hex.DecodeString(s[1:])
+		return string(b)
+	})
+}
+
+// FuzzNormalizePath holds what rules rely on: whatever is accepted has one reading,
+// by net/url, by who is lenient, by who decodes twice, resolves dot segments, cuts
+// parameters off or turns backslashes round.
 func FuzzNormalizePath(f *testing.F) {
-	for _, seed := range []string{"/", "//a/%61", "/%2e%2e/", "/a;b", `/\`, "/%25", "/%252e", "/é", "/a/../b", "/%c3%a9"} {
+	for _, seed := range []string{
+		"/", "//a/%61", "/%2e%2e/", "/a;b", `/\`, "/%25", "/%252e", "/é", "/a/../b", "/%c3%a9", "/100%25%34%31", "/%25%2", "/a%3fb", "/a?b", "/%u002e", "/a/...", "/a/.%0a",
+		"/%e2%88%95", "/%c0%af", "/a%20b+c", "//", "/:@!$&'()*+,=", "/*", "/%2A", "/a//..b//",
+	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
 		got, err := policy.NormalizePath(raw)
 		if err != nil {
+			if got != "" || ordinary.MatchString(raw) && len(raw) <= 8<<10 {
+				t.Fatalf("%q became %q and %v", raw, got, err)
+			}
 			return
 		}
-		if got == "" || got[0] != '/' || !utf8.ValidString(got) || len(got) > len(raw) {
+		if got == "" || got[0] != '/' || !utf8.ValidString(got) || len(got) > len(raw) || control.MatchString(got) {
 			t.Fatalf("%q became %q", raw, got)
 		}
-		for _, bad := range []string{"//", `\`, ";", "\x00", "\r", "\n"} {
-			if strings.Contains(got, bad) {
-				t.Fatalf("%q became %q, which holds %q", raw, got, bad)
+		if want := slashes.ReplaceAllString(lenient(raw), "/"); got != want {
+			t.Fatalf("%q became %q, and is %q to who is lenient", raw, got, want)
+		}
+		u, err := url.ParseRequestURI(raw)
+		if err != nil || u.RawQuery != "" || u.Host != "" {
+			t.Fatalf("%q became %q, and is %v, %v to net/url", raw, got, u, err)
+		}
+		if want := slashes.ReplaceAllString(u.Path, "/"); got != want {
+			t.Fatalf("%q became %q, and is %q to net/url", raw, got, want)
+		}
+		// Written again, by net/url or as a client would, it reads the same.
+		for _, written := range []string{u.EscapedPath(), (&url.URL{Path: got}).EscapedPath()} {
+			if again, err := policy.NormalizePath(written); len(written) <= 8<<10 && (err != nil || again != got) {
+				t.Fatalf("%q became %q, and is written %q, which became %q, %v", raw, got, written, again, err)
 			}
 		}
-		for _, segment := range strings.Split(got, "/") {
-			if segment == "." || segment == ".." {
-				t.Fatalf("%q became %q, which has a dot segment", raw, got)
+		for name, reading := range map[string]string{
+			"decodes twice":               lenient(got),
+			"resolves dot segments":       path.Clean(got) + map[bool]string{true: "/"}[len(got) > 1 && strings.HasSuffix(got, "/")],
+			"cuts off parameters":         parameter.ReplaceAllString(got, ""),
+			"turns backslashes round":     strings.ReplaceAll(got, `\`, "/"),
+			"makes runs of slashes one":   slashes.ReplaceAllString(got, "/"),
+			"replaces what is not UTF-8":  strings.ToValidUTF8(got, "?"),
+			"ends a string at a NUL byte": strings.SplitN(got, "\x00", 2)[0],
+		} {
+			if reading != got {
+				t.Fatalf("%q became %q, and is %q to who %s", raw, got, reading, name)
 			}
-		}
-		// Written again as a client would, it reads the same.
-		again, err := policy.NormalizePath((&url.URL{Path: got}).EscapedPath())
-		if err != nil || again != got {
-			t.Fatalf("%q became %q, then %q, %v", raw, got, again, err)
-		}
-		// A server that decodes twice sees nothing else either.
-		if twice, err := url.PathUnescape(got); err == nil && twice != got {
-			t.Fatalf("%q became %q, which decodes again to %q", raw, got, twice)
 		}
 	})
 }

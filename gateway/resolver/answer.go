@@ -19,8 +19,9 @@ const (
 	syntheticTTL = 60 // seconds
 	refusalTTL   = 5  // seconds
 
-	headerSize = 12   // RFC 1035, 4.1.1
-	ednsSize   = 1232 // bytes we can take, https://www.dnsflagday.net/2020/
+	headerSize   = 12   // RFC 1035, 4.1.1
+	questionSize = 4    // behind the name, RFC 1035, 4.1.2
+	ednsSize     = 1232 // bytes we can take, https://www.dnsflagday.net/2020/
 )
 
 // answer returns the answer to a packet, or nil when it deserves none.
@@ -62,6 +63,11 @@ func (s *Server) read(packet []byte) (q *dns.Msg, failure []byte, ok bool) {
 	q = new(dns.Msg)
 	// Only one question, and nothing in the sections of an answer.
 	if binary.BigEndian.Uint16(packet[4:]) != 1 || binary.BigEndian.Uint32(packet[6:]) != 0 || q.Unpack(packet) != nil || len(q.Question) != 1 {
+		failure, ok = fail(dns.RcodeFormatError)
+		return nil, failure, ok
+	}
+	// The library takes a packet that ends early for one with less in it.
+	if _, end, err := dns.UnpackDomainName(packet, headerSize); err != nil || end+questionSize > len(packet) || len(q.Extra) != int(binary.BigEndian.Uint16(packet[10:])) {
 		failure, ok = fail(dns.RcodeFormatError)
 		return nil, failure, ok
 	}

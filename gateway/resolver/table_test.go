@@ -371,29 +371,6 @@ func TestConcurrentAssign(t *testing.T) {
 	wg.Wait()
 }
 
-func FuzzParse(f *testing.F) {
-	f.Add([]byte(nil))
-	f.Add(appendLine(appendLine(nil, 0, "a.test"), 1, "b.test"))
-	f.Add(append(appendLine(nil, 0, "a.test"), "198.18.0.17 b"...))
-	f.Add(append(appendLine(nil, 0, "a.test"), "\x00\x00\n"...))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		names, size, err := parse(data)
-		if err != nil {
-			return
-		}
-		var again []byte
-		for n, name := range names {
-			if !hostName(name) {
-				t.Errorf("%q is no host name", name)
-			}
-			again = appendLine(again, n, name)
-		}
-		if !bytes.Equal(again, data[:size]) {
-			t.Errorf("read %q from %q", names, data)
-		}
-	})
-}
-
 func BenchmarkAssignKnown(b *testing.B) {
 	table := openTable(b, b.TempDir(), TableOptions{})
 	assign(b, table, "a", "api.example.test")

@@ -3,11 +3,13 @@ package link_test
 import (
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -301,22 +303,75 @@ func TestSlow(t *testing.T) {
 	_ = b
 }
 
+// calls reads frames by their description, until one breaks it: the texts that the
+// calls of echo have by id, and whether all of them keep to it.
+func calls(data []byte) (texts map[uint64][]string, good bool) {
+	texts = map[uint64][]string{}
+	good = true
+	for len(data) > 0 {
+		if len(data) < 16 || data[0] != 1 || data[1] != 1 || data[2] != byte(echo) || data[3] != 0 {
+			return texts, false
+		}
+		size, id := binary.BigEndian.Uint32(data[4:]), binary.BigEndian.Uint64(data[8:])
+		if data = data[16:]; id == 0 || uint64(size) > uint64(len(data)) {
+			return texts, false
+		}
+		var in text
+		if json.Unmarshal(data[:size], &in) == nil {
+			texts[id] = append(texts[id], in.Text)
+		} else {
+			good = false // its handler says so, and others may go on meanwhile
+		}
+		data = data[size:]
+	}
+	return texts, good
+}
+
+// FuzzServe: whatever a peer sends, it gets answers to calls that it has made, one
+// each; Serve ends with it, and well if it kept to the protocol.
 func FuzzServe(f *testing.F) {
 	f.Add(frame(1, 1, byte(echo), 0, 14, 1, `{"Text":"yes"}`))
+	f.Add(append(frame(1, 1, byte(echo), 0, 2, 2, "{}"), frame(1, 1, byte(echo), 0, 13, 2, `{"Text":"no"}`)...))
+	f.Add(append(frame(1, 1, byte(echo), 0, 4, 7, "null"), frame(1, 1, byte(echo), 0, 2, 8, "[]")...))
 	f.Add(append(frame(1, 2, 0, 0, 2, 1, "{}"), frame(1, 3, 0, 0, 2, 2, "{}")...))
+	f.Add(frame(1, 1, byte(echo), 0, 1<<20, 1, "{}"))
+	f.Add(frame(1, 1, byte(echo), 1, 2, 1, "{}")[:17])
 	f.Fuzz(func(t *testing.T, data []byte) {
 		a, b := pair(t)
 		_, ended := serve(t, a, link.Options{Methods: map[link.Method]link.Handler{
 			echo: link.Handle(func(_ context.Context, in text) (text, error) { return in, nil }),
 		}})
-		go func() { _, _ = io.Copy(io.Discard, b) }()
+		heard := make(chan []byte, 1)
+		go func() { all, _ := io.ReadAll(b); heard <- all }()
 		_ = b.SetWriteDeadline(time.Now().Add(time.Second))
 		_, _ = b.Write(data)
 		_ = b.CloseWrite()
+		asked, good := calls(data)
 		select {
-		case <-ended:
+		case err := <-ended:
+			if good != (err == nil) {
+				t.Errorf("%x ends in %v", data, err)
+			}
 		case <-time.After(5 * time.Second):
 			t.Fatal("it goes on after the end")
+		}
+		for got := <-heard; len(got) >= 16; {
+			if got[0] != 1 || got[1] != 2 || got[3] != 0 {
+				t.Fatalf("answered %x", got)
+			}
+			size, id := binary.BigEndian.Uint32(got[4:]), binary.BigEndian.Uint64(got[8:])
+			if got = got[16:]; int(size) > len(got) {
+				break // being written when the link ended
+			}
+			var out text
+			if err := json.Unmarshal(got[:size], &out); err != nil {
+				t.Fatalf("answered %d by %q", id, got[:size])
+			}
+			i := slices.Index(asked[id], out.Text)
+			if i < 0 {
+				t.Fatalf("answered %d by %q, asked %q", id, out.Text, asked[id])
+			}
+			asked[id], got = slices.Delete(asked[id], i, i+1), got[size:]
 		}
 	})
 }

@@ -83,12 +83,24 @@ type teller struct {
 }
 
 func (t *teller) event(sample []byte) error {
-	var e guardEvent
+	e, d, err := decode(sample)
+	if err != nil {
+		return err
+	}
+	if len(t.last) >= int(t.d.objs.Floods.MaxEntries()) {
+		clear(t.last)
+	}
+	t.last[e.Flood] = d
+	return t.settle(e.Flood, e.Seen, d)
+}
+
+// decode reads a record of the ring buffer, which rounds its size up.
+func decode(sample []byte) (e guardEvent, d Drop, err error) {
 	if len(sample) < int(unsafe.Sizeof(e)) {
-		return fmt.Errorf("reading drops: an event of %d bytes", len(sample))
+		return e, d, fmt.Errorf("reading drops: an event of %d bytes", len(sample))
 	}
 	e = *(*guardEvent)(unsafe.Pointer(&sample[0]))
-	d := Drop{
+	return e, Drop{
 		Reason:         Reason(e.Flood.Reason),
 		Generation:     e.Flood.Generation,
 		Link:           int(e.Flood.Link),
@@ -99,12 +111,7 @@ func (t *teller) event(sample []byte) error {
 		EtherType:      e.Ethertype,
 		Protocol:       e.Proto,
 		Time:           sinceBoot(e.Time),
-	}
-	if len(t.last) >= int(t.d.objs.Floods.MaxEntries()) {
-		clear(t.last)
-	}
-	t.last[e.Flood] = d
-	return t.settle(e.Flood, e.Seen, d)
+	}, nil
 }
 
 // sweep tells of drops that the kernel counted in silence.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -323,8 +324,26 @@ func TestWindows(t *testing.T) {
 	}
 }
 
+// standard decodes with the standard library, in each of a coding's formats.
+func standard(name string, body []byte) (readings [][]byte) {
+	open := map[string][]func(io.Reader) (io.Reader, error){
+		"gzip":    {func(r io.Reader) (io.Reader, error) { return gzip.NewReader(r) }},
+		"deflate": {func(r io.Reader) (io.Reader, error) { return zlib.NewReader(r) }, func(r io.Reader) (io.Reader, error) { return flate.NewReader(r), nil }},
+	}
+	for _, open := range open[strings.TrimPrefix(name, "x-")] {
+		r, err := open(bytes.NewReader(body))
+		if err != nil {
+			continue
+		}
+		if text, err := io.ReadAll(io.LimitReader(r, 1<<20)); err == nil {
+			readings = append(readings, text)
+		}
+	}
+	return readings
+}
+
 // FuzzReader decodes anything: what it makes of it does not depend on the pieces
-// in which it comes.
+// in which it comes, and a client that has the standard library reads it too.
 func FuzzReader(f *testing.F) {
 	for i, c := range codings {
 		f.Add(code(f, c.writer, text(500)), uint8(i), uint8(0))
@@ -346,6 +365,11 @@ func FuzzReader(f *testing.F) {
 		got, err := read(iotest.OneByteReader(bytes.NewReader(body)))
 		if (err == nil) != (wantErr == nil) || err == nil && !bytes.Equal(got, want) {
 			t.Errorf("%v: %d bytes, %v; in pieces %d bytes, %v", names, len(want), wantErr, len(got), err)
+		}
+		readings := standard(names[0], body)
+		if len(names) == 1 && names[0] != "br" && names[0] != "zstd" && len(body) > 0 && wantErr == nil &&
+			!slices.ContainsFunc(readings, func(text []byte) bool { return bytes.Equal(text, want) }) {
+			t.Errorf("%v: %q, but %q to the standard library", names, want, readings)
 		}
 	})
 }
