@@ -1,7 +1,5 @@
 package bypass
 
-import "testing"
-
 const sawX = "GET api.example.test /v1/x ours"
 
 // Which host a request is for is said in up to five places: the address that was
@@ -98,20 +96,4 @@ var authorities = []attempt{
 	{name: "CONNECT with a body", sent: ask("CONNECT denied.example.test:443 HTTP/1.1\r\nHost: denied.example.test:443\r\nContent-Length: 5\r\n\r\nhello"),
 		want: "400 closed", log: "deny request-form"},
 	{name: "CONNECT in lower case", sent: ask("connect denied.example.test:443 HTTP/1.1\r\nHost: api.example.test\r\n\r\n"), want: "400 closed", log: "deny request-form"},
-}
-
-func TestNoWayAround(t *testing.T) {
-	r := newRig(t)
-	for _, g := range []struct {
-		name string
-		all  []attempt
-	}{
-		{"authority", authorities},
-	} {
-		t.Run(g.name, func(t *testing.T) {
-			for _, a := range g.all {
-				t.Run(a.name, func(t *testing.T) { a.run(t, r.a) })
-			}
-		})
-	}
 }

@@ -36,6 +36,7 @@ runDir: %[1]s/run
 keyFile: %[1]s/key/key
 network: {bridge: spbypass, subnet: 10.232.0.0/24}
 metrics: {listen: "127.0.0.1:9464"}
+proxy: {listen: "127.0.0.1:3128"}
 engine: {runsc: %[2]s}
 sandbox: {tarball: %[3]s}
 egressAuth:
@@ -92,7 +93,8 @@ type rig struct {
 	upstream *upstream
 	key      string // the secret of the credential
 	log      string // the folder of the audit log
-	a, b     *sandbox
+	// Most is tried from a. What takes long goes on beside that, in slow and full.
+	a, b, slow, full *sandbox
 }
 
 func newRig(t *testing.T) *rig {
@@ -125,6 +127,7 @@ func newRig(t *testing.T) *rig {
 	}
 	r.run(t, r.key+"\n", "secret", "set", "key")
 	r.a, r.b = r.sandbox(t, "agent"), r.sandbox(t, "neighbour")
+	r.slow, r.full = r.sandbox(t, "slow"), r.sandbox(t, "full")
 	return r
 }
 
@@ -217,7 +220,7 @@ func (s *sandbox) listen(out io.Reader) {
 	}
 }
 
-// do has the probe do a job.
+// do has the probe do a job. Any goroutine may call it.
 func (s *sandbox) do(t *testing.T, j Job) Result {
 	t.Helper()
 	ch := make(chan Result, 1)
@@ -228,16 +231,17 @@ func (s *sandbox) do(t *testing.T, j Job) Result {
 	err := s.in.Encode(j)
 	s.mu.Unlock()
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
+		return Result{}
 	}
 	select {
 	case r, ok := <-ch:
 		if !ok {
-			t.Fatal("the probe has ended")
+			t.Error("the probe has ended")
 		}
 		return r
 	case <-time.After(90 * time.Second):
-		t.Fatal("the probe does not answer")
+		t.Error("the probe does not answer")
 	}
 	return Result{}
 }

@@ -53,13 +53,8 @@ func newUpstream(t *testing.T, key string) *upstream {
 		t.Fatal(err)
 	}
 	names = append(names, "*.rebound.example.test", "*.many.example.test", upstreamAddress)
-	if err := u.serveTLS(t, names); err != nil {
+	if err := u.serve(t, names); err != nil {
 		t.Fatal(err)
-	}
-	for _, port := range []int{80, 8080} {
-		if _, err := u.host.HTTP(port, u); err != nil {
-			t.Fatal(err)
-		}
 	}
 	if u.opened, err = u.host.Capture(opening); err != nil {
 		t.Fatal(err)
@@ -81,27 +76,35 @@ func opening(f lab.Frame) bool {
 	return true
 }
 
-// serveTLS has HTTP/1.1 only: what can be smuggled, can be smuggled there.
-func (u *upstream) serveTLS(t *testing.T, names []string) error {
+// serve has HTTP/1.1 only where there is TLS: what can be smuggled, can be
+// smuggled there. Without TLS it takes HTTP/2 by prior knowledge too.
+func (u *upstream) serve(t *testing.T, names []string) error {
 	leaf, err := u.ca.Leaf(names...)
 	if err != nil {
 		return err
 	}
-	l, err := u.host.Listen(443)
-	if err != nil {
-		return err
+	for port, set := range map[int]func(*http.Protocols){
+		443: func(*http.Protocols) {},
+		80:  func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) },
+	} {
+		l, err := u.host.Listen(port)
+		if err != nil {
+			return err
+		}
+		if port == 443 {
+			l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{leaf}})
+		}
+		protocols := new(http.Protocols)
+		protocols.SetHTTP1(true)
+		set(protocols)
+		s := &http.Server{Handler: u, Protocols: protocols, ErrorLog: log.New(io.Discard, "", 0)}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = s.Serve(l)
+		}()
+		t.Cleanup(func() { _ = s.Close(); <-done })
 	}
-	s := &http.Server{
-		Handler: u, TLSConfig: &tls.Config{Certificates: []tls.Certificate{leaf}},
-		TLSNextProto: map[string]func(*http.Server, *tls.Conn, http.Handler){},
-		ErrorLog:     log.New(io.Discard, "", 0),
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = s.ServeTLS(l, "", "")
-	}()
-	t.Cleanup(func() { _ = s.Close(); <-done })
 	return nil
 }
 
