@@ -2,6 +2,7 @@ package bypass
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
@@ -10,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 )
 
 // attempt is one way around, and what must come of it.
@@ -35,9 +36,10 @@ type attempt struct {
 	// before that.
 	looked bool
 	// legal is the same in a legal form, with what the upstream saw of it; by
-	// default a GET.
-	legal    visit
-	legalSaw string
+	// default a GET. It is answered with 200 unless legalWant says otherwise.
+	legal     visit
+	legalSaw  string
+	legalWant string
 }
 
 // visit is what a sandbox does on one connection.
@@ -123,7 +125,7 @@ func (v visit) job(want string) Job {
 func (a attempt) run(t *testing.T, s *sandbox) {
 	t.Helper()
 	s.try(t, a)
-	l := attempt{sent: a.legal, want: "200", saw: []string{a.legalSaw}}
+	l := attempt{sent: a.legal, want: cmp.Or(a.legalWant, "200"), saw: []string{a.legalSaw}}
 	if len(l.sent.steps) == 0 {
 		l.sent, l.saw = legal, []string{legalSaw}
 	}
@@ -163,7 +165,7 @@ func (s *sandbox) try(t *testing.T, a attempt) Result {
 	if a.broken && len(saw) <= 1 && (len(saw) == 0 || strings.HasSuffix(saw[0], " broken")) {
 		return r
 	}
-	if diff := cmp.Diff(a.saw, saw); diff != "" {
+	if diff := gocmp.Diff(a.saw, saw); diff != "" {
 		t.Errorf("the upstream saw (-want +got):\n%s", diff)
 	}
 	if after := u.contacts(t); after > before && len(a.saw) == 0 {

@@ -139,14 +139,14 @@ var framings = []attempt{
 	{name: "an upgrade to h2c inside of TLS", sent: ask(get(api, "/v1/x", "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")),
 		want: "200", log: "allow api", saw: []string{sawX}},
 	{name: "an upgrade to anything", sent: ask(get(api, "/v1/x", "Connection: Upgrade", "Upgrade: exfil/1")), want: "200", log: "allow api", saw: []string{sawX}},
-	{name: "a WebSocket at a denied path", sent: ask(handshake("/admin")), want: "403", log: "deny api",
-		legal: ask(handshake("/v1/x")), legalSaw: sawX + " Upgrade:websocket"},
-	{name: "a WebSocket to a denied host", sent: ask(strings.Replace(handshake("/v1/websocket"), api, denied, 1)), want: "421", log: "deny host"},
-	{name: "a request behind a WebSocket that the upstream refused", sent: ask(handshake("/v1/x"), smuggled), want: "200 403", log: "allow api, deny api",
+	{name: "a WebSocket at a denied path", sent: ask(upgrade("/admin")), want: "403", log: "deny api",
+		legal: ask(upgrade("/v1/websocket")), legalSaw: "GET api.example.test /v1/websocket ours Upgrade:websocket", legalWant: "101"},
+	{name: "a WebSocket to a denied host", sent: ask(strings.Replace(upgrade("/v1/websocket"), api, denied, 1)), want: "421", log: "deny host"},
+	{name: "a request behind a WebSocket that the upstream refused", sent: ask(upgrade("/v1/x"), smuggled), want: "200 403", log: "allow api, deny api",
 		saw: []string{sawX + " Upgrade:websocket"}},
 }
 
-func handshake(path string) string {
+func upgrade(path string) string {
 	return get(api, path, "Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
 }
 

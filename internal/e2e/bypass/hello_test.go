@@ -48,10 +48,10 @@ var hellos = []attempt{
 	hidden("with a post-quantum key share", Handshake{Curves: []uint16{uint16(tls.X25519MLKEM768)}}),
 	hidden("with a post-quantum key share, in records of 1 byte", Handshake{Curves: []uint16{uint16(tls.X25519MLKEM768)}, Record: 1}),
 
-	unfinished("TLS 1.0", Handshake{Name: api, Min: tls.VersionTLS10, Max: tls.VersionTLS10}, "", Handshake{Max: tls.VersionTLS12}),
-	unfinished("TLS 1.1", Handshake{Name: api, Min: tls.VersionTLS11, Max: tls.VersionTLS11}, "", Handshake{Max: tls.VersionTLS12}),
+	unfinished("TLS 1.0", Handshake{Name: api, Min: tls.VersionTLS10, Max: tls.VersionTLS10}, "deny tls", Handshake{Max: tls.VersionTLS12}),
+	unfinished("TLS 1.1", Handshake{Name: api, Min: tls.VersionTLS11, Max: tls.VersionTLS11}, "deny tls", Handshake{Max: tls.VersionTLS12}),
 	unfinished("TLS 1.0, denied host", Handshake{Name: denied, Min: tls.VersionTLS10, Max: tls.VersionTLS10}, "deny name", Handshake{Max: tls.VersionTLS12}),
-	unfinished("a protocol that is not the web's", Handshake{Name: api, ALPN: []string{"exfil/1"}}, "", Handshake{}),
+	unfinished("a protocol that is not the web's", Handshake{Name: api, ALPN: []string{"exfil/1"}}, "deny tls", Handshake{}),
 	// The inner name is for nobody here to read: the outer one counts, and a client
 	// that wants the inner one gives up.
 	unfinished("ECH, a denied host inside", Handshake{Name: denied, ECH: echConfig(api)}, "", Handshake{}),
@@ -59,8 +59,8 @@ var hellos = []attempt{
 
 	raw("ECH as grease", extended(hello(api), 0xfe0d, grease()), "hello", ""),
 	raw("ECH as grease, denied host", extended(hello(denied), 0xfe0d, grease()), "hello", "deny name"),
-	raw("early data", append(extended(hello(api), 42, nil), record(23, []byte(get(api, "/v1/x")))...), "alert closed", ""),
-	raw("a request behind the ClientHello", append(hello(api), get(api, "/v1/x")...), "hello", ""),
+	raw("early data", append(extended(hello(api), 42, nil), record(23, []byte(get(api, "/v1/x")))...), "alert closed", "deny tls"),
+	raw("a request behind the ClientHello", append(hello(api), get(api, "/v1/x")...), "hello", "deny tls"),
 	raw("SNI of an address", replaced("aaaaaaaaaaaaa", upstreamAddress), "hello", "deny name"),
 	raw("SNI with a final dot", replaced("api.example.testx", "api.example.test."), "closed", "deny tls"),
 	raw("SNI twice", extended(hello(api), 0, serverNames(denied)), "closed", "deny tls"),

@@ -2,10 +2,13 @@ package bypass
 
 import (
 	"bytes"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/http2"
 )
 
@@ -18,18 +21,19 @@ var slows = []struct {
 	name string
 	sent visit
 	want string // what they are told
+	log  string
 }{
-	{"nothing at all", visit{plain: true}, ""},
-	{"nothing inside of TLS", visit{speak: HTTP1}, ""},
-	{"nothing inside of HTTP/2", visit{speak: HTTP2}, ""},
-	{"half a ClientHello", visit{plain: true, steps: sends(0, hello(api)[:100])}, ""},
-	{"a ClientHello, and no more of the handshake", visit{plain: true, steps: sends(0, hello(api))}, ""},
-	{"a ClientHello, a byte a second", visit{plain: true, steps: drops(hello(api)[:40])}, ""},
-	{"half a head", visit{speak: HTTP1, steps: sends(0, []byte("GET /v1/x HTTP/1.1\r\nHost: api.example.test\r\n"))}, "408"},
-	{"a head, a byte a second", visit{speak: HTTP1, steps: drops([]byte("GET /v1/x HTTP/1.1\r\nHost: api.example.test\r\n"))}, "408"},
-	{"half a method without TLS", visit{plain: true, steps: sends(0, []byte("GE"))}, ""},
-	{"half a head without TLS", visit{to: other + ":80", plain: true, speak: HTTP1, steps: sends(0, []byte("GET /v1/x HTTP/1.1\r\n"))}, "408"},
-	{"half the preface of HTTP/2", visit{speak: HTTP2, steps: sends(0, []byte(http2.ClientPreface[:10]))}, ""},
+	{"nothing at all", visit{plain: true}, "", "deny opening"},
+	{"nothing inside of TLS", visit{speak: HTTP1}, "", ""},
+	{"nothing inside of HTTP/2", visit{speak: HTTP2}, "", ""},
+	{"half a ClientHello", visit{plain: true, steps: sends(0, hello(api)[:100])}, "", "deny opening"},
+	{"a ClientHello, and no more of the handshake", visit{plain: true, steps: sends(0, hello(api))}, "", "deny tls"},
+	{"a ClientHello, a byte a second", visit{plain: true, steps: drops(hello(api)[:40])}, "", "deny opening"},
+	{"half a head", visit{speak: HTTP1, steps: sends(0, []byte("GET /v1/x HTTP/1.1\r\nHost: api.example.test\r\n"))}, "408", "deny request-form"},
+	{"a head, a byte a second", visit{speak: HTTP1, steps: drops([]byte("GET /v1/x HTTP/1.1\r\nHost: api.example.test\r\n"))}, "408", "deny request-form"},
+	{"half a method without TLS", visit{plain: true, steps: sends(0, []byte("GE"))}, "", "deny opening"},
+	{"half a head without TLS", visit{to: other + ":80", plain: true, speak: HTTP1, steps: sends(0, []byte("GET /v1/x HTTP/1.1\r\n"))}, "408", "deny request-form"},
+	{"half the preface of HTTP/2", visit{speak: HTTP2, steps: sends(0, []byte(http2.ClientPreface[:10]))}, "", ""},
 }
 
 func sends(pause time.Duration, all ...[]byte) []Step { return []Step{{Send: all, Pause: pause}} }
@@ -66,8 +70,21 @@ func testSlow(t *testing.T, r *rig, results []Result) {
 			}
 		})
 	}
+	t.Run("log", func(t *testing.T) {
+		var want []string
+		for _, s := range slows {
+			if s.log != "" {
+				want = append(want, s.log)
+			}
+		}
+		got := strings.Split(said(r.slow.events(t)), ", ")
+		slices.Sort(want)
+		slices.Sort(got)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
 	t.Run("legal", func(t *testing.T) {
-		r.slow.events(t)
 		r.slow.try(t, attempt{sent: legal, want: "200", log: "allow api", saw: []string{legalSaw}})
 	})
 }

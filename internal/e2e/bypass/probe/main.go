@@ -24,7 +24,7 @@ import (
 
 const (
 	defaultLimit = 20 * time.Second
-	surplus      = 40 * time.Millisecond // for answers beyond those that were waited for
+	surplus      = 20 * time.Millisecond // for answers beyond those that were waited for
 	maxData      = 1 << 20               // bytes of answers
 )
 
