@@ -39,6 +39,7 @@ metrics: {listen: "127.0.0.1:9464"}
 proxy: {listen: "127.0.0.1:3128"}
 engine: {runsc: %[2]s}
 sandbox: {tarball: %[3]s}
+audit: {segmentSize: 1048576} # the tests read on from where they were
 egressAuth:
 - name: api
   destination: api.example.test
