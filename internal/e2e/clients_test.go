@@ -41,7 +41,7 @@ func TestMainJob(t *testing.T) {
 func testClients(t *testing.T, r *rig) {
 	r.ok("run", "agent", "--", "true")
 	// The sandbox's own program, for Go's way of finding roots.
-	client, err := os.ReadFile(filepath.Join(tools.bin, "client"))
+	client, err := os.ReadFile(filepath.Join(tools.Dir, "client"))
 	if err != nil {
 		t.Fatal(err)
 	}

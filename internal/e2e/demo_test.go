@@ -15,12 +15,12 @@ import (
 // The demo that the README promises plays to its end, twice, and comes down.
 func TestDemo(t *testing.T) {
 	lab.Privileged(t)
-	needTools(t)
+	tools.Need(t)
 	dir := t.TempDir()
 	demo := func(verb string) string {
 		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
 		defer cancel()
-		out, err := exec.CommandContext(ctx, filepath.Join(tools.bin, "demo"), "-bin", tools.bin, "-dir", dir, verb).CombinedOutput()
+		out, err := exec.CommandContext(ctx, filepath.Join(tools.Dir, "demo"), "-bin", tools.Dir, "-dir", dir, verb).CombinedOutput()
 		if err != nil {
 			t.Errorf("demo %s: %v\n%s", verb, err, out)
 		}

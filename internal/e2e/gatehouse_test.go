@@ -73,7 +73,7 @@ func TestGatewayProcess(t *testing.T) {
 	}
 	zero := "0000000000000000"
 	for k, want := range map[string]string{
-		"PPid": fmt.Sprint(r.daemon.Process.Pid), "Groups": "", "NoNewPrivs": "1", "Seccomp": "2",
+		"PPid": fmt.Sprint(r.daemon.PID()), "Groups": "", "NoNewPrivs": "1", "Seccomp": "2",
 		"CapInh": zero, "CapPrm": zero, "CapEff": zero, "CapBnd": zero, "CapAmb": zero,
 	} {
 		if got[k] != want {

@@ -4,29 +4,25 @@
 package e2e
 
 import (
-	"bytes"
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"sallyport/gateway/gatehouse"
+	"sallyport/internal/e2e/stage"
 	"sallyport/internal/lab"
 )
 
-// Where the programs and the base image are; TestMain fills it.
-var tools struct{ bin, runsc, image string }
+// tools are the programs and the base image; TestMain builds them.
+var tools *stage.Programs
 
 func TestMain(m *testing.M) {
 	if err := lab.Isolate(); err != nil {
@@ -40,36 +36,15 @@ func run(m *testing.M) int {
 	if os.Geteuid() != 0 {
 		return m.Run() // everything skips, or fails where CI is true
 	}
-	dir, err := os.MkdirTemp("", "sallyport-e2e-")
+	var err error
+	tools, err = stage.Build("../..", map[string]string{
+		"client": "./client", "testhost": "../lab/testhost", "demo": "../../examples/demo",
+	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir)
-	tools.bin = dir
-	for name, pkg := range map[string]string{
-		"sallyport": "../../cmd/sallyport", "sallyport-agent": "../../cmd/sallyport-agent", "client": "./client",
-		"testhost": "../lab/testhost", "demo": "../../examples/demo",
-	} {
-		c := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg)
-		c.Env = append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := c.CombinedOutput(); err != nil {
-			fmt.Fprintf(os.Stderr, "building %s: %v\n%s", pkg, err, out)
-			return 1
-		}
-	}
-	// setup.sh links what it made into bin.
-	tools.runsc, _ = filepath.EvalSymlinks("../../bin/runsc")
-	tools.image, _ = filepath.EvalSymlinks("../../bin/base.tar")
-	for name, target := range map[string]string{"runsc": tools.runsc, "base.tar": tools.image} {
-		if target == "" {
-			continue // the tests that need it say so
-		}
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-	}
+	defer tools.Remove()
 	return m.Run()
 }
 
@@ -81,8 +56,7 @@ type rig struct {
 	host   *lab.Host
 	ca     *lab.CA
 	key    string // the secret of the credential "key"
-	daemon *exec.Cmd
-	log    *os.File
+	daemon *stage.Daemon
 }
 
 // upstreamAddress is the test host's; documentation addresses (RFC 5737).
@@ -118,9 +92,10 @@ credentials:
 func newRig(t testing.TB, extra string) *rig {
 	t.Helper()
 	lab.Privileged(t)
-	needTools(t)
+	tools.Need(t)
 	r := &rig{t: t, dir: t.TempDir(), key: "sk-e2e-" + rand.Text()}
-	r.config = filepath.Join(r.dir, "sallyport.yaml")
+	r.daemon = stage.NewDaemon(tools, r.dir)
+	r.config = r.daemon.Config()
 	r.configure(baseConfig, ruleConfig+extra)
 	r.host = lab.NewHost(t, lab.Config{Name: "upstream", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
 	var err error
@@ -131,27 +106,13 @@ func newRig(t testing.TB, extra string) *rig {
 	return r
 }
 
-// needTools skips a test where `make setup` has not run; where CI is true that
-// is a failure.
-func needTools(t testing.TB) {
-	t.Helper()
-	if tools.runsc != "" && tools.image != "" {
-		return
-	}
-	const reason = "bin/runsc or bin/base.tar is missing: run make setup"
-	if os.Getenv("CI") == "true" {
-		t.Fatal(reason)
-	}
-	t.Skip(reason)
-}
-
 func (r *rig) configure(base, rules string) {
-	r.write("sallyport.yaml", fmt.Sprintf(base, r.dir, tools.runsc, tools.image)+rules)
+	r.write("sallyport.yaml", fmt.Sprintf(base, r.dir, tools.Runsc, tools.Image)+rules)
 }
 
 func (r *rig) write(name, text string) {
 	r.t.Helper()
-	if err := os.WriteFile(filepath.Join(r.dir, name), []byte(text), 0o600); err != nil {
+	if err := r.daemon.Write(name, text); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -192,32 +153,10 @@ func (r *rig) up() {
 }
 
 func (r *rig) tryUp() error {
-	var err error
-	if r.log == nil {
-		if r.log, err = os.Create(filepath.Join(r.dir, "daemon.log")); err != nil {
-			return err
-		}
+	if r.daemon.PID() == 0 {
 		r.t.Cleanup(r.down)
 	}
-	r.daemon = exec.Command(filepath.Join(tools.bin, "sallyport"), "up")
-	r.daemon.Env = r.env()
-	r.daemon.Stdout, r.daemon.Stderr = r.log, r.log
-	if err := r.daemon.Start(); err != nil {
-		return err
-	}
-	ended := make(chan error, 1)
-	go func(c *exec.Cmd) { ended <- c.Wait() }(r.daemon)
-	for deadline := time.Now().Add(2 * time.Minute); time.Now().Before(deadline); {
-		if r.sallyport("status").code == 0 {
-			return nil
-		}
-		select {
-		case err := <-ended:
-			return fmt.Errorf("it ended: %w", err)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-	return errors.New("it does not answer")
+	return r.daemon.Start()
 }
 
 // gatewayPID is the gateway's process's.
@@ -239,11 +178,11 @@ func (r *rig) gateway() gatehouse.Status {
 // kill ends the daemon by a signal and waits for its end.
 func (r *rig) kill(s syscall.Signal) {
 	r.t.Helper()
-	if err := r.daemon.Process.Signal(s); err != nil {
+	if err := r.daemon.Signal(s); err != nil {
 		r.t.Fatal(err)
 	}
 	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
-		if syscall.Kill(r.daemon.Process.Pid, 0) != nil {
+		if syscall.Kill(r.daemon.PID(), 0) != nil {
 			return
 		}
 	}
@@ -252,30 +191,16 @@ func (r *rig) kill(s syscall.Signal) {
 
 // down stops everything that the rig started.
 func (r *rig) down() {
-	if r.sallyport("status").code != 0 {
-		if err := r.tryUp(); err != nil {
-			r.t.Errorf("starting the daemon to clean up: %v\n%s", err, r.logged())
-			return
-		}
-	}
-	if res := r.sallyport("down"); res.code != 0 {
-		r.t.Errorf("down: %s\n%s", res, r.logged())
+	if err := r.daemon.Down(); err != nil {
+		r.t.Errorf("%v\n%s", err, r.logged())
+		return
 	}
 	if r.t.Failed() {
 		r.t.Logf("the daemon's log:\n%s", r.logged())
 	}
-	r.log.Close()
 }
 
-func (r *rig) logged() string {
-	data, _ := os.ReadFile(filepath.Join(r.dir, "daemon.log"))
-	if len(data) > 8192 {
-		data = data[len(data)-8192:]
-	}
-	return string(data)
-}
-
-func (r *rig) env() []string { return append(os.Environ(), "SALLYPORT_CONFIG="+r.config) }
+func (r *rig) logged() string { return r.daemon.Log() }
 
 // result is what a command printed and how it ended.
 type result struct {
@@ -292,17 +217,11 @@ func (r *rig) sallyport(args ...string) result { return r.feed("", args...) }
 
 // feed runs the command line with standard input.
 func (r *rig) feed(stdin string, args ...string) result {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	c := exec.CommandContext(ctx, filepath.Join(tools.bin, "sallyport"), args...)
-	var out, errs bytes.Buffer
-	c.Env, c.Stdin, c.Stdout, c.Stderr = r.env(), strings.NewReader(stdin), &out, &errs
-	err := c.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
-		r.t.Fatalf("running sallyport %q: %v", args, err)
+	res, err := r.daemon.Run(stdin, args...)
+	if err != nil {
+		r.t.Fatal(err)
 	}
-	return result{out.String(), errs.String(), c.ProcessState.ExitCode()}
+	return result{res.Stdout, res.Stderr, res.Code}
 }
 
 // ok runs the command line and fails the test unless it exits with 0.

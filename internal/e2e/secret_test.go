@@ -80,7 +80,7 @@ func TestNoSecretInside(t *testing.T) {
 	h := newHunt(values)
 	// The real clients, each once; then what goes on meanwhile.
 	r.ok("run", "agent", "-e", "CANARY="+values["in the spec"], "--", "true")
-	r.install("client", filepath.Join(tools.bin, "client"))
+	r.install("client", filepath.Join(tools.Dir, "client"))
 	saw := `"saw_key":true,"key_sha256":"` + r.keyID() + `"`
 	for _, c := range []struct{ shell, want string }{
 		{"curl -sS https://api.example.test/v1/" + values["in a path"], saw},
@@ -173,7 +173,7 @@ func TestNoSecretInside(t *testing.T) {
 		defer r.within(t)()
 		// The daemon has it in its memory, and the same search finds it there.
 		q := h.begin()
-		if err := q.memory(r.daemon.Process.Pid); err != nil {
+		if err := q.memory(r.daemon.PID()); err != nil {
 			t.Fatal(err)
 		}
 		t.Logf("searched %d mappings, %.1f MB", q.streams, float64(q.bytes)/1e6)

@@ -172,7 +172,7 @@ func (r *rig) play(t *testing.T, name, image string, steps []step) {
 			t.Errorf("removing %s: %s", name, res)
 		}
 	}()
-	client, err := os.ReadFile(filepath.Join(tools.bin, "client"))
+	client, err := os.ReadFile(filepath.Join(tools.Dir, "client"))
 	if err != nil {
 		t.Fatal(err)
 	}

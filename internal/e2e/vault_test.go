@@ -253,7 +253,7 @@ func idOf(key string) string {
 func (r *rig) reload() {
 	r.t.Helper()
 	before := strings.Count(r.logged(), "policy loaded")
-	if err := r.daemon.Process.Signal(syscall.SIGHUP); err != nil {
+	if err := r.daemon.Signal(syscall.SIGHUP); err != nil {
 		r.t.Fatal(err)
 	}
 	r.await("the reload", func() bool { return strings.Count(r.logged(), "policy loaded") > before })
