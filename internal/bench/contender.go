@@ -32,6 +32,8 @@ type contender struct {
 // beside the one that there is, is a role (see main) and a line here.
 var contenders = []contender{
 	{name: "goproxy"},
+	{name: "squid", find: findSquid, start: startSquid, host: "localhost"}, // it makes no certificates for addresses
+	{name: "mitmproxy", find: findMitmproxy, start: startMitmproxy},
 	{name: "sallyport", ours: true},
 }
 
