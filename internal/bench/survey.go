@@ -14,6 +14,7 @@ import (
 type survey struct {
 	options
 	kinds   []kind
+	all     []contender // which have a column each
 	found   []contender
 	absent  map[string]string // why a contender is not there
 	entries map[string]map[string]*entry
@@ -27,7 +28,10 @@ type entry struct {
 }
 
 func newSurvey(o options, only []string) *survey {
-	s := &survey{options: o, absent: map[string]string{}, entries: map[string]map[string]*entry{}}
+	s := &survey{options: o, all: contenders, absent: map[string]string{}, entries: map[string]map[string]*entry{}}
+	if o.profile != "" { // which are those of the gateway in one process
+		s.all = append(slices.Clone(s.all), contender{name: "unsplit", ours: true})
+	}
 	for _, k := range kinds {
 		if slices.Contains(only, k.name) {
 			s.kinds = append(s.kinds, k)
@@ -39,7 +43,7 @@ func newSurvey(o options, only []string) *survey {
 
 // run measures one kind after the other, each through fresh processes.
 func (s *survey) run(ctx context.Context) error {
-	for _, c := range contenders {
+	for _, c := range s.all {
 		if c.find != nil {
 			if err := c.find(ctx); err != nil {
 				s.absent[c.name] = err.Error()
@@ -56,6 +60,16 @@ func (s *survey) run(ctx context.Context) error {
 	return nil
 }
 
+// turns is how many rounds of a kind each contender has: fewer than of keepAlive,
+// since there are many kinds.
+func (s *survey) turns(k kind) int {
+	n := (s.rounds + 2) / 3
+	if k.rounds > 0 {
+		n = min(n, k.rounds)
+	}
+	return n
+}
+
 // slow is how long a round may take until it is the contender's last of its kind.
 const slow = 5 * time.Second
 
@@ -66,6 +80,12 @@ func (s *survey) measure(ctx context.Context, k kind) error {
 	o.dir = filepath.Join(s.dir, k.name)
 	if err := os.Mkdir(o.dir, 0o711); err != nil {
 		return err
+	}
+	if o.profile != "" {
+		o.profile = filepath.Join(s.profile, k.name)
+		if err := os.MkdirAll(o.profile, 0o755); err != nil {
+			return err
+		}
 	}
 	upstream, err := startUpstream(ctx, &o)
 	if err != nil {
@@ -88,11 +108,7 @@ func (s *survey) measure(ctx context.Context, k kind) error {
 		defer p.stop(nil)
 		proxies[c.name] = p
 	}
-	rounds := (s.rounds + 1) / 2
-	if k.rounds > 0 {
-		rounds = min(rounds, k.rounds)
-	}
-	for n := range rounds + 1 { // the first warms up
+	for n := range s.turns(k) + 1 { // the first warms up
 		for _, c := range s.found {
 			at := s.entries[k.name][c.name]
 			if at.failed != nil || at.over() {

@@ -20,14 +20,14 @@ client, or is not there. Fresh connections and bodies are carried 16 and 4 at a 
 func (s *survey) print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprint(t, "kind\tunit")
-	for _, c := range contenders {
+	for _, c := range s.all {
 		fmt.Fprintf(t, "\t%s", c.name)
 	}
 	fmt.Fprintf(t, "\tratio to %s\n", baseline)
 	for _, k := range s.kinds {
 		for _, f := range k.figures {
 			fmt.Fprintf(t, "%s\t%s", f.name, f.unit)
-			for _, c := range contenders {
+			for _, c := range s.all {
 				fmt.Fprintf(t, "\t%s", s.text(k, f, c.name))
 			}
 			fmt.Fprintf(t, "\t%s\n", s.ratio(k, f))
@@ -38,7 +38,7 @@ func (s *survey) print(w io.Writer) error {
 	}
 	s.remarks(w)
 	fmt.Fprintf(w, "\n%d rounds of %s each in turn, medians; %d CPUs shared with load and upstream\n\n",
-		(s.rounds+1)/2, s.duration, runtime.NumCPU())
+		s.turns(kind{}), s.duration, runtime.NumCPU())
 
 	fmt.Fprint(t, "\tsallyport's\tevents\tdata\trules\tnot\tshares of the CPUs, sallyport\tand goproxy\n")
 	fmt.Fprint(t, "\trequests\twritten\tsyncs\tloaded\tevaluated\tload, upstream, proxy\tload, upstream, proxy\n")
@@ -85,7 +85,7 @@ func (s *survey) ratio(k kind, f figure) string {
 // remarks say what a figure in the table does not.
 func (s *survey) remarks(w io.Writer) {
 	fmt.Fprintln(w)
-	for _, c := range contenders {
+	for _, c := range s.all {
 		if why := s.absent[c.name]; why != "" {
 			fmt.Fprintf(w, "%s: %s\n", c.name, why)
 		}
