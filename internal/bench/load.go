@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -21,58 +23,130 @@ type result struct {
 	Requests int
 	Rate     float64       // requests a second
 	P50, P99 time.Duration // of one request
-	CPU      time.Duration `json:"-"` // that the proxy used
+	Bytes    float64       // of bodies, a second
+	Resumed  int           // TLS sessions, of as many as there were requests
+	Unspoken bool          // the proxy does not speak the protocol
+	Open     int           // connections left so
+
+	CPU    time.Duration `json:"-"` // that the proxy used
+	Shares shares        `json:"-"`
+	Took   time.Duration `json:"-"` // all of it
+	Rest   int64         `json:"-"` // bytes that the proxy had resident before
+	Grown  int64         `json:"-"` // and how many more at the end
 }
 
-// measure runs one round in a process of its own.
-func measure(ctx context.Context, o options, proxy *process) (result, error) {
+// shares are the parts of all the machine's CPU time that each had: what is left
+// is the kernel's, others', or idle.
+type shares struct{ load, upstream, proxy float64 }
+
+// measure runs one round in a process of its own, whose connections are there
+// until the proxy's memory has been read. Of no upstream there is no share.
+func measure(ctx context.Context, o options, proxy, upstream *process) (r result, err error) {
+	began := time.Now()
+	if r.Rest, err = proxy.resident(); err != nil {
+		return result{}, err
+	}
 	before, err := proxy.cpu()
 	if err != nil {
 		return result{}, err
 	}
-	raw, err := command(ctx, o, "load").Output()
+	var served time.Duration
+	if upstream != nil {
+		if served, err = upstream.cpu(); err != nil {
+			return result{}, err
+		}
+	}
+	load, err := start(ctx, o, "load")
 	if err != nil {
 		return result{}, err
 	}
+	defer load.stop(nil)
+	if err := json.Unmarshal([]byte(load.ready), &r); err != nil {
+		return result{}, err
+	}
+	now, err := proxy.resident()
+	if err != nil {
+		return result{}, err
+	}
+	r.Grown = now - r.Rest
 	after, err := proxy.cpu()
 	if err != nil {
 		return result{}, err
 	}
-	r := result{CPU: after - before}
-	return r, json.Unmarshal(raw, &r)
+	r.CPU = after - before
+	if upstream != nil {
+		until, err := upstream.cpu()
+		if err != nil {
+			return result{}, err
+		}
+		spent, err := load.cpu()
+		if err != nil {
+			return result{}, err
+		}
+		all := time.Since(began).Seconds() * float64(runtime.NumCPU())
+		r.Shares = shares{spent.Seconds() / all, (until - served).Seconds() / all, r.CPU.Seconds() / all}
+	}
+	return r, load.stop(nil)
 }
 
-// loadRole sends requests on every connection, one after the other, until the
-// time is up. Any answer but the upstream's ends it.
+// loadRole is one round of a kind of load. It prints what came of it, and leaves
+// its connections until it is told to end.
 func loadRole(ctx context.Context, o options) error {
+	c, err := newClient(o)
+	if err != nil {
+		return err
+	}
+	load := (*client).keepAlive
+	if k, ok := kindOf(o.kind); ok {
+		load = k.load
+	}
+	r, err := load(c, ctx)
+	if err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	runtime.KeepAlive(c)
+	return nil
+}
+
+// client is one end of the load.
+type client struct {
+	options
+	proxies []*url.URL // of which each connection takes one, in turn
+	roots   *x509.CertPool
+	held    []*tls.Conn // left open
+}
+
+func newClient(o options) (*client, error) {
+	c := &client{options: o, roots: x509.NewCertPool()}
 	pem, err := os.ReadFile(o.roots)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(pem)
-	via, err := url.Parse(o.proxy)
-	if err != nil {
-		return err
+	c.roots.AppendCertsFromPEM(pem)
+	for _, text := range strings.Fields(o.proxy) {
+		via, err := url.Parse(text)
+		if err != nil {
+			return nil, err
+		}
+		c.proxies = append(c.proxies, via)
 	}
-	took := make([][]time.Duration, o.connections)
+	return c, nil
+}
+
+// repeat does something on every connection, one after the other, until the time
+// is up. Any error ends it.
+func (c *client) repeat(do func(connection int) error) (result, error) {
+	took := make([][]time.Duration, c.connections)
 	var group errgroup.Group
-	clients := make([]*http.Client, o.connections)
-	for i := range clients {
-		clients[i] = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
-			Proxy: http.ProxyURL(via), TLSClientConfig: &tls.Config{RootCAs: roots}, DisableCompression: true,
-		}}
-		// Handshakes are not what is measured.
-		group.Go(func() error { return fetch(ctx, clients[i], o.target) })
-	}
-	if err := group.Wait(); err != nil {
-		return err
-	}
 	start := time.Now()
-	for i, c := range clients {
+	for i := range took {
 		group.Go(func() error {
-			for last := start; last.Sub(start) < o.duration; {
-				if err := fetch(ctx, c, o.target); err != nil {
+			for last := start; last.Sub(start) < c.duration; {
+				if err := do(i); err != nil {
 					return err
 				}
 				now := time.Now()
@@ -83,21 +157,39 @@ func loadRole(ctx context.Context, o options) error {
 		})
 	}
 	if err := group.Wait(); err != nil {
-		return err
+		return result{}, err
 	}
 	elapsed := time.Since(start)
 	all := slices.Concat(took...)
 	slices.Sort(all)
-	return json.NewEncoder(os.Stdout).Encode(result{
+	return result{
 		Requests: len(all),
 		Rate:     float64(len(all)) / elapsed.Seconds(),
 		P50:      all[len(all)/2],
 		P99:      all[len(all)*99/100],
-	})
+	}, nil
 }
 
+// keepAlive sends requests on connections that are open already: handshakes are
+// not what it measures.
+func (c *client) keepAlive(ctx context.Context) (result, error) {
+	clients := make([]*http.Client, c.connections)
+	var group errgroup.Group
+	for i := range clients {
+		clients[i] = &http.Client{Timeout: patience, Transport: &http.Transport{
+			Proxy: http.ProxyURL(c.proxies[0]), TLSClientConfig: &tls.Config{RootCAs: c.roots}, DisableCompression: true,
+		}}
+		group.Go(func() error { return fetch(ctx, clients[i], c.target) })
+	}
+	if err := group.Wait(); err != nil {
+		return result{}, err
+	}
+	return c.repeat(func(i int) error { return fetch(ctx, clients[i], c.target) })
+}
+
+// fetch gets the document.
 func fetch(ctx context.Context, c *http.Client, target string) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+target+"/v1/models", nil)
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+target+documentPath, nil)
 	if err != nil {
 		return err
 	}
@@ -106,13 +198,18 @@ func fetch(ctx context.Context, c *http.Client, target string) error {
 		return err
 	}
 	defer resp.Body.Close()
+	return answered(resp, int64(len(document)))
+}
+
+// answered reads a response of n bytes; any answer but the upstream's is an error.
+func answered(resp *http.Response, n int64) error {
 	if resp.StatusCode != http.StatusOK {
 		why, _ := io.ReadAll(io.LimitReader(resp.Body, 1<<10))
 		return fmt.Errorf("got %s: %s", resp.Status, why)
 	}
-	n, err := io.Copy(io.Discard, resp.Body)
-	if err == nil && n != int64(len(document)) {
-		err = fmt.Errorf("got %d bytes", n)
+	got, err := io.Copy(io.Discard, resp.Body)
+	if err == nil && got != n {
+		err = fmt.Errorf("got %d bytes of %d", got, n)
 	}
 	return err
 }

@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// process is this program in a role.
+// process is this program in a role, or another proxy.
 type process struct {
 	cmd   *exec.Cmd
-	out   *bufio.Reader
-	ready string // its first line
+	out   *bufio.Reader // nil of another
+	ready string        // its first line
 	ended bool
 }
 
@@ -48,7 +48,7 @@ func command(ctx context.Context, o options, role string) *exec.Cmd {
 		self = os.Args[0]
 	}
 	cmd := exec.CommandContext(ctx, self,
-		"-role", role, "-dir", o.dir, "-target", o.target, "-proxy", o.proxy, "-roots", o.roots, "-profile", o.profile,
+		"-role", role, "-dir", o.dir, "-upstreams", o.upstreams.String(), "-target", o.target, "-kind", o.kind, "-proxy", o.proxy, "-roots", o.roots, "-profile", o.profile,
 		"-rules", strconv.Itoa(o.rules), "-connections", strconv.Itoa(o.connections), "-duration", o.duration.String())
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
@@ -62,6 +62,11 @@ func (p *process) stop(last any) error {
 		return nil
 	}
 	p.ended = true
+	if p.out == nil { // of somebody else: how it ends says nothing
+		_ = p.cmd.Process.Signal(syscall.SIGTERM)
+		_ = p.cmd.Wait()
+		return nil
+	}
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	raw, err := io.ReadAll(p.out)
 	if err := errors.Join(err, p.cmd.Wait()); err != nil {
@@ -76,19 +81,23 @@ func (p *process) stop(last any) error {
 // tick is the unit of times in proc_pid_stat(5) on every Linux that Go runs on.
 const tick = 10 * time.Millisecond
 
-// pids are the process's and its children's.
+// pids are the process's and its descendants'.
 func (p *process) pids() ([]int, error) {
-	all := []int{p.cmd.Process.Pid}
 	entries, err := os.ReadDir("/proc")
+	children := map[string][]int{}
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
 		// The second field after the name is the parent's.
-		if fields, err := statFields(pid); err == nil && string(fields[1]) == strconv.Itoa(all[0]) {
-			all = append(all, pid)
+		if fields, err := statFields(pid); err == nil {
+			children[string(fields[1])] = append(children[string(fields[1])], pid)
 		}
+	}
+	all := []int{p.cmd.Process.Pid}
+	for i := 0; i < len(all); i++ {
+		all = append(all, children[strconv.Itoa(all[i])]...)
 	}
 	return all, err
 }
@@ -131,13 +140,18 @@ func (p *process) cpu() (total time.Duration, err error) {
 }
 
 // peak is the most memory that they have had resident, in bytes.
-func (p *process) peak() (total int64, err error) {
+func (p *process) peak() (int64, error) { return p.memory("VmHWM:") }
+
+// resident is the memory that they have resident now, in bytes.
+func (p *process) resident() (int64, error) { return p.memory("VmRSS:") }
+
+func (p *process) memory(name string) (total int64, err error) {
 	pids, err := p.pids()
 	if err != nil {
 		return 0, err
 	}
 	for _, pid := range pids {
-		n, err := peak(pid)
+		n, err := memoryOf(pid, name)
 		if err != nil {
 			return 0, err
 		}
@@ -146,14 +160,15 @@ func (p *process) peak() (total int64, err error) {
 	return total, nil
 }
 
-func peak(pid int) (int64, error) {
+// memoryOf is a figure of proc_pid_status(5), in bytes.
+func memoryOf(pid int, name string) (int64, error) {
 	path := fmt.Sprintf("/proc/%d/status", pid)
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
 	}
 	for line := range bytes.Lines(raw) {
-		if kb, ok := bytes.CutPrefix(line, []byte("VmHWM:")); ok {
+		if kb, ok := bytes.CutPrefix(line, []byte(name)); ok {
 			n, err := strconv.ParseInt(string(bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimSpace(kb), []byte("kB")))), 10, 64)
 			return n << 10, err
 		}

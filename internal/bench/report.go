@@ -29,11 +29,8 @@ var others = []int{16, 128}
 // err says why the figures do not count.
 func (c *comparison) err() error {
 	for name, s := range c.stats {
-		switch {
-		case s.Events != 2*s.Requests:
-			return fmt.Errorf("%s: %d events for %d requests: every request has a decision and a completion", name, s.Events, s.Requests)
-		case s.Unevaluated != 0:
-			return fmt.Errorf("%s: %d decisions were not evaluated", name, s.Unevaluated)
+		if err := s.err(); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
@@ -76,23 +73,43 @@ func (c *comparison) print(w io.Writer) error {
 	return t.Flush()
 }
 
-const intro = "# Throughput\n\n" +
-	"`make bench` wrote this. It carries the same requests through goproxy, as its documentation sets it up, and through\n" +
-	"Sallyport, in one run and in turn: explicit proxy, kept-alive connections, TLS on both legs, 1 KB of JSON, one header\n" +
-	"injected. Sallyport also decides on each request by its policy (nothing is cached), has the decision on disk\n" +
-	"(fdatasync) before anything leaves, scrubs the response and writes a second event when it has ended. Upstream, load and\n" +
-	"the proxies are a process each, on loopback; sallyport is two, as the daemon runs it: the gateway without privileges, and\n" +
-	"what it asks for each credential. `unsplit` is the same gateway in one process: the ratio is what the split costs.\n\n"
+func (*comparison) intro() string {
+	return `## Kept-alive connections
 
-// write puts the table into a Markdown file.
-func (c *comparison) write(path string) error {
+The same requests go through goproxy, as its documentation sets it up, and through Sallyport, in one run and in turn:
+explicit proxy, kept-alive connections, TLS on both legs, 1 KB of JSON, one header injected. Sallyport also decides on
+each request by its policy (nothing is cached), has the decision on disk (fdatasync) before anything leaves, scrubs the
+response and writes a second event when it has ended. Upstream, load and the proxies are a process each, on loopback;
+sallyport is two, as the daemon runs it: the gateway without privileges, and what it asks for each credential. "unsplit"
+is the same gateway in one process: the ratio is what the split costs.
+`
+}
+
+// part is a table of the report.
+type part interface {
+	intro() string
+	print(io.Writer) error
+}
+
+// report prints the tables, and puts them into a Markdown file, if there is to
+// be one.
+func report(path string, parts []part) error {
 	var b bytes.Buffer
-	b.WriteString(intro + "```\n")
-	if err := c.print(&b); err != nil {
-		return err
+	b.WriteString("# Throughput\n\n`make bench` wrote this.\n")
+	for i, p := range parts {
+		if i > 0 {
+			fmt.Println()
+		}
+		b.WriteString("\n" + p.intro() + "\n```\n")
+		if err := p.print(io.MultiWriter(os.Stdout, &b)); err != nil {
+			return err
+		}
+		b.WriteString("```\n")
 	}
-	b.WriteString("```\n")
-	// The table's cells are padded; a document has no space at the end of a line.
+	if path == "" {
+		return nil
+	}
+	// The tables' cells are padded; a document has no space at the end of a line.
 	lines := bytes.Split(b.Bytes(), []byte("\n"))
 	for i := range lines {
 		lines[i] = bytes.TrimRight(lines[i], " ")

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/pprof"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -36,6 +37,17 @@ type stats struct {
 	Unevaluated uint64
 }
 
+// err says why what was measured does not count.
+func (s *stats) err() error {
+	switch {
+	case s.Events != 2*s.Requests:
+		return fmt.Errorf("%d events for %d requests: every request has a decision and a completion", s.Events, s.Requests)
+	case s.Unevaluated != 0:
+		return fmt.Errorf("%d decisions were not evaluated", s.Unevaluated)
+	}
+	return nil
+}
+
 // memory is a source whose secret is in the process: what a source costs is not
 // measured here.
 type memory struct{}
@@ -46,23 +58,28 @@ func (memory) Read(context.Context) (credential.Material, error) {
 	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(secret)}, Version: "1"}, nil
 }
 
-// rules is a document of n rules, one of which is for the target.
+// rules is a document of o.rules rules, one of which is for each upstream.
 func rules(o options) policy.Document {
+	near := &policy.Upstream{Addresses: []string{"127.0.0.0/8"}, Roots: filepath.Join(o.dir, "upstream.pem")}
 	d := policy.Document{
-		EgressAuth: []policy.EgressAuthRule{{
-			Name: "bench", Destination: o.target, AuthRef: "bench",
-			Upstream: &policy.Upstream{Addresses: []string{"127.0.0.0/8"}, Roots: filepath.Join(o.dir, "upstream.pem")},
-		}},
+		EgressAuth: []policy.EgressAuthRule{
+			{Name: "bench", Destination: o.upstreams.secured, AuthRef: "bench", Upstream: near},
+			{Name: "bench-multiplexed", Destination: o.upstreams.multiplexed, AuthRef: "bench", Upstream: near},
+		},
+		Egress:      []policy.EgressRule{{Name: "bench-open", Destination: o.upstreams.open, Upstream: near}},
 		Credentials: []policy.Credential{{Name: "bench"}},
 		Policy:      policy.Source{Cache: new(0)}, // each decision is evaluated
 	}
-	for i := range o.rules - 1 {
+	for i := range o.rules - len(d.EgressAuth) - len(d.Egress) {
 		d.Egress = append(d.Egress, policy.EgressRule{
 			Name: fmt.Sprintf("rule-%d", i), Destination: fmt.Sprintf("host-%d.example.test", i), Paths: []string{"/v1/**"},
 		})
 	}
 	return d
 }
+
+// clients is how many the proxy has: one may have 1,024 connections.
+const clients = 16
 
 // house is what a gateway works with, of which it is the daemon's.
 type house struct {
@@ -73,7 +90,7 @@ type house struct {
 	broker    *credential.Broker
 	audit     string // folder
 	listener  *net.TCPListener
-	url       string // of the proxy, with the client's token
+	urls      string // of the proxy, with each client's token
 	logger    *slog.Logger
 }
 
@@ -99,26 +116,32 @@ func newHouse(ctx context.Context, o options) (h *house, err error) {
 	if h.clients, err = gateway.OpenClients(filepath.Join(data, "clients.json")); err != nil {
 		return nil, err
 	}
-	client, token, err := h.clients.Add("bench", nil)
-	if err != nil {
-		return nil, err
-	}
-	root, err := h.authority.Root(client.ID)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(o.dir, o.role+".pem"), root, 0o600); err != nil {
-		return nil, err
-	}
-	h.broker = credential.New(credential.Options{
-		Sources: map[string]credential.Source{"bench": memory{}}, Bound: h.engine.Bound, Log: h.logger,
-	})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
 	h.listener = l.(*net.TCPListener)
-	h.url = fmt.Sprintf("http://bench:%s@127.0.0.1:%d", token, port(l))
+	var urls []string
+	var roots []byte
+	for i := range clients {
+		client, token, err := h.clients.Add(fmt.Sprint("bench-", i), nil)
+		if err != nil {
+			return nil, err
+		}
+		root, err := h.authority.Root(client.ID)
+		if err != nil {
+			return nil, err
+		}
+		roots = append(roots, root...)
+		urls = append(urls, fmt.Sprintf("http://%s:%s@%s", client.Name, token, l.Addr()))
+	}
+	h.urls = strings.Join(urls, " ")
+	if err := os.WriteFile(filepath.Join(o.dir, o.role+".pem"), roots, 0o600); err != nil {
+		return nil, err
+	}
+	h.broker = credential.New(credential.Options{
+		Sources: map[string]credential.Source{"bench": memory{}}, Bound: h.engine.Bound, Log: h.logger,
+	})
 	return h, nil
 }
 
@@ -163,7 +186,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err := warden.Start(ctx, rules(o), h.compiled.Revision()); err != nil {
 		return err
 	}
-	fmt.Println(h.url)
+	fmt.Println(h.urls)
 	<-ctx.Done()
 	_ = h.listener.Close()
 	families, err := warden.Gather()
@@ -213,7 +236,7 @@ func unsplitRole(ctx context.Context, o options) (err error) {
 		}
 		defer func() { err = errors.Join(err, stop()) }()
 	}
-	fmt.Println(h.url)
+	fmt.Println(h.urls)
 	if err := g.ServeExplicit(ctx, h.listener); err != nil {
 		return err
 	}

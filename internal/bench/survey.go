@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// survey is what a run measured of further kinds of load.
+type survey struct {
+	options
+	kinds   []kind
+	all     []contender // which have a column each
+	found   []contender
+	absent  map[string]string // why a contender is not there
+	entries map[string]map[string]*entry
+}
+
+// entry is what came of a kind for a contender.
+type entry struct {
+	rounds []result
+	failed error // nothing more is asked of it
+	stats  *stats
+}
+
+func newSurvey(o options, only []string) *survey {
+	s := &survey{options: o, all: contenders, absent: map[string]string{}, entries: map[string]map[string]*entry{}}
+	if o.profile != "" { // which are those of the gateway in one process
+		s.all = append(slices.Clone(s.all), contender{name: "unsplit", ours: true})
+	}
+	for _, k := range kinds {
+		if slices.Contains(only, k.name) {
+			s.kinds = append(s.kinds, k)
+			s.entries[k.name] = map[string]*entry{}
+		}
+	}
+	return s
+}
+
+// run measures one kind after the other, each through fresh processes.
+func (s *survey) run(ctx context.Context) error {
+	for _, c := range s.all {
+		if c.find != nil {
+			if err := c.find(ctx); err != nil {
+				s.absent[c.name] = err.Error()
+				continue
+			}
+		}
+		s.found = append(s.found, c)
+	}
+	for _, k := range s.kinds {
+		if err := s.measure(ctx, k); err != nil {
+			return fmt.Errorf("%s: %w", k.name, err)
+		}
+	}
+	return nil
+}
+
+// turns is how many rounds of a kind each contender has: fewer than of keepAlive,
+// since there are many kinds.
+func (s *survey) turns(k kind) int {
+	n := (s.rounds + 2) / 3
+	if k.rounds > 0 {
+		n = min(n, k.rounds)
+	}
+	return n
+}
+
+// slow is how long a round may take until it is the contender's last of its kind.
+const slow = 5 * time.Second
+
+// measure runs rounds of a kind through the contenders in turn.
+func (s *survey) measure(ctx context.Context, k kind) error {
+	o := s.options
+	o.kind, o.connections = k.name, k.connections
+	o.dir = filepath.Join(s.dir, k.name)
+	if err := os.Mkdir(o.dir, 0o711); err != nil {
+		return err
+	}
+	if o.profile != "" {
+		o.profile = filepath.Join(s.profile, k.name)
+		if err := os.MkdirAll(o.profile, 0o755); err != nil {
+			return err
+		}
+	}
+	upstream, err := startUpstream(ctx, &o)
+	if err != nil {
+		return err
+	}
+	defer upstream.stop(nil)
+	o.target = k.target(o.upstreams)
+
+	proxies := map[string]*process{}
+	for _, c := range s.found {
+		at := &entry{}
+		s.entries[k.name][c.name] = at
+		p, err := c.begin(ctx, o)
+		if err != nil {
+			if at.failed = err; c.needed() {
+				return err
+			}
+			continue
+		}
+		defer p.stop(nil)
+		proxies[c.name] = p
+	}
+	for n := range s.turns(k) + 1 { // the first warms up
+		for _, c := range s.found {
+			at := s.entries[k.name][c.name]
+			if at.failed != nil || at.over() {
+				continue
+			}
+			load := o
+			load.target = c.address(o.target)
+			load.proxy, load.roots = proxies[c.name].ready, filepath.Join(o.dir, c.name+".pem")
+			if n == 0 {
+				load.duration = min(o.duration, 300*time.Millisecond)
+				load.connections = min(o.connections, 16)
+			}
+			began := time.Now()
+			r, err := measure(ctx, load, proxies[c.name], upstream)
+			if err != nil {
+				if at.failed = err; c.needed() || ctx.Err() != nil {
+					return fmt.Errorf("loading %s: %w", c.name, err)
+				}
+				continue
+			}
+			if n > 0 || r.Unspoken {
+				r.Took = time.Since(began)
+				at.rounds = append(at.rounds, r)
+			}
+		}
+	}
+	for _, c := range s.found {
+		if c.ours {
+			at := s.entries[k.name][c.name]
+			at.stats = &stats{}
+			if err := errors.Join(proxies[c.name].stop(at.stats), at.stats.err()); err != nil {
+				return fmt.Errorf("%s: %w", c.name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// needed tells whether there is no comparison without it.
+func (c contender) needed() bool { return c.ours || c.name == baseline }
+
+// over tells whether a contender has no more rounds of a kind to go.
+func (c *entry) over() bool {
+	if len(c.rounds) == 0 {
+		return false
+	}
+	last := c.rounds[len(c.rounds)-1]
+	return last.Unspoken || last.Took > slow
+}

@@ -1,0 +1,127 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"runtime"
+	"text/tabwriter"
+)
+
+func (s *survey) intro() string {
+	return `## Further kinds of load
+
+The proxies are set up as above; squid with ssl-bump, one process, and mitmproxy with large bodies streamed, where they are
+installed. None of them but Sallyport decides, writes anything down or looks for the secret in what comes back. The ratio
+is Sallyport's to goproxy, above 1 where Sallyport does better; "-" is a proxy that does not speak the protocol to its
+client, or is not there. Fresh connections and bodies are carried 16 and 4 at a time.
+`
+}
+
+func (s *survey) print(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprint(t, "kind\tunit")
+	for _, c := range s.all {
+		fmt.Fprintf(t, "\t%s", c.name)
+	}
+	fmt.Fprintf(t, "\tratio to %s\n", baseline)
+	for _, k := range s.kinds {
+		for _, f := range k.figures {
+			fmt.Fprintf(t, "%s\t%s", f.name, f.unit)
+			for _, c := range s.all {
+				fmt.Fprintf(t, "\t%s", s.text(k, f, c.name))
+			}
+			fmt.Fprintf(t, "\t%s\n", s.ratio(k, f))
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	s.remarks(w)
+	fmt.Fprintf(w, "\n%d rounds of %s each in turn, medians; %d CPUs shared with load and upstream\n\n",
+		s.turns(kind{}), s.duration, runtime.NumCPU())
+
+	fmt.Fprint(t, "\tsallyport's\tevents\tdata\trules\tnot\tshares of the CPUs, sallyport\tand goproxy\n")
+	fmt.Fprint(t, "\trequests\twritten\tsyncs\tloaded\tevaluated\tload, upstream, proxy\tload, upstream, proxy\n")
+	for _, k := range s.kinds {
+		ours := s.entries[k.name]["sallyport"]
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\n", k.name, ours.stats.Requests, ours.stats.Events, ours.stats.Syncs,
+			ours.stats.Rules, ours.stats.Unevaluated, ours.shares(), s.entries[k.name][baseline].shares())
+	}
+	return t.Flush()
+}
+
+// value is the median of a figure, and whether there is one.
+func (s *survey) value(k kind, f figure, name string) (float64, bool) {
+	c := s.entries[k.name][name]
+	if c == nil || len(c.rounds) == 0 || c.rounds[0].Unspoken {
+		return 0, false
+	}
+	return median(c.rounds, f.value), true
+}
+
+func (s *survey) text(k kind, f figure, name string) string {
+	v, ok := s.value(k, f, name)
+	switch {
+	case !ok:
+		return "-"
+	case v < 100:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.0f", v)
+}
+
+func (s *survey) ratio(k kind, f figure) string {
+	ours, ok := s.value(k, f, "sallyport")
+	theirs, both := s.value(k, f, baseline)
+	if f.less {
+		ours, theirs = theirs, ours
+	}
+	if !ok || !both || theirs <= 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", ours/theirs)
+}
+
+// remarks say what a figure in the table does not.
+func (s *survey) remarks(w io.Writer) {
+	fmt.Fprintln(w)
+	for _, c := range s.all {
+		if why := s.absent[c.name]; why != "" {
+			fmt.Fprintf(w, "%s: %s\n", c.name, why)
+		}
+	}
+	for _, k := range s.kinds {
+		for _, c := range s.found {
+			at := s.entries[k.name][c.name]
+			if at.failed != nil {
+				fmt.Fprintf(w, "%s: %s failed: %v\n", k.name, c.name, at.failed)
+			}
+			if len(at.rounds) == 0 {
+				continue
+			}
+			last := at.rounds[len(at.rounds)-1]
+			switch {
+			case last.Unspoken:
+				fmt.Fprintf(w, "%s: %s does not speak it\n", k.name, c.name)
+			case last.Open > 0 && last.Open < k.connections:
+				fmt.Fprintf(w, "%s: %s had %d connections, not %d, for want of time or descriptors\n", k.name, c.name, last.Open, k.connections)
+			case last.Resumed > 0:
+				fmt.Fprintf(w, "%s: %s resumed %d of %d sessions\n", k.name, c.name, last.Resumed, last.Requests)
+			}
+		}
+	}
+}
+
+// shares are medians, in percent.
+func (c *entry) shares() string {
+	if c == nil || len(c.rounds) == 0 || c.rounds[0].Unspoken {
+		return "-"
+	}
+	of := func(f func(shares) float64) float64 {
+		return 100 * median(c.rounds, func(r result) float64 { return f(r.Shares) })
+	}
+	return fmt.Sprintf("%.0f %% %.0f %% %.0f %%",
+		of(func(s shares) float64 { return s.load }),
+		of(func(s shares) float64 { return s.upstream }),
+		of(func(s shares) float64 { return s.proxy }))
+}
