@@ -146,6 +146,7 @@ var unscrubbable = []string{
 func (x *exchange) inject(r *http.Request) error {
 	credential.StripCarriers(r)
 	if x.upgrade { // which is of one connection, as all that has just gone
+		keepPlainProtocols(r.Header)
 		r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
 	}
 	// What comes back has to be read whole, and best in the clear, to be scrubbed.

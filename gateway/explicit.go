@@ -39,7 +39,8 @@ func (g *Gateway) proxied(c net.Conn) {
 		g.drop(c, newFlow(addrPort(c.RemoteAddr())), "connections", "too many connections to the explicit proxy have not said who they are")
 		return
 	}
-	defer known()
+	by := &caller{gateway: g, known: known}
+	defer by.end()
 	if secure, ok := c.(*tls.Conn); ok {
 		ctx, cancel := context.WithTimeout(g.life, g.handshake)
 		defer cancel()
@@ -50,13 +51,12 @@ func (g *Gateway) proxied(c net.Conn) {
 		}
 	}
 	g.web.ServeConn(g.life, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-		g.forward(ctx, w, r, known)
+		g.forward(ctx, w, r, by)
 	})
 }
 
-// forward answers one request to the explicit proxy. It calls known when it
-// knows whose the request is.
-func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, known func()) {
+// forward answers one request to the explicit proxy.
+func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, by *caller) {
 	f := newFlow(remote(r))
 	header := r.Header.Get("Proxy-Authorization")
 	name, token, given := proxyAuth(header)
@@ -68,7 +68,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 		g.challenge(w, r)
 		return
 	}
-	known()
+	by.known()
 	f.identity = identity
 	f.valid = func() bool { return g.clients.Present(identity) }
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
@@ -90,6 +90,12 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	default:
 		f.host, f.port, f.protocol = host, cmp.Or(port, 80), policy.ProtocolHTTP
 		f.authority = join(f.host, f.port, false)
+		if !by.sit(f.identity.ID) {
+			g.unfinished(f, "connections", errTooMany.Error())
+			w.Header().Set("Connection", "close")
+			(&answer{Status: http.StatusTooManyRequests, Reason: errTooMany.Error(), Remedy: "Close some."}).write(w, r)
+			return
+		}
 		g.absolute(ctx, w, r, f)
 	}
 }

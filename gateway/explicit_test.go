@@ -201,6 +201,52 @@ func TestStalledClientIsCutOff(t *testing.T) {
 	}
 }
 
+// Plain requests make connections of a client's too.
+func TestPlainConnectionsOfAClientAreBounded(t *testing.T) {
+	const most = 4
+	l := newLab(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = most })
+	l.policy(allow)
+	l.upstream("api.example.test", false, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "x") })
+	_, token, err := l.clients.Add("ci", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(c net.Conn) int {
+		t.Helper()
+		resp, _ := send(t, c, "GET http://api.example.test/ HTTP/1.1\r\nHost: api.example.test\r\nProxy-Authorization: Basic "+
+			base64.StdEncoding.EncodeToString([]byte("ci:"+token))+"\r\n\r\n")
+		return resp.StatusCode
+	}
+	dial := func() net.Conn {
+		t.Helper()
+		c, err := net.Dial("tcp", l.proxy.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	var open []net.Conn
+	for range most {
+		c := dial()
+		open = append(open, c)
+		for range 2 { // one connection has one place
+			if code := ask(c); code != 200 {
+				t.Fatalf("within the bound: %d", code)
+			}
+		}
+	}
+	if code := ask(dial()); code != 429 {
+		t.Errorf("one too many: %d", code)
+	}
+	open[0].Close()
+	for deadline := time.Now().Add(5 * time.Second); ask(dial()) != 200; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the place has not been given back")
+		}
+	}
+}
+
 func TestExplicitProxyDenies(t *testing.T) {
 	tests := []struct {
 		name, url, want string

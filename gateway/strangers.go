@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 )
 
@@ -17,6 +18,44 @@ type strangers struct {
 	mu    sync.Mutex
 	count int
 	from  map[netip.Addr]int
+}
+
+// caller is a connection to the explicit proxy.
+type caller struct {
+	gateway *Gateway
+	known   func() // gives a stranger's place back
+	seats   []string
+}
+
+// sit counts the connection among those of a client, once. It tells whether
+// there was room.
+func (c *caller) sit(id string) bool {
+	c.known()
+	if slices.Contains(c.seats, id) {
+		return true
+	}
+	g := c.gateway
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.count[id] >= g.limit {
+		return false
+	}
+	g.count[id]++
+	c.seats = append(c.seats, id)
+	return true
+}
+
+// end gives all places back.
+func (c *caller) end() {
+	c.known()
+	g := c.gateway
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, id := range c.seats {
+		if g.count[id]--; g.count[id] == 0 {
+			delete(g.count, id)
+		}
+	}
 }
 
 // enter makes a place, or says that there is none. leave gives it back, once,

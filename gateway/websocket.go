@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -101,4 +103,38 @@ func (t *tunnelled) SetDeadline(d time.Time) error {
 		return err
 	}
 	return t.SetWriteDeadline(d)
+}
+
+// maxSubprotocol bounds a token that is a subprotocol's name rather than a
+// credential, in bytes.
+const maxSubprotocol = 40
+
+// keepPlainProtocols leaves out of Sec-WebSocket-Protocol what carries a
+// credential of the sandbox's own there, as browsers have to: names that
+// services are known to read one behind, and whatever is too long for a name.
+func keepPlainProtocols(h http.Header) {
+	const name = "Sec-Websocket-Protocol"
+	var kept []string
+	for _, line := range h[name] {
+		for token := range strings.SplitSeq(line, ",") {
+			token = strings.TrimSpace(token)
+			secret := len(token) > maxSubprotocol || slices.ContainsFunc(carryingProtocols, func(prefix string) bool {
+				return len(token) >= len(prefix) && strings.EqualFold(token[:len(prefix)], prefix)
+			})
+			if token != "" && !secret {
+				kept = append(kept, token)
+			}
+		}
+	}
+	if kept == nil {
+		delete(h, name)
+		return
+	}
+	h[name] = []string{strings.Join(kept, ", ")}
+}
+
+// carryingProtocols are what such tokens begin with.
+var carryingProtocols = []string{
+	"openai-insecure-api-key.", "openai-ephemeral-api-key.", "base64url.bearer.", "bearer.", "access_token.", "token.", "jwt.", "apikey.", "api-key.", "auth.",
+	"authorization.", "base64.", "base64url.",
 }

@@ -469,6 +469,48 @@ func TestWebSocketWhoseClientDoesNotRead(t *testing.T) {
 	w.settled(t)
 }
 
+// A sandbox's own credential does not go where browsers put one.
+func TestSubprotocolThatIsACredential(t *testing.T) {
+	for offered, want := range map[string]string{
+		"realtime, openai-insecure-api-key.sk-own, openai-beta.realtime-v1": "realtime, openai-beta.realtime-v1",
+		"v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2stb3du": "v4.channel.k8s.io",
+		"mqtt, " + strings.Repeat("a", 64):                                  "mqtt",
+		"Bearer.sk-own":                                                     "",
+	} {
+		w := newWire(t)
+		w.credential("key", token)
+		w.policy(func(in policy.Input) policy.Decision {
+			d := inject("key")(in)
+			d.Upstream = w.reach
+			return d
+		})
+		o := w.origin("api.example.test", "h1", true)
+		got := make(chan http.Header, 1)
+		o.handle("/", func(w http.ResponseWriter, r *http.Request) {
+			got <- r.Header.Clone()
+			w.WriteHeader(http.StatusTeapot)
+		})
+		r, err := http.NewRequest(http.MethodGet, o.url("https", "/"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, value := range map[string]string{
+			"Connection": "Upgrade", "Upgrade": "websocket", "Sec-Websocket-Version": "13", "Sec-Websocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+			"Sec-Websocket-Protocol": offered,
+		} {
+			r.Header.Set(name, value)
+		}
+		resp, err := w.agent("h1", true, w.steer, false).Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if got := strings.Join((<-got)["Sec-Websocket-Protocol"], ", "); got != want {
+			t.Errorf("%q became %q", offered, got)
+		}
+	}
+}
+
 // A credential that is sent with the handshake does not come back in a message,
 // nor while the client goes away.
 func TestWebSocketWithACredential(t *testing.T) {

@@ -45,9 +45,10 @@ func framingOf(values []string) (framing, bool) {
 
 const (
 	prefix = 5
-	// maxMessage is how long a message may become by decompression, in bytes. It
-	// has to be in memory then. gRPC's own limit is 4 MiB unless it is raised.
-	maxMessage = 64 << 20
+	// maxMessage is how long a message may become by decompression, in bytes: what
+	// gRPC's clients take unless they are told otherwise. It has to be in memory
+	// then, with each request that a sandbox has under way.
+	maxMessage = 4 << 20
 )
 
 var (

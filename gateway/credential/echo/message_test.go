@@ -101,8 +101,8 @@ func TestMessages(t *testing.T) {
 
 func TestMessagesRefused(t *testing.T) {
 	member := strings.Repeat("\x00", 1<<20)
-	gzips := bytes.Repeat(coded(t, "gzip", member), 65)
-	zstds := bytes.Repeat(coded(t, "zstd", member), 65)
+	gzips := bytes.Repeat(coded(t, "gzip", member), 5)
+	zstds := bytes.Repeat(coded(t, "zstd", member), 5)
 	tests := []struct {
 		name, contentType, encoding string
 		body                        []byte
@@ -115,7 +115,7 @@ func TestMessagesRefused(t *testing.T) {
 		{"not what it says", "application/grpc", "gzip", message{1, token}.bytes(), false},
 		{"two compressed as one", "application/grpc", "deflate", message{1, string(coded(t, "deflate", "a")) + string(coded(t, "deflate", token))}.bytes(), false},
 		{"long", "application/grpc", "gzip", message{1, string(gzips)}.bytes(), true},
-		{"bomb", "application/grpc", "zstd", message{1, string(zstds)}.bytes(), false},
+		{"long by another coding", "application/grpc", "zstd", message{1, string(zstds)}.bytes(), true},
 		{"cut in its head", "application/grpc", "", []byte{0, 0, 0}, false},
 		{"cut", "application/grpc", "", message{0, token}.bytes()[:20], false},
 		{"cut when compressed", "application/grpc", "gzip", message{1, string(coded(t, "gzip", token))}.bytes()[:20], false},

@@ -50,28 +50,33 @@ func (s *Scrubber) Response(r *http.Response, hit func()) error {
 	decoded, err := coding.NewReader(src, codings)
 	empty := bodyless(r)
 	switch {
-	case err != nil && empty:
+	case empty:
+		if err == nil && src.coded {
+			uncoded(r)
+		}
+		if r.Body != nil && r.Body != http.NoBody { // HTTP/2 has trailers of 204 and 304 too
+			r.Body = readCloser{src, r.Body}
+		}
 		return nil
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrHidden, err)
-	case r.StatusCode == http.StatusPartialContent && !empty:
+	case r.StatusCode == http.StatusPartialContent:
 		return fmt.Errorf("%w: it is a part of a body", ErrHidden)
 	}
 	if src.coded {
 		uncoded(r)
 	}
-	if empty {
-		return nil
-	}
 	scrubbed, err := s.content(r, decoded, hit)
 	if err != nil {
 		return err
 	}
-	r.Body = struct {
-		io.Reader
-		io.Closer
-	}{scrubbed, r.Body}
+	r.Body = readCloser{scrubbed, r.Body}
 	return nil
+}
+
+type readCloser struct {
+	io.Reader
+	io.Closer
 }
 
 // content scrubs a body by what it consists of.
