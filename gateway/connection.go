@@ -29,12 +29,20 @@ func (g *Gateway) follow(o *opening) {
 			_ = o.Close()
 		}
 	}()
+	if g.heard(o) {
+		g.intercept(o)
+	}
+}
+
+// heard tells whether a connection is to be read, and has done all there is to
+// do with one that is not.
+func (g *Gateway) heard(o *opening) bool {
 	ctx, f := g.life, o.flow
 	protocol, sni, err := g.listenTo(ctx, o)
 	if errors.Is(err, errHello) {
 		f.protocol = policy.ProtocolOther // nothing can be said in it
 		g.deny(o, floor(policy.Decision{}, "tls", errHello.Error()))
-		return
+		return false
 	}
 	if err != nil {
 		g.metrics.aborted.Inc()
@@ -42,16 +50,15 @@ func (g *Gateway) follow(o *opening) {
 			g.unfinished(f, "opening", "the connection was opened and did not say in time what for")
 		}
 		_ = o.Close()
-		return
+		return false
 	}
 	f.protocol = protocol
 	if misuse := f.agree(sni); misuse != "" {
 		g.deny(o, floor(policy.Decision{}, "name", misuse))
-		return
+		return false
 	}
 	if f.refused && protocol == policy.ProtocolHTTP {
-		g.intercept(o) // each Host says which name was refused
-		return
+		return true // each Host says which name was refused
 	}
 	switch d := g.connect(ctx, f); d.Action {
 	case policy.Tunnel:
@@ -60,10 +67,11 @@ func (g *Gateway) follow(o *opening) {
 		// Not recorded: an intercepted connection sends nothing by itself. Each
 		// of its requests has a decision of its own on disk before any of it
 		// leaves.
-		g.intercept(o)
+		return true
 	default:
 		g.deny(o, d)
 	}
+	return false
 }
 
 // listenTo waits for the first bytes. A client that says nothing may be waiting
@@ -181,16 +189,24 @@ func (g *Gateway) tell(o *opening, a *answer) {
 
 // intercept ends the sandbox's TLS and gives the connection to the HTTP server.
 func (g *Gateway) intercept(o *opening) {
-	f := o.flow
-	if !f.tls() {
-		g.serve(o, f)
+	if !o.flow.tls() {
+		g.serve(o, o.flow)
 		return
 	}
+	if conn := g.agreed(o); conn != nil {
+		g.serve(conn, o.flow)
+	}
+}
+
+// agreed ends TLS with a sandbox. It returns nil, and has closed the connection,
+// where that came to nothing.
+func (g *Gateway) agreed(o *opening) *tls.Conn {
+	f := o.flow
 	config, err := g.certificates.ServerConfig(f.identity.ID, f.leaf())
 	if err != nil {
 		g.logger.Error("no certificate for an intercepted connection", "sandbox", f.identity.Name, "error", err)
 		_ = o.Close()
-		return
+		return nil
 	}
 	conn := tls.Server(o, config)
 	_ = o.SetDeadline(time.Now().Add(g.handshake))
@@ -204,10 +220,10 @@ func (g *Gateway) intercept(o *opening) {
 			g.unfinished(f, "tls", "the TLS handshake with the sandbox's authority was not finished: a client that brings its own roots or pins certificates needs a rule with action tunnel")
 		}
 		_ = o.Close()
-		return
+		return nil
 	}
 	_ = o.SetDeadline(time.Time{})
-	g.serve(conn, f)
+	return conn
 }
 
 // unfinished records a connection that nothing was decided about.

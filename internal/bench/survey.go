@@ -151,10 +151,10 @@ func (s *survey) measure(ctx context.Context, k kind) error {
 func (c contender) needed() bool { return c.ours || c.name == baseline }
 
 // over tells whether a contender has no more rounds of a kind to go.
-func (c *entry) over() bool {
-	if len(c.rounds) == 0 {
+func (e *entry) over() bool {
+	if len(e.rounds) == 0 {
 		return false
 	}
-	last := c.rounds[len(c.rounds)-1]
+	last := e.rounds[len(e.rounds)-1]
 	return last.Unspoken || last.Took > slow
 }

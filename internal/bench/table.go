@@ -40,23 +40,24 @@ func (s *survey) print(w io.Writer) error {
 	fmt.Fprintf(w, "\n%d rounds of %s each in turn, medians; %d CPUs shared with load and upstream\n\n",
 		s.turns(kind{}), s.duration, runtime.NumCPU())
 
-	fmt.Fprint(t, "\tsallyport's\tevents\tdata\trules\tnot\tshares of the CPUs, sallyport\tand goproxy\n")
-	fmt.Fprint(t, "\trequests\twritten\tsyncs\tloaded\tevaluated\tload, upstream, proxy\tload, upstream, proxy\n")
+	fmt.Fprint(t, "\tsallyport's\tevents\tdata\trules\tnot\tCPU µs/request\tshares of the CPUs\tCPU µs/request\tshares of the CPUs\n")
+	fmt.Fprint(t, "\trequests\twritten\tsyncs\tloaded\tevaluated\tof sallyport\tload, upstream, proxy\tof goproxy\tload, upstream, proxy\n")
 	for _, k := range s.kinds {
 		ours := s.entries[k.name]["sallyport"]
-		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\n", k.name, ours.stats.Requests, ours.stats.Events, ours.stats.Syncs,
-			ours.stats.Rules, ours.stats.Unevaluated, ours.shares(), s.entries[k.name][baseline].shares())
+		theirs := s.entries[k.name][baseline]
+		fmt.Fprintf(t, "%s\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%s\t%s\n", k.name, ours.stats.Requests, ours.stats.Events, ours.stats.Syncs,
+			ours.stats.Rules, ours.stats.Unevaluated, ours.cost(), ours.shares(), theirs.cost(), theirs.shares())
 	}
 	return t.Flush()
 }
 
 // value is the median of a figure, and whether there is one.
 func (s *survey) value(k kind, f figure, name string) (float64, bool) {
-	c := s.entries[k.name][name]
-	if c == nil || len(c.rounds) == 0 || c.rounds[0].Unspoken {
+	e := s.entries[k.name][name]
+	if !e.spoken() {
 		return 0, false
 	}
-	return median(c.rounds, f.value), true
+	return median(e.rounds, f.value), true
 }
 
 func (s *survey) text(k kind, f figure, name string) string {
@@ -112,13 +113,25 @@ func (s *survey) remarks(w io.Writer) {
 	}
 }
 
+// spoken tells whether there is anything to say.
+func (e *entry) spoken() bool { return e != nil && len(e.rounds) > 0 && !e.rounds[0].Unspoken }
+
+// cost is the proxy's CPU time for a request, in microseconds. What else the
+// machine does is not in it.
+func (e *entry) cost() string {
+	if !e.spoken() {
+		return "-"
+	}
+	return fmt.Sprintf("%.0f", median(e.rounds, func(r result) float64 { return micros(r.CPU) / float64(max(r.Requests, 1)) }))
+}
+
 // shares are medians, in percent.
-func (c *entry) shares() string {
-	if c == nil || len(c.rounds) == 0 || c.rounds[0].Unspoken {
+func (e *entry) shares() string {
+	if !e.spoken() {
 		return "-"
 	}
 	of := func(f func(shares) float64) float64 {
-		return 100 * median(c.rounds, func(r result) float64 { return f(r.Shares) })
+		return 100 * median(e.rounds, func(r result) float64 { return f(r.Shares) })
 	}
 	return fmt.Sprintf("%.0f %% %.0f %% %.0f %%",
 		of(func(s shares) float64 { return s.load }),
