@@ -230,6 +230,9 @@ func (g *Gateway) dismiss(id string) {
 func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
 	d := g.decider.Decide(ctx, in)
 	switch {
+	case d.Err != nil && ctx.Err() != nil:
+		// Nothing is wrong with the policy: it was not let finish.
+		d.Action, d.Reason = policy.Deny, errClient.Error()+" before the policy had decided"
 	case d.Err != nil:
 		g.metrics.unevaluated.Inc()
 		g.logger.Error("denying what could not be evaluated", "sandbox", in.Sandbox.Name, "phase", in.Phase, "error", d.Err)
