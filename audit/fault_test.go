@@ -309,21 +309,43 @@ func TestHangingDisk(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
 	var wg sync.WaitGroup
+	var withdrawn sync.Map
 	for i := range 20 {
 		wg.Go(func() {
 			time.Sleep(time.Duration(i) * time.Millisecond)
-			if err := l.Append(ctx, event("abandoned")); !errors.Is(err, context.DeadlineExceeded) {
+			text := fmt.Sprint("abandoned ", i)
+			err := l.Append(ctx, event(text))
+			if !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("Append = %v", err)
+			}
+			if errors.Is(err, audit.ErrWithdrawn) {
+				withdrawn.Store(text, true)
 			}
 		})
 	}
 	wg.Wait()
+	if err := l.Append(ctx, event("late")); !errors.Is(err, audit.ErrWithdrawn) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("Append of who is gone = %v", err)
+	}
 	close(hang)
 	d.set(func(d *disk) { d.hang = nil })
 	appendAll(t, l, "b")
 	got := readAll(t, dir)
 	if len(got) > 3 || got[len(got)-1].Message != "b" {
 		t.Errorf("%d events: withdrawn ones were written", len(got))
+	}
+	// Each is either in the log, or its caller was told that it is not.
+	there := 0
+	for _, e := range got[:len(got)-1] {
+		there++
+		if _, ok := withdrawn.Load(e.Message); ok || e.Message == "late" {
+			t.Errorf("%s is in the log", e.Message)
+		}
+	}
+	told := 0
+	withdrawn.Range(func(any, any) bool { told++; return true })
+	if there+told != 20 {
+		t.Errorf("%d in the log, %d withdrawn, of 20", there, told)
 	}
 }
 

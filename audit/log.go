@@ -18,6 +18,9 @@ var (
 	ErrUnwritable = errors.New("the audit log cannot be written")
 	// ErrFull is Enqueue's error when too many events wait.
 	ErrFull = errors.New("the audit log's queue is full")
+	// ErrWithdrawn is wrapped beside the context's own error by what Append
+	// returns for events that are not in the log and will not be.
+	ErrWithdrawn = errors.New("nobody waits for the record any more")
 	// ErrClosed is the error of everything after Close.
 	ErrClosed = errors.New("the audit log is closed")
 	// ErrLocked is Open's error when another process writes the log.
@@ -101,11 +104,14 @@ type Log struct {
 // Append makes the events durable, in order and with consecutive numbers, and
 // sets their Metadata.Sequence. It returns nil only after the data sync that
 // covers them has succeeded. On any error none of them may be acted on; when
-// ctx ended the wait, they may be in the log nevertheless. Neither Append nor
-// Enqueue keeps hold of an event.
+// ctx ended the wait, they may be in the log nevertheless, unless the error is
+// ErrWithdrawn too. Neither Append nor Enqueue keeps hold of an event.
 func (l *Log) Append(ctx context.Context, events ...*Event) error {
-	if err := ctx.Err(); err != nil || len(events) == 0 {
-		return err
+	if len(events) == 0 {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: %w", ErrWithdrawn, err)
 	}
 	b, err := encode(events...)
 	if err != nil {
@@ -133,21 +139,26 @@ func (l *Log) Append(ctx context.Context, events ...*Event) error {
 		}
 		return nil
 	case <-ctx.Done():
-		l.withdraw(b)
+		if l.withdraw(b) {
+			return fmt.Errorf("%w: %w", ErrWithdrawn, ctx.Err())
+		}
 		return ctx.Err()
 	}
 }
 
 // withdraw takes a batch back if the writer has not got it yet, so that a disk
 // that hangs does not gather what nobody waits for.
-func (l *Log) withdraw(b *batch) {
+func (l *Log) withdraw(b *batch) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if i := slices.Index(l.batches, b); i >= 0 {
-		l.batches = slices.Delete(l.batches, i, i+1)
-		l.awaited--
-		b.free()
+	i := slices.Index(l.batches, b)
+	if i < 0 {
+		return false
 	}
+	l.batches = slices.Delete(l.batches, i, i+1)
+	l.awaited--
+	b.free()
+	return true
 }
 
 // Enqueue has the event written with the next group, at the latest after some

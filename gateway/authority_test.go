@@ -56,9 +56,16 @@ func (a *authority) leaf(name string) tls.Certificate {
 	if leaf, ok := a.leaves[name]; ok {
 		return leaf
 	}
+	leaf := a.sign(name, int64(len(a.leaves)+2), time.Now().Add(time.Hour))
+	a.leaves[name] = leaf
+	return leaf
+}
+
+// sign makes a certificate that is good from two hours before its end.
+func (a *authority) sign(name string, serial int64, until time.Time) tls.Certificate {
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(int64(len(a.leaves) + 2)),
-		NotBefore:    time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		SerialNumber: big.NewInt(serial),
+		NotBefore:    until.Add(-2 * time.Hour), NotAfter: until,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	if ip := net.ParseIP(name); ip != nil {
@@ -70,9 +77,7 @@ func (a *authority) leaf(name string) tls.Certificate {
 	if err != nil {
 		panic(err)
 	}
-	leaf := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key}
-	a.leaves[name] = leaf
-	return leaf
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key}
 }
 
 func (a *authority) ServerConfig(sandboxID, name string) (*tls.Config, error) {

@@ -86,8 +86,10 @@ func (x *exchange) authorize(r *http.Request) *answer {
 
 	e := x.event(r, d)
 	if err := g.recorder.Append(r.Context(), e); err != nil {
-		if r.Context().Err() != nil {
-			x.allowed, x.err = e, errClient // it may be in the log: say how it ended
+		if gone := r.Context().Err(); gone != nil && errors.Is(err, gone) {
+			if !errors.Is(err, audit.ErrWithdrawn) {
+				x.allowed, x.err = e, errClient // it may be in the log: say how it ended
+			}
 			return failed(errClient, e.ID())
 		}
 		g.metrics.auditFailures.Inc()

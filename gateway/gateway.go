@@ -51,8 +51,9 @@ type Decider interface {
 	Decide(context.Context, policy.Input) policy.Decision
 }
 
-// Recorder is the audit log. Append returns when the events are durable;
-// Enqueue when they are queued to be.
+// Recorder is the audit log. Append returns when the events are durable, or when
+// the context is done: then they may be in the log, unless the error wraps
+// audit.ErrWithdrawn too. Enqueue returns when they are queued to be durable.
 type Recorder interface {
 	Append(context.Context, ...*audit.Event) error
 	Enqueue(*audit.Event) error

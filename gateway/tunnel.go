@@ -20,6 +20,13 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 	e := f.event(x, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
 	e.Connection = overTCP()
 	if err := g.recorder.Append(ctx, e); err != nil {
+		if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
+			if !errors.Is(err, audit.ErrWithdrawn) {
+				g.enqueue(completion(x, audit.NetworkFail, errClosed)) // it may be in the log: say how it ended
+			}
+			_ = o.Close()
+			return
+		}
 		g.metrics.auditFailures.Inc()
 		g.logger.Error("refusing a connection that cannot be recorded", "sandbox", f.identity.Name, "error", err)
 		g.tell(o, failed(errAudit, e.ID()))

@@ -15,8 +15,9 @@ import (
 // ended.
 type requestBody struct {
 	io.ReadCloser
-	read  atomic.Int64
-	short atomic.Bool // the sandbox did not send all of it
+	read   atomic.Int64
+	short  atomic.Bool // the sandbox did not send all of it
+	closed atomic.Bool // by us, who want no more of it
 
 	from    *http.Request // whose trailers the connection fills in at the end
 	trailer http.Header   // what leaves of them
@@ -50,10 +51,17 @@ func (b *requestBody) Read(p []byte) (int, error) {
 		for name := range b.trailer {
 			b.trailer[name] = b.from.Trailer[name]
 		}
-	case err != nil:
+	case err != nil && !b.closed.Load():
 		b.short.Store(true)
 	}
 	return n, err
+}
+
+// Close implements io.Closer. A read that it breaks off says nothing of the
+// sandbox.
+func (b *requestBody) Close() error {
+	b.closed.Store(true)
+	return b.ReadCloser.Close()
 }
 
 // announced are the names of the trailers that a request says will come.

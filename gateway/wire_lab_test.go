@@ -39,6 +39,7 @@ type wire struct {
 	zone  *zone
 	reach *policy.Upstream // how a rule says that the test's hosts are reached
 	token string           // of the client "ci" of the explicit proxy
+	quiet bool             // what the origins say goes nowhere
 
 	proxied atomic.Int64 // connections made with connect
 }
@@ -153,10 +154,26 @@ type origin struct {
 // origin starts a server for a name. version is "h1" or "h2".
 func (w *wire) origin(name, version string, secure bool) *origin {
 	w.t.Helper()
+	if !secure {
+		return w.originOf(name, version, nil)
+	}
+	leaf := w.public.leaf(name)
+	return w.originOf(name, version, &leaf)
+}
+
+// originOf starts a server with a certificate, if any.
+func (w *wire) originOf(name, version string, leaf *tls.Certificate) *origin {
+	w.t.Helper()
+	secure := leaf != nil
+	var log slog.Handler = slog.NewTextHandler(logWriter{w.t}, nil)
+	if w.quiet {
+		log = slog.DiscardHandler
+	}
 	o := &origin{name: name, mux: http.NewServeMux()}
 	s := &http.Server{
 		Handler: o.mux, Protocols: new(http.Protocols),
-		ErrorLog: slog.NewLogLogger(slog.NewTextHandler(logWriter{w.t}, nil), slog.LevelInfo),
+		ErrorLog:    slog.NewLogLogger(log, slog.LevelInfo),
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			switch state {
 			case http.StateNew:
@@ -176,7 +193,7 @@ func (w *wire) origin(name, version string, secure bool) *origin {
 	}
 	o.port = addrPort(ln.Addr()).Port()
 	if secure {
-		s.TLSConfig = &tls.Config{Certificates: []tls.Certificate{w.public.leaf(name)}}
+		s.TLSConfig = &tls.Config{Certificates: []tls.Certificate{*leaf}}
 	}
 	done := make(chan struct{})
 	go func() {

@@ -367,13 +367,10 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	return nil
 }
 
-// drainWithin bounds how long requests in flight may go on after SIGTERM.
-const drainWithin = 5 * time.Second
-
 func (d *daemon) end() error {
 	// The process has these too, and closes them first of all.
 	d.stopListening()
-	errs := []error{d.warden.Stop(drainWithin)}
+	errs := []error{d.warden.Stop(time.Duration(d.cfg.Gateway.Drain))}
 	if d.down.Load() && d.house != nil {
 		errs = append(errs, d.pullDown())
 	}

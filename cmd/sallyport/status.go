@@ -64,9 +64,10 @@ func statusAfter(g *globals, use, short string, do func(*api.Client, context.Con
 	}}
 }
 
-// downWithin bounds the end of a daemon with its sandboxes and its engine.
+// downWithin bounds the end of a daemon with its sandboxes and its engine, after
+// a minute of draining at most.
 const (
-	downWithin = 90 * time.Second
+	downWithin = 150 * time.Second
 	downPoll   = 50 * time.Millisecond
 )
 

@@ -8,6 +8,7 @@ package config
 
 import (
 	"net/netip"
+	"time"
 
 	"sallyport/policy"
 )
@@ -79,7 +80,23 @@ type Gateway struct {
 	// should run as that user. Default: sallyport where there is a user of that
 	// name, else the number 2031023100.
 	User string `yaml:"user"`
+	// Drain is how long requests under way may go on when the daemon ends, as
+	// 30s: then they are broken off. From 1s to 1m. Default: 5s.
+	Drain Duration `yaml:"drain"`
 }
+
+// Duration is a time as [time.ParseDuration] reads it.
+type Duration time.Duration
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	*d = Duration(v)
+	return err
+}
+
+// String is as time.Duration's.
+func (d Duration) String() string { return time.Duration(d).String() }
 
 // Proxy is the listener for sandboxes that run elsewhere.
 type Proxy struct {

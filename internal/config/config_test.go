@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -21,9 +22,9 @@ func TestParseDefaults(t *testing.T) {
 			t.Fatalf("%s: %v", name, err)
 		}
 		got := []any{c.DataDir, c.RunDir, c.KeyFile, c.Network.Bridge, c.Network.Subnet, c.Engine.Kind, c.Sandbox.Image,
-			c.Sandbox.Runtime, c.Sandbox.Pids, c.Metrics.Listen, c.Audit.SegmentSize, c.Proxy.Listen, len(c.Egress)}
+			c.Sandbox.Runtime, c.Sandbox.Pids, c.Metrics.Listen, c.Audit.SegmentSize, c.Proxy.Listen, c.Gateway.Drain, len(c.Egress)}
 		want := []any{"/var/lib/sallyport", "/run/sallyport", "/etc/sallyport/key", "sallyport0", netip.MustParsePrefix("10.231.0.0/16"),
-			"private", "sallyport/base:bookworm-1", "runsc", int64(4096), "127.0.0.1:9464", int64(64 << 20), "", 0}
+			"private", "sallyport/base:bookworm-1", "runsc", int64(4096), "127.0.0.1:9464", int64(64 << 20), "", config.Duration(5 * time.Second), 0}
 		if diff := cmp.Diff(got, want, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 			t.Errorf("%s: %s", name, diff)
 		}
@@ -49,6 +50,7 @@ vault:
   address: https://vault.example.com:8200
   auth: {appRole: {roleID: 123, secretIDFile: secret-id}}
 audit: {segmentSize: 1048576}
+gateway: {drain: 30s}
 policy: {dir: policy.d}
 egressAuth:
 - destination: api.example.com
@@ -68,9 +70,9 @@ credentials:
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := []any{c.DataDir, c.KeyFile, c.Policy.Dir, c.Vault.Auth.AppRole, c.Metrics.Listen, c.Egress[0].Methods, c.Egress[0].Ports,
+	got := []any{c.DataDir, c.KeyFile, c.Policy.Dir, c.Gateway.Drain, c.Vault.Auth.AppRole, c.Metrics.Listen, c.Egress[0].Methods, c.Egress[0].Ports,
 		c.Egress[0].Plain, c.EgressAuth[0].Sandboxes.Tags, c.EgressAuth[0].Inject.Basic.Password, c.Credentials[0].Source.Vault.Field}
-	want := []any{filepath.Join(dir, "data"), "/somewhere/key", filepath.Join(dir, "policy.d"),
+	want := []any{filepath.Join(dir, "data"), "/somewhere/key", filepath.Join(dir, "policy.d"), config.Duration(30 * time.Second),
 		&config.AppRole{Mount: "approle", RoleID: "123", SecretIDFile: filepath.Join(dir, "secret-id")}, "off",
 		[]string{"GET", "HEAD"}, []uint16{443, 8443}, true, map[string]string{"team": "support", "1": "2"}, "{{ .password }}", "token"}
 	if diff := cmp.Diff(got, want); diff != "" {
@@ -102,6 +104,9 @@ func TestParseErrors(t *testing.T) {
 		{"an unknown engine", "engine: {kind: exisiting}", []string{"engine.kind", "did you mean existing?"}},
 		{"an engine without host", "engine: {kind: existing}", []string{"engine.host", "unix:///"}},
 		{"an engine elsewhere", "engine: {kind: existing, host: tcp://10.0.0.1:2375}", []string{"engine.host", "unix socket"}},
+		{"a time without a unit", "gateway: {drain: 5}", []string{"sallyport.yaml:1:", "gateway.drain", "a time as 30s"}},
+		{"no time to drain", "gateway: {drain: 0.5s}", []string{"gateway.drain", "from 1s to 1m"}},
+		{"too much of it", "gateway: {drain: 1h}", []string{"gateway.drain", "from 1s to 1m"}},
 		{"an unknown runtime", "sandbox: {runtime: kata}", []string{"sandbox.runtime", "runsc or runc"}},
 		{"a proxy in the clear", "proxy: {listen: '0.0.0.0:3128'}", []string{"proxy.listen", "certificate and key"}},
 		{"Vault in the clear", "vault: {address: 'http://vault.example.com', auth: {tokenFile: t}}", []string{"vault.address", "in the clear"}},

@@ -245,6 +245,9 @@ func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 }
 
 func kindName(v reflect.Value) string {
+	if v.Type() == reflect.TypeFor[Duration]() {
+		return "a time as 30s or 1m"
+	}
 	switch v.Kind() {
 	case reflect.Bool:
 		return "true or false"

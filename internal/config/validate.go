@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"sallyport/policy"
 )
@@ -25,6 +26,10 @@ func (c *Config) findings() []policy.Finding {
 	v.oneOf("sandbox.runtime", c.Sandbox.Runtime, "runsc", "runc")
 	if c.Sandbox.Pids < 1 {
 		v.fail("sandbox.pids", fmt.Sprintf("%d processes let no sandbox start", c.Sandbox.Pids), "write a number from 1, or leave it out for 4096")
+	}
+	// `sallyport down` waits for it, and for the sandboxes to stop.
+	if d := time.Duration(c.Gateway.Drain); d < time.Second || d > time.Minute {
+		v.fail("gateway.drain", fmt.Sprintf("%v is not from 1s to 1m", d), "write a time as 30s, or leave it out for 5s")
 	}
 	v.proxy(c.Proxy)
 	if c.Metrics.Listen != "off" {

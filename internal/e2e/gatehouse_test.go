@@ -26,9 +26,17 @@ import (
 // newProxyRig is a rig of the explicit proxy alone, with a client.
 func newProxyRig(t *testing.T) (*rig, *http.Client) {
 	t.Helper()
+	return newProxyRigOf(t, "", nil)
+}
+
+// newProxyRigOf has more keys in its configuration, and an upstream that answers
+// otherwise where api is not nil.
+func newProxyRigOf(t *testing.T, keys string, api http.Handler) (*rig, *http.Client) {
+	t.Helper()
 	r := newRig(t, "")
+	r.api = api
 	r.configure(strings.Replace(baseConfig, "engine: {runsc: %[2]s}", "engine: {kind: none} # not %[2]s", 1)+
-		"proxy: {listen: \"127.0.0.1:3128\"}\naudit: {segmentSize: 1048576}\n", ruleConfig)
+		"proxy: {listen: \"127.0.0.1:3128\"}\naudit: {segmentSize: 1048576}\n"+keys, ruleConfig)
 	r.serve()
 	r.up()
 	r.setKey()

@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -55,7 +56,8 @@ type rig struct {
 	config string
 	host   *lab.Host
 	ca     *lab.CA
-	key    string // the secret of the credential "key"
+	key    string       // the secret of the credential "key"
+	api    http.Handler // of the upstream; nil is lab.API
 	daemon *stage.Daemon
 }
 
@@ -135,8 +137,11 @@ func (r *rig) serve() {
 	if _, err := r.host.DNS(zone); err != nil {
 		r.t.Fatal(err)
 	}
-	mux := hostMux{"git.example.test": lab.RequireKey(key, handler)}
-	if _, err := r.host.HTTPS(r.ca, 443, mux.orElse(lab.API(key)), names...); err != nil {
+	mux, api := hostMux{"git.example.test": lab.RequireKey(key, handler)}, r.api
+	if api == nil {
+		api = lab.API(key)
+	}
+	if _, err := r.host.HTTPS(r.ca, 443, mux.orElse(api), names...); err != nil {
 		r.t.Fatal(err)
 	}
 	if _, err := r.host.HTTP(80, lab.API(key)); err != nil {
