@@ -226,7 +226,7 @@ func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
 	case d.Err != nil && ctx.Err() != nil:
 		// Nobody waits for it any more, which is no fault of the policy's: a
 		// sandbox that resets its requests must not fill the log with errors.
-		d.Action, d.Reason, d.Err = policy.Deny, errClient.Error()+" before the policy had decided", nil
+		d.Action, d.Reason, d.Err = policy.Deny, errClient.Error(), nil
 	case d.Err != nil:
 		g.metrics.unevaluated.Inc()
 		g.logger.Error("denying what could not be evaluated", "sandbox", in.Sandbox.Name, "phase", in.Phase, "error", d.Err)
