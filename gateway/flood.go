@@ -117,7 +117,7 @@ func (fs *floods) settle(t *tally, now int64, message string) {
 	}
 	if t.count > 1 {
 		e.Count, e.Message = t.count, fmt.Sprintf(message, t.count)
-		e.StartTime, e.Time = e.Time, now
+		e.StartTime, e.Time = e.Time, max(e.Time, now) // the clock may have been set back
 	}
 	fs.write(e)
 }

@@ -137,3 +137,15 @@ func TestFloodAtShutdown(t *testing.T) {
 	d.flush()
 	d.check(t, likeBudget+1, 100)
 }
+
+// An event never ends before it has begun, though the clock was set back within
+// its window.
+func TestFloodWhileTheClockIsSetBack(t *testing.T) {
+	d := newDenials()
+	e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
+	begun := e.Time
+	d.settle(&tally{folded: e, count: 2}, begun-time.Hour.Milliseconds(), "%d denials")
+	if len(d.log) != 1 || d.log[0].StartTime != begun || d.log[0].Time < begun {
+		t.Errorf("from %d to %d, begun at %d", d.log[0].StartTime, d.log[0].Time, begun)
+	}
+}

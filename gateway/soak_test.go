@@ -75,7 +75,7 @@ func (s *soak) Append(ctx context.Context, events ...*audit.Event) error {
 func (s *soak) Enqueue(e *audit.Event) error { return s.log.Enqueue(e) }
 
 // newSoak starts everything there is before the first connection.
-func newSoak(t *testing.T) *soak {
+func newSoak(t *testing.T, long time.Duration) *soak {
 	t.Helper()
 	s := &soak{dir: t.TempDir(), done: map[string]int{}, well: map[string]*origin{}, ill: map[string]*origin{}}
 	s.left.Store(soakMost)
@@ -88,7 +88,7 @@ func newSoak(t *testing.T) *soak {
 		t.Fatal(err)
 	}
 	// Idle connections end soon, so that they end while others are taken up.
-	pool := upstream.New(upstream.Options{Logger: slog.New(slog.DiscardHandler), IdleTimeout: 300 * time.Millisecond, HandshakeTimeout: time.Second})
+	pool := upstream.New(upstream.Options{Logger: slog.New(slog.DiscardHandler), IdleTimeout: 300 * time.Millisecond, HandshakeTimeout: min(long/2, 5*time.Second)})
 	t.Cleanup(pool.Close)
 	s.engine = policy.NewEngine(nil)
 	s.wire = newWire(t, func(o *gateway.Options) {
@@ -195,7 +195,7 @@ type visitor struct {
 func (v *visitor) visit(until time.Time) {
 	for time.Now().Before(until) && v.left.Add(-1) > 0 {
 		play := scenarios[v.IntN(len(scenarios))]
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		err := play.do(v, ctx)
 		late := ctx.Err()
 		cancel()
@@ -250,7 +250,7 @@ func returned(t *testing.T, before kept, also func() string) {
 	t.Helper()
 	var now kept
 	var rest string
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		now, rest = holding(), also()
 		if now.goroutines <= before.goroutines && len(now.files) <= len(before.files) && rest == "" {
 			return
@@ -305,7 +305,7 @@ func TestSoak(t *testing.T) {
 		seed = uint64(time.Now().UnixNano())
 	}
 	t.Logf("SALLYPORT_SEED=%d", seed)
-	s := newSoak(t)
+	s := newSoak(t, long)
 	before := holding()
 
 	until := time.Now().Add(long)

@@ -467,3 +467,27 @@ func TestCacheIsBounded(t *testing.T) {
 		t.Errorf("%d configurations held, want %d", got, maxConfigs)
 	}
 }
+
+// Whichever way the clock jumps, what a sandbox is shown is good by that clock,
+// as far as its root is.
+func TestClockJumps(t *testing.T) {
+	dir, s := t.TempDir(), newSealer(t)
+	a := open(t, dir, s)
+	roots := root(t, a, "a")
+	const day = 24 * time.Hour
+	begun := time.Now()
+	now := begun
+	a.now = func() time.Time { return now }
+	for _, jump := range []time.Duration{0, 366 * day, 0, -backdate / 2, 8 * day, 7 * day, 5 * 366 * day, day, -backdate / 2, 61 * day, time.Hour} {
+		now = begun.Add(jump)
+		if err := verify(t, a, "a", "api.example.test", roots, now); err != nil {
+			t.Errorf("the clock at %v: %v", jump, err)
+		}
+	}
+	// Others that start at the new time read the same.
+	b := open(t, dir, s)
+	b.now = a.now
+	if err := verify(t, b, "a", "api.example.test", roots, now); err != nil {
+		t.Error(err)
+	}
+}

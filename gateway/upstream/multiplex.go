@@ -46,6 +46,8 @@ const (
 type multiplexer struct {
 	transport *http2.Transport
 
+	idle time.Duration // an unused connection is closed after it
+
 	mu      sync.Mutex
 	conns   []*shared
 	retired bool
@@ -56,10 +58,12 @@ type multiplexer struct {
 type shared struct {
 	*http2.ClientConn
 	trips int
+	since time.Time   // when the last one ended, if there is none
+	sweep *time.Timer // nil when it is not going to look
 }
 
 func newMultiplexer(o *Options, plain bool) *multiplexer {
-	m := &multiplexer{}
+	m := &multiplexer{idle: o.IdleTimeout}
 	// It fails for a transport that is configured already; this one is there for
 	// these settings only.
 	t, _ := http2.ConfigureTransports(&http.Transport{
@@ -141,17 +145,51 @@ func (m *multiplexer) GetClientConn(r *http.Request, _ string) (*http2.ClientCon
 
 // leave gives a trip's place back. m.mu is held.
 func (m *multiplexer) leave(t *trip) {
-	if t.conn != nil {
-		t.conn.trips--
-		t.conn = nil
+	c := t.conn
+	if c == nil {
+		return
 	}
+	t.conn = nil
+	if c.trips--; c.trips > 0 {
+		return
+	}
+	c.since = time.Now()
+	if c.sweep == nil {
+		c.sweep = time.AfterFunc(m.idle, func() { m.sweep(c) })
+	}
+}
+
+// sweep closes a connection that has long carried nothing. The library does so
+// too, but its timer rings once: when a request has a place then and is given up
+// before it begins, the connection would stay for good.
+func (m *multiplexer) sweep(c *shared) {
+	m.mu.Lock()
+	if c.trips > 0 {
+		c.sweep = nil // the last one to leave has it look again
+		m.mu.Unlock()
+		return
+	}
+	if left := m.idle - time.Since(c.since); left > 0 {
+		c.sweep.Reset(left)
+		m.mu.Unlock()
+		return
+	}
+	m.conns = slices.DeleteFunc(m.conns, func(other *shared) bool { return other == c })
+	m.mu.Unlock()
+	_ = c.Close()
 }
 
 // MarkDead implements http2.ClientConnPool.
 func (m *multiplexer) MarkDead(dead *http2.ClientConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.conns = slices.DeleteFunc(m.conns, func(c *shared) bool { return c.ClientConn == dead })
+	m.conns = slices.DeleteFunc(m.conns, func(c *shared) bool {
+		if c.ClientConn == dead && c.sweep != nil {
+			c.sweep.Stop()
+			c.sweep = nil
+		}
+		return c.ClientConn == dead
+	})
 }
 
 // add takes over a connection on which nothing has been sent, and keeps a place
@@ -171,7 +209,7 @@ func (m *multiplexer) add(c net.Conn) (*shared, error) {
 	}
 	defer m.mu.Unlock()
 	cc.ReserveNewRequest() // it is new, or dead: who uses it finds out
-	added := &shared{cc, 1}
+	added := &shared{ClientConn: cc, trips: 1}
 	m.conns = append(m.conns, added)
 	return added, nil
 }
@@ -193,6 +231,11 @@ func (m *multiplexer) close(retire bool) {
 		}
 		return true
 	})
+	for _, c := range idle {
+		if c.sweep != nil {
+			c.sweep.Stop()
+		}
+	}
 	m.mu.Unlock()
 	for _, c := range idle {
 		_ = c.Close()

@@ -178,6 +178,39 @@ func TestIdleMultiplexedConnectionIsClosed(t *testing.T) {
 	}
 }
 
+// A connection is closed also when a request that was given up before it began
+// had a place on it as its time was up.
+func TestIdleConnectionThatWasNearlyUsedIsClosed(t *testing.T) {
+	const idle = 50 * time.Millisecond
+	for i := range 8 { // the library throws a coin
+		p, s, r := multiplexing(t, Options{IdleTimeout: idle}, 250, hello)
+		all(t, p, r, 1, false)
+		rt, err := p.RoundTripper(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := rt.(*destination).transport.multi
+		ctx, cancel := context.WithCancel(t.Context())
+		tr := &trip{Context: ctx, multi: m}
+		again := tr.request(request(t, ctx, r))
+		c, err := m.GetClientConn(again, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * idle)
+		cancel()
+		if _, err := c.RoundTrip(again); err == nil {
+			t.Fatal("answered")
+		}
+		tr.end()
+		for deadline := time.Now().Add(2 * time.Second); s.closed.Load() < 1; time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("connection %d stays open", i)
+			}
+		}
+	}
+}
+
 func TestForgetEndsRequestsUnderWay(t *testing.T) {
 	begun := make(chan struct{}, 1)
 	p, s, r := multiplexing(t, Options{}, 250, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -11,6 +11,7 @@ import (
 // The main job, on one daemon.
 func TestMainJob(t *testing.T) {
 	r := newRig(t, "")
+	endless := serveEndlessly(r)
 	r.serve()
 	r.up()
 	r.setKey()
@@ -22,6 +23,7 @@ func TestMainJob(t *testing.T) {
 		{"refusals are legible", testRefusals},
 		{"sandboxes persist", testPersistence},
 		{"concurrent creation", testConcurrentCreate},
+		{"sandbox that vanishes", endless.testVanishing},
 		{"bad input", testBadInput},
 		{"doctor", testDoctor},
 		{"metrics", testMetrics},

@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"sallyport/audit"
+	"sallyport/internal/lab"
 )
 
 // A configuration with a mistake is refused with the line and what to write.
@@ -78,6 +82,66 @@ func testBadInput(t *testing.T, r *rig) {
 	if _, err := os.Stat(filepath.Join(r.dir, "data/sandboxes/a")); err == nil {
 		t.Error("a folder is left")
 	}
+}
+
+// endless is a path of the upstream whose answer has no end.
+type endless struct{ begun, ended chan struct{} }
+
+const endlessPath = "/endless"
+
+func serveEndlessly(r *rig) *endless {
+	e := &endless{make(chan struct{}, 1), make(chan struct{}, 1)}
+	api := lab.API(lab.KeyOf(r.key))
+	r.api = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if req.URL.Path != endlessPath {
+			api.ServeHTTP(w, req)
+			return
+		}
+		e.begun <- struct{}{}
+		for {
+			if _, err := w.Write(make([]byte, 1<<10)); err != nil {
+				break
+			}
+			w.(http.Flusher).Flush()
+			time.Sleep(time.Millisecond)
+		}
+		e.ended <- struct{}{}
+	})
+	return e
+}
+
+// A sandbox that is killed in the middle of an answer leaves nothing behind: the
+// upstream is told, and the log says how it ended.
+func (e *endless) testVanishing(t *testing.T, r *rig) {
+	r.ok("run", "gone", "--", "sh", "-c", "curl -sS -o /dev/null https://api.example.test"+endlessPath+" </dev/null >/dev/null 2>&1 &")
+	<-e.begun
+	id, err := r.docker("ps", "-q", "--filter", "label=sallyport.name=gone").Output()
+	if err != nil || len(id) == 0 {
+		t.Fatalf("its container: %q, %v", id, err)
+	}
+	killed := time.Now()
+	r.must(r.docker("kill", "-s", "KILL", strings.TrimSpace(string(id))))
+	select {
+	case <-e.ended:
+		t.Logf("the upstream was told after %v", time.Since(killed))
+	case <-time.After(20 * time.Second):
+		t.Fatal("the upstream's answer goes on")
+	}
+	r.await("the completion", func() bool {
+		for record, err := range audit.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Sandbox: "gone"}, 0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d, c := record.Decision, record.Completion; d != nil && c != nil && d.HTTPRequest.URL.Path == endlessPath {
+				if c.StatusID != audit.StatusFailure || c.Detail == "" {
+					t.Errorf("completion %d %q", c.StatusID, c.Detail)
+				}
+				return true
+			}
+		}
+		return false
+	})
+	r.ok("sandbox", "rm", "gone")
 }
 
 // A Vault that cannot be reached stops the requests that need it, and only
