@@ -17,8 +17,8 @@ import (
 // contender is a proxy that further kinds of load are measured through.
 type contender struct {
 	name string
-	// find says how it is told apart from one that cannot be measured here: an
-	// error is printed with the table. Default: it is part of this program.
+	// find says why it cannot be measured here, which is printed with the table.
+	// Default: it can, being part of this program.
 	find func(context.Context) error
 	// start is done when it takes requests. Default: the role of that name. Its
 	// authority's root then is in NAME.pem in the run's folder.
@@ -48,6 +48,7 @@ func (c contender) address(target string) string {
 	return net.JoinHostPort(c.host, port)
 }
 
+// begin starts it.
 func (c contender) begin(ctx context.Context, o options) (*process, error) {
 	if c.start != nil {
 		return c.start(ctx, o)
