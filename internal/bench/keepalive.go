@@ -20,7 +20,7 @@ func compare(ctx context.Context, o options) (*comparison, error) {
 	o.kind, o.target = keepAlive, o.upstreams.secured
 
 	proxies := map[string]*process{}
-	c := &comparison{options: o, rounds: map[string][]result{}, others: map[int]map[string][]result{}, peak: map[string]int64{}, stats: map[string]*stats{"sallyport": {}, "unsplit": {}}}
+	c := &comparison{options: o, rounds: map[string][]result{}, others: map[int]map[string][]result{}, peak: map[string]int64{}, stats: map[string]*stats{"sallyport": {}, "unsplit": {}, "kept": {}}}
 	for _, n := range others {
 		c.others[n] = map[string][]result{}
 	}

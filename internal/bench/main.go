@@ -71,7 +71,7 @@ func main() {
 
 	roles := map[string]func(context.Context, options) error{
 		"": whole, "upstream": upstreamRole, "load": loadRole,
-		"goproxy": goproxyRole, "sallyport": sallyportRole, "unsplit": unsplitRole,
+		"goproxy": goproxyRole, "sallyport": sallyportRole, "unsplit": unsplitRole, "kept": sallyportRole,
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

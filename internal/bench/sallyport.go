@@ -35,6 +35,7 @@ type stats struct {
 	Syncs       uint64
 	Rules       int
 	Unevaluated uint64
+	Recalled    uint64 // decisions from answers that were kept
 }
 
 // err says why what was measured does not count.
@@ -68,7 +69,9 @@ func rules(o options) policy.Document {
 		},
 		Egress:      []policy.EgressRule{{Name: "bench-open", Destination: o.upstreams.open, Upstream: near}},
 		Credentials: []policy.Credential{{Name: "bench"}},
-		Policy:      policy.Source{Cache: new(0)}, // each decision is evaluated
+	}
+	if o.role != "kept" {
+		d.Policy.Cache = new(0) // each decision is evaluated
 	}
 	for i := range o.rules - len(d.EgressAuth) - len(d.Egress) {
 		d.Egress = append(d.Egress, policy.EgressRule{
@@ -149,6 +152,9 @@ func newHouse(ctx context.Context, o options) (h *house, err error) {
 func (h *house) report(counted audit.Stats, metrics prometheus.Gatherer) (err error) {
 	s := stats{Events: counted.Events, Syncs: counted.Syncs, Rules: h.compiled.Rules()}
 	if s.Requests, err = sum(metrics, "sallyport_gateway_responses_total"); err != nil {
+		return err
+	}
+	if s.Recalled, err = sum(metrics, "sallyport_gateway_recalled_decisions_total"); err != nil {
 		return err
 	}
 	if s.Unevaluated, err = sum(metrics, "sallyport_gateway_unevaluated_total"); err != nil {
