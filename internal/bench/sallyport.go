@@ -175,7 +175,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, trail.Close()) }()
-	view, err := cell.OpenView(filepath.Join(o.dir, "view"), h.logger)
+	view, err := cell.OpenView(filepath.Join(o.dir, o.role+".view"), h.logger)
 	if err != nil {
 		return err
 	}
