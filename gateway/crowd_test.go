@@ -58,6 +58,7 @@ func TestTenThousandConnections(t *testing.T) {
 	all := &crowd{}
 	w := newWire(t, brief(t), func(o *gateway.Options) {
 		o.Identities, o.Names, o.Logger = all, all, slog.New(slog.DiscardHandler)
+		o.HandshakeTimeout = time.Minute // all are open before the last one asks
 	})
 	all.lab = w.lab
 	w.quiet = true

@@ -324,7 +324,7 @@ func TestSoak(t *testing.T) {
 	returned(t, before, s.open)
 
 	for _, play := range scenarios {
-		if s.done[play.name] == 0 && long >= soakFor {
+		if s.done[play.name] == 0 && long >= time.Minute { // the dice may leave one out before
 			t.Errorf("%s has not been played once", play.name)
 		}
 	}
