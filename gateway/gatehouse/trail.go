@@ -29,7 +29,7 @@ type Trail struct {
 	done  chan struct{} // Enqueue's goroutine has ended
 
 	mu      sync.Mutex
-	own     *audit.Log    // open while the daemon writes; holds the folder's lock otherwise
+	own     *audit.Log    // open while the daemon writes; holds the folder's lock otherwise; nil when it could not be opened again
 	peer    *link.Peer    // of who writes, nil for the daemon
 	moved   chan struct{} // closed when one of the two changes
 	ending  bool          // no more is queued
@@ -72,6 +72,8 @@ func (t *Trail) Append(ctx context.Context, events ...*audit.Event) error {
 		if !errors.Is(err, audit.ErrClosed) {
 			return err
 		}
+	default:
+		return fmt.Errorf("%w: it could not be opened again", audit.ErrUnwritable)
 	}
 	if err := t.wait(ctx, moved); err != nil {
 		return err
@@ -170,11 +172,14 @@ func (t *Trail) append(batch []*audit.Event) error {
 	return t.Append(ctx, batch...)
 }
 
-// handOver ends the daemon's writing, for a process that then gets give.
+// handOver ends the daemon's writing, for a process that then gets give. A log
+// that could not be opened again is tried first, so that it recovers with the
+// next process that the Warden tries to start.
 func (t *Trail) handOver() (audit.Handover, error) {
-	t.mu.Lock()
-	own := t.own
-	t.mu.Unlock()
+	own, err := t.writer()
+	if err != nil {
+		return audit.Handover{}, err
+	}
 	h, err := own.HandOver()
 	if h.Next == 0 {
 		return h, err
@@ -187,6 +192,18 @@ func (t *Trail) handOver() (audit.Handover, error) {
 	t.add(own.Stats())
 	t.begun = h.Next
 	return h, nil
+}
+
+// writer is the daemon's own log, opened when it is not.
+func (t *Trail) writer() (*audit.Log, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.own == nil {
+		if err := t.open(); err != nil {
+			return nil, err
+		}
+	}
+	return t.own, nil
 }
 
 // add closes a writer's account. t.mu is held.
@@ -204,8 +221,7 @@ func (t *Trail) give(p *link.Peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.peer = p
-	close(t.moved)
-	t.moved = make(chan struct{})
+	t.change()
 }
 
 // account takes down what the process says that it did, as its last word.
@@ -215,26 +231,40 @@ func (t *Trail) account(s audit.Stats) {
 	t.last = s
 }
 
-// takeBack opens the log again when who wrote it is dead.
+// takeBack opens the log again when who wrote it is dead. While it cannot be
+// opened, as on a full disk, appending fails.
 func (t *Trail) takeBack() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	var cerr error
 	if t.own != nil {
-		if err := t.own.Close(); err != nil { // its lock
-			return err
-		}
-		t.own = nil
+		cerr = t.own.Close() // its lock, which is given up whatever this says (close(2))
 	}
+	t.own, t.peer = nil, nil
+	err := t.open()
+	if err != nil {
+		t.change() // those who wait need not
+	}
+	return errors.Join(err, cerr)
+}
+
+// open is for a log that nobody writes. t.mu is held.
+func (t *Trail) open() error {
 	own, err := audit.Open(t.dir, t.opts)
 	if err != nil {
 		return err
 	}
 	t.last.Events = own.Begins() - t.begun
 	t.add(t.last)
-	t.own, t.peer = own, nil
+	t.own, t.begun = own, own.Begins()
+	t.change()
+	return nil
+}
+
+// change tells those who wait that another writes, or nobody. t.mu is held.
+func (t *Trail) change() {
 	close(t.moved)
 	t.moved = make(chan struct{})
-	return nil
 }
 
 // Stats is [audit.Log.Stats] of all that wrote since OpenTrail. Of a process that

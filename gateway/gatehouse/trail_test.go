@@ -1,0 +1,88 @@
+package gatehouse
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sallyport/audit"
+)
+
+func newTrail(t *testing.T) (*Trail, string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "audit")
+	trail, err := OpenTrail(dir, audit.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = trail.Close() })
+	return trail, dir
+}
+
+func event() *audit.Event {
+	return audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+}
+
+// numbers of a log's events, which must be 1, 2, ….
+func numbers(t *testing.T, dir string) (n uint64) {
+	t.Helper()
+	for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n++; e.Metadata.Sequence != n {
+			t.Fatalf("event %d has number %d", n, e.Metadata.Sequence)
+		}
+	}
+	return n
+}
+
+// A log that cannot be opened when its writer has died refuses events, and
+// heals when the next process is tried.
+func TestTrailCannotBeOpened(t *testing.T) {
+	trail, dir := newTrail(t)
+	if err := trail.Append(t.Context(), event()); err != nil {
+		t.Fatal(err)
+	}
+	h, err := trail.handOver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = h.File.Close() // the process dies
+	aside := dir + ".aside"
+	if err := errors.Join(os.Rename(dir, aside), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := trail.takeBack(); err == nil {
+		t.Fatal("a file was opened as a log")
+	}
+	if err := trail.Append(t.Context(), event()); !errors.Is(err, audit.ErrUnwritable) {
+		t.Errorf("appending meanwhile: %v", err)
+	}
+	for range 2 {
+		if _, err := trail.handOver(); err == nil {
+			t.Fatal("what is not open was handed over")
+		}
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(aside, dir)); err != nil {
+		t.Fatal(err)
+	}
+	if h, err = trail.handOver(); err != nil || h.Next != 2 {
+		t.Fatalf("handed over at %d, %v", h.Next, err)
+	}
+	_ = h.File.Close()
+	if err := trail.takeBack(); err != nil {
+		t.Fatal(err)
+	}
+	if err := trail.Append(t.Context(), event()); err != nil {
+		t.Fatal(err)
+	}
+	if n := numbers(t, dir); n != 2 {
+		t.Errorf("%d events, want 2", n)
+	}
+	if got := trail.Stats().Events; got != 2 {
+		t.Errorf("%d events were counted, want 2", got)
+	}
+}
