@@ -25,6 +25,8 @@ type Trail struct {
 	opts audit.Options
 	log  *slog.Logger
 
+	patience time.Duration // with a process that is to append
+
 	queue chan *audit.Event
 	done  chan struct{} // Enqueue's goroutine has ended
 
@@ -47,7 +49,7 @@ func OpenTrail(dir string, o audit.Options) (*Trail, error) {
 		return nil, err
 	}
 	t := &Trail{
-		dir: dir, opts: o, log: o.Logger, own: own,
+		dir: dir, opts: o, log: o.Logger, own: own, patience: answerWithin,
 		queue: make(chan *audit.Event, maxQueue), done: make(chan struct{}), moved: make(chan struct{}),
 	}
 	go t.flush()
@@ -91,9 +93,20 @@ func (t *Trail) wait(ctx context.Context, moved <-chan struct{}) error {
 }
 
 // remote has the process append. When it dies meanwhile, the events may be in
-// the log or not: they are looked for before they are appended again.
+// the log or not: they are looked for before they are appended again. One that
+// does not answer is ended: it would keep the daemon from whatever waits for a
+// record, as the change of a policy does.
 func (t *Trail) remote(ctx context.Context, p *link.Peer, moved <-chan struct{}, begun uint64, events []*audit.Event) error {
-	err := p.Call(ctx, callAppend, appendCall{events}, &link.None{})
+	within, cancel := context.WithTimeout(ctx, t.patience)
+	defer cancel()
+	begin := time.Now()
+	err := p.Call(within, callAppend, appendCall{events}, &link.None{})
+	// Not by whose deadline it was: the caller may have as much patience.
+	if errors.Is(err, context.DeadlineExceeded) && (ctx.Err() == nil || time.Since(begin) > t.patience*9/10) {
+		t.log.Error("the gateway's process does not write the audit log and is ended", "error", err)
+		_ = p.Close()
+		err = link.ErrClosed
+	}
 	var refused *link.RemoteError
 	if errors.As(err, &refused) {
 		return fmt.Errorf("%w: %w", audit.ErrUnwritable, err)

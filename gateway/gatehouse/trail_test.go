@@ -1,13 +1,18 @@
 package gatehouse
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
+	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/link"
 )
 
 func newTrail(t *testing.T) (*Trail, string) {
@@ -84,5 +89,63 @@ func TestTrailCannotBeOpened(t *testing.T) {
 	}
 	if got := trail.Stats().Events; got != 2 {
 		t.Errorf("%d events were counted, want 2", got)
+	}
+}
+
+// A process that does not answer is ended, and the daemon writes what it was to
+// write, without a second time what it had written all the same.
+func TestTrailIsNotAnswered(t *testing.T) {
+	for name, written := range map[string]bool{"nothing written": false, "written": true} {
+		t.Run(name, func(t *testing.T) {
+			trail, dir := newTrail(t)
+			trail.patience = 100 * time.Millisecond
+			h, err := trail.handOver()
+			if err != nil {
+				t.Fatal(err)
+			}
+			log, err := audit.Continue(h, audit.Options{Segment: func(first uint64) (*os.File, error) {
+				return os.Create(filepath.Join(dir, fmt.Sprintf("%020d.jsonl", first)))
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			here, f, err := link.Pair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			there, err := link.Inherited(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			side := link.New(here, link.Options{})
+			child := link.New(there, link.Options{Methods: map[link.Method]link.Handler{
+				callAppend: link.Handle(func(ctx context.Context, c appendCall) (link.None, error) {
+					if written {
+						_ = log.Append(ctx, c.Events...)
+					}
+					<-ctx.Done()
+					return link.None{}, ctx.Err()
+				}),
+			}})
+			var ends sync.WaitGroup
+			ends.Go(func() { _ = child.Serve(); _ = log.Close() })
+			ends.Go(func() { // what the Warden does
+				_ = side.Serve()
+				<-child.Done()
+				if err := errors.Join(log.Close(), trail.takeBack()); err != nil {
+					t.Error(err)
+				}
+			})
+			defer func() { _ = side.Close(); ends.Wait() }()
+			trail.give(side)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if err := trail.Append(ctx, event()); err != nil {
+				t.Errorf("appending: %v", err)
+			}
+			if n := numbers(t, dir); n != 1 {
+				t.Errorf("%d events, want 1", n)
+			}
+		})
 	}
 }
