@@ -7,8 +7,10 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/audit"
 )
@@ -175,5 +177,51 @@ func TestMinEvent(t *testing.T) {
 		if n := len(audit.Encode(nil, audit.New(kind, audit.ClassLifecycle, 0))); n < audit.MinEvent {
 			t.Errorf("an event of %s takes %d bytes", kind, n)
 		}
+	}
+}
+
+// A segment that was made huge, with next to nothing in it, is opened at once.
+func TestHole(t *testing.T) {
+	for name, end := range map[string]string{"at the end": "", "before something": "something", "before a line": "something\n"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			l := open(t, dir, audit.Options{})
+			say(t, l, "one")
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, "00000000000000000001.jsonl")
+			const size = 64 << 30
+			if err := os.Truncate(path, size); err != nil {
+				t.Skip(err) // the file system has a bound
+			}
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteAt([]byte(end), size); err != nil {
+				t.Fatal(err)
+			}
+			_ = f.Close()
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			begun := time.Now()
+			l = open(t, dir, audit.Options{})
+			took := time.Since(begun)
+			runtime.ReadMemStats(&after)
+			if mib := (after.TotalAlloc - before.TotalAlloc) >> 20; mib > 64 || took > time.Second {
+				t.Errorf("opening took %d MiB and %v", mib, took)
+			}
+			say(t, l, "two")
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if got := said(t, dir); len(got) != 2 || got[1] != "two" {
+				t.Errorf("the log has %q", got)
+			}
+			if i, err := os.Stat(path); err != nil || i.Size() > 1<<20 {
+				t.Errorf("the segment has %d bytes, %v", i.Size(), err)
+			}
+		})
 	}
 }

@@ -118,7 +118,8 @@ func inspect(s segment) (survey, error) {
 	v := survey{next: s.first}
 	var bad *DamageError
 	count, highest := uint64(0), s.first-1
-	r := newLineReader(f, 0)
+	// Offsets count up to the first hole, which no good line follows.
+	r := newLineReader(&dense{File: f}, 0)
 	for {
 		b, offset, n, err := r.next()
 		if err == io.EOF {
