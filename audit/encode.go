@@ -40,7 +40,7 @@ var (
 
 func encode(events ...*Event) (*batch, error) {
 	b := batches.Get().(*batch)
-	b.buf, b.at = b.buf[:0], b.at[:0]
+	b.buf, b.at, b.awaited = b.buf[:0], b.at[:0], false
 	for _, e := range events {
 		start, at := len(b.buf), 0
 		b.buf, at = appendEvent(b.buf, e)
@@ -64,6 +64,9 @@ func (b *batch) appendTo(dst []byte, sequence uint64) ([]byte, uint64) {
 	}
 	return append(dst, b.buf[from:]...), sequence
 }
+
+// most bounds what appendTo appends, in bytes.
+func (b *batch) most() int { return len(b.buf) + 20*len(b.at) }
 
 // free gives the batch back to be used again: nobody else may hold it. One that
 // grew large is left to the collector.

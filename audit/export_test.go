@@ -12,6 +12,15 @@ func (o Options) WithFiles(open func(path string, flag int) (File, error)) Optio
 	return o
 }
 
+// WithGroup has groups be no more than so many bytes.
+func (o Options) WithGroup(bytes int) Options {
+	o.group = bytes
+	return o
+}
+
+// MinEvent is what any event takes at least.
+const MinEvent = minEvent
+
 // Encode appends an event as the log does, under the number 0.
 func Encode(dst []byte, e *Event) []byte {
 	b, _ := appendEvent(dst, e)

@@ -388,3 +388,38 @@ func TestRandomFaults(t *testing.T) {
 		t.Errorf("%d acknowledged events are missing", len(acknowledged))
 	}
 }
+
+// TestGroupIsBounded: what waits for a disk that hangs is written in groups of
+// bounded size, whatever becomes of one, and all of it before the log ends.
+func TestGroupIsBounded(t *testing.T) {
+	dir, d, hang := t.TempDir(), new(disk), make(chan struct{})
+	d.set(func(d *disk) { d.hang = hang })
+	l := open(t, dir, audit.Options{}.WithFiles(d.Open).WithGroup(16<<10))
+	const n = 100
+	got := make(chan error, n)
+	for range n {
+		go func() { got <- l.Append(context.Background(), event(strings.Repeat("x", 1000))) }()
+	}
+	for i := range n {
+		if err := l.Enqueue(event(fmt.Sprint("queued ", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(50 * time.Millisecond) // for those who append to wait
+	d.set(func(d *disk) { d.hang = nil })
+	close(hang)
+	for range n {
+		if err := <-got; err != nil {
+			t.Error(err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if got := len(readAll(t, dir)); got != 2*n {
+		t.Errorf("%d events, want %d", got, 2*n)
+	}
+	if s := l.Stats(); s.Groups < 2*n*300/(16<<10) {
+		t.Errorf("%d groups", s.Groups)
+	}
+}

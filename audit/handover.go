@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -84,21 +85,35 @@ func Continue(h Handover, o Options) (*Log, error) {
 	return l, nil
 }
 
+// minEvent is less than what any event of New takes on disk, in bytes.
+const minEvent = 256
+
+// reach is how many numbers a segment can have at most.
+func reach(segmentSize int64) uint64 { return uint64(MaxSegment(segmentSize)) / minEvent }
+
 // NewSegment makes the segment that begins with event first, for a process that
-// continues the log, durably. A number that the log has passed is refused. One
-// that has a segment already, whose writer says that nothing in it counts, is
-// set aside, not removed.
-func NewSegment(dir string, first uint64) (*os.File, error) {
+// continues the log, durably; segmentSize is Options.SegmentSize. A number that
+// the log has passed is refused, and one that it cannot have reached: numbers
+// come to an end. A segment that the number has already, whose writer says that
+// nothing in it counts, is set aside; a second one of the same number goes.
+func NewSegment(dir string, first uint64, segmentSize int64) (*os.File, error) {
 	all, err := segments(dir)
 	if err != nil {
 		return nil, err
 	}
-	if n := len(all); first == 0 || n > 0 && first < all[n-1].first {
+	last := uint64(1)
+	if n := len(all); n > 0 {
+		last = all[n-1].first
+	}
+	switch {
+	case first < last:
 		return nil, fmt.Errorf("the audit log has passed event %d", first)
+	case first >= maxSequence || first-last > reach(segmentSize):
+		return nil, fmt.Errorf("the audit log is not near event %d", first)
 	}
 	path := segment{dir, first}.path()
-	if n := len(all); n > 0 && all[n-1].first == first {
-		if err := os.Rename(path, fmt.Sprintf("%s.void-%d", path, time.Now().UnixNano())); err != nil {
+	if len(all) > 0 && last == first {
+		if err := void(path); err != nil {
 			return nil, err
 		}
 	}
@@ -112,16 +127,32 @@ func NewSegment(dir string, first uint64) (*os.File, error) {
 	return f, nil
 }
 
+// void sets a segment aside. One of a number is enough to see what was there,
+// and whoever asks for more does not fill the disk.
+func void(path string) error {
+	aside, err := filepath.Glob(path + ".void-*")
+	switch {
+	case err != nil:
+		return err
+	case len(aside) > 0:
+		return os.Remove(path)
+	}
+	return os.Rename(path, fmt.Sprintf("%s.void-%d", path, time.Now().UnixNano()))
+}
+
 // newLog fills in what is left out.
 func newLog(dir string, opts Options) *Log {
 	if opts.SegmentSize <= 0 {
-		opts.SegmentSize = 64 << 20
+		opts.SegmentSize = defaultSegment
 	}
 	if opts.Queue <= 0 {
 		opts.Queue = 8192
 	}
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
+	}
+	if opts.group == 0 {
+		opts.group = maxGroup
 	}
 	if opts.open == nil {
 		opts.open = openFile

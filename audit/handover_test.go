@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/audit"
 )
@@ -65,7 +68,7 @@ func TestHandOver(t *testing.T) {
 			t.Errorf("opening the log while another writes it: %v", err)
 		}
 		other, err := audit.Continue(h, audit.Options{SegmentSize: 8 << 10, Segment: func(first uint64) (*os.File, error) {
-			return audit.NewSegment(dir, first)
+			return audit.NewSegment(dir, first, 0)
 		}})
 		if err != nil {
 			t.Fatal(err)
@@ -91,7 +94,7 @@ func TestHandOver(t *testing.T) {
 func TestNewSegment(t *testing.T) {
 	dir := t.TempDir()
 	for _, first := range []uint64{1, 9} {
-		f, err := audit.NewSegment(dir, first)
+		f, err := audit.NewSegment(dir, first, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -100,22 +103,125 @@ func TestNewSegment(t *testing.T) {
 		}
 		_ = f.Close()
 	}
-	for _, first := range []uint64{0, 1, 8} {
-		if f, err := audit.NewSegment(dir, first); err == nil {
+	far := 9 + uint64(audit.MaxSegment(0))/audit.MinEvent
+	for _, first := range []uint64{0, 1, 8, far + 1, 1 << 62, math.MaxUint64} {
+		if f, err := audit.NewSegment(dir, first, 0); err == nil {
 			t.Errorf("a segment for event %d", first)
 			_ = f.Close()
 		}
 	}
-	f, err := audit.NewSegment(dir, 9)
-	if err != nil {
-		t.Fatal(err)
+	for range 3 {
+		f, err := audit.NewSegment(dir, 9, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = f.Close()
 	}
-	_ = f.Close()
 	aside, err := filepath.Glob(filepath.Join(dir, "*9.jsonl.void-*"))
 	if err != nil || len(aside) != 1 {
 		t.Fatal(aside, err)
 	}
 	if text, err := os.ReadFile(aside[0]); err != nil || string(text) != "what it held\n" {
 		t.Errorf("set aside: %q, %v", text, err)
+	}
+	f, err := audit.NewSegment(dir, far, 0)
+	if err != nil {
+		t.Fatalf("as far as a segment goes: %v", err)
+	}
+	_ = f.Close()
+	if f, err := audit.NewSegment(t.TempDir(), 1<<40, 0); err == nil {
+		t.Error("the first segment of a log begins far on")
+		_ = f.Close()
+	}
+}
+
+// A line with a number that the segment cannot have reached does not use up the
+// numbers of the log.
+func TestFarNumber(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir, audit.Options{})
+	say(t, l, "one")
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "00000000000000000001.jsonl")
+	line, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	far := strings.Replace(string(line), `"sequence":1`, fmt.Sprintf(`"sequence":%d`, uint64(1)<<62-1), 1)
+	if err := os.WriteFile(path, append(line, far...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		l := open(t, dir, audit.Options{})
+		say(t, l, "next")
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	last := audit.Event{}
+	for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+		if err == nil {
+			last = *e
+		}
+	}
+	if n := last.Metadata.Sequence; n < 4 || n > 10 {
+		t.Errorf("the last event has number %d", n)
+	}
+}
+
+// What takes fewer bytes than the bound says would make numbers that are refused.
+func TestMinEvent(t *testing.T) {
+	for _, kind := range []audit.Kind{audit.KindLifecycle, audit.KindDecision, audit.KindDrop} {
+		if n := len(audit.Encode(nil, audit.New(kind, audit.ClassLifecycle, 0))); n < audit.MinEvent {
+			t.Errorf("an event of %s takes %d bytes", kind, n)
+		}
+	}
+}
+
+// A segment that was made huge, with next to nothing in it, is opened at once.
+func TestHole(t *testing.T) {
+	for name, end := range map[string]string{"at the end": "", "before something": "something", "before a line": "something\n"} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			l := open(t, dir, audit.Options{})
+			say(t, l, "one")
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join(dir, "00000000000000000001.jsonl")
+			const size = 64 << 30
+			if err := os.Truncate(path, size); err != nil {
+				t.Skip(err) // the file system has a bound
+			}
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := f.WriteAt([]byte(end), size); err != nil {
+				t.Fatal(err)
+			}
+			_ = f.Close()
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			begun := time.Now()
+			l = open(t, dir, audit.Options{})
+			took := time.Since(begun)
+			runtime.ReadMemStats(&after)
+			if mib := (after.TotalAlloc - before.TotalAlloc) >> 20; mib > 64 || took > time.Second {
+				t.Errorf("opening took %d MiB and %v", mib, took)
+			}
+			say(t, l, "two")
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if got := said(t, dir); len(got) != 2 || got[1] != "two" {
+				t.Errorf("the log has %q", got)
+			}
+			if i, err := os.Stat(path); err != nil || i.Size() > 1<<20 {
+				t.Errorf("the segment has %d bytes, %v", i.Size(), err)
+			}
+		})
 	}
 }

@@ -44,7 +44,8 @@ type Options struct {
 	// (NewSegment) on behalf of a Log that cannot. See Continue.
 	Segment func(first uint64) (*os.File, error)
 
-	open func(path string, flag int) (file, error) // for tests of faults
+	open  func(path string, flag int) (file, error) // for tests of faults
+	group int                                       // maxGroup
 }
 
 // Stats counts since Open.
@@ -62,7 +63,22 @@ const (
 	// maxQueued bounds what queued events take while the disk does not, in bytes:
 	// a sandbox can make one of 200 KB.
 	maxQueued = 32 << 20
+	// maxGroup bounds a group, in bytes, unless one call of Append brings more.
+	// All that may be queued fits in one.
+	maxGroup = 2 * maxQueued
+
+	defaultSegment = 64 << 20
 )
+
+// MaxSegment is more than the file of a segment ever takes, in bytes, in a log
+// with that Options.SegmentSize: a group that is larger is a segment by itself,
+// and there are zeros ahead of what is written.
+func MaxSegment(segmentSize int64) int64 {
+	if segmentSize <= 0 {
+		segmentSize = defaultSegment
+	}
+	return segmentSize + 2*maxGroup
+}
 
 // Log appends events to segments in a directory. One goroutine writes: all
 // that wait are one group, which takes one write and one data sync. Events of
@@ -169,7 +185,6 @@ func (l *Log) Enqueue(e *Event) error {
 	if err != nil {
 		return err
 	}
-	b.awaited = false
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {

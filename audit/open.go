@@ -106,6 +106,10 @@ func (l *Log) resume(last segment) error {
 	return nil
 }
 
+// maxTorn is how much is kept of an unfinished end, in bytes: what a crash leaves
+// is one group. What else is there was put there.
+const maxTorn = maxAhead + 4<<20
+
 // unfinished is what follows offset, but for the zeros at the end: the writer
 // keeps some ahead.
 func unfinished(s segment, offset int64) ([]byte, error) {
@@ -114,9 +118,55 @@ func unfinished(s segment, offset int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	if _, err := f.Seek(offset, io.SeekStart); err != nil {
-		return nil, err
-	}
-	tail, err := io.ReadAll(f)
+	tail, err := io.ReadAll(io.NewSectionReader(f, offset, maxTorn))
 	return bytes.TrimRight(tail, "\x00"), err
+}
+
+// dense reads a file without its holes, of which a single zero is left: a file
+// of a few bytes may have a hole of any size (lseek(2), SEEK_HOLE).
+type dense struct {
+	*os.File
+	at  int64 // of the next byte
+	end int64 // of the data that it is in
+}
+
+func (d *dense) Read(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	if d.at == d.end {
+		data, err := d.Seek(d.at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return d.last(b)
+		}
+		if err != nil {
+			return 0, err
+		}
+		if d.end, err = d.Seek(data, unix.SEEK_HOLE); err != nil {
+			return 0, err
+		}
+		if data > d.at {
+			d.at, b[0] = data, 0
+			return 1, nil
+		}
+	}
+	n, err := d.ReadAt(b[:min(int64(len(b)), d.end-d.at)], d.at)
+	d.at += int64(n)
+	if n > 0 {
+		err = nil
+	}
+	return n, err
+}
+
+// last is the hole at the end, if there is one.
+func (d *dense) last(b []byte) (int, error) {
+	i, err := d.Stat()
+	if err != nil {
+		return 0, err
+	}
+	if i.Size() <= d.at {
+		return 0, io.EOF
+	}
+	d.at, d.end, b[0] = i.Size(), i.Size(), 0
+	return 1, nil
 }

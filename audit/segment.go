@@ -97,6 +97,9 @@ func (r *lineReader) next() (line []byte, offset int64, n int, err error) {
 	return nil, offset, n, err
 }
 
+// farthest is more numbers than any segment has.
+const farthest = 1 << 32
+
 // survey is what Open finds in the last segment.
 type survey struct {
 	next   uint64       // number of the event to follow
@@ -115,7 +118,8 @@ func inspect(s segment) (survey, error) {
 	v := survey{next: s.first}
 	var bad *DamageError
 	count, highest := uint64(0), s.first-1
-	r := newLineReader(f, 0)
+	// Offsets count up to the first hole, which no good line follows.
+	r := newLineReader(&dense{File: f}, 0)
 	for {
 		b, offset, n, err := r.next()
 		if err == io.EOF {
@@ -148,7 +152,8 @@ func inspect(s segment) (survey, error) {
 			v.next++
 			v.size = r.offset
 		}
-		if ok {
+		// Whoever altered a line does not use the numbers up.
+		if ok && sequence >= s.first && sequence-s.first < farthest {
 			highest = max(highest, sequence)
 		}
 	}

@@ -41,18 +41,34 @@ type group struct {
 	last             bool   // the log is closed
 }
 
-// gather takes all that waits. It is false if that can wait longer.
+// gather takes all that waits, or as much of it as a group may have: the rest is
+// the next one. It is false if that can wait longer.
 func (l *Log) gather() (g group, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	g.last = l.closed
 	if l.awaited == 0 && !l.due && !l.closed {
 		return g, false
 	}
-	l.due = false
-	g.batches, l.batches, l.spare = l.batches, l.spare, nil
-	g.dropped, g.refused = l.dropped, l.refused
+	n, size := 0, 0
+	for n < len(l.batches) {
+		size += l.batches[n].most()
+		if n > 0 && size > l.opts.group {
+			break
+		}
+		n++
+	}
+	rest := l.batches[n:]
+	g.batches, l.batches, l.spare = l.batches[:n], append(l.spare, rest...), nil
+	clear(rest)
 	l.awaited = 0
+	for _, b := range l.batches {
+		if b.awaited {
+			l.awaited++
+		}
+	}
+	l.due = len(l.batches) > 0
+	g.last = l.closed && len(l.batches) == 0
+	g.dropped, g.refused = l.dropped, l.refused
 	return g, len(g.batches) > 0 || g.dropped > 0 || g.refused > 0
 }
 

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"sallyport/audit"
 	"sallyport/internal/cell"
 	"sallyport/internal/link"
 )
@@ -84,6 +85,7 @@ func (w *Warden) spawn() (_ *process, err error) {
 	p := &process{warden: w, start: s, served: make(chan error, 1), heard: make(chan struct{})}
 	p.cell, err = cell.Start(cell.Spec{
 		Args: w.o.Args, Env: w.environment(), Files: files, Stderr: stderr, Root: w.o.View.Dir(), IDs: w.o.IDs,
+		FileSize: uint64(audit.MaxSegment(w.o.SegmentSize)), // of files it has segments of the log only
 	})
 	if err != nil {
 		return nil, errors.Join(err, here.Close(), r.Close(), w.o.Trail.takeBack())

@@ -25,11 +25,13 @@ type Trail struct {
 	opts audit.Options
 	log  *slog.Logger
 
+	patience time.Duration // with a process that is to append
+
 	queue chan *audit.Event
 	done  chan struct{} // Enqueue's goroutine has ended
 
 	mu      sync.Mutex
-	own     *audit.Log    // open while the daemon writes; holds the folder's lock otherwise
+	own     *audit.Log    // open while the daemon writes; holds the folder's lock otherwise; nil when it could not be opened again
 	peer    *link.Peer    // of who writes, nil for the daemon
 	moved   chan struct{} // closed when one of the two changes
 	ending  bool          // no more is queued
@@ -47,7 +49,7 @@ func OpenTrail(dir string, o audit.Options) (*Trail, error) {
 		return nil, err
 	}
 	t := &Trail{
-		dir: dir, opts: o, log: o.Logger, own: own,
+		dir: dir, opts: o, log: o.Logger, own: own, patience: answerWithin,
 		queue: make(chan *audit.Event, maxQueue), done: make(chan struct{}), moved: make(chan struct{}),
 	}
 	go t.flush()
@@ -72,6 +74,8 @@ func (t *Trail) Append(ctx context.Context, events ...*audit.Event) error {
 		if !errors.Is(err, audit.ErrClosed) {
 			return err
 		}
+	default:
+		return fmt.Errorf("%w: it could not be opened again", audit.ErrUnwritable)
 	}
 	if err := t.wait(ctx, moved); err != nil {
 		return err
@@ -89,9 +93,20 @@ func (t *Trail) wait(ctx context.Context, moved <-chan struct{}) error {
 }
 
 // remote has the process append. When it dies meanwhile, the events may be in
-// the log or not: they are looked for before they are appended again.
+// the log or not: they are looked for before they are appended again. One that
+// does not answer is ended: it would keep the daemon from whatever waits for a
+// record, as the change of a policy does.
 func (t *Trail) remote(ctx context.Context, p *link.Peer, moved <-chan struct{}, begun uint64, events []*audit.Event) error {
-	err := p.Call(ctx, callAppend, appendCall{events}, &link.None{})
+	within, cancel := context.WithTimeout(ctx, t.patience)
+	defer cancel()
+	begin := time.Now()
+	err := p.Call(within, callAppend, appendCall{events}, &link.None{})
+	// Not by whose deadline it was: the caller may have as much patience.
+	if errors.Is(err, context.DeadlineExceeded) && (ctx.Err() == nil || time.Since(begin) > t.patience*9/10) {
+		t.log.Error("the gateway's process does not write the audit log and is ended", "error", err)
+		_ = p.Close()
+		err = link.ErrClosed
+	}
 	var refused *link.RemoteError
 	if errors.As(err, &refused) {
 		return fmt.Errorf("%w: %w", audit.ErrUnwritable, err)
@@ -170,11 +185,14 @@ func (t *Trail) append(batch []*audit.Event) error {
 	return t.Append(ctx, batch...)
 }
 
-// handOver ends the daemon's writing, for a process that then gets give.
+// handOver ends the daemon's writing, for a process that then gets give. A log
+// that could not be opened again is tried first, so that it recovers with the
+// next process that the Warden tries to start.
 func (t *Trail) handOver() (audit.Handover, error) {
-	t.mu.Lock()
-	own := t.own
-	t.mu.Unlock()
+	own, err := t.writer()
+	if err != nil {
+		return audit.Handover{}, err
+	}
 	h, err := own.HandOver()
 	if h.Next == 0 {
 		return h, err
@@ -187,6 +205,18 @@ func (t *Trail) handOver() (audit.Handover, error) {
 	t.add(own.Stats())
 	t.begun = h.Next
 	return h, nil
+}
+
+// writer is the daemon's own log, opened when it is not.
+func (t *Trail) writer() (*audit.Log, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.own == nil {
+		if err := t.open(); err != nil {
+			return nil, err
+		}
+	}
+	return t.own, nil
 }
 
 // add closes a writer's account. t.mu is held.
@@ -204,8 +234,7 @@ func (t *Trail) give(p *link.Peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.peer = p
-	close(t.moved)
-	t.moved = make(chan struct{})
+	t.change()
 }
 
 // account takes down what the process says that it did, as its last word.
@@ -215,26 +244,40 @@ func (t *Trail) account(s audit.Stats) {
 	t.last = s
 }
 
-// takeBack opens the log again when who wrote it is dead.
+// takeBack opens the log again when who wrote it is dead. While it cannot be
+// opened, as on a full disk, appending fails.
 func (t *Trail) takeBack() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	var cerr error
 	if t.own != nil {
-		if err := t.own.Close(); err != nil { // its lock
-			return err
-		}
-		t.own = nil
+		cerr = t.own.Close() // its lock, which is given up whatever this says (close(2))
 	}
+	t.own, t.peer = nil, nil
+	err := t.open()
+	if err != nil {
+		t.change() // those who wait need not
+	}
+	return errors.Join(err, cerr)
+}
+
+// open is for a log that nobody writes. t.mu is held.
+func (t *Trail) open() error {
 	own, err := audit.Open(t.dir, t.opts)
 	if err != nil {
 		return err
 	}
 	t.last.Events = own.Begins() - t.begun
 	t.add(t.last)
-	t.own, t.peer = own, nil
+	t.own, t.begun = own, own.Begins()
+	t.change()
+	return nil
+}
+
+// change tells those who wait that another writes, or nobody. t.mu is held.
+func (t *Trail) change() {
 	close(t.moved)
 	t.moved = make(chan struct{})
-	return nil
 }
 
 // Stats is [audit.Log.Stats] of all that wrote since OpenTrail. Of a process that

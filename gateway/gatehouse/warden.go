@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 
 	"sallyport/audit"
 	"sallyport/gateway"
@@ -42,6 +43,13 @@ const (
 	shortestWait = 100 * time.Millisecond
 	longestWait  = 30 * time.Second
 	wellAfter    = time.Minute
+)
+
+// Bounds of how many segments of the log are made: a burst, and then one a second,
+// or as many as so many bytes a second fill where segments are small.
+const (
+	segmentBurst = 16
+	segmentBytes = 64 << 20
 )
 
 // Listeners are what the process takes connections from; each may be nil. The
@@ -95,6 +103,9 @@ type Warden struct {
 	o      Options
 	lender *lender
 
+	segments *rate.Limiter
+	turn     chan struct{} // to wait for segments
+
 	// life is held while a process is started or stopped, or the policy changes.
 	life sync.Mutex
 	// Guarded by life: the policy in force.
@@ -116,7 +127,11 @@ func New(o Options) *Warden {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "gateway"}
 	}
-	return &Warden{o: o, lender: newLender(o.Broker)}
+	often := rate.Limit(1)
+	if o.SegmentSize > 0 {
+		often = max(often, rate.Limit(segmentBytes)/rate.Limit(o.SegmentSize))
+	}
+	return &Warden{o: o, lender: newLender(o.Broker), segments: rate.NewLimiter(often, segmentBurst), turn: make(chan struct{}, 1)}
 }
 
 // Start begins the first process, with a policy.
@@ -378,11 +393,24 @@ func (w *Warden) methods() map[link.Method]link.Handler {
 		callLocal: link.Handle(func(context.Context, link.None) (localReply, error) {
 			return localReply{w.o.Local()}, nil
 		}),
-		callSegment: link.HandleFile(func(_ context.Context, c segmentCall) (link.None, *os.File, error) {
-			f, err := audit.NewSegment(w.o.AuditDir, c.First)
-			return link.None{}, f, err
-		}),
+		callSegment: link.HandleFile(w.segment),
 	}
+}
+
+// segment makes a segment of the log, not faster than a log grows: what a process
+// asks for without need is a file on the disk all the same.
+func (w *Warden) segment(ctx context.Context, c segmentCall) (link.None, *os.File, error) {
+	select { // a place in the limiter's queue outlives who has it, so there is one
+	case w.turn <- struct{}{}:
+		defer func() { <-w.turn }()
+	case <-ctx.Done():
+		return link.None{}, nil, ctx.Err()
+	}
+	if err := w.segments.Wait(ctx); err != nil {
+		return link.None{}, nil, err
+	}
+	f, err := audit.NewSegment(w.o.AuditDir, c.First, w.o.SegmentSize)
+	return link.None{}, f, err
 }
 
 func (w *Warden) sign(_ context.Context, c signCall) (signed, error) {

@@ -277,3 +277,36 @@ func TestCertificates(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// A process gets segments of the log as fast as a log may need them, and no
+// number that would end the log.
+func TestSegmentsAreBounded(t *testing.T) {
+	s := newScene(t)
+	if err := s.child.Call(t.Context(), callSegment, segmentCall{1 << 61}, &link.None{}); err == nil {
+		t.Error("a segment that begins where numbers end")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	var made atomic.Int64
+	var calls errgroup.Group
+	for range 4 * segmentBurst {
+		calls.Go(func() error {
+			f, err := s.child.CallFile(ctx, callSegment, segmentCall{1}, &link.None{})
+			if err == nil {
+				made.Add(1)
+				return f.Close()
+			}
+			return nil
+		})
+	}
+	if err := calls.Wait(); err != nil {
+		t.Error(err)
+	}
+	if n := made.Load(); n < segmentBurst/2 || n > segmentBurst {
+		t.Errorf("%d segments in 0.3 s, want at most %d", n, segmentBurst)
+	}
+	files, err := os.ReadDir(s.audit)
+	if err != nil || len(files) > 2 {
+		t.Errorf("%d files for one number, %v", len(files), err)
+	}
+}

@@ -97,4 +97,7 @@ type Spec struct {
 	// OpenFiles is how many descriptors it may have (RLIMIT_NOFILE). Default:
 	// 262144, or what the host allows.
 	OpenFiles uint64
+	// FileSize is how large it may make a file, in bytes (RLIMIT_FSIZE): it ends
+	// at the attempt to make one larger. Default: what the host allows.
+	FileSize uint64
 }

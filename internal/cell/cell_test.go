@@ -209,6 +209,33 @@ func TestChores(t *testing.T) {
 	}
 }
 
+// fileSize is how large TestFileSize lets a file be, in bytes.
+const fileSize = 1 << 20
+
+// A file that was given can be made as large as it may, and no larger.
+func TestFileSize(t *testing.T) {
+	s := newScene(t)
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	p, err := Start(Spec{
+		Args: []string{"attempt"}, Env: append(s.env, role+"=grow", "SALLYPORT_TEST_CONFINE=1"),
+		Files: []*os.File{f}, Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, FileSize: fileSize,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
+	if got := end(p.Wait(), ""); got.code == exitDone || got.code == exitBroken {
+		t.Errorf("it ended with %s", got)
+	}
+	if i, err := f.Stat(); err != nil || i.Size() != fileSize {
+		t.Errorf("the file has %d bytes, %v, want %d", i.Size(), err, fileSize)
+	}
+}
+
 // What the kernel says of a confined process.
 func TestStatus(t *testing.T) {
 	s := newScene(t)

@@ -140,6 +140,15 @@ func (p *plan) limit() error {
 		return fmt.Errorf("RLIMIT_CORE: %w", err)
 	}
 	var have unix.Rlimit
+	if p.FileSize > 0 {
+		if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &have); err != nil {
+			return fmt.Errorf("RLIMIT_FSIZE: %w", err)
+		}
+		most := min(p.FileSize, have.Max)
+		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: most, Max: most}); err != nil {
+			return fmt.Errorf("RLIMIT_FSIZE: %w", err)
+		}
+	}
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
 		return fmt.Errorf("RLIMIT_NOFILE: %w", err)
 	}

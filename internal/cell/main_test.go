@@ -56,6 +56,8 @@ func play(name string) int {
 		return exitDone
 	case "keep":
 		return keep()
+	case "grow":
+		return grow()
 	}
 	if name, ok := strings.CutPrefix(name, "started: "); ok {
 		return startAgain(name)
@@ -71,6 +73,17 @@ func play(name string) int {
 	if err := try(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return exitRefused
+	}
+	return exitDone
+}
+
+// grow makes the file that it was given larger, as far as it may and further.
+func grow() int {
+	for _, size := range []int64{fileSize, fileSize + 1} {
+		if err := syscall.Ftruncate(3, size); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return exitRefused
+		}
 	}
 	return exitDone
 }
