@@ -65,7 +65,7 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "kinds of load to measure: "+strings.Join(kindNames(), ", ")+" (default: all)")
 	flag.IntVar(&o.rounds, "rounds", 9, "rounds of each; of a further kind a third as many")
 	flag.IntVar(&o.rules, "rules", 1000, "rules in the policy")
-	flag.IntVar(&o.connections, "connections", 64, "connections under load")
+	flag.IntVar(&o.connections, "connections", 128, "connections under load")
 	flag.DurationVar(&o.duration, "duration", 1500*time.Millisecond, "length of a round")
 	flag.Parse()
 

@@ -26,7 +26,7 @@ var names = []string{"goproxy", "sallyport", "unsplit", "kept"}
 
 // others are numbers of connections that get some rounds too: with few the wait
 // for the disk is part of each request's time, with many they share it.
-var others = []int{16, 128}
+var others = []int{16, 64}
 
 // err says why the figures do not count.
 func (c *comparison) err() error {
