@@ -41,6 +41,9 @@ func (w *Warden) spawn() (_ *process, err error) {
 			_ = f.Close()
 		}
 	}()
+	if err := w.mend(); err != nil { // the others serve
+		w.o.Logger.Error("a socket that the gateway's process before had cannot be mended: restart the daemon", "error", err)
+	}
 	here, there, err := link.Pair()
 	if err != nil {
 		return nil, err

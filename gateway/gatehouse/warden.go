@@ -57,6 +57,10 @@ const (
 type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
 	DNS                           *net.UDPConn
+	// Mended, unless nil, is called before each process but the first, when the
+	// sockets are as they were: one that had been shut down has left the
+	// kernel's maps of sockets.
+	Mended func() error
 	// Certificate and Key are the explicit proxy's, in PEM; none: it is plain.
 	Certificate, Key []byte
 }
