@@ -233,6 +233,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 	var listeners gatehouse.Listeners
 	if h := d.house; h != nil {
 		listeners.Transparent, listeners.DNS, listeners.DNSTCP = h.steered, h.dnsUDP, h.dnsTCP
+		listeners.Mended = func() error { return h.guard.Steer(h.steered) }
 	}
 	if err := d.listenProxy(&listeners); err != nil {
 		return err

@@ -41,6 +41,9 @@ func (w *Warden) spawn() (_ *process, err error) {
 			_ = f.Close()
 		}
 	}()
+	if err := w.mend(); err != nil { // the others serve
+		w.o.Logger.Error("a socket that the gateway's process before had cannot be mended: restart the daemon", "error", err)
+	}
 	here, there, err := link.Pair()
 	if err != nil {
 		return nil, err
@@ -91,7 +94,7 @@ func (w *Warden) spawn() (_ *process, err error) {
 		return nil, errors.Join(err, here.Close(), r.Close(), w.o.Trail.takeBack())
 	}
 	go p.hear(r)
-	p.peer = link.New(here, link.Options{Methods: w.methods(), Errors: known, MaxFrame: maxFrame, MaxCalls: maxCalls})
+	p.peer = link.New(here, w.link())
 	go func() { p.served <- p.peer.Serve() }()
 	return p, nil
 }

@@ -81,7 +81,7 @@ func newInside(conn *net.UnixConn, state cell.State) *inside {
 	in.log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &in.level}))
 	in.ctx, in.cancel = context.WithCancel(context.Background())
 	in.peer = link.New(conn, link.Options{
-		Files: true, Errors: known, MaxFrame: maxFrame,
+		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,
 		Methods: map[link.Method]link.Handler{
 			callStart:    link.Handle(in.start),
 			callServe:    link.Handle(in.serve),

@@ -30,8 +30,9 @@ import (
 
 // Bounds of what passes between the two.
 const (
-	maxFrame = 4 << 20 // bytes; an event may have 1 MiB
-	maxCalls = 512
+	maxFrame = 4 << 20  // bytes; an event may have 1 MiB
+	maxAsk   = 16 << 10 // bytes of a call of the process's: names, addresses, a key
+	maxCalls = 256      // of the process's at a time
 
 	startWithin  = 2 * time.Minute  // a policy of many thousand rules is compiled
 	answerWithin = 10 * time.Second // everything else; who is slower is ended
@@ -57,6 +58,10 @@ const (
 type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
 	DNS                           *net.UDPConn
+	// Mended, unless nil, is called before each process but the first, when the
+	// sockets are as they were: one that had been shut down has left the
+	// kernel's maps of sockets.
+	Mended func() error
 	// Certificate and Key are the explicit proxy's, in PEM; none: it is plain.
 	Certificate, Key []byte
 }
@@ -395,6 +400,11 @@ func (w *Warden) methods() map[link.Method]link.Handler {
 		}),
 		callSegment: link.HandleFile(w.segment),
 	}
+}
+
+// link is the Warden's side of one.
+func (w *Warden) link() link.Options {
+	return link.Options{Methods: w.methods(), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk, MaxCalls: maxCalls}
 }
 
 // segment makes a segment of the log, not faster than a log grows: what a process

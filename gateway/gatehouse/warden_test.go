@@ -99,7 +99,7 @@ func newScene(t *testing.T) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	side := link.New(here, link.Options{Methods: w.methods(), Errors: known, MaxFrame: maxFrame, MaxCalls: maxCalls})
+	side := link.New(here, w.link())
 	child := link.New(there, link.Options{Files: true, Errors: known, MaxFrame: maxFrame})
 	ended, finished := make(chan error, 1), make(chan struct{})
 	go func() { ended <- side.Serve() }()
@@ -308,5 +308,26 @@ func TestSegmentsAreBounded(t *testing.T) {
 	files, err := os.ReadDir(s.audit)
 	if err != nil || len(files) > 2 {
 		t.Errorf("%d files for one number, %v", len(files), err)
+	}
+}
+
+// What a process may have the daemon hold is little: a call is as large as one
+// of ours needs to be.
+func TestCallsAreSmall(t *testing.T) {
+	s := newScene(t)
+	have := leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision, Have: make([]byte, 32)}
+	if err := s.child.Call(t.Context(), callLease, have, &leased{}); err != nil {
+		t.Fatal(err)
+	}
+	longest := nameCall{Sandbox: "box", Name: strings.Repeat("\x01", 255)} // six bytes each
+	if err := s.child.Call(t.Context(), callAssign, longest, &named{}); errors.Is(err, link.ErrClosed) {
+		t.Errorf("a name of 255 bytes: %v", err)
+	}
+	have.Have = make([]byte, 64<<10)
+	if err := s.child.Call(t.Context(), callLease, have, &leased{}); !errors.Is(err, link.ErrClosed) {
+		t.Fatalf("a call of 64 KiB: %v", err)
+	}
+	if err := <-s.ended; !errors.Is(err, link.ErrProtocol) {
+		t.Errorf("the link ended with %v", err)
 	}
 }

@@ -69,6 +69,12 @@ type Options struct {
 	Errors map[string]error
 	// MaxFrame bounds a frame in bytes, both ways. Default: 1 MiB.
 	MaxFrame int
+	// MaxIn bounds a call of the other side's, in bytes with its header: what it
+	// may have this side hold is that, MaxCalls times. Default: MaxFrame.
+	MaxIn int
+	// MaxOut bounds this side's calls, as the other side's MaxIn does: a larger
+	// one is its caller's error, not the link's. Default: MaxFrame.
+	MaxOut int
 	// MaxCalls bounds the other side's calls that are under way. Default: 256.
 	MaxCalls int
 	// Files says that the other side may send files. Default: it may not.

@@ -403,3 +403,35 @@ func BenchmarkCall(b *testing.B) {
 	<-done
 	<-done
 }
+
+// Calls have a bound of their own, which answers do not have.
+func TestCallIsBounded(t *testing.T) {
+	const most = 1 << 10
+	answers := map[link.Method]link.Handler{
+		echo: link.Handle(func(_ context.Context, in text) (text, error) { return text{in.Text + strings.Repeat("x", most)}, nil }),
+	}
+	long := text{strings.Repeat("x", most)}
+	a, b := pair(t)
+	_, ended := serve(t, a, link.Options{Methods: answers, MaxIn: most})
+	caller, _ := serve(t, b, link.Options{MaxOut: most})
+	var got text
+	if err := caller.Call(t.Context(), echo, long, &got); err == nil || errors.Is(err, link.ErrClosed) {
+		t.Errorf("a call that is too large to be sent: %v", err)
+	}
+	if err := caller.Call(t.Context(), echo, text{"short"}, &got); err != nil || len(got.Text) != most+5 {
+		t.Errorf("a long answer: %d bytes, %v", len(got.Text), err)
+	}
+	_ = caller.Close()
+	if err := <-ended; err != nil {
+		t.Errorf("the link ended with %v", err)
+	}
+	a, b = pair(t)
+	_, ended = serve(t, a, link.Options{Methods: answers, MaxIn: most})
+	caller, _ = serve(t, b, link.Options{})
+	if err := caller.Call(t.Context(), echo, long, &got); !errors.Is(err, link.ErrClosed) {
+		t.Fatalf("a call that is too large: %v", err)
+	}
+	if err := <-ended; !errors.Is(err, link.ErrProtocol) {
+		t.Errorf("the link ended with %v", err)
+	}
+}

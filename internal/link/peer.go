@@ -38,6 +38,12 @@ func New(conn *net.UnixConn, o Options) *Peer {
 	if o.MaxFrame == 0 {
 		o.MaxFrame = 1 << 20
 	}
+	if o.MaxIn == 0 {
+		o.MaxIn = o.MaxFrame
+	}
+	if o.MaxOut == 0 {
+		o.MaxOut = o.MaxFrame
+	}
 	if o.MaxCalls == 0 {
 		o.MaxCalls = 256
 	}
@@ -162,7 +168,11 @@ func (p *Peer) forget(id uint64) bool {
 }
 
 func (p *Peer) send(h header, body []byte, f *os.File) error {
-	if len(body) > p.o.MaxFrame-headerSize {
+	most := p.o.MaxFrame
+	if h.kind == call {
+		most = p.o.MaxOut
+	}
+	if len(body) > most-headerSize {
 		return fmt.Errorf("a message of %d bytes is too large for the link", len(body))
 	}
 	h.size, h.file = len(body), f != nil
@@ -183,6 +193,9 @@ func (p *Peer) read(ctx context.Context, handlers *sync.WaitGroup) error {
 		h, err := readHeader(r, p.o.MaxFrame)
 		if err != nil {
 			return err
+		}
+		if h.kind == call && h.size > p.o.MaxIn-headerSize {
+			return &protocolError{fmt.Sprintf("a call of %d bytes", h.size)}
 		}
 		if h.file && !p.o.Files {
 			return &protocolError{"a file that nobody asked for"}
