@@ -1,0 +1,97 @@
+package gatehouse
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/internal/cell"
+	"sallyport/policy"
+)
+
+// A process writes the log within the limits of its cell, over ends of segments,
+// and so does the one that follows it when it is killed.
+func TestProcess(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a cell with a root of its own needs root")
+	}
+	if _, _, e := syscall.AllThreadsSyscall(syscall.SYS_GETPID, 0, 0, 0); e == syscall.ENOTSUP {
+		t.Skip("a program built with cgo cannot enter a cell")
+	}
+	base := t.TempDir()
+	for _, d := range []string{base, filepath.Dir(base)} {
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
+	dir := filepath.Join(base, "audit")
+	const segmentSize = 1 << 20
+	trail, err := OpenTrail(dir, audit.Options{Logger: logger, SegmentSize: segmentSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	view, err := cell.OpenView(filepath.Join(base, "view"), logger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := New(Options{
+		IDs: cell.IDs{UID: cell.Nobody, GID: cell.Nobody}, View: view, Trail: trail, AuditDir: dir, SegmentSize: segmentSize,
+		Broker: credential.New(credential.Options{}), Logger: logger,
+		Local:      func() []netip.Prefix { return nil },
+		Identities: func() map[netip.Addr]policy.Sandbox { return nil },
+		Clients:    func() []gateway.Client { return nil },
+		Event:      func(string) *audit.Event { return event() },
+	})
+	p, err := policy.Compile(t.Context(), policy.Document{}, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Start(t.Context(), policy.Document{}, p.Revision()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	watched := make(chan error, 1)
+	go func() { watched <- w.Watch(ctx) }()
+	defer func() {
+		if err := w.Stop(time.Second); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		<-watched
+		if err := trail.Close(); err != nil {
+			t.Error(err)
+		}
+		if n := numbers(t, dir); n < 2*100 {
+			t.Errorf("%d events", n)
+		}
+	}()
+	for round := range 2 {
+		for range 100 {
+			e := event()
+			e.Message = string(make([]byte, 2<<10)) // six times as much on disk
+			if err := trail.Append(t.Context(), e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if round == 0 {
+			pid := w.Status().PID
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			for deadline := time.Now().Add(10 * time.Second); w.Status().Restarts == 0; time.Sleep(10 * time.Millisecond) {
+				if time.Now().After(deadline) {
+					t.Fatal("nothing follows it")
+				}
+			}
+		}
+	}
+}
