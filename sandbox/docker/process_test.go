@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // Whoever starts a process under the engine's command line is not taken for it.
@@ -29,6 +30,12 @@ func TestFindBelievesOwnProcessesOnly(t *testing.T) {
 			}
 			defer cmd.Wait()
 			defer cmd.Process.Kill()
+			// Its descriptors are closed, which Start waits for, before it has its
+			// command line.
+			line := fmt.Sprintf("/proc/%d/cmdline", cmd.Process.Pid)
+			for b, err := os.ReadFile(line); err == nil && len(b) == 0; b, err = os.ReadFile(line) {
+				time.Sleep(time.Millisecond)
+			}
 			p := &process{name: "sleep", path: "/bin/sleep", args: args}
 			if got := p.find(); (got == cmd.Process.Pid) != tt.found || !tt.found && got != 0 {
 				t.Errorf("found %d, started %d", got, cmd.Process.Pid)
