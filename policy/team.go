@@ -52,14 +52,37 @@ func loadTeam(dir string) (*team, error) {
 	if dir == "" {
 		return t, nil
 	}
+	var errs []error
+	err := ReadTeam(dir, func(name string, text []byte) error {
+		t.digest = append(t.digest, namedSource{name, text})
+		if filepath.Ext(name) == ".rego" {
+			errs = append(errs, t.addModule(filepath.Join(dir, name), text))
+		} else {
+			errs = append(errs, t.addData(filepath.Join(dir, name), name, text))
+		}
+		return nil
+	})
+	var f Finding
+	switch {
+	case errors.As(err, &f):
+		return nil, err
+	case err != nil:
+		errs = append(errs, Finding{Path: "policy.dir", Message: fmt.Sprintf("reading %s: %v", dir, err)})
+	}
+	return t, errors.Join(errs...)
+}
+
+// ReadTeam gives each file of a team's folder that takes part in a policy to
+// each, in the order of their names, which are relative to dir. What each returns
+// ends it. A folder that cannot be opened is a [Finding].
+func ReadTeam(dir string, each func(name string, text []byte) error) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, Finding{Path: "policy.dir", Message: fmt.Sprintf("cannot be read: %v", err), Fix: "make the folder, or remove policy.dir"}
+		return Finding{Path: "policy.dir", Message: fmt.Sprintf("cannot be read: %v", err), Fix: "make the folder, or remove policy.dir"}
 	}
 	defer root.Close()
-	var errs []error
-	size := int64(0)
-	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
+	files, size := 0, int64(0)
+	return fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -83,21 +106,12 @@ func loadTeam(dir string) (*team, error) {
 		if err != nil {
 			return err
 		}
-		if size += int64(len(text)); size > maxTeamBytes || len(t.digest) >= maxTeamFiles {
+		files++
+		if size += int64(len(text)); size > maxTeamBytes || files > maxTeamFiles {
 			return fmt.Errorf("more than %d files or %d MiB", maxTeamFiles, maxTeamBytes>>20)
 		}
-		t.digest = append(t.digest, namedSource{name, text})
-		if filepath.Ext(name) == ".rego" {
-			errs = append(errs, t.addModule(filepath.Join(dir, name), text))
-		} else {
-			errs = append(errs, t.addData(filepath.Join(dir, name), name, text))
-		}
-		return nil
+		return each(name, text)
 	})
-	if err != nil {
-		errs = append(errs, Finding{Path: "policy.dir", Message: fmt.Sprintf("reading %s: %v", dir, err)})
-	}
-	return t, errors.Join(errs...)
 }
 
 func (t *team) addModule(file string, text []byte) error {

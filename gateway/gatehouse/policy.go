@@ -3,13 +3,10 @@ package gatehouse
 import (
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"sallyport/internal/cell"
 	"sallyport/policy"
@@ -107,41 +104,10 @@ func show(v *cell.View, doc policy.Document, revision string) error {
 	return v.Show(copies...)
 }
 
-// Limits of a team's folder, as package policy has them.
-const (
-	maxTeamFiles = 2000
-	maxTeamBytes = 64 << 20
-)
-
 // showTeam copies what takes part in a policy. That it is what the daemon
 // compiled is seen by the revision.
 func showTeam(v *cell.View, dir, revision string) error {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	files, size := 0, 0
-	return fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case name != "." && strings.HasPrefix(d.Name(), "."):
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
-		case d.IsDir() || !slices.Contains([]string{".rego", ".json", ".yaml", ".yml"}, filepath.Ext(name)):
-			return nil
-		}
-		text, err := root.ReadFile(name)
-		if err != nil {
-			return err
-		}
-		files++
-		if size += len(text); files > maxTeamFiles || size > maxTeamBytes {
-			return errors.New("too many files")
-		}
+	return policy.ReadTeam(dir, func(name string, text []byte) error {
 		return v.Write(filepath.Join(teamPath(revision), name), text)
 	})
 }
