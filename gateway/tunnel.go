@@ -1,12 +1,16 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
 	"sallyport/policy"
@@ -103,17 +107,40 @@ func splice(near *opening, far net.Conn, check func() error) (out, in int64, err
 			rest, err = io.Copy(far, near.Conn)
 		}
 		out = int64(n) + rest
-		ends <- err
+		ends <- cmp.Or(err, reset(near.Conn))
 		finish(far, near, err)
 	})
 	wg.Go(func() {
 		var err error
 		in, err = io.Copy(near.Conn, far)
-		ends <- err
+		ends <- cmp.Or(err, reset(far))
 		finish(near, far, err)
 	})
 	wg.Wait()
 	return out, in, <-ends
+}
+
+// reset tells whether a connection that reads as ended was reset: the kernel
+// gives the error to whoever asks first, which may be who writes to it. After a
+// regular end, whose own has not been sent, there is a state left (tcp(7)).
+func reset(c net.Conn) error {
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	closed := false
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		closed = err == nil && info.State == unix.BPF_TCP_CLOSE
+	})
+	if closed {
+		return syscall.ECONNRESET
+	}
+	return nil
 }
 
 // finish passes the end of one direction on. After an error there is nothing
