@@ -3,8 +3,8 @@
 // name, a connection or a request. It is there to be compared with the policy that
 // decides, and so has nothing in common with it: no index, no Rego, no matcher.
 //
-// It knows what YAML alone says: no team's Rego, no international names, and none
-// of what a form check refuses before a rule is read.
+// What a team's Rego says it is told ([Contributed]). It knows no international
+// names, and none of what a form check refuses before a rule is read.
 package oracle
 
 import (
@@ -79,13 +79,17 @@ type Verdict struct {
 }
 
 // Judge reads every rule.
-func (d Document) Judge(a Ask) Verdict {
-	var rules []Rule
-	for _, r := range slices.Concat(d.Egress, d.EgressAuth) {
-		if r.isFor(a) {
-			rules = append(rules, r)
-		}
-	}
+func (d Document) Judge(a Ask) Verdict { return d.JudgeWith(Contributed{}, a) }
+
+// opinion is what the rules alone come to. No rules: none speaks.
+type opinion struct {
+	action      string
+	rules       []Rule
+	authorising []Rule
+}
+
+func (d Document) opinion(a Ask) opinion {
+	rules := those(slices.Concat(d.Egress, d.EgressAuth), func(r Rule) bool { return r.isFor(a) })
 	if a.Phase == "dns" {
 		return name(rules)
 	}
@@ -94,19 +98,19 @@ func (d Document) Judge(a Ask) Verdict {
 
 // name: refused where everything about it is; else worth an address where any
 // rule but a deny is about it.
-func name(rules []Rule) Verdict {
+func name(rules []Rule) opinion {
 	refusing := those(rules, func(r Rule) bool {
 		return r.Action == "deny" && r.ports() == nil && !r.conditional()
 	})
 	if refusing != nil {
-		return Verdict{Action: "deny", Rules: exactest(refusing)}
+		return opinion{action: "deny", rules: refusing}
 	}
-	return first(allowed("allow", those(rules, func(r Rule) bool { return r.Action != "deny" })))
+	return granting("allow", those(rules, func(r Rule) bool { return r.Action != "deny" }))
 }
 
 // judge: deny, then approve, then an egressAuth rule that authorises, then one
 // that governs, then allow, then tunnel.
-func judge(rules []Rule, a Ask) Verdict {
+func judge(rules []Rule, a Ask) opinion {
 	reading := a.Phase == "connect" && a.Protocol != "other"
 	denying := those(rules, func(r Rule) bool {
 		return r.Action == "deny" && r.speaks(a) && !(reading && r.conditional())
@@ -128,60 +132,37 @@ func judge(rules []Rule, a Ask) Verdict {
 	})
 	switch {
 	case denying != nil:
-		return Verdict{Action: "deny", Rules: exactest(denying)}
+		return opinion{action: "deny", rules: denying}
 	case asking != nil && governing != nil && authorising == nil:
-		return Verdict{Action: "deny", Rules: exactest(governing)}
+		return opinion{action: "deny", rules: governing}
 	case asking != nil:
-		return inject(Verdict{Action: "approve", Rules: exactest(asking)}, authorising, a)
+		return opinion{"approve", asking, authorising}
 	case authorising != nil:
-		return inject(Verdict{Action: "allow", Rules: exactest(authorising)}, authorising, a)
+		return opinion{"allow", authorising, authorising}
 	case governing != nil:
-		return Verdict{Action: "deny", Rules: exactest(governing)}
+		return opinion{action: "deny", rules: governing}
 	case allowing != nil:
-		return Verdict{Action: "allow", Rules: exactest(allowing)}
+		return granting("allow", allowing)
 	case suspicious:
-		return first(allowed("allow", unread))
+		return granting("allow", unread)
 	}
-	return first(allowed("tunnel", unread))
+	return granting("tunnel", unread)
 }
 
-func allowed(action string, by []Rule) (string, []Rule) { return action, by }
-
-// first is a verdict by rules, or that of no rule.
-func first(action string, by []Rule) Verdict {
+// granting is the action, where there is a rule for it.
+func granting(action string, by []Rule) opinion {
 	if by == nil {
-		return Verdict{Action: "deny"}
+		return opinion{action: "deny"}
 	}
-	return Verdict{Action: action, Rules: exactest(by)}
+	return opinion{action: action, rules: by}
 }
 
-// inject adds what the authorising rules put into a request. Two credentials in one
-// place cannot both arrive.
-func inject(v Verdict, authorising []Rule, a Ask) Verdict {
-	if a.Phase != "request" {
-		return v
-	}
-	places := map[string]string{}
-	for _, r := range authorising {
-		place := "Authorization"
-		if q := r.Inject.Query.Name; q != "" {
-			place = "?" + q
-		}
-		if _, taken := places[place]; taken {
-			return Verdict{Action: "deny"}
-		}
-		places[place] = r.AuthRef
-		v.Credentials = append(v.Credentials, r.AuthRef+" "+place)
-	}
-	slices.Sort(v.Credentials)
-	return v
-}
-
-func those(rules []Rule, are func(Rule) bool) []Rule {
-	var kept []Rule
-	for _, r := range rules {
-		if are(r) {
-			kept = append(kept, r)
+// those are the elements that are so, nil for none.
+func those[T any](all []T, are func(T) bool) []T {
+	var kept []T
+	for _, it := range all {
+		if are(it) {
+			kept = append(kept, it)
 		}
 	}
 	return kept
