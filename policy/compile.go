@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strings"
 	"time"
 
@@ -75,7 +76,11 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 	for i := range rules {
 		p.rules[rules[i].name] = &rules[i]
 	}
-	if err := p.prepare(ctx, team); err != nil {
+	own, err := ownModules()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.prepare(ctx, own, team); err != nil {
 		return nil, err
 	}
 	size := defaultRecall
@@ -90,16 +95,13 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 	return p, nil
 }
 
-// prepare compiles the Rego over the document's data.
-func (p *Policy) prepare(ctx context.Context, team *team) error {
+// prepare compiles the Rego, ours and the team's, over the document's data.
+func (p *Policy) prepare(ctx context.Context, own map[string]*ast.Module, team *team) error {
 	data, err := p.data(team)
 	if err != nil {
 		return err
 	}
-	modules, err := ownModules()
-	if err != nil {
-		return err
-	}
+	modules := maps.Clone(own)
 	for name, m := range team.modules {
 		modules[name] = m
 	}

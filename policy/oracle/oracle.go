@@ -1,0 +1,324 @@
+// Package oracle reads the egress and egressAuth rules of sallyport.yaml as their
+// documentation says, one rule after the other, and says what must come of a
+// name, a connection or a request. It is there to be compared with the policy that
+// decides, and so has nothing in common with it: no index, no Rego, no matcher.
+//
+// What a team's Rego says it is told ([Contributed]). It knows no international
+// names, and none of what a form check refuses before a rule is read.
+package oracle
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/goccy/go-yaml"
+)
+
+// Rule is an egress or an egressAuth rule as it is written.
+type Rule struct {
+	Name        string   `yaml:"name"`
+	Destination string   `yaml:"destination"`
+	Ports       []int    `yaml:"ports"`
+	Methods     []string `yaml:"methods"`
+	Paths       []string `yaml:"paths"`
+	Plain       bool     `yaml:"plain"`
+	Action      string   `yaml:"action"`
+	AuthRef     string   `yaml:"authRef"`
+	Inject      struct {
+		Query struct {
+			Name string `yaml:"name"`
+		} `yaml:"query"`
+	} `yaml:"inject"`
+	Sandboxes struct {
+		Names []string          `yaml:"names"`
+		Tags  map[string]string `yaml:"tags"`
+	} `yaml:"sandboxes"`
+
+	authorises bool // egressAuth
+}
+
+// Document is what the oracle reads of the file.
+type Document struct {
+	Egress     []Rule `yaml:"egress"`
+	EgressAuth []Rule `yaml:"egressAuth"`
+}
+
+// Read reads the file's text.
+func Read(text []byte) (Document, error) {
+	var d Document
+	err := yaml.Unmarshal(text, &d)
+	for i := range d.EgressAuth {
+		d.EgressAuth[i].authorises = true
+	}
+	return d, err
+}
+
+// Ask is a name, a connection or a request. Protocol is tls, http or other.
+type Ask struct {
+	Phase    string // dns, connect, request
+	Sandbox  string
+	Tags     map[string]string
+	Host     string // lower case, or an address
+	Port     int
+	Protocol string
+	Method   string
+	Path     string
+}
+
+// Verdict is what must come of it.
+type Verdict struct {
+	Action string // allow, deny, tunnel, approve
+	// Rules are those that may be named: where several are as exact and do the
+	// same, any of them. None: no rule speaks, or the floor does.
+	Rules []string
+	// Credentials go into the request, sorted.
+	Credentials []string
+}
+
+// Judge reads every rule.
+func (d Document) Judge(a Ask) Verdict { return d.JudgeWith(Contributed{}, a) }
+
+// opinion is what the rules alone come to. No rules: none speaks.
+type opinion struct {
+	action      string
+	rules       []Rule
+	authorising []Rule
+}
+
+func (d Document) opinion(a Ask) opinion {
+	rules := those(slices.Concat(d.Egress, d.EgressAuth), func(r Rule) bool { return r.isFor(a) })
+	if a.Phase == "dns" {
+		return name(rules)
+	}
+	return judge(rules, a)
+}
+
+// name: refused where everything about it is; else worth an address where any
+// rule but a deny is about it.
+func name(rules []Rule) opinion {
+	refusing := those(rules, func(r Rule) bool {
+		return r.Action == "deny" && r.ports() == nil && !r.conditional()
+	})
+	if refusing != nil {
+		return opinion{action: "deny", rules: refusing}
+	}
+	return granting("allow", those(rules, func(r Rule) bool { return r.Action != "deny" }))
+}
+
+// judge: deny, then approve, then an egressAuth rule that authorises, then one
+// that governs, then allow, then tunnel.
+func judge(rules []Rule, a Ask) opinion {
+	reading := a.Phase == "connect" && a.Protocol != "other"
+	denying := those(rules, func(r Rule) bool {
+		return r.Action == "deny" && r.speaks(a) && !(reading && r.conditional())
+	})
+	// A deny of some requests lets its connection be opened, but not unread.
+	suspicious := reading && nil != those(rules, func(r Rule) bool { return r.Action == "deny" && r.conditional() })
+	asking := those(rules, func(r Rule) bool { return r.Action == "approve" && r.carries(a) && r.speaks(a) && !reading })
+	governing := those(rules, func(r Rule) bool { return r.authorises })
+	authorising := those(governing, func(r Rule) bool { return r.carries(a) && r.speaks(a) })
+	unread := those(rules, func(r Rule) bool {
+		return !r.authorises && r.carries(a) && r.Action != "deny" &&
+			(a.Protocol == "other" && r.Action != "approve" || a.Phase == "connect" && r.Action == "tunnel")
+	})
+	allowing := those(rules, func(r Rule) bool {
+		if r.authorises || r.Action == "deny" || !r.carries(a) || !r.speaks(a) || a.Protocol == "other" {
+			return false
+		}
+		return reading && r.Action == "approve" || r.Action == "" || r.Action == "allow" || r.Action == "tunnel" && a.Phase == "request"
+	})
+	switch {
+	case denying != nil:
+		return opinion{action: "deny", rules: denying}
+	case asking != nil && governing != nil && authorising == nil:
+		return opinion{action: "deny", rules: governing}
+	case asking != nil:
+		return opinion{"approve", asking, authorising}
+	case authorising != nil:
+		return opinion{"allow", authorising, authorising}
+	case governing != nil:
+		return opinion{action: "deny", rules: governing}
+	case allowing != nil:
+		return granting("allow", allowing)
+	case suspicious:
+		return granting("allow", unread)
+	}
+	return granting("tunnel", unread)
+}
+
+// granting is the action, where there is a rule for it.
+func granting(action string, by []Rule) opinion {
+	if by == nil {
+		return opinion{action: "deny"}
+	}
+	return opinion{action: action, rules: by}
+}
+
+// those are the elements that are so, nil for none.
+func those[T any](all []T, are func(T) bool) []T {
+	var kept []T
+	for _, it := range all {
+		if are(it) {
+			kept = append(kept, it)
+		}
+	}
+	return kept
+}
+
+// exactest names the rules whose destination is the most exact: a host before
+// *.host, more labels before fewer, a longer prefix before a shorter one.
+func exactest(rules []Rule) []string {
+	best, names := -1, []string(nil)
+	for _, r := range rules {
+		switch e := r.exactness(); {
+		case e > best:
+			best, names = e, []string{r.Name}
+		case e == best:
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}
+
+func (r Rule) exactness() int {
+	host, _ := r.split()
+	if p, err := netip.ParsePrefix(host); err == nil {
+		return p.Bits()
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return 1000
+	}
+	if domain, wild := strings.CutPrefix(host, "*."); wild {
+		return len(strings.Split(domain, "."))
+	}
+	return 1000
+}
+
+// split parts the destination into host and port, 0 where it has none.
+func (r Rule) split() (string, int) {
+	d := strings.ToLower(r.Destination)
+	if _, err := netip.ParseAddr(d); err == nil || strings.Contains(d, "/") {
+		return d, 0
+	}
+	port := 0
+	if i := strings.LastIndex(d, ":"); i >= 0 {
+		n, err := strconv.Atoi(d[i+1:])
+		if err != nil {
+			panic(fmt.Sprintf("destination %q", d))
+		}
+		d, port = d[:i], n
+	}
+	return strings.TrimSuffix(strings.Trim(d, "[]"), "."), port
+}
+
+// isFor tells whether the rule is about the sandbox, the host and, after the
+// look-up of a name, the port.
+func (r Rule) isFor(a Ask) bool {
+	if names := r.Sandboxes.Names; names != nil && !slices.Contains(names, a.Sandbox) {
+		return false
+	}
+	for tag, value := range r.Sandboxes.Tags {
+		if got, has := a.Tags[tag]; !has || got != value {
+			return false
+		}
+	}
+	if a.Phase != "dns" && r.ports() != nil && !slices.Contains(r.ports(), a.Port) {
+		return false
+	}
+	host, _ := r.split()
+	addr, bare := netip.ParseAddr(a.Host)
+	if bare != nil {
+		domain, wild := strings.CutPrefix(host, "*.")
+		return wild && strings.HasSuffix(a.Host, "."+domain) || host == a.Host
+	}
+	if p, err := netip.ParsePrefix(host); err == nil {
+		return p.Contains(addr)
+	}
+	own, err := netip.ParseAddr(host)
+	return err == nil && own == addr
+}
+
+// ports are the TCP ports that the rule is about, nil for all.
+func (r Rule) ports() []int {
+	_, port := r.split()
+	switch {
+	case r.Ports != nil:
+		return r.Ports
+	case port != 0:
+		return []int{port}
+	case r.authorises:
+		return []int{443}
+	case r.Action == "deny" || r.Action == "approve":
+		return nil
+	case r.Plain:
+		return []int{443, 80}
+	}
+	return []int{443}
+}
+
+func (r Rule) conditional() bool { return r.Methods != nil || r.Paths != nil }
+
+// carries tells whether the rule is about what the connection carries.
+func (r Rule) carries(a Ask) bool {
+	switch {
+	case a.Protocol == "tls" || r.Action == "deny":
+		return true
+	case a.Protocol == "http":
+		return r.Plain
+	case r.Action == "tunnel":
+		return true
+	case r.authorises || r.conditional():
+		return false
+	}
+	// Unread, without tunnel: an address or a prefix, or what a person is asked
+	// about, on ports that are written down and not the web's.
+	host, port := r.split()
+	if r.Ports == nil && port == 0 || slices.Contains(r.ports(), 80) || slices.Contains(r.ports(), 443) {
+		return false
+	}
+	_, notPrefix := netip.ParsePrefix(host)
+	_, notAddress := netip.ParseAddr(host)
+	return r.Action == "approve" || notPrefix == nil || notAddress == nil
+}
+
+// speaks tells whether a request is among those that the rule is about. Before
+// there is one, every rule speaks.
+func (r Rule) speaks(a Ask) bool {
+	if a.Phase != "request" {
+		return true
+	}
+	if r.Methods != nil && !slices.Contains(r.Methods, a.Method) {
+		return false
+	}
+	return r.Paths == nil || slices.ContainsFunc(r.Paths, func(glob string) bool { return matches(glob, a.Path) })
+}
+
+// matches: * is any run without a slash, ** any run.
+func matches(glob, path string) bool {
+	switch {
+	case glob == "":
+		return path == ""
+	case strings.HasPrefix(glob, "**"):
+		rest := strings.TrimLeft(glob, "*")
+		for i := range len(path) + 1 {
+			if matches(rest, path[i:]) {
+				return true
+			}
+		}
+		return false
+	case glob[0] == '*':
+		for i := range len(path) + 1 {
+			if matches(glob[1:], path[i:]) {
+				return true
+			}
+			if i < len(path) && path[i] == '/' {
+				return false
+			}
+		}
+		return false
+	}
+	return path != "" && path[0] == glob[0] && matches(glob[1:], path[1:])
+}
