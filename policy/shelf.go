@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 )
@@ -13,18 +15,46 @@ import (
 type shelf struct {
 	key   string // DESTINATION:PORT SELECTOR
 	rules []*rule
-	// lists has an array for each of moments: input.lookup.rules where this is
-	// the only shelf. It is nil where none of the rules does anything.
-	lists [len(moments)]*ast.Array
-	alone [len(moments)]answers // of the same, where lists has something
 	// name and rest are the ranks of the first rule, in phase dns and later.
 	name, rest int
+	common     *common
+	terms      atomic.Pointer[terms] // nil until somebody asks
 }
 
-// stock fills the shelves. Their rules are ranked as shelves finds them: by
+// terms is what a shelf says in each of moments. It is made when the shelf is
+// first asked: of many thousand rules, most are for what nobody does today.
+type terms struct {
+	// lists has input.lookup.rules where this is the only shelf. It is nil where
+	// none of the rules does anything.
+	lists [len(moments)]*ast.Array
+	alone [len(moments)]answers // of the same, where lists has something
+}
+
+// common is what the shelves of a table share while they make their terms.
+type common struct {
+	mu      sync.Mutex
+	effects effectTerms // guarded by mu
+}
+
+// at is the shelf's terms.
+func (s *shelf) at() *terms {
+	if t := s.terms.Load(); t != nil {
+		return t
+	}
+	s.common.mu.Lock()
+	defer s.common.mu.Unlock()
+	t := s.terms.Load()
+	if t == nil {
+		t = s.fill()
+		s.terms.Store(t)
+	}
+	return t
+}
+
+// stock arranges the shelves. Their rules are ranked as shelves finds them: by
 // destination, port and selection, and then in an order that is always the same.
 func (t *table) stock(all *selectors) {
-	shared := effectTerms{}
+	shared := &common{effects: effectTerms{}}
 	for _, e := range t.all() {
 		first := e.destination.vagueness() * maxRank
 		rank := first
@@ -41,7 +71,7 @@ func (t *table) stock(all *selectors) {
 		for _, p := range list {
 			p.shelf.name = rank
 			rank += len(p.shelf.rules)
-			p.shelf.fill(shared)
+			p.shelf.common = shared
 		}
 	}
 }
@@ -96,8 +126,9 @@ func (s *shelf) arrange() {
 	slices.SortFunc(s.rules, func(a, b *rule) int { return terms[a].Value.Compare(terms[b].Value) })
 }
 
-// fill makes the lists. Whatever is the same in two moments is made once.
-func (s *shelf) fill(shared effectTerms) {
+// fill makes the terms. Whatever is the same in two moments is made once. The
+// caller holds common.mu, which guards the rules' lone too.
+func (s *shelf) fill() *terms {
 	var items [len(moments)][]*ast.Term
 	var last [len(moments)]*rule // of those in items
 	for n, r := range s.rules {
@@ -108,7 +139,7 @@ func (s *shelf) fill(shared effectTerms) {
 		}
 		for i, m := range moments {
 			it := item{
-				effects: shared.term(r.effect(m), r.unmatched(m)),
+				effects: s.common.effects.term(r.effect(m), r.unmatched(m)),
 				rank:    s.rest + n,
 				injects: r.credential != "" && m.phase == PhaseRequest,
 			}
@@ -116,7 +147,7 @@ func (s *shelf) fill(shared effectTerms) {
 				it.rank = s.name + n
 			}
 			if r.joined && r.effect(m) == authorises {
-				it.effects = shared.term(joins, r.unmatched(m))
+				it.effects = s.common.effects.term(joins, r.unmatched(m))
 			}
 			if it.effects == nil {
 				continue
@@ -128,19 +159,21 @@ func (s *shelf) fill(shared effectTerms) {
 			last[i] = r
 		}
 	}
+	t := &terms{}
 	for i, list := range items {
 		if list == nil {
 			continue
 		}
 		if like := slices.IndexFunc(items[:i], func(l []*ast.Term) bool { return slices.Equal(l, list) }); like >= 0 {
-			s.lists[i], s.alone[i] = s.lists[like], s.alone[like]
+			t.lists[i], t.alone[i] = t.lists[like], t.alone[like]
 			continue
 		}
-		s.lists[i], s.alone[i] = ast.NewArray(list...), unsettled
+		t.lists[i], t.alone[i] = ast.NewArray(list...), unsettled
 		if len(list) == 1 {
-			s.alone[i] = last[i].answers(moments[i], list[0].Value.(*ast.Array))
+			t.alone[i] = last[i].answers(moments[i], list[0].Value.(*ast.Array))
 		}
 	}
+	return t
 }
 
 // item is an element of input.lookup.rules for one rule and pattern.
@@ -202,9 +235,9 @@ func alone(shelves []*shelf, at int) answers {
 	found := silence
 	speaking := 0
 	for _, sh := range shelves {
-		if sh.lists[at] != nil {
+		if t := sh.at(); t.lists[at] != nil {
 			speaking++
-			found = sh.alone[at]
+			found = t.alone[at]
 		}
 	}
 	if speaking > 1 {

@@ -185,7 +185,7 @@ func gathered(shelves []*shelf, at int) *ast.Array {
 	var all []*ast.Term
 	only := emptyArray
 	for _, sh := range shelves {
-		list := sh.lists[at]
+		list := sh.at().lists[at]
 		if list == nil {
 			continue
 		}
