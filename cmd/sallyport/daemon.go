@@ -224,7 +224,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 func (d *daemon) openGatehouse(context.Context) error {
 	ids, err := cell.Lookup(d.cfg.Gateway.User)
 	if err != nil {
-		return err
+		return fmt.Errorf("gateway.user: %w", err)
 	}
 	view, err := cell.OpenView(filepath.Join(d.cfg.RunDir, "gateway"), d.log)
 	if err != nil {
