@@ -58,9 +58,9 @@ const (
 type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
 	DNS                           *net.UDPConn
-	// Mended, unless nil, is called before each process but the first, when the
-	// sockets are as they were: one that had been shut down has left the
-	// kernel's maps of sockets.
+	// Mended, unless nil, is called after each process, when the sockets are as
+	// they were: one that had been shut down or was replaced has left the kernel's
+	// maps of sockets.
 	Mended func() error
 	// Certificate and Key are the explicit proxy's, in PEM; none: it is plain.
 	Certificate, Key []byte
@@ -118,6 +118,9 @@ type Warden struct {
 	revision string
 	began    time.Time
 	wait     time.Duration // Watch's own
+	// soiled says that a process has had the listeners since they were mended. It
+	// is of who starts a process or has seen one end: never two at once.
+	soiled bool
 
 	mu     sync.Mutex // guards what follows; taken after life
 	peer   *link.Peer // nil while there is no process
@@ -267,6 +270,9 @@ func (w *Warden) begin(ctx context.Context) error {
 	w.o.Logger.Info("the gateway's process is up", "pid", p.cell.PID, "uid", is.UID, "own_root", is.Root, "landlock", is.Landlock)
 	go func() {
 		err := p.wait()
+		if !w.isDying() { // else the listeners are closed
+			w.mend() // at once, so that connections wait in them and are not refused
+		}
 		if terr := w.o.Trail.takeBack(); terr != nil {
 			err = errors.Join(err, fmt.Errorf("opening the audit log again: %w", terr))
 		}
