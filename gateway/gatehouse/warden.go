@@ -59,8 +59,8 @@ type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
 	DNS                           *net.UDPConn
 	// Mended, unless nil, is called after each process, when the sockets are as
-	// they were: one that had been shut down or was replaced has left the kernel's
-	// maps of sockets.
+	// they were: one that was replaced is not in the kernel's maps of sockets, and
+	// one that was shut down need not be.
 	Mended func() error
 	// Certificate and Key are the explicit proxy's, in PEM; none: it is plain.
 	Certificate, Key []byte
