@@ -24,7 +24,7 @@ func TestSpoiltSockets(t *testing.T) {
 		t.Fatalf("before: %s\n%s", res, r.logged())
 	}
 	shut := func(fd int) error { _ = unix.Shutdown(fd, unix.SHUT_RDWR); return nil } // it works on UDP, and says that it does not
-	lock := func(fd int) error { // Multipath TCP, as DNS's listener is, has no filters
+	lock := func(fd int) error {                                                     // Multipath TCP, as DNS's listener is, has no filters
 		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1); !errors.Is(err, unix.EOPNOTSUPP) {
 			return err
 		}
