@@ -113,8 +113,12 @@ func TestPolicyAgainstTheProcess(t *testing.T) {
 			if n := p.arrived.Load(); n != left {
 				t.Errorf("%d requests left after the policy was in force", n-left)
 			}
-			if is := p.warden.Status().PID; (is == was) != (taken == "") {
-				t.Errorf("the process was %d and is %d", was, is)
+			status := p.warden.Status()
+			if (status.PID == was) != (taken == "") {
+				t.Errorf("the process was %d and is %d", was, status.PID)
+			}
+			if blamed := strings.Contains(status.Failure, "did not do as told"); blamed != (taken != "" && taken != "dies preparing") {
+				t.Errorf("the status says %q", status.Failure)
 			}
 			// Its follower takes policies as ever.
 			is := p.warden.Status().PID

@@ -126,6 +126,7 @@ type Warden struct {
 	mu     sync.Mutex // guards what follows; taken after life
 	peer   *link.Peer // nil while there is no process
 	kill   func()     // ends the current process, or the one before, at once
+	unruly error      // why it was ended, if it was
 	status Status
 	gone   chan struct{} // closed when the current process has ended
 	cause  error         // why it has
@@ -268,7 +269,7 @@ func (w *Warden) begin(ctx context.Context) error {
 		w.mu.Unlock()
 		return p.abort(err)
 	}
-	w.peer, w.kill, w.gone = p.peer, p.cell.Kill, make(chan struct{})
+	w.peer, w.kill, w.unruly, w.gone = p.peer, p.cell.Kill, nil, make(chan struct{})
 	w.status.PID, w.status.Since = p.cell.PID, time.Now()
 	w.status.UID, w.status.OwnRoot, w.status.Landlock = is.UID, is.Root, is.Landlock
 	gone := w.gone
@@ -285,6 +286,9 @@ func (w *Warden) begin(ctx context.Context) error {
 			err = errors.Join(err, fmt.Errorf("opening the audit log again: %w", terr))
 		}
 		w.mu.Lock()
+		if w.unruly != nil {
+			err = fmt.Errorf("ended since it did not do as told: %w (%w)", w.unruly, err)
+		}
 		w.peer, w.status.PID, w.cause = nil, 0, err
 		w.mu.Unlock()
 		close(gone)
@@ -344,6 +348,7 @@ func (w *Warden) tell(m link.Method, what any) {
 // end ends a process that does not do as it is told. w.mu is held.
 func (w *Warden) end(why error) {
 	w.o.Logger.Error("the gateway's process does not do as it is told and is ended", "error", why)
+	w.unruly = why
 	w.kill()
 	_ = w.peer.Close()
 }
