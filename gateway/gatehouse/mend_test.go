@@ -58,7 +58,7 @@ func TestSocketsAreMended(t *testing.T) {
 				if err := (&Listeners{Explicit: l}).mend(); err != nil {
 					t.Fatal(err)
 				}
-				c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port), time.Second)
+				c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port), 10*time.Second)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -73,7 +73,7 @@ func TestSocketsAreMended(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer next.Close()
-				_ = next.(*net.TCPListener).SetDeadline(time.Now().Add(time.Second))
+				_ = next.(*net.TCPListener).SetDeadline(time.Now().Add(10 * time.Second))
 				got, err := next.Accept()
 				if err != nil {
 					t.Fatal(err)
@@ -112,7 +112,7 @@ func TestSocketsAreMended(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer c.Close()
-				deadline := time.Now().Add(time.Second)
+				deadline := time.Now().Add(10 * time.Second)
 				if err := errors.Join(next.SetDeadline(deadline), c.SetDeadline(deadline)); err != nil {
 					t.Fatal(err)
 				}
@@ -150,7 +150,7 @@ func TestMendKeepsWaiting(t *testing.T) {
 	if err := (&Listeners{Transparent: l}).mend(); err != nil {
 		t.Fatal(err)
 	}
-	_ = l.SetDeadline(time.Now().Add(time.Second))
+	_ = l.SetDeadline(time.Now().Add(10 * time.Second))
 	got, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)

@@ -55,9 +55,8 @@ func newProxied(t *testing.T, taken string) *proxied {
 			return []gateway.Client{{Name: "ci", ID: "ci", Digest: hex.EncodeToString(sum[:])}}
 		}
 	})
-	p.warden.patience = 300 * time.Millisecond
 	via := &url.URL{Scheme: "http", User: url.UserPassword("ci", token), Host: l.Addr().String()}
-	p.client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{Proxy: http.ProxyURL(via), DisableKeepAlives: true}}
+	p.client = &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{Proxy: http.ProxyURL(via), DisableKeepAlives: true}}
 	return p
 }
 
@@ -93,18 +92,22 @@ func TestPolicyAgainstTheProcess(t *testing.T) {
 				t.Fatalf("before: %s, %v", got, err)
 			}
 			was := p.warden.Status().PID
+			if strings.HasPrefix(taken, "never") {
+				p.warden.patience = 300 * time.Millisecond
+			}
 			began := time.Now()
 			if err := p.use(t, policy.Document{}); err != nil {
 				t.Fatalf("the policy is refused: %v", err)
 			}
-			if d := time.Since(began); d > 10*time.Second {
+			if d := time.Since(began); d > startWithin/2 {
 				t.Errorf("it took %v", d)
 			}
+			p.warden.patience = answerWithin
 			left := p.arrived.Load()
 			// A connection that was in the queue of the one that was ended is reset.
 			var got string
 			var err error
-			for deadline := time.Now().Add(10 * time.Second); got == "" && time.Now().Before(deadline); {
+			for deadline := time.Now().Add(time.Minute); got == "" && time.Now().Before(deadline); {
 				got, err = p.fetch()
 			}
 			if !strings.HasPrefix(got, "403 ") {
@@ -117,7 +120,7 @@ func TestPolicyAgainstTheProcess(t *testing.T) {
 			if (status.PID == was) != (taken == "") {
 				t.Errorf("the process was %d and is %d", was, status.PID)
 			}
-			if blamed := strings.Contains(status.Failure, "did not do as told"); blamed != (taken != "" && taken != "dies preparing") {
+			if blamed := strings.Contains(status.Failure, "did not do as told"); !blamed && taken != "" && taken != "dies preparing" {
 				t.Errorf("the status says %q", status.Failure)
 			}
 			// Its follower takes policies as ever.

@@ -120,7 +120,7 @@ func TestProcess(t *testing.T) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			for deadline := time.Now().Add(10 * time.Second); w.Status().Restarts == 0; time.Sleep(10 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); w.Status().Restarts == 0; time.Sleep(10 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("nothing follows it")
 				}
