@@ -224,7 +224,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 func (d *daemon) openGatehouse(context.Context) error {
 	ids, err := cell.Lookup(d.cfg.Gateway.User)
 	if err != nil {
-		return err
+		return fmt.Errorf("gateway.user: %w", err)
 	}
 	view, err := cell.OpenView(filepath.Join(d.cfg.RunDir, "gateway"), d.log)
 	if err != nil {
@@ -436,15 +436,17 @@ func (d *daemon) reload(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	began := time.Now()
 	p, err := policy.Compile(ctx, cfg.Document, policy.Options{Logger: d.log})
 	if err != nil {
 		return err
 	}
+	took := time.Since(began)
 	sources, end, err := d.sources(cfg)
 	if err != nil {
 		return err
 	}
-	if err := d.warden.Prepare(ctx, cfg.Document, p.Revision()); err != nil {
+	if err := d.warden.Prepare(ctx, cfg.Document, p.Revision(), took); err != nil {
 		end()
 		return err
 	}

@@ -12,8 +12,8 @@
 // the Warden
 //
 //   - to lease a credential, for one destination, 256 uses and a second at most:
-//     the broker checks the binding against its own policy and revision,
-//     whatever the process says. What it has of the last lease it keeps, unused,
+//     the broker checks the binding of credential, host and port against its own
+//     policy and revision, whatever the process says. What it has of the last lease it keeps, unused,
 //     so that nothing derived from the secret is made twice, for at most 15
 //     seconds;
 //   - to lease a proxy's login, each time that the proxy is dialled;
@@ -35,11 +35,12 @@
 // While there is no process nothing can leave: connections wait in the
 // listener's queue, which the Warden keeps open, and the Warden writes the log.
 //
-// A process that has been taken over can do what its sandboxes may do all
-// together: use every credential that a rule binds, at the destinations that it
-// is bound to, and see those it leases; give itself a certificate for any name
-// in the eyes of any sandbox; read and rewrite the last segment of the log; send
-// bytes anywhere. It cannot read a secret that no rule binds, the authorities'
+// A process that has been taken over can do more than its sandboxes may do all
+// together: lease every credential that a rule binds, whether a sandbox asks or
+// not, which is to learn the secret and send it anywhere, the bounds of a lease
+// being kept by itself; give itself a certificate for any name in the eyes of any
+// sandbox; read and rewrite the last segment of the log; send bytes anywhere. It
+// cannot keep a policy out: see [Warden.Prepare]. It cannot read a secret that no rule binds, the authorities'
 // keys, or earlier segments; nor touch engine, datapath, files or other
 // processes.
 package gatehouse

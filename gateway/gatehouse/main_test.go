@@ -1,21 +1,56 @@
 package gatehouse
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"sallyport/internal/link"
 )
 
 // The test binary is the process too: a Warden starts it again as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "gateway" {
-		if err := Run(); err != nil {
+		if err := play(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
 		return
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// takenFile says, in the root of a process, how one that was taken over there
+// treats the policies that it is told of.
+const takenFile = "/taken"
+
+// play is Run, but for what takenFile says.
+func play() error {
+	in, err := enter()
+	if err != nil {
+		return err
+	}
+	how, err := os.ReadFile(takenFile)
+	if err != nil {
+		return in.peer.Serve()
+	}
+	refuse := link.Handle(func(context.Context, useCall) (link.None, error) { return link.None{}, errors.New("I will not") })
+	stall := link.Handle(func(ctx context.Context, _ useCall) (link.None, error) { <-ctx.Done(); return link.None{}, ctx.Err() })
+	switch string(how) {
+	case "refuses to prepare":
+		in.methods[callPrepare] = refuse
+	case "never prepares":
+		in.methods[callPrepare] = stall
+	case "dies preparing":
+		in.methods[callPrepare] = link.Handle(func(context.Context, useCall) (link.None, error) { os.Exit(9); return link.None{}, nil })
+	case "refuses to use":
+		in.methods[callUse] = refuse
+	case "never uses":
+		in.methods[callUse] = stall
+	}
+	return in.peer.Serve()
 }

@@ -3,6 +3,7 @@ package gatehouse
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"testing"
@@ -14,6 +15,9 @@ import (
 // nothing is a filter that lets no packet through.
 var nothing = unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: 0}}
 
+// lock has a filter stay.
+func lock(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1) }
+
 // elsewhere is where a process connects a socket to that it was given.
 var elsewhere = &unix.SockaddrInet4{Port: 9, Addr: [4]byte{127, 0, 0, 1}}
 
@@ -24,17 +28,27 @@ func filter(fd int) error {
 // Whatever a process has done to the sockets that it shares, the one after it
 // gets connections and datagrams on them.
 func TestSocketsAreMended(t *testing.T) {
-	shut := func(fd int) error { return unix.Shutdown(fd, unix.SHUT_RDWR) }
+	shut := func(fd int) error { // which it says of a datagram socket too, and does it
+		if err := unix.Shutdown(fd, unix.SHUT_RDWR); !errors.Is(err, unix.ENOTCONN) {
+			return err
+		}
+		return nil
+	}
 	away := func(fd int) error { _ = unix.Connect(fd, elsewhere); return nil }
 	type breaking map[string][]func(fd int) error
 	for name, steps := range (breaking{
 		"as it was": nil, "shut down": {shut}, "filtered": {filter}, "connected": {shut, away},
+		"filtered for good": {filter, lock}, "shut down and locked": {lock, shut},
 	}) {
-		for _, kind := range []struct{ fixed, multipath bool }{{true, false}, {false, false}, {false, true}} {
+		for _, kind := range []struct{ fixed, multipath, six bool }{{fixed: true}, {}, {multipath: true}, {six: true}} {
 			t.Run(fmt.Sprintf("TCP %s, %+v", name, kind), func(t *testing.T) {
 				var config net.ListenConfig
 				config.SetMultipathTCP(kind.multipath)
-				some, err := config.Listen(t.Context(), "tcp4", fmt.Sprintf("127.0.0.1:%d", port(t, kind.fixed)))
+				network, host := "tcp4", "127.0.0.1"
+				if kind.six {
+					network, host = "tcp", "" // every address of both families
+				}
+				some, err := config.Listen(t.Context(), network, fmt.Sprintf("%s:%d", host, port(t, kind.fixed)))
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -44,7 +58,7 @@ func TestSocketsAreMended(t *testing.T) {
 				if err := (&Listeners{Explicit: l}).mend(); err != nil {
 					t.Fatal(err)
 				}
-				c, err := net.DialTimeout("tcp4", l.Addr().String(), time.Second)
+				c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port), 10*time.Second)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -59,7 +73,7 @@ func TestSocketsAreMended(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer next.Close()
-				_ = next.(*net.TCPListener).SetDeadline(time.Now().Add(time.Second))
+				_ = next.(*net.TCPListener).SetDeadline(time.Now().Add(10 * time.Second))
 				got, err := next.Accept()
 				if err != nil {
 					t.Fatal(err)
@@ -69,7 +83,8 @@ func TestSocketsAreMended(t *testing.T) {
 		}
 	}
 	for name, steps := range (breaking{
-		"as it was": nil, "connected": {away}, "filtered": {filter},
+		"as it was": nil, "connected": {away}, "filtered": {filter}, "filtered for good": {filter, lock}, "shut down": {shut},
+		"shut down for sending": {func(fd int) error { _ = unix.Shutdown(fd, unix.SHUT_WR); return nil }},
 	}) {
 		for _, fixed := range []bool{true, false} {
 			t.Run(fmt.Sprintf("UDP %s, port fixed %t", name, fixed), func(t *testing.T) {
@@ -97,7 +112,7 @@ func TestSocketsAreMended(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer c.Close()
-				deadline := time.Now().Add(time.Second)
+				deadline := time.Now().Add(10 * time.Second)
 				if err := errors.Join(next.SetDeadline(deadline), c.SetDeadline(deadline)); err != nil {
 					t.Fatal(err)
 				}
@@ -135,7 +150,7 @@ func TestMendKeepsWaiting(t *testing.T) {
 	if err := (&Listeners{Transparent: l}).mend(); err != nil {
 		t.Fatal(err)
 	}
-	_ = l.SetDeadline(time.Now().Add(time.Second))
+	_ = l.SetDeadline(time.Now().Add(10 * time.Second))
 	got, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -143,16 +158,86 @@ func TestMendKeepsWaiting(t *testing.T) {
 	_ = got.Close()
 }
 
-// The datapath is told of the listener again, before each process but the first.
+// The datapath is told of the listener again when a process has had it, until it
+// has heard.
 func TestMended(t *testing.T) {
 	calls := 0
-	w := New(Options{Listeners: Listeners{Mended: func() error { calls++; return nil }}})
-	if err := w.mend(); err != nil || calls != 0 {
-		t.Errorf("before the first: %d, %v", calls, err)
+	var fails error
+	w := New(Options{Listeners: Listeners{Mended: func() error { calls++; return fails }}, Logger: slog.New(slog.DiscardHandler)})
+	if w.mend(); calls != 0 {
+		t.Errorf("before the first: %d calls", calls)
 	}
-	w.began = time.Now()
-	if err := w.mend(); err != nil || calls != 1 {
-		t.Errorf("before the second: %d, %v", calls, err)
+	w.soiled, fails = true, errors.New("no")
+	for range 2 {
+		w.mend()
+	}
+	fails = nil
+	for range 2 {
+		w.mend()
+	}
+	if calls != 3 {
+		t.Errorf("after it: %d calls, want two that fail and one", calls)
+	}
+}
+
+// A socket that was replaced belongs to its holder as the one before did: closed,
+// it leaves its address to others.
+func TestReplacedSocketCloses(t *testing.T) {
+	u, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := (&Listeners{DNS: u}).mend(); err != nil {
+		t.Fatal(err)
+	}
+	second, err := net.ListenUDP("udp4", u.LocalAddr().(*net.UDPAddr))
+	if err == nil {
+		_ = second.Close()
+		t.Error("another can have its address")
+	}
+	if err := u.Close(); err != nil {
+		t.Error(err)
+	}
+	second, err = net.ListenUDP("udp4", u.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = second.Close()
+}
+
+// What a process may set on a listener is not its successor's connections'.
+func TestMendResetsPatience(t *testing.T) {
+	var config net.ListenConfig
+	config.SetMultipathTCP(false)
+	some, err := config.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer some.Close()
+	l := some.(*net.TCPListener)
+	spoil(t, l, []func(int) error{func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1) }})
+	if err := (&Listeners{Explicit: l}).mend(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := net.Dial("tcp4", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	got, err := l.AcceptTCP()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Close()
+	err = control(got, func(fd int) error {
+		v, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT)
+		if err == nil && v != 0 {
+			err = fmt.Errorf("it gives its peer %d ms", v)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
 	}
 }
 

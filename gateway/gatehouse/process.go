@@ -41,9 +41,7 @@ func (w *Warden) spawn() (_ *process, err error) {
 			_ = f.Close()
 		}
 	}()
-	if err := w.mend(); err != nil { // the others serve
-		w.o.Logger.Error("a socket that the gateway's process before had cannot be mended: restart the daemon", "error", err)
-	}
+	w.mend()
 	here, there, err := link.Pair()
 	if err != nil {
 		return nil, err
@@ -86,6 +84,7 @@ func (w *Warden) spawn() (_ *process, err error) {
 		_ = add(fileLog, h.File, nil)
 	}
 	p := &process{warden: w, start: s, served: make(chan error, 1), heard: make(chan struct{})}
+	w.soiled = true
 	p.cell, err = cell.Start(cell.Spec{
 		Args: w.o.Args, Env: w.environment(), Files: files, Stderr: stderr, Root: w.o.View.Dir(), IDs: w.o.IDs,
 		FileSize: uint64(audit.MaxSegment(w.o.SegmentSize)), // of files it has segments of the log only

@@ -17,9 +17,20 @@ import (
 	"sallyport/policy"
 )
 
-// A process writes the log within the limits of its cell, over ends of segments,
-// and so does the one that follows it when it is killed.
-func TestProcess(t *testing.T) {
+// house is a Warden with its process.
+type house struct {
+	warden *Warden
+	view   *cell.View
+	trail  *Trail
+	audit  string
+}
+
+const houseSegment = 1 << 20
+
+// newHouse has the process start with a policy; taken is how it has been taken
+// over, if it has. The ones that follow it have not.
+func newHouse(t *testing.T, doc policy.Document, taken string, change func(*Options)) *house {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("a cell with a root of its own needs root")
 	}
@@ -34,8 +45,7 @@ func TestProcess(t *testing.T) {
 	}
 	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
 	dir := filepath.Join(base, "audit")
-	const segmentSize = 1 << 20
-	trail, err := OpenTrail(dir, audit.Options{Logger: logger, SegmentSize: segmentSize})
+	trail, err := OpenTrail(dir, audit.Options{Logger: logger, SegmentSize: houseSegment})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,25 +53,33 @@ func TestProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := New(Options{
-		IDs: cell.IDs{UID: cell.Nobody, GID: cell.Nobody}, View: view, Trail: trail, AuditDir: dir, SegmentSize: segmentSize,
+	o := Options{
+		IDs: cell.IDs{UID: cell.Nobody, GID: cell.Nobody}, View: view, Trail: trail, AuditDir: dir, SegmentSize: houseSegment,
 		Broker: credential.New(credential.Options{}), Logger: logger,
 		Local:      func() []netip.Prefix { return nil },
 		Identities: func() map[netip.Addr]policy.Sandbox { return nil },
 		Clients:    func() []gateway.Client { return nil },
 		Event:      func(string) *audit.Event { return event() },
-	})
-	p, err := policy.Compile(t.Context(), policy.Document{}, policy.Options{})
-	if err != nil {
+	}
+	if change != nil {
+		change(&o)
+	}
+	w := New(o)
+	if taken != "" {
+		if err := view.Write(takenFile, []byte(taken)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Start(t.Context(), doc, compiled(t, doc)); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.Start(t.Context(), policy.Document{}, p.Revision()); err != nil {
+	if err := view.Remove(takenFile); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(context.Background())
 	watched := make(chan error, 1)
 	go func() { watched <- w.Watch(ctx) }()
-	defer func() {
+	t.Cleanup(func() {
 		if err := w.Stop(time.Second); err != nil {
 			t.Error(err)
 		}
@@ -70,10 +88,25 @@ func TestProcess(t *testing.T) {
 		if err := trail.Close(); err != nil {
 			t.Error(err)
 		}
-		if n := numbers(t, dir); n < 2*100 {
-			t.Errorf("%d events", n)
-		}
-	}()
+	})
+	return &house{w, view, trail, dir}
+}
+
+// compiled is a policy's revision.
+func compiled(t *testing.T, doc policy.Document) string {
+	t.Helper()
+	p, err := policy.Compile(t.Context(), doc, policy.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p.Revision()
+}
+
+// A process writes the log within the limits of its cell, over ends of segments,
+// and so does the one that follows it when it is killed.
+func TestProcess(t *testing.T) {
+	h := newHouse(t, policy.Document{}, "", nil)
+	w, trail := h.warden, h.trail
 	for round := range 2 {
 		for range 100 {
 			e := event()
@@ -87,11 +120,14 @@ func TestProcess(t *testing.T) {
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			for deadline := time.Now().Add(10 * time.Second); w.Status().Restarts == 0; time.Sleep(10 * time.Millisecond) {
+			for deadline := time.Now().Add(time.Minute); w.Status().Restarts == 0; time.Sleep(10 * time.Millisecond) {
 				if time.Now().After(deadline) {
 					t.Fatal("nothing follows it")
 				}
 			}
 		}
+	}
+	if n := numbers(t, h.audit); n < 2*100 {
+		t.Errorf("%d events", n)
 	}
 }

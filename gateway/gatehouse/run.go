@@ -32,24 +32,34 @@ import (
 // Run is the process: it goes into its cell and serves until the Warden has
 // enough of it. It returns an error where it was not started by a Warden.
 func Run() error {
-	if err := cell.Enter(); err != nil {
+	in, err := enter()
+	if err != nil {
 		return err
+	}
+	return in.peer.Serve()
+}
+
+// enter goes into the cell.
+func enter() (*inside, error) {
+	if err := cell.Enter(); err != nil {
+		return nil, err
 	}
 	conn, err := link.Inherited(os.NewFile(3, "link"))
 	if err != nil {
-		return fmt.Errorf("the daemon starts this by itself: %w", err)
+		return nil, fmt.Errorf("the daemon starts this by itself: %w", err)
 	}
 	state, err := cell.Confine(systemFiles()...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	gateway.Tune()
-	return newInside(conn, state).peer.Serve()
+	return newInside(conn, state), nil
 }
 
 // inside is what the process is made of.
 type inside struct {
 	peer    *link.Peer
+	methods map[link.Method]link.Handler
 	state   cell.State
 	log     *slog.Logger
 	level   slog.LevelVar
@@ -80,23 +90,21 @@ func newInside(conn *net.UnixConn, state cell.State) *inside {
 	in := &inside{state: state, metrics: prometheus.NewRegistry(), identities: map[netip.Addr]policy.Sandbox{}}
 	in.log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &in.level}))
 	in.ctx, in.cancel = context.WithCancel(context.Background())
-	in.peer = link.New(conn, link.Options{
-		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,
-		Methods: map[link.Method]link.Handler{
-			callStart:    link.Handle(in.start),
-			callServe:    link.Handle(in.serve),
-			callPrepare:  link.Handle(in.prepare),
-			callUse:      link.Handle(in.use),
-			callIdentity: link.Handle(in.identity),
-			callClients:  link.Handle(in.setClients),
-			callForget:   link.Handle(in.forget),
-			callRevoke:   link.Handle(in.revoke),
-			callAppend:   link.Handle(in.append),
-			callStats:    link.Handle(in.stats),
-			callGather:   link.Handle(in.gather),
-			callStop:     link.Handle(in.stop),
-		},
-	})
+	in.methods = map[link.Method]link.Handler{
+		callStart:    link.Handle(in.start),
+		callServe:    link.Handle(in.serve),
+		callPrepare:  link.Handle(in.prepare),
+		callUse:      link.Handle(in.use),
+		callIdentity: link.Handle(in.identity),
+		callClients:  link.Handle(in.setClients),
+		callForget:   link.Handle(in.forget),
+		callRevoke:   link.Handle(in.revoke),
+		callAppend:   link.Handle(in.append),
+		callStats:    link.Handle(in.stats),
+		callGather:   link.Handle(in.gather),
+		callStop:     link.Handle(in.stop),
+	}
+	in.peer = link.New(conn, link.Options{Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk, Methods: in.methods})
 	return in
 }
 

@@ -58,9 +58,9 @@ const (
 type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
 	DNS                           *net.UDPConn
-	// Mended, unless nil, is called before each process but the first, when the
-	// sockets are as they were: one that had been shut down has left the
-	// kernel's maps of sockets.
+	// Mended, unless nil, is called after each process, when the sockets are as
+	// they were: one that was replaced is not in the kernel's maps of sockets, and
+	// one that was shut down need not be.
 	Mended func() error
 	// Certificate and Key are the explicit proxy's, in PEM; none: it is plain.
 	Certificate, Key []byte
@@ -110,6 +110,7 @@ type Warden struct {
 
 	segments *rate.Limiter
 	turn     chan struct{} // to wait for segments
+	patience time.Duration // with a process that is told something
 
 	// life is held while a process is started or stopped, or the policy changes.
 	life sync.Mutex
@@ -118,9 +119,14 @@ type Warden struct {
 	revision string
 	began    time.Time
 	wait     time.Duration // Watch's own
+	// soiled says that a process has had the listeners since they were mended. It
+	// is of who starts a process or has seen one end: never two at once.
+	soiled bool
 
 	mu     sync.Mutex // guards what follows; taken after life
 	peer   *link.Peer // nil while there is no process
+	kill   func()     // ends the current process, or the one before, at once
+	unruly error      // why it was ended, if it was
 	status Status
 	gone   chan struct{} // closed when the current process has ended
 	cause  error         // why it has
@@ -136,7 +142,10 @@ func New(o Options) *Warden {
 	if o.SegmentSize > 0 {
 		often = max(often, rate.Limit(segmentBytes)/rate.Limit(o.SegmentSize))
 	}
-	return &Warden{o: o, lender: newLender(o.Broker), segments: rate.NewLimiter(often, segmentBurst), turn: make(chan struct{}, 1)}
+	return &Warden{
+		o: o, lender: newLender(o.Broker), segments: rate.NewLimiter(often, segmentBurst), turn: make(chan struct{}, 1),
+		patience: answerWithin,
+	}
 }
 
 // Start begins the first process, with a policy.
@@ -251,13 +260,16 @@ func (w *Warden) begin(ctx context.Context) error {
 	if err := p.peer.Call(ctx, callStart, p.start, &is); err != nil {
 		return p.abort(err)
 	}
+	// From this call on it reads what others send.
+	serving, cancelServing := context.WithTimeout(ctx, answerWithin)
+	defer cancelServing()
 	w.mu.Lock()
-	err = p.peer.Call(ctx, callServe, serveCall{w.o.Identities(), w.o.Clients()}, &link.None{})
+	err = p.peer.Call(serving, callServe, serveCall{w.o.Identities(), w.o.Clients()}, &link.None{})
 	if err != nil {
 		w.mu.Unlock()
 		return p.abort(err)
 	}
-	w.peer, w.gone = p.peer, make(chan struct{})
+	w.peer, w.kill, w.unruly, w.gone = p.peer, p.cell.Kill, nil, make(chan struct{})
 	w.status.PID, w.status.Since = p.cell.PID, time.Now()
 	w.status.UID, w.status.OwnRoot, w.status.Landlock = is.UID, is.Root, is.Landlock
 	gone := w.gone
@@ -267,10 +279,16 @@ func (w *Warden) begin(ctx context.Context) error {
 	w.o.Logger.Info("the gateway's process is up", "pid", p.cell.PID, "uid", is.UID, "own_root", is.Root, "landlock", is.Landlock)
 	go func() {
 		err := p.wait()
+		if !w.isDying() { // else the listeners are closed
+			w.mend() // at once, so that connections wait in them and are not refused
+		}
 		if terr := w.o.Trail.takeBack(); terr != nil {
 			err = errors.Join(err, fmt.Errorf("opening the audit log again: %w", terr))
 		}
 		w.mu.Lock()
+		if w.unruly != nil {
+			err = fmt.Errorf("ended since it did not do as told: %w (%w)", w.unruly, err)
+		}
 		w.peer, w.status.PID, w.cause = nil, 0, err
 		w.mu.Unlock()
 		close(gone)
@@ -278,33 +296,8 @@ func (w *Warden) begin(ctx context.Context) error {
 	return nil
 }
 
-// Prepare has the process make a policy ready. Use puts it into force.
-func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision string) error {
-	w.life.Lock()
-	defer w.life.Unlock()
-	if err := show(w.o.View, doc, revision); err != nil {
-		return fmt.Errorf("showing the gateway its policy: %w", err)
-	}
-	w.mu.Lock()
-	peer := w.peer
-	w.mu.Unlock()
-	if peer == nil {
-		return nil // the next one compiles it
-	}
-	ctx, cancel := context.WithTimeout(ctx, startWithin)
-	defer cancel()
-	err := peer.Call(ctx, callPrepare, useCall{revision}, &link.None{})
-	if err != nil && revision != w.revision {
-		err = errors.Join(err, w.o.View.Remove(filepath.Dir(documentPath(revision))))
-	}
-	if errors.Is(err, link.ErrClosed) {
-		return nil
-	}
-	return err
-}
-
-// Use puts the policy that was prepared into force. A process that cannot is
-// ended: the next one begins with it.
+// Use puts the policy that was prepared into force. A process that does not take
+// it is ended: the next one begins with it.
 func (w *Warden) Use(doc policy.Document, revision string) {
 	w.life.Lock()
 	defer w.life.Unlock()
@@ -338,19 +331,26 @@ func (w *Warden) Forget(id string) { w.tell(callForget, forgetCall{id}) }
 func (w *Warden) Revoke() { w.tell(callRevoke, link.None{}) }
 
 // tell tells the process, if there is one; the next one is told everything. A
-// process that does not take it is ended.
+// process that does not take it is ended at once.
 func (w *Warden) tell(m link.Method, what any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.peer == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
+	ctx, cancel := context.WithTimeout(context.Background(), w.patience)
 	defer cancel()
 	if err := w.peer.Call(ctx, m, what, &link.None{}); err != nil && !errors.Is(err, link.ErrClosed) {
-		w.o.Logger.Error("the gateway's process does not do as it is told and is ended", "error", err)
-		_ = w.peer.Close()
+		w.end(err)
 	}
+}
+
+// end ends a process that does not do as it is told. w.mu is held.
+func (w *Warden) end(why error) {
+	w.o.Logger.Error("the gateway's process does not do as it is told and is ended", "error", why)
+	w.unruly = why
+	w.kill()
+	_ = w.peer.Close()
 }
 
 // Status says how the process is.

@@ -83,8 +83,17 @@ func (c *conn) linger() {
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
-	_ = c.SetReadDeadline(time.Now().Add(lingerTime))
-	_, _ = io.CopyN(io.Discard, c.in.Reader, maxDrain)
+	over := time.Now().Add(lingerTime)
+	_ = c.SetReadDeadline(over)
+	if _, err := io.CopyN(io.Discard, c.in.Reader, maxDrain); err != nil {
+		return
+	}
+	// It sends more than is read, which now fills its window. The answer is its
+	// to read for the rest of the time, before what is unread resets it.
+	select {
+	case <-c.ctx.Done():
+	case <-time.After(time.Until(over)):
+	}
 }
 
 // cut closes a connection without a word. TLS would say goodbye first, which

@@ -357,3 +357,30 @@ func TestLastWords(t *testing.T) {
 		})
 	}
 }
+
+// TestLastWordsInAFlood has a client send more than is read of what nobody
+// wants, and look for the answer only then.
+func TestLastWordsInAFlood(t *testing.T) {
+	s := &h1.Server{}
+	c := serve(t, s, func(_ context.Context, w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusRequestEntityTooLarge)
+	})
+	c.send(lines("POST / HTTP/1.1", "Host: h", "Content-Length: 100000000"))
+	sent := make(chan struct{})
+	go func() {
+		defer close(sent)
+		_, _ = io.Copy(c, io.LimitReader(zeros{}, 100_000_000))
+	}()
+	select {
+	case <-sent:
+		t.Error("it was broken off before it could read")
+	case <-time.After(200 * time.Millisecond):
+	}
+	if resp, err := http.ReadResponse(c.in, nil); err != nil || resp.StatusCode != http.StatusRequestEntityTooLarge {
+		t.Errorf("got %v, %v", resp, err)
+	}
+	s.Close() // does not wait for the rest of the time
+	c.ended()
+	_ = c.Close()
+	<-sent
+}

@@ -43,6 +43,9 @@ func attempts() map[string]func() error {
 			return nil
 		}
 	}
+	set := func(level, name int) func() error {
+		return func() error { return setOption(level, name) }
+	}
 	// arguments says that a call is possible and only its arguments were wrong.
 	arguments := func(f func() error) func() error {
 		return possible(f, unix.EINVAL, unix.EFAULT, unix.EBADF, unix.ENOEXEC, unix.ENOKEY)
@@ -84,7 +87,25 @@ func attempts() map[string]func() error {
 			}
 			return err
 		},
-		"execute": func() error { return unix.Exec("/bin/true", []string{"true"}, nil) },
+		// What would stay on a socket that others have too.
+		"filter a socket": func() error {
+			return onSocket(func(fd int) error {
+				all := unix.SockFprog{Len: 1, Filter: &unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}}
+				return unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &all)
+			})
+		},
+		"lock a socket's filter": set(unix.SOL_SOCKET, unix.SO_LOCK_FILTER),
+		"share a port":           set(unix.SOL_SOCKET, unix.SO_REUSEPORT),
+		"mark packets":           set(unix.SOL_SOCKET, unix.SO_MARK),
+		"take any address":       set(unix.SOL_IP, unix.IP_TRANSPARENT),
+		"linger": func() error {
+			return onSocket(func(fd int) error {
+				return unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+			})
+		},
+		"cork":                set(unix.IPPROTO_TCP, unix.TCP_CORK),
+		"repair a connection": set(unix.IPPROTO_TCP, unix.TCP_REPAIR),
+		"execute":             func() error { return unix.Exec("/bin/true", []string{"true"}, nil) },
 		"fork": func() error {
 			pid, _, e := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
 			if e == 0 && pid == 0 {
@@ -130,7 +151,21 @@ func attempts() map[string]func() error {
 	}
 }
 
-// chores are what the gateway has to be able to do.
+// onSocket does something to a new TCP socket.
+func onSocket(f func(fd int) error) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(fd), unix.Close(fd))
+}
+
+// setOption sets an option of a socket to 1.
+func setOption(level, name int) error {
+	return onSocket(func(fd int) error { return unix.SetsockoptInt(fd, level, name, 1) })
+}
+
+// chores are what a network server has to be able to do.
 func chores() map[string]func() error {
 	return map[string]func() error{
 		"connect": func() error {
@@ -155,6 +190,19 @@ func chores() map[string]func() error {
 			}
 			_, err = c.Write([]byte("hello"))
 			return errors.Join(err, c.Close())
+		},
+		"tune a connection": func() error {
+			for level, names := range map[int][]int{
+				unix.SOL_SOCKET:  {unix.SO_BROADCAST, unix.SO_KEEPALIVE},
+				unix.IPPROTO_TCP: {unix.TCP_NODELAY, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT, unix.TCP_USER_TIMEOUT},
+			} {
+				for _, name := range names {
+					if err := setOption(level, name); err != nil {
+						return fmt.Errorf("option %d of level %d: %w", name, level, err)
+					}
+				}
+			}
+			return nil
 		},
 		"read the resolver's configuration": func() error { _, err := os.ReadFile("/etc/resolv.conf"); return err },
 	}

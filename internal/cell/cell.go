@@ -13,8 +13,9 @@
 //     whatever else a path could lead to (Documentation/userspace-api/landlock.rst);
 //   - a seccomp filter lets it make the system calls that a network server
 //     written in Go makes (see filter.go), of sockets only TCP and UDP, which it
-//     may connect and not bind, and opens files for reading only; it cannot
-//     execute anything, nor make memory executable;
+//     may connect and not bind, and of whose options it may set only those that
+//     package net does; it opens files for reading only, cannot execute anything,
+//     nor make memory executable;
 //   - it sees no other process, has no descriptor that it was not given, leaves
 //     no core, and cannot be looked into by processes of its own user;
 //   - it dies with the thread that started it.
@@ -53,10 +54,10 @@ func Lookup(name string) (IDs, error) {
 	}
 	ids, err := lookup(name)
 	if err != nil {
-		return IDs{}, fmt.Errorf("the gateway's user: %w: add it with `useradd --system %s`, or write a number", err, name)
+		return IDs{}, fmt.Errorf("%w: add it with `useradd --system %s`, or write a number", err, name)
 	}
 	if ids.UID == 0 || ids.GID == 0 {
-		return IDs{}, fmt.Errorf("the gateway's user %q is root or in root's group: name another", name)
+		return IDs{}, fmt.Errorf("the user %q is root or in root's group: name another", name)
 	}
 	return ids, nil
 }

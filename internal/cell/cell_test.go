@@ -245,6 +245,17 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(stray)
+	for _, open := range []func() (int, error){ // and some that have no name
+		func() (int, error) { return unix.EpollCreate1(0) },
+		func() (int, error) { return unix.Eventfd(0, 0) },
+		func() (int, error) { return unix.InotifyInit1(0) },
+	} {
+		fd, err := open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -298,8 +309,12 @@ func TestStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	own := map[string]int{"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1} // the runtime's
 	for _, fd := range fds {
 		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", p.PID, fd.Name()))
+		if own[to]--; strings.HasPrefix(to, "anon_inode:") && own[to] < 0 {
+			t.Errorf("descriptor %s is %s, which it was not given", fd.Name(), to)
+		}
 		if strings.HasPrefix(to, "/") && to != "/dev/null" || strings.HasPrefix(to, "socket:") {
 			t.Errorf("descriptor %s is %s", fd.Name(), to)
 		}

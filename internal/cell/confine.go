@@ -55,7 +55,7 @@ func confine(paths []string) (State, error) {
 		return s, err
 	}
 	if !s.Root && s.Landlock == 0 {
-		return s, errors.New("this kernel has no Landlock: the gateway needs that, or root")
+		return s, errors.New("this kernel has no Landlock: a cell needs that, or root")
 	}
 	if err := installFilter(); err != nil {
 		return s, err

@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
@@ -90,8 +89,8 @@ func everywhere(number uintptr, a ...uintptr) error {
 }
 
 // closeOthers closes what has slipped through from first on. All that Go opens
-// closes by itself at execve(2), but not all that the daemon was started with
-// need do. The runtime's own poller stays.
+// closes by itself at execve(2), but not all that the one who starts cells was
+// started with need do.
 func closeOthers(first int) error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -103,8 +102,15 @@ func closeOthers(first int) error {
 			continue
 		}
 		to, err := os.Readlink("/proc/self/fd/" + e.Name())
-		if err != nil || strings.HasPrefix(to, "anon_inode:") {
+		if err != nil {
 			continue // ReadDir's own is gone by now
+		}
+		flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+		if err != nil {
+			return err
+		}
+		if poller[to] && flags&unix.FD_CLOEXEC != 0 {
+			continue
 		}
 		if err := unix.Close(fd); err != nil {
 			return err
@@ -112,6 +118,10 @@ func closeOthers(first int) error {
 	}
 	return nil
 }
+
+// poller is what the runtime has made for itself by now: its netpoller's two.
+// They have FD_CLOEXEC, which nothing has that came through execve(2).
+var poller = map[string]bool{"anon_inode:[eventpoll]": true, "anon_inode:[eventfd]": true}
 
 // takeRoot makes a folder, read-only, all that there is of file systems
 // (pivot_root(2), with "." twice).

@@ -16,7 +16,7 @@ var allowed = []uintptr{
 	// Connections and files that are open.
 	unix.SYS_READ, unix.SYS_WRITE, unix.SYS_FUTEX, unix.SYS_EPOLL_PWAIT, unix.SYS_NANOSLEEP, unix.SYS_SENDMSG, unix.SYS_RECVMSG,
 	unix.SYS_READV, unix.SYS_WRITEV, unix.SYS_FDATASYNC, unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_CLOSE, unix.SYS_ACCEPT4,
-	unix.SYS_CONNECT, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKOPT, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_SHUTDOWN,
+	unix.SYS_CONNECT, unix.SYS_GETSOCKOPT, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_SHUTDOWN,
 	unix.SYS_SENDTO, unix.SYS_RECVFROM, unix.SYS_SENDFILE, unix.SYS_SPLICE, unix.SYS_FSYNC, unix.SYS_FTRUNCATE, unix.SYS_FALLOCATE,
 	unix.SYS_LSEEK, unix.SYS_FSTAT, unix.SYS_FCNTL, unix.SYS_PIPE2, unix.SYS_DUP, unix.SYS_DUP3,
 	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EVENTFD2,
@@ -80,6 +80,32 @@ func on(number uintptr, rule ...bpf.Instruction) []bpf.Instruction {
 // is unshare's and clone3's only.
 const cloneNew = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
+// options are those of sockets that may be set: what package net sets by itself,
+// and how long a peer may be silent. Others can outlive a process on a socket
+// that it was given, as a filter that was locked does (SO_LOCK_FILTER of
+// socket(7)), or have the kernel parse for it (TCP_ULP).
+var options = []struct {
+	level uint32
+	names []uint32
+}{
+	{unix.SOL_SOCKET, []uint32{unix.SO_BROADCAST, unix.SO_KEEPALIVE}},
+	{unix.IPPROTO_TCP, []uint32{unix.TCP_NODELAY, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT, unix.TCP_USER_TIMEOUT}},
+	{unix.IPPROTO_IPV6, []uint32{unix.IPV6_V6ONLY}},
+}
+
+// optionRule is setsockopt's.
+func optionRule() (rule []bpf.Instruction) {
+	for _, o := range options {
+		n := len(o.names)
+		rule = append(rule, low(1), bpf.JumpIf{Cond: bpf.JumpEqual, Val: o.level, SkipFalse: uint8(n + 3)}, low(2))
+		for i, name := range o.names {
+			rule = append(rule, bpf.JumpIf{Cond: bpf.JumpEqual, Val: name, SkipTrue: uint8(n - i)})
+		}
+		rule = append(rule, ret(retDeny), ret(retAllow))
+	}
+	return append(rule, ret(retDeny))
+}
+
 // prSetVMA names memory for /proc/PID/maps, which the runtime does.
 const prSetVMA = 0x53564d41
 
@@ -130,6 +156,7 @@ func program(pid uint32) []bpf.Instruction {
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.IPPROTO_UDP, SkipTrue: 1},
 		ret(retDeny),
 		ret(retAllow))...)
+	p = append(p, on(unix.SYS_SETSOCKOPT, optionRule()...)...)
 	// The runtime interrupts its own threads.
 	p = append(p, on(unix.SYS_TGKILL, low(0),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: pid, SkipTrue: 1},

@@ -52,7 +52,7 @@ func OpenView(dir string, log *slog.Logger) (*View, error) {
 		err = folder(dir)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("making the gateway's root: %w", err)
+		return nil, fmt.Errorf("making the cell's root: %w", err)
 	}
 	return &View{dir: filepath.Clean(dir), log: log, copies: map[string]*copied{}}, nil
 }
@@ -144,7 +144,7 @@ func (v *View) Watch(ctx context.Context) {
 		err := v.refresh()
 		v.mu.Unlock()
 		if err != nil {
-			v.log.Warn("a file cannot be shown to the gateway", "error", err)
+			v.log.Warn("a file cannot be shown in the cell", "error", err)
 		}
 	}
 }
