@@ -217,20 +217,26 @@ func (o *object) extension(x *Extension) {
 	}
 	o.stringSet(`"phase":`, x.Phase)
 	o.stringSet(`"decision":`, x.Decision)
-	if len(x.Credentials) > 0 {
-		o.raw(`"credentials":`)
-		for i, c := range x.Credentials {
-			o.buf = append(o.buf, "[,"[min(i, 1)], '{')
-			o.string(`"name":`, c.Name)
-			o.stringSet(`"version":`, c.Version)
-			o.buf[len(o.buf)-1] = '}'
-		}
-		o.buf = append(o.buf, ']', ',')
-	}
+	o.usesSet(`"credentials":`, x.Credentials)
+	o.usesSet(`"found_credentials":`, x.Found)
 	o.stringSet(`"reason":`, x.Reason)
 	o.stringSet(`"state":`, x.State)
 	o.stringsSet(`"header_names":`, x.HeaderNames)
 	o.stringsSet(`"query_keys":`, x.QueryKeys)
+}
+
+func (o *object) usesSet(key string, uses []CredentialUse) {
+	if len(uses) == 0 {
+		return
+	}
+	o.raw(key)
+	for i, c := range uses {
+		o.buf = append(o.buf, "[,"[min(i, 1)], '{')
+		o.string(`"name":`, c.Name)
+		o.stringSet(`"version":`, c.Version)
+		o.buf[len(o.buf)-1] = '}'
+	}
+	o.buf = append(o.buf, ']', ',')
 }
 
 // appendString leaves whatever is not plain to encoding/json.

@@ -259,9 +259,10 @@ type Extension struct {
 	SandboxID   string            `json:"sandbox_id,omitempty"`
 	Session     string            `json:"session,omitempty"`
 	Tags        map[string]string `json:"tags,omitempty"`
-	Phase       string            `json:"phase,omitempty"`       // connect, request, dns
-	Decision    string            `json:"decision,omitempty"`    // allow, deny, tunnel, approve
-	Credentials []CredentialUse   `json:"credentials,omitempty"` // what was injected
+	Phase       string            `json:"phase,omitempty"`             // connect, request, dns
+	Decision    string            `json:"decision,omitempty"`          // allow, deny, tunnel, approve
+	Credentials []CredentialUse   `json:"credentials,omitempty"`       // what was injected
+	Found       []CredentialUse   `json:"found_credentials,omitempty"` // what the response held and was overwritten
 	Reason      string            `json:"reason,omitempty"`
 	State       string            `json:"state,omitempty"`        // lifecycle: created, started, stopped, removed …
 	HeaderNames []string          `json:"header_names,omitempty"` // of the request, sorted; OCSF's http_headers wants values too

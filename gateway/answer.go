@@ -131,6 +131,7 @@ func (e *leaseError) Error() string {
 	why := "could not be used"
 	for _, known := range []error{
 		credential.ErrUnknown, credential.ErrNotBound, credential.ErrStale, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
+		credential.ErrCrowded,
 	} {
 		if errors.Is(e.err, known) {
 			why = known.Error()
@@ -179,6 +180,8 @@ func repair(err error) string {
 		return "The policy has just been loaded anew."
 	case errors.Is(err, credential.ErrNoSecret):
 		return fmt.Sprintf("An operator must run: sallyport secret set %s", name)
+	case errors.Is(err, credential.ErrCrowded):
+		return "Let requests that are under way end."
 	case errors.Is(err, credential.ErrUnavailable):
 		return "An operator must make the secret's source reachable (sallyport doctor)."
 	case errors.Is(err, credential.ErrRefused):

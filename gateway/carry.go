@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -119,6 +120,16 @@ func (x *exchange) prepare(r *http.Request) error {
 	if _, set := r.Header["User-Agent"]; !set {
 		r.Header["User-Agent"] = []string{""} // or the transport would add its own
 	}
+	if x.upgrade {
+		// Frames have to be read: what was injected for another request may be in
+		// them, or will be before they end.
+		delete(r.Header, "Sec-Websocket-Extensions")
+	}
+	x.got.strict = len(d.Inject) > 0
+	if !x.got.strict && f.exposure.Reached(f.host, f.port) {
+		x.got.strict = true
+		askSearchable(r.Header)
+	}
 	names := make([]string, 0, len(d.Inject))
 	if len(d.Inject) > 0 {
 		if err := x.inject(r); err != nil {
@@ -139,7 +150,15 @@ func (x *exchange) prepare(r *http.Request) error {
 // unscrubbable are the headers that ask for a part of a response, or for a form
 // of it that would have to be undone before it can be searched.
 var unscrubbable = []string{
-	"Range", "If-Range", "X-Ms-Range", "Grpc-Accept-Encoding", "Connect-Accept-Encoding", "Sec-Websocket-Extensions",
+	"Range", "If-Range", "X-Ms-Range", "Grpc-Accept-Encoding", "Connect-Accept-Encoding",
+}
+
+// askSearchable asks for a response that can be read whole, and best in the clear.
+func askSearchable(h http.Header) {
+	h["Accept-Encoding"] = []string{"identity"}
+	for _, name := range unscrubbable {
+		delete(h, name)
+	}
 }
 
 // inject removes the sandbox's own credentials and puts in those that the
@@ -151,13 +170,8 @@ func (x *exchange) inject(r *http.Request) error {
 		keepPlainProtocols(r.Header)
 		r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
 	}
-	// What comes back has to be read whole, and best in the clear, to be scrubbed.
-	r.Header["Accept-Encoding"] = []string{"identity"}
-	for _, name := range unscrubbable {
-		delete(r.Header, name)
-	}
+	askSearchable(r.Header)
 	to := credential.Binding{Host: x.flow.host, Port: x.flow.port, TLS: x.flow.tls(), Policy: x.decision.Revision}
-	var leases []*credential.Lease
 	for _, i := range x.decision.Inject {
 		lease, err := x.gateway.broker.Lease(r.Context(), i.Credential, to)
 		if err != nil {
@@ -168,9 +182,32 @@ func (x *exchange) inject(r *http.Request) error {
 		if err := lease.Apply(r, i.Inject); err != nil {
 			return &leaseError{credential: i.Credential, err: err}
 		}
-		leases = append(leases, lease)
+		if err := x.expose(lease); err != nil {
+			return err
+		}
 	}
-	x.got.scrubber = x.gateway.scrubbers.get(leases)
+	return nil
+}
+
+// expose has all answers to the sandbox searched for what is about to leave.
+func (x *exchange) expose(lease *credential.Lease) error {
+	use, lost, err := x.flow.exposure.Expose(lease)
+	if err != nil {
+		return &leaseError{credential: lease.Name, err: err}
+	}
+	x.sentWith = append(x.sentWith, use)
+	if len(lost) == 0 {
+		return nil
+	}
+	if x.lost == nil {
+		x.lost = make(map[string]int)
+	}
+	for name, n := range lost {
+		x.lost[name] += n
+		x.gateway.metrics.forgotten.Add(float64(n))
+	}
+	x.gateway.logger.Warn("answers to a sandbox are no longer searched for values that were injected long ago",
+		"sandbox", x.flow.identity.Name, "credentials", slices.Sorted(maps.Keys(lost)))
 	return nil
 }
 
@@ -195,11 +232,9 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 			_ = resp.Body.Close()
 			return nil, errUpgrade
 		}
-		if x.got.scrubber != nil {
-			if err := x.got.frames(resp); err != nil {
-				_ = resp.Body.Close()
-				return nil, err
-			}
+		if err := x.got.frames(resp); err != nil {
+			_ = resp.Body.Close()
+			return nil, err
 		}
 		return resp, nil // goproxy needs a body that can be written to
 	}
@@ -229,7 +264,7 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	dropHops(resp.Header, x.upgrade)
 	delete(resp.Header, decisionHeader)
 	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
-	if x.got.scrubber != nil && resp.StatusCode != http.StatusSwitchingProtocols {
+	if resp.StatusCode != http.StatusSwitchingProtocols {
 		if err := x.got.scrub(); err != nil {
 			x.err = errCoding
 			return failed(errCoding, x.allowed.ID()).response(ctx.Req)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -33,6 +34,8 @@ type exchange struct {
 	decision  policy.Decision
 	allowed   *audit.Event
 	used      []audit.CredentialUse
+	sentWith  []*credential.Use
+	lost      map[string]int // values no longer looked for, by credential
 	transport http.RoundTripper
 	upgrade   bool
 	err       error // what ended it, nil for success
@@ -65,9 +68,7 @@ func (x *exchange) inform(code int, h http.Header) {
 	dropHops(h, false)
 	delete(h, decisionHeader)
 	delete(h, "Alt-Svc")
-	if s := x.got.scrubber; s != nil {
-		x.got.hits.Add(int64(s.Header(h)))
-	}
+	x.got.scrubber.Header(h, x.got.hit)
 	header := x.out.Header()
 	maps.Copy(header, h)
 	x.out.WriteHeader(code)
@@ -75,7 +76,9 @@ func (x *exchange) inform(code int, h http.Header) {
 }
 
 func (g *Gateway) exchange(ctx context.Context, f *flow) *exchange {
-	return &exchange{Context: ctx, gateway: g, flow: f, started: time.Now()}
+	x := &exchange{Context: ctx, gateway: g, flow: f, started: time.Now()}
+	x.got.scrubber = f.exposure.Scrubber()
+	return x
 }
 
 // misuse is a request that is refused for its form, whatever the policy says.
@@ -232,6 +235,9 @@ func (x *exchange) refuse(r *http.Request, m *misuse) *answer {
 // end writes the completion of an allowed request. It runs once, when the last
 // byte has gone to the sandbox or whatever stopped that has happened.
 func (x *exchange) end() {
+	for _, u := range x.sentWith {
+		x.flow.exposure.Release(u)
+	}
 	if x.allowed == nil {
 		return
 	}
@@ -241,10 +247,18 @@ func (x *exchange) end() {
 	if x.err != nil && status(x.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
-	if n := x.got.hits.Load(); n > 0 {
-		c.Message = fmt.Sprintf("the response held the injected credential %d times; each was overwritten", n)
+	names, n := x.got.found()
+	if n > 0 {
+		c.Message = held(names, n, s.Credentials)
 		c.SeverityID = audit.SeverityMedium
+		for _, name := range names {
+			s.Found = append(s.Found, audit.CredentialUse{Name: name})
+		}
 		x.gateway.metrics.scrubbed.Add(float64(n))
+	}
+	if len(x.lost) > 0 {
+		c.Message = strings.TrimPrefix(c.Message+"; "+forgotten(x.lost), "; ")
+		c.SeverityID = audit.SeverityMedium
 	}
 	c.Duration = time.Since(x.started).Milliseconds()
 	if x.out.status != 0 {
@@ -255,6 +269,22 @@ func (x *exchange) end() {
 	c.Traffic = &x.record.Traffic
 	x.gateway.enqueue(c)
 	x.gateway.metrics.finished(x.out.status, time.Since(x.started))
+}
+
+// held says what a response held.
+func held(names []string, n int, sent []audit.CredentialUse) string {
+	own := !slices.ContainsFunc(names, func(name string) bool {
+		return !slices.ContainsFunc(sent, func(u audit.CredentialUse) bool { return u.Name == name })
+	})
+	if own {
+		return fmt.Sprintf("the response held the injected credential %d times; each was overwritten", n)
+	}
+	return fmt.Sprintf("the response held a credential of the sandbox's other requests: %s, %d times; each was overwritten", strings.Join(names, ", "), n)
+}
+
+// forgotten says what answers are no longer searched for.
+func forgotten(lost map[string]int) string {
+	return "too much was injected for this sandbox: answers are no longer searched for old values of " + strings.Join(slices.Sorted(maps.Keys(lost)), ", ")
 }
 
 // outcome is what ended the exchange, nil for success.

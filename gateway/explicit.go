@@ -102,6 +102,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 
 // absolute carries a plain HTTP request. Each is a connection of its own to policy.
 func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
+	f.exposure = g.exposures.Of(f.identity.ID)
 	if d := g.connect(ctx, f); d.Action != policy.Allow {
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"sallyport/audit"
+	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -33,6 +34,8 @@ type flow struct {
 	valid func() bool
 	// from is source as events have it; all of a connection's share one.
 	from *audit.Endpoint
+	// exposure is what went to upstreams for the sandbox.
+	exposure *credential.Exposure
 	// answer, when set, is all that a request on this connection is told.
 	answer *answer
 }

@@ -7,6 +7,9 @@
 // write-ahead and injection are its request handlers, scrubbing its response
 // handler. The completion follows when it has returned.
 //
+// An answer is searched for all that was injected for its sandbox so far, whatever
+// it answers. What was injected for other sandboxes is not looked for.
+//
 // It guarantees that no byte leaves for a destination before a durable allow
 // decision, and that whatever cannot be decided is denied. It does not
 // guarantee anything about what an allowed upstream does with a request.

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/elazarl/goproxy"
-	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"sallyport/audit"
@@ -23,9 +22,6 @@ import (
 
 // maxHeader bounds a request's head, in bytes.
 const maxHeader = 128 << 10
-
-// maxScrubbers bounds how many are kept ready.
-const maxScrubbers = 256
 
 var errClosed = errors.New("the gateway is shutting down")
 
@@ -85,7 +81,7 @@ type Gateway struct {
 	proxy     *goproxy.ProxyHttpServer
 	web       *h1.Server
 	h2        *multiplexed
-	scrubbers scrubbers
+	exposures credential.Exposures
 	floods    *floods
 	strangers strangers
 	life      context.Context // of every connection, until Shutdown loses patience
@@ -135,7 +131,6 @@ func New(o Options) (*Gateway, error) {
 		asked:        make(map[string]int),
 	}
 	g.life, g.end = context.WithCancel(context.Background())
-	g.scrubbers.cache, _ = lru.New[secretSet, *credential.Scrubber](maxScrubbers) // fails for a size below 1
 	g.floods = newFloods(g.enqueue)
 	hang(g.proxy)
 	g.web = &h1.Server{
@@ -183,6 +178,7 @@ func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
 	case g.count[id] >= g.limit:
 		return nil, errTooMany
 	}
+	f.exposure = g.exposures.Of(id)
 	g.count[id]++
 	g.open[o] = struct{}{}
 	g.metrics.connections.Inc()
@@ -197,6 +193,10 @@ func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
 	}
 	return o, nil
 }
+
+// Forget drops what a sandbox's answers are searched for. Call it when the
+// sandbox, or the client, is gone.
+func (g *Gateway) Forget(id string) { g.exposures.Forget(id) }
 
 // admit makes a place for a sandbox's request, of which HTTP/2 has many on one
 // connection, and tells whether that is one of the last.

@@ -4,12 +4,12 @@ import (
 	"bufio"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
-
-	lru "github.com/hashicorp/golang-lru/v2"
 
 	"sallyport/gateway/credential"
 )
@@ -24,9 +24,12 @@ type body struct {
 	io.ReadCloser
 	raw      io.Reader // below the scrubber
 	response *http.Response
-	scrubber *credential.Scrubber // nil when nothing was injected
-	hits     atomic.Int64         // a WebSocket's come while it ends
+	scrubber *credential.Scrubber // for all that the sandbox's requests were sent with
+	strict   bool                 // what cannot be decoded is refused
 	err      error                // but for io.EOF
+
+	mu   sync.Mutex     // a WebSocket's come while it ends
+	hits map[string]int // by credential
 }
 
 // waiting tells whether nothing of the body has come yet.
@@ -35,7 +38,27 @@ func (b *body) waiting() bool {
 	return !ok || ahead.Buffered() == 0
 }
 
-func (b *body) hit() { b.hits.Add(1) }
+func (b *body) hit(name string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.hits == nil {
+		b.hits = make(map[string]int)
+	}
+	b.hits[name]++
+}
+
+// found says how often which credential was in the response.
+func (b *body) found() (names []string, total int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.hits == nil {
+		return nil, 0
+	}
+	for _, n := range b.hits {
+		total += n
+	}
+	return slices.Sorted(maps.Keys(b.hits)), total
+}
 
 // scrub takes the secrets out of the response's head, and of its body and
 // trailers as they are read. goproxy goes on seeing the body that it knows.
@@ -44,6 +67,10 @@ func (b *body) scrub() error {
 	if resp.Body == b {
 		resp.Body = b.ReadCloser
 		defer func() { b.ReadCloser, resp.Body = resp.Body, b }()
+	}
+	if !b.strict {
+		b.scrubber.Pass(resp, b.hit)
+		return nil
 	}
 	return b.scrubber.Response(resp, b.hit)
 }
@@ -74,36 +101,6 @@ func (b *body) Read(p []byte) (int, error) {
 func (b *body) Close() error {
 	delete(b.response.Trailer, decisionHeader)
 	return b.ReadCloser.Close()
-}
-
-// scrubbers keeps the scrubbers for several credentials at once, which are
-// costly to make; a credential keeps its own. Secrets of more parts than a key
-// has room for get one for each request.
-type scrubbers struct {
-	cache *lru.Cache[secretSet, *credential.Scrubber]
-}
-
-type secretSet [6]credential.Secret
-
-func (s scrubbers) get(leases []*credential.Lease) *credential.Scrubber {
-	if len(leases) == 1 {
-		return leases[0].Scrubber()
-	}
-	var secrets []credential.Secret
-	for _, l := range leases {
-		secrets = append(secrets, l.Values()...)
-	}
-	var key secretSet
-	if len(secrets) > len(key) {
-		return credential.NewScrubber(secrets)
-	}
-	copy(key[:], secrets)
-	if got, ok := s.cache.Get(key); ok {
-		return got
-	}
-	made := credential.NewScrubber(secrets)
-	s.cache.Add(key, made)
-	return made
 }
 
 const copySize = 32 << 10

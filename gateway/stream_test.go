@@ -67,14 +67,15 @@ func TestWebSocketIsCarriedAndCounted(t *testing.T) {
 	if err != nil || resp.StatusCode != 101 {
 		t.Fatal(resp, err)
 	}
-	io.WriteString(c, "frame")
-	b := make([]byte, 5)
-	if _, err := io.ReadFull(r, b); err != nil || string(b) != "frame" {
+	const frame = "\x81\x05frame" // the upstream's, which only sends it back
+	io.WriteString(c, frame)
+	b := make([]byte, len(frame))
+	if _, err := io.ReadFull(r, b); err != nil || string(b) != frame {
 		t.Fatalf("%q %v", b, err)
 	}
 	c.Close()
 	done := l.await(2)[1]
-	if done.HTTPResponse.Code != 101 || done.Traffic.BytesOut != 5 || done.Traffic.BytesIn != 5 || done.StatusID != audit.StatusSuccess {
+	if done.HTTPResponse.Code != 101 || done.Traffic.BytesOut != 7 || done.Traffic.BytesIn != 7 || done.StatusID != audit.StatusSuccess {
 		t.Errorf("completion %+v %+v %+v", done, done.HTTPResponse, done.Traffic)
 	}
 }

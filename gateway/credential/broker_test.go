@@ -282,7 +282,7 @@ func TestSecretShowsNothing(t *testing.T) {
 	}
 	m, _ := src.Read(t.Context())
 	type hidden struct{ m credential.Material }
-	for _, text := range printed(b, l, *l, l.Values(), l.Values()[0], m, &m, hidden{m}, l.Scrubber()) {
+	for _, text := range printed(b, l, *l, l.Values(), l.Values()[0], m, &m, hidden{m}, credential.NewScrubber(l.Values())) {
 		for _, form := range []string{"s3cr3t", hex.EncodeToString([]byte("s3cr3t")), "czNjcjN0", "user:"} {
 			if strings.Contains(strings.ToLower(text), strings.ToLower(form)) {
 				t.Errorf("printed: %s", text)

@@ -3,7 +3,8 @@
 //
 // A secret is a [Secret] from the moment it is read; it prints as REDACTED
 // everywhere and is revealed only while it is written into a request to the
-// destination that it is bound to.
+// destination that it is bound to. An [Exposure] remembers what was, so that it is
+// found in whatever comes back.
 package credential
 
 import (

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
 	"text/template/parse"
 
 	"golang.org/x/net/http/httpguts"
@@ -20,9 +19,6 @@ type composed struct {
 	place  place
 	value  string
 	traces []Secret // what a response could echo, besides the fields
-
-	once  sync.Once
-	scrub *Scrubber // for the traces and the fields
 }
 
 func newComposed(p place, value string, traces ...string) *composed {

@@ -86,20 +86,6 @@ func (l *Lease) Values() []Secret {
 	return values
 }
 
-// Scrubber returns a Scrubber for Values, the same one for the same injection
-// of the same version of a secret: making one takes some 20 µs.
-func (l *Lease) Scrubber() *Scrubber {
-	switch len(l.applied) {
-	case 0:
-		return l.secret.scrubber()
-	case 1:
-		c := l.applied[0]
-		c.once.Do(func() { c.scrub = NewScrubber(l.Values()) })
-		return c.scrub
-	}
-	return NewScrubber(l.Values())
-}
-
 // secret is one reading of a source with what was derived from it.
 type secret struct {
 	material Material

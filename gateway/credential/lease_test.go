@@ -108,8 +108,14 @@ func TestApply(t *testing.T) {
 			echo := r.Header.Clone()
 			echo.Set("X-Echo", r.URL.RawQuery)
 			if tt.header != "" || len(tt.fields["k"]) >= credential.MinScrub {
-				if l.Scrubber().Header(echo) == 0 {
-					t.Error("an echo of the request is not scrubbed")
+				var all credential.Exposures
+				e := all.Of("sb-1")
+				if _, _, err := e.Expose(l); err != nil {
+					t.Fatal(err)
+				}
+				found := ""
+				if e.Scrubber().Header(echo, func(name string) { found = name }); found != "key" {
+					t.Errorf("an echo of the request is not scrubbed: found %q", found)
 				}
 			}
 		})
@@ -225,6 +231,8 @@ func FuzzApply(f *testing.F) {
 func BenchmarkLeaseAndApply(b *testing.B) {
 	br := broker(map[string]credential.Source{"key": fields{"token": "tok-12345678"}})
 	r := request(b, "https://api.example.com/v1?q=1")
+	var all credential.Exposures
+	e := all.Of("sb-1")
 	for b.Loop() {
 		l, err := br.Lease(b.Context(), "key", api)
 		if err != nil {
@@ -234,6 +242,10 @@ func BenchmarkLeaseAndApply(b *testing.B) {
 		if err := l.Apply(r, policy.Inject{}); err != nil {
 			b.Fatal(err)
 		}
-		l.Scrubber()
+		use, _, err := e.Expose(l)
+		if err != nil {
+			b.Fatal(err)
+		}
+		e.Release(use)
 	}
 }

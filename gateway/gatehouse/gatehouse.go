@@ -35,6 +35,9 @@
 // While there is no process nothing can leave: connections wait in the
 // listener's queue, which the Warden keeps open, and the Warden writes the log.
 //
+// What was injected it keeps beyond the lease, by sandbox, to find it in answers:
+// see credential.Exposure. The Warden says when a sandbox has gone.
+//
 // A process that has been taken over can do more than its sandboxes may do all
 // together: lease every credential that a rule binds, whether a sandbox asks or
 // not, which is to learn the secret and send it anywhere, the bounds of a lease

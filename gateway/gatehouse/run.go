@@ -299,6 +299,7 @@ func (in *inside) forget(_ context.Context, c forgetCall) (link.None, error) {
 	in.upstreams.Forget(c.ID)
 	in.leaves.Forget(c.ID)
 	in.names.forget(c.ID)
+	in.gate.Forget(c.ID)
 	return link.None{}, nil
 }
 

@@ -12,8 +12,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"sallyport/gateway/credential/echo"
 )
 
 // cpu reports how many bytes a second of processor time is enough for, which
@@ -77,7 +75,7 @@ func BenchmarkScrub(b *testing.B) {
 func BenchmarkNewScrubber(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		echo.New([]string{"sk-proj-T3BlbkFJabcdefghijklmnop0123456789"})
+		scrubber("sk-proj-T3BlbkFJabcdefghijklmnop0123456789")
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 )
 
 // MinLength is the length in bytes below which a value is not looked for: it
@@ -25,18 +26,27 @@ import (
 // user:password.
 const MinLength = 8
 
-// Scrubber finds some values and overwrites them. It is immutable and safe for
-// concurrent use.
-type Scrubber struct{ index *index }
+// Value is one to find, and what its occurrences are reported as.
+type Value struct{ Text, Name string }
+
+// Scrubber finds some values and overwrites them. It is safe for concurrent use.
+// The zero Scrubber looks for nothing, until Use says for what.
+type Scrubber struct {
+	index atomic.Pointer[index] // nil: there is nothing to look for
+}
 
 const redaction = '*'
 
 // New returns a Scrubber for the values. White space around them is not part of
 // them, unless they would be too short.
-func New(values []string) *Scrubber {
-	var patterns []pattern
+func New(values []Value) *Scrubber {
+	var (
+		patterns []pattern
+		names    []string // by pattern
+	)
 	seen := make(map[pattern]bool)
-	for _, value := range values {
+	for _, v := range values {
+		value := v.Text
 		if short := strings.TrimSpace(value); len(short) >= MinLength {
 			value = short
 		}
@@ -46,53 +56,66 @@ func New(values []string) *Scrubber {
 		for _, p := range spellings(value) {
 			if !seen[p] {
 				seen[p] = true
-				patterns = append(patterns, p)
+				patterns, names = append(patterns, p), append(names, v.Name)
 			}
 		}
 	}
-	return &Scrubber{newIndex(patterns)}
+	s := new(Scrubber)
+	if len(patterns) > 0 {
+		s.index.Store(newIndex(patterns, names))
+	}
+	return s
 }
+
+// Use has the Scrubber look for what another one looks for. What it is in the
+// middle of goes on so: all that is read after Use has returned is searched for
+// the new values, together with what was undecided then. A value that nobody
+// knew before is thus found wherever it is; of one that is no longer looked for,
+// what was kept back as its beginning is let go.
+func (s *Scrubber) Use(other *Scrubber) { s.index.Store(other.index.Load()) }
 
 // Format keeps the patterns out of whatever prints a Scrubber.
 func (s *Scrubber) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte("REDACTED")) }
 
-// none says that there is nothing to look for.
-func (s *Scrubber) none() bool { return s.index.window == 0 }
+// None says that there is nothing to look for, now.
+func (s *Scrubber) None() bool { return s.index.Load() == nil }
 
-// Header scrubs the values of a header in place, deletes what has a secret in
-// its name and returns how many it found. Call it for trailers too.
-func (s *Scrubber) Header(h http.Header) int {
-	if s.none() {
-		return 0
+// Header scrubs the values of a header in place and deletes what has a secret in
+// its name. hit, unless nil, is called for each occurrence, with its value's name.
+// Call it for trailers too.
+func (s *Scrubber) Header(h http.Header, hit func(name string)) {
+	index := s.index.Load()
+	if index == nil {
+		return
 	}
-	hits := 0
+	if hit == nil {
+		hit = func(string) {}
+	}
 	room := rooms.Get().(*room)
 	defer rooms.Put(room)
 	text, space := room.text[:0], room.spans[:0]
 	for name, values := range h {
 		// Names have lost their case on the way.
-		if len(name) >= s.index.window {
-			find := search{index: s.index, fold: true, spans: space}
+		if len(name) >= index.window {
+			find := search{index: index, fold: true, spans: space}
 			if find.run(append(text, name...), true); len(find.spans) > 0 {
 				delete(h, name)
-				hits++
+				hit(index.names[find.spans[0].pattern])
 				continue
 			}
 		}
 		for i, v := range values {
-			if len(v) < s.index.window {
+			if len(v) < index.window {
 				continue
 			}
 			clean := append(text, v...)
-			sift := sieve{search: search{index: s.index, spans: space}}
+			sift := sieve{search: search{index: index, spans: space}, hit: hit}
 			sift.sift(clean, true)
 			if sift.hits > 0 {
 				values[i] = string(clean)
-				hits += sift.hits
 			}
 		}
 	}
-	return hits
 }
 
 // room is what searching a header's texts takes.
@@ -105,7 +128,7 @@ var rooms = sync.Pool{New: func() any { return new(room) }}
 
 // In says whether a text holds one of the values in any spelling.
 func (s *Scrubber) In(text string) bool {
-	find := search{index: s.index}
+	find := search{index: s.index.Load()}
 	find.run([]byte(text), true)
 	return len(find.spans) > 0
 }
@@ -113,16 +136,25 @@ func (s *Scrubber) In(text string) bool {
 // sieve scrubs one text that comes in pieces.
 type sieve struct {
 	search
-	hits   int // so far; overlapping ones are one
-	masked int // bytes at the start of what is undecided that a hit covers
+	scrubber *Scrubber // whose index is used, as it is then
+	hit      func(name string)
+	hits     int // so far; overlapping ones are one
+	masked   int // bytes at the start of what is undecided that a hit covers
 }
 
-func (s *Scrubber) sieve() sieve { return sieve{search: search{index: s.index}} }
+// renew takes up what is looked for now. It comes after data was read and before
+// it is searched: what follows from a value's having left is read later still.
+func (s *sieve) renew() {
+	if s.scrubber != nil {
+		s.index = s.scrubber.index.Load()
+	}
+}
 
 // sift overwrites the secrets in data and returns how many bytes of it are
 // decided. The rest may be the beginning of a secret: it is to be offered again,
 // with what follows, unless this is the last of the text.
 func (s *sieve) sift(data []byte, last bool) (decided int) {
+	s.renew()
 	s.run(data, last)
 	decided = s.open
 	redact(data[:min(s.masked, decided)])
@@ -134,6 +166,9 @@ func (s *sieve) sift(data []byte, last bool) (decided int) {
 		}
 		if at.from >= s.masked {
 			s.hits++
+			if s.hit != nil {
+				s.hit(s.names[at.pattern])
+			}
 		}
 		redact(data[at.from:min(at.to, decided)])
 		s.masked = max(s.masked, at.to)
@@ -151,12 +186,9 @@ func redact(b []byte) {
 // Reader returns a body that reads as the given one does, scrubbed. It keeps
 // back no more than an end that may be the beginning of a secret, so that a
 // stream of events keeps flowing; when the body breaks off it keeps that for
-// good. hit, unless nil, is called for each occurrence, in the goroutine that
-// reads.
-func (s *Scrubber) Reader(body io.ReadCloser, hit func()) io.ReadCloser {
-	if s.none() {
-		return body
-	}
+// good. hit, unless nil, is called for each occurrence with its value's name, in
+// the goroutine that reads.
+func (s *Scrubber) Reader(body io.ReadCloser, hit func(name string)) io.ReadCloser {
 	return &scrubbed{reader: s.reader(body, hit), Closer: body}
 }
 
@@ -168,7 +200,7 @@ type scrubbed struct {
 	io.Closer
 }
 
-func (s *Scrubber) reader(src io.Reader, hit func()) reader {
+func (s *Scrubber) reader(src io.Reader, hit func(string)) reader {
 	return reader{text: s.text(hit), src: src}
 }
 
@@ -188,7 +220,7 @@ func (r *reader) Read(p []byte) (n int, err error) {
 			r.ready = r.ready[n:]
 		case r.err != nil:
 			return 0, r.err
-		case len(p) >= r.kept()+chunk:
+		case len(p) >= r.kept()+chunk, r.kept() == 0 && r.scrubber.None():
 			n = r.direct(p)
 		default:
 			var got int
@@ -206,7 +238,7 @@ func (r *reader) direct(p []byte) int {
 	kept := copy(p, r.buf[r.from:r.to])
 	n, r.err = r.src.Read(p[kept:])
 	data := p[:kept+n]
-	decided := r.count(data, r.err == io.EOF)
+	decided := r.sift(data, r.err == io.EOF)
 	r.from, r.to = 0, 0
 	if len(data) > decided {
 		r.to = copy(r.room(len(data)-decided), data[decided:])

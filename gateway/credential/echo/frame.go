@@ -22,10 +22,7 @@ import (
 // of status 1002 that says why, and an error that wraps ErrHidden: reserved bits,
 // which compression needs, so the caller removes Sec-WebSocket-Extensions from
 // the handshake; reserved opcodes; masks; frames out of order; bad lengths.
-func (s *Scrubber) Frames(server io.Reader, hit func()) io.Reader {
-	if s.none() {
-		return server
-	}
+func (s *Scrubber) Frames(server io.Reader, hit func(name string)) io.Reader {
 	return &frames{text: s.text(hit), src: bufio.NewReader(server), control: s.text(hit)}
 }
 
@@ -194,6 +191,7 @@ func (f *frames) begin() {
 		}
 		return
 	}
+	f.renew()
 	if payload -= int64(f.reach()); payload > 0 {
 		f.write(f.opcode, payload)
 		f.owed, f.opcode = payload, opContinuation
@@ -208,6 +206,11 @@ func (f *frames) payload() error {
 		err = io.ErrUnexpectedEOF
 	}
 	f.give(f.add(n, f.final && f.left == 0))
+	if f.left == 0 && f.owed > 0 && err == nil {
+		// Longer values are looked for than when the frame's length was promised,
+		// and one may begin here.
+		err = fmt.Errorf("%w: a frame ends in what may be a new value's beginning", ErrHidden)
+	}
 	return err
 }
 

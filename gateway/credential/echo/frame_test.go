@@ -202,7 +202,7 @@ func TestFramesCut(t *testing.T) {
 func TestFramesStream(t *testing.T) {
 	in, out := io.Pipe()
 	hits := 0
-	r := scrubber(token).Frames(in, func() { hits++ })
+	r := scrubber(token).Frames(in, func(string) { hits++ })
 	buf := make([]byte, 100_000)
 	long := strings.Repeat("more. ", 10_000)
 	for i, step := range []struct{ sent, want []byte }{
@@ -281,7 +281,7 @@ func FuzzWebSocketScrub(f *testing.F) {
 		}
 		good := stream(in...)
 		hits := 0
-		got, err := io.ReadAll(iotest.HalfReader(scrubber.Frames(newCutter(good, seed), func() { hits++ })))
+		got, err := io.ReadAll(iotest.HalfReader(scrubber.Frames(newCutter(good, seed), func(string) { hits++ })))
 		frames, rest := parse(got)
 		if frames = whole(t, frames); err != nil || len(rest) > 0 || fmt.Sprint(frames) != fmt.Sprint(want) {
 			t.Errorf("%v, %q left\n got %q\nwant %q", err, rest, frames, want)

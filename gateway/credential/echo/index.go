@@ -16,8 +16,9 @@ import "strings"
 // comparison that follows to tell.
 type index struct {
 	patterns []pattern
-	window   int // length of the shortest pattern
-	longest  int // of the longest
+	names    []string // of the values, by pattern
+	window   int      // length of the shortest pattern
+	longest  int      // of the longest
 
 	shift [1 << shiftBits]uint8  // by the hash of a window's last three bytes; 0: look at the chain
 	head  [1 << shiftBits]uint16 // by the same hash: 1 + index of the first candidate
@@ -74,7 +75,12 @@ func mixAt[text string | []byte](t text, bits int) uint32 {
 }
 
 // reach is more than the length of what can be undecided.
-func (x *index) reach() int { return stretch * x.longest }
+func (x *index) reach() int {
+	if x == nil {
+		return 0
+	}
+	return stretch * x.longest
+}
 
 // set is one of small numbers.
 type set []uint64
@@ -84,11 +90,9 @@ func (s set) add(i uint32)             { s[i/64] |= 1 << (i % 64) }
 func (s set) has(i uint32) bool        { return s[i/64]>>(i%64)&1 != 0 }
 func pairOf(first, second byte) uint32 { return uint32(first|lower)<<8 | uint32(second|lower) }
 
-func newIndex(patterns []pattern) *index {
-	x := &index{patterns: patterns[:min(len(patterns), maxPatterns)]}
-	if len(x.patterns) == 0 {
-		return x
-	}
+// newIndex takes one pattern at least.
+func newIndex(patterns []pattern, names []string) *index {
+	x := &index{patterns: patterns[:min(len(patterns), maxPatterns)], names: names}
 	x.window = maxWindow
 	places := 0
 	for i := range x.patterns {

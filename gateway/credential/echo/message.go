@@ -30,17 +30,18 @@ var framings = map[string]framing{
 	"application/connect":       {header: "Connect-Content-Encoding", flags: compressed | 2}, // the end
 }
 
-// framingOf returns the framing of a Content-Type, if it is one of these, with
-// any format of messages.
-func framingOf(values []string) (framing, bool) {
+// mediaType returns what a Content-Type says, without parameters and without the
+// format of messages. Of several the first is taken that means something here.
+func mediaType(values []string) string {
 	for _, v := range values {
 		media, _, _ := strings.Cut(v, ";")
 		base, _, _ := strings.Cut(media, "+")
-		if kind, ok := framings[strings.ToLower(strings.TrimSpace(base))]; ok {
-			return kind, true
+		base = strings.ToLower(strings.TrimSpace(base))
+		if _, ok := framings[base]; ok || base == "text/event-stream" {
+			return base
 		}
 	}
-	return framing{}, false
+	return ""
 }
 
 const (
@@ -64,6 +65,7 @@ type messages struct {
 	src     *bufio.Reader
 	flags   byte
 	codings []string
+	pass    bool // what cannot be decompressed
 
 	head  [prefix]byte
 	begun []byte // of head, to hand out
@@ -72,8 +74,8 @@ type messages struct {
 	err   error  // after these
 }
 
-func (s *Scrubber) messages(src io.Reader, flags byte, codings []string, hit func()) io.Reader {
-	return &messages{text: s.text(hit), src: bufio.NewReader(src), flags: flags, codings: codings}
+func (a *answer) messages(src io.Reader, flags byte, codings []string) io.Reader {
+	return &messages{text: a.text(a.hit), src: bufio.NewReader(src), flags: flags, codings: codings, pass: a.pass}
 }
 
 func (m *messages) Read(p []byte) (n int, err error) {
@@ -105,29 +107,51 @@ func (m *messages) begin() error {
 		return err
 	}
 	size := binary.BigEndian.Uint32(m.head[1:])
+	unknown, packed := m.head[0]&^m.flags != 0, m.head[0]&compressed != 0
 	switch {
-	case m.head[0]&^m.flags != 0:
+	case unknown && !m.pass:
 		return fmt.Errorf("%w: %w", ErrHidden, errFlags)
-	case m.head[0]&compressed == 0:
+	case !unknown && !packed, m.pass && (unknown || len(m.codings) == 0 || size > maxMessage || m.scrubber.None()):
 		m.left = int64(size)
 	case len(m.codings) == 0:
 		return fmt.Errorf("%w: %w", ErrHidden, errCompressed)
 	default:
-		whole, err := m.decompress(int64(size))
-		if err != nil {
+		if err := m.unpack(int64(size)); err != nil {
 			return err
 		}
-		m.count(whole, true)
-		m.head[0] &^= compressed
-		binary.BigEndian.PutUint32(m.head[1:], uint32(len(whole)))
-		m.ready = whole
 	}
 	m.begun = m.head[:]
 	return nil
 }
 
-func (m *messages) decompress(size int64) ([]byte, error) {
-	coded := &io.LimitedReader{R: m.src, N: size}
+// unpack makes a message ready that is compressed.
+func (m *messages) unpack(size int64) error {
+	src := io.Reader(m.src)
+	var packed []byte // as long as another may be
+	if m.pass {
+		packed = make([]byte, size)
+		if _, err := io.ReadFull(src, packed); err != nil {
+			return unexpected(err)
+		}
+		src = bytes.NewReader(packed)
+	}
+	whole, err := m.decompress(src, size)
+	switch {
+	case err == nil:
+		m.head[0] &^= compressed
+		binary.BigEndian.PutUint32(m.head[1:], uint32(len(whole)))
+	case m.pass:
+		whole = packed
+	default:
+		return err
+	}
+	m.sift(whole, true)
+	m.ready = whole
+	return nil
+}
+
+func (m *messages) decompress(src io.Reader, size int64) ([]byte, error) {
+	coded := &io.LimitedReader{R: src, N: size}
 	r, err := coding.NewReader(coded, m.codings)
 	if err != nil {
 		return nil, err

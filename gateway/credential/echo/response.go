@@ -16,7 +16,7 @@ var ErrHidden = errors.New("what the response says cannot be searched")
 
 // Response scrubs an upstream's answer in place: its header now, its body while
 // it is read, its trailer when the body has ended. hit, unless nil, is called for
-// each occurrence, in the goroutine that calls or reads.
+// each occurrence with its value's name, in the goroutine that calls or reads.
 //
 // A body with content codings is passed on without them. Content-Encoding and
 // what else speaks of the coded bytes are removed then, Content-Length included,
@@ -29,49 +29,83 @@ var ErrHidden = errors.New("what the response says cannot be searched")
 // then. What turns out to be damaged ends in an error from the body's Read: the
 // sandbox must not take it for complete.
 //
+// While there is nothing to look for, it is Pass.
+//
 // A response that switches protocols (101) has its header scrubbed only: see
 // [Scrubber.Frames]. Pass the header of an informational response (1xx) to
 // [Scrubber.Header].
-func (s *Scrubber) Response(r *http.Response, hit func()) error {
-	if s.none() {
-		return nil
-	}
-	if hit == nil {
-		hit = func() {}
-	}
-	s.header(r.Header, hit)
-	s.header(r.Trailer, hit)
-	if r.StatusCode == http.StatusSwitchingProtocols {
-		return nil
-	}
+func (s *Scrubber) Response(r *http.Response, hit func(name string)) error {
+	return (&body{answer: answer{s, r, hit, s.None()}}).scrub()
+}
 
-	codings := coding.List(r.Header["Content-Encoding"])
-	src := &body{Reader: r.Body, response: r, scrubber: s, hit: hit, coded: len(codings) > 0}
-	decoded, err := coding.NewReader(src, codings)
-	empty := bodyless(r)
+// Pass does the same for an answer that may as well not be searched: what cannot
+// be decoded is searched as it is. An RPC's message that cannot stays as it is
+// too, while those beside it lose their compression.
+//
+// While there is nothing to look for, codings stay. A stream of events loses them
+// all the same, and messages and their compression are kept apart: these last,
+// and there may be something before they end.
+func (s *Scrubber) Pass(r *http.Response, hit func(name string)) {
+	_ = (&body{answer: answer{s, r, hit, true}}).scrub() // nothing is refused
+}
+
+// answer is a response that is being scrubbed.
+type answer struct {
+	*Scrubber
+	*http.Response
+	hit  func(name string)
+	pass bool // what cannot be decoded
+}
+
+func (b *body) scrub() error {
+	a := &b.answer
+	a.Scrubber.Header(a.Response.Header, a.hit)
+	a.Scrubber.Header(a.Trailer, a.hit)
+	if a.StatusCode == http.StatusSwitchingProtocols {
+		return nil
+	}
+	codings := coding.List(a.Response.Header["Content-Encoding"])
+	b.Reader, b.coded = a.Body, len(codings) > 0
+	decoded, err := coding.NewReader(b, codings)
+	part := a.StatusCode == http.StatusPartialContent
 	switch {
-	case empty:
-		if err == nil && src.coded {
-			uncoded(r)
+	case bodyless(a.Response):
+		if err == nil && b.coded && !a.idle() {
+			uncoded(a.Response)
 		}
-		if r.Body != nil && r.Body != http.NoBody { // HTTP/2 has trailers of 204 and 304 too
-			r.Body = readCloser{src, r.Body}
+		if a.Body != nil && a.Body != http.NoBody { // HTTP/2 has trailers of 204 and 304 too
+			a.Body = readCloser{b, a.Body}
 		}
+		return nil
+	case a.pass && b.coded && (err != nil || part || a.idle()):
+		b.coded = false // as far as anybody can tell
+		a.Body = readCloser{a.plain(b), a.Body}
 		return nil
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrHidden, err)
-	case r.StatusCode == http.StatusPartialContent:
+	case part && !a.pass:
 		return fmt.Errorf("%w: it is a part of a body", ErrHidden)
 	}
-	if src.coded {
-		uncoded(r)
+	if b.coded {
+		uncoded(a.Response)
 	}
-	scrubbed, err := s.content(r, decoded, hit)
+	scrubbed, err := a.content(decoded)
 	if err != nil {
 		return err
 	}
-	r.Body = readCloser{scrubbed, r.Body}
+	a.Body = readCloser{scrubbed, a.Body}
 	return nil
+}
+
+// idle says that there is nothing to look for in the answer, nor will be before
+// it ends.
+func (a *answer) idle() bool {
+	return a.None() && mediaType(a.Response.Header["Content-Type"]) != "text/event-stream"
+}
+
+func (a *answer) plain(body io.Reader) io.Reader {
+	r := a.reader(body, a.hit)
+	return &r
 }
 
 type readCloser struct {
@@ -80,33 +114,32 @@ type readCloser struct {
 }
 
 // content scrubs a body by what it consists of.
-func (s *Scrubber) content(r *http.Response, body io.Reader, hit func()) (io.Reader, error) {
-	kind, ok := framingOf(r.Header["Content-Type"])
+func (a *answer) content(body io.Reader) (io.Reader, error) {
+	header := a.Response.Header
+	kind, ok := framings[mediaType(header["Content-Type"])]
 	if !ok {
-		reader := s.reader(body, hit)
-		return &reader, nil
+		return a.plain(body), nil
 	}
-	codings := coding.List(r.Header[kind.header])
+	codings := coding.List(header[kind.header])
 	if len(codings) > 0 {
-		if _, err := coding.NewReader(nil, codings); err != nil || kind.text {
+		_, err := coding.NewReader(nil, codings)
+		switch {
+		case err == nil && !kind.text:
+		case a.pass:
+			return a.plain(body), nil
+		default:
 			return nil, fmt.Errorf("%w: its messages: %w", ErrHidden, coding.ErrUnknown)
 		}
-		// From here on none is compressed, and so they are longer.
-		delete(r.Header, kind.header)
-		delete(r.Header, "Content-Length")
-		r.ContentLength = -1
+		if !a.pass { // from here on none is compressed
+			delete(header, kind.header)
+		}
+		delete(header, "Content-Length") // they get longer
+		a.ContentLength = -1
 	}
 	if kind.text {
-		reader := s.reader(body, hit)
-		return &reader, nil
+		return a.plain(body), nil
 	}
-	return s.messages(body, kind.flags, codings, hit), nil
-}
-
-func (s *Scrubber) header(h http.Header, hit func()) {
-	for range s.Header(h) {
-		hit()
-	}
+	return a.messages(body, kind.flags, codings), nil
 }
 
 // bodyless says whether there is nothing to read. HEAD and 304 have a header as
@@ -140,10 +173,8 @@ func uncoded(r *http.Response) {
 // body is the upstream's. Its end is when the trailer is there.
 type body struct {
 	io.Reader
-	response *http.Response
-	scrubber *Scrubber
-	hit      func()
-	coded    bool
+	answer answer
+	coded  bool
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -151,10 +182,10 @@ func (b *body) Read(p []byte) (int, error) {
 	if err == io.EOF {
 		if b.coded {
 			for _, name := range digests {
-				delete(b.response.Trailer, name)
+				delete(b.answer.Trailer, name)
 			}
 		}
-		b.scrubber.header(b.response.Trailer, b.hit)
+		b.answer.Scrubber.Header(b.answer.Trailer, b.answer.hit)
 	}
 	return n, err
 }

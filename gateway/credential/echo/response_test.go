@@ -72,7 +72,7 @@ func ask(t *testing.T, secure bool, method string, serve http.HandlerFunc) (*htt
 	}
 	t.Cleanup(func() { resp.Body.Close() })
 	hits := new(int)
-	return resp, hits, scrubber(token).Response(resp, func() { *hits++ })
+	return resp, hits, scrubber(token).Response(resp, func(string) { *hits++ })
 }
 
 func TestResponse(t *testing.T) {
@@ -269,8 +269,11 @@ func TestResponseStreams(t *testing.T) {
 func TestResponseOfNoSecrets(t *testing.T) {
 	body := io.NopCloser(strings.NewReader(token))
 	r := &http.Response{StatusCode: 206, Header: http.Header{"Content-Encoding": {"compress"}}, Body: body}
-	if err := echo.New(nil).Response(r, nil); err != nil || r.Body != body || r.Header.Get("Content-Encoding") == "" {
+	if err := echo.New(nil).Response(r, nil); err != nil || r.Header.Get("Content-Encoding") == "" {
 		t.Errorf("%v, %+v", err, r)
+	}
+	if got, err := io.ReadAll(r.Body); err != nil || string(got) != token {
+		t.Errorf("%q, %v", got, err)
 	}
 }
 
@@ -278,7 +281,7 @@ func TestResponseOfNoSecrets(t *testing.T) {
 func TestTrailerNames(t *testing.T) {
 	r := &http.Response{StatusCode: 200, Trailer: http.Header{"X-" + strings.ToUpper(token): nil, "X-Last": nil}, Body: http.NoBody}
 	hits := 0
-	if err := scrubber(token).Response(r, func() { hits++ }); err != nil || hits != 1 || len(r.Trailer) != 1 {
+	if err := scrubber(token).Response(r, func(string) { hits++ }); err != nil || hits != 1 || len(r.Trailer) != 1 {
 		t.Errorf("%v, %d hits, %v", err, hits, r.Trailer)
 	}
 }

@@ -6,15 +6,18 @@ import (
 	"slices"
 )
 
-// span is a half-open range of bytes.
-type span struct{ from, to int }
+// span is a half-open range of bytes, and the pattern that is there.
+type span struct {
+	from, to int
+	pattern  uint16
+}
 
 // search is one of a text.
 type search struct {
-	*index
-	fold  bool // letters are the same in either case
-	spans []span
-	open  int // where the first begins that might end later, or the length of data
+	*index      // nil: there is nothing to find
+	fold   bool // letters are the same in either case
+	spans  []span
+	open   int // where the first begins that might end later, or the length of data
 
 	data []byte
 	last bool
@@ -25,7 +28,7 @@ type search struct {
 // first begins that might end later: what begins after that it may leave out.
 func (s *search) run(data []byte, last bool) {
 	s.spans, s.data, s.open, s.last = s.spans[:0], data, len(data), last
-	if s.window == 0 {
+	if s.index == nil {
 		return
 	}
 	s.plain()
@@ -106,7 +109,7 @@ func (s *search) candidates(at int) {
 	for n := s.head[mixAt(s.data[at-gram:], shiftBits)]; n != 0; n = s.next[n-1] {
 		p := &s.patterns[n-1]
 		if to := from + len(p.text); to <= len(s.data) && equal(s.data[from:to], p.text, s.fold || p.fold) {
-			s.spans = append(s.spans, span{from, to})
+			s.spans = append(s.spans, span{from, to, n - 1})
 		}
 	}
 }
@@ -224,7 +227,7 @@ func (s *search) match(at int, e *reading, n uint16, i int) {
 	}
 	to, more := p.follow(s.data, at-i, state{i + took, at + int(e.n)}, s.fold)
 	if to >= 0 {
-		s.spans = append(s.spans, span{at - i, to})
+		s.spans = append(s.spans, span{at - i, to, n})
 	}
 	if more && !s.last {
 		s.open = min(s.open, at-i)

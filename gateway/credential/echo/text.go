@@ -4,13 +4,14 @@ package echo
 // undecided between the pieces.
 type text struct {
 	sieve
-	hit func()
 
 	buf      []byte
 	from, to int // of what is undecided, in buf
 }
 
-func (s *Scrubber) text(hit func()) text { return text{sieve: s.sieve(), hit: hit} }
+func (s *Scrubber) text(hit func(string)) text {
+	return text{sieve: sieve{scrubber: s, hit: hit}}
+}
 
 // kept is how many bytes are undecided.
 func (t *text) kept() int { return t.to - t.from }
@@ -30,19 +31,7 @@ func (t *text) room(n int) []byte {
 // the last ones of a text that is all.
 func (t *text) add(n int, last bool) []byte {
 	data := t.buf[t.from : t.to+n]
-	decided := t.count(data, last)
+	decided := t.sift(data, last)
 	t.from, t.to = t.from+decided, t.to+n
 	return data[:decided]
-}
-
-// count sifts and calls hit.
-func (t *text) count(data []byte, last bool) (decided int) {
-	before := t.hits
-	decided = t.sift(data, last)
-	if t.hit != nil {
-		for range t.hits - before {
-			t.hit()
-		}
-	}
-	return decided
 }

@@ -23,8 +23,8 @@
 // unlisted.example.test, which the same upstream would answer too.
 //
 // The files: authority (which host a request is for), address (where a name
-// leads), framing (where a request ends), http2, header, path, hello (TLS), sharing
-// (what connections and sandboxes have in common), lookup (DNS), slow. What is
+// leads), framing (where a request ends), http2, header, path, hello (TLS), quoted
+// (answers that quote what another request was sent with), sharing (what connections and sandboxes have in common), lookup (DNS), slow. What is
 // not even a connection is tried in internal/e2e: packets_test.go and raw_test.go.
 //
 // This package itself is only what the tests and the program inside of the

@@ -39,6 +39,7 @@ func TestNoWayAround(t *testing.T) {
 			}
 		})
 	}
+	t.Run("quoted", func(t *testing.T) { testQuoted(t, r) })
 	t.Run("leads", func(t *testing.T) { testLeads(t, r) })
 	t.Run("lookup", func(t *testing.T) { testLookups(t, r) })
 	t.Run("sharing", func(t *testing.T) { testSharing(t, r) })

@@ -29,6 +29,7 @@ type upstream struct {
 
 	mu    sync.Mutex
 	seen  []string
+	kept  string   // the credential, once it has come
 	conns []string // the gateway's end of each request's connection
 	ended int      // requests that were broken off
 }
@@ -112,6 +113,13 @@ func (u *upstream) serve(t *testing.T, names []string) error {
 func (u *upstream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
 	u.record(r, body, err)
+	if how, ok := strings.CutPrefix(r.URL.Path, "/v1/quoted/"); ok {
+		u.mu.Lock()
+		kept := u.kept
+		u.mu.Unlock()
+		quote(w, how, kept)
+		return
+	}
 	switch r.URL.Path {
 	case "/v1/echo": // the credential, of which any slice can be had
 		http.ServeContent(w, r, "echo.txt", time.Time{}, strings.NewReader(r.Header.Get("Authorization")))
@@ -146,6 +154,9 @@ func (u *upstream) record(r *http.Request, body []byte, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.seen = append(u.seen, line)
+	if sent, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer "); ok && sent == u.key {
+		u.kept = sent
+	}
 	u.conns = append(u.conns, r.RemoteAddr)
 }
 

@@ -1,0 +1,268 @@
+package credential
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"weak"
+)
+
+// Bounds of what is looked for in the answers to one sandbox. A credential that
+// is sent as a bearer token has two values, and two more for each version of it.
+const (
+	MaxExposed      = 256
+	maxExposedBytes = 256 << 10
+	// maxReached bounds the destinations that are told apart; with more of them
+	// every destination counts as one that got a credential.
+	maxReached = 1024
+	// maxUses bounds the injections that are recognised; there is one for each
+	// rule and version.
+	maxUses = 256
+)
+
+// ErrCrowded says that requests under way have so many credentials that no more
+// can be looked for in what is answered.
+var ErrCrowded = errors.New("requests under way use too many credentials")
+
+// Exposures holds an Exposure for each sandbox. The zero Exposures is empty. It
+// is safe for concurrent use.
+type Exposures struct {
+	mu   sync.Mutex
+	by   map[string]*Exposure                         // by the sandbox's ID
+	sets map[[sha256.Size]byte]weak.Pointer[Scrubber] // by what they look for
+}
+
+// Of returns a sandbox's Exposure, which it has until Forget.
+func (x *Exposures) Of(id string) *Exposure {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := x.by[id]
+	if e == nil {
+		if x.by == nil {
+			x.by = map[string]*Exposure{}
+		}
+		e = &Exposure{sets: x}
+		x.by[id] = e
+	}
+	return e
+}
+
+// Forget drops a sandbox's values. Requests still under way keep them.
+func (x *Exposures) Forget(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	delete(x.by, id)
+}
+
+// scrubber returns the one Scrubber for some values: sandboxes that use the same
+// credentials share it.
+func (x *Exposures) scrubber(values []*exposed) *Scrubber {
+	h := sha256.New()
+	write := func(s string) {
+		var n [8]byte
+		binary.BigEndian.PutUint64(n[:], uint64(len(s)))
+		h.Write(n[:])
+		h.Write([]byte(s))
+	}
+	for _, v := range values {
+		write(v.name)
+		write(v.text)
+	}
+	key := [sha256.Size]byte(h.Sum(nil))
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if s := x.sets[key].Value(); s != nil {
+		return s
+	}
+	maps.DeleteFunc(x.sets, func(_ [sha256.Size]byte, p weak.Pointer[Scrubber]) bool { return p.Value() == nil })
+	s := newScrubber(values)
+	if x.sets == nil {
+		x.sets = map[[sha256.Size]byte]weak.Pointer[Scrubber]{}
+	}
+	x.sets[key] = weak.Make(s)
+	return s
+}
+
+// Exposure is what has been sent to upstreams for one sandbox, and might come
+// back in any answer to it: each version of each secret, as Lease.Values has it.
+// It is kept in memory, for longer than the leases, until the sandbox leaves.
+//
+// Of more than MaxExposed values, or 256 KiB, those go that were sent the longest
+// ago and that no request under way was sent with. It is safe for concurrent use.
+type Exposure struct {
+	scrubber Scrubber // for all values, whichever they are
+	sets     *Exposures
+
+	mu      sync.Mutex
+	current *Scrubber           // whose index scrubber uses; keeps it in sets
+	values  map[string]*exposed // by text
+	bytes   int
+	uses    map[*composed]*Use
+	clock   uint64 // one more with each use
+	reached map[endpoint]struct{}
+}
+
+type exposed struct {
+	text, name string
+	open       int    // uses that have not been released
+	last       uint64 // use
+}
+
+type endpoint struct {
+	host string
+	port uint16
+}
+
+// Use is what one request was sent with.
+type Use struct{ values []*exposed }
+
+// Format keeps the values out of whatever prints an Exposure.
+func (e *Exposure) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(redacted)) }
+
+// Scrubber looks for all values that there are, also for those that come while
+// it is in use.
+func (e *Exposure) Scrubber() *Scrubber { return &e.scrubber }
+
+// Reached says whether a destination has been sent a credential for the sandbox.
+func (e *Exposure) Reached(host string, port uint16) bool {
+	if e.scrubber.None() {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, ok := e.reached[endpoint{host, port}]
+	return ok || len(e.reached) >= maxReached
+}
+
+// Expose takes in what a lease has been applied with. Call it before the request
+// is sent, and Release when its answer has ended. lost counts what went to make
+// room, by credential. The error is ErrCrowded.
+func (e *Exposure) Expose(l *Lease) (use *Use, lost map[string]int, err error) {
+	var key *composed // nil: not to be recognised
+	if len(l.applied) == 1 {
+		key = l.applied[0]
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	use = e.uses[key]
+	if use == nil {
+		if use, lost, err = e.take(l); err != nil {
+			return nil, nil, err
+		}
+		if e.uses == nil || len(e.uses) >= maxUses {
+			e.uses = make(map[*composed]*Use)
+		}
+		if key != nil {
+			e.uses[key] = use
+		}
+	}
+	e.clock++
+	for _, v := range use.values {
+		v.open++
+		v.last = e.clock
+	}
+	if to := (endpoint{l.to.Host, l.to.Port}); len(e.reached) < maxReached {
+		if e.reached == nil {
+			e.reached = make(map[endpoint]struct{})
+		}
+		e.reached[to] = struct{}{}
+	}
+	return use, lost, nil
+}
+
+// Release says that the answer has ended: the values may go when there is no
+// room for them any more.
+func (e *Exposure) Release(u *Use) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, v := range u.values {
+		v.open--
+	}
+}
+
+// take adds a lease's values to those that are looked for. e.mu is held.
+func (e *Exposure) take(l *Lease) (use *Use, lost map[string]int, err error) {
+	use = new(Use)
+	var fresh []*exposed
+	size := 0
+	for _, s := range l.Values() {
+		text := s.Reveal()
+		if len(text) < MinScrub || slices.ContainsFunc(use.values, func(v *exposed) bool { return v.text == text }) {
+			continue
+		}
+		v := e.values[text]
+		if v == nil {
+			v = &exposed{text: text, name: l.Name}
+			fresh = append(fresh, v)
+			size += len(text)
+		}
+		use.values = append(use.values, v)
+	}
+	if len(fresh) == 0 {
+		return use, nil, nil
+	}
+	gone, err := e.room(len(fresh), size, use)
+	if err != nil {
+		return nil, nil, err
+	}
+	if e.values == nil {
+		e.values = make(map[string]*exposed)
+	}
+	for _, v := range gone {
+		delete(e.values, v.text)
+		e.bytes -= len(v.text)
+		if lost == nil {
+			lost = make(map[string]int)
+		}
+		lost[v.name]++
+		maps.DeleteFunc(e.uses, func(_ *composed, u *Use) bool { return slices.Contains(u.values, v) })
+	}
+	for _, v := range fresh {
+		e.values[v.text] = v
+		e.bytes += len(v.text)
+	}
+	all := slices.SortedFunc(maps.Values(e.values), func(a, b *exposed) int { return strings.Compare(a.text, b.text) })
+	e.current = e.sets.scrubber(all)
+	e.scrubber.Use(e.current)
+	return use, lost, nil
+}
+
+// room says which values go so that there is room for n more of some bytes beside
+// those that a use has already. One secret alone may be larger than the bounds.
+func (e *Exposure) room(n, size int, use *Use) (gone []*exposed, err error) {
+	n, size = n+len(e.values), size+e.bytes
+	if n <= MaxExposed && size <= maxExposedBytes {
+		return nil, nil
+	}
+	var idle []*exposed
+	busy := false
+	for _, v := range e.values {
+		switch {
+		case slices.Contains(use.values, v):
+		case v.open == 0:
+			idle = append(idle, v)
+		default:
+			busy = true
+		}
+	}
+	slices.SortFunc(idle, func(a, b *exposed) int {
+		return cmp.Or(cmp.Compare(a.last, b.last), strings.Compare(a.text, b.text))
+	})
+	for _, v := range idle {
+		if n <= MaxExposed && size <= maxExposedBytes {
+			return gone, nil
+		}
+		gone = append(gone, v)
+		n, size = n-1, size-len(v.text)
+	}
+	if busy && (n > MaxExposed || size > maxExposedBytes) {
+		return nil, ErrCrowded
+	}
+	return gone, nil
+}

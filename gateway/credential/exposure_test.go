@@ -1,0 +1,165 @@
+package credential_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"sallyport/gateway/credential"
+	"sallyport/policy"
+)
+
+// leased returns a lease of a credential that has been applied.
+func leased(t testing.TB, name string, material fields) *credential.Lease {
+	t.Helper()
+	l, err := broker(map[string]credential.Source{name: material}).Lease(t.Context(), name, api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Apply(request(t, "https://api.example.com/v1"), policy.Inject{}); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// says tells whose value is found.
+func says(s *credential.Scrubber, text string) (names string) {
+	s.Header(http.Header{"X-Echo": {text}}, func(name string) { names += name })
+	return names
+}
+
+func numbered(n int) string { return fmt.Sprintf("sk-%08d-secret", n) }
+
+func TestExposure(t *testing.T) {
+	var all credential.Exposures
+	e := all.Of("sb-1")
+	s := e.Scrubber()
+	held, lost, err := e.Expose(leased(t, "first", fields{"token": numbered(0)}))
+	if err != nil || len(lost) > 0 {
+		t.Fatal(lost, err)
+	}
+	for n := 1; n < credential.MaxExposed; n++ {
+		u, lost, err := e.Expose(leased(t, "others", fields{"token": numbered(n)}))
+		if err != nil || len(lost) > 0 {
+			t.Fatal(n, lost, err)
+		}
+		e.Release(u)
+	}
+	for _, n := range []int{0, 1, credential.MaxExposed - 1} {
+		if says(s, numbered(n)) == "" {
+			t.Errorf("value %d is not looked for", n)
+		}
+	}
+	// The oldest that nothing under way was sent with goes.
+	u, lost, err := e.Expose(leased(t, "last", fields{"token": numbered(999)}))
+	if err != nil || len(lost) != 1 || lost["others"] != 1 {
+		t.Fatal(lost, err)
+	}
+	for n, want := range map[int]string{0: "first", 1: "", 2: "others", 999: "last"} {
+		if got := says(s, numbered(n)); got != want {
+			t.Errorf("value %d is %q's, want %q", n, got, want)
+		}
+	}
+	// What is sent again is young again.
+	e.Release(u)
+	again := leased(t, "others", fields{"token": numbered(2)})
+	if u, lost, err = e.Expose(again); err != nil || len(lost) > 0 {
+		t.Fatal(lost, err)
+	}
+	e.Release(u)
+	if u, _, err = e.Expose(leased(t, "more", fields{"token": numbered(1000)})); err != nil || says(s, numbered(2)) == "" || says(s, numbered(3)) != "" {
+		t.Error("not the least recently sent has gone", err)
+	}
+	e.Release(u)
+	e.Release(held)
+	if got := fmt.Sprintf("%v %+v %#v %+v", e, e, e, u); strings.Contains(got, "secret") {
+		t.Errorf("printing shows %s", got)
+	}
+	if all.Of("sb-2").Scrubber() == s || says(all.Of("sb-2").Scrubber(), numbered(999)) != "" {
+		t.Error("another sandbox's answers are searched too")
+	}
+	all.Forget("sb-1")
+	if says(all.Of("sb-1").Scrubber(), numbered(999)) != "" {
+		t.Error("the sandbox is not forgotten")
+	}
+}
+
+// Where all there is room for is in use, nothing more is sent.
+func TestExposureCrowded(t *testing.T) {
+	var all credential.Exposures
+	e := all.Of("sb-1")
+	var uses []*credential.Use
+	for n := range credential.MaxExposed {
+		u, _, err := e.Expose(leased(t, "key", fields{"token": numbered(n)}))
+		if err != nil {
+			t.Fatal(n, err)
+		}
+		uses = append(uses, u)
+	}
+	one := leased(t, "key", fields{"token": numbered(999)})
+	if _, _, err := e.Expose(one); !errors.Is(err, credential.ErrCrowded) {
+		t.Errorf("error %v", err)
+	}
+	e.Release(uses[7])
+	if _, lost, err := e.Expose(one); err != nil || lost["key"] != 1 || says(e.Scrubber(), numbered(7)) != "" {
+		t.Error(lost, err)
+	}
+}
+
+// The bound is in bytes too; one secret alone may be larger.
+func TestExposureOfLongSecrets(t *testing.T) {
+	var all credential.Exposures
+	e := all.Of("sb-1")
+	u, _, err := e.Expose(leased(t, "small", fields{"token": numbered(1)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Release(u)
+	long := fields{"token": numbered(2), "file": strings.Repeat("0123456789abcdef", 20<<10)}
+	if u, lost, err := e.Expose(leased(t, "long", long)); err != nil || lost["small"] != 1 || len(lost) != 1 {
+		t.Error(u, lost, err)
+	}
+	if says(e.Scrubber(), numbered(1)) != "" || says(e.Scrubber(), numbered(2)) != "long" {
+		t.Error("not what was sent last is looked for")
+	}
+}
+
+// A sandbox that sends what it has sent before costs no new index.
+func TestExposureAgain(t *testing.T) {
+	var all credential.Exposures
+	e := all.Of("sb-1")
+	l := leased(t, "key", fields{"token": numbered(1)})
+	if n := testing.AllocsPerRun(100, func() {
+		u, _, err := e.Expose(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.Release(u)
+	}); n > 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkExpose(b *testing.B) {
+	for _, n := range []int{1, credential.MaxExposed} {
+		b.Run(fmt.Sprint(n, " values anew"), func(b *testing.B) {
+			b.ReportAllocs()
+			var all credential.Exposures
+			e := all.Of("sb-1")
+			i := 0
+			for b.Loop() {
+				if n == 1 {
+					e = all.Of(fmt.Sprint(i))
+				}
+				i++
+				u, _, err := e.Expose(leased(b, "key", fields{"token": numbered(i)}))
+				if err != nil {
+					b.Fatal(err)
+				}
+				e.Release(u)
+			}
+		})
+	}
+}
