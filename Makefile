@@ -52,7 +52,7 @@ soak:
 # SALLYPORT_BODY is in bytes.
 long:
 	@SALLYPORT_IDLE=$${SALLYPORT_IDLE:-20m} SALLYPORT_BODY=$${SALLYPORT_BODY:-10000000000} \
-		$(GO) test ./gateway -run 'TestLargeBodies$$|TestIdlingInEarnest$$' -count=1 -v -timeout 3h
+		$(GO) test ./gateway -run 'TestLargeBodies$$|TestIdlingInEarnest$$' -count=1 -v -parallel 8 -timeout 3h
 
 bench: build
 	@$(GO) run ./internal/bench -o docs/bench.md
