@@ -120,7 +120,7 @@ func (i *inside) print(w io.Writer) error {
 		}
 	}
 	fmt.Fprintf(t, "\n%d rounds of %s each in turn, medians; %d CPUs shared with load and upstream\n",
-		insideRounds, min(i.duration, insideDuration), runtime.NumCPU())
+		insideRounds(i.options), min(i.duration, insideDuration), runtime.NumCPU())
 	fmt.Fprintf(t, "\nat rest, one sandbox, MB\tdaemon\tgateway\tboth\tshared pages in each process\n")
 	for _, r := range i.found.Rest {
 		mb := func(n int64) float64 { return float64(n) / 1e6 }

@@ -24,7 +24,7 @@ func TestInside(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	i, err := measureInside(ctx, options{dir: t.TempDir(), bin: programs.Dir, listen: "127.0.0.1", rules: 10, duration: 50 * time.Millisecond})
+	i, err := measureInside(ctx, options{dir: t.TempDir(), bin: programs.Dir, listen: "127.0.0.1", rounds: 1, rules: 10, duration: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

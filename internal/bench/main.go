@@ -98,7 +98,7 @@ func main() {
 }
 
 // longest is how long all of it may take.
-const longest = 12 * time.Minute
+const longest = 15 * time.Minute
 
 // whole runs everything that is asked for, and reports it.
 func whole(ctx context.Context, o options) (err error) {

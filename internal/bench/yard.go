@@ -285,12 +285,12 @@ func (y *yard) did() (s stats, err error) {
 	return s, s.count(metrics)
 }
 
-// insideRounds and insideDuration are of each kind and contender: less than
-// elsewhere, since a sandbox is waited for between them.
-const (
-	insideRounds   = 3
-	insideDuration = time.Second
-)
+// insideDuration is a round's at most: shorter than elsewhere, since a sandbox is
+// waited for between them.
+const insideDuration = time.Second
+
+// insideRounds is how many each kind and contender has.
+func insideRounds(o options) int { return min(3, (o.rounds+2)/3) }
 
 // measure runs rounds of a kind from both sandboxes in turn.
 func (y *yard) measure(ctx context.Context, name string, f *findings) error {
@@ -302,7 +302,7 @@ func (y *yard) measure(ctx context.Context, name string, f *findings) error {
 		return err
 	}
 	rounds := map[string][]result{}
-	for n := range insideRounds + 1 { // the first warms up
+	for n := range insideRounds(o) + 1 { // the first warms up
 		for _, contender := range []string{baseline, "sallyport"} {
 			if got := rounds[contender]; len(got) > 0 && got[0].Unspoken {
 				continue
