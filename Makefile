@@ -6,6 +6,7 @@
 # make generate  the BPF objects            make clean     remove bin
 # make fuzz      every fuzz target for ten minutes each (FUZZTIME=30s FUZZ=resolver for less)
 # make soak      two minutes of mixed traffic and faults through the gateway, with the race detector
+# make long      what takes half an hour: bodies of 10 GB, and connections that idle for 20 minutes
 # make bench-datapath  measure the guard of the network, as root, after make setup
 SHELL   := /bin/sh
 GO      ?= go
@@ -14,7 +15,7 @@ CACHE   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sallyport
 export CGO_ENABLED ?= 0
 export PATH := $(PATH):/usr/local/go/bin
 
-.PHONY: setup build demo down test fuzz soak bench bench-datapath lint generate clean
+.PHONY: setup build demo down test fuzz soak long bench bench-datapath lint generate clean
 
 # What setup.sh makes lies in the cache, by version; sallyport looks beside itself.
 link = @mkdir -p bin && ln -sfn $(CACHE)/runsc bin/runsc && ln -sfn $(CACHE)/base.tar bin/base.tar
@@ -47,6 +48,11 @@ fuzz:
 # SALLYPORT_SOAK=10m is longer, SALLYPORT_SEED=N plays an earlier run's dice.
 soak:
 	@CGO_ENABLED=1 SALLYPORT_SOAK=$${SALLYPORT_SOAK:-2m} $(GO) test -race ./gateway -run 'TestSoak$$' -count=1 -v -timeout 1h
+
+# SALLYPORT_BODY is in bytes.
+long:
+	@SALLYPORT_IDLE=$${SALLYPORT_IDLE:-20m} SALLYPORT_BODY=$${SALLYPORT_BODY:-10000000000} \
+		$(GO) test ./gateway -run 'TestLargeBodies$$|TestIdlingInEarnest$$' -count=1 -v -parallel 8 -timeout 3h
 
 bench: build
 	@$(GO) run ./internal/bench -o docs/bench.md

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"runtime/metrics"
@@ -19,16 +18,13 @@ import (
 	"time"
 )
 
-// large is how many bytes TestLargeBodies sends each way. SALLYPORT_BODY sets
-// another number: 10 GB take minutes.
-var large = func() int64 {
-	if n, err := strconv.ParseInt(os.Getenv("SALLYPORT_BODY"), 10, 64); err == nil {
-		return n
-	}
+// sizable is how many bytes TestBodiesInEveryVersion sends each way: more than
+// may lie anywhere on the way. TestLargeBodies sends more.
+var sizable = func() int64 {
 	if raceEnabled {
 		return 32 << 20
 	}
-	return 256 << 20
+	return 64 << 20
 }()
 
 // flat is how much the heap may grow while a body goes through, in bytes, with
@@ -81,42 +77,38 @@ func heap(f func()) int64 {
 	return most
 }
 
-func TestLargeBodies(t *testing.T) {
+func TestBodiesInEveryVersion(t *testing.T) {
 	meetings(t, func(t *testing.T, m *meeting) {
-		large := large
-		if m.explicit {
-			large = min(large, 32<<20) // the same but for how it begins
-		}
 		m.handle("/up", func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(io.Discard, r.Body)
 			fmt.Fprint(w, n, err)
 		})
 		m.handle("/down", func(w http.ResponseWriter, r *http.Request) {
-			w.Header().Set("Content-Length", strconv.FormatInt(large, 10))
-			_, _ = io.Copy(w, &endless{left: large})
+			w.Header().Set("Content-Length", strconv.FormatInt(sizable, 10))
+			_, _ = io.Copy(w, &endless{left: sizable})
 		})
 		start := time.Now()
 		grew := heap(func() {
-			if got, want := text(t, m.do(t, m.request(t, "PUT", "/up", &endless{left: large}))), fmt.Sprint(large, " <nil>"); got != want {
+			if got, want := text(t, m.do(t, m.request(t, "PUT", "/up", &endless{left: sizable}))), fmt.Sprint(sizable, " <nil>"); got != want {
 				t.Errorf("sent: %s, want %s", got, want)
 			}
 		})
 		up := time.Since(start)
 		start = time.Now()
 		grew = max(grew, heap(func() {
-			if n, err := io.Copy(io.Discard, m.do(t, m.request(t, "GET", "/down", nil)).Body); n != large || err != nil {
+			if n, err := io.Copy(io.Discard, m.do(t, m.request(t, "GET", "/down", nil)).Body); n != sizable || err != nil {
 				t.Errorf("received %d %v", n, err)
 			}
 		}))
-		t.Logf("%d bytes: sent in %v, received in %v, heap +%d KiB", large, up, time.Since(start), grew>>10)
+		t.Logf("%d bytes: sent in %v, received in %v, heap +%d KiB", sizable, up, time.Since(start), grew>>10)
 		if grew > flat {
 			t.Errorf("the heap grew by %d MiB", grew>>20)
 		}
 		decisions, completions := m.settled(t)
-		if up := completions[decisions[0].ID()]; up.Traffic.BytesOut != large {
+		if up := completions[decisions[0].ID()]; up.Traffic.BytesOut != sizable {
 			t.Errorf("completion says %d bytes out", up.Traffic.BytesOut)
 		}
-		if down := completions[decisions[1].ID()]; down.Traffic.BytesIn != large {
+		if down := completions[decisions[1].ID()]; down.Traffic.BytesIn != sizable {
 			t.Errorf("completion says %d bytes in", down.Traffic.BytesIn)
 		}
 	})

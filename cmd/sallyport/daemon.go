@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -364,6 +365,8 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.serveAPI(ctx, g); err != nil {
 		return err
 	}
+	// Reading and compiling a policy leaves twice of what then lives.
+	debug.FreeOSMemory()
 	d.log.Info("sallyport is up", "version", version, "policy", d.rules.Policy().Revision(), "rules", d.rules.Policy().Rules())
 	return nil
 }

@@ -34,6 +34,7 @@ var contenders = []contender{
 	{name: "goproxy"},
 	{name: "squid", find: findSquid, start: startSquid, host: "localhost"}, // it makes no certificates for addresses
 	{name: "mitmproxy", find: findMitmproxy, start: startMitmproxy},
+	{name: "iron-proxy", find: findIronProxy, start: startIronProxy, host: "localhost"}, // for the same reason
 	{name: "sallyport", ours: true},
 }
 
@@ -53,7 +54,29 @@ func (c contender) begin(ctx context.Context, o options) (*process, error) {
 	if c.start != nil {
 		return c.start(ctx, o)
 	}
+	var err error
+	if o.program, err = copyOf(o, c.name); err != nil {
+		return nil, err
+	}
 	return start(ctx, o, c.name)
+}
+
+// copyOf is this program in a file of a contender's own, made once: else load and
+// upstream would bear a part of its pages, and a proportional share of memory
+// would be too small.
+func copyOf(o options, name string) (string, error) {
+	if o.copies == "" {
+		return "", nil
+	}
+	path := filepath.Join(o.copies, name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	whole, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		return "", err
+	}
+	return path, os.WriteFile(path, whole, 0o755)
 }
 
 // foreign starts a program that is not of this repository, and waits until it
@@ -94,7 +117,7 @@ func vacant() (string, error) {
 // keyPair writes a certificate authority of the contender's own, its key and
 // certificate in one file, and its root where the load looks for it.
 func keyPair(o options, name, path string) error {
-	cert, root, err := certificate(name)
+	cert, root, err := certificate(name, o.listen)
 	if err != nil {
 		return err
 	}

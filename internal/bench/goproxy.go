@@ -41,7 +41,7 @@ func goproxyRole(ctx context.Context, o options) error {
 		r.Header.Set("Authorization", "Bearer "+secret)
 		return r, nil
 	})
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	ln, err := net.Listen("tcp", net.JoinHostPort(o.listen, "0"))
 	if err != nil {
 		return err
 	}

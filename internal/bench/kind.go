@@ -32,6 +32,14 @@ const idleConnections = 10_000
 // kinds are the kinds of load beside keepAlive.
 var kinds = []kind{
 	{
+		name: "steady", target: secured, connections: 128, load: (*client).documentsInTurn,
+		figures: []figure{{name: "kept-alive connections, 128", unit: "requests/s", value: rate}},
+	},
+	{
+		name: "steady-few", target: secured, connections: 16, load: (*client).documentsInTurn,
+		figures: []figure{{name: "kept-alive connections, 16", unit: "requests/s", value: rate}},
+	},
+	{
 		name: "fresh", target: secured, connections: 16, load: (*client).freshResumed,
 		figures: []figure{{name: "fresh connection each, sessions kept", unit: "requests/s", value: rate}},
 	},
@@ -48,7 +56,7 @@ var kinds = []kind{
 		figures: []figure{{name: "bodies of 64 MiB, injected (and scrubbed)", unit: "MB/s", value: throughput}},
 	},
 	{
-		name: "latency", target: secured, connections: 1, load: (*client).single,
+		name: "latency", target: secured, connections: 1, load: (*client).documentsInTurn,
 		figures: []figure{
 			{name: "one request at a time, p50", unit: "µs", value: func(r result) float64 { return micros(r.P50) }, less: true},
 			{name: "one request at a time, p99", unit: "µs", value: func(r result) float64 { return micros(r.P99) }, less: true},
@@ -68,7 +76,8 @@ var kinds = []kind{
 			{name: "idle connections, memory of each", unit: "KB", value: func(r result) float64 {
 				return float64(r.Grown) / 1024 / float64(max(r.Open, 1))
 			}, less: true},
-			{name: "at rest, memory", unit: "MB", value: func(r result) float64 { return float64(r.Rest) / (1 << 20) }, less: true},
+			{name: "at rest, memory", unit: "MB", value: func(r result) float64 { return float64(r.Rest.Proportional) / 1e6 }, less: true},
+			{name: "at rest, shared pages in each process", unit: "MB", value: func(r result) float64 { return float64(r.Rest.Resident) / 1e6 }, less: true},
 		},
 	},
 }
@@ -94,7 +103,7 @@ func kindNames() []string {
 	for _, k := range kinds {
 		names = append(names, k.name)
 	}
-	return names
+	return append(names, sandboxed)
 }
 
 // chosen are the names in a list, all of them when it is empty.

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"sallyport/internal/e2e/stage"
 )
 
 // result of one round.
@@ -28,11 +30,11 @@ type result struct {
 	Unspoken bool          // the proxy does not speak the protocol
 	Open     int           // connections left so
 
-	CPU    time.Duration `json:"-"` // that the proxy used
+	CPU    time.Duration `json:",omitzero"` // that the proxy used
 	Shares shares        `json:"-"`
 	Took   time.Duration `json:"-"` // all of it
-	Rest   int64         `json:"-"` // bytes that the proxy had resident before
-	Grown  int64         `json:"-"` // and how many more at the end
+	Rest   stage.Memory  `json:"-"` // that the proxy had before
+	Grown  int64         `json:"-"` // bytes that it had resident more at the end
 }
 
 // shares are the parts of all the machine's CPU time that each had: what is left
@@ -43,7 +45,7 @@ type shares struct{ load, upstream, proxy float64 }
 // until the proxy's memory has been read. Of no upstream there is no share.
 func measure(ctx context.Context, o options, proxy, upstream *process) (r result, err error) {
 	began := time.Now()
-	if r.Rest, err = proxy.resident(); err != nil {
+	if r.Rest, err = proxy.memory(); err != nil {
 		return result{}, err
 	}
 	before, err := proxy.cpu()
@@ -64,11 +66,11 @@ func measure(ctx context.Context, o options, proxy, upstream *process) (r result
 	if err := json.Unmarshal([]byte(load.ready), &r); err != nil {
 		return result{}, err
 	}
-	now, err := proxy.resident()
+	now, err := proxy.memory()
 	if err != nil {
 		return result{}, err
 	}
-	r.Grown = now - r.Rest
+	r.Grown = now.Resident - r.Rest.Resident
 	after, err := proxy.cpu()
 	if err != nil {
 		return result{}, err
@@ -104,7 +106,7 @@ func loadRole(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
-	if err := json.NewEncoder(os.Stdout).Encode(r); err != nil {
+	if err := json.NewEncoder(os.Stdout).Encode(r); err != nil || o.once {
 		return err
 	}
 	<-ctx.Done()
@@ -115,18 +117,21 @@ func loadRole(ctx context.Context, o options) error {
 // client is one end of the load.
 type client struct {
 	options
-	proxies []*url.URL // of which each connection takes one, in turn
-	roots   *x509.CertPool
-	held    []*tls.Conn // left open
+	proxies []*url.URL     // of which each connection takes one, in turn; none: it is steered
+	roots   *x509.CertPool // nil: the system's
+	held    []*tls.Conn    // left open
 }
 
 func newClient(o options) (*client, error) {
-	c := &client{options: o, roots: x509.NewCertPool()}
-	pem, err := os.ReadFile(o.roots)
-	if err != nil {
-		return nil, err
+	c := &client{options: o}
+	if o.roots != "" {
+		pem, err := os.ReadFile(o.roots)
+		if err != nil {
+			return nil, err
+		}
+		c.roots = x509.NewCertPool()
+		c.roots.AppendCertsFromPEM(pem)
 	}
-	c.roots.AppendCertsFromPEM(pem)
 	for _, text := range strings.Fields(o.proxy) {
 		via, err := url.Parse(text)
 		if err != nil {
@@ -177,7 +182,7 @@ func (c *client) keepAlive(ctx context.Context) (result, error) {
 	var group errgroup.Group
 	for i := range clients {
 		clients[i] = &http.Client{Timeout: patience, Transport: &http.Transport{
-			Proxy: http.ProxyURL(c.proxies[0]), TLSClientConfig: &tls.Config{RootCAs: c.roots}, DisableCompression: true,
+			Proxy: c.via, TLSClientConfig: &tls.Config{RootCAs: c.roots}, DisableCompression: true,
 		}}
 		group.Go(func() error { return fetch(ctx, clients[i], c.target) })
 	}
@@ -185,6 +190,14 @@ func (c *client) keepAlive(ctx context.Context) (result, error) {
 		return result{}, err
 	}
 	return c.repeat(func(i int) error { return fetch(ctx, clients[i], c.target) })
+}
+
+// via is an http.Transport's Proxy.
+func (c *client) via(*http.Request) (*url.URL, error) {
+	if c.proxies == nil {
+		return nil, nil
+	}
+	return c.proxies[0], nil
 }
 
 // fetch gets the document.

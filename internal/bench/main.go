@@ -4,8 +4,9 @@
 // Sallyport's side has policy, injection and a durable audit on. It is measured
 // as the daemon runs it, the gateway in a process without privileges, and, with
 // kept-alive connections and 1 KB of JSON, in one process too. Further kinds of
-// load (see kinds) have a row each, with squid and mitmproxy where they are
-// installed.
+// load (see kinds) have a row each, with squid, mitmproxy and iron-proxy where
+// they are installed. As root, after make setup, the whole daemon is measured
+// too, from a gVisor sandbox (see inside).
 //
 // A run is bounded in count and time, and leaves nothing behind but its report.
 package main
@@ -14,9 +15,11 @@ import (
 	"cmp"
 	"context"
 	"flag"
+	"fmt"
 	"log"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -34,6 +37,11 @@ type options struct {
 	kind        string // of the load
 	proxy       string // of the load: URL, or several with a space between
 	roots       string // of the load: PEM file
+	copies      string // folder for copies of this program
+	program     string // that plays a role: this one, or a copy
+	once        bool   // the load ends when it has said what came of it
+	listen      string // address of goproxy and of the upstreams
+	bin         string // folder of the daemon, the agent, gVisor and the base image
 	profile     string // of the gateway: folder for its profiles
 	out         string // Markdown file for the report
 	only        string // kinds, with a comma between
@@ -60,18 +68,22 @@ func main() {
 	flag.StringVar(&o.kind, "kind", keepAlive, "kind of load (set by bench itself)")
 	flag.StringVar(&o.proxy, "proxy", "", "URLs of the proxy (set by bench itself)")
 	flag.StringVar(&o.roots, "roots", "", "PEM file of roots (set by bench itself)")
+	flag.BoolVar(&o.once, "once", false, "end when the load is over (set by bench itself)")
+	flag.StringVar(&o.listen, "listen", "127.0.0.1", "address to listen on (set by bench itself)")
+	flag.StringVar(&o.bin, "bin", "bin", "folder of what make setup and make build have made")
 	flag.StringVar(&o.profile, "profile", "", "folder for CPU and allocation profiles of the gateway in one process")
 	flag.StringVar(&o.out, "o", "", "Markdown file for the report")
 	flag.StringVar(&o.only, "only", "", "kinds of load to measure: "+strings.Join(kindNames(), ", ")+" (default: all)")
-	flag.IntVar(&o.rounds, "rounds", 9, "rounds of each; of a further kind a third as many")
+	flag.IntVar(&o.rounds, "rounds", 7, "rounds of each; of a further kind a third as many")
 	flag.IntVar(&o.rules, "rules", 1000, "rules in the policy")
 	flag.IntVar(&o.connections, "connections", 128, "connections under load")
-	flag.DurationVar(&o.duration, "duration", 1500*time.Millisecond, "length of a round")
+	flag.DurationVar(&o.duration, "duration", 1200*time.Millisecond, "length of a round")
 	flag.Parse()
 
 	roles := map[string]func(context.Context, options) error{
 		"": whole, "upstream": upstreamRole, "load": loadRole,
 		"goproxy": goproxyRole, "sallyport": sallyportRole, "unsplit": unsplitRole, "kept": sallyportRole,
+		"inside": insideRole, "wait": waitRole,
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -86,7 +98,7 @@ func main() {
 }
 
 // longest is how long all of it may take.
-const longest = 12 * time.Minute
+const longest = 15 * time.Minute
 
 // whole runs everything that is asked for, and reports it.
 func whole(ctx context.Context, o options) (err error) {
@@ -107,6 +119,10 @@ func whole(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
+	o.copies = filepath.Join(o.dir, "copies")
+	if err := os.Mkdir(o.copies, 0o711); err != nil {
+		return err
+	}
 	if err := widen(); err != nil {
 		return err
 	}
@@ -123,6 +139,13 @@ func whole(ctx context.Context, o options) (err error) {
 			return err
 		}
 		parts = append(parts, s)
+	}
+	if slices.Contains(only, sandboxed) {
+		i, err := measureInside(ctx, o)
+		if err != nil {
+			return fmt.Errorf("%s: %w", sandboxed, err)
+		}
+		parts = append(parts, i)
 	}
 	return report(o.out, parts)
 }

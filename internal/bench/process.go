@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"sallyport/internal/e2e/stage"
 )
 
 // process is this program in a role, or another proxy.
@@ -43,13 +45,16 @@ func start(ctx context.Context, o options, role string) (*process, error) {
 }
 
 func command(ctx context.Context, o options, role string) *exec.Cmd {
-	self, err := os.Executable()
-	if err != nil {
-		self = os.Args[0]
+	self := o.program
+	if self == "" {
+		var err error
+		if self, err = os.Executable(); err != nil {
+			self = os.Args[0]
+		}
 	}
 	cmd := exec.CommandContext(ctx, self,
 		"-role", role, "-dir", o.dir, "-upstreams", o.upstreams.String(), "-target", o.target, "-kind", o.kind, "-proxy", o.proxy, "-roots", o.roots, "-profile", o.profile,
-		"-rules", strconv.Itoa(o.rules), "-connections", strconv.Itoa(o.connections), "-duration", o.duration.String())
+		"-listen", o.listen, "-bin", o.bin, "-rounds", strconv.Itoa(o.rounds), "-rules", strconv.Itoa(o.rules), "-connections", strconv.Itoa(o.connections), "-duration", o.duration.String())
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
 	cmd.Stderr = os.Stderr
@@ -118,11 +123,16 @@ func statFields(pid int) ([][]byte, error) {
 }
 
 // cpu is what the process and its children have used so far, user and system.
-func (p *process) cpu() (total time.Duration, err error) {
+func (p *process) cpu() (time.Duration, error) {
 	pids, err := p.pids()
 	if err != nil {
 		return 0, err
 	}
+	return cpuOf(pids...)
+}
+
+// cpuOf is what processes have used so far, user and system.
+func cpuOf(pids ...int) (total time.Duration, err error) {
 	for _, pid := range pids {
 		fields, err := statFields(pid)
 		if err != nil {
@@ -139,19 +149,14 @@ func (p *process) cpu() (total time.Duration, err error) {
 	return total, nil
 }
 
-// peak is the most memory that they have had resident, in bytes.
-func (p *process) peak() (int64, error) { return p.memory("VmHWM:") }
-
-// resident is the memory that they have resident now, in bytes.
-func (p *process) resident() (int64, error) { return p.memory("VmRSS:") }
-
-func (p *process) memory(name string) (total int64, err error) {
+// peak is the most memory that each has had resident, in bytes.
+func (p *process) peak() (total int64, err error) {
 	pids, err := p.pids()
 	if err != nil {
 		return 0, err
 	}
 	for _, pid := range pids {
-		n, err := memoryOf(pid, name)
+		n, err := peakOf(pid)
 		if err != nil {
 			return 0, err
 		}
@@ -160,15 +165,24 @@ func (p *process) memory(name string) (total int64, err error) {
 	return total, nil
 }
 
-// memoryOf is a figure of proc_pid_status(5), in bytes.
-func memoryOf(pid int, name string) (int64, error) {
+// memory is what they have now.
+func (p *process) memory() (stage.Memory, error) {
+	pids, err := p.pids()
+	if err != nil {
+		return stage.Memory{}, err
+	}
+	return stage.MemoryOf(pids...)
+}
+
+// peakOf is VmHWM of proc_pid_status(5), in bytes.
+func peakOf(pid int) (int64, error) {
 	path := fmt.Sprintf("/proc/%d/status", pid)
 	raw, err := os.ReadFile(path)
 	if err != nil {
 		return 0, err
 	}
 	for line := range bytes.Lines(raw) {
-		if kb, ok := bytes.CutPrefix(line, []byte(name)); ok {
+		if kb, ok := bytes.CutPrefix(line, []byte("VmHWM:")); ok {
 			n, err := strconv.ParseInt(string(bytes.TrimSpace(bytes.TrimSuffix(bytes.TrimSpace(kb), []byte("kB")))), 10, 64)
 			return n << 10, err
 		}

@@ -49,6 +49,18 @@ func (s *stats) err() error {
 	return nil
 }
 
+// count reads what a gateway's metrics say.
+func (s *stats) count(metrics prometheus.Gatherer) (err error) {
+	if s.Requests, err = sum(metrics, "sallyport_gateway_responses_total"); err != nil {
+		return err
+	}
+	if s.Recalled, err = sum(metrics, "sallyport_gateway_recalled_decisions_total"); err != nil {
+		return err
+	}
+	s.Unevaluated, err = sum(metrics, "sallyport_gateway_unevaluated_total")
+	return err
+}
+
 // memory is a source whose secret is in the process: what a source costs is not
 // measured here.
 type memory struct{}
@@ -151,13 +163,7 @@ func newHouse(ctx context.Context, o options) (h *house, err error) {
 // report says what the gateway has done, which then is over.
 func (h *house) report(counted audit.Stats, metrics prometheus.Gatherer) (err error) {
 	s := stats{Events: counted.Events, Syncs: counted.Syncs, Rules: h.compiled.Rules()}
-	if s.Requests, err = sum(metrics, "sallyport_gateway_responses_total"); err != nil {
-		return err
-	}
-	if s.Recalled, err = sum(metrics, "sallyport_gateway_recalled_decisions_total"); err != nil {
-		return err
-	}
-	if s.Unevaluated, err = sum(metrics, "sallyport_gateway_unevaluated_total"); err != nil {
+	if err := s.count(metrics); err != nil {
 		return err
 	}
 	return json.NewEncoder(os.Stdout).Encode(s)

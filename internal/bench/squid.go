@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,7 @@ func squidHelper(ctx context.Context) (string, error) {
 	if dir == nil {
 		return "", errors.New("squid -v does not say where its helpers are")
 	}
-	helper := filepath.Join(strings.ReplaceAll(string(dir[1]), "${prefix}", "/usr"), "security_file_certgen")
+	helper := filepath.Join(cmp.Or(os.Getenv("SQUID_HELPERS"), strings.ReplaceAll(string(dir[1]), "${prefix}", "/usr")), "security_file_certgen")
 	if _, err := os.Stat(helper); err != nil {
 		return "", fmt.Errorf("its helper for certificates: %w", err)
 	}

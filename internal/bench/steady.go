@@ -34,8 +34,8 @@ func (c *client) steady(ctx context.Context, path string, size int64) (result, e
 	return r, err
 }
 
-// single has one request at a time under way.
-func (c *client) single(ctx context.Context) (result, error) {
+// documentsInTurn has one request at a time under way on each connection.
+func (c *client) documentsInTurn(ctx context.Context) (result, error) {
 	return c.steady(ctx, documentPath, int64(len(document)))
 }
 

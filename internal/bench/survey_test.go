@@ -49,7 +49,7 @@ func TestSurvey(t *testing.T) {
 	for i := range kinds {
 		kinds[i].connections = min(kinds[i].connections, 40)
 	}
-	s := newSurvey(options{dir: t.TempDir(), rounds: 1, rules: 10, duration: 50 * time.Millisecond}, kindNames())
+	s := newSurvey(options{dir: t.TempDir(), listen: "127.0.0.1", rounds: 1, rules: 10, duration: 50 * time.Millisecond}, kindNames())
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	if err := s.run(ctx); err != nil {
@@ -85,8 +85,8 @@ func TestSurvey(t *testing.T) {
 		t.Error("the report does not say why squid has no figures")
 	}
 	idle := s.entries["idle"]["sallyport"].rounds[0]
-	if idle.Open != 40 || idle.Rest <= 0 {
-		t.Errorf("idle connections: got %d with %d bytes at rest, want 40 and some", idle.Open, idle.Rest)
+	if idle.Open != 40 || idle.Rest.Proportional <= 0 || idle.Rest.Resident < idle.Rest.Proportional {
+		t.Errorf("idle connections: got %d with %v bytes at rest, want 40 and some", idle.Open, idle.Rest)
 	}
 	fresh := s.entries["fresh"]["sallyport"].rounds[0]
 	whole := s.entries["fresh-whole"]["sallyport"].rounds[0]
@@ -103,12 +103,12 @@ func TestRatio(t *testing.T) {
 		"goproxy":   {rounds: []result{{Rate: 100, P50: time.Millisecond}, {Rate: 300, P50: time.Millisecond}, {Rate: 200, P50: time.Millisecond}}},
 		"sallyport": {rounds: []result{{Rate: 100, P50: 2 * time.Millisecond}}},
 	}}}
-	got := []string{s.ratio(k, more), s.ratio(k, less)}
+	got := []string{s.ratio(k, more, baseline), s.ratio(k, less, baseline)}
 	if diff := cmp.Diff([]string{"0.50", "0.50"}, got); diff != "" {
 		t.Errorf("half as many and twice as long (-want +got):\n%s", diff)
 	}
 	s.entries["k"]["goproxy"] = &entry{rounds: []result{{Unspoken: true}}}
-	if got := s.ratio(k, more); got != "-" {
+	if got := s.ratio(k, more, baseline); got != "-" {
 		t.Errorf("ratio to what does not speak it: got %s, want -", got)
 	}
 }

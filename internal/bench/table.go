@@ -4,16 +4,29 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"slices"
 	"text/tabwriter"
 )
 
 func (s *survey) intro() string {
 	return `## Further kinds of load
 
-The proxies are set up as above; squid with ssl-bump, one process, and mitmproxy with large bodies streamed, where they are
-installed. None of them but Sallyport decides, writes anything down or looks for the secret in what comes back. The ratio
-is Sallyport's to goproxy, above 1 where Sallyport does better; "-" is a proxy that does not speak the protocol to its
-client, or is not there. Fresh connections and bodies are carried 16 and 4 at a time.
+The proxies are set up as above, and, where they are installed, squid with ssl-bump, one process, mitmproxy with large
+bodies streamed, and iron-proxy with its list of allowed hosts, its injection of secrets and its line of log for each
+request. None of them but Sallyport has the decision on disk before anything leaves, or looks for the secret in what comes
+back. The ratios are Sallyport's, above 1 where Sallyport does better; "-" is a proxy that does not speak the protocol to
+its client, or is not there. Fresh connections and bodies are carried 16 and 4 at a time. Memory at rest is by the
+processes' shares of what they have in common (PSS); sallyport's two run one program, whose pages the row below counts in
+each (RSS).
+
+The programs squid (of Debian's squid-openssl: its squid has no ssl-bump), mitmdump (of mitmproxy) and iron-proxy (of
+github.com/ironsh/iron-proxy) are looked for on PATH, and get a row when one is there:
+
+    apt-get install squid-openssl mitmproxy
+    PATH=/where/iron-proxy/is:$PATH make bench
+
+A squid that is not where it was built for has its helpers in the folder that SQUID_HELPERS names; a mitmproxy that is not
+where Python looks needs PYTHONPATH.
 `
 }
 
@@ -23,14 +36,22 @@ func (s *survey) print(w io.Writer) error {
 	for _, c := range s.all {
 		fmt.Fprintf(t, "\t%s", c.name)
 	}
-	fmt.Fprintf(t, "\tratio to %s\n", baseline)
+	fmt.Fprintf(t, "\tratio to %s", baseline)
+	for _, c := range s.others() {
+		fmt.Fprintf(t, "\tto %s", c.name)
+	}
+	fmt.Fprintln(t)
 	for _, k := range s.kinds {
 		for _, f := range k.figures {
 			fmt.Fprintf(t, "%s\t%s", f.name, f.unit)
 			for _, c := range s.all {
-				fmt.Fprintf(t, "\t%s", s.text(k, f, c.name))
+				fmt.Fprintf(t, "\t%s", s.entries[k.name][c.name].text(f))
 			}
-			fmt.Fprintf(t, "\t%s\n", s.ratio(k, f))
+			fmt.Fprintf(t, "\t%s", s.ratio(k, f, baseline))
+			for _, c := range s.others() {
+				fmt.Fprintf(t, "\t%s", s.ratio(k, f, c.name))
+			}
+			fmt.Fprintln(t)
 		}
 	}
 	if err := t.Flush(); err != nil {
@@ -52,16 +73,15 @@ func (s *survey) print(w io.Writer) error {
 }
 
 // value is the median of a figure, and whether there is one.
-func (s *survey) value(k kind, f figure, name string) (float64, bool) {
-	e := s.entries[k.name][name]
+func (e *entry) value(f figure) (float64, bool) {
 	if !e.spoken() {
 		return 0, false
 	}
 	return median(e.rounds, f.value), true
 }
 
-func (s *survey) text(k kind, f figure, name string) string {
-	v, ok := s.value(k, f, name)
+func (e *entry) text(f figure) string {
+	v, ok := e.value(f)
 	switch {
 	case !ok:
 		return "-"
@@ -71,9 +91,19 @@ func (s *survey) text(k kind, f figure, name string) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-func (s *survey) ratio(k kind, f figure) string {
-	ours, ok := s.value(k, f, "sallyport")
-	theirs, both := s.value(k, f, baseline)
+// others are the proxies beside goproxy that are there.
+func (s *survey) others() []contender {
+	return slices.DeleteFunc(slices.Clone(s.found), func(c contender) bool { return c.needed() })
+}
+
+func (s *survey) ratio(k kind, f figure, to string) string {
+	return ratio(f, s.entries[k.name]["sallyport"], s.entries[k.name][to])
+}
+
+// ratio is above 1 where the first does better.
+func ratio(f figure, our, their *entry) string {
+	ours, ok := our.value(f)
+	theirs, both := their.value(f)
 	if f.less {
 		ours, theirs = theirs, ours
 	}

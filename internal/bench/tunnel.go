@@ -10,13 +10,14 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"time"
 )
 
 // patience bounds a handshake, and a request.
 const patience = 30 * time.Second
 
-// tunnel is a connection through the proxy to the target.
+// tunnel is a connection through the proxy, or steered through one, to the target.
 type tunnel struct {
 	*tls.Conn
 	r *bufio.Reader
@@ -24,8 +25,11 @@ type tunnel struct {
 
 // tunnel opens a connection as the proxy's nth client.
 func (c *client) tunnel(ctx context.Context, n int, conf *tls.Config) (t *tunnel, err error) {
-	via := c.proxies[n%len(c.proxies)]
-	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", via.Host)
+	address := c.target
+	if c.proxies != nil {
+		address = c.proxies[n%len(c.proxies)].Host
+	}
+	conn, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", address)
 	if err != nil {
 		return nil, err
 	}
@@ -37,30 +41,40 @@ func (c *client) tunnel(ctx context.Context, n int, conf *tls.Config) (t *tunnel
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return nil, err
 	}
-	head := "CONNECT " + c.target + " HTTP/1.1\r\nHost: " + c.target + "\r\n"
-	if u := via.User; u != nil {
-		token, _ := u.Password()
-		head += "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(u.Username()+":"+token)) + "\r\n"
-	}
-	if _, err := io.WriteString(conn, head+"\r\n"); err != nil {
-		return nil, err
-	}
-	r := bufio.NewReaderSize(conn, 512)
-	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
-	if err != nil {
-		return nil, fmt.Errorf("reading the answer to CONNECT: %w", err)
-	}
-	switch {
-	case resp.StatusCode != http.StatusOK:
-		return nil, fmt.Errorf("CONNECT got %s", resp.Status)
-	case r.Buffered() > 0:
-		return nil, errors.New("the proxy spoke before the client")
+	if c.proxies != nil {
+		if err := c.connect(conn, c.proxies[n%len(c.proxies)].User); err != nil {
+			return nil, err
+		}
 	}
 	secure := tls.Client(conn, conf)
 	if err := secure.HandshakeContext(ctx); err != nil {
 		return nil, fmt.Errorf("handshake: %w", err)
 	}
 	return &tunnel{Conn: secure}, conn.SetDeadline(time.Time{})
+}
+
+// connect asks a proxy for the way to the target.
+func (c *client) connect(conn net.Conn, as *url.Userinfo) error {
+	head := "CONNECT " + c.target + " HTTP/1.1\r\nHost: " + c.target + "\r\n"
+	if as != nil {
+		token, _ := as.Password()
+		head += "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(as.Username()+":"+token)) + "\r\n"
+	}
+	if _, err := io.WriteString(conn, head+"\r\n"); err != nil {
+		return err
+	}
+	r := bufio.NewReaderSize(conn, 512)
+	resp, err := http.ReadResponse(r, &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		return fmt.Errorf("reading the answer to CONNECT: %w", err)
+	}
+	switch {
+	case resp.StatusCode != http.StatusOK:
+		return fmt.Errorf("CONNECT got %s", resp.Status)
+	case r.Buffered() > 0:
+		return errors.New("the proxy spoke before the client")
+	}
+	return nil
 }
 
 // config is of a client that offers some protocols by ALPN.

@@ -41,6 +41,9 @@ const (
 	unaryPath    = "/bench.Echo/Unary"
 )
 
+// upstreamName is what a sandbox calls the upstreams.
+const upstreamName = "api.example.test"
+
 // message is what a call of gRPC says and is answered: not compressed, and its
 // length before it (gRPC over HTTP/2, Length-Prefixed-Message).
 var message = append([]byte{0, 0, 0, 0, 100}, strings.Repeat("m", 100)...)
@@ -92,7 +95,7 @@ func startUpstream(ctx context.Context, o *options) (*process, error) {
 
 // upstreamRole serves over TLS: the document, large bodies, and calls of gRPC.
 func upstreamRole(ctx context.Context, o options) error {
-	cert, root, err := certificate("upstream")
+	cert, root, err := certificate("upstream", o.listen)
 	if err != nil {
 		return err
 	}
@@ -110,7 +113,7 @@ func upstreamRole(ctx context.Context, o options) error {
 		{&all.open, []string{"http/1.1"}, content()},
 		{&all.multiplexed, []string{"h2", "http/1.1"}, guarded(content())},
 	} {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		ln, err := net.Listen("tcp", net.JoinHostPort(o.listen, "0"))
 		if err != nil {
 			return err
 		}
@@ -180,8 +183,9 @@ func serve(ctx context.Context, s *http.Server, run func(net.Listener) error, ln
 
 func port(ln net.Listener) int { return ln.Addr().(*net.TCPAddr).Port }
 
-// certificate signs itself, for 127.0.0.1, which needs no resolver.
-func certificate(name string) (tls.Certificate, []byte, error) {
+// certificate signs itself, for an address, which needs no resolver, and for
+// those who would rather have a name.
+func certificate(name, address string) (tls.Certificate, []byte, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, nil, err
@@ -190,7 +194,7 @@ func certificate(name string) (tls.Certificate, []byte, error) {
 		SerialNumber: big.NewInt(1),
 		Subject:      pkix.Name{CommonName: name},
 		NotBefore:    time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"}, IsCA: true, BasicConstraintsValid: true,
+		IPAddresses: []net.IP{net.ParseIP(address)}, DNSNames: []string{"localhost", upstreamName}, IsCA: true, BasicConstraintsValid: true,
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}

@@ -1,5 +1,6 @@
 // Package stage sets up what the end-to-end tests play on: the programs, built
-// from this tree, and one daemon with its command line. It is for tests only.
+// from this tree, and one daemon with its command line. It is for tests and for
+// the bench only.
 package stage
 
 import (
@@ -57,6 +58,20 @@ func (p *Programs) build(root string, also map[string]string) error {
 		}
 	}
 	return nil
+}
+
+// Existing are those that make setup and make build have left in a folder.
+func Existing(dir string) (*Programs, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	p := &Programs{Dir: dir}
+	if p.Runsc, err = filepath.EvalSymlinks(filepath.Join(dir, "runsc")); err != nil {
+		return nil, err
+	}
+	p.Image, err = filepath.EvalSymlinks(filepath.Join(dir, "base.tar"))
+	return p, err
 }
 
 // Remove deletes the folder.

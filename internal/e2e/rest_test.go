@@ -1,0 +1,40 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/internal/e2e/stage"
+)
+
+// restBound is what the daemon and the gateway's process may take together while
+// nothing happens, in bytes.
+const restBound = 60_000_000
+
+// A thousand rules and a sandbox are there, and nothing happens. The engine is
+// not counted: it is Docker's.
+func TestMemoryAtRest(t *testing.T) {
+	r := newRig(t, "")
+	var rules strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&rules, "- {destination: host-%d.example.test, paths: [\"/v1/**\"], action: allow}\n", i)
+	}
+	r.configure(baseConfig, strings.Replace(ruleConfig, "egress:\n", "egress:\n"+rules.String(), 1))
+	r.serve()
+	r.up()
+	r.setKey()
+	if res := r.inside("agent", "curl -sS https://api.example.test/"); res.code != 0 || !strings.Contains(res.stdout, "saw_key") {
+		t.Fatalf("got %s", res)
+	}
+	time.Sleep(2 * time.Second)
+	m, err := stage.MemoryOf(r.daemon.PID(), r.gatewayPID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%.1f MB, and %.1f MB where shared pages are counted in each process", float64(m.Proportional)/1e6, float64(m.Resident)/1e6)
+	if m.Proportional > restBound {
+		t.Errorf("at rest the daemon takes %d bytes, want %d at most", m.Proportional, restBound)
+	}
+}
