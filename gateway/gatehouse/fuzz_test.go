@@ -14,6 +14,7 @@ import (
 // of printable text in our log at most, and none that it could have dated itself.
 func FuzzHear(f *testing.F) {
 	f.Add([]byte(`{"time":"2026-01-02T03:04:05Z","level":"WARN","msg":"x","sandbox":"a","n":1}` + "\n"))
+	f.Add([]byte(`{"msg":"\u007f","\u007f":["\u007f",{"\u007f":1}]}`))
 	f.Add([]byte("panic: x\n\ngoroutine 1 [running]:\n"))
 	f.Add([]byte(`{"level":"ERROR+99999","msg":"a\nlevel=ERROR msg=b","a\u001b[2J":{"b":["\u202e",null]},"":""}` + "\nlast"))
 	f.Add([]byte("\x1b]0;x\a\r\n\xff\x00\u2028\n" + `{"msg":1}` + "\n[]\nnull\n\"level\"\n"))

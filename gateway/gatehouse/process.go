@@ -204,7 +204,7 @@ func (p *process) hear(r *os.File) {
 func (w *Warden) repeat(line []byte) {
 	var record map[string]any
 	if err := json.Unmarshal(line, &record); err != nil {
-		w.o.Logger.Warn("gateway", "said", string(line))
+		w.o.Logger.Warn("gateway", "said", undeleted(string(line)))
 		return
 	}
 	var at slog.Level
@@ -216,7 +216,26 @@ func (w *Warden) repeat(line []byte) {
 	}
 	attrs := make([]slog.Attr, 0, len(record))
 	for _, k := range slices.Sorted(maps.Keys(record)) {
-		attrs = append(attrs, slog.Any(k, record[k]))
+		attrs = append(attrs, slog.Any(undeleted(k), said(record[k])))
 	}
-	w.o.Logger.LogAttrs(context.Background(), at, message, attrs...)
+	w.o.Logger.LogAttrs(context.Background(), at, undeleted(message), attrs...)
 }
+
+// said is a value of a record as the log takes it: text or a number.
+func said(v any) any {
+	switch v := v.(type) {
+	case string:
+		return undeleted(v)
+	case float64, bool, nil:
+		return v
+	}
+	text, err := json.Marshal(v)
+	if err != nil {
+		return "?"
+	}
+	return undeleted(string(text))
+}
+
+// undeleted spells the control character DEL out, the only one that slog's text
+// handler writes as it is.
+func undeleted(s string) string { return strings.ReplaceAll(s, "\x7f", `\x7f`) }
