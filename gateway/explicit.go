@@ -34,25 +34,37 @@ func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
 
 // proxied serves a connection to the explicit proxy.
 func (g *Gateway) proxied(c net.Conn) {
-	known, ok := g.strangers.enter(addrPort(c.RemoteAddr()).Addr())
-	if !ok {
-		g.drop(c, newFlow(addrPort(c.RemoteAddr())), "connections", "too many connections to the explicit proxy have not said who they are")
-		return
+	f := newFlow(addrPort(c.RemoteAddr()))
+	known, evicted := g.strangers.enter(c, f.source.Addr())
+	if evicted != nil {
+		g.drop(bare(evicted.conn), newFlow(addrPort(evicted.conn.RemoteAddr())), "connections",
+			"too many connections to the explicit proxy have not said who they are: the oldest of them is closed")
 	}
-	by := &caller{gateway: g, known: known}
+	by := &caller{gateway: g, known: known, flow: f}
 	defer by.end()
 	if secure, ok := c.(*tls.Conn); ok {
 		ctx, cancel := context.WithTimeout(g.life, g.handshake)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
 			g.metrics.aborted.Inc()
+			if errors.Is(err, context.DeadlineExceeded) {
+				g.unfinished(f, "opening", silence)
+			}
 			_ = c.Close()
 			return
 		}
 	}
-	g.web.ServeConn(g.life, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	g.web.ServeConn(context.WithValue(g.life, flowKey{}, by), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 		g.forward(ctx, w, r, by)
 	})
+}
+
+// bare is a connection below its TLS, which would wait to say goodbye.
+func bare(c net.Conn) net.Conn {
+	if t, ok := c.(*tls.Conn); ok {
+		return t.NetConn()
+	}
+	return c
 }
 
 // forward answers one request to the explicit proxy.
@@ -71,6 +83,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	by.known()
 	f.identity = identity
 	f.valid = func() bool { return g.clients.Present(identity) }
+	by.flow = f
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
 	target := r.Host
 	if r.Method != http.MethodConnect {
