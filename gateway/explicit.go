@@ -92,14 +92,14 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	host, port, err := authority(target)
 	switch {
 	case err != nil:
-		g.malformed(w, r, "bad destination: "+err.Error())
+		g.malformed(w, r, f, "bad destination: "+err.Error())
 	case r.Method == http.MethodConnect && port == 0:
-		g.malformed(w, r, "CONNECT needs host:port")
+		g.malformed(w, r, f, "CONNECT needs host:port")
 	case r.Method == http.MethodConnect:
 		f.host, f.port = host, port
 		g.connectTunnel(w, r, f)
 	case r.URL.Scheme != "http":
-		g.malformed(w, r, "this is a proxy: send https through CONNECT, http in absolute-form")
+		g.malformed(w, r, f, "this is a proxy: send https through CONNECT, http in absolute-form")
 	default:
 		f.host, f.port, f.protocol = host, cmp.Or(port, 80), policy.ProtocolHTTP
 		f.authority = join(f.host, f.port, false)
@@ -186,9 +186,13 @@ func (g *Gateway) challenge(w http.ResponseWriter, r *http.Request) {
 	}).write(w, r)
 }
 
-func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, reason string) {
+// malformed refuses what a client asks the proxy itself, and records it.
+func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, f *flow, reason string) {
+	d := floor(policy.Decision{}, "proxy-request", reason)
+	a := denied(d, g.denial(f, g.rejection(f, policy.PhaseConnect, d)), "")
+	a.Status = http.StatusBadRequest
 	w.Header().Set("Connection", "close")
-	(&answer{Status: http.StatusBadRequest, Reason: reason, Remedy: "Correct the request."}).write(w, r)
+	a.write(w, r)
 }
 
 // proxyAuth reads Basic credentials (RFC 7617).
