@@ -228,7 +228,10 @@ func (g *Gateway) agreed(o *opening) *tls.Conn {
 }
 
 // silence is why a connection is over that has asked for nothing.
-const silence = "the connection was opened and did not say in time what for"
+const (
+	silence   = "the connection was opened and did not say in time what for"
+	noRequest = "the connection of HTTP/2 ended before a request came of it: it said nothing in time, or what cannot be read"
+)
 
 // unfinished records a connection that nothing was decided about. Those that
 // come from nobody known are alike by the address that they come from.
@@ -238,10 +241,10 @@ func (g *Gateway) unfinished(f *flow, rule, reason string) {
 
 // silent records a connection that was agreed on and on which no request came in
 // time. A denial that nobody came for is recorded already.
-func (g *Gateway) silent(f *flow) {
+func (g *Gateway) silent(f *flow, reason string) {
 	g.metrics.aborted.Inc()
 	if f.answer == nil {
-		g.unfinished(f, "opening", silence)
+		g.unfinished(f, "opening", reason)
 	}
 }
 

@@ -73,7 +73,7 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
 	heard := listened(c)
 	defer func() {
 		if s.wait() == 0 && !heard.gone() && !g.ending() {
-			g.silent(f)
+			g.silent(f, noRequest)
 		}
 	}()
 	g.h2.conf.ServeConn(heard.conn(), &http2.ServeConnOpts{

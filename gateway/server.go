@@ -145,7 +145,7 @@ func New(o Options) (*Gateway, error) {
 		Refuse:      g.unreadable,
 		Silent: func(ctx context.Context) {
 			if f := whose(ctx); f != nil {
-				g.silent(f)
+				g.silent(f, silence)
 			}
 		},
 		Logger: o.Logger,
