@@ -37,11 +37,12 @@ type answer struct {
 	Rule     string `json:"rule,omitempty"`
 	Decision string `json:"decision,omitempty"`
 	Remedy   string `json:"what_to_do"`
+	denied   bool   // as opposed to failed
 }
 
 // denied answers a decision that is not to carry.
 func denied(d policy.Decision, id, where string) *answer {
-	a := &answer{Status: http.StatusForbidden, Reason: d.Reason, Rule: d.Rule, Decision: id}
+	a := &answer{Status: http.StatusForbidden, Reason: d.Reason, Rule: d.Rule, Decision: id, denied: true}
 	switch {
 	case d.Action == policy.Approve:
 		a.Remedy = "This needs the approval of an operator, who will want the decision id. Do not retry before you have it."
@@ -238,7 +239,7 @@ func grpc(r *http.Request) bool {
 func (a *answer) status(r *http.Request) *http.Response {
 	code := 7 // PERMISSION_DENIED
 	switch {
-	case a.Status == http.StatusBadRequest:
+	case a.Status == http.StatusBadRequest, a.denied && a.Status > http.StatusInternalServerError:
 		code = 3 // INVALID_ARGUMENT
 	case a.Status == http.StatusTooManyRequests:
 		code = 8 // RESOURCE_EXHAUSTED
@@ -278,7 +279,7 @@ func grpcMessage(text []byte) string {
 
 func (a *answer) print(w io.Writer) {
 	verb := "Sallyport could not carry this request."
-	if a.Status < 500 {
+	if a.Status < 500 || a.denied {
 		verb = "Sallyport denied this request."
 	}
 	fmt.Fprintf(w, "%s\nreason: %s\n", verb, a.Reason)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -236,7 +237,13 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 			_ = resp.Body.Close()
 			return nil, err
 		}
-		return resp, nil // goproxy needs a body that can be written to
+		conn, ok := resp.Body.(io.ReadWriteCloser)
+		if !ok {
+			_ = resp.Body.Close()
+			return nil, errUpgrade
+		}
+		resp.Body = far{conn, &x.out.ended} // goproxy needs a body that can be written to
+		return resp, nil
 	}
 	x.got.response = resp
 	if resp.Body != http.NoBody {

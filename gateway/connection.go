@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -47,7 +48,7 @@ func (g *Gateway) heard(o *opening) bool {
 	if err != nil {
 		g.metrics.aborted.Inc()
 		if !brokenOff(err) { // or it was one of several that a client tries at once
-			g.unfinished(f, "opening", "the connection was opened and did not say in time what for")
+			g.unfinished(f, "opening", silence)
 		}
 		_ = o.Close()
 		return false
@@ -226,9 +227,25 @@ func (g *Gateway) agreed(o *opening) *tls.Conn {
 	return conn
 }
 
-// unfinished records a connection that nothing was decided about.
+// silence is why a connection is over that has asked for nothing.
+const (
+	silence   = "the connection was opened and did not say in time what for"
+	noRequest = "the connection of HTTP/2 ended before a request came of it: it said nothing in time, or what cannot be read"
+)
+
+// unfinished records a connection that nothing was decided about. Those that
+// come from nobody known are alike by the address that they come from.
 func (g *Gateway) unfinished(f *flow, rule, reason string) {
-	g.floods.add(f.host, g.rejection(f, policy.PhaseConnect, floor(policy.Decision{}, rule, reason)))
+	g.floods.add(cmp.Or(f.host, text(f.source.Addr())), g.rejection(f, policy.PhaseConnect, floor(policy.Decision{}, rule, reason)))
+}
+
+// silent records a connection that was agreed on and on which no request came in
+// time. A denial that nobody came for is recorded already.
+func (g *Gateway) silent(f *flow, reason string) {
+	g.metrics.aborted.Inc()
+	if f.answer == nil {
+		g.unfinished(f, "opening", reason)
+	}
 }
 
 // brokenOff tells whether a client has ended a connection that nothing was wrong
@@ -239,6 +256,17 @@ func brokenOff(err error) bool {
 }
 
 type flowKey struct{}
+
+// whose is the connection that a context is of, nil for none.
+func whose(ctx context.Context) *flow {
+	switch of := ctx.Value(flowKey{}).(type) {
+	case *flow:
+		return of
+	case *caller:
+		return of.who()
+	}
+	return nil
+}
 
 // serve answers the requests of a connection that is being read.
 func (g *Gateway) serve(c net.Conn, f *flow) {
@@ -252,15 +280,26 @@ func (g *Gateway) serve(c net.Conn, f *flow) {
 	})
 }
 
-// unreadable answers a request that has no single reading, and records it where
-// it is known whose it is.
+// unreadable answers a request that has no single reading, and records it.
 func (g *Gateway) unreadable(ctx context.Context, w http.ResponseWriter, r *http.Request, err *h1.RefusedError) {
 	d := floor(policy.Decision{}, "request-form", err.Error())
 	var id string
-	if f, ok := ctx.Value(flowKey{}).(*flow); ok {
+	if f := whose(ctx); f != nil {
 		id = g.denial(f, g.rejection(f, policy.PhaseRequest, d))
 	}
 	a := denied(d, id, "")
 	a.Status = err.Status
+	if remedy, ok := forms[err.Status]; ok {
+		a.Remedy = remedy
+	}
 	a.write(w, r)
+}
+
+// forms say what to do about a head that was refused.
+var forms = map[int]string{
+	http.StatusRequestTimeout:              "Send the whole head of a request at once.",
+	http.StatusExpectationFailed:           "Leave Expect out, or send Expect: 100-continue.",
+	http.StatusRequestHeaderFieldsTooLarge: fmt.Sprintf("Send fewer or shorter headers: %d KiB is the most that a head may have, and 1000 fields.", maxHeader>>10),
+	http.StatusNotImplemented:              "Send the body with a Content-Length, or with Transfer-Encoding: chunked, once and nothing besides.",
+	http.StatusHTTPVersionNotSupported:     "Speak HTTP/1.1, or HTTP/2 from the connection's first byte on.",
 }

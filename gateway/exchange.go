@@ -298,6 +298,10 @@ func (x *exchange) outcome() error {
 		}
 	case x.out.failed:
 		err = errClient
+	case x.out.taken != nil:
+		if err = x.out.ended.met(); err != nil && x.Err() != nil {
+			err = errClient // whose stream's end has ended the upstream's connection
+		}
 	}
 	if err != nil && x.gateway.life.Err() != nil && explain(err) == errClient.Error() {
 		err = errClosed

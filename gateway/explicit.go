@@ -34,25 +34,37 @@ func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
 
 // proxied serves a connection to the explicit proxy.
 func (g *Gateway) proxied(c net.Conn) {
-	known, ok := g.strangers.enter(addrPort(c.RemoteAddr()).Addr())
-	if !ok {
-		g.drop(c, newFlow(addrPort(c.RemoteAddr())), "connections", "too many connections to the explicit proxy have not said who they are")
-		return
+	f := newFlow(addrPort(c.RemoteAddr()))
+	known, evicted := g.strangers.enter(c, f.source.Addr())
+	if evicted != nil {
+		g.drop(bare(evicted.conn), newFlow(addrPort(evicted.conn.RemoteAddr())), "connections",
+			"too many connections to the explicit proxy have not said who they are: the oldest of them is closed")
 	}
-	by := &caller{gateway: g, known: known}
+	by := &caller{gateway: g, known: known, flow: f}
 	defer by.end()
 	if secure, ok := c.(*tls.Conn); ok {
 		ctx, cancel := context.WithTimeout(g.life, g.handshake)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
 			g.metrics.aborted.Inc()
+			if errors.Is(err, context.DeadlineExceeded) {
+				g.unfinished(f, "opening", silence)
+			}
 			_ = c.Close()
 			return
 		}
 	}
-	g.web.ServeConn(g.life, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	g.web.ServeConn(context.WithValue(g.life, flowKey{}, by), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 		g.forward(ctx, w, r, by)
 	})
+}
+
+// bare is a connection below its TLS, which would wait to say goodbye.
+func bare(c net.Conn) net.Conn {
+	if t, ok := c.(*tls.Conn); ok {
+		return t.NetConn()
+	}
+	return c
 }
 
 // forward answers one request to the explicit proxy.
@@ -71,6 +83,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	by.known()
 	f.identity = identity
 	f.valid = func() bool { return g.clients.Present(identity) }
+	by.flow = f
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
 	target := r.Host
 	if r.Method != http.MethodConnect {
@@ -79,14 +92,14 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	host, port, err := authority(target)
 	switch {
 	case err != nil:
-		g.malformed(w, r, "bad destination: "+err.Error())
+		g.malformed(w, r, f, "bad destination: "+err.Error())
 	case r.Method == http.MethodConnect && port == 0:
-		g.malformed(w, r, "CONNECT needs host:port")
+		g.malformed(w, r, f, "CONNECT needs host:port")
 	case r.Method == http.MethodConnect:
 		f.host, f.port = host, port
 		g.connectTunnel(w, r, f)
 	case r.URL.Scheme != "http":
-		g.malformed(w, r, "this is a proxy: send https through CONNECT, http in absolute-form")
+		g.malformed(w, r, f, "this is a proxy: send https through CONNECT, http in absolute-form")
 	default:
 		f.host, f.port, f.protocol = host, cmp.Or(port, 80), policy.ProtocolHTTP
 		f.authority = join(f.host, f.port, false)
@@ -174,9 +187,13 @@ func (g *Gateway) challenge(w http.ResponseWriter, r *http.Request) {
 	}).write(w, r)
 }
 
-func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, reason string) {
+// malformed refuses what a client asks the proxy itself, and records it.
+func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, f *flow, reason string) {
+	d := floor(policy.Decision{}, "proxy-request", reason)
+	a := denied(d, g.denial(f, g.rejection(f, policy.PhaseConnect, d)), "")
+	a.Status = http.StatusBadRequest
 	w.Header().Set("Connection", "close")
-	(&answer{Status: http.StatusBadRequest, Reason: reason, Remedy: "Correct the request."}).write(w, r)
+	a.write(w, r)
 }
 
 // proxyAuth reads Basic credentials (RFC 7617).

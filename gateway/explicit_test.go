@@ -114,58 +114,6 @@ func TestImpostorIsRecorded(t *testing.T) {
 	}
 }
 
-// Connections that do not say who they are leave room for those that do.
-func TestStrangersAreBounded(t *testing.T) {
-	l := newLab(t)
-	l.policy(allow)
-	_, token, err := l.clients.Add("ci", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
-	client := l.elsewhere("ci", token)
-	if resp, body := get(t, client, "https://api.example.test/"); resp.StatusCode != 200 {
-		t.Fatalf("%d %s", resp.StatusCode, body)
-	}
-	const most = 256 // from one address
-	var silent []net.Conn
-	closed := make(chan struct{}, most+1)
-	for range most + 1 {
-		c, err := net.Dial("tcp", l.proxy.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		silent = append(silent, c)
-		go func() {
-			_, _ = c.Read(make([]byte, 1))
-			closed <- struct{}{}
-		}()
-	}
-	select {
-	case <-closed:
-	case <-time.After(5 * time.Second):
-		t.Error("all of them are open")
-	}
-	if resp, body := get(t, client, "https://api.example.test/"); resp.StatusCode != 200 {
-		t.Errorf("on a connection whose client is known: %d %s", resp.StatusCode, body)
-	}
-	for _, c := range silent {
-		c.Close()
-	}
-	client.CloseIdleConnections()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		resp, err := client.Get("https://api.example.test/")
-		if err == nil {
-			resp.Body.Close()
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("after they have gone: %v", err)
-		}
-	}
-}
-
 // A client that does not read holds an upstream's connection for a while only.
 func TestStalledClientIsCutOff(t *testing.T) {
 	l := newLab(t, func(o *gateway.Options) { o.StallTimeout = 300 * time.Millisecond })

@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -68,8 +70,13 @@ func speaksHTTP2(c net.Conn) bool {
 // serveHTTP2 returns when the connection has ended and its requests have too.
 func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
 	var s streams
-	defer s.wait()
-	g.h2.conf.ServeConn(c, &http2.ServeConnOpts{
+	heard := listened(c)
+	defer func() {
+		if s.wait() == 0 && !heard.gone() && !g.ending() {
+			g.silent(f, noRequest)
+		}
+	}()
+	g.h2.conf.ServeConn(heard.conn(), &http2.ServeConnOpts{
 		Context:    ctx,
 		BaseConfig: g.h2.base,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -84,29 +91,72 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
 
 // streams are the requests of one connection.
 type streams struct {
-	mu   sync.Mutex // no work begins while it is waited for
-	over bool
-	work sync.WaitGroup
+	mu    sync.Mutex // no work begins while it is waited for
+	over  bool
+	begun int
+	work  sync.WaitGroup
 }
 
 func (s *streams) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.over {
+		s.begun++
 		s.work.Add(1)
 	}
 	return !s.over
 }
 
-func (s *streams) wait() {
+// wait returns how many there were.
+func (s *streams) wait() int {
 	s.mu.Lock()
 	s.over = true
 	s.mu.Unlock()
 	s.work.Wait()
+	return s.begun
 }
+
+// listening is a connection that remembers whether its client ended it, which
+// the library does not tell.
+type listening struct {
+	net.Conn
+	left atomic.Bool
+}
+
+func listened(c net.Conn) *listening { return &listening{Conn: c} }
+
+func (l *listening) Read(p []byte) (int, error) {
+	n, err := l.Conn.Read(p)
+	if err != nil && !errors.Is(err, net.ErrClosed) && brokenOff(err) {
+		l.left.Store(true)
+	}
+	return n, err
+}
+
+func (l *listening) gone() bool { return l.left.Load() }
+
+// conn keeps what the library asks a connection of TLS for.
+func (l *listening) conn() net.Conn {
+	if t, ok := l.Conn.(*tls.Conn); ok {
+		return secured{l, t}
+	}
+	return l
+}
+
+type secured struct {
+	*listening
+	tls *tls.Conn
+}
+
+func (s secured) ConnectionState() tls.ConnectionState { return s.tls.ConnectionState() }
 
 // serveStream answers one request.
 func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow) {
+	// The library holds a body against the length that it could read, or against
+	// 0, and resets the stream as soon as there is more of it: an answer would
+	// come or not as it happens. So whoever measures wrong, and has a body, is
+	// reset each time, as RFC 9113, section 8.1.1, has it; who has none is answered.
+	wrong := !measured(r) && open(r.Body)
 	switch {
 	case r.ContentLength == 0:
 		r.Body = http.NoBody // or a transport would have to find out
@@ -124,11 +174,22 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow) {
 		return
 	}
 	defer g.dismiss(f.identity.ID)
+	if wrong {
+		g.serveExchange(r.Context(), unheard{}, r, f)
+		panic(http.ErrAbortHandler)
+	}
 	g.serveExchange(r.Context(), w, r, f)
 	if len(r.Trailer) > 0 && r.Body != http.NoBody {
 		settle(w, r.Body)
 	}
 }
+
+// unheard takes the answer to a stream that is reset.
+type unheard struct{}
+
+func (unheard) Header() http.Header         { return http.Header{} }
+func (unheard) Write(p []byte) (int, error) { return len(p), nil }
+func (unheard) WriteHeader(int)             {}
 
 // settle waits for the end of a request that was answered early and has
 // trailers: the library takes those for a new stream when the old one is over,

@@ -366,9 +366,9 @@ func (l *lab) raw(to string) net.Conn {
 }
 
 // secure opens TLS to a name's address with an SNI of the caller's choice.
-func (l *lab) secure(to, sni string) (*tls.Conn, error) {
+func (l *lab) secure(to, sni string, alpn ...string) (*tls.Conn, error) {
 	l.t.Helper()
-	c := tls.Client(l.raw(to), &tls.Config{RootCAs: l.ca.pool, ServerName: sni, InsecureSkipVerify: sni == ""})
+	c := tls.Client(l.raw(to), &tls.Config{RootCAs: l.ca.pool, ServerName: sni, InsecureSkipVerify: sni == "", NextProtos: alpn})
 	return c, c.Handshake()
 }
 

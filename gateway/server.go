@@ -138,7 +138,12 @@ func New(o Options) (*Gateway, error) {
 		IdleTimeout: o.IdleTimeout,
 		MaxHead:     maxHeader,
 		Refuse:      g.unreadable,
-		Logger:      o.Logger,
+		Silent: func(ctx context.Context) {
+			if f := whose(ctx); f != nil {
+				g.silent(f, silence)
+			}
+		},
+		Logger: o.Logger,
 	}
 	if g.h2, err = newMultiplexed(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger); err != nil {
 		return nil, fmt.Errorf("gateway: %w", err)
@@ -164,6 +169,13 @@ func (g *Gateway) listen(ctx context.Context, ln net.Listener) (release func(), 
 		delete(g.listeners, ln)
 		g.mu.Unlock()
 	}, true
+}
+
+// ending tells whether Shutdown has begun.
+func (g *Gateway) ending() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closing
 }
 
 // enter makes a place for a sandbox's connection, or says that it has too many.

@@ -119,6 +119,7 @@ type writer struct {
 	failed bool
 	tunnel *tunnelled    // a WebSocket of HTTP/2, nil for other requests
 	taken  *counted      // by a WebSocket
+	ended  ending        // of that
 	in     *atomic.Int64 // what a WebSocket's client sends
 }
 
@@ -191,7 +192,7 @@ func (w *writer) Flush() {
 // Hijack hands the connection to a WebSocket; close ends it.
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if w.tunnel != nil {
-		w.taken = &counted{Conn: w.tunnel, in: w.in, out: &w.written}
+		w.taken = &counted{Conn: w.tunnel, in: w.in, out: &w.written, ended: &w.ended}
 		w.Flush()
 		return w.taken, bufio.NewReadWriter(bufio.NewReader(nothing{}), bufio.NewWriter(w.taken)), nil
 	}
@@ -200,7 +201,7 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		return nil, nil, err
 	}
 	w.in.Add(int64(rw.Reader.Buffered())) // goproxy sends these on first
-	w.taken = &counted{Conn: conn, in: w.in, out: &w.written}
+	w.taken = &counted{Conn: conn, in: w.in, out: &w.written, ended: &w.ended}
 	return w.taken, rw, nil
 }
 
@@ -216,21 +217,3 @@ func (w *writer) close() {
 type nothing struct{}
 
 func (nothing) Read([]byte) (int, error) { return 0, io.EOF }
-
-// counted counts the bytes of a connection.
-type counted struct {
-	net.Conn
-	in, out *atomic.Int64
-}
-
-func (c *counted) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
-	c.in.Add(int64(n))
-	return n, err
-}
-
-func (c *counted) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	c.out.Add(int64(n))
-	return n, err
-}

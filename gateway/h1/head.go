@@ -19,7 +19,8 @@ var (
 	errName       = errors.New("the request has a header whose name is not a token")
 	errHost       = errors.New("the request needs exactly one Host header")
 	errLength     = errors.New("the request has a Content-Length that is not one plain number")
-	errCoding     = errors.New("the request has a Transfer-Encoding other than chunked")
+	errCoding     = errors.New("the request has a Transfer-Encoding that is not chunked alone, or more than one")
+	errOldCoding  = errors.New("the request is of HTTP/1.0, which has no Transfer-Encoding, and has one")
 	errBoth       = errors.New("the request has both a Content-Length and a Transfer-Encoding")
 	errExpect     = errors.New("the request expects something else than 100-continue")
 	errTarget     = errors.New("the request's target is not a path, a URL without fragment or, for CONNECT, host:port")
@@ -211,7 +212,10 @@ func check(head []byte) error {
 			}
 		case len("transfer-encoding"):
 			if equal(name, "transfer-encoding") {
-				if codings++; codings > 1 || old || !equal(value, "chunked") {
+				if old { // its framing is faulty (RFC 9112, section 6.1)
+					return refused(http.StatusBadRequest, errOldCoding)
+				}
+				if codings++; codings > 1 || !equal(value, "chunked") {
 					return refused(http.StatusNotImplemented, errCoding)
 				}
 				content = true

@@ -81,7 +81,7 @@ func TestHeads(t *testing.T) {
 		{"chunked after a no-break space", post("Transfer-Encoding: \xa0chunked"), 501, post("Transfer-Encoding: chunked") + "0\r\n\r\n"},
 		{"empty coding", post("Transfer-Encoding:"), 501, post("TE:")},
 		{"identity", post("Transfer-Encoding: identity"), 501, post("Accept-Encoding: identity")},
-		{"coding in 1.0", lines("POST / HTTP/1.0", "Transfer-Encoding: chunked") + "0\r\n\r\n", 501, lines("POST / HTTP/1.0", "Content-Length: 3") + "abc"},
+		{"coding in 1.0", lines("POST / HTTP/1.0", "Transfer-Encoding: chunked") + "0\r\n\r\n", 400, lines("POST / HTTP/1.0", "Content-Length: 3") + "abc"},
 		{"trailer that is none", post("Transfer-Encoding: chunked", "Trailer: Content-Length") + "0\r\n\r\n", 400, post("Transfer-Encoding: chunked", "Trailer: A") + "0\r\n\r\n"},
 		{"HTTP/0.9", "GET /\r\n\r\n", 400, "GET / HTTP/1.0\r\n\r\n"},
 		{"HTTP/1.2", line("GET / HTTP/1.2"), 505, line("GET / HTTP/1.1")},

@@ -36,6 +36,11 @@ type Server struct {
 	// Refuse answers a request that was refused for its head, of which r has
 	// nothing; the connection ends after it. Default: the reason, as plain text.
 	Refuse func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *RefusedError)
+	// Silent is told of a connection that ends because nothing has come on it in
+	// the time for a first head. The client is told nothing: it may be one that
+	// connects before it knows what to ask, and would take a 408 for the answer to
+	// the request that it is just sending. Default: nobody is told.
+	Silent func(ctx context.Context)
 	Logger *slog.Logger // default: none
 
 	closing atomic.Bool
@@ -156,6 +161,9 @@ func (c *conn) next() bool {
 	_ = c.SetReadDeadline(time.Now().Add(wait))
 	r, err := c.read()
 	if err != nil {
+		if !c.served && errors.Is(err, os.ErrDeadlineExceeded) && c.server.Silent != nil && !c.server.closing.Load() {
+			c.server.Silent(c.ctx)
+		}
 		c.refuse(err)
 		return false
 	}

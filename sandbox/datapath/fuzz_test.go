@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 )
 
@@ -23,6 +24,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(append(bytes.Clone(record), 0, 0, 0, 0, 0, 0, 0, 0))
 	f.Add(make([]byte, size))
 	f.Add(bytes.Repeat([]byte{0xff}, size))
+	f.Add(append(append(bytes.Clone(record[:8]), 1, 1, 0, 0), record[12:]...)) // reason 257
 	f.Add([]byte(nil))
 	f.Fuzz(func(t *testing.T, sample []byte) {
 		buffer := bytes.Clone(sample)
@@ -47,7 +49,7 @@ func FuzzDecode(f *testing.F) {
 			return netip.AddrPortFrom(addr, uint16(sample[port])<<8|uint16(sample[port+1]))
 		}
 		switch {
-		case d.Generation != order.Uint32(sample), d.Link != int(order.Uint32(sample[4:])), d.Reason != Reason(order.Uint32(sample[8:])):
+		case d.Generation != order.Uint32(sample), d.Link != int(order.Uint32(sample[4:])), uint32(d.Reason) != order.Uint32(sample[8:]):
 			t.Errorf("flood %+v of %x", d, sample[:12])
 		case e.Flood.Generation != d.Generation, e.Flood.Link != uint32(d.Link), e.Flood.Reason != order.Uint32(sample[8:]):
 			t.Errorf("flood %+v and %+v", e.Flood, d)
@@ -60,8 +62,8 @@ func FuzzDecode(f *testing.F) {
 		case d.Sandbox != "" || d.Count != 0:
 			t.Errorf("%+v says what no record has", d)
 		}
-		if d.Reason.String() == "" {
-			t.Errorf("reason %d has no name", d.Reason)
+		if known := d.Reason < reasons; known == strings.HasPrefix(d.Reason.String(), "Reason(") || d.Reason.String() == "" {
+			t.Errorf("reason %d is called %s", uint32(d.Reason), d.Reason)
 		}
 	})
 }

@@ -3,8 +3,9 @@ package datapath
 import "fmt"
 
 // Reason is why a frame was dropped. The set is closed; the numbers are those
-// of bpf/reason.h.
-type Reason uint8
+// of bpf/reason.h, as wide as programs and pinned maps have them: those of a later
+// version are not to be taken for ones of this.
+type Reason uint32
 
 const (
 	Unknown      = Reason(guardReasonUNKNOWN)
@@ -66,7 +67,7 @@ var reasonNames = [reasons]string{
 // String is one word, for events and metrics.
 func (r Reason) String() string {
 	if r >= reasons {
-		return fmt.Sprintf("Reason(%d)", uint8(r))
+		return fmt.Sprintf("Reason(%d)", uint32(r))
 	}
 	return reasonNames[r]
 }

@@ -50,6 +50,9 @@ type visit struct {
 	speak Speech
 	steps []Step
 	limit time.Duration
+	// before is said to a proxy, which is connected to instead: to is what it is
+	// asked for.
+	before string
 }
 
 // ask sends requests of HTTP/1.1 at once. There are as many answers as the
@@ -111,6 +114,9 @@ func (v visit) job(want string) Job {
 			ends++
 		}
 	}
+	if v.before != "" {
+		j.Address, j.Before = proxyAddress, []byte(v.before)
+	}
 	j.Steps = slices.Clone(v.steps)
 	if last := len(j.Steps) - 1; last >= 0 && j.Steps[last].Ends == 0 {
 		for _, s := range j.Steps[:last] {
@@ -134,6 +140,12 @@ func (a attempt) run(t *testing.T, s *sandbox) {
 		l.log = "allow api"
 	case other:
 		l.log = "allow other"
+	case rawHost:
+		l.log = "tunnel raw"
+	case other8080:
+		l.log = "allow odd"
+	case pinned:
+		l.log = "tunnel pinned"
 	case idn:
 		l.log = "allow idn"
 	default:

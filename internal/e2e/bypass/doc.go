@@ -24,8 +24,12 @@
 //
 // The files: authority (which host a request is for), address (where a name
 // leads), framing (where a request ends), http2, header, path, hello (TLS), quoted
-// (answers that quote what another request was sent with), sharing (what connections and sandboxes have in common), lookup (DNS), slow. What is
-// not even a connection is tried in internal/e2e: packets_test.go and raw_test.go.
+// (answers that quote what another request was sent with), sharing (what
+// connections and sandboxes have in common), lookup (DNS), other (tunnels, other
+// protocols, QUIC), elsewhere (the explicit proxy, from a gVisor sandbox that is
+// not Sallyport's), slow. What is not even a connection is tried in internal/e2e,
+// by packets_test.go and raw_test.go, and in sandbox/datapath. docs/ways-around.md
+// lists it all.
 //
 // This package itself is only what the tests and the program inside of the
 // sandbox (probe) say to each other.

@@ -64,7 +64,7 @@ var framings = []attempt{
 	status(badForm("chunked in a folded line", post("Transfer-Encoding:\r\n chunked\r\n", "0\r\n\r\n"+smuggled), legalChunks), "501 closed"),
 	badForm("chunked behind a bare LF", post("X-A: b\nTransfer-Encoding: chunked\r\n", "0\r\n\r\n"+smuggled), legalChunks),
 	badForm("chunked behind a bare CR", post("X-A: b\rTransfer-Encoding: chunked\r\n", "0\r\n\r\n"+smuggled), legalChunks),
-	status(badForm("chunked in HTTP/1.0", ask("POST /v1/x HTTP/1.0\r\nHost: api.example.test\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"+smuggled), legalChunks), "501 closed"),
+	badForm("chunked in HTTP/1.0", ask("POST /v1/x HTTP/1.0\r\nHost: api.example.test\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"+smuggled), legalChunks),
 	// With a name of its own the header is another one, and the body has no length.
 	{name: "chunked with an underscore in the name", sent: post("Transfer_Encoding: chunked\r\n", ""), want: "200", log: "allow api",
 		saw: []string{"POST api.example.test /v1/x ours"}, legal: legalChunks.legal, legalSaw: legalChunks.legalSaw},

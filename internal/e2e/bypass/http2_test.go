@@ -83,9 +83,11 @@ var http2s = []attempt{
 
 	{name: "a length that is shorter than the body", sent: overlong(), want: "reset", log: "allow api | deny -", broken: true,
 		legal: legalBody, legalSaw: `POST api.example.test /v1/x ours "hello"`},
-	body("a length without a number", "hello", "400 | reset", "deny content-length", field{"content-length", "5, 5"}),
-	body("a length with a sign", "hello", "400 | reset", "deny content-length", field{"content-length", "+5"}),
-	body("two lengths", "hello", "400 | reset", "deny content-length", field{"content-length", "5"}, field{"content-length", "6"}),
+	body("a length without a number", "hello", "reset", "deny content-length", field{"content-length", "5, 5"}),
+	body("a length with a sign", "hello", "reset", "deny content-length", field{"content-length", "+5"}),
+	body("two lengths", "hello", "reset", "deny content-length", field{"content-length", "5"}, field{"content-length", "6"}),
+	refused("a length without a number and without a body", "400", "deny content-length", field{"content-length", "5, 5"}),
+	refused("a length of no body", "400", "deny content-length", field{"content-length", "5"}),
 	{name: "a request in the body", sent: streamWith("0\r\n\r\n"+smuggled, field{":method", "POST"}), want: "200", log: "allow api",
 		saw: []string{fmt.Sprintf("POST api.example.test /v1/x ours %q", "0\r\n\r\n"+smuggled)}, legal: legalBody, legalSaw: `POST api.example.test /v1/x ours "hello"`},
 
@@ -97,12 +99,12 @@ var http2s = []attempt{
 	{name: "without TLS, of the scheme https", sent: stream(field{":authority", other}).at(other + ":80").bare(), want: "200", log: "allow other",
 		saw: []string{"GET other.example.test /v1/x none"}}, // the scheme is the connection's
 
-	{name: "CONTINUATION without end", sent: continuations(200, 8000), want: "goaway closed", legal: legalStream, legalSaw: legalSaw},
+	{name: "CONTINUATION without end", sent: continuations(200, 8000), want: "goaway closed", log: "deny opening", legal: legalStream, legalSaw: legalSaw},
 	{name: "empty CONTINUATIONs", sent: continuations(20_000, 0), want: "silence", legal: legalStream, legalSaw: legalSaw},
 	{name: "a header that is small on the wire only", sent: bomb(), want: "431", legal: legalStream, legalSaw: legalSaw},
-	{name: "a frame in the middle of a head", sent: torn(), want: "goaway closed", legal: legalStream, legalSaw: legalSaw},
-	{name: "a stream of the server's numbering", sent: even(), want: "goaway closed", legal: legalStream, legalSaw: legalSaw},
-	{name: "a window beyond its size", sent: window(), want: "goaway closed", legal: legalStream, legalSaw: legalSaw},
+	{name: "a frame in the middle of a head", sent: torn(), want: "goaway closed", log: "deny opening", legal: legalStream, legalSaw: legalSaw},
+	{name: "a stream of the server's numbering", sent: even(), want: "goaway closed", log: "deny opening", legal: legalStream, legalSaw: legalSaw},
+	{name: "a window beyond its size", sent: window(), want: "goaway closed", log: "deny opening", legal: legalStream, legalSaw: legalSaw},
 }
 
 // pair is a request with these fields, and a legal one on the same connection

@@ -10,6 +10,9 @@ type Job struct {
 	Network string
 	// Address is host:port. A name is looked up as the sandbox's programs do.
 	Address string
+	// Before is sent first, as to a proxy, and answered with a head. The rest is
+	// done if that says 200; else the head is all that was read.
+	Before []byte
 	// TLS is nil for none.
 	TLS   *Handshake
 	Speak Speech

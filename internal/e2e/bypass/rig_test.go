@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
@@ -14,6 +15,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
 	"sallyport/internal/e2e/stage"
@@ -27,6 +30,7 @@ const (
 	upstreamAddress6 = "2001:db8::10"
 	hostAddress      = "198.51.100.1" // of the machine that Sallyport runs on
 	gatewayAddress   = "10.232.0.1"   // on the sandboxes' network
+	proxyAddress     = "127.0.0.1:3128"
 )
 
 // config is the whole configuration. No rule is for unlisted.example.test.
@@ -52,6 +56,9 @@ egress:
 - {name: idn, destination: xn--bcher-kva.example.test, action: allow, upstream: *there}
 - {name: rebound, destination: "*.rebound.example.test", action: allow, upstream: *there}
 - {name: many, destination: "*.many.example.test", action: allow, upstream: *there}
+- {name: pinned, destination: "pinned.example.test:443", action: tunnel, upstream: *there}
+- {name: odd, destination: "other.example.test:8080", plain: true, action: allow, upstream: *there}
+- {name: raw, destination: "raw.example.test:2222", action: tunnel, upstream: *there}
 - {name: denied, destination: denied.example.test, action: deny}
 - {name: denied-below, destination: "*.denied.example.test", action: deny}
 credentials:
@@ -65,6 +72,7 @@ const (
 	denied   = "denied.example.test"
 	unlisted = "unlisted.example.test"
 	idn      = "xn--bcher-kva.example.test"
+	pinned   = "pinned.example.test"
 )
 
 var programs *stage.Programs
@@ -96,6 +104,10 @@ type rig struct {
 	log      string // the folder of the audit log
 	// Most is tried from a. What takes long goes on beside that, in slow and full.
 	a, b, slow, full *sandbox
+	// elsewhere is a client of the explicit proxy, nobody whoever says that he is
+	// one and is not.
+	elsewhere, nobody *sandbox
+	token             string // of elsewhere
 }
 
 func newRig(t *testing.T) *rig {
@@ -129,6 +141,9 @@ func newRig(t *testing.T) *rig {
 	r.run(t, r.key+"\n", "secret", "set", "key")
 	r.a, r.b = r.sandbox(t, "agent"), r.sandbox(t, "neighbour")
 	r.slow, r.full = r.sandbox(t, "slow"), r.sandbox(t, "full")
+	r.token = strings.TrimSpace(r.run(t, "", "client", "add", "elsewhere"))
+	r.elsewhere = r.remote(t, "elsewhere")
+	r.nobody = &sandbox{name: "", rig: r, probe: r.elsewhere.probe}
 	return r
 }
 
@@ -146,13 +161,17 @@ func (r *rig) run(t *testing.T, stdin string, args ...string) string {
 type sandbox struct {
 	name string
 	rig  *rig
+	*probe
 
+	read uint64 // the last event of the log that was read for it
+}
+
+// probe is the program in there.
+type probe struct {
 	mu      sync.Mutex
 	in      *json.Encoder
 	next    int
 	waiting map[int]chan Result
-
-	read uint64 // the last event of the log that was read for it
 }
 
 func (r *rig) sandbox(t *testing.T, name string) *sandbox {
@@ -163,7 +182,44 @@ func (r *rig) sandbox(t *testing.T, name string) *sandbox {
 	}
 	r.run(t, string(program), "run", name, "--", "sh", "-c", "cat > /probe && chmod +x /probe")
 	ctx, cancel := context.WithCancel(context.Background())
-	c := r.daemon.Command(ctx, "run", name, "--", "/probe")
+	return &sandbox{name: name, rig: r, probe: start(t, r.daemon.Command(ctx, "run", name, "--", "/probe"), cancel)}
+}
+
+// bundle describes a container that has the probe and nothing else, on the
+// network of whoever starts it.
+const bundle = `{"ociVersion": "1.0.0", "process": {"args": ["/probe"], "cwd": "/"}, "root": {"path": "root"},
+	"linux": {"namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}]}}`
+
+// remote is a sandbox that is not ours: gVisor's, where it can reach the
+// explicit proxy.
+func (r *rig) remote(t *testing.T, name string) *sandbox {
+	t.Helper()
+	program, err := os.ReadFile(filepath.Join(programs.Dir, "probe"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := errors.Join(
+		os.Mkdir(filepath.Join(dir, "root"), 0o755),
+		os.WriteFile(filepath.Join(dir, "root/probe"), program, 0o755),
+		os.WriteFile(filepath.Join(dir, "config.json"), []byte(bundle), 0o644),
+	); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	c := exec.CommandContext(ctx, programs.Runsc, "--root", filepath.Join(dir, "state"), "--platform=systrap", "--network=host", "--ignore-cgroups",
+		"run", "--bundle", dir, name)
+	t.Cleanup(func() { // runsc leaves it mounted
+		if err := unix.Unmount(filepath.Join(dir, "state/null-netns"), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) {
+			t.Error(err)
+		}
+	})
+	return &sandbox{name: name, rig: r, probe: start(t, c, cancel)}
+}
+
+// start starts a probe by its command.
+func start(t *testing.T, c *exec.Cmd, cancel func()) *probe {
+	t.Helper()
 	c.Stderr = os.Stderr
 	in, err := c.StdinPipe()
 	if err != nil {
@@ -176,7 +232,7 @@ func (r *rig) sandbox(t *testing.T, name string) *sandbox {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	s := &sandbox{name: name, rig: r, in: json.NewEncoder(in), waiting: map[int]chan Result{}}
+	s := &probe{in: json.NewEncoder(in), waiting: map[int]chan Result{}}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -199,7 +255,7 @@ func finish(t *testing.T, c *exec.Cmd, in io.Closer, done chan struct{}, cancel 
 	_ = c.Wait()
 }
 
-func (s *sandbox) listen(out io.Reader) {
+func (s *probe) listen(out io.Reader) {
 	for d := json.NewDecoder(out); ; {
 		var r Result
 		if d.Decode(&r) != nil {
@@ -222,7 +278,7 @@ func (s *sandbox) listen(out io.Reader) {
 }
 
 // do has the probe do a job. Any goroutine may call it.
-func (s *sandbox) do(t *testing.T, j Job) Result {
+func (s *probe) do(t *testing.T, j Job) Result {
 	t.Helper()
 	ch := make(chan Result, 1)
 	s.mu.Lock()
@@ -282,7 +338,7 @@ func said(list []*audit.Event) string {
 		case e.Disposition == audit.DispositionBlocked && e.Action == audit.ActionDenied:
 			all = append(all, "deny "+rule)
 		case e.Disposition == audit.DispositionAllowed && e.Action == audit.ActionAllowed:
-			all = append(all, "allow "+rule)
+			all = append(all, e.Unmapped.Sallyport.Decision+" "+rule)
 		default:
 			all = append(all, fmt.Sprintf("disposition %d, action %d", e.Disposition, e.Action))
 		}

@@ -24,8 +24,8 @@ var slows = []struct {
 	log  string
 }{
 	{"nothing at all", visit{plain: true}, "", "deny opening"},
-	{"nothing inside of TLS", visit{speak: HTTP1}, "", ""},
-	{"nothing inside of HTTP/2", visit{speak: HTTP2}, "", ""},
+	{"nothing inside of TLS", visit{speak: HTTP1}, "", "deny opening"},
+	{"nothing inside of HTTP/2", visit{speak: HTTP2}, "", "deny opening"},
 	{"half a ClientHello", visit{plain: true, steps: sends(0, hello(api)[:100])}, "", "deny opening"},
 	{"a ClientHello, and no more of the handshake", visit{plain: true, steps: sends(0, hello(api))}, "", "deny tls"},
 	{"a ClientHello, a byte a second", visit{plain: true, steps: drops(hello(api)[:40])}, "", "deny opening"},
@@ -33,7 +33,7 @@ var slows = []struct {
 	{"a head, a byte a second", visit{speak: HTTP1, steps: drops([]byte("GET /v1/x HTTP/1.1\r\nHost: api.example.test\r\n"))}, "408", "deny request-form"},
 	{"half a method without TLS", visit{plain: true, steps: sends(0, []byte("GE"))}, "", "deny opening"},
 	{"half a head without TLS", visit{to: other + ":80", plain: true, speak: HTTP1, steps: sends(0, []byte("GET /v1/x HTTP/1.1\r\n"))}, "408", "deny request-form"},
-	{"half the preface of HTTP/2", visit{speak: HTTP2, steps: sends(0, []byte(http2.ClientPreface[:10]))}, "", ""},
+	{"half the preface of HTTP/2", visit{speak: HTTP2, steps: sends(0, []byte(http2.ClientPreface[:10]))}, "", "deny opening"},
 }
 
 func sends(pause time.Duration, all ...[]byte) []Step { return []Step{{Send: all, Pause: pause}} }

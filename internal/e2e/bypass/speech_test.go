@@ -114,7 +114,7 @@ func fill(fields []field) []field {
 // order of their ends, and all text.
 func streams(data []byte) (all []string, text string) {
 	var b strings.Builder
-	status := map[uint32]string{}
+	status, reset := map[uint32]string{}, map[uint32]bool{}
 	f := http2.NewFramer(io.Discard, bytes.NewReader(data))
 	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
 	for {
@@ -139,7 +139,10 @@ func streams(data []byte) (all []string, text string) {
 			b.Write(frame.Data())
 			ended = frame.StreamEnded()
 		case *http2.RSTStreamFrame:
-			if frame.ErrCode != http2.ErrCodeNo { // after an answer: no more of the request is wanted
+			// After an answer it says that no more of the request is wanted; of what
+			// still comes for a stream that is reset, that it is.
+			if frame.ErrCode != http2.ErrCodeNo && !reset[frame.StreamID] {
+				reset[frame.StreamID] = true
 				all = append(all, "reset")
 			}
 		case *http2.GoAwayFrame:

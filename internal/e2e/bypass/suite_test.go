@@ -32,6 +32,7 @@ func TestNoWayAround(t *testing.T) {
 		{"header", headers},
 		{"path", paths},
 		{"hello", hellos},
+		{"other", others},
 	} {
 		t.Run(g.name, func(t *testing.T) {
 			for _, a := range g.all {
@@ -40,6 +41,22 @@ func TestNoWayAround(t *testing.T) {
 		})
 	}
 	t.Run("quoted", func(t *testing.T) { testQuoted(t, r) })
+	t.Run("elsewhere", func(t *testing.T) {
+		for _, a := range elsewheres {
+			a.sent, a.legal = r.keyed(a.sent), r.keyed(a.legal)
+			t.Run(a.name, func(t *testing.T) { a.run(t, r.elsewhere) })
+		}
+		for _, a := range nobodies {
+			a.sent = r.keyed(a.sent)
+			t.Run(a.name, func(t *testing.T) {
+				r.nobody.try(t, a)
+				t.Run("legal", func(t *testing.T) {
+					r.elsewhere.try(t, attempt{sent: r.keyed(through(toApi, legal)), want: "200", log: "allow api", saw: []string{legalSaw}})
+				})
+			})
+		}
+	})
+	t.Run("QUIC", func(t *testing.T) { testQUIC(t, r) })
 	t.Run("leads", func(t *testing.T) { testLeads(t, r) })
 	t.Run("lookup", func(t *testing.T) { testLookups(t, r) })
 	t.Run("sharing", func(t *testing.T) { testSharing(t, r) })

@@ -1,6 +1,7 @@
 package bypass
 
 import (
+	"bufio"
 	"crypto/sha1"
 	"crypto/tls"
 	"encoding/base64"
@@ -45,7 +46,7 @@ func newUpstream(t *testing.T, key string) *upstream {
 		Name: "upstream", Address: netip.MustParsePrefix(upstreamAddress + "/24"),
 		Also: []netip.Prefix{netip.MustParsePrefix(upstreamAddress6 + "/64")},
 	})
-	names := []string{api, other, denied, unlisted, idn}
+	names := []string{api, other, denied, unlisted, idn, pinned, rawHost}
 	zone := map[string][]netip.Addr{}
 	for _, n := range names {
 		zone[n] = addrs(upstreamAddress)
@@ -55,6 +56,9 @@ func newUpstream(t *testing.T, key string) *upstream {
 	}
 	names = append(names, "*.rebound.example.test", "*.many.example.test", upstreamAddress)
 	if err := u.serve(t, names); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.hear(t); err != nil {
 		t.Fatal(err)
 	}
 	if u.opened, err = u.host.Capture(opening); err != nil {
@@ -85,8 +89,9 @@ func (u *upstream) serve(t *testing.T, names []string) error {
 		return err
 	}
 	for port, set := range map[int]func(*http.Protocols){
-		443: func(*http.Protocols) {},
-		80:  func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) },
+		443:  func(*http.Protocols) {},
+		80:   func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) },
+		8080: func(p *http.Protocols) { p.SetUnencryptedHTTP2(true) },
 	} {
 		l, err := u.host.Listen(port)
 		if err != nil {
@@ -106,6 +111,37 @@ func (u *upstream) serve(t *testing.T, names []string) error {
 		}()
 		t.Cleanup(func() { _ = s.Close(); <-done })
 	}
+	return nil
+}
+
+// hear reads a line of whatever protocol, and answers it.
+func (u *upstream) hear(t *testing.T) error {
+	l, err := u.host.Listen(2222)
+	if err != nil {
+		return err
+	}
+	var work sync.WaitGroup
+	work.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			work.Go(func() {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+				line, err := bufio.NewReader(c).ReadString('\n')
+				if err != nil {
+					return
+				}
+				u.mu.Lock()
+				u.seen, u.conns = append(u.seen, fmt.Sprintf("RAW %s %q", rawHost, line)), append(u.conns, c.RemoteAddr().String())
+				u.mu.Unlock()
+				_, _ = io.WriteString(c, "heard\n")
+			})
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); work.Wait() })
 	return nil
 }
 

@@ -64,6 +64,13 @@ func run(j bypass.Job) (r bypass.Result) {
 	defer c.Close()
 	r.Remote = c.RemoteAddr().String()
 	_ = c.SetDeadline(deadline)
+	if len(j.Before) > 0 {
+		if r.Data = before(c, j.Before); !bytes.HasPrefix(r.Data, []byte("HTTP/1.1 200 ")) {
+			r.Closed = true
+			return r
+		}
+		r.Data = nil
+	}
 	if j.TLS != nil {
 		if c, err = handshake(c, j.TLS, &r); err != nil {
 			r.Stage, r.Error = "handshake", err.Error()
@@ -72,6 +79,22 @@ func run(j bypass.Job) (r bypass.Result) {
 	}
 	talk(c, j, deadline, &r)
 	return r
+}
+
+// before asks a proxy and reads its answer: a head alone when it says yes.
+func before(c net.Conn, ask []byte) (said []byte) {
+	if _, err := c.Write(ask); err != nil {
+		return nil
+	}
+	for b := make([]byte, 1); ; {
+		if _, err := c.Read(b); err != nil {
+			return said
+		}
+		said = append(said, b[0])
+		if bytes.HasPrefix(said, []byte("HTTP/1.1 200 ")) && bytes.HasSuffix(said, []byte("\r\n\r\n")) {
+			return said
+		}
+	}
 }
 
 // talk does a job's steps and reads what comes back.

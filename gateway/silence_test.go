@@ -1,0 +1,143 @@
+package gateway_test
+
+import (
+	"io"
+	"iter"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+)
+
+// of are the events by now that have the rule.
+func (l *lab) of(rule string) iter.Seq[*audit.Event] {
+	return func(yield func(*audit.Event) bool) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		for _, e := range l.events {
+			if e.Rule != nil && e.Rule.Name == rule && !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+// A sandbox that finishes TLS and then asks for nothing is recorded like one
+// that does not get that far.
+func TestSilenceInsideTLSIsRecorded(t *testing.T) {
+	settings := http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+	for _, tt := range []struct {
+		name, alpn, sent, rule string
+		want                   int // the answer's status, 0 for none
+	}{
+		{"nothing", "http/1.1", "", "opening", 0},
+		{"half a head", "http/1.1", "GET / HTTP/1.1\r\nHost: api.example.test\r\n", "request-form", 408},
+		{"nothing of HTTP/2 but its beginning", "h2", settings, "opening", 0},
+		{"half a head of HTTP/2", "h2", settings + "\x00\x00\x01\x01\x00\x00\x00\x00\x01\x82", "opening", 0},
+		{"no HTTP/2", "h2", "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n", "opening", 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			l := newLab(t, func(o *gateway.Options) {
+				o.HandshakeTimeout, o.IdleTimeout = 200*time.Millisecond, 300*time.Millisecond
+			})
+			l.policy(allow)
+			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test", tt.alpn)
+			if err != nil {
+				t.Fatal(err)
+			}
+			io.WriteString(c, tt.sent)
+			if tt.want != 0 {
+				resp, _ := send(t, c, "")
+				if resp.StatusCode != tt.want {
+					t.Errorf("got %d, want %d", resp.StatusCode, tt.want)
+				}
+			}
+			io.Copy(io.Discard, c)
+			e := l.await(1)[0]
+			if e.Action != audit.ActionDenied || e.Rule.Name != tt.rule || e.Unmapped.Sallyport.Sandbox != "demo" || e.Destination.Hostname != "api.example.test" || e.TLS.SNI != "api.example.test" {
+				t.Errorf("%+v", e)
+			}
+		})
+	}
+}
+
+// One that goes away, or has asked, is not.
+func TestSilenceOfItsOwnAccordIsNotRecorded(t *testing.T) {
+	l := newLab(t, func(o *gateway.Options) { o.IdleTimeout = 200 * time.Millisecond })
+	l.policy(allow)
+	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
+	for _, alpn := range []string{"http/1.1", "h2"} {
+		c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test", alpn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+	}
+	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp, body := send(t, c, "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n"); resp.StatusCode != 200 {
+		t.Errorf("%d %s", resp.StatusCode, body)
+	}
+	io.Copy(io.Discard, c) // until it has idled too long
+	time.Sleep(50 * time.Millisecond)
+	if events := l.await(2); len(events) != 2 { // of that request
+		t.Errorf("%d events", len(events))
+	}
+}
+
+// A flood of silent connections is a few events: it has the budget of denials.
+func TestFloodOfSilenceIsFolded(t *testing.T) {
+	const number = 200
+	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
+	l.policy(allow)
+	to := l.name("api.example.test").String() + ":443"
+	for range number {
+		if _, err := l.secure(to, "api.example.test"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var events, connections int
+	for deadline := time.Now().Add(10 * time.Second); connections < number && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		events, connections = 0, 0
+		for e := range l.of("opening") {
+			events++
+			connections += max(e.Count, 1)
+		}
+	}
+	if connections != number || events > number/2 {
+		t.Errorf("%d events of %d connections, want few of %d", events, connections, number)
+	}
+}
+
+// A stranger to the explicit proxy is recorded by its address, and a client by
+// its name.
+func TestSilenceAtTheExplicitProxyIsRecorded(t *testing.T) {
+	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
+	l.policy(allow)
+	for i, tt := range []struct{ name, sent, rule string }{
+		{"nothing", "", "opening"},
+		{"half a head", "CONNECT api.example.test:443 HTTP/1.1\r\n", "request-form"},
+		{"no head", "CONNECT api.example.test:443 HTTP/1.2\r\n\r\n", "request-form"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c, err := net.Dial("tcp", l.proxy.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			c.SetDeadline(time.Now().Add(5 * time.Second))
+			io.WriteString(c, tt.sent)
+			io.Copy(io.Discard, c)
+			if e := l.await(i + 1)[i]; e.Rule.Name != tt.rule || e.Source.IP != "127.0.0.1" || e.Unmapped.Sallyport.Sandbox != "" {
+				t.Errorf("%+v", e)
+			}
+		})
+	}
+}
