@@ -155,7 +155,9 @@ func (c *ClientConn) look(fd uintptr) bool {
 func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h http.Header)) (*http.Response, error) {
 	x := &reply{conn: c}
 	ctx := r.Context()
-	if ctx.Done() != nil {
+	if l := lifeOf(ctx); l != nil && l.join(x) {
+		x.life = l
+	} else if ctx.Done() != nil {
 		x.stop = context.AfterFunc(ctx, x.cancel)
 	}
 	c.left, c.read = c.o.MaxHead, false
