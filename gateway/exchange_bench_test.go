@@ -109,6 +109,7 @@ func BenchmarkExchange(b *testing.B) {
 			defer func() { _ = g.Shutdown(b.Context()) }()
 			f := newFlow(netip.MustParseAddrPort("198.51.100.7:40000"))
 			f.identity.Name, f.identity.ID = "agent", "sb-1"
+			f.exposure = g.exposures.Of(f.identity.ID)
 			f.host, f.port, f.protocol, f.sni, f.authority = "api.example.test", 443, policy.ProtocolTLS, "api.example.test", "api.example.test"
 			b.ReportAllocs()
 			before := cpu(b)
