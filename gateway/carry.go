@@ -28,7 +28,9 @@ func newProxy(logger *slog.Logger) *goproxy.ProxyHttpServer {
 	proxy := goproxy.NewProxyHttpServer()
 	proxy.Logger = proxyLogger{logger}
 	proxy.Verbose = false
-	proxy.KeepAcceptEncoding = true // the exchange decides
+	// The exchange decides what goes out. Without this, goproxy would take hop-by-hop
+	// headers away a second time, and write each URL for a log that nobody reads.
+	proxy.KeepHeader = true
 	proxy.AllowHTTP2 = false
 	proxy.Tr = &http.Transport{
 		Proxy:              nil,
@@ -118,6 +120,7 @@ func (x *exchange) prepare(r *http.Request) error {
 		r.Header["Te"] = []string{"trailers"} // gRPC has its status in them
 	}
 	r.Host, r.Close = f.authority, false
+	r.RequestURI = "" // a client's request has none
 	if _, set := r.Header["User-Agent"]; !set {
 		r.Header["User-Agent"] = []string{""} // or the transport would add its own
 	}

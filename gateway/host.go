@@ -87,6 +87,10 @@ func authority(s string) (host string, port uint16, err error) {
 
 // isAddress tells whether a host from hostname is an IP address.
 func isAddress(host string) bool {
+	// Most are names, and an error costs more than to see that.
+	if last := len(host) - 1; !strings.Contains(host, ":") && (last < 0 || host[last] < '0' || host[last] > '9') {
+		return false
+	}
 	_, err := netip.ParseAddr(host)
 	return err == nil
 }

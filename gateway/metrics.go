@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"errors"
-	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,7 +13,7 @@ import (
 type metrics struct {
 	connections     prometheus.Gauge
 	decisions       *prometheus.CounterVec // phase, action
-	responses       *prometheus.CounterVec // class of status
+	responses       [6]prometheus.Counter  // by class of status, the first without one
 	duration        prometheus.Histogram   // seconds
 	auditFailures   prometheus.Counter
 	unevaluated     prometheus.Counter
@@ -36,9 +35,6 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sallyport_gateway_decisions_total", Help: "Decisions by phase and action.",
 		}, []string{"phase", "action"}),
-		responses: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "sallyport_gateway_responses_total", Help: "Responses to allowed requests by class of status.",
-		}, []string{"class"}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "sallyport_gateway_request_seconds", Help: "Time from an allowed request's head to its end.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 4, 10),
@@ -51,9 +47,15 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		scrubbed:        counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
 		forgotten:       counter("forgotten_secrets_total", "Values that are no longer looked for, since too many were injected for their sandbox."),
 	}
+	responses := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "sallyport_gateway_responses_total", Help: "Responses to allowed requests by class of status.",
+	}, []string{"class"})
+	for i, class := range [len(m.responses)]string{"none", "1xx", "2xx", "3xx", "4xx", "5xx"} {
+		m.responses[i] = responses.WithLabelValues(class)
+	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, m.responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten,
+		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten,
 	} {
 		errs = append(errs, r.Register(c))
 	}
@@ -71,10 +73,10 @@ func (m *metrics) decision(p policy.Phase, d policy.Decision) {
 }
 
 func (m *metrics) finished(status int, took time.Duration) {
-	class := "none"
-	if status >= 100 && status < 600 {
-		class = strconv.Itoa(status/100) + "xx"
+	class := status / 100
+	if class < 1 || class >= len(m.responses) {
+		class = 0
 	}
-	m.responses.WithLabelValues(class).Inc()
+	m.responses[class].Inc()
 	m.duration.Observe(took.Seconds())
 }

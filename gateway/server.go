@@ -48,7 +48,8 @@ type Options struct {
 	// HandshakeTimeout bounds the time to say what a connection wants, the TLS
 	// handshake, and each request's head. Default: 15 s.
 	HandshakeTimeout time.Duration
-	// IdleTimeout ends a kept-alive connection without a request. Default: 5 min.
+	// IdleTimeout ends a kept-alive connection without a request, of HTTP/1.1 up to
+	// an eighth later. Default: 5 min.
 	IdleTimeout time.Duration
 	// StallTimeout ends a connection whose client takes nothing off it while
 	// something is on its way to it: with its buffers full it holds an upstream's

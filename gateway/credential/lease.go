@@ -60,10 +60,16 @@ func (l *Lease) covers(r *http.Request) error {
 	if r.URL.Scheme != "https" {
 		return fmt.Errorf("%w: the request is not https", ErrNotBound)
 	}
-	for _, hostport := range [2]string{r.URL.Host, cmp.Or(r.Host, r.URL.Host)} {
-		host, port, err := net.SplitHostPort(hostport)
-		if err != nil {
-			host, port = strings.Trim(hostport, "[]"), "443"
+	both := [2]string{r.URL.Host, cmp.Or(r.Host, r.URL.Host)}
+	for i, hostport := range both {
+		if i > 0 && hostport == both[0] {
+			break
+		}
+		host, port := strings.Trim(hostport, "[]"), "443"
+		if strings.Contains(hostport, ":") { // or the error costs more than all else here
+			if h, p, err := net.SplitHostPort(hostport); err == nil {
+				host, port = h, p
+			}
 		}
 		if !strings.EqualFold(strings.TrimSuffix(host, "."), l.to.Host) || !l.to.on(port) {
 			return fmt.Errorf("%w: the lease is for %s, the request for %s", ErrNotBound, l.to, hostport)

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"runtime"
 	"syscall"
 	"time"
 )
@@ -155,7 +156,9 @@ func (c *ClientConn) look(fd uintptr) bool {
 func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h http.Header)) (*http.Response, error) {
 	x := &reply{conn: c}
 	ctx := r.Context()
-	if ctx.Done() != nil {
+	if l := lifeOf(ctx); l != nil && l.join(x) {
+		x.life = l
+	} else if ctx.Done() != nil {
 		x.stop = context.AfterFunc(ctx, x.cancel)
 	}
 	c.left, c.read = c.o.MaxHead, false
@@ -221,6 +224,9 @@ func (c *ClientConn) send(x *reply, r *http.Request) error {
 	outs.Put(out)
 	if err == nil {
 		x.within(c.o.HeadTimeout)
+		// The server needs a while. Others that are ready go first: reading at once
+		// would cost a system call that finds nothing.
+		runtime.Gosched()
 	}
 	return err
 }

@@ -31,7 +31,8 @@ type conn struct {
 	in       headReader
 	out      *bufio.Writer // nil while nothing is to be written
 	state    atomic.Int32
-	served   bool // a request has come
+	until    time.Time // the deadline that rest has set, zero after another was
+	served   bool      // a request has come
 	response response
 	body     *body // of the request, nil without
 	hijacked bool
@@ -59,6 +60,25 @@ func (c *conn) release() {
 		outs.Put(c.out)
 		c.out = nil
 	}
+}
+
+// rest has reading fail when d is over, or up to an eighth later: a deadline for
+// each request costs more than it is worth to be exact about an idle connection.
+// Where nobody reads it stands while a request is answered.
+func (c *conn) rest(d time.Duration) {
+	now := time.Now()
+	if left := c.until.Sub(now); left >= d && left <= d+d/8 {
+		return
+	}
+	until := now.Add(d + d/8)
+	_ = c.SetReadDeadline(until)
+	c.until = until
+}
+
+// SetReadDeadline is for whoever reads, or keeps others from it.
+func (c *conn) SetReadDeadline(t time.Time) error {
+	c.until = time.Time{}
+	return c.Conn.SetReadDeadline(t)
 }
 
 // Bounds on what is read of a body that nobody wanted, so that the connection
@@ -200,13 +220,17 @@ func (b *body) end() bool {
 }
 
 // watcher notices that a client goes away, or ends its direction, while it
-// waits for an answer. It looks only at what takes longer than patience: most
-// answers do not. A client that has sent its next request already is not
-// watched: what comes after that is not read before its turn.
+// waits for an answer. It looks only at what takes longer than patience, or twice
+// that: most answers do not, and one timer is for all that come meanwhile. A client
+// that has sent its next request already is not watched: what comes after that is
+// not read before its turn.
 type watcher struct {
 	mu      sync.Mutex
 	timer   *time.Timer
+	armed   bool // the timer runs
 	wanted  bool
+	turn    uint          // of the request that is, or was last, watched
+	began   uint          // the turn when the timer began
 	reading chan struct{} // closed when the read that watches has returned
 }
 
@@ -221,6 +245,16 @@ func (c *conn) watch() {
 		return
 	}
 	w.wanted = true
+	w.turn++
+	if !w.armed {
+		c.arm()
+	}
+}
+
+// arm has look called after patience. The caller holds the watcher's lock.
+func (c *conn) arm() {
+	w := &c.watcher
+	w.armed, w.began = true, w.turn
 	if w.timer == nil {
 		w.timer = time.AfterFunc(patience, c.look)
 		return
@@ -232,12 +266,19 @@ func (c *conn) watch() {
 func (c *conn) look() {
 	w := &c.watcher
 	w.mu.Lock()
-	if !w.wanted || w.reading != nil {
+	w.armed = false
+	switch {
+	case !w.wanted || w.reading != nil:
+		w.mu.Unlock()
+		return
+	case w.turn != w.began:
+		c.arm()
 		w.mu.Unlock()
 		return
 	}
 	done := make(chan struct{})
 	w.reading = done
+	_ = c.SetReadDeadline(time.Time{}) // an answer may take longer than a connection may idle
 	w.mu.Unlock()
 	defer close(done)
 	_, err := c.in.Peek(1)
@@ -249,13 +290,19 @@ func (c *conn) look() {
 	}
 }
 
+// stop lets go of the connection at once.
+func (w *watcher) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
+
 // unwatch gives reading back to the caller.
 func (c *conn) unwatch() {
 	w := &c.watcher
 	w.mu.Lock()
-	if w.timer != nil {
-		w.timer.Stop()
-	}
 	w.wanted = false
 	reading := w.reading
 	w.mu.Unlock()

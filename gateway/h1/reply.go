@@ -13,8 +13,9 @@ type reply struct {
 	conn   *ClientConn
 	body   io.ReadCloser
 	upload *upload
-	stop   func() bool
-	close  bool // the connection carries no other request
+	life   *life       // that the exchange has joined, or
+	stop   func() bool // of context.AfterFunc, nil for a context without end
+	close  bool        // the connection carries no other request
 	once   sync.Once
 	closed atomic.Bool
 	over   atomic.Bool // the connection is no longer this exchange's
@@ -84,10 +85,22 @@ func (x *reply) Close() error {
 	return nil
 }
 
+// unbound tells whether the request's context has not broken the exchange off, and
+// no longer will.
+func (x *reply) unbound() bool {
+	switch {
+	case x.life != nil:
+		return x.life.leave(x)
+	case x.stop != nil:
+		return x.stop()
+	}
+	return true
+}
+
 func (x *reply) finish(complete bool) {
 	x.once.Do(func() {
 		x.over.Store(true)
-		stopped := x.stop == nil || x.stop()
+		stopped := x.unbound()
 		c := x.conn
 		reusable := complete && stopped && !x.close && c.in.Buffered() == 0 && x.upload.ended()
 		switch {

@@ -121,8 +121,7 @@ func (w *response) greet() error {
 var framing = map[string]bool{"Content-Length": true, "Transfer-Encoding": true, "Trailer": true}
 
 func statusLine(out *bufio.Writer, code int) {
-	var line [64]byte
-	b := append(line[:0], "HTTP/1.1 "...)
+	b := append(out.AvailableBuffer(), "HTTP/1.1 "...)
 	b = strconv.AppendInt(b, int64(code), 10)
 	b = append(b, ' ')
 	b = append(b, http.StatusText(code)...)
@@ -170,14 +169,12 @@ func (w *response) head() {
 			_, _ = fmt.Fprintf(out, "Trailer: %s\r\n", strings.Join(w.trailers, ", "))
 		}
 	case w.declared != unknown && w.status != http.StatusNoContent:
-		var n [40]byte
-		b := append(n[:0], "Content-Length: "...)
+		b := append(out.AvailableBuffer(), "Content-Length: "...)
 		b = strconv.AppendInt(b, w.declared, 10)
 		_, _ = out.Write(append(b, "\r\n"...))
 	}
 	if len(w.header["Date"]) == 0 && !tunnel {
-		var d [48]byte
-		b := time.Now().UTC().AppendFormat(append(d[:0], "Date: "...), http.TimeFormat)
+		b := time.Now().UTC().AppendFormat(append(out.AvailableBuffer(), "Date: "...), http.TimeFormat)
 		_, _ = out.Write(append(b, "\r\n"...))
 	}
 	switch {
@@ -247,8 +244,7 @@ func (w *response) piece(parts ...[]byte) {
 		return
 	}
 	if w.chunked {
-		var n [20]byte
-		_, _ = out.Write(append(strconv.AppendInt(n[:0], int64(size), 16), "\r\n"...))
+		_, _ = out.Write(append(strconv.AppendInt(out.AvailableBuffer(), int64(size), 16), "\r\n"...))
 	}
 	var err error
 	for _, p := range parts {
@@ -357,6 +353,7 @@ func (w *response) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 		c.body.end()
 	}
 	c.unwatch()
+	_ = c.SetReadDeadline(time.Time{})
 	if c.out != nil && w.sent {
 		w.flush()
 	}

@@ -29,7 +29,8 @@ type Server struct {
 	// HeadTimeout bounds a request's head, from its first byte to its last, and
 	// the wait for the first byte of a connection's first. Default: 15 s.
 	HeadTimeout time.Duration
-	// IdleTimeout ends a connection that waits for another request. Default: 5 min.
+	// IdleTimeout ends a connection that has waited that long for another request,
+	// or up to an eighth longer. Default: 5 min.
 	IdleTimeout time.Duration
 	// MaxHead bounds a request's head, in bytes. Default: 128 KiB.
 	MaxHead int
@@ -52,7 +53,7 @@ type Server struct {
 // ServeConn serves c until it ends, and closes it unless a handler has hijacked
 // it. It returns when the last handler has.
 func (s *Server) ServeConn(ctx context.Context, nc net.Conn, handler Handler) {
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := newLife(ctx)
 	defer cancel()
 	c := &conn{server: s, Conn: nc, ctx: ctx, cancel: cancel, handler: handler, remote: nc.RemoteAddr().String()}
 	c.in = headReader{Reader: bufio.NewReaderSize(nc, minRead), src: nc, max: cmp.Or(s.MaxHead, 128<<10)}
@@ -77,6 +78,7 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, handler Handler) {
 			c.body.end()
 		}
 		c.unwatch()
+		c.watcher.stop()
 		c.release()
 	}()
 	for c.next() {
@@ -121,7 +123,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 	s.closing.Store(true)
 	for c := range s.conns {
 		if c.state.CompareAndSwap(idle, over) {
-			_ = c.SetReadDeadline(time.Unix(1, 0)) // it closes itself
+			_ = c.Conn.SetReadDeadline(time.Unix(1, 0)) // it closes itself
 		}
 	}
 	if len(s.conns) == 0 {
@@ -155,10 +157,11 @@ func (s *Server) Close() {
 // next serves one request, and tells whether another may come.
 func (c *conn) next() bool {
 	wait := cmp.Or(c.server.IdleTimeout, 5*time.Minute)
-	if !c.served {
-		wait = min(wait, c.headTimeout())
+	if c.served {
+		c.rest(wait)
+	} else {
+		_ = c.SetReadDeadline(time.Now().Add(min(wait, c.headTimeout())))
 	}
-	_ = c.SetReadDeadline(time.Now().Add(wait))
 	r, err := c.read()
 	if err != nil {
 		if !c.served && errors.Is(err, os.ErrDeadlineExceeded) && c.server.Silent != nil && !c.server.closing.Load() {
@@ -172,6 +175,7 @@ func (c *conn) next() bool {
 	*w = response{conn: c, request: r, body: w.body, declared: unknown, header: make(http.Header, 8)}
 	c.body = nil
 	if r.Body != http.NoBody {
+		_ = c.SetReadDeadline(time.Time{})
 		w.awaited = len(r.Header["Expect"]) > 0 && r.ProtoAtLeast(1, 1)
 		c.body = &body{src: r.Body, conn: c, greet: w.awaited}
 		if len(r.TransferEncoding) > 0 {
@@ -232,7 +236,6 @@ func (c *conn) read() (*http.Request, error) {
 	if r.URL.Opaque != "" || r.Method == http.MethodConnect && r.RequestURI != r.URL.Host {
 		return nil, refused(http.StatusBadRequest, errTarget)
 	}
-	_ = c.SetReadDeadline(time.Time{})
 	delete(r.Header, "Host")
 	r.RemoteAddr = c.remote
 	return r, nil

@@ -99,3 +99,19 @@ func quietServer(t *testing.T, c net.Conn, answers bool) {
 		}
 	}
 }
+
+// TestSweepOfTheDead has a connection found dead between its timer's ring and
+// what that calls.
+func TestSweepOfTheDead(t *testing.T) {
+	m := newMultiplexer(&Options{IdleTimeout: time.Hour}, true)
+	c := &shared{trips: 1}
+	m.conns = append(m.conns, c)
+	m.mu.Lock()
+	m.leave(&trip{conn: c})
+	m.mu.Unlock()
+	m.MarkDead(c.ClientConn)
+	m.sweep(c)
+	if len(m.conns) != 0 {
+		t.Errorf("%d connections are kept", len(m.conns))
+	}
+}

@@ -164,6 +164,10 @@ func (m *multiplexer) leave(t *trip) {
 // before it begins, the connection would stay for good.
 func (m *multiplexer) sweep(c *shared) {
 	m.mu.Lock()
+	if c.sweep == nil { // it was found dead when the timer had rung already
+		m.mu.Unlock()
+		return
+	}
 	if c.trips > 0 {
 		c.sweep = nil // the last one to leave has it look again
 		m.mu.Unlock()

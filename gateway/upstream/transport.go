@@ -56,11 +56,12 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	for opened := 0; opened < maxOpened; {
 		if !alone {
 			resp, err := t.multi.RoundTrip(r, nil)
-			if overtaken(err) && repeatable(r) && again > 0 {
+			switch {
+			case errors.Is(err, errNone):
+			case again > 0 && overtaken(err) && repeatable(r):
 				again--
 				continue
-			}
-			if !errors.Is(err, errNone) {
+			default:
 				return resp, err
 			}
 		}

@@ -1,0 +1,126 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"sallyport/audit"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/h1"
+	"sallyport/gateway/upstream"
+	"sallyport/policy"
+)
+
+// again is a connection on which the same bytes come n times, each time after
+// something has been written.
+type again struct {
+	net.Conn
+	text string
+	n    int
+	due  int // bytes of text that may be read
+}
+
+func (a *again) Read(p []byte) (int, error) {
+	if a.due == 0 {
+		if a.n == 0 {
+			return 0, io.EOF
+		}
+		a.n--
+		a.due = len(a.text)
+	}
+	n := copy(p, a.text[len(a.text)-a.due:])
+	a.due -= n
+	return n, nil
+}
+
+func (a *again) Write(p []byte) (int, error)     { return len(p), nil }
+func (a *again) Close() error                    { return nil }
+func (a *again) RemoteAddr() net.Addr            { return &net.TCPAddr{} }
+func (a *again) SetDeadline(time.Time) error     { return nil }
+func (a *again) SetReadDeadline(time.Time) error { return nil }
+
+// nowhere is where a benchmark's events, connections and secrets come and go.
+type nowhere struct{ conn *h1.ClientConn }
+
+func (nowhere) Append(context.Context, ...*audit.Event) error { return nil }
+func (nowhere) Enqueue(*audit.Event) error                    { return nil }
+
+func (n nowhere) RoundTripper(upstream.Route) (http.RoundTripper, error) { return n, nil }
+func (nowhere) Dial(context.Context, upstream.Route) (net.Conn, error)   { return nil, errNoRoute }
+func (n nowhere) RoundTrip(r *http.Request) (*http.Response, error)      { return n.conn.RoundTrip(r, nil) }
+func (nowhere) ServerConfig(string, string) (*tls.Config, error)         { return nil, errNoRoute }
+func (nowhere) TTL() time.Duration                                       { return time.Hour }
+func (nowhere) Read(context.Context) (credential.Material, error) {
+	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret("s3cr3t-s3cr3t-s3cr3t")}, Version: "1"}, nil
+}
+
+// cpu is the time that this process has spent on processors, which other
+// processes of a crowded machine do not lengthen as much as the wall's.
+func cpu(tb testing.TB) time.Duration {
+	tb.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		tb.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkExchange is what a small request costs between its connection and the
+// upstream's: all but TLS, system calls and the log.
+func BenchmarkExchange(b *testing.B) {
+	for _, cached := range []bool{false, true} {
+		b.Run(fmt.Sprintf("cached=%t", cached), func(b *testing.B) {
+			doc := policy.Document{
+				EgressAuth:  []policy.EgressAuthRule{{Name: "bench", Destination: "api.example.test", AuthRef: "key"}},
+				Credentials: []policy.Credential{{Name: "key"}},
+			}
+			if !cached {
+				doc.Policy.Cache = new(int)
+			}
+			compiled, err := policy.Compile(b.Context(), doc, policy.Options{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			engine := policy.NewEngine(compiled)
+			body := strings.Repeat("a", 1024)
+			out := nowhere{h1.NewClientConn(&again{n: b.N, text: fmt.Sprintf(
+				"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: Sun, 22 Nov 2026 01:02:03 GMT\r\nContent-Length: %d\r\n\r\n%s", len(body), body)},
+				h1.ClientOptions{})}
+			g, err := New(Options{
+				Decider: engine, Recorder: out, Upstreams: out, Certificates: out,
+				Metrics: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler),
+				Broker: credential.New(credential.Options{Sources: map[string]credential.Source{"key": out}, Bound: engine.Bound}),
+			})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer func() { _ = g.Shutdown(b.Context()) }()
+			f := newFlow(netip.MustParseAddrPort("198.51.100.7:40000"))
+			f.identity.Name, f.identity.ID = "agent", "sb-1"
+			f.exposure = g.exposures.Of(f.identity.ID)
+			f.host, f.port, f.protocol, f.sni, f.authority = "api.example.test", 443, policy.ProtocolTLS, "api.example.test", "api.example.test"
+			b.ReportAllocs()
+			before := cpu(b)
+			in := &again{n: b.N, text: "GET /v1/models HTTP/1.1\r\nHost: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\n\r\n"}
+			(&h1.Server{}).ServeConn(b.Context(), in, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+				g.serveExchange(ctx, w, r, f)
+			})
+			b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")
+			if in.n > 0 {
+				b.Fatalf("%d requests were not answered", in.n)
+			}
+		})
+	}
+}
