@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"text/template"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/publicsuffix"
@@ -41,6 +42,9 @@ func resolve(doc Document) ([]rule, []Finding) {
 	}
 	if n := doc.Policy.Cache; n != nil && (*n < 0 || *n > maxRecall) {
 		v.fail("policy.cache", fmt.Sprintf("%d answers cannot be kept", *n), fmt.Sprintf("give a number from 0, for none, to %d", maxRecall))
+	}
+	if d := doc.Policy.Timeout; d != nil && (time.Duration(*d) < time.Millisecond || time.Duration(*d) > time.Second) {
+		v.fail("policy.timeout", fmt.Sprintf("%v is not from 1ms to 1s", d), "write a time as 100ms, or leave it out for 50ms")
 	}
 	v.findings = append(v.findings, overlaps(doc, v.rules)...)
 	slices.SortStableFunc(v.findings, func(a, b Finding) int {
