@@ -67,7 +67,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		return nil, err
 	}
 	for _, f := range findings {
-		o.Logger.WarnContext(ctx, "policy warning", "at", f.Position.String(), "path", f.Path, "message", f.Message, "fix", f.Fix)
+		o.Logger.WarnContext(ctx, "policy warning", "id", string(f.Kind), "at", f.Position.String(), "path", f.Path, "message", f.Message, "fix", f.Fix)
 	}
 	p := &Policy{
 		table:     newTable(rules),

@@ -6,8 +6,8 @@ import (
 )
 
 // overlaps finds the pairs of egressAuth rules that would put two credentials
-// into one place of a request, and the egress rules that an egressAuth rule
-// leaves without effect. What depends on tags that a sandbox may or may not
+// into one place of a request, the egress rules that an egressAuth rule leaves
+// without effect, and the rules that another leaves nothing to decide: see shadow. What depends on tags that a sandbox may or may not
 // have is left to the decision, which denies then.
 //
 // Each rule is compared with those of its own destination and of the wider ones
@@ -15,19 +15,45 @@ import (
 func overlaps(doc Document, rules []rule) []Finding {
 	t := newTable(rules)
 	var findings []Finding
+	said := map[string]bool{} // one reason why a rule is of no use is enough
 	for i := range rules {
 		narrow := &rules[i]
 		for _, wide := range t.around(narrow.destination) {
-			if wide == narrow || wide.destination.same(narrow.destination) && wide.at > narrow.at {
+			if wide == narrow || wide.destination.same(narrow.destination) && wide.place > narrow.place {
 				continue
 			}
 			if f, found := clash(narrow, wide); found {
 				f.Position = doc.position(f.Path)
 				findings = append(findings, f)
+				said[f.Path] = said[f.Path] || f.Kind == Governed
 			}
 		}
 	}
+	for i := range rules {
+		narrow := &rules[i]
+		if said[narrow.at] {
+			continue
+		}
+		if f, found := useless(narrow, t.around(narrow.destination)); found {
+			f.Position = doc.position(f.Path)
+			findings = append(findings, f)
+		}
+	}
 	return findings
+}
+
+// useless says why a rule is of no use, for the first of those around it that
+// makes it so. Of two that cover each other the later one is.
+func useless(narrow *rule, around []*rule) (Finding, bool) {
+	for _, wide := range around {
+		if wide == narrow || wide.place > narrow.place && wide.action == narrow.action && wide.destination.same(narrow.destination) && narrow.covers(wide) {
+			continue
+		}
+		if f, found := shadow(narrow, wide); found {
+			return f, true
+		}
+	}
+	return Finding{}, false
 }
 
 // join marks the egressAuth rules that may authorise a request together.
@@ -63,12 +89,14 @@ func clash(a, b *rule) (Finding, bool) {
 			return Finding{}, false
 		}
 		return Finding{
+			Kind:    OnePlace,
 			Path:    a.at,
 			Message: fmt.Sprintf("overlaps with %s (%s): both put a credential into the %s of the same requests", b.name, b.at, a.inject.place()),
 			Fix:     "make their methods, paths, ports or sandboxes exclude each other, or inject into different places",
 		}, true
 	case a.kind == typeEgress && (a.action == Allow || a.action == Tunnel) && b.kind == typeEgressAuth && covered(a, b):
 		return Finding{
+			Kind:     Governed,
 			Severity: Warning,
 			Path:     a.at,
 			Message:  fmt.Sprintf("has no effect: the egressAuth rule %s (%s) governs this destination", b.name, b.at),
