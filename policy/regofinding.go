@@ -44,6 +44,7 @@ func regoFinding(e *ast.Error) Finding {
 			f.Message = fmt.Sprintf("%s: %v on one side, %v on the other", e.Message, detail.Left, detail.Right)
 		}
 	case ast.RecursionErr:
+		f.Message, _, _ = strings.Cut(f.Message, ": ") // the way round differs from run to run
 		f.Fix = "decide on input and the team's own data alone: data.sallyport depends on every set of the team"
 	case ast.UnsafeVarErr:
 		f.Fix = "give the variable a value first: with :=, or with some … in"
