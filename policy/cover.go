@@ -40,6 +40,9 @@ func globWithin(narrow string, wide []string) bool {
 // slash and ** for any, and matches wide against it. Inputs are at most 1024
 // bytes each: see checkGlob.
 func globCovers(wide, narrow string) bool {
+	if literal, _, _ := strings.Cut(wide, "*"); !strings.HasPrefix(narrow, literal) {
+		return false // most pairs
+	}
 	type state struct{ i, j int }
 	seen := map[state]bool{}
 	var match func(i, j int) bool

@@ -9,7 +9,7 @@ import (
 )
 
 // lintTeam finds what a team's Rego says that the compiler takes and that cannot
-// be meant. doc is asked what it allows besides.
+// be meant. The rules are those of the document beside it.
 func lintTeam(t *team, rules []rule) []Finding {
 	l := &linter{used: map[string]bool{}}
 	names := make([]string, 0, len(t.modules))
