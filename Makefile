@@ -3,7 +3,7 @@
 # make test      install what is missing, run every test, privileged ones included
 # make setup     install what is missing    make build     the programs, in bin
 # make lint      formatting and go vet      make bench     measure
-# make generate  the BPF objects            make clean     remove bin
+# make generate  BPF objects and schemas    make clean     remove bin
 # make fuzz      every fuzz target for ten minutes each (FUZZTIME=30s FUZZ=resolver for less)
 # make soak      two minutes of mixed traffic and faults through the gateway, with the race detector
 # make long      what takes half an hour: bodies of 10 GB, and connections that idle for 20 minutes

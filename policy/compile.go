@@ -17,7 +17,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown/cache"
 )
 
-//go:embed decision.rego schema/input.json
+//go:embed decision.rego schema/input.json schema/data.json
 var sources embed.FS
 
 // DefaultTimeout bounds one evaluation.
@@ -26,7 +26,8 @@ const DefaultTimeout = 50 * time.Millisecond
 // Options are the parts of a Policy that no document says.
 type Options struct {
 	// Timeout bounds one evaluation in wall time. An evaluation that takes longer
-	// is tried once more, and then the decision is deny. Default: DefaultTimeout.
+	// is tried once more, and then the decision is deny. Default: what the
+	// document says, else DefaultTimeout.
 	Timeout time.Duration
 	// Logger gets the warnings. Default: none are written.
 	Logger *slog.Logger
@@ -48,6 +49,9 @@ type Policy struct {
 func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = DefaultTimeout
+		if d := doc.Policy.Timeout; d != nil {
+			o.Timeout = time.Duration(*d)
+		}
 	}
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
@@ -63,7 +67,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		return nil, err
 	}
 	for _, f := range findings {
-		o.Logger.WarnContext(ctx, "policy warning", "at", f.Position.String(), "path", f.Path, "message", f.Message, "fix", f.Fix)
+		o.Logger.WarnContext(ctx, "policy warning", "id", string(f.Kind), "at", f.Position.String(), "path", f.Path, "message", f.Message, "fix", f.Fix)
 	}
 	p := &Policy{
 		table:     newTable(rules),
@@ -138,18 +142,25 @@ func ownModules() (map[string]*ast.Module, error) {
 	return map[string]*ast.Module{name: m}, err
 }
 
-// schemaSet makes the compiler check every use of input against schema/input.json.
+// schemaSet makes the compiler check every use of input against
+// schema/input.json. Both schemas have the names by which the annotations of
+// `opa check --schema policy/schema` call them.
 func schemaSet() (*ast.SchemaSet, error) {
-	text, err := sources.ReadFile("schema/input.json")
-	if err != nil {
-		return nil, err
-	}
-	var schema any
-	if err := json.Unmarshal(text, &schema); err != nil {
-		return nil, err
-	}
 	set := ast.NewSchemaSet()
-	set.Put(ast.SchemaRootRef, schema)
+	for _, name := range []string{"input", "data"} {
+		text, err := sources.ReadFile("schema/" + name + ".json")
+		if err != nil {
+			return nil, err
+		}
+		var schema any
+		if err := json.Unmarshal(text, &schema); err != nil {
+			return nil, err
+		}
+		if name == "input" {
+			set.Put(ast.SchemaRootRef, schema)
+		}
+		set.Put(ast.SchemaRootRef.Append(ast.StringTerm(name)), schema)
+	}
 	return set, nil
 }
 

@@ -5,13 +5,17 @@ package policy
 type Document struct {
 	// Egress lists destinations without credentials. Order does not matter:
 	// any deny wins, then approve, then allow and tunnel.
+	// Example: [{destination: "*.docs.example.com", methods: [GET]}]
 	Egress []EgressRule `yaml:"egress"`
 	// EgressAuth lists destinations whose requests get a credential; each also
 	// allows what it matches.
+	// Example: [{destination: api.openai.com, authRef: openai-api-key}]
 	EgressAuth []EgressAuthRule `yaml:"egressAuth"`
 	// Credentials names the secrets that rules refer to, and where they live.
+	// Example: [{name: openai-api-key}]
 	Credentials []Credential `yaml:"credentials"`
 	// Policy says where the team's own Rego is.
+	// Example: {dir: policy.d}
 	Policy Source `yaml:"policy"`
 
 	// Positions says where each key was written, by its path in the document
@@ -23,29 +27,40 @@ type Document struct {
 type EgressRule struct {
 	// Name appears in decisions, denials and the audit, and is given once.
 	// Default: the destination.
+	// Example: docs
 	Name string `yaml:"name"`
 	// Destination is a host name, "*.host" (any depth below it, not host
 	// itself), either with ":port", an IP address, or a CIDR prefix.
+	// Example: "*.docs.example.com"
+	// Example: db.example.com:5432
+	// Example: 10.20.0.0/16
 	Destination string `yaml:"destination"`
 	// Ports lists the TCP ports. Default: the destination's; else 443, and also
 	// 80 when Plain is set; but every port for deny and approve.
+	// Example: [443, 8443]
 	Ports []uint16 `yaml:"ports"`
 	// Methods lists HTTP methods in upper case. Default: all.
+	// Example: [GET, HEAD]
 	Methods []string `yaml:"methods"`
 	// Paths lists globs over the normalised path (see NormalizePath): * within
 	// a segment, ** across. Letter case matters. Default: all.
+	// Example: ["/repos/**", "/users/*/keys"]
 	Paths []string `yaml:"paths"`
 	// Plain allows HTTP without TLS. Default: false.
+	// Example: true
 	Plain bool `yaml:"plain"`
 	// Action is allow (default), deny, tunnel (pass TLS or TCP through unread)
 	// or approve. A tunnel is read after all where another rule speaks about
 	// the same destination. What is neither TLS nor HTTP passes by tunnel, or by
 	// an allow of an address or CIDR prefix that names ports other than 80 and
 	// 443 and no methods or paths; for a name it takes tunnel.
+	// Example: deny
 	Action Action `yaml:"action"`
 	// Sandboxes selects who the rule is for. Default: every sandbox.
+	// Example: {tags: {team: support}}
 	Sandboxes Selector `yaml:"sandboxes"`
 	// Upstream says how an internal destination is reached.
+	// Example: {addresses: [10.20.0.0/16], roots: corp.pem}
 	Upstream *Upstream `yaml:"upstream"`
 }
 
@@ -53,16 +68,22 @@ type EgressRule struct {
 // It governs its destination: for the sandboxes it selects, on its ports, what
 // no egressAuth rule matches is denied, also where an egress rule allows it.
 type EgressAuthRule struct {
-	// Name is as EgressRule's. Default: AuthRef@Destination.
-	Name        string   `yaml:"name"`
-	Destination string   `yaml:"destination"`
-	Ports       []uint16 `yaml:"ports"`
-	Methods     []string `yaml:"methods"`
-	Paths       []string `yaml:"paths"`
+	// Name appears in decisions, denials and the audit, and is given once.
+	// Default: AuthRef@Destination.
+	// Example: github
+	Name        string `yaml:"name"`
+	Destination string `yaml:"destination"`
+	// Ports lists the TCP ports. Default: the destination's; else 443.
+	// Example: [443, 8443]
+	Ports   []uint16 `yaml:"ports"`
+	Methods []string `yaml:"methods"`
+	Paths   []string `yaml:"paths"`
 	// AuthRef names one of Document.Credentials.
+	// Example: openai-api-key
 	AuthRef string `yaml:"authRef"`
 	// Inject says where the credential goes. Default: Authorization: Bearer
 	// with the secret's only field, or the one named token.
+	// Example: {header: {name: X-Api-Key, value: "{{ .token }}"}}
 	Inject    *Inject   `yaml:"inject"`
 	Sandboxes Selector  `yaml:"sandboxes"`
 	Upstream  *Upstream `yaml:"upstream"`
@@ -72,44 +93,66 @@ type EgressAuthRule struct {
 type Inject struct {
 	// Header sets one header. Value is a text/template over the secret's
 	// fields: "Bearer {{ .token }}".
+	// Example: {name: Authorization, value: "token {{ .token }}"}
 	Header *HeaderInject `yaml:"header" json:"header,omitempty"`
 	// Basic sets HTTP Basic authentication (RFC 7617).
+	// Example: {username: "{{ .username }}", password: "{{ .password }}"}
 	Basic *BasicInject `yaml:"basic" json:"basic,omitempty"`
 	// Query sets one query parameter.
+	// Example: {name: key, value: "{{ .token }}"}
 	Query *QueryInject `yaml:"query" json:"query,omitempty"`
 }
 
 type HeaderInject struct {
-	Name  string `yaml:"name" json:"name"`
+	// Name is the header's.
+	// Example: X-Api-Key
+	Name string `yaml:"name" json:"name"`
+	// Value is a template over the secret's fields.
+	// Example: "Bearer {{ .token }}"
 	Value string `yaml:"value" json:"value"`
 }
 
 type BasicInject struct {
-	Username string `yaml:"username" json:"username"` // template
-	Password string `yaml:"password" json:"password"` // template
+	// Username is a template over the secret's fields, or the name itself.
+	// Example: x-access-token
+	Username string `yaml:"username" json:"username"`
+	// Password is a template over the secret's fields.
+	// Example: "{{ .password }}"
+	Password string `yaml:"password" json:"password"`
 }
 
 type QueryInject struct {
-	Name  string `yaml:"name" json:"name"`
-	Value string `yaml:"value" json:"value"` // template
+	// Name is the parameter's.
+	// Example: key
+	Name string `yaml:"name" json:"name"`
+	// Value is a template over the secret's fields.
+	// Example: "{{ .token }}"
+	Value string `yaml:"value" json:"value"`
 }
 
 // Selector picks sandboxes; every given part must match. The zero Selector
 // picks all.
 type Selector struct {
-	Names []string          `yaml:"names"`
-	Tags  map[string]string `yaml:"tags"`
+	// Names lists sandboxes; each may be the one. Default: every sandbox.
+	// Example: [build, release]
+	Names []string `yaml:"names"`
+	// Tags lists tags with their values; a sandbox has all of them. Default: any.
+	// Example: {team: support}
+	Tags map[string]string `yaml:"tags"`
 }
 
 // Upstream is how a destination that is not on the public internet is reached.
 type Upstream struct {
 	// Addresses lists IP addresses or CIDR prefixes that the name may resolve
 	// to although their class (private, loopback, documentation …) is denied.
+	// Example: [10.20.0.0/16]
 	Addresses []string `yaml:"addresses" json:"addresses,omitempty"`
 	// Roots is a PEM file of the certificate authorities to trust instead of
 	// the system's.
+	// Example: corp.pem
 	Roots string `yaml:"roots" json:"roots,omitempty"`
 	// Resolver is the DNS server to ask, host:port. Default: the host's.
+	// Example: 10.20.0.53:53
 	Resolver string `yaml:"resolver" json:"resolver,omitempty"`
 	// Proxy is a proxy to go through: http://host:port, https://host:port (TLS
 	// to the proxy, verified) or socks5://host:port. An HTTP proxy is asked for
@@ -117,36 +160,47 @@ type Upstream struct {
 	// gateway resolved and classified, and TLS to the destination is verified
 	// inside. The proxy's own address is named in Addresses unless it is public;
 	// a destination that leads to it is refused. Default: none.
+	// Example: http://proxy.example.com:3128
 	Proxy string `yaml:"proxy" json:"proxy,omitempty"`
 	// ProxyAuthRef names the credential to log in to the proxy with. Its secret
 	// has the fields username and password. Default: no login.
+	// Example: corp-proxy
 	ProxyAuthRef string `yaml:"proxyAuthRef" json:"proxyAuthRef,omitempty"`
 	// ProxyRoots is a PEM file of the certificate authorities to trust for an
 	// https:// proxy instead of the system's. Roots is not asked for it.
+	// Example: proxy.pem
 	ProxyRoots string `yaml:"proxyRoots" json:"proxyRoots,omitempty"`
 	// Resolve says who looks the destination's name up: proxy, where nobody else
 	// can, gives the check of its address up, and is for a rule that names one
 	// host. Default: the gateway.
+	// Example: proxy
 	Resolve string `yaml:"resolve" json:"resolve,omitempty"`
 }
 
 // Credential is a named reference to a secret.
 type Credential struct {
+	// Name is what an authRef says.
+	// Example: openai-api-key
 	Name string `yaml:"name"`
 	// Source says where the secret lives. Default: the embedded store.
+	// Example: {vault: {path: secret/data/openai, field: token}}
 	Source CredentialSource `yaml:"source"`
 }
 
 // CredentialSource has at most one field set.
 type CredentialSource struct {
+	// Vault is HashiCorp Vault, or what speaks its API.
+	// Example: {path: secret/data/openai, field: token}
 	Vault *VaultSource `yaml:"vault"`
 }
 
 // VaultSource is a secret in a Vault KV version 2 mount.
 type VaultSource struct {
 	// Path is the API path, with "data": secret/data/openai.
+	// Example: secret/data/openai
 	Path string `yaml:"path"`
 	// Field picks one field. Default: all of them, for templates.
+	// Example: token
 	Field string `yaml:"field"`
 }
 
@@ -168,9 +222,16 @@ type Source struct {
 	// phases dns and connect. An approve without a condition on input.phase is
 	// asked for at the connection already. What an egressAuth rule governs, no
 	// allow opens.
+	// Example: policy.d
 	Dir string `yaml:"dir"`
 	// Cache is how many answers are kept for inputs of which the Rego sees
 	// nothing that is new; 0 keeps none. A policy that reads the clock or a
 	// request's body keeps none either. Default: 4096.
+	// Example: 0
 	Cache *int `yaml:"cache"`
+	// Timeout is how long one evaluation may take, from 1ms to 1s. One that
+	// takes longer is made once more, and then denied: on a crowded machine the
+	// clock runs while the evaluation does not. Default: 50ms.
+	// Example: 100ms
+	Timeout *Duration `yaml:"timeout"`
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -29,12 +30,32 @@ type Severity string
 const (
 	Error   Severity = ""        // the configuration cannot be used
 	Warning Severity = "warning" // it can, but does not do what it seems to
+	Note    Severity = "note"    // it does; somebody may want to know
 )
+
+// String is the severity's name, error included.
+func (s Severity) String() string { return cmp.Or(string(s), "error") }
+
+// MarshalText implements encoding.TextMarshaler.
+func (s Severity) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (s *Severity) UnmarshalText(text []byte) error {
+	switch *s = Severity(text); *s {
+	case Error, Warning, Note:
+		return nil
+	case "error":
+		*s = Error
+		return nil
+	}
+	return fmt.Errorf("%q is not error, warning or note", text)
+}
 
 // Finding is one thing that is wrong with a configuration, and what to write
 // instead. It is an error whatever its Severity.
 type Finding struct {
-	Severity Severity `json:"severity,omitempty"`
+	Kind     Kind     `json:"id,omitempty"`
+	Severity Severity `json:"severity"`
 	Position Position `json:"position"`
 	Path     string   `json:"path,omitempty"` // egress[0].ports[1]
 	Message  string   `json:"message"`
@@ -47,8 +68,8 @@ func (f Finding) Error() string {
 	if at := f.Position.String(); at != "" {
 		b.WriteString(at + ": ")
 	}
-	if f.Severity == Warning {
-		b.WriteString("warning: ")
+	if f.Severity != Error {
+		b.WriteString(f.Severity.String() + ": ")
 	}
 	if f.Path != "" {
 		b.WriteString(f.Path + ": ")
@@ -56,6 +77,9 @@ func (f Finding) Error() string {
 	b.WriteString(f.Message)
 	if f.Fix != "" {
 		b.WriteString("; " + f.Fix)
+	}
+	if f.Kind != "" {
+		b.WriteString(" (" + string(f.Kind) + ")")
 	}
 	return b.String()
 }

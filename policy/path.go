@@ -145,6 +145,11 @@ func globPattern(globs []string) string {
 
 // globsMeet reports whether some path matches both globs.
 func globsMeet(a, b string) bool {
+	before, _, _ := strings.Cut(a, "*")
+	after, _, _ := strings.Cut(b, "*")
+	if n := min(len(before), len(after)); before[:n] != after[:n] {
+		return false // most pairs, at a thousandth of the price
+	}
 	type state struct{ i, j int }
 	seen := map[state]bool{}
 	var meet func(i, j int) bool

@@ -103,7 +103,7 @@ func (v *validator) proxy(path string, u *Upstream) {
 			{"proxyAuthRef", u.ProxyAuthRef}, {"proxyRoots", u.ProxyRoots}, {"resolve", u.Resolve},
 		} {
 			if k.value != "" {
-				v.fail(path+"."+k.key, "is of no use without a proxy", "write proxy: http://proxy.example.com:3128, or remove it")
+				v.say(BadUpstream, path+"."+k.key, "is of no use without a proxy", "write proxy: http://proxy.example.com:3128, or remove it")
 			}
 		}
 		return
@@ -111,18 +111,18 @@ func (v *validator) proxy(path string, u *Upstream) {
 	p, err := ParseProxy(u.Proxy)
 	if err != nil {
 		message, fix, _ := strings.Cut(err.Error(), "; ")
-		v.fail(path+".proxy", message, fix)
+		v.say(BadUpstream, path+".proxy", message, fix)
 		return
 	}
 	a, _ := netip.ParseAddr(p.Host)
 	if (a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast()) && !named(u.Addresses, a) {
-		v.fail(path+".proxy", fmt.Sprintf("%s is not a public address, and is not dialled unless it is named", a), fmt.Sprintf("write addresses: [%q]", a))
+		v.say(BadUpstream, path+".proxy", fmt.Sprintf("%s is not a public address, and is not dialled unless it is named", a), fmt.Sprintf("write addresses: [%q]", a))
 	}
 	if u.ProxyRoots != "" && p.Scheme != ProxyHTTPS {
-		v.fail(path+".proxyRoots", "is of no use to a proxy without TLS", "write proxy: https://"+p.Address()+", or remove it")
+		v.say(BadUpstream, path+".proxyRoots", "is of no use to a proxy without TLS", "write proxy: https://"+p.Address()+", or remove it")
 	}
 	if u.Resolve != "" && u.Resolve != ResolveProxy {
-		v.fail(path+".resolve", fmt.Sprintf("%q is nobody who could look names up", u.Resolve), "write proxy, or leave it out for the gateway")
+		v.say(BadUpstream, path+".resolve", fmt.Sprintf("%q is nobody who could look names up", u.Resolve), "write proxy, or leave it out for the gateway")
 	}
 	if u.ProxyAuthRef == "" {
 		return
@@ -130,12 +130,12 @@ func (v *validator) proxy(path string, u *Upstream) {
 	v.reference(path+".proxyAuthRef", u.ProxyAuthRef)
 	for i, c := range v.doc.Credentials {
 		if vault := c.Source.Vault; c.Name == u.ProxyAuthRef && vault != nil && vault.Field != "" {
-			v.fail(fmt.Sprintf("credentials[%d].source.vault.field", i), "picks one field, and a proxy asks for username and password", "remove it")
+			v.say(BadCredential, fmt.Sprintf("credentials[%d].source.vault.field", i), "picks one field, and a proxy asks for username and password", "remove it")
 		}
 	}
 	if said := p.String() + " " + u.ProxyAuthRef; p.Scheme != ProxyHTTPS && !a.IsLoopback() && !v.said[said] {
 		v.said[said] = true
-		v.warn(path+".proxyAuthRef", fmt.Sprintf("crosses the network to %s in the clear", p.Address()), "write an https:// proxy if there is one")
+		v.say(LoginInClear, path+".proxyAuthRef", fmt.Sprintf("crosses the network to %s in the clear", p.Address()), "write an https:// proxy if there is one")
 	}
 }
 
@@ -149,7 +149,7 @@ func (v *validator) resolve(path string, u *Upstream, d destination) {
 	if d.kind == addressRange {
 		fix = "remove it: an address is not looked up"
 	}
-	v.fail(path+".upstream.resolve", fmt.Sprintf("%s is not one name, and what a proxy resolves is not checked", d.key()), fix)
+	v.say(BadUpstream, path+".upstream.resolve", fmt.Sprintf("%s is not one name, and what a proxy resolves is not checked", d.key()), fix)
 }
 
 // named reports whether an upstream's addresses have a in them.

@@ -52,7 +52,7 @@ func TestRego(t *testing.T) {
 	}
 }
 
-// TestSchema checks Rego as `opa check --strict --schema policy/schema` does.
+// TestSchema checks Rego as `opa check --strict --schema policy/schema/input.json` does.
 func TestSchema(t *testing.T) {
 	text, err := os.ReadFile("schema/input.json")
 	if err != nil {

@@ -31,6 +31,7 @@ type rule struct {
 	alone       lone
 	upstream    *Upstream
 	at          string   // the rule's path in the document: egress[0]
+	place       int      // and among all rules
 	position    Position // and in the file
 }
 

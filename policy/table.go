@@ -177,6 +177,27 @@ func (t *table) shelves(list []*shelf, s subject, all *selectors) []*shelf {
 
 // around lists the rules whose destination takes in all of d.
 func (t *table) around(d destination) []*rule {
+	var rules []*rule
+	for _, e := range t.holding(d) {
+		rules = append(rules, e.rules...)
+	}
+	return rules
+}
+
+// authorising lists the entry's egressAuth rules, which come after the others.
+func (e *entry) authorising() []*rule {
+	first, _ := slices.BinarySearchFunc(e.rules, true, func(r *rule, _ bool) int {
+		if r.kind == typeEgressAuth {
+			return 0
+		}
+		return -1
+	})
+	return e.rules[first:]
+}
+
+// holding lists the entries whose destination takes in all of d, the most exact
+// first.
+func (t *table) holding(d destination) []*entry {
 	var list []*entry
 	switch d.kind {
 	case addressRange:
@@ -189,11 +210,7 @@ func (t *table) around(d destination) []*rule {
 	default:
 		list = t.host(nil, d.host)
 	}
-	var rules []*rule
-	for _, e := range list {
-		rules = append(rules, e.rules...)
-	}
-	return rules
+	return list
 }
 
 // all lists the entries.

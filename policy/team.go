@@ -52,6 +52,15 @@ func loadTeam(dir string) (*team, error) {
 	if dir == "" {
 		return t, nil
 	}
+	err := t.load(dir)
+	if f, one := err.(Finding); one && f.Path == "policy.dir" {
+		return nil, err
+	}
+	return t, err
+}
+
+// load adds what is in a folder.
+func (t *team) load(dir string) error {
 	var errs []error
 	err := ReadTeam(dir, func(name string, text []byte) error {
 		t.digest = append(t.digest, namedSource{name, text})
@@ -65,11 +74,11 @@ func loadTeam(dir string) (*team, error) {
 	var f Finding
 	switch {
 	case errors.As(err, &f):
-		return nil, err
+		return f
 	case err != nil:
-		errs = append(errs, Finding{Path: "policy.dir", Message: fmt.Sprintf("reading %s: %v", dir, err)})
+		errs = append(errs, Finding{Kind: Unreadable, Path: "policy.dir", Message: fmt.Sprintf("reading %s: %v", dir, err), Fix: "mend what it says"})
 	}
-	return t, errors.Join(errs...)
+	return errors.Join(errs...)
 }
 
 // ReadTeam gives each file of a team's folder that takes part in a policy to
@@ -78,7 +87,7 @@ func loadTeam(dir string) (*team, error) {
 func ReadTeam(dir string, each func(name string, text []byte) error) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return Finding{Path: "policy.dir", Message: fmt.Sprintf("cannot be read: %v", err), Fix: "make the folder, or remove policy.dir"}
+		return Finding{Kind: Unreadable, Path: "policy.dir", Message: fmt.Sprintf("cannot be read: %v", err), Fix: "make the folder, or remove policy.dir"}
 	}
 	defer root.Close()
 	files, size := 0, int64(0)
@@ -125,6 +134,7 @@ func (t *team) addModule(file string, text []byte) error {
 	}
 	if !m.Package.Path.HasPrefix(teamRoot) {
 		return Finding{
+			Kind:     OtherPackage,
 			Position: position(m.Package.Location),
 			Message:  fmt.Sprintf("package %s is not below sallyport.team", pkgName(m.Package.Path)),
 			Fix:      "write package sallyport.team." + lastPart(m.Package.Path),
@@ -138,6 +148,7 @@ func (t *team) addModule(file string, text []byte) error {
 		switch {
 		case name == "limit" || name == "obligation":
 			errs = append(errs, Finding{
+				Kind:     NoSet,
 				Position: position(r.Location),
 				Message:  fmt.Sprintf("%s is not enforced by this version", name),
 				Fix:      "remove it, or deny instead",
@@ -145,12 +156,14 @@ func (t *team) addModule(file string, text []byte) error {
 		case !slices.Contains(contributed, name):
 		case r.Head.RuleKind() != ast.MultiValue || len(head) != 1 || r.Default:
 			errs = append(errs, Finding{
+				Kind:     NoSet,
 				Position: position(r.Location),
 				Message:  fmt.Sprintf("%s must be a set, or it would be passed over", name),
 				Fix:      fmt.Sprintf("write \"%s contains … if …\"", name),
 			})
 		case test:
 			errs = append(errs, Finding{
+				Kind:     InTest,
 				Position: position(r.Location),
 				Message:  fmt.Sprintf("%s in a test file takes part in no decision", name),
 				Fix:      "move it into a file whose name does not end in _test.rego",
@@ -226,7 +239,7 @@ func (t *team) addData(file, name string, text []byte) error {
 	}
 	tree, ok := doc.(map[string]any)
 	if !ok {
-		return Finding{Position: Position{File: file}, Message: "is not an object", Fix: "write keys and values"}
+		return Finding{Kind: BadData, Position: Position{File: file}, Message: "is not an object", Fix: "write keys and values"}
 	}
 	if folder := filepath.ToSlash(filepath.Dir(name)); folder != "." {
 		parts := strings.Split(folder, "/")
@@ -235,10 +248,10 @@ func (t *team) addData(file, name string, text []byte) error {
 		}
 	}
 	if _, taken := tree["sallyport"]; taken {
-		return Finding{Position: Position{File: file}, Message: "data.sallyport is Sallyport's own", Fix: "use another top-level key"}
+		return Finding{Kind: BadData, Position: Position{File: file}, Message: "data.sallyport is Sallyport's own", Fix: "use another top-level key"}
 	}
 	if key := merge(t.data, tree); key != "" {
-		return Finding{Position: Position{File: file}, Message: fmt.Sprintf("data.%s is set by another file too", key), Fix: "set it in one of them"}
+		return Finding{Kind: BadData, Position: Position{File: file}, Message: fmt.Sprintf("data.%s is set by another file too", key), Fix: "set it in one of them"}
 	}
 	return nil
 }
@@ -312,29 +325,8 @@ func position(l *ast.Location) Position {
 	return Position{File: l.File, Line: l.Row, Column: l.Col}
 }
 
-// regoErrors turns the errors of OPA's parser and compiler into findings.
-func regoErrors(err error) error {
-	var list ast.Errors
-	if !errors.As(err, &list) {
-		return err
-	}
-	errs := make([]error, len(list))
-	for i, e := range list {
-		f := Finding{Position: position(e.Location), Message: e.Message}
-		if e.Details != nil {
-			f.Message += ": " + strings.Join(e.Details.Lines(), " ")
-		}
-		if name, ok := strings.CutPrefix(e.Message, "undefined function "); ok && slices.Contains(withheld, name) {
-			f.Message = name + " is withheld from policies"
-			f.Fix = "decide on input and data alone"
-		}
-		errs[i] = f
-	}
-	return errors.Join(errs...)
-}
-
 func yamlError(file string, err error) error {
-	f := Finding{Position: Position{File: file}, Message: err.Error()}
+	f := Finding{Kind: BadData, Position: Position{File: file}, Message: err.Error(), Fix: "write YAML or JSON"}
 	var y yaml.Error
 	if errors.As(err, &y) {
 		f.Message = y.GetMessage()

@@ -131,6 +131,7 @@ func TestTeamLoadErrors(t *testing.T) {
 		{"the network", map[string]string{"p.rego": "package sallyport.team.x\ndeny contains \"x\" if http.send({}).status_code == 200"}, []string{"p.rego:2", "http.send is withheld"}},
 		{"the environment", map[string]string{"p.rego": "package sallyport.team.x\ndeny contains \"x\" if opa.runtime().env.HOME"}, []string{"p.rego:2", "opa.runtime is withheld"}},
 		{"name lookup", map[string]string{"p.rego": "package sallyport.team.x\ndeny contains \"x\" if net.lookup_ip_addr(\"x\")"}, []string{"p.rego:2", "net.lookup_ip_addr is withheld"}},
+		{"a number as long as a client likes", map[string]string{"p.rego": "package sallyport.team.x\ndeny contains \"x\" if bits.lsh(1, input.request.size) > 5"}, []string{"p.rego:2", "bits.lsh is withheld"}},
 		{"strict", map[string]string{"p.rego": "package sallyport.team.x\ndeny contains \"x\" if { y := 1 }"}, []string{"p.rego:2", "unused"}},
 		{"deny that is no set", map[string]string{"p.rego": "package sallyport.team.x\n\ndeny if input.phase == \"dns\""}, []string{"p.rego:3", "deny contains"}},
 		{"deny by default", map[string]string{"p.rego": "package sallyport.team.x\ndefault deny := false"}, []string{"p.rego:2", "deny contains"}},

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"text/template"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/publicsuffix"
@@ -35,12 +36,15 @@ func resolve(doc Document) ([]rule, []Finding) {
 	}
 	for i, c := range doc.Credentials {
 		if used := v.credentials[c.Name]; !used && c.Name != "" {
-			v.warn(fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),
+			v.say(UnusedCredential, fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),
 				"name it as the authRef of an egressAuth rule or the proxyAuthRef of an upstream, or remove it")
 		}
 	}
 	if n := doc.Policy.Cache; n != nil && (*n < 0 || *n > maxRecall) {
 		v.fail("policy.cache", fmt.Sprintf("%d answers cannot be kept", *n), fmt.Sprintf("give a number from 0, for none, to %d", maxRecall))
+	}
+	if d := doc.Policy.Timeout; d != nil && (time.Duration(*d) < time.Millisecond || time.Duration(*d) > time.Second) {
+		v.fail("policy.timeout", fmt.Sprintf("%v is not from 1ms to 1s", d), "write a time as 100ms, or leave it out for 50ms")
 	}
 	v.findings = append(v.findings, overlaps(doc, v.rules)...)
 	slices.SortStableFunc(v.findings, func(a, b Finding) int {
@@ -61,14 +65,11 @@ type validator struct {
 	said        map[string]bool   // what one warning is enough for
 }
 
-func (v *validator) fail(path, message, fix string) {
-	v.findings = append(v.findings, Finding{Position: v.doc.position(path), Path: path, Message: message, Fix: fix})
-}
+// fail says what is wrong about a value of no Kind of its own.
+func (v *validator) fail(path, message, fix string) { v.say(BadValue, path, message, fix) }
 
-func (v *validator) warn(path, message, fix string) {
-	v.findings = append(v.findings, Finding{
-		Severity: Warning, Position: v.doc.position(path), Path: path, Message: message, Fix: fix,
-	})
+func (v *validator) say(k Kind, path, message, fix string) {
+	v.findings = append(v.findings, k.found(v.doc.position(path), path, message, fix))
 }
 
 // position finds the place of path, or of the nearest thing around it that has one.
@@ -89,13 +90,13 @@ func (v *validator) egress(path string, e EgressRule) {
 		if near := Nearest(string(e.Action), actions); near != "" {
 			fix = "did you mean " + near + "?"
 		}
-		v.fail(path+".action", fmt.Sprintf("%q is not an action", e.Action), fix)
+		v.say(BadAction, path+".action", fmt.Sprintf("%q is not an action", e.Action), fix)
 	}
 	if e.Action == Tunnel && len(e.Methods)+len(e.Paths) > 0 {
-		v.fail(path, "a tunnel is not read, so its methods and paths can never match", "remove them, or write action: allow")
+		v.say(NeverMatches, path, "a tunnel is not read, so its methods and paths can never match", "remove them, or write action: allow")
 	}
 	if e.Action == Deny && e.Upstream != nil {
-		v.fail(path+".upstream", "a denied destination is never reached", "remove upstream")
+		v.say(BadUpstream, path+".upstream", "a denied destination is never reached", "remove upstream")
 	}
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
 	v.upstream(path+".upstream", e.Upstream)
@@ -114,7 +115,7 @@ func (v *validator) egressAuth(path string, e EgressAuthRule) {
 	v.upstream(path+".upstream", e.Upstream)
 	v.inject(path+".inject", e.Inject)
 	if e.AuthRef == "" {
-		v.fail(path, "has no authRef", "write authRef: and the name of one of the credentials")
+		v.say(NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials")
 	} else {
 		v.reference(path+".authRef", e.AuthRef)
 	}
@@ -142,21 +143,22 @@ func (v *validator) reference(path, name string) {
 	if near := Nearest(name, names); near != "" {
 		fix = fmt.Sprintf("did you mean %q? Otherwise %s", near, fix)
 	}
-	v.fail(path, fmt.Sprintf("there is no credential %q", name), fix)
+	v.say(NoCredential, path, fmt.Sprintf("there is no credential %q", name), fix)
 }
 
 // add keeps a rule whose name is its own.
 func (v *validator) add(r rule) {
 	if !label(r.name) {
-		v.fail(r.at+".name", fmt.Sprintf("%q is not a name", r.name), "write 1 to 200 visible ASCII characters; spaces may stand between them")
+		v.say(BadName, r.at+".name", fmt.Sprintf("%q is not a name", r.name), "write 1 to 200 visible ASCII characters; spaces may stand between them")
 		return
 	}
 	if other, taken := v.names[r.name]; taken {
-		v.fail(r.at, fmt.Sprintf("the name %q is already that of %s", r.name, other), "give each of the two a name of its own with name:")
+		v.say(BadName, r.at, fmt.Sprintf("the name %q is already that of %s", r.name, other), "give each of the two a name of its own with name:")
 		return
 	}
 	v.names[r.name] = r.at
-	r.position = v.doc.position(r.at)
+	v.tenancy(r)
+	r.position, r.place = v.doc.position(r.at), len(v.rules)
 	v.rules = append(v.rules, r)
 }
 
@@ -171,14 +173,14 @@ func (v *validator) destination(path, s string, ports []uint16, deny bool) (dest
 		if s == "" {
 			message = "destination " + message
 		}
-		v.fail(at, message, fix)
+		v.say(BadDestination, at, message, fix)
 		return d, false
 	}
 	if d.port != 0 && len(ports) > 0 {
-		v.fail(path+".ports", "the destination already has a port", "write it in one of the two places")
+		v.say(BadPort, path+".ports", "the destination already has a port", "write it in one of the two places")
 	}
 	if suffix, icann := publicsuffix.PublicSuffix(d.host); d.kind == wildcardHost && icann && suffix == d.host && !deny {
-		v.warn(path+".destination", fmt.Sprintf("%q matches names that anybody can register", s), "name the domain that you mean")
+		v.say(AnyDomain, path+".destination", fmt.Sprintf("%q matches names that anybody can register", s), "name the domain that you mean")
 	}
 	return d, true
 }
@@ -187,14 +189,14 @@ func (v *validator) destination(path, s string, ports []uint16, deny bool) (dest
 // that is written but empty matches nothing.
 func (v *validator) matches(path string, ports []uint16, methods, paths []string, sandboxes Selector) {
 	empty := func(key string) {
-		v.fail(path+"."+key, "is empty, so the rule can never match", "remove it to match all, or list some")
+		v.say(NeverMatches, path+"."+key, "is empty, so the rule can never match", "remove it to match all, or list some")
 	}
 	if ports != nil && len(ports) == 0 {
 		empty("ports")
 	}
 	for i, port := range ports {
 		if port == 0 {
-			v.fail(fmt.Sprintf("%s.ports[%d]", path, i), "0 is not a port", "write one from 1 to 65535")
+			v.say(BadPort, fmt.Sprintf("%s.ports[%d]", path, i), "0 is not a port", "write one from 1 to 65535")
 		}
 	}
 	if methods != nil && len(methods) == 0 {
@@ -203,9 +205,9 @@ func (v *validator) matches(path string, ports []uint16, methods, paths []string
 	for i, m := range methods {
 		at := fmt.Sprintf("%s.methods[%d]", path, i)
 		if !token(m) {
-			v.fail(at, fmt.Sprintf("%q is not an HTTP method", m), "write one as GET or POST")
+			v.say(NeverMatches, at, fmt.Sprintf("%q is not an HTTP method", m), "write one as GET or POST")
 		} else if up := strings.ToUpper(m); up != m {
-			v.fail(at, fmt.Sprintf("%q can never match: methods are in upper case", m), "write "+up)
+			v.say(NeverMatches, at, fmt.Sprintf("%q can never match: methods are in upper case", m), "write "+up)
 		}
 	}
 	if paths != nil && len(paths) == 0 {
@@ -214,7 +216,7 @@ func (v *validator) matches(path string, ports []uint16, methods, paths []string
 	for i, glob := range paths {
 		if err := checkGlob(glob); err != nil {
 			message, fix, _ := strings.Cut(err.Error(), "; ")
-			v.fail(fmt.Sprintf("%s.paths[%d]", path, i), message, fix)
+			v.say(NeverMatches, fmt.Sprintf("%s.paths[%d]", path, i), message, fix)
 		}
 	}
 	if sandboxes.Names != nil && len(sandboxes.Names) == 0 {
@@ -222,7 +224,7 @@ func (v *validator) matches(path string, ports []uint16, methods, paths []string
 	}
 	for i, name := range sandboxes.Names {
 		if name == "" {
-			v.fail(fmt.Sprintf("%s.sandboxes.names[%d]", path, i), "is empty", "write the name of a sandbox")
+			v.say(NeverMatches, fmt.Sprintf("%s.sandboxes.names[%d]", path, i), "is empty", "write the name of a sandbox")
 		}
 	}
 	if sandboxes.Tags != nil && len(sandboxes.Tags) == 0 {
@@ -240,9 +242,9 @@ func (v *validator) upstream(path string, u *Upstream) {
 			continue
 		}
 		if p, err := netip.ParsePrefix(a); err != nil {
-			v.fail(fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q is neither an IP address nor a CIDR prefix", a), "write one as 10.20.0.7 or 10.20.0.0/16")
+			v.say(BadUpstream, fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q is neither an IP address nor a CIDR prefix", a), "write one as 10.20.0.7 or 10.20.0.0/16")
 		} else if p != p.Masked() {
-			v.fail(fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q has bits set beyond its length", a), "write "+p.Masked().String())
+			v.say(BadUpstream, fmt.Sprintf("%s.addresses[%d]", path, i), fmt.Sprintf("%q has bits set beyond its length", a), "write "+p.Masked().String())
 		}
 	}
 	if u.Resolver == "" {
@@ -250,29 +252,29 @@ func (v *validator) upstream(path string, u *Upstream) {
 	}
 	host, port, err := net.SplitHostPort(u.Resolver)
 	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n == 0 || host == "" {
-		v.fail(path+".resolver", fmt.Sprintf("%q is not host:port", u.Resolver), "write one as 10.20.0.53:53")
+		v.say(BadUpstream, path+".resolver", fmt.Sprintf("%q is not host:port", u.Resolver), "write one as 10.20.0.53:53")
 	}
 }
 
 func (v *validator) credential(path string, c Credential) {
 	if c.Name == "" {
-		v.fail(path, "has no name", "write name: and what authRef will say")
+		v.say(BadCredential, path, "has no name", "write name: and what authRef will say")
 		return
 	}
 	if !token(c.Name) || len(c.Name) > 128 {
-		v.fail(path+".name", fmt.Sprintf("%q is not a name", c.Name), "write up to 128 letters, digits, '-', '_' and '.'")
+		v.say(BadCredential, path+".name", fmt.Sprintf("%q is not a name", c.Name), "write up to 128 letters, digits, '-', '_' and '.'")
 	}
 	if _, taken := v.credentials[c.Name]; taken {
-		v.fail(path+".name", fmt.Sprintf("there is another credential %q", c.Name), "give each of the two a name of its own")
+		v.say(BadCredential, path+".name", fmt.Sprintf("there is another credential %q", c.Name), "give each of the two a name of its own")
 	}
 	v.credentials[c.Name] = false
 	if vault := c.Source.Vault; vault != nil {
 		at := path + ".source.vault"
 		switch {
 		case vault.Path == "":
-			v.fail(at, "has no path", "write path: secret/data/"+c.Name)
+			v.say(BadCredential, at, "has no path", "write path: secret/data/"+c.Name)
 		case !strings.Contains(strings.Trim(vault.Path, "/"), "/data/"):
-			v.fail(at+".path", fmt.Sprintf("%q is not the API path of a KV version 2 secret", vault.Path), "put data after the mount, as in secret/data/"+c.Name)
+			v.say(BadCredential, at+".path", fmt.Sprintf("%q is not the API path of a KV version 2 secret", vault.Path), "put data after the mount, as in secret/data/"+c.Name)
 		}
 	}
 }
@@ -290,9 +292,9 @@ func (v *validator) inject(path string, in *Inject) {
 	if h := in.Header; h != nil {
 		given++
 		if !token(h.Name) {
-			v.fail(path+".header", fmt.Sprintf("%q is not the name of a header", h.Name), "write one as Authorization or X-Api-Key")
+			v.say(BadInject, path+".header", fmt.Sprintf("%q is not the name of a header", h.Name), "write one as Authorization or X-Api-Key")
 		} else if slices.Contains(unsettable, strings.ToLower(h.Name)) {
-			v.fail(path+".header.name", fmt.Sprintf("%s says how the request is carried, and cannot hold a credential", h.Name), "write one as Authorization or X-Api-Key")
+			v.say(BadInject, path+".header.name", fmt.Sprintf("%s says how the request is carried, and cannot hold a credential", h.Name), "write one as Authorization or X-Api-Key")
 		}
 		v.template(path+".header.value", h.Value, true)
 	}
@@ -301,18 +303,18 @@ func (v *validator) inject(path string, in *Inject) {
 		v.template(path+".basic.username", b.Username, false)
 		v.template(path+".basic.password", b.Password, false)
 		if !strings.Contains(b.Username+b.Password, "{{") {
-			v.fail(path+".basic", "has nothing of the secret in it", `write password: "{{ .password }}"`)
+			v.say(SecretWritten, path+".basic", "has nothing of the secret in it", `write password: "{{ .password }}"`)
 		}
 	}
 	if q := in.Query; q != nil {
 		given++
 		if q.Name == "" {
-			v.fail(path+".query", "has no name", "write name: and the query parameter")
+			v.say(BadInject, path+".query", "has no name", "write name: and the query parameter")
 		}
 		v.template(path+".query.value", q.Value, true)
 	}
 	if given != 1 {
-		v.fail(path, fmt.Sprintf("has %d of header, basic and query", given), "write exactly one")
+		v.say(BadInject, path, fmt.Sprintf("has %d of header, basic and query", given), "write exactly one")
 	}
 }
 
@@ -322,17 +324,17 @@ func (v *validator) template(path, text string, secret bool) {
 	t, err := template.New("value").Option("missingkey=error").Parse(text)
 	if err != nil {
 		_, why, _ := strings.Cut(err.Error(), "value:")
-		v.fail(path, "is not a template: line "+why, `write one as "Bearer {{ .token }}"`)
+		v.say(BadInject, path, "is not a template: line "+why, `write one as "Bearer {{ .token }}"`)
 		return
 	}
 	if len(t.Templates()) > 1 || strings.Contains(text, "{{ template") {
-		v.fail(path, "defines templates of its own", `write one as "Bearer {{ .token }}"`)
+		v.say(BadInject, path, "defines templates of its own", `write one as "Bearer {{ .token }}"`)
 	}
 	if secret && !strings.Contains(text, "{{") {
-		v.fail(path, "has nothing of the secret in it", `write one as "Bearer {{ .token }}", and the secret with "sallyport secret set"`)
+		v.say(SecretWritten, path, "has nothing of the secret in it", `write one as "Bearer {{ .token }}", and the secret with "sallyport secret set"`)
 	}
 	if strings.ContainsAny(text, "\r\n\x00") {
-		v.fail(path, "has a line break in it", "write it on one line")
+		v.say(BadInject, path, "has a line break in it", "write it on one line")
 	}
 }
 

@@ -3,25 +3,25 @@ package config
 import (
 	"context"
 	"os"
-	"slices"
 
 	"sallyport/policy"
 )
 
-// Check lists everything that is wrong with the configuration at path, errors and
-// warnings, the team's Rego included. Nothing in the list means that the daemon
-// will take it.
-func Check(ctx context.Context, path string) []policy.Finding {
+// Check lists everything that is wrong with the configuration at path, or worth
+// knowing about it, the team's Rego included, which is read from the files and
+// folders named where some are: see [policy.Check]. No error in the list means
+// that the daemon will take it. Without a path it is Rego alone that is checked.
+func Check(ctx context.Context, path string, rego ...string) []policy.Finding {
+	if path == "" {
+		return policy.Check(ctx, policy.Document{}, rego...)
+	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return []policy.Finding{{Position: policy.Position{File: path}, Message: err.Error(), Fix: "write the path of a sallyport.yaml"}}
+		return []policy.Finding{{
+			Kind: policy.Unreadable, Position: policy.Position{File: path},
+			Message: err.Error(), Fix: "write the path of a sallyport.yaml",
+		}}
 	}
 	c, findings := parse(path, data)
-	_, err = policy.Compile(ctx, c.Document, policy.Options{})
-	for _, f := range policy.Findings(err) {
-		if !slices.Contains(findings, f) {
-			findings = append(findings, f)
-		}
-	}
-	return findings
+	return policy.Tidy(append(findings, policy.Check(ctx, c.Document, rego...)...))
 }

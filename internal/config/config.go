@@ -8,10 +8,11 @@ package config
 
 import (
 	"net/netip"
-	"time"
 
 	"sallyport/policy"
 )
+
+//go:generate go run ./schema -o ../../policy/schema/sallyport.json
 
 // Config is sallyport.yaml.
 type Config struct {
@@ -19,31 +20,52 @@ type Config struct {
 	policy.Document `yaml:",inline"`
 
 	// DataDir holds everything that lasts. Default: /var/lib/sallyport.
+	// Example: /var/lib/sallyport
 	DataDir string `yaml:"dataDir"`
 	// RunDir holds the control socket and the root of the gateway's process. Default: /run/sallyport.
+	// Example: /run/sallyport
 	RunDir string `yaml:"runDir"`
 	// KeyFile holds the key that DataDir's secrets are sealed with; keep it on
 	// another disk or in a systemd credential. Default: $CREDENTIALS_DIRECTORY/sallyport.key
 	// where systemd sets it, else /etc/sallyport/key. Made on the first start.
+	// Example: /etc/sallyport/key
 	KeyFile string `yaml:"keyFile"`
 
+	// Network is where the sandboxes live.
+	// Example: {bridge: sallyport0, subnet: 10.231.0.0/16}
 	Network Network `yaml:"network"`
-	Engine  Engine  `yaml:"engine"`
+	// Engine is the Docker Engine that runs the sandboxes.
+	// Example: {kind: private}
+	Engine Engine `yaml:"engine"`
+	// Sandbox holds defaults for new sandboxes.
+	// Example: {runtime: runsc, pids: 4096}
 	Sandbox Sandbox `yaml:"sandbox"`
+	// Gateway is the process that reads what sandboxes and upstreams send.
+	// Example: {drain: 30s}
 	Gateway Gateway `yaml:"gateway"`
-	Proxy   Proxy   `yaml:"proxy"`
+	// Proxy is the listener for sandboxes that run elsewhere.
+	// Example: {listen: "127.0.0.1:3128"}
+	Proxy Proxy `yaml:"proxy"`
+	// Metrics is the Prometheus endpoint.
+	// Example: {listen: "127.0.0.1:9464"}
 	Metrics Metrics `yaml:"metrics"`
-	Vault   Vault   `yaml:"vault"`
-	Audit   Audit   `yaml:"audit"`
+	// Vault is the server that vault sources read from. Reloads.
+	// Example: {address: "https://vault.example.com:8200", auth: {tokenFile: vault-token}}
+	Vault Vault `yaml:"vault"`
+	// Audit is the log.
+	// Example: {segmentSize: 67108864}
+	Audit Audit `yaml:"audit"`
 }
 
 // Network is where the sandboxes live.
 type Network struct {
 	// Bridge is the device that Sallyport makes and guards, at most 15 bytes.
 	// Default: sallyport0.
+	// Example: sallyport0
 	Bridge string `yaml:"bridge"`
 	// Subnet holds the sandboxes; its first address is the gateway's, its
 	// second is never given. Default: 10.231.0.0/16.
+	// Example: 10.231.0.0/16
 	Subnet netip.Prefix `yaml:"subnet"`
 }
 
@@ -53,24 +75,31 @@ type Engine struct {
 	// existing (the one at Host, which must call Sallyport's guard as its runtime
 	// runsc: `sallyport up` says what to register), or none (gateway only, no
 	// sandboxes here).
+	// Example: existing
 	Kind string `yaml:"kind"`
 	// Host is the existing engine's socket: unix:///var/run/docker.sock.
+	// Example: unix:///var/run/docker.sock
 	Host string `yaml:"host"`
 	// Runsc is the path of gVisor's runsc. Default: looked for beside the
 	// sallyport binary, then on PATH.
+	// Example: /usr/local/bin/runsc
 	Runsc string `yaml:"runsc"`
 }
 
 // Sandbox holds defaults for new sandboxes.
 type Sandbox struct {
 	// Image is the default image. Default: sallyport/base:bookworm-1.
+	// Example: sallyport/base:bookworm-1
 	Image string `yaml:"image"`
 	// Tarball is a root file system that is imported as Image when the engine
 	// has no such image. Default: base.tar beside the sallyport binary, if any.
+	// Example: base.tar
 	Tarball string `yaml:"tarball"`
 	// Runtime is runsc (default) or runc, which shares the host's kernel.
+	// Example: runsc
 	Runtime string `yaml:"runtime"`
 	// Pids is the default limit of processes. Default: 4096.
+	// Example: 4096
 	Pids int64 `yaml:"pids"`
 }
 
@@ -79,39 +108,36 @@ type Gateway struct {
 	// User is whom it runs as, a name or a number, never root. Nothing else
 	// should run as that user. Default: sallyport where there is a user of that
 	// name, else the number 2031023100.
+	// Example: sallyport
 	User string `yaml:"user"`
 	// Drain is how long requests under way may go on when the daemon ends, as
 	// 30s: then they are broken off. From 1s to 1m. Default: 5s.
+	// Example: 30s
 	Drain Duration `yaml:"drain"`
 }
 
 // Duration is a time as [time.ParseDuration] reads it.
-type Duration time.Duration
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Duration) UnmarshalText(text []byte) error {
-	v, err := time.ParseDuration(string(text))
-	*d = Duration(v)
-	return err
-}
-
-// String is as time.Duration's.
-func (d Duration) String() string { return time.Duration(d).String() }
+type Duration = policy.Duration
 
 // Proxy is the listener for sandboxes that run elsewhere.
 type Proxy struct {
 	// Listen is host:port. Default: none. An address that is not loopback
 	// needs Certificate and Key.
+	// Example: 127.0.0.1:3128
 	Listen string `yaml:"listen"`
 	// Certificate and Key are PEM files, of a chain and of its key, with which
 	// the listener speaks TLS.
+	// Example: proxy.pem
 	Certificate string `yaml:"certificate"`
-	Key         string `yaml:"key"`
+	// Key is the PEM file of Certificate's key.
+	// Example: proxy.key
+	Key string `yaml:"key"`
 }
 
 // Metrics is the Prometheus endpoint.
 type Metrics struct {
 	// Listen is host:port. Default: 127.0.0.1:9464. "off" turns it off.
+	// Example: 127.0.0.1:9464
 	Listen string `yaml:"listen"`
 }
 
@@ -124,35 +150,45 @@ type Metrics struct {
 //	auth: {tokenFile: /etc/sallyport/vault-token}
 type Vault struct {
 	// Address is the server's URL; needed in a section that is there.
+	// Example: https://vault.example.com:8200
 	Address string `yaml:"address"`
 	// Namespace is Vault Enterprise's, for all paths. Default: none.
+	// Example: engineering
 	Namespace string `yaml:"namespace"`
 	// Roots is a PEM file of authorities to trust. Default: the system's.
+	// Example: vault.pem
 	Roots string `yaml:"roots"`
 	// Auth is needed in a section that is there.
+	// Example: {tokenFile: /etc/sallyport/vault-token}
 	Auth VaultAuth `yaml:"auth"`
 }
 
 // VaultAuth is how to log in; exactly one is set.
 type VaultAuth struct {
 	// TokenFile holds a token, read anew for each secret that is read.
+	// Example: /etc/sallyport/vault-token
 	TokenFile string `yaml:"tokenFile"`
 	// AppRole logs in with a role and a secret from a file.
+	// Example: {roleID: sallyport, secretIDFile: /etc/sallyport/secret-id}
 	AppRole *AppRole `yaml:"appRole"`
 }
 
 // AppRole is Vault's auth method of that name.
 type AppRole struct {
 	// Mount is the path that the method is mounted at. Default: approle.
+	// Example: approle
 	Mount string `yaml:"mount"`
 	// RoleID is no secret; needed.
+	// Example: 3f2b1c4d-0000-4000-8000-000000000000
 	RoleID string `yaml:"roleID"`
 	// SecretIDFile holds the secret ID, read anew for each login; needed.
+	// Example: /etc/sallyport/secret-id
 	SecretIDFile string `yaml:"secretIDFile"`
 }
 
 // Audit is the log.
 type Audit struct {
 	// SegmentSize is the size in bytes at which a new segment begins. Default: 64 MiB.
+	// Example: 67108864
 	SegmentSize int64 `yaml:"segmentSize"`
 }

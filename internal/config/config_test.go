@@ -152,7 +152,7 @@ func TestCheck(t *testing.T) {
 	for _, f := range f {
 		got = append(got, string(f.Severity)+" "+f.Path)
 	}
-	want := []string{" metrics.listen", "warning egress[0].destination", "warning credentials[0]", " policy.dir"}
+	want := []string{" policy.dir", "warning egress[0].destination", "warning credentials[0]", " metrics.listen"}
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Error(diff)
 	}

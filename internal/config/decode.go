@@ -35,7 +35,7 @@ func decode(file string, data []byte, into any) (map[string]policy.Position, []p
 	d := &decoder{file: file, anchors: map[string]ast.Node{}, positions: map[string]policy.Position{"": {File: file}}}
 	parsed, err := parser.ParseBytes(data, 0)
 	if err != nil {
-		f := policy.Finding{Position: policy.Position{File: file}, Message: err.Error()}
+		f := policy.Finding{Kind: policy.NotYAML, Position: policy.Position{File: file}, Message: err.Error(), Fix: "mend the YAML: an editor with the schema marks the place"}
 		var y yaml.Error
 		if errors.As(err, &y) {
 			f.Message = "not YAML: " + y.GetMessage()
@@ -50,7 +50,7 @@ func decode(file string, data []byte, into any) (map[string]policy.Position, []p
 		}
 	}
 	if len(docs) > 1 {
-		d.fail(docs[1], "", "a second YAML document would be passed over", "remove the ---")
+		d.fail(docs[1], policy.YAMLFeature, "", "a second YAML document would be passed over", "remove the ---")
 	}
 	if len(docs) > 0 {
 		d.value("", docs[0], reflect.ValueOf(into).Elem())
@@ -66,8 +66,8 @@ func (d *decoder) at(tk *token.Token) policy.Position {
 	return p
 }
 
-func (d *decoder) fail(n ast.Node, path, message, fix string) {
-	d.findings = append(d.findings, policy.Finding{Position: d.at(n.GetToken()), Path: path, Message: message, Fix: fix})
+func (d *decoder) fail(n ast.Node, kind policy.Kind, path, message, fix string) {
+	d.findings = append(d.findings, policy.Finding{Kind: kind, Position: d.at(n.GetToken()), Path: path, Message: message, Fix: fix})
 }
 
 // value decodes n into v.
@@ -112,12 +112,12 @@ func (d *decoder) plain(path string, n ast.Node) ast.Node {
 		name := n.Value.String()
 		to, ok := d.anchors[name]
 		if d.aliases++; !ok || d.aliases > maxAliases {
-			d.fail(n, path, fmt.Sprintf("*%s stands for nothing written above", name), "write &"+name+" before what it stands for")
+			d.fail(n, policy.YAMLFeature, path, fmt.Sprintf("*%s stands for nothing written above", name), "write &"+name+" before what it stands for")
 			return nil
 		}
 		return d.plain(path, to)
 	case *ast.TagNode:
-		d.fail(n, path, "tags have no meaning here", "remove "+n.Start.Value)
+		d.fail(n, policy.YAMLFeature, path, "tags have no meaning here", "remove "+n.Start.Value)
 		return nil
 	}
 	return n
@@ -130,7 +130,7 @@ func (d *decoder) pairs(path string, n ast.Node) ([]*ast.MappingValueNode, bool)
 	case *ast.MappingValueNode:
 		return []*ast.MappingValueNode{n}, true
 	}
-	d.fail(n, path, "must be keys and values", "write them as key: value")
+	d.fail(n, policy.WrongType, path, "must be keys and values", "write them as key: value")
 	return nil, false
 }
 
@@ -145,7 +145,7 @@ func (d *decoder) fields(path string, n ast.Node, v reflect.Value) {
 		key := pair.Key.GetToken().Value
 		at := join(path, key)
 		if _, merge := pair.Key.(*ast.MergeKeyNode); merge {
-			d.fail(pair.Key, path, "merge keys are not read", "write the keys out")
+			d.fail(pair.Key, policy.YAMLFeature, path, "merge keys are not read", "write the keys out")
 			continue
 		}
 		field, known := fields[key]
@@ -155,7 +155,7 @@ func (d *decoder) fields(path string, n ast.Node, v reflect.Value) {
 			if near := policy.Nearest(key, names); near != "" {
 				fix = fmt.Sprintf("did you mean %q?", near)
 			}
-			d.fail(pair.Key, at, "unknown key", fix)
+			d.fail(pair.Key, policy.UnknownKey, at, "unknown key", fix)
 			continue
 		}
 		d.positions[at] = d.at(pair.Key.GetToken())
@@ -190,7 +190,7 @@ func keys(m map[string]reflect.Value) func(func(string) bool) {
 func (d *decoder) list(path string, n ast.Node, v reflect.Value) {
 	seq, ok := n.(*ast.SequenceNode)
 	if !ok {
-		d.fail(n, path, "must be a list", "write it as [first, second]")
+		d.fail(n, policy.WrongType, path, "must be a list", "write it as [first, second]")
 		return
 	}
 	v.Set(reflect.MakeSlice(v.Type(), len(seq.Values), len(seq.Values)))
@@ -216,13 +216,13 @@ func (d *decoder) table(path string, n ast.Node, v reflect.Value) {
 func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 	switch n.Type() {
 	case ast.MappingType, ast.MappingValueType, ast.SequenceType:
-		d.fail(n, path, "must be "+kindName(v)+", not a list or keys and values", "write one value")
+		d.fail(n, policy.WrongType, path, "must be "+kindName(v)+", not a list or keys and values", "write one value")
 		return
 	}
 	tk := n.GetToken()
 	if text, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		if err := text.UnmarshalText([]byte(tk.Value)); err != nil {
-			d.fail(n, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "see the key's reference")
+			d.fail(n, policy.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "see the key's reference")
 		}
 		return
 	}
@@ -236,11 +236,11 @@ func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 		return
 	}
 	if n.Type() == ast.StringType {
-		d.fail(n, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "write "+kindName(v)+" without quotes")
+		d.fail(n, policy.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "write "+kindName(v)+" without quotes")
 		return
 	}
 	if err := yaml.NodeToValue(n, v.Addr().Interface()); err != nil {
-		d.fail(n, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "write "+kindName(v))
+		d.fail(n, policy.WrongType, path, fmt.Sprintf("%q is not %s", tk.Value, kindName(v)), "write "+kindName(v))
 	}
 }
 

@@ -59,7 +59,7 @@ func (v *validator) fail(path, message, fix string) {
 		parent = parent[:max(strings.LastIndexByte(parent, '.'), 0)]
 		at = v.positions[parent]
 	}
-	v.findings = append(v.findings, policy.Finding{Position: at, Path: path, Message: message, Fix: fix})
+	v.findings = append(v.findings, policy.Finding{Kind: policy.BadValue, Position: at, Path: path, Message: message, Fix: fix})
 }
 
 func (v *validator) oneOf(path, value string, allowed ...string) {

@@ -14,8 +14,9 @@ go generate ./$objects
 }
 
 go vet ./...
-# What the tests of Vault and gRPC talk to: minutes the first time, then cached.
+# What the tests of Vault, gRPC and Rego run: minutes the first time, then cached.
 examples/vault/build.sh >/dev/null
 gateway/interop/build.sh >/dev/null
+internal/setup/opa/build.sh >/dev/null
 # Packages with an engine of their own are the heavy ones: two at a time.
 go test -count=1 -p 2 -timeout 25m ./...

@@ -1,0 +1,159 @@
+package config_test
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sallyport/internal/config"
+	"sallyport/policy"
+)
+
+var update = flag.Bool("update", false, "write what is found into the golden files")
+
+// archive is a golden file in the txtar format: a comment, then files, each after
+// a line "-- NAME --". What is found in them is the file named want.
+type archive struct {
+	comment string
+	names   []string
+	files   map[string]string
+}
+
+var divider = regexp.MustCompile(`(?m)^-- (\S+) --\n`)
+
+func readArchive(t *testing.T, file string) archive {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(data)
+	a := archive{files: map[string]string{}}
+	at := divider.FindAllStringSubmatchIndex(text, -1)
+	a.comment = text[:at[0][0]]
+	for i, m := range at {
+		end := len(text)
+		if i+1 < len(at) {
+			end = at[i+1][0]
+		}
+		name := text[m[2]:m[3]]
+		a.names = append(a.names, name)
+		a.files[name] = text[m[1]:end]
+	}
+	return a
+}
+
+func (a archive) write(t *testing.T, file string) {
+	t.Helper()
+	var b strings.Builder
+	b.WriteString(a.comment)
+	for _, name := range a.names {
+		b.WriteString("-- " + name + " --\n" + a.files[name])
+	}
+	if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unpack writes the files below a new folder.
+func (a archive) unpack(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range a.files {
+		if name == "want" {
+			continue
+		}
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestGolden holds what Check finds in testdata/check: each file is named after
+// the Kind that it has an example of, with what else it is about after a dash, and each Kind has a file.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/check/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := map[policy.Kind]bool{}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txtar"), func(t *testing.T) {
+			a := readArchive(t, file)
+			dir := a.unpack(t)
+			findings := config.Check(t.Context(), filepath.Join(dir, "sallyport.yaml"))
+			var got strings.Builder
+			name, _, _ := strings.Cut(strings.TrimSuffix(filepath.Base(file), ".txtar"), "-")
+			own := policy.Kind(name)
+			for _, f := range findings {
+				got.WriteString(strings.ReplaceAll(f.Error(), dir+"/", "") + "\n")
+				shown[own] = shown[own] || f.Kind == own
+				if f.Kind == "" || f.Fix == "" {
+					t.Errorf("%v has no id, or does not say what to write instead", f)
+				}
+				if f.Position.Line == 0 && f.Kind != policy.Unreadable && f.Kind != policy.BadData {
+					t.Errorf("%v has no line", f)
+				}
+			}
+			if own != "clean" && !shown[own] {
+				t.Errorf("no %s is found", own)
+			}
+			if *update {
+				a.files["want"] = got.String()
+				a.write(t, file)
+				return
+			}
+			if diff := cmp.Diff(got.String(), a.files["want"]); diff != "" {
+				t.Errorf("with -update it would be: %s", diff)
+			}
+			// A daemon takes what has no errors, and nothing else.
+			failed := slices.ContainsFunc(findings, func(f policy.Finding) bool { return f.Severity == policy.Error })
+			c, err := config.Load(filepath.Join(dir, "sallyport.yaml"))
+			if err == nil {
+				_, err = policy.Compile(t.Context(), c.Document, policy.Options{})
+			}
+			if failed != (err != nil) {
+				t.Errorf("there are errors: %v, and the daemon says %v", failed, err)
+			}
+		})
+	}
+	for _, m := range policy.Meanings() {
+		if !shown[m.Kind] {
+			t.Errorf("no golden file shows %s %s", m.Kind, m.Name)
+		}
+	}
+}
+
+var heading = regexp.MustCompile(`(?m)^### (SP\d{4}) (\S+) · (error|warning|note)\n\n(.+)`)
+
+// TestKindsAreDocumented holds docs/policy-check.md to the list of Kinds.
+func TestKindsAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../docs/policy-check.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got, want []string
+	for _, m := range heading.FindAllStringSubmatch(string(text), -1) {
+		got = append(got, strings.Join(m[1:4], " "))
+		if len(m[4]) < 30 {
+			t.Errorf("%s is hardly explained", m[1])
+		}
+	}
+	for _, m := range policy.Meanings() {
+		want = append(want, string(m.Kind)+" "+m.Name+" "+m.Severity.String())
+	}
+	if diff := cmp.Diff(got, want); diff != "" {
+		t.Errorf("the headings of docs/policy-check.md: %s", diff)
+	}
+}
