@@ -109,6 +109,9 @@ func (f *flow) event(x *audit.Exchange, class audit.Class, activity int, phase p
 	}
 	s := &e.Unmapped.Sallyport
 	s.Sandbox, s.SandboxID, s.Session, s.Tags = f.identity.Name, f.identity.ID, f.identity.Session, f.identity.Tags
+	if phase == policy.PhaseConnect {
+		s.Protocol = string(f.protocol)
+	}
 	judge(x, phase, d)
 	return e
 }
