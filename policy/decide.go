@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 )
@@ -17,14 +18,23 @@ var ErrUndecided = errors.New("the policy could not decide")
 // Decide evaluates the policy. It never fails: what cannot be evaluated, in time,
 // to exactly one well-formed answer is denied, and Err says why.
 func (p *Policy) Decide(ctx context.Context, in Input) Decision {
+	return p.DecideAt(ctx, in, time.Time{})
+}
+
+// DecideAt decides as Decide does at a time: that is what a Rego that reads the
+// clock reads. The zero time is now.
+func (p *Policy) DecideAt(ctx context.Context, in Input, at time.Time) Decision {
 	s, err := read(in)
 	if err != nil {
 		return p.refuse("the request cannot be judged: "+clean(err.Error()), nil)
 	}
-	return p.decide(ctx, s)
+	if at.IsZero() && p.clock != nil {
+		at = p.clock()
+	}
+	return p.decide(ctx, s, at)
 }
 
-func (p *Policy) decide(ctx context.Context, s subject) Decision {
+func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 	var room [256]byte
 	var key []byte
 	if p.recall != nil {
@@ -39,6 +49,7 @@ func (p *Policy) decide(ctx context.Context, s subject) Decision {
 		}
 	}
 	v := p.query.evaluation(s.Phase)
+	v.at = at
 	if err := v.view.show(p, s); err != nil {
 		return p.undecided(err)
 	}

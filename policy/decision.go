@@ -26,7 +26,7 @@ type Decision struct {
 	// Revision is the digest of the policy that decided.
 	Revision string
 	// Err is set when the policy could not be evaluated; the Action is then Deny.
-	Err error
+	Err error `json:"-"`
 }
 
 // Injection pairs a credential with its place in the request. The zero Inject is
