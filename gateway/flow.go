@@ -135,6 +135,10 @@ func judge(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
 	if d.Err != nil {
 		e.Detail = d.Err.Error()
 	}
+	if o := d.Observed; o != nil {
+		e.SeverityID = audit.SeverityLow
+		s.Observed = &audit.Observed{Decision: string(o.Action), Rule: o.Rule, RuleType: o.RuleType, Reason: o.Reason}
+	}
 	switch d.Action {
 	case policy.Allow, policy.Tunnel:
 		e.Action, e.Disposition = audit.ActionAllowed, audit.DispositionAllowed

@@ -45,6 +45,7 @@ type Policy struct {
 	revision  string
 	recall    *recall          // nil where nothing is kept
 	clock     func() time.Time // nil for the real one
+	observing *observing       // nil where nothing is ever in observe mode
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -78,6 +79,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		selectors: newSelectors(rules),
 		revision:  revision(doc, team),
 		clock:     o.Clock,
+		observing: newObserving(doc, rules),
 	}
 	p.table.join(rules)
 	p.table.stock(p.selectors)

@@ -44,7 +44,7 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 				if err != nil {
 					return p.undecided(err)
 				}
-				return p.floor(d, s)
+				return p.settle(ctx, d, s, at)
 			}
 		}
 	}
@@ -72,7 +72,17 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 	if err != nil {
 		return p.undecided(err)
 	}
-	return p.floor(d, s)
+	return p.settle(ctx, d, s, at)
+}
+
+// settle applies the floor to an answer, and then observe mode, which lifts
+// nothing of the floor.
+func (p *Policy) settle(ctx context.Context, d Decision, s subject, at time.Time) Decision {
+	d = p.floor(d, s)
+	if p.observing == nil || d.Action == Allow || d.Action == Tunnel {
+		return d
+	}
+	return p.observe(ctx, d, s, at)
 }
 
 // Revision is the digest of the document, the Rego and the team's directory.
