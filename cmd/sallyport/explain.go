@@ -183,6 +183,9 @@ func explain(w io.Writer, e policy.Explanation) {
 	if d.Rule != "" {
 		fmt.Fprintf(w, "  rule      %s (%s)\n", d.Rule, d.RuleType)
 	}
+	if o := d.Observed; o != nil {
+		fmt.Fprintf(w, "  OBSERVE MODE lifts: %s: %s\n", strings.ToUpper(string(o.Action)), o.Reason)
+	}
 	for _, c := range e.Credentials {
 		fmt.Fprintf(w, "  injects   %s\n", c)
 	}

@@ -74,6 +74,8 @@ type Status struct {
 	Syncs     uint64 `json:"syncs"`
 	// Gateway is the process that carries what leaves.
 	Gateway gatehouse.Status `json:"gateway"`
+	// Observing lists what is in observe mode now.
+	Observing []policy.Lifting `json:"observing,omitempty"`
 }
 
 // NewHandler returns the routes.
