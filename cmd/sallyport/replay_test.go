@@ -65,6 +65,9 @@ func event(d policy.Decision, in policy.Input) *audit.Event {
 	x := &e.Unmapped.Sallyport
 	x.Sandbox, x.Tags, x.Phase, x.Decision, x.Reason = in.Sandbox.Name, in.Sandbox.Tags, string(in.Phase), string(d.Action), d.Reason
 	x.QueryKeys, x.Unsized = q.QueryKeys, q.Size < 0
+	if o := d.Observed; o != nil {
+		x.Observed = &audit.Observed{Decision: string(o.Action), Rule: o.Rule, RuleType: o.RuleType, Reason: o.Reason}
+	}
 	for _, i := range d.Inject {
 		x.Credentials = append(x.Credentials, audit.CredentialUse{Name: i.Credential})
 	}
