@@ -181,28 +181,8 @@ func (p *parser) extension(x *Extension) {
 	x.Tags = p.tagged(`"tags":{`)
 	x.Phase = p.text(`"phase":`)
 	x.Decision = p.text(`"decision":`)
-	if p.eat(`"credentials":[`) {
-		for !p.bad {
-			if !p.eat("{") {
-				p.bad = true
-				break
-			}
-			x.Credentials = append(x.Credentials, CredentialUse{p.text(`"name":`), p.text(`"version":`)})
-			// The comma after an object is in front of the next.
-			if n := len(p.b); n == 0 || p.b[0] != '}' {
-				p.bad = true
-				break
-			}
-			p.b = p.b[1:]
-			if p.eat("]") {
-				p.comma()
-				break
-			}
-			if !p.eat(",") {
-				p.bad = true
-			}
-		}
-	}
+	x.Credentials = p.uses(`"credentials":[`)
+	x.Found = p.uses(`"found_credentials":[`)
 	x.Reason = p.fresh(`"reason":`)
 	x.State = p.text(`"state":`)
 	x.HeaderNames = p.list(`"header_names":[`)
@@ -218,6 +198,31 @@ func (p *parser) extension(x *Extension) {
 		p.close()
 	}
 	p.close()
+}
+
+// uses is a member that is an array of credentials.
+func (p *parser) uses(key string) (uses []CredentialUse) {
+	if !p.eat(key) {
+		return nil
+	}
+	for !p.bad {
+		if !p.eat("{") {
+			break
+		}
+		uses = append(uses, CredentialUse{p.text(`"name":`), p.text(`"version":`)})
+		if !p.eat("}") {
+			break
+		}
+		if p.eat("]") {
+			p.comma()
+			return uses
+		}
+		if !p.eat(",") {
+			break
+		}
+	}
+	p.bad = true
+	return nil
 }
 
 // eat takes what the rest of the line begins with.

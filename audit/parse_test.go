@@ -49,6 +49,48 @@ func TestParsesLikeJSON(t *testing.T) {
 	}
 }
 
+// A line in which something was altered is read as encoding/json reads it, or left
+// to that.
+func TestParsesWhatWasAlteredLikeJSON(t *testing.T) {
+	own := audit.Own()
+	e := sample()
+	e.Unmapped.Sallyport.Tags = map[string]string{"a": "b", "c": "d"}
+	e.Unmapped.Sallyport.Unsized, e.Unmapped.Sallyport.Clipped = true, []string{"path"}
+	line := audit.Encode(nil, e)
+	if own(line) == nil {
+		t.Fatal("a line of ours is not read as one")
+	}
+	taken := 0
+	check := func(b []byte) {
+		t.Helper()
+		got := own(b)
+		if got == nil {
+			return
+		}
+		taken++
+		want := new(audit.Event)
+		if err := json.Unmarshal(b, want); err != nil {
+			t.Fatalf("%s: %v", b, err)
+		}
+		if diff := cmp.Diff(got, want); diff != "" {
+			t.Fatalf("%s: %s", b, diff)
+		}
+	}
+	for i := range line {
+		check(slices.Delete(slices.Clone(line), i, i+1))
+		check(line[:i])
+		for _, c := range []byte(`,:{}[]"0 -\t` + "\n\xff") {
+			other := slices.Clone(line)
+			other[i] = c
+			check(other)
+			check(slices.Insert(slices.Clone(line), i, c))
+		}
+	}
+	if taken < 1000 {
+		t.Errorf("only %d were read", taken)
+	}
+}
+
 // FuzzParse: a line is read as encoding/json reads it, or left to that.
 func FuzzParse(f *testing.F) {
 	for _, events := range golden() {
