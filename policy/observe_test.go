@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -178,5 +179,27 @@ func TestObserveIsChecked(t *testing.T) {
 		if len(found) != 1 || found[0].Severity != tt.severity || !strings.Contains(found[0].Message, tt.says) {
 			t.Errorf("%s: got %v", name, found)
 		}
+	}
+}
+
+// A document says the same after it was handed on as JSON, to the gateway's process.
+func TestObserveIsHandedOn(t *testing.T) {
+	until := time.Now().Add(time.Hour).In(time.FixedZone("", 2*60*60))
+	doc := observedDocument(until)
+	text, err := json.Marshal(doc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var other policy.Document
+	if err := json.Unmarshal(text, &other); err != nil {
+		t.Fatal(err)
+	}
+	a, b := compiled(t, doc), compiled(t, other)
+	if a.Revision() != b.Revision() || len(b.Observing(time.Now())) != 6 {
+		t.Errorf("got %s and %s, %v", a.Revision(), b.Revision(), b.Observing(time.Now()))
+	}
+	doc.Observe = nil
+	if compiled(t, doc).Revision() == a.Revision() {
+		t.Error("observe mode is no part of the revision")
 	}
 }
