@@ -21,6 +21,7 @@ type Document struct {
 	Policy Source `yaml:"policy"`
 	// Observe lists sandboxes in observe mode: what the policy would deny them is
 	// carried and recorded. See [Observation].
+	// Example: [{sandboxes: {names: [demo]}, until: 2026-12-01T00:00:00Z}]
 	Observe []Observation `yaml:"observe" json:",omitempty"`
 
 	// Positions says where each key was written, by its path in the document
@@ -71,6 +72,7 @@ type EgressRule struct {
 	// most 30 days ahead: what it denies, or asks a person about, is decided
 	// without it; and what its methods and paths leave out of its destination is
 	// carried unless something else denies it. Default: it is enforced.
+	// Example: 2026-12-01T00:00:00Z
 	Observe time.Time `yaml:"observe" json:",omitzero"`
 }
 
@@ -99,6 +101,7 @@ type EgressAuthRule struct {
 	Upstream  *Upstream `yaml:"upstream"`
 	// Observe is as EgressRule's: what the rule does not match of its destination
 	// is carried, without the credential.
+	// Example: 2026-12-01T00:00:00Z
 	Observe time.Time `yaml:"observe" json:",omitzero"`
 }
 

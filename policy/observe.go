@@ -20,8 +20,10 @@ import (
 //	- {sandboxes: {names: [demo]}, until: 2026-12-01T00:00:00Z}
 type Observation struct {
 	// Sandboxes selects whose. It names some: there is no default.
+	// Example: {names: [demo]}
 	Sandboxes Selector `yaml:"sandboxes"`
 	// Until is when it ends by itself, at most 30 days ahead.
+	// Example: 2026-12-01T00:00:00Z
 	Until time.Time `yaml:"until"`
 }
 
@@ -64,7 +66,7 @@ func (v *validator) until(path string, end time.Time) {
 		v.fail(path, fmt.Sprintf("%s is more than 30 days ahead", end.Format(time.RFC3339)),
 			"write one until "+now.Add(maxObserve).UTC().Truncate(24*time.Hour).Format(time.RFC3339))
 	case !end.After(now):
-		v.warn(path, "observe mode has ended at "+end.Format(time.RFC3339)+": everything is enforced", "remove it")
+		v.say(ObserveOver, path, "observe mode ended at "+end.Format(time.RFC3339)+": everything is enforced", "remove it")
 	}
 }
 

@@ -172,7 +172,7 @@ func TestObserveIsChecked(t *testing.T) {
 		"nobody":   {policy.Document{Observe: []policy.Observation{{Until: now.Add(time.Hour)}}}, policy.Error, "every sandbox"},
 		"no end":   {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}}}}, policy.Error, "has no end"},
 		"too long": {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}, Until: now.Add(31 * 24 * time.Hour)}}}, policy.Error, "30 days"},
-		"over":     {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}, Until: now.Add(-time.Hour)}}}, policy.Warning, "has ended"},
+		"over":     {policy.Document{Observe: []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"a"}}, Until: now.Add(-time.Hour)}}}, policy.Warning, "mode ended"},
 		"a rule":   {policy.Document{Egress: []policy.EgressRule{{Destination: "a.example.com", Observe: now.Add(31 * 24 * time.Hour)}}}, policy.Error, "30 days"},
 	} {
 		found := policy.Validate(tt.doc)
