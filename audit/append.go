@@ -223,6 +223,19 @@ func (o *object) extension(x *Extension) {
 	o.stringSet(`"state":`, x.State)
 	o.stringsSet(`"header_names":`, x.HeaderNames)
 	o.stringsSet(`"query_keys":`, x.QueryKeys)
+	o.stringSet(`"protocol":`, x.Protocol)
+	if x.Unsized {
+		o.raw(`"size_unknown":true,`)
+	}
+	o.stringsSet(`"clipped":`, x.Clipped)
+	if b := x.Observed; b != nil {
+		o.raw(`"observed":{`)
+		o.string(`"decision":`, b.Decision)
+		o.stringSet(`"rule":`, b.Rule)
+		o.stringSet(`"rule_type":`, b.RuleType)
+		o.stringSet(`"reason":`, b.Reason)
+		o.close()
+	}
 }
 
 func (o *object) usesSet(key string, uses []CredentialUse) {

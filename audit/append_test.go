@@ -49,6 +49,8 @@ func fill(t *testing.T, v reflect.Value, text string) {
 		v.SetString(text)
 	case reflect.Int, reflect.Int64:
 		v.SetInt(-42)
+	case reflect.Bool:
+		v.SetBool(true)
 	case reflect.Uint64:
 		v.SetUint(42)
 	default:

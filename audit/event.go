@@ -267,6 +267,18 @@ type Extension struct {
 	State       string            `json:"state,omitempty"`        // lifecycle: created, started, stopped, removed …
 	HeaderNames []string          `json:"header_names,omitempty"` // of the request, sorted; OCSF's http_headers wants values too
 	QueryKeys   []string          `json:"query_keys,omitempty"`   // of the request's URL
+	Protocol    string            `json:"protocol,omitempty"`     // tls, http, other: what a connection was found to carry; a request's scheme says it
+	Unsized     bool              `json:"size_unknown,omitempty"` // the request did not say how long its body is; without it the length, or 0, was declared
+	Clipped     []string          `json:"clipped,omitempty"`      // fields here that hold less than was decided on: path, method, header_names, query_keys
+	Observed    *Observed         `json:"observed,omitempty"`     // what observe mode has lifted
+}
+
+// Observed is what would have been decided without observe mode.
+type Observed struct {
+	Decision string `json:"decision"`
+	Rule     string `json:"rule,omitempty"`
+	RuleType string `json:"rule_type,omitempty"`
+	Reason   string `json:"reason,omitempty"`
 }
 
 // CredentialUse names a credential and the version of the secret behind it.

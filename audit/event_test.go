@@ -80,7 +80,7 @@ func golden() map[string][]*audit.Event {
 	tunnel := decided(make(audit.KindDecision, audit.ClassNetwork, audit.NetworkOpen),
 		audit.ActionAllowed, audit.DispositionAllowed, "tunnel", "db", "egress", "egress rule db tunnels it")
 	tunnel.Destination = &audit.Endpoint{Hostname: "db.example.test", IP: "203.0.113.9", Port: 5432}
-	tunnel.Connection, tunnel.Unmapped.Sallyport.Phase = outgoing, "connect"
+	tunnel.Connection, tunnel.Unmapped.Sallyport.Phase, tunnel.Unmapped.Sallyport.Protocol = outgoing, "connect", "other"
 	closed := completed(make(audit.KindCompletion, audit.ClassNetwork, audit.NetworkClose), tunnel)
 	closed.Destination, closed.Connection = tunnel.Destination, outgoing
 
@@ -104,9 +104,17 @@ func golden() map[string][]*audit.Event {
 	life.Actor.User.Name, life.Actor.User.UID = "root", "0"
 	life.Unmapped.Sallyport.State = "created"
 
+	observed := decided(request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("PUT")), "PUT", "/upload"),
+		audit.ActionAllowed, audit.DispositionAllowed, "allow", "", "", "observed only")
+	observed.SeverityID, observed.HTTPRequest.Length = audit.SeverityLow, 0
+	observed.Metadata.UID = id + "a"
+	x := &observed.Unmapped.Sallyport
+	x.Unsized, x.HeaderNames, x.Clipped = true, []string{"Accept", "… (7 more)"}, []string{"header_names"}
+	x.Observed = &audit.Observed{Decision: "deny", Rule: "no-uploads", RuleType: "egress", Reason: "denied by rule no-uploads"}
+
 	return map[string][]*audit.Event{
 		"allow": {allow, done}, "failed": {allow, failed}, "open": {allow}, "deny": {deny}, "tunnel": {tunnel, closed},
-		"drop": {drop}, "dns": {name}, "lifecycle": {life},
+		"drop": {drop}, "dns": {name}, "lifecycle": {life}, "observed": {observed},
 	}
 }
 

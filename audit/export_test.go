@@ -26,3 +26,6 @@ func Encode(dst []byte, e *Event) []byte {
 	b, _ := appendEvent(dst, e)
 	return b
 }
+
+// Own reads lines as the log writes them, and returns nil for all others.
+func Own() func(line []byte) *Event { return new(parser).own }

@@ -3,7 +3,6 @@ package audit
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -65,8 +64,9 @@ type reader struct {
 	query Query
 	yield func(*Event, error) bool
 
-	next uint64 // number expected, 0 when not known
-	half half
+	next   uint64 // number expected, 0 when not known
+	half   half
+	parser parser
 }
 
 // half is a line of the growing segment that has zeros in it: the writer is
@@ -309,8 +309,8 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 			lines.offset = offset
 			return n, nil
 		}
-		e := new(Event)
-		if err := json.Unmarshal(b, e); err != nil {
+		e, err := r.parser.event(b)
+		if err != nil {
 			if err := r.damage(s, offset, "not an event"); err != nil {
 				return 0, err
 			}

@@ -143,6 +143,11 @@ func (x *exchange) prepare(r *http.Request) error {
 			names = append(names, i.Credential)
 		}
 	}
+	if d.Governed && len(d.Inject) == 0 {
+		// Observe mode lets it pass where rules give credentials: those that the
+		// sandbox has of its own are no more welcome for that.
+		x.strip(r)
+	}
 	transport, err := x.gateway.upstreams.RoundTripper(f.route(d, strings.Join(names, ","), f.tls()))
 	if err != nil {
 		return err
@@ -165,15 +170,20 @@ func askSearchable(h http.Header) {
 	}
 }
 
-// inject removes the sandbox's own credentials and puts in those that the
-// decision names. An account of the sandbox's own at an allowed destination
-// would be a way out.
-func (x *exchange) inject(r *http.Request) error {
+// strip removes the sandbox's own credentials.
+func (x *exchange) strip(r *http.Request) {
 	credential.StripCarriers(r)
 	if x.upgrade { // which is of one connection, as all that has just gone
 		keepPlainProtocols(r.Header)
 		r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
 	}
+}
+
+// inject removes the sandbox's own credentials and puts in those that the
+// decision names. An account of the sandbox's own at an allowed destination
+// would be a way out.
+func (x *exchange) inject(r *http.Request) error {
+	x.strip(r)
 	askSearchable(r.Header)
 	to := credential.Binding{Host: x.flow.host, Port: x.flow.port, TLS: x.flow.tls(), Policy: x.decision.Revision}
 	for _, i := range x.decision.Inject {

@@ -186,7 +186,7 @@ func (x *exchange) describe(r *http.Request) {
 	x.names.headers = append(x.names.headers, announced(r)...)
 	slices.Sort(x.names.headers)
 	x.names.headers = slices.Compact(x.names.headers)
-	x.names.query = queryKeys(r.URL.RawQuery)
+	x.names.query = policy.QueryKeys(r.URL.RawQuery)
 	x.request = &policy.Request{
 		Method:    r.Method,
 		Scheme:    x.flow.scheme(),
@@ -207,13 +207,15 @@ func (x *exchange) event(r *http.Request, d policy.Decision) *audit.Event {
 		Path:     clip(x.request.Path, maxAuditPath),
 	}
 	x.record.Request = audit.HTTPRequest{
-		Method:  clip(r.Method, 64),
+		Method:  clip(r.Method, maxAuditMethod),
 		Version: r.Proto,
 		URL:     &x.record.URL,
 		Length:  max(r.ContentLength, 0),
 	}
 	e.HTTPRequest = &x.record.Request
-	e.Unmapped.Sallyport.HeaderNames, e.Unmapped.Sallyport.QueryKeys = clipAll(x.names.headers), clipAll(x.names.query)
+	s := &e.Unmapped.Sallyport
+	s.HeaderNames, s.QueryKeys = clipAll(x.names.headers), clipAll(x.names.query)
+	s.Unsized, s.Clipped = r.ContentLength < 0, cut(x.request.Path, r.Method, x.names)
 	return e
 }
 

@@ -109,6 +109,9 @@ func (f *flow) event(x *audit.Exchange, class audit.Class, activity int, phase p
 	}
 	s := &e.Unmapped.Sallyport
 	s.Sandbox, s.SandboxID, s.Session, s.Tags = f.identity.Name, f.identity.ID, f.identity.Session, f.identity.Tags
+	if phase == policy.PhaseConnect {
+		s.Protocol = string(f.protocol)
+	}
 	judge(x, phase, d)
 	return e
 }
@@ -131,6 +134,10 @@ func judge(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
 	}
 	if d.Err != nil {
 		e.Detail = d.Err.Error()
+	}
+	if o := d.Observed; o != nil {
+		e.SeverityID = audit.SeverityLow
+		s.Observed = &audit.Observed{Decision: string(o.Action), Rule: o.Rule, RuleType: o.RuleType, Reason: o.Reason}
 	}
 	switch d.Action {
 	case policy.Allow, policy.Tunnel:

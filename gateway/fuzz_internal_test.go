@@ -246,7 +246,7 @@ func FuzzQueryKeys(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, raw string) {
-		got := queryKeys(raw)
+		got := policy.QueryKeys(raw)
 		if !slices.IsSorted(got) || len(slices.Compact(slices.Clone(got))) != len(got) {
 			t.Errorf("%q gives %q", raw, got)
 		}

@@ -1,37 +1,19 @@
 package gateway
 
 import (
-	"net/url"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // Bounds of what one request can write into the audit. Policy sees it all.
 const (
-	maxAuditPath  = 8 << 10 // bytes, as much as policy takes
-	maxAuditNames = 128
-	maxAuditName  = 256 // bytes
+	maxAuditPath   = 8 << 10 // bytes, as much as policy takes
+	maxAuditNames  = 128
+	maxAuditName   = 256 // bytes
+	maxAuditMethod = 64  // bytes
 )
-
-// queryKeys returns the decoded keys of a query, sorted and without repeats.
-// Servers differ on whether a semicolon separates, so it does here too: policy
-// sees every key that any of them could.
-func queryKeys(raw string) []string {
-	if raw == "" {
-		return nil
-	}
-	var keys []string
-	for pair := range strings.FieldsFuncSeq(raw, func(c rune) bool { return c == '&' || c == ';' }) {
-		key, _, _ := strings.Cut(pair, "=")
-		if decoded, err := url.QueryUnescape(key); err == nil {
-			key = decoded
-		}
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
-}
 
 // clip shortens s to n bytes and says by how many.
 func clip(s string, n int) string {
@@ -55,4 +37,25 @@ func clipAll(names []string) []string {
 		kept = append(kept, "… ("+strconv.Itoa(n)+" more)")
 	}
 	return kept
+}
+
+// cut lists the fields of an event that hold less than was decided on. What is
+// not UTF-8 is replaced in the log, which is less too.
+func cut(path, method string, names requestNames) (fields []string) {
+	if len(path) > maxAuditPath {
+		fields = append(fields, "path")
+	}
+	if len(method) > maxAuditMethod {
+		fields = append(fields, "method")
+	}
+	less := func(names []string) bool {
+		return len(names) > maxAuditNames || slices.ContainsFunc(names, func(s string) bool { return len(s) > maxAuditName || !utf8.ValidString(s) })
+	}
+	if less(names.headers) {
+		fields = append(fields, "header_names")
+	}
+	if less(names.query) {
+		fields = append(fields, "query_keys")
+	}
+	return fields
 }

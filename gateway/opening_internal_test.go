@@ -123,7 +123,7 @@ func TestQueryKeys(t *testing.T) {
 	for in, want := range map[string]string{
 		"": "", "a=1&b=2&a=3": "a,b", "b;a=1": "a,b", "%61=1": "a", "a+b=1": "a b", "%zz=1": "%zz", "&&": "", "=x": "",
 	} {
-		if got := strings.Join(queryKeys(in), ","); got != want {
+		if got := strings.Join(policy.QueryKeys(in), ","); got != want {
 			t.Errorf("%q: %q, want %q", in, got, want)
 		}
 	}

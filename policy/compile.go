@@ -31,6 +31,8 @@ type Options struct {
 	Timeout time.Duration
 	// Logger gets the warnings. Default: none are written.
 	Logger *slog.Logger
+	// Clock is the time that decisions are made at. Default: the real one.
+	Clock func() time.Time
 }
 
 // Policy is a document and a team's Rego, compiled. It never changes and is safe
@@ -41,7 +43,9 @@ type Policy struct {
 	rules     map[string]*rule
 	selectors *selectors
 	revision  string
-	recall    *recall // nil where nothing is kept
+	recall    *recall          // nil where nothing is kept
+	clock     func() time.Time // nil for the real one
+	observing *observing       // nil where nothing is ever in observe mode
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -74,6 +78,8 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		rules:     make(map[string]*rule, len(rules)),
 		selectors: newSelectors(rules),
 		revision:  revision(doc, team),
+		clock:     o.Clock,
+		observing: newObserving(doc, rules),
 	}
 	p.table.join(rules)
 	p.table.stock(p.selectors)

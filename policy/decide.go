@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 )
@@ -17,14 +18,23 @@ var ErrUndecided = errors.New("the policy could not decide")
 // Decide evaluates the policy. It never fails: what cannot be evaluated, in time,
 // to exactly one well-formed answer is denied, and Err says why.
 func (p *Policy) Decide(ctx context.Context, in Input) Decision {
+	return p.DecideAt(ctx, in, time.Time{})
+}
+
+// DecideAt decides as Decide does at a time: that is what a Rego that reads the
+// clock reads. The zero time is now.
+func (p *Policy) DecideAt(ctx context.Context, in Input, at time.Time) Decision {
 	s, err := read(in)
 	if err != nil {
 		return p.refuse("the request cannot be judged: "+clean(err.Error()), nil)
 	}
-	return p.decide(ctx, s)
+	if at.IsZero() && p.clock != nil {
+		at = p.clock()
+	}
+	return p.decide(ctx, s, at)
 }
 
-func (p *Policy) decide(ctx context.Context, s subject) Decision {
+func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 	var room [256]byte
 	var key []byte
 	if p.recall != nil {
@@ -34,11 +44,12 @@ func (p *Policy) decide(ctx context.Context, s subject) Decision {
 				if err != nil {
 					return p.undecided(err)
 				}
-				return p.floor(d, s)
+				return p.settle(ctx, d, s, at)
 			}
 		}
 	}
 	v := p.query.evaluation(s.Phase)
+	v.at = at
 	if err := v.view.show(p, s); err != nil {
 		return p.undecided(err)
 	}
@@ -61,7 +72,17 @@ func (p *Policy) decide(ctx context.Context, s subject) Decision {
 	if err != nil {
 		return p.undecided(err)
 	}
-	return p.floor(d, s)
+	return p.settle(ctx, d, s, at)
+}
+
+// settle applies the floor to an answer, and then observe mode, which lifts
+// nothing of the floor.
+func (p *Policy) settle(ctx context.Context, d Decision, s subject, at time.Time) Decision {
+	d = p.floor(d, s)
+	if p.observing == nil || d.Action == Allow || d.Action == Tunnel {
+		return d
+	}
+	return p.observe(ctx, d, s, at)
 }
 
 // Revision is the digest of the document, the Rego and the team's directory.

@@ -14,7 +14,8 @@ const (
 type Decision struct {
 	Action Action
 	// Rule is the name of the rule that decided; RuleType says which list it is
-	// from: egress, egressAuth, rego, or floor for what no policy can allow.
+	// from: egress, egressAuth, rego, observe for what observe mode lets pass, or
+	// floor for what no policy can allow.
 	Rule     string
 	RuleType string
 	// Reason is one sentence for the agent and for the audit.
@@ -23,10 +24,16 @@ type Decision struct {
 	Inject []Injection
 	// Upstream is how the destination is reached, or nil for the public way.
 	Upstream *Upstream
+	// Observed is what would have been decided without observe mode, which has
+	// lifted it; nil for what was not lifted.
+	Observed *Observed `json:",omitempty"`
+	// Governed says of what was lifted that the destination is one of egressAuth
+	// rules: what credentials the sandbox sends of its own stay behind.
+	Governed bool `json:",omitempty"`
 	// Revision is the digest of the policy that decided.
 	Revision string
 	// Err is set when the policy could not be evaluated; the Action is then Deny.
-	Err error
+	Err error `json:"-"`
 }
 
 // Injection pairs a credential with its place in the request. The zero Inject is

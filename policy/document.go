@@ -1,5 +1,7 @@
 package policy
 
+import "time"
+
 // Document is the part of sallyport.yaml that decides: what may leave and
 // with which credential. The zero Document allows nothing.
 type Document struct {
@@ -17,6 +19,10 @@ type Document struct {
 	// Policy says where the team's own Rego is.
 	// Example: {dir: policy.d}
 	Policy Source `yaml:"policy"`
+	// Observe lists sandboxes in observe mode: what the policy would deny them is
+	// carried and recorded. See [Observation].
+	// Example: [{sandboxes: {names: [demo]}, until: 2026-12-01T00:00:00Z}]
+	Observe []Observation `yaml:"observe" json:",omitempty"`
 
 	// Positions says where each key was written, by its path in the document
 	// ("egress[0].paths[1]"), for errors. It may be nil and decides nothing.
@@ -62,6 +68,12 @@ type EgressRule struct {
 	// Upstream says how an internal destination is reached.
 	// Example: {addresses: [10.20.0.0/16], roots: corp.pem}
 	Upstream *Upstream `yaml:"upstream"`
+	// Observe is until when the rule is not enforced, as 2026-12-01T00:00:00Z, at
+	// most 30 days ahead: what it denies, or asks a person about, is decided
+	// without it; and what its methods and paths leave out of its destination is
+	// carried unless something else denies it. Default: it is enforced.
+	// Example: 2026-12-01T00:00:00Z
+	Observe time.Time `yaml:"observe" json:",omitzero"`
 }
 
 // EgressAuthRule allows a destination over verified TLS and injects a credential.
@@ -87,6 +99,10 @@ type EgressAuthRule struct {
 	Inject    *Inject   `yaml:"inject"`
 	Sandboxes Selector  `yaml:"sandboxes"`
 	Upstream  *Upstream `yaml:"upstream"`
+	// Observe is as EgressRule's: what the rule does not match of its destination
+	// is carried, without the credential.
+	// Example: 2026-12-01T00:00:00Z
+	Observe time.Time `yaml:"observe" json:",omitzero"`
 }
 
 // Inject is where a credential goes in a request; exactly one field is set.

@@ -33,6 +33,7 @@ type evaluator struct {
 	timeout  time.Duration
 	fields   field // of input: those that some rule reads
 	phases   map[Phase]*asking
+	sets     []string // that some package of the team defines
 }
 
 // asking is what evaluations of one phase have in common.
@@ -72,6 +73,11 @@ func newEvaluator(ctx context.Context, compiler *ast.Compiler, modules map[strin
 		return nil, regoErrors(compiler.Errors)
 	}
 	e.queries = compiler.QueryCompiler()
+	for _, c := range sets {
+		if !slices.Contains(e.sets, c.set) {
+			e.sets = append(e.sets, c.set)
+		}
+	}
 	for _, phase := range []Phase{PhaseDNS, PhaseConnect, PhaseRequest} {
 		a := &asking{questions: questions(sets, phase)}
 		for _, q := range a.questions {
@@ -118,6 +124,7 @@ type evaluation struct {
 	input   ast.Term         // the view
 	queries []*topdown.Query // of the questions, nil until they are needed
 	memo    memo
+	at      time.Time // what the Rego's clock shows, zero for the real time
 	clock
 }
 
@@ -202,7 +209,11 @@ var errUndefined = errors.New("the decision is undefined")
 
 func (v *evaluation) ask(ctx context.Context, question int) (ast.Value, error) {
 	v.memo.watch(v.asking.questions[question].rule)
-	switch err := v.queries[question].WithTime(v.began).Iter(ctx, nowhere); {
+	at := v.at
+	if at.IsZero() {
+		at = v.began
+	}
+	switch err := v.queries[question].WithTime(at).Iter(ctx, nowhere); {
 	case topdown.IsCancel(err):
 		return nil, fmt.Errorf("%w of %v", errTimeout, v.timeout)
 	case err != nil:

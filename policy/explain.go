@@ -3,8 +3,12 @@ package policy
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 )
 
 // maxNear bounds the rules that an Explanation lists.
@@ -18,6 +22,8 @@ type Explanation struct {
 	// Near lists the rules for the host, those that fit best first; where there
 	// is none, those for hosts that are spelled alike.
 	Near []Near
+	// Said lists what the team's Rego contributes to this input.
+	Said []Said
 }
 
 // Near is a rule and the parts of it that the input failed on: host, sandbox,
@@ -29,18 +35,28 @@ type Near struct {
 	Destination string
 	Position    Position
 	Failed      []string
+	// Wants says for each of Failed what the rule would have fitted.
+	Wants []string
 }
 
-// Explain decides like Decide and says what each rule for the destination made
-// of the input.
+// Explain decides like Decide and says what each rule for the destination, and the
+// team's Rego, made of the input.
 func (p *Policy) Explain(ctx context.Context, in Input) Explanation {
-	e := Explanation{Decision: p.Decide(ctx, in)}
+	return p.ExplainAt(ctx, in, time.Time{})
+}
+
+// ExplainAt explains what [Policy.DecideAt] decides.
+func (p *Policy) ExplainAt(ctx context.Context, in Input, at time.Time) Explanation {
+	e := Explanation{Decision: p.DecideAt(ctx, in, at)}
 	for _, in := range e.Decision.Inject {
 		e.Credentials = append(e.Credentials, in.Credential)
 	}
 	s, err := read(in)
 	if err != nil {
 		return e
+	}
+	if e.Said, err = p.said(ctx, s, at); err != nil {
+		e.Said = []Said{{Reason: clean("the team's Rego could not be asked: " + err.Error())}}
 	}
 	for _, entry := range p.table.entries(nil, s.host, s.addr) {
 		for _, r := range entry.rules {
@@ -104,7 +120,44 @@ func (p *Policy) alike(host string) []Near {
 }
 
 func (r *rule) near(failed []string) Near {
-	return Near{
+	n := Near{
 		Rule: r.name, RuleType: r.kind, Action: r.action, Destination: r.destination.key(), Position: r.position, Failed: failed,
 	}
+	for _, part := range failed {
+		n.Wants = append(n.Wants, r.wants(part))
+	}
+	return n
 }
+
+// wants says what fits a part of the rule.
+func (r *rule) wants(part string) string {
+	var list []string
+	switch part {
+	case "host":
+		list = []string{r.destination.key()}
+	case "sandbox":
+		list = append(list, r.sandboxes.Names...)
+		for _, tag := range slices.Sorted(maps.Keys(r.sandboxes.Tags)) {
+			list = append(list, quoted(tag)+"="+quoted(r.sandboxes.Tags[tag]))
+		}
+	case "port":
+		for _, port := range r.ports {
+			list = append(list, strconv.Itoa(int(port)))
+		}
+	case "protocol":
+		for _, protocol := range r.protocols {
+			list = append(list, string(protocol))
+		}
+	case "method":
+		list = r.methods
+	case "path":
+		list = r.paths
+	}
+	if more := len(list) - maxWants; more > 0 {
+		list = append(slices.Clone(list[:maxWants]), fmt.Sprintf("… (%d more)", more))
+	}
+	return strings.Join(list, ", ")
+}
+
+// maxWants bounds what a Near says of each part.
+const maxWants = 8

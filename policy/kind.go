@@ -33,6 +33,7 @@ const (
 	LoginInClear   Kind = "SP0113"
 	Tunnelled      Kind = "SP0114"
 	Clear          Kind = "SP0115"
+	ObserveOver    Kind = "SP0116"
 
 	NoCredential     Kind = "SP0201"
 	UnusedCredential Kind = "SP0202"
@@ -90,6 +91,7 @@ var meanings = []Meaning{
 	{LoginInClear, Warning, "LoginInClear", "A proxy's login that crosses the network in the clear."},
 	{Tunnelled, Note, "Tunnelled", "A tunnel, whose bytes pass unread."},
 	{Clear, Note, "InTheClear", "Requests without TLS."},
+	{ObserveOver, Warning, "ObserveOver", "Observe mode that has ended."},
 
 	{NoCredential, Error, "NoCredential", "A reference to a credential that is not there."},
 	{UnusedCredential, Warning, "UnusedCredential", "A credential that no rule uses."},

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 const (
@@ -30,9 +31,10 @@ type rule struct {
 	joined      bool // another rule may put its credential into the same request
 	alone       lone
 	upstream    *Upstream
-	at          string   // the rule's path in the document: egress[0]
-	place       int      // and among all rules
-	position    Position // and in the file
+	observe     time.Time // until when it is not enforced
+	at          string    // the rule's path in the document: egress[0]
+	place       int       // and among all rules
+	position    Position  // and in the file
 }
 
 // conditional reports whether the rule speaks about some requests only.
@@ -48,6 +50,7 @@ func (e EgressRule) rule(d destination) rule {
 		paths:       e.Paths,
 		sandboxes:   e.Sandboxes,
 		upstream:    e.Upstream,
+		observe:     e.Observe,
 		protocols:   []Protocol{ProtocolTLS},
 	}
 	if r.name == "" {
@@ -95,6 +98,7 @@ func (e EgressAuthRule) rule(d destination) rule {
 		sandboxes:   e.Sandboxes,
 		credential:  e.AuthRef,
 		upstream:    e.Upstream,
+		observe:     e.Observe,
 	}
 	if r.name == "" {
 		r.name = e.AuthRef + "@" + e.Destination

@@ -46,6 +46,7 @@ func resolve(doc Document) ([]rule, []Finding) {
 	if d := doc.Policy.Timeout; d != nil && (time.Duration(*d) < time.Millisecond || time.Duration(*d) > time.Second) {
 		v.fail("policy.timeout", fmt.Sprintf("%v is not from 1ms to 1s", d), "write a time as 100ms, or leave it out for 50ms")
 	}
+	v.observations()
 	v.findings = append(v.findings, overlaps(doc, v.rules)...)
 	slices.SortStableFunc(v.findings, func(a, b Finding) int {
 		if a.Position.Line != b.Position.Line {
@@ -99,6 +100,7 @@ func (v *validator) egress(path string, e EgressRule) {
 		v.say(BadUpstream, path+".upstream", "a denied destination is never reached", "remove upstream")
 	}
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.until(path+".observe", e.Observe)
 	v.upstream(path+".upstream", e.Upstream)
 	d, ok := v.destination(path, e.Destination, e.Ports, e.Action == Deny)
 	if !ok {
@@ -112,6 +114,7 @@ func (v *validator) egress(path string, e EgressRule) {
 
 func (v *validator) egressAuth(path string, e EgressAuthRule) {
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.until(path+".observe", e.Observe)
 	v.upstream(path+".upstream", e.Upstream)
 	v.inject(path+".inject", e.Inject)
 	if e.AuthRef == "" {

@@ -49,6 +49,7 @@ func newClientList(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		g.banner(cmd, d)
 		return g.print(cmd, list, func(w io.Writer) {
 			var rows []string
 			for _, c := range list {

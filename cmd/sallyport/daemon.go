@@ -346,6 +346,8 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	g.Go(func() error { return d.warden.Watch(ctx) })
+	watched := &watcher{policy: d.rules.Policy, record: d.trail.Enqueue, log: d.log}
+	g.Go(func() error { return watched.run(ctx) })
 	if h := d.house; h != nil {
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
@@ -499,6 +501,7 @@ func (d *daemon) status() api.Status {
 	st := api.Status{
 		Version: version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
 		Events: s.Events, Syncs: s.Syncs, Gateway: d.warden.Status(),
+		Observing: d.rules.Policy().Observing(time.Now()),
 	}
 	if d.house != nil {
 		st.Sandboxes = len(d.house.sandboxes.List())

@@ -32,22 +32,31 @@ type usageError struct{ err error }
 func (u usageError) Error() string { return u.err.Error() }
 func (u usageError) Unwrap() error { return u.err }
 
+// judgeError is why a command whose status is a verdict came to none; it exits
+// with 2, so that it is not taken for one.
+type judgeError struct{ err error }
+
+func (j judgeError) Error() string { return j.err.Error() }
+func (j judgeError) Unwrap() error { return j.err }
+
 // exitCode is the status of a command that ran in a sandbox, passed on.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("the command exited with status %d", int(e)) }
 
 // exitStatus prints an error and chooses the process's status: 1 for what went
-// wrong, 2 for what was typed wrong, and a sandboxed command's own.
+// wrong, 2 for what was typed wrong or came to no verdict, and a sandboxed
+// command's own.
 func exitStatus(err error) int {
 	var code exitCode
 	var usage usageError
+	var judged judgeError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &code):
 		return int(code)
-	case errors.As(err, &usage):
+	case errors.As(err, &usage), errors.As(err, &judged):
 		fmt.Fprintln(os.Stderr, "sallyport:", err)
 		return 2
 	default:

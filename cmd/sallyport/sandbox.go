@@ -156,6 +156,7 @@ func newSandboxList(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		g.banner(cmd, d)
 		return g.print(cmd, list, func(w io.Writer) {
 			var rows []string
 			for _, i := range list {
@@ -176,6 +177,7 @@ func newSandboxGet(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		g.banner(cmd, d)
 		return g.print(cmd, i, func(w io.Writer) {
 			table(w, sandboxHead, sandboxRow(i))
 			fmt.Fprintf(w, "memory: %s\n", i.Memory)

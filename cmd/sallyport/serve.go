@@ -19,6 +19,7 @@ import (
 
 	"sallyport/gateway/gatehouse"
 	"sallyport/internal/api"
+	"sallyport/internal/past"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -46,6 +47,9 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Clients:   clients{d},
 		Root:      d.authority.Root,
 		Forget:    func(id string) error { return errors.Join(d.authority.Forget(id), d.forget(id)) },
+		Recorded: func(ctx context.Context, decision string) (past.Explanation, error) {
+			return past.Explain(ctx, d.rules.Policy(), auditDir(d.cfg), decision)
+		},
 		Explain: func(ctx context.Context, in policy.Input) policy.Explanation {
 			return d.rules.Policy().Explain(ctx, in)
 		},

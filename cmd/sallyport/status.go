@@ -16,6 +16,7 @@ import (
 )
 
 func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
+	observing(cmd.ErrOrStderr(), s.Observing)
 	return g.print(cmd, s, func(w io.Writer) {
 		fmt.Fprintf(w, "sallyport %s, pid %d: %d sandboxes, policy %.12s with %d rules, %d events\n",
 			s.Version, s.PID, s.Sandboxes, s.Revision, s.Rules, s.Events)

@@ -27,6 +27,7 @@ import (
 	"sallyport/gateway/mitm"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
+	"sallyport/internal/past"
 	"sallyport/internal/seal"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -38,7 +39,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // processes of the test's own. Store, clients, certificate authority, policy
 // and manager are the real ones.
 type host struct {
-	root atomic.Pointer[error] // what making a certificate authority fails with
+	audit string                // folder of the log
+	root  atomic.Pointer[error] // what making a certificate authority fails with
 }
 
 func (*host) Create(context.Context, sandbox.Container) error { return nil }
@@ -133,8 +135,11 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			}
 			return authority.Root(id)
 		},
-		Forget:   authority.Forget,
-		Explain:  rules.Explain,
+		Forget:  authority.Forget,
+		Explain: rules.Explain,
+		Recorded: func(ctx context.Context, id string) (past.Explanation, error) {
+			return past.Explain(ctx, rules, h.audit, id)
+		},
 		Reload:   func(context.Context) error { return errors.New("line 3: no such key") },
 		Shutdown: func() {},
 		Status:   func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
@@ -300,6 +305,32 @@ func TestExplainKnowsTags(t *testing.T) {
 		if err != nil || e.Decision.Action != want {
 			t.Errorf("%q: got %q (%s), %v, want %q", name, e.Decision.Action, e.Decision.Reason, err, want)
 		}
+	}
+}
+
+// A recorded decision is explained by its id, by today's policy.
+func TestExplainsARecordedDecision(t *testing.T) {
+	c, _, h := serve(t, false)
+	h.audit = t.TempDir()
+	log := must[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
+	defer log.Close()
+	e := audit.New(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("GET"))
+	e.Destination = &audit.Endpoint{Hostname: "docs.example.test", Port: 443}
+	e.HTTPRequest = &audit.HTTPRequest{Method: "GET", URL: &audit.URL{Scheme: "https", Hostname: "docs.example.test", Port: 443, Path: "/"}}
+	x := &e.Unmapped.Sallyport
+	x.Phase, x.Decision, x.Reason, x.Sandbox, x.Tags = "request", "deny", "no rule allows it", "gone", map[string]string{"team": "support"}
+	e.Policy = &audit.Policy{Version: "older"}
+	if err := log.Append(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	got, err := c.ExplainDecision(t.Context(), e.ID())
+	if err != nil || got.Recorded.Action != policy.Deny || got.Recorded.Revision != "older" || got.Decision.Action != policy.Allow ||
+		!slices.Equal(got.Differs, []string{"action", "rule"}) || len(got.Near) == 0 {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	var p *api.Problem
+	if _, err := c.ExplainDecision(t.Context(), "../nothing"); !errors.As(err, &p) || p.Status != 404 {
+		t.Errorf("got %v", err)
 	}
 }
 

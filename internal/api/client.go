@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"syscall"
 
+	"sallyport/internal/past"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -121,6 +122,11 @@ func (c *Client) Reload(ctx context.Context) (s Status, err error) {
 // explicit proxy is named; the daemon adds its tags.
 func (c *Client) Explain(ctx context.Context, in policy.Input) (e policy.Explanation, err error) {
 	return e, c.call(ctx, http.MethodPost, "/v1/policy/explain", in, &e)
+}
+
+// ExplainDecision says what the policy makes of a decision in the audit.
+func (c *Client) ExplainDecision(ctx context.Context, id string) (e past.Explanation, err error) {
+	return e, c.call(ctx, http.MethodGet, "/v1/policy/explain/"+url.PathEscape(id), nil, &e)
 }
 
 // Sandboxes returns all sandboxes by name.

@@ -19,6 +19,7 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/gatehouse"
+	"sallyport/internal/past"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -55,6 +56,7 @@ type Options struct {
 	Root      func(sandboxID string) ([]byte, error) // PEM of a sandbox's root
 	Forget    func(id string) error                  // what is kept under a sandbox's or a client's ID
 	Explain   func(context.Context, policy.Input) policy.Explanation
+	Recorded  func(ctx context.Context, decision string) (past.Explanation, error) // of a decision in the audit
 	Reload    func(context.Context) error
 	Shutdown  func() // stops sandboxes, engine and daemon; returns at once
 	Status    func() Status
@@ -72,6 +74,8 @@ type Status struct {
 	Syncs     uint64 `json:"syncs"`
 	// Gateway is the process that carries what leaves.
 	Gateway gatehouse.Status `json:"gateway"`
+	// Observing lists what is in observe mode now.
+	Observing []policy.Lifting `json:"observing,omitempty"`
 }
 
 // NewHandler returns the routes.
@@ -82,6 +86,7 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("POST /v1/reload", h.reload)
 	mux.HandleFunc("POST /v1/shutdown", h.shutdown)
 	mux.HandleFunc("POST /v1/policy/explain", h.explain)
+	mux.HandleFunc("GET /v1/policy/explain/{decision}", h.explainDecision)
 	mux.HandleFunc("GET /v1/secrets", h.listSecrets)
 	mux.HandleFunc("PUT /v1/secrets/{name}", h.setSecret)
 	mux.HandleFunc("DELETE /v1/secrets/{name}", h.deleteSecret)
@@ -161,6 +166,12 @@ func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
 		in.Sandbox = known // with its own tags, whatever the caller says
 	}
 	reply(w, http.StatusOK, h.opt.Explain(r.Context(), in), nil)
+}
+
+// explainDecision says what the policy makes of a recorded decision.
+func (h *handler) explainDecision(w http.ResponseWriter, r *http.Request) {
+	e, err := h.opt.Recorded(r.Context(), r.PathValue("decision"))
+	reply(w, http.StatusOK, e, err)
 }
 
 // known is the sandbox, or else the user of the explicit proxy, of that name as

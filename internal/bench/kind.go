@@ -103,7 +103,7 @@ func kindNames() []string {
 	for _, k := range kinds {
 		names = append(names, k.name)
 	}
-	return append(names, sandboxed)
+	return append(names, sandboxed, replayKind)
 }
 
 // chosen are the names in a list, all of them when it is empty.

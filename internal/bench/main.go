@@ -147,5 +147,12 @@ func whole(ctx context.Context, o options) (err error) {
 		}
 		parts = append(parts, i)
 	}
+	if slices.Contains(only, replayKind) {
+		r := &replays{options: o}
+		if err := r.run(ctx); err != nil {
+			return err
+		}
+		parts = append(parts, r)
+	}
 	return report(o.out, parts)
 }

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
@@ -247,6 +248,9 @@ func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 func kindName(v reflect.Value) string {
 	if v.Type() == reflect.TypeFor[Duration]() {
 		return "a time as 30s or 1m"
+	}
+	if v.Type() == reflect.TypeFor[time.Time]() {
+		return "a moment as 2026-12-01T00:00:00Z"
 	}
 	switch v.Kind() {
 	case reflect.Bool:

@@ -1,0 +1,44 @@
+package audit_test
+
+import (
+	"errors"
+	"testing"
+
+	"sallyport/audit"
+)
+
+// A decision is found by its id in whichever segment it is; its completion, which
+// names it, is not taken for it.
+func TestFind(t *testing.T) {
+	dir := t.TempDir()
+	l, err := audit.Open(dir, audit.Options{SegmentSize: 4 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for range 50 {
+		x := new(audit.Exchange)
+		d := decide(x)
+		ids = append(ids, d.ID())
+		if err := l.Append(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Append(t.Context(), complete(x)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, id := range []string{ids[0], ids[20], ids[49]} { // the last while the log is open
+		e, err := audit.Find(t.Context(), dir, id)
+		if err != nil || e.ID() != id || e.Unmapped.Sallyport.Kind != audit.KindDecision {
+			t.Errorf("%s: got %v, %v", id, e, err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []string{"", "nothing", `"`, "0192f0c1-0000-7000-8000-000000000001"} {
+		if e, err := audit.Find(t.Context(), dir, id); !errors.Is(err, audit.ErrNoDecision) {
+			t.Errorf("%q: got %v, %v", id, e, err)
+		}
+	}
+}

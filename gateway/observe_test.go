@@ -1,0 +1,214 @@
+package gateway_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/upstream"
+	"sallyport/internal/past"
+	"sallyport/policy"
+)
+
+// watched has the sandbox of the lab in observe mode until a time, by the clock
+// that it returns a function to set.
+func (l *lab) watched(t *testing.T, doc policy.Document) (set func(time.Time), until time.Time) {
+	t.Helper()
+	until = time.Now().Add(time.Hour)
+	doc.Observe = []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"demo"}}, Until: until}}
+	var mu sync.Mutex
+	now := time.Now()
+	p, err := policy.Compile(t.Context(), doc, policy.Options{Timeout: 10 * time.Second, Clock: func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return now
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.policy(func(in policy.Input) policy.Decision { return p.Decide(context.Background(), in) })
+	return func(at time.Time) {
+		mu.Lock()
+		defer mu.Unlock()
+		now = at
+	}, until
+}
+
+// A sandbox in observe mode is carried where it would be denied; the log has both.
+// When it is over, which may be between two requests of one connection, the next
+// is denied.
+func TestObserveModeCarriesAndEnds(t *testing.T) {
+	l := newLab(t)
+	set, until := l.watched(t, policy.Document{Egress: []policy.EgressRule{
+		{Name: "no-writes", Destination: "api.example.test", Methods: []string{"POST"}, Action: policy.Deny},
+	}})
+	l.name("api.example.test")
+	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Method) })
+	conn, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := bufio.NewReader(conn)
+	ask := func(method string) (int, string) {
+		t.Helper()
+		fmt.Fprintf(conn, "%s /x HTTP/1.1\r\nHost: api.example.test\r\nContent-Length: 0\r\n\r\n", method)
+		resp, err := http.ReadResponse(r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp.StatusCode, text(t, resp)
+	}
+	if status, body := ask("POST"); status != 200 || body != "POST" {
+		t.Errorf("denied by a rule: got %d %s", status, body)
+	}
+	if status, body := ask("GET"); status != 200 || body != "GET" {
+		t.Errorf("allowed by none: got %d %s", status, body)
+	}
+	set(until)
+	if status, body := ask("POST"); status != 403 || !strings.Contains(body, "no-writes") {
+		t.Errorf("afterwards: got %d %s", status, body)
+	}
+	if _, body := ask("GET"); !strings.Contains(body, "no rule allows") {
+		t.Errorf("afterwards: got %s", body)
+	}
+	events := l.await(6) // two pairs, two denials
+	d := events[0]
+	o := d.Unmapped.Sallyport.Observed
+	if d.Action != audit.ActionAllowed || d.Unmapped.Sallyport.Decision != "allow" || d.SeverityID != audit.SeverityLow || d.Rule.Type != "observe" ||
+		o == nil || o.Decision != "deny" || o.Rule != "no-writes" || o.RuleType != "egress" || !strings.Contains(o.Reason, "denied by rule no-writes") {
+		t.Errorf("got %+v, %+v", d, o)
+	}
+	for _, e := range events {
+		if x := e.Unmapped.Sallyport; x.Decision == "deny" && x.Observed != nil {
+			t.Errorf("a denial that says it was lifted: %+v", x)
+		}
+	}
+	if rec := past.Of(d); !rec.Observed || rec.Action != policy.Allow || rec.Unfit != "" {
+		t.Errorf("as it is replayed: %+v", rec)
+	}
+}
+
+// Bytes of no protocol that is read pass too, and only meanwhile.
+func TestObserveModeTunnels(t *testing.T) {
+	l := newLab(t)
+	set, until := l.watched(t, policy.Document{})
+	echo, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	go func() {
+		for {
+			c, err := echo.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer c.Close(); _, _ = io.Copy(c, c) }()
+		}
+	}()
+	l.hosts["db.example.test"] = echo.Addr().String()
+	to := l.name("db.example.test").String() + ":5432"
+	say := func() string {
+		c := l.raw(to)
+		defer c.Close()
+		_, _ = c.Write([]byte("\x00\x01\x02hello"))
+		answer := make([]byte, 8)
+		n, _ := io.ReadFull(c, answer)
+		return string(answer[:n])
+	}
+	if got := say(); got != "\x00\x01\x02hello" {
+		t.Errorf("got %q", got)
+	}
+	l.await(2)
+	set(until)
+	if got := say(); got != "" {
+		t.Errorf("afterwards: got %q", got)
+	}
+	e := l.await(3)
+	if x := e[0].Unmapped.Sallyport; x.Decision != "tunnel" || x.Observed == nil || x.Protocol != "other" {
+		t.Errorf("got %+v", x)
+	}
+	if x := e[2].Unmapped.Sallyport; x.Decision != "deny" {
+		t.Errorf("afterwards: got %+v", x)
+	}
+}
+
+// Where egressAuth rules govern, what none of them matches goes without a
+// credential: neither ours nor the sandbox's own.
+func TestObserveModeInjectsNothing(t *testing.T) {
+	l := newLab(t)
+	l.watched(t, policy.Document{
+		Credentials: []policy.Credential{{Name: "openai"}},
+		EgressAuth:  []policy.EgressAuthRule{{Name: "api", Destination: "api.example.test", AuthRef: "openai", Paths: []string{"/v1/**"}}},
+	})
+	l.secrets(map[string]credential.Source{"openai": secret(token)})
+	for _, name := range []string{"api.example.test", "other.example.test"} {
+		l.name(name)
+		l.upstream(name, true, func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprintf(w, "%q %q %s", r.Header.Values("Authorization"), r.Header.Values("Cookie"), r.URL.RawQuery)
+		})
+	}
+	c := l.client()
+	ask := func(url string) string {
+		t.Helper()
+		r, _ := http.NewRequest("GET", url, nil)
+		r.Header.Set("Authorization", "Bearer mine")
+		r.Header.Set("Cookie", "session=mine")
+		resp, err := c.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return text(t, resp)
+	}
+	// The upstream's echo of the secret is overwritten on its way back.
+	if got := ask("https://api.example.test/v1/x?q=1"); !strings.Contains(got, "Bearer ") || strings.Contains(got, "mine") {
+		t.Errorf("where a rule binds it: got %s", got)
+	}
+	if got := ask("https://api.example.test/v2/x?q=1&api_key=mine"); got != `[] [] q=1` {
+		t.Errorf("where none matches: got %s", got)
+	}
+	if got := ask("https://other.example.test/?q=1"); got != `["Bearer mine"] ["session=mine"] q=1` {
+		t.Errorf("where nothing is governed: got %s", got)
+	}
+	if leases := strings.Count(strings.Join(l.steps(), "\n"), "lease "); leases != 1 {
+		t.Errorf("%d leases: %v", leases, l.steps())
+	}
+}
+
+// The floor holds: a metadata service and this host are not reached, nor is a
+// request carried that can be read in two ways.
+func TestObserveModeKeepsTheFloor(t *testing.T) {
+	pool := upstream.New(upstream.Options{})
+	defer pool.Close()
+	l := newLab(t, func(o *gateway.Options) { o.Upstreams = pool })
+	l.watched(t, policy.Document{})
+	c := l.client()
+	for _, url := range []string{"http://169.254.169.254/latest/meta-data/", "https://169.254.169.254/", "http://127.0.0.1:9/", "http://10.0.0.1/"} {
+		resp, body := get(t, c, url)
+		if resp.StatusCode != 403 || !strings.Contains(body, "address") {
+			t.Errorf("%s: got %d %s", url, resp.StatusCode, body)
+		}
+	}
+	events := l.await(8)
+	for i := 0; i < len(events); i += 2 {
+		d, done := events[i], events[i+1]
+		if d.Unmapped.Sallyport.Observed == nil || done.Action != audit.ActionDenied || done.Disposition != audit.DispositionBlocked {
+			t.Errorf("got %+v, then %+v", d.Unmapped.Sallyport, done)
+		}
+	}
+	l.name("api.example.test")
+	conn := l.raw(l.name("api.example.test").String() + ":80")
+	if resp, body := send(t, conn, "GET /a/../b HTTP/1.1\r\nHost: api.example.test\r\n\r\n"); resp.StatusCode != 400 {
+		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+}

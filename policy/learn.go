@@ -1,0 +1,336 @@
+package policy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// A Lesson is what policy learn makes of recorded traffic: the rules that a policy
+// lacks for it, and what it does not propose.
+type Lesson struct {
+	Proposals []Proposal `json:"proposals"`
+	Flags     []Flag     `json:"flags"`
+	Decisions int        `json:"decisions"` // that were carried, each in one of the three
+	Allowed   int        `json:"allowed"`   // by the policy as it is
+	Covered   int        `json:"covered"`   // by the proposals
+	Flagged   int        `json:"flagged"`
+}
+
+// Proposal is a rule for what was carried.
+type Proposal struct {
+	Rule     EgressRule `json:"rule"`
+	Requests int        `json:"requests"` // that it covers
+	Examples []string   `json:"examples"` // ids of decisions, the oldest first
+}
+
+// Flag is traffic that a person has to decide about, and why.
+type Flag struct {
+	Why         string   `json:"why"`
+	Destination string   `json:"destination"`
+	Requests    int      `json:"requests"`
+	Examples    []string `json:"examples"`
+}
+
+// Why traffic is flagged rather than proposed.
+const (
+	flagPrivate  = "a private or special address"
+	flagUnlisted = "the upstream's address was refused"
+	flagGoverned = "egressAuth rules govern it: whether they should give the credential is yours to say"
+	flagDenied   = "the policy denies it by a rule"
+	flagAsked    = "a person is to be asked"
+	flagUnfit    = "not all of it is recorded"
+	flagMuch     = "more than can be learned at once"
+)
+
+// LearnOptions say what is proposed, and for whom.
+type LearnOptions struct {
+	// Everyone leaves the rules' sandboxes out. Default: those that were seen.
+	Everyone bool
+	// Refused tells of a carried decision that its upstream's address was refused.
+	// Default: none was.
+	Refused func(id string) bool
+}
+
+// Bounds of what is learned.
+const (
+	maxLearned  = 200_000 // requests that differ
+	maxFlags    = 1000
+	maxSiblings = 8  // names of one place in a path before they are *
+	maxBelow    = 24 // paths below one place before they are **
+)
+
+// Learn proposes the rules that a policy lacks to carry what was carried: no host,
+// port, protocol or sandbox that was not seen, no method that was not seen with a
+// path, and paths in which identifiers, and places with many names, are *, and
+// places with many paths below them **. The first segments of hosts that many
+// share are kept. It proposes no credential.
+func (p *Policy) Learn(ctx context.Context, records iter.Seq2[Recorded, error], o LearnOptions) (Lesson, error) {
+	strict := p.enforced()
+	l := learner{options: o, seen: map[seenKey]*seen{}, flags: map[[2]string]*Flag{}}
+	for r, err := range records {
+		if err != nil {
+			return Lesson{}, err
+		}
+		if !r.passes() || r.Input.Phase == PhaseDNS {
+			continue
+		}
+		l.lesson.Decisions += r.Count
+		if r.Unfit != "" || strict.needsBody(r.Input) {
+			l.flag(flagUnfit, &r)
+			continue
+		}
+		d := strict.DecideAt(ctx, r.Input, r.At)
+		switch {
+		case ctx.Err() != nil:
+			return Lesson{}, ctx.Err()
+		case d.Action == Allow || d.Action == Tunnel:
+			l.lesson.Allowed += r.Count
+		default:
+			l.add(&r, strict.objection(&r, d, o))
+		}
+	}
+	l.propose(p)
+	return l.lesson, nil
+}
+
+// objection is why a refused decision is not proposed, or "".
+func (p *Policy) objection(r *Recorded, d Decision, o LearnOptions) string {
+	s, err := read(r.Input)
+	switch {
+	case err != nil || d.Err != nil:
+		return flagUnfit
+	case s.addr.IsValid() && special(s.addr):
+		return flagPrivate
+	case o.Refused != nil && o.Refused(r.ID):
+		return flagUnlisted
+	case d.Action == Approve:
+		return flagAsked
+	case p.governed(s):
+		return flagGoverned
+	case d.RuleType != "":
+		return flagDenied + ": " + d.Rule
+	}
+	return ""
+}
+
+// special tells of addresses that are not on the public internet, roughly: the
+// gateway's own list, which decides, is longer.
+func special(a netip.Addr) bool {
+	return !a.IsGlobalUnicast() || a.IsPrivate() || slices.ContainsFunc(specialPrefixes, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// specialPrefixes are of RFC 6890 and its successors: shared address space,
+// protocol assignments, benchmarks, the reserved block.
+var specialPrefixes = []netip.Prefix{
+	netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("192.0.0.0/24"),
+	netip.MustParsePrefix("198.18.0.0/15"), netip.MustParsePrefix("240.0.0.0/4"), netip.MustParsePrefix("64:ff9b::/96"),
+	netip.MustParsePrefix("64:ff9b:1::/48"), netip.MustParsePrefix("2002::/16"), netip.MustParsePrefix("2001::/32"),
+}
+
+type learner struct {
+	options LearnOptions
+	lesson  Lesson
+	seen    map[seenKey]*seen
+	flags   map[[2]string]*Flag
+}
+
+// seenKey is what a rule tells apart.
+type seenKey struct {
+	aim
+	sandbox, method, path string
+}
+
+// aim is where something went, and how.
+type aim struct {
+	host   string
+	port   uint16
+	plain  bool // HTTP without TLS
+	tunnel bool
+}
+
+type seen struct {
+	count    int
+	examples []string
+}
+
+func (s *seen) add(n int, ids ...string) {
+	s.count += n
+	s.examples = append(s.examples, ids...)
+	slices.Sort(s.examples)
+	s.examples = s.examples[:min(len(s.examples), maxExamples)]
+}
+
+func (l *learner) flag(why string, r *Recorded) {
+	l.lesson.Flagged += r.Count
+	key := [2]string{why, r.Input.Destination.String()}
+	f := l.flags[key]
+	if f == nil {
+		if len(l.flags) >= maxFlags {
+			return
+		}
+		f = &Flag{Why: why, Destination: key[1]}
+		l.flags[key] = f
+	}
+	s := seen{f.Requests, f.Examples}
+	s.add(r.Count, r.ID)
+	f.Requests, f.Examples = s.count, s.examples
+}
+
+func (l *learner) add(r *Recorded, objection string) {
+	if objection != "" {
+		l.flag(objection, r)
+		return
+	}
+	host, _, _ := readHost(r.Input.Destination.Host) // which Decide has read
+	key := seenKey{aim: aim{host: host, port: r.Input.Destination.Port}, sandbox: r.Input.Sandbox.Name}
+	if q := r.Input.Request; q != nil {
+		key.plain, key.method, key.path = q.Scheme == "http", q.Method, q.Path
+	} else {
+		key.tunnel = true
+	}
+	s := l.seen[key]
+	if s == nil {
+		if len(l.seen) >= maxLearned {
+			l.flag(flagMuch, r)
+			return
+		}
+		s = new(seen)
+		l.seen[key] = s
+	}
+	s.add(r.Count, r.ID)
+	l.lesson.Covered += r.Count
+}
+
+// propose makes rules of what was seen, destination by destination.
+func (l *learner) propose(p *Policy) {
+	byAim := map[aim][]seenKey{}
+	for key := range l.seen {
+		byAim[key.aim] = append(byAim[key.aim], key)
+	}
+	taken := map[string]bool{}
+	for name := range p.rules {
+		taken[name] = true
+	}
+	for _, a := range slices.SortedFunc(maps.Keys(byAim), aim.compare) {
+		keys := byAim[a]
+		slices.SortFunc(keys, seenKey.compare)
+		l.lesson.Proposals = append(l.lesson.Proposals, l.rules(a, keys, taken)...)
+	}
+	for _, f := range l.flags {
+		l.lesson.Flags = append(l.lesson.Flags, *f)
+	}
+	slices.SortFunc(l.lesson.Flags, func(a, b Flag) int {
+		return cmp.Or(strings.Compare(a.Why, b.Why), strings.Compare(a.Destination, b.Destination))
+	})
+}
+
+func (a aim) compare(b aim) int {
+	order := func(x bool) int {
+		if x {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(strings.Compare(a.host, b.host), cmp.Compare(a.port, b.port), order(a.plain)-order(b.plain), order(a.tunnel)-order(b.tunnel))
+}
+
+func (k seenKey) compare(o seenKey) int {
+	return cmp.Or(strings.Compare(k.path, o.path), strings.Compare(k.method, o.method), strings.Compare(k.sandbox, o.sandbox))
+}
+
+// rules are those for one destination. What differs in who did it, and how, is a
+// rule of its own: one rule for all would allow everybody everything.
+func (l *learner) rules(a aim, keys []seenKey, taken map[string]bool) (list []Proposal) {
+	var globs []string
+	if !a.tunnel {
+		tree := newPathTree(sharedDepth(a.host))
+		for _, k := range keys {
+			tree.add(k.path)
+		}
+		globs = tree.globs()
+	}
+	// cells: who used a method on what a glob matches.
+	type cell struct{ glob, method string }
+	who := map[cell]map[string]bool{}
+	sum := map[cell]*seen{}
+	matcher := newGlobMatcher(globs)
+	for _, k := range keys {
+		c := cell{matcher.of(k.path), k.method}
+		if who[c] == nil {
+			who[c], sum[c] = map[string]bool{}, new(seen)
+		}
+		if !l.options.Everyone {
+			who[c][k.sandbox] = true
+		}
+		sum[c].add(l.seen[k].count, l.seen[k].examples...)
+	}
+	// Cells of the same sandboxes and methods are one rule.
+	type group struct{ sandboxes, methods string }
+	methods := map[[2]string][]string{} // by sandboxes and glob
+	for c := range who {
+		at := [2]string{strings.Join(slices.Sorted(maps.Keys(who[c])), "\x00"), c.glob}
+		methods[at] = append(methods[at], c.method)
+	}
+	paths := map[group][]string{}
+	for at, m := range methods {
+		slices.Sort(m)
+		g := group{at[0], strings.Join(m, "\x00")}
+		paths[g] = append(paths[g], at[1])
+	}
+	groups := slices.SortedFunc(maps.Keys(paths), func(x, y group) int {
+		return cmp.Or(strings.Compare(x.methods, y.methods), strings.Compare(x.sandboxes, y.sandboxes))
+	})
+	for _, g := range groups {
+		p := Proposal{Rule: a.rule()}
+		total := new(seen)
+		for _, m := range strings.Split(g.methods, "\x00") {
+			for _, glob := range paths[g] {
+				s := sum[cell{glob, m}]
+				total.add(s.count, s.examples...)
+			}
+		}
+		p.Requests, p.Examples = total.count, total.examples
+		if !a.tunnel {
+			p.Rule.Methods = strings.Split(g.methods, "\x00")
+			slices.Sort(paths[g])
+			p.Rule.Paths = paths[g]
+		}
+		if g.sandboxes != "" {
+			p.Rule.Sandboxes.Names = strings.Split(g.sandboxes, "\x00")
+		}
+		p.Rule.Name = unused(taken, "learned-"+a.host)
+		list = append(list, p)
+	}
+	return list
+}
+
+// rule is one for the destination, without what it is narrowed to.
+func (a aim) rule() EgressRule {
+	e := EgressRule{Destination: a.host, Plain: a.plain}
+	if a.tunnel {
+		e.Action = Tunnel
+	}
+	if a.port != 443 || a.plain || a.tunnel {
+		e.Ports = []uint16{a.port}
+	}
+	return e
+}
+
+// unused is a name that no rule has.
+func unused(taken map[string]bool, name string) string {
+	if len(name) > 180 {
+		name = name[:180]
+	}
+	free := name
+	for n := 2; taken[free]; n++ {
+		free = fmt.Sprintf("%s-%d", name, n)
+	}
+	taken[free] = true
+	return free
+}
