@@ -76,7 +76,10 @@ func failed(err error, id string) *answer {
 
 func status(err error) int {
 	var reach *upstream.Error
+	var gone *revokedError
 	switch {
+	case errors.As(err, &gone):
+		return http.StatusForbidden
 	case errors.Is(err, errAudit), errors.Is(err, errClosed), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
@@ -100,8 +103,11 @@ func status(err error) int {
 // bytes of the upstream, and those can be a secret come back.
 func explain(err error) string {
 	var reach *upstream.Error
+	var gone *revokedError
 	leased, isLease := leaseOf(err)
 	switch {
+	case errors.As(err, &gone):
+		return gone.Error()
 	case isLease:
 		return leased.Error()
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):

@@ -37,6 +37,10 @@ type exchange struct {
 	upgrade   bool
 	err       error // what ended it, nil for success
 
+	place    entry              // once it is allowed
+	cancel   context.CancelFunc // of all that the exchange waits for, and on HTTP/1.1 of its connection
+	streamed bool               // by HTTP/2
+
 	informing sync.Mutex
 	answered  bool // no 1xx response may follow
 }
@@ -74,8 +78,8 @@ func (x *exchange) inform(code int, h http.Header) {
 	clear(header)
 }
 
-func (g *Gateway) exchange(ctx context.Context, f *flow) *exchange {
-	return &exchange{Context: ctx, gateway: g, flow: f, started: time.Now()}
+func (g *Gateway) exchange(ctx context.Context, cancel context.CancelFunc, f *flow) *exchange {
+	return &exchange{Context: ctx, cancel: cancel, gateway: g, flow: f, started: time.Now()}
 }
 
 // misuse is a request that is refused for its form, whatever the policy says.
@@ -232,6 +236,7 @@ func (x *exchange) refuse(r *http.Request, m *misuse) *answer {
 // end writes the completion of an allowed request. It runs once, when the last
 // byte has gone to the sandbox or whatever stopped that has happened.
 func (x *exchange) end() {
+	x.gateway.underway.leave(&x.place)
 	if x.allowed == nil {
 		return
 	}
@@ -260,7 +265,10 @@ func (x *exchange) end() {
 // outcome is what ended the exchange, nil for success.
 func (x *exchange) outcome() error {
 	err := x.err
+	why := x.place.revoked.Load()
 	switch {
+	case why != nil && (err != nil || x.got.err != nil || x.out.failed || x.out.status == http.StatusSwitchingProtocols):
+		return why
 	case err != nil:
 	case x.got.err != nil && x.out.status != http.StatusSwitchingProtocols:
 		if err = x.got.err; x.Err() != nil {

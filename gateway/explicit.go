@@ -40,8 +40,10 @@ func (g *Gateway) proxied(c net.Conn) {
 		return
 	}
 	by := &caller{gateway: g, known: known}
+	by.line.begin(g.life, c)
 	defer by.end()
 	if secure, ok := c.(*tls.Conn); ok {
+		by.line.conn = secure.NetConn()
 		ctx, cancel := context.WithTimeout(g.life, g.handshake)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
@@ -50,7 +52,7 @@ func (g *Gateway) proxied(c net.Conn) {
 			return
 		}
 	}
-	g.web.ServeConn(g.life, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	g.web.ServeConn(by.line.ctx, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 		g.forward(ctx, w, r, by)
 	})
 }
@@ -58,6 +60,7 @@ func (g *Gateway) proxied(c net.Conn) {
 // forward answers one request to the explicit proxy.
 func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, by *caller) {
 	f := newFlow(remote(r))
+	f.line = &by.line
 	header := r.Header.Get("Proxy-Authorization")
 	name, token, given := proxyAuth(header)
 	identity, ok := g.clients.Authenticate(name, token)
@@ -102,16 +105,17 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 
 // absolute carries a plain HTTP request. Each is a connection of its own to policy.
 func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
+	f.round = g.underway.round.Load()
 	if d := g.connect(ctx, f); d.Action != policy.Allow {
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
 		}
-		x := g.exchange(ctx, f)
+		x := g.exchange(ctx, f.line.cancel, f)
 		x.describe(r)
 		x.deny(r, d).write(w, r)
 		return
 	}
-	g.serveExchange(ctx, w, r, f)
+	g.serveExchange(ctx, f.line.cancel, w, r, f)
 }
 
 // connectTunnel takes the connection over and treats it like one that was

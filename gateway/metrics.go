@@ -22,6 +22,7 @@ type metrics struct {
 	handshakes      prometheus.Counter
 	unauthenticated prometheus.Counter
 	scrubbed        prometheus.Counter
+	revoked         prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -48,10 +49,11 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		handshakes:      counter("handshake_failures_total", "TLS handshakes that sandboxes did not finish."),
 		unauthenticated: counter("unauthenticated_total", "Requests to the explicit proxy with a wrong name or token."),
 		scrubbed:        counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
+		revoked:         counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, m.responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed,
+		m.connections, m.decisions, m.responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.revoked,
 	} {
 		errs = append(errs, r.Register(c))
 	}

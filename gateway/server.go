@@ -87,6 +87,7 @@ type Gateway struct {
 	h2        *multiplexed
 	scrubbers scrubbers
 	floods    *floods
+	underway  underway
 	strangers strangers
 	life      context.Context // of every connection, until Shutdown loses patience
 	end       context.CancelFunc
@@ -173,7 +174,8 @@ func (g *Gateway) listen(ctx context.Context, ln net.Listener) (release func(), 
 
 // enter makes a place for a sandbox's connection, or says that it has too many.
 func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
-	o := &opening{Conn: c, flow: f}
+	o := &opening{Conn: c, gateway: g, flow: f}
+	f.line = &o.line
 	id := f.identity.ID
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -186,7 +188,10 @@ func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
 	g.count[id]++
 	g.open[o] = struct{}{}
 	g.metrics.connections.Inc()
+	o.line.begin(g.life, c)
 	o.release = func() {
+		o.line.cancel()
+		g.underway.leave(&o.place)
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		delete(g.open, o)

@@ -25,6 +25,7 @@ type caller struct {
 	gateway *Gateway
 	known   func() // gives a stranger's place back
 	seats   []string
+	line    line
 }
 
 // sit counts the connection among those of a client, once. It tells whether
@@ -48,6 +49,7 @@ func (c *caller) sit(id string) bool {
 // end gives all places back.
 func (c *caller) end() {
 	c.known()
+	c.line.cancel()
 	g := c.gateway
 	g.mu.Lock()
 	defer g.mu.Unlock()
