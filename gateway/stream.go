@@ -217,8 +217,9 @@ func (w *writer) take(conn net.Conn) *counted {
 func (w *writer) close(revoked bool) {
 	if c := w.taken.Load(); c != nil {
 		if revoked {
-			c.goodbye()
-			c.linger()
+			if c.goodbye(); w.tunnel == nil { // a stream's last frames arrive by themselves
+				c.linger()
+			}
 		}
 		_ = c.Close()
 	}

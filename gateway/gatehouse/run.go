@@ -148,6 +148,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 	if err != nil {
 		return started{}, err
 	}
+	in.engine.Follow(in.changed)
 	prometheus.WrapRegistererWithPrefix(metricsPrefix, in.metrics).MustRegister(collectors.NewGoCollector(),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "recalled_decisions_total",
@@ -292,6 +293,7 @@ func (in *inside) identity(_ context.Context, c identityCall) (link.None, error)
 
 func (in *inside) setClients(_ context.Context, c clientsCall) (link.None, error) {
 	in.clients.Replace(c.Clients)
+	in.gate.Redecide() // what goes on for one that has been removed ends
 	return link.None{}, nil
 }
 
