@@ -423,13 +423,16 @@ func TestChangeDuringADecision(t *testing.T) {
 			var mu sync.Mutex
 			m.policy(func(in policy.Input) policy.Decision {
 				mu.Lock()
-				defer mu.Unlock()
-				if d := m.allow(in); !changed {
-					if in.Phase == phase {
-						changed = true
-						m.gateway.Redecide()
-					}
-					return d
+				now := !changed && in.Phase == phase
+				before := !changed
+				changed = changed || now
+				mu.Unlock()
+				if now {
+					m.gateway.Redecide()
+					time.Sleep(30 * time.Millisecond) // it has looked at all there was
+				}
+				if before {
+					return m.allow(in)
 				}
 				return policy.Decision{Action: policy.Deny, Reason: "closed", Revision: "r2"}
 			})
