@@ -173,4 +173,14 @@ type Source struct {
 	// nothing that is new; 0 keeps none. A policy that reads the clock or a
 	// request's body keeps none either. Default: 4096.
 	Cache *int `yaml:"cache"`
+	// Watch says whether the daemon loads the configuration again when a file of
+	// it changes: sallyport.yaml, Dir, the roots that rules name, a bundle's File
+	// and Key. Default: true.
+	Watch *bool `yaml:"watch" json:",omitempty"`
+	// Bundle is an OPA bundle that is in force beside Dir. Default: none.
+	Bundle *BundleSource `yaml:"bundle" json:",omitempty"`
+
+	// Verified is what Bundle holds. Who takes it from where it is sets it, by
+	// [ReadBundle]; without it a document with a Bundle cannot be compiled.
+	Verified *Bundle `yaml:"-" json:",omitempty"`
 }

@@ -245,7 +245,7 @@ func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 }
 
 func kindName(v reflect.Value) string {
-	if v.Type() == reflect.TypeFor[Duration]() {
+	if v.Type() == reflect.TypeFor[Duration]() || v.Type() == reflect.TypeFor[policy.Span]() {
 		return "a time as 30s or 1m"
 	}
 	switch v.Kind() {

@@ -84,6 +84,9 @@ func (c *Config) resolve(dir string) {
 		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Sandbox.Tarball, &c.Proxy.Certificate, &c.Proxy.Key,
 		&c.Vault.Roots, &c.Vault.Auth.TokenFile, &c.Policy.Dir,
 	}
+	if b := c.Policy.Bundle; b != nil {
+		paths = append(paths, &b.File, &b.Key, &b.Roots)
+	}
 	if role := c.Vault.Auth.AppRole; role != nil {
 		paths = append(paths, &role.SecretIDFile)
 	}
