@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -177,6 +178,7 @@ func (g *Gateway) deny(o *opening, d policy.Decision) {
 // rejection counts a refused connection and makes its event.
 func (g *Gateway) rejection(f *flow, phase policy.Phase, d policy.Decision) *audit.Event {
 	g.metrics.decision(phase, d)
+	d.Revision = cmp.Or(d.Revision, g.revision())
 	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, phase, d)
 	e.Connection = overTCP()
 	return e

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -220,6 +221,7 @@ func (x *exchange) event(r *http.Request, d policy.Decision) *audit.Event {
 
 // deny records a denial and returns what the sandbox is told.
 func (x *exchange) deny(r *http.Request, d policy.Decision) *answer {
+	d.Revision = cmp.Or(d.Revision, x.gateway.revision())
 	e := x.event(r, d)
 	id := x.gateway.denial(x.flow, e)
 	x.gateway.metrics.decision(policy.PhaseRequest, d)

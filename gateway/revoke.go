@@ -102,7 +102,7 @@ func (l *line) begin(ctx context.Context, c net.Conn) {
 func (x *exchange) judge(ctx context.Context) *revokedError {
 	g, f := x.gateway, x.flow
 	if f.valid != nil && !f.valid() {
-		return &revokedError{decision: floor(policy.Decision{}, "client", errInvalid.Error())}
+		return &revokedError{decision: floor(policy.Decision{Revision: g.revision()}, "client", errInvalid.Error())}
 	}
 	if d := g.connect(ctx, f); d.Action != policy.Allow {
 		return compare(d, policy.Decision{Action: policy.Allow})

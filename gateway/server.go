@@ -42,6 +42,9 @@ type Options struct {
 	Logger       *slog.Logger
 	Metrics      prometheus.Registerer
 
+	// Revision is that of the policy that Decider decides by, for the records of
+	// what is denied before that is asked. Default: none is recorded then.
+	Revision func() string
 	// Refusal is the address that the resolver gives for names that no rule
 	// could allow. Needed by ServeTransparent.
 	Refusal netip.Addr
@@ -76,6 +79,7 @@ type Gateway struct {
 	broker       Broker
 	logger       *slog.Logger
 	metrics      *metrics
+	revision     func() string
 	refusal      netip.Addr
 	firstByte    time.Duration
 	handshake    time.Duration
@@ -124,6 +128,7 @@ func New(o Options) (*Gateway, error) {
 		broker:       o.Broker,
 		logger:       o.Logger,
 		metrics:      m,
+		revision:     o.Revision,
 		refusal:      o.Refusal,
 		firstByte:    cmp.Or(o.FirstByteTimeout, 2*time.Second),
 		handshake:    cmp.Or(o.HandshakeTimeout, 15*time.Second),
@@ -134,6 +139,9 @@ func New(o Options) (*Gateway, error) {
 		open:         make(map[*opening]struct{}),
 		count:        make(map[string]int),
 		asked:        make(map[string]int),
+	}
+	if g.revision == nil {
+		g.revision = func() string { return "" }
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.scrubbers.cache, _ = lru.New[secretSet, *credential.Scrubber](maxScrubbers) // fails for a size below 1

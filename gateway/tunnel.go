@@ -33,7 +33,7 @@ func (t *tunnelling) judge(ctx context.Context) *revokedError {
 	f := t.input
 	t.mu.Unlock()
 	if f.valid != nil && !f.valid() {
-		return &revokedError{decision: floor(policy.Decision{}, "client", errInvalid.Error())}
+		return &revokedError{decision: floor(policy.Decision{Revision: t.gateway.revision()}, "client", errInvalid.Error())}
 	}
 	return compare(t.gateway.connect(ctx, &f), t.decision)
 }

@@ -61,6 +61,9 @@ func (s *Span) UnmarshalText(text []byte) error {
 	return err
 }
 
+// MarshalText implements encoding.TextMarshaler.
+func (s Span) MarshalText() ([]byte, error) { return []byte(time.Duration(s).String()), nil }
+
 // Or is the time, or another one where none is written.
 func (s Span) Or(d time.Duration) time.Duration { return cmp.Or(time.Duration(s), d) }
 

@@ -46,6 +46,14 @@ func (e *Engine) Recalled() uint64 {
 	return n
 }
 
+// Revision is that of the policy that decides now, empty where there is none.
+func (e *Engine) Revision() string {
+	if p := e.current.Load(); p != nil {
+		return p.Revision()
+	}
+	return ""
+}
+
 // Policy returns the policy that decides now, or nil.
 func (e *Engine) Policy() *Policy { return e.current.Load() }
 

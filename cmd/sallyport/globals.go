@@ -71,8 +71,15 @@ func (g *globals) config() (*config.Config, error) {
 // daemon returns a client of the daemon that the configuration describes.
 func (g *globals) daemon() (*api.Client, error) {
 	cfg, err := g.config()
-	if err != nil {
+	if cfg == nil {
 		return nil, err
+	}
+	// A daemon that runs may be asked why it refuses what is written there now.
+	if err != nil {
+		cfg.RunDir = config.RunDir(g.path())
+		if _, serr := os.Stat(socketPath(cfg)); serr != nil {
+			return nil, err
+		}
 	}
 	return api.NewClient(socketPath(cfg)), nil
 }

@@ -141,7 +141,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 		Table: in.names, Identify: in.identify, Decide: in.engine.Decide, Recorder: in.trail, Logger: in.log, Metrics: in.metrics,
 	})
 	in.gate, err = gateway.New(gateway.Options{
-		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Recorder: in.trail,
+		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Revision: in.engine.Revision, Recorder: in.trail,
 		Names: gatewayNames{in.names, in.dns}, Refusal: resolver.Refusal,
 		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Logger: in.log, Metrics: in.metrics,
 	})

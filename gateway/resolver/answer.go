@@ -163,7 +163,7 @@ func (s *Server) resolve(ctx context.Context, who policy.Sandbox, from netip.Add
 		if err == nil {
 			return addressed(q, addr, syntheticTTL), outcomeSynthetic
 		}
-		d = s.unassigned(who, err)
+		d = s.unassigned(who, err, d.Revision)
 	}
 	s.refusals.add(who, from, name, d)
 	if !exists(name) {
@@ -182,8 +182,8 @@ func possible(d policy.Decision) bool {
 }
 
 // unassigned is the decision about an allowed name that gets no address.
-func (s *Server) unassigned(who policy.Sandbox, err error) policy.Decision {
-	d := policy.Decision{Action: policy.Deny, Rule: "names", RuleType: "floor", Reason: "the table of names cannot be written"}
+func (s *Server) unassigned(who policy.Sandbox, err error, revision string) policy.Decision {
+	d := policy.Decision{Action: policy.Deny, Revision: revision, Rule: "names", RuleType: "floor", Reason: "the table of names cannot be written"}
 	if errors.Is(err, ErrTableFull) {
 		d.Reason = "the sandbox has looked up too many different names"
 	}

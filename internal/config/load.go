@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"sallyport/policy"
@@ -34,6 +35,21 @@ func parse(name string, data []byte) (*Config, []policy.Finding) {
 	c.fill()
 	c.resolve(filepath.Dir(name))
 	return c, append(findings, c.findings()...)
+}
+
+// RunDir is where a configuration says that the control socket is, although it
+// cannot be used otherwise.
+func RunDir(path string) string {
+	c := &Config{}
+	data, _ := os.ReadFile(path) // what cannot be read says nothing
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(line, "runDir:") {
+			_, _ = decode(path, []byte(line), c)
+		}
+	}
+	c.fill()
+	c.resolve(filepath.Dir(path))
+	return c.RunDir
 }
 
 func joined(findings []policy.Finding) error {
