@@ -37,6 +37,7 @@ type answer struct {
 	Rule     string `json:"rule,omitempty"`
 	Decision string `json:"decision,omitempty"`
 	Remedy   string `json:"what_to_do"`
+	last     bool   // the connection ends with it, where it carries no others
 }
 
 // denied answers a decision that is not to carry.
@@ -214,6 +215,9 @@ func (a *answer) response(r *http.Request) *http.Response {
 		"Content-Length":         {strconv.Itoa(body.Len())},
 		"Cache-Control":          {"no-store"},
 		"X-Content-Type-Options": {"nosniff"},
+	}
+	if a.last && r.ProtoMajor == 1 {
+		h["Connection"] = []string{"close"} // or a client would take it for its next request
 	}
 	if a.Decision != "" {
 		h.Set(decisionHeader, a.Decision)

@@ -141,7 +141,7 @@ func (x *exchange) revoked() *answer {
 	}
 	x.err = why
 	a := denied(why.decision, x.allowed.ID(), x.request.Method+" "+x.flow.scheme()+"://"+x.flow.authority)
-	a.Reason = why.Error()
+	a.Reason, a.last = why.Error(), true
 	if why.again {
 		a.Status, a.Remedy = http.StatusServiceUnavailable, "Send the request again."
 	}

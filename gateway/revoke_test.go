@@ -156,8 +156,18 @@ func TestRevokedRequests(t *testing.T) {
 		}
 		m.handle("/stream", stream)
 		m.handle("/kept", stream)
-		m.handle("/wait", func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done(); ended <- r.URL.Path })
-		m.handle("/send", func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body); ended <- r.URL.Path })
+		begun := make(chan struct{}, 10)
+		m.handle("/wait", func(w http.ResponseWriter, r *http.Request) {
+			begun <- struct{}{}
+			<-r.Context().Done()
+			ended <- r.URL.Path
+		})
+		m.handle("/send", func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.ReadFull(r.Body, make([]byte, 3000))
+			begun <- struct{}{}
+			_, _ = io.Copy(io.Discard, r.Body)
+			ended <- r.URL.Path
+		})
 		kept := m.do(t, m.request(t, "GET", "/kept", nil))
 		upstream := func(began time.Time, path string) {
 			t.Helper()
@@ -191,7 +201,11 @@ func TestRevokedRequests(t *testing.T) {
 		m.policy(m.allow)
 		answered := make(chan *http.Response, 1)
 		go func() { r, _ := m.client.Do(m.request(t, "GET", "/wait", nil)); answered <- r }()
-		time.Sleep(200 * time.Millisecond)
+		select {
+		case <-begun:
+		case <-time.After(soon):
+			t.Fatal("the request did not reach the upstream")
+		}
 		began = m.withdraw("/wait", m.allow)
 		if r := <-answered; r == nil {
 			t.Error("no answer")
@@ -212,7 +226,11 @@ func TestRevokedRequests(t *testing.T) {
 		}()
 		defer in.Close()
 		go func() { r, _ := m.client.Do(m.request(t, "POST", "/send", in)); answered <- r }()
-		time.Sleep(200 * time.Millisecond)
+		select {
+		case <-begun:
+		case <-time.After(soon):
+			t.Fatal("the request did not reach the upstream")
+		}
 		began = m.withdraw("/send", m.allow)
 		if r := <-answered; r != nil { // a client may meet the end of the connection first
 			r.Body.Close()

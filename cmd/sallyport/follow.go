@@ -40,11 +40,11 @@ func (d *daemon) followFiles(ctx context.Context) error {
 		began := time.Now()
 		d.reloading.Lock()
 		cfg := d.attempted
-		loaded := d.printed
+		loaded, retry := d.printed, d.retry
 		d.reloading.Unlock()
 		now := d.print(cfg, d.inForce.Load())
 		wait = max(lookEvery, lookShare*time.Since(began))
-		if settled := now == last; settled && now != loaded {
+		if settled := now == last; settled && (now != loaded || !retry.IsZero() && time.Now().After(retry)) {
 			_ = d.reload(ctx, byFiles, nil) // which has logged it
 		}
 		last = now

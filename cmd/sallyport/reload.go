@@ -29,6 +29,12 @@ const (
 	byBundle = "bundle"
 )
 
+// errAway is wrapped where another try may do better although no file has changed.
+var errAway = errors.New("policy.bundle")
+
+// retryAfter is when that is made.
+const retryAfter = 10 * time.Second
+
 // loader is what the daemon needs to load policy and credentials again.
 type loader struct {
 	hangup <-chan os.Signal
@@ -39,6 +45,7 @@ type loader struct {
 	endSources func()         // of the broker's sources
 	attempted  *config.Config // what the last load was of
 	printed    config.Print   // its files then, and those of what is in force
+	retry      time.Time      // when to try it again, zero for not before it changes
 
 	telling sync.Mutex // guards what follows
 	state   api.Policy
@@ -82,8 +89,12 @@ func (d *daemon) reload(ctx context.Context, by string, fresh *bundle.Candidate)
 	if err == nil {
 		err = d.load(ctx, cfg, by, fresh)
 	}
-	if err == nil {
+	d.retry = time.Time{}
+	switch {
+	case err == nil:
 		d.printed = alone
+	case errors.Is(err, errAway):
+		d.retry = time.Now().Add(retryAfter)
 	}
 	if err != nil && ctx.Err() == nil {
 		d.refuse(by, err)
@@ -163,7 +174,7 @@ func (d *daemon) bundle(ctx context.Context, cfg *config.Config, sources map[str
 	token := bundleToken(cfg, sources)
 	c, err := d.keeper.Get(ctx, *b, token, config.ReadBundle)
 	if err != nil {
-		return nil, fmt.Errorf("policy.bundle: %w", err)
+		return nil, fmt.Errorf("%w: %w", errAway, err)
 	}
 	if b.Key == "" {
 		d.log.Warn("the policy bundle is not verified: policy.bundle has no key", "file", b.File)

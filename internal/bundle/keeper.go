@@ -187,13 +187,14 @@ func (k *Keeper) Accept(c *Candidate) error {
 		return nil
 	}
 	if k.status.Source != c.source {
-		k.status = Status{}
+		k.status = Status{Failure: k.status.Failure} // which may be why it is an older one
 		if c.from == nil || c.from != k.held {
 			k.since = time.Now()
 		}
 	}
 	k.status.Source, k.status.Revision, k.status.Signed = c.source, c.Revision, c.Signed
 	if c.from == nil {
+		k.status.Failure = ""
 		return nil
 	}
 	if !c.asked.IsZero() {
