@@ -38,6 +38,7 @@ type answer struct {
 	Decision string `json:"decision,omitempty"`
 	Remedy   string `json:"what_to_do"`
 	denied   bool   // as opposed to failed
+	last     bool   // the connection ends with it, where it carries no others
 }
 
 // denied answers a decision that is not to carry.
@@ -77,7 +78,10 @@ func failed(err error, id string) *answer {
 
 func status(err error) int {
 	var reach *upstream.Error
+	var gone *revokedError
 	switch {
+	case errors.As(err, &gone):
+		return http.StatusForbidden
 	case errors.Is(err, errAudit), errors.Is(err, errClosed), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
@@ -101,8 +105,11 @@ func status(err error) int {
 // bytes of the upstream, and those can be a secret come back.
 func explain(err error) string {
 	var reach *upstream.Error
+	var gone *revokedError
 	leased, isLease := leaseOf(err)
 	switch {
+	case errors.As(err, &gone):
+		return gone.Error()
 	case isLease:
 		return leased.Error()
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
@@ -212,6 +219,9 @@ func (a *answer) response(r *http.Request) *http.Response {
 		"Content-Length":         {strconv.Itoa(body.Len())},
 		"Cache-Control":          {"no-store"},
 		"X-Content-Type-Options": {"nosniff"},
+	}
+	if a.last && r.ProtoMajor == 1 {
+		h["Connection"] = []string{"close"} // or a client would take it for its next request
 	}
 	if a.Decision != "" {
 		h.Set(decisionHeader, a.Decision)

@@ -69,13 +69,7 @@ func hang(proxy *goproxy.ProxyHttpServer) {
 // the answer when it may not; until it returns nil nothing has left.
 func (x *exchange) authorize(r *http.Request) *answer {
 	g, f := x.gateway, x.flow
-	d := g.decide(r.Context(), policy.Input{
-		Phase:       policy.PhaseRequest,
-		Sandbox:     f.identity.Sandbox,
-		Destination: policy.Destination{Host: f.host, Port: f.port},
-		Protocol:    f.protocol,
-		Request:     x.request,
-	})
+	d := x.decide(r.Context())
 	upgrade := websocket(r.Header)
 	switch {
 	case d.Action != policy.Allow:
@@ -86,13 +80,16 @@ func (x *exchange) authorize(r *http.Request) *answer {
 	case len(d.Inject) > 0 && !f.tls():
 		return x.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
 	}
-	x.decision, x.upgrade = d, upgrade
+	x.upgrade = upgrade
 
 	e := x.event(r, d)
 	if err := g.recorder.Append(r.Context(), e); err != nil {
 		if gone := r.Context().Err(); gone != nil && errors.Is(err, gone) {
 			if !errors.Is(err, audit.ErrWithdrawn) {
 				x.allowed, x.err = e, errClient // it may be in the log: say how it ended
+				if a := x.revoked(); a != nil {
+					return a
+				}
 			}
 			return failed(errClient, e.ID())
 		}
@@ -102,13 +99,55 @@ func (x *exchange) authorize(r *http.Request) *answer {
 	}
 	x.allowed = e
 	g.metrics.decision(policy.PhaseRequest, d)
+	if a := x.revoked(); a != nil {
+		return a
+	}
 
 	if err := x.prepare(r); err != nil {
 		x.err = err
+		if a := x.revoked(); a != nil {
+			return a
+		}
 		g.logger.Warn("an allowed request could not be sent", "sandbox", f.identity.Name, "decision", e.ID(), "error", err)
 		return failed(err, e.ID())
 	}
 	return nil
+}
+
+// decide asks about the request until that is by the policy of now, and enters it
+// where it is allowed.
+func (x *exchange) decide(ctx context.Context) policy.Decision {
+	u := &x.gateway.underway
+	round := x.flow.round
+	if round == 0 {
+		round = u.round.Load()
+	}
+	for {
+		d := x.gateway.decide(ctx, x.input())
+		if d.Action != policy.Allow {
+			return d
+		}
+		x.decision = d
+		if u.enter(&x.place, x, round) {
+			return d
+		}
+		// The connection may have been decided on in the same round.
+		round = u.round.Load()
+		if d := x.gateway.connect(ctx, x.flow); d.Action != policy.Allow {
+			return d
+		}
+	}
+}
+
+// input is what policy decides the request on.
+func (x *exchange) input() policy.Input {
+	return policy.Input{
+		Phase:       policy.PhaseRequest,
+		Sandbox:     x.flow.identity.Sandbox,
+		Destination: policy.Destination{Host: x.flow.host, Port: x.flow.port},
+		Protocol:    x.flow.protocol,
+		Request:     x.request,
+	}
 }
 
 // prepare turns the sandbox's request into the one that leaves.
@@ -272,6 +311,9 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	switch {
 	case resp == nil:
 		x.err = ctx.Error
+		if a := x.revoked(); a != nil {
+			return a.response(ctx.Req)
+		}
 		if x.err == nil {
 			x.err = errPanic
 		}
@@ -351,9 +393,10 @@ func (l proxyLogger) Printf(format string, _ ...any) {
 }
 
 // serveExchange handles one request that came in on f.
-func (g *Gateway) serveExchange(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
-	x := g.exchange(ctx, f)
+func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, w http.ResponseWriter, r *http.Request, f *flow) {
+	x := g.exchange(ctx, cancel, f)
 	x.out.ResponseWriter, x.out.in = w, &x.sent.read
+	x.streamed = r.ProtoMajor == 2
 	defer x.finish(r)
 	if f.answer != nil {
 		w.Header().Set("Connection", "close")
@@ -365,7 +408,7 @@ func (g *Gateway) serveExchange(ctx context.Context, w http.ResponseWriter, r *h
 	m := x.admit(r)
 	if f.valid != nil && !f.valid() {
 		// The connection may be older than the client's removal.
-		m = &misuse{http.StatusForbidden, "client", "the client's token is no longer good"}
+		m = &misuse{http.StatusForbidden, "client", errInvalid.Error()}
 	}
 	if m != nil {
 		if r.ProtoMajor == 1 { // other streams of HTTP/2 have no part in it
@@ -404,7 +447,7 @@ func (x *exchange) finish(r *http.Request) {
 			p = nil
 		}
 	}
-	x.out.close()
+	x.out.close(x.place.revoked.Load() != nil)
 	broken := x.got.err != nil
 	x.end()
 	if p != nil || broken {

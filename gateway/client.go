@@ -109,8 +109,8 @@ func (s *ClientStore) Add(name string, tags map[string]string) (Client, string, 
 	return c, token, nil
 }
 
-// Remove revokes a client's token. Its tunnels and requests under way go on; no
-// other request on its connections does.
+// Remove revokes a client's token. What it has under way goes on until
+// [Gateway.Redecide]; no other request on its connections does.
 func (s *ClientStore) Remove(name string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

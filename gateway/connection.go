@@ -38,7 +38,7 @@ func (g *Gateway) follow(o *opening) {
 // heard tells whether a connection is to be read, and has done all there is to
 // do with one that is not.
 func (g *Gateway) heard(o *opening) bool {
-	ctx, f := g.life, o.flow
+	ctx, f := o.line.ctx, o.flow
 	protocol, sni, err := g.listenTo(ctx, o)
 	if errors.Is(err, errHello) {
 		f.protocol = policy.ProtocolOther // nothing can be said in it
@@ -61,18 +61,28 @@ func (g *Gateway) heard(o *opening) bool {
 	if f.refused && protocol == policy.ProtocolHTTP {
 		return true // each Host says which name was refused
 	}
-	switch d := g.connect(ctx, f); d.Action {
-	case policy.Tunnel:
-		g.tunnel(ctx, o, d)
-	case policy.Allow:
-		// Not recorded: an intercepted connection sends nothing by itself. Each
-		// of its requests has a decision of its own on disk before any of it
-		// leaves.
-		return true
-	default:
-		g.deny(o, d)
+	for {
+		round := g.underway.round.Load()
+		switch d := g.connect(ctx, f); d.Action {
+		case policy.Tunnel:
+			t := &tunnelling{opening: o, decision: d, input: *f}
+			if !g.underway.enter(&t.place, t, round) {
+				continue
+			}
+			g.tunnel(ctx, t)
+		case policy.Allow:
+			if !g.underway.enter(&o.place, o, round) {
+				continue
+			}
+			// Not recorded: an intercepted connection sends nothing by itself. Each
+			// of its requests has a decision of its own on disk before any of it
+			// leaves.
+			return true
+		default:
+			g.deny(o, d)
+		}
+		return false
 	}
-	return false
 }
 
 // listenTo waits for the first bytes. A client that says nothing may be waiting
@@ -168,6 +178,7 @@ func (g *Gateway) deny(o *opening, d policy.Decision) {
 // rejection counts a refused connection and makes its event.
 func (g *Gateway) rejection(f *flow, phase policy.Phase, d policy.Decision) *audit.Event {
 	g.metrics.decision(phase, d)
+	d.Revision = cmp.Or(d.Revision, g.revision())
 	e := f.event(new(audit.Exchange), audit.ClassNetwork, audit.NetworkRefuse, phase, d)
 	e.Connection = overTCP()
 	return e
@@ -224,6 +235,7 @@ func (g *Gateway) agreed(o *opening) *tls.Conn {
 		return nil
 	}
 	_ = o.SetDeadline(time.Time{})
+	o.line.top.Store(conn)
 	return conn
 }
 
@@ -270,13 +282,13 @@ func whose(ctx context.Context) *flow {
 
 // serve answers the requests of a connection that is being read.
 func (g *Gateway) serve(c net.Conn, f *flow) {
-	ctx := context.WithValue(g.life, flowKey{}, f)
+	ctx := context.WithValue(f.line.ctx, flowKey{}, f)
 	if speaksHTTP2(c) {
 		g.serveHTTP2(ctx, c, f)
 		return
 	}
 	g.web.ServeConn(ctx, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-		g.serveExchange(ctx, w, r, f)
+		g.serveExchange(ctx, f.line.cancel, w, r, f)
 	})
 }
 

@@ -30,11 +30,16 @@ func (e *ending) met() error {
 	return e.err
 }
 
-// counted counts the bytes of a sandbox's WebSocket.
+// counted counts the bytes of a connection that a WebSocket has taken, and knows
+// where its frames end and how it did.
 type counted struct {
 	net.Conn
 	in, out *atomic.Int64
 	ended   *ending
+
+	mu     sync.Mutex // held while writing
+	frames frontier
+	over   bool // nothing but goodbye is written
 }
 
 func (c *counted) Read(p []byte) (int, error) {
@@ -50,8 +55,14 @@ func (c *counted) Read(p []byte) (int, error) {
 }
 
 func (c *counted) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return 0, net.ErrClosed
+	}
 	n, err := c.Conn.Write(p)
 	c.out.Add(int64(n))
+	c.frames.pass(p[:n])
 	if err != nil {
 		c.ended.meet(errClient)
 	}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -40,6 +41,10 @@ type exchange struct {
 	upgrade   bool
 	err       error // what ended it, nil for success
 
+	place    entry              // once it is allowed
+	cancel   context.CancelFunc // of all that the exchange waits for, and on HTTP/1.1 of its connection
+	streamed bool               // by HTTP/2
+
 	informing sync.Mutex
 	answered  bool // no 1xx response may follow
 }
@@ -75,8 +80,8 @@ func (x *exchange) inform(code int, h http.Header) {
 	clear(header)
 }
 
-func (g *Gateway) exchange(ctx context.Context, f *flow) *exchange {
-	x := &exchange{Context: ctx, gateway: g, flow: f, started: time.Now()}
+func (g *Gateway) exchange(ctx context.Context, cancel context.CancelFunc, f *flow) *exchange {
+	x := &exchange{Context: ctx, cancel: cancel, gateway: g, flow: f, started: time.Now()}
 	x.got.scrubber = f.exposure.Scrubber()
 	return x
 }
@@ -221,6 +226,7 @@ func (x *exchange) event(r *http.Request, d policy.Decision) *audit.Event {
 
 // deny records a denial and returns what the sandbox is told.
 func (x *exchange) deny(r *http.Request, d policy.Decision) *answer {
+	d.Revision = cmp.Or(d.Revision, x.gateway.revision())
 	e := x.event(r, d)
 	id := x.gateway.denial(x.flow, e)
 	x.gateway.metrics.decision(policy.PhaseRequest, d)
@@ -237,6 +243,7 @@ func (x *exchange) refuse(r *http.Request, m *misuse) *answer {
 // end writes the completion of an allowed request. It runs once, when the last
 // byte has gone to the sandbox or whatever stopped that has happened.
 func (x *exchange) end() {
+	x.gateway.underway.leave(&x.place)
 	for _, u := range x.sentWith {
 		x.flow.exposure.Release(u)
 	}
@@ -292,7 +299,10 @@ func forgotten(lost map[string]int) string {
 // outcome is what ended the exchange, nil for success.
 func (x *exchange) outcome() error {
 	err := x.err
+	why := x.place.revoked.Load()
 	switch {
+	case why != nil && (err != nil || x.got.err != nil || x.out.failed || x.out.status == http.StatusSwitchingProtocols):
+		return why
 	case err != nil:
 	case x.got.err != nil && x.out.status != http.StatusSwitchingProtocols:
 		if err = x.got.err; x.Err() != nil {
@@ -300,7 +310,7 @@ func (x *exchange) outcome() error {
 		}
 	case x.out.failed:
 		err = errClient
-	case x.out.taken != nil:
+	case x.out.taken.Load() != nil:
 		if err = x.out.ended.met(); err != nil && x.Err() != nil {
 			err = errClient // whose stream's end has ended the upstream's connection
 		}

@@ -111,11 +111,14 @@ func BenchmarkExchange(b *testing.B) {
 			f.identity.Name, f.identity.ID = "agent", "sb-1"
 			f.exposure = g.exposures.Of(f.identity.ID)
 			f.host, f.port, f.protocol, f.sni, f.authority = "api.example.test", 443, policy.ProtocolTLS, "api.example.test", "api.example.test"
+			ctx, cancel := context.WithCancel(b.Context())
+			defer cancel()
+			f.line = &line{ctx: ctx, cancel: cancel}
 			b.ReportAllocs()
 			before := cpu(b)
 			in := &again{n: b.N, text: "GET /v1/models HTTP/1.1\r\nHost: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\n\r\n"}
 			(&h1.Server{}).ServeConn(b.Context(), in, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-				g.serveExchange(ctx, w, r, f)
+				g.serveExchange(ctx, cancel, w, r, f)
 			})
 			b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")
 			if in.n > 0 {

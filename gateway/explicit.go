@@ -41,8 +41,10 @@ func (g *Gateway) proxied(c net.Conn) {
 			"too many connections to the explicit proxy have not said who they are: the oldest of them is closed")
 	}
 	by := &caller{gateway: g, known: known, flow: f}
+	by.line.begin(g.life, c)
 	defer by.end()
 	if secure, ok := c.(*tls.Conn); ok {
+		by.line.conn = secure.NetConn()
 		ctx, cancel := context.WithTimeout(g.life, g.handshake)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
@@ -54,7 +56,7 @@ func (g *Gateway) proxied(c net.Conn) {
 			return
 		}
 	}
-	g.web.ServeConn(context.WithValue(g.life, flowKey{}, by), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+	g.web.ServeConn(context.WithValue(by.line.ctx, flowKey{}, by), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 		g.forward(ctx, w, r, by)
 	})
 }
@@ -70,6 +72,7 @@ func bare(c net.Conn) net.Conn {
 // forward answers one request to the explicit proxy.
 func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, by *caller) {
 	f := newFlow(remote(r))
+	f.line = &by.line
 	header := r.Header.Get("Proxy-Authorization")
 	name, token, given := proxyAuth(header)
 	identity, ok := g.clients.Authenticate(name, token)
@@ -116,16 +119,17 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 // absolute carries a plain HTTP request. Each is a connection of its own to policy.
 func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
 	f.exposure = g.exposures.Of(f.identity.ID)
+	f.round = g.underway.round.Load()
 	if d := g.connect(ctx, f); d.Action != policy.Allow {
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
 		}
-		x := g.exchange(ctx, f)
+		x := g.exchange(ctx, f.line.cancel, f)
 		x.describe(r)
 		x.deny(r, d).write(w, r)
 		return
 	}
-	g.serveExchange(ctx, w, r, f)
+	g.serveExchange(ctx, f.line.cancel, w, r, f)
 }
 
 // connectTunnel takes the connection over and treats it like one that was

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"net/netip"
 
 	"sallyport/audit"
@@ -32,6 +33,11 @@ type flow struct {
 	// valid says whether a client of the explicit proxy may still use what it
 	// connected with; nil for a sandbox.
 	valid func() bool
+	// line is the connection that it is on.
+	line *line
+	// round is that in which a connection was decided on that holds a single
+	// request, 0 for others: see underway.
+	round uint64
 	// from is source as events have it; all of a connection's share one.
 	from *audit.Endpoint
 	// exposure is what went to upstreams for the sandbox.
@@ -154,6 +160,10 @@ func completion(x *audit.Exchange, activity int, err error) *audit.Event {
 	if err != nil {
 		c.StatusID, c.Disposition, c.SeverityID = audit.StatusFailure, audit.DispositionError, audit.SeverityLow
 		c.Detail = explain(err)
+	}
+	var gone *revokedError
+	if errors.As(err, &gone) {
+		gone.judge(c)
 	}
 	return c
 }

@@ -163,22 +163,24 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow) {
 	case waits(r.Body):
 		r.Header["Expect"] = []string{"100-continue"}
 	}
+	ctx, cancel := context.WithCancel(r.Context()) // the library keeps its own
+	defer cancel()
 	ok, last := g.admit(f.identity.ID)
 	if last {
 		w.Header().Set("Connection", "close") // goodbye: the connection may have come when all others were told
 	}
 	if !ok {
-		x := g.exchange(r.Context(), f)
+		x := g.exchange(ctx, cancel, f)
 		x.describe(r)
 		x.refuse(r, &misuse{http.StatusTooManyRequests, "requests", "the sandbox has too many requests open"}).write(w, r)
 		return
 	}
 	defer g.dismiss(f.identity.ID)
 	if wrong {
-		g.serveExchange(r.Context(), unheard{}, r, f)
+		g.serveExchange(ctx, cancel, unheard{}, r, f)
 		panic(http.ErrAbortHandler)
 	}
-	g.serveExchange(r.Context(), w, r, f)
+	g.serveExchange(ctx, cancel, w, r, f)
 	if len(r.Trailer) > 0 && r.Body != http.NoBody {
 		settle(w, r.Body)
 	}

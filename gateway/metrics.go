@@ -22,6 +22,7 @@ type metrics struct {
 	unauthenticated prometheus.Counter
 	scrubbed        prometheus.Counter
 	forgotten       prometheus.Counter
+	revoked         prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -46,6 +47,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		unauthenticated: counter("unauthenticated_total", "Requests to the explicit proxy with a wrong name or token."),
 		scrubbed:        counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
 		forgotten:       counter("forgotten_secrets_total", "Values that are no longer looked for, since too many were injected for their sandbox."),
+		revoked:         counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
 	}
 	responses := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sallyport_gateway_responses_total", Help: "Responses to allowed requests by class of status.",
@@ -55,7 +57,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten,
+		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked,
 	} {
 		errs = append(errs, r.Register(c))
 	}

@@ -26,7 +26,10 @@ var (
 // read again by whoever carries it.
 type opening struct {
 	net.Conn
+	gateway *Gateway
 	flow    *flow
+	line    line
+	place   entry  // of a connection that is read
 	seen    []byte // read from Conn, not yet from here
 	silent  bool   // was taken for a client that waits for its server
 	once    sync.Once

@@ -18,6 +18,9 @@ func (r *Roster) Replace(list []Client) {
 	r.store.clients = next
 }
 
+// List is [ClientStore.List].
+func (r *Roster) List() []Client { return r.store.List() }
+
 // Authenticate is [ClientStore.Authenticate].
 func (r *Roster) Authenticate(name, token string) (Identity, bool) {
 	return r.store.Authenticate(name, token)

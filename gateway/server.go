@@ -38,6 +38,9 @@ type Options struct {
 	Logger       *slog.Logger
 	Metrics      prometheus.Registerer
 
+	// Revision is that of the policy that Decider decides by, for the records of
+	// what is denied before that is asked. Default: none is recorded then.
+	Revision func() string
 	// Refusal is the address that the resolver gives for names that no rule
 	// could allow. Needed by ServeTransparent.
 	Refusal netip.Addr
@@ -73,6 +76,7 @@ type Gateway struct {
 	broker       Broker
 	logger       *slog.Logger
 	metrics      *metrics
+	revision     func() string
 	refusal      netip.Addr
 	firstByte    time.Duration
 	handshake    time.Duration
@@ -84,6 +88,7 @@ type Gateway struct {
 	h2        *multiplexed
 	exposures credential.Exposures
 	floods    *floods
+	underway  underway
 	strangers strangers
 	life      context.Context // of every connection, until Shutdown loses patience
 	end       context.CancelFunc
@@ -120,6 +125,7 @@ func New(o Options) (*Gateway, error) {
 		broker:       o.Broker,
 		logger:       o.Logger,
 		metrics:      m,
+		revision:     o.Revision,
 		refusal:      o.Refusal,
 		firstByte:    cmp.Or(o.FirstByteTimeout, 2*time.Second),
 		handshake:    cmp.Or(o.HandshakeTimeout, 15*time.Second),
@@ -130,6 +136,9 @@ func New(o Options) (*Gateway, error) {
 		open:         make(map[*opening]struct{}),
 		count:        make(map[string]int),
 		asked:        make(map[string]int),
+	}
+	if g.revision == nil {
+		g.revision = func() string { return "" }
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.floods = newFloods(g.enqueue)
@@ -181,7 +190,8 @@ func (g *Gateway) ending() bool {
 
 // enter makes a place for a sandbox's connection, or says that it has too many.
 func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
-	o := &opening{Conn: c, flow: f}
+	o := &opening{Conn: c, gateway: g, flow: f}
+	f.line = &o.line
 	id := f.identity.ID
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -195,7 +205,10 @@ func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
 	g.count[id]++
 	g.open[o] = struct{}{}
 	g.metrics.connections.Inc()
+	o.line.begin(g.life, c)
 	o.release = func() {
+		o.line.cancel()
+		g.underway.leave(&o.place)
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		delete(g.open, o)

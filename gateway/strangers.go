@@ -102,6 +102,7 @@ type caller struct {
 	known   func() // gives a stranger's place back
 	seats   []string
 	flow    *flow // of the last request whose client was known, else of nobody
+	line    line
 }
 
 // who is the connection as far as it is known, without where to.
@@ -132,6 +133,7 @@ func (c *caller) sit(id string) bool {
 // end gives all places back.
 func (c *caller) end() {
 	c.known()
+	c.line.cancel()
 	g := c.gateway
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -117,10 +117,10 @@ type writer struct {
 	// prompt says to send the head before the body, whose first byte may too.
 	prompt bool
 	failed bool
-	tunnel *tunnelled    // a WebSocket of HTTP/2, nil for other requests
-	taken  *counted      // by a WebSocket
-	ended  ending        // of that
-	in     *atomic.Int64 // what a WebSocket's client sends
+	tunnel *tunnelled              // a WebSocket of HTTP/2, nil for other requests
+	taken  atomic.Pointer[counted] // by a WebSocket
+	ended  ending                  // of that
+	in     *atomic.Int64           // what a WebSocket's client sends
 }
 
 func (w *writer) WriteHeader(code int) {
@@ -192,24 +192,34 @@ func (w *writer) Flush() {
 // Hijack hands the connection to a WebSocket; close ends it.
 func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if w.tunnel != nil {
-		w.taken = &counted{Conn: w.tunnel, in: w.in, out: &w.written, ended: &w.ended}
+		c := w.take(w.tunnel)
 		w.Flush()
-		return w.taken, bufio.NewReadWriter(bufio.NewReader(nothing{}), bufio.NewWriter(w.taken)), nil
+		return c, bufio.NewReadWriter(bufio.NewReader(nothing{}), bufio.NewWriter(c)), nil
 	}
 	conn, rw, err := http.NewResponseController(w.ResponseWriter).Hijack()
 	if err != nil {
 		return nil, nil, err
 	}
 	w.in.Add(int64(rw.Reader.Buffered())) // goproxy sends these on first
-	w.taken = &counted{Conn: conn, in: w.in, out: &w.written, ended: &w.ended}
-	return w.taken, rw, nil
+	return w.take(conn), rw, nil
+}
+
+func (w *writer) take(conn net.Conn) *counted {
+	c := &counted{Conn: conn, in: w.in, out: &w.written, ended: &w.ended}
+	w.taken.Store(c)
+	return c
 }
 
 // close ends a connection that was taken: goproxy returns when one of its
-// directions ends and leaves the other.
-func (w *writer) close() {
-	if w.taken != nil {
-		_ = w.taken.Close()
+// directions ends and leaves the other. One that is revoked is said goodbye to.
+func (w *writer) close(revoked bool) {
+	if c := w.taken.Load(); c != nil {
+		if revoked {
+			if c.goodbye(); w.tunnel == nil { // a stream's last frames arrive by themselves
+				c.linger()
+			}
+		}
+		_ = c.Close()
 	}
 }
 

@@ -16,17 +16,67 @@ import (
 	"sallyport/policy"
 )
 
+// tunnelling is a connection that is carried unread.
+type tunnelling struct {
+	*opening
+	place    entry
+	decision policy.Decision
+
+	mu    sync.Mutex
+	input flow     // what it is by what has been seen of it
+	far   net.Conn // nil before it is dialled
+}
+
+// judge is a carrier's.
+func (t *tunnelling) judge(ctx context.Context) *revokedError {
+	t.mu.Lock()
+	f := t.input
+	t.mu.Unlock()
+	if f.valid != nil && !f.valid() {
+		return &revokedError{decision: floor(policy.Decision{Revision: t.gateway.revision()}, "client", errInvalid.Error())}
+	}
+	return compare(t.gateway.connect(ctx, &f), t.decision)
+}
+
+// stop is a carrier's: TCP has no last words.
+func (t *tunnelling) stop(*revokedError) {
+	t.line.cancel()
+	t.cut()
+}
+
+func (t *tunnelling) cut() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.far != nil {
+		_ = t.far.Close()
+		_ = t.Conn.Close()
+	}
+}
+
+// reach takes the far end, unless the tunnel has been ended meanwhile.
+func (t *tunnelling) reach(far net.Conn) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if why := t.place.revoked.Load(); why != nil {
+		_ = far.Close()
+		return why
+	}
+	t.far = far
+	return nil
+}
+
 // tunnel carries a connection unread. Its decision is on disk before the name
 // is resolved.
-func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
-	f := o.flow
+func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
+	defer g.underway.leave(&t.place)
+	o, f, d := t.opening, t.flow, t.decision
 	x := new(audit.Exchange)
 	e := f.event(x, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
 	e.Connection = overTCP()
 	if err := g.recorder.Append(ctx, e); err != nil {
 		if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
 			if !errors.Is(err, audit.ErrWithdrawn) {
-				g.enqueue(completion(x, audit.NetworkFail, errClosed)) // it may be in the log: say how it ended
+				g.enqueue(completion(x, audit.NetworkFail, t.outcome(errClosed))) // it may be in the log: say how it ended
 			}
 			_ = o.Close()
 			return
@@ -39,7 +89,11 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 	g.metrics.decision(policy.PhaseConnect, d)
 
 	far, err := g.upstreams.Dial(ctx, f.route(d, "", false))
+	if err == nil {
+		err = t.reach(far)
+	}
 	if err != nil {
+		err = t.outcome(err)
 		c := completion(x, audit.NetworkFail, err)
 		if status(err) == http.StatusForbidden {
 			c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
@@ -48,8 +102,8 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 		g.tell(o, failed(err, e.ID()))
 		return
 	}
-	out, in, err := splice(o, far, func() error { return g.late(ctx, o) })
-	c := completion(x, audit.NetworkClose, err)
+	out, in, err := splice(o, far, func() error { return g.late(ctx, t) })
+	c := completion(x, audit.NetworkClose, t.outcome(err))
 	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
 	c.Traffic = &x.Traffic
 	g.enqueue(c)
@@ -58,7 +112,8 @@ func (g *Gateway) tunnel(ctx context.Context, o *opening, d policy.Decision) {
 // late looks at what a client that was silent opens with after all: TLS must be
 // what a rule lets pass unread, under the name that it would have needed at
 // once, or waiting would be a way round being read.
-func (g *Gateway) late(ctx context.Context, o *opening) error {
+func (g *Gateway) late(ctx context.Context, t *tunnelling) error {
+	o := t.opening
 	if !o.silent {
 		return nil
 	}
@@ -79,10 +134,22 @@ func (g *Gateway) late(ctx context.Context, o *opening) error {
 	}
 	f := *o.flow
 	f.protocol = protocol
-	if f.agree(sni) != "" || g.connect(ctx, &f).Action != policy.Tunnel {
+	misuse := f.agree(sni)
+	t.mu.Lock()
+	t.input = f // before it is decided on: who looks from now on sees this
+	t.mu.Unlock()
+	if misuse != "" || g.connect(ctx, &f).Action != policy.Tunnel {
 		return errLate
 	}
 	return nil
+}
+
+// outcome is what ended a tunnel.
+func (t *tunnelling) outcome(err error) error {
+	if why := t.place.revoked.Load(); why != nil {
+		return why
+	}
+	return err
 }
 
 // splice copies both ways until both directions have ended or either failed,

@@ -62,6 +62,13 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 	}
 	rules, findings := resolve(doc)
 	team, err := loadTeam(doc.Policy.Dir)
+	switch b := doc.Policy.Verified; {
+	case team == nil:
+	case b != nil:
+		err = errors.Join(err, team.addBundle(b))
+	case doc.Policy.Bundle != nil:
+		err = errors.Join(err, Finding{Position: doc.position("policy.bundle"), Path: "policy.bundle", Message: "has not been read"})
+	}
 	var f Finding
 	if errors.As(err, &f) && f.Path == "policy.dir" {
 		f.Position = doc.position(f.Path)
@@ -176,6 +183,7 @@ func revision(doc Document, team *team) string {
 	add := func(name string, text []byte) { fmt.Fprintf(h, "%s %d\n%s\n", name, len(text), text) }
 	doc.Policy.Dir = "" // its content counts, not its place
 	doc.Policy.Cache = nil
+	doc.Policy.Watch, doc.Policy.Bundle, doc.Policy.Verified = nil, nil, nil // likewise
 	text, err := json.Marshal(doc)
 	if err != nil {
 		panic(err) // a Document holds nothing that JSON cannot

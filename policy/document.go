@@ -250,4 +250,16 @@ type Source struct {
 	// clock runs while the evaluation does not. Default: 50ms.
 	// Example: 100ms
 	Timeout *Duration `yaml:"timeout"`
+	// Watch says whether the daemon loads the configuration again when a file of
+	// it changes: sallyport.yaml, Dir, the roots that rules name, a bundle's File
+	// and Key. Default: true.
+	// Example: false
+	Watch *bool `yaml:"watch" json:",omitempty"`
+	// Bundle is an OPA bundle that is in force beside Dir. Default: none.
+	// Example: {url: https://policy.example.com/sallyport.tar.gz, key: bundle.pem}
+	Bundle *BundleSource `yaml:"bundle" json:",omitempty"`
+
+	// Verified is what Bundle holds. Who takes it from where it is sets it, by
+	// [ReadBundle]; without it a document with a Bundle cannot be compiled.
+	Verified *Bundle `yaml:"-" json:",omitempty"`
 }

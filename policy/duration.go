@@ -1,6 +1,9 @@
 package policy
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // Duration is a time as [time.ParseDuration] reads it.
 type Duration time.Duration
@@ -17,3 +20,6 @@ func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil
 
 // String is as time.Duration's.
 func (d Duration) String() string { return time.Duration(d).String() }
+
+// Or is the time, or another one where none is written.
+func (d Duration) Or(other time.Duration) time.Duration { return cmp.Or(time.Duration(d), other) }

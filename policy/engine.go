@@ -10,6 +10,8 @@ import (
 type Engine struct {
 	current atomic.Pointer[Policy]
 	earlier atomic.Uint64 // Recalled of those before
+
+	follows atomic.Pointer[func()]
 }
 
 // NewEngine returns an Engine that decides by p.
@@ -25,8 +27,15 @@ func (e *Engine) Swap(p *Policy) *Policy {
 	if old != nil {
 		e.earlier.Add(old.Recalled())
 	}
+	if f := e.follows.Load(); f != nil {
+		(*f)()
+	}
 	return old
 }
+
+// Follow has f called at the end of each Swap, when the new policy decides: what
+// goes on by the one before can be judged again. There is one f at a time.
+func (e *Engine) Follow(f func()) { e.follows.Store(&f) }
 
 // Recalled is [Policy.Recalled] of all that have decided.
 func (e *Engine) Recalled() uint64 {
@@ -35,6 +44,14 @@ func (e *Engine) Recalled() uint64 {
 		n += p.Recalled()
 	}
 	return n
+}
+
+// Revision is that of the policy that decides now, empty where there is none.
+func (e *Engine) Revision() string {
+	if p := e.current.Load(); p != nil {
+		return p.Revision()
+	}
+	return ""
 }
 
 // Policy returns the policy that decides now, or nil.

@@ -57,6 +57,10 @@ const (
 	BadData       Kind = "SP0312"
 	RequestOnly   Kind = "SP0313"
 	NothingKept   Kind = "SP0314"
+
+	BadBundle       Kind = "SP0401"
+	UnsignedBundle  Kind = "SP0402"
+	UncheckedBundle Kind = "SP0403"
 )
 
 // Meaning is what a Kind stands for.
@@ -115,6 +119,10 @@ var meanings = []Meaning{
 	{BadData, Error, "BadData", "A file of data that cannot be used."},
 	{RequestOnly, Warning, "RequestOnly", "An allow that no request can reach, because no connection is allowed."},
 	{NothingKept, Note, "NothingKept", "Rego that reads the clock, so that no answer is kept."},
+
+	{BadBundle, Error, "BadBundle", "A bundle that cannot be used."},
+	{UnsignedBundle, Warning, "UnsignedBundle", "A bundle that nobody has signed."},
+	{UncheckedBundle, Note, "UncheckedBundle", "A bundle on a server, which is checked when it is fetched."},
 }
 
 // Meanings lists every Kind.

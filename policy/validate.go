@@ -34,6 +34,10 @@ func resolve(doc Document) ([]rule, []Finding) {
 	for i, e := range doc.EgressAuth {
 		v.egressAuth(fmt.Sprintf("egressAuth[%d]", i), e)
 	}
+	if b := doc.Policy.Bundle; b != nil {
+		v.credentials[b.AuthRef] = true
+		v.bundle(b)
+	}
 	for i, c := range doc.Credentials {
 		if used := v.credentials[c.Name]; !used && c.Name != "" {
 			v.say(UnusedCredential, fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),

@@ -8,10 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"runtime/debug"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -52,8 +50,7 @@ type daemon struct {
 	rules   *policy.Engine
 	broker  *credential.Broker
 
-	reloading  sync.Mutex // guards what follows and makes reloads follow each other
-	endSources func()     // of the broker's sources
+	loader // of policy and credentials, again and again
 
 	authority *mitm.Authority
 	names     *resolver.Table
@@ -79,8 +76,9 @@ type house struct {
 }
 
 // newDaemon makes all parts. When it fails, what it made is closed again.
-func newDaemon(ctx context.Context, g *globals, cfg *config.Config, log *slog.Logger) (_ *daemon, err error) {
+func newDaemon(ctx context.Context, g *globals, cfg *config.Config, log *slog.Logger, hangup <-chan os.Signal) (_ *daemon, err error) {
 	d := &daemon{globals: g, cfg: cfg, log: log, metrics: prometheus.NewRegistry()}
+	d.loader = newLoader(cfg, log, hangup)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, d.close())
@@ -142,17 +140,27 @@ func (d *daemon) openTrail(context.Context) error {
 }
 
 func (d *daemon) openPolicy(ctx context.Context) error {
-	p, err := policy.Compile(ctx, d.cfg.Document, policy.Options{Logger: d.log})
-	if err != nil {
-		return err
-	}
-	d.rules = policy.NewEngine(p)
 	sources, end, err := d.sources(d.cfg)
 	if err != nil {
 		return err
 	}
 	d.endSources = end
 	d.onClose(func() error { d.endSources(); return nil })
+	if d.attempted = d.cfg; !d.changing() {
+		d.printed = d.print(d.cfg)
+	}
+	bundled, err := d.bundle(ctx, d.cfg, sources)
+	if err != nil {
+		return err
+	}
+	p, err := policy.Compile(ctx, d.cfg.Document, policy.Options{Logger: d.log})
+	if err != nil {
+		return err
+	}
+	if err := d.keeper.Accept(bundled); err != nil {
+		return err
+	}
+	d.rules = policy.NewEngine(p)
 	d.broker = credential.New(credential.Options{Sources: sources, Revision: p.Revision(), Bound: d.rules.Bound, Log: d.log})
 	d.inForce.Store(d.cfg)
 	return nil
@@ -338,7 +346,6 @@ func (d *daemon) run(ctx context.Context) (err error) {
 // serve starts everything in the group; the control interface is the last, so
 // that a daemon that answers is up.
 func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
-	g.Go(func() error { return d.reloadOnSignal(ctx) })
 	if err := d.serveMetrics(ctx, g); err != nil {
 		return err
 	}
@@ -348,6 +355,10 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return d.warden.Watch(ctx) })
 	watched := &watcher{policy: d.rules.Policy, record: d.trail.Enqueue, log: d.log}
 	g.Go(func() error { return watched.run(ctx) })
+	// What has come meanwhile waits for the first turn.
+	g.Go(func() error { return d.reloadOnSignal(ctx) })
+	g.Go(func() error { return d.followFiles(ctx) })
+	g.Go(func() error { return d.followBundle(ctx) })
 	if h := d.house; h != nil {
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
@@ -416,69 +427,24 @@ func (d *daemon) pullDown() error {
 
 const stopsAtOnce = 16
 
-func (d *daemon) reloadOnSignal(ctx context.Context) error {
-	hup := make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	defer signal.Stop(hup)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-hup:
-			if err := d.reload(ctx); err != nil {
-				d.log.Error("the configuration was not loaded; the running policy stays", "error", err)
-			}
-		}
-	}
-}
-
-// reload swaps policy and credentials for what the configuration says now. A
-// configuration with an error changes nothing.
-func (d *daemon) reload(ctx context.Context) error {
-	d.reloading.Lock()
-	defer d.reloading.Unlock()
-	cfg, err := d.globals.config()
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	p, err := policy.Compile(ctx, cfg.Document, policy.Options{Logger: d.log})
-	if err != nil {
-		return err
-	}
-	took := time.Since(began)
-	sources, end, err := d.sources(cfg)
-	if err != nil {
-		return err
-	}
-	if err := d.warden.Prepare(ctx, cfg.Document, p.Revision(), took); err != nil {
-		end()
-		return err
-	}
-	// What cannot be recorded does not come into force.
-	if err := d.say("reloaded", p); err != nil {
-		end()
-		return err
-	}
-	// Between these two a decision of the old policy leases nothing.
-	d.broker.Replace(sources, p.Revision())
-	d.endSources()
-	d.endSources = end
-	d.rules.Swap(p)
-	d.warden.Use(cfg.Document, p.Revision())
-	d.inForce.Store(cfg)
-	d.log.Info("policy loaded", "policy", p.Revision(), "rules", p.Rules())
-	if keys := cfg.NeedsRestart(d.cfg); keys != nil {
-		d.log.Warn("what has changed here comes into force with a restart", "keys", keys)
-	}
-	return nil
-}
-
 // say records a change of the daemon's own state, with the policy it comes with.
 func (d *daemon) say(state string, p *policy.Policy) error {
+	return d.trail.Append(context.Background(), d.about(state, p, ""))
+}
+
+// record is for what is so whether it can be recorded or not.
+func (d *daemon) record(e *audit.Event) {
+	if err := d.trail.Append(context.Background(), e); err != nil {
+		d.log.Error("an event was lost", "message", e.Message, "error", err)
+	}
+}
+
+// about is the event of a change of the daemon's own state.
+func (d *daemon) about(state string, p *policy.Policy, detail string) *audit.Event {
 	e := changed(audit.Product{Name: "sallyport", Version: version}, "sallyport", state)
 	e.Policy = &audit.Policy{Version: p.Revision()}
-	return d.trail.Append(context.Background(), e)
+	e.Detail = detail
+	return e
 }
 
 // changed is the event of a part of the daemon's that is in another state now
@@ -500,7 +466,7 @@ func (d *daemon) status() api.Status {
 	s := d.trail.Stats()
 	st := api.Status{
 		Version: version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
-		Events: s.Events, Syncs: s.Syncs, Gateway: d.warden.Status(),
+		Events: s.Events, Syncs: s.Syncs, Gateway: d.warden.Status(), Policy: d.loaded(),
 		Observing: d.rules.Policy().Observing(time.Now()),
 	}
 	if d.house != nil {

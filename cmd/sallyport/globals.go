@@ -22,6 +22,8 @@ type globals struct {
 	configPath string
 	dataDir    string
 	output     string
+
+	read config.Print // of the configuration, before it was read
 }
 
 const systemConfig = "/etc/sallyport/sallyport.yaml"
@@ -41,7 +43,8 @@ func (g *globals) path() string {
 	return ""
 }
 
-// config reads the configuration; flags win over it.
+// config reads the configuration; flags win over it. One that is wrong comes with
+// its error, as far as it could be read.
 func (g *globals) config() (*config.Config, error) {
 	if g.output != "text" && g.output != "json" {
 		return nil, usageError{fmt.Errorf("--output %q: use text or json", g.output)}
@@ -49,12 +52,13 @@ func (g *globals) config() (*config.Config, error) {
 	var cfg *config.Config
 	var err error
 	if p := g.path(); p != "" {
+		g.read = config.NewPrint(p)
 		cfg, err = config.Load(p)
 	} else {
 		cfg, err = config.Parse("embedded defaults", nil)
 	}
 	if err != nil {
-		return nil, err
+		return cfg, err // which says where to look for what mends it
 	}
 	if g.dataDir != "" {
 		if cfg.DataDir, err = filepath.Abs(g.dataDir); err != nil {
@@ -67,8 +71,15 @@ func (g *globals) config() (*config.Config, error) {
 // daemon returns a client of the daemon that the configuration describes.
 func (g *globals) daemon() (*api.Client, error) {
 	cfg, err := g.config()
-	if err != nil {
+	if cfg == nil {
 		return nil, err
+	}
+	// A daemon that runs may be asked why it refuses what is written there now.
+	if err != nil {
+		cfg.RunDir = config.RunDir(g.path())
+		if _, serr := os.Stat(socketPath(cfg)); serr != nil {
+			return nil, err
+		}
 	}
 	return api.NewClient(socketPath(cfg)), nil
 }

@@ -75,7 +75,7 @@ func (x *learner) run(cmd *cobra.Command) error {
 	}
 	x.options.Refused = func(id string) bool { return refused[id] }
 	var l lesson
-	if l.Lesson, err = p.Learn(cmd.Context(), x.read(cmd, q), x.options); err != nil {
+	if l.Lesson, err = p.Learn(cmd.Context(), x.decisions(cmd, q), x.options); err != nil {
 		return err
 	}
 	x.warn(cmd.ErrOrStderr())
@@ -137,7 +137,7 @@ func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *conf
 		return 0, fmt.Errorf("the proposal cannot be used: %w", err)
 	}
 	// What there would be to learn once more is what it still denies.
-	again, err := p.Learn(cmd.Context(), x.read(cmd, q), x.options)
+	again, err := p.Learn(cmd.Context(), x.decisions(cmd, q), x.options)
 	return again.Covered, err
 }
 

@@ -56,8 +56,8 @@ func (r *recording) query(cfg *config.Config) (audit.Query, error) {
 // maxDamage bounds the damage that is listed.
 const maxDamage = 20
 
-// read yields the decisions. Damage of the log is kept for the report.
-func (r *recording) read(cmd *cobra.Command, q audit.Query) iter.Seq2[policy.Recorded, error] {
+// decisions yields the decisions. Damage of the log is kept for the report.
+func (r *recording) decisions(cmd *cobra.Command, q audit.Query) iter.Seq2[policy.Recorded, error] {
 	return func(yield func(policy.Recorded, error) bool) {
 		for d, err := range past.Read(cmd.Context(), r.dir, q) {
 			var damage *audit.DamageError
@@ -168,7 +168,7 @@ func (x *replayer) replay(cmd *cobra.Command, doc policy.Document, q audit.Query
 	if err != nil {
 		return policy.Replay{}, err
 	}
-	return p.Replay(cmd.Context(), x.read(cmd, q))
+	return p.Replay(cmd.Context(), x.decisions(cmd, q))
 }
 
 // changed says what has become of decisions.

@@ -53,7 +53,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Explain: func(ctx context.Context, in policy.Input) policy.Explanation {
 			return d.rules.Policy().Explain(ctx, in)
 		},
-		Reload:   d.reload,
+		Reload:   func(ctx context.Context) error { return d.reload(ctx, byAPI, nil) },
 		Shutdown: func() { d.down.Store(true); d.cancel() },
 		Status:   d.status,
 		Logger:   d.log,
@@ -68,6 +68,7 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d.metrics.MustRegister(trailMetrics(d.trail)...)
 	d.metrics.MustRegister(d.warden.Metrics()...)
+	d.metrics.MustRegister(d.loaderMetrics()...)
 	d.metrics.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{
 		Namespace: "sallyport_gateway",
 		PidFn:     func() (int, error) { return d.warden.Status().PID, nil },

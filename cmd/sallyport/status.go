@@ -21,7 +21,35 @@ func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
 		fmt.Fprintf(w, "sallyport %s, pid %d: %d sandboxes, policy %.12s with %d rules, %d events\n",
 			s.Version, s.PID, s.Sandboxes, s.Revision, s.Rules, s.Events)
 		fmt.Fprintln(w, gatewayLine(s.Gateway))
+		for _, line := range policyLines(s.Policy) {
+			fmt.Fprintln(w, line)
+		}
 	})
+}
+
+// policyLines say where the policy is not what it might be.
+func policyLines(p api.Policy) (lines []string) {
+	if b := p.Bundle; b != nil {
+		line := fmt.Sprintf("policy bundle %q from %s", b.Revision, b.Source)
+		if !b.Signed {
+			line += ", not verified"
+		}
+		if !b.Checked.IsZero() {
+			line += ", checked " + b.Checked.Local().Format(time.DateTime)
+		}
+		if b.Stale {
+			line += ", stale"
+		}
+		if b.Failure != "" {
+			line += ": " + b.Failure
+		}
+		lines = append(lines, line)
+	}
+	if r := p.Refused; r != nil {
+		lines = append(lines, fmt.Sprintf("policy refused since %s, the one of %s stays: %s",
+			r.Since.Local().Format(time.DateTime), p.Loaded.Local().Format(time.DateTime), r.Reason))
+	}
+	return lines
 }
 
 // gatewayLine says how the gateway's process is.

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -36,6 +37,11 @@ func newUp(g *globals) *cobra.Command {
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
 	c.Flags().StringVar(&logFile, "log-file", "", fmt.Sprintf("log there, in two files of at most %d MiB, instead of to standard error", logSize))
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		// Before anything else: who changes the configuration as the daemon starts
+		// must not end it.
+		hangup := make(chan os.Signal, 1)
+		signal.Notify(hangup, syscall.SIGHUP)
+		defer signal.Stop(hangup)
 		cfg, err := g.config()
 		if err != nil {
 			return err
@@ -58,7 +64,7 @@ func newUp(g *globals) *cobra.Command {
 			to = file
 		}
 		log := slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
-		d, err := newDaemon(cmd.Context(), g, cfg, log)
+		d, err := newDaemon(cmd.Context(), g, cfg, log, hangup)
 		if err != nil {
 			return err
 		}

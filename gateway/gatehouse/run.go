@@ -142,13 +142,14 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 		Table: in.names, Identify: in.identify, Decide: in.engine.Decide, Recorder: in.trail, Logger: in.log, Metrics: in.metrics,
 	})
 	in.gate, err = gateway.New(gateway.Options{
-		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Recorder: in.trail,
+		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Revision: in.engine.Revision, Recorder: in.trail,
 		Names: gatewayNames{in.names, in.dns}, Refusal: resolver.Refusal,
 		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Logger: in.log, Metrics: in.metrics,
 	})
 	if err != nil {
 		return started{}, err
 	}
+	in.engine.Follow(in.changed)
 	prometheus.WrapRegistererWithPrefix(metricsPrefix, in.metrics).MustRegister(collectors.NewGoCollector(),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "recalled_decisions_total",
@@ -296,6 +297,7 @@ func (in *inside) identity(_ context.Context, c identityCall) (link.None, error)
 
 func (in *inside) setClients(_ context.Context, c clientsCall) (link.None, error) {
 	in.clients.Replace(c.Clients)
+	in.gate.Redecide() // what goes on for one that has been removed ends
 	return link.None{}, nil
 }
 

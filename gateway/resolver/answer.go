@@ -139,7 +139,7 @@ func (s *Server) resolve(ctx context.Context, who policy.Sandbox, from netip.Add
 		m.Answer = []dns.RR{&dns.HINFO{Hdr: header(ask, syntheticTTL), Cpu: "RFC8482"}}
 		return m, outcomeEmpty
 	case ask.Qtype == dns.TypePTR:
-		return s.reverse(who, q, name)
+		return s.reverse(ctx, who, q, name)
 	case loopback(name):
 		if ask.Qtype == dns.TypeA {
 			return addressed(q, netip.AddrFrom4([4]byte{127, 0, 0, 1}), syntheticTTL), outcomeLocal
@@ -152,18 +152,18 @@ func (s *Server) resolve(ctx context.Context, who policy.Sandbox, from netip.Add
 	if ctx.Err() != nil { // shutting down: that was no decision
 		return reply(q, dns.RcodeServerFailure), outcomeUnsupported
 	}
-	possible := d.Err == nil && (d.Action == policy.Allow || d.Action == policy.Tunnel || d.Action == policy.Approve)
+	known := possible(d)
 	switch {
-	case ask.Qtype != dns.TypeA && possible:
+	case ask.Qtype != dns.TypeA && known:
 		return reply(q, dns.RcodeSuccess), outcomeEmpty
 	case ask.Qtype != dns.TypeA:
 		return reply(q, dns.RcodeNameError), outcomeRefused
-	case possible:
+	case known:
 		addr, err := s.o.Table.Assign(who.ID, name)
 		if err == nil {
 			return addressed(q, addr, syntheticTTL), outcomeSynthetic
 		}
-		d = s.unassigned(who, err)
+		d = s.unassigned(who, err, d.Revision)
 	}
 	s.refusals.add(who, from, name, d)
 	if !exists(name) {
@@ -172,9 +172,18 @@ func (s *Server) resolve(ctx context.Context, who policy.Sandbox, from netip.Add
 	return addressed(q, Refusal, refusalTTL), outcomeRefused
 }
 
+// possible tells whether some rule could allow a name.
+func (s *Server) possible(ctx context.Context, who policy.Sandbox, name string) bool {
+	return possible(s.o.Decide(ctx, policy.Input{Phase: policy.PhaseDNS, Sandbox: who, Destination: policy.Destination{Host: name}}))
+}
+
+func possible(d policy.Decision) bool {
+	return d.Err == nil && (d.Action == policy.Allow || d.Action == policy.Tunnel || d.Action == policy.Approve)
+}
+
 // unassigned is the decision about an allowed name that gets no address.
-func (s *Server) unassigned(who policy.Sandbox, err error) policy.Decision {
-	d := policy.Decision{Action: policy.Deny, Rule: "names", RuleType: "floor", Reason: "the table of names cannot be written"}
+func (s *Server) unassigned(who policy.Sandbox, err error, revision string) policy.Decision {
+	d := policy.Decision{Action: policy.Deny, Revision: revision, Rule: "names", RuleType: "floor", Reason: "the table of names cannot be written"}
 	if errors.Is(err, ErrTableFull) {
 		d.Reason = "the sandbox has looked up too many different names"
 	}
@@ -185,12 +194,13 @@ func (s *Server) unassigned(who policy.Sandbox, err error) policy.Decision {
 }
 
 // reverse tells a sandbox which name an address of its own stands for.
-func (s *Server) reverse(who policy.Sandbox, q *dns.Msg, name string) (*dns.Msg, outcome) {
+func (s *Server) reverse(ctx context.Context, who policy.Sandbox, q *dns.Msg, name string) (*dns.Msg, outcome) {
 	if text, ok := strings.CutSuffix(name, ".in-addr.arpa"); ok {
 		if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
 			b := a.As4()
 			forward := netip.AddrFrom4([4]byte{b[3], b[2], b[1], b[0]})
-			if host, ok := s.o.Table.Name(who.ID, forward); ok {
+			// A name that is allowed no longer has no address either.
+			if host, ok := s.o.Table.Name(who.ID, forward); ok && s.possible(ctx, who, host) {
 				m := reply(q, dns.RcodeSuccess)
 				m.Answer = []dns.RR{&dns.PTR{Hdr: header(q.Question[0], syntheticTTL), Ptr: dns.Fqdn(host)}}
 				return m, outcomeSynthetic

@@ -2,12 +2,15 @@ package resolver
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/miekg/dns"
+
+	"sallyport/policy"
 )
 
 func question(name string, qtype uint16) *dns.Msg {
@@ -198,5 +201,40 @@ func BenchmarkAnswer(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		l.answer(b.Context(), who, netip.Addr{}, packet)
+	}
+}
+
+// A name that is not allowed any more has neither address.
+func TestNameThatIsNotAllowedAnyMore(t *testing.T) {
+	table, err := OpenTable(t.TempDir()+"/names", TableOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	action := policy.Allow
+	s := NewServer(Options{Table: table, Recorder: &journal{}, Decide: func(context.Context, policy.Input) policy.Decision {
+		return policy.Decision{Action: action}
+	}})
+	who, from := policy.Sandbox{ID: "id-1"}, netip.MustParseAddr("127.0.1.1")
+	ask := func(name string, kind uint16) string {
+		m, _ := s.resolve(t.Context(), who, from, new(dns.Msg).SetQuestion(name, kind))
+		if len(m.Answer) == 0 {
+			return dns.RcodeToString[m.Rcode]
+		}
+		return strings.TrimPrefix(m.Answer[0].String(), m.Answer[0].Header().String())
+	}
+	address := ask("api.example.test.", dns.TypeA)
+	reverse, err := dns.ReverseAddr(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name := ask(reverse, dns.TypePTR); name != "api.example.test." {
+		t.Errorf("%s is %s", address, name)
+	}
+	action = policy.Deny
+	if a := ask("api.example.test.", dns.TypeA); a != Refusal.String() {
+		t.Errorf("the name has the address %s", a)
+	}
+	if name := ask(reverse, dns.TypePTR); name != "NXDOMAIN" {
+		t.Errorf("%s is %s", address, name)
 	}
 }

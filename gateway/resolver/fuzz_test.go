@@ -203,7 +203,9 @@ func FuzzSynthetic(f *testing.F) {
 	for _, name := range []string{"a.example.test", "b.example.test", "c"} {
 		given[assign(f, table, "id-1", name).String()] = name
 	}
-	s := NewServer(Options{Table: table})
+	s := NewServer(Options{Table: table, Decide: func(context.Context, policy.Input) policy.Decision {
+		return policy.Decision{Action: policy.Allow}
+	}})
 	who, _ := identify(netip.MustParseAddr("127.0.1.1"))
 	for _, text := range []string{"198.18.0.16", "198.18.0.17", "198.18.0.1", "198.18.0.15", "198.19.255.255", "198.20.0.0", "::ffff:198.18.0.16", "::198.18.0.16", "64:ff9b::c612:10"} {
 		a := netip.MustParseAddr(text)
@@ -238,7 +240,7 @@ func FuzzSynthetic(f *testing.F) {
 			want = given[m[4]+"."+m[3]+"."+m[2]+"."+m[1]] // as they are written there: no zeros before
 		}
 		got := ""
-		if m, _ := s.reverse(who, question(".", dns.TypePTR), text); len(m.Answer) > 0 {
+		if m, _ := s.reverse(t.Context(), who, question(".", dns.TypePTR), text); len(m.Answer) > 0 {
 			got = strings.TrimSuffix(m.Answer[0].(*dns.PTR).Ptr, ".")
 		}
 		if got != want {

@@ -225,3 +225,42 @@ func TestConnectionOpenedWhileForgottenIsClosed(t *testing.T) {
 		t.Errorf("the connection is open: %v", err)
 	}
 }
+
+// A route that is gone leaves no connection for the next request that takes it,
+// and others what they have.
+func TestRetire(t *testing.T) { versions(t, testRetire) }
+
+func testRetire(t *testing.T, protos []string) {
+	ca, z := newAuthority(t), newZone(t)
+	z.set("api.example.test", []string{"127.0.0.1"})
+	roots := ca.file(t)
+	s := newSite(t, "127.0.0.1:0", &tls.Config{NextProtos: protos, Certificates: []tls.Certificate{ca.host(t, []string{"api.example.test"}, nil)}}, hello)
+	p := newPool(t, Options{})
+	kept := Route{Sandbox: "a", Host: "api.example.test", Port: s.port, TLS: true, Upstream: loopback(z, roots)}
+	gone := kept
+	gone.Credential = "x"
+	fetch := func(want int64) {
+		t.Helper()
+		for _, r := range []Route{kept, gone} {
+			if _, err := get(t, p, r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := s.conns.Load(); got != want {
+			t.Errorf("%d connections, want %d", got, want)
+		}
+	}
+	fetch(2)
+	var asked []string
+	p.Retire(func(r Route) bool { asked = append(asked, r.Credential); return r.Credential == "x" })
+	if len(asked) != 2 {
+		t.Errorf("asked about %q", asked)
+	}
+	for deadline := time.Now().Add(5 * time.Second); s.closed.Load() < 1 && time.Now().Before(deadline); {
+		time.Sleep(5 * time.Millisecond)
+	}
+	if got := s.closed.Load(); got != 1 {
+		t.Errorf("%d connections were closed, want 1", got)
+	}
+	fetch(3)
+}

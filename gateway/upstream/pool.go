@@ -152,6 +152,21 @@ func (p *Pool) Forget(sandbox string) {
 	}
 }
 
+// Retire lets go of the destinations whose routes are gone: their idle connections
+// are closed at once, the others after their last response, and no request finds
+// them again.
+func (p *Pool) Retire(gone func(Route) bool) {
+	p.mu.RLock()
+	all := make([]*tenant, 0, len(p.tenants))
+	for _, t := range p.tenants {
+		all = append(all, t)
+	}
+	p.mu.RUnlock()
+	for _, t := range all {
+		t.retire(gone)
+	}
+}
+
 // Close closes all connections and refuses new ones.
 func (p *Pool) Close() {
 	p.mu.Lock()

@@ -98,6 +98,25 @@ func (t *tenant) settle(c *net.TCPConn) (*conn, error) {
 	return own, nil
 }
 
+// retire asks about each route without holding up who looks for another.
+func (t *tenant) retire(gone func(Route) bool) {
+	t.mu.Lock()
+	all := t.destinations.Values()
+	t.mu.Unlock()
+	for _, d := range all {
+		if !gone(d.route) {
+			continue
+		}
+		t.mu.Lock()
+		k := keyOf(d.route)
+		if now, ok := t.destinations.Peek(k); ok && now == d {
+			t.destinations.Remove(k)
+		}
+		t.mu.Unlock()
+		d.transport.retire()
+	}
+}
+
 func (t *tenant) close() {
 	t.mu.Lock()
 	t.closed = true

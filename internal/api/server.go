@@ -72,6 +72,7 @@ type Status struct {
 	Sandboxes int    `json:"sandboxes"`
 	Events    uint64 `json:"events"`
 	Syncs     uint64 `json:"syncs"`
+	Policy    Policy `json:"policy"`
 	// Gateway is the process that carries what leaves.
 	Gateway gatehouse.Status `json:"gateway"`
 	// Observing lists what is in observe mode now.

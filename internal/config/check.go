@@ -23,5 +23,20 @@ func Check(ctx context.Context, path string, rego ...string) []policy.Finding {
 		}}
 	}
 	c, findings := parse(path, data)
+	if b := c.Policy.Bundle; b != nil && b.File != "" {
+		if c.Policy.Verified, err = ReadBundle(*b); err != nil {
+			findings = append(findings, policy.Finding{
+				Kind: policy.BadBundle, Position: c.Positions["policy.bundle.file"], Path: "policy.bundle.file", Message: err.Error(),
+				Fix: "write where `opa build` and `opa sign` have put it, and the key that it is signed for",
+			})
+			c.Policy.Bundle = nil // the rest can be checked
+		}
+	} else if b != nil {
+		findings = append(findings, policy.Finding{
+			Kind: policy.UncheckedBundle, Severity: policy.Note, Position: c.Positions["policy.bundle.url"], Path: "policy.bundle.url",
+			Message: "what the server has is not checked here", Fix: "check the bundle's folder before it is built, as a policy.dir",
+		})
+		c.Policy.Bundle = nil
+	}
 	return policy.Tidy(append(findings, policy.Check(ctx, c.Document, rego...)...))
 }

@@ -2,8 +2,8 @@
 //
 // Every key has a safe default and an unknown key is an error, so that an empty
 // file is a working configuration that lets nothing out. The comment of each
-// field is its reference: meaning, unit and default. SIGHUP reloads Document and
-// Vault; what else has changed is named in the log, and waits for a restart.
+// field is its reference: meaning, unit and default. A change of the files, SIGHUP
+// and the API reload Document and Vault; what else has changed is named in the log, and waits for a restart.
 package config
 
 import (

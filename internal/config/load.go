@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"sallyport/policy"
@@ -34,6 +35,21 @@ func parse(name string, data []byte) (*Config, []policy.Finding) {
 	c.fill()
 	c.resolve(filepath.Dir(name))
 	return c, append(findings, c.findings()...)
+}
+
+// RunDir is where a configuration says that the control socket is, although it
+// cannot be used otherwise.
+func RunDir(path string) string {
+	c := &Config{}
+	data, _ := os.ReadFile(path) // what cannot be read says nothing
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(line, "runDir:") {
+			_, _ = decode(path, []byte(line), c)
+		}
+	}
+	c.fill()
+	c.resolve(filepath.Dir(path))
+	return c.RunDir
 }
 
 func joined(findings []policy.Finding) error {
@@ -83,6 +99,9 @@ func (c *Config) resolve(dir string) {
 	paths := []*string{
 		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Sandbox.Tarball, &c.Proxy.Certificate, &c.Proxy.Key,
 		&c.Vault.Roots, &c.Vault.Auth.TokenFile, &c.Policy.Dir,
+	}
+	if b := c.Policy.Bundle; b != nil {
+		paths = append(paths, &b.File, &b.Key, &b.Roots)
 	}
 	if role := c.Vault.Auth.AppRole; role != nil {
 		paths = append(paths, &role.SecretIDFile)

@@ -1,0 +1,96 @@
+package gateway
+
+import (
+	"encoding/binary"
+	"io"
+	"time"
+)
+
+// frontier follows the frames of a WebSocket (RFC 6455, section 5.2) to know
+// where one may be put in. The zero frontier is before the first.
+type frontier struct {
+	head   [14]byte
+	have   int    // bytes of the head that have passed
+	left   uint64 // bytes of the payload that have not
+	closed bool   // a Close frame has passed
+}
+
+const opClose = 8 // of a Close frame
+
+func (f *frontier) pass(p []byte) {
+	for len(p) > 0 {
+		if f.left > 0 {
+			n := min(f.left, uint64(len(p)))
+			f.left -= n
+			p = p[n:]
+			continue
+		}
+		f.head[f.have] = p[0]
+		f.have++
+		p = p[1:]
+		if f.have < 2 || f.have < f.headSize() {
+			continue
+		}
+		switch n := uint64(f.head[1] & 0x7f); n {
+		case 126:
+			f.left = uint64(binary.BigEndian.Uint16(f.head[2:]))
+		case 127:
+			f.left = binary.BigEndian.Uint64(f.head[2:])
+		default:
+			f.left = n
+		}
+		f.closed = f.closed || f.head[0]&0x0f == opClose
+		f.have = 0
+	}
+}
+
+func (f *frontier) headSize() int {
+	n := 2
+	switch f.head[1] & 0x7f {
+	case 126:
+		n += 2
+	case 127:
+		n += 8
+	}
+	if f.head[1]&0x80 != 0 { // masked
+		n += 4
+	}
+	return n
+}
+
+// between tells whether a frame may come.
+func (f *frontier) between() bool { return f.left == 0 && f.have == 0 && !f.closed }
+
+// farewell is a Close frame with status 1008, policy violation (RFC 6455,
+// section 7.4.1).
+var farewell = append([]byte{0x80 | opClose, byte(2 + len(noLonger)), 1008 >> 8, 1008 & 0xff}, noLonger...)
+
+// goodbye says farewell where one of the upstream's frames has ended, once, and
+// lets nothing follow it. A client that reads nothing is not waited for long.
+func (c *counted) goodbye() {
+	late := time.AfterFunc(stopGrace/2, func() { _ = c.SetWriteDeadline(time.Unix(1, 0)) })
+	defer late.Stop()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over {
+		return
+	}
+	c.over = true
+	if !c.frames.between() {
+		return
+	}
+	n, _ := c.Conn.Write(farewell) // who is gone needs none
+	c.out.Add(int64(n))
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
+	}
+}
+
+// linger reads what a client has sent meanwhile, its own Close frame at best:
+// closing with unread bytes would reset the connection (RFC 9112, section 9.6),
+// and goodbye would be lost.
+func (c *counted) linger() {
+	if c.SetReadDeadline(time.Now().Add(stopGrace/2)) == nil {
+		_, _ = io.CopyN(io.Discard, c.Conn, maxSettle)
+	}
+}

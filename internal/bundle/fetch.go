@@ -1,0 +1,98 @@
+// Package bundle keeps a policy bundle that comes from a server: it fetches,
+// notices what is new, and remembers the last one that was good, on disk too.
+//
+// It does not read what it fetches: the signature is verified by
+// [policy.ReadBundle], also that of a bundle which the disk has kept. What it
+// takes from a server is bounded, in bytes and in time.
+package bundle
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"sallyport/policy"
+)
+
+// Bounds of one question to a server.
+const (
+	within    = 30 * time.Second
+	maxHeader = 64 << 10 // bytes
+	maxTag    = 1 << 10  // bytes of an ETag
+)
+
+// Token gives the server's bearer token, or nothing where it asks for none.
+type Token func(context.Context) (string, error)
+
+var errRedirect = errors.New("the server sends elsewhere: write the url that it sends to")
+
+// fetch asks a server for what is newer than tag. It returns no archive when
+// there is nothing newer (RFC 9110, section 13.1.2).
+func fetch(ctx context.Context, from policy.BundleSource, token Token, tag string) (archive []byte, newer string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if from.Roots != "" {
+		pem, err := os.ReadFile(from.Roots)
+		if err != nil {
+			return nil, "", err
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, "", fmt.Errorf("%s holds no certificate", from.Roots)
+		}
+	}
+	// One question in a minute is worth no connection that is kept, nor what of an
+	// old configuration would stay with it. No proxy is taken from the environment.
+	transport := &http.Transport{
+		TLSClientConfig: config, DisableKeepAlives: true, DisableCompression: true, ForceAttemptHTTP2: true,
+		MaxResponseHeaderBytes: maxHeader, DialContext: (&net.Dialer{Timeout: within / 3}).DialContext,
+	}
+	defer transport.CloseIdleConnections()
+	client := http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return errRedirect }}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, from.URL, nil)
+	if err != nil {
+		return nil, "", err
+	}
+	r.Header.Set("User-Agent", "sallyport")
+	r.Header.Set("Accept", "application/vnd.openpolicyagent.bundles, application/gzip")
+	if tag != "" {
+		r.Header.Set("If-None-Match", tag)
+	}
+	if token != nil {
+		secret, err := token(ctx)
+		if err != nil {
+			return nil, "", fmt.Errorf("the credential %s: %w", from.AuthRef, err)
+		}
+		r.Header.Set("Authorization", "Bearer "+secret)
+	}
+	resp, err := client.Do(r)
+	if err != nil {
+		return nil, "", err
+	}
+	defer resp.Body.Close()
+	switch {
+	case resp.StatusCode == http.StatusNotModified && tag != "":
+		return nil, tag, nil
+	case resp.StatusCode != http.StatusOK:
+		return nil, "", fmt.Errorf("the server answered %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
+	}
+	archive, err = io.ReadAll(io.LimitReader(resp.Body, policy.MaxBundle+1))
+	switch {
+	case err != nil:
+		return nil, "", err
+	case len(archive) > policy.MaxBundle:
+		return nil, "", fmt.Errorf("the bundle has more than %d MiB", policy.MaxBundle>>20)
+	}
+	if newer = resp.Header.Get("Etag"); len(newer) > maxTag {
+		newer = ""
+	}
+	return archive, newer, nil
+}

@@ -1,0 +1,113 @@
+package config
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"sallyport/policy"
+)
+
+// Files lists the files and folders, besides its own, that c is made of. What a
+// credential is read from is not among them: that is read each time.
+func (c *Config) Files() []string {
+	var files []string
+	add := func(list ...string) {
+		for _, f := range list {
+			if f != "" {
+				files = append(files, f)
+			}
+		}
+	}
+	add(c.Policy.Dir, c.Vault.Roots)
+	if b := c.Policy.Bundle; b != nil {
+		add(b.File, b.Key, b.Roots)
+	}
+	upstream := func(u *policy.Upstream) {
+		if u != nil {
+			add(u.Roots, u.ProxyRoots)
+		}
+	}
+	for _, e := range c.Egress {
+		upstream(e.Upstream)
+	}
+	for _, e := range c.EgressAuth {
+		upstream(e.Upstream)
+	}
+	return files
+}
+
+// Print is what files look like from outside. Two that are alike say that nothing
+// has been written between them.
+type Print [sha256.Size]byte
+
+// maxPrinted bounds how many files of a folder are looked at; a policy has fewer.
+const maxPrinted = 10_000
+
+// NewPrint looks at files, and at what is in folders, but for what is hidden.
+// Links are followed: a file that another is put in the place of, or that a link
+// leads to since now, is another one.
+func NewPrint(files ...string) Print {
+	h := sha256.New()
+	for _, name := range files {
+		look(h, name)
+		seen := 0
+		root, err := filepath.EvalSymlinks(name)
+		if err != nil {
+			continue // look has said so
+		}
+		if i, err := os.Stat(root); err != nil || !i.IsDir() {
+			continue
+		}
+		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if seen++; seen > maxPrinted {
+				return fs.SkipAll
+			}
+			if err != nil || path == root {
+				return nil // it is as if it were not there
+			}
+			if strings.HasPrefix(d.Name(), ".") {
+				if d.IsDir() {
+					return fs.SkipDir
+				}
+				return nil
+			}
+			look(h, path)
+			return nil
+		})
+	}
+	var p Print
+	h.Sum(p[:0])
+	return p
+}
+
+func look(h hash.Hash, path string) {
+	i, err := os.Stat(path)
+	if err != nil {
+		fmt.Fprintf(h, "%q: %v\n", path, errors.Is(err, fs.ErrNotExist))
+		return
+	}
+	s, _ := i.Sys().(*syscall.Stat_t)
+	fmt.Fprintf(h, "%q %v %d %d %d %d %d\n", path, i.Mode(), i.Size(), s.Dev, s.Ino, i.ModTime().UnixNano(), s.Ctim.Nano())
+}
+
+// ReadBundle reads and verifies a bundle from a file.
+func ReadBundle(from policy.BundleSource) (*policy.Bundle, error) {
+	f, err := os.Open(from.File)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	archive, err := io.ReadAll(io.LimitReader(f, policy.MaxBundle+1))
+	if err != nil {
+		return nil, err
+	}
+	return policy.ReadBundle(archive, from)
+}
