@@ -311,7 +311,7 @@ func (x *exchange) outcome() error {
 	case x.out.failed:
 		err = errClient
 	case x.out.taken.Load() != nil:
-		if err = x.out.ended.met(); err != nil && x.Err() != nil {
+		if err = x.out.ended.met(); err != nil && x.streamed && x.Err() != nil {
 			err = errClient // whose stream's end has ended the upstream's connection
 		}
 	}

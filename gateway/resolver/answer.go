@@ -195,19 +195,26 @@ func (s *Server) unassigned(who policy.Sandbox, err error, revision string) poli
 
 // reverse tells a sandbox which name an address of its own stands for.
 func (s *Server) reverse(ctx context.Context, who policy.Sandbox, q *dns.Msg, name string) (*dns.Msg, outcome) {
-	if text, ok := strings.CutSuffix(name, ".in-addr.arpa"); ok {
-		if a, err := netip.ParseAddr(text); err == nil && a.Is4() {
-			b := a.As4()
-			forward := netip.AddrFrom4([4]byte{b[3], b[2], b[1], b[0]})
-			// A name that is allowed no longer has no address either.
-			if host, ok := s.o.Table.Name(who.ID, forward); ok && s.possible(ctx, who, host) {
-				m := reply(q, dns.RcodeSuccess)
-				m.Answer = []dns.RR{&dns.PTR{Hdr: header(q.Question[0], syntheticTTL), Ptr: dns.Fqdn(host)}}
-				return m, outcomeSynthetic
-			}
+	// A name that is allowed no longer has no address either.
+	if forward, ok := forward(name); ok {
+		if host, ok := s.o.Table.Name(who.ID, forward); ok && s.possible(ctx, who, host) {
+			m := reply(q, dns.RcodeSuccess)
+			m.Answer = []dns.RR{&dns.PTR{Hdr: header(q.Question[0], syntheticTTL), Ptr: dns.Fqdn(host)}}
+			return m, outcomeSynthetic
 		}
 	}
 	return reply(q, dns.RcodeNameError), outcomeEmpty
+}
+
+// forward is the address that a name of in-addr.arpa is about (RFC 1035, section 3.5).
+func forward(name string) (netip.Addr, bool) {
+	text, _ := strings.CutSuffix(name, ".in-addr.arpa")
+	a, err := netip.ParseAddr(text)
+	if err != nil || !a.Is4() || text == name {
+		return netip.Addr{}, false
+	}
+	b := a.As4()
+	return netip.AddrFrom4([4]byte{b[3], b[2], b[1], b[0]}), true
 }
 
 func addressed(q *dns.Msg, a netip.Addr, ttl uint32) *dns.Msg {
