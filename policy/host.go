@@ -140,6 +140,10 @@ func asciiHost(s string) (string, error) {
 	if err != nil || ascii == "" {
 		return "", fmt.Errorf("%q is not a host name; write one as api.example.com", s)
 	}
+	if again, err := hostProfile.ToASCII(ascii); err != nil || again != ascii {
+		// Of a byte that is no UTF-8 the library makes a label that is none.
+		return "", fmt.Errorf("%q is not a host name; write one as api.example.com", s)
+	}
 	if !canonical(ascii) {
 		return "", fmt.Errorf("%q is not a host name; letters, digits, '-', '_' and dots make one", s)
 	}
