@@ -125,10 +125,10 @@ func TestScrubStreams(t *testing.T) {
 func FuzzScrub(f *testing.F) {
 	f.Add("sk-12345678", "abcabcabcabc", uint64(1), []byte(" and "))
 	f.Add("aaaaaaaaaa", "aaaaaaaab", uint64(2), []byte("a"))
-	f.Add("12345678", strings.Repeat("\xe3", 2049), uint64(150), []byte("\xe4")) // took minutes
+	f.Add("12345678", strings.Repeat("\xe3", 700), uint64(150), []byte("\xe4")) // of 2,049, took minutes
 	f.Add(`pass"wörd/+&`, "\x00\x01\x02\x03\x04\x05\x06\x07", uint64(3), []byte("%2"))
 	f.Fuzz(func(t *testing.T, a, b string, seed uint64, filler []byte) {
-		if len(a) < echo.MinLength || len(b) < echo.MinLength || len(a)+len(b)+len(filler) > 4096 || strings.Trim(a, "*") == "" || strings.Trim(b, "*") == "" {
+		if len(a) < echo.MinLength || len(b) < echo.MinLength || len(a)+len(b)+len(filler) > 1024 || strings.Trim(a, "*") == "" || strings.Trim(b, "*") == "" {
 			t.Skip()
 		}
 		rnd := rand.New(rand.NewPCG(seed, 1))
