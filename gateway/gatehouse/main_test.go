@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -47,6 +48,15 @@ func play() error {
 		in.methods[callPrepare] = stall
 	case "dies preparing":
 		in.methods[callPrepare] = link.Handle(func(context.Context, useCall) (link.None, error) { os.Exit(9); return link.None{}, nil })
+	case "refuses to prepare, and spins":
+		in.methods[callPrepare] = refuse
+		runtime.GOMAXPROCS(60)
+		for range 60 {
+			go func() {
+				for {
+				}
+			}()
+		}
 	case "refuses to use":
 		in.methods[callUse] = refuse
 	case "never uses":

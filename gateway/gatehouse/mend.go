@@ -106,8 +106,9 @@ func relisten(fd int, at netip.AddrPort) error {
 func listen(fd int) error { return os.NewSyscallError("listen", unix.Listen(fd, math.MaxInt32)) }
 
 // replace puts a new socket in the place of one, under its descriptor and at its
-// address: what knows the descriptor need not know. Nobody else gets the address
-// meanwhile.
+// address: what knows the descriptor need not know. Between the two another
+// process of this host may bind the address, if it is not below 1024: then the
+// new socket fails to, and the caller says so. It gets what arrives in that moment.
 func replace(fd int, at netip.AddrPort) error {
 	is := map[int]int{unix.SO_DOMAIN: 0, unix.SO_TYPE: 0, unix.SO_PROTOCOL: 0}
 	for name := range is {

@@ -16,8 +16,9 @@ import (
 // A policy that the daemon compiled is compiled by the process too, before it is
 // in force anywhere. But the process may have been taken over, and its word that
 // it cannot would keep the operator from taking a destination away. So then
-// another process is asked, which has read nothing but the policy: if that cannot
-// either, the policy stays out; if it can, the process that could not is ended.
+// another process is asked, which has read nothing but the policy, while the first
+// one is stopped: if that cannot either, the policy stays out and the first one
+// goes on; if it can, the process that could not is ended.
 
 // Prepare has a policy made ready, which took the daemon some time to compile
 // itself. Use puts it into force. Whatever the process does, a policy is refused
@@ -43,6 +44,12 @@ func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision stri
 	}
 	err := ctx.Err()
 	if err == nil {
+		if peer != nil {
+			// It could take the processors that the other needs, or make the
+			// daemon slow. Nothing leaves meanwhile.
+			resume := w.pause()
+			defer resume()
+		}
 		err = w.try(ctx, revision)
 	}
 	if err != nil {
@@ -57,6 +64,17 @@ func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision stri
 		w.end(fmt.Errorf("preparing a policy that a new process takes: %w", refused))
 	}
 	return nil
+}
+
+// pause has the process stand still until the function that it returns is called.
+func (w *Warden) pause() (resume func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.peer == nil {
+		return func() {}
+	}
+	w.cell.Pause()
+	return w.cell.Resume
 }
 
 // try says whether a process that serves nobody can compile a policy.

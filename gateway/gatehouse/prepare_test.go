@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -85,7 +86,7 @@ func (p *proxied) use(t *testing.T, doc policy.Document) error {
 // A process that has been taken over cannot keep a policy out that takes a
 // destination away: it is ended, and the one that follows it has that policy.
 func TestPolicyAgainstTheProcess(t *testing.T) {
-	for _, taken := range []string{"", "refuses to prepare", "never prepares", "dies preparing", "refuses to use", "never uses"} {
+	for _, taken := range []string{"", "refuses to prepare", "refuses to prepare, and spins", "never prepares", "dies preparing", "refuses to use", "never uses"} {
 		t.Run(taken, func(t *testing.T) {
 			p := newProxied(t, taken)
 			if got, err := p.fetch(); got != "200 hello" {
@@ -96,8 +97,13 @@ func TestPolicyAgainstTheProcess(t *testing.T) {
 				p.warden.patience = 300 * time.Millisecond
 			}
 			began := time.Now()
+			stood := standsStill(t, was)
 			if err := p.use(t, policy.Document{}); err != nil {
 				t.Fatalf("the policy is refused: %v", err)
+			}
+			// Where another has to be asked, this one cannot get in its way.
+			if got, want := stood(), strings.HasPrefix(taken, "refuses to prepare") || taken == "never prepares"; got != want {
+				t.Errorf("the process stood still: %v", got)
 			}
 			if d := time.Since(began); d > startWithin/2 {
 				t.Errorf("it took %v", d)
@@ -136,6 +142,27 @@ func TestPolicyAgainstTheProcess(t *testing.T) {
 			}
 		})
 	}
+}
+
+// standsStill watches a process until the function that it returns is called,
+// which says whether the process has been stopped in the meantime.
+func standsStill(t *testing.T, pid int) func() bool {
+	t.Helper()
+	done, stopped := make(chan struct{}), make(chan bool)
+	go func() {
+		seen := false
+		for {
+			select {
+			case <-done:
+				stopped <- seen
+				return
+			case <-time.After(time.Millisecond):
+				stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+				seen = seen || strings.Contains(string(stat), ") T ")
+			}
+		}
+	}()
+	return func() bool { close(done); return <-stopped }
 }
 
 // A policy that no process can compile stays out, and ends none.

@@ -123,10 +123,10 @@ type Warden struct {
 	// is of who starts a process or has seen one end: never two at once.
 	soiled bool
 
-	mu     sync.Mutex // guards what follows; taken after life
-	peer   *link.Peer // nil while there is no process
-	kill   func()     // ends the current process, or the one before, at once
-	unruly error      // why it was ended, if it was
+	mu     sync.Mutex    // guards what follows; taken after life
+	peer   *link.Peer    // nil while there is no process
+	cell   *cell.Process // the current process, or the one before
+	unruly error         // why it was ended, if it was
 	status Status
 	gone   chan struct{} // closed when the current process has ended
 	cause  error         // why it has
@@ -269,7 +269,7 @@ func (w *Warden) begin(ctx context.Context) error {
 		w.mu.Unlock()
 		return p.abort(err)
 	}
-	w.peer, w.kill, w.unruly, w.gone = p.peer, p.cell.Kill, nil, make(chan struct{})
+	w.peer, w.cell, w.unruly, w.gone = p.peer, p.cell, nil, make(chan struct{})
 	w.status.PID, w.status.Since = p.cell.PID, time.Now()
 	w.status.UID, w.status.OwnRoot, w.status.Landlock = is.UID, is.Root, is.Landlock
 	gone := w.gone
@@ -349,7 +349,7 @@ func (w *Warden) tell(m link.Method, what any) {
 func (w *Warden) end(why error) {
 	w.o.Logger.Error("the gateway's process does not do as it is told and is ended", "error", why)
 	w.unruly = why
-	w.kill()
+	w.cell.Kill()
 	_ = w.peer.Close()
 }
 

@@ -98,5 +98,11 @@ func (p *Process) Wait() error {
 	return p.err
 }
 
+// Pause has all of its threads stand still until Resume.
+func (p *Process) Pause() { _ = p.cmd.Process.Signal(syscall.SIGSTOP) }
+
+// Resume has it go on.
+func (p *Process) Resume() { _ = p.cmd.Process.Signal(syscall.SIGCONT) }
+
 // Kill ends it at once.
 func (p *Process) Kill() { _ = p.cmd.Process.Kill() } // it may have ended by itself
