@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"golang.org/x/net/idna"
 )
@@ -191,6 +192,10 @@ func looksNumeric(host string) bool {
 // readHost brings a host that a sandbox asked for into the form that rules are
 // kept in. A name gives no address.
 func readHost(s string) (host string, addr netip.Addr, err error) {
+	if strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf }) {
+		// Some letters, as U+0130 and U+212A, are ASCII in lower case.
+		return "", netip.Addr{}, fmt.Errorf("%.253q is not a host name in A-labels", s)
+	}
 	host = strings.TrimSuffix(strings.ToLower(s), ".")
 	if canonical(host) && !looksNumeric(host) {
 		return host, netip.Addr{}, nil
