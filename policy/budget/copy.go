@@ -106,12 +106,12 @@ func (n *Count) Merge(o Count) {
 }
 
 // Add counts what a record says was used at a time.
-func (n *Count) Add(at time.Time, used Amount) {
+func (n *Count) Add(at, now time.Time, used Amount) {
 	start := begin(at, n.Every)
 	switch {
 	case start.After(n.Start):
 		n.Start, n.Used = start, Amount{}
-	case start.Before(n.Start):
+	case start.Before(n.Start) && !n.Start.After(now): // else the clock was set back
 		return // of a period that is over
 	}
 	n.Used.Requests += used.Requests
