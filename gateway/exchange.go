@@ -258,7 +258,7 @@ func (x *exchange) end() {
 	if x.err != nil && status(x.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
-	blocked(c, outcome)
+	x.gateway.blocked(c, outcome)
 	names, n := x.got.found()
 	if n > 0 {
 		c.Message = held(names, n, s.Credentials)

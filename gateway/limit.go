@@ -32,7 +32,8 @@ func (e *limitError) status() int {
 }
 
 // exceeded is the one place where a limit turns what is allowed into a denial.
-func exceeded(d policy.Decision, e *limitError) policy.Decision {
+func (g *Gateway) exceeded(d policy.Decision, e *limitError) policy.Decision {
+	g.metrics.limited.Inc()
 	return policy.Decision{
 		Action: policy.Deny, Rule: e.rule, RuleType: policy.TypeLimit, Reason: e.reason, Retry: e.retry, Revision: d.Revision,
 	}
@@ -59,7 +60,7 @@ func (g *Gateway) take(d policy.Decision, size int64) (*meter, policy.Decision) 
 		m.use, err = judged(g.budget.Take(max(size, 0), claims...))
 	}
 	if err != nil {
-		return nil, exceeded(d, err)
+		return nil, g.exceeded(d, err)
 	}
 	return m, d
 }
@@ -71,7 +72,7 @@ func (g *Gateway) spare(d policy.Decision, size int64) policy.Decision {
 		_, err = judged(nil, g.budget.Check(max(size, 0), claims...))
 	}
 	if err != nil {
-		return exceeded(d, err)
+		return g.exceeded(d, err)
 	}
 	return d
 }
@@ -218,11 +219,12 @@ func limitsOf(d policy.Decision) []audit.LimitUse {
 }
 
 // blocked makes a completion that of what a limit has broken off.
-func blocked(c *audit.Event, err error) {
+func (g *Gateway) blocked(c *audit.Event, err error) {
 	var over *limitError
 	if !errors.As(err, &over) {
 		return
 	}
+	g.metrics.limited.Inc()
 	c.Action, c.Disposition, c.SeverityID = audit.ActionDenied, audit.DispositionBlocked, audit.SeverityMedium
 	c.Rule = &audit.Rule{Name: over.rule, Type: policy.TypeLimit} // not the record's, which is the decision's too
 }

@@ -114,7 +114,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 	}
 	err = t.outcome(err)
 	c := completion(x, audit.NetworkClose, err)
-	blocked(c, err)
+	g.blocked(c, err)
 	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
 	c.Traffic = &x.Traffic
 	g.enqueue(c)

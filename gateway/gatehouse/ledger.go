@@ -218,7 +218,7 @@ func (l *Ledger) recount(ctx context.Context, next uint64, limited bool) error {
 		l.counts[k] = n
 	}
 	l.prune()
-	if l.fresh || l.position+1 >= next || !limited && len(l.counts) == 0 {
+	if l.fresh || l.position >= next-1 || !limited && len(l.counts) == 0 {
 		l.position = next - 1
 		if l.fresh && limited {
 			return l.write() // what comes from now on is read again after a crash

@@ -110,6 +110,7 @@ type Book struct {
 	of       map[string]int // counters by limit
 	swept    time.Time
 	stamp    uint64
+	copied   uint64 // stamp of what Changed has given and was asked on from
 }
 
 // NewBook returns one without counters. now tells the time; default: time.Now.
@@ -235,14 +236,15 @@ func (b *Book) drop(c *counter) {
 	}
 }
 
-// sweep drops what is over, once a second at most.
+// sweep drops what is over, once a second at most. Who copies is told first that
+// nothing is under way there.
 func (b *Book) sweep(now time.Time) {
 	if since := now.Sub(b.swept); since >= 0 && since < time.Second {
 		return
 	}
 	b.swept = now
 	for _, c := range b.counters {
-		if c.over(now) {
+		if c.over(now) && (b.copied == 0 || c.stamp <= b.copied) {
 			b.drop(c)
 		}
 	}

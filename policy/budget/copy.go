@@ -22,6 +22,7 @@ type Count struct {
 func (b *Book) Changed(since uint64, most int) (list []Count, stamp uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.copied = max(b.copied, min(since, b.stamp))
 	if since == b.stamp {
 		return nil, since
 	}
