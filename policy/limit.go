@@ -22,39 +22,51 @@ import (
 type Limit struct {
 	// Name is what its counters hang by, over restarts and reloads too, and what
 	// a denial names. It is given once, and needed.
+	// Example: openai-a-day
 	Name string `yaml:"name" json:"name"`
 	// Sandboxes selects who it is for. Default: every sandbox.
+	// Example: {tags: {team: support}}
 	Sandboxes Selector `yaml:"sandboxes" json:"sandboxes,omitzero"`
 	// Destination is as EgressRule's, on every port where it names none.
 	// Default: all.
+	// Example: api.openai.com
 	Destination string `yaml:"destination" json:"destination,omitempty"`
 	// Credential makes it one of requests that get this credential. Default: of
 	// all, with a credential or without.
+	// Example: openai-api-key
 	Credential string `yaml:"credential" json:"credential,omitempty"`
 	// Per says what has a counter of its own: sandbox (default), tag:KEY (each
 	// value of that tag; sandboxes without it have one together), destination
 	// (each host and port), credential (each; requests without are not limited),
 	// or all, for one counter.
+	// Example: "tag:team"
 	Per string `yaml:"per" json:"per,omitempty"`
 	// Every is the period of Requests, Bytes and Uses, and needed with them: from
 	// 1s to 8784h. Periods are aligned to UTC: those of 24h begin at midnight,
 	// those of 168h on Mondays.
+	// Example: 24h
 	Every Duration `yaml:"every" json:"every,omitzero"`
 	// Requests is how many requests and tunnels a period has. Default: no bound.
+	// Example: 1000
 	Requests int64 `yaml:"requests" json:"requests,omitempty"`
 	// Bytes bounds what bodies, WebSockets and tunnels carry in a period, both ways
 	// together, as 1GiB. Heads are not counted. What goes beyond it is broken off.
 	// Default: no bound.
+	// Example: 1GiB
 	Bytes Size `yaml:"bytes" json:"bytes,omitzero"`
 	// Uses is how often credentials are put into requests in a period. Default: no
 	// bound.
+	// Example: 100
 	Uses int64 `yaml:"uses" json:"uses,omitempty"`
 	// Concurrent is how many requests, WebSockets and tunnels are under way at a
 	// time. Default: no bound.
+	// Example: 10
 	Concurrent int64 `yaml:"concurrent" json:"concurrent,omitempty"`
 	// Size bounds the body of each request, as 10MiB. Default: no bound.
+	// Example: 10MiB
 	Size Size `yaml:"size" json:"size,omitzero"`
 	// Hours is when requests and tunnels may begin. Default: at all times.
+	// Example: {days: [mon, tue, wed, thu, fri], from: "08:00", to: "18:00", zone: Europe/Berlin}
 	Hours *Hours `yaml:"hours" json:"hours,omitempty"`
 }
 
@@ -62,12 +74,17 @@ type Limit struct {
 type Hours struct {
 	// Days lists mon, tue, wed, thu, fri, sat and sun. Default: all. A time that
 	// goes past midnight belongs to the day that it began on.
+	// Example: [mon, tue, wed, thu, fri]
 	Days []string `yaml:"days" json:"days,omitempty"`
-	// From and To are times of the day as 08:00. To is exclusive, 24:00 the end
-	// of the day, and before From on the day after. Default: 00:00 and 24:00.
+	// From is the time of the day at which they begin. Default: 00:00.
+	// Example: "08:00"
 	From string `yaml:"from" json:"from,omitempty"`
-	To   string `yaml:"to" json:"to,omitempty"`
+	// To is the time of the day at which they are over: 24:00 is the end of the
+	// day, and what is before From is on the day after. Default: 24:00.
+	// Example: "18:00"
+	To string `yaml:"to" json:"to,omitempty"`
 	// Zone is of the IANA database, as Europe/Berlin. Default: UTC.
+	// Example: Europe/Berlin
 	Zone string `yaml:"zone" json:"zone,omitempty"`
 }
 
