@@ -125,7 +125,7 @@ func (v *validator) met(path string, l Limit, t *table) {
 		reached = slices.DeleteFunc(reached, func(r rule) bool { return d.port != 0 && !r.on(d.port) })
 	}
 	reached = slices.DeleteFunc(slices.Clone(reached), func(r rule) bool { return r.action == Deny })
-	if len(reached) == 0 && l.Destination != "" && v.doc.Policy.Dir == "" {
+	if len(reached) == 0 && l.Destination != "" && v.doc.Policy.Dir == "" && v.doc.Policy.Bundle == nil {
 		v.say(NeverMet, path+".destination", fmt.Sprintf("no rule allows %q, so that the limit is never met", l.Destination), "write it as the rules have it, or remove the limit")
 		return
 	}
