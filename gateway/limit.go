@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -31,8 +32,15 @@ func (e *limitError) status() int {
 	return http.StatusTooManyRequests
 }
 
-// exceeded is the one place where a limit turns what is allowed into a denial.
+// exceeded is the one place where a limit turns what is allowed into a denial, but
+// for what observe mode lets pass.
 func (g *Gateway) exceeded(d policy.Decision, e *limitError) policy.Decision {
+	if d.Lenient {
+		if d.Observed == nil {
+			d.Observed = &policy.Observed{Action: policy.Deny, Rule: e.rule, RuleType: policy.TypeLimit, Reason: e.reason}
+		}
+		return d
+	}
 	g.metrics.limited.Inc()
 	return policy.Decision{
 		Action: policy.Deny, Rule: e.rule, RuleType: policy.TypeLimit, Reason: e.reason, Retry: e.retry, Revision: d.Revision,
@@ -45,6 +53,7 @@ type meter struct {
 	use     *budget.Use
 	largest int64  // of a request's body in bytes, where rule is not empty
 	rule    string // the limit that says so
+	lenient bool   // nothing is broken off
 	over    atomic.Pointer[limitError]
 }
 
@@ -54,14 +63,18 @@ func (g *Gateway) take(d policy.Decision, size int64) (*meter, policy.Decision) 
 	if len(d.Limits) == 0 {
 		return nil, d
 	}
-	m := &meter{}
+	m := &meter{lenient: d.Lenient}
 	claims, err := g.claims(d, m, size)
 	if err == nil {
 		m.use, err = judged(g.budget.Take(max(size, 0), claims...))
 	}
-	if err != nil {
-		return nil, g.exceeded(d, err)
+	if err == nil {
+		return m, d
 	}
+	if d = g.exceeded(d, err); d.RuleType == policy.TypeLimit {
+		return nil, d
+	}
+	m.use = g.budget.Overdraw(claims...)
 	return m, d
 }
 
@@ -79,13 +92,13 @@ func (g *Gateway) spare(d policy.Decision, size int64) policy.Decision {
 
 // claims judges what needs no counter, and lists what does.
 func (g *Gateway) claims(d policy.Decision, m *meter, size int64) ([]budget.Claim, *limitError) {
-	var shut *limitError
+	var large, shut *limitError
 	now := g.budget.Now()
 	claims := make([]budget.Claim, 0, len(d.Limits))
 	for _, a := range d.Limits {
 		if most := int64(a.Size); most > 0 {
-			if size > most {
-				return nil, tooLarge(a.Name, most)
+			if size > most && large == nil {
+				large = tooLarge(a.Name, most)
 			}
 			if m.rule == "" || most < m.largest {
 				m.largest, m.rule = most, a.Name
@@ -101,6 +114,9 @@ func (g *Gateway) claims(d policy.Decision, m *meter, size int64) ([]budget.Clai
 			Key: budget.Key{Limit: a.Name, Subject: a.Subject}, Per: a.Per, Every: time.Duration(a.Every), Uses: a.Credentials,
 			Most: budget.Amount{Requests: a.Requests, Bytes: int64(a.Bytes), Uses: a.Uses, Concurrent: a.Concurrent},
 		})
+	}
+	if large != nil {
+		return claims, large
 	}
 	return claims, shut
 }
@@ -148,7 +164,7 @@ func (m *meter) spend(n int) error {
 	if m == nil || !m.use.Metered() {
 		return m.err()
 	}
-	if _, over := judged(nil, m.use.Spend(n)); over != nil {
+	if _, over := judged(nil, m.use.Spend(n)); over != nil && !m.lenient {
 		m.over.CompareAndSwap(nil, over)
 	}
 	return m.err()
@@ -156,7 +172,7 @@ func (m *meter) spend(n int) error {
 
 // upload is spend for n bytes of a request's body, of which total have come.
 func (m *meter) upload(n int, total int64) error {
-	if m != nil && m.rule != "" && total > m.largest {
+	if m != nil && !m.lenient && m.rule != "" && total > m.largest {
 		m.over.CompareAndSwap(nil, tooLarge(m.rule, m.largest))
 	}
 	return m.spend(n)
@@ -216,6 +232,16 @@ func limitsOf(d policy.Decision) []audit.LimitUse {
 		}
 	}
 	return list
+}
+
+// tighter tells whether one decision bounds bytes where the other did not, or not
+// to as few. What else there is to limits is judged when something begins.
+func tighter(now, then policy.Decision) bool {
+	return slices.ContainsFunc(now.Limits, func(n policy.Applied) bool {
+		return n.Bytes > 0 && !slices.ContainsFunc(then.Limits, func(t policy.Applied) bool {
+			return t.Name == n.Name && t.Subject == n.Subject && t.Bytes > 0 && t.Bytes <= n.Bytes
+		})
+	})
 }
 
 // blocked makes a completion that of what a limit has broken off.

@@ -418,3 +418,37 @@ func TestLimitOfHours(t *testing.T) {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
 }
+
+// In observe mode limits count, and deny and break off nothing.
+func TestLimitInObserveMode(t *testing.T) {
+	w := newWire(t)
+	w.policy(func(in policy.Input) policy.Decision {
+		d := under(w.allow, policy.Limit{Name: "few", Every: hour, Requests: 1, Bytes: 1000}, policy.Limit{Name: "size", Size: 10})(in)
+		d.Lenient = true
+		return d
+	})
+	o := w.origin("api.example.test", "h1", true)
+	o.handle("/", func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, strings.Repeat("x", 2000))
+	})
+	client := w.agent("h1", true, w.steer, false)
+	for range 2 {
+		r, _ := http.NewRequest("POST", o.url("https", "/"), &endless{left: 100})
+		resp, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body := text(t, resp); resp.StatusCode != 200 || len(body) != 2000 {
+			t.Fatalf("%d, %d bytes", resp.StatusCode, len(body))
+		}
+	}
+	decisions, completions := w.settled(t)
+	first, second := decisions[0], decisions[1]
+	if first.Unmapped.Sallyport.Observed != nil || completions[first.ID()].Action == audit.ActionDenied {
+		t.Errorf("%+v", first.Unmapped.Sallyport)
+	}
+	if b := second.Unmapped.Sallyport.Observed; second.Action != audit.ActionAllowed || b == nil || b.Decision != "deny" || b.Rule != "few" || b.RuleType != "limit" {
+		t.Errorf("%+v", b)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -19,7 +20,7 @@ func (p *Policy) bounded(ctx context.Context, d Decision, s subject, at time.Tim
 	if !passes(d.Action, s.Phase) {
 		return d
 	}
-	d.Limits = p.limits.apply(nil, s, d.Inject)
+	d.Limits, d.Lenient = p.limits.apply(nil, s, d.Inject), p.lenient(s, at)
 	if p.query.limits == nil {
 		return d
 	}
@@ -34,6 +35,19 @@ func (p *Policy) bounded(ctx context.Context, d Decision, s subject, at time.Tim
 		d.Limits = l.apply(d.Limits, s, d.Inject)
 	}
 	return d
+}
+
+// lenient tells whether the sandbox is in observe mode.
+func (p *Policy) lenient(s subject, at time.Time) bool {
+	if p.observing == nil {
+		return false
+	}
+	if at.IsZero() {
+		at = time.Now()
+	}
+	return slices.ContainsFunc(p.observing.list, func(o Observation) bool {
+		return at.Before(o.Until) && o.Sandboxes.picks(s.Sandbox.Name, s.Sandbox.Tags)
+	})
 }
 
 // passes tells whether something is carried after the decision.

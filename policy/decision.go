@@ -37,6 +37,9 @@ type Decision struct {
 	// Limits lists what bounds this, where it is allowed, tunnelled or to be
 	// approved. Whoever carries it counts.
 	Limits []Applied
+	// Lenient says that limits are counted and not enforced, since the sandbox is
+	// in observe mode.
+	Lenient bool `json:",omitempty"`
 	// Retry is for how long a limit denies, set by who counts; zero where waiting
 	// does not help.
 	Retry time.Duration

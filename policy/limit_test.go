@@ -209,3 +209,17 @@ func TestTeamLimits(t *testing.T) {
 		})
 	}
 }
+
+func TestLimitsInObserveMode(t *testing.T) {
+	p := compile(t, bounded+"- {name: few, every: 1h, requests: 1}\nobserve: [{sandboxes: {names: [demo]}, until: "+time.Now().Add(time.Hour).UTC().Format(time.RFC3339)+"}]\n", policy.Options{})
+	in := request("GET", "a.example.com", "/")
+	if d := p.Decide(t.Context(), in); !d.Lenient || len(d.Limits) != 1 {
+		t.Errorf("%+v", d)
+	}
+	if d := p.DecideAt(t.Context(), in, time.Now().Add(2*time.Hour)); d.Lenient {
+		t.Error("it has ended")
+	}
+	if d := p.Decide(t.Context(), from(builder, in)); d.Lenient {
+		t.Error("another sandbox")
+	}
+}

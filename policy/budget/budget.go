@@ -140,10 +140,30 @@ func (b *Book) Take(size int64, claims ...Claim) (*Use, error) {
 	if err := b.judge(now, size, claims); err != nil {
 		return nil, err
 	}
-	u := &Use{book: b, counters: make([]*counter, len(claims)), most: make([]int64, len(claims))}
-	for i, cl := range claims {
+	return b.take(claims), nil
+}
+
+// Overdraw takes what there may be no room for, from all counters that there can
+// be.
+func (b *Book) Overdraw(claims ...Claim) *Use {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	for _, cl := range claims {
+		_, _ = b.counter(now, cl) // one that there is no room for is not counted
+	}
+	return b.take(claims)
+}
+
+// take is Take where it has been judged. b.mu is held.
+func (b *Book) take(claims []Claim) *Use {
+	u := &Use{book: b, counters: make([]*counter, 0, len(claims)), most: make([]int64, 0, len(claims))}
+	for _, cl := range claims {
 		c := b.counters[cl.Key]
-		u.counters[i], u.most[i] = c, cl.Most.Bytes
+		if c == nil {
+			continue
+		}
+		u.counters, u.most = append(u.counters, c), append(u.most, cl.Most.Bytes)
 		u.metered = u.metered || cl.Most.Bytes > 0
 		c.used.Concurrent++
 		if c.every > 0 {
@@ -152,7 +172,7 @@ func (b *Book) Take(size int64, claims ...Claim) (*Use, error) {
 		}
 		b.touch(c)
 	}
-	return u, nil
+	return u
 }
 
 // Check says what Take would, and takes nothing.
