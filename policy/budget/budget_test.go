@@ -101,6 +101,14 @@ func TestAllOrNothing(t *testing.T) {
 	if err := b.Check(0, wide, narrow); exceeded(err) != "narrow requests 1h0m0s" {
 		t.Errorf("got %v", err)
 	}
+	// Of several that deny, the one that does for longest; whichever comes first.
+	day := claim("day", "a", 24*time.Hour, budget.Amount{Requests: 1})
+	_, _ = b.Take(0, day)
+	for _, claims := range [][]budget.Claim{{narrow, day}, {day, narrow}} {
+		if err := b.Check(0, claims...); exceeded(err) != "day requests 2h0m0s" {
+			t.Errorf("got %v", err)
+		}
+	}
 	if err := b.Check(0, wide); err != nil {
 		t.Error(err)
 	}
@@ -154,6 +162,13 @@ func TestKinds(t *testing.T) {
 	}
 	if _, err := b.Take(0, bytes); err == nil {
 		t.Error("the next one")
+	}
+	exact := claim("bytes", "exact", time.Hour, budget.Amount{Bytes: 1000})
+	if e, err := b.Take(0, exact); err != nil || e.Spend(1000) != nil {
+		t.Error("just as many")
+	}
+	if _, err := b.Take(0, exact); exceeded(err) != "bytes bytes 30m0s" {
+		t.Errorf("where none are left: %v", err)
 	}
 	c.add(time.Hour)
 	if err := u.Spend(0); err == nil {
