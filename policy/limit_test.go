@@ -223,3 +223,19 @@ func TestLimitsInObserveMode(t *testing.T) {
 		t.Error("another sandbox")
 	}
 }
+
+// An explanation crosses the control socket as JSON.
+func TestLimitsOfAnExplanation(t *testing.T) {
+	p := compile(t, bounded+"- {name: few, per: all, every: 1h, requests: 1, bytes: 1KiB}\n", policy.Options{})
+	text, err := json.Marshal(p.Explain(t.Context(), request("GET", "a.example.com", "/")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var e policy.Explanation
+	if err := json.Unmarshal(text, &e); err != nil {
+		t.Fatal(err)
+	}
+	if got := applied(e.Decision); len(got) != 1 || got[0] != "few all 0" || e.Decision.Limits[0].Bytes != 1024 {
+		t.Errorf("%v of %s", got, text)
+	}
+}
