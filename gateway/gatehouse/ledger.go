@@ -38,6 +38,7 @@ type Ledger struct {
 	stamp    uint64     // of the process's counters
 	of       *link.Peer // whose stamp that is
 	fresh    bool       // there is no file yet
+	swept    time.Time  // when room was looked for
 }
 
 // Bounds of what a process says.
@@ -143,7 +144,7 @@ func (l *Ledger) merge(list []budget.Count) error {
 		}
 		have, ok := l.counts[n.Key]
 		if !ok {
-			if len(l.counts) >= budget.MaxCounters && !l.prune() {
+			if !l.room() {
 				continue
 			}
 			have = n
@@ -157,15 +158,29 @@ func (l *Ledger) merge(list []budget.Count) error {
 	return nil
 }
 
-// prune drops what is over, and says whether there is room now. l.mu is held.
-func (l *Ledger) prune() bool {
+// room says whether there is some for another counter. It is looked for once a
+// second at most, however many a process says. l.mu is held.
+func (l *Ledger) room() bool {
+	if len(l.counts) < budget.MaxCounters {
+		return true
+	}
+	now := l.now()
+	if since := now.Sub(l.swept); since >= 0 && since < time.Second {
+		return false
+	}
+	l.swept = now
+	l.prune()
+	return len(l.counts) < budget.MaxCounters
+}
+
+// prune drops what is over. l.mu is held.
+func (l *Ledger) prune() {
 	now := l.now()
 	for k, n := range l.counts {
 		if n.Used.Concurrent == 0 && !now.Before(n.Ends()) {
 			delete(l.counts, k)
 		}
 	}
-	return len(l.counts) < budget.MaxCounters
 }
 
 // list copies the counters, in order. l.mu is held.
@@ -266,7 +281,7 @@ func (l *Ledger) count(e *audit.Event) {
 		key := budget.Key{Limit: u.Name, Subject: u.Subject}
 		n, ok := l.counts[key]
 		if !ok {
-			if len(l.counts) >= budget.MaxCounters && !l.prune() {
+			if !l.room() {
 				continue
 			}
 			n = budget.Count{Key: key}
