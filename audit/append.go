@@ -236,6 +236,18 @@ func (o *object) extension(x *Extension) {
 		o.stringSet(`"reason":`, b.Reason)
 		o.close()
 	}
+	if len(x.Limits) > 0 {
+		o.raw(`"limits":`)
+		for i, l := range x.Limits {
+			o.buf = append(o.buf, "[,"[min(i, 1)], '{')
+			o.string(`"name":`, l.Name)
+			o.string(`"subject":`, l.Subject)
+			o.intSet(`"period":`, l.Period)
+			o.intSet(`"uses":`, l.Uses)
+			o.buf[len(o.buf)-1] = '}'
+		}
+		o.buf = append(o.buf, ']', ',')
+	}
 }
 
 func (o *object) usesSet(key string, uses []CredentialUse) {

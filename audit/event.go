@@ -231,7 +231,7 @@ type Traffic struct {
 
 type Rule struct {
 	Name string `json:"name,omitempty"`
-	Type string `json:"type,omitempty"` // egress, egressAuth, rego, floor
+	Type string `json:"type,omitempty"` // egress, egressAuth, rego, limit, floor
 }
 
 type Policy struct {
@@ -271,6 +271,7 @@ type Extension struct {
 	Unsized     bool              `json:"size_unknown,omitempty"` // the request did not say how long its body is; without it the length, or 0, was declared
 	Clipped     []string          `json:"clipped,omitempty"`      // fields here that hold less than was decided on: path, method, header_names, query_keys
 	Observed    *Observed         `json:"observed,omitempty"`     // what observe mode has lifted
+	Limits      []LimitUse        `json:"limits,omitempty"`       // what bounds it; of a lifecycle event: what was reset
 }
 
 // Observed is what would have been decided without observe mode.
@@ -279,6 +280,14 @@ type Observed struct {
 	Rule     string `json:"rule,omitempty"`
 	RuleType string `json:"rule_type,omitempty"`
 	Reason   string `json:"reason,omitempty"`
+}
+
+// LimitUse names a limit and whose counter it was.
+type LimitUse struct {
+	Name    string `json:"name"`
+	Subject string `json:"subject"`
+	Period  int64  `json:"period,omitempty"` // milliseconds, where it counts over one
+	Uses    int64  `json:"uses,omitempty"`   // of credentials
 }
 
 // CredentialUse names a credential and the version of the secret behind it.

@@ -42,6 +42,6 @@ func (x *Exchange) Complete(activity int) *Event {
 	c.HTTPRequest, c.Rule, c.Policy = d.HTTPRequest, d.Rule, d.Policy
 	of, by := &c.Unmapped.Sallyport, &d.Unmapped.Sallyport
 	of.Sandbox, of.SandboxID, of.Session, of.Tags = by.Sandbox, by.SandboxID, by.Session, by.Tags
-	of.Phase, of.Decision = by.Phase, by.Decision
+	of.Phase, of.Decision, of.Limits = by.Phase, by.Decision, by.Limits
 	return c
 }

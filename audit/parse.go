@@ -197,6 +197,7 @@ func (p *parser) extension(x *Extension) {
 		x.Observed = &Observed{p.text(`"decision":`), p.text(`"rule":`), p.text(`"rule_type":`), p.text(`"reason":`)}
 		p.close()
 	}
+	x.Limits = p.limits(`"limits":[`)
 	p.close()
 }
 
@@ -216,6 +217,31 @@ func (p *parser) uses(key string) (uses []CredentialUse) {
 		if p.eat("]") {
 			p.comma()
 			return uses
+		}
+		if !p.eat(",") {
+			break
+		}
+	}
+	p.bad = true
+	return nil
+}
+
+// limits is a member that is an array of limits.
+func (p *parser) limits(key string) (limits []LimitUse) {
+	if !p.eat(key) {
+		return nil
+	}
+	for !p.bad {
+		if !p.eat("{") {
+			break
+		}
+		limits = append(limits, LimitUse{p.text(`"name":`), p.text(`"subject":`), p.int(`"period":`), p.int(`"uses":`)})
+		if !p.eat("}") {
+			break
+		}
+		if p.eat("]") {
+			p.comma()
+			return limits
 		}
 		if !p.eat(",") {
 			break

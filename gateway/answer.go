@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
@@ -37,8 +38,10 @@ type answer struct {
 	Rule     string `json:"rule,omitempty"`
 	Decision string `json:"decision,omitempty"`
 	Remedy   string `json:"what_to_do"`
-	denied   bool   // as opposed to failed
-	last     bool   // the connection ends with it, where it carries no others
+	// Retry is for how many seconds not to try again.
+	Retry  int64 `json:"retry_after,omitempty"`
+	denied bool  // as opposed to failed
+	last   bool  // the connection ends with it, where it carries no others
 }
 
 // denied answers a decision that is not to carry.
@@ -49,6 +52,8 @@ func denied(d policy.Decision, id, where string) *answer {
 		a.Remedy = "This needs the approval of an operator, who will want the decision id. Do not retry before you have it."
 	case d.Err != nil:
 		a.Remedy = "The policy could not be evaluated. Tell an operator the decision id."
+	case d.RuleType == policy.TypeLimit:
+		a.limited(&limitError{d.Rule, d.Reason, d.Retry})
 	case d.RuleType == "floor":
 		a.Remedy = "No rule can allow this. Change the request as the reason says."
 	default:
@@ -57,10 +62,26 @@ func denied(d policy.Decision, id, where string) *answer {
 	return a
 }
 
+// limited makes it the answer to what a limit has no room for.
+func (a *answer) limited(e *limitError) {
+	a.Status, a.Rule = e.status(), e.rule
+	if e.retry == 0 {
+		a.Remedy = "Do not retry: send less in one request, or ask an operator to change the limit."
+		return
+	}
+	a.Retry = int64((e.retry + time.Second - 1) / time.Second)
+	a.Remedy = fmt.Sprintf("Wait, and try again after %d seconds. An operator can change the limit, or run: sallyport limits reset", a.Retry)
+}
+
 // failed answers an error that met an allowed request. It is the one place
 // where an error becomes a status.
 func failed(err error, id string) *answer {
 	a := &answer{Status: status(err), Reason: explain(err), Decision: id}
+	var over *limitError
+	if errors.As(err, &over) {
+		a.limited(over)
+		return a
+	}
 	switch a.Status {
 	case http.StatusServiceUnavailable:
 		a.Remedy = "Nothing was sent. " + repair(err) + " Then try again."
@@ -79,9 +100,12 @@ func failed(err error, id string) *answer {
 func status(err error) int {
 	var reach *upstream.Error
 	var gone *revokedError
+	var over *limitError
 	switch {
 	case errors.As(err, &gone):
 		return http.StatusForbidden
+	case errors.As(err, &over):
+		return over.status()
 	case errors.Is(err, errAudit), errors.Is(err, errClosed), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
@@ -107,9 +131,12 @@ func explain(err error) string {
 	var reach *upstream.Error
 	var gone *revokedError
 	leased, isLease := leaseOf(err)
+	var over *limitError
 	switch {
 	case errors.As(err, &gone):
 		return gone.Error()
+	case errors.As(err, &over):
+		return over.reason
 	case isLease:
 		return leased.Error()
 	case errors.Is(err, context.Canceled), errors.Is(err, errClient):
@@ -226,6 +253,9 @@ func (a *answer) response(r *http.Request) *http.Response {
 	if a.Decision != "" {
 		h.Set(decisionHeader, a.Decision)
 	}
+	if a.Retry > 0 {
+		h.Set("Retry-After", strconv.FormatInt(a.Retry, 10))
+	}
 	return &http.Response{
 		StatusCode:    a.Status,
 		Proto:         "HTTP/1.1",
@@ -251,7 +281,7 @@ func (a *answer) status(r *http.Request) *http.Response {
 	switch {
 	case a.Status == http.StatusBadRequest, a.denied && a.Status > http.StatusInternalServerError:
 		code = 3 // INVALID_ARGUMENT
-	case a.Status == http.StatusTooManyRequests:
+	case a.Status == http.StatusTooManyRequests, a.Status == http.StatusRequestEntityTooLarge:
 		code = 8 // RESOURCE_EXHAUSTED
 	case a.Status == http.StatusInternalServerError:
 		code = 13 // INTERNAL
@@ -268,10 +298,23 @@ func (a *answer) status(r *http.Request) *http.Response {
 	if a.Decision != "" {
 		h.Set(decisionHeader, a.Decision)
 	}
+	if a.Retry > 0 {
+		h.Set("Retry-After", strconv.FormatInt(a.Retry, 10))
+		h.Set("Grpc-Retry-Pushback-Ms", pushback(a.Retry))
+	}
 	return &http.Response{
 		StatusCode: http.StatusOK, Proto: "HTTP/2.0", ProtoMajor: 2,
 		Header: h, Body: http.NoBody, Request: r,
 	}
+}
+
+// pushback tells gRPC's own clients, which retry by themselves, when to, in
+// milliseconds (gRFC A6); not at all where their callers would hang for long.
+func pushback(seconds int64) string {
+	if seconds > 60 {
+		return "-1"
+	}
+	return strconv.FormatInt(seconds*1000, 10)
 }
 
 // grpcMessage encodes what is not printable ASCII in percents.

@@ -71,6 +71,9 @@ func (x *exchange) authorize(r *http.Request) *answer {
 	g, f := x.gateway, x.flow
 	d := x.decide(r.Context())
 	upgrade := websocket(r.Header)
+	if d.Action == policy.Approve {
+		d = g.spare(d, x.request.Size) // nobody is asked about what could not go
+	}
 	switch {
 	case d.Action != policy.Allow:
 		if d.Action == policy.Tunnel {
@@ -80,6 +83,10 @@ func (x *exchange) authorize(r *http.Request) *answer {
 	case len(d.Inject) > 0 && !f.tls():
 		return x.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
 	}
+	if x.meter, d = g.take(d, x.request.Size); d.Action != policy.Allow {
+		return x.deny(r, d)
+	}
+	x.sent.meter, x.got.meter, x.out.meter = x.meter, x.meter, x.meter
 	x.upgrade = upgrade
 
 	e := x.event(r, d)
@@ -271,6 +278,9 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 	x.answered = true
 	x.informing.Unlock()
 	if err != nil {
+		if over := x.meter.err(); over != nil {
+			return nil, over
+		}
 		if x.sent.short.Load() {
 			err = errClient // whatever the upstream made of that
 		}
@@ -450,6 +460,7 @@ func (x *exchange) finish(r *http.Request) {
 	x.out.close(x.place.revoked.Load() != nil)
 	broken := x.got.err != nil
 	x.end()
+	x.meter.end()
 	if p != nil || broken {
 		panic(http.ErrAbortHandler)
 	}

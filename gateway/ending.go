@@ -36,6 +36,7 @@ type counted struct {
 	net.Conn
 	in, out *atomic.Int64
 	ended   *ending
+	meter   *meter
 
 	mu     sync.Mutex // held while writing
 	frames frontier
@@ -45,6 +46,10 @@ type counted struct {
 func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.in.Add(int64(n))
+	if over := c.meter.spend(n); over != nil {
+		c.ended.meet(over)
+		return 0, over
+	}
 	switch {
 	case err == io.EOF && reset(wire(c.Conn)) == nil:
 		c.ended.meet(nil)
@@ -59,6 +64,10 @@ func (c *counted) Write(p []byte) (int, error) {
 	defer c.mu.Unlock()
 	if c.over {
 		return 0, net.ErrClosed
+	}
+	if over := c.meter.spend(len(p)); over != nil {
+		c.ended.meet(over)
+		return 0, over
 	}
 	n, err := c.Conn.Write(p)
 	c.out.Add(int64(n))

@@ -33,6 +33,7 @@ type exchange struct {
 
 	// Set once the request is allowed.
 	decision  policy.Decision
+	meter     *meter // nil where no limit bounds it
 	allowed   *audit.Event
 	used      []audit.CredentialUse
 	sentWith  []*credential.Use
@@ -250,12 +251,14 @@ func (x *exchange) end() {
 	if x.allowed == nil {
 		return
 	}
-	c := completion(&x.record, x.allowed.ActivityID, x.outcome())
+	outcome := x.outcome()
+	c := completion(&x.record, x.allowed.ActivityID, outcome)
 	s := &c.Unmapped.Sallyport
 	s.Credentials = x.used
 	if x.err != nil && status(x.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
+	x.gateway.blocked(c, outcome)
 	names, n := x.got.found()
 	if n > 0 {
 		c.Message = held(names, n, s.Credentials)
@@ -299,6 +302,9 @@ func forgotten(lost map[string]int) string {
 // outcome is what ended the exchange, nil for success.
 func (x *exchange) outcome() error {
 	err := x.err
+	if over := x.meter.err(); over != nil {
+		err = over // whatever came of it
+	}
 	why := x.place.revoked.Load()
 	switch {
 	case why != nil && (err != nil || x.got.err != nil || x.out.failed || x.out.status == http.StatusSwitchingProtocols):

@@ -135,6 +135,7 @@ func judge(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
 		x.Policy = audit.Policy{Version: d.Revision}
 		e.Policy = &x.Policy
 	}
+	s.Limits = limitsOf(d)
 	for _, i := range d.Inject {
 		s.Credentials = append(s.Credentials, audit.CredentialUse{Name: i.Credential})
 	}

@@ -23,6 +23,7 @@ type metrics struct {
 	scrubbed        prometheus.Counter
 	forgotten       prometheus.Counter
 	revoked         prometheus.Counter
+	limited         prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -45,6 +46,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		aborted:         counter("aborted_connections_total", "Connections that ended or stalled before they said what they wanted."),
 		handshakes:      counter("handshake_failures_total", "TLS handshakes that sandboxes did not finish."),
 		unauthenticated: counter("unauthenticated_total", "Requests to the explicit proxy with a wrong name or token."),
+		limited:         counter("limited_total", "Requests and tunnels that a limit refused or broke off."),
 		scrubbed:        counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
 		forgotten:       counter("forgotten_secrets_total", "Values that are no longer looked for, since too many were injected for their sandbox."),
 		revoked:         counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
@@ -57,7 +59,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked,
+		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked, m.limited,
 	} {
 		errs = append(errs, r.Register(c))
 	}

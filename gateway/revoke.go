@@ -58,6 +58,9 @@ func compare(now, then policy.Decision) *revokedError {
 	case !reflect.DeepEqual(now.Upstream, then.Upstream):
 		now.Reason = "it goes another way by now"
 		return &revokedError{now, true}
+	case tighter(now, then):
+		now.Reason = "it has a limit of bytes by now that it did not begin with"
+		return &revokedError{now, true}
 	}
 	return nil
 }

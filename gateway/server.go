@@ -18,6 +18,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/h1"
 	"sallyport/policy"
+	"sallyport/policy/budget"
 )
 
 // maxHeader bounds a request's head, in bytes.
@@ -38,6 +39,8 @@ type Options struct {
 	Logger       *slog.Logger
 	Metrics      prometheus.Registerer
 
+	// Budget counts what limits bound. Default: one of its own.
+	Budget *budget.Book
 	// Revision is that of the policy that Decider decides by, for the records of
 	// what is denied before that is asked. Default: none is recorded then.
 	Revision func() string
@@ -74,6 +77,7 @@ type Gateway struct {
 	certificates Certificates
 	upstreams    Upstreams
 	broker       Broker
+	budget       *budget.Book
 	logger       *slog.Logger
 	metrics      *metrics
 	revision     func() string
@@ -123,6 +127,7 @@ func New(o Options) (*Gateway, error) {
 		certificates: o.Certificates,
 		upstreams:    o.Upstreams,
 		broker:       o.Broker,
+		budget:       o.Budget,
 		logger:       o.Logger,
 		metrics:      m,
 		revision:     o.Revision,
@@ -139,6 +144,9 @@ func New(o Options) (*Gateway, error) {
 	}
 	if g.revision == nil {
 		g.revision = func() string { return "" }
+	}
+	if g.budget == nil {
+		g.budget = budget.NewBook(nil)
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.floods = newFloods(g.enqueue)

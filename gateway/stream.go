@@ -27,6 +27,7 @@ type body struct {
 	scrubber *credential.Scrubber // for all that the sandbox's requests were sent with
 	strict   bool                 // what cannot be decoded is refused
 	err      error                // but for io.EOF
+	meter    *meter
 
 	mu   sync.Mutex     // a WebSocket's come while it ends
 	hits map[string]int // by credential
@@ -90,6 +91,9 @@ func (b *body) frames(resp *http.Response) error {
 
 func (b *body) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
+	if over := b.meter.spend(n); over != nil {
+		n, err = 0, over
+	}
 	if err != nil && err != io.EOF {
 		b.err = err
 	}
@@ -121,6 +125,7 @@ type writer struct {
 	taken  atomic.Pointer[counted] // by a WebSocket
 	ended  ending                  // of that
 	in     *atomic.Int64           // what a WebSocket's client sends
+	meter  *meter
 }
 
 func (w *writer) WriteHeader(code int) {
@@ -200,12 +205,14 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	w.in.Add(int64(rw.Reader.Buffered())) // goproxy sends these on first
+	early := rw.Reader.Buffered() // goproxy sends these on first
+	w.in.Add(int64(early))
+	_ = w.meter.spend(early) // the next read or write says so
 	return w.take(conn), rw, nil
 }
 
 func (w *writer) take(conn net.Conn) *counted {
-	c := &counted{Conn: conn, in: w.in, out: &w.written, ended: &w.ended}
+	c := &counted{Conn: conn, in: w.in, out: &w.written, ended: &w.ended, meter: w.meter}
 	w.taken.Store(c)
 	return c
 }

@@ -70,6 +70,12 @@ func (t *tunnelling) reach(far net.Conn) error {
 func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 	defer g.underway.leave(&t.place)
 	o, f, d := t.opening, t.flow, t.decision
+	m, d := g.take(d, -1)
+	if d.Action != policy.Tunnel {
+		g.deny(o, d)
+		return
+	}
+	defer m.end()
 	x := new(audit.Exchange)
 	e := f.event(x, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
 	e.Connection = overTCP()
@@ -102,8 +108,13 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 		g.tell(o, failed(err, e.ID()))
 		return
 	}
-	out, in, err := splice(o, far, func() error { return g.late(ctx, t) })
-	c := completion(x, audit.NetworkClose, t.outcome(err))
+	out, in, err := splice(o, far, func() error { return g.late(ctx, t) }, m)
+	if over := m.err(); over != nil {
+		err = over
+	}
+	err = t.outcome(err)
+	c := completion(x, audit.NetworkClose, err)
+	g.blocked(c, err)
 	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
 	c.Traffic = &x.Traffic
 	g.enqueue(c)
@@ -154,8 +165,8 @@ func (t *tunnelling) outcome(err error) error {
 
 // splice copies both ways until both directions have ended or either failed,
 // and closes both ends. What check refuses does not go out. Between two TCP
-// connections the kernel copies.
-func splice(near *opening, far net.Conn, check func() error) (out, in int64, err error) {
+// connections the kernel copies, unless bytes are limited.
+func splice(near *opening, far net.Conn, check func() error, m *meter) (out, in int64, err error) {
 	defer near.Close()
 	defer far.Close()
 	// How the first direction ended is how the tunnel did: after a regular end
@@ -167,11 +178,14 @@ func splice(near *opening, far net.Conn, check func() error) (out, in int64, err
 		var rest int64
 		err := check()
 		if err == nil {
+			err = m.spend(len(near.seen))
+		}
+		if err == nil {
 			n, err = far.Write(near.seen)
 			near.seen = nil
 		}
 		if err == nil {
-			rest, err = io.Copy(far, near.Conn)
+			rest, err = io.Copy(far, m.through(near.Conn))
 		}
 		out = int64(n) + rest
 		ends <- cmp.Or(err, reset(near.Conn))
@@ -179,7 +193,7 @@ func splice(near *opening, far net.Conn, check func() error) (out, in int64, err
 	})
 	wg.Go(func() {
 		var err error
-		in, err = io.Copy(near.Conn, far)
+		in, err = io.Copy(near.Conn, m.through(far))
 		ends <- cmp.Or(err, reset(far))
 		finish(near, far, err)
 	})

@@ -19,6 +19,7 @@ type requestBody struct {
 	short  atomic.Bool // the sandbox did not send all of it
 	closed atomic.Bool // by us, who want no more of it
 
+	meter   *meter
 	from    *http.Request // whose trailers the connection fills in at the end
 	trailer http.Header   // what leaves of them
 }
@@ -45,7 +46,9 @@ func (b *requestBody) take(from, out *http.Request) {
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
-	b.read.Add(int64(n))
+	if over := b.meter.upload(n, b.read.Add(int64(n))); over != nil {
+		return 0, over
+	}
 	switch {
 	case err == io.EOF:
 		for name := range b.trailer {

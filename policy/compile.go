@@ -46,6 +46,7 @@ type Policy struct {
 	recall    *recall          // nil where nothing is kept
 	clock     func() time.Time // nil for the real one
 	observing *observing       // nil where nothing is ever in observe mode
+	limits    *limits          // nil where the document has none
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -87,6 +88,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		revision:  revision(doc, team),
 		clock:     o.Clock,
 		observing: newObserving(doc, rules),
+		limits:    newLimits(doc.Limits),
 	}
 	p.table.join(rules)
 	p.table.stock(p.selectors)

@@ -53,13 +53,7 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 	if err := v.view.show(p, s); err != nil {
 		return p.undecided(err)
 	}
-	answer, err := p.query.eval(ctx, v)
-	if errors.Is(err, errTimeout) {
-		// On a crowded machine the clock runs while the evaluation does not:
-		// only what is late twice is taken for slow.
-		v.memo.reset()
-		answer, err = p.query.eval(ctx, v)
-	}
+	answer, err := p.query.patient(ctx, v)
 	if err != nil {
 		v.release()
 		return p.undecided(err)
@@ -76,13 +70,16 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 }
 
 // settle applies the floor to an answer, and then observe mode, which lifts
-// nothing of the floor.
+// nothing of the floor, and says which limits there are.
 func (p *Policy) settle(ctx context.Context, d Decision, s subject, at time.Time) Decision {
 	d = p.floor(d, s)
-	if p.observing == nil || d.Action == Allow || d.Action == Tunnel {
+	if p.observing != nil && d.Action != Allow && d.Action != Tunnel {
+		d = p.observe(ctx, d, s, at)
+	}
+	if p.limits == nil && p.query.limits == nil {
 		return d
 	}
-	return p.observe(ctx, d, s, at)
+	return p.bounded(ctx, d, s, at)
 }
 
 // Revision is the digest of the document, the Rego and the team's directory.

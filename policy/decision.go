@@ -1,5 +1,7 @@
 package policy
 
+import "time"
+
 // Action is what a decision says to do. The zero Action is deny.
 type Action string
 
@@ -14,8 +16,8 @@ const (
 type Decision struct {
 	Action Action
 	// Rule is the name of the rule that decided; RuleType says which list it is
-	// from: egress, egressAuth, rego, observe for what observe mode lets pass, or
-	// floor for what no policy can allow.
+	// from: egress, egressAuth, rego, observe for what observe mode lets pass,
+	// limit, or floor for what no policy can allow.
 	Rule     string
 	RuleType string
 	// Reason is one sentence for the agent and for the audit.
@@ -32,6 +34,15 @@ type Decision struct {
 	Governed bool `json:",omitempty"`
 	// Revision is the digest of the policy that decided.
 	Revision string
+	// Limits lists what bounds this, where it is allowed, tunnelled or to be
+	// approved. Whoever carries it counts.
+	Limits []Applied
+	// Lenient says that limits are counted and not enforced, since the sandbox is
+	// in observe mode.
+	Lenient bool `json:",omitempty"`
+	// Retry is for how long a limit denies, set by who counts; zero where waiting
+	// does not help.
+	Retry time.Duration
 	// Err is set when the policy could not be evaluated; the Action is then Deny.
 	Err error `json:"-"`
 }

@@ -23,6 +23,9 @@ type Document struct {
 	// carried and recorded. See [Observation].
 	// Example: [{sandboxes: {names: [demo]}, until: 2026-12-01T00:00:00Z}]
 	Observe []Observation `yaml:"observe" json:",omitempty"`
+	// Limits bounds what the rules allow.
+	// Example: [{name: a-day, every: 24h, requests: 1000}]
+	Limits []Limit `yaml:"limits" json:",omitempty"`
 
 	// Positions says where each key was written, by its path in the document
 	// ("egress[0].paths[1]"), for errors. It may be nil and decides nothing.
@@ -232,17 +235,19 @@ type Source struct {
 	//	approve contains msg                    a person decides
 	//	allow contains {"rule": …, "reason": …} for TLS; "protocols": ["tls", "http", "other"] says for what else
 	//	inject contains {"credential": …, "inject": …}
+	//	limit contains {"name": …, "per": …, "every": …, "requests": …}
 	//
 	// They are asked in each phase: a set that looks at input.request says
 	// nothing before there is one, and an allow that does must also allow the
 	// phases dns and connect. An approve without a condition on input.phase is
 	// asked for at the connection already. What an egressAuth rule governs, no
-	// allow opens.
+	// allow opens. A limit has the keys of Limit but sandboxes and destination,
+	// whose place its condition takes, and is asked for what is allowed.
 	// Example: policy.d
 	Dir string `yaml:"dir"`
 	// Cache is how many answers are kept for inputs of which the Rego sees
 	// nothing that is new; 0 keeps none. A policy that reads the clock or a
-	// request's body keeps none either. Default: 4096.
+	// request's body, or has a limit, keeps none either. Default: 4096.
 	// Example: 0
 	Cache *int `yaml:"cache"`
 	// Timeout is how long one evaluation may take, from 1ms to 1s. One that

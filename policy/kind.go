@@ -61,6 +61,9 @@ const (
 	BadBundle       Kind = "SP0401"
 	UnsignedBundle  Kind = "SP0402"
 	UncheckedBundle Kind = "SP0403"
+
+	BadLimit Kind = "SP0501"
+	NeverMet Kind = "SP0502"
 )
 
 // Meaning is what a Kind stands for.
@@ -123,6 +126,9 @@ var meanings = []Meaning{
 	{BadBundle, Error, "BadBundle", "A bundle that cannot be used."},
 	{UnsignedBundle, Warning, "UnsignedBundle", "A bundle that nobody has signed."},
 	{UncheckedBundle, Note, "UncheckedBundle", "A bundle on a server, which is checked when it is fetched."},
+
+	{BadLimit, Error, "BadLimit", "A limit that cannot be counted, or limits nothing."},
+	{NeverMet, Warning, "NeverMet", "A limit that nothing falls under."},
 }
 
 // Meanings lists every Kind.

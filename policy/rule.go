@@ -13,6 +13,9 @@ const (
 	typeEgressAuth = "egressAuth"
 	typeRego       = "rego"
 	typeFloor      = "floor"
+
+	// TypeLimit is the RuleType of a limit that denies.
+	TypeLimit = "limit"
 )
 
 // rule is an egress or egressAuth rule with its defaults filled in.

@@ -34,7 +34,7 @@ type namedSource struct {
 
 // contribution is a set that a team's package defines.
 type contribution struct {
-	set   string // deny, approve, allow or inject
+	set   string // deny, approve, allow, inject or limit
 	pkg   ast.Ref
 	plain bool // its elements are what they should be, as its rules are written
 }
@@ -42,7 +42,7 @@ type contribution struct {
 var teamRoot = ast.MustParseRef("data.sallyport.team")
 
 // contributed are the names by which a team's package takes part in a decision.
-var contributed = []string{"deny", "approve", "allow", "inject"}
+var contributed = []string{"deny", "approve", "allow", "inject", "limit"}
 
 // loadTeam reads dir as `opa test DIR` does: a file's data appears under the
 // names of the folders that it is in. Tests are checked and not loaded. Every
@@ -146,7 +146,7 @@ func (t *team) addModule(file string, text []byte) error {
 		head := r.Head.Ref()
 		name := head[0].Value.String()
 		switch {
-		case name == "limit" || name == "obligation":
+		case name == "obligation":
 			errs = append(errs, Finding{
 				Kind:     NoSet,
 				Position: position(r.Location),
@@ -286,7 +286,7 @@ func (t *team) gather() string {
 		switch {
 		case c.plain:
 			reason = "it"
-		case c.set == "allow":
+		case c.set == "allow", c.set == "limit":
 			it = "any(it)"
 		}
 		switch c.set {
@@ -296,10 +296,18 @@ func (t *team) gather() string {
 			fmt.Fprintf(&b, "%s contains %s if some it in %s.%s\n", c.set, it, c.pkg, c.set)
 		}
 	}
+	if t.limits() {
+		b.WriteString("limits := [it | some it in limit]\n") // one value, for a question
+	}
 	b.WriteString("any(it) := it\n") // of which the type checker knows nothing
 	b.WriteString("text(it) := it if is_string(it)\n")
 	b.WriteString("text(it) := sprintf(\"%v\", [it]) if not is_string(it)\n")
 	return b.String()
+}
+
+// limits tells whether some package defines a limit.
+func (t *team) limits() bool {
+	return slices.ContainsFunc(t.sets, func(c contribution) bool { return c.set == "limit" })
 }
 
 // lacks is data.sallyport.contributed: an empty set for each that no package

@@ -136,7 +136,7 @@ func TestTeamLoadErrors(t *testing.T) {
 		{"deny that is no set", map[string]string{"p.rego": "package sallyport.team.x\n\ndeny if input.phase == \"dns\""}, []string{"p.rego:3", "deny contains"}},
 		{"deny by default", map[string]string{"p.rego": "package sallyport.team.x\ndefault deny := false"}, []string{"p.rego:2", "deny contains"}},
 		{"deny by key", map[string]string{"p.rego": "package sallyport.team.x\ndeny[x] := 1 if x := \"a\""}, []string{"p.rego:2", "deny contains"}},
-		{"limit", map[string]string{"p.rego": "package sallyport.team.x\nlimit contains {\"bytes\": 1} if true"}, []string{"p.rego:2", "limit is not enforced"}},
+		{"obligation", map[string]string{"p.rego": "package sallyport.team.x\nobligation contains {\"bytes\": 1} if true"}, []string{"p.rego:2", "obligation is not enforced"}},
 		{"deny in a test", map[string]string{"p_test.rego": "package sallyport.team.x\ndeny contains \"x\" if true"}, []string{"p_test.rego:2", "takes part in no decision"}},
 		{"recursion", map[string]string{"p.rego": "package sallyport.team.x\ndeny contains \"x\" if data.sallyport.decision.action == \"allow\""}, []string{"p.rego:2", "recursive"}},
 		{"our data", map[string]string{"d.json": `{"sallyport": {"index": {}}}`}, []string{"d.json", "data.sallyport"}},

@@ -51,6 +51,7 @@ func resolve(doc Document) ([]rule, []Finding) {
 		v.fail("policy.timeout", fmt.Sprintf("%v is not from 1ms to 1s", d), "write a time as 100ms, or leave it out for 50ms")
 	}
 	v.observations()
+	v.limits()
 	v.findings = append(v.findings, overlaps(doc, v.rules)...)
 	slices.SortStableFunc(v.findings, func(a, b Finding) int {
 		if a.Position.Line != b.Position.Line {

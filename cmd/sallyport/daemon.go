@@ -247,6 +247,10 @@ func (d *daemon) openGatehouse(context.Context) error {
 	if err := d.listenProxy(&listeners); err != nil {
 		return err
 	}
+	ledger, err := gatehouse.OpenLedger(filepath.Join(indexDir(d.cfg), "limits.json"), auditDir(d.cfg))
+	if err != nil {
+		return err
+	}
 	d.warden = gatehouse.New(gatehouse.Options{
 		IDs: ids, View: view, Listeners: listeners,
 		Trail: d.trail, AuditDir: auditDir(d.cfg), SegmentSize: d.cfg.Audit.SegmentSize,
@@ -256,6 +260,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 			return changed(audit.Product{Name: "sallyport-gateway", Version: version}, "gateway", state)
 		},
 		Logger: d.log,
+		Ledger: ledger, Limited: func() bool { return d.rules.Policy().Limited() },
 	})
 	d.onClose(func() error { return d.warden.Stop(0) }) // of no effect after end
 	return nil

@@ -189,6 +189,9 @@ func explain(w io.Writer, e policy.Explanation) {
 	for _, c := range e.Credentials {
 		fmt.Fprintf(w, "  injects   %s\n", c)
 	}
+	for _, l := range d.Limits {
+		fmt.Fprintf(w, "  limited   %s (per %s)\n", l.Name, l.Per)
+	}
 	fmt.Fprintf(w, "  policy    %.12s\n", d.Revision)
 	if len(e.Said) > 0 {
 		fmt.Fprintln(w, "the team's Rego says:")

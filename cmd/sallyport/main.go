@@ -85,6 +85,7 @@ func newRoot() *cobra.Command {
 	root.AddCommand(
 		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandbox(g), newSecret(g),
 		newClient(g), newPolicy(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
+		newLimits(g),
 		newGateway(),
 	)
 	return root

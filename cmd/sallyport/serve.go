@@ -41,7 +41,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 	if d.house != nil {
 		sandboxes = d.house.sandboxes
 	}
-	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: api.NewHandler(api.Options{
+	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, ConnContext: api.ConnContext, Handler: api.NewHandler(api.Options{
 		Sandboxes: sandboxes,
 		Secrets:   secrets{d},
 		Clients:   clients{d},
@@ -56,6 +56,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Reload:   func(ctx context.Context) error { return d.reload(ctx, byAPI, nil) },
 		Shutdown: func() { d.down.Store(true); d.cancel() },
 		Status:   d.status,
+		Limits:   limits{d},
 		Logger:   d.log,
 	})})
 	return nil

@@ -22,6 +22,8 @@
 //   - to give a name its synthetic address, durably;
 //   - for this host's addresses, before each connection upstream.
 //
+// What limits bound is counted by the process, and kept by the [Ledger].
+//
 // All that it says is taken for hostile: bounded, checked, and ending the
 // process when it is not of the protocol.
 //
@@ -74,6 +76,9 @@ const (
 	callStats
 	callGather
 	callStop
+	callCounts
+	callRestore
+	callReset
 )
 
 // What the process calls.

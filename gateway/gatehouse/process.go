@@ -79,6 +79,14 @@ func (w *Warden) spawn() (_ *process, err error) {
 	if err != nil {
 		return nil, errors.Join(err, here.Close(), r.Close(), w.o.Trail.takeBack())
 	}
+	if w.o.Ledger != nil {
+		if err := w.o.Ledger.recount(context.Background(), h.Next, w.limited()); err != nil {
+			if h.File != nil {
+				_ = h.File.Close()
+			}
+			return nil, errors.Join(err, here.Close(), r.Close(), w.o.Trail.takeBack())
+		}
+	}
 	s.Next, s.Size = h.Next, h.Size
 	if h.File != nil {
 		_ = add(fileLog, h.File, nil)

@@ -28,6 +28,7 @@ import (
 	"sallyport/internal/cell"
 	"sallyport/internal/link"
 	"sallyport/policy"
+	"sallyport/policy/budget"
 )
 
 // Run is the process: it goes into its cell and serves until the Warden has
@@ -77,6 +78,8 @@ type inside struct {
 	clients   gateway.Roster
 	dns       *resolver.Server
 	gate      *gateway.Gateway
+	book      *budget.Book
+	begins    uint64 // number of the first event that it writes
 	files     map[string]*os.File
 	proxyTLS  *tls.Config
 
@@ -104,6 +107,9 @@ func newInside(conn *net.UnixConn, state cell.State) *inside {
 		callStats:    link.Handle(in.stats),
 		callGather:   link.Handle(in.gather),
 		callStop:     link.Handle(in.stop),
+		callCounts:   link.Handle(in.counts),
+		callRestore:  link.Handle(in.restore),
+		callReset:    link.Handle(in.reset),
 	}
 	in.peer = link.New(conn, link.Options{Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk, Methods: in.methods})
 	return in
@@ -134,6 +140,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 	if err != nil {
 		return started{}, err
 	}
+	in.book, in.begins = budget.NewBook(nil), s.Next
 	in.broker = newBroker(in.peer, in.engine.Bound)
 	in.leaves = mitm.NewLeaves(in.sign)
 	in.names = newNames(in.peer)
@@ -145,6 +152,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Revision: in.engine.Revision, Recorder: in.trail,
 		Names: gatewayNames{in.names, in.dns}, Refusal: resolver.Refusal,
 		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Logger: in.log, Metrics: in.metrics,
+		Budget: in.book,
 	})
 	if err != nil {
 		return started{}, err
@@ -312,6 +320,26 @@ func (in *inside) forget(_ context.Context, c forgetCall) (link.None, error) {
 // revoke ends all leases.
 func (in *inside) revoke(context.Context, link.None) (link.None, error) {
 	in.broker.clear(time.Time{})
+	return link.None{}, nil
+}
+
+// counts says what has changed. What is recorded has been counted before, so that
+// the log's end comes first.
+func (in *inside) counts(_ context.Context, c countsCall) (counts, error) {
+	position := in.begins - 1 + in.trail.Stats().Events
+	list, stamp := in.book.Changed(c.Since, c.Most)
+	return counts{position, stamp, list}, nil
+}
+
+func (in *inside) restore(_ context.Context, c restoreCall) (link.None, error) {
+	if left := in.book.Restore(c.Counts); left > 0 {
+		return link.None{}, fmt.Errorf("there is no room for %d counters of limits", left)
+	}
+	return link.None{}, nil
+}
+
+func (in *inside) reset(_ context.Context, c resetCall) (link.None, error) {
+	in.book.Reset(c.Limit, c.Subject)
 	return link.None{}, nil
 }
 

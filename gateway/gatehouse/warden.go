@@ -90,6 +90,11 @@ type Options struct {
 	// Event makes the record of a change of the process's state.
 	Event  func(state string) *audit.Event
 	Logger *slog.Logger
+
+	// Ledger keeps the counters of limits. Default: they are a process's own.
+	Ledger *Ledger
+	// Limited tells whether the policy in force has limits. Default: it may.
+	Limited func() bool
 }
 
 // Status says how the process is.
@@ -164,6 +169,9 @@ func (w *Warden) Watch(ctx context.Context) error {
 	var view errgroup.Group
 	view.Go(func() error { w.o.View.Watch(ctx); return nil })
 	defer view.Wait()
+	if w.o.Ledger != nil {
+		view.Go(func() error { w.tally(ctx); return nil })
+	}
 	for {
 		w.mu.Lock()
 		gone := w.gone
@@ -259,6 +267,11 @@ func (w *Warden) begin(ctx context.Context) error {
 	var is started
 	if err := p.peer.Call(ctx, callStart, p.start, &is); err != nil {
 		return p.abort(err)
+	}
+	if w.o.Ledger != nil {
+		if err := w.o.Ledger.restore(ctx, p.peer); err != nil {
+			return p.abort(err)
+		}
 	}
 	// From this call on it reads what others send.
 	serving, cancelServing := context.WithTimeout(ctx, answerWithin)
@@ -377,6 +390,11 @@ func (w *Warden) Stop(within time.Duration) error {
 	err := peer.Call(ctx, callStop, stopCall{within}, &last)
 	if err == nil {
 		w.o.Trail.account(last.Log)
+		if w.o.Ledger != nil {
+			if lerr := w.o.Ledger.sync(ctx, peer); lerr != nil {
+				w.o.Logger.Error("the counters of limits cannot be written down", "error", lerr)
+			}
+		}
 	}
 	_ = peer.Close()
 	<-gone // it is killed where it does not end by itself

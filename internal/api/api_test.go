@@ -143,6 +143,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 		Reload:   func(context.Context) error { return errors.New("line 3: no such key") },
 		Shutdown: func() {},
 		Status:   func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
+		Limits:   &limits{},
 		Logger:   slog.New(slog.DiscardHandler),
 	}
 	if sandboxes {
@@ -154,7 +155,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	l := must[net.Listener](t)(net.Listen("unix", socket))
-	server := &http.Server{Handler: api.NewHandler(opt)}
+	server := &http.Server{Handler: api.NewHandler(opt), ConnContext: api.ConnContext}
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close(); <-served })
@@ -189,6 +190,7 @@ func TestProblems(t *testing.T) {
 		{"path in a name", run(c.Sandbox(ctx, "../../etc")), 400, "lower-case"},
 		{"bad spec", run(c.Create(ctx, "a", sandbox.Spec{Runtime: "kata"})), 400, "kata"},
 		{"another spec", run(c.Create(ctx, "taken", sandbox.Spec{Image: "other"})), 409, "image"},
+		{"reset of no limit", run(c.ResetLimit(ctx, "nothing", "")), 404, "no such limit"},
 		{"no command", run(c.Exec(ctx, "taken", sandbox.Command{})), 400, "no command"},
 		{"command in none", run(c.Exec(ctx, "nobody", sandbox.Command{Args: []string{"true"}})), 404, "nobody"},
 		{"explaining for nobody", run(c.Explain(ctx, policy.Input{Sandbox: policy.Sandbox{Name: "nobody"}})), 404, "nobody"},

@@ -36,7 +36,7 @@ func problem(err error) *Problem {
 	status := http.StatusInternalServerError
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, credential.ErrNoSecret),
-		errors.Is(err, gateway.ErrClientUnknown), errors.Is(err, audit.ErrNoDecision):
+		errors.Is(err, gateway.ErrClientUnknown), errors.Is(err, audit.ErrNoDecision), errors.Is(err, ErrNoLimit):
 		status = http.StatusNotFound
 	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, sandbox.ErrBadSpec),
 		errors.Is(err, sandbox.ErrNoImage), errors.Is(err, errBadRequest),

@@ -60,6 +60,7 @@ type Options struct {
 	Reload    func(context.Context) error
 	Shutdown  func() // stops sandboxes, engine and daemon; returns at once
 	Status    func() Status
+	Limits    Limits
 	Logger    *slog.Logger
 }
 
@@ -103,6 +104,8 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("POST /v1/sandboxes/{name}/stop", h.stop)
 	mux.HandleFunc("POST /v1/sandboxes/{name}/exec", h.exec)
 	mux.HandleFunc("GET /v1/sandboxes/{name}/ca", h.sandboxRoot)
+	mux.HandleFunc("GET /v1/limits", h.limits)
+	mux.HandleFunc("POST /v1/limits/{name}/reset", h.resetLimit)
 	return mux
 }
 

@@ -16,7 +16,7 @@ import (
 
 // Config is sallyport.yaml.
 type Config struct {
-	// Document holds egress, egressAuth, credentials and policy. Reloads.
+	// Document holds egress, egressAuth, credentials, policy and limits. Reloads.
 	policy.Document `yaml:",inline"`
 
 	// DataDir holds everything that lasts. Default: /var/lib/sallyport.

@@ -246,8 +246,11 @@ func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 }
 
 func kindName(v reflect.Value) string {
-	if v.Type() == reflect.TypeFor[Duration]() {
+	switch v.Type() {
+	case reflect.TypeFor[Duration](), reflect.TypeFor[policy.Duration]():
 		return "a time as 30s or 1m"
+	case reflect.TypeFor[policy.Size]():
+		return "a size as 64KiB or 10MiB"
 	}
 	if v.Type() == reflect.TypeFor[time.Time]() {
 		return "a moment as 2026-12-01T00:00:00Z"

@@ -128,6 +128,10 @@ func TestRefuses(t *testing.T) {
 		"policy: {timeout: 5}",
 		"policy: {cache: -1}",
 		"network: {subnet: 10.0.0.0}",
+		"limits: [{every: 1h}]",
+		"limits: [{name: a, bytes: 1Mib}]",
+		"limits: [{name: a, every: daily}]",
+		"limits: [{name: a, hours: {days: [monday]}}]",
 		"egressAuth: [{destination: a, authRef: b, inject: {header: {name: X}}}]",
 	} {
 		if ok, _ := matches(t, schema, decode(t, text)); ok {

@@ -67,6 +67,7 @@ func (p pairs) MarshalJSON() ([]byte, error) {
 var closed = map[string][]string{
 	"policy.EgressRule.Action": {string(policy.Allow), string(policy.Deny), string(policy.Tunnel), string(policy.Approve)},
 	"policy.Upstream.Resolve":  {policy.ResolveProxy},
+	"policy.Hours.Days":        {"mon", "tue", "wed", "thu", "fri", "sat", "sun"},
 	"config.Engine.Kind":       {"private", "existing", "none"},
 	"config.Sandbox.Runtime":   {"runsc", "runc"},
 }
@@ -76,6 +77,7 @@ var needed = map[string][]string{
 	"policy.EgressRule":     {"destination"},
 	"policy.EgressAuthRule": {"destination", "authRef"},
 	"policy.Credential":     {"name"},
+	"policy.Limit":          {"name"},
 	"policy.VaultSource":    {"path"},
 	"policy.HeaderInject":   {"name", "value"},
 	"policy.BasicInject":    {"username", "password"},
@@ -88,6 +90,9 @@ var ranges = map[string][2]int64{
 	"policy.EgressRule.Ports":     {1, 65535},
 	"policy.EgressAuthRule.Ports": {1, 65535},
 	"policy.Source.Cache":         {0, 1 << 20},
+	"policy.Limit.Requests":       {1, 1 << 53},
+	"policy.Limit.Uses":           {1, 1 << 53},
+	"policy.Limit.Concurrent":     {1, 1 << 53},
 	"config.Sandbox.Pids":         {1, 1 << 40},
 	"config.Audit.SegmentSize":    {1 << 20, 4 << 30},
 }
@@ -172,6 +177,8 @@ func (w *writer) value(name string, t reflect.Type) *node {
 		switch t {
 		case reflect.TypeFor[policy.Duration]():
 			return &node{Type: "string", Pattern: `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}
+		case reflect.TypeFor[policy.Size]():
+			return &node{Type: []string{"string", "integer"}, Pattern: `^[0-9]+ ?([KMGT]i?B|B)?$`}
 		case reflect.TypeFor[netip.Prefix]():
 			return &node{Type: "string", Pattern: `^[0-9a-fA-F.:]+/[0-9]+$`}
 		}

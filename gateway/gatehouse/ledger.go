@@ -1,0 +1,342 @@
+package gatehouse
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"sync"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/internal/durable"
+	"sallyport/internal/link"
+	"sallyport/policy/budget"
+)
+
+// Ledger keeps the counters of limits beyond the process that counts. Each second
+// it takes from the process what has changed, and writes it down; the next process
+// begins with that, and with what the audit log has from then on. So what a process
+// or a daemon took with it when it was killed is counted again, once too often
+// rather than never. Of a stream that was killed with its process, which has no
+// completion, the bytes of its last second are lost.
+//
+// What a process says is bounded and only ever adds: one that was taken over can
+// use a limit up, and not make room in it.
+type Ledger struct {
+	path string
+	dir  string // of the audit log
+	now  func() time.Time
+
+	mu       sync.Mutex // also held while the process is asked
+	counts   map[budget.Key]budget.Count
+	position uint64 // every event up to it is counted
+	written  uint64 // position in the file
+	dirty    bool
+	stamp    uint64     // of the process's counters
+	of       *link.Peer // whose stamp that is
+	fresh    bool       // there is no file yet
+	swept    time.Time  // when room was looked for
+}
+
+// Bounds of what a process says.
+const (
+	maxPage = 1024 // counters at a time
+	maxName = 512  // bytes of a limit's or a subject's name
+	// maxAhead is how far a process may be in time: nothing before that ends.
+	maxAhead = 24 * time.Hour
+	// positionEvery is after how many events the file is written although nothing
+	// was counted, so that not all of them are read again.
+	positionEvery = 100_000
+
+	pullEvery = time.Second
+)
+
+// ledgerFile is what is on disk.
+type ledgerFile struct {
+	Position uint64         `json:"position"`
+	Counts   []budget.Count `json:"counts"`
+}
+
+// OpenLedger reads what was written; none is an empty one. dir is the audit log's.
+func OpenLedger(path, dir string) (*Ledger, error) {
+	l := &Ledger{path: path, dir: dir, now: time.Now, counts: map[budget.Key]budget.Count{}}
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		l.fresh = true
+		return l, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var f ledgerFile
+	if err := json.Unmarshal(text, &f); err != nil {
+		return nil, fmt.Errorf("the counters of limits in %s cannot be read: %w: remove the file to begin all counters anew", path, err)
+	}
+	for _, n := range f.Counts {
+		n.Used.Concurrent = 0
+		l.counts[n.Key] = n
+	}
+	l.position, l.written = f.Position, f.Position
+	return l, nil
+}
+
+type countsCall struct {
+	Since uint64
+	Most  int
+}
+
+type counts struct {
+	Position uint64
+	Stamp    uint64
+	Counts   []budget.Count
+}
+
+type restoreCall struct{ Counts []budget.Count }
+
+type resetCall struct{ Limit, Subject string }
+
+// pull takes what has changed from a process. l.mu is held.
+func (l *Ledger) pull(ctx context.Context, p *link.Peer) error {
+	if l.of != p {
+		l.of, l.stamp = p, 0
+	}
+	first := uint64(0)
+	for pages := 0; ; pages++ {
+		var got counts
+		if err := p.Call(ctx, callCounts, countsCall{l.stamp, maxPage}, &got); err != nil {
+			return err
+		}
+		if pages == 0 {
+			first = got.Position // what was recorded before the first page is in one of them
+		}
+		if err := l.merge(got.Counts); err != nil {
+			return err
+		}
+		done := got.Stamp == l.stamp || len(got.Counts) < maxPage
+		l.stamp = got.Stamp
+		if done || pages > budget.MaxCounters/maxPage {
+			break
+		}
+	}
+	l.position = max(l.position, first)
+	return nil
+}
+
+var errCounts = errors.New("the process's counters are not such")
+
+// merge takes a process's copies in. l.mu is held.
+func (l *Ledger) merge(list []budget.Count) error {
+	if len(list) > maxPage {
+		return fmt.Errorf("%w: %d at a time", errCounts, len(list))
+	}
+	latest := l.now().Add(maxAhead)
+	for _, n := range list {
+		switch u := n.Used; {
+		case len(n.Limit) > maxName || len(n.Subject) > maxName || len(n.Per) > maxName,
+			n.Every < 0 || n.Every > 366*24*time.Hour,
+			u.Requests < 0 || u.Bytes < 0 || u.Uses < 0 || u.Concurrent < 0:
+			return errCounts
+		case n.Start.After(latest):
+			continue // it would keep the limit used up for good
+		}
+		have, ok := l.counts[n.Key]
+		if !ok {
+			if !l.room() {
+				continue
+			}
+			have = n
+		}
+		per, every, most := n.Per, n.Every, n.Most
+		have.Merge(n)
+		have.Per, have.Every, have.Most, have.Used.Concurrent = per, every, most, n.Used.Concurrent
+		l.counts[n.Key] = have
+		l.dirty = true
+	}
+	return nil
+}
+
+// room says whether there is some for another counter. It is looked for once a
+// second at most, however many a process says. l.mu is held.
+func (l *Ledger) room() bool {
+	if len(l.counts) < budget.MaxCounters {
+		return true
+	}
+	now := l.now()
+	if since := now.Sub(l.swept); since >= 0 && since < time.Second {
+		return false
+	}
+	l.swept = now
+	l.prune()
+	return len(l.counts) < budget.MaxCounters
+}
+
+// prune drops what is over. l.mu is held.
+func (l *Ledger) prune() {
+	now := l.now()
+	for k, n := range l.counts {
+		if n.Used.Concurrent == 0 && !now.Before(n.Ends()) {
+			delete(l.counts, k)
+		}
+	}
+}
+
+// list copies the counters, in order. l.mu is held.
+func (l *Ledger) list() []budget.Count {
+	all := make([]budget.Count, 0, len(l.counts))
+	for _, n := range l.counts {
+		all = append(all, n)
+	}
+	budget.Sort(all)
+	return all
+}
+
+// write makes the counters durable, where there is something new. l.mu is held.
+func (l *Ledger) write() error {
+	if !l.fresh && !l.dirty && l.position < l.written+positionEvery {
+		return nil
+	}
+	l.prune()
+	text, err := json.Marshal(ledgerFile{l.position, l.list()})
+	if err != nil {
+		return err
+	}
+	if err := durable.WriteFile(l.path, text, 0o600); err != nil {
+		return err
+	}
+	l.dirty, l.fresh, l.written = false, false, l.position
+	return nil
+}
+
+// sync takes from a process what it has counted, and writes it down.
+func (l *Ledger) sync(ctx context.Context, p *link.Peer) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if p != nil {
+		if err := l.pull(ctx, p); err != nil {
+			return err
+		}
+	}
+	return l.write()
+}
+
+// recount counts what the log has from the position on, up to the event before
+// next. Nobody may be writing the log. Where the policy has no limits, and nothing
+// has been counted, there is nothing to read for.
+func (l *Ledger) recount(ctx context.Context, next uint64, limited bool) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for k, n := range l.counts {
+		n.Used.Concurrent = 0 // it ended with the process
+		l.counts[k] = n
+	}
+	l.prune()
+	if l.fresh || l.position >= next-1 || !limited && len(l.counts) == 0 {
+		l.position = next - 1
+		if l.fresh && limited {
+			return l.write() // what comes from now on is read again after a crash
+		}
+		return nil
+	}
+	for e, err := range audit.Read(ctx, l.dir, audit.Query{From: l.position + 1}) {
+		var damage *audit.DamageError
+		switch {
+		case errors.As(err, &damage): // what is missing there is evidence, and cannot be counted
+		case err != nil:
+			return fmt.Errorf("counting again from the audit log: %w", err)
+		default:
+			l.count(e)
+		}
+	}
+	l.position = next - 1
+	return l.write()
+}
+
+// count takes one event in. l.mu is held.
+func (l *Ledger) count(e *audit.Event) {
+	x := &e.Unmapped.Sallyport
+	if x.Kind == audit.KindLifecycle && x.State == stateReset {
+		for _, u := range x.Limits {
+			l.empty(u.Name, u.Subject)
+		}
+		return
+	}
+	var used budget.Amount
+	switch {
+	case x.Kind == audit.KindDecision && (x.Decision == "allow" || x.Decision == "tunnel"):
+		used.Requests = 1
+	case x.Kind == audit.KindCompletion && e.Traffic != nil:
+		used.Bytes = e.Traffic.BytesIn + e.Traffic.BytesOut
+	default:
+		return
+	}
+	now := l.now()
+	for _, u := range x.Limits {
+		every := time.Duration(u.Period) * time.Millisecond
+		if every <= 0 {
+			continue
+		}
+		key := budget.Key{Limit: u.Name, Subject: u.Subject}
+		n, ok := l.counts[key]
+		if !ok {
+			if !l.room() {
+				continue
+			}
+			n = budget.Count{Key: key}
+		}
+		n.Every = every
+		if used.Requests > 0 {
+			used.Uses = u.Uses
+		}
+		n.Add(time.UnixMilli(e.Time), now, used)
+		l.counts[key] = n
+		l.dirty = true
+	}
+}
+
+// stateReset is the state of the event that says that an operator has emptied
+// counters.
+const stateReset = "reset"
+
+// empty begins counters anew, and says how many. l.mu is held.
+func (l *Ledger) empty(limit, subject string) (n int) {
+	for k, c := range l.counts {
+		if k.Limit == limit && (subject == budget.Every || subject == k.Subject) {
+			c.Used.Requests, c.Used.Bytes, c.Used.Uses = 0, 0, 0
+			c.Start = time.Time{} // any period is a later one
+			l.counts[k] = c
+			l.dirty = true
+			n++
+		}
+	}
+	return n
+}
+
+// restore gives a process what it begins with.
+func (l *Ledger) restore(ctx context.Context, p *link.Peer) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	var page []budget.Count
+	flush := func() error {
+		if len(page) == 0 {
+			return nil
+		}
+		err := p.Call(ctx, callRestore, restoreCall{page}, &link.None{})
+		page = page[:0]
+		return err
+	}
+	for _, n := range l.list() {
+		if n.Every <= 0 || !now.Before(n.Ends()) {
+			continue
+		}
+		if page = append(page, n); len(page) == maxPage {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+	}
+	return flush()
+}

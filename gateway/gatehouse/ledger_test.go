@@ -1,0 +1,245 @@
+package gatehouse
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/internal/link"
+	"sallyport/policy/budget"
+)
+
+// counting is a process that only counts, and the Warden's link to it.
+type counting struct {
+	*inside
+	peer *link.Peer // the Warden's
+}
+
+// noon is in the middle of a day that is not over for long.
+var noon = time.Now().UTC().Truncate(24 * time.Hour).Add(12 * time.Hour)
+
+func newCounting(t *testing.T, log *audit.Log, begins uint64) *counting {
+	t.Helper()
+	here, f, err := link.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err := link.Inherited(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := &inside{book: budget.NewBook(func() time.Time { return noon }), trail: log, begins: begins}
+	child := link.New(there, link.Options{MaxFrame: maxFrame, MaxOut: maxAsk, Methods: map[link.Method]link.Handler{
+		callCounts: link.Handle(in.counts), callRestore: link.Handle(in.restore), callReset: link.Handle(in.reset),
+	}})
+	peer := link.New(here, link.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk})
+	done := make(chan struct{}, 2)
+	for _, p := range []*link.Peer{child, peer} {
+		go func() { _ = p.Serve(); done <- struct{}{} }()
+	}
+	t.Cleanup(func() { _, _ = child.Close(), peer.Close(); <-done; <-done })
+	return &counting{in, peer}
+}
+
+func newLedger(t *testing.T, path, dir string) *Ledger {
+	t.Helper()
+	l, err := OpenLedger(path, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.now = func() time.Time { return noon }
+	return l
+}
+
+func openLog(t *testing.T, dir string) *audit.Log {
+	t.Helper()
+	log, err := audit.Open(dir, audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = log.Close() })
+	return log
+}
+
+const day = 24 * time.Hour
+
+func claimOf(limit, subject string) budget.Claim {
+	return budget.Claim{Key: budget.Key{Limit: limit, Subject: subject}, Per: "sandbox", Every: day, Most: budget.Amount{Requests: 1000}}
+}
+
+// decided is the decision and the completion of a request.
+func decided(subject string, uses, bytes int64) []*audit.Event {
+	x := &audit.Exchange{}
+	d := x.Decide(audit.ClassHTTP, 3)
+	d.Time = noon.UnixMilli()
+	d.Unmapped.Sallyport.Decision = "allow"
+	d.Unmapped.Sallyport.Limits = []audit.LimitUse{
+		{Name: "a", Subject: subject, Period: day.Milliseconds(), Uses: uses}, {Name: "size", Subject: subject},
+	}
+	c := x.Complete(3)
+	c.Time = noon.UnixMilli()
+	c.Traffic = &audit.Traffic{BytesIn: bytes - 1, BytesOut: 1}
+	return []*audit.Event{d, c}
+}
+
+func used(t *testing.T, list []budget.Count) (text []string) {
+	t.Helper()
+	budget.Sort(list)
+	for _, n := range list {
+		text = append(text, fmt.Sprintf("%s %s %d %d %d", n.Limit, n.Subject, n.Used.Requests, n.Used.Bytes, n.Used.Uses))
+	}
+	return text
+}
+
+// What one process has counted the next one begins with, through the file too; and
+// what was recorded after the last copy is counted again from the log.
+func TestLedger(t *testing.T) {
+	base := t.TempDir()
+	path, dir := filepath.Join(base, "limits.json"), filepath.Join(base, "audit")
+	log := openLog(t, dir)
+	l := newLedger(t, path, dir)
+	if err := l.recount(t.Context(), 1, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("nothing is read again after a crash before the first copy: %v", err)
+	}
+	first := newCounting(t, log, 1)
+	const many = 2*maxPage + 7 // more than a page
+	for i := range many {
+		u, err := first.book.Take(0, claimOf("a", fmt.Sprint(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i > 0 {
+			u.End()
+		}
+	}
+	if err := log.Append(t.Context(), decided("0", 0, 10)...); err != nil { // counted by the process
+		t.Fatal(err)
+	}
+	if err := l.sync(t.Context(), first.peer); err != nil {
+		t.Fatal(err)
+	}
+	if len(l.counts) != many || l.position != 2 {
+		t.Fatalf("%d counters at %d", len(l.counts), l.position)
+	}
+	// After the last copy: it is in the log only.
+	after := append(decided("0", 2, 30), decided("1", 1, 5)...)
+	denied := decided("0", 0, 7)[:1]
+	denied[0].Unmapped.Sallyport.Decision = "deny"
+	yesterday := decided("0", 0, 7)
+	yesterday[0].Time, yesterday[1].Time = noon.Add(-day).UnixMilli(), noon.Add(-day).UnixMilli()
+	if err := log.Append(t.Context(), append(append(after, denied...), yesterday...)...); err != nil {
+		t.Fatal(err)
+	}
+	for _, from := range []string{"the one that has it", "a file"} {
+		again := l
+		if from == "a file" {
+			again = newLedger(t, path, dir)
+		}
+		if err := again.recount(t.Context(), 10, true); err != nil {
+			t.Fatal(err)
+		}
+		next := newCounting(t, log, 10)
+		if err := again.restore(t.Context(), next.peer); err != nil {
+			t.Fatal(err)
+		}
+		list, _ := next.book.Changed(0, 10*maxPage)
+		if text := used(t, list); len(text) != many || text[0] != "a 0 2 30 2" || text[1] != "a 1 2 5 1" || list[0].Used.Concurrent != 0 {
+			t.Errorf("from %s: %d counters, %v", from, len(text), text[:2])
+		}
+	}
+}
+
+// A reset is in the log among what it resets.
+func TestLedgerReset(t *testing.T) {
+	base := t.TempDir()
+	dir := filepath.Join(base, "audit")
+	log := openLog(t, dir)
+	l := newLedger(t, filepath.Join(base, "limits.json"), dir)
+	if err := l.recount(t.Context(), 1, true); err != nil {
+		t.Fatal(err)
+	}
+	reset := event()
+	reset.Unmapped.Sallyport.State = stateReset
+	reset.Unmapped.Sallyport.Limits = []audit.LimitUse{{Name: "a", Subject: "0"}}
+	var events []*audit.Event
+	for range 5 {
+		events = append(events, append(decided("0", 0, 10), decided("1", 0, 10)...)...)
+	}
+	events = append(append(events, reset), decided("0", 0, 10)...)
+	if err := log.Append(t.Context(), events...); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.recount(t.Context(), uint64(len(events)+1), true); err != nil {
+		t.Fatal(err)
+	}
+	if text := fmt.Sprint(used(t, l.list())); text != "[a 0 1 10 0 a 1 5 50 0]" {
+		t.Errorf("got %s", text)
+	}
+}
+
+// A process that was taken over uses limits up and makes no room in them.
+func TestLedgerOfAHostileProcess(t *testing.T) {
+	honest := budget.Count{Key: budget.Key{Limit: "a", Subject: "x"}, Every: day, Start: noon.Truncate(day), Used: budget.Amount{Requests: 50}}
+	change := func(f func(*budget.Count)) []budget.Count {
+		n := honest
+		f(&n)
+		return []budget.Count{n}
+	}
+	for name, tt := range map[string]struct {
+		says   []budget.Count
+		broken bool
+		want   int64
+	}{
+		"the same":            {change(func(*budget.Count) {}), false, 50},
+		"less":                {change(func(n *budget.Count) { n.Used.Requests = 0 }), false, 50},
+		"more":                {change(func(n *budget.Count) { n.Used.Requests = 60 }), false, 60},
+		"an earlier period":   {change(func(n *budget.Count) { n.Start = n.Start.Add(-day); n.Used.Requests = 0 }), false, 50},
+		"a period far ahead":  {change(func(n *budget.Count) { n.Start = n.Start.Add(20 * day); n.Used.Requests = 1 << 60 }), false, 50},
+		"less than none":      {change(func(n *budget.Count) { n.Used.Bytes = -1 }), true, 50},
+		"a period of a year":  {change(func(n *budget.Count) { n.Every = 1000 * day }), true, 50},
+		"a long name":         {change(func(n *budget.Count) { n.Limit = strings.Repeat("x", maxName+1) }), true, 50},
+		"more than was asked": {make([]budget.Count, maxPage+1), true, 50},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
+			if err := l.merge([]budget.Count{honest}); err != nil {
+				t.Fatal(err)
+			}
+			if err := l.merge(tt.says); errors.Is(err, errCounts) != tt.broken {
+				t.Errorf("got %v", err)
+			}
+			if n := l.counts[honest.Key]; n.Used.Requests != tt.want {
+				t.Errorf("%d requests are used, want %d", n.Used.Requests, tt.want)
+			}
+		})
+	}
+	l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
+	for i := range 3 * budget.MaxCounters {
+		n := honest
+		n.Subject = fmt.Sprint(i)
+		if err := l.merge([]budget.Count{n}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(l.counts) > budget.MaxCounters {
+		t.Errorf("%d counters", len(l.counts))
+	}
+}
+
+func TestLedgerThatIsDamaged(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "limits.json")
+	if err := os.WriteFile(path, []byte(`{"position":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenLedger(path, ""); err == nil || !strings.Contains(err.Error(), "remove the file") {
+		t.Errorf("got %v", err)
+	}
+}

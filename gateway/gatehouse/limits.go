@@ -1,0 +1,110 @@
+package gatehouse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/internal/link"
+	"sallyport/policy/budget"
+)
+
+// Limits lists the counters as they are now.
+func (w *Warden) Limits(ctx context.Context) ([]budget.Count, error) {
+	l := w.o.Ledger
+	if l == nil {
+		return nil, nil
+	}
+	w.mu.Lock()
+	peer := w.peer
+	w.mu.Unlock()
+	if peer != nil {
+		within, cancel := context.WithTimeout(ctx, w.patience)
+		defer cancel()
+		// One that has just ended is counted with the next one's start.
+		if err := l.sync(within, peer); err != nil && !errors.Is(err, link.ErrClosed) {
+			return nil, err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.prune()
+	return l.list(), nil
+}
+
+// ResetLimit empties the counters of a limit, of one subject or of all
+// (budget.Every), when the event that says so is in the log. It returns how many
+// it has emptied.
+func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit.Event) (int, error) {
+	l := w.o.Ledger
+	if l == nil {
+		return 0, nil
+	}
+	w.life.Lock() // no process begins meanwhile
+	defer w.life.Unlock()
+	w.mu.Lock()
+	peer := w.peer
+	w.mu.Unlock()
+	e.Unmapped.Sallyport.State = stateReset
+	e.Unmapped.Sallyport.Limits = []audit.LimitUse{{Name: limit, Subject: subject}}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err := w.o.Trail.Append(ctx, e); err != nil {
+		return 0, err
+	}
+	if peer != nil {
+		within, cancel := context.WithTimeout(ctx, w.patience)
+		defer cancel()
+		_ = l.pull(within, peer) // so that it is known how many there are
+		if err := peer.Call(within, callReset, resetCall{limit, subject}, &link.None{}); err != nil && !errors.Is(err, link.ErrClosed) {
+			return 0, err
+		}
+	}
+	n := l.empty(limit, subject)
+	if peer != nil {
+		within, cancel := context.WithTimeout(ctx, w.patience)
+		defer cancel()
+		_ = l.pull(within, peer) // the position is beyond the event then
+	}
+	return n, l.write()
+}
+
+func (w *Warden) limited() bool { return w.o.Limited == nil || w.o.Limited() }
+
+// tally pulls from the process until ctx is done.
+func (w *Warden) tally(ctx context.Context) {
+	tick := time.NewTicker(pullEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !w.limited() {
+			continue
+		}
+		w.mu.Lock()
+		peer := w.peer
+		w.mu.Unlock()
+		if peer == nil {
+			continue
+		}
+		within, cancel := context.WithTimeout(ctx, w.patience)
+		err := w.o.Ledger.sync(within, peer)
+		cancel()
+		switch {
+		case err == nil, errors.Is(err, link.ErrClosed), ctx.Err() != nil:
+		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errCounts):
+			w.mu.Lock()
+			if w.peer == peer {
+				w.end(fmt.Errorf("asking what it has counted: %w", err))
+			}
+			w.mu.Unlock()
+		default:
+			w.o.Logger.Error("the counters of limits cannot be written down", "error", err)
+		}
+	}
+}

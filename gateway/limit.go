@@ -1,0 +1,256 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/policy"
+	"sallyport/policy/budget"
+)
+
+// limitError says which limit has no room, and for how long.
+type limitError struct {
+	rule   string
+	reason string
+	retry  time.Duration // zero: waiting does not help, since it is too large
+}
+
+func (e *limitError) Error() string { return e.reason }
+
+// status is what a request that meets the limit is answered with.
+func (e *limitError) status() int {
+	if e.retry == 0 {
+		return http.StatusRequestEntityTooLarge
+	}
+	return http.StatusTooManyRequests
+}
+
+// exceeded is the one place where a limit turns what is allowed into a denial, but
+// for what observe mode lets pass.
+func (g *Gateway) exceeded(d policy.Decision, e *limitError) policy.Decision {
+	if d.Lenient {
+		if d.Observed == nil {
+			d.Observed = &policy.Observed{Action: policy.Deny, Rule: e.rule, RuleType: policy.TypeLimit, Reason: e.reason}
+		}
+		return d
+	}
+	g.metrics.limited.Inc()
+	return policy.Decision{
+		Action: policy.Deny, Rule: e.rule, RuleType: policy.TypeLimit, Reason: e.reason, Retry: e.retry, Revision: d.Revision,
+	}
+}
+
+// meter holds what a request or tunnel has taken of its limits. A nil one has
+// taken nothing.
+type meter struct {
+	use     *budget.Use
+	largest int64  // of a request's body in bytes, where rule is not empty
+	rule    string // the limit that says so
+	lenient bool   // nothing is broken off
+	over    atomic.Pointer[limitError]
+}
+
+// take counts what is about to be carried, size bytes of a body or -1, and returns
+// the decision, or the denial in its place.
+func (g *Gateway) take(d policy.Decision, size int64) (*meter, policy.Decision) {
+	if len(d.Limits) == 0 {
+		return nil, d
+	}
+	m := &meter{lenient: d.Lenient}
+	claims, err := g.claims(d, m, size)
+	if err == nil {
+		m.use, err = judged(g.budget.Take(max(size, 0), claims...))
+	}
+	if err == nil {
+		return m, d
+	}
+	if d = g.exceeded(d, err); d.RuleType == policy.TypeLimit {
+		return nil, d
+	}
+	m.use = g.budget.Overdraw(claims...)
+	return m, d
+}
+
+// spare says what take would, for what is not carried yet.
+func (g *Gateway) spare(d policy.Decision, size int64) policy.Decision {
+	claims, err := g.claims(d, &meter{}, size)
+	if err == nil && len(claims) > 0 {
+		_, err = judged(nil, g.budget.Check(max(size, 0), claims...))
+	}
+	if err != nil {
+		return g.exceeded(d, err)
+	}
+	return d
+}
+
+// claims judges what needs no counter, and lists what does.
+func (g *Gateway) claims(d policy.Decision, m *meter, size int64) ([]budget.Claim, *limitError) {
+	var large, shut *limitError
+	now := g.budget.Now()
+	claims := make([]budget.Claim, 0, len(d.Limits))
+	for _, a := range d.Limits {
+		if most := int64(a.Size); most > 0 {
+			if size > most && large == nil {
+				large = tooLarge(a.Name, most)
+			}
+			if m.rule == "" || most < m.largest {
+				m.largest, m.rule = most, a.Name
+			}
+		}
+		if wait := a.Opens(now); wait > 0 && (shut == nil || wait > shut.retry) {
+			shut = &limitError{a.Name, fmt.Sprintf("limit %s: this is not within its hours", a.Name), wait}
+		}
+		if !a.Periodic() && a.Concurrent == 0 {
+			continue
+		}
+		claims = append(claims, budget.Claim{
+			Key: budget.Key{Limit: a.Name, Subject: a.Subject}, Per: a.Per, Every: time.Duration(a.Every), Uses: a.Credentials,
+			Most: budget.Amount{Requests: a.Requests, Bytes: int64(a.Bytes), Uses: a.Uses, Concurrent: a.Concurrent},
+		})
+	}
+	if large != nil {
+		return claims, large
+	}
+	return claims, shut
+}
+
+func tooLarge(rule string, most int64) *limitError {
+	return &limitError{rule: rule, reason: fmt.Sprintf("limit %s: a request's body has %v at most", rule, policy.Size(most))}
+}
+
+// judged turns the Book's error into one that is answered.
+func judged(u *budget.Use, err error) (*budget.Use, *limitError) {
+	var e *budget.ExceededError
+	if !errors.As(err, &e) {
+		return u, nil
+	}
+	return nil, overdrawn(e)
+}
+
+// overdrawn says it without what changes from one to the next: denials that are
+// alike are counted as one.
+func overdrawn(e *budget.ExceededError) *limitError {
+	l := &limitError{rule: e.Limit, reason: e.Error(), retry: e.Retry}
+	switch every := brief(e.Every); e.What {
+	case "bytes":
+		l.reason = fmt.Sprintf("limit %s: %v within %v are used up", e.Limit, policy.Size(e.Most), every)
+	case "requests", "uses":
+		l.reason = fmt.Sprintf("limit %s: %d %s within %v are used up", e.Limit, e.Most, e.What, every)
+	}
+	return l
+}
+
+// brief is a time without what is zero: 24h, 1h30m.
+func brief(d time.Duration) string {
+	text := d.String()
+	if strings.HasSuffix(text, "m0s") {
+		text = strings.TrimSuffix(text, "0s")
+	}
+	if strings.HasSuffix(text, "h0m") {
+		text = strings.TrimSuffix(text, "0m")
+	}
+	return text
+}
+
+// spend counts bytes that flow; its error breaks off what they are of.
+func (m *meter) spend(n int) error {
+	if m == nil || !m.use.Metered() {
+		return m.err()
+	}
+	if _, over := judged(nil, m.use.Spend(n)); over != nil && !m.lenient {
+		m.over.CompareAndSwap(nil, over)
+	}
+	return m.err()
+}
+
+// upload is spend for n bytes of a request's body, of which total have come.
+func (m *meter) upload(n int, total int64) error {
+	if m != nil && !m.lenient && m.rule != "" && total > m.largest {
+		m.over.CompareAndSwap(nil, tooLarge(m.rule, m.largest))
+	}
+	return m.spend(n)
+}
+
+// err is what has broken it off.
+func (m *meter) err() error {
+	if m == nil {
+		return nil
+	}
+	if over := m.over.Load(); over != nil {
+		return over
+	}
+	return nil
+}
+
+// end gives the place back.
+func (m *meter) end() {
+	if m != nil {
+		m.use.End()
+	}
+}
+
+// metered reads what counts.
+type metered struct {
+	io.Reader
+	meter *meter
+}
+
+func (r metered) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if over := r.meter.spend(n); over != nil {
+		return 0, over
+	}
+	return n, err
+}
+
+// through is r, counted where some limit bounds bytes: else the kernel may copy.
+func (m *meter) through(r io.Reader) io.Reader {
+	if m == nil || !m.use.Metered() {
+		return r
+	}
+	return metered{r, m}
+}
+
+// limitsOf is what an event says of a decision's limits, so that they can be
+// counted again from the log.
+func limitsOf(d policy.Decision) []audit.LimitUse {
+	if len(d.Limits) == 0 {
+		return nil
+	}
+	list := make([]audit.LimitUse, len(d.Limits))
+	for i, a := range d.Limits {
+		list[i] = audit.LimitUse{Name: a.Name, Subject: a.Subject}
+		if a.Periodic() {
+			list[i].Period, list[i].Uses = time.Duration(a.Every).Milliseconds(), a.Credentials
+		}
+	}
+	return list
+}
+
+// tighter tells whether one decision bounds bytes where the other did not, or not
+// to as few. What else there is to limits is judged when something begins.
+func tighter(now, then policy.Decision) bool {
+	return slices.ContainsFunc(now.Limits, func(n policy.Applied) bool {
+		return n.Bytes > 0 && !slices.ContainsFunc(then.Limits, func(t policy.Applied) bool {
+			return t.Name == n.Name && t.Subject == n.Subject && t.Bytes > 0 && t.Bytes <= n.Bytes
+		})
+	})
+}
+
+// blocked makes a completion that of what a limit has broken off.
+func (g *Gateway) blocked(c *audit.Event, err error) {
+	var over *limitError
+	if !errors.As(err, &over) {
+		return
+	}
+	g.metrics.limited.Inc()
+	c.Action, c.Disposition, c.SeverityID = audit.ActionDenied, audit.DispositionBlocked, audit.SeverityMedium
+	c.Rule = &audit.Rule{Name: over.rule, Type: policy.TypeLimit} // not the record's, which is the decision's too
+}

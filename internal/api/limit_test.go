@@ -1,0 +1,51 @@
+package api_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"sallyport/internal/api"
+	"sallyport/policy/budget"
+)
+
+// limits knows one limit, and who reset it.
+type limits struct{ resets []string }
+
+func (l *limits) List(context.Context) ([]api.Limit, error) {
+	list := []api.Limit{{Name: "a day/1", Per: "all", Subject: "all", Most: budget.Amount{Requests: 5}}}
+	for _, r := range l.resets {
+		list = append(list, api.Limit{Name: r})
+	}
+	return list, nil
+}
+
+func (l *limits) Reset(_ context.Context, by api.Operator, name, subject string) (int, error) {
+	if name != "a day/1" {
+		return 0, fmt.Errorf("%w: %q", api.ErrNoLimit, name)
+	}
+	a := by.Actor()
+	l.resets = append(l.resets, fmt.Sprintf("%s of %s by %s", name, subject, a.User.UID))
+	return 3, nil
+}
+
+// Who resets a limit is who the kernel says is at the other end of the socket.
+func TestLimits(t *testing.T) {
+	c, _, _ := serve(t, false)
+	list, err := c.Limits(t.Context())
+	if err != nil || len(list) != 1 || list[0].Most.Requests != 5 {
+		t.Fatalf("%v %v", list, err)
+	}
+	r, err := c.ResetLimit(t.Context(), "a day/1", "demo")
+	if err != nil || r.Reset != 3 {
+		t.Fatalf("%v %v", r, err)
+	}
+	list, err = c.Limits(t.Context())
+	if want := fmt.Sprintf("a day/1 of demo by %d", os.Getuid()); err != nil || list[1].Name != want {
+		t.Errorf("%v %v, want %s", list, err, want)
+	}
+	if (api.Operator{}).Actor() != nil {
+		t.Error("nobody is an actor")
+	}
+}

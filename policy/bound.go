@@ -1,0 +1,125 @@
+package policy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+)
+
+// maxTeamLimits bounds those that a team's Rego gives one request.
+const maxTeamLimits = 32
+
+// bounded adds the limits that apply to what is allowed. What a team's Rego
+// limits in a form that cannot be read is denied.
+func (p *Policy) bounded(ctx context.Context, d Decision, s subject, at time.Time) Decision {
+	if !passes(d.Action, s.Phase) {
+		return d
+	}
+	d.Limits, d.Lenient = p.limits.apply(nil, s, d.Inject), p.lenient(s, at)
+	if p.query.limits == nil {
+		return d
+	}
+	team, err := p.teamLimits(ctx, s, at)
+	if err != nil {
+		return p.undecided(err)
+	}
+	for _, l := range team {
+		if p.limits != nil && p.limits.names[l.Name] != nil {
+			return p.undecided(fmt.Errorf("a limit of the team's is named %q, as one of sallyport.yaml's is", l.Name))
+		}
+		d.Limits = l.apply(d.Limits, s, d.Inject)
+	}
+	return d
+}
+
+// lenient tells whether the sandbox is in observe mode.
+func (p *Policy) lenient(s subject, at time.Time) bool {
+	if p.observing == nil {
+		return false
+	}
+	if at.IsZero() {
+		at = time.Now()
+	}
+	return slices.ContainsFunc(p.observing.list, func(o Observation) bool {
+		return at.Before(o.Until) && o.Sandboxes.picks(s.Sandbox.Name, s.Sandbox.Tags)
+	})
+}
+
+// passes tells whether something is carried after the decision.
+func passes(a Action, at Phase) bool {
+	switch at {
+	case PhaseRequest:
+		return a == Allow || a == Approve
+	case PhaseConnect:
+		return a == Tunnel || a == Approve
+	}
+	return false
+}
+
+// teamLimits asks the team's Rego.
+func (p *Policy) teamLimits(ctx context.Context, s subject, at time.Time) ([]*limit, error) {
+	v := p.query.of(p.query.limits[s.Phase], s.Phase)
+	defer v.release()
+	v.at = at
+	if err := v.view.show(p, s); err != nil {
+		return nil, err
+	}
+	answer, err := p.query.patient(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	list, err := array(answer, 0, maxTeamLimits)
+	if err != nil {
+		return nil, fmt.Errorf("the team's limits: at most %d apply to one request: %w", maxTeamLimits, err)
+	}
+	limits := make([]*limit, 0, list.Len())
+	names := map[string]bool{}
+	err = list.Iter(func(t *ast.Term) error {
+		l, err := teamLimit(t.Value)
+		if err != nil {
+			return fmt.Errorf("a limit must be {\"name\": …, \"per\": …, \"every\": …, \"requests\": …}: %w, got %.200s", err, clean(t.String()))
+		}
+		if names[l.Name] {
+			return fmt.Errorf("two limits of one request are named %q", l.Name)
+		}
+		names[l.Name] = true
+		limits = append(limits, l)
+		return nil
+	})
+	return limits, err
+}
+
+// teamLimit reads a limit by the rules that sallyport.yaml's are read by.
+func teamLimit(v ast.Value) (*limit, error) {
+	plain, err := ast.JSON(v)
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(plain)
+	if err != nil {
+		return nil, err
+	}
+	var l Limit
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&l); err != nil {
+		return nil, err
+	}
+	check := validator{names: map[string]string{}}
+	if l.Destination != "" || l.Sandboxes.Names != nil || l.Sandboxes.Tags != nil {
+		check.say(BadLimit, "limit", "selects by sandboxes or destination", "write that as the condition of the rule")
+	}
+	check.limit("limit", l)
+	if err := join(check.findings); err != nil {
+		return nil, err
+	}
+	if l.Per == "" {
+		l.Per = PerSandbox
+	}
+	return &limit{Limit: l, open: newOpening(l.Hours)}, nil
+}

@@ -1,0 +1,246 @@
+package policy
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Limit bounds what is allowed: how much of it, how much at once, how large, and
+// when. It allows nothing by itself. Every limit that a request or tunnel falls
+// under has to have room for it.
+//
+//	limits:
+//	- name: openai-a-day
+//	  destination: api.openai.com
+//	  per: sandbox
+//	  every: 24h
+//	  requests: 1000
+//	  bytes: 1GiB
+type Limit struct {
+	// Name is what its counters hang by, over restarts and reloads too, and what
+	// a denial names. It is given once, and needed.
+	// Example: openai-a-day
+	Name string `yaml:"name" json:"name"`
+	// Sandboxes selects who it is for. Default: every sandbox.
+	// Example: {tags: {team: support}}
+	Sandboxes Selector `yaml:"sandboxes" json:"sandboxes,omitzero"`
+	// Destination is as EgressRule's, on every port where it names none.
+	// Default: all.
+	// Example: api.openai.com
+	Destination string `yaml:"destination" json:"destination,omitempty"`
+	// Credential makes it one of requests that get this credential. Default: of
+	// all, with a credential or without.
+	// Example: openai-api-key
+	Credential string `yaml:"credential" json:"credential,omitempty"`
+	// Per says what has a counter of its own: sandbox (default), tag:KEY (each
+	// value of that tag; sandboxes without it have one together), destination
+	// (each host and port), credential (each; requests without are not limited),
+	// or all, for one counter.
+	// Example: "tag:team"
+	Per string `yaml:"per" json:"per,omitempty"`
+	// Every is the period of Requests, Bytes and Uses, and needed with them: from
+	// 1s to 8784h. Periods are aligned to UTC: those of 24h begin at midnight,
+	// those of 168h on Mondays.
+	// Example: 24h
+	Every Duration `yaml:"every" json:"every,omitzero"`
+	// Requests is how many requests and tunnels a period has. Default: no bound.
+	// Example: 1000
+	Requests int64 `yaml:"requests" json:"requests,omitempty"`
+	// Bytes bounds what bodies, WebSockets and tunnels carry in a period, both ways
+	// together, as 1GiB. Heads are not counted. What goes beyond it is broken off.
+	// Default: no bound.
+	// Example: 1GiB
+	Bytes Size `yaml:"bytes" json:"bytes,omitzero"`
+	// Uses is how often credentials are put into requests in a period. Default: no
+	// bound.
+	// Example: 100
+	Uses int64 `yaml:"uses" json:"uses,omitempty"`
+	// Concurrent is how many requests, WebSockets and tunnels are under way at a
+	// time. Default: no bound.
+	// Example: 10
+	Concurrent int64 `yaml:"concurrent" json:"concurrent,omitempty"`
+	// Size bounds the body of each request, as 10MiB. Default: no bound.
+	// Example: 10MiB
+	Size Size `yaml:"size" json:"size,omitzero"`
+	// Hours is when requests and tunnels may begin. Default: at all times.
+	// Example: {days: [mon, tue, wed, thu, fri], from: "08:00", to: "18:00", zone: Europe/Berlin}
+	Hours *Hours `yaml:"hours" json:"hours,omitempty"`
+}
+
+// Hours are times of the week.
+type Hours struct {
+	// Days lists mon, tue, wed, thu, fri, sat and sun. Default: all. A time that
+	// goes past midnight belongs to the day that it began on.
+	// Example: [mon, tue, wed, thu, fri]
+	Days []string `yaml:"days" json:"days,omitempty"`
+	// From is the time of the day at which they begin. Default: 00:00.
+	// Example: "08:00"
+	From string `yaml:"from" json:"from,omitempty"`
+	// To is the time of the day at which they are over: 24:00 is the end of the
+	// day, and what is before From is on the day after. Default: 24:00.
+	// Example: "18:00"
+	To string `yaml:"to" json:"to,omitempty"`
+	// Zone is of the IANA database, as Europe/Berlin. Default: UTC.
+	// Example: Europe/Berlin
+	Zone string `yaml:"zone" json:"zone,omitempty"`
+}
+
+// What Limit.Per may be, beside tag:KEY.
+const (
+	PerSandbox     = "sandbox"
+	PerDestination = "destination"
+	PerCredential  = "credential"
+	PerAll         = "all"
+
+	perTag = "tag:"
+)
+
+// Applied is a limit that an allowed request or tunnel falls under.
+type Applied struct {
+	*Limit
+	// Subject is whose counter it is: the sandbox's ID, the tag's value, host:port,
+	// the credential's name, or all.
+	Subject string
+	// Credentials is how many of the request's the limit is about.
+	Credentials int64
+	open        *opening
+}
+
+// Opens tells how long it is from t until the limit's hours; 0 where they are now.
+func (a Applied) Opens(t time.Time) time.Duration {
+	if a.open == nil {
+		return 0
+	}
+	return a.open.opens(t)
+}
+
+// Periodic tells whether the limit counts over a period.
+func (l *Limit) Periodic() bool { return l.Requests > 0 || l.Bytes > 0 || l.Uses > 0 }
+
+// limit is a Limit ready to be applied.
+type limit struct {
+	Limit
+	open *opening
+}
+
+// limits finds those that an input falls under.
+type limits struct {
+	table     *table // those of a destination
+	anywhere  *entry // the others
+	selectors *selectors
+	names     map[string]*limit
+}
+
+// newLimits returns nil where there are none.
+func newLimits(list []Limit) *limits {
+	if len(list) == 0 {
+		return nil
+	}
+	ls := &limits{anywhere: &entry{shelves: map[uint16]map[string]*shelf{}}, names: map[string]*limit{}}
+	rules := make([]rule, 0, len(list))
+	all := make([]rule, 0, len(list))
+	for _, l := range list {
+		r := rule{name: l.Name, sandboxes: l.Sandboxes}
+		compiled := &limit{Limit: l, open: newOpening(l.Hours)}
+		if compiled.Per == "" {
+			compiled.Per = PerSandbox
+		}
+		ls.names[l.Name] = compiled
+		if l.Destination != "" {
+			r.destination, _ = parseDestination(l.Destination) // validated
+			r.ports = portsOf(nil, r.destination)
+			rules = append(rules, r)
+		}
+		all = append(all, r)
+	}
+	ls.table, ls.selectors = newTable(rules), newSelectors(all)
+	for i := range all {
+		r := &all[i]
+		if ls.names[r.name].Destination != "" {
+			continue
+		}
+		for _, s := range r.sandboxes.selections() {
+			ls.anywhere.add(r, everyPort, s.text())
+		}
+	}
+	return ls
+}
+
+// apply lists the limits of the document that an allowed input falls under.
+func (ls *limits) apply(list []Applied, s subject, with []Injection) []Applied {
+	if ls == nil {
+		return list
+	}
+	var near [8]*shelf
+	shelves := ls.table.shelves(near[:0], s, ls.selectors)
+	var names [8]string
+	for _, selector := range ls.selectors.picking(names[:0], s.Sandbox) {
+		if sh := ls.anywhere.shelves[everyPort][selector]; sh != nil {
+			shelves = append(shelves, sh)
+		}
+	}
+	for _, sh := range shelves {
+		for _, r := range sh.rules {
+			list = ls.names[r.name].apply(list, s, with)
+		}
+	}
+	return list
+}
+
+// apply adds the limit with its subject; once for each credential where those are
+// the subjects.
+func (l *limit) apply(list []Applied, s subject, with []Injection) []Applied {
+	a := Applied{Limit: &l.Limit, open: l.open}
+	for i, in := range with {
+		if l.Credential != "" && in.Credential != l.Credential {
+			continue
+		}
+		if l.Per != PerCredential {
+			a.Credentials++
+			continue
+		}
+		own := a
+		own.Subject, own.Credentials = in.Credential, 1
+		for _, before := range with[:i] {
+			if before.Credential == in.Credential { // in two places
+				own.Subject = ""
+			}
+		}
+		if own.Subject != "" {
+			list = append(list, own)
+		}
+	}
+	if l.Per == PerCredential || l.Credential != "" && a.Credentials == 0 {
+		return list
+	}
+	a.Subject = l.subject(s)
+	return append(list, a)
+}
+
+// maxSubject bounds a counter's name, in bytes: a tag may be of any length.
+const maxSubject = 300
+
+func (l *limit) subject(s subject) string {
+	text := PerAll
+	switch {
+	case l.Per == PerSandbox:
+		text = s.Sandbox.ID
+		if text == "" {
+			text = s.Sandbox.Name
+		}
+	case l.Per == PerDestination:
+		text = net.JoinHostPort(s.host, strconv.Itoa(int(s.Destination.Port)))
+	case strings.HasPrefix(l.Per, perTag):
+		text = s.Sandbox.Tags[strings.TrimPrefix(l.Per, perTag)]
+	}
+	if len(text) > maxSubject {
+		text = fmt.Sprintf("%s…%x", strings.ToValidUTF8(text[:200], ""), digest(text))
+	}
+	return text
+}
+
+// Limited tells whether some limit may apply to something.
+func (p *Policy) Limited() bool { return p.limits != nil || p.query.limits != nil }
