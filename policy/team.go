@@ -22,6 +22,7 @@ const (
 // team is what a security team adds: modules below sallyport.team and data.
 type team struct {
 	modules map[string]*ast.Module
+	tests   map[string]*ast.Module // loaded by [Test] alone
 	data    map[string]any
 	digest  []namedSource // in the order of their names
 	sets    []contribution
@@ -172,7 +173,9 @@ func (t *team) addModule(file string, text []byte) error {
 			t.contribute(contribution{name, m.Package.Path, plain(name, r.Head.Key)})
 		}
 	}
-	if !test {
+	if test {
+		t.addTest(file, m)
+	} else {
 		t.modules[file] = m
 	}
 	return errors.Join(errs...)
