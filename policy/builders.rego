@@ -136,10 +136,10 @@ canonical(host) := address if {
 	contains(host, ":")
 	prefix := sprintf("%s/128", [trim_suffix(trim_prefix(lower(host), "["), "]")])
 	net.cidr_is_valid(prefix)
+
+	# An IPv4 address inside of one of IPv6 is the IPv4 address.
 	some merged in net.cidr_merge([prefix])
-	address := trim_suffix(merged, "/128")
-	contains(address, ":")
-	not contains(address, ".")
+	address := split(merged, "/")[0]
 }
 
 # domain is a name in lower case without its trailing dot. One whose last label is a

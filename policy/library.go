@@ -93,6 +93,7 @@ func referred(modules map[string]*ast.Module) ([]string, error) {
 		}
 		if !slices.Contains(known, name) {
 			err = Finding{
+				Kind:     RegoType,
 				Position: position(ref[0].Location),
 				Message:  fmt.Sprintf("%v is no package of the library", ref),
 				Fix:      "import one of data.sallyport.library." + strings.Join(known, ", ."),
