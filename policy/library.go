@@ -50,7 +50,7 @@ func librarySources(modules map[string]*ast.Module) []namedSource {
 	for _, name := range names {
 		text, err := libraries.ReadFile(libraryFile(name))
 		if err != nil {
-			panic(err) // embedded
+			panic(err) // embedded, and known
 		}
 		sources = append(sources, namedSource{libraryFile(name), text})
 	}
@@ -82,7 +82,7 @@ func referred(modules map[string]*ast.Module) ([]string, error) {
 	var err error
 	visitor := ast.NewGenericVisitor(func(x any) bool {
 		ref, ok := x.(ast.Ref)
-		if !ok || err != nil || !ref.HasPrefix(libraryRoot) {
+		if !ok || !ref.HasPrefix(libraryRoot) {
 			return false
 		}
 		var name string
@@ -91,7 +91,9 @@ func referred(modules map[string]*ast.Module) ([]string, error) {
 				name = string(s)
 			}
 		}
-		if !slices.Contains(known, name) {
+		if slices.Contains(known, name) {
+			found[name] = true
+		} else if err == nil {
 			err = Finding{
 				Kind:     RegoType,
 				Position: position(ref[0].Location),
@@ -99,7 +101,6 @@ func referred(modules map[string]*ast.Module) ([]string, error) {
 				Fix:      "import one of data.sallyport.library." + strings.Join(known, ", ."),
 			}
 		}
-		found[name] = true
 		return false
 	})
 	for _, file := range slices.Sorted(maps.Keys(modules)) {

@@ -290,7 +290,7 @@ func (t *team) gather() string {
 		case c.plain:
 			reason = "it"
 		case c.set == "allow", c.set == "limit":
-			it = "any(it)"
+			it = "untyped(it)"
 		}
 		switch c.set {
 		case "deny", "approve":
@@ -302,7 +302,7 @@ func (t *team) gather() string {
 	if t.limits() {
 		b.WriteString("limits := [it | some it in limit]\n") // one value, for a question
 	}
-	b.WriteString("any(it) := it\n") // of which the type checker knows nothing
+	b.WriteString("untyped(it) := it\n") // of which the type checker knows nothing
 	b.WriteString("text(it) := it if is_string(it)\n")
 	b.WriteString("text(it) := sprintf(\"%v\", [it]) if not is_string(it)\n")
 	return b.String()

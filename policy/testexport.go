@@ -2,13 +2,13 @@ package policy
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 
 	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/format"
 )
 
 // ExportTests writes what [Test] adds to a team's own files into a folder, so that
@@ -40,14 +40,25 @@ func ExportTests(ctx context.Context, doc Document, o TestOptions, folder string
 			return err
 		}
 	}
-	sallyport := b.data.Get(ast.StringTerm("sallyport")).Value
-	data, err := ast.JSON(sallyport)
-	if err != nil {
-		return fmt.Errorf("writing the document: %w", err)
+	// Not as data: JSON has no sets, and no keys but strings.
+	sallyport := b.data.Get(ast.StringTerm("sallyport")).Value.(ast.Object)
+	document := "package sallyport"
+	for _, name := range []string{"index", "selectors"} {
+		// Which may be empty: the type checker is to know nothing of what is in it.
+		document += fmt.Sprintf("\n\n%s := object.get({}, \"\", %v)", name, sallyport.Get(ast.StringTerm(name)))
 	}
-	text, err := json.MarshalIndent(map[string]any{"sallyport": data}, "", "  ")
-	if err != nil {
-		return err
+	lacking := "package sallyport.contributed"
+	for _, set := range sallyport.Get(ast.StringTerm("contributed")).Value.(ast.Object).Keys() {
+		lacking += fmt.Sprintf("\n\n%s contains it if some it in object.get({}, \"\", [])", string(set.Value.(ast.String)))
 	}
-	return os.WriteFile(filepath.Join(folder, "data.json"), append(text, '\n'), 0o666)
+	for name, text := range map[string]string{"document.rego": document, "lacking.rego": lacking} {
+		formatted, err := format.SourceWithOpts(name, []byte(text+"\n"), format.Opts{RegoVersion: ast.RegoV1})
+		if err != nil {
+			return fmt.Errorf("writing the document: %w", err)
+		}
+		if err := os.WriteFile(filepath.Join(folder, name), formatted, 0o666); err != nil {
+			return err
+		}
+	}
+	return nil
 }
