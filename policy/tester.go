@@ -149,8 +149,10 @@ func newBench(ctx context.Context, doc Document, dirs []string) (*bench, error) 
 	b := &bench{team: t, modules: maps.Clone(own)}
 	maps.Copy(b.modules, t.modules)
 	maps.Copy(b.modules, t.tests)
-	if err := b.add("contributed.rego", []byte(t.gather())); err != nil || len(t.sets) == 0 {
-		delete(b.modules, "contributed.rego")
+	if len(t.sets) > 0 {
+		if err := b.add(gatheredFile, []byte(t.gather())); err != nil {
+			return nil, err
+		}
 	}
 	for _, name := range builders {
 		text, err := sources.ReadFile(name)
@@ -173,6 +175,9 @@ func newBench(ctx context.Context, doc Document, dirs []string) (*bench, error) 
 		return nil
 	})
 }
+
+// gatheredFile is the module of [team.gather].
+const gatheredFile = "contributed.rego"
 
 // builders are the files of data.sallyport.testing.
 var builders = []string{"testing.rego", "builders.rego"}

@@ -23,16 +23,14 @@ func ExportTests(ctx context.Context, doc Document, o TestOptions, folder string
 		return err
 	}
 	for name := range b.modules {
-		if b.team.modules[name] != nil || b.team.tests[name] != nil {
+		if b.team.modules[name] != nil || b.team.tests[name] != nil || name == gatheredFile {
 			continue
 		}
-		text := []byte(b.team.gather())
-		switch {
-		case strings.HasPrefix(name, "library/"):
-			text, err = libraries.ReadFile(name)
-		case name != "contributed.rego":
-			text, err = sources.ReadFile(name)
+		read := sources.ReadFile
+		if strings.HasPrefix(name, "library/") {
+			read = libraries.ReadFile
 		}
+		text, err := read(name)
 		if err != nil {
 			return err
 		}
@@ -51,7 +49,11 @@ func ExportTests(ctx context.Context, doc Document, o TestOptions, folder string
 	for _, set := range sallyport.Get(ast.StringTerm("contributed")).Value.(ast.Object).Keys() {
 		lacking += fmt.Sprintf("\n\n%s contains it if some it in object.get({}, \"\", [])", string(set.Value.(ast.String)))
 	}
-	for name, text := range map[string]string{"document.rego": document, "lacking.rego": lacking} {
+	texts := map[string]string{"document.rego": document, "lacking.rego": lacking}
+	if b.modules[gatheredFile] != nil {
+		texts[gatheredFile] = b.team.gather()
+	}
+	for name, text := range texts {
 		formatted, err := format.SourceWithOpts(name, []byte(text+"\n"), format.Opts{RegoVersion: ast.RegoV1})
 		if err != nil {
 			return fmt.Errorf("writing the document: %w", err)

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -130,14 +131,24 @@ func tested(w io.Writer, report policy.TestReport, verbose bool) {
 	fmt.Fprintln(w)
 }
 
+// maxLocal bounds what is shown of a variable, in bytes; -o json has it all.
+const maxLocal = 200
+
 func failure(w io.Writer, f *policy.TestFailure) {
 	fmt.Fprintf(w, "  failed at %s:\n", f.Position)
 	indent(w, "    ", f.Expression)
 	for _, name := range slices.Sorted(maps.Keys(f.Locals)) {
-		text, err := json.Marshal(f.Locals[name])
-		if err == nil {
-			fmt.Fprintf(w, "  %s := %.200s\n", name, text)
+		if reflect.DeepEqual(f.Locals[name], f.Input) {
+			continue // it follows
 		}
+		text, err := json.Marshal(f.Locals[name])
+		if err != nil {
+			continue
+		}
+		if len(text) > maxLocal {
+			text = append([]byte(strings.ToValidUTF8(string(text[:maxLocal]), "")), "…"...)
+		}
+		fmt.Fprintf(w, "  %s := %s\n", name, text)
 	}
 	if f.Input != nil {
 		fmt.Fprintln(w, "  input:")
