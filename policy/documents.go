@@ -17,10 +17,10 @@ func documents(p *Policy) ast.Object {
 			}
 		}
 	}
-	return ast.NewObject(
+	return ast.NewObject([2]*ast.Term{ast.StringTerm("sallyport"), ast.ObjectTerm(
 		[2]*ast.Term{ast.StringTerm("index"), ast.ObjectTerm(index...)},
 		[2]*ast.Term{ast.StringTerm("selectors"), p.selectors.term()},
-	)
+	)})
 }
 
 // term is data.sallyport.selectors: {key: {name, tags}}.

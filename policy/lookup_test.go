@@ -47,7 +47,7 @@ func TestLookupMatchesTestingRego(t *testing.T) {
 	query, err := rego.New(
 		rego.Query("data.sallyport.testing.complete(input).lookup"),
 		rego.Module("testing.rego", string(module)),
-		rego.Store(inmem.NewFromASTObject(ast.NewObject([2]*ast.Term{ast.StringTerm("sallyport"), ast.NewTerm(documents(p))}))),
+		rego.Store(inmem.NewFromASTObject(documents(p))),
 		rego.GenerateJSON(func(t *ast.Term, _ *rego.EvalContext) (any, error) { return t.Value, nil }),
 	).PrepareForEval(t.Context())
 	if err != nil {

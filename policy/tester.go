@@ -169,8 +169,9 @@ func newBench(ctx context.Context, doc Document, dirs []string) (*bench, error) 
 	if b.data, err = p.data(t); err != nil {
 		return nil, err
 	}
-	sallyport := b.data.Get(ast.StringTerm("sallyport")).Value.(ast.Object)
-	return b, documents(p).Iter(func(key, value *ast.Term) error {
+	root := ast.StringTerm("sallyport")
+	sallyport := b.data.Get(root).Value.(ast.Object)
+	return b, documents(p).Get(root).Value.(ast.Object).Iter(func(key, value *ast.Term) error {
 		sallyport.Insert(key, value)
 		return nil
 	})
