@@ -119,14 +119,12 @@ pages := {
 }
 
 downloaded := lower(name) if {
-	pattern := object.get(contents, input.destination.host, pages[service])
-	some [_, name] in regex.find_all_string_submatch_n(pattern, input.request.path, 1)
+	some [_, name] in regex.find_all_string_submatch_n(downloading, input.request.path, 1)
 }
 
-downloaded := lower(name) if {
-	not service
-	some [_, name] in regex.find_all_string_submatch_n(contents[input.destination.host], input.request.path, 1)
-}
+downloading := contents[input.destination.host] if {
+	contents[input.destination.host]
+} else := pages[service]
 
 # api is a call about one repository. GitHub: "REST API endpoints for repositories",
 # below /api/v3 on a host of one's own ("Getting started with the REST API" of

@@ -55,7 +55,7 @@ test_whose_it_is if {
 	llm.resource == "acme" with input as testing.post("https://acme.openai.azure.com/openai/v1/responses", {})
 	llm.project == "acme" with input as testing.post("https://aiplatform.googleapis.com/v1/projects/acme/locations/global/publishers/google/models/x:predict", {})
 	not llm.resource with input as testing.post("https://api.openai.com/v1/responses", {})
-	not llm.project with input as testing.post("https://api.openai.com/v1/responses", {})
+	not llm.project with input as testing.post("https://api.openai.com/v1/projects/acme/x", {})
 }
 
 test_catalogue if {
@@ -99,6 +99,7 @@ test_administration if {
 	] {
 		told(testing.post(url, {})) == {"administration"}
 	}
+	told(testing.lookup("management.azure.com")) == set()
 }
 
 test_nothing_else_is_told if {

@@ -94,6 +94,8 @@ test_publish if {
 	}
 	not registries.publish with input as testing.post("https://example.com/legacy/", {})
 	not registries.publish with input as testing.lookup("pypi.org")
+	not registries.publish with input as testing.lookup("upload.pypi.org")
+	not registries.package_name with input as testing.put("https://registry.npmjs.org/react", {})
 }
 
 test_audit_is_no_publishing if {
