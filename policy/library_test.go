@@ -151,3 +151,51 @@ func TestLibraryUnknown(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkLibrary is a decision that four packages are asked about, none of which
+// is about the request but one. Nothing is kept from decision to decision.
+func BenchmarkLibrary(b *testing.B) {
+	dir := b.TempDir()
+	text := `package sallyport.team.x
+
+import data.sallyport.library.git
+import data.sallyport.library.llm
+import data.sallyport.library.registries
+import data.sallyport.library.storage
+
+allow contains {"rule": "git"} if {
+	git.fetch
+	git.repo in {"acme/app"}
+}
+
+allow contains {"rule": "packages"} if registries.download
+
+deny contains "inference only" if {
+	input.request
+	llm.provider
+	not llm.inference
+}
+
+deny contains "other buckets" if {
+	input.request
+	storage.provider
+	not storage.bucket in {"s3/acme-data"}
+}
+`
+	if err := os.WriteFile(filepath.Join(dir, "x.rego"), []byte(text), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	none := 0
+	p, err := Compile(b.Context(), Document{Policy: Source{Dir: dir, Cache: &none}}, Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	in := Input{Phase: PhaseRequest, Protocol: ProtocolTLS, Destination: Destination{Host: "github.com", Port: 443},
+		Request: &Request{Method: "POST", Scheme: "https", Path: "/acme/app.git/git-upload-pack", Size: -1}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if d := p.Decide(b.Context(), in); d.Action != Allow {
+			b.Fatal(d)
+		}
+	}
+}

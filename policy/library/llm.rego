@@ -35,6 +35,8 @@ provider := {
 } else := data.library.llm.hosts[input.destination.host] if {
 	true
 } else := name if {
+	regex.match(`\.(?:googleapis|openai\.azure|amazonaws)\.com$`, input.destination.host) # most are none of them
+
 	# "Vertex AI locations"; "Azure OpenAI REST API reference"; "Amazon Bedrock
 	# endpoints and quotas".
 	some [name, pattern] in [

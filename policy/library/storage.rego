@@ -43,6 +43,7 @@ hosts := [
 place := ["s3", "path", ""] if {
 	data.library.storage.hosts[input.destination.host] == "s3"
 } else := [name, style, concat("", array.slice(groups, 1, 2))] if {
+	regex.match(`\.(?:amazonaws\.com|amazonaws\.com\.cn|googleapis\.com|blob\.core\.windows\.net)$`, input.destination.host) # most are none of them
 	some [name, style, pattern] in hosts
 	some groups in regex.find_all_string_submatch_n(pattern, input.destination.host, 1)
 }
