@@ -22,7 +22,7 @@ const (
 // team is what a security team adds: modules below sallyport.team and data.
 type team struct {
 	modules map[string]*ast.Module
-	tests   map[string]*ast.Module // loaded by [Test] alone
+	tests   map[string]*ast.Module // loaded by [NewBench] alone
 	data    map[string]any
 	digest  []namedSource // in the order of their names
 	sets    []contribution

@@ -15,11 +15,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/policy"
+	"sallyport/policy/trial"
 )
 
 // newPolicyTest needs no daemon: what is tested is files.
 func newPolicyTest(g *globals) *cobra.Command {
-	var o policy.TestOptions
+	var o trial.Options
 	var threshold float64
 	var export string
 	c := &cobra.Command{
@@ -59,13 +60,17 @@ func newPolicyTest(g *globals) *cobra.Command {
 			o.Dirs = []string{near(doc.Policy.Dir)}
 		}
 		if export != "" {
-			if err := policy.ExportTests(cmd.Context(), doc, o, export); err != nil {
+			b, err := policy.NewBench(cmd.Context(), doc, o.Dirs)
+			if err != nil {
+				return usageError{err}
+			}
+			if err := b.Export(export); err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "written to %s: run opa test with it and the policy's folder\n", export)
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "written to %s: run opa test with it and the policy's folder\n", export)
 			return err
 		}
-		report, err := policy.Test(cmd.Context(), doc, o)
+		report, err := trial.Run(cmd.Context(), doc, o)
 		if err != nil {
 			return usageError{err}
 		}
@@ -98,9 +103,9 @@ func near(path string) string {
 }
 
 // tested writes a report as a person reads it.
-func tested(w io.Writer, report policy.TestReport, verbose bool) {
+func tested(w io.Writer, report trial.Report, verbose bool) {
 	for _, r := range report.Results {
-		if r.Outcome == policy.Passed && !verbose && r.Printed == "" {
+		if r.Outcome == trial.Passed && !verbose && r.Printed == "" {
 			continue
 		}
 		fmt.Fprintf(w, "%s: %s: %s\n", r.Position, r.Name, strings.ToUpper(string(r.Outcome)))
@@ -134,7 +139,7 @@ func tested(w io.Writer, report policy.TestReport, verbose bool) {
 // maxLocal bounds what is shown of a variable, in bytes; -o json has it all.
 const maxLocal = 200
 
-func failure(w io.Writer, f *policy.TestFailure) {
+func failure(w io.Writer, f *trial.Failure) {
 	fmt.Fprintf(w, "  failed at %s:\n", f.Position)
 	indent(w, "    ", f.Expression)
 	for _, name := range slices.Sorted(maps.Keys(f.Locals)) {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sallyport/policy"
+	"sallyport/policy/trial"
 )
 
 // TestPolicyExamples holds that every example passes its checks and its tests,
@@ -76,7 +76,7 @@ func TestPolicyTestStatus(t *testing.T) {
 		})
 	}
 	out, status, _ := run(t, "", "policy", "test", "--config", "sallyport.yaml", "--coverage", "-o", "json", "good.d", "fail.d")
-	var report policy.TestReport
+	var report trial.Report
 	if err := json.Unmarshal([]byte(out), &report); err != nil || status != 1 {
 		t.Fatalf("%d %v in %s", status, err, out)
 	}

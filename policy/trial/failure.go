@@ -1,4 +1,4 @@
-package policy
+package trial
 
 import (
 	"bytes"
@@ -10,16 +10,18 @@ import (
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/tester"
 	"github.com/open-policy-agent/opa/v1/topdown"
+
+	"sallyport/policy"
 )
 
 // maxTrace bounds a whole trace, in events: the last ones are kept.
 const maxTrace = 5000
 
-// TestFailure is where a test came to its end.
-type TestFailure struct {
+// Failure is where a test came to its end.
+type Failure struct {
 	// Position is the expression that failed: in the test, or in an every
 	// that it leads to.
-	Position Position `json:"position"`
+	Position policy.Position `json:"position"`
 	// Expression is the text of it, with the values of its variables below.
 	Expression string `json:"expression"`
 	// Input is what the failing expression was evaluated with, or nil where the
@@ -33,7 +35,7 @@ type TestFailure struct {
 
 // failure runs a test again to see where it fails. It returns nil for one that
 // does not fail again, or leaves no trace.
-func (b *bench) failure(ctx context.Context, r *tester.Result, whole bool) (*TestFailure, error) {
+func (b bench) failure(ctx context.Context, r *tester.Result, whole bool) (*Failure, error) {
 	runner, err := b.runner("")
 	if err != nil {
 		return nil, err
@@ -54,11 +56,11 @@ func (b *bench) failure(ctx context.Context, r *tester.Result, whole bool) (*Tes
 		return nil, nil
 	}
 	trace := again[i].Trace
-	at := failed(trace, func(file string) bool { return b.team.tests[file] != nil })
+	at := failed(trace, func(file string) bool { return b.Tests[file] != nil })
 	if at == nil {
 		return nil, nil
 	}
-	f := &TestFailure{Position: position(at.Location), Locals: locals(at), Input: givenAt(trace, at)}
+	f := &Failure{Position: position(at.Location), Locals: locals(at), Input: givenAt(trace, at)}
 	var buf bytes.Buffer
 	if err := topdown.PrettyEvent(&buf, at, topdown.PrettyEventOpts{PrettyVars: true}); err != nil {
 		return nil, err

@@ -1,16 +1,32 @@
-package policy
+package trial_test
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"sallyport/policy"
+	"sallyport/policy/trial"
 )
+
+// folder writes files below a new one.
+func folder(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
 
 // tried are a team's files: tests that pass, fail, cannot be evaluated and are
 // put off.
-func tried(t *testing.T) (dir string, doc Document) {
+func tried(t *testing.T) (dir string, doc policy.Document) {
 	dir = folder(t, map[string]string{
 		"uploads.rego": `package sallyport.team.uploads
 
@@ -51,33 +67,33 @@ test_broken if to_number("x") == 1
 todo_test_later if false
 `,
 	})
-	return dir, Document{
-		EgressAuth:  []EgressAuthRule{{Name: "api", Destination: "api.example.com", Paths: []string{"/v1/**"}, AuthRef: "key"}},
-		Egress:      []EgressRule{{Name: "mine", Destination: "10.1.0.0/16", Ports: []uint16{443}, Sandboxes: Selector{Tags: map[string]string{"team": "a"}}}},
-		Credentials: []Credential{{Name: "key"}},
-		Policy:      Source{Dir: dir},
+	return dir, policy.Document{
+		EgressAuth:  []policy.EgressAuthRule{{Name: "api", Destination: "api.example.com", Paths: []string{"/v1/**"}, AuthRef: "key"}},
+		Egress:      []policy.EgressRule{{Name: "mine", Destination: "10.1.0.0/16", Ports: []uint16{443}, Sandboxes: policy.Selector{Tags: map[string]string{"team": "a"}}}},
+		Credentials: []policy.Credential{{Name: "key"}},
+		Policy:      policy.Source{Dir: dir},
 	}
 }
 
-func TestTest(t *testing.T) {
+func TestRun(t *testing.T) {
 	dir, doc := tried(t)
-	report, err := Test(t.Context(), doc, TestOptions{Coverage: true, Trace: true})
+	report, err := trial.Run(t.Context(), doc, trial.Options{Coverage: true, Trace: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if report.Passed != 1 || report.Failed != 4 || report.Skipped != 1 {
 		t.Errorf("got %d passed, %d failed, %d skipped", report.Passed, report.Failed, report.Skipped)
 	}
-	got := map[string]Outcome{}
-	results := map[string]TestResult{}
+	got := map[string]trial.Outcome{}
+	results := map[string]trial.Result{}
 	var order []int
 	for _, r := range report.Results {
 		name := strings.TrimPrefix(r.Name, "sallyport.team.uploads_test.")
 		got[name], results[name] = r.Outcome, r
 		order = append(order, r.Position.Line)
 	}
-	want := map[string]Outcome{
-		"test_small": Passed, "test_wrong": Failed, "test_every": Failed, "test_cases": Failed, "test_broken": Errored, "todo_test_later": Skipped,
+	want := map[string]trial.Outcome{
+		"test_small": trial.Passed, "test_wrong": trial.Failed, "test_every": trial.Failed, "test_cases": trial.Failed, "test_broken": trial.Errored, "todo_test_later": trial.Skipped,
 	}
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Error(diff)
@@ -89,7 +105,7 @@ func TestTest(t *testing.T) {
 	if wrong == nil {
 		t.Fatal("a test that fails does not say where")
 	}
-	if want := (Position{filepath.Join(dir, "uploads_test.rego"), 13, 2}); wrong.Position != want {
+	if want := (policy.Position{File: filepath.Join(dir, "uploads_test.rego"), Line: 13, Column: 2}); wrong.Position != want {
 		t.Errorf("got %v, want %v", wrong.Position, want)
 	}
 	for _, part := range []string{"count(uploads.deny) == most", "7", "too large"} {
@@ -128,13 +144,13 @@ func TestTest(t *testing.T) {
 	}
 }
 
-func TestTestRuns(t *testing.T) {
+func TestRunSome(t *testing.T) {
 	_, doc := tried(t)
-	report, err := Test(t.Context(), doc, TestOptions{Run: "test_small$"})
+	report, err := trial.Run(t.Context(), doc, trial.Options{Run: "test_small$"})
 	if err != nil || len(report.Results) != 1 || report.Coverage != nil {
 		t.Errorf("got %+v, %v", report, err)
 	}
-	if _, err := Test(t.Context(), doc, TestOptions{Run: "("}); err == nil {
+	if _, err := trial.Run(t.Context(), doc, trial.Options{Run: "("}); err == nil {
 		t.Error("( is taken for a regular expression")
 	}
 	// Folders that are named take the place of the document's.
@@ -148,14 +164,14 @@ test_document if {
 	testing.decide(testing.from("a", {"team": "b"}, given)).action == "deny"
 }
 `})
-	report, err = Test(t.Context(), doc, TestOptions{Dirs: []string{other}})
+	report, err = trial.Run(t.Context(), doc, trial.Options{Dirs: []string{other}})
 	if err != nil || report.Passed != 1 || report.Failed != 0 {
 		t.Errorf("got %+v, %v", report, err)
 	}
 }
 
-// TestTestRefuses holds that what would not be loaded is not tested.
-func TestTestRefuses(t *testing.T) {
+// TestRunRefuses holds that what would not be loaded is not tested.
+func TestRunRefuses(t *testing.T) {
 	for _, tt := range []struct{ name, file, text, says string }{
 		{"withheld", "x.rego", "package sallyport.team.x\n\ndeny contains \"x\" if http.send({}).status_code == 200\n", "http.send"},
 		{"withheld in a test", "x_test.rego", "package sallyport.team.x_test\n\ntest_x if http.send({}).status_code == 200\n", "http.send"},
@@ -165,52 +181,13 @@ func TestTestRefuses(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := folder(t, map[string]string{tt.file: tt.text})
-			report, err := Test(t.Context(), Document{}, TestOptions{Dirs: []string{dir}})
+			report, err := trial.Run(t.Context(), policy.Document{}, trial.Options{Dirs: []string{dir}})
 			if err == nil || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), tt.file) {
 				t.Errorf("got %+v, %v, want an error about %s", report, err, tt.says)
 			}
 		})
 	}
-	if _, err := Test(t.Context(), Document{Egress: []EgressRule{{Destination: "*"}}}, TestOptions{Dirs: []string{t.TempDir()}}); err == nil {
+	if _, err := trial.Run(t.Context(), policy.Document{Egress: []policy.EgressRule{{Destination: "*"}}}, trial.Options{Dirs: []string{t.TempDir()}}); err == nil {
 		t.Error("a document that cannot be used is tested")
-	}
-}
-
-// TestExportTests holds that OPA's own runner sees with an export what Test sees.
-func TestExportTests(t *testing.T) {
-	for _, name := range []string{"registries", "git", "llm", "storage"} {
-		t.Run(name, func(t *testing.T) {
-			dir := filepath.Join("..", "examples", "policies", name, "policy.d")
-			export := filepath.Join(t.TempDir(), "opa")
-			if err := ExportTests(t.Context(), Document{}, TestOptions{Dirs: []string{dir}}, export); err != nil {
-				t.Fatal(err)
-			}
-			if passed, _ := runRego(t, dir, filepath.Join(export, "testing.rego"), filepath.Join(export, "builders.rego"), filepath.Join(export, name+".rego")); passed < 4 {
-				t.Errorf("without the document, %d tests passed", passed)
-			}
-		})
-	}
-	for _, tt := range []struct {
-		name, action string
-		doc          Document
-	}{
-		{"nothing", "deny", Document{}},
-		{"a rule", "allow", Document{Egress: []EgressRule{{Name: "a", Destination: "a.example.com", Sandboxes: Selector{Names: []string{"test"}}}}}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			dir := folder(t, map[string]string{"x_test.rego": `package sallyport.team.x_test
-
-import data.sallyport.testing
-
-test_decide if testing.decide(testing.get("https://a.example.com/")).action == "` + tt.action + `"
-`, "x.rego": "package sallyport.team.x\n\nallow contains {\"rule\": input.destination.host} if input.sandbox.name == \"x\"\n"})
-			export := t.TempDir()
-			if err := ExportTests(t.Context(), tt.doc, TestOptions{Dirs: []string{dir}}, export); err != nil {
-				t.Fatal(err)
-			}
-			if passed, _ := runRego(t, dir, export); passed != 1 {
-				t.Errorf("%d tests ran", passed)
-			}
-		})
 	}
 }
