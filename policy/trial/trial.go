@@ -24,6 +24,9 @@ import (
 // testTimeout bounds one test, which may ask for many decisions.
 const testTimeout = 10 * time.Second
 
+// maxExplained bounds the tests that are run again to see where they fail.
+const maxExplained = 20
+
 // Options say which tests to run.
 type Options struct {
 	// Dirs are read in place of the document's policy.dir. Default: that.
@@ -59,7 +62,8 @@ type Result struct {
 	Error string `json:"error,omitempty"`
 	// Printed is what print() wrote.
 	Printed string `json:"printed,omitempty"`
-	// Failure is where a test came to its end; nil where it passed.
+	// Failure is where a test came to its end; nil where it passed, and of the
+	// 21st that fails and those after it.
 	Failure *Failure `json:"failure,omitempty"`
 }
 
@@ -110,6 +114,9 @@ func Run(ctx context.Context, doc policy.Document, o Options) (Report, error) {
 			report.Skipped++
 		default:
 			report.Failed++
+			if report.Failed > maxExplained {
+				break // what is wrong with so many is one thing
+			}
 			if result.Failure, err = b.failure(ctx, r, o.Trace); err != nil {
 				return report, err
 			}
