@@ -21,7 +21,8 @@ type Bench struct {
 	Modules map[string]*ast.Module // those and all that they need
 	Data    ast.Object
 
-	team *team
+	team    *team
+	bundled bool
 }
 
 // NewBench loads and checks what is tested as [Compile] does, and adds what only
@@ -33,6 +34,9 @@ func NewBench(ctx context.Context, doc Document, dirs []string) (*Bench, error) 
 		dirs = []string{doc.Policy.Dir}
 	}
 	t, err := loadTeams(dirs)
+	if b := doc.Policy.Verified; b != nil {
+		err = errors.Join(err, t.addBundle(b))
+	}
 	if err := errors.Join(join(findings), err); err != nil {
 		return nil, err
 	}
@@ -47,7 +51,7 @@ func NewBench(ctx context.Context, doc Document, dirs []string) (*Bench, error) 
 	if err := p.prepare(ctx, maps.Clone(own), t); err != nil {
 		return nil, err
 	}
-	b := &Bench{Rego: t.modules, Tests: t.tests, Modules: maps.Clone(own), team: t}
+	b := &Bench{Rego: t.modules, Tests: t.tests, Modules: maps.Clone(own), team: t, bundled: doc.Policy.Verified != nil}
 	maps.Copy(b.Modules, t.modules)
 	maps.Copy(b.Modules, t.tests)
 	if len(t.sets) > 0 {
@@ -122,6 +126,9 @@ func (b *Bench) Findings(err error) error { return regoErrors(err) }
 // that OPA's own tools see the same: `opa test FOLDER DIR`. The folder is made; what
 // it holds of an earlier export is replaced.
 func (b *Bench) Export(folder string) error {
+	if b.bundled {
+		return errors.New("a policy with a bundle is not exported: run opa test on the folder that the bundle is built from")
+	}
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return err
 	}

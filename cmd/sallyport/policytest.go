@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sallyport/internal/config"
 	"sallyport/policy"
 	"sallyport/policy/trial"
 )
@@ -51,9 +52,17 @@ func newPolicyTest(g *globals) *cobra.Command {
 			return usageError{err}
 		}
 		doc := cfg.Document
+		if b := doc.Policy.Bundle; b != nil && b.File != "" {
+			if doc.Policy.Verified, err = config.ReadBundle(*b); err != nil {
+				return usageError{err}
+			}
+		} else if b != nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), "note: what the bundle's server has is not tested here")
+		}
 		switch {
 		case len(args) > 0:
 			o.Dirs = args
+		case doc.Policy.Dir == "" && doc.Policy.Verified != nil:
 		case doc.Policy.Dir == "":
 			return usageError{errors.New("there is nothing to test: the configuration has no policy.dir, and no folder is named")}
 		default:

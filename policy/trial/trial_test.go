@@ -191,3 +191,31 @@ func TestRunRefuses(t *testing.T) {
 		t.Error("a document that cannot be used is tested")
 	}
 }
+
+// TestRunWithABundle holds that a bundle is tested with the rest, its tests included.
+func TestRunWithABundle(t *testing.T) {
+	dir := folder(t, map[string]string{"x_test.rego": `package sallyport.team.x_test
+
+import data.sallyport.testing
+
+test_both if testing.decide(testing.get("https://a.example.com/")).reason == "bundled"
+`})
+	doc := policy.Document{
+		Egress: []policy.EgressRule{{Destination: "a.example.com"}},
+		Policy: policy.Source{Dir: dir, Verified: &policy.Bundle{Files: []policy.BundleFile{
+			{Name: "b.rego", Text: []byte("package sallyport.team.b\n\ndeny contains \"bundled\" if input.request\n")},
+			{Name: "b_test.rego", Text: []byte("package sallyport.team.b_test\n\ntest_b if true\n")},
+		}}},
+	}
+	report, err := trial.Run(t.Context(), doc, trial.Options{Coverage: true})
+	if err != nil || report.Passed != 2 || report.Failed != 0 || report.Coverage.Percent != 100 {
+		t.Errorf("got %+v, %v", report, err)
+	}
+	b, err := policy.NewBench(t.Context(), doc, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Export(t.TempDir()); err == nil {
+		t.Error("half of a policy is exported")
+	}
+}
