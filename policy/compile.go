@@ -17,7 +17,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown/cache"
 )
 
-//go:embed decision.rego schema/input.json schema/data.json
+//go:embed decision.rego testing.rego builders.rego schema/input.json schema/data.json
 var sources embed.FS
 
 // DefaultTimeout bounds one evaluation.
@@ -124,6 +124,9 @@ func (p *Policy) prepare(ctx context.Context, own map[string]*ast.Module, team *
 	for name, m := range team.modules {
 		modules[name] = m
 	}
+	if err := addLibrary(modules); err != nil {
+		return err
+	}
 	if len(team.sets) > 0 {
 		const name = "contributed.rego"
 		m, err := ast.ParseModuleWithOpts(name, team.gather(), ast.ParserOptions{RegoVersion: ast.RegoV1})
@@ -198,6 +201,9 @@ func revision(doc Document, team *team) string {
 	add("decision", rules)
 	for _, s := range team.digest {
 		add(strings.TrimPrefix("team/"+s.name, "./"), s.text)
+	}
+	for _, s := range librarySources(team.modules) {
+		add(s.name, s.text)
 	}
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }

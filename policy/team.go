@@ -22,6 +22,7 @@ const (
 // team is what a security team adds: modules below sallyport.team and data.
 type team struct {
 	modules map[string]*ast.Module
+	tests   map[string]*ast.Module // loaded by [NewBench] alone
 	data    map[string]any
 	digest  []namedSource // in the order of their names
 	sets    []contribution
@@ -172,7 +173,9 @@ func (t *team) addModule(file string, text []byte) error {
 			t.contribute(contribution{name, m.Package.Path, plain(name, r.Head.Key)})
 		}
 	}
-	if !test {
+	if test {
+		t.addTest(file, m)
+	} else {
 		t.modules[file] = m
 	}
 	return errors.Join(errs...)
@@ -287,7 +290,7 @@ func (t *team) gather() string {
 		case c.plain:
 			reason = "it"
 		case c.set == "allow", c.set == "limit":
-			it = "any(it)"
+			it = "untyped(it)"
 		}
 		switch c.set {
 		case "deny", "approve":
@@ -299,7 +302,7 @@ func (t *team) gather() string {
 	if t.limits() {
 		b.WriteString("limits := [it | some it in limit]\n") // one value, for a question
 	}
-	b.WriteString("any(it) := it\n") // of which the type checker knows nothing
+	b.WriteString("untyped(it) := it\n") // of which the type checker knows nothing
 	b.WriteString("text(it) := it if is_string(it)\n")
 	b.WriteString("text(it) := sprintf(\"%v\", [it]) if not is_string(it)\n")
 	return b.String()

@@ -1,11 +1,12 @@
 # METADATA
 # title: Inputs for tests
 # description: |
-#   Completes an input for `opa test`, as Sallyport does before a decision:
+#   Completes an input for a test, as Sallyport does before a decision:
 #
-#     deny with input as testing.input({"phase": "request", …})
+#     deny with input as testing.complete({"phase": "request", …})
 #
-#   Nothing of this is loaded into a running Sallyport.
+#   builders.rego makes inputs from URLs, and asks for decisions. Nothing of this
+#   is loaded into a running Sallyport.
 package sallyport.testing
 
 defaults := {
@@ -24,13 +25,13 @@ defaults := {
 }
 
 # complete fills in what partial leaves out, and derives input.lookup.
-complete(partial) := object.union(given, {"lookup": lookup(given)}) if {
+complete(partial) := object.union(given, {"lookup": derived(given)}) if {
 	phase := object.get(partial, "phase", "request")
 	absent := {"dns": ["protocol", "request"], "connect": ["request"], "request": []}[phase]
 	given := object.remove(object.union(defaults, partial), absent)
 }
 
-lookup(given) := {
+derived(given) := {
 	"keys": found,
 	"moment": moment(given),
 	"line": line(given),

@@ -1,0 +1,184 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sallyport/policy/trial"
+)
+
+// TestPolicyExamples holds that every example passes its checks and its tests,
+// and that nearly all of it is tested.
+func TestPolicyExamples(t *testing.T) {
+	files, err := filepath.Glob("../../examples/policies/*/sallyport.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) < 4 {
+		t.Fatalf("found only %v", files)
+	}
+	for _, file := range files {
+		t.Run(filepath.Base(filepath.Dir(file)), func(t *testing.T) {
+			if out, status, err := run(t, "", "policy", "check", "--fail-on", "warning", file); status != 0 {
+				t.Errorf("check: %v: %s", err, out)
+			}
+			if out, status, err := run(t, "", "policy", "test", "--config", file, "--threshold", "90"); status != 0 {
+				t.Errorf("test: %v: %s", err, out)
+			}
+		})
+	}
+}
+
+func TestPolicyTestStatus(t *testing.T) {
+	policies(t, map[string]string{
+		"sallyport.yaml":      "policy: {dir: good.d}\n",
+		"none.yaml":           "dataDir: /nowhere\n",
+		"bad.yaml":            "egres: []\n",
+		"good.d/x.rego":       "package sallyport.team.x\n\ndeny contains \"a\" if input.request.size > 1\n\ndeny contains \"b\" if input.request.size > 2\n",
+		"good.d/x_test.rego":  "package sallyport.team.x_test\n\nimport data.sallyport.team.x\nimport data.sallyport.testing\n\ntest_a if x.deny == {\"a\"} with input as testing.post(\"https://h.example.com/\", {\"size\": 2})\n",
+		"fail.d/y_test.rego":  "package sallyport.team.y_test\n\ntest_a if false\n",
+		"error.d/y_test.rego": "package sallyport.team.y_test\n\ntest_a if to_number(\"x\") == 1\n",
+		"wrong.d/y_test.rego": "package sallyport.team.y_test\n\ntest_a if\n",
+		"empty.d/y.rego":      "package sallyport.team.y\n",
+	})
+	for _, tt := range []struct {
+		args   string
+		status int
+		says   string
+	}{
+		{"--config sallyport.yaml", 0, "1 passed, 0 failed"},
+		{"--config sallyport.yaml good.d fail.d", 1, "1 passed, 1 failed"},
+		{"--config sallyport.yaml fail.d", 1, "fail.d/y_test.rego:3:"},
+		{"--config sallyport.yaml error.d", 1, "ERROR"},
+		{"--config sallyport.yaml --threshold 90", 1, "66.7%"},
+		{"--config sallyport.yaml --threshold 50", 0, "not line 5"},
+		{"--config sallyport.yaml --run nothing", 2, ""},
+		{"--config sallyport.yaml --run (", 2, ""},
+		{"--config sallyport.yaml --threshold 101", 2, ""},
+		{"--config sallyport.yaml wrong.d", 2, ""},
+		{"--config sallyport.yaml nowhere.d", 2, ""},
+		{"--config sallyport.yaml empty.d", 2, ""},
+		{"--config none.yaml", 2, ""},
+		{"--config bad.yaml good.d", 2, ""},
+	} {
+		t.Run(tt.args, func(t *testing.T) {
+			out, status, err := run(t, "", append([]string{"policy", "test"}, strings.Fields(tt.args)...)...)
+			if status != tt.status || !strings.Contains(out, tt.says) {
+				t.Errorf("got %d, %v, want %d and %q:\n%s", status, err, tt.status, tt.says, out)
+			}
+		})
+	}
+	out, status, _ := run(t, "", "policy", "test", "--config", "sallyport.yaml", "--coverage", "-o", "json", "good.d", "fail.d")
+	var report trial.Report
+	if err := json.Unmarshal([]byte(out), &report); err != nil || status != 1 {
+		t.Fatalf("%d %v in %s", status, err, out)
+	}
+	if report.Passed != 1 || report.Failed != 1 || report.Coverage.Missed != 1 || report.Results[0].Failure == nil {
+		t.Errorf("got %+v", report)
+	}
+}
+
+var fences = regexp.MustCompile("(?ms)^```(\\w+)(?: (\\S+))?\n(.*?)^```$")
+
+// opa is OPA's own command line, where it can be had.
+func opa(t *testing.T) string {
+	t.Helper()
+	out, err := exec.Command("../../internal/setup/opa/build.sh").Output()
+	if err != nil && os.Getenv("CI") == "true" {
+		t.Fatalf("OPA cannot be built: %v", err)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// follow runs the commands that a document shows, in the working directory, and
+// makes the files that it names.
+func follow(t *testing.T, document, opa string) (ran int) {
+	t.Helper()
+	for _, b := range fences.FindAllStringSubmatch(document, -1) {
+		switch kind, file, text := b[1], b[2], b[3]; {
+		case file != "":
+			if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		case kind == "console":
+			for part := range strings.SplitSeq(strings.TrimPrefix(text, "$ "), "\n$ ") {
+				command, want, _ := strings.Cut(strings.TrimRight(part, "\n")+"\n", "\n")
+				got, known := perform(t, strings.Fields(command), opa)
+				if !known {
+					continue
+				}
+				ran++
+				if diff := cmp.Diff(strings.TrimRight(got, "\n"), strings.TrimRight(want, "\n")); diff != "" {
+					t.Errorf("%s: %s", command, diff)
+				}
+			}
+		}
+	}
+	return ran
+}
+
+// perform gives what a command prints on a terminal.
+func perform(t *testing.T, args []string, opa string) (out string, known bool) {
+	t.Helper()
+	switch args[0] {
+	case "sallyport":
+		out, _, err := run(t, "", args[1:]...)
+		if err != nil {
+			out += "sallyport: " + err.Error()
+		}
+		return out, true
+	case "rm":
+		if err := os.Remove(args[1]); err != nil {
+			t.Error(err)
+		}
+		return "", true
+	case "opa":
+		if opa == "" {
+			t.Log("not run, for want of OPA:", args)
+			return "", false
+		}
+		out, err := exec.Command(opa, args[1:]...).CombinedOutput()
+		if err != nil {
+			t.Errorf("%v: %v", args, err)
+		}
+		return string(out), true
+	}
+	t.Errorf("%v is not run", args)
+	return "", false
+}
+
+// TestPolicyTestDocument runs what docs/policy-test.md shows.
+func TestPolicyTestDocument(t *testing.T) {
+	text, err := os.ReadFile("../../docs/policy-test.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tool := opa(t)
+	policies(t, nil)
+	if ran := follow(t, string(text), tool); ran < 5 {
+		t.Errorf("%d commands were run", ran)
+	}
+}
+
+// TestPolicyLibraryDocument runs what docs/policy-library.md shows.
+func TestPolicyLibraryDocument(t *testing.T) {
+	text, err := os.ReadFile("../../docs/policy-library.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir("../..")
+	t.Setenv("SALLYPORT_CONFIG", "")
+	if ran := follow(t, string(text), ""); ran != 3 {
+		t.Errorf("%d commands were run", ran)
+	}
+}

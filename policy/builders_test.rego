@@ -1,0 +1,124 @@
+package sallyport.testing_test
+
+import data.sallyport.testing
+
+test_url if {
+	given := testing.get("HTTPS://API.Example.COM.:8443/a%20b//c+d?b=1&a&a;%63=2#x")
+	given.phase == "request"
+	given.protocol == "tls"
+	given.destination == {"host": "api.example.com", "port": 8443}
+	given.request == {
+		"method": "GET",
+		"scheme": "https",
+		"path": "/a b/c+d",
+		"query_keys": ["a", "b", "c"],
+		"headers": [],
+		"size": -1,
+	}
+}
+
+test_defaults if {
+	given := testing.head("http://example.com")
+	given.protocol == "http"
+	given.destination.port == 80
+	given.request.path == "/"
+	given.request.query_keys == []
+	given.sandbox == testing.defaults.sandbox
+}
+
+test_options if {
+	given := testing.put("https://example.com/", {"headers": ["x-b", "CONTENT-type"], "size": 7, "body": {"a": 1}})
+	given.request.headers == ["Content-Type", "X-B"]
+	given.request.size == 7
+	given.request.body == {"a": 1}
+	testing.patch("https://example.com/", {"headers": {"accept": "x"}}).request.headers == ["Accept"]
+	not testing.post("https://example.com/", {}).request.body
+	testing.delete("https://example.com/").request.method == "DELETE"
+}
+
+test_addresses if {
+	testing.get("https://203.0.113.1/").destination.host == "203.0.113.1"
+	testing.get("https://[2001:DB8:0::1]:8443/").destination == {"host": "2001:db8::1", "port": 8443}
+	testing.connect("2001:db8::1", 22, "other").destination == {"host": "2001:db8::1", "port": 22}
+}
+
+test_what_the_gateway_refuses if {
+	every url in [
+		"https://user@example.com/",
+		"ftp://example.com/",
+		"example.com/",
+		"https://example.com:0/",
+		"https://example.com:65536/",
+		"https://example.com:x/",
+		"https://127.1/",
+		"https://0x7f000001/",
+		"https://256.1.1.1/",
+		"https://exa mple.com/",
+		"https://ex%61mple.com/",
+		"https://[::1/",
+		"https://[zz::1]/",
+		"https://example..com/",
+		"https://example.com/a/../b",
+		"https://example.com/a/%2e%2e",
+		"https://example.com/a%2Fb",
+		"https://example.com/a%5cb",
+		"https://example.com/a;b",
+		"https://example.com/%",
+		"https://example.com/%2541",
+		"https://example.com/%00",
+		"https://example.com/%ff",
+	] {
+		not made(url)
+	}
+	not testing.request("get", "https://example.com/", {})
+	not testing.lookup("203.0.113.1")
+	not testing.connect("example.com", 443, "quic")
+}
+
+made(url) if testing.get(url)
+
+test_other_phases if {
+	testing.connect("Example.com", 443, "tls") == {
+		"phase": "connect",
+		"protocol": "tls",
+		"sandbox": testing.defaults.sandbox,
+		"destination": {"host": "example.com", "port": 443},
+	}
+	testing.lookup("example.com.") == {
+		"phase": "dns",
+		"sandbox": testing.defaults.sandbox,
+		"destination": {"host": "example.com"},
+	}
+}
+
+test_from if {
+	given := testing.from("a", {"team": "x"}, testing.lookup("example.com"))
+	given.sandbox == {"name": "a", "id": "test", "session": "test", "tags": {"team": "x"}}
+	testing.from("b", {}, given).sandbox.tags == {}
+}
+
+index := {"api.example.com:443 *": [{
+	"rule": "api",
+	"type": "egress",
+	"pattern": `^GET (?s:/v1/.*)$`,
+	"effects": {true: {"request/tls": 5}, false: {}},
+}]}
+
+selectors := {"*": {"tags": {}}}
+
+test_decide if {
+	allowed := testing.decide(testing.get("https://api.example.com/v1/x")) with data.sallyport.index as index
+		with data.sallyport.selectors as selectors
+		with data.sallyport.contributed as {}
+	allowed.action == "allow"
+	allowed.rule == "api"
+	made := testing.decisions([testing.get("https://api.example.com/v2")]) with data.sallyport.index as index
+		with data.sallyport.selectors as selectors
+		with data.sallyport.contributed as {}
+	[d.action | some d in made] == ["deny"]
+}
+
+test_without_a_document if {
+	not testing.decide(testing.get("https://api.example.com/v1/x"))
+	testing.decisions([testing.get("https://api.example.com/v1/x")]) == []
+}

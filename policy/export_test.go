@@ -1,0 +1,52 @@
+package policy
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+func exported(t *testing.T, doc Document, dir, folder string) {
+	t.Helper()
+	b, err := NewBench(t.Context(), doc, []string{dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Export(folder); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestExport holds that OPA's own runner sees with an export what tests run with.
+func TestExport(t *testing.T) {
+	for _, name := range []string{"registries", "git", "llm", "storage"} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join("..", "examples", "policies", name, "policy.d")
+			export := filepath.Join(t.TempDir(), "opa")
+			exported(t, Document{}, dir, export)
+			if passed, _ := runRego(t, dir, filepath.Join(export, "testing.rego"), filepath.Join(export, "builders.rego"), filepath.Join(export, name+".rego")); passed < 4 {
+				t.Errorf("without the document, %d tests passed", passed)
+			}
+		})
+	}
+	for _, tt := range []struct {
+		name, action string
+		doc          Document
+	}{
+		{"nothing", "deny", Document{}},
+		{"a rule", "allow", Document{Egress: []EgressRule{{Name: "a", Destination: "a.example.com", Sandboxes: Selector{Names: []string{"test"}}}}}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := folder(t, map[string]string{"x_test.rego": `package sallyport.team.x_test
+
+import data.sallyport.testing
+
+test_decide if testing.decide(testing.get("https://a.example.com/")).action == "` + tt.action + `"
+`, "x.rego": "package sallyport.team.x\n\nallow contains {\"rule\": input.destination.host} if input.sandbox.name == \"x\"\n"})
+			export := t.TempDir()
+			exported(t, tt.doc, dir, export)
+			if passed, _ := runRego(t, dir, export); passed != 1 {
+				t.Errorf("%d tests ran", passed)
+			}
+		})
+	}
+}
