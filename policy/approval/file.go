@@ -9,6 +9,8 @@ import (
 	"sallyport/internal/durable"
 )
 
+var errDamaged = errors.New("an entry is damaged")
+
 // read returns the grants in the JSON file at path; one that is not there has
 // none.
 func read(path string) ([]*Grant, error) {
