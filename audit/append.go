@@ -248,6 +248,27 @@ func (o *object) extension(x *Extension) {
 		}
 		o.buf = append(o.buf, ']', ',')
 	}
+	o.approval(x.Approval)
+}
+
+func (o *object) approval(a *Approval) {
+	if a == nil {
+		return
+	}
+	o.raw(`"approval":{`)
+	o.string(`"id":`, a.ID)
+	o.stringSet(`"operator":`, a.Operator)
+	o.stringSet(`"uid":`, a.UID)
+	o.stringSet(`"login":`, a.Login)
+	o.stringSet(`"span":`, a.Span)
+	o.stringSet(`"by":`, a.By)
+	o.stringSet(`"method":`, a.Method)
+	o.stringSet(`"path":`, a.Path)
+	o.intSet(`"count":`, int64(a.Count))
+	o.intSet(`"until":`, a.Until)
+	o.stringSet(`"query_sha256":`, a.Query)
+	o.stringSet(`"body_sha256":`, a.Body)
+	o.close()
 }
 
 func (o *object) usesSet(key string, uses []CredentialUse) {

@@ -272,6 +272,7 @@ type Extension struct {
 	Clipped     []string          `json:"clipped,omitempty"`      // fields here that hold less than was decided on: path, method, header_names, query_keys
 	Observed    *Observed         `json:"observed,omitempty"`     // what observe mode has lifted
 	Limits      []LimitUse        `json:"limits,omitempty"`       // what bounds it; of a lifecycle event: what was reset
+	Approval    *Approval         `json:"approval,omitempty"`     // by which an allowed request was, or that a lifecycle event is about
 }
 
 // Observed is what would have been decided without observe mode.
@@ -288,6 +289,22 @@ type LimitUse struct {
 	Subject string `json:"subject"`
 	Period  int64  `json:"period,omitempty"` // milliseconds, where it counts over one
 	Uses    int64  `json:"uses,omitempty"`   // of credentials
+}
+
+// Approval is an operator's answer, or the question.
+type Approval struct {
+	ID       string `json:"id"`
+	Operator string `json:"operator,omitempty"`
+	UID      string `json:"uid,omitempty"`
+	Login    string `json:"login,omitempty"`  // who logged in, where the operator is whom they became since
+	Span     string `json:"span,omitempty"`   // once, session, period
+	By       string `json:"by,omitempty"`     // the approval that covers this one too
+	Method   string `json:"method,omitempty"` // of a longer one, * is any
+	Path     string `json:"path,omitempty"`   // likewise, a glob
+	Count    int    `json:"count,omitempty"`  // uses, of a longer one
+	Until    int64  `json:"until,omitempty"`  // milliseconds since the Unix epoch: when the question, or the answer, ends
+	Query    string `json:"query_sha256,omitempty"`
+	Body     string `json:"body_sha256,omitempty"`
 }
 
 // CredentialUse names a credential and the version of the secret behind it.

@@ -198,6 +198,14 @@ func (p *parser) extension(x *Extension) {
 		p.close()
 	}
 	x.Limits = p.limits(`"limits":[`)
+	if p.eat(`"approval":{`) {
+		x.Approval = &Approval{
+			ID: p.fresh(`"id":`), Operator: p.text(`"operator":`), UID: p.text(`"uid":`), Login: p.text(`"login":`), Span: p.text(`"span":`),
+			By: p.fresh(`"by":`), Method: p.text(`"method":`), Path: p.fresh(`"path":`), Count: int(p.int(`"count":`)), Until: p.int(`"until":`),
+			Query: p.fresh(`"query_sha256":`), Body: p.fresh(`"body_sha256":`),
+		}
+		p.close()
+	}
 	p.close()
 }
 

@@ -21,6 +21,10 @@ import (
 // that is about a decision.
 const decisionHeader = "Sallyport-Decision"
 
+// approvalHeader carries the id under which a request waits for an operator, or
+// has waited.
+const approvalHeader = "Sallyport-Approval"
+
 // Errors that end a request before anything of it has left.
 var (
 	errAudit     = errors.New("the decision could not be written down")
@@ -37,17 +41,22 @@ type answer struct {
 	Reason   string `json:"reason"`
 	Rule     string `json:"rule,omitempty"`
 	Decision string `json:"decision,omitempty"`
+	Approval string `json:"approval,omitempty"` // id of what waits for an operator, or waited
 	Remedy   string `json:"what_to_do"`
 	// Retry is for how many seconds not to try again.
 	Retry  int64 `json:"retry_after,omitempty"`
 	denied bool  // as opposed to failed
 	last   bool  // the connection ends with it, where it carries no others
+	late   bool  // the deadline of a call is over (gRPC)
 }
 
 // denied answers a decision that is not to carry.
 func denied(d policy.Decision, id, where string) *answer {
 	a := &answer{Status: http.StatusForbidden, Reason: d.Reason, Rule: d.Rule, Decision: id, denied: true}
 	switch {
+	case d.Approval != nil:
+		a.Approval = d.Approval.ID
+		a.Remedy = "Do not retry or work around it. An operator has been asked already."
 	case d.Action == policy.Approve:
 		a.Remedy = "This needs the approval of an operator, who will want the decision id. Do not retry before you have it."
 	case d.Err != nil:
@@ -235,7 +244,7 @@ func (a *answer) response(r *http.Request) *http.Response {
 	}
 	var body bytes.Buffer
 	kind := "text/plain; charset=utf-8"
-	if strings.Contains(r.Header.Get("Accept"), "application/json") {
+	if a.Status == http.StatusPreconditionRequired || strings.Contains(r.Header.Get("Accept"), "application/json") {
 		kind = "application/json"
 		_ = json.NewEncoder(&body).Encode(a) // strings and an int
 	} else {
@@ -250,12 +259,7 @@ func (a *answer) response(r *http.Request) *http.Response {
 	if a.last && r.ProtoMajor == 1 {
 		h["Connection"] = []string{"close"} // or a client would take it for its next request
 	}
-	if a.Decision != "" {
-		h.Set(decisionHeader, a.Decision)
-	}
-	if a.Retry > 0 {
-		h.Set("Retry-After", strconv.FormatInt(a.Retry, 10))
-	}
+	a.identify(h)
 	return &http.Response{
 		StatusCode:    a.Status,
 		Proto:         "HTTP/1.1",
@@ -265,6 +269,19 @@ func (a *answer) response(r *http.Request) *http.Response {
 		Body:          io.NopCloser(&body),
 		ContentLength: int64(body.Len()),
 		Request:       r,
+	}
+}
+
+// identify puts the ids of an answer into its head.
+func (a *answer) identify(h http.Header) {
+	if a.Decision != "" {
+		h.Set(decisionHeader, a.Decision)
+	}
+	if a.Approval != "" {
+		h.Set(approvalHeader, a.Approval)
+	}
+	if a.Retry > 0 {
+		h.Set("Retry-After", strconv.FormatInt(a.Retry, 10))
 	}
 }
 
@@ -279,8 +296,12 @@ func grpc(r *http.Request) bool {
 func (a *answer) status(r *http.Request) *http.Response {
 	code := 7 // PERMISSION_DENIED
 	switch {
+	case a.late:
+		code = 4 // DEADLINE_EXCEEDED
 	case a.Status == http.StatusBadRequest, a.denied && a.Status > http.StatusInternalServerError:
 		code = 3 // INVALID_ARGUMENT
+	case a.Status == http.StatusPreconditionRequired:
+		code = 9 // FAILED_PRECONDITION
 	case a.Status == http.StatusTooManyRequests, a.Status == http.StatusRequestEntityTooLarge:
 		code = 8 // RESOURCE_EXHAUSTED
 	case a.Status == http.StatusInternalServerError:
@@ -295,11 +316,8 @@ func (a *answer) status(r *http.Request) *http.Response {
 		"Grpc-Status":  {strconv.Itoa(code)},
 		"Grpc-Message": {grpcMessage(text.Bytes())},
 	}
-	if a.Decision != "" {
-		h.Set(decisionHeader, a.Decision)
-	}
+	a.identify(h)
 	if a.Retry > 0 {
-		h.Set("Retry-After", strconv.FormatInt(a.Retry, 10))
 		h.Set("Grpc-Retry-Pushback-Ms", pushback(a.Retry))
 	}
 	return &http.Response{
@@ -341,6 +359,9 @@ func (a *answer) print(w io.Writer) {
 	}
 	if a.Decision != "" {
 		fmt.Fprintf(w, "decision: %s\n", a.Decision)
+	}
+	if a.Approval != "" {
+		fmt.Fprintf(w, "approval: %s\n", a.Approval)
 	}
 	fmt.Fprintf(w, "what to do: %s\n", a.Remedy)
 }

@@ -70,10 +70,17 @@ func hang(proxy *goproxy.ProxyHttpServer) {
 func (x *exchange) authorize(r *http.Request) *answer {
 	g, f := x.gateway, x.flow
 	d := x.decide(r.Context())
-	upgrade := websocket(r.Header)
-	if d.Action == policy.Approve {
+	for d.Action == policy.Approve {
 		d = g.spare(d, x.request.Size) // nobody is asked about what could not go
+		if d.Action != policy.Approve || g.approvals == nil {
+			break
+		}
+		var a *answer
+		if d, a = x.approve(r, d); a != nil {
+			return a
+		}
 	}
+	upgrade := websocket(r.Header)
 	switch {
 	case d.Action != policy.Allow:
 		if d.Action == policy.Tunnel {
@@ -130,7 +137,7 @@ func (x *exchange) decide(ctx context.Context) policy.Decision {
 		round = u.round.Load()
 	}
 	for {
-		d := x.gateway.decide(ctx, x.input())
+		d := x.judged(ctx)
 		if d.Action != policy.Allow {
 			return d
 		}
@@ -140,10 +147,20 @@ func (x *exchange) decide(ctx context.Context) policy.Decision {
 		}
 		// The connection may have been decided on in the same round.
 		round = u.round.Load()
-		if d := x.gateway.connect(ctx, x.flow); d.Action != policy.Allow {
+		if d := x.gateway.connect(ctx, x.flow); !x.flow.readable(d) {
 			return d
 		}
 	}
+}
+
+// judged asks the policy about the request, and about its connection where that
+// needs approval.
+func (x *exchange) judged(ctx context.Context) policy.Decision {
+	d := x.gateway.decide(ctx, x.input())
+	if x.flow.asks && d.Action == policy.Allow {
+		d = x.flow.asked(x.gateway.connect(ctx, x.flow), d)
+	}
+	return d
 }
 
 // input is what policy decides the request on.
@@ -335,6 +352,7 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	}
 	dropHops(resp.Header, x.upgrade)
 	delete(resp.Header, decisionHeader)
+	delete(resp.Header, approvalHeader)
 	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		if err := x.got.scrub(); err != nil {

@@ -63,7 +63,15 @@ func (g *Gateway) heard(o *opening) bool {
 	}
 	for {
 		round := g.underway.round.Load()
-		switch d := g.connect(ctx, f); d.Action {
+		d := g.connect(ctx, f)
+		if f.asks = d.Action == policy.Approve && g.approvals != nil; f.asks {
+			if protocol == policy.ProtocolOther {
+				g.tunnelApproved(ctx, o, d)
+				return false
+			}
+			d.Action = policy.Allow // each of its requests is asked about
+		}
+		switch d.Action {
 		case policy.Tunnel:
 			t := &tunnelling{opening: o, decision: d, input: *f}
 			if !g.underway.enter(&t.place, t, round) {
@@ -95,7 +103,7 @@ func (g *Gateway) listenTo(ctx context.Context, o *opening) (policy.Protocol, st
 		if len(o.seen) == 0 && !o.flow.refused {
 			in := o.flow.input()
 			in.Protocol = policy.ProtocolOther
-			if g.decide(ctx, in).Action == policy.Tunnel {
+			if a := g.decide(ctx, in).Action; a == policy.Tunnel || a == policy.Approve && g.approvals != nil {
 				_ = o.SetReadDeadline(time.Time{})
 				o.silent = true
 				return policy.ProtocolOther, "", nil
@@ -157,7 +165,7 @@ func (g *Gateway) unlisted(ctx context.Context, f *flow) policy.Decision {
 		return floor(policy.Decision{}, "name", "no rule allows the name that led to this address")
 	}
 	d := g.decide(ctx, f.input())
-	if d.Action == policy.Allow || d.Action == policy.Tunnel {
+	if d.Action == policy.Allow || d.Action == policy.Tunnel || d.Action == policy.Approve && g.approvals != nil {
 		d = floor(d, "stale-name", "the name "+f.host+" was refused when it was looked up and is allowed by now: look it up again")
 	}
 	return d

@@ -35,6 +35,7 @@ type exchange struct {
 	decision  policy.Decision
 	meter     *meter // nil where no limit bounds it
 	allowed   *audit.Event
+	spool     *spool // nil unless the body was read to be approved
 	used      []audit.CredentialUse
 	sentWith  []*credential.Use
 	lost      map[string]int // values no longer looked for, by credential
@@ -73,6 +74,7 @@ func (x *exchange) inform(code int, h http.Header) {
 	}
 	dropHops(h, false)
 	delete(h, decisionHeader)
+	delete(h, approvalHeader)
 	delete(h, "Alt-Svc")
 	x.got.scrubber.Header(h, x.got.hit)
 	header := x.out.Header()
@@ -247,6 +249,9 @@ func (x *exchange) end() {
 	x.gateway.underway.leave(&x.place)
 	for _, u := range x.sentWith {
 		x.flow.exposure.Release(u)
+	}
+	if x.spool != nil {
+		_ = x.spool.Close()
 	}
 	if x.allowed == nil {
 		return

@@ -120,7 +120,9 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
 	f.exposure = g.exposures.Of(f.identity.ID)
 	f.round = g.underway.round.Load()
-	if d := g.connect(ctx, f); d.Action != policy.Allow {
+	d := g.connect(ctx, f)
+	f.asks = d.Action == policy.Approve && g.approvals != nil
+	if d.Action != policy.Allow && !f.asks {
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
 		}

@@ -42,6 +42,9 @@ type flow struct {
 	from *audit.Endpoint
 	// exposure is what went to upstreams for the sandbox.
 	exposure *credential.Exposure
+	// asks says that a rule wants approval for the connection: each of its requests
+	// is asked about.
+	asks bool
 	// answer, when set, is all that a request on this connection is told.
 	answer *answer
 }
@@ -138,6 +141,9 @@ func judge(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
 	s.Limits = limitsOf(d)
 	for _, i := range d.Inject {
 		s.Credentials = append(s.Credentials, audit.CredentialUse{Name: i.Credential})
+	}
+	if a := d.Approval; a != nil {
+		s.Approval = &audit.Approval{ID: a.ID, Operator: a.Operator, UID: a.UID, Login: a.Login, Span: a.Span}
 	}
 	if d.Err != nil {
 		e.Detail = d.Err.Error()

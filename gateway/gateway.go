@@ -26,6 +26,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
+	"sallyport/policy/approval"
 )
 
 // Identity is who is behind a connection.
@@ -82,6 +83,15 @@ type Certificates interface {
 type Upstreams interface {
 	RoundTripper(upstream.Route) (http.RoundTripper, error)
 	Dial(context.Context, upstream.Route) (net.Conn, error)
+}
+
+// Approvals is where operators are asked, as [approval.Store] takes questions.
+type Approvals interface {
+	Ask(context.Context, approval.Question) (approval.Verdict, error)
+	// Withdraw says that nobody waits for an answer any more. It does not block.
+	Withdraw(sandboxID, id string)
+	// Watch returns what receives when it is time to ask again, until stop.
+	Watch(id string) (woken <-chan struct{}, stop func())
 }
 
 // Broker leases the credentials that decisions name.

@@ -41,8 +41,8 @@ func meetings(t *testing.T, test func(t *testing.T, m *meeting)) {
 	}
 }
 
-func meet(t *testing.T, way, version, upstream, scheme string) *meeting {
-	w := newWire(t)
+func meet(t *testing.T, way, version, upstream, scheme string, options ...option) *meeting {
+	w := newWire(t, options...)
 	secure := scheme == "https"
 	m := &meeting{wire: w, version: version, upstream: upstream, scheme: scheme, origin: w.origin("api.example.test", upstream, secure)}
 	m.dial = w.steer

@@ -23,6 +23,7 @@ type metrics struct {
 	scrubbed        prometheus.Counter
 	forgotten       prometheus.Counter
 	revoked         prometheus.Counter
+	held            prometheus.Gauge
 	limited         prometheus.Counter
 }
 
@@ -33,6 +34,9 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	m := &metrics{
 		connections: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "sallyport_gateway_connections", Help: "Connections of sandboxes that are open.",
+		}),
+		held: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "sallyport_gateway_held", Help: "Requests and connections that wait for an operator.",
 		}),
 		decisions: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "sallyport_gateway_decisions_total", Help: "Decisions by phase and action.",
@@ -59,7 +63,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked, m.limited,
+		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked, m.limited, m.held,
 	} {
 		errs = append(errs, r.Register(c))
 	}

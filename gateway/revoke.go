@@ -45,6 +45,9 @@ func (e *revokedError) Error() string { return noLonger + ": " + e.decision.Reas
 
 // compare says how what goes on by a decision stands in the light of a new one.
 func compare(now, then policy.Decision) *revokedError {
+	if then.Approval != nil && now.Action == policy.Approve && now.Rule == then.Rule && now.RuleType == then.RuleType {
+		now.Action = then.Action // which an operator has answered
+	}
 	switch {
 	case now.Action != then.Action:
 		if now.Action == policy.Allow || now.Action == policy.Tunnel {
@@ -67,7 +70,7 @@ func compare(now, then policy.Decision) *revokedError {
 
 // judge is a carrier's: a connection that is read.
 func (o *opening) judge(ctx context.Context) *revokedError {
-	if d := o.gateway.connect(ctx, o.flow); d.Action != policy.Allow {
+	if d := o.gateway.connect(ctx, o.flow); !o.flow.readable(d) {
 		return compare(d, policy.Decision{Action: policy.Allow})
 	}
 	return nil
@@ -107,10 +110,10 @@ func (x *exchange) judge(ctx context.Context) *revokedError {
 	if f.valid != nil && !f.valid() {
 		return &revokedError{decision: floor(policy.Decision{Revision: g.revision()}, "client", errInvalid.Error())}
 	}
-	if d := g.connect(ctx, f); d.Action != policy.Allow {
+	if d := g.connect(ctx, f); !f.readable(d) {
 		return compare(d, policy.Decision{Action: policy.Allow})
 	}
-	return compare(g.decide(ctx, x.input()), x.decision)
+	return compare(x.judged(ctx), x.decision)
 }
 
 // stop breaks the exchange off. A WebSocket is said goodbye to first.

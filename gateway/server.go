@@ -36,6 +36,7 @@ type Options struct {
 	Certificates Certificates
 	Upstreams    Upstreams
 	Broker       Broker
+	Approvals    Approvals // nil: what needs approval is denied
 	Logger       *slog.Logger
 	Metrics      prometheus.Registerer
 
@@ -77,6 +78,8 @@ type Gateway struct {
 	certificates Certificates
 	upstreams    Upstreams
 	broker       Broker
+	approvals    Approvals
+	holds        holds
 	budget       *budget.Book
 	logger       *slog.Logger
 	metrics      *metrics
@@ -127,6 +130,7 @@ func New(o Options) (*Gateway, error) {
 		certificates: o.Certificates,
 		upstreams:    o.Upstreams,
 		broker:       o.Broker,
+		approvals:    o.Approvals,
 		budget:       o.Budget,
 		logger:       o.Logger,
 		metrics:      m,
@@ -149,6 +153,7 @@ func New(o Options) (*Gateway, error) {
 		g.budget = budget.NewBook(nil)
 	}
 	g.life, g.end = context.WithCancel(context.Background())
+	g.holds.begin()
 	g.floods = newFloods(g.enqueue)
 	hang(g.proxy)
 	g.web = &h1.Server{
@@ -268,6 +273,9 @@ func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
 	case d.Action == "":
 		d.Action = policy.Deny
 	}
+	if d.Action == policy.Approve && g.approvals != nil {
+		return d // may become either
+	}
 	if d.Action != policy.Allow && d.Action != policy.Tunnel {
 		d.Inject, d.Upstream = nil, nil
 		if d.Reason == "" {
@@ -303,6 +311,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		_ = ln.Close()
 	}
 	g.mu.Unlock()
+	g.holds.end()
 
 	done := make(chan struct{})
 	go func() {

@@ -104,6 +104,7 @@ func (b *body) Read(p []byte) (int, error) {
 // read: goproxy sends them after it has closed it.
 func (b *body) Close() error {
 	delete(b.response.Trailer, decisionHeader)
+	delete(b.response.Trailer, approvalHeader)
 	return b.ReadCloser.Close()
 }
 

@@ -140,6 +140,7 @@ func (g *Gateway) Redecide() {
 	begun := u.sweeping
 	u.sweeping = !g.closing
 	u.mu.Unlock()
+	g.holds.reconsider()
 	if !begun && !g.closing {
 		g.work.Go(g.sweep)
 	}

@@ -43,6 +43,7 @@ type Policy struct {
 	rules     map[string]*rule
 	selectors *selectors
 	revision  string
+	approvals *Approvals
 	recall    *recall          // nil where nothing is kept
 	clock     func() time.Time // nil for the real one
 	observing *observing       // nil where nothing is ever in observe mode
@@ -90,6 +91,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		observing: newObserving(doc, rules),
 		limits:    newLimits(doc.Limits),
 	}
+	p.approvals = new(doc.Approvals.Defaulted())
 	p.table.join(rules)
 	p.table.stock(p.selectors)
 	for i := range rules {

@@ -170,8 +170,11 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 		d.Err = fmt.Errorf("%w: %s", ErrUndecided, clean(string(why)))
 		d.Action = Deny
 	}
-	if d.Action == Deny {
+	switch d.Action {
+	case Deny:
 		return d, nil
+	case Approve:
+		d.Approvals = p.approvals
 	}
 	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
 		d.Upstream = r.upstream

@@ -43,8 +43,21 @@ type Decision struct {
 	// Retry is for how long a limit denies, set by who counts; zero where waiting
 	// does not help.
 	Retry time.Duration
+	// Approvals says, with an Approve, how the request waits; nil is by default.
+	Approvals *Approvals
+	// Approval is what an operator has answered, set by who asked.
+	Approval *Approval
 	// Err is set when the policy could not be evaluated; the Action is then Deny.
 	Err error `json:"-"`
+}
+
+// Approval is the yes of an operator that made an Approve an Allow.
+type Approval struct {
+	ID       string
+	Operator string
+	UID      string
+	Login    string // who logged in, where that is another
+	Span     string // once, session, period
 }
 
 // Injection pairs a credential with its place in the request. The zero Inject is

@@ -26,6 +26,10 @@ type Document struct {
 	// Limits bounds what the rules allow.
 	// Example: [{name: a-day, every: 24h, requests: 1000}]
 	Limits []Limit `yaml:"limits" json:",omitempty"`
+	// Approvals says how requests wait for an operator, where a rule says
+	// approve.
+	// Example: {answer: poll, timeout: 10m}
+	Approvals Approvals `yaml:"approvals" json:",omitzero"`
 
 	// Positions says where each key was written, by its path in the document
 	// ("egress[0].paths[1]"), for errors. It may be nil and decides nothing.

@@ -109,6 +109,9 @@ func TestReference(t *testing.T) {
 					want.Upstream = r.upstream
 				}
 			}
+			if want.Action == Approve {
+				want.Approvals = p.approvals
+			}
 			want = p.floor(want, s)
 			if diff := cmp.Diff(want, p.Decide(t.Context(), in)); diff != "" {
 				t.Fatalf("%+v\n%+v: %s", doc, in, diff)

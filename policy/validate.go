@@ -47,6 +47,7 @@ func resolve(doc Document) ([]rule, []Finding) {
 	if n := doc.Policy.Cache; n != nil && (*n < 0 || *n > maxRecall) {
 		v.fail("policy.cache", fmt.Sprintf("%d answers cannot be kept", *n), fmt.Sprintf("give a number from 0, for none, to %d", maxRecall))
 	}
+	v.approvals("approvals", doc.Approvals)
 	if d := doc.Policy.Timeout; d != nil && (time.Duration(*d) < time.Millisecond || time.Duration(*d) > time.Second) {
 		v.fail("policy.timeout", fmt.Sprintf("%v is not from 1ms to 1s", d), "write a time as 100ms, or leave it out for 50ms")
 	}

@@ -30,6 +30,7 @@ import (
 	"sallyport/internal/durable"
 	"sallyport/internal/seal"
 	"sallyport/policy"
+	"sallyport/policy/approval"
 	"sallyport/sandbox"
 	"sallyport/sandbox/datapath"
 	"sallyport/sandbox/docker"
@@ -57,6 +58,7 @@ type daemon struct {
 	clients   *gateway.ClientStore
 	warden    *gatehouse.Warden // of the process that the gateway is
 	proxy     *net.TCPListener  // nil without an explicit proxy
+	approvals *approval.Store
 
 	house *house // nil for a gateway without sandboxes of its own
 
@@ -176,6 +178,9 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if d.names, err = resolver.OpenTable(filepath.Join(indexDir(d.cfg), "names"), resolver.TableOptions{Logger: d.log}); err != nil {
 		return err
 	}
+	if d.approvals, err = d.openApprovals(); err != nil {
+		return err
+	}
 	d.clients, err = gateway.OpenClients(filepath.Join(indexDir(d.cfg), "clients.json"))
 	return err
 }
@@ -255,7 +260,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 		IDs: ids, View: view, Listeners: listeners,
 		Trail: d.trail, AuditDir: auditDir(d.cfg), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
-		Identities: d.identities, Clients: d.clients.List,
+		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
 		Event: func(state string) *audit.Event {
 			return changed(audit.Product{Name: "sallyport-gateway", Version: version}, "gateway", state)
 		},
@@ -268,7 +273,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 
 // forget drops what the gateway keeps under the ID of a sandbox or a client.
 func (d *daemon) forget(id string) error {
-	err := d.names.Forget(id)
+	err := errors.Join(d.names.Forget(id), d.approvals.Forget(id))
 	if d.warden != nil { // nothing is forgotten by it before it is there
 		d.warden.Forget(id)
 	}
@@ -358,6 +363,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	g.Go(func() error { return d.warden.Watch(ctx) })
+	g.Go(func() error { return d.approvals.Run(ctx) })
 	watched := &watcher{policy: d.rules.Policy, record: d.trail.Enqueue, log: d.log}
 	g.Go(func() error { return watched.run(ctx) })
 	// What has come meanwhile waits for the first turn.

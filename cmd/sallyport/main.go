@@ -84,7 +84,7 @@ func newRoot() *cobra.Command {
 	root.PersistentFlags().StringVarP(&g.output, "output", "o", "text", "text or json")
 	root.AddCommand(
 		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandbox(g), newSecret(g),
-		newClient(g), newPolicy(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
+		newClient(g), newPolicy(g), newApprovals(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
 		newLimits(g),
 		newGateway(),
 	)

@@ -41,7 +41,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 	if d.house != nil {
 		sandboxes = d.house.sandboxes
 	}
-	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, ConnContext: api.ConnContext, Handler: api.NewHandler(api.Options{
+	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, ConnContext: api.PeerContext, Handler: api.NewHandler(api.Options{
 		Sandboxes: sandboxes,
 		Secrets:   secrets{d},
 		Clients:   clients{d},
@@ -53,11 +53,12 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Explain: func(ctx context.Context, in policy.Input) policy.Explanation {
 			return d.rules.Policy().Explain(ctx, in)
 		},
-		Reload:   func(ctx context.Context) error { return d.reload(ctx, byAPI, nil) },
-		Shutdown: func() { d.down.Store(true); d.cancel() },
-		Status:   d.status,
-		Limits:   limits{d},
-		Logger:   d.log,
+		Reload:    func(ctx context.Context) error { return d.reload(ctx, byAPI, nil) },
+		Shutdown:  func() { d.down.Store(true); d.cancel() },
+		Status:    d.status,
+		Limits:    limits{d},
+		Approvals: d.approvals,
+		Logger:    d.log,
 	})})
 	return nil
 }

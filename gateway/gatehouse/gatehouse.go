@@ -20,7 +20,10 @@
 //   - to sign a certificate: keys of authorities never come here;
 //   - for the next segment of the log;
 //   - to give a name its synthetic address, durably;
-//   - for this host's addresses, before each connection upstream.
+//   - for this host's addresses, before each connection upstream;
+//   - for an operator's approval of a request, in the name of a running sandbox or
+//     a client: the store bounds what waits, and the answer is a call of the
+//     Warden's, so that what waits for a person keeps nothing else waiting.
 //
 // What limits bound is counted by the process, and kept by the [Ledger].
 //
@@ -44,7 +47,8 @@
 // together: lease every credential that a rule binds, whether a sandbox asks or
 // not, which is to learn the secret and send it anywhere, the bounds of a lease
 // being kept by itself; give itself a certificate for any name in the eyes of any
-// sandbox; read and rewrite the last segment of the log; send bytes anywhere. It
+// sandbox; read and rewrite the last segment of the log; send bytes anywhere; ask
+// for approval of what nobody wants, and use a grant for something else. It
 // cannot keep a policy out: see [Warden.Prepare]. It cannot read a secret that no rule binds, the authorities'
 // keys, or earlier segments; nor touch engine, datapath, files or other
 // processes.
@@ -76,6 +80,7 @@ const (
 	callStats
 	callGather
 	callStop
+	callAnswered
 	callCounts
 	callRestore
 	callReset
@@ -90,6 +95,8 @@ const (
 	callName
 	callLocal
 	callSegment
+	callAsk
+	callWithdraw
 )
 
 // known are the errors that are the same on both sides.

@@ -72,6 +72,7 @@ type inside struct {
 	engine    policy.Engine
 	trail     *audit.Log
 	broker    *broker
+	desk      *desk
 	leaves    *mitm.Leaves
 	names     *names
 	upstreams *upstream.Pool
@@ -107,6 +108,7 @@ func newInside(conn *net.UnixConn, state cell.State) *inside {
 		callStats:    link.Handle(in.stats),
 		callGather:   link.Handle(in.gather),
 		callStop:     link.Handle(in.stop),
+		callAnswered: link.Handle(func(ctx context.Context, c answeredCall) (link.None, error) { return in.desk.answered(ctx, c) }),
 		callCounts:   link.Handle(in.counts),
 		callRestore:  link.Handle(in.restore),
 		callReset:    link.Handle(in.reset),
@@ -142,6 +144,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 	}
 	in.book, in.begins = budget.NewBook(nil), s.Next
 	in.broker = newBroker(in.peer, in.engine.Bound)
+	in.desk = newDesk(in.peer)
 	in.leaves = mitm.NewLeaves(in.sign)
 	in.names = newNames(in.peer)
 	in.upstreams = upstream.New(upstream.Options{Local: in.local, Logins: in.broker, Logger: in.log})
@@ -151,7 +154,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 	in.gate, err = gateway.New(gateway.Options{
 		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Revision: in.engine.Revision, Recorder: in.trail,
 		Names: gatewayNames{in.names, in.dns}, Refusal: resolver.Refusal,
-		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Logger: in.log, Metrics: in.metrics,
+		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Approvals: in.desk, Logger: in.log, Metrics: in.metrics,
 		Budget: in.book,
 	})
 	if err != nil {

@@ -87,6 +87,8 @@ type Options struct {
 	// Identity and Clients.
 	Identities func() map[netip.Addr]policy.Sandbox
 	Clients    func() []gateway.Client
+	// Approvals may be nil: what needs approval is denied then.
+	Approvals Approvals
 	// Event makes the record of a change of the process's state.
 	Event  func(state string) *audit.Event
 	Logger *slog.Logger
@@ -295,6 +297,9 @@ func (w *Warden) begin(ctx context.Context) error {
 		if !w.isDying() { // else the listeners are closed
 			w.mend() // at once, so that connections wait in them and are not refused
 		}
+		if w.o.Approvals != nil {
+			w.o.Approvals.WithdrawHeld()
+		}
 		if terr := w.o.Trail.takeBack(); terr != nil {
 			err = errors.Join(err, fmt.Errorf("opening the audit log again: %w", terr))
 		}
@@ -416,7 +421,9 @@ func (w *Warden) methods() map[link.Method]link.Handler {
 		callLocal: link.Handle(func(context.Context, link.None) (localReply, error) {
 			return localReply{w.o.Local()}, nil
 		}),
-		callSegment: link.HandleFile(w.segment),
+		callSegment:  link.HandleFile(w.segment),
+		callAsk:      link.Handle(w.ask),
+		callWithdraw: link.Handle(w.withdraw),
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
+	"sallyport/policy/approval"
 	"sallyport/sandbox"
 )
 
@@ -36,13 +37,19 @@ func problem(err error) *Problem {
 	status := http.StatusInternalServerError
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, credential.ErrNoSecret),
-		errors.Is(err, gateway.ErrClientUnknown), errors.Is(err, audit.ErrNoDecision), errors.Is(err, ErrNoLimit):
+		errors.Is(err, gateway.ErrClientUnknown), errors.Is(err, audit.ErrNoDecision), errors.Is(err, approval.ErrUnknown), errors.Is(err, ErrNoLimit):
 		status = http.StatusNotFound
 	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, sandbox.ErrBadSpec),
 		errors.Is(err, sandbox.ErrNoImage), errors.Is(err, errBadRequest),
 		errors.Is(err, gateway.ErrClientName), errors.Is(err, file.ErrBadName),
 		errors.Is(err, file.ErrBadField), errors.Is(err, file.ErrTooBig):
 		status = http.StatusBadRequest
+	case errors.Is(err, approval.ErrAnswer):
+		status = http.StatusBadRequest
+	case errors.Is(err, ErrOperator):
+		status = http.StatusForbidden
+	case errors.Is(err, approval.ErrAnswered), errors.Is(err, approval.ErrFull):
+		status = http.StatusConflict
 	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, errTaken), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere):
 		status = http.StatusConflict
 	case errors.Is(err, sandbox.ErrEngine), errors.Is(err, sandbox.ErrNoAddress):

@@ -2,9 +2,10 @@
 // for a unix socket, and the client that the command line uses. Errors are
 // problem details (RFC 9457).
 //
-// It guarantees that a secret's value goes in and never comes out. It does not
-// ask who is calling: whoever can open the socket may do everything, so that
-// the daemon makes it for root alone, where no sandbox can reach it.
+// It guarantees that a secret's value goes in and never comes out, and that who
+// approves a request is who the kernel says is calling ([PeerContext]). Else it
+// does not ask who that is: whoever can open the socket may do everything, so
+// that the daemon makes it for root alone, where no sandbox can reach it.
 package api
 
 import (
@@ -60,6 +61,7 @@ type Options struct {
 	Reload    func(context.Context) error
 	Shutdown  func() // stops sandboxes, engine and daemon; returns at once
 	Status    func() Status
+	Approvals Approvals
 	Limits    Limits
 	Logger    *slog.Logger
 }
@@ -104,6 +106,8 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("POST /v1/sandboxes/{name}/stop", h.stop)
 	mux.HandleFunc("POST /v1/sandboxes/{name}/exec", h.exec)
 	mux.HandleFunc("GET /v1/sandboxes/{name}/ca", h.sandboxRoot)
+	mux.HandleFunc("GET /v1/approvals", h.listApprovals)
+	mux.HandleFunc("POST /v1/approvals/{id}", h.answerApproval)
 	mux.HandleFunc("GET /v1/limits", h.limits)
 	mux.HandleFunc("POST /v1/limits/{name}/reset", h.resetLimit)
 	return mux

@@ -67,6 +67,7 @@ func (p pairs) MarshalJSON() ([]byte, error) {
 var closed = map[string][]string{
 	"policy.EgressRule.Action": {string(policy.Allow), string(policy.Deny), string(policy.Tunnel), string(policy.Approve)},
 	"policy.Upstream.Resolve":  {policy.ResolveProxy},
+	"policy.Approvals.Answer":  {policy.AnswerHold, policy.AnswerPoll},
 	"policy.Hours.Days":        {"mon", "tue", "wed", "thu", "fri", "sat", "sun"},
 	"config.Engine.Kind":       {"private", "existing", "none"},
 	"config.Sandbox.Runtime":   {"runsc", "runc"},

@@ -1,0 +1,175 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/internal/api"
+	"sallyport/internal/terminal"
+	"sallyport/policy/approval"
+)
+
+func newApprovals(g *globals) *cobra.Command {
+	return group("approvals", "Answer what a policy wants a person to decide",
+		newApprovalsList(g), newApprovalsApprove(g), newApprovalsDeny(g))
+}
+
+func newApprovalsList(g *globals) *cobra.Command {
+	var watch bool
+	c := &cobra.Command{Use: "ls", Short: "List what waits for an operator, and what is granted", Args: exactly()}
+	c.Flags().BoolVar(&watch, "watch", false, "go on, and list again whenever that changes")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		if !watch {
+			list, err := d.Approvals(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return g.print(cmd, list, func(w io.Writer) { printApprovals(w, list) })
+		}
+		err = d.WatchApprovals(cmd.Context(), func(list api.ApprovalList) error {
+			if g.output == "json" {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(list) // a line each
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s\n", time.Now().Format(time.TimeOnly))
+			printApprovals(cmd.OutOrStdout(), list)
+			return nil
+		})
+		if cmd.Context().Err() != nil {
+			return nil
+		}
+		return err
+	}
+	return c
+}
+
+// printApprovals writes the lists as a person reads them. Much of it is in a
+// sandbox's own words.
+func printApprovals(w io.Writer, l api.ApprovalList) {
+	now := time.Now()
+	var rows []string
+	for _, r := range l.Requests {
+		s := r.Subject
+		rows = append(rows, strings.Join([]string{
+			r.ID, terminal.Word(s.Sandbox), r.Expires.Sub(now).Round(time.Second).String(), asks(s), terminal.Word(strings.Join(s.Credentials, ",")),
+			bodyOf(s), terminal.Word(s.Rule), terminal.Escape(r.Reason),
+		}, "\t"))
+	}
+	table(w, "ID\tSANDBOX\tLEFT\tREQUEST\tCREDENTIALS\tBODY\tRULE\tREASON", rows...)
+	if len(l.Grants) == 0 {
+		return
+	}
+	rows = nil
+	for _, g := range l.Grants {
+		s, uses := g.Subject, "any"
+		if g.Left > 0 {
+			uses = fmt.Sprint(g.Left)
+		}
+		if g.Span != approval.Once && s.Method != "" {
+			s.Method, s.Path, s.QueryKeys = g.Pattern.Method, g.Pattern.Path, nil
+		}
+		span := string(g.Span)
+		if g.Span == approval.Once {
+			span = "once"
+		}
+		rows = append(rows, strings.Join([]string{
+			g.ID, terminal.Word(s.Sandbox), span, g.Until.Sub(now).Round(time.Second).String(), uses, asks(s), terminal.Word(g.Operator.Name),
+		}, "\t"))
+	}
+	fmt.Fprintln(w)
+	table(w, "GRANTED\tSANDBOX\tFOR\tLEFT\tUSES\tREQUEST\tBY", rows...)
+}
+
+// asks is what a subject is about, on one line.
+func asks(s approval.Subject) string {
+	where := fmt.Sprintf("%s:%d", terminal.Word(s.Host), s.Port)
+	if s.Method == "" {
+		return terminal.Word(s.Protocol) + " " + where
+	}
+	line := terminal.Word(s.Method) + " " + where + terminal.Word(s.Path)
+	if len(s.QueryKeys) > 0 {
+		line += "?" + terminal.Word(strings.Join(s.QueryKeys, "&"))
+	}
+	return line
+}
+
+func bodyOf(s approval.Subject) string {
+	switch {
+	case s.Method == "":
+		return "-"
+	case s.Body == "":
+		return "unread"
+	case s.Length == 0:
+		return "none"
+	}
+	return fmt.Sprintf("%d bytes, %.12s", s.Length, s.Body)
+}
+
+func newApprovalsApprove(g *globals) *cobra.Command {
+	var span string
+	a := approval.Answer{Approve: true}
+	c := &cobra.Command{
+		Use:   "approve ID",
+		Short: "Let a request go: this once, for the session, or for a time",
+		Long: "Let a request go. Without --for it is for this one request, as it is. For the session\n" +
+			"or a time it is for its sandbox, host, credentials and rule, for the request's own\n" +
+			"method and path unless --method and --path say more.",
+		Example: "  sallyport approvals approve 0199…\n" +
+			"  sallyport approvals approve 0199… --for 1h --method GET --path '/repos/**' --count 5",
+		Args: exactly("ID"),
+	}
+	c.Flags().StringVar(&span, "for", "", "session, or a time as 1h")
+	c.Flags().StringVar(&a.Pattern.Method, "method", "", "the request's, or * for any; with --for")
+	c.Flags().StringVar(&a.Pattern.Path, "path", "", "a glob that covers the request's; with --for")
+	c.Flags().IntVar(&a.Count, "count", 0, "how many requests at most; with --for")
+	c.Flags().StringVar(&a.Note, "note", "", "for the audit")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		switch {
+		case span == string(approval.Session):
+			a.Span = approval.Session
+		case span != "":
+			d, err := time.ParseDuration(span)
+			if err != nil || d <= 0 {
+				return usageError{fmt.Errorf("--for %q: write session, or a time as 30m or 1h", span)}
+			}
+			a.Span, a.For = approval.Period, d
+		case a.Pattern != (approval.Pattern{}) || cmd.Flags().Changed("count"):
+			return usageError{fmt.Errorf("--method, --path and --count need --for")}
+		}
+		if cmd.Flags().Changed("count") && a.Count < 1 {
+			return usageError{fmt.Errorf("--count %d: write a number from 1", a.Count)}
+		}
+		return g.answer(cmd, args[0], a)
+	}
+	return c
+}
+
+func newApprovalsDeny(g *globals) *cobra.Command {
+	var a approval.Answer
+	c := &cobra.Command{Use: "deny ID", Short: "Refuse a request, or take back what was granted", Args: exactly("ID")}
+	c.Flags().StringVar(&a.Note, "note", "", "for the audit, and for who asked")
+	c.RunE = func(cmd *cobra.Command, args []string) error { return g.answer(cmd, args[0], a) }
+	return c
+}
+
+func (g *globals) answer(cmd *cobra.Command, id string, a approval.Answer) error {
+	d, err := g.daemon()
+	if err != nil {
+		return err
+	}
+	r, err := d.AnswerApproval(cmd.Context(), id, a)
+	if err != nil {
+		return err
+	}
+	return g.print(cmd, r, func(w io.Writer) {
+		fmt.Fprintf(w, "%s: %s for %s\n", r.State, asks(r.Subject), terminal.Word(r.Subject.Sandbox))
+	})
+}

@@ -1,0 +1,397 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"time"
+
+	"sallyport/policy"
+	"sallyport/policy/approval"
+)
+
+var (
+	errHeld    = errors.New("too many requests wait for approval")
+	errUnasked = errors.New("no operator can be asked now")
+)
+
+// pollAfter is when a request that is to be sent again should be, in seconds.
+const pollAfter = 5
+
+// hold is one request or connection that needs approval.
+type hold struct {
+	gateway  *Gateway
+	flow     *flow
+	decide   func(context.Context) policy.Decision
+	subject  func(policy.Decision) approval.Subject
+	expires  time.Time
+	gone     <-chan struct{} // closed when whoever waits may have gone; nil: the context says
+	broken   func() bool     // whether it has
+	settings policy.Approvals
+	poll     bool
+	round    uint64 // in which was decided last
+}
+
+func (g *Gateway) hold(f *flow, d policy.Decision) *hold {
+	h := &hold{gateway: g, flow: f}
+	if d.Approvals != nil {
+		h.settings = *d.Approvals
+	}
+	h.settings = h.settings.Defaulted()
+	h.poll = h.settings.Answer == policy.AnswerPoll
+	h.expires = time.Now().Add(time.Duration(h.settings.Timeout))
+	return h
+}
+
+// wait asks until there is an answer, or nobody who waits for it. The decision is
+// the policy's of then: where that needs no approval any more, the verdict is
+// zero.
+func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, approval.Verdict, error) {
+	g := h.gateway
+	g.metrics.held.Inc()
+	defer g.metrics.held.Dec()
+	var id string
+	var woken <-chan struct{}
+	stop := func() {}
+	drop := func() {
+		stop()
+		if id != "" {
+			g.approvals.Withdraw(h.flow.identity.ID, id)
+		}
+		id, woken, stop = "", nil, func() {}
+	}
+	defer func() { drop() }()
+	for {
+		changed := g.holds.changed() // from here on, so that no change is missed
+		h.round = g.underway.round.Load()
+		if now := h.decide(ctx); now.Action != policy.Approve {
+			return now, approval.Verdict{}, ctx.Err()
+		} else if now.Revision != d.Revision || now.Rule != d.Rule {
+			drop()
+			d = now
+		}
+		v, err := g.approvals.Ask(ctx, approval.Question{
+			Subject: h.subject(d), Reason: d.Reason, ID: id, Held: !h.poll, Timeout: max(time.Until(h.expires), 0),
+		})
+		if err != nil {
+			return d, v, err
+		}
+		if v.State != approval.Pending || h.poll {
+			id = "" // nothing is left to withdraw
+			return d, v, nil
+		}
+		if v.ID != id {
+			drop()
+			id = v.ID
+			woken, stop = g.approvals.Watch(id)
+			continue // it may have been answered before it was watched
+		}
+		late := time.NewTimer(min(max(time.Until(v.Expires), 0)+10*time.Millisecond, heldFallback*time.Second))
+		select {
+		case <-woken:
+		case <-changed:
+		case <-late.C:
+		case <-h.gone:
+			h.gone = nil
+			if h.broken() {
+				err = errClient
+			}
+		case <-g.holds.over:
+			err = errClosed
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+		late.Stop()
+		if err != nil {
+			return d, approval.Verdict{}, err
+		}
+	}
+}
+
+// approved is a decision with an operator's yes.
+func approved(d policy.Decision, v approval.Verdict, action policy.Action) policy.Decision {
+	span := string(v.Span)
+	if span == "" {
+		span = "once"
+	}
+	d.Action, d.Approval = action, &policy.Approval{ID: v.ID, Operator: v.Operator.Name, UID: v.Operator.UID, Login: v.Operator.Login, Span: span}
+	d.Reason = "approved by " + v.Operator.Name + " (" + span + "): " + d.Reason
+	return d
+}
+
+// unapproved is a decision without.
+func (h *hold) unapproved(d policy.Decision, v approval.Verdict, err error) policy.Decision {
+	d.Action, d.Inject, d.Upstream = policy.Deny, nil, nil
+	if v.ID != "" {
+		d.Approval = &policy.Approval{ID: v.ID, Operator: v.Operator.Name, UID: v.Operator.UID, Login: v.Operator.Login}
+	}
+	switch {
+	case err != nil:
+		d.Reason += "; " + errUnasked.Error()
+	case v.State == approval.Denied:
+		d.Reason += "; denied by " + v.Operator.Name
+		if v.Reason != "" {
+			d.Reason += ": " + v.Reason
+		}
+	case v.State == approval.Expired:
+		d.Reason += "; no operator has approved it in " + time.Duration(h.settings.Timeout).String()
+	case v.State == approval.Refused:
+		d.Reason += "; " + v.Reason
+	}
+	return d
+}
+
+// asked is a connection's decision on top of a request's that is allowed.
+func (f *flow) asked(connection, request policy.Decision) policy.Decision {
+	switch connection.Action {
+	case policy.Allow:
+		return request
+	case policy.Approve:
+		request.Action, request.Rule, request.RuleType = policy.Approve, connection.Rule, connection.RuleType
+		request.Reason, request.Approvals = connection.Reason, connection.Approvals
+		return request
+	}
+	return connection
+}
+
+// approve holds a request until an operator has answered, or has it sent again.
+// The answer it returns is for one that may not leave.
+func (x *exchange) approve(r *http.Request, d policy.Decision) (policy.Decision, *answer) {
+	g, f := x.gateway, x.flow
+	if len(d.Inject) > 0 && !f.tls() {
+		return d, x.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
+	}
+	h := g.hold(f, d)
+	if !g.holds.enter(f.identity.ID) {
+		return d, x.deny(r, h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil))
+	}
+	defer g.holds.leave(f.identity.ID)
+	ctx, cancel := context.WithDeadline(r.Context(), h.expires.Add(time.Second)) // the store says when it is over
+	defer cancel()
+	if within, ok := grpcTimeout(r); ok {
+		ctx, cancel = context.WithTimeout(ctx, within)
+		defer cancel()
+	}
+	query, body, length := "", digest(nil), int64(0)
+	if r.URL.RawQuery != "" || r.URL.ForceQuery {
+		query = digest([]byte(r.URL.RawQuery))
+	}
+	h.decide = func(ctx context.Context) policy.Decision {
+		if f.valid != nil && !f.valid() {
+			return floor(d, "client", "the client's token is no longer good")
+		}
+		return x.judged(ctx)
+	}
+	h.subject = func(d policy.Decision) approval.Subject {
+		s := f.subject(d)
+		s.Method, s.Path, s.QueryKeys, s.Query = r.Method, x.request.Path, clipAll(x.names.query), query
+		s.Body, s.Length = body, length
+		return s
+	}
+	var v approval.Verdict
+	var err error
+	if x.sent.ReadCloser != nil {
+		body, length = "", -1
+		// What a longer approval covers need not be read ahead.
+		h.round = g.underway.round.Load()
+		if now := h.decide(ctx); now.Action == policy.Approve {
+			d = now
+			v, err = g.approvals.Ask(ctx, approval.Question{Subject: h.subject(d), Peek: true})
+		}
+		if err == nil && v.State != approval.Approved {
+			body, length, err = x.readAhead(ctx, h)
+			delete(r.Header, "Expect") // it has been asked for
+		}
+	}
+	if err == nil && v.State != approval.Approved {
+		d, v, err = h.wait(ctx, d)
+	}
+	switch {
+	case err == nil && v.State == "":
+		if d.Action == policy.Allow {
+			d = x.decide(r.Context())
+		}
+		return d, nil // no approval is needed any more
+	case err == nil && v.State == approval.Approved:
+		leaveTime(ctx, r)
+		return x.settle(r.Context(), approved(d, v, policy.Allow), h.round), nil
+	case err == nil && v.State == approval.Pending:
+		return d, x.later(r, d, v)
+	case r.Context().Err() != nil, errors.Is(err, errSpool), errors.Is(err, errClient):
+		return d, failed(errClient, "")
+	case errors.Is(err, errClosed):
+		return d, failed(errClosed, "")
+	case errors.Is(err, context.DeadlineExceeded):
+		v, err = approval.Verdict{State: approval.Expired}, nil
+	}
+	if err != nil {
+		g.logger.Warn("no operator could be asked", "sandbox", f.identity.Name, "error", err)
+	}
+	a := x.deny(r, h.unapproved(d, v, err))
+	a.late = ctx.Err() != nil && grpc(r)
+	return d, a
+}
+
+// subject is what an operator is asked about, but for what a request has.
+func (f *flow) subject(d policy.Decision) approval.Subject {
+	s := approval.Subject{
+		Sandbox: f.identity.Name, SandboxID: f.identity.ID, Session: f.identity.Session,
+		Protocol: string(f.protocol), Host: f.host, Port: f.port,
+		Rule: d.Rule, RuleType: d.RuleType, Policy: d.Revision,
+	}
+	for _, i := range d.Inject {
+		s.Credentials = append(s.Credentials, i.Credential)
+	}
+	slices.Sort(s.Credentials)
+	return s
+}
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
+}
+
+// readAhead reads the request's body as far as it binds.
+func (x *exchange) readAhead(ctx context.Context, h *hold) (string, int64, error) {
+	id := x.flow.identity.ID
+	x.spool = readAhead(x.sent.ReadCloser, int(h.settings.Body), func(n int) bool { return x.gateway.holds.room(id, n) })
+	x.sent.ReadCloser = x.spool
+	h.gone, h.broken = x.spool.done, x.spool.broken
+	return x.spool.whole(ctx)
+}
+
+// later has the request sent again.
+func (x *exchange) later(r *http.Request, d policy.Decision, v approval.Verdict) *answer {
+	d.Inject, d.Upstream = nil, nil
+	d.Approval = &policy.Approval{ID: v.ID}
+	a := x.deny(r, d)
+	a.Status, a.Retry = http.StatusPreconditionRequired, pollAfter
+	a.Remedy = fmt.Sprintf("An operator has been asked. Send the same request again, not before %d seconds from now, until it is answered otherwise; nobody answering until %s is a no.",
+		pollAfter, v.Expires.UTC().Format(time.RFC3339))
+	return a
+}
+
+// grpcTimeout is how long a call's client waits for it ("Timeout" in the gRPC
+// protocol over HTTP/2).
+func grpcTimeout(r *http.Request) (time.Duration, bool) {
+	v := r.Header.Get("Grpc-Timeout")
+	if !grpc(r) || len(v) < 2 || len(v) > 9 {
+		return 0, false
+	}
+	unit, ok := map[byte]time.Duration{
+		'H': time.Hour, 'M': time.Minute, 'S': time.Second, 'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
+	}[v[len(v)-1]]
+	n, err := strconv.ParseUint(v[:len(v)-1], 10, 32)
+	if !ok || err != nil {
+		return 0, false
+	}
+	return time.Duration(min(n, uint64(approval.MaxTimeout/unit))) * unit, true
+}
+
+// leaveTime tells the upstream how much of a call's time is left.
+func leaveTime(ctx context.Context, r *http.Request) {
+	if _, ok := grpcTimeout(r); !ok {
+		return
+	}
+	if end, ok := ctx.Deadline(); ok {
+		r.Header.Set("Grpc-Timeout", strconv.FormatInt(max(time.Until(end).Milliseconds(), 1), 10)+"m")
+	}
+}
+
+// readable tells whether a connection goes on being read under a decision.
+func (f *flow) readable(d policy.Decision) bool {
+	return d.Action == policy.Allow || f.asks && d.Action == policy.Approve
+}
+
+// tunnelApproved carries a connection that cannot be read, once an operator has
+// said so.
+func (g *Gateway) tunnelApproved(ctx context.Context, o *opening, d policy.Decision) {
+	d, round := g.approveConnection(ctx, o, d)
+	for d.Action == policy.Tunnel {
+		t := &tunnelling{opening: o, decision: d, input: *o.flow}
+		if g.underway.enter(&t.place, t, round) {
+			g.tunnel(ctx, t)
+			return
+		}
+		round = g.underway.round.Load()
+		if why := compare(g.connect(ctx, o.flow), d); why != nil {
+			d = why.decision
+			if d.Action == policy.Approve || d.Action == policy.Tunnel {
+				d = floor(d, "changed", "the policy has changed meanwhile: try again")
+			}
+		}
+	}
+	if d.Action == "" {
+		_ = o.Close()
+		return
+	}
+	g.deny(o, d)
+}
+
+// settle enters a request that is approved, unless the policy has changed since.
+func (x *exchange) settle(ctx context.Context, d policy.Decision, round uint64) policy.Decision {
+	u := &x.gateway.underway
+	for {
+		x.decision = d
+		if u.enter(&x.place, x, round) {
+			return d
+		}
+		round = u.round.Load()
+		now := x.judged(ctx)
+		switch {
+		case now.Action == policy.Allow:
+			return x.decide(ctx)
+		case now.Action != policy.Approve || now.Revision != d.Revision || now.Rule != d.Rule:
+			return now
+		}
+	}
+}
+
+// approveConnection holds a connection that cannot be read until an operator has
+// answered. The decision, which is of a round, is zero where nobody waits for it
+// any more.
+func (g *Gateway) approveConnection(ctx context.Context, o *opening, d policy.Decision) (policy.Decision, uint64) {
+	f, h := o.flow, g.hold(o.flow, d)
+	h.poll = false // nothing can be said to it
+	if !g.holds.enter(f.identity.ID) {
+		return h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil), 0
+	}
+	defer g.holds.leave(f.identity.ID)
+	ctx, cancel := context.WithDeadline(ctx, h.expires.Add(time.Second))
+	defer cancel()
+	h.decide = func(ctx context.Context) policy.Decision { return g.connect(ctx, f) }
+	h.subject = f.subject
+	ended := make(chan struct{})
+	var broken bool
+	go func() {
+		defer close(ended)
+		var err error
+		for err == nil {
+			err = o.more()
+		}
+		// Who has said something may have said all it wants to.
+		broken = !errors.Is(err, errOpening) && !(errors.Is(err, io.EOF) && len(o.seen) > 0)
+	}()
+	h.gone, h.broken = ended, func() bool { return broken }
+	d, v, err := h.wait(ctx, d)
+	_ = o.SetReadDeadline(time.Unix(1, 0))
+	<-ended
+	_ = o.SetReadDeadline(time.Time{})
+	switch {
+	case err == nil && v.State == "":
+		return d, h.round
+	case err == nil && v.State == approval.Approved:
+		return approved(d, v, policy.Tunnel), h.round
+	case errors.Is(err, errClient), errors.Is(err, errClosed), errors.Is(err, context.Canceled):
+		return policy.Decision{}, 0
+	case errors.Is(err, context.DeadlineExceeded):
+		v, err = approval.Verdict{State: approval.Expired}, nil
+	}
+	return h.unapproved(d, v, err), 0
+}

@@ -1,0 +1,110 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/user"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/policy/approval"
+)
+
+// ErrOperator refuses what only an operator may do.
+var ErrOperator = errors.New("only an operator may do this")
+
+type peerKey struct{}
+
+// caller is who is at the other end of a connection, or why that is not known.
+type caller struct {
+	operator approval.Operator
+	err      error
+}
+
+// PeerContext is an http.Server's ConnContext for a unix socket. Who calls is
+// what the kernel says of the process that connected (SO_PEERCRED, unix(7)),
+// never what a request says. A listener of another kind needs another function
+// that finds out who is there; without one nobody on it is an operator. It is
+// [ConnContext] too.
+func PeerContext(ctx context.Context, c net.Conn) context.Context {
+	ctx = ConnContext(ctx, c)
+	var who caller
+	if u, ok := c.(*net.UnixConn); ok {
+		who.operator, who.err = peer(u)
+	} else {
+		who.err = fmt.Errorf("%w: this connection does not say who is there", ErrOperator)
+	}
+	return context.WithValue(ctx, peerKey{}, who)
+}
+
+// operator is who sends a request.
+func operator(r *http.Request) (approval.Operator, error) {
+	who, ok := r.Context().Value(peerKey{}).(caller)
+	if !ok {
+		return approval.Operator{}, fmt.Errorf("%w: nobody is known to be there", ErrOperator)
+	}
+	return who.operator, who.err
+}
+
+func peer(c *net.UnixConn) (approval.Operator, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return approval.Operator{}, err
+	}
+	var cred *unix.Ucred
+	var cerr error
+	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
+		return approval.Operator{}, err
+	}
+	if cerr != nil {
+		return approval.Operator{}, fmt.Errorf("%w: %w", ErrOperator, cerr)
+	}
+	if err := outside(cred.Pid); err != nil {
+		return approval.Operator{}, err
+	}
+	id := strconv.FormatUint(uint64(cred.Uid), 10)
+	o := approval.Operator{Name: named(id), UID: id}
+	// Who became root by sudo(8) or su(1) logged in as somebody
+	// (/proc/PID/loginuid, which pam_loginuid(8) sets).
+	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", cred.Pid)); err == nil {
+		if login := strings.TrimSpace(string(text)); login != unset && login != id {
+			o.Login = named(login)
+		}
+	}
+	return o, nil
+}
+
+// unset is the login user of what nobody has logged in for.
+const unset = "4294967295"
+
+// named is a user's name, or the number where there is none.
+func named(id string) string {
+	if u, err := user.LookupId(id); err == nil {
+		return u.Username
+	}
+	return "uid " + id
+}
+
+// outside refuses a process that is not of this one's own PID namespace, as one
+// in a container is that was given the socket by mistake: root in there is no
+// operator.
+func outside(pid int32) error {
+	own, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrOperator, err)
+	}
+	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)) // 0 where it cannot be seen from here
+	if err != nil || pid == 0 {
+		return fmt.Errorf("%w: the caller's process cannot be seen", ErrOperator)
+	}
+	if own != theirs {
+		return fmt.Errorf("%w: the caller is in a container", ErrOperator)
+	}
+	return nil
+}
