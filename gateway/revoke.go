@@ -110,7 +110,7 @@ func (x *exchange) judge(ctx context.Context) *revokedError {
 	if d := g.connect(ctx, f); d.Action != policy.Allow {
 		return compare(d, policy.Decision{Action: policy.Allow})
 	}
-	return compare(g.decide(ctx, x.input()), x.decision)
+	return compare(x.ask(ctx), x.decision)
 }
 
 // stop breaks the exchange off. A WebSocket is said goodbye to first.

@@ -90,6 +90,8 @@ type Gateway struct {
 	proxy     *goproxy.ProxyHttpServer
 	web       *h1.Server
 	h2        *multiplexed
+	viewer    viewer // nil where no policy has to see a body
+	spool     *spool
 	exposures credential.Exposures
 	floods    *floods
 	underway  underway
@@ -150,6 +152,8 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.floods = newFloods(g.enqueue)
+	g.viewer, _ = o.Decider.(viewer)
+	g.spool = newSpool(m)
 	hang(g.proxy)
 	g.web = &h1.Server{
 		HeadTimeout: g.handshake,
