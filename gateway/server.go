@@ -91,7 +91,7 @@ type Gateway struct {
 	web       *h1.Server
 	h2        *multiplexed
 	viewer    viewer // nil where no policy has to see a body
-	spool     *spool
+	room      *room  // for those
 	exposures credential.Exposures
 	floods    *floods
 	underway  underway
@@ -153,7 +153,7 @@ func New(o Options) (*Gateway, error) {
 	g.life, g.end = context.WithCancel(context.Background())
 	g.floods = newFloods(g.enqueue)
 	g.viewer, _ = o.Decider.(viewer)
-	g.spool = newSpool(m)
+	g.room = newRoom(m)
 	hang(g.proxy)
 	g.web = &h1.Server{
 		HeadTimeout: g.handshake,

@@ -30,9 +30,9 @@ type viewer interface {
 	Need(policy.Input) policy.Need
 }
 
-// spool counts the bodies that are held, from the first byte that is read to the
+// room counts the bodies that are held, from the first byte that is read to the
 // exchange's end.
-type spool struct {
+type room struct {
 	metrics *metrics
 	judging chan struct{} // has one element for each body in Rego's form, which is large
 
@@ -41,57 +41,57 @@ type spool struct {
 	ofOne map[string]int64 // by sandbox ID
 }
 
-func newSpool(m *metrics) *spool {
-	return &spool{metrics: m, judging: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))), ofOne: make(map[string]int64)}
+func newRoom(m *metrics) *room {
+	return &room{metrics: m, judging: make(chan struct{}, max(2, runtime.GOMAXPROCS(0))), ofOne: make(map[string]int64)}
 }
 
 var (
-	errSpoolOfOne = errors.New("the sandbox has too many request bodies under way that the policy has to see")
-	errSpool      = errors.New("too many request bodies are under way that the policy has to see")
+	errNoRoomOfOne = errors.New("the sandbox has too many request bodies under way that the policy has to see")
+	errNoRoom      = errors.New("too many request bodies are under way that the policy has to see")
 )
 
-// take makes room for n bytes of a sandbox's.
-func (s *spool) take(id string, n int64) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// take makes room for n bytes of a sandbox'r.
+func (r *room) take(id string, n int64) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	var err error
 	switch {
-	case s.ofOne[id]+n > maxHeldOfOne:
-		err = errSpoolOfOne
-	case s.all+n > maxHeld:
-		err = errSpool
+	case r.ofOne[id]+n > maxHeldOfOne:
+		err = errNoRoomOfOne
+	case r.all+n > maxHeld:
+		err = errNoRoom
 	}
 	if err != nil {
-		s.metrics.crowded.Inc()
+		r.metrics.crowded.Inc()
 		return err
 	}
-	s.metrics.held.Add(float64(n))
-	s.all += n
-	s.ofOne[id] += n
+	r.metrics.bodies.Add(float64(n))
+	r.all += n
+	r.ofOne[id] += n
 	return nil
 }
 
 // give takes it back.
-func (s *spool) give(id string, n int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.metrics.held.Sub(float64(n))
-	s.all -= n
-	if s.ofOne[id] -= n; s.ofOne[id] == 0 {
-		delete(s.ofOne, id)
+func (r *room) give(id string, n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.metrics.bodies.Sub(float64(n))
+	r.all -= n
+	if r.ofOne[id] -= n; r.ofOne[id] == 0 {
+		delete(r.ofOne, id)
 	}
 }
 
 // kept is a request's body in memory. What the policy has judged are the very
 // bytes that leave.
 type kept struct {
-	spool *spool
-	id    string        // of the sandbox
-	sent  *atomic.Int64 // what an upstream has been given
+	of   *room
+	id   string        // of the sandbox
+	sent *atomic.Int64 // what an upstream has been given
 
 	mu   sync.Mutex // a transport can go on reading when the exchange has ended
 	text []byte
-	room int64 // that the spool has made
+	room int64 // that has been made
 	at   int
 	rest io.ReadCloser // what has not been read of a body that is too long
 	gone bool
@@ -149,7 +149,7 @@ func (k *kept) drop() {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.spool.give(k.id, k.room)
+	k.of.give(k.id, k.room)
 	k.text, k.room, k.gone = nil, 0, true
 }
 
@@ -159,7 +159,7 @@ func (k *kept) fill(body io.Reader, limit int64) error {
 	for {
 		if len(k.text) == cap(k.text) {
 			size := min(max(2*int64(cap(k.text)), firstPiece), limit+1)
-			if err := k.spool.take(k.id, size-k.room); err != nil {
+			if err := k.of.take(k.id, size-k.room); err != nil {
 				return err
 			}
 			k.room = size
@@ -242,16 +242,16 @@ func (x *exchange) await(w http.ResponseWriter, r *http.Request) *misuse {
 		x.unsuited = policy.TooLong(need.Max)
 		return nil
 	}
-	x.kept = &kept{spool: g.spool, id: x.flow.identity.ID, sent: &x.sent.read}
+	x.kept = &kept{of: g.room, id: x.flow.identity.ID, sent: &x.sent.read}
 	late, stop := deadline(w, r, g.handshake)
 	err := x.kept.fill(r.Body, need.Max)
 	stop()
 	switch {
 	case err == nil:
-	case errors.Is(err, errSpoolOfOne):
+	case errors.Is(err, errNoRoomOfOne):
 		w.Header().Set("Retry-After", "1")
 		return &misuse{http.StatusTooManyRequests, "bodies", err.Error()}
-	case errors.Is(err, errSpool):
+	case errors.Is(err, errNoRoom):
 		w.Header().Set("Retry-After", "1")
 		return &misuse{http.StatusServiceUnavailable, "bodies", err.Error()}
 	case late.Load() || errors.Is(err, os.ErrDeadlineExceeded):
@@ -305,8 +305,8 @@ func (x *exchange) ask(ctx context.Context) policy.Decision {
 		return g.decide(ctx, in)
 	}
 	select {
-	case g.spool.judging <- struct{}{}:
-		defer func() { <-g.spool.judging }()
+	case g.room.judging <- struct{}{}:
+		defer func() { <-g.room.judging }()
 	case <-ctx.Done():
 		return policy.Decision{Action: policy.Deny, Reason: errClient.Error()}
 	}
