@@ -271,6 +271,35 @@ func TestBodyObserved(t *testing.T) {
 	}
 }
 
+// What the library says of bodies decides where a team refers to it.
+func TestBodyLibrary(t *testing.T) {
+	p := compileWith(t, bodies, `package sallyport.team.x
+
+import data.sallyport.library.graphql
+import data.sallyport.library.mcp
+
+deny contains "tools" if { input.request.path == "/mcp/x"; not mcp.only({"search"}) }
+deny contains "graph" if { input.request.path == "/graphql"; not graphql.only({"query"}, {"viewer"}) }
+`, 64)
+	call := `{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search"}}`
+	for _, test := range []struct {
+		path, body string
+		want       Action
+	}{
+		{"/mcp/x", call, Allow},
+		{"/mcp/x", "[" + call + "]", Allow},
+		{"/mcp/x", strings.Replace(call, "search", "delete", 1), Deny},
+		{"/mcp/x", "[" + call + `, "ping"]`, Deny},
+		{"/mcp/x", `7`, Deny},
+		{"/graphql", `{"query": "{ viewer }"}`, Allow},
+		{"/graphql", `{"query": "{ viewer __schema }"}`, Deny},
+	} {
+		if d := p.Decide(t.Context(), asked(p, test.path, test.body)); d.Action != test.want || d.Err != nil {
+			t.Errorf("%s %s: got %+v", test.path, test.body, d)
+		}
+	}
+}
+
 func TestExplainBody(t *testing.T) {
 	p := compileWith(t, bodies, "", 0)
 	e := p.Explain(t.Context(), asked(p, "/mcp/x", ""))
