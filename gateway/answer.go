@@ -61,6 +61,11 @@ func denied(d policy.Decision, id, where string) *answer {
 		a.Remedy = "This needs the approval of an operator, who will want the decision id. Do not retry before you have it."
 	case d.Err != nil:
 		a.Remedy = "The policy could not be evaluated. Tell an operator the decision id."
+	case d.Unjudged != nil:
+		if errors.Is(d.Unjudged, policy.ErrTooLong) {
+			a.Status = http.StatusRequestEntityTooLarge
+		}
+		a.Remedy = "Send the request with a body that can be judged, as the reason says. Do not retry it as it is."
 	case d.RuleType == policy.TypeLimit:
 		a.limited(&limitError{d.Rule, d.Reason, d.Retry})
 	case d.RuleType == "floor":
@@ -260,6 +265,9 @@ func (a *answer) response(r *http.Request) *http.Response {
 		h["Connection"] = []string{"close"} // or a client would take it for its next request
 	}
 	a.identify(h)
+	if a.Status == http.StatusRequestEntityTooLarge && r.ProtoMajor == 1 {
+		h.Set("Connection", "close") // the rest of the body is not waited for
+	}
 	return &http.Response{
 		StatusCode:    a.Status,
 		Proto:         "HTTP/1.1",

@@ -156,7 +156,7 @@ func (x *exchange) decide(ctx context.Context) policy.Decision {
 // judged asks the policy about the request, and about its connection where that
 // needs approval.
 func (x *exchange) judged(ctx context.Context) policy.Decision {
-	d := x.gateway.decide(ctx, x.input())
+	d := x.ask(ctx)
 	if x.flow.asks && d.Action == policy.Allow {
 		d = x.flow.asked(x.gateway.connect(ctx, x.flow), d)
 	}
@@ -454,6 +454,13 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 	r.URL.Scheme, r.URL.Host = f.scheme(), f.authority
 	out := r.WithContext(x)
 	x.sent.take(r, out)
+	if m := x.await(w, out); m != nil {
+		if r.ProtoMajor == 1 {
+			w.Header().Set("Connection", "close")
+		}
+		x.refuse(r, m).write(w, r)
+		return
+	}
 	g.proxy.ServeHTTP(&x.out, out)
 }
 
@@ -478,6 +485,7 @@ func (x *exchange) finish(r *http.Request) {
 	x.out.close(x.place.revoked.Load() != nil)
 	broken := x.got.err != nil
 	x.end()
+	x.kept.drop() // which nobody judges any more
 	x.meter.end()
 	if p != nil || broken {
 		panic(http.ErrAbortHandler)

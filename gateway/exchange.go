@@ -31,6 +31,10 @@ type exchange struct {
 	sent    requestBody // from the sandbox
 	got     body        // from the upstream
 
+	// Set where the policy has to see the request's body.
+	unsuited error // why it cannot
+	kept     *kept // the body, nil where that is known without
+
 	// Set once the request is allowed.
 	decision  policy.Decision
 	meter     *meter // nil where no limit bounds it

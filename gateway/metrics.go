@@ -24,6 +24,8 @@ type metrics struct {
 	forgotten       prometheus.Counter
 	revoked         prometheus.Counter
 	held            prometheus.Gauge
+	bodies          prometheus.Gauge // bytes
+	crowded         prometheus.Counter
 	limited         prometheus.Counter
 }
 
@@ -54,6 +56,10 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		scrubbed:        counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
 		forgotten:       counter("forgotten_secrets_total", "Values that are no longer looked for, since too many were injected for their sandbox."),
 		revoked:         counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
+		bodies: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "sallyport_gateway_held_body_bytes", Help: "Room for request bodies that the policy has to see, in bytes.",
+		}),
+		crowded: counter("crowded_bodies_total", "Requests that were refused because too many such bodies were under way."),
 	}
 	responses := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sallyport_gateway_responses_total", Help: "Responses to allowed requests by class of status.",
@@ -63,7 +69,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked, m.limited, m.held,
+		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked, m.bodies, m.crowded, m.limited, m.held,
 	} {
 		errs = append(errs, r.Register(c))
 	}

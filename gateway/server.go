@@ -93,6 +93,8 @@ type Gateway struct {
 	proxy     *goproxy.ProxyHttpServer
 	web       *h1.Server
 	h2        *multiplexed
+	viewer    viewer // nil where no policy has to see a body
+	room      *room  // for those
 	exposures credential.Exposures
 	floods    *floods
 	underway  underway
@@ -155,6 +157,8 @@ func New(o Options) (*Gateway, error) {
 	g.life, g.end = context.WithCancel(context.Background())
 	g.holds.begin()
 	g.floods = newFloods(g.enqueue)
+	g.viewer, _ = o.Decider.(viewer)
+	g.room = newRoom(m)
 	hang(g.proxy)
 	g.web = &h1.Server{
 		HeadTimeout: g.handshake,

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -129,5 +130,46 @@ func TestDecideIsFlat(t *testing.T) {
 	few, lots := allocations(10), allocations(10_000)
 	if lots > few*1.1 {
 		t.Errorf("%v allocations with 10 rules, %v with 10,000", few, lots)
+	}
+}
+
+// BenchmarkBody is what a request costs under a policy that sees bodies: one whose
+// body no rule asks for, and one of 64 KiB, from its bytes to the decision.
+func BenchmarkBody(b *testing.B) {
+	dir := b.TempDir()
+	const rego = `package sallyport.team.x
+deny contains "x" if { input.request.path == "/v1"; not input.request.body.json.model == "small" }`
+	if err := os.WriteFile(filepath.Join(dir, "x.rego"), []byte(rego), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	doc := policy.Document{
+		Egress: []policy.EgressRule{
+			{Name: "asks", Destination: "api.example.com", Paths: []string{"/v1"}, Body: &policy.BodyView{JSON: 64 << 10}},
+			{Name: "any", Destination: "api.example.com"},
+		},
+		Policy: policy.Source{Dir: dir},
+	}
+	p, err := policy.Compile(b.Context(), doc, policy.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	message := `{"role": "user", "content": "` + strings.Repeat("a word ", 140) + `"},`
+	text := []byte(`{"model": "small", "messages": [` + strings.Repeat(message, 63) + `{}]}`)
+	for path, body := range map[string][]byte{"/v2": nil, "/v1": text} {
+		b.Run(fmt.Sprintf("size=%d", len(body)), func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				in := policy.Input{
+					Phase: policy.PhaseRequest, Protocol: policy.ProtocolTLS, Destination: policy.Destination{Host: "api.example.com", Port: 443},
+					Request: &policy.Request{Method: "POST", Scheme: "https", Path: path},
+				}
+				if n := p.Need(in); n.Max > 0 {
+					in.Request.Body = policy.ReadBody(n, body)
+				}
+				if d := p.Decide(b.Context(), in); d.Action != policy.Allow {
+					b.Fatal(d)
+				}
+			}
+		})
 	}
 }

@@ -26,6 +26,9 @@ func (p *Policy) bounded(ctx context.Context, d Decision, s subject, at time.Tim
 	}
 	team, err := p.teamLimits(ctx, s, at)
 	if err != nil {
+		if s.Request.shown() {
+			err = quiet(err)
+		}
 		return p.undecided(err)
 	}
 	for _, l := range team {
@@ -66,9 +69,7 @@ func (p *Policy) teamLimits(ctx context.Context, s subject, at time.Time) ([]*li
 	v := p.query.of(p.query.limits[s.Phase], s.Phase)
 	defer v.release()
 	v.at = at
-	if err := v.view.show(p, s); err != nil {
-		return nil, err
-	}
+	v.view.show(p, s)
 	answer, err := p.query.patient(ctx, v)
 	if err != nil {
 		return nil, err

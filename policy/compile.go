@@ -47,6 +47,7 @@ type Policy struct {
 	recall    *recall          // nil where nothing is kept
 	clock     func() time.Time // nil for the real one
 	observing *observing       // nil where nothing is ever in observe mode
+	bodies    bool             // some rule has to see a request's body
 	limits    *limits          // nil where the document has none
 }
 
@@ -93,6 +94,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 	}
 	p.approvals = new(doc.Approvals.Defaulted())
 	p.table.join(rules)
+	p.judge(rules)
 	p.table.stock(p.selectors)
 	for i := range rules {
 		p.rules[rules[i].name] = &rules[i]

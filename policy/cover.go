@@ -13,6 +13,7 @@ import (
 func (wide *rule) covers(narrow *rule) bool {
 	return portsWithin(narrow.ports, wide.ports) &&
 		wide.sandboxes.covers(narrow.sandboxes) &&
+		wide.body.covers(narrow.body) &&
 		!slices.ContainsFunc(narrow.protocols, func(p Protocol) bool { return !slices.Contains(wide.protocols, p) }) &&
 		(wide.methods == nil || narrow.methods != nil && !slices.ContainsFunc(narrow.methods, func(m string) bool { return !slices.Contains(wide.methods, m) })) &&
 		(wide.paths == nil || narrow.paths != nil && !slices.ContainsFunc(narrow.paths, func(p string) bool { return !globWithin(p, wide.paths) }))
@@ -73,17 +74,19 @@ func shadow(narrow, wide *rule) (Finding, bool) {
 	if !wide.covers(narrow) {
 		return Finding{}, false
 	}
+	// A rule that has to see a body denies what has none, whatever others say.
+	alike := reflect.DeepEqual(wide.body, narrow.body)
 	grants := narrow.action == Allow || narrow.action == Tunnel
 	switch {
 	case wide.action == Deny && narrow.action != Deny:
 		return Shadowed.found(Position{}, narrow.at,
 			fmt.Sprintf("never decides: the rule %s (%s) denies all that it speaks about, and a deny always wins", wide.name, wide.at),
 			"remove it, or leave it out of the deny's destination, ports, methods, paths or sandboxes"), true
-	case wide.action == Approve && grants && narrow.kind == typeEgress:
+	case wide.action == Approve && alike && grants && narrow.kind == typeEgress:
 		return Shadowed.found(Position{}, narrow.at,
 			fmt.Sprintf("never decides: the rule %s (%s) asks a person about all that it speaks about, and an approve wins over an allow", wide.name, wide.at),
 			"remove it, or leave it out of the approve's destination, ports, methods, paths or sandboxes"), true
-	case wide.action == narrow.action && wide.kind == typeEgress && narrow.kind == typeEgress && reflect.DeepEqual(wide.upstream, narrow.upstream):
+	case wide.action == narrow.action && alike && wide.kind == typeEgress && narrow.kind == typeEgress && reflect.DeepEqual(wide.upstream, narrow.upstream):
 		return Repeated.found(Position{}, narrow.at,
 			fmt.Sprintf("says nothing that the rule %s (%s) does not say", wide.name, wide.at),
 			fmt.Sprintf("remove it, or narrow %s", wide.name)), true

@@ -35,9 +35,15 @@ func (p *Policy) DecideAt(ctx context.Context, in Input, at time.Time) Decision 
 }
 
 func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
+	if p.bodies && s.Phase == PhaseRequest {
+		if d, denied := p.unjudged(s, at); denied {
+			return p.settle(ctx, d, s, at)
+		}
+	}
+	shown := s.Request.shown()
 	var room [256]byte
 	var key []byte
-	if p.recall != nil {
+	if p.recall != nil && !shown {
 		if key = p.recall.key(room[:0], p, s); key != nil {
 			if answer := p.recall.get(key); answer != nil {
 				d, err := p.decode(answer, s)
@@ -50,15 +56,19 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 	}
 	v := p.query.evaluation(s.Phase)
 	v.at = at
-	if err := v.view.show(p, s); err != nil {
-		return p.undecided(err)
-	}
+	v.view.show(p, s)
 	answer, err := p.query.patient(ctx, v)
 	if err != nil {
 		v.release()
+		if shown {
+			err = quiet(err)
+		}
 		return p.undecided(err)
 	}
 	d, err := p.decode(answer, s)
+	if shown && d.Err != nil {
+		d.Err = fmt.Errorf("%w: %w", ErrUndecided, quiet(errors.New("malformed")))
+	}
 	if key != nil && err == nil && d.Err == nil {
 		p.recall.put(key, answer)
 	}

@@ -34,6 +34,9 @@ type Decision struct {
 	Governed bool `json:",omitempty"`
 	// Revision is the digest of the policy that decided.
 	Revision string
+	// Unjudged is set where this is denied because a rule has to see the request's
+	// body and cannot, and says why: with the body it might be decided otherwise.
+	Unjudged error
 	// Limits lists what bounds this, where it is allowed, tunnelled or to be
 	// approved. Whoever carries it counts.
 	Limits []Applied
@@ -119,5 +122,5 @@ type Request struct {
 	QueryKeys []string
 	Headers   []string // canonical names
 	Size      int64    // Content-Length, -1 when unknown
-	Body      any      // reserved for declared, bounded views; nil
+	Body      *Body    // what ReadBody made of it, where there is a Need; else nil
 }

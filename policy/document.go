@@ -81,6 +81,12 @@ type EgressRule struct {
 	// carried unless something else denies it. Default: it is enforced.
 	// Example: 2026-12-01T00:00:00Z
 	Observe time.Time `yaml:"observe" json:",omitzero"`
+	// Body is what the rule has to see of a request's body, so that Rego can
+	// decide by it. What the rule matches otherwise and that has no such body is
+	// denied: none, a larger one, another content type, a content coding, JSON
+	// that readers do not take alike, a WebSocket. Default: bodies are not read.
+	// Example: {json: 64KiB}
+	Body *BodyView `yaml:"body" json:",omitempty"`
 }
 
 // EgressAuthRule allows a destination over verified TLS and injects a credential.
@@ -110,6 +116,9 @@ type EgressAuthRule struct {
 	// is carried, without the credential.
 	// Example: 2026-12-01T00:00:00Z
 	Observe time.Time `yaml:"observe" json:",omitzero"`
+	// Body is what the rule has to see of a request's body: see EgressRule.Body.
+	// Example: {json: 64KiB}
+	Body *BodyView `yaml:"body" json:",omitempty"`
 }
 
 // Inject is where a credential goes in a request; exactly one field is set.
@@ -250,8 +259,8 @@ type Source struct {
 	// Example: policy.d
 	Dir string `yaml:"dir"`
 	// Cache is how many answers are kept for inputs of which the Rego sees
-	// nothing that is new; 0 keeps none. A policy that reads the clock or a
-	// request's body, or has a limit, keeps none either. Default: 4096.
+	// nothing that is new; 0 keeps none. A policy that reads the clock or has a limit
+	// keeps none either, nor does any about a request whose body is seen. Default: 4096.
 	// Example: 0
 	Cache *int `yaml:"cache"`
 	// Timeout is how long one evaluation may take, from 1ms to 1s. One that

@@ -66,6 +66,15 @@ func (e *Engine) Decide(ctx context.Context, in Input) Decision {
 	return p.Decide(ctx, in)
 }
 
+// Need forwards to the current policy: see [Policy.Need].
+func (e *Engine) Need(in Input) Need {
+	p := e.current.Load()
+	if p == nil {
+		return Need{}
+	}
+	return p.Need(in)
+}
+
 // Bound forwards to the current policy: see [Policy.Bound].
 func (e *Engine) Bound(credential, host string, port uint16) bool {
 	p := e.current.Load()

@@ -27,7 +27,7 @@ type Explanation struct {
 }
 
 // Near is a rule and the parts of it that the input failed on: host, sandbox,
-// port, protocol, method, path. A deny that failed on something did not deny.
+// port, protocol, method, path, body. A deny that failed on something did not deny.
 type Near struct {
 	Rule        string
 	RuleType    string
@@ -96,6 +96,9 @@ func (r *rule) failed(s subject) []string {
 	}
 	if r.paths != nil && !r.pathPattern().MatchString(s.Request.Path) {
 		parts = append(parts, "path")
+	}
+	if r.body != nil && r.misses(s.Request) != nil {
+		parts = append(parts, "body")
 	}
 	return parts
 }

@@ -34,6 +34,7 @@ const (
 	Tunnelled      Kind = "SP0114"
 	Clear          Kind = "SP0115"
 	ObserveOver    Kind = "SP0116"
+	BodyUnseen     Kind = "SP0117"
 
 	NoCredential     Kind = "SP0201"
 	UnusedCredential Kind = "SP0202"
@@ -99,6 +100,7 @@ var meanings = []Meaning{
 	{Tunnelled, Note, "Tunnelled", "A tunnel, whose bytes pass unread."},
 	{Clear, Note, "InTheClear", "Requests without TLS."},
 	{ObserveOver, Warning, "ObserveOver", "Observe mode that has ended."},
+	{BodyUnseen, Warning, "BodyUnseen", "A rule that asks for bodies that no Rego looks at."},
 
 	{NoCredential, Error, "NoCredential", "A reference to a credential that is not there."},
 	{UnusedCredential, Warning, "UnusedCredential", "A credential that no rule uses."},

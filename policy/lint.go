@@ -24,6 +24,7 @@ func lintTeam(t *team, rules []rule) []Finding {
 		}
 	}
 	l.unreachable(rules)
+	l.unseen(t, rules)
 	return l.findings
 }
 

@@ -150,15 +150,16 @@ func newTrial(t *testing.T, random *rand.Rand, rego string, contributed func(ora
 			if contributed != nil {
 				c = contributed(a)
 			}
-			tr.asks = append(tr.asks, inputOf(a))
-			tr.verdicts = append(tr.verdicts, d.JudgeWith(c, a))
-			tr.failed = append(tr.failed, c.Malformed)
+			v := d.JudgeWith(c, a)
+			tr.asks = append(tr.asks, inputOf(tr.policy, a))
+			tr.verdicts = append(tr.verdicts, v)
+			tr.failed = append(tr.failed, c.Malformed && !v.Blind)
 		}
 		return tr
 	}
 }
 
-func inputOf(a oracle.Ask) Input {
+func inputOf(p *Policy, a oracle.Ask) Input {
 	in := Input{
 		Phase: Phase(a.Phase), Protocol: Protocol(a.Protocol),
 		Sandbox:     Sandbox{Name: a.Sandbox, ID: "id-" + a.Sandbox, Tags: a.Tags},
@@ -166,6 +167,9 @@ func inputOf(a oracle.Ask) Input {
 	}
 	if a.Phase == "request" {
 		in.Request = &Request{Method: a.Method, Scheme: map[string]string{"tls": "https", "http": "http"}[a.Protocol], Path: a.Path, Size: -1}
+		if n := p.Need(in); n.Max > 0 && a.Body != "" {
+			in.Request.Body = ReadBody(n, []byte(a.Body))
+		}
 	}
 	return in
 }

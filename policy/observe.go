@@ -139,7 +139,7 @@ func (p *Policy) observe(ctx context.Context, d Decision, s subject, at time.Tim
 // that give them have matched.
 func (p *Policy) lift(d, without Decision, by string, s subject) Decision {
 	lifted := without
-	lifted.Observed, lifted.Governed = d.observed(), p.governed(s)
+	lifted.Observed, lifted.Governed, lifted.Unjudged = d.observed(), p.governed(s), nil
 	lifted.Action, lifted.Rule, lifted.RuleType = Allow, by, typeObserve
 	if s.Phase == PhaseConnect && s.Protocol == ProtocolOther {
 		lifted.Action = Tunnel
@@ -185,9 +185,7 @@ func (p *Policy) without(ctx context.Context, rules []*rule, s subject, at time.
 	v.view.last = true // it shows what the next input would not replace
 	defer v.release()
 	v.at = at
-	if err := v.view.show(p, s); err != nil {
-		return p.undecided(err)
-	}
+	v.view.show(p, s)
 	v.view.leave(rules)
 	answer, err := p.query.eval(ctx, v)
 	if err != nil {

@@ -21,8 +21,8 @@ const (
 
 // recall keeps answers by all that the Rego sees of an input, which is what they
 // are made of: it has an answer only where an evaluation would come to the same.
-// There is none for a policy that reads the clock or a request's body, nor where a
-// team's Rego limits.
+// There is none for a policy that reads the clock, nor where a team's Rego limits, nor
+// is one kept for a request whose body is shown.
 type recall struct {
 	answers *lru.Cache[string, ast.Value]
 	hits    atomic.Uint64
@@ -34,7 +34,7 @@ type recall struct {
 
 // newRecall returns nil where nothing can be kept.
 func newRecall(size int, e *evaluator, team *team) *recall {
-	if size == 0 || e.limits != nil || e.fields&fieldBody != 0 || readsClock(team.modules) {
+	if size == 0 || e.limits != nil || readsClock(team.modules) {
 		return nil
 	}
 	r := &recall{fields: e.fields, team: len(team.sets) > 0}

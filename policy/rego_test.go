@@ -81,7 +81,7 @@ func TestSchema(t *testing.T) {
 	for _, tt := range []struct{ expression, wrong string }{
 		{`input.request.method == "GET"`, ""},
 		{`input.sandbox.tags.anything == "x"`, ""},
-		{`input.request.body.whatever`, ""},
+		{`input.request.body.json.whatever`, ""},
 		{`input.request.methd == "GET"`, "methd"},
 		{`input.reqest.method == "GET"`, "reqest"},
 		{`input.destination.hostname == "x"`, "hostname"},

@@ -198,9 +198,9 @@ func (s *Replay) span(first, last time.Time) {
 	}
 }
 
-// needsBody tells whether the policy reads a body that the input is without.
+// needsBody tells whether the policy has to see a body that the input is without.
 func (p *Policy) needsBody(in Input) bool {
-	return p.query.fields&fieldBody != 0 && in.Request != nil && in.Request.Size != 0
+	return in.Request != nil && in.Request.Body == nil && p.Need(in).Max > 0
 }
 
 // changes lists what a decision makes otherwise.

@@ -154,14 +154,16 @@ deny contains "outside office hours" if {
 	}
 }
 
-// What the policy reads of a body is not recorded.
+// What the policy has to see of a body is not recorded.
 func TestReplayNeedsBodies(t *testing.T) {
 	p := compiled(t, policy.Document{
-		Egress: []policy.EgressRule{{Destination: "docs.example.com"}},
-		Policy: policy.Source{Dir: folder(t, "package sallyport.team.x\n\ndeny contains \"no\" if input.request.body.no\n")},
+		Egress: []policy.EgressRule{
+			{Name: "reading", Destination: "docs.example.com", Methods: []string{"GET"}},
+			{Name: "writing", Destination: "docs.example.com", Methods: []string{"POST"}, Body: &policy.BodyView{JSON: 100}},
+		},
+		Policy: policy.Source{Dir: folder(t, "package sallyport.team.x\n\ndeny contains \"no\" if input.request.body.json.no\n")},
 	})
 	with, without := request("POST", "docs.example.com", "/"), request("GET", "docs.example.com", "/")
-	with.Request.Size, without.Request.Size = 3, 0
 	got, err := p.Replay(t.Context(), each([]policy.Recorded{as(t, p, 1, with, time.Now()), as(t, p, 2, without, time.Now())}))
 	if err != nil || got.Same != 1 || got.Unfit[policy.UnfitBody] != 1 {
 		t.Errorf("got %+v, %v", got, err)

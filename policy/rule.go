@@ -34,10 +34,12 @@ type rule struct {
 	joined      bool // another rule may put its credential into the same request
 	alone       lone
 	upstream    *Upstream
-	observe     time.Time // until when it is not enforced
-	at          string    // the rule's path in the document: egress[0]
-	place       int       // and among all rules
-	position    Position  // and in the file
+	observe     time.Time      // until when it is not enforced
+	body        *BodyView      // nil: bodies are not read
+	bodyPath    *regexp.Regexp // of paths, where body and paths are given
+	at          string         // the rule's path in the document: egress[0]
+	place       int            // and among all rules
+	position    Position       // and in the file
 }
 
 // conditional reports whether the rule speaks about some requests only.
@@ -54,6 +56,7 @@ func (e EgressRule) rule(d destination) rule {
 		sandboxes:   e.Sandboxes,
 		upstream:    e.Upstream,
 		observe:     e.Observe,
+		body:        e.Body,
 		protocols:   []Protocol{ProtocolTLS},
 	}
 	if r.name == "" {
@@ -75,7 +78,7 @@ func (e EgressRule) rule(d destination) rule {
 		// unknown protocol there is most likely a way round that. Who means
 		// bytes unread says tunnel.
 		web := slices.Contains(r.ports, 443) || slices.Contains(r.ports, 80)
-		if explicit && (d.prefix.IsValid() || r.action == Approve) && !web && !r.conditional() {
+		if explicit && (d.prefix.IsValid() || r.action == Approve) && !web && !r.conditional() && r.body == nil {
 			r.protocols = append(r.protocols, ProtocolOther)
 		}
 	}
@@ -102,6 +105,7 @@ func (e EgressAuthRule) rule(d destination) rule {
 		credential:  e.AuthRef,
 		upstream:    e.Upstream,
 		observe:     e.Observe,
+		body:        e.Body,
 	}
 	if r.name == "" {
 		r.name = e.AuthRef + "@" + e.Destination

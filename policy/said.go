@@ -47,9 +47,7 @@ func (p *Policy) said(ctx context.Context, s subject, at time.Time) ([]Said, err
 func (p *Policy) contributes(ctx context.Context, s subject, set string, at time.Time) (list []Said, err error) {
 	v := p.query.evaluation(s.Phase)
 	defer v.release()
-	if err := v.view.show(p, s); err != nil {
-		return nil, err
-	}
+	v.view.show(p, s)
 	v.began, v.late = time.Now(), false
 	if at.IsZero() {
 		at = v.began

@@ -13,8 +13,9 @@ import (
 // shelf holds the rules of one destination, port and selection of sandboxes, as
 // decision.rego takes them.
 type shelf struct {
-	key   string // DESTINATION:PORT SELECTOR
-	rules []*rule
+	key     string // DESTINATION:PORT SELECTOR
+	rules   []*rule
+	judging []*rule // those that have to see a request's body
 	// name and rest are the ranks of the first rule, in phase dns and later.
 	name, rest int
 	common     *common
@@ -116,6 +117,13 @@ func (e *entry) order(all *selectors) []place {
 
 // arrange orders the rules by what they do and are called.
 func (s *shelf) arrange() {
+	defer func() {
+		for _, r := range s.rules {
+			if r.body != nil {
+				s.judging = append(s.judging, r)
+			}
+		}
+	}()
 	if len(s.rules) < 2 {
 		return
 	}

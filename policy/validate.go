@@ -107,6 +107,7 @@ func (v *validator) egress(path string, e EgressRule) {
 	}
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
 	v.until(path+".observe", e.Observe)
+	v.body(path+".body", e.Body, e.Action)
 	v.upstream(path+".upstream", e.Upstream)
 	d, ok := v.destination(path, e.Destination, e.Ports, e.Action == Deny)
 	if !ok {
@@ -121,6 +122,7 @@ func (v *validator) egress(path string, e EgressRule) {
 func (v *validator) egressAuth(path string, e EgressAuthRule) {
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
 	v.until(path+".observe", e.Observe)
+	v.body(path+".body", e.Body, Allow)
 	v.upstream(path+".upstream", e.Upstream)
 	v.inject(path+".inject", e.Inject)
 	if e.AuthRef == "" {

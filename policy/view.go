@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"maps"
 	"math/bits"
 	"slices"
@@ -75,7 +74,7 @@ func newView(phase Phase, fields field) *view {
 }
 
 // show makes s the input.
-func (v *view) show(p *Policy, s subject) error {
+func (v *view) show(p *Policy, s subject) {
 	v.text(v.root, fieldPhase, keyPhase, string(s.Phase))
 	v.text(v.root, fieldProtocol, keyProtocol, string(s.Protocol))
 	v.changed = false
@@ -86,14 +85,11 @@ func (v *view) show(p *Policy, s subject) error {
 		v.showDestination(s)
 	}
 	if v.fields&fieldRequest != 0 {
-		if err := v.showRequest(s.Request); err != nil {
-			return err
-		}
+		v.showRequest(s.Request)
 	}
 	if v.fields&fieldLookup != 0 {
 		v.showLookup(p, s)
 	}
-	return nil
 }
 
 func (v *view) showSandbox(s Sandbox) {
@@ -122,7 +118,7 @@ func (v *view) showDestination(s subject) {
 	v.place(keyDestination, v.destination)
 }
 
-func (v *view) showRequest(r *Request) error {
+func (v *view) showRequest(r *Request) {
 	o := v.request.Value.(ast.Object)
 	v.text(o, fieldMethod, keyMethod, r.Method)
 	v.text(o, fieldScheme, keyScheme, r.Scheme)
@@ -139,16 +135,11 @@ func (v *view) showRequest(r *Request) error {
 		v.size = r.Size
 		v.put(o, fieldSize, keySize, ast.Number(strconv.FormatInt(r.Size, 10)))
 	}
-	if v.fields&fieldBody != 0 && r.Body != nil {
-		body, err := ast.InterfaceToValue(r.Body)
-		if err != nil {
-			return fmt.Errorf("reading the request's body: %w", err)
-		}
-		v.put(o, fieldBody, keyBody, body)
+	if v.fields&fieldBody != 0 && r.shown() {
+		v.put(o, fieldBody, keyBody, r.Body.value())
 		v.last = true // the next request may have none
 	}
 	v.place(keyRequest, v.request)
-	return nil
 }
 
 func (v *view) showLookup(p *Policy, s subject) {

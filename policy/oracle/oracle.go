@@ -36,6 +36,10 @@ type Rule struct {
 		Names []string          `yaml:"names"`
 		Tags  map[string]string `yaml:"tags"`
 	} `yaml:"sandboxes"`
+	Body struct {
+		JSON    string `yaml:"json"`
+		GraphQL string `yaml:"graphql"`
+	} `yaml:"body"`
 
 	authorises bool // egressAuth
 }
@@ -66,6 +70,7 @@ type Ask struct {
 	Protocol string
 	Method   string
 	Path     string
+	Body     string // the text of a request's, none where it is empty
 }
 
 // Verdict is what must come of it.
@@ -76,6 +81,8 @@ type Verdict struct {
 	Rules []string
 	// Credentials go into the request, sorted.
 	Credentials []string
+	// Blind says that it is denied for a body that a rule has to see and cannot.
+	Blind bool
 }
 
 // Judge reads every rule.
@@ -270,7 +277,7 @@ func (r Rule) carries(a Ask) bool {
 		return r.Plain
 	case r.Action == "tunnel":
 		return true
-	case r.authorises || r.conditional():
+	case r.authorises || r.conditional() || r.sees():
 		return false
 	}
 	// Unread, without tunnel: an address or a prefix, or what a person is asked

@@ -15,7 +15,7 @@ import (
 	"sallyport/policy/oracle"
 )
 
-func input(a oracle.Ask) policy.Input {
+func input(p *policy.Policy, a oracle.Ask) policy.Input {
 	in := policy.Input{
 		Phase:       policy.Phase(a.Phase),
 		Sandbox:     policy.Sandbox{Name: a.Sandbox, ID: "id-" + a.Sandbox, Tags: a.Tags},
@@ -28,6 +28,9 @@ func input(a oracle.Ask) policy.Input {
 			scheme = "http"
 		}
 		in.Request = &policy.Request{Method: a.Method, Scheme: scheme, Path: a.Path, Size: -1}
+		if n := p.Need(in); n.Max > 0 && a.Body != "" {
+			in.Request.Body = policy.ReadBody(n, []byte(a.Body))
+		}
 	}
 	return in
 }
@@ -50,6 +53,8 @@ func differs(want oracle.Verdict, got policy.Decision) string {
 		return fmt.Sprintf("%s by %q (%s), want %s by %q", got.Action, got.Rule, got.Reason, want.Action, want.Rules)
 	case len(want.Rules) == 0 && got.Rule != "", len(want.Rules) > 0 && !slices.Contains(want.Rules, got.Rule):
 		return fmt.Sprintf("%s by %q, want one of %q", got.Action, got.Rule, want.Rules)
+	case want.Blind != (got.Unjudged != nil):
+		return fmt.Sprintf("unjudged for %v, want %t", got.Unjudged, want.Blind)
 	case !slices.Equal(credentials, want.Credentials):
 		return fmt.Sprintf("credentials %q, want %q", credentials, want.Credentials)
 	}
@@ -94,7 +99,7 @@ func TestProperty(t *testing.T) {
 			a := oracle.Random(random)
 			n++
 			want := d.Judge(a)
-			if why := differs(want, p.Decide(t.Context(), input(a))); why != "" {
+			if why := differs(want, p.Decide(t.Context(), input(p, a))); why != "" {
 				t.Fatalf("%s\nof %+v\nunder\n%s", why, a, text)
 			}
 			met.add(a, want)
@@ -104,6 +109,7 @@ func TestProperty(t *testing.T) {
 		"deny in dns", "deny in dns by no rule", "allow in dns", "deny in connect", "deny in connect by no rule", "allow in connect", "tunnel in connect",
 		"approve in connect", "deny in request", "deny in request by no rule", "allow in request", "approve in request",
 		"allow in request with credentials: 1", "allow in request with credentials: 2", "approve in request with credentials: 1",
+		"deny in request for its body",
 	)
 }
 
@@ -118,14 +124,14 @@ func TestTeamProperty(t *testing.T) {
 			a := oracle.Random(random)
 			n++
 			c := contributed(a)
-			want, got := d.JudgeWith(c, a), p.Decide(t.Context(), input(a))
+			want, got := d.JudgeWith(c, a), p.Decide(t.Context(), input(p, a))
 			if malformed := errors.Is(got.Err, policy.ErrUndecided); c.Malformed && malformed {
 				got.Err = nil // as it must be
 			}
 			if why := differs(want, got); why != "" {
 				t.Fatalf("%s\nof %+v\nunder\n%s%s", why, a, text, team)
 			}
-			if c.Malformed {
+			if c.Malformed && !want.Blind {
 				want.Rules = []string{"malformed"}
 			}
 			met.add(a, want)
@@ -145,6 +151,9 @@ func (met tally) add(a oracle.Ask, v oracle.Verdict) {
 	outcome := v.Action + " in " + a.Phase
 	if v.Rules == nil {
 		outcome += " by no rule"
+	}
+	if v.Blind {
+		outcome += " for its body"
 	}
 	if len(v.Credentials) > 0 {
 		outcome += fmt.Sprint(" with credentials: ", len(v.Credentials))

@@ -35,6 +35,9 @@ func Text(random *rand.Rand) string {
 		if host := strings.TrimSuffix(at, "]:443"); host == at && (strings.Count(at, ":") != 1) {
 			b.WriteString(seldom(random, ", ports: [443]", ", ports: [22]", ", ports: [80, 443]", ", ports: [22, 8443]"))
 		}
+		if !strings.Contains(action, "deny") && !strings.Contains(action, "tunnel") && random.IntN(2) == 0 {
+			b.WriteString(seldom(random, ", body: {json: 1KiB}", ", body: {json: 4KiB}", ", body: {graphql: 1KiB}", ", body: {graphql: 4KiB}"))
+		}
 	}
 	b.WriteString("egress:\n")
 	for i := range 1 + random.IntN(7) {
@@ -73,6 +76,7 @@ func Random(random *rand.Rand) Ask {
 	}
 	if a.Phase == "request" {
 		a.Protocol = pick(random, "tls", "tls", "tls", "http")
+		a.Body = pick(random, "", "", Call, Call, Query, Query, Large, Torn)
 		a.Method = pick(random, "GET", "GET", "POST", "HEAD", "PATCH")
 		a.Path = pick(random, "/", "/x/", "/x/y/z", "/x/y/y/z", "/x/a é&b/z", "/y", "/yy", "/y/y", "/r.git/info", "/r.git/a/b", "/(x|y)+", "/xy", "/X/y/z")
 	}

@@ -27,6 +27,9 @@ type Put struct{ Credential, Query string }
 // asking for approval over what allows. What a rule of the document denies or
 // governs, no team allows.
 func (d Document) JudgeWith(c Contributed, a Ask) Verdict {
+	if blind := d.blind(a); blind != nil {
+		return Verdict{Action: "deny", Rules: exactest(blind), Blind: true}
+	}
 	o := d.opinion(a)
 	v := Verdict{Action: o.action, Rules: exactest(o.rules)}
 	offers := those(c.Allow, func(offer Offer) bool {
