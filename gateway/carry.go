@@ -193,7 +193,7 @@ func (x *exchange) prepare(r *http.Request) error {
 		delete(r.Header, "Sec-Websocket-Extensions")
 	}
 	x.got.strict = len(d.Inject) > 0
-	if !x.got.strict && f.exposure.Reached(f.host, f.port) {
+	if !x.got.strict && f.exposure.Reached(f.host) {
 		x.got.strict = true
 		askSearchable(r.Header)
 	}
