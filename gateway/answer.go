@@ -152,6 +152,8 @@ func explain(err error) string {
 		return errClient.Error()
 	case errors.As(err, &reach):
 		return reach.Error()
+	case errors.Is(err, credential.ErrHidden):
+		return errCoding.Error()
 	}
 	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errPanic, errLate, errClosed} {
 		if errors.Is(err, known) {

@@ -24,8 +24,10 @@ type body struct {
 	io.ReadCloser
 	raw      io.Reader // below the scrubber
 	response *http.Response
+	host     string               // that it comes from
+	exposure *credential.Exposure // of the sandbox
 	scrubber *credential.Scrubber // for all that the sandbox's requests were sent with
-	strict   bool                 // what cannot be decoded is refused
+	strict   bool                 // the host had been sent a credential before, or is by this request
 	err      error                // but for io.EOF
 	meter    *meter
 
@@ -69,11 +71,13 @@ func (b *body) scrub() error {
 		resp.Body = b.ReadCloser
 		defer func() { b.ReadCloser, resp.Body = resp.Body, b }()
 	}
-	if !b.strict {
-		b.scrubber.Pass(resp, b.hit)
-		return nil
-	}
-	return b.scrubber.Response(resp, b.hit)
+	return b.scrubber.Pass(resp, b.hit, b.searched)
+}
+
+// searched says that nothing unsearched may pass, from now on: the host may have
+// been sent a credential after this request was, and have waited for it.
+func (b *body) searched() bool {
+	return b.strict && !b.scrubber.None() || b.exposure.Reached(b.host)
 }
 
 // frames is a WebSocket from an upstream, scrubbed frame by frame.

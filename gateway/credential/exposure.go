@@ -104,7 +104,7 @@ type Exposure struct {
 	values  map[string]*exposed // by text
 	bytes   int
 	uses    map[*composed]*Use
-	clock   uint64 // one more with each use
+	clock   uint64              // one more with each use
 	reached map[string]struct{} // by host
 }
 

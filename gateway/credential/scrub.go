@@ -6,6 +6,9 @@ import "sallyport/gateway/credential/echo"
 // responses.
 const MinScrub = echo.MinLength
 
+// ErrHidden says that a response cannot be searched, or not any more.
+var ErrHidden = echo.ErrHidden
+
 // Scrubber removes secrets from what an upstream sends back.
 type Scrubber = echo.Scrubber
 

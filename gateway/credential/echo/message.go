@@ -65,7 +65,8 @@ type messages struct {
 	src     *bufio.Reader
 	flags   byte
 	codings []string
-	pass    bool // what cannot be decompressed
+	strict  func() bool // what cannot be decompressed is refused
+	blind   func() bool // ends the message that is read, nil for one that is searched
 
 	head  [prefix]byte
 	begun []byte // of head, to hand out
@@ -75,7 +76,7 @@ type messages struct {
 }
 
 func (a *answer) messages(src io.Reader, flags byte, codings []string) io.Reader {
-	return &messages{text: a.text(a.hit), src: bufio.NewReader(src), flags: flags, codings: codings, pass: a.pass}
+	return &messages{text: a.text(a.hit), src: bufio.NewReader(src), flags: flags, codings: codings, strict: a.strict}
 }
 
 func (m *messages) Read(p []byte) (n int, err error) {
@@ -108,15 +109,21 @@ func (m *messages) begin() error {
 	}
 	size := binary.BigEndian.Uint32(m.head[1:])
 	unknown, packed := m.head[0]&^m.flags != 0, m.head[0]&compressed != 0
+	pass := !m.strict()
+	m.blind = nil
 	switch {
-	case unknown && !m.pass:
+	case unknown && !pass:
 		return fmt.Errorf("%w: %w", ErrHidden, errFlags)
-	case !unknown && !packed, m.pass && (unknown || len(m.codings) == 0 || size > maxMessage || m.scrubber.None()):
+	case !unknown && !packed:
 		m.left = int64(size)
+	case pass && (unknown || len(m.codings) == 0 || size > maxMessage):
+		m.left, m.blind = int64(size), m.strict
+	case pass && m.scrubber.None():
+		m.left, m.blind = int64(size), func() bool { return !m.scrubber.None() }
 	case len(m.codings) == 0:
 		return fmt.Errorf("%w: %w", ErrHidden, errCompressed)
 	default:
-		if err := m.unpack(int64(size)); err != nil {
+		if err := m.unpack(int64(size), pass); err != nil {
 			return err
 		}
 	}
@@ -124,11 +131,12 @@ func (m *messages) begin() error {
 	return nil
 }
 
-// unpack makes a message ready that is compressed.
-func (m *messages) unpack(size int64) error {
+// unpack makes a message ready that is compressed. One that is to be passed as it
+// is, should it turn out damaged, is kept for that.
+func (m *messages) unpack(size int64, pass bool) error {
 	src := io.Reader(m.src)
 	var packed []byte // as long as another may be
-	if m.pass {
+	if pass {
 		packed = make([]byte, size)
 		if _, err := io.ReadFull(src, packed); err != nil {
 			return unexpected(err)
@@ -140,7 +148,7 @@ func (m *messages) unpack(size int64) error {
 	case err == nil:
 		m.head[0] &^= compressed
 		binary.BigEndian.PutUint32(m.head[1:], uint32(len(whole)))
-	case m.pass:
+	case pass && !m.strict():
 		whole = packed
 	default:
 		return err
@@ -173,6 +181,9 @@ func (m *messages) decompress(src io.Reader, size int64) ([]byte, error) {
 func (m *messages) more() error {
 	n, err := m.src.Read(m.room(int(min(m.left, chunk))))
 	m.left -= int64(n)
+	if n > 0 && m.blind != nil && m.blind() {
+		return errBlind
+	}
 	if err == io.EOF && m.left > 0 {
 		err = io.ErrUnexpectedEOF
 	}
