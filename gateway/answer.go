@@ -94,6 +94,9 @@ func failed(err error, id string) *answer {
 	switch a.Status {
 	case http.StatusServiceUnavailable:
 		a.Remedy = "Nothing was sent. " + repair(err) + " Then try again."
+		if errors.Is(err, credential.ErrMemory) {
+			a.Remedy = "The request was sent. Read what is under way to its end, then try again if that does no harm, or ask for no compression (Accept-Encoding: identity)."
+		}
 	case http.StatusTooManyRequests:
 		a.Remedy = "Nothing was sent. Close connections, then try again."
 	case http.StatusForbidden:
@@ -115,7 +118,7 @@ func status(err error) int {
 		return http.StatusForbidden
 	case errors.As(err, &over):
 		return over.status()
-	case errors.Is(err, errAudit), errors.Is(err, errClosed), leasing(err):
+	case errors.Is(err, errAudit), errors.Is(err, errClosed), errors.Is(err, credential.ErrMemory), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
 		return http.StatusInternalServerError
@@ -154,6 +157,8 @@ func explain(err error) string {
 		return reach.Error()
 	case errors.Is(err, credential.ErrHidden):
 		return errCoding.Error()
+	case errors.Is(err, credential.ErrMemory):
+		return credential.ErrMemory.Error()
 	}
 	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errPanic, errLate, errClosed} {
 		if errors.Is(err, known) {

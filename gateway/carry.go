@@ -357,8 +357,12 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		if err := x.got.scrub(); err != nil {
 			x.err = errCoding
-			return failed(errCoding, x.allowed.ID()).response(ctx.Req)
+			if errors.Is(err, credential.ErrMemory) {
+				x.err = credential.ErrMemory
+			}
+			return failed(x.err, x.allowed.ID()).response(ctx.Req)
 		}
+		x.got.expect(x.gateway.stall, x.place.cut)
 	}
 	x.out.length = resp.ContentLength
 	x.out.prompt = resp.ContentLength < 0 && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"sallyport/gateway/credential"
 )
@@ -30,6 +31,8 @@ type body struct {
 	strict   bool                 // the host had been sent a credential before, or is by this request
 	err      error                // but for io.EOF
 	meter    *meter
+	stall    time.Duration // how long who reads may take between two reads
+	patience *time.Timer   // for that, nil where nothing is held
 
 	mu   sync.Mutex     // a WebSocket's come while it ends
 	hits map[string]int // by credential
@@ -93,7 +96,21 @@ func (b *body) frames(resp *http.Response) error {
 	return b.scrubber.Response(resp, b.hit)
 }
 
+// expect has gone called when nothing has been read for as long: what is decoded
+// takes memory that others wait for, and a stream of HTTP/2 can be left unread while
+// its connection is not.
+func (b *body) expect(patience time.Duration, gone func()) {
+	if b.response.Uncompressed && b.response.Body == b {
+		b.stall = patience
+		b.patience = time.AfterFunc(patience, gone)
+	}
+}
+
 func (b *body) Read(p []byte) (int, error) {
+	if b.patience != nil {
+		b.patience.Stop()
+		defer b.patience.Reset(b.stall)
+	}
 	n, err := b.ReadCloser.Read(p)
 	if over := b.meter.spend(n); over != nil {
 		n, err = 0, over
@@ -107,6 +124,9 @@ func (b *body) Read(p []byte) (int, error) {
 // Close also goes over the trailers, which are there once the body has been
 // read: goproxy sends them after it has closed it.
 func (b *body) Close() error {
+	if b.patience != nil {
+		b.patience.Stop()
+	}
 	delete(b.response.Trailer, decisionHeader)
 	delete(b.response.Trailer, approvalHeader)
 	return b.ReadCloser.Close()

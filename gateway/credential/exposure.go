@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"weak"
+
+	"sallyport/gateway/credential/coding"
 )
 
 // Bounds of what is looked for in the answers to one sandbox. A credential that
@@ -33,10 +35,15 @@ var ErrCrowded = errors.New("requests under way use too many credentials")
 // Exposures holds an Exposure for each sandbox. The zero Exposures is empty. It
 // is safe for concurrent use.
 type Exposures struct {
+	memory coding.Memory // for decoding what is searched
+
 	mu   sync.Mutex
 	by   map[string]*Exposure                         // by the sandbox's ID
 	sets map[[sha256.Size]byte]weak.Pointer[Scrubber] // by what they look for
 }
+
+// Decoding is how many bytes of memory are held to decode answers.
+func (x *Exposures) Decoding() int { return x.memory.Used() }
 
 // Of returns a sandbox's Exposure, which it has until Forget.
 func (x *Exposures) Of(id string) *Exposure {
@@ -48,6 +55,7 @@ func (x *Exposures) Of(id string) *Exposure {
 			x.by = map[string]*Exposure{}
 		}
 		e = &Exposure{sets: x}
+		e.scrubber.Within(x.memory.Share())
 		x.by[id] = e
 	}
 	return e

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"sallyport/gateway/credential/coding"
@@ -65,6 +66,8 @@ type messages struct {
 	src     *bufio.Reader
 	flags   byte
 	codings []string
+	hold    *coding.Hold
+	before  int         // bytes held before the message, -1 for one that is not decompressed
 	strict  func() bool // what cannot be decompressed is refused
 	blind   func() bool // ends the message that is read, nil for one that is searched
 
@@ -75,8 +78,8 @@ type messages struct {
 	err   error  // after these
 }
 
-func (a *answer) messages(src io.Reader, flags byte, codings []string) io.Reader {
-	return &messages{text: a.text(a.hit), src: bufio.NewReader(src), flags: flags, codings: codings, strict: a.strict}
+func (a *answer) messages(src io.Reader, flags byte, codings []string, hold *coding.Hold) io.Reader {
+	return &messages{text: a.text(a.hit), src: bufio.NewReader(src), flags: flags, codings: codings, strict: a.strict, hold: hold, before: -1}
 }
 
 func (m *messages) Read(p []byte) (n int, err error) {
@@ -88,6 +91,7 @@ func (m *messages) Read(p []byte) (n int, err error) {
 			return 0, m.err
 		}
 		if m.left == 0 {
+			m.drop()
 			m.err = m.begin()
 		}
 		// The head goes out by itself only if the rest has not come.
@@ -100,6 +104,15 @@ func (m *messages) Read(p []byte) (n int, err error) {
 	rest := copy(p[n:], m.ready)
 	m.ready = m.ready[rest:]
 	return n + rest, nil
+}
+
+// drop lets go of what a message was decompressed in.
+func (m *messages) drop() {
+	if m.before < 0 {
+		return
+	}
+	m.hold.Give(m.hold.Used() - m.before)
+	m.before, m.ready = -1, nil
 }
 
 // begin reads the head of a message, and all of one that is compressed.
@@ -134,9 +147,13 @@ func (m *messages) begin() error {
 // unpack makes a message ready that is compressed. One that is to be passed as it
 // is, should it turn out damaged, is kept for that.
 func (m *messages) unpack(size int64, pass bool) error {
+	m.before = m.hold.Used()
 	src := io.Reader(m.src)
 	var packed []byte // as long as another may be
 	if pass {
+		if err := m.hold.Take(int(size)); err != nil {
+			return err
+		}
 		packed = make([]byte, size)
 		if _, err := io.ReadFull(src, packed); err != nil {
 			return unexpected(err)
@@ -148,7 +165,7 @@ func (m *messages) unpack(size int64, pass bool) error {
 	case err == nil:
 		m.head[0] &^= compressed
 		binary.BigEndian.PutUint32(m.head[1:], uint32(len(whole)))
-	case pass && !m.strict():
+	case pass && !m.strict() && !errors.Is(err, coding.ErrMemory):
 		whole = packed
 	default:
 		return err
@@ -160,21 +177,33 @@ func (m *messages) unpack(size int64, pass bool) error {
 
 func (m *messages) decompress(src io.Reader, size int64) ([]byte, error) {
 	coded := &io.LimitedReader{R: src, N: size}
-	r, err := coding.NewReader(coded, m.codings)
+	r, err := coding.NewReader(coded, m.codings, m.hold)
 	if err != nil {
 		return nil, err
 	}
-	var whole bytes.Buffer
-	_, err = whole.ReadFrom(io.LimitReader(r, maxMessage+1))
-	switch {
-	case err != nil:
-		return nil, err
-	case whole.Len() > maxMessage:
-		return nil, fmt.Errorf("%w: %w", ErrHidden, errLong)
-	case coded.N > 0:
-		return nil, io.ErrUnexpectedEOF
+	var whole []byte
+	for {
+		if len(whole) == cap(whole) {
+			n := max(len(whole), chunk)
+			if err := m.hold.Take(n); err != nil {
+				return nil, err
+			}
+			whole = slices.Grow(whole, n)
+		}
+		var n int
+		n, err = r.Read(whole[len(whole):cap(whole)])
+		whole = whole[:len(whole)+n]
+		switch {
+		case len(whole) > maxMessage:
+			return nil, fmt.Errorf("%w: %w", ErrHidden, errLong)
+		case err == io.EOF && coded.N > 0:
+			return nil, io.ErrUnexpectedEOF
+		case err == io.EOF:
+			return whole, nil
+		case err != nil:
+			return nil, err
+		}
 	}
-	return whole.Bytes(), nil
 }
 
 // more reads on in a message that is not compressed.

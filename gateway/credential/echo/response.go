@@ -1,6 +1,7 @@
 package echo
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +26,7 @@ var errPart = errors.New("it is a part of a body")
 // and an ETag becomes a weak one, of HEAD and 304 too: a sandbox never sees the
 // coded body. Any other body stays as long as it is.
 //
-// The error wraps ErrHidden: for a coding that [coding.NewReader] does not know,
+// The error wraps ErrHidden, or [coding.ErrMemory]: for a coding that [coding.NewReader] does not know,
 // an RPC's message encoding that is none of these either, and a part of a body
 // (206), which may hold a part of a secret. The body is the caller's to close
 // then. What turns out to be damaged ends in an error from the body's Read: the
@@ -94,7 +95,8 @@ func (b *body) scrub() error {
 	}
 	codings := coding.List(a.Response.Header["Content-Encoding"])
 	b.Reader, b.coded = a.Body, len(codings) > 0
-	decoded, err := coding.NewReader(b, codings)
+	hold := a.holding()
+	decoded, err := coding.NewReader(b, codings, hold)
 	part := a.StatusCode == http.StatusPartialContent
 	switch {
 	case bodyless(a.Response):
@@ -125,14 +127,48 @@ func (b *body) scrub() error {
 		return nil
 	}
 	if b.coded {
+		// What has begun to come can still be refused in words.
+		if ahead, ok := a.Body.(interface{ Buffered() int }); ok && ahead.Buffered() > 0 {
+			if err := coding.Begin(decoded); err != nil {
+				_ = hold.Close()
+				return err
+			}
+		}
 		uncoded(a.Response)
 	}
-	scrubbed, err := a.content(decoded)
+	scrubbed, err := a.content(decoded, hold)
 	if err != nil {
+		_ = hold.Close()
 		return err
 	}
 	a.Body = readCloser{scrubbed, a.Body}
+	if hold != nil {
+		a.Body = held{a.Body, hold}
+	}
 	return nil
+}
+
+// holding is for what is decoded of the answer, nil where that has no bound.
+func (a *answer) holding() *coding.Hold {
+	if len(a.Response.Header["Content-Encoding"]) == 0 && mediaType(a.Response.Header["Content-Type"]) == "" {
+		return nil // the most by far
+	}
+	ctx := context.Background()
+	if a.Request != nil {
+		ctx = a.Request.Context()
+	}
+	return a.share.Hold(ctx)
+}
+
+// held is a body that gives back at its end what it held.
+type held struct {
+	io.ReadCloser
+	hold *coding.Hold
+}
+
+func (h held) Close() error {
+	defer h.hold.Close()
+	return h.ReadCloser.Close()
 }
 
 // sought says that there is something to look for.
@@ -155,7 +191,7 @@ type readCloser struct {
 }
 
 // content scrubs a body by what it consists of.
-func (a *answer) content(body io.Reader) (io.Reader, error) {
+func (a *answer) content(body io.Reader, hold *coding.Hold) (io.Reader, error) {
 	header := a.Response.Header
 	kind, ok := framings[mediaType(header["Content-Type"])]
 	if !ok {
@@ -163,7 +199,7 @@ func (a *answer) content(body io.Reader) (io.Reader, error) {
 	}
 	codings := coding.List(header[kind.header])
 	if len(codings) > 0 {
-		_, err := coding.NewReader(nil, codings)
+		_, err := coding.NewReader(nil, codings, nil)
 		switch {
 		case err == nil && !kind.text:
 		case a.strict():
@@ -180,7 +216,7 @@ func (a *answer) content(body io.Reader) (io.Reader, error) {
 	if kind.text {
 		return a.plain(body), nil
 	}
-	return a.messages(body, kind.flags, codings), nil
+	return a.messages(body, kind.flags, codings, hold), nil
 }
 
 // bodyless says whether there is nothing to read. HEAD and 304 have a header as
