@@ -32,6 +32,7 @@ var (
 	errWebSocket = errors.New("the upstream did not begin a WebSocket")
 	errCoding    = errors.New("the upstream answered in a form that cannot be searched for the credential")
 	errPanic     = errors.New("internal error")
+	errSilent    = errors.New("the sandbox stopped sending in the middle of its request")
 	errLate      = errors.New("the client began TLS late that no rule lets pass unread")
 )
 
@@ -101,6 +102,8 @@ func failed(err error, id string) *answer {
 		a.Remedy = "Nothing was sent. Close connections, then try again."
 	case http.StatusForbidden:
 		a.Remedy = "Nothing was sent. An operator can name the address in the rule's upstream.addresses if it is meant to be reached."
+	case http.StatusRequestTimeout:
+		a.Remedy = "The upstream has a part of the request. Send all of it, then try again."
 	case http.StatusInternalServerError:
 		a.Remedy = "Tell an operator the decision id."
 	default:
@@ -122,6 +125,8 @@ func status(err error) int {
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
 		return http.StatusInternalServerError
+	case errors.Is(err, errSilent):
+		return http.StatusRequestTimeout
 	case errors.As(err, &reach):
 		switch reach.Kind {
 		case upstream.KindAddress:
@@ -160,7 +165,7 @@ func explain(err error) string {
 	case errors.Is(err, credential.ErrMemory):
 		return credential.ErrMemory.Error()
 	}
-	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errPanic, errLate, errClosed} {
+	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errPanic, errSilent, errLate, errClosed} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

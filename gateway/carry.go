@@ -298,11 +298,15 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 		if over := x.meter.err(); over != nil {
 			return nil, over
 		}
-		if x.sent.short.Load() {
-			err = errClient // whatever the upstream made of that
+		switch { // whatever the upstream made of that
+		case x.sent.silent.Load():
+			err = errSilent
+		case x.sent.short.Load():
+			err = errClient
 		}
 		return nil, err
 	}
+	x.sent.heard.Store(true)
 	if t := x.out.tunnel; t != nil && (resp.StatusCode < 300 && !t.agreed(resp)) {
 		_ = resp.Body.Close()
 		return nil, errWebSocket
@@ -458,6 +462,7 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 	r.URL.Scheme, r.URL.Host = f.scheme(), f.authority
 	out := r.WithContext(x)
 	x.sent.take(r, out)
+	x.sent.wait(r, g.stall)
 	g.proxy.ServeHTTP(&x.out, out)
 }
 

@@ -61,8 +61,8 @@ type Options struct {
 	// StallTimeout ends a connection whose client takes nothing off it while
 	// something is on its way to it: with its buffers full it holds an upstream's
 	// connection too. A paused sandbox is such a client. So it does with a stream of
-	// HTTP/2 of which nothing is taken, while it holds memory to be decoded.
-	// Default: 5 min.
+	// HTTP/2 of which nothing is taken, while it holds memory to be decoded, and a request of
+	// whose body nothing comes, while its upstream waits for it. Default: 5 min.
 	StallTimeout time.Duration
 	// ConnectionsPerSandbox bounds a sandbox's open connections, and its requests
 	// under way on those of HTTP/2. Default: 1024.
