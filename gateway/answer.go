@@ -32,6 +32,7 @@ var (
 	errWebSocket = errors.New("the upstream did not begin a WebSocket")
 	errCoding    = errors.New("the upstream answered in a form that cannot be searched for the credential")
 	errPanic     = errors.New("internal error")
+	errSilent    = errors.New("the sandbox stopped sending in the middle of its request")
 	errLate      = errors.New("the client began TLS late that no rule lets pass unread")
 )
 
@@ -99,10 +100,15 @@ func failed(err error, id string) *answer {
 	switch a.Status {
 	case http.StatusServiceUnavailable:
 		a.Remedy = "Nothing was sent. " + repair(err) + " Then try again."
+		if errors.Is(err, credential.ErrMemory) {
+			a.Remedy = "The request was sent. Read what is under way to its end, then try again if that does no harm, or ask for no compression (Accept-Encoding: identity)."
+		}
 	case http.StatusTooManyRequests:
 		a.Remedy = "Nothing was sent. Close connections, then try again."
 	case http.StatusForbidden:
 		a.Remedy = "Nothing was sent. An operator can name the address in the rule's upstream.addresses if it is meant to be reached."
+	case http.StatusRequestTimeout:
+		a.Remedy = "The upstream has a part of the request. Send all of it, then try again."
 	case http.StatusInternalServerError:
 		a.Remedy = "Tell an operator the decision id."
 	default:
@@ -120,10 +126,12 @@ func status(err error) int {
 		return http.StatusForbidden
 	case errors.As(err, &over):
 		return over.status()
-	case errors.Is(err, errAudit), errors.Is(err, errClosed), leasing(err):
+	case errors.Is(err, errAudit), errors.Is(err, errClosed), errors.Is(err, credential.ErrMemory), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
 		return http.StatusInternalServerError
+	case errors.Is(err, errSilent):
+		return http.StatusRequestTimeout
 	case errors.As(err, &reach):
 		switch reach.Kind {
 		case upstream.KindAddress:
@@ -157,8 +165,12 @@ func explain(err error) string {
 		return errClient.Error()
 	case errors.As(err, &reach):
 		return reach.Error()
+	case errors.Is(err, credential.ErrHidden):
+		return errCoding.Error()
+	case errors.Is(err, credential.ErrMemory):
+		return credential.ErrMemory.Error()
 	}
-	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errPanic, errLate, errClosed} {
+	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errPanic, errSilent, errLate, errClosed} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

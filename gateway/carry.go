@@ -193,7 +193,7 @@ func (x *exchange) prepare(r *http.Request) error {
 		delete(r.Header, "Sec-Websocket-Extensions")
 	}
 	x.got.strict = len(d.Inject) > 0
-	if !x.got.strict && f.exposure.Reached(f.host, f.port) {
+	if !x.got.strict && f.exposure.Reached(f.host) {
 		x.got.strict = true
 		askSearchable(r.Header)
 	}
@@ -298,11 +298,15 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 		if over := x.meter.err(); over != nil {
 			return nil, over
 		}
-		if x.sent.short.Load() {
-			err = errClient // whatever the upstream made of that
+		switch { // whatever the upstream made of that
+		case x.sent.silent.Load():
+			err = errSilent
+		case x.sent.short.Load():
+			err = errClient
 		}
 		return nil, err
 	}
+	x.sent.heard.Store(true)
 	if t := x.out.tunnel; t != nil && (resp.StatusCode < 300 && !t.agreed(resp)) {
 		_ = resp.Body.Close()
 		return nil, errWebSocket
@@ -357,8 +361,12 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		if err := x.got.scrub(); err != nil {
 			x.err = errCoding
-			return failed(errCoding, x.allowed.ID()).response(ctx.Req)
+			if errors.Is(err, credential.ErrMemory) {
+				x.err = credential.ErrMemory
+			}
+			return failed(x.err, x.allowed.ID()).response(ctx.Req)
 		}
+		x.got.expect(x.gateway.stall, x.place.cut)
 	}
 	x.out.length = resp.ContentLength
 	x.out.prompt = resp.ContentLength < 0 && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()
@@ -454,6 +462,7 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 	r.URL.Scheme, r.URL.Host = f.scheme(), f.authority
 	out := r.WithContext(x)
 	x.sent.take(r, out)
+	x.sent.wait(r, g.stall)
 	if m := x.await(w, out); m != nil {
 		if r.ProtoMajor == 1 {
 			w.Header().Set("Connection", "close")

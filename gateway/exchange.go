@@ -89,7 +89,7 @@ func (x *exchange) inform(code int, h http.Header) {
 
 func (g *Gateway) exchange(ctx context.Context, cancel context.CancelFunc, f *flow) *exchange {
 	x := &exchange{Context: ctx, cancel: cancel, gateway: g, flow: f, started: time.Now()}
-	x.got.scrubber = f.exposure.Scrubber()
+	x.got.host, x.got.exposure, x.got.scrubber = f.host, f.exposure, f.exposure.Scrubber()
 	return x
 }
 

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"syscall"
 
 	"sallyport/policy"
 )
@@ -34,6 +35,14 @@ type opening struct {
 	silent  bool   // was taken for a client that waits for its server
 	once    sync.Once
 	release func()
+}
+
+// SyscallConn implements syscall.Conn: below TLS it is asked how TCP stands.
+func (o *opening) SyscallConn() (syscall.RawConn, error) {
+	if s, ok := wire(o.Conn).(syscall.Conn); ok {
+		return s.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
 }
 
 func (o *opening) Read(p []byte) (int, error) {

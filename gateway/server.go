@@ -60,7 +60,9 @@ type Options struct {
 	IdleTimeout time.Duration
 	// StallTimeout ends a connection whose client takes nothing off it while
 	// something is on its way to it: with its buffers full it holds an upstream's
-	// connection too. A paused sandbox is such a client. Default: 5 min.
+	// connection too. A paused sandbox is such a client. So it does with a stream of
+	// HTTP/2 of which nothing is taken, while it holds memory to be decoded, and a request of
+	// whose body nothing comes, while its upstream waits for it. Default: 5 min.
 	StallTimeout time.Duration
 	// ConnectionsPerSandbox bounds a sandbox's open connections, and its requests
 	// under way on those of HTTP/2. Default: 1024.
@@ -153,6 +155,12 @@ func New(o Options) (*Gateway, error) {
 	}
 	if g.budget == nil {
 		g.budget = budget.NewBook(nil)
+	}
+	err = o.Metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "sallyport_gateway_decoding_bytes", Help: "Memory that is held to decode answers that are searched.",
+	}, func() float64 { return float64(g.exposures.Decoding()) }))
+	if err != nil {
+		return nil, fmt.Errorf("gateway: registering metrics: %w", err)
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.holds.begin()

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"sallyport/gateway/credential"
 )
@@ -24,10 +25,14 @@ type body struct {
 	io.ReadCloser
 	raw      io.Reader // below the scrubber
 	response *http.Response
+	host     string               // that it comes from
+	exposure *credential.Exposure // of the sandbox
 	scrubber *credential.Scrubber // for all that the sandbox's requests were sent with
-	strict   bool                 // what cannot be decoded is refused
+	strict   bool                 // the host had been sent a credential before, or is by this request
 	err      error                // but for io.EOF
 	meter    *meter
+	stall    time.Duration // how long who reads may take between two reads
+	patience *time.Timer   // for that, nil where nothing is held
 
 	mu   sync.Mutex     // a WebSocket's come while it ends
 	hits map[string]int // by credential
@@ -69,11 +74,13 @@ func (b *body) scrub() error {
 		resp.Body = b.ReadCloser
 		defer func() { b.ReadCloser, resp.Body = resp.Body, b }()
 	}
-	if !b.strict {
-		b.scrubber.Pass(resp, b.hit)
-		return nil
-	}
-	return b.scrubber.Response(resp, b.hit)
+	return b.scrubber.Pass(resp, b.hit, b.searched)
+}
+
+// searched says that nothing unsearched may pass, from now on: the host may have
+// been sent a credential after this request was, and have waited for it.
+func (b *body) searched() bool {
+	return b.strict && !b.scrubber.None() || b.exposure.Reached(b.host)
 }
 
 // frames is a WebSocket from an upstream, scrubbed frame by frame.
@@ -89,7 +96,21 @@ func (b *body) frames(resp *http.Response) error {
 	return b.scrubber.Response(resp, b.hit)
 }
 
+// expect has gone called when nothing has been read for as long: what is decoded
+// takes memory that others wait for, and a stream of HTTP/2 can be left unread while
+// its connection is not.
+func (b *body) expect(patience time.Duration, gone func()) {
+	if b.response.Uncompressed && b.response.Body == b {
+		b.stall = patience
+		b.patience = time.AfterFunc(patience, gone)
+	}
+}
+
 func (b *body) Read(p []byte) (int, error) {
+	if b.patience != nil {
+		b.patience.Stop()
+		defer b.patience.Reset(b.stall)
+	}
 	n, err := b.ReadCloser.Read(p)
 	if over := b.meter.spend(n); over != nil {
 		n, err = 0, over
@@ -103,6 +124,9 @@ func (b *body) Read(p []byte) (int, error) {
 // Close also goes over the trailers, which are there once the body has been
 // read: goproxy sends them after it has closed it.
 func (b *body) Close() error {
+	if b.patience != nil {
+		b.patience.Stop()
+	}
 	delete(b.response.Trailer, decisionHeader)
 	delete(b.response.Trailer, approvalHeader)
 	return b.ReadCloser.Close()

@@ -5,7 +5,9 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/net/http/httpguts"
 )
@@ -18,6 +20,11 @@ type requestBody struct {
 	read   atomic.Int64
 	short  atomic.Bool // the sandbox did not send all of it
 	closed atomic.Bool // by us, who want no more of it
+	silent atomic.Bool // nothing of it came for as long as stall
+
+	late  *time.Timer
+	stall time.Duration // how long the sandbox may take for each piece, 0 for ever
+	heard atomic.Bool   // the upstream has answered: both may now take their time
 
 	meter   *meter
 	from    *http.Request // whose trailers the connection fills in at the end
@@ -44,8 +51,37 @@ func (b *requestBody) take(from, out *http.Request) {
 	}
 }
 
+// wait bounds the time for which nothing comes. A call of gRPC or of Connect can
+// be a conversation in which it is the upstream's turn, before that has said a
+// word.
+func (b *requestBody) wait(r *http.Request, stall time.Duration) {
+	kind := r.Header.Get("Content-Type")
+	if !strings.HasPrefix(kind, "application/grpc") && !strings.HasPrefix(kind, "application/connect+") {
+		b.stall = stall
+	}
+}
+
+// next is Read, broken off when the sandbox sends nothing for too long.
+func (b *requestBody) next(p []byte) (int, error) {
+	if b.stall == 0 || b.heard.Load() {
+		return b.ReadCloser.Read(p)
+	}
+	if b.late == nil {
+		b.late = time.AfterFunc(b.stall, func() {
+			if !b.heard.Load() {
+				b.silent.Store(true)
+				_ = b.ReadCloser.Close()
+			}
+		})
+	} else {
+		b.late.Reset(b.stall)
+	}
+	defer b.late.Stop()
+	return b.ReadCloser.Read(p)
+}
+
 func (b *requestBody) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
+	n, err := b.next(p)
 	if over := b.meter.upload(n, b.read.Add(int64(n))); over != nil {
 		return 0, over
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"weak"
+
+	"sallyport/gateway/credential/coding"
 )
 
 // Bounds of what is looked for in the answers to one sandbox. A credential that
@@ -18,8 +20,8 @@ import (
 const (
 	MaxExposed      = 256
 	maxExposedBytes = 256 << 10
-	// maxReached bounds the destinations that are told apart; with more of them
-	// every destination counts as one that got a credential.
+	// maxReached bounds the hosts that are told apart; with more of them every
+	// host counts as one that got a credential.
 	maxReached = 1024
 	// maxUses bounds the injections that are recognised; there is one for each
 	// rule and version.
@@ -33,10 +35,15 @@ var ErrCrowded = errors.New("requests under way use too many credentials")
 // Exposures holds an Exposure for each sandbox. The zero Exposures is empty. It
 // is safe for concurrent use.
 type Exposures struct {
+	memory coding.Memory // for decoding what is searched
+
 	mu   sync.Mutex
 	by   map[string]*Exposure                         // by the sandbox's ID
 	sets map[[sha256.Size]byte]weak.Pointer[Scrubber] // by what they look for
 }
+
+// Decoding is how many bytes of memory are held to decode answers.
+func (x *Exposures) Decoding() int { return x.memory.Used() }
 
 // Of returns a sandbox's Exposure, which it has until Forget.
 func (x *Exposures) Of(id string) *Exposure {
@@ -48,6 +55,7 @@ func (x *Exposures) Of(id string) *Exposure {
 			x.by = map[string]*Exposure{}
 		}
 		e = &Exposure{sets: x}
+		e.scrubber.Within(x.memory.Share())
 		x.by[id] = e
 	}
 	return e
@@ -104,19 +112,14 @@ type Exposure struct {
 	values  map[string]*exposed // by text
 	bytes   int
 	uses    map[*composed]*Use
-	clock   uint64 // one more with each use
-	reached map[endpoint]struct{}
+	clock   uint64              // one more with each use
+	reached map[string]struct{} // by host
 }
 
 type exposed struct {
 	text, name string
 	open       int    // uses that have not been released
 	last       uint64 // use
-}
-
-type endpoint struct {
-	host string
-	port uint16
 }
 
 // Use is what one request was sent with.
@@ -129,14 +132,15 @@ func (e *Exposure) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(redacted)
 // it is in use.
 func (e *Exposure) Scrubber() *Scrubber { return &e.scrubber }
 
-// Reached says whether a destination has been sent a credential for the sandbox.
-func (e *Exposure) Reached(host string, port uint16) bool {
+// Reached says whether a host has been sent a credential for the sandbox, on
+// whichever port: what listens on one can serve what came in on another.
+func (e *Exposure) Reached(host string) bool {
 	if e.scrubber.None() {
 		return false
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	_, ok := e.reached[endpoint{host, port}]
+	_, ok := e.reached[host]
 	return ok || len(e.reached) >= maxReached
 }
 
@@ -167,11 +171,11 @@ func (e *Exposure) Expose(l *Lease) (use *Use, lost map[string]int, err error) {
 		v.open++
 		v.last = e.clock
 	}
-	if to := (endpoint{l.to.Host, l.to.Port}); len(e.reached) < maxReached {
+	if len(e.reached) < maxReached {
 		if e.reached == nil {
-			e.reached = make(map[endpoint]struct{})
+			e.reached = make(map[string]struct{})
 		}
-		e.reached[to] = struct{}{}
+		e.reached[l.to.Host] = struct{}{}
 	}
 	return use, lost, nil
 }

@@ -17,8 +17,8 @@ import (
 // composed is an injection with a secret's values in it.
 type composed struct {
 	place  place
-	value  string
-	traces []Secret // what a response could echo, besides the fields
+	value  string   // as it leaves
+	traces []Secret // what a response could echo, besides the fields: value, and what it was made of
 }
 
 func newComposed(p place, value string, traces ...string) *composed {
@@ -51,7 +51,7 @@ func (p place) put(r *http.Request, value string) {
 	if query != "" {
 		query += "&"
 	}
-	r.URL.RawQuery = query + url.QueryEscape(p.query) + "=" + url.QueryEscape(value)
+	r.URL.RawQuery = query + url.QueryEscape(p.query) + "=" + value
 }
 
 // injection is a policy.Inject in a form that can be compared.
@@ -114,8 +114,9 @@ func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 		if err := headerSafe(pair); err != nil {
 			return nil, err
 		}
-		value := "Basic " + base64.StdEncoding.EncodeToString([]byte(pair))
-		return newComposed(place{header: "Authorization"}, value, pair, value), nil
+		coded := base64.StdEncoding.EncodeToString([]byte(pair))
+		value := "Basic " + coded
+		return newComposed(place{header: "Authorization"}, value, pair, coded, value), nil
 
 	case i.Query != nil:
 		if i.Query.Name == "" {
@@ -128,7 +129,9 @@ func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 		if strings.TrimSpace(value) == "" {
 			return nil, fmt.Errorf("%w: the value to inject comes to nothing", ErrNoSecret)
 		}
-		return newComposed(place{query: i.Query.Name}, value, value), nil
+		// What an upstream encodes again, it may have in the form in which it came.
+		escaped := url.QueryEscape(value)
+		return newComposed(place{query: i.Query.Name}, escaped, value, escaped), nil
 	}
 
 	field := "token"

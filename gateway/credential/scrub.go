@@ -1,10 +1,20 @@
 package credential
 
-import "sallyport/gateway/credential/echo"
+import (
+	"sallyport/gateway/credential/coding"
+	"sallyport/gateway/credential/echo"
+)
 
 // MinScrub is the length in bytes below which a value is not looked for in
 // responses.
 const MinScrub = echo.MinLength
+
+// ErrHidden says that a response cannot be searched, or not any more.
+var ErrHidden = echo.ErrHidden
+
+// ErrMemory says that other answers take all the memory that there is to decode
+// them.
+var ErrMemory = coding.ErrMemory
 
 // Scrubber removes secrets from what an upstream sends back.
 type Scrubber = echo.Scrubber

@@ -221,9 +221,9 @@ func (b *body) end() bool {
 
 // watcher notices that a client goes away, or ends its direction, while it
 // waits for an answer. It looks only at what takes longer than patience, or twice
-// that: most answers do not, and one timer is for all that come meanwhile. A client
-// that has sent its next request already is not watched: what comes after that is
-// not read before its turn.
+// that: most answers do not, and one timer is for all that come meanwhile. What a
+// client sends meanwhile, its next request, is not read before its turn: then the
+// kernel is asked now and then whether there was an end to it.
 type watcher struct {
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -231,10 +231,15 @@ type watcher struct {
 	wanted  bool
 	turn    uint          // of the request that is, or was last, watched
 	began   uint          // the turn when the timer began
+	ahead   bool          // something has come, so that reading would not tell
 	reading chan struct{} // closed when the read that watches has returned
 }
 
 const patience = 100 * time.Millisecond
+
+// pollTime is how long it takes at most until a client's end is noticed behind what
+// it has sent ahead.
+const pollTime = time.Second
 
 // watch begins once the request has been read.
 func (c *conn) watch() {
@@ -244,7 +249,7 @@ func (c *conn) watch() {
 	if c.hijacked {
 		return
 	}
-	w.wanted = true
+	w.wanted, w.ahead = true, false
 	w.turn++
 	if !w.armed {
 		c.arm()
@@ -268,6 +273,17 @@ func (c *conn) look() {
 	w.mu.Lock()
 	w.armed = false
 	switch {
+	case w.wanted && w.ahead && w.turn == w.began:
+		gone := hungUp(c.Conn)
+		if !gone {
+			w.armed = true
+			w.timer.Reset(pollTime)
+		}
+		w.mu.Unlock()
+		if gone {
+			c.cancel()
+		}
+		return
 	case !w.wanted || w.reading != nil:
 		w.mu.Unlock()
 		return
@@ -284,6 +300,10 @@ func (c *conn) look() {
 	_, err := c.in.Peek(1)
 	w.mu.Lock()
 	gone := err != nil && w.wanted && !errors.Is(err, os.ErrDeadlineExceeded) // which unwatch and end set
+	if err == nil && w.wanted {
+		w.ahead, w.armed, w.began = true, true, w.turn
+		w.timer.Reset(pollTime)
+	}
 	w.mu.Unlock()
 	if gone {
 		c.cancel()
@@ -303,7 +323,7 @@ func (w *watcher) stop() {
 func (c *conn) unwatch() {
 	w := &c.watcher
 	w.mu.Lock()
-	w.wanted = false
+	w.wanted, w.ahead = false, false
 	reading := w.reading
 	w.mu.Unlock()
 	if reading == nil {

@@ -15,7 +15,7 @@ func ExampleNewReader() {
 	io.WriteString(w, "hello")
 	w.Close()
 
-	r, err := coding.NewReader(&body, coding.List([]string{"gzip"}))
+	r, err := coding.NewReader(&body, coding.List([]string{"gzip"}), nil)
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"sallyport/gateway/credential/coding"
 )
 
 // MinLength is the length in bytes below which a value is not looked for: it
@@ -33,6 +35,7 @@ type Value struct{ Text, Name string }
 // The zero Scrubber looks for nothing, until Use says for what.
 type Scrubber struct {
 	index atomic.Pointer[index] // nil: there is nothing to look for
+	share *coding.Share         // of the memory for what is decoded, nil without a bound
 }
 
 const redaction = '*'
@@ -73,6 +76,10 @@ func New(values []Value) *Scrubber {
 // knew before is thus found wherever it is; of one that is no longer looked for,
 // what was kept back as its beginning is let go.
 func (s *Scrubber) Use(other *Scrubber) { s.index.Store(other.index.Load()) }
+
+// Within bounds the memory that all answers take together to be decoded. Call it
+// before any is. An answer for which there is none left waits, and breaks off.
+func (s *Scrubber) Within(share *coding.Share) { s.share = share }
 
 // Format keeps the patterns out of whatever prints a Scrubber.
 func (s *Scrubber) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte("REDACTED")) }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"sallyport/gateway/credential/coding"
@@ -65,7 +66,10 @@ type messages struct {
 	src     *bufio.Reader
 	flags   byte
 	codings []string
-	pass    bool // what cannot be decompressed
+	hold    *coding.Hold
+	before  int         // bytes held before the message, -1 for one that is not decompressed
+	strict  func() bool // what cannot be decompressed is refused
+	blind   func() bool // ends the message that is read, nil for one that is searched
 
 	head  [prefix]byte
 	begun []byte // of head, to hand out
@@ -74,8 +78,8 @@ type messages struct {
 	err   error  // after these
 }
 
-func (a *answer) messages(src io.Reader, flags byte, codings []string) io.Reader {
-	return &messages{text: a.text(a.hit), src: bufio.NewReader(src), flags: flags, codings: codings, pass: a.pass}
+func (a *answer) messages(src io.Reader, flags byte, codings []string, hold *coding.Hold) io.Reader {
+	return &messages{text: a.text(a.hit), src: bufio.NewReader(src), flags: flags, codings: codings, strict: a.strict, hold: hold, before: -1}
 }
 
 func (m *messages) Read(p []byte) (n int, err error) {
@@ -87,6 +91,7 @@ func (m *messages) Read(p []byte) (n int, err error) {
 			return 0, m.err
 		}
 		if m.left == 0 {
+			m.drop()
 			m.err = m.begin()
 		}
 		// The head goes out by itself only if the rest has not come.
@@ -101,6 +106,15 @@ func (m *messages) Read(p []byte) (n int, err error) {
 	return n + rest, nil
 }
 
+// drop lets go of what a message was decompressed in.
+func (m *messages) drop() {
+	if m.before < 0 {
+		return
+	}
+	m.hold.Give(m.hold.Used() - m.before)
+	m.before, m.ready = -1, nil
+}
+
 // begin reads the head of a message, and all of one that is compressed.
 func (m *messages) begin() error {
 	if _, err := io.ReadFull(m.src, m.head[:]); err != nil {
@@ -108,15 +122,21 @@ func (m *messages) begin() error {
 	}
 	size := binary.BigEndian.Uint32(m.head[1:])
 	unknown, packed := m.head[0]&^m.flags != 0, m.head[0]&compressed != 0
+	pass := !m.strict()
+	m.blind = nil
 	switch {
-	case unknown && !m.pass:
+	case unknown && !pass:
 		return fmt.Errorf("%w: %w", ErrHidden, errFlags)
-	case !unknown && !packed, m.pass && (unknown || len(m.codings) == 0 || size > maxMessage || m.scrubber.None()):
+	case !unknown && !packed:
 		m.left = int64(size)
+	case pass && (unknown || len(m.codings) == 0 || size > maxMessage):
+		m.left, m.blind = int64(size), m.strict
+	case pass && m.scrubber.None():
+		m.left, m.blind = int64(size), func() bool { return !m.scrubber.None() }
 	case len(m.codings) == 0:
 		return fmt.Errorf("%w: %w", ErrHidden, errCompressed)
 	default:
-		if err := m.unpack(int64(size)); err != nil {
+		if err := m.unpack(int64(size), pass); err != nil {
 			return err
 		}
 	}
@@ -124,11 +144,16 @@ func (m *messages) begin() error {
 	return nil
 }
 
-// unpack makes a message ready that is compressed.
-func (m *messages) unpack(size int64) error {
+// unpack makes a message ready that is compressed. One that is to be passed as it
+// is, should it turn out damaged, is kept for that.
+func (m *messages) unpack(size int64, pass bool) error {
+	m.before = m.hold.Used()
 	src := io.Reader(m.src)
 	var packed []byte // as long as another may be
-	if m.pass {
+	if pass {
+		if err := m.hold.Take(int(size)); err != nil {
+			return err
+		}
 		packed = make([]byte, size)
 		if _, err := io.ReadFull(src, packed); err != nil {
 			return unexpected(err)
@@ -140,7 +165,7 @@ func (m *messages) unpack(size int64) error {
 	case err == nil:
 		m.head[0] &^= compressed
 		binary.BigEndian.PutUint32(m.head[1:], uint32(len(whole)))
-	case m.pass:
+	case pass && !m.strict() && !errors.Is(err, coding.ErrMemory):
 		whole = packed
 	default:
 		return err
@@ -152,27 +177,42 @@ func (m *messages) unpack(size int64) error {
 
 func (m *messages) decompress(src io.Reader, size int64) ([]byte, error) {
 	coded := &io.LimitedReader{R: src, N: size}
-	r, err := coding.NewReader(coded, m.codings)
+	r, err := coding.NewReader(coded, m.codings, m.hold)
 	if err != nil {
 		return nil, err
 	}
-	var whole bytes.Buffer
-	_, err = whole.ReadFrom(io.LimitReader(r, maxMessage+1))
-	switch {
-	case err != nil:
-		return nil, err
-	case whole.Len() > maxMessage:
-		return nil, fmt.Errorf("%w: %w", ErrHidden, errLong)
-	case coded.N > 0:
-		return nil, io.ErrUnexpectedEOF
+	var whole []byte
+	for {
+		if len(whole) == cap(whole) {
+			n := max(len(whole), chunk)
+			if err := m.hold.Take(n); err != nil {
+				return nil, err
+			}
+			whole = slices.Grow(whole, n)
+		}
+		var n int
+		n, err = r.Read(whole[len(whole):cap(whole)])
+		whole = whole[:len(whole)+n]
+		switch {
+		case len(whole) > maxMessage:
+			return nil, fmt.Errorf("%w: %w", ErrHidden, errLong)
+		case err == io.EOF && coded.N > 0:
+			return nil, io.ErrUnexpectedEOF
+		case err == io.EOF:
+			return whole, nil
+		case err != nil:
+			return nil, err
+		}
 	}
-	return whole.Bytes(), nil
 }
 
 // more reads on in a message that is not compressed.
 func (m *messages) more() error {
 	n, err := m.src.Read(m.room(int(min(m.left, chunk))))
 	m.left -= int64(n)
+	if n > 0 && m.blind != nil && m.blind() {
+		return errBlind
+	}
 	if err == io.EOF && m.left > 0 {
 		err = io.ErrUnexpectedEOF
 	}

@@ -193,7 +193,7 @@ func FuzzGRPCScrub(f *testing.F) {
 			}
 			data := rest[5 : 5+size]
 			if rest[0] == 1 {
-				r, _ := coding.NewReader(bytes.NewReader(data), []string{encoding})
+				r, _ := coding.NewReader(bytes.NewReader(data), []string{encoding}, nil)
 				var err error
 				if data, err = io.ReadAll(io.LimitReader(r, 65<<20)); err != nil || len(data) > 64<<20 {
 					broken = true

@@ -1,6 +1,7 @@
 package echo
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,8 @@ import (
 // sandbox.
 var ErrHidden = errors.New("what the response says cannot be searched")
 
+var errPart = errors.New("it is a part of a body")
+
 // Response scrubs an upstream's answer in place: its header now, its body while
 // it is read, its trailer when the body has ended. hit, unless nil, is called for
 // each occurrence with its value's name, in the goroutine that calls or reads.
@@ -23,38 +26,64 @@ var ErrHidden = errors.New("what the response says cannot be searched")
 // and an ETag becomes a weak one, of HEAD and 304 too: a sandbox never sees the
 // coded body. Any other body stays as long as it is.
 //
-// The error wraps ErrHidden: for a coding that [coding.NewReader] does not know,
+// The error wraps ErrHidden, or [coding.ErrMemory]: for a coding that [coding.NewReader] does not know,
 // an RPC's message encoding that is none of these either, and a part of a body
 // (206), which may hold a part of a secret. The body is the caller's to close
 // then. What turns out to be damaged ends in an error from the body's Read: the
 // sandbox must not take it for complete.
 //
-// While there is nothing to look for, it is Pass.
+// While there is nothing to look for, what cannot be searched is passed as by Pass.
 //
 // A response that switches protocols (101) has its header scrubbed only: see
 // [Scrubber.Frames]. Pass the header of an informational response (1xx) to
 // [Scrubber.Header].
 func (s *Scrubber) Response(r *http.Response, hit func(name string)) error {
-	return (&body{answer: answer{s, r, hit, s.None()}}).scrub()
+	return s.Pass(r, hit, func() bool { return !s.None() })
 }
 
-// Pass does the same for an answer that may as well not be searched: what cannot
-// be decoded is searched as it is. An RPC's message that cannot stays as it is
-// too, while those beside it lose their compression.
+// Pass does the same for an answer that need not be searched, unless strict says
+// so: what cannot be decoded is searched as it is. An RPC's message that cannot
+// stays as it is too, while those beside it lose their compression.
 //
 // While there is nothing to look for, codings stay. A stream of events loses them
 // all the same, and messages and their compression are kept apart: these last,
 // and there may be something before they end.
-func (s *Scrubber) Pass(r *http.Response, hit func(name string)) {
-	_ = (&body{answer: answer{s, r, hit, true}}).scrub() // nothing is refused
+//
+// strict, unless nil, is asked now and after each piece that comes of what is
+// passed unsearched: once it says yes, or there is something to look for in what
+// was left in its coding for that there was nothing, the body ends in an error that
+// wraps ErrHidden. Until then it was read before the secret can have been in it.
+func (s *Scrubber) Pass(r *http.Response, hit func(name string), strict func() bool) error {
+	if strict == nil {
+		strict = never
+	}
+	return (&body{answer: answer{s, r, hit, strict}}).scrub()
 }
+
+func never() bool { return false }
 
 // answer is a response that is being scrubbed.
 type answer struct {
 	*Scrubber
 	*http.Response
-	hit  func(name string)
-	pass bool // what cannot be decoded
+	hit    func(name string)
+	strict func() bool // what cannot be decoded is refused
+}
+
+// blind is what is passed unsearched, while it may be.
+type blind struct {
+	io.Reader
+	over func() bool
+}
+
+var errBlind = fmt.Errorf("%w: it began before that mattered", ErrHidden)
+
+func (b blind) Read(p []byte) (int, error) {
+	n, err := b.Reader.Read(p)
+	if n > 0 && b.over() {
+		return 0, errBlind
+	}
+	return n, err
 }
 
 func (b *body) scrub() error {
@@ -66,7 +95,8 @@ func (b *body) scrub() error {
 	}
 	codings := coding.List(a.Response.Header["Content-Encoding"])
 	b.Reader, b.coded = a.Body, len(codings) > 0
-	decoded, err := coding.NewReader(b, codings)
+	hold := a.holding()
+	decoded, err := coding.NewReader(b, codings, hold)
 	part := a.StatusCode == http.StatusPartialContent
 	switch {
 	case bodyless(a.Response):
@@ -77,25 +107,72 @@ func (b *body) scrub() error {
 			a.Body = readCloser{b, a.Body}
 		}
 		return nil
-	case a.pass && b.coded && (err != nil || part || a.idle()):
-		b.coded = false // as far as anybody can tell
+	case err != nil || part:
+		if a.strict() {
+			if err == nil {
+				err = errPart
+			}
+			return fmt.Errorf("%w: %w", ErrHidden, err)
+		}
+		b.Reader = blind{b.Reader, a.strict}
+		if b.coded {
+			b.coded = false // as far as anybody can tell
+			a.Body = readCloser{a.plain(b), a.Body}
+			return nil
+		}
+	case b.coded && a.idle():
+		b.Reader = blind{b.Reader, a.sought}
+		b.coded = false
 		a.Body = readCloser{a.plain(b), a.Body}
 		return nil
-	case err != nil:
-		return fmt.Errorf("%w: %w", ErrHidden, err)
-	case part && !a.pass:
-		return fmt.Errorf("%w: it is a part of a body", ErrHidden)
 	}
 	if b.coded {
+		// What has begun to come can still be refused in words.
+		if ahead, ok := a.Body.(interface{ Buffered() int }); ok && ahead.Buffered() > 0 {
+			if err := coding.Begin(decoded); err != nil {
+				_ = hold.Close()
+				return err
+			}
+		}
 		uncoded(a.Response)
 	}
-	scrubbed, err := a.content(decoded)
+	scrubbed, err := a.content(decoded, hold)
 	if err != nil {
+		_ = hold.Close()
 		return err
 	}
 	a.Body = readCloser{scrubbed, a.Body}
+	if hold != nil {
+		a.Body = held{a.Body, hold}
+	}
 	return nil
 }
+
+// holding is for what is decoded of the answer, nil where that has no bound.
+func (a *answer) holding() *coding.Hold {
+	if len(a.Response.Header["Content-Encoding"]) == 0 && mediaType(a.Response.Header["Content-Type"]) == "" {
+		return nil // the most by far
+	}
+	ctx := context.Background()
+	if a.Request != nil {
+		ctx = a.Request.Context()
+	}
+	return a.share.Hold(ctx)
+}
+
+// held is a body that gives back at its end what it held.
+type held struct {
+	io.ReadCloser
+	hold *coding.Hold
+}
+
+func (h held) Close() error {
+	defer h.hold.Close()
+	return h.ReadCloser.Close()
+}
+
+// sought says that there is something to look for.
+func (a *answer) sought() bool { return !a.None() }
 
 // idle says that there is nothing to look for in the answer, nor will be before
 // it ends.
@@ -114,7 +191,7 @@ type readCloser struct {
 }
 
 // content scrubs a body by what it consists of.
-func (a *answer) content(body io.Reader) (io.Reader, error) {
+func (a *answer) content(body io.Reader, hold *coding.Hold) (io.Reader, error) {
 	header := a.Response.Header
 	kind, ok := framings[mediaType(header["Content-Type"])]
 	if !ok {
@@ -122,15 +199,15 @@ func (a *answer) content(body io.Reader) (io.Reader, error) {
 	}
 	codings := coding.List(header[kind.header])
 	if len(codings) > 0 {
-		_, err := coding.NewReader(nil, codings)
+		_, err := coding.NewReader(nil, codings, nil)
 		switch {
 		case err == nil && !kind.text:
-		case a.pass:
-			return a.plain(body), nil
-		default:
+		case a.strict():
 			return nil, fmt.Errorf("%w: its messages: %w", ErrHidden, coding.ErrUnknown)
+		default:
+			return a.plain(blind{body, a.strict}), nil
 		}
-		if !a.pass { // from here on none is compressed
+		if a.strict() { // from here on none is compressed
 			delete(header, kind.header)
 		}
 		delete(header, "Content-Length") // they get longer
@@ -139,7 +216,7 @@ func (a *answer) content(body io.Reader) (io.Reader, error) {
 	if kind.text {
 		return a.plain(body), nil
 	}
-	return a.messages(body, kind.flags, codings), nil
+	return a.messages(body, kind.flags, codings, hold), nil
 }
 
 // bodyless says whether there is nothing to read. HEAD and 304 have a header as

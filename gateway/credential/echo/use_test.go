@@ -58,7 +58,7 @@ func TestUseAmidst(t *testing.T) {
 		}},
 		"message": {func(s string) string { return string(message{0, s}.bytes()) }, func(s *echo.Scrubber, r io.Reader, hit func(string)) io.Reader {
 			resp := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/grpc"}}, Body: io.NopCloser(r)}
-			s.Pass(resp, hit)
+			s.Pass(resp, hit, nil)
 			return resp.Body
 		}},
 	}
@@ -137,7 +137,7 @@ func TestPass(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			r := &http.Response{StatusCode: tt.status, Header: tt.header.Clone(), Body: io.NopCloser(strings.NewReader(tt.body))}
-			scrubber(token).Pass(r, nil)
+			scrubber(token).Pass(r, nil, nil)
 			got, err := io.ReadAll(r.Body)
 			if err != nil || string(got) != tt.want {
 				t.Errorf("%v, %.80q, want %.80q", err, got, tt.want)
@@ -153,13 +153,13 @@ func TestPass(t *testing.T) {
 func TestPassIdle(t *testing.T) {
 	for kind, stays := range map[string]bool{"application/json": true, "text/event-stream; charset=utf-8": false} {
 		r := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {kind}, "Content-Encoding": {"gzip"}}, Body: io.NopCloser(strings.NewReader(""))}
-		new(echo.Scrubber).Pass(r, nil)
+		new(echo.Scrubber).Pass(r, nil, nil)
 		if got := r.Header.Get("Content-Encoding") != ""; got != stays {
 			t.Errorf("%s: coding stays %v, want %v", kind, got, stays)
 		}
 	}
 	r := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/grpc"}, "Grpc-Encoding": {"gzip"}}, Body: io.NopCloser(strings.NewReader("\x01\x00\x00\x00\x01?"))}
-	new(echo.Scrubber).Pass(r, nil)
+	new(echo.Scrubber).Pass(r, nil, nil)
 	if got, err := io.ReadAll(r.Body); err != nil || string(got) != "\x01\x00\x00\x00\x01?" {
 		t.Errorf("%q, %v", got, err)
 	}
