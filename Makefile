@@ -57,7 +57,7 @@ long:
 bench: build
 	@$(GO) run ./internal/bench -o docs/bench.md
 	@$(GO) run ./internal/bench/policy -o docs/bench-policy.md
-@echo "the datapath has a bench of its own: make bench-datapath, some three minutes"
+	@echo "the datapath has a bench of its own: make bench-datapath, some three minutes"
 
 bench-datapath:
 	@$(GO) run ./internal/bench/datapath -o docs/bench-datapath.md
