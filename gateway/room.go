@@ -50,7 +50,7 @@ var (
 	errNoRoom      = errors.New("too many request bodies are under way that the policy has to see")
 )
 
-// take makes room for n bytes of a sandbox'r.
+// take makes room for n bytes of a sandbox's.
 func (r *room) take(id string, n int64) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -155,7 +155,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	l := must[net.Listener](t)(net.Listen("unix", socket))
-	server := &http.Server{Handler: api.NewHandler(opt), ConnContext: api.ConnContext}
+	server := &http.Server{Handler: api.NewHandler(opt), ConnContext: api.PeerContext}
 	served := make(chan struct{})
 	go func() { defer close(served); _ = server.Serve(l) }()
 	t.Cleanup(func() { _ = server.Close(); <-served })

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"os/user"
@@ -21,28 +22,24 @@ type Operator struct {
 
 type operatorKey struct{}
 
-// ConnContext makes the operator of a connection known to its requests; it is for
-// http.Server's field of that name.
-func ConnContext(ctx context.Context, c net.Conn) context.Context {
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		return ctx
-	}
-	raw, err := u.SyscallConn()
+// credentials is who connected.
+func credentials(c *net.UnixConn) (cred *unix.Ucred, err error) {
+	raw, err := c.SyscallConn()
 	if err != nil {
-		return ctx
+		return nil, err
 	}
-	var cred *unix.Ucred
-	if cerr := raw.Control(func(fd uintptr) {
+	cerr := raw.Control(func(fd uintptr) {
 		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); cerr != nil || err != nil {
-		return ctx
-	}
+	})
+	return cred, cmp.Or(cerr, err)
+}
+
+func operatorBy(cred *unix.Ucred) Operator {
 	o := Operator{UID: cred.Uid, Known: true}
 	if who, err := user.LookupId(strconv.FormatUint(uint64(cred.Uid), 10)); err == nil {
 		o.Name = who.Username
 	}
-	return context.WithValue(ctx, operatorKey{}, o)
+	return o
 }
 
 // OperatorOf is who sent a request.

@@ -30,16 +30,20 @@ type caller struct {
 // PeerContext is an http.Server's ConnContext for a unix socket. Who calls is
 // what the kernel says of the process that connected (SO_PEERCRED, unix(7)),
 // never what a request says. A listener of another kind needs another function
-// that finds out who is there; without one nobody on it is an operator. It is
-// [ConnContext] too.
+// that finds out who is there; without one nobody on it is an operator. What
+// [OperatorOf] says comes from it too.
 func PeerContext(ctx context.Context, c net.Conn) context.Context {
-	ctx = ConnContext(ctx, c)
-	var who caller
-	if u, ok := c.(*net.UnixConn); ok {
-		who.operator, who.err = peer(u)
-	} else {
-		who.err = fmt.Errorf("%w: this connection does not say who is there", ErrOperator)
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		return context.WithValue(ctx, peerKey{}, caller{err: fmt.Errorf("%w: this connection does not say who is there", ErrOperator)})
 	}
+	cred, err := credentials(u)
+	if err != nil {
+		return context.WithValue(ctx, peerKey{}, caller{err: fmt.Errorf("%w: %w", ErrOperator, err)})
+	}
+	var who caller
+	who.operator, who.err = peer(cred)
+	ctx = context.WithValue(ctx, operatorKey{}, operatorBy(cred))
 	return context.WithValue(ctx, peerKey{}, who)
 }
 
@@ -52,19 +56,7 @@ func operator(r *http.Request) (approval.Operator, error) {
 	return who.operator, who.err
 }
 
-func peer(c *net.UnixConn) (approval.Operator, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return approval.Operator{}, err
-	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) { cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }); err != nil {
-		return approval.Operator{}, err
-	}
-	if cerr != nil {
-		return approval.Operator{}, fmt.Errorf("%w: %w", ErrOperator, cerr)
-	}
+func peer(cred *unix.Ucred) (approval.Operator, error) {
 	if err := outside(cred.Pid); err != nil {
 		return approval.Operator{}, err
 	}
