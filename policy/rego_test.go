@@ -1,7 +1,6 @@
-package policy_test
+package policy
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,9 +8,6 @@ import (
 	"testing"
 
 	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/loader"
-	"github.com/open-policy-agent/opa/v1/storage/inmem"
-	"github.com/open-policy-agent/opa/v1/tester"
 	"github.com/open-policy-agent/opa/v1/util"
 )
 
@@ -21,32 +17,7 @@ func TestRego(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	loaded, err := loader.NewFileLoader().All(append(own, "testdata/team"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	modules := map[string]*ast.Module{}
-	for name, m := range loaded.Modules {
-		modules[name] = m.Parsed
-	}
-	store := inmem.NewFromObject(loaded.Documents)
-	ctx := context.Background()
-	txn, err := store.NewTransaction(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Abort(ctx, txn)
-	results, err := tester.NewRunner().SetStore(store).SetModules(modules).RaiseBuiltinErrors(true).RunTests(ctx, txn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ran := 0
-	for r := range results {
-		ran++
-		if r.Error != nil || !r.Pass() {
-			t.Errorf("%s: %s.%s failed: %v", r.Location, r.Package, r.Name, r.Error)
-		}
-	}
+	ran, _ := runRego(t, append(own, "testdata/team")...)
 	if ran < 15 {
 		t.Errorf("only %d tests ran", ran)
 	}
