@@ -120,6 +120,7 @@ func (s *streams) wait() int {
 // the library does not tell.
 type listening struct {
 	net.Conn
+	over atomic.Bool // we have ended it
 	left atomic.Bool
 }
 
@@ -127,10 +128,17 @@ func listened(c net.Conn) *listening { return &listening{Conn: c} }
 
 func (l *listening) Read(p []byte) (int, error) {
 	n, err := l.Conn.Read(p)
-	if err != nil && !errors.Is(err, net.ErrClosed) && brokenOff(err) {
+	if err != nil && !errors.Is(err, net.ErrClosed) && brokenOff(err) && !l.over.Load() {
 		l.left.Store(true)
 	}
 	return n, err
+}
+
+// Close ends the connection. TLS says goodbye before it closes, and a client that
+// answers at once is not one that left.
+func (l *listening) Close() error {
+	l.over.Store(true)
+	return l.Conn.Close()
 }
 
 func (l *listening) gone() bool { return l.left.Load() }
