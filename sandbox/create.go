@@ -39,6 +39,10 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if err := rec.write(m.dir(name)); err != nil {
 		return err
 	}
+	layer, err := m.makeDisk(rec)
+	if err != nil {
+		return err
+	}
 	mem, err := memory.Ensure(m.dir(name))
 	if err != nil {
 		return err
@@ -55,6 +59,7 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 		Env:     environment(spec),
 		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
 		Trust:   root,
+		Layer:   layer,
 	})
 	if err != nil {
 		return err
@@ -81,6 +86,9 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 		errs = append(errs, m.opt.Network.Detach(rec.Generation))
 	}
 	errs = append(errs, m.opt.Authority.Forget(rec.ID))
+	if err := m.detachDisk(rec); err != nil {
+		return fmt.Errorf("removing the disk of %s: %w", rec.Name, errors.Join(append(errs, err)...))
+	}
 	if m.opt.Forget != nil {
 		errs = append(errs, m.opt.Forget(rec.ID))
 	}

@@ -27,12 +27,13 @@ type Recorder interface {
 	Append(context.Context, ...*audit.Event) error
 }
 
-// Options of a Manager; all but Forget and Publish are needed.
+// Options of a Manager; all but Disks, Forget and Publish are needed.
 type Options struct {
 	Dir       string // one folder for each sandbox
 	Subnet    netip.Prefix
 	Defaults  Spec
 	Runtime   Runtime
+	Disks     Disks // nil: nothing bounds what sandboxes write
 	Network   Network
 	Authority Authority
 	Secrets   Secrets
@@ -252,7 +253,10 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 		return err
 	}
 	e.rec = rec
-	st, err := m.opt.Runtime.Start(ctx, rec.ID)
+	var st Status
+	if err = m.attachDisk(rec); err == nil {
+		st, err = m.opt.Runtime.Start(ctx, rec.ID)
+	}
 	if err == nil {
 		err = m.attach(e, st)
 	}
@@ -292,6 +296,7 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	if err := m.opt.Runtime.Stop(ctx, e.rec.ID, stopGrace); err != nil && !errors.Is(err, ErrNotFound) {
 		errs = append(errs, err)
 	}
+	errs = append(errs, m.detachDisk(e.rec))
 	e.state = Stopped
 	ev := lifecycle(e.rec, "stopped")
 	ev.Detail = why

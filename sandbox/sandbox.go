@@ -42,6 +42,7 @@ type Spec struct {
 	CPUs    float64           `json:"cpus,omitempty"`    // processors, 0: no limit
 	Memory  int64             `json:"memory,omitempty"`  // bytes, 0: no limit
 	Pids    int64             `json:"pids,omitempty"`    // 0: the daemon's default
+	Disk    int64             `json:"disk,omitempty"`    // bytes that all it writes may take, /memory too, 0: the daemon's default
 }
 
 // State of a sandbox.
@@ -93,6 +94,9 @@ type Container struct {
 	// Trust is the PEM certificate that the sandbox must trust besides its
 	// image's own roots.
 	Trust []byte
+	// Layer is the folder of the host, empty at first, that what the container
+	// writes lies on; empty: where the engine keeps it.
+	Layer string
 }
 
 // Mount binds a folder or file of the host into a sandbox.
@@ -122,6 +126,14 @@ type Runtime interface {
 	Exec(ctx context.Context, id string, c Command) (int, error)
 	// Exits reports containers that ended by themselves until ctx is done.
 	Exits(ctx context.Context) (<-chan string, error)
+}
+
+// Disks give sandboxes file systems of their own, each in the sandbox's own
+// folder. Layer is where what it changes of its image goes.
+type Disks interface {
+	Make(folder string, bytes int64) (layer string, err error) // attached
+	Attach(folder string) error                                // again, before a start
+	Detach(folder string) error                                // once nothing runs
 }
 
 // Endpoint is a sandbox's place on the network: what its packets must show.

@@ -22,6 +22,9 @@ var envForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 // minMemory is what gVisor needs to start a shell, in bytes.
 const minMemory = 32 << 20
 
+// minDisk is what holds a journal and a few files, in bytes.
+const minDisk = 64 << 20
+
 // fill completes a spec with the daemon's defaults.
 func (s Spec) fill(d Spec) Spec {
 	if s.Image == "" {
@@ -32,6 +35,15 @@ func (s Spec) fill(d Spec) Spec {
 	}
 	if s.Pids == 0 {
 		s.Pids = d.Pids
+	}
+	if s.CPUs == 0 {
+		s.CPUs = d.CPUs
+	}
+	if s.Memory == 0 {
+		s.Memory = d.Memory
+	}
+	if s.Disk == 0 {
+		s.Disk = d.Disk
 	}
 	return s
 }
@@ -68,6 +80,9 @@ func (s Spec) validate() error {
 	}
 	if s.Memory != 0 && s.Memory < minMemory {
 		bad("memory limit of %d bytes: use at least %d", s.Memory, minMemory)
+	}
+	if s.Disk != 0 && s.Disk < minDisk {
+		bad("disk of %d bytes: use at least %d", s.Disk, minDisk)
 	}
 	return errors.Join(errs...)
 }
@@ -120,6 +135,9 @@ func (s Spec) differs(have Spec) []string {
 	}
 	if s.Pids != 0 && s.Pids != have.Pids {
 		d = append(d, "pids")
+	}
+	if s.Disk != 0 && s.Disk != have.Disk {
+		d = append(d, "disk")
 	}
 	return d
 }

@@ -33,6 +33,7 @@ import (
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
 	"sallyport/sandbox/datapath"
+	"sallyport/sandbox/disk"
 	"sallyport/sandbox/docker"
 )
 
@@ -215,13 +216,23 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	var disks sandbox.Disks
+	size := int64(d.cfg.Sandbox.Disk)
+	if runtime.Layered() {
+		disks = disk.Disks{}
+	} else {
+		d.log.Warn("nothing bounds what sandboxes write: this engine does not keep containers in overlay2; use engine.kind: private")
+		size = 0
+	}
 	h.sandboxes, err = sandbox.Open(ctx, sandbox.Options{
 		Dir:    sandboxesDir(d.cfg),
 		Subnet: net4.Subnet,
 		Defaults: sandbox.Spec{
 			Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids,
+			CPUs: d.cfg.Sandbox.CPUs, Memory: int64(d.cfg.Sandbox.Memory), Disk: size,
 		},
 		Runtime:   runtime,
+		Disks:     disks,
 		Network:   h.guard,
 		Authority: d.authority,
 		Secrets:   d.broker,

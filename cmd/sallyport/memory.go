@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"path/filepath"
@@ -11,31 +12,38 @@ import (
 	"sallyport/internal/terminal"
 	"sallyport/memory"
 	"sallyport/sandbox"
+	"sallyport/sandbox/disk"
 )
 
 func newMemory(g *globals) *cobra.Command {
 	return group("memory", "Read the file-backed memory of a sandbox", newMemoryList(g), newMemoryView(g))
 }
 
-func (g *globals) memory(name string) (string, error) {
+// memory runs f on the folder of a sandbox's memory, which is held in sight
+// meanwhile: the disk of one that sleeps is not.
+func (g *globals) memory(name string, f func(dir string) error) error {
 	if err := sandbox.CheckName(name); err != nil {
-		return "", err
+		return err
 	}
 	cfg, err := g.config()
 	if err != nil {
-		return "", err
+		return err
 	}
-	return memory.Dir(filepath.Join(sandboxesDir(cfg), name)), nil
+	folder := filepath.Join(sandboxesDir(cfg), name)
+	release, err := disk.Hold(folder)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f(memory.Dir(folder)), release())
 }
 
 func newMemoryList(g *globals) *cobra.Command {
 	return &cobra.Command{Use: "ls NAME", Short: "List the files that a sandbox remembers", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
-		dir, err := g.memory(args[0])
-		if err != nil {
+		var list []memory.Entry
+		if err := g.memory(args[0], func(dir string) (err error) {
+			list, err = memory.List(dir)
 			return err
-		}
-		list, err := memory.List(dir)
-		if err != nil {
+		}); err != nil {
 			return err
 		}
 		return g.print(cmd, append([]memory.Entry{}, list...), func(w io.Writer) {
@@ -55,16 +63,15 @@ func newMemoryView(g *globals) *cobra.Command {
 		}
 		return exactly("NAME")(cmd, args)
 	}, RunE: func(cmd *cobra.Command, args []string) error {
-		dir, err := g.memory(args[0])
-		if err != nil {
-			return err
-		}
 		name := memory.Index
 		if len(args) == 2 {
 			name = args[1]
 		}
-		data, err := memory.Read(dir, name)
-		if err != nil {
+		var data []byte
+		if err := g.memory(args[0], func(dir string) (err error) {
+			data, err = memory.Read(dir, name)
+			return err
+		}); err != nil {
 			return err
 		}
 		return g.print(cmd, map[string]string{"name": name, "text": string(data)}, func(w io.Writer) {

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
+	"sallyport/policy"
 	"sallyport/sandbox"
 )
 
@@ -26,9 +27,24 @@ func (f *specFlags) register(c *cobra.Command) {
 	c.Flags().StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE in a new sandbox's environment; never a secret")
 	c.Flags().StringArrayVar(&f.tags, "tag", nil, "NAME=VALUE that policies can select by")
 	c.Flags().Float64Var(&f.spec.CPUs, "cpus", 0, "limit of processors (default none)")
-	c.Flags().Int64Var(&f.spec.Memory, "memory", 0, "limit of memory in bytes (default none)")
+	c.Flags().Var(sizeFlag{&f.spec.Memory}, "memory", "limit of memory, as 4GiB (default the configuration's)")
+	c.Flags().Var(sizeFlag{&f.spec.Disk}, "disk", "limit of all that it writes, as 10GiB (default the configuration's)")
 	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
 }
+
+// sizeFlag is a flag of so many bytes.
+type sizeFlag struct{ bytes *int64 }
+
+func (s sizeFlag) Type() string { return "size" }
+
+func (s sizeFlag) String() string {
+	if s.bytes == nil || *s.bytes == 0 {
+		return ""
+	}
+	return policy.Size(*s.bytes).String()
+}
+
+func (s sizeFlag) Set(text string) error { return (*policy.Size)(s.bytes).UnmarshalText([]byte(text)) }
 
 func (f *specFlags) read() (sandbox.Spec, error) {
 	var err error

@@ -101,6 +101,18 @@ type Sandbox struct {
 	// Pids is the default limit of processes. Default: 4096.
 	// Example: 4096
 	Pids int64 `yaml:"pids"`
+	// CPUs is the default limit of processors. Default: none.
+	// Example: 2
+	CPUs float64 `yaml:"cpus"`
+	// Memory is the default limit of memory, of all processes of a sandbox
+	// together. Default: 4GiB.
+	// Example: 4GiB
+	Memory policy.Size `yaml:"memory"`
+	// Disk is the default size of the file system that all goes to that a sandbox
+	// writes, /memory included. It takes of the host's what was written. Default:
+	// 10GiB.
+	// Example: 10GiB
+	Disk policy.Size `yaml:"disk"`
 }
 
 // Gateway is the process that reads what sandboxes and upstreams send.

@@ -80,6 +80,8 @@ func (c *Config) fill() {
 	c.Sandbox.Image = cmp.Or(c.Sandbox.Image, "sallyport/base:bookworm-1")
 	c.Sandbox.Runtime = cmp.Or(c.Sandbox.Runtime, "runsc")
 	c.Sandbox.Pids = cmp.Or(c.Sandbox.Pids, 4096)
+	c.Sandbox.Memory = cmp.Or(c.Sandbox.Memory, 4<<30)
+	c.Sandbox.Disk = cmp.Or(c.Sandbox.Disk, 10<<30)
 	c.Gateway.Drain = cmp.Or(c.Gateway.Drain, Duration(5*time.Second))
 	c.Metrics.Listen = cmp.Or(c.Metrics.Listen, "127.0.0.1:9464")
 	c.Audit.SegmentSize = cmp.Or(c.Audit.SegmentSize, 64<<20)

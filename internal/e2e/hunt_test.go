@@ -182,7 +182,7 @@ func (q *quarry) tree(t *testing.T, root string) {
 			return nil // a daemon works here meanwhile
 		case err != nil:
 			return err
-		case at.Dev == top.Dev:
+		case at.Dev == top.Dev || onDisk(path):
 			return q.file(path, d.Type())
 		case d.IsDir():
 			return filepath.SkipDir
@@ -192,6 +192,41 @@ func (q *quarry) tree(t *testing.T, root string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// onDisk tells whether a file lies on a disk of a sandbox's own, which is another
+// file system within the data directory, and not on what is made of such.
+func onDisk(path string) bool {
+	var fs unix.Statfs_t
+	return unix.Statfs(path, &fs) == nil && fs.Type == unix.EXT4_SUPER_MAGIC
+}
+
+// written are the parts of a file that are no holes (lseek(2)): a sandbox's disk
+// is a sparse file.
+type written struct {
+	f  *os.File
+	at int64 // of the hole to come
+}
+
+func (w *written) Read(p []byte) (int, error) {
+	here, err := w.f.Seek(0, io.SeekCurrent)
+	if err != nil {
+		return 0, err
+	}
+	if here >= w.at {
+		if here, err = w.f.Seek(here, unix.SEEK_DATA); errors.Is(err, unix.ENXIO) {
+			return 0, io.EOF
+		} else if err != nil {
+			return 0, err
+		}
+		if w.at, err = w.f.Seek(here, unix.SEEK_HOLE); err != nil {
+			return 0, err
+		}
+		if _, err = w.f.Seek(here, io.SeekStart); err != nil {
+			return 0, err
+		}
+	}
+	return w.f.Read(p[:min(int64(len(p)), w.at-here)])
 }
 
 func (q *quarry) file(path string, kind fs.FileMode) error {
@@ -216,7 +251,7 @@ func (q *quarry) file(path string, kind fs.FileMode) error {
 		return err
 	}
 	defer f.Close()
-	return q.read(path, f)
+	return q.read(path, &written{f: f})
 }
 
 // memory searches a process's memory, as proc(5) shows it.

@@ -50,6 +50,8 @@ type Runtime struct {
 	client *client.Client
 	// bare says that the engine's runc has no guard, and so is not used.
 	bare bool
+	// driver is how the engine keeps images and containers.
+	driver string
 
 	mu       sync.Mutex
 	running  map[string]bool // IDs of sandboxes whose end Exits reports
@@ -74,6 +76,11 @@ func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
 	if err := r.network(ctx); err != nil {
 		return nil, mapError(err)
 	}
+	info, err := r.client.Info(ctx, client.InfoOptions{})
+	if err != nil {
+		return nil, mapError(fmt.Errorf("asking for the engine's storage: %w", err))
+	}
+	r.driver = info.Info.Driver
 	return r, nil
 }
 
@@ -111,6 +118,9 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 	if err == nil {
 		err = ctx.Err()
 	}
+	if err == nil && c.Layer != "" {
+		err = r.begin(patient, made.ID)
+	}
 	if err == nil && trust.cert != nil {
 		err = r.plant(ctx, made.ID, trust)
 	}
@@ -135,6 +145,9 @@ func (r *Runtime) undo(ctx context.Context, attempt string) error {
 		return fmt.Errorf("removing what was made: %w", err)
 	}
 	for _, c := range list.Items {
+		if err := r.release(ctx, c.Labels[labelID]); err != nil {
+			return fmt.Errorf("removing what was made: %w", err)
+		}
 		_, err := r.client.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 		if err != nil {
 			return fmt.Errorf("removing what was made: %w", err)
@@ -145,6 +158,9 @@ func (r *Runtime) undo(ctx context.Context, attempt string) error {
 
 // Start starts the container. A container that runs already is left as it is.
 func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) {
+	if err := r.begin(ctx, containerName(id)); err != nil {
+		return sandbox.Status{}, err
+	}
 	if _, err := r.client.ContainerStart(ctx, containerName(id), client.ContainerStartOptions{}); err != nil {
 		return sandbox.Status{}, mapError(fmt.Errorf("starting sandbox %s: %w", id, err))
 	}
@@ -164,13 +180,16 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) (err
 	if err != nil {
 		return mapError(fmt.Errorf("stopping sandbox %s: %w", id, err))
 	}
-	return nil
+	return r.release(ctx, id)
 }
 
 // Remove ends the container and deletes its files. Mounted folders stay.
 func (r *Runtime) Remove(ctx context.Context, id string) (err error) {
 	end := r.ending(id)
 	defer func() { end(err) }()
+	if err := r.vacate(ctx, id); err != nil {
+		return fmt.Errorf("removing sandbox %s: %w", id, err)
+	}
 	_, err = r.client.ContainerRemove(ctx, containerName(id), client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	if err != nil {
 		return mapError(fmt.Errorf("removing sandbox %s: %w", id, err))

@@ -51,9 +51,10 @@ func (r *Runtime) options(c sandbox.Container, img image, mac network.HardwareAd
 			Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 			StopSignal:  "SIGTERM",
 			Labels: map[string]string{
-				labelID:   c.ID,
-				labelName: c.Name,
-				labelUser: img.user,
+				labelID:    c.ID,
+				labelName:  c.Name,
+				labelUser:  img.user,
+				labelLayer: c.Layer,
 			},
 		},
 		HostConfig: &container.HostConfig{

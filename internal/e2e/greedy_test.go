@@ -1,0 +1,84 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A sandbox that takes all it can get fills its own disk, memory and table of
+// processes: the host and a neighbour go on working meanwhile and afterwards.
+func TestGreed(t *testing.T) {
+	r := newRig(t, "")
+	r.serve()
+	r.up()
+	r.setKey()
+	r.ok("run", "neighbour", "--", "true")
+	r.ok("run", "greedy", "--disk", "128MiB", "--memory", "256MiB", "--pids", "100", "--", "true")
+	works := func(t *testing.T) {
+		t.Helper()
+		for _, name := range []string{"neighbour", "greedy"} {
+			res := r.inside(name, "echo here > /root/f && echo here > /memory/f && cat /root/f && curl -sS https://api.example.test/v1/models")
+			if res.code != 0 || !strings.Contains(res.stdout, `"saw_key":true`) {
+				t.Errorf("%s does not work any more: %s", name, res)
+			}
+		}
+	}
+	free := func() int64 {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(r.dir, &fs); err != nil {
+			t.Fatal(err)
+		}
+		return int64(fs.Bavail) * fs.Bsize
+	}
+	works(t)
+	for _, c := range []struct{ name, shell, says string }{
+		{"disk", "head -c 1G /dev/zero > /var/full", "No space left on device"},
+		{"memory folder", "head -c 1G /dev/zero > /memory/full", "No space left on device"},
+		{"files without number", "mkdir /var/many; cd /var/many; for i in $(seq 9); do mkdir $i; (cd $i; seq 9999 | xargs touch) || exit 1; done", "No space left on device"},
+		{"shared memory", "head -c 1G /dev/zero > /dev/shm/full", ""},
+		{"memory", "python3 -c 'b = bytearray(2 << 30)\nfor i in range(0, len(b), 4096): b[i] = 1'", ""},
+		{"processes", "i=0; while [ $i -lt 300 ]; do sleep 60 & i=$((i+1)); done", "fork"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			before := free()
+			res := r.inside("greedy", c.shell)
+			if res.code == 0 {
+				t.Errorf("it got all it asked for")
+			}
+			if !strings.Contains(strings.ToLower(res.stderr), strings.ToLower(c.says)) {
+				t.Errorf("it was told %q, want something of %q", res.stderr, c.says)
+			}
+			if took := before - free(); took > 256<<20 {
+				t.Errorf("this took %d MB of the host's disk", took>>20)
+			}
+			if res := r.inside("neighbour", "echo here > /root/g && curl -sS https://api.example.test/v1/models"); res.code != 0 {
+				t.Errorf("meanwhile the neighbour fails: %s", res)
+			}
+			// Its end is the way out, and keeps its files.
+			r.ok("sandbox", "stop", "greedy")
+			if res := r.inside("greedy", "rm -rf /var/full /var/many /memory/full"); res.code != 0 {
+				t.Fatal(res)
+			}
+			works(t)
+		})
+	}
+
+	// What it removed is given back to the host, and what sleeps is still there.
+	r.ok("sandbox", "stop", "greedy")
+	image := filepath.Join(r.dir, "data/sandboxes/greedy/disk.img")
+	var st unix.Stat_t
+	if err := unix.Stat(image, &st); err != nil || st.Blocks*512 > 64<<20 {
+		t.Errorf("the empty disk takes %d MB of the host's: %v", st.Blocks*512>>20, err)
+	}
+	if list := r.ok("memory", "ls", "greedy"); !strings.Contains(list, "memories.md") {
+		t.Errorf("the memory of a sandbox that is stopped shows %s", list)
+	}
+	r.ok("sandbox", "rm", "greedy")
+	if _, err := os.Stat(filepath.Dir(image)); !os.IsNotExist(err) {
+		t.Errorf("after its removal: %v", err)
+	}
+}

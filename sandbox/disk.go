@@ -1,0 +1,31 @@
+package sandbox
+
+import "fmt"
+
+// makeDisk makes and attaches the sandbox's disk, if it is to have one, and
+// returns the folder for what it changes of its image.
+func (m *Manager) makeDisk(rec record) (layer string, err error) {
+	if rec.Spec.Disk == 0 {
+		return "", nil
+	}
+	if m.opt.Disks == nil {
+		return "", fmt.Errorf("%w: this engine gives sandboxes no disk of their own: leave disk out, or use engine.kind: private", ErrBadSpec)
+	}
+	return m.opt.Disks.Make(m.dir(rec.Name), rec.Spec.Disk)
+}
+
+func (m *Manager) attachDisk(rec record) error {
+	if m.opt.Disks == nil {
+		return nil
+	}
+	return m.opt.Disks.Attach(m.dir(rec.Name))
+}
+
+// detachDisk leaves the disk of a sandbox that does not run to nobody: hundreds
+// that sleep have no file system of the kernel's.
+func (m *Manager) detachDisk(rec record) error {
+	if m.opt.Disks == nil {
+		return nil
+	}
+	return m.opt.Disks.Detach(m.dir(rec.Name))
+}

@@ -1,0 +1,234 @@
+// Package disk gives a sandbox a file system of its own, in a file of the host:
+// what the sandbox can write is bounded by the file system's size, whatever
+// writes it, and a full one fills nobody else's.
+//
+// The file is sparse, so that it takes of the host what was written, and gives
+// back what was removed (discard, see mount(8)). It holds what the sandbox
+// changes of its image, below layer, and its memory. The file system is the
+// kernel's ext4 throughout: a sandbox writes files in it and never its blocks.
+//
+// It guarantees nothing against a host that is full: files together may promise
+// more than there is. Mounts are the host's, outlive the process, and are gone
+// after a reboot; each call finds out what is there.
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Names in the folder of a sandbox.
+const (
+	image = "disk.img"
+	point = "disk"
+)
+
+// Folders on the disk.
+const (
+	layer  = "layer"
+	memory = "memory"
+)
+
+// Min is the size of the smallest disk, in bytes: below it ext4 keeps no journal.
+const Min = 64 << 20
+
+// Disks are a sandbox.Manager's.
+type Disks struct{}
+
+func (Disks) Make(folder string, bytes int64) (string, error) {
+	return Layer(folder), Make(folder, bytes)
+}
+
+func (Disks) Attach(folder string) error { return errors.Join(Attach(folder), Yield(folder)) }
+func (Disks) Settle(folder string) error { return Settle(folder) }
+func (Disks) Detach(folder string) error { return Detach(folder) }
+
+// Make makes the disk of the sandbox whose own folder is given, of so many bytes,
+// and attaches it. What it made is gone again when it fails.
+func Make(folder string, size int64) (err error) {
+	if size < Min {
+		return fmt.Errorf("a disk of %d bytes: use at least %d", size, int64(Min))
+	}
+	path := filepath.Join(folder, image)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("making a disk: %w", err)
+	}
+	err = errors.Join(f.Truncate(size), f.Close())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, Detach(folder), os.Remove(path))
+		}
+	}()
+	if err != nil {
+		return fmt.Errorf("making a disk: %w", err)
+	}
+	// A sparse file reads as zeros: nothing has to be written for that. Nothing
+	// is kept back for root, whom the sandbox writes as.
+	if err := run("mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-E", "assume_storage_prezeroed=1,nodiscard", path); err != nil {
+		return fmt.Errorf("making a disk: %w", err)
+	}
+	if err := mount(folder); err != nil {
+		return err
+	}
+	for _, name := range []string{layer, memory} {
+		if err := os.Mkdir(filepath.Join(folder, point, name), 0o700); err != nil {
+			return fmt.Errorf("making a disk: %w", err)
+		}
+	}
+	return Attach(folder)
+}
+
+// Exists tells whether the sandbox whose own folder is given has a disk.
+func Exists(folder string) bool {
+	_, err := os.Lstat(filepath.Join(folder, image))
+	return err == nil
+}
+
+// Layer is the folder on an attached disk for what the sandbox changes of its
+// image.
+func Layer(folder string) string { return filepath.Join(folder, point, layer) }
+
+// Attach makes the disk's files to be seen: the layer's, and the sandbox's memory
+// where it always is. It may be called again. Without a disk it does nothing.
+func Attach(folder string) error {
+	if !Exists(folder) {
+		return nil
+	}
+	if err := mount(folder); err != nil {
+		return err
+	}
+	to := filepath.Join(folder, memory)
+	if err := os.MkdirAll(to, 0o700); err != nil {
+		return err
+	}
+	return Bind(filepath.Join(folder, point, memory), to)
+}
+
+// Detach takes the disk's files from sight. It may be called again, and fails
+// while something uses them.
+func Detach(folder string) error {
+	if err := Unbind(filepath.Join(folder, memory)); err != nil {
+		return err
+	}
+	return Unbind(filepath.Join(folder, point))
+}
+
+// Hold attaches the disk of a sandbox that may be asleep, for as long as its
+// memory is looked at.
+func Hold(folder string) (release func() error, err error) {
+	if !Exists(folder) || mounted(filepath.Join(folder, memory)) {
+		return func() error { return nil }, nil
+	}
+	if err := Attach(folder); err != nil {
+		return nil, err
+	}
+	return func() error {
+		if err := Detach(folder); !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		return nil // it has been woken meanwhile
+	}, nil
+}
+
+// Used is how much of the host's disk a sandbox's takes, in bytes.
+func Used(folder string) (int64, error) {
+	var st unix.Stat_t
+	err := unix.Lstat(filepath.Join(folder, image), &st)
+	if errors.Is(err, unix.ENOENT) {
+		return 0, nil
+	}
+	return st.Blocks * 512, err
+}
+
+// mount mounts the file system, having mended it where the host went down with
+// it. No device and no set-user-ID bit on it means anything to the host.
+func mount(folder string) error {
+	at := filepath.Join(folder, point)
+	if mounted(at) {
+		return nil
+	}
+	if err := os.Mkdir(at, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	path := filepath.Join(folder, image)
+	try := func() error { return run("mount", "-t", "ext4", "-o", "loop,"+options, "--", path, at) }
+	err := try()
+	if err != nil {
+		// e2fsck(8): 1 is mended.
+		if merr := run("e2fsck", "-p", path); merr != nil && code(merr) != 1 {
+			return fmt.Errorf("attaching %s: %w: its file system cannot be mended by itself: %w: look at it with `e2fsck %s`", path, err, merr, path)
+		}
+		if err = try(); err != nil {
+			return fmt.Errorf("attaching %s: %w", path, err)
+		}
+	}
+	return nil
+}
+
+const options = "noatime,nodev,nosuid,discard"
+
+// Bind shows the folder from at to as well. It may be called again.
+func Bind(from, to string) error {
+	if mounted(to) {
+		if same(from, to) {
+			return nil
+		}
+		return fmt.Errorf("something else is mounted at %s: unmount it", to)
+	}
+	if err := unix.Mount(from, to, "", unix.MS_BIND, ""); err != nil {
+		return &os.PathError{Op: "bind", Path: to, Err: err}
+	}
+	return nil
+}
+
+// Unbind takes back what Bind or Attach has mounted at a folder, if anything is.
+func Unbind(at string) error {
+	if !mounted(at) {
+		return nil
+	}
+	if err := unix.Unmount(at, unix.UMOUNT_NOFOLLOW); err != nil {
+		return &os.PathError{Op: "unmount", Path: at, Err: err}
+	}
+	return nil
+}
+
+// mounted tells whether something is mounted at a folder itself (statx(2)).
+func mounted(at string) bool {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, at, unix.AT_SYMLINK_NOFOLLOW, 0, &st)
+	return err == nil && st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+}
+
+func same(a, b string) bool {
+	x, err1 := os.Lstat(a)
+	y, err2 := os.Lstat(b)
+	return err1 == nil && err2 == nil && os.SameFile(x, y)
+}
+
+// run runs a program of e2fsprogs or util-linux, and gives what it says as the
+// error.
+func run(name string, args ...string) error {
+	cmd := exec.Command(name, args...)
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		said, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+		return fmt.Errorf("%s: %w: %s", name, err, said)
+	}
+	return nil
+}
+
+func code(err error) int {
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		return e.ExitCode()
+	}
+	return -1
+}

@@ -1,0 +1,133 @@
+package disk_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"sallyport/internal/lab"
+	"sallyport/sandbox/disk"
+)
+
+// made is a sandbox's folder with a disk in it, which the test leaves detached.
+func made(t *testing.T) string {
+	t.Helper()
+	lab.Privileged(t)
+	folder := t.TempDir()
+	if err := disk.Make(folder, disk.Min); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := disk.Detach(folder); err != nil {
+			t.Error(err)
+		}
+	})
+	return folder
+}
+
+// What is written stays, through Detach and Attach, each again and again, and a
+// disk that is full is full for itself.
+func TestDiskKeepsAndBounds(t *testing.T) {
+	folder := made(t)
+	file := filepath.Join(folder, "memory/kept")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := disk.Detach(folder); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it is in sight of a disk that is detached: %v", err)
+	}
+	for range 2 {
+		if err := disk.Attach(folder); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if data, err := os.ReadFile(file); err != nil || string(data) != "x" {
+		t.Errorf("got %q, %v", data, err)
+	}
+	err := os.WriteFile(filepath.Join(disk.Layer(folder), "full"), make([]byte, disk.Min), 0o600)
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("more than fits: %v", err)
+	}
+	if n, err := disk.Used(folder); err != nil || n > disk.Min+1<<20 {
+		t.Errorf("it takes %d bytes of the host's: %v", n, err)
+	}
+}
+
+// Hold shows the memory of a sandbox that sleeps, and only as long.
+func TestHold(t *testing.T) {
+	folder := made(t)
+	file := filepath.Join(folder, "memory/kept")
+	if err := errors.Join(os.WriteFile(file, []byte("x"), 0o600), disk.Detach(folder)); err != nil {
+		t.Fatal(err)
+	}
+	release, err := disk.Hold(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+	if err := release(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("it is in sight afterwards")
+	}
+	// One that is awake is left so.
+	if err := disk.Attach(folder); err != nil {
+		t.Fatal(err)
+	}
+	release, err = disk.Hold(folder)
+	if err = errors.Join(err, release()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+}
+
+// A failure leaves nothing, and a disk that cannot be read says what to do.
+func TestDiskRefuses(t *testing.T) {
+	lab.Privileged(t)
+	folder := t.TempDir()
+	if err := disk.Make(folder, disk.Min-1); err == nil || disk.Exists(folder) {
+		t.Errorf("too small a disk: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(folder, "disk"), nil, 0o600); err != nil { // in the way
+		t.Fatal(err)
+	}
+	if err := disk.Make(folder, disk.Min); err == nil || disk.Exists(folder) {
+		t.Errorf("with a file in the way: %v", err)
+	}
+	folder = made(t)
+	if err := disk.Detach(folder); err != nil {
+		t.Fatal(err)
+	}
+	image := filepath.Join(folder, "disk.img")
+	whole, err := os.ReadFile(image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(image, make([]byte, disk.Min), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.Attach(folder); err == nil {
+		t.Error("a disk of zeros was attached")
+	} else {
+		t.Log(err)
+	}
+	// The way back is a copy of it.
+	if err := os.WriteFile(image, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.Attach(folder); err != nil {
+		t.Errorf("a disk that was put back: %v", err)
+	}
+}

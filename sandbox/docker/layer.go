@@ -1,0 +1,142 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+	"golang.org/x/sys/unix"
+
+	"sallyport/sandbox"
+	"sallyport/sandbox/disk"
+)
+
+// labelLayer is the folder of the host that the container's writable layer lies
+// on, where it has one of its own.
+const labelLayer = "sallyport.layer"
+
+// overlay is the storage driver whose layers have folders: one for each, with
+// what is written in diff and work beside it, which the kernel wants on one file
+// system (Documentation/filesystems/overlayfs.rst, "Upper and Lower").
+const overlay = "overlay2"
+
+// place puts the container's writable layer where it has to be before anything
+// is written to it: the engine's folder of that layer is covered by the other,
+// which begins as its copy. So the engine commits, compares and copies as ever,
+// and what the container writes counts there.
+func (r *Runtime) place(info container.InspectResponse) error {
+	to := info.Config.Labels[labelLayer]
+	if to == "" {
+		return nil
+	}
+	of, err := layerOf(info)
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(to)
+	if err != nil {
+		return fmt.Errorf("the sandbox's disk is not there: %w", err)
+	}
+	if len(entries) == 0 {
+		// Once: nothing has been started yet, so these are a few small files.
+		if out, err := exec.Command("cp", "-a", "--", of+"/.", to).CombinedOutput(); err != nil {
+			return fmt.Errorf("beginning the sandbox's layer: %w: %s", err, strings.TrimSpace(string(out)))
+		}
+	}
+	return disk.Bind(to, of)
+}
+
+// Layered tells whether this engine keeps containers so that a Container's Layer
+// can be had.
+func (r *Runtime) Layered() bool { return r.driver == overlay }
+
+// begin places the layer of a container that is about to run.
+func (r *Runtime) begin(ctx context.Context, ref string) error {
+	res, err := r.client.ContainerInspect(ctx, ref, client.ContainerInspectOptions{})
+	if err != nil {
+		return mapError(err)
+	}
+	if state := res.Container.State; state != nil && state.Running {
+		return nil
+	}
+	return r.place(res.Container)
+}
+
+// vacate ends a container that is about to be removed, and displaces its layer:
+// the engine cannot remove a folder that is covered.
+func (r *Runtime) vacate(ctx context.Context, id string) error {
+	info, err := r.inspect(ctx, id)
+	if err != nil {
+		return err
+	}
+	if info.Config.Labels[labelLayer] == "" {
+		return nil
+	}
+	if info.State.Running {
+		if _, err := r.client.ContainerKill(ctx, info.ID, client.ContainerKillOptions{Signal: "KILL"}); err != nil && !cerrdefs.IsConflict(err) {
+			return mapError(err)
+		}
+		wait := r.client.ContainerWait(ctx, info.ID, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
+		select {
+		case err := <-wait.Error:
+			return mapError(err)
+		case <-wait.Result:
+		}
+	}
+	return r.displace(ctx, info)
+}
+
+// displace undoes place, once nothing uses the layer. The engine says that a
+// container has ended a moment before it has let go of its files.
+func (r *Runtime) displace(ctx context.Context, info container.InspectResponse) error {
+	if info.Config == nil || info.Config.Labels[labelLayer] == "" {
+		return nil
+	}
+	of, err := layerOf(info)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, displaceTimeout)
+	defer cancel()
+	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		if err = disk.Unbind(of); !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+	}
+}
+
+const displaceTimeout = 5 * time.Second
+
+// release displaces the layer of a container that has ended.
+func (r *Runtime) release(ctx context.Context, id string) error {
+	info, err := r.inspect(ctx, id)
+	if err != nil {
+		return err
+	}
+	return r.displace(ctx, info)
+}
+
+// layerOf is the engine's folder of the container's writable layer.
+func layerOf(info container.InspectResponse) (string, error) {
+	if info.GraphDriver == nil || info.GraphDriver.Name != overlay {
+		return "", fmt.Errorf("%w: this engine does not keep containers in %s, which a disk of their own needs: use engine.kind: private", sandbox.ErrBadSpec, overlay)
+	}
+	upper := info.GraphDriver.Data["UpperDir"]
+	if filepath.Base(upper) != "diff" || !filepath.IsAbs(upper) {
+		return "", fmt.Errorf("the engine names %q as the container's layer", upper)
+	}
+	return filepath.Dir(upper), nil
+}
