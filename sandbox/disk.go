@@ -21,6 +21,17 @@ func (m *Manager) attachDisk(rec record) error {
 	return m.opt.Disks.Attach(m.dir(rec.Name))
 }
 
+// settleDisk keeps the next start possible, whatever the sandbox writes. Where
+// there is no room even for that, it has been taken already.
+func (m *Manager) settleDisk(rec record) {
+	if m.opt.Disks == nil {
+		return
+	}
+	if err := m.opt.Disks.Settle(m.dir(rec.Name)); err != nil {
+		m.opt.Logger.Warn("a sandbox's disk is full", "sandbox", rec.Name, "error", err)
+	}
+}
+
 // detachDisk leaves the disk of a sandbox that does not run to nobody: hundreds
 // that sleep have no file system of the kernel's.
 func (m *Manager) detachDisk(rec record) error {

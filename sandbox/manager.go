@@ -258,6 +258,9 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 		st, err = m.opt.Runtime.Start(ctx, rec.ID)
 	}
 	if err == nil {
+		m.settleDisk(rec)
+	}
+	if err == nil {
 		err = m.attach(e, st)
 	}
 	if err != nil {

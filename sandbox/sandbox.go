@@ -132,7 +132,8 @@ type Runtime interface {
 // folder. Layer is where what it changes of its image goes.
 type Disks interface {
 	Make(folder string, bytes int64) (layer string, err error) // attached
-	Attach(folder string) error                                // again, before a start
+	Attach(folder string) error                                // again, with room for a start on it
+	Settle(folder string) error                                // takes the room back, before anything of the sandbox's runs
 	Detach(folder string) error                                // once nothing runs
 }
 
