@@ -1,5 +1,7 @@
 package usage
 
+import "bytes"
+
 // scanner reads JSON (RFC 8259) as it comes in pieces of any size. It keeps no
 // more than the text of one scalar's beginning, and where that stands. What is not
 // JSON is bad for good, until it is reset.
@@ -245,10 +247,41 @@ func (s *scanner) closeWord() {
 			return
 		}
 	default:
-		kind = '0'
+		if kind = '0'; s.n <= maxText && !number(s.text[:s.n]) {
+			s.state = bad
+			return
+		}
 	}
 	s.tell(kind)
 	s.ended()
+}
+
+// number tells whether a text is one (RFC 8259, section 6).
+func number(text []byte) bool {
+	digits := func() bool {
+		n := 0
+		for n < len(text) && text[n] >= '0' && text[n] <= '9' {
+			n++
+		}
+		text = text[n:]
+		return n > 0
+	}
+	text = bytes.TrimPrefix(text, []byte("-"))
+	if len(text) > 1 && text[0] == '0' && text[1] >= '0' && text[1] <= '9' || !digits() {
+		return false
+	}
+	if rest, found := bytes.CutPrefix(text, []byte(".")); found {
+		if text = rest; !digits() {
+			return false
+		}
+	}
+	if len(text) > 0 && text[0]|0x20 == 'e' {
+		if text = text[1:]; len(text) > 0 && (text[0] == '+' || text[0] == '-') {
+			text = text[1:]
+		}
+		return digits() && len(text) == 0
+	}
+	return len(text) == 0
 }
 
 // tell hands a scalar out. One that is too long is told without its text.
