@@ -247,7 +247,7 @@ func (s *scanner) closeWord() {
 			return
 		}
 	default:
-		if kind = '0'; s.n <= maxText && !number(s.text[:s.n]) {
+		if kind = '0'; s.n > maxText || !number(s.text[:s.n]) { // none is so long
 			s.state = bad
 			return
 		}

@@ -124,7 +124,7 @@ func TestHostile(t *testing.T) {
 		{"a fraction", plain, `{"usage":{"prompt_tokens":5,"completion_tokens":3e2}}`, 5, 0, false},
 		{"text", plain, `{"usage":{"prompt_tokens":5,"completion_tokens":"3"}}`, 5, 0, false},
 		{"huge", plain, `{"usage":{"prompt_tokens":99999999999999999999999999,"completion_tokens":3}}`, 1 << 40, 3, true},
-		{"too long for a number", plain, `{"usage":{"prompt_tokens":` + strings.Repeat("9", 200) + `,"completion_tokens":3}}`, 0, 3, false},
+		{"too long for a number", plain, `{"usage":{"prompt_tokens":` + strings.Repeat("9", 200) + `,"completion_tokens":3}}`, 0, 0, false},
 		{"twice", plain, `{"usage":{"prompt_tokens":50,"prompt_tokens":1},"usage":{"prompt_tokens":2}}`, 50, 0, true},
 		{"later less", events, "data: {\"usage\":{\"prompt_tokens\":50,\"completion_tokens\":7}}\n\ndata: {\"usage\":{\"prompt_tokens\":0,\"completion_tokens\":0}}\n\n", 50, 7, true},
 		{"zero", plain, `{"usage":{"prompt_tokens":0,"completion_tokens":0}}`, 0, 0, true},
