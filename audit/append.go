@@ -249,6 +249,19 @@ func (o *object) extension(x *Extension) {
 		o.buf = append(o.buf, ']', ',')
 	}
 	o.approval(x.Approval)
+	if t := x.Tokens; t != nil {
+		o.raw(`"tokens":{`)
+		o.stringSet(`"model":`, t.Model)
+		o.int(`"in":`, t.In)
+		o.int(`"out":`, t.Out)
+		o.intSet(`"cached":`, t.Cached)
+		o.intSet(`"cache_write":`, t.CacheWrite)
+		o.stringSet(`"cost":`, t.Cost)
+		if t.Estimated {
+			o.raw(`"estimated":true,`)
+		}
+		o.close()
+	}
 }
 
 func (o *object) approval(a *Approval) {

@@ -273,6 +273,21 @@ type Extension struct {
 	Observed    *Observed         `json:"observed,omitempty"`     // what observe mode has lifted
 	Limits      []LimitUse        `json:"limits,omitempty"`       // what bounds it; of a lifecycle event: what was reset
 	Approval    *Approval         `json:"approval,omitempty"`     // by which an allowed request was, or that a lifecycle event is about
+	Tokens      *Tokens           `json:"tokens,omitempty"`       // of a completion that a limit of tokens or cost is about
+}
+
+// Tokens is what a request to an LLM API has used, as its answer reports it. OCSF
+// has no attributes for it.
+type Tokens struct {
+	Model      string `json:"model,omitempty"`
+	In         int64  `json:"in"` // with Cached and CacheWrite in it
+	Out        int64  `json:"out"`
+	Cached     int64  `json:"cached,omitempty"`
+	CacheWrite int64  `json:"cache_write,omitempty"`
+	Cost       string `json:"cost,omitempty"` // decimal, in the currency of the prices; without one nothing is said
+	// Estimated says that not all of it was reported, and an upper estimate is in
+	// its place.
+	Estimated bool `json:"estimated,omitempty"`
 }
 
 // Observed is what would have been decided without observe mode.

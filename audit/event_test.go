@@ -68,6 +68,7 @@ func golden() map[string][]*audit.Event {
 	allow.Unmapped.Sallyport.Tags = map[string]string{"team": "support"}
 	done := completed(request(make(audit.KindCompletion, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat"), allow)
 	done.HTTPResponse = &audit.HTTPResponse{Code: 200, Length: 1900}
+	done.Unmapped.Sallyport.Tokens = &audit.Tokens{Model: "example-1", In: 120, Out: 300, Cached: 100, Cost: "0.0031", Estimated: true}
 	done.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Name: "example-key", Version: "3"}}
 	failed := completed(request(make(audit.KindCompletion, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat"), allow)
 	failed.StatusID, failed.Detail, failed.SeverityID = audit.StatusFailure, "connecting: connection refused", audit.SeverityLow

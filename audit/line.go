@@ -152,6 +152,13 @@ func result(c *Event) []string {
 	if t := c.Traffic; t != nil {
 		f = append(f, fmt.Sprintf("in=%d out=%d", t.BytesIn, t.BytesOut))
 	}
+	if t := c.Unmapped.Sallyport.Tokens; t != nil {
+		about := ""
+		if t.Estimated {
+			about = "~"
+		}
+		f = append(f, fmt.Sprintf("tokens=%s%d", about, t.In+t.Out))
+	}
 	return append(f, fmt.Sprintf("%dms", c.Duration))
 }
 

@@ -206,6 +206,18 @@ func (p *parser) extension(x *Extension) {
 		}
 		p.close()
 	}
+	if p.eat(`"tokens":{`) {
+		t := &Tokens{
+			Model: p.text(`"model":`), In: p.int(`"in":`), Out: p.int(`"out":`), Cached: p.int(`"cached":`), CacheWrite: p.int(`"cache_write":`),
+			Cost: p.fresh(`"cost":`),
+		}
+		if p.eat(`"estimated":true`) {
+			t.Estimated = true
+			p.comma()
+		}
+		x.Tokens = t
+		p.close()
+	}
 	p.close()
 }
 

@@ -33,6 +33,7 @@ var (
 	errCoding    = errors.New("the upstream answered in a form that cannot be searched for the credential")
 	errPanic     = errors.New("internal error")
 	errSilent    = errors.New("the sandbox stopped sending in the middle of its request")
+	errUnread    = errors.New("the upstream answered in a form in which the tokens that it used cannot be read")
 	errLate      = errors.New("the client began TLS late that no rule lets pass unread")
 )
 
@@ -62,13 +63,15 @@ func denied(d policy.Decision, id, where string) *answer {
 		a.Remedy = "This needs the approval of an operator, who will want the decision id. Do not retry before you have it."
 	case d.Err != nil:
 		a.Remedy = "The policy could not be evaluated. Tell an operator the decision id."
+	case errors.Is(d.Unjudged, errUnpriced):
+		a.Remedy = unpricedRemedy
 	case d.Unjudged != nil:
 		if errors.Is(d.Unjudged, policy.ErrTooLong) {
 			a.Status = http.StatusRequestEntityTooLarge
 		}
 		a.Remedy = "Send the request with a body that can be judged, as the reason says. Do not retry it as it is."
 	case d.RuleType == policy.TypeLimit:
-		a.limited(&limitError{d.Rule, d.Reason, d.Retry})
+		a.limited(&limitError{rule: d.Rule, reason: d.Reason, retry: d.Retry})
 	case d.RuleType == "floor":
 		a.Remedy = "No rule can allow this. Change the request as the reason says."
 	default:
@@ -80,6 +83,10 @@ func denied(d policy.Decision, id, where string) *answer {
 // limited makes it the answer to what a limit has no room for.
 func (a *answer) limited(e *limitError) {
 	a.Status, a.Rule = e.status(), e.rule
+	if e.unpriced {
+		a.Remedy = unpricedRemedy
+		return
+	}
 	if e.retry == 0 {
 		a.Remedy = "Do not retry: send less in one request, or ask an operator to change the limit."
 		return
@@ -170,7 +177,7 @@ func explain(err error) string {
 	case errors.Is(err, credential.ErrMemory):
 		return credential.ErrMemory.Error()
 	}
-	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errPanic, errSilent, errLate, errClosed} {
+	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errUnread, errPanic, errSilent, errLate, errClosed} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/elazarl/goproxy"
 
@@ -90,11 +91,15 @@ func (x *exchange) authorize(r *http.Request) *answer {
 	case len(d.Inject) > 0 && !f.tls():
 		return x.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
 	}
+	if d = x.priced(r, d, upgrade); d.Action != policy.Allow {
+		return x.deny(r, d)
+	}
 	if x.meter, d = g.take(d, x.request.Size); d.Action != policy.Allow {
 		return x.deny(r, d)
 	}
 	x.sent.meter, x.got.meter, x.out.meter = x.meter, x.meter, x.meter
 	x.upgrade = upgrade
+	x.count(r)
 
 	e := x.event(r, d)
 	if err := g.recorder.Append(r.Context(), e); err != nil {
@@ -197,6 +202,9 @@ func (x *exchange) prepare(r *http.Request) error {
 		x.got.strict = true
 		askSearchable(r.Header)
 	}
+	if x.bill != nil {
+		askSearchable(r.Header)
+	}
 	names := make([]string, 0, len(d.Inject))
 	if len(d.Inject) > 0 {
 		if err := x.inject(r); err != nil {
@@ -290,6 +298,9 @@ func (x *exchange) expose(lease *credential.Lease) error {
 
 // RoundTrip carries an allowed request for goproxy.
 func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
+	if x.bill != nil {
+		x.bill.began = time.Now()
+	}
 	resp, err := x.transport.RoundTrip(r)
 	x.informing.Lock()
 	x.answered = true
@@ -329,6 +340,9 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 		return resp, nil
 	}
 	x.got.response = resp
+	if x.bill != nil {
+		x.bill.answered(resp)
+	}
 	if resp.Body != http.NoBody {
 		x.got.ReadCloser, x.got.raw = resp.Body, resp.Body
 		resp.Body = &x.got
@@ -361,6 +375,9 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		if err := x.got.scrub(); err != nil {
 			x.err = errCoding
+			if x.bill != nil && !x.got.searched() {
+				x.err = errUnread
+			}
 			if errors.Is(err, credential.ErrMemory) {
 				x.err = credential.ErrMemory
 			}

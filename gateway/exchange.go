@@ -38,6 +38,7 @@ type exchange struct {
 	// Set once the request is allowed.
 	decision  policy.Decision
 	meter     *meter // nil where no limit bounds it
+	bill      *bill  // nil where no limit bounds tokens
 	allowed   *audit.Event
 	spool     *spool // nil unless the body was read to be approved
 	used      []audit.CredentialUse
@@ -260,10 +261,11 @@ func (x *exchange) end() {
 	if x.allowed == nil {
 		return
 	}
+	used := x.charge()
 	outcome := x.outcome()
 	c := completion(&x.record, x.allowed.ActivityID, outcome)
 	s := &c.Unmapped.Sallyport
-	s.Credentials = x.used
+	s.Credentials, s.Tokens = x.used, used
 	if x.err != nil && status(x.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}

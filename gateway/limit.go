@@ -19,14 +19,19 @@ import (
 type limitError struct {
 	rule   string
 	reason string
-	retry  time.Duration // zero: waiting does not help, since it is too large
+	retry  time.Duration // zero: waiting does not help, since it is too large, or unpriced
+	// unpriced says that it is of no model that has a price.
+	unpriced bool
 }
 
 func (e *limitError) Error() string { return e.reason }
 
 // status is what a request that meets the limit is answered with.
 func (e *limitError) status() int {
-	if e.retry == 0 {
+	switch {
+	case e.unpriced:
+		return http.StatusForbidden
+	case e.retry == 0:
 		return http.StatusRequestEntityTooLarge
 	}
 	return http.StatusTooManyRequests
@@ -42,9 +47,13 @@ func (g *Gateway) exceeded(d policy.Decision, e *limitError) policy.Decision {
 		return d
 	}
 	g.metrics.limited.Inc()
-	return policy.Decision{
+	d = policy.Decision{
 		Action: policy.Deny, Rule: e.rule, RuleType: policy.TypeLimit, Reason: e.reason, Retry: e.retry, Revision: d.Revision,
 	}
+	if e.unpriced {
+		d.Unjudged = errUnpriced
+	}
+	return d
 }
 
 // meter holds what a request or tunnel has taken of its limits. A nil one has
@@ -54,6 +63,9 @@ type meter struct {
 	largest int64  // of a request's body in bytes, where rule is not empty
 	rule    string // the limit that says so
 	lenient bool   // nothing is broken off
+	unread  bool   // what flows is charged as tokens
+	prices  policy.Prices
+	costed  string // the limit that bounds cost, or empty
 	over    atomic.Pointer[limitError]
 }
 
@@ -105,14 +117,17 @@ func (g *Gateway) claims(d policy.Decision, m *meter, size int64) ([]budget.Clai
 			}
 		}
 		if wait := a.Opens(now); wait > 0 && (shut == nil || wait > shut.retry) {
-			shut = &limitError{a.Name, fmt.Sprintf("limit %s: this is not within its hours", a.Name), wait}
+			shut = &limitError{rule: a.Name, reason: fmt.Sprintf("limit %s: this is not within its hours", a.Name), retry: wait}
+		}
+		if a.Cost > 0 {
+			m.costed, m.prices = a.Name, a.Prices
 		}
 		if !a.Periodic() && a.Concurrent == 0 {
 			continue
 		}
 		claims = append(claims, budget.Claim{
 			Key: budget.Key{Limit: a.Name, Subject: a.Subject}, Per: a.Per, Every: time.Duration(a.Every), Uses: a.Credentials,
-			Most: budget.Amount{Requests: a.Requests, Bytes: int64(a.Bytes), Uses: a.Uses, Concurrent: a.Concurrent},
+			Most: budget.Amount{Requests: a.Requests, Bytes: int64(a.Bytes), Uses: a.Uses, Concurrent: a.Concurrent, Tokens: a.Tokens, Cost: a.Cost},
 		})
 	}
 	if large != nil {
@@ -141,7 +156,9 @@ func overdrawn(e *budget.ExceededError) *limitError {
 	switch every := brief(e.Every); e.What {
 	case "bytes":
 		l.reason = fmt.Sprintf("limit %s: %v within %v are used up", e.Limit, policy.Size(e.Most), every)
-	case "requests", "uses":
+	case "cost":
+		l.reason = fmt.Sprintf("limit %s: a cost of %v within %v is used up", e.Limit, budget.Money(e.Most), every)
+	case "requests", "uses", "tokens":
 		l.reason = fmt.Sprintf("limit %s: %d %s within %v are used up", e.Limit, e.Most, e.What, every)
 	}
 	return l
@@ -161,13 +178,21 @@ func brief(d time.Duration) string {
 
 // spend counts bytes that flow; its error breaks off what they are of.
 func (m *meter) spend(n int) error {
-	if m == nil || !m.use.Metered() {
+	if m == nil || !m.use.Metered() && !m.unread {
 		return m.err()
 	}
-	if _, over := judged(nil, m.use.Spend(n)); over != nil && !m.lenient {
-		m.over.CompareAndSwap(nil, over)
+	m.met(m.use.Spend(n))
+	if m.unread {
+		m.met(m.use.Charge(int64(n), m.prices.Highest().Output.For(int64(n))))
 	}
 	return m.err()
+}
+
+// met takes note of what a limit has no room for.
+func (m *meter) met(err error) {
+	if _, over := judged(nil, err); over != nil && !m.lenient {
+		m.over.CompareAndSwap(nil, over)
+	}
 }
 
 // upload is spend for n bytes of a request's body, of which total have come.
@@ -210,9 +235,10 @@ func (r metered) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// through is r, counted where some limit bounds bytes: else the kernel may copy.
+// through is r, counted where some limit bounds bytes, or tokens: else the kernel
+// may copy.
 func (m *meter) through(r io.Reader) io.Reader {
-	if m == nil || !m.use.Metered() {
+	if m == nil || !m.use.Metered() && !m.unread {
 		return r
 	}
 	return metered{r, m}

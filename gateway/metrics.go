@@ -6,7 +6,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"sallyport/audit"
 	"sallyport/policy"
+	"sallyport/policy/budget"
 )
 
 // metrics has labels from closed sets only: no host, path or sandbox.
@@ -27,6 +29,8 @@ type metrics struct {
 	bodies          prometheus.Gauge // bytes
 	crowded         prometheus.Counter
 	limited         prometheus.Counter
+	tokens          *prometheus.CounterVec // direction, source
+	cost            prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) (*metrics, error) {
@@ -52,10 +56,14 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		aborted:         counter("aborted_connections_total", "Connections that ended or stalled before they said what they wanted."),
 		handshakes:      counter("handshake_failures_total", "TLS handshakes that sandboxes did not finish."),
 		unauthenticated: counter("unauthenticated_total", "Requests to the explicit proxy with a wrong name or token."),
-		limited:         counter("limited_total", "Requests and tunnels that a limit refused or broke off."),
-		scrubbed:        counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
-		forgotten:       counter("forgotten_secrets_total", "Values that are no longer looked for, since too many were injected for their sandbox."),
-		revoked:         counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
+		tokens: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sallyport_gateway_tokens_total", Help: "Tokens of LLM APIs that limits have counted, by direction (in, out) and source (reported, estimated).",
+		}, []string{"direction", "source"}),
+		cost:      counter("cost_total", "What these tokens cost, where a limit bounds that, in the currency of the prices."),
+		limited:   counter("limited_total", "Requests and tunnels that a limit refused or broke off."),
+		scrubbed:  counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
+		forgotten: counter("forgotten_secrets_total", "Values that are no longer looked for, since too many were injected for their sandbox."),
+		revoked:   counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
 		bodies: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "sallyport_gateway_held_body_bytes", Help: "Room for request bodies that the policy has to see, in bytes.",
 		}),
@@ -69,7 +77,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked, m.bodies, m.crowded, m.limited, m.held,
+		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked, m.bodies, m.crowded, m.limited, m.held, m.tokens, m.cost,
 	} {
 		errs = append(errs, r.Register(c))
 	}
@@ -84,6 +92,17 @@ func (m *metrics) decision(p policy.Phase, d policy.Decision) {
 		action = d.Action
 	}
 	m.decisions.WithLabelValues(string(p), string(action)).Inc()
+}
+
+// charged counts what a limit has.
+func (m *metrics) charged(t *audit.Tokens, cost budget.Money) {
+	source := "reported"
+	if t.Estimated {
+		source = "estimated"
+	}
+	m.tokens.WithLabelValues("in", source).Add(float64(t.In))
+	m.tokens.WithLabelValues("out", source).Add(float64(t.Out))
+	m.cost.Add(float64(cost) / 1e9)
 }
 
 func (m *metrics) finished(status int, took time.Duration) {

@@ -31,6 +31,7 @@ type body struct {
 	strict   bool                 // the host had been sent a credential before, or is by this request
 	err      error                // but for io.EOF
 	meter    *meter
+	bill     *bill         // nil where no tokens are counted
 	stall    time.Duration // how long who reads may take between two reads
 	patience *time.Timer   // for that, nil where nothing is held
 
@@ -74,7 +75,10 @@ func (b *body) scrub() error {
 		resp.Body = b.ReadCloser
 		defer func() { b.ReadCloser, resp.Body = resp.Body, b }()
 	}
-	return b.scrubber.Pass(resp, b.hit, b.searched)
+	if b.bill == nil {
+		return b.scrubber.Pass(resp, b.hit, b.searched)
+	}
+	return b.bill.open(b)
 }
 
 // searched says that nothing unsearched may pass, from now on: the host may have
@@ -112,6 +116,9 @@ func (b *body) Read(p []byte) (int, error) {
 		defer b.patience.Reset(b.stall)
 	}
 	n, err := b.ReadCloser.Read(p)
+	if b.bill != nil {
+		b.bill.read(p[:n], err)
+	}
 	if over := b.meter.spend(n); over != nil {
 		n, err = 0, over
 	}

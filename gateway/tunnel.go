@@ -70,12 +70,17 @@ func (t *tunnelling) reach(far net.Conn) error {
 func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 	defer g.underway.leave(&t.place)
 	o, f, d := t.opening, t.flow, t.decision
-	m, d := g.take(d, -1)
+	d = g.readable(d)
+	var m *meter
+	if d.Action == policy.Tunnel {
+		m, d = g.take(d, -1)
+	}
 	if d.Action != policy.Tunnel {
 		g.deny(o, d)
 		return
 	}
 	defer m.end()
+	m.unreadable()
 	x := new(audit.Exchange)
 	e := f.event(x, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
 	e.Connection = overTCP()
@@ -117,6 +122,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 	g.blocked(c, err)
 	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
 	c.Traffic = &x.Traffic
+	c.Unmapped.Sallyport.Tokens = g.unreported(m, out, in)
 	g.enqueue(c)
 }
 

@@ -20,6 +20,16 @@ func (p *Policy) bounded(ctx context.Context, d Decision, s subject, at time.Tim
 	if !passes(d.Action, s.Phase) {
 		return d
 	}
+	d = p.limited(ctx, d, s, at)
+	for i := range d.Limits {
+		if d.Limits[i].Cost > 0 {
+			d.Limits[i].Prices = p.priced.at(s)
+		}
+	}
+	return d
+}
+
+func (p *Policy) limited(ctx context.Context, d Decision, s subject, at time.Time) Decision {
 	d.Limits, d.Lenient = p.limits.apply(nil, s, d.Inject), p.lenient(s, at)
 	if p.query.limits == nil {
 		return d

@@ -49,6 +49,7 @@ type Policy struct {
 	observing *observing       // nil where nothing is ever in observe mode
 	bodies    bool             // some rule has to see a request's body
 	limits    *limits          // nil where the document has none
+	priced    *priced          // nil where nothing has a price
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -91,6 +92,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		clock:     o.Clock,
 		observing: newObserving(doc, rules),
 		limits:    newLimits(doc.Limits),
+		priced:    newPriced(doc.Prices),
 	}
 	p.approvals = new(doc.Approvals.Defaulted())
 	p.table.join(rules)

@@ -26,6 +26,9 @@ type Document struct {
 	// Limits bounds what the rules allow.
 	// Example: [{name: a-day, every: 24h, requests: 1000}]
 	Limits []Limit `yaml:"limits" json:",omitempty"`
+	// Prices says what models of LLM APIs cost, for limits of cost.
+	// Example: [{model: "gpt-5*", input: "1.25", output: "10.00"}]
+	Prices []Price `yaml:"prices" json:",omitempty"`
 	// Approvals says how requests wait for an operator, where a rule says
 	// approve.
 	// Example: {answer: poll, timeout: 10m}

@@ -65,6 +65,8 @@ const (
 
 	BadLimit Kind = "SP0501"
 	NeverMet Kind = "SP0502"
+	BadPrice Kind = "SP0503"
+	NoPrice  Kind = "SP0504"
 )
 
 // Meaning is what a Kind stands for.
@@ -131,6 +133,8 @@ var meanings = []Meaning{
 
 	{BadLimit, Error, "BadLimit", "A limit that cannot be counted, or limits nothing."},
 	{NeverMet, Warning, "NeverMet", "A limit that nothing falls under."},
+	{BadPrice, Error, "BadPrice", "A price of no model, or of nothing."},
+	{NoPrice, Error, "NoPrice", "A limit of cost where nothing has a price."},
 }
 
 // Meanings lists every Kind.

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sallyport/policy/budget"
 )
 
 // Limit bounds what is allowed: how much of it, how much at once, how large, and
@@ -41,8 +43,8 @@ type Limit struct {
 	// or all, for one counter.
 	// Example: "tag:team"
 	Per string `yaml:"per" json:"per,omitempty"`
-	// Every is the period of Requests, Bytes and Uses, and needed with them: from
-	// 1s to 8784h. Periods are aligned to UTC: those of 24h begin at midnight,
+	// Every is the period of Requests, Bytes, Uses, Tokens and Cost, and needed with
+	// them: from 1s to 8784h. Periods are aligned to UTC: those of 24h begin at midnight,
 	// those of 168h on Mondays.
 	// Example: 24h
 	Every Duration `yaml:"every" json:"every,omitzero"`
@@ -58,6 +60,14 @@ type Limit struct {
 	// bound.
 	// Example: 100
 	Uses int64 `yaml:"uses" json:"uses,omitempty"`
+	// Tokens is how many tokens of LLM APIs a period has, as their answers report
+	// them; where they do not, an upper estimate counts. Default: no bound.
+	// Example: 1000000
+	Tokens int64 `yaml:"tokens" json:"tokens,omitempty"`
+	// Cost is what these tokens may cost in a period, by the document's prices, as
+	// "5.00". What has no price there is denied. Default: no bound.
+	// Example: "5.00"
+	Cost budget.Money `yaml:"cost" json:"cost,omitzero"`
 	// Concurrent is how many requests, WebSockets and tunnels are under way at a
 	// time. Default: no bound.
 	// Example: 10
@@ -106,7 +116,9 @@ type Applied struct {
 	Subject string
 	// Credentials is how many of the request's the limit is about.
 	Credentials int64
-	open        *opening
+	// Prices are those of the destination, for a Cost.
+	Prices Prices `json:"-"`
+	open   *opening
 }
 
 // Opens tells how long it is from t until the limit's hours; 0 where they are now.
@@ -118,7 +130,12 @@ func (a Applied) Opens(t time.Time) time.Duration {
 }
 
 // Periodic tells whether the limit counts over a period.
-func (l *Limit) Periodic() bool { return l.Requests > 0 || l.Bytes > 0 || l.Uses > 0 }
+func (l *Limit) Periodic() bool {
+	return l.Requests > 0 || l.Bytes > 0 || l.Uses > 0 || l.Charges()
+}
+
+// Charges tells whether the limit counts tokens or what they cost.
+func (l *Limit) Charges() bool { return l.Tokens > 0 || l.Cost > 0 }
 
 // limit is a Limit ready to be applied.
 type limit struct {

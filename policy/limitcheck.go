@@ -52,7 +52,7 @@ func (v *validator) limit(path string, l Limit) {
 		key   string
 		value int64
 	}{
-		{"requests", l.Requests}, {"bytes", int64(l.Bytes)}, {"uses", l.Uses}, {"concurrent", l.Concurrent}, {"size", int64(l.Size)},
+		{"requests", l.Requests}, {"bytes", int64(l.Bytes)}, {"uses", l.Uses}, {"concurrent", l.Concurrent}, {"size", int64(l.Size)}, {"tokens", l.Tokens},
 	} {
 		if n.value < 0 {
 			v.say(BadLimit, path+"."+n.key, fmt.Sprintf("%d is less than none", n.value), "write a number from 1; to allow nothing write a rule with action: deny")
@@ -65,9 +65,9 @@ func (v *validator) limit(path string, l Limit) {
 	case l.Every != 0 && (every < minEvery || every > maxEvery):
 		v.say(BadLimit, path+".every", fmt.Sprintf("%v is no period that can be counted over", l.Every), "write one from 1s to 8784h")
 	case l.Every != 0 && !l.Periodic():
-		v.say(BadLimit, path+".every", "has nothing to count: concurrent, size and hours have no period", "write requests, bytes or uses beside it, or remove it")
+		v.say(BadLimit, path+".every", "has nothing to count: concurrent, size and hours have no period", "write requests, bytes, uses, tokens or cost beside it, or remove it")
 	case !l.Periodic() && l.Concurrent == 0 && l.Size == 0 && l.Hours == nil:
-		v.say(BadLimit, path, "limits nothing", "write requests, bytes or uses with every, or concurrent, size or hours")
+		v.say(BadLimit, path, "limits nothing", "write requests, bytes, uses, tokens or cost with every, or concurrent, size or hours")
 	}
 	if l.Hours != nil {
 		if _, err := readHours(*l.Hours); err != nil {

@@ -53,6 +53,7 @@ func resolve(doc Document) ([]rule, []Finding) {
 	}
 	v.observations()
 	v.limits()
+	v.prices()
 	v.findings = append(v.findings, overlaps(doc, v.rules)...)
 	slices.SortStableFunc(v.findings, func(a, b Finding) int {
 		if a.Position.Line != b.Position.Line {

@@ -171,6 +171,13 @@ func usage(l api.Limit) string {
 	add("requests", l.Used.Requests, l.Most.Requests)
 	add("bytes", l.Used.Bytes, l.Most.Bytes)
 	add("uses", l.Used.Uses, l.Most.Uses)
+	add("tokens", l.Used.Tokens, l.Most.Tokens)
+	switch {
+	case l.Most.Cost > 0:
+		parts = append(parts, fmt.Sprintf("a cost of %v of %v", l.Used.Cost, l.Most.Cost))
+	case l.Most == (budget.Amount{}) && l.Used.Cost > 0:
+		parts = append(parts, fmt.Sprintf("a cost of %v", l.Used.Cost))
+	}
 	add("under way", l.Used.Concurrent, l.Most.Concurrent)
 	return strings.Join(parts, ", ")
 }

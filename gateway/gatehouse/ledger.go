@@ -137,7 +137,7 @@ func (l *Ledger) merge(list []budget.Count) error {
 		switch u := n.Used; {
 		case len(n.Limit) > maxName || len(n.Subject) > maxName || len(n.Per) > maxName,
 			n.Every < 0 || n.Every > 366*24*time.Hour,
-			u.Requests < 0 || u.Bytes < 0 || u.Uses < 0 || u.Concurrent < 0:
+			u.Requests < 0 || u.Bytes < 0 || u.Uses < 0 || u.Concurrent < 0 || u.Tokens < 0 || u.Cost < 0:
 			return errCounts
 		case n.Start.After(latest):
 			continue // it would keep the limit used up for good
@@ -269,6 +269,10 @@ func (l *Ledger) count(e *audit.Event) {
 		used.Requests = 1
 	case x.Kind == audit.KindCompletion && e.Traffic != nil:
 		used.Bytes = e.Traffic.BytesIn + e.Traffic.BytesOut
+		if t := x.Tokens; t != nil {
+			used.Tokens = max(t.In, 0) + max(t.Out, 0)
+			_ = used.Cost.UnmarshalText([]byte(t.Cost)) // none where there is no price
+		}
 	default:
 		return
 	}
@@ -304,7 +308,7 @@ const stateReset = "reset"
 func (l *Ledger) empty(limit, subject string) (n int) {
 	for k, c := range l.counts {
 		if k.Limit == limit && (subject == budget.Every || subject == k.Subject) {
-			c.Used.Requests, c.Used.Bytes, c.Used.Uses = 0, 0, 0
+			c.Used = budget.Amount{Concurrent: c.Used.Concurrent}
 			c.Start = time.Time{} // any period is a later one
 			l.counts[k] = c
 			l.dirty = true

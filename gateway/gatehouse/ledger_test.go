@@ -84,6 +84,7 @@ func decided(subject string, uses, bytes int64) []*audit.Event {
 	c := x.Complete(3)
 	c.Time = noon.UnixMilli()
 	c.Traffic = &audit.Traffic{BytesIn: bytes - 1, BytesOut: 1}
+	c.Unmapped.Sallyport.Tokens = &audit.Tokens{In: bytes, Out: 2 * bytes, Cost: "0.05"}
 	return []*audit.Event{d, c}
 }
 
@@ -91,7 +92,7 @@ func used(t *testing.T, list []budget.Count) (text []string) {
 	t.Helper()
 	budget.Sort(list)
 	for _, n := range list {
-		text = append(text, fmt.Sprintf("%s %s %d %d %d", n.Limit, n.Subject, n.Used.Requests, n.Used.Bytes, n.Used.Uses))
+		text = append(text, fmt.Sprintf("%s %s %d %d %d %d %v", n.Limit, n.Subject, n.Used.Requests, n.Used.Bytes, n.Used.Uses, n.Used.Tokens, n.Used.Cost))
 	}
 	return text
 }
@@ -151,7 +152,7 @@ func TestLedger(t *testing.T) {
 			t.Fatal(err)
 		}
 		list, _ := next.book.Changed(0, 10*maxPage)
-		if text := used(t, list); len(text) != many || text[0] != "a 0 2 30 2" || text[1] != "a 1 2 5 1" || list[0].Used.Concurrent != 0 {
+		if text := used(t, list); len(text) != many || text[0] != "a 0 2 30 2 90 0.05" || text[1] != "a 1 2 5 1 15 0.05" || list[0].Used.Concurrent != 0 {
 			t.Errorf("from %s: %d counters, %v", from, len(text), text[:2])
 		}
 	}
@@ -180,7 +181,7 @@ func TestLedgerReset(t *testing.T) {
 	if err := l.recount(t.Context(), uint64(len(events)+1), true); err != nil {
 		t.Fatal(err)
 	}
-	if text := fmt.Sprint(used(t, l.list())); text != "[a 0 1 10 0 a 1 5 50 0]" {
+	if text := fmt.Sprint(used(t, l.list())); text != "[a 0 1 10 0 30 0.05 a 1 5 50 0 150 0.25]" {
 		t.Errorf("got %s", text)
 	}
 }

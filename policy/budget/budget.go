@@ -1,5 +1,6 @@
-// Package budget counts what limits bound: requests, bytes and uses of
-// credentials over periods, and what is under way at a time.
+// Package budget counts what limits bound: requests, bytes, uses of credentials,
+// tokens of LLM APIs and what these cost over periods, and what is under way at a
+// time.
 //
 // A [Book] has a counter for each limit and subject. What is taken is taken from
 // all counters or from none, and a [Use] is what takes bytes as they flow and
@@ -39,6 +40,8 @@ type Amount struct {
 	Bytes      int64 `json:"bytes,omitempty"`
 	Uses       int64 `json:"uses,omitempty"`
 	Concurrent int64 `json:"concurrent,omitempty"`
+	Tokens     int64 `json:"tokens,omitempty"` // of LLM APIs
+	Cost       Money `json:"cost,omitzero"`    // of these
 }
 
 // Claim is what one request or tunnel takes of one limit.
@@ -53,8 +56,8 @@ type Claim struct {
 // ExceededError is a claim that a limit has no room for.
 type ExceededError struct {
 	Limit string
-	What  string        // requests, bytes, uses, concurrent, or counters
-	Most  int64         // of What; zero for counters
+	What  string        // requests, bytes, uses, tokens, cost, concurrent, or counters
+	Most  int64         // of What, a Money for cost; zero for counters
 	Every time.Duration // zero for concurrent and counters
 	Retry time.Duration // how long to wait
 }
@@ -65,6 +68,8 @@ func (e *ExceededError) Error() string {
 		return fmt.Sprintf("limit %s: there are too many counters", e.Limit)
 	case "concurrent":
 		return fmt.Sprintf("limit %s: %d are under way at a time at most", e.Limit, e.Most)
+	case "cost":
+		return fmt.Sprintf("limit %s: a cost of %v within %v is used up", e.Limit, Money(e.Most), e.Every)
 	}
 	return fmt.Sprintf("limit %s: %d %s within %v are used up", e.Limit, e.Most, e.What, e.Every)
 }
@@ -89,9 +94,12 @@ func (c *counter) over(now time.Time) bool {
 func (c *counter) turn(now time.Time) {
 	if start := begin(now, c.every); start.After(c.start) {
 		c.start = start
-		c.used.Requests, c.used.Bytes, c.used.Uses = 0, 0, 0
+		c.used = c.used.kept()
 	}
 }
+
+// kept is what is used after a period's end: what is under way.
+func (a Amount) kept() Amount { return Amount{Concurrent: a.Concurrent} }
 
 // begin is the start of the period that now is in.
 func begin(now time.Time, every time.Duration) time.Time { return now.UTC().Truncate(every) }
@@ -157,14 +165,15 @@ func (b *Book) Overdraw(claims ...Claim) *Use {
 
 // take is Take where it has been judged. b.mu is held.
 func (b *Book) take(claims []Claim) *Use {
-	u := &Use{book: b, counters: make([]*counter, 0, len(claims)), most: make([]int64, 0, len(claims))}
+	u := &Use{book: b, counters: make([]*counter, 0, len(claims)), most: make([]Amount, 0, len(claims))}
 	for _, cl := range claims {
 		c := b.counters[cl.Key]
 		if c == nil {
 			continue
 		}
-		u.counters, u.most = append(u.counters, c), append(u.most, cl.Most.Bytes)
+		u.counters, u.most = append(u.counters, c), append(u.most, cl.Most)
 		u.metered = u.metered || cl.Most.Bytes > 0
+		u.charged = u.charged || cl.Most.Tokens > 0 || cl.Most.Cost > 0
 		c.used.Concurrent++
 		if c.every > 0 {
 			c.used.Requests++
@@ -211,6 +220,10 @@ func (c *counter) exceeded(now time.Time, size int64, cl Claim) *ExceededError {
 		e.What, e.Most = "uses", most.Uses
 	case most.Bytes > 0 && (used.Bytes >= most.Bytes || size > most.Bytes-used.Bytes):
 		e.What, e.Most = "bytes", most.Bytes
+	case most.Tokens > 0 && used.Tokens >= most.Tokens:
+		e.What, e.Most = "tokens", most.Tokens
+	case most.Cost > 0 && used.Cost >= most.Cost:
+		e.What, e.Most = "cost", int64(most.Cost)
 	case most.Concurrent > 0 && used.Concurrent >= most.Concurrent:
 		e.What, e.Most, e.Every, e.Retry = "concurrent", most.Concurrent, 0, time.Second
 	default:
@@ -280,8 +293,9 @@ func (b *Book) touch(c *counter) {
 type Use struct {
 	book     *Book
 	counters []*counter
-	most     []int64 // bytes
-	metered  bool    // some counter bounds bytes
+	most     []Amount
+	metered  bool // some counter bounds bytes
+	charged  bool // some counter bounds tokens or cost
 
 	// Guarded by book.mu.
 	ended bool
@@ -302,22 +316,59 @@ func (u *Use) Spend(n int) error {
 	defer b.mu.Unlock()
 	now := b.now()
 	for i, c := range u.counters {
-		if n == 0 || u.most[i] == 0 {
+		if n == 0 || u.most[i].Bytes == 0 {
 			continue
 		}
 		c.turn(now)
 		c.used.Bytes += int64(n)
 		b.touch(c)
-		if c.used.Bytes > u.most[i] {
+		if c.used.Bytes > u.most[i].Bytes {
 			u.err = cmp.Or(u.err, error(&ExceededError{
-				Limit: c.key.Limit, What: "bytes", Most: u.most[i], Every: c.every, Retry: c.left(now),
+				Limit: c.key.Limit, What: "bytes", Most: u.most[i].Bytes, Every: c.every, Retry: c.left(now),
 			}))
 		}
 	}
 	return u.err
 }
 
-// Err is what Spend has returned last.
+// Charged tells whether Charge needs to be called.
+func (u *Use) Charged() bool { return u != nil && u.charged }
+
+// Charge counts tokens and their cost in the period that it is, in all counters
+// that have one. Neither is less than nothing, and no counter goes beyond what it
+// can hold. It returns an *ExceededError, now and from Spend ever after, where a
+// limit had less than that: who is still using more is to be broken off.
+func (u *Use) Charge(tokens int64, cost Money) error {
+	if !u.Charged() {
+		return nil
+	}
+	b := u.book
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.now()
+	for i, c := range u.counters {
+		if c.every == 0 {
+			continue
+		}
+		c.turn(now)
+		c.used.Tokens = plus(c.used.Tokens, max(tokens, 0))
+		c.used.Cost = c.used.Cost.Plus(max(cost, 0))
+		b.touch(c)
+		e := &ExceededError{Limit: c.key.Limit, Every: c.every, Retry: c.left(now)}
+		switch most := u.most[i]; {
+		case most.Tokens > 0 && c.used.Tokens > most.Tokens:
+			e.What, e.Most = "tokens", most.Tokens
+		case most.Cost > 0 && c.used.Cost > most.Cost:
+			e.What, e.Most = "cost", int64(most.Cost)
+		default:
+			continue
+		}
+		u.err = cmp.Or(u.err, error(e))
+	}
+	return u.err
+}
+
+// Err is what Spend or Charge has returned last.
 func (u *Use) Err() error {
 	if u == nil {
 		return nil

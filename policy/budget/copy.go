@@ -67,7 +67,9 @@ func (b *Book) Restore(list []Count) (left int) {
 		held := Count{Start: c.start, Used: c.used}
 		held.Merge(n)
 		n.Used = held.Used
-		c.start, c.used.Requests, c.used.Bytes, c.used.Uses = held.Start, n.Used.Requests, n.Used.Bytes, n.Used.Uses
+		under := c.used.Concurrent
+		c.start, c.used = held.Start, n.Used
+		c.used.Concurrent = under
 		b.touch(c)
 	}
 	return left
@@ -80,7 +82,7 @@ func (b *Book) Reset(limit, subject string) (n int) {
 	defer b.mu.Unlock()
 	for key, c := range b.counters {
 		if key.Limit == limit && (subject == Every || subject == key.Subject) {
-			c.used.Requests, c.used.Bytes, c.used.Uses = 0, 0, 0
+			c.used = c.used.kept()
 			c.start = begin(b.now(), c.every) // also where the clock had been ahead
 			b.touch(c)
 			n++
@@ -102,6 +104,8 @@ func (n *Count) Merge(o Count) {
 		n.Used.Requests = max(n.Used.Requests, o.Used.Requests)
 		n.Used.Bytes = max(n.Used.Bytes, o.Used.Bytes)
 		n.Used.Uses = max(n.Used.Uses, o.Used.Uses)
+		n.Used.Tokens = max(n.Used.Tokens, o.Used.Tokens)
+		n.Used.Cost = max(n.Used.Cost, o.Used.Cost)
 		n.Used.Concurrent = o.Used.Concurrent
 	}
 }
@@ -118,6 +122,8 @@ func (n *Count) Add(at, now time.Time, used Amount) {
 	n.Used.Requests += used.Requests
 	n.Used.Bytes += used.Bytes
 	n.Used.Uses += used.Uses
+	n.Used.Tokens = plus(n.Used.Tokens, used.Tokens)
+	n.Used.Cost = n.Used.Cost.Plus(used.Cost)
 }
 
 // Ends is when the period does.

@@ -57,7 +57,13 @@ func (s *Scrubber) Pass(r *http.Response, hit func(name string), strict func() b
 	if strict == nil {
 		strict = never
 	}
-	return (&body{answer: answer{s, r, hit, strict}}).scrub()
+	return (&body{answer: answer{Scrubber: s, Response: r, hit: hit, strict: strict}}).scrub()
+}
+
+// Open is Pass that leaves no codings which it can take off, for who reads what
+// comes out.
+func (s *Scrubber) Open(r *http.Response, hit func(name string), strict func() bool) error {
+	return (&body{answer: answer{Scrubber: s, Response: r, hit: hit, strict: strict, open: true}}).scrub()
 }
 
 func never() bool { return false }
@@ -68,6 +74,7 @@ type answer struct {
 	*http.Response
 	hit    func(name string)
 	strict func() bool // what cannot be decoded is refused
+	open   bool        // codings go, whatever there is to look for
 }
 
 // blind is what is passed unsearched, while it may be.
@@ -175,9 +182,9 @@ func (h held) Close() error {
 func (a *answer) sought() bool { return !a.None() }
 
 // idle says that there is nothing to look for in the answer, nor will be before
-// it ends.
+// it ends, and that nobody else reads it.
 func (a *answer) idle() bool {
-	return a.None() && mediaType(a.Response.Header["Content-Type"]) != "text/event-stream"
+	return !a.open && a.None() && mediaType(a.Response.Header["Content-Type"]) != "text/event-stream"
 }
 
 func (a *answer) plain(body io.Reader) io.Reader {

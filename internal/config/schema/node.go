@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"sallyport/policy"
+	"sallyport/policy/budget"
 )
 
 // node is a JSON schema (draft 7), in the order in which a person reads it.
@@ -79,6 +80,7 @@ var needed = map[string][]string{
 	"policy.EgressAuthRule": {"destination", "authRef"},
 	"policy.Credential":     {"name"},
 	"policy.Limit":          {"name"},
+	"policy.Price":          {"model", "input", "output"},
 	"policy.VaultSource":    {"path"},
 	"policy.HeaderInject":   {"name", "value"},
 	"policy.BasicInject":    {"username", "password"},
@@ -94,6 +96,7 @@ var ranges = map[string][2]int64{
 	"policy.Limit.Requests":       {1, 1 << 53},
 	"policy.Limit.Uses":           {1, 1 << 53},
 	"policy.Limit.Concurrent":     {1, 1 << 53},
+	"policy.Limit.Tokens":         {1, 1 << 53},
 	"config.Sandbox.Pids":         {1, 1 << 40},
 	"config.Audit.SegmentSize":    {1 << 20, 4 << 30},
 }
@@ -180,6 +183,8 @@ func (w *writer) value(name string, t reflect.Type) *node {
 			return &node{Type: "string", Pattern: `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}
 		case reflect.TypeFor[policy.Size]():
 			return &node{Type: []string{"string", "integer"}, Pattern: `^[0-9]+ ?([KMGT]i?B|B)?$`}
+		case reflect.TypeFor[budget.Money]():
+			return &node{Type: []string{"string", "number"}, Pattern: `^[0-9]+(\.[0-9]{1,9})?$`}
 		case reflect.TypeFor[netip.Prefix]():
 			return &node{Type: "string", Pattern: `^[0-9a-fA-F.:]+/[0-9]+$`}
 		}

@@ -1,0 +1,317 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"math"
+	"net/http"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway/usage"
+	"sallyport/policy"
+	"sallyport/policy/budget"
+)
+
+// What is charged where an answer does not report what it has used: never less
+// than a provider would, short of what a request only names.
+const (
+	// perByte is how many tokens a byte of text is at most: each stands for one
+	// byte or more.
+	perByte = 1
+	// perSecond is how many tokens a model thinks a second without saying so.
+	perSecond = 250
+	// perCoded is how many bytes one of a request's coded body is taken for: more
+	// than deflate can make of it.
+	perCoded = 1100
+)
+
+// errUnpriced says why a limit of cost denies.
+var errUnpriced = errors.New("its model has no price")
+
+const unpricedRemedy = "Do not retry it as it is: ask for a model that has a price, in a JSON body that names it, or ask an operator to add one to prices."
+
+// bill counts the tokens of one exchange.
+type bill struct {
+	meter  *meter
+	path   string // the model that the path names
+	ask    *ask   // nil where the body need not say
+	coded  bool   // the request's body has a content coding
+	reads  bool   // by a method that asks a model nothing
+	began  time.Time
+	status int
+	answer *usage.Reader // nil before there is one
+	stream bool          // it is one of events
+	socket bool          // its bytes have been charged as they went
+}
+
+// charging tells whether some limit counts tokens, and which bounds their cost.
+func charging(d policy.Decision) (counts bool, cost *policy.Applied) {
+	for i := range d.Limits {
+		counts = counts || d.Limits[i].Charges()
+		if d.Limits[i].Cost > 0 {
+			cost = &d.Limits[i]
+		}
+	}
+	return counts, cost
+}
+
+func unpriced(rule, why string) *limitError {
+	return &limitError{rule: rule, reason: "limit " + rule + ": " + why, unpriced: true}
+}
+
+// priced denies a request of which it is known that its model has no price. What a
+// body says comes later: see [ask].
+func (x *exchange) priced(r *http.Request, d policy.Decision, upgrade bool) policy.Decision {
+	_, cost := charging(d)
+	if cost == nil {
+		return d
+	}
+	if upgrade {
+		return x.gateway.exceeded(d, unpriced(cost.Name, "nobody can see what a WebSocket costs"))
+	}
+	if model := usage.InPath(x.request.Path); model != "" {
+		if _, ok := cost.Prices.Of(model); !ok {
+			return x.gateway.exceeded(d, unpriced(cost.Name, "the model has no price"))
+		}
+	}
+	return d
+}
+
+// readable denies a tunnel whose cost a limit bounds.
+func (g *Gateway) readable(d policy.Decision) policy.Decision {
+	if _, cost := charging(d); cost != nil && d.Action == policy.Tunnel {
+		return g.exceeded(d, unpriced(cost.Name, "nobody can see what a tunnel costs"))
+	}
+	return d
+}
+
+// unreadable has what flows charged: what is in it cannot be read.
+func (m *meter) unreadable() {
+	if m != nil && m.use.Charged() {
+		m.unread = true
+	}
+}
+
+// count begins to count the tokens of an allowed request, where a limit does.
+func (x *exchange) count(r *http.Request) {
+	if x.meter == nil || !x.meter.use.Charged() {
+		return
+	}
+	t := &bill{meter: x.meter, path: usage.InPath(x.request.Path), socket: x.upgrade}
+	x.bill, x.got.bill = t, t
+	if x.upgrade {
+		x.meter.unreadable()
+		return
+	}
+	t.coded = slices.ContainsFunc(r.Header["Content-Encoding"], func(v string) bool { return v != "identity" && v != "" })
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodDelete:
+		t.reads = true
+	}
+	if r.Body == nil || r.Body == http.NoBody || x.meter.costed == "" {
+		return
+	}
+	t.ask = &ask{ReadCloser: r.Body, bill: t, left: r.ContentLength, model: usage.NewAsk()}
+	r.Body = t.ask
+}
+
+// ask is a request's body on its way out, whose last byte leaves only when it has
+// named a model that has a price: a server does not act on less.
+type ask struct {
+	io.ReadCloser
+	bill  *bill
+	left  int64 // until the end; less than none where that is not known
+	model *usage.Ask
+	// rates are the highest of the models that were named, nil before it is known
+	// that each has some. A transport can go on reading after the exchange.
+	rates atomic.Pointer[policy.Rates]
+}
+
+func (a *ask) Read(p []byte) (int, error) {
+	n, err := a.ReadCloser.Read(p)
+	a.model.Write(p[:n])
+	a.left -= int64(n)
+	if err != io.EOF && a.left != 0 || a.rates.Load() != nil {
+		return n, err
+	}
+	if over := a.judge(); over != nil {
+		return 0, over
+	}
+	return n, err
+}
+
+// Buffered is how much can be read without waiting.
+func (a *ask) Buffered() int {
+	if ahead, ok := a.ReadCloser.(interface{ Buffered() int }); ok {
+		return ahead.Buffered()
+	}
+	return 0
+}
+
+// judge looks at what the whole body has named, where the path has not.
+func (a *ask) judge() error {
+	m := a.bill.meter
+	models, err := a.model.Models()
+	if a.bill.path != "" {
+		models, err = []string{a.bill.path}, nil
+	}
+	var rates policy.Rates
+	why := ""
+	for _, model := range models {
+		of, ok := m.prices.Of(model)
+		if rates = rates.Max(of); !ok {
+			why = "the model has no price"
+		}
+	}
+	switch {
+	case err != nil:
+		why = err.Error()
+	case why == "":
+		a.rates.Store(&rates)
+		return nil
+	}
+	if m.lenient {
+		rates = m.prices.Highest()
+		a.rates.Store(&rates)
+		return nil
+	}
+	m.over.CompareAndSwap(nil, unpriced(m.costed, why))
+	return m.err()
+}
+
+// refused tells whether a request was broken off since its model has no price.
+func (m *meter) refused() bool {
+	over := m.over.Load()
+	return over != nil && over.unpriced
+}
+
+// answered begins to read an answer.
+func (t *bill) answered(resp *http.Response) {
+	kind := ""
+	if values := resp.Header["Content-Type"]; len(values) == 1 {
+		kind = values[0]
+	}
+	t.status = resp.StatusCode
+	t.answer = usage.NewReader(kind)
+	t.stream = usage.Streams(kind)
+}
+
+// open scrubs an answer, and takes off what it is coded in. What cannot be read is
+// refused.
+func (t *bill) open(b *body) error {
+	return b.scrubber.Open(b.response, b.hit, func() bool { return !t.meter.lenient || b.searched() })
+}
+
+// read takes what comes of an answer.
+func (t *bill) read(p []byte, err error) {
+	if t.answer == nil {
+		return
+	}
+	t.answer.Write(p)
+	if err == io.EOF {
+		t.answer.End()
+	}
+}
+
+// free tells whether an answer's status says that no model was asked.
+func free(status int) bool {
+	switch status {
+	case http.StatusUnauthorized, http.StatusPaymentRequired, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed,
+		http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusTooManyRequests, http.StatusServiceUnavailable, 529:
+		return true // 529 is Anthropic's for overloaded
+	}
+	return status >= 300 && status < 400
+}
+
+// used is what an ended exchange has used, by what was reported, or an estimate
+// that is no less where it was not.
+func (t *bill) used(sent int64) (r usage.Report, estimated bool) {
+	switch {
+	case t.answer != nil:
+		r = t.answer.Report()
+	case sent == 0 || t.began.IsZero() || t.meter.refused():
+		return r, false // nothing has left that a server acts on
+	}
+	if r.Reported && r.Final || free(t.status) || t.reads && !t.stream && !r.Reported {
+		return r, false
+	}
+	if t.coded && sent > 0 {
+		sent = min(sent, math.MaxInt64/perCoded) * perCoded
+	}
+	if r.In == 0 {
+		r.In = sent * perByte
+	}
+	r.Out = max(r.Out, r.Text*perByte)
+	if !t.reads {
+		r.Out = max(r.Out, int64(time.Since(t.began).Seconds()*perSecond))
+	}
+	return r, true
+}
+
+// rates are what its tokens cost: the highest of what was asked for and of what
+// has answered, or the highest of all where neither has a price.
+func (t *bill) rates(answered string) policy.Rates {
+	prices := t.meter.prices
+	rates, ok := prices.Of(t.path)
+	if t.ask != nil {
+		if asked := t.ask.rates.Load(); asked != nil {
+			rates, ok = rates.Max(*asked), true
+		}
+	}
+	if of, has := prices.Of(answered); has {
+		rates, ok = rates.Max(of), true
+	}
+	if !ok {
+		return prices.Highest()
+	}
+	return rates
+}
+
+// costOf is what tokens cost.
+func costOf(t usage.Tokens, at policy.Rates) budget.Money {
+	return at.Input.For(t.In - t.Cached - t.CacheWrite).Plus(at.CachedInput.For(t.Cached)).
+		Plus(at.CacheWrite.For(t.CacheWrite)).Plus(at.Output.For(t.Out))
+}
+
+// charge takes what an ended exchange has used off its limits, and returns what its
+// event says of that; nil where no limit counts it.
+func (x *exchange) charge() *audit.Tokens {
+	t := x.bill
+	switch {
+	case t == nil:
+		return nil
+	case t.socket:
+		return x.gateway.unreported(x.meter, x.sent.read.Load(), x.out.written.Load())
+	}
+	r, estimated := t.used(x.sent.read.Load())
+	e := &audit.Tokens{Model: r.Model, In: r.In, Out: r.Out, Cached: r.Cached, CacheWrite: r.CacheWrite, Estimated: estimated}
+	if e.Model == "" {
+		e.Model = t.path
+	}
+	var cost budget.Money
+	if x.meter.costed != "" {
+		cost = costOf(r.Tokens, t.rates(r.Model))
+		e.Cost = cost.String()
+	}
+	_ = x.meter.use.Charge(r.Sum(), cost) // nothing goes on that it could break off
+	x.gateway.metrics.charged(e, cost)
+	return e
+}
+
+// unreported is what an event says of bytes that were charged as tokens.
+func (g *Gateway) unreported(m *meter, out, in int64) *audit.Tokens {
+	if m == nil || !m.unread {
+		return nil
+	}
+	e := &audit.Tokens{In: out, Out: in, Estimated: true}
+	var cost budget.Money
+	if m.costed != "" { // in observe mode
+		cost = m.prices.Highest().Output.For(out + in)
+		e.Cost = cost.String()
+	}
+	g.metrics.charged(e, cost)
+	return e
+}
