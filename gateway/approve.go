@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"slices"
 	"strconv"
 	"time"
@@ -72,9 +73,11 @@ func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, ap
 		h.round = g.underway.round.Load()
 		if now := h.decide(ctx); now.Action != policy.Approve {
 			return now, approval.Verdict{}, ctx.Err()
-		} else if now.Revision != d.Revision || now.Rule != d.Rule {
-			drop()
-			d = now
+		} else {
+			if now.Revision != d.Revision || now.Rule != d.Rule || !reflect.DeepEqual(now.Inject, d.Inject) {
+				drop()
+			}
+			d = now // also where it is the clock that has changed it
 		}
 		v, err := g.approvals.Ask(ctx, approval.Question{
 			Subject: h.subject(d), Reason: d.Reason, ID: id, Held: !h.poll, Timeout: max(time.Until(h.expires), 0),
@@ -347,7 +350,7 @@ func (x *exchange) settle(ctx context.Context, d policy.Decision, round uint64) 
 		switch {
 		case now.Action == policy.Allow:
 			return x.decide(ctx)
-		case now.Action != policy.Approve || now.Revision != d.Revision || now.Rule != d.Rule:
+		case now.Action != policy.Approve || now.Revision != d.Revision || now.Rule != d.Rule || !reflect.DeepEqual(now.Inject, d.Inject):
 			return now
 		}
 	}

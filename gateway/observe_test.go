@@ -36,7 +36,13 @@ func (l *lab) watched(t *testing.T, doc policy.Document) (set func(time.Time), u
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.policy(func(in policy.Input) policy.Decision { return p.Decide(context.Background(), in) })
+	engine := policy.NewEngine(p)
+	engine.Follow(l.gateway.Redecide)
+	l.policy(func(in policy.Input) policy.Decision { return engine.Decide(context.Background(), in) })
+	ctx, cancel := context.WithCancel(t.Context())
+	var watching sync.WaitGroup
+	watching.Go(func() { engine.Watch(ctx) })
+	t.Cleanup(func() { cancel(); watching.Wait() })
 	return func(at time.Time) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -210,5 +216,45 @@ func TestObserveModeKeepsTheFloor(t *testing.T) {
 	conn := l.raw(l.name("api.example.test").String() + ":80")
 	if resp, body := send(t, conn, "GET /a/../b HTTP/1.1\r\nHost: api.example.test\r\n\r\n"); resp.StatusCode != 400 {
 		t.Errorf("got %d %s", resp.StatusCode, body)
+	}
+}
+
+// What was let through in observe mode does not outlast it: a tunnel that was
+// opened meanwhile ends when it does.
+func TestObserveModeEndsWhatGoesOn(t *testing.T) {
+	l := newLab(t)
+	set, until := l.watched(t, policy.Document{})
+	echo, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer echo.Close()
+	go func() {
+		for {
+			c, err := echo.Accept()
+			if err != nil {
+				return
+			}
+			go func() { defer c.Close(); _, _ = io.Copy(c, c) }()
+		}
+	}()
+	l.hosts["db.example.test"] = echo.Addr().String()
+	c := l.raw(l.name("db.example.test").String() + ":5432")
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	answer := make([]byte, 8)
+	_, _ = c.Write([]byte("\x00\x01\x02hello"))
+	if _, err := io.ReadFull(c, answer); err != nil {
+		t.Fatal(err)
+	}
+	set(until)
+	began := time.Now()
+	n, err := c.Read(answer)
+	if took := time.Since(began); n != 0 || err == nil || took > soon {
+		t.Errorf("it ended after %v with %d bytes, %v", took, n, err)
+	}
+	e := l.await(2)[1]
+	if e.Unmapped.Sallyport.Kind != audit.KindCompletion || e.Action != audit.ActionDenied {
+		t.Errorf("got %+v", e)
 	}
 }

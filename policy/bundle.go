@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"cmp"
 	"compress/gzip"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,6 +45,10 @@ type BundleSource struct {
 	// Scope is what the signature must say that it is for. Default: nothing.
 	// Example: write
 	Scope string `yaml:"scope"`
+	// Older takes a bundle with a good signature also when it is older than one
+	// that was in force: to go back to it. Default: such a bundle is refused.
+	// Example: true
+	Older bool `yaml:"older"`
 	// AuthRef names a credential whose field token, or only field, the server is
 	// sent as a bearer token. Default: none.
 	// Example: bundle-server
@@ -71,6 +77,8 @@ const (
 type Bundle struct {
 	Revision string // as its manifest says, fit for a terminal
 	Signed   bool
+	Signer   string       // a digest of the key and scope that it was verified by, if it was
+	Issued   int64        // when its signature says that it was made, in seconds since 1970, or 0
 	Files    []BundleFile // in the order of their names
 }
 
@@ -101,6 +109,7 @@ func readBundle(archive []byte, from BundleSource) (*Bundle, error) {
 	if err := measure(archive); err != nil {
 		return nil, err
 	}
+	var signer string
 	r := bundle.NewCustomReader(bundle.NewTarballLoader(bytes.NewReader(archive))).
 		WithSizeLimitBytes(maxTeamBytes).
 		WithCapabilities(capabilities()).
@@ -109,10 +118,12 @@ func readBundle(archive []byte, from BundleSource) (*Bundle, error) {
 	if from.Key == "" {
 		r = r.WithSkipBundleVerification(true) // who asks has warned
 	} else {
-		config, err := verification(from)
+		pem, err := os.ReadFile(from.Key)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("reading its key: %w", err)
 		}
+		config := verification(from, string(pem))
+		signer = fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(pem, "\n%s", from.Scope)))
 		r = r.WithBundleVerificationConfig(config)
 	}
 	got, err := r.Read()
@@ -125,6 +136,12 @@ func readBundle(archive []byte, from BundleSource) (*Bundle, error) {
 		return nil, errors.New("it holds compiled policies: build it with `opa build --target rego`")
 	}
 	b := &Bundle{Revision: clean(got.Manifest.Revision), Signed: from.Key != ""}
+	if b.Signed {
+		b.Signer = signer
+		if b.Issued, err = issued(got.Signatures); err != nil {
+			return nil, err
+		}
+	}
 	for _, m := range got.Modules {
 		b.Files = append(b.Files, BundleFile{strings.TrimPrefix(m.RelativePath, "/"), m.Raw})
 	}
@@ -168,18 +185,34 @@ func measure(archive []byte) error {
 
 // verification is what OPA's reader verifies by. A key without a name in the
 // configuration is the key whatever the signature calls it.
-func verification(from BundleSource) (*bundle.VerificationConfig, error) {
-	pem, err := os.ReadFile(from.Key)
-	if err != nil {
-		return nil, fmt.Errorf("reading its key: %w", err)
-	}
+func verification(from BundleSource, pem string) *bundle.VerificationConfig {
 	const any = "policy.bundle.key"
 	id := cmp.Or(from.KeyID, any)
-	keys := map[string]*bundle.KeyConfig{id: {Key: string(pem), Algorithm: cmp.Or(from.Algorithm, bundleAlgorithms[0]), Scope: from.Scope}}
+	keys := map[string]*bundle.KeyConfig{id: {Key: pem, Algorithm: cmp.Or(from.Algorithm, bundleAlgorithms[0]), Scope: from.Scope}}
 	if from.KeyID != "" {
 		id = "" // the signature says it, and no other is there
 	}
-	return bundle.NewVerificationConfig(keys, id, from.Scope, nil), nil
+	return bundle.NewVerificationConfig(keys, id, from.Scope, nil)
+}
+
+// issued reads iat (RFC 7519, section 4.1.6) of a signature that was verified.
+func issued(s bundle.SignaturesConfig) (int64, error) {
+	if len(s.Signatures) != 1 {
+		return 0, errors.New("it has not one signature")
+	}
+	parts := strings.Split(s.Signatures[0], ".")
+	if len(parts) != 3 {
+		return 0, errors.New("its signature is no JWT")
+	}
+	text, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return 0, fmt.Errorf("its signature: %w", err)
+	}
+	var claims bundle.DecodedSignature
+	if err := json.Unmarshal(text, &claims); err != nil {
+		return 0, fmt.Errorf("its signature: %w", err)
+	}
+	return claims.IssuedAt, nil
 }
 
 // bundleAlgorithms sign with a key of which another is published, the default

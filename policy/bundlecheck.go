@@ -26,7 +26,7 @@ func (v *validator) bundle(b *BundleSource) {
 	if b.Algorithm != "" && !slices.Contains(bundleAlgorithms, b.Algorithm) {
 		v.fail(at+".algorithm", fmt.Sprintf("%q is not one of %s", b.Algorithm, strings.Join(bundleAlgorithms, ", ")), "write the one that `opa sign --signing-alg` was given")
 	}
-	if b.Key == "" && (b.KeyID != "" || b.Scope != "" || b.Algorithm != "") {
+	if b.Key == "" && (b.Older || b.KeyID != "" || b.Scope != "" || b.Algorithm != "") {
 		v.fail(at+".key", "is missing, so that nothing is verified", "write the PEM file of the public key")
 	}
 	if b.File != "" {

@@ -46,6 +46,7 @@ const (
 	flagAsked    = "a person is to be asked"
 	flagUnfit    = "not all of it is recorded"
 	flagMuch     = "more than can be learned at once"
+	flagOwner    = "its path says whose it is with characters, or at a length, that no rule can name"
 )
 
 // LearnOptions say what is proposed, and for whom.
@@ -191,6 +192,10 @@ func (l *learner) add(r *Recorded, objection string) {
 	key := seenKey{aim: aim{host: host, port: r.Input.Destination.Port}, sandbox: r.Input.Sandbox.Name}
 	if q := r.Input.Request; q != nil {
 		key.plain, key.method, key.path = q.Scheme == "http", q.Method, q.Path
+		if !owned(q.Path, sharedDepth(host)) {
+			l.flag(flagOwner, r)
+			return
+		}
 	} else {
 		key.tunnel = true
 	}

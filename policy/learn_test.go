@@ -188,7 +188,13 @@ func TestLearnedPolicyCarriesTheRun(t *testing.T) {
 		p, _ := amended(t, base, nil)
 		var run []policy.Recorded
 		for range 1 + random.IntN(200) {
-			run = append(run, carried(len(run), traffic(random)))
+			r := carried(len(run), traffic(random))
+			// What a person has to decide about is another test's.
+			if alone, err := p.Learn(t.Context(), each([]policy.Recorded{r}), policy.LearnOptions{}); err != nil {
+				t.Fatal(err)
+			} else if alone.Flagged == 0 {
+				run = append(run, r)
+			}
 		}
 		l, err := p.Learn(t.Context(), each(run), policy.LearnOptions{Everyone: round%5 == 0})
 		if err != nil {
@@ -294,6 +300,64 @@ func narrow(t *testing.T, random *rand.Rand, before, after *policy.Policy, run [
 		}
 		if d := after.Decide(t.Context(), in); d.Action != policy.Deny {
 			t.Fatalf("%+v %+v was not seen, and is allowed by %s:\n%s", in, q, d.Rule, text)
+		}
+	}
+}
+
+// A sandbox in observe mode chooses the paths that are learned from. Where the
+// first segments say whose something is, one that no glob can spell does not become
+// any owner's.
+func TestLearnOfAHostileSandbox(t *testing.T) {
+	p, _ := amended(t, "egress: []\n", nil)
+	for _, path := range []string{
+		"/repos/*/*/contents", "/repos/owner/na*me/x", "/repos/%zz/name", "/repos/owner/what?", "/repos/" + strings.Repeat("o", 300) + "/name",
+	} {
+		l, err := p.Learn(t.Context(), each([]policy.Recorded{carried(1, by("a", request("GET", "api.github.com", path)))}), policy.LearnOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, found := range l.Proposals {
+			t.Errorf("%.40q: proposes %v", path, found.Rule.Paths)
+		}
+		if l.Flagged != 1 {
+			t.Errorf("%.40q: %d are flagged", path, l.Flagged)
+		}
+	}
+	// Elsewhere it is one more place with many names.
+	l, err := p.Learn(t.Context(), each([]policy.Recorded{carried(1, by("a", request("GET", "pkg.example.com", "/a/b*c")))}), policy.LearnOptions{})
+	if err != nil || len(l.Proposals) != 1 || l.Proposals[0].Rule.Paths[0] != "/a/*" {
+		t.Errorf("got %+v, %v", l, err)
+	}
+}
+
+// Whatever its methods, hosts and paths are, a proposal is a configuration that can
+// be read again, and lets in nothing but what it says.
+func TestLearnQuotesWhatIsHostile(t *testing.T) {
+	text := "egress: []\n"
+	p, _ := amended(t, text, nil)
+	var run []policy.Recorded
+	for i, path := range []string{"/a: b", "/x #y", "/{a,b}", "/[a]", "/'\"", "/- name: evil", "/&a *b", "/!!str x", "/\u2028x", "/\u202ex", "/é", "/| >", "/~", "/null"} {
+		run = append(run, carried(i, by("a", request("GET", "pkg.example.com", path))))
+	}
+	for i, method := range []string{"*", "!X", "'", "`", "|~", "NULL", "#"} {
+		run = append(run, carried(100+i, by("a", request(method, "m.example.com", "/x"))))
+	}
+	l, err := p.Learn(t.Context(), each(run), policy.LearnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, now := amended(t, text, l.Proposals)
+	for _, r := range run {
+		if d := after.Decide(t.Context(), r.Input); d.Action != policy.Allow && l.Flagged == 0 {
+			t.Errorf("%s %q: %s in\n%s", r.Input.Request.Method, r.Input.Request.Path, d.Reason, now)
+		}
+	}
+	if d := after.Decide(t.Context(), by("a", request("DELETE", "m.example.com", "/x"))); d.Action != policy.Deny {
+		t.Errorf("a method that nobody used: %+v in\n%s", d, now)
+	}
+	for _, c := range now {
+		if c == '\u2028' || c == '\u202e' || c < ' ' && c != '\n' {
+			t.Errorf("%q in what a person reviews:\n%s", c, now)
 		}
 	}
 }

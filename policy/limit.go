@@ -261,3 +261,12 @@ func (l *limit) subject(s subject) string {
 
 // Limited tells whether some limit may apply to something.
 func (p *Policy) Limited() bool { return p.limits != nil || p.query.limits != nil }
+
+// Every is the period of a limit of the document, 0 where there is no such, or it
+// has none.
+func (p *Policy) Every(limit string) time.Duration {
+	if p.limits == nil || p.limits.names[limit] == nil {
+		return 0
+	}
+	return time.Duration(p.limits.names[limit].Every)
+}

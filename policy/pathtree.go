@@ -59,6 +59,7 @@ const (
 	maxGlobText  = 900 // bytes; a glob is at most 1024
 )
 
+// add takes a path in that is owned.
 func (t *pathTree) add(path string) {
 	n, size := t.root, 0
 	for i, s := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
@@ -67,7 +68,7 @@ func (t *pathTree) add(path string) {
 			return
 		}
 		switch {
-		case unspellable(s), i >= t.keep && varies(s), len(s) > maxGlobText/(t.keep+1):
+		case i >= t.keep && (unspellable(s) || varies(s) || len(s) > maxGlobText/(t.keep+1)):
 			s = "*"
 		}
 		next := n.below[s]
@@ -82,6 +83,17 @@ func (t *pathTree) add(path string) {
 
 // unspellable tells of a segment that a glob cannot say.
 func unspellable(s string) bool { return strings.ContainsAny(s, "*%?#") }
+
+// owned tells whether a glob can say whose path it is: by the first segments, each
+// as it stands.
+func owned(path string, keep int) bool {
+	for i, s := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
+		if i < keep && (unspellable(s) || len(s) > maxGlobText/(keep+1)) {
+			return false
+		}
+	}
+	return true
+}
 
 // globs lists what matches the paths, in order.
 func (t *pathTree) globs() []string {

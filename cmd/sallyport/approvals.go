@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -37,7 +36,7 @@ func newApprovalsList(g *globals) *cobra.Command {
 		}
 		err = d.WatchApprovals(cmd.Context(), func(list api.ApprovalList) error {
 			if g.output == "json" {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(list) // a line each
+				return terminal.JSON(cmd.OutOrStdout()).Encode(list) // a line each
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s\n", time.Now().Format(time.TimeOnly))
 			printApprovals(cmd.OutOrStdout(), list)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
+	"sallyport/internal/terminal"
 )
 
 func newAudit(g *globals) *cobra.Command {
@@ -80,7 +80,7 @@ func (g *globals) records(cmd *cobra.Command, q audit.Query) error {
 			return err
 		}
 		if g.output == "json" {
-			if err := json.NewEncoder(w).Encode(r); err != nil {
+			if err := terminal.JSON(w).Encode(r); err != nil {
 				return err
 			}
 			continue

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +11,7 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/internal/sarif"
+	"sallyport/internal/terminal"
 	"sallyport/policy"
 )
 
@@ -103,7 +103,7 @@ func (g *globals) report(cmd *cobra.Command, findings []policy.Finding) error {
 		if err != nil {
 			return err
 		}
-		e := json.NewEncoder(cmd.OutOrStdout())
+		e := terminal.JSON(cmd.OutOrStdout())
 		e.SetIndent("", "  ")
 		return e.Encode(sarif.New(findings, version, dir))
 	}

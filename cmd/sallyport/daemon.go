@@ -277,6 +277,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 		},
 		Logger: d.log,
 		Ledger: ledger, Limited: func() bool { return d.rules.Policy().Limited() },
+		Every: func(limit string) time.Duration { return d.rules.Policy().Every(limit) },
 	})
 	d.onClose(func() error { return d.warden.Stop(0) }) // of no effect after end
 	return nil

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/config"
+	"sallyport/internal/terminal"
 )
 
 // globals are the flags that every command has.
@@ -90,7 +90,7 @@ func socketPath(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "s
 func (g *globals) print(cmd *cobra.Command, v any, text func(io.Writer)) error {
 	w := cmd.OutOrStdout()
 	if g.output == "json" {
-		e := json.NewEncoder(w)
+		e := terminal.JSON(w)
 		e.SetIndent("", "  ")
 		return e.Encode(v)
 	}

@@ -152,7 +152,7 @@ func printLimits(w io.Writer, list []api.Limit, now time.Time) {
 		if !l.Resets.IsZero() {
 			resets = "in " + max(l.Resets.Sub(now), 0).Round(time.Second).String()
 		}
-		rows = append(rows, strings.Join([]string{terminal.Word(l.Name), l.Per, terminal.Word(subject), usage(l), resets}, "\t"))
+		rows = append(rows, strings.Join([]string{terminal.Word(l.Name), terminal.Word(l.Per), terminal.Word(subject), usage(l), resets}, "\t"))
 	}
 	table(w, "LIMIT\tPER\tSUBJECT\tUSED\tRESETS", rows...)
 }

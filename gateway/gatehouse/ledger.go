@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -24,11 +25,13 @@ import (
 // completion, the bytes of its last second are lost.
 //
 // What a process says is bounded and only ever adds: one that was taken over can
-// use a limit up, and not make room in it.
+// use a limit up, and not make room in it. Nor can what it writes into the log: a
+// period is not over before its time, and a reset is one that was asked for here.
 type Ledger struct {
-	path string
-	dir  string // of the audit log
-	now  func() time.Time
+	path  string
+	dir   string // of the audit log
+	now   func() time.Time
+	every func(limit string) time.Duration // by the policy in force, 0 where it does not say
 
 	mu       sync.Mutex // also held while the process is asked
 	counts   map[budget.Key]budget.Count
@@ -39,6 +42,7 @@ type Ledger struct {
 	of       *link.Peer // whose stamp that is
 	fresh    bool       // there is no file yet
 	swept    time.Time  // when room was looked for
+	resets   []string   // IDs of events that say so, which the log may not have yet
 }
 
 // Bounds of what a process says.
@@ -52,17 +56,22 @@ const (
 	positionEvery = 100_000
 
 	pullEvery = time.Second
+	maxResets = 16 // that the log did not take, or may have
 )
 
 // ledgerFile is what is on disk.
 type ledgerFile struct {
 	Position uint64         `json:"position"`
 	Counts   []budget.Count `json:"counts"`
+	Resets   []string       `json:"resets,omitempty"`
 }
 
 // OpenLedger reads what was written; none is an empty one. dir is the audit log's.
 func OpenLedger(path, dir string) (*Ledger, error) {
-	l := &Ledger{path: path, dir: dir, now: time.Now, counts: map[budget.Key]budget.Count{}}
+	l := &Ledger{
+		path: path, dir: dir, now: time.Now, counts: map[budget.Key]budget.Count{},
+		every: func(string) time.Duration { return 0 },
+	}
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		l.fresh = true
@@ -79,7 +88,7 @@ func OpenLedger(path, dir string) (*Ledger, error) {
 		n.Used.Concurrent = 0
 		l.counts[n.Key] = n
 	}
-	l.position, l.written = f.Position, f.Position
+	l.position, l.written, l.resets = f.Position, f.Position, f.Resets
 	return l, nil
 }
 
@@ -132,7 +141,8 @@ func (l *Ledger) merge(list []budget.Count) error {
 	if len(list) > maxPage {
 		return fmt.Errorf("%w: %d at a time", errCounts, len(list))
 	}
-	latest := l.now().Add(maxAhead)
+	now := l.now()
+	latest := now.Add(maxAhead)
 	for _, n := range list {
 		switch u := n.Used; {
 		case len(n.Limit) > maxName || len(n.Subject) > maxName || len(n.Per) > maxName,
@@ -149,6 +159,9 @@ func (l *Ledger) merge(list []budget.Count) error {
 			}
 			have = n
 		}
+		if l.binds(have, n.Every, n.Start, now) {
+			n.Start, n.Every = have.Start, have.Every // so that it adds
+		}
 		per, every, most := n.Per, n.Every, n.Most
 		have.Merge(n)
 		have.Per, have.Every, have.Most, have.Used.Concurrent = per, every, most, n.Used.Concurrent
@@ -156,6 +169,19 @@ func (l *Ledger) merge(list []budget.Count) error {
 		l.dirty = true
 	}
 	return nil
+}
+
+// binds tells whether a counter's period still counts, whatever else is said of it:
+// until its end, unless the policy has given the limit another one. l.mu is held.
+func (l *Ledger) binds(have budget.Count, every time.Duration, start, now time.Time) bool {
+	switch {
+	case have.Every <= 0 || !now.Before(have.Ends()):
+		return false
+	case every == have.Every:
+		return start.After(have.Start)
+	}
+	known := l.every(have.Limit)
+	return known == 0 || every != known
 }
 
 // room says whether there is some for another counter. It is looked for once a
@@ -199,7 +225,7 @@ func (l *Ledger) write() error {
 		return nil
 	}
 	l.prune()
-	text, err := json.Marshal(ledgerFile{l.position, l.list()})
+	text, err := json.Marshal(ledgerFile{l.position, l.list(), l.resets})
 	if err != nil {
 		return err
 	}
@@ -250,7 +276,7 @@ func (l *Ledger) recount(ctx context.Context, next uint64, limited bool) error {
 			l.count(e)
 		}
 	}
-	l.position = next - 1
+	l.position, l.resets = next-1, nil
 	return l.write()
 }
 
@@ -258,8 +284,12 @@ func (l *Ledger) recount(ctx context.Context, next uint64, limited bool) error {
 func (l *Ledger) count(e *audit.Event) {
 	x := &e.Unmapped.Sallyport
 	if x.Kind == audit.KindLifecycle && x.State == stateReset {
-		for _, u := range x.Limits {
-			l.empty(u.Name, u.Subject)
+		// A process that was taken over writes what it likes into the log.
+		if i := slices.Index(l.resets, e.ID()); i >= 0 {
+			l.resets = slices.Delete(l.resets, i, i+1)
+			for _, u := range x.Limits {
+				l.empty(u.Name, u.Subject)
+			}
 		}
 		return
 	}
@@ -277,6 +307,7 @@ func (l *Ledger) count(e *audit.Event) {
 		return
 	}
 	now := l.now()
+	at := time.UnixMilli(e.Time)
 	for _, u := range x.Limits {
 		every := time.Duration(u.Period) * time.Millisecond
 		if every <= 0 {
@@ -290,19 +321,32 @@ func (l *Ledger) count(e *audit.Event) {
 			}
 			n = budget.Count{Key: key}
 		}
+		when := at
+		if ok && l.binds(n, every, begins(at, every), now) {
+			every, when = n.Every, n.Start
+		}
 		n.Every = every
 		if used.Requests > 0 {
 			used.Uses = u.Uses
 		}
-		n.Add(time.UnixMilli(e.Time), now, used)
+		n.Add(when, now, used)
 		l.counts[key] = n
 		l.dirty = true
 	}
 }
 
+func begins(at time.Time, every time.Duration) time.Time { return at.UTC().Truncate(every) }
+
 // stateReset is the state of the event that says that an operator has emptied
 // counters.
 const stateReset = "reset"
+
+// expect writes down that a reset is about to be in the log. l.mu is held.
+func (l *Ledger) expect(id string) error {
+	l.resets = append(l.resets[max(0, len(l.resets)-maxResets):], id)
+	l.dirty = true
+	return l.write()
+}
 
 // empty begins counters anew, and says how many. l.mu is held.
 func (l *Ledger) empty(limit, subject string) (n int) {

@@ -175,6 +175,13 @@ func TestLedgerReset(t *testing.T) {
 		events = append(events, append(decided("0", 0, 10), decided("1", 0, 10)...)...)
 	}
 	events = append(append(events, reset), decided("0", 0, 10)...)
+	forged := event() // by whoever writes the log
+	forged.Unmapped.Sallyport = reset.Unmapped.Sallyport
+	events = append(events, forged, reset)
+	if err := l.expect(reset.ID()); err != nil {
+		t.Fatal(err)
+	}
+	l = newLedger(t, l.path, dir) // killed before the reset was done here
 	if err := log.Append(t.Context(), events...); err != nil {
 		t.Fatal(err)
 	}
@@ -199,11 +206,22 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 		broken bool
 		want   int64
 	}{
-		"the same":            {change(func(*budget.Count) {}), false, 50},
-		"less":                {change(func(n *budget.Count) { n.Used.Requests = 0 }), false, 50},
-		"more":                {change(func(n *budget.Count) { n.Used.Requests = 60 }), false, 60},
-		"an earlier period":   {change(func(n *budget.Count) { n.Start = n.Start.Add(-day); n.Used.Requests = 0 }), false, 50},
-		"a period far ahead":  {change(func(n *budget.Count) { n.Start = n.Start.Add(20 * day); n.Used.Requests = 1 << 60 }), false, 50},
+		"the same":             {change(func(*budget.Count) {}), false, 50},
+		"less":                 {change(func(n *budget.Count) { n.Used.Requests = 0 }), false, 50},
+		"more":                 {change(func(n *budget.Count) { n.Used.Requests = 60 }), false, 60},
+		"an earlier period":    {change(func(n *budget.Count) { n.Start = n.Start.Add(-day); n.Used.Requests = 0 }), false, 50},
+		"a period far ahead":   {change(func(n *budget.Count) { n.Start = n.Start.Add(20 * day); n.Used.Requests = 1 << 60 }), false, 50},
+		"a period of its own":  {change(func(n *budget.Count) { n.Start = noon; n.Used.Requests = 0 }), false, 50},
+		"the next one already": {change(func(n *budget.Count) { n.Start = n.Start.Add(day); n.Used.Requests = 0 }), false, 50},
+		"a shorter one": {change(func(n *budget.Count) {
+			n.Every, n.Start, n.Used.Requests = time.Second, noon.Truncate(time.Second), 0
+		}), false, 50},
+		"one that is over": {change(func(n *budget.Count) { n.Every, n.Used.Requests = time.Second, 0 }), false, 50},
+		"a longer one": {change(func(n *budget.Count) {
+			n.Every, n.Used.Requests = 300*day, 0
+			n.Start = noon.Truncate(n.Every)
+		}), false, 50},
+		"no period":           {change(func(n *budget.Count) { n.Every, n.Start, n.Used.Requests = 0, noon, 0 }), false, 50},
 		"less than none":      {change(func(n *budget.Count) { n.Used.Bytes = -1 }), true, 50},
 		"a period of a year":  {change(func(n *budget.Count) { n.Every = 1000 * day }), true, 50},
 		"a long name":         {change(func(n *budget.Count) { n.Limit = strings.Repeat("x", maxName+1) }), true, 50},
@@ -217,10 +235,49 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 			if err := l.merge(tt.says); errors.Is(err, errCounts) != tt.broken {
 				t.Errorf("got %v", err)
 			}
-			if n := l.counts[honest.Key]; n.Used.Requests != tt.want {
-				t.Errorf("%d requests are used, want %d", n.Used.Requests, tt.want)
+			// What counts is what the next process makes of it.
+			l.prune()
+			book := budget.NewBook(func() time.Time { return noon })
+			book.Restore(l.list())
+			var left int64
+			for claim := claimOf("a", "x"); left <= claim.Most.Requests; left++ {
+				if _, err := book.Take(0, claim); err != nil {
+					break
+				}
+			}
+			if got := claimOf("a", "x").Most.Requests - left; got != tt.want {
+				t.Errorf("%d requests are used, want %d", got, tt.want)
 			}
 		})
+	}
+	// Nor does what it writes into the log.
+	for _, period := range []time.Duration{time.Second, day, 300 * day, 0} {
+		for _, at := range []time.Time{noon, noon.Add(day), noon.Add(-day)} {
+			l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
+			if err := l.merge([]budget.Count{honest}); err != nil {
+				t.Fatal(err)
+			}
+			e := decided("x", 0, 10)[0]
+			e.Time, e.Unmapped.Sallyport.Limits[0].Period = at.UnixMilli(), period.Milliseconds()
+			l.count(e)
+			l.prune()
+			if n := l.counts[honest.Key]; n.Used.Requests < 50 || n.Every != day || !n.Start.Equal(honest.Start) {
+				t.Errorf("an event of %v with a period of %v: %+v", at, period, n)
+			}
+		}
+	}
+	// What the policy in force has changed is another thing.
+	changed := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
+	changed.every = func(string) time.Duration { return time.Hour }
+	next := honest
+	next.Every, next.Start, next.Used.Requests = time.Hour, noon, 1
+	for _, n := range []budget.Count{honest, next} {
+		if err := changed.merge([]budget.Count{n}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := changed.counts[honest.Key]; n.Used.Requests != 1 || n.Every != time.Hour {
+		t.Errorf("another period by another policy: %+v", n)
 	}
 	l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
 	for i := range 3 * budget.MaxCounters {

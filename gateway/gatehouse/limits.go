@@ -51,6 +51,9 @@ func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit
 	e.Unmapped.Sallyport.Limits = []audit.LimitUse{{Name: limit, Subject: subject}}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if err := l.expect(e.ID()); err != nil {
+		return 0, err
+	}
 	if err := w.o.Trail.Append(ctx, e); err != nil {
 		return 0, err
 	}
@@ -63,6 +66,7 @@ func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit
 		}
 	}
 	n := l.empty(limit, subject)
+	l.resets = nil // done here, and no other is under way
 	if peer != nil {
 		within, cancel := context.WithTimeout(ctx, w.patience)
 		defer cancel()

@@ -167,6 +167,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 			Help: "Decisions made from an answer that had been kept for the same input.",
 		}, func() float64 { return float64(in.engine.Recalled()) }))
 	in.work.Go(func() { in.broker.run(in.ctx) })
+	in.work.Go(func() { in.engine.Watch(in.ctx) })
 	// What compiling a policy leaves is more than what lives, and the collector,
 	// tuned for requests, would let it lie. Nobody waits for an answer yet.
 	debug.FreeOSMemory()

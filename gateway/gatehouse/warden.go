@@ -97,6 +97,9 @@ type Options struct {
 	Ledger *Ledger
 	// Limited tells whether the policy in force has limits. Default: it may.
 	Limited func() bool
+	// Every is the period that the policy in force gives a limit, 0 where it does
+	// not say. Default: it does not.
+	Every func(limit string) time.Duration
 }
 
 // Status says how the process is.
@@ -144,6 +147,9 @@ type Warden struct {
 func New(o Options) *Warden {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "gateway"}
+	}
+	if o.Ledger != nil && o.Every != nil {
+		o.Ledger.every = o.Every
 	}
 	often := rate.Limit(1)
 	if o.SegmentSize > 0 {

@@ -26,6 +26,7 @@ type Keeper struct {
 
 	mu     sync.Mutex
 	held   *held // nil where there is none
+	marks  []mark
 	status Status
 	since  time.Time // from which on there was no successful check
 }
@@ -63,6 +64,10 @@ const (
 // What is damaged there is as good as nothing: it is fetched again.
 func Open(dir string, log *slog.Logger) *Keeper {
 	k := &Keeper{dir: dir, log: log, since: time.Now()}
+	var err error
+	if k.marks, err = readMarks(dir); err != nil {
+		log.Warn("which policy bundles there were is not known: an older one would be taken", "error", err)
+	}
 	h, err := load(dir)
 	switch {
 	case err == nil:
@@ -115,6 +120,9 @@ type Candidate struct {
 func (k *Keeper) Get(ctx context.Context, from policy.BundleSource, token Token, read func(policy.BundleSource) (*policy.Bundle, error)) (*Candidate, error) {
 	if from.File != "" {
 		b, err := read(from)
+		if err == nil {
+			err = k.fits(b, from)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -163,7 +171,9 @@ func (k *Keeper) Ask(ctx context.Context, from policy.BundleSource, token Token)
 		var c *Candidate
 		h := &held{URL: from.URL, Tag: newer, Digest: digest(archive), Fetched: asked.UTC(), archive: archive}
 		if c, err = candidate(h, from, asked); err == nil {
-			return c, nil
+			if err = k.fits(c.Bundle, from); err == nil {
+				return c, nil
+			}
 		}
 	}
 	k.Failed(err)
@@ -186,6 +196,11 @@ func (k *Keeper) Accept(c *Candidate) error {
 		k.status = Status{}
 		return nil
 	}
+	return errors.Join(k.accept(c), k.remember(c.Bundle))
+}
+
+// accept is Accept of a candidate. k.mu is held.
+func (k *Keeper) accept(c *Candidate) error {
 	if k.status.Source != c.source {
 		k.status = Status{Failure: k.status.Failure} // which may be why it is an older one
 		if c.from == nil || c.from != k.held {

@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -67,7 +68,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = append(s.asked, strings.TrimSpace(r.Header.Get("If-None-Match")+" "+r.Header.Get("Authorization")))
-	tag := fmt.Sprintf("%q", fmt.Sprint(len(s.archive)))
+	tag := fmt.Sprintf("\"%x\"", sha256.Sum256(s.archive))
 	switch {
 	case s.status == http.StatusFound:
 		http.Redirect(w, r, "/elsewhere", http.StatusFound)

@@ -1,0 +1,47 @@
+package terminal
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode/utf16"
+	"unicode/utf8"
+)
+
+// JSON encodes to w what Escape is for: every rune that a terminal may act on is
+// written as \uXXXX (RFC 8259, section 7), also those that JSON allows as they are:
+// U+007F, the C1 controls, the marks that turn the reading direction around. What
+// reads it gets the same text.
+func JSON(w io.Writer) *json.Encoder { return json.NewEncoder(plain{w}) }
+
+type plain struct{ io.Writer }
+
+// Write takes whole values, as an Encoder gives them: outside of strings they are
+// ASCII.
+func (p plain) Write(text []byte) (int, error) {
+	clean := true
+	for _, c := range text {
+		clean = clean && c < utf8.RuneSelf-1
+	}
+	if clean {
+		return p.Writer.Write(text)
+	}
+	var b strings.Builder
+	for _, r := range string(text) {
+		switch {
+		case r < utf8.RuneSelf-1 || strconv.IsPrint(r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	if _, err := io.WriteString(p.Writer, b.String()); err != nil {
+		return 0, err
+	}
+	return len(text), nil
+}
