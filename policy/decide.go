@@ -31,6 +31,9 @@ func (p *Policy) DecideAt(ctx context.Context, in Input, at time.Time) Decision 
 	if at.IsZero() && p.clock != nil {
 		at = p.clock()
 	}
+	if s.several() {
+		return p.agree(ctx, s, at)
+	}
 	return p.decide(ctx, s, at)
 }
 

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"sallyport/policy/reading"
 )
 
 // sharedHosts are hosts where a path's first segments say whose something is: what
@@ -66,10 +68,7 @@ func (t *pathTree) add(path string) {
 			n.deep = true
 			return
 		}
-		switch {
-		case unspellable(s), i >= t.keep && varies(s), len(s) > maxGlobText/(t.keep+1):
-			s = "*"
-		}
+		s = t.generalised(s, i >= t.keep)
 		next := n.below[s]
 		if next == nil {
 			next = newPathNode()
@@ -79,6 +78,22 @@ func (t *pathTree) add(path string) {
 	}
 	n.ends = true
 }
+
+// generalised is a segment's glob. One with encoded slashes is taken part by part:
+// * alone would not match it decoded.
+func (t *pathTree) generalised(s string, vary bool) string {
+	parts := strings.Split(s, reading.Slash)
+	for i, part := range parts {
+		if unspellable(part) || vary && varies(part) || len(s) > maxGlobText/(t.keep+1) {
+			parts[i] = "*"
+		}
+	}
+	return strings.Join(parts, reading.Slash)
+}
+
+// maxSlashes bounds the encoded slashes of a path that is learned from, so that the
+// globs of its kept segments have room.
+const maxSlashes = 32
 
 // unspellable tells of a segment that a glob cannot say.
 func unspellable(s string) bool { return strings.ContainsAny(s, "*%?#") }
@@ -92,11 +107,15 @@ func (t *pathTree) globs() []string {
 // widen makes places with many names *, and then those with many paths below **.
 func (n *pathNode) widen(depth, keep int) {
 	if depth >= keep && len(n.below) > maxSiblings {
-		all := newPathNode()
-		for _, b := range n.below {
-			all.merge(b)
+		all := map[string]*pathNode{} // one *, and one for each number of encoded slashes
+		for s, b := range n.below {
+			open := "*" + strings.Repeat(reading.Slash+"*", strings.Count(s, reading.Slash))
+			if all[open] == nil {
+				all[open] = newPathNode()
+			}
+			all[open].merge(b)
 		}
-		n.below = map[string]*pathNode{"*": all}
+		n.below = all
 	}
 	for _, b := range n.below {
 		b.widen(depth+1, keep)
@@ -177,8 +196,9 @@ func (m *globMatcher) of(path string) string {
 	if m.exact[path] {
 		return path
 	}
+	readings := reading.Of(path)
 	for i, p := range m.patterns {
-		if p.MatchString(path) {
+		if !slices.ContainsFunc(readings, func(r string) bool { return !p.MatchString(r) }) {
 			return m.globs[i]
 		}
 	}
