@@ -107,11 +107,14 @@ readings(given) := list if {
 	segments := split(given.request.path, "/")
 	encoded := [i | some i, segment in segments; contains(segment, "%2F")]
 	list := [object.union(given, {"request": {"path": path, "raw_path": given.request.path}}) |
-		some choice in numbers.range(0, bits.lsh(1, count(encoded)) - 1)
-		decoded := {i | some bit, i in encoded; bits.and(choice, bits.lsh(1, bit)) != 0}
+		some choice in numbers.range(0, powers[count(encoded)] - 1)
+		decoded := {i | some n, i in encoded; floor(choice / powers[n]) % 2 == 1}
 		path := concat("/", [spelling(segment, i in decoded) | some i, segment in segments])
 	]
 }
+
+# powers are those of two: a path has encoded slashes in three segments at most.
+powers := [1, 2, 4, 8]
 
 spelling(segment, true) := replace(segment, "%2F", "/")
 
