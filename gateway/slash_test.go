@@ -12,6 +12,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/internal/past"
 	"sallyport/policy"
 )
 
@@ -116,6 +117,10 @@ func TestEncodedSlashes(t *testing.T) {
 				}
 				if name != tt.rule || tt.path != "" && e.HTTPRequest.URL.Path != tt.path {
 					t.Errorf("the event is by %q about %q", name, e.HTTPRequest.URL.Path)
+				}
+				// Made again from its event, the decision is the same.
+				if r := past.Of(e); tt.path != "" && (r.Unfit != "" || len(r.Differs(p.Decide(t.Context(), r.Input))) > 0) {
+					t.Errorf("made again, %+v is %+v", r, p.Decide(t.Context(), r.Input))
 				}
 				if allowed := e.Action == audit.ActionAllowed; allowed != (tt.status == 200) {
 					t.Errorf("event %+v", e)
