@@ -92,9 +92,11 @@ func (p *Policy) Need(in Input) Need {
 		return Need{}
 	}
 	var n Need
-	for _, r := range p.judging(s) {
-		n.Max = max(n.Max, r.body.size())
-		n.JSON, n.GraphQL = n.JSON || r.body.JSON > 0, n.GraphQL || r.body.GraphQL > 0
+	for s := range s.readings() {
+		for _, r := range p.judging(s) {
+			n.Max = max(n.Max, r.body.size())
+			n.JSON, n.GraphQL = n.JSON || r.body.JSON > 0, n.GraphQL || r.body.GraphQL > 0
+		}
 	}
 	return n
 }

@@ -12,8 +12,16 @@ package sallyport.testing
 #
 #   testing.decide(testing.get("https://api.example.com/x")).action == "deny"
 #
+# A path with encoded slashes is decided about once for each way to read it. get
+# and the others make the first, as it was sent; testing.readings makes all, and
+# testing.decide asks for all, of which the strictest decision counts.
+#
+#   every reading in testing.readings(testing.get("https://registry.npmjs.org/@acme%2fapp")) {
+#     …
+#   }
+#
 # What the gateway refuses before it asks for a decision is undefined here: user
-# information in a URL, a path that can be read in two ways, a host that is none.
+# information in a URL, a path with dot segments, a host that is none.
 
 get(url) := request("GET", url, {})
 
@@ -40,6 +48,7 @@ request(method, url, options) := {
 			"method": method,
 			"scheme": at.scheme,
 			"path": at.path,
+			"raw_path": at.path,
 			"query_keys": at.query_keys,
 			"headers": header_names(object.get(options, "headers", [])),
 			"size": object.get(options, "size", -1),
@@ -76,10 +85,40 @@ from(name, tags, given) := object.union(
 
 # decide is data.sallyport.decision on an input, under the sallyport.yaml that the
 # tests run with. It is undefined where there is none, as under plain `opa test`.
-decide(given) := decision if {
+decide(given) := strictest[2] if {
 	documented
-	decision := data.sallyport.decision with input as complete(given)
+	list := readings(given)
+	made := [decision |
+		some reading in list
+		decision := data.sallyport.decision with input as complete(reading)
+	]
+	count(made) == count(list)
+	strictest := min([[strictness[decision.action], i, decision] | some i, decision in made])
 }
+
+strictness := {"deny": 1, "approve": 2, "allow": 3, "tunnel": 3}
+
+# readings lists the input once for each reading of its path, as it was sent first
+# and decoded last. A server decodes a segment as a whole or not at all.
+readings(given) := [given] if not contains(object.get(given, ["request", "path"], ""), "%2F")
+
+readings(given) := list if {
+	contains(given.request.path, "%2F")
+	segments := split(given.request.path, "/")
+	encoded := [i | some i, segment in segments; contains(segment, "%2F")]
+	list := [object.union(given, {"request": {"path": path, "raw_path": given.request.path}}) |
+		some choice in numbers.range(0, powers[count(encoded)] - 1)
+		decoded := {i | some n, i in encoded; floor(choice / powers[n]) % 2 == 1}
+		path := concat("/", [spelling(segment, i in decoded) | some i, segment in segments])
+	]
+}
+
+# powers are those of two: a path has encoded slashes in three segments at most.
+powers := [1, 2, 4, 8]
+
+spelling(segment, true) := replace(segment, "%2F", "/")
+
+spelling(segment, false) := segment
 
 # decisions are those on each of an array of inputs. Where there is no
 # sallyport.yaml there are none, so that what is said of every one of them holds
@@ -151,21 +190,45 @@ domain(host) := name if {
 	not regex.match(`(^|\.)([0-9]+|0x[0-9a-f]*)$`, name)
 }
 
-# normalised is a path as rules are compared with it: percent-decoded, runs of
-# slashes made one.
+# normalised is a path as rules are compared with it: percent-decoded but for
+# encoded slashes, runs of slashes made one.
 normalised("") := "/"
 
 normalised(path) := plain if {
 	path != ""
 	count(path) <= 8192
 	well_escaped(path)
-	not regex.match(`(?i)%2f`, path)
+	parts := [unslashed(part) | some part in regex.split(`%2[Ff]`, path)]
+	not beside_slash(parts)
+	decoded := concat("/", parts)
+	not regex.match(`[\x00-\x1f\x7f\\;\x{FFFD}]`, decoded)
+	not regex.match(`%[0-9A-Fa-f]{2}`, decoded)
+	not regex.match(`/\.\.?(/|$)`, decoded)
+	plain := concat("%2F", parts)
+	count([segment | some segment in split(plain, "/"); contains(segment, "%2F")]) <= 3
+}
 
-	# In a path, a plus sign is one.
-	plain := regex.replace(urlquery.decode(replace(path, "+", "%2B")), `//+`, "/")
-	not regex.match(`[\x00-\x1f\x7f\\;\x{FFFD}]`, plain)
-	not regex.match(`%[0-9A-Fa-f]{2}`, plain)
-	not regex.match(`/\.\.?(/|$)`, plain)
+# In a path, a plus sign is one.
+unslashed(part) := regex.replace(urlquery.decode(replace(part, "+", "%2B")), `//+`, "/")
+
+# An encoded slash is beside no slash, encoded or not.
+beside_slash(parts) if {
+	some i, part in parts
+	i > 0
+	startswith(part, "/")
+}
+
+beside_slash(parts) if {
+	some i, part in parts
+	i < count(parts) - 1
+	endswith(part, "/")
+}
+
+beside_slash(parts) if {
+	some i, part in parts
+	i > 0
+	i < count(parts) - 1
+	part == ""
 }
 
 well_escaped(text) if regex.match(`^([^%]|%[0-9A-Fa-f]{2})*$`, text)

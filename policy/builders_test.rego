@@ -11,6 +11,7 @@ test_url if {
 		"method": "GET",
 		"scheme": "https",
 		"path": "/a b/c+d",
+		"raw_path": "/a b/c+d",
 		"query_keys": ["a", "b", "c"],
 		"headers": [],
 		"size": -1,
@@ -60,7 +61,13 @@ test_what_the_gateway_refuses if {
 		"https://example..com/",
 		"https://example.com/a/../b",
 		"https://example.com/a/%2e%2e",
-		"https://example.com/a%2Fb",
+		"https://example.com/a%2F%2Fb",
+		"https://example.com/a/%2fb",
+		"https://example.com/a%2f/b",
+		"https://example.com/%2Fa",
+		"https://example.com/a%2F..%2Fb",
+		"https://example.com/a%252Fb",
+		"https://example.com/a%2Fb/a%2Fb/a%2Fb/a%2Fb",
 		"https://example.com/a%5cb",
 		"https://example.com/a;b",
 		"https://example.com/%",
@@ -76,6 +83,25 @@ test_what_the_gateway_refuses if {
 }
 
 made(url) if testing.get(url)
+
+test_readings if {
+	plain := testing.get("https://example.com/a/b")
+	testing.readings(plain) == [plain]
+	testing.readings(testing.lookup("example.com")) == [testing.lookup("example.com")]
+	encoded := testing.get("https://example.com/a%2fb//c/d%2Fe%2Ff")
+	encoded.request.path == "/a%2Fb/c/d%2Fe%2Ff"
+	[r.request.path | some r in testing.readings(encoded)] == ["/a%2Fb/c/d%2Fe%2Ff", "/a/b/c/d%2Fe%2Ff", "/a%2Fb/c/d/e/f", "/a/b/c/d/e/f"]
+	{r.request.raw_path | some r in testing.readings(encoded)} == {"/a%2Fb/c/d%2Fe%2Ff"}
+}
+
+test_decide_readings if {
+	testing.decide(testing.get("https://api.example.com/v1/x%2Fy")).action == "allow" with data.sallyport.index as index
+		with data.sallyport.selectors as selectors
+		with data.sallyport.contributed as {}
+	testing.decide(testing.get("https://api.example.com/v1%2Fx")).action == "deny" with data.sallyport.index as index
+		with data.sallyport.selectors as selectors
+		with data.sallyport.contributed as {}
+}
 
 test_other_phases if {
 	testing.connect("Example.com", 443, "tls") == {

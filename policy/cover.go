@@ -38,20 +38,16 @@ func globWithin(narrow string, wide []string) bool {
 }
 
 // globCovers reads narrow as a text in which * stands for any characters but a
-// slash and ** for any, and matches wide against it. Inputs are at most 1024
-// bytes each: see checkGlob.
+// slash, ** for any, and %2F for two spellings, and matches wide against it. Inputs
+// are at most 1024 bytes each: see checkGlob.
 func globCovers(wide, narrow string) bool {
-	if literal, _, _ := strings.Cut(wide, "*"); !strings.HasPrefix(narrow, literal) {
+	if !strings.HasPrefix(narrow, start(wide)) {
 		return false // most pairs
 	}
 	type state struct{ i, j int }
 	seen := map[state]bool{}
 	var match func(i, j int) bool
-	match = func(i, j int) bool {
-		if seen[state{i, j}] {
-			return false
-		}
-		seen[state{i, j}] = true
+	try := func(i, j int) bool {
 		wild, width := star(wide, i)
 		run, length := star(narrow, j)
 		switch {
@@ -61,10 +57,25 @@ func globCovers(wide, narrow string) bool {
 			return true
 		case width > 0 && length > 0:
 			return (bool(wild) || !bool(run)) && match(i, j+length)
-		case width > 0:
-			return j < len(narrow) && wild.takes(narrow[j]) && match(i, j+1)
+		case length > 0 || j == len(narrow):
+			return false
 		}
-		return length == 0 && j < len(narrow) && wide[i] == narrow[j] && match(i+1, j+1)
+		// All that narrow takes here has to be covered.
+		return !slices.ContainsFunc(steps(narrow, j), func(n step) bool {
+			if width > 0 {
+				return !wild.takes(n.c) || !match(i, n.to)
+			}
+			return !slices.ContainsFunc(steps(wide, i), func(w step) bool { return w.c == n.c && match(w.to, n.to) })
+		})
+	}
+	match = func(i, j int) bool {
+		s := state{i, j}
+		found, known := seen[s]
+		if !known {
+			found = try(i, j)
+			seen[s] = found
+		}
+		return found
 	}
 	return match(0, 0)
 }

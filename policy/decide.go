@@ -31,6 +31,9 @@ func (p *Policy) DecideAt(ctx context.Context, in Input, at time.Time) Decision 
 	if at.IsZero() && p.clock != nil {
 		at = p.clock()
 	}
+	if s.several() {
+		return p.agree(ctx, s, at)
+	}
 	return p.decide(ctx, s, at)
 }
 
@@ -185,6 +188,9 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 		return d, nil
 	case Approve:
 		d.Approvals = p.approvals
+		if d.RuleType == typeRego {
+			d.Upstream = p.way(s)
+		}
 	}
 	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
 		d.Upstream = r.upstream

@@ -118,7 +118,7 @@ type Destination struct {
 type Request struct {
 	Method    string
 	Scheme    string // https or http
-	Path      string // as NormalizePath returns it; anything else is denied
+	Path      string // as NormalizePath returns it, of perhaps several readings; anything else is denied
 	QueryKeys []string
 	Headers   []string // canonical names
 	Size      int64    // Content-Length, -1 when unknown

@@ -59,8 +59,11 @@ type EgressRule struct {
 	// Example: [GET, HEAD]
 	Methods []string `yaml:"methods"`
 	// Paths lists globs over the normalised path (see NormalizePath): * within
-	// a segment, ** across. Letter case matters. Default: all.
+	// a segment, ** across, %2F a slash, encoded or not. A request with encoded
+	// slashes is decided about in every reading of its path. Letter case matters.
+	// Default: all.
 	// Example: ["/repos/**", "/users/*/keys"]
+	// Example: ["/@scope%2F*"]
 	Paths []string `yaml:"paths"`
 	// Plain allows HTTP without TLS. Default: false.
 	// Example: true

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"sallyport/policy/reading"
 )
 
 // maxNear bounds the rules that an Explanation lists.
@@ -24,6 +26,18 @@ type Explanation struct {
 	Near []Near
 	// Said lists what the team's Rego contributes to this input.
 	Said []Said
+	// Readings says what would be decided of each reading of the path, where it has
+	// several: those of encoded slashes.
+	Readings []Reading `json:",omitempty"`
+}
+
+// Reading is one way to read a path, and what would be decided of that alone.
+type Reading struct {
+	Path     string
+	Action   Action
+	Rule     string
+	RuleType string
+	Reason   string
 }
 
 // Near is a rule and the parts of it that the input failed on: host, sandbox,
@@ -55,8 +69,20 @@ func (p *Policy) ExplainAt(ctx context.Context, in Input, at time.Time) Explanat
 	if err != nil {
 		return e
 	}
-	if e.Said, err = p.said(ctx, s, at); err != nil {
-		e.Said = []Said{{Reason: clean("the team's Rego could not be asked: " + err.Error())}}
+	for s := range s.readings() {
+		said, err := p.said(ctx, s, at)
+		if err != nil {
+			said = []Said{{Reason: clean("the team's Rego could not be asked: " + err.Error())}}
+		}
+		for _, said := range said {
+			if !slices.Contains(e.Said, said) && len(e.Said) < maxSaid {
+				e.Said = append(e.Said, said)
+			}
+		}
+		if s.Request != nil && s.sent != "" && reading.Several(s.sent) {
+			d := p.decide(ctx, s, at)
+			e.Readings = append(e.Readings, Reading{s.Request.Path, d.Action, d.Rule, d.RuleType, d.Reason})
+		}
 	}
 	for _, entry := range p.table.entries(nil, s.host, s.addr) {
 		for _, r := range entry.rules {
@@ -94,13 +120,26 @@ func (r *rule) failed(s subject) []string {
 	if r.methods != nil && !slices.Contains(r.methods, s.Request.Method) {
 		parts = append(parts, "method")
 	}
-	if r.paths != nil && !r.pathPattern().MatchString(s.Request.Path) {
+	if r.paths != nil && !r.fits(s) {
 		parts = append(parts, "path")
 	}
 	if r.body != nil && r.misses(s.Request) != nil {
 		parts = append(parts, "body")
 	}
 	return parts
+}
+
+// fits tells whether the rule's paths match the request's, in whatever reading for a
+// rule that denies or asks a person, and else in each.
+func (r *rule) fits(s subject) bool {
+	pattern := r.pathPattern()
+	some := r.action == Deny || r.action == Approve
+	for s := range s.readings() {
+		if pattern.MatchString(s.Request.Path) == some {
+			return some
+		}
+	}
+	return !some
 }
 
 // alike lists the rules whose hosts differ from host by a slip of the keyboard

@@ -19,6 +19,7 @@ const (
 	fieldMethod
 	fieldScheme
 	fieldPath
+	fieldRawPath
 	fieldQueryKeys
 	fieldHeaders
 	fieldSize
@@ -30,11 +31,11 @@ const (
 	fieldSettled
 	fieldDepends
 
-	fieldCount = 21
+	fieldCount = 22
 
 	fieldSandbox     = fieldSandboxName | fieldSandboxID | fieldSandboxSession | fieldSandboxTags
 	fieldDestination = fieldHost | fieldPort
-	fieldRequest     = fieldMethod | fieldScheme | fieldPath | fieldQueryKeys | fieldHeaders | fieldSize | fieldBody
+	fieldRequest     = fieldMethod | fieldScheme | fieldPath | fieldRawPath | fieldQueryKeys | fieldHeaders | fieldSize | fieldBody
 	fieldLookup      = fieldKeys | fieldMoment | fieldLine | fieldRules | fieldSettled | fieldDepends
 
 	everyField = fieldPhase | fieldProtocol | fieldSandbox | fieldDestination | fieldRequest | fieldLookup
@@ -53,6 +54,7 @@ var fieldPaths = map[field][2]*ast.Term{
 	fieldMethod:         {keyRequest, keyMethod},
 	fieldScheme:         {keyRequest, keyScheme},
 	fieldPath:           {keyRequest, keyPath},
+	fieldRawPath:        {keyRequest, keyRawPath},
 	fieldQueryKeys:      {keyRequest, keyQueryKeys},
 	fieldHeaders:        {keyRequest, keyHeaders},
 	fieldSize:           {keyRequest, keySize},

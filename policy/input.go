@@ -15,6 +15,7 @@ type subject struct {
 	Input
 	host string
 	addr netip.Addr // valid when the sandbox dialled a bare address
+	sent string     // the request's path; Request.Path is one of its readings
 }
 
 // read refuses an input that no policy could decide about. What the gateway
@@ -42,6 +43,7 @@ func read(in Input) (subject, error) {
 		if s.Protocol, err = carrier(in); err != nil {
 			return s, err
 		}
+		s.sent = in.Request.Path
 	default:
 		return s, fmt.Errorf("unknown phase %q", in.Phase)
 	}
@@ -77,10 +79,7 @@ func carrier(in Input) (Protocol, error) {
 		// Some servers take delete for DELETE, which a rule names.
 		return "", fmt.Errorf("the method %.64q is not in capitals: servers disagree about what it is", r.Method)
 	}
-	if r.Path == "" || r.Path[0] != '/' || len(r.Path) > maxPath || strings.Contains(r.Path, "//") {
-		return "", errors.New("the path is not normalised")
-	}
-	if err := plainPath(r.Path); err != nil {
+	if err := normalised(r.Path); err != nil {
 		return "", err
 	}
 	want := ProtocolTLS

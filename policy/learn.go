@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"sallyport/policy/reading"
 )
 
 // A Lesson is what policy learn makes of recorded traffic: the rules that a policy
@@ -47,6 +49,7 @@ const (
 	flagUnfit    = "not all of it is recorded"
 	flagMuch     = "more than can be learned at once"
 	flagOwner    = "its path says whose it is with characters, or at a length, that no rule can name"
+	flagSlashes  = "a path of more encoded slashes than a rule can say"
 )
 
 // LearnOptions say what is proposed, and for whom.
@@ -112,6 +115,8 @@ func (p *Policy) objection(r *Recorded, d Decision, o LearnOptions) string {
 		return flagUnlisted
 	case d.Action == Approve:
 		return flagAsked
+	case s.several() && strings.Count(s.sent, reading.Slash) > maxSlashes:
+		return flagSlashes
 	case p.governed(s):
 		return flagGoverned
 	case d.RuleType != "":

@@ -229,6 +229,7 @@ func traffic(random *rand.Rand) policy.Input {
 			Destination: policy.Destination{Host: host, Port: uint16(5000 + random.IntN(3))}})
 	}
 	var segments []string
+	slashed := 0 // segments with encoded slashes
 	for range 1 + random.IntN(15) {
 		s := words[random.IntN(len(words))]
 		switch random.IntN(6) {
@@ -243,6 +244,12 @@ func traffic(random *rand.Rand) policy.Input {
 		}
 		if s == "" && len(segments) > 0 {
 			s = "e"
+		}
+		if s != "" && slashed < 3 && random.IntN(8) == 0 {
+			slashed++
+			for range 1 + random.IntN(2) {
+				s += "%2F" + []string{"s", "n", fmt.Sprint(random.IntN(1 << 30)), words[random.IntN(5)]}[random.IntN(4)]
+			}
 		}
 		segments = append(segments, s)
 	}

@@ -265,9 +265,10 @@ func (l *linter) value(e *ast.Expr, path string, want *ast.Term) {
 		case host != text:
 			never(fmt.Sprintf("%s is never %q: it is in lower case, without trailing dot", path, text), fmt.Sprintf("write %q", host))
 		}
-	case "input.request.path":
+	case "input.request.path", "input.request.raw_path":
 		if clean, err := NormalizePath(text); err != nil || clean != text {
-			never(fmt.Sprintf("%s is never %q: it is decoded and normalised, and without the query", path, text), "write the path as a server resolves it")
+			never(fmt.Sprintf("%s is never %q: it is decoded and normalised, and without the query", path, text),
+				"write the path as a server resolves it, and an encoded slash as %2F")
 		}
 	}
 }

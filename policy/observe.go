@@ -140,12 +140,44 @@ func (p *Policy) observe(ctx context.Context, d Decision, s subject, at time.Tim
 func (p *Policy) lift(d, without Decision, by string, s subject) Decision {
 	lifted := without
 	lifted.Observed, lifted.Governed, lifted.Unjudged = d.observed(), p.governed(s), nil
+	if lifted.Upstream == nil {
+		lifted.Upstream = p.way(s)
+	}
 	lifted.Action, lifted.Rule, lifted.RuleType = Allow, by, typeObserve
 	if s.Phase == PhaseConnect && s.Protocol == ProtocolOther {
 		lifted.Action = Tunnel
 	}
 	lifted.Reason = clean("observe mode lets it pass: " + d.Reason)
 	return lifted
+}
+
+// way is how the rule that would carry the input reaches its destination: the one
+// that decision.rego would name were there no deny and no team. What no rule would
+// carry goes the public way, since no rule has said that it may go another.
+func (p *Policy) way(s subject) *Upstream {
+	m := moment{s.Phase, s.Protocol}
+	var near [8]*shelf
+	var first *rule
+	var lowest effect
+	for _, sh := range p.table.shelves(near[:0], s, p.selectors) { // by their rank
+		for _, r := range sh.rules {
+			e := r.matched(m)
+			if e < approves || e == reads || first != nil && e >= lowest || !r.speaks(s) {
+				continue
+			}
+			first, lowest = r, e
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	return first.upstream
+}
+
+// speaks tells whether a request is one of the rule's methods and paths.
+func (r *rule) speaks(s subject) bool {
+	return s.Request == nil ||
+		(r.methods == nil || slices.Contains(r.methods, s.Request.Method)) && (r.paths == nil || r.pathPattern().MatchString(s.Request.Path))
 }
 
 func (d Decision) observed() *Observed {

@@ -203,3 +203,61 @@ func TestObserveIsHandedOn(t *testing.T) {
 		t.Error("observe mode is no part of the revision")
 	}
 }
+
+// TestObserveKeepsTheWay: what observe mode lifts goes the way of the rule that
+// carries it without what denied it, and what no rule carries the public way.
+func TestObserveKeepsTheWay(t *testing.T) {
+	until := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+	const text = `
+credentials: [{name: key}]
+egress:
+- {name: inside, destination: in.example.com, paths: ["/v1/**"], upstream: {addresses: [10.0.0.1]}}
+- {name: elsewhere, destination: "*.example.com", upstream: {addresses: [10.0.0.2]}}
+- {name: never, destination: in.example.com, paths: ["/v1/never"], action: deny}
+- {name: ask, destination: ask.example.com, action: approve, upstream: {addresses: [10.0.0.3]}}
+- {name: raw, destination: "raw.example.com:5432", action: tunnel, upstream: {addresses: [10.0.0.4]}}
+- {name: public, destination: out.example.com}
+egressAuth:
+- {name: auth, destination: auth.example.com, paths: ["/v1/**"], authRef: key, upstream: {addresses: [10.0.0.5]}}
+observe: [{sandboxes: {names: [watched]}, until: `
+	p := under(t, text+until+"}]", `deny contains "no" if true
+
+approve contains "ask" if input.destination.host == "nowhere.example.com"`)
+	raw := policy.Input{Phase: policy.PhaseConnect, Destination: policy.Destination{Host: "raw.example.com", Port: 5432}, Protocol: policy.ProtocolOther}
+	for _, tt := range []struct {
+		name string
+		in   policy.Input
+		want string
+	}{
+		{"a team's deny", request("GET", "in.example.com", "/v1/x"), "10.0.0.1"},
+		{"a rule's deny besides", request("GET", "in.example.com", "/v1/never"), "10.0.0.1"},
+		{"the rule of a wider destination", request("GET", "in.example.com", "/v2"), "10.0.0.2"},
+		{"each reading", request("GET", "in.example.com", "/v1/a%2Fb"), "10.0.0.1"},
+		{"a rule that asks", request("GET", "ask.example.com", "/"), "10.0.0.3"},
+		{"a tunnel", raw, "10.0.0.4"},
+		{"a rule that authorises", request("GET", "auth.example.com", "/v1/x"), "10.0.0.5"},
+		{"no rule's path, governed", request("GET", "auth.example.com", "/v2"), "10.0.0.2"},
+		{"a rule without one", request("GET", "out.example.com", "/"), ""},
+		{"no rule", request("GET", "example.org", "/"), ""},
+	} {
+		d := p.Decide(t.Context(), by("watched", tt.in))
+		got := ""
+		if d.Upstream != nil {
+			got = d.Upstream.Addresses[0]
+		}
+		if d.Observed == nil || d.Action != policy.Allow && d.Action != policy.Tunnel || got != tt.want {
+			t.Errorf("%s: %s by way of %q, want %q: %s %v", tt.name, d.Action, got, tt.want, d.Reason, d.Err)
+		}
+	}
+}
+
+// TestTeamsApprovalKeepsTheWay: what a team asks a person about goes the way of the
+// rule that would carry it.
+func TestTeamsApprovalKeepsTheWay(t *testing.T) {
+	p := under(t, `egress: [{name: inside, destination: in.example.com, paths: ["/v1/**"], upstream: {addresses: [10.0.0.1]}}]`, `approve contains "ask" if input.phase == "request"`)
+	for path, want := range map[string]bool{"/v1/x": true, "/v2": false} {
+		if d := p.Decide(t.Context(), request("GET", "in.example.com", path)); d.Action != policy.Approve || (d.Upstream != nil) != want {
+			t.Errorf("%s: %s by way of %v: %s", path, d.Action, d.Upstream, d.Reason)
+		}
+	}
+}

@@ -3,9 +3,10 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"unicode/utf8"
+
+	"sallyport/policy/reading"
 )
 
 // maxPath bounds a request's path in bytes.
@@ -20,10 +21,16 @@ var errPath = errors.New("ambiguous path")
 // Servers disagree about what some paths mean: one resolves "..", decodes "%2f",
 // turns "\" round or cuts ";x" off, the next does not. A path that two servers
 // could read differently gives an error, and the request must be refused: dot
-// segments and semicolons and backslashes, encoded or not, encoded slashes,
-// double encodings, control bytes, a query or a fragment, what is not UTF-8, and
-// what is longer than 8 KiB. Clients resolve dot segments before they send (section 5.2.4), so
-// that only the hostile and the broken are turned away.
+// segments and semicolons and backslashes, encoded or not, double encodings,
+// control bytes, a query or a fragment, what is not UTF-8, and what is longer than
+// 8 KiB. Clients resolve dot segments before they send (section 5.2.4), so that only
+// the hostile and the broken are turned away.
+//
+// Encoded slashes are the exception, since npm, GitLab and Google Cloud Storage
+// have names with slashes in a segment: they stay, as %2F, and the path has as many
+// readings as package reading finds. A policy decides about each of them. An encoded
+// slash beside another slash is refused, and so are more than three segments that
+// hold one.
 func NormalizePath(raw string) (string, error) {
 	if len(raw) > maxPath {
 		return "", fmt.Errorf("%w: longer than %d bytes", errPath, maxPath)
@@ -37,19 +44,27 @@ func NormalizePath(raw string) (string, error) {
 	if strings.IndexByte(raw, '%') < 0 && plainPath(raw) == nil && !strings.Contains(raw, "//") {
 		return raw, nil
 	}
-	out := make([]byte, 0, len(raw))
+	out := make([]byte, 0, len(raw)) // decoded, slashes too
+	var encoded []int                // where of it
 	for i := 0; i < len(raw); i++ {
 		c := raw[i]
+		last := len(out) - 1
 		if c == '%' {
 			if i+2 >= len(raw) || !isHex(raw[i+1]) || !isHex(raw[i+2]) {
 				return "", fmt.Errorf("%w: a %% without two hexadecimal digits", errPath)
 			}
-			if c = unhex(raw[i+1])<<4 | unhex(raw[i+2]); c == '/' {
-				return "", fmt.Errorf("%w: an encoded slash", errPath)
-			}
+			c = unhex(raw[i+1])<<4 | unhex(raw[i+2])
 			i += 2
-		}
-		if c == '/' && len(out) > 0 && out[len(out)-1] == '/' {
+			if c == '/' {
+				if out[last] == '/' {
+					return "", errSlashes
+				}
+				encoded = append(encoded, len(out))
+			}
+		} else if c == '/' && last >= 0 && out[last] == '/' {
+			if len(encoded) > 0 && encoded[len(encoded)-1] == last {
+				return "", errSlashes
+			}
 			continue
 		}
 		out = append(out, c)
@@ -57,7 +72,41 @@ func NormalizePath(raw string) (string, error) {
 	if err := plainPath(string(out)); err != nil {
 		return "", err
 	}
-	return string(out), nil
+	if len(encoded) == 0 {
+		return string(out), nil
+	}
+	var b strings.Builder
+	from := 0
+	for _, at := range encoded {
+		b.Write(out[from:at])
+		b.WriteString(reading.Slash)
+		from = at + 1
+	}
+	b.Write(out[from:])
+	if reading.Of(b.String()) == nil {
+		return "", errReadings
+	}
+	return b.String(), nil
+}
+
+var (
+	errSlashes  = fmt.Errorf("%w: an encoded slash beside a slash", errPath)
+	errReadings = fmt.Errorf("%w: encoded slashes in more than %d segments", errPath, reading.Segments)
+)
+
+// normalised says why a path is none that NormalizePath returns.
+func normalised(path string) error {
+	decoded := path
+	if reading.Several(path) {
+		if reading.Of(path) == nil {
+			return errReadings
+		}
+		decoded = reading.Decoded(path)
+	}
+	if path == "" || path[0] != '/' || len(path) > maxPath || strings.Contains(decoded, "//") {
+		return errors.New("the path is not normalised")
+	}
+	return plainPath(decoded) // which has every segment that some reading has
 }
 
 // plainPath says what about a decoded path could be read in two ways.
@@ -112,84 +161,15 @@ func checkGlob(glob string) error {
 		return fmt.Errorf("%q can never match, since the query and the fragment are no part of a path; write the path alone", glob)
 	case strings.Contains(glob, "//"):
 		return fmt.Errorf("%q can never match: doubled slashes are made one; write %q", glob, strings.ReplaceAll(glob, "//", "/"))
-	case strings.ContainsRune(glob, '%'):
-		return fmt.Errorf("%q can never match: paths are compared decoded; write the character itself", glob)
+	case strings.Contains(glob, "%2f"):
+		return fmt.Errorf("%q can never match: an encoded slash is in upper case; write %q", glob, strings.ReplaceAll(glob, "%2f", reading.Slash))
+	case strings.Count(glob, "%") > strings.Count(glob, reading.Slash):
+		return fmt.Errorf("%q can never match: paths are compared decoded, but for %s; write the character itself", glob, reading.Slash)
+	case strings.Contains(reading.Decoded(glob), "//"):
+		return fmt.Errorf("%q can never match: an encoded slash beside a slash is refused before any rule", glob)
 	}
-	if err := plainPath(glob); err != nil {
+	if err := plainPath(reading.Decoded(glob)); err != nil {
 		return fmt.Errorf("%q can never match: %w, which is refused before any rule; write the path as a server resolves it", glob, err)
 	}
 	return nil
-}
-
-// globPattern is the regular expression (RE2, linear in the path) for globs: * is
-// any run of characters but a slash, ** any run at all. It has no anchors.
-func globPattern(globs []string) string {
-	parts := make([]string, len(globs))
-	for i, glob := range globs {
-		var b strings.Builder
-		for rest := glob; rest != ""; {
-			literal, after, found := strings.Cut(rest, "*")
-			b.WriteString(regexp.QuoteMeta(literal))
-			if found && strings.HasPrefix(after, "*") {
-				b.WriteString(".*")
-				after = strings.TrimLeft(after, "*")
-			} else if found {
-				b.WriteString("[^/]*")
-			}
-			rest = after
-		}
-		parts[i] = b.String()
-	}
-	return "(?s:" + strings.Join(parts, "|") + ")"
-}
-
-// globsMeet reports whether some path matches both globs.
-func globsMeet(a, b string) bool {
-	before, _, _ := strings.Cut(a, "*")
-	after, _, _ := strings.Cut(b, "*")
-	if n := min(len(before), len(after)); before[:n] != after[:n] {
-		return false // most pairs, at a thousandth of the price
-	}
-	type state struct{ i, j int }
-	seen := map[state]bool{}
-	var meet func(i, j int) bool
-	meet = func(i, j int) bool {
-		s := state{i, j}
-		if seen[s] {
-			return false
-		}
-		seen[s] = true
-		starA, widthA := star(a, i)
-		starB, widthB := star(b, j)
-		switch {
-		case i == len(a) && j == len(b):
-			return true
-		case widthA > 0 && meet(i+widthA, j):
-			return true
-		case widthB > 0 && meet(i, j+widthB):
-			return true
-		case widthA > 0 && widthB > 0:
-			return false // either ends first, and both ways were tried
-		case widthA > 0:
-			return j < len(b) && starA.takes(b[j]) && meet(i, j+1)
-		case widthB > 0:
-			return i < len(a) && starB.takes(a[i]) && meet(i+1, j)
-		}
-		return i < len(a) && j < len(b) && a[i] == b[j] && meet(i+1, j+1)
-	}
-	return meet(0, 0)
-}
-
-// wildcard is * (false) or ** (true).
-type wildcard bool
-
-func (w wildcard) takes(c byte) bool { return bool(w) || c != '/' }
-
-// star returns the wildcard at glob[i:] and its width, 0 when there is none.
-func star(glob string, i int) (wildcard, int) {
-	n := 0
-	for i+n < len(glob) && glob[i+n] == '*' {
-		n++
-	}
-	return n > 1, n
 }

@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"sallyport/policy"
+	"sallyport/policy/reading"
 )
 
 func TestNormalizePath(t *testing.T) {
@@ -27,6 +28,11 @@ func TestNormalizePath(t *testing.T) {
 		{"/.well-known/x", "/.well-known/x"},
 		{"/a..b/..c", "/a..b/..c"},
 		{"/a:b@c!$&'()*+,=", "/a:b@c!$&'()*+,="},
+		{"/a%2fb", "/a%2Fb"},
+		{"/a%2Fb%2f", "/a%2Fb%2F"},
+		{"//%61%2fb//c", "/a%2Fb/c"},
+		{"/100%25%2f2F", "/100%%2F2F"},
+		{"/a%2fb/c%2fd/e%2ff%2fg/h", "/a%2Fb/c%2Fd/e%2Ff%2Fg/h"},
 	} {
 		if got, err := policy.NormalizePath(tt.raw); got != tt.want || err != nil {
 			t.Errorf("NormalizePath(%q): got %q, %v, want %q", tt.raw, got, err, tt.want)
@@ -36,7 +42,9 @@ func TestNormalizePath(t *testing.T) {
 		"", "*", "a", "?x",
 		"/..", "/.", "/a/../b", "/a/./b", "/a/..",
 		"/%2e%2e/b", "/a/%2e/b", "/a/.%2E/b", "/a//../b", "/a/%2e",
-		"/a%2fb", "/a%2F..%2fb",
+		"/a%2F..%2fb", "/a%2f..", "/a%2f.", "/..%2fa", "/a%2f%2e%2e%2fb", "/a/..%2f..%2fb",
+		"/%2fa", "/a%2f/b", "/a/%2fb", "/a%2f%2fb", "/a//%2fb", "/a%5c%2fb", "/a%2f%5cb", "/a%2fb;c", "/a%2fb%00", "/a%252fb%2fc", "/a%25%32%46b",
+		"/a%2fb/c%2fd/e%2ff/g%2fh",
 		`/a\b`, "/a%5cb", `/..\b`,
 		"/a;x=1/b", "/a%3bx", "/..;/b",
 		"/%252e%252e/", "/a%252fb",
@@ -53,6 +61,7 @@ func TestNormalizePath(t *testing.T) {
 }
 
 var (
+	slash     = regexp.MustCompile("%2[Ff]")
 	slashes   = regexp.MustCompile("/+")
 	encoded   = regexp.MustCompile("%[0-9A-Fa-f]{2}")
 	parameter = regexp.MustCompile(";[^/]*")
@@ -68,12 +77,13 @@ func lenient(s string) string {
 	})
 }
 
-// FuzzNormalizePath holds what rules rely on: whatever is accepted has one reading,
-// by net/url, by who is lenient, by who decodes twice, resolves dot segments, cuts
+// FuzzNormalizePath holds what rules rely on: whatever is accepted has one reading, but
+// for encoded slashes, by net/url, by who is lenient, by who decodes twice, resolves dot segments, cuts
 // parameters off or turns backslashes round.
 func FuzzNormalizePath(f *testing.F) {
 	for _, seed := range []string{
 		"/", "//a/%61", "/%2e%2e/", "/a;b", `/\`, "/%25", "/%252e", "/é", "/a/../b", "/%c3%a9", "/100%25%34%31", "/%25%2", "/a%3fb", "/a?b", "/%u002e", "/a/...", "/a/.%0a",
+		"/a%2fb", "/a%2F%2fb", "/%25%2F2F", "/%252F", "/a%2F..", "/a%2f/b", "/a%2fb/c%2fd/e%2ff/g%2fh", "/%2%32F", "/%25%32%46", "/a%2Fb%2e",
 		"/%e2%88%95", "/%c0%af", "/a%20b+c", "//", "/:@!$&'()*+,=", "/*", "/%2A", "/a//..b//",
 	} {
 		f.Add(seed)
@@ -89,33 +99,46 @@ func FuzzNormalizePath(f *testing.F) {
 		if got == "" || got[0] != '/' || !utf8.ValidString(got) || len(got) > len(raw) || control.MatchString(got) {
 			t.Fatalf("%q became %q", raw, got)
 		}
-		if want := slashes.ReplaceAllString(lenient(raw), "/"); got != want {
+		// As many encoded slashes are in it as were, and nothing else that looks so.
+		plain := reading.Decoded(got)
+		if encoded.MatchString(strings.ReplaceAll(got, reading.Slash, "\x00")) || strings.Count(got, reading.Slash) != len(slash.FindAllString(raw, -1)) {
+			t.Fatalf("%q became %q", raw, got)
+		}
+		if want := slashes.ReplaceAllString(lenient(raw), "/"); plain != want {
 			t.Fatalf("%q became %q, and is %q to who is lenient", raw, got, want)
+		}
+		if want := slashes.ReplaceAllString(lenient(slash.ReplaceAllString(raw, "\x00")), "/"); strings.ReplaceAll(got, reading.Slash, "\x00") != want {
+			t.Fatalf("%q became %q, and is %q to who leaves encoded slashes", raw, got, want)
 		}
 		u, err := url.ParseRequestURI(raw)
 		if err != nil || u.RawQuery != "" || u.Host != "" {
 			t.Fatalf("%q became %q, and is %v, %v to net/url", raw, got, u, err)
 		}
-		if want := slashes.ReplaceAllString(u.Path, "/"); got != want {
+		if want := slashes.ReplaceAllString(u.Path, "/"); plain != want {
 			t.Fatalf("%q became %q, and is %q to net/url", raw, got, want)
 		}
 		// Written again, by net/url or as a client would, it reads the same.
-		for _, written := range []string{u.EscapedPath(), (&url.URL{Path: got}).EscapedPath()} {
-			if again, err := policy.NormalizePath(written); len(written) <= 8<<10 && (err != nil || again != got) {
-				t.Fatalf("%q became %q, and is written %q, which became %q, %v", raw, got, written, again, err)
+		written := map[string]string{u.EscapedPath(): got, (&url.URL{Path: plain}).EscapedPath(): plain}
+		for _, r := range reading.Of(got) {
+			text := strings.ReplaceAll((&url.URL{Path: strings.ReplaceAll(r, reading.Slash, "\x00")}).EscapedPath(), "%00", "%2f")
+			written[text] = r
+		}
+		for text, want := range written {
+			if again, err := policy.NormalizePath(text); len(text) <= 8<<10 && (err != nil || again != want) {
+				t.Fatalf("%q became %q, and is written %q, which became %q, %v", raw, got, text, again, err)
 			}
 		}
-		for name, reading := range map[string]string{
-			"decodes twice":               lenient(got),
-			"resolves dot segments":       path.Clean(got) + map[bool]string{true: "/"}[len(got) > 1 && strings.HasSuffix(got, "/")],
-			"cuts off parameters":         parameter.ReplaceAllString(got, ""),
-			"turns backslashes round":     strings.ReplaceAll(got, `\`, "/"),
-			"makes runs of slashes one":   slashes.ReplaceAllString(got, "/"),
-			"replaces what is not UTF-8":  strings.ToValidUTF8(got, "?"),
-			"ends a string at a NUL byte": strings.SplitN(got, "\x00", 2)[0],
+		for name, other := range map[string]string{
+			"decodes twice":               lenient(plain),
+			"resolves dot segments":       path.Clean(plain) + map[bool]string{true: "/"}[len(plain) > 1 && strings.HasSuffix(plain, "/")],
+			"cuts off parameters":         parameter.ReplaceAllString(plain, ""),
+			"turns backslashes round":     strings.ReplaceAll(plain, `\`, "/"),
+			"makes runs of slashes one":   slashes.ReplaceAllString(plain, "/"),
+			"replaces what is not UTF-8":  strings.ToValidUTF8(plain, "?"),
+			"ends a string at a NUL byte": strings.SplitN(plain, "\x00", 2)[0],
 		} {
-			if reading != got {
-				t.Fatalf("%q became %q, and is %q to who %s", raw, got, reading, name)
+			if other != plain {
+				t.Fatalf("%q became %q, and is %q to who %s", raw, got, other, name)
 			}
 		}
 	})

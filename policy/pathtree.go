@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"sallyport/policy/reading"
 )
 
 // sharedHosts are hosts where a path's first segments say whose something is: what
@@ -67,9 +69,8 @@ func (t *pathTree) add(path string) {
 			n.deep = true
 			return
 		}
-		switch {
-		case i >= t.keep && (unspellable(s) || varies(s) || len(s) > maxGlobText/(t.keep+1)):
-			s = "*"
+		if i >= t.keep {
+			s = t.generalised(s)
 		}
 		next := n.below[s]
 		if next == nil {
@@ -81,6 +82,22 @@ func (t *pathTree) add(path string) {
 	n.ends = true
 }
 
+// generalised is a segment's glob. One with encoded slashes is taken part by part:
+// * alone would not match it decoded.
+func (t *pathTree) generalised(s string) string {
+	parts := strings.Split(s, reading.Slash)
+	for i, part := range parts {
+		if unspellable(part) || varies(part) || len(s) > maxGlobText/(t.keep+1) {
+			parts[i] = "*"
+		}
+	}
+	return strings.Join(parts, reading.Slash)
+}
+
+// maxSlashes bounds the encoded slashes of a path that is learned from, so that the
+// globs of its kept segments have room.
+const maxSlashes = 32
+
 // unspellable tells of a segment that a glob cannot say.
 func unspellable(s string) bool { return strings.ContainsAny(s, "*%?#") }
 
@@ -88,7 +105,7 @@ func unspellable(s string) bool { return strings.ContainsAny(s, "*%?#") }
 // as it stands.
 func owned(path string, keep int) bool {
 	for i, s := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
-		if i < keep && (unspellable(s) || len(s) > maxGlobText/(keep+1)) {
+		if i < keep && (slices.ContainsFunc(strings.Split(s, reading.Slash), unspellable) || len(s) > maxGlobText/(keep+1)) {
 			return false
 		}
 	}
@@ -104,11 +121,15 @@ func (t *pathTree) globs() []string {
 // widen makes places with many names *, and then those with many paths below **.
 func (n *pathNode) widen(depth, keep int) {
 	if depth >= keep && len(n.below) > maxSiblings {
-		all := newPathNode()
-		for _, b := range n.below {
-			all.merge(b)
+		all := map[string]*pathNode{} // one *, and one for each number of encoded slashes
+		for s, b := range n.below {
+			open := "*" + strings.Repeat(reading.Slash+"*", strings.Count(s, reading.Slash))
+			if all[open] == nil {
+				all[open] = newPathNode()
+			}
+			all[open].merge(b)
 		}
-		n.below = map[string]*pathNode{"*": all}
+		n.below = all
 	}
 	for _, b := range n.below {
 		b.widen(depth+1, keep)
@@ -189,8 +210,9 @@ func (m *globMatcher) of(path string) string {
 	if m.exact[path] {
 		return path
 	}
+	readings := reading.Of(path)
 	for i, p := range m.patterns {
-		if p.MatchString(path) {
+		if !slices.ContainsFunc(readings, func(r string) bool { return !p.MatchString(r) }) {
 			return m.globs[i]
 		}
 	}

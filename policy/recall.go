@@ -102,6 +102,9 @@ func (r *recall) key(room []byte, p *Policy, s subject) []byte {
 			text(q.Method)
 			text(q.Path)
 		}
+		if sees(fieldRawPath) {
+			text(s.sent)
+		}
 		if sees(fieldScheme) {
 			text(q.Scheme)
 		}

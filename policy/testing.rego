@@ -28,8 +28,13 @@ defaults := {
 complete(partial) := object.union(given, {"lookup": derived(given)}) if {
 	phase := object.get(partial, "phase", "request")
 	absent := {"dns": ["protocol", "request"], "connect": ["request"], "request": []}[phase]
-	given := object.remove(object.union(defaults, partial), absent)
+	given := spelled(object.remove(object.union(defaults, partial), absent))
 }
+
+# A path is as it was sent where nothing else is said.
+spelled(given) := object.union({"request": {"raw_path": given.request.path}}, given) if {
+	given.request
+} else := given
 
 derived(given) := {
 	"keys": found,

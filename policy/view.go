@@ -33,6 +33,7 @@ var (
 	keyMethod      = ast.StringTerm("method")
 	keyScheme      = ast.StringTerm("scheme")
 	keyPath        = ast.StringTerm("path")
+	keyRawPath     = ast.StringTerm("raw_path")
 	keyQueryKeys   = ast.StringTerm("query_keys")
 	keyHeaders     = ast.StringTerm("headers")
 	keySize        = ast.StringTerm("size")
@@ -85,7 +86,7 @@ func (v *view) show(p *Policy, s subject) {
 		v.showDestination(s)
 	}
 	if v.fields&fieldRequest != 0 {
-		v.showRequest(s.Request)
+		v.showRequest(s)
 	}
 	if v.fields&fieldLookup != 0 {
 		v.showLookup(p, s)
@@ -118,11 +119,12 @@ func (v *view) showDestination(s subject) {
 	v.place(keyDestination, v.destination)
 }
 
-func (v *view) showRequest(r *Request) {
-	o := v.request.Value.(ast.Object)
+func (v *view) showRequest(s subject) {
+	o, r := v.request.Value.(ast.Object), s.Request
 	v.text(o, fieldMethod, keyMethod, r.Method)
 	v.text(o, fieldScheme, keyScheme, r.Scheme)
 	v.text(o, fieldPath, keyPath, r.Path)
+	v.text(o, fieldRawPath, keyRawPath, s.sent)
 	if v.differs(fieldQueryKeys, slices.Equal(v.queryKeys, r.QueryKeys)) {
 		v.queryKeys = append(v.queryKeys[:0], r.QueryKeys...)
 		v.put(o, fieldQueryKeys, keyQueryKeys, stringArray(r.QueryKeys))

@@ -193,6 +193,12 @@ func explain(w io.Writer, e policy.Explanation) {
 		fmt.Fprintf(w, "  limited   %s (per %s)\n", l.Name, l.Per)
 	}
 	fmt.Fprintf(w, "  policy    %.12s\n", d.Revision)
+	if len(e.Readings) > 0 {
+		fmt.Fprintln(w, "the path has encoded slashes, and every reading of it is decided about:")
+	}
+	for _, r := range e.Readings {
+		fmt.Fprintf(w, "  %s  %s: %s\n", terminal.Word(r.Path), strings.ToUpper(string(r.Action)), r.Reason)
+	}
 	if len(e.Said) > 0 {
 		fmt.Fprintln(w, "the team's Rego says:")
 	}

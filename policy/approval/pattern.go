@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"sallyport/policy/reading"
 )
 
 // same tells whether a grant for one request is for this one.
@@ -42,7 +44,14 @@ func (g *Grant) matches(s Subject) bool {
 	if m := g.Pattern.Method; m != "*" && m != s.Method {
 		return false
 	}
-	return g.path.MatchString(s.Path)
+	return g.within(s.Path)
+}
+
+// within tells whether the pattern covers a path in every reading of it: which one
+// the server takes is not known.
+func (g *Grant) within(path string) bool {
+	readings := reading.Of(path)
+	return readings != nil && !slices.ContainsFunc(readings, func(r string) bool { return !g.path.MatchString(r) })
 }
 
 // compile readies a grant that is made or read.
@@ -76,7 +85,7 @@ func (p Pattern) within(s Subject) (Pattern, error) {
 	switch {
 	case p.Method != "*" && p.Method != s.Method:
 		return p, fmt.Errorf("%w: the method %.32q is not the request's, %.32q", ErrAnswer, p.Method, s.Method)
-	case !g.path.MatchString(s.Path):
+	case !g.within(s.Path):
 		return p, fmt.Errorf("%w: the path %.256q does not cover the request's own", ErrAnswer, p.Path)
 	}
 	return p, nil
@@ -89,8 +98,9 @@ const maxGlob = 1 << 10
 func literal(path string) string { return strings.NewReplacer(`\`, `\\`, `*`, `\*`).Replace(path) }
 
 // expression is the regular expression (RE2, linear in the path) for a glob: * is
-// any run of characters but a slash, ** any run at all, and a backslash, which
-// no normalised path has, takes the meaning off what follows.
+// any run of characters but a slash, ** any run at all, %2F a slash, encoded or
+// not, and a backslash, which no normalised path has, takes the meaning off what
+// follows.
 func expression(glob string) string {
 	var b strings.Builder
 	b.WriteString("(?s:")
@@ -114,7 +124,7 @@ func expression(glob string) string {
 					n = 1
 				}
 			}
-			b.WriteString(regexp.QuoteMeta(glob[i : i+n]))
+			b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(glob[i:i+n]), reading.Slash, "(?:/|"+reading.Slash+")"))
 			i += n - 1
 		}
 	}

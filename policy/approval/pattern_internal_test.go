@@ -62,3 +62,31 @@ func TestGlob(t *testing.T) {
 		t.Errorf("%d matched: the test tries too little", matched)
 	}
 }
+
+// TestEncodedSlashes: a longer approval covers a path in all readings or not at all.
+func TestEncodedSlashes(t *testing.T) {
+	for _, tt := range []struct {
+		glob, path string
+		want       bool
+	}{
+		{"/p/*", "/p/a%2Fb", false},
+		{"/p/*/*", "/p/a%2Fb", false},
+		{"/p/**", "/p/a%2Fb", true},
+		{"/p/a%2F*", "/p/a%2Fb", true},
+		{"/p/a%2Fb", "/p/a/b", true},
+		{"/p/a/b", "/p/a%2Fb", false},
+		{"/**", "/a%2Fb/a%2Fb/a%2Fb/a%2Fb", false},
+	} {
+		g := &Grant{Pattern: Pattern{Method: "*", Path: tt.glob}}
+		if err := g.compile(); err != nil {
+			t.Fatal(err)
+		}
+		if got := g.matches(Subject{Path: tt.path}); got != tt.want {
+			t.Errorf("%s covers %s: %v, want %v", tt.glob, tt.path, got, tt.want)
+		}
+		own := &Grant{Pattern: Pattern{Method: "*", Path: literal(tt.path)}}
+		if err := own.compile(); err != nil || own.matches(Subject{Path: tt.path}) != (tt.glob != "/**") {
+			t.Errorf("the literal of %s is %s", tt.path, own.Pattern.Path)
+		}
+	}
+}

@@ -147,11 +147,21 @@ apis := {
 }
 
 # project is the number of GitLab's project that a call of its API is about
-# ("Projects API"). By name, its path has an encoded slash, which Sallyport refuses.
+# ("Projects API").
 project := number if {
 	service == "gitlab"
 	some [_, digits] in regex.find_all_string_submatch_n(`^/api/v4/projects/([1-9][0-9]{0,17})(?:/.*)?$`, input.request.path, 1)
 	number := to_number(digits)
+}
+
+# named is the project where it is named by its path, in one segment: "REST API",
+# "Namespaced paths". It is read from what was sent: decoded, nothing says where the
+# name ends. One that begins like a number is none, since decoded it is about the
+# project of that number.
+named := lower(replace(name, "%2F", "/")) if {
+	service == "gitlab"
+	some [_, name] in regex.find_all_string_submatch_n(`^/api/v4/projects/([\w.][\w.-]*(?:%2F[\w.][\w.-]*)+)(?:/.*)?$`, input.request.raw_path, 1)
+	not regex.match(`^[0-9]+%2F`, name)
 }
 
 api_read if {
@@ -168,11 +178,15 @@ calling if api
 
 calling if project
 
+calling if named
+
 # repo is the repository that any of these is about, as "owner/name" in lower case:
-# hosts take capitals for the same letter. A repository of GitLab's that is named by
+# hosts take capitals for the same letter. A project of GitLab's that a call names by
 # its number has none.
 repo := asked.repo
 
 repo := downloaded
 
 repo := api.repo
+
+repo := named

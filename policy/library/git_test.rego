@@ -61,6 +61,39 @@ test_gitlab_projects_have_numbers if {
 	not git.project with input as testing.get("https://github.com/api/v4/projects/1")
 }
 
+test_gitlab_projects_have_names if {
+	every url in [
+		"https://gitlab.com/api/v4/projects/Acme%2Fapp",
+		"https://gitlab.com/api/v4/projects/acme%2fapp/issues?state=opened",
+		"https://gitlab.com/api/v4/projects/acme%2Fapp/repository/files/src%2Fmain.go/raw",
+	] {
+		every given in testing.readings(testing.get(url)) {
+			git.repo == "acme/app" with input as given
+			told(given) == {"api_read"}
+			not git.project with input as given
+		}
+	}
+	every given in testing.readings(testing.post("https://gitlab.com/api/v4/projects/acme%2Fteam%2Fapp/issues", {})) {
+		git.repo == "acme/team/app" with input as given
+		told(given) == {"api_write"}
+	}
+	every given in testing.readings(testing.get("https://gitlab.com/api/v4/projects/278964/repository/files/a%2Fb")) {
+		git.project == 278964 with input as given
+		not git.repo with input as given
+	}
+	every url in [
+		"https://gitlab.com/api/v4/projects/acme/app",
+		"https://gitlab.com/api/v4/projects/278964%2Faccess_tokens",
+		"https://gitlab.com/api/v4%2Fprojects/acme%2Fapp",
+		"https://gitlab.com/api/v4/projects/acme%2Fapp%2F",
+		"https://github.com/api/v4/projects/acme%2Fapp",
+	] {
+		given := testing.get(url)
+		told(given) == set()
+		not git.repo with input as given
+	}
+}
+
 test_nothing_else_is_told if {
 	every case in [
 		["POST", "https://github.com/acme/app.git/info/refs?service=git-upload-pack"],

@@ -69,20 +69,20 @@ asks := {
 	# learn.microsoft.com, "Azure OpenAI REST API reference" and "v1 API".
 	"azure": `^/openai/(?:deployments/[\w.-]+|v1)/(?:chat/completions|completions|responses|embeddings|images/(?:generations|edits)|audio/(?:speech|transcriptions|translations))$`,
 	# "Amazon Bedrock API Reference", Amazon Bedrock Runtime.
-	"bedrock": `^/model/[\w.:-]+/(?:invoke|invoke-with-response-stream|converse|converse-stream|count-tokens)$`,
+	"bedrock": `^/model/(?:arn:aws[\w-]*:bedrock:[\w:-]*(?:/|%2F))?[\w.:-]+/(?:invoke|invoke-with-response-stream|converse|converse-stream|count-tokens)$`,
 	# docs.mistral.ai, "API".
 	"mistral": `^/v1/(?:chat/completions|fim/completions|agents/completions|embeddings|moderations|chat/moderations|classifications|chat/classifications|ocr)$`,
 }
 
 # model is the model that is asked, where the path says it: with Google and Amazon
 # it does, with Azure it is the deployment's name. Elsewhere it is in the body.
-model := name if {
+model := replace(name, "%2F", "/") if {
 	some [_, name] in regex.find_all_string_submatch_n(
 		{
 			"google": `^/v1(?:beta|alpha)?/(?:models|tunedModels)/([\w.-]+)(?::\w+)?$`,
 			"vertex": `/models/([\w.@-]+):\w+$`,
 			"azure": `^/openai/deployments/([\w.-]+)/.+$`,
-			"bedrock": `^/model/([\w.:-]+)/[a-z-]+$`,
+			"bedrock": `^/model/((?:arn:aws[\w-]*:bedrock:[\w:-]*(?:/|%2F))?[\w.:-]+)/[a-z-]+$`,
 		}[provider],
 		input.request.path,
 		1,

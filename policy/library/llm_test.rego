@@ -13,6 +13,18 @@ told(given) := {name |
 	count(holds) > 0
 }
 
+# An inference profile of Bedrock's has a slash in its ARN.
+test_encoded_models if {
+	arn := "arn:aws:bedrock:us-east-1:111122223333:inference-profile/us.amazon.nova-pro-v1:0"
+	encoded := replace(replace(arn, ":", "%3A"), "/", "%2F")
+	url := sprintf("https://bedrock-runtime.us-east-1.amazonaws.com/model/%s/converse", [encoded])
+	every given in testing.readings(testing.post(url, {})) {
+		llm.inference with input as given
+		llm.model == arn with input as given
+	}
+	not llm.inference with input as testing.post("https://bedrock-runtime.us-east-1.amazonaws.com/model/a%2Fb/converse", {})
+}
+
 test_inference if {
 	every case in [
 		["https://api.openai.com/v1/chat/completions", "openai"],

@@ -52,7 +52,7 @@ ecosystem := {
 paths := {
 	# npm/registry, docs/REGISTRY-API.md and docs/responses/package-metadata.md:
 	# /PACKAGE, /PACKAGE/VERSION, /PACKAGE/-/FILE.tgz. npm asks for a scoped package as
-	# /@scope%2fname, and Sallyport refuses an encoded slash: no request here has one.
+	# /@scope%2fname, of which both readings are that package.
 	"registry.npmjs.org": npm,
 	"registry.yarnpkg.com": npm,
 	# "Simple repository API" (PEP 503, PEP 691) and "JSON API" of docs.pypi.org.
@@ -79,7 +79,7 @@ paths := {
 	"archive.debian.org": debian,
 }
 
-npm := `^/((?:@[\w.~-]+/)?[A-Za-z0-9~][\w.~-]*)(?:/-/(?:@[\w.~-]+/)?[\w.~+-]+\.tgz|/[A-Za-z0-9][\w.+-]*)?$`
+npm := `^/((?:@[\w.~-]+(?:/|%2F))?[A-Za-z0-9~][\w.~-]*)(?:/-/(?:@[\w.~-]+(?:/|%2F))?[\w.~+-]+\.tgz|/[A-Za-z0-9][\w.+-]*)?$`
 
 gems := `^/(?:versions|names|info/([\w.-]+)|gems/[\w.-]+\.gem|(?:prerelease_|latest_)?specs\.4\.8\.gz|quick/Marshal\.4\.8/[\w.-]+\.gemspec\.rz)$`
 
@@ -93,7 +93,7 @@ download if {
 }
 
 # package_name is what a download is of, where the path says so.
-package_name := name if {
+package_name := replace(name, "%2F", "/") if {
 	download
 	some groups in regex.find_all_string_submatch_n(paths[site], input.request.path, 1)
 	some name in array.slice(groups, 1, count(groups))

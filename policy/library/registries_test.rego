@@ -33,6 +33,35 @@ test_downloads if {
 	}
 }
 
+# npm's own requests for a scoped package. A scope is part of a name in each reading.
+test_scoped_packages if {
+	every url in [
+		"https://registry.npmjs.org/@acme%2fapp",
+		"https://registry.npmjs.org/@acme%2Fapp/1.0.0",
+		"https://registry.npmjs.org/@acme/app/-/@acme%2fapp-1.0.0.tgz",
+	] {
+		every given in testing.readings(testing.get(url)) {
+			registries.download with input as given
+			registries.package_name == "@acme/app" with input as given
+			not registries.publish with input as given
+		}
+	}
+	every given in testing.readings(testing.put("https://registry.npmjs.org/@acme%2fapp", {})) {
+		registries.publish with input as given
+		not registries.download with input as given
+	}
+	every url in [
+		"https://registry.npmjs.org/react%2f18.2.0",
+		"https://registry.npmjs.org/react%2f-%2freact-18.2.0.tgz",
+		"https://registry.npmjs.org/-%2fnpm/v1/user",
+		"https://pypi.org/simple%2frequests",
+	] {
+		given := testing.get(url)
+		given
+		not registries.download with input as given
+	}
+}
+
 test_downloads_without_a_name if {
 	every url in [
 		"https://pypi.org/simple/",

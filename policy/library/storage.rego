@@ -51,14 +51,17 @@ place := ["s3", "path", ""] if {
 provider := place[0]
 
 # json is a request of GCS's JSON API: "Request endpoints", "Objects". The name of
-# an object with a slash in it is encoded there, which Sallyport refuses.
-json := {"how": how, "bucket": bucket, "listing": listing, "object": object} if {
+# an object with a slash in it is encoded there, and read from what was sent. One that
+# would be something else about an object if it were decoded is none.
+json := {"how": how, "bucket": bucket, "listing": listing, "object": name} if {
 	place == ["gcs", "path", ""]
 	some [_, how, bucket, listing, object] in regex.find_all_string_submatch_n(
 		`^/(download/|upload/|)storage/v1/b/([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(?:(/o)(?:/([^/]+))?)?$`,
-		input.request.path,
+		input.request.raw_path,
 		1,
 	)
+	name := replace(object, "%2F", "/")
+	not regex.match(`/(?:acl|iam|restore|rewriteTo|copyTo|moveTo|compose)(?:/|$)`, name)
 }
 
 # xml is a request of the API that S3 has and GCS speaks too. These first segments
@@ -97,7 +100,7 @@ bucket := sprintf("azure/%s/%s", [place[2], blob.container])
 
 # object is the name of what is in the bucket, and undefined for the bucket itself.
 object := name if {
-	name := xml.object
+	name := replace(xml.object, "%2F", "/")
 	name != ""
 }
 
@@ -107,7 +110,7 @@ object := name if {
 }
 
 object := name if {
-	name := blob.object
+	name := replace(blob.object, "%2F", "/")
 	name != ""
 }
 

@@ -38,6 +38,43 @@ objects := [
 	["DELETE", "https://acme.blob.core.windows.net/data/a", "remove", "azure/acme/data", "a"],
 ]
 
+# Names with slashes: GCS's JSON API has no other way to write them.
+encoded := [
+	["GET", "https://storage.googleapis.com/storage/v1/b/acme-data/o/a%2Fb.csv?alt=media", "read", "gcs/acme-data", "a/b.csv"],
+	["GET", "https://storage.googleapis.com/download/storage/v1/b/acme-data/o/a%2fb%2fc?alt=media", "read", "gcs/acme-data", "a/b/c"],
+	["DELETE", "https://storage.googleapis.com/storage/v1/b/acme-data/o/a%2Fb", "remove", "gcs/acme-data", "a/b"],
+	["GET", "https://s3.us-east-1.amazonaws.com/acme-data/a%2Fb.txt", "read", "s3/acme-data", "a/b.txt"],
+	["PUT", "https://acme.blob.core.windows.net/data/a%2Fb", "write", "azure/acme/data", "a/b"],
+]
+
+test_encoded_names if {
+	every case in encoded {
+		[method, url, what, bucket, object] := case
+		every given in testing.readings(testing.request(method, url, {})) {
+			told(given) == {what}
+			storage.bucket == bucket with input as given
+			storage.object == object with input as given
+		}
+	}
+}
+
+# What a bucket or a verb would be if it were decoded is neither.
+test_encoded_otherwise if {
+	every case in [
+		["GET", "https://storage.googleapis.com/storage/v1/b/acme-data%2Fo/a"],
+		["GET", "https://storage.googleapis.com/storage/v1/b/acme-data/o/a%2Facl"],
+		["DELETE", "https://storage.googleapis.com/storage/v1/b/acme-data/o/a%2Facl%2FallUsers"],
+		["GET", "https://storage.googleapis.com/storage/v1/b/acme-data/o/a%2FrewriteTo%2Fb%2Fother%2Fo%2Fa"],
+		["GET", "https://storage.googleapis.com/acme-data%2Fa"],
+		["GET", "https://s3.us-east-1.amazonaws.com/acme-data%2Fa"],
+		["GET", "https://acme.blob.core.windows.net/data%2Fa"],
+	] {
+		[method, url] := case
+		given := testing.request(method, url, {})
+		told(given) == set()
+	}
+}
+
 containers := [
 	["GET", "https://acme-data.s3.eu-central-1.amazonaws.com/?list-type=2&prefix=a", "list", "s3/acme-data"],
 	["GET", "https://s3.eu-central-1.amazonaws.com/acme-data?list-type=2", "list", "s3/acme-data"],

@@ -69,8 +69,10 @@ type Ask struct {
 	Port     int
 	Protocol string
 	Method   string
-	Path     string
+	Path     string // decoded, but for encoded slashes, which are %2F
 	Body     string // the text of a request's, none where it is empty
+
+	sent string // the path, where Path is a reading of it
 }
 
 // Verdict is what must come of it.
@@ -83,10 +85,14 @@ type Verdict struct {
 	Credentials []string
 	// Blind says that it is denied for a body that a rule has to see and cannot.
 	Blind bool
+	// Malformed says that it is denied for what a team's Rego is.
+	Malformed bool
 }
 
 // Judge reads every rule.
-func (d Document) Judge(a Ask) Verdict { return d.JudgeWith(Contributed{}, a) }
+func (d Document) Judge(a Ask) Verdict {
+	return d.JudgeWith(func(Ask) Contributed { return Contributed{} }, a)
+}
 
 // opinion is what the rules alone come to. No rules: none speaks.
 type opinion struct {
@@ -303,11 +309,13 @@ func (r Rule) speaks(a Ask) bool {
 	return r.Paths == nil || slices.ContainsFunc(r.Paths, func(glob string) bool { return matches(glob, a.Path) })
 }
 
-// matches: * is any run without a slash, ** any run.
+// matches: * is any run without a slash, ** any run, %2F a slash either way.
 func matches(glob, path string) bool {
 	switch {
 	case glob == "":
 		return path == ""
+	case strings.HasPrefix(glob, "%2F"):
+		return strings.HasPrefix(path, "/") && matches(glob[3:], path[1:]) || strings.HasPrefix(path, "%2F") && matches(glob[3:], path[3:])
 	case strings.HasPrefix(glob, "**"):
 		rest := strings.TrimLeft(glob, "*")
 		for i := range len(path) + 1 {

@@ -28,7 +28,8 @@ func Text(random *rand.Rand) string {
 		fmt.Fprintf(&b, "- {name: %s, destination: %q%s", name, at, action)
 		if !strings.Contains(action, "tunnel") {
 			b.WriteString(seldom(random, ", methods: [GET]", ", methods: [POST, PUT]", ", methods: [GET, HEAD, DELETE]"))
-			b.WriteString(seldom(random, `, paths: ["/x/**"]`, `, paths: ["/x/*/z"]`, `, paths: ["/", "/y*"]`, `, paths: ["**.git/*"]`, `, paths: ["/(x|y)+"]`))
+			b.WriteString(seldom(random, `, paths: ["/x/**"]`, `, paths: ["/x/*/z"]`, `, paths: ["/", "/y*"]`, `, paths: ["**.git/*"]`, `, paths: ["/(x|y)+"]`,
+				`, paths: ["/x/*%2F*"]`, `, paths: ["/x%2F**"]`, `, paths: ["/*/*/z", "/**%2Fz"]`))
 		}
 		b.WriteString(seldom(random, ", sandboxes: {names: [one]}", ", sandboxes: {names: [one, two]}", ", sandboxes: {tags: {team: red}}",
 			", sandboxes: {tags: {team: red, env: prod}}", ", sandboxes: {names: [two], tags: {env: prod}}"))
@@ -78,7 +79,8 @@ func Random(random *rand.Rand) Ask {
 		a.Protocol = pick(random, "tls", "tls", "tls", "http")
 		a.Body = pick(random, "", "", Call, Call, Query, Query, Large, Torn)
 		a.Method = pick(random, "GET", "GET", "POST", "HEAD", "PATCH")
-		a.Path = pick(random, "/", "/x/", "/x/y/z", "/x/y/y/z", "/x/a é&b/z", "/y", "/yy", "/y/y", "/r.git/info", "/r.git/a/b", "/(x|y)+", "/xy", "/X/y/z")
+		a.Path = pick(random, "/", "/x/", "/x/y/z", "/x/y/y/z", "/x/a é&b/z", "/y", "/yy", "/y/y", "/r.git/info", "/r.git/a/b", "/(x|y)+", "/xy", "/X/y/z",
+			"/x/y%2Fz", "/x/y%2Fz", "/x%2Fy/z", "/x/y%2Fy%2Fz", "/x/y%2Fy/z%2Fz", "/y%2Fy", "/r.git%2Finfo", "/x%2Fy/y%2Fy/y%2Fz")
 	}
 	return a
 }
@@ -97,6 +99,8 @@ var conditions = []condition{
 	{`input.destination.port == 443`, func(a Ask) bool { return a.Phase != "dns" && a.Port == 443 }},
 	{`input.request.method == "GET"`, func(a Ask) bool { return a.Method == "GET" }},
 	{`input.request.path == "/"`, func(a Ask) bool { return a.Path == "/" }},
+	{`startswith(input.request.path, "/x/y/")`, func(a Ask) bool { return strings.HasPrefix(a.Path, "/x/y/") }},
+	{`contains(input.request.raw_path, "y%2Fz")`, func(a Ask) bool { return strings.Contains(a.sent, "y%2Fz") }},
 	{`endswith(input.destination.host, ".example.com")`, func(a Ask) bool { return strings.HasSuffix(a.Host, ".example.com") }},
 }
 

@@ -26,7 +26,16 @@ type Put struct{ Credential, Query string }
 // JudgeWith is Judge where a team has a say: what denies wins over everything, and
 // asking for approval over what allows. What a rule of the document denies or
 // governs, no team allows.
-func (d Document) JudgeWith(c Contributed, a Ask) Verdict {
+func (d Document) JudgeWith(says func(Ask) Contributed, a Ask) Verdict {
+	var list []Verdict
+	for _, a := range Readings(a) {
+		list = append(list, d.judge(says(a), a))
+	}
+	return strictest(list)
+}
+
+// judge is JudgeWith of one reading.
+func (d Document) judge(c Contributed, a Ask) Verdict {
 	if blind := d.blind(a); blind != nil {
 		return Verdict{Action: "deny", Rules: exactest(blind), Blind: true}
 	}
@@ -42,7 +51,7 @@ func (d Document) JudgeWith(c Contributed, a Ask) Verdict {
 	unread := a.Protocol == "other"
 	switch {
 	case c.Malformed:
-		return Verdict{Action: "deny", Rules: []string{"sallyport.team"}}
+		return Verdict{Action: "deny", Rules: []string{"sallyport.team"}, Malformed: true}
 	case c.Deny:
 		return Verdict{Action: "deny", Rules: []string{c.Package}}
 	case v.Action == "deny" && v.Rules != nil:

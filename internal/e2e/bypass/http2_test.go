@@ -49,6 +49,8 @@ var http2s = []attempt{
 	refused("a fragment in :path", "400", "deny request-target", field{":path", "/v1/x#/../admin"}),
 	refused("two dots in :path", "400", "deny path", field{":path", "/v1/../admin"}),
 	refused("an encoded slash in :path", "400", "deny path", field{":path", "/v1/..%2fadmin"}),
+	refused("an encoded slash in the prefix's place in :path", "403", "deny api", field{":path", "/v1%2fx"}),
+	refused("an encoded slash in a denied prefix in :path", "403", "deny api-keys", field{":path", "/v1/admin%2fkeys"}),
 	refused("a denied path", "403", "deny api", field{":path", "/admin"}),
 	refused(":scheme http", "421", "deny scheme", field{":scheme", "http"}),
 	malformed("no :scheme", field{":scheme", ""}),

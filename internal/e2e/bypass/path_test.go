@@ -8,13 +8,19 @@ func ambiguous(name, path string) attempt {
 	return attempt{name: name, sent: target(path), want: "400", log: "deny path"}
 }
 
-// outside is a path that is below /v1/ in no reading.
+// outside is a path of which some reading is not below /v1/.
 func outside(name, path string) attempt {
 	return attempt{name: name, sent: target(path), want: "403", log: "deny api"}
 }
 
-// The sandbox may reach what is below /v1/. A path that some upstream could take
-// for another is refused, not guessed at.
+// kept is a path of which some reading is what a rule denies.
+func kept(name, path string) attempt {
+	return attempt{name: name, sent: target(path), want: "403", log: "deny api-keys"}
+}
+
+// The sandbox may reach what is below /v1/, but for what api-keys denies. A path
+// that some upstream could take for another is refused, not guessed at; one with
+// encoded slashes has to be allowed in every reading.
 var paths = []attempt{
 	outside("another path", "/admin"),
 	outside("another path in the query's clothes", "/?/v1/x"),
@@ -33,7 +39,25 @@ var paths = []attempt{
 	ambiguous("%2E.", "/v1/%2E./admin"),
 	ambiguous(".%2e at the end", "/v1/.%2e"),
 	ambiguous("%2e%2e%2f", "/v1/%2e%2e%2fadmin"),
-	ambiguous("an encoded slash", "/v1%2fx"),
+	outside("an encoded slash in the prefix's place", "/v1%2fx"),
+	outside("an encoded slash that leaves the prefix", "/%76%31%2Fx"),
+	outside("an encoded slash in upper case", "/v1%2Fx"),
+	outside("encoded slashes in mixed case", "/v1%2fx%2Fy"),
+	kept("an encoded slash in the midst of a denied prefix", "/v1/admin%2fkeys"),
+	kept("an encoded slash behind a denied prefix", "/v1/admin/a%2fb"),
+	kept("encoded slashes in mixed case in a denied prefix", "/v1/admin%2Fkeys%2fx"),
+	kept("a denied name in one segment decoded and not the other", "/v1/p/a%2fb/f/secret%2fx"),
+	ambiguous("an encoded slash to climb out", "/v1/x%2f.."),
+	ambiguous("encoded slashes to climb out", "/v1/x%2f..%2f..%2fadmin%2f"),
+	ambiguous("two dots before an encoded slash", "/v1/..%2Fadmin"),
+	ambiguous("encoded dots beside an encoded slash", "/v1/x%2f%2e%2e%2fadmin"),
+	ambiguous("an encoded slash beside a slash", "/v1/%2fadmin"),
+	ambiguous("an encoded slash for a host", "/%2fdenied.example.test/v1/x"),
+	ambiguous("two encoded slashes", "/v1/x%2f%2Fadmin"),
+	ambiguous("an encoded slash and an encoded backslash", "/v1/x%2fy%5cz"),
+	ambiguous("an encoded slash and one encoded twice", "/v1/x%2fy%252fz"),
+	ambiguous("an encoded slash, in parts", "/v1/x%25%32%66y"),
+	ambiguous("encoded slashes in four segments", "/v1/a%2fb/a%2fb/a%2fb/a%2fb"),
 	ambiguous("encoded slashes around two dots", "/v1/x%2f..%2f..%2fadmin"),
 	ambiguous("%252e%252e, encoded twice", "/v1/%252e%252e/admin"),
 	ambiguous("%252f, encoded twice", "/v1/..%252fadmin"),
@@ -60,6 +84,8 @@ var paths = []attempt{
 	// What has one reading passes, and passes as it is.
 	{name: "doubled slashes below the prefix", sent: target("/v1//x"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1//x ours"}},
 	{name: "an encoded letter", sent: target("/v1/%78"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/%78 ours"}},
+	{name: "an encoded slash in a name", sent: target("/v1/@scope%2fname"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/@scope%2fname ours"}},
+	{name: "an encoded slash in a name, in upper case", sent: target("/v1/p/a%2Fb/f/c%2Fd"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/p/a%2Fb/f/c%2Fd ours"}},
 	{name: "two dots in the query", sent: target("/v1/x?../../admin"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/x?../../admin ours"}},
 	{name: "three dots", sent: target("/v1/..."), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/... ours"}},
 }

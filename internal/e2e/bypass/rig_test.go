@@ -52,6 +52,7 @@ egressAuth:
   authRef: key
   upstream: &there {addresses: [198.51.100.10], roots: ca.pem, resolver: "198.51.100.10:53"}
 egress:
+- {name: api-keys, destination: api.example.test, action: deny, paths: ["/v1/admin/**", "/v1/p/*/f/secret/*"]}
 - {name: other, destination: other.example.test, plain: true, action: allow, upstream: *there}
 - {name: idn, destination: xn--bcher-kva.example.test, action: allow, upstream: *there}
 - {name: rebound, destination: "*.rebound.example.test", action: allow, upstream: *there}

@@ -14,6 +14,14 @@ test_downloads if {
 	}
 }
 
+# npm writes a scoped package so; each reading of it is decided about.
+test_scoped_package if {
+	every given in testing.readings(testing.get("https://registry.npmjs.org/@acme%2fapp")) {
+		{"packages"} == {offer.rule | some offer in packages.allow} with input as given
+		count(packages.deny) == 0 with input as given
+	}
+}
+
 test_the_way_there if {
 	{"packages"} == {offer.rule | some offer in packages.allow} with input as testing.lookup("pypi.org")
 	{["tls"]} == {offer.protocols | some offer in packages.allow} with input as testing.connect("pypi.org", 443, "tls")
@@ -42,6 +50,7 @@ test_decisions if {
 		testing.lookup("registry.npmjs.org"),
 		testing.connect("deb.debian.org", 80, "http"),
 		testing.get("https://static.crates.io/crates/serde/1.0.0/download"),
+		testing.get("https://registry.npmjs.org/@acme%2fapp"),
 	]) {
 		decision.action == "allow"
 	}
@@ -50,6 +59,7 @@ test_decisions if {
 		testing.connect("pypi.org", 80, "http"),
 		testing.get("https://pypi.org/manage/account/"),
 		testing.get("https://registry.npmjs.org/event-stream"),
+		testing.get("https://registry.npmjs.org/react%2f18.2.0"),
 		testing.put("https://crates.io/api/v1/crates/new", {}),
 	]) {
 		decision.action == "deny"

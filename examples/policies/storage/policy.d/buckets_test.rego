@@ -11,9 +11,24 @@ test_reading if {
 	every given in [
 		read,
 		public,
+		testing.get("https://storage.googleapis.com/storage/v1/b/acme-data/o/a%2Fb.csv?alt=media"),
 		testing.get("https://acme.blob.core.windows.net/data?restype=container&comp=list"),
 	] {
 		count(buckets.deny) == 0 with input as given
+	}
+}
+
+# A name with slashes, in every reading of it.
+test_names_with_slashes if {
+	every given in testing.readings(testing.get("https://storage.googleapis.com/storage/v1/b/acme-data/o/a%2Fb.csv?alt=media")) {
+		count(buckets.deny) == 0 with input as given
+	}
+	every url in [
+		"https://storage.googleapis.com/storage/v1/b/acme-data/o/a%2Facl",
+		"https://storage.googleapis.com/storage/v1/b/evil/o/a%2Fb.csv",
+		"https://storage.googleapis.com/acme-data%2Fa",
+	] {
+		count(buckets.deny) == 1 with input as testing.get(url)
 	}
 }
 
