@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"mime"
 	"net/http"
 	"os"
 	"runtime"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -178,49 +175,9 @@ func (k *kept) fill(body io.Reader, limit int64) error {
 	}
 }
 
-// What a body cannot be judged for.
-var (
-	errNoBody      = errors.New("there is none")
-	errUpgraded    = errors.New("the request switches protocols, and has none")
-	errContentType = errors.New("its Content-Type is not application/json, nor another of JSON, in UTF-8")
-	errEncoded     = errors.New("it has a content coding")
-	errAlias       = errors.New("a header that some servers take for one of the body's has an underscore in its name")
-)
-
 // unsuited says why a request has no body that is JSON whoever reads it, or nil.
 func unsuited(r *http.Request) error {
-	if len(r.Header["Upgrade"]) > 0 {
-		return errUpgraded
-	}
-	if r.Body == nil || r.Body == http.NoBody {
-		return errNoBody
-	}
-	for name := range r.Header {
-		if !strings.Contains(name, "_") {
-			continue
-		}
-		switch strings.ToLower(strings.ReplaceAll(name, "_", "-")) {
-		case "content-type", "content-encoding", "content-length", "transfer-encoding":
-			return errAlias
-		}
-	}
-	if slices.ContainsFunc(r.Header["Content-Encoding"], func(v string) bool { return !strings.EqualFold(v, "identity") }) {
-		return errEncoded
-	}
-	types := r.Header["Content-Type"]
-	if len(types) != 1 {
-		return errContentType
-	}
-	kind, parameters, err := mime.ParseMediaType(types[0])
-	_, charset := parameters["charset"]
-	switch {
-	case err != nil,
-		kind != "application/json" && !(strings.HasPrefix(kind, "application/") && strings.HasSuffix(kind, "+json")),
-		charset && !strings.EqualFold(parameters["charset"], "utf-8"),
-		charset && len(parameters) > 1, !charset && len(parameters) > 0:
-		return errContentType
-	}
-	return nil
+	return policy.UnsuitedBody(r.Header, r.Body == nil || r.Body == http.NoBody)
 }
 
 // await reads the body of a request where the policy has to see it. What it

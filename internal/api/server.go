@@ -57,7 +57,7 @@ type Options struct {
 	Clients   Clients
 	Root      func(sandboxID string) ([]byte, error) // PEM of a sandbox's root
 	Forget    func(id string) error                  // what is kept under a sandbox's or a client's ID
-	Explain   func(context.Context, policy.Input) policy.Explanation
+	Explain   func(context.Context, policy.Input, *policy.Sent) policy.Explanation
 	Recorded  func(ctx context.Context, decision string) (past.Explanation, error) // of a decision in the audit
 	Reload    func(context.Context) error
 	Shutdown  func() // stops sandboxes, engine and daemon; returns at once
@@ -121,7 +121,12 @@ const maxBody = 1 << 20
 
 // decode reads a JSON body; an unknown field is an error.
 func decode(w http.ResponseWriter, r *http.Request, v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	return decodeLarge(w, r, maxBody, v)
+}
+
+// decodeLarge is decode for a body of up to most bytes.
+func decodeLarge(w http.ResponseWriter, r *http.Request, most int64, v any) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, most))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
 		return fmt.Errorf("%w: %w", errBadRequest, err)
@@ -160,9 +165,17 @@ func (h *handler) shutdown(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
+// Question is what is explained: an input, and its request's body where that is
+// known.
+type Question struct {
+	policy.Input
+	Sent *policy.Sent `json:",omitempty"`
+}
+
 func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
-	var in policy.Input
-	if err := decode(w, r, &in); err != nil {
+	var in Question
+	// The text of a body is in Base64.
+	if err := decodeLarge(w, r, maxBody+policy.MaxBody*4/3, &in); err != nil {
 		writeProblem(w, err)
 		return
 	}
@@ -174,7 +187,7 @@ func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
 		}
 		in.Sandbox = known // with its own tags, whatever the caller says
 	}
-	reply(w, http.StatusOK, h.opt.Explain(r.Context(), in), nil)
+	reply(w, http.StatusOK, h.opt.Explain(r.Context(), in.Input, in.Sent), nil)
 }
 
 // explainDecision says what the policy makes of a recorded decision.
