@@ -40,7 +40,10 @@ func NewBench(ctx context.Context, doc Document, dirs []string) (*Bench, error) 
 	if err := errors.Join(join(findings), err); err != nil {
 		return nil, err
 	}
-	p := &Policy{table: newTable(rules), rules: map[string]*rule{}, selectors: newSelectors(rules)}
+	p := &Policy{table: newTable(rules), rules: map[string]*rule{}, selectors: newSelectors(rules), limits: newLimits(doc.Limits)}
+	for i := range rules {
+		p.rules[rules[i].name] = &rules[i]
+	}
 	p.table.join(rules)
 	p.table.stock(p.selectors)
 	own, err := ownModules()
@@ -86,7 +89,7 @@ func NewBench(ctx context.Context, doc Document, dirs []string) (*Bench, error) 
 const gatheredFile = "contributed.rego"
 
 // builders are the files of data.sallyport.testing.
-var builders = []string{"testing.rego", "builders.rego"}
+var builders = []string{"testing.rego", "builders.rego", "floor.rego"}
 
 func (b *Bench) add(name string, text []byte) error {
 	m, err := ast.ParseModuleWithOpts(name, string(text), ast.ParserOptions{RegoVersion: ast.RegoV1, ProcessAnnotation: true})
@@ -151,7 +154,7 @@ func (b *Bench) Export(folder string) error {
 	// Not as data: JSON has no sets, and no keys but strings.
 	sallyport := b.Data.Get(ast.StringTerm("sallyport")).Value.(ast.Object)
 	document := "package sallyport"
-	for _, name := range []string{"index", "selectors"} {
+	for _, name := range []string{"index", "selectors", "places", "bodies", "limits"} {
 		// Which may be empty: the type checker is to know nothing of what is in it.
 		document += fmt.Sprintf("\n\n%s := object.get({}, \"\", %v)", name, sallyport.Get(ast.StringTerm(name)))
 	}

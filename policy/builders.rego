@@ -74,11 +74,14 @@ from(name, tags, given) := object.union(
 	{"sandbox": object.union(object.remove(defaults.sandbox, ["tags"]), {"name": name, "tags": tags})},
 )
 
-# decide is data.sallyport.decision on an input, under the sallyport.yaml that the
-# tests run with. It is undefined where there is none, as under plain `opa test`.
-decide(given) := decision if {
+# decide is what becomes of an input under the sallyport.yaml that the tests run
+# with: data.sallyport.decision, after the floor, with the limits that it falls
+# under. It is undefined where there is none, as under plain `opa test`.
+decide(given) := made if {
 	documented
-	decision := data.sallyport.decision with input as complete(given)
+	asked := complete(given)
+	decision := data.sallyport.decision with input as asked
+	made := settled(asked, decision) with input as asked
 }
 
 # decisions are those on each of an array of inputs. Where there is no

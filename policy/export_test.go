@@ -23,7 +23,7 @@ func TestExport(t *testing.T) {
 			dir := filepath.Join("..", "examples", "policies", name, "policy.d")
 			export := filepath.Join(t.TempDir(), "opa")
 			exported(t, Document{}, dir, export)
-			if passed, _ := runRego(t, dir, filepath.Join(export, "testing.rego"), filepath.Join(export, "builders.rego"), filepath.Join(export, name+".rego")); passed < 4 {
+			if passed, _ := runRego(t, dir, filepath.Join(export, "testing.rego"), filepath.Join(export, "builders.rego"), filepath.Join(export, "floor.rego"), filepath.Join(export, name+".rego")); passed < 4 {
 				t.Errorf("without the document, %d tests passed", passed)
 			}
 		})
