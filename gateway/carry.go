@@ -432,7 +432,9 @@ func (l proxyLogger) Printf(format string, _ ...any) {
 func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, w http.ResponseWriter, r *http.Request, f *flow) {
 	x := g.exchange(ctx, cancel, f)
 	x.out.ResponseWriter, x.out.in = w, &x.sent.read
-	x.streamed = r.ProtoMajor == 2
+	if x.streamed = r.ProtoMajor == 2; x.streamed && grpc(r) {
+		x.out.messages = new(envelope)
+	}
 	defer x.finish(r)
 	if f.answer != nil {
 		w.Header().Set("Connection", "close")
@@ -491,9 +493,16 @@ func (x *exchange) finish(r *http.Request) {
 			p = nil
 		}
 	}
-	x.out.close(x.place.revoked.Load() != nil)
+	why := x.meter.err()
+	if x.place.revoked.Load() != nil {
+		why = errors.New(noLonger)
+	}
+	x.out.close(why)
 	broken := x.got.err != nil
 	x.end()
+	if broken && x.conclude(r) {
+		broken = false
+	}
 	x.kept.drop() // which nobody judges any more
 	x.meter.end()
 	if p != nil || broken {
