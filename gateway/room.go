@@ -14,7 +14,8 @@ import (
 	"sallyport/policy"
 )
 
-// Bounds of the bodies that are held while the policy judges them, in bytes.
+// Bounds of the bodies that are held while the policy judges them or an operator
+// is asked about them, in bytes.
 const (
 	maxRoom      = 128 << 20 // of all sandboxes
 	maxRoomOfOne = 32 << 20  // of a sandbox
@@ -43,8 +44,8 @@ func newRoom(m *metrics) *room {
 }
 
 var (
-	errNoRoomOfOne = errors.New("the sandbox has too many request bodies under way that the policy has to see")
-	errNoRoom      = errors.New("too many request bodies are under way that the policy has to see")
+	errNoRoomOfOne = errors.New("the sandbox has too many request bodies under way that the policy or an operator has to see")
+	errNoRoom      = errors.New("too many request bodies are under way that the policy or an operator has to see")
 )
 
 // take makes room for n bytes of a sandbox's.
@@ -70,6 +71,9 @@ func (r *room) take(id string, n int64) error {
 
 // give takes it back.
 func (r *room) give(id string, n int64) {
+	if n == 0 {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.metrics.bodies.Sub(float64(n))
@@ -137,6 +141,17 @@ func (k *kept) bytes() []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.text
+}
+
+// digest is that of the whole body, and its length; neither is known of one that is
+// too long.
+func (k *kept) digest() (string, int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.rest != nil {
+		return "", -1
+	}
+	return digest(k.text), int64(len(k.text))
 }
 
 // drop lets go of the body, of which nobody reads any more.
