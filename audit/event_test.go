@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/json"
 	"flag"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,15 +19,18 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
+// id is an event's, and at when the first has been, in milliseconds.
+const id = "0192f0c1-7a00-7000-8000-%012x"
+
+var at = time.Date(2026, 11, 20, 13, 24, 34, 123e6, time.UTC).UnixMilli()
+
 // golden are the stories that Sallyport tells, one for each class and outcome.
 func golden() map[string][]*audit.Event {
-	const id = "0192f0c1-7a00-7000-8000-00000000000"
-	at := time.Date(2026, 11, 20, 13, 24, 34, 123e6, time.UTC).UnixMilli()
 	n := 0
 	make := func(kind audit.Kind, class audit.Class, activity int) *audit.Event {
 		n++
 		e := audit.New(kind, class, activity)
-		e.Metadata.UID, e.Time = id+string(rune('0'+n)), at+int64(n)
+		e.Metadata.UID, e.Time = fmt.Sprintf(id, n), at+int64(n)
 		e.Metadata.Product.Version = "0.1.0"
 		x := &e.Unmapped.Sallyport
 		x.Sandbox, x.SandboxID, x.Session = "demo", "sandbox-id", "session-id"
@@ -108,15 +113,17 @@ func golden() map[string][]*audit.Event {
 	observed := decided(request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("PUT")), "PUT", "/upload"),
 		audit.ActionAllowed, audit.DispositionAllowed, "allow", "", "", "observed only")
 	observed.SeverityID, observed.HTTPRequest.Length = audit.SeverityLow, 0
-	observed.Metadata.UID = id + "a"
 	x := &observed.Unmapped.Sallyport
 	x.Unsized, x.HeaderNames, x.Clipped = true, []string{"Accept", "… (7 more)"}, []string{"header_names"}
 	x.Observed = &audit.Observed{Decision: "deny", Rule: "no-uploads", RuleType: "egress", Reason: "denied by rule no-uploads"}
 
-	return map[string][]*audit.Event{
+	all := map[string][]*audit.Event{
 		"allow": {allow, done}, "failed": {allow, failed}, "open": {allow}, "deny": {deny}, "tunnel": {tunnel, closed},
 		"drop": {drop}, "dns": {name}, "lifecycle": {life}, "observed": {observed},
 	}
+	maps.Copy(all, goldenApprovals(make, request))
+	maps.Copy(all, goldenLimits(make, request))
+	return all
 }
 
 func record(events []*audit.Event) audit.Record {

@@ -33,6 +33,9 @@ func Line(r Record) string {
 		if e.Message != "" {
 			f = append(f, strconv.Quote(short(e.Message)))
 		}
+		if e.Destination != nil { // of what an operator is asked about
+			f = append(f, subject(e))
+		}
 		if e.Actor != nil && e.Actor.User.Name != "" {
 			f = append(f, "by="+word(e.Actor.User.Name))
 		}

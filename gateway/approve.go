@@ -199,7 +199,10 @@ func (x *exchange) approve(r *http.Request, d policy.Decision) (policy.Decision,
 	}
 	var v approval.Verdict
 	var err error
-	if x.sent.ReadCloser != nil {
+	switch {
+	case x.kept != nil: // read already, and what leaves
+		body, length = x.kept.digest()
+	case x.sent.ReadCloser != nil:
 		body, length = "", -1
 		// What a longer approval covers need not be read ahead.
 		h.round = g.underway.round.Load()
@@ -262,8 +265,7 @@ func digest(b []byte) string {
 
 // readAhead reads the request's body as far as it binds.
 func (x *exchange) readAhead(ctx context.Context, h *hold) (string, int64, error) {
-	id := x.flow.identity.ID
-	x.spool = readAhead(x.sent.ReadCloser, int(h.settings.Body), func(n int) bool { return x.gateway.holds.room(id, n) })
+	x.spool = readAhead(x.sent.ReadCloser, int(h.settings.Body), x.gateway.room, x.flow.identity.ID)
 	x.sent.ReadCloser = x.spool
 	h.gone, h.broken = x.spool.done, x.spool.broken
 	return x.spool.whole(ctx)

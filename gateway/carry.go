@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -443,77 +442,4 @@ type proxyLogger struct{ *slog.Logger }
 
 func (l proxyLogger) Printf(format string, _ ...any) {
 	l.Debug("goproxy", "warning", strings.TrimSpace(strings.TrimPrefix(format, "[%03d] ")))
-}
-
-// serveExchange handles one request that came in on f.
-func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, w http.ResponseWriter, r *http.Request, f *flow) {
-	x := g.exchange(ctx, cancel, f)
-	x.out.ResponseWriter, x.out.in = w, &x.sent.read
-	x.streamed = r.ProtoMajor == 2
-	defer x.finish(r)
-	if f.answer != nil {
-		w.Header().Set("Connection", "close")
-		f.answer.write(w, r)
-		return
-	}
-	x.extend(r)
-	x.describe(r)
-	m := x.admit(r)
-	if f.valid != nil && !f.valid() {
-		// The connection may be older than the client's removal.
-		m = &misuse{http.StatusForbidden, "client", errInvalid.Error()}
-	}
-	if m != nil {
-		if r.ProtoMajor == 1 { // other streams of HTTP/2 have no part in it
-			w.Header().Set("Connection", "close")
-		}
-		x.refuse(r, m).write(w, r)
-		return
-	}
-	if f.refused {
-		w.Header().Set("Connection", "close")
-		d := g.unlisted(ctx, x.flow)
-		x.deny(r, d).write(w, r)
-		return
-	}
-	r.URL.Scheme, r.URL.Host = f.scheme(), f.authority
-	out := r.WithContext(x)
-	x.sent.take(r, out)
-	x.sent.wait(r, g.stall)
-	if m := x.await(w, out); m != nil {
-		if r.ProtoMajor == 1 {
-			w.Header().Set("Connection", "close")
-		}
-		x.refuse(r, m).write(w, r)
-		return
-	}
-	g.proxy.ServeHTTP(&x.out, out)
-}
-
-// finish ends an exchange whatever happened in it: a panic becomes a 500 while
-// that can still be said, and a response that broke off is broken off towards
-// the sandbox too, which would otherwise take it for complete.
-func (x *exchange) finish(r *http.Request) {
-	p := recover()
-	if p != nil && p != http.ErrAbortHandler {
-		x.err = errPanic
-		x.gateway.logger.Error("panic in a request", "sandbox", x.flow.identity.Name, "panic", fmt.Sprint(p))
-		if x.out.status == 0 {
-			var id string
-			if x.allowed != nil {
-				id = x.allowed.ID()
-			}
-			x.out.Header().Set("Connection", "close")
-			failed(errPanic, id).write(&x.out, r)
-			p = nil
-		}
-	}
-	x.out.close(x.place.revoked.Load() != nil)
-	broken := x.got.err != nil
-	x.end()
-	x.kept.drop() // which nobody judges any more
-	x.meter.end()
-	if p != nil || broken {
-		panic(http.ErrAbortHandler)
-	}
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"encoding/binary"
 	"io"
+	"strings"
 	"time"
 )
 
@@ -61,13 +62,22 @@ func (f *frontier) headSize() int {
 // between tells whether a frame may come.
 func (f *frontier) between() bool { return f.left == 0 && f.have == 0 && !f.closed }
 
+// maxFarewell is how long the reason in a Close frame can be, in bytes: a control
+// frame has 125, two of them for the status (RFC 6455, section 5.5).
+const maxFarewell = 123
+
 // farewell is a Close frame with status 1008, policy violation (RFC 6455,
 // section 7.4.1).
-var farewell = append([]byte{0x80 | opClose, byte(2 + len(noLonger)), 1008 >> 8, 1008 & 0xff}, noLonger...)
+func farewell(reason string) []byte {
+	if len(reason) > maxFarewell {
+		reason = strings.ToValidUTF8(reason[:maxFarewell], "")
+	}
+	return append([]byte{0x80 | opClose, byte(2 + len(reason)), 1008 >> 8, 1008 & 0xff}, reason...)
+}
 
 // goodbye says farewell where one of the upstream's frames has ended, once, and
 // lets nothing follow it. A client that reads nothing is not waited for long.
-func (c *counted) goodbye() {
+func (c *counted) goodbye(reason string) {
 	late := time.AfterFunc(stopGrace/2, func() { _ = c.SetWriteDeadline(time.Unix(1, 0)) })
 	defer late.Stop()
 	c.mu.Lock()
@@ -79,7 +89,7 @@ func (c *counted) goodbye() {
 	if !c.frames.between() {
 		return
 	}
-	n, _ := c.Conn.Write(farewell) // who is gone needs none
+	n, _ := c.Conn.Write(farewell(reason)) // who is gone needs none
 	c.out.Add(int64(n))
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()

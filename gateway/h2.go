@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -29,27 +30,58 @@ const (
 
 // multiplexed serves connections that speak HTTP/2 (RFC 9113), by ALPN or by
 // prior knowledge. The library bounds what a client can queue: resets,
-// CONTINUATION frames, settings and pings.
+// CONTINUATION frames, settings and pings. It lets no connection be told to go
+// but by the shutdown of its server, so that each has one of its own.
 type multiplexed struct {
-	conf *http2.Server
-	base *http.Server // for its limits, and to tell all connections of a shutdown
+	idle, handshake time.Duration
+	log             *log.Logger
+
+	mu   sync.Mutex
+	open map[*http.Server]struct{}
 }
 
-func newMultiplexed(idle, handshake time.Duration, logger *slog.Logger) (*multiplexed, error) {
-	m := &multiplexed{
-		conf: &http2.Server{
-			MaxConcurrentStreams:         maxStreams,
-			MaxUploadBufferPerStream:     streamWindow,
-			MaxUploadBufferPerConnection: connectionWindow,
-			IdleTimeout:                  idle,
-		},
-		base: &http.Server{
-			MaxHeaderBytes:    maxHeader,
-			ReadHeaderTimeout: handshake,
-			ErrorLog:          slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
-		},
+func newMultiplexed(idle, handshake time.Duration, logger *slog.Logger) *multiplexed {
+	return &multiplexed{
+		idle: idle, handshake: handshake, log: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
+		open: make(map[*http.Server]struct{}),
 	}
-	return m, http2.ConfigureServer(m.base, m.conf)
+}
+
+// begin returns the servers of one connection; end forgets them.
+func (m *multiplexed) begin() (*http2.Server, *http.Server, error) {
+	conf := &http2.Server{
+		MaxConcurrentStreams:         maxStreams,
+		MaxUploadBufferPerStream:     streamWindow,
+		MaxUploadBufferPerConnection: connectionWindow,
+		IdleTimeout:                  m.idle,
+	}
+	base := &http.Server{MaxHeaderBytes: maxHeader, ReadHeaderTimeout: m.handshake, ErrorLog: m.log}
+	if err := http2.ConfigureServer(base, conf); err != nil {
+		return nil, nil, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.open[base] = struct{}{}
+	return conf, base, nil
+}
+
+func (m *multiplexed) end(base *http.Server) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.open, base)
+}
+
+// part sends GOAWAY on a connection, which ends with the requests that it has.
+func part(base *http.Server) { _ = base.Shutdown(context.Background()) } // it does not wait: the connection is not its own
+
+// shutdown sends it on all there are. One that comes later is told with its first
+// answer.
+func (m *multiplexed) shutdown() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for base := range m.open {
+		part(base)
+	}
 }
 
 // preface is what a client of HTTP/2 begins with (RFC 9113, section 3.4).
@@ -69,6 +101,14 @@ func speaksHTTP2(c net.Conn) bool {
 
 // serveHTTP2 returns when the connection has ended and its requests have too.
 func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
+	conf, base, err := g.h2.begin()
+	if err != nil {
+		g.logger.Error("HTTP/2 cannot be served", "error", err)
+		_ = c.Close()
+		return
+	}
+	defer g.h2.end(base)
+	f.line.part.Store(new(func() { part(base) }))
 	var s streams
 	heard := listened(c)
 	defer func() {
@@ -76,9 +116,9 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
 			g.silent(f, noRequest)
 		}
 	}()
-	g.h2.conf.ServeConn(heard.conn(), &http2.ServeConnOpts{
+	conf.ServeConn(heard.conn(), &http2.ServeConnOpts{
 		Context:    ctx,
-		BaseConfig: g.h2.base,
+		BaseConfig: base,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if !s.begin() {
 				panic(http.ErrAbortHandler) // the connection has ended meanwhile

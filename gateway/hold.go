@@ -3,31 +3,26 @@ package gateway
 import "sync"
 
 // Bounds of what waits for operators here. The store has bounds of its own; these
-// are for what it costs to ask.
+// are for what it costs to ask. Bodies are counted with the others that are held:
+// see room.
 const (
-	maxHeld      = 32       // requests and connections of a sandbox
-	maxHeldAll   = 512      // of all
-	maxSpool     = 16 << 20 // bytes of a sandbox's bodies
-	maxSpoolAll  = 64 << 20 // of all
-	heldFallback = 30       // seconds after which it is asked again although nobody said so
+	maxHeld      = 32  // requests and connections of a sandbox
+	maxHeldAll   = 512 // of all
+	heldFallback = 30  // seconds after which it is asked again although nobody said so
 )
 
 // holds counts what waits.
 type holds struct {
 	mu    sync.Mutex
-	own   map[string]*share
+	own   map[string]int // by sandbox ID
 	all   int
-	bytes int
 	again chan struct{} // closed when the policy has changed
 	over  chan struct{} // closed when no more is waited for
 	ended bool
 }
 
-// share is a sandbox's.
-type share struct{ count, bytes int }
-
 func (h *holds) begin() {
-	h.own = make(map[string]*share)
+	h.own = make(map[string]int)
 	h.again, h.over = make(chan struct{}), make(chan struct{})
 }
 
@@ -45,15 +40,10 @@ func (h *holds) end() {
 func (h *holds) enter(id string) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := h.own[id]
-	if h.all >= maxHeldAll || s != nil && s.count >= maxHeld {
+	if h.all >= maxHeldAll || h.own[id] >= maxHeld {
 		return false
 	}
-	if s == nil {
-		s = &share{}
-		h.own[id] = s
-	}
-	s.count++
+	h.own[id]++
 	h.all++
 	return true
 }
@@ -62,32 +52,10 @@ func (h *holds) enter(id string) bool {
 func (h *holds) leave(id string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.own[id].count--
 	h.all--
-	h.tidy(id)
-}
-
-func (h *holds) tidy(id string) {
-	if s := h.own[id]; s.count == 0 && s.bytes == 0 {
+	if h.own[id]--; h.own[id] == 0 {
 		delete(h.own, id)
 	}
-}
-
-// room takes memory for a sandbox's bodies, or gives it back where n is negative.
-func (h *holds) room(id string, n int) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	s := h.own[id]
-	switch {
-	case n == 0:
-		return true
-	case n > 0 && (s == nil || s.bytes+n > maxSpool || h.bytes+n > maxSpoolAll):
-		return false
-	}
-	s.bytes += n
-	h.bytes += n
-	h.tidy(id)
-	return true
 }
 
 // changed is closed when the policy has changed since.

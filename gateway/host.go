@@ -6,6 +6,9 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"unicode/utf8"
+
+	hosts "sallyport/internal/hostname"
 )
 
 // hostname returns s as policy knows it: a lower-case DNS name without trailing
@@ -18,45 +21,15 @@ func hostname(s string) (string, error) {
 		}
 		return addr.Unmap().String(), nil
 	}
-	s = strings.TrimSuffix(s, ".")
-	if s == "" || len(s) > 253 {
+	// Some letters, as U+212A, are ASCII in lower case.
+	name := strings.ToLower(strings.TrimSuffix(s, "."))
+	if strings.ContainsFunc(s, func(r rune) bool { return r >= utf8.RuneSelf }) || !hosts.Valid(name) {
 		return "", fmt.Errorf("%.64q is not a host name", s)
 	}
-	var last string
-	for label := range strings.SplitSeq(s, ".") {
-		if !isLabel(label) {
-			return "", fmt.Errorf("%.64q is not a host name", s)
-		}
-		last = label
-	}
-	if isNumber(last) {
+	if hosts.Numeric(name) {
 		return "", fmt.Errorf("%.64q is not a canonical IP address", s)
 	}
-	return strings.ToLower(s), nil
-}
-
-// isLabel allows letters, digits, hyphen and the underscore that service names use.
-func isLabel(s string) bool {
-	if s == "" || len(s) > 63 {
-		return false
-	}
-	for i := range len(s) {
-		c := s[i]
-		if !(c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '-' || c == '_') {
-			return false
-		}
-	}
-	return true
-}
-
-// isNumber tells whether inet_aton(3), BSD's and the C libraries', or the WHATWG
-// URL standard may take a name that ends with the label for an IPv4 address. Some
-// read 0x as 0, and numbers that are too large modulo 2^32.
-func isNumber(label string) bool {
-	if hex, ok := strings.CutPrefix(strings.ToLower(label), "0x"); ok {
-		return strings.Trim(hex, "0123456789abcdef") == ""
-	}
-	return strings.Trim(label, "0123456789") == ""
+	return name, nil
 }
 
 // authority splits "host", "host:port" or "[v6]:port"; port is 0 when absent.

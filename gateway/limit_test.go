@@ -2,6 +2,7 @@ package gateway_test
 
 import (
 	"crypto/tls"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -265,18 +266,25 @@ func TestLimitOfWebSockets(t *testing.T) {
 			t.Fatalf("%v %v", err, resp)
 		}
 		s.echoes(t, "hello")
+		var last []byte
 		carried := 0
 		for range 100 {
+			var kind byte
+			var payload []byte
 			if err = s.send(wsText, make([]byte, 4<<10)); err == nil {
-				_, _, err = s.receive()
+				kind, payload, err = s.receive()
 			}
-			if err != nil {
+			if err != nil || kind == wsClose {
+				last = payload
 				break
 			}
 			carried += 8 << 10
 		}
-		if err == nil || carried > 64<<10 {
-			t.Fatalf("%d bytes were carried, %v", carried, err)
+		if err != nil || carried > 64<<10 || len(last) < 2 || binary.BigEndian.Uint16(last) != 1008 || string(last[2:]) != "limit bytes: 64KiB within 1h are used up" {
+			t.Fatalf("%d bytes were carried, the last frame is %q, %v", carried, last, err)
+		}
+		if _, err := io.Copy(io.Discard, s.in); err != nil {
+			t.Errorf("the end: %v", err)
 		}
 		_ = s.Close()
 		decisions, completions := m.settled(t)

@@ -77,8 +77,11 @@ func (o *opening) judge(ctx context.Context) *revokedError {
 }
 
 // stop leaves it to the exchanges on the connection to say why: they are judged
-// by the connection too.
+// by the connection too. A client of HTTP/2 is told first to begin no others.
 func (o *opening) stop(*revokedError) {
+	if part := o.line.part.Load(); part != nil {
+		(*part)()
+	}
 	time.AfterFunc(stopGrace/2, func() {
 		o.line.cancel()
 		if top := o.line.top.Load(); top != nil {
@@ -97,6 +100,7 @@ type line struct {
 	cancel context.CancelFunc
 	conn   net.Conn
 	top    atomic.Pointer[tls.Conn] // nil without TLS
+	part   atomic.Pointer[func()]   // sends GOAWAY (RFC 9113, section 6.8); nil without HTTP/2
 }
 
 func (l *line) begin(ctx context.Context, c net.Conn) {
@@ -124,7 +128,7 @@ func (x *exchange) stop(*revokedError) {
 		return
 	}
 	x.gateway.work.Go(func() { // which waits for the client to read
-		c.goodbye()
+		c.goodbye(noLonger)
 		x.cancel()
 	})
 }
@@ -137,6 +141,27 @@ func (x *exchange) cut() {
 		return
 	}
 	_ = x.flow.line.conn.Close()
+}
+
+// conclude gives a call of gRPC whose answer is broken off a status, where a message
+// has ended and it is known why; any other is left to be reset.
+func (x *exchange) conclude(r *http.Request) bool {
+	if x.out.messages == nil || !x.out.messages.between() || x.out.failed {
+		return false
+	}
+	a := x.revoked()
+	if over := x.meter.err(); a == nil && over != nil {
+		a = failed(over, x.allowed.ID())
+	}
+	if a == nil {
+		return false
+	}
+	header := a.status(r).Header
+	delete(header, "Content-Type") // which has been said
+	for name, values := range header {
+		x.out.Header()[http.TrailerPrefix+name] = values
+	}
+	return true
 }
 
 // revoked answers an exchange that the policy no longer allows.

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"mime"
 	"net/http"
 	"os"
 	"runtime"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,7 +14,8 @@ import (
 	"sallyport/policy"
 )
 
-// Bounds of the bodies that are held while the policy judges them, in bytes.
+// Bounds of the bodies that are held while the policy judges them or an operator
+// is asked about them, in bytes.
 const (
 	maxRoom      = 128 << 20 // of all sandboxes
 	maxRoomOfOne = 32 << 20  // of a sandbox
@@ -46,8 +44,8 @@ func newRoom(m *metrics) *room {
 }
 
 var (
-	errNoRoomOfOne = errors.New("the sandbox has too many request bodies under way that the policy has to see")
-	errNoRoom      = errors.New("too many request bodies are under way that the policy has to see")
+	errNoRoomOfOne = errors.New("the sandbox has too many request bodies under way that the policy or an operator has to see")
+	errNoRoom      = errors.New("too many request bodies are under way that the policy or an operator has to see")
 )
 
 // take makes room for n bytes of a sandbox's.
@@ -73,6 +71,9 @@ func (r *room) take(id string, n int64) error {
 
 // give takes it back.
 func (r *room) give(id string, n int64) {
+	if n == 0 {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.metrics.bodies.Sub(float64(n))
@@ -142,6 +143,17 @@ func (k *kept) bytes() []byte {
 	return k.text
 }
 
+// digest is that of the whole body, and its length; neither is known of one that is
+// too long.
+func (k *kept) digest() (string, int64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.rest != nil {
+		return "", -1
+	}
+	return digest(k.text), int64(len(k.text))
+}
+
 // drop lets go of the body, of which nobody reads any more.
 func (k *kept) drop() {
 	if k == nil {
@@ -178,49 +190,9 @@ func (k *kept) fill(body io.Reader, limit int64) error {
 	}
 }
 
-// What a body cannot be judged for.
-var (
-	errNoBody      = errors.New("there is none")
-	errUpgraded    = errors.New("the request switches protocols, and has none")
-	errContentType = errors.New("its Content-Type is not application/json, nor another of JSON, in UTF-8")
-	errEncoded     = errors.New("it has a content coding")
-	errAlias       = errors.New("a header that some servers take for one of the body's has an underscore in its name")
-)
-
 // unsuited says why a request has no body that is JSON whoever reads it, or nil.
 func unsuited(r *http.Request) error {
-	if len(r.Header["Upgrade"]) > 0 {
-		return errUpgraded
-	}
-	if r.Body == nil || r.Body == http.NoBody {
-		return errNoBody
-	}
-	for name := range r.Header {
-		if !strings.Contains(name, "_") {
-			continue
-		}
-		switch strings.ToLower(strings.ReplaceAll(name, "_", "-")) {
-		case "content-type", "content-encoding", "content-length", "transfer-encoding":
-			return errAlias
-		}
-	}
-	if slices.ContainsFunc(r.Header["Content-Encoding"], func(v string) bool { return !strings.EqualFold(v, "identity") }) {
-		return errEncoded
-	}
-	types := r.Header["Content-Type"]
-	if len(types) != 1 {
-		return errContentType
-	}
-	kind, parameters, err := mime.ParseMediaType(types[0])
-	_, charset := parameters["charset"]
-	switch {
-	case err != nil,
-		kind != "application/json" && !(strings.HasPrefix(kind, "application/") && strings.HasSuffix(kind, "+json")),
-		charset && !strings.EqualFold(parameters["charset"], "utf-8"),
-		charset && len(parameters) > 1, !charset && len(parameters) > 0:
-		return errContentType
-	}
-	return nil
+	return policy.UnsuitedBody(r.Header, r.Body == nil || r.Body == http.NoBody)
 }
 
 // await reads the body of a request where the policy has to see it. What it

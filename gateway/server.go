@@ -180,9 +180,7 @@ func New(o Options) (*Gateway, error) {
 		},
 		Logger: o.Logger,
 	}
-	if g.h2, err = newMultiplexed(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger); err != nil {
-		return nil, fmt.Errorf("gateway: %w", err)
-	}
+	g.h2 = newMultiplexed(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger)
 	return g, nil
 }
 
@@ -328,7 +326,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = g.h2.base.Shutdown(ctx) // says goodbye, and does not wait
+		g.h2.shutdown() // says goodbye, and does not wait
 		_ = g.web.Shutdown(ctx)
 		g.work.Wait()
 	}()

@@ -22,12 +22,13 @@ var errSpool = errors.New("the body ended before it was whole")
 type spool struct {
 	src  io.ReadCloser
 	max  int
-	room func(n int) bool // asks for memory, or (negative) gives it back
-	done chan struct{}    // closed when nothing more is read ahead
+	of   *room
+	id   string        // of the sandbox
+	done chan struct{} // closed when nothing more is read ahead
 
 	mu     sync.Mutex
 	buf    []byte
-	taken  int // of room
+	taken  int64 // of room
 	sum    hash.Hash
 	total  int64
 	last   time.Time // when bytes came
@@ -37,8 +38,8 @@ type spool struct {
 }
 
 // readAhead begins. Close ends it.
-func readAhead(src io.ReadCloser, most int, room func(int) bool) *spool {
-	s := &spool{src: src, max: most, room: room, sum: sha256.New(), last: time.Now(), done: make(chan struct{})}
+func readAhead(src io.ReadCloser, most int, of *room, id string) *spool {
+	s := &spool{src: src, max: most, of: of, id: id, sum: sha256.New(), last: time.Now(), done: make(chan struct{})}
 	go s.fill()
 	return s
 }
@@ -65,9 +66,9 @@ func (s *spool) add(p []byte, err error) bool {
 	}
 	s.buf, s.total, s.last, s.err = append(s.buf, p...), s.total+int64(len(p)), time.Now(), err
 	s.sum.Write(p)
-	fits := s.room(len(p))
+	fits := s.of.take(s.id, int64(len(p))) == nil
 	if fits {
-		s.taken += len(p)
+		s.taken += int64(len(p))
 	}
 	return err == nil && fits && !s.free && s.total <= int64(s.max)
 }
@@ -146,7 +147,7 @@ func (s *spool) Read(p []byte) (int, error) {
 // empty gives the memory back. s.mu is held.
 func (s *spool) empty() {
 	s.buf = nil
-	s.room(-s.taken)
+	s.of.give(s.id, s.taken)
 	s.taken = 0
 }
 

@@ -157,7 +157,9 @@ type writer struct {
 	taken  atomic.Pointer[counted] // by a WebSocket
 	ended  ending                  // of that
 	in     *atomic.Int64           // what a WebSocket's client sends
-	meter  *meter
+	// messages are those of a gRPC call; nil for what is none.
+	messages *envelope
+	meter    *meter
 }
 
 func (w *writer) WriteHeader(code int) {
@@ -180,6 +182,9 @@ func (w *writer) Write(p []byte) (int, error) {
 	}
 	n, err := w.ResponseWriter.Write(p)
 	w.written.Add(int64(n))
+	if w.messages != nil {
+		w.messages.pass(p[:n])
+	}
 	if err != nil && !errors.Is(err, http.ErrBodyNotAllowed) {
 		w.failed = true
 	}
@@ -250,11 +255,11 @@ func (w *writer) take(conn net.Conn) *counted {
 }
 
 // close ends a connection that was taken: goproxy returns when one of its
-// directions ends and leaves the other. One that is revoked is said goodbye to.
-func (w *writer) close(revoked bool) {
+// directions ends and leaves the other. One that was ended here is told why.
+func (w *writer) close(why error) {
 	if c := w.taken.Load(); c != nil {
-		if revoked {
-			if c.goodbye(); w.tunnel == nil { // a stream's last frames arrive by themselves
+		if why != nil {
+			if c.goodbye(explain(why)); w.tunnel == nil { // a stream's last frames arrive by themselves
 				c.linger()
 			}
 		}

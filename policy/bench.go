@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,8 +23,8 @@ type Bench struct {
 	Modules map[string]*ast.Module // those and all that they need
 	Data    ast.Object
 
-	team    *team
-	bundled bool
+	team   *team
+	bundle *Bundle
 }
 
 // NewBench loads and checks what is tested as [Compile] does, and adds what only
@@ -40,7 +42,10 @@ func NewBench(ctx context.Context, doc Document, dirs []string) (*Bench, error) 
 	if err := errors.Join(join(findings), err); err != nil {
 		return nil, err
 	}
-	p := &Policy{table: newTable(rules), rules: map[string]*rule{}, selectors: newSelectors(rules)}
+	p := &Policy{table: newTable(rules), rules: map[string]*rule{}, selectors: newSelectors(rules), limits: newLimits(doc.Limits)}
+	for i := range rules {
+		p.rules[rules[i].name] = &rules[i]
+	}
 	p.table.join(rules)
 	p.table.stock(p.selectors)
 	own, err := ownModules()
@@ -51,7 +56,7 @@ func NewBench(ctx context.Context, doc Document, dirs []string) (*Bench, error) 
 	if err := p.prepare(ctx, maps.Clone(own), t); err != nil {
 		return nil, err
 	}
-	b := &Bench{Rego: t.modules, Tests: t.tests, Modules: maps.Clone(own), team: t, bundled: doc.Policy.Verified != nil}
+	b := &Bench{Rego: t.modules, Tests: t.tests, Modules: maps.Clone(own), team: t, bundle: doc.Policy.Verified}
 	maps.Copy(b.Modules, t.modules)
 	maps.Copy(b.Modules, t.tests)
 	if len(t.sets) > 0 {
@@ -86,7 +91,7 @@ func NewBench(ctx context.Context, doc Document, dirs []string) (*Bench, error) 
 const gatheredFile = "contributed.rego"
 
 // builders are the files of data.sallyport.testing.
-var builders = []string{"testing.rego", "builders.rego"}
+var builders = []string{"testing.rego", "builders.rego", "floor.rego"}
 
 func (b *Bench) add(name string, text []byte) error {
 	m, err := ast.ParseModuleWithOpts(name, string(text), ast.ParserOptions{RegoVersion: ast.RegoV1, ProcessAnnotation: true})
@@ -122,14 +127,14 @@ func (b *Bench) Compiler() (*ast.Compiler, error) {
 // Findings turns the errors of OPA's compiler into those of ours.
 func (b *Bench) Findings(err error) error { return regoErrors(err) }
 
-// Export writes what tests run with, all but the team's own files, into a folder, so
-// that OPA's own tools see the same: `opa test FOLDER DIR`. The folder is made; what
-// it holds of an earlier export is replaced.
+// Export writes what tests run with, all but the files of the team's folders, into a
+// folder, so that OPA's own tools see the same: `opa test FOLDER DIR`. The folder is
+// made; what it holds of an earlier export is replaced.
 func (b *Bench) Export(folder string) error {
-	if b.bundled {
-		return errors.New("a policy with a bundle is not exported: run opa test on the folder that the bundle is built from")
-	}
 	if err := os.MkdirAll(folder, 0o777); err != nil {
+		return err
+	}
+	if err := b.exportBundle(folder); err != nil {
 		return err
 	}
 	for name := range b.Modules {
@@ -151,7 +156,7 @@ func (b *Bench) Export(folder string) error {
 	// Not as data: JSON has no sets, and no keys but strings.
 	sallyport := b.Data.Get(ast.StringTerm("sallyport")).Value.(ast.Object)
 	document := "package sallyport"
-	for _, name := range []string{"index", "selectors"} {
+	for _, name := range []string{"index", "selectors", "places", "bodies", "limits"} {
 		// Which may be empty: the type checker is to know nothing of what is in it.
 		document += fmt.Sprintf("\n\n%s := object.get({}, \"\", %v)", name, sallyport.Get(ast.StringTerm(name)))
 	}
@@ -169,6 +174,30 @@ func (b *Bench) Export(folder string) error {
 			return fmt.Errorf("writing the document: %w", err)
 		}
 		if err := os.WriteFile(filepath.Join(folder, name), formatted, 0o666); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exportBundle writes the files of the bundle. Their data is at the root of a
+// folder's, whatever they are called.
+func (b *Bench) exportBundle(folder string) error {
+	earlier, err := filepath.Glob(filepath.Join(folder, "bundle-*"))
+	if err != nil {
+		return err
+	}
+	for _, name := range append(earlier, filepath.Join(folder, gatheredFile)) {
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	if b.bundle == nil {
+		return nil
+	}
+	for i, f := range b.bundle.Files {
+		name := fmt.Sprintf("bundle-%d-%s", i+1, path.Base(f.Name))
+		if err := os.WriteFile(filepath.Join(folder, name), f.Text, 0o666); err != nil {
 			return err
 		}
 	}

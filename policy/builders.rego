@@ -83,17 +83,21 @@ from(name, tags, given) := object.union(
 	{"sandbox": object.union(object.remove(defaults.sandbox, ["tags"]), {"name": name, "tags": tags})},
 )
 
-# decide is data.sallyport.decision on an input, under the sallyport.yaml that the
-# tests run with. It is undefined where there is none, as under plain `opa test`.
+# decide is what becomes of an input under the sallyport.yaml that the tests run
+# with: data.sallyport.decision, after the floor, with the limits that it falls
+# under; of several readings the strictest. It is undefined where there is none, as
+# under plain `opa test`.
 decide(given) := strictest[2] if {
 	documented
 	list := readings(given)
-	made := [decision |
+	made := [answer |
 		some reading in list
-		decision := data.sallyport.decision with input as complete(reading)
+		asked := complete(reading)
+		decision := data.sallyport.decision with input as asked
+		answer := settled(asked, decision) with input as asked
 	]
 	count(made) == count(list)
-	strictest := min([[strictness[decision.action], i, decision] | some i, decision in made])
+	strictest := min([[strictness[answer.action], i, answer] | some i, answer in made])
 }
 
 strictness := {"deny": 1, "approve": 2, "allow": 3, "tunnel": 3}

@@ -17,7 +17,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown/cache"
 )
 
-//go:embed decision.rego testing.rego builders.rego schema/input.json schema/data.json
+//go:embed decision.rego testing.rego builders.rego floor.rego schema/input.json schema/data.json
 var sources embed.FS
 
 // DefaultTimeout bounds one evaluation.

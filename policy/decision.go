@@ -36,7 +36,7 @@ type Decision struct {
 	Revision string
 	// Unjudged is set where this is denied because a rule has to see the request's
 	// body and cannot, and says why: with the body it might be decided otherwise.
-	Unjudged error
+	Unjudged error `json:"-"`
 	// Limits lists what bounds this, where it is allowed, tunnelled or to be
 	// approved. Whoever carries it counts.
 	Limits []Applied
@@ -122,5 +122,5 @@ type Request struct {
 	QueryKeys []string
 	Headers   []string // canonical names
 	Size      int64    // Content-Length, -1 when unknown
-	Body      *Body    // what ReadBody made of it, where there is a Need; else nil
+	Body      *Body    `json:"-"` // what ReadBody made of it, where there is a Need; else nil
 }

@@ -23,7 +23,7 @@ func TestExport(t *testing.T) {
 			dir := filepath.Join("..", "examples", "policies", name, "policy.d")
 			export := filepath.Join(t.TempDir(), "opa")
 			exported(t, Document{}, dir, export)
-			if passed, _ := runRego(t, dir, filepath.Join(export, "testing.rego"), filepath.Join(export, "builders.rego"), filepath.Join(export, name+".rego")); passed < 4 {
+			if passed, _ := runRego(t, dir, filepath.Join(export, "testing.rego"), filepath.Join(export, "builders.rego"), filepath.Join(export, "floor.rego"), filepath.Join(export, name+".rego")); passed < 4 {
 				t.Errorf("without the document, %d tests passed", passed)
 			}
 		})
@@ -48,5 +48,34 @@ test_decide if testing.decide(testing.get("https://a.example.com/")).action == "
 				t.Errorf("%d tests ran", passed)
 			}
 		})
+	}
+}
+
+// TestExportOfABundle holds that an export has the bundle's Rego, data and tests, and
+// that the next one, without, has nothing of it.
+func TestExportOfABundle(t *testing.T) {
+	dir := folder(t, map[string]string{"x_test.rego": `package sallyport.team.x_test
+
+import data.sallyport.testing
+
+test_both if testing.decide(testing.get("https://a.example.com/")).reason == "bundled"
+`})
+	doc := Document{
+		Egress: []EgressRule{{Destination: "a.example.com"}},
+		Policy: Source{Dir: dir, Verified: &Bundle{Files: []BundleFile{
+			{Name: "/team/b.rego", Text: []byte("package sallyport.team.b\n\ndeny contains data.words.why if input.request\n")},
+			{Name: "/team/b_test.rego", Text: []byte("package sallyport.team.b_test\n\ntest_b if data.words.why\n")},
+			{Name: "data.json", Text: []byte(`{"words": {"why": "bundled"}}`)},
+		}}},
+	}
+	export := t.TempDir()
+	exported(t, doc, dir, export)
+	if passed, _ := runRego(t, dir, export); passed != 2 {
+		t.Errorf("%d tests ran", passed)
+	}
+	doc.Policy.Verified = nil
+	exported(t, doc, dir, export)
+	if left, _ := filepath.Glob(filepath.Join(export, "bundle-*")); len(left) > 0 {
+		t.Errorf("%q are of the bundle", left)
 	}
 }

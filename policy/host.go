@@ -9,6 +9,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/net/idna"
+
+	"sallyport/internal/hostname"
 )
 
 // destination is a parsed EgressRule.Destination.
@@ -145,48 +147,13 @@ func asciiHost(s string) (string, error) {
 		// Of a byte that is no UTF-8 the library makes a label that is none.
 		return "", fmt.Errorf("%q is not a host name; write one as api.example.com", s)
 	}
-	if !canonical(ascii) {
+	if !hostname.Valid(ascii) {
 		return "", fmt.Errorf("%q is not a host name; letters, digits, '-', '_' and dots make one", s)
 	}
-	if looksNumeric(ascii) {
+	if hostname.Numeric(ascii) {
 		return "", fmt.Errorf("%q could be read as an IP address; write the address in full, as 10.0.0.1", s)
 	}
 	return ascii, nil
-}
-
-// canonical reports whether s is a host name as asciiHost returns them.
-func canonical(s string) bool {
-	if s == "" || len(s) > 253 {
-		return false
-	}
-	label := 0
-	for i := range len(s) {
-		switch c := s[i]; {
-		case c == '.':
-			if label == 0 {
-				return false
-			}
-			label = 0
-			continue
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '-', c == '_':
-		default:
-			return false
-		}
-		if label++; label > 63 {
-			return false
-		}
-	}
-	return label > 0
-}
-
-// looksNumeric reports whether the last label is a number, which inet_aton and
-// the WHATWG URL parser take for an IPv4 address: 127.1, 0x7f000001, 2130706433.
-func looksNumeric(host string) bool {
-	last := host[strings.LastIndexByte(host, '.')+1:]
-	if hex, ok := strings.CutPrefix(last, "0x"); ok {
-		return strings.Trim(hex, "0123456789abcdef") == ""
-	}
-	return strings.Trim(last, "0123456789") == ""
 }
 
 // readHost brings a host that a sandbox asked for into the form that rules are
@@ -197,7 +164,7 @@ func readHost(s string) (host string, addr netip.Addr, err error) {
 		return "", netip.Addr{}, fmt.Errorf("%.253q is not a host name in A-labels", s)
 	}
 	host = strings.TrimSuffix(strings.ToLower(s), ".")
-	if canonical(host) && !looksNumeric(host) {
+	if hostname.Valid(host) && !hostname.Numeric(host) {
 		return host, netip.Addr{}, nil
 	}
 	addr, err = netip.ParseAddr(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))

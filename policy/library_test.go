@@ -49,7 +49,7 @@ func runRego(t *testing.T, paths ...string) (passed int, report cover.Report) {
 }
 
 func TestLibrary(t *testing.T) {
-	passed, report := runRego(t, "library", "testing.rego", "builders.rego")
+	passed, report := runRego(t, "library", "testing.rego", "builders.rego", "floor.rego")
 	names := libraryNames()
 	if len(names) != 6 || passed < 35 {
 		t.Errorf("%d tests ran, of %v", passed, names)

@@ -61,18 +61,29 @@ type Replay struct {
 	Last     time.Time `json:"last,omitzero"`
 	// Decisions is how many there are; each is one of the three that follow.
 	// Records that stand for several count as often.
-	Decisions int            `json:"decisions"`
-	Same      int            `json:"same"`
-	Changed   int            `json:"changed"`
-	Unfit     map[Unfit]int  `json:"not_decided_again"`
-	ByChange  map[Change]int `json:"by_change"`
-	Groups    []Group        `json:"groups"`
+	Decisions int           `json:"decisions"`
+	Same      int           `json:"same"`
+	Changed   int           `json:"changed"`
+	Unfit     map[Unfit]int `json:"not_decided_again"`
+	// Unseen lists the rules that had to see the bodies of those that are unfit for
+	// lack of one, the most frequent first.
+	Unseen   []Unseen       `json:"unseen_bodies,omitempty"`
+	ByChange map[Change]int `json:"by_change"`
+	Groups   []Group        `json:"groups"`
 	// Ungrouped is how many of Changed are in no group, since there is a bound.
 	Ungrouped int `json:"ungrouped,omitempty"`
 	// Undecided is how many of Changed are denied since the policy has no answer.
 	Undecided int `json:"undecided,omitempty"`
 	// Recalled is how many were answered from an equal input's answer.
 	Recalled uint64 `json:"recalled"`
+}
+
+// Unseen is a rule that has to see a body, and what it could not judge again.
+type Unseen struct {
+	Rule     string   `json:"rule"`
+	RuleType string   `json:"rule_type"`
+	Count    int      `json:"count"`
+	Examples []string `json:"examples"` // ids of decisions, the oldest first
 }
 
 // Bounds of a Replay.
@@ -145,6 +156,7 @@ type tally struct {
 	policy *Policy
 	sum    Replay
 	groups map[groupKey]*Group
+	unseen map[*rule]*Unseen
 }
 
 type groupKey struct {
@@ -153,16 +165,17 @@ type groupKey struct {
 }
 
 func newTally(p *Policy) *tally {
-	return &tally{policy: p, groups: map[groupKey]*Group{}, sum: Replay{Unfit: map[Unfit]int{}, ByChange: map[Change]int{}}}
+	return &tally{policy: p, groups: map[groupKey]*Group{}, unseen: map[*rule]*Unseen{}, sum: Replay{Unfit: map[Unfit]int{}, ByChange: map[Change]int{}}}
 }
 
 func (t *tally) add(ctx context.Context, r *Recorded) {
 	s := &t.sum
 	s.span(r.At, r.At)
 	s.Decisions += r.Count
+	*r = t.policy.Fit(*r)
 	unfit := r.Unfit
-	if unfit == "" && t.policy.needsBody(r.Input) {
-		unfit = UnfitBody
+	if unfit == UnfitBody {
+		t.missed(r)
 	}
 	if unfit == "" && r.Count > 1 && r.Input.Request != nil {
 		// The others may have had another method or path.
@@ -201,6 +214,59 @@ func (s *Replay) span(first, last time.Time) {
 // needsBody tells whether the policy has to see a body that the input is without.
 func (p *Policy) needsBody(in Input) bool {
 	return in.Request != nil && in.Request.Body == nil && p.Need(in).Max > 0
+}
+
+// Fit returns a recorded decision with its Unfit set where the policy has to see a
+// body, which no record has. A body that is refused for its size is none of those.
+func (p *Policy) Fit(r Recorded) Recorded {
+	if r.Unfit != "" || !p.needsBody(r.Input) {
+		return r
+	}
+	fault := p.unsent(r.Input)
+	if fault == nil {
+		r.Unfit = UnfitBody
+		return r
+	}
+	q := *r.Input.Request
+	q.Body, r.Input.Request = NoBody(fault), &q
+	return r
+}
+
+// unsent is why no body of the request's size can be judged, whatever is in it, or nil.
+func (p *Policy) unsent(in Input) error {
+	switch most := p.Need(in).Max; {
+	case in.Request.Size == 0:
+		return errNoBody
+	case in.Request.Size > most:
+		return TooLong(most)
+	}
+	return nil
+}
+
+// missed counts a decision for the rule that has to see its body, the first if
+// there are several.
+func (t *tally) missed(r *Recorded) {
+	s, err := read(r.Input)
+	if err != nil {
+		return
+	}
+	for _, by := range t.policy.judging(s) {
+		u := t.unseen[by]
+		if u == nil {
+			u = &Unseen{Rule: by.name, RuleType: by.kind}
+			t.unseen[by] = u
+		}
+		u.Count += r.Count
+		u.Examples = oldest(u.Examples, r.ID)
+		return
+	}
+}
+
+// oldest keeps the first of ids. They are UUIDv7, which sort by time.
+func oldest(ids []string, more ...string) []string {
+	ids = append(ids, more...)
+	slices.Sort(ids)
+	return ids[:min(len(ids), maxExamples)]
 }
 
 // changes lists what a decision makes otherwise.
@@ -266,14 +332,12 @@ func (t *tally) group(r *Recorded, d Decision, changes []Change) {
 	g.example(d.Reason, r.ID)
 }
 
-// example keeps the first ids. They are UUIDv7, which sort by time.
+// example keeps the first ids, and what is said of the first of them.
 func (g *Group) example(reason string, ids ...string) {
 	if len(g.Examples) > 0 && ids[0] < g.Examples[0] {
 		g.Reason = reason
 	}
-	g.Examples = append(g.Examples, ids...)
-	slices.Sort(g.Examples)
-	g.Examples = g.Examples[:min(len(g.Examples), maxExamples)]
+	g.Examples = oldest(g.Examples, ids...)
 }
 
 func (v Verdict) key() string {
@@ -307,6 +371,14 @@ func (t *tally) join(o *tally) {
 	for c, n := range b.ByChange {
 		a.ByChange[c] += n
 	}
+	for by, u := range o.unseen {
+		if mine := t.unseen[by]; mine != nil {
+			mine.Count += u.Count
+			mine.Examples = oldest(mine.Examples, u.Examples...)
+		} else {
+			t.unseen[by] = u
+		}
+	}
 	for key, g := range o.groups {
 		mine := t.groups[key]
 		switch {
@@ -324,6 +396,12 @@ func (t *tally) join(o *tally) {
 // replay orders the groups: the gravest change first, then the most frequent.
 func (t *tally) replay() Replay {
 	r := t.sum
+	for _, u := range t.unseen {
+		r.Unseen = append(r.Unseen, *u)
+	}
+	slices.SortFunc(r.Unseen, func(a, b Unseen) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.Rule, b.Rule), strings.Compare(a.RuleType, b.RuleType))
+	})
 	r.Groups = slices.AppendSeq(make([]Group, 0, len(t.groups)), func(yield func(Group) bool) {
 		for g := range maps.Values(t.groups) {
 			if !yield(*g) {

@@ -164,9 +164,26 @@ func TestReplayNeedsBodies(t *testing.T) {
 		Policy: policy.Source{Dir: folder(t, "package sallyport.team.x\n\ndeny contains \"no\" if input.request.body.json.no\n")},
 	})
 	with, without := request("POST", "docs.example.com", "/"), request("GET", "docs.example.com", "/")
-	got, err := p.Replay(t.Context(), each([]policy.Recorded{as(t, p, 1, with, time.Now()), as(t, p, 2, without, time.Now())}))
-	if err != nil || got.Same != 1 || got.Unfit[policy.UnfitBody] != 1 {
+	sized := func(n int64) policy.Input {
+		in := request("POST", "docs.example.com", "/")
+		q := *in.Request
+		q.Size, in.Request = n, &q
+		return in
+	}
+	// Of none, and of one that is too long, it is known that no rule can see them.
+	records := []policy.Recorded{as(t, p, 1, with, time.Now()), as(t, p, 2, without, time.Now()), as(t, p, 3, sized(0), time.Now()), as(t, p, 4, sized(101), time.Now())}
+	for i := range 2000 { // on several processors
+		r := as(t, p, 5+i, sized(100), time.Now())
+		r.Action, r.Rule, r.RuleType = policy.Allow, "writing", "egress"
+		records = append(records, r)
+	}
+	got, err := p.Replay(t.Context(), each(records))
+	want := []policy.Unseen{{Rule: "writing", RuleType: "egress", Count: 2001, Examples: []string{records[0].ID, records[4].ID, records[5].ID}}}
+	if err != nil || got.Same != 3 || got.Unfit[policy.UnfitBody] != 2001 || got.Changed != 0 {
 		t.Errorf("got %+v, %v", got, err)
+	}
+	if diff := cmp.Diff(got.Unseen, want); diff != "" {
+		t.Error(diff)
 	}
 }
 

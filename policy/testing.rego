@@ -5,8 +5,9 @@
 #
 #     deny with input as testing.complete({"phase": "request", …})
 #
-#   builders.rego makes inputs from URLs, and asks for decisions. Nothing of this
-#   is loaded into a running Sallyport.
+#   builders.rego makes inputs from URLs, and asks for decisions; floor.rego has
+#   the floor and the limits of those. Nothing of this is loaded into a running
+#   Sallyport.
 package sallyport.testing
 
 defaults := {
@@ -102,11 +103,14 @@ domains(host) := array.concat([host], [wildcard |
 ])
 
 # prefixes lists the prefixes of the index that hold an address, longest first.
-prefixes(host) := [prefix |
+prefixes(host) := prefixes_in({key | some key, _ in data.sallyport.index}, host)
+
+# prefixes_in lists those of some keys.
+prefixes_in(among_keys, host) := [prefix |
 	some [_, prefix] in sort({[0 - bits, prefix] |
-		some key, _ in data.sallyport.index
+		some key in among_keys
 		contains(key, "/")
-		prefix := regex.replace(key, `:[^:]* .*$`, "")
+		prefix := regex.replace(key, `:[^: ]*( .*)?$`, "")
 		bits := to_number(split(prefix, "/")[1])
 		regex.match(`^[0-9a-f:.]+$`, host)
 		regex.match(`^([0-9]+\.){3}[0-9]+$|:`, host)

@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"net/http"
 	"net/url"
+	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -25,10 +29,13 @@ func newPolicyExplain(g *globals) *cobra.Command {
 		Use:   "explain METHOD URL | --decision ID",
 		Short: "Say what would become of a request, or what today's policy makes of a recorded decision, and why",
 		Example: "  sallyport policy explain --sandbox demo POST https://api.github.com/repos/x/y/issues\n" +
+			"  sallyport policy explain --sandbox demo --body call.json POST https://mcp.example.com/mcp\n" +
 			"  sallyport policy explain --decision 0192f0c1-7a00-7000-8000-000000000004\n" +
 			"  sallyport policy explain --offline --config candidate.yaml --tag team=support GET https://api.github.com/user",
 	}
 	c.Flags().StringVar(&x.sandbox, "sandbox", "", "the sandbox that asks")
+	c.Flags().StringVar(&x.body, "body", "", "a file with the request's body, - for standard input; it is JSON unless --header says otherwise")
+	c.Flags().StringArrayVar(&x.headers, "header", nil, "a header field of the request, 'Name: value'; policies see the names, and of bodies the type")
 	c.Flags().StringVar(&x.decision, "decision", "", "the id of a recorded decision: a refusal's Sallyport-Decision, or the last word of a line of the audit")
 	c.Flags().BoolVar(&x.offline, "offline", false, "by the configuration file rather than by the running daemon; so it is too where none runs")
 	c.Flags().StringArrayVar(&x.tags, "tag", nil, "a tag of the sandbox, name=value, where no daemon knows them")
@@ -47,6 +54,8 @@ type explainer struct {
 	sandbox, decision string
 	offline           bool
 	tags              []string
+	body              string
+	headers           []string
 }
 
 func (x *explainer) run(cmd *cobra.Command, args []string) error {
@@ -64,23 +73,80 @@ func (x *explainer) run(cmd *cobra.Command, args []string) error {
 	if in.Sandbox.Tags, err = pairs(x.tags, "tag"); err != nil {
 		return err
 	}
-	e, err := x.live(cmd, func(ctx context.Context, d *api.Client) (policy.Explanation, error) { return d.Explain(ctx, in) })
+	sent, err := x.sent(cmd.InOrStdin(), &in)
+	if err != nil {
+		return err
+	}
+	e, err := x.live(cmd, func(ctx context.Context, d *api.Client) (policy.Explanation, error) {
+		return d.Explain(ctx, api.Question{Input: in, Sent: sent})
+	})
 	if errors.Is(err, errOffline) {
 		var p *policy.Policy
 		if p, err = x.compiled(cmd.Context()); err == nil {
-			e = p.Explain(cmd.Context(), in)
+			e = p.Explain(cmd.Context(), p.Show(in, sent))
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return x.print(cmd, e, func(w io.Writer) { explain(w, e) })
+	return x.print(cmd, e, func(w io.Writer) {
+		explain(w, e)
+		if sent == nil && unseen(e) {
+			fmt.Fprintln(w, "A rule decides by the request's body: give it with --body FILE, or - for standard input.")
+		}
+	})
+}
+
+// unseen tells whether a rule lacked a body.
+func unseen(e policy.Explanation) bool {
+	return slices.ContainsFunc(e.Near, func(n policy.Near) bool { return slices.Equal(n.Failed, []string{"body"}) })
+}
+
+// sent reads the request's body, and says of its header fields what a policy sees.
+// It is nil where no body is given.
+func (x *explainer) sent(stdin io.Reader, in *policy.Input) (*policy.Sent, error) {
+	header := http.Header{}
+	for _, line := range x.headers {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || name == "" || strings.ContainsAny(name, " \t") {
+			return nil, usageError{fmt.Errorf("--header %q: write 'Name: value'", line)}
+		}
+		if name = http.CanonicalHeaderKey(name); name != "Content-Type" && name != "Content-Encoding" {
+			value = "" // no policy sees it, and it may be a secret
+		}
+		header.Add(name, strings.TrimSpace(value))
+	}
+	defer func() { in.Request.Headers = slices.Sorted(maps.Keys(header)) }()
+	if x.body == "" {
+		return nil, nil
+	}
+	if x.body != "-" {
+		f, err := os.Open(x.body)
+		if err != nil {
+			return nil, fmt.Errorf("--body: %w", err)
+		}
+		defer f.Close()
+		stdin = f
+	}
+	text, err := io.ReadAll(io.LimitReader(stdin, policy.MaxBody+1))
+	if err != nil {
+		return nil, fmt.Errorf("--body: %w", err)
+	}
+	more, err := io.Copy(io.Discard, stdin)
+	if err != nil {
+		return nil, fmt.Errorf("--body: %w", err)
+	}
+	if header["Content-Type"] == nil {
+		header.Set("Content-Type", "application/json")
+	}
+	in.Request.Size = int64(len(text)) + more
+	return &policy.Sent{Header: header, Text: text, Size: in.Request.Size}, nil
 }
 
 // recorded explains a decision from the audit.
 func (x *explainer) recorded(cmd *cobra.Command) (past.Explanation, error) {
-	if x.sandbox != "" || len(x.tags) > 0 {
-		return past.Explanation{}, usageError{errors.New("a recorded decision has its own sandbox and tags: leave --sandbox and --tag out")}
+	if x.sandbox != "" || len(x.tags) > 0 || x.body != "" || len(x.headers) > 0 {
+		return past.Explanation{}, usageError{errors.New("a recorded decision has its own sandbox and request: leave --sandbox, --tag, --body and --header out")}
 	}
 	e, err := live(cmd, x, func(ctx context.Context, d *api.Client) (past.Explanation, error) {
 		return d.ExplainDecision(ctx, x.decision)

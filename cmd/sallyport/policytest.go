@@ -57,7 +57,7 @@ func newPolicyTest(g *globals) *cobra.Command {
 				return usageError{err}
 			}
 		} else if b != nil {
-			fmt.Fprintln(cmd.ErrOrStderr(), "note: what the bundle's server has is not tested here")
+			fmt.Fprintln(cmd.ErrOrStderr(), "note: what the bundle's server has is not in this: name a copy of it as policy.bundle.file")
 		}
 		switch {
 		case len(args) > 0:

@@ -93,13 +93,15 @@ func newPolicyReplay(g *globals) *cobra.Command {
 		Short: "Decide recorded traffic again by the configuration's policy, and say what would change",
 		Long: "Replay decides recorded traffic again by the policy of --config, which need not be in force, as if\n" +
 			"observe mode were over. It exits with 0 when nothing changes that --fail-on names, with 1 when\n" +
-			"something does, and with 2 when that could not be found out.",
+			"something does, and with 2 when that could not be found out. Decisions that cannot be made again\n" +
+			"are counted, and change no exit status; with --fail-on body those do whose rule has to see a body,\n" +
+			"which the audit never has.",
 		Example: "  sallyport policy replay --config candidate.yaml --since 24h\n" +
 			"  sallyport policy replay --config candidate.yaml --audit ./audit --fail-on denied,approval -o json",
 		Args: exactly(),
 	}
 	x.recording.flags(c)
-	c.Flags().StringSliceVar(&x.failOn, "fail-on", nil, "changes to exit with 1 for, with a comma between: "+strings.Join(changeNames(), ", ")+", or none (default: all but none)")
+	c.Flags().StringSliceVar(&x.failOn, "fail-on", nil, "changes to exit with 1 for, with a comma between: "+strings.Join(changeNames(), ", ")+", body for what cannot be decided without one, or none (default: all changes)")
 	c.Flags().DurationVar(&x.timeout, "timeout", time.Second, "for one decision; a busy machine should not look like a policy that denies")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		fails, err := x.run(cmd)
@@ -124,6 +126,9 @@ type replayer struct {
 	timeout time.Duration
 }
 
+// failBody is what --fail-on names that is no change.
+const failBody = "body"
+
 func changeNames() (names []string) {
 	for _, c := range policy.Changes {
 		names = append(names, string(c))
@@ -134,8 +139,8 @@ func changeNames() (names []string) {
 // run says whether something changes that it is to fail for.
 func (x *replayer) run(cmd *cobra.Command) (fails bool, err error) {
 	for _, name := range x.failOn {
-		if name != "none" && !slices.Contains(changeNames(), name) {
-			return false, usageError{fmt.Errorf("--fail-on %q: use %s, or none", name, strings.Join(changeNames(), ", "))}
+		if name != "none" && name != failBody && !slices.Contains(changeNames(), name) {
+			return false, usageError{fmt.Errorf("--fail-on %q: use %s, body, or none", name, strings.Join(changeNames(), ", "))}
 		}
 	}
 	cfg, err := x.config()
@@ -151,6 +156,7 @@ func (x *replayer) run(cmd *cobra.Command) (fails bool, err error) {
 		return false, err
 	}
 	x.warn(cmd.ErrOrStderr())
+	fails = r.Unfit[policy.UnfitBody] > 0 && slices.Contains(x.failOn, failBody)
 	for c, n := range r.ByChange {
 		fails = fails || n > 0 && (len(x.failOn) == 0 || slices.Contains(x.failOn, string(c)))
 	}
@@ -200,6 +206,12 @@ func printReplay(w io.Writer, r policy.Replay) {
 	for _, u := range []policy.Unfit{policy.UnfitFloor, policy.UnfitLimit, policy.UnfitFolded, policy.UnfitClipped, policy.UnfitBody, policy.UnfitIncomplete} {
 		if n := r.Unfit[u]; n > 0 {
 			fmt.Fprintf(w, "%9d not decided again: %s\n", n, unfitReasons[u])
+		}
+		if u != policy.UnfitBody {
+			continue
+		}
+		for _, s := range r.Unseen {
+			fmt.Fprintf(w, "%19d by %s (%s), e.g. %s\n", s.Count, terminal.Word(s.Rule), s.RuleType, terminal.Escape(strings.Join(s.Examples, " ")))
 		}
 	}
 	for _, g := range r.Groups {

@@ -135,6 +135,89 @@ func TestPolicyReplay(t *testing.T) {
 	replay(2)
 }
 
+// What has to see a body is counted by its rule, and fails where that is asked for.
+func TestPolicyReplayWithoutBodies(t *testing.T) {
+	_, file := configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\n")
+	ids := recorded(t, file, "POST https://mcp.example.com/mcp", "GET https://mcp.example.com/mcp")
+	for fail, want := range map[string]int{"": 0, "allowed": 0, "none": 0, "body": 1, "allowed,body": 1, "bodies": 2} {
+		args := []string{"policy", "replay", "--config", file}
+		if fail != "" {
+			args = append(args, "--fail-on", fail)
+		}
+		out, status, err := run(t, "", args...)
+		if status != want {
+			t.Errorf("--fail-on %q: status %d, want %d (%v)", fail, status, want, err)
+		}
+		for _, text := range []string{"1 not decided again: the policy reads the request's body", "1 by tools (egress), e.g. " + ids[0]} {
+			if want < 2 && !strings.Contains(out, text) {
+				t.Errorf("%q is not in %s", text, out)
+			}
+		}
+	}
+	out, status, err := run(t, "", "policy", "explain", "--config", file, "--offline", "--decision", ids[0])
+	if status != 0 || !strings.Contains(out, "it cannot be made again: the policy reads the request's body") {
+		t.Errorf("got %s, %d, %v", out, status, err)
+	}
+}
+
+// A request is explained with its body and what says what that is.
+func TestPolicyExplainsABody(t *testing.T) {
+	dir, file := configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\npolicy: {dir: rego}\n")
+	if err := os.MkdirAll(filepath.Join(dir, "rego"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "rego", "a.rego"), []byte(`package sallyport.team.tools
+
+deny contains sprintf("not %s", [input.request.body.json.tool]) if input.request.body.json.tool != "search"
+
+deny contains "no secrets" if "X-Secret" in input.request.headers
+
+deny contains "too large" if input.request.size > 50
+`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	body := filepath.Join(dir, "call.json")
+	const ask = "give it with --body FILE"
+	for _, test := range []struct {
+		name, text string
+		args       []string
+		want       string
+		silent     string
+	}{
+		{name: "none", want: ask},
+		{name: "allowed", text: `{"tool": "search"}`, args: []string{"--body", body}, want: "ALLOW: allowed by rule tools", silent: ask},
+		{name: "denied", text: `{"tool": "delete"}`, args: []string{"--body", body}, want: "DENY: not delete", silent: ask},
+		{name: "standard input", text: `{"tool": "shell"}`, args: []string{"--body", "-"}, want: "DENY: not shell"},
+		{name: "its size", text: `{"tool": "search", "why": "` + strings.Repeat("x", 50) + `"}`, args: []string{"--body", body}, want: "DENY: too large"},
+		{name: "too long for the rule", text: `"` + strings.Repeat("x", 1024) + `"`, args: []string{"--body", body}, want: "it is too long: more than 1KiB"},
+		{name: "too long for any", text: strings.Repeat("x", 3<<20), args: []string{"--body", "-"}, want: "it is too long: more than 1KiB"},
+		{name: "empty", args: []string{"--body", "-"}, want: "there is none", silent: ask},
+		{name: "not JSON", text: "tool=search", args: []string{"--body", body}, want: "decides by the request's body"},
+		{name: "another type", text: `{"tool": "search"}`, args: []string{"--body", body, "--header", "content-type: text/plain"}, want: "its Content-Type is not"},
+		{name: "coded", text: `{"tool": "search"}`, args: []string{"--body", body, "--header", "Content-Encoding: gzip"}, want: "it has a content coding"},
+		{name: "a header's name", text: `{"tool": "search"}`, args: []string{"--body", body, "--header", "x-secret: sesame"}, want: "DENY: no secrets", silent: "sesame"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			if err := os.WriteFile(body, []byte(test.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			args := append([]string{"policy", "explain", "--config", file, "--offline"}, test.args...)
+			out, status, err := run(t, test.text, append(args, "POST", "https://mcp.example.com/mcp")...)
+			if status != 0 || !strings.Contains(out, test.want) || test.silent != "" && strings.Contains(out, test.silent) {
+				t.Errorf("%q is not in, or %q is in %s (%d, %v)", test.want, test.silent, out, status, err)
+			}
+		})
+	}
+	for _, args := range [][]string{{"--header", "no colon"}, {"--decision", "x", "--body", body}} {
+		if args[0] == "--header" {
+			args = append(args, "POST", "https://mcp.example.com/")
+		}
+		if _, status, err := run(t, "", append([]string{"policy", "explain", "--config", file, "--offline"}, args...)...); status != 2 {
+			t.Errorf("%v: %d, %v", args, status, err)
+		}
+	}
+}
+
 // A decision is explained by its id, with the policy of today and without a daemon.
 func TestPolicyExplainsADecision(t *testing.T) {
 	dir, file := configured(t, rules)

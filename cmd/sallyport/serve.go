@@ -50,8 +50,9 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Recorded: func(ctx context.Context, decision string) (past.Explanation, error) {
 			return past.Explain(ctx, d.rules.Policy(), auditDir(d.cfg), decision)
 		},
-		Explain: func(ctx context.Context, in policy.Input) policy.Explanation {
-			return d.rules.Policy().Explain(ctx, in)
+		Explain: func(ctx context.Context, in policy.Input, body *policy.Sent) policy.Explanation {
+			p := d.rules.Policy()
+			return p.Explain(ctx, p.Show(in, body))
 		},
 		Reload:    func(ctx context.Context) error { return d.reload(ctx, byAPI, nil) },
 		Shutdown:  func() { d.down.Store(true); d.cancel() },

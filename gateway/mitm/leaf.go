@@ -15,6 +15,8 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/sync/singleflight"
+
+	"sallyport/internal/hostname"
 )
 
 // Signer signs a leaf for a name, in its canonical form, that has the public
@@ -198,26 +200,8 @@ func canonical(name string) (string, error) {
 		return addr.Unmap().String(), nil
 	}
 	n := strings.ToLower(strings.TrimSuffix(name, "."))
-	if n == "" || len(n) > 253 {
+	if !hostname.Valid(n) {
 		return "", fmt.Errorf("%w: %q", errBadName, name)
 	}
-	for label := range strings.SplitSeq(n, ".") {
-		if !hostLabel(label) {
-			return "", fmt.Errorf("%w: %q", errBadName, name)
-		}
-	}
 	return n, nil
-}
-
-// hostLabel is RFC 1123's, and the underscore that is in use.
-func hostLabel(s string) bool {
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '_':
-		case c == '-' && 0 < i && i < len(s)-1:
-		default:
-			return false
-		}
-	}
-	return 0 < len(s) && len(s) <= 63
 }

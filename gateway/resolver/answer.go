@@ -11,6 +11,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"sallyport/internal/hostname"
 	"sallyport/policy"
 )
 
@@ -130,7 +131,7 @@ func (s *Server) resolve(ctx context.Context, who policy.Sandbox, from netip.Add
 	if name == "" { // the root
 		return reply(q, dns.RcodeSuccess), outcomeEmpty
 	}
-	if !hostName(name) {
+	if !hostname.Valid(name) {
 		return reply(q, dns.RcodeFormatError), outcomeMalformed
 	}
 	switch {

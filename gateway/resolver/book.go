@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+
+	"sallyport/internal/hostname"
 )
 
 // book is one sandbox's names. Its file has one line for each, in the order of
@@ -264,7 +266,7 @@ func parseLine(line []byte, n int) (string, error) {
 	if !ok || n >= maxPerSandbox || string(addr) != address(n).String() {
 		return "", fmt.Errorf("not the line of %s", address(n))
 	}
-	if !hostName(string(name)) {
+	if !hostname.Valid(string(name)) {
 		return "", errors.New("not a host name")
 	}
 	return string(name), nil

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/time/rate"
 
+	"sallyport/internal/hostname"
 	"sallyport/policy"
 )
 
@@ -93,7 +94,7 @@ func FuzzAnswer(f *testing.F) {
 		if len(asked) > 1 || len(asked) == 1 && (err != nil || asked[0] != about || want.Class != dnsmessage.ClassINET) {
 			t.Errorf("%x asks for %q, the policy is asked for %q; %v", sent, name, asked, err)
 		}
-		if err == nil && len(asked) == 0 && plain(sent, want) && hostName(name) && !loopback(name) {
+		if err == nil && len(asked) == 0 && plain(sent, want) && hostname.Valid(name) && !loopback(name) {
 			t.Errorf("the policy is not asked about %q", name)
 		}
 		if again := l.answer(t.Context(), who, netip.Addr{}, sent); !bytes.Equal(again, got) {
@@ -281,7 +282,7 @@ func FuzzParse(f *testing.F) {
 		seen := map[string]bool{}
 		lines := strings.Split(string(data[:size]), "\n")
 		for n, name := range names {
-			if !hostName(name) || seen[name] {
+			if !hostname.Valid(name) || seen[name] {
 				t.Errorf("%q is no host name, or there twice", name)
 			}
 			seen[name] = true

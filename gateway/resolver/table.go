@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"sallyport/internal/hostname"
 )
 
 // Addresses that stand for names. All are from RFC 2544's benchmark range, which
@@ -99,7 +101,7 @@ func (t *Table) Assign(sandboxID, name string) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	if !hostName(name) {
+	if !hostname.Valid(name) {
 		return netip.Addr{}, fmt.Errorf("assigning an address to %q: not a host name", name)
 	}
 	a, err := b.assign(name, t.limit)

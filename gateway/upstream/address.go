@@ -4,7 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
+
+	"sallyport/internal/hostname"
 )
 
 // Errors of a host that is never looked up.
@@ -99,36 +100,11 @@ func checkHost(host string) (netip.Addr, error) {
 		}
 		return a.Unmap(), nil
 	}
-	if host == "" || len(host) > 253 {
+	if !hostname.Valid(host) {
 		return netip.Addr{}, errNotHost
 	}
-	var last string
-	for last = range strings.SplitSeq(host, ".") {
-		if !hostLabel(last) {
-			return netip.Addr{}, errNotHost
-		}
-	}
-	// The WHATWG URL standard's "ends in a number": no such top-level domain exists.
-	if strings.Trim(last, "0123456789") == "" || hexNumber(last) {
+	if hostname.Numeric(host) { // no such top-level domain exists
 		return netip.Addr{}, errNumeric
 	}
 	return netip.Addr{}, nil
-}
-
-// hostLabel is RFC 1123's, and the underscore that is in use.
-func hostLabel(s string) bool {
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '_':
-		case c == '-' && 0 < i && i < len(s)-1:
-		default:
-			return false
-		}
-	}
-	return 0 < len(s) && len(s) <= 63
-}
-
-func hexNumber(s string) bool {
-	digits, ok := strings.CutPrefix(s, "0x")
-	return ok && strings.Trim(digits, "0123456789abcdef") == ""
 }

@@ -104,6 +104,7 @@ func (s secrets) List() (list []api.Secret, err error) {
 
 const document = `
 egress:
+- {name: models, destination: models.example.test, body: {json: 1MiB}}
 - {name: support, destination: docs.example.test, sandboxes: {tags: {team: support}}}
 `
 
@@ -135,8 +136,10 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			}
 			return authority.Root(id)
 		},
-		Forget:  authority.Forget,
-		Explain: rules.Explain,
+		Forget: authority.Forget,
+		Explain: func(ctx context.Context, in policy.Input, sent *policy.Sent) policy.Explanation {
+			return rules.Explain(ctx, rules.Show(in, sent))
+		},
 		Recorded: func(ctx context.Context, id string) (past.Explanation, error) {
 			return past.Explain(ctx, rules, h.audit, id)
 		},
@@ -193,7 +196,7 @@ func TestProblems(t *testing.T) {
 		{"reset of no limit", run(c.ResetLimit(ctx, "nothing", "")), 404, "no such limit"},
 		{"no command", run(c.Exec(ctx, "taken", sandbox.Command{})), 400, "no command"},
 		{"command in none", run(c.Exec(ctx, "nobody", sandbox.Command{Args: []string{"true"}})), 404, "nobody"},
-		{"explaining for nobody", run(c.Explain(ctx, policy.Input{Sandbox: policy.Sandbox{Name: "nobody"}})), 404, "nobody"},
+		{"explaining for nobody", run(c.Explain(ctx, api.Question{Input: policy.Input{Sandbox: policy.Sandbox{Name: "nobody"}}})), 404, "nobody"},
 		{"client twice", run(c.AddClient(ctx, "user", nil)), 409, "remove it first"},
 		{"a client with a sandbox's name", run(c.AddClient(ctx, "taken", nil)), 409, "sandbox"},
 		{"a sandbox with a client's name", run(c.Create(ctx, "user", sandbox.Spec{})), 409, "proxy user"},
@@ -297,15 +300,40 @@ func TestExplainKnowsTags(t *testing.T) {
 		"box": policy.Allow, "away": policy.Allow, "other": policy.Deny,
 		"": policy.Allow, // nobody is named: one that could be, with the tags that were sent
 	} {
-		e, err := c.Explain(ctx, policy.Input{
+		e, err := c.Explain(ctx, api.Question{Input: policy.Input{
 			Phase:       policy.PhaseRequest,
 			Sandbox:     policy.Sandbox{Name: name, Tags: support}, // of a name that exists its own count
 			Destination: policy.Destination{Host: "docs.example.test", Port: 443},
 			Protocol:    policy.ProtocolTLS,
 			Request:     &policy.Request{Method: "GET", Scheme: "https", Path: "/", Size: -1},
-		})
+		}})
 		if err != nil || e.Decision.Action != want {
 			t.Errorf("%q: got %q (%s), %v, want %q", name, e.Decision.Action, e.Decision.Reason, err, want)
+		}
+	}
+}
+
+// A rule that has to see a body sees the one that was sent along, of any size that
+// it could judge.
+func TestExplainReadsABody(t *testing.T) {
+	c, _, _ := serve(t, false)
+	for text, want := range map[string]policy.Action{
+		`{"model": "a"}`: policy.Allow,
+		`{"model": "` + strings.Repeat("a", policy.MaxBody-13) + `"}`: policy.Allow,
+		`{"model": "` + strings.Repeat("a", policy.MaxBody) + `"}`:    policy.Deny,
+		`not JSON`: policy.Deny,
+		"":         policy.Deny,
+	} {
+		q := api.Question{Input: policy.Input{
+			Phase: policy.PhaseRequest, Destination: policy.Destination{Host: "models.example.test", Port: 443}, Protocol: policy.ProtocolTLS,
+			Request: &policy.Request{Method: "POST", Scheme: "https", Path: "/", Size: int64(len(text))},
+		}}
+		if text != "" {
+			q.Sent = &policy.Sent{Header: http.Header{"Content-Type": {"application/json"}}, Text: []byte(text)[:min(len(text), policy.MaxBody+1)], Size: int64(len(text))}
+		}
+		e, err := c.Explain(t.Context(), q)
+		if err != nil || e.Decision.Action != want {
+			t.Errorf("%.20q, %d bytes: %s (%s), %v, want %s", text, len(text), e.Decision.Action, e.Decision.Reason, err, want)
 		}
 	}
 }

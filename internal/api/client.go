@@ -120,7 +120,7 @@ func (c *Client) Reload(ctx context.Context) (s Status, err error) {
 
 // Explain says what would become of a request. A sandbox or a user of the
 // explicit proxy is named; the daemon adds its tags.
-func (c *Client) Explain(ctx context.Context, in policy.Input) (e policy.Explanation, err error) {
+func (c *Client) Explain(ctx context.Context, in Question) (e policy.Explanation, err error) {
 	return e, c.call(ctx, http.MethodPost, "/v1/policy/explain", in, &e)
 }
 

@@ -2,10 +2,11 @@
 // for a unix socket, and the client that the command line uses. Errors are
 // problem details (RFC 9457).
 //
-// It guarantees that a secret's value goes in and never comes out, and that who
-// approves a request is who the kernel says is calling ([PeerContext]). Else it
-// does not ask who that is: whoever can open the socket may do everything, so
-// that the daemon makes it for root alone, where no sandbox can reach it.
+// It guarantees that a secret's value goes in and never comes out, that nothing is
+// changed for a caller in a container, and that who answers a request or resets a
+// limit is who the kernel says is calling ([PeerContext]). Else it does not ask who
+// that is: whoever can open the socket may do everything, so that the daemon makes
+// it for root alone, where no sandbox can reach it.
 package api
 
 import (
@@ -56,7 +57,7 @@ type Options struct {
 	Clients   Clients
 	Root      func(sandboxID string) ([]byte, error) // PEM of a sandbox's root
 	Forget    func(id string) error                  // what is kept under a sandbox's or a client's ID
-	Explain   func(context.Context, policy.Input) policy.Explanation
+	Explain   func(context.Context, policy.Input, *policy.Sent) policy.Explanation
 	Recorded  func(ctx context.Context, decision string) (past.Explanation, error) // of a decision in the audit
 	Reload    func(context.Context) error
 	Shutdown  func() // stops sandboxes, engine and daemon; returns at once
@@ -89,7 +90,7 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("GET /v1/status", h.status)
 	mux.HandleFunc("POST /v1/reload", h.reload)
 	mux.HandleFunc("POST /v1/shutdown", h.shutdown)
-	mux.HandleFunc("POST /v1/policy/explain", h.explain)
+	mux.HandleFunc("POST "+asking, h.explain)
 	mux.HandleFunc("GET /v1/policy/explain/{decision}", h.explainDecision)
 	mux.HandleFunc("GET /v1/secrets", h.listSecrets)
 	mux.HandleFunc("PUT /v1/secrets/{name}", h.setSecret)
@@ -110,7 +111,7 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("POST /v1/approvals/{id}", h.answerApproval)
 	mux.HandleFunc("GET /v1/limits", h.limits)
 	mux.HandleFunc("POST /v1/limits/{name}/reset", h.resetLimit)
-	return mux
+	return operators(mux)
 }
 
 type handler struct{ opt Options }
@@ -120,7 +121,12 @@ const maxBody = 1 << 20
 
 // decode reads a JSON body; an unknown field is an error.
 func decode(w http.ResponseWriter, r *http.Request, v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody))
+	return decodeLarge(w, r, maxBody, v)
+}
+
+// decodeLarge is decode for a body of up to most bytes.
+func decodeLarge(w http.ResponseWriter, r *http.Request, most int64, v any) error {
+	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, most))
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
 		return fmt.Errorf("%w: %w", errBadRequest, err)
@@ -159,9 +165,17 @@ func (h *handler) shutdown(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusAccepted)
 }
 
+// Question is what is explained: an input, and its request's body where that is
+// known.
+type Question struct {
+	policy.Input
+	Sent *policy.Sent `json:",omitempty"`
+}
+
 func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
-	var in policy.Input
-	if err := decode(w, r, &in); err != nil {
+	var in Question
+	// The text of a body is in Base64.
+	if err := decodeLarge(w, r, maxBody+policy.MaxBody*4/3, &in); err != nil {
 		writeProblem(w, err)
 		return
 	}
@@ -173,7 +187,7 @@ func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
 		}
 		in.Sandbox = known // with its own tags, whatever the caller says
 	}
-	reply(w, http.StatusOK, h.opt.Explain(r.Context(), in), nil)
+	reply(w, http.StatusOK, h.opt.Explain(r.Context(), in.Input, in.Sent), nil)
 }
 
 // explainDecision says what the policy makes of a recorded decision.

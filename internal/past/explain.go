@@ -23,6 +23,7 @@ func Explain(ctx context.Context, p *policy.Policy, dir, id string) (Explanation
 	if err != nil {
 		return Explanation{}, err
 	}
+	r = p.Fit(r)
 	x := Explanation{Recorded: r}
 	switch r.Unfit {
 	case policy.UnfitFolded, policy.UnfitIncomplete:

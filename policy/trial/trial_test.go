@@ -211,11 +211,4 @@ test_both if testing.decide(testing.get("https://a.example.com/")).reason == "bu
 	if err != nil || report.Passed != 2 || report.Failed != 0 || report.Coverage.Percent != 100 {
 		t.Errorf("got %+v, %v", report, err)
 	}
-	b, err := policy.NewBench(t.Context(), doc, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Export(t.TempDir()); err == nil {
-		t.Error("half of a policy is exported")
-	}
 }

@@ -1,0 +1,79 @@
+package audit_test
+
+import "sallyport/audit"
+
+// goldenApprovals are what an operator is asked and answers, and the request that
+// goes by it.
+func goldenApprovals(make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
+	const asked = "0192f0c1-7a00-7000-8000-0000000000aa"
+	step := func(state string) *audit.Event {
+		e := make(audit.KindLifecycle, audit.ClassLifecycle, 99)
+		e.App = &audit.Product{Name: "approval/" + asked}
+		e.StatusID, e.Message = audit.StatusSuccess, "approval "+state
+		e.Destination = &audit.Endpoint{Hostname: "api.example.test", Port: 443}
+		e.HTTPRequest = &audit.HTTPRequest{Method: "DELETE", Length: 12,
+			URL: &audit.URL{Scheme: "https", Hostname: "api.example.test", Port: 443, Path: "/repos/x"}}
+		e.Rule = &audit.Rule{Name: "deletions", Type: "egress"}
+		e.Policy = &audit.Policy{Version: "sha256:0123"}
+		x := &e.Unmapped.Sallyport
+		x.State, x.Reason, x.QueryKeys = state, "an approval is needed by rule deletions", []string{"force"}
+		x.Credentials = []audit.CredentialUse{{Name: "example-key"}}
+		x.Approval = &audit.Approval{ID: asked, Until: at + 300_000, Query: "aa", Body: "bb"}
+		return e
+	}
+	question := step("asked")
+	answered := step("approved")
+	answered.Actor = new(audit.Actor)
+	answered.Actor.User.Name, answered.Actor.User.UID = "root", "0"
+	a := answered.Unmapped.Sallyport.Approval
+	a.Operator, a.UID, a.Login = "root", "0", "alice"
+	a.Span, a.Method, a.Path, a.Count, a.Until = "period", "DELETE", "/repos/*", 3, at+3_600_000
+	answered.Unmapped.Sallyport.Reason = "the release needs it"
+	expired := step("expired")
+
+	covered := request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("DELETE")), "DELETE", "/repos/y")
+	covered.Action, covered.Disposition, covered.StatusID = audit.ActionAllowed, audit.DispositionAllowed, audit.StatusSuccess
+	covered.Rule = &audit.Rule{Name: "deletions", Type: "egress"}
+	x := &covered.Unmapped.Sallyport
+	x.Decision, x.Reason = "allow", "approved by root (period): an approval is needed by rule deletions"
+	x.Approval = &audit.Approval{ID: asked, Operator: "root", UID: "0", Login: "alice", Span: "period"}
+	return map[string][]*audit.Event{"asked": {question}, "approved": {answered}, "expired": {expired}, "by-approval": {covered}}
+}
+
+// goldenLimits are what a limit denies and breaks off, and an operator's reset.
+func goldenLimits(make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
+	over := request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat")
+	over.Action, over.Disposition, over.StatusID = audit.ActionDenied, audit.DispositionBlocked, audit.StatusSuccess
+	over.SeverityID = audit.SeverityLow
+	over.Rule = &audit.Rule{Name: "openai-a-day", Type: "limit"}
+	over.Unmapped.Sallyport.Decision = "deny"
+	over.Unmapped.Sallyport.Reason = "limit openai-a-day: 1000 requests within 24h are used up"
+
+	begun := request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat")
+	begun.Action, begun.Disposition, begun.StatusID = audit.ActionAllowed, audit.DispositionAllowed, audit.StatusSuccess
+	begun.Rule = &audit.Rule{Name: "example", Type: "egressAuth"}
+	x := &begun.Unmapped.Sallyport
+	x.Decision, x.Reason = "allow", "allowed by rule example"
+	x.Limits = []audit.LimitUse{
+		{Name: "openai-a-day", Subject: "sandbox-id", Period: 86_400_000, Uses: 1},
+		{Name: "at-once", Subject: "api.example.test:443"},
+	}
+	broken := request(make(audit.KindCompletion, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat")
+	broken.Metadata.CorrelationUID = begun.ID()
+	broken.Action, broken.Disposition, broken.StatusID = audit.ActionDenied, audit.DispositionBlocked, audit.StatusFailure
+	broken.SeverityID, broken.Detail = audit.SeverityMedium, "limit openai-a-day: 1GiB within 24h are used up"
+	broken.Rule = &audit.Rule{Name: "openai-a-day", Type: "limit"}
+	broken.StartTime, broken.Duration = begun.Time, 35
+	broken.Traffic = &audit.Traffic{BytesIn: 2048, BytesOut: 512}
+	broken.Unmapped.Sallyport.Decision = "allow"
+
+	reset := make(audit.KindLifecycle, audit.ClassLifecycle, 99)
+	reset.App = &audit.Product{Name: "limit/openai-a-day"}
+	reset.StatusID, reset.Message = audit.StatusSuccess, "limit openai-a-day reset"
+	reset.Actor = new(audit.Actor)
+	reset.Actor.User.Name, reset.Actor.User.UID = "root", "0"
+	r := &reset.Unmapped.Sallyport
+	r.Sandbox, r.SandboxID, r.Session, r.State = "", "", "", "reset"
+	r.Limits = []audit.LimitUse{{Name: "openai-a-day", Subject: "sandbox-id"}}
+	return map[string][]*audit.Event{"limited": {over}, "broken-off": {begun, broken}, "reset": {reset}}
+}
