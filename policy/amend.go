@@ -125,8 +125,30 @@ func block(proposals []Proposal, indent string) string {
 		if len(r.Sandboxes.Names) > 0 {
 			line("sandboxes", "{names: "+listed(r.Sandboxes.Names)+"}")
 		}
+		if r.Upstream != nil {
+			line("upstream", r.Upstream.text())
+		}
 	}
 	return b.String()
+}
+
+// text is an upstream as it is written on one line.
+func (u *Upstream) text() string {
+	if u == nil {
+		return ""
+	}
+	var parts []string
+	if len(u.Addresses) > 0 {
+		parts = append(parts, "addresses: "+listed(u.Addresses))
+	}
+	for _, k := range []struct{ key, value string }{
+		{"roots", u.Roots}, {"resolver", u.Resolver}, {"proxy", u.Proxy}, {"proxyAuthRef", u.ProxyAuthRef}, {"proxyRoots", u.ProxyRoots}, {"resolve", u.Resolve},
+	} {
+		if k.value != "" {
+			parts = append(parts, k.key+": "+scalar(k.value))
+		}
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
 }
 
 func listed(list []string) string {

@@ -12,7 +12,8 @@ import (
 
 // Observation puts sandboxes into observe mode for a while: everything is decided
 // and recorded, and what the policy denies, or asks a person about, is carried
-// all the same, without a credential that no rule gives. The floor always holds:
+// all the same, without a credential that no rule gives, and by the upstream that
+// a rule for its destination names. The floor always holds:
 // the datapath, the classes of addresses, the bindings of credentials, verified
 // TLS, the form of requests.
 //
@@ -144,8 +145,26 @@ func (p *Policy) lift(d, without Decision, by string, s subject) Decision {
 	if s.Phase == PhaseConnect && s.Protocol == ProtocolOther {
 		lifted.Action = Tunnel
 	}
+	if lifted.Upstream == nil {
+		lifted.Upstream = p.way(s)
+	}
 	lifted.Reason = clean("observe mode lets it pass: " + d.Reason)
 	return lifted
+}
+
+// way is the upstream that a rule names for the input's destination and sandbox,
+// whatever else the rule asks for, or nil: of the most particular destination, the
+// first of the document. The addresses in it have been named for that destination.
+func (p *Policy) way(s subject) *Upstream {
+	var near [8]*entry
+	for _, e := range p.table.entries(near[:0], s.host, s.addr) {
+		for _, r := range e.rules {
+			if r.upstream != nil && r.on(s.Destination.Port) && r.sandboxes.picks(s.Sandbox.Name, s.Sandbox.Tags) {
+				return r.upstream
+			}
+		}
+	}
+	return nil
 }
 
 func (d Decision) observed() *Observed {
