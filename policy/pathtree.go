@@ -61,13 +61,14 @@ const (
 
 func (t *pathTree) add(path string) {
 	n, size := t.root, 0
-	for i, s := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
+	segments := strings.Split(strings.TrimPrefix(path, "/"), "/")
+	for i, s := range segments {
 		if size += len(s) + 1; i > t.keep && (i >= maxGlobDepth || size > maxGlobText) {
 			n.deep = true
 			return
 		}
 		switch {
-		case unspellable(s), i >= t.keep && varies(s), len(s) > maxGlobText/(t.keep+1):
+		case unspellable(s), i >= t.keep && (varies(s) || isShard(s, segments[i+1:])), len(s) > maxGlobText/(t.keep+1):
 			s = "*"
 		}
 		next := n.below[s]
