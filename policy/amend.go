@@ -96,11 +96,11 @@ func block(proposals []Proposal, indent string) string {
 	var b strings.Builder
 	for _, p := range proposals {
 		r := p.Rule
-		requests := "requests"
+		one, unread := "request", ""
 		if r.Action == Tunnel {
-			requests = "connections, which nobody could read"
+			one, unread = "connection", ", which nobody could read"
 		}
-		fmt.Fprintf(&b, "%s# %d %s, as %s\n", indent, p.Requests, requests, clean(strings.Join(p.Examples, ", ")))
+		fmt.Fprintf(&b, "%s# %s%s, as %s\n", indent, counted(p.Requests, one), unread, clean(strings.Join(p.Examples, ", ")))
 		fmt.Fprintf(&b, "%s- name: %s\n", indent, scalar(r.Name))
 		line := func(key, value string) { fmt.Fprintf(&b, "%s  %s: %s\n", indent, key, value) }
 		line("destination", scalar(r.Destination))
@@ -130,6 +130,13 @@ func block(proposals []Proposal, indent string) string {
 		}
 	}
 	return b.String()
+}
+
+func counted(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
 }
 
 // text is an upstream as it is written on one line.

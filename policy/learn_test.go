@@ -130,7 +130,7 @@ egressAuth:
 			t.Errorf("taken out: %s", line)
 		}
 	}
-	if !strings.Contains(diff, "@@ -5,6 +5,") || !strings.Contains(now, "  action: deny\n# 1 requests, as ") || !strings.HasSuffix(now, text[strings.Index(text, "\n# credentials"):]) {
+	if !strings.Contains(diff, "@@ -5,6 +5,") || !strings.Contains(now, "  action: deny\n# 1 request, as ") || !strings.HasSuffix(now, text[strings.Index(text, "\n# credentials"):]) {
 		t.Errorf("got %s\n%s", diff, now)
 	}
 }

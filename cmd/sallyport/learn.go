@@ -167,8 +167,8 @@ func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *conf
 
 // report says what there is to know about a proposal.
 func (x *learner) report(w io.Writer, l lesson) {
-	fmt.Fprintf(w, "sallyport: of %d decisions that were carried the policy allows %d; %d rules are proposed for %d\n",
-		l.Decisions, l.Allowed, len(l.Proposals), l.Covered)
+	fmt.Fprintf(w, "sallyport: of %s carried the policy allows %d; %s proposed, for %d\n",
+		many(l.Decisions, "decision that was", "decisions that were"), l.Allowed, many(len(l.Proposals), "rule", "rules"), l.Covered)
 	for _, f := range l.Flags {
 		fmt.Fprintf(w, "sallyport: not proposed: %d to %s: %s, as %s\n", f.Requests, terminal.Word(f.Destination), f.Why, terminal.Escape(strings.Join(f.Examples, " ")))
 	}
