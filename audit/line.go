@@ -15,8 +15,9 @@ import (
 //
 //	time  sandbox  VERDICT  what  status  bytes  duration  credential  rule  reason  id
 //
-// VERDICT is ALLOW, DENY, DROP, or EVENT for a change of state; what does not
-// apply is left out. Whatever a sandbox chose is escaped: it cannot move the
+// VERDICT is ALLOW, DENY, DROP, or EVENT for a change of state, with the policy's
+// revision and the details in place of status to duration; what does not apply is
+// left out. Whatever a sandbox chose is escaped: it cannot move the
 // cursor, break the line or look like another field.
 func Line(r Record) string {
 	e, c := r.Decision, r.Completion
@@ -38,6 +39,15 @@ func Line(r Record) string {
 		}
 		if e.Actor != nil && e.Actor.User.Name != "" {
 			f = append(f, "by="+word(e.Actor.User.Name))
+		}
+		if x.Approval != nil {
+			f = append(f, "approval="+word(x.Approval.ID))
+		}
+		if e.Policy != nil && e.Policy.Version != "" {
+			f = append(f, "policy="+word(fmt.Sprintf("%.12s", e.Policy.Version)))
+		}
+		if e.Detail != "" {
+			f = append(f, "detail="+strconv.Quote(short(e.Detail)))
 		}
 	case x.Kind == KindDrop:
 		f = append(f, "DROP", packet(e))

@@ -74,6 +74,8 @@ func denied(d policy.Decision, id, where string) *answer {
 		a.limited(&limitError{rule: d.Rule, reason: d.Reason, retry: d.Retry})
 	case d.RuleType == "floor":
 		a.Remedy = "No rule can allow this. Change the request as the reason says."
+	case d.RuleType != "": // a rule of its own would change nothing
+		a.Remedy = "Do not retry or work around it: the policy denies it on purpose. If the task needs " + where + ", ask an operator and quote the decision id."
 	default:
 		a.Remedy = "Do not retry or work around it. If the task needs " + where + ", ask an operator to add an egress rule for it and quote the decision id."
 	}

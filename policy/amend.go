@@ -96,11 +96,11 @@ func block(proposals []Proposal, indent string) string {
 	var b strings.Builder
 	for _, p := range proposals {
 		r := p.Rule
-		requests := "requests"
+		one, unread := "request", ""
 		if r.Action == Tunnel {
-			requests = "connections, which nobody could read"
+			one, unread = "connection", ", which nobody could read"
 		}
-		fmt.Fprintf(&b, "%s# %d %s, as %s\n", indent, p.Requests, requests, clean(strings.Join(p.Examples, ", ")))
+		fmt.Fprintf(&b, "%s# %s%s, as %s\n", indent, counted(p.Requests, one), unread, clean(strings.Join(p.Examples, ", ")))
 		fmt.Fprintf(&b, "%s- name: %s\n", indent, scalar(r.Name))
 		line := func(key, value string) { fmt.Fprintf(&b, "%s  %s: %s\n", indent, key, value) }
 		line("destination", scalar(r.Destination))
@@ -125,8 +125,37 @@ func block(proposals []Proposal, indent string) string {
 		if len(r.Sandboxes.Names) > 0 {
 			line("sandboxes", "{names: "+listed(r.Sandboxes.Names)+"}")
 		}
+		if r.Upstream != nil {
+			line("upstream", r.Upstream.text())
+		}
 	}
 	return b.String()
+}
+
+func counted(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+// text is an upstream as it is written on one line.
+func (u *Upstream) text() string {
+	if u == nil {
+		return ""
+	}
+	var parts []string
+	if len(u.Addresses) > 0 {
+		parts = append(parts, "addresses: "+listed(u.Addresses))
+	}
+	for _, k := range []struct{ key, value string }{
+		{"roots", u.Roots}, {"resolver", u.Resolver}, {"proxy", u.Proxy}, {"proxyAuthRef", u.ProxyAuthRef}, {"proxyRoots", u.ProxyRoots}, {"resolve", u.Resolve},
+	} {
+		if k.value != "" {
+			parts = append(parts, k.key+": "+scalar(k.value))
+		}
+	}
+	return "{" + strings.Join(parts, ", ") + "}"
 }
 
 func listed(list []string) string {

@@ -128,6 +128,8 @@ func readBundle(archive []byte, from BundleSource) (*Bundle, error) {
 	}
 	got, err := r.Read()
 	switch {
+	case err != nil && strings.Contains(err.Error(), "missing .signatures.json"):
+		return nil, fmt.Errorf("it is not signed, and policy.bundle has a key: sign it with `opa build --signing-key` (%w)", err)
 	case err != nil:
 		return nil, regoErrors(err)
 	case got.Type() != bundle.SnapshotBundleType:

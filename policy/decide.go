@@ -189,7 +189,7 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 	case Approve:
 		d.Approvals = p.approvals
 		if d.RuleType == typeRego {
-			d.Upstream = p.way(s)
+			d.Upstream, _ = p.way(s)
 		}
 	}
 	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {

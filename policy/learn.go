@@ -73,7 +73,8 @@ const (
 // port, protocol or sandbox that was not seen, no method that was not seen with a
 // path, and paths in which identifiers, and places with many names, are *, and
 // places with many paths below them **. The first segments of hosts that many
-// share are kept. It proposes no credential.
+// share are kept. What a rule names as the destination's upstream is the proposal's
+// too. It proposes no credential.
 func (p *Policy) Learn(ctx context.Context, records iter.Seq2[Recorded, error], o LearnOptions) (Lesson, error) {
 	strict := p.enforced()
 	l := learner{options: o, seen: map[seenKey]*seen{}, flags: map[[2]string]*Flag{}}
@@ -96,33 +97,38 @@ func (p *Policy) Learn(ctx context.Context, records iter.Seq2[Recorded, error], 
 		case d.Action == Allow || d.Action == Tunnel:
 			l.lesson.Allowed += r.Count
 		default:
-			l.add(&r, strict.objection(&r, d, o))
+			objection, way := strict.objection(&r, d, o)
+			l.add(&r, objection, way)
 		}
 	}
 	l.propose(p)
 	return l.lesson, nil
 }
 
-// objection is why a refused decision is not proposed, or "".
-func (p *Policy) objection(r *Recorded, d Decision, o LearnOptions) string {
+// objection is why a refused decision is not proposed, or "", and by which upstream
+// it went.
+func (p *Policy) objection(r *Recorded, d Decision, o LearnOptions) (why string, way *Upstream) {
 	s, err := read(r.Input)
+	if err == nil {
+		way = p.detour(s)
+	}
 	switch {
 	case err != nil || d.Err != nil:
-		return flagUnfit
+		return flagUnfit, way
 	case s.addr.IsValid() && special(s.addr):
-		return flagPrivate
+		return flagPrivate, way
 	case o.Refused != nil && o.Refused(r.ID):
-		return flagUnlisted
+		return flagUnlisted, way
 	case d.Action == Approve:
-		return flagAsked
+		return flagAsked, way
 	case s.several() && strings.Count(s.sent, reading.Slash) > maxSlashes:
-		return flagSlashes
+		return flagSlashes, way
 	case p.governed(s):
-		return flagGoverned
+		return flagGoverned, way
 	case d.RuleType != "":
-		return flagDenied + ": " + d.Rule
+		return flagDenied + ": " + d.Rule, way
 	}
-	return ""
+	return "", way
 }
 
 // special tells of addresses that are not on the public internet, roughly: the
@@ -158,6 +164,7 @@ type aim struct {
 	port   uint16
 	plain  bool // HTTP without TLS
 	tunnel bool
+	way    *Upstream // of the rules that there are
 }
 
 type seen struct {
@@ -188,13 +195,13 @@ func (l *learner) flag(why string, r *Recorded) {
 	f.Requests, f.Examples = s.count, s.examples
 }
 
-func (l *learner) add(r *Recorded, objection string) {
+func (l *learner) add(r *Recorded, objection string, way *Upstream) {
 	if objection != "" {
 		l.flag(objection, r)
 		return
 	}
 	host, _, _ := readHost(r.Input.Destination.Host) // which Decide has read
-	key := seenKey{aim: aim{host: host, port: r.Input.Destination.Port}, sandbox: r.Input.Sandbox.Name}
+	key := seenKey{aim: aim{host: host, port: r.Input.Destination.Port, way: way}, sandbox: r.Input.Sandbox.Name}
 	if q := r.Input.Request; q != nil {
 		key.plain, key.method, key.path = q.Scheme == "http", q.Method, q.Path
 		if !owned(q.Path, sharedDepth(host)) {
@@ -247,7 +254,8 @@ func (a aim) compare(b aim) int {
 		}
 		return 0
 	}
-	return cmp.Or(strings.Compare(a.host, b.host), cmp.Compare(a.port, b.port), order(a.plain)-order(b.plain), order(a.tunnel)-order(b.tunnel))
+	return cmp.Or(strings.Compare(a.host, b.host), cmp.Compare(a.port, b.port), order(a.plain)-order(b.plain), order(a.tunnel)-order(b.tunnel),
+		strings.Compare(a.way.text(), b.way.text()))
 }
 
 func (k seenKey) compare(o seenKey) int {
@@ -322,7 +330,7 @@ func (l *learner) rules(a aim, keys []seenKey, taken map[string]bool) (list []Pr
 
 // rule is one for the destination, without what it is narrowed to.
 func (a aim) rule() EgressRule {
-	e := EgressRule{Destination: a.host, Plain: a.plain}
+	e := EgressRule{Destination: a.host, Plain: a.plain, Upstream: a.way}
 	if a.tunnel {
 		e.Action = Tunnel
 	}

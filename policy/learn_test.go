@@ -61,6 +61,10 @@ egressAuth:
 		add("a", request("GET", "pkg.example.com", fmt.Sprintf("/simple/package-%c%c/", 'a'+i%26, 'a'+i/26)))
 		add("a", request("GET", "pkg.example.com", fmt.Sprintf("/files/%d/x.tar", i)))
 	}
+	for _, shards := range []string{"/47/82/", "/b1/5c/", "/f5/0a/"} { // a digest's first bytes, as on files.pythonhosted.org
+		add("a", request("GET", "files.example.com", "/packages"+shards+strings.Repeat("0a", 30)+"/x.whl"))
+	}
+	add("a", request("GET", "files.example.com", "/docs/de/index.html"))
 	add("a", request("POST", "pkg.example.com", "/upload"))
 	add("b", request("GET", "pkg.example.com", "/upload"))
 	for i := range 12 {
@@ -95,6 +99,7 @@ egressAuth:
 		"learned-203.0.113.9 [] [GET] [/] [a] plain=false: 1",
 		"learned-api.github.com [] [GET] [/repos/owner/12345678/issues /repos/owner/name/commits/*] [a] plain=false: 13",
 		"learned-db.example.com tunnel[5432] [] [] [a] plain=false: 1",
+		"learned-files.example.com [] [GET] [/docs/de/index.html /packages/*/*/*/x.whl] [a] plain=false: 4",
 		"learned-pkg.example.com [] [GET] [/files/*/x.tar /simple/*/] [a] plain=false: 60",
 		"learned-pkg.example.com-2 [] [GET] [/upload] [b] plain=false: 1",
 		"learned-pkg.example.com-3 [] [POST] [/upload] [a] plain=false: 1",
@@ -125,7 +130,7 @@ egressAuth:
 			t.Errorf("taken out: %s", line)
 		}
 	}
-	if !strings.Contains(diff, "@@ -5,6 +5,") || !strings.Contains(now, "  action: deny\n# 1 requests, as ") || !strings.HasSuffix(now, text[strings.Index(text, "\n# credentials"):]) {
+	if !strings.Contains(diff, "@@ -5,6 +5,") || !strings.Contains(now, "  action: deny\n# 1 request, as ") || !strings.HasSuffix(now, text[strings.Index(text, "\n# credentials"):]) {
 		t.Errorf("got %s\n%s", diff, now)
 	}
 }

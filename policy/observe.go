@@ -12,7 +12,8 @@ import (
 
 // Observation puts sandboxes into observe mode for a while: everything is decided
 // and recorded, and what the policy denies, or asks a person about, is carried
-// all the same, without a credential that no rule gives. The floor always holds:
+// all the same, without a credential that no rule gives, and by the upstream that
+// a rule for its destination names. The floor always holds:
 // the datapath, the classes of addresses, the bindings of credentials, verified
 // TLS, the form of requests.
 //
@@ -141,7 +142,7 @@ func (p *Policy) lift(d, without Decision, by string, s subject) Decision {
 	lifted := without
 	lifted.Observed, lifted.Governed, lifted.Unjudged = d.observed(), p.governed(s), nil
 	if lifted.Upstream == nil {
-		lifted.Upstream = p.way(s)
+		lifted.Upstream = p.detour(s)
 	}
 	lifted.Action, lifted.Rule, lifted.RuleType = Allow, by, typeObserve
 	if s.Phase == PhaseConnect && s.Protocol == ProtocolOther {
@@ -151,10 +152,30 @@ func (p *Policy) lift(d, without Decision, by string, s subject) Decision {
 	return lifted
 }
 
+// detour is how what is lifted reaches its destination: by the rule that would
+// carry it, or else by the upstream that a rule names for the destination and the
+// sandbox, whatever else that rule asks for: of the most particular destination,
+// the first of the document. The addresses in it have been named for that
+// destination. What no rule names goes the public way.
+func (p *Policy) detour(s subject) *Upstream {
+	if way, ok := p.way(s); ok {
+		return way
+	}
+	var near [8]*entry
+	for _, e := range p.table.entries(near[:0], s.host, s.addr) {
+		for _, r := range e.rules {
+			if r.upstream != nil && r.on(s.Destination.Port) && r.sandboxes.picks(s.Sandbox.Name, s.Sandbox.Tags) {
+				return r.upstream
+			}
+		}
+	}
+	return nil
+}
+
 // way is how the rule that would carry the input reaches its destination: the one
-// that decision.rego would name were there no deny and no team. What no rule would
-// carry goes the public way, since no rule has said that it may go another.
-func (p *Policy) way(s subject) *Upstream {
+// that decision.rego would name were there no deny and no team. It is false where
+// there is none.
+func (p *Policy) way(s subject) (*Upstream, bool) {
 	m := moment{s.Phase, s.Protocol}
 	var near [8]*shelf
 	var first *rule
@@ -169,9 +190,9 @@ func (p *Policy) way(s subject) *Upstream {
 		}
 	}
 	if first == nil {
-		return nil
+		return nil, false
 	}
-	return first.upstream
+	return first.upstream, true
 }
 
 // speaks tells whether a request is one of the rule's methods and paths.

@@ -261,3 +261,57 @@ func TestTeamsApprovalKeepsTheWay(t *testing.T) {
 		}
 	}
 }
+
+// What observe mode lifts goes by the upstream that a rule names for its
+// destination, and what is learned of it has that upstream.
+func TestObserveByTheRulesUpstream(t *testing.T) {
+	until := time.Now().Add(time.Hour)
+	text := `egress:
+- {name: near, destination: git.corp.example, paths: [/healthz], upstream: {addresses: [10.20.0.7], resolver: "10.20.0.53:53"}}
+- {name: inside, destination: "*.corp.example", ports: [443], methods: [GET], upstream: {addresses: [10.20.0.0/16]}}
+- {name: others, destination: "*.corp.example", ports: [8443], upstream: {addresses: [10.30.0.0/16]}, sandboxes: {names: [other]}}
+- {name: public, destination: docs.example.com, methods: [GET]}
+observe:
+- {sandboxes: {names: [watched]}, until: ` + until.UTC().Format(time.RFC3339) + "}\n"
+	p, _ := amended(t, text, nil)
+	var run []policy.Recorded
+	for i, tt := range []struct {
+		host string
+		port uint16
+		want string
+	}{
+		{"git.corp.example", 443, "10.20.0.7"},
+		{"pypi.corp.example", 443, "10.20.0.0/16"},
+		{"pypi.corp.example", 8443, ""},
+		{"corp.example", 443, ""},
+		{"docs.example.com", 443, ""},
+	} {
+		in := by("watched", request("POST", tt.host, "/x"))
+		in.Destination.Port = tt.port
+		got := ""
+		d := p.Decide(t.Context(), in)
+		if d.Upstream != nil {
+			got = strings.Join(d.Upstream.Addresses, " ")
+		}
+		if d.Observed == nil || got != tt.want {
+			t.Errorf("%s:%d: got %+v by %q, want %q", tt.host, tt.port, d, got, tt.want)
+		}
+		run = append(run, carried(i, in))
+	}
+	l, err := p.Learn(t.Context(), each(run), policy.LearnOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, now := amended(t, text, l.Proposals)
+	for _, want := range []string{
+		"- name: \"learned-git.corp.example\"\n  destination: \"git.corp.example\"\n  methods: [\"POST\"]\n  paths:\n  - \"/x\"\n  sandboxes: {names: [\"watched\"]}\n  upstream: {addresses: [\"10.20.0.7\"], resolver: \"10.20.0.53:53\"}",
+		`upstream: {addresses: ["10.20.0.0/16"]}`,
+	} {
+		if !strings.Contains(now, want) {
+			t.Errorf("%q is not in\n%s", want, now)
+		}
+	}
+	if n := strings.Count(now, "upstream:"); n != 5 {
+		t.Errorf("%d upstreams in\n%s", n, now)
+	}
+}

@@ -64,13 +64,14 @@ const (
 // add takes a path in that is owned.
 func (t *pathTree) add(path string) {
 	n, size := t.root, 0
-	for i, s := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
+	segments := strings.Split(strings.TrimPrefix(path, "/"), "/")
+	for i, s := range segments {
 		if size += len(s) + 1; i > t.keep && (i >= maxGlobDepth || size > maxGlobText) {
 			n.deep = true
 			return
 		}
 		if i >= t.keep {
-			s = t.generalised(s)
+			s = t.generalised(s, segments[i+1:])
 		}
 		next := n.below[s]
 		if next == nil {
@@ -83,8 +84,12 @@ func (t *pathTree) add(path string) {
 }
 
 // generalised is a segment's glob. One with encoded slashes is taken part by part:
-// * alone would not match it decoded.
-func (t *pathTree) generalised(s string) string {
+// * alone would not match it decoded. One that the rest, which follows, is kept in
+// by its digest is not told apart.
+func (t *pathTree) generalised(s string, rest []string) string {
+	if isShard(s, rest) {
+		return "*"
+	}
 	parts := strings.Split(s, reading.Slash)
 	for i, part := range parts {
 		if unspellable(part) || varies(part) || len(s) > maxGlobText/(t.keep+1) {

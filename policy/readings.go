@@ -72,7 +72,7 @@ func (p *Policy) agree(ctx context.Context, s subject, at time.Time) Decision {
 			return p.refuse("the readings of the path do not go the same way: "+reading.Decoded(s.sent)+" and "+s.sent, nil)
 		}
 		var err error
-		if d.Limits, err = counted(d.Limits, other.Limits); err != nil {
+		if d.Limits, err = joined(d.Limits, other.Limits); err != nil {
 			return p.undecided(err)
 		}
 	}
@@ -101,8 +101,8 @@ func (d Decision) injects(in Injection) bool {
 	return slices.ContainsFunc(d.Inject, func(other Injection) bool { return reflect.DeepEqual(in, other) })
 }
 
-// counted adds the limits that are not among the first.
-func counted(list, more []Applied) ([]Applied, error) {
+// joined adds the limits that are not among the first.
+func joined(list, more []Applied) ([]Applied, error) {
 	list = slices.Clip(list)
 	for _, m := range more {
 		same := slices.IndexFunc(list, func(a Applied) bool { return a.Name == m.Name && a.Subject == m.Subject })

@@ -46,11 +46,27 @@ func varies(s string) bool {
 			digits++
 		}
 	}
-	if digits > 0 && len(s) >= 7 && strings.Trim(s, "0123456789abcdefABCDEF") == "" {
+	if digits > 0 && len(s) >= 7 && hexadecimal(s) {
 		return true // an abbreviated commit, or longer
 	}
 	return len(s) >= 20 && isToken(s, digits)
 }
+
+// isShard tells whether a segment is the beginning of a digest of which a segment
+// soon after it is the rest, or all: /packages/b2/da/b2da5f…, objects/4b/825dc6….
+func isShard(s string, after []string) bool {
+	if len(s) != 2 || !hexadecimal(s) {
+		return false
+	}
+	for _, next := range after[:min(len(after), 2)] {
+		if len(next) >= 30 && hexadecimal(next) {
+			return true
+		}
+	}
+	return false
+}
+
+func hexadecimal(s string) bool { return strings.Trim(s, "0123456789abcdefABCDEF") == "" }
 
 // isToken tells whether a long segment is of the alphabets of base64 (RFC 4648)
 // and has more digits, or letter cases, than a name has.

@@ -56,6 +56,7 @@ type explainer struct {
 	tags              []string
 	body              string
 	headers           []string
+	asked             string // the file, where that is asked rather than the daemon
 }
 
 func (x *explainer) run(cmd *cobra.Command, args []string) error {
@@ -64,7 +65,11 @@ func (x *explainer) run(cmd *cobra.Command, args []string) error {
 		if err != nil {
 			return err
 		}
-		return x.print(cmd, e, func(w io.Writer) { explainRecorded(w, e) })
+		who := "the policy in force"
+		if x.asked != "" {
+			who = "the policy of " + x.asked
+		}
+		return x.print(cmd, e, func(w io.Writer) { explainRecorded(w, who, e) })
 	}
 	in, err := explainInput(x.sandbox, args[0], args[1])
 	if err != nil {
@@ -154,6 +159,7 @@ func (x *explainer) recorded(cmd *cobra.Command) (past.Explanation, error) {
 	if !errors.Is(err, errOffline) {
 		return e, err
 	}
+	x.asked = x.path()
 	cfg, err := x.config()
 	if err != nil {
 		return past.Explanation{}, err
@@ -292,7 +298,7 @@ func explain(w io.Writer, e policy.Explanation) {
 }
 
 // explainRecorded writes what was decided once and what would be today.
-func explainRecorded(w io.Writer, e past.Explanation) {
+func explainRecorded(w io.Writer, who string, e past.Explanation) {
 	r := e.Recorded
 	fmt.Fprintf(w, "decision %s of %s\n", terminal.Word(r.ID), r.At.Format(time.RFC3339))
 	fmt.Fprintf(w, "  asked     %s\n", asked(r.Input))
@@ -314,11 +320,11 @@ func explainRecorded(w io.Writer, e past.Explanation) {
 	case r.Unfit != "":
 		fmt.Fprintf(w, "it cannot be made again: %s\n", unfitReasons[r.Unfit])
 	case len(e.Differs) > 0:
-		fmt.Fprintf(w, "the policy in force answers otherwise (%s):\n", strings.Join(e.Differs, ", "))
+		fmt.Fprintf(w, "%s answers otherwise (%s):\n", who, strings.Join(e.Differs, ", "))
 	case r.Revision != e.Decision.Revision:
-		fmt.Fprintln(w, "the policy in force is another, and answers the same:")
+		fmt.Fprintf(w, "%s is another, and answers the same:\n", who)
 	default:
-		fmt.Fprintln(w, "the policy that decided is in force:")
+		fmt.Fprintf(w, "%s is the one that decided:\n", who)
 	}
 	if e.Decision.Revision != "" {
 		explain(w, e.Explanation)

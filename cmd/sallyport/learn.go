@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -86,6 +87,7 @@ func (x *learner) run(cmd *cobra.Command) error {
 			return err
 		}
 		name, text = path, string(data)
+		besides(path, l.Proposals)
 	}
 	if l.Document, err = policy.Amend(text, l.Proposals); err != nil {
 		return err
@@ -102,6 +104,28 @@ func (x *learner) run(cmd *cobra.Command) error {
 		}
 		fmt.Fprint(w, l.Document)
 	})
+}
+
+// besides writes the files of proposals that lie below the configuration's folder as
+// that writes them.
+func besides(path string, list []policy.Proposal) {
+	dir, err := filepath.Abs(filepath.Dir(path))
+	if err != nil {
+		return
+	}
+	for i := range list {
+		u := list[i].Rule.Upstream
+		if u == nil {
+			continue
+		}
+		near := *u
+		for _, file := range []*string{&near.Roots, &near.ProxyRoots} {
+			if name, err := filepath.Rel(dir, *file); err == nil && filepath.IsLocal(name) && *file != "" {
+				*file = name
+			}
+		}
+		list[i].Rule.Upstream = &near
+	}
 }
 
 // refused lists the decisions whose upstream's address was refused.
@@ -143,8 +167,8 @@ func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *conf
 
 // report says what there is to know about a proposal.
 func (x *learner) report(w io.Writer, l lesson) {
-	fmt.Fprintf(w, "sallyport: of %d decisions that were carried the policy allows %d; %d rules are proposed for %d\n",
-		l.Decisions, l.Allowed, len(l.Proposals), l.Covered)
+	fmt.Fprintf(w, "sallyport: of %s carried the policy allows %d; %s proposed, for %d\n",
+		many(l.Decisions, "decision that was", "decisions that were"), l.Allowed, many(len(l.Proposals), "rule", "rules"), l.Covered)
 	for _, f := range l.Flags {
 		fmt.Fprintf(w, "sallyport: not proposed: %d to %s: %s, as %s\n", f.Requests, terminal.Word(f.Destination), f.Why, terminal.Escape(strings.Join(f.Examples, " ")))
 	}

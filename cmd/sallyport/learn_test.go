@@ -24,7 +24,7 @@ func TestPolicyLearn(t *testing.T) {
 	}
 	out, status, err := run(t, "", "policy", "learn", "--config", file, "--sandbox", "demo", "--diff")
 	for _, want := range []string{
-		"of 5 decisions that were carried the policy allows 2; 1 rules are proposed for 2",
+		"of 5 decisions that were carried the policy allows 2; 1 rule proposed, for 2",
 		"not proposed: 1 to 10.0.0.1:443: a private or special address",
 		"+# 2 requests, as " + ids[1] + ", " + ids[2], `+  destination: "docs.example.com"`, `+  methods: ["POST"]`, `+  - "/comments/*"`, `+  sandboxes: {names: ["demo"]}`,
 	} {

@@ -189,7 +189,7 @@ var changeTexts = map[policy.Change]string{
 
 // printReplay writes a replay as a person reads it.
 func printReplay(w io.Writer, r policy.Replay) {
-	fmt.Fprintf(w, "%d decisions", r.Decisions)
+	fmt.Fprint(w, many(r.Decisions, "decision", "decisions"))
 	if r.Decisions > 0 {
 		fmt.Fprintf(w, " from %s to %s", r.First.Format(time.RFC3339), r.Last.Format(time.RFC3339))
 	}

@@ -231,7 +231,7 @@ func TestPolicyExplainsADecision(t *testing.T) {
 		return out
 	}
 	out := explained(file, ids[1])
-	for _, want := range []string{"no daemon is running", "POST https://docs.example.com:443/guide/a", "recorded  DENY", "is in force", "fails on method (wants GET)", "sallyport.yaml:7"} {
+	for _, want := range []string{"no daemon is running", "POST https://docs.example.com:443/guide/a", "recorded  DENY", "sallyport.yaml is the one that decided", "fails on method (wants GET)", "sallyport.yaml:7"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in %s", want, out)
 		}

@@ -18,13 +18,21 @@ import (
 func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
 	observing(cmd.ErrOrStderr(), s.Observing)
 	return g.print(cmd, s, func(w io.Writer) {
-		fmt.Fprintf(w, "sallyport %s, pid %d: %d sandboxes, policy %.12s with %d rules, %d events\n",
-			s.Version, s.PID, s.Sandboxes, s.Revision, s.Rules, s.Events)
+		fmt.Fprintf(w, "sallyport %s, pid %d: %s, policy %.12s with %s, %s\n",
+			s.Version, s.PID, many(s.Sandboxes, "sandbox", "sandboxes"), s.Revision, many(s.Rules, "rule", "rules"), many(s.Events, "event", "events"))
 		fmt.Fprintln(w, gatewayLine(s.Gateway))
 		for _, line := range policyLines(s.Policy) {
 			fmt.Fprintln(w, line)
 		}
 	})
+}
+
+// many counts things in words.
+func many[N int | int64 | uint64](n N, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprint(n, " ", more)
 }
 
 // policyLines say where the policy is not what it might be.
