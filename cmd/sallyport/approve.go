@@ -77,8 +77,7 @@ func approvalEvent(c approval.Change) *audit.Event {
 		return e
 	}
 	a.Operator, a.UID, a.Login = c.Operator.Name, c.Operator.UID, c.Operator.Login
-	e.Actor = new(audit.Actor)
-	e.Actor.User.Name, e.Actor.User.UID = c.Operator.Name, c.Operator.UID
+	e.Actor = actor(c.Operator)
 	if c.Answer != nil {
 		x.Reason = cmp.Or(c.Answer.Note, x.Reason)
 		if c.Answer.Approve {
@@ -91,4 +90,11 @@ func approvalEvent(c approval.Change) *audit.Event {
 		}
 	}
 	return e
+}
+
+// actor is an operator in an event.
+func actor(o approval.Operator) *audit.Actor {
+	a := new(audit.Actor)
+	a.User.Name, a.User.UID = o.Name, o.UID
+	return a
 }

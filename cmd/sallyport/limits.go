@@ -14,6 +14,7 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
+	"sallyport/policy/approval"
 	"sallyport/policy/budget"
 )
 
@@ -54,7 +55,7 @@ func (l limits) sandboxes() map[string]string {
 	return names
 }
 
-func (l limits) Reset(ctx context.Context, by api.Operator, name, subject string) (int, error) {
+func (l limits) Reset(ctx context.Context, by approval.Operator, name, subject string) (int, error) {
 	counts, err := l.d.warden.Limits(ctx)
 	if err != nil {
 		return 0, err
@@ -73,7 +74,7 @@ func (l limits) Reset(ctx context.Context, by api.Operator, name, subject string
 		}
 	}
 	e := changed(audit.Product{Name: "limit/" + name}, what, "reset")
-	e.Actor = by.Actor()
+	e.Actor = actor(by)
 	return l.d.warden.ResetLimit(ctx, name, subject, e)
 }
 

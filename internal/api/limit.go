@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"time"
 
+	"sallyport/policy/approval"
 	"sallyport/policy/budget"
 )
 
@@ -15,7 +16,7 @@ type Limits interface {
 	List(context.Context) ([]Limit, error)
 	// Reset empties the counters of a limit, of one subject or, for "", of all, and
 	// says how many. Its errors are ErrNoLimit or of the audit log.
-	Reset(ctx context.Context, by Operator, name, subject string) (int, error)
+	Reset(ctx context.Context, by approval.Operator, name, subject string) (int, error)
 }
 
 // Limit is one counter of a limit.
@@ -51,12 +52,17 @@ func (h *handler) limits(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) resetLimit(w http.ResponseWriter, r *http.Request) {
+	by, err := operator(r)
+	if err != nil {
+		writeProblem(w, err)
+		return
+	}
 	var in resetRequest
 	if err := decode(w, r, &in); err != nil {
 		writeProblem(w, err)
 		return
 	}
-	n, err := h.opt.Limits.Reset(r.Context(), OperatorOf(r.Context()), r.PathValue("name"), in.Subject)
+	n, err := h.opt.Limits.Reset(r.Context(), by, r.PathValue("name"), in.Subject)
 	reply(w, http.StatusOK, ResetResult{n}, err)
 }
 

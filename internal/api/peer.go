@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,8 +31,7 @@ type caller struct {
 // PeerContext is an http.Server's ConnContext for a unix socket. Who calls is
 // what the kernel says of the process that connected (SO_PEERCRED, unix(7)),
 // never what a request says. A listener of another kind needs another function
-// that finds out who is there; without one nobody on it is an operator. What
-// [OperatorOf] says comes from it too.
+// that finds out who is there; without one nobody on it is an operator.
 func PeerContext(ctx context.Context, c net.Conn) context.Context {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
@@ -43,8 +43,19 @@ func PeerContext(ctx context.Context, c net.Conn) context.Context {
 	}
 	var who caller
 	who.operator, who.err = peer(cred)
-	ctx = context.WithValue(ctx, operatorKey{}, operatorBy(cred))
 	return context.WithValue(ctx, peerKey{}, who)
+}
+
+// credentials is who connected.
+func credentials(c *net.UnixConn) (cred *unix.Ucred, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return cred, cmp.Or(cerr, err)
 }
 
 // operator is who sends a request.
@@ -54,6 +65,24 @@ func operator(r *http.Request) (approval.Operator, error) {
 		return approval.Operator{}, fmt.Errorf("%w: nobody is known to be there", ErrOperator)
 	}
 	return who.operator, who.err
+}
+
+// asking is the one route that changes nothing and is no GET: what it asks about
+// needs a body.
+const asking = "/v1/policy/explain"
+
+// operators lets nobody but operators change anything, by whatever route there
+// is or comes to be. Reading is for whoever can open the socket.
+func operators(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead && r.URL.Path != asking {
+			if _, err := operator(r); err != nil {
+				writeProblem(w, err)
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 func peer(cred *unix.Ucred) (approval.Operator, error) {
@@ -93,10 +122,10 @@ func outside(pid int32) error {
 	}
 	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)) // 0 where it cannot be seen from here
 	if err != nil || pid == 0 {
-		return fmt.Errorf("%w: the caller's process cannot be seen", ErrOperator)
+		return fmt.Errorf("%w: the caller's process cannot be seen from here, so that it may be in a container", ErrOperator)
 	}
 	if own != theirs {
-		return fmt.Errorf("%w: the caller is in a container", ErrOperator)
+		return fmt.Errorf("%w: the caller is in a container: call from the host that the daemon runs on", ErrOperator)
 	}
 	return nil
 }

@@ -2,10 +2,11 @@
 // for a unix socket, and the client that the command line uses. Errors are
 // problem details (RFC 9457).
 //
-// It guarantees that a secret's value goes in and never comes out, and that who
-// approves a request is who the kernel says is calling ([PeerContext]). Else it
-// does not ask who that is: whoever can open the socket may do everything, so
-// that the daemon makes it for root alone, where no sandbox can reach it.
+// It guarantees that a secret's value goes in and never comes out, that nothing is
+// changed for a caller in a container, and that who answers a request or resets a
+// limit is who the kernel says is calling ([PeerContext]). Else it does not ask who
+// that is: whoever can open the socket may do everything, so that the daemon makes
+// it for root alone, where no sandbox can reach it.
 package api
 
 import (
@@ -89,7 +90,7 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("GET /v1/status", h.status)
 	mux.HandleFunc("POST /v1/reload", h.reload)
 	mux.HandleFunc("POST /v1/shutdown", h.shutdown)
-	mux.HandleFunc("POST /v1/policy/explain", h.explain)
+	mux.HandleFunc("POST "+asking, h.explain)
 	mux.HandleFunc("GET /v1/policy/explain/{decision}", h.explainDecision)
 	mux.HandleFunc("GET /v1/secrets", h.listSecrets)
 	mux.HandleFunc("PUT /v1/secrets/{name}", h.setSecret)
@@ -110,7 +111,7 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("POST /v1/approvals/{id}", h.answerApproval)
 	mux.HandleFunc("GET /v1/limits", h.limits)
 	mux.HandleFunc("POST /v1/limits/{name}/reset", h.resetLimit)
-	return mux
+	return operators(mux)
 }
 
 type handler struct{ opt Options }
