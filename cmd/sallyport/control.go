@@ -22,6 +22,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/api"
+	"sallyport/internal/webhook"
 )
 
 // listenControl makes the unix socket, for root and the users that the
@@ -151,14 +152,46 @@ func (d *daemon) openControl(context.Context) (err error) {
 // lifecycles yields the events of lifecycles from a number on, or with 0 from now
 // on, and waits for more.
 func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
-	dir := auditDir(d.cfg)
 	if from == 0 {
-		from = 1
-		for e, err := range audit.Read(ctx, dir, audit.Query{Last: 1}) {
-			if err == nil {
-				from = e.Metadata.Sequence + 1
-			}
+		from = d.lastEvent(ctx) + 1
+	}
+	return audit.Read(ctx, auditDir(d.cfg), audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+}
+
+// lastEvent is the number of the log's last event.
+func (d *daemon) lastEvent(ctx context.Context) (last uint64) {
+	for e, err := range audit.Read(ctx, auditDir(d.cfg), audit.Query{Last: 1}) {
+		if err == nil {
+			last = e.Metadata.Sequence
 		}
 	}
-	return audit.Read(ctx, dir, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+	return last
+}
+
+// tellWebhooks starts what tells servers of events. One that cannot go on takes
+// nothing else with it.
+func (d *daemon) tellWebhooks(ctx context.Context, g *errgroup.Group) error {
+	for i, w := range d.cfg.Webhooks {
+		text, err := os.ReadFile(w.SecretFile)
+		if err != nil {
+			return fmt.Errorf("webhooks[%d].secretFile: %w", i, err)
+		}
+		secret, err := webhook.ParseSecret(string(text))
+		if err != nil {
+			return fmt.Errorf("webhooks[%d].secretFile: %s: %w", i, w.SecretFile, err)
+		}
+		s, err := webhook.New(webhook.Hook{URL: w.URL, Events: w.Events, Secret: secret, Addresses: w.Addresses}, webhook.Options{
+			Dir: filepath.Join(indexDir(d.cfg), "webhooks"), Last: d.lastEvent(ctx), Events: d.lifecycles, Logger: d.log,
+		})
+		if err != nil {
+			return err
+		}
+		g.Go(func() error {
+			if err := s.Run(ctx); err != nil {
+				d.log.Error("a webhook ends", "url", w.URL, "error", err)
+			}
+			return nil
+		})
+	}
+	return nil
 }

@@ -404,6 +404,9 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.say("started", d.rules.Policy()); err != nil {
 		return err
 	}
+	if err := d.tellWebhooks(ctx, g); err != nil {
+		return err
+	}
 	if err := d.serveAPI(ctx, g); err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sallyport/internal/api"
+	"sallyport/internal/config"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
@@ -451,5 +452,23 @@ func TestNoSuchRoute(t *testing.T) {
 	}
 	if status, kind, _, _ := raw(t, h, text, "POST", "/v1/policy/explain", `{} {}`); status != 400 || kind != "bad-request" {
 		t.Errorf("two values: %d %s", status, kind)
+	}
+}
+
+// Every type of problem is documented, and configuration knows the scopes.
+func TestWords(t *testing.T) {
+	text := string(must[[]byte](t)(os.ReadFile("../../docs/api.md")))
+	for _, k := range api.Kinds() {
+		if !strings.Contains(text, "`"+k+"`") {
+			t.Errorf("docs/api.md does not say what %s is", k)
+		}
+	}
+	for _, s := range config.Scopes {
+		if !slices.Contains(api.Scopes, api.Scope(s)) || len(config.Scopes) != len(api.Scopes) {
+			t.Errorf("%s is no scope", s)
+		}
+		if !strings.Contains(text, "| `"+s+"` |") {
+			t.Errorf("docs/api.md does not say what %s is", s)
+		}
 	}
 }

@@ -66,8 +66,8 @@ const maxWebhooks = 16
 
 var fingerprint = regexp.MustCompile(`^(?i:sha256:)?([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$`)
 
-// scopes are those of package api, which imports this one's friends.
-var scopes = []string{"read", "run", "approve", "policy", "secrets", "admin"}
+// Scopes are those of package api, where a test holds the two together.
+var Scopes = []string{"read", "run", "approve", "policy", "secrets", "admin"}
 
 func (v *validator) api(a API) {
 	if a.Listen != "" {
@@ -84,7 +84,7 @@ func (v *validator) api(a API) {
 			v.fail(at, "has no scope", "write some of read, run, approve, policy, secrets, admin")
 		}
 		for _, s := range has {
-			v.oneOf(at, s, scopes...)
+			v.oneOf(at, s, Scopes...)
 		}
 	}
 }
