@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +26,9 @@ import (
 	"go.uber.org/goleak"
 
 	"sallyport/internal/api"
+	"sallyport/policy/approval"
+	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // TestMain fails when a test leaks a goroutine, and a run of all tests when a
@@ -226,4 +231,32 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 	if d := cmp.Diff(api.Routes(), got); d != "" {
 		t.Errorf("routes (-) and openapi.yaml (+):\n%s", d)
 	}
+}
+
+// The schemas have the fields that are sent and read, also those that no test sets.
+func TestSchemasHaveTheFields(t *testing.T) {
+	doc := must[*openapi3.T](t)(described())
+	for name, v := range map[string]any{
+		"Spec": sandbox.Spec{}, "Sandbox": sandbox.Info{}, "Command": sandbox.Command{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
+		"Problem": client.Problem{}, "Event": client.Event{}, "Secret": api.Secret{}, "Client": api.ProxyClient{}, "Limit": api.Limit{},
+		"ApprovalRequest": approval.Request{}, "ApprovalList": api.ApprovalList{}, "Answer": approval.Answer{},
+	} {
+		got := slices.Sorted(maps.Keys(doc.Components.Schemas[name].Value.Properties))
+		if d := cmp.Diff(slices.Sorted(slices.Values(fields(reflect.TypeOf(v)))), got); d != "" {
+			t.Errorf("%s: the type (-) and openapi.yaml (+):\n%s", name, d)
+		}
+	}
+}
+
+func fields(of reflect.Type) (names []string) {
+	for f := range of.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous:
+			names = append(names, fields(f.Type)...)
+		case name != "-":
+			names = append(names, name)
+		}
+	}
+	return names
 }

@@ -48,6 +48,7 @@ type host struct {
 	approvals *approval.Store
 	remote    client.Remote // the same routes over TLS, without a key
 	dir       string
+	restart   func() // another daemon on the same folders
 }
 
 func (h *host) Append(_ context.Context, events ...*audit.Event) error {
@@ -219,6 +220,14 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
 	h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(certificate)}
 	run(api.Remote(l, certificate, routes, opt.Logger))
+	h.restart = func() {
+		opt.Once = must[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
+		opt.Keys = must[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
+		again := must[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
+		l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+		h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(again)}
+		run(api.Remote(l, again, checked(t, api.NewHandler(opt)), opt.Logger))
+	}
 	c := api.NewClient(socket)
 	t.Cleanup(c.Close)
 	return c, socket, h

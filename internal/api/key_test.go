@@ -400,6 +400,28 @@ func TestIdempotencyKey(t *testing.T) {
 			t.Errorf("a token is kept: %s", b)
 		}
 	}
+
+	fingerprint := h.remote.Fingerprint
+	h.restart()
+	if status, _, again, head := put(text, "/v1/sandboxes/box", `{}`, "k1"); status != 201 || !bytes.Equal(first, again) || head.Get("Idempotency-Replayed") != "true" || h.remote.Fingerprint != fingerprint {
+		t.Errorf("after a restart: %d %s", status, again)
+	}
+	// As a crash leaves them: begun, and nothing more.
+	for _, f := range files {
+		name := filepath.Join(h.dir, "once", f.Name())
+		var k map[string]any
+		if err := json.Unmarshal(must[[]byte](t)(os.ReadFile(name)), &k); err != nil {
+			t.Fatal(err)
+		}
+		delete(k, "status")
+		if err := os.WriteFile(name, must[[]byte](t)(json.Marshal(k)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.restart()
+	if status, kind, _, _ := put(text, "/v1/sandboxes/box", `{}`, "k1"); status != 409 || kind != "outcome-unknown" {
+		t.Errorf("after a crash: %d %s", status, kind)
+	}
 }
 
 // Pages follow each other by their Link, and no entry is missing or twice.
@@ -470,5 +492,26 @@ func TestWords(t *testing.T) {
 		if !strings.Contains(text, "| `"+s+"` |") {
 			t.Errorf("docs/api.md does not say what %s is", s)
 		}
+	}
+}
+
+// Each caller has room for so many idempotency keys, and takes none of others'.
+func TestIdempotencyKeysAreBounded(t *testing.T) {
+	_, _, h := serve(t, true)
+	_, greedy := keyed(t, h, "greedy", "", "run")
+	_, other := keyed(t, h, "other", "", "run")
+	if status, _, _, _ := raw(t, h, other, "PUT", "/v1/sandboxes/box", "{}", "Idempotency-Key", "mine"); status != 201 {
+		t.Fatal(status)
+	}
+	for i := range 300 {
+		if status, _, answer, _ := raw(t, h, greedy, "PUT", "/v1/sandboxes/box", "{}", "Idempotency-Key", fmt.Sprint(i)); status != 200 {
+			t.Fatalf("%d %s", status, answer)
+		}
+	}
+	if n := len(must[[]os.DirEntry](t)(os.ReadDir(filepath.Join(h.dir, "once")))); n != 257 {
+		t.Errorf("%d are kept", n)
+	}
+	if _, _, _, head := raw(t, h, other, "PUT", "/v1/sandboxes/box", "{}", "Idempotency-Key", "mine"); head.Get("Idempotency-Replayed") != "true" {
+		t.Error("another's is gone")
 	}
 }
