@@ -38,8 +38,7 @@ var ErrServer = errors.New("the server is another one")
 // Remote says how a daemon on another host is reached.
 type Remote struct {
 	URL string // https://host:port
-	// KeyFile holds the API key; it is read for each connection's first use, and
-	// must not be readable by others.
+	// KeyFile holds the API key; Dial reads it, and refuses one that others can read.
 	KeyFile string
 	// Fingerprint is sha256:HEX of the server's certificate, as `sallyport status`
 	// shows it on the server. Without it the system's authorities vouch.
