@@ -262,6 +262,7 @@ func (o *object) extension(x *Extension) {
 		}
 		o.close()
 	}
+	o.stringSet(`"owner":`, x.Owner)
 }
 
 func (o *object) approval(a *Approval) {

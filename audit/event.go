@@ -274,6 +274,7 @@ type Extension struct {
 	Limits      []LimitUse        `json:"limits,omitempty"`       // what bounds it; of a lifecycle event: what was reset
 	Approval    *Approval         `json:"approval,omitempty"`     // by which an allowed request was, or that a lifecycle event is about
 	Tokens      *Tokens           `json:"tokens,omitempty"`       // of a completion that a limit of tokens or cost is about
+	Owner       string            `json:"owner,omitempty"`        // the tenant whose sandbox it is
 }
 
 // Tokens is what a request to an LLM API has used, as its answer reports it. OCSF

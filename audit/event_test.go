@@ -108,7 +108,7 @@ func golden() map[string][]*audit.Event {
 	life.App = &audit.Product{Name: "Sallyport", VendorName: "Sallyport", Version: "0.1.0"}
 	life.Actor = new(audit.Actor)
 	life.Actor.User.Name, life.Actor.User.UID = "root", "0"
-	life.Unmapped.Sallyport.State = "created"
+	life.Unmapped.Sallyport.State, life.Unmapped.Sallyport.Owner = "created", "acme"
 
 	observed := decided(request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("PUT")), "PUT", "/upload"),
 		audit.ActionAllowed, audit.DispositionAllowed, "allow", "", "", "observed only")

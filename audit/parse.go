@@ -218,6 +218,7 @@ func (p *parser) extension(x *Extension) {
 		x.Tokens = t
 		p.close()
 	}
+	x.Owner = p.text(`"owner":`)
 	p.close()
 }
 

@@ -169,14 +169,18 @@ func (m *Manager) drop(name string, e *entry) {
 	delete(m.entries, name)
 }
 
-// existing is entry for a sandbox that must be there.
-func (m *Manager) existing(name string) (*entry, error) {
+// existing is entry for a sandbox that must be there, for the context's owner.
+func (m *Manager) existing(ctx context.Context, name string) (*entry, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err
 	}
 	e := m.entry(name)
-	if e.exists {
+	if e.exists && e.rec.Spec.Owned(OwnerOf(ctx)) {
 		return e, nil
+	}
+	if e.exists {
+		m.release(e)
+		return nil, notFound(name)
 	}
 	m.drop(name, e)
 	m.release(e)
@@ -194,6 +198,9 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 	if err := CheckName(name); err != nil {
 		return Info{}, false, err
 	}
+	if err := spec.claim(ctx); err != nil {
+		return Info{}, false, err
+	}
 	e := m.entry(name)
 	defer m.release(e)
 	defer func() {
@@ -202,6 +209,9 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 		}
 	}()
 	if e.exists {
+		if !e.rec.Spec.Owned(OwnerOf(ctx)) {
+			return Info{}, false, fmt.Errorf("%w: %s: choose another", ErrTaken, name)
+		}
 		if d := spec.differs(e.rec.Spec); len(d) > 0 {
 			return Info{}, false, fmt.Errorf("%w: %s asks for %s: remove it first, or leave that out", ErrConflict, name, strings.Join(d, ", "))
 		}
@@ -223,7 +233,7 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 // Start runs a stopped sandbox and attaches its identity; running ones are left
 // as they are.
 func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
-	e, err := m.existing(name)
+	e, err := m.existing(ctx, name)
 	if err != nil {
 		return Info{}, err
 	}
@@ -338,7 +348,7 @@ func (m *Manager) ByAddress(a netip.Addr) (Info, bool) {
 
 // Stop ends the sandbox's processes; its files stay.
 func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
-	e, err := m.existing(name)
+	e, err := m.existing(ctx, name)
 	if err != nil {
 		return Info{}, err
 	}
@@ -354,7 +364,7 @@ func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
 // Remove ends a sandbox for good: its files, its memory and its certificate
 // authority. Its audit stays.
 func (m *Manager) Remove(ctx context.Context, name string) error {
-	e, err := m.existing(name)
+	e, err := m.existing(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -383,7 +393,7 @@ func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error)
 	if err := (Spec{Env: c.Env}).refuseSecrets(ctx, m.opt.Secrets); err != nil {
 		return 0, err
 	}
-	e, err := m.existing(name)
+	e, err := m.existing(ctx, name)
 	if err != nil {
 		return 0, err
 	}
@@ -462,5 +472,6 @@ func lifecycle(r record, state string) *audit.Event {
 	ev.Message = "sandbox " + r.Name + " " + state
 	x := &ev.Unmapped.Sallyport
 	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.State = r.Name, r.ID, r.Session, r.Spec.Tags, state
+	x.Owner = r.Spec.Owner
 	return ev
 }

@@ -504,7 +504,7 @@ func TestListDoesNotWait(t *testing.T) {
 	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
 		t.Fatal(err)
 	}
-	e, err := m.existing("a") // as a call that is under way holds it
+	e, err := m.existing(t.Context(), "a") // as a call that is under way holds it
 	if err != nil {
 		t.Fatal(err)
 	}

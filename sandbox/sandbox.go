@@ -43,6 +43,7 @@ type Spec struct {
 	Memory  int64             `json:"memory,omitempty"`  // bytes, 0: no limit
 	Pids    int64             `json:"pids,omitempty"`    // 0: the daemon's default
 	Disk    int64             `json:"disk,omitempty"`    // bytes that all it writes may take, /memory too, 0: the daemon's default
+	Owner   string            `json:"owner,omitempty"`   // tenant whose it is, set by who calls; see ForOwner
 }
 
 // State of a sandbox.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -65,7 +66,12 @@ type daemon struct {
 
 	// down is set when the daemon was asked to stop its sandboxes too.
 	down   atomic.Bool
+	downBy atomic.Pointer[context.Context] // of who asked
 	cancel context.CancelFunc
+
+	apiKeys     *api.Keys
+	once        *api.Once
+	certificate *tls.Certificate // of the API's listener, nil without one
 }
 
 // house is where sandboxes of this host live.
@@ -88,7 +94,7 @@ func newDaemon(ctx context.Context, g *globals, cfg *config.Config, log *slog.Lo
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		d.claim, d.openTrail, d.openPolicy, d.openGateway, d.openHouse, d.openGatehouse,
+		d.claim, d.openTrail, d.openPolicy, d.openGateway, d.openHouse, d.openGatehouse, d.openControl,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -398,6 +404,9 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.say("started", d.rules.Policy()); err != nil {
 		return err
 	}
+	if err := d.tellWebhooks(ctx, g); err != nil {
+		return err
+	}
 	if err := d.serveAPI(ctx, g); err != nil {
 		return err
 	}
@@ -414,7 +423,11 @@ func (d *daemon) end() error {
 	if d.down.Load() && d.house != nil {
 		errs = append(errs, d.pullDown())
 	}
-	return errors.Join(append(errs, d.say("stopped", d.rules.Policy()))...)
+	ctx := context.Background()
+	if by := d.downBy.Load(); by != nil {
+		ctx = context.WithoutCancel(*by)
+	}
+	return errors.Join(append(errs, d.trail.Append(ctx, d.about("stopped", d.rules.Policy(), "")))...)
 }
 
 // stopListening closes this process's share of what the gateway listens on.
@@ -491,6 +504,9 @@ func (d *daemon) status() api.Status {
 		Version: version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
 		Events: s.Events, Syncs: s.Syncs, Gateway: d.warden.Status(), Policy: d.loaded(),
 		Observing: d.rules.Policy().Observing(time.Now()),
+	}
+	if d.certificate != nil {
+		st.Fingerprint = api.Fingerprint(*d.certificate)
 	}
 	if d.house != nil {
 		st.Sandboxes = len(d.house.sandboxes.List())

@@ -104,7 +104,7 @@ func (d *daemon) askBundle(ctx context.Context, from policy.BundleSource) bool {
 		return true
 	case err != nil:
 		if errors.Is(err, policy.ErrBundle) {
-			d.refuse(byBundle, err)
+			d.refuse(ctx, byBundle, err)
 		} else {
 			d.log.Warn("the policy bundle's server gave none", "url", from.URL, "error", err)
 		}

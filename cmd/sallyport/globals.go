@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +16,7 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/terminal"
+	"sallyport/sandbox/client"
 )
 
 // globals are the flags that every command has.
@@ -22,6 +24,7 @@ type globals struct {
 	configPath string
 	dataDir    string
 	output     string
+	remote     client.Remote // of another host's daemon
 
 	read config.Print // of the configuration, before it was read
 }
@@ -74,6 +77,9 @@ func (g *globals) daemon() (*api.Client, error) {
 	if cfg == nil {
 		return nil, err
 	}
+	if r := g.elsewhere(cfg); r.URL != "" {
+		return api.DialClient(r)
+	}
 	// A daemon that runs may be asked why it refuses what is written there now.
 	if err != nil {
 		cfg.RunDir = config.RunDir(g.path())
@@ -82,6 +88,21 @@ func (g *globals) daemon() (*api.Client, error) {
 		}
 	}
 	return api.NewClient(socketPath(cfg)), nil
+}
+
+// elsewhere is the daemon of another host, by flags, the environment or the
+// configuration. A host that is named alone has no fingerprint or key of another
+// one's.
+func (g *globals) elsewhere(cfg *config.Config) client.Remote {
+	r := client.Remote{
+		URL:         cmp.Or(g.remote.URL, os.Getenv("SALLYPORT_HOST")),
+		KeyFile:     cmp.Or(g.remote.KeyFile, os.Getenv("SALLYPORT_KEY_FILE")),
+		Fingerprint: cmp.Or(g.remote.Fingerprint, os.Getenv("SALLYPORT_FINGERPRINT")),
+	}
+	if c := cfg.Remote; r.URL == "" || r.URL == c.Host {
+		r.URL, r.KeyFile, r.Fingerprint = c.Host, cmp.Or(r.KeyFile, c.KeyFile), cmp.Or(r.Fingerprint, c.Fingerprint)
+	}
+	return r
 }
 
 func socketPath(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "sallyport.sock") }

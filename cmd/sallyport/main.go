@@ -82,10 +82,13 @@ func newRoot() *cobra.Command {
 	root.PersistentFlags().StringVar(&g.configPath, "config", "", "configuration file (default $SALLYPORT_CONFIG, else /etc/sallyport/sallyport.yaml where there is one)")
 	root.PersistentFlags().StringVar(&g.dataDir, "data-dir", "", "folder of everything that lasts (default the configuration's)")
 	root.PersistentFlags().StringVarP(&g.output, "output", "o", "text", "text or json")
+	root.PersistentFlags().StringVar(&g.remote.URL, "host", "", "https://HOST:PORT of a daemon elsewhere (default $SALLYPORT_HOST, else the one on this host)")
+	root.PersistentFlags().StringVar(&g.remote.KeyFile, "key-file", "", "file with the API key for --host (default $SALLYPORT_KEY_FILE)")
+	root.PersistentFlags().StringVar(&g.remote.Fingerprint, "fingerprint", "", "sha256:HEX of the certificate of --host (default $SALLYPORT_FINGERPRINT, else the system's authorities vouch)")
 	root.AddCommand(
 		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandbox(g), newSecret(g),
 		newClient(g), newPolicy(g), newApprovals(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
-		newLimits(g),
+		newLimits(g), newKey(g), newEvents(g),
 		newGateway(),
 	)
 	return root

@@ -97,7 +97,7 @@ func (d *daemon) reload(ctx context.Context, by string, fresh *bundle.Candidate)
 		d.retry = time.Now().Add(retryAfter)
 	}
 	if err != nil && ctx.Err() == nil {
-		d.refuse(by, err)
+		d.refuse(ctx, by, err)
 	}
 	return err
 }
@@ -134,7 +134,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 		return err
 	}
 	// What cannot be recorded does not come into force.
-	if err := d.trail.Append(context.Background(), d.about("reloaded", p, "by "+by)); err != nil {
+	if err := d.trail.Append(context.WithoutCancel(ctx), d.about("reloaded", p, "by "+by)); err != nil {
 		return err
 	}
 	done = true
@@ -215,7 +215,7 @@ func bundleToken(cfg *config.Config, sources map[string]credential.Source) bundl
 
 // refuse tells of a policy that was not taken: in the log, the status, and, when
 // it is not the same one over and over, as an event.
-func (d *daemon) refuse(by string, cause error) {
+func (d *daemon) refuse(ctx context.Context, by string, cause error) {
 	d.log.Error("the configuration was not loaded; the running policy stays", "by", by, "error", cause)
 	d.telling.Lock()
 	was := d.state.Refused
@@ -231,6 +231,7 @@ func (d *daemon) refuse(by string, cause error) {
 	}
 	e := d.about("refused", d.rules.Policy(), "by "+by+": "+now.Reason)
 	e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
+	audit.Attribute(ctx, e)
 	d.record(e)
 }
 

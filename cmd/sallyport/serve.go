@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"net/http"
 	"net/netip"
@@ -24,24 +23,17 @@ import (
 	"sallyport/sandbox"
 )
 
-// serveAPI listens on the unix socket, for root alone.
+// serveAPI listens on the unix socket, and over TLS where that is configured.
 func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
-	path := socketPath(d.cfg)
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		return err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		return errors.Join(err, l.Close())
-	}
 	var sandboxes *sandbox.Manager
 	if d.house != nil {
 		sandboxes = d.house.sandboxes
 	}
-	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, ConnContext: api.PeerContext, Handler: api.NewHandler(api.Options{
+	l, users, err := d.listenControl()
+	if err != nil {
+		return err
+	}
+	routes := api.NewHandler(api.Options{
 		Sandboxes: sandboxes,
 		Secrets:   secrets{d},
 		Clients:   clients{d},
@@ -55,13 +47,19 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 			return p.Explain(ctx, p.Show(in, body))
 		},
 		Reload:    func(ctx context.Context) error { return d.reload(ctx, byAPI, nil) },
-		Shutdown:  func() { d.down.Store(true); d.cancel() },
+		Shutdown:  func(ctx context.Context) { d.downBy.Store(&ctx); d.down.Store(true); d.cancel() },
 		Status:    d.status,
 		Limits:    limits{d},
 		Approvals: d.approvals,
 		Logger:    d.log,
-	})})
-	return nil
+		Recorder:  d.trail,
+		Keys:      d.apiKeys,
+		Users:     users,
+		Once:      d.once,
+		Events:    d.lifecycles,
+	})
+	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, ConnContext: api.PeerContext, Handler: routes})
+	return d.serveRemote(ctx, g, routes)
 }
 
 func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {

@@ -58,9 +58,11 @@ func OpenTrail(dir string, o audit.Options) (*Trail, error) {
 
 type appendCall struct{ Events []*audit.Event }
 
-// Append is [audit.Log.Append], but that numbers are set in the log only. While
-// the log changes hands it waits.
+// Append is [audit.Log.Append], but that numbers are set in the log only, and
+// that the events name the context's operator. While the log changes hands it
+// waits.
 func (t *Trail) Append(ctx context.Context, events ...*audit.Event) error {
+	audit.Attribute(ctx, events...)
 	t.mu.Lock()
 	own, peer, moved, closed, begun := t.own, t.peer, t.moved, t.closed, t.begun
 	t.mu.Unlock()

@@ -5,165 +5,20 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"sallyport/audit"
-	"sallyport/gateway"
-	"sallyport/gateway/credential"
-	"sallyport/gateway/credential/file"
-	"sallyport/gateway/mitm"
 	"sallyport/internal/api"
-	"sallyport/internal/config"
-	"sallyport/internal/past"
-	"sallyport/internal/seal"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// host stands for engine, network and log, which need root: its sandboxes are
-// processes of the test's own. Store, clients, certificate authority, policy
-// and manager are the real ones.
-type host struct {
-	audit string                // folder of the log
-	root  atomic.Pointer[error] // what making a certificate authority fails with
-}
-
-func (*host) Create(context.Context, sandbox.Container) error { return nil }
-func (*host) Start(context.Context, string) (sandbox.Status, error) {
-	return sandbox.Status{Running: true, Link: 1}, nil
-}
-func (*host) Stop(context.Context, string, time.Duration) error { return nil }
-func (*host) Remove(context.Context, string) error              { return nil }
-func (*host) Status(context.Context, string) (sandbox.Status, error) {
-	return sandbox.Status{}, nil
-}
-func (*host) Exits(context.Context) (<-chan string, error)  { return nil, nil }
-func (*host) Attach(sandbox.Endpoint) error                 { return nil }
-func (*host) Detach(uint32) error                           { return nil }
-func (*host) Endpoints() ([]sandbox.Endpoint, error)        { return nil, nil }
-func (*host) Append(context.Context, ...*audit.Event) error { return nil }
-func (*host) Contains(context.Context, string) (name string, found bool, err error) {
-	return "", false, nil
-}
-
-func (*host) Exec(ctx context.Context, _ string, c sandbox.Command) (int, error) {
-	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Workdir, c.Stdout, c.Stderr
-	cmd.WaitDelay = time.Second
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return 0, err
-	}
-	go func() {
-		_, _ = io.Copy(in, c.Stdin)
-		_ = in.Close()
-	}()
-	err = cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && ctx.Err() == nil {
-		return exit.ExitCode(), nil
-	}
-	return 0, err
-}
-
-// secrets is a store without the daemon's events.
-type secrets struct{ store *file.Store }
-
-func (s secrets) Set(_ context.Context, name string, fields map[string]credential.Secret) error {
-	if name == "in-vault" {
-		return api.ErrElsewhere
-	}
-	_, err := s.store.Set(name, fields)
-	return err
-}
-
-func (s secrets) Delete(_ context.Context, name string) error { return s.store.Delete(name) }
-
-func (s secrets) List() (list []api.Secret, err error) {
-	kept, err := s.store.List()
-	for _, e := range kept {
-		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Updated: e.Updated})
-	}
-	return list, err
-}
-
-const document = `
-egress:
-- {name: models, destination: models.example.test, body: {json: 1MiB}}
-- {name: support, destination: docs.example.test, sandboxes: {tags: {team: support}}}
-`
-
-func must[T any](t *testing.T) func(T, error) T {
-	return func(v T, err error) T {
-		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-}
-
-// serve runs the handler on a unix socket and returns a client of it, the
-// socket's path and what to break. Without sandboxes it has none.
-func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
-	t.Helper()
-	dir, h := t.TempDir(), &host{}
-	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
-	authority := must[*mitm.Authority](t)(mitm.Open(mitm.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
-	cfg := must[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
-	rules := must[*policy.Policy](t)(policy.Compile(t.Context(), cfg.Document, policy.Options{}))
-	opt := api.Options{
-		Secrets: secrets{must[*file.Store](t)(file.New(dir, key))},
-		Clients: must[*gateway.ClientStore](t)(gateway.OpenClients(filepath.Join(dir, "clients.json"))),
-		Root: func(id string) ([]byte, error) {
-			if err := h.root.Load(); err != nil {
-				return nil, *err
-			}
-			return authority.Root(id)
-		},
-		Forget: authority.Forget,
-		Explain: func(ctx context.Context, in policy.Input, sent *policy.Sent) policy.Explanation {
-			return rules.Explain(ctx, rules.Show(in, sent))
-		},
-		Recorded: func(ctx context.Context, id string) (past.Explanation, error) {
-			return past.Explain(ctx, rules, h.audit, id)
-		},
-		Reload:   func(context.Context) error { return errors.New("line 3: no such key") },
-		Shutdown: func() {},
-		Status:   func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
-		Limits:   &limits{},
-		Logger:   slog.New(slog.DiscardHandler),
-	}
-	if sandboxes {
-		opt.Sandboxes = must[*sandbox.Manager](t)(sandbox.Open(t.Context(), sandbox.Options{
-			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
-			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10},
-			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: h, Logger: opt.Logger,
-		}))
-	}
-	socket := filepath.Join(t.TempDir(), "s")
-	l := must[net.Listener](t)(net.Listen("unix", socket))
-	server := &http.Server{Handler: api.NewHandler(opt), ConnContext: api.PeerContext}
-	served := make(chan struct{})
-	go func() { defer close(served); _ = server.Serve(l) }()
-	t.Cleanup(func() { _ = server.Close(); <-served })
-	return api.NewClient(socket), socket, h
-}
 
 // Each error of the packages behind the API has the status that its caller can
 // act on, and what it says arrives.
@@ -208,7 +63,7 @@ func TestProblems(t *testing.T) {
 		{"empty secret", c.SetSecret(ctx, "a", nil), 400, "1 to 32 fields"},
 		{"secret of Vault's", c.SetSecret(ctx, "in-vault", map[string]string{"token": "x"}), 409, "elsewhere"},
 		{"no such secret", c.DeleteSecret(ctx, "nobody"), 404, "nobody"},
-		{"too much", c.SetSecret(ctx, "a", map[string]string{"token": strings.Repeat("x", 2<<20)}), 400, "too large"},
+		{"too much", c.SetSecret(ctx, "a", map[string]string{"token": strings.Repeat("x", 2<<20)}), 413, "too large"},
 		{"bad configuration", run(c.Reload(ctx)), 400, "line 3"},
 		{"no sandboxes here", run(none.Sandboxes(ctx)), 400, "engine.kind"},
 		{"no command here", run(none.Exec(ctx, "a", sandbox.Command{Args: []string{"true"}})), 400, "engine.kind"},
@@ -222,6 +77,33 @@ func TestProblems(t *testing.T) {
 				t.Errorf("got %d %q, want %d with %q", p.Status, p.Detail, tt.status, tt.says)
 			}
 		})
+	}
+}
+
+// What is there can be used to its end.
+func TestVerbs(t *testing.T) {
+	c, _, h := serve(t, true)
+	ctx := t.Context()
+	must[sandbox.Info](t)(c.Create(ctx, "box", sandbox.Spec{}))
+	if i := must[sandbox.Info](t)(c.Start(ctx, "box")); i.State != sandbox.Running || i.Session == "" {
+		t.Errorf("started: %+v", i)
+	}
+	if i := must[sandbox.Info](t)(c.Stop(ctx, "box")); i.State != sandbox.Stopped {
+		t.Errorf("stopped: %+v", i)
+	}
+	if pem := must[[]byte](t)(c.SandboxRoot(ctx, "box")); !bytes.HasPrefix(pem, []byte("-----BEGIN")) {
+		t.Errorf("its authority: %s", pem)
+	}
+	must[api.ClientToken](t)(c.AddClient(ctx, "user", nil))
+	if err := errors.Join(c.RemoveClient(ctx, "user"), c.Remove(ctx, "box")); err != nil {
+		t.Error(err)
+	}
+	h.mended.Store(true)
+	if s := must[api.Status](t)(c.Reload(ctx)); s.Version != "test" {
+		t.Errorf("%+v", s)
+	}
+	if err := c.Shutdown(ctx); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -3,9 +3,11 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"sallyport/policy/approval"
@@ -30,22 +32,38 @@ const (
 	watchAlive = 15 * time.Second       // an unchanged list is sent again, so that who has gone is noticed
 )
 
-func (h *handler) approvalList() (ApprovalList, <-chan struct{}) {
+func (h *handler) approvalList(tenant string) (ApprovalList, <-chan struct{}) {
 	requests, grants, changed := h.opt.Approvals.List()
-	l := ApprovalList{Requests: requests, Grants: grants}
-	if l.Requests == nil {
-		l.Requests = []approval.Request{}
+	l := ApprovalList{Requests: []approval.Request{}, Grants: []approval.Grant{}}
+	for _, r := range requests {
+		if h.owns(tenant, r.Subject.SandboxID) {
+			l.Requests = append(l.Requests, r)
+		}
 	}
-	if l.Grants == nil {
-		l.Grants = []approval.Grant{}
+	for _, g := range grants {
+		if h.owns(tenant, g.Subject.SandboxID) {
+			l.Grants = append(l.Grants, g)
+		}
 	}
 	return l, changed
+}
+
+// answerable says whether a tenant may answer what has an ID: to others it is not
+// there.
+func (h *handler) answerable(tenant, id string) bool {
+	if tenant == "" {
+		return true
+	}
+	l, _ := h.approvalList(tenant)
+	return slices.ContainsFunc(l.Requests, func(r approval.Request) bool { return r.ID == id }) ||
+		slices.ContainsFunc(l.Grants, func(g approval.Grant) bool { return g.ID == id })
 }
 
 // listApprovals answers with the lists, and with ?watch=true again whenever they
 // change, a line of JSON each.
 func (h *handler) listApprovals(w http.ResponseWriter, r *http.Request) {
-	list, changed := h.approvalList()
+	tenant := PrincipalOf(r.Context()).Tenant
+	list, changed := h.approvalList(tenant)
 	if r.URL.Query().Get("watch") != "true" {
 		reply(w, http.StatusOK, list, nil)
 		return
@@ -67,7 +85,7 @@ func (h *handler) listApprovals(w http.ResponseWriter, r *http.Request) {
 			return
 		case <-time.After(watchEvery):
 		}
-		list, changed = h.approvalList()
+		list, changed = h.approvalList(tenant)
 	}
 }
 
@@ -82,7 +100,12 @@ func (h *handler) answerApproval(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
-	answered, err := h.opt.Approvals.Answer(r.PathValue("id"), a, by)
+	id := r.PathValue("id")
+	if !h.answerable(PrincipalOf(r.Context()).Tenant, id) {
+		writeProblem(w, fmt.Errorf("%w: %.64q", approval.ErrUnknown, id))
+		return
+	}
+	answered, err := h.opt.Approvals.Answer(id, a, by)
 	reply(w, http.StatusOK, answered, err)
 }
 
@@ -94,19 +117,12 @@ func (c *Client) Approvals(ctx context.Context) (l ApprovalList, err error) {
 // WatchApprovals hands the lists over now and whenever they have changed, until
 // ctx is done or see returns an error.
 func (c *Client) WatchApprovals(ctx context.Context, see func(ApprovalList) error) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://sallyport/v1/approvals?watch=true", nil)
+	body, err := c.Stream(ctx, "/v1/approvals?watch=true", nil)
 	if err != nil {
 		return err
 	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if err := failure(resp); err != nil {
-		return err
-	}
-	for lines := json.NewDecoder(resp.Body); ; {
+	defer body.Close()
+	for lines := json.NewDecoder(body); ; {
 		var l ApprovalList
 		if err := lines.Decode(&l); err == io.EOF {
 			return io.ErrUnexpectedEOF // the daemon has ended

@@ -29,7 +29,7 @@ func serveApprovals(t *testing.T, network string, who func(context.Context, net.
 		address = filepath.Join(t.TempDir(), "s")
 	}
 	l := must[net.Listener](t)(net.Listen(network, address))
-	s := httptest.NewUnstartedServer(api.NewHandler(api.Options{Approvals: store}))
+	s := httptest.NewUnstartedServer(checked(t, api.NewHandler(api.Options{Approvals: store})))
 	s.Listener.Close()
 	s.Listener, s.Config.ConnContext = l, who
 	s.Start()
@@ -77,7 +77,7 @@ func TestNobodyIsAnOperator(t *testing.T) {
 			for _, body := range []string{`{"approve": true}`, `{"approve": true, "operator": {"name": "root"}}`} {
 				resp := must[*http.Response](t)(http.Post("http://"+addr.String()+"/v1/approvals/"+id, "application/json", strings.NewReader(body)))
 				resp.Body.Close()
-				if resp.StatusCode != http.StatusForbidden {
+				if resp.StatusCode != http.StatusUnauthorized {
 					t.Errorf("%s: %s", body, resp.Status)
 				}
 			}

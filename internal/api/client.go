@@ -1,110 +1,35 @@
 package api
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"net"
 	"net/http"
 	"net/url"
-	"syscall"
 
 	"sallyport/internal/past"
 	"sallyport/policy"
-	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // ErrNoDaemon is returned when nothing listens on the socket.
-var ErrNoDaemon = errors.New("no daemon is running")
+var ErrNoDaemon = client.ErrNoDaemon
 
-// Client talks to a daemon on this host. Its methods' errors are ErrNoDaemon, a
-// *Problem when the daemon answered with an error, or of the connection.
-type Client struct {
-	socket string
-	http   *http.Client
-}
+// Client is [client.Client] with what only operators ask for.
+type Client struct{ *client.Client }
 
 // NewClient returns a client of the daemon behind a unix socket.
-func NewClient(socket string) *Client {
-	c := &Client{socket: socket}
-	c.http = &http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
-	}}
-	return c
-}
+func NewClient(socket string) *Client { return &Client{client.Unix(socket)} }
 
-func (c *Client) dial(ctx context.Context) (net.Conn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", c.socket)
+// DialClient returns a client of a daemon elsewhere.
+func DialClient(r client.Remote) (*Client, error) {
+	c, err := client.Dial(r)
 	if err != nil {
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-			return nil, fmt.Errorf("%w on %s: start it with `sallyport up`", ErrNoDaemon, c.socket)
-		}
-		if errors.Is(err, fs.ErrPermission) {
-			return nil, fmt.Errorf("reaching the daemon on %s: %w: run this as root", c.socket, err)
-		}
-		return nil, fmt.Errorf("reaching the daemon on %s: %w", c.socket, err)
+		return nil, err
 	}
-	return conn, nil
+	return &Client{c}, nil
 }
 
-// call sends in as JSON, when there is any, and decodes the answer into out.
 func (c *Client) call(ctx context.Context, method, path string, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		data, err := json.Marshal(in)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(data)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://sallyport"+path, body)
-	if err != nil {
-		return err
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		var u *url.Error
-		if errors.As(err, &u) {
-			err = u.Err // the URL says nothing to the user
-		}
-		return err
-	}
-	defer resp.Body.Close()
-	if err := failure(resp); err != nil {
-		return err
-	}
-	switch out := out.(type) {
-	case nil:
-		return nil
-	case *[]byte:
-		*out, err = io.ReadAll(resp.Body)
-		return err
-	default:
-		return json.NewDecoder(resp.Body).Decode(out)
-	}
-}
-
-func failure(resp *http.Response) error {
-	if resp.StatusCode < 400 {
-		return nil
-	}
-	p := &Problem{Status: resp.StatusCode, Title: resp.Status, Detail: resp.Status}
-	_ = json.NewDecoder(io.LimitReader(resp.Body, maxBody)).Decode(p) // else the status says it
-	return p
-}
-
-func sandboxPath(name, verb string) string {
-	p := "/v1/sandboxes/" + url.PathEscape(name)
-	if verb != "" {
-		p += "/" + verb
-	}
-	return p
+	return c.Call(ctx, method, path, in, out)
 }
 
 // Status returns what the daemon says of itself.
@@ -129,49 +54,14 @@ func (c *Client) ExplainDecision(ctx context.Context, id string) (e past.Explana
 	return e, c.call(ctx, http.MethodGet, "/v1/policy/explain/"+url.PathEscape(id), nil, &e)
 }
 
-// Sandboxes returns all sandboxes by name.
-func (c *Client) Sandboxes(ctx context.Context) (list []sandbox.Info, err error) {
-	return list, c.call(ctx, http.MethodGet, "/v1/sandboxes", nil, &list)
-}
-
-// Sandbox returns one sandbox.
-func (c *Client) Sandbox(ctx context.Context, name string) (i sandbox.Info, err error) {
-	return i, c.call(ctx, http.MethodGet, sandboxPath(name, ""), nil, &i)
-}
-
-// Create returns the sandbox of that name, made now if there was none.
-func (c *Client) Create(ctx context.Context, name string, spec sandbox.Spec) (i sandbox.Info, err error) {
-	return i, c.call(ctx, http.MethodPut, sandboxPath(name, ""), spec, &i)
-}
-
-// Start runs a stopped sandbox; one that runs is left as it is.
-func (c *Client) Start(ctx context.Context, name string) (i sandbox.Info, err error) {
-	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "start"), nil, &i)
-}
-
-// Stop ends a sandbox's processes; its files stay.
-func (c *Client) Stop(ctx context.Context, name string) (i sandbox.Info, err error) {
-	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "stop"), nil, &i)
-}
-
-// Remove ends a sandbox for good, with its files and its memory.
-func (c *Client) Remove(ctx context.Context, name string) error {
-	return c.call(ctx, http.MethodDelete, sandboxPath(name, ""), nil, nil)
-}
-
-// SandboxRoot returns the PEM certificate that a sandbox trusts.
-func (c *Client) SandboxRoot(ctx context.Context, name string) (pem []byte, err error) {
-	return pem, c.call(ctx, http.MethodGet, sandboxPath(name, "ca"), nil, &pem)
-}
-
 // ClientRoot returns the PEM certificate that an explicit proxy user must trust.
 func (c *Client) ClientRoot(ctx context.Context, name string) (pem []byte, err error) {
 	return pem, c.call(ctx, http.MethodGet, "/v1/clients/"+url.PathEscape(name)+"/ca", nil, &pem)
 }
 
 // Clients returns the users of the explicit proxy by name.
-func (c *Client) Clients(ctx context.Context) (list []ProxyClient, err error) {
-	return list, c.call(ctx, http.MethodGet, "/v1/clients", nil, &list)
+func (c *Client) Clients(ctx context.Context) ([]ProxyClient, error) {
+	return client.All[ProxyClient](ctx, c.Client, "/v1/clients")
 }
 
 // AddClient makes a user of the explicit proxy. Its token is not kept.
@@ -186,8 +76,8 @@ func (c *Client) RemoveClient(ctx context.Context, name string) error {
 }
 
 // Secrets lists credentials and where their secrets live, never values.
-func (c *Client) Secrets(ctx context.Context) (list []Secret, err error) {
-	return list, c.call(ctx, http.MethodGet, "/v1/secrets", nil, &list)
+func (c *Client) Secrets(ctx context.Context) ([]Secret, error) {
+	return client.All[Secret](ctx, c.Client, "/v1/secrets")
 }
 
 // SetSecret sets the fields of a secret in the embedded store.
@@ -198,83 +88,6 @@ func (c *Client) SetSecret(ctx context.Context, name string, fields map[string]s
 // DeleteSecret removes a secret from the embedded store.
 func (c *Client) DeleteSecret(ctx context.Context, name string) error {
 	return c.call(ctx, http.MethodDelete, "/v1/secrets/"+url.PathEscape(name), nil, nil)
-}
-
-// Exec runs a command with its own streams and returns its exit code. The
-// command is ended when ctx is done.
-func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (int, error) {
-	conn, err := c.dial(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-
-	data, err := json.Marshal(cmd)
-	if err != nil {
-		return 0, err
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://sallyport"+sandboxPath(name, "exec"), bytes.NewReader(data))
-	if err != nil {
-		return 0, err
-	}
-	req.Header.Set("Connection", "Upgrade")
-	req.Header.Set("Upgrade", protocol)
-	if err := req.Write(conn); err != nil {
-		return 0, err
-	}
-	r := bufio.NewReaderSize(conn, maxFrame)
-	resp, err := http.ReadResponse(r, req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		if err := failure(resp); err != nil {
-			return 0, err
-		}
-		return 0, fmt.Errorf("the daemon answered %s", resp.Status)
-	}
-
-	out := &frameWriter{w: conn}
-	go func() {
-		if cmd.Stdin != nil {
-			// A terminal's read cannot be ended: this goroutine lives until the
-			// next key or the end of the process.
-			_, _ = io.Copy(out.stream(kindStdin), cmd.Stdin)
-		}
-		_ = out.write(kindStdin, nil)
-	}()
-
-	buf := make([]byte, maxFrame)
-	for {
-		k, p, err := readFrame(r, buf)
-		if err != nil {
-			if ctx.Err() != nil {
-				return 0, ctx.Err()
-			}
-			return 0, fmt.Errorf("the daemon went away while the command ran: %w", err)
-		}
-		switch k {
-		case kindStdout:
-			_, err = cmd.Stdout.Write(p)
-		case kindStderr:
-			_, err = cmd.Stderr.Write(p)
-		case kindExit:
-			var e exit
-			if err := json.Unmarshal(p, &e); err != nil {
-				return 0, err
-			}
-			if e.Error != nil {
-				return 0, e.Error
-			}
-			return e.Code, nil
-		}
-		if err != nil {
-			return 0, err
-		}
-	}
 }
 
 // Shutdown asks the daemon to stop its sandboxes, its engine and itself.

@@ -9,6 +9,7 @@ import (
 
 	"sallyport/policy/approval"
 	"sallyport/policy/budget"
+	"sallyport/sandbox/client"
 )
 
 // Limits are the counters of what limits bound.
@@ -45,10 +46,11 @@ type ResetResult struct {
 
 func (h *handler) limits(w http.ResponseWriter, r *http.Request) {
 	list, err := h.opt.Limits.List(r.Context())
-	if list == nil {
-		list = []Limit{}
+	if err != nil {
+		writeProblem(w, err)
+		return
 	}
-	reply(w, http.StatusOK, list, err)
+	replyPage(w, r, list, func(l Limit) string { return l.Name + "\x00" + l.Per + "\x00" + l.Subject })
 }
 
 func (h *handler) resetLimit(w http.ResponseWriter, r *http.Request) {
@@ -67,8 +69,8 @@ func (h *handler) resetLimit(w http.ResponseWriter, r *http.Request) {
 }
 
 // Limits lists the counters of limits that are in use.
-func (c *Client) Limits(ctx context.Context) (list []Limit, err error) {
-	return list, c.call(ctx, http.MethodGet, "/v1/limits", nil, &list)
+func (c *Client) Limits(ctx context.Context) ([]Limit, error) {
+	return client.All[Limit](ctx, c.Client, "/v1/limits")
 }
 
 // ResetLimit empties the counters of a limit: of one subject, or of all.

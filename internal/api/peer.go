@@ -3,10 +3,8 @@ package api
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"net/http"
 	"os"
 	"os/user"
 	"strconv"
@@ -17,33 +15,29 @@ import (
 	"sallyport/policy/approval"
 )
 
-// ErrOperator refuses what only an operator may do.
-var ErrOperator = errors.New("only an operator may do this")
-
 type peerKey struct{}
 
-// caller is who is at the other end of a connection, or why that is not known.
-type caller struct {
-	operator approval.Operator
-	err      error
+// peer is who is at the other end of a connection of the control socket.
+type peer struct {
+	uid       uint32
+	operator  approval.Operator
+	contained error // why it is no operator
+	err       error // why it is not known at all
 }
 
 // PeerContext is an http.Server's ConnContext for a unix socket. Who calls is
 // what the kernel says of the process that connected (SO_PEERCRED, unix(7)),
-// never what a request says. A listener of another kind needs another function
-// that finds out who is there; without one nobody on it is an operator.
+// never what a request says.
 func PeerContext(ctx context.Context, c net.Conn) context.Context {
 	u, ok := c.(*net.UnixConn)
 	if !ok {
-		return context.WithValue(ctx, peerKey{}, caller{err: fmt.Errorf("%w: this connection does not say who is there", ErrOperator)})
+		return context.WithValue(ctx, peerKey{}, peer{err: fmt.Errorf("%w: this connection does not say who is there", errUnknown)})
 	}
 	cred, err := credentials(u)
 	if err != nil {
-		return context.WithValue(ctx, peerKey{}, caller{err: fmt.Errorf("%w: %w", ErrOperator, err)})
+		return context.WithValue(ctx, peerKey{}, peer{err: fmt.Errorf("%w: %w", errUnknown, err)})
 	}
-	var who caller
-	who.operator, who.err = peer(cred)
-	return context.WithValue(ctx, peerKey{}, who)
+	return context.WithValue(ctx, peerKey{}, peerBy(cred))
 }
 
 // credentials is who connected.
@@ -58,47 +52,39 @@ func credentials(c *net.UnixConn) (cred *unix.Ucred, err error) {
 	return cred, cmp.Or(cerr, err)
 }
 
-// operator is who sends a request.
-func operator(r *http.Request) (approval.Operator, error) {
-	who, ok := r.Context().Value(peerKey{}).(caller)
-	if !ok {
-		return approval.Operator{}, fmt.Errorf("%w: nobody is known to be there", ErrOperator)
-	}
-	return who.operator, who.err
-}
-
-// asking is the one route that changes nothing and is no GET: what it asks about
-// needs a body.
-const asking = "/v1/policy/explain"
-
-// operators lets nobody but operators change anything, by whatever route there
-// is or comes to be. Reading is for whoever can open the socket.
-func operators(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method != http.MethodGet && r.Method != http.MethodHead && r.URL.Path != asking {
-			if _, err := operator(r); err != nil {
-				writeProblem(w, err)
-				return
-			}
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
-func peer(cred *unix.Ucred) (approval.Operator, error) {
-	if err := outside(cred.Pid); err != nil {
-		return approval.Operator{}, err
-	}
+func peerBy(cred *unix.Ucred) peer {
 	id := strconv.FormatUint(uint64(cred.Uid), 10)
-	o := approval.Operator{Name: named(id), UID: id}
+	p := peer{uid: cred.Uid, operator: approval.Operator{Name: named(id), UID: id}}
+	if p.contained = outside(cred.Pid); p.contained != nil {
+		return p
+	}
 	// Who became root by sudo(8) or su(1) logged in as somebody
 	// (/proc/PID/loginuid, which pam_loginuid(8) sets).
 	if text, err := os.ReadFile(fmt.Sprintf("/proc/%d/loginuid", cred.Pid)); err == nil {
 		if login := strings.TrimSpace(string(text)); login != unset && login != id {
-			o.Login = named(login)
+			p.operator.Login = named(login)
 		}
 	}
-	return o, nil
+	return p
+}
+
+// principal is who the peer is to the API: root, and whom the daemon runs as,
+// may do everything, others what the configuration gives them.
+func (p peer) principal(users map[uint32][]Scope) (Principal, error) {
+	who := Principal{ID: "unix:" + p.operator.UID, Operator: p.operator, Scopes: users[p.uid], contained: p.contained}
+	switch {
+	case p.err != nil:
+		return Principal{}, p.err
+	case p.uid == 0 || int(p.uid) == os.Geteuid():
+		who.Scopes = []Scope{ScopeAdmin}
+	case p.contained != nil:
+		// A number in a container is not the user of that number here.
+		who.Scopes = nil
+		return who, p.contained
+	case len(who.Scopes) == 0:
+		return who, fmt.Errorf("%w: api.users names no scope of %s", ErrOperator, who.Operator.Name)
+	}
+	return who, nil
 }
 
 // unset is the login user of what nobody has logged in for.

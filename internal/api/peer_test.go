@@ -1,15 +1,62 @@
 package api_test
 
 import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
+	"sallyport/internal/api"
 	"sallyport/internal/lab"
+	"sallyport/policy/approval"
 	"sallyport/sandbox"
 )
+
+// Users of the host may do on the socket what the configuration gives them, and
+// nobody else may do anything.
+func TestUsers(t *testing.T) {
+	lab.Privileged(t)
+	dir := must[string](t)(os.MkdirTemp("", "users"))
+	defer os.RemoveAll(dir)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "s")
+	l := must[net.Listener](t)(net.Listen("unix", socket))
+	if err := os.Chmod(socket, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	store := must[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
+	h := &host{}
+	s := &http.Server{ConnContext: api.PeerContext, Handler: checked(t, api.NewHandler(api.Options{
+		Approvals: store, Recorder: h, Logger: slog.New(slog.DiscardHandler),
+		Users: map[uint32][]api.Scope{65001: {api.ScopeApprove}, 65002: {api.ScopeRead}},
+	}))}
+	served := make(chan struct{})
+	go func() { defer close(served); _ = s.Serve(l) }()
+	defer func() { _ = s.Close(); <-served }()
+	for uid, want := range map[uint32][2]string{65001: {"403", "200"}, 65002: {"200", "403"}, 65003: {"403", "403"}, 0: {"200", "200"}} {
+		id := ask(t, store, fmt.Sprint("/", uid))
+		for i, args := range [][]string{{"http://sallyport/v1/approvals"}, {"-d", `{"approve": false}`, "http://sallyport/v1/approvals/" + id}} {
+			cmd := exec.Command("curl", append([]string{"-sS", "--max-time", "20", "-o", os.DevNull, "-w", "%{http_code}", "--unix-socket", socket}, args...)...)
+			cmd.Dir = "/"
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+			if out, err := cmd.CombinedOutput(); err != nil || string(out) != want[i] {
+				t.Errorf("%d, %v: %s %v, want %s", uid, args, out, err, want[i])
+			}
+		}
+	}
+	if said := h.said(); !slices.Contains(said, "API call refused by uid 65003") {
+		t.Errorf("%q", said)
+	}
+}
 
 // Root in a container changes nothing, should the socket ever get there, and
 // reads as everybody does.
@@ -20,8 +67,11 @@ func TestContainerChangesNothing(t *testing.T) {
 	call := func(route, body string, inside bool) (status string) {
 		t.Helper()
 		method, path, _ := strings.Cut(route, " ")
-		cmd := exec.Command("curl", "-sS", "--max-time", "20", "-o", os.DevNull, "-w", "%{http_code}",
-			"-X", method, "-d", body, "--unix-socket", socket, "http://sallyport"+path)
+		args := []string{"-sS", "--max-time", "20", "-o", os.DevNull, "-w", "%{http_code}", "-X", method, "--unix-socket", socket, "http://sallyport" + path}
+		if body != "" && method != "GET" {
+			args = append(args, "-d", body)
+		}
+		cmd := exec.Command("curl", args...)
 		if inside {
 			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"strconv"
 
 	"sallyport/audit"
 	"sallyport/gateway"
@@ -11,16 +12,11 @@ import (
 	"sallyport/gateway/credential/file"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // Problem is an error on the wire (RFC 9457, application/problem+json).
-type Problem struct {
-	Status int    `json:"status"` // of HTTP
-	Title  string `json:"title"`
-	Detail string `json:"detail,omitempty"`
-}
-
-func (p *Problem) Error() string { return p.Detail }
+type Problem = client.Problem
 
 // ErrElsewhere refuses to change a secret that does not live in the embedded
 // store.
@@ -32,35 +28,86 @@ var errTaken = errors.New("the name is taken")
 // errBadRequest marks what the caller sent wrong.
 var errBadRequest = errors.New("bad request")
 
-// problem is the one place where an error gets its status.
+// problems is the one place where an error gets its status, and the end of its
+// type, which stays what it is. The first that matches counts. docs/api.md lists
+// them.
+var problems = []struct {
+	err    error
+	status int
+	kind   string
+}{
+	{errTooMany, http.StatusTooManyRequests, "too-many-failures"},
+	{errUnknown, http.StatusUnauthorized, "unauthorized"},
+	{ErrOperator, http.StatusForbidden, "not-an-operator"},
+	{errScope, http.StatusForbidden, "scope"},
+	{errTenant, http.StatusForbidden, "tenant"},
+	{errNoRoute, http.StatusNotFound, "no-route"},
+	{errMethod, http.StatusMethodNotAllowed, "method"},
+	{errOtherBody, http.StatusUnprocessableEntity, "idempotency-key-reused"},
+	{errUnderWay, http.StatusConflict, "idempotency-key-in-use"},
+	{errShown, http.StatusConflict, "shown-once"},
+	{errOutcome, http.StatusConflict, "outcome-unknown"},
+	{errBusy, http.StatusServiceUnavailable, "busy"},
+
+	{sandbox.ErrNotFound, http.StatusNotFound, "no-sandbox"},
+	{credential.ErrNoSecret, http.StatusNotFound, "no-secret"},
+	{gateway.ErrClientUnknown, http.StatusNotFound, "no-client"},
+	{audit.ErrNoDecision, http.StatusNotFound, "no-decision"},
+	{approval.ErrUnknown, http.StatusNotFound, "no-approval"},
+	{ErrNoLimit, http.StatusNotFound, "no-limit"},
+	{ErrNoKey, http.StatusNotFound, "no-key"},
+
+	{sandbox.ErrTaken, http.StatusConflict, "name-taken"},
+	{errTaken, http.StatusConflict, "name-taken"},
+	{ErrKeyExists, http.StatusConflict, "name-taken"},
+	{gateway.ErrClientExists, http.StatusConflict, "name-taken"},
+	{sandbox.ErrConflict, http.StatusConflict, "other-spec"},
+	{ErrElsewhere, http.StatusConflict, "lives-elsewhere"},
+	{approval.ErrAnswered, http.StatusConflict, "answered"},
+	{approval.ErrFull, http.StatusConflict, "full"},
+	{ErrKeysFull, http.StatusConflict, "full"},
+
+	{sandbox.ErrBadName, http.StatusBadRequest, "bad-request"},
+	{sandbox.ErrBadSpec, http.StatusBadRequest, "bad-spec"},
+	{sandbox.ErrNoImage, http.StatusBadRequest, "no-image"},
+	{gateway.ErrClientName, http.StatusBadRequest, "bad-request"},
+	{file.ErrBadName, http.StatusBadRequest, "bad-request"},
+	{file.ErrBadField, http.StatusBadRequest, "bad-request"},
+	{file.ErrTooBig, http.StatusBadRequest, "bad-request"},
+	{approval.ErrAnswer, http.StatusBadRequest, "bad-request"},
+	{errBadRequest, http.StatusBadRequest, "bad-request"},
+
+	{sandbox.ErrEngine, http.StatusServiceUnavailable, "engine"},
+	{sandbox.ErrNoAddress, http.StatusServiceUnavailable, "no-address"},
+	{audit.ErrUnwritable, http.StatusServiceUnavailable, "no-record"},
+}
+
 func problem(err error) *Problem {
-	status := http.StatusInternalServerError
-	switch {
-	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, credential.ErrNoSecret),
-		errors.Is(err, gateway.ErrClientUnknown), errors.Is(err, audit.ErrNoDecision), errors.Is(err, approval.ErrUnknown), errors.Is(err, ErrNoLimit):
-		status = http.StatusNotFound
-	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, sandbox.ErrBadSpec),
-		errors.Is(err, sandbox.ErrNoImage), errors.Is(err, errBadRequest),
-		errors.Is(err, gateway.ErrClientName), errors.Is(err, file.ErrBadName),
-		errors.Is(err, file.ErrBadField), errors.Is(err, file.ErrTooBig):
-		status = http.StatusBadRequest
-	case errors.Is(err, approval.ErrAnswer):
-		status = http.StatusBadRequest
-	case errors.Is(err, ErrOperator):
-		status = http.StatusForbidden
-	case errors.Is(err, approval.ErrAnswered), errors.Is(err, approval.ErrFull):
-		status = http.StatusConflict
-	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, errTaken), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere):
-		status = http.StatusConflict
-	case errors.Is(err, sandbox.ErrEngine), errors.Is(err, sandbox.ErrNoAddress):
-		status = http.StatusServiceUnavailable
+	status, kind := http.StatusInternalServerError, "internal"
+	var large *http.MaxBytesError
+	if errors.As(err, &large) {
+		status, kind = http.StatusRequestEntityTooLarge, "too-large"
+		err = errors.New("the body is too large: at most " + strconv.FormatInt(large.Limit, 10) + " bytes are read")
+	} else {
+		for _, p := range problems {
+			if errors.Is(err, p.err) {
+				status, kind = p.status, p.kind
+				break
+			}
+		}
 	}
-	return &Problem{Status: status, Title: http.StatusText(status), Detail: err.Error()}
+	return &Problem{Type: client.ProblemType + kind, Status: status, Title: http.StatusText(status), Detail: err.Error()}
 }
 
 func writeProblem(w http.ResponseWriter, err error) {
 	p := problem(err)
 	w.Header().Set("Content-Type", "application/problem+json")
+	switch p.Status {
+	case http.StatusUnauthorized:
+		w.Header().Set("WWW-Authenticate", `Bearer realm="sallyport"`) // RFC 6750, section 3
+	case http.StatusTooManyRequests:
+		w.Header().Set("Retry-After", strconv.Itoa(int(failureEvery.Seconds())))
+	}
 	w.WriteHeader(p.Status)
 	_ = json.NewEncoder(w).Encode(p) // the client is gone if this fails
 }

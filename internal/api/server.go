@@ -1,12 +1,13 @@
-// Package api is the daemon's control interface: HTTP and JSON under /v1, made
-// for a unix socket, and the client that the command line uses. Errors are
-// problem details (RFC 9457).
+// Package api is the daemon's control interface: HTTP and JSON under /v1, on a
+// unix socket and, where that is configured, over TLS. What it serves is written
+// down in openapi.yaml, which it serves too. Errors are problem details (RFC 9457).
 //
-// It guarantees that a secret's value goes in and never comes out, that nothing is
-// changed for a caller in a container, and that who answers a request or resets a
-// limit is who the kernel says is calling ([PeerContext]). Else it does not ask who
-// that is: whoever can open the socket may do everything, so that the daemon makes
-// it for root alone, where no sandbox can reach it.
+// It guarantees that nothing is done for a caller who has not shown who they are
+// (the kernel's word on the socket, [PeerContext]; an API key elsewhere,
+// [RemoteContext]) and has not the scope that the route needs; that a caller of a
+// tenant sees and changes that tenant's sandboxes only; that nothing is changed
+// for a caller in a container; and that a secret's value goes in and never comes
+// out. It does not encrypt: the listener does.
 package api
 
 import (
@@ -14,10 +15,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"iter"
 	"log/slog"
 	"net/http"
 	"time"
 
+	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/gatehouse"
@@ -44,8 +48,8 @@ type Secret struct {
 
 // Clients is the registry of explicit proxy users.
 type Clients interface {
-	Add(name string, tags map[string]string) (c gateway.Client, token string, err error)
-	Remove(name string) error
+	Add(ctx context.Context, name string, tags map[string]string) (c gateway.Client, token string, err error)
+	Remove(ctx context.Context, name string) error
 	List() []gateway.Client
 }
 
@@ -60,11 +64,22 @@ type Options struct {
 	Explain   func(context.Context, policy.Input, *policy.Sent) policy.Explanation
 	Recorded  func(ctx context.Context, decision string) (past.Explanation, error) // of a decision in the audit
 	Reload    func(context.Context) error
-	Shutdown  func() // stops sandboxes, engine and daemon; returns at once
+	Shutdown  func(context.Context) // stops sandboxes, engine and daemon; returns at once
 	Status    func() Status
 	Approvals Approvals
 	Limits    Limits
 	Logger    *slog.Logger
+
+	// Recorder and Keys are needed where keys are made; Users are who may use the
+	// unix socket besides root, by number.
+	Recorder Recorder
+	Keys     *Keys
+	Users    map[uint32][]Scope
+	// Once keeps idempotency keys; nil refuses them.
+	Once *Once
+	// Events yields the events of the audit log from a number on, of a lifecycle
+	// only, and waits for more until ctx is done; 0 is from now on.
+	Events func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error]
 }
 
 // Status is what the daemon says of itself.
@@ -81,55 +96,37 @@ type Status struct {
 	Gateway gatehouse.Status `json:"gateway"`
 	// Observing lists what is in observe mode now.
 	Observing []policy.Lifting `json:"observing,omitempty"`
+	// Fingerprint is that of the certificate of the TLS listener, sha256:HEX.
+	Fingerprint string `json:"fingerprint,omitempty"`
 }
 
 // NewHandler returns the routes.
-func NewHandler(opt Options) http.Handler {
-	h := &handler{opt}
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/status", h.status)
-	mux.HandleFunc("POST /v1/reload", h.reload)
-	mux.HandleFunc("POST /v1/shutdown", h.shutdown)
-	mux.HandleFunc("POST "+asking, h.explain)
-	mux.HandleFunc("GET /v1/policy/explain/{decision}", h.explainDecision)
-	mux.HandleFunc("GET /v1/secrets", h.listSecrets)
-	mux.HandleFunc("PUT /v1/secrets/{name}", h.setSecret)
-	mux.HandleFunc("DELETE /v1/secrets/{name}", h.deleteSecret)
-	mux.HandleFunc("GET /v1/clients", h.listClients)
-	mux.HandleFunc("PUT /v1/clients/{name}", h.addClient)
-	mux.HandleFunc("DELETE /v1/clients/{name}", h.removeClient)
-	mux.HandleFunc("GET /v1/clients/{name}/ca", h.clientRoot)
-	mux.HandleFunc("GET /v1/sandboxes", h.list)
-	mux.HandleFunc("PUT /v1/sandboxes/{name}", h.create)
-	mux.HandleFunc("GET /v1/sandboxes/{name}", h.get)
-	mux.HandleFunc("DELETE /v1/sandboxes/{name}", h.remove)
-	mux.HandleFunc("POST /v1/sandboxes/{name}/start", h.start)
-	mux.HandleFunc("POST /v1/sandboxes/{name}/stop", h.stop)
-	mux.HandleFunc("POST /v1/sandboxes/{name}/exec", h.exec)
-	mux.HandleFunc("GET /v1/sandboxes/{name}/ca", h.sandboxRoot)
-	mux.HandleFunc("GET /v1/approvals", h.listApprovals)
-	mux.HandleFunc("POST /v1/approvals/{id}", h.answerApproval)
-	mux.HandleFunc("GET /v1/limits", h.limits)
-	mux.HandleFunc("POST /v1/limits/{name}/reset", h.resetLimit)
-	return operators(mux)
+func NewHandler(opt Options) http.Handler { return newHandler(opt).mux() }
+
+func newHandler(opt Options) *handler {
+	return &handler{opt: opt, failures: newFailures(), refusals: newRefusals(), streams: newStreams()}
 }
 
-type handler struct{ opt Options }
+type handler struct {
+	opt      Options
+	failures *failures
+	refusals *refusals
+	streams  *streams
+}
 
 // maxBody bounds a request's JSON, in bytes.
 const maxBody = 1 << 20
 
-// decode reads a JSON body; an unknown field is an error.
+// decode reads a JSON body, which the route bounds; an unknown field is an error,
+// and so is what comes after.
 func decode(w http.ResponseWriter, r *http.Request, v any) error {
-	return decodeLarge(w, r, maxBody, v)
-}
-
-// decodeLarge is decode for a body of up to most bytes.
-func decodeLarge(w http.ResponseWriter, r *http.Request, most int64, v any) error {
-	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, most))
+	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
 		return fmt.Errorf("%w: %w", errBadRequest, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: something follows the JSON value", errBadRequest)
 	}
 	return nil
 }
@@ -161,7 +158,7 @@ func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) shutdown(w http.ResponseWriter, r *http.Request) {
-	h.opt.Shutdown()
+	h.opt.Shutdown(r.Context())
 	w.WriteHeader(http.StatusAccepted)
 }
 
@@ -175,7 +172,7 @@ type Question struct {
 func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
 	var in Question
 	// The text of a body is in Base64.
-	if err := decodeLarge(w, r, maxBody+policy.MaxBody*4/3, &in); err != nil {
+	if err := decode(w, r, &in); err != nil {
 		writeProblem(w, err)
 		return
 	}
@@ -223,7 +220,11 @@ func (h *handler) client(name string) (gateway.Client, bool) {
 
 func (h *handler) listSecrets(w http.ResponseWriter, r *http.Request) {
 	list, err := h.opt.Secrets.List()
-	reply(w, http.StatusOK, list, err)
+	if err != nil {
+		writeProblem(w, err)
+		return
+	}
+	replyPage(w, r, list, func(s Secret) string { return s.Name + "\x00" + s.Source })
 }
 
 func (h *handler) setSecret(w http.ResponseWriter, r *http.Request) {
@@ -248,7 +249,7 @@ func (h *handler) listClients(w http.ResponseWriter, r *http.Request) {
 	for _, c := range h.opt.Clients.List() {
 		list = append(list, ProxyClient{Name: c.Name, ID: c.ID, Tags: c.Tags, Created: c.Created})
 	}
-	reply(w, http.StatusOK, list, nil)
+	replyPage(w, r, list, func(c ProxyClient) string { return c.Name })
 }
 
 // ProxyClient is what a listing shows of a user of the explicit proxy.
@@ -279,7 +280,7 @@ func (h *handler) addClient(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	c, token, err := h.opt.Clients.Add(r.PathValue("name"), spec.Tags)
+	c, token, err := h.opt.Clients.Add(r.Context(), r.PathValue("name"), spec.Tags)
 	if err != nil {
 		writeProblem(w, err)
 		return
@@ -287,7 +288,7 @@ func (h *handler) addClient(w http.ResponseWriter, r *http.Request) {
 	// Its authority exists before its first connection.
 	if _, err := h.opt.Root(c.ID); err != nil {
 		// Nobody will ever have seen the token.
-		writeProblem(w, errors.Join(err, h.opt.Clients.Remove(c.Name)))
+		writeProblem(w, errors.Join(err, h.opt.Clients.Remove(r.Context(), c.Name)))
 		return
 	}
 	reply(w, http.StatusCreated, ClientToken{c.Name, token}, nil)
@@ -296,7 +297,7 @@ func (h *handler) addClient(w http.ResponseWriter, r *http.Request) {
 func (h *handler) removeClient(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("name")
 	c, _ := h.client(name)
-	err := h.opt.Clients.Remove(name)
+	err := h.opt.Clients.Remove(r.Context(), name)
 	if err == nil {
 		err = h.opt.Forget(c.ID)
 	}
@@ -312,16 +313,9 @@ func (h *handler) clientRoot(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) sandboxRoot(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
+	if i, ok := h.sandbox(w, r); ok {
+		h.root(w, i.ID)
 	}
-	i, err := m.Get(r.PathValue("name"))
-	if err != nil {
-		writeProblem(w, err)
-		return
-	}
-	h.root(w, i.ID)
 }
 
 func (h *handler) root(w http.ResponseWriter, id string) {
@@ -342,13 +336,23 @@ func (h *handler) sandboxes(w http.ResponseWriter) (*sandbox.Manager, bool) {
 	return h.opt.Sandboxes, true
 }
 
+// sandbox is the one that a request names, if it is there for its caller.
+func (h *handler) sandbox(w http.ResponseWriter, r *http.Request) (sandbox.Info, bool) {
+	m, ok := h.sandboxes(w)
+	if !ok {
+		return sandbox.Info{}, false
+	}
+	i, err := m.Visible(r.Context(), r.PathValue("name"))
+	if err != nil {
+		writeProblem(w, err)
+		return sandbox.Info{}, false
+	}
+	return i, true
+}
+
 func (h *handler) list(w http.ResponseWriter, r *http.Request) {
 	if m, ok := h.sandboxes(w); ok {
-		list := m.List()
-		if list == nil {
-			list = []sandbox.Info{}
-		}
-		reply(w, http.StatusOK, list, nil)
+		replyPage(w, r, m.ListVisible(r.Context()), func(i sandbox.Info) string { return i.Name })
 	}
 }
 
@@ -362,11 +366,17 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
-	for _, c := range h.opt.Clients.List() {
-		if c.Name == r.PathValue("name") {
-			writeProblem(w, fmt.Errorf("%w: a proxy user is named %q: rules select by name, so choose another", errTaken, c.Name))
-			return
+	if err := privileged(r, spec); err != nil {
+		h.refuse(w, r, PrincipalOf(r.Context()), err)
+		return
+	}
+	if c, ok := h.client(r.PathValue("name")); ok {
+		err := fmt.Errorf("%w: a proxy user is named %q: rules select by name, so choose another", errTaken, c.Name)
+		if PrincipalOf(r.Context()).Tenant != "" {
+			err = fmt.Errorf("%w: %s: choose another", sandbox.ErrTaken, c.Name)
 		}
+		writeProblem(w, err)
+		return
 	}
 	info, created, err := m.GetOrCreate(r.Context(), r.PathValue("name"), spec)
 	status := http.StatusOK
@@ -376,16 +386,29 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 	reply(w, status, info, err)
 }
 
+// privileged says what of a spec is not for everybody who may make sandboxes: tags
+// are what rules select by, and runc is a weaker wall.
+func privileged(r *http.Request, s sandbox.Spec) error {
+	if s.Tags != nil {
+		if err := needs(r, ScopePolicy, "tags are what policies select by"); err != nil {
+			return err
+		}
+	}
+	if s.Runtime == sandbox.RunC {
+		return needs(r, ScopeAdmin, "a sandbox on runc shares the host's kernel")
+	}
+	return nil
+}
+
 func (h *handler) get(w http.ResponseWriter, r *http.Request) {
-	if m, ok := h.sandboxes(w); ok {
-		info, err := m.Get(r.PathValue("name"))
-		reply(w, http.StatusOK, info, err)
+	if i, ok := h.sandbox(w, r); ok {
+		reply(w, http.StatusOK, i, nil)
 	}
 }
 
 func (h *handler) remove(w http.ResponseWriter, r *http.Request) {
 	if m, ok := h.sandboxes(w); ok {
-		reply(w, http.StatusOK, nil, m.Remove(r.Context(), r.PathValue("name")))
+		reply(w, http.StatusNoContent, nil, m.Remove(r.Context(), r.PathValue("name")))
 	}
 }
 

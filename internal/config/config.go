@@ -55,6 +55,16 @@ type Config struct {
 	// Audit is the log.
 	// Example: {segmentSize: 67108864}
 	Audit Audit `yaml:"audit"`
+	// API is who may use the daemon's interface besides root on its socket.
+	// Example: {listen: "0.0.0.0:8443"}
+	API API `yaml:"api"`
+	// Webhooks are servers that are told what happens, up to 16.
+	// Example: [{url: "https://hooks.example.com/sallyport", secretFile: hook.secret}]
+	Webhooks []Webhook `yaml:"webhooks"`
+	// Remote is the daemon that the command line speaks to, in place of the one on
+	// this host.
+	// Example: {host: "https://sallyport.example.com:8443", keyFile: sallyport.key}
+	Remote Remote `yaml:"remote"`
 }
 
 // Network is where the sandboxes live.

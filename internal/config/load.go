@@ -101,6 +101,10 @@ func (c *Config) resolve(dir string) {
 	paths := []*string{
 		&c.DataDir, &c.RunDir, &c.KeyFile, &c.Engine.Runsc, &c.Sandbox.Tarball, &c.Proxy.Certificate, &c.Proxy.Key,
 		&c.Vault.Roots, &c.Vault.Auth.TokenFile, &c.Policy.Dir,
+		&c.API.Certificate, &c.API.Key, &c.Remote.KeyFile,
+	}
+	for i := range c.Webhooks {
+		paths = append(paths, &c.Webhooks[i].SecretFile)
 	}
 	if b := c.Policy.Bundle; b != nil {
 		paths = append(paths, &b.File, &b.Key, &b.Roots)

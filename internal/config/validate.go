@@ -39,6 +39,9 @@ func (c *Config) findings() []policy.Finding {
 	if s := c.Audit.SegmentSize; s < 1<<20 || s > 4<<30 {
 		v.fail("audit.segmentSize", fmt.Sprintf("%d bytes is not from 1 MiB to 4 GiB", s), "write a number of bytes, as in 67108864")
 	}
+	v.api(c.API)
+	v.remote(c.Remote)
+	v.webhooks(c.Webhooks)
 	if b := c.Policy.Bundle; b != nil {
 		v.roots("policy.bundle.roots", b.Roots)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/internal/lab"
+	"sallyport/sandbox/disk"
 )
 
 // The demo that the README promises plays to its end, twice, and comes down.
@@ -41,7 +42,15 @@ func TestDemo(t *testing.T) {
 			t.Errorf("a process is left: %d %q", p.pid, p.cmdline)
 		}
 	}
-	if _, err := os.Stat(filepath.Join(dir, "data/sandboxes/demo/memory/memories.md")); err != nil {
+	folder := filepath.Join(dir, "data/sandboxes/demo")
+	release, err := disk.Hold(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(folder, "memory/memories.md")); err != nil {
 		t.Errorf("what the agent remembers is gone: %v", err)
+	}
+	if err := release(); err != nil {
+		t.Error(err)
 	}
 }

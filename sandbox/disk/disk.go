@@ -36,6 +36,11 @@ const (
 	memory = "memory"
 )
 
+const (
+	note   = "ASLEEP"
+	asleep = "The sandbox does not run: its memory is in ../" + image + ", and `sallyport memory` shows it.\n"
+)
+
 // Min is the size of the smallest disk, in bytes: below it ext4 keeps no journal.
 const Min = 64 << 20
 
@@ -108,6 +113,12 @@ func Attach(folder string) error {
 	to := filepath.Join(folder, memory)
 	if err := os.MkdirAll(to, 0o700); err != nil {
 		return err
+	}
+	if !mounted(to) {
+		// For who looks into the folder while the disk is not attached.
+		if err := os.WriteFile(filepath.Join(to, note), []byte(asleep), 0o600); err != nil {
+			return err
+		}
 	}
 	return Bind(filepath.Join(folder, point, memory), to)
 }

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"sallyport/audit"
+	"sallyport/internal/api"
+	"sallyport/internal/webhook"
+)
+
+// listenControl makes the unix socket, for root and the users that the
+// configuration names: for all others it cannot be reached, which access control
+// lists see to (acl(5)), and they may do nothing, which the API sees to.
+func (d *daemon) listenControl() (net.Listener, map[uint32][]api.Scope, error) {
+	users, err := d.users()
+	if err != nil {
+		return nil, nil, err
+	}
+	path := socketPath(d.cfg)
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	if err := admit(d.cfg.RunDir, 0o700, nil, 0); err != nil {
+		return nil, nil, err
+	}
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, nil, err
+	}
+	uids := slices.Sorted(maps.Keys(users))
+	const write, search = 2 | 4, 1
+	if err = admit(path, 0o600, uids, write); err == nil {
+		err = admit(d.cfg.RunDir, 0o700, uids, search)
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, l.Close())
+	}
+	return l, users, nil
+}
+
+// users are those of api.users by number.
+func (d *daemon) users() (map[uint32][]api.Scope, error) {
+	users := map[uint32][]api.Scope{}
+	for name, words := range d.cfg.API.Users {
+		scopes, err := api.ParseScopes(words)
+		if err != nil {
+			return nil, fmt.Errorf("api.users.%s: %w", name, err)
+		}
+		id := name
+		if u, err := user.Lookup(name); err == nil {
+			id = u.Uid
+		}
+		n, err := strconv.ParseUint(id, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("api.users: there is no user %q here: write a name from /etc/passwd, or a number", name)
+		}
+		users[uint32(n)] = scopes
+	}
+	return users, nil
+}
+
+// admit sets the mode of a file and lets some users do a little with it besides:
+// a POSIX access control list in the form of linux/posix_acl_xattr.h.
+func admit(path string, mode fs.FileMode, uids []uint32, perm uint16) error {
+	const list = "system.posix_acl_access"
+	if err := unix.Removexattr(path, list); err != nil && !errors.Is(err, unix.ENODATA) && !errors.Is(err, unix.ENOTSUP) {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	if err := os.Chmod(path, mode); err != nil || len(uids) == 0 {
+		return err
+	}
+	const userObj, named, groupObj, mask, other, nobody = 0x01, 0x02, 0x04, 0x10, 0x20, 0xffffffff
+	acl := binary.LittleEndian.AppendUint32(nil, 2) // POSIX_ACL_XATTR_VERSION
+	entry := func(tag, perm uint16, id uint32) {
+		acl = binary.LittleEndian.AppendUint16(acl, tag)
+		acl = binary.LittleEndian.AppendUint16(acl, perm)
+		acl = binary.LittleEndian.AppendUint32(acl, id)
+	}
+	entry(userObj, uint16(mode>>6&7), nobody)
+	for _, uid := range uids {
+		entry(named, perm, uid)
+	}
+	entry(groupObj, 0, nobody)
+	entry(mask, perm, nobody)
+	entry(other, 0, nobody)
+	if err := unix.Setxattr(path, list, acl, 0); err != nil {
+		return fmt.Errorf("api.users: %s cannot be opened to them: %w: have runDir on a file system with access control lists, as tmpfs has, or name no users", path, err)
+	}
+	return nil
+}
+
+// serveRemote listens where others reach the API too, if that is configured.
+func (d *daemon) serveRemote(ctx context.Context, g *errgroup.Group, routes http.Handler) error {
+	c := d.cfg.API
+	if c.Listen == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return fmt.Errorf("api: %w: set api.listen", err)
+	}
+	server, over := api.Remote(l, *d.certificate, routes, d.log)
+	serveHTTP(ctx, g, over, server)
+	d.log.Info("the API listens", "address", l.Addr().String(), "fingerprint", api.Fingerprint(*d.certificate))
+	return nil
+}
+
+// openControl opens what the API keeps.
+func (d *daemon) openControl(context.Context) (err error) {
+	index := indexDir(d.cfg)
+	if d.apiKeys, err = api.OpenKeys(filepath.Join(index, "keys.json"), d.log); err != nil {
+		return err
+	}
+	if d.once, err = api.OpenOnce(filepath.Join(index, "requests"), d.log); err != nil {
+		return err
+	}
+	c := d.cfg.API
+	if c.Listen == "" {
+		return nil
+	}
+	var pair tls.Certificate
+	if c.Certificate != "" {
+		pair, err = tls.LoadX509KeyPair(c.Certificate, c.Key)
+	} else {
+		host, _, _ := net.SplitHostPort(c.Listen)
+		pair, err = api.Certificate(filepath.Join(caDir(d.cfg), "api.sealed"), d.key, host)
+	}
+	if err != nil {
+		return fmt.Errorf("api: %w", err)
+	}
+	d.certificate = &pair
+	return nil
+}
+
+// lifecycles yields the events of lifecycles from a number on, or with 0 from now
+// on, and waits for more.
+func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
+	if from == 0 {
+		from = d.lastEvent(ctx) + 1
+	}
+	return audit.Read(ctx, auditDir(d.cfg), audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+}
+
+// lastEvent is the number of the log's last event.
+func (d *daemon) lastEvent(ctx context.Context) (last uint64) {
+	for e, err := range audit.Read(ctx, auditDir(d.cfg), audit.Query{Last: 1}) {
+		if err == nil {
+			last = e.Metadata.Sequence
+		}
+	}
+	return last
+}
+
+// tellWebhooks starts what tells servers of events. One that cannot go on takes
+// nothing else with it.
+func (d *daemon) tellWebhooks(ctx context.Context, g *errgroup.Group) error {
+	for i, w := range d.cfg.Webhooks {
+		text, err := os.ReadFile(w.SecretFile)
+		if err != nil {
+			return fmt.Errorf("webhooks[%d].secretFile: %w", i, err)
+		}
+		secret, err := webhook.ParseSecret(string(text))
+		if err != nil {
+			return fmt.Errorf("webhooks[%d].secretFile: %s: %w", i, w.SecretFile, err)
+		}
+		s, err := webhook.New(webhook.Hook{URL: w.URL, Events: w.Events, Secret: secret, Addresses: w.Addresses}, webhook.Options{
+			Dir: filepath.Join(indexDir(d.cfg), "webhooks"), Last: d.lastEvent(ctx), Events: d.lifecycles, Logger: d.log,
+		})
+		if err != nil {
+			return err
+		}
+		g.Go(func() error {
+			if err := s.Run(ctx); err != nil {
+				d.log.Error("a webhook ends", "url", w.URL, "error", err)
+			}
+			return nil
+		})
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	lru "github.com/hashicorp/golang-lru/v2"
+	"golang.org/x/time/rate"
+
+	"sallyport/audit"
+)
+
+// Bounds of what is refused.
+const (
+	failureEvery = 10 * time.Second // a source may fail to show a key once in that time,
+	failureBurst = 10               // and so often at once
+	maxSources   = 4096             // of which is remembered how they failed; the longest ago goes
+
+	refusalEvery = time.Second // an event of a refused call, with the number of those since,
+	refusalBurst = 20          // and so many at once
+
+	refusedWithin = time.Second // for the rest of a call that is refused to arrive
+)
+
+// errTooMany refuses a source that has failed too often.
+var errTooMany = errors.New("too many calls without a key that is known")
+
+type sourceKey struct{}
+
+// RemoteContext is an http.Server's ConnContext for a listener that others reach
+// too: who calls there shows an API key.
+func RemoteContext(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, sourceKey{}, source(c.RemoteAddr()))
+}
+
+// source is whose failures are counted together: an IPv4 address, or the 64 bits
+// of an IPv6 address that one customer has all of.
+func source(a net.Addr) netip.Prefix {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ip := t.AddrPort().Addr().Unmap().WithZone("")
+	bits := 32
+	if ip.Is6() {
+		bits = 64
+	}
+	p, _ := ip.Prefix(bits)
+	return p
+}
+
+// authenticate says who calls. With an error the Principal may still say who that
+// is.
+func (h *handler) authenticate(r *http.Request) (Principal, error) {
+	if p, ok := r.Context().Value(peerKey{}).(peer); ok {
+		return p.principal(h.opt.Users)
+	}
+	from, ok := r.Context().Value(sourceKey{}).(netip.Prefix)
+	if !ok || h.opt.Keys == nil {
+		return Principal{}, fmt.Errorf("%w: nothing says who is there", errUnknown)
+	}
+	scheme, text, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if strings.EqualFold(scheme, "Bearer") {
+		// One who has a key is let through whatever others at their address do: a
+		// bound for all of them would be a way to lock them out, and keys that
+		// cannot be guessed need none.
+		if k, ok := h.opt.Keys.Verify(strings.TrimSpace(text)); ok {
+			return k.principal(), nil
+		}
+	}
+	if !h.failures.allow(from) {
+		return Principal{}, errTooMany
+	}
+	return Principal{}, fmt.Errorf("%w: send an API key that is valid as Authorization: Bearer KEY; `sallyport key create` on the host makes one", errUnknown)
+}
+
+// failures are those of sources to show a key.
+type failures struct {
+	mu  sync.Mutex
+	all *lru.Cache[netip.Prefix, *rate.Limiter]
+}
+
+func newFailures() *failures {
+	all, _ := lru.New[netip.Prefix, *rate.Limiter](maxSources) // fails for no size only
+	return &failures{all: all}
+}
+
+func (f *failures) allow(from netip.Prefix) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l, ok := f.all.Get(from)
+	if !ok {
+		l = rate.NewLimiter(rate.Every(failureEvery), failureBurst)
+		f.all.Add(from, l)
+	}
+	return l.Allow()
+}
+
+// refusals are put on record at a bounded rate: who is refused must not fill the
+// disk.
+type refusals struct {
+	limit *rate.Limiter
+
+	mu      sync.Mutex
+	skipped int // since the last event
+}
+
+func newRefusals() *refusals {
+	return &refusals{limit: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst)}
+}
+
+// count is how many refusals an event now stands for, or 0 for none now.
+func (r *refusals) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.skipped++
+	if !r.limit.Allow() {
+		return 0
+	}
+	n := r.skipped
+	r.skipped = 0
+	return n
+}
+
+// refuse answers a call that is not let through, and records it.
+func (h *handler) refuse(w http.ResponseWriter, r *http.Request, who Principal, err error) {
+	if n := h.refusals.count(); n > 0 && h.opt.Recorder != nil {
+		e := event("api", "API call refused", "refused")
+		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityLow
+		e.Detail = err.Error()
+		if n > 1 {
+			e.Count = n
+		}
+		e.HTTPRequest = &audit.HTTPRequest{Method: clip(r.Method, 16), URL: &audit.URL{Path: clip(r.URL.Path, 256)}}
+		if from, ok := r.Context().Value(sourceKey{}).(netip.Prefix); ok {
+			e.Source = &audit.Endpoint{IP: from.Addr().String()}
+		}
+		if who.Operator.Name != "" {
+			e.Actor = who.actor()
+		}
+		if lost := h.opt.Recorder.Enqueue(e); lost != nil {
+			h.opt.Logger.Error("an event was lost", "message", e.Message, "error", lost)
+		}
+	}
+	// What such a caller still has to say is not waited for.
+	w.Header().Set("Connection", "close")
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedWithin))
+	writeProblem(w, err)
+}
+
+func clip(s string, most int) string {
+	if len(s) > most {
+		return strings.ToValidUTF8(s[:most], "") + "…"
+	}
+	return s
+}

@@ -1,0 +1,167 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/sandbox/client"
+)
+
+// Bounds of streams of events.
+const (
+	streamsAll   = 64
+	streamsEach  = 8                // of one caller
+	streamAlive  = 15 * time.Second // a comment goes out, so that who has gone is noticed
+	streamWithin = 10 * time.Second // for what is written: who reads no more resumes later
+)
+
+// streams counts those that are open.
+type streams struct {
+	mu  sync.Mutex
+	all int
+	by  map[string]int
+}
+
+func newStreams() *streams { return &streams{by: map[string]int{}} }
+
+func (s *streams) open(who string) (end func(), err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all >= streamsAll || s.by[who] >= streamsEach {
+		return nil, fmt.Errorf("%w: %d streams of events are open, of this caller %d", errBusy, s.all, s.by[who])
+	}
+	s.all++
+	s.by[who]++
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.all--
+		if s.by[who]--; s.by[who] == 0 {
+			delete(s.by, who)
+		}
+	}, nil
+}
+
+// events streams what happens as server-sent events (HTML, section 9.2). The id of
+// each is its position in the audit log, from which Last-Event-ID goes on; each
+// stream reads the log for itself, so that nobody waits for who reads slowly.
+func (h *handler) events(w http.ResponseWriter, r *http.Request) {
+	if h.opt.Events == nil {
+		writeProblem(w, fmt.Errorf("%w: this daemon tells of no events", errBadRequest))
+		return
+	}
+	var from uint64
+	if text := r.Header.Get("Last-Event-ID"); text != "" {
+		n, err := strconv.ParseUint(text, 10, 62)
+		if err != nil {
+			writeProblem(w, fmt.Errorf("%w: Last-Event-ID %q is not a position", errBadRequest, clip(text, 32)))
+			return
+		}
+		from = n + 1
+	}
+	who := PrincipalOf(r.Context())
+	end, err := h.streams.open(who.ID)
+	if err != nil {
+		writeProblem(w, err)
+		return
+	}
+	defer end()
+
+	// The reader waits for the log, this one for what keeps the connection alive.
+	ctx, stop := context.WithCancel(r.Context())
+	next := make(chan client.Event)
+	go func() {
+		defer close(next)
+		for e, err := range h.opt.Events(ctx, from) {
+			var damage *audit.DamageError
+			if errors.As(err, &damage) {
+				continue // `sallyport audit verify` tells of it
+			} else if err != nil {
+				h.opt.Logger.Error("a stream of events ends", "error", err)
+				return
+			}
+			told, ok := client.EventOf(e)
+			if !ok || !h.tells(who, told) {
+				continue
+			}
+			select {
+			case next <- told:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	defer func() {
+		stop()
+		for range next { // to its end
+		}
+	}()
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	h.stream(w, r, next)
+}
+
+func (h *handler) stream(w http.ResponseWriter, r *http.Request, next <-chan client.Event) {
+	control := http.NewResponseController(w)
+	say := func(format string, a ...any) bool {
+		_ = control.SetWriteDeadline(time.Now().Add(streamWithin)) // what has none is a test's
+		_, err := fmt.Fprintf(w, format, a...)
+		return err == nil && control.Flush() == nil
+	}
+	if !say(": sallyport\n\n") {
+		return
+	}
+	alive := time.NewTicker(streamAlive)
+	defer alive.Stop()
+	for {
+		select {
+		case <-r.Context().Done():
+			return
+		case <-alive.C:
+			if !say(":\n\n") {
+				return
+			}
+		case e, ok := <-next:
+			if !ok {
+				return
+			}
+			data, err := json.Marshal(e) // on one line
+			if err != nil || !say("id: %d\nevent: %s\ndata: %s\n\n", e.Position, e.Type, data) {
+				return
+			}
+		}
+	}
+}
+
+// tells says whether an event is for a caller: of a tenant, what its sandboxes do
+// and what they wait for. An event of an approval names no owner; that of a
+// sandbox which is gone is nobody's any more.
+func (h *handler) tells(who Principal, e client.Event) bool {
+	if who.Tenant == "" || e.Owner == who.Tenant && e.Sandbox != "" {
+		return true
+	}
+	return e.Owner == "" && e.SandboxID != "" && h.owns(who.Tenant, e.SandboxID)
+}
+
+// owns says whether the sandbox of an ID is there and a tenant's.
+func (h *handler) owns(tenant, id string) bool {
+	if tenant == "" {
+		return true
+	}
+	if h.opt.Sandboxes == nil {
+		return false
+	}
+	for _, i := range h.opt.Sandboxes.List() {
+		if i.ID == id {
+			return i.Spec.Owner == tenant
+		}
+	}
+	return false
+}

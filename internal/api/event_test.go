@@ -1,0 +1,113 @@
+package api_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/sandbox"
+	"sallyport/sandbox/client"
+)
+
+// Events come as they happen, to a tenant its own, and go on after the position
+// that was seen last.
+func TestEvents(t *testing.T) {
+	root, _, h := serve(t, true)
+	h.audit = t.TempDir()
+	log := must[*audit.Log](t)(audit.Open(h.audit, audit.Options{}))
+	defer log.Close()
+	acme, _ := keyed(t, h, "acme", "acme", "read", "run")
+	mine := must[sandbox.Info](t)(acme.Create(t.Context(), "mine", sandbox.Spec{}))
+	append := func(app, state, name, id, owner string) {
+		t.Helper()
+		e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+		e.App, e.Message = &audit.Product{Name: app}, app+" "+state
+		x := &e.Unmapped.Sallyport
+		x.State, x.Sandbox, x.SandboxID, x.Owner = state, name, id, owner
+		if err := log.Append(t.Context(), e, audit.New(audit.KindDecision, audit.ClassHTTP, 3)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	append("sallyport", "started", "", "", "")
+	append("sandbox/mine", "created", "mine", mine.ID, "acme")
+	append("sandbox/theirs", "created", "theirs", "ffff", "other")
+	append("approval/a1", "asked", "mine", mine.ID, "")
+	append("key/acme", "created", "", "", "acme")
+	append("approval/a2", "asked", "theirs", "ffff", "")
+	append("sandbox/gone", "removed", "gone", "eeee", "acme")
+
+	enough := errors.New("enough")
+	read := func(c *client.Client, after uint64, n int) (all []string, last uint64) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		err := c.Events(ctx, after, func(e client.Event) error {
+			all, last = slices.Concat(all, []string{e.Type + " " + e.Subject}), e.Position
+			if len(all) == n {
+				return enough
+			}
+			return nil
+		})
+		if !errors.Is(err, enough) {
+			t.Fatalf("%v after %q", err, all)
+		}
+		return all, last
+	}
+	got, _ := read(acme.Client, 1, 3)
+	if want := "[sandbox.created mine approval.asked a1 sandbox.removed gone]"; fmt.Sprint(got) != want {
+		t.Errorf("the tenant's: %v, want %v", got, want)
+	}
+	got, at := read(root.Client, 1, 2)
+	if want := "[sandbox.created mine sandbox.created theirs]"; fmt.Sprint(got) != want {
+		t.Errorf("all: %v, want %v", got, want)
+	}
+	append("sandbox/later", "started", "later", "dddd", "")
+	got, _ = read(root.Client, at, 5)
+	if want := "[approval.asked a1 key.created acme approval.asked a2 sandbox.removed gone sandbox.started later]"; fmt.Sprint(got) != want {
+		t.Errorf("after %d: %v, want %v", at, got, want)
+	}
+	_, text := keyed(t, h, "raw", "", "read")
+	if status, _, _, _ := raw(t, h, text, "GET", "/v1/events", "", "Last-Event-ID", "x"); status != 400 {
+		t.Errorf("a position that is none: %d", status)
+	}
+}
+
+// Streams of one caller are bounded, and those of others are not touched by it.
+func TestStreamsAreBounded(t *testing.T) {
+	_, _, h := serve(t, true)
+	h.audit = t.TempDir()
+	greedy, _ := keyed(t, h, "greedy", "", "read")
+	other, _ := keyed(t, h, "other", "", "read")
+	var open []io.Closer
+	var err error
+	for range 20 {
+		var s io.ReadCloser
+		if s, err = greedy.Stream(t.Context(), "/v1/events", nil); err != nil {
+			break
+		}
+		open = append(open, s)
+	}
+	var p *client.Problem
+	if len(open) != 8 || !errors.As(err, &p) || p.Status != 503 || p.Type != client.ProblemType+"busy" {
+		t.Errorf("%d streams, then %v", len(open), err)
+	}
+	s, err := other.Stream(t.Context(), "/v1/events", nil)
+	if err != nil {
+		t.Fatalf("another's: %v", err)
+	}
+	for _, c := range append(open, s) {
+		c.Close()
+	}
+	wait(t, "room for another", func() bool {
+		s, err := greedy.Stream(t.Context(), "/v1/events", nil)
+		if err != nil {
+			return false
+		}
+		return s.Close() == nil
+	})
+}

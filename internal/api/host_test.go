@@ -1,0 +1,245 @@
+package api_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/file"
+	"sallyport/gateway/mitm"
+	"sallyport/internal/api"
+	"sallyport/internal/config"
+	"sallyport/internal/past"
+	"sallyport/internal/seal"
+	"sallyport/policy"
+	"sallyport/policy/approval"
+	"sallyport/sandbox"
+	"sallyport/sandbox/client"
+)
+
+// host stands for engine, network and log, which need root: its sandboxes are
+// processes of the test's own. Store, clients, certificate authority, policy
+// and manager are the real ones.
+type host struct {
+	audit string                // folder of the log
+	root  atomic.Pointer[error] // what making a certificate authority fails with
+
+	mended atomic.Bool // the configuration
+
+	mu        sync.Mutex
+	events    []*audit.Event
+	keys      *api.Keys
+	approvals *approval.Store
+	remote    client.Remote // the same routes over TLS, without a key
+	dir       string
+	restart   func() // another daemon on the same folders
+}
+
+func (h *host) Append(_ context.Context, events ...*audit.Event) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events = append(h.events, events...)
+	return nil
+}
+
+func (h *host) Enqueue(e *audit.Event) error { return h.Append(context.Background(), e) }
+
+// said are the messages of the events so far, with who is behind them.
+func (h *host) said() (all []string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range h.events {
+		m := e.Message
+		if e.Actor != nil {
+			m += " by " + e.Actor.User.Name
+		}
+		all = append(all, m)
+	}
+	return all
+}
+
+func (*host) Create(context.Context, sandbox.Container) error { return nil }
+func (*host) Start(context.Context, string) (sandbox.Status, error) {
+	return sandbox.Status{Running: true, Link: 1}, nil
+}
+func (*host) Stop(context.Context, string, time.Duration) error { return nil }
+func (*host) Remove(context.Context, string) error              { return nil }
+func (*host) Status(context.Context, string) (sandbox.Status, error) {
+	return sandbox.Status{}, nil
+}
+func (*host) Exits(context.Context) (<-chan string, error) { return nil, nil }
+func (*host) Attach(sandbox.Endpoint) error                { return nil }
+func (*host) Detach(uint32) error                          { return nil }
+func (*host) Endpoints() ([]sandbox.Endpoint, error)       { return nil, nil }
+func (*host) Contains(context.Context, string) (name string, found bool, err error) {
+	return "", false, nil
+}
+
+func (*host) Exec(ctx context.Context, _ string, c sandbox.Command) (int, error) {
+	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Workdir, c.Stdout, c.Stderr
+	cmd.WaitDelay = time.Second
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return 0, err
+	}
+	go func() {
+		_, _ = io.Copy(in, c.Stdin)
+		_ = in.Close()
+	}()
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && ctx.Err() == nil {
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}
+
+// secrets is a store without the daemon's events.
+type secrets struct{ store *file.Store }
+
+func (s secrets) Set(_ context.Context, name string, fields map[string]credential.Secret) error {
+	if name == "in-vault" {
+		return api.ErrElsewhere
+	}
+	_, err := s.store.Set(name, fields)
+	return err
+}
+
+func (s secrets) Delete(_ context.Context, name string) error { return s.store.Delete(name) }
+
+func (s secrets) List() (list []api.Secret, err error) {
+	kept, err := s.store.List()
+	for _, e := range kept {
+		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Updated: e.Updated})
+	}
+	return list, err
+}
+
+// clients is a store without the daemon's events.
+type clients struct{ *gateway.ClientStore }
+
+func (c clients) Add(_ context.Context, name string, tags map[string]string) (gateway.Client, string, error) {
+	return c.ClientStore.Add(name, tags)
+}
+
+func (c clients) Remove(_ context.Context, name string) error { return c.ClientStore.Remove(name) }
+
+const document = `
+egress:
+- {name: models, destination: models.example.test, body: {json: 1MiB}}
+- {name: support, destination: docs.example.test, sandboxes: {tags: {team: support}}}
+`
+
+func must[T any](t *testing.T) func(T, error) T {
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// serve runs the handler on a unix socket and returns a client of it, the
+// socket's path and what to break. Without sandboxes it has none.
+func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
+	t.Helper()
+	dir, h := t.TempDir(), &host{}
+	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
+	authority := must[*mitm.Authority](t)(mitm.Open(mitm.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
+	cfg := must[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
+	rules := must[*policy.Policy](t)(policy.Compile(t.Context(), cfg.Document, policy.Options{}))
+	opt := api.Options{
+		Secrets: secrets{must[*file.Store](t)(file.New(dir, key))},
+		Clients: clients{must[*gateway.ClientStore](t)(gateway.OpenClients(filepath.Join(dir, "clients.json")))},
+		Root: func(id string) ([]byte, error) {
+			if err := h.root.Load(); err != nil {
+				return nil, *err
+			}
+			return authority.Root(id)
+		},
+		Forget: authority.Forget,
+		Explain: func(ctx context.Context, in policy.Input, sent *policy.Sent) policy.Explanation {
+			return rules.Explain(ctx, rules.Show(in, sent))
+		},
+		Recorded: func(ctx context.Context, id string) (past.Explanation, error) {
+			return past.Explain(ctx, rules, h.audit, id)
+		},
+		Reload: func(context.Context) error {
+			if h.mended.Load() {
+				return nil
+			}
+			return errors.New("line 3: no such key")
+		},
+		Shutdown: func(context.Context) {},
+		Status:   func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
+		Limits:   &limits{},
+		Logger:   slog.New(slog.DiscardHandler),
+		Recorder: actors{h},
+		Events: func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
+			return audit.Read(ctx, h.audit, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+		},
+	}
+	h.dir, h.keys = dir, must[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
+	opt.Keys = h.keys
+	opt.Once = must[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
+	opt.Approvals = must[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
+	h.approvals = opt.Approvals.(*approval.Store)
+	if sandboxes {
+		opt.Sandboxes = must[*sandbox.Manager](t)(sandbox.Open(t.Context(), sandbox.Options{
+			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
+			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10},
+			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
+		}))
+	}
+	socket := filepath.Join(t.TempDir(), "s")
+	routes := checked(t, api.NewHandler(opt))
+	server := &http.Server{Handler: routes, ConnContext: api.PeerContext}
+	run := func(s *http.Server, l net.Listener) {
+		served := make(chan struct{})
+		go func() { defer close(served); _ = s.Serve(l) }()
+		t.Cleanup(func() { _ = s.Close(); <-served })
+	}
+	run(server, must[net.Listener](t)(net.Listen("unix", socket)))
+
+	certificate := must[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
+	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+	h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(certificate)}
+	run(api.Remote(l, certificate, routes, opt.Logger))
+	h.restart = func() {
+		opt.Once = must[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
+		opt.Keys = must[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
+		again := must[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
+		l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
+		h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(again)}
+		run(api.Remote(l, again, checked(t, api.NewHandler(opt)), opt.Logger))
+	}
+	c := api.NewClient(socket)
+	t.Cleanup(c.Close)
+	return c, socket, h
+}
+
+// actors is the daemon's trail, as far as it names operators.
+type actors struct{ *host }
+
+func (a actors) Append(ctx context.Context, events ...*audit.Event) error {
+	audit.Attribute(ctx, events...)
+	return a.host.Append(ctx, events...)
+}

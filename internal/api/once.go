@@ -1,0 +1,279 @@
+package api
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"sallyport/internal/durable"
+)
+
+// Errors of idempotency keys (draft-ietf-httpapi-idempotency-key-header).
+var (
+	errOtherBody = errors.New("this idempotency key was sent with another request")
+	errUnderWay  = errors.New("the request of this idempotency key is under way")
+	errShown     = errors.New("it was done, and what it answered is shown once: remove what it made, and make it anew")
+	errOutcome   = errors.New("it was begun, and how it ended was not kept: look whether it is there")
+	errBusy      = errors.New("too much is under way")
+)
+
+// Bounds of what is kept of requests with an idempotency key.
+const (
+	keptFor   = 24 * time.Hour
+	keptEach  = 256      // of one caller; the oldest goes
+	keptAll   = 4096     // of all; the oldest of who has the most goes
+	keptBytes = 64 << 10 // of an answer; of a longer one is kept that there was one
+)
+
+// kept is a request with an idempotency key and what came of it, a file.
+type kept struct {
+	Who   string    `json:"who"`
+	Print string    `json:"sha256"` // of method, path and body
+	Begun time.Time `json:"begun"`
+	// Status is the answer's, 0 while there is none.
+	Status int    `json:"status,omitempty"`
+	Type   string `json:"type,omitempty"`
+	Body   []byte `json:"body,omitempty"`
+	Shown  bool   `json:"shown,omitempty"` // the body held what is shown once
+	Clip   bool   `json:"clip,omitempty"`  // the body was too long
+
+	busy bool // in this process
+}
+
+// Once keeps what requests with an idempotency key came to, over restarts. It is
+// safe for concurrent use.
+type Once struct {
+	dir string
+	log *slog.Logger
+	now func() time.Time
+
+	mu  sync.Mutex
+	all map[string]*kept // by the file's name
+	by  map[string]int   // entries of a caller
+}
+
+// OpenOnce reads what is kept in dir, which is made.
+func OpenOnce(dir string, log *slog.Logger) (*Once, error) {
+	if err := durable.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	o := &Once{dir: dir, log: log, now: time.Now, all: map[string]*kept{}, by: map[string]int{}}
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range files {
+		path := filepath.Join(dir, f.Name())
+		data, err := os.ReadFile(path)
+		k := new(kept)
+		if err != nil || json.Unmarshal(data, k) != nil || k.Who == "" || len(o.all) >= keptAll {
+			log.Warn("what is kept of a request cannot be used and is removed", "file", path, "error", err)
+			_ = os.Remove(path)
+			continue
+		}
+		o.all[f.Name()] = k
+		o.by[k.Who]++
+	}
+	return o, nil
+}
+
+// begin returns what came of the request before, or nil for its first time.
+func (o *Once) begin(id, who, print string) (*kept, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	now := o.now()
+	if k := o.all[id]; k != nil && (k.busy || now.Sub(k.Begun) < keptFor) {
+		switch {
+		case k.Print != print:
+			return nil, errOtherBody
+		case k.busy:
+			return nil, errUnderWay
+		case k.Status == 0 || k.Clip:
+			return nil, errOutcome
+		case k.Shown:
+			return nil, errShown
+		}
+		return k, nil
+	}
+	if err := o.room(who, now); err != nil {
+		return nil, err
+	}
+	o.drop(id)
+	k := &kept{Who: who, Print: print, Begun: now.UTC(), busy: true}
+	if err := o.write(id, k); err != nil {
+		return nil, err
+	}
+	o.all[id] = k
+	o.by[who]++
+	return nil, nil
+}
+
+// room makes some for one more of a caller's. The caller holds mu.
+func (o *Once) room(who string, now time.Time) error {
+	for id, k := range o.all {
+		if !k.busy && now.Sub(k.Begun) >= keptFor {
+			o.drop(id)
+		}
+	}
+	from := ""
+	switch {
+	case o.by[who] >= keptEach:
+		from = who
+	case len(o.all) >= keptAll:
+		for w, n := range o.by {
+			if n > o.by[from] {
+				from = w
+			}
+		}
+	default:
+		return nil
+	}
+	oldest := ""
+	for id, k := range o.all {
+		if k.Who == from && !k.busy && (oldest == "" || k.Begun.Before(o.all[oldest].Begun)) {
+			oldest = id
+		}
+	}
+	if oldest == "" {
+		return errBusy
+	}
+	o.drop(oldest)
+	return nil
+}
+
+// end keeps an answer, or with a nil answer nothing: the request may be sent again.
+func (o *Once) end(id string, a *kept) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	k := o.all[id]
+	if k == nil {
+		return
+	}
+	if k.busy = false; a == nil {
+		o.drop(id)
+		return
+	}
+	k.Status, k.Type, k.Body, k.Shown, k.Clip = a.Status, a.Type, a.Body, a.Shown, a.Clip
+	if err := o.write(id, k); err != nil {
+		// After a restart it will say that the outcome is not known.
+		o.log.Error("the answer to a request with an idempotency key cannot be kept", "error", err)
+	}
+}
+
+func (o *Once) drop(id string) {
+	k := o.all[id]
+	if k == nil {
+		return
+	}
+	delete(o.all, id)
+	if o.by[k.Who]--; o.by[k.Who] <= 0 {
+		delete(o.by, k.Who)
+	}
+	if err := os.Remove(filepath.Join(o.dir, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		o.log.Warn("what is kept of a request cannot be removed", "error", err)
+	}
+}
+
+func (o *Once) write(id string, k *kept) error {
+	data, err := json.Marshal(k)
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(filepath.Join(o.dir, id), data, 0o600)
+}
+
+// onceOnly serves a request with an idempotency key: the first time by its route,
+// then with what that answered.
+func (h *handler) onceOnly(w http.ResponseWriter, r *http.Request, to route, who Principal, keys []string) {
+	key := strings.Trim(keys[0], `"`) // RFC 8941 strings are quoted, most clients' keys are not
+	if len(keys) != 1 || key == "" || len(key) > 255 || strings.ContainsFunc(key, func(c rune) bool { return c <= ' ' || c > '~' }) {
+		writeProblem(w, fmt.Errorf("%w: Idempotency-Key: use 1 to 255 visible characters, best a UUID", errBadRequest))
+		return
+	}
+	if h.opt.Once == nil {
+		writeProblem(w, fmt.Errorf("%w: this daemon keeps no idempotency keys", errBadRequest))
+		return
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		writeProblem(w, fmt.Errorf("%w: %w", errBadRequest, err))
+		return
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	id, print := digest(who.ID, key), digest(r.Method, r.URL.RequestURI(), string(body))
+	before, err := h.opt.Once.begin(id, who.ID, print)
+	if err != nil {
+		writeProblem(w, err)
+		return
+	}
+	if before != nil {
+		w.Header().Set("Idempotency-Replayed", "true")
+		if before.Type != "" {
+			w.Header().Set("Content-Type", before.Type)
+		}
+		w.WriteHeader(before.Status)
+		_, _ = w.Write(before.Body) // the client is gone if this fails
+		return
+	}
+	var answer *kept
+	defer func() { h.opt.Once.end(id, answer) }() // also of a handler that panics
+	caught := &answerWriter{ResponseWriter: w}
+	to.serve(caught, r)
+	if caught.status/100 != 2 {
+		return // nothing came of it
+	}
+	answer = &kept{Status: caught.status, Type: w.Header().Get("Content-Type"), Shown: to.secret, Clip: caught.long}
+	if !to.secret && !caught.long {
+		answer.Body = caught.body.Bytes()
+	}
+}
+
+// digest is of parts that cannot be mistaken for others.
+func digest(parts ...string) string {
+	d := sha256.New()
+	for _, p := range parts {
+		fmt.Fprintf(d, "%d:%s", len(p), p)
+	}
+	return hex.EncodeToString(d.Sum(nil))
+}
+
+// answerWriter sees what is answered.
+type answerWriter struct {
+	http.ResponseWriter
+	status int
+	body   bytes.Buffer
+	long   bool
+}
+
+func (a *answerWriter) WriteHeader(status int) {
+	if a.status == 0 {
+		a.status = status
+	}
+	a.ResponseWriter.WriteHeader(status)
+}
+
+func (a *answerWriter) Write(p []byte) (int, error) {
+	if a.status == 0 {
+		a.status = http.StatusOK
+	}
+	if a.body.Len()+len(p) > keptBytes {
+		a.long = true
+	} else if !a.long {
+		a.body.Write(p)
+	}
+	return a.ResponseWriter.Write(p)
+}
+
+// Unwrap is for http.ResponseController.
+func (a *answerWriter) Unwrap() http.ResponseWriter { return a.ResponseWriter }

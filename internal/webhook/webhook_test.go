@@ -1,0 +1,245 @@
+package webhook_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"sallyport/audit"
+	"sallyport/internal/webhook"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	secret   = []byte("0123456789abcdef0123456789abcdef")
+	loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+)
+
+// server takes what it is told to.
+type server struct {
+	*httptest.Server
+	reached atomic.Int32 // changes of connections: no handshake is needed to have been there
+
+	mu     sync.Mutex
+	status int
+	calls  int
+	got    []string // types that were taken, and IDs of calls that were not
+	bad    []string
+}
+
+func newServer(t *testing.T) *server {
+	s := &server{status: 200}
+	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.calls++
+		id, stamp := r.Header.Get("webhook-id"), r.Header.Get("webhook-timestamp")
+		var m struct {
+			Type string
+			Data struct{ ID, Type string }
+		}
+		if err := json.Unmarshal(body, &m); err != nil || m.Data.ID != id || m.Type != m.Data.Type || r.Header.Get("webhook-signature") != webhook.Sign(secret, id, stamp, body) {
+			s.bad = append(s.bad, fmt.Sprintf("%s %v %s", r.Header, err, body))
+		}
+		if s.status == 200 {
+			s.got = append(s.got, m.Type)
+		} else {
+			s.got = append(s.got, id)
+		}
+		if s.status == 302 {
+			w.Header().Set("Location", "/elsewhere")
+		}
+		w.WriteHeader(s.status)
+	}))
+	s.Config.ConnState = func(net.Conn, http.ConnState) { s.reached.Add(1) }
+	s.Start()
+	t.Cleanup(s.Close)
+	return s
+}
+
+func (s *server) answers(status int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status = status
+}
+
+func (s *server) seen() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.got)
+}
+
+// trail is a log in a folder.
+type trail struct {
+	t   *testing.T
+	dir string
+	log *audit.Log
+}
+
+func newTrail(t *testing.T) *trail {
+	dir := t.TempDir()
+	log, err := audit.Open(dir, audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { log.Close() })
+	return &trail{t, dir, log}
+}
+
+func (l *trail) append(app, state string) {
+	l.t.Helper()
+	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+	e.App, e.Unmapped.Sallyport.State = &audit.Product{Name: app}, state
+	if err := l.log.Append(l.t.Context(), e); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func (l *trail) events(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
+	return audit.Read(ctx, l.dir, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+}
+
+// run tells the server until the test ends, or stop is called.
+func run(t *testing.T, l *trail, dir string, h webhook.Hook, giveUp time.Duration) (stop func()) {
+	t.Helper()
+	s, err := webhook.New(h, webhook.Options{Dir: dir, Events: l.events, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Hurry(20*time.Millisecond, giveUp)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+func wait(t *testing.T, what string, until func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !until(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited too long for %s", what)
+		}
+	}
+}
+
+// Events that are wanted arrive signed and in order; what a server does not take
+// is sent again with the same ID, also after a restart, and nothing is lost or
+// sent again after it was taken.
+func TestDelivery(t *testing.T) {
+	l, srv, dir := newTrail(t), newServer(t), t.TempDir()
+	h := webhook.Hook{URL: srv.URL, Events: []string{"sandbox.*", "key.created"}, Secret: secret, Addresses: loopback}
+	stop := run(t, l, dir, h, time.Hour)
+	l.append("sandbox/a", "created")
+	l.append("secret/b", "set")
+	l.append("key/c", "created")
+	l.append("key/c", "removed")
+	wait(t, "two events", func() bool { return len(srv.seen()) == 2 })
+	srv.answers(500)
+	l.append("sandbox/a", "started")
+	l.append("sandbox/a", "stopped")
+	wait(t, "attempts", func() bool { return len(srv.seen()) >= 5 })
+	stop()
+	failed := srv.seen()[2:]
+	if slices.ContainsFunc(failed, func(id string) bool { return id != failed[0] }) {
+		t.Errorf("the attempts are of several events: %q", failed)
+	}
+	l.append("sandbox/a", "removed") // while nobody sends
+	srv.answers(200)
+	before := len(srv.seen())
+	run(t, l, dir, h, time.Hour)
+	wait(t, "what waited", func() bool { return len(srv.seen()) == before+3 })
+	time.Sleep(100 * time.Millisecond)
+	got := append(srv.seen()[:2], srv.seen()[before:]...)
+	if want := "sandbox.created key.created sandbox.started sandbox.stopped sandbox.removed"; strings.Join(got, " ") != want {
+		t.Errorf("got %q, want %s", got, want)
+	}
+	if len(srv.bad) > 0 {
+		t.Errorf("not as the standard says: %q", srv.bad)
+	}
+}
+
+// An event that nobody takes is passed over in the end, and one that has gone is
+// left alone; a redirect is no way to somewhere else.
+func TestGivesUp(t *testing.T) {
+	l, srv := newTrail(t), newServer(t)
+	srv.answers(302)
+	run(t, l, t.TempDir(), webhook.Hook{URL: srv.URL, Secret: secret, Addresses: loopback}, 200*time.Millisecond)
+	l.append("sandbox/a", "created")
+	wait(t, "attempts", func() bool { return len(srv.seen()) >= 3 })
+	time.Sleep(500 * time.Millisecond)
+	srv.answers(200)
+	l.append("sandbox/a", "started")
+	wait(t, "the next", func() bool { return slices.Contains(srv.seen(), "sandbox.started") })
+	if slices.Contains(srv.seen(), "sandbox.created") {
+		t.Errorf("%q", srv.seen())
+	}
+	srv.answers(410)
+	l.append("sandbox/a", "stopped")
+	calls := len(srv.seen())
+	wait(t, "the last call", func() bool { return len(srv.seen()) == calls+1 })
+	l.append("sandbox/a", "removed")
+	time.Sleep(300 * time.Millisecond)
+	if n := len(srv.seen()); n != calls+1 {
+		t.Errorf("%d calls after it has gone", n-calls-1)
+	}
+}
+
+// No name leads to an address of the host's own networks, unless that is named.
+func TestPrivateAddresses(t *testing.T) {
+	l, srv := newTrail(t), newServer(t)
+	_, port, _ := strings.Cut(strings.TrimPrefix(srv.URL, "http://"), ":")
+	for _, h := range []webhook.Hook{
+		{URL: srv.URL}, {URL: "http://localhost:" + port}, {URL: "https://127.0.0.1:" + port},
+		{URL: srv.URL, Addresses: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}},
+		{URL: "http://[::ffff:127.0.0.1]:" + port},
+	} {
+		h.Secret = secret
+		run(t, l, t.TempDir(), h, time.Hour)
+	}
+	l.append("sandbox/a", "created")
+	time.Sleep(300 * time.Millisecond)
+	if n := srv.reached.Load(); n != 0 || len(srv.seen()) != 0 {
+		t.Errorf("%d connections, %q", n, srv.seen())
+	}
+}
+
+// The signature is that of the standard's own example.
+func TestSign(t *testing.T) {
+	key, err := webhook.ParseSecret("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := webhook.Sign(key, "msg_p5jXN8AQM9LWM0D4loKWxJek", "1614265330", []byte(`{"test": 2432232314}`))
+	if want := "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+	for _, bad := range []string{"", "whsec_", "whsec_QQ==", "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_!"} {
+		if _, err := webhook.ParseSecret(bad); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
+	}
+}

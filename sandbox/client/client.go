@@ -1,0 +1,279 @@
+// Package client speaks to a Sallyport daemon: on its own host over the control
+// socket, or from elsewhere over TLS with an API key. It is for platforms that
+// route work to sandboxes, and what the command line itself is made of.
+//
+// It guarantees that a key goes to nobody but the server that was named: the
+// server's certificate is verified, or compared with a fingerprint, before the
+// first request, and no redirect is followed. It does not retry; a request with
+// [WithIdempotencyKey] may safely be sent again.
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// ErrNoDaemon is returned when nothing listens on the socket.
+var ErrNoDaemon = errors.New("no daemon is running")
+
+// ErrServer refuses a server that is not the one that was asked for.
+var ErrServer = errors.New("the server is another one")
+
+// Remote says how a daemon on another host is reached.
+type Remote struct {
+	URL string // https://host:port
+	// KeyFile holds the API key; Dial reads it, and refuses one that others can read.
+	KeyFile string
+	// Fingerprint is sha256:HEX of the server's certificate, as `sallyport status`
+	// shows it on the server. Without it the system's authorities vouch.
+	Fingerprint string
+}
+
+// Client talks to a daemon. Its methods' errors are ErrNoDaemon, ErrServer, a
+// *Problem when the daemon answered with an error, or of the connection. It is
+// safe for concurrent use.
+type Client struct {
+	base   string // without a path
+	key    string // empty on a socket
+	dial   func(context.Context) (net.Conn, error)
+	http   *http.Client
+	target string // in errors
+}
+
+// Unix returns a client of the daemon behind a unix socket.
+func Unix(socket string) *Client {
+	c := &Client{base: "http://sallyport", target: socket}
+	c.dial = func(ctx context.Context) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "unix", socket)
+		if err == nil {
+			return conn, nil
+		}
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+			return nil, fmt.Errorf("%w on %s: start it with `sallyport up`", ErrNoDaemon, socket)
+		}
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, fmt.Errorf("reaching the daemon on %s: %w: run this as root, or have your user named under api.users", socket, err)
+		}
+		return nil, fmt.Errorf("reaching the daemon on %s: %w", socket, err)
+	}
+	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+	}}
+	return c
+}
+
+// Dial returns a client of a daemon elsewhere. It connects on the first call.
+func Dial(r Remote) (*Client, error) {
+	u, err := url.Parse(r.URL)
+	if err != nil || u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil || u.RawQuery != "" {
+		return nil, fmt.Errorf("%q is not a daemon's address: write https://host:port", r.URL)
+	}
+	key, err := readKey(r.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	address := u.Host
+	if u.Port() == "" {
+		address = net.JoinHostPort(u.Hostname(), "443")
+	}
+	// Commands' streams take the connection over, which HTTP/2 has no way to.
+	trust := &tls.Config{MinVersion: tls.VersionTLS13, ServerName: u.Hostname(), NextProtos: []string{"http/1.1"}}
+	if r.Fingerprint != "" {
+		want, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(strings.ToLower(r.Fingerprint), "sha256:"), ":", ""))
+		if err != nil || len(want) != sha256.Size {
+			return nil, fmt.Errorf("%q is not a fingerprint: write sha256: and 64 hexadecimal digits", r.Fingerprint)
+		}
+		trust.InsecureSkipVerify = true // VerifyConnection compares the certificate itself
+		trust.VerifyConnection = func(s tls.ConnectionState) error {
+			got := sha256.Sum256(s.PeerCertificates[0].Raw)
+			if subtle.ConstantTimeCompare(got[:], want) != 1 {
+				return fmt.Errorf("%w: its certificate is sha256:%x", ErrServer, got)
+			}
+			return nil
+		}
+	}
+	c := &Client{base: "https://" + u.Host, key: key, target: u.Host}
+	d := &tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second}, Config: trust}
+	c.dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
+		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+	}}
+	return c, nil
+}
+
+// readKey refuses a file that others can read: what is in it is a password.
+func readKey(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("reading the API key: %w: name its file with --key-file", err)
+	}
+	defer f.Close()
+	i, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if i.Mode().IsRegular() && i.Mode().Perm()&0o077 != 0 {
+		return "", fmt.Errorf("the API key in %s can be read by others: chmod 600 %s, and make a new key if it was", path, path)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, 4096))
+	if err != nil {
+		return "", err
+	}
+	key := strings.TrimSpace(string(data))
+	if key == "" || strings.ContainsAny(key, " \t\r\n") {
+		return "", fmt.Errorf("%s does not hold an API key on a line of its own", path)
+	}
+	return key, nil
+}
+
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+
+// Close ends idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+type idempotencyKey struct{}
+
+// WithIdempotencyKey has the request that is made with the context done once,
+// however often it is sent: with the same key and body the daemon answers again
+// what it answered. A key is up to 255 visible characters, best a UUID.
+func WithIdempotencyKey(ctx context.Context, key string) context.Context {
+	return context.WithValue(ctx, idempotencyKey{}, key)
+}
+
+func (c *Client) request(ctx context.Context, method, path string, body io.Reader) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, method, c.base+path, body)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	if c.key != "" {
+		req.Header.Set("Authorization", "Bearer "+c.key)
+	}
+	if key, ok := ctx.Value(idempotencyKey{}).(string); ok {
+		req.Header.Set("Idempotency-Key", key)
+	}
+	return req, nil
+}
+
+// Stream sends a request without a body and returns what is answered, to be read
+// as it comes and closed.
+func (c *Client) Stream(ctx context.Context, path string, header http.Header) (io.ReadCloser, error) {
+	req, err := c.request(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return nil, err
+	}
+	for k, v := range header {
+		req.Header[k] = v
+	}
+	resp, err := c.do(req)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+func (c *Client) do(req *http.Request) (*http.Response, error) {
+	resp, err := c.http.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // the URL says nothing to the user
+		}
+		return nil, err
+	}
+	if err := failure(resp); err != nil {
+		resp.Body.Close()
+		return nil, err
+	}
+	return resp, nil
+}
+
+// Call sends in as JSON, when there is any, and decodes the answer into out: a
+// *[]byte has it as it is. Paths begin with /v1/.
+func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
+	_, err := c.call(ctx, method, path, in, out)
+	return err
+}
+
+func (c *Client) call(ctx context.Context, method, path string, in, out any) (http.Header, error) {
+	var body io.Reader
+	if in != nil {
+		data, err := json.Marshal(in)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.NewReader(data)
+	}
+	req, err := c.request(ctx, method, path, body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	switch out := out.(type) {
+	case nil:
+		return resp.Header, nil
+	case *[]byte:
+		*out, err = io.ReadAll(resp.Body)
+		return resp.Header, err
+	default:
+		return resp.Header, json.NewDecoder(resp.Body).Decode(out)
+	}
+}
+
+// maxProblem bounds what is read of an error, in bytes.
+const maxProblem = 1 << 20
+
+func failure(resp *http.Response) error {
+	if resp.StatusCode < 300 {
+		return nil
+	}
+	p := &Problem{Status: resp.StatusCode, Title: resp.Status, Detail: resp.Status}
+	_ = json.NewDecoder(io.LimitReader(resp.Body, maxProblem)).Decode(p) // else the status says it
+	return p
+}
+
+// All collects the pages of a list (the Link header, RFC 8288).
+func All[T any](ctx context.Context, c *Client, path string) (all []T, err error) {
+	for path != "" {
+		var page []T
+		header, err := c.call(ctx, http.MethodGet, path, nil, &page)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, page...)
+		path = next(header.Get("Link"))
+	}
+	return all, nil
+}
+
+// next is the path of the page after, or empty.
+func next(link string) string {
+	target, rest, ok := strings.Cut(strings.TrimPrefix(link, "<"), ">")
+	if !ok || !strings.Contains(rest, `rel="next"`) || !strings.HasPrefix(target, "/v1/") {
+		return ""
+	}
+	return target
+}
