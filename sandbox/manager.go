@@ -378,35 +378,6 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// Exec runs a command to its end, starting the sandbox if need be, and returns
-// the command's exit code.
-func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error) {
-	if len(c.Args) == 0 {
-		return 0, fmt.Errorf("%w: no command: give one after --", ErrBadSpec)
-	}
-	if err := (Spec{Env: c.Env}).refuseSecrets(ctx, m.opt.Secrets); err != nil {
-		return 0, err
-	}
-	e, err := m.existing(name)
-	if err != nil {
-		return 0, err
-	}
-	err = m.start(ctx, e)
-	id := e.rec.ID
-	if c.Workdir == "" {
-		c.Workdir = e.rec.Spec.Workdir
-	}
-	m.release(e)
-	if err != nil {
-		return 0, fmt.Errorf("starting sandbox %s: %w", name, err)
-	}
-	code, err := m.opt.Runtime.Exec(ctx, id, c)
-	if err != nil {
-		return 0, fmt.Errorf("running %q in %s: %w", c.Args[0], name, err)
-	}
-	return code, nil
-}
-
 // Get returns one sandbox.
 func (m *Manager) Get(name string) (Info, error) {
 	if err := CheckName(name); err != nil {

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 
 	"sallyport/sandbox/agent/channel"
 )
@@ -22,6 +24,20 @@ func (e *entry) hangUp() {
 		e.agent.Close()
 		e.agent = nil
 	}
+}
+
+// Close ends every connection to the agents. Sandboxes and what runs in them go
+// on.
+func (m *Manager) Close() error {
+	m.mu.Lock()
+	entries := slices.Collect(maps.Values(m.entries))
+	m.mu.Unlock()
+	for _, e := range entries {
+		e.mu.Lock()
+		e.hangUp()
+		e.mu.Unlock()
+	}
+	return nil
 }
 
 // reach runs a sandbox, if it does not run, and returns the way to its agent.

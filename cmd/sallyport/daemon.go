@@ -248,6 +248,9 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Publish:   d.publish,
 	})
 	d.house = h
+	if err == nil {
+		d.onClose(h.sandboxes.Close)
+	}
 	return err
 }
 

@@ -17,6 +17,7 @@ import (
 	"sallyport/internal/past"
 	"sallyport/policy"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
 )
 
 // ErrNoDaemon is returned when nothing listens on the socket.
@@ -63,22 +64,11 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 		}
 		body = bytes.NewReader(data)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://sallyport"+path, body)
+	resp, err := c.send(ctx, method, path, body)
 	if err != nil {
-		return err
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		var u *url.Error
-		if errors.As(err, &u) {
-			err = u.Err // the URL says nothing to the user
-		}
 		return err
 	}
 	defer resp.Body.Close()
-	if err := failure(resp); err != nil {
-		return err
-	}
 	switch out := out.(type) {
 	case nil:
 		return nil
@@ -88,6 +78,27 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) err
 	default:
 		return json.NewDecoder(resp.Body).Decode(out)
 	}
+}
+
+// send makes one request; an answer that is an error is returned as one.
+func (c *Client) send(ctx context.Context, method, path string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://sallyport"+path, body)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		var u *url.Error
+		if errors.As(err, &u) {
+			err = u.Err // the URL says nothing to the user
+		}
+		return nil, err
+	}
+	if err := failure(resp); err != nil {
+		_ = resp.Body.Close()
+		return nil, err
+	}
+	return resp, nil
 }
 
 func failure(resp *http.Response) error {
@@ -211,6 +222,7 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 
+	cmd.Input = cmd.Stdin != nil
 	data, err := json.Marshal(cmd)
 	if err != nil {
 		return 0, err
@@ -224,7 +236,7 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 	if err := req.Write(conn); err != nil {
 		return 0, err
 	}
-	r := bufio.NewReaderSize(conn, maxFrame)
+	r := bufio.NewReaderSize(conn, wire.MaxFrame)
 	resp, err := http.ReadResponse(r, req)
 	if err != nil {
 		return 0, err
@@ -237,19 +249,35 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 		return 0, fmt.Errorf("the daemon answered %s", resp.Status)
 	}
 
-	out := &frameWriter{w: conn}
-	go func() {
-		if cmd.Stdin != nil {
+	out := wire.NewWriter(conn)
+	if cmd.Stdin != nil {
+		go func() {
 			// A terminal's read cannot be ended: this goroutine lives until the
 			// next key or the end of the process.
-			_, _ = io.Copy(out.stream(kindStdin), cmd.Stdin)
-		}
-		_ = out.write(kindStdin, nil)
-	}()
+			_, _ = io.Copy(out.Stream(wire.Stdin), cmd.Stdin)
+			_ = out.Write(wire.Stdin, nil)
+		}()
+	}
+	if cmd.Sizes != nil {
+		over := make(chan struct{})
+		defer close(over)
+		go func() {
+			for {
+				select {
+				case s := <-cmd.Sizes:
+					if data, err := json.Marshal(s); err == nil {
+						_ = out.Write(wire.Resize, data)
+					}
+				case <-over:
+					return
+				}
+			}
+		}()
+	}
 
-	buf := make([]byte, maxFrame)
+	buf := make([]byte, wire.MaxFrame)
 	for {
-		k, p, err := readFrame(r, buf)
+		k, p, err := wire.Read(r, buf)
 		if err != nil {
 			if ctx.Err() != nil {
 				return 0, ctx.Err()
@@ -257,11 +285,11 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 			return 0, fmt.Errorf("the daemon went away while the command ran: %w", err)
 		}
 		switch k {
-		case kindStdout:
+		case wire.Stdout:
 			_, err = cmd.Stdout.Write(p)
-		case kindStderr:
+		case wire.Stderr:
 			_, err = cmd.Stderr.Write(p)
-		case kindExit:
+		case wire.Exit:
 			var e exit
 			if err := json.Unmarshal(p, &e); err != nil {
 				return 0, err

@@ -11,6 +11,7 @@ import (
 	"sallyport/gateway/credential/file"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/channel"
 )
 
 // Problem is an error on the wire (RFC 9457, application/problem+json).
@@ -36,7 +37,7 @@ var errBadRequest = errors.New("bad request")
 func problem(err error) *Problem {
 	status := http.StatusInternalServerError
 	switch {
-	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, credential.ErrNoSecret),
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoCommand), errors.Is(err, credential.ErrNoSecret),
 		errors.Is(err, gateway.ErrClientUnknown), errors.Is(err, audit.ErrNoDecision), errors.Is(err, approval.ErrUnknown), errors.Is(err, ErrNoLimit):
 		status = http.StatusNotFound
 	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, sandbox.ErrBadSpec),
@@ -49,6 +50,12 @@ func problem(err error) *Problem {
 	case errors.Is(err, ErrOperator):
 		status = http.StatusForbidden
 	case errors.Is(err, approval.ErrAnswered), errors.Is(err, approval.ErrFull):
+		status = http.StatusConflict
+	case errors.Is(err, channel.ErrBusy):
+		status = http.StatusTooManyRequests
+	case errors.Is(err, channel.ErrSilent):
+		status = http.StatusBadGateway
+	case errors.Is(err, channel.ErrClosed), errors.Is(err, sandbox.ErrConflicts):
 		status = http.StatusConflict
 	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, errTaken), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere):
 		status = http.StatusConflict

@@ -110,6 +110,7 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("POST /v1/approvals/{id}", h.answerApproval)
 	mux.HandleFunc("GET /v1/limits", h.limits)
 	mux.HandleFunc("POST /v1/limits/{name}/reset", h.resetLimit)
+	h.registerCommands(mux)
 	return mux
 }
 

@@ -36,15 +36,18 @@ type Server struct {
 	opt      Options
 	boot     string
 	children *children
+	commands *commands
 	http     *http.Server
 }
 
 // NewServer returns a Server; Serve makes it answer.
 func NewServer(opt Options) *Server {
 	s := &Server{opt: opt, boot: uuid.NewString(), children: newChildren(opt.Init)}
+	s.commands = newCommands(s.children, opt.User)
 	mux := http.NewServeMux()
 	for _, register := range []func(*http.ServeMux){
 		s.register,
+		s.commands.register,
 	} {
 		register(mux)
 	}
@@ -120,5 +123,10 @@ func answer(w http.ResponseWriter, status int, v any) {
 }
 
 func refuse(w http.ResponseWriter, status int, err error) {
-	answer(w, status, wire.Failure{Error: err.Error()})
+	f := wire.Failure{Error: err.Error()}
+	var s *startError
+	if errors.As(err, &s) {
+		f.Code = s.code
+	}
+	answer(w, status, f)
 }

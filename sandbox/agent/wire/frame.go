@@ -17,7 +17,7 @@ const (
 	Stdin  Kind = iota // to the command; empty: end of input
 	Stdout             // from the command
 	Stderr             // from the command
-	Exit               // from the command, the last: JSON
+	Exit               // from the command, the last: JSON of [End]
 	Alive              // from the command, empty: asks whether the reader is still there
 	Resize             // to the command: JSON of [Size]
 	Signal             // to the command: a signal's name

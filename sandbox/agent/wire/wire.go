@@ -55,7 +55,7 @@ type Activity struct {
 	Attached int `json:"attached"`
 	// Idle is how long ago a terminal or a command's stream last moved, in
 	// milliseconds; 0 while something runs attached.
-	Idle int64 `json:"idle_ms"`
+	Idle int64 `json:"idleMs"`
 }
 
 // Failure is the body of an answer with a status of 400 or more.
