@@ -87,7 +87,7 @@ func (c *command) send(w io.Writer, r *http.Request, flush func() error) error {
 		more := c.bell.wait()
 		settled, moved := c.settled(), false
 		for i, ring := range c.out {
-			n, at, _ := ring.read(*buf, offsets[i])
+			n, at := ring.read(*buf, offsets[i])
 			if n == 0 {
 				continue
 			}

@@ -235,7 +235,7 @@ func unstarted(err error) error {
 // what is in the pipe then is all of the process's own output; drained is
 // called after it.
 func pump(f *os.File, r *ring, drained func()) {
-	defer func() { _ = f.Close(); r.close(); drained() }()
+	defer func() { _ = f.Close(); drained() }()
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := f.Read(buf)

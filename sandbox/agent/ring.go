@@ -7,14 +7,13 @@ type ring struct {
 	limit int64 // bytes
 	bell  *bell // rung on each change
 
-	mu     sync.Mutex
-	room   sync.Cond
-	buf    []byte // of a power of two until limit; byte n is at n modulo its length
-	start  int64
-	end    int64
-	wait   bool  // writes wait for the reader
-	taken  int64 // what the reader has, for wait
-	closed bool
+	mu    sync.Mutex
+	room  sync.Cond
+	buf   []byte // of a power of two until limit; byte n is at n modulo its length
+	start int64
+	end   int64
+	wait  bool  // writes wait for the reader
+	taken int64 // what the reader has, for wait
 }
 
 const firstRing = 4 << 10
@@ -70,7 +69,7 @@ func (r *ring) grow(need int64) {
 
 // read copies bytes from an offset, or from the first after it that is still
 // there, whose offset it returns.
-func (r *ring) read(p []byte, from int64) (n int, at int64, closed bool) {
+func (r *ring) read(p []byte, from int64) (n int, at int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	at = min(max(from, r.start), r.end)
@@ -79,7 +78,7 @@ func (r *ring) read(p []byte, from int64) (n int, at int64, closed bool) {
 		have = have[:min(int64(len(have)), r.end-at-int64(n))]
 		n += copy(p[n:], have)
 	}
-	return n, at, r.closed
+	return n, at
 }
 
 // take says that the reader has all before an offset.
@@ -96,14 +95,6 @@ func (r *ring) detach() {
 	defer r.mu.Unlock()
 	r.wait = false
 	r.room.Broadcast()
-}
-
-// close says that nothing more comes.
-func (r *ring) close() {
-	r.mu.Lock()
-	r.closed = true
-	r.mu.Unlock()
-	r.bell.ring()
 }
 
 // bounds are the offsets of what is kept, and size what that takes.

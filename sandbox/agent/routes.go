@@ -159,7 +159,7 @@ func (t *commands) output(w http.ResponseWriter, r *http.Request, c *command) {
 		if !follow {
 			part = buf[:max(0, min(int64(len(buf)), end-from))]
 		}
-		n, at, closed := ring.read(part, from)
+		n, at := ring.read(part, from)
 		if first {
 			w.Header().Set("Content-Type", "application/octet-stream")
 			w.Header().Set(wire.FromHeader, strconv.FormatInt(at, 10))
@@ -175,7 +175,7 @@ func (t *commands) output(w http.ResponseWriter, r *http.Request, c *command) {
 			ring.take(from)
 			continue
 		}
-		if !follow || closed || settled {
+		if !follow || settled {
 			return
 		}
 		if flush() != nil {
