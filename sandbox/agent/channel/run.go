@@ -15,13 +15,12 @@ import (
 	"sallyport/sandbox/agent/wire"
 )
 
-const (
-	// killTimeout bounds the wait for an agent that shall end a command.
-	killTimeout = 10 * time.Second
-	// lastTimeout bounds the wait for the end of an answer whose contents are
-	// there, so that its connection can be used again.
-	lastTimeout = time.Second
-)
+// killTimeout bounds the wait for an agent that shall end a command.
+var killTimeout = 10 * time.Second
+
+// lastTimeout bounds the wait for the end of an answer whose contents are
+// there, so that its connection can be used again.
+const lastTimeout = time.Second
 
 // Streams are those of an attached command. Stdin and Sizes may be nil.
 type Streams struct {
