@@ -133,6 +133,9 @@ func unstarted(err error) (code int, why string, unable bool) {
 func mapAgent(err error) error {
 	var said *channel.Error
 	if !errors.As(err, &said) {
+		if errors.Is(err, channel.ErrSilent) {
+			err = fmt.Errorf("%w: stop the sandbox and try again; one that an earlier version made, remove and make again", err)
+		}
 		return err
 	}
 	why := terminal.Escape(said.Failure.Error)

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,6 +42,11 @@ func BenchmarkCommand(b *testing.B) {
 		}
 		return err
 	}
+	var status strings.Builder
+	if _, err := agent.Run(ctx, wire.Command{ID: uuid.NewString(), Args: []string{"grep", "VmRSS", "/proc/1/status"}}, channel.Streams{Stdout: &status}); err != nil {
+		b.Fatal(err)
+	}
+	b.Logf("the agent's memory: %s", status.String())
 	for _, way := range []struct {
 		name string
 		do   func() error
