@@ -293,7 +293,10 @@ func TestDropsTheOldest(t *testing.T) {
 		w.Keep = keep
 		call[wire.Status](t, c, "POST", "/commands", w)
 		output(t, c, w.ID, "follow=1")
-		wait(t, "its end", func() bool { return call[wire.Status](t, c, "GET", "/commands/"+w.ID, nil).State == wire.Exited })
+		wait(t, "its end", func() bool {
+			s := call[wire.Status](t, c, "GET", "/commands/"+w.ID, nil)
+			return s.State == wire.Exited && s.Stdout.To == 700_000
+		})
 		from, out := output(t, c, w.ID, "")
 		s := call[wire.Status](t, c, "GET", "/commands/"+w.ID, nil)
 		if want := (wire.Range{From: 700_000 - keep, To: 700_000}); s.Stdout != want || from != want.From || int64(len(out)) != keep {

@@ -31,6 +31,10 @@ func (r *ring) write(p []byte) {
 		for r.wait && r.end-r.taken >= r.limit {
 			r.room.Wait()
 		}
+		if over := int64(len(p)) - r.limit; over > 0 && !r.wait {
+			r.end += over
+			r.start, p = r.end, p[over:]
+		}
 		n := min(int64(len(p)), r.limit)
 		if r.wait {
 			n = min(n, r.limit-(r.end-r.taken))
