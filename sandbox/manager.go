@@ -20,6 +20,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/memory"
+	"sallyport/sandbox/agent/channel"
 )
 
 // Recorder is the audit log: Append returns when the events are durable.
@@ -39,6 +40,7 @@ type Options struct {
 	Secrets   Secrets
 	Recorder  Recorder
 	Logger    *slog.Logger
+	Agent     channel.Options // how agents are spoken to
 	// Forget is told the ID of a sandbox that is removed, for those who keep
 	// something under it.
 	Forget func(id string) error
@@ -71,6 +73,7 @@ type entry struct {
 	rec    record
 	state  State
 	exists bool
+	agent  *channel.Channel // to the session's agent, nil until it is used
 	// shown is what listings say, also while mu is held for long; nil for a
 	// sandbox that is not there. release brings it up to date.
 	shown atomic.Pointer[Info]
@@ -306,6 +309,7 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 		errs = append(errs, m.opt.Network.Detach(e.rec.Generation))
 	}
 	m.publish(e.rec.Address, Info{})
+	e.hangUp()
 	if err := m.opt.Runtime.Stop(ctx, e.rec.ID, stopGrace); err != nil && !errors.Is(err, ErrNotFound) {
 		errs = append(errs, err)
 	}
@@ -382,35 +386,6 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	}
 	m.drop(name, e)
 	return nil
-}
-
-// Exec runs a command to its end, starting the sandbox if need be, and returns
-// the command's exit code.
-func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error) {
-	if len(c.Args) == 0 {
-		return 0, fmt.Errorf("%w: no command: give one after --", ErrBadSpec)
-	}
-	if err := (Spec{Env: c.Env}).refuseSecrets(ctx, m.opt.Secrets); err != nil {
-		return 0, err
-	}
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return 0, err
-	}
-	err = m.start(ctx, e)
-	id := e.rec.ID
-	if c.Workdir == "" {
-		c.Workdir = e.rec.Spec.Workdir
-	}
-	m.release(e)
-	if err != nil {
-		return 0, fmt.Errorf("starting sandbox %s: %w", name, err)
-	}
-	code, err := m.opt.Runtime.Exec(ctx, id, c)
-	if err != nil {
-		return 0, fmt.Errorf("running %q in %s: %w", c.Args[0], name, err)
-	}
-	return code, nil
 }
 
 // Get returns one sandbox.

@@ -98,8 +98,6 @@ func (h *faultHost) Status(_ context.Context, id string) (Status, error) {
 	return Status{}, nil
 }
 
-func (h *faultHost) Exec(context.Context, string, Command) (int, error) { return 0, nil }
-
 func (h *faultHost) Exits(context.Context) (<-chan string, error) { return make(chan string), nil }
 
 func (h *faultHost) Attach(ep Endpoint) error {

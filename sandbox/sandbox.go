@@ -16,7 +16,6 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"io"
 	"net/netip"
 	"time"
 )
@@ -69,19 +68,6 @@ type Info struct {
 	Memory     string     `json:"memory"` // folder on the host
 }
 
-// Command is one process to run in a sandbox.
-type Command struct {
-	Args    []string          `json:"args"`              // looked up on the sandbox's PATH
-	Env     map[string]string `json:"env,omitempty"`     // besides the sandbox's
-	Workdir string            `json:"workdir,omitempty"` // default: the spec's
-	User    string            `json:"user,omitempty"`    // name or uid, or user:group; default: the image's
-	TTY     bool              `json:"tty,omitempty"`
-
-	Stdin  io.Reader `json:"-"`
-	Stdout io.Writer `json:"-"`
-	Stderr io.Writer `json:"-"`
-}
-
 // Container is what the Manager asks a Runtime for.
 type Container struct {
 	ID      string // the sandbox's ID; the container is named after it
@@ -123,8 +109,6 @@ type Runtime interface {
 	Stop(ctx context.Context, id string, grace time.Duration) error
 	Remove(ctx context.Context, id string) error
 	Status(ctx context.Context, id string) (Status, error)
-	// Exec runs a command to its end and returns its exit code.
-	Exec(ctx context.Context, id string, c Command) (int, error)
 	// Exits reports containers that ended by themselves until ctx is done.
 	Exits(ctx context.Context) (<-chan string, error)
 }

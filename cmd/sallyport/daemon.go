@@ -33,6 +33,7 @@ import (
 	"sallyport/policy"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/datapath"
 	"sallyport/sandbox/disk"
 	"sallyport/sandbox/docker"
@@ -218,7 +219,11 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 	}
 	d.onClose(func() error { _ = h.dnsTCP.Close(); return nil })
 
-	runtime, err := d.openRuntime(ctx, h)
+	agents, err := channel.OpenKey(filepath.Join(d.cfg.DataDir, "agent.key"), d.key)
+	if err != nil {
+		return err
+	}
+	runtime, err := d.openRuntime(ctx, h, channel.Public(agents))
 	if err != nil {
 		return err
 	}
@@ -244,10 +249,14 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Secrets:   d.broker,
 		Recorder:  d.trail,
 		Logger:    d.log,
+		Agent:     channel.Options{Key: agents},
 		Forget:    d.forget,
 		Publish:   d.publish,
 	})
 	d.house = h
+	if err == nil {
+		d.onClose(h.sandboxes.Close)
+	}
 	return err
 }
 
@@ -310,7 +319,7 @@ func (d *daemon) publish(a netip.Addr, i sandbox.Info) {
 	}
 }
 
-func (d *daemon) openRuntime(ctx context.Context, h *house) (_ *docker.Runtime, err error) {
+func (d *daemon) openRuntime(ctx context.Context, h *house, hostKey []byte) (_ *docker.Runtime, err error) {
 	net4 := d.cfg.Network
 	runsc := findRunsc(d.cfg)
 	if runsc == "" {
@@ -332,7 +341,7 @@ func (d *daemon) openRuntime(ctx context.Context, h *house) (_ *docker.Runtime, 
 	runtime, err := docker.New(ctx, h.engine, docker.Config{
 		Bridge: net4.Bridge, Subnet: net4.Subnet, Gateway: d.guardConfig().Gateway(),
 		Agent: findAgent(), Dir: filepath.Join(d.cfg.DataDir, "runtime"),
-		Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids, Log: d.log,
+		Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids, HostKey: hostKey, Log: d.log,
 	})
 	if err != nil {
 		return nil, err

@@ -59,7 +59,7 @@ func (f *specFlags) read() (sandbox.Spec, error) {
 
 func newRun(g *globals) *cobra.Command {
 	var f specFlags
-	var workdir string
+	var x execFlags
 	c := &cobra.Command{
 		Use:   "run NAME [flags] -- COMMAND [ARG ...]",
 		Short: "Run a command in a sandbox, made the first time",
@@ -82,11 +82,11 @@ func newRun(g *globals) *cobra.Command {
 			if info.Spec.Runtime == sandbox.RunC {
 				fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: warning: %s runs on runc and shares the host's kernel; gVisor is the default for a reason\n", info.Name)
 			}
-			return execute(cmd, d, args[0], sandbox.Command{Args: args[1:], Workdir: workdir})
+			return x.execute(g, cmd, d, args[0], args[1:])
 		},
 	}
 	f.register(c)
-	c.Flags().StringVarP(&workdir, "workdir", "w", "", "working directory of the command")
+	x.register(c)
 	return c
 }
 
@@ -94,22 +94,6 @@ func newRun(g *globals) *cobra.Command {
 func nameAndCommand(cmd *cobra.Command, args []string) error {
 	if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
 		return usageError{fmt.Errorf("write: %s NAME -- COMMAND [ARG ...]", cmd.CommandPath())}
-	}
-	return nil
-}
-
-// execute runs a command with the terminal's streams and passes its status on.
-func execute(cmd *cobra.Command, d *api.Client, name string, c sandbox.Command) error {
-	c.Stdout, c.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
-	if piped(os.Stdin) {
-		c.Stdin = os.Stdin
-	}
-	code, err := d.Exec(cmd.Context(), name, c)
-	if err != nil {
-		return err
-	}
-	if code != 0 {
-		return exitCode(code)
 	}
 	return nil
 }
@@ -126,6 +110,7 @@ func newSandbox(g *globals) *cobra.Command {
 		one(g, "start NAME", "Start a stopped sandbox", (*api.Client).Start),
 		one(g, "stop NAME", "Stop a sandbox; its files stay", (*api.Client).Stop),
 		newSandboxRemove(g),
+		newSandboxShell(g), newSandboxCommands(g), newSandboxOutput(g), newSandboxKill(g),
 	)
 }
 
@@ -199,31 +184,6 @@ func newSandboxGet(g *globals) *cobra.Command {
 			fmt.Fprintf(w, "memory: %s\n", i.Memory)
 		})
 	}}
-}
-
-func newSandboxExec(g *globals) *cobra.Command {
-	var c sandbox.Command
-	var env []string
-	cmd := &cobra.Command{
-		Use:   "exec NAME [flags] -- COMMAND [ARG ...]",
-		Short: "Run a command in a sandbox that exists",
-		Args:  nameAndCommand,
-	}
-	cmd.Flags().StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for this command; never a secret")
-	cmd.Flags().StringVarP(&c.Workdir, "workdir", "w", "", "working directory")
-	cmd.Flags().StringVarP(&c.User, "user", "u", "", "user, or user:group")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		if c.Env, err = pairs(env, "env"); err != nil {
-			return err
-		}
-		c.Args = args[1:]
-		return execute(cmd, d, args[0], c)
-	}
-	return cmd
 }
 
 func newSandboxRemove(g *globals) *cobra.Command {

@@ -65,6 +65,7 @@ var described = sync.OnceValues(func() (*openapi3.T, error) {
 	for _, text := range []string{"text/event-stream", "application/jsonl", "application/x-pem-file"} {
 		openapi3filter.RegisterBodyDecoder(text, openapi3filter.PlainBodyDecoder)
 	}
+	openapi3filter.RegisterBodyDecoder("application/octet-stream", openapi3filter.FileBodyDecoder)
 	openapi3filter.RegisterBodyDecoder("application/yaml", openapi3filter.PlainBodyDecoder)
 	doc, err := openapi3.NewLoader().LoadFromData(api.Document())
 	if err != nil {
@@ -237,7 +238,7 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 func TestSchemasHaveTheFields(t *testing.T) {
 	doc := must[*openapi3.T](t)(described())
 	for name, v := range map[string]any{
-		"Spec": sandbox.Spec{}, "Sandbox": sandbox.Info{}, "Command": sandbox.Command{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
+		"Spec": sandbox.Spec{}, "Sandbox": sandbox.Info{}, "Command": sandbox.Command{}, "CommandInfo": sandbox.CommandInfo{}, "TerminalSize": sandbox.Size{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
 		"Problem": client.Problem{}, "Event": client.Event{}, "Secret": api.Secret{}, "Client": api.ProxyClient{}, "Limit": api.Limit{},
 		"ApprovalRequest": approval.Request{}, "ApprovalList": api.ApprovalList{}, "Answer": approval.Answer{},
 	} {

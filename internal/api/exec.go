@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
 	"sallyport/sandbox/client"
 )
 
@@ -56,17 +57,21 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(r.Context()))
 	defer cancel()
 	stdin, feed := io.Pipe()
+	sizes := make(chan sandbox.Size)
 	go func() {
 		defer cancel() // the client is gone
-		feedStdin(rw.Reader, feed)
+		feedCommand(ctx, rw.Reader, feed, sizes)
 	}()
-	out := client.NewFrameWriter(conn)
+	out := wire.NewWriter(conn)
 	go func() {
 		defer cancel()
 		keepAlive(ctx, out)
 	}()
 
-	c.Stdin, c.Stdout, c.Stderr = stdin, out.Stream(client.KindStdout), out.Stream(client.KindStderr)
+	c.Stdout, c.Stderr, c.Sizes = out.Stream(wire.Stdout), out.Stream(wire.Stderr), sizes
+	if c.Input {
+		c.Stdin = stdin
+	}
 	var end client.Exit
 	end.Code, err = m.Exec(ctx, r.PathValue("name"), c)
 	_ = stdin.Close()
@@ -75,7 +80,7 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 	}
 	data, err := json.Marshal(end)
 	if err == nil {
-		err = out.WriteFrame(client.KindExit, data)
+		err = out.Write(wire.Exit, data)
 	}
 	if err != nil && !errors.Is(err, net.ErrClosed) {
 		h.opt.Logger.Debug("a command's client went away", "error", err)
@@ -83,8 +88,8 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 }
 
 // keepAlive writes until the client is gone or ctx is done. Reading alone does
-// not tell: feedStdin does not read on while a command leaves its input alone.
-func keepAlive(ctx context.Context, out *client.FrameWriter) {
+// not tell: feedCommand does not read on while a command leaves its input alone.
+func keepAlive(ctx context.Context, out *wire.Writer) {
 	tick := time.NewTicker(aliveEvery)
 	defer tick.Stop()
 	for {
@@ -92,33 +97,40 @@ func keepAlive(ctx context.Context, out *client.FrameWriter) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			if err := out.WriteFrame(client.KindAlive, nil); err != nil {
+			if err := out.Write(wire.Alive, nil); err != nil {
 				return
 			}
 		}
 	}
 }
 
-// feedStdin copies stdin frames until the connection ends.
-func feedStdin(r *bufio.Reader, to *io.PipeWriter) {
-	buf := make([]byte, client.MaxFrame)
+// feedCommand does what the client's frames say until the connection ends.
+func feedCommand(ctx context.Context, r *bufio.Reader, to *io.PipeWriter, sizes chan<- sandbox.Size) {
+	buf := make([]byte, wire.MaxFrame)
 	for {
-		k, p, err := client.ReadFrame(r, buf)
+		k, p, err := wire.Read(r, buf)
+		switch {
+		case err != nil:
+		case k == wire.Stdin && len(p) == 0:
+			_ = to.Close() // end of input; the connection stays
+		case k == wire.Stdin:
+			// A command that does not read its input blocks only its own stream;
+			// one that has closed it does not want the rest.
+			_, _ = to.Write(p)
+		case k == wire.Resize:
+			var s sandbox.Size
+			if err = json.Unmarshal(p, &s); err == nil {
+				select {
+				case sizes <- s:
+				case <-ctx.Done():
+				}
+			}
+		default:
+			err = io.ErrUnexpectedEOF
+		}
 		if err != nil {
 			_ = to.CloseWithError(io.ErrUnexpectedEOF)
 			return
-		}
-		switch {
-		case k != client.KindStdin:
-			_ = to.CloseWithError(io.ErrUnexpectedEOF)
-			return
-		case len(p) == 0:
-			_ = to.Close() // end of input; the connection stays
-		default:
-			// A command that does not read its input blocks only its own stream.
-			if _, err := to.Write(p); err != nil {
-				continue
-			}
 		}
 	}
 }

@@ -2,16 +2,15 @@ package api_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/tls"
 	"errors"
-	"io"
 	"iter"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -30,6 +29,8 @@ import (
 	"sallyport/policy"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent"
+	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/client"
 )
 
@@ -89,26 +90,6 @@ func (*host) Detach(uint32) error                          { return nil }
 func (*host) Endpoints() ([]sandbox.Endpoint, error)       { return nil, nil }
 func (*host) Contains(context.Context, string) (name string, found bool, err error) {
 	return "", false, nil
-}
-
-func (*host) Exec(ctx context.Context, _ string, c sandbox.Command) (int, error) {
-	cmd := exec.CommandContext(ctx, c.Args[0], c.Args[1:]...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = c.Workdir, c.Stdout, c.Stderr
-	cmd.WaitDelay = time.Second
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return 0, err
-	}
-	go func() {
-		_, _ = io.Copy(in, c.Stdin)
-		_ = in.Close()
-	}()
-	err = cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && ctx.Err() == nil {
-		return exit.ExitCode(), nil
-	}
-	return 0, err
 }
 
 // secrets is a store without the daemon's events.
@@ -207,7 +188,9 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
+			Agent: agents(t),
 		}))
+		t.Cleanup(func() { _ = opt.Sandboxes.Close() })
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	routes := checked(t, api.NewHandler(opt))
@@ -242,4 +225,21 @@ type actors struct{ *host }
 func (a actors) Append(ctx context.Context, events ...*audit.Event) error {
 	audit.Attribute(ctx, events...)
 	return a.host.Append(ctx, events...)
+}
+
+// agents runs one agent's server in this process, which every sandbox has.
+func agents(t *testing.T) channel.Options {
+	pub, key, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := must[net.Listener](t)(net.Listen("tcp4", "127.0.0.1:0"))
+	s := agent.NewServer(agent.Options{Key: pub})
+	served := make(chan struct{})
+	go func() { defer close(served); _ = s.Serve(l) }()
+	t.Cleanup(func() { _ = s.Close(); <-served })
+	return channel.Options{Key: key, Dial: func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp4", l.Addr().String())
+	}}
 }

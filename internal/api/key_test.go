@@ -103,6 +103,14 @@ POST /v1/sandboxes/{name}/start          run     tenant
 POST /v1/sandboxes/{name}/stop           run     tenant
 POST /v1/sandboxes/{name}/exec           run     tenant
 GET /v1/sandboxes/{name}/ca              read    tenant
+POST /v1/sandboxes/{name}/commands run tenant
+GET /v1/sandboxes/{name}/commands run tenant
+GET /v1/sandboxes/{name}/commands/{id} run tenant
+DELETE /v1/sandboxes/{name}/commands/{id} run tenant
+POST /v1/sandboxes/{name}/commands/{id}/signal run tenant
+POST /v1/sandboxes/{name}/commands/{id}/resize run tenant
+POST /v1/sandboxes/{name}/commands/{id}/stdin run tenant
+GET /v1/sandboxes/{name}/commands/{id}/output run tenant
 `
 
 // Each route with a key of each scope, of the host and of a tenant, and with none.

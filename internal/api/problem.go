@@ -12,6 +12,7 @@ import (
 	"sallyport/gateway/credential/file"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/client"
 )
 
@@ -50,6 +51,7 @@ var problems = []struct {
 	{errBusy, http.StatusServiceUnavailable, "busy"},
 
 	{sandbox.ErrNotFound, http.StatusNotFound, "no-sandbox"},
+	{sandbox.ErrNoCommand, http.StatusNotFound, "no-command"},
 	{credential.ErrNoSecret, http.StatusNotFound, "no-secret"},
 	{gateway.ErrClientUnknown, http.StatusNotFound, "no-client"},
 	{audit.ErrNoDecision, http.StatusNotFound, "no-decision"},
@@ -62,6 +64,10 @@ var problems = []struct {
 	{ErrKeyExists, http.StatusConflict, "name-taken"},
 	{gateway.ErrClientExists, http.StatusConflict, "name-taken"},
 	{sandbox.ErrConflict, http.StatusConflict, "other-spec"},
+	{sandbox.ErrConflicts, http.StatusConflict, "other-command"},
+	{channel.ErrClosed, http.StatusConflict, "agent-closed"},
+	{channel.ErrBusy, http.StatusTooManyRequests, "agent-busy"},
+	{channel.ErrSilent, http.StatusBadGateway, "agent-silent"},
 	{ErrElsewhere, http.StatusConflict, "lives-elsewhere"},
 	{approval.ErrAnswered, http.StatusConflict, "answered"},
 	{approval.ErrFull, http.StatusConflict, "full"},

@@ -46,7 +46,7 @@ func (r route) changes() bool {
 
 func (h *handler) routes() []route {
 	const get, put, post, del = http.MethodGet, http.MethodPut, http.MethodPost, http.MethodDelete
-	return []route{
+	return append([]route{
 		{method: get, pattern: "/v1/openapi.json", serve: h.openapiJSON, shared: true},
 		{method: get, pattern: "/v1/openapi.yaml", serve: h.openapiYAML, shared: true},
 		{method: get, pattern: "/v1/status", serve: h.status, scope: ScopeRead},
@@ -82,7 +82,7 @@ func (h *handler) routes() []route {
 		{method: post, pattern: "/v1/sandboxes/{name}/stop", serve: h.stop, scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/exec", serve: h.exec, scope: ScopeRun, shared: true},
 		{method: get, pattern: "/v1/sandboxes/{name}/ca", serve: h.sandboxRoot, scope: ScopeRead, shared: true},
-	}
+	}, h.commands()...)
 }
 
 // mux serves the routes, and problems for what is none.

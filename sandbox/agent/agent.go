@@ -1,13 +1,17 @@
 // Package agent is the first process in every sandbox.
 //
 // As PID 1 it adopts and reaps what others leave behind, passes a request to
-// end on to every process, and is otherwise asleep. It is linked statically and
-// uses nothing of the image, so that any image works. It guarantees nothing
-// about hostile code beside it, which as root can do all that it can do.
+// end on to every process, and does what the host asks by an authenticated
+// connection (see package wire): it runs commands, keeps their output and tells
+// of their end. It is linked statically and uses nothing of the image, so that
+// any image works. It holds no secret: the host's public key only.
+//
+// It guarantees nothing about hostile code beside it, which as root can do all
+// that it can do: the host takes its answers for hostile. Nobody but the host,
+// neither inside nor in another sandbox, gets an answer of it.
 package agent
 
 import (
-	"errors"
 	"os"
 	"os/signal"
 	"strconv"
@@ -20,15 +24,25 @@ const poll = 20 * time.Millisecond
 
 // Run is the life of PID 1: it returns after SIGTERM or SIGINT, when every
 // other process has ended. Whoever stops the sandbox bounds that wait with a
-// SIGKILL, which ends all of them at once.
-func Run() {
+// SIGKILL, which ends all of them at once. Commands that name no user have the
+// given one; empty: root. Where the host has mounted no key, or the port is
+// taken, it runs without answering.
+func Run(user string) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
 	// A terminal that goes away, or a stray signal from inside, ends nothing.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
-	reap() // a child may have ended before Notify
+	children := newChildren(true)
+	if key, err := hostKey(); err == nil {
+		if l, err := listen(); err == nil {
+			s := NewServer(Options{Key: key, User: user, Init: true})
+			children = s.children
+			go s.Serve(l)
+		}
+	}
+	children.reap() // a child may have ended before Notify
 	for s := range signals {
-		reap()
+		children.reap()
 		if s != syscall.SIGCHLD {
 			break
 		}
@@ -39,20 +53,7 @@ func Run() {
 	syscall.Kill(-1, syscall.SIGCONT)
 	for others() {
 		time.Sleep(poll)
-		reap()
-	}
-}
-
-// reap collects every child that has ended.
-func reap() {
-	for {
-		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
-		if errors.Is(err, syscall.EINTR) {
-			continue
-		}
-		if pid <= 0 || err != nil {
-			return
-		}
+		children.reap()
 	}
 }
 

@@ -9,8 +9,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"sallyport/sandbox/agent"
 )
 
 // sandbox is an agent that is PID 1 of a namespace.
@@ -131,16 +129,5 @@ func TestSleeps(t *testing.T) {
 	time.Sleep(2 * time.Second)
 	if after := ticks(); after != before {
 		t.Errorf("idle, it went from %s to %s ticks", before, after)
-	}
-}
-
-func TestKill(t *testing.T) {
-	s := start(t)
-	s.sh(t, "setsid sh -c 'sleep 701 & sleep 702; sleep 703' >/dev/null 2>&1 &", agent.CommandEnv+"=one")
-	s.sh(t, "setsid sleep 704 >/dev/null 2>&1 &", agent.CommandEnv+"=one-more")
-	time.Sleep(200 * time.Millisecond)
-	s.sh(t, `"$(readlink /proc/1/exe)" kill one`)
-	if got := s.sh(t, "pgrep -a sleep | cut -d' ' -f3"); got != "704" {
-		t.Errorf("alive: got %q, want the other command's", got)
 	}
 }

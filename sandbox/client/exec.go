@@ -10,6 +10,7 @@ import (
 	"net/http"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
 )
 
 // Exec runs a command with its own streams and returns its exit code. The
@@ -23,6 +24,7 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 
+	cmd.Input = cmd.Stdin != nil
 	data, err := json.Marshal(cmd)
 	if err != nil {
 		return 0, err
@@ -36,7 +38,7 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 	if err := req.Write(conn); err != nil {
 		return 0, err
 	}
-	r := bufio.NewReaderSize(conn, MaxFrame)
+	r := bufio.NewReaderSize(conn, wire.MaxFrame)
 	resp, err := http.ReadResponse(r, req)
 	if err != nil {
 		return 0, err
@@ -49,19 +51,35 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 		return 0, fmt.Errorf("the daemon answered %s", resp.Status)
 	}
 
-	out := NewFrameWriter(conn)
-	go func() {
-		if cmd.Stdin != nil {
+	out := wire.NewWriter(conn)
+	if cmd.Stdin != nil {
+		go func() {
 			// A terminal's read cannot be ended: this goroutine lives until the
 			// next key or the end of the process.
-			_, _ = io.Copy(out.Stream(KindStdin), cmd.Stdin)
-		}
-		_ = out.WriteFrame(KindStdin, nil)
-	}()
+			_, _ = io.Copy(out.Stream(wire.Stdin), cmd.Stdin)
+			_ = out.Write(wire.Stdin, nil)
+		}()
+	}
+	if cmd.Sizes != nil {
+		over := make(chan struct{})
+		defer close(over)
+		go func() {
+			for {
+				select {
+				case s := <-cmd.Sizes:
+					if data, err := json.Marshal(s); err == nil {
+						_ = out.Write(wire.Resize, data)
+					}
+				case <-over:
+					return
+				}
+			}
+		}()
+	}
 
-	buf := make([]byte, MaxFrame)
+	buf := make([]byte, wire.MaxFrame)
 	for {
-		k, p, err := ReadFrame(r, buf)
+		k, p, err := wire.Read(r, buf)
 		if err != nil {
 			if ctx.Err() != nil {
 				return 0, ctx.Err()
@@ -69,11 +87,11 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 			return 0, fmt.Errorf("the daemon went away while the command ran: %w", err)
 		}
 		switch k {
-		case KindStdout:
+		case wire.Stdout:
 			_, err = cmd.Stdout.Write(p)
-		case KindStderr:
+		case wire.Stderr:
 			_, err = cmd.Stderr.Write(p)
-		case KindExit:
+		case wire.Exit:
 			var e Exit
 			if err := json.Unmarshal(p, &e); err != nil {
 				return 0, err

@@ -2,6 +2,7 @@ package docker
 
 import (
 	"context"
+	"crypto/ed25519"
 	"flag"
 	"fmt"
 	"io"
@@ -15,11 +16,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/vishvananda/netlink"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/agent/wire"
 )
 
 // The engine of these tests: its own bridge, subnet and folders. Nothing that
@@ -45,6 +49,7 @@ type laboratory struct {
 	engine  *Engine
 	runtime *Runtime
 	next    atomic.Int32
+	key     ed25519.PrivateKey // that agents know
 }
 
 func TestMain(m *testing.M) {
@@ -138,6 +143,9 @@ func open() (*laboratory, error) {
 	if l.engine, err = StartEngine(ctx, l.cfg); err != nil {
 		return l, err
 	}
+	if _, l.key, err = ed25519.GenerateKey(nil); err != nil {
+		return l, err
+	}
 	l.runtime, err = New(ctx, l.engine, Config{
 		Bridge:  testBridge,
 		Subnet:  testSubnet,
@@ -147,6 +155,7 @@ func open() (*laboratory, error) {
 		Image:   testImage,
 		Runtime: "runsc",
 		Pids:    4096,
+		HostKey: channel.Public(l.key),
 		Log:     l.cfg.Log,
 	})
 	if err != nil {
@@ -242,7 +251,7 @@ func (l *laboratory) container(t *testing.T, image string) sandbox.Container {
 		ID:      fmt.Sprintf("id%d", n),
 		Name:    fmt.Sprintf("%s-%d", strings.ToLower(strings.ReplaceAll(t.Name(), "/", "-")), n),
 		Spec:    sandbox.Spec{Image: image},
-		Address: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 232, 0, n}), testSubnet.Bits()),
+		Address: netip.PrefixFrom(address(n), testSubnet.Bits()),
 		Gateway: testGateway,
 		MAC:     fmt.Sprintf("02:42:0a:e8:00:%02x", n),
 	}
@@ -284,14 +293,27 @@ func (l *laboratory) sh(t *testing.T, id, script string) string {
 func (l *laboratory) try(t *testing.T, id, script string) (string, int) {
 	t.Helper()
 	var out strings.Builder
-	code, err := l.runtime.Exec(t.Context(), id, sandbox.Command{
-		Args: []string{"/bin/sh", "-c", script}, Stdout: &out, Stderr: &out,
-	})
+	code, err := l.exec(t.Context(), id, wire.Command{Args: []string{"/bin/sh", "-c", script}}, channel.Streams{Stdout: &out, Stderr: &out})
 	if err != nil {
 		t.Fatalf("script %q: %v", script, err)
 	}
 	return out.String(), code
 }
+
+// exec runs a command by the sandbox's agent.
+func (l *laboratory) exec(ctx context.Context, id string, c wire.Command, s channel.Streams) (int, error) {
+	var n byte
+	if _, err := fmt.Sscanf(id, "id%d", &n); err != nil {
+		return 0, err
+	}
+	agent := channel.New(address(n), channel.Options{Key: l.key})
+	defer agent.Close()
+	c.ID = uuid.NewString()
+	end, err := agent.Run(ctx, c, s)
+	return end.Code, err
+}
+
+func address(n byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 232, 0, n}) }
 
 // output runs a program on the host.
 func output(name string, args ...string) (string, error) {

@@ -40,6 +40,7 @@ type Config struct {
 	Image   string       // for a Spec that names none
 	Runtime string       // for a Spec that names none: runsc or runc
 	Pids    int64        // processes, for a Spec that says nothing
+	HostKey []byte       // public, that agents know the host by; see wire.KeyFile
 	Log     *slog.Logger
 }
 
@@ -70,6 +71,9 @@ func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
 	if _, err := replace(r.resolvConf(), []byte(conf), 0o644); err != nil {
 		return nil, fmt.Errorf("preparing the runtime: %w", err)
 	}
+	if _, err := replace(r.hostKey(), cfg.HostKey, 0o444); err != nil {
+		return nil, fmt.Errorf("preparing the runtime: %w", err)
+	}
 	if info, err := os.Stat(cfg.Agent); err != nil || info.Mode()&0o111 == 0 {
 		return nil, fmt.Errorf("no agent at %s: run `make build`", cfg.Agent)
 	}
@@ -85,6 +89,8 @@ func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
 }
 
 func (r *Runtime) resolvConf() string { return filepath.Join(r.cfg.Dir, "resolv.conf") }
+
+func (r *Runtime) hostKey() string { return filepath.Join(r.cfg.Dir, "host.pub") }
 
 func containerName(id string) string { return "sallyport-" + id }
 

@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/agent/wire"
 )
 
 // list returns the IDs of all sandboxes on the engine.
@@ -84,9 +86,6 @@ func TestLife(t *testing.T) {
 	}
 	if s, err := l.runtime.Status(t.Context(), id); err != nil || s.Running {
 		t.Errorf("after its stop: got %+v, %v", s, err)
-	}
-	if _, err := l.runtime.Exec(t.Context(), id, sandbox.Command{Args: []string{"true"}}); err == nil {
-		t.Error("a stopped sandbox ran a command")
 	}
 	if _, err := l.runtime.Start(t.Context(), id); err != nil {
 		t.Fatal(err)
@@ -169,10 +168,6 @@ func TestUnknownSandbox(t *testing.T) {
 		"stop":   func() error { return l.runtime.Stop(ctx, "none", 0) },
 		"remove": func() error { return l.runtime.Remove(ctx, "none") },
 		"status": func() error { _, err := l.runtime.Status(ctx, "none"); return err },
-		"exec": func() error {
-			_, err := l.runtime.Exec(ctx, "none", sandbox.Command{Args: []string{"true"}})
-			return err
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := do(); !errors.Is(err, sandbox.ErrNotFound) {
@@ -187,32 +182,34 @@ func TestExec(t *testing.T) {
 	id := l.start(t, l.container(t, ""))
 	big := strings.Repeat("0123456789abcdef", 1<<16)
 	for name, tt := range map[string]struct {
-		command     sandbox.Command
+		command     wire.Command
 		stdin       string
 		out, errout string
 		code        int
 	}{
-		"streams":     {command: sandbox.Command{Args: []string{"sh", "-c", "echo out; echo err >&2"}}, out: "out\n", errout: "err\n"},
-		"exit code":   {command: sandbox.Command{Args: []string{"sh", "-c", "exit 42"}}, code: 42},
-		"signal":      {command: sandbox.Command{Args: []string{"sh", "-c", "kill -9 $$"}}, code: 137},
-		"stdin":       {command: sandbox.Command{Args: []string{"cat"}}, stdin: "in\n", out: "in\n"},
-		"a megabyte":  {command: sandbox.Command{Args: []string{"cat"}}, stdin: big, out: big},
-		"environment": {command: sandbox.Command{Args: []string{"sh", "-c", "echo $A"}, Env: map[string]string{"A": "b=c d"}}, out: "b=c d\n"},
-		"folder":      {command: sandbox.Command{Args: []string{"pwd"}, Workdir: "/usr"}, out: "/usr\n"},
-		"user":        {command: sandbox.Command{Args: []string{"id", "-un"}, User: "nobody"}, out: "nobody\n"},
-		"terminal":    {command: sandbox.Command{Args: []string{"sh", "-c", "test -t 1 && echo tty >&2"}, TTY: true}, out: "tty\r\n"},
-		"background":  {command: sandbox.Command{Args: []string{"sh", "-c", "sleep 300 & echo done"}}, out: "done\n"},
+		"streams":        {command: wire.Command{Args: []string{"sh", "-c", "echo out; echo err >&2"}}, out: "out\n", errout: "err\n"},
+		"exit code":      {command: wire.Command{Args: []string{"sh", "-c", "exit 42"}}, code: 42},
+		"signal":         {command: wire.Command{Args: []string{"sh", "-c", "kill -9 $$"}}, code: 137},
+		"stdin":          {command: wire.Command{Args: []string{"cat"}}, stdin: "in\n", out: "in\n"},
+		"a megabyte":     {command: wire.Command{Args: []string{"cat"}}, stdin: big, out: big},
+		"environment":    {command: wire.Command{Args: []string{"sh", "-c", "echo $A"}, Env: map[string]string{"A": "b=c d"}}, out: "b=c d\n"},
+		"folder":         {command: wire.Command{Args: []string{"pwd"}, Workdir: "/usr"}, out: "/usr\n"},
+		"user":           {command: wire.Command{Args: []string{"id", "-un"}, User: "nobody"}, out: "nobody\n"},
+		"user by number": {command: wire.Command{Args: []string{"sh", "-c", "id -u; id -g; id -G; echo $HOME"}, User: "1234"}, out: "1234\n0\n0\n/\n"},
+		"group":          {command: wire.Command{Args: []string{"id"}, User: "daemon:mail"}, out: "uid=1(daemon) gid=8(mail) groups=8(mail)\n"},
+		"privileges":     {command: wire.Command{Args: []string{"grep", "-h", "^CapEff\\|^NoNewPrivs", "/proc/self/status"}, User: "nobody"}, out: "CapEff:\t0000000000000000\nNoNewPrivs:\t1\n"},
+		"terminal":       {command: wire.Command{Args: []string{"sh", "-c", "test -t 1 && echo tty >&2"}, TTY: &wire.Size{Rows: 30, Cols: 100}}, out: "tty\r\n"},
+		"background":     {command: wire.Command{Args: []string{"sh", "-c", "sleep 300 & echo done"}}, out: "done\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errout bytes.Buffer
-			c := tt.command
-			c.Stdout, c.Stderr = &out, &errout
+			streams := channel.Streams{Stdout: &out, Stderr: &errout}
 			if tt.stdin != "" {
-				c.Stdin = strings.NewReader(tt.stdin)
+				streams.Stdin = strings.NewReader(tt.stdin)
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			code, err := l.runtime.Exec(ctx, id, c)
+			code, err := l.exec(ctx, id, tt.command, streams)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -222,9 +219,9 @@ func TestExec(t *testing.T) {
 		})
 	}
 	t.Run("no such program", func(t *testing.T) {
-		code, err := l.runtime.Exec(t.Context(), id, sandbox.Command{Args: []string{"/no/such"}})
-		if err != nil || code != 126 && code != 127 {
-			t.Errorf("got %d, %v, want a shell's code for it", code, err)
+		_, err := l.exec(t.Context(), id, wire.Command{Args: []string{"/no/such"}}, channel.Streams{})
+		if said := new(channel.Error); !errors.As(err, &said) || said.Code != 127 {
+			t.Errorf("got %v, want a shell's code for it", err)
 		}
 	})
 }
@@ -234,10 +231,10 @@ func TestExecCancelled(t *testing.T) {
 	id := l.start(t, l.container(t, ""))
 	ctx, cancel := context.WithTimeout(t.Context(), 700*time.Millisecond)
 	defer cancel()
-	_, err := l.runtime.Exec(ctx, id, sandbox.Command{
+	_, err := l.exec(ctx, id, wire.Command{
 		// One child in a session of its own, so that no terminal or group reaches it.
 		Args: []string{"sh", "-c", "setsid sleep 4321 & sleep 4321"},
-	})
+	}, channel.Streams{})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want DeadlineExceeded", err)
 	}
@@ -259,7 +256,7 @@ func TestStopGrace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := l.start(t, l.container(t, ""))
-			go l.runtime.Exec(t.Context(), id, sandbox.Command{Args: []string{"sh", "-c", tt.script}})
+			go l.exec(t.Context(), id, wire.Command{Args: []string{"sh", "-c", tt.script}}, channel.Streams{})
 			l.sh(t, id, "until test -e /root/up; do sleep 0.1; done")
 			begin := time.Now()
 			if err := l.runtime.Stop(t.Context(), id, tt.grace); err != nil {

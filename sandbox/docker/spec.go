@@ -15,6 +15,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
 )
 
 // agentPath is where the agent is inside every container.
@@ -46,6 +47,7 @@ func (r *Runtime) options(c sandbox.Container, img image, mac network.HardwareAd
 			Image:       img.id,
 			User:        "0:0", // of the agent; commands have the image's
 			Entrypoint:  []string{agentPath},
+			Cmd:         agentArgs(img.user),
 			WorkingDir:  c.Spec.Workdir,
 			Env:         environment(trust, c),
 			Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
@@ -87,6 +89,14 @@ func (r *Runtime) options(c sandbox.Container, img image, mac network.HardwareAd
 	}
 }
 
+// agentArgs tells the agent whom commands run as by default.
+func agentArgs(user string) []string {
+	if user == "" {
+		return nil
+	}
+	return []string{"user", user}
+}
+
 // environment joins what we, the spec and the manager set; the later wins.
 func environment(trust map[string]string, c sandbox.Container) []string {
 	env := maps.Clone(trust)
@@ -105,11 +115,12 @@ func environment(trust map[string]string, c sandbox.Container) []string {
 	return list
 }
 
-// mounts lists the agent, the resolver's address (the engine's own name server
+// mounts lists the agent, the key that it knows the host by, the resolver's address (the engine's own name server
 // does not work under gVisor) and the sandbox's folders.
 func (r *Runtime) mounts(c sandbox.Container) []mount.Mount {
 	list := []mount.Mount{
 		{Type: mount.TypeBind, Source: r.cfg.Agent, Target: agentPath, ReadOnly: true},
+		{Type: mount.TypeBind, Source: r.hostKey(), Target: wire.KeyFile, ReadOnly: true},
 		{Type: mount.TypeBind, Source: r.resolvConf(), Target: "/etc/resolv.conf", ReadOnly: true},
 	}
 	for _, m := range c.Mounts {

@@ -1,0 +1,254 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sallyport/sandbox/agent/wire"
+)
+
+// Commands belong to their sandbox: they outlive the daemon, and their output is
+// fetched from where the reader left off.
+func TestCommands(t *testing.T) {
+	r := newRig(t, "")
+	r.serve()
+	r.up()
+	r.ok("run", "agent", "--", "true")
+	r.ok("run", "other", "--", "true")
+	t.Run("background", func(t *testing.T) { testBackground(t, r) })
+	t.Run("terminal", func(t *testing.T) { testTerminal(t, r) })
+	t.Run("streams", func(t *testing.T) { testStreams(t, r) })
+	t.Run("strangers", func(t *testing.T) { testStrangers(t, r) })
+	t.Run("impostor", func(t *testing.T) { testImpostor(t, r) })
+}
+
+func testBackground(t *testing.T, r *rig) {
+	id := strings.TrimSpace(r.ok("sandbox", "exec", "agent", "-d", "--", "sh", "-c", "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.1; done"))
+	r.await("the first lines", func() bool { return strings.Contains(r.ok("sandbox", "output", "agent", id), "tick 3\n") })
+	had := r.ok("sandbox", "output", "agent", id)
+	r.kill(syscall.SIGKILL)
+	time.Sleep(500 * time.Millisecond)
+	r.up()
+	rest := r.ok("sandbox", "output", "agent", id, "--from", fmt.Sprint(len(had)))
+	var lines []string
+	for i := 1; i < 1+strings.Count(had+rest, "\n"); i++ {
+		lines = append(lines, fmt.Sprintf("tick %d\n", i))
+	}
+	if whole := strings.Join(lines, ""); had+rest != whole || len(lines) < strings.Count(had, "\n")+5 {
+		t.Errorf("before and after a restart: %q and %q", had, rest)
+	}
+	if list := r.ok("sandbox", "commands", "agent"); !strings.Contains(list, id+"  running") {
+		t.Errorf("listed:\n%s", list)
+	}
+	r.ok("sandbox", "kill", "agent", id)
+	var info struct {
+		State, Signal string
+		Code          int
+	}
+	for _, i := range decodeList[json.RawMessage](t, r.ok("-o", "json", "sandbox", "commands", "agent")) {
+		if strings.Contains(string(i), id) {
+			if err := json.Unmarshal(i, &info); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if info.State != "exited" || info.Signal != "KILL" || info.Code != 137 {
+		t.Errorf("after its end: %+v", info)
+	}
+	// Followed to its end, with what is lost said.
+	id = strings.TrimSpace(r.ok("sandbox", "exec", "agent", "-d", "--keep", "100", "--", "sh", "-c", "seq 1000; echo wrong >&2; sleep 1; echo end"))
+	time.Sleep(500 * time.Millisecond)
+	res := r.sallyport("sandbox", "output", "agent", id, "--follow")
+	if res.code != 0 || !strings.HasSuffix(res.stdout, "999\n1000\nend\n") || !strings.Contains(res.stderr, "wrong\n") || !strings.Contains(res.stderr, "3793 bytes of stdout are lost") {
+		t.Errorf("followed: %s", res)
+	}
+	r.ok("sandbox", "stop", "other")
+	if got := r.ok("-o", "json", "sandbox", "commands", "other"); strings.TrimSpace(got) != "[]" {
+		t.Errorf("of a sandbox that is stopped: %s", got)
+	}
+	if res := r.sallyport("sandbox", "output", "agent", "none"); res.code != 1 || !strings.Contains(res.stderr, "no such command") {
+		t.Errorf("of no command: %s", res)
+	}
+	r.ok("sandbox", "start", "other")
+}
+
+func decodeList[T any](t *testing.T, text string) (list []T) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), &list); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// A shell has a terminal that follows ours: script(1) gives us one.
+func testTerminal(t *testing.T, r *rig) {
+	c := exec.Command("script", "-qec", fmt.Sprintf("stty rows 33 cols 101; exec %s --config %s sandbox shell agent", filepath.Join(tools.Dir, "sallyport"), r.config), "/dev/null")
+	in, err := c.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out strings.Builder
+	c.Stdout, c.Stderr = &out, &out
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	late := time.AfterFunc(30*time.Second, func() { c.Process.Kill() })
+	defer late.Stop()
+	time.Sleep(time.Second) // until it is raw
+	io.WriteString(in, "stty size; tty; sleep 100\n")
+	time.Sleep(time.Second)
+	in.Write([]byte{3}) // ends the sleep and not the shell
+	time.Sleep(200 * time.Millisecond)
+	io.WriteString(in, "echo a$((40+2))b; exit 7\n")
+	err = c.Wait()
+	if c.ProcessState.ExitCode() != 7 || !strings.Contains(out.String(), "33 101") || !strings.Contains(out.String(), "/dev/pts/") || !strings.Contains(out.String(), "a42b") {
+		t.Errorf("got %v, %q", err, out.String())
+	}
+}
+
+func testStreams(t *testing.T, r *rig) {
+	res := r.sallyport("-o", "json", "run", "agent", "--", "sh", "-c", "echo out; echo err >&2; exit 3")
+	var got struct {
+		Code           int
+		Stdout, Stderr string
+	}
+	if err := json.Unmarshal([]byte(res.stdout), &got); err != nil || res.code != 3 || got.Code != 3 || got.Stdout != "out\n" || got.Stderr != "err\n" {
+		t.Errorf("as JSON: %s (%v)", res, err)
+	}
+	for _, tt := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"--timeout", "300ms", "--", "sleep", "100"}, 124, ""},
+		{[]string{"--user", "nobody", "--", "id", "-un"}, 0, "nobody\n"},
+		{[]string{"-w", "/usr", "--", "pwd"}, 0, "/usr\n"},
+		{[]string{"-w", "/no/such", "--", "pwd"}, 126, ""},
+		{[]string{"--", "/etc"}, 126, ""},
+		{[]string{"--", "no-such-program"}, 127, ""},
+		{[]string{"-t", "--", "sh", "-c", "test -t 1 && echo yes"}, 0, "yes\r\n"},
+	} {
+		res := r.sallyport(append([]string{"sandbox", "exec", "agent"}, tt.args...)...)
+		if res.code != tt.code || res.stdout != tt.want {
+			t.Errorf("%q: got %s, want %d and %q", tt.args, res, tt.code, tt.want)
+		}
+	}
+}
+
+// knock says what the agent at an address answers to somebody who cannot prove
+// to be the host.
+const knock = `
+import socket, sys
+def knock(host):
+    s = socket.socket(); s.settimeout(4)
+    try:
+        s.connect((host, 1023))
+    except OSError as e:
+        return "no way"
+    try:
+        got = b""
+        while len(got) < 32:
+            part = s.recv(64)
+            if not part: return "closed after %%d" %% len(got)
+            got += part
+        s.sendall(b"\0" * 64 + b"GET /commands HTTP/1.1\r\nHost: agent\r\n\r\n")
+        more = s.recv(64)
+        return "ANSWERED" if more else "refused"
+    except ConnectionResetError:
+        return "refused"
+    finally:
+        s.close()
+for host in %q.split():
+    print(host, knock(host))
+`
+
+// Nobody but the daemon gets a word from an agent: not root inside, not a user
+// inside, no other sandbox, and no process of the host that lacks the key, which
+// all but the daemon do.
+func testStrangers(t *testing.T, r *rig) {
+	mine, other := r.address("agent"), r.address("other")
+	for _, tt := range []struct{ who, user string }{{"root inside", "root"}, {"a user inside", "nobody"}} {
+		res := r.feed(fmt.Sprintf(knock, mine+" 127.0.0.1 "+other), "sandbox", "exec", "agent", "-u", tt.user, "--", "python3", "-")
+		want := fmt.Sprintf("%s closed after 0\n127.0.0.1 closed after 0\n%s no way\n", mine, other)
+		if res.stdout != want {
+			t.Errorf("%s: got %s, want %q", tt.who, res, want)
+		}
+	}
+	// The gateway's process is one of these, with fewer rights.
+	for _, uid := range []uint32{0, 65534} {
+		c := exec.Command("/usr/bin/python3", "-")
+		c.Stdin = strings.NewReader(fmt.Sprintf(knock, mine))
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+		out, err := c.CombinedOutput()
+		if err != nil || string(out) != mine+" refused\n" {
+			t.Errorf("user %d of the host: got %q, %v", uid, out, err)
+		}
+	}
+	// What the daemon signs for one sandbox opens no other, also not to one
+	// that has a live challenge of the other's; see package agent's tests for
+	// each part of a proof.
+	conn, err := net.DialTimeout("tcp4", wire.Address(addr(t, mine)), 5*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	if n, err := io.ReadFull(conn, make([]byte, wire.ChallengeSize)); err != nil {
+		t.Fatalf("%d bytes of a challenge: %v", n, err)
+	}
+	begin := time.Now()
+	if _, err := conn.Read(make([]byte, 1)); err == nil || time.Since(begin) > 5*time.Second {
+		t.Errorf("who says nothing is kept: %v after %v", err, time.Since(begin))
+	}
+	// The key is nowhere but sealed.
+	data, err := os.ReadFile(filepath.Join(r.dir, "data/agent.key"))
+	if err != nil || !strings.HasPrefix(string(data), "age-encryption.org/v1\n") {
+		t.Errorf("the key on disk: %.40q, %v", data, err)
+	}
+}
+
+// A root inside can end its own agent's answers, and nothing else.
+func testImpostor(t *testing.T, r *rig) {
+	if out := r.engineExec("other", `
+import os, signal
+for s in (signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGUSR1):
+    try: os.kill(1, s)
+    except OSError as e: print(e)
+try:
+    with open("/.sallyport/host.pub", "w") as f: f.write("mine")
+    print("WRITTEN")
+except OSError: pass
+try:
+    with open("/.sallyport/agent", "wb") as f: f.write(b"mine")
+    print("WRITTEN")
+except OSError: pass
+`); strings.Contains(out, "WRITTEN") {
+		t.Errorf("root inside has changed what the host mounts: %s", out)
+	}
+	begin := time.Now()
+	r.ok("run", "agent", "--", "true")
+	if took := time.Since(begin); took > 10*time.Second {
+		t.Errorf("another sandbox's command took %v", took)
+	}
+	r.ok("sandbox", "stop", "other")
+	r.ok("run", "other", "--", "true")
+}
+
+func addr(t *testing.T, s string) netip.Addr {
+	t.Helper()
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}

@@ -1,0 +1,304 @@
+// Package channel is the host's way to the agent inside one sandbox: it dials,
+// proves itself (see package wire) and speaks HTTP over a bounded pool.
+//
+// Whoever is root inside can take the agent's place, so every answer is taken
+// for hostile: heads are bounded in size and time, no redirect is followed and
+// nothing is decompressed. Bodies are as long as the other side likes: whoever
+// reads one bounds it, as [Channel.JSON] does. Nothing that an agent says
+// reaches another sandbox's channel, which shares neither connections nor
+// bounds with it.
+package channel
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"sallyport/sandbox/agent/wire"
+)
+
+// Bounds of one sandbox's channel.
+const (
+	// idle connections are kept for the next call.
+	idle = 8
+	// streams is how many attached commands, followers and transfers there can
+	// be at once; calls besides them have connections of their own.
+	streams = 64
+	calls   = 8
+
+	idleTimeout = time.Minute
+	dialTimeout = 5 * time.Second
+	// headTimeout is for an answer's head: the agent answers before a command
+	// has run, but gVisor may be busy.
+	headTimeout = 20 * time.Second
+	maxHead     = 16 << 10 // bytes
+	maxJSON     = 4 << 20  // bytes
+	callTimeout = 30 * time.Second
+	// bootTime is how long a new sandbox's agent may need until it listens.
+	bootTime = 10 * time.Second
+)
+
+// Errors to branch on.
+var (
+	// ErrSilent: the agent cannot be reached or does not speak our protocol.
+	ErrSilent = errors.New("the sandbox's agent does not answer")
+	// ErrBusy: too many streams are open.
+	ErrBusy = errors.New("too many commands, followers and transfers are attached to the sandbox")
+	// ErrClosed: the channel was closed, because the sandbox stops or sleeps.
+	ErrClosed = errors.New("the sandbox stops or goes to sleep")
+)
+
+// Error is an answer of the agent's that says what is wrong.
+type Error struct {
+	Status int
+	wire.Failure
+}
+
+func (e *Error) Error() string { return e.Failure.Error }
+
+// Options of New; Key is needed.
+type Options struct {
+	Key ed25519.PrivateKey
+	// Dial connects to an agent; nil: over TCP.
+	Dial func(context.Context, netip.AddrPort) (net.Conn, error)
+}
+
+// Channel is the way to one session's agent. It is safe for concurrent use.
+type Channel struct {
+	opt     Options
+	at      netip.AddrPort
+	http    *http.Transport
+	made    time.Time
+	met     atomic.Bool // the agent has answered once
+	streams chan struct{}
+	ctx     context.Context // ends with Close
+	end     context.CancelCauseFunc
+}
+
+// New returns a channel to the agent at an address. Nothing is dialled yet.
+func New(agent netip.Addr, opt Options) *Channel {
+	c := &Channel{
+		opt: opt, at: netip.AddrPortFrom(agent, wire.Port), made: time.Now(),
+		streams: make(chan struct{}, streams),
+	}
+	if c.opt.Dial == nil {
+		c.opt.Dial = dial
+	}
+	c.ctx, c.end = context.WithCancelCause(context.Background())
+	c.http = &http.Transport{
+		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return c.connect(ctx) },
+		MaxIdleConns:           idle,
+		MaxIdleConnsPerHost:    idle,
+		MaxConnsPerHost:        streams + calls,
+		IdleConnTimeout:        idleTimeout,
+		ResponseHeaderTimeout:  headTimeout,
+		MaxResponseHeaderBytes: maxHead,
+		DisableCompression:     true,
+		ForceAttemptHTTP2:      false,
+		WriteBufferSize:        64 << 10,
+		ReadBufferSize:         64 << 10,
+	}
+	return c
+}
+
+// Close ends every connection, also of calls that are under way.
+func (c *Channel) Close() {
+	c.end(ErrClosed)
+	c.http.CloseIdleConnections()
+}
+
+// Do sends a request to the agent; its URL needs a path only. With stream the
+// answer may last and one of the stream places is held until its body is closed;
+// without, the whole exchange has callTimeout. The caller bounds what it reads
+// of the body. An answer of 400 or more is an *Error.
+func (c *Channel) Do(req *http.Request, stream bool) (*http.Response, error) {
+	var ends []func()
+	end := func() {
+		for i := len(ends) - 1; i >= 0; i-- {
+			ends[i]()
+		}
+	}
+	if stream {
+		select {
+		case c.streams <- struct{}{}:
+			ends = append(ends, func() { <-c.streams })
+		default:
+			return nil, ErrBusy
+		}
+	}
+	ctx, cancel := context.WithCancelCause(req.Context())
+	ends = append(ends, func() { cancel(nil) })
+	if !stream {
+		var stop context.CancelFunc
+		ctx, stop = context.WithTimeout(ctx, callTimeout)
+		ends = append(ends, stop)
+	}
+	unhook := context.AfterFunc(c.ctx, func() { cancel(ErrClosed) })
+	ends = append(ends, func() { unhook() })
+
+	req = req.WithContext(ctx)
+	req.URL.Scheme, req.URL.Host = "http", c.at.String()
+	resp, err := c.http.RoundTrip(req)
+	if err != nil {
+		err = c.explain(req.Context(), err)
+		end()
+		return nil, err
+	}
+	c.met.Store(true)
+	resp.Body = &body{ReadCloser: resp.Body, end: end}
+	if resp.StatusCode >= 400 {
+		defer resp.Body.Close()
+		e := &Error{Status: resp.StatusCode}
+		data, _ := io.ReadAll(io.LimitReader(resp.Body, maxHead))
+		if json.Unmarshal(data, &e.Failure) != nil || e.Failure.Error == "" {
+			e.Failure.Error = "the sandbox's agent answered " + http.StatusText(resp.StatusCode)
+		}
+		return nil, e
+	}
+	return resp, nil
+}
+
+// explain says what a failed exchange means to the caller.
+func (c *Channel) explain(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); errors.Is(cause, ErrClosed) {
+		return ErrClosed
+	} else if cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
+		return cause
+	}
+	return fmt.Errorf("%w: %w", ErrSilent, err)
+}
+
+// JSON sends in, when there is any, and decodes the answer into out, unless
+// that is nil. Both are bounded.
+func (c *Channel) JSON(ctx context.Context, method, path string, in, out any) error {
+	var data io.Reader
+	if in != nil {
+		b, err := json.Marshal(in)
+		if err != nil {
+			return err
+		}
+		data = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+path, data)
+	if err != nil {
+		return err
+	}
+	resp, err := c.Do(req, false)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(resp.Body, maxJSON+1))
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: reading its answer: %w", ErrSilent, err)
+	case len(answer) > maxJSON:
+		return fmt.Errorf("%w: its answer has more than %d bytes", ErrSilent, maxJSON)
+	case out == nil:
+		return nil
+	}
+	if err := json.Unmarshal(answer, out); err != nil {
+		return fmt.Errorf("%w: what it says is not an answer: %w", ErrSilent, err)
+	}
+	return nil
+}
+
+// body gives back what a request held when it is closed.
+type body struct {
+	io.ReadCloser
+	end    func()
+	closed atomic.Bool
+}
+
+func (b *body) Close() error {
+	if b.closed.Swap(true) {
+		return nil
+	}
+	err := b.ReadCloser.Close()
+	b.end()
+	return err
+}
+
+// connect dials and proves who we are.
+func (c *Channel) connect(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	conn, err := c.knock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.prove(ctx, conn); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("proving ourselves: %w", err)
+	}
+	// A sandbox that stops takes its connections with it, also idle ones.
+	unhook := context.AfterFunc(c.ctx, func() { _ = conn.Close() })
+	return &hooked{conn, unhook}, nil
+}
+
+// hooked is a connection that does not outlive its channel.
+type hooked struct {
+	net.Conn
+	unhook func() bool
+}
+
+func (h *hooked) Close() error {
+	h.unhook()
+	return h.Conn.Close()
+}
+
+// knock dials, again and again while a new sandbox's agent is not up yet.
+func (c *Channel) knock(ctx context.Context) (net.Conn, error) {
+	for pause := time.Millisecond; ; pause = min(2*pause, 16*time.Millisecond) {
+		conn, err := c.opt.Dial(ctx, c.at)
+		if err == nil {
+			return conn, nil
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) || c.met.Load() || time.Since(c.made) > bootTime {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-c.ctx.Done():
+			return nil, ErrClosed
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (c *Channel) prove(ctx context.Context, conn net.Conn) error {
+	at, err := netip.ParseAddrPort(conn.RemoteAddr().String())
+	if err != nil {
+		return err
+	}
+	deadline, _ := ctx.Deadline()
+	if err := conn.SetDeadline(deadline); err != nil {
+		return err
+	}
+	challenge := make([]byte, wire.ChallengeSize)
+	if _, err := io.ReadFull(conn, challenge); err != nil {
+		return err
+	}
+	// The request follows at once: a refusal shows in its answer.
+	if _, err := conn.Write(ed25519.Sign(c.opt.Key, wire.Proof(challenge, at))); err != nil {
+		return err
+	}
+	return conn.SetDeadline(time.Time{})
+}
+
+func dial(ctx context.Context, at netip.AddrPort) (net.Conn, error) {
+	var d net.Dialer
+	d.SetMultipathTCP(false)
+	return d.DialContext(ctx, "tcp4", at.String())
+}

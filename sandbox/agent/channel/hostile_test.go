@@ -1,0 +1,293 @@
+package channel_test
+
+import (
+	"bufio"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/ed25519"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/agent/wire"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake stands in an agent's place, as a root inside can make it: it takes any
+// proof and then does what the test says with the connection.
+func fake(t *testing.T, then func(net.Conn)) *channel.Channel {
+	t.Helper()
+	return bare(t, func(c net.Conn) {
+		c.Write(make([]byte, wire.ChallengeSize))
+		if _, err := io.ReadFull(c, make([]byte, ed25519.SignatureSize)); err != nil {
+			return
+		}
+		then(c)
+	})
+}
+
+// bare is a fake from the first byte on.
+func bare(t *testing.T, do func(net.Conn)) *channel.Channel {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var served sync.WaitGroup
+	var mu sync.Mutex
+	var open []net.Conn
+	served.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			open = append(open, c)
+			mu.Unlock()
+			served.Go(func() { defer c.Close(); do(c) })
+		}
+	})
+	_, key, _ := ed25519.GenerateKey(nil)
+	ch := channel.New(netip.MustParseAddr("127.0.0.1"), channel.Options{Key: key, Dial: func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, "tcp4", l.Addr().String())
+	}})
+	t.Cleanup(func() {
+		ch.Close()
+		l.Close()
+		mu.Lock()
+		for _, c := range open {
+			c.Close()
+		}
+		mu.Unlock()
+		served.Wait()
+	})
+	return ch
+}
+
+// say answers every request on a connection with the same bytes, and then with
+// more of them for ever, if there are any.
+func say(head string, more []byte) func(net.Conn) {
+	return func(c net.Conn) {
+		r := bufio.NewReader(c)
+		for {
+			req, err := http.ReadRequest(r)
+			if err != nil {
+				return
+			}
+			if req.ContentLength > 0 { // an attached command's may have no end
+				io.Copy(io.Discard, req.Body)
+			}
+			if _, err := io.WriteString(c, head); err != nil {
+				return
+			}
+			for len(more) > 0 {
+				if _, err := c.Write(more); err != nil {
+					return
+				}
+			}
+		}
+	}
+}
+
+const ok = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+
+// frame is one of an attached command's.
+func frame(k byte, size uint32, payload string) string {
+	return string(binary.BigEndian.AppendUint32([]byte{k}, size)) + payload
+}
+
+func whole(k wire.Kind, payload string) string { return frame(byte(k), uint32(len(payload)), payload) }
+
+// held is how much memory do adds while it runs, in bytes.
+func held(do func()) uint64 {
+	var before, now runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	done := make(chan struct{})
+	go func() { defer close(done); do() }()
+	var most uint64
+	for {
+		runtime.ReadMemStats(&now)
+		most = max(most, now.HeapInuse)
+		select {
+		case <-done:
+			return most - min(most, before.HeapInuse)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Whatever a hostile agent answers, a call and an attached command end, by
+// themselves or when their caller gives up, and hold little meanwhile.
+func TestHostileAgent(t *testing.T) {
+	var bomb bytes.Buffer
+	z := gzip.NewWriter(&bomb)
+	z.Write(make([]byte, 256<<20))
+	z.Close()
+	zeros := make([]byte, 64<<10)
+	status := func(s string) string {
+		return fmt.Sprintf(ok+"Content-Length: %d\r\n\r\n%s", len(s), s)
+	}
+	for name, do := range map[string]func(net.Conn){
+		"silence":                 func(c net.Conn) { io.Copy(io.Discard, c) },
+		"closes at once":          func(net.Conn) {},
+		"no HTTP":                 say("SSH-2.0-OpenSSH_9.2\r\n", nil),
+		"HTTP/2":                  say("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", nil),
+		"endless status line":     say("HTTP/1.1 200 ", bytes.Repeat([]byte("a"), 64<<10)),
+		"endless head":            say(ok, []byte("X-More: 0123456789\r\n")),
+		"endless line of a head":  say(ok+"X-More: ", bytes.Repeat([]byte("a"), 64<<10)),
+		"endless interim answers": say("", []byte("HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n")),
+		"endless body":            say(ok+"\r\n", zeros),
+		"endless chunk":           say(ok+"Transfer-Encoding: chunked\r\n\r\nffffffffffff\r\n", zeros),
+		"endless chunk extension": say(ok+"Transfer-Encoding: chunked\r\n\r\n1;", bytes.Repeat([]byte("a"), 64<<10)),
+		"endless trailer":         say(ok+"Transfer-Encoding: chunked\r\nTrailer: X\r\n\r\n0\r\n", []byte("X: 0123456789\r\n")),
+		"huge length, no body":    say(ok+"Content-Length: 9223372036854775807\r\n\r\n", nil),
+		"two lengths":             say(ok+"Content-Length: 1\r\nContent-Length: 2\r\n\r\nab", nil),
+		"bomb":                    say(fmt.Sprintf(ok+"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n%s", bomb.Len(), bomb.String()), nil),
+		"redirect":                say("HTTP/1.1 307 Temporary Redirect\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", nil),
+		"upgrade":                 say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n", zeros),
+		"not JSON":                say(status("\x1b]0;owned\x07"), nil),
+		"deep JSON":               say(status(strings.Repeat("[", 1<<20)), nil),
+		"a list":                  say(status(`[{"version":1}]`), nil),
+		"wrong types":             say(status(`{"version":"1","boot":7}`), nil),
+		"endless error":           say("HTTP/1.1 500 Oops\r\n\r\n", zeros),
+		"drip": func(c net.Conn) {
+			io.WriteString(c, ok+"\r\n")
+			for {
+				if _, err := c.Write([]byte("[")); err != nil {
+					return
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		},
+		"unknown frame":     say(ok+"\r\n"+whole(99, "x"), zeros),
+		"frame of input":    say(ok+"\r\n"+whole(wire.Stdin, "x"), nil),
+		"frame too large":   say(ok+"\r\n"+frame(byte(wire.Stdout), 1<<32-1, ""), zeros),
+		"half a frame":      say(ok+"\r\n"+frame(byte(wire.Stdout), 1000, "x"), nil),
+		"end of no JSON":    say(ok+"\r\n"+whole(wire.Exit, "7"), nil),
+		"end with no code":  say(ok+"\r\n"+whole(wire.Exit, `{"code":-1}`), nil),
+		"end with much":     say(ok+"\r\n"+whole(wire.Exit, `{"code":4294967296}`), nil),
+		"end with a signal": say(ok+"\r\n"+whole(wire.Exit, `{"signal":"\u001b]0;owned\u0007 and so on and on"}`), nil),
+		"alive for ever":    say(ok+"\r\n", []byte(whole(wire.Alive, ""))),
+		"output for ever":   say(ok+"\r\n", []byte(whole(wire.Stdout, strings.Repeat("y\n", 32<<10)))),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := fake(t, do)
+			calls := map[string]func(context.Context) error{
+				"call": func(ctx context.Context) error {
+					var h wire.Hello
+					return c.JSON(ctx, "GET", "/hello", nil, &h)
+				},
+				"command": func(ctx context.Context) error {
+					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, channel.Streams{Stdout: io.Discard})
+					return err
+				},
+				"command with input": func(ctx context.Context) error {
+					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, channel.Streams{Stdin: endless{}, Stdout: io.Discard})
+					return err
+				},
+			}
+			for what, f := range calls {
+				most := held(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+					defer cancel()
+					// A command's end is asked for, for half a second more.
+					limit := 3 * time.Second
+					begin := time.Now()
+					if err := f(ctx); err == nil {
+						t.Errorf("%s: no error", what)
+					}
+					if took := time.Since(begin); took > limit {
+						t.Errorf("%s: took %v, want at most %v", what, took, limit)
+					}
+				})
+				if most > 48<<20 {
+					t.Errorf("%s: held %d MiB", what, most>>20)
+				}
+			}
+		})
+	}
+}
+
+// A fake that never lets a connection be proved holds a caller no longer than a
+// dial may take.
+func TestHostileHandshake(t *testing.T) {
+	for name, do := range map[string]func(net.Conn){
+		"silence":      func(c net.Conn) { io.Copy(io.Discard, c) },
+		"half a greet": func(c net.Conn) { c.Write(make([]byte, 16)); io.Copy(io.Discard, c) },
+		"closes":       func(net.Conn) {},
+		"greets for ever": func(c net.Conn) {
+			for {
+				if _, err := c.Write(make([]byte, 64<<10)); err != nil {
+					return
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := bare(t, do)
+			begin := time.Now()
+			if err := c.JSON(t.Context(), "GET", "/hello", nil, nil); !errors.Is(err, channel.ErrSilent) {
+				t.Errorf("got %v, want ErrSilent", err)
+			}
+			if took := time.Since(begin); took > 7*time.Second {
+				t.Errorf("took %v", took)
+			}
+		})
+	}
+}
+
+// What hangs on one agent leaves the way to another free, and one agent's
+// streams are bounded.
+func TestHostileAgentIsAlone(t *testing.T) {
+	bad := fake(t, func(c net.Conn) { io.Copy(io.Discard, c) })
+	good := fake(t, say(ok+"Content-Length: 2\r\n\r\n{}", nil))
+	ctx, cancel := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	busy := make(chan error, 200)
+	for range 200 {
+		all.Go(func() {
+			req, _ := http.NewRequestWithContext(ctx, "GET", "http://agent/commands/a/output", nil)
+			_, err := bad.Do(req, true)
+			busy <- err
+		})
+	}
+	for range 200 - 64 {
+		if err := <-busy; !errors.Is(err, channel.ErrBusy) {
+			t.Errorf("got %v, want ErrBusy", err)
+		}
+	}
+	begin := time.Now()
+	for range 100 {
+		if err := good.JSON(t.Context(), "GET", "/hello", nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if took := time.Since(begin); took > 5*time.Second {
+		t.Errorf("100 calls of another agent took %v", took)
+	}
+	cancel()
+	all.Wait()
+}
+
+// endless is input without an end.
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) { return len(p), nil }

@@ -1,0 +1,132 @@
+package agent
+
+import (
+	"context"
+	"crypto/ed25519"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"sallyport/sandbox/agent/wire"
+)
+
+// Options of NewServer.
+type Options struct {
+	Key ed25519.PublicKey // of the host
+	// User is whom commands run as that name none: a name or number, and
+	// maybe a group after a colon; empty: root.
+	User string
+	// Init says that this process is PID 1: it reaps everybody's children and
+	// answers nobody inside.
+	Init bool
+}
+
+// Server answers the host. Nobody else gets an answer.
+type Server struct {
+	opt      Options
+	boot     string
+	children *children
+	commands *commands
+	http     *http.Server
+}
+
+// NewServer returns a Server; Serve makes it answer.
+func NewServer(opt Options) *Server {
+	s := &Server{opt: opt, boot: uuid.NewString(), children: newChildren(opt.Init)}
+	s.commands = newCommands(s.children, opt.User)
+	mux := http.NewServeMux()
+	for _, register := range []func(*http.ServeMux){
+		s.register,
+		s.commands.register,
+	} {
+		register(mux)
+	}
+	s.http = &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 20 * time.Second,
+		MaxHeaderBytes:    64 << 10,
+		// What the server would say goes nowhere: the agent has no output.
+		ErrorLog: log.New(io.Discard, "", 0),
+	}
+	return s
+}
+
+// Serve answers on a listener until Close.
+func (s *Server) Serve(l net.Listener) error {
+	err := s.http.Serve(newDoor(l, s.opt.Key, s.opt.Init))
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// Close ends every connection; commands in the background go on.
+func (s *Server) Close() error { return s.http.Close() }
+
+func (s *Server) register(mux *http.ServeMux) {
+	mux.HandleFunc("GET /hello", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, http.StatusOK, wire.Hello{Version: wire.Version, Boot: s.boot, Pid: os.Getpid()})
+	})
+}
+
+// listen is where an agent is reached.
+func listen() (net.Listener, error) {
+	var c net.ListenConfig
+	c.SetMultipathTCP(false)
+	return c.Listen(context.Background(), "tcp4", fmt.Sprintf(":%d", wire.Port))
+}
+
+// hostKey reads the key that the host has mounted.
+func hostKey() (ed25519.PublicKey, error) {
+	data, err := os.ReadFile(wire.KeyFile)
+	if err != nil {
+		return nil, err
+	}
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(data)))
+	if err != nil || len(key) != ed25519.PublicKeySize {
+		return nil, errors.New("not a key")
+	}
+	return key, nil
+}
+
+// maxBody bounds a request's JSON, in bytes.
+const maxBody = 4 << 20
+
+// decode reads a JSON body and answers itself when it cannot.
+func decode(w http.ResponseWriter, r *http.Request, v any) bool {
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxBody)).Decode(v); err != nil {
+		refuse(w, http.StatusBadRequest, err)
+		return false
+	}
+	return true
+}
+
+func answer(w http.ResponseWriter, status int, v any) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		refuse(w, http.StatusInternalServerError, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	_, _ = w.Write(data)
+}
+
+func refuse(w http.ResponseWriter, status int, err error) {
+	f := wire.Failure{Error: err.Error()}
+	var s *startError
+	if errors.As(err, &s) {
+		f.Code = s.code
+	}
+	answer(w, status, f)
+}

@@ -1,0 +1,69 @@
+// Package wire is what the agent inside a sandbox and the host say to each
+// other: how a connection is proved, the frames of an attached command, and the
+// JSON of the routes. Both sides import it and nothing else of each other's.
+//
+// A connection is TCP to [Port] of the sandbox's own address. The agent speaks
+// first: [ChallengeSize] random bytes. The host answers with the Ed25519
+// signature (RFC 8032) of [Proof], [ed25519.SignatureSize] bytes, and goes on
+// with HTTP/1.1 (RFC 9112) at once; the agent closes what it does not believe.
+// Only the host holds the private key, so that nothing a sandbox holds, a fork
+// of it included, speaks for anyone.
+package wire
+
+import (
+	"net/netip"
+	"strconv"
+)
+
+const (
+	// Port is below 1024: a process inside that is not root cannot take it
+	// over where the kernel keeps those ports for root.
+	Port = 1023
+	// KeyFile is where the host's public key is mounted, read-only: 32 bytes
+	// in standard base64 (RFC 4648) and a newline.
+	KeyFile = "/.sallyport/host.pub"
+	// ChallengeSize is in bytes.
+	ChallengeSize = 32
+	// Version of the routes. A sandbox's memory checkpoint holds the agent of
+	// the build that it was made by.
+	Version = 1
+)
+
+// proof separates our signatures from any other use of a key.
+const proof = "sallyport-agent/1\n"
+
+// Proof is what the host signs: the challenge, and the address and port of the
+// agent's end of that connection, so that no other agent accepts the signature.
+func Proof(challenge []byte, agent netip.AddrPort) []byte {
+	b := append([]byte(proof), challenge...)
+	agent = netip.AddrPortFrom(agent.Addr().Unmap(), agent.Port())
+	return append(b, agent.String()...)
+}
+
+// Hello is the answer of GET /hello.
+type Hello struct {
+	Version int    `json:"version"`
+	Boot    string `json:"boot"` // UUID of this run of the agent
+	Pid     int    `json:"pid"`  // of the agent, as it sees itself
+}
+
+// Activity is the answer of GET /activity.
+type Activity struct {
+	// Running is the number of commands that have not ended.
+	Running int `json:"running"`
+	// Attached is the number of readers and terminals that are connected.
+	Attached int `json:"attached"`
+	// Idle is how long ago a terminal or a command's stream last moved, in
+	// milliseconds; 0 while something runs attached.
+	Idle int64 `json:"idleMs"`
+}
+
+// Failure is the body of an answer with a status of 400 or more.
+type Failure struct {
+	Error string `json:"error"`
+	// Code is the shell's for a command that could not be started, or 0.
+	Code int `json:"code,omitempty"`
+}
+
+// Address is the agent's address in a sandbox.
+func Address(a netip.Addr) string { return a.String() + ":" + strconv.Itoa(Port) }
