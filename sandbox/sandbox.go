@@ -30,6 +30,8 @@ var (
 	ErrEngine    = errors.New("the container engine cannot be reached")
 	ErrConflict  = errors.New("the sandbox exists with another spec")
 	ErrNoAddress = errors.New("no free address in the sandbox subnet")
+	// ErrNoCheckpoint: the runtime cannot write its processes' memory down.
+	ErrNoCheckpoint = errors.New("no memory checkpoint of this sandbox can be made")
 )
 
 // Spec is what the user asked for. It is fixed at creation.
@@ -108,6 +110,7 @@ type Mount struct {
 // Status is what a Runtime sees of a container.
 type Status struct {
 	Running bool
+	Paused  bool   // and Running
 	PID     int    // of the container's first process as the host sees it
 	Link    int    // interface index of the host's end of its veth, 0 when not running
 	Exit    int    // of the last run
@@ -126,6 +129,19 @@ type Runtime interface {
 	Exec(ctx context.Context, id string, c Command) (int, error)
 	// Exits reports containers that ended by themselves until ctx is done.
 	Exits(ctx context.Context) (<-chan string, error)
+
+	// Pause stops all that runs in the container, where it is.
+	Pause(ctx context.Context, id string) error
+	Resume(ctx context.Context, id string) error
+	// Checkpoint writes the memory of the container's processes into a folder
+	// of its own. Unless leaveRunning, they have ended when it returns; when it
+	// fails they may have. It is ErrNoCheckpoint for a runtime that cannot.
+	Checkpoint(ctx context.Context, id, dir string, leaveRunning bool) error
+	// Restore is Start with the memory that Checkpoint wrote, which it takes
+	// from the same build of the runtime only.
+	Restore(ctx context.Context, id, dir string) (Status, error)
+	// Build names the build of the runtime that writes and reads memory.
+	Build(ctx context.Context) (string, error)
 }
 
 // Disks give sandboxes file systems of their own, each in the sandbox's own
