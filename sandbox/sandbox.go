@@ -30,6 +30,8 @@ var (
 	ErrEngine    = errors.New("the container engine cannot be reached")
 	ErrConflict  = errors.New("the sandbox exists with another spec")
 	ErrNoAddress = errors.New("no free address in the sandbox subnet")
+	// ErrState: what is asked for cannot be done to a sandbox in its state.
+	ErrState = errors.New("the sandbox's state does not allow that")
 	// ErrNoCheckpoint: the runtime cannot write its processes' memory down.
 	ErrNoCheckpoint = errors.New("no memory checkpoint of this sandbox can be made")
 )
@@ -54,6 +56,10 @@ const (
 	Stopped State = "stopped"
 	Running State = "running"
 	Failed  State = "error" // cannot run, see Info.Reason
+	// Paused: its processes stand still, in RAM. Any use wakes it.
+	Paused State = "paused"
+	// Hibernated: its memory is on disk, sealed, and takes no RAM. Any use wakes it.
+	Hibernated State = "hibernated"
 )
 
 // Info is what a listing shows.
@@ -68,6 +74,11 @@ type Info struct {
 	Generation uint32     `json:"generation"`
 	Created    time.Time  `json:"created"`
 	Memory     string     `json:"memory"` // folder on the host
+	// Slept is when a sandbox that is paused or hibernated began to sleep.
+	Slept time.Time `json:"slept,omitzero"`
+	// Lost says why a sandbox had to start from its disk, without the memory that
+	// it slept with. It is shown until it sleeps again.
+	Lost string `json:"lost,omitempty"`
 }
 
 // Command is one process to run in a sandbox.
@@ -115,6 +126,8 @@ type Status struct {
 	Link    int    // interface index of the host's end of its veth, 0 when not running
 	Exit    int    // of the last run
 	Error   string // of the last start
+	// Started is when the container was started last, by the engine's clock.
+	Started time.Time
 }
 
 // Runtime runs containers. Its errors wrap ErrNoImage, ErrEngine and ErrNotFound.
@@ -134,7 +147,8 @@ type Runtime interface {
 	Pause(ctx context.Context, id string) error
 	Resume(ctx context.Context, id string) error
 	// Checkpoint writes the memory of the container's processes into a folder
-	// of its own. Unless leaveRunning, they have ended when it returns; when it
+	// that it makes, which is there when it is whole, also where the caller has
+	// ended meanwhile. Unless leaveRunning, they have ended when it returns; when it
 	// fails they may have. It is ErrNoCheckpoint for a runtime that cannot.
 	Checkpoint(ctx context.Context, id, dir string, leaveRunning bool) error
 	// Restore is Start with the memory that Checkpoint wrote, which it takes

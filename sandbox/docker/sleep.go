@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
@@ -70,14 +71,15 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning b
 	// Whoever asked may go away: half a checkpoint would be of use to nobody.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkpointTimeout)
 	defer cancel()
-	args := []string{"--root", root, "checkpoint", "--image-path", dir, "--compression=none"}
+	part := dir + ".part"
+	args := []string{"--root", root, "checkpoint", "--image-path", part, "--compression=none"}
 	if leaveRunning {
 		args = append(args, "--leave-running")
 	} else {
 		end := r.ending(id)
 		defer func() { end(err) }()
 	}
-	if err := r.runsc(ctx, append(args, info.ID)...); err != nil {
+	if err := r.written(ctx, part, dir, append(args, info.ID)...); err != nil {
 		return fmt.Errorf("writing the memory of sandbox %s: %w", id, err)
 	}
 	if leaveRunning {
@@ -111,12 +113,18 @@ func (r *Runtime) Restore(ctx context.Context, id, dir string) (sandbox.Status, 
 	return r.Start(ctx, id)
 }
 
-// runsc runs the engine's runtime, which is the guard.
-func (r *Runtime) runsc(ctx context.Context, args ...string) error {
+// written runs the engine's runtime, which is the guard, and renames what it has
+// written when that is whole. Both go on where this process ends: the runtime has
+// told the sandbox to write, which ends for it, and half a checkpoint must be told
+// from a whole one by the next process of ours.
+func (r *Runtime) written(ctx context.Context, part, dir string, args ...string) error {
+	const script = `part=$1 dir=$2; shift 2; "$@" && mv -T -- "$part" "$dir"`
+	words := append([]string{"-c", script, "sh", part, dir, filepath.Join(r.layout.bin(), "runsc")}, args...)
 	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, filepath.Join(r.layout.bin(), "runsc"), args...)
+	cmd := exec.CommandContext(ctx, "/bin/sh", words...)
 	cmd.Env = r.layout.environment()
 	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
 	if err != nil {
