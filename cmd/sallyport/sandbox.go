@@ -121,11 +121,15 @@ func piped(f *os.File) bool {
 }
 
 func newSandbox(g *globals) *cobra.Command {
-	return group("sandbox", "Make, list, stop, start and remove sandboxes",
+	return group("sandbox", "Make, list, stop, start, remove sandboxes, and have them sleep",
 		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
 		one(g, "start NAME", "Start a stopped sandbox", (*api.Client).Start),
 		one(g, "stop NAME", "Stop a sandbox; its files stay", (*api.Client).Stop),
 		newSandboxRemove(g),
+		one(g, "pause NAME", "Have a sandbox stand still in memory; any use wakes it", (*api.Client).Pause),
+		one(g, "resume NAME", "Wake a sandbox that is paused or hibernated", (*api.Client).Resume),
+		one(g, "hibernate NAME", "Write a sandbox's memory to disk and free its RAM; any use wakes it", (*api.Client).Hibernate),
+		one(g, "wake NAME", "Wake a sandbox that is hibernated or paused", (*api.Client).Wake),
 	)
 }
 
@@ -158,6 +162,9 @@ func sandboxRow(i sandbox.Info) string {
 	state := string(i.State)
 	if i.Reason != "" {
 		state += ": " + i.Reason
+	}
+	if i.Lost != "" {
+		state += " (memory lost)"
 	}
 	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", i.Name, state, i.Spec.Image, i.Spec.Runtime, i.Address, time.Since(i.Created).Round(time.Second))
 }
@@ -197,6 +204,7 @@ func newSandboxGet(g *globals) *cobra.Command {
 		return g.print(cmd, i, func(w io.Writer) {
 			table(w, sandboxHead, sandboxRow(i))
 			fmt.Fprintf(w, "memory: %s\n", i.Memory)
+			lost(w, i)
 		})
 	}}
 }
@@ -250,6 +258,16 @@ func one(g *globals, use, short string, do func(*api.Client, context.Context, st
 		if err != nil {
 			return err
 		}
-		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintf(w, "%s is %s\n", i.Name, i.State) })
+		return g.print(cmd, i, func(w io.Writer) {
+			fmt.Fprintf(w, "%s is %s\n", i.Name, i.State)
+			lost(w, i)
+		})
 	}}
+}
+
+// lost says that a sandbox could not have the memory that it slept with.
+func lost(w io.Writer, i sandbox.Info) {
+	if i.Lost != "" {
+		fmt.Fprintf(w, "%s began anew from its disk: %s\n", i.Name, i.Lost)
+	}
 }

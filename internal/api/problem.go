@@ -50,7 +50,8 @@ func problem(err error) *Problem {
 		status = http.StatusForbidden
 	case errors.Is(err, approval.ErrAnswered), errors.Is(err, approval.ErrFull):
 		status = http.StatusConflict
-	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, errTaken), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere):
+	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, errTaken), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere),
+		errors.Is(err, sandbox.ErrState), errors.Is(err, sandbox.ErrNoCheckpoint):
 		status = http.StatusConflict
 	case errors.Is(err, sandbox.ErrEngine), errors.Is(err, sandbox.ErrNoAddress):
 		status = http.StatusServiceUnavailable

@@ -111,6 +111,10 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("POST /v1/approvals/{id}", h.answerApproval)
 	mux.HandleFunc("GET /v1/limits", h.limits)
 	mux.HandleFunc("POST /v1/limits/{name}/reset", h.resetLimit)
+	mux.HandleFunc("POST /v1/sandboxes/{name}/pause", h.change((*sandbox.Manager).Pause))
+	mux.HandleFunc("POST /v1/sandboxes/{name}/resume", h.change((*sandbox.Manager).Resume))
+	mux.HandleFunc("POST /v1/sandboxes/{name}/hibernate", h.change((*sandbox.Manager).Hibernate))
+	mux.HandleFunc("POST /v1/sandboxes/{name}/wake", h.change((*sandbox.Manager).Wake))
 	return operators(mux)
 }
 

@@ -1,0 +1,51 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+
+	"sallyport/gateway/gatehouse"
+	"sallyport/internal/config"
+	"sallyport/sandbox"
+	"sallyport/sandbox/datapath"
+)
+
+// gate holds the connections of sandboxes that sleep: in the gateway's process as
+// long as that lives, and by their addresses beyond it.
+type gate struct {
+	warden func() *gatehouse.Warden // nil before there is one
+	log    *slog.Logger
+}
+
+var _ sandbox.Gate = gate{}
+
+func (g gate) Sleep(ctx context.Context, a netip.Addr) []sandbox.Flow {
+	if w := g.warden(); w != nil {
+		w.Sleep(ctx, a)
+	}
+	flows, err := datapath.Flows(a)
+	if err != nil {
+		g.log.Warn("a sandbox's connections are not known and may hang when it wakes", "address", a, "error", err)
+	}
+	return flows
+}
+
+func (g gate) Wake(a netip.Addr, flows []sandbox.Flow) {
+	if w := g.warden(); w != nil {
+		w.Wake(a)
+	}
+	if err := datapath.Rouse(flows); err != nil {
+		g.log.Warn("a sandbox's connections of before may hang", "address", a, "error", err)
+	}
+}
+
+func (g gate) End(a netip.Addr) {
+	if w := g.warden(); w != nil {
+		w.End(a)
+	}
+}
+
+// vaultDir is in memory: what is in the clear of sandboxes that hibernate.
+func vaultDir(c *config.Config) string { return filepath.Join(c.RunDir, "sleep") }

@@ -1,0 +1,39 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"sallyport/sandbox"
+)
+
+// change is a route that does one thing to one sandbox and answers with what it is
+// then.
+func (h *handler) change(do func(*sandbox.Manager, context.Context, string) (sandbox.Info, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if m, ok := h.sandboxes(w); ok {
+			info, err := do(m, r.Context(), r.PathValue("name"))
+			reply(w, http.StatusOK, info, err)
+		}
+	}
+}
+
+// Pause has a sandbox stand still in memory; any use wakes it.
+func (c *Client) Pause(ctx context.Context, name string) (i sandbox.Info, err error) {
+	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "pause"), nil, &i)
+}
+
+// Resume wakes a sandbox that is paused or hibernated.
+func (c *Client) Resume(ctx context.Context, name string) (i sandbox.Info, err error) {
+	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "resume"), nil, &i)
+}
+
+// Hibernate writes a sandbox's memory to disk and frees its RAM; any use wakes it.
+func (c *Client) Hibernate(ctx context.Context, name string) (i sandbox.Info, err error) {
+	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "hibernate"), nil, &i)
+}
+
+// Wake wakes a sandbox that is hibernated or paused.
+func (c *Client) Wake(ctx context.Context, name string) (i sandbox.Info, err error) {
+	return i, c.call(ctx, http.MethodPost, sandboxPath(name, "wake"), nil, &i)
+}
