@@ -128,6 +128,8 @@ func (g *Gateway) Sleep(ctx context.Context, a netip.Addr) {
 		select {
 		case <-ctx.Done():
 			for _, n := range restless {
+				g.logger.Info("resetting a connection that does not come to rest before its sandbox sleeps", "sandbox", a, "peer", n.LocalAddr().String(),
+					"unacknowledged", n.queued(unix.SIOCOUTQ), "unread", n.queued(unix.SIOCINQ), "writes", n.writes.Load())
 				n.reset()
 			}
 			return
@@ -138,7 +140,16 @@ func (g *Gateway) Sleep(ctx context.Context, a netip.Addr) {
 
 // Wake lets go of what Sleep holds. What was closed meanwhile ends now, and so does
 // what the kernel has sent and would send again at a time of its own.
-func (g *Gateway) Wake(a netip.Addr) { g.slumbers.wake(a, (*slumber).rouse) }
+func (g *Gateway) Wake(a netip.Addr) {
+	g.slumbers.wake(a, func(n *slumber) {
+		if unsent := n.queued(unix.SIOCOUTQ); unsent > 0 {
+			g.logger.Info("resetting a connection of a sandbox that woke: the kernel has sent what nobody took", "sandbox", a, "peer", n.LocalAddr().String(), "unacknowledged", unsent)
+			n.reset()
+			return
+		}
+		n.rouse()
+	})
+}
 
 // End resets the connections of a sandbox that will not wake.
 func (g *Gateway) End(a netip.Addr) { g.slumbers.wake(a, (*slumber).reset) }
@@ -294,26 +305,21 @@ func (n *slumber) rouse() {
 	closed, shut := n.closed, n.shut
 	n.shut = false
 	n.mu.Unlock()
-	switch {
-	case !n.drained():
-		n.reset()
-	case closed:
+	if closed {
 		n.finish()
-	default:
-		n.rearm()
-		if shut {
-			_ = n.closeWrite()
-		}
+		return
+	}
+	n.rearm()
+	if shut {
+		_ = n.closeWrite()
 	}
 }
 
-// rests tells whether nothing is under way.
+// rests tells whether nothing is under way: all that was sent is acknowledged, and
+// all that came is read.
 func (n *slumber) rests() bool {
-	return n.writes.Load() == 0 && n.drained() && n.queued(unix.SIOCINQ) == 0
+	return n.writes.Load() == 0 && n.queued(unix.SIOCOUTQ) == 0 && n.queued(unix.SIOCINQ) == 0
 }
-
-// drained tells whether the sandbox has acknowledged all that it was sent.
-func (n *slumber) drained() bool { return n.queued(unix.SIOCOUTQ) == 0 }
 
 // queued is how many bytes are in a queue of the kernel's (tcp(7)), 0 for what is
 // not TCP.

@@ -54,6 +54,10 @@ type Options struct {
 	Key *seal.Key
 	// Gate holds the connections of sandboxes that sleep. Default: nobody does.
 	Gate Gate
+	// Meter and Busy tell WatchIdle what goes on in a sandbox besides what is asked
+	// of the manager. Default: nothing does.
+	Meter Meter
+	Busy  Busy
 }
 
 // stopGrace is how long a sandbox's processes have between SIGTERM and SIGKILL.
@@ -82,6 +86,9 @@ type entry struct {
 	// shown is what listings say, also while mu is held for long; nil for a
 	// sandbox that is not there. release brings it up to date.
 	shown atomic.Pointer[Info]
+
+	busy atomic.Int32 // uses that are under way
+	used atomic.Int64 // when the last one ended, in nanoseconds of Unix time
 }
 
 // release gives up an entry's lock and shows what the entry has become.
@@ -239,6 +246,7 @@ func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
 		return Info{}, err
 	}
 	defer m.release(e)
+	defer e.use()()
 	if err := m.start(ctx, e); err != nil {
 		return Info{}, fmt.Errorf("starting sandbox %s: %w", name, err)
 	}
@@ -253,6 +261,9 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 		return m.resume(ctx, e)
 	case Hibernated:
 		return m.wake(ctx, e)
+	}
+	if err := expired(e.rec); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	gen, err := m.counters.nextGeneration()
@@ -409,6 +420,7 @@ func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error)
 	if err != nil {
 		return 0, err
 	}
+	defer e.use()()
 	err = m.start(ctx, e)
 	id := e.rec.ID
 	if c.Workdir == "" {

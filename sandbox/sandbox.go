@@ -47,6 +47,14 @@ type Spec struct {
 	Memory  int64             `json:"memory,omitempty"`  // bytes, 0: no limit
 	Pids    int64             `json:"pids,omitempty"`    // 0: the daemon's default
 	Disk    int64             `json:"disk,omitempty"`    // bytes that all it writes may take, /memory too, 0: the daemon's default
+
+	// Idle is after how long without anything going on OnIdle is done: pause,
+	// hibernate (default) or stop (default of runc, which cannot hibernate).
+	Idle   Duration `json:"idle,omitempty"` // at least 20s; 0: never
+	OnIdle string   `json:"onIdle,omitempty"`
+	// Lifetime is for how long the sandbox may run, since it was made. Then it is
+	// stopped, and starts no more.
+	Lifetime Duration `json:"lifetime,omitempty"` // 0: for ever
 }
 
 // State of a sandbox.

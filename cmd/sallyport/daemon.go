@@ -246,6 +246,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Publish:   d.publish,
 		RAM:       vaultDir(d.cfg),
 		Key:       d.key,
+		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 	})
 	d.house = h
@@ -392,6 +393,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if h := d.house; h != nil {
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
+		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })
 		drops := newDropLog(d.trail, d.log)
 		g.Go(func() error { return drops.run(ctx) })
 		g.Go(func() error {

@@ -30,6 +30,9 @@ func (f *specFlags) register(c *cobra.Command) {
 	c.Flags().Var(sizeFlag{&f.spec.Memory}, "memory", "limit of memory, as 4GiB (default the configuration's)")
 	c.Flags().Var(sizeFlag{&f.spec.Disk}, "disk", "limit of all that it writes, as 10GiB (default the configuration's)")
 	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
+	c.Flags().Var(&f.spec.Idle, "idle", "put it to sleep when nothing has gone on for as long (default never)")
+	c.Flags().StringVar(&f.spec.OnIdle, "on-idle", "", "pause, hibernate (default) or stop")
+	c.Flags().Var(&f.spec.Lifetime, "lifetime", "stop it for good so long after it was made (default never)")
 }
 
 // sizeFlag is a flag of so many bytes.

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"slices"
 
 	"sallyport/gateway/gatehouse"
 	"sallyport/internal/config"
@@ -22,11 +24,19 @@ type gate struct {
 var _ sandbox.Gate = gate{}
 
 func (g gate) Sleep(ctx context.Context, a netip.Addr) []sandbox.Flow {
+	// Before and after: a connection that is reset may not have been told so by the
+	// time that the sandbox sleeps, and one that is new may come in between.
+	flows, err := datapath.Flows(a)
 	if w := g.warden(); w != nil {
 		w.Sleep(ctx, a)
 	}
-	flows, err := datapath.Flows(a)
-	if err != nil {
+	later, lerr := datapath.Flows(a)
+	for _, f := range later {
+		if !slices.Contains(flows, f) {
+			flows = append(flows, f)
+		}
+	}
+	if err = errors.Join(err, lerr); err != nil {
 		g.log.Warn("a sandbox's connections are not known and may hang when it wakes", "address", a, "error", err)
 	}
 	return flows

@@ -39,7 +39,7 @@ func run(m *testing.M) int {
 	}
 	var err error
 	tools, err = stage.Build("../..", map[string]string{
-		"client": "./client", "testhost": "../lab/testhost", "demo": "../../examples/demo",
+		"client": "./client", "testhost": "../lab/testhost", "demo": "../../examples/demo", "sleeper": "./sleeper",
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

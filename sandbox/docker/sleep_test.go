@@ -267,6 +267,25 @@ func TestBuild(t *testing.T) {
 	}
 }
 
+func TestUsage(t *testing.T) {
+	l := need(t)
+	id := l.start(t, l.container(t, testImage))
+	before, err := l.runtime.Usage(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.sh(t, id, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; ping -c1 -W1 "+testGateway.String()+" >/dev/null 2>&1; (echo x >/dev/udp/"+testGateway.String()+"/9) 2>/dev/null; :")
+	after, err := l.runtime.Usage(t.Context(), id)
+	if err != nil || after.CPU < before.CPU+20*time.Millisecond {
+		t.Errorf("usage %+v, %v, was %+v before some work", after, err, before)
+	}
+	l.sh(t, id, "bash -c 'exec 3<>/dev/tcp/"+testGateway.String()+"/9' 2>/dev/null || :")
+	later, err := l.runtime.Usage(t.Context(), id)
+	if err != nil || later.Sent <= before.Sent {
+		t.Errorf("usage %+v, %v, was %+v before it sent something", later, err, before)
+	}
+}
+
 // restartEngine kills dockerd as a crash would, and waits for the next.
 func (l *laboratory) restartEngine(t *testing.T) {
 	t.Helper()
