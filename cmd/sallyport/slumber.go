@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"sallyport/gateway/gatehouse"
 	"sallyport/internal/config"
@@ -46,8 +47,13 @@ func (g gate) Wake(a netip.Addr, flows []sandbox.Flow) {
 	if w := g.warden(); w != nil {
 		w.Wake(a)
 	}
-	if err := datapath.Rouse(flows); err != nil {
-		g.log.Warn("a sandbox's connections of before may hang", "address", a, "error", err)
+	// A segment can be lost, while the sandbox's network comes up for one.
+	for _, after := range []time.Duration{0, 200 * time.Millisecond, 600 * time.Millisecond} {
+		time.AfterFunc(after, func() {
+			if err := datapath.Rouse(flows); err != nil {
+				g.log.Warn("a sandbox's connections of before may hang", "address", a, "error", err)
+			}
+		})
 	}
 }
 

@@ -9,8 +9,10 @@ import (
 
 // runscFlags are what gVisor needs here: systrap works where there is no
 // nested virtualisation, and without an overlay of its own the engine sees the
-// files that a sandbox writes, which commit, diff and cp depend on.
-var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-access=shared"}
+// files that a sandbox writes, which commit, diff and cp depend on. Connections stay
+// in a memory checkpoint, since the gateway holds their other halves; without the
+// flag gVisor ends them at the second one.
+var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-access=shared", "--allow-connected-on-save"}
 
 // guardScript stands between the engine and a runtime. After a reboot an engine
 // may run before anything guards the bridge, and whoever can reach it could
