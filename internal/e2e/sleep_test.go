@@ -262,17 +262,16 @@ func TestHibernatedThroughRestarts(t *testing.T) {
 	r.more("agent")
 
 	r.ok("sandbox", "hibernate", "agent")
+	r.ok("sandbox", "create", "dozer")
+	r.ok("sandbox", "start", "dozer")
+	r.ok("sandbox", "pause", "dozer")
 	r.reboot()
 	r.up()
 	still()
-
-	r.ok("sandbox", "pause", "agent")
-	r.reboot()
-	r.up()
-	if i := r.info("agent"); i.State != sandbox.Stopped || !strings.Contains(i.Lost, "paused") {
+	if i := r.info("dozer"); i.State != sandbox.Stopped || !strings.Contains(i.Lost, "paused") {
 		t.Errorf("after a reboot the paused one is %+v", i)
 	}
-	r.ok("sandbox", "start", "agent")
+	r.ok("sandbox", "start", "dozer")
 
 	// Damage is said everywhere.
 	r.await("the new process", func() bool {
