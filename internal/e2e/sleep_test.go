@@ -27,7 +27,7 @@ import (
 
 // newSleepRig is a rig whose sandboxes run /memory/start below PID 1: what the
 // engine executes in a container does not live through a checkpoint.
-func newSleepRig(t *testing.T) *rig {
+func newSleepRig(t testing.TB) *rig {
 	t.Helper()
 	r := newRig(t, "")
 	dir := t.TempDir()
@@ -489,5 +489,62 @@ func (r *rig) must2(err error) {
 	r.t.Helper()
 	if err != nil {
 		r.t.Fatal(err)
+	}
+}
+
+// BenchmarkSleep measures through the API, with 64 MB resident, and lists 30
+// sandboxes that hibernate.
+func BenchmarkSleep(b *testing.B) {
+	r := newSleepRig(b)
+	r.up()
+	r.begin("big", "exec python3 -c 'import os, time\nx = os.urandom(64 << 20)\nopen(\"/memory/ready\", \"w\").close()\ntime.sleep(1e6)'\n")
+	r.await("64 MB", func() bool { _, err := os.Stat(r.memory("big", "ready")); return err == nil })
+	c, ctx := r.control(), b.Context()
+	took := map[string][]time.Duration{}
+	do := func(what string, f func(context.Context, string) (sandbox.Info, error)) {
+		began := time.Now()
+		if _, err := f(ctx, "big"); err != nil {
+			b.Fatalf("%s: %v\n%s", what, err, r.logged())
+		}
+		took[what] = append(took[what], time.Since(began))
+	}
+	for range 15 {
+		do("pause", c.Pause)
+		do("resume", c.Resume)
+		do("hibernate", c.Hibernate)
+		do("wake", c.Wake)
+		do("stop", c.Stop)
+		do("start", c.Start)
+		_ = os.Remove(r.memory("big", "ready"))
+		r.await("64 MB", func() bool { _, err := os.Stat(r.memory("big", "ready")); return err == nil })
+	}
+	for i := range 30 {
+		name := fmt.Sprint("s", i)
+		if _, err := c.Create(ctx, name, sandbox.Spec{}); err != nil {
+			b.Fatal(err)
+		}
+		for _, f := range []func(context.Context, string) (sandbox.Info, error){c.Start, c.Hibernate} {
+			if _, err := f(ctx, name); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	do("hibernate", c.Hibernate)
+	for _, p := range processes() {
+		if strings.Contains(p.cmdline, "runsc") && strings.Contains(p.cmdline, r.dir) {
+			b.Errorf("a hibernated sandbox has a process: %q", p.cmdline)
+		}
+	}
+	for range 15 {
+		began := time.Now()
+		if list, err := c.Sandboxes(ctx); err != nil || len(list) != 31 {
+			b.Fatal(len(list), err)
+		}
+		took["list"] = append(took["list"], time.Since(began))
+	}
+	for what, list := range took {
+		slices.Sort(list)
+		b.ReportMetric(float64(list[len(list)/2].Microseconds())/1000, "ms-"+what)
+		b.ReportMetric(float64(list[0].Microseconds())/1000, "best-ms-"+what)
 	}
 }
