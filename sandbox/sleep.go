@@ -225,6 +225,9 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, build string) 
 	if err := m.opt.Network.Detach(e.rec.Generation); err != nil {
 		m.opt.Logger.Error("a hibernated sandbox's identity cannot be detached", "sandbox", e.rec.Name, "error", err)
 	}
+	if err := m.detachDisk(e.rec); err != nil {
+		m.opt.Logger.Warn("a hibernated sandbox's disk stays attached", "sandbox", e.rec.Name, "error", err)
+	}
 	h := header{Build: build, ID: e.rec.ID, Session: e.rec.Session, Made: now()}
 	size, err := sealCheckpoint(m.opt.Key, h, m.ram(e), m.checkpointPath(e))
 	if err != nil {
@@ -262,10 +265,14 @@ func (m *Manager) restore(ctx context.Context, e *entry) error {
 	if err := m.note(e, func(r *record) { r.Generation = gen }); err != nil {
 		return err
 	}
-	st, err := m.opt.Runtime.Restore(ctx, e.rec.ID, m.ram(e))
-	if err != nil {
-		return &restoreError{err, false}
+	var st Status
+	if err = m.attachDisk(e.rec); err == nil {
+		st, err = m.opt.Runtime.Restore(ctx, e.rec.ID, m.ram(e))
 	}
+	if err != nil {
+		return &restoreError{errors.Join(err, m.detachDisk(e.rec)), false}
+	}
+	m.settleDisk(e.rec)
 	if err := m.attach(e, st); err != nil {
 		return &restoreError{err, true}
 	}
