@@ -86,6 +86,8 @@ func wire(c net.Conn) net.Conn {
 			c = over.NetConn()
 		case *opening:
 			c = over.Conn
+		case *slumber:
+			c = over.Conn
 		default:
 			return c
 		}

@@ -91,6 +91,7 @@ func inQuiet(t *testing.T, decide func(policy.Input) policy.Decision, serve func
 		if err != nil {
 			t.Fatal(err)
 		}
+		q.gateway = g
 		var work sync.WaitGroup
 		work.Go(func() { _ = g.ServeTransparent(context.Background(), sandboxes) })
 		server := &http.Server{Handler: handler}

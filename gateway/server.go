@@ -101,6 +101,7 @@ type Gateway struct {
 	floods    *floods
 	underway  underway
 	strangers strangers
+	slumbers  *slumbers
 	life      context.Context // of every connection, until Shutdown loses patience
 	end       context.CancelFunc
 
@@ -145,6 +146,7 @@ func New(o Options) (*Gateway, error) {
 		stall:        cmp.Or(o.StallTimeout, 5*time.Minute),
 		limit:        cmp.Or(o.ConnectionsPerSandbox, 1024),
 		proxy:        newProxy(o.Logger),
+		slumbers:     newSlumbers(),
 		listeners:    make(map[net.Listener]struct{}),
 		open:         make(map[*opening]struct{}),
 		count:        make(map[string]int),
@@ -321,6 +323,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		_ = ln.Close()
 	}
 	g.mu.Unlock()
+	g.slumbers.end()
 	g.holds.end()
 
 	done := make(chan struct{})

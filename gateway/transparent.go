@@ -77,6 +77,7 @@ func (g *Gateway) transparent(c net.Conn) {
 	} else if !f.refused {
 		f.host = f.dialled.String()
 	}
+	c = g.slumbers.hold(c, f.source.Addr())
 	o, err := g.enter(c, f)
 	if err != nil {
 		g.drop(c, f, "connections", err.Error())

@@ -97,6 +97,9 @@ func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error)
 	if err != nil {
 		return 0, err
 	}
+	if e := m.known(name); e != nil {
+		defer e.use()()
+	}
 	w := c.wire(spec)
 	w.Keep, w.Overflow = attachedKeep, wire.Wait
 	end, err := agent.Run(ctx, w, channel.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Sizes: c.Sizes})

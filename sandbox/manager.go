@@ -19,6 +19,7 @@ import (
 	"github.com/google/uuid"
 
 	"sallyport/audit"
+	"sallyport/internal/seal"
 	"sallyport/memory"
 	"sallyport/sandbox/agent/channel"
 )
@@ -48,6 +49,17 @@ type Options struct {
 	// sandbox before its packets may pass, of the zero Info after none passes
 	// any more.
 	Publish func(netip.Addr, Info)
+	// RAM is a folder in memory, that is never swapped (see ram.Mount), for what
+	// is in the clear of sandboxes that hibernate; Key seals it for the disk. Where
+	// one of them is missing none can.
+	RAM string
+	Key *seal.Key
+	// Gate holds the connections of sandboxes that sleep. Default: nobody does.
+	Gate Gate
+	// Meter and Busy tell WatchIdle what goes on in a sandbox besides what is asked
+	// of the manager. Default: nothing does.
+	Meter Meter
+	Busy  Busy
 }
 
 // stopGrace is how long a sandbox's processes have between SIGTERM and SIGKILL.
@@ -77,6 +89,9 @@ type entry struct {
 	// shown is what listings say, also while mu is held for long; nil for a
 	// sandbox that is not there. release brings it up to date.
 	shown atomic.Pointer[Info]
+
+	busy atomic.Int32 // uses that are under way
+	used atomic.Int64 // when the last one ended, in nanoseconds of Unix time
 }
 
 // release gives up an entry's lock and shows what the entry has become.
@@ -96,6 +111,9 @@ func (m *Manager) release(e *entry) {
 func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err := os.MkdirAll(opt.Dir, 0o700); err != nil {
 		return nil, err
+	}
+	if opt.Gate == nil {
+		opt.Gate = noGate{}
 	}
 	c, err := readCounters(filepath.Join(opt.Dir, ".counters"))
 	if err != nil {
@@ -233,14 +251,15 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 	return m.info(e), true, nil
 }
 
-// Start runs a stopped sandbox and attaches its identity; running ones are left
-// as they are.
+// Start runs a stopped sandbox and attaches its identity, or wakes one that
+// sleeps; running ones are left as they are.
 func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
 	e, err := m.existing(ctx, name)
 	if err != nil {
 		return Info{}, err
 	}
 	defer m.release(e)
+	defer e.use()()
 	if err := m.start(ctx, e); err != nil {
 		return Info{}, fmt.Errorf("starting sandbox %s: %w", name, err)
 	}
@@ -248,8 +267,16 @@ func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
 }
 
 func (m *Manager) start(ctx context.Context, e *entry) error {
-	if e.state == Running {
+	switch e.state {
+	case Running:
 		return nil
+	case Paused:
+		return m.resume(ctx, e)
+	case Hibernated:
+		return m.wake(ctx, e)
+	}
+	if err := expired(e.rec); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	gen, err := m.counters.nextGeneration()
@@ -310,13 +337,19 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	}
 	m.publish(e.rec.Address, Info{})
 	e.hangUp()
+	if e.rec.Sleep != awake {
+		m.opt.Gate.End(e.rec.Address)
+		// What is paused does not see that it is asked to end.
+		_ = m.opt.Runtime.Resume(ctx, e.rec.ID)
+		errs = append(errs, m.clear(e))
+		e.rec.Sleep, e.rec.Flows, e.rec.Slept, e.rec.Began, e.rec.Wakes = awake, nil, time.Time{}, time.Time{}, 0
+	}
 	if err := m.opt.Runtime.Stop(ctx, e.rec.ID, stopGrace); err != nil && !errors.Is(err, ErrNotFound) {
 		errs = append(errs, err)
 	}
 	errs = append(errs, m.detachDisk(e.rec))
 	e.state = Stopped
-	ev := lifecycle(e.rec, "stopped")
-	ev.Detail = why
+	ev := detailed(e.rec, "stopped", why)
 	if err := m.opt.Recorder.Append(ctx, ev); err != nil {
 		return errors.Join(append(errs, err)...)
 	}
@@ -357,7 +390,7 @@ func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
 		return Info{}, err
 	}
 	defer m.release(e)
-	if e.state == Running {
+	if e.state == Running || e.state.asleep() {
 		if err := m.halt(ctx, e, "asked to"); err != nil {
 			return Info{}, fmt.Errorf("stopping sandbox %s: %w", name, err)
 		}
@@ -373,7 +406,7 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	defer m.release(e)
-	if e.state == Running {
+	if e.state == Running || e.state.asleep() {
 		if err := m.halt(ctx, e, "being removed"); err != nil {
 			return fmt.Errorf("stopping sandbox %s: %w", name, err)
 		}
@@ -425,13 +458,25 @@ func (m *Manager) info(e *entry) Info {
 		Address: e.rec.Address, Generation: e.rec.Generation,
 		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)),
 	}
-	if e.state == Running {
+	live := e.state == Running || e.state.asleep()
+	if live {
 		i.Session = e.rec.Session
 	}
-	if e.rec.Reason != "" && e.state != Running {
+	if e.state.asleep() {
+		i.Slept = e.rec.Slept
+	}
+	i.Lost = e.rec.Lost
+	if e.rec.Reason != "" && !live {
 		i.State, i.Reason = Failed, e.rec.Reason
 	}
 	return i
+}
+
+// detailed is lifecycle with a reason.
+func detailed(r record, state, why string) *audit.Event {
+	ev := lifecycle(r, state)
+	ev.Detail = why
+	return ev
 }
 
 // lifecycle is the event of a sandbox's change of state (OCSF Application

@@ -28,15 +28,25 @@ type faultHost struct {
 	roots      map[string]bool
 	events     []string
 	starts     int
+	paused     map[string]bool
+	started    map[string]time.Time
+	memory     map[string]string // what runs in a container, by id
+	build      string
+	gate       []string // what the gate was told
+	calls      int
+	crash      int // the call that does not return, 0: none
 }
 
 var errFault = errors.New("a fault of the test's")
 
 func newFaultHost() *faultHost {
-	return &faultHost{containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
+	return &faultHost{paused: map[string]bool{}, started: map[string]time.Time{}, memory: map[string]string{}, build: "1", containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
 }
 
 func (h *faultHost) step(name string) error {
+	if h.calls++; h.calls == h.crash {
+		panic(errCrash)
+	}
 	if h.fault == name {
 		return errFault
 	}
@@ -59,9 +69,8 @@ func (h *faultHost) Start(_ context.Context, id string) (Status, error) {
 	if err := h.step("start"); err != nil {
 		return Status{}, err
 	}
-	h.containers[id] = true
-	h.starts++
-	return Status{Running: true, Link: 7}, nil
+	h.run(id, "fresh")
+	return Status{Running: true, Link: 7}, h.step("started")
 }
 
 func (h *faultHost) Stop(_ context.Context, id string, _ time.Duration) error {
@@ -69,8 +78,9 @@ func (h *faultHost) Stop(_ context.Context, id string, _ time.Duration) error {
 	defer h.mu.Unlock()
 	if _, ok := h.containers[id]; ok {
 		h.containers[id] = false
+		delete(h.memory, id)
 	}
-	return nil
+	return h.step("stopped")
 }
 
 func (h *faultHost) Remove(_ context.Context, id string) error {
@@ -93,9 +103,9 @@ func (h *faultHost) Status(_ context.Context, id string) (Status, error) {
 	case !ok:
 		return Status{}, ErrNotFound
 	case running:
-		return Status{Running: true, Link: 7}, nil
+		return Status{Running: true, Paused: h.paused[id], Link: 7, Started: h.started[id]}, nil
 	}
-	return Status{}, nil
+	return Status{Started: h.started[id]}, nil
 }
 
 func (h *faultHost) Exits(context.Context) (<-chan string, error) { return make(chan string), nil }
@@ -107,7 +117,7 @@ func (h *faultHost) Attach(ep Endpoint) error {
 		return err
 	}
 	h.endpoints[ep.Generation] = ep
-	return nil
+	return h.step("attached")
 }
 
 func (h *faultHost) Detach(generation uint32) error {

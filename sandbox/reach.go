@@ -50,5 +50,6 @@ func (m *Manager) reach(ctx context.Context, name string) (*channel.Channel, Spe
 	if err := m.start(ctx, e); err != nil {
 		return nil, Spec{}, fmt.Errorf("starting sandbox %s: %w", name, err)
 	}
+	e.use()()
 	return m.agent(e), e.rec.Spec, nil
 }

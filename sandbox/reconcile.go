@@ -67,38 +67,53 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		if e.rec.Reason != "" && e.state != Running {
+		if e.rec.Reason != "" && e.state != Running && !e.state.asleep() {
 			return false, nil // it is known
 		}
 		e.rec.Reason = "its container is gone: remove the sandbox and make it again; its memory is in " + memory.Dir(m.dir(e.rec.Name)) + " until then"
 		return false, m.halt(ctx, e, "its container is gone")
 	case err != nil:
 		return false, fmt.Errorf("asking for sandbox %s: %w", e.rec.Name, err)
-	case st.Running && have.Link == st.Link && st.Link != 0:
-		e.state = Running
-		m.publish(e.rec.Address, m.info(e))
-		return true, nil
+	case e.rec.Sleep == awake && st.Paused:
+		// It was being paused, or resumed, when we ended.
+		if err := m.opt.Runtime.Resume(ctx, e.rec.ID); err != nil {
+			return false, err
+		}
+		return m.identify(ctx, e, have, st)
+	case e.rec.Sleep != awake:
+		return m.settleSleep(ctx, e, have, st)
 	case st.Running:
-		// It runs on an interface that nothing vouches for: identify it anew.
-		m.mu.Lock()
-		gen, err := m.counters.nextGeneration()
-		m.mu.Unlock()
-		if err != nil {
-			return false, err
-		}
-		e.rec.Generation = gen
-		if err := e.rec.write(m.dir(e.rec.Name)); err != nil {
-			return false, err
-		}
-		if err := m.attach(e, st); err != nil {
-			return false, errors.Join(err, m.halt(ctx, e, "could not be identified: "+err.Error()))
-		}
-		return true, nil
+		return m.identify(ctx, e, have, st)
 	case e.rec.Session != "" || have.Link != 0:
 		return false, m.halt(ctx, e, fmt.Sprintf("ended by itself with exit code %d", st.Exit))
 	default:
 		return false, nil
 	}
+}
+
+// identify has the network vouch for a sandbox that runs. It keeps its endpoint
+// where it has one.
+func (m *Manager) identify(ctx context.Context, e *entry, have Endpoint, st Status) (keep bool, err error) {
+	if have.Link == st.Link && st.Link != 0 {
+		e.state = Running
+		m.publish(e.rec.Address, m.info(e))
+		return true, nil
+	}
+	// It runs on an interface that nothing vouches for: identify it anew.
+	m.mu.Lock()
+	gen, err := m.counters.nextGeneration()
+	m.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	e.rec.Generation = gen
+	if err := e.rec.write(m.dir(e.rec.Name)); err != nil {
+		return false, err
+	}
+	if err := m.attach(e, st); err != nil {
+		return false, errors.Join(err, m.halt(ctx, e, "could not be identified: "+err.Error()))
+	}
+	return true, nil
 }
 
 func (m *Manager) endpoint(generation uint32) (Endpoint, error) {

@@ -34,6 +34,17 @@ type record struct {
 	Ready bool `json:"ready"`
 	// Reason is why the sandbox cannot run, or empty.
 	Reason string `json:"reason,omitempty"`
+	// Sleep is what has become of the session: see sleep.go.
+	Sleep string    `json:"sleep,omitempty"`
+	Slept time.Time `json:"slept,omitzero"`
+	// Flows are the connections that it sleeps with.
+	Flows []Flow `json:"flows,omitempty"`
+	// Began is when the container of the memory that is written was started: one
+	// that was started later has been awake since.
+	Began time.Time `json:"began,omitzero"`
+	Wakes int       `json:"wakes,omitempty"` // that have failed
+	// Lost is why the last session's memory is gone.
+	Lost string `json:"lost,omitempty"`
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)

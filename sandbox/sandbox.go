@@ -29,6 +29,10 @@ var (
 	ErrEngine    = errors.New("the container engine cannot be reached")
 	ErrConflict  = errors.New("the sandbox exists with another spec")
 	ErrNoAddress = errors.New("no free address in the sandbox subnet")
+	// ErrState: what is asked for cannot be done to a sandbox in its state.
+	ErrState = errors.New("the sandbox's state does not allow that")
+	// ErrNoCheckpoint: the runtime cannot write its processes' memory down.
+	ErrNoCheckpoint = errors.New("no memory checkpoint of this sandbox can be made")
 )
 
 // Spec is what the user asked for. It is fixed at creation.
@@ -43,6 +47,14 @@ type Spec struct {
 	Pids    int64             `json:"pids,omitempty"`    // 0: the daemon's default
 	Disk    int64             `json:"disk,omitempty"`    // bytes that all it writes may take, /memory too, 0: the daemon's default
 	Owner   string            `json:"owner,omitempty"`   // tenant whose it is, set by who calls; see ForOwner
+
+	// Idle is after how long without anything going on OnIdle is done: pause,
+	// hibernate (default) or stop (default of runc, which cannot hibernate).
+	Idle   Duration `json:"idle,omitempty"` // at least 20s; 0: never
+	OnIdle string   `json:"onIdle,omitempty"`
+	// Lifetime is for how long the sandbox may run, since it was made. Then it is
+	// stopped, and starts no more.
+	Lifetime Duration `json:"lifetime,omitempty"` // 0: for ever
 }
 
 // State of a sandbox.
@@ -52,6 +64,10 @@ const (
 	Stopped State = "stopped"
 	Running State = "running"
 	Failed  State = "error" // cannot run, see Info.Reason
+	// Paused: its processes stand still, in RAM. Any use wakes it.
+	Paused State = "paused"
+	// Hibernated: its memory is on disk, sealed, and takes no RAM. Any use wakes it.
+	Hibernated State = "hibernated"
 )
 
 // Info is what a listing shows.
@@ -66,6 +82,11 @@ type Info struct {
 	Generation uint32     `json:"generation"`
 	Created    time.Time  `json:"created"`
 	Memory     string     `json:"memory"` // folder on the host
+	// Slept is when a sandbox that is paused or hibernated began to sleep.
+	Slept time.Time `json:"slept,omitzero"`
+	// Lost says why a sandbox had to start from its disk, without the memory that
+	// it slept with. It is shown until it sleeps again.
+	Lost string `json:"lost,omitempty"`
 }
 
 // Container is what the Manager asks a Runtime for.
@@ -95,10 +116,13 @@ type Mount struct {
 // Status is what a Runtime sees of a container.
 type Status struct {
 	Running bool
+	Paused  bool   // and Running
 	PID     int    // of the container's first process as the host sees it
 	Link    int    // interface index of the host's end of its veth, 0 when not running
 	Exit    int    // of the last run
 	Error   string // of the last start
+	// Started is when the container was started last, by the engine's clock.
+	Started time.Time
 }
 
 // Runtime runs containers. Its errors wrap ErrNoImage, ErrEngine and ErrNotFound.
@@ -111,6 +135,20 @@ type Runtime interface {
 	Status(ctx context.Context, id string) (Status, error)
 	// Exits reports containers that ended by themselves until ctx is done.
 	Exits(ctx context.Context) (<-chan string, error)
+
+	// Pause stops all that runs in the container, where it is.
+	Pause(ctx context.Context, id string) error
+	Resume(ctx context.Context, id string) error
+	// Checkpoint writes the memory of the container's processes into a folder
+	// that it makes, which is there when it is whole, also where the caller has
+	// ended meanwhile. Unless leaveRunning, they have ended when it returns; when it
+	// fails they may have. It is ErrNoCheckpoint for a runtime that cannot.
+	Checkpoint(ctx context.Context, id, dir string, leaveRunning bool) error
+	// Restore is Start with the memory that Checkpoint wrote, which it takes
+	// from the same build of the runtime only.
+	Restore(ctx context.Context, id, dir string) (Status, error)
+	// Build names the build of the runtime that writes and reads memory.
+	Build(ctx context.Context) (string, error)
 }
 
 // Disks give sandboxes file systems of their own, each in the sandbox's own

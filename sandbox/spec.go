@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // Runtimes that a Spec can name.
@@ -44,6 +45,20 @@ func (s Spec) fill(d Spec) Spec {
 	}
 	if s.Disk == 0 {
 		s.Disk = d.Disk
+	}
+	if s.Idle == 0 {
+		s.Idle = d.Idle
+	}
+	if s.OnIdle == "" {
+		s.OnIdle = d.OnIdle
+	}
+	if s.Idle != 0 && s.OnIdle == "" {
+		if s.OnIdle = IdleHibernate; s.Runtime != GVisor {
+			s.OnIdle = IdleStop
+		}
+	}
+	if s.Lifetime == 0 {
+		s.Lifetime = d.Lifetime
 	}
 	return s
 }
@@ -83,6 +98,21 @@ func (s Spec) validate() error {
 	}
 	if s.Disk != 0 && s.Disk < minDisk {
 		bad("disk of %d bytes: use at least %d", s.Disk, minDisk)
+	}
+	if s.Idle != 0 && time.Duration(s.Idle) < minIdle {
+		bad("idle %v: use at least %v, or none", s.Idle, minIdle)
+	}
+	if s.Lifetime < 0 {
+		bad("lifetime %v: use one above zero, or none", s.Lifetime)
+	}
+	switch s.OnIdle {
+	case "", IdlePause, IdleStop:
+	case IdleHibernate:
+		if s.Runtime == RunC {
+			bad("onIdle %s: only gVisor (%s) writes memory down: use %s or %s", s.OnIdle, GVisor, IdlePause, IdleStop)
+		}
+	default:
+		bad("onIdle %q: use %s, %s or %s", s.OnIdle, IdlePause, IdleHibernate, IdleStop)
 	}
 	return errors.Join(errs...)
 }
@@ -138,6 +168,15 @@ func (s Spec) differs(have Spec) []string {
 	}
 	if s.Disk != 0 && s.Disk != have.Disk {
 		d = append(d, "disk")
+	}
+	if s.Idle != 0 && s.Idle != have.Idle {
+		d = append(d, fmt.Sprintf("idle %v (has %v)", s.Idle, have.Idle))
+	}
+	if s.OnIdle != "" && s.OnIdle != have.OnIdle {
+		d = append(d, fmt.Sprintf("onIdle %s (has %q)", s.OnIdle, have.OnIdle))
+	}
+	if s.Lifetime != 0 && s.Lifetime != have.Lifetime {
+		d = append(d, fmt.Sprintf("lifetime %v (has %v)", s.Lifetime, have.Lifetime))
 	}
 	return d
 }

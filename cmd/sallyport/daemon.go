@@ -29,6 +29,7 @@ import (
 	"sallyport/internal/cell"
 	"sallyport/internal/config"
 	"sallyport/internal/durable"
+	"sallyport/internal/ram"
 	"sallyport/internal/seal"
 	"sallyport/policy"
 	"sallyport/policy/approval"
@@ -235,6 +236,9 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		d.log.Warn("nothing bounds what sandboxes write: this engine does not keep containers in overlay2; use engine.kind: private")
 		size = 0
 	}
+	if err := ram.Mount(vaultDir(d.cfg)); err != nil {
+		return err
+	}
 	h.sandboxes, err = sandbox.Open(ctx, sandbox.Options{
 		Dir:    sandboxesDir(d.cfg),
 		Subnet: net4.Subnet,
@@ -252,6 +256,10 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Agent:     channel.Options{Key: agents},
 		Forget:    d.forget,
 		Publish:   d.publish,
+		RAM:       vaultDir(d.cfg),
+		Key:       d.key,
+		Meter:     runtime,
+		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 	})
 	d.house = h
 	if err == nil {
@@ -400,6 +408,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if h := d.house; h != nil {
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
+		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })
 		drops := newDropLog(d.trail, d.log)
 		g.Go(func() error { return drops.run(ctx) })
 		g.Go(func() error {
@@ -460,11 +469,11 @@ func (d *daemon) pullDown() error {
 	var stops errgroup.Group
 	stops.SetLimit(stopsAtOnce)
 	for _, i := range h.sandboxes.List() {
-		if i.State == sandbox.Running {
+		if i.State == sandbox.Running || i.State == sandbox.Paused { // what is in RAM
 			stops.Go(func() error { _, err := h.sandboxes.Stop(ctx, i.Name); return err })
 		}
 	}
-	if err := errors.Join(stops.Wait(), h.engine.Stop(ctx)); err != nil {
+	if err := errors.Join(stops.Wait(), h.engine.Stop(ctx), ram.Unmount(vaultDir(d.cfg))); err != nil {
 		return err // the guard stays while anything may run
 	}
 	return datapath.Remove(d.guardConfig())

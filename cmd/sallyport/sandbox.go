@@ -30,6 +30,9 @@ func (f *specFlags) register(c *cobra.Command) {
 	c.Flags().Var(sizeFlag{&f.spec.Memory}, "memory", "limit of memory, as 4GiB (default the configuration's)")
 	c.Flags().Var(sizeFlag{&f.spec.Disk}, "disk", "limit of all that it writes, as 10GiB (default the configuration's)")
 	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
+	c.Flags().Var(&f.spec.Idle, "idle", "put it to sleep when nothing has gone on for as long (default never)")
+	c.Flags().StringVar(&f.spec.OnIdle, "on-idle", "", "pause, hibernate (default) or stop")
+	c.Flags().Var(&f.spec.Lifetime, "lifetime", "stop it for good so long after it was made (default never)")
 }
 
 // sizeFlag is a flag of so many bytes.
@@ -105,12 +108,16 @@ func piped(f *os.File) bool {
 }
 
 func newSandbox(g *globals) *cobra.Command {
-	return group("sandbox", "Make, list, stop, start and remove sandboxes",
+	return group("sandbox", "Make, list, stop, start, remove sandboxes, and have them sleep",
 		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
 		one(g, "start NAME", "Start a stopped sandbox", (*api.Client).Start),
 		one(g, "stop NAME", "Stop a sandbox; its files stay", (*api.Client).Stop),
 		newSandboxRemove(g),
 		newSandboxShell(g), newSandboxCommands(g), newSandboxOutput(g), newSandboxKill(g),
+		one(g, "pause NAME", "Have a sandbox stand still in memory; any use wakes it", (*api.Client).Pause),
+		one(g, "resume NAME", "Wake a sandbox that is paused or hibernated", (*api.Client).Resume),
+		one(g, "hibernate NAME", "Write a sandbox's memory to disk and free its RAM; any use wakes it", (*api.Client).Hibernate),
+		one(g, "wake NAME", "Wake a sandbox that is hibernated or paused", (*api.Client).Wake),
 	)
 }
 
@@ -143,6 +150,9 @@ func sandboxRow(i sandbox.Info) string {
 	state := string(i.State)
 	if i.Reason != "" {
 		state += ": " + i.Reason
+	}
+	if i.Lost != "" {
+		state += " (memory lost)"
 	}
 	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", i.Name, state, i.Spec.Image, i.Spec.Runtime, i.Address, time.Since(i.Created).Round(time.Second))
 }
@@ -182,6 +192,7 @@ func newSandboxGet(g *globals) *cobra.Command {
 		return g.print(cmd, i, func(w io.Writer) {
 			table(w, sandboxHead, sandboxRow(i))
 			fmt.Fprintf(w, "memory: %s\n", i.Memory)
+			lost(w, i)
 		})
 	}}
 }
@@ -210,6 +221,16 @@ func one(g *globals, use, short string, do func(*api.Client, context.Context, st
 		if err != nil {
 			return err
 		}
-		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintf(w, "%s is %s\n", i.Name, i.State) })
+		return g.print(cmd, i, func(w io.Writer) {
+			fmt.Fprintf(w, "%s is %s\n", i.Name, i.State)
+			lost(w, i)
+		})
 	}}
+}
+
+// lost says that a sandbox could not have the memory that it slept with.
+func lost(w io.Writer, i sandbox.Info) {
+	if i.Lost != "" {
+		fmt.Fprintf(w, "%s began anew from its disk: %s\n", i.Name, i.Lost)
+	}
 }

@@ -84,6 +84,7 @@ const (
 	callCounts
 	callRestore
 	callReset
+	callSlumber
 )
 
 // What the process calls.

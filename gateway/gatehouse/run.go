@@ -112,6 +112,7 @@ func newInside(conn *net.UnixConn, state cell.State) *inside {
 		callCounts:   link.Handle(in.counts),
 		callRestore:  link.Handle(in.restore),
 		callReset:    link.Handle(in.reset),
+		callSlumber:  link.Handle(in.slumber),
 	}
 	in.peer = link.New(conn, link.Options{Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk, Methods: in.methods})
 	return in

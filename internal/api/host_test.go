@@ -84,6 +84,18 @@ func (*host) Remove(context.Context, string) error              { return nil }
 func (*host) Status(context.Context, string) (sandbox.Status, error) {
 	return sandbox.Status{}, nil
 }
+func (*host) Pause(context.Context, string) error  { return nil }
+func (*host) Resume(context.Context, string) error { return nil }
+func (*host) Checkpoint(_ context.Context, _, dir string, _ bool) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "checkpoint.img"), []byte("memory"), 0o600)
+}
+func (*host) Restore(context.Context, string, string) (sandbox.Status, error) {
+	return sandbox.Status{Running: true, Link: 1}, nil
+}
+func (*host) Build(context.Context) (string, error)        { return "test", nil }
 func (*host) Exits(context.Context) (<-chan string, error) { return nil, nil }
 func (*host) Attach(sandbox.Endpoint) error                { return nil }
 func (*host) Detach(uint32) error                          { return nil }
@@ -188,7 +200,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
-			Agent: agents(t),
+			Agent: agents(t), RAM: t.TempDir(), Key: key,
 		}))
 		t.Cleanup(func() { _ = opt.Sandboxes.Close() })
 	}

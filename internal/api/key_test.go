@@ -101,6 +101,10 @@ GET /v1/sandboxes/{name}                 read    tenant
 DELETE /v1/sandboxes/{name}              run     tenant
 POST /v1/sandboxes/{name}/start          run     tenant
 POST /v1/sandboxes/{name}/stop           run     tenant
+POST /v1/sandboxes/{name}/pause run tenant
+POST /v1/sandboxes/{name}/resume run tenant
+POST /v1/sandboxes/{name}/hibernate run tenant
+POST /v1/sandboxes/{name}/wake run tenant
 POST /v1/sandboxes/{name}/exec           run     tenant
 GET /v1/sandboxes/{name}/ca              read    tenant
 POST /v1/sandboxes/{name}/commands run tenant
@@ -132,7 +136,7 @@ func TestScopes(t *testing.T) {
 		seen++
 		path := strings.NewReplacer("{name}", "nothing", "{id}", "nothing", "{decision}", "nothing").Replace(pattern)
 		body := "!" // that no route takes
-		if method == "GET" || method == "DELETE" || slices.Contains([]string{"start", "stop", "reload", "shutdown"}, pattern[strings.LastIndexByte(pattern, '/')+1:]) {
+		if method == "GET" || method == "DELETE" || slices.Contains([]string{"start", "stop", "pause", "resume", "hibernate", "wake", "reload", "shutdown"}, pattern[strings.LastIndexByte(pattern, '/')+1:]) {
 			body = ""
 		}
 		for who, text := range texts {

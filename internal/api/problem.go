@@ -68,6 +68,8 @@ var problems = []struct {
 	{channel.ErrClosed, http.StatusConflict, "agent-closed"},
 	{channel.ErrBusy, http.StatusTooManyRequests, "agent-busy"},
 	{channel.ErrSilent, http.StatusBadGateway, "agent-silent"},
+	{sandbox.ErrState, http.StatusConflict, "state"},
+	{sandbox.ErrNoCheckpoint, http.StatusConflict, "no-checkpoint"},
 	{ErrElsewhere, http.StatusConflict, "lives-elsewhere"},
 	{approval.ErrAnswered, http.StatusConflict, "answered"},
 	{approval.ErrFull, http.StatusConflict, "full"},

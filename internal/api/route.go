@@ -80,6 +80,10 @@ func (h *handler) routes() []route {
 		{method: del, pattern: "/v1/sandboxes/{name}", serve: h.remove, scope: ScopeRun, shared: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/start", serve: h.start, scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/stop", serve: h.stop, scope: ScopeRun, shared: true, once: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/pause", serve: h.change((*sandbox.Manager).Pause), scope: ScopeRun, shared: true, once: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/resume", serve: h.change((*sandbox.Manager).Resume), scope: ScopeRun, shared: true, once: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/hibernate", serve: h.change((*sandbox.Manager).Hibernate), scope: ScopeRun, shared: true, once: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/wake", serve: h.change((*sandbox.Manager).Wake), scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/exec", serve: h.exec, scope: ScopeRun, shared: true},
 		{method: get, pattern: "/v1/sandboxes/{name}/ca", serve: h.sandboxRoot, scope: ScopeRead, shared: true},
 	}, h.commands()...)

@@ -52,6 +52,7 @@ type Engine struct {
 	log    *slog.Logger
 	parts  []*part  // in the order in which they start; none for an existing engine
 	dirs   []string // of a private engine, below which its parts mount
+	layout layout   // of the guard that its runtime runsc is
 }
 
 // part is a process of the engine and how to know that it answers.
@@ -70,7 +71,7 @@ func Connect(ctx context.Context, host string, cfg EngineConfig) (*Engine, error
 	if _, err := l.write(); err != nil {
 		return nil, fmt.Errorf("preparing the engine's guard: %w", err)
 	}
-	e, err := newEngine(host, cfg.Log)
+	e, err := newEngine(host, l)
 	if err != nil {
 		return nil, err
 	}
@@ -87,12 +88,12 @@ func Connect(ctx context.Context, host string, cfg EngineConfig) (*Engine, error
 	return e, nil
 }
 
-func newEngine(host string, log *slog.Logger) (*Engine, error) {
+func newEngine(host string, l layout) (*Engine, error) {
 	cli, err := client.New(client.WithHost(host))
 	if err != nil {
 		return nil, fmt.Errorf("engine host %q: %w", host, err)
 	}
-	return &Engine{host: host, client: cli, log: log}, nil
+	return &Engine{host: host, client: cli, log: l.Log, layout: l}, nil
 }
 
 // StartEngine takes the private engine over if it runs, else starts it, and
@@ -103,7 +104,7 @@ func StartEngine(ctx context.Context, cfg EngineConfig) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("preparing the engine: %w", err)
 	}
-	e, err := newEngine("unix://"+l.dockerSocket(), cfg.Log)
+	e, err := newEngine("unix://"+l.dockerSocket(), l)
 	if err != nil {
 		return nil, err
 	}

@@ -222,10 +222,10 @@ func TestGuardScript(t *testing.T) {
 	if err := os.Mkdir(pins, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard(dir, "runsc", testBridge, pins, real, "--flag"); err != nil {
+	if err := guard(dir, "runsc", testBridge, pins, dir, real, "--flag"); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard(dir, "absent", "spdk-none", pins, real); err != nil {
+	if err := guard(dir, "absent", "spdk-none", pins, dir, real); err != nil {
 		t.Fatal(err)
 	}
 	pin := filepath.Join(pins, "bridge-"+strconv.Itoa(l.bridge))

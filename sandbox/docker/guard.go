@@ -9,8 +9,10 @@ import (
 
 // runscFlags are what gVisor needs here: systrap works where there is no
 // nested virtualisation, and without an overlay of its own the engine sees the
-// files that a sandbox writes, which commit, diff and cp depend on.
-var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-access=shared"}
+// files that a sandbox writes, which commit, diff and cp depend on. Connections stay
+// in a memory checkpoint, since the gateway holds their other halves; without the
+// flag gVisor ends them at the second one.
+var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-access=shared", "--allow-connected-on-save"}
 
 // guardScript stands between the engine and a runtime. After a reboot an engine
 // may run before anything guards the bridge, and whoever can reach it could
@@ -19,10 +21,17 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // Verbs are looked for among all words since global flags come first and take
 // values; a container identifier is hexadecimal, so none can be mistaken. The
 // reason goes to --log too, which is where the engine's shim looks for it.
+//
+// It is also how a container begins with the memory that it had: the engine
+// starts it as any other, and where there is a note under the container's
+// identifier, "start" becomes gVisor's "restore" from the folder that the note
+// names. The engine's own way (start with a checkpoint) copies the memory into
+// containerd's store twice, which is on a disk, in the clear.
 const guardScript = `#!/bin/sh
 # Written by sallyport: no container starts on a bridge that it does not guard.
 bridge=%s
 pins=%s
+notes=%s
 log=/dev/null
 last=
 for word do
@@ -42,17 +51,32 @@ for word do
 		;;
 	esac
 done
+for id do :; done
+image=
+if [ -f "$notes/$id" ]; then
+	{ read -r image <"$notes/$id"; } 2>/dev/null
+fi
+if [ -n "$image" ]; then
+	for word do
+		shift
+		if [ "$word" = start ]; then
+			set -- "$@" restore --detach "--image-path=$image"
+		else
+			set -- "$@" "$word"
+		fi
+	done
+fi
 exec %s "$@"
 `
 
 // guard writes the script name into dir, so that it runs the real runtime with
 // flags. Scripts are replaced whole: a running engine picks a new one up.
-func guard(dir, name, bridge, pins, real string, flags ...string) error {
+func guard(dir, name, bridge, pins, notes, real string, flags ...string) error {
 	words := []string{quote(real)}
 	for _, f := range flags {
 		words = append(words, quote(f))
 	}
-	script := fmt.Sprintf(guardScript, quote(bridge), quote(pins), strings.Join(words, " "))
+	script := fmt.Sprintf(guardScript, quote(bridge), quote(pins), quote(notes), strings.Join(words, " "))
 	_, err := replace(filepath.Join(dir, name), []byte(script), 0o755)
 	return err
 }

@@ -28,6 +28,7 @@ func (l layout) containerdConfig() string { return filepath.Join(l.dir(), "conta
 func (l layout) dockerdConfig() string    { return filepath.Join(l.dir(), "daemon.json") }
 func (l layout) containerdSocket() string { return filepath.Join(l.run(), "containerd.sock") }
 func (l layout) dockerSocket() string     { return filepath.Join(l.run(), "docker.sock") }
+func (l layout) notes() string            { return filepath.Join(l.RunDir, "restore") }
 func (l layout) dockerPID() string        { return filepath.Join(l.run(), "docker.pid") }
 
 // write makes folders, guards and configuration, and says whether the latter
@@ -44,7 +45,7 @@ func (l layout) write() (bool, error) {
 	if info, err := os.Stat(l.Runsc); err != nil || info.Mode()&0o111 == 0 {
 		return false, fmt.Errorf("no runsc at %s: run `make setup`, or set engine.runsc", l.Runsc)
 	}
-	for _, dir := range []string{l.dir(), l.run(), l.logs(), l.bin()} {
+	for _, dir := range []string{l.dir(), l.run(), l.logs(), l.bin(), l.notes()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return false, err
 		}
@@ -53,10 +54,10 @@ func (l layout) write() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if err := guard(l.bin(), "runsc", l.Bridge, l.Pins, l.Runsc, runscFlags...); err != nil {
+	if err := guard(l.bin(), "runsc", l.Bridge, l.Pins, l.notes(), l.Runsc, runscFlags...); err != nil {
 		return false, err
 	}
-	if err := guard(l.bin(), "runc", l.Bridge, l.Pins, runc); err != nil {
+	if err := guard(l.bin(), "runc", l.Bridge, l.Pins, "/dev/null", runc); err != nil {
 		return false, err
 	}
 	daemon, err := l.daemonJSON()

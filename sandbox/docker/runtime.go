@@ -53,6 +53,9 @@ type Runtime struct {
 	bare bool
 	// driver is how the engine keeps images and containers.
 	driver string
+	// layout is that of the engine's guard.
+	layout layout
+	build  build
 
 	mu       sync.Mutex
 	running  map[string]bool // IDs of sandboxes whose end Exits reports
@@ -63,7 +66,7 @@ var _ sandbox.Runtime = (*Runtime)(nil)
 
 // New returns a Runtime on the engine, having made the engine's network.
 func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
-	r := &Runtime{cfg: cfg, client: e.Client(), running: map[string]bool{}, stopping: map[string]int{}}
+	r := &Runtime{cfg: cfg, client: e.Client(), layout: e.layout, running: map[string]bool{}, stopping: map[string]int{}}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("preparing the runtime: %w", err)
 	}
@@ -211,9 +214,12 @@ func (r *Runtime) Status(ctx context.Context, id string) (sandbox.Status, error)
 	}
 	s := sandbox.Status{
 		Running: info.State.Running,
+		Paused:  info.State.Paused,
 		Exit:    info.State.ExitCode,
 		Error:   info.State.Error,
 	}
+	// What the engine says in no other form is not known: the zero Time.
+	s.Started, _ = time.Parse(time.RFC3339Nano, info.State.StartedAt)
 	if s.Running {
 		s.PID = info.State.Pid
 		s.Link, err = hostLink(s.PID, r.cfg.Bridge)

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"sallyport/gateway/gatehouse"
+	"sallyport/internal/config"
+	"sallyport/sandbox"
+	"sallyport/sandbox/datapath"
+)
+
+// gate holds the connections of sandboxes that sleep: in the gateway's process as
+// long as that lives, and by their addresses beyond it.
+type gate struct {
+	warden func() *gatehouse.Warden // nil before there is one
+	log    *slog.Logger
+}
+
+var _ sandbox.Gate = gate{}
+
+func (g gate) Sleep(ctx context.Context, a netip.Addr) []sandbox.Flow {
+	// Before and after: a connection that is reset may not have been told so by the
+	// time that the sandbox sleeps, and one that is new may come in between.
+	flows, err := datapath.Flows(a)
+	if w := g.warden(); w != nil {
+		w.Sleep(ctx, a)
+	}
+	later, lerr := datapath.Flows(a)
+	for _, f := range later {
+		if !slices.Contains(flows, f) {
+			flows = append(flows, f)
+		}
+	}
+	if err = errors.Join(err, lerr); err != nil {
+		g.log.Warn("a sandbox's connections are not known and may hang when it wakes", "address", a, "error", err)
+	}
+	return flows
+}
+
+func (g gate) Wake(a netip.Addr, flows []sandbox.Flow) {
+	if w := g.warden(); w != nil {
+		w.Wake(a)
+	}
+	// A segment can be lost, while the sandbox's network comes up for one.
+	for _, after := range []time.Duration{0, 200 * time.Millisecond, 600 * time.Millisecond} {
+		time.AfterFunc(after, func() {
+			if err := datapath.Rouse(flows); err != nil {
+				g.log.Warn("a sandbox's connections of before may hang", "address", a, "error", err)
+			}
+		})
+	}
+}
+
+func (g gate) End(a netip.Addr) {
+	if w := g.warden(); w != nil {
+		w.End(a)
+	}
+}
+
+// vaultDir is in memory: what is in the clear of sandboxes that hibernate.
+func vaultDir(c *config.Config) string { return filepath.Join(c.RunDir, "sleep") }

@@ -1,0 +1,254 @@
+package sandbox
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/internal/durable"
+	"sallyport/internal/seal"
+)
+
+// checkpointFile is a hibernated sandbox's memory, in its folder: a sealed stream
+// of a header and of files as they are in the folder that the runtime wrote.
+const checkpointFile = "checkpoint"
+
+// maxCheckpointHeader bounds a header, in bytes.
+const maxCheckpointHeader = 64 << 10
+
+// header says what the memory is of. It is sealed together with it, so that none
+// can be given to another sandbox or session, and what is changed or cut short is
+// noticed (see seal.Reader).
+type header struct {
+	Version int       `json:"version"`
+	Build   string    `json:"build"` // of the runtime, which reads its own only
+	ID      string    `json:"id"`
+	Session string    `json:"session"`
+	Made    time.Time `json:"made"`
+	Files   []file    `json:"files"`
+}
+
+type file struct {
+	Name string `json:"name"`
+	Size int64  `json:"size"` // bytes
+}
+
+const checkpointVersion = 1
+
+// errUnusable says that memory cannot be restored, now or ever: the sandbox starts
+// from its disk.
+var errUnusable = errors.New("its memory cannot be restored")
+
+// size is that of all files, in bytes.
+func (h header) size() (n int64) {
+	for _, f := range h.Files {
+		n += f.Size
+	}
+	return n
+}
+
+// sealCheckpoint writes what is in the folder from to the file to, durably.
+func sealCheckpoint(key *seal.Key, h header, from, to string) (size int64, err error) {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return 0, err
+	}
+	h.Version, h.Files = checkpointVersion, nil
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil {
+			return 0, err
+		}
+		if !info.Mode().IsRegular() {
+			return 0, fmt.Errorf("%s is not a regular file", filepath.Join(from, e.Name()))
+		}
+		h.Files = append(h.Files, file{e.Name(), info.Size()})
+	}
+	text, err := json.Marshal(h)
+	if err != nil {
+		return 0, err
+	}
+	part := to + ".part"
+	out, err := os.OpenFile(part, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if cerr := out.Close(); err == nil {
+			err = cerr
+		}
+		if err == nil {
+			err = os.Rename(part, to)
+		}
+		if err == nil {
+			err = durable.SyncDir(filepath.Dir(to))
+		}
+		if err != nil {
+			_ = os.Remove(part)
+		}
+	}()
+	// A disk works while the next part is being sealed.
+	w, err := key.NewWriter(&flushing{f: out})
+	if err != nil {
+		return 0, err
+	}
+	if _, err := w.Write(binary.BigEndian.AppendUint32(nil, uint32(len(text)))); err != nil {
+		return 0, err
+	}
+	if _, err := w.Write(text); err != nil {
+		return 0, err
+	}
+	for _, f := range h.Files {
+		if err := copyFrom(w, filepath.Join(from, f.Name), f.Size); err != nil {
+			return 0, err
+		}
+	}
+	if err := w.Close(); err != nil {
+		return 0, err
+	}
+	return h.size(), out.Sync()
+}
+
+func copyFrom(w io.Writer, path string, size int64) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	// Without File.WriteTo, whose buffer is smaller than a chunk.
+	_, err = io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{io.LimitReader(f, size)}, make([]byte, 256<<10))
+	return err
+}
+
+// openCheckpoint writes the files of a sealed checkpoint into the folder to, which
+// it makes anew, and returns the header. Nothing is written unless check agrees
+// with that. What is wrong with the checkpoint is errUnusable; any other error says
+// that it could not be read or written now.
+func openCheckpoint(key *seal.Key, from, to string, check func(header) error) (h header, err error) {
+	in, err := os.Open(from)
+	if errors.Is(err, os.ErrNotExist) {
+		return h, fmt.Errorf("%w: %s is gone", errUnusable, from)
+	}
+	if err != nil {
+		return h, err
+	}
+	defer in.Close()
+	defer func() {
+		if errors.Is(err, seal.ErrDamaged) || errors.Is(err, seal.ErrWrongKey) {
+			err = fmt.Errorf("%w: %w", errUnusable, err)
+		}
+	}()
+	sealed, err := key.NewReader(bufio.NewReaderSize(in, 256<<10))
+	if err != nil {
+		return h, err
+	}
+	var size [4]byte
+	if _, err := io.ReadFull(sealed, size[:]); err != nil {
+		return h, short(err)
+	}
+	n := binary.BigEndian.Uint32(size[:])
+	if n > maxCheckpointHeader {
+		return h, fmt.Errorf("%w: its header has %d bytes", errUnusable, n)
+	}
+	text := make([]byte, n)
+	if _, err := io.ReadFull(sealed, text); err != nil {
+		return h, short(err)
+	}
+	if err := json.Unmarshal(text, &h); err != nil {
+		return h, fmt.Errorf("%w: its header: %w", errUnusable, err)
+	}
+	if h.Version != checkpointVersion {
+		return h, fmt.Errorf("%w: it is of format %d, and this daemon reads %d", errUnusable, h.Version, checkpointVersion)
+	}
+	if err := check(h); err != nil {
+		return h, err
+	}
+	if err := os.RemoveAll(to); err != nil {
+		return h, err
+	}
+	if err := os.Mkdir(to, 0o700); err != nil {
+		return h, err
+	}
+	for _, f := range h.Files {
+		if f.Name != filepath.Base(f.Name) || strings.HasPrefix(f.Name, ".") || f.Size < 0 {
+			return h, fmt.Errorf("%w: a file in it is called %q", errUnusable, f.Name)
+		}
+		if err := copyTo(filepath.Join(to, f.Name), sealed, f.Size); err != nil {
+			return h, err
+		}
+	}
+	// Only the end says that it is whole.
+	if n, err := sealed.Read(make([]byte, 1)); err != io.EOF || n > 0 {
+		if err == nil || err == io.EOF {
+			return h, fmt.Errorf("%w: there is more in it than its header says", errUnusable)
+		}
+		return h, err
+	}
+	return h, nil
+}
+
+func short(err error) error {
+	if err == io.EOF || err == io.ErrUnexpectedEOF {
+		return fmt.Errorf("%w: there is less in it than its header says", errUnusable)
+	}
+	return err
+}
+
+func copyTo(path string, r io.Reader, size int64) (err error) {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if cerr := f.Close(); err == nil {
+			err = cerr
+		}
+	}()
+	n, err := io.CopyBuffer(struct{ io.Writer }{f}, io.LimitReader(r, size), make([]byte, 64<<10))
+	if err == nil && n < size {
+		err = short(io.EOF)
+	}
+	return err
+}
+
+// flushing writes to a file and has the kernel begin to bring it to the disk every
+// few megabytes, so that the end of it need not wait for all.
+type flushing struct {
+	f       *os.File
+	pending int64
+	at      int64
+}
+
+const flushEvery = 8 << 20
+
+func (w *flushing) Write(p []byte) (int, error) {
+	n, err := w.f.Write(p)
+	if w.pending += int64(n); w.pending >= flushEvery {
+		writeBack(w.f, w.at, w.pending)
+		w.at, w.pending = w.at+w.pending, 0
+	}
+	return n, err
+}
+
+// checkHeader says why memory is not that of a session on this build.
+func checkHeader(rec record, build string) func(header) error {
+	return func(h header) error {
+		switch {
+		case h.ID != rec.ID || h.Session != rec.Session:
+			return fmt.Errorf("%w: it is of another sandbox or session", errUnusable)
+		case h.Build != build:
+			return fmt.Errorf("%w: gVisor %s wrote it, and this is %s", errUnusable, h.Build, build)
+		case slices.IndexFunc(h.Files, func(f file) bool { return f.Size > 0 }) < 0:
+			return fmt.Errorf("%w: there is nothing in it", errUnusable)
+		}
+		return nil
+	}
+}

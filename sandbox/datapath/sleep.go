@@ -1,0 +1,101 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"sallyport/sandbox"
+)
+
+// maxFlows bounds the connections that are remembered of a sandbox that sleeps. The
+// gateway gives one sandbox 1024.
+const maxFlows = 4096
+
+// Flows lists the TCP connections that this host's sockets have with a sandbox, as
+// the kernel knows them (sock_diag(7)).
+func Flows(a netip.Addr) ([]sandbox.Flow, error) {
+	all, err := netlink.SocketDiagTCP(unix.AF_INET)
+	if err != nil {
+		return nil, fmt.Errorf("listing connections with %s: %w", a, err)
+	}
+	var list []sandbox.Flow
+	for _, s := range all {
+		far, ok := netip.AddrFromSlice(s.ID.Destination.To4())
+		near, also := netip.AddrFromSlice(s.ID.Source.To4())
+		if !ok || !also || far != a || s.State == unix.BPF_TCP_LISTEN || s.State == unix.BPF_TCP_TIME_WAIT {
+			continue
+		}
+		if len(list) == maxFlows {
+			break
+		}
+		list = append(list, sandbox.Flow{Sandbox: netip.AddrPortFrom(far, s.ID.DestinationPort), Peer: netip.AddrPortFrom(near, s.ID.SourcePort)})
+	}
+	return list, nil
+}
+
+// Rouse has a sandbox that woke find out which of its connections nobody has any
+// more: it is sent a segment on each that is outside of any window, which it
+// answers with where it stands (RFC 9293, 3.10.7.4). Where there is a socket, that
+// takes note; where there is none, the kernel answers with a reset.
+func Rouse(flows []sandbox.Flow) error {
+	if len(flows) == 0 {
+		return nil
+	}
+	// Of IPPROTO_RAW: the IP header is ours, and so is the source address (raw(7)).
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
+	if err != nil {
+		return fmt.Errorf("rousing connections: %w", err)
+	}
+	defer unix.Close(fd)
+	var errs []error
+	for _, f := range flows[:min(len(flows), maxFlows)] {
+		if !f.Sandbox.Addr().Is4() || !f.Peer.Addr().Is4() {
+			continue
+		}
+		seq := rand.Uint32()
+		// A window has at most 2^30 bytes (RFC 7323, 2.3): one of the two is outside.
+		for _, n := range []uint32{seq, seq + 1<<31} {
+			err := unix.Sendto(fd, rousing(f, n), unix.MSG_DONTWAIT, &unix.SockaddrInet4{Addr: f.Sandbox.Addr().As4()})
+			if err != nil && !errors.Is(err, unix.EAGAIN) && len(errs) < 3 {
+				errs = append(errs, fmt.Errorf("rousing %s: %w", f.Sandbox, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// rousing is an acknowledgement without content from a flow's peer (RFC 791, RFC
+// 9293, 3.1). The kernel fills the IP header's length, checksum and identification.
+func rousing(f sandbox.Flow, seq uint32) []byte {
+	const ip, tcp = 20, 20
+	b := make([]byte, ip+tcp)
+	from, to := f.Peer.Addr().As4(), f.Sandbox.Addr().As4()
+	b[0] = 0x45 // version 4, five words
+	b[8], b[9] = 64, unix.IPPROTO_TCP
+	copy(b[12:], from[:])
+	copy(b[16:], to[:])
+	t := b[ip:]
+	binary.BigEndian.PutUint16(t, f.Peer.Port())
+	binary.BigEndian.PutUint16(t[2:], f.Sandbox.Port())
+	binary.BigEndian.PutUint32(t[4:], seq)
+	binary.BigEndian.PutUint32(t[8:], seq)
+	t[12], t[13] = 5<<4, 0x10 // five words; ACK
+	binary.BigEndian.PutUint16(t[14:], 1024)
+	sum := uint32(unix.IPPROTO_TCP + tcp)
+	for _, part := range [][]byte{from[:], to[:], t} {
+		for i := 0; i < len(part); i += 2 {
+			sum += uint32(binary.BigEndian.Uint16(part[i:]))
+		}
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(t[16:], ^uint16(sum))
+	return b
+}

@@ -1,0 +1,158 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/client"
+
+	"sallyport/sandbox"
+)
+
+// checkpointTimeout is for how long memory may be written: it is the disk's or
+// the RAM's speed that bounds it, so this is for what hangs.
+const checkpointTimeout = 5 * time.Minute
+
+// Pause stops the container's processes where they are. One that is paused
+// already is left as it is.
+func (r *Runtime) Pause(ctx context.Context, id string) error {
+	info, err := r.inspect(ctx, id)
+	if err != nil || info.State.Paused {
+		return err
+	}
+	if _, err := r.client.ContainerPause(ctx, info.ID, client.ContainerPauseOptions{}); err != nil {
+		return mapError(fmt.Errorf("pausing sandbox %s: %w", id, err))
+	}
+	return nil
+}
+
+// Resume lets them go on.
+func (r *Runtime) Resume(ctx context.Context, id string) error {
+	info, err := r.inspect(ctx, id)
+	if err != nil || !info.State.Paused {
+		return err
+	}
+	if _, err := r.client.ContainerUnpause(ctx, info.ID, client.ContainerUnpauseOptions{}); err != nil {
+		return mapError(fmt.Errorf("resuming sandbox %s: %w", id, err))
+	}
+	return nil
+}
+
+// Checkpoint has gVisor itself write into dir, which must be in RAM: what it
+// writes is in the clear. The engine's own checkpoints go through containerd's
+// store, which is on a disk, and cannot be had of a container that was started
+// before the engine was ("invalid task checkpoint option" of Engine 20.10). The
+// engine sees a container that has ended.
+func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning bool) (err error) {
+	info, err := r.inspect(ctx, id)
+	if err != nil {
+		return err
+	}
+	if info.HostConfig == nil || info.HostConfig.Runtime != sandbox.GVisor {
+		return fmt.Errorf("%w: it runs with %s, and only gVisor (%s) writes memory down: pause or stop it", sandbox.ErrNoCheckpoint, runtimeOf(info), sandbox.GVisor)
+	}
+	if !info.State.Running {
+		return fmt.Errorf("writing the memory of sandbox %s: it is not running", id)
+	}
+	root, err := stateDir(info.State.Pid)
+	if err != nil {
+		return fmt.Errorf("writing the memory of sandbox %s: %w", id, err)
+	}
+	// Whoever asked may go away: half a checkpoint would be of use to nobody.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkpointTimeout)
+	defer cancel()
+	part := dir + ".part"
+	args := []string{"--root", root, "checkpoint", "--image-path", part, "--compression=none"}
+	if leaveRunning {
+		args = append(args, "--leave-running")
+	} else {
+		end := r.ending(id)
+		defer func() { end(err) }()
+	}
+	if err := r.written(ctx, part, dir, append(args, info.ID)...); err != nil {
+		return fmt.Errorf("writing the memory of sandbox %s: %w", id, err)
+	}
+	if leaveRunning {
+		return nil
+	}
+	wait := r.client.ContainerWait(ctx, info.ID, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
+	select {
+	case <-wait.Result:
+		return nil
+	case err := <-wait.Error:
+		return mapError(fmt.Errorf("waiting for the end of sandbox %s: %w", id, err))
+	}
+}
+
+// Restore starts the container with the memory in dir. The guard does it, as the
+// runtime that the engine calls: so a restore stands behind the same pin as a
+// start, and the memory goes by no other folder.
+func (r *Runtime) Restore(ctx context.Context, id, dir string) (sandbox.Status, error) {
+	info, err := r.inspect(ctx, id)
+	if err != nil {
+		return sandbox.Status{}, err
+	}
+	if strings.ContainsAny(dir, "\n\\") || !filepath.IsAbs(dir) {
+		return sandbox.Status{}, fmt.Errorf("restoring sandbox %s: %q is no folder for its memory", id, dir)
+	}
+	note := filepath.Join(r.layout.notes(), info.ID)
+	if _, err := replace(note, []byte(dir+"\n"), 0o600); err != nil {
+		return sandbox.Status{}, fmt.Errorf("restoring sandbox %s: %w", id, err)
+	}
+	defer os.Remove(note)
+	return r.Start(ctx, id)
+}
+
+// written runs the engine's runtime, which is the guard, and renames what it has
+// written when that is whole. Both go on where this process ends: the runtime has
+// told the sandbox to write, which ends for it, and half a checkpoint must be told
+// from a whole one by the next process of ours.
+func (r *Runtime) written(ctx context.Context, part, dir string, args ...string) error {
+	const script = `part=$1 dir=$2; shift 2; "$@" && mv -T -- "$part" "$dir"`
+	words := append([]string{"-c", script, "sh", part, dir, filepath.Join(r.layout.bin(), "runsc")}, args...)
+	var said bytes.Buffer
+	cmd := exec.CommandContext(ctx, "/bin/sh", words...)
+	cmd.Env = r.layout.environment()
+	cmd.Stdout, cmd.Stderr = &said, &said
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	cmd.WaitDelay = time.Second
+	err := cmd.Run()
+	if err != nil {
+		lines := bytes.Split(bytes.TrimSpace(said.Bytes()), []byte{'\n'})
+		err = fmt.Errorf("runsc: %w: %s", err, lines[len(lines)-1])
+	}
+	return err
+}
+
+// stateDir is where the runtime keeps what it knows of the container whose first
+// process is pid. It is the engine's to say (EXEC-ROOT/runtime-runc/moby in
+// Engine 20.10), and it says so to gVisor's sandbox on its command line.
+func stateDir(pid int) (string, error) {
+	line, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	if err != nil {
+		return "", err
+	}
+	for word := range bytes.SplitSeq(line, []byte{0}) {
+		if root, ok := strings.CutPrefix(string(word), "--root="); ok && filepath.IsAbs(root) {
+			return root, nil
+		}
+	}
+	return "", errors.New("its process is not gVisor's")
+}
+
+func runtimeOf(info container.InspectResponse) string {
+	if info.HostConfig == nil {
+		return "an unknown runtime"
+	}
+	return info.HostConfig.Runtime
+}

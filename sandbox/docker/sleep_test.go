@@ -1,0 +1,303 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/internal/ram"
+	"sallyport/sandbox"
+)
+
+// sleepers is a runtime on the laboratory's engine whose sandboxes have a process
+// below PID 1 that writes numbers, one a line, to /lines.
+func (l *laboratory) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Container) string) {
+	t.Helper()
+	pid1 := filepath.Join(t.TempDir(), "sleeper")
+	build := exec.Command("go", "build", "-o", pid1, "sallyport/internal/e2e/sleeper")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	cfg := l.runtime.cfg
+	cfg.Agent, cfg.Dir = pid1, t.TempDir()
+	r, err := New(t.Context(), l.engine, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r, func(c sandbox.Container) string {
+		t.Helper()
+		mem := t.TempDir()
+		if err := os.WriteFile(filepath.Join(mem, "start"), []byte(writer20ms), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c.Mounts = append(c.Mounts, sandbox.Mount{Source: mem, Target: "/memory"})
+		if err := r.Create(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = r.Remove(context.Background(), c.ID) })
+		if _, err := r.Start(t.Context(), c.ID); err != nil {
+			t.Fatal(err)
+		}
+		l.await(t, c.ID, 3)
+		return c.ID
+	}
+}
+
+const writer20ms = "i=0; while :; do i=$((i+1)); echo $i >>/lines; sleep 0.02; done\n"
+
+// lines is how many numbers have been written, which must be all up to the last.
+func (l *laboratory) lines(t *testing.T, id string) int {
+	t.Helper()
+	out := strings.Fields(l.sh(t, id, "cat /lines 2>/dev/null || :"))
+	for i, n := range out {
+		if n != strconv.Itoa(i+1) {
+			t.Fatalf("line %d is %q", i+1, n)
+		}
+	}
+	return len(out)
+}
+
+// await waits until so many lines are there.
+func (l *laboratory) await(t *testing.T, id string, n int) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if l.lines(t, id) >= n {
+			return
+		}
+	}
+	t.Fatalf("fewer than %d lines came: %d\n%s", n, l.lines(t, id), l.sh(t, id, "cat /tmp/start.log; ps ax"))
+}
+
+// vault is a folder in memory.
+func vault(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "ram")
+	if err := ram.Mount(dir); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ram.Unmount(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func TestPause(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	for range 2 { // the second finds it so
+		if err := r.Pause(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err := r.Status(t.Context(), id)
+	if err != nil || !st.Running || !st.Paused || st.Link == 0 {
+		t.Errorf("status while paused: %+v, %v", st, err)
+	}
+	before := ticks(t, st.PID)
+	time.Sleep(300 * time.Millisecond)
+	if after := ticks(t, st.PID); after > before+2 {
+		t.Errorf("a paused sandbox took %d ticks of CPU time in 0.3 s", after-before)
+	}
+	for range 2 {
+		if err := r.Resume(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st, err := r.Status(t.Context(), id); err != nil || !st.Running || st.Paused {
+		t.Errorf("status after resuming: %+v, %v", st, err)
+	}
+	l.await(t, id, l.lines(t, id)+3)
+}
+
+// ticks is the CPU time of a process, in units of sysconf(_SC_CLK_TCK).
+func ticks(t *testing.T, pid int) int {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')'):]))
+	user, _ := strconv.Atoi(f[12])
+	system, _ := strconv.Atoi(f[13])
+	return user + system
+}
+
+func TestCheckpointAndRestore(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	c := l.container(t, testImage)
+	id := start(c)
+	exits, err := r.Exits(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	shell := l.sh(t, id, "pgrep -f '[/]memory/start'")
+	dir := filepath.Join(vault(t), "image")
+	for i := range 2 {
+		n := l.lines(t, id)
+		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+			t.Fatal(err)
+		}
+		if st, err := r.Status(t.Context(), id); err != nil || st.Running || st.Link != 0 {
+			t.Fatalf("status while asleep: %+v, %v", st, err)
+		}
+		if i == 1 {
+			l.restartEngine(t) // what the engine knows of a run is lost; ours is not
+		}
+		st, err := r.Restore(t.Context(), id, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !st.Running || st.Link == 0 {
+			t.Errorf("status after waking: %+v", st)
+		}
+		if err := os.RemoveAll(dir); err != nil { // nothing reads it any more
+			t.Fatal(err)
+		}
+		l.await(t, id, n+3)
+		if got := l.sh(t, id, "pgrep -f '[/]memory/start'"); got != shell {
+			t.Errorf("the process is %s, was %s", got, shell)
+		}
+		if got := l.sh(t, id, "hostname -I"); strings.TrimSpace(got) != c.Address.Addr().String() {
+			t.Errorf("the address is %s, was %s", got, c.Address.Addr())
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(l.cfg.RunDir, "restore", "*")); len(left) > 0 {
+		t.Errorf("notes are left: %v", left)
+	}
+	select {
+	case id := <-exits:
+		t.Errorf("the end of %s was reported, which we made", id)
+	case <-time.After(200 * time.Millisecond):
+	}
+
+	t.Run("of a container older than the engine", func(t *testing.T) {
+		l.restartEngine(t)
+		n := l.lines(t, id)
+		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Restore(t.Context(), id, dir); err != nil {
+			t.Fatal(err)
+		}
+		l.await(t, id, n+3)
+		_ = os.RemoveAll(dir)
+	})
+	t.Run("leaving it running", func(t *testing.T) {
+		if err := r.Checkpoint(t.Context(), id, dir, true); err != nil {
+			t.Fatal(err)
+		}
+		l.await(t, id, l.lines(t, id)+3)
+		_ = os.RemoveAll(dir)
+	})
+	t.Run("without a guard", func(t *testing.T) {
+		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(l.pinPath()); err != nil {
+			t.Fatal(err)
+		}
+		_, err := r.Restore(t.Context(), id, dir)
+		if perr := l.pin(); perr != nil {
+			t.Fatal(perr)
+		}
+		if err == nil || !strings.Contains(err.Error(), "not guarding") {
+			t.Errorf("a sandbox woke on a bridge that nothing guards: %v", err)
+		}
+		if st, err := r.Status(t.Context(), id); err != nil || st.Running {
+			t.Errorf("status: %+v, %v", st, err)
+		}
+	})
+	t.Run("a damaged image", func(t *testing.T) {
+		pages := filepath.Join(dir, "checkpoint.img")
+		if err := os.Truncate(pages, 4096); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Restore(t.Context(), id, dir); err == nil {
+			t.Error("memory was restored from a part of it")
+		}
+		if _, err := r.Start(t.Context(), id); err != nil {
+			t.Fatalf("starting from its disk afterwards: %v", err)
+		}
+	})
+}
+
+func TestCheckpointRefusals(t *testing.T) {
+	l := need(t)
+	dir := filepath.Join(vault(t), "image")
+	stopped := l.create(t, l.container(t, testImage))
+	if err := l.runtime.Checkpoint(t.Context(), stopped, dir, false); err == nil {
+		t.Error("the memory of a stopped sandbox was written")
+	}
+	c := l.container(t, testImage)
+	c.Spec.Runtime = sandbox.RunC
+	id := l.start(t, c)
+	if err := l.runtime.Checkpoint(t.Context(), id, dir, false); !errors.Is(err, sandbox.ErrNoCheckpoint) {
+		t.Errorf("Checkpoint with runc: %v", err)
+	}
+	for _, bad := range []string{"relative", "/two\n/lines", `/back\slash`} {
+		if _, err := l.runtime.Restore(t.Context(), stopped, bad); err == nil {
+			t.Errorf("%q was taken", bad)
+		}
+	}
+}
+
+func TestBuild(t *testing.T) {
+	l := need(t)
+	a, err := l.runtime.Build(t.Context())
+	if err != nil || !strings.Contains(a, " ") {
+		t.Fatalf("Build = %q, %v", a, err)
+	}
+	if b, err := l.runtime.Build(t.Context()); err != nil || a != b {
+		t.Errorf("Build = %q, %v, was %q", b, err, a)
+	}
+}
+
+func TestUsage(t *testing.T) {
+	l := need(t)
+	id := l.start(t, l.container(t, testImage))
+	before, err := l.runtime.Usage(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.sh(t, id, "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; ping -c1 -W1 "+testGateway.String()+" >/dev/null 2>&1; (echo x >/dev/udp/"+testGateway.String()+"/9) 2>/dev/null; :")
+	after, err := l.runtime.Usage(t.Context(), id)
+	if err != nil || after.CPU < before.CPU+20*time.Millisecond {
+		t.Errorf("usage %+v, %v, was %+v before some work", after, err, before)
+	}
+	l.sh(t, id, "bash -c 'exec 3<>/dev/tcp/"+testGateway.String()+"/9' 2>/dev/null || :")
+	later, err := l.runtime.Usage(t.Context(), id)
+	if err != nil || later.Sent <= before.Sent {
+		t.Errorf("usage %+v, %v, was %+v before it sent something", later, err, before)
+	}
+}
+
+// restartEngine kills dockerd as a crash would, and waits for the next.
+func (l *laboratory) restartEngine(t *testing.T) {
+	t.Helper()
+	p := l.engine.parts[1]
+	p.signal(syscall.Signal(unix.SIGKILL))
+	if err := p.wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.launch(); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.await(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

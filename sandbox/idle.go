@@ -1,0 +1,213 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/agent/wire"
+)
+
+// What becomes of a sandbox that has been idle for as long as its spec says.
+const (
+	IdlePause     = "pause"
+	IdleHibernate = "hibernate"
+	IdleStop      = "stop"
+)
+
+// Bounds within which nothing is going on in a sandbox, for one look at it.
+const (
+	idleTick = 5 * time.Second
+	// idleCPU is what gVisor and a few timers take; 2 % of a processor.
+	idleCPU = idleTick / 50
+	// idleBytes is what a dozen quiet connections answer to keep-alives. One
+	// request in TLS is more.
+	idleBytes = 1 << 10
+	// minIdle is several looks.
+	minIdle = 4 * idleTick
+)
+
+// Usage is what a sandbox has used since it was started.
+type Usage struct {
+	CPU  time.Duration
+	Sent uint64 // bytes, with headers
+}
+
+// Meter tells what sandboxes use. It is a Runtime's.
+type Meter interface {
+	Usage(ctx context.Context, id string) (Usage, error)
+}
+
+// Busy tells how many commands' streams and terminals a sandbox has that somebody
+// reads, in place of its agent; ok is false where that cannot be told, and the sandbox is not idle then.
+type Busy func(ctx context.Context, id string) (n int, ok bool)
+
+// use notes that somebody uses a sandbox, until the function is called.
+func (e *entry) use() (done func()) {
+	e.busy.Add(1)
+	return func() { e.used.Store(time.Now().UnixNano()); e.busy.Add(-1) }
+}
+
+// pulse is what was seen of a sandbox last.
+type pulse struct {
+	session string
+	usage   Usage
+	active  time.Time // when something went on last
+}
+
+// WatchIdle puts sandboxes to sleep that are idle, and stops those whose lifetime
+// is over, until ctx is done. It is not only requests that count: a sandbox works
+// while a command or a terminal is open, while it sends, and while it takes
+// processor time.
+func (m *Manager) WatchIdle(ctx context.Context) error {
+	tick := time.NewTicker(idleTick)
+	defer tick.Stop()
+	seen := map[string]pulse{} // by ID
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		next := make(map[string]pulse, len(seen))
+		for _, i := range m.List() {
+			if err := m.look(ctx, i, seen, next); err != nil && ctx.Err() == nil {
+				m.opt.Logger.Warn("an idle sandbox goes on", "sandbox", i.Name, "error", err)
+			}
+		}
+		seen = next
+	}
+}
+
+// look sees to one sandbox.
+func (m *Manager) look(ctx context.Context, i Info, seen, next map[string]pulse) error {
+	live := i.State == Running || i.State.asleep()
+	if l := time.Duration(i.Spec.Lifetime); live && l > 0 && time.Since(i.Created) >= l {
+		return m.expire(ctx, i)
+	}
+	idle := time.Duration(i.Spec.Idle)
+	if i.State != Running || idle == 0 {
+		return nil
+	}
+	e := m.known(i.Name)
+	if e == nil {
+		return nil
+	}
+	p, ok := seen[i.ID]
+	if !ok || p.session != i.Session {
+		p = pulse{session: i.Session, active: time.Now()}
+	}
+	active, usage := m.active(ctx, e, i, p)
+	p.usage = usage
+	if used := time.Unix(0, e.used.Load()); active {
+		p.active = time.Now()
+	} else if used.After(p.active) {
+		p.active = used
+	}
+	next[i.ID] = p
+	if time.Since(p.active) < idle {
+		return nil
+	}
+	return m.lull(ctx, i, fmt.Sprintf("it was idle for %v", idle))
+}
+
+// active tells whether something goes on in a sandbox. What cannot be told does.
+func (m *Manager) active(ctx context.Context, e *entry, i Info, last pulse) (bool, Usage) {
+	if e.busy.Load() > 0 {
+		return true, last.usage
+	}
+	if n, ok := m.busy(ctx, e, i); n > 0 || !ok {
+		return true, last.usage
+	}
+	if m.opt.Meter == nil {
+		return false, last.usage
+	}
+	u, err := m.opt.Meter.Usage(ctx, i.ID)
+	if err != nil {
+		return true, last.usage
+	}
+	// Counters of another run begin anew.
+	return u.CPU < last.usage.CPU || u.CPU-last.usage.CPU > idleCPU ||
+		u.Sent < last.usage.Sent || u.Sent-last.usage.Sent > idleBytes, u
+}
+
+// busy asks the sandbox's agent who reads what commands write there. A command that
+// nobody reads counts by what it takes and sends: one that waits sleeps along.
+func (m *Manager) busy(ctx context.Context, e *entry, i Info) (n int, ok bool) {
+	if m.opt.Busy != nil {
+		return m.opt.Busy(ctx, i.ID)
+	}
+	if !e.mu.TryLock() {
+		return 0, false // something is being done to it
+	}
+	if !e.exists || e.state != Running {
+		m.release(e)
+		return 0, false
+	}
+	agent := m.agent(e)
+	m.release(e)
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	var a wire.Activity
+	if err := agent.JSON(ctx, http.MethodGet, "/activity", nil, &a); err != nil {
+		// A sandbox that broke its own agent is no more awake for that.
+		return 0, ctx.Err() == nil || errors.Is(err, channel.ErrSilent)
+	}
+	return a.Attached, true
+}
+
+const askTimeout = 2 * time.Second
+
+// known returns the entry of a name, or nil.
+func (m *Manager) known(name string) *entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.entries[name]
+}
+
+// lull does to an idle sandbox what its spec wants.
+func (m *Manager) lull(ctx context.Context, i Info, why string) error {
+	_, err := m.sleeping(ctx, i.Name, "putting to sleep", func(e *entry) error {
+		// Somebody may have come while we waited for the lock.
+		if e.rec.ID != i.ID || e.state != Running || e.rec.Session != i.Session || e.busy.Load() > 0 {
+			return nil
+		}
+		m.opt.Logger.Info("a sandbox is idle", "sandbox", i.Name, "for", i.Spec.Idle, "then", i.Spec.OnIdle)
+		switch i.Spec.OnIdle {
+		case IdlePause:
+			return m.pause(ctx, e)
+		case IdleHibernate:
+			return m.hibernate(ctx, e)
+		}
+		return m.halt(ctx, e, why)
+	})
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// expire stops a sandbox whose time is over.
+func (m *Manager) expire(ctx context.Context, i Info) error {
+	_, err := m.sleeping(ctx, i.Name, "stopping", func(e *entry) error {
+		if e.rec.ID != i.ID || e.state != Running && !e.state.asleep() {
+			return nil
+		}
+		return m.halt(ctx, e, "its lifetime is over")
+	})
+	if errors.Is(err, ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// expired is the error of starting a sandbox whose lifetime is over.
+func expired(r record) error {
+	if l := time.Duration(r.Spec.Lifetime); l > 0 && time.Since(r.Created) >= l {
+		return fmt.Errorf("%w: its lifetime of %v is over: remove it, and make it again", ErrState, l)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// body is a Meter and a Busy of the test's.
+type body struct {
+	cpu, sent, commands atomic.Int64
+	fails               atomic.Bool
+}
+
+func (b *body) Usage(context.Context, string) (Usage, error) {
+	if b.fails.Load() {
+		return Usage{}, errFault
+	}
+	return Usage{time.Duration(b.cpu.Load()), uint64(b.sent.Load())}, nil
+}
+
+func (b *body) busy(context.Context, string) (int, bool) { return int(b.commands.Load()), true }
+
+// TestIdle: each thing that goes on keeps a sandbox awake, and nothing else does.
+func TestIdle(t *testing.T) {
+	const idle = time.Minute
+	for name, tt := range map[string]struct {
+		spec Spec
+		work func(t *testing.T, b *bed, o *body) // each second
+		want State
+	}{
+		"nothing":             {Spec{Idle: Duration(idle)}, nil, Hibernated},
+		"pause":               {Spec{Idle: Duration(idle), OnIdle: IdlePause}, nil, Paused},
+		"stop":                {Spec{Idle: Duration(idle), OnIdle: IdleStop}, nil, Stopped},
+		"runc":                {Spec{Idle: Duration(idle), Runtime: RunC}, nil, Stopped},
+		"no limit":            {Spec{}, nil, Running},
+		"processor time":      {Spec{Idle: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.cpu.Add(int64(100 * time.Millisecond)) }, Running},
+		"gVisor's own timers": {Spec{Idle: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.cpu.Add(int64(5 * time.Millisecond)) }, Hibernated},
+		"packets":             {Spec{Idle: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.sent.Add(1000) }, Running},
+		"keep-alives":         {Spec{Idle: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.sent.Add(66) }, Hibernated},
+		"a command":           {Spec{Idle: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.commands.Store(1) }, Running},
+		"nobody knows":        {Spec{Idle: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.fails.Store(true) }, Running},
+		"use of the API": {Spec{Idle: Duration(idle)}, func(t *testing.T, b *bed, _ *body) {
+			_, _ = b.Exec(t.Context(), "a", Command{Args: []string{"true"}}) // which no agent answers
+		}, Running},
+		"a look at it":         {Spec{Idle: Duration(idle)}, func(_ *testing.T, b *bed, _ *body) { b.List() }, Hibernated},
+		"its lifetime is over": {Spec{Lifetime: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.commands.Store(1) }, Stopped},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b, o := newBed(t), &body{}
+			synctest.Test(t, func(t *testing.T) {
+				b.opt.Meter, b.opt.Busy = o, o.busy
+				if _, _, err := b.GetOrCreate(t.Context(), "a", tt.spec); err != nil {
+					t.Fatal(err)
+				}
+				b.must(t)(b.Start(t.Context(), "a"))
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan struct{})
+				go func() { defer close(done); _ = b.WatchIdle(ctx) }()
+				if tt.want != Running {
+					time.Sleep(idle - 2*time.Second)
+					if i := b.must(t)(b.Get("a")); i.State != Running {
+						t.Errorf("before its time it is %s", i.State)
+					}
+				}
+				for range 90 {
+					if tt.work != nil && b.must(t)(b.Get("a")).State == Running {
+						tt.work(t, b, o)
+					}
+					time.Sleep(time.Second)
+				}
+				cancel()
+				<-done
+				if i := b.must(t)(b.Get("a")); i.State != tt.want {
+					t.Errorf("it is %s, want %s", i.State, tt.want)
+				}
+				if tt.spec.Lifetime > 0 {
+					if _, err := b.Start(t.Context(), "a"); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "lifetime") {
+						t.Errorf("starting it again: %v", err)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestIdleSpecs(t *testing.T) {
+	b := newBed(t)
+	for name, spec := range map[string]Spec{
+		"too short": {Idle: Duration(time.Second)}, "of no kind": {OnIdle: "sleep"}, "negative": {Lifetime: -1},
+		"runc hibernates": {Runtime: RunC, Idle: Duration(time.Hour), OnIdle: IdleHibernate},
+	} {
+		if _, _, err := b.GetOrCreate(t.Context(), "a", spec); !errors.Is(err, ErrBadSpec) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, _, err := b.GetOrCreate(t.Context(), "a", Spec{Idle: Duration(time.Hour)}); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := b.GetOrCreate(t.Context(), "a", Spec{Idle: Duration(time.Minute)}); !errors.Is(err, ErrConflict) {
+		t.Errorf("another idle time: %v", err)
+	}
+}

@@ -1,0 +1,115 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"os"
+	"time"
+)
+
+// settleWait is for how long a memory checkpoint may take that an earlier process
+// of ours has begun.
+const settleWait = 30 * time.Second
+
+// settleSleep brings a sandbox that has gone to sleep, or was about to, into
+// agreement with its container, as settle does with the others.
+func (m *Manager) settleSleep(ctx context.Context, e *entry, have Endpoint, st Status) (keep bool, err error) {
+	switch e.rec.Sleep {
+	case pausedNow:
+		return m.settlePaused(ctx, e, have, st)
+	case hibernating:
+		return m.settleHibernating(ctx, e, have, st)
+	}
+	// hibernated, or waking: its memory is on the disk.
+	switch {
+	case st.Running && e.rec.Sleep == waking:
+		// It woke, and only the record of it is missing.
+		keep, err := m.identify(ctx, e, have, st)
+		if err != nil {
+			return keep, err
+		}
+		return keep, m.wakened(e)
+	case st.Running:
+		return false, m.lose(ctx, e, "it was started behind Sallyport's back")
+	case e.rec.Sleep == waking && !st.Started.Equal(e.rec.Began):
+		return false, m.lose(ctx, e, "it ended as it woke")
+	}
+	if _, err := os.Stat(m.checkpointPath(e)); errors.Is(err, os.ErrNotExist) {
+		return false, m.lose(ctx, e, "its memory checkpoint is gone")
+	}
+	if e.state == Hibernated && have.Link == 0 {
+		return false, nil
+	}
+	err = os.RemoveAll(m.ram(e))
+	if e.rec.Sleep != hibernated {
+		err = errors.Join(err, m.note(e, func(r *record) { r.Sleep = hibernated }))
+	}
+	m.enter(e, Hibernated)
+	return false, err
+}
+
+// settlePaused: a paused sandbox is in the engine's hands.
+func (m *Manager) settlePaused(ctx context.Context, e *entry, have Endpoint, st Status) (keep bool, err error) {
+	if !st.Running {
+		return false, m.lose(ctx, e, "it ended while it was paused")
+	}
+	keep, err = m.identify(ctx, e, have, st)
+	if err != nil {
+		return keep, err
+	}
+	if st.Paused {
+		m.enter(e, Paused)
+		return keep, nil
+	}
+	return keep, errors.Join(m.wakened(e), m.opt.Recorder.Append(ctx, detailed(e.rec, "resumed", "behind Sallyport's back")))
+}
+
+// settleHibernating: what writes the memory lives on without us, and ends the
+// container when it is whole.
+func (m *Manager) settleHibernating(ctx context.Context, e *entry, have Endpoint, st Status) (keep bool, err error) {
+	for deadline := time.Now().Add(settleWait); st.Running; {
+		_, whole := os.Stat(m.ram(e))
+		_, part := os.Stat(m.ram(e) + ".part")
+		if whole != nil && part != nil || time.Now().After(deadline) {
+			break // it was not begun, or will not end
+		}
+		select {
+		case <-ctx.Done():
+			return true, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+		if st, err = m.opt.Runtime.Status(ctx, e.rec.ID); err != nil {
+			return true, err
+		}
+	}
+	if st.Running {
+		keep, err = m.identify(ctx, e, have, st)
+		if err != nil {
+			return keep, err
+		}
+		return keep, m.wakened(e)
+	}
+	if _, err := os.Stat(m.checkpointPath(e)); err == nil { // sealed, and not recorded
+		return false, m.settled(ctx, e)
+	}
+	if _, err := os.Stat(m.ram(e)); err == nil {
+		build, err := m.opt.Runtime.Build(ctx)
+		if err != nil {
+			return false, err
+		}
+		return false, m.settleHibernated(ctx, e, build)
+	}
+	return false, m.lose(ctx, e, "it ended before its memory was written")
+}
+
+// settled is for a checkpoint that is on the disk, of which nothing else is.
+func (m *Manager) settled(ctx context.Context, e *entry) error {
+	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "hibernated", "recorded after a restart of the daemon")); err != nil {
+		return err
+	}
+	if err := m.note(e, func(r *record) { r.Sleep, r.Lost, r.Wakes = hibernated, "", 0 }); err != nil {
+		return err
+	}
+	m.enter(e, Hibernated)
+	return os.RemoveAll(m.ram(e))
+}

@@ -1,0 +1,347 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// What a record says of a sandbox's sleep. A step that may be cut short by a crash
+// has a word of its own, and reconcile knows the way out of each.
+const (
+	awake       = ""
+	pausedNow   = "paused"
+	hibernating = "hibernating" // its memory is being written
+	hibernated  = "hibernated"  // its memory is in checkpointFile
+	waking      = "waking"      // the same, and the container is being started with it
+)
+
+// maxWakes is how often a checkpoint that is whole may fail to be restored before
+// the sandbox starts from its disk.
+const maxWakes = 2
+
+// asleep tells whether a sandbox has a session that does not run now.
+func (s State) asleep() bool { return s == Paused || s == Hibernated }
+
+// ram is where a sandbox's memory is while it is written and read: a folder in
+// memory.
+func (m *Manager) ram(e *entry) string { return filepath.Join(m.opt.RAM, e.rec.ID) }
+
+func (m *Manager) checkpointPath(e *entry) string {
+	return filepath.Join(m.dir(e.rec.Name), checkpointFile)
+}
+
+// clear removes what there may be of a sandbox's memory.
+func (m *Manager) clear(e *entry) error {
+	var errs []error
+	if m.opt.RAM != "" && e.rec.ID != "" {
+		errs = append(errs, os.RemoveAll(m.ram(e)), os.RemoveAll(m.ram(e)+".part"))
+	}
+	if err := os.Remove(m.checkpointPath(e)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// note writes the record as change makes it; e has it when it is on the disk.
+func (m *Manager) note(e *entry, change func(*record)) error {
+	rec := e.rec
+	change(&rec)
+	if err := rec.write(m.dir(rec.Name)); err != nil {
+		return err
+	}
+	e.rec = rec
+	return nil
+}
+
+// sleeping runs f on a sandbox, under its lock.
+func (m *Manager) sleeping(ctx context.Context, name, verb string, f func(*entry) error) (Info, error) {
+	e, err := m.existing(ctx, name)
+	if err != nil {
+		return Info{}, err
+	}
+	defer m.release(e)
+	if err := f(e); err != nil {
+		return Info{}, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
+	}
+	return m.info(e), nil
+}
+
+// Pause stops a running sandbox where it is: in RAM, taking no CPU time. Any use
+// wakes it. One that sleeps already is left as it is.
+func (m *Manager) Pause(ctx context.Context, name string) (Info, error) {
+	return m.sleeping(ctx, name, "pausing", func(e *entry) error {
+		if e.state.asleep() {
+			return nil
+		}
+		return m.pause(ctx, e)
+	})
+}
+
+func (m *Manager) pause(ctx context.Context, e *entry) error {
+	if e.state != Running {
+		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
+	}
+	flows := m.opt.Gate.Sleep(ctx, e.rec.Address)
+	e.hangUp()
+	err := m.opt.Runtime.Pause(ctx, e.rec.ID)
+	if err == nil {
+		err = m.note(e, func(r *record) { r.Sleep, r.Flows, r.Slept = pausedNow, flows, now() })
+		if err != nil {
+			err = errors.Join(err, m.opt.Runtime.Resume(context.WithoutCancel(ctx), e.rec.ID))
+		}
+	}
+	if err != nil {
+		m.opt.Gate.Wake(e.rec.Address, flows)
+		return err
+	}
+	m.enter(e, Paused)
+	return m.opt.Recorder.Append(context.WithoutCancel(ctx), lifecycle(e.rec, "paused"))
+}
+
+// enter shows a state that keeps the sandbox's identity.
+func (m *Manager) enter(e *entry, s State) {
+	e.state = s
+	m.publish(e.rec.Address, m.info(e))
+}
+
+// Resume wakes a sandbox that sleeps. It is Start for those that have a session.
+func (m *Manager) Resume(ctx context.Context, name string) (Info, error) {
+	return m.Wake(ctx, name)
+}
+
+// Wake lets a sandbox that sleeps go on: its processes are what they were. One
+// that runs is left as it is, one that is stopped is ErrState.
+func (m *Manager) Wake(ctx context.Context, name string) (Info, error) {
+	return m.sleeping(ctx, name, "waking", func(e *entry) error {
+		if e.state != Running && !e.state.asleep() {
+			return fmt.Errorf("%w: it is %s and has no session to go on with: `sallyport run %s -- CMD` starts one", ErrState, m.info(e).State, name)
+		}
+		return m.start(ctx, e)
+	})
+}
+
+// resume lets a paused sandbox go on.
+func (m *Manager) resume(ctx context.Context, e *entry) error {
+	if err := m.opt.Recorder.Append(ctx, lifecycle(e.rec, "resumed")); err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx)
+	if err := m.opt.Runtime.Resume(ctx, e.rec.ID); err != nil {
+		if st, serr := m.opt.Runtime.Status(ctx, e.rec.ID); serr == nil && !st.Running {
+			err = errors.Join(err, m.lose(ctx, e, "it ended while it was paused"))
+		} else {
+			err = errors.Join(err, m.opt.Recorder.Append(ctx, detailed(e.rec, "paused", "it could not be resumed: "+err.Error())))
+		}
+		return err
+	}
+	return m.wakened(e)
+}
+
+// wakened is what follows when the sandbox runs again.
+func (m *Manager) wakened(e *entry) error {
+	flows := e.rec.Flows
+	err := m.note(e, func(r *record) { r.Sleep, r.Flows, r.Slept, r.Wakes, r.Began = awake, nil, time.Time{}, 0, time.Time{} })
+	m.enter(e, Running)
+	m.opt.Gate.Wake(e.rec.Address, flows)
+	if err != nil {
+		// It runs; the next start of the daemon finds it so and tries again.
+		return fmt.Errorf("its record cannot be written: %w", err)
+	}
+	return m.clear(e)
+}
+
+// Hibernate writes a sandbox's memory to disk, sealed, and gives its RAM back. Any
+// use wakes it, after a reboot too. A hibernated one is left as it is. It is
+// ErrNoCheckpoint where the runtime cannot.
+func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
+	return m.sleeping(ctx, name, "hibernating", func(e *entry) error {
+		if e.state == Hibernated {
+			return nil
+		}
+		return m.hibernate(ctx, e)
+	})
+}
+
+func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
+	switch {
+	case e.state != Running && e.state != Paused:
+		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
+	case e.rec.Spec.Runtime != GVisor:
+		return fmt.Errorf("%w: it runs with %s, and only gVisor (%s) writes memory down: pause or stop it", ErrNoCheckpoint, e.rec.Spec.Runtime, GVisor)
+	case m.opt.RAM == "" || m.opt.Key == nil:
+		return fmt.Errorf("%w: this manager has no folder in memory", ErrNoCheckpoint)
+	}
+	build, err := m.opt.Runtime.Build(ctx)
+	if err != nil {
+		return err
+	}
+	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
+	if err != nil {
+		return err
+	}
+	ctx = context.WithoutCancel(ctx) // half of it is of use to nobody
+	flows := e.rec.Flows
+	if e.state == Paused {
+		// Its connections are held already. That it runs for a moment is not an
+		// event: it does not become awake.
+		if err := m.opt.Runtime.Resume(ctx, e.rec.ID); err != nil {
+			return err
+		}
+	} else {
+		flows = m.opt.Gate.Sleep(ctx, e.rec.Address)
+	}
+	if err := m.clear(e); err != nil {
+		return errors.Join(err, m.rouse(ctx, e, flows))
+	}
+	if err := m.note(e, func(r *record) { r.Sleep, r.Flows, r.Slept, r.Began = hibernating, flows, now(), st.Started }); err != nil {
+		return errors.Join(err, m.rouse(ctx, e, flows))
+	}
+	e.hangUp()
+	if err := m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), false); err != nil {
+		if st, serr := m.opt.Runtime.Status(ctx, e.rec.ID); serr != nil || st.Running {
+			return errors.Join(err, m.rouse(ctx, e, flows))
+		}
+		return errors.Join(err, m.lose(ctx, e, "its memory could not be written: "+err.Error()))
+	}
+	return m.settleHibernated(ctx, e, build)
+}
+
+// rouse goes back to what runs.
+func (m *Manager) rouse(ctx context.Context, e *entry, flows []Flow) error {
+	was := e.state
+	e.rec.Flows = flows
+	err := m.wakened(e)
+	if was == Paused {
+		err = errors.Join(err, m.opt.Recorder.Append(ctx, detailed(e.rec, "resumed", "it could not be hibernated")))
+	}
+	return err
+}
+
+// settleHibernated seals the memory that the runtime has written, of a container
+// that has ended.
+func (m *Manager) settleHibernated(ctx context.Context, e *entry, build string) error {
+	if err := m.opt.Network.Detach(e.rec.Generation); err != nil {
+		m.opt.Logger.Error("a hibernated sandbox's identity cannot be detached", "sandbox", e.rec.Name, "error", err)
+	}
+	if err := m.detachDisk(e.rec); err != nil {
+		m.opt.Logger.Warn("a hibernated sandbox's disk stays attached", "sandbox", e.rec.Name, "error", err)
+	}
+	h := header{Build: build, ID: e.rec.ID, Session: e.rec.Session, Made: now()}
+	size, err := sealCheckpoint(m.opt.Key, h, m.ram(e), m.checkpointPath(e))
+	if err != nil {
+		// Its memory is in RAM still: it goes on from there.
+		err = fmt.Errorf("writing its memory to disk: %w", err)
+		if rerr := m.restore(ctx, e); rerr != nil {
+			return errors.Join(err, rerr, m.lose(ctx, e, "its memory could not be written to disk, nor restored: "+err.Error()))
+		}
+		return err
+	}
+	ev := lifecycle(e.rec, "hibernated")
+	ev.Detail = fmt.Sprintf("%d bytes of memory, sealed", size)
+	if err := m.opt.Recorder.Append(ctx, ev); err != nil {
+		if rerr := m.restore(ctx, e); rerr != nil {
+			return errors.Join(err, rerr, m.lose(ctx, e, "that it hibernates could not be recorded"))
+		}
+		return err
+	}
+	if err := m.note(e, func(r *record) { r.Sleep, r.Lost, r.Wakes = hibernated, "", 0 }); err != nil {
+		return err // hibernating, which is found again as what it is
+	}
+	m.enter(e, Hibernated)
+	return os.RemoveAll(m.ram(e))
+}
+
+// restore starts the container with the memory in RAM, and lets it go on. When it
+// fails the container does not run.
+func (m *Manager) restore(ctx context.Context, e *entry) error {
+	m.mu.Lock()
+	gen, err := m.counters.nextGeneration()
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := m.note(e, func(r *record) { r.Generation = gen }); err != nil {
+		return err
+	}
+	var st Status
+	if err = m.attachDisk(e.rec); err == nil {
+		st, err = m.opt.Runtime.Restore(ctx, e.rec.ID, m.ram(e))
+	}
+	if err != nil {
+		return &restoreError{errors.Join(err, m.detachDisk(e.rec)), false}
+	}
+	m.settleDisk(e.rec)
+	if err := m.attach(e, st); err != nil {
+		return &restoreError{err, true}
+	}
+	return m.wakened(e)
+}
+
+// restoreError tells whether processes ran, after which their disk may be ahead of
+// the memory that they began with.
+type restoreError struct {
+	error
+	ran bool
+}
+
+func (e *restoreError) Unwrap() error { return e.error }
+
+// wake restores a hibernated sandbox, or starts it from its disk where its memory
+// is of no use.
+func (m *Manager) wake(ctx context.Context, e *entry) error {
+	build, err := m.opt.Runtime.Build(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = openCheckpoint(m.opt.Key, m.checkpointPath(e), m.ram(e), checkHeader(e.rec, build))
+	if err != nil {
+		err = errors.Join(err, os.RemoveAll(m.ram(e)))
+		if errors.Is(err, errUnusable) {
+			return m.fresh(ctx, e, err)
+		}
+		return fmt.Errorf("reading its memory: %w: `sallyport sandbox stop %s` gives it up", err, e.rec.Name)
+	}
+	if err := m.note(e, func(r *record) { r.Sleep = waking }); err != nil {
+		return errors.Join(err, os.RemoveAll(m.ram(e)))
+	}
+	if err := m.opt.Recorder.Append(ctx, lifecycle(e.rec, "woken")); err != nil {
+		return errors.Join(err, m.note(e, func(r *record) { r.Sleep = hibernated }), os.RemoveAll(m.ram(e)))
+	}
+	ctx = context.WithoutCancel(ctx)
+	err = m.restore(ctx, e)
+	var failed *restoreError
+	if !errors.As(err, &failed) {
+		return err
+	}
+	tries := e.rec.Wakes + 1
+	if failed.ran || tries >= maxWakes && !errors.Is(err, ErrEngine) {
+		return m.fresh(ctx, e, fmt.Errorf("%w: %w", errUnusable, err))
+	}
+	// It may be the engine, or the bridge that nothing guards.
+	err = fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
+	return errors.Join(err,
+		m.note(e, func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),
+		os.RemoveAll(m.ram(e)),
+		m.opt.Recorder.Append(ctx, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error())))
+}
+
+// fresh starts a session from the disk, and says why the last one is over.
+func (m *Manager) fresh(ctx context.Context, e *entry, why error) error {
+	m.opt.Logger.Warn("a sandbox starts from its disk, without its memory", "sandbox", e.rec.Name, "error", why)
+	if err := m.lose(context.WithoutCancel(ctx), e, why.Error()); err != nil {
+		return err
+	}
+	return m.start(ctx, e)
+}
+
+// lose ends a session whose memory is gone, which listings say until the next sleep.
+func (m *Manager) lose(ctx context.Context, e *entry, why string) error {
+	e.rec.Lost = why
+	return m.halt(ctx, e, why+": it starts from its disk")
+}
+
+func now() time.Time { return time.Now().UTC().Truncate(time.Millisecond) }

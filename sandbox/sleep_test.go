@@ -1,0 +1,507 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/internal/seal"
+	"sallyport/sandbox/agent/channel"
+)
+
+// errCrash is what a call panics with that never returns: the daemon has ended.
+var errCrash = errors.New("the daemon ends here")
+
+func (h *faultHost) run(id, memory string) {
+	h.containers[id] = true
+	h.starts++
+	h.started[id] = time.Unix(int64(h.starts), 0)
+	h.memory[id] = memory
+	h.paused[id] = false
+}
+
+func (h *faultHost) Pause(_ context.Context, id string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("pause"); err != nil {
+		return err
+	}
+	h.paused[id] = true
+	return h.step("paused")
+}
+
+func (h *faultHost) Resume(_ context.Context, id string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("resume"); err != nil {
+		return err
+	}
+	h.paused[id] = false
+	return h.step("resumed")
+}
+
+func (h *faultHost) Checkpoint(_ context.Context, id, dir string, _ bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("checkpoint"); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "checkpoint.img"), []byte(h.memory[id]), 0o600); err != nil {
+		return err
+	}
+	h.containers[id] = false
+	delete(h.memory, id)
+	return h.step("checkpointed")
+}
+
+func (h *faultHost) Restore(_ context.Context, id, dir string) (Status, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("restore"); err != nil {
+		return Status{}, err
+	}
+	memory, err := os.ReadFile(filepath.Join(dir, "checkpoint.img"))
+	if err != nil {
+		return Status{}, err
+	}
+	h.run(id, string(memory))
+	return Status{Running: true, Link: 7}, h.step("restored")
+}
+
+func (h *faultHost) Build(context.Context) (string, error) { return h.build, h.step("build") }
+
+func (h *faultHost) Sleep(context.Context, netip.Addr) []Flow {
+	h.gate = append(h.gate, "sleep")
+	return []Flow{{netip.MustParseAddrPort("10.9.0.3:4000"), netip.MustParseAddrPort("198.51.100.1:443")}}
+}
+
+func (h *faultHost) Wake(_ netip.Addr, f []Flow) {
+	h.gate = append(h.gate, fmt.Sprintf("wake %d", len(f)))
+}
+
+func (h *faultHost) End(netip.Addr) { h.gate = append(h.gate, "end") }
+
+// bed is a manager that can put sandboxes to sleep.
+type bed struct {
+	*Manager
+	h        *faultHost
+	dir, ram string
+	key      *seal.Key
+}
+
+func newBed(t *testing.T) *bed {
+	t.Helper()
+	dir := t.TempDir()
+	key, err := seal.Open(filepath.Join(dir, "key", "key"), filepath.Join(dir, "data"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{h: newFaultHost(), dir: filepath.Join(dir, "sandboxes"), ram: filepath.Join(dir, "ram"), key: key}
+	if err := os.Mkdir(b.ram, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	b.open(t)
+	return b
+}
+
+// silentAgents are those of no sandbox: nothing is dialled.
+func silentAgents() channel.Options {
+	return channel.Options{Dial: func(context.Context, netip.AddrPort) (net.Conn, error) { return nil, errFault }}
+}
+
+// open is the next daemon's.
+func (b *bed) open(t *testing.T) {
+	t.Helper()
+	m, err := Open(t.Context(), Options{
+		Dir: b.dir, Subnet: netip.MustParsePrefix("10.9.0.0/29"),
+		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
+		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h,
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.Manager = m
+}
+
+// live makes a sandbox that runs and has something in its memory.
+func (b *bed) live(t *testing.T, name string) Info {
+	t.Helper()
+	if _, _, err := b.GetOrCreate(t.Context(), name, Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	i, err := b.Start(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.h.memory[i.ID] = "what it was thinking of"
+	return i
+}
+
+func (b *bed) must(t *testing.T) func(Info, error) Info {
+	return func(i Info, err error) Info {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+}
+
+// plain lists files below the folders that hold a sandbox's memory in the clear.
+func (b *bed) plain(t *testing.T, dirs ...string) (found []string) {
+	t.Helper()
+	for _, dir := range dirs {
+		_ = filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
+			if err == nil && info.Mode().IsRegular() {
+				if text, _ := os.ReadFile(path); strings.Contains(string(text), "thinking of") {
+					found = append(found, path)
+				}
+			}
+			return nil
+		})
+	}
+	return found
+}
+
+func TestSleepAndWake(t *testing.T) {
+	for _, way := range []struct {
+		state         State
+		asleep, awake string
+	}{{Paused, "paused", "resumed"}, {Hibernated, "hibernated", "woken"}} {
+		t.Run(string(way.state), func(t *testing.T) {
+			b := newBed(t)
+			before := b.live(t, "a")
+			lull := b.Pause
+			if way.state == Hibernated {
+				lull = b.Hibernate
+			}
+			var i Info
+			for range 2 { // the second finds it so
+				i = b.must(t)(lull(t.Context(), "a"))
+			}
+			if i.State != way.state || i.Session != before.Session || i.Slept.IsZero() {
+				t.Errorf("asleep: %+v", i)
+			}
+			if known, ok := b.ByAddress(before.Address); !ok || known.State != way.state {
+				t.Errorf("the gateway sees %v, %v", known.State, ok)
+			}
+			if got := b.plain(t, b.dir, b.ram); len(got) > 0 {
+				t.Errorf("memory in the clear: %v", got)
+			}
+			if way.state == Hibernated && (len(b.h.endpoints) > 0 || b.h.containers[i.ID]) {
+				t.Errorf("something is left of it: %v %v", b.h.endpoints, b.h.containers)
+			}
+			b.h.events, b.h.gate = slices.Clip(b.h.events), slices.Clip(b.h.gate)
+			// A command is a use, and wakes it.
+			_, _ = b.Exec(t.Context(), "a", Command{Args: []string{"true"}}) // which no agent answers
+			i = b.must(t)(b.Get("a"))
+			if i.State != Running || i.Session != before.Session || !i.Slept.IsZero() || i.Lost != "" || i.Address != before.Address {
+				t.Errorf("awake: %+v", i)
+			}
+			if got := b.h.memory[i.ID]; got != "what it was thinking of" {
+				t.Errorf("it woke with %q", got)
+			}
+			if len(b.h.endpoints) != 1 || b.h.endpoints[i.Generation].ID != i.ID {
+				t.Errorf("endpoints %v, want that of generation %d", b.h.endpoints, i.Generation)
+			}
+			want := []string{"a created", "a started", "a " + way.asleep, "a " + way.awake}
+			if !slices.Equal(b.h.events, want) {
+				t.Errorf("events %v, want %v", b.h.events, want)
+			}
+			if want := []string{"sleep", "wake 1"}; !slices.Equal(b.h.gate, want) {
+				t.Errorf("the gate was told %v, want %v", b.h.gate, want)
+			}
+			if _, err := os.Stat(filepath.Join(b.dir, "a", checkpointFile)); err == nil {
+				t.Error("the checkpoint of a sandbox that goes on is left")
+			}
+		})
+	}
+}
+
+// TestPausedHibernates: from one sleep into the other, without being awake.
+func TestPausedHibernates(t *testing.T) {
+	b := newBed(t)
+	b.live(t, "a")
+	b.must(t)(b.Pause(t.Context(), "a"))
+	b.must(t)(b.Hibernate(t.Context(), "a"))
+	i := b.must(t)(b.Wake(t.Context(), "a"))
+	if b.h.memory[i.ID] != "what it was thinking of" {
+		t.Errorf("it woke with %q", b.h.memory[i.ID])
+	}
+	want := []string{"a created", "a started", "a paused", "a hibernated", "a woken"}
+	if !slices.Equal(b.h.events, want) {
+		t.Errorf("events %v, want %v", b.h.events, want)
+	}
+	if want := []string{"sleep", "wake 1"}; !slices.Equal(b.h.gate, want) {
+		t.Errorf("the gate was told %v, want %v", b.h.gate, want)
+	}
+}
+
+func TestSleepRefusals(t *testing.T) {
+	b := newBed(t)
+	b.must(t)(Info{}, func() error { _, _, err := b.GetOrCreate(t.Context(), "a", Spec{}); return err }())
+	for name, f := range map[string]func(context.Context, string) (Info, error){"pause": b.Pause, "hibernate": b.Hibernate, "wake": b.Wake, "resume": b.Resume} {
+		if _, err := f(t.Context(), "a"); !errors.Is(err, ErrState) {
+			t.Errorf("%s of a stopped sandbox: %v", name, err)
+		}
+		if _, err := f(t.Context(), "nobody"); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s of nobody: %v", name, err)
+		}
+	}
+	if _, _, err := b.GetOrCreate(t.Context(), "r", Spec{Runtime: RunC}); err != nil {
+		t.Fatal(err)
+	}
+	b.must(t)(b.Start(t.Context(), "r"))
+	if _, err := b.Hibernate(t.Context(), "r"); !errors.Is(err, ErrNoCheckpoint) {
+		t.Errorf("Hibernate with runc: %v", err)
+	}
+	b.must(t)(b.Pause(t.Context(), "r"))
+	b.must(t)(b.Resume(t.Context(), "r"))
+}
+
+// TestUnusableMemory: a sandbox whose memory cannot be had starts from its disk,
+// and this is said in event, answer and listing.
+func TestUnusableMemory(t *testing.T) {
+	for name, tt := range map[string]struct {
+		harm func(t *testing.T, b *bed, path string)
+		says string
+	}{
+		"cut":   {func(t *testing.T, _ *bed, path string) { shrink(t, path) }, "damaged"},
+		"gone":  {func(t *testing.T, _ *bed, path string) { _ = os.Remove(path) }, "gone"},
+		"build": {func(_ *testing.T, b *bed, _ string) { b.h.build = "2" }, "gVisor 1 wrote it, and this is 2"},
+		"of another sandbox": {func(t *testing.T, b *bed, path string) {
+			b.live(t, "b")
+			b.must(t)(b.Hibernate(t.Context(), "b"))
+			if err := os.Rename(filepath.Join(b.dir, "b", checkpointFile), path); err != nil {
+				t.Fatal(err)
+			}
+		}, "another sandbox"},
+		"restored in vain": {func(_ *testing.T, b *bed, _ string) { b.h.fault = "restore" }, errFault.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			before := b.live(t, "a")
+			b.must(t)(b.Hibernate(t.Context(), "a"))
+			tt.harm(t, b, filepath.Join(b.dir, "a", checkpointFile))
+			b.h.events = nil
+			i, err := b.Start(t.Context(), "a")
+			if name == "restored in vain" { // it may be the engine's fault: once it stays as it is
+				if err == nil || b.must(t)(b.Get("a")).State != Hibernated {
+					t.Fatalf("the first time: %v, %v", err, i.State)
+				}
+				b.h.events = nil
+				i, err = b.Start(t.Context(), "a")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i.State != Running || i.Session == before.Session || !strings.Contains(i.Lost, tt.says) {
+				t.Errorf("the answer: %+v, want one that says %q", i, tt.says)
+			}
+			if l := b.List()[0]; l.Lost != i.Lost {
+				t.Errorf("the listing: %+v", l)
+			}
+			if b.h.memory[i.ID] != "fresh" {
+				t.Errorf("it runs with %q", b.h.memory[i.ID])
+			}
+			events := slices.DeleteFunc(b.h.events, func(e string) bool { return !strings.HasPrefix(e, "a ") || e == "a woken" })
+			if want := []string{"a stopped", "a started"}; !slices.Equal(events, want) {
+				t.Errorf("events %v, want %v", events, want)
+			}
+			if got := b.plain(t, b.ram); len(got) > 0 {
+				t.Errorf("memory in the clear: %v", got)
+			}
+			b.h.fault = ""
+			b.must(t)(b.Hibernate(t.Context(), "a"))
+			if i := b.must(t)(b.Wake(t.Context(), "a")); i.Lost != "" {
+				t.Errorf("what is long over is still said: %q", i.Lost)
+			}
+		})
+	}
+}
+
+func shrink(t *testing.T, path string) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err == nil {
+		err = os.Truncate(path, info.Size()-1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSleepFaults: what fails leaves a sandbox that runs, or sleeps, and goes on.
+func TestSleepFaults(t *testing.T) {
+	for fault, state := range map[string]State{
+		"checkpoint": Running, "build": Running, "record hibernated": Running, "pause": Running,
+	} {
+		t.Run(fault, func(t *testing.T) {
+			b := newBed(t)
+			b.live(t, "a")
+			lull := b.Hibernate
+			if fault == "pause" {
+				lull = b.Pause
+			}
+			b.h.fault = fault
+			if _, err := lull(t.Context(), "a"); !errors.Is(err, errFault) {
+				t.Fatalf("got %v, want the fault", err)
+			}
+			b.h.fault = ""
+			i := b.must(t)(b.Get("a"))
+			if i.State != state || b.h.memory[i.ID] != "what it was thinking of" {
+				t.Errorf("afterwards it is %s, with %q", i.State, b.h.memory[i.ID])
+			}
+			if n := len(b.h.gate); n > 0 && b.h.gate[n-1] != "wake 1" {
+				t.Errorf("its connections are held: %v", b.h.gate)
+			}
+			b.must(t)(lull(t.Context(), "a"))
+			b.must(t)(b.Wake(t.Context(), "a"))
+		})
+	}
+}
+
+// TestStopAsleep: whoever stops or removes a sandbox that sleeps gives its memory up.
+func TestStopAsleep(t *testing.T) {
+	b := newBed(t)
+	for _, lull := range []func(context.Context, string) (Info, error){b.Pause, b.Hibernate} {
+		i := b.live(t, "a")
+		b.must(t)(lull(t.Context(), "a"))
+		if i := b.must(t)(b.Stop(t.Context(), "a")); i.State != Stopped || i.Session != "" {
+			t.Errorf("stopped: %+v", i)
+		}
+		if _, ok := b.ByAddress(i.Address); ok {
+			t.Error("a stopped sandbox is somebody to the gateway")
+		}
+		if last := b.h.gate[len(b.h.gate)-1]; last != "end" {
+			t.Errorf("the gate was told %q last", last)
+		}
+		if i := b.must(t)(b.Start(t.Context(), "a")); b.h.memory[i.ID] != "fresh" || i.Lost != "" {
+			t.Errorf("started: %q, %+v", b.h.memory[i.ID], i)
+		}
+		b.must(t)(lull(t.Context(), "a"))
+		if err := b.Remove(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, _ := filepath.Glob(b.ram + "/*"); len(left) > 0 {
+		t.Errorf("left in memory: %v", left)
+	}
+}
+
+// TestCrashes ends the daemon at every call of every change, and starts another:
+// the sandbox is in a state that it gets out of, and has its memory unless that
+// is said.
+func TestCrashes(t *testing.T) {
+	for name, change := range map[string]func(*bed, context.Context) error{
+		"pause":     func(b *bed, ctx context.Context) error { _, err := b.Pause(ctx, "a"); return err },
+		"hibernate": func(b *bed, ctx context.Context) error { _, err := b.Hibernate(ctx, "a"); return err },
+		"resume": func(b *bed, ctx context.Context) error {
+			_, err := b.Pause(ctx, "a")
+			if err == nil {
+				_, err = b.Wake(ctx, "a")
+			}
+			return err
+		},
+		"wake": func(b *bed, ctx context.Context) error {
+			_, err := b.Hibernate(ctx, "a")
+			if err == nil {
+				_, err = b.Wake(ctx, "a")
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for at := 1; ; at++ {
+				b := newBed(t)
+				before := b.live(t, "a")
+				b.h.calls, b.h.crash = 0, at
+				crashed := func() (crashed bool) {
+					defer func() {
+						if p := recover(); p != nil {
+							if p != errCrash {
+								panic(p)
+							}
+							crashed = true
+						}
+					}()
+					if err := change(b, t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					return false
+				}()
+				if !crashed {
+					if at < 3 {
+						t.Error("the change has no calls to crash at")
+					}
+					return
+				}
+				b.h.crash = 0
+				b.open(t)
+				i := b.must(t)(b.Get("a"))
+				if i.State == Failed {
+					t.Errorf("crash at call %d: %s", at, i.Reason)
+				}
+				i = b.must(t)(b.Start(t.Context(), "a"))
+				if kept := b.h.memory[i.ID] == "what it was thinking of"; !kept && i.Lost == "" {
+					t.Errorf("crash at call %d: the memory is lost and nothing says so", at)
+				} else if kept && i.Session != before.Session {
+					t.Errorf("crash at call %d: the session is another", at)
+				} else if !kept {
+					t.Errorf("crash at call %d: the memory is lost: %s", at, i.Lost)
+				}
+				if b.h.paused[i.ID] {
+					t.Errorf("crash at call %d: it is paused, and should run", at)
+				}
+				if len(b.h.endpoints) != 1 {
+					t.Errorf("crash at call %d: endpoints %v", at, b.h.endpoints)
+				}
+				if left, _ := filepath.Glob(b.ram + "/*"); len(left) > 0 {
+					t.Errorf("crash at call %d: left in memory: %v", at, left)
+				}
+				b.must(t)(b.Hibernate(t.Context(), "a"))
+				b.must(t)(b.Wake(t.Context(), "a"))
+			}
+		})
+	}
+}
+
+// TestReboot: memory in RAM, containers that run and endpoints are gone.
+func TestReboot(t *testing.T) {
+	b := newBed(t)
+	hibernated, paused := b.live(t, "a"), b.live(t, "b")
+	b.must(t)(b.Hibernate(t.Context(), "a"))
+	b.must(t)(b.Pause(t.Context(), "b"))
+	clear(b.h.endpoints)
+	b.h.containers[paused.ID] = false
+	delete(b.h.memory, paused.ID)
+	b.h.events = nil
+	b.open(t)
+	if i := b.must(t)(b.Get("a")); i.State != Hibernated || i.Session != hibernated.Session {
+		t.Errorf("the hibernated one: %+v", i)
+	}
+	if i := b.must(t)(b.Get("b")); i.State != Stopped || !strings.Contains(i.Lost, "paused") {
+		t.Errorf("the paused one: %+v", i)
+	}
+	if want := []string{"b stopped"}; !slices.Equal(b.h.events, want) {
+		t.Errorf("events %v, want %v", b.h.events, want)
+	}
+	if i := b.must(t)(b.Wake(t.Context(), "a")); b.h.memory[i.ID] != "what it was thinking of" {
+		t.Errorf("it woke with %q", b.h.memory[i.ID])
+	}
+}
