@@ -252,7 +252,7 @@ func TestHibernatedThroughRestarts(t *testing.T) {
 
 	// Damage is said everywhere.
 	r.await("the new process", func() bool {
-		return r.sallyport("sandbox", "exec", "agent", "--", "pgrep", "-f", "[/]memory/start").code == 0
+		return r.sallyport("sandbox", "exec", "agent", "--", "pgrep", "-f", "[/]memory/lines").code == 0
 	})
 	r.ok("sandbox", "hibernate", "agent")
 	path := filepath.Join(r.dir, "data/sandboxes/agent/checkpoint")
