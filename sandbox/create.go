@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"os"
@@ -17,8 +18,8 @@ import (
 
 // create makes a sandbox step by step; what a failed step leaves is undone.
 func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) (err error) {
-	if _, err := os.Lstat(m.dir(name)); err == nil {
-		return fmt.Errorf("%w: %s is in the way: move it aside", ErrBadName, m.dir(name))
+	if err := m.makeWay(ctx, name); err != nil {
+		return err
 	}
 	rec := record{Name: name, ID: newID(), Spec: spec, Created: time.Now().UTC().Truncate(time.Millisecond)}
 	if rec.Address, err = m.newAddress(); err != nil {
@@ -72,6 +73,22 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 		return err
 	}
 	e.rec, e.state, e.exists = rec, Stopped, true
+	return nil
+}
+
+// makeWay removes what an attempt left that failed when the engine could not be
+// reached to undo it. Anything else in the way of a name stays.
+func (m *Manager) makeWay(ctx context.Context, name string) error {
+	if _, err := os.Lstat(m.dir(name)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	rec, err := readRecord(m.dir(name))
+	if err != nil || rec.Ready || rec.Name != name {
+		return fmt.Errorf("%w: %s is in the way: move it aside", ErrBadName, m.dir(name))
+	}
+	if err := m.discard(ctx, rec); err != nil {
+		return fmt.Errorf("removing what an earlier attempt left: %w", err)
+	}
 	return nil
 }
 

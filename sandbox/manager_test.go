@@ -181,6 +181,27 @@ func open(t *testing.T, h *faultHost, dir string) *Manager {
 	return m
 }
 
+// What an attempt left that the engine could not be reached to undo is undone by
+// the next, and its name is free.
+func TestHalfMadeMakesWay(t *testing.T) {
+	b := newBed(t)
+	rec := record{Name: "a", ID: newID(), Address: netip.MustParseAddr("10.9.0.3")}
+	if err := errors.Join(os.Mkdir(b.Manager.dir("a"), 0o700), rec.write(b.Manager.dir("a"))); err != nil {
+		t.Fatal(err)
+	}
+	i, created, err := b.GetOrCreate(t.Context(), "a", Spec{})
+	if err != nil || !created || i.ID == rec.ID {
+		t.Errorf("got %+v, %v, %v", i, created, err)
+	}
+	// What is no such thing stays.
+	if err := os.Mkdir(b.Manager.dir("b"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := b.GetOrCreate(t.Context(), "b", Spec{}); !errors.Is(err, ErrBadName) {
+		t.Errorf("a folder in the way: %v", err)
+	}
+}
+
 // Whatever step fails, nothing half-made is left.
 func TestCreateLeavesNothing(t *testing.T) {
 	for _, fault := range []string{"create", "root", "record created"} {

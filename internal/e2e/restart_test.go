@@ -56,11 +56,14 @@ func TestRestarts(t *testing.T) {
 	}
 	// Commands go on without an engine; a sandbox cannot be made.
 	r.ok("run", "agent", "--", "true")
-	for deadline := time.Now().Add(time.Minute); r.sallyport("run", "another", "--", "true").code != 0; {
-		if time.Now().After(deadline) {
-			t.Fatal("the engine does not come back")
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		res := r.sallyport("run", "another", "--", "true")
+		if res.code == 0 {
+			break
 		}
-		time.Sleep(100 * time.Millisecond)
+		if time.Now().After(deadline) {
+			t.Fatalf("the engine does not come back: %s", res)
+		}
 	}
 	if r.enginePID() == engine {
 		t.Fatal("the engine was not killed")
