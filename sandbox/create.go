@@ -20,6 +20,9 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if _, err := os.Lstat(m.dir(name)); err == nil {
 		return fmt.Errorf("%w: %s is in the way: move it aside", ErrBadName, m.dir(name))
 	}
+	if err := m.roomy(); err != nil {
+		return err
+	}
 	rec := record{Name: name, ID: newID(), Spec: spec, Created: time.Now().UTC().Truncate(time.Millisecond)}
 	if rec.Address, err = m.newAddress(); err != nil {
 		return err

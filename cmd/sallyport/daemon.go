@@ -239,6 +239,10 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 	if err := ram.Mount(vaultDir(d.cfg)); err != nil {
 		return err
 	}
+	space, reserve, err := openSpace(d.cfg)
+	if err != nil {
+		return err
+	}
 	h.sandboxes, err = sandbox.Open(ctx, sandbox.Options{
 		Dir:    sandboxesDir(d.cfg),
 		Subnet: net4.Subnet,
@@ -254,6 +258,8 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Recorder:  d.trail,
 		Logger:    d.log,
 		Agent:     channel.Options{Key: agents},
+		Space:     space,
+		Reserve:   reserve,
 		Forget:    d.forget,
 		Publish:   d.publish,
 		RAM:       vaultDir(d.cfg),
@@ -409,6 +415,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })
+		g.Go(func() error { return h.sandboxes.WatchSpace(ctx) })
 		drops := newDropLog(d.trail, d.log)
 		g.Go(func() error { return drops.run(ctx) })
 		g.Go(func() error {
