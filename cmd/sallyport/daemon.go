@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
@@ -437,11 +438,14 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	}
 	// Reading and compiling a policy leaves twice of what then lives.
 	debug.FreeOSMemory()
+	g.Go(func() error { return d.watchdog(ctx) })
+	d.notify(systemd.SdNotifyReady)
 	d.log.Info("sallyport is up", "version", version, "policy", d.rules.Policy().Revision(), "rules", d.rules.Policy().Rules())
 	return nil
 }
 
 func (d *daemon) end() error {
+	d.notify(systemd.SdNotifyStopping)
 	// The process has these too, and closes them first of all.
 	d.stopListening()
 	errs := []error{d.warden.Stop(time.Duration(d.cfg.Gateway.Drain))}
