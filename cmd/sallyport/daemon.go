@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
@@ -117,23 +116,18 @@ func (d *daemon) close() error {
 	return errors.Join(errs...)
 }
 
-// claim makes the folders and locks the data directory: two daemons on one
-// would tear its log.
+// claim makes the folders and takes the data directory.
 func (d *daemon) claim(context.Context) error {
 	for _, dir := range []string{d.cfg.DataDir, d.cfg.RunDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}
 	}
-	lock, err := os.OpenFile(filepath.Join(d.cfg.DataDir, "lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	release, err := lockData(d.cfg)
 	if err != nil {
 		return err
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = lock.Close()
-		return fmt.Errorf("another daemon uses %s: stop it with `sallyport down`, or choose another --data-dir", d.cfg.DataDir)
-	}
-	d.onClose(lock.Close)
+	d.onClose(release)
 	return nil
 }
 
