@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrFull refuses to create or start a sandbox on a host whose disk is nearly full.
@@ -129,9 +131,13 @@ func (m *Manager) hold(ctx context.Context, i Info, why string) error {
 	}
 	m.opt.Logger.Warn("a sandbox is stopped to keep room for the host", "sandbox", i.Name, "reason", why)
 	e.rec.Held = why // kept by the end of the session
-	// It gets no time to end in: it could go on writing.
-	err := m.opt.Runtime.Stop(ctx, e.rec.ID, 0)
-	if errors.Is(err, ErrNotFound) {
+	// It gets no time to end in, not even what an engine takes to start a program
+	// that kills it: it could go on writing.
+	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
+	if err == nil && st.Running && st.PID > 1 {
+		err = unix.Kill(st.PID, unix.SIGKILL)
+	}
+	if errors.Is(err, ErrNotFound) || errors.Is(err, unix.ESRCH) {
 		err = nil
 	}
 	return errors.Join(err, m.halt(context.WithoutCancel(ctx), e, why))

@@ -177,7 +177,12 @@ func (u *uninstall) remove(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if len(used) == 0 && !u.bridged() {
+		// Where memory is that sandboxes hibernate from.
+		points, err := docker.MountedBelow(u.cfg.RunDir)
+		if err != nil {
+			return err
+		}
+		if len(used)+len(points) == 0 && !u.bridged() {
 			return u.clear()
 		}
 		// What a daemon has left running, the next one knows how to end.
