@@ -21,6 +21,9 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if err := m.makeWay(ctx, name); err != nil {
 		return err
 	}
+	if err := m.roomy(); err != nil {
+		return err
+	}
 	rec := record{Name: name, ID: newID(), Spec: spec, Created: time.Now().UTC().Truncate(time.Millisecond)}
 	if rec.Address, err = m.newAddress(); err != nil {
 		return err

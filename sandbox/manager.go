@@ -29,7 +29,7 @@ type Recorder interface {
 	Append(context.Context, ...*audit.Event) error
 }
 
-// Options of a Manager; all but Disks, Forget and Publish are needed.
+// Options of a Manager; all but Disks, Space, Forget and Publish are needed.
 type Options struct {
 	Dir       string // one folder for each sandbox
 	Subnet    netip.Prefix
@@ -42,6 +42,9 @@ type Options struct {
 	Recorder  Recorder
 	Logger    *slog.Logger
 	Agent     channel.Options // how agents are spoken to
+	// Reserve is what is kept of Space for the host, in bytes. Space nil: nothing.
+	Space   Space
+	Reserve int64
 	// Forget is told the ID of a sandbox that is removed, for those who keep
 	// something under it.
 	Forget func(id string) error
@@ -267,9 +270,13 @@ func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
 }
 
 func (m *Manager) start(ctx context.Context, e *entry) error {
-	switch e.state {
-	case Running:
+	if e.state == Running {
 		return nil
+	}
+	if err := m.roomy(); err != nil {
+		return err
+	}
+	switch e.state {
 	case Paused:
 		return m.resume(ctx, e)
 	case Hibernated:
@@ -285,7 +292,7 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 		return err
 	}
 	rec := e.rec
-	rec.Generation, rec.Session, rec.Reason = gen, uuid.Must(uuid.NewV7()).String(), ""
+	rec.Generation, rec.Session, rec.Reason, rec.Held = gen, uuid.Must(uuid.NewV7()).String(), "", ""
 	if err := rec.write(m.dir(rec.Name)); err != nil {
 		return err
 	}
@@ -466,6 +473,9 @@ func (m *Manager) info(e *entry) Info {
 		i.Slept = e.rec.Slept
 	}
 	i.Lost = e.rec.Lost
+	if e.state != Running {
+		i.Reason = e.rec.Held
+	}
 	if e.rec.Reason != "" && !live {
 		i.State, i.Reason = Failed, e.rec.Reason
 	}

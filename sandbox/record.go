@@ -45,6 +45,8 @@ type record struct {
 	Wakes int       `json:"wakes,omitempty"` // that have failed
 	// Lost is why the last session's memory is gone.
 	Lost string `json:"lost,omitempty"`
+	// Held is why the last session was ended to keep room for the host, or empty.
+	Held string `json:"held,omitempty"`
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)

@@ -75,7 +75,7 @@ type Info struct {
 	Name       string     `json:"name"`
 	ID         string     `json:"id"`
 	State      State      `json:"state"`
-	Reason     string     `json:"reason,omitempty"` // of Failed
+	Reason     string     `json:"reason,omitempty"` // of Failed, or why it was stopped to keep room for the host
 	Spec       Spec       `json:"spec"`
 	Address    netip.Addr `json:"address"`
 	Session    string     `json:"session,omitempty"`

@@ -12,9 +12,9 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
@@ -116,23 +116,18 @@ func (d *daemon) close() error {
 	return errors.Join(errs...)
 }
 
-// claim makes the folders and locks the data directory: two daemons on one
-// would tear its log.
+// claim makes the folders and takes the data directory.
 func (d *daemon) claim(context.Context) error {
 	for _, dir := range []string{d.cfg.DataDir, d.cfg.RunDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
 		}
 	}
-	lock, err := os.OpenFile(filepath.Join(d.cfg.DataDir, "lock"), os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	release, err := lockData(d.cfg)
 	if err != nil {
 		return err
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		_ = lock.Close()
-		return fmt.Errorf("another daemon uses %s: stop it with `sallyport down`, or choose another --data-dir", d.cfg.DataDir)
-	}
-	d.onClose(lock.Close)
+	d.onClose(release)
 	return nil
 }
 
@@ -239,6 +234,10 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 	if err := ram.Mount(vaultDir(d.cfg)); err != nil {
 		return err
 	}
+	space, reserve, err := openSpace(d.cfg)
+	if err != nil {
+		return err
+	}
 	h.sandboxes, err = sandbox.Open(ctx, sandbox.Options{
 		Dir:    sandboxesDir(d.cfg),
 		Subnet: net4.Subnet,
@@ -254,6 +253,8 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Recorder:  d.trail,
 		Logger:    d.log,
 		Agent:     channel.Options{Key: agents},
+		Space:     space,
+		Reserve:   reserve,
 		Forget:    d.forget,
 		Publish:   d.publish,
 		RAM:       vaultDir(d.cfg),
@@ -409,6 +410,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 		g.Go(func() error { return h.engine.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })
+		g.Go(func() error { return h.sandboxes.WatchSpace(ctx) })
 		drops := newDropLog(d.trail, d.log)
 		g.Go(func() error { return drops.run(ctx) })
 		g.Go(func() error {
@@ -430,11 +432,14 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	}
 	// Reading and compiling a policy leaves twice of what then lives.
 	debug.FreeOSMemory()
+	g.Go(func() error { return d.watchdog(ctx) })
+	d.notify(systemd.SdNotifyReady)
 	d.log.Info("sallyport is up", "version", version, "policy", d.rules.Policy().Revision(), "rules", d.rules.Policy().Rules())
 	return nil
 }
 
 func (d *daemon) end() error {
+	d.notify(systemd.SdNotifyStopping)
 	// The process has these too, and closes them first of all.
 	d.stopListening()
 	errs := []error{d.warden.Stop(time.Duration(d.cfg.Gateway.Drain))}

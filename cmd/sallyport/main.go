@@ -89,6 +89,7 @@ func newRoot() *cobra.Command {
 		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandbox(g), newSecret(g),
 		newClient(g), newPolicy(g), newApprovals(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
 		newLimits(g), newKey(g), newEvents(g),
+		newBackup(g), newRestore(g), newUninstall(g),
 		newGateway(),
 	)
 	return root

@@ -121,25 +121,33 @@ func newDown(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			s, err := d.Status(cmd.Context())
-			if err != nil {
+			if err := pullDown(cmd.Context(), d); err != nil {
 				return err
-			}
-			if err := d.Shutdown(cmd.Context()); err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), downWithin)
-			defer cancel()
-			for !errors.Is(syscall.Kill(s.PID, 0), syscall.ESRCH) {
-				select {
-				case <-ctx.Done():
-					return fmt.Errorf("the daemon, pid %d, is still there: %w: see its log", s.PID, ctx.Err())
-				case <-time.After(downPoll):
-				}
 			}
 			return g.print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
 		},
 	}
+}
+
+// pullDown has the daemon stop everything, and waits until it has ended.
+func pullDown(ctx context.Context, d *api.Client) error {
+	s, err := d.Status(ctx)
+	if err != nil {
+		return err
+	}
+	if err := d.Shutdown(ctx); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, downWithin)
+	defer cancel()
+	for !errors.Is(syscall.Kill(s.PID, 0), syscall.ESRCH) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("the daemon, pid %d, is still there: %w: see its log", s.PID, ctx.Err())
+		case <-time.After(downPoll):
+		}
+	}
+	return nil
 }
 
 func newDoctor(g *globals) *cobra.Command {

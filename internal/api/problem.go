@@ -86,6 +86,7 @@ var problems = []struct {
 	{errBadRequest, http.StatusBadRequest, "bad-request"},
 
 	{sandbox.ErrEngine, http.StatusServiceUnavailable, "engine"},
+	{sandbox.ErrFull, http.StatusInsufficientStorage, "disk-full"},
 	{sandbox.ErrNoAddress, http.StatusServiceUnavailable, "no-address"},
 	{audit.ErrUnwritable, http.StatusServiceUnavailable, "no-record"},
 }

@@ -123,6 +123,12 @@ type Sandbox struct {
 	// 10GiB.
 	// Example: 10GiB
 	Disk policy.Size `yaml:"disk"`
+	// Reserve is what is kept of the data directory's file system for the host and
+	// the audit: while less is left, no sandbox is made or started, and the one
+	// whose disk grows most is stopped. Default: 2GiB or a twentieth of that file
+	// system, whichever is less.
+	// Example: 2GiB
+	Reserve policy.Size `yaml:"reserve"`
 }
 
 // Gateway is the process that reads what sandboxes and upstreams send.

@@ -53,6 +53,7 @@ var homes = map[string][]string{
 	"github.com/landlock-lsm/go-landlock": {"internal/cell"},
 	"github.com/klauspost/compress":       {"gateway/credential/coding"},
 	"github.com/andybalholm/brotli":       {"gateway/credential/coding"},
+	"github.com/coreos/go-systemd":        {"cmd/sallyport"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -21,7 +22,8 @@ const (
 // Daemon is `sallyport up` with one configuration. It is not running until Start.
 type Daemon struct {
 	Programs *Programs
-	Dir      string // its configuration and all that it writes
+	Dir      string   // its configuration and all that it writes
+	By       []string // the command that runs `sallyport up`, empty: none
 
 	process *exec.Cmd // the one started last
 	log     *os.File
@@ -46,7 +48,8 @@ func (d *Daemon) Start() error {
 			return err
 		}
 	}
-	d.process = exec.Command(filepath.Join(d.Programs.Dir, "sallyport"), "up")
+	words := append(slices.Clone(d.By), filepath.Join(d.Programs.Dir, "sallyport"), "up")
+	d.process = exec.Command(words[0], words[1:]...)
 	d.process.Env = d.env()
 	d.process.Stdout, d.process.Stderr = d.log, d.log
 	if err := d.process.Start(); err != nil {

@@ -49,6 +49,9 @@ func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.En
 		over := make(chan struct{})
 		defer close(over)
 		go steer(w, head, s, over)
+		// The transport waits for the body's end before it says that an agent is
+		// gone which has not answered.
+		defer context.AfterFunc(c.ctx, func() { _ = w.CloseWithError(ErrClosed) })()
 		body = r
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/run", body)

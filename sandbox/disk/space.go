@@ -1,0 +1,69 @@
+package disk
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Space is the host's file system that the disks below a folder take from.
+type Space struct{ Dir string }
+
+// Free is how much of it is left for the host, in bytes, less what disks hold in
+// the page cache and have yet to take. What only root may use does not count.
+func (s Space) Free() (int64, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(s.Dir, &st); err != nil {
+		return 0, fmt.Errorf("asking how much of the disk is left: %w", err)
+	}
+	free := int64(st.Bavail) * st.Bsize
+	folders, err := filepath.Glob(filepath.Join(s.Dir, "*", image))
+	if err != nil {
+		return 0, err
+	}
+	for _, f := range folders {
+		d, err := look(filepath.Dir(f))
+		if err != nil {
+			return 0, err
+		}
+		free -= max(0, d.written-d.taken)
+	}
+	return free, nil
+}
+
+// Used is how much the disk of a sandbox takes of the host's or will, in bytes.
+func (Space) Used(folder string) (int64, error) {
+	d, err := look(folder)
+	return max(d.taken, d.written), err
+}
+
+// Size is how much the file system holds altogether, in bytes.
+func (s Space) Size() (int64, error) {
+	var st unix.Statfs_t
+	err := unix.Statfs(s.Dir, &st)
+	return int64(st.Blocks) * st.Bsize, err
+}
+
+// occupied is what a disk takes of the host's, in bytes, and what is written to
+// it: files are counted at once (ext4_statfs in fs/ext4/super.c takes delayed
+// allocations off), and reach the host's disk when the kernel writes them back.
+type occupied struct{ taken, written int64 }
+
+func look(folder string) (o occupied, err error) {
+	if o.taken, err = Used(folder); err != nil {
+		return o, err
+	}
+	at := filepath.Join(folder, point)
+	before := mounted(at)
+	var st unix.Statfs_t
+	if err := unix.Statfs(at, &st); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return o, fmt.Errorf("asking what is on a sandbox's disk: %w", err)
+	}
+	if before && mounted(at) { // else it is the host's that was asked
+		o.written = int64(st.Blocks-st.Bfree) * st.Bsize
+	}
+	return o, nil
+}

@@ -1,0 +1,72 @@
+package disk_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"sallyport/internal/lab"
+	"sallyport/sandbox/disk"
+)
+
+// What a sandbox has written counts at once, and once, whether the kernel has
+// written it back to the host's disk or not.
+func TestSpaceCountsWhatIsNotWrittenBack(t *testing.T) {
+	lab.Privileged(t)
+	// A file system of the test's own: others write to the machine's.
+	host := t.TempDir()
+	if err := disk.Make(host, 512<<20); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := disk.Detach(host); err != nil {
+			t.Error(err)
+		}
+	})
+	s := disk.Space{Dir: disk.Layer(host)}
+	folder := filepath.Join(s.Dir, "a")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := disk.Make(folder, 128<<20); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := disk.Detach(folder); err != nil {
+			t.Error(err)
+		}
+	})
+	look := func() (free, used int64) {
+		t.Helper()
+		free, err := s.Free()
+		if err == nil {
+			used, err = s.Used(folder)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return free, used
+	}
+	const size, slack = 64 << 20, 8 << 20
+	free, used := look()
+	file := filepath.Join(folder, "memory/file")
+	if err := os.WriteFile(file, make([]byte, size), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, when := range []string{"at once", "when it has been synced"} {
+		f, u := look()
+		if took := free - f; took < size-slack || took > size+slack {
+			t.Errorf("%s: the host has %d MiB less, want 64", when, took>>20)
+		}
+		if grew := u - used; grew < size-slack || grew > size+slack {
+			t.Errorf("%s: the disk has grown by %d MiB, want 64", when, grew>>20)
+		}
+		if w, err := os.Open(file); err != nil {
+			t.Fatal(err)
+		} else if err := w.Sync(); err != nil {
+			t.Fatal(err)
+		} else {
+			w.Close()
+		}
+	}
+}

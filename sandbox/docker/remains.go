@@ -1,0 +1,47 @@
+package docker
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Remains lists what of a private engine runs or is mounted on this host: names
+// of its processes and mount points.
+func Remains(cfg EngineConfig) ([]string, error) {
+	l := newLayout(cfg)
+	var all []string
+	for _, part := range []func() (*part, error){l.containerd, l.dockerd} {
+		p, err := part()
+		if err != nil {
+			continue // it is not installed
+		}
+		if p.find() != 0 {
+			all = append(all, p.name)
+		}
+	}
+	for _, dir := range []string{l.run(), l.dir()} {
+		points, err := MountedBelow(dir)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, points...)
+	}
+	return all, nil
+}
+
+// MountedBelow lists the mount points below a folder, the outermost first.
+func MountedBelow(dir string) ([]string, error) {
+	data, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return nil, err
+	}
+	var points []string
+	for line := range strings.Lines(string(data)) {
+		// proc_pid_mountinfo(5): blanks and backslashes are octal escapes there.
+		if f := strings.Fields(line); len(f) > 1 && strings.HasPrefix(f[1], filepath.Clean(dir)+"/") {
+			points = append(points, strings.NewReplacer(`\040`, " ", `\011`, "\t", `\134`, `\`).Replace(f[1]))
+		}
+	}
+	return points, nil
+}

@@ -1,0 +1,146 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrFull refuses to create or start a sandbox on a host whose disk is nearly full.
+var ErrFull = errors.New("the host's disk is nearly full")
+
+// Space is the host's file system that sandboxes' disks take from. Both are in
+// bytes, and count what was written and is not on the disk yet.
+type Space interface {
+	Free() (int64, error)
+	Used(folder string) (int64, error) // by the disk in a sandbox's own folder
+}
+
+const (
+	// spaceEvery is how often the space that is left is looked at: what can be
+	// written meanwhile is what a reserve is overshot by.
+	spaceEvery = 250 * time.Millisecond
+	// growthOver is how far back the growth of disks is compared.
+	growthOver = 10 * time.Second
+	// leastGrowth is what a disk must have grown by to be held: the journal and
+	// the times of files take a little even where nothing is written.
+	leastGrowth = 1 << 20
+)
+
+// roomy refuses where less is left than the host's reserve. Nobody knows whether
+// there is room where that cannot be asked.
+func (m *Manager) roomy() error {
+	if m.opt.Space == nil {
+		return nil
+	}
+	free, err := m.opt.Space.Free()
+	if err != nil {
+		return err
+	}
+	if free < m.opt.Reserve {
+		return fmt.Errorf("%w: %s are left, and %s are kept for the host (sandbox.reserve): remove sandboxes or files, or use a larger disk",
+			ErrFull, mebibytes(free), mebibytes(m.opt.Reserve))
+	}
+	return nil
+}
+
+// WatchSpace keeps the reserve for the host until ctx is done: while less is
+// left, the running sandbox whose disk has grown most is held, then the next one
+// that goes on growing.
+func (m *Manager) WatchSpace(ctx context.Context) error {
+	if m.opt.Space == nil {
+		return nil
+	}
+	tick := time.NewTicker(spaceEvery)
+	defer tick.Stop()
+	var w spaceWatch
+	for {
+		if err := w.look(ctx, m); err != nil && ctx.Err() == nil {
+			m.opt.Logger.Error("the reserve of the host's disk cannot be kept", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// spaceWatch compares the disks of what runs with how they were.
+type spaceWatch struct {
+	before map[string]int64 // bytes by the sandbox's ID, of those that ran
+	taken  time.Time        // of before
+}
+
+func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
+	free, err := m.opt.Space.Free()
+	if err != nil {
+		return err
+	}
+	used := map[string]int64{}
+	var errs []error
+	var most Info
+	var grown int64
+	for _, i := range m.List() {
+		if i.State != Running {
+			continue
+		}
+		n, err := m.opt.Space.Used(m.dir(i.Name))
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		used[i.ID] = n
+		before, known := w.before[i.ID]
+		if g := n - before; known && g >= leastGrowth && g > grown {
+			most, grown = i, g
+		}
+	}
+	enough := free >= m.opt.Reserve
+	// Where there is too little, growth counts from before that was so: one that
+	// writes slowly is found too.
+	if w.before == nil || enough && time.Since(w.taken) >= growthOver {
+		w.before, w.taken = used, time.Now()
+	}
+	for id, n := range used {
+		if _, known := w.before[id]; !known {
+			w.before[id] = n
+		}
+	}
+	if !enough && grown > 0 {
+		errs = append(errs, m.hold(ctx, most, fmt.Sprintf("the host's disk has %s left, less than its reserve of %s, and this sandbox's grew most, by %s",
+			mebibytes(free), mebibytes(m.opt.Reserve), mebibytes(grown))))
+		w.before, w.taken = used, time.Now() // the others have until now what they have
+	}
+	return errors.Join(errs...)
+}
+
+// hold keeps a sandbox from writing more: its session ends at once, its files stay.
+func (m *Manager) hold(ctx context.Context, i Info, why string) error {
+	e := m.entry(i.Name)
+	defer m.release(e)
+	if !e.exists {
+		m.drop(i.Name, e)
+	}
+	if !e.exists || e.rec.ID != i.ID || e.state != Running || e.rec.Session != i.Session {
+		return nil
+	}
+	m.opt.Logger.Warn("a sandbox is stopped to keep room for the host", "sandbox", i.Name, "reason", why)
+	e.rec.Held = why // kept by the end of the session
+	// It gets no time to end in, not even what an engine takes to start a program
+	// that kills it: it could go on writing.
+	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
+	if err == nil && st.Running && st.PID > 1 {
+		err = unix.Kill(st.PID, unix.SIGKILL)
+	}
+	if errors.Is(err, ErrNotFound) || errors.Is(err, unix.ESRCH) {
+		err = nil
+	}
+	return errors.Join(err, m.halt(context.WithoutCancel(ctx), e, why))
+}
+
+func mebibytes(n int64) string { return strconv.FormatInt(n>>20, 10) + " MiB" }

@@ -1,0 +1,142 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// space is a disk that the test fills.
+type space struct {
+	mu   sync.Mutex
+	free int64
+	used map[string]int64 // by sandbox
+	err  error
+}
+
+func (s *space) Free() (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.free, s.err
+}
+
+func (s *space) Used(folder string) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.used[filepath.Base(folder)], nil
+}
+
+func (s *space) write(name string, n int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.used[name] += n
+	s.free -= n
+}
+
+const testReserve = 100 << 20
+
+func reserved(t *testing.T, free int64) (*faultHost, *space, *Manager) {
+	t.Helper()
+	h, s := newFaultHost(), &space{free: free, used: map[string]int64{}}
+	m := open(t, h, t.TempDir())
+	m.opt.Space, m.opt.Reserve = s, testReserve
+	return h, s, m
+}
+
+// Below the reserve nothing is made or started, and what is there stays as it is;
+// so it is where nobody knows what is left.
+func TestReserveRefuses(t *testing.T) {
+	h, s, m := reserved(t, 2*testReserve)
+	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	failed := errors.New("the disk is gone")
+	for _, c := range []struct {
+		free int64
+		err  error
+		want error
+	}{{testReserve - 1, nil, ErrFull}, {testReserve, failed, failed}, {testReserve, nil, nil}} {
+		s.free, s.err = c.free, c.err
+		_, _, err := m.GetOrCreate(t.Context(), "b", Spec{})
+		if !errors.Is(err, c.want) {
+			t.Errorf("creating with %d left, %v: %v", c.free, c.err, err)
+		}
+		if c.want == ErrFull && !strings.Contains(err.Error(), "99 MiB are left, and 100 MiB are kept") {
+			t.Errorf("it says %q", err)
+		}
+		if _, err := m.Start(t.Context(), "a"); !errors.Is(err, c.want) {
+			t.Errorf("starting with %d left, %v: %v", c.free, c.err, err)
+		}
+		if c.want != nil && (h.starts != 0 || len(m.List()) != 1) {
+			t.Errorf("%d starts, %d sandboxes", h.starts, len(m.List()))
+		}
+	}
+}
+
+// While there is too little, the one that grows most is stopped, once, at once,
+// and says why until it is started again; those that do not grow run on.
+func TestReserveHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s, m := reserved(t, 2*testReserve)
+		for _, name := range []string{"idle", "slow", "fast"} {
+			if _, _, err := m.GetOrCreate(t.Context(), name, Spec{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := m.Start(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- m.WatchSpace(ctx) }()
+		time.Sleep(time.Minute)
+		s.write("slow", 20<<20)
+		s.write("fast", 79<<20) // 101 MiB are left
+		time.Sleep(time.Second)
+		states(t, m, "fast running, idle running, slow running")
+		s.write("fast", 2<<20)
+		time.Sleep(time.Second)
+		states(t, m, "fast stopped, idle running, slow running")
+		i, err := m.Get("fast")
+		if err != nil || !strings.Contains(i.Reason, "99 MiB left, less than its reserve of 100 MiB") {
+			t.Errorf("it says %q, %v", i.Reason, err)
+		}
+		time.Sleep(time.Minute)
+		states(t, m, "fast stopped, idle running, slow running")
+		s.write("slow", leastGrowth/2) // and no more than the journal's
+		time.Sleep(time.Minute)
+		states(t, m, "fast stopped, idle running, slow running")
+		s.write("slow", leastGrowth/2)
+		time.Sleep(time.Second)
+		states(t, m, "fast stopped, idle running, slow stopped")
+		s.write("", -testReserve)
+		if i, err := m.Start(t.Context(), "fast"); err != nil || i.State != Running || i.Reason != "" {
+			t.Errorf("started again: %v %q, %v", i.State, i.Reason, err)
+		}
+		time.Sleep(time.Minute)
+		states(t, m, "fast running, idle running, slow stopped")
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if n := strings.Count(strings.Join(h.events, "\n"), "stopped"); n != 2 {
+			t.Errorf("%d events of an end, want 2: %v", n, h.events)
+		}
+	})
+}
+
+func states(t *testing.T, m *Manager, want string) {
+	t.Helper()
+	var got []string
+	for _, i := range m.List() {
+		got = append(got, i.Name+" "+string(i.State))
+	}
+	if g := strings.Join(got, ", "); g != want {
+		t.Errorf("got %s, want %s", g, want)
+	}
+}
