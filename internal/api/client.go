@@ -34,7 +34,8 @@ type Client struct {
 func NewClient(socket string) *Client {
 	c := &Client{socket: socket}
 	c.http = &http.Client{Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+		ExpectContinueTimeout: continueTimeout,
 	}}
 	return c
 }
@@ -86,6 +87,10 @@ func (c *Client) send(ctx context.Context, method, path string, body io.Reader) 
 	if err != nil {
 		return nil, err
 	}
+	return c.do(req)
+}
+
+func (c *Client) do(req *http.Request) (*http.Response, error) {
 	resp, err := c.http.Do(req)
 	if err != nil {
 		var u *url.Error

@@ -37,7 +37,7 @@ var errBadRequest = errors.New("bad request")
 func problem(err error) *Problem {
 	status := http.StatusInternalServerError
 	switch {
-	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoCommand), errors.Is(err, credential.ErrNoSecret),
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoCommand), errors.Is(err, sandbox.ErrNoFile), errors.Is(err, credential.ErrNoSecret),
 		errors.Is(err, gateway.ErrClientUnknown), errors.Is(err, audit.ErrNoDecision), errors.Is(err, approval.ErrUnknown), errors.Is(err, ErrNoLimit):
 		status = http.StatusNotFound
 	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, sandbox.ErrBadSpec),
@@ -47,7 +47,7 @@ func problem(err error) *Problem {
 		status = http.StatusBadRequest
 	case errors.Is(err, approval.ErrAnswer):
 		status = http.StatusBadRequest
-	case errors.Is(err, ErrOperator):
+	case errors.Is(err, ErrOperator), errors.Is(err, sandbox.ErrFileDenied):
 		status = http.StatusForbidden
 	case errors.Is(err, approval.ErrAnswered), errors.Is(err, approval.ErrFull):
 		status = http.StatusConflict
@@ -55,10 +55,12 @@ func problem(err error) *Problem {
 		status = http.StatusTooManyRequests
 	case errors.Is(err, channel.ErrSilent):
 		status = http.StatusBadGateway
-	case errors.Is(err, channel.ErrClosed), errors.Is(err, sandbox.ErrConflicts):
+	case errors.Is(err, channel.ErrClosed), errors.Is(err, sandbox.ErrConflicts), errors.Is(err, sandbox.ErrFileState):
 		status = http.StatusConflict
 	case errors.Is(err, sandbox.ErrConflict), errors.Is(err, errTaken), errors.Is(err, gateway.ErrClientExists), errors.Is(err, ErrElsewhere):
 		status = http.StatusConflict
+	case errors.Is(err, sandbox.ErrNoSpace):
+		status = http.StatusInsufficientStorage
 	case errors.Is(err, sandbox.ErrEngine), errors.Is(err, sandbox.ErrNoAddress):
 		status = http.StatusServiceUnavailable
 	}

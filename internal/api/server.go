@@ -111,6 +111,7 @@ func NewHandler(opt Options) http.Handler {
 	mux.HandleFunc("GET /v1/limits", h.limits)
 	mux.HandleFunc("POST /v1/limits/{name}/reset", h.resetLimit)
 	h.registerCommands(mux)
+	h.registerFiles(mux)
 	return mux
 }
 

@@ -63,6 +63,9 @@ func Unpack(ctx context.Context, folder string, from io.Reader, o Options) (wire
 		o.Top = "."
 	}
 	u := &unpacker{o: o, made: map[[2]uint64]struct{}{}, buf: make([]byte, bufferSize)}
+	if info, err := os.Stat(folder); err == nil && !info.IsDir() {
+		return u.report, fmt.Errorf("%w: %s is no folder", syscall.ENOTDIR, folder)
+	}
 	root, err := os.OpenRoot(folder)
 	if err != nil {
 		return u.report, err
