@@ -164,7 +164,7 @@ func (f *Files) List(ctx context.Context, folder, after string) (list []File, mo
 	if err := f.call(ctx, "listing", folder, http.MethodGet, f.target("/list", folder, "after", after), nil, &page); err != nil {
 		return nil, false, err
 	}
-	if len(page.Files) > wire.MaxPage || page.More && len(page.Files) == 0 {
+	if page.Files == nil || len(page.Files) > wire.MaxPage || page.More && len(page.Files) == 0 {
 		return nil, false, fmt.Errorf("listing %s: %w: it says that there are %d", f.name, channel.ErrSilent, len(page.Files))
 	}
 	last := after
