@@ -28,7 +28,7 @@ type Recorder interface {
 	Append(context.Context, ...*audit.Event) error
 }
 
-// Options of a Manager; all but Disks, Forget and Publish are needed.
+// Options of a Manager; all but Disks, Layers, Forget and Publish are needed.
 type Options struct {
 	Dir       string // one folder for each sandbox
 	Subnet    netip.Prefix
@@ -41,6 +41,7 @@ type Options struct {
 	Recorder  Recorder
 	Logger    *slog.Logger
 	Agent     channel.Options // how agents are spoken to
+	Layers    Layers          // nil: Changes tells nothing
 	// Forget is told the ID of a sandbox that is removed, for those who keep
 	// something under it.
 	Forget func(id string) error

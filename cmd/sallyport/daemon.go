@@ -246,6 +246,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Agent:     channel.Options{Key: agents},
 		Forget:    d.forget,
 		Publish:   d.publish,
+		Layers:    runtime,
 	})
 	d.house = h
 	if err == nil {

@@ -111,7 +111,7 @@ func newSandbox(g *globals) *cobra.Command {
 		one(g, "stop NAME", "Stop a sandbox; its files stay", (*api.Client).Stop),
 		newSandboxRemove(g),
 		newSandboxShell(g), newSandboxCommands(g), newSandboxOutput(g), newSandboxKill(g),
-		newSandboxCopy(g), newSandboxFiles(g),
+		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
 	)
 }
 

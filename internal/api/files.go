@@ -58,6 +58,7 @@ func (h *handler) registerFiles(mux *http.ServeMux) {
 		reply(w, http.StatusOK, p, err)
 	}))
 	mux.HandleFunc("GET "+files+"/watch", h.files(watchFiles))
+	mux.HandleFunc("GET /v1/sandboxes/{name}/changes", h.changes)
 }
 
 // files is a route of the files of one sandbox. The query names the path and

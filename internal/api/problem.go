@@ -37,7 +37,7 @@ var errBadRequest = errors.New("bad request")
 func problem(err error) *Problem {
 	status := http.StatusInternalServerError
 	switch {
-	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoCommand), errors.Is(err, sandbox.ErrNoFile), errors.Is(err, credential.ErrNoSecret),
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoCommand), errors.Is(err, sandbox.ErrNoFile), errors.Is(err, sandbox.ErrNotNoted), errors.Is(err, credential.ErrNoSecret),
 		errors.Is(err, gateway.ErrClientUnknown), errors.Is(err, audit.ErrNoDecision), errors.Is(err, approval.ErrUnknown), errors.Is(err, ErrNoLimit):
 		status = http.StatusNotFound
 	case errors.Is(err, sandbox.ErrBadName), errors.Is(err, sandbox.ErrBadSpec),

@@ -62,6 +62,7 @@ func TestFiles(t *testing.T) {
 	t.Run("single", func(t *testing.T) { testSingle(t, r) })
 	t.Run("user", func(t *testing.T) { testFilesOfUser(t, r) })
 	t.Run("hostile", func(t *testing.T) { testHostileFiles(t, r) })
+	t.Run("changes", func(t *testing.T) { testChanges(t, r) })
 	t.Run("watch", func(t *testing.T) { testWatchInside(t, r) })
 }
 
@@ -213,4 +214,24 @@ func testWatchInside(t *testing.T, r *rig) {
 	await("created   w/\n")
 	await("w/x/f\n")
 	await("removed   w/x/f\n")
+}
+
+// What a root inside does to files is told, whatever it makes of their times.
+func testChanges(t *testing.T, r *rig) {
+	r.ok("run", "fresh", "--", "sh", "-c", `rm /etc/motd 2>/dev/null; touch -r /etc/passwd /tmp/ref; echo x >>/etc/passwd; touch -r /tmp/ref /etc/passwd
+		rm /etc/issue; mkdir -p /opt/new; ln -s /etc/shadow /opt/new/link; printf x >"$(printf '/opt/new/esc\033[31m')"`)
+	got := r.ok("sandbox", "changes", "fresh")
+	for _, want := range []string{
+		"modified  /etc/passwd\n", "removed   /etc/issue\n", "added     /opt/new\n", "added     /opt/new/link\n", "added     /opt/new/esc\\x1b[31m\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "shadow") || strings.Contains(got, "/etc\n") || strings.Contains(got, "\x1b") {
+		t.Errorf("got\n%s", got)
+	}
+	if res := r.sallyport("sandbox", "changes", "fresh", "none"); res.code != 1 || !strings.Contains(res.stderr, "no snapshot") {
+		t.Errorf("since nothing: %s", res)
+	}
 }
