@@ -71,7 +71,7 @@ func Raw(name string) []byte {
 	return []byte(name)
 }
 
-// Name is the bytes that a name and its raw form stand for.
+// RawName is the bytes that a name and its raw form stand for.
 func RawName(name string, raw []byte) string {
 	if raw != nil {
 		return string(raw)
