@@ -63,7 +63,7 @@ func wired(t *testing.T, raw string) map[string]any {
 		"sandbox":     map[string]any{"name": "test", "id": "test", "session": "test", "tags": map[string]any{}},
 		"destination": map[string]any{"host": x.flow.host, "port": x.flow.port},
 		"request": map[string]any{
-			"method": x.request.Method, "scheme": x.request.Scheme, "path": x.request.Path,
+			"method": x.request.Method, "scheme": x.request.Scheme, "path": x.request.Path, "raw_path": x.request.Path,
 			"query_keys": keys, "headers": x.request.Headers, "size": -1,
 		},
 	}

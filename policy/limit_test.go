@@ -117,7 +117,7 @@ func TestLimitFindings(t *testing.T) {
 		{"zone", `{name: a, hours: {zone: Europe/Berlim}}`, "limits[0].hours.zone: \"Europe/Berlim\" is not a time zone"},
 		{"no hours", `{name: a, hours: {from: "08:00", to: "08:00"}}`, "limits[0].hours.to: is the same time as from"},
 		{"no sandboxes", `{name: a, concurrent: 1, sandboxes: {names: []}}`, "limits[0].sandboxes.names: is empty"},
-		{"tokens", `{name: a, every: 1h, tokens: 1}`, "unknown key"},
+		{"an unknown key", `{name: a, every: 1h, token: 1}`, "unknown key"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c, err := config.Parse("sallyport.yaml", []byte(bounded+"- "+tt.yaml+"\n"))

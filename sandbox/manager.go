@@ -29,7 +29,7 @@ type Recorder interface {
 	Append(context.Context, ...*audit.Event) error
 }
 
-// Options of a Manager; all but Disks, Space, Forget and Publish are needed.
+// Options of a Manager; all but Disks, Layers, Space, Forget and Publish are needed.
 type Options struct {
 	Dir       string // one folder for each sandbox
 	Subnet    netip.Prefix
@@ -45,6 +45,7 @@ type Options struct {
 	// Reserve is what is kept of Space for the host, in bytes. Space nil: nothing.
 	Space   Space
 	Reserve int64
+	Layers    Layers          // nil: Changes tells nothing
 	// Forget is told the ID of a sandbox that is removed, for those who keep
 	// something under it.
 	Forget func(id string) error

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/sandbox/agent/channel"
 )
 
 // faultHost stands for engine, network, authority and log where a test needs
@@ -169,11 +170,16 @@ func (h *faultHost) Contains(_ context.Context, v string) (string, bool, error) 
 
 func open(t *testing.T, h *faultHost, dir string) *Manager {
 	t.Helper()
+	return openWith(t, h, dir, channel.Options{})
+}
+
+func openWith(t *testing.T, h *faultHost, dir string, agent channel.Options) *Manager {
+	t.Helper()
 	m, err := Open(t.Context(), Options{
 		Dir: dir, Subnet: netip.MustParsePrefix("10.9.0.0/29"),
 		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
 		Runtime:  h, Network: h, Authority: h, Secrets: h, Recorder: h,
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Agent: agent,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -261,6 +261,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Key:       d.key,
 		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
+		Layers:    runtime,
 	})
 	d.house = h
 	if err == nil {

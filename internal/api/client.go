@@ -94,3 +94,9 @@ func (c *Client) DeleteSecret(ctx context.Context, name string) error {
 func (c *Client) Shutdown(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, "/v1/shutdown", nil, nil)
 }
+
+// What the command line has of the client's.
+type (
+	Files  = client.Files
+	Change = client.Change
+)

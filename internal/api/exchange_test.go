@@ -3,6 +3,7 @@ package api_test
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -22,12 +23,13 @@ import (
 	"github.com/getkin/kin-openapi/openapi3filter"
 	"github.com/getkin/kin-openapi/routers"
 	"github.com/getkin/kin-openapi/routers/gorillamux"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
 	"sallyport/internal/api"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
 	"sallyport/sandbox/client"
 )
 
@@ -62,10 +64,12 @@ var hit = struct {
 }{routes: map[string]bool{}}
 
 var described = sync.OnceValues(func() (*openapi3.T, error) {
-	for _, text := range []string{"text/event-stream", "application/jsonl", "application/x-pem-file"} {
+	for _, text := range []string{"text/event-stream", "application/jsonl", "application/x-pem-file", "application/x-ndjson"} {
 		openapi3filter.RegisterBodyDecoder(text, openapi3filter.PlainBodyDecoder)
 	}
-	openapi3filter.RegisterBodyDecoder("application/octet-stream", openapi3filter.FileBodyDecoder)
+	for _, raw := range []string{"application/octet-stream", "application/x-tar"} {
+		openapi3filter.RegisterBodyDecoder(raw, openapi3filter.FileBodyDecoder)
+	}
 	openapi3filter.RegisterBodyDecoder("application/yaml", openapi3filter.PlainBodyDecoder)
 	doc, err := openapi3.NewLoader().LoadFromData(api.Document())
 	if err != nil {
@@ -82,12 +86,14 @@ func checked(t *testing.T, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		sent := &bytes.Buffer{}
 		asked := r.Clone(r.Context())
+		r = r.WithContext(r.Context()) // the server's own stays as it is
 		r.Body = struct {
 			io.Reader
 			io.Closer
 		}{io.TeeReader(r.Body, sent), r.Body}
 		seen := &seenWriter{ResponseWriter: w}
 		defer func() {
+			seen.status = cmp.Or(seen.status, http.StatusOK) // of an answer without a body
 			if err := agrees(doc, router, asked, sent.Bytes(), seen); err != nil {
 				t.Errorf("%s %s answered %d, and this is not what openapi.yaml says: %v\nasked: %.300s\nanswered: %.600s", asked.Method, asked.URL, seen.status, err, sent, seen.body.String())
 			}
@@ -229,7 +235,7 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 			got[method+" "+path] = facts
 		}
 	}
-	if d := cmp.Diff(api.Routes(), got); d != "" {
+	if d := gocmp.Diff(api.Routes(), got); d != "" {
 		t.Errorf("routes (-) and openapi.yaml (+):\n%s", d)
 	}
 }
@@ -238,12 +244,12 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 func TestSchemasHaveTheFields(t *testing.T) {
 	doc := must[*openapi3.T](t)(described())
 	for name, v := range map[string]any{
-		"Spec": sandbox.Spec{}, "Sandbox": sandbox.Info{}, "Command": sandbox.Command{}, "CommandInfo": sandbox.CommandInfo{}, "TerminalSize": sandbox.Size{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
+		"Spec": sandbox.Spec{}, "Sandbox": sandbox.Info{}, "Command": sandbox.Command{}, "CommandInfo": sandbox.CommandInfo{}, "TerminalSize": sandbox.Size{}, "File": sandbox.File{}, "FileList": wire.Listing{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
 		"Problem": client.Problem{}, "Event": client.Event{}, "Secret": api.Secret{}, "Client": api.ProxyClient{}, "Limit": api.Limit{},
 		"ApprovalRequest": approval.Request{}, "ApprovalList": api.ApprovalList{}, "Answer": approval.Answer{},
 	} {
 		got := slices.Sorted(maps.Keys(doc.Components.Schemas[name].Value.Properties))
-		if d := cmp.Diff(slices.Sorted(slices.Values(fields(reflect.TypeOf(v)))), got); d != "" {
+		if d := gocmp.Diff(slices.Sorted(slices.Values(fields(reflect.TypeOf(v)))), got); d != "" {
 			t.Errorf("%s: the type (-) and openapi.yaml (+):\n%s", name, d)
 		}
 	}

@@ -115,6 +115,17 @@ POST /v1/sandboxes/{name}/commands/{id}/signal run tenant
 POST /v1/sandboxes/{name}/commands/{id}/resize run tenant
 POST /v1/sandboxes/{name}/commands/{id}/stdin run tenant
 GET /v1/sandboxes/{name}/commands/{id}/output run tenant
+GET /v1/sandboxes/{name}/files run tenant
+PUT /v1/sandboxes/{name}/files run tenant
+DELETE /v1/sandboxes/{name}/files run tenant
+GET /v1/sandboxes/{name}/files/stat run tenant
+GET /v1/sandboxes/{name}/files/list run tenant
+POST /v1/sandboxes/{name}/files/mkdir run tenant
+POST /v1/sandboxes/{name}/files/move run tenant
+GET /v1/sandboxes/{name}/files/tar run tenant
+PUT /v1/sandboxes/{name}/files/tar run tenant
+GET /v1/sandboxes/{name}/files/watch run tenant
+GET /v1/sandboxes/{name}/changes run tenant
 `
 
 // Each route with a key of each scope, of the host and of a tenant, and with none.

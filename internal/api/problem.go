@@ -52,6 +52,11 @@ var problems = []struct {
 
 	{sandbox.ErrNotFound, http.StatusNotFound, "no-sandbox"},
 	{sandbox.ErrNoCommand, http.StatusNotFound, "no-command"},
+	{sandbox.ErrNoFile, http.StatusNotFound, "no-file"},
+	{sandbox.ErrNotNoted, http.StatusNotFound, "no-snapshot"},
+	{sandbox.ErrFileDenied, http.StatusForbidden, "file-denied"},
+	{sandbox.ErrFileState, http.StatusConflict, "file-state"},
+	{sandbox.ErrNoSpace, http.StatusInsufficientStorage, "no-space"},
 	{credential.ErrNoSecret, http.StatusNotFound, "no-secret"},
 	{gateway.ErrClientUnknown, http.StatusNotFound, "no-client"},
 	{audit.ErrNoDecision, http.StatusNotFound, "no-decision"},

@@ -86,7 +86,7 @@ func (h *handler) routes() []route {
 		{method: post, pattern: "/v1/sandboxes/{name}/wake", serve: h.change((*sandbox.Manager).Wake), scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/exec", serve: h.exec, scope: ScopeRun, shared: true},
 		{method: get, pattern: "/v1/sandboxes/{name}/ca", serve: h.sandboxRoot, scope: ScopeRead, shared: true},
-	}, h.commands()...)
+	}, append(h.commands(), h.fileRoutes()...)...)
 }
 
 // mux serves the routes, and problems for what is none.
@@ -130,7 +130,8 @@ func (h *handler) guard(to route) http.Handler {
 			h.refuse(w, r, who, err)
 			return
 		}
-		if r.Body, err = body(w, r, most); err != nil {
+		content, err := body(w, r, most)
+		if err != nil {
 			writeProblem(w, err)
 			return
 		}
@@ -139,7 +140,10 @@ func (h *handler) guard(to route) http.Handler {
 		if who.Tenant != "" {
 			ctx = sandbox.ForOwner(ctx, who.Tenant)
 		}
+		// The server has to find the body that it knows in the request that is its
+		// own, or it waits for one that the client has not been asked for.
 		r = r.WithContext(ctx)
+		r.Body = content
 		if key := r.Header.Values("Idempotency-Key"); to.once && len(key) > 0 {
 			h.onceOnly(w, r, to, who, key)
 			return

@@ -2,9 +2,10 @@
 //
 // As PID 1 it adopts and reaps what others leave behind, passes a request to
 // end on to every process, and does what the host asks by an authenticated
-// connection (see package wire): it runs commands, keeps their output and tells
-// of their end. It is linked statically and uses nothing of the image, so that
-// any image works. It holds no secret: the host's public key only.
+// connection (see package wire): it runs commands, keeps their output, tells of
+// their end, and reads, writes and watches files. It is linked statically and
+// uses nothing of the image, so that any image works. It holds no secret: the
+// host's public key only.
 //
 // It guarantees nothing about hostile code beside it, which as root can do all
 // that it can do: the host takes its answers for hostile. Nobody but the host,

@@ -48,6 +48,7 @@ func NewServer(opt Options) *Server {
 	for _, register := range []func(*http.ServeMux){
 		s.register,
 		s.commands.register,
+		(&files{user: opt.User, using: s.commands.attach}).register,
 	} {
 		register(mux)
 	}

@@ -74,7 +74,8 @@ func Unix(socket string) *Client {
 		return nil, fmt.Errorf("reaching the daemon on %s: %w", socket, err)
 	}
 	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+		ExpectContinueTimeout: continueTimeout,
+		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 	}}
 	return c
 }
@@ -113,7 +114,8 @@ func Dial(r Remote) (*Client, error) {
 	d := &tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second}, Config: trust}
 	c.dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
 	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
-		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+		ExpectContinueTimeout: continueTimeout,
+		DialTLSContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 	}}
 	return c, nil
 }

@@ -102,6 +102,7 @@ func New(agent netip.Addr, opt Options) *Channel {
 		MaxConnsPerHost:        streams + calls,
 		IdleConnTimeout:        idleTimeout,
 		ResponseHeaderTimeout:  headTimeout,
+		ExpectContinueTimeout:  headTimeout,
 		MaxResponseHeaderBytes: maxHead,
 		DisableCompression:     true,
 		ForceAttemptHTTP2:      false,

@@ -1,0 +1,168 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/internal/api"
+	"sallyport/internal/terminal"
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+)
+
+func newSandboxFiles(g *globals) *cobra.Command {
+	var user string
+	// of makes a command about files of one sandbox.
+	of := func(use, short string, args []string, run func(context.Context, *cobra.Command, *api.Files, []string) error) *cobra.Command {
+		return &cobra.Command{Use: use, Short: short, Args: exactly(args...), RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := g.daemon()
+			if err != nil {
+				return err
+			}
+			f := d.Files(args[0])
+			f.User = user
+			return run(cmd.Context(), cmd, f, args[1:])
+		}}
+	}
+	one := []string{"NAME", "PATH"}
+	show := func(cmd *cobra.Command, i sandbox.File, err error) error {
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, i, func(w io.Writer) { table(w, fileHead, fileRow(i)) })
+	}
+
+	ls := of("ls NAME PATH", "List a folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+		return g.list(ctx, cmd, f, args[0])
+	})
+	var follow bool
+	stat := of("stat NAME PATH", "Show what is known of a file", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+		i, err := f.Stat(ctx, args[0], follow)
+		return show(cmd, i, err)
+	})
+	stat.Flags().BoolVarP(&follow, "follow", "L", false, "of a symbolic link, what it leads to")
+	cat := of("cat NAME PATH", "Print a file", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+		_, from, err := f.Read(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+		_, err = io.Copy(cmd.OutOrStdout(), from)
+		return err
+	})
+	var w sandbox.WriteOptions
+	var mode string
+	put := of("put NAME PATH", "Write standard input to a file, in one step", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+		if err := readMode(mode, &w.Mode); err != nil {
+			return err
+		}
+		i, err := f.Write(ctx, args[0], cmd.InOrStdin(), w)
+		return show(cmd, i, err)
+	})
+	put.Flags().StringVar(&mode, "mode", "", "permission bits as in 0644 (default those of the file before it, or 0644)")
+	put.Flags().BoolVarP(&w.Parents, "parents", "p", false, "make the folders on the way")
+	var parents bool
+	mkdir := of("mkdir NAME PATH", "Make a folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+		var m wire.Mode
+		if err := readMode(mode, &m); err != nil {
+			return err
+		}
+		i, err := f.Mkdir(ctx, args[0], m, parents)
+		return show(cmd, i, err)
+	})
+	mkdir.Flags().StringVar(&mode, "mode", "", "permission bits as in 0755, which is the default")
+	mkdir.Flags().BoolVarP(&parents, "parents", "p", false, "make the folders on the way too, and agree if it is there")
+	var replace bool
+	mv := of("mv NAME FROM TO", "Rename a file or folder", []string{"NAME", "FROM", "TO"}, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+		i, err := f.Move(ctx, args[0], args[1], replace)
+		return show(cmd, i, err)
+	})
+	mv.Flags().BoolVarP(&replace, "force", "f", false, "replace what is there")
+	var recursive bool
+	rm := of("rm NAME PATH", "Remove a file or an empty folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+		if err := f.Remove(ctx, args[0], recursive); err != nil {
+			return err
+		}
+		return g.print(cmd, map[string]string{"removed": args[0]}, func(io.Writer) {})
+	})
+	rm.Flags().BoolVarP(&recursive, "recursive", "r", false, "with all that is in it")
+	watch := of("watch NAME PATH", "Print what happens to a file, or to what is in a folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+		lines := json.NewEncoder(cmd.OutOrStdout())
+		return f.Watch(ctx, args[0], sandbox.WatchOptions{Recursive: recursive}, func(e sandbox.FileEvent) error {
+			if g.output == "json" {
+				return lines.Encode(e)
+			}
+			name := terminal.Escape(wire.RawName(e.Path, e.Raw))
+			if e.Folder {
+				name += "/"
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%-8s  %s\n", terminal.Word(e.Op), name)
+			return err
+		})
+	})
+	watch.Flags().BoolVarP(&recursive, "recursive", "r", false, "folders below it too")
+	c := group("files", "Read, write and watch a sandbox's files", ls, stat, cat, put, mkdir, mv, rm, watch)
+	c.PersistentFlags().StringVarP(&user, "user", "u", "", "user of the sandbox whose rights count (default the sandbox's)")
+	return c
+}
+
+func readMode(text string, m *wire.Mode) error {
+	if text == "" {
+		return nil
+	}
+	if err := m.UnmarshalText([]byte(text)); err != nil {
+		return usageError{fmt.Errorf("--mode: %w", err)}
+	}
+	return nil
+}
+
+const fileHead = "MODE\tUID\tGID\tSIZE\tMODIFIED\tNAME"
+
+// fileRow is a line of a listing. The sandbox says what is in it.
+func fileRow(i sandbox.File) string {
+	kind := map[string]string{wire.Regular: "-", wire.Folder: "d", wire.Link: "l"}[i.Type]
+	if kind == "" {
+		kind = "?"
+	}
+	name := terminal.Escape(wire.RawName(i.Name, i.Raw))
+	if i.Type == wire.Link {
+		name += " -> " + terminal.Escape(i.Target)
+	}
+	return fmt.Sprintf("%s%04o\t%d\t%d\t%d\t%s\t%s", kind, uint32(i.Mode), i.UID, i.GID, i.Size, i.Modified.Format(time.RFC3339), name)
+}
+
+// list prints a folder page by page, so that a large one needs no more memory
+// than a small one.
+func (g *globals) list(ctx context.Context, cmd *cobra.Command, f *api.Files, path string) error {
+	for after, more := "", true; more; {
+		var list []sandbox.File
+		var err error
+		if list, more, err = f.List(ctx, path, after); err != nil {
+			return err
+		}
+		if g.output == "json" {
+			// A line each: one array would have to be held.
+			lines := json.NewEncoder(cmd.OutOrStdout())
+			for _, i := range list {
+				if err := lines.Encode(i); err != nil {
+					return err
+				}
+			}
+		} else {
+			var rows []string
+			for _, i := range list {
+				rows = append(rows, fileRow(i))
+			}
+			table(cmd.OutOrStdout(), fileHead, rows...)
+		}
+		if len(list) > 0 {
+			after = wire.RawName(list[len(list)-1].Name, list[len(list)-1].Raw)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+)
+
+// continueTimeout is how long an upload waits for the word that its body is
+// wanted: starting or waking a sandbox can be before it.
+const continueTimeout = 2 * time.Minute
+
+// Files are those of one sandbox: see [sandbox.Files].
+type Files struct {
+	c    *Client
+	name string
+	User string // whose rights count; default: the sandbox's
+}
+
+// Files returns the files of a sandbox.
+func (c *Client) Files(name string) *Files { return &Files{c: c, name: name} }
+
+func (f *Files) target(route, path string, more ...string) string {
+	q := url.Values{"path": {path}}
+	if f.User != "" {
+		q.Set("user", f.User)
+	}
+	for i := 0; i+1 < len(more); i += 2 {
+		if more[i+1] != "" {
+			q.Set(more[i], more[i+1])
+		}
+	}
+	return sandboxPath(f.name, "files"+route) + "?" + q.Encode()
+}
+
+// yes is a query's value.
+func yes(b bool) string {
+	if b {
+		return "1"
+	}
+	return ""
+}
+
+// Stat says what is known of a file.
+func (f *Files) Stat(ctx context.Context, path string, follow bool) (i sandbox.File, err error) {
+	return i, f.c.Call(ctx, http.MethodGet, f.target("/stat", path, "follow", yes(follow)), nil, &i)
+}
+
+// List returns a page of a folder.
+func (f *Files) List(ctx context.Context, path, after string) (list []sandbox.File, more bool, err error) {
+	var p wire.Listing
+	err = f.c.Call(ctx, http.MethodGet, f.target("/list", path, "after", after), nil, &p)
+	return p.Files, p.More, err
+}
+
+// Mkdir makes a folder.
+func (f *Files) Mkdir(ctx context.Context, path string, mode wire.Mode, parents bool) (i sandbox.File, err error) {
+	return i, f.c.Call(ctx, http.MethodPost, f.target("/mkdir", path), wire.MakeFolder{Mode: mode, Parents: parents}, &i)
+}
+
+// Move renames a file or folder.
+func (f *Files) Move(ctx context.Context, from, to string, replace bool) (i sandbox.File, err error) {
+	return i, f.c.Call(ctx, http.MethodPost, f.target("/move", from, "to", to, "replace", yes(replace)), nil, &i)
+}
+
+// Remove removes a file or a folder.
+func (f *Files) Remove(ctx context.Context, path string, recursive bool) error {
+	return f.c.Call(ctx, http.MethodDelete, f.target("", path, "recursive", yes(recursive)), nil, nil)
+}
+
+// Read returns a file's contents; the caller closes them.
+func (f *Files) Read(ctx context.Context, path string) (i sandbox.File, contents io.ReadCloser, err error) {
+	resp, err := f.c.fetch(ctx, f.target("", path))
+	if err != nil {
+		return i, nil, err
+	}
+	head, err := strconv.Unquote(resp.Header.Get(wire.FileHeader))
+	if err == nil {
+		err = json.Unmarshal([]byte(head), &i)
+	}
+	if err != nil {
+		_ = resp.Body.Close()
+		return i, nil, fmt.Errorf("the daemon does not say what it sends: %w", err)
+	}
+	return i, resp.Body, nil
+}
+
+// Write puts a file in the place of what is there.
+func (f *Files) Write(ctx context.Context, path string, contents io.Reader, o sandbox.WriteOptions) (i sandbox.File, err error) {
+	mode := ""
+	if o.Mode != 0 {
+		text, _ := o.Mode.MarshalText()
+		mode = string(text)
+	}
+	return i, f.put(ctx, f.target("", path, "mode", mode, "parents", yes(o.Parents)), contents, &i)
+}
+
+// Upload makes the files of a tar archive below a folder.
+func (f *Files) Upload(ctx context.Context, path string, tar io.Reader) (p sandbox.Packed, err error) {
+	return p, f.put(ctx, f.target("/tar", path), tar, &p)
+}
+
+func (f *Files) put(ctx context.Context, target string, body io.Reader, out any) error {
+	req, err := f.c.request(ctx, http.MethodPut, target, body)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/octet-stream")
+	req.Header.Set("Expect", "100-continue")
+	resp, err := f.c.do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(out)
+}
+
+// Download returns a tar archive; the caller closes it. Its end is an error
+// where it is not complete.
+func (f *Files) Download(ctx context.Context, path, as string) (io.ReadCloser, error) {
+	resp, err := f.c.fetch(ctx, f.target("/tar", path, "as", as))
+	if err != nil {
+		return nil, err
+	}
+	return wire.Body(resp), nil
+}
+
+// Watch tells what happens to files until ctx is done or tell fails.
+func (f *Files) Watch(ctx context.Context, path string, o sandbox.WatchOptions, tell func(sandbox.FileEvent) error) error {
+	resp, err := f.c.fetch(ctx, f.target("/watch", path, "recursive", yes(o.Recursive)))
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for lines := json.NewDecoder(resp.Body); ; {
+		var e sandbox.FileEvent
+		if err := lines.Decode(&e); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := tell(e); err != nil {
+			return err
+		}
+	}
+}

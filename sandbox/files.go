@@ -1,0 +1,333 @@
+package sandbox
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"path"
+	"strconv"
+	"strings"
+
+	"sallyport/internal/terminal"
+	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/agent/wire"
+)
+
+// Errors of files to branch on.
+var (
+	ErrNoFile     = errors.New("no such file in the sandbox")
+	ErrFileDenied = errors.New("the sandbox's user may not do that to the file")
+	ErrFileState  = errors.New("it cannot be done to this file")
+	ErrNoSpace    = errors.New("the sandbox has no room for it")
+)
+
+// File is what the sandbox says of one. Its name is to be escaped before a
+// terminal shows it.
+type File = wire.File
+
+// FileEvent is what happened to a file: see the constants of package wire.
+type FileEvent = wire.Event
+
+// Packed is what was read or written of an archive.
+type Packed = wire.Packed
+
+// Files are those of one sandbox. Each call starts or wakes it if need be. A
+// path that is not absolute is below the root folder. What is read of it, the
+// sandbox says: names, sizes and contents may be anything.
+type Files struct {
+	m    *Manager
+	name string
+	// User whose rights count: a name or number, and maybe a group after a
+	// colon; default: the sandbox's.
+	User string
+}
+
+// Files returns the files of a sandbox; whether it is there, each call finds out.
+func (m *Manager) Files(name string) *Files { return &Files{m: m, name: name} }
+
+// target is an agent's route for a file.
+func (f *Files) target(route, file string, more ...string) string {
+	q := url.Values{"path": {absolute(file)}}
+	if f.User != "" {
+		q.Set("user", f.User)
+	}
+	for i := 0; i+1 < len(more); i += 2 {
+		if more[i+1] != "" {
+			q.Set(more[i], more[i+1])
+		}
+	}
+	return "/files" + route + "?" + q.Encode()
+}
+
+func absolute(file string) string {
+	if strings.HasPrefix(file, "/") {
+		return file
+	}
+	return "/" + file
+}
+
+// flag is a query's value for yes.
+func flag(yes bool) string {
+	if yes {
+		return "1"
+	}
+	return ""
+}
+
+// failed says what went wrong with a file. The text is the sandbox's, so it is
+// escaped.
+func (f *Files) failed(doing, file string, err error) error {
+	what := func(err error) error {
+		return fmt.Errorf("%s %s:%s: %w", doing, f.name, terminal.Escape(absolute(file)), err)
+	}
+	var said *channel.Error
+	if !errors.As(err, &said) {
+		return what(mapAgent(err))
+	}
+	kind := channel.ErrSilent
+	switch said.Status {
+	case http.StatusNotFound:
+		kind = ErrNoFile
+	case http.StatusForbidden:
+		kind = ErrFileDenied
+	case http.StatusConflict:
+		kind = ErrFileState
+	case http.StatusInsufficientStorage:
+		kind = ErrNoSpace
+	case http.StatusBadRequest:
+		kind = ErrBadSpec
+	}
+	return what(fmt.Errorf("%w: %s", kind, terminal.Escape(said.Failure.Error)))
+}
+
+// call is one exchange of JSON.
+func (f *Files) call(ctx context.Context, doing, file, method, target string, in, out any) error {
+	agent, _, err := f.m.reach(ctx, f.name)
+	if err != nil {
+		return err
+	}
+	if err := agent.JSON(ctx, method, target, in, out); err != nil {
+		return f.failed(doing, file, err)
+	}
+	return nil
+}
+
+// stream is one exchange whose body lasts. The caller closes it.
+func (f *Files) stream(ctx context.Context, doing, file, method, target string, body io.Reader) (*http.Response, error) {
+	agent, _, err := f.m.reach(ctx, f.name)
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+target, body)
+	if err != nil {
+		return nil, err
+	}
+	if body != nil {
+		// A refusal comes before the body goes.
+		req.Header.Set("Expect", "100-continue")
+	}
+	resp, err := agent.Do(req, true)
+	if err != nil {
+		return nil, f.failed(doing, file, err)
+	}
+	return resp, nil
+}
+
+// Stat says what is known of a file; of a symbolic link, unless followed, of the
+// link itself.
+func (f *Files) Stat(ctx context.Context, file string, follow bool) (info File, err error) {
+	if err := f.call(ctx, "looking at", file, http.MethodGet, f.target("/stat", file, "follow", flag(follow)), nil, &info); err != nil {
+		return File{}, err
+	}
+	return info, f.sound(info)
+}
+
+// sound refuses what no agent says of a file.
+func (f *Files) sound(i File) error {
+	name := wire.RawName(i.Name, i.Raw)
+	kind := i.Type == wire.Regular || i.Type == wire.Folder || i.Type == wire.Link || i.Type == wire.Other
+	if !kind || i.Size < 0 || name == "" || len(name) > 255 || (strings.Contains(name, "/") && name != "/") || len(i.Target) > 4*wire.MaxPath {
+		return fmt.Errorf("%s: %w: what it says of a file is none", f.name, channel.ErrSilent)
+	}
+	return nil
+}
+
+// List returns the entries of a folder by name, bytewise, after one: at most
+// wire.MaxPage, and whether there are more.
+func (f *Files) List(ctx context.Context, folder, after string) (list []File, more bool, err error) {
+	var page wire.Listing
+	if err := f.call(ctx, "listing", folder, http.MethodGet, f.target("/list", folder, "after", after), nil, &page); err != nil {
+		return nil, false, err
+	}
+	if page.Files == nil || len(page.Files) > wire.MaxPage || page.More && len(page.Files) == 0 {
+		return nil, false, fmt.Errorf("listing %s: %w: it says that there are %d", f.name, channel.ErrSilent, len(page.Files))
+	}
+	last := after
+	for _, i := range page.Files {
+		if err := f.sound(i); err != nil {
+			return nil, false, err
+		}
+		name := wire.RawName(i.Name, i.Raw)
+		if name <= last { // else who asks for the next would never end
+			return nil, false, fmt.Errorf("listing %s: %w: its names are in no order", f.name, channel.ErrSilent)
+		}
+		last = name
+	}
+	return page.Files, page.More, nil
+}
+
+// Mkdir makes a folder; with parents those on the way too, and it may be there.
+func (f *Files) Mkdir(ctx context.Context, folder string, mode wire.Mode, parents bool) (info File, err error) {
+	in := wire.MakeFolder{Mode: mode, Parents: parents}
+	if err := f.call(ctx, "making", folder, http.MethodPost, f.target("/mkdir", folder), in, &info); err != nil {
+		return File{}, err
+	}
+	return info, f.sound(info)
+}
+
+// Move renames a file or folder, within one file system. What is at the new name
+// is replaced only if asked to.
+func (f *Files) Move(ctx context.Context, from, to string, replace bool) (info File, err error) {
+	target := f.target("/move", from, "to", absolute(to), "replace", flag(replace))
+	if err := f.call(ctx, "moving", from, http.MethodPost, target, nil, &info); err != nil {
+		return File{}, err
+	}
+	return info, f.sound(info)
+}
+
+// Remove removes a file or an empty folder; recursive, all that is in it. It
+// follows no link.
+func (f *Files) Remove(ctx context.Context, file string, recursive bool) error {
+	return f.call(ctx, "removing", file, http.MethodDelete, f.target("", file, "recursive", flag(recursive)), nil, nil)
+}
+
+// Read returns what is known of a regular file, and its contents, which may be
+// of any length. The caller closes them.
+func (f *Files) Read(ctx context.Context, file string) (info File, contents io.ReadCloser, err error) {
+	resp, err := f.stream(ctx, "reading", file, http.MethodGet, f.target("", file), nil)
+	if err != nil {
+		return File{}, nil, err
+	}
+	head, err := strconv.Unquote(resp.Header.Get(wire.FileHeader))
+	if err == nil {
+		err = json.Unmarshal([]byte(head), &info)
+	}
+	if err != nil || f.sound(info) != nil {
+		_ = resp.Body.Close()
+		return File{}, nil, fmt.Errorf("reading %s:%s: %w: it does not say what it sends", f.name, terminal.Escape(file), channel.ErrSilent)
+	}
+	return info, resp.Body, nil
+}
+
+// WriteOptions say how a file is written.
+type WriteOptions struct {
+	Mode    wire.Mode // 0: that of the file before it, or 0644
+	Parents bool      // make the folders on the way
+}
+
+// Write puts a file in the place of what is there, in one step: when it fails,
+// what was there stays.
+func (f *Files) Write(ctx context.Context, file string, contents io.Reader, o WriteOptions) (info File, err error) {
+	mode := ""
+	if o.Mode != 0 {
+		text, _ := o.Mode.MarshalText()
+		mode = string(text)
+	}
+	target := f.target("", file, "mode", mode, "parents", flag(o.Parents))
+	err = f.send(ctx, "writing", file, target, contents, &info)
+	if err != nil {
+		return File{}, err
+	}
+	return info, f.sound(info)
+}
+
+// maxAnswer bounds the answer to an upload, in bytes.
+const maxAnswer = 64 << 10
+
+func (f *Files) send(ctx context.Context, doing, file, target string, contents io.Reader, out any) error {
+	resp, err := f.stream(ctx, doing, file, http.MethodPut, target, contents)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(out); err != nil {
+		return fmt.Errorf("%s %s:%s: %w: %w", doing, f.name, terminal.Escape(file), channel.ErrSilent, err)
+	}
+	return nil
+}
+
+// Download returns a file, or a folder with all below it, as tar: its first name
+// is as (default: the last of the path), which "." leaves out. The sandbox makes
+// the archive: take it apart with archive.Unpack. Its end is an error where the
+// sandbox says that it is not complete. The caller closes it.
+func (f *Files) Download(ctx context.Context, file, as string) (io.ReadCloser, error) {
+	resp, err := f.stream(ctx, "fetching", file, http.MethodGet, f.target("/tar", file, "as", as), nil)
+	if err != nil {
+		return nil, err
+	}
+	return &fetched{wire.Body(resp), f, file}, nil
+}
+
+// fetched is an archive whose end may come with the sandbox's words.
+type fetched struct {
+	io.ReadCloser
+	f    *Files
+	file string
+}
+
+func (d *fetched) Read(p []byte) (int, error) {
+	n, err := d.ReadCloser.Read(p)
+	if broken := new(wire.Broken); errors.As(err, &broken) {
+		err = fmt.Errorf("fetching %s:%s: %w: %s", d.f.name, terminal.Escape(d.file), ErrFileState, terminal.Escape(broken.Why))
+	}
+	return n, err
+}
+
+// Upload makes the files of a tar archive below a folder that is there. No name
+// of it leads out of the folder and none through a symbolic link; devices are
+// left out.
+func (f *Files) Upload(ctx context.Context, folder string, tar io.Reader) (p Packed, err error) {
+	return p, f.send(ctx, "filling", folder, f.target("/tar", folder), tar, &p)
+}
+
+// WatchOptions say what to watch.
+type WatchOptions struct {
+	Recursive bool // folders below it too, up to wire.MaxWatches
+}
+
+// maxEvent bounds a line of a watch, in bytes: a path, escaped.
+const maxEvent = 8 * wire.MaxPath
+
+// Watch tells what happens to a file, or to what is in a folder, until ctx is
+// done, tell fails, or what is watched has gone. The first event says that it
+// has begun. What is done from outside the sandbox is not seen.
+func (f *Files) Watch(ctx context.Context, file string, o WatchOptions, tell func(FileEvent) error) error {
+	resp, err := f.stream(ctx, "watching", file, http.MethodGet, f.target("/watch", file, "recursive", flag(o.Recursive)), nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, maxEvent)
+	for lines.Scan() {
+		var e FileEvent
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil || len(e.Op) > 16 || path.IsAbs(e.Path) {
+			return fmt.Errorf("watching %s: %w: it tells no event", f.name, channel.ErrSilent)
+		}
+		if err := tell(e); err != nil || e.Op == wire.Gone {
+			return err
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("watching %s: %w: %w", f.name, channel.ErrSilent, err)
+	}
+	return fmt.Errorf("watching %s: %w", f.name, channel.ErrClosed)
+}
