@@ -405,3 +405,19 @@ func TestWatchFiles(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestChanges(t *testing.T) {
+	c, _, h := serve(t, true)
+	must[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{}))
+	if err := os.WriteFile(filepath.Join(h.layer, "new"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var got []api.Change
+	tell := func(x api.Change) error { got = append(got, x); return nil }
+	if err := c.Changes(t.Context(), "demo", "", tell); err != nil || len(got) != 1 || got[0].Path != "/new" || got[0].Kind != "added" {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	if err := c.Changes(t.Context(), "demo", "none", tell); status(err) != 404 {
+		t.Errorf("since no snapshot: %v", err)
+	}
+}

@@ -38,6 +38,7 @@ import (
 // processes of the test's own. Store, clients, certificate authority, policy
 // and manager are the real ones.
 type host struct {
+	layer string                // folder of what a sandbox has changed of its image
 	audit string                // folder of the log
 	root  atomic.Pointer[error] // what making a certificate authority fails with
 
@@ -154,7 +155,7 @@ func must[T any](t *testing.T) func(T, error) T {
 // socket's path and what to break. Without sandboxes it has none.
 func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	t.Helper()
-	dir, h := t.TempDir(), &host{}
+	dir, h := t.TempDir(), &host{layer: t.TempDir()}
 	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
 	authority := must[*mitm.Authority](t)(mitm.Open(mitm.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
 	cfg := must[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
@@ -200,7 +201,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
-			Agent: agents(t), RAM: t.TempDir(), Key: key,
+			Agent: agents(t), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
 		}))
 		t.Cleanup(func() { _ = opt.Sandboxes.Close() })
 	}
@@ -238,6 +239,11 @@ func (a actors) Append(ctx context.Context, events ...*audit.Event) error {
 	audit.Attribute(ctx, events...)
 	return a.host.Append(ctx, events...)
 }
+
+// layers is the folder of what each sandbox has changed of its image.
+type layers string
+
+func (l layers) Layers(context.Context, string) (string, []string, error) { return string(l), nil, nil }
 
 // agents runs one agent's server in this process, which every sandbox has.
 func agents(t *testing.T) channel.Options {
