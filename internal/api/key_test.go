@@ -115,6 +115,9 @@ POST /v1/sandboxes/{name}/commands/{id}/signal run tenant
 POST /v1/sandboxes/{name}/commands/{id}/resize run tenant
 POST /v1/sandboxes/{name}/commands/{id}/stdin run tenant
 GET /v1/sandboxes/{name}/commands/{id}/output run tenant
+GET /v1/sandboxes/{name}/exposures read tenant
+PUT /v1/sandboxes/{name}/exposures/{port} run tenant
+DELETE /v1/sandboxes/{name}/exposures/{port} run tenant
 `
 
 // Each route with a key of each scope, of the host and of a tenant, and with none.
