@@ -317,7 +317,7 @@ func (v *visit) refuse(w http.ResponseWriter, r *http.Request, status int, rule,
 		w.WriteHeader(http.StatusTooManyRequests)
 		return
 	}
-	(&answer{Status: status, Reason: reason, Rule: rule, Decision: id, Remedy: remedies[rule], denied: true}).write(w, r)
+	(&answer{Status: status, Reason: reason, Rule: rule, Decision: id, Remedy: cmp.Or(remedies[rule], "Change the request as the reason says."), denied: true}).write(w, r)
 }
 
 // remedies say what whoever asks can do.
