@@ -106,6 +106,9 @@ func TestExposeTeam(t *testing.T) {
 				t.Errorf("%s: got %s: %s (%v)", tt.name, d.Action, d.Reason, d.Err)
 			}
 		}
+		if e := p.Explain(t.Context(), tt.in); e.Decision.Action != tt.want || len(e.Near) != 0 {
+			t.Errorf("%s, explained: %+v", tt.name, e)
+		}
 	}
 }
 
