@@ -53,7 +53,7 @@ func (d *daemon) whose(_ context.Context, id string) (policy.Sandbox, error) {
 // wake runs an exposed sandbox and says where it is.
 func (d *daemon) wake(ctx context.Context, id string) (gateway.Identity, error) {
 	i, err := d.exposedOf(id)
-	if err == nil && i.State != sandbox.Running {
+	if err == nil { // also one that runs: it is in use, and does not fall asleep just now
 		i, err = d.house.sandboxes.Start(ctx, i.Name)
 	}
 	if err == nil && i.ID != id {

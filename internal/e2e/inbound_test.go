@@ -123,6 +123,15 @@ except Exception as e:
 		}
 	}
 
+	// A request wakes a sandbox that sleeps, and what listens in it goes on.
+	r.ok("sandbox", "hibernate", "web")
+	if status, _, body := reach(t, "GET", web.URL+"admin/secret.txt", web.Token); status != 403 || strings.Contains(r.ok("sandbox", "get", "web"), "running") {
+		t.Errorf("a denied request wakes it: %d %s", status, body)
+	}
+	if status, _, body := reach(t, "GET", web.URL+"hello.txt", web.Token); status != 200 || body != "hello from inside\n" {
+		t.Errorf("of a hibernated sandbox: %d %s", status, body)
+	}
+
 	// Use runs a sandbox that was stopped; the server inside ended with it.
 	r.ok("sandbox", "stop", "web")
 	if status, _, body := reach(t, "GET", web.URL+"hello.txt", web.Token); status != 502 || !strings.Contains(body, "nothing listens") {
