@@ -40,6 +40,9 @@ type Options struct {
 	Logger       *slog.Logger
 	Metrics      prometheus.Registerer
 
+	// Exposures and Waker are needed by ServeInbound.
+	Exposures Exposures
+	Waker     Waker
 	// Budget counts what limits bound. Default: one of its own.
 	Budget *budget.Book
 	// Revision is that of the policy that Decider decides by, for the records of
@@ -94,6 +97,7 @@ type Gateway struct {
 
 	proxy     *goproxy.ProxyHttpServer
 	web       *h1.Server
+	inward    *inward // nil where nothing comes in
 	h2        *multiplexed
 	viewer    viewer // nil where no policy has to see a body
 	room      *room  // for those
@@ -181,6 +185,9 @@ func New(o Options) (*Gateway, error) {
 			}
 		},
 		Logger: o.Logger,
+	}
+	if o.Exposures != nil && o.Waker != nil {
+		g.inward = g.newInward(o)
 	}
 	g.h2 = newMultiplexed(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger)
 	return g, nil
@@ -330,7 +337,12 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		g.h2.shutdown() // says goodbye, and does not wait
+		var inward sync.WaitGroup
+		if g.inward != nil {
+			inward.Go(func() { _ = g.inward.web.Shutdown(ctx) })
+		}
 		_ = g.web.Shutdown(ctx)
+		inward.Wait()
 		g.work.Wait()
 	}()
 	defer g.floods.flush()
@@ -342,6 +354,9 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	}
 	g.end()
 	g.web.Close()
+	if g.inward != nil {
+		g.inward.web.Close()
+	}
 	g.mu.Lock()
 	open := make([]*opening, 0, len(g.open))
 	for o := range g.open {

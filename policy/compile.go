@@ -50,6 +50,7 @@ type Policy struct {
 	bodies    bool             // some rule has to see a request's body
 	limits    *limits          // nil where the document has none
 	priced    *priced          // nil where nothing has a price
+	exposed   exposed          // what may reach sandboxes
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -93,6 +94,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		observing: newObserving(doc, rules),
 		limits:    newLimits(doc.Limits),
 		priced:    newPriced(doc.Prices),
+		exposed:   newExposed(doc.Expose),
 	}
 	p.approvals = new(doc.Approvals.Defaulted())
 	p.table.join(rules)

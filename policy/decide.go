@@ -38,6 +38,9 @@ func (p *Policy) DecideAt(ctx context.Context, in Input, at time.Time) Decision 
 }
 
 func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
+	if s.Phase == PhaseInbound {
+		return p.inbound(ctx, s, at)
+	}
 	if p.bodies && s.Phase == PhaseRequest {
 		if d, denied := p.unjudged(s, at); denied {
 			return p.settle(ctx, d, s, at)

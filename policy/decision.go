@@ -16,7 +16,7 @@ const (
 type Decision struct {
 	Action Action
 	// Rule is the name of the rule that decided; RuleType says which list it is
-	// from: egress, egressAuth, rego, observe for what observe mode lets pass,
+	// from: egress, egressAuth, expose, rego, observe for what observe mode lets pass,
 	// limit, or floor for what no policy can allow.
 	Rule     string
 	RuleType string
@@ -77,6 +77,7 @@ const (
 	PhaseDNS     Phase = "dns"     // could any rule allow this name?
 	PhaseConnect Phase = "connect" // may this connection be opened, and read?
 	PhaseRequest Phase = "request" // may this request go, and with what?
+	PhaseInbound Phase = "inbound" // may this request reach the sandbox? See [ExposeRule].
 )
 
 // Protocol is what the first bytes of a connection look like.
@@ -95,11 +96,11 @@ type Input struct {
 	Sandbox     Sandbox
 	Destination Destination
 	Protocol    Protocol
-	// Request is set in PhaseRequest only.
+	// Request is set in PhaseRequest and PhaseInbound only.
 	Request *Request
 }
 
-// Sandbox is who asks.
+// Sandbox is who asks, or, in PhaseInbound, who is asked.
 type Sandbox struct {
 	Name    string
 	ID      string
@@ -108,7 +109,8 @@ type Sandbox struct {
 }
 
 // Destination is where to. Host is a lower-case name without trailing dot, or
-// the text of an IP address when the sandbox dialled a bare one.
+// the text of an IP address when the sandbox dialled a bare one. In PhaseInbound
+// it is the sandbox's name, and Port the one that listens inside.
 type Destination struct {
 	Host string
 	Port uint16

@@ -29,6 +29,11 @@ type Document struct {
 	// Prices says what models of LLM APIs cost, for limits of cost.
 	// Example: [{model: "gpt-5*", input: "1.25", output: "10.00"}]
 	Prices []Price `yaml:"prices" json:",omitempty"`
+	// Expose lists ports of sandboxes that requests from this host may be carried
+	// to, once an operator has exposed them and shown the token. Order does not
+	// matter: any deny wins. Default: none, so that nothing reaches a sandbox.
+	// Example: [{name: previews, sandboxes: {tags: {team: web}}, ports: [8000]}]
+	Expose []ExposeRule `yaml:"expose" json:",omitempty"`
 	// Approvals says how requests wait for an operator, where a rule says
 	// approve.
 	// Example: {answer: poll, timeout: 10m}

@@ -36,6 +36,7 @@ type evaluator struct {
 	phases   map[Phase]*asking
 	sets     []string          // that some package of the team defines
 	limits   map[Phase]*asking // what a team's Rego limits; nil where it has no limit
+	denies   *asking           // what it denies of what comes in; nil where it denies nothing
 }
 
 // asking is what evaluations of one phase have in common.
@@ -97,6 +98,12 @@ func newEvaluator(ctx context.Context, compiler *ast.Compiler, modules map[strin
 			e.fields |= fieldsRead(compiler, q.body)
 			e.limits[phase] = &asking{questions: []question{q}}
 		}
+	}
+	e.phases[PhaseInbound] = &asking{} // for what is listed of the team's Rego
+	if slices.Contains(e.sets, "deny") {
+		q := ask("contributed.deny", nil)
+		e.fields |= fieldsRead(compiler, q.body)
+		e.denies = &asking{questions: []question{q}}
 	}
 	return e, nil
 }

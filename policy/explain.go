@@ -84,6 +84,9 @@ func (p *Policy) ExplainAt(ctx context.Context, in Input, at time.Time) Explanat
 			e.Readings = append(e.Readings, Reading{s.Request.Path, d.Action, d.Rule, d.RuleType, d.Reason})
 		}
 	}
+	if s.Phase == PhaseInbound {
+		return e // the rules below are of what leaves
+	}
 	for _, entry := range p.table.entries(nil, s.host, s.addr) {
 		for _, r := range entry.rules {
 			e.Near = append(e.Near, r.near(r.failed(s)))

@@ -24,7 +24,9 @@ type subject struct {
 func read(in Input) (subject, error) {
 	s := subject{Input: in}
 	var err error
-	if s.host, s.addr, err = readHost(in.Destination.Host); err != nil {
+	if in.Phase == PhaseInbound {
+		s.host = in.Destination.Host // the name of a sandbox, which inbound holds it to
+	} else if s.host, s.addr, err = readHost(in.Destination.Host); err != nil {
 		return s, err
 	}
 	switch in.Phase {
@@ -39,7 +41,7 @@ func read(in Input) (subject, error) {
 		if !slices.Contains([]Protocol{ProtocolTLS, ProtocolHTTP, ProtocolOther}, in.Protocol) {
 			return s, fmt.Errorf("unknown protocol %q", in.Protocol)
 		}
-	case PhaseRequest:
+	case PhaseRequest, PhaseInbound:
 		if s.Protocol, err = carrier(in); err != nil {
 			return s, err
 		}

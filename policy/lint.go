@@ -226,7 +226,7 @@ func compared(e *ast.Expr) (ast.Ref, *ast.Term, bool) {
 
 // enums lists what parts of input can be: see schema/input.json.
 var enums = map[string][]string{
-	"input.phase":          {string(PhaseDNS), string(PhaseConnect), string(PhaseRequest)},
+	"input.phase":          {string(PhaseDNS), string(PhaseConnect), string(PhaseRequest), string(PhaseInbound)},
 	"input.protocol":       {string(ProtocolTLS), string(ProtocolHTTP), string(ProtocolOther)},
 	"input.request.scheme": {"https", "http"},
 }

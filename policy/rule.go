@@ -12,6 +12,7 @@ const (
 	typeEgress     = "egress"
 	typeEgressAuth = "egressAuth"
 	typeRego       = "rego"
+	typeExpose     = "expose"
 	typeFloor      = "floor"
 
 	// TypeLimit is the RuleType of a limit that denies.

@@ -51,6 +51,7 @@ func resolve(doc Document) ([]rule, []Finding) {
 	if d := doc.Policy.Timeout; d != nil && (time.Duration(*d) < time.Millisecond || time.Duration(*d) > time.Second) {
 		v.fail("policy.timeout", fmt.Sprintf("%v is not from 1ms to 1s", d), "write a time as 100ms, or leave it out for 50ms")
 	}
+	v.exposes()
 	v.observations()
 	v.limits()
 	v.prices()

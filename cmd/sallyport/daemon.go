@@ -62,6 +62,8 @@ type daemon struct {
 	clients   *gateway.ClientStore
 	warden    *gatehouse.Warden // of the process that the gateway is
 	proxy     *net.TCPListener  // nil without an explicit proxy
+	inbound   *net.TCPListener  // nil where nothing comes in
+	exposed   *gateway.ExposureStore
 	approvals *approval.Store
 
 	house *house // nil for a gateway without sandboxes of its own
@@ -185,6 +187,9 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if d.approvals, err = d.openApprovals(); err != nil {
 		return err
 	}
+	if d.exposed, err = gateway.OpenExposures(filepath.Join(indexDir(d.cfg), "exposures.json")); err != nil {
+		return err
+	}
 	d.clients, err = gateway.OpenClients(filepath.Join(indexDir(d.cfg), "clients.json"))
 	return err
 }
@@ -288,6 +293,9 @@ func (d *daemon) openGatehouse(context.Context) error {
 	if err := d.listenProxy(&listeners); err != nil {
 		return err
 	}
+	if err := d.listenInbound(&listeners); err != nil {
+		return err
+	}
 	ledger, err := gatehouse.OpenLedger(filepath.Join(indexDir(d.cfg), "limits.json"), auditDir(d.cfg))
 	if err != nil {
 		return err
@@ -297,6 +305,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 		Trail: d.trail, AuditDir: auditDir(d.cfg), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
 		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
+		Exposures: d.exposed.List, Whose: d.whose, Wake: d.wake,
 		Event: func(state string) *audit.Event {
 			return changed(audit.Product{Name: "sallyport-gateway", Version: version}, "gateway", state)
 		},
@@ -310,9 +319,10 @@ func (d *daemon) openGatehouse(context.Context) error {
 
 // forget drops what the gateway keeps under the ID of a sandbox or a client.
 func (d *daemon) forget(id string) error {
-	err := errors.Join(d.names.Forget(id), d.approvals.Forget(id))
+	err := errors.Join(d.names.Forget(id), d.approvals.Forget(id), d.exposed.Forget(id))
 	if d.warden != nil { // nothing is forgotten by it before it is there
 		d.warden.Forget(id)
+		d.warden.Exposures()
 	}
 	return err
 }
@@ -458,6 +468,9 @@ func (d *daemon) end() error {
 func (d *daemon) stopListening() {
 	if d.proxy != nil {
 		_ = d.proxy.Close()
+	}
+	if d.inbound != nil {
+		_ = d.inbound.Close()
 	}
 	if h := d.house; h != nil {
 		_, _, _ = h.steered.Close(), h.dnsUDP.Close(), h.dnsTCP.Close()

@@ -119,6 +119,7 @@ func newSandbox(g *globals) *cobra.Command {
 		one(g, "hibernate NAME", "Write a sandbox's memory to disk and free its RAM; any use wakes it", (*api.Client).Hibernate),
 		one(g, "wake NAME", "Wake a sandbox that is hibernated or paused", (*api.Client).Wake),
 		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
+		newSandboxExpose(g), newSandboxUnexpose(g), newSandboxExposures(g),
 	)
 }
 

@@ -50,6 +50,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Shutdown:  func(ctx context.Context) { d.downBy.Store(&ctx); d.down.Store(true); d.cancel() },
 		Status:    d.status,
 		Limits:    limits{d},
+		Exposures: exposures{d},
 		Approvals: d.approvals,
 		Logger:    d.log,
 		Recorder:  d.trail,

@@ -21,6 +21,7 @@
 //   - for the next segment of the log;
 //   - to give a name its synthetic address, durably;
 //   - for this host's addresses, before each connection upstream;
+//   - who an exposed sandbox is, and to run it, before it carries a request to it;
 //   - for an operator's approval of a request, in the name of a running sandbox or
 //     a client: the store bounds what waits, and the answer is a call of the
 //     Warden's, so that what waits for a person keeps nothing else waiting.
@@ -85,6 +86,7 @@ const (
 	callRestore
 	callReset
 	callSlumber
+	callExposures
 )
 
 // What the process calls.
@@ -98,6 +100,8 @@ const (
 	callSegment
 	callAsk
 	callWithdraw
+	callWhose
+	callWake
 )
 
 // known are the errors that are the same on both sides.
@@ -115,6 +119,7 @@ var known = map[string]error{
 const (
 	fileTransparent = "transparent" // listener of the datapath's
 	fileExplicit    = "explicit"    // listener of the explicit proxy
+	fileInbound     = "inbound"     // listener of what comes in
 	fileDNS         = "dns"         // UDP
 	fileDNSTCP      = "dns-tcp"
 	fileLog         = "log" // last segment
@@ -150,7 +155,10 @@ type identityCall struct {
 type serveCall struct {
 	Identities map[netip.Addr]policy.Sandbox
 	Clients    []gateway.Client
+	Exposures  []gateway.Exposure
 }
+
+type exposuresCall struct{ Exposures []gateway.Exposure }
 
 type clientsCall struct{ Clients []gateway.Client }
 

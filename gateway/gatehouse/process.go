@@ -60,6 +60,7 @@ func (w *Warden) spawn() (_ *process, err error) {
 	}
 	for name, l := range map[string]*net.TCPListener{
 		fileTransparent: w.o.Listeners.Transparent, fileExplicit: w.o.Listeners.Explicit, fileDNSTCP: w.o.Listeners.DNSTCP,
+		fileInbound: w.o.Listeners.Inbound,
 	} {
 		if l != nil {
 			f, ferr := l.File()

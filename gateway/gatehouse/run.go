@@ -77,6 +77,7 @@ type inside struct {
 	names     *names
 	upstreams *upstream.Pool
 	clients   gateway.Roster
+	exposed   gateway.Exposed
 	dns       *resolver.Server
 	gate      *gateway.Gateway
 	book      *budget.Book
@@ -113,6 +114,8 @@ func newInside(conn *net.UnixConn, state cell.State) *inside {
 		callRestore:  link.Handle(in.restore),
 		callReset:    link.Handle(in.reset),
 		callSlumber:  link.Handle(in.slumber),
+
+		callExposures: link.Handle(in.setExposures),
 	}
 	in.peer = link.New(conn, link.Options{Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk, Methods: in.methods})
 	return in
@@ -156,7 +159,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Revision: in.engine.Revision, Recorder: in.trail,
 		Names: gatewayNames{in.names, in.dns}, Refusal: resolver.Refusal,
 		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Approvals: in.desk, Logger: in.log, Metrics: in.metrics,
-		Budget: in.book,
+		Budget: in.book, Exposures: &in.exposed, Waker: waker{in.peer},
 	})
 	if err != nil {
 		return started{}, err
@@ -181,9 +184,10 @@ func (in *inside) serve(_ context.Context, c serveCall) (link.None, error) {
 	in.identities = c.Identities
 	in.mu.Unlock()
 	in.clients.Replace(c.Clients)
-	var transparent, explicit, dnsTCP net.Listener
+	in.exposed.Replace(c.Exposures)
+	var transparent, explicit, inbound, dnsTCP net.Listener
 	var dns net.PacketConn
-	for name, to := range map[string]*net.Listener{fileTransparent: &transparent, fileExplicit: &explicit, fileDNSTCP: &dnsTCP} {
+	for name, to := range map[string]*net.Listener{fileTransparent: &transparent, fileExplicit: &explicit, fileInbound: &inbound, fileDNSTCP: &dnsTCP} {
 		f := in.files[name]
 		if f == nil {
 			continue
@@ -209,6 +213,9 @@ func (in *inside) serve(_ context.Context, c serveCall) (link.None, error) {
 			explicit = tls.NewListener(explicit, in.proxyTLS)
 		}
 		in.keep("explicit", func() error { return in.gate.ServeExplicit(in.ctx, explicit) })
+	}
+	if inbound != nil {
+		in.keep("inbound", func() error { return in.gate.ServeInbound(in.ctx, inbound) })
 	}
 	if dns != nil && dnsTCP != nil {
 		in.keep("dns", func() error { return in.dns.Serve(in.ctx, dns, dnsTCP) })

@@ -57,6 +57,7 @@ const (
 // Warden does not close them.
 type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
+	Inbound                       *net.TCPListener // on a loopback address
 	DNS                           *net.UDPConn
 	// Mended, unless nil, is called after each process, when the sockets are as
 	// they were: one that was replaced is not in the kernel's maps of sockets, and
@@ -87,6 +88,12 @@ type Options struct {
 	// Identity and Clients.
 	Identities func() map[netip.Addr]policy.Sandbox
 	Clients    func() []gateway.Client
+	// Exposures, and Whose and Wake for the sandboxes that are exposed, are needed
+	// with Listeners.Inbound. Whose is who a sandbox is, by its ID; Wake runs it and
+	// returns where it is. Changes of Exposures are told by [Warden.Exposures].
+	Exposures func() []gateway.Exposure
+	Whose     func(ctx context.Context, id string) (policy.Sandbox, error)
+	Wake      func(ctx context.Context, id string) (gateway.Identity, error)
 	// Approvals may be nil: what needs approval is denied then.
 	Approvals Approvals
 	// Event makes the record of a change of the process's state.
@@ -285,7 +292,7 @@ func (w *Warden) begin(ctx context.Context) error {
 	serving, cancelServing := context.WithTimeout(ctx, answerWithin)
 	defer cancelServing()
 	w.mu.Lock()
-	err = p.peer.Call(serving, callServe, serveCall{w.o.Identities(), w.o.Clients()}, &link.None{})
+	err = p.peer.Call(serving, callServe, serveCall{w.o.Identities(), w.o.Clients(), w.exposures()}, &link.None{})
 	if err != nil {
 		w.mu.Unlock()
 		return p.abort(err)
@@ -430,6 +437,8 @@ func (w *Warden) methods() map[link.Method]link.Handler {
 		callSegment:  link.HandleFile(w.segment),
 		callAsk:      link.Handle(w.ask),
 		callWithdraw: link.Handle(w.withdraw),
+		callWhose:    link.Handle(w.whose),
+		callWake:     link.Handle(w.wake),
 	}
 }
 

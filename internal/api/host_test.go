@@ -182,11 +182,12 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			}
 			return errors.New("line 3: no such key")
 		},
-		Shutdown: func(context.Context) {},
-		Status:   func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
-		Limits:   &limits{},
-		Logger:   slog.New(slog.DiscardHandler),
-		Recorder: actors{h},
+		Shutdown:  func(context.Context) {},
+		Status:    func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
+		Limits:    &limits{},
+		Exposures: exposures{must[*gateway.ExposureStore](t)(gateway.OpenExposures(filepath.Join(dir, "exposures.json")))},
+		Logger:    slog.New(slog.DiscardHandler),
+		Recorder:  actors{h},
 		Events: func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
 			return audit.Read(ctx, h.audit, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
 		},

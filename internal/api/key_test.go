@@ -126,6 +126,9 @@ GET /v1/sandboxes/{name}/files/tar run tenant
 PUT /v1/sandboxes/{name}/files/tar run tenant
 GET /v1/sandboxes/{name}/files/watch run tenant
 GET /v1/sandboxes/{name}/changes run tenant
+GET /v1/sandboxes/{name}/exposures read tenant
+PUT /v1/sandboxes/{name}/exposures/{port} run tenant
+DELETE /v1/sandboxes/{name}/exposures/{port} run tenant
 `
 
 // Each route with a key of each scope, of the host and of a tenant, and with none.
@@ -145,7 +148,7 @@ func TestScopes(t *testing.T) {
 			t.Errorf("%s %s is not of the routes, or they say something else: %+v", method, pattern, facts)
 		}
 		seen++
-		path := strings.NewReplacer("{name}", "nothing", "{id}", "nothing", "{decision}", "nothing").Replace(pattern)
+		path := strings.NewReplacer("{name}", "nothing", "{id}", "nothing", "{port}", "8000", "{decision}", "nothing").Replace(pattern)
 		body := "!" // that no route takes
 		if method == "GET" || method == "DELETE" || slices.Contains([]string{"start", "stop", "pause", "resume", "hibernate", "wake", "reload", "shutdown"}, pattern[strings.LastIndexByte(pattern, '/')+1:]) {
 			body = ""

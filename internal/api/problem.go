@@ -42,6 +42,7 @@ var problems = []struct {
 	{ErrOperator, http.StatusForbidden, "not-an-operator"},
 	{errScope, http.StatusForbidden, "scope"},
 	{errTenant, http.StatusForbidden, "tenant"},
+	{ErrNotExposable, http.StatusForbidden, "not-exposable"},
 	{errNoRoute, http.StatusNotFound, "no-route"},
 	{errMethod, http.StatusMethodNotAllowed, "method"},
 	{errOtherBody, http.StatusUnprocessableEntity, "idempotency-key-reused"},
@@ -63,6 +64,7 @@ var problems = []struct {
 	{approval.ErrUnknown, http.StatusNotFound, "no-approval"},
 	{ErrNoLimit, http.StatusNotFound, "no-limit"},
 	{ErrNoKey, http.StatusNotFound, "no-key"},
+	{gateway.ErrExposureUnknown, http.StatusNotFound, "no-exposure"},
 
 	{sandbox.ErrTaken, http.StatusConflict, "name-taken"},
 	{errTaken, http.StatusConflict, "name-taken"},
@@ -79,10 +81,12 @@ var problems = []struct {
 	{approval.ErrAnswered, http.StatusConflict, "answered"},
 	{approval.ErrFull, http.StatusConflict, "full"},
 	{ErrKeysFull, http.StatusConflict, "full"},
+	{gateway.ErrExposuresFull, http.StatusConflict, "full"},
 
 	{sandbox.ErrBadName, http.StatusBadRequest, "bad-request"},
 	{sandbox.ErrBadSpec, http.StatusBadRequest, "bad-spec"},
 	{sandbox.ErrNoImage, http.StatusBadRequest, "no-image"},
+	{gateway.ErrExposure, http.StatusBadRequest, "bad-request"},
 	{gateway.ErrClientName, http.StatusBadRequest, "bad-request"},
 	{file.ErrBadName, http.StatusBadRequest, "bad-request"},
 	{file.ErrBadField, http.StatusBadRequest, "bad-request"},

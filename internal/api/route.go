@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -86,7 +87,7 @@ func (h *handler) routes() []route {
 		{method: post, pattern: "/v1/sandboxes/{name}/wake", serve: h.change((*sandbox.Manager).Wake), scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/exec", serve: h.exec, scope: ScopeRun, shared: true},
 		{method: get, pattern: "/v1/sandboxes/{name}/ca", serve: h.sandboxRoot, scope: ScopeRead, shared: true},
-	}, append(h.commands(), h.fileRoutes()...)...)
+	}, slices.Concat(h.commands(), h.fileRoutes(), h.exposures())...)
 }
 
 // mux serves the routes, and problems for what is none.

@@ -68,6 +68,7 @@ type Options struct {
 	Status    func() Status
 	Approvals Approvals
 	Limits    Limits
+	Exposures Exposures
 	Logger    *slog.Logger
 
 	// Recorder and Keys are needed where keys are made; Users are who may use the

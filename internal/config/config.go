@@ -16,7 +16,7 @@ import (
 
 // Config is sallyport.yaml.
 type Config struct {
-	// Document holds egress, egressAuth, credentials, policy and limits. Reloads.
+	// Document holds egress, egressAuth, expose, credentials, policy and limits. Reloads.
 	policy.Document `yaml:",inline"`
 
 	// DataDir holds everything that lasts. Default: /var/lib/sallyport.
@@ -46,6 +46,9 @@ type Config struct {
 	// Proxy is the listener for sandboxes that run elsewhere.
 	// Example: {listen: "127.0.0.1:3128"}
 	Proxy Proxy `yaml:"proxy"`
+	// Inbound is the listener for requests to exposed ports of sandboxes.
+	// Example: {listen: "127.0.0.1:7080"}
+	Inbound Inbound `yaml:"inbound"`
 	// Metrics is the Prometheus endpoint.
 	// Example: {listen: "127.0.0.1:9464"}
 	Metrics Metrics `yaml:"metrics"`

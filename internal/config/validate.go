@@ -32,6 +32,7 @@ func (c *Config) findings() []policy.Finding {
 		v.fail("gateway.drain", fmt.Sprintf("%v is not from 1s to 1m", d), "write a time as 30s, or leave it out for 5s")
 	}
 	v.proxy(c.Proxy)
+	v.inbound(c.Inbound, c.Engine.Kind)
 	if c.Metrics.Listen != "off" {
 		v.listen("metrics.listen", c.Metrics.Listen)
 	}

@@ -17,13 +17,17 @@ import (
 	"sallyport/policy"
 )
 
-// Read yields the decisions of the log in dir that a query selects. The errors
+// Read yields the decisions about what leaves that a query selects of the log in
+// dir. The errors
 // that it yields are those of [audit.Read].
 func Read(ctx context.Context, dir string, q audit.Query) iter.Seq2[policy.Recorded, error] {
 	q.Kind = audit.KindDecision
 	return func(yield func(policy.Recorded, error) bool) {
 		for e, err := range audit.Read(ctx, dir, q) {
 			var r policy.Recorded
+			if err == nil && e.Unmapped.Sallyport.Phase == string(policy.PhaseInbound) {
+				continue
+			}
 			if err == nil {
 				r = Of(e)
 			}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/gatehouse"
+	"sallyport/internal/api"
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/client"
+)
+
+// listenInbound opens the listener of what comes in, if one is configured.
+func (d *daemon) listenInbound(to *gatehouse.Listeners) error {
+	if d.cfg.Inbound.Listen == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", d.cfg.Inbound.Listen)
+	if err != nil {
+		return fmt.Errorf("inbound: %w: set inbound.listen", err)
+	}
+	d.inbound = l.(*net.TCPListener)
+	d.onClose(func() error { _ = l.Close(); return nil })
+	to.Inbound = d.inbound
+	return nil
+}
+
+// exposedOf is the sandbox of an ID, whether it runs or not.
+func (d *daemon) exposedOf(id string) (sandbox.Info, error) {
+	if d.house != nil {
+		for _, i := range d.house.sandboxes.List() {
+			if i.ID == id {
+				return i, nil
+			}
+		}
+	}
+	return sandbox.Info{}, sandbox.ErrNotFound
+}
+
+// whose is who an exposed sandbox is.
+func (d *daemon) whose(_ context.Context, id string) (policy.Sandbox, error) {
+	i, err := d.exposedOf(id)
+	return identity(i), err
+}
+
+// wake runs an exposed sandbox and says where it is.
+func (d *daemon) wake(ctx context.Context, id string) (gateway.Identity, error) {
+	i, err := d.exposedOf(id)
+	if err == nil { // also one that runs: it is in use, and does not fall asleep just now
+		i, err = d.house.sandboxes.Start(ctx, i.Name)
+	}
+	if err == nil && i.ID != id {
+		err = sandbox.ErrNotFound // which another has the name of by now
+	}
+	return gateway.Identity{Sandbox: identity(i), Address: i.Address}, err
+}
+
+// exposures are the exposed ports as the API sees them, with an event for each
+// change.
+type exposures struct{ d *daemon }
+
+// Expose records the exposure before it is one.
+func (x exposures) Expose(ctx context.Context, i sandbox.Info, port uint16, lasts time.Duration) (client.Exposed, error) {
+	d := x.d
+	if d.cfg.Inbound.Listen == "" {
+		return client.Exposed{}, fmt.Errorf("%w: inbound.listen is not set: an operator can set it, as in inbound: {listen: \"127.0.0.1:7080\"}", api.ErrNotExposable)
+	}
+	if !d.rules.Policy().Exposable(identity(i), port) {
+		return client.Exposed{}, fmt.Errorf("%w: no expose rule allows port %d of %s: an operator can add one", api.ErrNotExposable, port, i.Name)
+	}
+	if err := x.say(ctx, i, port, "exposed", fmt.Sprintf("for %v", lasts)); err != nil {
+		return client.Exposed{}, err
+	}
+	e, token, err := d.exposed.Add(i.Name, i.ID, port, lasts)
+	if err != nil {
+		return client.Exposed{}, errors.Join(err, x.say(context.WithoutCancel(ctx), i, port, "unexposed", "it could not be exposed"))
+	}
+	if _, err := d.exposedOf(i.ID); err != nil { // removed meanwhile
+		return client.Exposed{}, errors.Join(err, d.exposed.Forget(i.ID))
+	}
+	d.warden.Exposures()
+	shown := x.shown(e)
+	return client.Exposed{Exposure: shown, Token: token, Visit: shown.URL + "?token=" + token}, nil
+}
+
+func (x exposures) Unexpose(ctx context.Context, i sandbox.Info, port uint16) error {
+	if err := x.d.exposed.Remove(i.ID, port); err != nil {
+		return fmt.Errorf("port %d of %s: %w", port, i.Name, err)
+	}
+	x.d.warden.Exposures()
+	return x.say(context.WithoutCancel(ctx), i, port, "unexposed", "asked to")
+}
+
+func (x exposures) List(i sandbox.Info) (list []client.Exposure) {
+	for _, e := range x.d.exposed.List() {
+		if e.SandboxID == i.ID {
+			list = append(list, x.shown(e))
+		}
+	}
+	return list
+}
+
+func (x exposures) shown(e gateway.Exposure) client.Exposure {
+	_, port, _ := net.SplitHostPort(x.d.cfg.Inbound.Listen)
+	return client.Exposure{
+		Sandbox: e.Sandbox, Port: e.Port, URL: "http://" + net.JoinHostPort(e.Host(), port) + "/", Created: e.Created, Expires: e.Expires,
+	}
+}
+
+func (x exposures) say(ctx context.Context, i sandbox.Info, port uint16, state, detail string) error {
+	e := changed(audit.Product{Name: "sandbox/" + i.Name}, "port "+strconv.Itoa(int(port))+" of sandbox "+i.Name, state)
+	e.Detail = detail
+	s := &e.Unmapped.Sallyport
+	s.Sandbox, s.SandboxID, s.Session, s.Tags, s.Owner = i.Name, i.ID, i.Session, i.Spec.Tags, i.Spec.Owner
+	return x.d.trail.Append(ctx, e)
+}

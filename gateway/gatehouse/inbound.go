@@ -1,0 +1,78 @@
+package gatehouse
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	"sallyport/gateway"
+	"sallyport/internal/link"
+	"sallyport/policy"
+)
+
+// Exposures tells what is exposed now. What goes on by an exposure that is not
+// among it ends.
+func (w *Warden) Exposures() { w.tell(callExposures, exposuresCall{w.exposures()}) }
+
+func (w *Warden) exposures() []gateway.Exposure {
+	if w.o.Exposures == nil {
+		return nil
+	}
+	return w.o.Exposures()
+}
+
+// errUnexposed keeps a process from starting sandboxes that nobody has exposed.
+var errUnexposed = errors.New("no such sandbox is exposed")
+
+func (w *Warden) isExposed(id string) bool {
+	return slices.ContainsFunc(w.exposures(), func(e gateway.Exposure) bool { return e.SandboxID == id })
+}
+
+type exposedCall struct{ ID string }
+
+type whoseReply struct{ Sandbox policy.Sandbox }
+
+type wakeReply struct {
+	Sandbox policy.Sandbox
+	Address netip.Addr
+}
+
+func (w *Warden) whose(ctx context.Context, c exposedCall) (whoseReply, error) {
+	if !w.isExposed(c.ID) {
+		return whoseReply{}, errUnexposed
+	}
+	s, err := w.o.Whose(ctx, c.ID)
+	return whoseReply{s}, err
+}
+
+func (w *Warden) wake(ctx context.Context, c exposedCall) (wakeReply, error) {
+	if !w.isExposed(c.ID) {
+		return wakeReply{}, errUnexposed
+	}
+	i, err := w.o.Wake(ctx, c.ID)
+	return wakeReply{i.Sandbox, i.Address}, err
+}
+
+// waker is a gateway.Waker in the process.
+type waker struct{ peer *link.Peer }
+
+// Whose implements gateway.Waker.
+func (w waker) Whose(ctx context.Context, id string) (policy.Sandbox, error) {
+	var got whoseReply
+	err := w.peer.Call(ctx, callWhose, exposedCall{id}, &got)
+	return got.Sandbox, err
+}
+
+// Wake implements gateway.Waker.
+func (w waker) Wake(ctx context.Context, id string) (gateway.Identity, error) {
+	var got wakeReply
+	err := w.peer.Call(ctx, callWake, exposedCall{id}, &got)
+	return gateway.Identity{Sandbox: got.Sandbox, Address: got.Address}, err
+}
+
+func (in *inside) setExposures(_ context.Context, c exposuresCall) (link.None, error) {
+	in.exposed.Replace(c.Exposures)
+	in.gate.Redecide() // what goes on by one that has been removed ends
+	return link.None{}, nil
+}

@@ -1,0 +1,330 @@
+package gateway
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"sallyport/audit"
+	"sallyport/gateway/h1"
+	"sallyport/policy"
+)
+
+// Bounds of what comes in.
+const (
+	maxVisitors    = 512  // connections
+	maxVisits      = 128  // requests and WebSockets under way of one exposure
+	visitRate      = 200  // requests a second of one exposure, in the long run
+	visitBurst     = 1000 // and at once
+	refusalRate    = 20   // refusals a second that are answered in full, of all
+	refusalBurst   = 200  // and at once
+	maxWakes       = 16   // sandboxes that are woken at a time
+	wakeWithin     = 30 * time.Second
+	reachWithin    = 5 * time.Second // a port on this very machine
+	headWithin     = 2 * time.Minute // of the answer's
+	visitorIdle    = time.Minute     // between two requests
+	maxVisitorHead = 64 << 10        // bytes
+)
+
+// Exposures finds what is exposed under a host name.
+type Exposures interface {
+	Exposed(host string) (Exposure, bool)
+}
+
+// Waker knows the sandboxes that are exposed, whether they run or not.
+type Waker interface {
+	// Whose is who a sandbox is now.
+	Whose(ctx context.Context, sandboxID string) (policy.Sandbox, error)
+	// Wake runs the sandbox, if it does not run, and returns where it is.
+	Wake(ctx context.Context, sandboxID string) (Identity, error)
+}
+
+var (
+	errAsleep      = errors.New("the sandbox could not be started")
+	errUnreachable = errors.New("nothing listens on that port of the sandbox")
+	errUnanswered  = errors.New("the sandbox gave no answer that could be read")
+	errUnswitched  = errors.New("the sandbox did not begin a WebSocket")
+	errVisitor     = errors.New("who asked went away")
+	errUnexposed   = errors.New("the port is no longer exposed")
+)
+
+// inward is what a Gateway has for what comes in.
+type inward struct {
+	exposures Exposures
+	waker     Waker
+	web       *h1.Server
+	port      string // of the listener, as Host has it
+	visitors  chan struct{}
+	wakes     chan struct{}
+	refusals  *rate.Limiter
+
+	mu     sync.Mutex
+	visits map[string]*visits // by host
+}
+
+// visits are those of one exposure.
+type visits struct {
+	count int
+	pace  *rate.Limiter
+}
+
+func (g *Gateway) newInward(o Options) *inward {
+	in := &inward{
+		exposures: o.Exposures, waker: o.Waker,
+		visitors: make(chan struct{}, maxVisitors), wakes: make(chan struct{}, maxWakes),
+		refusals: rate.NewLimiter(refusalRate, refusalBurst), visits: map[string]*visits{},
+	}
+	in.web = &h1.Server{
+		HeadTimeout: g.handshake, IdleTimeout: visitorIdle, MaxHead: maxVisitorHead, Logger: o.Logger,
+		Refuse: func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *h1.RefusedError) {
+			if l, ok := ctx.Value(visitorKey{}).(*visitor); ok {
+				v := &visit{gateway: g, visitor: l, flow: newFlow(l.source)}
+				v.refuse(w, r, err.Status, "request", err.Error())
+			}
+		},
+	}
+	return in
+}
+
+// enter makes a place for a request to an exposure.
+func (in *inward) enter(host string) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	v := in.visits[host]
+	if v == nil {
+		for other, v := range in.visits { // few at a time: exposures are bounded
+			if _, there := in.exposures.Exposed(other); !there && v.count == 0 {
+				delete(in.visits, other)
+			}
+		}
+		v = &visits{pace: rate.NewLimiter(visitRate, visitBurst)}
+		in.visits[host] = v
+	}
+	if v.count >= maxVisits || !v.pace.Allow() {
+		return false
+	}
+	v.count++
+	return true
+}
+
+func (in *inward) leave(host string) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.visits[host].count--
+}
+
+// ServeInbound carries HTTP requests from this host to exposed ports of sandboxes,
+// until ctx is done or Shutdown. ln is on a loopback address. It returns nil at a
+// regular end.
+//
+// Each exposure is a host name, and so an origin, of its own. A request is carried
+// when its Host is that name with the listener's port, it has the exposure's token,
+// the policy allows it and that is on record.
+func (g *Gateway) ServeInbound(ctx context.Context, ln net.Listener) error {
+	in := g.inward
+	if in == nil {
+		_ = ln.Close()
+		return errors.New("gateway: what comes in needs exposures and a waker")
+	}
+	in.port = strconv.Itoa(int(addrPort(ln.Addr()).Port()))
+	release, ok := g.listen(ctx, ln)
+	if !ok {
+		return nil
+	}
+	defer release()
+	return g.accept(ctx, ln, g.visited)
+}
+
+// visitor is a connection to the listener of what comes in.
+type visitor struct {
+	line
+	source netip.AddrPort
+}
+
+type visitorKey struct{}
+
+// visited serves a connection.
+func (g *Gateway) visited(c net.Conn) {
+	in := g.inward
+	who := &visitor{source: addrPort(c.RemoteAddr())}
+	select {
+	case in.visitors <- struct{}{}:
+		defer func() { <-in.visitors }()
+	default:
+		v := &visit{gateway: g, visitor: who, flow: newFlow(who.source)}
+		v.record(floor(policy.Decision{}, "inbound-connections", "there are too many connections to exposed ports"))
+		_ = c.Close()
+		return
+	}
+	who.begin(g.life, c)
+	defer who.cancel()
+	in.web.ServeConn(context.WithValue(who.ctx, visitorKey{}, who), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+		v := &visit{Context: ctx, gateway: g, visitor: who, flow: newFlow(who.source), started: time.Now()}
+		v.serve(w, r)
+	})
+}
+
+// serve answers one request.
+func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
+	in := v.gateway.inward
+	v.flow.protocol = policy.ProtocolHTTP
+	tokens := takeTokens(r)
+	e, ok := v.find(w, r)
+	if !ok {
+		return
+	}
+	v.exposure, v.authority = e, e.Host()+":"+in.port
+	v.flow.identity.Sandbox = policy.Sandbox{Name: e.Sandbox, ID: e.SandboxID}
+	v.flow.host, v.flow.port = e.Sandbox, e.Port
+	by := slices.Concat(tokens.header, tokens.cookie)
+	switch {
+	case !e.live():
+		v.refuse(w, r, http.StatusForbidden, "inbound-expired", "the exposure has expired")
+		return
+	case !tokens.any():
+		v.refuse(w, r, http.StatusUnauthorized, "inbound-token", "the exposure's token is missing")
+		return
+	case !e.opens(by) && !e.opens(tokens.query):
+		v.refuse(w, r, http.StatusUnauthorized, "inbound-token", "the token is not this exposure's")
+		return
+	}
+	program := e.opens(tokens.header)
+	upgrade := websocket(r.Header)
+	if len(tokens.query) > 0 && !program {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead || upgrade || !e.opens(tokens.query) {
+			v.refuse(w, r, http.StatusUnauthorized, "inbound-token", "a token in the URL is for a browser's first visit, by GET")
+			return
+		}
+		if origin := r.Header["Origin"]; len(origin) > 0 {
+			v.refuse(w, r, http.StatusForbidden, "inbound-origin", "a first visit is not made by a script of another origin")
+			return
+		}
+		e.welcome(w, r, tokens.query[0], v.authority)
+		return
+	}
+	if m := v.admit(r, program, upgrade); m != nil {
+		v.refuse(w, r, m.status, m.rule, m.reason)
+		return
+	}
+	if !in.enter(e.Host()) {
+		v.refuse(w, r, http.StatusTooManyRequests, "inbound-rate", "too many requests to this exposure, or too many at once")
+		return
+	}
+	defer in.leave(e.Host())
+	v.upgrade = upgrade
+	v.carry(w, r)
+}
+
+// find is the exposure that a request names: by its Host alone, in exactly the
+// form that its URL has, so that a page of another name cannot be this one
+// (DNS rebinding).
+func (v *visit) find(w http.ResponseWriter, r *http.Request) (Exposure, bool) {
+	in := v.gateway.inward
+	if r.Method == http.MethodConnect || r.URL.Host != "" || r.URL.Scheme != "" || r.URL.User != nil || r.RequestURI == "" || r.RequestURI[0] != '/' {
+		v.refuse(w, r, http.StatusBadRequest, "inbound-target", "this is a server and no proxy: the request target must be a path")
+		return Exposure{}, false
+	}
+	host, port, _ := strings.Cut(r.Host, ":")
+	e, ok := in.exposures.Exposed(host)
+	if !ok || port != in.port {
+		v.refuse(w, r, http.StatusMisdirectedRequest, "inbound-host", "nothing is exposed under this Host")
+		return Exposure{}, false
+	}
+	return e, true
+}
+
+// admit checks the form of a request and fills in what policy sees of it.
+func (v *visit) admit(r *http.Request, program, upgrade bool) *misuse {
+	if r.Method == http.MethodTrace {
+		return &misuse{http.StatusMethodNotAllowed, "trace", "TRACE sends a request's headers back"}
+	}
+	if m := wellFormed(r); m != nil {
+		return m
+	}
+	// A browser says where a request comes from; who has the token in a header is
+	// none, or could have left it out.
+	origins := r.Header["Origin"]
+	if own := "http://" + v.authority; len(origins) > 1 || len(origins) == 1 && origins[0] != own || len(origins) == 0 && upgrade && !program {
+		return &misuse{http.StatusForbidden, "inbound-origin", "the request comes from a page of another origin"}
+	}
+	path, err := policy.NormalizePath(cmp.Or(r.URL.EscapedPath(), "/"))
+	if err != nil {
+		return &misuse{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
+	}
+	var names requestNames
+	for name := range r.Header {
+		name = http.CanonicalHeaderKey(name)
+		if slices.Contains(overrides, http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))) {
+			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", name)}
+		}
+		names.headers = append(names.headers, name)
+	}
+	for _, name := range announced(r) {
+		if !late(name) {
+			return &misuse{http.StatusBadRequest, "trailer", fmt.Sprintf("the field %.64q cannot come after the body", name)}
+		}
+		names.headers = append(names.headers, name)
+	}
+	slices.Sort(names.headers)
+	names.headers = slices.Compact(names.headers)
+	names.query = policy.QueryKeys(r.URL.RawQuery)
+	if strings.Contains(r.Header.Get("Referer"), exposureMark) {
+		delete(r.Header, "Referer")
+	}
+	v.names = names
+	v.request = &policy.Request{
+		Method: r.Method, Scheme: "http", Path: path, QueryKeys: names.query, Headers: names.headers, Size: r.ContentLength,
+	}
+	return nil
+}
+
+// record writes a denial, or has it counted in another, and returns its id.
+func (v *visit) record(d policy.Decision) string {
+	g := v.gateway
+	g.metrics.decision(policy.PhaseInbound, d)
+	d.Revision = cmp.Or(d.Revision, g.revision())
+	var e *audit.Event
+	if v.request != nil {
+		e = v.event(d)
+	} else {
+		e = v.flow.event(&v.exchange, audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseInbound, d)
+		e.Connection = comesIn()
+	}
+	return g.floods.add(cmp.Or(v.flow.host, text(v.flow.source.Addr())), e)
+}
+
+// comesIn describes a connection to a sandbox.
+func comesIn() *audit.Connection {
+	return &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 1}
+}
+
+// refuse answers and records what no policy can allow.
+func (v *visit) refuse(w http.ResponseWriter, r *http.Request, status int, rule, reason string) {
+	id := v.record(floor(policy.Decision{}, rule, reason))
+	w.Header().Set("Connection", "close")
+	if !v.gateway.inward.refusals.Allow() {
+		w.WriteHeader(http.StatusTooManyRequests)
+		return
+	}
+	(&answer{Status: status, Reason: reason, Rule: rule, Decision: id, Remedy: cmp.Or(remedies[rule], "Change the request as the reason says."), denied: true}).write(w, r)
+}
+
+// remedies say what whoever asks can do.
+var remedies = map[string]string{
+	"inbound-host":    "Use the URL that `sallyport sandbox expose` has printed, as it is.",
+	"inbound-token":   "Open the URL that `sallyport sandbox expose` has printed, or send its token as Authorization: Bearer. Exposing the port again makes a new one.",
+	"inbound-expired": "An operator can expose the port again: sallyport sandbox expose",
+	"inbound-origin":  "Open the exposed URL itself. Pages elsewhere cannot use it.",
+	"inbound-rate":    "Wait, and send fewer requests at once.",
+}

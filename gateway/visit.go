@@ -1,0 +1,376 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway/h1"
+	"sallyport/policy"
+)
+
+// visit is one request to a sandbox and what becomes of it.
+type visit struct {
+	context.Context
+	gateway   *Gateway
+	visitor   *visitor
+	flow      *flow
+	exposure  Exposure
+	authority string // the exposure's, as its URL has it
+	started   time.Time
+	request   *policy.Request
+	names     requestNames
+	exchange  audit.Exchange
+	upgrade   bool
+
+	// Set once the request is allowed.
+	decision  policy.Decision
+	allowed   *audit.Event
+	place     entry
+	cancel    context.CancelFunc
+	status    int
+	in, out   atomic.Int64 // bytes to the sandbox, and from it
+	err       error        // what ended it, nil for success
+	switched  bool
+	farewells sync.Once
+}
+
+// event describes the request for the audit.
+func (v *visit) event(d policy.Decision) *audit.Event {
+	q := v.request
+	e := v.flow.event(&v.exchange, audit.ClassHTTP, audit.HTTPActivity(q.Method), policy.PhaseInbound, d)
+	port, _ := strconv.Atoi(v.gateway.inward.port)
+	v.exchange.URL = audit.URL{Scheme: "http", Hostname: v.exposure.Host(), Port: port, Path: clip(q.Path, maxAuditPath)}
+	v.exchange.Request = audit.HTTPRequest{Method: clip(q.Method, maxAuditMethod), Version: "HTTP/1.1", URL: &v.exchange.URL, Length: max(q.Size, 0)}
+	e.HTTPRequest, e.Connection = &v.exchange.Request, comesIn()
+	s := &e.Unmapped.Sallyport
+	s.HeaderNames, s.QueryKeys = clipAll(v.names.headers), clipAll(v.names.query)
+	s.Unsized, s.Clipped = q.Size < 0, cut(q.Path, q.Method, v.names)
+	return e
+}
+
+// judged asks the policy.
+func (v *visit) judged(ctx context.Context) policy.Decision {
+	d := v.gateway.decide(ctx, policy.Input{
+		Phase: policy.PhaseInbound, Sandbox: v.flow.identity.Sandbox, Protocol: policy.ProtocolHTTP,
+		Destination: policy.Destination{Host: v.exposure.Sandbox, Port: v.exposure.Port}, Request: v.request,
+	})
+	if d.Action != policy.Allow && d.Action != policy.Deny {
+		d = floor(d, "inbound", "what comes in is allowed or denied")
+	}
+	return d
+}
+
+// judge is a carrier's.
+func (v *visit) judge(ctx context.Context) *revokedError {
+	if e, ok := v.gateway.inward.exposures.Exposed(v.exposure.Host()); !ok || e.Digest != v.exposure.Digest || !e.live() {
+		return &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
+	}
+	return compare(v.judged(ctx), v.decision)
+}
+
+func (v *visit) stop(*revokedError) { v.cancel() }
+func (v *visit) cut()               { _ = v.visitor.line.conn.Close() }
+
+// decide asks the policy until that is the one of now, and enters what is allowed.
+func (v *visit) decide(ctx context.Context) policy.Decision {
+	u := &v.gateway.underway
+	for {
+		round := u.round.Load()
+		d := v.judged(ctx)
+		if d.Action != policy.Allow {
+			return d
+		}
+		v.decision = d
+		if u.enter(&v.place, v, round) {
+			return d
+		}
+	}
+}
+
+// carry decides on a request, has that written down, and takes it to the sandbox.
+func (v *visit) carry(w http.ResponseWriter, r *http.Request) {
+	g := v.gateway
+	ctx, cancel := context.WithDeadline(v.Context, v.exposure.Expires)
+	defer cancel()
+	v.cancel = cancel
+	asked, over := context.WithTimeout(ctx, wakeWithin)
+	defer over()
+	sandbox, err := g.inward.waker.Whose(asked, v.exposure.SandboxID)
+	if err != nil || sandbox.ID != v.exposure.SandboxID || sandbox.Name != v.exposure.Sandbox {
+		v.refuse(w, r, http.StatusServiceUnavailable, "inbound-sandbox", "the sandbox is not there")
+		return
+	}
+	v.flow.identity.Sandbox = sandbox
+	d := v.decide(ctx)
+	defer g.underway.leave(&v.place)
+	if d.Action != policy.Allow {
+		a := denied(d, v.record(d), "")
+		if d.RuleType == "" {
+			a.Remedy = "An operator can add an expose rule for it, and will want the decision id."
+		}
+		a.write(w, r)
+		return
+	}
+	e := v.event(d)
+	if err := g.recorder.Append(ctx, e); err != nil {
+		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			if !errors.Is(err, audit.ErrWithdrawn) {
+				v.allowed, v.err = e, errVisitor
+				v.end()
+			}
+			panic(http.ErrAbortHandler)
+		}
+		g.metrics.auditFailures.Inc()
+		g.logger.Error("refusing a request that cannot be recorded", "sandbox", sandbox.Name, "error", err)
+		failed(errAudit, e.ID()).write(w, r)
+		return
+	}
+	v.allowed = e
+	g.metrics.decision(policy.PhaseInbound, d)
+	defer v.end()
+	far, err := v.reach(asked)
+	if err != nil {
+		v.fail(w, r, err)
+		return
+	}
+	over()
+	defer far.Close()
+	// Whatever ends the visit ends both connections: that to the visitor too where
+	// it has been taken over.
+	stop := context.AfterFunc(ctx, func() { _ = far.Close() })
+	defer stop()
+	v.exchangeWith(ctx, far, w, r)
+}
+
+// fail says that an allowed request could not be carried, while that can be said.
+func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
+	if v.err == nil {
+		v.err = err
+	}
+	if v.place.revoked.Load() == nil && v.Err() != nil {
+		panic(http.ErrAbortHandler) // nobody is there
+	}
+	a := &answer{Status: http.StatusBadGateway, Reason: err.Error(), Decision: v.allowed.ID(), Remedy: "Look at what runs in the sandbox: it must listen on 0.0.0.0, not on 127.0.0.1."}
+	switch {
+	case v.place.revoked.Load() != nil:
+		a.Status, a.Reason, a.Remedy = http.StatusForbidden, v.place.revoked.Load().Error(), remedies["inbound-expired"]
+	case errors.Is(err, errAsleep):
+		a.Status, a.Remedy = http.StatusServiceUnavailable, "Try again, or ask an operator to look at Sallyport's log."
+	}
+	w.Header().Set("Connection", "close")
+	v.status = a.Status
+	a.write(w, r)
+}
+
+// reach runs the sandbox and connects to the port.
+func (v *visit) reach(ctx context.Context) (*net.TCPConn, error) {
+	in := v.gateway.inward
+	select {
+	case in.wakes <- struct{}{}:
+	case <-ctx.Done():
+		return nil, errAsleep
+	}
+	who, err := in.waker.Wake(ctx, v.exposure.SandboxID)
+	<-in.wakes
+	if err != nil || who.ID != v.exposure.SandboxID || !who.Address.IsValid() {
+		v.gateway.logger.Warn("a sandbox could not be started for a request", "sandbox", v.exposure.Sandbox, "error", err)
+		return nil, errAsleep
+	}
+	to := netip.AddrPortFrom(who.Address, v.exposure.Port)
+	c, err := (&net.Dialer{Timeout: reachWithin}).DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		return nil, errUnreachable
+	}
+	impatient(c, v.gateway.stall)
+	return c.(*net.TCPConn), nil
+}
+
+// exchangeWith sends the request and passes the answer on.
+func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseWriter, r *http.Request) {
+	dropHops(r.Header, v.upgrade)
+	if _, said := r.Header["User-Agent"]; !said {
+		r.Header["User-Agent"] = nil // or net/http would name itself
+	}
+	out := r.WithContext(ctx)
+	out.URL.Scheme, out.URL.Host = "http", v.authority
+	out.Close = !v.upgrade
+	if r.Body != nil && r.Body != http.NoBody {
+		body := &paced{ReadCloser: r.Body, count: &v.in, within: v.gateway.stall, late: v.cancel}
+		defer body.rest()
+		out.Body = body
+	}
+	conn := h1.NewClientConn(far, h1.ClientOptions{HeadTimeout: headWithin})
+	resp, err := conn.RoundTrip(out, func(code int, h http.Header) {
+		tidy(h, false)
+		maps.Copy(w.Header(), h)
+		w.WriteHeader(code)
+		clear(w.Header())
+	})
+	if err != nil {
+		v.fail(w, r, errUnanswered)
+		return
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusSwitchingProtocols {
+		if !v.upgrade || !websocket(resp.Header) {
+			v.fail(w, r, errUnswitched)
+			return
+		}
+		v.websocket(ctx, w, resp)
+		return
+	}
+	tidy(resp.Header, false)
+	maps.Copy(w.Header(), resp.Header)
+	v.status = resp.StatusCode
+	w.WriteHeader(resp.StatusCode)
+	v.pass(w, resp)
+}
+
+// pass copies the answer's body, and what comes without a length as it comes. One
+// that breaks off is broken off.
+func (v *visit) pass(w http.ResponseWriter, resp *http.Response) {
+	flush := func() error { return nil }
+	if resp.ContentLength < 0 {
+		flush = http.NewResponseController(w).Flush
+	}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := resp.Body.Read(buf)
+		if n > 0 {
+			v.out.Add(int64(n))
+			_, werr := w.Write(buf[:n])
+			if werr == nil {
+				werr = flush()
+			}
+			if werr != nil {
+				v.err = errVisitor
+				panic(http.ErrAbortHandler)
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return
+		case err != nil:
+			v.err = errUnanswered
+			if v.Err() != nil {
+				v.err = errVisitor
+			}
+			panic(http.ErrAbortHandler)
+		}
+	}
+}
+
+// websocket turns both connections over to each other.
+func (v *visit) websocket(ctx context.Context, w http.ResponseWriter, resp *http.Response) {
+	far := resp.Body.(io.ReadWriteCloser)
+	near, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		v.err = errVisitor
+		return
+	}
+	defer near.Close()
+	stop := context.AfterFunc(ctx, func() { _ = near.Close() })
+	defer stop()
+	v.switched, v.status = true, resp.StatusCode
+	tidy(resp.Header, true)
+	fmt.Fprintf(rw, "HTTP/1.1 101 %s\r\n", http.StatusText(resp.StatusCode))
+	_ = resp.Header.Write(rw) // a buffer: Flush has the error
+	_, _ = io.WriteString(rw, "\r\n")
+	if err := rw.Flush(); err != nil {
+		v.err = errVisitor
+		return
+	}
+	var both sync.WaitGroup
+	copying := func(to io.Writer, from io.Reader, count *atomic.Int64) {
+		_, _ = io.Copy(struct{ io.Writer }{to}, &counting{from, count})
+		// The other direction has a moment for its goodbye.
+		v.farewells.Do(func() { time.AfterFunc(settleTime, v.cancel) })
+		if half, ok := to.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite()
+		}
+	}
+	both.Go(func() { copying(far, rw.Reader, &v.in) })
+	both.Go(func() { copying(near, far, &v.out) })
+	both.Wait()
+}
+
+// counting counts what is read.
+type counting struct {
+	io.Reader
+	count *atomic.Int64
+}
+
+func (c *counting) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.count.Add(int64(n))
+	return n, err
+}
+
+// paced is a request's body of which something has to come from time to time.
+type paced struct {
+	io.ReadCloser
+	count  *atomic.Int64
+	within time.Duration
+	late   func()
+
+	mu    sync.Mutex
+	timer *time.Timer
+}
+
+func (p *paced) Read(b []byte) (int, error) {
+	p.mu.Lock()
+	if p.timer == nil {
+		p.timer = time.AfterFunc(p.within, p.late)
+	} else {
+		p.timer.Reset(p.within)
+	}
+	p.mu.Unlock()
+	n, err := p.ReadCloser.Read(b)
+	p.rest()
+	p.count.Add(int64(n))
+	return n, err
+}
+
+func (p *paced) rest() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.timer != nil {
+		p.timer.Stop()
+	}
+}
+
+// end writes the completion of an allowed request.
+func (v *visit) end() {
+	err := v.err
+	if why := v.place.revoked.Load(); why != nil && (err != nil || v.switched) {
+		err = why
+	} else if err == nil && !time.Now().Before(v.exposure.Expires) && v.switched {
+		err = &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
+	}
+	c := completion(&v.exchange, v.allowed.ActivityID, err)
+	for _, known := range []error{errAsleep, errUnreachable, errUnanswered, errUnswitched, errVisitor} {
+		if errors.Is(err, known) {
+			c.Detail = known.Error()
+		}
+	}
+	c.Duration = time.Since(v.started).Milliseconds()
+	if v.status != 0 {
+		v.exchange.Response = audit.HTTPResponse{Code: v.status, Length: v.out.Load()}
+		c.HTTPResponse = &v.exchange.Response
+	}
+	v.exchange.Traffic = audit.Traffic{BytesIn: v.in.Load(), BytesOut: v.out.Load()}
+	c.Traffic = &v.exchange.Traffic
+	v.gateway.enqueue(c)
+	v.gateway.metrics.finished(v.status, time.Since(v.started))
+}

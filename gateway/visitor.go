@@ -1,0 +1,150 @@
+package gateway
+
+import (
+	"crypto/subtle"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+)
+
+// exposureCookie is the cookie that a browser has of an exposure, and
+// exposureHeader what a program may send in place of Authorization.
+const (
+	exposureCookie = "sallyport-exposure"
+	exposureHeader = "Sallyport-Token"
+)
+
+// shown are the tokens that a request came with, by where it had them. What looks
+// like one is never passed on, whether it is good or not.
+type shown struct {
+	header, cookie, query []string
+}
+
+// isToken tells whether s has the form of an exposure's token.
+func isToken(s string) bool {
+	return len(s) == exposureTokenBytes && strings.HasPrefix(s, exposureMark)
+}
+
+// takeTokens removes from a request all that is ours, and returns it. An
+// Authorization of another form is the application's own, as other cookies are.
+func takeTokens(r *http.Request) (t shown) {
+	for _, v := range r.Header[exposureHeader] {
+		t.header = append(t.header, strings.TrimSpace(v))
+	}
+	delete(r.Header, exposureHeader)
+	kept := slices.DeleteFunc(r.Header["Authorization"], func(v string) bool {
+		scheme, token, _ := strings.Cut(v, " ")
+		token = strings.TrimSpace(token)
+		if !strings.EqualFold(scheme, "Bearer") || !strings.HasPrefix(token, exposureMark) {
+			return false
+		}
+		t.header = append(t.header, token)
+		return true
+	})
+	if len(kept) == 0 {
+		delete(r.Header, "Authorization")
+	} else {
+		r.Header["Authorization"] = kept
+	}
+	var lines []string
+	for _, line := range r.Header["Cookie"] {
+		var pairs []string
+		for pair := range strings.SplitSeq(line, ";") {
+			name, value, _ := strings.Cut(strings.TrimSpace(pair), "=")
+			if strings.TrimSpace(name) == exposureCookie {
+				t.cookie = append(t.cookie, strings.TrimSpace(value))
+			} else if pair = strings.TrimSpace(pair); pair != "" {
+				pairs = append(pairs, pair)
+			}
+		}
+		if pairs != nil {
+			lines = append(lines, strings.Join(pairs, "; "))
+		}
+	}
+	delete(r.Header, "Cookie")
+	if lines != nil {
+		r.Header["Cookie"] = lines
+	}
+	var query []string
+	for part := range strings.SplitSeq(r.URL.RawQuery, "&") {
+		name, value, _ := strings.Cut(part, "=")
+		plain, err := url.QueryUnescape(value)
+		if err == nil && isToken(plain) {
+			if name, err = url.QueryUnescape(name); err == nil && name == "token" {
+				t.query = append(t.query, plain)
+			}
+			continue // under any name, and any spelling
+		}
+		query = append(query, part)
+	}
+	r.URL.RawQuery = strings.Join(query, "&")
+	return t
+}
+
+func (t shown) any() bool { return len(t.header)+len(t.cookie)+len(t.query) > 0 }
+
+// opens tells whether one of the tokens is that of e. It takes as long for each.
+func (e Exposure) opens(tokens []string) bool {
+	same := 0
+	for _, token := range tokens[:min(len(tokens), 8)] {
+		same |= subtle.ConstantTimeCompare([]byte(digestOf(token)), []byte(e.Digest))
+	}
+	return same == 1
+}
+
+// welcome gives a browser that came with the token in its URL the cookie in place
+// of it, and sends it to the same URL without. Location is in full: a path that
+// begins with // would name another host.
+func (e Exposure) welcome(w http.ResponseWriter, r *http.Request, token, authority string) {
+	to := "http://" + authority + r.URL.EscapedPath()
+	if r.URL.RawQuery != "" {
+		to += "?" + r.URL.RawQuery
+	}
+	h := w.Header()
+	// No Domain: for this very host. Its ports cannot be told apart, but each host
+	// has one exposure. A name below localhost is a site of its own, so that Strict
+	// keeps pages of other exposures from using it.
+	h.Set("Set-Cookie", (&http.Cookie{
+		Name: exposureCookie, Value: token, Path: "/", MaxAge: max(1, int(time.Until(e.Expires).Seconds())),
+		HttpOnly: true, SameSite: http.SameSiteStrictMode,
+	}).String())
+	h.Set("Location", to)
+	h.Set("Cache-Control", "no-store")
+	h.Set("Referrer-Policy", "no-referrer")
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+// tidy takes from an answer of a sandbox what is not its to say: cookies for other
+// hosts than its own, our cookie, and what speaks in our name.
+func tidy(h http.Header, upgrade bool) {
+	dropHops(h, upgrade)
+	for _, name := range []string{decisionHeader, approvalHeader, "Alt-Svc", "Trailer"} {
+		delete(h, name)
+	}
+	var kept []string
+	for _, line := range h["Set-Cookie"] {
+		if line = hostOnly(line); line != "" {
+			kept = append(kept, line)
+		}
+	}
+	delete(h, "Set-Cookie")
+	if kept != nil {
+		h["Set-Cookie"] = kept
+	}
+}
+
+// hostOnly is a Set-Cookie without Domain (RFC 6265, section 5.2.3): none for our
+// own cookie, which a page could have replaced.
+func hostOnly(line string) string {
+	parts := strings.Split(line, ";")
+	name, _, _ := strings.Cut(parts[0], "=")
+	if strings.TrimSpace(name) == exposureCookie {
+		return ""
+	}
+	return strings.Join(slices.DeleteFunc(parts, func(part string) bool {
+		attribute, _, _ := strings.Cut(part, "=")
+		return strings.EqualFold(strings.TrimSpace(attribute), "Domain")
+	}), ";")
+}
