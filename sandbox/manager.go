@@ -63,6 +63,11 @@ type Options struct {
 	// of the manager. Default: nothing does.
 	Meter Meter
 	Busy  Busy
+	// Inherit gives a fork what else it has of its parent, by their IDs: the names
+	// that its memory knows addresses of. It is called while the parent stands still.
+	Inherit func(parent, child string) error
+	// Mark says what is in force and recorded now, for snapshots to note.
+	Mark func() Mark
 }
 
 // stopGrace is how long a sandbox's processes have between SIGTERM and SIGKILL.
@@ -77,6 +82,7 @@ type Manager struct {
 	entries   map[string]*entry
 	counters  counters
 	addresses map[netip.Addr]bool // of all records
+	scratches map[string]bool     // folders in RAM that are in use
 
 	// identities is what the gateway asks on each connection.
 	identities atomic.Pointer[map[netip.Addr]Info]
@@ -122,7 +128,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, counters: c}
+	m := &Manager{opt: opt, entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, counters: c}
 	m.identities.Store(&map[netip.Addr]Info{})
 
 	folders, err := os.ReadDir(opt.Dir)
@@ -282,6 +288,14 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	case Hibernated:
 		return m.wake(ctx, e)
 	}
+	if err := m.mend(ctx, e); err != nil {
+		return err
+	}
+	return m.begin(ctx, e, "", func() (Status, error) { return m.opt.Runtime.Start(ctx, e.rec.ID) })
+}
+
+// begin is the start of a session, in which run has the container run.
+func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (Status, error)) error {
 	if err := expired(e.rec); err != nil {
 		return err
 	}
@@ -296,13 +310,13 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	if err := rec.write(m.dir(rec.Name)); err != nil {
 		return err
 	}
-	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "started")); err != nil {
+	if err := m.opt.Recorder.Append(ctx, detailed(rec, "started", why)); err != nil {
 		return err
 	}
 	e.rec = rec
 	var st Status
 	if err = m.attachDisk(rec); err == nil {
-		st, err = m.opt.Runtime.Start(ctx, rec.ID)
+		st, err = run()
 	}
 	if err == nil {
 		m.settleDisk(rec)
@@ -464,6 +478,7 @@ func (m *Manager) info(e *entry) Info {
 		Name: e.rec.Name, ID: e.rec.ID, State: e.state, Spec: e.rec.Spec,
 		Address: e.rec.Address, Generation: e.rec.Generation,
 		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)),
+		Lineage: e.rec.Lineage,
 	}
 	live := e.state == Running || e.state.asleep()
 	if live {
@@ -501,7 +516,7 @@ func lifecycle(r record, state string) *audit.Event {
 	ev.StatusID = audit.StatusSuccess
 	ev.Message = "sandbox " + r.Name + " " + state
 	x := &ev.Unmapped.Sallyport
-	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.State = r.Name, r.ID, r.Session, r.Spec.Tags, state
+	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.State = r.Name, r.ID, r.Session, tags(r.Spec.Tags, r.Lineage), state
 	x.Owner = r.Spec.Owner
 	return ev
 }
