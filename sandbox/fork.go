@@ -36,7 +36,7 @@ const forksAtOnce = 4
 // A fork of a sandbox that is stopped, or whose memory cannot be had from its
 // snapshot (Info.Lost says why), is stopped.
 func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []Info, err error) {
-	e, err := m.existing(name)
+	e, err := m.existing(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -95,7 +95,7 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 		}
 		err = CheckName(name)
 		if err == nil && !free(name) {
-			err = fmt.Errorf("%w: there is a sandbox %s: choose another", ErrExists, name)
+			err = fmt.Errorf("%w: there is a sandbox %s: choose another", ErrTaken, name)
 		}
 		if err != nil {
 			break

@@ -17,7 +17,7 @@ import (
 // starts from its disk, and one that was stopped stays so. A snapshot whose disk is
 // damaged is ErrDamaged, and nothing has changed.
 func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Info, error) {
-	return m.sleeping(name, "restoring", func(e *entry) error { return m.revert(ctx, e, snapshot) })
+	return m.sleeping(ctx, name, "restoring", func(e *entry) error { return m.revert(ctx, e, snapshot) })
 }
 
 func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err error) {
@@ -80,14 +80,14 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err er
 // anything is changed.
 func (m *Manager) verify(s Snapshot) error {
 	for _, part := range []string{snapshotLayer, snapshotStore} {
-		if err := m.check(s, part); err != nil {
+		if err := m.intact(s, part); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (m *Manager) check(s Snapshot, part string) error {
+func (m *Manager) intact(s Snapshot, part string) error {
 	sum, _, err := sumOf(filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, part))
 	if errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("%w: its %s is gone", ErrDamaged, part)
@@ -108,7 +108,7 @@ func (m *Manager) recollect(ctx context.Context, s Snapshot, ram string) (lost, 
 	if err != nil {
 		return nil, err
 	}
-	err = m.check(s, snapshotMemory)
+	err = m.intact(s, snapshotMemory)
 	if err == nil {
 		want := record{ID: s.SandboxID, Session: s.Session}
 		_, err = openCheckpoint(m.opt.Key, filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, snapshotMemory), ram, checkHeader(want, build))

@@ -33,7 +33,6 @@ var (
 	ErrState = errors.New("the sandbox's state does not allow that")
 	// ErrNoCheckpoint: the runtime cannot write its processes' memory down.
 	ErrNoCheckpoint = errors.New("no memory checkpoint of this sandbox can be made")
-	ErrExists       = errors.New("the name is taken")
 	ErrNoSnapshot   = errors.New("no such snapshot")
 	// ErrDamaged: what a snapshot has of the disk is not what was written.
 	ErrDamaged = errors.New("the snapshot is damaged")

@@ -94,7 +94,7 @@ func (m *Manager) snapshotsDir(name string) string {
 // Snapshot keeps what a sandbox is now. One that runs stands still meanwhile, so
 // that files and processes agree.
 func (m *Manager) Snapshot(ctx context.Context, name string, spec SnapshotSpec) (s Snapshot, err error) {
-	e, err := m.existing(name)
+	e, err := m.existing(ctx, name)
 	if err != nil {
 		return s, err
 	}
@@ -120,7 +120,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	case !nameForm.MatchString(spec.Name):
 		return s, fmt.Errorf("%w: %q is no snapshot's name: use 1 to 63 lower-case letters, digits and hyphens", ErrBadSpec, spec.Name)
 	case slices.ContainsFunc(have, func(o Snapshot) bool { return o.Name == spec.Name }):
-		return s, fmt.Errorf("%w: there is a snapshot %s: remove it, or choose another name", ErrExists, spec.Name)
+		return s, fmt.Errorf("%w: there is a snapshot %s: remove it, or choose another name", ErrTaken, spec.Name)
 	case spec.KeepLast < 0 || spec.Expires < 0:
 		return s, fmt.Errorf("%w: keepLast and expires are not below zero", ErrBadSpec)
 	case spec.Memory && !live:
@@ -330,8 +330,8 @@ func (m *Manager) snapshots(name string) (list []Snapshot, err error) {
 }
 
 // Snapshots lists those of a sandbox, the oldest first.
-func (m *Manager) Snapshots(name string) ([]Snapshot, error) {
-	if _, err := m.Get(name); err != nil {
+func (m *Manager) Snapshots(ctx context.Context, name string) ([]Snapshot, error) {
+	if _, err := m.Visible(ctx, name); err != nil {
 		return nil, err
 	}
 	return m.snapshots(name)
@@ -339,7 +339,7 @@ func (m *Manager) Snapshots(name string) ([]Snapshot, error) {
 
 // RemoveSnapshot removes one of a sandbox's.
 func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) error {
-	e, err := m.existing(name)
+	e, err := m.existing(ctx, name)
 	if err != nil {
 		return err
 	}

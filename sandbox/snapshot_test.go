@@ -139,8 +139,8 @@ func TestForkRefusals(t *testing.T) {
 		spec ForkSpec
 		want error
 	}{
-		"a name that is taken":  {ForkSpec{Names: []string{"x", "a"}}, ErrExists},
-		"a name twice":          {ForkSpec{Names: []string{"x", "x"}}, ErrExists},
+		"a name that is taken":  {ForkSpec{Names: []string{"x", "a"}}, ErrTaken},
+		"a name twice":          {ForkSpec{Names: []string{"x", "x"}}, ErrTaken},
 		"no name":               {ForkSpec{Names: []string{"../x"}}, ErrBadName},
 		"too many":              {ForkSpec{Count: MaxForks + 1}, ErrBadSpec},
 		"more than there names": {ForkSpec{Count: 2, Names: []string{"x"}}, ErrBadSpec},
@@ -217,7 +217,7 @@ func TestSnapshotAndRestore(t *testing.T) {
 	if want := []string{"a snapshot", "a stopped", "a restored", "a started"}; !slices.Equal(b.h.events, want) {
 		t.Errorf("events %v, want %v", b.h.events, want)
 	}
-	list, err := b.Snapshots("a")
+	list, err := b.Snapshots(t.Context(), "a")
 	if err != nil || len(list) != 2 || !list[1].Safety || !list[1].Memory {
 		t.Fatalf("%+v, %v", list, err)
 	}
@@ -313,7 +313,7 @@ func TestRetention(t *testing.T) {
 	b := newBed(t)
 	b.live(t, "a")
 	names := func() (list []string) {
-		all, err := b.Snapshots("a")
+		all, err := b.Snapshots(t.Context(), "a")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -341,7 +341,7 @@ func TestRetention(t *testing.T) {
 	if got := names(); len(got) != 1+keptSafety {
 		t.Errorf("after many restores there are %v", got)
 	}
-	if _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Name: "three"}); !errors.Is(err, ErrExists) {
+	if _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Name: "three"}); !errors.Is(err, ErrTaken) {
 		t.Errorf("a name twice: %v", err)
 	}
 	if _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Name: "../x"}); !errors.Is(err, ErrBadSpec) {
@@ -435,7 +435,7 @@ func TestSnapshotCrashes(t *testing.T) {
 					// It was recorded in the very call that the crash came in.
 					t.Logf("crash at call %d: events %v", at, b.h.events)
 				}
-				list, err := b.Snapshots("a")
+				list, err := b.Snapshots(t.Context(), "a")
 				if err != nil {
 					t.Error(err)
 				}

@@ -108,7 +108,7 @@ func piped(f *os.File) bool {
 }
 
 func newSandbox(g *globals) *cobra.Command {
-	return group("sandbox", "Make, list, stop, start, remove sandboxes, and have them sleep",
+	return group("sandbox", "Make, list, stop, start, remove sandboxes, have them sleep, keep and fork them",
 		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
 		one(g, "start NAME", "Start a stopped sandbox", (*api.Client).Start),
 		one(g, "stop NAME", "Stop a sandbox; its files stay", (*api.Client).Stop),
@@ -118,6 +118,7 @@ func newSandbox(g *globals) *cobra.Command {
 		one(g, "resume NAME", "Wake a sandbox that is paused or hibernated", (*api.Client).Resume),
 		one(g, "hibernate NAME", "Write a sandbox's memory to disk and free its RAM; any use wakes it", (*api.Client).Hibernate),
 		one(g, "wake NAME", "Wake a sandbox that is hibernated or paused", (*api.Client).Wake),
+		newSnapshot(g), newSnapshots(g), newRestore(g), newFork(g),
 	)
 }
 

@@ -51,6 +51,7 @@ var problems = []struct {
 	{errBusy, http.StatusServiceUnavailable, "busy"},
 
 	{sandbox.ErrNotFound, http.StatusNotFound, "no-sandbox"},
+	{sandbox.ErrNoSnapshot, http.StatusNotFound, "no-snapshot"},
 	{sandbox.ErrNoCommand, http.StatusNotFound, "no-command"},
 	{credential.ErrNoSecret, http.StatusNotFound, "no-secret"},
 	{gateway.ErrClientUnknown, http.StatusNotFound, "no-client"},
@@ -69,6 +70,7 @@ var problems = []struct {
 	{channel.ErrBusy, http.StatusTooManyRequests, "agent-busy"},
 	{channel.ErrSilent, http.StatusBadGateway, "agent-silent"},
 	{sandbox.ErrState, http.StatusConflict, "state"},
+	{sandbox.ErrDamaged, http.StatusConflict, "damaged"},
 	{sandbox.ErrNoCheckpoint, http.StatusConflict, "no-checkpoint"},
 	{ErrElsewhere, http.StatusConflict, "lives-elsewhere"},
 	{approval.ErrAnswered, http.StatusConflict, "answered"},
