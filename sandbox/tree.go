@@ -22,7 +22,7 @@ func copyTree(ctx context.Context, from, to string) error {
 func packTree(ctx context.Context, from string, w io.Writer) error {
 	return run(ctx, nil, w, "tar", "--create", "--file=-", "--directory="+from, "--sort=name", "--format=posix",
 		"--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f",
-		"--numeric-owner", "--sparse", "--xattrs", "--xattrs-include=*", "--acls", "--one-file-system", ".")
+		"--numeric-owner", "--sparse-version=0.0", "--sparse", "--xattrs", "--xattrs-include=*", "--acls", "--one-file-system", ".")
 }
 
 // unpackTree is its inverse, into an empty folder. The archive is one of ours: what

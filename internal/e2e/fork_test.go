@@ -1,6 +1,8 @@
 package e2e
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -20,7 +22,7 @@ import (
 // a connection that it keeps. For each number that it is asked it says what it is:
 // on a line of /memory/said, so that each sandbox has its own.
 const thinker = `cat >/tmp/c.py <<'EOF'
-import http.client, os, secrets, socket, ssl, time
+import http.client, os, random, secrets, socket, ssl, threading, time
 token = secrets.token_hex(8); ballast = os.urandom(1 << 20) * BALLAST
 held = open("/root/held", "w+"); count = 0
 kept = http.client.HTTPSConnection("shared.example.test", timeout=5)
@@ -31,6 +33,11 @@ def fetch(c):
     except Exception as e: return "failed:" + type(e).__name__
 def address():
     s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(("198.51.100.1", 53)); return s.getsockname()[0]
+told = ["nothing"]
+def listen():
+    while True: told.append(open("/proc/gvisor/checkpoint").read().strip())
+threading.Thread(target=listen, daemon=True).start()
+time.sleep(0.2)
 open("/memory/ready", "w").close()
 while True:
     count += 1
@@ -40,7 +47,7 @@ while True:
         began = time.monotonic(); over = fetch(kept); took = time.monotonic() - began
         new = http.client.HTTPSConnection
         line = " ".join(str(x) for x in (token, count, os.fstat(held.fileno()).st_size, open("/etc/hostname").read().strip(), address(), over, "%.1f" % took,
-            fetch(new("shared.example.test", timeout=20)), fetch(new("api.example.test", timeout=20)), len(ballast)))
+            fetch(new("shared.example.test", timeout=20)), fetch(new("api.example.test", timeout=20)), told[-1], os.urandom(8).hex(), random.random(), len(ballast)))
         with open("/memory/part", "w") as f: f.write(line)
         os.rename("/memory/part", "/memory/said")
     time.sleep(0.01)
@@ -51,6 +58,7 @@ exec python3 /tmp/c.py
 // said is what a thinker answers.
 type said struct {
 	token, count, held, hostname, address, kept, took, shared, own string
+	told, random, pseudo                                           string
 }
 
 func (r *rig) ask(name string) said {
@@ -63,9 +71,9 @@ func (r *rig) ask(name string) said {
 	r.await("an answer of "+name, func() bool {
 		text, err := os.ReadFile(r.memory(name, "said"))
 		f = strings.Fields(string(text))
-		return err == nil && len(f) == 10
+		return err == nil && len(f) == 13
 	})
-	return said{f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8]}
+	return said{f[0], f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], f[9], f[10], f[11]}
 }
 
 // newForkRig has one rule whose credential forks inherit, and one whose is the
@@ -96,11 +104,17 @@ func TestForkRunning(t *testing.T) {
 		t.Fatalf("the parent: %+v\n%s", before, r.logged())
 	}
 	r.ok("sandbox", "fork", "parent", "one", "two", "three")
-	addresses := map[string]bool{}
+	addresses, random, pseudo := map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, name := range []string{"one", "two", "three", "parent"} {
 		i, got := r.info(name), r.ask(name)
 		t.Logf("%s: %+v", name, got)
-		addresses[got.address] = true
+		addresses[got.address], random[got.random], pseudo[got.pseudo] = true, true, true
+		if want := map[bool]string{true: "resume", false: "restore"}[name == "parent"]; got.told != want {
+			t.Errorf("%s is told %q of its fork, want %q", name, got.told, want)
+		}
+		if took, _ := strconv.ParseFloat(got.took, 64); took > busy.Seconds() {
+			t.Errorf("%s waited %s s for a connection of before", name, got.took)
+		}
 		if got.token != before.token || got.held != "2" || got.hostname != name || got.address != i.Address.String() {
 			t.Errorf("%s, at %s: %+v, of which the parent was %+v", name, i.Address, got, before)
 		}
@@ -127,8 +141,9 @@ func TestForkRunning(t *testing.T) {
 			t.Errorf("events of %s: %v", name, states)
 		}
 	}
-	if len(addresses) != 4 {
-		t.Errorf("addresses %v", addresses)
+	// docs/snapshots.md says so.
+	if len(addresses) != 4 || len(random) != 4 || len(pseudo) != 1 {
+		t.Errorf("addresses %v, of the kernel's random numbers %v, of a generator of the process's own %v", addresses, random, pseudo)
 	}
 	if out := r.ok("audit", "query", "--sandbox", "one", "-o", "json"); !strings.Contains(out, `"sallyport.fork":"true"`) {
 		t.Errorf("the events of a fork do not say so: %.500s", out)
@@ -180,6 +195,54 @@ func (r *rig) inClear(text string) (found []string) {
 		})
 	}
 	return found
+}
+
+// TestForkCutShort kills the daemon in the middle of making forks: what is there
+// afterwards is whole, and nothing else is.
+func TestForkCutShort(t *testing.T) {
+	r := newForkRig(t, 8)
+	token := r.ask("parent").token
+	for k, after := range []time.Duration{50, 150, 300, 600, 1200, 4000} {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = r.control().Fork(context.Background(), "parent", sandbox.ForkSpec{Names: []string{fmt.Sprintf("a%d", k), fmt.Sprintf("b%d", k)}})
+		}()
+		time.Sleep(after * time.Millisecond)
+		r.kill(9)
+		<-done
+		r.up()
+		if got := r.ask("parent"); got.token != token || got.own != "200/hello" {
+			t.Errorf("after %d ms the parent: %+v", after, got)
+		}
+		var list []sandbox.Info
+		if err := json.Unmarshal([]byte(r.ok("sandbox", "ls", "-o", "json")), &list); err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range list {
+			if i.Name != "parent" {
+				if got := r.ask(i.Name); got.token != token || got.shared != "200/hello" {
+					t.Errorf("after %d ms %s: %+v", after, i.Name, got)
+				}
+				r.ok("sandbox", "rm", i.Name)
+			}
+		}
+		t.Logf("killed after %d ms: %d of 2 children", after, len(list)-1)
+		out, err := r.docker("ps", "-aq").Output()
+		if err != nil || len(strings.Fields(string(out))) != 1 {
+			t.Errorf("after %d ms there are containers %s, %v", after, out, err)
+		}
+		out, err = r.docker("images", "-aq").Output()
+		if err != nil || len(strings.Fields(string(out))) != 1 {
+			t.Errorf("after %d ms there are images %s, %v", after, out, err)
+		}
+		if left, _ := filepath.Glob(filepath.Join(r.dir, "run/sleep/*")); len(left) > 0 {
+			t.Errorf("after %d ms there is memory in RAM: %v", after, left)
+		}
+		if left, _ := filepath.Glob(filepath.Join(r.dir, "data/sandboxes/[ab]*")); len(left) > 0 {
+			t.Errorf("after %d ms there are folders: %v", after, left)
+		}
+	}
 }
 
 // TestForkSpeed measures forks of 64 MB, and for how long their parent stands.
