@@ -87,9 +87,11 @@ func (m *Manager) still(ctx context.Context, e *entry, ram string, f func(layer,
 		}
 	case Paused:
 	default:
-		// It stays attached: one that was made and never started has been so, too.
 		if err := m.attachDisk(e.rec); err != nil {
 			return 0, err
+		}
+		if e.state == Hibernated { // a stopped one may never have been started, and is attached since
+			defer func() { err = errors.Join(err, m.detachDisk(e.rec)) }()
 		}
 	}
 	switch {

@@ -141,6 +141,11 @@ func TestForkRunning(t *testing.T) {
 			t.Errorf("events of %s: %v", name, states)
 		}
 	}
+	for _, name := range []string{"one", "parent"} {
+		if out := r.inside(name, "hostname -I; cat /etc/hostname").stdout; !strings.Contains(out, r.info(name).Address.String()) || !strings.Contains(out, name) {
+			t.Errorf("a command in %s says %q", name, out)
+		}
+	}
 	// docs/snapshots.md says so.
 	if len(addresses) != 4 || len(random) != 4 || len(pseudo) != 1 {
 		t.Errorf("addresses %v, of the kernel's random numbers %v, of a generator of the process's own %v", addresses, random, pseudo)
