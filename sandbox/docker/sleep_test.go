@@ -24,7 +24,7 @@ import (
 func (l *laboratory) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Container) string) {
 	t.Helper()
 	pid1 := filepath.Join(t.TempDir(), "sleeper")
-	build := exec.Command("go", "build", "-o", pid1, "sallyport/internal/e2e/sleeper")
+	build := exec.Command("go", "build", "-o", pid1, "./testdata/sleeper")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
