@@ -118,7 +118,7 @@ func newSandbox(g *globals) *cobra.Command {
 		one(g, "resume NAME", "Wake a sandbox that is paused or hibernated", (*api.Client).Resume),
 		one(g, "hibernate NAME", "Write a sandbox's memory to disk and free its RAM; any use wakes it", (*api.Client).Hibernate),
 		one(g, "wake NAME", "Wake a sandbox that is hibernated or paused", (*api.Client).Wake),
-		newSnapshot(g), newSnapshots(g), newRestore(g), newFork(g),
+		newSnapshot(g), newSnapshots(g), newSandboxRestore(g), newFork(g),
 	)
 }
 

@@ -87,7 +87,7 @@ func newSnapshots(g *globals) *cobra.Command {
 	}}
 }
 
-func newRestore(g *globals) *cobra.Command {
+func newSandboxRestore(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:     "restore NAME SNAPSHOT",
 		Short:   "Make a sandbox what it was; what it is now is kept as a snapshot",
