@@ -88,7 +88,7 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 // settle applies the floor to an answer, and then observe mode, which lifts
 // nothing of the floor, and says which limits there are.
 func (p *Policy) settle(ctx context.Context, d Decision, s subject, at time.Time) Decision {
-	d = p.floor(d, s)
+	d = p.inherited(p.floor(d, s), s)
 	if p.observing != nil && d.Action != Allow && d.Action != Tunnel {
 		d = p.observe(ctx, d, s, at)
 	}

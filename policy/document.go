@@ -123,6 +123,11 @@ type EgressAuthRule struct {
 	Inject    *Inject   `yaml:"inject"`
 	Sandboxes Selector  `yaml:"sandboxes"`
 	Upstream  *Upstream `yaml:"upstream"`
+	// Inherit lets forks use the credential too. What the rule allows is else
+	// denied to a sandbox that is a fork of another, whatever its tags: whoever
+	// forks a sandbox does not hand out what was entrusted to it. Default: false.
+	// Example: true
+	Inherit bool `yaml:"inherit" json:",omitempty"`
 	// Observe is as EgressRule's: what the rule does not match of its destination
 	// is carried, without the credential.
 	// Example: 2026-12-01T00:00:00Z

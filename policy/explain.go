@@ -40,7 +40,7 @@ type Reading struct {
 	Reason   string
 }
 
-// Near is a rule and the parts of it that the input failed on: host, sandbox,
+// Near is a rule and the parts of it that the input failed on: host, sandbox, fork,
 // port, protocol, method, path, body. A deny that failed on something did not deny.
 type Near struct {
 	Rule        string
@@ -107,6 +107,9 @@ func (r *rule) failed(s subject) []string {
 	var parts []string
 	if !r.sandboxes.picks(s.Sandbox.Name, s.Sandbox.Tags) {
 		parts = append(parts, "sandbox")
+	}
+	if _, fork := s.Sandbox.Tags[TagFork]; fork && r.kind == typeEgressAuth && !r.inherit {
+		parts = append(parts, "fork")
 	}
 	if s.Phase == PhaseDNS {
 		return parts
@@ -185,6 +188,8 @@ func (r *rule) wants(part string) string {
 		for _, tag := range slices.Sorted(maps.Keys(r.sandboxes.Tags)) {
 			list = append(list, quoted(tag)+"="+quoted(r.sandboxes.Tags[tag]))
 		}
+	case "fork":
+		list = []string{"inherit: true"}
 	case "port":
 		for _, port := range r.ports {
 			list = append(list, strconv.Itoa(int(port)))

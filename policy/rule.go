@@ -35,6 +35,7 @@ type rule struct {
 	joined      bool // another rule may put its credential into the same request
 	alone       lone
 	upstream    *Upstream
+	inherit     bool           // forks have the credential too
 	observe     time.Time      // until when it is not enforced
 	body        *BodyView      // nil: bodies are not read
 	bodyPath    *regexp.Regexp // of paths, where body and paths are given
@@ -105,6 +106,7 @@ func (e EgressAuthRule) rule(d destination) rule {
 		sandboxes:   e.Sandboxes,
 		credential:  e.AuthRef,
 		upstream:    e.Upstream,
+		inherit:     e.Inherit,
 		observe:     e.Observe,
 		body:        e.Body,
 	}

@@ -123,6 +123,9 @@ func (v *validator) egress(path string, e EgressRule) {
 
 func (v *validator) egressAuth(path string, e EgressAuthRule) {
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	if _, forks := e.Sandboxes.Tags[TagFork]; forks && !e.Inherit {
+		v.say(NeverMatches, path+".sandboxes.tags", "is for forks, which have no credential of a rule that does not say so", "write inherit: true")
+	}
 	v.until(path+".observe", e.Observe)
 	v.body(path+".body", e.Body, Allow)
 	v.upstream(path+".upstream", e.Upstream)

@@ -37,35 +37,7 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 			e.rec = record{}
 		}
 	}()
-	if err := os.Mkdir(m.dir(name), 0o700); err != nil {
-		return err
-	}
-	if err := rec.write(m.dir(name)); err != nil {
-		return err
-	}
-	layer, err := m.makeDisk(rec)
-	if err != nil {
-		return err
-	}
-	mem, err := memory.Ensure(m.dir(name))
-	if err != nil {
-		return err
-	}
-	root, err := m.opt.Authority.Root(rec.ID)
-	if err != nil {
-		return err
-	}
-	err = m.opt.Runtime.Create(ctx, Container{
-		ID: rec.ID, Name: name, Spec: spec,
-		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
-		Gateway: offset(m.opt.Subnet, 1),
-		MAC:     rec.MAC,
-		Env:     environment(spec),
-		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
-		Trust:   root,
-		Layer:   layer,
-	})
-	if err != nil {
+	if err := m.build(ctx, rec); err != nil {
 		return err
 	}
 	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "created")); err != nil {
@@ -93,6 +65,46 @@ func (m *Manager) makeWay(ctx context.Context, name string) error {
 		return fmt.Errorf("removing what an earlier attempt left: %w", err)
 	}
 	return nil
+}
+
+// build makes all that a sandbox is, and leaves what it made when it fails.
+func (m *Manager) build(ctx context.Context, rec record) error {
+	if err := os.Mkdir(m.dir(rec.Name), 0o700); err != nil {
+		return err
+	}
+	if err := rec.write(m.dir(rec.Name)); err != nil {
+		return err
+	}
+	layer, err := m.makeDisk(rec)
+	if err != nil {
+		return err
+	}
+	mem, err := memory.Ensure(m.dir(rec.Name))
+	if err != nil {
+		return err
+	}
+	like := ""
+	if rec.Lineage != nil {
+		like = rec.Lineage.Parent
+		if err := m.opt.Authority.Adopt(rec.ID, like); err != nil {
+			return err
+		}
+	}
+	root, err := m.opt.Authority.Root(rec.ID)
+	if err != nil {
+		return err
+	}
+	return m.opt.Runtime.Create(ctx, Container{
+		ID: rec.ID, Name: rec.Name, Spec: rec.Spec,
+		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
+		Gateway: offset(m.opt.Subnet, 1),
+		MAC:     rec.MAC,
+		Env:     environment(rec.Spec),
+		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
+		Trust:   root,
+		Layer:   layer,
+		Like:    like,
+	})
 }
 
 // discard removes what may exist of a sandbox. It is safe to call twice.

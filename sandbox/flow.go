@@ -21,6 +21,8 @@ type Gate interface {
 	// Wake lets go. It is called when the sandbox runs again: a connection that
 	// nobody here has any more is ended in the sandbox.
 	Wake(netip.Addr, []Flow)
+	// Flows lists the connections that a sandbox has now.
+	Flows(netip.Addr) []Flow
 	// End closes the connections of a sandbox that will not wake.
 	End(netip.Addr)
 }
@@ -30,4 +32,5 @@ type noGate struct{}
 
 func (noGate) Sleep(context.Context, netip.Addr) []Flow { return nil }
 func (noGate) Wake(netip.Addr, []Flow)                  {}
+func (noGate) Flows(netip.Addr) []Flow                  { return nil }
 func (noGate) End(netip.Addr)                           {}

@@ -45,7 +45,7 @@ type Options struct {
 	// Reserve is what is kept of Space for the host, in bytes. Space nil: nothing.
 	Space   Space
 	Reserve int64
-	Layers    Layers          // nil: Changes tells nothing
+	Layers  Layers // nil: Changes tells nothing
 	// Forget is told the ID of a sandbox that is removed, for those who keep
 	// something under it.
 	Forget func(id string) error
@@ -64,6 +64,11 @@ type Options struct {
 	// of the manager. Default: nothing does.
 	Meter Meter
 	Busy  Busy
+	// Inherit gives a fork what else it has of its parent, by their IDs: the names
+	// that its memory knows addresses of. It is called while the parent stands still.
+	Inherit func(parent, child string) error
+	// Mark says what is in force and recorded now, for snapshots to note.
+	Mark func() Mark
 }
 
 // stopGrace is how long a sandbox's processes have between SIGTERM and SIGKILL.
@@ -78,6 +83,7 @@ type Manager struct {
 	entries   map[string]*entry
 	counters  counters
 	addresses map[netip.Addr]bool // of all records
+	scratches map[string]bool     // folders in RAM that are in use
 
 	// identities is what the gateway asks on each connection.
 	identities atomic.Pointer[map[netip.Addr]Info]
@@ -123,7 +129,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, counters: c}
+	m := &Manager{opt: opt, entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, counters: c}
 	m.identities.Store(&map[netip.Addr]Info{})
 
 	folders, err := os.ReadDir(opt.Dir)
@@ -283,6 +289,14 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	case Hibernated:
 		return m.wake(ctx, e)
 	}
+	if err := m.mend(ctx, e); err != nil {
+		return err
+	}
+	return m.begin(ctx, e, "", func() (Status, error) { return m.opt.Runtime.Start(ctx, e.rec.ID) })
+}
+
+// begin is the start of a session, in which run has the container run.
+func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (Status, error)) error {
 	if err := expired(e.rec); err != nil {
 		return err
 	}
@@ -297,13 +311,13 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	if err := rec.write(m.dir(rec.Name)); err != nil {
 		return err
 	}
-	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "started")); err != nil {
+	if err := m.opt.Recorder.Append(ctx, detailed(rec, "started", why)); err != nil {
 		return err
 	}
 	e.rec = rec
 	var st Status
 	if err = m.attachDisk(rec); err == nil {
-		st, err = m.opt.Runtime.Start(ctx, rec.ID)
+		st, err = run()
 	}
 	if err == nil {
 		m.settleDisk(rec)
@@ -465,6 +479,7 @@ func (m *Manager) info(e *entry) Info {
 		Name: e.rec.Name, ID: e.rec.ID, State: e.state, Spec: e.rec.Spec,
 		Address: e.rec.Address, Generation: e.rec.Generation,
 		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)),
+		Lineage: e.rec.Lineage,
 	}
 	live := e.state == Running || e.state.asleep()
 	if live {
@@ -502,7 +517,7 @@ func lifecycle(r record, state string) *audit.Event {
 	ev.StatusID = audit.StatusSuccess
 	ev.Message = "sandbox " + r.Name + " " + state
 	x := &ev.Unmapped.Sallyport
-	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.State = r.Name, r.ID, r.Session, r.Spec.Tags, state
+	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.State = r.Name, r.ID, r.Session, tags(r.Spec.Tags, r.Lineage), state
 	x.Owner = r.Spec.Owner
 	return ev
 }

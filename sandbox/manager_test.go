@@ -35,17 +35,19 @@ type faultHost struct {
 	build      string
 	gate       []string // what the gate was told
 	calls      int
-	crash      int // the call that does not return, 0: none
+	crash      int               // the call that does not return, 0: none
+	layers     string            // folder of the containers' files
+	parents    map[string]string // of authorities
 }
 
 var errFault = errors.New("a fault of the test's")
 
 func newFaultHost() *faultHost {
-	return &faultHost{paused: map[string]bool{}, started: map[string]time.Time{}, memory: map[string]string{}, build: "1", containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
+	return &faultHost{parents: map[string]string{}, paused: map[string]bool{}, started: map[string]time.Time{}, memory: map[string]string{}, build: "1", containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
 }
 
 func (h *faultHost) step(name string) error {
-	if h.calls++; h.calls == h.crash {
+	if h.calls++; h.crash > 0 && h.calls >= h.crash { // deferred calls come after it
 		panic(errCrash)
 	}
 	if h.fault == name {
@@ -61,7 +63,7 @@ func (h *faultHost) Create(_ context.Context, c Container) error {
 		return err
 	}
 	h.containers[c.ID] = false
-	return nil
+	return h.step("made")
 }
 
 func (h *faultHost) Start(_ context.Context, id string) (Status, error) {
@@ -142,6 +144,29 @@ func (h *faultHost) Root(id string) ([]byte, error) {
 	defer h.mu.Unlock()
 	h.roots[id] = true
 	return []byte("root"), h.step("root")
+}
+
+func (h *faultHost) Adopt(child, parent string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("adopt"); err != nil {
+		return err
+	}
+	h.roots[child], h.parents[child] = true, parent
+	return h.step("adopted")
+}
+
+func (h *faultHost) Layer(_ context.Context, id string) (string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("layer"); err != nil {
+		return "", err
+	}
+	if _, ok := h.containers[id]; !ok {
+		return "", ErrNotFound
+	}
+	dir := filepath.Join(h.layers, id)
+	return dir, os.MkdirAll(dir, 0o755)
 }
 
 func (h *faultHost) Forget(id string) error {

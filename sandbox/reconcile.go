@@ -26,7 +26,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}
 	m.mu.Unlock()
 
-	var errs []error
+	errs := []error{m.sweep()}
 	for _, e := range entries {
 		e.mu.Lock()
 		keep, err := m.settle(ctx, e, byGeneration[e.rec.Generation])
@@ -52,11 +52,19 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 	}
 	if !e.rec.Ready {
 		m.opt.Logger.Info("removing a half-made sandbox", "sandbox", e.rec.Name)
-		if err := m.discard(ctx, e.rec); err != nil {
+		if err := m.abort(ctx, e, "the daemon ended while it was being made"); err != nil {
 			return false, err
 		}
 		m.drop(e.rec.Name, e)
 		return false, nil
+	}
+	if err := m.tidy(ctx, e); err != nil {
+		m.opt.Logger.Warn("old snapshots are not removed", "sandbox", e.rec.Name, "error", err)
+	}
+	if e.rec.Restoring != "" && e.state == Stopped {
+		if err := m.mend(ctx, e); err != nil {
+			m.opt.Logger.Warn("a sandbox is restored by half", "sandbox", e.rec.Name, "error", err)
+		}
 	}
 	if have.Link == 0 && e.rec.Generation != 0 {
 		// It may have been attached since the list was made.

@@ -32,6 +32,8 @@ type record struct {
 	// Ready is false from before the container is asked for until it exists,
 	// so that a crash in between is found and cleaned up.
 	Ready bool `json:"ready"`
+	// Made says of one that is not ready that its creation is on record.
+	Made bool `json:"made,omitempty"`
 	// Reason is why the sandbox cannot run, or empty.
 	Reason string `json:"reason,omitempty"`
 	// Sleep is what has become of the session: see sleep.go.
@@ -47,6 +49,11 @@ type record struct {
 	Lost string `json:"lost,omitempty"`
 	// Held is why the last session was ended to keep room for the host, or empty.
 	Held string `json:"held,omitempty"`
+	// Lineage is of a fork.
+	Lineage *Lineage `json:"lineage,omitempty"`
+	// Restoring is the snapshot that its disk is being made of: until that is done
+	// it cannot run.
+	Restoring string `json:"restoring,omitempty"`
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)

@@ -33,6 +33,9 @@ var (
 	ErrState = errors.New("the sandbox's state does not allow that")
 	// ErrNoCheckpoint: the runtime cannot write its processes' memory down.
 	ErrNoCheckpoint = errors.New("no memory checkpoint of this sandbox can be made")
+	ErrNoSnapshot   = errors.New("no such snapshot")
+	// ErrDamaged: what a snapshot has of the disk is not what was written.
+	ErrDamaged = errors.New("the snapshot is damaged")
 )
 
 // Spec is what the user asked for. It is fixed at creation.
@@ -87,6 +90,8 @@ type Info struct {
 	// Lost says why a sandbox had to start from its disk, without the memory that
 	// it slept with. It is shown until it sleeps again.
 	Lost string `json:"lost,omitempty"`
+	// Lineage says what a fork was made of; nil of what is none.
+	Lineage *Lineage `json:"lineage,omitempty"`
 }
 
 // Container is what the Manager asks a Runtime for.
@@ -105,6 +110,9 @@ type Container struct {
 	// Layer is the folder of the host, empty at first, that what the container
 	// writes lies on; empty: where the engine keeps it.
 	Layer string
+	// Like is the ID of a sandbox whose image this one has, and whose files it is
+	// about to be given, what it trusts among them; empty: none.
+	Like string
 }
 
 // Mount binds a folder or file of the host into a sandbox.
@@ -147,6 +155,9 @@ type Runtime interface {
 	// Restore is Start with the memory that Checkpoint wrote, which it takes
 	// from the same build of the runtime only.
 	Restore(ctx context.Context, id, dir string) (Status, error)
+	// Layer is the folder of the host with what the container has written, to be
+	// read while it stands still and to be written before it starts.
+	Layer(ctx context.Context, id string) (string, error)
 	// Build names the build of the runtime that writes and reads memory.
 	Build(ctx context.Context) (string, error)
 }
@@ -183,4 +194,6 @@ type Network interface {
 type Authority interface {
 	Root(sandboxID string) ([]byte, error) // PEM, made the first time
 	Forget(sandboxID string) error
+	// Adopt gives a fork an authority of its own that its parent's root vouches for.
+	Adopt(childID, parentID string) error
 }

@@ -50,7 +50,9 @@ func (h *faultHost) Resume(_ context.Context, id string) error {
 	return h.step("resumed")
 }
 
-func (h *faultHost) Checkpoint(_ context.Context, id, dir string, _ bool) error {
+func (h *faultHost) Flows(netip.Addr) []Flow { return nil }
+
+func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning bool) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.step("checkpoint"); err != nil {
@@ -62,8 +64,10 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, _ bool) error 
 	if err := os.WriteFile(filepath.Join(dir, "checkpoint.img"), []byte(h.memory[id]), 0o600); err != nil {
 		return err
 	}
-	h.containers[id] = false
-	delete(h.memory, id)
+	if !leaveRunning {
+		h.containers[id] = false
+		delete(h.memory, id)
+	}
 	return h.step("checkpointed")
 }
 
@@ -110,6 +114,7 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{h: newFaultHost(), dir: filepath.Join(dir, "sandboxes"), ram: filepath.Join(dir, "ram"), key: key}
+	b.h.layers = filepath.Join(dir, "layers")
 	if err := os.Mkdir(b.ram, 0o700); err != nil {
 		t.Fatal(err)
 	}

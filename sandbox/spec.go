@@ -86,6 +86,9 @@ func (s Spec) validate() error {
 		if k == "" || len(k) > 63 {
 			bad("tag %q: use 1 to 63 bytes", k)
 		}
+		if strings.HasPrefix(k, ownTags) {
+			bad("tag %q: what begins with %s is for Sallyport to say", k, ownTags)
+		}
 	}
 	if s.Workdir != "" && !path.IsAbs(s.Workdir) {
 		bad("working directory %q: use an absolute path", s.Workdir)

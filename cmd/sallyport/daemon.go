@@ -264,6 +264,8 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Publish:   d.publish,
 		RAM:       vaultDir(d.cfg),
 		Key:       d.key,
+		Inherit:   func(parent, child string) error { return d.names.Copy(parent, child) },
+		Mark:      d.mark,
 		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 		Layers:    runtime,
@@ -325,6 +327,11 @@ func (d *daemon) forget(id string) error {
 		d.warden.Exposures()
 	}
 	return err
+}
+
+// mark is what a snapshot notes of the policy and of the audit.
+func (d *daemon) mark() sandbox.Mark {
+	return sandbox.Mark{Policy: d.rules.Policy().Revision(), Audit: d.trail.Stats().Events}
 }
 
 // publish tells the gateway who has an address.

@@ -108,7 +108,7 @@ func piped(f *os.File) bool {
 }
 
 func newSandbox(g *globals) *cobra.Command {
-	return group("sandbox", "Make, list, stop, start, remove sandboxes, and have them sleep",
+	return group("sandbox", "Make, list, stop, start, remove sandboxes, have them sleep, keep and fork them",
 		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
 		one(g, "start NAME", "Start a stopped sandbox", (*api.Client).Start),
 		one(g, "stop NAME", "Stop a sandbox; its files stay", (*api.Client).Stop),
@@ -120,6 +120,7 @@ func newSandbox(g *globals) *cobra.Command {
 		one(g, "wake NAME", "Wake a sandbox that is hibernated or paused", (*api.Client).Wake),
 		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
 		newSandboxExpose(g), newSandboxUnexpose(g), newSandboxExposures(g),
+		newSnapshot(g), newSnapshots(g), newSandboxRestore(g), newFork(g),
 	)
 }
 
@@ -194,6 +195,13 @@ func newSandboxGet(g *globals) *cobra.Command {
 		return g.print(cmd, i, func(w io.Writer) {
 			table(w, sandboxHead, sandboxRow(i))
 			fmt.Fprintf(w, "memory: %s\n", i.Memory)
+			if l := i.Lineage; l != nil {
+				of := l.Name
+				if l.Snapshot != "" {
+					of += ", snapshot " + l.Snapshot
+				}
+				fmt.Fprintf(w, "fork of: %s (%s), of the lineage of %s\n", of, l.Parent, l.Root)
+			}
 			lost(w, i)
 		})
 	}}

@@ -150,7 +150,7 @@ func (d *daemon) identities() map[netip.Addr]policy.Sandbox {
 }
 
 func identity(i sandbox.Info) policy.Sandbox {
-	return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Spec.Tags}
+	return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Tags()}
 }
 
 // localAddresses are this host's own and the sandboxes': never an upstream.

@@ -57,6 +57,14 @@ func (g gate) Wake(a netip.Addr, flows []sandbox.Flow) {
 	}
 }
 
+func (g gate) Flows(a netip.Addr) []sandbox.Flow {
+	flows, err := datapath.Flows(a)
+	if err != nil {
+		g.log.Warn("a sandbox's connections are not known and may hang in what is made of it", "address", a, "error", err)
+	}
+	return flows
+}
+
 func (g gate) End(a netip.Addr) {
 	if w := g.warden(); w != nil {
 		w.End(a)

@@ -96,6 +96,10 @@ func (*host) Checkpoint(_ context.Context, _, dir string, _ bool) error {
 func (*host) Restore(context.Context, string, string) (sandbox.Status, error) {
 	return sandbox.Status{Running: true, Link: 1}, nil
 }
+func (h *host) Layer(_ context.Context, id string) (string, error) {
+	dir := filepath.Join(h.dir, "layers", id)
+	return dir, os.MkdirAll(dir, 0o700)
+}
 func (*host) Build(context.Context) (string, error)        { return "test", nil }
 func (*host) Exits(context.Context) (<-chan string, error) { return nil, nil }
 func (*host) Attach(sandbox.Endpoint) error                { return nil }

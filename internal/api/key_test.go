@@ -105,6 +105,11 @@ POST /v1/sandboxes/{name}/pause run tenant
 POST /v1/sandboxes/{name}/resume run tenant
 POST /v1/sandboxes/{name}/hibernate run tenant
 POST /v1/sandboxes/{name}/wake run tenant
+GET /v1/sandboxes/{name}/snapshots                read tenant
+POST /v1/sandboxes/{name}/snapshots               run  tenant
+DELETE /v1/sandboxes/{name}/snapshots/{snapshot}  run  tenant
+POST /v1/sandboxes/{name}/restore                 run  tenant
+POST /v1/sandboxes/{name}/fork                    run  tenant
 POST /v1/sandboxes/{name}/exec           run     tenant
 GET /v1/sandboxes/{name}/ca              read    tenant
 POST /v1/sandboxes/{name}/commands run tenant
@@ -148,7 +153,7 @@ func TestScopes(t *testing.T) {
 			t.Errorf("%s %s is not of the routes, or they say something else: %+v", method, pattern, facts)
 		}
 		seen++
-		path := strings.NewReplacer("{name}", "nothing", "{id}", "nothing", "{port}", "8000", "{decision}", "nothing").Replace(pattern)
+		path := strings.NewReplacer("{name}", "nothing", "{id}", "nothing", "{port}", "8000", "{snapshot}", "nothing", "{decision}", "nothing").Replace(pattern)
 		body := "!" // that no route takes
 		if method == "GET" || method == "DELETE" || slices.Contains([]string{"start", "stop", "pause", "resume", "hibernate", "wake", "reload", "shutdown"}, pattern[strings.LastIndexByte(pattern, '/')+1:]) {
 			body = ""

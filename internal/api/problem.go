@@ -52,6 +52,7 @@ var problems = []struct {
 	{errBusy, http.StatusServiceUnavailable, "busy"},
 
 	{sandbox.ErrNotFound, http.StatusNotFound, "no-sandbox"},
+	{sandbox.ErrNoSnapshot, http.StatusNotFound, "no-snapshot"},
 	{sandbox.ErrNoCommand, http.StatusNotFound, "no-command"},
 	{sandbox.ErrNoFile, http.StatusNotFound, "no-file"},
 	{sandbox.ErrNotNoted, http.StatusNotFound, "no-snapshot"},
@@ -76,6 +77,7 @@ var problems = []struct {
 	{channel.ErrBusy, http.StatusTooManyRequests, "agent-busy"},
 	{channel.ErrSilent, http.StatusBadGateway, "agent-silent"},
 	{sandbox.ErrState, http.StatusConflict, "state"},
+	{sandbox.ErrDamaged, http.StatusConflict, "damaged"},
 	{sandbox.ErrNoCheckpoint, http.StatusConflict, "no-checkpoint"},
 	{ErrElsewhere, http.StatusConflict, "lives-elsewhere"},
 	{approval.ErrAnswered, http.StatusConflict, "answered"},

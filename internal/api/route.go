@@ -85,6 +85,11 @@ func (h *handler) routes() []route {
 		{method: post, pattern: "/v1/sandboxes/{name}/resume", serve: h.change((*sandbox.Manager).Resume), scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/hibernate", serve: h.change((*sandbox.Manager).Hibernate), scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/wake", serve: h.change((*sandbox.Manager).Wake), scope: ScopeRun, shared: true, once: true},
+		{method: get, pattern: "/v1/sandboxes/{name}/snapshots", serve: h.listSnapshots, scope: ScopeRead, shared: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/snapshots", serve: h.makeSnapshot, scope: ScopeRun, shared: true, once: true},
+		{method: del, pattern: "/v1/sandboxes/{name}/snapshots/{snapshot}", serve: h.removeSnapshot, scope: ScopeRun, shared: true, once: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/restore", serve: h.restore, scope: ScopeRun, shared: true, once: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/fork", serve: h.fork, scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/exec", serve: h.exec, scope: ScopeRun, shared: true},
 		{method: get, pattern: "/v1/sandboxes/{name}/ca", serve: h.sandboxRoot, scope: ScopeRead, shared: true},
 	}, slices.Concat(h.commands(), h.fileRoutes(), h.exposures())...)

@@ -201,7 +201,7 @@ func (h *handler) known(name string) (policy.Sandbox, error) {
 	if h.opt.Sandboxes != nil {
 		var i sandbox.Info
 		if i, err = h.opt.Sandboxes.Get(name); err == nil {
-			return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Spec.Tags}, nil
+			return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Tags()}, nil
 		}
 	}
 	if c, ok := h.client(name); ok {

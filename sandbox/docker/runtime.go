@@ -102,7 +102,11 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 	if r.bare && c.Spec.Runtime == sandbox.RunC {
 		return fmt.Errorf("%w: this engine's runc would start without the guard: use %s, or engine.kind: private", sandbox.ErrBadSpec, sandbox.GVisor)
 	}
-	img, err := r.image(ctx, c.Spec.Image)
+	ref, err := r.origin(ctx, c)
+	if err != nil {
+		return err
+	}
+	img, err := r.image(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -130,7 +134,7 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 	if err == nil && c.Layer != "" {
 		err = r.begin(patient, made.ID)
 	}
-	if err == nil && trust.cert != nil {
+	if err == nil && trust.cert != nil && c.Like == "" {
 		err = r.plant(ctx, made.ID, trust)
 	}
 	if err != nil {

@@ -1,0 +1,71 @@
+package api
+
+import (
+	"net/http"
+
+	"sallyport/sandbox"
+	"sallyport/sandbox/client"
+)
+
+func (h *handler) listSnapshots(w http.ResponseWriter, r *http.Request) {
+	if m, ok := h.sandboxes(w); ok {
+		list, err := m.Snapshots(r.Context(), r.PathValue("name"))
+		if err != nil {
+			writeProblem(w, err)
+			return
+		}
+		replyPage(w, r, list, func(s sandbox.Snapshot) string {
+			return s.Created.UTC().Format("20060102150405.000 ") + s.Name
+		})
+	}
+}
+
+func (h *handler) makeSnapshot(w http.ResponseWriter, r *http.Request) {
+	m, ok := h.sandboxes(w)
+	if !ok {
+		return
+	}
+	var spec sandbox.SnapshotSpec
+	if err := decode(w, r, &spec); err != nil {
+		writeProblem(w, err)
+		return
+	}
+	s, err := m.Snapshot(r.Context(), r.PathValue("name"), spec)
+	reply(w, http.StatusCreated, s, err)
+}
+
+func (h *handler) removeSnapshot(w http.ResponseWriter, r *http.Request) {
+	m, ok := h.sandboxes(w)
+	if !ok {
+		return
+	}
+	reply(w, http.StatusOK, nil, m.RemoveSnapshot(r.Context(), r.PathValue("name"), r.PathValue("snapshot")))
+}
+
+func (h *handler) restore(w http.ResponseWriter, r *http.Request) {
+	m, ok := h.sandboxes(w)
+	if !ok {
+		return
+	}
+	var in client.Restoring
+	if err := decode(w, r, &in); err != nil {
+		writeProblem(w, err)
+		return
+	}
+	i, err := m.Restore(r.Context(), r.PathValue("name"), in.Snapshot)
+	reply(w, http.StatusOK, i, err)
+}
+
+func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
+	m, ok := h.sandboxes(w)
+	if !ok {
+		return
+	}
+	var spec sandbox.ForkSpec
+	if err := decode(w, r, &spec); err != nil {
+		writeProblem(w, err)
+		return
+	}
+	list, err := m.Fork(r.Context(), r.PathValue("name"), spec)
+	reply(w, http.StatusCreated, list, err)
+}

@@ -1,0 +1,78 @@
+package docker
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sallyport/sandbox"
+)
+
+// TestFork: a container that is like another, with its files and its memory, goes
+// on where that one was; and that one goes on too.
+func TestFork(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	l.sh(t, id, "rm /etc/issue; rm -r /etc/default; mkdir /etc/default; mkdir -p /opt/x; echo one >/opt/x/file; ln /opt/x/file /opt/x/twin")
+
+	child := l.container(t, testImage)
+	child.Like, child.Spec.Image = id, "no-such-image" // it is the parent's that counts
+	mem := t.TempDir()
+	child.Mounts = append(child.Mounts, sandbox.Mount{Source: mem, Target: "/memory"})
+	if err := r.Create(t.Context(), child); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = r.Remove(t.Context(), child.ID) })
+
+	dir := filepath.Join(vault(t), "memory")
+	if err := r.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Checkpoint(t.Context(), id, dir, true); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := r.Status(t.Context(), id); err != nil || !st.Paused {
+		t.Errorf("after its checkpoint: %+v, %v", st, err)
+	}
+	from, err := r.Layer(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := r.Layer(t.Context(), child.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	written, err := os.ReadFile(filepath.Join(from, "lines"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cp", "-a", "--", from+"/.", to+"/.").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	// What is open is looked for by its name.
+	if err := os.WriteFile(filepath.Join(mem, "start"), []byte(writer20ms), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Resume(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Restore(t.Context(), child.ID, dir); err != nil {
+		t.Fatal(err)
+	}
+	n := strings.Count(string(written), "\n")
+	l.await(t, id, n+3)
+	l.await(t, child.ID, n+3)
+	want := "one\n2\n0"
+	if got := l.sh(t, child.ID, "cat /opt/x/twin; stat -c %h /opt/x/file; ls /etc/issue /etc/default 2>/dev/null | grep -vc : || :"); got != want {
+		t.Errorf("the child's files: %q, want %q", got, want)
+	}
+	if got := strings.TrimSpace(l.sh(t, child.ID, "cat /etc/hostname")); got != child.Name {
+		t.Errorf("the child is called %q", got)
+	}
+	if _, err := r.Layer(t.Context(), "nobody"); err == nil {
+		t.Error("nobody has files")
+	}
+}

@@ -1,0 +1,273 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/memory"
+)
+
+// ForkSpec says what forks to make.
+type ForkSpec struct {
+	// Names of the children. Default: as many as Count, after their parent.
+	Names []string `json:"names,omitempty"`
+	// Count is how many, where there are no names. Default: 1.
+	Count int `json:"count,omitempty"`
+	// Snapshot is what to fork. Default: the sandbox as it is.
+	Snapshot string `json:"snapshot,omitempty"`
+}
+
+// MaxForks is how many one call makes.
+const MaxForks = 64
+
+// forksAtOnce are made or started at the same time.
+const forksAtOnce = 4
+
+// Fork makes sandboxes that have the files, the memory store and, of one that runs
+// or sleeps, the processes of another, which goes on. Each is one of its own: ID,
+// address, certificate authority below its parent's root. All are made or none.
+// Until a child's identity is attached nothing of it passes, and it has no
+// credential unless a rule says that forks inherit it.
+//
+// A fork of a sandbox that is stopped, or whose memory cannot be had from its
+// snapshot (Info.Lost says why), is stopped.
+func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []Info, err error) {
+	e, err := m.existing(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	defer m.release(e)
+	children, err := m.claim(e, spec)
+	if err != nil {
+		return nil, fmt.Errorf("forking sandbox %s: %w", name, err)
+	}
+	defer func() {
+		for _, c := range children {
+			if !c.exists {
+				m.drop(c.rec.Name, c)
+			}
+			m.release(c)
+		}
+	}()
+	if err := m.fork(ctx, e, spec.Snapshot, children); err != nil {
+		for _, c := range children {
+			c.exists = false
+			err = errors.Join(err, m.abort(context.WithoutCancel(ctx), c, "the fork failed"))
+		}
+		return nil, fmt.Errorf("forking sandbox %s: %w", name, err)
+	}
+	for _, c := range children {
+		list = append(list, m.info(c))
+	}
+	return list, nil
+}
+
+// claim takes the children's names, with their locks held. It waits for none: who
+// has one of them may wait for the parent.
+func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err error) {
+	names := spec.Names
+	if len(names) == 0 {
+		names = make([]string, max(spec.Count, 1))
+	}
+	if len(names) > MaxForks || spec.Count < 0 || spec.Count > 0 && len(spec.Names) > 0 && spec.Count != len(spec.Names) {
+		return nil, fmt.Errorf("%w: %d forks with %d names: give one name for each of 1 to %d, or none", ErrBadSpec, spec.Count, len(spec.Names), MaxForks)
+	}
+	l := &Lineage{Root: parent.rec.root(), Parent: parent.rec.ID, Name: parent.rec.Name, Snapshot: spec.Snapshot}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	free := func(name string) bool {
+		_, taken := m.entries[name]
+		_, err := os.Lstat(m.dir(name))
+		return !taken && errors.Is(err, os.ErrNotExist)
+	}
+	next := 1
+	for _, name := range names {
+		for name == "" {
+			suffix := fmt.Sprintf("-%d", next)
+			n := parent.rec.Name[:min(len(parent.rec.Name), 63-len(suffix))] + suffix
+			if next++; free(n) {
+				name = n
+			}
+		}
+		err = CheckName(name)
+		if err == nil && !free(name) {
+			err = fmt.Errorf("%w: there is a sandbox %s: choose another", ErrTaken, name)
+		}
+		if err != nil {
+			break
+		}
+		c := &entry{rec: record{Name: name, ID: newID(), Spec: parent.rec.Spec, Created: now(), Lineage: l}}
+		c.mu.Lock()
+		m.entries[name] = c
+		children = append(children, c)
+	}
+	if err != nil {
+		for _, c := range children {
+			delete(m.entries, c.rec.Name)
+			c.mu.Unlock()
+		}
+		return nil, err
+	}
+	return children, nil
+}
+
+func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) error {
+	live := e.state == Running || e.state.asleep()
+	var from *Snapshot
+	if snapshot != "" {
+		s, err := m.snapshot(e.rec.Name, snapshot)
+		if err != nil {
+			return err
+		}
+		from, live = &s, s.Memory
+	}
+	if live {
+		if err := m.canRemember(e); err != nil {
+			return fmt.Errorf("%w: stop it, and fork its disk", err)
+		}
+	}
+	// Whatever can be made before is, so that the parent stands for as short as
+	// can be.
+	err := each(children, func(c *entry) error {
+		a, err := m.newAddress()
+		if err != nil {
+			return err
+		}
+		c.rec.Address, c.rec.MAC = a, hardwareAddress(a)
+		if err := m.build(ctx, c.rec); err != nil {
+			return err
+		}
+		return emptyTree(memory.Dir(m.dir(c.rec.Name)))
+	})
+	if err != nil {
+		return err
+	}
+	ram := ""
+	if live {
+		dir, done := m.scratch(e)
+		defer done()
+		ram = dir
+	}
+	first := children[0]
+	var lost error
+	if from == nil {
+		stood, err := m.still(ctx, e, ram, func(layer, store string) error {
+			for _, c := range children {
+				if m.opt.Inherit != nil {
+					if err := m.opt.Inherit(e.rec.ID, c.rec.ID); err != nil {
+						return err
+					}
+				}
+			}
+			return m.fill(ctx, first, layer, store)
+		})
+		if err != nil {
+			return err
+		}
+		m.opt.Logger.Info("forked a sandbox", "sandbox", e.rec.Name, "children", len(children), "stood", stood)
+	} else {
+		if lost, err = m.grow(ctx, first, *from, ram); err != nil {
+			return err
+		}
+		for _, c := range children {
+			if m.opt.Inherit != nil {
+				if err := m.opt.Inherit(e.rec.ID, c.rec.ID); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	layer, err := m.opt.Runtime.Layer(ctx, first.rec.ID)
+	if err != nil {
+		return err
+	}
+	err = each(children[1:], func(c *entry) error {
+		return m.fill(ctx, c, layer, memory.Dir(m.dir(first.rec.Name)))
+	})
+	if err != nil {
+		return err
+	}
+	return each(children, func(c *entry) error { return m.bear(ctx, c, ram, lost) })
+}
+
+// fill gives a child that has not started the files of another.
+func (m *Manager) fill(ctx context.Context, c *entry, layer, store string) error {
+	to, err := m.opt.Runtime.Layer(ctx, c.rec.ID)
+	if err != nil {
+		return err
+	}
+	if err := emptyTree(to); err != nil {
+		return err
+	}
+	if err := copyTree(ctx, layer, to); err != nil {
+		return err
+	}
+	return copyTree(ctx, store, memory.Dir(m.dir(c.rec.Name)))
+}
+
+// bear has a child that has its files begin to be, with the memory in ram or
+// stopped. Until it is done, a crash is the end of the child.
+func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) error {
+	what := fmt.Sprintf("a fork of %s (%s)", c.rec.Lineage.Name, c.rec.Lineage.Parent)
+	if c.rec.Lineage.Snapshot != "" {
+		what += ", snapshot " + c.rec.Lineage.Snapshot
+	}
+	if lost != nil {
+		c.rec.Lost, ram = lost.Error(), ""
+		what += ", without its memory: " + c.rec.Lost
+	}
+	if err := m.opt.Recorder.Append(ctx, detailed(c.rec, "created", what)); err != nil {
+		return err
+	}
+	c.rec.Made = true
+	if err := c.rec.write(m.dir(c.rec.Name)); err != nil {
+		return err
+	}
+	if ram != "" {
+		err := m.begin(ctx, c, "with the processes of "+c.rec.Lineage.Name, func() (Status, error) {
+			return m.opt.Runtime.Restore(ctx, c.rec.ID, ram)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if err := m.note(c, func(r *record) { r.Ready, r.Made = true, false }); err != nil {
+		return err
+	}
+	if c.exists = true; c.state != Running {
+		c.state = Stopped
+	}
+	return nil
+}
+
+// abort removes a child that was to be, and says so where it is on record.
+func (m *Manager) abort(ctx context.Context, c *entry, why string) error {
+	var errs []error
+	if c.state == Running {
+		errs = append(errs, m.halt(ctx, c, why))
+	}
+	if c.rec.Made || c.rec.Ready {
+		if err := m.opt.Recorder.Append(ctx, detailed(c.rec, "removed", why)); err != nil {
+			return errors.Join(append(errs, err)...) // to be tried again
+		}
+		errs = append(errs, m.note(c, func(r *record) { r.Made, r.Ready = false, false }))
+	}
+	return errors.Join(append(errs, m.discard(ctx, c.rec))...)
+}
+
+// each does something to a few at a time, until one fails.
+func each(list []*entry, f func(*entry) error) error {
+	if len(list) == 1 {
+		return f(list[0])
+	}
+	var g errgroup.Group
+	g.SetLimit(forksAtOnce)
+	for _, e := range list {
+		g.Go(func() error { return f(e) })
+	}
+	return g.Wait()
+}

@@ -1,0 +1,411 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/internal/durable"
+)
+
+// Snapshot is what a sandbox was at a moment: its disk, its memory store and, where
+// Memory says so, its processes. All of it lies in the sandbox's folder, sealed.
+type Snapshot struct {
+	Name      string    `json:"name"`
+	Sandbox   string    `json:"sandbox"`
+	SandboxID string    `json:"sandboxId"`
+	Lineage   *Lineage  `json:"lineage,omitempty"` // of the sandbox
+	Created   time.Time `json:"created"`
+	Expires   time.Time `json:"expires,omitzero"` // zero: never
+	Size      int64     `json:"size"`             // bytes on the host's disk
+	Memory    bool      `json:"memory"`
+	// Safety tells those that Restore has made.
+	Safety bool `json:"safety,omitempty"`
+	// Session that it was made in, if any was.
+	Session string `json:"session,omitempty"`
+	// Build is of the gVisor that wrote Memory, and alone reads it.
+	Build string `json:"build,omitempty"`
+	// Version is that of the memory store: the SHA-256 of its files as one archive.
+	Version string `json:"memoryVersion"`
+	// Mark is what was in force and recorded.
+	Mark Mark `json:"mark"`
+	// Stood is for how long the sandbox had to stand still, in nanoseconds.
+	Stood time.Duration `json:"stood"`
+	// Sums are the SHA-256 of the sealed files, by their names.
+	Sums map[string]string `json:"sums"`
+	// Flows are the connections that are in Memory.
+	Flows []Flow `json:"flows,omitempty"`
+}
+
+// Mark is a place in what is decided and recorded.
+type Mark struct {
+	Policy string `json:"policy,omitempty"` // revision in force
+	Audit  uint64 `json:"audit,omitempty"`  // events on record
+}
+
+// SnapshotSpec says what snapshot to make.
+type SnapshotSpec struct {
+	// Name is unique among the sandbox's. Default: the time.
+	Name string `json:"name,omitempty"`
+	// Memory has the processes in it too. The sandbox must have a session.
+	Memory bool `json:"memory,omitempty"`
+	// KeepLast is how many of the sandbox's there may be after this one: the oldest
+	// go. Default: as many as there are.
+	KeepLast int `json:"keepLast,omitempty"`
+	// Expires is after how long it goes. Default: never.
+	Expires Duration `json:"expires,omitempty"`
+
+	safety bool
+}
+
+// MaxSnapshots is how many a sandbox can have, and keptSafety how many of them
+// that Restore has made.
+const (
+	MaxSnapshots = 100
+	keptSafety   = 3
+)
+
+// Names in a snapshot's folder. All are sealed.
+const (
+	snapshotRecord = "record"
+	snapshotLayer  = "layer"
+	snapshotStore  = "store"
+	snapshotMemory = "memory"
+	// partSuffix is of a folder that is not whole: no snapshot's name ends so.
+	partSuffix = ".part"
+)
+
+func (m *Manager) snapshotsDir(name string) string {
+	return filepath.Join(m.dir(name), "snapshots")
+}
+
+// Snapshot keeps what a sandbox is now. One that runs stands still meanwhile, so
+// that files and processes agree.
+func (m *Manager) Snapshot(ctx context.Context, name string, spec SnapshotSpec) (s Snapshot, err error) {
+	e, err := m.existing(ctx, name)
+	if err != nil {
+		return s, err
+	}
+	defer m.release(e)
+	if s, err = m.keep(ctx, e, spec); err != nil {
+		return s, fmt.Errorf("making a snapshot of sandbox %s: %w", name, err)
+	}
+	return s, nil
+}
+
+func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snapshot, err error) {
+	if m.opt.Key == nil {
+		return s, fmt.Errorf("%w: this manager has nothing to seal it with", ErrNoCheckpoint)
+	}
+	have, err := m.snapshots(e.rec.Name)
+	if err != nil {
+		return s, err
+	}
+	if spec.Name == "" {
+		spec.Name = stamp("at-")
+	}
+	switch live := e.state == Running || e.state.asleep(); {
+	case !nameForm.MatchString(spec.Name):
+		return s, fmt.Errorf("%w: %q is no snapshot's name: use 1 to 63 lower-case letters, digits and hyphens", ErrBadSpec, spec.Name)
+	case slices.ContainsFunc(have, func(o Snapshot) bool { return o.Name == spec.Name }):
+		return s, fmt.Errorf("%w: there is a snapshot %s: remove it, or choose another name", ErrTaken, spec.Name)
+	case spec.KeepLast < 0 || spec.Expires < 0:
+		return s, fmt.Errorf("%w: keepLast and expires are not below zero", ErrBadSpec)
+	case spec.Memory && !live:
+		return s, fmt.Errorf("%w: it is %s and has no processes: leave memory out", ErrState, m.info(e).State)
+	case len(have) >= MaxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= MaxSnapshots):
+		return s, fmt.Errorf("%w: it has %d snapshots: remove some, or say keepLast", ErrState, len(have))
+	case e.rec.Restoring != "":
+		return s, fmt.Errorf("%w: it is being restored: start it first", ErrState)
+	}
+	s = Snapshot{
+		Name: spec.Name, Sandbox: e.rec.Name, SandboxID: e.rec.ID, Lineage: e.rec.Lineage, Created: now(),
+		Memory: spec.Memory, Safety: spec.safety, Session: e.rec.Session, Sums: map[string]string{},
+	}
+	if spec.Expires > 0 {
+		s.Expires = s.Created.Add(time.Duration(spec.Expires))
+	}
+	ram := ""
+	if spec.Memory {
+		if err := m.canRemember(e); err != nil {
+			return s, err
+		}
+		if s.Build, err = m.opt.Runtime.Build(ctx); err != nil {
+			return s, err
+		}
+		dir, done := m.scratch(e)
+		defer func() { err = errors.Join(err, done()) }()
+		ram = dir
+		if s.Flows = e.rec.Flows; e.state == Running {
+			s.Flows = m.opt.Gate.Flows(e.rec.Address)
+		}
+	}
+	dir := filepath.Join(m.snapshotsDir(e.rec.Name), s.Name)
+	part := dir + partSuffix
+	if err := os.RemoveAll(part); err != nil {
+		return s, err
+	}
+	if err := durable.MkdirAll(part, 0o700); err != nil {
+		return s, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(part))
+		}
+	}()
+	store := sha256.New()
+	s.Stood, err = m.still(ctx, e, ram, func(layer, memory string) error {
+		if m.opt.Mark != nil {
+			s.Mark = m.opt.Mark()
+		}
+		if err := m.packSealed(ctx, layer, filepath.Join(part, snapshotLayer), nil); err != nil {
+			return err
+		}
+		return m.packSealed(ctx, memory, filepath.Join(part, snapshotStore), store)
+	})
+	if err != nil {
+		return s, err
+	}
+	s.Version = hex.EncodeToString(store.Sum(nil))
+	if ram != "" {
+		h := header{Build: s.Build, ID: s.SandboxID, Session: s.Session, Made: s.Created}
+		if _, err := sealCheckpoint(m.opt.Key, h, ram, filepath.Join(part, snapshotMemory)); err != nil {
+			return s, err
+		}
+	}
+	if err := m.finish(part, &s); err != nil {
+		return s, err
+	}
+	what := fmt.Sprintf("%s, %d bytes, sealed", s.Name, s.Size)
+	if s.Memory {
+		what += ", with its processes"
+	}
+	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot", what)); err != nil {
+		return s, err
+	}
+	if err := os.Rename(part, dir); err != nil {
+		return s, errors.Join(err, m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", s.Name+": "+err.Error())))
+	}
+	if err := durable.SyncDir(m.snapshotsDir(e.rec.Name)); err != nil {
+		return s, err
+	}
+	return s, m.retain(ctx, e, spec)
+}
+
+// stamp is a snapshot's name that tells the time.
+func stamp(prefix string) string {
+	return prefix + strings.ReplaceAll(time.Now().UTC().Format("20060102-150405.000000"), ".", "-")
+}
+
+// finish writes the record of a snapshot whose files are there.
+func (m *Manager) finish(part string, s *Snapshot) error {
+	files, err := os.ReadDir(part)
+	if err != nil {
+		return err
+	}
+	for _, f := range files {
+		sum, n, err := sumOf(filepath.Join(part, f.Name()))
+		if err != nil {
+			return err
+		}
+		s.Sums[f.Name()] = sum
+		s.Size += n
+	}
+	text, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	sealed, err := m.opt.Key.Seal(text)
+	if err != nil {
+		return err
+	}
+	return durable.WriteFile(filepath.Join(part, snapshotRecord), sealed, 0o600)
+}
+
+func sumOf(path string) (sum string, n int64, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if n, err = io.Copy(h, f); err != nil {
+		return "", 0, err
+	}
+	return hex.EncodeToString(h.Sum(nil)), n, nil
+}
+
+// packSealed seals a folder's files into one; also, if it is not nil, sees what is
+// sealed.
+func (m *Manager) packSealed(ctx context.Context, from, to string, also hash.Hash) (err error) {
+	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	w, err := m.opt.Key.NewWriter(&flushing{f: f})
+	if err != nil {
+		return err
+	}
+	var out io.Writer = w
+	if also != nil {
+		out = io.MultiWriter(w, also)
+	}
+	if err := packTree(ctx, from, out); err != nil {
+		return err
+	}
+	if err := w.Close(); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
+// snapshot reads one.
+func (m *Manager) snapshot(name, snapshot string) (s Snapshot, err error) {
+	if nameForm.MatchString(snapshot) {
+		s, err = m.readSnapshot(filepath.Join(m.snapshotsDir(name), snapshot))
+		if !errors.Is(err, fs.ErrNotExist) {
+			return s, err
+		}
+	}
+	return s, fmt.Errorf("%w: %q of sandbox %s: `sallyport sandbox snapshots %s` shows those there are", ErrNoSnapshot, snapshot, name, name)
+}
+
+func (m *Manager) readSnapshot(dir string) (s Snapshot, err error) {
+	sealed, err := os.ReadFile(filepath.Join(dir, snapshotRecord))
+	if err != nil {
+		return s, err
+	}
+	if m.opt.Key == nil {
+		return s, fmt.Errorf("%w: this manager cannot unseal it", ErrNoCheckpoint)
+	}
+	text, err := m.opt.Key.Open(sealed)
+	if err == nil {
+		err = json.Unmarshal(text, &s)
+	}
+	if err == nil && s.Name != filepath.Base(dir) {
+		err = fmt.Errorf("it is that of %q", s.Name)
+	}
+	if err != nil {
+		return s, fmt.Errorf("%w: the record of %s: %w", ErrDamaged, dir, err)
+	}
+	return s, nil
+}
+
+// snapshots lists those of a sandbox by age, the oldest first. One whose record
+// cannot be read is left out, and told in the log.
+func (m *Manager) snapshots(name string) (list []Snapshot, err error) {
+	folders, err := os.ReadDir(m.snapshotsDir(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range folders {
+		if !nameForm.MatchString(f.Name()) {
+			continue
+		}
+		s, err := m.readSnapshot(filepath.Join(m.snapshotsDir(name), f.Name()))
+		if err != nil {
+			m.opt.Logger.Warn("a snapshot cannot be read", "sandbox", name, "snapshot", f.Name(), "error", err)
+			continue
+		}
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b Snapshot) int { return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Name, b.Name)) })
+	return list, nil
+}
+
+// Snapshots lists those of a sandbox, the oldest first.
+func (m *Manager) Snapshots(ctx context.Context, name string) ([]Snapshot, error) {
+	if _, err := m.Visible(ctx, name); err != nil {
+		return nil, err
+	}
+	return m.snapshots(name)
+}
+
+// RemoveSnapshot removes one of a sandbox's.
+func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) error {
+	e, err := m.existing(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer m.release(e)
+	if _, err := os.Lstat(filepath.Join(m.snapshotsDir(name), snapshot)); err != nil || !nameForm.MatchString(snapshot) {
+		_, err := m.snapshot(name, snapshot)
+		return err
+	}
+	return m.dropSnapshot(ctx, e, snapshot, "asked to")
+}
+
+func (m *Manager) dropSnapshot(ctx context.Context, e *entry, snapshot, why string) error {
+	if e.rec.Restoring == snapshot {
+		return fmt.Errorf("%w: snapshot %s is being restored: start the sandbox first", ErrState, snapshot)
+	}
+	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
+		return err
+	}
+	dir := filepath.Join(m.snapshotsDir(e.rec.Name), snapshot)
+	if err := os.Rename(dir, dir+partSuffix); err != nil {
+		return err
+	}
+	return errors.Join(durable.SyncDir(filepath.Dir(dir)), os.RemoveAll(dir+partSuffix))
+}
+
+// retain removes what a new snapshot leaves no place for.
+func (m *Manager) retain(ctx context.Context, e *entry, spec SnapshotSpec) error {
+	have, err := m.snapshots(e.rec.Name)
+	if err != nil {
+		return err
+	}
+	limit := spec.KeepLast
+	if spec.safety {
+		limit = keptSafety
+	}
+	if limit == 0 {
+		return nil
+	}
+	have = slices.DeleteFunc(have, func(s Snapshot) bool { return s.Safety != spec.safety })
+	var errs []error
+	for _, s := range have[:max(0, len(have)-limit)] {
+		errs = append(errs, m.dropSnapshot(ctx, e, s.Name, fmt.Sprintf("the last %d are kept", limit)))
+	}
+	return errors.Join(errs...)
+}
+
+// tidy removes a sandbox's snapshots that have expired, and what a crash has left
+// of others.
+func (m *Manager) tidy(ctx context.Context, e *entry) error {
+	folders, err := os.ReadDir(m.snapshotsDir(e.rec.Name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range folders {
+		path := filepath.Join(m.snapshotsDir(e.rec.Name), f.Name())
+		if filepath.Ext(f.Name()) == partSuffix {
+			errs = append(errs, os.RemoveAll(path))
+			continue
+		}
+		if s, err := m.readSnapshot(path); err == nil && !s.Expires.IsZero() && time.Now().After(s.Expires) && e.rec.Restoring != s.Name {
+			errs = append(errs, m.dropSnapshot(ctx, e, s.Name, "it has expired"))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,452 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/memory"
+)
+
+// put writes files of a sandbox's: one that the container has, and one in its
+// memory store.
+func (b *bed) put(t *testing.T, i Info, text string) {
+	t.Helper()
+	for _, path := range []string{filepath.Join(b.h.layers, i.ID, "file"), filepath.Join(i.Memory, "note")} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// has checks them.
+func (b *bed) has(t *testing.T, i Info, want string) {
+	t.Helper()
+	for _, path := range []string{filepath.Join(b.h.layers, i.ID, "file"), filepath.Join(i.Memory, "note")} {
+		if got, err := os.ReadFile(path); string(got) != want {
+			t.Errorf("%s of %s: %q, %v, want %q", filepath.Base(path), i.Name, got, err, want)
+		}
+	}
+}
+
+func (b *bed) fork(t *testing.T, name string, spec ForkSpec) []Info {
+	t.Helper()
+	list, err := b.Fork(t.Context(), name, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+func (b *bed) keeps(t *testing.T, name string, spec SnapshotSpec) Snapshot {
+	t.Helper()
+	s, err := b.Snapshot(t.Context(), name, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestForkRunning(t *testing.T) {
+	b := newBed(t)
+	parent := b.live(t, "a")
+	b.put(t, parent, "thinking of files")
+	b.h.events = nil
+	list := b.fork(t, "a", ForkSpec{Count: 2})
+	if len(list) != 2 || list[0].Name != "a-1" || list[1].Name != "a-2" {
+		t.Fatalf("children: %+v", list)
+	}
+	seen := map[any]bool{parent.ID: true, parent.Address: true, parent.Generation: true, parent.Session: true}
+	for _, c := range list {
+		for _, v := range []any{c.ID, c.Address, c.Generation, c.Session} {
+			if seen[v] {
+				t.Errorf("%v of %s is another's too", v, c.Name)
+			}
+			seen[v] = true
+		}
+		if c.State != Running || b.h.memory[c.ID] != "what it was thinking of" || c.Lost != "" {
+			t.Errorf("%s: %+v with %q", c.Name, c, b.h.memory[c.ID])
+		}
+		if b.h.parents[c.ID] != parent.ID {
+			t.Errorf("the authority of %s is below that of %q", c.Name, b.h.parents[c.ID])
+		}
+		if l := c.Lineage; l == nil || l.Root != parent.ID || l.Parent != parent.ID || l.Name != "a" {
+			t.Errorf("lineage %+v", l)
+		}
+		if got := c.Tags(); got[TagFork] != "true" || got[TagLineage] != parent.ID {
+			t.Errorf("tags %v", got)
+		}
+		if ep := b.h.endpoints[c.Generation]; ep.ID != c.ID || ep.Address != c.Address {
+			t.Errorf("endpoint %+v", ep)
+		}
+		b.has(t, c, "thinking of files")
+	}
+	if i := b.must(t)(b.Get("a")); i.State != Running || b.h.paused[parent.ID] || b.h.memory[parent.ID] != "what it was thinking of" || i.Session != parent.Session {
+		t.Errorf("the parent: %+v", i)
+	}
+	events := slices.Sorted(slices.Values(b.h.events))
+	if want := []string{"a-1 created", "a-1 started", "a-2 created", "a-2 started"}; !slices.Equal(events, want) {
+		t.Errorf("events %v, want %v", events, want)
+	}
+	if left, _ := os.ReadDir(b.ram); len(left) > 0 {
+		t.Errorf("left in RAM: %v", left)
+	}
+	// A fork of a fork has the first one's root.
+	c := b.fork(t, "a-1", ForkSpec{Names: []string{"b"}})[0]
+	if l := c.Lineage; l.Root != parent.ID || l.Parent != list[0].ID {
+		t.Errorf("lineage of the grandchild %+v", l)
+	}
+	// It is a sandbox like another.
+	b.must(t)(b.Hibernate(t.Context(), "b"))
+	b.must(t)(b.Wake(t.Context(), "b"))
+	if err := b.Remove(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	b.has(t, list[1], "thinking of files")
+}
+
+func TestForkAsleepAndStopped(t *testing.T) {
+	b := newBed(t)
+	i := b.live(t, "a")
+	b.put(t, i, "x")
+	b.must(t)(b.Pause(t.Context(), "a"))
+	c := b.fork(t, "a", ForkSpec{Names: []string{"p"}})[0]
+	if c.State != Running || b.h.memory[c.ID] != "what it was thinking of" || !b.h.paused[i.ID] {
+		t.Errorf("of a paused one: %+v, parent paused: %v", c, b.h.paused[i.ID])
+	}
+	b.must(t)(b.Hibernate(t.Context(), "a"))
+	c = b.fork(t, "a", ForkSpec{Names: []string{"h"}})[0]
+	if c.State != Running || b.h.memory[c.ID] != "what it was thinking of" || b.must(t)(b.Get("a")).State != Hibernated {
+		t.Errorf("of a hibernated one: %+v", c)
+	}
+	b.must(t)(b.Stop(t.Context(), "a"))
+	c = b.fork(t, "a", ForkSpec{Names: []string{"s"}})[0]
+	if c.State != Stopped || c.Session != "" {
+		t.Errorf("of a stopped one: %+v", c)
+	}
+	b.has(t, c, "x")
+}
+
+func TestForkRefusals(t *testing.T) {
+	b := newBed(t)
+	b.live(t, "a")
+	for name, tt := range map[string]struct {
+		spec ForkSpec
+		want error
+	}{
+		"a name that is taken":  {ForkSpec{Names: []string{"x", "a"}}, ErrTaken},
+		"a name twice":          {ForkSpec{Names: []string{"x", "x"}}, ErrTaken},
+		"no name":               {ForkSpec{Names: []string{"../x"}}, ErrBadName},
+		"too many":              {ForkSpec{Count: MaxForks + 1}, ErrBadSpec},
+		"more than there names": {ForkSpec{Count: 2, Names: []string{"x"}}, ErrBadSpec},
+		"no such snapshot":      {ForkSpec{Snapshot: "s"}, ErrNoSnapshot},
+		"more than addresses":   {ForkSpec{Count: 20}, ErrNoAddress},
+	} {
+		if _, err := b.Fork(t.Context(), "a", tt.spec); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", name, err, tt.want)
+		}
+	}
+	if n := len(b.List()); n != 1 || len(b.h.containers) != 1 {
+		t.Errorf("%d sandboxes, containers %v", n, b.h.containers)
+	}
+	if _, _, err := b.GetOrCreate(t.Context(), "t", Spec{Tags: map[string]string{TagFork: "false"}}); !errors.Is(err, ErrBadSpec) {
+		t.Errorf("a tag of ours: %v", err)
+	}
+}
+
+// TestForkFaults: all children are made or none, and the parent goes on.
+func TestForkFaults(t *testing.T) {
+	for _, fault := range []string{"create", "adopt", "pause", "checkpoint", "layer", "record created", "record started", "restore", "attach"} {
+		t.Run(fault, func(t *testing.T) {
+			b := newBed(t)
+			i := b.live(t, "a")
+			b.h.events, b.h.fault = nil, fault
+			if _, err := b.Fork(t.Context(), "a", ForkSpec{Count: 2}); !errors.Is(err, errFault) {
+				t.Fatalf("got %v", err)
+			}
+			b.h.fault = ""
+			if l := b.List(); len(l) != 1 || len(b.h.containers) != 1 || len(b.h.endpoints) != 1 || len(b.h.roots) != 1 {
+				t.Errorf("left: %+v, %v, %v, %v", l, b.h.containers, b.h.endpoints, b.h.roots)
+			}
+			if left, _ := os.ReadDir(b.ram); len(left) > 0 {
+				t.Errorf("left in RAM: %v", left)
+			}
+			if b.h.paused[i.ID] || b.h.memory[i.ID] != "what it was thinking of" {
+				t.Error("the parent does not go on")
+			}
+			made, gone := 0, 0
+			for _, e := range b.h.events {
+				if strings.HasSuffix(e, " created") {
+					made++
+				} else if strings.HasSuffix(e, " removed") {
+					gone++
+				}
+			}
+			if made != gone {
+				t.Errorf("events %v", b.h.events)
+			}
+			b.fork(t, "a", ForkSpec{Count: 2})
+		})
+	}
+}
+
+func TestSnapshotAndRestore(t *testing.T) {
+	b := newBed(t)
+	i := b.live(t, "a")
+	b.put(t, i, "before, thinking of it")
+	s := b.keeps(t, "a", SnapshotSpec{Name: "s", Memory: true})
+	if !s.Memory || s.Size == 0 || s.Build != "1" || len(s.Sums) != 3 || s.Version == "" || s.Session != i.Session {
+		t.Errorf("%+v", s)
+	}
+	if got := b.plain(t, filepath.Join(b.dir, "a", "snapshots"), b.ram); len(got) > 0 {
+		t.Errorf("in the clear: %v", got)
+	}
+	b.put(t, i, "after")
+	b.h.memory[i.ID] = "something else"
+	b.h.events = nil
+	r := b.must(t)(b.Restore(t.Context(), "a", "s"))
+	b.has(t, r, "before, thinking of it")
+	if r.State != Running || b.h.memory[i.ID] != "what it was thinking of" || r.Session == i.Session || r.ID != i.ID || r.Address != i.Address || r.Lost != "" {
+		t.Errorf("restored: %+v with %q", r, b.h.memory[i.ID])
+	}
+	if want := []string{"a snapshot", "a stopped", "a restored", "a started"}; !slices.Equal(b.h.events, want) {
+		t.Errorf("events %v, want %v", b.h.events, want)
+	}
+	list, err := b.Snapshots(t.Context(), "a")
+	if err != nil || len(list) != 2 || !list[1].Safety || !list[1].Memory {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	// The way back.
+	r = b.must(t)(b.Restore(t.Context(), "a", list[1].Name))
+	b.has(t, r, "after")
+	if b.h.memory[i.ID] != "something else" {
+		t.Errorf("went back to %q", b.h.memory[i.ID])
+	}
+	c := b.fork(t, "a", ForkSpec{Snapshot: "s", Names: []string{"c"}})[0]
+	b.has(t, c, "before, thinking of it")
+	if c.State != Running || b.h.memory[c.ID] != "what it was thinking of" || c.Lineage.Snapshot != "s" {
+		t.Errorf("a fork of a snapshot: %+v", c)
+	}
+	b.must(t)(b.Stop(t.Context(), "a"))
+	disk := b.keeps(t, "a", SnapshotSpec{Name: "disk"})
+	if _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Memory: true}); !errors.Is(err, ErrState) {
+		t.Errorf("processes of a stopped one: %v", err)
+	}
+	if r := b.must(t)(b.Restore(t.Context(), "a", "disk")); r.State != Stopped || disk.Memory {
+		t.Errorf("what was stopped is %s", r.State)
+	}
+	if err := b.RemoveSnapshot(t.Context(), "a", "s"); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.RemoveSnapshot(t.Context(), "a", "s"); !errors.Is(err, ErrNoSnapshot) {
+		t.Errorf("removed twice: %v", err)
+	}
+	if err := b.Remove(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(b.dir, "a")); err == nil {
+		t.Error("its folder is left")
+	}
+}
+
+// TestSnapshotHarm: a disk that is not what was written is refused before anything
+// changes; memory that cannot be had is done without, aloud.
+func TestSnapshotHarm(t *testing.T) {
+	for name, tt := range map[string]struct {
+		harm func(t *testing.T, b *bed, dir string)
+		lost string
+	}{
+		"layer cut":  {func(t *testing.T, _ *bed, dir string) { shrink(t, filepath.Join(dir, "layer")) }, ""},
+		"store gone": {func(_ *testing.T, _ *bed, dir string) { _ = os.Remove(filepath.Join(dir, "store")) }, ""},
+		"record cut": {func(t *testing.T, _ *bed, dir string) { shrink(t, filepath.Join(dir, "record")) }, ""},
+		"of another snapshot": {func(t *testing.T, b *bed, dir string) {
+			b.keeps(t, "a", SnapshotSpec{Name: "t"})
+			if err := os.Rename(filepath.Join(filepath.Dir(dir), "t", "layer"), filepath.Join(dir, "layer")); err != nil {
+				t.Fatal(err)
+			}
+		}, ""},
+		"memory cut":  {func(t *testing.T, _ *bed, dir string) { shrink(t, filepath.Join(dir, "memory")) }, "damaged"},
+		"memory gone": {func(_ *testing.T, _ *bed, dir string) { _ = os.Remove(filepath.Join(dir, "memory")) }, "gone"},
+		"build":       {func(_ *testing.T, b *bed, _ string) { b.h.build = "2" }, "gVisor 1 wrote it, and this is 2"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			i := b.live(t, "a")
+			b.put(t, i, "before")
+			b.keeps(t, "a", SnapshotSpec{Name: "s", Memory: true})
+			b.put(t, i, "after")
+			tt.harm(t, b, filepath.Join(b.dir, "a", "snapshots", "s"))
+			r, err := b.Restore(t.Context(), "a", "s")
+			f, ferr := b.Fork(t.Context(), "a", ForkSpec{Snapshot: "s", Names: []string{"c"}})
+			if tt.lost == "" {
+				if !errors.Is(err, ErrDamaged) || !errors.Is(ferr, ErrDamaged) {
+					t.Fatalf("got %v and %v, want that it is damaged", err, ferr)
+				}
+				r = b.must(t)(b.Get("a"))
+				b.has(t, r, "after")
+				if r.Session != i.Session || b.h.memory[i.ID] != "what it was thinking of" || len(b.List()) != 1 {
+					t.Errorf("something has changed: %+v", r)
+				}
+				return
+			}
+			if err != nil || ferr != nil {
+				t.Fatal(err, ferr)
+			}
+			b.has(t, r, "before")
+			b.has(t, f[0], "before")
+			if r.State != Running || b.h.memory[r.ID] != "fresh" || !strings.Contains(r.Lost, tt.lost) {
+				t.Errorf("restored: %+v", r)
+			}
+			if f[0].State != Stopped || !strings.Contains(f[0].Lost, tt.lost) {
+				t.Errorf("forked: %+v", f[0])
+			}
+		})
+	}
+}
+
+func TestRetention(t *testing.T) {
+	b := newBed(t)
+	b.live(t, "a")
+	names := func() (list []string) {
+		all, err := b.Snapshots(t.Context(), "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range all {
+			list = append(list, s.Name)
+		}
+		return list
+	}
+	for _, n := range []string{"one", "two", "three"} {
+		b.keeps(t, "a", SnapshotSpec{Name: n})
+		time.Sleep(2 * time.Millisecond) // they are in order of their time
+	}
+	b.keeps(t, "a", SnapshotSpec{Name: "four", KeepLast: 2, Expires: Duration(time.Millisecond)})
+	if got := names(); !slices.Equal(got, []string{"three", "four"}) {
+		t.Errorf("kept %v", got)
+	}
+	time.Sleep(2 * time.Millisecond)
+	b.open(t)
+	if got := names(); !slices.Equal(got, []string{"three"}) {
+		t.Errorf("after its time there are %v", got)
+	}
+	for range keptSafety + 1 {
+		b.must(t)(b.Restore(t.Context(), "a", "three"))
+	}
+	if got := names(); len(got) != 1+keptSafety {
+		t.Errorf("after many restores there are %v", got)
+	}
+	if _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Name: "three"}); !errors.Is(err, ErrTaken) {
+		t.Errorf("a name twice: %v", err)
+	}
+	if _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Name: "../x"}); !errors.Is(err, ErrBadSpec) {
+		t.Errorf("no name: %v", err)
+	}
+}
+
+// TestSnapshotCrashes ends the daemon at every call, and starts another: what was
+// begun is whole or gone, and the sandbox goes on.
+func TestSnapshotCrashes(t *testing.T) {
+	for name, change := range map[string]func(*bed, context.Context) error{
+		"fork": func(b *bed, ctx context.Context) error {
+			_, err := b.Fork(ctx, "a", ForkSpec{Names: []string{"c"}})
+			return err
+		},
+		"snapshot": func(b *bed, ctx context.Context) error {
+			_, err := b.Snapshot(ctx, "a", SnapshotSpec{Name: "t", Memory: true})
+			return err
+		},
+		"remove":  func(b *bed, ctx context.Context) error { return b.RemoveSnapshot(ctx, "a", "s") },
+		"restore": func(b *bed, ctx context.Context) error { _, err := b.Restore(ctx, "a", "s"); return err },
+		"fork of a snapshot": func(b *bed, ctx context.Context) error {
+			_, err := b.Fork(ctx, "a", ForkSpec{Names: []string{"c"}, Snapshot: "s"})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for at := 1; ; at++ {
+				b := newBed(t)
+				before := b.live(t, "a")
+				b.put(t, before, "before")
+				b.keeps(t, "a", SnapshotSpec{Name: "s", Memory: true})
+				b.put(t, before, "after")
+				b.h.events = nil
+				b.h.calls, b.h.crash = 0, at
+				crashed := func() (crashed bool) {
+					defer func() {
+						if p := recover(); p != nil {
+							if p != errCrash {
+								panic(p)
+							}
+							crashed = true
+						}
+					}()
+					if err := change(b, t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					return false
+				}()
+				if !crashed {
+					if at < 2 {
+						t.Error("the change has no calls to crash at")
+					}
+					return
+				}
+				b.h.crash = 0
+				b.open(t)
+				restored := slices.Contains(b.h.events, "a restored")
+				i := b.must(t)(b.Start(t.Context(), "a"))
+				if i.State != Running || b.h.paused[i.ID] {
+					t.Errorf("crash at call %d: %+v, paused %v", at, i, b.h.paused[i.ID])
+				}
+				want := "after"
+				if restored {
+					want = "before"
+				}
+				b.has(t, i, want)
+				if name != "restore" && (b.h.memory[i.ID] != "what it was thinking of" || i.Session != before.Session) {
+					t.Errorf("crash at call %d: the sandbox does not go on", at)
+				}
+				if left, _ := os.ReadDir(b.ram); len(left) > 0 {
+					t.Errorf("crash at call %d: left in RAM: %v", at, left)
+				}
+				if left, _ := filepath.Glob(filepath.Join(b.dir, "a", "snapshots", "*"+partSuffix)); len(left) > 0 {
+					t.Errorf("crash at call %d: left %v", at, left)
+				}
+				// A child is there with its memory, or nothing of it.
+				n := len(b.List())
+				if c, err := b.Get("c"); err == nil {
+					if c.State != Running || b.h.memory[c.ID] != "what it was thinking of" {
+						t.Errorf("crash at call %d: the child %+v", at, c)
+					}
+				} else if _, err := os.Stat(memory.Dir(filepath.Join(b.dir, "c"))); err == nil {
+					t.Errorf("crash at call %d: the child's files are left", at)
+				}
+				if len(b.h.containers) != n || len(b.h.roots) != n || len(b.h.endpoints) != n {
+					t.Errorf("crash at call %d: %d sandboxes, %v, %v, %v", at, n, b.h.containers, b.h.roots, b.h.endpoints)
+				}
+				created := slices.Contains(b.h.events, "c created")
+				if removed := slices.Contains(b.h.events, "c removed"); n == 1 && created && !removed && !slices.Contains(b.h.events, "c started") {
+					// It was recorded in the very call that the crash came in.
+					t.Logf("crash at call %d: events %v", at, b.h.events)
+				}
+				list, err := b.Snapshots(t.Context(), "a")
+				if err != nil {
+					t.Error(err)
+				}
+				for _, s := range list {
+					if err := b.verify(s); err != nil {
+						t.Errorf("crash at call %d: %v", at, err)
+					}
+				}
+				b.must(t)(b.Hibernate(t.Context(), "a"))
+				b.must(t)(b.Wake(t.Context(), "a"))
+			}
+		})
+	}
+}

@@ -1,0 +1,117 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"sallyport/memory"
+)
+
+// scratchMark is in the names of folders in RAM that last no longer than a call.
+const scratchMark = ".call-"
+
+// scratch names a folder in RAM that is not there yet. done removes it.
+func (m *Manager) scratch(e *entry) (dir string, done func() error) {
+	name := e.rec.ID + scratchMark + newID()
+	m.mu.Lock()
+	m.scratches[name] = true
+	m.mu.Unlock()
+	dir = filepath.Join(m.opt.RAM, name)
+	return dir, func() error {
+		err := errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".part"))
+		m.mu.Lock()
+		delete(m.scratches, name)
+		m.mu.Unlock()
+		return err
+	}
+}
+
+// sweep removes the memory that an earlier process of ours has left in RAM. What
+// wrote it may have lived on, so that it is looked for again and again.
+func (m *Manager) sweep() error {
+	if m.opt.RAM == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(m.opt.RAM)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, f := range entries {
+		if !strings.Contains(f.Name(), scratchMark) {
+			continue
+		}
+		m.mu.Lock()
+		used := m.scratches[strings.TrimSuffix(f.Name(), ".part")]
+		m.mu.Unlock()
+		if !used {
+			errs = append(errs, os.RemoveAll(filepath.Join(m.opt.RAM, f.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// canRemember says why a sandbox's processes cannot be written down, or nil.
+func (m *Manager) canRemember(e *entry) error {
+	switch {
+	case e.rec.Spec.Runtime != GVisor:
+		return fmt.Errorf("%w: it runs with %s, and only gVisor (%s) writes memory down", ErrNoCheckpoint, e.rec.Spec.Runtime, GVisor)
+	case m.opt.RAM == "" || m.opt.Key == nil:
+		return fmt.Errorf("%w: this manager has no folder in memory", ErrNoCheckpoint)
+	}
+	return nil
+}
+
+// still has a sandbox stand still while f reads what it has written: its layer, and
+// its memory store. Where ram is not "", its processes are written there as they
+// are at that moment, so that all three agree. It returns for how long the sandbox
+// stood.
+func (m *Manager) still(ctx context.Context, e *entry, ram string, f func(layer, store string) error) (stood time.Duration, err error) {
+	patient := context.WithoutCancel(ctx)
+	id := e.rec.ID
+	switch e.state {
+	case Running:
+		began := time.Now()
+		// If we end here, the next process finds it paused and lets it go on.
+		defer func() {
+			err = errors.Join(err, m.opt.Runtime.Resume(patient, id))
+			stood = time.Since(began)
+		}()
+		if err := m.opt.Runtime.Pause(ctx, id); err != nil {
+			return 0, err
+		}
+	case Paused:
+	default:
+		if err := m.attachDisk(e.rec); err != nil {
+			return 0, err
+		}
+		if e.state == Hibernated { // a stopped one may never have been started, and is attached since
+			defer func() { err = errors.Join(err, m.detachDisk(e.rec)) }()
+		}
+	}
+	switch {
+	case ram == "":
+	case e.state == Hibernated:
+		build, err := m.opt.Runtime.Build(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if _, err := openCheckpoint(m.opt.Key, m.checkpointPath(e), ram, checkHeader(e.rec, build)); err != nil {
+			return 0, fmt.Errorf("reading its memory: %w", err)
+		}
+	default:
+		if err := m.opt.Runtime.Checkpoint(ctx, id, ram, true); err != nil {
+			return 0, err
+		}
+	}
+	layer, err := m.opt.Runtime.Layer(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	return 0, f(layer, memory.Dir(m.dir(e.rec.Name)))
+}
