@@ -16,6 +16,9 @@ import (
 // aliveEvery is how often the host's end of an attached command is tried.
 const aliveEvery = 2 * time.Second
 
+// linger is for how long a command's input is read on after its end.
+const linger = 2 * time.Second
+
 // frames are buffers that one frame fits in.
 var frames = sync.Pool{New: func() any { b := make([]byte, wire.MaxFrame); return &b }}
 
@@ -52,6 +55,13 @@ func (t *commands) run(w http.ResponseWriter, r *http.Request) {
 			c.steer(body)
 		}()
 		defer func() {
+			// What comes still is read on until the host, which has all, goes: a
+			// connection that is closed with something unread takes with it what
+			// was sent last (RFC 9112, section 9.6).
+			select {
+			case <-fed:
+			case <-time.After(linger):
+			}
 			_ = control.SetReadDeadline(time.Unix(1, 0))
 			<-fed
 		}()
@@ -69,8 +79,8 @@ func (t *commands) run(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	end, err := json.Marshal(c.end)
 	c.mu.Unlock()
-	if err == nil {
-		_ = wire.NewWriter(w).Write(wire.Exit, end)
+	if err == nil && wire.NewWriter(w).Write(wire.Exit, end) == nil {
+		_ = control.Flush()
 	}
 }
 
