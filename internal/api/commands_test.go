@@ -23,6 +23,9 @@ func TestCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	wait(t, "its output", func() bool {
+		return must[sandbox.CommandInfo](t)(c.Command(ctx, "box", cat.ID)).Stdout.To == 6
+	})
 	from, out, err := c.Output(ctx, "box", cat.ID, sandbox.OutputOptions{Stream: "stdout", From: 2, Follow: true})
 	if err != nil {
 		t.Fatal(err)
