@@ -183,7 +183,7 @@ const maxCommands = 1024
 // Commands lists the commands of the session, the oldest first. A sandbox that
 // is stopped has none.
 func (m *Manager) Commands(ctx context.Context, name string) ([]CommandInfo, error) {
-	info, err := m.Get(name)
+	info, err := m.Visible(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +239,7 @@ func (m *Manager) ask(ctx context.Context, name, id, method, verb string, in any
 // reachCommand is reach for a command that is there: a sandbox that is stopped
 // has none, and is not started to find that out.
 func (m *Manager) reachCommand(ctx context.Context, name, id string) (*channel.Channel, error) {
-	info, err := m.Get(name)
+	info, err := m.Visible(ctx, name)
 	if err != nil {
 		return nil, err
 	}

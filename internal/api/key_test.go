@@ -232,9 +232,14 @@ func TestTenants(t *testing.T) {
 		for verb, err := range map[string]error{
 			"get": run(other.Sandbox(ctx, name)), "start": run(other.Start(ctx, name)), "stop": run(other.Stop(ctx, name)),
 			"rm": other.Remove(ctx, name), "ca": run(other.SandboxRoot(ctx, name)), "exec": run(other.Exec(ctx, name, quiet)),
+			"commands": run(other.Commands(ctx, name)), "command": run(other.Command(ctx, name, "x")), "kill": run(other.KillCommand(ctx, name, "x")),
+			"begin": run(other.StartCommand(ctx, name, quiet)), "feed": other.Feed(ctx, name, "x", strings.NewReader(""), false),
+			"pause": run(other.Pause(ctx, name)), "hibernate": run(other.Hibernate(ctx, name)), "wake": run(other.Wake(ctx, name)),
+			"stat": run(other.Files(name).Stat(ctx, "/", false)), "changes": other.Changes(ctx, name, "", nil),
+			"snapshots": run(other.Snapshots(ctx, name)), "fork": run(other.Fork(ctx, name, sandbox.ForkSpec{Names: []string{"child"}})),
 		} {
 			none := strings.ReplaceAll(run(other.Sandbox(ctx, "nobody")).Error(), "nobody", name)
-			if p := (*api.Problem)(nil); !errors.As(err, &p) || p.Status != 404 || verb == "get" && p.Detail != none {
+			if p := (*api.Problem)(nil); !errors.As(err, &p) || p.Status != 404 || p.Type != client.ProblemType+"no-sandbox" || verb == "get" && p.Detail != none {
 				t.Errorf("%s %s: %v, want what is said of none: %s", verb, name, err, none)
 			}
 		}
