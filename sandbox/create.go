@@ -144,6 +144,13 @@ func (m *Manager) newAddress() (netip.Addr, error) {
 	return a, err
 }
 
+// newGeneration is of a sandbox's next endpoint.
+func (m *Manager) newGeneration() (uint32, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.counters.nextGeneration()
+}
+
 func newID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails

@@ -300,9 +300,7 @@ func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (S
 	if err := expired(e.rec); err != nil {
 		return err
 	}
-	m.mu.Lock()
-	gen, err := m.counters.nextGeneration()
-	m.mu.Unlock()
+	gen, err := m.newGeneration()
 	if err != nil {
 		return err
 	}

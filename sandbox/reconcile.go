@@ -108,9 +108,7 @@ func (m *Manager) identify(ctx context.Context, e *entry, have Endpoint, st Stat
 		return true, nil
 	}
 	// It runs on an interface that nothing vouches for: identify it anew.
-	m.mu.Lock()
-	gen, err := m.counters.nextGeneration()
-	m.mu.Unlock()
+	gen, err := m.newGeneration()
 	if err != nil {
 		return false, err
 	}

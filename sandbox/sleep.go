@@ -258,9 +258,7 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, build string) 
 // restore starts the container with the memory in RAM, and lets it go on. When it
 // fails the container does not run.
 func (m *Manager) restore(ctx context.Context, e *entry) error {
-	m.mu.Lock()
-	gen, err := m.counters.nextGeneration()
-	m.mu.Unlock()
+	gen, err := m.newGeneration()
 	if err != nil {
 		return err
 	}

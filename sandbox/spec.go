@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"sallyport/sandbox/disk"
 )
 
 // Runtimes that a Spec can name.
@@ -22,9 +24,6 @@ var envForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 // minMemory is what gVisor needs to start a shell, in bytes.
 const minMemory = 32 << 20
-
-// minDisk is what holds a journal and a few files, in bytes.
-const minDisk = 64 << 20
 
 // fill completes a spec with the daemon's defaults.
 func (s Spec) fill(d Spec) Spec {
@@ -99,8 +98,8 @@ func (s Spec) validate() error {
 	if s.Memory != 0 && s.Memory < minMemory {
 		bad("memory limit of %d bytes: use at least %d", s.Memory, minMemory)
 	}
-	if s.Disk != 0 && s.Disk < minDisk {
-		bad("disk of %d bytes: use at least %d", s.Disk, minDisk)
+	if s.Disk != 0 && s.Disk < disk.Min {
+		bad("disk of %d bytes: use at least %d", s.Disk, int64(disk.Min))
 	}
 	if s.Idle != 0 && time.Duration(s.Idle) < minIdle {
 		bad("idle %v: use at least %v, or none", s.Idle, minIdle)

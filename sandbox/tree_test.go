@@ -9,17 +9,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"sallyport/internal/lab"
 )
 
 // TestTrees: what overlayfs means by devices and attributes comes along, and no
 // link is followed.
 func TestTrees(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("needs root")
-		}
-		t.Skip("needs root for devices")
-	}
+	lab.Privileged(t)
 	outside := filepath.Join(t.TempDir(), "outside")
 	from := t.TempDir()
 	at := func(name string) string { return filepath.Join(from, name) }

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/api"
+	"sallyport/internal/lab"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/archive"
 	"sallyport/sandbox/agent/wire"
@@ -224,12 +225,7 @@ func TestListPages(t *testing.T) {
 
 // A user's rights are the user's, and the agent has its own again after it.
 func TestFilesOfUser(t *testing.T) {
-	if os.Getuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("needs root")
-		}
-		t.Skip("needs root to be somebody else")
-	}
+	lab.Privileged(t)
 	f, dir := files(t)
 	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
 		t.Fatal(err)

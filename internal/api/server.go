@@ -412,17 +412,3 @@ func (h *handler) remove(w http.ResponseWriter, r *http.Request) {
 		reply(w, http.StatusNoContent, nil, m.Remove(r.Context(), r.PathValue("name")))
 	}
 }
-
-func (h *handler) start(w http.ResponseWriter, r *http.Request) {
-	if m, ok := h.sandboxes(w); ok {
-		info, err := m.Start(r.Context(), r.PathValue("name"))
-		reply(w, http.StatusOK, info, err)
-	}
-}
-
-func (h *handler) stop(w http.ResponseWriter, r *http.Request) {
-	if m, ok := h.sandboxes(w); ok {
-		info, err := m.Stop(r.Context(), r.PathValue("name"))
-		reply(w, http.StatusOK, info, err)
-	}
-}

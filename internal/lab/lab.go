@@ -25,7 +25,7 @@ func Privileged(t testing.TB) {
 	if os.Geteuid() == 0 {
 		return
 	}
-	const reason = "needs root: it makes network namespaces"
+	const reason = "needs root"
 	if os.Getenv("CI") == "true" {
 		t.Fatal(reason)
 	}

@@ -2,10 +2,6 @@ package client
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
-	"io"
-	"net/http"
 	"net/url"
 )
 
@@ -23,29 +19,10 @@ func (c *Client) Changes(ctx context.Context, name, snapshot string, tell func(C
 	if snapshot != "" {
 		path += "?since=" + url.QueryEscape(snapshot)
 	}
-	resp, err := c.fetch(ctx, path)
+	resp, err := c.fetch(ctx, path, nil)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	for lines := json.NewDecoder(resp.Body); ; {
-		var x Change
-		if err := lines.Decode(&x); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		if err := tell(x); err != nil {
-			return err
-		}
-	}
-}
-
-// fetch asks for what is read as it comes; the caller closes it.
-func (c *Client) fetch(ctx context.Context, path string) (*http.Response, error) {
-	req, err := c.request(ctx, http.MethodGet, path, nil)
-	if err != nil {
-		return nil, err
-	}
-	return c.do(req)
+	return each(resp.Body, tell)
 }

@@ -179,6 +179,15 @@ func (c *Client) request(ctx context.Context, method, path string, body io.Reade
 // Stream sends a request without a body and returns what is answered, to be read
 // as it comes and closed.
 func (c *Client) Stream(ctx context.Context, path string, header http.Header) (io.ReadCloser, error) {
+	resp, err := c.fetch(ctx, path, header)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+// fetch is Stream with the answer's head.
+func (c *Client) fetch(ctx context.Context, path string, header http.Header) (*http.Response, error) {
 	req, err := c.request(ctx, http.MethodGet, path, nil)
 	if err != nil {
 		return nil, err
@@ -186,11 +195,22 @@ func (c *Client) Stream(ctx context.Context, path string, header http.Header) (i
 	for k, v := range header {
 		req.Header[k] = v
 	}
-	resp, err := c.do(req)
-	if err != nil {
-		return nil, err
+	return c.do(req)
+}
+
+// each tells what lines of JSON hold, to their end or until tell fails.
+func each[T any](from io.Reader, tell func(T) error) error {
+	for lines := json.NewDecoder(from); ; {
+		var v T
+		if err := lines.Decode(&v); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := tell(v); err != nil {
+			return err
+		}
 	}
-	return resp.Body, nil
 }
 
 func (c *Client) do(req *http.Request) (*http.Response, error) {

@@ -74,11 +74,7 @@ func (c *Client) Output(ctx context.Context, name, id string, o sandbox.OutputOp
 	if o.Follow {
 		q.Set("follow", "1")
 	}
-	req, err := c.request(ctx, http.MethodGet, commandPath(name, id, "output")+"?"+q.Encode(), nil)
-	if err != nil {
-		return 0, nil, err
-	}
-	resp, err := c.do(req)
+	resp, err := c.fetch(ctx, commandPath(name, id, "output")+"?"+q.Encode(), nil)
 	if err != nil {
 		return 0, nil, err
 	}

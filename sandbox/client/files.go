@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -79,7 +78,7 @@ func (f *Files) Remove(ctx context.Context, path string, recursive bool) error {
 
 // Read returns a file's contents; the caller closes them.
 func (f *Files) Read(ctx context.Context, path string) (i sandbox.File, contents io.ReadCloser, err error) {
-	resp, err := f.c.fetch(ctx, f.target("", path))
+	resp, err := f.c.fetch(ctx, f.target("", path), nil)
 	if err != nil {
 		return i, nil, err
 	}
@@ -127,7 +126,7 @@ func (f *Files) put(ctx context.Context, target string, body io.Reader, out any)
 // Download returns a tar archive; the caller closes it. Its end is an error
 // where it is not complete.
 func (f *Files) Download(ctx context.Context, path, as string) (io.ReadCloser, error) {
-	resp, err := f.c.fetch(ctx, f.target("/tar", path, "as", as))
+	resp, err := f.c.fetch(ctx, f.target("/tar", path, "as", as), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -136,20 +135,10 @@ func (f *Files) Download(ctx context.Context, path, as string) (io.ReadCloser, e
 
 // Watch tells what happens to files until ctx is done or tell fails.
 func (f *Files) Watch(ctx context.Context, path string, o sandbox.WatchOptions, tell func(sandbox.FileEvent) error) error {
-	resp, err := f.c.fetch(ctx, f.target("/watch", path, "recursive", yes(o.Recursive)))
+	resp, err := f.c.fetch(ctx, f.target("/watch", path, "recursive", yes(o.Recursive)), nil)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	for lines := json.NewDecoder(resp.Body); ; {
-		var e sandbox.FileEvent
-		if err := lines.Decode(&e); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		if err := tell(e); err != nil {
-			return err
-		}
-	}
+	return each(resp.Body, tell)
 }

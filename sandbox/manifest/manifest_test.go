@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"sallyport/internal/lab"
 	"sallyport/sandbox/manifest"
 )
 
@@ -112,12 +113,7 @@ func TestFollowsNothing(t *testing.T) {
 
 // An overlay's upper folder is read as the overlay shows it.
 func TestOverlay(t *testing.T) {
-	if os.Getuid() != 0 {
-		if os.Getenv("CI") == "true" {
-			t.Fatal("needs root")
-		}
-		t.Skip("needs root to mount")
-	}
+	lab.Privileged(t)
 	dir := t.TempDir()
 	sh(t, dir, "mkdir low top upper work merged memory; mkdir -p low/d/e; for f in a b c d/f d/g d/e/h; do echo $f >low/$f; done; echo t >top/t; mkdir top/d; echo x >top/d/x")
 	at := func(name string) string { return filepath.Join(dir, name) }
