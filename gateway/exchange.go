@@ -142,18 +142,8 @@ func (x *exchange) admit(r *http.Request) *misuse {
 	if err != nil {
 		return &misuse{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
 	}
-	for _, h := range x.names.headers {
-		if strings.Contains(h, "_") {
-			h = http.CanonicalHeaderKey(strings.ReplaceAll(h, "_", "-"))
-		}
-		if slices.Contains(overrides, h) {
-			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", h)}
-		}
-	}
-	for _, name := range announced(r) {
-		if !late(name) {
-			return &misuse{http.StatusBadRequest, "trailer", fmt.Sprintf("the field %.64q cannot come after the body", name)}
-		}
+	if m := x.names.admit(r); m != nil {
+		return m
 	}
 	x.request.Path = path
 	return nil
@@ -190,16 +180,38 @@ type requestNames struct {
 	headers, query []string
 }
 
+func namesOf(r *http.Request) requestNames {
+	headers := make([]string, 0, len(r.Header))
+	for name := range r.Header {
+		headers = append(headers, http.CanonicalHeaderKey(name))
+	}
+	headers = append(headers, announced(r)...)
+	slices.Sort(headers)
+	return requestNames{headers: slices.Compact(headers), query: policy.QueryKeys(r.URL.RawQuery)}
+}
+
+// admit refuses fields that change what a request is, and those that cannot come
+// after its body.
+func (n requestNames) admit(r *http.Request) *misuse {
+	for _, h := range n.headers {
+		if strings.Contains(h, "_") {
+			h = http.CanonicalHeaderKey(strings.ReplaceAll(h, "_", "-"))
+		}
+		if slices.Contains(overrides, h) {
+			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", h)}
+		}
+	}
+	for _, name := range announced(r) {
+		if !late(name) {
+			return &misuse{http.StatusBadRequest, "trailer", fmt.Sprintf("the field %.64q cannot come after the body", name)}
+		}
+	}
+	return nil
+}
+
 // describe fills in what policy sees of a request, all but the path.
 func (x *exchange) describe(r *http.Request) {
-	x.names.headers = make([]string, 0, len(r.Header))
-	for name := range r.Header {
-		x.names.headers = append(x.names.headers, http.CanonicalHeaderKey(name))
-	}
-	x.names.headers = append(x.names.headers, announced(r)...)
-	slices.Sort(x.names.headers)
-	x.names.headers = slices.Compact(x.names.headers)
-	x.names.query = policy.QueryKeys(r.URL.RawQuery)
+	x.names = namesOf(r)
 	x.request = &policy.Request{
 		Method:    r.Method,
 		Scheme:    x.flow.scheme(),

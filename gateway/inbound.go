@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/http"
 	"net/netip"
@@ -262,23 +261,10 @@ func (v *visit) admit(r *http.Request, program, upgrade bool) *misuse {
 	if err != nil {
 		return &misuse{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
 	}
-	var names requestNames
-	for name := range r.Header {
-		name = http.CanonicalHeaderKey(name)
-		if slices.Contains(overrides, http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))) {
-			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", name)}
-		}
-		names.headers = append(names.headers, name)
+	names := namesOf(r)
+	if m := names.admit(r); m != nil {
+		return m
 	}
-	for _, name := range announced(r) {
-		if !late(name) {
-			return &misuse{http.StatusBadRequest, "trailer", fmt.Sprintf("the field %.64q cannot come after the body", name)}
-		}
-		names.headers = append(names.headers, name)
-	}
-	slices.Sort(names.headers)
-	names.headers = slices.Compact(names.headers)
-	names.query = policy.QueryKeys(r.URL.RawQuery)
 	if strings.Contains(r.Header.Get("Referer"), exposureMark) {
 		delete(r.Header, "Referer")
 	}

@@ -152,16 +152,23 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		defer done()
 		ram = dir
 	}
+	inherit := func() error {
+		if m.opt.Inherit == nil {
+			return nil
+		}
+		for _, c := range children {
+			if err := m.opt.Inherit(e.rec.ID, c.rec.ID); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	first := children[0]
 	var lost error
 	if from == nil {
 		stood, err := m.still(ctx, e, ram, func(layer, store string) error {
-			for _, c := range children {
-				if m.opt.Inherit != nil {
-					if err := m.opt.Inherit(e.rec.ID, c.rec.ID); err != nil {
-						return err
-					}
-				}
+			if err := inherit(); err != nil {
+				return err
 			}
 			return m.fill(ctx, first, layer, store)
 		})
@@ -173,12 +180,8 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		if lost, err = m.grow(ctx, first, *from, ram); err != nil {
 			return err
 		}
-		for _, c := range children {
-			if m.opt.Inherit != nil {
-				if err := m.opt.Inherit(e.rec.ID, c.rec.ID); err != nil {
-					return err
-				}
-			}
+		if err := inherit(); err != nil {
+			return err
 		}
 	}
 	layer, err := m.opt.Runtime.Layer(ctx, first.rec.ID)
