@@ -6,10 +6,8 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"sallyport/memory"
@@ -56,7 +54,6 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
 		Gateway: offset(m.opt.Subnet, 1),
 		MAC:     rec.MAC,
-		Env:     environment(spec),
 		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
 		Trust:   root,
 		Layer:   layer,
@@ -116,12 +113,4 @@ func newID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
-}
-
-func environment(s Spec) []string {
-	var env []string
-	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
-		env = append(env, k+"="+s.Env[k])
-	}
-	return env
 }

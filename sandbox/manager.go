@@ -233,8 +233,8 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 		if !e.rec.Spec.Owned(OwnerOf(ctx)) {
 			return Info{}, false, fmt.Errorf("%w: %s: choose another", ErrTaken, name)
 		}
-		if d := spec.differs(e.rec.Spec); len(d) > 0 {
-			return Info{}, false, fmt.Errorf("%w: %s asks for %s: remove it first, or leave that out", ErrConflict, name, strings.Join(d, ", "))
+		if d := spec.differs(e.rec.wanted()); len(d) > 0 {
+			return Info{}, false, fmt.Errorf("%w: %s asks for %s", ErrConflict, name, tell(d, name))
 		}
 		return m.info(e), false, nil
 	}
@@ -275,8 +275,8 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	case Hibernated:
 		return m.wake(ctx, e)
 	}
-	if err := expired(e.rec); err != nil {
-		return err
+	if e.rec.expired(time.Now()) {
+		return fmt.Errorf("%w: it was %v from %s on: `sallyport sandbox set %s --lifetime` gives it more", ErrExpired, e.rec.Spec.Lifetime, e.rec.Created.Format(time.RFC3339), e.rec.Name)
 	}
 	m.mu.Lock()
 	gen, err := m.counters.nextGeneration()
@@ -285,6 +285,13 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 		return err
 	}
 	rec := e.rec
+	if next := rec.Next; next != nil {
+		// Should this be where we die, the next start does it again.
+		if err := m.opt.Runtime.Update(ctx, rec.ID, *next); err != nil {
+			return err
+		}
+		rec.Spec, rec.Next = *next, nil
+	}
 	rec.Generation, rec.Session, rec.Reason = gen, uuid.Must(uuid.NewV7()).String(), ""
 	if err := rec.write(m.dir(rec.Name)); err != nil {
 		return err
@@ -305,7 +312,7 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	}
 	if err != nil {
 		ctx := context.WithoutCancel(ctx)
-		return errors.Join(err, m.halt(ctx, e, "failed to start: "+err.Error()))
+		return errors.Join(err, m.end(ctx, e, "failed to start: "+err.Error()))
 	}
 	return nil
 }
@@ -321,6 +328,7 @@ func (m *Manager) attach(e *entry, st Status) error {
 	err := m.opt.Network.Attach(Endpoint{
 		Link: st.Link, Sandbox: e.rec.Name, ID: e.rec.ID,
 		Generation: e.rec.Generation, Address: e.rec.Address, MAC: e.rec.MAC,
+		Offline: e.rec.Spec.Offline,
 	})
 	if err != nil {
 		return fmt.Errorf("attaching the sandbox's identity: %w", err)
@@ -357,8 +365,12 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	return errors.Join(append(errs, e.rec.write(m.dir(e.rec.Name)))...)
 }
 
-// publish replaces one identity in the table that the gateway reads.
+// publish replaces one identity in the table that the gateway reads. One that is
+// offline is nobody to the gateway.
 func (m *Manager) publish(a netip.Addr, i Info) {
+	if i.Spec.Offline {
+		i = Info{}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	next := maps.Clone(*m.identities.Load())
@@ -391,7 +403,7 @@ func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
 	}
 	defer m.release(e)
 	if e.state == Running || e.state.asleep() {
-		if err := m.halt(ctx, e, "asked to"); err != nil {
+		if err := m.end(ctx, e, "asked to"); err != nil {
 			return Info{}, fmt.Errorf("stopping sandbox %s: %w", name, err)
 		}
 	}
@@ -411,13 +423,9 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 			return fmt.Errorf("stopping sandbox %s: %w", name, err)
 		}
 	}
-	if err := m.opt.Recorder.Append(ctx, lifecycle(e.rec, "removed")); err != nil {
-		return err
-	}
-	if err := m.discard(ctx, e.rec); err != nil {
+	if err := m.remove(ctx, e, "asked to"); err != nil {
 		return fmt.Errorf("removing sandbox %s: %w", name, err)
 	}
-	m.drop(name, e)
 	return nil
 }
 
@@ -456,7 +464,7 @@ func (m *Manager) info(e *entry) Info {
 	i := Info{
 		Name: e.rec.Name, ID: e.rec.ID, State: e.state, Spec: e.rec.Spec,
 		Address: e.rec.Address, Generation: e.rec.Generation,
-		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)),
+		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)), Next: e.rec.Next,
 	}
 	live := e.state == Running || e.state.asleep()
 	if live {

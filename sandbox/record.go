@@ -32,6 +32,8 @@ type record struct {
 	// Ready is false from before the container is asked for until it exists,
 	// so that a crash in between is found and cleaned up.
 	Ready bool `json:"ready"`
+	// Next is the spec of the next session, where it is another one.
+	Next *Spec `json:"next,omitempty"`
 	// Reason is why the sandbox cannot run, or empty.
 	Reason string `json:"reason,omitempty"`
 	// Sleep is what has become of the session: see sleep.go.

@@ -95,7 +95,9 @@ func (*host) Checkpoint(_ context.Context, _, dir string, _ bool) error {
 func (*host) Restore(context.Context, string, string) (sandbox.Status, error) {
 	return sandbox.Status{Running: true, Link: 1}, nil
 }
-func (*host) Build(context.Context) (string, error)        { return "test", nil }
+func (*host) Build(context.Context) (string, error)              { return "test", nil }
+func (*host) Update(context.Context, string, sandbox.Spec) error { return nil }
+
 func (*host) Exits(context.Context) (<-chan string, error) { return nil, nil }
 func (*host) Attach(sandbox.Endpoint) error                { return nil }
 func (*host) Detach(uint32) error                          { return nil }

@@ -179,6 +179,22 @@ func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) 
 	return r.Status(ctx, id)
 }
 
+// Update gives a container that does not run other limits. What it has written,
+// and where that lies, is as before.
+func (r *Runtime) Update(ctx context.Context, id string, limits sandbox.Spec) error {
+	pids := limits.Pids
+	if pids == 0 {
+		pids = r.cfg.Pids
+	}
+	_, err := r.client.ContainerUpdate(ctx, containerName(id), client.ContainerUpdateOptions{Resources: &container.Resources{
+		NanoCPUs: int64(limits.CPUs * 1e9), Memory: limits.Memory, MemorySwap: limits.Memory, PidsLimit: &pids,
+	}})
+	if err != nil {
+		return mapError(fmt.Errorf("giving sandbox %s other limits: %w", id, err))
+	}
+	return nil
+}
+
 // Stop asks the container's processes to end and ends them by force after
 // grace, which the engine counts in whole seconds.
 func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) (err error) {
