@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"os"
 	"time"
@@ -17,6 +18,9 @@ import (
 func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) (err error) {
 	if _, err := os.Lstat(m.dir(name)); err == nil {
 		return fmt.Errorf("%w: %s is in the way: move it aside", ErrBadName, m.dir(name))
+	}
+	if taken, err := m.take(ctx, e, name, spec); taken || err != nil {
+		return err
 	}
 	rec := record{Name: name, ID: newID(), Spec: spec, Created: time.Now().UTC().Truncate(time.Millisecond)}
 	if rec.Address, err = m.newAddress(); err != nil {
@@ -37,28 +41,11 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if err := rec.write(m.dir(name)); err != nil {
 		return err
 	}
-	layer, err := m.makeDisk(rec)
+	c, err := m.container(rec, name)
 	if err != nil {
 		return err
 	}
-	mem, err := memory.Ensure(m.dir(name))
-	if err != nil {
-		return err
-	}
-	root, err := m.opt.Authority.Root(rec.ID)
-	if err != nil {
-		return err
-	}
-	err = m.opt.Runtime.Create(ctx, Container{
-		ID: rec.ID, Name: name, Spec: spec,
-		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
-		Gateway: offset(m.opt.Subnet, 1),
-		MAC:     rec.MAC,
-		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
-		Trust:   root,
-		Layer:   layer,
-	})
-	if err != nil {
+	if err := m.opt.Runtime.Create(ctx, c); err != nil {
 		return err
 	}
 	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "created")); err != nil {
@@ -70,6 +57,32 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	}
 	e.rec, e.state, e.exists = rec, Stopped, true
 	return nil
+}
+
+// container makes what a container needs besides its image, and says what it is to
+// be.
+func (m *Manager) container(rec record, host string) (Container, error) {
+	layer, err := m.makeDisk(rec)
+	if err != nil {
+		return Container{}, err
+	}
+	mem, err := memory.Ensure(m.dir(rec.Name))
+	if err != nil {
+		return Container{}, err
+	}
+	root, err := m.opt.Authority.Root(rec.ID)
+	if err != nil {
+		return Container{}, err
+	}
+	return Container{
+		ID: rec.ID, Name: host, Spec: rec.Spec,
+		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
+		Gateway: offset(m.opt.Subnet, 1),
+		MAC:     rec.MAC,
+		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
+		Trust:   root,
+		Layer:   layer,
+	}, nil
 }
 
 // discard removes what may exist of a sandbox. It is safe to call twice.
@@ -90,6 +103,9 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 		errs = append(errs, m.opt.Forget(rec.ID))
 	}
 	errs = append(errs, os.RemoveAll(m.dir(rec.Name)))
+	if err := os.Remove(m.link(rec.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
 	err := errors.Join(errs...)
 	if err == nil {
 		m.mu.Lock()

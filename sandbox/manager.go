@@ -34,6 +34,7 @@ type Options struct {
 	Dir       string // one folder for each sandbox
 	Subnet    netip.Prefix
 	Defaults  Spec
+	Pool      int // how many of the defaults' spec are kept started, for who asks next
 	Runtime   Runtime
 	Disks     Disks // nil: nothing bounds what sandboxes write
 	Network   Network
@@ -73,6 +74,7 @@ type Manager struct {
 	mu        sync.Mutex // guards what follows; taken after an entry's, never before
 	entries   map[string]*entry
 	counters  counters
+	pool      pool                // under a mutex of its own
 	addresses map[netip.Addr]bool // of all records
 
 	// identities is what the gateway asks on each connection.
@@ -146,6 +148,9 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 		}
 		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true}
 		m.addresses[rec.Address] = true
+	}
+	if err := m.openPool(); err != nil {
+		return nil, err
 	}
 	if err := m.reconcile(ctx); errors.Is(err, ErrEngine) {
 		return nil, err
@@ -278,12 +283,6 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	if e.rec.expired(time.Now()) {
 		return fmt.Errorf("%w: it was %v from %s on: `sallyport sandbox set %s --lifetime` gives it more", ErrExpired, e.rec.Spec.Lifetime, e.rec.Created.Format(time.RFC3339), e.rec.Name)
 	}
-	m.mu.Lock()
-	gen, err := m.counters.nextGeneration()
-	m.mu.Unlock()
-	if err != nil {
-		return err
-	}
 	rec := e.rec
 	if next := rec.Next; next != nil {
 		// Should this be where we die, the next start does it again.
@@ -292,16 +291,13 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 		}
 		rec.Spec, rec.Next = *next, nil
 	}
-	rec.Generation, rec.Session, rec.Reason = gen, uuid.Must(uuid.NewV7()).String(), ""
-	if err := rec.write(m.dir(rec.Name)); err != nil {
+	if err := m.begin(ctx, e, rec); err != nil {
 		return err
 	}
-	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "started")); err != nil {
-		return err
-	}
-	e.rec = rec
+	rec = e.rec
 	var st Status
-	if err = m.attachDisk(rec); err == nil {
+	err := m.attachDisk(rec)
+	if err == nil {
 		st, err = m.opt.Runtime.Start(ctx, rec.ID)
 	}
 	if err == nil {
@@ -314,6 +310,25 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 		ctx := context.WithoutCancel(ctx)
 		return errors.Join(err, m.end(ctx, e, "failed to start: "+err.Error()))
 	}
+	return nil
+}
+
+// begin gives an entry a new session, which is on record when it returns.
+func (m *Manager) begin(ctx context.Context, e *entry, rec record) error {
+	m.mu.Lock()
+	gen, err := m.counters.nextGeneration()
+	m.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	rec.Generation, rec.Session, rec.Reason = gen, uuid.Must(uuid.NewV7()).String(), ""
+	if err := rec.write(m.dir(rec.Name)); err != nil {
+		return err
+	}
+	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "started")); err != nil {
+		return err
+	}
+	e.rec = rec
 	return nil
 }
 

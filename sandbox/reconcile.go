@@ -83,6 +83,8 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 		return m.identify(ctx, e, have, st)
 	case e.rec.Sleep != awake:
 		return m.settleSleep(ctx, e, have, st)
+	case st.Running && e.rec.Session == "" && !(have.Link == st.Link && st.Link != 0):
+		return false, m.still(ctx, e.rec) // a crash came before its session, or after
 	case st.Running:
 		return m.identify(ctx, e, have, st)
 	case e.rec.Session != "" || have.Link != 0:
