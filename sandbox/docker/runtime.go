@@ -57,6 +57,8 @@ type Runtime struct {
 	layout layout
 	build  build
 
+	views views // of images
+
 	mu       sync.Mutex
 	running  map[string]bool // IDs of sandboxes whose end Exits reports
 	stopping map[string]int  // IDs that we are ending, and how many times over
@@ -127,11 +129,15 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 	if err == nil {
 		err = ctx.Err()
 	}
+	seen := r.views.of(img.id)
+	if begun, _ := os.ReadDir(c.Layer); len(begun) > 0 {
+		seen = new(views).of("") // it is no longer the image that it began as
+	}
 	if err == nil && c.Layer != "" {
 		err = r.begin(patient, made.ID)
 	}
 	if err == nil && trust.cert != nil {
-		err = r.plant(ctx, made.ID, trust)
+		err = r.plant(ctx, made.ID, seen, trust)
 	}
 	if err != nil {
 		err = errors.Join(err, r.undo(ctx, attempt))
