@@ -1,12 +1,15 @@
 package datapath
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	agent "sallyport/sandbox/agent/wire"
 )
@@ -84,20 +87,46 @@ func TestOfflineOnTheWire(t *testing.T) {
 	must(t, err)
 	c.Close()
 
-	for _, to := range []netip.AddrPort{
-		netip.AddrPortFrom(gateway, 53), netip.AddrPortFrom(outside, 443), netip.AddrPortFrom(bob.Address, 1023),
-	} {
+	// Nobody, from whatever port, though the gateway listens.
+	listener.Close()
+	steered, err := Listen()
+	must(t, err)
+	defer steered.Close()
+	must(t, d.Steer(steered))
+	reuse := func(_, _ string, c syscall.RawConn) (err error) {
+		_ = c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
+		return err
+	}
+	reached := func(to netip.AddrPort, from int) error {
+		var err error
 		l.alice.do(func() error {
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-			defer cancel()
-			dialer := net.Dialer{LocalAddr: &net.TCPAddr{Port: 1023}}
-			for _, d := range []*net.Dialer{new(net.Dialer), &dialer} {
-				if c, err := d.DialContext(ctx, "tcp4", to.String()); err == nil {
-					c.Close()
-					t.Errorf("%v was reached", to)
-				}
+			dialer := net.Dialer{LocalAddr: &net.TCPAddr{Port: from}, Control: reuse, Timeout: 300 * time.Millisecond}
+			var c net.Conn
+			if c, err = dialer.Dial("tcp4", to.String()); err == nil {
+				c.Close()
 			}
 			return nil
 		})
+		return err
 	}
+	for _, to := range []netip.AddrPort{
+		netip.AddrPortFrom(gateway, 80), netip.AddrPortFrom(outside, 443), netip.AddrPortFrom(bob.Address, 1023),
+	} {
+		for _, from := range []int{0, 1023} {
+			if err := reached(to, from); !silence(err) {
+				t.Errorf("%v from port %d: got %v, want silence", to, from, err)
+			}
+		}
+	}
+	// The same way is open when she is not offline.
+	l.aliceEnd.Offline = false
+	must(t, d.Attach(l.aliceEnd))
+	if err := reached(netip.AddrPortFrom(gateway, 80), 1023); err != nil {
+		t.Errorf("online: %v", err)
+	}
+}
+
+func silence(err error) bool {
+	var e net.Error
+	return errors.As(err, &e) && e.Timeout()
 }
