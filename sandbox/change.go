@@ -9,7 +9,7 @@ import (
 )
 
 // Change is what Set makes different in a sandbox's spec. What is nil stays. Tags,
-// labels and lifetime hold at once; an image, a runtime, a disk and being ephemeral
+// labels, idle and lifetime hold at once; an image, a runtime, a disk and being ephemeral
 // are a sandbox's for good; the rest holds from the next session on.
 type Change struct {
 	Image     *string           `json:"image,omitempty"`

@@ -22,7 +22,7 @@ func newSandboxSet(g *globals) *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "set NAME [flags]",
-		Short: "Change what a sandbox is: tags, labels and lifetime at once, the rest with its next session",
+		Short: "Change what a sandbox is: tags, labels, idle and lifetime at once, the rest with its next session",
 		Example: `  sallyport sandbox set demo --tag team=support --tag stage=test
   sallyport sandbox set demo --memory 8GiB --restart
   sallyport sandbox set demo --env ''             # no environment of its own any more`,
@@ -32,6 +32,8 @@ func newSandboxSet(g *globals) *cobra.Command {
 	f.StringArrayVar(&tags, "tag", nil, "NAME=VALUE that policies can select by; all of them")
 	f.StringArrayVar(&labels, "label", nil, "NAME=VALUE of your own; all of them")
 	f.Var(&spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h; 0s: never")
+	f.Var(&spec.Idle, "idle", "put it to sleep when nothing has gone on for as long; 0s: never")
+	f.StringVar(&spec.OnIdle, "on-idle", "", "pause, hibernate or stop")
 	f.Float64Var(&spec.CPUs, "cpus", 0, "limit of processors, from its next session on")
 	f.Var(sizeFlag{&spec.Memory}, "memory", "limit of memory, as 4GiB, from its next session on")
 	f.Int64Var(&spec.Pids, "pids", 0, "limit of processes, from its next session on")
@@ -54,6 +56,10 @@ func newSandboxSet(g *globals) *cobra.Command {
 				change.Env, e = whole(env, "env")
 			case "lifetime":
 				change.Lifetime = &spec.Lifetime
+			case "idle":
+				change.Idle = &spec.Idle
+			case "on-idle":
+				change.OnIdle = &spec.OnIdle
 			case "cpus":
 				change.CPUs = &spec.CPUs
 			case "memory":
