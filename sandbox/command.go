@@ -1,10 +1,12 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -25,7 +27,7 @@ type Command struct {
 	Args    []string          `json:"args"`              // looked up on the sandbox's PATH
 	Env     map[string]string `json:"env,omitempty"`     // besides the sandbox's
 	Workdir string            `json:"workdir,omitempty"` // default: the spec's
-	User    string            `json:"user,omitempty"`    // name or uid, or user:group; default: the image's
+	User    string            `json:"user,omitempty"`    // name or uid, or user:group; default: the spec's, and then the image's
 	TTY     bool              `json:"tty,omitempty"`     // all output is Stdout's then
 	Size    Size              `json:"size,omitzero"`     // of the terminal at the start
 	// TimeoutMs is after how many milliseconds the command is asked to end and,
@@ -55,8 +57,14 @@ const attachedKeep = 256 << 10
 // wire is the command as the agent is told of it.
 func (c Command) wire(spec Spec) wire.Command {
 	w := wire.Command{
-		ID: uuid.Must(uuid.NewV7()).String(), Args: c.Args, Env: c.Env, Workdir: c.Workdir, User: c.User,
+		ID: uuid.Must(uuid.NewV7()).String(), Args: c.Args, Env: c.Env, Workdir: c.Workdir, User: cmp.Or(c.User, spec.User),
 		Timeout: c.TimeoutMs, Stdin: c.Input, Keep: c.Keep, Overflow: c.Overflow,
+	}
+	// The spec's environment comes with each command and is not the container's,
+	// so that another session can have another one.
+	if len(spec.Env) > 0 {
+		w.Env = maps.Clone(spec.Env)
+		maps.Copy(w.Env, c.Env)
 	}
 	if w.Workdir == "" {
 		w.Workdir = spec.Workdir

@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"os"
-	"slices"
 	"time"
 
 	"sallyport/memory"
@@ -22,6 +20,9 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 		return err
 	}
 	if err := m.roomy(); err != nil {
+		return err
+	}
+	if taken, err := m.take(ctx, e, name, spec); taken || err != nil {
 		return err
 	}
 	rec := record{Name: name, ID: newID(), Spec: spec, Created: time.Now().UTC().Truncate(time.Millisecond)}
@@ -75,36 +76,45 @@ func (m *Manager) build(ctx context.Context, rec record) error {
 	if err := rec.write(m.dir(rec.Name)); err != nil {
 		return err
 	}
-	layer, err := m.makeDisk(rec)
+	c, err := m.container(rec, rec.Name)
 	if err != nil {
 		return err
 	}
+	return m.opt.Runtime.Create(ctx, c)
+}
+
+// container makes what a container needs besides its image, and says what it is to
+// be.
+func (m *Manager) container(rec record, host string) (Container, error) {
+	layer, err := m.makeDisk(rec)
+	if err != nil {
+		return Container{}, err
+	}
 	mem, err := memory.Ensure(m.dir(rec.Name))
 	if err != nil {
-		return err
+		return Container{}, err
 	}
 	like := ""
 	if rec.Lineage != nil {
 		like = rec.Lineage.Parent
 		if err := m.opt.Authority.Adopt(rec.ID, like); err != nil {
-			return err
+			return Container{}, err
 		}
 	}
 	root, err := m.opt.Authority.Root(rec.ID)
 	if err != nil {
-		return err
+		return Container{}, err
 	}
-	return m.opt.Runtime.Create(ctx, Container{
-		ID: rec.ID, Name: rec.Name, Spec: rec.Spec,
+	return Container{
+		ID: rec.ID, Name: host, Spec: rec.Spec,
 		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
 		Gateway: offset(m.opt.Subnet, 1),
 		MAC:     rec.MAC,
-		Env:     environment(rec.Spec),
 		Mounts:  []Mount{{Source: mem, Target: "/memory"}},
 		Trust:   root,
 		Layer:   layer,
 		Like:    like,
-	})
+	}, nil
 }
 
 // discard removes what may exist of a sandbox. It is safe to call twice.
@@ -125,6 +135,9 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 		errs = append(errs, m.opt.Forget(rec.ID))
 	}
 	errs = append(errs, os.RemoveAll(m.dir(rec.Name)))
+	if err := os.Remove(m.link(rec.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
 	err := errors.Join(errs...)
 	if err == nil {
 		m.mu.Lock()
@@ -155,12 +168,4 @@ func newID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
-}
-
-func environment(s Spec) []string {
-	var env []string
-	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
-		env = append(env, k+"="+s.Env[k])
-	}
-	return env
 }

@@ -84,10 +84,6 @@ func (m *Manager) WatchIdle(ctx context.Context) error {
 
 // look sees to one sandbox.
 func (m *Manager) look(ctx context.Context, i Info, seen, next map[string]pulse) error {
-	live := i.State == Running || i.State.asleep()
-	if l := time.Duration(i.Spec.Lifetime); live && l > 0 && time.Since(i.Created) >= l {
-		return m.expire(ctx, i)
-	}
 	idle := time.Duration(i.Spec.Idle)
 	if i.State != Running || idle == 0 {
 		return nil
@@ -182,32 +178,10 @@ func (m *Manager) lull(ctx context.Context, i Info, why string) error {
 		case IdleHibernate:
 			return m.hibernate(ctx, e)
 		}
-		return m.halt(ctx, e, why)
+		return m.end(ctx, e, why)
 	})
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
 	return err
-}
-
-// expire stops a sandbox whose time is over.
-func (m *Manager) expire(ctx context.Context, i Info) error {
-	_, err := m.sleeping(ctx, i.Name, "stopping", func(e *entry) error {
-		if e.rec.ID != i.ID || e.state != Running && !e.state.asleep() {
-			return nil
-		}
-		return m.halt(ctx, e, "its lifetime is over")
-	})
-	if errors.Is(err, ErrNotFound) {
-		return nil
-	}
-	return err
-}
-
-// expired is the error of starting a sandbox whose lifetime is over.
-func expired(r record) error {
-	if l := time.Duration(r.Spec.Lifetime); l > 0 && time.Since(r.Created) >= l {
-		return fmt.Errorf("%w: its lifetime of %v is over: remove it, and make it again", ErrState, l)
-	}
-	return nil
 }

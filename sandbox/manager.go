@@ -34,6 +34,7 @@ type Options struct {
 	Dir       string // one folder for each sandbox
 	Subnet    netip.Prefix
 	Defaults  Spec
+	Pool      int // how many of the defaults' spec are kept started, for who asks next
 	Runtime   Runtime
 	Disks     Disks // nil: nothing bounds what sandboxes write
 	Network   Network
@@ -82,6 +83,7 @@ type Manager struct {
 	mu        sync.Mutex // guards what follows; taken after an entry's, never before
 	entries   map[string]*entry
 	counters  counters
+	pool      pool                // under a mutex of its own
 	addresses map[netip.Addr]bool // of all records
 	scratches map[string]bool     // folders in RAM that are in use
 
@@ -156,6 +158,9 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 		}
 		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true}
 		m.addresses[rec.Address] = true
+	}
+	if err := m.openPool(); err != nil {
+		return nil, err
 	}
 	if err := m.reconcile(ctx); errors.Is(err, ErrEngine) {
 		return nil, err
@@ -243,8 +248,8 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 		if !e.rec.Spec.Owned(OwnerOf(ctx)) {
 			return Info{}, false, fmt.Errorf("%w: %s: choose another", ErrTaken, name)
 		}
-		if d := spec.differs(e.rec.Spec); len(d) > 0 {
-			return Info{}, false, fmt.Errorf("%w: %s asks for %s: remove it first, or leave that out", ErrConflict, name, strings.Join(d, ", "))
+		if d := spec.differs(e.rec.wanted()); len(d) > 0 {
+			return Info{}, false, fmt.Errorf("%w: %s asks for %s", ErrConflict, name, explain(d, name))
 		}
 		return m.info(e), false, nil
 	}
@@ -292,13 +297,46 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	if err := m.mend(ctx, e); err != nil {
 		return err
 	}
+	if next := e.rec.Next; next != nil {
+		// Should this be where we die, the next start does it again.
+		if err := m.opt.Runtime.Update(ctx, e.rec.ID, *next); err != nil {
+			return err
+		}
+		if err := m.note(e, func(r *record) { r.Spec, r.Next = *next, nil }); err != nil {
+			return err
+		}
+	}
 	return m.begin(ctx, e, "", func() (Status, error) { return m.opt.Runtime.Start(ctx, e.rec.ID) })
 }
 
 // begin is the start of a session, in which run has the container run.
 func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (Status, error)) error {
-	if err := expired(e.rec); err != nil {
+	if err := m.renew(ctx, e, why); err != nil {
 		return err
+	}
+	rec := e.rec
+	var st Status
+	err := m.attachDisk(rec)
+	if err == nil {
+		st, err = run()
+	}
+	if err == nil {
+		m.settleDisk(rec)
+	}
+	if err == nil {
+		err = m.attach(e, st)
+	}
+	if err != nil {
+		ctx := context.WithoutCancel(ctx)
+		return errors.Join(err, m.end(ctx, e, "failed to start: "+err.Error()))
+	}
+	return nil
+}
+
+// renew gives a sandbox a new session, which is on record when it returns.
+func (m *Manager) renew(ctx context.Context, e *entry, why string) error {
+	if e.rec.expired(time.Now()) {
+		return fmt.Errorf("%w: it was %v from %s on: `sallyport sandbox set %s --lifetime` gives it more", ErrExpired, e.rec.Spec.Lifetime, e.rec.Created.Format(time.RFC3339), e.rec.Name)
 	}
 	gen, err := m.newGeneration()
 	if err != nil {
@@ -313,20 +351,6 @@ func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (S
 		return err
 	}
 	e.rec = rec
-	var st Status
-	if err = m.attachDisk(rec); err == nil {
-		st, err = run()
-	}
-	if err == nil {
-		m.settleDisk(rec)
-	}
-	if err == nil {
-		err = m.attach(e, st)
-	}
-	if err != nil {
-		ctx := context.WithoutCancel(ctx)
-		return errors.Join(err, m.halt(ctx, e, "failed to start: "+err.Error()))
-	}
 	return nil
 }
 
@@ -341,6 +365,7 @@ func (m *Manager) attach(e *entry, st Status) error {
 	err := m.opt.Network.Attach(Endpoint{
 		Link: st.Link, Sandbox: e.rec.Name, ID: e.rec.ID,
 		Generation: e.rec.Generation, Address: e.rec.Address, MAC: e.rec.MAC,
+		Offline: e.rec.Spec.Offline,
 	})
 	if err != nil {
 		return fmt.Errorf("attaching the sandbox's identity: %w", err)
@@ -377,8 +402,12 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	return errors.Join(append(errs, e.rec.write(m.dir(e.rec.Name)))...)
 }
 
-// publish replaces one identity in the table that the gateway reads.
+// publish replaces one identity in the table that the gateway reads. One that is
+// offline is nobody to the gateway.
 func (m *Manager) publish(a netip.Addr, i Info) {
+	if i.Spec.Offline {
+		i = Info{}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	next := maps.Clone(*m.identities.Load())
@@ -411,7 +440,7 @@ func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
 	}
 	defer m.release(e)
 	if e.state == Running || e.state.asleep() {
-		if err := m.halt(ctx, e, "asked to"); err != nil {
+		if err := m.end(ctx, e, "asked to"); err != nil {
 			return Info{}, fmt.Errorf("stopping sandbox %s: %w", name, err)
 		}
 	}
@@ -431,13 +460,9 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 			return fmt.Errorf("stopping sandbox %s: %w", name, err)
 		}
 	}
-	if err := m.opt.Recorder.Append(ctx, lifecycle(e.rec, "removed")); err != nil {
-		return err
-	}
-	if err := m.discard(ctx, e.rec); err != nil {
+	if err := m.remove(ctx, e, "asked to"); err != nil {
 		return fmt.Errorf("removing sandbox %s: %w", name, err)
 	}
-	m.drop(name, e)
 	return nil
 }
 
@@ -477,7 +502,7 @@ func (m *Manager) info(e *entry) Info {
 		Name: e.rec.Name, ID: e.rec.ID, State: e.state, Spec: e.rec.Spec,
 		Address: e.rec.Address, Generation: e.rec.Generation,
 		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)),
-		Lineage: e.rec.Lineage,
+		Lineage: e.rec.Lineage, Next: e.rec.Next,
 	}
 	live := e.state == Running || e.state.asleep()
 	if live {

@@ -38,6 +38,7 @@ type faultHost struct {
 	crash      int               // the call that does not return, 0: none
 	layers     string            // folder of the containers' files
 	parents    map[string]string // of authorities
+	limits     Spec              // of the last Update
 }
 
 var errFault = errors.New("a fault of the test's")
@@ -109,6 +110,19 @@ func (h *faultHost) Status(_ context.Context, id string) (Status, error) {
 		return Status{Running: true, Paused: h.paused[id], Link: 7, Started: h.started[id]}, nil
 	}
 	return Status{Started: h.started[id]}, nil
+}
+
+func (h *faultHost) Update(_ context.Context, id string, limits Spec) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.containers[id] {
+		return errors.New("it runs")
+	}
+	if err := h.step("update"); err != nil {
+		return err
+	}
+	h.limits = limits
+	return nil
 }
 
 func (h *faultHost) Exits(context.Context) (<-chan string, error) { return make(chan string), nil }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"sallyport/memory"
@@ -79,7 +80,7 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 			return false, nil // it is known
 		}
 		e.rec.Reason = "its container is gone: remove the sandbox and make it again; its memory is in " + memory.Dir(m.dir(e.rec.Name)) + " until then"
-		return false, m.halt(ctx, e, "its container is gone")
+		return false, m.end(ctx, e, "its container is gone")
 	case err != nil:
 		return false, fmt.Errorf("asking for sandbox %s: %w", e.rec.Name, err)
 	case e.rec.Sleep == awake && st.Paused:
@@ -90,10 +91,14 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 		return m.identify(ctx, e, have, st)
 	case e.rec.Sleep != awake:
 		return m.settleSleep(ctx, e, have, st)
+	case st.Running && e.rec.Session == "" && !(have.Link == st.Link && st.Link != 0):
+		return false, m.unplug(ctx, e.rec) // a crash came before its session, or after
 	case st.Running:
 		return m.identify(ctx, e, have, st)
 	case e.rec.Session != "" || have.Link != 0:
-		return false, m.halt(ctx, e, fmt.Sprintf("ended by itself with exit code %d", st.Exit))
+		return false, m.end(ctx, e, fmt.Sprintf("ended by itself with exit code %d", st.Exit))
+	case e.rec.Spec.Ephemeral && e.rec.Generation != 0:
+		return false, m.remove(ctx, e, "ephemeral") // a crash came before
 	default:
 		return false, nil
 	}
@@ -117,7 +122,7 @@ func (m *Manager) identify(ctx context.Context, e *entry, have Endpoint, st Stat
 		return false, err
 	}
 	if err := m.attach(e, st); err != nil {
-		return false, errors.Join(err, m.halt(ctx, e, "could not be identified: "+err.Error()))
+		return false, errors.Join(err, m.end(ctx, e, "could not be identified: "+err.Error()))
 	}
 	return true, nil
 }
@@ -142,6 +147,11 @@ func (m *Manager) Watch(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var others sync.WaitGroup
+	defer others.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	others.Go(func() { m.expire(ctx) })
 	tick := time.NewTicker(settleEvery)
 	defer tick.Stop()
 	for {

@@ -34,6 +34,8 @@ type record struct {
 	Ready bool `json:"ready"`
 	// Made says of one that is not ready that its creation is on record.
 	Made bool `json:"made,omitempty"`
+	// Next is the spec of the next session, where it is another one.
+	Next *Spec `json:"next,omitempty"`
 	// Reason is why the sandbox cannot run, or empty.
 	Reason string `json:"reason,omitempty"`
 	// Sleep is what has become of the session: see sleep.go.

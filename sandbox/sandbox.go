@@ -16,6 +16,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -31,6 +32,8 @@ var (
 	ErrNoAddress = errors.New("no free address in the sandbox subnet")
 	// ErrState: what is asked for cannot be done to a sandbox in its state.
 	ErrState = errors.New("the sandbox's state does not allow that")
+	// ErrExpired is ErrState of a sandbox that has outlived its lifetime.
+	ErrExpired = fmt.Errorf("%w: its lifetime has ended", ErrState)
 	// ErrNoCheckpoint: the runtime cannot write its processes' memory down.
 	ErrNoCheckpoint = errors.New("no memory checkpoint of this sandbox can be made")
 	ErrNoSnapshot   = errors.New("no such snapshot")
@@ -38,7 +41,7 @@ var (
 	ErrDamaged = errors.New("the snapshot is damaged")
 )
 
-// Spec is what the user asked for. It is fixed at creation.
+// Spec is what the user asked for. Some of it can be changed; see Change.
 type Spec struct {
 	Image   string            `json:"image,omitempty"`   // default: the daemon's
 	Runtime string            `json:"runtime,omitempty"` // runsc (default) or runc
@@ -53,11 +56,15 @@ type Spec struct {
 
 	// Idle is after how long without anything going on OnIdle is done: pause,
 	// hibernate (default) or stop (default of runc, which cannot hibernate).
-	Idle   Duration `json:"idle,omitempty"` // at least 20s; 0: never
-	OnIdle string   `json:"onIdle,omitempty"`
-	// Lifetime is for how long the sandbox may run, since it was made. Then it is
-	// stopped, and starts no more.
-	Lifetime Duration `json:"lifetime,omitempty"` // 0: for ever
+	Idle   Duration          `json:"idle,omitempty"` // at least 20s; 0: never
+	OnIdle string            `json:"onIdle,omitempty"`
+	Labels map[string]string `json:"labels,omitempty"` // the user's; they mean nothing to policies
+	User   string            `json:"user,omitempty"`   // of commands that name none: name or uid, or user:group; default: the image's
+	// Lifetime is how long after its creation it is stopped, or removed if it
+	// is ephemeral; 0: never.
+	Lifetime  Duration `json:"lifetime,omitzero"`
+	Ephemeral bool     `json:"ephemeral,omitempty"` // removed when its session ends
+	Offline   bool     `json:"offline,omitempty"`   // no network but the host's own way to its agent
 }
 
 // State of a sandbox.
@@ -92,6 +99,7 @@ type Info struct {
 	Lost string `json:"lost,omitempty"`
 	// Lineage says what a fork was made of; nil of what is none.
 	Lineage *Lineage `json:"lineage,omitempty"`
+	Next    *Spec    `json:"next,omitempty"` // of the next session, where it differs
 }
 
 // Container is what the Manager asks a Runtime for.
@@ -141,6 +149,9 @@ type Runtime interface {
 	Stop(ctx context.Context, id string, grace time.Duration) error
 	Remove(ctx context.Context, id string) error
 	Status(ctx context.Context, id string) (Status, error)
+	// Update gives a container that does not run the limits of a spec: CPUs,
+	// Memory and Pids.
+	Update(ctx context.Context, id string, limits Spec) error
 	// Exits reports containers that ended by themselves until ctx is done.
 	Exits(ctx context.Context) (<-chan string, error)
 
@@ -179,6 +190,7 @@ type Endpoint struct {
 	Generation uint32 // unique for each session, never reused
 	Address    netip.Addr
 	MAC        string
+	Offline    bool // only the host's own connections to its agent pass
 }
 
 // Network vouches for packets. Until Attach has returned, nothing of a sandbox

@@ -22,6 +22,14 @@ const (
 
 var envForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
+var userForm = regexp.MustCompile(`^[^\s:\pC]{1,64}(:[^\s:\pC]{1,64})?$`)
+
+// Bounds of labels.
+const (
+	maxLabels = 64
+	maxLabel  = 1024 // bytes of a value
+)
+
 // minMemory is what gVisor needs to start a shell, in bytes.
 const minMemory = 32 << 20
 
@@ -89,6 +97,20 @@ func (s Spec) validate() error {
 			bad("tag %q: what begins with %s is for Sallyport to say", k, ownTags)
 		}
 	}
+	if len(s.Labels) > maxLabels {
+		bad("%d labels: use at most %d", len(s.Labels), maxLabels)
+	}
+	for k, v := range s.Labels {
+		if k == "" || len(k) > 63 || len(v) > maxLabel {
+			bad("label %q: use a name of 1 to 63 bytes and a value of at most %d", k, maxLabel)
+		}
+	}
+	if s.User != "" && !userForm.MatchString(s.User) {
+		bad("user %q: write a name or a number, with :GROUP behind if need be", s.User)
+	}
+	if s.Lifetime != 0 && s.Lifetime < Duration(time.Second) {
+		bad("lifetime %v: use at least 1s, or leave it out", s.Lifetime)
+	}
 	if s.Workdir != "" && !path.IsAbs(s.Workdir) {
 		bad("working directory %q: use an absolute path", s.Workdir)
 	}
@@ -103,9 +125,6 @@ func (s Spec) validate() error {
 	}
 	if s.Idle != 0 && time.Duration(s.Idle) < minIdle {
 		bad("idle %v: use at least %v, or none", s.Idle, minIdle)
-	}
-	if s.Lifetime < 0 {
-		bad("lifetime %v: use one above zero, or none", s.Lifetime)
 	}
 	switch s.OnIdle {
 	case "", IdlePause, IdleStop:
@@ -138,47 +157,4 @@ func (s Spec) refuseSecrets(ctx context.Context, known Secrets) error {
 		}
 	}
 	return nil
-}
-
-// differs names what a second call asks for that the sandbox does not have.
-// What the call leaves open agrees with anything.
-func (s Spec) differs(have Spec) []string {
-	var d []string
-	if s.Image != "" && s.Image != have.Image {
-		d = append(d, fmt.Sprintf("image %s (has %s)", s.Image, have.Image))
-	}
-	if s.Runtime != "" && s.Runtime != have.Runtime {
-		d = append(d, fmt.Sprintf("runtime %s (has %s)", s.Runtime, have.Runtime))
-	}
-	if s.Env != nil && !maps.Equal(s.Env, have.Env) {
-		d = append(d, "env")
-	}
-	if s.Tags != nil && !maps.Equal(s.Tags, have.Tags) {
-		d = append(d, "tags")
-	}
-	if s.Workdir != "" && s.Workdir != have.Workdir {
-		d = append(d, fmt.Sprintf("workdir %s (has %q)", s.Workdir, have.Workdir))
-	}
-	if s.CPUs != 0 && s.CPUs != have.CPUs {
-		d = append(d, "cpus")
-	}
-	if s.Memory != 0 && s.Memory != have.Memory {
-		d = append(d, "memory")
-	}
-	if s.Pids != 0 && s.Pids != have.Pids {
-		d = append(d, "pids")
-	}
-	if s.Disk != 0 && s.Disk != have.Disk {
-		d = append(d, "disk")
-	}
-	if s.Idle != 0 && s.Idle != have.Idle {
-		d = append(d, fmt.Sprintf("idle %v (has %v)", s.Idle, have.Idle))
-	}
-	if s.OnIdle != "" && s.OnIdle != have.OnIdle {
-		d = append(d, fmt.Sprintf("onIdle %s (has %q)", s.OnIdle, have.OnIdle))
-	}
-	if s.Lifetime != 0 && s.Lifetime != have.Lifetime {
-		d = append(d, fmt.Sprintf("lifetime %v (has %v)", s.Lifetime, have.Lifetime))
-	}
-	return d
 }

@@ -250,6 +250,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 			Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids,
 			CPUs: d.cfg.Sandbox.CPUs, Memory: int64(d.cfg.Sandbox.Memory), Disk: size,
 		},
+		Pool:      d.cfg.Sandbox.Pool.Size,
 		Runtime:   runtime,
 		Disks:     disks,
 		Network:   h.guard,
@@ -429,6 +430,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })
 		g.Go(func() error { return h.sandboxes.WatchSpace(ctx) })
+		g.Go(func() error { return h.sandboxes.Fill(ctx) })
 		drops := newDropLog(d.trail, d.log)
 		g.Go(func() error { return drops.run(ctx) })
 		g.Go(func() error {
@@ -461,6 +463,9 @@ func (d *daemon) end() error {
 	// The process has these too, and closes them first of all.
 	d.stopListening()
 	errs := []error{d.warden.Stop(time.Duration(d.cfg.Gateway.Drain))}
+	if d.house != nil {
+		errs = append(errs, d.drain())
+	}
 	if d.down.Load() && d.house != nil {
 		errs = append(errs, d.pullDown())
 	}
@@ -469,6 +474,14 @@ func (d *daemon) end() error {
 		ctx = context.WithoutCancel(*by)
 	}
 	return errors.Join(append(errs, d.trail.Append(ctx, d.about("stopped", d.rules.Policy(), "")))...)
+}
+
+// drain empties the pool of sandboxes: nobody could take one of it, and the next
+// daemon fills its own.
+func (d *daemon) drain() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return d.house.sandboxes.Drain(ctx)
 }
 
 // stopListening closes this process's share of what the gateway listens on.

@@ -16,9 +16,10 @@ import (
 
 // specFlags are the flags that say what a new sandbox shall be.
 type specFlags struct {
-	spec sandbox.Spec
-	env  []string
-	tags []string
+	spec   sandbox.Spec
+	env    []string
+	tags   []string
+	labels []string
 }
 
 func (f *specFlags) register(c *cobra.Command) {
@@ -29,10 +30,13 @@ func (f *specFlags) register(c *cobra.Command) {
 	c.Flags().Float64Var(&f.spec.CPUs, "cpus", 0, "limit of processors (default none)")
 	c.Flags().Var(sizeFlag{&f.spec.Memory}, "memory", "limit of memory, as 4GiB (default the configuration's)")
 	c.Flags().Var(sizeFlag{&f.spec.Disk}, "disk", "limit of all that it writes, as 10GiB (default the configuration's)")
+	c.Flags().StringArrayVar(&f.labels, "label", nil, "NAME=VALUE of your own, which means nothing to policies")
+	c.Flags().Var(&f.spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h, or remove it if it is ephemeral (default never)")
+	c.Flags().BoolVar(&f.spec.Ephemeral, "ephemeral", false, "remove it when its session ends")
+	c.Flags().BoolVar(&f.spec.Offline, "offline", false, "give it no network at all")
 	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
 	c.Flags().Var(&f.spec.Idle, "idle", "put it to sleep when nothing has gone on for as long (default never)")
 	c.Flags().StringVar(&f.spec.OnIdle, "on-idle", "", "pause, hibernate (default) or stop")
-	c.Flags().Var(&f.spec.Lifetime, "lifetime", "stop it for good so long after it was made (default never)")
 }
 
 // sizeFlag is a flag of so many bytes.
@@ -55,6 +59,9 @@ func (f *specFlags) read() (sandbox.Spec, error) {
 		return sandbox.Spec{}, err
 	}
 	if f.spec.Tags, err = pairs(f.tags, "tag"); err != nil {
+		return sandbox.Spec{}, err
+	}
+	if f.spec.Labels, err = pairs(f.labels, "label"); err != nil {
 		return sandbox.Spec{}, err
 	}
 	return f.spec, nil
@@ -121,6 +128,7 @@ func newSandbox(g *globals) *cobra.Command {
 		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
 		newSandboxExpose(g), newSandboxUnexpose(g), newSandboxExposures(g),
 		newSnapshot(g), newSnapshots(g), newSandboxRestore(g), newFork(g),
+		newSandboxSet(g),
 	)
 }
 
@@ -129,6 +137,7 @@ func newSandboxCreate(g *globals) *cobra.Command {
 	c := &cobra.Command{Use: "create NAME", Short: "Make a sandbox, or agree that it is there", Args: exactly("NAME")}
 	f.register(c)
 	c.Flags().StringVarP(&f.spec.Workdir, "workdir", "w", "", "working directory of commands that name none")
+	c.Flags().StringVarP(&f.spec.User, "user", "u", "", "user, or user:group, of commands that name none (default the image's)")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		d, err := g.daemon()
 		if err != nil {

@@ -100,7 +100,9 @@ func (h *host) Layer(_ context.Context, id string) (string, error) {
 	dir := filepath.Join(h.dir, "layers", id)
 	return dir, os.MkdirAll(dir, 0o700)
 }
-func (*host) Build(context.Context) (string, error)        { return "test", nil }
+func (*host) Build(context.Context) (string, error)              { return "test", nil }
+func (*host) Update(context.Context, string, sandbox.Spec) error { return nil }
+
 func (*host) Exits(context.Context) (<-chan string, error) { return nil, nil }
 func (*host) Attach(sandbox.Endpoint) error                { return nil }
 func (*host) Detach(uint32) error                          { return nil }

@@ -98,6 +98,7 @@ GET /v1/clients/{name}/ca                read    host
 GET /v1/sandboxes                        read    tenant
 PUT /v1/sandboxes/{name}                 run     tenant
 GET /v1/sandboxes/{name}                 read    tenant
+PATCH /v1/sandboxes/{name}               run     tenant
 DELETE /v1/sandboxes/{name}              run     tenant
 POST /v1/sandboxes/{name}/start          run     tenant
 POST /v1/sandboxes/{name}/stop           run     tenant
@@ -199,6 +200,37 @@ func TestRunDoesNotTag(t *testing.T) {
 	}
 	if _, _, answer, _ := raw(t, h, must2(keyed(t, h, "o", "acme", "admin")), "PUT", "/v1/sandboxes/owned", `{"owner": "other"}`); !bytes.Contains(answer, []byte("owner")) {
 		t.Errorf("an owner that is sent: %s", answer)
+	}
+}
+
+// Who runs sandboxes changes what they are, and nothing that widens what they may
+// reach.
+func TestSetScopes(t *testing.T) {
+	c, _, h := serve(t, true)
+	must[sandbox.Info](t)(c.Create(t.Context(), "box", sandbox.Spec{Offline: true}))
+	_, run := keyed(t, h, "driver", "", "run")
+	_, policy := keyed(t, h, "team", "", "run", "policy")
+	for _, tt := range []struct {
+		key, body string
+		status    int
+		kind      string
+	}{
+		{run, `{"labels": {"a": "b"}, "lifetime": "24h", "cpus": 2, "env": {}}`, 200, ""},
+		{run, `{"tags": {"team": "support"}}`, 403, "scope"},
+		{run, `{"offline": false}`, 403, "scope"},
+		{run, `{"offline": true}`, 200, ""},
+		{run, `{"image": "other"}`, 409, "other-spec"},
+		{run, `{"idel": "1h"}`, 400, "bad-request"},
+		{run, `{"lifetime": "soon"}`, 400, "bad-request"},
+		{policy, `{"tags": {"team": "support"}, "offline": false, "restart": true}`, 200, ""},
+	} {
+		if status, kind, answer, _ := raw(t, h, tt.key, "PATCH", "/v1/sandboxes/box", tt.body); status != tt.status || kind != tt.kind {
+			t.Errorf("%s: %d %s %s, want %d %s", tt.body, status, kind, answer, tt.status, tt.kind)
+		}
+	}
+	i := must[sandbox.Info](t)(c.Set(t.Context(), "box", sandbox.SpecChange{Tags: map[string]string{}}))
+	if len(i.Spec.Tags) != 0 || i.Spec.Labels["a"] != "b" || i.Next == nil || i.Next.CPUs != 2 || i.Next.Offline {
+		t.Errorf("got %+v, next %+v", i.Spec, i.Next)
 	}
 }
 
@@ -505,7 +537,7 @@ func TestNoSuchRoute(t *testing.T) {
 	if status, kind, _, _ := raw(t, h, text, "GET", "/v1/nothing", ""); status != 404 || kind != "no-route" {
 		t.Errorf("%d %s", status, kind)
 	}
-	if status, kind, _, head := raw(t, h, text, "PATCH", "/v1/sandboxes/a", ""); status != 405 || kind != "method" || !strings.Contains(head.Get("Allow"), "PUT") {
+	if status, kind, _, head := raw(t, h, text, "POST", "/v1/sandboxes/a", ""); status != 405 || kind != "method" || !strings.Contains(head.Get("Allow"), "PUT") {
 		t.Errorf("%d %s %s", status, kind, head.Get("Allow"))
 	}
 	if status, kind, _, _ := raw(t, h, text, "POST", "/v1/policy/explain", `{} {}`); status != 400 || kind != "bad-request" {

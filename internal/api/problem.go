@@ -72,6 +72,7 @@ var problems = []struct {
 	{ErrKeyExists, http.StatusConflict, "name-taken"},
 	{gateway.ErrClientExists, http.StatusConflict, "name-taken"},
 	{sandbox.ErrConflict, http.StatusConflict, "other-spec"},
+	{sandbox.ErrExpired, http.StatusConflict, "lifetime-ended"},
 	{sandbox.ErrConflicts, http.StatusConflict, "other-command"},
 	{channel.ErrClosed, http.StatusConflict, "agent-closed"},
 	{channel.ErrBusy, http.StatusTooManyRequests, "agent-busy"},

@@ -78,6 +78,7 @@ func (h *handler) routes() []route {
 		{method: get, pattern: "/v1/sandboxes", serve: h.list, scope: ScopeRead, shared: true},
 		{method: put, pattern: "/v1/sandboxes/{name}", serve: h.create, scope: ScopeRun, shared: true, once: true},
 		{method: get, pattern: "/v1/sandboxes/{name}", serve: h.get, scope: ScopeRead, shared: true},
+		{method: http.MethodPatch, pattern: "/v1/sandboxes/{name}", serve: h.set, scope: ScopeRun, shared: true},
 		{method: del, pattern: "/v1/sandboxes/{name}", serve: h.remove, scope: ScopeRun, shared: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/start", serve: h.change((*sandbox.Manager).Start), scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/stop", serve: h.change((*sandbox.Manager).Stop), scope: ScopeRun, shared: true, once: true},

@@ -401,6 +401,33 @@ func privileged(r *http.Request, s sandbox.Spec) error {
 	return nil
 }
 
+// set changes a sandbox's spec. What widens what it may reach is for who decides
+// that: its tags, and its way back to the network.
+func (h *handler) set(w http.ResponseWriter, r *http.Request) {
+	m, ok := h.sandboxes(w)
+	if !ok {
+		return
+	}
+	var c sandbox.SpecChange
+	if err := decode(w, r, &c); err != nil {
+		writeProblem(w, err)
+		return
+	}
+	var err error
+	if c.Tags != nil {
+		err = needs(r, ScopePolicy, "tags are what policies select by")
+	}
+	if err == nil && c.Offline != nil && !*c.Offline {
+		err = needs(r, ScopePolicy, "a sandbox that is offline reaches nothing")
+	}
+	if err != nil {
+		h.refuse(w, r, PrincipalOf(r.Context()), err)
+		return
+	}
+	i, err := m.Set(r.Context(), r.PathValue("name"), c)
+	reply(w, http.StatusOK, i, err)
+}
+
 func (h *handler) get(w http.ResponseWriter, r *http.Request) {
 	if i, ok := h.sandbox(w, r); ok {
 		reply(w, http.StatusOK, i, nil)

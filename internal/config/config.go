@@ -132,6 +132,19 @@ type Sandbox struct {
 	// system, whichever is less.
 	// Example: 2GiB
 	Reserve policy.Size `yaml:"reserve"`
+	// Pool holds sandboxes that are started before anybody asks for one.
+	// Example: {size: 2}
+	Pool Pool `yaml:"pool"`
+}
+
+// Pool holds sandboxes that are started before anybody asks for one, with the
+// defaults here: a new sandbox that asks for nothing else of its container is there
+// at once.
+type Pool struct {
+	// Size is how many, up to 64. Each takes the memory of one that is idle.
+	// Default: 0.
+	// Example: 2
+	Size int `yaml:"size"`
 }
 
 // Gateway is the process that reads what sandboxes and upstreams send.

@@ -27,6 +27,9 @@ func (c *Config) findings() []policy.Finding {
 	if c.Sandbox.Pids < 1 {
 		v.fail("sandbox.pids", fmt.Sprintf("%d processes let no sandbox start", c.Sandbox.Pids), "write a number from 1, or leave it out for 4096")
 	}
+	if n := c.Sandbox.Pool.Size; n < 0 || n > 64 {
+		v.fail("sandbox.pool.size", fmt.Sprintf("%d is no size for it", n), "write a number from 0 to 64")
+	}
 	// `sallyport down` waits for it, and for the sandboxes to stop.
 	if d := time.Duration(c.Gateway.Drain); d < time.Second || d > time.Minute {
 		v.fail("gateway.drain", fmt.Sprintf("%v is not from 1s to 1m", d), "write a time as 30s, or leave it out for 5s")

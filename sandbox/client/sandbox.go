@@ -31,6 +31,11 @@ func (c *Client) Create(ctx context.Context, name string, spec sandbox.Spec) (i 
 	return i, c.Call(ctx, http.MethodPut, sandboxPath(name, ""), spec, &i)
 }
 
+// Set changes what a sandbox is; see [sandbox.SpecChange] for when it holds.
+func (c *Client) Set(ctx context.Context, name string, change sandbox.SpecChange) (i sandbox.Info, err error) {
+	return i, c.Call(ctx, http.MethodPatch, sandboxPath(name, ""), change, &i)
+}
+
 // Start runs a stopped sandbox; one that runs is left as it is.
 func (c *Client) Start(ctx context.Context, name string) (i sandbox.Info, err error) {
 	return i, c.Call(ctx, http.MethodPost, sandboxPath(name, "start"), nil, &i)

@@ -144,6 +144,9 @@ func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlin
 	var v guardEndpoint
 	v.Face.Link, v.Face.Address = uint32(e.Link), wire(e.Address)
 	copy(v.Face.Mac.Addr[:], mac)
+	if e.Offline {
+		v.Face.Offline = 1
+	}
 	copy(v.Sandbox[:], e.Sandbox)
 	copy(v.Id[:], e.ID)
 	if err := d.objs.Endpoints.Put(e.Generation, v); err != nil {
@@ -237,6 +240,7 @@ func (d *Datapath) endpoints() ([]sandbox.Endpoint, error) {
 			Generation: generation,
 			Address:    unwire(v.Face.Address),
 			MAC:        net.HardwareAddr(v.Face.Mac.Addr[:]).String(),
+			Offline:    v.Face.Offline != 0,
 		})
 	}
 	if err := entries.Err(); err != nil {

@@ -37,7 +37,8 @@ type guardEndpoint struct {
 			_    structs.HostLayout
 			Addr [6]uint8
 		}
-		Pad [2]uint8
+		Offline uint8
+		Pad     uint8
 	}
 	Sandbox [128]uint8
 	Id      [64]uint8
@@ -82,7 +83,8 @@ type guardNear struct {
 			_    structs.HostLayout
 			Addr [6]uint8
 		}
-		Pad [2]uint8
+		Offline uint8
+		Pad     uint8
 	}
 	Generation uint32
 }
@@ -115,7 +117,8 @@ const (
 	guardReasonNO_RESOLVER   guardReason = 22
 	guardReasonNOT_HOST      guardReason = 23
 	guardReasonNOT_ADDRESSED guardReason = 24
-	guardReasonREASONS       guardReason = 25
+	guardReasonOFFLINE       guardReason = 25
+	guardReasonREASONS       guardReason = 26
 )
 
 type guardSlot uint32

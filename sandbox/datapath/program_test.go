@@ -91,6 +91,9 @@ func admit(t testing.TB, d *Datapath, e sandbox.Endpoint, ifindex uint32) {
 	var v guardEndpoint
 	v.Face.Link, v.Face.Address = ifindex, wire(e.Address)
 	copy(v.Face.Mac.Addr[:], hw(e))
+	if e.Offline {
+		v.Face.Offline = 1
+	}
 	copy(v.Sandbox[:], e.Sandbox)
 	must(t, d.objs.Endpoints.Put(e.Generation, v))
 	must(t, d.objs.Ports.Put(ifindex, e.Generation))

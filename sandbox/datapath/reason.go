@@ -33,6 +33,7 @@ const (
 	NoResolver   = Reason(guardReasonNO_RESOLVER)   // the resolver does not listen on the gateway's address
 	NotHost      = Reason(guardReasonNOT_HOST)      // to a sandbox, and not sent by this host
 	NotAddressed = Reason(guardReasonNOT_ADDRESSED) // to a sandbox, and addressed to another
+	Offline      = Reason(guardReasonOFFLINE)       // of a sandbox that is to have no network
 	reasons      = Reason(guardReasonREASONS)
 )
 
@@ -62,6 +63,7 @@ var reasonNames = [reasons]string{
 	NoResolver:   "no-resolver",
 	NotHost:      "not-host",
 	NotAddressed: "not-addressed",
+	Offline:      "offline",
 }
 
 // String is one word, for events and metrics.

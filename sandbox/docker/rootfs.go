@@ -25,6 +25,7 @@ const fileLimit = 16 << 20
 type rootfs struct {
 	client *client.Client
 	id     string
+	view   *view // of its image
 
 	seen  map[string]bool        // whether something is at a path
 	files map[string]*tar.Header // to write
@@ -32,20 +33,25 @@ type rootfs struct {
 	order []string
 }
 
-func newRootfs(c *client.Client, id string) *rootfs {
-	return &rootfs{client: c, id: id, seen: map[string]bool{}, files: map[string]*tar.Header{}, data: map[string][]byte{}}
+func newRootfs(c *client.Client, id string, v *view) *rootfs {
+	return &rootfs{client: c, id: id, view: v, seen: map[string]bool{}, files: map[string]*tar.Header{}, data: map[string][]byte{}}
 }
 
 // stat says whether something is at p, its mode, and where it leads to if it is
 // a link.
 func (f *rootfs) stat(ctx context.Context, p string) (bool, os.FileMode, string, error) {
+	if s, known := f.view.stat(p); known {
+		return s.there, s.mode, s.target, nil
+	}
 	res, err := f.client.ContainerStatPath(ctx, f.id, client.ContainerStatPathOptions{Path: p})
 	if cerrdefs.IsNotFound(err) {
+		f.view.sawStat(p, statted{})
 		return false, 0, "", nil
 	}
 	if err != nil {
 		return false, 0, "", fmt.Errorf("looking at %s in the image: %w", p, err)
 	}
+	f.view.sawStat(p, statted{true, res.Stat.Mode, res.Stat.LinkTarget})
 	return true, res.Stat.Mode, res.Stat.LinkTarget, nil
 }
 
@@ -77,6 +83,9 @@ func (f *rootfs) read(ctx context.Context, p string) (string, *tar.Header, []byt
 	if h, ok := f.files[p]; ok {
 		return p, h, f.data[p], nil
 	}
+	if seen, known := f.view.file(p); known {
+		return p, seen.header, seen.content, nil
+	}
 	res, err := f.client.CopyFromContainer(ctx, f.id, client.CopyFromContainerOptions{SourcePath: p})
 	if cerrdefs.IsNotFound(err) {
 		return "", nil, nil, nil // a link to nothing
@@ -100,6 +109,7 @@ func (f *rootfs) read(ctx context.Context, p string) (string, *tar.Header, []byt
 	if err != nil {
 		return "", nil, nil, fmt.Errorf("reading %s of the image: %w", p, err)
 	}
+	f.view.sawFile(p, readFile{h, b})
 	return p, h, b, nil
 }
 

@@ -57,6 +57,8 @@ type Runtime struct {
 	layout layout
 	build  build
 
+	views views // of images
+
 	mu       sync.Mutex
 	running  map[string]bool // IDs of sandboxes whose end Exits reports
 	stopping map[string]int  // IDs that we are ending, and how many times over
@@ -131,11 +133,15 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 	if err == nil {
 		err = ctx.Err()
 	}
+	seen := r.views.of(img.id)
+	if begun, _ := os.ReadDir(c.Layer); len(begun) > 0 {
+		seen = new(views).of("") // it is no longer the image that it began as
+	}
 	if err == nil && c.Layer != "" {
 		err = r.begin(patient, made.ID)
 	}
 	if err == nil && trust.cert != nil && c.Like == "" {
-		err = r.plant(ctx, made.ID, trust)
+		err = r.plant(ctx, made.ID, seen, trust)
 	}
 	if err != nil {
 		err = errors.Join(err, r.undo(ctx, attempt))
@@ -181,6 +187,22 @@ func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) 
 	r.running[id] = true
 	r.mu.Unlock()
 	return r.Status(ctx, id)
+}
+
+// Update gives a container that does not run other limits. What it has written,
+// and where that lies, is as before.
+func (r *Runtime) Update(ctx context.Context, id string, limits sandbox.Spec) error {
+	pids := limits.Pids
+	if pids == 0 {
+		pids = r.cfg.Pids
+	}
+	_, err := r.client.ContainerUpdate(ctx, containerName(id), client.ContainerUpdateOptions{Resources: &container.Resources{
+		NanoCPUs: int64(limits.CPUs * 1e9), Memory: limits.Memory, MemorySwap: limits.Memory, PidsLimit: &pids,
+	}})
+	if err != nil {
+		return mapError(fmt.Errorf("giving sandbox %s other limits: %w", id, err))
+	}
+	return nil
 }
 
 // Stop asks the container's processes to end and ends them by force after

@@ -34,8 +34,7 @@ func TestLife(t *testing.T) {
 	l := need(t)
 	memory := t.TempDir()
 	c := l.container(t, "")
-	c.Spec.Env = map[string]string{"COLOUR": "blue", "SHAPE": "round"}
-	c.Env = []string{"SHAPE=square"}
+	c.Env = []string{"COLOUR=blue", "SHAPE=square"}
 	c.Mounts = []sandbox.Mount{{Source: memory, Target: "/memory"}}
 	id := l.create(t, c)
 

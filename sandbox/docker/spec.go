@@ -97,13 +97,13 @@ func agentArgs(user string) []string {
 	return []string{"user", user}
 }
 
-// environment joins what we, the spec and the manager set; the later wins.
+// environment joins what we and the manager set; the later wins. The spec's
+// comes with each command.
 func environment(trust map[string]string, c sandbox.Container) []string {
 	env := maps.Clone(trust)
 	if env == nil {
 		env = map[string]string{}
 	}
-	maps.Copy(env, c.Spec.Env)
 	for _, kv := range c.Env {
 		k, v, _ := strings.Cut(kv, "=")
 		env[k] = v

@@ -109,8 +109,8 @@ func newRoot(text []byte, image map[string]string) (*root, error) {
 // plant merges a root into a container that has not started. Its own tools
 // (update-ca-certificates, update-ca-trust) keep it when they make the bundles
 // anew.
-func (r *Runtime) plant(ctx context.Context, id string, root *root) error {
-	f := newRootfs(r.client, id)
+func (r *Runtime) plant(ctx context.Context, id string, v *view, root *root) error {
+	f := newRootfs(r.client, id, v)
 	found, err := root.bundle(ctx, f)
 	if err != nil {
 		return err

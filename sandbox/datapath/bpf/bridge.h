@@ -65,7 +65,7 @@ static __always_inline int resolve_udp(struct __sk_buff *skb, const struct frame
 // deliver_tcp finds the live socket of a packet first: of a connection that was
 // steered before, or one that the host itself opened. What has none is for the
 // resolver or the gateway.
-static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame *f)
+static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame *f, const struct face *own)
 {
 	int dns = f->daddr[3] == cfg.gateway && f->dport == bpf_htons(PORT_DNS);
 	struct bpf_sock_tuple t = {};
@@ -85,6 +85,8 @@ static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame
 		if (state != BPF_TCP_LISTEN)
 			return 0;
 	}
+	if (own->offline)
+		return OFFLINE;
 	if (dns)
 		return bound == cfg.gateway && alive() ? 0 : NO_RESOLVER;
 	return steer(skb);
@@ -117,7 +119,7 @@ int bridge_in(struct __sk_buff *skb)
 		return pass(skb, 0);
 	switch (f.proto) {
 	case IPPROTO_TCP:
-		reason = deliver_tcp(skb, &f);
+		reason = deliver_tcp(skb, &f, own);
 		break;
 	case IPPROTO_UDP:
 		reason = f.daddr[3] == cfg.gateway && f.dport == bpf_htons(PORT_DNS) ? resolve_udp(skb, &f) : UDP;

@@ -12,7 +12,8 @@ struct face {
 	__u32 link; // interface index of the host's end
 	__be32 address;
 	struct mac mac;
-	__u8 pad[2];
+	__u8 offline; // only answers of its agent to the host pass
+	__u8 pad;
 };
 
 // endpoint is all of one session. The kernel does not read the names; they are

@@ -31,6 +31,7 @@
 #define IP_DONT_FRAGMENT 0x4000
 #define IP_OFFSET_MASK 0x3fff // more fragments, and the offset
 #define PORT_DNS 53
+#define PORT_AGENT 1023 // sandbox/agent/wire
 #define PORT_QUIC 443
 #define IPPROTO_ICMP6 58
 

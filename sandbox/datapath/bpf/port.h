@@ -39,12 +39,16 @@ static __always_inline int answerable(const struct frame *f)
 	       to != cfg.subnet && to != (cfg.subnet | ~cfg.mask);
 }
 
-static __always_inline int judge_ipv4(const struct frame *f)
+// judge_ipv4 lets of an offline endpoint only pass what may be an answer of its
+// agent's: the bridge looks whether it is.
+static __always_inline int judge_ipv4(const struct frame *f, const struct face *own)
 {
 	__be32 to = f->daddr[3];
 
 	if (to != cfg.gateway && (to & cfg.mask) == cfg.subnet)
 		return EAST_WEST;
+	if (own->offline && (f->proto != IPPROTO_TCP || to != cfg.gateway || f->sport != bpf_htons(PORT_AGENT)))
+		return OFFLINE;
 	switch (f->proto) {
 	case IPPROTO_TCP:
 		if (!reachable(to))
@@ -95,7 +99,7 @@ int port_in(struct __sk_buff *skb)
 		return refuse(skb, generation, BAD_ADDRESS);
 	if (reason)
 		return refuse(skb, generation, reason);
-	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, own) : judge_ipv4(&f);
+	reason = f.ethertype == ETH_P_ARP ? judge_arp(&f, own) : judge_ipv4(&f, own);
 	if (!reason)
 		return forward(skb, generation);
 	refuse(skb, generation, reason);

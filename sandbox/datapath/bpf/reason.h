@@ -31,6 +31,7 @@ enum reason {
 	NO_RESOLVER,
 	NOT_HOST,
 	NOT_ADDRESSED,
+	OFFLINE,
 	REASONS, // how many
 };
 

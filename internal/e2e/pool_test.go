@@ -1,0 +1,201 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"sallyport/sandbox"
+)
+
+// pooled makes the rig's daemon keep a pool.
+func (r *rig) pooled(size int) {
+	r.configure(strings.Replace(baseConfig, "sandbox: {", fmt.Sprintf("sandbox: {pool: {size: %d}, ", size), 1), ruleConfig)
+}
+
+// containers counts those of the private engine that run.
+func (r *rig) containers() int {
+	r.t.Helper()
+	out, err := exec.Command("docker", "-H", "unix://"+filepath.Join(r.dir, "run/engine/docker.sock"), "ps", "-q").Output()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return len(strings.Fields(string(out)))
+}
+
+// settled waits until so many containers run, those of the pool included.
+func (r *rig) settled(n int) {
+	r.t.Helper()
+	r.await(fmt.Sprintf("%d containers", n), func() bool { return r.containers() == n })
+	time.Sleep(300 * time.Millisecond) // until the manager has noted it
+}
+
+func (r *rig) sandbox(name string) (i sandbox.Info) {
+	r.t.Helper()
+	if err := json.Unmarshal([]byte(r.ok("sandbox", "get", name, "-o", "json")), &i); err != nil {
+		r.t.Fatal(err)
+	}
+	return i
+}
+
+// A sandbox from the pool is a sandbox as any other, through a stop, a change of
+// its limits, a kill of the daemon and its end.
+func TestPool(t *testing.T) {
+	r := newRig(t, "")
+	r.pooled(1)
+	r.serve()
+	r.up()
+	r.setKey()
+	r.settled(1)
+	if list := r.ok("sandbox", "ls", "-o", "json"); strings.TrimSpace(list) != "null" {
+		t.Errorf("listed: %s", list)
+	}
+	r.ok("sandbox", "create", "quick", "-e", "COLOUR=blue", "--user", "nobody", "--label", "a=b")
+	if i := r.sandbox("quick"); i.State != sandbox.Running {
+		t.Fatalf("it was not taken from the pool: %+v", i)
+	}
+	works := func() {
+		t.Helper()
+		res := r.sallyport("sandbox", "exec", "quick", "--", "sh", "-c", "echo $COLOUR; id -un; hostname; curl -sS https://api.example.test/v1/models")
+		if res.code != 0 || !strings.HasPrefix(res.stdout, "blue\nnobody\nsandbox\n") || !strings.Contains(res.stdout, `"saw_key":true`) {
+			t.Fatalf("%s\n%s", res, r.logged())
+		}
+	}
+	works()
+	r.ok("sandbox", "exec", "quick", "-u", "root", "--", "sh", "-c", "echo kept > /root/f && echo kept > /memory/f")
+	kept := func() {
+		t.Helper()
+		if out := r.ok("sandbox", "exec", "quick", "-u", "root", "--", "sh", "-c", "cat /root/f /memory/f; nproc"); !strings.HasPrefix(out, "kept\nkept\n") {
+			t.Fatalf("got %q", out)
+		}
+		if b, err := os.ReadFile(filepath.Join(r.dir, "data/sandboxes/quick/memory/f")); err != nil || string(b) != "kept\n" {
+			t.Fatalf("its memory on the host: %q, %v", b, err)
+		}
+	}
+	kept()
+	r.ok("sandbox", "hibernate", "quick")
+	works()
+	r.ok("sandbox", "snapshot", "quick", "then", "--memory")
+	r.ok("sandbox", "exec", "quick", "-u", "root", "--", "sh", "-c", "rm /root/f; echo other > /memory/f")
+	r.ok("sandbox", "restore", "quick", "then")
+	works()
+	kept()
+	r.ok("sandbox", "fork", "quick", "child")
+	if out := r.ok("sandbox", "exec", "child", "-u", "root", "--", "cat", "/root/f", "/memory/f"); out != "kept\nkept\n" {
+		t.Errorf("in its fork: %q", out)
+	}
+	r.ok("sandbox", "rm", "child")
+	r.ok("sandbox", "stop", "quick")
+	works()
+	kept()
+
+	if out := r.ok("sandbox", "set", "quick", "--memory", "1GiB", "--pids", "500", "--tag", "team=x"); !strings.Contains(out, "--restart") {
+		t.Errorf("set says %q", out)
+	}
+	if i := r.sandbox("quick"); i.Next == nil || i.Next.Memory != 1<<30 || i.Spec.Tags["team"] != "x" {
+		t.Errorf("got %+v", i)
+	}
+	r.ok("sandbox", "set", "quick", "--restart")
+	works()
+	kept()
+	limits, err := exec.Command("docker", "-H", "unix://"+filepath.Join(r.dir, "run/engine/docker.sock"), "inspect", "-f", "{{.State.Running}} {{.HostConfig.Memory}} {{.HostConfig.PidsLimit}}", "sallyport-"+r.sandbox("quick").ID).CombinedOutput()
+	if got := strings.TrimSpace(string(limits)); err != nil || got != "true 1073741824 500" {
+		t.Errorf("its container: %s, %v", got, err)
+	}
+	if m, err := os.ReadFile(filepath.Join(r.dir, "data/sandboxes/quick/record.json")); err != nil || strings.Contains(string(m), `"next"`) {
+		t.Errorf("something waits: %s, %v", m, err)
+	}
+
+	// Without a network nothing answers, and commands work as ever.
+	r.ok("sandbox", "set", "quick", "--offline", "--restart")
+	if res := r.sallyport("sandbox", "exec", "quick", "--", "curl", "-sS", "-m", "3", "https://api.example.test/v1/models"); res.code == 0 {
+		t.Errorf("offline: %s", res)
+	}
+	if res := r.sallyport("sandbox", "exec", "quick", "--", "curl", "-sS", "-m", "3", "http://198.51.100.10/"); res.code == 0 {
+		t.Errorf("offline: %s", res)
+	}
+	kept()
+	r.ok("sandbox", "set", "quick", "--offline=false", "--restart")
+	works()
+
+	// A killed daemon's pool is gone with the next one's, and that one's is full.
+	r.settled(2)
+	r.kill(syscall.SIGKILL)
+	r.up()
+	works()
+	kept()
+	r.settled(2)
+	r.ok("sandbox", "create", "brief", "--ephemeral")
+	r.settled(3)
+	if i := r.sandbox("brief"); i.State != sandbox.Running {
+		t.Errorf("got %+v", i)
+	}
+	r.ok("sandbox", "stop", "brief")
+	if res := r.sallyport("sandbox", "get", "brief"); res.code == 0 {
+		t.Errorf("an ephemeral sandbox that was stopped: %s", res)
+	}
+	r.ok("sandbox", "rm", "quick")
+	r.settled(1)
+	if err := r.daemon.Down(); err != nil {
+		t.Fatal(err)
+	}
+	for _, glob := range []string{"data/sandboxes/.pool/*", "data/sandboxes/.by-id/*", "data/sandboxes/quick"} {
+		if left, _ := filepath.Glob(filepath.Join(r.dir, glob)); len(left) > 0 {
+			t.Errorf("left: %v", left)
+		}
+	}
+}
+
+// BenchmarkCreate measures from nothing to the end of a first command, by the
+// command line: cold, from the pool, and by plain Docker on the same engine with
+// the same image, one after the other in each turn.
+//
+//	go test ./internal/e2e -run - -bench Create -benchtime 15x
+func BenchmarkCreate(b *testing.B) {
+	r := newRig(b, "")
+	r.pooled(1)
+	r.serve()
+	r.up()
+	r.settled(1)
+	socket := "unix://" + filepath.Join(r.dir, "run/engine/docker.sock")
+	took := map[string][]time.Duration{}
+	n := 0
+	for b.Loop() {
+		n++
+		for _, way := range []struct {
+			name string
+			args []string
+		}{
+			{"pool", []string{"run", fmt.Sprintf("p%d", n), "--", "true"}},
+			{"cold", []string{"run", fmt.Sprintf("c%d", n), "--pids", "4000", "--", "true"}},
+		} {
+			begin := time.Now()
+			r.ok(way.args...)
+			took[way.name] = append(took[way.name], time.Since(begin))
+			r.ok("sandbox", "rm", way.args[1])
+			r.settled(1)
+		}
+		begin := time.Now()
+		if out, err := exec.Command("docker", "-H", socket, "run", "--rm", "--network", "spe2e0", "--runtime=runsc", "sallyport/base:bookworm-1", "true").CombinedOutput(); err != nil {
+			b.Fatalf("%v: %s", err, out)
+		}
+		took["docker"] = append(took["docker"], time.Since(begin))
+		time.Sleep(300 * time.Millisecond)
+	}
+	median := func(way string) float64 {
+		slices.Sort(took[way])
+		return float64(took[way][len(took[way])/2].Microseconds()) / 1000
+	}
+	for way := range took {
+		b.ReportMetric(median(way), way+"-ms")
+	}
+	b.ReportMetric(median("cold")/median("docker"), "cold/docker")
+	b.ReportMetric(median("pool")/median("docker"), "pool/docker")
+}

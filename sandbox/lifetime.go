@@ -1,0 +1,96 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// What is done about lifetimes.
+const (
+	lifetimeTick  = time.Second
+	lifetimeStops = 4 // at once
+)
+
+// end is halt for a session that is over for good: an ephemeral sandbox ends with
+// it.
+func (m *Manager) end(ctx context.Context, e *entry, why string) error {
+	if err := m.halt(ctx, e, why); err != nil || !e.rec.Spec.Ephemeral {
+		return err
+	}
+	return m.remove(ctx, e, "ephemeral")
+}
+
+// remove removes a sandbox that does not run.
+func (m *Manager) remove(ctx context.Context, e *entry, why string) error {
+	ev := lifecycle(e.rec, "removed")
+	ev.Detail = why
+	if err := m.opt.Recorder.Append(ctx, ev); err != nil {
+		return err
+	}
+	if err := m.discard(ctx, e.rec); err != nil {
+		return err
+	}
+	m.drop(e.rec.Name, e)
+	return nil
+}
+
+// expired says whether a sandbox's lifetime has ended.
+func (r record) expired(now time.Time) bool {
+	return r.Spec.Lifetime != 0 && now.Sub(r.Created) >= time.Duration(r.Spec.Lifetime)
+}
+
+// expire ends what has outlived its lifetime, until ctx is done. What fails is
+// tried again.
+func (m *Manager) expire(ctx context.Context) {
+	tick := time.NewTicker(lifetimeTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			m.expireAll(ctx)
+		}
+	}
+}
+
+func (m *Manager) expireAll(ctx context.Context) {
+	var g errgroup.Group
+	g.SetLimit(lifetimeStops)
+	for _, i := range m.List() {
+		over := record{Spec: i.Spec, Created: i.Created}.expired(time.Now())
+		if !over || i.State == Stopped && !i.Spec.Ephemeral || i.State == Failed && !i.Spec.Ephemeral {
+			continue
+		}
+		g.Go(func() error {
+			if err := m.outlive(ctx, i); err != nil && ctx.Err() == nil {
+				m.opt.Logger.Warn("a sandbox that has outlived its lifetime cannot be ended", "sandbox", i.Name, "error", err)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+}
+
+// outlive ends one, if it still is the one that was seen.
+func (m *Manager) outlive(ctx context.Context, seen Info) error {
+	e, err := m.existing(ctx, seen.Name)
+	if err != nil {
+		return nil // gone meanwhile
+	}
+	defer m.release(e)
+	if e.rec.ID != seen.ID || !e.rec.expired(time.Now()) {
+		return nil
+	}
+	why := fmt.Sprintf("its lifetime of %v has ended", e.rec.Spec.Lifetime)
+	if e.state != Stopped {
+		return m.end(ctx, e, why)
+	}
+	if e.rec.Spec.Ephemeral {
+		return m.remove(ctx, e, why)
+	}
+	return nil
+}
