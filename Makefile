@@ -8,6 +8,7 @@
 # make soak      two minutes of mixed traffic and faults through the gateway, with the race detector
 # make long      what takes half an hour: bodies of 10 GB, and connections that idle for 20 minutes
 # make bench-datapath  measure the guard of the network, as root, after make setup
+# make bench-sandbox   measure the life of sandboxes beside plain Docker, likewise
 SHELL   := /bin/sh
 GO      ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo devel)
@@ -15,7 +16,7 @@ CACHE   := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sallyport
 export CGO_ENABLED ?= 0
 export PATH := $(PATH):/usr/local/go/bin
 
-.PHONY: setup build demo down test fuzz soak long bench bench-datapath lint generate clean
+.PHONY: setup build demo down test fuzz soak long bench bench-datapath bench-sandbox lint generate clean
 
 # What setup.sh makes lies in the cache, by version; sallyport looks beside itself.
 link = @mkdir -p bin && ln -sfn $(CACHE)/runsc bin/runsc && ln -sfn $(CACHE)/base.tar bin/base.tar
@@ -57,10 +58,13 @@ long:
 bench: build
 	@$(GO) run ./internal/bench -o docs/bench.md
 	@$(GO) run ./internal/bench/policy -o docs/bench-policy.md
-	@echo "the datapath has a bench of its own: make bench-datapath, some three minutes"
+	@echo "benches of their own: make bench-datapath, some three minutes; make bench-sandbox, some ten"
 
 bench-datapath:
 	@$(GO) run ./internal/bench/datapath -o docs/bench-datapath.md
+
+bench-sandbox:
+	@$(GO) run ./internal/bench/sandbox -o docs/bench-sandbox.md
 
 lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }
