@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"io"
 	"net/http"
 	"os"
@@ -10,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"sallyport/internal/lab"
 	"sallyport/sandbox"
@@ -198,29 +196,4 @@ func (r *rig) inClear(text string) (found []string) {
 		})
 	}
 	return found
-}
-
-// BenchmarkFork measures forks of 64 MB, and for how long their parent stands.
-func BenchmarkFork(t *testing.B) {
-	r := newForkRig(t, 64)
-	c := r.control()
-	for _, n := range []int{1, 1, 1, 10} {
-		var names []string
-		for k := range n {
-			names = append(names, fmt.Sprintf("c%d-%d", n, k))
-		}
-		began := time.Now()
-		if _, err := c.Fork(t.Context(), "parent", sandbox.ForkSpec{Names: names}); err != nil {
-			t.Fatalf("%v\n%s", err, r.logged())
-		}
-		t.Logf("%d forks: %v", n, time.Since(began))
-		for _, name := range names {
-			r.ok("sandbox", "rm", name)
-		}
-	}
-	for line := range strings.Lines(r.logged()) {
-		if strings.Contains(line, "forked a sandbox") {
-			t.Log(strings.TrimSpace(line))
-		}
-	}
 }

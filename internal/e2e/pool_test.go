@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -151,51 +150,4 @@ func TestPool(t *testing.T) {
 			t.Errorf("left: %v", left)
 		}
 	}
-}
-
-// BenchmarkCreate measures from nothing to the end of a first command, by the
-// command line: cold, from the pool, and by plain Docker on the same engine with
-// the same image, one after the other in each turn.
-//
-//	go test ./internal/e2e -run - -bench Create -benchtime 15x
-func BenchmarkCreate(b *testing.B) {
-	r := newRig(b, "")
-	r.pooled(1)
-	r.serve()
-	r.up()
-	r.settled(1)
-	socket := "unix://" + filepath.Join(r.dir, "run/engine/docker.sock")
-	took := map[string][]time.Duration{}
-	n := 0
-	for b.Loop() {
-		n++
-		for _, way := range []struct {
-			name string
-			args []string
-		}{
-			{"pool", []string{"run", fmt.Sprintf("p%d", n), "--", "true"}},
-			{"cold", []string{"run", fmt.Sprintf("c%d", n), "--pids", "4000", "--", "true"}},
-		} {
-			begin := time.Now()
-			r.ok(way.args...)
-			took[way.name] = append(took[way.name], time.Since(begin))
-			r.ok("sandbox", "rm", way.args[1])
-			r.settled(1)
-		}
-		begin := time.Now()
-		if out, err := exec.Command("docker", "-H", socket, "run", "--rm", "--network", "spe2e0", "--runtime=runsc", "sallyport/base:bookworm-1", "true").CombinedOutput(); err != nil {
-			b.Fatalf("%v: %s", err, out)
-		}
-		took["docker"] = append(took["docker"], time.Since(begin))
-		time.Sleep(300 * time.Millisecond)
-	}
-	median := func(way string) float64 {
-		slices.Sort(took[way])
-		return float64(took[way][len(took[way])/2].Microseconds()) / 1000
-	}
-	for way := range took {
-		b.ReportMetric(median(way), way+"-ms")
-	}
-	b.ReportMetric(median("cold")/median("docker"), "cold/docker")
-	b.ReportMetric(median("pool")/median("docker"), "pool/docker")
 }

@@ -42,6 +42,7 @@ func (h *host) crowd(ctx context.Context, o options, r *report) error {
 		return err
 	}
 	r.crowd = crowd{
+		of:        o.crowd,
 		processes: after.processes - before.processes, tmpfs: after.tmpfs - before.tmpfs,
 		daemon: (after.daemon - before.daemon) / int64(o.crowd),
 	}

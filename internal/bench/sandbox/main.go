@@ -15,6 +15,8 @@ import (
 	"log"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"sallyport/internal/e2e/stage"
@@ -26,6 +28,7 @@ type options struct {
 	out   string // Markdown file for the table
 	turns int    // of each kind
 	crowd int    // sandboxes that hibernate
+	only  string // kinds, separated by commas; empty: all
 }
 
 func main() {
@@ -35,6 +38,7 @@ func main() {
 	flag.StringVar(&o.out, "o", "", "Markdown `file` for the table")
 	flag.IntVar(&o.turns, "turns", 15, "turns of each kind, 3 at least")
 	flag.IntVar(&o.crowd, "crowd", 100, "sandboxes that hibernate")
+	flag.StringVar(&o.only, "only", "", "`kinds` to measure: creation, commands, sleep, forks, crowd")
 	flag.Parse()
 	if flag.NArg() > 0 || o.turns < 3 || o.crowd < 1 || o.crowd > 200 {
 		flag.Usage()
@@ -70,10 +74,16 @@ func run(o options) (err error) {
 	}
 	defer func() { err = errors.Join(err, h.close()) }()
 	var r report
-	for _, measure := range []func(context.Context, options, *report) error{
-		h.creation, h.commands, h.sleep, h.forks, h.crowd,
+	for _, kind := range []struct {
+		name    string
+		measure func(context.Context, options, *report) error
+	}{
+		{"creation", h.creation}, {"commands", h.commands}, {"sleep", h.sleep}, {"forks", h.forks}, {"crowd", h.crowd},
 	} {
-		if err := measure(ctx, o, &r); err != nil {
+		if o.only != "" && !slices.Contains(strings.Split(o.only, ","), kind.name) {
+			continue
+		}
+		if err := kind.measure(ctx, o, &r); err != nil {
 			return fmt.Errorf("%w\nthe daemon's log ends:\n%s", err, h.daemon.Log())
 		}
 	}

@@ -21,6 +21,7 @@ type row struct {
 
 // crowd is what sandboxes that hibernate hold.
 type crowd struct {
+	of        int
 	processes int
 	tmpfs     int64 // bytes
 	daemon    int64 // bytes for each
@@ -79,8 +80,10 @@ func (r report) text(o options) string {
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", x.what, milliseconds(x.ours), theirs, ratio, wanted, verdict)
 	}
-	fmt.Fprintf(&b, "\n%d sandboxes that hibernate have %d processes and %d bytes in file systems that lie in memory; the daemon's own process\nhas %.0f KB more for each.\n",
-		o.crowd, r.crowd.processes, r.crowd.tmpfs, float64(r.crowd.daemon)/1000)
+	if r.crowd.of > 0 {
+		fmt.Fprintf(&b, "\n%d sandboxes that hibernate have %d processes and %d bytes in file systems that lie in memory; the daemon's own process\nhas %.0f KB more for each.\n",
+			r.crowd.of, r.crowd.processes, r.crowd.tmpfs, float64(r.crowd.daemon)/1000)
+	}
 	var u unix.Utsname
 	kernel := "unknown"
 	if unix.Uname(&u) == nil {
