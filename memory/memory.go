@@ -9,7 +9,8 @@
 //
 // What it does not promise: that a name is fit for a terminal (use
 // terminal.Escape), that owner and mode of a file mean anything on the host,
-// or a limit to what the sandbox stores. The folder is kept from other users of
+// or a limit to what the sandbox stores. Whoever runs inside may write to it: it
+// begins open to all of the sandbox's users. The folder is kept from other users of
 // the host by the folder around it, which is the host's alone: the sandbox may
 // change the modes of its own.
 package memory
@@ -45,7 +46,7 @@ func Ensure(sandbox string) (string, error) {
 		return "", err
 	}
 	defer root.Close()
-	f, err := root.OpenFile(Index, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := root.OpenFile(Index, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if errors.Is(err, fs.ErrExist) {
 		return dir, nil
 	}
@@ -53,7 +54,7 @@ func Ensure(sandbox string) (string, error) {
 		return "", fmt.Errorf("making %s: %w", Index, err)
 	}
 	_, err = f.WriteString("# Memories\n")
-	if err = errors.Join(err, f.Sync(), f.Close(), durable.SyncDir(dir)); err != nil {
+	if err = errors.Join(err, root.Chmod(".", 0o777), f.Chmod(0o666), f.Sync(), f.Close(), durable.SyncDir(dir)); err != nil {
 		return "", fmt.Errorf("writing %s: %w", filepath.Join(dir, Index), err)
 	}
 	return dir, nil

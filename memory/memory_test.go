@@ -52,7 +52,7 @@ func TestEnsure(t *testing.T) {
 	if want := filepath.Join(sandbox, "memory"); dir != want || memory.Dir(sandbox) != want {
 		t.Errorf("dir = %s, %s, want %s", dir, memory.Dir(sandbox), want)
 	}
-	for path, want := range map[string]fs.FileMode{sandbox: 0o700, dir: 0o700, filepath.Join(dir, "memories.md"): 0o600} {
+	for path, want := range map[string]fs.FileMode{sandbox: 0o700, dir: 0o777, filepath.Join(dir, "memories.md"): 0o666} {
 		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v, want %v", path, info.Mode(), err, want)
 		}

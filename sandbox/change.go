@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"strconv"
 	"strings"
 )
 
@@ -90,7 +91,7 @@ func (s Spec) differs(have Spec) []difference {
 	add(s.Idle != 0 && s.Idle != have.Idle, atOnce, "idle %v (has %v)", s.Idle, have.Idle)
 	add(s.OnIdle != "" && s.OnIdle != have.OnIdle, atOnce, "onIdle %s (has %q)", s.OnIdle, have.OnIdle)
 	add(s.CPUs != 0 && s.CPUs != have.CPUs, nextSession, "cpus %v (has %v)", s.CPUs, have.CPUs)
-	add(s.Memory != 0 && s.Memory != have.Memory, nextSession, "memory %d (has %d)", s.Memory, have.Memory)
+	add(s.Memory != 0 && s.Memory != have.Memory, nextSession, "memory %s (has %s)", size(s.Memory), size(have.Memory))
 	add(s.Pids != 0 && s.Pids != have.Pids, nextSession, "pids %d (has %d)", s.Pids, have.Pids)
 	add(s.Env != nil && !maps.Equal(s.Env, have.Env), nextSession, "env")
 	add(s.User != "" && s.User != have.User, nextSession, "user %s (has %q)", s.User, have.User)
@@ -98,7 +99,7 @@ func (s Spec) differs(have Spec) []difference {
 	add(s.Offline && !have.Offline, nextSession, "offline")
 	add(s.Image != "" && s.Image != have.Image, newSandbox, "image %s (has %s)", s.Image, have.Image)
 	add(s.Runtime != "" && s.Runtime != have.Runtime, newSandbox, "runtime %s (has %s)", s.Runtime, have.Runtime)
-	add(s.Disk != 0 && s.Disk != have.Disk, newSandbox, "disk %d (has %d)", s.Disk, have.Disk)
+	add(s.Disk != 0 && s.Disk != have.Disk, newSandbox, "disk %s (has %s)", size(s.Disk), size(have.Disk))
 	add(s.Ephemeral && !have.Ephemeral, newSandbox, "ephemeral")
 	return d
 }
@@ -243,4 +244,12 @@ func (m *Manager) set(ctx context.Context, e *entry, c SpecChange) error {
 func (s Spec) serves(o Spec) bool {
 	return maps.Equal(s.Env, o.Env) && s.User == o.User && s.Workdir == o.Workdir && s.Offline == o.Offline &&
 		s.CPUs == o.CPUs && s.Memory == o.Memory && s.Pids == o.Pids
+}
+
+// size is a number of bytes as people say it, exactly.
+func size(n int64) string {
+	if n%(1<<20) == 0 {
+		return mebibytes(n)
+	}
+	return strconv.FormatInt(n, 10) + " bytes"
 }

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"errors"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -47,8 +46,7 @@ func TestIdle(t *testing.T) {
 		"use of the API": {Spec{Idle: Duration(idle)}, func(t *testing.T, b *bed, _ *body) {
 			_, _ = b.Exec(t.Context(), "a", Command{Args: []string{"true"}}) // which no agent answers
 		}, Running},
-		"a look at it":         {Spec{Idle: Duration(idle)}, func(_ *testing.T, b *bed, _ *body) { b.List() }, Hibernated},
-		"its lifetime is over": {Spec{Lifetime: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.commands.Store(1) }, Stopped},
+		"a look at it": {Spec{Idle: Duration(idle)}, func(_ *testing.T, b *bed, _ *body) { b.List() }, Hibernated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b, o := newBed(t), &body{}
@@ -77,11 +75,6 @@ func TestIdle(t *testing.T) {
 				<-done
 				if i := b.must(t)(b.Get("a")); i.State != tt.want {
 					t.Errorf("it is %s, want %s", i.State, tt.want)
-				}
-				if tt.spec.Lifetime > 0 {
-					if _, err := b.Start(t.Context(), "a"); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "lifetime") {
-						t.Errorf("starting it again: %v", err)
-					}
 				}
 			})
 		})

@@ -81,7 +81,7 @@ copied, unless --links; the exit status is 1 then.`,
 			return err
 		}
 		if err := g.print(cmd, p, func(w io.Writer) {
-			fmt.Fprintf(w, "%d entries, %d bytes\n", p.Entries-p.Skipped, p.Bytes)
+			fmt.Fprintf(w, "%s, %s\n", many(p.Entries-p.Skipped, "entry", "entries"), many(p.Bytes, "byte", "bytes"))
 		}); err != nil {
 			return err
 		}

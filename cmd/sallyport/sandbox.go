@@ -203,15 +203,7 @@ func newSandboxGet(g *globals) *cobra.Command {
 		g.banner(cmd, d)
 		return g.print(cmd, i, func(w io.Writer) {
 			table(w, sandboxHead, sandboxRow(i))
-			fmt.Fprintf(w, "memory: %s\n", i.Memory)
-			if l := i.Lineage; l != nil {
-				of := l.Name
-				if l.Snapshot != "" {
-					of += ", snapshot " + l.Snapshot
-				}
-				fmt.Fprintf(w, "fork of: %s (%s), of the lineage of %s\n", of, l.Parent, l.Root)
-			}
-			lost(w, i)
+			show(w, i)
 		})
 	}}
 }

@@ -91,7 +91,11 @@ func newSandboxSet(g *globals) *cobra.Command {
 				fmt.Fprintf(w, "%s is set\n", i.Name)
 				return
 			}
-			fmt.Fprintf(w, "%s is set; some of it waits for its next session: stop it, or add --restart\n", i.Name)
+			how := "stop it, or add --restart"
+			if i.State == sandbox.Stopped {
+				how = "start it"
+			}
+			fmt.Fprintf(w, "%s is set; some of it waits for its next session: %s\n", i.Name, how)
 		})
 	}
 	return c
