@@ -377,11 +377,11 @@ func (m *Manager) attach(e *entry, st Status) error {
 // its processes. Whatever fails, all of it is tried.
 func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	var errs []error
+	e.hangUp() // while its end can still be told
 	if e.rec.Generation != 0 {
 		errs = append(errs, m.opt.Network.Detach(e.rec.Generation))
 	}
 	m.publish(e.rec.Address, Info{})
-	e.hangUp()
 	if e.rec.Sleep != awake {
 		m.opt.Gate.End(e.rec.Address)
 		// What is paused does not see that it is asked to end.

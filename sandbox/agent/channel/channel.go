@@ -17,9 +17,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -83,13 +86,16 @@ type Channel struct {
 	streams chan struct{}
 	ctx     context.Context // ends with Close
 	end     context.CancelCauseFunc
+
+	mu   sync.Mutex
+	open map[*conn]struct{}
 }
 
 // New returns a channel to the agent at an address. Nothing is dialled yet.
 func New(agent netip.Addr, opt Options) *Channel {
 	c := &Channel{
 		opt: opt, at: netip.AddrPortFrom(agent, wire.Port), made: time.Now(),
-		streams: make(chan struct{}, streams),
+		streams: make(chan struct{}, streams), open: map[*conn]struct{}{},
 	}
 	if c.opt.Dial == nil {
 		c.opt.Dial = dial
@@ -112,9 +118,19 @@ func New(agent netip.Addr, opt Options) *Channel {
 	return c
 }
 
-// Close ends every connection, also of calls that are under way.
+// Close ends every connection, also of calls that are under way. They are reset:
+// nothing of them is on the sandbox's cable when it returns, which may be cut then.
 func (c *Channel) Close() {
 	c.end(ErrClosed)
+	c.mu.Lock()
+	open := slices.Collect(maps.Keys(c.open))
+	c.mu.Unlock()
+	for _, o := range open {
+		if t, ok := o.Conn.(interface{ SetLinger(int) error }); ok {
+			_ = t.SetLinger(0)
+		}
+		_ = o.Close()
+	}
 	c.http.CloseIdleConnections()
 }
 
@@ -234,28 +250,41 @@ func (b *body) Close() error {
 func (c *Channel) connect(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	conn, err := c.knock(ctx)
+	made, err := c.knock(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.prove(ctx, conn); err != nil {
-		_ = conn.Close()
+	if err := c.prove(ctx, made); err != nil {
+		_ = made.Close()
 		return nil, fmt.Errorf("proving ourselves: %w", err)
 	}
-	// A sandbox that stops takes its connections with it, also idle ones.
-	unhook := context.AfterFunc(c.ctx, func() { _ = conn.Close() })
-	return &hooked{conn, unhook}, nil
+	return c.keep(made)
 }
 
-// hooked is a connection that does not outlive its channel.
-type hooked struct {
+// conn is a connection that does not outlive its channel.
+type conn struct {
 	net.Conn
-	unhook func() bool
+	of *Channel
 }
 
-func (h *hooked) Close() error {
-	h.unhook()
-	return h.Conn.Close()
+func (c *conn) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.open, c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// keep has Close end a connection.
+func (c *Channel) keep(made net.Conn) (net.Conn, error) {
+	o := &conn{made, c}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ctx.Err() != nil {
+		_ = made.Close()
+		return nil, ErrClosed
+	}
+	c.open[o] = struct{}{}
+	return o, nil
 }
 
 // knock dials, again and again while a new sandbox's agent is not up yet.
