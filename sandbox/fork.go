@@ -115,7 +115,17 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	return children, nil
 }
 
-func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) error {
+func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) (err error) {
+	if err := m.roomy(); err != nil {
+		return err
+	}
+	ctx, roomy := m.whileRoomy(ctx)
+	defer func() {
+		if full := context.Cause(ctx); err != nil && errors.Is(full, ErrFull) {
+			err = full
+		}
+		roomy()
+	}()
 	live := e.state == Running || e.state.asleep()
 	var from *Snapshot
 	if snapshot != "" {
@@ -132,7 +142,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	}
 	// Whatever can be made before is, so that the parent stands for as short as
 	// can be.
-	err := each(children, func(c *entry) error {
+	err = each(children, func(c *entry) error {
 		a, err := m.newAddress()
 		if err != nil {
 			return err
@@ -209,7 +219,10 @@ func (m *Manager) fill(ctx context.Context, c *entry, layer, store string) error
 	if err := copyTree(ctx, layer, to); err != nil {
 		return err
 	}
-	return copyTree(ctx, store, memory.Dir(m.dir(c.rec.Name)))
+	if err := copyTree(ctx, store, memory.Dir(m.dir(c.rec.Name))); err != nil {
+		return err
+	}
+	return m.roomy() // a small one is copied faster than anybody looks
 }
 
 // bear has a child that has its files begin to be, with the memory in ram or

@@ -94,6 +94,9 @@ func (h *faultHost) Remove(_ context.Context, id string) error {
 		return ErrNotFound
 	}
 	delete(h.containers, id)
+	if h.layers != "" {
+		return os.RemoveAll(filepath.Join(h.layers, id))
+	}
 	return nil
 }
 

@@ -48,6 +48,29 @@ func (m *Manager) roomy() error {
 	return nil
 }
 
+// whileRoomy is a context that is done, with ErrFull as its cause, when less than
+// the reserve is left: what the host writes for a sandbox counts as what that writes.
+func (m *Manager) whileRoomy(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if m.opt.Space != nil {
+		go func() {
+			tick := time.NewTicker(spaceEvery)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+				if err := m.roomy(); err != nil {
+					cancel(err)
+				}
+			}
+		}()
+	}
+	return ctx, func() { cancel(nil) }
+}
+
 // WatchSpace keeps the reserve for the host until ctx is done: while less is
 // left, the running sandbox whose disk has grown most is held, then the next one
 // that goes on growing.

@@ -175,6 +175,9 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	case m.opt.RAM == "" || m.opt.Key == nil:
 		return fmt.Errorf("%w: this manager has no folder in memory", ErrNoCheckpoint)
 	}
+	if err := m.roomy(); err != nil {
+		return err
+	}
 	build, err := m.opt.Runtime.Build(ctx)
 	if err != nil {
 		return err
@@ -231,7 +234,7 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, build string) 
 		m.opt.Logger.Warn("a hibernated sandbox's disk stays attached", "sandbox", e.rec.Name, "error", err)
 	}
 	h := header{Build: build, ID: e.rec.ID, Session: e.rec.Session, Made: now()}
-	size, err := sealCheckpoint(m.opt.Key, h, m.ram(e), m.checkpointPath(e))
+	size, err := sealCheckpoint(m.opt.Key, h, m.ram(e), m.checkpointPath(e), m.roomy)
 	if err != nil {
 		// Its memory is in RAM still: it goes on from there.
 		err = fmt.Errorf("writing its memory to disk: %w", err)

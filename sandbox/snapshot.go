@@ -109,6 +109,9 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if m.opt.Key == nil {
 		return s, fmt.Errorf("%w: this manager has nothing to seal it with", ErrNoCheckpoint)
 	}
+	if err := m.roomy(); err != nil {
+		return s, err
+	}
 	have, err := m.snapshots(e.rec.Name)
 	if err != nil {
 		return s, err
@@ -181,7 +184,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	s.Version = hex.EncodeToString(store.Sum(nil))
 	if ram != "" {
 		h := header{Build: s.Build, ID: s.SandboxID, Session: s.Session, Made: s.Created}
-		if _, err := sealCheckpoint(m.opt.Key, h, ram, filepath.Join(part, snapshotMemory)); err != nil {
+		if _, err := sealCheckpoint(m.opt.Key, h, ram, filepath.Join(part, snapshotMemory), m.roomy); err != nil {
 			return s, err
 		}
 	}
@@ -255,7 +258,8 @@ func (m *Manager) packSealed(ctx context.Context, from, to string, also hash.Has
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	w, err := m.opt.Key.NewWriter(&flushing{f: f})
+	disk := &flushing{f: f, roomy: m.roomy}
+	w, err := m.opt.Key.NewWriter(disk)
 	if err != nil {
 		return err
 	}
@@ -264,7 +268,7 @@ func (m *Manager) packSealed(ctx context.Context, from, to string, also hash.Has
 		out = io.MultiWriter(w, also)
 	}
 	if err := packTree(ctx, from, out); err != nil {
-		return err
+		return cmp.Or(disk.failed, err) // what packs says only that nobody reads it
 	}
 	if err := w.Close(); err != nil {
 		return err

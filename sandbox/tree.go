@@ -54,6 +54,9 @@ func run(ctx context.Context, in io.Reader, out io.Writer, name string, args ...
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, &said
 	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", name, context.Cause(ctx))
+		}
 		lines := strings.Split(strings.TrimSpace(said.String()), "\n")
 		return fmt.Errorf("%s: %w: %s", name, err, lines[len(lines)-1])
 	}
