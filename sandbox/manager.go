@@ -162,7 +162,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err := m.openPool(); err != nil {
 		return nil, err
 	}
-	if err := m.reconcile(ctx); errors.Is(err, ErrEngine) {
+	if _, err := m.reconcile(ctx); errors.Is(err, ErrEngine) {
 		return nil, err
 	} else if err != nil {
 		opt.Logger.Error("a sandbox cannot be brought into agreement with the engine; the others go on", "error", err)

@@ -144,6 +144,10 @@ func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
 
 // hold keeps a sandbox from writing more: its session ends at once, its files stay.
 func (m *Manager) hold(ctx context.Context, i Info, why string) error {
+	// It gets no time to end in, not even what an engine takes to start a program
+	// that kills it, nor what something takes that is being done to it: it could go on
+	// writing.
+	killed := m.slay(ctx, i.ID)
 	e := m.entry(i.Name)
 	defer m.release(e)
 	if !e.exists {
@@ -154,16 +158,19 @@ func (m *Manager) hold(ctx context.Context, i Info, why string) error {
 	}
 	m.opt.Logger.Warn("a sandbox is stopped to keep room for the host", "sandbox", i.Name, "reason", why)
 	e.rec.Held = why // kept by the end of the session
-	// It gets no time to end in, not even what an engine takes to start a program
-	// that kills it: it could go on writing.
-	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
+	return errors.Join(killed, m.halt(context.WithoutCancel(ctx), e, why))
+}
+
+// slay kills what runs of a sandbox, without its lock.
+func (m *Manager) slay(ctx context.Context, id string) error {
+	st, err := m.opt.Runtime.Status(ctx, id)
 	if err == nil && st.Running && st.PID > 1 {
 		err = unix.Kill(st.PID, unix.SIGKILL)
 	}
 	if errors.Is(err, ErrNotFound) || errors.Is(err, unix.ESRCH) {
-		err = nil
+		return nil
 	}
-	return errors.Join(err, m.halt(context.WithoutCancel(ctx), e, why))
+	return err
 }
 
 func mebibytes(n int64) string { return strconv.FormatInt(n>>20, 10) + " MiB" }
