@@ -151,7 +151,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		if err := m.build(ctx, c.rec); err != nil {
 			return err
 		}
-		return emptyTree(memory.Dir(m.dir(c.rec.Name)))
+		return emptyTree(ctx, memory.Dir(m.dir(c.rec.Name)))
 	})
 	if err != nil {
 		return err
@@ -213,7 +213,7 @@ func (m *Manager) fill(ctx context.Context, c *entry, layer, store string) error
 	if err != nil {
 		return err
 	}
-	if err := emptyTree(to); err != nil {
+	if err := emptyTree(ctx, to); err != nil {
 		return err
 	}
 	if err := copyTree(ctx, layer, to); err != nil {

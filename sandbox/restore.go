@@ -156,7 +156,7 @@ func (m *Manager) unfold(ctx context.Context, e *entry, s Snapshot) error {
 		return err
 	}
 	for part, dir := range map[string]string{snapshotLayer: layer, snapshotStore: memory.Dir(m.dir(e.rec.Name))} {
-		if err := emptyTree(dir); err != nil {
+		if err := emptyTree(ctx, dir); err != nil {
 			return err
 		}
 		if err := m.unpackSealed(ctx, filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, part), dir); err != nil {
