@@ -127,9 +127,12 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		roomy()
 	}()
 	live := e.state == Running || e.state.asleep()
+	if e.rec.Restoring != "" && snapshot == "" {
+		return fmt.Errorf("%w: it is being restored: start it first, or fork snapshot %s", ErrState, e.rec.Restoring)
+	}
 	var from *Snapshot
 	if snapshot != "" {
-		s, err := m.snapshot(e.rec.Name, snapshot)
+		s, err := m.snapshot(e, snapshot)
 		if err != nil {
 			return err
 		}

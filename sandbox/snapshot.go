@@ -276,10 +276,14 @@ func (m *Manager) packSealed(ctx context.Context, from, to string, also hash.Has
 	return f.Sync()
 }
 
-// snapshot reads one.
-func (m *Manager) snapshot(name, snapshot string) (s Snapshot, err error) {
+// snapshot reads one of a sandbox's own: what is sealed can still be moved.
+func (m *Manager) snapshot(e *entry, snapshot string) (s Snapshot, err error) {
+	name := e.rec.Name
 	if nameForm.MatchString(snapshot) {
 		s, err = m.readSnapshot(filepath.Join(m.snapshotsDir(name), snapshot))
+		if err == nil && (s.Sandbox != name || s.SandboxID != e.rec.ID) {
+			return Snapshot{}, fmt.Errorf("%w: %s is of sandbox %s (%s)", ErrDamaged, snapshot, s.Sandbox, s.SandboxID)
+		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return s, err
 		}
@@ -299,8 +303,8 @@ func (m *Manager) readSnapshot(dir string) (s Snapshot, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}
-	if err == nil && s.Name != filepath.Base(dir) {
-		err = fmt.Errorf("it is that of %q", s.Name)
+	if of := filepath.Base(filepath.Dir(filepath.Dir(dir))); err == nil && (s.Name != filepath.Base(dir) || s.Sandbox != of) {
+		err = fmt.Errorf("it is that of %q of sandbox %q", s.Name, s.Sandbox)
 	}
 	if err != nil {
 		return s, fmt.Errorf("%w: the record of %s: %w", ErrDamaged, dir, err)
@@ -349,7 +353,7 @@ func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) err
 	}
 	defer m.release(e)
 	if _, err := os.Lstat(filepath.Join(m.snapshotsDir(name), snapshot)); err != nil || !nameForm.MatchString(snapshot) {
-		_, err := m.snapshot(name, snapshot)
+		_, err := m.snapshot(e, snapshot)
 		return err
 	}
 	return m.dropSnapshot(ctx, e, snapshot, "asked to")
