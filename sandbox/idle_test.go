@@ -99,15 +99,13 @@ func TestIdleSpecs(t *testing.T) {
 	}
 }
 
-// A sandbox whose agent takes its time keeps no other awake, nor does it outlive
-// its lifetime for that.
+// A sandbox whose agent takes its time keeps no other awake.
 func TestIdleDoesNotWait(t *testing.T) {
 	b, o := newBed(t), &body{}
 	synctest.Test(t, func(t *testing.T) {
 		b.opt.Meter = o
 		slow := b.must(t)(b.start(t, "slow", Spec{Idle: Duration(time.Minute), OnIdle: IdlePause}))
 		b.must(t)(b.start(t, "other", Spec{Idle: Duration(time.Minute), OnIdle: IdlePause}))
-		b.must(t)(b.start(t, "old", Spec{Lifetime: Duration(time.Minute)}))
 		ctx, cancel := context.WithCancel(t.Context())
 		b.opt.Busy = func(_ context.Context, id string) (int, bool) {
 			if id == slow.ID {
@@ -118,7 +116,7 @@ func TestIdleDoesNotWait(t *testing.T) {
 		done := make(chan struct{})
 		go func() { defer close(done); _ = b.WatchIdle(ctx) }()
 		time.Sleep(90 * time.Second)
-		states(t, b.Manager, "old stopped, other paused, slow running")
+		states(t, b.Manager, "other paused, slow running")
 		cancel()
 		<-done
 	})

@@ -40,8 +40,10 @@ func (m *Manager) clear(e *entry) error {
 	if m.opt.RAM != "" && e.rec.ID != "" {
 		errs = append(errs, os.RemoveAll(m.ram(e)), os.RemoveAll(m.ram(e)+".part"))
 	}
-	if err := os.Remove(m.checkpointPath(e)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		errs = append(errs, err)
+	for _, path := range []string{m.checkpointPath(e), m.checkpointPath(e) + ".part"} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
