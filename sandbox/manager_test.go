@@ -638,3 +638,26 @@ func TestOthersDoNotWait(t *testing.T) {
 		t.Errorf("endpoints %v, want a's", h.endpoints)
 	}
 }
+
+// A call that hangs does not keep the daemon from its end.
+func TestCloseDoesNotWait(t *testing.T) {
+	m := open(t, newFaultHost(), t.TempDir())
+	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	e, err := m.existing(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error)
+	go func() { closed <- m.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(5 * closeGrace):
+		t.Error("it waits")
+	}
+	m.release(e)
+}
