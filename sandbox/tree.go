@@ -86,8 +86,14 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// line is the last one, fit for a terminal.
+// line is the end of the last one, which can be the path of a file nested deeply,
+// fit for a terminal.
 func (t *tail) line() string {
+	const most = 300 // bytes
 	text := strings.TrimSpace(string(t.text))
-	return terminal.Escape(text[strings.LastIndexByte(text, '\n')+1:])
+	text = text[strings.LastIndexByte(text, '\n')+1:]
+	if over := len(text) - most; over > 0 {
+		text = "…" + text[over:]
+	}
+	return terminal.Escape(text)
 }
