@@ -56,7 +56,9 @@ func (r *room) take(id string, n int64) error {
 	switch {
 	case r.ofOne[id]+n > maxRoomOfOne:
 		err = errNoRoomOfOne
-	case r.all+n > maxRoom:
+	// Of what others leave a sandbox has half: so a few that hold what they have for
+	// long, for they sleep, or their upstreams do, leave something to everybody.
+	case r.ofOne[id]+n > (maxRoom-(r.all-r.ofOne[id]))/2:
 		err = errNoRoom
 	}
 	if err != nil {

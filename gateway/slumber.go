@@ -69,12 +69,17 @@ func (s *slumbers) sweep(a netip.Addr) {
 // hold is c, held while the sandbox at a sleeps.
 func (s *slumbers) hold(c net.Conn, a netip.Addr) *slumber {
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	d := s.room(a)
 	n := &slumber{Conn: c, of: s, room: d, address: a}
 	d.conns[n] = struct{}{}
+	full := false
 	if d.asleep.Load() {
 		n.lull()
+		full = len(d.conns) > maxAsleepOfOne
+	}
+	s.mu.Unlock()
+	if full {
+		n.reset()
 	}
 	return n
 }
@@ -100,7 +105,7 @@ func (s *slumbers) in(d *dormitory) []*slumber {
 
 // Sleep holds what goes to the sandbox at a, which still runs, and returns when
 // nothing is under way on its connections: what has not come to rest in 100 ms is
-// reset. It may be called again.
+// reset, and so is what is beyond the bounds of what is held. It may be called again.
 func (g *Gateway) Sleep(ctx context.Context, a netip.Addr) {
 	s := g.slumbers
 	s.mu.Lock()
@@ -109,6 +114,12 @@ func (g *Gateway) Sleep(ctx context.Context, a netip.Addr) {
 		d.woken = make(chan struct{})
 	}
 	s.mu.Unlock()
+	if surplus := s.surplus(d); len(surplus) > 0 {
+		g.logger.Info("resetting connections of a sandbox that goes to sleep: more are not held", "sandbox", a, "connections", len(surplus))
+		for _, n := range surplus {
+			n.reset()
+		}
+	}
 	restless := s.in(d)
 	for _, n := range restless {
 		n.lull()

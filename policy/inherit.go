@@ -6,6 +6,10 @@ import "fmt"
 // Users can give none that begins so.
 const TagFork = "sallyport.fork"
 
+// TagLineage is the tag of a fork with the ID of the sandbox that its lineage began
+// with.
+const TagLineage = "sallyport.lineage"
+
 // inherited keeps credentials from forks, which is part of the floor: a rule that
 // gives one gives it to a fork where it says inherit, and so does a team's Rego
 // where a rule says so that binds the credential to the destination. Who names a

@@ -1,6 +1,7 @@
 package policy_test
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,5 +69,31 @@ func TestInherit(t *testing.T) {
 	e := p.Explain(t.Context(), in)
 	if len(e.Near) == 0 || !strings.Contains(strings.Join(e.Near[0].Failed, " ")+strings.Join(e.Near[len(e.Near)-1].Failed, " "), "fork") {
 		t.Errorf("explained as %+v", e.Near)
+	}
+}
+
+// A sandbox and all forks of it, of forks too, have one counter of a limit: who may
+// fork cannot make room by that.
+func TestForksShareLimits(t *testing.T) {
+	p := compile(t, `
+egress: [{destination: api.example.com}]
+limits:
+- {name: each, every: 1h, requests: 10}
+- {name: at-once, per: sandbox, concurrent: 2}
+`, policy.Options{})
+	in := request("GET", "api.example.com", "/")
+	want := applied(p.Decide(t.Context(), in))
+	for _, id := range []string{"child", "grandchild"} {
+		fork := in
+		fork.Sandbox.ID, fork.Sandbox.Name = id, id
+		fork.Sandbox.Tags = map[string]string{policy.TagFork: "true", policy.TagLineage: in.Sandbox.ID}
+		if got := applied(p.Decide(t.Context(), fork)); !slices.Equal(got, want) {
+			t.Errorf("%s has %q, want %q as the first", id, got, want)
+		}
+	}
+	other := in
+	other.Sandbox.ID = "other"
+	if got := applied(p.Decide(t.Context(), other)); slices.Equal(got, want) {
+		t.Errorf("another sandbox has the same: %q", got)
 	}
 }

@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"strconv"
@@ -111,8 +112,9 @@ const (
 // Applied is a limit that an allowed request or tunnel falls under.
 type Applied struct {
 	*Limit
-	// Subject is whose counter it is: the sandbox's ID, the tag's value, host:port,
-	// the credential's name, or all.
+	// Subject is whose counter it is: the sandbox's ID (of a fork, that of the one
+	// that its lineage began with), the tag's value, host:port, the credential's name,
+	// or all.
 	Subject string
 	// Credentials is how many of the request's the limit is about.
 	Credentials int64
@@ -244,10 +246,9 @@ func (l *limit) subject(s subject) string {
 	text := PerAll
 	switch {
 	case l.Per == PerSandbox:
-		text = s.Sandbox.ID
-		if text == "" {
-			text = s.Sandbox.Name
-		}
+		// Forks share what their lineage has: else who may fork a sandbox could
+		// multiply what it may use.
+		text = cmp.Or(s.Sandbox.Tags[TagLineage], s.Sandbox.ID, s.Sandbox.Name)
 	case l.Per == PerDestination:
 		text = net.JoinHostPort(s.host, strconv.Itoa(int(s.Destination.Port)))
 	case strings.HasPrefix(l.Per, perTag):

@@ -154,14 +154,14 @@ func TestEphemeral(t *testing.T) {
 		},
 		"ended by itself": func(t *testing.T, m *Manager, h *faultHost, _ string, i Info) *Manager {
 			h.containers[i.ID] = false
-			if err := m.reconcile(t.Context()); err != nil {
+			if _, err := m.reconcile(t.Context()); err != nil {
 				t.Error(err)
 			}
 			return m
 		},
 		"its container is gone": func(t *testing.T, m *Manager, h *faultHost, _ string, i Info) *Manager {
 			delete(h.containers, i.ID)
-			if err := m.reconcile(t.Context()); err != nil {
+			if _, err := m.reconcile(t.Context()); err != nil {
 				t.Error(err)
 			}
 			return m

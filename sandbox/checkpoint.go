@@ -55,8 +55,9 @@ func (h header) size() (n int64) {
 	return n
 }
 
-// sealCheckpoint writes what is in the folder from to the file to, durably.
-func sealCheckpoint(key *seal.Key, h header, from, to string) (size int64, err error) {
+// sealCheckpoint writes what is in the folder from to the file to, durably, while
+// roomy agrees.
+func sealCheckpoint(key *seal.Key, h header, from, to string, roomy func() error) (size int64, err error) {
 	entries, err := os.ReadDir(from)
 	if err != nil {
 		return 0, err
@@ -96,7 +97,7 @@ func sealCheckpoint(key *seal.Key, h header, from, to string) (size int64, err e
 		}
 	}()
 	// A disk works while the next part is being sealed.
-	w, err := key.NewWriter(&flushing{f: out})
+	w, err := key.NewWriter(&flushing{f: out, roomy: roomy})
 	if err != nil {
 		return 0, err
 	}
@@ -220,11 +221,14 @@ func copyTo(path string, r io.Reader, size int64) (err error) {
 }
 
 // flushing writes to a file and has the kernel begin to bring it to the disk every
-// few megabytes, so that the end of it need not wait for all.
+// few megabytes, so that the end of it need not wait for all. It asks as often
+// whether there is room for more.
 type flushing struct {
 	f       *os.File
+	roomy   func() error
 	pending int64
 	at      int64
+	failed  error
 }
 
 const flushEvery = 8 << 20
@@ -234,7 +238,11 @@ func (w *flushing) Write(p []byte) (int, error) {
 	if w.pending += int64(n); w.pending >= flushEvery {
 		writeBack(w.f, w.at, w.pending)
 		w.at, w.pending = w.at+w.pending, 0
+		if err == nil {
+			err = w.roomy()
+		}
 	}
+	w.failed = err
 	return n, err
 }
 

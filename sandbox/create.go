@@ -134,7 +134,7 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 	if m.opt.Forget != nil {
 		errs = append(errs, m.opt.Forget(rec.ID))
 	}
-	errs = append(errs, os.RemoveAll(m.dir(rec.Name)))
+	errs = append(errs, removeTree(ctx, m.dir(rec.Name)))
 	if err := os.Remove(m.link(rec.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		errs = append(errs, err)
 	}

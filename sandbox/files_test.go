@@ -167,3 +167,32 @@ func TestHostileFiles(t *testing.T) {
 		})
 	}
 }
+
+// A list takes no more memory than what an agent can have, however many elements
+// an answer of its bounded size holds.
+func TestLongLists(t *testing.T) {
+	many := strings.Repeat("{},", 1<<20) + "{}" // 3 MiB
+	for what, tt := range map[string]struct {
+		body string
+		do   func(*Manager) error
+	}{
+		"files":    {`{"files":[` + many + `]}`, func(m *Manager) error { _, _, err := m.Files("a").List(t.Context(), "/", ""); return err }},
+		"commands": {`[` + many + `]`, func(m *Manager) error { _, err := m.Commands(t.Context(), "a"); return err }},
+	} {
+		m := openWith(t, newFaultHost(), t.TempDir(), fakeAgent(t, fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(tt.body), tt.body), nil))
+		if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Start(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		err := tt.do(m)
+		runtime.ReadMemStats(&after)
+		if took := (after.TotalAlloc - before.TotalAlloc) >> 20; err == nil || !errors.Is(err, channel.ErrSilent) || took > 48 {
+			t.Errorf("%s: %v, with %d MiB", what, err, took)
+		}
+		m.Close()
+	}
+}

@@ -115,11 +115,24 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	return children, nil
 }
 
-func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) error {
+func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) (err error) {
+	if err := m.roomy(); err != nil {
+		return err
+	}
+	ctx, roomy := m.whileRoomy(ctx)
+	defer func() {
+		if full := context.Cause(ctx); err != nil && errors.Is(full, ErrFull) {
+			err = full
+		}
+		roomy()
+	}()
 	live := e.state == Running || e.state.asleep()
+	if e.rec.Restoring != "" && snapshot == "" {
+		return fmt.Errorf("%w: it is being restored: start it first, or fork snapshot %s", ErrState, e.rec.Restoring)
+	}
 	var from *Snapshot
 	if snapshot != "" {
-		s, err := m.snapshot(e.rec.Name, snapshot)
+		s, err := m.snapshot(e, snapshot)
 		if err != nil {
 			return err
 		}
@@ -132,7 +145,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	}
 	// Whatever can be made before is, so that the parent stands for as short as
 	// can be.
-	err := each(children, func(c *entry) error {
+	err = each(children, func(c *entry) error {
 		a, err := m.newAddress()
 		if err != nil {
 			return err
@@ -141,7 +154,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		if err := m.build(ctx, c.rec); err != nil {
 			return err
 		}
-		return emptyTree(memory.Dir(m.dir(c.rec.Name)))
+		return emptyTree(ctx, memory.Dir(m.dir(c.rec.Name)))
 	})
 	if err != nil {
 		return err
@@ -203,13 +216,16 @@ func (m *Manager) fill(ctx context.Context, c *entry, layer, store string) error
 	if err != nil {
 		return err
 	}
-	if err := emptyTree(to); err != nil {
+	if err := emptyTree(ctx, to); err != nil {
 		return err
 	}
 	if err := copyTree(ctx, layer, to); err != nil {
 		return err
 	}
-	return copyTree(ctx, store, memory.Dir(m.dir(c.rec.Name)))
+	if err := copyTree(ctx, store, memory.Dir(m.dir(c.rec.Name))); err != nil {
+		return err
+	}
+	return m.roomy() // a small one is copied faster than anybody looks
 }
 
 // bear has a child that has its files begin to be, with the memory in ram or

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"sallyport/sandbox/agent/channel"
@@ -53,6 +55,7 @@ func (e *entry) use() (done func()) {
 
 // pulse is what was seen of a sandbox last.
 type pulse struct {
+	looking atomic.Bool // who looks has the rest
 	session string
 	usage   Usage
 	active  time.Time // when something went on last
@@ -61,29 +64,51 @@ type pulse struct {
 // WatchIdle puts sandboxes to sleep that are idle, and stops those whose lifetime
 // is over, until ctx is done. It is not only requests that count: a sandbox works
 // while a command or a terminal is open, while it sends, and while it takes
-// processor time.
+// processor time. One that takes long to answer or to sleep keeps none of the
+// others waiting.
 func (m *Manager) WatchIdle(ctx context.Context) error {
 	tick := time.NewTicker(idleTick)
 	defer tick.Stop()
-	seen := map[string]pulse{} // by ID
+	seen := map[string]*pulse{} // by ID
+	var looks sync.WaitGroup
 	for {
 		select {
 		case <-ctx.Done():
+			over := make(chan struct{})
+			go func() { looks.Wait(); close(over) }()
+			select {
+			case <-over:
+			case <-time.After(lookGrace): // a step that is cut short is known to the next start
+			}
 			return nil
 		case <-tick.C:
 		}
-		next := make(map[string]pulse, len(seen))
+		next := make(map[string]*pulse, len(seen))
 		for _, i := range m.List() {
-			if err := m.look(ctx, i, seen, next); err != nil && ctx.Err() == nil {
-				m.opt.Logger.Warn("an idle sandbox goes on", "sandbox", i.Name, "error", err)
+			p := seen[i.ID]
+			if p == nil {
+				p = new(pulse)
 			}
+			next[i.ID] = p
+			if !p.looking.CompareAndSwap(false, true) {
+				continue
+			}
+			looks.Go(func() {
+				defer p.looking.Store(false)
+				if err := m.look(ctx, i, p); err != nil && ctx.Err() == nil {
+					m.opt.Logger.Warn("an idle sandbox goes on", "sandbox", i.Name, "error", err)
+				}
+			})
 		}
 		seen = next
 	}
 }
 
+// lookGrace is for how long the end of WatchIdle waits for what it has begun.
+const lookGrace = 10 * time.Second
+
 // look sees to one sandbox.
-func (m *Manager) look(ctx context.Context, i Info, seen, next map[string]pulse) error {
+func (m *Manager) look(ctx context.Context, i Info, p *pulse) error {
 	idle := time.Duration(i.Spec.Idle)
 	if i.State != Running || idle == 0 {
 		return nil
@@ -92,42 +117,45 @@ func (m *Manager) look(ctx context.Context, i Info, seen, next map[string]pulse)
 	if e == nil {
 		return nil
 	}
-	p, ok := seen[i.ID]
-	if !ok || p.session != i.Session {
-		p = pulse{session: i.Session, active: time.Now()}
+	if p.session != i.Session || p.active.IsZero() {
+		p.session, p.usage, p.active = i.Session, Usage{}, time.Now()
 	}
-	active, usage := m.active(ctx, e, i, p)
+	active, usage := m.active(ctx, e, i, p.usage)
 	p.usage = usage
 	if used := time.Unix(0, e.used.Load()); active {
 		p.active = time.Now()
 	} else if used.After(p.active) {
 		p.active = used
 	}
-	next[i.ID] = p
 	if time.Since(p.active) < idle {
 		return nil
 	}
-	return m.lull(ctx, i, fmt.Sprintf("it was idle for %v", idle))
+	err := m.lull(ctx, i, fmt.Sprintf("it was idle for %v", idle))
+	if err != nil {
+		// Each try costs it connections, and the host what it takes: not at each look.
+		p.active = time.Now()
+	}
+	return err
 }
 
 // active tells whether something goes on in a sandbox. What cannot be told does.
-func (m *Manager) active(ctx context.Context, e *entry, i Info, last pulse) (bool, Usage) {
+func (m *Manager) active(ctx context.Context, e *entry, i Info, last Usage) (bool, Usage) {
 	if e.busy.Load() > 0 {
-		return true, last.usage
+		return true, last
 	}
 	if n, ok := m.busy(ctx, e, i); n > 0 || !ok {
-		return true, last.usage
+		return true, last
 	}
 	if m.opt.Meter == nil {
-		return false, last.usage
+		return false, last
 	}
 	u, err := m.opt.Meter.Usage(ctx, i.ID)
 	if err != nil {
-		return true, last.usage
+		return true, last
 	}
 	// Counters of another run begin anew.
-	return u.CPU < last.usage.CPU || u.CPU-last.usage.CPU > idleCPU ||
-		u.Sent < last.usage.Sent || u.Sent-last.usage.Sent > idleBytes, u
+	return u.CPU < last.CPU || u.CPU-last.CPU > idleCPU ||
+		u.Sent < last.Sent || u.Sent-last.Sent > idleBytes, u
 }
 
 // busy asks the sandbox's agent who reads what commands write there. A command that

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -97,4 +98,56 @@ func TestIdleSpecs(t *testing.T) {
 	if _, _, err := b.GetOrCreate(t.Context(), "a", Spec{Idle: Duration(time.Minute)}); !errors.Is(err, ErrConflict) {
 		t.Errorf("another idle time: %v", err)
 	}
+}
+
+// A sandbox whose agent takes its time keeps no other awake.
+func TestIdleDoesNotWait(t *testing.T) {
+	b, o := newBed(t), &body{}
+	synctest.Test(t, func(t *testing.T) {
+		b.opt.Meter = o
+		slow := b.must(t)(b.start(t, "slow", Spec{Idle: Duration(time.Minute), OnIdle: IdlePause}))
+		b.must(t)(b.start(t, "other", Spec{Idle: Duration(time.Minute), OnIdle: IdlePause}))
+		ctx, cancel := context.WithCancel(t.Context())
+		b.opt.Busy = func(_ context.Context, id string) (int, bool) {
+			if id == slow.ID {
+				<-ctx.Done()
+			}
+			return 0, true
+		}
+		done := make(chan struct{})
+		go func() { defer close(done); _ = b.WatchIdle(ctx) }()
+		time.Sleep(90 * time.Second)
+		states(t, b.Manager, "other paused, slow running")
+		cancel()
+		<-done
+	})
+}
+
+// One that cannot be hibernated is not tried at each look: each time costs it
+// connections.
+func TestIdleAndUnable(t *testing.T) {
+	b, o := newBed(t), &body{}
+	synctest.Test(t, func(t *testing.T) {
+		b.opt.Meter, b.opt.Busy = o, o.busy
+		b.must(t)(b.start(t, "a", Spec{Idle: Duration(time.Minute)}))
+		b.h.fault = "checkpoint"
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = b.WatchIdle(ctx) }()
+		time.Sleep(330 * time.Second)
+		cancel()
+		<-done
+		states(t, b.Manager, "a running")
+		if n := strings.Count(strings.Join(b.h.gate, " "), "sleep"); n < 4 || n > 5 {
+			t.Errorf("%d tries in five and a half minutes, each minute one is wanted", n)
+		}
+	})
+}
+
+func (b *bed) start(t *testing.T, name string, spec Spec) (Info, error) {
+	t.Helper()
+	if _, _, err := b.GetOrCreate(t.Context(), name, spec); err != nil {
+		t.Fatal(err)
+	}
+	return b.Start(t.Context(), name)
 }

@@ -42,6 +42,14 @@ func (r record) expired(now time.Time) bool {
 	return r.Spec.Lifetime != 0 && now.Sub(r.Created) >= time.Duration(r.Spec.Lifetime)
 }
 
+// outlived is the error of starting or waking a sandbox whose lifetime has ended.
+func (r record) outlived() error {
+	if !r.expired(time.Now()) {
+		return nil
+	}
+	return fmt.Errorf("%w: it was %v from %s on: `sallyport sandbox set %s --lifetime` gives it more", ErrExpired, r.Spec.Lifetime, r.Created.Format(time.RFC3339), r.Name)
+}
+
 // expire ends what has outlived its lifetime, until ctx is done. What fails is
 // tried again.
 func (m *Manager) expire(ctx context.Context) {
@@ -77,12 +85,12 @@ func (m *Manager) expireAll(ctx context.Context) {
 
 // outlive ends one, if it still is the one that was seen.
 func (m *Manager) outlive(ctx context.Context, seen Info) error {
-	e, err := m.existing(ctx, seen.Name)
-	if err != nil {
-		return nil // gone meanwhile
+	e := m.known(seen.Name)
+	if e == nil || !e.mu.TryLock() {
+		return nil // gone, or busy: the next look finds it, and others do not wait
 	}
 	defer m.release(e)
-	if e.rec.ID != seen.ID || !e.rec.expired(time.Now()) {
+	if !e.exists || e.rec.ID != seen.ID || !e.rec.expired(time.Now()) {
 		return nil
 	}
 	why := fmt.Sprintf("its lifetime of %v has ended", e.rec.Spec.Lifetime)

@@ -162,7 +162,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err := m.openPool(); err != nil {
 		return nil, err
 	}
-	if err := m.reconcile(ctx); errors.Is(err, ErrEngine) {
+	if _, err := m.reconcile(ctx); errors.Is(err, ErrEngine) {
 		return nil, err
 	} else if err != nil {
 		opt.Logger.Error("a sandbox cannot be brought into agreement with the engine; the others go on", "error", err)
@@ -285,6 +285,9 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	if e.state == Running {
 		return nil
 	}
+	if err := e.rec.outlived(); err != nil {
+		return err
+	}
 	if err := m.roomy(); err != nil {
 		return err
 	}
@@ -335,8 +338,8 @@ func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (S
 
 // renew gives a sandbox a new session, which is on record when it returns.
 func (m *Manager) renew(ctx context.Context, e *entry, why string) error {
-	if e.rec.expired(time.Now()) {
-		return fmt.Errorf("%w: it was %v from %s on: `sallyport sandbox set %s --lifetime` gives it more", ErrExpired, e.rec.Spec.Lifetime, e.rec.Created.Format(time.RFC3339), e.rec.Name)
+	if err := e.rec.outlived(); err != nil {
+		return err
 	}
 	gen, err := m.newGeneration()
 	if err != nil {

@@ -94,6 +94,9 @@ func (h *faultHost) Remove(_ context.Context, id string) error {
 		return ErrNotFound
 	}
 	delete(h.containers, id)
+	if h.layers != "" {
+		return os.RemoveAll(filepath.Join(h.layers, id))
+	}
 	return nil
 }
 
@@ -376,7 +379,7 @@ func TestWatched(t *testing.T) {
 				for range 2 {
 					if again {
 						m = open(t, h, dir)
-					} else if err := m.reconcile(t.Context()); err != nil {
+					} else if _, err := m.reconcile(t.Context()); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -591,6 +594,70 @@ func TestListDoesNotWait(t *testing.T) {
 		}
 	case <-time.After(10 * time.Second):
 		t.Error("the listing waits")
+	}
+	m.release(e)
+}
+
+// Something that takes long with one sandbox keeps none of the others from being
+// looked after, and costs the one nothing.
+func TestOthersDoNotWait(t *testing.T) {
+	h := newFaultHost()
+	m := open(t, h, t.TempDir())
+	var ids []string
+	for _, name := range []string{"a", "b"} {
+		if _, _, err := m.GetOrCreate(t.Context(), name, Spec{}); err != nil {
+			t.Fatal(err)
+		}
+		i, err := m.Start(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids = append(ids, i.ID)
+	}
+	e, err := m.existing(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.containers[ids[1]] = false
+	done := make(chan bool)
+	go func() {
+		busy, err := m.reconcile(t.Context())
+		done <- busy && err == nil
+	}()
+	select {
+	case ok := <-done:
+		if !ok {
+			t.Error("it does not tell that one was not looked at")
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("the others wait")
+	}
+	m.release(e)
+	states(t, m, "a running, b stopped")
+	if len(h.endpoints) != 1 || h.endpoints[e.rec.Generation].ID != ids[0] {
+		t.Errorf("endpoints %v, want a's", h.endpoints)
+	}
+}
+
+// A call that hangs does not keep the daemon from its end.
+func TestCloseDoesNotWait(t *testing.T) {
+	m := open(t, newFaultHost(), t.TempDir())
+	if _, _, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil {
+		t.Fatal(err)
+	}
+	e, err := m.existing(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error)
+	go func() { closed <- m.Close() }()
+	select {
+	case err := <-closed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(5 * closeGrace):
+		t.Error("it waits")
 	}
 	m.release(e)
 }

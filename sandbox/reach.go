@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"sallyport/sandbox/agent/channel"
 )
@@ -26,18 +27,29 @@ func (e *entry) hangUp() {
 	}
 }
 
+// closeGrace is for how long Close waits for what is being done to sandboxes.
+const closeGrace = 2 * time.Second
+
 // Close ends every connection to the agents. Sandboxes and what runs in them go
-// on.
+// on. One that something is being done to, which may take minutes, is not waited for
+// longer than a moment: its connections end with the process.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	entries := slices.Collect(maps.Values(m.entries))
 	m.mu.Unlock()
-	for _, e := range entries {
-		e.mu.Lock()
-		e.hangUp()
-		e.mu.Unlock()
+	for deadline := time.Now().Add(closeGrace); ; time.Sleep(10 * time.Millisecond) {
+		entries = slices.DeleteFunc(entries, func(e *entry) bool {
+			if !e.mu.TryLock() {
+				return false
+			}
+			defer e.mu.Unlock()
+			e.hangUp()
+			return true
+		})
+		if len(entries) == 0 || time.Now().After(deadline) {
+			return nil
+		}
 	}
-	return nil
 }
 
 // reach runs a sandbox, if it does not run, and returns the way to its agent.

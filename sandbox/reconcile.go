@@ -10,11 +10,13 @@ import (
 	"sallyport/memory"
 )
 
-// reconcile brings runtime and network into agreement with the records.
-func (m *Manager) reconcile(ctx context.Context) error {
+// reconcile brings runtime and network into agreement with the records, but for
+// those of sandboxes that something is being done to: busy tells whether there are
+// any.
+func (m *Manager) reconcile(ctx context.Context) (busy bool, err error) {
 	attached, err := m.opt.Network.Endpoints()
 	if err != nil {
-		return fmt.Errorf("listing network endpoints: %w", err)
+		return false, fmt.Errorf("listing network endpoints: %w", err)
 	}
 	byGeneration := map[uint32]Endpoint{}
 	for _, ep := range attached {
@@ -29,21 +31,29 @@ func (m *Manager) reconcile(ctx context.Context) error {
 
 	errs := []error{m.sweep()}
 	for _, e := range entries {
-		e.mu.Lock()
+		if !e.mu.TryLock() {
+			// Something is being done to it, which may take long: the others, and the
+			// endpoints whose owners are not known, do not wait for that.
+			busy = true
+			continue
+		}
 		keep, err := m.settle(ctx, e, byGeneration[e.rec.Generation])
 		if keep {
 			delete(byGeneration, e.rec.Generation)
 		}
 		m.release(e)
 		if errors.Is(err, ErrEngine) {
-			return err // it will be the same for all others
+			return busy, err // it will be the same for all others
 		}
 		errs = append(errs, err)
+	}
+	if busy {
+		return busy, errors.Join(errs...)
 	}
 	for gen := range byGeneration {
 		errs = append(errs, m.opt.Network.Detach(gen))
 	}
-	return errors.Join(errs...)
+	return busy, errors.Join(errs...)
 }
 
 // settle brings one sandbox into agreement and says whether its endpoint stays.
@@ -140,6 +150,9 @@ func (m *Manager) endpoint(generation uint32) (Endpoint, error) {
 // settleEvery is how often Watch compares records and reality besides being told.
 const settleEvery = 30 * time.Second
 
+// busyEvery is how often it does while something is done to one of them.
+const busyEvery = time.Second
+
 // Watch follows what happens to the sandboxes behind the manager's back, an
 // engine's restart included, until ctx is done.
 func (m *Manager) Watch(ctx context.Context) error {
@@ -154,6 +167,7 @@ func (m *Manager) Watch(ctx context.Context) error {
 	others.Go(func() { m.expire(ctx) })
 	tick := time.NewTicker(settleEvery)
 	defer tick.Stop()
+	var soon <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
@@ -166,8 +180,13 @@ func (m *Manager) Watch(ctx context.Context) error {
 				exits = nil // the ticker goes on
 			}
 		case <-tick.C:
+		case <-soon:
 		}
-		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
+		busy, err := m.reconcile(ctx)
+		if soon = nil; busy {
+			soon = time.After(busyEvery)
+		}
+		if err != nil && ctx.Err() == nil {
 			m.opt.Logger.Warn("sandboxes could not be compared with the engine", "error", err)
 		}
 	}

@@ -48,6 +48,29 @@ func (m *Manager) roomy() error {
 	return nil
 }
 
+// whileRoomy is a context that is done, with ErrFull as its cause, when less than
+// the reserve is left: what the host writes for a sandbox counts as what that writes.
+func (m *Manager) whileRoomy(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if m.opt.Space != nil {
+		go func() {
+			tick := time.NewTicker(spaceEvery)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+				if err := m.roomy(); err != nil {
+					cancel(err)
+				}
+			}
+		}()
+	}
+	return ctx, func() { cancel(nil) }
+}
+
 // WatchSpace keeps the reserve for the host until ctx is done: while less is
 // left, the running sandbox whose disk has grown most is held, then the next one
 // that goes on growing.
@@ -121,6 +144,10 @@ func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
 
 // hold keeps a sandbox from writing more: its session ends at once, its files stay.
 func (m *Manager) hold(ctx context.Context, i Info, why string) error {
+	// It gets no time to end in, not even what an engine takes to start a program
+	// that kills it, nor what something takes that is being done to it: it could go on
+	// writing.
+	killed := m.slay(ctx, i.ID)
 	e := m.entry(i.Name)
 	defer m.release(e)
 	if !e.exists {
@@ -131,16 +158,19 @@ func (m *Manager) hold(ctx context.Context, i Info, why string) error {
 	}
 	m.opt.Logger.Warn("a sandbox is stopped to keep room for the host", "sandbox", i.Name, "reason", why)
 	e.rec.Held = why // kept by the end of the session
-	// It gets no time to end in, not even what an engine takes to start a program
-	// that kills it: it could go on writing.
-	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
+	return errors.Join(killed, m.halt(context.WithoutCancel(ctx), e, why))
+}
+
+// slay kills what runs of a sandbox, without its lock.
+func (m *Manager) slay(ctx context.Context, id string) error {
+	st, err := m.opt.Runtime.Status(ctx, id)
 	if err == nil && st.Running && st.PID > 1 {
 		err = unix.Kill(st.PID, unix.SIGKILL)
 	}
 	if errors.Is(err, ErrNotFound) || errors.Is(err, unix.ESRCH) {
-		err = nil
+		return nil
 	}
-	return errors.Join(err, m.halt(context.WithoutCancel(ctx), e, why))
+	return err
 }
 
 func mebibytes(n int64) string { return strconv.FormatInt(n>>20, 10) + " MiB" }

@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -138,5 +140,72 @@ func states(t *testing.T, m *Manager, want string) {
 	}
 	if g := strings.Join(got, ", "); g != want {
 		t.Errorf("got %s, want %s", g, want)
+	}
+}
+
+// measured is a disk that has what is left of total bytes beside a folder's files.
+type measured struct {
+	space
+	dir   string
+	total int64
+}
+
+func (s *measured) Free() (int64, error) {
+	left := s.total
+	err := filepath.Walk(s.dir, func(_ string, info os.FileInfo, err error) error {
+		if err == nil && info.Mode().IsRegular() {
+			left -= info.Size()
+		}
+		return nil // it may be gone
+	})
+	return left, err
+}
+
+// What the host writes for a sandbox does not take the host's reserve either: it is
+// not begun below it, and given up when it is reached, with nothing left of it.
+func TestReserveOfWhatIsKept(t *testing.T) {
+	big := strings.Repeat("thinking of ", 3<<20) // 36 MiB
+	for name, do := range map[string]func(*bed) error{
+		"snapshot":  func(b *bed) error { _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{}); return err },
+		"memory":    func(b *bed) error { _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Memory: true}); return err },
+		"fork":      func(b *bed) error { _, err := b.Fork(t.Context(), "a", ForkSpec{Count: 2}); return err },
+		"hibernate": func(b *bed) error { _, err := b.Hibernate(t.Context(), "a"); return err },
+		"restore":   func(b *bed) error { _, err := b.Restore(t.Context(), "a", "before"); return err },
+	} {
+		for _, left := range []int64{testReserve - 1, testReserve + 20<<20} {
+			t.Run(fmt.Sprintf("%s with %d MiB", name, left>>20), func(t *testing.T) {
+				b := newBed(t)
+				i := b.live(t, "a")
+				b.put(t, i, "before")
+				b.keeps(t, "a", SnapshotSpec{Name: "before"})
+				b.put(t, i, "now")
+				if name == "memory" || name == "hibernate" {
+					b.h.memory[i.ID] = big
+				} else if err := os.WriteFile(filepath.Join(b.h.layers, i.ID, "big"), []byte(big), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				// A child's files are in the layers of the test's engine.
+				s := &measured{dir: filepath.Dir(b.dir)}
+				free, err := s.Free()
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.total = left - free
+				b.opt.Space, b.opt.Reserve = s, testReserve
+				if err := do(b); !errors.Is(err, ErrFull) {
+					t.Errorf("got %v, want %v", err, ErrFull)
+				}
+				if i := b.must(t)(b.Get("a")); i.State != Running || b.h.memory[i.ID] == "" || b.h.paused[i.ID] {
+					t.Errorf("it is %s, with %.20q, paused: %v", i.State, b.h.memory[i.ID], b.h.paused[i.ID])
+				}
+				b.has(t, i, "now")
+				if list, err := b.Snapshots(t.Context(), "a"); err != nil || len(list) != 1 || len(b.List()) != 1 {
+					t.Errorf("%d snapshots, %v, %d sandboxes", len(list), err, len(b.List()))
+				}
+				if now, _ := s.Free(); now < left-1<<20 {
+					t.Errorf("%d bytes are left behind", left-now)
+				}
+			})
+		}
 	}
 }

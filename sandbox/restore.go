@@ -21,7 +21,7 @@ func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Info, err
 }
 
 func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err error) {
-	s, err := m.snapshot(e.rec.Name, snapshot)
+	s, err := m.snapshot(e, snapshot)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (m *Manager) mend(ctx context.Context, e *entry) error {
 	if e.rec.Restoring == "" {
 		return nil
 	}
-	s, err := m.snapshot(e.rec.Name, e.rec.Restoring)
+	s, err := m.snapshot(e, e.rec.Restoring)
 	if err == nil {
 		err = m.verify(s)
 	}
@@ -156,7 +156,7 @@ func (m *Manager) unfold(ctx context.Context, e *entry, s Snapshot) error {
 		return err
 	}
 	for part, dir := range map[string]string{snapshotLayer: layer, snapshotStore: memory.Dir(m.dir(e.rec.Name))} {
-		if err := emptyTree(dir); err != nil {
+		if err := emptyTree(ctx, dir); err != nil {
 			return err
 		}
 		if err := m.unpackSealed(ctx, filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, part), dir); err != nil {

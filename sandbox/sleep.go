@@ -40,8 +40,10 @@ func (m *Manager) clear(e *entry) error {
 	if m.opt.RAM != "" && e.rec.ID != "" {
 		errs = append(errs, os.RemoveAll(m.ram(e)), os.RemoveAll(m.ram(e)+".part"))
 	}
-	if err := os.Remove(m.checkpointPath(e)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		errs = append(errs, err)
+	for _, path := range []string{m.checkpointPath(e), m.checkpointPath(e) + ".part"} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			errs = append(errs, err)
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -175,6 +177,9 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	case m.opt.RAM == "" || m.opt.Key == nil:
 		return fmt.Errorf("%w: this manager has no folder in memory", ErrNoCheckpoint)
 	}
+	if err := m.roomy(); err != nil {
+		return err
+	}
 	build, err := m.opt.Runtime.Build(ctx)
 	if err != nil {
 		return err
@@ -231,7 +236,7 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, build string) 
 		m.opt.Logger.Warn("a hibernated sandbox's disk stays attached", "sandbox", e.rec.Name, "error", err)
 	}
 	h := header{Build: build, ID: e.rec.ID, Session: e.rec.Session, Made: now()}
-	size, err := sealCheckpoint(m.opt.Key, h, m.ram(e), m.checkpointPath(e))
+	size, err := sealCheckpoint(m.opt.Key, h, m.ram(e), m.checkpointPath(e), m.roomy)
 	if err != nil {
 		// Its memory is in RAM still: it goes on from there.
 		err = fmt.Errorf("writing its memory to disk: %w", err)

@@ -510,3 +510,39 @@ func TestReboot(t *testing.T) {
 		t.Errorf("it woke with %q", b.h.memory[i.ID])
 	}
 }
+
+// Nothing that has outlived its lifetime runs again, not even for the moment until
+// that is noticed; half a checkpoint that a crash left goes with the sleep.
+func TestWakeAfterLifetime(t *testing.T) {
+	for what, sleep := range map[string]func(*bed) (Info, error){
+		"paused":     func(b *bed) (Info, error) { return b.Pause(t.Context(), "a") },
+		"hibernated": func(b *bed) (Info, error) { return b.Hibernate(t.Context(), "a") },
+	} {
+		b := newBed(t)
+		b.must(t)(b.start(t, "a", Spec{Lifetime: Duration(time.Hour)}))
+		part := filepath.Join(b.dir, "a", checkpointFile+".part")
+		b.must(t)(sleep(b))
+		if err := os.WriteFile(part, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e := b.entries["a"]
+		e.mu.Lock()
+		e.rec.Created = e.rec.Created.Add(-2 * time.Hour)
+		b.release(e)
+		b.h.events = nil
+		if _, err := b.Wake(t.Context(), "a"); !errors.Is(err, ErrExpired) {
+			t.Errorf("waking one that was %s: %v", what, err)
+		}
+		if len(b.h.events) > 0 {
+			t.Errorf("%s: %v", what, b.h.events)
+		}
+		e.mu.Lock() // something takes its time, and is not waited for
+		b.expireAll(t.Context())
+		b.release(e)
+		b.expireAll(t.Context())
+		states(t, b.Manager, "a stopped")
+		if _, err := os.Lstat(part); !os.IsNotExist(err) {
+			t.Errorf("%s: half a checkpoint is left: %v", what, err)
+		}
+	}
+}

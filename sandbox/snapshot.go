@@ -109,6 +109,9 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if m.opt.Key == nil {
 		return s, fmt.Errorf("%w: this manager has nothing to seal it with", ErrNoCheckpoint)
 	}
+	if err := m.roomy(); err != nil {
+		return s, err
+	}
 	have, err := m.snapshots(e.rec.Name)
 	if err != nil {
 		return s, err
@@ -181,7 +184,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	s.Version = hex.EncodeToString(store.Sum(nil))
 	if ram != "" {
 		h := header{Build: s.Build, ID: s.SandboxID, Session: s.Session, Made: s.Created}
-		if _, err := sealCheckpoint(m.opt.Key, h, ram, filepath.Join(part, snapshotMemory)); err != nil {
+		if _, err := sealCheckpoint(m.opt.Key, h, ram, filepath.Join(part, snapshotMemory), m.roomy); err != nil {
 			return s, err
 		}
 	}
@@ -255,7 +258,8 @@ func (m *Manager) packSealed(ctx context.Context, from, to string, also hash.Has
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	w, err := m.opt.Key.NewWriter(&flushing{f: f})
+	disk := &flushing{f: f, roomy: m.roomy}
+	w, err := m.opt.Key.NewWriter(disk)
 	if err != nil {
 		return err
 	}
@@ -264,7 +268,7 @@ func (m *Manager) packSealed(ctx context.Context, from, to string, also hash.Has
 		out = io.MultiWriter(w, also)
 	}
 	if err := packTree(ctx, from, out); err != nil {
-		return err
+		return cmp.Or(disk.failed, err) // what packs says only that nobody reads it
 	}
 	if err := w.Close(); err != nil {
 		return err
@@ -272,10 +276,14 @@ func (m *Manager) packSealed(ctx context.Context, from, to string, also hash.Has
 	return f.Sync()
 }
 
-// snapshot reads one.
-func (m *Manager) snapshot(name, snapshot string) (s Snapshot, err error) {
+// snapshot reads one of a sandbox's own: what is sealed can still be moved.
+func (m *Manager) snapshot(e *entry, snapshot string) (s Snapshot, err error) {
+	name := e.rec.Name
 	if nameForm.MatchString(snapshot) {
 		s, err = m.readSnapshot(filepath.Join(m.snapshotsDir(name), snapshot))
+		if err == nil && (s.Sandbox != name || s.SandboxID != e.rec.ID) {
+			return Snapshot{}, fmt.Errorf("%w: %s is of sandbox %s (%s)", ErrDamaged, snapshot, s.Sandbox, s.SandboxID)
+		}
 		if !errors.Is(err, fs.ErrNotExist) {
 			return s, err
 		}
@@ -295,8 +303,8 @@ func (m *Manager) readSnapshot(dir string) (s Snapshot, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}
-	if err == nil && s.Name != filepath.Base(dir) {
-		err = fmt.Errorf("it is that of %q", s.Name)
+	if of := filepath.Base(filepath.Dir(filepath.Dir(dir))); err == nil && (s.Name != filepath.Base(dir) || s.Sandbox != of) {
+		err = fmt.Errorf("it is that of %q of sandbox %q", s.Name, s.Sandbox)
 	}
 	if err != nil {
 		return s, fmt.Errorf("%w: the record of %s: %w", ErrDamaged, dir, err)
@@ -345,7 +353,7 @@ func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) err
 	}
 	defer m.release(e)
 	if _, err := os.Lstat(filepath.Join(m.snapshotsDir(name), snapshot)); err != nil || !nameForm.MatchString(snapshot) {
-		_, err := m.snapshot(name, snapshot)
+		_, err := m.snapshot(e, snapshot)
 		return err
 	}
 	return m.dropSnapshot(ctx, e, snapshot, "asked to")

@@ -450,3 +450,66 @@ func TestSnapshotCrashes(t *testing.T) {
 		})
 	}
 }
+
+// A snapshot is of one sandbox, wherever it is moved: that of another, also of one
+// that had the same name, is damaged here, and not listed.
+func TestSnapshotOfAnother(t *testing.T) {
+	b := newBed(t)
+	i := b.live(t, "a")
+	b.put(t, i, "of a")
+	other := b.live(t, "b")
+	b.put(t, other, "of b")
+	b.keeps(t, "b", SnapshotSpec{Name: "s", Memory: true})
+	at := func(name string) string { return filepath.Join(b.dir, name, "snapshots") }
+	if err := os.CopyFS(at("a"), os.DirFS(at("b"))); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(name string) {
+		t.Helper()
+		_, err := b.Restore(t.Context(), name, "s")
+		_, ferr := b.Fork(t.Context(), name, ForkSpec{Snapshot: "s", Names: []string{"c"}})
+		if !errors.Is(err, ErrDamaged) || !errors.Is(ferr, ErrDamaged) {
+			t.Errorf("got %v and %v, want that it is damaged", err, ferr)
+		}
+	}
+	refused("a")
+	b.has(t, i, "of a")
+	if list, err := b.Snapshots(t.Context(), "a"); err != nil || len(list) != 0 {
+		t.Errorf("it is listed: %v, %v", list, err)
+	}
+	if err := b.Remove(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	again := b.live(t, "b")
+	b.put(t, again, "of another b")
+	if err := os.CopyFS(at("b"), os.DirFS(at("a"))); err != nil {
+		t.Fatal(err)
+	}
+	refused("b")
+	b.has(t, again, "of another b")
+}
+
+// What is restored by half is not forked.
+func TestForkOfHalf(t *testing.T) {
+	b := newBed(t)
+	i := b.live(t, "a")
+	b.put(t, i, "before")
+	b.keeps(t, "a", SnapshotSpec{Name: "s"})
+	b.must(t)(b.Stop(t.Context(), "a"))
+	b.h.fault = "layer"
+	if _, err := b.Restore(t.Context(), "a", "s"); err == nil {
+		t.Fatal("restored")
+	}
+	b.h.fault = ""
+	if b.entries["a"].rec.Restoring == "" { // the fault came before
+		if err := b.note(b.entries["a"], func(r *record) { r.Restoring = "s" }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.Fork(t.Context(), "a", ForkSpec{}); !errors.Is(err, ErrState) {
+		t.Errorf("forking it: %v, want %v", err, ErrState)
+	}
+	if c := b.fork(t, "a", ForkSpec{Snapshot: "s"}); len(c) != 1 {
+		t.Errorf("forking its snapshot: %v", c)
+	}
+}

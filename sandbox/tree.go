@@ -1,14 +1,16 @@
 package sandbox
 
 import (
-	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"strconv"
 	"strings"
+
+	"sallyport/internal/terminal"
 )
 
 // copyTree gives the empty folder to what is in from, which nobody changes
@@ -36,26 +38,62 @@ func unpackTree(ctx context.Context, r io.Reader, to string) error {
 	return err
 }
 
-// emptyTree removes what is in a folder.
-func emptyTree(dir string) error {
-	entries, err := os.ReadDir(dir)
-	for _, e := range entries {
-		if rerr := os.RemoveAll(filepath.Join(dir, e.Name())); rerr != nil {
-			return rerr
-		}
-	}
-	return err
+// emptyTree removes what is in a folder. os.RemoveAll has an open file for each
+// level, which a sandbox can nest until this process has no more.
+func emptyTree(ctx context.Context, dir string) error {
+	return run(ctx, nil, nil, "find", dir, "-mindepth", "1", "-delete")
 }
 
-// run runs a program of the host's and gives the last of what it says as the error.
+// removeTree removes a folder with what is in it, if it is there.
+func removeTree(ctx context.Context, dir string) error {
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(emptyTree(ctx, dir), os.RemoveAll(dir))
+}
+
+// most is the address space of a program that reads a sandbox's files, in KiB, as
+// ulimit has it: they keep the names of whole folders, and a sandbox can make tens
+// of millions. A million long ones take half of it.
+const most = 1 << 20
+
+// run runs a program of the host's on a sandbox's files, and gives the last of what
+// it says as the error.
 func run(ctx context.Context, in io.Reader, out io.Writer, name string, args ...string) error {
-	var said bytes.Buffer
-	cmd := exec.CommandContext(ctx, name, args...)
+	var said tail
+	words := append([]string{"-c", `ulimit -v "$1" && shift && exec "$@"`, "sh", strconv.Itoa(most), name}, args...)
+	cmd := exec.CommandContext(ctx, "/bin/sh", words...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, &said
 	if err := cmd.Run(); err != nil {
-		lines := strings.Split(strings.TrimSpace(said.String()), "\n")
-		return fmt.Errorf("%s: %w: %s", name, err, lines[len(lines)-1])
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", name, context.Cause(ctx))
+		}
+		return fmt.Errorf("%s: %w: %s", name, err, said.line())
 	}
 	return nil
+}
+
+// tail keeps the last of what is written to it: a program can have something to say
+// of each of a sandbox's files.
+type tail struct{ text []byte }
+
+const tailSize = 4 << 10 // bytes
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.text = append(t.text, p[max(0, len(p)-tailSize):]...)
+	t.text = t.text[max(0, len(t.text)-tailSize):]
+	return len(p), nil
+}
+
+// line is the end of the last one, which can be the path of a file nested deeply,
+// fit for a terminal.
+func (t *tail) line() string {
+	const most = 300 // bytes
+	text := strings.TrimSpace(string(t.text))
+	text = text[strings.LastIndexByte(text, '\n')+1:]
+	if over := len(text) - most; over > 0 {
+		text = "…" + text[over:]
+	}
+	return terminal.Escape(text)
 }

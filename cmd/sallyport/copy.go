@@ -38,7 +38,8 @@ the sandbox; a file of this host whose name has a colon is written ./so:named.
 
 As with cp(1), what is copied to a folder that is there lands in it under its own
 name, and else is named DST; SRC/. stands for what is in SRC. Modes, times and
-links are kept, owners are not.
+links are kept, owners are not; out of a sandbox nothing comes that others than
+its owner may write.
 
 Of what comes out of a sandbox nothing lands outside DST. Left out, and said, are
 devices, pipes, sockets, setuid bits, and symbolic links that lead out of what is
@@ -176,7 +177,7 @@ func (x *copying) take(ctx context.Context, src, parent, name string) (p sandbox
 		err = fmt.Errorf("%w: more than %d bytes", archive.ErrTooMuch, x.o.MaxBytes)
 	}
 	if err == nil {
-		err = f.Chmod(os.FileMode(info.Mode & 0o777))
+		err = f.Chmod(archive.Foreign(os.FileMode(info.Mode)))
 	}
 	if err = errors.Join(err, f.Close()); err == nil {
 		err = os.Chtimes(f.Name(), info.Modified, info.Modified)

@@ -17,6 +17,7 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
 	"sallyport/gateway"
@@ -120,6 +121,13 @@ func (d *daemon) close() error {
 
 // claim makes the folders and takes the data directory.
 func (d *daemon) claim(context.Context) error {
+	// What this process knows is written to no disk when it crashes, nor what those
+	// know that it starts, the engine and gVisor among them. A limit of 0 would not
+	// keep it from a program that takes cores, and one of 1 does (core(5),
+	// do_coredump in fs/coredump.c).
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1}); err != nil {
+		return fmt.Errorf("RLIMIT_CORE: %w", err)
+	}
 	for _, dir := range []string{d.cfg.DataDir, d.cfg.RunDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err

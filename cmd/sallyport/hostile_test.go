@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/policy/approval"
+	"sallyport/sandbox"
 )
 
 // What a sandbox says of itself, or a gateway's process that was taken over, is fit
@@ -28,6 +30,9 @@ func TestListingsOfHostileText(t *testing.T) {
 	var out bytes.Buffer
 	printLimits(&out, []api.Limit{limit}, time.Now())
 	printApprovals(&out, list)
+	i := sandbox.Info{State: sandbox.Failed, Reason: text, Lost: text}
+	out.WriteString(strings.ReplaceAll(sandboxRow(i), "\t", " "))
+	lost(&out, i)
 	cmd := &cobra.Command{}
 	cmd.SetOut(&out)
 	g := &globals{output: "json"}

@@ -68,6 +68,12 @@ func (l limits) Reset(ctx context.Context, by approval.Operator, name, subject s
 		subject, what = budget.Every, "limit "+name
 	}
 	names := l.sandboxes()
+	if l.d.house != nil {
+		// A fork's counter is its lineage's.
+		if i, err := l.d.house.sandboxes.Get(subject); err == nil && i.Lineage != nil {
+			subject = i.Lineage.Root
+		}
+	}
 	for _, n := range counts {
 		if n.Limit == name && n.Per == policy.PerSandbox && names[n.Subject] == subject {
 			subject = n.Subject

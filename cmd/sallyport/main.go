@@ -14,6 +14,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"sallyport/internal/terminal"
 )
 
 // version is set by the linker: -ldflags "-X main.version=…".
@@ -57,10 +59,10 @@ func exitStatus(err error) int {
 	case errors.As(err, &code):
 		return int(code)
 	case errors.As(err, &usage), errors.As(err, &judged):
-		fmt.Fprintln(os.Stderr, "sallyport:", err)
+		fmt.Fprintln(os.Stderr, "sallyport:", terminal.Text(err.Error()))
 		return 2
 	default:
-		fmt.Fprintln(os.Stderr, "sallyport:", err)
+		fmt.Fprintln(os.Stderr, "sallyport:", terminal.Text(err.Error()))
 		return 1
 	}
 }

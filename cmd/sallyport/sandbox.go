@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
+	"sallyport/internal/terminal"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -161,7 +162,7 @@ const sandboxHead = "NAME\tSTATE\tIMAGE\tRUNTIME\tADDRESS\tAGE"
 func sandboxRow(i sandbox.Info) string {
 	state := string(i.State)
 	if i.Reason != "" {
-		state += ": " + i.Reason
+		state += ": " + terminal.Escape(i.Reason)
 	}
 	if i.Lost != "" {
 		state += " (memory lost)"
@@ -242,6 +243,6 @@ func one(g *globals, use, short string, do func(*api.Client, context.Context, st
 // lost says that a sandbox could not have the memory that it slept with.
 func lost(w io.Writer, i sandbox.Info) {
 	if i.Lost != "" {
-		fmt.Fprintf(w, "%s began anew from its disk: %s\n", i.Name, i.Lost)
+		fmt.Fprintf(w, "%s began anew from its disk: %s\n", i.Name, terminal.Escape(i.Lost))
 	}
 }

@@ -25,6 +25,22 @@ func Word(s string) string {
 	return escape(s, true)
 }
 
+// Text is Escape for text of several lines that is ours but for parts of it, as an
+// error's is: line feeds, tabs and backslashes stay.
+func Text(s string) string {
+	var b strings.Builder
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		if r == '\n' || r == '\t' || r == '\\' {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(escape(s[i:i+n], false))
+		}
+		i += n
+	}
+	return b.String()
+}
+
 func escape(s string, space bool) string {
 	clean := true
 	for i := 0; i < len(s) && clean; i++ {

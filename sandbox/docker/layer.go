@@ -58,16 +58,17 @@ func (r *Runtime) place(info container.InspectResponse) error {
 // can be had.
 func (r *Runtime) Layered() bool { return r.driver == overlay }
 
-// begin places the layer of a container that is about to run.
-func (r *Runtime) begin(ctx context.Context, ref string) error {
+// begin places the layer of a container that is about to run, and returns the
+// engine's identifier of that.
+func (r *Runtime) begin(ctx context.Context, ref string) (container string, err error) {
 	res, err := r.client.ContainerInspect(ctx, ref, client.ContainerInspectOptions{})
 	if err != nil {
-		return mapError(err)
+		return "", mapError(err)
 	}
 	if state := res.Container.State; state != nil && state.Running {
-		return nil
+		return res.Container.ID, nil
 	}
-	return r.place(res.Container)
+	return res.Container.ID, r.place(res.Container)
 }
 
 // vacate ends a container that is about to be removed, and displaces its layer:

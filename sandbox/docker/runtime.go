@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math"
 	"net/netip"
@@ -138,7 +139,7 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 		seen = new(views).of("") // it is no longer the image that it began as
 	}
 	if err == nil && c.Layer != "" {
-		err = r.begin(patient, made.ID)
+		_, err = r.begin(patient, made.ID)
 	}
 	if err == nil && trust.cert != nil && c.Like == "" {
 		err = r.plant(ctx, made.ID, seen, trust)
@@ -177,8 +178,23 @@ func (r *Runtime) undo(ctx context.Context, attempt string) error {
 
 // Start starts the container. A container that runs already is left as it is.
 func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) {
-	if err := r.begin(ctx, containerName(id)); err != nil {
-		return sandbox.Status{}, err
+	// One of ours that ended in the middle of a restore may have left its note.
+	return r.startAs(ctx, id, func(note string) error {
+		if err := os.Remove(note); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		return nil
+	})
+}
+
+// startAs runs the container as the note for the guard says, which f sees to.
+func (r *Runtime) startAs(ctx context.Context, id string, f func(note string) error) (sandbox.Status, error) {
+	container, err := r.begin(ctx, containerName(id))
+	if err == nil {
+		err = f(filepath.Join(r.layout.notes(), container))
+	}
+	if err != nil {
+		return sandbox.Status{}, fmt.Errorf("starting sandbox %s: %w", id, err)
 	}
 	if _, err := r.client.ContainerStart(ctx, containerName(id), client.ContainerStartOptions{}); err != nil {
 		return sandbox.Status{}, mapError(fmt.Errorf("starting sandbox %s: %w", id, err))

@@ -98,19 +98,20 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning b
 // runtime that the engine calls: so a restore stands behind the same pin as a
 // start, and the memory goes by no other folder.
 func (r *Runtime) Restore(ctx context.Context, id, dir string) (sandbox.Status, error) {
-	info, err := r.inspect(ctx, id)
-	if err != nil {
-		return sandbox.Status{}, err
-	}
 	if strings.ContainsAny(dir, "\n\\") || !filepath.IsAbs(dir) {
 		return sandbox.Status{}, fmt.Errorf("restoring sandbox %s: %q is no folder for its memory", id, dir)
 	}
-	note := filepath.Join(r.layout.notes(), info.ID)
-	if _, err := replace(note, []byte(dir+"\n"), 0o600); err != nil {
-		return sandbox.Status{}, fmt.Errorf("restoring sandbox %s: %w", id, err)
-	}
-	defer os.Remove(note)
-	return r.Start(ctx, id)
+	var note string
+	defer func() {
+		if note != "" {
+			_ = os.Remove(note)
+		}
+	}()
+	return r.startAs(ctx, id, func(at string) error {
+		note = at
+		_, err := replace(note, []byte(dir+"\n"), 0o600)
+		return err
+	})
 }
 
 // written runs the engine's runtime, which is the guard, and renames what it has

@@ -301,3 +301,28 @@ func (l *laboratory) restartEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A note that is left of a restore whose daemon ended in the middle does not keep
+// the sandbox from starting, nor has it begin with that memory.
+func TestNoteOfBefore(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	if err := r.Stop(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	info, err := r.inspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	note := filepath.Join(r.layout.notes(), info.ID)
+	if err := os.WriteFile(note, []byte(filepath.Join(t.TempDir(), "gone")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := r.Start(t.Context(), id); err != nil || !st.Running {
+		t.Errorf("started: %+v, %v", st, err)
+	}
+	if _, err := os.Lstat(note); !os.IsNotExist(err) {
+		t.Errorf("the note is left: %v", err)
+	}
+}

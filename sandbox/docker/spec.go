@@ -76,6 +76,9 @@ func (r *Runtime) options(c sandbox.Container, img image, mac network.HardwareAd
 				Memory:     c.Spec.Memory,
 				MemorySwap: c.Spec.Memory, // the sum: no swap
 				PidsLimit:  &pids,
+				// A core is written outside of the sandbox, by the host's kernel or by
+				// a program of the host's, which 1 keeps off and 0 does not (core(5)).
+				Ulimits: []*container.Ulimit{{Name: "core", Soft: 1, Hard: 1}},
 			},
 		},
 		NetworkingConfig: &network.NetworkingConfig{

@@ -8,7 +8,7 @@
 // second name) is therefore told as a change too; contents are not read.
 //
 // Both ways it takes the memory of the names of the folders on the way to one
-// file, however many files there are.
+// file, however many files there are; more than 64 MiB of them are an error.
 package manifest
 
 import (
@@ -176,7 +176,8 @@ func walk(ctx context.Context, roots []Root) iter.Seq2[*entry, error] {
 				yield(nil, err)
 				return
 			}
-			on := below(ctx, dir, i, r.At, 0, yield)
+			w := walker{ctx: ctx, root: i, yield: yield}
+			on := w.below(dir, r.At, 0)
 			_ = dir.Close()
 			if !on {
 				return
@@ -185,24 +186,64 @@ func walk(ctx context.Context, roots []Root) iter.Seq2[*entry, error] {
 	}
 }
 
-func below(ctx context.Context, dir *os.Root, root int, at string, depth int, yield func(*entry, error) bool) bool {
-	fail := func(err error) bool { yield(nil, err); return false }
+// walker is a walk through one root.
+type walker struct {
+	ctx   context.Context
+	root  int
+	yield func(*entry, error) bool
+	names int // bytes of names that are held
+}
+
+const (
+	// maxNames bounds the memory of the names of the folders on the way to one file,
+	// in bytes: a sandbox can make tens of millions in one folder.
+	maxNames = 64 << 20
+	// nameSize is what each takes besides.
+	nameSize = 16
+	page     = 4096
+)
+
+// list reads a folder's names, in order.
+func (w *walker) list(dir *os.Root) (names []string, size int, err error) {
+	f, err := dir.Open(".")
+	if err != nil {
+		return nil, 0, err
+	}
+	defer f.Close()
+	for {
+		some, err := f.Readdirnames(page)
+		for _, name := range some {
+			size += len(name) + nameSize
+		}
+		if w.names+size > maxNames {
+			return nil, 0, errors.New("folders have more files than can be listed in order")
+		}
+		names = append(names, some...)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+	}
+	slices.Sort(names)
+	return names, size, nil
+}
+
+func (w *walker) below(dir *os.Root, at string, depth int) bool {
+	fail := func(err error) bool { w.yield(nil, err); return false }
 	if depth > maxDepth {
 		return fail(fmt.Errorf("folders are nested deeper than %d", maxDepth))
 	}
-	f, err := dir.Open(".")
+	names, size, err := w.list(dir)
 	if err != nil {
 		return fail(err)
 	}
-	names, err := f.Readdirnames(-1)
-	_ = f.Close()
-	if err != nil {
-		return fail(err)
-	}
-	slices.Sort(names)
+	w.names += size
+	defer func() { w.names -= size }()
 	for _, name := range names {
-		if err := ctx.Err(); err != nil {
-			return fail(context.Cause(ctx))
+		if err := w.ctx.Err(); err != nil {
+			return fail(context.Cause(w.ctx))
 		}
 		info, err := dir.Lstat(name)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -211,8 +252,8 @@ func below(ctx context.Context, dir *os.Root, root int, at string, depth int, yi
 		if err != nil {
 			return fail(err)
 		}
-		e := describe(root, path.Join(at, name), info)
-		if !yield(e, nil) {
+		e := describe(w.root, path.Join(at, name), info)
+		if !w.yield(e, nil) {
 			return false
 		}
 		if !e.folder() {
@@ -224,7 +265,7 @@ func below(ctx context.Context, dir *os.Root, root int, at string, depth int, yi
 		}
 		on := true
 		if now, err := sub.Stat("."); err == nil && os.SameFile(info, now) {
-			on = below(ctx, sub, root, e.path, depth+1, yield)
+			on = w.below(sub, e.path, depth+1)
 		}
 		_ = sub.Close()
 		if !on {

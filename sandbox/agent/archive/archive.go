@@ -7,7 +7,7 @@
 // to the next, and a symbolic link on the way is an error, also one that was
 // there before. A hard link goes to a file of the same archive or nowhere.
 // Devices, pipes and sockets are left out. With [Options.Foreign], for the host,
-// so are setuid, setgid and sticky bits, sparse files, and symbolic links that
+// so are setuid, setgid and sticky bits, what lets others write, sparse files, and symbolic links that
 // lead out of the tree.
 //
 // It carries names, contents, permission bits, times of files and folders, and

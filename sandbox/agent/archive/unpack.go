@@ -230,24 +230,32 @@ func (u *unpacker) leave() error {
 }
 
 func (u *unpacker) folder(in *os.Root, base string, h *tar.Header) error {
-	if err := in.Mkdir(base, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	err := in.Mkdir(base, 0o700)
+	there := errors.Is(err, fs.ErrExist)
+	if err != nil && !there {
 		return err
 	}
 	dir, err := open(in, base)
 	if err != nil {
 		return err
 	}
-	u.levels = append(u.levels, level{base: base, dir: dir, set: true, mode: u.mode(h), time: h.ModTime})
+	// A sandbox does not say who may enter a folder that the host has.
+	u.levels = append(u.levels, level{base: base, dir: dir, set: !there || !u.o.Foreign, mode: u.mode(h), time: h.ModTime})
 	return nil
 }
 
+// Foreign is the mode on the host of what comes out of a sandbox, which does not say
+// who else of the host may write it.
+func Foreign(mode os.FileMode) os.FileMode { return mode & 0o755 }
+
 func (u *unpacker) mode(h *tar.Header) os.FileMode {
 	mode := os.FileMode(h.Mode & 0o777)
-	if !u.o.Foreign {
-		for bit, m := range map[int64]os.FileMode{0o4000: os.ModeSetuid, 0o2000: os.ModeSetgid, 0o1000: os.ModeSticky} {
-			if h.Mode&bit != 0 {
-				mode |= m
-			}
+	if u.o.Foreign {
+		return Foreign(mode)
+	}
+	for bit, m := range map[int64]os.FileMode{0o4000: os.ModeSetuid, 0o2000: os.ModeSetgid, 0o1000: os.ModeSticky} {
+		if h.Mode&bit != 0 {
+			mode |= m
 		}
 	}
 	return mode

@@ -59,8 +59,8 @@ type File struct {
 
 // Listing is the answer of GET /files/list.
 type Listing struct {
-	Files []File `json:"files"`          // by name, bytewise
-	More  bool   `json:"more,omitempty"` // there are others after the last
+	Files Files `json:"files"`          // by name, bytewise
+	More  bool  `json:"more,omitempty"` // there are others after the last
 }
 
 // Raw is what a field beside a name holds: the name's bytes, when JSON cannot.

@@ -1,0 +1,111 @@
+package e2e
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/sandbox"
+)
+
+// traps fills a folder with what the host must not follow, wait for, believe, or
+// get lost in.
+const traps = `
+import os, socket, sys
+top = sys.argv[1]
+os.mkdir(top + "/" + sys.argv[4])
+os.chdir(top + "/" + sys.argv[4])
+os.symlink(sys.argv[2], "secret")
+os.symlink(os.path.dirname(sys.argv[2]), "folder")
+os.symlink("../" * 40 + "etc", "up")
+os.symlink("loop", "loop")
+os.mkfifo("pipe")
+s = socket.socket(socket.AF_UNIX); s.bind("socket")
+for name in ["-rf", "--checkpoint-action=exec=touch pwned", "a\nb", "\x1b]0;owned\a", "*", "$(touch pwned)", "x" * 255]:
+    open(name, "w").close()
+f = open("holes", "w"); f.truncate(1 << 40); f.seek(1 << 39); f.write("here"); f.close()
+open("suid", "w").close(); os.chmod("suid", 0o6777)
+for i in range(1000):
+    os.link("suid", "link%d" % i)
+for i in range(int(sys.argv[3])):
+    os.mkdir("d"); os.chdir("d")
+`
+
+// TestTraps: whatever a sandbox puts into its files, a snapshot, a restore and a fork
+// of them end, touch nothing of the host's, and bring the files back as they were;
+// and where they cannot be read there is a way out.
+func TestTraps(t *testing.T) {
+	r := newRig(t, "")
+	r.up()
+	outside := filepath.Join(t.TempDir(), "outside")
+	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.ok("sandbox", "create", "agent")
+	r.ok("sandbox", "snapshot", "agent", "clean")
+	set := func(deep, in string) {
+		t.Helper()
+		for _, top := range []string{"/root", "/memory"} {
+			if res := r.feed(traps, "sandbox", "exec", "agent", "--", "python3", "-", top, outside, deep, in); res.code != 0 {
+				t.Fatal(res)
+			}
+		}
+	}
+	const list = `for d in /root/t /memory/t; do cd $d && ls -A | sort | md5sum && stat -c '%s %a %h' suid holes && readlink secret folder up loop && find . | wc -l; done`
+	set("300", "t")
+	before := r.inside("agent", list)
+	if before.code != 0 {
+		t.Fatal(before)
+	}
+	began := time.Now()
+	r.ok("sandbox", "snapshot", "agent", "trapped", "--memory")
+	r.ok("sandbox", "fork", "agent", "child")
+	r.ok("sandbox", "restore", "agent", "trapped")
+	if took := time.Since(began); took > 6*busy {
+		t.Errorf("they took %v", took)
+	}
+	for _, name := range []string{"agent", "child"} {
+		if after := r.inside(name, list); after.stdout != before.stdout {
+			t.Errorf("%s has %s, had %s", name, after, before)
+		}
+	}
+	var st unix.Stat_t
+	for _, path := range []string{"data/sandboxes/agent/snapshots/trapped/layer", "data/sandboxes/agent/snapshots/trapped/store"} {
+		if err := unix.Stat(filepath.Join(r.dir, path), &st); err != nil || st.Size > 16<<20 {
+			t.Errorf("%s has %d bytes, %v", path, st.Size, err)
+		}
+	}
+
+	// Nested so deep that cp(1) cannot name it, and beyond what can be open.
+	set("3000", "deep")
+	if res := r.sallyport("sandbox", "fork", "agent", "deep"); res.code == 0 {
+		r.ok("sandbox", "rm", "deep")
+	} else if len(res.stderr) > 1000 || strings.Contains(res.stderr, "\x1b") {
+		t.Errorf("a fork that fails says %d bytes: %.300q", len(res.stderr), res.stderr)
+	}
+	// The way out, whatever is in there.
+	r.ok("sandbox", "fork", "agent", "--snapshot", "clean", "again")
+	if res := r.sallyport("sandbox", "restore", "agent", "clean"); res.code != 0 {
+		t.Errorf("back to what it was: %s", res)
+	} else if got := r.inside("agent", "ls -d /root/t /memory/t /root/deep /memory/deep"); got.stdout != "" {
+		t.Errorf("after the restore there is %s", got)
+	}
+	for _, name := range []string{"agent", "child", "again"} {
+		if i := r.info(name); i.State == sandbox.Failed {
+			t.Errorf("%+v", i)
+		}
+		r.ok("sandbox", "rm", name)
+	}
+	if text, err := os.ReadFile(outside); err != nil || string(text) != "kept" {
+		t.Errorf("what a link led to: %q, %v", text, err)
+	}
+	for _, dir := range []string{".", r.dir, filepath.Join(r.dir, "data")} {
+		if _, err := os.Lstat(filepath.Join(dir, "pwned")); err == nil {
+			t.Errorf("a name was taken for a command: pwned in %s", dir)
+		}
+	}
+}
