@@ -145,6 +145,7 @@ const document = `
 egress:
 - {name: models, destination: models.example.test, body: {json: 1MiB}}
 - {name: support, destination: docs.example.test, sandboxes: {tags: {team: support}}}
+- {name: deploys, destination: deploy.example.test, sandboxes: {names: [deployer]}}
 `
 
 func must[T any](t *testing.T) func(T, error) T {
@@ -179,6 +180,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 		Explain: func(ctx context.Context, in policy.Input, sent *policy.Sent) policy.Explanation {
 			return rules.Explain(ctx, rules.Show(in, sent))
 		},
+		Named: rules.Names,
 		Recorded: func(ctx context.Context, id string) (past.Explanation, error) {
 			return past.Explain(ctx, rules, h.audit, id)
 		},

@@ -63,6 +63,7 @@ type Options struct {
 	Forget    func(id string) error                  // what is kept under a sandbox's or a client's ID
 	Explain   func(context.Context, policy.Input, *policy.Sent) policy.Explanation
 	Recorded  func(ctx context.Context, decision string) (past.Explanation, error) // of a decision in the audit
+	Named     func(sandbox string) bool                                            // whether a rule selects sandboxes by this name
 	Reload    func(context.Context) error
 	Shutdown  func(context.Context) // stops sandboxes, engine and daemon; returns at once
 	Status    func() Status
@@ -371,13 +372,11 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, r, PrincipalOf(r.Context()), err)
 		return
 	}
-	if c, ok := h.client(r.PathValue("name")); ok {
-		err := fmt.Errorf("%w: a proxy user is named %q: rules select by name, so choose another", errTaken, c.Name)
-		if PrincipalOf(r.Context()).Tenant != "" {
-			err = fmt.Errorf("%w: %s: choose another", sandbox.ErrTaken, c.Name)
+	if _, err := m.Visible(r.Context(), r.PathValue("name")); err != nil {
+		if err := h.nameable(r, r.PathValue("name")); err != nil {
+			h.unmade(w, r, err)
+			return
 		}
-		writeProblem(w, err)
-		return
 	}
 	info, created, err := m.GetOrCreate(r.Context(), r.PathValue("name"), spec)
 	status := http.StatusOK

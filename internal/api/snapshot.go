@@ -57,7 +57,7 @@ func (h *handler) restore(w http.ResponseWriter, r *http.Request) {
 }
 
 func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
+	parent, ok := h.sandbox(w, r)
 	if !ok {
 		return
 	}
@@ -66,6 +66,14 @@ func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
-	list, err := m.Fork(r.Context(), r.PathValue("name"), spec)
+	err := privileged(r, sandbox.Spec{Runtime: parent.Spec.Runtime})
+	if err == nil {
+		err = h.nameable(r, h.childNames(parent.Name, spec)...)
+	}
+	if err != nil {
+		h.unmade(w, r, err)
+		return
+	}
+	list, err := h.opt.Sandboxes.Fork(r.Context(), parent.Name, spec)
 	reply(w, http.StatusCreated, list, err)
 }
