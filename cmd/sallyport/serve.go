@@ -60,7 +60,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Once:      d.once,
 		Events:    d.lifecycles,
 	})
-	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, ConnContext: api.PeerContext, Handler: routes})
+	serveHTTP(ctx, g, l, api.Local(routes, d.log))
 	return d.serveRemote(ctx, g, routes)
 }
 

@@ -216,7 +216,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	routes := checked(t, api.NewHandler(opt))
-	server := &http.Server{Handler: routes, ConnContext: api.PeerContext}
+	server := api.Local(routes, opt.Logger)
 	run := func(s *http.Server, l net.Listener) {
 		served := make(chan struct{})
 		go func() { defer close(served); _ = s.Serve(l) }()
