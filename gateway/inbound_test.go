@@ -108,7 +108,8 @@ func (n *inbound) expose(t *testing.T, name, id string, port uint16) string {
 }
 
 func (n *inbound) host(name string) string {
-	return fmt.Sprintf("%d--%s.localhost:%d", n.port, name, portOf(n.ln.Addr()).Port())
+	e := gateway.Exposure{Sandbox: name, SandboxID: map[string]string{"demo": "sb-1", "other": "sb-2"}[name], Port: n.port}
+	return fmt.Sprintf("%s:%d", e.Host(), portOf(n.ln.Addr()).Port())
 }
 
 // ask sends bytes and returns the answer.
@@ -273,6 +274,32 @@ func TestInboundCookie(t *testing.T) {
 	}
 	if n.wakes.Load() != 0 {
 		t.Error("a first visit has woken the sandbox")
+	}
+}
+
+// Another sandbox of the same name has another origin: what a browser keeps of the
+// first one (service workers, storage, cookies, pages) is nothing to it.
+func TestInboundOriginIsOneSandbox(t *testing.T) {
+	n, token := newInbound(t)
+	before := n.host("demo")
+	if err := n.store.Forget("sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	again := n.expose(t, "demo", "sb-9", n.port)
+	after := n.store.List()[0].Host()
+	if h, _, _ := strings.Cut(before, ":"); h == after || !strings.HasSuffix(after, ".localhost") || strings.Count(after, ".") != 1 {
+		t.Errorf("%s after %s", after, before)
+	}
+	for _, secret := range []string{token, again} {
+		if r, _ := n.ask(t, "GET / HTTP/1.1\r\nHost: "+before+"\r\nAuthorization: Bearer "+secret+"\r\n\r\n"); r.StatusCode != 421 {
+			t.Errorf("the name of the sandbox that is gone: %d", r.StatusCode)
+		}
+	}
+	if _, _, err := n.store.Add(strings.Repeat("a", 46), "sb-3", 65535, time.Hour); err != nil {
+		t.Errorf("a long name: %v", err)
+	}
+	if _, _, err := n.store.Add(strings.Repeat("a", 47), "sb-3", 65535, time.Hour); !errors.Is(err, gateway.ErrExposure) {
+		t.Errorf("a name that is too long: %v", err)
 	}
 }
 
