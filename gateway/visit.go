@@ -175,14 +175,7 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 
 // reach runs the sandbox and connects to the port.
 func (v *visit) reach(ctx context.Context) (*net.TCPConn, error) {
-	in := v.gateway.inward
-	select {
-	case in.wakes <- struct{}{}:
-	case <-ctx.Done():
-		return nil, errAsleep
-	}
-	who, err := in.waker.Wake(ctx, v.exposure.SandboxID)
-	<-in.wakes
+	who, err := v.gateway.wake(ctx, v.exposure.SandboxID)
 	if err != nil || who.ID != v.exposure.SandboxID || !who.Address.IsValid() {
 		v.gateway.logger.Warn("a sandbox could not be started for a request", "sandbox", v.exposure.Sandbox, "error", err)
 		return nil, errAsleep
@@ -194,6 +187,29 @@ func (v *visit) reach(ctx context.Context) (*net.TCPConn, error) {
 	}
 	impatient(c, v.gateway.stall)
 	return c.(*net.TCPConn), nil
+}
+
+// wake runs a sandbox, once for all who visit it meanwhile: one that takes its time
+// does not hold up those of others.
+func (g *Gateway) wake(ctx context.Context, id string) (Identity, error) {
+	in := g.inward
+	woken := in.waking.DoChan(id, func() (any, error) {
+		ctx, over := context.WithTimeout(g.life, wakeWithin)
+		defer over()
+		select {
+		case in.wakes <- struct{}{}:
+			defer func() { <-in.wakes }()
+		case <-ctx.Done():
+			return Identity{}, errAsleep
+		}
+		return in.waker.Wake(ctx, id)
+	})
+	select {
+	case got := <-woken:
+		return got.Val.(Identity), got.Err
+	case <-ctx.Done():
+		return Identity{}, errAsleep
+	}
 }
 
 // exchangeWith sends the request and passes the answer on.
