@@ -60,6 +60,9 @@ func (m *Manager) makeWay(ctx context.Context, name string) error {
 	}
 	rec, err := readRecord(m.dir(name))
 	if err != nil || rec.Ready || rec.Name != name {
+		if OwnerOf(ctx) != "" { // who cannot do anything about it
+			return fmt.Errorf("%w: %q: something on the host is in the way: choose another", ErrBadName, name)
+		}
 		return fmt.Errorf("%w: %s is in the way: move it aside", ErrBadName, m.dir(name))
 	}
 	if err := m.discard(ctx, rec); err != nil {

@@ -121,7 +121,7 @@ func problem(err error) *Problem {
 }
 
 func writeProblem(w http.ResponseWriter, err error) {
-	p := problem(err)
+	p := problemFor(w, err)
 	w.Header().Set("Content-Type", "application/problem+json")
 	switch p.Status {
 	case http.StatusUnauthorized:

@@ -148,6 +148,7 @@ func (h *handler) guard(to route) http.Handler {
 		ctx = audit.By(ctx, who.actor())
 		if who.Tenant != "" {
 			ctx = sandbox.ForOwner(ctx, who.Tenant)
+			w = confined{w, h.opt.Logger}
 		}
 		// The server has to find the body that it knows in the request that is its
 		// own, or it waits for one that the client has not been asked for.

@@ -354,7 +354,11 @@ func (h *handler) sandbox(w http.ResponseWriter, r *http.Request) (sandbox.Info,
 
 func (h *handler) list(w http.ResponseWriter, r *http.Request) {
 	if m, ok := h.sandboxes(w); ok {
-		replyPage(w, r, m.ListVisible(r.Context()), func(i sandbox.Info) string { return i.Name })
+		list := m.ListVisible(r.Context())
+		for i := range list {
+			list[i] = infoFor(r, list[i])
+		}
+		replyPage(w, r, list, func(i sandbox.Info) string { return i.Name })
 	}
 }
 
@@ -383,7 +387,7 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 	if created {
 		status = http.StatusCreated
 	}
-	reply(w, status, info, err)
+	reply(w, status, infoFor(r, info), err)
 }
 
 // privileged says what of a spec is not for everybody who may make sandboxes: tags
@@ -424,12 +428,12 @@ func (h *handler) set(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	i, err := m.Set(r.Context(), r.PathValue("name"), c)
-	reply(w, http.StatusOK, i, err)
+	reply(w, http.StatusOK, infoFor(r, i), err)
 }
 
 func (h *handler) get(w http.ResponseWriter, r *http.Request) {
 	if i, ok := h.sandbox(w, r); ok {
-		reply(w, http.StatusOK, i, nil)
+		reply(w, http.StatusOK, infoFor(r, i), nil)
 	}
 }
 

@@ -53,7 +53,7 @@ func (h *handler) restore(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	i, err := m.Restore(r.Context(), r.PathValue("name"), in.Snapshot)
-	reply(w, http.StatusOK, i, err)
+	reply(w, http.StatusOK, infoFor(r, i), err)
 }
 
 func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
@@ -75,5 +75,8 @@ func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	list, err := h.opt.Sandboxes.Fork(r.Context(), parent.Name, spec)
+	for i := range list {
+		list[i] = infoFor(r, list[i])
+	}
 	reply(w, http.StatusCreated, list, err)
 }
