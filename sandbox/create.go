@@ -22,6 +22,9 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if err := m.roomy(); err != nil {
 		return err
 	}
+	if err := m.spare(spec.Owner); err != nil {
+		return err
+	}
 	if taken, err := m.take(ctx, e, name, spec); taken || err != nil {
 		return err
 	}
@@ -73,6 +76,9 @@ func (m *Manager) makeWay(ctx context.Context, name string) error {
 
 // build makes all that a sandbox is, and leaves what it made when it fails.
 func (m *Manager) build(ctx context.Context, rec record) error {
+	if err := m.allot(rec); err != nil {
+		return err
+	}
 	if err := os.Mkdir(m.dir(rec.Name), 0o700); err != nil {
 		return err
 	}
@@ -145,6 +151,7 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 	if err == nil {
 		m.mu.Lock()
 		delete(m.addresses, rec.Address)
+		m.uncount(rec.ID)
 		m.mu.Unlock()
 	}
 	return err

@@ -84,6 +84,7 @@ var problems = []struct {
 	{approval.ErrAnswered, http.StatusConflict, "answered"},
 	{approval.ErrFull, http.StatusConflict, "full"},
 	{ErrKeysFull, http.StatusConflict, "full"},
+	{sandbox.ErrShare, http.StatusConflict, "full"},
 	{gateway.ErrExposuresFull, http.StatusConflict, "full"},
 
 	{sandbox.ErrBadName, http.StatusBadRequest, "bad-request"},
