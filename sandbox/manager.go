@@ -437,6 +437,9 @@ func (m *Manager) ByAddress(a netip.Addr) (Info, bool) {
 	return i, ok
 }
 
+// Defaults are what a spec has where it says nothing.
+func (m *Manager) Defaults() Spec { return m.opt.Defaults }
+
 // Stop ends the sandbox's processes; its files stay.
 func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
 	e, err := m.existing(ctx, name)

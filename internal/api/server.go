@@ -11,6 +11,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"math"
 	"net/http"
 	"time"
 
@@ -372,7 +374,7 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
-	if err := privileged(r, spec); err != nil {
+	if err := cmp.Or(privileged(r, spec), oversized(r, spec, m.Defaults())); err != nil {
 		h.refuse(w, r, PrincipalOf(r.Context()), err)
 		return
 	}
@@ -423,12 +425,44 @@ func (h *handler) set(w http.ResponseWriter, r *http.Request) {
 	if err == nil && c.Offline != nil && !*c.Offline {
 		err = needs(r, ScopePolicy, "a sandbox that is offline reaches nothing")
 	}
+	if err == nil {
+		err = oversized(r, sandbox.Spec{CPUs: size(c.CPUs), Memory: size(c.Memory), Pids: size(c.Pids), Disk: size(c.Disk)}, m.Defaults())
+	}
 	if err != nil {
 		h.refuse(w, r, PrincipalOf(r.Context()), err)
 		return
 	}
 	i, err := m.Set(r.Context(), r.PathValue("name"), c)
 	reply(w, http.StatusOK, infoFor(r, i), err)
+}
+
+// size is what is set, where 0 is no bound at all.
+func size[N int64 | float64](set *N) N {
+	switch {
+	case set == nil:
+		return 0
+	case *set == 0:
+		return math.MaxInt64
+	}
+	return *set
+}
+
+// oversized keeps a tenant to what of the host the configuration gives each sandbox:
+// its defaults, where they bound anything.
+func oversized(r *http.Request, s, most sandbox.Spec) error {
+	if PrincipalOf(r.Context()).Tenant == "" {
+		return nil
+	}
+	over := func(asked, most float64) bool { return most > 0 && asked > most }
+	for what, is := range map[string]bool{
+		"cpus": over(s.CPUs, most.CPUs), "memory": over(float64(s.Memory), float64(most.Memory)),
+		"pids": over(float64(s.Pids), float64(most.Pids)), "disk": over(float64(s.Disk), float64(most.Disk)),
+	} {
+		if is {
+			return needs(r, ScopeAdmin, "a tenant's sandbox has at most the daemon's default of "+what)
+		}
+	}
+	return nil
 }
 
 func (h *handler) get(w http.ResponseWriter, r *http.Request) {
