@@ -34,6 +34,7 @@ type inbound struct {
 	inside  *httptest.Server
 	port    uint16
 	asleep  atomic.Bool
+	retag   atomic.Bool   // the sandbox is another team's
 	slow    chan struct{} // what waking sb-1 waits for
 	wakes   atomic.Int32
 
@@ -49,7 +50,11 @@ func named(id string) string {
 }
 
 func (n *inbound) Whose(_ context.Context, id string) (policy.Sandbox, error) {
-	return policy.Sandbox{Name: named(id), ID: id, Session: "s-1", Tags: map[string]string{"team": "web"}}, nil
+	team := "web"
+	if n.retag.Load() {
+		team = "other"
+	}
+	return policy.Sandbox{Name: named(id), ID: id, Session: "s-1", Tags: map[string]string{"team": team}}, nil
 }
 
 func (n *inbound) Wake(_ context.Context, id string) (gateway.Identity, error) {
@@ -480,10 +485,17 @@ func TestInboundRevoked(t *testing.T) {
 			_, _, _ = n.store.Add("demo", "sb-1", n.port, time.Hour)
 			n.exposed.Replace(n.store.List())
 		},
-		"denied": func(n *inbound) { n.policy(func(policy.Input) policy.Decision { return policy.Decision{} }) },
+		"tagged otherwise": func(n *inbound) { n.retag.Store(true) },
+		"denied":           func(n *inbound) { n.policy(func(policy.Input) policy.Decision { return policy.Decision{} }) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, token := newInbound(t)
+			n.policy(func(in policy.Input) policy.Decision {
+				if in.Sandbox.Tags["team"] != "web" {
+					return policy.Decision{}
+				}
+				return allow(in)
+			})
 			s, status := n.socketTo(t, "Authorization: Bearer "+token+"\r\nOrigin: http://"+n.host("demo")+"\r\n")
 			if status != 101 {
 				t.Fatal(status)

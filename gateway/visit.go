@@ -60,9 +60,9 @@ func (v *visit) event(d policy.Decision) *audit.Event {
 }
 
 // judged asks the policy.
-func (v *visit) judged(ctx context.Context) policy.Decision {
+func (v *visit) judged(ctx context.Context, of policy.Sandbox) policy.Decision {
 	d := v.gateway.decide(ctx, policy.Input{
-		Phase: policy.PhaseInbound, Sandbox: v.flow.identity.Sandbox, Protocol: policy.ProtocolHTTP,
+		Phase: policy.PhaseInbound, Sandbox: of, Protocol: policy.ProtocolHTTP,
 		Destination: policy.Destination{Host: v.exposure.Sandbox, Port: v.exposure.Port}, Request: v.request,
 	})
 	if d.Action != policy.Allow && d.Action != policy.Deny {
@@ -76,7 +76,14 @@ func (v *visit) judge(ctx context.Context) *revokedError {
 	if e, ok := v.gateway.inward.exposures.Exposed(v.exposure.Host()); !ok || e.Digest != v.exposure.Digest || !e.live() {
 		return &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
-	return compare(v.judged(ctx), v.decision)
+	// Its tags may be others by now.
+	asked, over := context.WithTimeout(ctx, reachWithin)
+	defer over()
+	now, err := v.gateway.inward.waker.Whose(asked, v.exposure.SandboxID)
+	if err != nil {
+		now = v.flow.identity.Sandbox // what has gone has no exposure
+	}
+	return compare(v.judged(ctx, now), v.decision)
 }
 
 func (v *visit) stop(*revokedError) { v.cancel() }
@@ -87,7 +94,7 @@ func (v *visit) decide(ctx context.Context) policy.Decision {
 	u := &v.gateway.underway
 	for {
 		round := u.round.Load()
-		d := v.judged(ctx)
+		d := v.judged(ctx, v.flow.identity.Sandbox)
 		if d.Action != policy.Allow {
 			return d
 		}
