@@ -259,7 +259,7 @@ type Extension struct {
 	SandboxID   string            `json:"sandbox_id,omitempty"`
 	Session     string            `json:"session,omitempty"`
 	Tags        map[string]string `json:"tags,omitempty"`
-	Phase       string            `json:"phase,omitempty"`             // connect, request, dns
+	Phase       string            `json:"phase,omitempty"`             // connect, request, dns, inbound
 	Decision    string            `json:"decision,omitempty"`          // allow, deny, tunnel, approve
 	Credentials []CredentialUse   `json:"credentials,omitempty"`       // what was injected
 	Found       []CredentialUse   `json:"found_credentials,omitempty"` // what the response held and was overwritten

@@ -49,11 +49,13 @@ type Exposure struct {
 }
 
 // Host is the exposure's host name: a name below localhost is the host's own
-// loopback address (RFC 6761, section 6.3), and an origin of its own.
-func (e Exposure) Host() string { return exposureHost(e.Sandbox, e.Port) }
-
-func exposureHost(sandbox string, port uint16) string {
-	return fmt.Sprintf("%d--%s.localhost", port, sandbox)
+// loopback address (RFC 6761, section 6.3), and an origin of its own. It has a part
+// of its sandbox's ID in it, so that a later sandbox of the same name is another
+// origin: browsers keep service workers, storage and cookies for longer than
+// sandboxes are.
+func (e Exposure) Host() string {
+	id := sha256.Sum256([]byte(e.SandboxID))
+	return fmt.Sprintf("%d--%s--%x.localhost", e.Port, e.Sandbox, id[:4])
 }
 
 // live tells whether it has not expired.
@@ -93,7 +95,7 @@ func OpenExposures(path string) (*ExposureStore, error) {
 // Add exposes a port and returns the token, which is not kept and cannot be shown
 // again. One that was exposed already has this token from now on.
 func (s *ExposureStore) Add(sandbox, id string, port uint16, lasts time.Duration) (Exposure, string, error) {
-	host := exposureHost(sandbox, port)
+	host := Exposure{Sandbox: sandbox, SandboxID: id, Port: port}.Host()
 	if label, _, _ := strings.Cut(host, "."); len(label) > exposureLabel {
 		return Exposure{}, "", fmt.Errorf("%w: %s is longer than a host name may be: the sandbox's name is too long", ErrExposure, host)
 	}

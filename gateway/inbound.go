@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
@@ -66,6 +67,7 @@ type inward struct {
 	port      string // of the listener, as Host has it
 	visitors  chan struct{}
 	wakes     chan struct{}
+	waking    singleflight.Group // by sandbox
 	refusals  *rate.Limiter
 
 	mu     sync.Mutex
@@ -255,6 +257,11 @@ func (v *visit) admit(r *http.Request, program, upgrade bool) *misuse {
 	// none, or could have left it out.
 	origins := r.Header["Origin"]
 	if own := "http://" + v.authority; len(origins) > 1 || len(origins) == 1 && origins[0] != own || len(origins) == 0 && upgrade && !program {
+		return &misuse{http.StatusForbidden, "inbound-origin", "the request comes from a page of another origin"}
+	}
+	// Pages of the same host name at another port are of the same site, and get a
+	// cookie of SameSite=Strict sent; not every request says its origin.
+	if site := r.Header.Get("Sec-Fetch-Site"); !program && (site == "same-site" || site == "cross-site") {
 		return &misuse{http.StatusForbidden, "inbound-origin", "the request comes from a page of another origin"}
 	}
 	path, err := policy.NormalizePath(cmp.Or(r.URL.EscapedPath(), "/"))

@@ -34,23 +34,39 @@ type inbound struct {
 	inside  *httptest.Server
 	port    uint16
 	asleep  atomic.Bool
+	retag   atomic.Bool   // the sandbox is another team's
+	slow    chan struct{} // what waking sb-1 waits for
 	wakes   atomic.Int32
 
 	mu   sync.Mutex
 	seen []*http.Request
 }
 
+func named(id string) string {
+	if id == "sb-2" {
+		return "other"
+	}
+	return "demo"
+}
+
 func (n *inbound) Whose(_ context.Context, id string) (policy.Sandbox, error) {
-	return policy.Sandbox{Name: "demo", ID: id, Session: "s-1", Tags: map[string]string{"team": "web"}}, nil
+	team := "web"
+	if n.retag.Load() {
+		team = "other"
+	}
+	return policy.Sandbox{Name: named(id), ID: id, Session: "s-1", Tags: map[string]string{"team": team}}, nil
 }
 
 func (n *inbound) Wake(_ context.Context, id string) (gateway.Identity, error) {
 	n.wakes.Add(1)
 	n.step("wake")
+	if id == "sb-1" && n.slow != nil {
+		<-n.slow
+	}
 	if n.asleep.Load() {
 		return gateway.Identity{}, errors.New("no engine")
 	}
-	return gateway.Identity{Sandbox: policy.Sandbox{Name: "demo", ID: id}, Address: netip.MustParseAddr("127.0.0.1")}, nil
+	return gateway.Identity{Sandbox: policy.Sandbox{Name: named(id), ID: id}, Address: netip.MustParseAddr("127.0.0.1")}, nil
 }
 
 // newInbound exposes a server, and returns the token.
@@ -108,7 +124,8 @@ func (n *inbound) expose(t *testing.T, name, id string, port uint16) string {
 }
 
 func (n *inbound) host(name string) string {
-	return fmt.Sprintf("%d--%s.localhost:%d", n.port, name, portOf(n.ln.Addr()).Port())
+	e := gateway.Exposure{Sandbox: name, SandboxID: map[string]string{"demo": "sb-1", "other": "sb-2"}[name], Port: n.port}
+	return fmt.Sprintf("%s:%d", e.Host(), portOf(n.ln.Addr()).Port())
 }
 
 // ask sends bytes and returns the answer.
@@ -180,6 +197,10 @@ func TestInbound(t *testing.T) {
 		{"another method in a header", "POST / HTTP/1.1\r\n" + host + good + "X-HTTP-Method-Override: DELETE\r\nContent-Length: 0\r\n", 403, "override-header"},
 		{"dots in the path", "GET /a/../b HTTP/1.1\r\n" + host + good, 400, "path"},
 		{"a page of another origin", "POST / HTTP/1.1\r\n" + host + cookie + "Origin: http://" + n.host("other") + "\r\nContent-Length: 0\r\n", 403, "inbound-origin"},
+		{"a page of a sister site, by the cookie", "GET /a.js HTTP/1.1\r\n" + host + cookie + "Sec-Fetch-Site: same-site\r\n", 403, "inbound-origin"},
+		{"a page of another site, by the cookie", "GET /a.js HTTP/1.1\r\n" + host + cookie + "Sec-Fetch-Site: cross-site\r\n", 403, "inbound-origin"},
+		{"a person, by the cookie", "GET /a HTTP/1.1\r\n" + host + cookie + "Sec-Fetch-Site: none\r\n", 200, ""},
+		{"the page itself, by the cookie", "GET /a HTTP/1.1\r\n" + host + cookie + "Sec-Fetch-Site: same-origin\r\n", 200, ""},
 		{"a page without an origin", "POST / HTTP/1.1\r\n" + host + cookie + "Origin: null\r\nContent-Length: 0\r\n", 403, "inbound-origin"},
 		{"HTTP/2 at once", "PRI * HTTP/2.0\r\n\r\nSM\r\n", 505, "request"},
 	} {
@@ -273,6 +294,63 @@ func TestInboundCookie(t *testing.T) {
 	}
 	if n.wakes.Load() != 0 {
 		t.Error("a first visit has woken the sandbox")
+	}
+}
+
+// Another sandbox of the same name has another origin: what a browser keeps of the
+// first one (service workers, storage, cookies, pages) is nothing to it.
+func TestInboundOriginIsOneSandbox(t *testing.T) {
+	n, token := newInbound(t)
+	before := n.host("demo")
+	if err := n.store.Forget("sb-1"); err != nil {
+		t.Fatal(err)
+	}
+	again := n.expose(t, "demo", "sb-9", n.port)
+	after := n.store.List()[0].Host()
+	if h, _, _ := strings.Cut(before, ":"); h == after || !strings.HasSuffix(after, ".localhost") || strings.Count(after, ".") != 1 {
+		t.Errorf("%s after %s", after, before)
+	}
+	for _, secret := range []string{token, again} {
+		if r, _ := n.ask(t, "GET / HTTP/1.1\r\nHost: "+before+"\r\nAuthorization: Bearer "+secret+"\r\n\r\n"); r.StatusCode != 421 {
+			t.Errorf("the name of the sandbox that is gone: %d", r.StatusCode)
+		}
+	}
+	if _, _, err := n.store.Add(strings.Repeat("a", 46), "sb-3", 65535, time.Hour); err != nil {
+		t.Errorf("a long name: %v", err)
+	}
+	if _, _, err := n.store.Add(strings.Repeat("a", 47), "sb-3", 65535, time.Hour); !errors.Is(err, gateway.ErrExposure) {
+		t.Errorf("a name that is too long: %v", err)
+	}
+}
+
+// A sandbox that takes its time to wake holds nobody up but those who visit it.
+func TestInboundSlowWake(t *testing.T) {
+	n, token := newInbound(t)
+	other := n.expose(t, "other", "sb-2", n.port)
+	n.slow = make(chan struct{})
+	release := sync.OnceFunc(func() { close(n.slow) })
+	defer release()
+	var visits sync.WaitGroup
+	var fine atomic.Int32
+	for range 40 {
+		visits.Go(func() {
+			if r, _ := n.ask(t, "GET / HTTP/1.1\r\nHost: "+n.host("demo")+"\r\nAuthorization: Bearer "+token+"\r\n\r\n"); r.StatusCode == 200 {
+				fine.Add(1)
+			}
+		})
+	}
+	for deadline := time.Now().Add(3 * time.Second); n.wakes.Load() == 0 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(100 * time.Millisecond)
+	began := time.Now()
+	if r, body := n.ask(t, "GET / HTTP/1.1\r\nHost: "+n.host("other")+"\r\nAuthorization: Bearer "+other+"\r\n\r\n"); r.StatusCode != 200 || time.Since(began) > time.Second {
+		t.Errorf("another sandbox, after %v: %d %s", time.Since(began), r.StatusCode, body)
+	}
+	release()
+	visits.Wait()
+	if fine.Load() != 40 {
+		t.Errorf("%d of its visits came through", fine.Load())
 	}
 }
 
@@ -407,10 +485,17 @@ func TestInboundRevoked(t *testing.T) {
 			_, _, _ = n.store.Add("demo", "sb-1", n.port, time.Hour)
 			n.exposed.Replace(n.store.List())
 		},
-		"denied": func(n *inbound) { n.policy(func(policy.Input) policy.Decision { return policy.Decision{} }) },
+		"tagged otherwise": func(n *inbound) { n.retag.Store(true) },
+		"denied":           func(n *inbound) { n.policy(func(policy.Input) policy.Decision { return policy.Decision{} }) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, token := newInbound(t)
+			n.policy(func(in policy.Input) policy.Decision {
+				if in.Sandbox.Tags["team"] != "web" {
+					return policy.Decision{}
+				}
+				return allow(in)
+			})
 			s, status := n.socketTo(t, "Authorization: Bearer "+token+"\r\nOrigin: http://"+n.host("demo")+"\r\n")
 			if status != 101 {
 				t.Fatal(status)

@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -51,6 +52,7 @@ var (
 // lab is a gateway between a sandbox and upstreams, with everything it asks
 // played by doubles that write into one trace.
 type lab struct {
+	tags     atomic.Pointer[map[string]string] // of the sandbox; nil: team support
 	t        *testing.T
 	gateway  *gateway.Gateway
 	registry *prometheus.Registry
@@ -168,14 +170,18 @@ func (l *lab) step(format string, args ...any) {
 	l.trace = append(l.trace, fmt.Sprintf(format, args...))
 }
 
+// tag gives the sandbox other tags.
+func (l *lab) tag(tags map[string]string) { l.tags.Store(&tags) }
+
 func (l *lab) ByAddress(a netip.Addr) (gateway.Identity, bool) {
 	if a != sandboxAddr {
 		return gateway.Identity{}, false
 	}
-	return gateway.Identity{
-		Sandbox: policy.Sandbox{Name: "demo", ID: "sb-1", Session: "s-1", Tags: map[string]string{"team": "support"}},
-		Address: a,
-	}, true
+	tags := map[string]string{"team": "support"}
+	if t := l.tags.Load(); t != nil {
+		tags = *t
+	}
+	return gateway.Identity{Sandbox: policy.Sandbox{Name: "demo", ID: "sb-1", Session: "s-1", Tags: tags}, Address: a}, true
 }
 
 func (l *lab) Name(id string, a netip.Addr) (string, bool) {

@@ -15,7 +15,7 @@ import (
 	"sallyport/policy"
 )
 
-var errInvalid = errors.New("the client's token is no longer good")
+var errInvalid = errors.New("the client's token is no longer good, or the sandbox has other tags by now: connect again")
 
 // revokedError is the policy's word on what it had allowed.
 type revokedError struct {

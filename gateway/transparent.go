@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"time"
@@ -71,6 +72,10 @@ func (g *Gateway) transparent(c net.Conn) {
 		return
 	}
 	f.identity = identity
+	f.valid = func() bool { // one that sleeps has none, and keeps its connections
+		now, known := g.identities.ByAddress(f.source.Addr())
+		return !known || now.ID == identity.ID && maps.Equal(now.Tags, identity.Tags)
+	}
 	f.refused = f.dialled == g.refusal
 	if name, ok := g.names.Name(identity.ID, f.dialled); ok {
 		f.host = name

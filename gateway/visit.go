@@ -60,9 +60,9 @@ func (v *visit) event(d policy.Decision) *audit.Event {
 }
 
 // judged asks the policy.
-func (v *visit) judged(ctx context.Context) policy.Decision {
+func (v *visit) judged(ctx context.Context, of policy.Sandbox) policy.Decision {
 	d := v.gateway.decide(ctx, policy.Input{
-		Phase: policy.PhaseInbound, Sandbox: v.flow.identity.Sandbox, Protocol: policy.ProtocolHTTP,
+		Phase: policy.PhaseInbound, Sandbox: of, Protocol: policy.ProtocolHTTP,
 		Destination: policy.Destination{Host: v.exposure.Sandbox, Port: v.exposure.Port}, Request: v.request,
 	})
 	if d.Action != policy.Allow && d.Action != policy.Deny {
@@ -76,7 +76,14 @@ func (v *visit) judge(ctx context.Context) *revokedError {
 	if e, ok := v.gateway.inward.exposures.Exposed(v.exposure.Host()); !ok || e.Digest != v.exposure.Digest || !e.live() {
 		return &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
-	return compare(v.judged(ctx), v.decision)
+	// Its tags may be others by now.
+	asked, over := context.WithTimeout(ctx, reachWithin)
+	defer over()
+	now, err := v.gateway.inward.waker.Whose(asked, v.exposure.SandboxID)
+	if err != nil {
+		now = v.flow.identity.Sandbox // what has gone has no exposure
+	}
+	return compare(v.judged(ctx, now), v.decision)
 }
 
 func (v *visit) stop(*revokedError) { v.cancel() }
@@ -87,7 +94,7 @@ func (v *visit) decide(ctx context.Context) policy.Decision {
 	u := &v.gateway.underway
 	for {
 		round := u.round.Load()
-		d := v.judged(ctx)
+		d := v.judged(ctx, v.flow.identity.Sandbox)
 		if d.Action != policy.Allow {
 			return d
 		}
@@ -175,14 +182,7 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 
 // reach runs the sandbox and connects to the port.
 func (v *visit) reach(ctx context.Context) (*net.TCPConn, error) {
-	in := v.gateway.inward
-	select {
-	case in.wakes <- struct{}{}:
-	case <-ctx.Done():
-		return nil, errAsleep
-	}
-	who, err := in.waker.Wake(ctx, v.exposure.SandboxID)
-	<-in.wakes
+	who, err := v.gateway.wake(ctx, v.exposure.SandboxID)
 	if err != nil || who.ID != v.exposure.SandboxID || !who.Address.IsValid() {
 		v.gateway.logger.Warn("a sandbox could not be started for a request", "sandbox", v.exposure.Sandbox, "error", err)
 		return nil, errAsleep
@@ -194,6 +194,29 @@ func (v *visit) reach(ctx context.Context) (*net.TCPConn, error) {
 	}
 	impatient(c, v.gateway.stall)
 	return c.(*net.TCPConn), nil
+}
+
+// wake runs a sandbox, once for all who visit it meanwhile: one that takes its time
+// does not hold up those of others.
+func (g *Gateway) wake(ctx context.Context, id string) (Identity, error) {
+	in := g.inward
+	woken := in.waking.DoChan(id, func() (any, error) {
+		ctx, over := context.WithTimeout(g.life, wakeWithin)
+		defer over()
+		select {
+		case in.wakes <- struct{}{}:
+			defer func() { <-in.wakes }()
+		case <-ctx.Done():
+			return Identity{}, errAsleep
+		}
+		return in.waker.Wake(ctx, id)
+	})
+	select {
+	case got := <-woken:
+		return got.Val.(Identity), got.Err
+	case <-ctx.Done():
+		return Identity{}, errAsleep
+	}
 }
 
 // exchangeWith sends the request and passes the answer on.

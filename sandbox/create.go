@@ -22,6 +22,9 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if err := m.roomy(); err != nil {
 		return err
 	}
+	if err := m.spare(spec.Owner); err != nil {
+		return err
+	}
 	if taken, err := m.take(ctx, e, name, spec); taken || err != nil {
 		return err
 	}
@@ -60,6 +63,9 @@ func (m *Manager) makeWay(ctx context.Context, name string) error {
 	}
 	rec, err := readRecord(m.dir(name))
 	if err != nil || rec.Ready || rec.Name != name {
+		if OwnerOf(ctx) != "" { // who cannot do anything about it
+			return fmt.Errorf("%w: %q: something on the host is in the way: choose another", ErrBadName, name)
+		}
 		return fmt.Errorf("%w: %s is in the way: move it aside", ErrBadName, m.dir(name))
 	}
 	if err := m.discard(ctx, rec); err != nil {
@@ -70,6 +76,9 @@ func (m *Manager) makeWay(ctx context.Context, name string) error {
 
 // build makes all that a sandbox is, and leaves what it made when it fails.
 func (m *Manager) build(ctx context.Context, rec record) error {
+	if err := m.allot(rec); err != nil {
+		return err
+	}
 	if err := os.Mkdir(m.dir(rec.Name), 0o700); err != nil {
 		return err
 	}
@@ -142,6 +151,7 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 	if err == nil {
 		m.mu.Lock()
 		delete(m.addresses, rec.Address)
+		m.uncount(rec.ID)
 		m.mu.Unlock()
 	}
 	return err

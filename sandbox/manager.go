@@ -70,6 +70,9 @@ type Options struct {
 	Inherit func(parent, child string) error
 	// Mark says what is in force and recorded now, for snapshots to note.
 	Mark func() Mark
+	// PerOwner is how many sandboxes an owner may have; 0: no bound. Those of nobody
+	// have none.
+	PerOwner int
 }
 
 // stopGrace is how long a sandbox's processes have between SIGTERM and SIGKILL.
@@ -83,9 +86,10 @@ type Manager struct {
 	mu        sync.Mutex // guards what follows; taken after an entry's, never before
 	entries   map[string]*entry
 	counters  counters
-	pool      pool                // under a mutex of its own
-	addresses map[netip.Addr]bool // of all records
-	scratches map[string]bool     // folders in RAM that are in use
+	pool      pool                       // under a mutex of its own
+	addresses map[netip.Addr]bool        // of all records
+	scratches map[string]bool            // folders in RAM that are in use
+	shares    map[string]map[string]bool // IDs of an owner's sandboxes, also of those being made
 
 	// identities is what the gateway asks on each connection.
 	identities atomic.Pointer[map[netip.Addr]Info]
@@ -131,7 +135,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, counters: c}
+	m := &Manager{opt: opt, entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, counters: c}
 	m.identities.Store(&map[netip.Addr]Info{})
 
 	folders, err := os.ReadDir(opt.Dir)
@@ -158,6 +162,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 		}
 		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true}
 		m.addresses[rec.Address] = true
+		m.count(rec)
 	}
 	if err := m.openPool(); err != nil {
 		return nil, err
@@ -434,6 +439,9 @@ func (m *Manager) ByAddress(a netip.Addr) (Info, bool) {
 	i, ok := (*m.identities.Load())[a]
 	return i, ok
 }
+
+// Defaults are what a spec has where it says nothing.
+func (m *Manager) Defaults() Spec { return m.opt.Defaults }
 
 // Stop ends the sandbox's processes; its files stay.
 func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {

@@ -271,6 +271,9 @@ func (m *Manager) become(ctx context.Context, e *entry, was record, name string,
 			e.rec = record{}
 		}
 	}()
+	if err := m.allot(rec); err != nil {
+		return err
+	}
 	if err := rec.write(m.dir(was.Name)); err != nil {
 		return err
 	}

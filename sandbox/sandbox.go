@@ -91,7 +91,7 @@ type Info struct {
 	Session    string     `json:"session,omitempty"`
 	Generation uint32     `json:"generation"`
 	Created    time.Time  `json:"created"`
-	Memory     string     `json:"memory"` // folder on the host
+	Memory     string     `json:"memory,omitempty"` // folder on the host
 	// Slept is when a sandbox that is paused or hibernated began to sleep.
 	Slept time.Time `json:"slept,omitzero"`
 	// Lost says why a sandbox had to start from its disk, without the memory that

@@ -278,6 +278,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 		Layers:    runtime,
+		PerOwner:  d.cfg.Sandbox.PerTenant,
 	})
 	d.house = h
 	if err == nil {

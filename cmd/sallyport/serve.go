@@ -46,6 +46,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 			p := d.rules.Policy()
 			return p.Explain(ctx, p.Show(in, body))
 		},
+		Named:     func(name string) bool { return d.rules.Policy().Names(name) },
 		Reload:    func(ctx context.Context) error { return d.reload(ctx, byAPI, nil) },
 		Shutdown:  func(ctx context.Context) { d.downBy.Store(&ctx); d.down.Store(true); d.cancel() },
 		Status:    d.status,
@@ -59,7 +60,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Once:      d.once,
 		Events:    d.lifecycles,
 	})
-	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, ConnContext: api.PeerContext, Handler: routes})
+	serveHTTP(ctx, g, l, api.Local(routes, d.log))
 	return d.serveRemote(ctx, g, routes)
 }
 

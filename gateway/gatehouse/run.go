@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -306,11 +307,15 @@ func (in *inside) use(_ context.Context, c useCall) (link.None, error) {
 
 func (in *inside) identity(_ context.Context, c identityCall) (link.None, error) {
 	in.mu.Lock()
-	defer in.mu.Unlock()
+	was, known := in.identities[c.Address]
 	if c.Sandbox == nil {
 		delete(in.identities, c.Address)
 	} else {
 		in.identities[c.Address] = *c.Sandbox
+	}
+	in.mu.Unlock()
+	if known && c.Sandbox != nil && !maps.Equal(was.Tags, c.Sandbox.Tags) {
+		in.gate.Redecide() // what its old tags gave it ends
 	}
 	return link.None{}, nil
 }

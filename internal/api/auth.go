@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -32,11 +33,19 @@ const (
 // errTooMany refuses a source that has failed too often.
 var errTooMany = errors.New("too many calls without a key that is known")
 
-type sourceKey struct{}
+type (
+	sourceKey struct{}
+	guestKey  struct{}
+)
 
 // RemoteContext is an http.Server's ConnContext for a listener that others reach
 // too: who calls there shows an API key.
 func RemoteContext(ctx context.Context, c net.Conn) context.Context {
+	if over, ok := c.(*tls.Conn); ok {
+		if g, ok := over.NetConn().(*guest); ok {
+			ctx = context.WithValue(ctx, guestKey{}, g)
+		}
+	}
 	return context.WithValue(ctx, sourceKey{}, source(c.RemoteAddr()))
 }
 
@@ -72,7 +81,11 @@ func (h *handler) authenticate(r *http.Request) (Principal, error) {
 		// bound for all of them would be a way to lock them out, and keys that
 		// cannot be guessed need none.
 		if k, ok := h.opt.Keys.Verify(strings.TrimSpace(text)); ok {
-			return k.principal(), nil
+			who := k.principal()
+			if g, ok := r.Context().Value(guestKey{}).(*guest); ok {
+				return who, g.admit(who)
+			}
+			return who, nil
 		}
 	}
 	if !h.failures.allow(from) {

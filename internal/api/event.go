@@ -92,7 +92,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 				continue
 			}
 			select {
-			case next <- told:
+			case next <- eventFor(who, told):
 			case <-ctx.Done():
 				return
 			}

@@ -76,7 +76,7 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 	end.Code, err = m.Exec(ctx, r.PathValue("name"), c)
 	_ = stdin.Close()
 	if err != nil {
-		end.Error = problem(err)
+		end.Error = problemFor(w, err)
 	}
 	data, err := json.Marshal(end)
 	if err == nil {

@@ -47,9 +47,9 @@ func TestExposures(t *testing.T) {
 	ctx := t.Context()
 	acme, text := keyed(t, h, "acme", "acme", "admin")
 	other, _ := keyed(t, h, "other", "other", "admin")
-	must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
+	box := must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
 	made := must[client.Exposed](t)(acme.Expose(ctx, "box", 8000, 2*time.Hour))
-	if made.URL != "http://8000--box.localhost:7080/" || made.Visit != made.URL+"?token="+made.Token || made.Expires.Sub(made.Created) != 2*time.Hour {
+	if made.URL != "http://"+(gateway.Exposure{Sandbox: "box", SandboxID: box.ID, Port: 8000}).Host()+":7080/" || made.Visit != made.URL+"?token="+made.Token || made.Expires.Sub(made.Created) != 2*time.Hour {
 		t.Errorf("got %+v", made)
 	}
 	if list := must[[]client.Exposure](t)(root.Exposures(ctx, "box")); len(list) != 1 || list[0] != made.Exposure {

@@ -145,6 +145,7 @@ const document = `
 egress:
 - {name: models, destination: models.example.test, body: {json: 1MiB}}
 - {name: support, destination: docs.example.test, sandboxes: {tags: {team: support}}}
+- {name: deploys, destination: deploy.example.test, sandboxes: {names: [deployer]}}
 `
 
 func must[T any](t *testing.T) func(T, error) T {
@@ -179,6 +180,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 		Explain: func(ctx context.Context, in policy.Input, sent *policy.Sent) policy.Explanation {
 			return rules.Explain(ctx, rules.Show(in, sent))
 		},
+		Named: rules.Names,
 		Recorded: func(ctx context.Context, id string) (past.Explanation, error) {
 			return past.Explain(ctx, rules, h.audit, id)
 		},
@@ -206,7 +208,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	if sandboxes {
 		opt.Sandboxes = must[*sandbox.Manager](t)(sandbox.Open(t.Context(), sandbox.Options{
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
-			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10},
+			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10, CPUs: 2, Memory: 1 << 30},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
 			Agent: agents(t), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
 		}))
@@ -214,7 +216,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	routes := checked(t, api.NewHandler(opt))
-	server := &http.Server{Handler: routes, ConnContext: api.PeerContext}
+	server := api.Local(routes, opt.Logger)
 	run := func(s *http.Server, l net.Listener) {
 		served := make(chan struct{})
 		go func() { defer close(served); _ = s.Serve(l) }()

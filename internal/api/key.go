@@ -2,6 +2,7 @@ package api
 
 import (
 	"cmp"
+	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -55,6 +56,9 @@ type keyRecord struct {
 	// choose: of 256 random bits not one in 2^200 can be tried, so that a slow one
 	// would only slow down who has the key, on each request.
 	Hash string `json:"sha256"`
+
+	life context.Context // nil while nobody has asked; ended with the key
+	end  context.CancelFunc
 }
 
 // Keys is the store of API keys, a file of hashes. It is safe for concurrent use.
@@ -135,6 +139,9 @@ func (k *Keys) Remove(name string) (Key, error) {
 	if err := k.write(); err != nil {
 		k.keys[r.ID] = r
 		return Key{}, err
+	}
+	if r.end != nil {
+		r.end()
 	}
 	return r.Key, nil
 }

@@ -93,7 +93,7 @@ func (k Key) principal() Principal {
 	return Principal{
 		ID:       "key:" + k.ID,
 		Operator: approval.Operator{Name: "key " + k.Name, UID: "key:" + k.ID},
-		Scopes:   k.Scopes, Tenant: k.Tenant,
+		Scopes:   k.Scopes, Tenant: k.Tenant, key: k.ID,
 	}
 }
 

@@ -19,14 +19,11 @@ import (
 	"os"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"sallyport/internal/durable"
 )
 
 // Bounds of a listener that others reach.
 const (
-	maxConns     = 512
 	maxHead      = 64 << 10         // bytes of a request's head
 	headWithin   = 10 * time.Second // for that to arrive
 	bodyWithin   = 30 * time.Second // likewise a body that is no stream
@@ -106,6 +103,14 @@ func Fingerprint(c tls.Certificate) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(c.Certificate[0]))
 }
 
+// Local returns a server for the control socket, who calls on which the kernel says.
+func Local(routes http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: routes, ConnContext: PeerContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+		ReadHeaderTimeout: headWithin, IdleTimeout: idleWithin, MaxHeaderBytes: maxHead,
+	}
+}
+
 // Remote returns a server that speaks TLS on l and asks for API keys, and the
 // listener to serve.
 func Remote(l net.Listener, c tls.Certificate, routes http.Handler, log *slog.Logger) (*http.Server, net.Listener) {
@@ -113,7 +118,7 @@ func Remote(l net.Listener, c tls.Certificate, routes http.Handler, log *slog.Lo
 		Handler: routes, ConnContext: RemoteContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ReadHeaderTimeout: headWithin, IdleTimeout: idleWithin, MaxHeaderBytes: maxHead,
 	}
-	return s, tls.NewListener(netutil.LimitListener(l, maxConns), &tls.Config{
+	return s, tls.NewListener(lobbyListener{l, newLobby()}, &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{c},
 		NextProtos: []string{"http/1.1"}, // a command's stream takes its connection over
 	})

@@ -84,6 +84,7 @@ var problems = []struct {
 	{approval.ErrAnswered, http.StatusConflict, "answered"},
 	{approval.ErrFull, http.StatusConflict, "full"},
 	{ErrKeysFull, http.StatusConflict, "full"},
+	{sandbox.ErrShare, http.StatusConflict, "full"},
 	{gateway.ErrExposuresFull, http.StatusConflict, "full"},
 
 	{sandbox.ErrBadName, http.StatusBadRequest, "bad-request"},
@@ -121,7 +122,7 @@ func problem(err error) *Problem {
 }
 
 func writeProblem(w http.ResponseWriter, err error) {
-	p := problem(err)
+	p := problemFor(w, err)
 	w.Header().Set("Content-Type", "application/problem+json")
 	switch p.Status {
 	case http.StatusUnauthorized:

@@ -37,6 +37,8 @@ type route struct {
 	once bool
 	// secret marks an answer that is shown once and never kept.
 	secret bool
+	// taken marks a route that takes the connection over.
+	taken bool
 	// most bounds the body in bytes; 0 is maxBody.
 	most int64
 }
@@ -91,7 +93,7 @@ func (h *handler) routes() []route {
 		{method: del, pattern: "/v1/sandboxes/{name}/snapshots/{snapshot}", serve: h.removeSnapshot, scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/restore", serve: h.restore, scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/fork", serve: h.fork, scope: ScopeRun, shared: true, once: true},
-		{method: post, pattern: "/v1/sandboxes/{name}/exec", serve: h.exec, scope: ScopeRun, shared: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/exec", serve: h.exec, scope: ScopeRun, shared: true, taken: true},
 		{method: get, pattern: "/v1/sandboxes/{name}/ca", serve: h.sandboxRoot, scope: ScopeRead, shared: true},
 	}, slices.Concat(h.commands(), h.fileRoutes(), h.exposures())...)
 }
@@ -146,6 +148,7 @@ func (h *handler) guard(to route) http.Handler {
 		ctx = audit.By(ctx, who.actor())
 		if who.Tenant != "" {
 			ctx = sandbox.ForOwner(ctx, who.Tenant)
+			w = confined{w, h.opt.Logger}
 		}
 		// The server has to find the body that it knows in the request that is its
 		// own, or it waits for one that the client has not been asked for.
@@ -153,6 +156,10 @@ func (h *handler) guard(to route) http.Handler {
 		r.Body = content
 		if key := r.Header.Values("Idempotency-Key"); to.once && len(key) > 0 {
 			h.onceOnly(w, r, to, who, key)
+			return
+		}
+		if to.lasts() && who.key != "" {
+			h.lasting(to, who, w, r)
 			return
 		}
 		to.serve(w, r)

@@ -54,6 +54,8 @@ type Principal struct {
 	Scopes   []Scope
 	// Tenant confines to the sandboxes of one owner; empty does not.
 	Tenant string
+	// key is the ID of the API key that was shown; empty on the socket.
+	key string
 	// contained is why they may change nothing, whatever their scopes.
 	contained error
 }

@@ -11,6 +11,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"io"
 	"iter"
 	"log/slog"
+	"math"
 	"net/http"
 	"time"
 
@@ -63,6 +65,7 @@ type Options struct {
 	Forget    func(id string) error                  // what is kept under a sandbox's or a client's ID
 	Explain   func(context.Context, policy.Input, *policy.Sent) policy.Explanation
 	Recorded  func(ctx context.Context, decision string) (past.Explanation, error) // of a decision in the audit
+	Named     func(sandbox string) bool                                            // whether a rule selects sandboxes by this name
 	Reload    func(context.Context) error
 	Shutdown  func(context.Context) // stops sandboxes, engine and daemon; returns at once
 	Status    func() Status
@@ -353,7 +356,11 @@ func (h *handler) sandbox(w http.ResponseWriter, r *http.Request) (sandbox.Info,
 
 func (h *handler) list(w http.ResponseWriter, r *http.Request) {
 	if m, ok := h.sandboxes(w); ok {
-		replyPage(w, r, m.ListVisible(r.Context()), func(i sandbox.Info) string { return i.Name })
+		list := m.ListVisible(r.Context())
+		for i := range list {
+			list[i] = infoFor(r, list[i])
+		}
+		replyPage(w, r, list, func(i sandbox.Info) string { return i.Name })
 	}
 }
 
@@ -367,24 +374,22 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
-	if err := privileged(r, spec); err != nil {
+	if err := cmp.Or(privileged(r, spec), oversized(r, spec, m.Defaults())); err != nil {
 		h.refuse(w, r, PrincipalOf(r.Context()), err)
 		return
 	}
-	if c, ok := h.client(r.PathValue("name")); ok {
-		err := fmt.Errorf("%w: a proxy user is named %q: rules select by name, so choose another", errTaken, c.Name)
-		if PrincipalOf(r.Context()).Tenant != "" {
-			err = fmt.Errorf("%w: %s: choose another", sandbox.ErrTaken, c.Name)
+	if _, err := m.Visible(r.Context(), r.PathValue("name")); err != nil {
+		if err := h.nameable(r, r.PathValue("name")); err != nil {
+			h.unmade(w, r, err)
+			return
 		}
-		writeProblem(w, err)
-		return
 	}
 	info, created, err := m.GetOrCreate(r.Context(), r.PathValue("name"), spec)
 	status := http.StatusOK
 	if created {
 		status = http.StatusCreated
 	}
-	reply(w, status, info, err)
+	reply(w, status, infoFor(r, info), err)
 }
 
 // privileged says what of a spec is not for everybody who may make sandboxes: tags
@@ -420,17 +425,49 @@ func (h *handler) set(w http.ResponseWriter, r *http.Request) {
 	if err == nil && c.Offline != nil && !*c.Offline {
 		err = needs(r, ScopePolicy, "a sandbox that is offline reaches nothing")
 	}
+	if err == nil {
+		err = oversized(r, sandbox.Spec{CPUs: size(c.CPUs), Memory: size(c.Memory), Pids: size(c.Pids), Disk: size(c.Disk)}, m.Defaults())
+	}
 	if err != nil {
 		h.refuse(w, r, PrincipalOf(r.Context()), err)
 		return
 	}
 	i, err := m.Set(r.Context(), r.PathValue("name"), c)
-	reply(w, http.StatusOK, i, err)
+	reply(w, http.StatusOK, infoFor(r, i), err)
+}
+
+// size is what is set, where 0 is no bound at all.
+func size[N int64 | float64](set *N) N {
+	switch {
+	case set == nil:
+		return 0
+	case *set == 0:
+		return math.MaxInt64
+	}
+	return *set
+}
+
+// oversized keeps a tenant to what of the host the configuration gives each sandbox:
+// its defaults, where they bound anything.
+func oversized(r *http.Request, s, most sandbox.Spec) error {
+	if PrincipalOf(r.Context()).Tenant == "" {
+		return nil
+	}
+	over := func(asked, most float64) bool { return most > 0 && asked > most }
+	for what, is := range map[string]bool{
+		"cpus": over(s.CPUs, most.CPUs), "memory": over(float64(s.Memory), float64(most.Memory)),
+		"pids": over(float64(s.Pids), float64(most.Pids)), "disk": over(float64(s.Disk), float64(most.Disk)),
+	} {
+		if is {
+			return needs(r, ScopeAdmin, "a tenant's sandbox has at most the daemon's default of "+what)
+		}
+	}
+	return nil
 }
 
 func (h *handler) get(w http.ResponseWriter, r *http.Request) {
 	if i, ok := h.sandbox(w, r); ok {
-		reply(w, http.StatusOK, i, nil)
+		reply(w, http.StatusOK, infoFor(r, i), nil)
 	}
 }
 

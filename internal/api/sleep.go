@@ -13,7 +13,7 @@ func (h *handler) change(do func(*sandbox.Manager, context.Context, string) (san
 	return func(w http.ResponseWriter, r *http.Request) {
 		if m, ok := h.sandboxes(w); ok {
 			info, err := do(m, r.Context(), r.PathValue("name"))
-			reply(w, http.StatusOK, info, err)
+			reply(w, http.StatusOK, infoFor(r, info), err)
 		}
 	}
 }

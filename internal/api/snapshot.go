@@ -53,11 +53,11 @@ func (h *handler) restore(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	i, err := m.Restore(r.Context(), r.PathValue("name"), in.Snapshot)
-	reply(w, http.StatusOK, i, err)
+	reply(w, http.StatusOK, infoFor(r, i), err)
 }
 
 func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
+	parent, ok := h.sandbox(w, r)
 	if !ok {
 		return
 	}
@@ -66,6 +66,17 @@ func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
-	list, err := m.Fork(r.Context(), r.PathValue("name"), spec)
+	err := privileged(r, sandbox.Spec{Runtime: parent.Spec.Runtime})
+	if err == nil {
+		err = h.nameable(r, h.childNames(parent.Name, spec)...)
+	}
+	if err != nil {
+		h.unmade(w, r, err)
+		return
+	}
+	list, err := h.opt.Sandboxes.Fork(r.Context(), parent.Name, spec)
+	for i := range list {
+		list[i] = infoFor(r, list[i])
+	}
 	reply(w, http.StatusCreated, list, err)
 }

@@ -135,6 +135,10 @@ type Sandbox struct {
 	// Pool holds sandboxes that are started before anybody asks for one.
 	// Example: {size: 2}
 	Pool Pool `yaml:"pool"`
+	// PerTenant is how many sandboxes a tenant's keys may make, those that sleep or
+	// are stopped among them. Default: 100.
+	// Example: 20
+	PerTenant int `yaml:"perTenant"`
 }
 
 // Pool holds sandboxes that are started before anybody asks for one, with the

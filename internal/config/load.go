@@ -80,6 +80,7 @@ func (c *Config) fill() {
 	c.Sandbox.Image = cmp.Or(c.Sandbox.Image, "sallyport/base:bookworm-1")
 	c.Sandbox.Runtime = cmp.Or(c.Sandbox.Runtime, "runsc")
 	c.Sandbox.Pids = cmp.Or(c.Sandbox.Pids, 4096)
+	c.Sandbox.PerTenant = cmp.Or(c.Sandbox.PerTenant, 100)
 	c.Sandbox.Memory = cmp.Or(c.Sandbox.Memory, 4<<30)
 	c.Sandbox.Disk = cmp.Or(c.Sandbox.Disk, 10<<30)
 	c.Gateway.Drain = cmp.Or(c.Gateway.Drain, Duration(5*time.Second))

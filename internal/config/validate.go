@@ -24,6 +24,9 @@ func (c *Config) findings() []policy.Finding {
 	v.network(c.Network)
 	v.engine(c.Engine)
 	v.oneOf("sandbox.runtime", c.Sandbox.Runtime, "runsc", "runc")
+	if c.Sandbox.PerTenant < 1 {
+		v.fail("sandbox.perTenant", fmt.Sprintf("%d is no bound", c.Sandbox.PerTenant), "write a number from 1, or leave it out for 100")
+	}
 	if c.Sandbox.Pids < 1 {
 		v.fail("sandbox.pids", fmt.Sprintf("%d processes let no sandbox start", c.Sandbox.Pids), "write a number from 1, or leave it out for 4096")
 	}

@@ -18,6 +18,7 @@ var waysIn = map[string]string{
 	"upstream": "gateway/upstream",
 	"resolver": "gateway/resolver",
 	"mitm":     "gateway/mitm",
+	"api":      "internal/api",
 }
 
 // Each test that docs/ways-around.md names is there: a function, or a case of the

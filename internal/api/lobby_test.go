@@ -1,0 +1,58 @@
+package api_test
+
+import (
+	"crypto/tls"
+	"net"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Who has no key holds as many connections as they can, and keeps nobody out.
+func TestStrangersKeepNobodyOut(t *testing.T) {
+	_, _, h := serve(t, false)
+	good, text := keyed(t, h, "good", "", "read")
+	at := strings.TrimPrefix(h.remote.URL, "https://")
+	var held []net.Conn
+	defer func() {
+		for _, c := range held {
+			_ = c.Close()
+		}
+	}()
+	for i := range 700 {
+		c := must[net.Conn](t)(net.Dial("tcp", at))
+		held = append(held, c)
+		if i%8 == 0 { // some are further on
+			over := tls.Client(c, &tls.Config{InsecureSkipVerify: true})
+			if err := over.HandshakeContext(t.Context()); err != nil {
+				t.Fatalf("connection %d: %v", i, err)
+			}
+			_, _ = over.Write([]byte("GET /v1/status HTTP/1.1\r\n"))
+		}
+	}
+	began := time.Now()
+	if _, err := good.Status(t.Context()); err != nil || time.Since(began) > 5*time.Second {
+		t.Errorf("with a key, after %v: %v", time.Since(began), err)
+	}
+	open := 0
+	for _, c := range held {
+		_ = c.SetReadDeadline(time.Now().Add(5 * time.Millisecond))
+		if _, err := c.Read(make([]byte, 4096)); err != nil && !strings.Contains(err.Error(), "timeout") {
+			continue
+		}
+		open++
+	}
+	if open > 200 {
+		t.Errorf("%d connections of one source are open", open)
+	}
+	// What a caller has open is not a stranger's.
+	for range 200 {
+		c := dialed(t, h, text)
+		if _, err := c.Status(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := good.Status(t.Context()); err != nil {
+		t.Errorf("among many of its own: %v", err)
+	}
+}

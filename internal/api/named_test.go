@@ -1,0 +1,84 @@
+package api_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"sallyport/internal/api"
+	"sallyport/sandbox"
+	"sallyport/sandbox/client"
+)
+
+// A tenant takes no more of the host for one sandbox than the configuration gives to
+// each, unless its key may.
+func TestSizeOfATenantsSandbox(t *testing.T) {
+	_, _, h := serve(t, true)
+	_, tenant := keyed(t, h, "tenant", "acme", "run", "read")
+	_, trusted := keyed(t, h, "trusted", "acme", "admin")
+	_, hosts := keyed(t, h, "hosts", "", "run")
+	for i, tt := range []struct {
+		key, body string
+		status    int
+	}{
+		{tenant, `{}`, 201},
+		{tenant, `{"pids": 10, "cpus": 2, "memory": 1073741824}`, 201},
+		{tenant, `{"pids": 1}`, 201},
+		{tenant, `{"pids": 11}`, 403},
+		{tenant, `{"cpus": 2.1}`, 403},
+		{tenant, `{"memory": 1073741825}`, 403},
+		{trusted, `{"pids": 11, "memory": 1073741825}`, 201},
+		{hosts, `{"pids": 11, "memory": 1073741825}`, 201},
+	} {
+		if status, kind, answer, _ := raw(t, h, tt.key, "PUT", fmt.Sprintf("/v1/sandboxes/box-%d", i), tt.body); status != tt.status || status == 403 && kind != "scope" {
+			t.Errorf("%s: %d %s, want %d", tt.body, status, answer, tt.status)
+		}
+	}
+	for body, want := range map[string]int{`{"pids": 11}`: 403, `{"memory": 0}`: 403, `{"cpus": 0}`: 403, `{"memory": 2000000000}`: 403, `{"pids": 5, "memory": 1073741824, "labels": {"a": "b"}}`: 200} {
+		if status, _, answer, _ := raw(t, h, tenant, "PATCH", "/v1/sandboxes/box-0", body); status != want {
+			t.Errorf("set %s: %d %s, want %d", body, status, answer, want)
+		}
+	}
+}
+
+// Rules select by name as they do by tags: a tenant has no way to a name that one
+// is for, or that a user of the proxy has, by making a sandbox or by forking one.
+func TestNamesOfRules(t *testing.T) {
+	root, _, h := serve(t, true)
+	ctx := t.Context()
+	acme, _ := keyed(t, h, "acme", "acme", "run", "read")
+	trusted, _ := keyed(t, h, "trusted", "acme", "run", "read", "policy")
+	hosts, _ := keyed(t, h, "hosts", "", "run", "read")
+	run := func(_ any, err error) error { return err }
+	must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
+	must[api.ClientToken](t)(root.AddClient(ctx, "proxied", nil))
+	must[api.ClientToken](t)(root.AddClient(ctx, "box-2", nil))
+	for name, tt := range map[string]struct {
+		err  error
+		kind string
+	}{
+		"made":                          {run(acme.Create(ctx, "deployer", sandbox.Spec{})), "scope"},
+		"forked":                        {run(acme.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"deployer"}})), "scope"},
+		"forked among others":           {run(acme.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"fine", "deployer"}})), "scope"},
+		"forked as a proxy's user":      {run(acme.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"proxied"}})), "name-taken"},
+		"forked by root, likewise":      {run(root.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"proxied"}})), "name-taken"},
+		"forked, with names of our own": {run(acme.Fork(ctx, "box", sandbox.ForkSpec{Count: 2})), "name-taken"},
+	} {
+		if p := (*api.Problem)(nil); !errors.As(tt.err, &p) || p.Type != client.ProblemType+tt.kind {
+			t.Errorf("%s: got %v, want %s", name, tt.err, tt.kind)
+		}
+	}
+	if i := must[sandbox.Info](t)(trusted.Create(ctx, "deployer", sandbox.Spec{})); i.Spec.Owner != "acme" {
+		t.Errorf("with the scope: %+v", i)
+	}
+	if err := run(acme.Create(ctx, "deployer", sandbox.Spec{})); err != nil {
+		t.Errorf("one that is there: %v", err)
+	}
+	if err := trusted.Remove(ctx, "deployer"); err != nil {
+		t.Fatal(err)
+	}
+	must[sandbox.Info](t)(hosts.Create(ctx, "deployer", sandbox.Spec{}))
+	if err := run(acme.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"fine"}})); err != nil {
+		t.Errorf("another name: %v", err)
+	}
+}

@@ -1,0 +1,85 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// An owner has as many sandboxes as there is a share for, however they come to be,
+// over restarts; others have theirs, and the host's own have no bound.
+func TestShareOfAnOwner(t *testing.T) {
+	h, dir := newFaultHost(), t.TempDir()
+	m := open(t, h, dir)
+	m.opt.PerOwner, m.opt.Subnet = 3, netip.MustParsePrefix("10.9.0.0/24")
+	a, b := ForOwner(t.Context(), "a"), ForOwner(t.Context(), "b")
+	var made atomic.Int32
+	var all sync.WaitGroup
+	for i := range 10 {
+		all.Go(func() {
+			switch _, _, err := m.GetOrCreate(a, fmt.Sprintf("a-%d", i), Spec{}); {
+			case err == nil:
+				made.Add(1)
+			case !errors.Is(err, ErrShare):
+				t.Errorf("one too many: %v", err)
+			}
+		})
+	}
+	all.Wait()
+	if made.Load() != 3 || len(m.ListVisible(a)) != 3 {
+		t.Fatalf("%d made, %d there", made.Load(), len(m.ListVisible(a)))
+	}
+	name := m.ListVisible(a)[0].Name
+	if _, err := m.Fork(a, name, ForkSpec{}); !errors.Is(err, ErrShare) {
+		t.Errorf("a fork: %v", err)
+	}
+	create := func(ctx context.Context, name string) error {
+		_, _, err := m.GetOrCreate(ctx, name, Spec{})
+		return err
+	}
+	for i := range 5 {
+		if err := create(t.Context(), fmt.Sprintf("host-%d", i)); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := create(b, "b"); err != nil {
+		t.Errorf("another owner: %v", err)
+	}
+	if err := create(a, name); err != nil {
+		t.Errorf("one that is there: %v", err)
+	}
+	m = open(t, h, dir)
+	m.opt.PerOwner, m.opt.Subnet = 3, netip.MustParsePrefix("10.9.0.0/24")
+	if err := create(a, "again"); !errors.Is(err, ErrShare) {
+		t.Errorf("after a restart: %v", err)
+	}
+	if err := m.Remove(a, name); err != nil {
+		t.Fatal(err)
+	}
+	if err := create(a, "again"); err != nil {
+		t.Errorf("in place of one that was removed: %v", err)
+	}
+}
+
+// One from the pool counts as any other, and one that is refused stays in it.
+func TestShareOfThePool(t *testing.T) {
+	m := pooledHost(t, newFaultHost(), t.TempDir())
+	m.opt.PerOwner = 1
+	ctx := ForOwner(t.Context(), "a")
+	if i, _, err := m.GetOrCreate(ctx, "one", Spec{}); err != nil || i.State != Running {
+		t.Fatalf("%+v %v", i, err)
+	}
+	if _, _, err := m.GetOrCreate(ctx, "two", Spec{}); !errors.Is(err, ErrShare) || m.Pooled() != 1 {
+		t.Errorf("%v, %d in the pool", err, m.Pooled())
+	}
+	if err := m.Remove(ctx, "one"); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := m.GetOrCreate(ctx, "two", Spec{}); err != nil {
+		t.Errorf("in place of one that was removed: %v", err)
+	}
+}
