@@ -51,6 +51,7 @@ type Policy struct {
 	limits    *limits          // nil where the document has none
 	priced    *priced          // nil where nothing has a price
 	exposed   exposed          // what may reach sandboxes
+	overSSH   []ExposeRule     // and what may over SSH
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -95,6 +96,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		limits:    newLimits(doc.Limits),
 		priced:    newPriced(doc.Prices),
 		exposed:   newExposed(doc.Expose),
+		overSSH:   overSSH(doc.Expose),
 	}
 	p.approvals = new(doc.Approvals.Defaulted())
 	p.table.join(rules)
