@@ -49,6 +49,9 @@ type Command struct {
 // CommandEnd is how a command ended: what the sandbox says.
 type CommandEnd = wire.End
 
+// LoginShell are the arguments of the best shell that there is in any image.
+var LoginShell = []string{"sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"}
+
 // Size of a terminal, in characters.
 type Size = wire.Size
 
