@@ -97,9 +97,10 @@ func (f *filer) Fileread(r *sftp.Request) (io.ReaderAt, error) {
 }
 
 // Filewrite opens a file to be written as a whole, which it is once it is closed.
+// Clients that ask to read it too get errors for that.
 func (f *filer) Filewrite(r *sftp.Request) (io.WriterAt, error) {
 	flags := r.Pflags()
-	if flags.Append || flags.Read || !flags.Creat && !flags.Trunc {
+	if flags.Append || !flags.Creat && !flags.Trunc {
 		return nil, sftp.ErrSSHFxOpUnsupported
 	}
 	if flags.Excl || !flags.Trunc {
