@@ -58,7 +58,7 @@ func newSigner(t *testing.T) ssh.Signer {
 	return s
 }
 
-func newPorch(t *testing.T) *porch {
+func newPorch(t *testing.T, change ...func(*server, *serveCall)) *porch {
 	t.Helper()
 	p := &porch{
 		t: t, files: drawer{t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
@@ -96,7 +96,11 @@ func newPorch(t *testing.T) *porch {
 	var served sync.WaitGroup
 	served.Go(func() { _ = p.process.peer.Serve() })
 	served.Go(func() { _ = s.peer.Serve() })
-	if err := p.process.peer.Call(t.Context(), callServe, serveCall{HostKey: host.public.Marshal(), Idle: time.Hour}, &struct{}{}); err != nil {
+	call := serveCall{HostKey: host.public.Marshal(), Idle: time.Hour}
+	for _, f := range change {
+		f(s, &call)
+	}
+	if err := p.process.peer.Call(t.Context(), callServe, call, &struct{}{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

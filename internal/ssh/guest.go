@@ -188,7 +188,7 @@ func (g *guest) requests(in <-chan *ssh.Request) {
 
 // look ends a connection whose client does not answer, or that nothing is done with.
 func (g *guest) look() {
-	tick := time.NewTicker(keepAliveEvery)
+	tick := time.NewTicker(g.s.alive)
 	defer tick.Stop()
 	asked := make(chan struct{}, 1)
 	missed := 0

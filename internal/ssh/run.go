@@ -47,6 +47,7 @@ type server struct {
 	state    cell.State
 	config   *ssh.ServerConfig
 	idle     time.Duration
+	alive    time.Duration   // between two questions whether a client is there
 	ctx      context.Context // until callStop has had its time, or the link's end
 	cancel   context.CancelFunc
 
@@ -58,7 +59,7 @@ type server struct {
 }
 
 func newServer(conn *net.UnixConn, l net.Listener, state cell.State) *server {
-	s := &server{listener: l, state: state, strangers: newStrangers(), guests: map[uint64]*guest{}}
+	s := &server{listener: l, state: state, alive: keepAliveEvery, strangers: newStrangers(), guests: map[uint64]*guest{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.peer = link.New(conn, link.Options{
 		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,
