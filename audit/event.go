@@ -31,6 +31,7 @@ const (
 	ClassNetwork   Class = 4001 // Network Activity: tunnels, raw connections, datapath drops
 	ClassHTTP      Class = 4002 // HTTP Activity: one request
 	ClassDNS       Class = 4003 // DNS Activity: a name that was refused
+	ClassSSH       Class = 4007 // SSH Activity: an operator's connection to a sandbox, and what it is used for
 	ClassLifecycle Class = 6002 // Application Lifecycle: daemon, sandbox, policy, secret
 )
 
@@ -54,7 +55,8 @@ const (
 	DispositionError   Disposition = 27
 )
 
-// Activities (activity_id) of the classes; those of HTTP come from HTTPActivity.
+// Activities (activity_id) of the classes; those of HTTP come from HTTPActivity, and
+// those of SSH are the network's.
 const (
 	NetworkOpen   = 1
 	NetworkClose  = 2
@@ -239,7 +241,7 @@ type Policy struct {
 	Version string `json:"version,omitempty"` // the policy's revision
 }
 
-// Actor is the operator behind a lifecycle event.
+// Actor is the operator behind a lifecycle event, or an SSH connection.
 type Actor struct {
 	User struct {
 		Name string `json:"name,omitempty"`
@@ -259,7 +261,7 @@ type Extension struct {
 	SandboxID   string            `json:"sandbox_id,omitempty"`
 	Session     string            `json:"session,omitempty"`
 	Tags        map[string]string `json:"tags,omitempty"`
-	Phase       string            `json:"phase,omitempty"`             // connect, request, dns, inbound
+	Phase       string            `json:"phase,omitempty"`             // connect, request, dns, inbound, ssh
 	Decision    string            `json:"decision,omitempty"`          // allow, deny, tunnel, approve
 	Credentials []CredentialUse   `json:"credentials,omitempty"`       // what was injected
 	Found       []CredentialUse   `json:"found_credentials,omitempty"` // what the response held and was overwritten
@@ -267,7 +269,7 @@ type Extension struct {
 	State       string            `json:"state,omitempty"`        // lifecycle: created, started, stopped, removed …
 	HeaderNames []string          `json:"header_names,omitempty"` // of the request, sorted; OCSF's http_headers wants values too
 	QueryKeys   []string          `json:"query_keys,omitempty"`   // of the request's URL
-	Protocol    string            `json:"protocol,omitempty"`     // tls, http, other: what a connection was found to carry; a request's scheme says it
+	Protocol    string            `json:"protocol,omitempty"`     // tls, http, other; of SSH ssh, shell, sftp, forward: what a connection was found to carry; a request's scheme says it
 	Unsized     bool              `json:"size_unknown,omitempty"` // the request did not say how long its body is; without it the length, or 0, was declared
 	Clipped     []string          `json:"clipped,omitempty"`      // fields here that hold less than was decided on: path, method, header_names, query_keys
 	Observed    *Observed         `json:"observed,omitempty"`     // what observe mode has lifted
@@ -342,7 +344,7 @@ func (e *Event) begin(kind Kind, class Class, activity int) {
 	e.Metadata.UID = uuid.Must(uuid.NewV7FromReader(&random)).String()
 	e.Metadata.Version, e.Metadata.Product = SchemaVersion, own
 	e.Metadata.Profiles = networkProfiles
-	if class == ClassLifecycle {
+	if class == ClassLifecycle || class == ClassSSH {
 		e.Metadata.Profiles = lifecycleProfiles
 	}
 	e.Time = time.Now().UnixMilli() // an identifier's time stands still when the clock is set back
@@ -377,7 +379,8 @@ func (g *generator) Read(b []byte) (int, error) {
 }
 
 // An OCSF event says which profiles its attributes are from: security_control
-// has action_id, disposition_id, firewall_rule and policy; host has actor.
+// has action_id, disposition_id, firewall_rule and policy; host has actor. That of
+// SSH is an operator, who logs in; other traffic is a sandbox's.
 var (
 	networkProfiles   = []string{securityControl}
 	lifecycleProfiles = []string{"host", securityControl}

@@ -123,6 +123,7 @@ func golden() map[string][]*audit.Event {
 	}
 	maps.Copy(all, goldenApprovals(make, request))
 	maps.Copy(all, goldenLimits(make, request))
+	maps.Copy(all, goldenSSH(make))
 	return all
 }
 

@@ -77,3 +77,35 @@ func goldenLimits(make func(audit.Kind, audit.Class, int) *audit.Event, request 
 	r.Limits = []audit.LimitUse{{Name: "openai-a-day", Subject: "sandbox-id"}}
 	return map[string][]*audit.Event{"limited": {over}, "broken-off": {begun, broken}, "reset": {reset}}
 }
+
+// goldenSSH are a command that an operator runs over SSH, and a key that is not
+// let in.
+func goldenSSH(make func(audit.Kind, audit.Class, int) *audit.Event) map[string][]*audit.Event {
+	about := func(kind audit.Kind, activity int, protocol string) *audit.Event {
+		e := make(kind, audit.ClassSSH, activity)
+		e.Source = &audit.Endpoint{IP: "198.51.100.7", Port: 50022}
+		e.Destination = &audit.Endpoint{Hostname: "demo"}
+		e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 1}
+		e.Actor = new(audit.Actor)
+		e.Actor.User.Name, e.Actor.User.UID = "alice", "SHA256:uXjbmrkUZ7v5jPTyEBW9MLHsCwDg7eD0Ae3GgMkFxFk"
+		x := &e.Unmapped.Sallyport
+		x.Phase, x.Protocol = "ssh", protocol
+		return e
+	}
+	command := about(audit.KindDecision, audit.NetworkOpen, "shell")
+	command.Action, command.Disposition, command.StatusID = audit.ActionAllowed, audit.DispositionAllowed, audit.StatusSuccess
+	command.Rule = &audit.Rule{Name: "shells", Type: "expose"}
+	command.Unmapped.Sallyport.Decision, command.Unmapped.Sallyport.Reason = "allow", "allowed by rule shells"
+	over := about(audit.KindCompletion, audit.NetworkClose, "shell")
+	over.Metadata.CorrelationUID = command.ID()
+	over.Action, over.Disposition, over.StatusID = command.Action, command.Disposition, audit.StatusSuccess
+	over.StartTime, over.Duration, over.Detail = command.Time, 35, "exit 3"
+	over.Traffic = &audit.Traffic{BytesIn: 12, BytesOut: 2048}
+	over.Unmapped.Sallyport.Decision = "allow"
+	refused := about(audit.KindDecision, audit.NetworkRefuse, "ssh")
+	refused.Action, refused.Disposition, refused.StatusID = audit.ActionDenied, audit.DispositionBlocked, audit.StatusSuccess
+	refused.SeverityID, refused.Count = audit.SeverityLow, 3
+	refused.Actor.User.Name = ""
+	refused.Unmapped.Sallyport.Decision, refused.Unmapped.Sallyport.Reason = "deny", "the key is not known"
+	return map[string][]*audit.Event{"ssh": {command, over}, "ssh-refused": {refused}}
+}

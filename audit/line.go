@@ -102,6 +102,22 @@ func subject(e *Event) string {
 			host = d.IP
 		}
 	}
+	if e.ClassUID == ClassSSH {
+		what := "SSH"
+		if p := e.Unmapped.Sallyport.Protocol; p != "ssh" {
+			what += " " + word(p)
+		}
+		if port != 0 {
+			what += " " + word(net.JoinHostPort(host, strconv.Itoa(port)))
+		}
+		if e.Source != nil {
+			what += " from " + endpoint(e.Source)
+		}
+		if e.Actor != nil {
+			what += "  by=" + word(e.Actor.User.Name)
+		}
+		return what
+	}
 	r := e.HTTPRequest
 	if r == nil || r.URL == nil {
 		verb := "CONNECT "
@@ -159,6 +175,8 @@ func result(c *Event) []string {
 		f = append(f, "failed="+strconv.Quote(short(c.Detail)))
 	case c.StatusID == StatusFailure:
 		f = append(f, "failed")
+	case c.ClassUID == ClassSSH && c.Detail != "":
+		f = append(f, strconv.Quote(short(c.Detail)))
 	case len(f) == 0:
 		f = append(f, "done")
 	}

@@ -52,6 +52,7 @@ type Policy struct {
 	priced    *priced          // nil where nothing has a price
 	exposed   exposed          // what may reach sandboxes
 	named     nameSet
+	overSSH   []ExposeRule // and what may over SSH
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -97,6 +98,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		priced:    newPriced(doc.Prices),
 		exposed:   newExposed(doc.Expose),
 		named:     newNamed(doc),
+		overSSH:   overSSH(doc.Expose),
 	}
 	p.approvals = new(doc.Approvals.Defaulted())
 	p.table.join(rules)

@@ -41,6 +41,9 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 	if s.Phase == PhaseInbound {
 		return p.inbound(ctx, s, at)
 	}
+	if s.Phase == PhaseSSH {
+		return p.ssh(ctx, s, at)
+	}
 	if p.bodies && s.Phase == PhaseRequest {
 		if d, denied := p.unjudged(s, at); denied {
 			return p.settle(ctx, d, s, at)

@@ -78,6 +78,7 @@ const (
 	PhaseConnect Phase = "connect" // may this connection be opened, and read?
 	PhaseRequest Phase = "request" // may this request go, and with what?
 	PhaseInbound Phase = "inbound" // may this request reach the sandbox? See [ExposeRule].
+	PhaseSSH     Phase = "ssh"     // may this be done over SSH? See [ExposeRule.SSH].
 )
 
 // Protocol is what the first bytes of a connection look like.
@@ -87,6 +88,11 @@ const (
 	ProtocolTLS   Protocol = "tls"
 	ProtocolHTTP  Protocol = "http"
 	ProtocolOther Protocol = "other"
+
+	// Those of PhaseSSH: what is asked for.
+	ProtocolShell   Protocol = "shell"   // a shell or a command
+	ProtocolSFTP    Protocol = "sftp"    // the sandbox's files
+	ProtocolForward Protocol = "forward" // a connection to a port of the sandbox
 )
 
 // Input is what a decision is made on, the document `input` in Rego. Secret
@@ -100,7 +106,7 @@ type Input struct {
 	Request *Request
 }
 
-// Sandbox is who asks, or, in PhaseInbound, who is asked.
+// Sandbox is who asks, or, in PhaseInbound and PhaseSSH, who is asked.
 type Sandbox struct {
 	Name    string
 	ID      string
@@ -110,7 +116,8 @@ type Sandbox struct {
 
 // Destination is where to. Host is a lower-case name without trailing dot, or
 // the text of an IP address when the sandbox dialled a bare one. In PhaseInbound
-// it is the sandbox's name, and Port the one that listens inside.
+// and PhaseSSH it is the sandbox's name, and Port the one that listens inside; for
+// what is no forwarded connection, 22.
 type Destination struct {
 	Host string
 	Port uint16

@@ -99,7 +99,7 @@ func newEvaluator(ctx context.Context, compiler *ast.Compiler, modules map[strin
 			e.limits[phase] = &asking{questions: []question{q}}
 		}
 	}
-	e.phases[PhaseInbound] = &asking{} // for what is listed of the team's Rego
+	e.phases[PhaseInbound], e.phases[PhaseSSH] = &asking{}, &asking{} // for what is listed of the team's Rego
 	if slices.Contains(e.sets, "deny") {
 		q := ask("contributed.deny", nil)
 		e.fields |= fieldsRead(compiler, q.body)

@@ -84,7 +84,7 @@ func (p *Policy) ExplainAt(ctx context.Context, in Input, at time.Time) Explanat
 			e.Readings = append(e.Readings, Reading{s.Request.Path, d.Action, d.Rule, d.RuleType, d.Reason})
 		}
 	}
-	if s.Phase == PhaseInbound {
+	if s.Phase == PhaseInbound || s.Phase == PhaseSSH {
 		return e // the rules below are of what leaves
 	}
 	for _, entry := range p.table.entries(nil, s.host, s.addr) {

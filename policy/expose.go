@@ -29,7 +29,7 @@ type ExposeRule struct {
 	// Example: {tags: {team: web}}
 	Sandboxes Selector `yaml:"sandboxes"`
 	// Ports lists the TCP ports inside of the sandbox. Default: every port for
-	// deny; needed for allow.
+	// deny; needed to allow requests or forwarded connections.
 	// Example: [8000, 5173]
 	Ports []uint16 `yaml:"ports" json:",omitempty"`
 	// Methods lists HTTP methods in upper case. Default: all.
@@ -38,6 +38,12 @@ type ExposeRule struct {
 	// Paths lists globs over the normalised path, as EgressRule's. Default: all.
 	// Example: ["/docs/**"]
 	Paths []string `yaml:"paths" json:",omitempty"`
+	// SSH makes the rule one for SSH access in place of requests, and lists what of
+	// it: shell (shells and commands), sftp (files), forward (connections to Ports).
+	// Default: a rule for requests; a deny without ports, methods and paths is for
+	// SSH access too.
+	// Example: [shell, sftp]
+	SSH []Protocol `yaml:"ssh" json:",omitempty"`
 	// Action is allow (default) or deny.
 	// Example: deny
 	Action Action `yaml:"action" json:",omitempty"`
@@ -54,6 +60,9 @@ type exposure struct {
 func newExposed(rules []ExposeRule) exposed {
 	all := exposed{}
 	for _, r := range rules {
+		if r.SSH != nil {
+			continue // see overSSH
+		}
 		e := exposure{ExposeRule: r}
 		if r.Paths != nil {
 			e.paths = regexp.MustCompile("^" + globPattern(r.Paths) + "$")
@@ -186,7 +195,9 @@ func (v *validator) expose(path string, e ExposeRule) {
 	default:
 		v.names[e.Name] = path
 	}
-	if e.Ports == nil && e.Action != Deny {
+	if e.SSH != nil {
+		v.overSSH(path, e)
+	} else if e.Ports == nil && e.Action != Deny {
 		v.say(BadPort, path, "has no ports", "write ports: and those that requests may reach")
 	}
 	if slices.Contains(e.Ports, AgentPort) && e.Action != Deny {

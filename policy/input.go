@@ -24,8 +24,8 @@ type subject struct {
 func read(in Input) (subject, error) {
 	s := subject{Input: in}
 	var err error
-	if in.Phase == PhaseInbound {
-		s.host = in.Destination.Host // the name of a sandbox, which inbound holds it to
+	if in.Phase == PhaseInbound || in.Phase == PhaseSSH {
+		s.host = in.Destination.Host // the name of a sandbox, which the decision holds it to
 	} else if s.host, s.addr, err = readHost(in.Destination.Host); err != nil {
 		return s, err
 	}
@@ -46,6 +46,11 @@ func read(in Input) (subject, error) {
 			return s, err
 		}
 		s.sent = in.Request.Path
+	case PhaseSSH:
+		s.Request = nil
+		if !slices.Contains(sshProtocols, in.Protocol) {
+			return s, fmt.Errorf("%.64q cannot be done over SSH", in.Protocol)
+		}
 	default:
 		return s, fmt.Errorf("unknown phase %q", in.Phase)
 	}
@@ -61,7 +66,7 @@ func (s subject) String() string {
 	switch s.Phase {
 	case PhaseDNS:
 		return s.host
-	case PhaseConnect:
+	case PhaseConnect, PhaseSSH:
 		return string(s.Protocol) + " to " + s.host + ":" + port
 	default:
 		return s.Request.Method + " " + s.Request.Path + " at " + s.host + ":" + port

@@ -82,7 +82,7 @@ func (p *Policy) Learn(ctx context.Context, records iter.Seq2[Recorded, error], 
 		if err != nil {
 			return Lesson{}, err
 		}
-		if !r.passes() || r.Input.Phase == PhaseDNS || r.Input.Phase == PhaseInbound {
+		if !r.passes() || r.Input.Phase == PhaseDNS || r.Input.Phase == PhaseInbound || r.Input.Phase == PhaseSSH {
 			continue
 		}
 		l.lesson.Decisions += r.Count

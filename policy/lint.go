@@ -226,8 +226,8 @@ func compared(e *ast.Expr) (ast.Ref, *ast.Term, bool) {
 
 // enums lists what parts of input can be: see schema/input.json.
 var enums = map[string][]string{
-	"input.phase":          {string(PhaseDNS), string(PhaseConnect), string(PhaseRequest), string(PhaseInbound)},
-	"input.protocol":       {string(ProtocolTLS), string(ProtocolHTTP), string(ProtocolOther)},
+	"input.phase":          {string(PhaseDNS), string(PhaseConnect), string(PhaseRequest), string(PhaseInbound), string(PhaseSSH)},
+	"input.protocol":       {string(ProtocolTLS), string(ProtocolHTTP), string(ProtocolOther), string(ProtocolShell), string(ProtocolSFTP), string(ProtocolForward)},
 	"input.request.scheme": {"https", "http"},
 }
 

@@ -67,6 +67,8 @@ func newView(phase Phase, fields field) *view {
 		fields &^= fieldProtocol | fieldPort | fieldRequest
 	case PhaseConnect:
 		fields &^= fieldRequest
+	case PhaseSSH:
+		fields &^= fieldRequest | fieldLookup
 	case PhaseInbound:
 		fields &^= fieldLookup // which is of what leaves
 	}

@@ -41,7 +41,16 @@ type Command struct {
 	Stdin          io.Reader   `json:"-"`
 	Stdout, Stderr io.Writer   `json:"-"`
 	Sizes          <-chan Size `json:"-"` // that the terminal gets
+	// Signals are sent to the process group of a command with input or a terminal,
+	// as in TERM; nil: none.
+	Signals <-chan string `json:"-"`
 }
+
+// CommandEnd is how a command ended: what the sandbox says.
+type CommandEnd = wire.End
+
+// LoginShell are the arguments of the best shell that there is in any image.
+var LoginShell = []string{"sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"}
 
 // Size of a terminal, in characters.
 type Size = wire.Size
@@ -98,31 +107,37 @@ func (m *Manager) check(ctx context.Context, c Command) error {
 //
 // A Stdin that blocks is read until its next return, beyond the command's end.
 func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error) {
+	end, err := m.Attach(ctx, name, c)
+	return end.Code, err
+}
+
+// Attach is Exec that says, too, which signal ended the command.
+func (m *Manager) Attach(ctx context.Context, name string, c Command) (CommandEnd, error) {
 	if err := m.check(ctx, c); err != nil {
-		return 0, err
+		return CommandEnd{}, err
 	}
 	agent, spec, err := m.reach(ctx, name)
 	if err != nil {
-		return 0, err
+		return CommandEnd{}, err
 	}
 	if e := m.known(name); e != nil {
 		defer e.use()()
 	}
 	w := c.wire(spec)
 	w.Keep, w.Overflow = attachedKeep, wire.Wait
-	end, err := agent.Run(ctx, w, channel.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Sizes: c.Sizes})
+	end, err := agent.Run(ctx, w, channel.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Sizes: c.Sizes, Signals: c.Signals})
 	if code, why, unable := unstarted(err); unable {
 		if c.Stderr != nil {
 			if _, err := fmt.Fprintf(c.Stderr, "sallyport: cannot run %q: %s\n", c.Args[0], why); err != nil {
-				return 0, err
+				return CommandEnd{}, err
 			}
 		}
-		return code, nil
+		return CommandEnd{Code: code}, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("running %q in %s: %w", c.Args[0], name, mapAgent(err))
+		return CommandEnd{}, fmt.Errorf("running %q in %s: %w", c.Args[0], name, mapAgent(err))
 	}
-	return end.Code, nil
+	return end, nil
 }
 
 // unstarted says whether an error is the agent's word that a command could not

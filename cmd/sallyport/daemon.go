@@ -32,6 +32,7 @@ import (
 	"sallyport/internal/durable"
 	"sallyport/internal/ram"
 	"sallyport/internal/seal"
+	"sallyport/internal/ssh"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
@@ -66,6 +67,7 @@ type daemon struct {
 	inbound   *net.TCPListener  // nil where nothing comes in
 	exposed   *gateway.ExposureStore
 	approvals *approval.Store
+	ssh       *ssh.Door // nil without SSH
 
 	house *house // nil for a gateway without sandboxes of its own
 
@@ -99,7 +101,7 @@ func newDaemon(ctx context.Context, g *globals, cfg *config.Config, log *slog.Lo
 		}
 	}()
 	for _, step := range []func(context.Context) error{
-		d.claim, d.openTrail, d.openPolicy, d.openGateway, d.openHouse, d.openGatehouse, d.openControl,
+		d.claim, d.openTrail, d.openPolicy, d.openGateway, d.openHouse, d.openGatehouse, d.openSSH, d.openControl,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -453,6 +455,9 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.say("started", d.rules.Policy()); err != nil {
 		return err
 	}
+	if err := d.serveSSH(ctx, g); err != nil {
+		return err
+	}
 	if err := d.tellWebhooks(ctx, g); err != nil {
 		return err
 	}
@@ -471,7 +476,9 @@ func (d *daemon) end() error {
 	d.notify(systemd.SdNotifyStopping)
 	// The process has these too, and closes them first of all.
 	d.stopListening()
-	errs := []error{d.warden.Stop(time.Duration(d.cfg.Gateway.Drain))}
+	var stops errgroup.Group
+	stops.Go(d.stopSSH)
+	errs := []error{d.warden.Stop(time.Duration(d.cfg.Gateway.Drain)), stops.Wait()}
 	if d.house != nil {
 		errs = append(errs, d.drain())
 	}
@@ -573,6 +580,9 @@ func (d *daemon) status() api.Status {
 	}
 	if d.certificate != nil {
 		st.Fingerprint = api.Fingerprint(*d.certificate)
+	}
+	if d.ssh != nil {
+		st.SSH = d.ssh.Status()
 	}
 	if d.house != nil {
 		st.Sandboxes = len(d.house.sandboxes.List())

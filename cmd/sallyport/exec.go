@@ -65,9 +65,6 @@ func newSandboxExec(g *globals) *cobra.Command {
 	return c
 }
 
-// loginShell is the best there is in any image.
-const loginShell = "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"
-
 func newSandboxShell(g *globals) *cobra.Command {
 	var user string
 	c := &cobra.Command{Use: "shell NAME", Short: "Open a terminal in a sandbox", Args: exactly("NAME")}
@@ -81,7 +78,7 @@ func newSandboxShell(g *globals) *cobra.Command {
 			return err
 		}
 		x := execFlags{c: sandbox.Command{User: user, TTY: true}, input: true}
-		return x.execute(g, cmd, d, args[0], []string{"sh", "-c", loginShell})
+		return x.execute(g, cmd, d, args[0], sandbox.LoginShell)
 	}
 	return c
 }

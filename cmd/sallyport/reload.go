@@ -145,6 +145,9 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	d.rules.Swap(p)
 	d.warden.Use(cfg.Document, p.Revision())
 	d.inForce.Store(cfg)
+	if d.ssh != nil {
+		d.ssh.Use(sshKeys(cfg))
+	}
 	if err := d.keeper.Accept(fresh); err != nil {
 		d.log.Error("a restart without the bundle's server would use an older bundle", "error", err)
 	}

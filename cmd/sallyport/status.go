@@ -24,6 +24,9 @@ func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
 		for _, line := range policyLines(s.Policy) {
 			fmt.Fprintln(w, line)
 		}
+		if s.SSH != nil {
+			fmt.Fprintln(w, sshLine(s.SSH))
+		}
 		if s.Fingerprint != "" {
 			fmt.Fprintln(w, "api over TLS, certificate", s.Fingerprint)
 		}

@@ -28,6 +28,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/gatehouse"
 	"sallyport/internal/past"
+	"sallyport/internal/ssh"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -100,6 +101,8 @@ type Status struct {
 	Gateway gatehouse.Status `json:"gateway"`
 	// Observing lists what is in observe mode now.
 	Observing []policy.Lifting `json:"observing,omitempty"`
+	// SSH is the process that operators reach sandboxes through, nil without one.
+	SSH *ssh.Status `json:"ssh,omitempty"`
 	// Fingerprint is that of the certificate of the TLS listener, sha256:HEX.
 	Fingerprint string `json:"fingerprint,omitempty"`
 }

@@ -20,8 +20,8 @@
 //     no core, and cannot be looked into by processes of its own user;
 //   - it dies with the thread that started it.
 //
-// It shares the network of who started it, since carrying bytes there is its
-// work. What a descriptor allows that it was given, it can do. Without root
+// It shares the network of who started it, where carrying bytes there is its
+// work ([Spec.Offline]). What a descriptor allows that it was given, it can do. Without root
 // there is no other user and no root of its own: the rest holds.
 package cell
 
@@ -98,6 +98,10 @@ type Spec struct {
 	// OpenFiles is how many descriptors it may have (RLIMIT_NOFILE). Default:
 	// 262144, or what the host allows.
 	OpenFiles uint64
+	// Offline gives it a network of its own with nothing in it: of the host's it
+	// has the sockets that are among Files. It is root's to give, and without effect
+	// for others.
+	Offline bool
 	// FileSize is how large it may make a file, in bytes (RLIMIT_FSIZE): it ends
 	// at the attempt to make one larger. Default: what the host allows.
 	FileSize uint64

@@ -117,17 +117,19 @@ func end(err error, said string) ending {
 }
 
 // inside makes an attempt in a cell.
-func (s *scene) inside(name string) ending {
+func (s *scene) inside(name string) ending { s.t.Helper(); return s.started(name, Spec{}) }
+
+// started makes an attempt in a cell of some kind.
+func (s *scene) started(name string, spec Spec) ending {
 	s.t.Helper()
 	r, w, err := os.Pipe()
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	defer r.Close()
-	p, err := Start(Spec{
-		Args: []string{"attempt"}, Env: append(s.env, role+"="+name, "SALLYPORT_TEST_CONFINE=1"),
-		Stderr: w, Root: s.view.Dir(), IDs: IDs{Nobody, Nobody},
-	})
+	spec.Args, spec.Env = []string{"attempt"}, append(s.env, role+"="+name, "SALLYPORT_TEST_CONFINE=1")
+	spec.Stderr, spec.Root, spec.IDs = w, s.view.Dir(), IDs{Nobody, Nobody}
+	p, err := Start(spec)
 	_ = w.Close()
 	if err != nil {
 		s.t.Fatal(err)
@@ -135,6 +137,16 @@ func (s *scene) inside(name string) ending {
 	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
 	said, _ := io.ReadAll(r)
 	return end(p.Wait(), string(said))
+}
+
+// What is offline has nothing of the host's network but what it was given.
+func TestOffline(t *testing.T) {
+	s := newScene(t)
+	for offline, want := range map[bool]int{false: exitDone, true: exitRefused} {
+		if got := s.started("connect", Spec{Offline: offline}); got.code != want {
+			t.Errorf("connecting to the host's loopback, offline %v: %v", offline, got)
+		}
+	}
 }
 
 // outside makes it as root, unconfined.

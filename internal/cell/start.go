@@ -35,7 +35,7 @@ type plan struct {
 // marker carries the plan. The program itself never has it.
 const marker = "SALLYPORT_CELL"
 
-// namespaces are the cell's own. The network is not among them.
+// namespaces are the cell's own. The network is among them for one that is Offline.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 
 // Start begins the program of this process again, in a cell. There it must call
@@ -55,6 +55,9 @@ func Start(s Spec) (*Process, error) {
 		}
 		p.Root, p.IDs = s.Root, s.IDs
 		attr.Cloneflags = namespaces
+		if s.Offline {
+			attr.Cloneflags |= unix.CLONE_NEWNET
+		}
 	}
 	text, err := json.Marshal(p)
 	if err != nil {

@@ -3,7 +3,7 @@
 // Every key has a safe default and an unknown key is an error, so that an empty
 // file is a working configuration that lets nothing out. The comment of each
 // field is its reference: meaning, unit and default. A change of the files, SIGHUP
-// and the API reload Document and Vault; what else has changed is named in the log, and waits for a restart.
+// and the API reload Document, Vault and the keys of SSH; what else has changed is named in the log, and waits for a restart.
 package config
 
 import (
@@ -49,6 +49,9 @@ type Config struct {
 	// Inbound is the listener for requests to exposed ports of sandboxes.
 	// Example: {listen: "127.0.0.1:7080"}
 	Inbound Inbound `yaml:"inbound"`
+	// SSH is the server through which operators use sandboxes with ssh, scp and sftp.
+	// Example: {listen: "127.0.0.1:2222"}
+	SSH SSH `yaml:"ssh"`
 	// Metrics is the Prometheus endpoint.
 	// Example: {listen: "127.0.0.1:9464"}
 	Metrics Metrics `yaml:"metrics"`

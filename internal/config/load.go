@@ -76,6 +76,7 @@ func (c *Config) fill() {
 	if !c.Network.Subnet.IsValid() {
 		c.Network.Subnet = netip.MustParsePrefix("10.231.0.0/16")
 	}
+	c.SSH.Idle = cmp.Or(c.SSH.Idle, Duration(defaultIdle))
 	c.Engine.Kind = cmp.Or(c.Engine.Kind, "private")
 	c.Sandbox.Image = cmp.Or(c.Sandbox.Image, "sallyport/base:bookworm-1")
 	c.Sandbox.Runtime = cmp.Or(c.Sandbox.Runtime, "runsc")

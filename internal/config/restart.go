@@ -13,6 +13,13 @@ func (c *Config) NeedsRestart(started *Config) []string {
 	for i := range now.NumField() {
 		f := now.Type().Field(i)
 		key, _, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if key == "ssh" {
+			a, b := c.SSH, started.SSH
+			a.Keys, b.Keys = nil, nil
+			if reflect.DeepEqual(a, b) {
+				continue
+			}
+		}
 		if key == "" || key == "vault" || reflect.DeepEqual(now.Field(i).Interface(), then.Field(i).Interface()) {
 			continue
 		}

@@ -39,6 +39,7 @@ func (c *Config) findings() []policy.Finding {
 	}
 	v.proxy(c.Proxy)
 	v.inbound(c.Inbound, c.Engine.Kind)
+	v.ssh(c.SSH, c.Engine.Kind, c.Expose)
 	if c.Metrics.Listen != "off" {
 		v.listen("metrics.listen", c.Metrics.Listen)
 	}
@@ -73,6 +74,12 @@ func (v *validator) fail(path, message, fix string) {
 		at = v.positions[parent]
 	}
 	v.findings = append(v.findings, policy.Finding{Kind: policy.BadValue, Position: at, Path: path, Message: message, Fix: fix})
+}
+
+// warn is fail for what may be meant.
+func (v *validator) warn(path, message, fix string) {
+	v.fail(path, message, fix)
+	v.findings[len(v.findings)-1].Severity = policy.Warning
 }
 
 func (v *validator) oneOf(path, value string, allowed ...string) {

@@ -34,6 +34,7 @@ var fences = []fence{
 	{from: []string{""}, to: []string{"github.com/hashicorp/vault"}, except: []string{"gateway/credential/vault", "cmd/sallyport"}, why: "Vault's home is its credential source"},
 	{from: []string{""}, to: []string{"github.com/moby/moby"}, except: []string{"sandbox/docker", "cmd/sallyport"}, why: "the engine's home is sandbox/docker"},
 	{from: []string{""}, to: []string{"github.com/cilium/ebpf"}, except: []string{"sandbox/datapath", "cmd/sallyport", "internal/bench"}, why: "eBPF's home is the datapath; bench reads its statistics"},
+	{from: []string{""}, to: []string{"github.com/pkg/sftp"}, except: []string{"internal/ssh", "internal/api", "cmd/sallyport"}, why: "what operators send is read by the process that speaks SSH"},
 	{from: []string{""}, to: []string{"sallyport/internal/lab"}, except: []string{"internal/lab", "internal/e2e", "internal/bench"}, why: "test hosts are never in the product"},
 	{from: []string{""}, to: []string{"testing"}, except: []string{"internal/lab", "internal/e2e", "internal/bench", "policy/trial", "cmd/sallyport"}, why: "tests are never in the product, but for OPA's runner of a team's own"},
 }
@@ -55,6 +56,8 @@ var homes = map[string][]string{
 	"github.com/andybalholm/brotli":       {"gateway/credential/coding"},
 	"github.com/coreos/go-systemd":        {"cmd/sallyport"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
+	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
+	"github.com/pkg/sftp":                 {"internal/ssh"},
 }
 
 type pkg struct {

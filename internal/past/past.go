@@ -17,6 +17,9 @@ import (
 	"sallyport/policy"
 )
 
+// inwards are the phases of what does not leave.
+var inwards = []policy.Phase{policy.PhaseInbound, policy.PhaseSSH}
+
 // Read yields the decisions about what leaves that a query selects of the log in
 // dir. The errors
 // that it yields are those of [audit.Read].
@@ -25,7 +28,7 @@ func Read(ctx context.Context, dir string, q audit.Query) iter.Seq2[policy.Recor
 	return func(yield func(policy.Recorded, error) bool) {
 		for e, err := range audit.Read(ctx, dir, q) {
 			var r policy.Recorded
-			if err == nil && e.Unmapped.Sallyport.Phase == string(policy.PhaseInbound) {
+			if err == nil && slices.Contains(inwards, policy.Phase(e.Unmapped.Sallyport.Phase)) {
 				continue
 			}
 			if err == nil {

@@ -79,7 +79,7 @@ wanted() {
 	case $1 in
 	test)
 		# tinyproxy-bin is tinyproxy without the service that listens to everybody.
-		for package in curl default-jdk-headless gcc libc6-dev make microsocks nftables nodejs openssl procps python3 strace tcpdump tinyproxy-bin; do
+		for package in curl default-jdk-headless gcc libc6-dev make microsocks nftables nodejs openssh-client openssl procps python3 strace tcpdump tinyproxy-bin; do
 			installed "$package" || echo "$package"
 		done
 		;;

@@ -27,6 +27,7 @@ type Streams struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Sizes          <-chan wire.Size // that the terminal gets
+	Signals        <-chan string    // to the process group, as in TERM; with Stdin or a terminal
 }
 
 // Run runs a command to its end. When ctx is done, or its output cannot be
@@ -123,8 +124,14 @@ func steer(w *io.PipeWriter, head []byte, s Streams, over <-chan struct{}) {
 		_, _ = io.Copy(frames.Stream(wire.Stdin), s.Stdin) // a failed read is an end too
 		_ = frames.Write(wire.Stdin, nil)
 	}()
-	for sizes := s.Sizes; sizes != nil; {
+	for sizes, signals := s.Sizes, s.Signals; sizes != nil || signals != nil; {
 		select {
+		case name, ok := <-signals:
+			if !ok {
+				signals = nil
+				continue
+			}
+			_ = frames.Write(wire.Signal, []byte(name))
 		case size, ok := <-sizes:
 			if !ok {
 				sizes = nil

@@ -1,0 +1,65 @@
+package e2e
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
+	r.ok("sandbox", "exec", "demo", "-d", "--", "python3", "-c", inside)
+	begin := func(o *operator, to string) (stop func() string) {
+		c := exec.Command("ssh", append(append([]string{"-o", "LogLevel=INFO"}, o.options()...), "-N", "-L", "127.0.0.1:7999:"+to, "demo@127.0.0.1")...)
+		var said bytes.Buffer
+		c.Stderr = &said
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		r.await("the forward's listener", func() bool {
+			l, err := net.Listen("tcp", "127.0.0.1:7999")
+			if err == nil {
+				_ = l.Close()
+			}
+			return err != nil
+		})
+		return func() string { _ = c.Process.Kill(); _ = c.Wait(); return said.String() }
+	}
+	get := func() string {
+		c, err := net.DialTimeout("tcp", "127.0.0.1:7999", 5*time.Second)
+		if err != nil {
+			return err.Error()
+		}
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_, _ = io.WriteString(c, "GET /hello.txt HTTP/1.0\r\n\r\n")
+		all, _ := io.ReadAll(c)
+		return string(all)
+	}
+	stop := begin(alice, "localhost:8000")
+	r.await("the server inside", func() bool { return strings.HasSuffix(get(), "hello from inside\n") })
+	stop()
+	for what, tt := range map[string]struct {
+		o    *operator
+		to   string
+		says string
+	}{
+		"a key that may not": {bob, "localhost:8000", "forwarding is off for this key"},
+		"a port of no rule":  {alice, "localhost:22", "no expose rule allows forwarding over SSH to port 22 of demo"},
+		"the agent":          {alice, "localhost:1023", "agent cannot be forwarded"},
+		"another host":       {alice, upstreamAddress + ":80", "only ports of the sandbox itself"},
+		"the host's own":     {alice, "10.232.0.1:9464", "only ports of the sandbox itself"},
+	} {
+		stop := begin(tt.o, tt.to)
+		got := get()
+		if said := stop(); got != "" || !strings.Contains(said, tt.says) {
+			t.Errorf("%s: %q, and ssh says %q", what, got, said)
+		}
+	}
+	if res := alice.run("", "ssh", "-o", "ExitOnForwardFailure=yes", "-R", "7998:127.0.0.1:9464", "demo@127.0.0.1", "true"); res.code == 0 || !strings.Contains(res.stderr, "remote port forwarding failed") {
+		t.Errorf("a port of the operator's for the sandbox: %s", res)
+	}
+}

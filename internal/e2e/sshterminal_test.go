@@ -1,0 +1,135 @@
+package e2e
+
+import (
+	"bytes"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// screen gathers what a terminal shows.
+type screen struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *screen) has(text string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Contains(s.b.String(), text)
+}
+
+// testSSHTerminal types into a shell: its size follows, keys are signals, what it
+// shows comes as it is.
+func testSSHTerminal(t *testing.T, o *operator) {
+	text, err := os.ReadFile(o.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signer, err := ssh.ParsePrivateKey(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := ssh.Dial("tcp", "127.0.0.1:"+sshPort, &ssh.ClientConfig{
+		User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(signer)}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := c.NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	var shown screen
+	s.Stdout = &shown
+	keys, err := s.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.RequestPty("xterm-256color", 33, 101, ssh.TerminalModes{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Shell(); err != nil {
+		t.Fatal(err)
+	}
+	kind := func(keystrokes, until string) {
+		t.Helper()
+		if _, err := keys.Write([]byte(keystrokes)); err != nil {
+			t.Fatal(err)
+		}
+		for deadline := time.Now().Add(20 * time.Second); !shown.has(until); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("after %q no %q:\n%s", keystrokes, until, shown.b.String())
+			}
+		}
+	}
+	kind("echo it is $TERM; stty size\r", "it is xterm-256color\r\n33 101")
+	if err := s.WindowChange(44, 120); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	kind("stty size\r", "44 120")
+	kind("sleep 60; echo woken=$?\r", "sleep 60")
+	time.Sleep(300 * time.Millisecond)
+	began := time.Now()
+	if _, err := keys.Write([]byte("\x03")); err != nil { // which discards what is typed with it
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	kind("echo after=$?\r", "after=130")
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("^C took %v", took)
+	}
+	kind("printf '\\033[1mbold\\033[0m'; echo\r", "\x1b[1mbold\x1b[0m")
+	if _, err := keys.Write([]byte("exit 5\r")); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Wait() }()
+	select {
+	case err := <-ended:
+		if exit, ok := err.(*ssh.ExitError); !ok || exit.ExitStatus() != 5 {
+			t.Errorf("the shell ended with %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("the shell does not end")
+	}
+
+	// A signal as SSH has them.
+	s, err = c.NewSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out screen
+	s.Stdout = &out
+	if err := s.Start("echo begun; exec sleep 60"); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(20 * time.Second); !out.has("begun") && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err := s.Signal(ssh.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	go func() { ended <- s.Wait() }()
+	select {
+	case err := <-ended:
+		if exit, ok := err.(*ssh.ExitError); !ok || exit.Signal() != "TERM" {
+			t.Errorf("a command that a signal ends: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Error("a signal does not come")
+	}
+}

@@ -1,0 +1,336 @@
+package ssh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path"
+	"reflect"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/audit"
+	"sallyport/internal/cell"
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+)
+
+// Sandboxes are those of this host. A context's owner ([sandbox.ForOwner]) sees
+// their own only.
+type Sandboxes interface {
+	Visible(ctx context.Context, name string) (sandbox.Info, error)
+	Start(ctx context.Context, name string) (sandbox.Info, error)
+	Attach(ctx context.Context, name string, c sandbox.Command) (sandbox.CommandEnd, error)
+}
+
+// Files are those of one sandbox.
+type Files interface {
+	Stat(ctx context.Context, file string, follow bool) (sandbox.File, error)
+	List(ctx context.Context, folder, after string) ([]sandbox.File, bool, error)
+	Mkdir(ctx context.Context, folder string, mode wire.Mode, parents bool) (sandbox.File, error)
+	Move(ctx context.Context, from, to string, replace bool) (sandbox.File, error)
+	Remove(ctx context.Context, file string, recursive bool) error
+	Read(ctx context.Context, file string) (sandbox.File, io.ReadCloser, error)
+	Write(ctx context.Context, file string, contents io.Reader, o sandbox.WriteOptions) (sandbox.File, error)
+}
+
+// Recorder is the audit trail.
+type Recorder interface {
+	Append(ctx context.Context, events ...*audit.Event) error
+	Enqueue(e *audit.Event) error
+}
+
+// Key is one that is let in, and what it is good for.
+type Key struct {
+	Name      string // of the operator
+	Key       ssh.PublicKey
+	Sandboxes []string // globs over names
+	Tenant    string
+	Allow     []policy.Protocol // besides shells and commands
+}
+
+// Options of Open. All but Args are needed.
+type Options struct {
+	Listen    string // host:port
+	Idle      time.Duration
+	Keys      []Key
+	HostKey   *HostKey
+	View      *cell.View // root of the process, empty
+	Sandboxes Sandboxes
+	Files     func(name string) Files
+	Decide    func(ctx context.Context, in policy.Input) policy.Decision
+	Identity  func(sandbox.Info) policy.Sandbox
+	Recorder  Recorder
+	Logger    *slog.Logger
+	Args      []string // of the process. Default: sallyport ssh-server
+}
+
+// Door is the daemon's side: it answers the process that speaks SSH, and starts
+// another when that one dies. It is safe for concurrent use.
+type Door struct {
+	o        Options
+	refusals *refusals
+
+	life     sync.Mutex // held while a process is started or stopped
+	listener net.Listener
+
+	mu          sync.Mutex // guards what follows; taken after life
+	keys        map[string]Key
+	connections map[uint64]*connection
+	last        uint64 // number of a connection or a use
+	running     *process
+	dying       bool
+	status      Status
+	work        sync.WaitGroup // uses
+}
+
+// connection is one that was let in.
+type connection struct {
+	id     uint64
+	key    Key
+	info   sandbox.Info
+	remote netip.AddrPort
+	began  time.Time
+	event  *audit.Event // that it was let in
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	owner  *process
+
+	uses map[uint64]*use // guarded by Door.mu
+	sum  traffic         // of its uses
+}
+
+// Open takes the address and the keys. Start begins.
+func Open(o Options) (*Door, error) {
+	if len(o.Args) == 0 {
+		o.Args = []string{"sallyport", "ssh-server"}
+	}
+	d := &Door{o: o, refusals: newRefusals(), connections: map[uint64]*connection{}}
+	d.Use(o.Keys)
+	l, err := net.Listen("tcp", o.Listen)
+	if err != nil {
+		return nil, err
+	}
+	d.listener = l
+	return d, nil
+}
+
+// Use makes these all the keys that are let in. What goes on by others ends.
+func (d *Door) Use(keys []Key) {
+	next := map[string]Key{}
+	for _, k := range keys {
+		next[string(k.Key.Marshal())] = k
+	}
+	d.mu.Lock()
+	d.keys = next
+	d.mu.Unlock()
+	d.check()
+}
+
+// errOut is the cause of the end of what was let in and is not any more.
+type errOut struct{ why string }
+
+func (e *errOut) Error() string { return e.why }
+
+// input is what the policy is asked.
+func (d *Door) input(i sandbox.Info, use policy.Protocol, port uint16) policy.Input {
+	s := d.o.Identity(i)
+	return policy.Input{Phase: policy.PhaseSSH, Sandbox: s, Protocol: use, Destination: policy.Destination{Host: s.Name, Port: port}}
+}
+
+// judge says whether a key opens a sandbox, with the policy's word. What it says
+// of a refusal is for the log alone.
+func (d *Door) judge(ctx context.Context, k Key, name string) (sandbox.Info, policy.Decision) {
+	no := func(why string) policy.Decision { return policy.Decision{Action: policy.Deny, Reason: why} }
+	i, err := d.o.Sandboxes.Visible(sandbox.ForOwner(ctx, k.Tenant), name)
+	if err != nil {
+		return i, no("there is no such sandbox for this key")
+	}
+	if !slices.ContainsFunc(k.Sandboxes, func(glob string) bool { ok, _ := path.Match(glob, name); return ok }) {
+		return i, no("the key is not for this sandbox")
+	}
+	decision := d.o.Decide(ctx, d.input(i, policy.ProtocolShell, policy.SSHPort))
+	if decision.Action != policy.Allow && slices.Contains(k.Allow, policy.ProtocolSFTP) {
+		if files := d.o.Decide(ctx, d.input(i, policy.ProtocolSFTP, policy.SSHPort)); files.Action == policy.Allow {
+			return i, files
+		}
+	}
+	return i, decision
+}
+
+// admit lets a key in that has signed, or refuses it without saying why.
+func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, error) {
+	remote, err := netip.ParseAddrPort(c.Remote)
+	if err != nil || len(c.User) > maxEnvValue || len(c.Client) > maxEnvValue {
+		return admitted{}, errRefused
+	}
+	d.mu.Lock()
+	k, known := d.keys[string(c.Key)]
+	d.mu.Unlock()
+	decision := policy.Decision{Action: policy.Deny, Reason: "the key is not known"}
+	var i sandbox.Info
+	if known {
+		i, decision = d.judge(ctx, k, c.User)
+	} else if k.Key, err = ssh.ParsePublicKey(c.Key); err != nil {
+		return admitted{}, errRefused
+	}
+	e := d.event(audit.NetworkOpen, "ssh", k, i, remote, decision)
+	if decision.Action != policy.Allow {
+		d.refuse(e, c.User)
+		return admitted{}, errRefused
+	}
+	e.Message = "SSH client " + strconv.QuoteToASCII(c.Client)
+	n := &connection{key: k, info: i, remote: remote, began: time.Now(), event: e, owner: by, uses: map[uint64]*use{}}
+	// Who wakes the sandbox is the operator.
+	n.ctx, n.cancel = context.WithCancelCause(audit.By(sandbox.ForOwner(by.ctx, k.Tenant), e.Actor))
+	d.mu.Lock()
+	full := len(d.connections) >= maxConnections
+	if !full {
+		d.last++
+		n.id = d.last
+		d.connections[n.id] = n
+	}
+	d.mu.Unlock()
+	if full {
+		decision = policy.Decision{Action: policy.Deny, Reason: "too many connections are open"}
+		d.refuse(d.event(audit.NetworkOpen, "ssh", k, i, remote, decision), c.User)
+		return admitted{}, errRefused
+	}
+	if err := d.o.Recorder.Append(ctx, e); err != nil {
+		d.o.Logger.Error("nobody is let in over SSH, since it cannot be recorded", "error", err)
+		d.drop(n)
+		return admitted{}, errRefused
+	}
+	return admitted{Connection: n.id}, nil
+}
+
+// drop forgets a connection, if it is there.
+func (d *Door) drop(n *connection) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	there := d.connections[n.id] == n
+	if there {
+		delete(d.connections, n.id)
+	}
+	n.cancel(errClosed)
+	return there
+}
+
+var errClosed = errors.New("the connection has ended")
+
+// close ends a connection and all of its uses, and records it.
+func (d *Door) close(n *connection, why error) {
+	n.cancel(why)
+	if d.drop(n) {
+		// After its uses, each of which counts and records its own end.
+		uses := d.usesOf(n)
+		d.work.Go(func() {
+			for _, u := range uses {
+				<-u.done
+			}
+			d.completed(n.event, audit.NetworkClose, n.began, &n.sum, why.Error(), nil)
+		})
+	}
+}
+
+func (d *Door) usesOf(n *connection) (list []*use) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, u := range n.uses {
+		list = append(list, u)
+	}
+	return list
+}
+
+// leave is told that the process has nothing more of a connection.
+func (d *Door) leave(by *process, c leaveCall) error {
+	if c.Connection == 0 {
+		if remote, err := netip.ParseAddrPort(c.Remote); err == nil {
+			decision := policy.Decision{Action: policy.Deny, Reason: "the client has signed with no key"}
+			d.refuse(d.event(audit.NetworkRefuse, "ssh", Key{}, sandbox.Info{}, remote, decision), "")
+		}
+		return nil
+	}
+	d.mu.Lock()
+	n := d.connections[c.Connection]
+	d.mu.Unlock()
+	if n != nil && n.owner == by {
+		d.close(n, errClosed)
+	}
+	return nil
+}
+
+// find is a connection of a process, if what it was let in by still holds.
+func (d *Door) find(by *process, id uint64) (*connection, error) {
+	d.mu.Lock()
+	n := d.connections[id]
+	d.mu.Unlock()
+	if n == nil || n.owner != by {
+		return nil, fmt.Errorf("%w: the connection has ended", errDenied)
+	}
+	if _, why := d.lapsed(n); why != "" {
+		d.evict(n, why)
+		return nil, fmt.Errorf("%w: %s", errDenied, why)
+	}
+	return n, nil
+}
+
+// lapsed says why a connection would not be let in now, or "", and how its sandbox
+// is.
+func (d *Door) lapsed(n *connection) (sandbox.Info, string) {
+	d.mu.Lock()
+	k, ok := d.keys[string(n.key.Key.Marshal())]
+	d.mu.Unlock()
+	k.Key = n.key.Key
+	switch {
+	case !ok:
+		return n.info, "the key was withdrawn"
+	case !reflect.DeepEqual(k, n.key):
+		return n.info, "what the key is good for has changed"
+	}
+	i, decision := d.judge(n.ctx, k, n.info.Name)
+	switch {
+	case decision.Action != policy.Allow:
+		return i, decision.Reason
+	case i.ID != n.info.ID:
+		return i, "another sandbox has the name by now"
+	}
+	return i, ""
+}
+
+// evict ends a connection that was let in and would not be now.
+func (d *Door) evict(n *connection, why string) {
+	d.close(n, &errOut{why})
+	n.owner.tell(callEnd, endCall{n.id, why})
+}
+
+// check judges anew what goes on.
+func (d *Door) check() {
+	d.mu.Lock()
+	var list []*connection
+	for _, n := range d.connections {
+		list = append(list, n)
+	}
+	d.mu.Unlock()
+	for _, n := range list {
+		i, why := d.lapsed(n)
+		if why != "" {
+			d.evict(n, why)
+			continue
+		}
+		for _, u := range d.usesOf(n) {
+			if decision := d.o.Decide(n.ctx, d.input(i, u.what, u.port)); decision.Action != policy.Allow {
+				u.cancel(&errOut{decision.Reason})
+			}
+		}
+	}
+}

@@ -1,0 +1,494 @@
+package ssh
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/audit"
+	"sallyport/internal/cell"
+	"sallyport/internal/link"
+	"sallyport/policy"
+	"sallyport/sandbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// porch is a Door with what speaks SSH for it, in this process: the cell is
+// tried by package e2e.
+type porch struct {
+	t       *testing.T
+	door    *Door
+	process *process
+	at      string // address
+	block   *block
+	files   drawer
+	book    *book
+	rules   *rules
+	alice   ssh.Signer
+}
+
+type noSeal struct{}
+
+func (noSeal) Seal(p []byte) ([]byte, error) { return bytes.Clone(p), nil }
+func (noSeal) Open(p []byte) ([]byte, error) { return bytes.Clone(p), nil }
+
+func newSigner(t *testing.T) ssh.Signer {
+	t.Helper()
+	_, private, err := ed25519.GenerateKey(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := ssh.NewSignerFromKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newPorch(t *testing.T, change ...func(*server, *serveCall)) *porch {
+	t.Helper()
+	p := &porch{
+		t: t, files: drawer{t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
+		block: &block{all: map[string]sandbox.Info{}, ended: map[string]error{}},
+	}
+	for name, owner := range map[string]string{"demo": "", "web": "acme", "other": ""} {
+		p.block.all[name] = sandbox.Info{Name: name, ID: "id-" + name, Address: netip.MustParseAddr("127.0.0.1"), Spec: sandbox.Spec{Owner: owner}}
+	}
+	p.rules.allow(policy.ProtocolShell, policy.ProtocolSFTP, policy.ProtocolForward)
+	host, err := OpenHostKey(t.TempDir()+"/key", noSeal{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.door, err = Open(Options{
+		Listen: "127.0.0.1:0", Idle: time.Hour, HostKey: host, Keys: p.keys(), Sandboxes: p.block, Files: func(string) Files { return p.files },
+		Decide: p.rules.Decide, Identity: func(i sandbox.Info) policy.Sandbox { return policy.Sandbox{Name: i.Name, ID: i.ID} },
+		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.at = p.door.listener.Addr().String()
+	here, there, err := link.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	inside, err := link.Inherited(there)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.process = &process{gone: make(chan struct{})}
+	p.process.ctx, p.process.cancel = context.WithCancel(context.Background())
+	p.process.peer = link.New(here, link.Options{Methods: p.door.methods(p.process), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk})
+	s := newServer(inside, p.door.listener, cell.State{})
+	var served sync.WaitGroup
+	served.Go(func() { _ = p.process.peer.Serve() })
+	served.Go(func() { _ = s.peer.Serve() })
+	call := serveCall{HostKey: host.public.Marshal(), Idle: time.Hour}
+	for _, f := range change {
+		f(s, &call)
+	}
+	if err := p.process.peer.Call(t.Context(), callServe, call, &struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.process.peer.Call(context.Background(), callStop, stopCall{}, &link.None{}); err != nil {
+			t.Error(err)
+		}
+		s.work.Wait()
+		p.process.cancel()
+		p.door.work.Wait()
+		_ = s.peer.Close()
+		_ = p.process.peer.Close()
+		served.Wait()
+		p.door.mu.Lock()
+		defer p.door.mu.Unlock()
+		if n := len(p.door.connections); n != 0 {
+			t.Errorf("%d connections are left", n)
+		}
+	})
+	return p
+}
+
+func (p *porch) keys() []Key {
+	return []Key{{Name: "alice", Key: p.alice.PublicKey(), Sandboxes: []string{"demo", "w*"}, Allow: []policy.Protocol{policy.ProtocolSFTP, policy.ProtocolForward}}}
+}
+
+func (p *porch) dial(name string, keys ...ssh.Signer) (*ssh.Client, error) {
+	return ssh.Dial("tcp", p.at, &ssh.ClientConfig{
+		User: name, Auth: []ssh.AuthMethod{ssh.PublicKeys(keys...)}, Timeout: 10 * time.Second,
+		HostKeyCallback: ssh.FixedHostKey(p.door.o.HostKey.public),
+	})
+}
+
+// in is a connection of alice's to demo.
+func (p *porch) in() *ssh.Client {
+	p.t.Helper()
+	c, err := p.dial("demo", p.alice)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func (p *porch) session(c *ssh.Client) *ssh.Session {
+	p.t.Helper()
+	s, err := c.NewSession()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return s
+}
+
+func (p *porch) await(what string, f func() bool) {
+	p.t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			p.t.Fatal("waited in vain for " + what)
+		}
+	}
+}
+
+func TestAdmit(t *testing.T) {
+	p := newPorch(t)
+	mallory := newSigner(t)
+	tenant := newSigner(t)
+	p.door.Use(append(p.keys(), Key{Name: "ten", Key: tenant.PublicKey(), Sandboxes: []string{"*"}, Tenant: "acme"}))
+	var said string
+	for _, tt := range []struct {
+		what, user string
+		key        ssh.Signer
+		why        string // on record; empty: let in
+	}{
+		{"its own", "demo", p.alice, ""},
+		{"by a glob", "web", p.alice, ""},
+		{"a tenant's own", "web", tenant, ""},
+		{"another's", "other", p.alice, "the key is not for this sandbox"},
+		{"of no tenant", "demo", tenant, "there is no such sandbox for this key"},
+		{"none", "nothing", p.alice, "there is no such sandbox for this key"},
+		{"no key", "demo", mallory, "the key is not known"},
+		{"a long name", strings.Repeat("x", 5000), p.alice, "there is no such sandbox for this key"},
+	} {
+		began := time.Now()
+		c, err := p.dial(tt.user, tt.key)
+		if (err == nil) != (tt.why == "") {
+			t.Errorf("%s: %v", tt.what, err)
+		}
+		if err == nil {
+			_ = c.Close()
+			continue
+		}
+		if took := time.Since(began); took < refuseAfter {
+			t.Errorf("%s: refused after %v", tt.what, took)
+		}
+		if said == "" {
+			said = err.Error()
+		}
+		if err.Error() != said {
+			t.Errorf("%s: is told %q, others %q", tt.what, err, said)
+		}
+		if !p.book.has(audit.KindDecision, "ssh", tt.why) {
+			t.Errorf("%s: is not on record", tt.what)
+		}
+	}
+	p.rules.allow()
+	if _, err := p.dial("demo", p.alice); err == nil || err.Error() != said {
+		t.Errorf("without a rule: %v", err)
+	}
+	p.rules.allow(policy.ProtocolSFTP)
+	c := p.in()
+	if out, err := p.session(c).CombinedOutput("both"); err == nil || !strings.Contains(string(out), "no rule allows shell") {
+		t.Errorf("a command where files are allowed: %q, %v", out, err)
+	}
+	p.rules.allow(policy.ProtocolShell)
+	p.book.mu.Lock()
+	p.book.full = true
+	p.book.mu.Unlock()
+	if _, err := p.dial("demo", p.alice); err == nil || err.Error() != said {
+		t.Errorf("without a record: %v", err)
+	}
+}
+
+// Six keys are looked at, and strangers have places of a number.
+func TestStrangers(t *testing.T) {
+	p := newPorch(t)
+	keys := []ssh.Signer{}
+	for range maxTries {
+		keys = append(keys, newSigner(t))
+	}
+	if _, err := p.dial("demo", append(keys, p.alice)...); err == nil {
+		t.Error("a seventh key is let in")
+	}
+	if _, err := p.dial("demo", append(keys[:maxTries-1], p.alice)...); err != nil {
+		t.Errorf("a sixth key: %v", err)
+	}
+	var all []net.Conn
+	defer func() {
+		for _, c := range all {
+			_ = c.Close()
+		}
+	}()
+	for range maxOfSource {
+		c, err := net.Dial("tcp", p.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+		_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+		if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := p.dial("demo", p.alice); err == nil {
+		t.Error("there is room for more than that of strangers")
+	}
+	for _, c := range all {
+		_ = c.Close()
+	}
+	p.await("room", func() bool {
+		c, err := p.dial("demo", p.alice)
+		if err == nil {
+			_ = c.Close()
+		}
+		return err == nil
+	})
+	if !p.book.has(audit.KindDecision, "ssh", "signed with no key") {
+		t.Error("strangers are not on record")
+	}
+}
+
+func TestCommands(t *testing.T) {
+	p := newPorch(t)
+	c := p.in()
+	var out, errs bytes.Buffer
+	s := p.session(c)
+	s.Stdout, s.Stderr = &out, &errs
+	var exit *ssh.ExitError
+	if err := s.Run("both"); !errors.As(err, &exit) || exit.ExitStatus() != 7 || out.String() != "out" || errs.String() != "err" {
+		t.Errorf("two streams: %q %q %v", out.String(), errs.String(), err)
+	}
+	big := bytes.Repeat([]byte("0123456789abcdef"), 1<<18) // 4 MiB
+	s = p.session(c)
+	s.Stdin = bytes.NewReader(big)
+	if got, err := s.Output("cat"); err != nil || !bytes.Equal(got, big) {
+		t.Errorf("%d bytes came back: %v", len(got), err)
+	}
+	s = p.session(c)
+	for name, value := range map[string]string{"LANG": "de_DE.UTF-8", "LC_ALL": "C", "LD_PRELOAD": "x", "PATH": "/", "LC_x": "y", "LC_CTYPE": "\x1b[1m"} {
+		err := s.Setenv(name, value)
+		if taken := name == "LANG" || name == "LC_ALL"; (err == nil) != taken {
+			t.Errorf("%s=%q: %v", name, value, err)
+		}
+	}
+	if err := s.RequestPty("xterm", 25, 80, nil); err != nil {
+		t.Error(err)
+	}
+	if err := s.Start("size"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.WindowChange(40, 132); err != nil {
+		t.Error(err)
+	}
+	if err := s.Wait(); err != nil {
+		t.Error(err)
+	}
+	p.block.mu.Lock()
+	if e := p.block.env; len(e) != 3 || e["LANG"] != "de_DE.UTF-8" || e["TERM"] != "xterm" {
+		t.Errorf("the environment is %v", e)
+	}
+	p.block.mu.Unlock()
+	s = p.session(c)
+	s.Stderr = &errs
+	if err := s.Run("nothing"); !errors.As(err, &exit) || exit.ExitStatus() != 255 || strings.Contains(errs.String(), "\x1b") || !strings.Contains(errs.String(), "no such") {
+		t.Errorf("what cannot be run: %q, %v", errs.String(), err)
+	}
+	s = p.session(c)
+	if err := s.Start("wait"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Signal(ssh.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Wait(); !errors.As(err, &exit) || exit.Signal() != "TERM" {
+		t.Errorf("a signal: %v", err)
+	}
+	// Who closes the channel, or the connection, ends the command.
+	for what, end := range map[string]func(*ssh.Session, *ssh.Client){
+		"a channel": func(s *ssh.Session, _ *ssh.Client) { _ = s.Close() }, "a connection": func(_ *ssh.Session, c *ssh.Client) { _ = c.Close() },
+	} {
+		c := p.in()
+		s := p.session(c)
+		r, err := s.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.block.mu.Lock()
+		delete(p.block.ended, "wait")
+		p.block.mu.Unlock()
+		if err := s.Start("wait"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(r, make([]byte, 8)); err != nil {
+			t.Fatal(err)
+		}
+		end(s, c)
+		p.await("the end of "+what, func() bool { p.block.mu.Lock(); defer p.block.mu.Unlock(); return p.block.ended["wait"] != nil })
+	}
+	p.await("a record of its end", func() bool { return p.book.has(audit.KindCompletion, "shell", "the client went away") })
+	if !p.book.has(audit.KindCompletion, "shell", "exit 7") || !p.book.has(audit.KindCompletion, "shell", "signal TERM") {
+		t.Error("how commands ended is not on record")
+	}
+}
+
+// A connection has places of a number.
+func TestUses(t *testing.T) {
+	p := newPorch(t)
+	c := p.in()
+	for range maxUses {
+		if err := p.session(c).Start("wait"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.NewSession(); err == nil {
+		t.Error("one more is let in")
+	}
+	for range maxOfSandbox/maxUses - 1 {
+		c := p.in()
+		for range maxUses {
+			if err := p.session(c).Start("wait"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	p.await("all of them", func() bool {
+		p.door.mu.Lock()
+		defer p.door.mu.Unlock()
+		all := 0
+		for _, n := range p.door.connections {
+			all += len(n.uses)
+		}
+		return all == maxOfSandbox
+	})
+	if out, err := p.session(p.in()).CombinedOutput("both"); err == nil || !strings.Contains(string(out), tooMany) {
+		t.Errorf("one more of the sandbox: %q, %v", out, err)
+	}
+}
+
+// What goes on ends with what it was let in by.
+func TestLapse(t *testing.T) {
+	for what, lapse := range map[string]func(*porch){
+		"the key":     func(p *porch) { p.door.Use(nil) },
+		"its reach":   func(p *porch) { k := p.keys(); k[0].Sandboxes = []string{"demo"}; p.door.Use(k) },
+		"the rule":    func(p *porch) { p.rules.allow(); p.door.check() },
+		"the use":     func(p *porch) { p.rules.allow(policy.ProtocolSFTP); p.door.check() },
+		"the sandbox": func(p *porch) { p.block.mu.Lock(); delete(p.block.all, "demo"); p.block.mu.Unlock(); p.door.check() },
+		"its name": func(p *porch) {
+			p.block.mu.Lock()
+			p.block.all["demo"] = sandbox.Info{Name: "demo", ID: "another"}
+			p.block.mu.Unlock()
+			p.door.check()
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p := newPorch(t)
+			c := p.in()
+			s := p.session(c)
+			r, err := s.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Start("wait"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(r, make([]byte, 8)); err != nil {
+				t.Fatal(err)
+			}
+			p.door.Use(p.keys()) // the same: nothing ends
+			p.block.mu.Lock()
+			if p.block.ended["wait"] != nil {
+				t.Error("it has ended before")
+			}
+			p.block.mu.Unlock()
+			lapse(p)
+			p.await("its end", func() bool { p.block.mu.Lock(); defer p.block.mu.Unlock(); return p.block.ended["wait"] != nil })
+			if err := s.Wait(); err == nil {
+				t.Error("it ended well")
+			}
+		})
+	}
+}
+
+// A process that has been taken over gets nothing by other processes' numbers, nor
+// signatures of what is no exchange.
+func TestTakenOver(t *testing.T) {
+	p := newPorch(t)
+	c := p.in()
+	if err := p.session(c).Start("wait"); err != nil {
+		t.Fatal(err)
+	}
+	p.await("the use", func() bool { return p.book.has(audit.KindDecision, "shell", "allowed") })
+	other := &process{gone: make(chan struct{})}
+	other.ctx, other.cancel = context.WithCancel(t.Context())
+	defer other.cancel()
+	for id := range uint64(10) {
+		if _, _, err := p.door.open(t.Context(), other, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"}); !errors.Is(err, errDenied) {
+			t.Errorf("another process's connection %d: %v", id, err)
+		}
+		if p.door.used(other, 1, id) != nil {
+			t.Errorf("another process's use %d", id)
+		}
+		if err := p.door.leave(other, leaveCall{Connection: id}); err != nil {
+			t.Error(err)
+		}
+	}
+	if p.door.Status().Connections != 1 {
+		t.Error("another process ends it")
+	}
+	for _, c := range []openCall{{Use: "telnet"}, {Use: policy.ProtocolShell, Command: strings.Repeat("x", maxCommand+1)}, {}} {
+		c.Connection = 1
+		if _, _, err := p.door.open(t.Context(), p.process, c); !errors.Is(err, errDenied) {
+			t.Errorf("%.40v: %v", c, err)
+		}
+	}
+	for _, n := range []int{0, 20, 33, 65, 4096} {
+		if _, err := p.door.o.HostKey.sign(make([]byte, n)); err == nil {
+			t.Errorf("it signs %d bytes", n)
+		}
+	}
+	if _, err := p.door.admit(t.Context(), p.process, admitCall{User: "demo", Key: []byte("x"), Remote: "198.51.100.1:1"}); !errors.Is(err, errRefused) {
+		t.Errorf("what is no key: %v", err)
+	}
+}
+
+// The host key stays, and is nobody else's file.
+func TestHostKey(t *testing.T) {
+	at := t.TempDir() + "/ssh.key"
+	first, err := OpenHostKey(at, noSeal{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := OpenHostKey(at, noSeal{})
+	if err != nil || again.Fingerprint() != first.Fingerprint() || again.Known() != first.Known() {
+		t.Errorf("the second time: %v", err)
+	}
+	if _, err := OpenHostKey(at, otherSeal{}); err == nil {
+		t.Error("what is sealed with another key is taken")
+	}
+}
+
+type otherSeal struct{ noSeal }
+
+func (otherSeal) Open([]byte) ([]byte, error) { return []byte("sallyport agent key/1\nxxx"), nil }

@@ -1,0 +1,223 @@
+package ssh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"sallyport/audit"
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+)
+
+// block holds sandboxes that run nothing but a few commands.
+type block struct {
+	mu    sync.Mutex
+	all   map[string]sandbox.Info
+	ended map[string]error // how a command's context was, by the command
+	env   map[string]string
+}
+
+func (b *block) Visible(ctx context.Context, name string) (sandbox.Info, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	i, ok := b.all[name]
+	if !ok || !i.Spec.Owned(sandbox.OwnerOf(ctx)) {
+		return sandbox.Info{}, sandbox.ErrNotFound
+	}
+	return i, nil
+}
+
+func (b *block) Start(ctx context.Context, name string) (sandbox.Info, error) {
+	return b.Visible(ctx, name)
+}
+
+func (b *block) Attach(ctx context.Context, name string, c sandbox.Command) (end sandbox.CommandEnd, err error) {
+	what := c.Args[len(c.Args)-1]
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.ended[what] = context.Cause(ctx)
+		b.env = c.Env
+	}()
+	switch {
+	case what == "pwd":
+		_, err = io.WriteString(c.Stdout, "/home\n")
+	case what == "cat":
+		_, err = io.Copy(c.Stdout, c.Stdin)
+	case what == "wait":
+		_, _ = io.WriteString(c.Stdout, "waiting\n")
+		select {
+		case <-ctx.Done():
+			err = ctx.Err()
+		case s := <-c.Signals:
+			end.Code, end.Signal = 143, s
+		}
+	case what == "size":
+		s := <-c.Sizes
+		_, err = fmt.Fprintf(c.Stdout, "%d %d", s.Rows, s.Cols)
+	case what == "both":
+		_, _ = io.WriteString(c.Stdout, "out")
+		_, err = io.WriteString(c.Stderr, "err")
+		end.Code = 7
+	default:
+		err = errors.New("no such\x1b[1m thing")
+	}
+	return end, err
+}
+
+// drawer is a folder of the host's as the files of a sandbox.
+type drawer struct{ dir string }
+
+func (d drawer) at(p string) string { return filepath.Join(d.dir, filepath.Clean("/"+p)) }
+
+func say(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return sandbox.ErrNoFile
+	case errors.Is(err, fs.ErrPermission):
+		return sandbox.ErrFileDenied
+	case err != nil:
+		return sandbox.ErrFileState
+	}
+	return nil
+}
+
+func about(i fs.FileInfo) sandbox.File {
+	f := sandbox.File{Name: i.Name(), Type: wire.Regular, Size: i.Size(), Mode: wire.Mode(i.Mode().Perm()), Modified: i.ModTime()}
+	if i.IsDir() {
+		f.Type = wire.Folder
+	}
+	return f
+}
+
+func (d drawer) Stat(_ context.Context, p string, follow bool) (sandbox.File, error) {
+	i, err := os.Lstat(d.at(p))
+	if err != nil {
+		return sandbox.File{}, say(err)
+	}
+	return about(i), nil
+}
+
+func (d drawer) List(_ context.Context, p, after string) (list []sandbox.File, more bool, err error) {
+	entries, err := os.ReadDir(d.at(p))
+	for _, e := range entries {
+		if e.Name() <= after {
+			continue
+		}
+		if len(list) == wire.MaxPage {
+			return list, true, nil
+		}
+		if i, err := e.Info(); err == nil {
+			list = append(list, about(i))
+		}
+	}
+	return list, false, say(err)
+}
+
+func (d drawer) Mkdir(ctx context.Context, p string, _ wire.Mode, _ bool) (sandbox.File, error) {
+	if err := os.Mkdir(d.at(p), 0o755); err != nil {
+		return sandbox.File{}, say(err)
+	}
+	return d.Stat(ctx, p, false)
+}
+
+func (d drawer) Move(ctx context.Context, from, to string, replace bool) (sandbox.File, error) {
+	if _, err := os.Lstat(d.at(to)); err == nil && !replace {
+		return sandbox.File{}, sandbox.ErrFileState
+	}
+	if err := os.Rename(d.at(from), d.at(to)); err != nil {
+		return sandbox.File{}, say(err)
+	}
+	return d.Stat(ctx, to, false)
+}
+
+func (d drawer) Remove(_ context.Context, p string, _ bool) error { return say(os.Remove(d.at(p))) }
+
+func (d drawer) Read(ctx context.Context, p string) (sandbox.File, io.ReadCloser, error) {
+	f, err := os.Open(d.at(p))
+	if err != nil {
+		return sandbox.File{}, nil, say(err)
+	}
+	i, err := d.Stat(ctx, p, true)
+	return i, f, err
+}
+
+// Write puts a file in its place when all of it has come.
+func (d drawer) Write(ctx context.Context, p string, from io.Reader, _ sandbox.WriteOptions) (sandbox.File, error) {
+	f, err := os.CreateTemp(d.dir, ".new-*")
+	if err != nil {
+		return sandbox.File{}, say(err)
+	}
+	defer os.Remove(f.Name())
+	var to io.Writer = f
+	if strings.HasSuffix(p, "full") {
+		to = &limited{f, 1 << 20}
+	}
+	_, err = io.Copy(to, from)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return sandbox.File{}, sandbox.ErrNoSpace
+	}
+	if err := os.Rename(f.Name(), d.at(p)); err != nil {
+		return sandbox.File{}, say(err)
+	}
+	return d.Stat(ctx, p, false)
+}
+
+// book is an audit trail in memory.
+type book struct {
+	mu     sync.Mutex
+	events []*audit.Event
+	full   bool
+}
+
+func (b *book) Append(_ context.Context, events ...*audit.Event) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.full {
+		return errors.New("no space left on device")
+	}
+	b.events = append(b.events, events...)
+	return nil
+}
+
+func (b *book) Enqueue(e *audit.Event) error { return b.Append(context.Background(), e) }
+
+// has tells whether something of that kind, use and reason or detail is on record.
+func (b *book) has(kind audit.Kind, use, text string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.ContainsFunc(b.events, func(e *audit.Event) bool {
+		x := e.Unmapped.Sallyport
+		return x.Kind == kind && x.Protocol == use && (strings.Contains(x.Reason, text) || text != "" && strings.Contains(e.Detail, text))
+	})
+}
+
+// rules allow what is listed.
+type rules struct {
+	mu   sync.Mutex
+	uses []policy.Protocol
+}
+
+func (r *rules) allow(uses ...policy.Protocol) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.uses = uses
+}
+
+func (r *rules) Decide(_ context.Context, in policy.Input) policy.Decision {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Contains(r.uses, in.Protocol) && in.Phase == policy.PhaseSSH {
+		return policy.Decision{Action: policy.Allow, Rule: "test", Reason: "allowed by rule test"}
+	}
+	return policy.Decision{Action: policy.Deny, Reason: "no rule allows " + string(in.Protocol)}
+}

@@ -1,0 +1,234 @@
+package ssh
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/link"
+)
+
+// strangers are connections that have not been let in.
+type strangers struct {
+	mu  sync.Mutex
+	all int
+	of  map[netip.Prefix]int
+}
+
+func newStrangers() *strangers { return &strangers{of: map[netip.Prefix]int{}} }
+
+// source is whose strangers are counted together.
+func source(a net.Addr) netip.Prefix {
+	t, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ip, bits := t.AddrPort().Addr().Unmap().WithZone(""), 32
+	if ip.Is6() {
+		bits = 64
+	}
+	p, _ := ip.Prefix(bits)
+	return p
+}
+
+// enter makes a place for one, until leave.
+func (s *strangers) enter(from netip.Prefix) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all >= maxStrangers || s.of[from] >= maxOfSource {
+		return false
+	}
+	s.all++
+	s.of[from]++
+	return true
+}
+
+func (s *strangers) leave(from netip.Prefix) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all--
+	if s.of[from]--; s.of[from] == 0 {
+		delete(s.of, from)
+	}
+}
+
+// accept takes connections until the listener is closed.
+func (s *server) accept() error {
+	for {
+		c, err := s.listener.Accept()
+		if err != nil {
+			if t, ok := err.(net.Error); ok && t.Timeout() {
+				continue
+			}
+			return err
+		}
+		from := source(c.RemoteAddr())
+		if !s.strangers.enter(from) {
+			_ = c.Close()
+			continue
+		}
+		s.work.Go(func() { s.welcome(c, from) })
+	}
+}
+
+// guest is a connection that was let in.
+type guest struct {
+	s    *server
+	id   uint64
+	conn *ssh.ServerConn
+	ctx  context.Context // until it ends
+	open atomic.Int32    // channels
+	last atomic.Int64    // when a use carried something, as Unix time in nanoseconds
+}
+
+// touch notes that something is carried.
+func (g *guest) touch() { g.last.Store(time.Now().UnixNano()) }
+
+// idle tells whether nothing has been for too long.
+func (g *guest) idle() bool { return time.Since(time.Unix(0, g.last.Load())) > g.s.idle }
+
+// welcome lets a connection in or not, and serves it until it ends.
+func (s *server) welcome(c net.Conn, from netip.Prefix) {
+	defer c.Close()
+	stranger := true
+	defer func() {
+		if stranger {
+			s.strangers.leave(from)
+		}
+	}()
+	_ = c.SetDeadline(time.Now().Add(handshakeWithin))
+	config := *s.config
+	var id uint64
+	tried := false
+	config.VerifiedPublicKeyCallback = func(m ssh.ConnMetadata, k ssh.PublicKey, _ *ssh.Permissions, _ string) (*ssh.Permissions, error) {
+		began := time.Now()
+		tried = true
+		ctx, cancel := context.WithTimeout(s.ctx, handshakeWithin)
+		defer cancel()
+		var got admitted
+		err := s.peer.Call(ctx, callAdmit, admitCall{
+			User: cut(m.User()), Key: k.Marshal(), Remote: c.RemoteAddr().String(), Client: cut(string(m.ClientVersion())),
+		}, &got)
+		if err != nil {
+			time.Sleep(time.Until(began.Add(refuseAfter)))
+			return nil, errRefused
+		}
+		id = got.Connection
+		return &ssh.Permissions{}, nil
+	}
+	conn, channels, requests, err := ssh.NewServerConn(c, &config)
+	if id != 0 {
+		defer func() { _ = s.peer.Call(context.Background(), callLeave, leaveCall{Connection: id}, &link.None{}) }()
+	}
+	if err != nil {
+		if !tried {
+			_ = s.peer.Call(s.ctx, callLeave, leaveCall{Remote: c.RemoteAddr().String()}, &link.None{})
+		}
+		return
+	}
+	s.strangers.leave(from)
+	stranger = false
+	_ = c.SetDeadline(time.Time{})
+	g := &guest{s: s, id: id, conn: conn}
+	g.touch()
+	var cancel context.CancelFunc
+	g.ctx, cancel = context.WithCancel(context.Background())
+	defer cancel()
+	s.mu.Lock()
+	s.guests[id] = g
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.guests, id)
+		s.mu.Unlock()
+	}()
+	if s.ctx.Err() != nil {
+		return // it is being stopped
+	}
+	go g.look()
+	go g.requests(requests)
+	var work sync.WaitGroup
+	defer work.Wait()
+	defer cancel()
+	for c := range channels {
+		serve := map[string]func(ssh.NewChannel){"session": g.session, "direct-tcpip": g.forward}[c.ChannelType()]
+		switch {
+		case serve == nil:
+			_ = c.Reject(ssh.UnknownChannelType, "there is no such thing here")
+		case g.open.Add(1) > maxUses:
+			g.open.Add(-1)
+			_ = c.Reject(ssh.ResourceShortage, tooMany)
+		default:
+			work.Go(func() {
+				defer g.open.Add(-1)
+				serve(c)
+			})
+		}
+	}
+}
+
+// cut bounds what a client says, which the Door refuses where it is longer.
+func cut(s string) string { return s[:min(len(s), maxEnvValue)] }
+
+// requests answers those that are of no channel: ports of this side for the sandbox
+// to be reached by, which there are not, and whether it is still there.
+func (g *guest) requests(in <-chan *ssh.Request) {
+	for r := range in {
+		if r.WantReply {
+			_ = r.Reply(false, nil)
+		}
+	}
+}
+
+// look ends a connection whose client does not answer, or that nothing is done with.
+func (g *guest) look() {
+	tick := time.NewTicker(g.s.alive)
+	defer tick.Stop()
+	asked := make(chan struct{}, 1)
+	missed := 0
+	for {
+		select {
+		case <-g.ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if g.idle() {
+			_ = g.conn.Close()
+			return
+		}
+		select {
+		case asked <- struct{}{}:
+			missed = 0
+			go func() {
+				_, _, _ = g.conn.SendRequest("keepalive@openssh.com", true, nil)
+				<-asked
+			}()
+		default:
+			if missed++; missed >= keepAliveMisses {
+				_ = g.conn.Close()
+				return
+			}
+		}
+	}
+}
+
+// begin begins a use.
+func (g *guest) begin(c openCall) (opened, *net.UnixConn, error) {
+	c.Connection = g.id
+	var got opened
+	f, err := g.s.peer.CallFile(g.ctx, callOpen, c, &got)
+	if err != nil || f == nil {
+		return got, nil, err
+	}
+	u, err := link.Inherited(f)
+	if err != nil {
+		return got, nil, fmt.Errorf("beginning: %w", err)
+	}
+	return got, u, nil
+}

@@ -1,0 +1,59 @@
+package ssh
+
+import (
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// Clients that carry nothing, or are gone without a word, do not stay.
+func TestIdle(t *testing.T) {
+	p := newPorch(t, func(s *server, c *serveCall) { s.alive, c.Idle = 50*time.Millisecond, 500*time.Millisecond })
+	c := p.in()
+	began := time.Now()
+	_ = c.Wait()
+	if took := time.Since(began); took < 300*time.Millisecond || took > 10*time.Second {
+		t.Errorf("idle, it ended after %v", took)
+	}
+	p = newPorch(t, func(s *server, _ *serveCall) { s.alive = 50 * time.Millisecond })
+	stays := p.in()
+	raw, err := net.Dial("tcp", p.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mute := &muted{Conn: raw}
+	conn, channels, requests, err := ssh.NewClientConn(mute, p.at, &ssh.ClientConfig{
+		User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(p.alice)}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go ssh.DiscardRequests(requests)
+	go func() {
+		for c := range channels {
+			_ = c.Reject(ssh.UnknownChannelType, "")
+		}
+	}()
+	mute.on.Store(true)
+	p.await("the end of who says nothing", func() bool { return p.door.Status().Connections == 1 })
+	_ = conn.Close()
+	if out, err := p.session(stays).Output("both"); string(out) != "out" {
+		t.Errorf("who answers: %q, %v", out, err)
+	}
+}
+
+// muted is a connection that can be made to say nothing more.
+type muted struct {
+	net.Conn
+	on atomic.Bool
+}
+
+func (m *muted) Write(p []byte) (int, error) {
+	if m.on.Load() {
+		return len(p), nil
+	}
+	return m.Conn.Write(p)
+}

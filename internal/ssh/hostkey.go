@@ -1,0 +1,88 @@
+package ssh
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/durable"
+)
+
+// Sealer encrypts what lasts.
+type Sealer interface {
+	Seal(plain []byte) ([]byte, error)
+	Open(sealed []byte) ([]byte, error)
+}
+
+// keyName is the content's first line: a sealed file says nothing of its place.
+const keyName = "sallyport ssh host key/1\n"
+
+// HostKey is the Ed25519 key (RFC 8709) that the host shows who connects.
+type HostKey struct {
+	private ed25519.PrivateKey
+	public  ssh.PublicKey
+}
+
+// OpenHostKey returns the key in a sealed file, made the first time.
+func OpenHostKey(path string, s Sealer) (*HostKey, error) {
+	k, err := openHostKey(path, s)
+	if err != nil {
+		return nil, fmt.Errorf("the host key of SSH, %s: %w", path, err)
+	}
+	public, err := ssh.NewPublicKey(k.Public())
+	if err != nil {
+		return nil, err
+	}
+	return &HostKey{k, public}, nil
+}
+
+func openHostKey(path string, s Sealer) (ed25519.PrivateKey, error) {
+	sealed, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		_, k, err := ed25519.GenerateKey(nil)
+		if err != nil {
+			return nil, err
+		}
+		if sealed, err = s.Seal(append([]byte(keyName), k.Seed()...)); err != nil {
+			return nil, err
+		}
+		return k, durable.WriteFile(path, sealed, 0o600)
+	}
+	if err != nil {
+		return nil, err
+	}
+	plain, err := s.Open(sealed)
+	if err != nil {
+		return nil, err
+	}
+	seed, ok := bytes.CutPrefix(plain, []byte(keyName))
+	if !ok || len(seed) != ed25519.SeedSize {
+		return nil, errors.New("it holds something else")
+	}
+	return ed25519.NewKeyFromSeed(seed), nil
+}
+
+// Fingerprint is the key's, as ssh shows it to who connects the first time.
+func (k *HostKey) Fingerprint() string { return ssh.FingerprintSHA256(k.public) }
+
+// Known is the key as a line of known_hosts has it after the host's name.
+func (k *HostKey) Known() string {
+	return string(bytes.TrimSpace(ssh.MarshalAuthorizedKey(k.public)))
+}
+
+// errDigest refuses to sign what is no exchange hash: those of the key exchanges
+// that there are have these sizes.
+var errDigest = errors.New("this is no exchange hash")
+
+func (k *HostKey) sign(digest []byte) ([]byte, error) {
+	switch len(digest) {
+	case 32, 48, 64:
+		return ed25519.Sign(k.private, digest), nil
+	}
+	return nil, errDigest
+}

@@ -1,0 +1,123 @@
+package ssh
+
+import (
+	"net/netip"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+	"golang.org/x/time/rate"
+
+	"sallyport/audit"
+	"sallyport/policy"
+	"sallyport/sandbox"
+)
+
+// Refusals that are records of their own; further ones are counted.
+const (
+	refusalEvery = time.Second
+	refusalBurst = 20
+)
+
+// refusals bounds what who is refused can have written.
+type refusals struct {
+	limit *rate.Limiter
+
+	mu      sync.Mutex
+	skipped int // since the last record
+}
+
+func newRefusals() *refusals {
+	return &refusals{limit: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst)}
+}
+
+// count is how many refusals a record now stands for, or 0 for none now.
+func (r *refusals) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.skipped++
+	if !r.limit.Allow() {
+		return 0
+	}
+	n := r.skipped
+	r.skipped = 0
+	return n
+}
+
+// traffic counts bytes, as the sandbox sees them.
+type traffic struct{ in, out atomic.Int64 }
+
+// event is a decision about a connection or a use of one.
+func (d *Door) event(activity int, what string, k Key, i sandbox.Info, remote netip.AddrPort, decision policy.Decision) *audit.Event {
+	e := audit.New(audit.KindDecision, audit.ClassSSH, activity)
+	e.StatusID = audit.StatusSuccess
+	e.Action, e.Disposition = audit.ActionAllowed, audit.DispositionAllowed
+	if decision.Action != policy.Allow {
+		e = audit.New(audit.KindDecision, audit.ClassSSH, audit.NetworkRefuse)
+		e.StatusID, e.SeverityID = audit.StatusSuccess, audit.SeverityLow
+		e.Action, e.Disposition = audit.ActionDenied, audit.DispositionBlocked
+	}
+	e.Source = &audit.Endpoint{IP: remote.Addr().Unmap().String(), Port: int(remote.Port())}
+	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 1}
+	e.Actor = new(audit.Actor)
+	e.Actor.User.Name = k.Name
+	if k.Key != nil {
+		e.Actor.User.UID = ssh.FingerprintSHA256(k.Key)
+	}
+	if decision.Rule != "" {
+		e.Rule = &audit.Rule{Name: decision.Rule, Type: decision.RuleType}
+	}
+	if decision.Revision != "" {
+		e.Policy = &audit.Policy{Version: decision.Revision}
+	}
+	x := &e.Unmapped.Sallyport
+	x.Phase, x.Protocol = string(policy.PhaseSSH), what
+	x.Decision, x.Reason = string(decision.Action), decision.Reason
+	if i.ID != "" {
+		e.Destination = &audit.Endpoint{Hostname: i.Name}
+		x.Sandbox, x.SandboxID, x.Session, x.Tags, x.Owner = i.Name, i.ID, i.Session, i.Tags(), i.Spec.Owner
+	}
+	return e
+}
+
+// refuse records a refusal, within bounds. The name that was asked for is whoever
+// asked's.
+func (d *Door) refuse(e *audit.Event, name string) {
+	n := d.refusals.count()
+	if n == 0 {
+		return
+	}
+	if n > 1 {
+		e.Count = n
+	}
+	if e.Destination == nil {
+		e.Message = "SSH to " + strconv.QuoteToASCII(clip(name))
+	}
+	if err := d.o.Recorder.Enqueue(e); err != nil {
+		d.o.Logger.Error("an event was lost", "message", e.Message, "error", err)
+	}
+}
+
+func clip(s string) string { return s[:min(len(s), 64)] }
+
+// completed records what became of a decision.
+func (d *Door) completed(of *audit.Event, activity int, began time.Time, sum *traffic, detail string, failed error) {
+	e := audit.New(audit.KindCompletion, audit.ClassSSH, activity)
+	e.Metadata.CorrelationUID = of.ID()
+	e.Action, e.Disposition, e.StatusID = of.Action, of.Disposition, audit.StatusSuccess
+	e.Source, e.Destination, e.Connection, e.Actor = of.Source, of.Destination, of.Connection, of.Actor
+	e.StartTime, e.Duration, e.Detail = of.Time, time.Since(began).Milliseconds(), detail
+	e.Traffic = &audit.Traffic{BytesIn: sum.in.Load(), BytesOut: sum.out.Load()}
+	if failed != nil {
+		e.ActivityID, e.TypeUID = audit.NetworkFail, int(audit.ClassSSH)*100+audit.NetworkFail
+		e.StatusID, e.Detail = audit.StatusFailure, failed.Error()
+	}
+	x, was := &e.Unmapped.Sallyport, &of.Unmapped.Sallyport
+	x.Phase, x.Protocol, x.Decision = was.Phase, was.Protocol, was.Decision
+	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.Owner = was.Sandbox, was.SandboxID, was.Session, was.Tags, was.Owner
+	if err := d.o.Recorder.Enqueue(e); err != nil {
+		d.o.Logger.Error("an event was lost", "message", "the end of something over SSH", "error", err)
+	}
+}

@@ -1,0 +1,186 @@
+package ssh
+
+import (
+	"context"
+	"crypto"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/cell"
+	"sallyport/internal/link"
+	"sallyport/internal/ssh/key"
+)
+
+// Run is the process: it goes into its cell and serves until the Door has enough
+// of it. It returns an error where it was not started by a Door.
+func Run() error {
+	if err := cell.Enter(); err != nil {
+		return err
+	}
+	conn, err := link.Inherited(os.NewFile(3, "link"))
+	if err != nil {
+		return fmt.Errorf("the daemon starts this by itself: %w", err)
+	}
+	listener, err := net.FileListener(os.NewFile(4, "listener"))
+	if err != nil {
+		return fmt.Errorf("the daemon starts this by itself: %w", err)
+	}
+	state, err := cell.Confine()
+	if err != nil {
+		return err
+	}
+	return newServer(conn, listener, state).peer.Serve()
+}
+
+// server is what the process is made of.
+type server struct {
+	peer     *link.Peer
+	listener net.Listener
+	state    cell.State
+	config   *ssh.ServerConfig
+	idle     time.Duration
+	alive    time.Duration   // between two questions whether a client is there
+	ctx      context.Context // until callStop has had its time, or the link's end
+	cancel   context.CancelFunc
+
+	strangers *strangers
+
+	mu     sync.Mutex
+	guests map[uint64]*guest // by the Door's number
+	work   sync.WaitGroup
+}
+
+func newServer(conn *net.UnixConn, l net.Listener, state cell.State) *server {
+	s := &server{listener: l, state: state, alive: keepAliveEvery, strangers: newStrangers(), guests: map[uint64]*guest{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.peer = link.New(conn, link.Options{
+		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,
+		Methods: map[link.Method]link.Handler{
+			callServe: link.Handle(s.serve),
+			callEnd:   link.Handle(s.end),
+			callStop:  link.Handle(s.stop),
+		},
+	})
+	return s
+}
+
+// serve takes connections from now on.
+func (s *server) serve(_ context.Context, c serveCall) (served, error) {
+	public, err := ssh.ParsePublicKey(c.HostKey)
+	if err != nil {
+		return served{}, err
+	}
+	host, ok := public.(ssh.CryptoPublicKey)
+	if !ok {
+		return served{}, errors.New("the host key is of no use")
+	}
+	signer, err := ssh.NewSignerFromSigner(&hostSigner{s, host.CryptoPublicKey()})
+	if err != nil {
+		return served{}, err
+	}
+	s.idle = c.Idle
+	s.config = &ssh.ServerConfig{
+		ServerVersion: "SSH-2.0-Sallyport", MaxAuthTries: maxTries, PublicKeyAuthAlgorithms: key.Algorithms,
+		// Which keys are known is not said before one has signed: a public key is
+		// no secret, and whom it lets in where is nobody else's business.
+		PublicKeyCallback: func(_ ssh.ConnMetadata, k ssh.PublicKey) (*ssh.Permissions, error) { return nil, likely(k) },
+	}
+	s.config.AddHostKey(signer)
+	s.work.Go(func() {
+		err := s.accept()
+		if s.ctx.Err() == nil {
+			_, _ = fmt.Fprintln(os.Stderr, "accepting connections:", err)
+			_ = s.peer.Close()
+		}
+	})
+	return served{UID: s.state.UID, Root: s.state.Root, Landlock: s.state.Landlock}, nil
+}
+
+// likely refuses keys of kinds that nobody is let in with.
+func likely(k ssh.PublicKey) error {
+	for _, t := range key.Types {
+		if k.Type() == t {
+			return nil
+		}
+	}
+	return errRefused
+}
+
+// hostSigner has the daemon sign, which has the key.
+type hostSigner struct {
+	s      *server
+	public crypto.PublicKey
+}
+
+func (h *hostSigner) Public() crypto.PublicKey { return h.public.(ed25519.PublicKey) }
+
+func (h *hostSigner) Sign(_ io.Reader, digest []byte, _ crypto.SignerOpts) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(h.s.ctx, handshakeWithin)
+	defer cancel()
+	var got signed
+	err := h.s.peer.Call(ctx, callSign, signCall{digest}, &got)
+	return got.Signature, err
+}
+
+// end ends a connection that the Door does not let in any more.
+func (s *server) end(_ context.Context, c endCall) (link.None, error) {
+	s.mu.Lock()
+	g := s.guests[c.Connection]
+	s.mu.Unlock()
+	if g != nil {
+		_ = g.conn.Close()
+	}
+	return link.None{}, nil
+}
+
+// stop takes no more connections, and ends those that are left after a time.
+func (s *server) stop(_ context.Context, c stopCall) (link.None, error) {
+	s.cancelAccept()
+	left := time.NewTimer(c.Within)
+	defer left.Stop()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for s.busy() {
+		select {
+		case <-left.C:
+			s.hangUp()
+			return link.None{}, nil
+		case <-tick.C:
+		}
+	}
+	s.hangUp()
+	return link.None{}, nil
+}
+
+func (s *server) cancelAccept() {
+	s.cancel()
+	_ = s.listener.Close()
+}
+
+// busy tells whether something goes on.
+func (s *server) busy() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.guests {
+		if g.open.Load() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *server) hangUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, g := range s.guests {
+		_ = g.conn.Close()
+	}
+}

@@ -1,0 +1,273 @@
+package ssh
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/link"
+	"sallyport/internal/terminal"
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+)
+
+// maxRequests bounds what a session is asked before it is one of something.
+const maxRequests = 64
+
+// session serves one channel of that type (RFC 4254, section 6).
+func (g *guest) session(offered ssh.NewChannel) {
+	ch, requests, err := offered.Accept()
+	if err != nil {
+		return
+	}
+	defer ch.Close()
+	c := openCall{Use: policy.ProtocolShell, Env: map[string]string{}}
+	asked := 0
+	for r := range requests {
+		if asked++; asked > maxRequests {
+			return
+		}
+		ok := false
+		switch r.Type {
+		case "pty-req":
+			ok = terminalOf(&c, r.Payload)
+		case "env":
+			var v struct{ Name, Value string }
+			if ok = ssh.Unmarshal(r.Payload, &v) == nil && v.Name != "TERM" && variable(v.Name, v.Value) && len(c.Env) < maxEnv; ok {
+				c.Env[v.Name] = v.Value
+			}
+		case "window-change":
+			c.Size, ok = sizeOf(r.Payload)
+		case "shell":
+			c.Shell = true
+			_ = r.Reply(true, nil)
+			g.command(ch, requests, c)
+			return
+		case "exec":
+			var v struct{ Command string }
+			if ssh.Unmarshal(r.Payload, &v) == nil && len(v.Command) <= maxCommand {
+				c.Command = v.Command
+				_ = r.Reply(true, nil)
+				g.command(ch, requests, c)
+				return
+			}
+		case "subsystem":
+			var v struct{ Name string }
+			if ssh.Unmarshal(r.Payload, &v) == nil && v.Name == "sftp" {
+				_ = r.Reply(true, nil)
+				g.sftp(ch, requests)
+				return
+			}
+		}
+		// Everything else, agents, displays and signals to nothing among it, is not
+		// to be had.
+		if r.WantReply {
+			_ = r.Reply(ok, nil)
+		}
+	}
+}
+
+// terminalOf reads a request for a terminal. Its modes are left to the sandbox's.
+func terminalOf(c *openCall, payload []byte) bool {
+	var v struct {
+		Term                      string
+		Cols, Rows, Width, Height uint32
+		Modes                     string
+	}
+	if ssh.Unmarshal(payload, &v) != nil || !variable("TERM", v.Term) {
+		return false
+	}
+	c.TTY, c.Size = true, size(v.Rows, v.Cols)
+	if v.Term != "" {
+		c.Env["TERM"] = v.Term
+	}
+	return true
+}
+
+func sizeOf(payload []byte) (sandbox.Size, bool) {
+	var v struct{ Cols, Rows, Width, Height uint32 }
+	if ssh.Unmarshal(payload, &v) != nil {
+		return sandbox.Size{}, false
+	}
+	return size(v.Rows, v.Cols), true
+}
+
+// size is a terminal's; one that is not said is left to the default.
+func size(rows, cols uint32) sandbox.Size {
+	if rows == 0 || cols == 0 {
+		return sandbox.Size{}
+	}
+	return sandbox.Size{Rows: uint16(min(rows, 1<<16-1)), Cols: uint16(min(cols, 1<<16-1))}
+}
+
+// command carries a command's streams until it has ended.
+func (g *guest) command(ch ssh.Channel, requests <-chan *ssh.Request, c openCall) {
+	is, conn, err := g.begin(c)
+	if err != nil {
+		fail(ch, failure(err), failedCode)
+		return
+	}
+	defer conn.Close()
+	frames := wire.NewWriter(conn)
+	go func() {
+		_, err := io.Copy(&touching{frames.Stream(wire.Stdin), g}, ch)
+		if err == nil {
+			_ = frames.Write(wire.Stdin, nil) // the end of its input; or of the channel, which the other one sees
+		}
+	}()
+	go func() {
+		defer conn.Close() // the client has closed the channel, or is gone
+		g.steer(is.Use, requests)
+	}()
+	end, err := carry(conn, &touching{ch, g}, &touching{ch.Stderr(), g})
+	if err != nil {
+		end = ending{Code: failedCode, Error: "the connection to the sandbox has ended"}
+	}
+	if end.Error != "" {
+		fail(ch, end.Error, end.Code)
+		return
+	}
+	_ = ch.CloseWrite()
+	if signalForm.MatchString(end.Signal) {
+		_, _ = ch.SendRequest("exit-signal", false, ssh.Marshal(struct {
+			Signal        string
+			Core          bool
+			Message, Lang string
+		}{Signal: end.Signal}))
+		return
+	}
+	exit(ch, end.Code)
+}
+
+func exit(ch ssh.Channel, code int) {
+	_, _ = ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Code uint32 }{uint32(code)}))
+}
+
+// fail says on standard error what could not be done, and ends the channel.
+func fail(ch ssh.Channel, why string, code int) {
+	_, _ = fmt.Fprintf(ch.Stderr(), "sallyport: %s\r\n", terminal.Escape(why))
+	_ = ch.CloseWrite()
+	exit(ch, code)
+}
+
+// failure is the text of an error that the Door gave.
+func failure(err error) string {
+	if errors.Is(err, errDenied) {
+		return strings.TrimPrefix(err.Error(), errDenied.Error()+": ")
+	}
+	if errors.Is(err, link.ErrClosed) {
+		return "the server is being started again"
+	}
+	return err.Error()
+}
+
+// steer passes on what the client asks of a command, until the channel is closed.
+func (g *guest) steer(use uint64, requests <-chan *ssh.Request) {
+	for r := range requests {
+		c := steerCall{Connection: g.id, Use: use}
+		ok := false
+		switch r.Type {
+		case "window-change":
+			if c.Size, ok = sizeOf(r.Payload); c.Size == (sandbox.Size{}) {
+				ok = false
+			}
+		case "signal":
+			var v struct{ Name string }
+			if ok = ssh.Unmarshal(r.Payload, &v) == nil && signalForm.MatchString(v.Name); ok {
+				c.Signal = v.Name
+			}
+		}
+		if ok {
+			_ = g.s.peer.Call(g.ctx, callSteer, c, &link.None{})
+		}
+		if r.WantReply {
+			_ = r.Reply(ok, nil)
+		}
+	}
+}
+
+// carry writes what a command writes until it has ended.
+func carry(conn net.Conn, stdout, stderr io.Writer) (end ending, err error) {
+	r, buf := bufio.NewReaderSize(conn, wire.MaxFrame), make([]byte, wire.MaxFrame)
+	for {
+		k, p, err := wire.Read(r, buf)
+		if err != nil {
+			return end, err
+		}
+		switch k {
+		case wire.Stdout:
+			_, err = stdout.Write(p)
+		case wire.Stderr:
+			_, err = stderr.Write(p)
+		case wire.Exit:
+			return end, json.Unmarshal(p, &end)
+		}
+		if err != nil {
+			return end, err
+		}
+	}
+}
+
+// touching notes what passes.
+type touching struct {
+	io.Writer
+	g *guest
+}
+
+func (t *touching) Write(p []byte) (int, error) {
+	t.g.touch()
+	return t.Writer.Write(p)
+}
+
+// forward serves a connection to a port of the sandbox (RFC 4254, section 7.2).
+func (g *guest) forward(offered ssh.NewChannel) {
+	var v struct {
+		Host       string
+		Port       uint32
+		Origin     string
+		OriginPort uint32
+	}
+	if ssh.Unmarshal(offered.ExtraData(), &v) != nil || v.Port == 0 || v.Port >= 1<<16 {
+		_ = offered.Reject(ssh.ConnectionFailed, "that is no port")
+		return
+	}
+	_, conn, err := g.begin(openCall{Use: policy.ProtocolForward, Host: cut(v.Host), Port: uint16(v.Port)})
+	if err != nil {
+		why := ssh.ConnectionFailed
+		if errors.Is(err, errDenied) {
+			why = ssh.Prohibited
+		}
+		_ = offered.Reject(why, terminal.Escape(failure(err)))
+		return
+	}
+	defer conn.Close()
+	ch, requests, err := offered.Accept()
+	if err != nil {
+		return
+	}
+	defer ch.Close()
+	go func() {
+		defer conn.Close()
+		ssh.DiscardRequests(requests)
+	}()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if _, err := io.Copy(&touching{ch, g}, conn); err != nil {
+			_ = ch.Close()
+			return
+		}
+		_ = ch.CloseWrite()
+	}()
+	if _, err := io.Copy(&touching{conn, g}, ch); err == nil {
+		_ = conn.CloseWrite()
+	}
+	<-ended
+}

@@ -1,0 +1,300 @@
+package ssh
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"sync/atomic"
+	"time"
+
+	"github.com/pkg/sftp"
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/internal/link"
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+)
+
+// sftp serves the protocol of that name (draft-ietf-secsh-filexfer-02, version 3)
+// with the sandbox's files, so that no program for it is needed in the image.
+func (g *guest) sftp(ch ssh.Channel, requests <-chan *ssh.Request) {
+	is, _, err := g.begin(openCall{Use: policy.ProtocolSFTP})
+	if err != nil {
+		fail(ch, failure(err), 1)
+		return
+	}
+	f := &filer{g: g, use: is.Use}
+	defer func() {
+		c := steerCall{Connection: g.id, Use: is.Use, Over: true}
+		_ = g.s.peer.Call(context.Background(), callSteer, c, &link.None{})
+	}()
+	go func() {
+		ssh.DiscardRequests(requests)
+		_ = ch.Close()
+	}()
+	folder := is.Folder
+	if !path.IsAbs(folder) {
+		folder = "/"
+	}
+	s := sftp.NewRequestServer(&stream{ch, g}, sftp.Handlers{FileGet: f, FilePut: f, FileCmd: f, FileList: f}, sftp.WithStartDirectory(folder))
+	if err := s.Serve(); err != nil && !errors.Is(err, io.EOF) {
+		return
+	}
+	exit(ch, 0)
+}
+
+// stream is a channel that notes what passes. Its end is the session's to make.
+type stream struct {
+	ch ssh.Channel
+	g  *guest
+}
+
+func (s *stream) Read(p []byte) (int, error)  { s.g.touch(); return s.ch.Read(p) }
+func (s *stream) Write(p []byte) (int, error) { s.g.touch(); return s.ch.Write(p) }
+func (s *stream) Close() error                { return s.ch.CloseWrite() }
+
+// filer has the Door do what is asked of files.
+type filer struct {
+	g    *guest
+	use  uint64
+	open atomic.Int32 // folders
+}
+
+func (f *filer) call(do, at string, c fileCall) (fileReply, error) {
+	c.Connection, c.Use, c.Do, c.Path = f.g.id, f.use, do, []byte(at)
+	var reply fileReply
+	err := f.g.s.peer.Call(f.g.ctx, callFile, c, &reply)
+	if err == nil && do != "list" && do != "remove" && do != "rmdir" && len(reply.Files) != 1 {
+		err = sftp.ErrSSHFxFailure
+	}
+	return reply, status(err)
+}
+
+// status is an error as SFTP has it.
+func status(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, errNoFile):
+		return sftp.ErrSSHFxNoSuchFile
+	case errors.Is(err, errOwner), errors.Is(err, errDenied):
+		return sftp.ErrSSHFxPermissionDenied
+	}
+	return err // its text goes to the client
+}
+
+// Fileread opens a file to be read.
+func (f *filer) Fileread(r *sftp.Request) (io.ReaderAt, error) {
+	in := &reader{open: func() (io.ReadCloser, error) { return f.stream(streamCall{Path: []byte(r.Filepath)}) }}
+	if err := in.begin(); err != nil {
+		return nil, status(err)
+	}
+	return in, nil
+}
+
+// Filewrite opens a file to be written as a whole, which it is once it is closed.
+// Clients that ask to read it too get errors for that.
+func (f *filer) Filewrite(r *sftp.Request) (io.WriterAt, error) {
+	flags := r.Pflags()
+	if flags.Append || !flags.Creat && !flags.Trunc {
+		return nil, sftp.ErrSSHFxOpUnsupported
+	}
+	if flags.Excl || !flags.Trunc {
+		// What is there would go, and is not to.
+		i, err := f.call("lstat", r.Filepath, fileCall{})
+		if err == nil && (flags.Excl || i.Files[0].Size > 0) {
+			return nil, sftp.ErrSSHFxFailure
+		}
+	}
+	c := streamCall{Path: []byte(r.Filepath), Write: true}
+	if r.AttrFlags().Permissions {
+		c.Mode = wire.Mode(r.Attributes().Mode & 0o7777)
+	}
+	to, err := f.stream(c)
+	if err != nil {
+		return nil, status(err)
+	}
+	return newWriter(to), nil
+}
+
+func (f *filer) stream(c streamCall) (*contents, error) {
+	c.Connection, c.Use = f.g.id, f.use
+	file, err := f.g.s.peer.CallFile(f.g.ctx, callStream, c, &link.None{})
+	if err != nil {
+		return nil, err
+	}
+	conn, err := link.Inherited(file)
+	if err != nil {
+		return nil, err
+	}
+	return newContents(conn), nil
+}
+
+// Filecmd does what has no answer but whether it was done.
+func (f *filer) Filecmd(r *sftp.Request) error {
+	var err error
+	switch r.Method {
+	case "Rename":
+		_, err = f.call("move", r.Filepath, fileCall{To: []byte(r.Target)})
+	case "Rmdir":
+		_, err = f.call("rmdir", r.Filepath, fileCall{})
+	case "Remove":
+		_, err = f.call("remove", r.Filepath, fileCall{})
+	case "Mkdir":
+		c := fileCall{}
+		if r.AttrFlags().Permissions {
+			c.Mode = wire.Mode(r.Attributes().Mode & 0o7777)
+		}
+		_, err = f.call("mkdir", r.Filepath, c)
+	case "Setstat":
+		err = f.set(r)
+	default:
+		err = sftp.ErrSSHFxOpUnsupported
+	}
+	return err
+}
+
+// set refuses what it cannot do, which is all that is not so already.
+func (f *filer) set(r *sftp.Request) error {
+	flags, want := r.AttrFlags(), r.Attributes()
+	if flags.Acmodtime || flags.UidGid {
+		return sftp.ErrSSHFxOpUnsupported
+	}
+	is, err := f.call("stat", r.Filepath, fileCall{})
+	if err != nil {
+		return err
+	}
+	if flags.Permissions && wire.Mode(want.Mode&0o7777) != is.Files[0].Mode || flags.Size && int64(want.Size) != is.Files[0].Size {
+		return sftp.ErrSSHFxOpUnsupported
+	}
+	return nil
+}
+
+// PosixRename is Rename that replaces what is there.
+func (f *filer) PosixRename(r *sftp.Request) error {
+	_, err := f.call("replace", r.Filepath, fileCall{To: []byte(r.Target)})
+	return err
+}
+
+// Filelist says what a file is, or what is in a folder.
+func (f *filer) Filelist(r *sftp.Request) (sftp.ListerAt, error) {
+	switch r.Method {
+	case "List":
+		if i, err := f.call("stat", r.Filepath, fileCall{}); err != nil {
+			return nil, err
+		} else if i.Files[0].Type != wire.Folder {
+			return nil, sftp.ErrSSHFxFailure
+		}
+		if f.open.Add(1) > maxStreams {
+			f.open.Add(-1)
+			return nil, sftp.ErrSSHFxFailure
+		}
+		return &folder{f: f, at: r.Filepath}, nil
+	case "Stat":
+		return f.look("stat", r.Filepath)
+	}
+	return nil, sftp.ErrSSHFxOpUnsupported
+}
+
+// Lstat says what a file is, of a symbolic link what that is.
+func (f *filer) Lstat(r *sftp.Request) (sftp.ListerAt, error) { return f.look("lstat", r.Filepath) }
+
+// Readlink says where a symbolic link leads.
+func (f *filer) Readlink(at string) (string, error) {
+	i, err := f.call("lstat", at, fileCall{})
+	if err == nil && i.Files[0].Type != wire.Link {
+		err = sftp.ErrSSHFxFailure
+	}
+	if err != nil {
+		return "", err
+	}
+	return i.Files[0].Target, nil
+}
+
+func (f *filer) look(do, at string) (sftp.ListerAt, error) {
+	i, err := f.call(do, at, fileCall{})
+	if err != nil {
+		return nil, err
+	}
+	return one{&fileInfo{i.Files[0]}}, nil
+}
+
+type one []os.FileInfo
+
+func (o one) ListAt(to []os.FileInfo, at int64) (int, error) {
+	if at >= int64(len(o)) {
+		return 0, io.EOF
+	}
+	return copy(to, o[at:]), nil
+}
+
+// folder lists one in order, page by page.
+type folder struct {
+	f     *filer
+	at    string
+	page  []sandbox.File
+	after string
+	from  int64 // number of the next
+	last  bool  // there is no other page
+}
+
+func (d *folder) ListAt(to []os.FileInfo, at int64) (int, error) {
+	if at != d.from {
+		return 0, sftp.ErrSSHFxFailure
+	}
+	n := 0
+	for n < len(to) {
+		if len(d.page) == 0 {
+			if d.last {
+				return n, io.EOF
+			}
+			reply, err := d.f.call("list", d.at, fileCall{After: []byte(d.after)})
+			if err != nil {
+				return n, err
+			}
+			d.page, d.last = reply.Files, !reply.More || len(reply.Files) == 0
+			continue
+		}
+		i := d.page[0]
+		d.page, d.after = d.page[1:], wire.RawName(i.Name, i.Raw)
+		to[n] = &fileInfo{i}
+		n++
+		d.from++
+	}
+	return n, nil
+}
+
+func (d *folder) Close() error { d.f.open.Add(-1); return nil }
+
+// fileInfo is what the sandbox says of a file.
+type fileInfo struct{ f sandbox.File }
+
+func (i *fileInfo) Name() string       { return wire.RawName(i.f.Name, i.f.Raw) }
+func (i *fileInfo) Size() int64        { return i.f.Size }
+func (i *fileInfo) ModTime() time.Time { return i.f.Modified }
+func (i *fileInfo) IsDir() bool        { return i.f.Type == wire.Folder }
+func (i *fileInfo) Sys() any           { return nil }
+func (i *fileInfo) Uid() uint32        { return i.f.UID }
+func (i *fileInfo) Gid() uint32        { return i.f.GID }
+
+func (i *fileInfo) Mode() fs.FileMode {
+	m := fs.FileMode(i.f.Mode & 0o777)
+	for bit, is := range map[wire.Mode]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+		if i.f.Mode&bit != 0 {
+			m |= is
+		}
+	}
+	switch i.f.Type {
+	case wire.Folder:
+		m |= fs.ModeDir
+	case wire.Link:
+		m |= fs.ModeSymlink
+	case wire.Other:
+		m |= fs.ModeIrregular
+	}
+	return m
+}

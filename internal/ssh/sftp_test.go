@@ -1,0 +1,260 @@
+package ssh
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pkg/sftp"
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/audit"
+	"sallyport/policy"
+)
+
+func (p *porch) sftp(c *ssh.Client) *sftp.Client {
+	p.t.Helper()
+	s, err := sftp.NewClient(c, sftp.UseConcurrentWrites(true), sftp.UseConcurrentReads(true))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func (p *porch) holds(name string) string {
+	p.t.Helper()
+	text, err := os.ReadFile(p.files.at(name))
+	if err != nil {
+		return err.Error()
+	}
+	return string(text)
+}
+
+func TestSFTP(t *testing.T) {
+	p := newPorch(t)
+	c := p.in()
+	s := p.sftp(c)
+	if at, err := s.Getwd(); err != nil || at != "/home" {
+		t.Errorf("it begins in %s, %v", at, err)
+	}
+	big := make([]byte, 8<<20+123)
+	for i := range big {
+		big[i] = byte(rand.Uint32())
+	}
+	f, err := s.Create("/big")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.ReadFrom(bytes.NewReader(big)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(p.files.at("/big")); err == nil {
+		t.Error("the file is there before it is whole")
+	}
+	if err := f.Close(); err != nil || p.holds("big") != string(big) {
+		t.Fatalf("what was written is not there: %v", err)
+	}
+	f, err = s.Open("/big")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got bytes.Buffer
+	if _, err := f.WriteTo(&got); err != nil || !bytes.Equal(got.Bytes(), big) {
+		t.Errorf("%d bytes were read: %v", got.Len(), err)
+	}
+	// Forward, back, and beyond the end.
+	for _, off := range []int64{5 << 20, 100, 0, 8 << 20, int64(len(big))} {
+		b := make([]byte, 1000)
+		n, err := f.ReadAt(b, off)
+		if want := big[min(off, int64(len(big))):min(off+1000, int64(len(big)))]; !bytes.Equal(b[:n], want) || err != nil && !errors.Is(err, io.EOF) {
+			t.Errorf("at %d: %d bytes, %v", off, n, err)
+		}
+	}
+	_ = f.Close()
+	if err := s.Mkdir("/many"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 2500 {
+		if err := os.WriteFile(filepath.Join(p.files.at("/many"), fmt.Sprintf("%04d", i)), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if list, err := s.ReadDir("/many"); err != nil || len(list) != 2500 {
+		t.Errorf("%d files: %v", len(list), err)
+	}
+	for what, tt := range map[string]struct{ err, want error }{
+		"a file that is not there":      {second(s.Stat("/no")), os.ErrNotExist},
+		"a rename to what is there":     {s.Rename("/big", "/many/0001"), sftp.ErrSSHFxFailure},
+		"a folder removed as a file":    {s.Remove("/many/.."), sftp.ErrSSHFxFailure},
+		"a folder that is not empty":    {s.RemoveDirectory("/many"), sftp.ErrSSHFxFailure},
+		"a symbolic link":               {s.Symlink("/big", "/link"), sftp.ErrSSHFxOpUnsupported},
+		"times":                         {s.Chtimes("/big", time.Unix(1, 0), time.Unix(1, 0)), sftp.ErrSSHFxOpUnsupported},
+		"a mode":                        {s.Chmod("/big", 0o777), sftp.ErrSSHFxOpUnsupported},
+		"the mode that it has":          {s.Chmod("/big", 0o600), nil},
+		"more at the end":               {second(s.OpenFile("/big", os.O_WRONLY|os.O_APPEND)), sftp.ErrSSHFxOpUnsupported},
+		"a folder as a file":            {second(s.Create("/many")), sftp.ErrSSHFxFailure},
+		"a file in no folder":           {second(s.Create("/no/where")), os.ErrNotExist},
+		"a file that must not be there": {second(s.OpenFile("/big", os.O_WRONLY|os.O_CREATE|os.O_EXCL)), sftp.ErrSSHFxFailure},
+	} {
+		var status *sftp.StatusError
+		if errors.As(tt.err, &status) && tt.want != nil && status.FxCode() == tt.want {
+			continue
+		}
+		if !errors.Is(tt.err, tt.want) {
+			t.Errorf("%s: got %v, want %v", what, tt.err, tt.want)
+		}
+	}
+	if err := s.PosixRename("/big", "/many/0001"); err != nil {
+		t.Error(err)
+	}
+	_ = s.Close()
+	p.await("a record of the bytes", func() bool {
+		p.book.mu.Lock()
+		defer p.book.mu.Unlock()
+		for _, e := range p.book.events {
+			if x := e.Unmapped.Sallyport; x.Kind == audit.KindCompletion && x.Protocol == "sftp" && e.Traffic.BytesIn == int64(len(big)) && e.Traffic.BytesOut >= int64(len(big)) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+func second[A any](_ A, err error) error { return err }
+
+// What is not written to its end in order leaves the file as it was.
+func TestSFTPBroken(t *testing.T) {
+	p := newPorch(t)
+	for _, name := range []string{"order", "gone", "full"} {
+		if err := os.WriteFile(p.files.at(name), []byte("as it was"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := p.in()
+	s := p.sftp(c)
+	f, err := s.Create("/order")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteAt([]byte("x"), 100); err == nil {
+		t.Error("a hole is written")
+	}
+	if err := f.Close(); err == nil {
+		t.Error("and the file put in its place")
+	}
+	f, err = s.Create("/full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.ReadFrom(bytes.NewReader(make([]byte, 4<<20)))
+	if cerr := f.Close(); err == nil && cerr == nil {
+		t.Error("what has no room is written")
+	}
+	f, err = s.Create("/gone")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write([]byte("half")); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	p.await("the end", func() bool { return p.book.has(audit.KindCompletion, "sftp", "") && p.door.Status().Connections == 0 })
+	for _, name := range []string{"order", "gone", "full"} {
+		if got := p.holds(name); got != "as it was" {
+			t.Errorf("%s holds %.40q", name, got)
+		}
+	}
+}
+
+// Files and ports are off for a key that does not have them, and the answer says
+// where that is written.
+func TestOff(t *testing.T) {
+	p := newPorch(t)
+	k := p.keys()
+	k[0].Allow = nil
+	p.door.Use(k)
+	c := p.in()
+	ch, requests, err := c.OpenChannel("session", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := ch.SendRequest("subsystem", true, ssh.Marshal(struct{ Name string }{"netconf"})); ok || err != nil {
+		t.Errorf("another subsystem: %v, %v", ok, err)
+	}
+	if ok, err := ch.SendRequest("subsystem", true, ssh.Marshal(struct{ Name string }{"sftp"})); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	said, err := io.ReadAll(ch.Stderr())
+	if r := <-requests; err != nil || r == nil || r.Type != "exit-status" || r.Payload[3] != 1 || string(said) != "sallyport: "+sftpOff+"\r\n" {
+		t.Errorf("files: %v, %q, %+v", err, said, r)
+	}
+	if _, err := c.Dial("tcp", "localhost:8000"); err == nil || !strings.Contains(err.Error(), forwardOff) {
+		t.Errorf("a port: %v", err)
+	}
+	if _, err := c.Listen("tcp", "127.0.0.1:0"); err == nil {
+		t.Error("a port for the sandbox")
+	}
+	if _, _, err := c.OpenChannel("x11", nil); err == nil {
+		t.Error("a display")
+	}
+}
+
+func TestForward(t *testing.T) {
+	p := newPorch(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() { _, _ = io.Copy(c, c); _ = c.(*net.TCPConn).CloseWrite(); _ = c.Close() }()
+		}
+	}()
+	port := l.Addr().(*net.TCPAddr).Port
+	c := p.in()
+	for _, host := range []string{"localhost", "127.0.0.1"} {
+		to, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+		go func() { _, _ = to.Write(big); _ = to.(interface{ CloseWrite() error }).CloseWrite() }()
+		if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, big) {
+			t.Errorf("%d bytes came back: %v", len(got), err)
+		}
+		_ = to.Close()
+	}
+	for _, host := range []string{"198.51.100.1", "example.test", "0.0.0.0", "127.0.0.2", "demo"} {
+		if _, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), onlyInside) {
+			t.Errorf("to %s: %v", host, err)
+		}
+	}
+	stays, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.rules.allow(policy.ProtocolShell)
+	p.door.check()
+	if _, err := io.ReadAll(stays); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), "no rule allows forward") {
+		t.Errorf("without a rule: %v", err)
+	}
+	p.await("records", func() bool { return p.book.has(audit.KindCompletion, "forward", "no rule allows forward") })
+}

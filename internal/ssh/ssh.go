@@ -1,0 +1,193 @@
+// Package ssh lets operators into sandboxes with ssh, scp and sftp.
+//
+// What they send is read by a process of its own that may do next to nothing
+// ([Run], in a cell of package cell, without a network): it speaks SSH
+// (RFC 4251 to 4254) and SFTP, and has for everything else to ask the daemon
+// ([Door]). The daemon has the host key, the keys that are let in, the sandboxes
+// and the log.
+//
+// It guarantees that nothing is done for a connection before its key has signed
+// and before the daemon has found that key, the sandbox of that name, and the
+// policy's word in agreement; that who is refused is told the same thing after
+// the same time, whatever the reason; that each connection and each use of it is
+// on record before it begins; and that what goes on by a key, rule or sandbox
+// that is there no more ends within two seconds.
+//
+// It does not see what is typed, and has no part in what a sandbox sends.
+package ssh
+
+import (
+	"errors"
+	"time"
+
+	"sallyport/internal/link"
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+)
+
+// Bounds, of the daemon's making unless they say otherwise.
+const (
+	maxConnections = 256 // that are let in
+	maxUses        = 16  // of a connection at once: sessions and forwarded connections
+	maxOfSandbox   = 48  // of one sandbox at once; its agent has room for 64
+	maxStrangers   = 64  // connections that are not let in yet (the process's)
+	maxOfSource    = 16  // those of one address, or of 64 bits of an IPv6 one
+	maxFrame       = 4 << 20
+	maxAsk         = 256 << 10 // bytes of a call of the process's
+	maxCommand     = 128 << 10 // bytes of a command, or of a path
+	maxTries       = 6         // keys of a connection
+	maxEnv         = 16        // variables
+	maxEnvValue    = 256       // bytes of one
+
+	handshakeWithin = 10 * time.Second
+	refuseAfter     = 150 * time.Millisecond // since a key has signed: looking it up takes less
+	answerWithin    = 10 * time.Second       // a process that is told something
+	dialWithin      = 5 * time.Second        // a port of a sandbox
+	aliveEvery      = 2 * time.Second        // an end of a use is tried
+	checkEvery      = time.Second            // what goes on is judged anew
+	keepAliveEvery  = 30 * time.Second       // a client is asked whether it is there
+	keepAliveMisses = 3                      // until it is not
+)
+
+// What the daemon calls of the process.
+const (
+	callServe link.Method = 1 + iota
+	callEnd
+	callStop
+)
+
+// What the process calls of the daemon.
+const (
+	callSign link.Method = 32 + iota
+	callAdmit
+	callLeave
+	callOpen
+	callSteer
+	callFile
+	callStream
+)
+
+// Errors that keep their identity across the link.
+var (
+	errRefused = errors.New("permission denied")
+	errDenied  = errors.New("it is not allowed")
+	errNoFile  = errors.New("no such file")
+	errExists  = errors.New("it cannot be done to this file")
+	errOwner   = errors.New("the sandbox's user may not do that")
+)
+
+var known = map[string]error{"refused": errRefused, "denied": errDenied, "none": errNoFile, "state": errExists, "owner": errOwner}
+
+type serveCall struct {
+	HostKey []byte        `json:"hostKey"` // public, in SSH's form (RFC 4253, section 6.6)
+	Idle    time.Duration `json:"idle"`
+	Level   int           `json:"level"` // of log/slog
+}
+
+type served struct {
+	UID      int  `json:"uid"`
+	Root     bool `json:"root"`
+	Landlock int  `json:"landlock"`
+}
+
+type stopCall struct {
+	Within time.Duration `json:"within"`
+}
+
+// endCall has a connection ended.
+type endCall struct {
+	Connection uint64 `json:"connection"`
+	Why        string `json:"why"`
+}
+
+type signCall struct {
+	Digest []byte `json:"digest"` // the exchange hash (RFC 4253, section 8)
+}
+
+type signed struct {
+	Signature []byte `json:"signature"`
+}
+
+// admitCall asks whether a key that has signed may use a sandbox.
+type admitCall struct {
+	User   string `json:"user"` // the sandbox's name
+	Key    []byte `json:"key"`  // public, in SSH's form
+	Remote string `json:"remote"`
+	Client string `json:"client"` // the software's own version line
+}
+
+type admitted struct {
+	Connection uint64 `json:"connection"`
+}
+
+// leaveCall tells that a connection has ended; one without a number is of who has not
+// signed with any key.
+type leaveCall struct {
+	Connection uint64 `json:"connection,omitempty"`
+	Remote     string `json:"remote,omitempty"`
+}
+
+// openCall begins a use of a connection. The answer comes with a socket, over
+// which a command's streams go as frames of package wire, a forwarded connection's
+// bytes as they are; sftp has none.
+type openCall struct {
+	Connection uint64            `json:"connection"`
+	Use        policy.Protocol   `json:"use"`
+	Shell      bool              `json:"shell,omitempty"` // a login shell, in place of Command
+	Command    string            `json:"command,omitempty"`
+	TTY        bool              `json:"tty,omitempty"`
+	Size       sandbox.Size      `json:"size,omitzero"`
+	Env        map[string]string `json:"env,omitempty"`
+	Host       string            `json:"host,omitempty"` // of a forwarded connection
+	Port       uint16            `json:"port,omitempty"`
+}
+
+type opened struct {
+	Use    uint64 `json:"use"`
+	Folder string `json:"folder,omitempty"` // where sftp begins
+}
+
+// steerCall tells of what is not input, or that sftp is over.
+type steerCall struct {
+	Connection uint64       `json:"connection"`
+	Use        uint64       `json:"use"`
+	Size       sandbox.Size `json:"size,omitzero"`
+	Signal     string       `json:"signal,omitempty"`
+	Over       bool         `json:"over,omitempty"`
+}
+
+// fileCall is one step with files of a use that is sftp.
+type fileCall struct {
+	Connection uint64    `json:"connection"`
+	Use        uint64    `json:"use"`
+	Do         string    `json:"do"` // stat, lstat, list, mkdir, move, replace, remove, rmdir
+	Path       []byte    `json:"path"`
+	To         []byte    `json:"to,omitempty"`    // of move and replace
+	After      []byte    `json:"after,omitempty"` // of list
+	Mode       wire.Mode `json:"mode,omitempty"`
+}
+
+type fileReply struct {
+	Files []sandbox.File `json:"files,omitempty"`
+	More  bool           `json:"more,omitempty"`
+}
+
+// streamCall opens a file. The answer comes with a socket: frames of package wire,
+// what is read as Stdout and what is written as Stdin, whose empty frame is the end
+// of the file; then Exit, with an ending.
+type streamCall struct {
+	Connection uint64    `json:"connection"`
+	Use        uint64    `json:"use"`
+	Path       []byte    `json:"path"`
+	Write      bool      `json:"write,omitempty"`
+	Mode       wire.Mode `json:"mode,omitempty"`
+}
+
+// ending is the JSON of the frame Exit.
+type ending struct {
+	Code   int    `json:"code"`
+	Signal string `json:"signal,omitempty"` // as in TERM
+	Error  string `json:"error,omitempty"`  // why it could not be done
+	Known  string `json:"known,omitempty"`  // the code of an error that keeps its identity
+}

@@ -1,0 +1,344 @@
+package ssh
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/audit"
+	"sallyport/internal/link"
+	"sallyport/policy"
+	"sallyport/sandbox"
+)
+
+// use is one thing that a connection is used for.
+type use struct {
+	id    uint64
+	of    *connection
+	what  policy.Protocol
+	port  uint16
+	began time.Time
+	event *audit.Event // that it was allowed
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	done   chan struct{} // closed when nothing of it goes on
+
+	sizes   chan sandbox.Size
+	signals chan string
+	sum     traffic
+	streams chan struct{}  // places for open files
+	files   errgroup.Group // that are being carried
+}
+
+// What says which line of the configuration would allow it.
+const (
+	sftpOff    = "files over SSH are off for this key: an operator can write allow: [sftp] beside it under ssh.keys in sallyport.yaml"
+	forwardOff = "forwarding is off for this key: an operator can write allow: [forward] beside it under ssh.keys in sallyport.yaml"
+	onlyInside = "only ports of the sandbox itself are forwarded to: write localhost"
+	tooMany    = "too much goes on at once"
+)
+
+// localNames are the sandbox's own host.
+var localNames = []string{"localhost", "127.0.0.1", "::1"}
+
+// maxStreams bounds the open files of one use.
+const maxStreams = 64
+
+// open begins a use, once it is on record.
+func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.File, error) {
+	n, err := d.find(by, c.Connection)
+	if err != nil {
+		return opened{}, nil, err
+	}
+	if len(c.Command) > maxCommand || len(c.Env) > maxEnv {
+		return opened{}, nil, fmt.Errorf("%w: the command is too long", errDenied)
+	}
+	i, err := d.o.Sandboxes.Visible(sandbox.ForOwner(ctx, n.key.Tenant), n.info.Name)
+	if err != nil {
+		return opened{}, nil, fmt.Errorf("%w: the sandbox is gone", errDenied)
+	}
+	port := uint16(policy.SSHPort)
+	if c.Use == policy.ProtocolForward {
+		port = c.Port
+	}
+	u := &use{
+		of: n, what: c.Use, port: port, began: time.Now(), done: make(chan struct{}),
+		sizes: make(chan sandbox.Size, 1), signals: make(chan string, 4), streams: make(chan struct{}, maxStreams),
+	}
+	u.ctx, u.cancel = context.WithCancelCause(n.ctx)
+	decision := policy.Decision{Action: policy.Deny}
+	switch {
+	case c.Use != policy.ProtocolShell && !slices.Contains(n.key.Allow, c.Use):
+		decision.Reason = map[policy.Protocol]string{policy.ProtocolSFTP: sftpOff, policy.ProtocolForward: forwardOff}[c.Use]
+	case c.Use == policy.ProtocolForward && !slices.Contains(localNames, c.Host):
+		decision.Reason = onlyInside
+	default:
+		decision = d.o.Decide(ctx, d.input(i, c.Use, port))
+	}
+	if decision.Action == policy.Allow && !d.enter(u) {
+		decision = policy.Decision{Action: policy.Deny, Reason: tooMany}
+	}
+	u.event = d.event(audit.NetworkOpen, string(c.Use), n.key, i, n.remote, decision)
+	u.event.Detail = "connection " + n.event.ID()
+	if c.Use == policy.ProtocolForward && u.event.Destination != nil {
+		u.event.Destination.Port = int(port)
+	}
+	if decision.Action != policy.Allow {
+		u.cancel(errClosed)
+		d.refuse(u.event, "")
+		return opened{}, nil, fmt.Errorf("%w: %s", errDenied, decision.Reason)
+	}
+	if err := d.o.Recorder.Append(ctx, u.event); err != nil {
+		d.leaveUse(u)
+		return opened{}, nil, fmt.Errorf("%w: it cannot be recorded", errDenied)
+	}
+	f, folder, err := d.begin(u, c)
+	if err != nil {
+		d.over(u, "", err)
+		return opened{}, nil, err
+	}
+	return opened{u.id, folder}, f, nil
+}
+
+// enter makes a place for a use.
+func (d *Door) enter(u *use) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := 0
+	for _, n := range d.connections {
+		if n.info.ID == u.of.info.ID {
+			all += len(n.uses)
+		}
+	}
+	if d.connections[u.of.id] != u.of || len(u.of.uses) >= maxUses || all >= maxOfSandbox {
+		return false
+	}
+	d.last++
+	u.id = d.last
+	u.of.uses[u.id] = u
+	return true
+}
+
+func (d *Door) leaveUse(u *use) {
+	u.cancel(errClosed)
+	d.mu.Lock()
+	delete(u.of.uses, u.id)
+	d.mu.Unlock()
+	close(u.done)
+}
+
+// over ends a use and records it.
+func (d *Door) over(u *use, detail string, err error) {
+	u.of.sum.in.Add(u.sum.in.Load())
+	u.of.sum.out.Add(u.sum.out.Load())
+	d.completed(u.event, audit.NetworkClose, u.began, &u.sum, detail, err)
+	d.leaveUse(u)
+}
+
+// begin starts what carries a use.
+func (d *Door) begin(u *use, c openCall) (*os.File, string, error) {
+	if u.what == policy.ProtocolSFTP {
+		folder := d.folder(u)
+		d.work.Go(func() {
+			<-u.ctx.Done()
+			_ = u.files.Wait()
+			why := context.Cause(u.ctx)
+			if errors.Is(why, errClosed) {
+				why = nil
+			}
+			d.over(u, "", why)
+		})
+		return nil, folder, nil
+	}
+	var to net.Conn
+	if u.what == policy.ProtocolForward {
+		var err error
+		if to, err = d.dial(u); err != nil {
+			return nil, "", err
+		}
+	}
+	here, there, err := link.Pair()
+	if err != nil {
+		if to != nil {
+			_ = to.Close()
+		}
+		return nil, "", err
+	}
+	d.work.Go(func() {
+		defer here.Close()
+		if to != nil {
+			d.over(u, "", forward(u, here, to))
+			return
+		}
+		end, err := d.command(u, here, c)
+		detail := "exit " + strconv.Itoa(end.Code)
+		if end.Signal != "" {
+			detail = "signal " + clip(end.Signal)
+		}
+		d.over(u, detail, err)
+	})
+	return there, "", nil
+}
+
+// wakeWithin bounds the wait for a sandbox to run.
+const wakeWithin = 60 * time.Second
+
+// dial runs the sandbox and connects to a port of it.
+func (d *Door) dial(u *use) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(u.ctx, wakeWithin)
+	defer cancel()
+	i, err := d.o.Sandboxes.Start(ctx, u.of.info.Name)
+	if err != nil {
+		return nil, err
+	}
+	if i.ID != u.of.info.ID {
+		return nil, sandbox.ErrNotFound
+	}
+	dialer := net.Dialer{Timeout: dialWithin}
+	to, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(i.Address.String(), strconv.Itoa(int(u.port))))
+	if err != nil {
+		return nil, fmt.Errorf("nothing listens on port %d of the sandbox's own address: let it listen on 0.0.0.0", u.port)
+	}
+	return to, nil
+}
+
+// forward carries bytes both ways until both sides have ended, or the use has.
+func forward(u *use, client *net.UnixConn, to net.Conn) error {
+	defer to.Close()
+	defer context.AfterFunc(u.ctx, func() { _ = client.Close(); _ = to.Close() })()
+	var both errgroup.Group
+	both.Go(func() error {
+		n, err := io.Copy(to, client)
+		u.sum.in.Add(n)
+		if t, ok := to.(*net.TCPConn); ok && err == nil {
+			_ = t.CloseWrite()
+		}
+		return err
+	})
+	both.Go(func() error {
+		n, err := io.Copy(client, to)
+		u.sum.out.Add(n)
+		if err == nil {
+			_ = client.CloseWrite()
+		} else {
+			_ = client.Close()
+		}
+		return err
+	})
+	err := both.Wait()
+	if out := new(errOut); errors.As(context.Cause(u.ctx), &out) {
+		return out
+	}
+	if u.ctx.Err() != nil {
+		return nil // the client went away
+	}
+	return err
+}
+
+// bestShell runs its argument as the shell of sandbox.LoginShell would.
+const bestShell = `if command -v bash >/dev/null 2>&1; then exec bash -c "$1"; else exec sh -c "$1"; fi`
+
+var (
+	envForm = regexp.MustCompile(`^(TERM|LANG|LC_[A-Z]{1,32})$`)
+	// Signals that RFC 4254, section 6.9, names.
+	signalForm = regexp.MustCompile(`^(ABRT|ALRM|FPE|HUP|ILL|INT|KILL|PIPE|QUIT|SEGV|TERM|USR1|USR2)$`)
+)
+
+// variable tells whether an environment may have it.
+func variable(name, value string) bool {
+	plain := func(r rune) bool { return r < ' ' || r > '~' }
+	return envForm.MatchString(name) && len(value) <= maxEnvValue && !strings.ContainsFunc(value, plain)
+}
+
+// arguments are a command's.
+func arguments(c openCall) []string {
+	if c.Shell {
+		return sandbox.LoginShell
+	}
+	return []string{"sh", "-c", bestShell, "sh", c.Command}
+}
+
+// folder is where commands begin, and so sftp does.
+func (d *Door) folder(u *use) string {
+	ctx, cancel := context.WithTimeout(u.ctx, wakeWithin)
+	defer cancel()
+	var said bytes.Buffer
+	_, err := d.o.Sandboxes.Attach(ctx, u.of.info.Name, sandbox.Command{Args: []string{"sh", "-c", "pwd"}, Stdout: &limited{&said, maxFolder}})
+	at := strings.TrimSuffix(said.String(), "\n")
+	if err != nil || !path.IsAbs(at) || strings.ContainsAny(at, "\x00\n") {
+		return "/"
+	}
+	return path.Clean(at)
+}
+
+// maxFolder bounds the name of a folder, in bytes (PATH_MAX).
+const maxFolder = 4096
+
+// limited fails when more is written than it takes.
+type limited struct {
+	w    io.Writer
+	left int
+}
+
+func (l *limited) Write(p []byte) (int, error) {
+	if l.left -= len(p); l.left < 0 {
+		return 0, io.ErrShortWrite
+	}
+	return l.w.Write(p)
+}
+
+// steer tells a use what is not input, or that it is over.
+func (d *Door) steer(by *process, c steerCall) error {
+	u := d.used(by, c.Connection, c.Use)
+	if u == nil {
+		return nil // it has ended meanwhile
+	}
+	if c.Size != (sandbox.Size{}) {
+		for { // the last one counts
+			select {
+			case u.sizes <- c.Size:
+			default:
+				select {
+				case <-u.sizes:
+				default:
+				}
+				continue
+			}
+			break
+		}
+	}
+	if signalForm.MatchString(c.Signal) {
+		select {
+		case u.signals <- c.Signal:
+		default: // more than a command can have taken in
+		}
+	}
+	if c.Over {
+		u.cancel(errClosed)
+	}
+	return nil
+}
+
+// used is a use of a process's connection, or nil.
+func (d *Door) used(by *process, connection, id uint64) *use {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := d.connections[connection]
+	if n == nil || n.owner != by {
+		return nil
+	}
+	return n.uses[id]
+}
