@@ -194,10 +194,11 @@ type walker struct {
 	names int // bytes of names that are held
 }
 
+// maxNames bounds the memory of the names of the folders on the way to one file, in
+// bytes: a sandbox can make tens of millions in one folder.
+var maxNames = 64 << 20
+
 const (
-	// maxNames bounds the memory of the names of the folders on the way to one file,
-	// in bytes: a sandbox can make tens of millions in one folder.
-	maxNames = 64 << 20
 	// nameSize is what each takes besides.
 	nameSize = 16
 	page     = 4096
