@@ -163,7 +163,7 @@ func (d *Door) spawn(ctx context.Context) (err error) {
 	}
 	heard := make(chan struct{})
 	go func() { defer close(heard); d.hear(r) }()
-	p.peer = link.New(here, link.Options{Methods: d.methods(p), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk})
+	p.peer = link.New(here, link.Options{Methods: d.methods(p), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk, MaxCalls: maxCalls})
 	linked := make(chan error, 1)
 	go func() { linked <- p.peer.Serve() }()
 	go d.mind(p, linked, heard)
@@ -308,7 +308,12 @@ func (d *Door) Stop(within time.Duration) error {
 	}
 	_ = p.peer.Close()
 	<-p.gone // it is killed where it does not end by itself
-	d.work.Wait()
+	ended := make(chan struct{})
+	go func() { d.work.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-ctx.Done(): // something else holds a sandbox
+	}
 	if err != nil {
 		return fmt.Errorf("ending SSH: %w", err)
 	}

@@ -35,6 +35,7 @@ const (
 	maxOfSource    = 16  // those of one address, or of 64 bits of an IPv6 one
 	maxFrame       = 4 << 20
 	maxAsk         = 256 << 10 // bytes of a call of the process's
+	maxCalls       = 1024      // of the process's at once: those that wait for a sandbox to run among them
 	maxCommand     = 128 << 10 // bytes of a command, or of a path
 	maxTries       = 6         // keys of a connection
 	maxEnv         = 16        // variables
