@@ -47,7 +47,7 @@ func (m *Manager) roots(ctx context.Context, rec record) ([]manifest.Root, error
 // image. It asks the sandbox nothing, and starts it if need be, since only then its
 // layer is in place. What is written meanwhile may be told or not.
 func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(Change) error) (err error) {
-	rec, done, err := m.placed(ctx, name, snapshot)
+	rec, s, done, err := m.placed(ctx, name, snapshot)
 	if err != nil {
 		return err
 	}
@@ -63,10 +63,6 @@ func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(
 	}
 	if snapshot == "" {
 		return manifest.Compare(ctx, roots[:1], tell) // no image has a memory
-	}
-	s, err := m.since(rec, snapshot)
-	if err != nil {
-		return err
 	}
 	if err := m.verify(s); err != nil {
 		return err
@@ -88,33 +84,37 @@ func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(
 }
 
 // since is a snapshot of a sandbox, or the one that it was made of.
-func (m *Manager) since(rec record, snapshot string) (Snapshot, error) {
-	s, err := m.snapshot(rec.Name, snapshot)
-	if l := rec.Lineage; errors.Is(err, ErrNoSnapshot) && l != nil && l.Snapshot == snapshot {
-		if of, oerr := m.snapshot(l.Name, snapshot); oerr == nil && of.SandboxID == l.Parent {
-			return of, nil
-		}
+func (m *Manager) since(e *entry, snapshot string) (Snapshot, error) {
+	s, err := m.snapshot(e, snapshot)
+	l := e.rec.Lineage
+	if l == nil || l.Snapshot != snapshot || !errors.Is(err, ErrNoSnapshot) {
+		return s, err
+	}
+	parent := &entry{rec: record{Name: l.Name, ID: l.Parent}}
+	if of, oerr := m.snapshot(parent, snapshot); oerr == nil {
+		return of, nil
 	}
 	return s, err
 }
 
 // placed runs a sandbox, if it does not run, so that its layer is in place, and
-// keeps it from being put to sleep until done. It does neither without the snapshot.
-func (m *Manager) placed(ctx context.Context, name, snapshot string) (rec record, done func(), err error) {
+// keeps it from being put to sleep until done. Without the snapshot it
+// does neither.
+func (m *Manager) placed(ctx context.Context, name, snapshot string) (rec record, s Snapshot, done func(), err error) {
 	e, err := m.existing(ctx, name)
 	if err != nil {
-		return record{}, nil, err
+		return rec, s, nil, err
 	}
 	defer m.release(e)
 	if snapshot != "" {
-		if _, err := m.since(e.rec, snapshot); err != nil {
-			return record{}, nil, err
+		if s, err = m.since(e, snapshot); err != nil {
+			return rec, s, nil, err
 		}
 	}
 	done = e.use()
 	if err := m.start(ctx, e); err != nil {
 		done()
-		return record{}, nil, fmt.Errorf("starting sandbox %s: %w", name, err)
+		return rec, s, nil, fmt.Errorf("starting sandbox %s: %w", name, err)
 	}
-	return e.rec, done, nil
+	return e.rec, s, done, nil
 }

@@ -26,7 +26,7 @@ func packTree(ctx context.Context, from string, w io.Writer) error {
 }
 
 func packing(from string) []string {
-	return []string{"--create", "--file=-", "--directory="+from, "--sort=name", "--format=posix",
+	return []string{"--create", "--file=-", "--directory=" + from, "--sort=name", "--format=posix",
 		"--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f",
 		"--numeric-owner", "--sparse-version=0.0", "--sparse", "--xattrs", "--xattrs-include=*", "--acls", "--one-file-system", "."}
 }
