@@ -256,6 +256,43 @@ func TestCheckpointRefusals(t *testing.T) {
 	}
 }
 
+// TestRestoreFails: of a container that gVisor cannot restore nothing runs, and it
+// starts afterwards.
+func TestRestoreFails(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	if err := r.Stop(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	info, err := r.inspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Restore(t.Context(), id, t.TempDir()); err == nil {
+		t.Error("restored from nothing")
+	}
+	var left []string
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		left = nil
+		paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, p := range paths {
+			if line, _ := os.ReadFile(p); strings.Contains(string(line), info.ID) {
+				left = append(left, strings.ReplaceAll(string(line), "\x00", " "))
+			}
+		}
+		if len(left) == 0 {
+			break
+		}
+	}
+	if len(left) > 0 {
+		t.Errorf("left of it: %q", left)
+	}
+	if _, err := r.Start(t.Context(), id); err != nil {
+		t.Errorf("starting it afterwards: %v", err)
+	}
+}
+
 func TestBuild(t *testing.T) {
 	l := need(t)
 	a, err := l.runtime.Build(t.Context())
