@@ -149,7 +149,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	dir := filepath.Join(vault(t), "image")
 	for i := range 2 {
 		n := l.lines(t, id)
-		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if st, err := r.Status(t.Context(), id); err != nil || st.Running || st.Link != 0 {
@@ -188,7 +188,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	t.Run("of a container older than the engine", func(t *testing.T) {
 		l.restartEngine(t)
 		n := l.lines(t, id)
-		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.Restore(t.Context(), id, dir); err != nil {
@@ -198,14 +198,14 @@ func TestCheckpointAndRestore(t *testing.T) {
 		_ = os.RemoveAll(dir)
 	})
 	t.Run("leaving it running", func(t *testing.T) {
-		if err := r.Checkpoint(t.Context(), id, dir, true); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
 			t.Fatal(err)
 		}
 		l.await(t, id, l.lines(t, id)+3)
 		_ = os.RemoveAll(dir)
 	})
 	t.Run("without a guard", func(t *testing.T) {
-		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Remove(l.pinPath()); err != nil {
@@ -240,13 +240,13 @@ func TestCheckpointRefusals(t *testing.T) {
 	l := need(t)
 	dir := filepath.Join(vault(t), "image")
 	stopped := l.create(t, l.container(t, testImage))
-	if err := l.runtime.Checkpoint(t.Context(), stopped, dir, false); err == nil {
+	if err := l.runtime.Checkpoint(t.Context(), stopped, dir, false, nil); err == nil {
 		t.Error("the memory of a stopped sandbox was written")
 	}
 	c := l.container(t, testImage)
 	c.Spec.Runtime = sandbox.RunC
 	id := l.start(t, c)
-	if err := l.runtime.Checkpoint(t.Context(), id, dir, false); !errors.Is(err, sandbox.ErrNoCheckpoint) {
+	if err := l.runtime.Checkpoint(t.Context(), id, dir, false, nil); !errors.Is(err, sandbox.ErrNoCheckpoint) {
 		t.Errorf("Checkpoint with runc: %v", err)
 	}
 	for _, bad := range []string{"relative", "/two\n/lines", `/back\slash`} {
