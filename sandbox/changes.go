@@ -4,12 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"os"
 	"path/filepath"
 
-	"sallyport/internal/durable"
 	"sallyport/memory"
 	"sallyport/sandbox/manifest"
 )
@@ -21,19 +17,15 @@ type Layers interface {
 	Layers(ctx context.Context, id string) (upper string, lower []string, err error)
 }
 
-// ErrNotNoted: there is no such snapshot, or none that notes what files were.
-var ErrNotNoted = errors.New("no snapshot of that name notes the sandbox's files")
+// Kinds of change.
+const (
+	Added    = manifest.Added
+	Modified = manifest.Modified
+	Removed  = manifest.Removed
+)
 
 // Change is what has become of one file: its path may hold any bytes.
 type Change = manifest.Change
-
-// noteName is the file in a snapshot's folder that notes what files were.
-const noteName = "files"
-
-// snapshotDir is the folder of what is kept of one snapshot.
-func (m *Manager) snapshotDir(name, snapshot string) string {
-	return filepath.Join(m.dir(name), "snapshots", snapshot)
-}
 
 // roots are where a sandbox's files lie: those of its layer and its memory.
 func (m *Manager) roots(ctx context.Context, rec record) ([]manifest.Root, error) {
@@ -50,80 +42,79 @@ func (m *Manager) roots(ctx context.Context, rec record) ([]manifest.Root, error
 	}, nil
 }
 
-// takeStock writes down what the files of a sandbox are, for a snapshot of it; the
-// caller holds the entry's lock, and keeps the sandbox from writing meanwhile if
-// snapshot and note are to agree.
-func (m *Manager) takeStock(ctx context.Context, rec record, snapshot string) error {
-	roots, err := m.roots(ctx, rec)
+// Changes tells what has changed of a sandbox's files since a snapshot of it, or
+// the one that it was made of, its memory included; or, without one, what of its
+// image. It asks the sandbox nothing, and starts it if need be, since only then its
+// layer is in place. What is written meanwhile may be told or not.
+func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(Change) error) (err error) {
+	rec, s, done, err := m.placed(ctx, name, snapshot)
 	if err != nil {
 		return err
 	}
-	dir := m.snapshotDir(rec.Name, snapshot)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(dir, "."+noteName+"-*")
-	if err != nil {
-		return err
-	}
-	err = manifest.Take(ctx, f, roots...)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, noteName))
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("noting the files of %s: %w", rec.Name, err), os.Remove(f.Name()))
-	}
-	return durable.SyncDir(dir)
-}
-
-// Changes tells what has changed of a sandbox's files since a snapshot of it,
-// its memory included, or, without one, what of its image. It asks the sandbox
-// nothing, and starts it if need be, since only then its layer is in place. What
-// is written meanwhile may be told or not.
-func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(Change) error) error {
-	if snapshot != "" && CheckName(snapshot) != nil {
-		return fmt.Errorf("%w: %q", ErrNotNoted, snapshot)
-	}
-	rec, err := m.placed(ctx, name)
-	if err != nil {
-		return err
-	}
-	roots, err := m.roots(ctx, rec)
-	if err != nil {
-		return fmt.Errorf("the changes of %s: %w", name, err)
-	}
-	var since io.Reader
-	if snapshot == "" {
-		roots = roots[:1] // no image has a memory
-	} else {
-		f, err := os.Open(filepath.Join(m.snapshotDir(name, snapshot), noteName))
-		if errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%w: %q", ErrNotNoted, snapshot)
+	defer done()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("the changes of %s: %w", name, err)
 		}
+	}()
+	roots, err := m.roots(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if snapshot == "" {
+		return manifest.Compare(ctx, roots[:1], tell) // no image has a memory
+	}
+	if err := m.verify(s); err != nil {
+		return err
+	}
+	for i, part := range []string{snapshotLayer, snapshotStore} {
+		f, then, err := m.unsealed(filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, part))
 		if err != nil {
 			return err
 		}
 		defer f.Close()
-		since = f
-	}
-	if err := manifest.Compare(ctx, since, roots, tell); err != nil {
-		return fmt.Errorf("the changes of %s: %w", name, err)
+		now := readTree(ctx, roots[i].Folder)
+		defer now.Close()
+		roots[i].Then, roots[i].Now = then, now
+		if err := manifest.Compare(ctx, roots[i:i+1], tell); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// placed runs a sandbox, if it does not run, so that its layer is in place.
-func (m *Manager) placed(ctx context.Context, name string) (record, error) {
+// since is a snapshot of a sandbox, or the one that it was made of.
+func (m *Manager) since(e *entry, snapshot string) (Snapshot, error) {
+	s, err := m.snapshot(e, snapshot)
+	l := e.rec.Lineage
+	if l == nil || l.Snapshot != snapshot || !errors.Is(err, ErrNoSnapshot) {
+		return s, err
+	}
+	parent := &entry{rec: record{Name: l.Name, ID: l.Parent}}
+	if of, oerr := m.snapshot(parent, snapshot); oerr == nil {
+		return of, nil
+	}
+	return s, err
+}
+
+// placed runs a sandbox, if it does not run, so that its layer is in place, and
+// keeps it from being put to sleep until done. Without the snapshot it
+// does neither.
+func (m *Manager) placed(ctx context.Context, name, snapshot string) (rec record, s Snapshot, done func(), err error) {
 	e, err := m.existing(ctx, name)
 	if err != nil {
-		return record{}, err
+		return rec, s, nil, err
 	}
 	defer m.release(e)
-	if err := m.start(ctx, e); err != nil {
-		return record{}, fmt.Errorf("starting sandbox %s: %w", name, err)
+	if snapshot != "" {
+		if s, err = m.since(e, snapshot); err != nil {
+			return rec, s, nil, err
+		}
 	}
-	return e.rec, nil
+	done = e.use()
+	if err := m.start(ctx, e); err != nil {
+		done()
+		return rec, s, nil, fmt.Errorf("starting sandbox %s: %w", name, err)
+	}
+	return e.rec, s, done, nil
 }

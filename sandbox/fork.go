@@ -239,11 +239,11 @@ func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) er
 		c.rec.Lost, ram = lost.Error(), ""
 		what += ", without its memory: " + c.rec.Lost
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(c.rec, "created", what)); err != nil {
-		return err
-	}
 	c.rec.Made = true
 	if err := c.rec.write(m.dir(c.rec.Name)); err != nil {
+		return err
+	}
+	if err := m.opt.Recorder.Append(ctx, detailed(c.rec, "created", what)); err != nil {
 		return err
 	}
 	if ram != "" {
@@ -265,13 +265,21 @@ func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) er
 
 // abort removes a child that was to be, and says so where it is on record.
 func (m *Manager) abort(ctx context.Context, c *entry, why string) error {
+	began, err := m.begun(ctx, c.rec)
+	if err != nil {
+		return err // to be tried again
+	}
 	var errs []error
-	if c.state == Running {
+	if began || c.state == Running {
 		errs = append(errs, m.halt(ctx, c, why))
 	}
 	if c.rec.Made || c.rec.Ready {
-		if err := m.opt.Recorder.Append(ctx, detailed(c.rec, "removed", why)); err != nil {
-			return errors.Join(append(errs, err)...) // to be tried again
+		made, err := m.told(ctx, Deed{Sandbox: c.rec.Name, ID: c.rec.ID, State: "created", Since: c.rec.Created})
+		if err == nil && made {
+			err = m.opt.Recorder.Append(ctx, detailed(c.rec, "removed", why))
+		}
+		if err != nil {
+			return errors.Join(append(errs, err)...)
 		}
 		errs = append(errs, m.note(c, func(r *record) { r.Made, r.Ready = false, false }))
 	}

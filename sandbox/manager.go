@@ -68,6 +68,9 @@ type Options struct {
 	// Inherit gives a fork what else it has of its parent, by their IDs: the names
 	// that its memory knows addresses of. It is called while the parent stands still.
 	Inherit func(parent, child string) error
+	// Told tells whether an event is on record. It is asked after a crash. Default:
+	// what may be is taken to be.
+	Told func(context.Context, Deed) (bool, error)
 	// Mark says what is in force and recorded now, for snapshots to note.
 	Mark func() Mark
 	// PerOwner is how many sandboxes an owner may have; 0: no bound. Those of nobody

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +29,7 @@ type faultHost struct {
 	endpoints  map[uint32]Endpoint
 	roots      map[string]bool
 	events     []string
+	deeds      []Deed // what events say
 	starts     int
 	paused     map[string]bool
 	started    map[string]time.Time
@@ -202,8 +204,22 @@ func (h *faultHost) Append(_ context.Context, events ...*audit.Event) error {
 			return err
 		}
 		h.events = append(h.events, x.Sandbox+" "+x.State)
+		h.deeds = append(h.deeds, Deed{Sandbox: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State, Detail: e.Detail, Since: time.UnixMilli(e.Time)})
+		if err := h.step("recorded " + x.State); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// told is what the log says of an event.
+func (h *faultHost) told(_ context.Context, d Deed) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.ContainsFunc(h.deeds, func(o Deed) bool {
+		return o.Sandbox == d.Sandbox && o.ID == d.ID && o.State == d.State && (d.Session == "" || o.Session == d.Session) &&
+			strings.HasPrefix(o.Detail, d.Detail) && !o.Since.Before(d.Since)
+	}), nil
 }
 
 func (h *faultHost) Contains(_ context.Context, v string) (string, bool, error) {

@@ -32,7 +32,7 @@ type record struct {
 	// Ready is false from before the container is asked for until it exists,
 	// so that a crash in between is found and cleaned up.
 	Ready bool `json:"ready"`
-	// Made says of one that is not ready that its creation is on record.
+	// Made says of one that is not ready that its creation may be on record.
 	Made bool `json:"made,omitempty"`
 	// Next is the spec of the next session, where it is another one.
 	Next *Spec `json:"next,omitempty"`

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -167,16 +168,25 @@ func (m *Manager) unfold(ctx context.Context, e *entry, s Snapshot) error {
 }
 
 func (m *Manager) unpackSealed(ctx context.Context, from, to string) error {
-	f, err := os.Open(from)
+	f, r, err := m.unsealed(from)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	return unpackTree(ctx, r, to)
+}
+
+// unsealed opens a file for what was sealed in it.
+func (m *Manager) unsealed(path string) (io.Closer, io.Reader, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
 	r, err := m.opt.Key.NewReader(bufio.NewReaderSize(f, 256<<10))
 	if err != nil {
-		return err
+		return nil, nil, errors.Join(err, f.Close())
 	}
-	return unpackTree(ctx, r, to)
+	return f, r, nil
 }
 
 // grow gives a child that is to be the files of a snapshot, and puts its processes

@@ -161,8 +161,9 @@ type Runtime interface {
 	// Checkpoint writes the memory of the container's processes into a folder
 	// that it makes, which is there when it is whole, also where the caller has
 	// ended meanwhile. Unless leaveRunning, they have ended when it returns; when it
-	// fails they may have. It is ErrNoCheckpoint for a runtime that cannot.
-	Checkpoint(ctx context.Context, id, dir string, leaveRunning bool) error
+	// fails they may have. It is ErrNoCheckpoint for a runtime that cannot. If whole
+	// is not nil it is called once the folder is there, and they write no more.
+	Checkpoint(ctx context.Context, id, dir string, leaveRunning bool, whole func()) error
 	// Restore is Start with the memory that Checkpoint wrote, which it takes
 	// from the same build of the runtime only.
 	Restore(ctx context.Context, id, dir string) (Status, error)

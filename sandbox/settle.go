@@ -97,7 +97,7 @@ func (m *Manager) settleHibernating(ctx context.Context, e *entry, have Endpoint
 		if err != nil {
 			return false, err
 		}
-		return false, m.settleHibernated(ctx, e, build)
+		return false, m.settleHibernated(ctx, e, m.sealMemory(e.rec, build, m.ram(e), m.checkpointPath(e)))
 	}
 	return false, m.lose(ctx, e, "it ended before its memory was written")
 }

@@ -206,13 +206,42 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
 	e.hangUp()
-	if err := m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), false); err != nil {
+	// The engine takes its time to see that the container has ended. Until then, and
+	// until the event, a crash finds it hibernating, and what is sealed is looked at
+	// when it has.
+	var sealing chan sealed
+	begin := func() {
+		sealing = make(chan sealed, 1)
+		go func(rec record) { sealing <- m.sealMemory(rec, build, m.ram(e), m.checkpointPath(e)) }(e.rec)
+	}
+	var s sealed
+	err = func() error {
+		defer func() {
+			if sealing != nil {
+				s = <-sealing
+			}
+		}()
+		return m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), false, begin)
+	}()
+	if err != nil {
 		if st, serr := m.opt.Runtime.Status(ctx, e.rec.ID); serr != nil || st.Running {
 			return errors.Join(err, m.rouse(ctx, e, flows))
 		}
 		return errors.Join(err, m.lose(ctx, e, "its memory could not be written: "+err.Error()))
 	}
-	return m.settleHibernated(ctx, e, build)
+	return m.settleHibernated(ctx, e, s)
+}
+
+// sealed is what has become of memory that was to be sealed: so many bytes of it.
+type sealed struct {
+	size int64
+	err  error
+}
+
+func (m *Manager) sealMemory(rec record, build, from, to string) (s sealed) {
+	h := header{Build: build, ID: rec.ID, Session: rec.Session, Made: now()}
+	s.size, s.err = sealCheckpoint(m.opt.Key, h, from, to, m.roomy)
+	return s
 }
 
 // rouse goes back to what runs.
@@ -226,27 +255,25 @@ func (m *Manager) rouse(ctx context.Context, e *entry, flows []Flow) error {
 	return err
 }
 
-// settleHibernated seals the memory that the runtime has written, of a container
+// settleHibernated is what follows when the memory has been sealed of a container
 // that has ended.
-func (m *Manager) settleHibernated(ctx context.Context, e *entry, build string) error {
+func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) error {
 	if err := m.opt.Network.Detach(e.rec.Generation); err != nil {
 		m.opt.Logger.Error("a hibernated sandbox's identity cannot be detached", "sandbox", e.rec.Name, "error", err)
 	}
 	if err := m.detachDisk(e.rec); err != nil {
 		m.opt.Logger.Warn("a hibernated sandbox's disk stays attached", "sandbox", e.rec.Name, "error", err)
 	}
-	h := header{Build: build, ID: e.rec.ID, Session: e.rec.Session, Made: now()}
-	size, err := sealCheckpoint(m.opt.Key, h, m.ram(e), m.checkpointPath(e), m.roomy)
-	if err != nil {
+	if s.err != nil {
 		// Its memory is in RAM still: it goes on from there.
-		err = fmt.Errorf("writing its memory to disk: %w", err)
+		err := fmt.Errorf("writing its memory to disk: %w", s.err)
 		if rerr := m.restore(ctx, e); rerr != nil {
 			return errors.Join(err, rerr, m.lose(ctx, e, "its memory could not be written to disk, nor restored: "+err.Error()))
 		}
 		return err
 	}
 	ev := lifecycle(e.rec, "hibernated")
-	ev.Detail = fmt.Sprintf("%d bytes of memory, sealed", size)
+	ev.Detail = fmt.Sprintf("%d bytes of memory, sealed", s.size)
 	if err := m.opt.Recorder.Append(ctx, ev); err != nil {
 		if rerr := m.restore(ctx, e); rerr != nil {
 			return errors.Join(err, rerr, m.lose(ctx, e, "that it hibernates could not be recorded"))

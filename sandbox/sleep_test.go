@@ -52,7 +52,7 @@ func (h *faultHost) Resume(_ context.Context, id string) error {
 
 func (h *faultHost) Flows(netip.Addr) []Flow { return nil }
 
-func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning bool) error {
+func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning bool, whole func()) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.step("checkpoint"); err != nil {
@@ -63,6 +63,9 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning b
 	}
 	if err := os.WriteFile(filepath.Join(dir, "checkpoint.img"), []byte(h.memory[id]), 0o600); err != nil {
 		return err
+	}
+	if whole != nil {
+		whole()
 	}
 	if !leaveRunning {
 		h.containers[id] = false
@@ -135,7 +138,7 @@ func (b *bed) open(t *testing.T) {
 		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
 		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(),
+		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), Told: b.h.told,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -83,8 +83,10 @@ const (
 	snapshotLayer  = "layer"
 	snapshotStore  = "store"
 	snapshotMemory = "memory"
-	// partSuffix is of a folder that is not whole: no snapshot's name ends so.
+	// partSuffix is of a folder that is being made, and goneSuffix of one that is
+	// being removed: no snapshot's name ends so.
 	partSuffix = ".part"
+	goneSuffix = ".gone"
 )
 
 func (m *Manager) snapshotsDir(name string) string {
@@ -291,7 +293,12 @@ func (m *Manager) snapshot(e *entry, snapshot string) (s Snapshot, err error) {
 	return s, fmt.Errorf("%w: %q of sandbox %s: `sallyport sandbox snapshots %s` shows those there are", ErrNoSnapshot, snapshot, name, name)
 }
 
-func (m *Manager) readSnapshot(dir string) (s Snapshot, err error) {
+func (m *Manager) readSnapshot(dir string) (Snapshot, error) {
+	return m.readSnapshotOf(dir, filepath.Base(dir))
+}
+
+// readSnapshotOf reads the record of the snapshot of that name.
+func (m *Manager) readSnapshotOf(dir, name string) (s Snapshot, err error) {
 	sealed, err := os.ReadFile(filepath.Join(dir, snapshotRecord))
 	if err != nil {
 		return s, err
@@ -303,7 +310,7 @@ func (m *Manager) readSnapshot(dir string) (s Snapshot, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}
-	if of := filepath.Base(filepath.Dir(filepath.Dir(dir))); err == nil && (s.Name != filepath.Base(dir) || s.Sandbox != of) {
+	if of := filepath.Base(filepath.Dir(filepath.Dir(dir))); err == nil && (s.Name != name || s.Sandbox != of) {
 		err = fmt.Errorf("it is that of %q of sandbox %q", s.Name, s.Sandbox)
 	}
 	if err != nil {
@@ -363,14 +370,17 @@ func (m *Manager) dropSnapshot(ctx context.Context, e *entry, snapshot, why stri
 	if e.rec.Restoring == snapshot {
 		return fmt.Errorf("%w: snapshot %s is being restored: start the sandbox first", ErrState, snapshot)
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
-		return err
-	}
 	dir := filepath.Join(m.snapshotsDir(e.rec.Name), snapshot)
-	if err := os.Rename(dir, dir+partSuffix); err != nil {
+	if err := os.Rename(dir, dir+goneSuffix); err != nil {
 		return err
 	}
-	return errors.Join(durable.SyncDir(filepath.Dir(dir)), os.RemoveAll(dir+partSuffix))
+	if err := durable.SyncDir(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
+		return errors.Join(err, os.Rename(dir+goneSuffix, dir))
+	}
+	return os.RemoveAll(dir + goneSuffix)
 }
 
 // retain removes what a new snapshot leaves no place for.
@@ -394,8 +404,8 @@ func (m *Manager) retain(ctx context.Context, e *entry, spec SnapshotSpec) error
 	return errors.Join(errs...)
 }
 
-// tidy removes a sandbox's snapshots that have expired, and what a crash has left
-// of others.
+// tidy removes a sandbox's snapshots that have expired, and makes of what a crash
+// has left of others what is on record.
 func (m *Manager) tidy(ctx context.Context, e *entry) error {
 	folders, err := os.ReadDir(m.snapshotsDir(e.rec.Name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -407,13 +417,49 @@ func (m *Manager) tidy(ctx context.Context, e *entry) error {
 	var errs []error
 	for _, f := range folders {
 		path := filepath.Join(m.snapshotsDir(e.rec.Name), f.Name())
-		if filepath.Ext(f.Name()) == partSuffix {
-			errs = append(errs, os.RemoveAll(path))
-			continue
-		}
-		if s, err := m.readSnapshot(path); err == nil && !s.Expires.IsZero() && time.Now().After(s.Expires) && e.rec.Restoring != s.Name {
-			errs = append(errs, m.dropSnapshot(ctx, e, s.Name, "it has expired"))
+		switch filepath.Ext(path) {
+		case partSuffix:
+			errs = append(errs, m.tidyPart(ctx, e, path))
+		case goneSuffix:
+			errs = append(errs, m.tidyGone(ctx, e, path))
+		default:
+			if s, err := m.readSnapshot(path); err == nil && !s.Expires.IsZero() && time.Now().After(s.Expires) && e.rec.Restoring != s.Name {
+				errs = append(errs, m.dropSnapshot(ctx, e, s.Name, "it has expired"))
+			}
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// tidyPart: one that is whole, and on record, is there.
+func (m *Manager) tidyPart(ctx context.Context, e *entry, part string) error {
+	dir := strings.TrimSuffix(part, partSuffix)
+	s, err := m.readSnapshotOf(part, filepath.Base(dir))
+	if err != nil || m.opt.Told == nil {
+		return os.RemoveAll(part)
+	}
+	made, err := m.told(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot", Detail: s.Name + ",", Since: s.Created})
+	switch {
+	case err != nil:
+		return err
+	case !made:
+		return os.RemoveAll(part)
+	}
+	return errors.Join(os.Rename(part, dir), durable.SyncDir(filepath.Dir(dir)))
+}
+
+// tidyGone: its end is on record before any of it goes.
+func (m *Manager) tidyGone(ctx context.Context, e *entry, gone string) error {
+	name := strings.TrimSuffix(filepath.Base(gone), goneSuffix)
+	s, err := m.readSnapshotOf(gone, name)
+	if err == nil {
+		ended, err := m.told(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot removed", Detail: s.Name + ":", Since: s.Created})
+		if err == nil && !ended {
+			err = m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", name+": the daemon ended while it was being removed"))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(gone)
 }

@@ -105,7 +105,7 @@ func (m *Manager) still(ctx context.Context, e *entry, ram string, f func(layer,
 			return 0, fmt.Errorf("reading its memory: %w", err)
 		}
 	default:
-		if err := m.opt.Runtime.Checkpoint(ctx, id, ram, true); err != nil {
+		if err := m.opt.Runtime.Checkpoint(ctx, id, ram, true, nil); err != nil {
 			return 0, err
 		}
 	}

@@ -22,9 +22,45 @@ func copyTree(ctx context.Context, from, to string) error {
 
 // packTree writes a folder as a tar archive, the same one each time.
 func packTree(ctx context.Context, from string, w io.Writer) error {
-	return run(ctx, nil, w, "tar", "--create", "--file=-", "--directory="+from, "--sort=name", "--format=posix",
+	return run(ctx, nil, w, "tar", packing(from)...)
+}
+
+func packing(from string) []string {
+	return []string{"--create", "--file=-", "--directory=" + from, "--sort=name", "--format=posix",
 		"--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f",
-		"--numeric-owner", "--sparse-version=0.0", "--sparse", "--xattrs", "--xattrs-include=*", "--acls", "--one-file-system", ".")
+		"--numeric-owner", "--sparse-version=0.0", "--sparse", "--xattrs", "--xattrs-include=*", "--acls", "--one-file-system", "."}
+}
+
+// readTree is what packTree writes, of a folder that may change meanwhile. Its end
+// says whether all was read.
+func readTree(ctx context.Context, from string) io.ReadCloser {
+	r, w := io.Pipe()
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		err := run(ctx, nil, w, "tar", packing(from)...)
+		// tar(1): "Some files differ": some changed or went while they were read.
+		if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == 1 {
+			err = nil
+		}
+		_ = w.CloseWithError(err)
+		done <- err
+	}()
+	return &living{r, cancel, done}
+}
+
+type living struct {
+	*io.PipeReader
+	cancel func()
+	done   <-chan error
+}
+
+// Close ends what is being read.
+func (l *living) Close() error {
+	l.cancel()
+	_ = l.PipeReader.Close()
+	<-l.done
+	return nil
 }
 
 // unpackTree is its inverse, into an empty folder. The archive is one of ours: what

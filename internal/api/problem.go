@@ -55,7 +55,6 @@ var problems = []struct {
 	{sandbox.ErrNoSnapshot, http.StatusNotFound, "no-snapshot"},
 	{sandbox.ErrNoCommand, http.StatusNotFound, "no-command"},
 	{sandbox.ErrNoFile, http.StatusNotFound, "no-file"},
-	{sandbox.ErrNotNoted, http.StatusNotFound, "no-snapshot"},
 	{sandbox.ErrFileDenied, http.StatusForbidden, "file-denied"},
 	{sandbox.ErrFileState, http.StatusConflict, "file-state"},
 	{sandbox.ErrNoSpace, http.StatusInsufficientStorage, "no-space"},

@@ -63,6 +63,7 @@ func TestFiles(t *testing.T) {
 	t.Run("user", func(t *testing.T) { testFilesOfUser(t, r) })
 	t.Run("hostile", func(t *testing.T) { testHostileFiles(t, r) })
 	t.Run("changes", func(t *testing.T) { testChanges(t, r) })
+	t.Run("since", func(t *testing.T) { testChangesSince(t, r) })
 	t.Run("watch", func(t *testing.T) { testWatchInside(t, r) })
 }
 
@@ -231,7 +232,7 @@ func testChanges(t *testing.T, r *rig) {
 	if strings.Contains(got, "shadow") || strings.Contains(got, "/etc\n") || strings.Contains(got, "\x1b") {
 		t.Errorf("got\n%s", got)
 	}
-	if res := r.sallyport("sandbox", "changes", "fresh", "none"); res.code != 1 || !strings.Contains(res.stderr, "no snapshot") {
+	if res := r.sallyport("sandbox", "changes", "fresh", "none"); res.code != 1 || !strings.Contains(res.stderr, "no such snapshot") {
 		t.Errorf("since nothing: %s", res)
 	}
 }

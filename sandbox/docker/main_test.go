@@ -53,6 +53,10 @@ type laboratory struct {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(breeds) != "" {
+		breed()
+		return
+	}
 	os.Exit(func() int {
 		flag.Parse()
 		if labs && !fuzzing() {

@@ -68,7 +68,10 @@ func (p *process) hold(pid int) (bool, error) {
 
 // find returns the process whose command line is ours, 0 when there is none.
 // A process in another PID namespace is not believed, nor another user's: one
-// of a container, or anybody on this host, could call itself anything.
+// of a container, or anybody on this host, could call itself anything. Nor is a
+// child of the process itself, which has its command line from clone(2) until
+// execve(2), and a lower number where those have come round: for who takes that
+// one for the engine, it has ended a moment later.
 func (p *process) find() int {
 	ours, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
@@ -78,6 +81,7 @@ func (p *process) find() int {
 	if err != nil {
 		return 0
 	}
+	parents := map[int]int{} // of those that match
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -93,10 +97,29 @@ func (p *process) find() int {
 		}
 		ns, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/pid"))
 		if err == nil && ns == ours {
+			parents[pid] = parent(pid)
+		}
+	}
+	for pid, ppid := range parents {
+		if _, child := parents[ppid]; !child {
 			return pid
 		}
 	}
 	return 0
+}
+
+// parent is a process's, from proc_pid_stat(5); 0 when it is gone.
+func parent(pid int) int {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // state, parent, …
+	if len(fields) < 2 {
+		return 0
+	}
+	ppid, _ := strconv.Atoi(string(fields[1]))
+	return ppid
 }
 
 // matches compares a /proc/PID/cmdline with the process's own.

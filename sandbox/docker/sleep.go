@@ -53,7 +53,7 @@ func (r *Runtime) Resume(ctx context.Context, id string) error {
 // store, which is on a disk, and cannot be had of a container that was started
 // before the engine was ("invalid task checkpoint option" of Engine 20.10). The
 // engine sees a container that has ended.
-func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning bool) (err error) {
+func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning bool, whole func()) (err error) {
 	info, err := r.inspect(ctx, id)
 	if err != nil {
 		return err
@@ -81,6 +81,9 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning b
 	}
 	if err := r.written(ctx, part, dir, append(args, info.ID)...); err != nil {
 		return fmt.Errorf("writing the memory of sandbox %s: %w", id, err)
+	}
+	if whole != nil {
+		whole()
 	}
 	if leaveRunning {
 		return nil

@@ -149,7 +149,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	dir := filepath.Join(vault(t), "image")
 	for i := range 2 {
 		n := l.lines(t, id)
-		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if st, err := r.Status(t.Context(), id); err != nil || st.Running || st.Link != 0 {
@@ -188,7 +188,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	t.Run("of a container older than the engine", func(t *testing.T) {
 		l.restartEngine(t)
 		n := l.lines(t, id)
-		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.Restore(t.Context(), id, dir); err != nil {
@@ -198,14 +198,14 @@ func TestCheckpointAndRestore(t *testing.T) {
 		_ = os.RemoveAll(dir)
 	})
 	t.Run("leaving it running", func(t *testing.T) {
-		if err := r.Checkpoint(t.Context(), id, dir, true); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
 			t.Fatal(err)
 		}
 		l.await(t, id, l.lines(t, id)+3)
 		_ = os.RemoveAll(dir)
 	})
 	t.Run("without a guard", func(t *testing.T) {
-		if err := r.Checkpoint(t.Context(), id, dir, false); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Remove(l.pinPath()); err != nil {
@@ -240,19 +240,56 @@ func TestCheckpointRefusals(t *testing.T) {
 	l := need(t)
 	dir := filepath.Join(vault(t), "image")
 	stopped := l.create(t, l.container(t, testImage))
-	if err := l.runtime.Checkpoint(t.Context(), stopped, dir, false); err == nil {
+	if err := l.runtime.Checkpoint(t.Context(), stopped, dir, false, nil); err == nil {
 		t.Error("the memory of a stopped sandbox was written")
 	}
 	c := l.container(t, testImage)
 	c.Spec.Runtime = sandbox.RunC
 	id := l.start(t, c)
-	if err := l.runtime.Checkpoint(t.Context(), id, dir, false); !errors.Is(err, sandbox.ErrNoCheckpoint) {
+	if err := l.runtime.Checkpoint(t.Context(), id, dir, false, nil); !errors.Is(err, sandbox.ErrNoCheckpoint) {
 		t.Errorf("Checkpoint with runc: %v", err)
 	}
 	for _, bad := range []string{"relative", "/two\n/lines", `/back\slash`} {
 		if _, err := l.runtime.Restore(t.Context(), stopped, bad); err == nil {
 			t.Errorf("%q was taken", bad)
 		}
+	}
+}
+
+// TestRestoreFails: of a container that gVisor cannot restore nothing runs, and it
+// starts afterwards.
+func TestRestoreFails(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	if err := r.Stop(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	info, err := r.inspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Restore(t.Context(), id, t.TempDir()); err == nil {
+		t.Error("restored from nothing")
+	}
+	var left []string
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+		left = nil
+		paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, p := range paths {
+			if line, _ := os.ReadFile(p); strings.Contains(string(line), info.ID) {
+				left = append(left, strings.ReplaceAll(string(line), "\x00", " "))
+			}
+		}
+		if len(left) == 0 {
+			break
+		}
+	}
+	if len(left) > 0 {
+		t.Errorf("left of it: %q", left)
+	}
+	if _, err := r.Start(t.Context(), id); err != nil {
+		t.Errorf("starting it afterwards: %v", err)
 	}
 }
 

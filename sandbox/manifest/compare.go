@@ -2,13 +2,14 @@ package manifest
 
 import (
 	"context"
-	"errors"
-	"io"
+	"hash/maphash"
 	"iter"
+	"maps"
 	"os"
+	"path"
+	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
+	"syscall"
 )
 
 // Change is of one file.
@@ -17,118 +18,252 @@ type Change struct {
 	Kind string
 }
 
-// Compare tells what has changed since a manifest was taken of the same roots;
-// without one, since nothing was in them but what lies below. Of a folder that
-// came or was replaced, what it has is told, and what was below the one before
-// it only as far as it was noted.
-func Compare(ctx context.Context, since io.Reader, roots []Root, tell func(Change) error) error {
-	old := func(func(*entry, error) bool) {}
-	if since != nil {
-		old = read(since)
-	}
-	before, stop := iter.Pull2(iter.Seq2[*entry, error](old))
-	defer stop()
-	was, err, more := before()
-	next := func() {
-		if was, err, more = before(); !more {
-			was = nil
+// Compare tells what has changed of the roots: from their Then to their Now, or of
+// what lies below them. Of a folder of the image's that was removed that is told,
+// and not what was in it; of one that was emptied, what was. Where files share
+// contents by several names, a name is told too as modified when it was that of
+// another's file and is not any more, or the other way round.
+func Compare(ctx context.Context, roots []Root, tell func(Change) error) error {
+	for _, r := range roots {
+		if err := compare(ctx, r, tell); err != nil {
+			return err
 		}
 	}
-	c := &comparison{roots: roots, tell: tell}
-	for now, werr := range walk(ctx, roots) {
+	return nil
+}
+
+func compare(ctx context.Context, r Root, tell func(Change) error) error {
+	c := &comparison{ctx: ctx, root: r, tell: tell, seed: maphash.MakeSeed(), altered: map[uint64]bool{}}
+	if r.Now == nil {
+		for now, err := range walk(ctx, r) {
+			if err == nil {
+				err = c.pass(nil, now)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return c.leave("")
+	}
+	before, end := iter.Pull2(archive(ctx, r.Then, r.At))
+	defer end()
+	was, err, _ := before()
+	for now, werr := range archive(ctx, r.Now, r.At) {
 		if werr != nil {
 			return werr
 		}
 		for err == nil && was != nil && order(was, now) < 0 {
-			if err := c.gone(was); err != nil {
+			if err := c.pass(was, nil); err != nil {
 				return err
 			}
-			next()
+			was, err, _ = before()
 		}
 		if err != nil {
 			return err
 		}
+		var then *entry
 		if was != nil && order(was, now) == 0 {
-			err1 := c.both(was, now)
-			next()
-			if err1 != nil {
-				return err1
-			}
-			continue
+			then = was
 		}
-		if err := c.came(now); err != nil {
+		if err := c.pass(then, now); err != nil {
 			return err
+		}
+		if then != nil {
+			was, err, _ = before()
 		}
 	}
 	for err == nil && was != nil {
-		if err := c.gone(was); err != nil {
+		if err := c.pass(was, nil); err != nil {
 			return err
 		}
-		next()
+		was, err, _ = before()
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return c.leave("")
 }
 
 type comparison struct {
-	roots []Root
-	tell  func(Change) error
+	ctx  context.Context
+	root Root
+	tell func(Change) error
+	// altered are the paths that were told as modified.
+	altered map[uint64]bool
+	seed    maphash.Seed
+	// then and now hide what is in the lower folders.
+	then, now veil
+	emptied   []emptied
 }
 
-func (c *comparison) say(path, kind string) error { return c.tell(Change{Path: path, Kind: kind}) }
+// veil is the path below which nothing shows of what is in the lower folders.
+type veil string
 
-func (c *comparison) both(was, now *entry) error {
+func within(p, folder string) bool {
+	return strings.HasPrefix(p, folder) && len(p) > len(folder) && (p[len(folder)] == '/' || folder == "/")
+}
+
+func (v veil) hides(p string) bool { return v != "" && within(p, string(v)) }
+
+// lower moves the veil on to an entry.
+func (v *veil) lower(e *entry) {
+	if e != nil && !v.hides(e.path) && (e.opaque || !e.folder()) {
+		*v = veil(e.path)
+	}
+}
+
+// emptied is a folder that shows nothing any more of those below it, and what it
+// showed of them but has not shown up again.
+type emptied struct {
+	path  string
+	names map[string]bool
+}
+
+// leave tells what is missing of the folders that a path is not in.
+func (c *comparison) leave(p string) error {
+	for n := len(c.emptied) - 1; n >= 0 && !within(p, c.emptied[n].path); n-- {
+		of := c.emptied[n]
+		c.emptied = c.emptied[:n]
+		for _, name := range slices.Sorted(maps.Keys(of.names)) {
+			if err := c.say(path.Join(of.path, name), Removed); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (c *comparison) say(path, kind string) error {
+	if kind == Modified {
+		c.altered[maphash.String(c.seed, path)] = true
+	}
+	return c.tell(Change{Path: path, Kind: kind})
+}
+
+// pass looks at one path, of which there was or is something in the upper folder.
+func (c *comparison) pass(was, now *entry) error {
+	at := now
+	if now == nil {
+		at = was
+	}
+	if err := c.leave(at.path); err != nil {
+		return err
+	}
+	if n := len(c.emptied) - 1; n >= 0 && c.emptied[n].path == path.Dir(at.path) {
+		delete(c.emptied[n].names, path.Base(at.path))
+	}
+	// Whether what is below showed then in a folder here, and does not now.
+	showed := !c.then.hides(at.path) && (was == nil || was.folder() && !was.opaque)
+	hidden := now != nil && now.folder() && (now.opaque || c.now.hides(at.path))
+	var under *entry
+	if was == nil && showed || now == nil && !c.now.hides(at.path) || showed && hidden {
+		under = c.lower(at)
+	}
+	if showed && hidden && under != nil && under.folder() {
+		c.emptied = append(c.emptied, emptied{at.path, c.names(at.path)})
+	}
+	c.then.lower(was)
+	c.now.lower(now)
+	if was == nil {
+		was = under
+	}
+	if now == nil {
+		now = under
+	}
+	gone := func(e *entry) bool { return e == nil || e.whiteout() }
 	switch {
-	case was.whiteout() && now.whiteout() || was.same(now):
+	case gone(was) && gone(now):
 		return nil
-	case now.whiteout():
-		return c.say(now.path, Removed)
-	case was.whiteout():
-		return c.say(now.path, Added)
-	}
-	return c.say(now.path, Modified)
-}
-
-// came tells of what was not in the folder.
-func (c *comparison) came(now *entry) error {
-	if now.whiteout() {
-		return c.say(now.path, Removed)
-	}
-	under := c.lower(now)
-	switch {
-	case under == nil:
-		return c.say(now.path, Added)
-	case now.folder() && under.folder() && now.stat[mode] == under.stat[mode] && now.stat[uid] == under.stat[uid] && now.stat[gid] == under.stat[gid]:
-		return nil // it is there for what is in it
-	}
-	return c.say(now.path, Modified)
-}
-
-// gone tells of what is not in the folder any more.
-func (c *comparison) gone(was *entry) error {
-	under := c.lower(was)
-	switch {
-	case was.whiteout() && under == nil:
+	case gone(was):
+		return c.say(at.path, Added)
+	case gone(now):
+		return c.say(at.path, Removed)
+	case c.same(was, now):
 		return nil
-	case was.whiteout():
-		return c.say(was.path, Added)
-	case under != nil:
-		return c.say(was.path, Modified)
 	}
-	return c.say(was.path, Removed)
+	return c.say(at.path, Modified)
+}
+
+// same tells whether two entries of a path are of the same file, as far as can be
+// seen inside.
+func (c *comparison) same(a, b *entry) bool {
+	if a.folder() && b.folder() {
+		// Its times change with what is in it, which is told itself.
+		return a.stat[mode] == b.stat[mode] && a.stat[uid] == b.stat[uid] && a.stat[gid] == b.stat[gid] && sameAttrs(a, b)
+	}
+	switch {
+	case a.hard != b.hard, a.hard != "" && c.altered[maphash.String(c.seed, a.hard)]:
+		return false
+	case a.stat != b.stat, a.link != b.link, !sameAttrs(a, b):
+		return false
+	case a.hard != "", a.kind() != syscall.S_IFREG:
+		return true
+	}
+	x, err := a.summed(c.ctx)
+	y, yerr := b.summed(c.ctx)
+	return err == nil && yerr == nil && x == y // what cannot be read is not the same
+}
+
+// sameAttrs compares extended attributes. Of what lies in a folder only those of
+// files are looked at, and whether there are any.
+func sameAttrs(a, b *entry) bool {
+	switch {
+	case a.opened == nil && b.opened == nil:
+		return a.attrs == b.attrs
+	case a.kind() != syscall.S_IFREG:
+		return true
+	}
+	return a.plain() && b.plain()
 }
 
 // lower is what an overlay would show at a path if its upper folder had nothing.
 func (c *comparison) lower(of *entry) *entry {
-	if of.root >= len(c.roots) {
-		return nil
-	}
-	for _, dir := range c.roots[of.root].Lower {
-		e, hidden := find(dir, strings.TrimPrefix(of.path, "/"))
+	for _, dir := range c.root.Lower {
+		e, hidden := find(dir, c.rel(of.path))
 		if e != nil || hidden {
 			return e
 		}
 	}
 	return nil
+}
+
+func (c *comparison) rel(p string) string {
+	return strings.TrimPrefix(strings.TrimPrefix(p, c.root.At), "/")
+}
+
+// names are those in a folder that its lower ones show.
+func (c *comparison) names(p string) map[string]bool {
+	names, gone := map[string]bool{}, map[string]bool{}
+	for _, lower := range c.root.Lower {
+		e, hidden := find(lower, c.rel(p))
+		if e != nil && !e.folder() {
+			break
+		}
+		if e != nil {
+			dir, err := descend(lower, strings.Split(c.rel(p), "/"))
+			if err != nil {
+				break
+			}
+			list, _ := namesIn(dir)
+			for _, name := range list {
+				if gone[name] || names[name] {
+					continue
+				}
+				info, err := dir.Lstat(name)
+				if err != nil || describe(name, info).whiteout() {
+					gone[name] = true
+				} else {
+					names[name] = true
+				}
+			}
+			hidden = hidden || opaque(dir)
+			_ = dir.Close()
+		}
+		if hidden {
+			break
+		}
+	}
+	return names
 }
 
 // find looks a path up in one lower folder, following nothing; hidden says that
@@ -145,13 +280,17 @@ func find(folder, path string) (e *entry, hidden bool) {
 		if err != nil {
 			return nil, hidden
 		}
-		at := describe(0, "/"+strings.Join(parts[:i+1], "/"), info)
+		e := describe("/"+strings.Join(parts[:i+1], "/"), info)
 		switch {
-		case at.whiteout():
+		case e.whiteout():
 			return nil, true
 		case i == len(parts)-1:
-			return at, hidden
-		case !at.folder():
+			if e.kind() == syscall.S_IFLNK {
+				e.link, _ = dir.Readlink(part)
+			}
+			e.opened = func() (*os.File, error) { return reopen(folder, parts) }
+			return e, hidden
+		case !e.folder():
 			return nil, true
 		}
 		sub, err := dir.OpenRoot(part)
@@ -165,15 +304,32 @@ func find(folder, path string) (e *entry, hidden bool) {
 	return nil, hidden
 }
 
-// opaque tells whether a folder shows nothing of those below it
-// (overlayfs.rst, "whiteouts and opaque directories").
-func opaque(dir *os.Root) bool {
-	f, err := dir.Open(".")
-	if err != nil {
-		return false
+// descend opens a folder by its path below another, following nothing.
+func descend(folder string, parts []string) (*os.Root, error) {
+	dir, err := os.OpenRoot(folder)
+	for _, part := range parts {
+		if err != nil {
+			return nil, err
+		}
+		var sub *os.Root
+		info, lerr := dir.Lstat(part)
+		if err = lerr; err == nil && !info.IsDir() {
+			err = syscall.ENOTDIR
+		}
+		if err == nil {
+			sub, err = dir.OpenRoot(part)
+		}
+		_ = dir.Close()
+		dir = sub
 	}
-	defer f.Close()
-	value := make([]byte, 1)
-	n, err := unix.Fgetxattr(int(f.Fd()), "trusted.overlay.opaque", value)
-	return (err == nil && n == 1 && value[0] == 'y') || errors.Is(err, unix.ERANGE)
+	return dir, err
+}
+
+func reopen(folder string, parts []string) (*os.File, error) {
+	dir, err := descend(folder, parts[:len(parts)-1])
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return openFile(dir, parts[len(parts)-1])
 }

@@ -1,21 +1,20 @@
-// Package manifest notes what a sandbox's files are at one moment, from the
-// host's side, and tells later what has changed.
+// Package manifest tells what has changed of a sandbox's files, from the host's
+// side: since its image, by its layer as it lies there, or since a snapshot, by two
+// archives, one of then and one of now.
 //
 // Nothing is asked of the sandbox, and no link of its is followed. A file is the
-// same when its inode, type, mode, owner, size, and times of modification and of
-// change are: the last no process inside can set, so one that writes a file and
-// resets its time is told all the same. What was done and undone (a mode, a
-// second name) is therefore told as a change too; contents are not read.
+// same when its type, mode, owner, size, time of modification, extended attributes
+// and contents are: not by its inode or the time of its change, which a restore and
+// a fork do not keep, and not by its times alone, which a process inside can set.
+// What was done and undone is therefore not told.
 //
-// Both ways it takes the memory of the names of the folders on the way to one
-// file, however many files there are; more than 64 MiB of them are an error.
+// It takes the memory of the names in the folders on the way to one file, and eight
+// bytes for each file that has changed, however many files there are; more than
+// 64 MiB of names are an error.
 package manifest
 
 import (
-	"bufio"
-	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -30,11 +29,15 @@ import (
 
 // Root is a folder of the host, and where the sandbox has it.
 type Root struct {
-	At     string // absolute; "/" first
+	At     string // absolute
 	Folder string
-	// Lower are what an overlay (overlayfs.rst) shows at "/" where Folder, its
+	// Lower are what an overlay (overlayfs.rst) shows there where Folder, its
 	// upper, has nothing, the uppermost first.
 	Lower []string
+	// Then and Now are the folder as GNU tar has archived it at two moments, with
+	// --format=posix --sort=name --sparse-version=0.0. Nil, it is as it lies there,
+	// and there was nothing then but what is below.
+	Then, Now io.Reader
 }
 
 // Kinds of change.
@@ -47,149 +50,74 @@ const (
 // maxDepth bounds how deep folders may be nested: each is an open file.
 const maxDepth = 512
 
-const magic = "sallyport-manifest/1\n"
-
-// entry is what is noted of one file.
+// entry is what is known of one file.
 type entry struct {
-	root int // index of its root
-	path string
-	stat [9]int64 // type and mode, user, group, size, device if it is one, inode, times in ns
+	path   string
+	stat   [7]int64
+	link   string // where a symbolic one leads
+	hard   string // path of the first name of a file with several, in an archive
+	opaque bool   // a folder that shows nothing of those below it
+	attrs  digest // extended attributes; zero: none
+	sum    digest // contents
+	opened func() (*os.File, error)
 }
 
 // Places in entry.stat.
 const (
-	mode = iota
+	mode = iota // and type
 	uid
 	gid
 	size
 	rdev
-	inode
-	links
-	modified
-	changed
+	seconds // time of modification
+	nanoseconds
 )
 
 func (e *entry) kind() int64    { return e.stat[mode] & syscall.S_IFMT }
 func (e *entry) folder() bool   { return e.kind() == syscall.S_IFDIR }
 func (e *entry) whiteout() bool { return e.kind() == syscall.S_IFCHR && e.stat[rdev] == 0 }
-func (e *entry) same(o *entry) bool {
-	if e.folder() && o.folder() {
-		// Its times change with what is in it, which is told itself.
-		return e.stat[mode] == o.stat[mode] && e.stat[uid] == o.stat[uid] && e.stat[gid] == o.stat[gid] && e.stat[inode] == o.stat[inode]
-	}
-	return e.stat == o.stat
-}
 
-func describe(root int, at string, info fs.FileInfo) *entry {
+func describe(at string, info fs.FileInfo) *entry {
 	st := info.Sys().(*syscall.Stat_t)
-	e := &entry{root: root, path: at}
-	e.stat = [9]int64{
-		mode: int64(st.Mode), uid: int64(st.Uid), gid: int64(st.Gid), size: st.Size, rdev: int64(st.Rdev),
-		inode: int64(st.Ino), links: int64(st.Nlink), modified: st.Mtim.Nano(), changed: st.Ctim.Nano(),
+	e := &entry{path: at}
+	e.stat = [7]int64{
+		mode: int64(st.Mode), uid: int64(st.Uid), gid: int64(st.Gid), seconds: st.Mtim.Sec, nanoseconds: st.Mtim.Nsec,
+	}
+	switch e.kind() { // as an archive has it
+	case syscall.S_IFREG:
+		e.stat[size] = st.Size
+	case syscall.S_IFCHR, syscall.S_IFBLK:
+		e.stat[rdev] = int64(st.Rdev)
 	}
 	return e
 }
 
-// Take writes what the files below the roots are.
-func Take(ctx context.Context, to io.Writer, roots ...Root) error {
-	w := bufio.NewWriter(to)
-	_, _ = w.WriteString(magic) // its error stays
-	var buf []byte
-	for e, err := range walk(ctx, roots) {
-		if err != nil {
-			return err
-		}
-		buf = binary.AppendUvarint(buf[:0], uint64(len(e.path)))
-		buf = append(buf, e.path...)
-		buf = binary.AppendUvarint(buf, uint64(e.root))
-		for _, v := range e.stat {
-			buf = binary.AppendVarint(buf, v)
-		}
-		if _, err := w.Write(buf); err != nil {
-			return err
-		}
-	}
-	_ = w.WriteByte(0) // the end, so that a cut one is known
-	return w.Flush()
-}
-
-// ErrDamaged: what is read is no whole manifest.
+// ErrDamaged: what is read is no whole archive.
 var ErrDamaged = errors.New("the list of files is damaged")
 
-// maxPath bounds a path that is read, in bytes.
-const maxPath = 1 << 20
+// order is that of a walk, and of an archive: a folder before what is in it, and
+// that before what comes after the folder.
+func order(a, b *entry) int {
+	return strings.Compare(strings.ReplaceAll(a.path, "/", "\x00"), strings.ReplaceAll(b.path, "/", "\x00"))
+}
 
-// read yields what was noted.
-func read(from io.Reader) iter.Seq2[*entry, error] {
+// walk yields what is below a root, in order.
+func walk(ctx context.Context, r Root) iter.Seq2[*entry, error] {
 	return func(yield func(*entry, error) bool) {
-		r := bufio.NewReader(from)
-		head := make([]byte, len(magic))
-		if _, err := io.ReadFull(r, head); err != nil || string(head) != magic {
-			yield(nil, ErrDamaged)
+		dir, err := os.OpenRoot(r.Folder)
+		if err != nil {
+			yield(nil, err)
 			return
 		}
-		for last := new(entry); ; {
-			n, err := binary.ReadUvarint(r)
-			if err == nil && n == 0 {
-				return
-			}
-			if err != nil || n > maxPath {
-				yield(nil, ErrDamaged)
-				return
-			}
-			name := make([]byte, n)
-			_, err = io.ReadFull(r, name)
-			e := &entry{path: string(name)}
-			if err == nil {
-				n, err = binary.ReadUvarint(r)
-				e.root = int(n)
-			}
-			for i := range e.stat {
-				if err == nil {
-					e.stat[i], err = binary.ReadVarint(r)
-				}
-			}
-			if err != nil || e.root < 0 || order(last, e) >= 0 {
-				yield(nil, ErrDamaged)
-				return
-			}
-			last = e
-			if !yield(e, nil) {
-				return
-			}
-		}
-	}
-}
-
-// order is that of a walk: a folder before what is in it, and that before what
-// comes after the folder; root by root.
-func order(a, b *entry) int {
-	return cmp.Or(cmp.Compare(a.root, b.root), strings.Compare(strings.ReplaceAll(a.path, "/", "\x00"), strings.ReplaceAll(b.path, "/", "\x00")))
-}
-
-// walk yields what is below the roots, in order.
-func walk(ctx context.Context, roots []Root) iter.Seq2[*entry, error] {
-	return func(yield func(*entry, error) bool) {
-		for i, r := range roots {
-			dir, err := os.OpenRoot(r.Folder)
-			if err != nil {
-				yield(nil, err)
-				return
-			}
-			w := walker{ctx: ctx, root: i, yield: yield}
-			on := w.below(dir, r.At, 0)
-			_ = dir.Close()
-			if !on {
-				return
-			}
-		}
+		defer dir.Close()
+		w := walker{ctx: ctx, yield: yield}
+		w.below(dir, r.At, 0)
 	}
 }
 
 // walker is a walk through one root.
 type walker struct {
 	ctx   context.Context
-	root  int
 	yield func(*entry, error) bool
 	names int // bytes of names that are held
 }
@@ -253,19 +181,29 @@ func (w *walker) below(dir *os.Root, at string, depth int) bool {
 		if err != nil {
 			return fail(err)
 		}
-		e := describe(w.root, path.Join(at, name), info)
-		if !w.yield(e, nil) {
-			return false
+		e := describe(path.Join(at, name), info)
+		e.opened = func() (*os.File, error) { return openFile(dir, name) }
+		if e.kind() == syscall.S_IFLNK {
+			e.link, _ = dir.Readlink(name) // "" where it has gone
 		}
 		if !e.folder() {
+			if !w.yield(e, nil) {
+				return false
+			}
 			continue
 		}
 		sub, err := dir.OpenRoot(name)
-		if err != nil {
-			continue // it has gone, or become something else
+		if err == nil {
+			e.opaque = opaque(sub)
 		}
-		on := true
-		if now, err := sub.Stat("."); err == nil && os.SameFile(info, now) {
+		on := w.yield(e, nil)
+		if err != nil { // it has gone, or become something else
+			if !on {
+				return false
+			}
+			continue
+		}
+		if now, err := sub.Stat("."); on && err == nil && os.SameFile(info, now) {
 			on = w.below(sub, e.path, depth+1)
 		}
 		_ = sub.Close()
@@ -274,4 +212,26 @@ func (w *walker) below(dir *os.Root, at string, depth int) bool {
 		}
 	}
 	return true
+}
+
+func namesIn(dir *os.Root) ([]string, error) {
+	f, err := dir.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
+}
+
+// openFile opens a regular file, and nothing that it leads to or has become.
+func openFile(dir *os.Root, name string) (*os.File, error) {
+	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, err
+	}
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, fmt.Errorf("%s is no file", name)
+	}
+	return f, nil
 }

@@ -1,0 +1,268 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sallyport/audit"
+	"sallyport/internal/api"
+	"sallyport/sandbox"
+)
+
+// killings is how many moments of a change the daemon is killed at.
+const killings = 10
+
+// TestKilledMeanwhile kills the daemon at moments that are spread over a snapshot and
+// a fork. The next one has the sandbox, whose process has seen nothing of it, and what
+// was begun whole or not at all; the host has nothing besides, and the log one
+// beginning and one end of each.
+func TestKilledMeanwhile(t *testing.T) {
+	r := newRig(t, "")
+	r.up()
+	r.begin("agent", writer)
+	r.more("agent")
+	for what, change := range map[string]struct {
+		do   func(*api.Client, context.Context) error
+		look func(i int)
+	}{
+		"snapshot": {
+			func(c *api.Client, ctx context.Context) error {
+				_, err := c.Snapshot(ctx, "agent", sandbox.SnapshotSpec{Name: "s", Memory: true})
+				return err
+			},
+			func(i int) { r.lookAtSnapshot(i) },
+		},
+		"fork": {
+			func(c *api.Client, ctx context.Context) error {
+				_, err := c.Fork(ctx, "agent", sandbox.ForkSpec{Names: []string{"one", "two"}})
+				return err
+			},
+			func(int) { r.lookAtForks() },
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := r.in(t)
+			before := r.belongings()
+			began := time.Now()
+			if err := change.do(r.control(), t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			takes := time.Since(began)
+			change.look(0)
+			r.clear(what + " undisturbed")
+			for i := range killings {
+				after := takes * time.Duration(2*i+1) / (2 * killings)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				done := make(chan error, 1)
+				go func() { done <- change.do(r.control(), ctx) }()
+				time.Sleep(after)
+				r.kill(syscall.SIGKILL)
+				err := <-done
+				cancel()
+				r.up()
+				made := len(r.list()) > 1 || len(r.snapshots()) > 0
+				t.Logf("killed %v after it began (%v undisturbed): made %v, the caller saw %v", after.Round(time.Millisecond), takes.Round(time.Millisecond), made, err)
+				if err == nil && !made {
+					t.Errorf("what was said to be made is gone")
+				}
+				change.look(i)
+				r.more("agent") // in order, by one process
+				if got := r.info("agent"); got.State != sandbox.Running {
+					t.Errorf("the sandbox is %s: %s", got.State, got.Reason)
+				}
+				r.clear(fmt.Sprintf("%s killed after %v", what, after))
+				r.pairs()
+				diff := ""
+				for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+					if diff = cmp.Diff(before, r.belongings()); diff == "" || time.Now().After(deadline) {
+						break
+					}
+				}
+				if diff != "" {
+					t.Fatalf("killed after %v, the host has: -before +after\n%s\n%s", after, diff, r.logged())
+				}
+			}
+		})
+	}
+}
+
+// in is the rig for a part of a test.
+func (r *rig) in(t *testing.T) *rig {
+	in := *r
+	in.t = t
+	return &in
+}
+
+func (r *rig) list() (names []string) {
+	r.t.Helper()
+	list, err := r.control().Sandboxes(context.Background())
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, i := range list {
+		names = append(names, i.Name)
+	}
+	return names
+}
+
+func (r *rig) snapshots() (names []string) {
+	r.t.Helper()
+	list, err := r.control().Snapshots(context.Background(), "agent")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, s := range list {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// lookAtSnapshot: there is a snapshot that its processes can be had from, or none.
+func (r *rig) lookAtSnapshot(i int) {
+	r.t.Helper()
+	if len(r.snapshots()) == 0 {
+		return
+	}
+	r.ok("sandbox", "changes", "agent", "s")
+	if i%3 == 0 {
+		r.ok("sandbox", "fork", "agent", "--snapshot", "s", "again")
+		r.lookAt("again")
+	}
+}
+
+// lookAtForks: what is there of the children goes on.
+func (r *rig) lookAtForks() {
+	r.t.Helper()
+	for _, name := range r.list() {
+		if name != "agent" {
+			r.lookAt(name)
+		}
+	}
+}
+
+func (r *rig) lookAt(child string) {
+	r.t.Helper()
+	r.more(child)
+	if i := r.info(child); i.State != sandbox.Running || i.Lost != "" {
+		r.t.Errorf("%s is %s, lost %q", child, i.State, i.Lost)
+	}
+}
+
+// clear removes all but the sandbox itself.
+func (r *rig) clear(when string) {
+	r.t.Helper()
+	for _, name := range r.list() {
+		if name != "agent" {
+			r.ok("sandbox", "rm", name)
+		}
+	}
+	for _, name := range r.snapshots() {
+		r.ok("sandbox", "snapshot", "agent", name, "--remove")
+	}
+	if left, _ := os.ReadDir(filepath.Join(r.dir, "data/sandboxes/agent/snapshots")); len(left) > 0 {
+		r.t.Errorf("%s: left of snapshots: %v", when, left)
+	}
+}
+
+// belongings is what the host has of a rig's, by kind.
+func (r *rig) belongings() map[string][]string {
+	r.t.Helper()
+	has := map[string][]string{}
+	lines := func(what string, c *exec.Cmd, only string) {
+		out, err := c.Output()
+		if err != nil {
+			r.t.Fatalf("%q: %v", c.Args, err)
+		}
+		for line := range strings.Lines(string(out)) {
+			if strings.Contains(line, only) {
+				has[what] = append(has[what], strings.TrimSpace(line))
+			}
+		}
+		slices.Sort(has[what])
+	}
+	lines("containers", r.docker("ps", "-a", "--no-trunc", "--format", "{{.ID}} {{.Names}}"), "")
+	lines("images", r.docker("images", "-a", "-q", "--no-trunc"), "")
+	lines("volumes", r.docker("volume", "ls", "-q"), "")
+	lines("links", exec.Command("ip", "-o", "link", "show", "type", "veth"), "")
+	for i, l := range has["links"] {
+		f := strings.Fields(l)
+		has["links"][i] = f[1] // the number and the name
+	}
+	lines("loops", exec.Command("losetup", "--noheadings", "--list", "--output", "BACK-FILE"), r.dir)
+	for kind, pattern := range map[string]string{
+		"sandboxes": "data/sandboxes/*", "files": "data/sandboxes/*/*", "authorities": "data/ca/*", "names": "data/names/*", "memory": "run/sleep/*", "restores": "run/restore/*",
+		"layers": "data/engine/docker/overlay2/*", "containers' folders": "data/engine/docker/containers/*",
+	} {
+		has[kind], _ = filepath.Glob(filepath.Join(r.dir, pattern))
+	}
+	// It is made with the first, and clear looks into it.
+	has["files"] = slices.DeleteFunc(has["files"], func(path string) bool { return filepath.Base(path) == "snapshots" })
+	has["pins"], _ = filepath.Glob("/sys/fs/bpf/sallyport/*/*")
+	has["mounts"] = mountsBelow(r.dir)
+	slices.Sort(has["mounts"])
+	for _, p := range processes() {
+		if words := strings.Split(p.cmdline, "\x00"); strings.Contains(p.cmdline, r.dir) && !strings.HasSuffix(words[0], "sallyport") {
+			has["processes"] = append(has["processes"], filepath.Base(words[0]))
+		}
+	}
+	slices.Sort(has["processes"])
+	return has
+}
+
+// pairs checks that the log has one beginning of all that there is, and one end
+// besides of all that was.
+func (r *rig) pairs() {
+	r.t.Helper()
+	begins, ends, there := map[string]int{}, map[string]int{}, map[string]int{}
+	for line := range strings.Lines(r.ok("audit", "query", "--kind", "lifecycle", "-o", "json")) {
+		var rec audit.Record
+		if err := json.Unmarshal([]byte(line), &rec); err != nil {
+			r.t.Fatal(err)
+		}
+		e := rec.Decision
+		x := e.Unmapped.Sallyport
+		if x.SandboxID == "" {
+			continue
+		}
+		switch x.State {
+		case "created":
+			begins["sandbox "+x.SandboxID]++
+		case "removed":
+			ends["sandbox "+x.SandboxID]++
+		case "started":
+			begins["session "+x.Session]++
+		case "stopped":
+			ends["session "+x.Session]++
+		case "snapshot":
+			begins["snapshots"]++
+		case "snapshot removed":
+			ends["snapshots"]++
+		}
+	}
+	for _, name := range r.list() {
+		i := r.info(name)
+		there["sandbox "+i.ID]++
+		there["session "+i.Session]++
+	}
+	there["snapshots"] = len(r.snapshots())
+	all := maps.Clone(begins)
+	maps.Copy(all, ends)
+	maps.Copy(all, there)
+	for of := range all {
+		if begins[of]-ends[of] != there[of] || begins[of] > 1 && of != "snapshots" {
+			r.t.Errorf("%s began %d times, ended %d times, and there are %d", of, begins[of], ends[of], there[of])
+		}
+	}
+}
