@@ -239,11 +239,7 @@ func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) er
 		c.rec.Lost, ram = lost.Error(), ""
 		what += ", without its memory: " + c.rec.Lost
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(c.rec, "created", what)); err != nil {
-		return err
-	}
-	c.rec.Made = true
-	if err := c.rec.write(m.dir(c.rec.Name)); err != nil {
+	if err := m.tell(ctx, c, detailed(c.rec, "created", what), func(r *record) { r.Made = true }); err != nil {
 		return err
 	}
 	if ram != "" {
@@ -266,14 +262,19 @@ func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) er
 // abort removes a child that was to be, and says so where it is on record.
 func (m *Manager) abort(ctx context.Context, c *entry, why string) error {
 	var errs []error
-	if c.state == Running {
+	if c.state == Running || c.rec.Session != "" {
 		errs = append(errs, m.halt(ctx, c, why))
 	}
-	if c.rec.Made || c.rec.Ready {
-		if err := m.opt.Recorder.Append(ctx, detailed(c.rec, "removed", why)); err != nil {
-			return errors.Join(append(errs, err)...) // to be tried again
-		}
-		errs = append(errs, m.note(c, func(r *record) { r.Made, r.Ready = false, false }))
+	// What has not been told of it need not be. Its end has to be.
+	known, err := m.doubt(ctx, c)
+	if ev := c.rec.Untold; err == nil && ev != nil && ev.Unmapped.Sallyport.State != "created" {
+		err, known = m.retell(ctx, c), true
+	}
+	if (c.rec.Made || c.rec.Ready) && err == nil && (known || !c.untold()) {
+		err = m.tell(ctx, c, detailed(c.rec, "removed", why), func(r *record) { r.Made, r.Ready = false, false })
+	}
+	if err != nil {
+		return errors.Join(append(errs, err)...) // to be tried again
 	}
 	return errors.Join(append(errs, m.discard(ctx, c.rec))...)
 }

@@ -195,11 +195,11 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if s.Memory {
 		what += ", with its processes"
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot", what)); err != nil {
+	if err := m.say(ctx, e, detailed(e.rec, "snapshot", what)); err != nil {
 		return s, err
 	}
 	if err := os.Rename(part, dir); err != nil {
-		return s, errors.Join(err, m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", s.Name+": "+err.Error())))
+		return s, errors.Join(err, m.say(ctx, e, detailed(e.rec, "snapshot removed", s.Name+": "+err.Error())))
 	}
 	if err := durable.SyncDir(m.snapshotsDir(e.rec.Name)); err != nil {
 		return s, err
@@ -363,7 +363,7 @@ func (m *Manager) dropSnapshot(ctx context.Context, e *entry, snapshot, why stri
 	if e.rec.Restoring == snapshot {
 		return fmt.Errorf("%w: snapshot %s is being restored: start the sandbox first", ErrState, snapshot)
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
+	if err := m.say(ctx, e, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
 		return err
 	}
 	dir := filepath.Join(m.snapshotsDir(e.rec.Name), snapshot)
