@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/model"
 	"sallyport/sandbox/agent/channel"
 )
 
@@ -39,6 +40,9 @@ type faultHost struct {
 	layers     string            // folder of the containers' files
 	parents    map[string]string // of authorities
 	limits     Spec              // of the last Update
+	failing    func() bool       // says whether the next step does, nil: none
+	log        []model.Event     // what events tells, and of whom
+	ids        map[string]bool   // of events
 }
 
 var errFault = errors.New("a fault of the test's")
@@ -48,13 +52,17 @@ func newFaultHost() *faultHost {
 }
 
 func (h *faultHost) step(name string) error {
-	if h.calls++; h.crash > 0 && h.calls >= h.crash { // deferred calls come after it
-		panic(errCrash)
-	}
-	if h.fault == name {
+	h.crashes()
+	if h.fault == name || h.failing != nil && h.failing() {
 		return errFault
 	}
 	return nil
+}
+
+func (h *faultHost) crashes() {
+	if h.calls++; h.crash > 0 && h.calls >= h.crash { // deferred calls come after it
+		panic(errCrash)
+	}
 }
 
 func (h *faultHost) Create(_ context.Context, c Container) error {
@@ -202,11 +210,25 @@ func (h *faultHost) Append(_ context.Context, events ...*audit.Event) error {
 			return err
 		}
 		h.events = append(h.events, x.Sandbox+" "+x.State)
+		if h.ids == nil {
+			h.ids = map[string]bool{}
+		}
+		h.ids[e.ID()] = true
+		h.log = append(h.log, model.Event{Name: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State})
+		h.crashes()
 	}
 	return nil
 }
 
+func (h *faultHost) recorded(_ context.Context, id string) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ids[id], nil
+}
+
 func (h *faultHost) Contains(_ context.Context, v string) (string, bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	return "key", v == "known secret", h.step("compare")
 }
 
