@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/uuid"
+
 	"sallyport/audit"
 )
 
@@ -31,6 +33,16 @@ func TestFind(t *testing.T) {
 		e, err := audit.Find(t.Context(), dir, id)
 		if err != nil || e.ID() != id || e.Unmapped.Sallyport.Kind != audit.KindDecision {
 			t.Errorf("%s: got %v, %v", id, e, err)
+		}
+	}
+	for _, id := range []string{ids[0], ids[49]} {
+		if has, err := audit.Has(t.Context(), dir, id); !has || err != nil {
+			t.Errorf("Has %s: got %v, %v", id, has, err)
+		}
+	}
+	for _, id := range []string{"0192f0c1-0000-7000-8000-000000000001", uuid.Must(uuid.NewV7()).String()} {
+		if has, err := audit.Has(t.Context(), dir, id); has || err != nil {
+			t.Errorf("Has %s: got %v, %v", id, has, err)
 		}
 	}
 	if err := l.Close(); err != nil {

@@ -220,13 +220,10 @@ func (m *Manager) set(ctx context.Context, e *entry, c SpecChange) error {
 			words = append(words, d.what)
 		}
 		ev.Detail = strings.Join(words, ", ")
-		if err := m.opt.Recorder.Append(ctx, ev); err != nil {
-			return err
+		was := e.rec
+		if err := m.tell(ctx, e, ev, func(r *record) { r.Spec, r.Next = rec.Spec, rec.Next }); err != nil {
+			return errors.Join(err, m.untell(e, ev, func(r *record) { r.Spec, r.Next = was.Spec, was.Next }))
 		}
-		if err := rec.write(m.dir(rec.Name)); err != nil {
-			return err
-		}
-		e.rec = rec
 		if _, known := m.ByAddress(rec.Address); known {
 			m.publish(rec.Address, m.info(e))
 		}

@@ -44,14 +44,10 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if err := m.build(ctx, rec); err != nil {
 		return err
 	}
-	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "created")); err != nil {
+	if err := m.tell(ctx, e, lifecycle(rec, "created"), func(r *record) { r.Ready = true }); err != nil {
 		return err
 	}
-	rec.Ready = true
-	if err := rec.write(m.dir(name)); err != nil {
-		return err
-	}
-	e.rec, e.state, e.exists = rec, Stopped, true
+	e.state, e.exists = Stopped, true
 	return nil
 }
 
@@ -104,7 +100,7 @@ func (m *Manager) container(rec record, host string) (Container, error) {
 		return Container{}, err
 	}
 	like := ""
-	if rec.Lineage != nil {
+	if rec.Lineage != nil && !rec.Ready {
 		like = rec.Lineage.Parent
 		if err := m.opt.Authority.Adopt(rec.ID, like); err != nil {
 			return Container{}, err

@@ -64,6 +64,14 @@ func (f *Files) target(route, file string, more ...string) string {
 	return "/files" + route + "?" + q.Encode()
 }
 
+// as adds to a target whose rights count, where the sandbox has a user of its own.
+func (f *Files) as(target string, spec Spec) string {
+	if f.User != "" || spec.User == "" {
+		return target
+	}
+	return target + "&user=" + url.QueryEscape(spec.User)
+}
+
 func absolute(file string) string {
 	if strings.HasPrefix(file, "/") {
 		return file
@@ -107,11 +115,11 @@ func (f *Files) failed(doing, file string, err error) error {
 
 // call is one exchange of JSON.
 func (f *Files) call(ctx context.Context, doing, file, method, target string, in, out any) error {
-	agent, _, err := f.m.reach(ctx, f.name)
+	agent, spec, err := f.m.reach(ctx, f.name)
 	if err != nil {
 		return err
 	}
-	if err := agent.JSON(ctx, method, target, in, out); err != nil {
+	if err := agent.JSON(ctx, method, f.as(target, spec), in, out); err != nil {
 		return f.failed(doing, file, err)
 	}
 	return nil
@@ -119,11 +127,11 @@ func (f *Files) call(ctx context.Context, doing, file, method, target string, in
 
 // stream is one exchange whose body lasts. The caller closes it.
 func (f *Files) stream(ctx context.Context, doing, file, method, target string, body io.Reader) (*http.Response, error) {
-	agent, _, err := f.m.reach(ctx, f.name)
+	agent, spec, err := f.m.reach(ctx, f.name)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+target, body)
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+f.as(target, spec), body)
 	if err != nil {
 		return nil, err
 	}

@@ -239,11 +239,7 @@ func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) er
 		c.rec.Lost, ram = lost.Error(), ""
 		what += ", without its memory: " + c.rec.Lost
 	}
-	c.rec.Made = true
-	if err := c.rec.write(m.dir(c.rec.Name)); err != nil {
-		return err
-	}
-	if err := m.opt.Recorder.Append(ctx, detailed(c.rec, "created", what)); err != nil {
+	if err := m.tell(ctx, c, detailed(c.rec, "created", what), func(r *record) { r.Made = true }); err != nil {
 		return err
 	}
 	if ram != "" {
@@ -265,23 +261,20 @@ func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) er
 
 // abort removes a child that was to be, and says so where it is on record.
 func (m *Manager) abort(ctx context.Context, c *entry, why string) error {
-	began, err := m.begun(ctx, c.rec)
-	if err != nil {
-		return err // to be tried again
-	}
 	var errs []error
-	if began || c.state == Running {
+	if c.state == Running || c.rec.Session != "" {
 		errs = append(errs, m.halt(ctx, c, why))
 	}
-	if c.rec.Made || c.rec.Ready {
-		made, err := m.told(ctx, Deed{Sandbox: c.rec.Name, ID: c.rec.ID, State: "created", Since: c.rec.Created})
-		if err == nil && made {
-			err = m.opt.Recorder.Append(ctx, detailed(c.rec, "removed", why))
-		}
-		if err != nil {
-			return errors.Join(append(errs, err)...)
-		}
-		errs = append(errs, m.note(c, func(r *record) { r.Made, r.Ready = false, false }))
+	// What has not been told of it need not be. Its end has to be.
+	known, err := m.doubt(ctx, c)
+	if ev := c.rec.Untold; err == nil && ev != nil && ev.Unmapped.Sallyport.State != "created" {
+		err, known = m.retell(ctx, c), true
+	}
+	if (c.rec.Made || c.rec.Ready) && err == nil && (known || !c.untold()) {
+		err = m.tell(ctx, c, detailed(c.rec, "removed", why), func(r *record) { r.Made, r.Ready = false, false })
+	}
+	if err != nil {
+		return errors.Join(append(errs, err)...) // to be tried again
 	}
 	return errors.Join(append(errs, m.discard(ctx, c.rec))...)
 }

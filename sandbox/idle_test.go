@@ -60,6 +60,7 @@ func TestIdle(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan struct{})
 				go func() { defer close(done); _ = b.WatchIdle(ctx) }()
+				go b.expire(ctx)
 				if tt.want != Running {
 					time.Sleep(idle - 2*time.Second)
 					if i := b.must(t)(b.Get("a")); i.State != Running {

@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -25,11 +26,12 @@ func (m *Manager) end(ctx context.Context, e *entry, why string) error {
 
 // remove removes a sandbox that does not run.
 func (m *Manager) remove(ctx context.Context, e *entry, why string) error {
-	ev := lifecycle(e.rec, "removed")
-	ev.Detail = why
-	if err := m.opt.Recorder.Append(ctx, ev); err != nil {
-		return err
+	ev := detailed(e.rec, "removed", why)
+	err := m.tell(ctx, e, ev, func(r *record) { r.Ready = false })
+	if err != nil {
+		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Ready = true }))
 	}
+	// What fails from here on is tried again by the next settle.
 	if err := m.discard(ctx, e.rec); err != nil {
 		return err
 	}

@@ -41,8 +41,11 @@ type Options struct {
 	Authority Authority
 	Secrets   Secrets
 	Recorder  Recorder
-	Logger    *slog.Logger
-	Agent     channel.Options // how agents are spoken to
+	// Recorded says whether the log has an event, by its ID. nil: what an earlier
+	// process may have recorded is recorded again.
+	Recorded func(ctx context.Context, id string) (bool, error)
+	Logger   *slog.Logger
+	Agent    channel.Options // how agents are spoken to
 	// Reserve is what is kept of Space for the host, in bytes. Space nil: nothing.
 	Space   Space
 	Reserve int64
@@ -104,6 +107,8 @@ type entry struct {
 	rec    record
 	state  State
 	exists bool
+	told   string           // ID of the last event that is known to be in the log
+	old    bool             // an earlier process has written rec
 	agent  *channel.Channel // to the session's agent, nil until it is used
 	// shown is what listings say, also while mu is held for long; nil for a
 	// sandbox that is not there. release brings it up to date.
@@ -115,7 +120,7 @@ type entry struct {
 
 // release gives up an entry's lock and shows what the entry has become.
 func (m *Manager) release(e *entry) {
-	if e.exists {
+	if e.exists && e.rec.Ready {
 		i := m.info(e)
 		e.shown.Store(&i)
 	} else {
@@ -163,7 +168,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 			opt.Logger.Error("a sandbox cannot be read and does not run; mend its record or move its folder aside", "error", err)
 			continue
 		}
-		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true}
+		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true, old: true}
 		m.addresses[rec.Address] = true
 		m.count(rec)
 	}
@@ -219,7 +224,7 @@ func (m *Manager) existing(ctx context.Context, name string) (*entry, error) {
 		return nil, err
 	}
 	e := m.entry(name)
-	if e.exists && e.rec.Spec.Owned(OwnerOf(ctx)) {
+	if e.exists && e.rec.Ready && e.rec.Spec.Owned(OwnerOf(ctx)) {
 		return e, nil
 	}
 	if e.exists {
@@ -252,6 +257,13 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 			m.drop(name, e)
 		}
 	}()
+	if e.exists && !e.rec.Ready {
+		// It is removed, but for what could not be.
+		if err := m.discard(ctx, e.rec); err != nil {
+			return Info{}, false, fmt.Errorf("removing what was %s: %w", name, err)
+		}
+		e.rec, e.exists = record{}, false
+	}
 	if e.exists {
 		if !e.rec.Spec.Owned(OwnerOf(ctx)) {
 			return Info{}, false, fmt.Errorf("%w: %s: choose another", ErrTaken, name)
@@ -296,6 +308,9 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	if err := e.rec.outlived(); err != nil {
 		return err
 	}
+	if e.failed() {
+		return fmt.Errorf("%w: it is in error: %s", ErrState, e.rec.Reason)
+	}
 	if err := m.roomy(); err != nil {
 		return err
 	}
@@ -339,7 +354,7 @@ func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (S
 	}
 	if err != nil {
 		ctx := context.WithoutCancel(ctx)
-		return errors.Join(err, m.end(ctx, e, "failed to start: "+err.Error()))
+		return errors.Join(err, m.end(ctx, e, "failed to start: "+err.Error()), m.spoilt(e, err))
 	}
 	return nil
 }
@@ -353,15 +368,15 @@ func (m *Manager) renew(ctx context.Context, e *entry, why string) error {
 	if err != nil {
 		return err
 	}
-	rec := e.rec
-	rec.Generation, rec.Session, rec.Reason, rec.Held = gen, uuid.Must(uuid.NewV7()).String(), "", ""
-	if err := rec.write(m.dir(rec.Name)); err != nil {
-		return err
+	was, rec := e.rec, e.rec
+	rec.Generation, rec.Session = gen, uuid.Must(uuid.NewV7()).String()
+	ev := detailed(rec, "started", why)
+	err = m.tell(ctx, e, ev, func(r *record) {
+		r.Generation, r.Session, r.Reason, r.Held = rec.Generation, rec.Session, "", ""
+	})
+	if err != nil {
+		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Session, r.Reason, r.Held = was.Session, was.Reason, was.Held }))
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(rec, "started", why)); err != nil {
-		return err
-	}
-	e.rec = rec
 	return nil
 }
 
@@ -397,20 +412,20 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 		m.opt.Gate.End(e.rec.Address)
 		// What is paused does not see that it is asked to end.
 		_ = m.opt.Runtime.Resume(ctx, e.rec.ID)
-		errs = append(errs, m.clear(e))
-		e.rec.Sleep, e.rec.Flows, e.rec.Slept, e.rec.Began, e.rec.Wakes = awake, nil, time.Time{}, time.Time{}, 0
 	}
 	if err := m.opt.Runtime.Stop(ctx, e.rec.ID, stopGrace); err != nil && !errors.Is(err, ErrNotFound) {
 		errs = append(errs, err)
 	}
 	errs = append(errs, m.detachDisk(e.rec))
 	e.state = Stopped
-	ev := detailed(e.rec, "stopped", why)
-	if err := m.opt.Recorder.Append(ctx, ev); err != nil {
-		return errors.Join(append(errs, err)...)
+	err := m.tell(context.WithoutCancel(ctx), e, detailed(e.rec, "stopped", why), func(r *record) {
+		r.Session = ""
+		r.Sleep, r.Flows, r.Slept, r.Began, r.Wakes, r.Dozed = awake, nil, time.Time{}, time.Time{}, 0, false
+	})
+	if e.rec.Sleep == awake {
+		err = errors.Join(err, m.clear(e))
 	}
-	e.rec.Session = "" // its end is on record
-	return errors.Join(append(errs, e.rec.write(m.dir(e.rec.Name)))...)
+	return errors.Join(append(errs, err)...)
 }
 
 // publish replaces one identity in the table that the gateway reads. One that is
@@ -533,28 +548,4 @@ func (m *Manager) info(e *entry) Info {
 		i.State, i.Reason = Failed, e.rec.Reason
 	}
 	return i
-}
-
-// detailed is lifecycle with a reason.
-func detailed(r record, state, why string) *audit.Event {
-	ev := lifecycle(r, state)
-	ev.Detail = why
-	return ev
-}
-
-// lifecycle is the event of a sandbox's change of state (OCSF Application
-// Lifecycle; activity 3 start, 4 stop, 99 other).
-func lifecycle(r record, state string) *audit.Event {
-	activity := map[string]int{"started": 3, "stopped": 4}[state]
-	if activity == 0 {
-		activity = 99
-	}
-	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
-	ev.App = &audit.Product{Name: "sandbox/" + r.Name}
-	ev.StatusID = audit.StatusSuccess
-	ev.Message = "sandbox " + r.Name + " " + state
-	x := &ev.Unmapped.Sallyport
-	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.State = r.Name, r.ID, r.Session, tags(r.Spec.Tags, r.Lineage), state
-	x.Owner = r.Spec.Owner
-	return ev
 }

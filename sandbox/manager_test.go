@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/model"
 	"sallyport/sandbox/agent/channel"
 )
 
@@ -41,6 +42,9 @@ type faultHost struct {
 	layers     string            // folder of the containers' files
 	parents    map[string]string // of authorities
 	limits     Spec              // of the last Update
+	failing    func() bool       // says whether the next step does, nil: none
+	log        []model.Event     // what events tells, and of whom
+	ids        map[string]bool   // of events
 }
 
 var errFault = errors.New("a fault of the test's")
@@ -50,13 +54,17 @@ func newFaultHost() *faultHost {
 }
 
 func (h *faultHost) step(name string) error {
-	if h.calls++; h.crash > 0 && h.calls >= h.crash { // deferred calls come after it
-		panic(errCrash)
-	}
-	if h.fault == name {
+	h.crashes()
+	if h.fault == name || h.failing != nil && h.failing() {
 		return errFault
 	}
 	return nil
+}
+
+func (h *faultHost) crashes() {
+	if h.calls++; h.crash > 0 && h.calls >= h.crash { // deferred calls come after it
+		panic(errCrash)
+	}
 }
 
 func (h *faultHost) Create(_ context.Context, c Container) error {
@@ -205,15 +213,18 @@ func (h *faultHost) Append(_ context.Context, events ...*audit.Event) error {
 		}
 		h.events = append(h.events, x.Sandbox+" "+x.State)
 		h.deeds = append(h.deeds, Deed{Sandbox: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State, Detail: e.Detail, Since: time.UnixMilli(e.Time)})
-		if err := h.step("recorded " + x.State); err != nil {
-			return err
+		if h.ids == nil {
+			h.ids = map[string]bool{}
 		}
+		h.ids[e.ID()] = true
+		h.log = append(h.log, model.Event{Name: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State})
+		h.crashes()
 	}
 	return nil
 }
 
-// told is what the log says of an event.
-func (h *faultHost) told(_ context.Context, d Deed) (bool, error) {
+// deed is what the log says of an event.
+func (h *faultHost) deed(_ context.Context, d Deed) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.ContainsFunc(h.deeds, func(o Deed) bool {
@@ -222,7 +233,15 @@ func (h *faultHost) told(_ context.Context, d Deed) (bool, error) {
 	}), nil
 }
 
+func (h *faultHost) recorded(_ context.Context, id string) (bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.ids[id], nil
+}
+
 func (h *faultHost) Contains(_ context.Context, v string) (string, bool, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	return "key", v == "known secret", h.step("compare")
 }
 

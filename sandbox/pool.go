@@ -288,14 +288,10 @@ func (m *Manager) become(ctx context.Context, e *entry, was record, name string,
 	if err := durable.SyncDir(m.opt.Dir); err != nil {
 		return err
 	}
-	if err := m.opt.Recorder.Append(ctx, lifecycle(rec, "created")); err != nil {
+	if err := m.tell(ctx, e, lifecycle(rec, "created"), func(r *record) { r.Ready = true }); err != nil {
 		return err
 	}
-	rec.Ready = true
-	if err := rec.write(m.dir(name)); err != nil {
-		return err
-	}
-	e.rec, e.state, e.exists = rec, Stopped, true
+	e.state, e.exists = Stopped, true
 	if err := m.renew(ctx, e, ""); err != nil {
 		return errors.Join(err, m.unplug(context.WithoutCancel(ctx), e.rec))
 	}

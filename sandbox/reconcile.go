@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	"sallyport/memory"
 )
 
 // reconcile brings runtime and network into agreement with the records, but for
@@ -61,13 +59,22 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 	if !e.exists {
 		return false, nil
 	}
-	if !e.rec.Ready {
+	if e.rec.Ready {
+		if err := m.retell(ctx, e); err != nil {
+			return true, err
+		}
+	} else {
 		m.opt.Logger.Info("removing a half-made sandbox", "sandbox", e.rec.Name)
 		if err := m.abort(ctx, e, "the daemon ended while it was being made"); err != nil {
 			return false, err
 		}
 		m.drop(e.rec.Name, e)
 		return false, nil
+	}
+	if e.rec.Sleep == awake { // a crash may have come before
+		if err := m.clear(e); err != nil {
+			return true, err
+		}
 	}
 	if err := m.tidy(ctx, e); err != nil {
 		m.opt.Logger.Warn("old snapshots are not removed", "sandbox", e.rec.Name, "error", err)
@@ -86,11 +93,10 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
-		if e.rec.Reason != "" && e.state != Running && !e.state.asleep() {
+		if e.failed() {
 			return false, nil // it is known
 		}
-		e.rec.Reason = "its container is gone: remove the sandbox and make it again; its memory is in " + memory.Dir(m.dir(e.rec.Name)) + " until then"
-		return false, m.end(ctx, e, "its container is gone")
+		return false, m.fail(ctx, e, fmt.Sprintf("its container is gone: `sallyport sandbox recover %s` makes it again", e.rec.Name))
 	case err != nil:
 		return false, fmt.Errorf("asking for sandbox %s: %w", e.rec.Name, err)
 	case e.rec.Sleep == awake && st.Paused:

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"time"
 
+	"sallyport/audit"
 	"sallyport/internal/durable"
 )
 
@@ -41,6 +42,10 @@ type record struct {
 	// Sleep is what has become of the session: see sleep.go.
 	Sleep string    `json:"sleep,omitempty"`
 	Slept time.Time `json:"slept,omitzero"`
+	// Dozed says of one that is hibernating that it was paused before.
+	Dozed bool `json:"dozed,omitempty"`
+	// Untold is the event of the last change: see tell.go.
+	Untold *audit.Event `json:"untold,omitempty"`
 	// Flows are the connections that it sleeps with.
 	Flows []Flow `json:"flows,omitempty"`
 	// Began is when the container of the memory that is written was started: one

@@ -136,10 +136,7 @@ func (m *Manager) mend(ctx context.Context, e *entry) error {
 	if err != nil {
 		return fmt.Errorf("its disk is half that of snapshot %s: %w: restore it to another with `sallyport sandbox restore %s SNAPSHOT`", e.rec.Restoring, err, e.rec.Name)
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "restored", "to snapshot "+s.Name)); err != nil {
-		return err
-	}
-	return m.note(e, func(r *record) { r.Restoring = "" })
+	return m.tell(ctx, e, detailed(e.rec, "restored", "to snapshot "+s.Name), func(r *record) { r.Restoring = "" })
 }
 
 // refill replaces the files of a sandbox that does not run.

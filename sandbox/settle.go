@@ -17,6 +17,8 @@ func (m *Manager) settleSleep(ctx context.Context, e *entry, have Endpoint, st S
 	switch e.rec.Sleep {
 	case pausedNow:
 		return m.settlePaused(ctx, e, have, st)
+	case resuming:
+		return m.settleResuming(ctx, e, have, st)
 	case hibernating:
 		return m.settleHibernating(ctx, e, have, st)
 	}
@@ -42,7 +44,7 @@ func (m *Manager) settleSleep(ctx context.Context, e *entry, have Endpoint, st S
 	}
 	err = os.RemoveAll(m.ram(e))
 	if e.rec.Sleep != hibernated {
-		err = errors.Join(err, m.note(e, func(r *record) { r.Sleep = hibernated }))
+		err = errors.Join(err, m.tell(ctx, e, detailed(e.rec, "hibernated", "it was woken as the daemon ended, and is as before"), func(r *record) { r.Sleep = hibernated }))
 	}
 	m.enter(e, Hibernated)
 	return false, err
@@ -61,7 +63,28 @@ func (m *Manager) settlePaused(ctx context.Context, e *entry, have Endpoint, st 
 		m.enter(e, Paused)
 		return keep, nil
 	}
-	return keep, errors.Join(m.wakened(e), m.opt.Recorder.Append(ctx, detailed(e.rec, "resumed", "behind Sallyport's back")))
+	return keep, m.resumed(ctx, e, "behind Sallyport's back")
+}
+
+// settleResuming: that it goes on is on record, and only has to be so.
+func (m *Manager) settleResuming(ctx context.Context, e *entry, have Endpoint, st Status) (keep bool, err error) {
+	if !st.Running {
+		return false, m.lose(ctx, e, "it ended while it was paused")
+	}
+	if st.Paused {
+		if err := m.opt.Runtime.Resume(ctx, e.rec.ID); err != nil {
+			return true, err
+		}
+	}
+	if keep, err = m.identify(ctx, e, have, st); err != nil {
+		return keep, err
+	}
+	return keep, m.wakened(e)
+}
+
+// resumed is wakened of one that is paused by what is on record.
+func (m *Manager) resumed(ctx context.Context, e *entry, why string) error {
+	return errors.Join(m.tell(ctx, e, detailed(e.rec, "resumed", why), func(r *record) { r.Sleep = resuming }), m.wakened(e))
 }
 
 // settleHibernating: what writes the memory lives on without us, and ends the
@@ -87,6 +110,9 @@ func (m *Manager) settleHibernating(ctx context.Context, e *entry, have Endpoint
 		if err != nil {
 			return keep, err
 		}
+		if e.rec.Dozed {
+			return keep, m.resumed(ctx, e, "the daemon ended as it was being hibernated")
+		}
 		return keep, m.wakened(e)
 	}
 	if _, err := os.Stat(m.checkpointPath(e)); err == nil { // sealed, and not recorded
@@ -104,10 +130,10 @@ func (m *Manager) settleHibernating(ctx context.Context, e *entry, have Endpoint
 
 // settled is for a checkpoint that is on the disk, of which nothing else is.
 func (m *Manager) settled(ctx context.Context, e *entry) error {
-	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "hibernated", "recorded after a restart of the daemon")); err != nil {
-		return err
-	}
-	if err := m.note(e, func(r *record) { r.Sleep, r.Lost, r.Wakes = hibernated, "", 0 }); err != nil {
+	err := m.tell(ctx, e, detailed(e.rec, "hibernated", "recorded after a restart of the daemon"), func(r *record) {
+		r.Sleep, r.Lost, r.Wakes, r.Dozed = hibernated, "", 0, false
+	})
+	if err != nil {
 		return err
 	}
 	m.enter(e, Hibernated)

@@ -14,6 +14,7 @@ import (
 const (
 	awake       = ""
 	pausedNow   = "paused"
+	resuming    = "resuming"    // it is on record that it goes on
 	hibernating = "hibernating" // its memory is being written
 	hibernated  = "hibernated"  // its memory is in checkpointFile
 	waking      = "waking"      // the same, and the container is being started with it
@@ -51,6 +52,9 @@ func (m *Manager) clear(e *entry) error {
 // note writes the record as change makes it; e has it when it is on the disk.
 func (m *Manager) note(e *entry, change func(*record)) error {
 	rec := e.rec
+	if !e.untold() {
+		rec.Untold = nil
+	}
 	change(&rec)
 	if err := rec.write(m.dir(rec.Name)); err != nil {
 		return err
@@ -91,9 +95,11 @@ func (m *Manager) pause(ctx context.Context, e *entry) error {
 	e.hangUp()
 	err := m.opt.Runtime.Pause(ctx, e.rec.ID)
 	if err == nil {
-		err = m.note(e, func(r *record) { r.Sleep, r.Flows, r.Slept = pausedNow, flows, now() })
+		ctx, ev := context.WithoutCancel(ctx), lifecycle(e.rec, "paused")
+		err = m.tell(ctx, e, ev, func(r *record) { r.Sleep, r.Flows, r.Slept = pausedNow, flows, now() })
 		if err != nil {
-			err = errors.Join(err, m.opt.Runtime.Resume(context.WithoutCancel(ctx), e.rec.ID))
+			err = errors.Join(err, m.opt.Runtime.Resume(ctx, e.rec.ID),
+				m.untell(e, ev, func(r *record) { r.Sleep, r.Flows, r.Slept = awake, nil, time.Time{} }))
 		}
 	}
 	if err != nil {
@@ -101,7 +107,7 @@ func (m *Manager) pause(ctx context.Context, e *entry) error {
 		return err
 	}
 	m.enter(e, Paused)
-	return m.opt.Recorder.Append(context.WithoutCancel(ctx), lifecycle(e.rec, "paused"))
+	return nil
 }
 
 // enter shows a state that keeps the sandbox's identity.
@@ -128,15 +134,16 @@ func (m *Manager) Wake(ctx context.Context, name string) (Info, error) {
 
 // resume lets a paused sandbox go on.
 func (m *Manager) resume(ctx context.Context, e *entry) error {
-	if err := m.opt.Recorder.Append(ctx, lifecycle(e.rec, "resumed")); err != nil {
-		return err
+	ev := lifecycle(e.rec, "resumed")
+	if err := m.tell(ctx, e, ev, func(r *record) { r.Sleep = resuming }); err != nil {
+		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = pausedNow }))
 	}
 	ctx = context.WithoutCancel(ctx)
 	if err := m.opt.Runtime.Resume(ctx, e.rec.ID); err != nil {
 		if st, serr := m.opt.Runtime.Status(ctx, e.rec.ID); serr == nil && !st.Running {
 			err = errors.Join(err, m.lose(ctx, e, "it ended while it was paused"))
 		} else {
-			err = errors.Join(err, m.opt.Recorder.Append(ctx, detailed(e.rec, "paused", "it could not be resumed: "+err.Error())))
+			err = errors.Join(err, m.tell(ctx, e, detailed(e.rec, "paused", "it could not be resumed: "+err.Error()), func(r *record) { r.Sleep = pausedNow }))
 		}
 		return err
 	}
@@ -146,7 +153,9 @@ func (m *Manager) resume(ctx context.Context, e *entry) error {
 // wakened is what follows when the sandbox runs again.
 func (m *Manager) wakened(e *entry) error {
 	flows := e.rec.Flows
-	err := m.note(e, func(r *record) { r.Sleep, r.Flows, r.Slept, r.Wakes, r.Began = awake, nil, time.Time{}, 0, time.Time{} })
+	err := m.note(e, func(r *record) {
+		r.Sleep, r.Flows, r.Slept, r.Wakes, r.Began, r.Dozed = awake, nil, time.Time{}, 0, time.Time{}, false
+	})
 	m.enter(e, Running)
 	m.opt.Gate.Wake(e.rec.Address, flows)
 	if err != nil {
@@ -202,7 +211,10 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	if err := m.clear(e); err != nil {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
-	if err := m.note(e, func(r *record) { r.Sleep, r.Flows, r.Slept, r.Began = hibernating, flows, now(), st.Started }); err != nil {
+	err = m.note(e, func(r *record) {
+		r.Sleep, r.Flows, r.Slept, r.Began, r.Dozed = hibernating, flows, now(), st.Started, e.state == Paused
+	})
+	if err != nil {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
 	e.hangUp()
@@ -224,10 +236,17 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 		return m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), false, begin)
 	}()
 	if err != nil {
-		if st, serr := m.opt.Runtime.Status(ctx, e.rec.ID); serr != nil || st.Running {
+		st, serr := m.awaitStatus(ctx, e)
+		if serr != nil {
+			return errors.Join(err, serr) // the next settle finds out what has become of it
+		}
+		if st.Running {
 			return errors.Join(err, m.rouse(ctx, e, flows))
 		}
-		return errors.Join(err, m.lose(ctx, e, "its memory could not be written: "+err.Error()))
+		if _, whole := os.Stat(m.ram(e)); whole != nil {
+			return errors.Join(err, m.lose(ctx, e, "its memory could not be written: "+err.Error()))
+		}
+		// Only the engine could not say so.
 	}
 	return m.settleHibernated(ctx, e, s)
 }
@@ -244,15 +263,27 @@ func (m *Manager) sealMemory(rec record, build, from, to string) (s sealed) {
 	return s
 }
 
+// awaitStatus is Status where the engine may be starting anew.
+func (m *Manager) awaitStatus(ctx context.Context, e *entry) (st Status, err error) {
+	for deadline := time.Now().Add(settleWait); ; {
+		st, err = m.opt.Runtime.Status(ctx, e.rec.ID)
+		if !errors.Is(err, ErrEngine) || time.Now().After(deadline) {
+			return st, err
+		}
+		time.Sleep(engineLook)
+	}
+}
+
+// engineLook is how often an engine is looked for that is away.
+const engineLook = 50 * time.Millisecond
+
 // rouse goes back to what runs.
 func (m *Manager) rouse(ctx context.Context, e *entry, flows []Flow) error {
-	was := e.state
 	e.rec.Flows = flows
-	err := m.wakened(e)
-	if was == Paused {
-		err = errors.Join(err, m.opt.Recorder.Append(ctx, detailed(e.rec, "resumed", "it could not be hibernated")))
+	if e.state == Paused {
+		return m.resumed(ctx, e, "it could not be hibernated")
 	}
-	return err
+	return m.wakened(e)
 }
 
 // settleHibernated is what follows when the memory has been sealed of a container
@@ -261,7 +292,8 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 	if err := m.opt.Network.Detach(e.rec.Generation); err != nil {
 		m.opt.Logger.Error("a hibernated sandbox's identity cannot be detached", "sandbox", e.rec.Name, "error", err)
 	}
-	if err := m.detachDisk(e.rec); err != nil {
+	// It has ended; but the engine, whom nobody asked for that, has its files still.
+	if err := m.unplug(ctx, e.rec); err != nil {
 		m.opt.Logger.Warn("a hibernated sandbox's disk stays attached", "sandbox", e.rec.Name, "error", err)
 	}
 	if s.err != nil {
@@ -274,14 +306,14 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 	}
 	ev := lifecycle(e.rec, "hibernated")
 	ev.Detail = fmt.Sprintf("%d bytes of memory, sealed", s.size)
-	if err := m.opt.Recorder.Append(ctx, ev); err != nil {
+	was := e.rec
+	err := m.tell(ctx, e, ev, func(r *record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = hibernated, "", 0, false })
+	if err != nil {
+		err = errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = was.Sleep, was.Lost, was.Wakes, was.Dozed }))
 		if rerr := m.restore(ctx, e); rerr != nil {
 			return errors.Join(err, rerr, m.lose(ctx, e, "that it hibernates could not be recorded"))
 		}
 		return err
-	}
-	if err := m.note(e, func(r *record) { r.Sleep, r.Lost, r.Wakes = hibernated, "", 0 }); err != nil {
-		return err // hibernating, which is found again as what it is
 	}
 	m.enter(e, Hibernated)
 	return os.RemoveAll(m.ram(e))
@@ -307,6 +339,9 @@ func (m *Manager) restore(ctx context.Context, e *entry) error {
 	m.settleDisk(e.rec)
 	if err := m.attach(e, st); err != nil {
 		return &restoreError{err, true}
+	}
+	if e.rec.Dozed {
+		return m.resumed(ctx, e, "it could not be hibernated")
 	}
 	return m.wakened(e)
 }
@@ -335,11 +370,9 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 		}
 		return fmt.Errorf("reading its memory: %w: `sallyport sandbox stop %s` gives it up", err, e.rec.Name)
 	}
-	if err := m.note(e, func(r *record) { r.Sleep = waking }); err != nil {
-		return errors.Join(err, os.RemoveAll(m.ram(e)))
-	}
-	if err := m.opt.Recorder.Append(ctx, lifecycle(e.rec, "woken")); err != nil {
-		return errors.Join(err, m.note(e, func(r *record) { r.Sleep = hibernated }), os.RemoveAll(m.ram(e)))
+	ev := lifecycle(e.rec, "woken")
+	if err := m.tell(ctx, e, ev, func(r *record) { r.Sleep = waking }); err != nil {
+		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), os.RemoveAll(m.ram(e)))
 	}
 	ctx = context.WithoutCancel(ctx)
 	err = m.restore(ctx, e)
@@ -354,9 +387,8 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	// It may be the engine, or the bridge that nothing guards.
 	err = fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
 	return errors.Join(err,
-		m.note(e, func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),
-		os.RemoveAll(m.ram(e)),
-		m.opt.Recorder.Append(ctx, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error())))
+		m.tell(ctx, e, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error()), func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),
+		os.RemoveAll(m.ram(e)))
 }
 
 // fresh starts a session from the disk, and says why the last one is over.

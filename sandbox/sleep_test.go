@@ -88,18 +88,28 @@ func (h *faultHost) Restore(_ context.Context, id, dir string) (Status, error) {
 	return Status{Running: true, Link: 7}, h.step("restored")
 }
 
-func (h *faultHost) Build(context.Context) (string, error) { return h.build, h.step("build") }
+func (h *faultHost) Build(context.Context) (string, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.build, h.step("build")
+}
 
 func (h *faultHost) Sleep(context.Context, netip.Addr) []Flow {
-	h.gate = append(h.gate, "sleep")
+	h.told("sleep")
 	return []Flow{{netip.MustParseAddrPort("10.9.0.3:4000"), netip.MustParseAddrPort("198.51.100.1:443")}}
 }
 
 func (h *faultHost) Wake(_ netip.Addr, f []Flow) {
-	h.gate = append(h.gate, fmt.Sprintf("wake %d", len(f)))
+	h.told(fmt.Sprintf("wake %d", len(f)))
 }
 
-func (h *faultHost) End(netip.Addr) { h.gate = append(h.gate, "end") }
+func (h *faultHost) End(netip.Addr) { h.told("end") }
+
+func (h *faultHost) told(what string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.gate = append(h.gate, what)
+}
 
 // bed is a manager that can put sandboxes to sleep.
 type bed struct {
@@ -107,11 +117,16 @@ type bed struct {
 	h        *faultHost
 	dir, ram string
 	key      *seal.Key
+	subnet   netip.Prefix // zero: a small one
 }
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
-	dir := t.TempDir()
+	return newBedIn(t, t.TempDir())
+}
+
+func newBedIn(t *testing.T, dir string) *bed {
+	t.Helper()
 	key, err := seal.Open(filepath.Join(dir, "key", "key"), filepath.Join(dir, "data"))
 	if err != nil {
 		t.Fatal(err)
@@ -133,12 +148,16 @@ func silentAgents() channel.Options {
 // open is the next daemon's.
 func (b *bed) open(t *testing.T) {
 	t.Helper()
+	subnet := b.subnet
+	if !subnet.IsValid() {
+		subnet = netip.MustParsePrefix("10.9.0.0/29")
+	}
 	m, err := Open(t.Context(), Options{
-		Dir: b.dir, Subnet: netip.MustParsePrefix("10.9.0.0/29"),
+		Dir: b.dir, Subnet: subnet,
 		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
-		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h,
+		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h, Recorded: b.h.recorded,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), Told: b.h.told,
+		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), Told: b.h.deed,
 	})
 	if err != nil {
 		t.Fatal(err)

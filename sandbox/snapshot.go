@@ -197,11 +197,11 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if s.Memory {
 		what += ", with its processes"
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot", what)); err != nil {
+	if err := m.say(ctx, e, detailed(e.rec, "snapshot", what)); err != nil {
 		return s, err
 	}
 	if err := os.Rename(part, dir); err != nil {
-		return s, errors.Join(err, m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", s.Name+": "+err.Error())))
+		return s, errors.Join(err, m.say(ctx, e, detailed(e.rec, "snapshot removed", s.Name+": "+err.Error())))
 	}
 	if err := durable.SyncDir(m.snapshotsDir(e.rec.Name)); err != nil {
 		return s, err
@@ -377,7 +377,7 @@ func (m *Manager) dropSnapshot(ctx context.Context, e *entry, snapshot, why stri
 	if err := durable.SyncDir(filepath.Dir(dir)); err != nil {
 		return err
 	}
-	if err := m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
+	if err := m.say(ctx, e, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
 		return errors.Join(err, os.Rename(dir+goneSuffix, dir))
 	}
 	return os.RemoveAll(dir + goneSuffix)
@@ -438,7 +438,7 @@ func (m *Manager) tidyPart(ctx context.Context, e *entry, part string) error {
 	if err != nil || m.opt.Told == nil {
 		return os.RemoveAll(part)
 	}
-	made, err := m.told(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot", Detail: s.Name + ",", Since: s.Created})
+	made, err := m.onRecord(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot", Detail: s.Name + ",", Since: s.Created})
 	switch {
 	case err != nil:
 		return err
@@ -453,9 +453,9 @@ func (m *Manager) tidyGone(ctx context.Context, e *entry, gone string) error {
 	name := strings.TrimSuffix(filepath.Base(gone), goneSuffix)
 	s, err := m.readSnapshotOf(gone, name)
 	if err == nil {
-		ended, err := m.told(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot removed", Detail: s.Name + ":", Since: s.Created})
+		ended, err := m.onRecord(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot removed", Detail: s.Name + ":", Since: s.Created})
 		if err == nil && !ended {
-			err = m.opt.Recorder.Append(ctx, detailed(e.rec, "snapshot removed", name+": the daemon ended while it was being removed"))
+			err = m.say(ctx, e, detailed(e.rec, "snapshot removed", name+": the daemon ended while it was being removed"))
 		}
 		if err != nil {
 			return err

@@ -267,6 +267,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Authority: d.authority,
 		Secrets:   d.broker,
 		Recorder:  d.trail,
+		Recorded:  func(ctx context.Context, id string) (bool, error) { return audit.Has(ctx, auditDir(d.cfg), id) },
 		Logger:    d.log,
 		Agent:     channel.Options{Key: agents},
 		Space:     space,

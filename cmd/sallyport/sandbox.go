@@ -125,6 +125,7 @@ func newSandbox(g *globals) *cobra.Command {
 		one(g, "pause NAME", "Have a sandbox stand still in memory; any use wakes it", (*api.Client).Pause),
 		one(g, "resume NAME", "Wake a sandbox that is paused or hibernated", (*api.Client).Resume),
 		one(g, "hibernate NAME", "Write a sandbox's memory to disk and free its RAM; any use wakes it", (*api.Client).Hibernate),
+		one(g, "recover NAME", "Get a sandbox out of error, stopped", (*api.Client).Recover),
 		one(g, "wake NAME", "Wake a sandbox that is hibernated or paused", (*api.Client).Wake),
 		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
 		newSandboxExpose(g), newSandboxUnexpose(g), newSandboxExposures(g),

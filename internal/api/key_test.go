@@ -106,6 +106,7 @@ POST /v1/sandboxes/{name}/pause run tenant
 POST /v1/sandboxes/{name}/resume run tenant
 POST /v1/sandboxes/{name}/hibernate run tenant
 POST /v1/sandboxes/{name}/wake run tenant
+POST /v1/sandboxes/{name}/recover run tenant
 GET /v1/sandboxes/{name}/snapshots                read tenant
 POST /v1/sandboxes/{name}/snapshots               run  tenant
 DELETE /v1/sandboxes/{name}/snapshots/{snapshot}  run  tenant

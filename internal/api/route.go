@@ -88,6 +88,7 @@ func (h *handler) routes() []route {
 		{method: post, pattern: "/v1/sandboxes/{name}/resume", serve: h.change((*sandbox.Manager).Resume), scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/hibernate", serve: h.change((*sandbox.Manager).Hibernate), scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/wake", serve: h.change((*sandbox.Manager).Wake), scope: ScopeRun, shared: true, once: true},
+		{method: post, pattern: "/v1/sandboxes/{name}/recover", serve: h.change((*sandbox.Manager).Recover), scope: ScopeRun, shared: true, once: true},
 		{method: get, pattern: "/v1/sandboxes/{name}/snapshots", serve: h.listSnapshots, scope: ScopeRead, shared: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/snapshots", serve: h.makeSnapshot, scope: ScopeRun, shared: true, once: true},
 		{method: del, pattern: "/v1/sandboxes/{name}/snapshots/{snapshot}", serve: h.removeSnapshot, scope: ScopeRun, shared: true, once: true},

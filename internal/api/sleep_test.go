@@ -38,6 +38,7 @@ func TestSleep(t *testing.T) {
 	}{
 		{"pause", c.Pause, sandbox.Paused}, {"get", c.Sandbox, sandbox.Paused}, {"resume", c.Resume, sandbox.Running},
 		{"hibernate", c.Hibernate, sandbox.Hibernated}, {"get", c.Sandbox, sandbox.Hibernated}, {"wake", c.Wake, sandbox.Running},
+		{"recover", c.Recover, sandbox.Running}, // which is in no error
 	} {
 		if got := is(step.do(ctx, "a")); got != step.want {
 			t.Errorf("after %s: %s, want %s", step.name, got, step.want)

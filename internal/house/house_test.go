@@ -36,6 +36,7 @@ var fences = []fence{
 	{from: []string{""}, to: []string{"github.com/cilium/ebpf"}, except: []string{"sandbox/datapath", "cmd/sallyport", "internal/bench"}, why: "eBPF's home is the datapath; bench reads its statistics"},
 	{from: []string{""}, to: []string{"github.com/pkg/sftp"}, except: []string{"internal/ssh", "internal/api", "cmd/sallyport"}, why: "what operators send is read by the process that speaks SSH"},
 	{from: []string{""}, to: []string{"sallyport/internal/lab"}, except: []string{"internal/lab", "internal/e2e", "internal/bench"}, why: "test hosts are never in the product"},
+	{from: []string{""}, to: []string{"sallyport/internal/model"}, except: []string{"internal/model", "internal/e2e"}, why: "what sandboxes are compared with is never in the product"},
 	{from: []string{""}, to: []string{"testing"}, except: []string{"internal/lab", "internal/e2e", "internal/bench", "policy/trial", "cmd/sallyport"}, why: "tests are never in the product, but for OPA's runner of a team's own"},
 }
 
@@ -55,6 +56,7 @@ var homes = map[string][]string{
 	"github.com/klauspost/compress":       {"gateway/credential/coding"},
 	"github.com/andybalholm/brotli":       {"gateway/credential/coding"},
 	"github.com/coreos/go-systemd":        {"cmd/sallyport"},
+	"github.com/anishathalye/porcupine":   {"internal/model"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
 	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
 	"github.com/pkg/sftp":                 {"internal/ssh"},

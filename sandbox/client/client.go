@@ -53,7 +53,8 @@ type Client struct {
 	key    string // empty on a socket
 	dial   func(context.Context) (net.Conn, error)
 	http   *http.Client
-	target string // in errors
+	upload *http.Client // with a connection for each request
+	target string       // in errors
 }
 
 // Unix returns a client of the daemon behind a unix socket.
@@ -77,7 +78,17 @@ func Unix(socket string) *Client {
 		ExpectContinueTimeout: continueTimeout,
 		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 	}}
+	c.upload = unshared(c.http)
 	return c
+}
+
+// unshared is a client that uses no connection twice. Of those that were used before,
+// one now and then leaves a request that waits for 100 Continue (RFC 9110, section
+// 10.1.1) without any answer, while the server waits for the next one.
+func unshared(c *http.Client) *http.Client {
+	t := c.Transport.(*http.Transport).Clone()
+	t.DisableKeepAlives = true
+	return &http.Client{CheckRedirect: c.CheckRedirect, Transport: t}
 }
 
 // Dial returns a client of a daemon elsewhere. It connects on the first call.
@@ -117,6 +128,7 @@ func Dial(r Remote) (*Client, error) {
 		ExpectContinueTimeout: continueTimeout,
 		DialTLSContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 	}}
+	c.upload = unshared(c.http)
 	return c, nil
 }
 
@@ -214,7 +226,11 @@ func each[T any](from io.Reader, tell func(T) error) error {
 }
 
 func (c *Client) do(req *http.Request) (*http.Response, error) {
-	resp, err := c.http.Do(req)
+	h := c.http
+	if req.Header.Get("Expect") != "" {
+		h = c.upload
+	}
+	resp, err := h.Do(req)
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {

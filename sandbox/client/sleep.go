@@ -17,6 +17,11 @@ func (c *Client) Resume(ctx context.Context, name string) (i sandbox.Info, err e
 	return i, c.Call(ctx, http.MethodPost, sandboxPath(name, "resume"), nil, &i)
 }
 
+// Recover gets a sandbox out of the state error; it is stopped then.
+func (c *Client) Recover(ctx context.Context, name string) (i sandbox.Info, err error) {
+	return i, c.Call(ctx, http.MethodPost, sandboxPath(name, "recover"), nil, &i)
+}
+
 // Hibernate writes a sandbox's memory to disk and frees its RAM; any use wakes it.
 func (c *Client) Hibernate(ctx context.Context, name string) (i sandbox.Info, err error) {
 	return i, c.Call(ctx, http.MethodPost, sandboxPath(name, "hibernate"), nil, &i)

@@ -41,6 +41,9 @@ const (
 	asleep = "The sandbox does not run: its memory is in ../" + image + ", and `sallyport memory` shows it.\n"
 )
 
+// ErrDamaged is of a disk that only an operator can mend.
+var ErrDamaged = errors.New("its file system cannot be mended by itself")
+
 // Min is the size of the smallest disk, in bytes: below it ext4 keeps no journal.
 const Min = 64 << 20
 
@@ -48,6 +51,9 @@ const Min = 64 << 20
 type Disks struct{}
 
 func (Disks) Make(folder string, bytes int64) (string, error) {
+	if Exists(folder) { // of a container that is made again
+		return Layer(folder), Attach(folder)
+	}
 	return Layer(folder), Make(folder, bytes)
 }
 
@@ -175,7 +181,7 @@ func mount(folder string) error {
 	if err != nil {
 		// e2fsck(8): 1 is mended.
 		if merr := run("e2fsck", "-p", path); merr != nil && code(merr) != 1 {
-			return fmt.Errorf("attaching %s: %w: its file system cannot be mended by itself: %w: look at it with `e2fsck %s`", path, err, merr, path)
+			return fmt.Errorf("attaching %s: %w: %w: %w: mend it with `e2fsck %s`", path, err, ErrDamaged, merr, path)
 		}
 		if err = try(); err != nil {
 			return fmt.Errorf("attaching %s: %w", path, err)

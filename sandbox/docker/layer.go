@@ -51,7 +51,23 @@ func (r *Runtime) place(info container.InspectResponse) error {
 			return fmt.Errorf("beginning the sandbox's layer: %w: %s", err, strings.TrimSpace(string(out)))
 		}
 	}
+	// Of a container that was made again, the engine's own notes are new.
+	for _, name := range []string{"link", "lower"} {
+		if err := renote(filepath.Join(of, name), filepath.Join(to, name)); err != nil {
+			return fmt.Errorf("beginning the sandbox's layer: %w", err)
+		}
+	}
 	return disk.Bind(to, of)
+}
+
+// renote makes a small file what another is.
+func renote(from, to string) error {
+	content, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	_, err = replace(to, content, 0o644)
+	return err
 }
 
 // Layered tells whether this engine keeps containers so that a Container's Layer

@@ -196,7 +196,7 @@ func (r *Runtime) startAs(ctx context.Context, id string, f func(note string) er
 	if err != nil {
 		return sandbox.Status{}, fmt.Errorf("starting sandbox %s: %w", id, err)
 	}
-	if _, err := r.client.ContainerStart(ctx, containerName(id), client.ContainerStartOptions{}); err != nil {
+	if err := r.launch(ctx, id); err != nil {
 		return sandbox.Status{}, mapError(fmt.Errorf("starting sandbox %s: %w", id, err))
 	}
 	r.mu.Lock()

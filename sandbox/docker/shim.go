@@ -1,0 +1,83 @@
+package docker
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/client"
+	"golang.org/x/sys/unix"
+)
+
+// shimTime is for how long containerd may take to see that a shim has ended.
+const shimTime = 10 * time.Second
+
+// launch starts a container. Where gVisor's process was killed while it was paused,
+// containerd's shim of it stays, and no start is let past it ("id already in use" of
+// Engine 20.10): it is ended, since the engine says that the container has.
+func (r *Runtime) launch(ctx context.Context, id string) error {
+	start := func() error {
+		_, err := r.client.ContainerStart(ctx, containerName(id), client.ContainerStartOptions{})
+		return err
+	}
+	err := start()
+	if !inUse(err) || r.layout.RunDir == "" {
+		return err
+	}
+	info, ierr := r.inspect(ctx, id)
+	if ierr != nil || info.State.Running || !endShim(info.ID, r.layout.containerdSocket()) {
+		return err
+	}
+	r.cfg.Log.Warn("ended what was left of a sandbox's last run", "sandbox", id)
+	for deadline := time.Now().Add(shimTime); inUse(err) && time.Now().Before(deadline); {
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+		err = start()
+	}
+	return err
+}
+
+// inUse knows an error that the engine gives no type.
+func inUse(err error) bool { return err != nil && strings.Contains(err.Error(), "id already in use") }
+
+// endShim kills the shim of a container of the containerd at a socket, if there is
+// one.
+func endShim(container, socket string) (found bool) {
+	entries, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, e := range entries {
+		line, err := os.ReadFile(e)
+		if err != nil {
+			continue
+		}
+		words := bytes.Split(bytes.TrimSuffix(line, []byte{0}), []byte{0})
+		has := func(option, value string) bool {
+			i := slices.IndexFunc(words, func(w []byte) bool { return string(w) == option })
+			return i >= 0 && i+1 < len(words) && string(words[i+1]) == value
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(e)))
+		if err != nil || !bytes.HasPrefix([]byte(filepath.Base(string(words[0]))), []byte("containerd-shim")) || !has("-id", container) || !has("-address", socket) {
+			continue
+		}
+		// Who owns it, and that it is not one that took its number, as with the
+		// engine's own processes.
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			continue
+		}
+		var owner unix.Stat_t
+		again, rerr := os.ReadFile(e)
+		if rerr == nil && bytes.Equal(again, line) && unix.Stat(filepath.Dir(e), &owner) == nil && owner.Uid == uint32(os.Geteuid()) {
+			found = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil || found
+		}
+		_ = unix.Close(fd)
+	}
+	return found
+}

@@ -1,0 +1,87 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"sallyport/sandbox/disk"
+)
+
+// What a sandbox is in state Failed for, and what Recover does about it:
+//
+//   - its container is gone: it is made again of the image, over what the sandbox
+//     had written, which is on its disk. Without a disk of its own that is gone.
+//   - its disk cannot be mended: it is tried again, once the operator has.
+
+// Recover gets a sandbox out of Failed: it is stopped then. One that is in no error
+// is left as it is.
+func (m *Manager) Recover(ctx context.Context, name string) (Info, error) {
+	return m.sleeping(ctx, name, "recovering", func(e *entry) error {
+		if !e.failed() {
+			return nil
+		}
+		return m.recover(ctx, e)
+	})
+}
+
+// failed tells whether a sandbox is in Failed.
+func (e *entry) failed() bool {
+	return e.rec.Reason != "" && e.state != Running && !e.state.asleep()
+}
+
+func (m *Manager) recover(ctx context.Context, e *entry) error {
+	how, lost := "its disk can be used again", ""
+	_, err := m.opt.Runtime.Status(ctx, e.rec.ID)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		how = "its container is made again over its files"
+		if e.rec.Spec.Disk == 0 {
+			how = "its container is made again"
+			lost = "its container was gone, and with it all files but those in /memory"
+		}
+		c, err := m.container(e.rec, e.rec.Name)
+		if err != nil {
+			return err
+		}
+		if err := m.opt.Runtime.Create(ctx, c); err != nil {
+			return err
+		}
+		// It has the limits of the spec that it is made of.
+	case err != nil:
+		return err
+	default:
+		if err := m.attachDisk(e.rec); err != nil {
+			return err
+		}
+		if err := m.detachDisk(e.rec); err != nil {
+			return err
+		}
+	}
+	return m.tell(ctx, e, detailed(e.rec, "recovered", how), func(r *record) {
+		if r.Reason = ""; lost != "" {
+			r.Lost = lost
+		}
+	})
+}
+
+// fail is for a sandbox that has no container any more.
+func (m *Manager) fail(ctx context.Context, e *entry, why string) error {
+	const gone = "its container is gone"
+	switch {
+	case e.rec.Session != "":
+		e.rec.Reason = why
+		return m.end(ctx, e, gone)
+	case e.rec.Spec.Ephemeral:
+		return m.remove(ctx, e, gone)
+	}
+	return m.tell(ctx, e, detailed(e.rec, "failed", gone), func(r *record) { r.Reason = why })
+}
+
+// spoilt notes of a start that failed what only an operator can mend.
+func (m *Manager) spoilt(e *entry, err error) error {
+	if !e.exists || !errors.Is(err, disk.ErrDamaged) {
+		return nil
+	}
+	return m.note(e, func(r *record) { r.Reason = fmt.Sprintf("%v; then `sallyport sandbox recover %s`", err, r.Name) })
+}
