@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -214,9 +215,20 @@ func (r *rig) engineExec(name, code string) string {
 	r.t.Helper()
 	c := r.docker("exec", "-i", r.container(name), "python3", "-")
 	c.Stdin = strings.NewReader(code)
-	out, _ := c.CombinedOutput() // what it says is the result
-	return string(out)
+	var out bytes.Buffer // what it says is the result
+	c.Stdout, c.Stderr = &out, &out
+	if err := c.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	// The engine may forget an exec whose container ends, and its client then waits
+	// for ever.
+	defer time.AfterFunc(engineTime, func() { _ = c.Process.Kill() }).Stop()
+	_ = c.Wait()
+	return out.String()
 }
+
+// engineTime is what engineExec takes at most.
+const engineTime = 30 * time.Second
 
 func (r *rig) container(name string) string {
 	r.t.Helper()
