@@ -185,13 +185,6 @@ func (m *Manager) busy(ctx context.Context, e *entry, i Info) (n int, ok bool) {
 
 const askTimeout = 2 * time.Second
 
-// known returns the entry of a name, or nil.
-func (m *Manager) known(name string) *entry {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.entries[name]
-}
-
 // lull does to an idle sandbox what its spec wants.
 func (m *Manager) lull(ctx context.Context, i Info, why string) error {
 	_, err := m.sleeping(ctx, i.Name, "putting to sleep", func(e *entry) error {

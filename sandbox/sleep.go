@@ -49,33 +49,6 @@ func (m *Manager) clear(e *entry) error {
 	return errors.Join(errs...)
 }
 
-// note writes the record as change makes it; e has it when it is on the disk.
-func (m *Manager) note(e *entry, change func(*record)) error {
-	rec := e.rec
-	if !e.untold() {
-		rec.Untold = nil
-	}
-	change(&rec)
-	if err := rec.write(m.dir(rec.Name)); err != nil {
-		return err
-	}
-	e.rec = rec
-	return nil
-}
-
-// sleeping runs f on a sandbox, under its lock.
-func (m *Manager) sleeping(ctx context.Context, name, verb string, f func(*entry) error) (Info, error) {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return Info{}, err
-	}
-	defer m.release(e)
-	if err := f(e); err != nil {
-		return Info{}, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
-	}
-	return m.info(e), nil
-}
-
 // Pause stops a running sandbox where it is: in RAM, taking no CPU time. Any use
 // wakes it. One that sleeps already is left as it is.
 func (m *Manager) Pause(ctx context.Context, name string) (Info, error) {

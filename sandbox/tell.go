@@ -119,3 +119,17 @@ func lifecycle(r record, state string) *audit.Event {
 	x.Owner = r.Spec.Owner
 	return ev
 }
+
+// note writes the record as change makes it; e has it when it is on the disk.
+func (m *Manager) note(e *entry, change func(*record)) error {
+	rec := e.rec
+	if !e.untold() {
+		rec.Untold = nil
+	}
+	change(&rec)
+	if err := rec.write(m.dir(rec.Name)); err != nil {
+		return err
+	}
+	e.rec = rec
+	return nil
+}
