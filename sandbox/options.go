@@ -27,8 +27,8 @@ type Options struct {
 	Authority Authority
 	Secrets   Secrets
 	Recorder  Recorder
-	// Recorded says whether the log has an event, by its ID. nil: what an earlier
-	// process may have recorded is recorded again.
+	// Recorded says whether the log has an event, by its ID. It is asked after a
+	// crash. nil: what an earlier process may have recorded is recorded again.
 	Recorded func(ctx context.Context, id string) (bool, error)
 	Logger   *slog.Logger
 	Agent    channel.Options // how agents are spoken to
@@ -57,9 +57,6 @@ type Options struct {
 	// Inherit gives a fork what else it has of its parent, by their IDs: the names
 	// that its memory knows addresses of. It is called while the parent stands still.
 	Inherit func(parent, child string) error
-	// Told tells whether an event is on record. It is asked after a crash. Default:
-	// what may be is taken to be.
-	Told func(context.Context, Deed) (bool, error)
 	// Mark says what is in force and recorded now, for snapshots to note.
 	Mark func() Mark
 	// PerOwner is how many sandboxes an owner may have; 0: no bound. Those of nobody

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/audit"
 	"sallyport/internal/durable"
 )
 
@@ -32,17 +33,40 @@ func (m *Manager) dropSnapshot(ctx context.Context, e *entry, snapshot, why stri
 	if e.rec.Restoring == snapshot {
 		return fmt.Errorf("%w: snapshot %s is being restored: start the sandbox first", ErrState, snapshot)
 	}
-	dir := filepath.Join(m.snapshotsDir(e.rec.Name), snapshot)
-	if err := os.Rename(dir, dir+goneSuffix); err != nil {
+	return m.bury(ctx, e, filepath.Join(m.snapshotsDir(e.rec.Name), snapshot), snapshot, why)
+}
+
+// bury removes a snapshot from the folder where it lies, once its end is on record.
+func (m *Manager) bury(ctx context.Context, e *entry, from, snapshot, why string) error {
+	dir := m.snapshotsDir(e.rec.Name)
+	ev := detailed(e.rec, "snapshot removed", snapshot+": "+why)
+	gone := aside(filepath.Join(dir, snapshot), ev, goneSuffix)
+	if err := os.Rename(from, gone); err != nil {
 		return err
 	}
-	if err := durable.SyncDir(filepath.Dir(dir)); err != nil {
+	if err := durable.SyncDir(dir); err != nil {
 		return err
 	}
-	if err := m.say(ctx, e, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
-		return errors.Join(err, os.Rename(dir+goneSuffix, dir))
+	if err := m.say(ctx, e, ev); err != nil {
+		return errors.Join(err, os.Rename(gone, from))
 	}
-	return os.RemoveAll(dir + goneSuffix)
+	return os.RemoveAll(gone)
+}
+
+// aside is where a snapshot is between two states of it that the log tells apart:
+// the name has the ID of the event, so that after a crash the log can be asked for
+// that.
+func aside(dir string, ev *audit.Event, suffix string) string { return dir + "." + ev.ID() + suffix }
+
+// asideOf is which snapshot a folder is that was set aside, and whether the log has
+// the event.
+func (m *Manager) asideOf(ctx context.Context, path string) (snapshot string, told bool, err error) {
+	name := strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
+	snapshot, id, named := strings.Cut(name, ".")
+	if named {
+		told, err = m.recorded(ctx, id)
+	}
+	return snapshot, told, err
 }
 
 // retain removes what a new snapshot leaves no place for.
@@ -81,7 +105,7 @@ func (m *Manager) tidy(ctx context.Context, e *entry) error {
 		path := filepath.Join(m.snapshotsDir(e.rec.Name), f.Name())
 		switch filepath.Ext(path) {
 		case partSuffix:
-			errs = append(errs, m.tidyPart(ctx, e, path))
+			errs = append(errs, m.tidyPart(ctx, path))
 		case goneSuffix:
 			errs = append(errs, m.tidyGone(ctx, e, path))
 		default:
@@ -94,34 +118,26 @@ func (m *Manager) tidy(ctx context.Context, e *entry) error {
 }
 
 // tidyPart: one that is whole, and on record, is there.
-func (m *Manager) tidyPart(ctx context.Context, e *entry, part string) error {
-	dir := strings.TrimSuffix(part, partSuffix)
-	s, err := m.readSnapshotOf(part, filepath.Base(dir))
-	if err != nil || m.opt.Told == nil {
-		return os.RemoveAll(part)
-	}
-	made, err := m.onRecord(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot", Detail: s.Name + ",", Since: s.Created})
+func (m *Manager) tidyPart(ctx context.Context, part string) error {
+	snapshot, made, err := m.asideOf(ctx, part)
 	switch {
 	case err != nil:
 		return err
 	case !made:
 		return os.RemoveAll(part)
 	}
-	return errors.Join(os.Rename(part, dir), durable.SyncDir(filepath.Dir(dir)))
+	dir := filepath.Dir(part)
+	return errors.Join(os.Rename(part, filepath.Join(dir, snapshot)), durable.SyncDir(dir))
 }
 
 // tidyGone: its end is on record before any of it goes.
 func (m *Manager) tidyGone(ctx context.Context, e *entry, gone string) error {
-	name := strings.TrimSuffix(filepath.Base(gone), goneSuffix)
-	s, err := m.readSnapshotOf(gone, name)
-	if err == nil {
-		ended, err := m.onRecord(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot removed", Detail: s.Name + ":", Since: s.Created})
-		if err == nil && !ended {
-			err = m.say(ctx, e, detailed(e.rec, "snapshot removed", name+": the daemon ended while it was being removed"))
-		}
-		if err != nil {
-			return err
-		}
+	snapshot, ended, err := m.asideOf(ctx, gone)
+	switch {
+	case err != nil:
+		return err
+	case !ended:
+		return m.bury(ctx, e, gone, snapshot, "the daemon ended while it was being removed")
 	}
 	return os.RemoveAll(gone)
 }

@@ -157,7 +157,7 @@ func (b *bed) open(t *testing.T) {
 		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
 		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h, Recorded: b.h.recorded,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), Told: b.h.deed,
+		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(),
 	})
 	if err != nil {
 		t.Fatal(err)

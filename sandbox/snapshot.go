@@ -84,7 +84,7 @@ const (
 	snapshotStore  = "store"
 	snapshotMemory = "memory"
 	// partSuffix is of a folder that is being made, and goneSuffix of one that is
-	// being removed: no snapshot's name ends so.
+	// being removed: no snapshot's name ends so. See aside.
 	partSuffix = ".part"
 	goneSuffix = ".gone"
 )
@@ -197,7 +197,16 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if s.Memory {
 		what += ", with its processes"
 	}
-	if err := m.say(ctx, e, detailed(e.rec, "snapshot", what)); err != nil {
+	ev := detailed(e.rec, "snapshot", what)
+	whole := aside(dir, ev, partSuffix)
+	if err := os.Rename(part, whole); err != nil {
+		return s, err
+	}
+	part = whole
+	if err := durable.SyncDir(m.snapshotsDir(e.rec.Name)); err != nil {
+		return s, err
+	}
+	if err := m.say(ctx, e, ev); err != nil {
 		return s, err
 	}
 	if err := os.Rename(part, dir); err != nil {
@@ -293,12 +302,8 @@ func (m *Manager) snapshot(e *entry, snapshot string) (s Snapshot, err error) {
 	return s, fmt.Errorf("%w: %q of sandbox %s: `sallyport sandbox snapshots %s` shows those there are", ErrNoSnapshot, snapshot, name, name)
 }
 
-func (m *Manager) readSnapshot(dir string) (Snapshot, error) {
-	return m.readSnapshotOf(dir, filepath.Base(dir))
-}
-
-// readSnapshotOf reads the record of the snapshot of that name.
-func (m *Manager) readSnapshotOf(dir, name string) (s Snapshot, err error) {
+// readSnapshot reads the record in a snapshot's folder.
+func (m *Manager) readSnapshot(dir string) (s Snapshot, err error) {
 	sealed, err := os.ReadFile(filepath.Join(dir, snapshotRecord))
 	if err != nil {
 		return s, err
@@ -310,7 +315,7 @@ func (m *Manager) readSnapshotOf(dir, name string) (s Snapshot, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}
-	if of := filepath.Base(filepath.Dir(filepath.Dir(dir))); err == nil && (s.Name != name || s.Sandbox != of) {
+	if of := filepath.Base(filepath.Dir(filepath.Dir(dir))); err == nil && (s.Name != filepath.Base(dir) || s.Sandbox != of) {
 		err = fmt.Errorf("it is that of %q of sandbox %q", s.Name, s.Sandbox)
 	}
 	if err != nil {

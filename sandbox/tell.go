@@ -12,7 +12,9 @@ import (
 // A change of a sandbox is in two places: its record, and the audit log. So that
 // each is one event whenever the daemon ends, the record is written with the event
 // that belongs to it (record.Untold), and the event is appended then. Who finds a
-// record with an event that may not be in the log asks for it there by its ID.
+// record with an event that may not be in the log asks for it there by its ID. A
+// snapshot, which is no change of a record, has the ID in the name of its folder
+// meanwhile: see aside.
 
 // toldFile has the ID of the last event that is known to be in the log. It is not
 // synced: without it the log is asked.
@@ -77,14 +79,20 @@ func (m *Manager) doubt(ctx context.Context, e *entry) (known bool, err error) {
 	}
 	id := e.rec.Untold.ID()
 	if last, err := os.ReadFile(filepath.Join(m.dir(e.rec.Name), toldFile)); err != nil || string(last) != id {
-		if m.opt.Recorded == nil {
-			return false, nil
-		}
-		if known, err := m.opt.Recorded(ctx, id); !known || err != nil {
+		if known, err := m.recorded(ctx, id); !known || err != nil {
 			return false, err
 		}
 	}
 	return true, m.told(e)
+}
+
+// recorded tells whether the log has an event. What cannot be asked has not been
+// told.
+func (m *Manager) recorded(ctx context.Context, id string) (bool, error) {
+	if m.opt.Recorded == nil {
+		return false, nil
+	}
+	return m.opt.Recorded(ctx, id)
 }
 
 func (m *Manager) told(e *entry) error {

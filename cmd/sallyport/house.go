@@ -105,7 +105,6 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Key:       d.key,
 		Inherit:   func(parent, child string) error { return d.names.Copy(parent, child) },
 		Mark:      d.mark,
-		Told:      d.told,
 		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 		Layers:    runtime,
