@@ -3,6 +3,8 @@ package sandbox
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -79,11 +81,9 @@ func (m *Manager) existing(ctx context.Context, name string) (*entry, error) {
 	if e.exists && e.rec.Ready && e.rec.Spec.Owned(OwnerOf(ctx)) {
 		return e, nil
 	}
-	if e.exists {
-		m.release(e)
-		return nil, notFound(name)
+	if !e.exists {
+		m.drop(name, e)
 	}
-	m.drop(name, e)
 	m.release(e)
 	return nil, notFound(name)
 }
@@ -99,8 +99,15 @@ func (m *Manager) known(name string) *entry {
 	return m.entries[name]
 }
 
-// sleeping runs f on a sandbox, under its lock.
-func (m *Manager) sleeping(ctx context.Context, name, verb string, f func(*entry) error) (Info, error) {
+// all are the entries that there are now, of names that are being made too.
+func (m *Manager) all() []*entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.entries))
+}
+
+// doing does something to a sandbox, under its lock; verb is for the error.
+func (m *Manager) doing(ctx context.Context, name, verb string, f func(*entry) error) (Info, error) {
 	e, err := m.existing(ctx, name)
 	if err != nil {
 		return Info{}, err

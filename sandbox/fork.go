@@ -126,7 +126,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		}
 		roomy()
 	}()
-	live := e.state == Running || e.state.asleep()
+	live := e.state.live()
 	if e.rec.Restoring != "" && snapshot == "" {
 		return fmt.Errorf("%w: it is being restored: start it first, or fork snapshot %s", ErrState, e.rec.Restoring)
 	}

@@ -187,7 +187,7 @@ const askTimeout = 2 * time.Second
 
 // lull does to an idle sandbox what its spec wants.
 func (m *Manager) lull(ctx context.Context, i Info, why string) error {
-	_, err := m.sleeping(ctx, i.Name, "putting to sleep", func(e *entry) error {
+	_, err := m.doing(ctx, i.Name, "putting to sleep", func(e *entry) error {
 		// Somebody may have come while we waited for the lock.
 		if e.rec.ID != i.ID || e.state != Running || e.rec.Session != i.Session || e.busy.Load() > 0 {
 			return nil

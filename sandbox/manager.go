@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -139,16 +138,10 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 // Start runs a stopped sandbox and attaches its identity, or wakes one that
 // sleeps; running ones are left as they are.
 func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return Info{}, err
-	}
-	defer m.release(e)
-	defer e.use()()
-	if err := m.start(ctx, e); err != nil {
-		return Info{}, fmt.Errorf("starting sandbox %s: %w", name, err)
-	}
-	return m.info(e), nil
+	return m.doing(ctx, name, "starting", func(e *entry) error {
+		defer e.use()()
+		return m.start(ctx, e)
+	})
 }
 
 // Defaults are what a spec has where it says nothing.
@@ -156,17 +149,12 @@ func (m *Manager) Defaults() Spec { return m.opt.Defaults }
 
 // Stop ends the sandbox's processes; its files stay.
 func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return Info{}, err
-	}
-	defer m.release(e)
-	if e.state == Running || e.state.asleep() {
-		if err := m.end(ctx, e, "asked to"); err != nil {
-			return Info{}, fmt.Errorf("stopping sandbox %s: %w", name, err)
+	return m.doing(ctx, name, "stopping", func(e *entry) error {
+		if !e.state.live() {
+			return nil
 		}
-	}
-	return m.info(e), nil
+		return m.end(ctx, e, "asked to")
+	})
 }
 
 // Remove ends a sandbox for good: its files, its memory and its certificate
@@ -177,7 +165,7 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 		return err
 	}
 	defer m.release(e)
-	if e.state == Running || e.state.asleep() {
+	if e.state.live() {
 		if err := m.halt(ctx, e, "being removed"); err != nil {
 			return fmt.Errorf("stopping sandbox %s: %w", name, err)
 		}
@@ -193,10 +181,7 @@ func (m *Manager) Get(name string) (Info, error) {
 	if err := CheckName(name); err != nil {
 		return Info{}, err
 	}
-	m.mu.Lock()
-	e := m.entries[name]
-	m.mu.Unlock()
-	if e != nil {
+	if e := m.known(name); e != nil {
 		if i := e.shown.Load(); i != nil {
 			return *i, nil
 		}
@@ -206,11 +191,8 @@ func (m *Manager) Get(name string) (Info, error) {
 
 // List returns the sandboxes by name.
 func (m *Manager) List() []Info {
-	m.mu.Lock()
-	entries := slices.Collect(maps.Values(m.entries))
-	m.mu.Unlock()
 	var list []Info
-	for _, e := range entries {
+	for _, e := range m.all() {
 		if i := e.shown.Load(); i != nil {
 			list = append(list, *i)
 		}
@@ -226,8 +208,7 @@ func (m *Manager) info(e *entry) Info {
 		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)),
 		Lineage: e.rec.Lineage, Next: e.rec.Next,
 	}
-	live := e.state == Running || e.state.asleep()
-	if live {
+	if e.state.live() {
 		i.Session = e.rec.Session
 	}
 	if e.state.asleep() {
@@ -237,7 +218,7 @@ func (m *Manager) info(e *entry) Info {
 	if e.state != Running {
 		i.Reason = e.rec.Held
 	}
-	if e.rec.Reason != "" && !live {
+	if e.failed() {
 		i.State, i.Reason = Failed, e.rec.Reason
 	}
 	return i

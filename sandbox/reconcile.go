@@ -20,15 +20,8 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, err error) {
 	for _, ep := range attached {
 		byGeneration[ep.Generation] = ep
 	}
-	m.mu.Lock()
-	entries := make([]*entry, 0, len(m.entries))
-	for _, e := range m.entries {
-		entries = append(entries, e)
-	}
-	m.mu.Unlock()
-
 	errs := []error{m.sweep()}
-	for _, e := range entries {
+	for _, e := range m.all() {
 		if !e.mu.TryLock() {
 			// Something is being done to it, which may take long: the others, and the
 			// endpoints whose owners are not known, do not wait for that.

@@ -27,6 +27,9 @@ const maxWakes = 2
 // asleep tells whether a sandbox has a session that does not run now.
 func (s State) asleep() bool { return s == Paused || s == Hibernated }
 
+// live tells whether a sandbox has a session.
+func (s State) live() bool { return s == Running || s.asleep() }
+
 // ram is where a sandbox's memory is while it is written and read: a folder in
 // memory.
 func (m *Manager) ram(e *entry) string { return filepath.Join(m.opt.RAM, e.rec.ID) }
@@ -52,7 +55,7 @@ func (m *Manager) clear(e *entry) error {
 // Pause stops a running sandbox where it is: in RAM, taking no CPU time. Any use
 // wakes it. One that sleeps already is left as it is.
 func (m *Manager) Pause(ctx context.Context, name string) (Info, error) {
-	return m.sleeping(ctx, name, "pausing", func(e *entry) error {
+	return m.doing(ctx, name, "pausing", func(e *entry) error {
 		if e.state.asleep() {
 			return nil
 		}
@@ -97,8 +100,8 @@ func (m *Manager) Resume(ctx context.Context, name string) (Info, error) {
 // Wake lets a sandbox that sleeps go on: its processes are what they were. One
 // that runs is left as it is, one that is stopped is ErrState.
 func (m *Manager) Wake(ctx context.Context, name string) (Info, error) {
-	return m.sleeping(ctx, name, "waking", func(e *entry) error {
-		if e.state != Running && !e.state.asleep() {
+	return m.doing(ctx, name, "waking", func(e *entry) error {
+		if !e.state.live() {
 			return fmt.Errorf("%w: it is %s and has no session to go on with: `sallyport run %s -- CMD` starts one", ErrState, m.info(e).State, name)
 		}
 		return m.start(ctx, e)
@@ -142,7 +145,7 @@ func (m *Manager) wakened(e *entry) error {
 // use wakes it, after a reboot too. A hibernated one is left as it is. It is
 // ErrNoCheckpoint where the runtime cannot.
 func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
-	return m.sleeping(ctx, name, "hibernating", func(e *entry) error {
+	return m.doing(ctx, name, "hibernating", func(e *entry) error {
 		if e.state == Hibernated {
 			return nil
 		}

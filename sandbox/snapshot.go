@@ -96,15 +96,11 @@ func (m *Manager) snapshotsDir(name string) string {
 // Snapshot keeps what a sandbox is now. One that runs stands still meanwhile, so
 // that files and processes agree.
 func (m *Manager) Snapshot(ctx context.Context, name string, spec SnapshotSpec) (s Snapshot, err error) {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return s, err
-	}
-	defer m.release(e)
-	if s, err = m.keep(ctx, e, spec); err != nil {
-		return s, fmt.Errorf("making a snapshot of sandbox %s: %w", name, err)
-	}
-	return s, nil
+	_, err = m.doing(ctx, name, "making a snapshot of", func(e *entry) (err error) {
+		s, err = m.keep(ctx, e, spec)
+		return err
+	})
+	return s, err
 }
 
 func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snapshot, err error) {
@@ -121,14 +117,14 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if spec.Name == "" {
 		spec.Name = stamp("at-")
 	}
-	switch live := e.state == Running || e.state.asleep(); {
+	switch {
 	case !nameForm.MatchString(spec.Name):
 		return s, fmt.Errorf("%w: %q is no snapshot's name: use 1 to 63 lower-case letters, digits and hyphens", ErrBadSpec, spec.Name)
 	case slices.ContainsFunc(have, func(o Snapshot) bool { return o.Name == spec.Name }):
 		return s, fmt.Errorf("%w: there is a snapshot %s: remove it, or choose another name", ErrTaken, spec.Name)
 	case spec.KeepLast < 0 || spec.Expires < 0:
 		return s, fmt.Errorf("%w: keepLast and expires are not below zero", ErrBadSpec)
-	case spec.Memory && !live:
+	case spec.Memory && !e.state.live():
 		return s, fmt.Errorf("%w: it is %s and has no processes: leave memory out", ErrState, m.info(e).State)
 	case len(have) >= MaxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= MaxSnapshots):
 		return s, fmt.Errorf("%w: it has %d snapshots: remove some, or say keepLast", ErrState, len(have))
