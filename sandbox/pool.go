@@ -161,7 +161,7 @@ func (m *Manager) warm(ctx context.Context) (rec record, err error) {
 			return rec, err
 		}
 	}
-	rec = record{ID: newID(), Spec: m.opt.Defaults, Created: time.Now().UTC()}
+	rec = record{ID: newID(), Spec: m.opt.Defaults, Created: now()}
 	rec.Name = filepath.Join(poolDir, rec.ID)
 	if rec.Address, err = m.newAddress(); err != nil {
 		return rec, err
@@ -262,7 +262,7 @@ func (m *Manager) unplug(ctx context.Context, rec record) error {
 // its two names its folder has.
 func (m *Manager) become(ctx context.Context, e *entry, was record, name string, spec Spec, st Status) (err error) {
 	rec := was
-	rec.Name, rec.Spec, rec.Created = name, spec, time.Now().UTC().Truncate(time.Millisecond)
+	rec.Name, rec.Spec, rec.Created = name, spec, now()
 	e.rec = rec
 	folder := was
 	defer func() {

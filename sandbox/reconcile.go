@@ -122,12 +122,7 @@ func (m *Manager) identify(ctx context.Context, e *entry, have Endpoint, st Stat
 		return true, nil
 	}
 	// It runs on an interface that nothing vouches for: identify it anew.
-	gen, err := m.newGeneration()
-	if err != nil {
-		return false, err
-	}
-	e.rec.Generation = gen
-	if err := e.rec.write(m.dir(e.rec.Name)); err != nil {
+	if err := m.renumber(e); err != nil {
 		return false, err
 	}
 	if err := m.attach(e, st); err != nil {

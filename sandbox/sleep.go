@@ -298,15 +298,12 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 // restore starts the container with the memory in RAM, and lets it go on. When it
 // fails the container does not run.
 func (m *Manager) restore(ctx context.Context, e *entry) error {
-	gen, err := m.newGeneration()
-	if err != nil {
-		return err
-	}
-	if err := m.note(e, func(r *record) { r.Generation = gen }); err != nil {
+	if err := m.renumber(e); err != nil {
 		return err
 	}
 	var st Status
-	if err = m.attachDisk(e.rec); err == nil {
+	err := m.attachDisk(e.rec)
+	if err == nil {
 		st, err = m.opt.Runtime.Restore(ctx, e.rec.ID, m.ram(e))
 	}
 	if err != nil {

@@ -114,9 +114,9 @@ func detailed(r record, state, why string) *audit.Event {
 // lifecycle is the event of a sandbox's change of state (OCSF Application
 // Lifecycle; activity 3 start, 4 stop, 99 other).
 func lifecycle(r record, state string) *audit.Event {
-	activity := map[string]int{"started": 3, "stopped": 4}[state]
+	activity := map[string]int{"started": audit.LifecycleStart, "stopped": audit.LifecycleStop}[state]
 	if activity == 0 {
-		activity = 99
+		activity = audit.ActivityOther
 	}
 	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
 	ev.App = &audit.Product{Name: "sandbox/" + r.Name}

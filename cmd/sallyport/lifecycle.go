@@ -32,7 +32,7 @@ func (d *daemon) about(state string, p *policy.Policy, detail string) *audit.Eve
 func changed(app audit.Product, what, state string) *audit.Event {
 	activity := map[string]int{"started": audit.LifecycleStart, "stopped": audit.LifecycleStop, "ended": audit.LifecycleStop}[state]
 	if activity == 0 {
-		activity = 99
+		activity = audit.ActivityOther
 	}
 	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
 	e.App = &app
