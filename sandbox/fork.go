@@ -66,6 +66,12 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 	return list, nil
 }
 
+// ChildName is the nth that Fork tries for a child without a name, from 1.
+func ChildName(parent string, n int) string {
+	suffix := fmt.Sprintf("-%d", n)
+	return parent[:min(len(parent), 63-len(suffix))] + suffix
+}
+
 // claim takes the children's names, with their locks held. It waits for none: who
 // has one of them may wait for the parent.
 func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err error) {
@@ -87,8 +93,7 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	next := 1
 	for _, name := range names {
 		for name == "" {
-			suffix := fmt.Sprintf("-%d", next)
-			n := parent.rec.Name[:min(len(parent.rec.Name), 63-len(suffix))] + suffix
+			n := ChildName(parent.rec.Name, next)
 			if next++; free(n) {
 				name = n
 			}
