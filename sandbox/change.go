@@ -49,7 +49,7 @@ type difference struct {
 	when when
 }
 
-// differences are told in this order, most wanted first.
+// explain tells of differences when each could hold, the soonest first.
 func explain(all []difference, name string) string {
 	var parts []string
 	for w, how := range []string{

@@ -43,10 +43,6 @@ type Meter interface {
 	Usage(ctx context.Context, id string) (Usage, error)
 }
 
-// Busy tells how many commands' streams and terminals a sandbox has that somebody
-// reads, in place of its agent; ok is false where that cannot be told, and the sandbox is not idle then.
-type Busy func(ctx context.Context, id string) (n int, ok bool)
-
 // use notes that somebody uses a sandbox, until the function is called.
 func (e *entry) use() (done func()) {
 	e.busy.Add(1)
@@ -61,8 +57,8 @@ type pulse struct {
 	active  time.Time // when something went on last
 }
 
-// WatchIdle puts sandboxes to sleep that are idle, and stops those whose lifetime
-// is over, until ctx is done. It is not only requests that count: a sandbox works
+// WatchIdle does to sandboxes that are idle what their specs want, until ctx is
+// done. It is not only requests that count: a sandbox works
 // while a command or a terminal is open, while it sends, and while it takes
 // processor time. One that takes long to answer or to sleep keeps none of the
 // others waiting.
@@ -158,11 +154,13 @@ func (m *Manager) active(ctx context.Context, e *entry, i Info, last Usage) (boo
 		u.Sent < last.Sent || u.Sent-last.Sent > idleBytes, u
 }
 
-// busy asks the sandbox's agent who reads what commands write there. A command that
-// nobody reads counts by what it takes and sends: one that waits sleeps along.
+// busy asks the sandbox's agent how many commands' streams and terminals somebody
+// reads; ok is false where that cannot be told, and the sandbox is not idle then. A
+// command that nobody reads counts by what it takes and sends: one that waits sleeps
+// along.
 func (m *Manager) busy(ctx context.Context, e *entry, i Info) (n int, ok bool) {
-	if m.opt.Busy != nil {
-		return m.opt.Busy(ctx, i.ID)
+	if m.opt.busy != nil {
+		return m.opt.busy(ctx, i.ID)
 	}
 	if !e.mu.TryLock() {
 		return 0, false // something is being done to it

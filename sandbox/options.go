@@ -15,7 +15,8 @@ type Recorder interface {
 	Append(context.Context, ...*audit.Event) error
 }
 
-// Options of a Manager; all but Disks, Layers, Space, Forget and Publish are needed.
+// Options of a Manager. Dir, Subnet, Defaults, Runtime, Network, Authority, Secrets,
+// Recorder, Logger and Agent are needed.
 type Options struct {
 	Dir       string // one folder for each sandbox
 	Subnet    netip.Prefix
@@ -50,14 +51,15 @@ type Options struct {
 	Key *seal.Key
 	// Gate holds the connections of sandboxes that sleep. Default: nobody does.
 	Gate Gate
-	// Meter and Busy tell WatchIdle what goes on in a sandbox besides what is asked
-	// of the manager. Default: nothing does.
+	// Meter tells WatchIdle what goes on in a sandbox besides what is asked of the
+	// manager, and its agent of commands. Default: nothing does.
 	Meter Meter
-	Busy  Busy
+	busy  func(ctx context.Context, id string) (n int, ok bool) // a test's, in place of the agent's word
 	// Inherit gives a fork what else it has of its parent, by their IDs: the names
 	// that its memory knows addresses of. It is called while the parent stands still.
 	Inherit func(parent, child string) error
-	// Mark says what is in force and recorded now, for snapshots to note.
+	// Mark says what is in force and recorded now, for snapshots to note. Default:
+	// nothing.
 	Mark func() Mark
 	// PerOwner is how many sandboxes an owner may have; 0: no bound. Those of nobody
 	// have none.
