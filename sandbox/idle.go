@@ -58,10 +58,9 @@ type pulse struct {
 }
 
 // WatchIdle does to sandboxes that are idle what their specs want, until ctx is
-// done. It is not only requests that count: a sandbox works
-// while a command or a terminal is open, while it sends, and while it takes
-// processor time. One that takes long to answer or to sleep keeps none of the
-// others waiting.
+// done. It is not only requests that count: a sandbox works while a command or a
+// terminal is open, while it sends, and while it takes processor time. One that
+// takes long to answer or to sleep keeps none of the others waiting.
 func (m *Manager) WatchIdle(ctx context.Context) error {
 	tick := time.NewTicker(idleTick)
 	defer tick.Stop()
