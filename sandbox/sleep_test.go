@@ -22,6 +22,20 @@ import (
 // errCrash is what a call panics with that never returns: the daemon has ended.
 var errCrash = errors.New("the daemon ends here")
 
+// ends tells whether the daemon ends in f.
+func ends(f func()) (crashed bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p != errCrash {
+				panic(p)
+			}
+			crashed = true
+		}
+	}()
+	f()
+	return false
+}
+
 func (h *faultHost) run(id, memory string) {
 	h.containers[id] = true
 	h.starts++
@@ -458,20 +472,11 @@ func TestCrashes(t *testing.T) {
 				b := newBed(t)
 				before := b.live(t, "a")
 				b.h.calls, b.h.crash = 0, at
-				crashed := func() (crashed bool) {
-					defer func() {
-						if p := recover(); p != nil {
-							if p != errCrash {
-								panic(p)
-							}
-							crashed = true
-						}
-					}()
+				crashed := ends(func() {
 					if err := change(b, t.Context()); err != nil {
 						t.Fatal(err)
 					}
-					return false
-				}()
+				})
 				if !crashed {
 					if at < 3 {
 						t.Error("the change has no calls to crash at")
