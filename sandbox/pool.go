@@ -102,7 +102,7 @@ func (m *Manager) top(ctx context.Context) error {
 			return err
 		}
 	}
-	for ctx.Err() == nil && m.Pooled() < m.opt.Pool {
+	for ctx.Err() == nil && m.waiting() < m.opt.Pool {
 		if err := m.roomy(); err != nil {
 			return err
 		}
@@ -117,8 +117,8 @@ func (m *Manager) top(ctx context.Context) error {
 	return nil
 }
 
-// Pooled is how many sandboxes wait in the pool.
-func (m *Manager) Pooled() int {
+// waiting is how many sandboxes wait in the pool.
+func (m *Manager) waiting() int {
 	m.pool.mu.Lock()
 	defer m.pool.mu.Unlock()
 	return len(m.pool.ready)

@@ -70,10 +70,10 @@ type SnapshotSpec struct {
 	safety bool
 }
 
-// MaxSnapshots is how many a sandbox can have, and keptSafety how many of them
+// maxSnapshots is how many a sandbox can have, and keptSafety how many of them
 // that Restore has made.
 const (
-	MaxSnapshots = 100
+	maxSnapshots = 100
 	keptSafety   = 3
 )
 
@@ -126,7 +126,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 		return s, fmt.Errorf("%w: keepLast and expires are not below zero", ErrBadSpec)
 	case spec.Memory && !e.state.live():
 		return s, fmt.Errorf("%w: it is %s and has no processes: leave memory out", ErrState, m.info(e).State)
-	case len(have) >= MaxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= MaxSnapshots):
+	case len(have) >= maxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= maxSnapshots):
 		return s, fmt.Errorf("%w: it has %d snapshots: remove some, or say keepLast", ErrState, len(have))
 	case e.rec.Restoring != "":
 		return s, fmt.Errorf("%w: it is being restored: start it first", ErrState)
