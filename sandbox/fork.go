@@ -19,6 +19,9 @@ type ForkSpec struct {
 	Count int `json:"count,omitempty"`
 	// Snapshot is what to fork. Default: the sandbox as it is.
 	Snapshot string `json:"snapshot,omitempty"`
+	// Within is the last of ChildName that a child without a name may have, for who
+	// has looked at those. 0: any.
+	Within int `json:"-"`
 }
 
 // MaxForks is how many one call makes.
@@ -92,13 +95,19 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	}
 	next := 1
 	for _, name := range names {
-		for name == "" {
+		for name == "" && err == nil {
 			n := ChildName(parent.rec.Name, next)
-			if next++; free(n) {
+			switch {
+			case spec.Within > 0 && next > spec.Within:
+				err = fmt.Errorf("%w: all before %s: give names", ErrTaken, n)
+			case free(n):
 				name = n
 			}
+			next++
 		}
-		err = CheckName(name)
+		if err == nil {
+			err = CheckName(name)
+		}
 		if err == nil && !free(name) {
 			err = fmt.Errorf("%w: there is a sandbox %s: choose another", ErrTaken, name)
 		}

@@ -441,6 +441,22 @@ func TestSnapshotCrashes(t *testing.T) {
 	}
 }
 
+// A child takes no name beyond those that who asks has looked at, whatever is in the
+// way of them and on no list.
+func TestForkWithin(t *testing.T) {
+	b := newBed(t)
+	b.live(t, "a")
+	if err := os.Mkdir(filepath.Join(b.dir, "a-1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := b.Fork(t.Context(), "a", ForkSpec{Within: 1}); !errors.Is(err, ErrTaken) || len(b.List()) != 1 {
+		t.Errorf("within the first: %v, %v, want %v", list, err, ErrTaken)
+	}
+	if list := b.fork(t, "a", ForkSpec{Within: 2}); len(list) != 1 || list[0].Name != "a-2" {
+		t.Errorf("within the second: %v", list)
+	}
+}
+
 // A removal that a crash has cut short is told once, wherever the next daemons end.
 func TestRemovalCutShort(t *testing.T) {
 	for at := 1; ; at++ {
