@@ -49,7 +49,7 @@ type difference struct {
 	when when
 }
 
-// differences are told in this order, most wanted first.
+// explain tells of differences when each could hold, the soonest first.
 func explain(all []difference, name string) string {
 	var parts []string
 	for w, how := range []string{
@@ -175,15 +175,7 @@ func (r record) wanted() Spec {
 // Set changes the spec of a sandbox. What it cannot change it refuses, and then
 // changes nothing.
 func (m *Manager) Set(ctx context.Context, name string, c SpecChange) (Info, error) {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return Info{}, err
-	}
-	defer m.release(e)
-	if err := m.set(ctx, e, c); err != nil {
-		return Info{}, fmt.Errorf("setting sandbox %s: %w", name, err)
-	}
-	return m.info(e), nil
+	return m.doing(ctx, name, "setting", func(e *entry) error { return m.set(ctx, e, c) })
 }
 
 func (m *Manager) set(ctx context.Context, e *entry, c SpecChange) error {
@@ -228,7 +220,7 @@ func (m *Manager) set(ctx context.Context, e *entry, c SpecChange) error {
 			m.publish(rec.Address, m.info(e))
 		}
 	}
-	if !c.Restart || e.rec.Next == nil || e.state != Running && !e.state.asleep() {
+	if !c.Restart || e.rec.Next == nil || !e.state.live() {
 		return nil
 	}
 	if err := m.halt(ctx, e, "to begin a session with another spec"); err != nil {

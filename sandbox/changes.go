@@ -17,13 +17,6 @@ type Layers interface {
 	Layers(ctx context.Context, id string) (upper string, lower []string, err error)
 }
 
-// Kinds of change.
-const (
-	Added    = manifest.Added
-	Modified = manifest.Modified
-	Removed  = manifest.Removed
-)
-
 // Change is what has become of one file: its path may hold any bytes.
 type Change = manifest.Change
 

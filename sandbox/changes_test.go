@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/manifest"
 )
 
 // upper is where the files of the test's containers lie.
@@ -63,7 +64,7 @@ func TestChanges(t *testing.T) {
 			if got := b.must(t)(b.Get("a")); string(got.State) != state {
 				t.Errorf("after the snapshot it is %s", got.State)
 			}
-			if diff := cmp.Diff(map[string]string{"/file": Added}, b.changed(t, "a", "")); diff != "" {
+			if diff := cmp.Diff(map[string]string{"/file": manifest.Added}, b.changed(t, "a", "")); diff != "" {
 				t.Errorf("since the image: -want +got\n%s", diff)
 			}
 			if diff := cmp.Diff(map[string]string{}, b.changed(t, "a", "one")); diff != "" {
@@ -71,7 +72,7 @@ func TestChanges(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 			b.put(t, i, "y")
-			all := map[string]string{"/file": Modified, "/memory/note": Modified}
+			all := map[string]string{"/file": manifest.Modified, "/memory/note": manifest.Modified}
 			if diff := cmp.Diff(all, b.changed(t, "a", "one")); diff != "" {
 				t.Errorf("later: -want +got\n%s", diff)
 			}
@@ -163,7 +164,7 @@ func TestChangesMeanwhile(t *testing.T) {
 	for range 30 {
 		got := b.changed(t, "a", "s")
 		maps.DeleteFunc(got, func(path, kind string) bool {
-			return kind == Added && (path == "/d" || filepath.Dir(path) == "/d")
+			return kind == manifest.Added && (path == "/d" || filepath.Dir(path) == "/d")
 		})
 		if len(got) > 0 {
 			t.Errorf("got %v", got)

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
-	"time"
 
 	"sallyport/memory"
 )
@@ -28,7 +27,7 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if taken, err := m.take(ctx, e, name, spec); taken || err != nil {
 		return err
 	}
-	rec := record{Name: name, ID: newID(), Spec: spec, Created: time.Now().UTC().Truncate(time.Millisecond)}
+	rec := record{Name: name, ID: newID(), Spec: spec, Created: now()}
 	if rec.Address, err = m.newAddress(); err != nil {
 		return err
 	}
@@ -163,11 +162,22 @@ func (m *Manager) newAddress() (netip.Addr, error) {
 	return a, err
 }
 
-// newGeneration is of a sandbox's next endpoint.
+// newGeneration is of a sandbox's next endpoint. It is in its record before the
+// endpoint is there.
 func (m *Manager) newGeneration() (uint32, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.counters.nextGeneration()
+}
+
+// renumber gives a sandbox that goes on in its session the generation of another
+// endpoint.
+func (m *Manager) renumber(e *entry) error {
+	gen, err := m.newGeneration()
+	if err != nil {
+		return err
+	}
+	return m.note(e, func(r *record) { r.Generation = gen })
 }
 
 func newID() string {

@@ -19,6 +19,9 @@ type ForkSpec struct {
 	Count int `json:"count,omitempty"`
 	// Snapshot is what to fork. Default: the sandbox as it is.
 	Snapshot string `json:"snapshot,omitempty"`
+	// Within is the last of ChildName that a child without a name may have, for who
+	// has looked at those. 0: any.
+	Within int `json:"-"`
 }
 
 // MaxForks is how many one call makes.
@@ -66,6 +69,12 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 	return list, nil
 }
 
+// ChildName is the nth that Fork tries for a child without a name, from 1.
+func ChildName(parent string, n int) string {
+	suffix := fmt.Sprintf("-%d", n)
+	return parent[:min(len(parent), 63-len(suffix))] + suffix
+}
+
 // claim takes the children's names, with their locks held. It waits for none: who
 // has one of them may wait for the parent.
 func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err error) {
@@ -86,14 +95,19 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	}
 	next := 1
 	for _, name := range names {
-		for name == "" {
-			suffix := fmt.Sprintf("-%d", next)
-			n := parent.rec.Name[:min(len(parent.rec.Name), 63-len(suffix))] + suffix
-			if next++; free(n) {
+		for name == "" && err == nil {
+			n := ChildName(parent.rec.Name, next)
+			switch {
+			case spec.Within > 0 && next > spec.Within:
+				err = fmt.Errorf("%w: all before %s: give names", ErrTaken, n)
+			case free(n):
 				name = n
 			}
+			next++
 		}
-		err = CheckName(name)
+		if err == nil {
+			err = CheckName(name)
+		}
 		if err == nil && !free(name) {
 			err = fmt.Errorf("%w: there is a sandbox %s: choose another", ErrTaken, name)
 		}
@@ -126,7 +140,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		}
 		roomy()
 	}()
-	live := e.state == Running || e.state.asleep()
+	live := e.state.live()
 	if e.rec.Restoring != "" && snapshot == "" {
 		return fmt.Errorf("%w: it is being restored: start it first, or fork snapshot %s", ErrState, e.rec.Restoring)
 	}

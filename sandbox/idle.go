@@ -43,10 +43,6 @@ type Meter interface {
 	Usage(ctx context.Context, id string) (Usage, error)
 }
 
-// Busy tells how many commands' streams and terminals a sandbox has that somebody
-// reads, in place of its agent; ok is false where that cannot be told, and the sandbox is not idle then.
-type Busy func(ctx context.Context, id string) (n int, ok bool)
-
 // use notes that somebody uses a sandbox, until the function is called.
 func (e *entry) use() (done func()) {
 	e.busy.Add(1)
@@ -61,11 +57,10 @@ type pulse struct {
 	active  time.Time // when something went on last
 }
 
-// WatchIdle puts sandboxes to sleep that are idle, and stops those whose lifetime
-// is over, until ctx is done. It is not only requests that count: a sandbox works
-// while a command or a terminal is open, while it sends, and while it takes
-// processor time. One that takes long to answer or to sleep keeps none of the
-// others waiting.
+// WatchIdle does to sandboxes that are idle what their specs want, until ctx is
+// done. It is not only requests that count: a sandbox works while a command or a
+// terminal is open, while it sends, and while it takes processor time. One that
+// takes long to answer or to sleep keeps none of the others waiting.
 func (m *Manager) WatchIdle(ctx context.Context) error {
 	tick := time.NewTicker(idleTick)
 	defer tick.Stop()
@@ -158,11 +153,13 @@ func (m *Manager) active(ctx context.Context, e *entry, i Info, last Usage) (boo
 		u.Sent < last.Sent || u.Sent-last.Sent > idleBytes, u
 }
 
-// busy asks the sandbox's agent who reads what commands write there. A command that
-// nobody reads counts by what it takes and sends: one that waits sleeps along.
+// busy asks the sandbox's agent how many commands' streams and terminals somebody
+// reads; ok is false where that cannot be told, and the sandbox is not idle then. A
+// command that nobody reads counts by what it takes and sends: one that waits sleeps
+// along.
 func (m *Manager) busy(ctx context.Context, e *entry, i Info) (n int, ok bool) {
-	if m.opt.Busy != nil {
-		return m.opt.Busy(ctx, i.ID)
+	if m.opt.busy != nil {
+		return m.opt.busy(ctx, i.ID)
 	}
 	if !e.mu.TryLock() {
 		return 0, false // something is being done to it
@@ -185,16 +182,9 @@ func (m *Manager) busy(ctx context.Context, e *entry, i Info) (n int, ok bool) {
 
 const askTimeout = 2 * time.Second
 
-// known returns the entry of a name, or nil.
-func (m *Manager) known(name string) *entry {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.entries[name]
-}
-
 // lull does to an idle sandbox what its spec wants.
 func (m *Manager) lull(ctx context.Context, i Info, why string) error {
-	_, err := m.sleeping(ctx, i.Name, "putting to sleep", func(e *entry) error {
+	_, err := m.doing(ctx, i.Name, "putting to sleep", func(e *entry) error {
 		// Somebody may have come while we waited for the lock.
 		if e.rec.ID != i.ID || e.state != Running || e.rec.Session != i.Session || e.busy.Load() > 0 {
 			return nil

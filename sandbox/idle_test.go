@@ -52,7 +52,7 @@ func TestIdle(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b, o := newBed(t), &body{}
 			synctest.Test(t, func(t *testing.T) {
-				b.opt.Meter, b.opt.Busy = o, o.busy
+				b.opt.Meter, b.opt.busy = o, o.busy
 				if _, _, err := b.GetOrCreate(t.Context(), "a", tt.spec); err != nil {
 					t.Fatal(err)
 				}
@@ -109,7 +109,7 @@ func TestIdleDoesNotWait(t *testing.T) {
 		slow := b.must(t)(b.start(t, "slow", Spec{Idle: Duration(time.Minute), OnIdle: IdlePause}))
 		b.must(t)(b.start(t, "other", Spec{Idle: Duration(time.Minute), OnIdle: IdlePause}))
 		ctx, cancel := context.WithCancel(t.Context())
-		b.opt.Busy = func(_ context.Context, id string) (int, bool) {
+		b.opt.busy = func(_ context.Context, id string) (int, bool) {
 			if id == slow.ID {
 				<-ctx.Done()
 			}
@@ -129,7 +129,7 @@ func TestIdleDoesNotWait(t *testing.T) {
 func TestIdleAndUnable(t *testing.T) {
 	b, o := newBed(t), &body{}
 	synctest.Test(t, func(t *testing.T) {
-		b.opt.Meter, b.opt.Busy = o, o.busy
+		b.opt.Meter, b.opt.busy = o, o.busy
 		b.must(t)(b.start(t, "a", Spec{Idle: Duration(time.Minute)}))
 		b.h.fault = "checkpoint"
 		ctx, cancel := context.WithCancel(t.Context())

@@ -72,7 +72,7 @@ func (m *Manager) expireAll(ctx context.Context) {
 	g.SetLimit(lifetimeStops)
 	for _, i := range m.List() {
 		over := record{Spec: i.Spec, Created: i.Created}.expired(time.Now())
-		if !over || i.State == Stopped && !i.Spec.Ephemeral || i.State == Failed && !i.Spec.Ephemeral {
+		if !over || !i.State.live() && !i.Spec.Ephemeral {
 			continue
 		}
 		g.Go(func() error {

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,7 +29,7 @@ type faultHost struct {
 	endpoints  map[uint32]Endpoint
 	roots      map[string]bool
 	events     []string
-	deeds      []Deed // what events say
+	deeds      []deed // what events say
 	starts     int
 	paused     map[string]bool
 	started    map[string]time.Time
@@ -46,6 +45,9 @@ type faultHost struct {
 	log        []model.Event     // what events tells, and of whom
 	ids        map[string]bool   // of events
 }
+
+// deed is what an event tells.
+type deed struct{ Sandbox, ID, Session, State, Detail string }
 
 var errFault = errors.New("a fault of the test's")
 
@@ -212,7 +214,7 @@ func (h *faultHost) Append(_ context.Context, events ...*audit.Event) error {
 			return err
 		}
 		h.events = append(h.events, x.Sandbox+" "+x.State)
-		h.deeds = append(h.deeds, Deed{Sandbox: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State, Detail: e.Detail, Since: time.UnixMilli(e.Time)})
+		h.deeds = append(h.deeds, deed{x.Sandbox, x.SandboxID, x.Session, x.State, e.Detail})
 		if h.ids == nil {
 			h.ids = map[string]bool{}
 		}
@@ -221,16 +223,6 @@ func (h *faultHost) Append(_ context.Context, events ...*audit.Event) error {
 		h.crashes()
 	}
 	return nil
-}
-
-// deed is what the log says of an event.
-func (h *faultHost) deed(_ context.Context, d Deed) (bool, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.ContainsFunc(h.deeds, func(o Deed) bool {
-		return o.Sandbox == d.Sandbox && o.ID == d.ID && o.State == d.State && (d.Session == "" || o.Session == d.Session) &&
-			strings.HasPrefix(o.Detail, d.Detail) && !o.Since.Before(d.Since)
-	}), nil
 }
 
 func (h *faultHost) recorded(_ context.Context, id string) (bool, error) {

@@ -148,18 +148,25 @@ func (b *bed) child(ctx context.Context, op model.Op) (*model.Contents, error) {
 	return c, b.Remove(ctx, name)
 }
 
+// seeds are those of so many games, from the first on.
+func seeds(t *testing.T, games int) (first int64, n int) {
+	t.Helper()
+	s := os.Getenv("SALLYPORT_SEED")
+	if s == "" {
+		return time.Now().UnixNano(), games
+	}
+	first, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return first, 1
+}
+
 // TestModel: clients that do things at random to the same sandboxes are told what a
 // simple one would tell them, and each change is one event. SALLYPORT_SEED plays
 // one game again.
 func TestModel(t *testing.T) {
-	first, games := time.Now().UnixNano(), 12
-	if s := os.Getenv("SALLYPORT_SEED"); s != "" {
-		n, err := strconv.ParseInt(s, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		first, games = n, 1
-	}
+	first, games := seeds(t, 12)
 	calls := 0
 	for n := range games {
 		seed := uint64(first) + uint64(n)
@@ -234,14 +241,7 @@ func (b *bed) agrees(t *testing.T, when string) {
 // step, or a crash of the daemon. What is recorded is always what a sandbox can go
 // through, no memory is lost without a word, and every state has a way out.
 func TestModelFaults(t *testing.T) {
-	first, games := time.Now().UnixNano(), 40
-	if s := os.Getenv("SALLYPORT_SEED"); s != "" {
-		n, err := strconv.ParseInt(s, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		first, games = n, 1
-	}
+	first, games := seeds(t, 40)
 	var done, faults, crashes int
 	for n := range games {
 		seed := uint64(first) + uint64(n)
@@ -259,7 +259,8 @@ func TestModelFaults(t *testing.T) {
 				b.h.calls, b.h.crash = 0, at
 				crash = true
 			}
-			r, crashed := b.survive(t, op)
+			var r model.Result
+			crashed := ends(func() { r = b.do(t.Context(), op) })
 			b.h.failing, b.h.crash = nil, 0
 			done++
 			if r.Err != nil {
@@ -298,19 +299,6 @@ func TestModelFaults(t *testing.T) {
 		b.agrees(t, fmt.Sprintf("SALLYPORT_SEED=%d", seed))
 	}
 	t.Logf("%d calls, of which %d met faults and %d crashes, from SALLYPORT_SEED=%d on", done, faults, crashes, first)
-}
-
-// survive is do where the daemon may end.
-func (b *bed) survive(t *testing.T, op model.Op) (r model.Result, crashed bool) {
-	defer func() {
-		if p := recover(); p != nil {
-			if p != errCrash {
-				panic(p)
-			}
-			crashed = true
-		}
-	}()
-	return b.do(t.Context(), op), false
 }
 
 func (b *bed) session(name string) string {

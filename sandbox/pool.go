@@ -102,7 +102,7 @@ func (m *Manager) top(ctx context.Context) error {
 			return err
 		}
 	}
-	for ctx.Err() == nil && m.Pooled() < m.opt.Pool {
+	for ctx.Err() == nil && m.waiting() < m.opt.Pool {
 		if err := m.roomy(); err != nil {
 			return err
 		}
@@ -117,8 +117,8 @@ func (m *Manager) top(ctx context.Context) error {
 	return nil
 }
 
-// Pooled is how many sandboxes wait in the pool.
-func (m *Manager) Pooled() int {
+// waiting is how many sandboxes wait in the pool.
+func (m *Manager) waiting() int {
 	m.pool.mu.Lock()
 	defer m.pool.mu.Unlock()
 	return len(m.pool.ready)
@@ -161,7 +161,7 @@ func (m *Manager) warm(ctx context.Context) (rec record, err error) {
 			return rec, err
 		}
 	}
-	rec = record{ID: newID(), Spec: m.opt.Defaults, Created: time.Now().UTC()}
+	rec = record{ID: newID(), Spec: m.opt.Defaults, Created: now()}
 	rec.Name = filepath.Join(poolDir, rec.ID)
 	if rec.Address, err = m.newAddress(); err != nil {
 		return rec, err
@@ -262,7 +262,7 @@ func (m *Manager) unplug(ctx context.Context, rec record) error {
 // its two names its folder has.
 func (m *Manager) become(ctx context.Context, e *entry, was record, name string, spec Spec, st Status) (err error) {
 	rec := was
-	rec.Name, rec.Spec, rec.Created = name, spec, time.Now().UTC().Truncate(time.Millisecond)
+	rec.Name, rec.Spec, rec.Created = name, spec, now()
 	e.rec = rec
 	folder := was
 	defer func() {

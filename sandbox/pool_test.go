@@ -18,8 +18,8 @@ import (
 func pooledHost(t *testing.T, h *faultHost, dir string) *Manager {
 	t.Helper()
 	m := openPooled(t, h, dir, 2)
-	if err := m.top(t.Context()); err != nil || m.Pooled() != 2 {
-		t.Fatalf("%d in the pool, %v", m.Pooled(), err)
+	if err := m.top(t.Context()); err != nil || m.waiting() != 2 {
+		t.Fatalf("%d in the pool, %v", m.waiting(), err)
 	}
 	return m
 }
@@ -48,8 +48,8 @@ func TestPool(t *testing.T) {
 	if err != nil || !created {
 		t.Fatal(created, err)
 	}
-	if i.State != Running || i.Session == "" || i.Spec.Tags["t"] != "u" || i.Spec.Owner != "acme" || h.starts != 2 || m.Pooled() != 1 {
-		t.Errorf("got %+v after %d starts, %d in the pool", i, h.starts, m.Pooled())
+	if i.State != Running || i.Session == "" || i.Spec.Tags["t"] != "u" || i.Spec.Owner != "acme" || h.starts != 2 || m.waiting() != 1 {
+		t.Errorf("got %+v after %d starts, %d in the pool", i, h.starts, m.waiting())
 	}
 	if ep := h.endpoints[i.Generation]; ep.Sandbox != "a" || ep.ID != i.ID || ep.Address != i.Address || len(h.endpoints) != 1 {
 		t.Errorf("endpoints %+v", h.endpoints)
@@ -90,8 +90,8 @@ func TestPoolIsNotForAll(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := pooledHost(t, newFaultHost(), t.TempDir())
-			if i, _, err := m.GetOrCreate(t.Context(), "a", s); err != nil || m.Pooled() != 2 || i.State != Stopped {
-				t.Errorf("got %v, %v with %d in the pool", i.State, err, m.Pooled())
+			if i, _, err := m.GetOrCreate(t.Context(), "a", s); err != nil || m.waiting() != 2 || i.State != Stopped {
+				t.Errorf("got %v, %v with %d in the pool", i.State, err, m.waiting())
 			}
 		})
 	}
@@ -140,8 +140,8 @@ func TestPoolOfTheDead(t *testing.T) {
 	if _, created, err := m.GetOrCreate(t.Context(), "a", Spec{}); err != nil || !created {
 		t.Fatal(created, err)
 	}
-	if _, err := m.Start(t.Context(), "a"); err != nil || len(h.containers) != 1 || m.Pooled() != 0 {
-		t.Errorf("containers %v, %d in the pool, %v", h.containers, m.Pooled(), err)
+	if _, err := m.Start(t.Context(), "a"); err != nil || len(h.containers) != 1 || m.waiting() != 0 {
+		t.Errorf("containers %v, %d in the pool, %v", h.containers, m.waiting(), err)
 	}
 }
 
@@ -186,8 +186,8 @@ func TestPoolAfterACrash(t *testing.T) {
 					t.Errorf("got %v, %v, running %v", i.State, err, h.containers[rec.ID])
 				}
 			}
-			if len(h.containers) != want || len(h.roots) != want || m.Pooled() != 2 || len(m.List()) != want-2 {
-				t.Errorf("containers %v, roots %v, %d in the pool, listed %v", h.containers, h.roots, m.Pooled(), m.List())
+			if len(h.containers) != want || len(h.roots) != want || m.waiting() != 2 || len(m.List()) != want-2 {
+				t.Errorf("containers %v, roots %v, %d in the pool, listed %v", h.containers, h.roots, m.waiting(), m.List())
 			}
 		})
 	}
@@ -203,9 +203,9 @@ func TestFill(t *testing.T) {
 	go func() { ended <- m.Fill(ctx) }()
 	full := func() {
 		t.Helper()
-		for deadline := time.Now().Add(5 * time.Second); m.Pooled() != 2; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(5 * time.Second); m.waiting() != 2; time.Sleep(time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("%d in the pool", m.Pooled())
+				t.Fatalf("%d in the pool", m.waiting())
 			}
 		}
 	}
@@ -224,7 +224,7 @@ func TestFill(t *testing.T) {
 		t.Errorf("listed %v, containers %v", m.List(), h.containers)
 	}
 	cancel()
-	if err := errors.Join(<-ended, m.Drain(t.Context())); err != nil || m.Pooled() != 0 || len(h.containers) != 4 {
-		t.Errorf("%v, %d in the pool, containers %v", err, m.Pooled(), h.containers)
+	if err := errors.Join(<-ended, m.Drain(t.Context())); err != nil || m.waiting() != 0 || len(h.containers) != 4 {
+		t.Errorf("%v, %d in the pool, containers %v", err, m.waiting(), h.containers)
 	}
 }

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -34,9 +33,7 @@ const closeGrace = 2 * time.Second
 // on. One that something is being done to, which may take minutes, is not waited for
 // longer than a moment: its connections end with the process.
 func (m *Manager) Close() error {
-	m.mu.Lock()
-	entries := slices.Collect(maps.Values(m.entries))
-	m.mu.Unlock()
+	entries := m.all()
 	for deadline := time.Now().Add(closeGrace); ; time.Sleep(10 * time.Millisecond) {
 		entries = slices.DeleteFunc(entries, func(e *entry) bool {
 			if !e.mu.TryLock() {

@@ -20,15 +20,8 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, err error) {
 	for _, ep := range attached {
 		byGeneration[ep.Generation] = ep
 	}
-	m.mu.Lock()
-	entries := make([]*entry, 0, len(m.entries))
-	for _, e := range m.entries {
-		entries = append(entries, e)
-	}
-	m.mu.Unlock()
-
 	errs := []error{m.sweep()}
-	for _, e := range entries {
+	for _, e := range m.all() {
 		if !e.mu.TryLock() {
 			// Something is being done to it, which may take long: the others, and the
 			// endpoints whose owners are not known, do not wait for that.
@@ -129,12 +122,7 @@ func (m *Manager) identify(ctx context.Context, e *entry, have Endpoint, st Stat
 		return true, nil
 	}
 	// It runs on an interface that nothing vouches for: identify it anew.
-	gen, err := m.newGeneration()
-	if err != nil {
-		return false, err
-	}
-	e.rec.Generation = gen
-	if err := e.rec.write(m.dir(e.rec.Name)); err != nil {
+	if err := m.renumber(e); err != nil {
 		return false, err
 	}
 	if err := m.attach(e, st); err != nil {

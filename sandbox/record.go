@@ -29,7 +29,7 @@ type record struct {
 	MAC        string     `json:"mac"`
 	Created    time.Time  `json:"created"`
 	Session    string     `json:"session,omitempty"`    // of the run whose end has not been seen yet
-	Generation uint32     `json:"generation,omitempty"` // of the last run
+	Generation uint32     `json:"generation,omitempty"` // of its last endpoint
 	// Ready is false from before the container is asked for until it exists,
 	// so that a crash in between is found and cleaned up.
 	Ready bool `json:"ready"`
@@ -94,7 +94,7 @@ func (r record) write(dir string) error {
 	return durable.WriteFile(filepath.Join(dir, recordFile), append(data, '\n'), 0o600)
 }
 
-// counters hands out what is never given twice: a generation for each session
+// counters hands out what is never given twice: a generation for each endpoint
 // and, until the subnet has been used up once, an address for each sandbox.
 type counters struct {
 	path string

@@ -17,7 +17,7 @@ import (
 // Recover gets a sandbox out of Failed: it is stopped then. One that is in no error
 // is left as it is.
 func (m *Manager) Recover(ctx context.Context, name string) (Info, error) {
-	return m.sleeping(ctx, name, "recovering", func(e *entry) error {
+	return m.doing(ctx, name, "recovering", func(e *entry) error {
 		if !e.failed() {
 			return nil
 		}
@@ -27,7 +27,7 @@ func (m *Manager) Recover(ctx context.Context, name string) (Info, error) {
 
 // failed tells whether a sandbox is in Failed.
 func (e *entry) failed() bool {
-	return e.rec.Reason != "" && e.state != Running && !e.state.asleep()
+	return e.rec.Reason != "" && !e.state.live()
 }
 
 func (m *Manager) recover(ctx context.Context, e *entry) error {

@@ -18,7 +18,7 @@ import (
 // starts from its disk, and one that was stopped stays so. A snapshot whose disk is
 // damaged is ErrDamaged, and nothing has changed.
 func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Info, error) {
-	return m.sleeping(ctx, name, "restoring", func(e *entry) error { return m.revert(ctx, e, snapshot) })
+	return m.doing(ctx, name, "restoring", func(e *entry) error { return m.revert(ctx, e, snapshot) })
 }
 
 func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err error) {
@@ -29,7 +29,7 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err er
 	if err := m.verify(s); err != nil {
 		return err
 	}
-	live := e.state == Running || e.state.asleep()
+	live := e.state.live()
 	ram, done := m.scratch(e)
 	defer func() { err = errors.Join(err, done()) }()
 	lost, err := m.recollect(ctx, s, ram)

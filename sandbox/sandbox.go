@@ -1,9 +1,9 @@
-// Package sandbox keeps named, durable sandboxes: get or create, run, stop,
-// start, list, remove.
+// Package sandbox keeps named, durable sandboxes: get or create, run commands in
+// them, change, stop, remove; have them sleep, keep and fork them.
 //
 // The Manager owns the record of each sandbox (its spec, address, identity and
-// state) and drives three things that it declares as interfaces: the Runtime
-// that runs it, the Network that vouches for its packets, and the Authority
+// state). What it drives it declares as interfaces, these above all: the Runtime
+// that runs a sandbox, the Network that vouches for its packets, and the Authority
 // whose certificate it trusts. A sandbox that is not attached to the Network
 // runs but can reach nothing.
 //
@@ -41,7 +41,7 @@ var (
 	ErrDamaged = errors.New("the snapshot is damaged")
 )
 
-// Spec is what the user asked for. Some of it can be changed; see Change.
+// Spec is what the user asked for. Some of it can be changed; see SpecChange.
 type Spec struct {
 	Image   string            `json:"image,omitempty"`   // default: the daemon's
 	Runtime string            `json:"runtime,omitempty"` // runsc (default) or runc
@@ -188,7 +188,7 @@ type Endpoint struct {
 	Link       int // interface index of the host's end of the veth
 	Sandbox    string
 	ID         string
-	Generation uint32 // unique for each session, never reused
+	Generation uint32 // unique, never reused: of each beginning and each waking
 	Address    netip.Addr
 	MAC        string
 	Offline    bool // only the host's own connections to its agent pass

@@ -73,8 +73,8 @@ func TestShareOfThePool(t *testing.T) {
 	if i, _, err := m.GetOrCreate(ctx, "one", Spec{}); err != nil || i.State != Running {
 		t.Fatalf("%+v %v", i, err)
 	}
-	if _, _, err := m.GetOrCreate(ctx, "two", Spec{}); !errors.Is(err, ErrShare) || m.Pooled() != 1 {
-		t.Errorf("%v, %d in the pool", err, m.Pooled())
+	if _, _, err := m.GetOrCreate(ctx, "two", Spec{}); !errors.Is(err, ErrShare) || m.waiting() != 1 {
+		t.Errorf("%v, %d in the pool", err, m.waiting())
 	}
 	if err := m.Remove(ctx, "one"); err != nil {
 		t.Fatal(err)

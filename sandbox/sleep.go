@@ -27,6 +27,9 @@ const maxWakes = 2
 // asleep tells whether a sandbox has a session that does not run now.
 func (s State) asleep() bool { return s == Paused || s == Hibernated }
 
+// live tells whether a sandbox has a session.
+func (s State) live() bool { return s == Running || s.asleep() }
+
 // ram is where a sandbox's memory is while it is written and read: a folder in
 // memory.
 func (m *Manager) ram(e *entry) string { return filepath.Join(m.opt.RAM, e.rec.ID) }
@@ -49,37 +52,10 @@ func (m *Manager) clear(e *entry) error {
 	return errors.Join(errs...)
 }
 
-// note writes the record as change makes it; e has it when it is on the disk.
-func (m *Manager) note(e *entry, change func(*record)) error {
-	rec := e.rec
-	if !e.untold() {
-		rec.Untold = nil
-	}
-	change(&rec)
-	if err := rec.write(m.dir(rec.Name)); err != nil {
-		return err
-	}
-	e.rec = rec
-	return nil
-}
-
-// sleeping runs f on a sandbox, under its lock.
-func (m *Manager) sleeping(ctx context.Context, name, verb string, f func(*entry) error) (Info, error) {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return Info{}, err
-	}
-	defer m.release(e)
-	if err := f(e); err != nil {
-		return Info{}, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
-	}
-	return m.info(e), nil
-}
-
 // Pause stops a running sandbox where it is: in RAM, taking no CPU time. Any use
 // wakes it. One that sleeps already is left as it is.
 func (m *Manager) Pause(ctx context.Context, name string) (Info, error) {
-	return m.sleeping(ctx, name, "pausing", func(e *entry) error {
+	return m.doing(ctx, name, "pausing", func(e *entry) error {
 		if e.state.asleep() {
 			return nil
 		}
@@ -124,8 +100,8 @@ func (m *Manager) Resume(ctx context.Context, name string) (Info, error) {
 // Wake lets a sandbox that sleeps go on: its processes are what they were. One
 // that runs is left as it is, one that is stopped is ErrState.
 func (m *Manager) Wake(ctx context.Context, name string) (Info, error) {
-	return m.sleeping(ctx, name, "waking", func(e *entry) error {
-		if e.state != Running && !e.state.asleep() {
+	return m.doing(ctx, name, "waking", func(e *entry) error {
+		if !e.state.live() {
 			return fmt.Errorf("%w: it is %s and has no session to go on with: `sallyport run %s -- CMD` starts one", ErrState, m.info(e).State, name)
 		}
 		return m.start(ctx, e)
@@ -169,7 +145,7 @@ func (m *Manager) wakened(e *entry) error {
 // use wakes it, after a reboot too. A hibernated one is left as it is. It is
 // ErrNoCheckpoint where the runtime cannot.
 func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
-	return m.sleeping(ctx, name, "hibernating", func(e *entry) error {
+	return m.doing(ctx, name, "hibernating", func(e *entry) error {
 		if e.state == Hibernated {
 			return nil
 		}
@@ -322,15 +298,12 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 // restore starts the container with the memory in RAM, and lets it go on. When it
 // fails the container does not run.
 func (m *Manager) restore(ctx context.Context, e *entry) error {
-	gen, err := m.newGeneration()
-	if err != nil {
-		return err
-	}
-	if err := m.note(e, func(r *record) { r.Generation = gen }); err != nil {
+	if err := m.renumber(e); err != nil {
 		return err
 	}
 	var st Status
-	if err = m.attachDisk(e.rec); err == nil {
+	err := m.attachDisk(e.rec)
+	if err == nil {
 		st, err = m.opt.Runtime.Restore(ctx, e.rec.ID, m.ram(e))
 	}
 	if err != nil {

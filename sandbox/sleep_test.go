@@ -22,6 +22,20 @@ import (
 // errCrash is what a call panics with that never returns: the daemon has ended.
 var errCrash = errors.New("the daemon ends here")
 
+// ends tells whether the daemon ends in f.
+func ends(f func()) (crashed bool) {
+	defer func() {
+		if p := recover(); p != nil {
+			if p != errCrash {
+				panic(p)
+			}
+			crashed = true
+		}
+	}()
+	f()
+	return false
+}
+
 func (h *faultHost) run(id, memory string) {
 	h.containers[id] = true
 	h.starts++
@@ -157,7 +171,7 @@ func (b *bed) open(t *testing.T) {
 		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
 		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h, Recorded: b.h.recorded,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), Told: b.h.deed,
+		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -458,20 +472,11 @@ func TestCrashes(t *testing.T) {
 				b := newBed(t)
 				before := b.live(t, "a")
 				b.h.calls, b.h.crash = 0, at
-				crashed := func() (crashed bool) {
-					defer func() {
-						if p := recover(); p != nil {
-							if p != errCrash {
-								panic(p)
-							}
-							crashed = true
-						}
-					}()
+				crashed := ends(func() {
 					if err := change(b, t.Context()); err != nil {
 						t.Fatal(err)
 					}
-					return false
-				}()
+				})
 				if !crashed {
 					if at < 3 {
 						t.Error("the change has no calls to crash at")

@@ -70,10 +70,10 @@ type SnapshotSpec struct {
 	safety bool
 }
 
-// MaxSnapshots is how many a sandbox can have, and keptSafety how many of them
+// maxSnapshots is how many a sandbox can have, and keptSafety how many of them
 // that Restore has made.
 const (
-	MaxSnapshots = 100
+	maxSnapshots = 100
 	keptSafety   = 3
 )
 
@@ -84,7 +84,7 @@ const (
 	snapshotStore  = "store"
 	snapshotMemory = "memory"
 	// partSuffix is of a folder that is being made, and goneSuffix of one that is
-	// being removed: no snapshot's name ends so.
+	// being removed: no snapshot's name ends so. See aside.
 	partSuffix = ".part"
 	goneSuffix = ".gone"
 )
@@ -96,15 +96,11 @@ func (m *Manager) snapshotsDir(name string) string {
 // Snapshot keeps what a sandbox is now. One that runs stands still meanwhile, so
 // that files and processes agree.
 func (m *Manager) Snapshot(ctx context.Context, name string, spec SnapshotSpec) (s Snapshot, err error) {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return s, err
-	}
-	defer m.release(e)
-	if s, err = m.keep(ctx, e, spec); err != nil {
-		return s, fmt.Errorf("making a snapshot of sandbox %s: %w", name, err)
-	}
-	return s, nil
+	_, err = m.doing(ctx, name, "making a snapshot of", func(e *entry) (err error) {
+		s, err = m.keep(ctx, e, spec)
+		return err
+	})
+	return s, err
 }
 
 func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snapshot, err error) {
@@ -121,16 +117,16 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if spec.Name == "" {
 		spec.Name = stamp("at-")
 	}
-	switch live := e.state == Running || e.state.asleep(); {
+	switch {
 	case !nameForm.MatchString(spec.Name):
 		return s, fmt.Errorf("%w: %q is no snapshot's name: use 1 to 63 lower-case letters, digits and hyphens", ErrBadSpec, spec.Name)
 	case slices.ContainsFunc(have, func(o Snapshot) bool { return o.Name == spec.Name }):
 		return s, fmt.Errorf("%w: there is a snapshot %s: remove it, or choose another name", ErrTaken, spec.Name)
 	case spec.KeepLast < 0 || spec.Expires < 0:
 		return s, fmt.Errorf("%w: keepLast and expires are not below zero", ErrBadSpec)
-	case spec.Memory && !live:
+	case spec.Memory && !e.state.live():
 		return s, fmt.Errorf("%w: it is %s and has no processes: leave memory out", ErrState, m.info(e).State)
-	case len(have) >= MaxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= MaxSnapshots):
+	case len(have) >= maxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= maxSnapshots):
 		return s, fmt.Errorf("%w: it has %d snapshots: remove some, or say keepLast", ErrState, len(have))
 	case e.rec.Restoring != "":
 		return s, fmt.Errorf("%w: it is being restored: start it first", ErrState)
@@ -197,7 +193,16 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if s.Memory {
 		what += ", with its processes"
 	}
-	if err := m.say(ctx, e, detailed(e.rec, "snapshot", what)); err != nil {
+	ev := detailed(e.rec, "snapshot", what)
+	whole := aside(dir, ev, partSuffix)
+	if err := os.Rename(part, whole); err != nil {
+		return s, err
+	}
+	part = whole
+	if err := durable.SyncDir(m.snapshotsDir(e.rec.Name)); err != nil {
+		return s, err
+	}
+	if err := m.say(ctx, e, ev); err != nil {
 		return s, err
 	}
 	if err := os.Rename(part, dir); err != nil {
@@ -293,12 +298,8 @@ func (m *Manager) snapshot(e *entry, snapshot string) (s Snapshot, err error) {
 	return s, fmt.Errorf("%w: %q of sandbox %s: `sallyport sandbox snapshots %s` shows those there are", ErrNoSnapshot, snapshot, name, name)
 }
 
-func (m *Manager) readSnapshot(dir string) (Snapshot, error) {
-	return m.readSnapshotOf(dir, filepath.Base(dir))
-}
-
-// readSnapshotOf reads the record of the snapshot of that name.
-func (m *Manager) readSnapshotOf(dir, name string) (s Snapshot, err error) {
+// readSnapshot reads the record in a snapshot's folder.
+func (m *Manager) readSnapshot(dir string) (s Snapshot, err error) {
 	sealed, err := os.ReadFile(filepath.Join(dir, snapshotRecord))
 	if err != nil {
 		return s, err
@@ -310,7 +311,7 @@ func (m *Manager) readSnapshotOf(dir, name string) (s Snapshot, err error) {
 	if err == nil {
 		err = json.Unmarshal(text, &s)
 	}
-	if of := filepath.Base(filepath.Dir(filepath.Dir(dir))); err == nil && (s.Name != name || s.Sandbox != of) {
+	if of := filepath.Base(filepath.Dir(filepath.Dir(dir))); err == nil && (s.Name != filepath.Base(dir) || s.Sandbox != of) {
 		err = fmt.Errorf("it is that of %q of sandbox %q", s.Name, s.Sandbox)
 	}
 	if err != nil {
@@ -350,116 +351,4 @@ func (m *Manager) Snapshots(ctx context.Context, name string) ([]Snapshot, error
 		return nil, err
 	}
 	return m.snapshots(name)
-}
-
-// RemoveSnapshot removes one of a sandbox's.
-func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) error {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return err
-	}
-	defer m.release(e)
-	if _, err := os.Lstat(filepath.Join(m.snapshotsDir(name), snapshot)); err != nil || !nameForm.MatchString(snapshot) {
-		_, err := m.snapshot(e, snapshot)
-		return err
-	}
-	return m.dropSnapshot(ctx, e, snapshot, "asked to")
-}
-
-func (m *Manager) dropSnapshot(ctx context.Context, e *entry, snapshot, why string) error {
-	if e.rec.Restoring == snapshot {
-		return fmt.Errorf("%w: snapshot %s is being restored: start the sandbox first", ErrState, snapshot)
-	}
-	dir := filepath.Join(m.snapshotsDir(e.rec.Name), snapshot)
-	if err := os.Rename(dir, dir+goneSuffix); err != nil {
-		return err
-	}
-	if err := durable.SyncDir(filepath.Dir(dir)); err != nil {
-		return err
-	}
-	if err := m.say(ctx, e, detailed(e.rec, "snapshot removed", snapshot+": "+why)); err != nil {
-		return errors.Join(err, os.Rename(dir+goneSuffix, dir))
-	}
-	return os.RemoveAll(dir + goneSuffix)
-}
-
-// retain removes what a new snapshot leaves no place for.
-func (m *Manager) retain(ctx context.Context, e *entry, spec SnapshotSpec) error {
-	have, err := m.snapshots(e.rec.Name)
-	if err != nil {
-		return err
-	}
-	limit := spec.KeepLast
-	if spec.safety {
-		limit = keptSafety
-	}
-	if limit == 0 {
-		return nil
-	}
-	have = slices.DeleteFunc(have, func(s Snapshot) bool { return s.Safety != spec.safety })
-	var errs []error
-	for _, s := range have[:max(0, len(have)-limit)] {
-		errs = append(errs, m.dropSnapshot(ctx, e, s.Name, fmt.Sprintf("the last %d are kept", limit)))
-	}
-	return errors.Join(errs...)
-}
-
-// tidy removes a sandbox's snapshots that have expired, and makes of what a crash
-// has left of others what is on record.
-func (m *Manager) tidy(ctx context.Context, e *entry) error {
-	folders, err := os.ReadDir(m.snapshotsDir(e.rec.Name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, f := range folders {
-		path := filepath.Join(m.snapshotsDir(e.rec.Name), f.Name())
-		switch filepath.Ext(path) {
-		case partSuffix:
-			errs = append(errs, m.tidyPart(ctx, e, path))
-		case goneSuffix:
-			errs = append(errs, m.tidyGone(ctx, e, path))
-		default:
-			if s, err := m.readSnapshot(path); err == nil && !s.Expires.IsZero() && time.Now().After(s.Expires) && e.rec.Restoring != s.Name {
-				errs = append(errs, m.dropSnapshot(ctx, e, s.Name, "it has expired"))
-			}
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// tidyPart: one that is whole, and on record, is there.
-func (m *Manager) tidyPart(ctx context.Context, e *entry, part string) error {
-	dir := strings.TrimSuffix(part, partSuffix)
-	s, err := m.readSnapshotOf(part, filepath.Base(dir))
-	if err != nil || m.opt.Told == nil {
-		return os.RemoveAll(part)
-	}
-	made, err := m.onRecord(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot", Detail: s.Name + ",", Since: s.Created})
-	switch {
-	case err != nil:
-		return err
-	case !made:
-		return os.RemoveAll(part)
-	}
-	return errors.Join(os.Rename(part, dir), durable.SyncDir(filepath.Dir(dir)))
-}
-
-// tidyGone: its end is on record before any of it goes.
-func (m *Manager) tidyGone(ctx context.Context, e *entry, gone string) error {
-	name := strings.TrimSuffix(filepath.Base(gone), goneSuffix)
-	s, err := m.readSnapshotOf(gone, name)
-	if err == nil {
-		ended, err := m.onRecord(ctx, Deed{Sandbox: s.Sandbox, ID: s.SandboxID, State: "snapshot removed", Detail: s.Name + ":", Since: s.Created})
-		if err == nil && !ended {
-			err = m.say(ctx, e, detailed(e.rec, "snapshot removed", name+": the daemon ended while it was being removed"))
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return os.RemoveAll(gone)
 }

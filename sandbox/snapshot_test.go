@@ -378,20 +378,11 @@ func TestSnapshotCrashes(t *testing.T) {
 				b.put(t, before, "after")
 				b.h.events = nil
 				b.h.calls, b.h.crash = 0, at
-				crashed := func() (crashed bool) {
-					defer func() {
-						if p := recover(); p != nil {
-							if p != errCrash {
-								panic(p)
-							}
-							crashed = true
-						}
-					}()
+				crashed := ends(func() {
 					if err := change(b, t.Context()); err != nil {
 						t.Fatal(err)
 					}
-					return false
-				}()
+				})
 				if !crashed {
 					if at < 2 {
 						t.Error("the change has no calls to crash at")
@@ -447,6 +438,52 @@ func TestSnapshotCrashes(t *testing.T) {
 				b.must(t)(b.Wake(t.Context(), "a"))
 			}
 		})
+	}
+}
+
+// A child takes no name beyond those that who asks has looked at, whatever is in the
+// way of them and on no list.
+func TestForkWithin(t *testing.T) {
+	b := newBed(t)
+	b.live(t, "a")
+	if err := os.Mkdir(filepath.Join(b.dir, "a-1"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := b.Fork(t.Context(), "a", ForkSpec{Within: 1}); !errors.Is(err, ErrTaken) || len(b.List()) != 1 {
+		t.Errorf("within the first: %v, %v, want %v", list, err, ErrTaken)
+	}
+	if list := b.fork(t, "a", ForkSpec{Within: 2}); len(list) != 1 || list[0].Name != "a-2" {
+		t.Errorf("within the second: %v", list)
+	}
+}
+
+// A removal that a crash has cut short is told once, wherever the next daemons end.
+func TestRemovalCutShort(t *testing.T) {
+	for at := 1; ; at++ {
+		b := newBed(t)
+		b.live(t, "a")
+		b.keeps(t, "a", SnapshotSpec{Name: "s"})
+		dir := filepath.Join(b.dir, "a", "snapshots", "s")
+		if err := os.Rename(dir, aside(dir, lifecycle(b.entries["a"].rec, "snapshot removed"), goneSuffix)); err != nil {
+			t.Fatal(err)
+		}
+		b.h.events = nil
+		b.h.calls, b.h.crash = 0, at
+		crashed := ends(func() { b.open(t) })
+		b.h.crash = 0
+		b.open(t)
+		if n := strings.Count(strings.Join(b.h.events, ", "), "snapshot removed"); n != 1 {
+			t.Errorf("crash at call %d: told %d times: %v", at, n, b.h.events)
+		}
+		if left, _ := filepath.Glob(filepath.Join(b.dir, "a", "snapshots", "*")); len(left) > 0 {
+			t.Errorf("crash at call %d: left %v", at, left)
+		}
+		if !crashed {
+			if at < 2 {
+				t.Error("the start has no calls to crash at")
+			}
+			return
+		}
 	}
 }
 

@@ -12,7 +12,9 @@ import (
 // A change of a sandbox is in two places: its record, and the audit log. So that
 // each is one event whenever the daemon ends, the record is written with the event
 // that belongs to it (record.Untold), and the event is appended then. Who finds a
-// record with an event that may not be in the log asks for it there by its ID.
+// record with an event that may not be in the log asks for it there by its ID. A
+// snapshot, which is no change of a record, has the ID in the name of its folder
+// meanwhile: see aside.
 
 // toldFile has the ID of the last event that is known to be in the log. It is not
 // synced: without it the log is asked.
@@ -77,14 +79,20 @@ func (m *Manager) doubt(ctx context.Context, e *entry) (known bool, err error) {
 	}
 	id := e.rec.Untold.ID()
 	if last, err := os.ReadFile(filepath.Join(m.dir(e.rec.Name), toldFile)); err != nil || string(last) != id {
-		if m.opt.Recorded == nil {
-			return false, nil
-		}
-		if known, err := m.opt.Recorded(ctx, id); !known || err != nil {
+		if known, err := m.recorded(ctx, id); !known || err != nil {
 			return false, err
 		}
 	}
 	return true, m.told(e)
+}
+
+// recorded tells whether the log has an event. What cannot be asked has not been
+// told.
+func (m *Manager) recorded(ctx context.Context, id string) (bool, error) {
+	if m.opt.Recorded == nil {
+		return false, nil
+	}
+	return m.opt.Recorded(ctx, id)
 }
 
 func (m *Manager) told(e *entry) error {
@@ -106,9 +114,9 @@ func detailed(r record, state, why string) *audit.Event {
 // lifecycle is the event of a sandbox's change of state (OCSF Application
 // Lifecycle; activity 3 start, 4 stop, 99 other).
 func lifecycle(r record, state string) *audit.Event {
-	activity := map[string]int{"started": 3, "stopped": 4}[state]
+	activity := map[string]int{"started": audit.LifecycleStart, "stopped": audit.LifecycleStop}[state]
 	if activity == 0 {
-		activity = 99
+		activity = audit.ActivityOther
 	}
 	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
 	ev.App = &audit.Product{Name: "sandbox/" + r.Name}
@@ -118,4 +126,18 @@ func lifecycle(r record, state string) *audit.Event {
 	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.State = r.Name, r.ID, r.Session, tags(r.Spec.Tags, r.Lineage), state
 	x.Owner = r.Spec.Owner
 	return ev
+}
+
+// note writes the record as change makes it; e has it when it is on the disk.
+func (m *Manager) note(e *entry, change func(*record)) error {
+	rec := e.rec
+	if !e.untold() {
+		rec.Untold = nil
+	}
+	change(&rec)
+	if err := rec.write(m.dir(rec.Name)); err != nil {
+		return err
+	}
+	e.rec = rec
+	return nil
 }

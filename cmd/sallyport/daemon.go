@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -30,16 +29,10 @@ import (
 	"sallyport/internal/cell"
 	"sallyport/internal/config"
 	"sallyport/internal/durable"
-	"sallyport/internal/ram"
 	"sallyport/internal/seal"
 	"sallyport/internal/ssh"
 	"sallyport/policy"
 	"sallyport/policy/approval"
-	"sallyport/sandbox"
-	"sallyport/sandbox/agent/channel"
-	"sallyport/sandbox/datapath"
-	"sallyport/sandbox/disk"
-	"sallyport/sandbox/docker"
 )
 
 // daemon is everything that `sallyport up` runs, in the order in which it is made.
@@ -79,16 +72,6 @@ type daemon struct {
 	apiKeys     *api.Keys
 	once        *api.Once
 	certificate *tls.Certificate // of the API's listener, nil without one
-}
-
-// house is where sandboxes of this host live.
-type house struct {
-	guard     *datapath.Datapath
-	engine    *docker.Engine
-	sandboxes *sandbox.Manager
-	steered   *net.TCPListener
-	dnsUDP    *net.UDPConn
-	dnsTCP    *net.TCPListener
 }
 
 // newDaemon makes all parts. When it fails, what it made is closed again.
@@ -204,93 +187,6 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	return err
 }
 
-// openHouse guards the bridge before the engine starts, so that no container
-// can be there first.
-func (d *daemon) openHouse(ctx context.Context) (err error) {
-	if d.cfg.Engine.Kind == "none" {
-		return nil
-	}
-	h := &house{}
-	net4 := d.cfg.Network
-	if h.guard, err = datapath.Open(d.guardConfig()); err != nil {
-		return err
-	}
-	d.onClose(h.guard.Close)
-	if h.steered, err = datapath.Listen(); err != nil {
-		return err
-	}
-	d.onClose(func() error { _ = h.steered.Close(); return nil }) // the gateway may have closed it
-	at := netip.AddrPortFrom(d.guardConfig().Gateway(), 53)
-	if h.dnsUDP, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at)); err != nil {
-		return fmt.Errorf("listening for the sandboxes' DNS: %w: is another DNS server on every address of this host?", err)
-	}
-	d.onClose(func() error { _ = h.dnsUDP.Close(); return nil })
-	if h.dnsTCP, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(at)); err != nil {
-		return fmt.Errorf("listening for the sandboxes' DNS: %w", err)
-	}
-	d.onClose(func() error { _ = h.dnsTCP.Close(); return nil })
-
-	agents, err := channel.OpenKey(filepath.Join(d.cfg.DataDir, "agent.key"), d.key)
-	if err != nil {
-		return err
-	}
-	runtime, err := d.openRuntime(ctx, h, channel.Public(agents))
-	if err != nil {
-		return err
-	}
-	var disks sandbox.Disks
-	size := int64(d.cfg.Sandbox.Disk)
-	if runtime.Layered() {
-		disks = disk.Disks{}
-	} else {
-		d.log.Warn("nothing bounds what sandboxes write: this engine does not keep containers in overlay2; use engine.kind: private")
-		size = 0
-	}
-	if err := ram.Mount(vaultDir(d.cfg)); err != nil {
-		return err
-	}
-	space, reserve, err := openSpace(d.cfg)
-	if err != nil {
-		return err
-	}
-	h.sandboxes, err = sandbox.Open(ctx, sandbox.Options{
-		Dir:    sandboxesDir(d.cfg),
-		Subnet: net4.Subnet,
-		Defaults: sandbox.Spec{
-			Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids,
-			CPUs: d.cfg.Sandbox.CPUs, Memory: int64(d.cfg.Sandbox.Memory), Disk: size,
-		},
-		Pool:      d.cfg.Sandbox.Pool.Size,
-		Runtime:   runtime,
-		Disks:     disks,
-		Network:   h.guard,
-		Authority: d.authority,
-		Secrets:   d.broker,
-		Recorder:  d.trail,
-		Recorded:  func(ctx context.Context, id string) (bool, error) { return audit.Has(ctx, auditDir(d.cfg), id) },
-		Logger:    d.log,
-		Agent:     channel.Options{Key: agents},
-		Space:     space,
-		Reserve:   reserve,
-		Forget:    d.forget,
-		Publish:   d.publish,
-		RAM:       vaultDir(d.cfg),
-		Key:       d.key,
-		Inherit:   func(parent, child string) error { return d.names.Copy(parent, child) },
-		Mark:      d.mark,
-		Told:      d.told,
-		Meter:     runtime,
-		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
-		Layers:    runtime,
-		PerOwner:  d.cfg.Sandbox.PerTenant,
-	})
-	d.house = h
-	if err == nil {
-		d.onClose(h.sandboxes.Close)
-	}
-	return err
-}
-
 // openGatehouse readies what the gateway's process is started with.
 func (d *daemon) openGatehouse(context.Context) error {
 	ids, err := cell.Lookup(d.cfg.Gateway.User)
@@ -341,66 +237,6 @@ func (d *daemon) forget(id string) error {
 		d.warden.Exposures()
 	}
 	return err
-}
-
-// mark is what a snapshot notes of the policy and of the audit.
-func (d *daemon) mark() sandbox.Mark {
-	return sandbox.Mark{Policy: d.rules.Policy().Revision(), Audit: d.trail.Stats().Events}
-}
-
-// publish tells the gateway who has an address.
-func (d *daemon) publish(a netip.Addr, i sandbox.Info) {
-	switch {
-	case d.warden == nil: // it will be told all of them
-	case i.ID == "":
-		d.warden.Identity(a, nil)
-	default:
-		s := identity(i)
-		d.warden.Identity(a, &s)
-	}
-}
-
-func (d *daemon) openRuntime(ctx context.Context, h *house, hostKey []byte) (_ *docker.Runtime, err error) {
-	net4 := d.cfg.Network
-	runsc := findRunsc(d.cfg)
-	if runsc == "" {
-		return nil, errors.New("gVisor's runsc is not installed: `make setup` builds it, or set engine.runsc")
-	}
-	engine := docker.EngineConfig{
-		DataDir: d.cfg.DataDir, RunDir: d.cfg.RunDir, Runsc: runsc,
-		Bridge: net4.Bridge, Pins: d.guardConfig().Pins, Log: d.log,
-	}
-	if d.cfg.Engine.Kind == "existing" {
-		h.engine, err = docker.Connect(ctx, d.cfg.Engine.Host, engine)
-	} else {
-		h.engine, err = docker.StartEngine(ctx, engine)
-	}
-	if err != nil {
-		return nil, err
-	}
-	d.onClose(h.engine.Close)
-	runtime, err := docker.New(ctx, h.engine, docker.Config{
-		Bridge: net4.Bridge, Subnet: net4.Subnet, Gateway: d.guardConfig().Gateway(),
-		Agent: findAgent(), Dir: filepath.Join(d.cfg.DataDir, "runtime"),
-		Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids, HostKey: hostKey, Log: d.log,
-	})
-	if err != nil {
-		return nil, err
-	}
-	if tarball := findTarball(d.cfg); tarball != "" {
-		if err := runtime.EnsureImage(ctx, d.cfg.Sandbox.Image, tarball); err != nil {
-			return nil, err
-		}
-	}
-	return runtime, nil
-}
-
-func (d *daemon) guardConfig() datapath.Config {
-	n := d.cfg.Network
-	return datapath.Config{
-		Bridge: n.Bridge, Subnet: n.Subnet, Logger: d.log,
-		Pins: filepath.Join("/sys/fs/bpf/sallyport", n.Bridge),
-	}
 }
 
 // run serves until ctx is done, then drains.
@@ -494,14 +330,6 @@ func (d *daemon) end() error {
 	return errors.Join(append(errs, d.trail.Append(ctx, d.about("stopped", d.rules.Policy(), "")))...)
 }
 
-// drain empties the pool of sandboxes: nobody could take one of it, and the next
-// daemon fills its own.
-func (d *daemon) drain() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	return d.house.sandboxes.Drain(ctx)
-}
-
 // stopListening closes this process's share of what the gateway listens on.
 func (d *daemon) stopListening() {
 	if d.proxy != nil {
@@ -513,64 +341,6 @@ func (d *daemon) stopListening() {
 	if h := d.house; h != nil {
 		_, _, _ = h.steered.Close(), h.dnsUDP.Close(), h.dnsTCP.Close()
 	}
-}
-
-// pullDown stops the sandboxes and the private engine and takes the datapath
-// off the host. Files, memory and audit stay.
-func (d *daemon) pullDown() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	h := d.house
-	// Each may take its whole grace period, so that one after the other many
-	// would not fit.
-	var stops errgroup.Group
-	stops.SetLimit(stopsAtOnce)
-	for _, i := range h.sandboxes.List() {
-		if i.State == sandbox.Running || i.State == sandbox.Paused { // what is in RAM
-			stops.Go(func() error { _, err := h.sandboxes.Stop(ctx, i.Name); return err })
-		}
-	}
-	if err := errors.Join(stops.Wait(), h.engine.Stop(ctx), ram.Unmount(vaultDir(d.cfg))); err != nil {
-		return err // the guard stays while anything may run
-	}
-	return datapath.Remove(d.guardConfig())
-}
-
-const stopsAtOnce = 16
-
-// say records a change of the daemon's own state, with the policy it comes with.
-func (d *daemon) say(state string, p *policy.Policy) error {
-	return d.trail.Append(context.Background(), d.about(state, p, ""))
-}
-
-// record is for what is so whether it can be recorded or not.
-func (d *daemon) record(e *audit.Event) {
-	if err := d.trail.Append(context.Background(), e); err != nil {
-		d.log.Error("an event was lost", "message", e.Message, "error", err)
-	}
-}
-
-// about is the event of a change of the daemon's own state.
-func (d *daemon) about(state string, p *policy.Policy, detail string) *audit.Event {
-	e := changed(audit.Product{Name: "sallyport", Version: version}, "sallyport", state)
-	e.Policy = &audit.Policy{Version: p.Revision()}
-	e.Detail = detail
-	return e
-}
-
-// changed is the event of a part of the daemon's that is in another state now
-// (OCSF Application Lifecycle; activity 3 start, 4 stop, 99 other).
-func changed(app audit.Product, what, state string) *audit.Event {
-	activity := map[string]int{"started": audit.LifecycleStart, "stopped": audit.LifecycleStop, "ended": audit.LifecycleStop}[state]
-	if activity == 0 {
-		activity = 99
-	}
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
-	e.App = &app
-	e.StatusID = audit.StatusSuccess
-	e.Message = what + " " + state
-	e.Unmapped.Sallyport.State = state
-	return e
 }
 
 func (d *daemon) status() api.Status {

@@ -30,7 +30,7 @@ type execFlags struct {
 
 func (f *execFlags) register(c *cobra.Command) {
 	c.Flags().StringVarP(&f.c.Workdir, "workdir", "w", "", "working directory (default the sandbox's)")
-	c.Flags().StringVarP(&f.c.User, "user", "u", "", "user, or user:group (default the image's)")
+	c.Flags().StringVarP(&f.c.User, "user", "u", "", "user, or user:group (default the sandbox's, else the image's)")
 	c.Flags().DurationVar(&f.timeout, "timeout", 0, "end the command after this long, as in 90s, with exit status 124 (default never)")
 	c.Flags().BoolVarP(&f.background, "detach", "d", false, "run in the background and print the command's identifier")
 	c.Flags().BoolVarP(&f.c.TTY, "tty", "t", false, "give the command a terminal")
@@ -68,7 +68,7 @@ func newSandboxExec(g *globals) *cobra.Command {
 func newSandboxShell(g *globals) *cobra.Command {
 	var user string
 	c := &cobra.Command{Use: "shell NAME", Short: "Open a terminal in a sandbox", Args: exactly("NAME")}
-	c.Flags().StringVarP(&user, "user", "u", "", "user, or user:group (default the image's)")
+	c.Flags().StringVarP(&user, "user", "u", "", "user, or user:group (default the sandbox's, else the image's)")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if !term.IsTerminal(int(os.Stdin.Fd())) {
 			return usageError{errors.New("standard input is no terminal: use `sallyport sandbox exec NAME -- COMMAND`")}

@@ -34,9 +34,13 @@ func show(w io.Writer, i sandbox.Info) {
 		say("fork of", fmt.Sprintf("%s (%s), of the lineage of %s", of, l.Parent, l.Root))
 	}
 	if i.Next != nil {
-		told(func(what, text string) { say("next session's "+what, text) }, unlike(i.Spec, *i.Next))
+		next := func(what, text string) { say("next session's "+what, text) }
+		told(next, unlike(i.Spec, *i.Next))
+		gone(next, i.Spec, *i.Next)
 	}
-	table(w, rows[0], rows[1:]...)
+	if len(rows) > 0 {
+		table(w, rows[0], rows[1:]...)
+	}
 	lost(w, i)
 }
 
@@ -98,6 +102,22 @@ func unlike(now, next sandbox.Spec) (d sandbox.Spec) {
 	}
 	d.Offline = next.Offline && !now.Offline
 	return d
+}
+
+// gone says what of now there is no more in next.
+func gone(say func(what, text string), now, next sandbox.Spec) {
+	if now.User != "" && next.User == "" {
+		say("user", "the image's")
+	}
+	if now.Workdir != "" && next.Workdir == "" {
+		say("workdir", "the image's")
+	}
+	if len(now.Env) > 0 && len(next.Env) == 0 {
+		say("environment", "none")
+	}
+	if now.Offline && !next.Offline {
+		say("offline", "no more")
+	}
 }
 
 // listed is name=value of each, sorted.

@@ -55,7 +55,7 @@ func newSnapshot(g *globals) *cobra.Command {
 	return c
 }
 
-// contents says what there is in a snapshot.
+// holdings says what there is in a snapshot.
 func holdings(s sandbox.Snapshot) string {
 	if s.Memory {
 		return "disk and processes"

@@ -24,9 +24,6 @@ const (
 	failureBurst = 10               // and so often at once
 	maxSources   = 4096             // of which is remembered how they failed; the longest ago goes
 
-	refusalEvery = time.Second // an event of a refused call, with the number of those since,
-	refusalBurst = 20          // and so many at once
-
 	refusedWithin = time.Second // for the rest of a call that is refused to arrive
 )
 
@@ -116,35 +113,9 @@ func (f *failures) allow(from netip.Prefix) bool {
 	return l.Allow()
 }
 
-// refusals are put on record at a bounded rate: who is refused must not fill the
-// disk.
-type refusals struct {
-	limit *rate.Limiter
-
-	mu      sync.Mutex
-	skipped int // since the last event
-}
-
-func newRefusals() *refusals {
-	return &refusals{limit: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst)}
-}
-
-// count is how many refusals an event now stands for, or 0 for none now.
-func (r *refusals) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.skipped++
-	if !r.limit.Allow() {
-		return 0
-	}
-	n := r.skipped
-	r.skipped = 0
-	return n
-}
-
 // refuse answers a call that is not let through, and records it.
 func (h *handler) refuse(w http.ResponseWriter, r *http.Request, who Principal, err error) {
-	if n := h.refusals.count(); n > 0 && h.opt.Recorder != nil {
+	if n := h.refusals.Count(); n > 0 && h.opt.Recorder != nil {
 		e := event("api", "API call refused", "refused")
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityLow
 		e.Detail = err.Error()

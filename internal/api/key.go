@@ -26,9 +26,9 @@ import (
 
 // Errors of keys.
 var (
-	ErrNoKey     = errors.New("no such key")
-	ErrKeyExists = errors.New("there is a key of this name")
-	ErrKeysFull  = errors.New("there are too many keys: remove one that is of no use any more")
+	errNoKey     = errors.New("no such key")
+	errKeyExists = errors.New("there is a key of this name")
+	errKeysFull  = errors.New("there are too many keys: remove one that is of no use any more")
 )
 
 // Bounds of keys.
@@ -109,10 +109,10 @@ func (k *Keys) Create(want Key) (made Key, text string, err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.named(want.Name) != nil {
-		return Key{}, "", fmt.Errorf("%w: %s: remove it first, or choose another", ErrKeyExists, want.Name)
+		return Key{}, "", fmt.Errorf("%w: %s: remove it first, or choose another", errKeyExists, want.Name)
 	}
 	if len(k.keys) >= maxKeys {
-		return Key{}, "", ErrKeysFull
+		return Key{}, "", errKeysFull
 	}
 	var random [8 + 32]byte
 	rand.Read(random[:]) // never fails
@@ -133,7 +133,7 @@ func (k *Keys) Remove(name string) (Key, error) {
 	defer k.mu.Unlock()
 	r := k.named(name)
 	if r == nil {
-		return Key{}, fmt.Errorf("%w: %q: `sallyport key ls` shows those there are", ErrNoKey, name)
+		return Key{}, fmt.Errorf("%w: %q: `sallyport key ls` shows those there are", errNoKey, name)
 	}
 	delete(k.keys, r.ID)
 	if err := k.write(); err != nil {

@@ -47,8 +47,7 @@ func (h *handler) childNames(parent string, spec sandbox.ForkSpec) []string {
 	}
 	var names []string
 	for n := 1; n <= min(max(spec.Count, 1), sandbox.MaxForks)+len(h.opt.Sandboxes.List()); n++ {
-		suffix := fmt.Sprintf("-%d", n)
-		names = append(names, parent[:min(len(parent), 63-len(suffix))]+suffix)
+		names = append(names, sandbox.ChildName(parent, n))
 	}
 	return names
 }

@@ -82,7 +82,7 @@ func (p peer) principal(users map[uint32][]Scope) (Principal, error) {
 		who.Scopes = nil
 		return who, p.contained
 	case len(who.Scopes) == 0:
-		return who, fmt.Errorf("%w: api.users names no scope of %s", ErrOperator, who.Operator.Name)
+		return who, fmt.Errorf("%w: api.users names no scope of %s", errOperator, who.Operator.Name)
 	}
 	return who, nil
 }
@@ -104,14 +104,14 @@ func named(id string) string {
 func outside(pid int32) error {
 	own, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
-		return fmt.Errorf("%w: %w", ErrOperator, err)
+		return fmt.Errorf("%w: %w", errOperator, err)
 	}
 	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid)) // 0 where it cannot be seen from here
 	if err != nil || pid == 0 {
-		return fmt.Errorf("%w: the caller's process cannot be seen from here, so that it may be in a container", ErrOperator)
+		return fmt.Errorf("%w: the caller's process cannot be seen from here, so that it may be in a container", errOperator)
 	}
 	if own != theirs {
-		return fmt.Errorf("%w: the caller is in a container: call from the host that the daemon runs on", ErrOperator)
+		return fmt.Errorf("%w: the caller is in a container: call from the host that the daemon runs on", errOperator)
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ var problems = []struct {
 }{
 	{errTooMany, http.StatusTooManyRequests, "too-many-failures"},
 	{errUnknown, http.StatusUnauthorized, "unauthorized"},
-	{ErrOperator, http.StatusForbidden, "not-an-operator"},
+	{errOperator, http.StatusForbidden, "not-an-operator"},
 	{errScope, http.StatusForbidden, "scope"},
 	{errTenant, http.StatusForbidden, "tenant"},
 	{ErrNotExposable, http.StatusForbidden, "not-exposable"},
@@ -63,12 +63,12 @@ var problems = []struct {
 	{audit.ErrNoDecision, http.StatusNotFound, "no-decision"},
 	{approval.ErrUnknown, http.StatusNotFound, "no-approval"},
 	{ErrNoLimit, http.StatusNotFound, "no-limit"},
-	{ErrNoKey, http.StatusNotFound, "no-key"},
+	{errNoKey, http.StatusNotFound, "no-key"},
 	{gateway.ErrExposureUnknown, http.StatusNotFound, "no-exposure"},
 
 	{sandbox.ErrTaken, http.StatusConflict, "name-taken"},
 	{errTaken, http.StatusConflict, "name-taken"},
-	{ErrKeyExists, http.StatusConflict, "name-taken"},
+	{errKeyExists, http.StatusConflict, "name-taken"},
 	{gateway.ErrClientExists, http.StatusConflict, "name-taken"},
 	{sandbox.ErrConflict, http.StatusConflict, "other-spec"},
 	{sandbox.ErrExpired, http.StatusConflict, "lifetime-ended"},
@@ -82,7 +82,7 @@ var problems = []struct {
 	{ErrElsewhere, http.StatusConflict, "lives-elsewhere"},
 	{approval.ErrAnswered, http.StatusConflict, "answered"},
 	{approval.ErrFull, http.StatusConflict, "full"},
-	{ErrKeysFull, http.StatusConflict, "full"},
+	{errKeysFull, http.StatusConflict, "full"},
 	{sandbox.ErrShare, http.StatusConflict, "full"},
 	{gateway.ErrExposuresFull, http.StatusConflict, "full"},
 

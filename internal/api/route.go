@@ -234,15 +234,15 @@ func (p Principal) actor() *audit.Actor {
 func operator(r *http.Request) (approval.Operator, error) {
 	who := PrincipalOf(r.Context())
 	if who.ID == "" {
-		return approval.Operator{}, fmt.Errorf("%w: nobody is known to be there", ErrOperator)
+		return approval.Operator{}, fmt.Errorf("%w: nobody is known to be there", errOperator)
 	}
 	return who.Operator, nil
 }
 
 // Errors of who calls.
 var (
-	// ErrOperator refuses what only an operator may do.
-	ErrOperator = errors.New("only an operator may do this")
+	// errOperator refuses what only an operator may do.
+	errOperator = errors.New("only an operator may do this")
 	errUnknown  = errors.New("who calls is not known")
 	errScope    = errors.New("this needs the scope")
 	errTenant   = errors.New("this is the host's own affair")

@@ -28,6 +28,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/gatehouse"
 	"sallyport/internal/past"
+	"sallyport/internal/refusal"
 	"sallyport/internal/ssh"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -111,13 +112,13 @@ type Status struct {
 func NewHandler(opt Options) http.Handler { return newHandler(opt).mux() }
 
 func newHandler(opt Options) *handler {
-	return &handler{opt: opt, failures: newFailures(), refusals: newRefusals(), streams: newStreams()}
+	return &handler{opt: opt, failures: newFailures(), refusals: refusal.New(), streams: newStreams()}
 }
 
 type handler struct {
 	opt      Options
 	failures *failures
-	refusals *refusals
+	refusals *refusal.Limit
 	streams  *streams
 }
 

@@ -66,9 +66,11 @@ func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
+	names := h.childNames(parent.Name, spec)
+	spec.Within = len(names) // more may be taken by now than is listed
 	err := privileged(r, sandbox.Spec{Runtime: parent.Spec.Runtime})
 	if err == nil {
-		err = h.nameable(r, h.childNames(parent.Name, spec)...)
+		err = h.nameable(r, names...)
 	}
 	if err != nil {
 		h.unmade(w, r, err)

@@ -19,6 +19,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/cell"
+	"sallyport/internal/refusal"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -78,7 +79,7 @@ type Options struct {
 // another when that one dies. It is safe for concurrent use.
 type Door struct {
 	o        Options
-	refusals *refusals
+	refusals *refusal.Limit
 
 	life     sync.Mutex // held while a process is started or stopped
 	listener net.Listener
@@ -114,7 +115,7 @@ func Open(o Options) (*Door, error) {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "ssh-server"}
 	}
-	d := &Door{o: o, refusals: newRefusals(), connections: map[uint64]*connection{}}
+	d := &Door{o: o, refusals: refusal.New(), connections: map[uint64]*connection{}}
 	d.Use(o.Keys)
 	l, err := net.Listen("tcp", o.Listen)
 	if err != nil {

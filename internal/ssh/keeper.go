@@ -180,7 +180,7 @@ func (d *Door) spawn(ctx context.Context) (err error) {
 	d.running = p
 	d.status.PID, d.status.UID, d.status.Landlock = p.cell.PID, is.UID, is.Landlock
 	d.mu.Unlock()
-	d.o.Logger.Info("SSH is up", "listen", d.o.Listen, "pid", p.cell.PID, "uid", is.UID, "landlock", is.Landlock)
+	d.o.Logger.Info("SSH is up", "listen", d.o.Listen, "pid", p.cell.PID, "uid", is.UID, "own_root", is.Root, "landlock", is.Landlock)
 	return nil
 }
 

@@ -3,48 +3,15 @@ package ssh
 import (
 	"net/netip"
 	"strconv"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
-	"golang.org/x/time/rate"
 
 	"sallyport/audit"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
-
-// Refusals that are records of their own; further ones are counted.
-const (
-	refusalEvery = time.Second
-	refusalBurst = 20
-)
-
-// refusals bounds what who is refused can have written.
-type refusals struct {
-	limit *rate.Limiter
-
-	mu      sync.Mutex
-	skipped int // since the last record
-}
-
-func newRefusals() *refusals {
-	return &refusals{limit: rate.NewLimiter(rate.Every(refusalEvery), refusalBurst)}
-}
-
-// count is how many refusals a record now stands for, or 0 for none now.
-func (r *refusals) count() int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.skipped++
-	if !r.limit.Allow() {
-		return 0
-	}
-	n := r.skipped
-	r.skipped = 0
-	return n
-}
 
 // traffic counts bytes, as the sandbox sees them.
 type traffic struct{ in, out atomic.Int64 }
@@ -85,7 +52,7 @@ func (d *Door) event(activity int, what string, k Key, i sandbox.Info, remote ne
 // refuse records a refusal, within bounds. The name that was asked for is whoever
 // asked's.
 func (d *Door) refuse(e *audit.Event, name string) {
-	n := d.refusals.count()
+	n := d.refusals.Count()
 	if n == 0 {
 		return
 	}

@@ -83,7 +83,6 @@ var known = map[string]error{"refused": errRefused, "denied": errDenied, "none":
 type serveCall struct {
 	HostKey []byte        `json:"hostKey"` // public, in SSH's form (RFC 4253, section 6.6)
 	Idle    time.Duration `json:"idle"`
-	Level   int           `json:"level"` // of log/slog
 }
 
 type served struct {

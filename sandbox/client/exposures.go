@@ -3,7 +3,6 @@ package client
 import (
 	"context"
 	"net/http"
-	"net/url"
 	"strconv"
 	"time"
 )
@@ -25,7 +24,7 @@ type Exposed struct {
 }
 
 func exposurePath(name string, port uint16) string {
-	return "/v1/sandboxes/" + url.PathEscape(name) + "/exposures/" + strconv.Itoa(int(port))
+	return sandboxPath(name, "exposures/"+strconv.Itoa(int(port)))
 }
 
 // Expose lets whoever has the token reach a port of a sandbox from the daemon's
@@ -42,5 +41,5 @@ func (c *Client) Unexpose(ctx context.Context, name string, port uint16) error {
 
 // Exposures lists the exposed ports of a sandbox.
 func (c *Client) Exposures(ctx context.Context, name string) ([]Exposure, error) {
-	return All[Exposure](ctx, c, "/v1/sandboxes/"+url.PathEscape(name)+"/exposures")
+	return All[Exposure](ctx, c, sandboxPath(name, "exposures"))
 }

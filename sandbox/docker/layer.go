@@ -150,7 +150,7 @@ func (r *Runtime) release(ctx context.Context, id string) error {
 // layerOf is the engine's folder of the container's writable layer.
 func layerOf(info container.InspectResponse) (string, error) {
 	if info.GraphDriver == nil || info.GraphDriver.Name != overlay {
-		return "", fmt.Errorf("%w: this engine does not keep containers in %s, which a disk of their own needs: use engine.kind: private", sandbox.ErrBadSpec, overlay)
+		return "", fmt.Errorf("%w: this engine does not keep containers in %s, where their files can be had: use engine.kind: private", sandbox.ErrBadSpec, overlay)
 	}
 	upper := info.GraphDriver.Data["UpperDir"]
 	if filepath.Base(upper) != "diff" || !filepath.IsAbs(upper) {

@@ -17,17 +17,17 @@ func (r *Runtime) Layers(ctx context.Context, id string) (upper string, lower []
 	if err != nil {
 		return "", nil, err
 	}
-	if info.GraphDriver == nil || info.GraphDriver.Name != "overlay2" {
-		return "", nil, fmt.Errorf("%w: this engine does not keep containers in overlay2, so that their files cannot be compared: use engine.kind: private", sandbox.ErrBadSpec)
+	of, err := layerOf(info)
+	if err != nil {
+		return "", nil, err
 	}
-	upper = info.GraphDriver.Data["UpperDir"]
 	lower = filepath.SplitList(info.GraphDriver.Data["LowerDir"])
-	for _, dir := range append([]string{upper}, lower...) {
+	for _, dir := range append([]string{of}, lower...) {
 		if !filepath.IsAbs(dir) || strings.Contains(dir, "..") {
 			return "", nil, fmt.Errorf("the engine names %q as a layer of the container", dir)
 		}
 	}
-	return upper, lower, nil
+	return filepath.Join(of, "diff"), lower, nil
 }
 
 var _ sandbox.Layers = (*Runtime)(nil)

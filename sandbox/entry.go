@@ -1,0 +1,120 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"sallyport/sandbox/agent/channel"
+)
+
+// entry is one sandbox; its mutex is held while the sandbox changes state.
+type entry struct {
+	mu     sync.Mutex
+	rec    record
+	state  State
+	exists bool
+	told   string           // ID of the last event that is known to be in the log
+	old    bool             // an earlier process has written rec
+	agent  *channel.Channel // to the session's agent, nil until it is used
+	// shown is what listings say, also while mu is held for long; nil for a
+	// sandbox that is not there. release brings it up to date.
+	shown atomic.Pointer[Info]
+
+	busy atomic.Int32 // uses that are under way
+	used atomic.Int64 // when the last one ended, in nanoseconds of Unix time
+}
+
+// release gives up an entry's lock and shows what the entry has become.
+func (m *Manager) release(e *entry) {
+	if e.exists && e.rec.Ready {
+		i := m.info(e)
+		e.shown.Store(&i)
+	} else {
+		e.shown.Store(nil)
+	}
+	e.mu.Unlock()
+}
+
+// entry returns the entry of a name with its lock held; the caller unlocks it.
+// The entry of a name that has none is made, to be dropped if nothing comes of it.
+func (m *Manager) entry(name string) *entry {
+	for {
+		m.mu.Lock()
+		e, ok := m.entries[name]
+		if !ok {
+			e = &entry{}
+			m.entries[name] = e
+		}
+		m.mu.Unlock()
+		e.mu.Lock()
+		if m.holds(name, e) {
+			return e
+		}
+		e.mu.Unlock() // dropped while we waited for its lock
+	}
+}
+
+func (m *Manager) holds(name string, e *entry) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.entries[name] == e
+}
+
+// drop forgets an entry whose lock the caller holds.
+func (m *Manager) drop(name string, e *entry) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	e.exists = false
+	delete(m.entries, name)
+}
+
+// existing is entry for a sandbox that must be there, for the context's owner.
+func (m *Manager) existing(ctx context.Context, name string) (*entry, error) {
+	if err := CheckName(name); err != nil {
+		return nil, err
+	}
+	e := m.entry(name)
+	if e.exists && e.rec.Ready && e.rec.Spec.Owned(OwnerOf(ctx)) {
+		return e, nil
+	}
+	if !e.exists {
+		m.drop(name, e)
+	}
+	m.release(e)
+	return nil, notFound(name)
+}
+
+func notFound(name string) error {
+	return fmt.Errorf("%w: %q: `sallyport sandbox ls` shows those there are, `sallyport run %s -- CMD` makes it", ErrNotFound, name, name)
+}
+
+// known returns the entry of a name, or nil.
+func (m *Manager) known(name string) *entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.entries[name]
+}
+
+// all are the entries that there are now, of names that are being made too.
+func (m *Manager) all() []*entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Collect(maps.Values(m.entries))
+}
+
+// doing does something to a sandbox, under its lock; verb is for the error.
+func (m *Manager) doing(ctx context.Context, name, verb string, f func(*entry) error) (Info, error) {
+	e, err := m.existing(ctx, name)
+	if err != nil {
+		return Info{}, err
+	}
+	defer m.release(e)
+	if err := f(e); err != nil {
+		return Info{}, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
+	}
+	return m.info(e), nil
+}

@@ -1,0 +1,67 @@
+package sandbox
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+
+	"sallyport/audit"
+	"sallyport/internal/seal"
+	"sallyport/sandbox/agent/channel"
+)
+
+// Recorder is the audit log: Append returns when the events are durable.
+type Recorder interface {
+	Append(context.Context, ...*audit.Event) error
+}
+
+// Options of a Manager. Dir, Subnet, Defaults, Runtime, Network, Authority, Secrets,
+// Recorder, Logger and Agent are needed.
+type Options struct {
+	Dir       string // one folder for each sandbox
+	Subnet    netip.Prefix
+	Defaults  Spec
+	Pool      int // how many of the defaults' spec are kept started, for who asks next
+	Runtime   Runtime
+	Disks     Disks // nil: nothing bounds what sandboxes write
+	Network   Network
+	Authority Authority
+	Secrets   Secrets
+	Recorder  Recorder
+	// Recorded says whether the log has an event, by its ID. It is asked after a
+	// crash. nil: what an earlier process may have recorded is recorded again.
+	Recorded func(ctx context.Context, id string) (bool, error)
+	Logger   *slog.Logger
+	Agent    channel.Options // how agents are spoken to
+	// Reserve is what is kept of Space for the host, in bytes. Space nil: nothing.
+	Space   Space
+	Reserve int64
+	Layers  Layers // nil: Changes tells nothing
+	// Forget is told the ID of a sandbox that is removed, for those who keep
+	// something under it.
+	Forget func(id string) error
+	// Publish is told of each change of what ByAddress returns, in order: of a
+	// sandbox before its packets may pass, of the zero Info after none passes
+	// any more.
+	Publish func(netip.Addr, Info)
+	// RAM is a folder in memory, that is never swapped (see ram.Mount), for what
+	// is in the clear of sandboxes that hibernate; Key seals it for the disk. Where
+	// one of them is missing none can.
+	RAM string
+	Key *seal.Key
+	// Gate holds the connections of sandboxes that sleep. Default: nobody does.
+	Gate Gate
+	// Meter tells WatchIdle what goes on in a sandbox besides what is asked of the
+	// manager, and its agent of commands. Default: nothing does.
+	Meter Meter
+	busy  func(ctx context.Context, id string) (n int, ok bool) // a test's, in place of the agent's word
+	// Inherit gives a fork what else it has of its parent, by their IDs: the names
+	// that its memory knows addresses of. It is called while the parent stands still.
+	Inherit func(parent, child string) error
+	// Mark says what is in force and recorded now, for snapshots to note. Default:
+	// nothing.
+	Mark func() Mark
+	// PerOwner is how many sandboxes an owner may have; 0: no bound. Those of nobody
+	// have none.
+	PerOwner int
+}
