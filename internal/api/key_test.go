@@ -423,7 +423,7 @@ func TestFingerprint(t *testing.T) {
 // What is asked for once is done once: also after a restart, and never for another
 // body, another caller, or with what is shown once shown again.
 func TestIdempotencyKey(t *testing.T) {
-	_, _, h := serve(t, true)
+	c, _, h := serve(t, true)
 	_, text := keyed(t, h, "a", "", "admin")
 	_, second := keyed(t, h, "b", "", "admin")
 	put := func(text, path, body, key string) (int, string, []byte, http.Header) {
@@ -461,6 +461,17 @@ func TestIdempotencyKey(t *testing.T) {
 	for _, bad := range []string{strings.Repeat("x", 256), "a b", `""`} {
 		if status, _, _, _ := put(text, "/v1/sandboxes/box", `{}`, bad); status != 400 {
 			t.Errorf("the key %q: %d", bad, status)
+		}
+	}
+	once := client.WithIdempotencyKey(t.Context(), "the client's")
+	for _, tt := range []struct {
+		spec sandbox.Spec
+		want string
+	}{{sandbox.Spec{}, ""}, {sandbox.Spec{}, ""}, {sandbox.Spec{Pids: 10}, "idempotency-key-reused"}} {
+		_, err := c.Create(once, "twice", tt.spec)
+		var p *api.Problem
+		if tt.want == "" && err != nil || tt.want != "" && (!errors.As(err, &p) || !strings.HasSuffix(p.Type, tt.want)) {
+			t.Errorf("by the client, %+v: got %v, want %q", tt.spec, err, tt.want)
 		}
 	}
 	files := must[[]os.DirEntry](t)(os.ReadDir(filepath.Join(h.dir, "once")))
