@@ -463,7 +463,7 @@ func TestIdempotencyKey(t *testing.T) {
 			t.Errorf("the key %q: %d", bad, status)
 		}
 	}
-	once := client.WithIdempotencyKey(t.Context(), "the client's")
+	once := client.WithIdempotencyKey(t.Context(), "the-client's")
 	for _, tt := range []struct {
 		spec sandbox.Spec
 		want string
