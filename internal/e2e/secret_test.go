@@ -79,7 +79,7 @@ func TestNoSecretInside(t *testing.T) {
 	}
 	h := newHunt(values)
 	// The real clients, each once; then what goes on meanwhile.
-	r.ok("run", "agent", "-e", "CANARY="+values["in the spec"], "--", "true")
+	r.ok("sandbox", "create", "agent", "-e", "CANARY="+values["in the spec"], "--workdir", "/"+values["in the spec"])
 	r.install("client", filepath.Join(tools.Dir, "client"))
 	saw := `"saw_key":true,"key_sha256":"` + r.keyID() + `"`
 	for _, c := range []struct{ shell, want string }{

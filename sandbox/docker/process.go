@@ -96,8 +96,11 @@ func (p *process) find() int {
 			continue
 		}
 		ns, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/pid"))
-		if err == nil && ns == ours {
-			parents[pid] = parent(pid)
+		if err != nil || ns != ours {
+			continue
+		}
+		if ppid, err := parent(pid); err == nil {
+			parents[pid] = ppid
 		}
 	}
 	for pid, ppid := range parents {
@@ -108,18 +111,17 @@ func (p *process) find() int {
 	return 0
 }
 
-// parent is a process's, from proc_pid_stat(5); 0 when it is gone.
-func parent(pid int) int {
+// parent is a process's, from proc_pid_stat(5). Its error says that it is gone.
+func parent(pid int) (int, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0
+		return 0, err
 	}
 	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // state, parent, …
-	if len(fields) < 2 {
-		return 0
+	if len(fields) < 2 || bytes.ContainsAny(fields[0], "ZX") {
+		return 0, unix.ESRCH // one that is dead has no parent any more
 	}
-	ppid, _ := strconv.Atoi(string(fields[1]))
-	return ppid
+	return strconv.Atoi(string(fields[1]))
 }
 
 // matches compares a /proc/PID/cmdline with the process's own.
