@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"sallyport/sandbox/disk"
 )
@@ -22,7 +24,8 @@ const (
 
 var envForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-var userForm = regexp.MustCompile(`^[^\s:\pC]{1,64}(:[^\s:\pC]{1,64})?$`)
+// maxUser bounds the name of a user or a group, in bytes.
+const maxUser = 64
 
 // Bounds of labels.
 const (
@@ -105,7 +108,7 @@ func (s Spec) validate() error {
 			bad("label %q: use a name of 1 to 63 bytes and a value of at most %d", k, maxLabel)
 		}
 	}
-	if s.User != "" && !userForm.MatchString(s.User) {
+	if user, group, grouped := strings.Cut(s.User, ":"); s.User != "" && !(userName(user) && (!grouped || userName(group))) {
 		bad("user %q: write a name or a number, with :GROUP behind if need be", s.User)
 	}
 	if s.Lifetime != 0 && s.Lifetime < Duration(time.Second) {
@@ -157,4 +160,10 @@ func (s Spec) refuseSecrets(ctx context.Context, known Secrets) error {
 		}
 	}
 	return nil
+}
+
+// userName tells whether a text can be a user's or a group's name or number.
+func userName(s string) bool {
+	return s != "" && len(s) <= maxUser && utf8.ValidString(s) &&
+		!strings.ContainsFunc(s, func(r rune) bool { return r == ':' || unicode.IsSpace(r) || unicode.Is(unicode.C, r) })
 }
