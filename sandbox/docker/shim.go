@@ -18,8 +18,9 @@ import (
 const shimTime = 10 * time.Second
 
 // launch starts a container. Where gVisor's process was killed while it was paused,
-// containerd's shim of it stays, and no start is let past it ("id already in use" of
-// Engine 20.10): it is ended, since the engine says that the container has.
+// or containerd while it ended, containerd's shim or its note of the task stays, and
+// no start is let past it ("id already in use", "already exists" of Engine 20.10): the
+// shim is ended, since the engine says that the container has, and the rest waited for.
 func (r *Runtime) launch(ctx context.Context, id string) error {
 	start := func() error {
 		_, err := r.client.ContainerStart(ctx, containerName(id), client.ContainerStartOptions{})
@@ -30,10 +31,12 @@ func (r *Runtime) launch(ctx context.Context, id string) error {
 		return err
 	}
 	info, ierr := r.inspect(ctx, id)
-	if ierr != nil || info.State.Running || !endShim(info.ID, r.layout.containerdSocket()) {
+	if ierr != nil || info.State.Running {
 		return err
 	}
-	r.cfg.Log.Warn("ended what was left of a sandbox's last run", "sandbox", id)
+	if endShim(info.ID, r.layout.containerdSocket()) {
+		r.cfg.Log.Warn("ended what was left of a sandbox's last run", "sandbox", id)
+	}
 	for deadline := time.Now().Add(shimTime); inUse(err) && time.Now().Before(deadline); {
 		select {
 		case <-ctx.Done():
@@ -45,8 +48,15 @@ func (r *Runtime) launch(ctx context.Context, id string) error {
 	return err
 }
 
-// inUse knows an error that the engine gives no type.
-func inUse(err error) bool { return err != nil && strings.Contains(err.Error(), "id already in use") }
+// inUse knows errors that the engine gives no type: the second is of a containerd
+// that was killed and has not yet seen that the task has ended.
+func inUse(err error) bool {
+	if err == nil {
+		return false
+	}
+	s := err.Error()
+	return strings.Contains(s, "id already in use") || strings.Contains(s, "task ") && strings.Contains(s, ": already exists")
+}
 
 // endShim kills the shim of a container of the containerd at a socket, if there is
 // one.
