@@ -25,7 +25,6 @@ const UID = cell.Nobody + 1
 const (
 	shortestWait = 100 * time.Millisecond
 	longestWait  = 30 * time.Second
-	wellAfter    = time.Minute // of which there is no more talk of an earlier end
 )
 
 // Status says how the process is.

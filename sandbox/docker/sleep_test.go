@@ -256,12 +256,11 @@ func TestCheckpointRefusals(t *testing.T) {
 	}
 }
 
-// TestRestoreFails: of a container that gVisor cannot restore nothing runs, and it
-// starts afterwards.
-func TestRestoreFails(t *testing.T) {
-	l := need(t)
+// stopped is a sandbox that has run, by its ID and its container's.
+func (l *laboratory) stopped(t *testing.T) (r *Runtime, id, container string) {
+	t.Helper()
 	r, start := l.sleepers(t)
-	id := start(l.container(t, testImage))
+	id = start(l.container(t, testImage))
 	if err := r.Stop(t.Context(), id, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -269,6 +268,14 @@ func TestRestoreFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return r, id, info.ID
+}
+
+// TestRestoreFails: of a container that gVisor cannot restore nothing runs, and it
+// starts afterwards.
+func TestRestoreFails(t *testing.T) {
+	l := need(t)
+	r, id, container := l.stopped(t)
 	if _, err := r.Restore(t.Context(), id, t.TempDir()); err == nil {
 		t.Error("restored from nothing")
 	}
@@ -277,7 +284,7 @@ func TestRestoreFails(t *testing.T) {
 		left = nil
 		paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 		for _, p := range paths {
-			if line, _ := os.ReadFile(p); strings.Contains(string(line), info.ID) {
+			if line, _ := os.ReadFile(p); strings.Contains(string(line), container) {
 				left = append(left, strings.ReplaceAll(string(line), "\x00", " "))
 			}
 		}
@@ -343,16 +350,8 @@ func (l *laboratory) restartEngine(t *testing.T) {
 // the sandbox from starting, nor has it begin with that memory.
 func TestNoteOfBefore(t *testing.T) {
 	l := need(t)
-	r, start := l.sleepers(t)
-	id := start(l.container(t, testImage))
-	if err := r.Stop(t.Context(), id, 0); err != nil {
-		t.Fatal(err)
-	}
-	info, err := r.inspect(t.Context(), id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	note := filepath.Join(r.layout.notes(), info.ID)
+	r, id, container := l.stopped(t)
+	note := filepath.Join(r.layout.notes(), container)
 	if err := os.WriteFile(note, []byte(filepath.Join(t.TempDir(), "gone")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
