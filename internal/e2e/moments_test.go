@@ -139,23 +139,18 @@ func (r *rig) stranger(name, address string) {
 }
 
 // resume writes a container's memory to disk, which ends it, and starts it from
-// there. Engine 20.10 now and then trips over what containerd has left of an
-// upload ("already exists"): other memory is another upload.
+// there. Engine 20.10 puts what containerd had until a moment ago into its store
+// anew, and trips over it ("already exists") until containerd has collected that.
 func (r *rig) resume(name string) {
 	r.t.Helper()
-	for try := range 3 {
-		checkpoint := fmt.Sprintf("cp%d", try)
-		r.must(r.docker("checkpoint", "create", name, checkpoint))
-		out, err := r.docker("start", "--checkpoint", checkpoint, name).CombinedOutput()
-		if err == nil {
-			return
-		}
-		if !strings.Contains(string(out), "already exists") {
+	r.must(r.docker("checkpoint", "create", name, "cp"))
+	r.await("the container, resumed", func() bool {
+		out, err := r.docker("start", "--checkpoint", "cp", name).CombinedOutput()
+		if err != nil && !strings.Contains(string(out), "already exists") {
 			r.t.Fatalf("resuming %s: %v: %s", name, err, out)
 		}
-		r.must(r.docker("start", name))
-	}
-	r.t.Fatalf("%s cannot be resumed", name)
+		return err == nil
+	})
 }
 
 // image is the base image's name in the engine.
