@@ -415,7 +415,6 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 		}
 		st, err := r.Restore(t.Context(), id, dir, func() error {
 			time.Sleep(2 * time.Second)
-			asleep(t)
 			return os.Rename(aside, dir)
 		})
 		if err != nil || !st.Running {
