@@ -129,71 +129,103 @@ func copyFrom(w io.Writer, path string, size int64) error {
 	return err
 }
 
-// openCheckpoint writes the files of a sealed checkpoint into the folder to, which
-// it makes anew, and returns the header. Nothing is written unless check agrees
-// with that. What is wrong with the checkpoint is errUnusable; any other error says
-// that it could not be read or written now.
-func openCheckpoint(key *seal.Key, from, to string, check func(header) error) (h header, err error) {
+// unsealing is a sealed checkpoint of which the header has been read.
+type unsealing struct {
+	header
+	io.Closer
+	rest io.Reader
+}
+
+// openCheckpoint reads the header of a sealed checkpoint, with which check must
+// agree. What is wrong with the checkpoint is errUnusable, here and of unseal; any
+// other error says that it could not be read or written now.
+func openCheckpoint(key *seal.Key, from string, check func(header) error) (_ *unsealing, err error) {
 	in, err := os.Open(from)
 	if errors.Is(err, os.ErrNotExist) {
-		return h, fmt.Errorf("%w: %s is gone", errUnusable, from)
+		return nil, fmt.Errorf("%w: %s is gone", errUnusable, from)
 	}
 	if err != nil {
-		return h, err
+		return nil, err
 	}
-	defer in.Close()
 	defer func() {
-		if errors.Is(err, seal.ErrDamaged) || errors.Is(err, seal.ErrWrongKey) {
-			err = fmt.Errorf("%w: %w", errUnusable, err)
+		if err != nil {
+			err = errors.Join(unusable(err), in.Close())
 		}
 	}()
 	sealed, err := key.NewReader(bufio.NewReaderSize(in, 256<<10))
 	if err != nil {
-		return h, err
+		return nil, err
 	}
 	var size [4]byte
 	if _, err := io.ReadFull(sealed, size[:]); err != nil {
-		return h, short(err)
+		return nil, short(err)
 	}
 	n := binary.BigEndian.Uint32(size[:])
 	if n > maxCheckpointHeader {
-		return h, fmt.Errorf("%w: its header has %d bytes", errUnusable, n)
+		return nil, fmt.Errorf("%w: its header has %d bytes", errUnusable, n)
 	}
 	text := make([]byte, n)
 	if _, err := io.ReadFull(sealed, text); err != nil {
-		return h, short(err)
+		return nil, short(err)
 	}
-	if err := json.Unmarshal(text, &h); err != nil {
-		return h, fmt.Errorf("%w: its header: %w", errUnusable, err)
+	u := &unsealing{Closer: in, rest: sealed}
+	if err := json.Unmarshal(text, &u.header); err != nil {
+		return nil, fmt.Errorf("%w: its header: %w", errUnusable, err)
 	}
-	if h.Version != checkpointVersion {
-		return h, fmt.Errorf("%w: it is of format %d, and this daemon reads %d", errUnusable, h.Version, checkpointVersion)
+	if u.Version != checkpointVersion {
+		return nil, fmt.Errorf("%w: it is of format %d, and this daemon reads %d", errUnusable, u.Version, checkpointVersion)
 	}
-	if err := check(h); err != nil {
-		return h, err
+	for _, f := range u.Files {
+		if f.Name != filepath.Base(f.Name) || strings.HasPrefix(f.Name, ".") || f.Size < 0 {
+			return nil, fmt.Errorf("%w: a file in it is called %q", errUnusable, f.Name)
+		}
 	}
+	if err := check(u.header); err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// unseal writes the files of the checkpoint into the folder to, which it makes anew.
+// They are whole when it returns nil.
+func (u *unsealing) unseal(to string) (err error) {
+	defer func() { err = unusable(err) }()
 	if err := os.RemoveAll(to); err != nil {
-		return h, err
+		return err
 	}
 	if err := os.Mkdir(to, 0o700); err != nil {
-		return h, err
+		return err
 	}
-	for _, f := range h.Files {
-		if f.Name != filepath.Base(f.Name) || strings.HasPrefix(f.Name, ".") || f.Size < 0 {
-			return h, fmt.Errorf("%w: a file in it is called %q", errUnusable, f.Name)
-		}
-		if err := copyTo(filepath.Join(to, f.Name), sealed, f.Size); err != nil {
-			return h, err
+	for _, f := range u.Files {
+		if err := copyTo(filepath.Join(to, f.Name), u.rest, f.Size); err != nil {
+			return err
 		}
 	}
 	// Only the end says that it is whole.
-	if n, err := sealed.Read(make([]byte, 1)); err != io.EOF || n > 0 {
+	if n, err := u.rest.Read(make([]byte, 1)); err != io.EOF || n > 0 {
 		if err == nil || err == io.EOF {
-			return h, fmt.Errorf("%w: there is more in it than its header says", errUnusable)
+			return fmt.Errorf("%w: there is more in it than its header says", errUnusable)
 		}
-		return h, err
+		return err
 	}
-	return h, nil
+	return nil
+}
+
+// unsealCheckpoint is both.
+func unsealCheckpoint(key *seal.Key, from, to string, check func(header) error) error {
+	u, err := openCheckpoint(key, from, check)
+	if err != nil {
+		return err
+	}
+	defer u.Close()
+	return u.unseal(to)
+}
+
+func unusable(err error) error {
+	if errors.Is(err, seal.ErrDamaged) || errors.Is(err, seal.ErrWrongKey) {
+		return fmt.Errorf("%w: %w", errUnusable, err)
+	}
+	return err
 }
 
 func short(err error) error {

@@ -258,7 +258,7 @@ func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) er
 	}
 	if ram != "" {
 		err := m.begin(ctx, c, "with the processes of "+c.rec.Lineage.Name, func() (Status, error) {
-			return m.opt.Runtime.Restore(ctx, c.rec.ID, ram)
+			return m.opt.Runtime.Restore(ctx, c.rec.ID, ram, nil)
 		})
 		if err != nil {
 			return err

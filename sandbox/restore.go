@@ -57,7 +57,7 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err er
 	switch {
 	case s.Memory && lost == nil:
 		err = m.begin(patient, e, "with the processes of snapshot "+s.Name, func() (Status, error) {
-			return m.opt.Runtime.Restore(patient, e.rec.ID, ram)
+			return m.opt.Runtime.Restore(patient, e.rec.ID, ram, nil)
 		})
 		if err == nil {
 			m.opt.Gate.Wake(e.rec.Address, s.Flows)
@@ -112,7 +112,7 @@ func (m *Manager) recollect(ctx context.Context, s Snapshot, ram string) (lost, 
 	err = m.intact(s, snapshotMemory)
 	if err == nil {
 		want := record{ID: s.SandboxID, Session: s.Session}
-		_, err = openCheckpoint(m.opt.Key, filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, snapshotMemory), ram, checkHeader(want, build))
+		err = unsealCheckpoint(m.opt.Key, filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, snapshotMemory), ram, checkHeader(want, build))
 	}
 	if errors.Is(err, errUnusable) || errors.Is(err, ErrDamaged) {
 		return errors.Join(err, os.RemoveAll(ram)), nil

@@ -165,8 +165,12 @@ type Runtime interface {
 	// is not nil it is called once the folder is there, and they write no more.
 	Checkpoint(ctx context.Context, id, dir string, leaveRunning bool, whole func()) error
 	// Restore is Start with the memory that Checkpoint wrote, which it takes
-	// from the same build of the runtime only.
-	Restore(ctx context.Context, id, dir string) (Status, error)
+	// from the same build of the runtime only. If fill is not nil, the memory is in
+	// dir when that has returned nil. It is called once, beside what takes time of a
+	// start; nothing of the sandbox runs before its end, nor if it fails, in which
+	// case its error is what Restore returns. It must not ask for the container,
+	// which the engine does not answer for while it starts that.
+	Restore(ctx context.Context, id, dir string, fill func() error) (Status, error)
 	// Layer is the folder of the host with what the container has written, to be
 	// read while it stands still and to be written before it starts.
 	Layer(ctx context.Context, id string) (string, error)

@@ -42,14 +42,36 @@ func (m *Manager) checkpointPath(e *entry) string {
 func (m *Manager) clear(e *entry) error {
 	var errs []error
 	if m.opt.RAM != "" && e.rec.ID != "" {
-		errs = append(errs, os.RemoveAll(m.ram(e)), os.RemoveAll(m.ram(e)+".part"))
+		errs = append(errs, drop(m.ram(e)), drop(m.ram(e)+".part"))
 	}
 	for _, path := range []string{m.checkpointPath(e), m.checkpointPath(e) + ".part"} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			errs = append(errs, err)
-		}
+		errs = append(errs, drop(path))
 	}
 	return errors.Join(errs...)
+}
+
+// drop removes a file, or a folder of files. To give back what a large one takes is
+// tens of milliseconds, in which nobody need wait: the kernel does it with the last
+// descriptor (unlink(2)), wherever this process ends.
+func drop(path string) error {
+	names := []string{path}
+	entries, _ := os.ReadDir(path)
+	for _, e := range entries {
+		names = append(names, filepath.Join(path, e.Name()))
+	}
+	var held []*os.File
+	for _, n := range names {
+		if f, err := os.Open(n); err == nil {
+			held = append(held, f)
+		}
+	}
+	err := os.RemoveAll(path)
+	go func() {
+		for _, f := range held {
+			_ = f.Close()
+		}
+	}()
+	return err
 }
 
 // Pause stops a running sandbox where it is: in RAM, taking no CPU time. Any use
@@ -275,7 +297,7 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 	if s.err != nil {
 		// Its memory is in RAM still: it goes on from there.
 		err := fmt.Errorf("writing its memory to disk: %w", s.err)
-		if rerr := m.restore(ctx, e); rerr != nil {
+		if rerr := m.restore(ctx, e, nil); rerr != nil {
 			return errors.Join(err, rerr, m.lose(ctx, e, "its memory could not be written to disk, nor restored: "+err.Error()))
 		}
 		return err
@@ -286,25 +308,25 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 	err := m.tell(ctx, e, ev, func(r *record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = hibernated, "", 0, false })
 	if err != nil {
 		err = errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = was.Sleep, was.Lost, was.Wakes, was.Dozed }))
-		if rerr := m.restore(ctx, e); rerr != nil {
+		if rerr := m.restore(ctx, e, nil); rerr != nil {
 			return errors.Join(err, rerr, m.lose(ctx, e, "that it hibernates could not be recorded"))
 		}
 		return err
 	}
 	m.enter(e, Hibernated)
-	return os.RemoveAll(m.ram(e))
+	return drop(m.ram(e))
 }
 
-// restore starts the container with the memory in RAM, and lets it go on. When it
-// fails the container does not run.
-func (m *Manager) restore(ctx context.Context, e *entry) error {
+// restore starts the container with the memory in RAM, which fill puts there unless
+// it is nil, and lets it go on. When it fails the container does not run.
+func (m *Manager) restore(ctx context.Context, e *entry, fill func() error) error {
 	if err := m.renumber(e); err != nil {
 		return err
 	}
 	var st Status
 	err := m.attachDisk(e.rec)
 	if err == nil {
-		st, err = m.opt.Runtime.Restore(ctx, e.rec.ID, m.ram(e))
+		st, err = m.opt.Runtime.Restore(ctx, e.rec.ID, m.ram(e), fill)
 	}
 	if err != nil {
 		return &restoreError{errors.Join(err, m.detachDisk(e.rec)), false}
@@ -335,30 +357,51 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	if err != nil {
 		return err
 	}
-	_, err = openCheckpoint(m.opt.Key, m.checkpointPath(e), m.ram(e), checkHeader(e.rec, build))
-	if err != nil {
+	unreadable := func(err error) error {
 		err = errors.Join(err, os.RemoveAll(m.ram(e)))
 		if errors.Is(err, errUnusable) {
 			return m.fresh(ctx, e, err)
 		}
 		return fmt.Errorf("reading its memory: %w: `sallyport sandbox stop %s` gives it up", err, e.rec.Name)
 	}
-	ev := lifecycle(e.rec, "woken")
-	if err := m.tell(ctx, e, ev, func(r *record) { r.Sleep = waking }); err != nil {
-		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), os.RemoveAll(m.ram(e)))
+	in, err := openCheckpoint(m.opt.Key, m.checkpointPath(e), checkHeader(e.rec, build))
+	if err != nil {
+		return unreadable(err)
 	}
-	ctx = context.WithoutCancel(ctx)
-	err = m.restore(ctx, e)
+	defer in.Close()
+	// The container is being made meanwhile. Until it is on record that it wakes,
+	// nothing of it runs, and it is hibernated as before.
+	var unread, untold error
+	var told bool
+	ev := lifecycle(e.rec, "woken")
+	patient := context.WithoutCancel(ctx)
+	err = m.restore(patient, e, func() error {
+		if unread = in.unseal(m.ram(e)); unread != nil {
+			return unread
+		}
+		untold = m.tell(ctx, e, ev, func(r *record) { r.Sleep = waking })
+		told = untold == nil
+		return untold
+	})
 	var failed *restoreError
-	if !errors.As(err, &failed) {
+	switch {
+	case unread != nil:
+		return unreadable(err)
+	case untold != nil:
+		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), os.RemoveAll(m.ram(e)))
+	case !errors.As(err, &failed):
 		return err
 	}
+	ctx = patient
 	tries := e.rec.Wakes + 1
 	if failed.ran || tries >= maxWakes && !errors.Is(err, ErrEngine) {
 		return m.fresh(ctx, e, fmt.Errorf("%w: %w", errUnusable, err))
 	}
 	// It may be the engine, or the bridge that nothing guards.
 	err = fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
+	if !told {
+		return errors.Join(err, drop(m.ram(e)))
+	}
 	return errors.Join(err,
 		m.tell(ctx, e, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error()), func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),
 		os.RemoveAll(m.ram(e)))

@@ -88,11 +88,24 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning b
 	return h.step("checkpointed")
 }
 
-func (h *faultHost) Restore(_ context.Context, id, dir string) (Status, error) {
+func (h *faultHost) Restore(_ context.Context, id, dir string, fill func() error) (Status, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.step("restore"); err != nil {
 		return Status{}, err
+	}
+	if fill != nil {
+		err := func() error {
+			h.mu.Unlock()
+			defer h.mu.Lock()
+			return fill()
+		}()
+		if err == nil {
+			err = h.step("filled")
+		}
+		if err != nil {
+			return Status{}, err
+		}
 	}
 	memory, err := os.ReadFile(filepath.Join(dir, "checkpoint.img"))
 	if err != nil {
@@ -332,7 +345,7 @@ func TestUnusableMemory(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, "another sandbox"},
-		"restored in vain": {func(_ *testing.T, b *bed, _ string) { b.h.fault = "restore" }, errFault.Error()},
+		"restored in vain": {func(_ *testing.T, b *bed, _ string) { b.h.fault = "filled" }, errFault.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)

@@ -23,7 +23,7 @@ func (m *Manager) scratch(e *entry) (dir string, done func() error) {
 	m.mu.Unlock()
 	dir = filepath.Join(m.opt.RAM, name)
 	return dir, func() error {
-		err := errors.Join(os.RemoveAll(dir), os.RemoveAll(dir+".part"))
+		err := errors.Join(drop(dir), drop(dir+".part"))
 		m.mu.Lock()
 		delete(m.scratches, name)
 		m.mu.Unlock()
@@ -101,7 +101,7 @@ func (m *Manager) still(ctx context.Context, e *entry, ram string, f func(layer,
 		if err != nil {
 			return 0, err
 		}
-		if _, err := openCheckpoint(m.opt.Key, m.checkpointPath(e), ram, checkHeader(e.rec, build)); err != nil {
+		if err := unsealCheckpoint(m.opt.Key, m.checkpointPath(e), ram, checkHeader(e.rec, build)); err != nil {
 			return 0, fmt.Errorf("reading its memory: %w", err)
 		}
 	default:

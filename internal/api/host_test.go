@@ -93,7 +93,12 @@ func (*host) Checkpoint(_ context.Context, _, dir string, _ bool, whole func()) 
 	}
 	return os.WriteFile(filepath.Join(dir, "checkpoint.img"), []byte("memory"), 0o600)
 }
-func (*host) Restore(context.Context, string, string) (sandbox.Status, error) {
+func (*host) Restore(_ context.Context, _, _ string, fill func() error) (sandbox.Status, error) {
+	if fill != nil {
+		if err := fill(); err != nil {
+			return sandbox.Status{}, err
+		}
+	}
 	return sandbox.Status{Running: true, Link: 1}, nil
 }
 func (h *host) Layer(_ context.Context, id string) (string, error) {

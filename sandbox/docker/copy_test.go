@@ -59,7 +59,7 @@ func TestFork(t *testing.T) {
 	if err := r.Resume(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Restore(t.Context(), child.ID, dir); err != nil {
+	if _, err := r.Restore(t.Context(), child.ID, dir, nil); err != nil {
 		t.Fatal(err)
 	}
 	n := strings.Count(string(written), "\n")

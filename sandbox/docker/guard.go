@@ -25,8 +25,9 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // It is also how a container begins with the memory that it had: the engine
 // starts it as any other, and where there is a note under the container's
 // identifier, "start" becomes gVisor's "restore" from the folder that the note
-// names. The engine's own way (start with a checkpoint) copies the memory into
-// containerd's store twice, which is on a disk, in the clear.
+// names, once whoever fills that has unlocked the note. The engine's own way (start
+// with a checkpoint) copies the memory into containerd's store twice, which is on a
+// disk, in the clear.
 //
 // Of a container that does not start, the engine (20.10) removes nothing below
 // containerd: "task must be stopped before deletion: created". So what "create" has
@@ -84,7 +85,14 @@ done
 for id do :; done
 image=
 if [ -f "$notes/$id" ]; then
-	{ read -r image <"$notes/$id"; } 2>/dev/null
+	{ flock -s 9 && read -r image <&9; } 9<"$notes/$id"
+	if [ -z "$image" ]; then
+		why="the sandbox's memory was not filled in"
+		echo "$why" >&2
+		printf '{"level":"error","msg":"%%s"}\n' "$why" >>"$log"
+		end "$@"
+		exit 1
+	fi
 fi
 begin "$@" && exit
 status=$?

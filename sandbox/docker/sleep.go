@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
+	"golang.org/x/sys/unix"
 
 	"sallyport/sandbox"
 )
@@ -99,23 +101,70 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning b
 
 // Restore starts the container with the memory in dir. The guard does it, as the
 // runtime that the engine calls: so a restore stands behind the same pin as a
-// start, and the memory goes by no other folder.
-func (r *Runtime) Restore(ctx context.Context, id, dir string) (sandbox.Status, error) {
+// start, and the memory goes by no other folder. What the engine makes before it
+// asks for the start takes longer than most memory does to be filled in.
+func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error) (sandbox.Status, error) {
 	if strings.ContainsAny(dir, "\n\\") || !filepath.IsAbs(dir) {
 		return sandbox.Status{}, fmt.Errorf("restoring sandbox %s: %q is no folder for its memory", id, dir)
 	}
-	var note string
-	defer func() {
-		if note != "" {
-			_ = os.Remove(note)
+	if fill == nil {
+		fill = func() error { return nil }
+	}
+	var n *note
+	filled := make(chan error, 1)
+	st, err := r.startAs(ctx, id, func(at string) (err error) {
+		if n, err = newNote(at); err != nil {
+			return err
 		}
-	}()
-	return r.startAs(ctx, id, func(at string) error {
-		note = at
-		_, err := replace(note, []byte(dir+"\n"), 0o600)
-		return err
+		go func() {
+			err := fill()
+			if err == nil {
+				err = n.say(dir)
+			}
+			n.unlock()
+			filled <- err
+		}()
+		return nil
 	})
+	if n == nil {
+		return st, err
+	}
+	if ferr := <-filled; ferr != nil {
+		err = ferr // the start has failed for that, if it came so far
+	}
+	n.remove()
+	return st, err
 }
+
+// note tells the guard where a container's memory is. While it is locked the guard
+// waits; one that is unlocked and empty is of memory that is not to be had, also
+// where this process has ended, whose locks end with it (flock(2)).
+type note struct{ f *os.File }
+
+func newNote(path string) (*note, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	n := &note{f}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		n.unlock()
+		n.remove()
+		return nil, fmt.Errorf("locking %s: %w", path, err)
+	}
+	return n, nil
+}
+
+func (n *note) say(dir string) error {
+	_, err := n.f.WriteString(dir + "\n")
+	return err
+}
+
+func (n *note) unlock() { _ = n.f.Close() }
+func (n *note) remove() { _ = os.Remove(n.f.Name()) }
 
 // written runs the engine's runtime, which is the guard, and renames what it has
 // written when that is whole. Both go on where this process ends: the runtime has

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
 	"sallyport/internal/ram"
@@ -158,7 +159,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 		if i == 1 {
 			l.restartEngine(t) // what the engine knows of a run is lost; ours is not
 		}
-		st, err := r.Restore(t.Context(), id, dir)
+		st, err := r.Restore(t.Context(), id, dir, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -191,7 +192,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Restore(t.Context(), id, dir); err != nil {
+		if _, err := r.Restore(t.Context(), id, dir, nil); err != nil {
 			t.Fatal(err)
 		}
 		l.await(t, id, n+3)
@@ -211,7 +212,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 		if err := os.Remove(l.pinPath()); err != nil {
 			t.Fatal(err)
 		}
-		_, err := r.Restore(t.Context(), id, dir)
+		_, err := r.Restore(t.Context(), id, dir, nil)
 		if perr := l.pin(); perr != nil {
 			t.Fatal(perr)
 		}
@@ -227,7 +228,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 		if err := os.Truncate(pages, 4096); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Restore(t.Context(), id, dir); err == nil {
+		if _, err := r.Restore(t.Context(), id, dir, nil); err == nil {
 			t.Error("memory was restored from a part of it")
 		}
 		if _, err := r.Start(t.Context(), id); err != nil {
@@ -250,7 +251,7 @@ func TestCheckpointRefusals(t *testing.T) {
 		t.Errorf("Checkpoint with runc: %v", err)
 	}
 	for _, bad := range []string{"relative", "/two\n/lines", `/back\slash`} {
-		if _, err := l.runtime.Restore(t.Context(), stopped, bad); err == nil {
+		if _, err := l.runtime.Restore(t.Context(), stopped, bad, nil); err == nil {
 			t.Errorf("%q was taken", bad)
 		}
 	}
@@ -276,7 +277,7 @@ func (l *laboratory) stopped(t *testing.T) (r *Runtime, id, container string) {
 func TestRestoreFails(t *testing.T) {
 	l := need(t)
 	r, id, container := l.stopped(t)
-	if _, err := r.Restore(t.Context(), id, t.TempDir()); err == nil {
+	if _, err := r.Restore(t.Context(), id, t.TempDir(), nil); err == nil {
 		t.Error("restored from nothing")
 	}
 	var left []string
@@ -361,4 +362,64 @@ func TestNoteOfBefore(t *testing.T) {
 	if _, err := os.Lstat(note); !os.IsNotExist(err) {
 		t.Errorf("the note is left: %v", err)
 	}
+}
+
+// Nothing of a sandbox runs before its memory has been filled in, nor where that
+// fails, or where who was to do it has ended.
+func TestRestoreWaitsForItsMemory(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	dir := filepath.Join(vault(t), "image")
+	n := l.lines(t, id)
+	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	info, err := r.inspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	asleep := func(t *testing.T) {
+		t.Helper()
+		if st, err := r.Status(t.Context(), id); err != nil || st.Running {
+			t.Errorf("status: %+v, %v", st, err)
+		}
+	}
+	t.Run("which cannot be had", func(t *testing.T) {
+		fault := errors.New("a fault of the test's")
+		if _, err := r.Restore(t.Context(), id, dir, func() error { return fault }); !errors.Is(err, fault) {
+			t.Errorf("got %v", err)
+		}
+		asleep(t)
+	})
+	t.Run("of a process that has ended", func(t *testing.T) {
+		n, err := newNote(filepath.Join(r.layout.notes(), info.ID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.AfterFunc(time.Second, n.unlock) // as the kernel does
+		began := time.Now()
+		_, err = r.client.ContainerStart(t.Context(), info.ID, client.ContainerStartOptions{})
+		if err == nil || !strings.Contains(err.Error(), "not filled in") {
+			t.Errorf("it started, or not for this: %v", err)
+		}
+		if waited := time.Since(began); waited < time.Second {
+			t.Errorf("the guard did not wait: %v", waited)
+		}
+		asleep(t)
+	})
+	t.Run("which takes its time", func(t *testing.T) {
+		aside := dir + ".aside"
+		if err := os.Rename(dir, aside); err != nil {
+			t.Fatal(err)
+		}
+		st, err := r.Restore(t.Context(), id, dir, func() error {
+			time.Sleep(2 * time.Second)
+			return os.Rename(aside, dir)
+		})
+		if err != nil || !st.Running {
+			t.Fatalf("%+v, %v", st, err)
+		}
+		l.await(t, id, n+3)
+	})
 }
