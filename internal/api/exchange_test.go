@@ -84,7 +84,7 @@ func checked(t *testing.T, next http.Handler) http.Handler {
 	doc := must[*openapi3.T](t)(described())
 	router := must[routers.Router](t)(gorillamux.NewRouter(doc))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		sent := &bytes.Buffer{}
+		sent := &record{}
 		asked := r.Clone(r.Context())
 		r = r.WithContext(r.Context()) // the server's own stays as it is
 		r.Body = struct {
@@ -94,12 +94,32 @@ func checked(t *testing.T, next http.Handler) http.Handler {
 		seen := &seenWriter{ResponseWriter: w}
 		defer func() {
 			seen.status = cmp.Or(seen.status, http.StatusOK) // of an answer without a body
-			if err := agrees(doc, router, asked, sent.Bytes(), seen); err != nil {
-				t.Errorf("%s %s answered %d, and this is not what openapi.yaml says: %v\nasked: %.300s\nanswered: %.600s", asked.Method, asked.URL, seen.status, err, sent, seen.body.String())
+			if err := agrees(doc, router, asked, sent.bytes(), seen); err != nil {
+				t.Errorf("%s %s answered %d, and this is not what openapi.yaml says: %v\nasked: %.300s\nanswered: %.600s", asked.Method, asked.URL, seen.status, err, sent.bytes(), seen.body.String())
 			}
 		}()
 		next.ServeHTTP(seen, r)
 	})
+}
+
+// record is what is read of a request. On its way to an agent that is for a moment
+// longer than its handler runs.
+type record struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (r *record) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.text = append(r.text, p...)
+	return len(p), nil
+}
+
+func (r *record) bytes() []byte {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return bytes.Clone(r.text)
 }
 
 // seenWriter keeps what is answered.

@@ -1,6 +1,7 @@
 package api_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/tls"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -51,6 +53,7 @@ type host struct {
 	remote    client.Remote // the same routes over TLS, without a key
 	dir       string
 	restart   func() // another daemon on the same folders
+	line      line
 }
 
 func (h *host) Append(_ context.Context, events ...*audit.Event) error {
@@ -215,7 +218,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10, CPUs: 2, Memory: 1 << 30},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
-			Agent: agents(t), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
+			Agent: agents(t, &h.line), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
 		}))
 		t.Cleanup(func() { _ = opt.Sandboxes.Close() })
 	}
@@ -260,7 +263,7 @@ type layers string
 func (l layers) Layers(context.Context, string) (string, []string, error) { return string(l), nil, nil }
 
 // agents runs one agent's server in this process, which every sandbox has.
-func agents(t *testing.T) channel.Options {
+func agents(t *testing.T, by *line) channel.Options {
 	pub, key, err := ed25519.GenerateKey(nil)
 	if err != nil {
 		t.Fatal(err)
@@ -271,7 +274,53 @@ func agents(t *testing.T) channel.Options {
 	go func() { defer close(served); _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close(); <-served })
 	return channel.Options{Key: key, Dial: func(ctx context.Context, _ netip.AddrPort) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "tcp4", l.Addr().String())
+		return by.dial(ctx, l.Addr().String())
 	}}
+}
+
+// line is the way to the agents.
+type line struct {
+	breaks atomic.Bool // each connection, when a request has gone out that waits for 100 Continue
+
+	mu   sync.Mutex
+	cut  bool
+	open []net.Conn
+}
+
+func (l *line) dial(ctx context.Context, to string) (net.Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut {
+		return nil, syscall.EHOSTUNREACH
+	}
+	c, err := new(net.Dialer).DialContext(ctx, "tcp4", to)
+	if err != nil {
+		return nil, err
+	}
+	c = &carried{c, l}
+	l.open = append(l.open, c)
+	return c, nil
+}
+
+// end breaks what is open, and lets nothing be opened while the line is cut.
+func (l *line) end(cut bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.open {
+		_ = c.Close()
+	}
+	l.cut, l.open = cut, nil
+}
+
+type carried struct {
+	net.Conn
+	line *line
+}
+
+func (c *carried) Write(p []byte) (int, error) {
+	if c.line.breaks.Load() && bytes.Contains(p, []byte("Expect: 100-continue")) {
+		_ = c.Close()
+		return len(p), nil // it went, and nobody answers
+	}
+	return c.Conn.Write(p)
 }

@@ -169,10 +169,16 @@ func (h *handler) guard(to route) http.Handler {
 
 // body is a request's, of up to most bytes; what is no stream is read at once, so
 // that nobody holds a handler up by sending it slowly.
+//
+// Nobody but the server closes a stream. To close the server's body is to read it
+// on, without a word to a client that waits for 100 Continue (RFC 9110, section
+// 10.1.1) before it sends any: each waits for the other then
+// (https://go.dev/issue/63152). The way to an agent is an [http.Transport], which
+// closes what it has not sent before it says why.
 func body(w http.ResponseWriter, r *http.Request, most int64) (io.ReadCloser, error) {
 	limited := http.MaxBytesReader(w, r.Body, most)
 	if most > maxBuffered {
-		return limited, nil
+		return io.NopCloser(limited), nil
 	}
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Now().Add(bodyWithin)) // a connection without one is a test's

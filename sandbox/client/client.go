@@ -53,8 +53,7 @@ type Client struct {
 	key    string // empty on a socket
 	dial   func(context.Context) (net.Conn, error)
 	http   *http.Client
-	upload *http.Client // with a connection for each request
-	target string       // in errors
+	target string // in errors
 }
 
 // Unix returns a client of the daemon behind a unix socket.
@@ -75,20 +74,10 @@ func Unix(socket string) *Client {
 		return nil, fmt.Errorf("reaching the daemon on %s: %w", socket, err)
 	}
 	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
-		ExpectContinueTimeout: continueTimeout,
-		DialContext:           func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+		ExpectContinueTimeout: continueTimeout, IdleConnTimeout: idleTimeout,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 	}}
-	c.upload = unshared(c.http)
 	return c
-}
-
-// unshared is a client that uses no connection twice. Of those that were used before,
-// one now and then leaves a request that waits for 100 Continue (RFC 9110, section
-// 10.1.1) without any answer, while the server waits for the next one.
-func unshared(c *http.Client) *http.Client {
-	t := c.Transport.(*http.Transport).Clone()
-	t.DisableKeepAlives = true
-	return &http.Client{CheckRedirect: c.CheckRedirect, Transport: t}
 }
 
 // Dial returns a client of a daemon elsewhere. It connects on the first call.
@@ -125,10 +114,9 @@ func Dial(r Remote) (*Client, error) {
 	d := &tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second}, Config: trust}
 	c.dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
 	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
-		ExpectContinueTimeout: continueTimeout,
-		DialTLSContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+		ExpectContinueTimeout: continueTimeout, IdleConnTimeout: idleTimeout,
+		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
 	}}
-	c.upload = unshared(c.http)
 	return c, nil
 }
 
@@ -156,6 +144,11 @@ func readKey(path string) (string, error) {
 	}
 	return key, nil
 }
+
+// idleTimeout is for how long a connection is kept for the next request. A daemon
+// keeps it for longer: an upload, whose body cannot be sent again, does not meet
+// the end of its connection.
+const idleTimeout = time.Minute
 
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
@@ -226,11 +219,7 @@ func each[T any](from io.Reader, tell func(T) error) error {
 }
 
 func (c *Client) do(req *http.Request) (*http.Response, error) {
-	h := c.http
-	if req.Header.Get("Expect") != "" {
-		h = c.upload
-	}
-	resp, err := h.Do(req)
+	resp, err := c.http.Do(req)
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {

@@ -138,6 +138,11 @@ func (c *Channel) Close() {
 // answer may last and one of the stream places is held until its body is closed;
 // without, the whole exchange has callTimeout. The caller bounds what it reads
 // of the body. An answer of 400 or more is an *Error.
+//
+// The request's body is closed, maybe before Do returns, whether or not any of it
+// was read, and what fails waits for a read of it that has begun. So its Close may
+// not wait for whoever Do is to answer, as that of a request in a net/http server
+// does (https://go.dev/issue/63152).
 func (c *Channel) Do(req *http.Request, stream bool) (*http.Response, error) {
 	var ends []func()
 	end := func() {
