@@ -65,6 +65,7 @@ type command struct {
 // commands is the table of them.
 type commands struct {
 	children *children
+	spare    spare
 	user     string
 
 	attached atomic.Int64 // streams that are open
@@ -76,7 +77,7 @@ type commands struct {
 }
 
 func newCommands(children *children, user string) *commands {
-	return &commands{children: children, user: user, byID: map[string]*command{}}
+	return &commands{children: children, spare: newSpare(), user: user, byID: map[string]*command{}}
 }
 
 // check refuses what cannot be a command, and fills in defaults.
@@ -124,7 +125,7 @@ func (t *commands) start(s wire.Command) (*command, error) {
 	t.byID[s.ID] = c
 	t.mu.Unlock()
 
-	ended, err := c.launch(t.children, t.user)
+	ended, err := c.launch(t.children, t.spare, t.user)
 	if c.fail = err; err != nil {
 		t.mu.Lock()
 		delete(t.byID, s.ID)
@@ -160,6 +161,7 @@ func (t *commands) watch(c *command, ended <-chan syscall.WaitStatus) {
 	drained.Wait()
 	close(c.over)
 	c.bell.ring()
+	t.spare.refill()
 }
 
 // settle notes a command's end.

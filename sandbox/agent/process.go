@@ -46,7 +46,7 @@ var inherited = sync.OnceValue(func() map[string]string {
 var nothing = sync.OnceValues(func() (*os.File, error) { return os.Open(os.DevNull) })
 
 // launch starts the command's process and fills in its ends of the streams.
-func (c *command) launch(children *children, user string) (<-chan syscall.WaitStatus, error) {
+func (c *command) launch(children *children, spare spare, user string) (<-chan syscall.WaitStatus, error) {
 	s := c.spec
 	if s.User == "" {
 		s.User = user
@@ -81,7 +81,7 @@ func (c *command) launch(children *children, user string) (<-chan syscall.WaitSt
 	if err != nil {
 		return nil, err
 	}
-	mine, theirs, err := c.plug(attr)
+	mine, theirs, err := c.plug(attr, spare)
 	defer func() {
 		for _, fd := range theirs {
 			_ = syscall.Close(fd)
@@ -110,7 +110,7 @@ func shut(files []*os.File) {
 
 // plug makes the command's streams: our ends, output first, and the file
 // descriptors that are the child's alone.
-func (c *command) plug(attr *syscall.ProcAttr) (mine []*os.File, theirs []int, err error) {
+func (c *command) plug(attr *syscall.ProcAttr, spare spare) (mine []*os.File, theirs []int, err error) {
 	if c.spec.TTY != nil {
 		master, slave, err := terminal(*c.spec.TTY, attr.Sys.Credential)
 		if err != nil {
@@ -121,34 +121,21 @@ func (c *command) plug(attr *syscall.ProcAttr) (mine []*os.File, theirs []int, e
 		c.stdin, c.tty = master, master
 		return []*os.File{master}, []int{slave}, nil
 	}
-	pipe := func(in bool) (int, error) {
-		var p [2]int
-		if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
-			return 0, err
-		}
-		our, their := p[0], p[1]
-		if in {
-			our, their = p[1], p[0]
-		}
-		theirs = append(theirs, their)
-		_ = syscall.SetNonblock(our, true) // so that the runtime's poller takes it
-		mine = append(mine, os.NewFile(uintptr(our), "stream"))
-		return their, nil
+	out, err := spare.take()
+	for _, p := range out {
+		mine, theirs = append(mine, p.mine), append(theirs, p.theirs)
 	}
-	stdout, err := pipe(false)
-	if err != nil {
-		return mine, theirs, err
-	}
-	stderr, err := pipe(false)
 	if err != nil {
 		return mine, theirs, err
 	}
 	var stdin int
 	if c.spec.Stdin {
-		if stdin, err = pipe(true); err != nil {
+		p, err := newPipe(1)
+		if err != nil {
 			return mine, theirs, err
 		}
-		c.stdin = mine[len(mine)-1]
+		mine, theirs = append(mine, p.mine), append(theirs, p.theirs)
+		c.stdin, stdin = p.mine, p.theirs
 	} else {
 		f, err := nothing()
 		if err != nil {
@@ -156,8 +143,71 @@ func (c *command) plug(attr *syscall.ProcAttr) (mine []*os.File, theirs []int, e
 		}
 		stdin = int(f.Fd())
 	}
-	attr.Files = []uintptr{uintptr(stdin), uintptr(stdout), uintptr(stderr)}
+	attr.Files = []uintptr{uintptr(stdin), uintptr(theirs[0]), uintptr(theirs[1])}
 	return mine, theirs, nil
+}
+
+// pipe is one between us and a command.
+type pipe struct {
+	mine   *os.File // which the runtime's poller has taken
+	theirs int
+}
+
+// newPipe makes a pipe of which end (0: to read, 1: to write) is ours.
+func newPipe(end int) (pipe, error) {
+	var p [2]int
+	if err := syscall.Pipe2(p[:], syscall.O_CLOEXEC); err != nil {
+		return pipe{}, err
+	}
+	_ = syscall.SetNonblock(p[end], true) // so that the poller takes it
+	return pipe{os.NewFile(uintptr(p[end]), "stream"), p[1-end]}, nil
+}
+
+// spare keeps the pipes of the next command's output. To make them is eight calls
+// of the kernel's, which gVisor makes dear: a quarter of a millisecond between a
+// request and its process.
+type spare chan []pipe
+
+func newSpare() spare { return make(spare, 1) }
+
+// take returns the pipes of stdout and stderr; with an error, those that there are.
+func (s spare) take() ([]pipe, error) {
+	select {
+	case p := <-s:
+		return p, nil
+	default:
+		return makePipes()
+	}
+}
+
+// refill is for when nobody waits.
+func (s spare) refill() {
+	if len(s) > 0 {
+		return
+	}
+	p, err := makePipes()
+	if err == nil {
+		select {
+		case s <- p:
+			return
+		default:
+		}
+	}
+	for _, p := range p {
+		_ = p.mine.Close()
+		_ = syscall.Close(p.theirs)
+	}
+}
+
+func makePipes() (made []pipe, err error) {
+	for range 2 {
+		p, err := newPipe(0)
+		if err != nil {
+			return made, err
+		}
+		made = append(made, p)
+	}
+	return made, nil
 }
 
 // terminal makes a pseudo-terminal, see pty(7), that belongs to the command's
