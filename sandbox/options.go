@@ -50,9 +50,11 @@ type Options struct {
 	RAM string
 	Key *seal.Key
 	// Gate holds the connections of sandboxes that sleep. Default: nobody does.
-	Gate Gate
+	Gate    Gate
+	ramSize int64 // a test's, in place of what RAM holds
 	// Meter tells WatchIdle what goes on in a sandbox besides what is asked of the
-	// manager, and its agent of commands. Default: nothing does.
+	// manager, and its agent of commands, and how much RAM it takes. Default: nothing
+	// does, and a sandbox may have all that it may have in RAM.
 	Meter Meter
 	busy  func(ctx context.Context, id string) (n int, ok bool) // a test's, in place of the agent's word
 	// Inherit gives a fork what else it has of its parent, by their IDs: the names
