@@ -262,6 +262,32 @@ func TestGrownBeyondRoom(t *testing.T) {
 	}
 }
 
+// TestMemoryBesideItself: one that has more than half of the memory that it may have
+// would be killed as that is written, and is left to go on.
+func TestMemoryBesideItself(t *testing.T) {
+	b := newRoomBed(t, 1<<30)
+	if _, _, err := b.GetOrCreate(t.Context(), "a", Spec{Memory: 40 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	b.runs(t, "", "a")
+	b.h.gate = nil
+	b.meter.more.Store(18 << 20)
+	for name, f := range map[string]func() error{
+		"hibernate": func() error { _, err := b.Hibernate(t.Context(), "a"); return err },
+		"snapshot":  func() error { _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Memory: true}); return err },
+		"fork":      func() error { _, err := b.Fork(t.Context(), "a", ForkSpec{}); return err },
+	} {
+		if err := f(); !errors.Is(err, ErrNoCheckpoint) || !strings.Contains(err.Error(), "it takes 22 MiB of the 40 MiB that it may have") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if i := b.must(t)(b.Get("a")); i.State != Running || b.h.paused[i.ID] || len(b.h.gate) > 0 || len(b.h.memory[i.ID]) != thoughts {
+		t.Errorf("it is %+v, and its connections %q", i, b.h.gate)
+	}
+	b.meter.more.Store(16 << 20)
+	b.must(t)(b.Hibernate(t.Context(), "a"))
+}
+
 // TestRoomAfterCrash: what an earlier process has left in RAM takes room until it is
 // removed.
 func TestRoomAfterCrash(t *testing.T) {

@@ -204,6 +204,9 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 	if err != nil {
 		return err
 	}
+	if err := m.writable(ctx, e, room); err != nil { // before it loses connections
+		return err
+	}
 	ctx = context.WithoutCancel(ctx) // half of it is of use to nobody
 	flows := e.rec.Flows
 	if e.state == Paused {
@@ -225,7 +228,8 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
 	room.Use(e.rec.ID)
-	if err := m.grown(ctx, e, room); err != nil {
+	// It has been running since.
+	if err := m.writable(ctx, e, room); err != nil {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
 	e.hangUp()

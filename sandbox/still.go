@@ -109,7 +109,7 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, room *ram.Lea
 		}
 	default:
 		// It grows no more.
-		if err := m.grown(ctx, e, room); err != nil {
+		if err := m.writable(ctx, e, room); err != nil {
 			return 0, err
 		}
 		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, true, nil); err != nil {
