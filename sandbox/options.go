@@ -46,7 +46,8 @@ type Options struct {
 	Publish func(netip.Addr, Info)
 	// RAM is a folder in memory, that is never swapped (see ram.Mount), for what
 	// is in the clear of sandboxes that hibernate; Key seals it for the disk. Where
-	// one of them is missing none can.
+	// one of them is missing none can. Owners share it (see ram.Room): what finds no
+	// room within a minute is ErrNoRoom.
 	RAM string
 	Key *seal.Key
 	// Gate holds the connections of sandboxes that sleep. Default: nobody does.
