@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"sallyport/internal/ram"
 	"sallyport/memory"
 )
 
@@ -39,11 +40,18 @@ const forksAtOnce = 4
 // A fork of a sandbox that is stopped, or whose memory cannot be had from its
 // snapshot (Info.Lost says why), is stopped.
 func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []Info, err error) {
-	e, err := m.existing(ctx, name)
+	need := func(e *entry) int64 {
+		if spec.Snapshot != "" {
+			return m.snapshotSize(e, spec.Snapshot)
+		}
+		return m.memorySize(ctx, e)
+	}
+	e, room, err := m.spacious(ctx, name, "forking", need)
 	if err != nil {
 		return nil, err
 	}
 	defer m.release(e)
+	defer room.Give()
 	children, err := m.claim(e, spec)
 	if err != nil {
 		return nil, fmt.Errorf("forking sandbox %s: %w", name, err)
@@ -56,7 +64,7 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 			m.release(c)
 		}
 	}()
-	if err := m.fork(ctx, e, spec.Snapshot, children); err != nil {
+	if err := m.fork(ctx, e, spec.Snapshot, children, room); err != nil {
 		for _, c := range children {
 			c.exists = false
 			err = errors.Join(err, m.abort(context.WithoutCancel(ctx), c, "the fork failed"))
@@ -129,7 +137,7 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	return children, nil
 }
 
-func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) (err error) {
+func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry, room *ram.Lease) (err error) {
 	if err := m.roomy(); err != nil {
 		return err
 	}
@@ -173,11 +181,11 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	if err != nil {
 		return err
 	}
-	ram := ""
+	mem := ""
 	if live {
-		dir, done := m.scratch(e)
+		dir, done := m.scratch(e, room)
 		defer done()
-		ram = dir
+		mem = dir
 	}
 	inherit := func() error {
 		if m.opt.Inherit == nil {
@@ -193,7 +201,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	first := children[0]
 	var lost error
 	if from == nil {
-		stood, err := m.still(ctx, e, ram, func(layer, store string) error {
+		stood, err := m.still(ctx, e, mem, room, func(layer, store string) error {
 			if err := inherit(); err != nil {
 				return err
 			}
@@ -204,7 +212,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		}
 		m.opt.Logger.Info("forked a sandbox", "sandbox", e.rec.Name, "children", len(children), "stood", stood)
 	} else {
-		if lost, err = m.grow(ctx, first, *from, ram); err != nil {
+		if lost, err = m.grow(ctx, first, *from, mem); err != nil {
 			return err
 		}
 		if err := inherit(); err != nil {
@@ -221,7 +229,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	if err != nil {
 		return err
 	}
-	return each(children, func(c *entry) error { return m.bear(ctx, c, ram, lost) })
+	return each(children, func(c *entry) error { return m.bear(ctx, c, mem, lost) })
 }
 
 // fill gives a child that has not started the files of another.
@@ -242,23 +250,23 @@ func (m *Manager) fill(ctx context.Context, c *entry, layer, store string) error
 	return m.roomy() // a small one is copied faster than anybody looks
 }
 
-// bear has a child that has its files begin to be, with the memory in ram or
+// bear has a child that has its files begin to be, with the memory in mem or
 // stopped. Until it is done, a crash is the end of the child.
-func (m *Manager) bear(ctx context.Context, c *entry, ram string, lost error) error {
+func (m *Manager) bear(ctx context.Context, c *entry, mem string, lost error) error {
 	what := fmt.Sprintf("a fork of %s (%s)", c.rec.Lineage.Name, c.rec.Lineage.Parent)
 	if c.rec.Lineage.Snapshot != "" {
 		what += ", snapshot " + c.rec.Lineage.Snapshot
 	}
 	if lost != nil {
-		c.rec.Lost, ram = lost.Error(), ""
+		c.rec.Lost, mem = lost.Error(), ""
 		what += ", without its memory: " + c.rec.Lost
 	}
 	if err := m.tell(ctx, c, detailed(c.rec, "created", what), func(r *record) { r.Made = true }); err != nil {
 		return err
 	}
-	if ram != "" {
+	if mem != "" {
 		err := m.begin(ctx, c, "with the processes of "+c.rec.Lineage.Name, func() (Status, error) {
-			return m.opt.Runtime.Restore(ctx, c.rec.ID, ram, nil)
+			return m.opt.Runtime.Restore(ctx, c.rec.ID, mem, nil)
 		})
 		if err != nil {
 			return err

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sallyport/internal/ram"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
@@ -41,6 +42,9 @@ type Usage struct {
 // Meter tells what sandboxes use. It is a Runtime's.
 type Meter interface {
 	Usage(ctx context.Context, id string) (Usage, error)
+	// Resident is how much RAM a sandbox takes now, in bytes: what would be in its
+	// memory, were it written down.
+	Resident(ctx context.Context, id string) (int64, error)
 }
 
 // use notes that somebody uses a sandbox, until the function is called.
@@ -184,9 +188,19 @@ const askTimeout = 2 * time.Second
 
 // lull does to an idle sandbox what its spec wants.
 func (m *Manager) lull(ctx context.Context, i Info, why string) error {
-	_, err := m.doing(ctx, i.Name, "putting to sleep", func(e *entry) error {
-		// Somebody may have come while we waited for the lock.
-		if e.rec.ID != i.ID || e.state != Running || e.rec.Session != i.Session || e.busy.Load() > 0 {
+	// Somebody may have come, and gone, while we waited for room, or for the lock.
+	began := time.Now().UnixNano()
+	gone := func(e *entry) bool {
+		return e.rec.ID != i.ID || e.state != Running || e.rec.Session != i.Session || e.busy.Load() > 0 || e.used.Load() > began
+	}
+	need := func(e *entry) int64 {
+		if gone(e) || i.Spec.OnIdle != IdleHibernate {
+			return 0
+		}
+		return m.memorySize(ctx, e)
+	}
+	_, err := m.writing(ctx, i.Name, "putting to sleep", need, func(e *entry, l *ram.Lease) error {
+		if gone(e) {
 			return nil
 		}
 		m.opt.Logger.Info("a sandbox is idle", "sandbox", i.Name, "for", i.Spec.Idle, "then", i.Spec.OnIdle)
@@ -194,7 +208,7 @@ func (m *Manager) lull(ctx context.Context, i Info, why string) error {
 		case IdlePause:
 			return m.pause(ctx, e)
 		case IdleHibernate:
-			return m.hibernate(ctx, e)
+			return m.hibernate(ctx, e, l)
 		}
 		return m.end(ctx, e, why)
 	})

@@ -23,6 +23,13 @@ func (b *body) Usage(context.Context, string) (Usage, error) {
 	return Usage{time.Duration(b.cpu.Load()), uint64(b.sent.Load())}, nil
 }
 
+func (b *body) Resident(context.Context, string) (int64, error) {
+	if b.fails.Load() {
+		return 0, errFault
+	}
+	return 1 << 20, nil
+}
+
 func (b *body) busy(context.Context, string) (int, bool) { return int(b.commands.Load()), true }
 
 // TestIdle: each thing that goes on keeps a sandbox awake, and nothing else does.

@@ -13,13 +13,15 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"sallyport/internal/ram"
 	"sallyport/memory"
 )
 
 // Manager keeps the sandboxes. Its methods may be called concurrently; calls
 // that change one sandbox run one after the other.
 type Manager struct {
-	opt Options
+	opt  Options
+	room *ram.Room // opt.RAM, shared out
 
 	mu        sync.Mutex // guards what follows; taken after an entry's, never before
 	entries   map[string]*entry
@@ -47,7 +49,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, counters: c}
+	m := &Manager{opt: opt, room: ram.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, counters: c}
 	m.identities.Store(&map[netip.Addr]Info{})
 
 	folders, err := os.ReadDir(opt.Dir)

@@ -44,6 +44,7 @@ type faultHost struct {
 	failing    func() bool       // says whether the next step does, nil: none
 	log        []model.Event     // what events tells, and of whom
 	ids        map[string]bool   // of events
+	writing    func()            // called as memory is about to be written, nil: nothing
 }
 
 // deed is what an event tells.

@@ -46,13 +46,16 @@ type Options struct {
 	Publish func(netip.Addr, Info)
 	// RAM is a folder in memory, that is never swapped (see ram.Mount), for what
 	// is in the clear of sandboxes that hibernate; Key seals it for the disk. Where
-	// one of them is missing none can.
+	// one of them is missing none can. Owners share it (see ram.Room): what finds no
+	// room within a minute is ErrNoRoom.
 	RAM string
 	Key *seal.Key
 	// Gate holds the connections of sandboxes that sleep. Default: nobody does.
-	Gate Gate
+	Gate    Gate
+	ramSize int64 // a test's, in place of what RAM holds
 	// Meter tells WatchIdle what goes on in a sandbox besides what is asked of the
-	// manager, and its agent of commands. Default: nothing does.
+	// manager, and its agent of commands, and how much RAM it takes. Default: nothing
+	// does, and a sandbox may have all that it may have in RAM.
 	Meter Meter
 	busy  func(ctx context.Context, id string) (n int, ok bool) // a test's, in place of the agent's word
 	// Inherit gives a fork what else it has of its parent, by their IDs: the names

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"sallyport/internal/ram"
 	"sallyport/memory"
 )
 
@@ -18,10 +19,22 @@ import (
 // starts from its disk, and one that was stopped stays so. A snapshot whose disk is
 // damaged is ErrDamaged, and nothing has changed.
 func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Info, error) {
-	return m.doing(ctx, name, "restoring", func(e *entry) error { return m.revert(ctx, e, snapshot) })
+	// For both at once: who has room waits for no other.
+	need := func(e *entry) int64 { return m.snapshotSize(e, snapshot) + m.safetySize(ctx, e) }
+	return m.writing(ctx, name, "restoring", need, func(e *entry, room *ram.Lease) error { return m.revert(ctx, e, snapshot, room) })
 }
 
-func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err error) {
+// safetySize is how much the processes take of the snapshot that is made of what a
+// sandbox is before it is restored, in bytes, at most.
+func (m *Manager) safetySize(ctx context.Context, e *entry) int64 {
+	if e.rec.Restoring != "" {
+		return 0
+	}
+	return m.memorySize(ctx, e)
+}
+
+// revert restores, with room for the memory of before and that of after.
+func (m *Manager) revert(ctx context.Context, e *entry, snapshot string, room *ram.Lease) (err error) {
 	s, err := m.snapshot(e, snapshot)
 	if err != nil {
 		return err
@@ -30,16 +43,19 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err er
 		return err
 	}
 	live := e.state.live()
-	ram, done := m.scratch(e)
+	mem, done := m.scratch(e, room)
 	defer func() { err = errors.Join(err, done()) }()
-	lost, err := m.recollect(ctx, s, ram)
+	lost, err := m.recollect(ctx, s, mem)
 	if err != nil {
 		return err
 	}
 	if e.rec.Restoring == "" {
 		safety := SnapshotSpec{Name: stamp("before-"), Memory: live && m.canRemember(e) == nil, safety: true}
-		if _, err := m.keep(ctx, e, safety); err != nil {
+		if _, err := m.keep(ctx, e, safety, room); err != nil {
 			return fmt.Errorf("making a snapshot of what it is now: %w", err)
+		}
+		if err := room.Correct(); err != nil { // that one is on the disk
+			return err
 		}
 	}
 	patient := context.WithoutCancel(ctx)
@@ -57,7 +73,7 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err er
 	switch {
 	case s.Memory && lost == nil:
 		err = m.begin(patient, e, "with the processes of snapshot "+s.Name, func() (Status, error) {
-			return m.opt.Runtime.Restore(patient, e.rec.ID, ram, nil)
+			return m.opt.Runtime.Restore(patient, e.rec.ID, mem, nil)
 		})
 		if err == nil {
 			m.opt.Gate.Wake(e.rec.Address, s.Flows)

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"sallyport/internal/ram"
 )
 
 // What a record says of a sandbox's sleep. A step that may be cut short by a crash
@@ -167,15 +169,22 @@ func (m *Manager) wakened(e *entry) error {
 // use wakes it, after a reboot too. A hibernated one is left as it is. It is
 // ErrNoCheckpoint where the runtime cannot.
 func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "hibernating", func(e *entry) error {
+	need := func(e *entry) int64 {
+		if e.state == Hibernated {
+			return 0
+		}
+		return m.memorySize(ctx, e)
+	}
+	return m.writing(ctx, name, "hibernating", need, func(e *entry, l *ram.Lease) error {
 		if e.state == Hibernated {
 			return nil
 		}
-		return m.hibernate(ctx, e)
+		return m.hibernate(ctx, e, l)
 	})
 }
 
-func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
+// hibernate does, with room for the memory.
+func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err error) {
 	switch {
 	case e.state != Running && e.state != Paused:
 		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
@@ -193,6 +202,9 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	}
 	st, err := m.opt.Runtime.Status(ctx, e.rec.ID)
 	if err != nil {
+		return err
+	}
+	if err := m.writable(ctx, e, room); err != nil { // before it loses connections
 		return err
 	}
 	ctx = context.WithoutCancel(ctx) // half of it is of use to nobody
@@ -215,12 +227,20 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	if err != nil {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
+	room.Use(e.rec.ID)
+	// It has been running since.
+	if err := m.writable(ctx, e, room); err != nil {
+		return errors.Join(err, m.rouse(ctx, e, flows))
+	}
 	e.hangUp()
 	// The engine takes its time to see that the container has ended. Until then, and
 	// until the event, a crash finds it hibernating, and what is sealed is looked at
 	// when it has.
 	var sealing chan sealed
 	begin := func() {
+		if err := room.Correct(); err != nil {
+			m.opt.Logger.Warn("more room in memory is held than a sandbox takes", "sandbox", e.rec.Name, "error", err)
+		}
 		sealing = make(chan sealed, 1)
 		go func(rec record) { sealing <- m.sealMemory(rec, build, m.ram(e), m.checkpointPath(e)) }(e.rec)
 	}
@@ -353,6 +373,11 @@ func (e *restoreError) Unwrap() error { return e.error }
 // wake restores a hibernated sandbox, or starts it from its disk where its memory
 // is of no use.
 func (m *Manager) wake(ctx context.Context, e *entry) error {
+	give, err := m.roomToWake(ctx, e)
+	if err != nil {
+		return err
+	}
+	defer give()
 	build, err := m.opt.Runtime.Build(ctx)
 	if err != nil {
 		return err

@@ -72,6 +72,11 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning b
 	if err := h.step("checkpoint"); err != nil {
 		return err
 	}
+	if h.writing != nil {
+		h.mu.Unlock()
+		h.writing()
+		h.mu.Lock()
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
@@ -145,6 +150,8 @@ type bed struct {
 	dir, ram string
 	key      *seal.Key
 	subnet   netip.Prefix // zero: a small one
+	ramSize  int64        // 0: what the file system holds
+	counter  Meter
 }
 
 func newBed(t *testing.T) *bed {
@@ -185,6 +192,7 @@ func (b *bed) open(t *testing.T) {
 		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h, Recorded: b.h.recorded,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(),
+		Meter: b.counter, ramSize: b.ramSize,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sallyport/internal/durable"
+	"sallyport/internal/ram"
 )
 
 // Snapshot is what a sandbox was at a moment: its disk, its memory store and, where
@@ -96,14 +97,21 @@ func (m *Manager) snapshotsDir(name string) string {
 // Snapshot keeps what a sandbox is now. One that runs stands still meanwhile, so
 // that files and processes agree.
 func (m *Manager) Snapshot(ctx context.Context, name string, spec SnapshotSpec) (s Snapshot, err error) {
-	_, err = m.doing(ctx, name, "making a snapshot of", func(e *entry) (err error) {
-		s, err = m.keep(ctx, e, spec)
+	need := func(e *entry) int64 {
+		if !spec.Memory {
+			return 0
+		}
+		return m.memorySize(ctx, e)
+	}
+	_, err = m.writing(ctx, name, "making a snapshot of", need, func(e *entry, room *ram.Lease) (err error) {
+		s, err = m.keep(ctx, e, spec, room)
 		return err
 	})
 	return s, err
 }
 
-func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snapshot, err error) {
+// keep makes a snapshot, with room for the memory.
+func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec, room *ram.Lease) (s Snapshot, err error) {
 	if m.opt.Key == nil {
 		return s, fmt.Errorf("%w: this manager has nothing to seal it with", ErrNoCheckpoint)
 	}
@@ -138,7 +146,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if spec.Expires > 0 {
 		s.Expires = s.Created.Add(time.Duration(spec.Expires))
 	}
-	ram := ""
+	mem := ""
 	if spec.Memory {
 		if err := m.canRemember(e); err != nil {
 			return s, err
@@ -146,9 +154,9 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 		if s.Build, err = m.opt.Runtime.Build(ctx); err != nil {
 			return s, err
 		}
-		dir, done := m.scratch(e)
+		dir, done := m.scratch(e, room)
 		defer func() { err = errors.Join(err, done()) }()
-		ram = dir
+		mem = dir
 		if s.Flows = e.rec.Flows; e.state == Running {
 			s.Flows = m.opt.Gate.Flows(e.rec.Address)
 		}
@@ -167,7 +175,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 		}
 	}()
 	store := sha256.New()
-	s.Stood, err = m.still(ctx, e, ram, func(layer, memory string) error {
+	s.Stood, err = m.still(ctx, e, mem, room, func(layer, memory string) error {
 		if m.opt.Mark != nil {
 			s.Mark = m.opt.Mark()
 		}
@@ -180,9 +188,9 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 		return s, err
 	}
 	s.Version = hex.EncodeToString(store.Sum(nil))
-	if ram != "" {
+	if mem != "" {
 		h := header{Build: s.Build, ID: s.SandboxID, Session: s.Session, Made: s.Created}
-		if _, err := sealCheckpoint(m.opt.Key, h, ram, filepath.Join(part, snapshotMemory), m.roomy); err != nil {
+		if _, err := sealCheckpoint(m.opt.Key, h, mem, filepath.Join(part, snapshotMemory), m.roomy); err != nil {
 			return s, err
 		}
 	}

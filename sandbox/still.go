@@ -9,15 +9,18 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/internal/ram"
 	"sallyport/memory"
 )
 
 // scratchMark is in the names of folders in RAM that last no longer than a call.
 const scratchMark = ".call-"
 
-// scratch names a folder in RAM that is not there yet. done removes it.
-func (m *Manager) scratch(e *entry) (dir string, done func() error) {
+// scratch names a folder in RAM that is not there yet, for which there is room. done
+// removes it.
+func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() error) {
 	name := e.rec.ID + scratchMark + newID()
+	room.Use(name)
 	m.mu.Lock()
 	m.scratches[name] = true
 	m.mu.Unlock()
@@ -68,10 +71,10 @@ func (m *Manager) canRemember(e *entry) error {
 }
 
 // still has a sandbox stand still while f reads what it has written: its layer, and
-// its memory store. Where ram is not "", its processes are written there as they
-// are at that moment, so that all three agree. It returns for how long the sandbox
-// stood.
-func (m *Manager) still(ctx context.Context, e *entry, ram string, f func(layer, store string) error) (stood time.Duration, err error) {
+// its memory store. Where dir is not "", its processes are written there as they
+// are at that moment, so that all three agree; room is for them. It returns for how
+// long the sandbox stood.
+func (m *Manager) still(ctx context.Context, e *entry, dir string, room *ram.Lease, f func(layer, store string) error) (stood time.Duration, err error) {
 	patient := context.WithoutCancel(ctx)
 	id := e.rec.ID
 	switch e.state {
@@ -95,19 +98,26 @@ func (m *Manager) still(ctx context.Context, e *entry, ram string, f func(layer,
 		}
 	}
 	switch {
-	case ram == "":
+	case dir == "":
 	case e.state == Hibernated:
 		build, err := m.opt.Runtime.Build(ctx)
 		if err != nil {
 			return 0, err
 		}
-		if err := unsealCheckpoint(m.opt.Key, m.checkpointPath(e), ram, checkHeader(e.rec, build)); err != nil {
+		if err := unsealCheckpoint(m.opt.Key, m.checkpointPath(e), dir, checkHeader(e.rec, build)); err != nil {
 			return 0, fmt.Errorf("reading its memory: %w", err)
 		}
 	default:
-		if err := m.opt.Runtime.Checkpoint(ctx, id, ram, true, nil); err != nil {
+		// It grows no more.
+		if err := m.writable(ctx, e, room); err != nil {
 			return 0, err
 		}
+		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, true, nil); err != nil {
+			return 0, err
+		}
+	}
+	if err := room.Correct(); err != nil {
+		return 0, err
 	}
 	layer, err := m.opt.Runtime.Layer(ctx, id)
 	if err != nil {

@@ -99,6 +99,8 @@ var problems = []struct {
 
 	{sandbox.ErrEngine, http.StatusServiceUnavailable, "engine"},
 	{sandbox.ErrFull, http.StatusInsufficientStorage, "disk-full"},
+	{sandbox.ErrNeverRoom, http.StatusInsufficientStorage, "beyond-room"},
+	{sandbox.ErrNoRoom, http.StatusServiceUnavailable, "no-room"},
 	{sandbox.ErrNoAddress, http.StatusServiceUnavailable, "no-address"},
 	{audit.ErrUnwritable, http.StatusServiceUnavailable, "no-record"},
 }

@@ -1,4 +1,5 @@
-// Package ram keeps files in memory that must never be on a disk.
+// Package ram keeps files in memory that must never be on a disk, and shares the
+// room for them out.
 package ram
 
 import (
@@ -15,7 +16,7 @@ import (
 // (tmpfs with noswap, Linux 6.4: Documentation/filesystems/tmpfs.rst), which only
 // its owner can enter. One that Mount made before is left as it is, with what is
 // in it. It holds up to half of the machine's memory, which is what a tmpfs does
-// unless told otherwise.
+// unless told otherwise; see Room.
 func Mount(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

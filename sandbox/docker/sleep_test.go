@@ -331,6 +331,49 @@ func TestUsage(t *testing.T) {
 	}
 }
 
+// TestResident: what is said to be resident is what a checkpoint takes, and little
+// more.
+func TestResident(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	dir := filepath.Join(vault(t), "image")
+	for _, more := range []int64{0, 200 << 20} {
+		if more > 0 { // in the memory of a process that goes on
+			l.sh(t, id, fmt.Sprintf(`perl -e '$x = "a" x %d; open F, ">/full"; close F; sleep 1000' >/dev/null 2>&1 </dev/null & until [ -e /full ]; do sleep 0.1; done`, more))
+		}
+		said, err := r.Resident(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+			t.Fatal(err)
+		}
+		var took int64
+		files, _ := filepath.Glob(filepath.Join(dir, "*"))
+		for _, f := range files {
+			info, err := os.Stat(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			took += info.Size()
+		}
+		t.Logf("with %d MiB more: %d MiB resident, a checkpoint of %d MiB", more>>20, said>>20, took>>20)
+		if said < more || took > said+16<<20 || said > took+64<<20 {
+			t.Errorf("with %d bytes more: %d are said to be resident, and a checkpoint takes %d", more, said, took)
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Stop(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := r.Resident(t.Context(), id); err == nil {
+		t.Errorf("a sandbox that is stopped has %d bytes resident", n)
+	}
+}
+
 // restartEngine kills dockerd as a crash would, and waits for the next.
 func (l *laboratory) restartEngine(t *testing.T) {
 	t.Helper()

@@ -1,13 +1,13 @@
 package docker
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,17 +43,80 @@ func (r *Runtime) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 	return u, nil
 }
 
-// cpuTime is that of the cgroup of a process: gVisor's kernel, and all that it runs,
-// are in the container's. Mounts are looked for, since either version of cgroups
-// may be anywhere (cgroups(7)).
-func cpuTime(pid int) (time.Duration, error) {
-	own, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+// Resident is what the container's cgroup has of memory that no file backs, and of
+// memory that is shared, which gVisor keeps that of the sandbox in: both, with what
+// is swapped out of them, are in a checkpoint, but for what gVisor itself takes.
+func (r *Runtime) Resident(ctx context.Context, id string) (int64, error) {
+	st, err := r.Status(ctx, id)
 	if err != nil {
 		return 0, err
 	}
-	mounts, err := os.ReadFile("/proc/self/mounts")
+	if !st.Running {
+		return 0, fmt.Errorf("sandbox %s is not running", id)
+	}
+	text, second, err := readGroup(st.PID, "memory", "memory.stat", "memory.stat")
+	if err != nil {
+		return 0, fmt.Errorf("reading the memory of sandbox %s: %w", id, err)
+	}
+	keys := []string{"total_rss", "total_shmem", "total_swap"} // cgroup-v1/memory.rst; "total_": with all groups below
+	if second {
+		keys = []string{"anon", "shmem"} // admin-guide/cgroup-v2.rst
+	}
+	var n int64
+	for line := range strings.Lines(string(text)) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if slices.Contains(keys, key) {
+			bytes, err := strconv.ParseInt(value, 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("reading the memory of sandbox %s: %w", id, err)
+			}
+			n += bytes
+		}
+	}
+	if swapped, _, err := readGroup(st.PID, "", "", "memory.swap.current"); err == nil { // not where nothing is swapped
+		bytes, err := strconv.ParseInt(string(bytes.TrimSpace(swapped)), 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("reading the memory of sandbox %s: %w", id, err)
+		}
+		n += bytes
+	}
+	if n == 0 {
+		return 0, fmt.Errorf("sandbox %s has no memory, says its cgroup", id)
+	}
+	return n, nil
+}
+
+// cpuTime is that of the cgroup of a process: gVisor's kernel, and all that it runs,
+// are in the container's.
+func cpuTime(pid int) (time.Duration, error) {
+	text, v2, err := readGroup(pid, "cpuacct", "cpuacct.usage", "cpu.stat")
 	if err != nil {
 		return 0, err
+	}
+	if !v2 {
+		n, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64)
+		return time.Duration(n), err
+	}
+	for line := range strings.Lines(string(text)) {
+		if v, ok := strings.CutPrefix(strings.TrimSpace(line), "usage_usec "); ok {
+			n, err := strconv.ParseInt(v, 10, 64)
+			return time.Duration(n) * time.Microsecond, err
+		}
+	}
+	return 0, errors.New("its cgroup has no processor time")
+}
+
+// readGroup reads a file of the cgroup of a process: one of a controller's in the
+// first version of cgroups, or one in the second. Mounts are looked for, since either
+// version may be anywhere (cgroups(7)).
+func readGroup(pid int, controller, v1, v2 string) (text []byte, second bool, err error) {
+	own, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return nil, false, err
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return nil, false, err
 	}
 	for line := range strings.Lines(string(own)) {
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -65,27 +128,20 @@ func cpuTime(pid int) (time.Duration, error) {
 			if len(m) < 4 {
 				continue
 			}
+			has := func(options string) bool { return strings.Contains(","+options+",", ","+controller+",") }
+			file := ""
 			switch {
-			case m[2] == "cgroup" && strings.Contains(","+f[1]+",", ",cpuacct,") && strings.Contains(","+m[3]+",", ",cpuacct,"):
-				text, err := os.ReadFile(filepath.Join(m[1], f[2], "cpuacct.usage"))
-				if err != nil {
-					continue
-				}
-				n, err := strconv.ParseInt(string(bytes.TrimSpace(text)), 10, 64)
-				return time.Duration(n), err
+			case m[2] == "cgroup" && controller != "" && has(f[1]) && has(m[3]):
+				file = v1
 			case m[2] == "cgroup2" && f[1] == "":
-				text, err := os.ReadFile(filepath.Join(m[1], f[2], "cpu.stat"))
-				if err != nil {
-					continue
-				}
-				for s := bufio.NewScanner(bytes.NewReader(text)); s.Scan(); {
-					if v, ok := strings.CutPrefix(s.Text(), "usage_usec "); ok {
-						n, err := strconv.ParseInt(v, 10, 64)
-						return time.Duration(n) * time.Microsecond, err
-					}
-				}
+				file = v2
+			default:
+				continue
+			}
+			if text, err := os.ReadFile(filepath.Join(m[1], f[2], file)); err == nil {
+				return text, m[2] == "cgroup2", nil
 			}
 		}
 	}
-	return 0, errors.New("its cgroup has no processor time")
+	return nil, false, fmt.Errorf("its cgroup has neither %s nor %s", v1, v2)
 }

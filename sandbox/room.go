@@ -1,0 +1,178 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"sallyport/internal/ram"
+)
+
+// Whatever has a sandbox's memory in the clear in RAM has reserved the room for it
+// (ram.Room) before it begins: before the sandbox stands still, and before others
+// who want to use it stand in line behind its lock. Who holds room waits for
+// nothing that others may hold who wait for room.
+
+// Errors of what needs room in RAM.
+var (
+	// ErrNoRoom: others have it. Trying again helps.
+	ErrNoRoom = ram.ErrBusy
+	// ErrNeverRoom: this host has too little RAM for the sandbox's memory.
+	ErrNeverRoom = ram.ErrLarge
+)
+
+const (
+	// roomWait is for how long room is waited for.
+	roomWait = time.Minute
+	// roomMargin is added to an eighth of what a sandbox has: for the kernel's own
+	// state in a checkpoint, and for what the sandbox takes in the meantime.
+	roomMargin = 32 << 20
+)
+
+// memorySize is how much would be written of a sandbox's memory now, in bytes, at
+// most; 0 of one that has none.
+func (m *Manager) memorySize(ctx context.Context, e *entry) int64 {
+	switch {
+	case m.canRemember(e) != nil || !e.state.live():
+		return 0
+	case e.state == Hibernated:
+		return fileSize(m.checkpointPath(e))
+	}
+	limit := e.rec.Spec.Memory
+	n, known := m.resident(ctx, e)
+	switch {
+	case known && limit > 0:
+		return min(n+n/8+roomMargin, max(limit, n))
+	case known:
+		return n + n/8 + roomMargin
+	case limit > 0:
+		return limit
+	}
+	return max(m.room.Share(), roomMargin)
+}
+
+// resident is how much a sandbox has in RAM, where that can be told.
+func (m *Manager) resident(ctx context.Context, e *entry) (n int64, known bool) {
+	if m.opt.Meter == nil {
+		return 0, false
+	}
+	n, err := m.opt.Meter.Resident(ctx, e.rec.ID)
+	if err != nil {
+		m.opt.Logger.Warn("how much memory a sandbox takes cannot be told; it may be as much as it may have", "sandbox", e.rec.Name, "error", err)
+	}
+	return n, err == nil
+}
+
+// writable refuses to write down the memory of a sandbox that has become more than
+// there is room for, or that would be killed for it: who writes into a tmpfs is
+// charged for it (memcg charges a page to who touches it first), and gVisor itself
+// writes, in the sandbox's cgroup.
+func (m *Manager) writable(ctx context.Context, e *entry, l *ram.Lease) error {
+	n, known := m.resident(ctx, e)
+	if !known {
+		return nil
+	}
+	if limit := e.rec.Spec.Memory; limit > 0 && 2*n > limit {
+		return fmt.Errorf("%w: it takes %s of the %s that it may have, and what is written counts as its own meanwhile: give it twice what it takes (`sallyport sandbox set %s --memory`), pause or stop it",
+			ErrNoCheckpoint, mebibytes(n), mebibytes(limit), e.rec.Name)
+	}
+	if n > l.Left() {
+		return fmt.Errorf("%w: it takes %s, and room was made for %s: it has grown meanwhile: try again", ErrNoRoom, mebibytes(n), mebibytes(l.Left()))
+	}
+	return nil
+}
+
+// fileSize is that of a sealed file, which is more than what is sealed in it. What
+// cannot be read has none: who reads it says why.
+func fileSize(path string) int64 {
+	info, err := os.Stat(path)
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// snapshotSize is how much the processes of a snapshot take, in bytes, at most.
+func (m *Manager) snapshotSize(e *entry, snapshot string) int64 {
+	if !nameForm.MatchString(snapshot) {
+		return 0
+	}
+	return fileSize(filepath.Join(m.snapshotsDir(e.rec.Name), snapshot, snapshotMemory))
+}
+
+// spacious is existing, with room in RAM for as many bytes as need says under the
+// sandbox's lock; none for 0. It waits for room without the lock: others can use the
+// sandbox meanwhile. verb is for errors of that.
+func (m *Manager) spacious(ctx context.Context, name, verb string, need func(*entry) int64) (_ *entry, _ *ram.Lease, err error) {
+	defer func() {
+		switch {
+		case errors.Is(err, ErrNeverRoom):
+			err = fmt.Errorf("%s sandbox %s: %w: pause or stop it, or leave its processes out", verb, name, err)
+		case errors.Is(err, ErrNoRoom):
+			err = fmt.Errorf("%s sandbox %s: %w", verb, name, err)
+		}
+	}()
+	for until := time.Now().Add(roomWait); ; {
+		e, err := m.existing(ctx, name)
+		if err != nil {
+			return nil, nil, err
+		}
+		n := need(e)
+		if n == 0 {
+			return e, nil, nil
+		}
+		id, owner := e.rec.ID, e.rec.Spec.Owner
+		l, err := m.room.Reserve(ctx, owner, n, 0)
+		if err == nil {
+			return e, l, nil
+		}
+		m.release(e)
+		wait := time.Until(until)
+		if !errors.Is(err, ErrNoRoom) || wait <= 0 {
+			return nil, nil, err
+		}
+		if l, err = m.room.Reserve(ctx, owner, n, wait); err != nil {
+			return nil, nil, err
+		}
+		// Whoever has the lock may wait for room.
+		if e.mu.TryLock() {
+			if e.exists && e.rec.Ready && e.rec.ID == id && need(e) <= l.Bytes() {
+				return e, l, nil
+			}
+			m.release(e)
+		}
+		l.Give()
+	}
+}
+
+// writing is doing for what has a sandbox's memory written into RAM, or read.
+func (m *Manager) writing(ctx context.Context, name, verb string, need func(*entry) int64, f func(*entry, *ram.Lease) error) (Info, error) {
+	e, l, err := m.spacious(ctx, name, verb, need)
+	if err != nil {
+		return Info{}, err
+	}
+	defer m.release(e)
+	defer l.Give()
+	if err := f(e, l); err != nil {
+		return Info{}, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
+	}
+	return m.info(e), nil
+}
+
+// roomToWake reserves what the memory of a hibernated sandbox takes. Its lock is
+// held: all that anybody wants of it is that it wakes.
+func (m *Manager) roomToWake(ctx context.Context, e *entry) (give func(), err error) {
+	n := fileSize(m.checkpointPath(e))
+	if n == 0 {
+		return func() {}, nil
+	}
+	l, err := m.room.Reserve(ctx, e.rec.Spec.Owner, n, roomWait)
+	if err != nil {
+		return nil, fmt.Errorf("reading its memory: %w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
+	}
+	l.Use(e.rec.ID)
+	return l.Give, nil
+}
