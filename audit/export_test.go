@@ -1,5 +1,11 @@
 package audit
 
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
 // File is what the log needs of a segment's file.
 type File = file
 
@@ -16,6 +22,12 @@ func (o Options) WithFiles(open func(path string, flag int) (File, error)) Optio
 func (o Options) WithGroup(bytes int) Options {
 	o.group = bytes
 	return o
+}
+
+// CopyLock is what a process has of the log's lock between fork and execve.
+func (l *Log) CopyLock() (*os.File, error) {
+	fd, err := unix.Dup(int(l.lock.Fd()))
+	return os.NewFile(uintptr(fd), "lock"), err
 }
 
 // MinEvent is what any event takes at least.

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Errors to branch on.
@@ -272,5 +274,7 @@ func (l *Log) unlock() error {
 	if lock == nil {
 		return nil
 	}
-	return lock.Close()
+	// Not by closing it alone: a process that is just being started has a copy until
+	// it executes, and with it the lock (flock(2)).
+	return errors.Join(os.NewSyscallError("flock", unix.Flock(int(lock.Fd()), unix.LOCK_UN)), lock.Close())
 }

@@ -284,6 +284,11 @@ func TestOneWriter(t *testing.T) {
 	if _, err := audit.Open(dir, audit.Options{}); !errors.Is(err, audit.ErrLocked) {
 		t.Errorf("second Open: %v", err)
 	}
+	held, err := l.CopyLock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}

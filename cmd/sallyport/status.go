@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sallyport/gateway/gatehouse"
 	"sallyport/internal/api"
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/doctor"
 )
 
@@ -67,7 +67,7 @@ func policyLines(p api.Policy) (lines []string) {
 }
 
 // gatewayLine says how the gateway's process is.
-func gatewayLine(s gatehouse.Status) string {
+func gatewayLine(s keep.Status) string {
 	line := fmt.Sprintf("gateway, pid %d, uid %d", s.PID, s.UID)
 	switch {
 	case s.PID == 0:

@@ -137,13 +137,6 @@ type start struct {
 	Level       int // of slog
 }
 
-// started says what holds of it.
-type started struct {
-	UID      int
-	Root     bool
-	Landlock int
-}
-
 type useCall struct{ Policy string }
 
 type identityCall struct {

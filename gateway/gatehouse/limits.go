@@ -17,9 +17,7 @@ func (w *Warden) Limits(ctx context.Context) ([]budget.Count, error) {
 	if l == nil {
 		return nil, nil
 	}
-	w.mu.Lock()
-	peer := w.peer
-	w.mu.Unlock()
+	peer := w.peer()
 	if peer != nil {
 		within, cancel := context.WithTimeout(ctx, w.patience)
 		defer cancel()
@@ -42,11 +40,8 @@ func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit
 	if l == nil {
 		return 0, nil
 	}
-	w.life.Lock() // no process begins meanwhile
-	defer w.life.Unlock()
-	w.mu.Lock()
-	peer := w.peer
-	w.mu.Unlock()
+	defer w.keeper.Hold()() // no process begins meanwhile
+	peer := w.peer()
 	e.Unmapped.Sallyport.State = stateReset
 	e.Unmapped.Sallyport.Limits = []audit.LimitUse{{Name: limit, Subject: subject}}
 	l.mu.Lock()
@@ -90,23 +85,17 @@ func (w *Warden) tally(ctx context.Context) {
 		if !w.limited() {
 			continue
 		}
-		w.mu.Lock()
-		peer := w.peer
-		w.mu.Unlock()
-		if peer == nil {
+		p := w.keeper.Process()
+		if p == nil {
 			continue
 		}
 		within, cancel := context.WithTimeout(ctx, w.patience)
-		err := w.o.Ledger.sync(within, peer)
+		err := w.o.Ledger.sync(within, p.Peer)
 		cancel()
 		switch {
 		case err == nil, errors.Is(err, link.ErrClosed), ctx.Err() != nil:
 		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errCounts):
-			w.mu.Lock()
-			if w.peer == peer {
-				w.end(fmt.Errorf("asking what it has counted: %w", err))
-			}
-			w.mu.Unlock()
+			p.End(fmt.Errorf("asking what it has counted: %w", err))
 		default:
 			w.o.Logger.Error("the counters of limits cannot be written down", "error", err)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/link"
 )
 
@@ -28,9 +29,7 @@ var (
 // Gather implements prometheus.Gatherer with what the process counts, which
 // begins anew with each. Without a process it has nothing.
 func (w *Warden) Gather() ([]*dto.MetricFamily, error) {
-	w.mu.Lock()
-	peer := w.peer
-	w.mu.Unlock()
+	peer := w.peer()
 	if peer == nil {
 		return nil, nil
 	}
@@ -58,11 +57,11 @@ func (w *Warden) Gather() ([]*dto.MetricFamily, error) {
 
 // Metrics are the Warden's own.
 func (w *Warden) Metrics() []prometheus.Collector {
-	gauge := func(name, help string, get func(Status) float64) prometheus.Collector {
+	gauge := func(name, help string, get func(keep.Status) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: ours + name, Help: help}, func() float64 { return get(w.Status()) })
 	}
 	return []prometheus.Collector{
-		gauge("up", "1 while there is a process that serves.", func(s Status) float64 {
+		gauge("up", "1 while there is a process that serves.", func(s keep.Status) float64 {
 			if s.PID == 0 {
 				return 0
 			}

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"time"
 
 	"sallyport/internal/cell"
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/link"
 	"sallyport/policy"
 )
@@ -25,18 +25,15 @@ import (
 // only where a new process would refuse it, and that is known within ten seconds
 // and four times as long as the daemon took, and what the new process takes.
 func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision string, took time.Duration) error {
-	w.life.Lock()
-	defer w.life.Unlock()
+	defer w.keeper.Hold()()
 	if err := show(w.o.View, doc, revision); err != nil {
 		return fmt.Errorf("showing the gateway its policy: %w", err)
 	}
-	w.mu.Lock()
-	peer := w.peer
-	w.mu.Unlock()
+	p := w.keeper.Process()
 	var refused error
-	if peer != nil {
+	if p != nil {
 		within, cancel := context.WithTimeout(ctx, w.patience+4*took)
-		refused = peer.Call(within, callPrepare, useCall{revision}, &link.None{})
+		refused = p.Peer.Call(within, callPrepare, useCall{revision}, &link.None{})
 		cancel()
 		if refused == nil {
 			return nil
@@ -44,11 +41,11 @@ func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision stri
 	}
 	err := ctx.Err()
 	if err == nil {
-		if peer != nil {
+		if p != nil {
 			// It could take the processors that the other needs, or make the
 			// daemon slow. Nothing leaves meanwhile.
-			resume := w.pause()
-			defer resume()
+			p.Pause()
+			defer p.Resume()
 		}
 		err = w.try(ctx, revision)
 	}
@@ -58,52 +55,18 @@ func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision stri
 		}
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.peer != nil {
-		w.end(fmt.Errorf("preparing a policy that a new process takes: %w", refused))
+	if p != nil {
+		p.End(fmt.Errorf("preparing a policy that a new process takes: %w", refused))
 	}
 	return nil
 }
 
-// pause has the process stand still until the function that it returns is called.
-func (w *Warden) pause() (resume func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.peer == nil {
-		return func() {}
-	}
-	w.cell.Pause()
-	return w.cell.Resume
-}
-
 // try says whether a process that serves nobody can compile a policy.
 func (w *Warden) try(ctx context.Context, revision string) error {
-	here, there, err := link.Pair()
-	if err != nil {
-		return err
-	}
-	r, stderr, err := os.Pipe()
-	if err != nil {
-		return errors.Join(err, here.Close(), there.Close())
-	}
-	p := &process{warden: w, served: make(chan error, 1), heard: make(chan struct{})}
-	p.cell, err = cell.Start(cell.Spec{
-		Args: w.o.Args, Env: w.environment(), Files: []*os.File{there}, Stderr: stderr, Root: w.o.View.Dir(), IDs: w.o.IDs,
-	})
-	_, _ = there.Close(), stderr.Close() // so that both end with the process
-	if err != nil {
-		return errors.Join(err, here.Close(), r.Close())
-	}
-	go p.hear(r)
-	p.peer = link.New(here, link.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk})
-	go func() { p.served <- p.peer.Serve() }()
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	err = p.peer.Call(ctx, callPrepare, useCall{revision}, &link.None{})
-	p.cell.Kill()
-	if werr := p.wait(); errors.Is(err, link.ErrClosed) {
-		err = werr // says more
-	}
-	return err
+	spec := cell.Spec{Args: w.o.Args, Env: w.environment(), Root: w.o.View.Dir(), IDs: w.o.IDs}
+	return w.keeper.Aside(spec, link.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk}, func(p *keep.Process) error {
+		return p.Peer.Call(ctx, callPrepare, useCall{revision}, &link.None{})
+	})
 }

@@ -1,8 +1,6 @@
 package gatehouse
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -14,97 +12,94 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"time"
-
-	"golang.org/x/time/rate"
 
 	"sallyport/audit"
 	"sallyport/internal/cell"
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/link"
 )
 
-// process is one on the way to serving.
-type process struct {
-	warden *Warden
-	cell   *cell.Process
-	peer   *link.Peer
-	start  start
-	served chan error // how the link ended
-	heard  chan struct{}
-}
-
-// spawn makes a process; the log is handed over to it.
-func (w *Warden) spawn() (_ *process, err error) {
-	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}()
+// ready says what the next process starts with; the log is handed over to it.
+func (w *Warden) ready() (s cell.Spec, err error) {
 	w.mend()
-	here, there, err := link.Pair()
-	if err != nil {
-		return nil, err
-	}
-	files = append(files, there)
-	s := start{
+	w.next = start{
 		Certificate: w.o.Listeners.Certificate, Key: w.o.Listeners.Key,
 		Policy: w.revision, SegmentSize: w.o.SegmentSize, Level: level(w.o.Logger),
 	}
-	add := func(name string, f *os.File, err error) error {
-		if err != nil {
-			return fmt.Errorf("passing %s on: %w", name, err)
+	add := func(name string, f *os.File, ferr error) {
+		if ferr != nil {
+			err = errors.Join(err, fmt.Errorf("passing %s on: %w", name, ferr))
+			return
 		}
-		files, s.Files = append(files, f), append(s.Files, name)
-		return nil
+		s.Files, w.next.Files = append(s.Files, f), append(w.next.Files, name)
 	}
 	for name, l := range map[string]*net.TCPListener{
 		fileTransparent: w.o.Listeners.Transparent, fileExplicit: w.o.Listeners.Explicit, fileDNSTCP: w.o.Listeners.DNSTCP,
 		fileInbound: w.o.Listeners.Inbound,
 	} {
 		if l != nil {
-			f, ferr := l.File()
-			err = errors.Join(err, add(name, f, ferr))
+			f, err := l.File()
+			add(name, f, err)
 		}
 	}
 	if l := w.o.Listeners.DNS; l != nil {
-		f, ferr := l.File()
-		err = errors.Join(err, add(fileDNS, f, ferr))
+		f, err := l.File()
+		add(fileDNS, f, err)
 	}
-	r, stderr, perr := os.Pipe()
-	if err = errors.Join(err, perr); err != nil {
-		return nil, errors.Join(err, here.Close())
+	if err != nil {
+		return s, err
 	}
-	defer stderr.Close()
 	h, err := w.o.Trail.handOver()
-	if err != nil {
-		return nil, errors.Join(err, here.Close(), r.Close(), w.o.Trail.takeBack())
-	}
-	if w.o.Ledger != nil {
-		if err := w.o.Ledger.recount(context.Background(), h.Next, w.limited()); err != nil {
-			if h.File != nil {
-				_ = h.File.Close()
-			}
-			return nil, errors.Join(err, here.Close(), r.Close(), w.o.Trail.takeBack())
-		}
-	}
-	s.Next, s.Size = h.Next, h.Size
 	if h.File != nil {
-		_ = add(fileLog, h.File, nil)
+		add(fileLog, h.File, nil)
 	}
-	p := &process{warden: w, start: s, served: make(chan error, 1), heard: make(chan struct{})}
-	w.soiled = true
-	p.cell, err = cell.Start(cell.Spec{
-		Args: w.o.Args, Env: w.environment(), Files: files, Stderr: stderr, Root: w.o.View.Dir(), IDs: w.o.IDs,
-		FileSize: uint64(audit.MaxSegment(w.o.SegmentSize)), // of files it has segments of the log only
-	})
+	if err == nil && w.o.Ledger != nil {
+		err = w.o.Ledger.recount(context.Background(), h.Next, w.limited())
+	}
 	if err != nil {
-		return nil, errors.Join(err, here.Close(), r.Close(), w.o.Trail.takeBack())
+		return s, errors.Join(err, w.o.Trail.takeBack())
 	}
-	go p.hear(r)
-	p.peer = link.New(here, w.link())
-	go func() { p.served <- p.peer.Serve() }()
-	return p, nil
+	w.next.Next, w.next.Size, w.soiled = h.Next, h.Size, true
+	s.Args, s.Env, s.Root, s.IDs = w.o.Args, w.environment(), w.o.View.Dir(), w.o.IDs
+	s.FileSize = uint64(audit.MaxSegment(w.o.SegmentSize)) // of files it has segments of the log only
+	return s, nil
+}
+
+// begin hands a process what it works with.
+func (w *Warden) begin(ctx context.Context, p *keep.Process) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	err := p.Peer.Call(ctx, callStart, w.next, &p.State)
+	if err == nil && w.o.Ledger != nil {
+		err = w.o.Ledger.restore(ctx, p.Peer)
+	}
+	return err
+}
+
+// serve has a process read what others send, from this call on.
+func (w *Warden) serve(ctx context.Context, p *keep.Process) error {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	if err := p.Peer.Call(ctx, callServe, serveCall{w.o.Identities(), w.o.Clients(), w.exposures()}, &link.None{}); err != nil {
+		return err
+	}
+	w.o.Trail.give(p.Peer)
+	w.o.Logger.Info("the gateway's process is up", "pid", p.PID(), "uid", p.State.UID, "own_root", p.State.Root, "landlock", p.State.Landlock)
+	return nil
+}
+
+// ended takes back what a process had.
+func (w *Warden) ended(_ *keep.Process, last bool) error {
+	if !last { // else the listeners are closed
+		w.mend() // at once, so that connections wait in them and are not refused
+	}
+	if w.o.Approvals != nil {
+		w.o.Approvals.WithdrawHeld()
+	}
+	if err := w.o.Trail.takeBack(); err != nil {
+		return fmt.Errorf("opening the audit log again: %w", err)
+	}
+	return nil
 }
 
 // environment is all that the process has of one.
@@ -131,82 +126,6 @@ func level(l *slog.Logger) int {
 		return int(slog.LevelDebug)
 	}
 	return int(slog.LevelInfo)
-}
-
-// abort ends a process that did not come to serve.
-func (p *process) abort(err error) error {
-	_ = p.peer.Close()
-	if werr := p.wait(); werr != nil && errors.Is(err, link.ErrClosed) {
-		err = werr // says more
-	}
-	return errors.Join(err, p.warden.o.Trail.takeBack())
-}
-
-// endWithin is how long a process may go on after its link has ended.
-const endWithin = 5 * time.Second
-
-// wait returns how a process has ended, when it has. It ends when its link does.
-func (p *process) wait() error {
-	var lerr error
-	linked := true
-	select {
-	case <-p.cell.Done():
-	case lerr = <-p.served:
-		linked = false
-		select {
-		case <-p.cell.Done():
-		case <-time.After(endWithin):
-			p.cell.Kill()
-		}
-	}
-	err := p.cell.Wait()
-	_ = p.peer.Close()
-	if linked {
-		lerr = <-p.served
-	}
-	<-p.heard
-	switch {
-	case errors.Is(lerr, link.ErrProtocol):
-		return errors.Join(lerr, err)
-	case err == nil:
-		return errors.New("it ended by itself")
-	}
-	return err
-}
-
-// Bounds of what a process may say on its standard error.
-const (
-	maxSaid  = 64 << 10 // bytes of a line
-	saidRate = 100      // lines a second in the long run
-	saidMost = 2000     // and at once: a crash's stacks
-)
-
-// hear passes on what a process logs, or says as it crashes.
-func (p *process) hear(r *os.File) {
-	defer close(p.heard)
-	defer r.Close()
-	limit, dropped := rate.NewLimiter(saidRate, saidMost), 0
-	lines := bufio.NewReaderSize(r, maxSaid)
-	for {
-		line, cut, err := lines.ReadLine()
-		if cut {
-			line = bytes.Clone(line)
-		}
-		for cut && err == nil {
-			_, cut, err = lines.ReadLine() // the rest of a line that is too long
-		}
-		if err != nil {
-			break
-		}
-		if !limit.Allow() {
-			dropped++
-			continue
-		}
-		p.warden.repeat(line)
-	}
-	if dropped > 0 {
-		p.warden.o.Logger.Warn("the gateway's process said too much", "lines", dropped)
-	}
 }
 
 // repeat says a line again: a record of its log, or anything else.

@@ -123,7 +123,7 @@ func newInside(conn *net.UnixConn, state cell.State) *inside {
 }
 
 // start makes all parts.
-func (in *inside) start(ctx context.Context, s start) (started, error) {
+func (in *inside) start(ctx context.Context, s start) (cell.State, error) {
 	in.level.Set(slog.Level(s.Level))
 	in.files = map[string]*os.File{}
 	for i, name := range s.Files {
@@ -131,13 +131,13 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 	}
 	p, err := in.compile(ctx, s.Policy)
 	if err != nil {
-		return started{}, err
+		return cell.State{}, err
 	}
 	in.engine.Swap(p)
 	if len(s.Certificate) > 0 {
 		cert, err := tls.X509KeyPair(s.Certificate, s.Key)
 		if err != nil {
-			return started{}, fmt.Errorf("proxy: %w", err)
+			return cell.State{}, fmt.Errorf("proxy: %w", err)
 		}
 		in.proxyTLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	}
@@ -145,7 +145,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 		SegmentSize: s.SegmentSize, Logger: in.log, Segment: in.segment,
 	})
 	if err != nil {
-		return started{}, err
+		return cell.State{}, err
 	}
 	in.book, in.begins = budget.NewBook(nil), s.Next
 	in.broker = newBroker(in.peer, in.engine.Bound)
@@ -163,7 +163,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 		Budget: in.book, Exposures: &in.exposed, Waker: waker{in.peer},
 	})
 	if err != nil {
-		return started{}, err
+		return cell.State{}, err
 	}
 	in.engine.Follow(in.changed)
 	prometheus.WrapRegistererWithPrefix(metricsPrefix, in.metrics).MustRegister(collectors.NewGoCollector(),
@@ -176,7 +176,7 @@ func (in *inside) start(ctx context.Context, s start) (started, error) {
 	// What compiling a policy leaves is more than what lives, and the collector,
 	// tuned for requests, would let it lie. Nobody waits for an answer yet.
 	debug.FreeOSMemory()
-	return started(in.state), nil
+	return in.state, nil
 }
 
 // serve takes connections from now on.

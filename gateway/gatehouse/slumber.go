@@ -37,9 +37,7 @@ func (w *Warden) Wake(a netip.Addr) { w.slumber(context.Background(), a, toWake)
 func (w *Warden) End(a netip.Addr) { w.slumber(context.Background(), a, toEnd) }
 
 func (w *Warden) slumber(ctx context.Context, a netip.Addr, to string) {
-	w.mu.Lock()
-	peer := w.peer
-	w.mu.Unlock()
+	peer := w.peer()
 	if peer == nil {
 		return // it holds nothing
 	}

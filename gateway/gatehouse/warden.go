@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -24,6 +23,7 @@ import (
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
 	"sallyport/internal/cell"
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/link"
 	"sallyport/policy"
 )
@@ -36,14 +36,6 @@ const (
 
 	startWithin  = 2 * time.Minute  // a policy of many thousand rules is compiled
 	answerWithin = 10 * time.Second // everything else; who is slower is ended
-)
-
-// Backoff between the end of a process and the start of the next: twice the last
-// one, unless that process had been well for some time.
-const (
-	shortestWait = 100 * time.Millisecond
-	longestWait  = 30 * time.Second
-	wellAfter    = time.Minute
 )
 
 // Bounds of how many segments of the log are made: a burst, and then one a second,
@@ -109,45 +101,24 @@ type Options struct {
 	Every func(limit string) time.Duration
 }
 
-// Status says how the process is.
-type Status struct {
-	PID      int       `json:"pid"` // 0: there is none
-	Since    time.Time `json:"since,omitzero"`
-	Restarts int       `json:"restarts"`
-	Failure  string    `json:"failure,omitempty"` // how the last one ended
-	UID      int       `json:"uid"`
-	OwnRoot  bool      `json:"own_root"`
-	Landlock int       `json:"landlock"` // version; 0: the kernel has none
-}
-
 // Warden looks after the process. It is safe for concurrent use.
 type Warden struct {
 	o      Options
 	lender *lender
+	keeper *keep.Keeper
 
 	segments *rate.Limiter
 	turn     chan struct{} // to wait for segments
 	patience time.Duration // with a process that is told something
 
-	// life is held while a process is started or stopped, or the policy changes.
-	life sync.Mutex
-	// Guarded by life: the policy in force.
+	// Guarded by keeper.Hold: the policy in force, and what the next process starts
+	// with.
 	document policy.Document
 	revision string
-	began    time.Time
-	wait     time.Duration // Watch's own
+	next     start
 	// soiled says that a process has had the listeners since they were mended. It
-	// is of who starts a process or has seen one end: never two at once.
+	// is of who readies a process or has seen one end: never two at once.
 	soiled bool
-
-	mu     sync.Mutex    // guards what follows; taken after life
-	peer   *link.Peer    // nil while there is no process
-	cell   *cell.Process // the current process, or the one before
-	unruly error         // why it was ended, if it was
-	status Status
-	gone   chan struct{} // closed when the current process has ended
-	cause  error         // why it has
-	dying  bool          // it is meant to end
 }
 
 // New returns a Warden that Start starts.
@@ -162,21 +133,25 @@ func New(o Options) *Warden {
 	if o.SegmentSize > 0 {
 		often = max(often, rate.Limit(segmentBytes)/rate.Limit(o.SegmentSize))
 	}
-	return &Warden{
+	w := &Warden{
 		o: o, lender: newLender(o.Broker), segments: rate.NewLimiter(often, segmentBurst), turn: make(chan struct{}, 1),
 		patience: answerWithin,
 	}
+	w.keeper = keep.New(keep.Options{
+		Name: "the gateway's process", Logger: o.Logger, Said: w.repeat, Voice: keep.Voice{Line: 64 << 10, Rate: 100, Burst: 2000},
+		Ready: w.ready, Link: func(*keep.Process) link.Options { return w.link() },
+		Start: w.begin, Serve: w.serve, Ended: w.ended, Lost: w.lost, Back: func(ctx context.Context) { w.say(ctx, "started", nil) },
+	})
+	return w
 }
 
 // Start begins the first process, with a policy.
 func (w *Warden) Start(ctx context.Context, doc policy.Document, revision string) error {
-	w.life.Lock()
-	defer w.life.Unlock()
-	w.document, w.revision = doc, revision
+	w.document, w.revision = doc, revision // nobody else has it yet
 	if err := show(w.o.View, doc, revision); err != nil {
 		return fmt.Errorf("showing the gateway its policy: %w", err)
 	}
-	return w.begin(ctx)
+	return w.keeper.Start(ctx)
 }
 
 // Watch starts a new process whenever one dies, until ctx is done.
@@ -187,73 +162,12 @@ func (w *Warden) Watch(ctx context.Context) error {
 	if w.o.Ledger != nil {
 		view.Go(func() error { w.tally(ctx); return nil })
 	}
-	for {
-		w.mu.Lock()
-		gone := w.gone
-		w.mu.Unlock()
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-gone:
-		}
-		if err := w.revive(ctx); err != nil {
-			return nil // nobody wants another
-		}
-	}
+	return w.keeper.Watch(ctx)
 }
 
-var errDying = errors.New("the gateway is shutting down")
-
-// revive starts processes until one is up. It fails when ctx is done or after
-// Stop.
-func (w *Warden) revive(ctx context.Context) error {
-	w.life.Lock()
-	if time.Since(w.began) > wellAfter {
-		w.wait = 0
-	}
-	w.life.Unlock()
-	w.mu.Lock()
-	cause := w.cause
-	w.mu.Unlock()
-	for {
-		if w.isDying() {
-			return errDying
-		}
-		w.wait = min(max(2*w.wait, shortestWait), longestWait)
-		w.o.Logger.Error("the gateway's process has ended; nothing leaves until the next one is up", "error", cause, "in", w.wait)
-		w.say(ctx, "ended", cause)
-		w.mu.Lock()
-		w.status.Failure = cause.Error()
-		w.mu.Unlock()
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(w.wait):
-		}
-		w.life.Lock()
-		if w.isDying() {
-			w.life.Unlock()
-			return errDying
-		}
-		cause = w.begin(ctx)
-		w.life.Unlock()
-		if cause == nil {
-			w.mu.Lock()
-			w.status.Restarts++
-			w.mu.Unlock()
-			w.say(ctx, "started", nil)
-			return nil
-		}
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-	}
-}
-
-func (w *Warden) isDying() bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.dying
+func (w *Warden) lost(ctx context.Context, cause error, in time.Duration) {
+	w.o.Logger.Error("the gateway's process has ended; nothing leaves until the next one is up", "error", cause, "in", in)
+	w.say(ctx, "ended", cause)
 }
 
 // say records what happened to the process. It does so before the next one
@@ -271,76 +185,17 @@ func (w *Warden) say(ctx context.Context, state string, cause error) {
 	}
 }
 
-// begin starts a process and hands it what it works with. w.life is held.
-func (w *Warden) begin(ctx context.Context) error {
-	p, err := w.spawn()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, startWithin)
-	defer cancel()
-	var is started
-	if err := p.peer.Call(ctx, callStart, p.start, &is); err != nil {
-		return p.abort(err)
-	}
-	if w.o.Ledger != nil {
-		if err := w.o.Ledger.restore(ctx, p.peer); err != nil {
-			return p.abort(err)
-		}
-	}
-	// From this call on it reads what others send.
-	serving, cancelServing := context.WithTimeout(ctx, answerWithin)
-	defer cancelServing()
-	w.mu.Lock()
-	err = p.peer.Call(serving, callServe, serveCall{w.o.Identities(), w.o.Clients(), w.exposures()}, &link.None{})
-	if err != nil {
-		w.mu.Unlock()
-		return p.abort(err)
-	}
-	w.peer, w.cell, w.unruly, w.gone = p.peer, p.cell, nil, make(chan struct{})
-	w.status.PID, w.status.Since = p.cell.PID, time.Now()
-	w.status.UID, w.status.OwnRoot, w.status.Landlock = is.UID, is.Root, is.Landlock
-	gone := w.gone
-	w.mu.Unlock()
-	w.began = time.Now()
-	w.o.Trail.give(p.peer)
-	w.o.Logger.Info("the gateway's process is up", "pid", p.cell.PID, "uid", is.UID, "own_root", is.Root, "landlock", is.Landlock)
-	go func() {
-		err := p.wait()
-		if !w.isDying() { // else the listeners are closed
-			w.mend() // at once, so that connections wait in them and are not refused
-		}
-		if w.o.Approvals != nil {
-			w.o.Approvals.WithdrawHeld()
-		}
-		if terr := w.o.Trail.takeBack(); terr != nil {
-			err = errors.Join(err, fmt.Errorf("opening the audit log again: %w", terr))
-		}
-		w.mu.Lock()
-		if w.unruly != nil {
-			err = fmt.Errorf("ended since it did not do as told: %w (%w)", w.unruly, err)
-		}
-		w.peer, w.status.PID, w.cause = nil, 0, err
-		w.mu.Unlock()
-		close(gone)
-	}()
-	return nil
-}
-
 // Use puts the policy that was prepared into force. A process that does not take
 // it is ended: the next one begins with it.
 func (w *Warden) Use(doc policy.Document, revision string) {
-	w.life.Lock()
-	defer w.life.Unlock()
+	defer w.keeper.Hold()()
 	old, before := w.revision, roots(w.document)
 	w.document, w.revision = doc, revision
 	w.tell(callUse, useCall{revision})
-	w.mu.Lock()
-	if w.peer != nil && !w.status.OwnRoot && !slices.Equal(before, roots(doc)) {
+	if p := w.keeper.Process(); p != nil && !p.State.Root && !slices.Equal(before, roots(doc)) {
 		// It may read the files that it was started with; the next one may read these.
-		_ = w.peer.Close()
+		_ = p.Peer.Close()
 	}
-	w.mu.Unlock()
 	if old != revision {
 		if err := w.o.View.Remove(filepath.Dir(documentPath(old))); err != nil {
 			w.o.Logger.Warn("the policy of before cannot be removed", "error", err)
@@ -361,65 +216,40 @@ func (w *Warden) Forget(id string) { w.tell(callForget, forgetCall{id}) }
 // Revoke ends all leases, as a change of a secret must.
 func (w *Warden) Revoke() { w.tell(callRevoke, link.None{}) }
 
-// tell tells the process, if there is one; the next one is told everything. A
-// process that does not take it is ended at once.
-func (w *Warden) tell(m link.Method, what any) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.peer == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), w.patience)
-	defer cancel()
-	if err := w.peer.Call(ctx, m, what, &link.None{}); err != nil && !errors.Is(err, link.ErrClosed) {
-		w.end(err)
-	}
-}
+// tell tells the process, if there is one; the next one is told everything.
+func (w *Warden) tell(m link.Method, what any) { w.keeper.Tell(w.patience, m, what) }
 
-// end ends a process that does not do as it is told. w.mu is held.
-func (w *Warden) end(why error) {
-	w.o.Logger.Error("the gateway's process does not do as it is told and is ended", "error", why)
-	w.unruly = why
-	w.cell.Kill()
-	_ = w.peer.Close()
+// peer is who is asked: nil while there is no process.
+func (w *Warden) peer() *link.Peer {
+	if p := w.keeper.Process(); p != nil {
+		return p.Peer
+	}
+	return nil
 }
 
 // Status says how the process is.
-func (w *Warden) Status() Status {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.status
-}
+func (w *Warden) Status() keep.Status { return w.keeper.Status() }
 
 // Stop has the process drain for a time and ends it. There is no other after it.
 func (w *Warden) Stop(within time.Duration) error {
-	w.life.Lock()
-	defer w.life.Unlock()
-	w.mu.Lock()
-	peer, gone := w.peer, w.gone
-	w.dying = true
-	w.mu.Unlock()
-	if peer == nil {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), within+answerWithin)
-	defer cancel()
-	var last stopped
-	err := peer.Call(ctx, callStop, stopCall{within}, &last)
-	if err == nil {
+	return w.keeper.Stop(func(p *keep.Process) error {
+		ctx, cancel := context.WithTimeout(context.Background(), within+answerWithin)
+		defer cancel()
+		var last stopped
+		if err := p.Peer.Call(ctx, callStop, stopCall{within}, &last); err != nil {
+			return err
+		}
 		w.o.Trail.account(last.Log)
 		if w.o.Ledger != nil {
-			if lerr := w.o.Ledger.sync(ctx, peer); lerr != nil {
-				w.o.Logger.Error("the counters of limits cannot be written down", "error", lerr)
+			if err := w.o.Ledger.sync(ctx, p.Peer); err != nil {
+				w.o.Logger.Error("the counters of limits cannot be written down", "error", err)
 			}
 		}
-	}
-	_ = peer.Close()
-	<-gone // it is killed where it does not end by itself
-	if err == nil && last.Late {
-		err = context.DeadlineExceeded
-	}
-	return err
+		if last.Late {
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
 }
 
 // Handlers of what the process asks.

@@ -26,7 +26,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/gatehouse"
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/past"
 	"sallyport/internal/refusal"
 	"sallyport/internal/ssh"
@@ -99,7 +99,7 @@ type Status struct {
 	Syncs     uint64 `json:"syncs"`
 	Policy    Policy `json:"policy"`
 	// Gateway is the process that carries what leaves.
-	Gateway gatehouse.Status `json:"gateway"`
+	Gateway keep.Status `json:"gateway"`
 	// Observing lists what is in observe mode now.
 	Observing []policy.Lifting `json:"observing,omitempty"`
 	// SSH is the process that operators reach sandboxes through, nil without one.

@@ -290,7 +290,7 @@ func TestStatus(t *testing.T) {
 	if !strings.HasPrefix(string(line[:n]), "state: ") {
 		t.Fatalf("it says %q", line[:n])
 	}
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID))
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -301,7 +301,7 @@ func TestStatus(t *testing.T) {
 	}
 	id := strings.TrimSuffix(strings.Repeat(fmt.Sprint(Nobody)+" ", 4), " ")
 	for k, want := range map[string]string{
-		"Uid": id, "Gid": id, "Groups": "", "NoNewPrivs": "1", "Seccomp": "2", "NSpid": fmt.Sprint(p.PID) + " 1",
+		"Uid": id, "Gid": id, "Groups": "", "NoNewPrivs": "1", "Seccomp": "2", "NSpid": fmt.Sprint(p.PID()) + " 1",
 		"CapInh": "0000000000000000", "CapPrm": "0000000000000000", "CapEff": "0000000000000000",
 		"CapBnd": "0000000000000000", "CapAmb": "0000000000000000",
 	} {
@@ -310,23 +310,23 @@ func TestStatus(t *testing.T) {
 		}
 	}
 	// Every thread, not only the first.
-	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.PID))
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.PID()))
 	if err != nil || len(tasks) < 2 {
 		t.Fatalf("%d threads, %v", len(tasks), err)
 	}
 	for _, task := range tasks {
-		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", p.PID, task.Name()))
+		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", p.PID(), task.Name()))
 		if err != nil || !strings.Contains(string(raw), "Seccomp:\t2") || !strings.Contains(string(raw), "NoNewPrivs:\t1") {
 			t.Errorf("thread %s: %v %s", task.Name(), err, raw)
 		}
 	}
-	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID))
+	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", p.PID()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	own := map[string]int{"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1} // the runtime's
 	for _, fd := range fds {
-		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", p.PID, fd.Name()))
+		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", p.PID(), fd.Name()))
 		if own[to]--; strings.HasPrefix(to, "anon_inode:") && own[to] < 0 {
 			t.Errorf("descriptor %s is %s, which it was not given", fd.Name(), to)
 		}
@@ -334,7 +334,7 @@ func TestStatus(t *testing.T) {
 			t.Errorf("descriptor %s is %s", fd.Name(), to)
 		}
 	}
-	root, err := os.ReadDir(fmt.Sprintf("/proc/%d/root", p.PID))
+	root, err := os.ReadDir(fmt.Sprintf("/proc/%d/root", p.PID()))
 	if err != nil || len(root) != 1 || root[0].Name() != "etc" {
 		t.Errorf("its root holds %v, %v", root, err)
 	}

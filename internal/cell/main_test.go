@@ -98,7 +98,7 @@ func keep() int {
 		fmt.Fprintln(os.Stderr, err)
 		return exitBroken
 	}
-	fmt.Println(p.PID)
+	fmt.Println(p.PID())
 	time.Sleep(time.Minute)
 	return exitDone
 }

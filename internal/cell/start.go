@@ -15,8 +15,6 @@ import (
 
 // Process is a program in its cell.
 type Process struct {
-	PID int
-
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error // set when done is closed
@@ -88,9 +86,11 @@ func Start(s Spec) (*Process, error) {
 	if err := <-started; err != nil {
 		return nil, fmt.Errorf("starting a cell: %w", err)
 	}
-	process.PID = cmd.Process.Pid
 	return process, nil
 }
+
+// PID is its number here; in its cell it has another.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended and has been waited for.
 func (p *Process) Done() <-chan struct{} { return p.done }

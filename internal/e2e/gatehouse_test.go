@@ -19,7 +19,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway/gatehouse"
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/lab"
 )
 
@@ -207,7 +207,7 @@ func TestGatewayDies(t *testing.T) {
 			t.Fatal(err)
 		}
 		killed := time.Now()
-		var is gatehouse.Status
+		var is keep.Status
 		r.await("the next process", func() bool { is = r.gateway(); return is.PID != 0 && is.PID != was })
 		if is.Restarts != i+1 || !strings.Contains(is.Failure, "killed") {
 			t.Errorf("the status says %+v after %d deaths", is, i+1)

@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/gateway/gatehouse"
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/e2e/stage"
 	"sallyport/internal/lab"
 )
@@ -171,9 +171,9 @@ func (r *rig) gatewayPID() int {
 }
 
 // gateway is what the status says of that process.
-func (r *rig) gateway() gatehouse.Status {
+func (r *rig) gateway() keep.Status {
 	r.t.Helper()
-	var s struct{ Gateway gatehouse.Status }
+	var s struct{ Gateway keep.Status }
 	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
 		r.t.Fatal(err)
 	}

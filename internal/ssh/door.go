@@ -19,6 +19,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/cell"
+	"sallyport/internal/cell/keep"
 	"sallyport/internal/refusal"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -73,6 +74,8 @@ type Options struct {
 	Recorder  Recorder
 	Logger    *slog.Logger
 	Args      []string // of the process. Default: sallyport ssh-server
+
+	launch func(cell.Spec) (keep.Child, error) // a test's
 }
 
 // Door is the daemon's side: it answers the process that speaks SSH, and starts
@@ -81,16 +84,14 @@ type Door struct {
 	o        Options
 	refusals *refusal.Limit
 
-	life     sync.Mutex // held while a process is started or stopped
-	listener net.Listener
+	kept     *keep.Keeper
+	listener net.Listener // the first process's, until it is started
+	end      sync.Once
 
-	mu          sync.Mutex // guards what follows; taken after life
+	mu          sync.Mutex // guards what follows
 	keys        map[string]Key
 	connections map[uint64]*connection
-	last        uint64 // number of a connection or a use
-	running     *process
-	dying       bool
-	status      Status
+	last        uint64         // number of a connection or a use
 	work        sync.WaitGroup // uses
 }
 
@@ -116,6 +117,7 @@ func Open(o Options) (*Door, error) {
 		o.Args = []string{"sallyport", "ssh-server"}
 	}
 	d := &Door{o: o, refusals: refusal.New(), connections: map[uint64]*connection{}}
+	d.kept = d.keeper()
 	d.Use(o.Keys)
 	l, err := net.Listen("tcp", o.Listen)
 	if err != nil {
@@ -192,7 +194,7 @@ func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, e
 	e.Message = "SSH client " + strconv.QuoteToASCII(c.Client)
 	n := &connection{key: k, info: i, remote: remote, began: time.Now(), event: e, owner: by, uses: map[uint64]*use{}}
 	// Who wakes the sandbox is the operator.
-	n.ctx, n.cancel = context.WithCancelCause(audit.By(sandbox.ForOwner(by.ctx, k.Tenant), e.Actor))
+	n.ctx, n.cancel = context.WithCancelCause(audit.By(sandbox.ForOwner(by.Context(), k.Tenant), e.Actor))
 	d.mu.Lock()
 	full := len(d.connections) >= maxConnections
 	if !full {
@@ -311,7 +313,7 @@ func (d *Door) lapsed(n *connection) (sandbox.Info, string) {
 // evict ends a connection that was let in and would not be now.
 func (d *Door) evict(n *connection, why string) {
 	d.close(n, &errOut{why})
-	n.owner.tell(callEnd, endCall{n.id, why})
+	n.owner.Tell(answerWithin, callEnd, endCall{n.id, why})
 }
 
 // check judges anew what goes on.

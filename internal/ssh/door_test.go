@@ -2,15 +2,14 @@ package ssh
 
 import (
 	"bytes"
-	"context"
 	"crypto/ed25519"
 	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,7 +18,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/cell"
-	"sallyport/internal/link"
+	"sallyport/internal/cell/keep"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -40,6 +39,19 @@ type porch struct {
 	alice   ssh.Signer
 }
 
+// child is that process.
+type child struct {
+	*server
+	done chan struct{}
+}
+
+func (c *child) PID() int              { return os.Getpid() }
+func (c *child) Done() <-chan struct{} { return c.done }
+func (c *child) Wait() error           { <-c.done; return nil }
+func (c *child) Kill()                 { _ = c.peer.Close() }
+func (c *child) Pause()                {}
+func (c *child) Resume()               {}
+
 type noSeal struct{}
 
 func (noSeal) Seal(p []byte) ([]byte, error) { return bytes.Clone(p), nil }
@@ -58,7 +70,8 @@ func newSigner(t *testing.T) ssh.Signer {
 	return s
 }
 
-func newPorch(t *testing.T, change ...func(*server, *serveCall)) *porch {
+// change is of what speaks SSH before it does.
+func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 	t.Helper()
 	p := &porch{
 		t: t, files: drawer{t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
@@ -72,47 +85,39 @@ func newPorch(t *testing.T, change ...func(*server, *serveCall)) *porch {
 	if err != nil {
 		t.Fatal(err)
 	}
+	inside := func(s cell.Spec) (keep.Child, error) {
+		conn, err := net.FileConn(s.Files[0])
+		if err != nil {
+			return nil, err
+		}
+		l, err := net.FileListener(s.Files[1])
+		if err != nil {
+			return nil, errors.Join(err, conn.Close())
+		}
+		c := &child{newServer(conn.(*net.UnixConn), l, cell.State{}), make(chan struct{})}
+		for _, f := range change {
+			f(c.server, &p.door.o)
+		}
+		go func() { defer close(c.done); _ = c.peer.Serve(); c.cancelAccept(); c.work.Wait() }()
+		return c, nil
+	}
 	p.door, err = Open(Options{
 		Listen: "127.0.0.1:0", Idle: time.Hour, HostKey: host, Keys: p.keys(), Sandboxes: p.block, Files: func(string) Files { return p.files },
 		Decide: p.rules.Decide, Identity: func(i sandbox.Info) policy.Sandbox { return policy.Sandbox{Name: i.Name, ID: i.ID} },
-		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), View: &cell.View{}, launch: inside,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	p.at = p.door.listener.Addr().String()
-	here, there, err := link.Pair()
-	if err != nil {
+	if err := p.door.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	inside, err := link.Inherited(there)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.process = &process{gone: make(chan struct{})}
-	p.process.ctx, p.process.cancel = context.WithCancel(context.Background())
-	p.process.peer = link.New(here, link.Options{Methods: p.door.methods(p.process), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk})
-	s := newServer(inside, p.door.listener, cell.State{})
-	var served sync.WaitGroup
-	served.Go(func() { _ = p.process.peer.Serve() })
-	served.Go(func() { _ = s.peer.Serve() })
-	call := serveCall{HostKey: host.public.Marshal(), Idle: time.Hour}
-	for _, f := range change {
-		f(s, &call)
-	}
-	if err := p.process.peer.Call(t.Context(), callServe, call, &struct{}{}); err != nil {
-		t.Fatal(err)
-	}
+	p.process = p.door.kept.Process()
 	t.Cleanup(func() {
-		if err := p.process.peer.Call(context.Background(), callStop, stopCall{}, &link.None{}); err != nil {
+		if err := p.door.Stop(0); err != nil {
 			t.Error(err)
 		}
-		s.work.Wait()
-		p.process.cancel()
-		p.door.work.Wait()
-		_ = s.peer.Close()
-		_ = p.process.peer.Close()
-		served.Wait()
 		p.door.mu.Lock()
 		defer p.door.mu.Unlock()
 		if n := len(p.door.connections); n != 0 {
@@ -440,9 +445,7 @@ func TestTakenOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.await("the use", func() bool { return p.book.has(audit.KindDecision, "shell", "allowed") })
-	other := &process{gone: make(chan struct{})}
-	other.ctx, other.cancel = context.WithCancel(t.Context())
-	defer other.cancel()
+	other := &process{}
 	for id := range uint64(10) {
 		if _, _, err := p.door.open(t.Context(), other, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"}); !errors.Is(err, errDenied) {
 			t.Errorf("another process's connection %d: %v", id, err)

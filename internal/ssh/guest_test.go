@@ -11,14 +11,14 @@ import (
 
 // Clients that carry nothing, or are gone without a word, do not stay.
 func TestIdle(t *testing.T) {
-	p := newPorch(t, func(s *server, c *serveCall) { s.alive, c.Idle = 50*time.Millisecond, 500*time.Millisecond })
+	p := newPorch(t, func(s *server, o *Options) { s.alive, o.Idle = 50*time.Millisecond, 500*time.Millisecond })
 	c := p.in()
 	began := time.Now()
 	_ = c.Wait()
 	if took := time.Since(began); took < 300*time.Millisecond || took > 10*time.Second {
 		t.Errorf("idle, it ended after %v", took)
 	}
-	p = newPorch(t, func(s *server, _ *serveCall) { s.alive = 50 * time.Millisecond })
+	p = newPorch(t, func(s *server, _ *Options) { s.alive = 50 * time.Millisecond })
 	stays := p.in()
 	raw, err := net.Dial("tcp", p.at)
 	if err != nil {

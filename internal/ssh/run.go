@@ -73,18 +73,18 @@ func newServer(conn *net.UnixConn, l net.Listener, state cell.State) *server {
 }
 
 // serve takes connections from now on.
-func (s *server) serve(_ context.Context, c serveCall) (served, error) {
+func (s *server) serve(_ context.Context, c serveCall) (cell.State, error) {
 	public, err := ssh.ParsePublicKey(c.HostKey)
 	if err != nil {
-		return served{}, err
+		return cell.State{}, err
 	}
 	host, ok := public.(ssh.CryptoPublicKey)
 	if !ok {
-		return served{}, errors.New("the host key is of no use")
+		return cell.State{}, errors.New("the host key is of no use")
 	}
 	signer, err := ssh.NewSignerFromSigner(&hostSigner{s, host.CryptoPublicKey()})
 	if err != nil {
-		return served{}, err
+		return cell.State{}, err
 	}
 	s.idle = c.Idle
 	s.config = &ssh.ServerConfig{
@@ -101,7 +101,7 @@ func (s *server) serve(_ context.Context, c serveCall) (served, error) {
 			_ = s.peer.Close()
 		}
 	})
-	return served{UID: s.state.UID, Root: s.state.Root, Landlock: s.state.Landlock}, nil
+	return s.state, nil
 }
 
 // likely refuses keys of kinds that nobody is let in with.

@@ -85,12 +85,6 @@ type serveCall struct {
 	Idle    time.Duration `json:"idle"`
 }
 
-type served struct {
-	UID      int  `json:"uid"`
-	Root     bool `json:"root"`
-	Landlock int  `json:"landlock"`
-}
-
 type stopCall struct {
 	Within time.Duration `json:"within"`
 }
