@@ -44,6 +44,7 @@ type faultHost struct {
 	failing    func() bool       // says whether the next step does, nil: none
 	log        []model.Event     // what events tells, and of whom
 	ids        map[string]bool   // of events
+	raised     map[string]bool   // what has more memory than it may have, by id
 	writing    func()            // called as memory is about to be written, nil: nothing
 }
 
@@ -53,7 +54,7 @@ type deed struct{ Sandbox, ID, Session, State, Detail string }
 var errFault = errors.New("a fault of the test's")
 
 func newFaultHost() *faultHost {
-	return &faultHost{parents: map[string]string{}, paused: map[string]bool{}, started: map[string]time.Time{}, memory: map[string]string{}, build: "1", containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
+	return &faultHost{raised: map[string]bool{}, parents: map[string]string{}, paused: map[string]bool{}, started: map[string]time.Time{}, memory: map[string]string{}, build: "1", containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
 }
 
 func (h *faultHost) step(name string) error {

@@ -67,17 +67,11 @@ func (m *Manager) resident(ctx context.Context, e *entry) (n int64, known bool) 
 }
 
 // writable refuses to write down the memory of a sandbox that has become more than
-// there is room for, or that would be killed for it: who writes into a tmpfs is
-// charged for it (memcg charges a page to who touches it first), and gVisor itself
-// writes, in the sandbox's cgroup.
+// there is room for.
 func (m *Manager) writable(ctx context.Context, e *entry, l *ram.Lease) error {
 	n, known := m.resident(ctx, e)
 	if !known {
 		return nil
-	}
-	if limit := e.rec.Spec.Memory; limit > 0 && 2*n > limit {
-		return fmt.Errorf("%w: it takes %s of the %s that it may have, and what is written counts as its own meanwhile: give it twice what it takes (`sallyport sandbox set %s --memory`), pause or stop it",
-			ErrNoCheckpoint, mebibytes(n), mebibytes(limit), e.rec.Name)
 	}
 	if n > l.Left() {
 		return fmt.Errorf("%w: it takes %s, and room was made for %s: it has grown meanwhile: try again", ErrNoRoom, mebibytes(n), mebibytes(l.Left()))

@@ -164,6 +164,10 @@ type Runtime interface {
 	// fails they may have. It is ErrNoCheckpoint for a runtime that cannot. If whole
 	// is not nil it is called once the folder is there, and they write no more.
 	Checkpoint(ctx context.Context, id, dir string, leaveRunning bool, whole func()) error
+	// Confine gives the container back the limit of memory that Checkpoint raises,
+	// as what it writes counts as the container's own. It is called when that has
+	// been removed.
+	Confine(ctx context.Context, id string) error
 	// Restore is Start with the memory that Checkpoint wrote, which it takes
 	// from the same build of the runtime only. If fill is not nil, the memory is in
 	// dir when that has returned nil. It is called once, beside what takes time of a

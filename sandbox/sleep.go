@@ -298,6 +298,7 @@ const engineLook = 50 * time.Millisecond
 // rouse goes back to what runs.
 func (m *Manager) rouse(ctx context.Context, e *entry, flows []Flow) error {
 	e.rec.Flows = flows
+	defer m.confine(e) // once what was written is gone
 	if e.state == Paused {
 		return m.resumed(ctx, e, "it could not be hibernated")
 	}

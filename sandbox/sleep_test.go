@@ -69,6 +69,7 @@ func (h *faultHost) Flows(netip.Addr) []Flow { return nil }
 func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning bool, whole func()) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.raised[id] = true
 	if err := h.step("checkpoint"); err != nil {
 		return err
 	}
@@ -91,6 +92,13 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning b
 		delete(h.memory, id)
 	}
 	return h.step("checkpointed")
+}
+
+func (h *faultHost) Confine(_ context.Context, id string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.raised, id)
+	return h.step("confine")
 }
 
 func (h *faultHost) Restore(_ context.Context, id, dir string, fill func() error) (Status, error) {

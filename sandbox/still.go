@@ -27,12 +27,28 @@ func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() er
 	dir = filepath.Join(m.opt.RAM, name)
 	return dir, func() error {
 		err := errors.Join(drop(dir), drop(dir+".part"))
+		m.confine(e)
 		m.mu.Lock()
 		delete(m.scratches, name)
 		m.mu.Unlock()
 		return err
 	}
 }
+
+// confine undoes what a checkpoint has done to the limit of a sandbox that runs on.
+// Where it fails the next one does it, or the next start of a session or the daemon.
+func (m *Manager) confine(e *entry) {
+	if e.state != Running && e.state != Paused || e.rec.Spec.Memory == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), confineTimeout)
+	defer cancel()
+	if err := m.opt.Runtime.Confine(ctx, e.rec.ID); err != nil {
+		m.opt.Logger.Error("a sandbox may have more memory than it should", "sandbox", e.rec.Name, "error", err)
+	}
+}
+
+const confineTimeout = 10 * time.Second
 
 // sweep removes the memory that an earlier process of ours has left in RAM. What
 // wrote it may have lived on, so that it is looked for again and again.

@@ -96,6 +96,7 @@ func (*host) Checkpoint(_ context.Context, _, dir string, _ bool, whole func()) 
 	}
 	return os.WriteFile(filepath.Join(dir, "checkpoint.img"), []byte("memory"), 0o600)
 }
+func (*host) Confine(context.Context, string) error { return nil }
 func (*host) Restore(_ context.Context, _, _ string, fill func() error) (sandbox.Status, error) {
 	if fill != nil {
 		if err := fill(); err != nil {

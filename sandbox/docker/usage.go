@@ -47,14 +47,15 @@ func (r *Runtime) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 // memory that is shared, which gVisor keeps that of the sandbox in: both, with what
 // is swapped out of them, are in a checkpoint, but for what gVisor itself takes.
 func (r *Runtime) Resident(ctx context.Context, id string) (int64, error) {
-	st, err := r.Status(ctx, id)
+	info, err := r.inspect(ctx, id)
 	if err != nil {
 		return 0, err
 	}
-	if !st.Running {
+	if !info.State.Running {
 		return 0, fmt.Errorf("sandbox %s is not running", id)
 	}
-	text, second, err := readGroup(st.PID, "memory", "memory.stat", "memory.stat")
+	pid := info.State.Pid
+	text, second, err := readGroup(pid, "memory", "memory.stat", "memory.stat")
 	if err != nil {
 		return 0, fmt.Errorf("reading the memory of sandbox %s: %w", id, err)
 	}
@@ -73,7 +74,7 @@ func (r *Runtime) Resident(ctx context.Context, id string) (int64, error) {
 			n += bytes
 		}
 	}
-	if swapped, _, err := readGroup(st.PID, "", "", "memory.swap.current"); err == nil { // not where nothing is swapped
+	if swapped, _, err := readGroup(pid, "", "", "memory.swap.current"); err == nil { // not where nothing is swapped
 		bytes, err := strconv.ParseInt(string(bytes.TrimSpace(swapped)), 10, 64)
 		if err != nil {
 			return 0, fmt.Errorf("reading the memory of sandbox %s: %w", id, err)
@@ -106,17 +107,27 @@ func cpuTime(pid int) (time.Duration, error) {
 	return 0, errors.New("its cgroup has no processor time")
 }
 
-// readGroup reads a file of the cgroup of a process: one of a controller's in the
-// first version of cgroups, or one in the second. Mounts are looked for, since either
-// version may be anywhere (cgroups(7)).
+// readGroup reads a file of the cgroup of a process, found by groupFile.
 func readGroup(pid int, controller, v1, v2 string) (text []byte, second bool, err error) {
+	path, second, err := groupFile(pid, controller, v1, v2)
+	if err != nil {
+		return nil, second, err
+	}
+	text, err = os.ReadFile(path)
+	return text, second, err
+}
+
+// groupFile is a file of the cgroup of a process: one of a controller's in the first
+// version of cgroups, or one in the second. Mounts are looked for, since either
+// version may be anywhere (cgroups(7)).
+func groupFile(pid int, controller, v1, v2 string) (path string, second bool, err error) {
 	own, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
 	if err != nil {
-		return nil, false, err
+		return "", false, err
 	}
 	mounts, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
-		return nil, false, err
+		return "", false, err
 	}
 	for line := range strings.Lines(string(own)) {
 		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -138,10 +149,11 @@ func readGroup(pid int, controller, v1, v2 string) (text []byte, second bool, er
 			default:
 				continue
 			}
-			if text, err := os.ReadFile(filepath.Join(m[1], f[2], file)); err == nil {
-				return text, m[2] == "cgroup2", nil
+			path := filepath.Join(m[1], f[2], file)
+			if _, err := os.Stat(path); err == nil {
+				return path, m[2] == "cgroup2", nil
 			}
 		}
 	}
-	return nil, false, fmt.Errorf("its cgroup has neither %s nor %s", v1, v2)
+	return "", false, fmt.Errorf("its cgroup has neither %s nor %s", v1, v2)
 }

@@ -1,0 +1,132 @@
+package docker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is written into a tmpfs is charged to who writes it first
+// (cgroup-v1/memory.rst, 2.3; admin-guide/cgroup-v2.rst, "Memory Ownership"), and
+// gVisor writes its memory itself, in the container's cgroup: one with more than half
+// of what it may have would be killed for its own checkpoint. So the cgroup's limit is
+// raised by as much as is about to be written, until that is removed.
+
+const (
+	// headroomMargin is added to an eighth of what is resident, in bytes.
+	headroomMargin = 32 << 20
+	// confineWait is for how long the kernel may take to give back what was removed.
+	confineWait = 2 * time.Second
+)
+
+// group is the memory controller's folder of a container's cgroup.
+type group struct {
+	dir    string
+	second bool // of the second version of cgroups
+}
+
+func memoryGroup(pid int) (group, error) {
+	path, second, err := groupFile(pid, "memory", "memory.limit_in_bytes", "memory.max")
+	return group{filepath.Dir(path), second}, err
+}
+
+// limit has the container have at most so many bytes.
+func (g group) limit(bytes int64) error {
+	text := []byte(strconv.FormatInt(bytes, 10))
+	if g.second {
+		return os.WriteFile(filepath.Join(g.dir, "memory.max"), text, 0)
+	}
+	// That of memory and swap is never below that of memory (cgroup-v1/memory.rst,
+	// 2.4), and where the kernel counts no swap there is none.
+	files := []string{"memory.memsw.limit_in_bytes", "memory.limit_in_bytes"}
+	if have, err := g.read("memory.limit_in_bytes"); err != nil {
+		return err
+	} else if bytes < have {
+		files[0], files[1] = files[1], files[0]
+	}
+	for _, f := range files {
+		err := os.WriteFile(filepath.Join(g.dir, f), text, 0)
+		if errors.Is(err, os.ErrNotExist) && strings.Contains(f, "memsw") {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// limited is what limit has set.
+func (g group) limited() (int64, error) {
+	if g.second {
+		return g.read("memory.max")
+	}
+	return g.read("memory.limit_in_bytes")
+}
+
+func (g group) read(file string) (int64, error) {
+	text, err := os.ReadFile(filepath.Join(g.dir, file))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+}
+
+// raise gives a container with a limit of memory room for a checkpoint of it.
+func (r *Runtime) raise(ctx context.Context, id string, pid int, limit int64) error {
+	if limit == 0 {
+		return nil
+	}
+	n, err := r.Resident(ctx, id)
+	if err != nil {
+		return err
+	}
+	g, err := memoryGroup(pid)
+	if err != nil {
+		return err
+	}
+	return g.limit(limit + n + n/8 + headroomMargin)
+}
+
+// Confine gives a container back the limit of memory that Checkpoint has raised. One
+// that has taken more meanwhile than it may have ends, as it would have then.
+func (r *Runtime) Confine(ctx context.Context, id string) error {
+	info, err := r.inspect(ctx, id)
+	if err != nil || !info.State.Running || info.HostConfig == nil || info.HostConfig.Memory == 0 {
+		return err
+	}
+	limit := info.HostConfig.Memory
+	g, err := memoryGroup(info.State.Pid)
+	if err != nil {
+		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
+	}
+	have, err := g.limited()
+	if err != nil || have <= limit {
+		return err
+	}
+	for deadline := time.Now().Add(confineWait); ; time.Sleep(10 * time.Millisecond) {
+		late := time.Now().After(deadline)
+		if g.second && !late {
+			// This version kills at once whoever has more.
+			if n, err := g.read("memory.current"); err == nil && n > limit {
+				continue
+			}
+		}
+		err := g.limit(limit)
+		if err == nil || !errors.Is(err, unix.EBUSY) {
+			return err
+		}
+		if late {
+			r.cfg.Log.Warn("a sandbox has taken more memory than it may have, and is ended", "sandbox", id)
+			return syscall.Kill(info.State.Pid, syscall.SIGKILL)
+		}
+	}
+}

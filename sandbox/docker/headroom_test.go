@@ -1,0 +1,107 @@
+package docker
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestHeadroom: a sandbox with more than half of the memory that it may have is
+// written down all the same, and may have no more than before once that is gone.
+func TestHeadroom(t *testing.T) {
+	l := need(t)
+	const limit = 320 << 20
+	r, start := l.sleepers(t)
+	c := l.container(t, testImage)
+	c.Spec.Memory = limit
+	id := start(c)
+	hold := func(megabytes int) {
+		t.Helper()
+		l.sh(t, id, fmt.Sprintf(`rm -f /full; perl -e '$x = "a" x (%d << 20); open F, ">/full"; close F; sleep 1000' >/dev/null 2>&1 </dev/null & until [ -e /full ]; do sleep 0.1; done`, megabytes/2))
+	}
+	bound := func() int64 {
+		t.Helper()
+		info, err := r.inspect(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := memoryGroup(info.State.Pid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := g.limited()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	hold(200) // perl takes twice what it is told
+	n, err := r.Resident(t.Context(), id)
+	if err != nil || n < limit/2 {
+		t.Fatalf("%d bytes are resident, %v: too few to tell", n, err)
+	}
+	if have := bound(); have != limit {
+		t.Fatalf("it may have %d bytes", have)
+	}
+	dir := filepath.Join(vault(t), "image")
+	if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+		t.Fatal(err)
+	}
+	if have := bound(); have <= limit {
+		t.Errorf("it may have %d bytes while %d of it are written down", have, n)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := r.Confine(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		if have := bound(); have != limit {
+			t.Errorf("it may have %d bytes afterwards", have)
+		}
+	}
+	l.await(t, id, l.lines(t, id)+3)
+
+	n0 := l.lines(t, id)
+	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Restore(t.Context(), id, dir, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	l.await(t, id, n0+3)
+	if have := bound(); have != limit {
+		t.Errorf("it may have %d bytes after a wake", have)
+	}
+
+	// Who takes what was meant for the checkpoint ends, as without one.
+	if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+		t.Fatal(err)
+	}
+	hold(160)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Confine(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		st, err := r.Status(t.Context(), id)
+		if err == nil && !st.Running {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("it goes on with more than it may have: %+v, %v", st, err)
+		}
+	}
+	if err := r.Confine(t.Context(), id); err != nil && !strings.Contains(err.Error(), "not running") {
+		t.Errorf("of one that has ended: %v", err)
+	}
+}
