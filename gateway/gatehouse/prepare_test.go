@@ -88,60 +88,74 @@ func (p *proxied) use(t *testing.T, doc policy.Document) error {
 func TestPolicyAgainstTheProcess(t *testing.T) {
 	for _, taken := range []string{"", "refuses to prepare", "refuses to prepare, and spins", "never prepares", "dies preparing", "refuses to use", "never uses"} {
 		t.Run(taken, func(t *testing.T) {
-			p := newProxied(t, taken)
-			if got, err := p.fetch(); got != "200 hello" {
-				t.Fatalf("before: %s, %v", got, err)
+			// Where another has to be asked, this one cannot get in its way. It stands
+			// still for milliseconds, which on a busy machine may pass unseen.
+			want := strings.HasPrefix(taken, "refuses to prepare") || taken == "never prepares"
+			got := overrule(t, taken)
+			for tries := 1; want && !got && tries < 5; tries++ {
+				got = overrule(t, taken)
 			}
-			was := p.warden.Status().PID
-			if strings.HasPrefix(taken, "never") {
-				p.warden.patience = 300 * time.Millisecond
-			}
-			began := time.Now()
-			stood := standsStill(t, was)
-			if err := p.use(t, policy.Document{}); err != nil {
-				t.Fatalf("the policy is refused: %v", err)
-			}
-			// Where another has to be asked, this one cannot get in its way.
-			if got, want := stood(), strings.HasPrefix(taken, "refuses to prepare") || taken == "never prepares"; got != want {
+			if got != want {
 				t.Errorf("the process stood still: %v", got)
-			}
-			if d := time.Since(began); d > startWithin/2 {
-				t.Errorf("it took %v", d)
-			}
-			p.warden.patience = answerWithin
-			left := p.arrived.Load()
-			// A connection that was in the queue of the one that was ended is reset.
-			var got string
-			var err error
-			for deadline := time.Now().Add(time.Minute); got == "" && time.Now().Before(deadline); {
-				got, err = p.fetch()
-			}
-			if !strings.HasPrefix(got, "403 ") {
-				t.Errorf("after: %.100s, %v", got, err)
-			}
-			if n := p.arrived.Load(); n != left {
-				t.Errorf("%d requests left after the policy was in force", n-left)
-			}
-			status := p.warden.Status()
-			if (status.PID == was) != (taken == "") {
-				t.Errorf("the process was %d and is %d", was, status.PID)
-			}
-			if blamed := strings.Contains(status.Failure, "did not do as told"); !blamed && taken != "" && taken != "dies preparing" {
-				t.Errorf("the status says %q", status.Failure)
-			}
-			// Its follower takes policies as ever.
-			is := p.warden.Status().PID
-			if err := p.use(t, p.allow); err != nil {
-				t.Fatal(err)
-			}
-			if got, err := p.fetch(); got != "200 hello" {
-				t.Errorf("allowed again: %.100s, %v", got, err)
-			}
-			if now := p.warden.Status().PID; now != is {
-				t.Errorf("the process was %d and is %d", is, now)
 			}
 		})
 	}
+}
+
+// overrule changes the policy against a process, and tells whether that was seen to
+// stand still.
+func overrule(t *testing.T, taken string) (still bool) {
+	t.Helper()
+	p := newProxied(t, taken)
+	if got, err := p.fetch(); got != "200 hello" {
+		t.Fatalf("before: %s, %v", got, err)
+	}
+	was := p.warden.Status().PID
+	if strings.HasPrefix(taken, "never") {
+		p.warden.patience = 300 * time.Millisecond
+	}
+	began := time.Now()
+	stood := standsStill(t, was)
+	if err := p.use(t, policy.Document{}); err != nil {
+		t.Fatalf("the policy is refused: %v", err)
+	}
+	still = stood()
+	if d := time.Since(began); d > startWithin/2 {
+		t.Errorf("it took %v", d)
+	}
+	p.warden.patience = answerWithin
+	left := p.arrived.Load()
+	// A connection that was in the queue of the one that was ended is reset.
+	var got string
+	var err error
+	for deadline := time.Now().Add(time.Minute); got == "" && time.Now().Before(deadline); {
+		got, err = p.fetch()
+	}
+	if !strings.HasPrefix(got, "403 ") {
+		t.Errorf("after: %.100s, %v", got, err)
+	}
+	if n := p.arrived.Load(); n != left {
+		t.Errorf("%d requests left after the policy was in force", n-left)
+	}
+	status := p.warden.Status()
+	if (status.PID == was) != (taken == "") {
+		t.Errorf("the process was %d and is %d", was, status.PID)
+	}
+	if blamed := strings.Contains(status.Failure, "did not do as told"); !blamed && taken != "" && taken != "dies preparing" {
+		t.Errorf("the status says %q", status.Failure)
+	}
+	// Its follower takes policies as ever.
+	is := p.warden.Status().PID
+	if err := p.use(t, p.allow); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.fetch(); got != "200 hello" {
+		t.Errorf("allowed again: %.100s, %v", got, err)
+	}
+	if now := p.warden.Status().PID; now != is {
+		t.Errorf("the process was %d and is %d", is, now)
+	}
+	return still
 }
 
 // standsStill watches a process until the function that it returns is called,
