@@ -42,6 +42,32 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 	stop := begin(alice, "localhost:8000")
 	r.await("the server inside", func() bool { return strings.HasSuffix(get(), "hello from inside\n") })
 	stop()
+	// What listens for the sandbox alone is reached, and by the sandbox's own address
+	// what listens there.
+	address := strings.Fields(strings.Split(r.ok("sandbox", "get", "demo"), "\n")[1])[4]
+	listening := map[string][]string{
+		"127.0.0.1": {"localhost:8002", "127.0.0.1:8002"},
+		"::1":       {"localhost:8003", "[::1]:8003"},
+		address:     {"localhost:8004", address + ":8004"},
+	}
+	if res := r.sallyport("run", "demo", "--", "python3", "-c", `import socket; socket.socket(socket.AF_INET6).bind(("::1", 8003))`); res.code != 0 {
+		t.Logf("sandboxes have no ::1 here: %s; %s", res, r.inside("demo", "cat /proc/net/if_inet6; cat /proc/sys/net/ipv6/conf/all/disable_ipv6; ip -6 addr").stdout)
+		delete(listening, "::1")
+	}
+	for at, tos := range listening {
+		port := tos[0][len("localhost:"):]
+		r.ok("sandbox", "exec", "demo", "-d", "-w", "/tmp/www", "--", "python3", "-m", "http.server", port, "--bind", at)
+		for _, to := range tos {
+			stop := begin(alice, to)
+			r.await("what listens on "+at+" by "+to, func() bool { return strings.HasSuffix(get(), "hello from inside\n") })
+			stop()
+		}
+	}
+	stop = begin(alice, "127.0.0.1:8003")
+	got := get()
+	if said := stop(); got != "" || !strings.Contains(said, "nothing listens on port 8003") {
+		t.Errorf("what listens on ::1 by 127.0.0.1: %q, and ssh says %q", got, said)
+	}
 	for what, tt := range map[string]struct {
 		o    *operator
 		to   string

@@ -32,6 +32,7 @@ type Sandboxes interface {
 	Visible(ctx context.Context, name string) (sandbox.Info, error)
 	Start(ctx context.Context, name string) (sandbox.Info, error)
 	Attach(ctx context.Context, name string, c sandbox.Command) (sandbox.CommandEnd, error)
+	Connect(ctx context.Context, name, host string, port uint16) (sandbox.Conn, error)
 }
 
 // Files are those of one sandbox.

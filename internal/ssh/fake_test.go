@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -24,6 +26,10 @@ type block struct {
 	all   map[string]sandbox.Info
 	ended map[string]error // how a command's context was, by the command
 	env   map[string]string
+
+	agent   string   // the address of what listens inside
+	hosts   []string // that Connect was asked for
+	earlier bool
 }
 
 func (b *block) Visible(ctx context.Context, name string) (sandbox.Info, error) {
@@ -72,6 +78,25 @@ func (b *block) Attach(ctx context.Context, name string, c sandbox.Command) (end
 		err = errors.New("no such\x1b[1m thing")
 	}
 	return end, err
+}
+
+// Connect is an agent's: localhost and an empty host are this one. An agent of an
+// earlier version knows no ports.
+func (b *block) Connect(ctx context.Context, name, host string, port uint16) (sandbox.Conn, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hosts = append(b.hosts, host)
+	if b.earlier {
+		return nil, fmt.Errorf("connecting: %w", sandbox.ErrEarlier)
+	}
+	if host == "" || host == "localhost" {
+		host = b.agent
+	}
+	c, err := net.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+	if err != nil {
+		return nil, fmt.Errorf("%w: \x1b[1m", sandbox.ErrNoPort)
+	}
+	return c.(*net.TCPConn), nil
 }
 
 // drawer is a folder of the host's as the files of a sandbox.

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +16,6 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
-	"sallyport/policy"
 )
 
 func (p *porch) sftp(c *ssh.Client) *sftp.Client {
@@ -207,54 +204,4 @@ func TestOff(t *testing.T) {
 	if _, _, err := c.OpenChannel("x11", nil); err == nil {
 		t.Error("a display")
 	}
-}
-
-func TestForward(t *testing.T) {
-	p := newPorch(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { _, _ = io.Copy(c, c); _ = c.(*net.TCPConn).CloseWrite(); _ = c.Close() }()
-		}
-	}()
-	port := l.Addr().(*net.TCPAddr).Port
-	c := p.in()
-	for _, host := range []string{"localhost", "127.0.0.1"} {
-		to, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-		go func() { _, _ = to.Write(big); _ = to.(interface{ CloseWrite() error }).CloseWrite() }()
-		if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, big) {
-			t.Errorf("%d bytes came back: %v", len(got), err)
-		}
-		_ = to.Close()
-	}
-	for _, host := range []string{"198.51.100.1", "example.test", "0.0.0.0", "127.0.0.2", "demo"} {
-		if _, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), onlyInside) {
-			t.Errorf("to %s: %v", host, err)
-		}
-	}
-	stays, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.rules.allow(policy.ProtocolShell)
-	p.door.check()
-	if _, err := io.ReadAll(stays); err != nil {
-		t.Error(err)
-	}
-	if _, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), "no rule allows forward") {
-		t.Errorf("without a rule: %v", err)
-	}
-	p.await("records", func() bool { return p.book.has(audit.KindCompletion, "forward", "no rule allows forward") })
 }

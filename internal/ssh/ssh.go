@@ -45,6 +45,7 @@ const (
 	refuseAfter     = 150 * time.Millisecond // since a key has signed: looking it up takes less
 	answerWithin    = 10 * time.Second       // a process that is told something
 	dialWithin      = 5 * time.Second        // a port of a sandbox
+	takeWithin      = 10 * time.Second       // what a client sent last, by a program that listens
 	aliveEvery      = 2 * time.Second        // an end of a use is tried
 	checkEvery      = time.Second            // what goes on is judged anew
 	keepAliveEvery  = 30 * time.Second       // a client is asked whether it is there
@@ -142,7 +143,8 @@ type opened struct {
 	Folder string `json:"folder,omitempty"` // where sftp begins
 }
 
-// steerCall tells of what is not input, or that sftp is over.
+// steerCall tells of what is not input, or that the client has left sftp or a
+// forwarded connection.
 type steerCall struct {
 	Connection uint64       `json:"connection"`
 	Use        uint64       `json:"use"`
