@@ -311,13 +311,14 @@ func testSSHFiles(t *testing.T, r *rig, alice, bob *operator) {
 	if got := r.inside("demo", "cat /root/tree/one /root/tree/below/two"); got.stdout != "122" {
 		t.Errorf("a folder: %s", got)
 	}
-	res := alice.run("ls tree\nrename tree/one tree/first\nrm tree/below/two\nrmdir tree/below\nmkdir new\n-symlink a b\n-chmod 600 tree/first\npwd\n", "sftp", "-b", "-", "demo@127.0.0.1")
+	res := alice.run("ls tree\nrename tree/one tree/first\nrm tree/below/two\nrmdir tree/below\nmkdir new\n-symlink a b\nchmod 640 tree/first\npwd\n", "sftp", "-b", "-", "demo@127.0.0.1")
 	if res.code != 0 || !strings.Contains(res.stdout, "tree/one") || !strings.Contains(res.stdout, "Remote working directory: /root") {
 		t.Errorf("sftp: %s", res)
 	}
 	if got := r.inside("demo", "ls /root/tree; ls -d /root/new"); got.stdout != "first\n/root/new\n" {
 		t.Errorf("after sftp: %s", got)
 	}
+	testSSHAttributes(t, r, alice)
 	for what, args := range map[string][]string{
 		"no such folder":  {at, "demo@127.0.0.1:/no/such/folder/x"},
 		"no such file":    {"demo@127.0.0.1:/root/nothing", at + ".x"},
@@ -344,6 +345,63 @@ func testSSHFiles(t *testing.T, r *rig, alice, bob *operator) {
 		if res.code == 0 || !strings.Contains(res.stderr, "files over SSH are off for this key: an operator can write allow: [sftp] beside it under ssh.keys in sallyport.yaml") {
 			t.Errorf("%s of bob's: %s", args[0], res)
 		}
+	}
+}
+
+// testSSHAttributes keeps modes and times, goes on with an upload that broke off, and
+// says what scp's old protocol needs.
+func testSSHAttributes(t *testing.T, r *rig, alice *operator) {
+	if got := r.inside("demo", "stat -c %a /root/tree/first"); got.stdout != "640\n" {
+		t.Errorf("chmod: %s", got)
+	}
+	script := filepath.Join(r.dir, "script")
+	r.write("script", "#!/bin/sh\necho ran\n")
+	then := time.Unix(1_000_000_000, 0)
+	if err := errors.Join(os.Chmod(script, 0o750), os.Chtimes(script, then, then)); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{script, "demo@127.0.0.1:plain"}, {"-p", script, "demo@127.0.0.1:kept"}, {"-p", "demo@127.0.0.1:kept", script + ".back"}} {
+		if res := alice.run("", "scp", args...); res.code != 0 {
+			t.Errorf("scp %q: %s", args, res)
+		}
+	}
+	if got := r.inside("demo", "cd; stat -c %a plain; stat -c '%a %Y' kept; ./plain"); got.stdout != "750\n750 1000000000\nran\n" {
+		t.Errorf("modes and times: %s", got)
+	}
+	if i, err := os.Stat(script + ".back"); err != nil || i.Mode() != 0o750 || !i.ModTime().Equal(then) {
+		t.Errorf("and back: %v, %v", i, err)
+	}
+	// The rest of an upload, and what only some of the image's files are for.
+	half := strings.Repeat("half", 1<<20)
+	r.write("whole", half+half)
+	r.ok("run", "demo", "--", "sh", "-c", "cd; yes half | tr -d '\\n' | head -c 4194304 > whole")
+	if res := alice.run("put -a "+filepath.Join(r.dir, "whole")+" whole\n", "sftp", "-b", "-", "demo@127.0.0.1"); res.code != 0 {
+		t.Errorf("put -a: %s", res)
+	}
+	if got := r.inside("demo", "cd; yes half | tr -d '\\n' | head -c 8388608 | cmp - whole && stat -c %s whole"); got.stdout != "8388608\n" {
+		t.Errorf("what was there and the rest: %s", got)
+	}
+	if res := alice.run("", "scp", "-O", script, "demo@127.0.0.1:old"); res.code == 0 || !strings.Contains(res.stderr, "scp: command not found") {
+		t.Errorf("scp's old protocol without scp in the image: %s", res)
+	}
+	program, err := exec.LookPath("scp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res := alice.run("", "scp", program, "demo@127.0.0.1:/usr/local/bin/scp"); res.code != 0 {
+		t.Fatalf("scp itself: %s", res)
+	}
+	if got := r.inside("demo", "scp"); !strings.Contains(got.stderr, "usage: scp") {
+		t.Logf("this machine's scp is none in the image: %s", got)
+		return
+	}
+	for _, args := range [][]string{{"-O", "-p", script, "demo@127.0.0.1:old"}, {"-O", "-p", "demo@127.0.0.1:old", script + ".old"}} {
+		if res := alice.run("", "scp", args...); res.code != 0 {
+			t.Errorf("scp %q: %s", args, res)
+		}
+	}
+	if i, err := os.Stat(script + ".old"); err != nil || i.Mode() != 0o750 || !i.ModTime().Equal(then) {
+		t.Errorf("by the old protocol, and back: %v, %v", i, err)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pkg/sftp"
 
+	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
 )
 
@@ -196,19 +197,65 @@ func (r *reader) Close() error {
 	return r.in.Close()
 }
 
-// writer writes a file from its start to its end, which Close is.
+// writer writes a file from its start to its end, or from its end on; Close is the
+// end of that.
 type writer struct {
 	turn
-	to *contents
+	to    *contents
+	open  bool // where the client begins is not known: at what it takes for the file's end, or at 0
+	of    *filer
+	path  string
+	after sandbox.Attributes // what the file is to be when it is closed
 }
 
-func newWriter(to *contents) *writer {
+// newWriter writes to a file that ends at end, or as a whole. With loose its client
+// may count from 0 what it adds (SSH_FXF_APPEND has no use for offsets).
+func newWriter(to *contents, end *int64, loose bool) *writer {
 	w := &writer{to: to}
+	if end != nil {
+		w.at, w.open = *end, loose && *end > 0
+	}
 	w.moved = make(chan struct{})
 	return w
 }
 
+// beginAfter is for how long the part that would begin at the file's end waits for one
+// that begins at 0, which is sent before it and may be worked on after it.
+const beginAfter = 50 * time.Millisecond
+
+// begin finds out where a client begins that adds to a file.
+func (w *writer) begin(off int64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.open {
+		return
+	}
+	if off > 0 {
+		wait := jumpAfter
+		if off == w.at {
+			wait = beginAfter
+		}
+		moved := w.moved
+		w.mu.Unlock()
+		late := time.NewTimer(wait)
+		select {
+		case <-moved:
+		case <-late.C:
+		}
+		late.Stop()
+		w.mu.Lock()
+	}
+	if w.open {
+		if w.open = false; off == 0 {
+			w.move(0, nil)
+		} else {
+			w.move(w.at, nil)
+		}
+	}
+}
+
 func (w *writer) WriteAt(p []byte, off int64) (int, error) {
+	w.begin(off)
 	orderly := w.wait(off)
 	defer w.mu.Unlock()
 	if w.err != nil {
@@ -229,6 +276,22 @@ func (w *writer) WriteAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
+// later notes what the file is to be.
+func (w *writer) later(a sandbox.Attributes) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if a.Size != nil && *a.Size != w.at {
+		return sftp.ErrSSHFxOpUnsupported // it is as long as what is written
+	}
+	if a.Mode != nil {
+		w.after.Mode = a.Mode
+	}
+	if a.Modified != nil {
+		w.after.Accessed, w.after.Modified = a.Accessed, a.Modified
+	}
+	return nil
+}
+
 // TransferError is told that the end will not come: the file is left as it was.
 func (w *writer) TransferError(error) {
 	w.mu.Lock()
@@ -243,8 +306,13 @@ func (w *writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer w.to.Close()
+	w.of.forget(w)
 	if w.err != nil {
 		return w.err
 	}
-	return status(w.to.finish())
+	if err := w.to.finish(); err != nil || w.after == (sandbox.Attributes{}) {
+		return status(err)
+	}
+	_, err := w.of.call("set", w.path, fileCall{Set: w.after})
+	return err
 }

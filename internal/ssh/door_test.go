@@ -74,7 +74,7 @@ func newSigner(t *testing.T) ssh.Signer {
 func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 	t.Helper()
 	p := &porch{
-		t: t, files: drawer{t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
+		t: t, files: drawer{dir: t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
 		block: &block{all: map[string]sandbox.Info{}, ended: map[string]error{}, agent: "127.0.0.1"},
 	}
 	for name, owner := range map[string]string{"demo": "", "web": "acme", "other": ""} {

@@ -100,7 +100,10 @@ func (b *block) Connect(ctx context.Context, name, host string, port uint16) (sa
 }
 
 // drawer is a folder of the host's as the files of a sandbox.
-type drawer struct{ dir string }
+type drawer struct {
+	dir     string
+	earlier bool
+}
 
 func (d drawer) at(p string) string { return filepath.Join(d.dir, filepath.Clean("/"+p)) }
 
@@ -192,6 +195,41 @@ func (d drawer) Write(ctx context.Context, p string, from io.Reader, _ sandbox.W
 		return sandbox.File{}, sandbox.ErrNoSpace
 	}
 	if err := os.Rename(f.Name(), d.at(p)); err != nil {
+		return sandbox.File{}, say(err)
+	}
+	return d.Stat(ctx, p, false)
+}
+
+func (d drawer) Append(ctx context.Context, p string, from io.Reader, o sandbox.AppendOptions) (sandbox.File, error) {
+	f, err := os.OpenFile(d.at(p), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return sandbox.File{}, say(err)
+	}
+	defer f.Close()
+	if i, err := f.Stat(); err != nil || o.At == nil || *o.At != i.Size() {
+		return sandbox.File{}, sandbox.ErrFileState
+	}
+	if _, err := io.Copy(f, from); err != nil {
+		return sandbox.File{}, sandbox.ErrNoSpace
+	}
+	return d.Stat(ctx, p, false)
+}
+
+func (d drawer) Set(ctx context.Context, p string, a sandbox.Attributes) (sandbox.File, error) {
+	if d.earlier {
+		return sandbox.File{}, sandbox.ErrEarlier
+	}
+	var errs []error
+	if a.Size != nil {
+		errs = append(errs, os.Truncate(d.at(p), *a.Size))
+	}
+	if a.Mode != nil {
+		errs = append(errs, os.Chmod(d.at(p), fs.FileMode(*a.Mode)))
+	}
+	if a.Modified != nil {
+		errs = append(errs, os.Chtimes(d.at(p), *a.Accessed, *a.Modified))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return sandbox.File{}, say(err)
 	}
 	return d.Stat(ctx, p, false)
