@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -30,6 +31,8 @@ type operator struct {
 	dir  string
 	file string // of the private key
 	line string // the public one
+
+	patience time.Duration // with a program; 0: a minute
 }
 
 func newOperator(t *testing.T, dir, name string) *operator {
@@ -76,7 +79,7 @@ func (o *operator) options() []string {
 // run runs one of OpenSSH's programs.
 func (o *operator) run(stdin string, program string, args ...string) result {
 	o.t.Helper()
-	ctx, cancel := context.WithTimeout(o.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(o.t.Context(), cmp.Or(o.patience, time.Minute))
 	defer cancel()
 	c := exec.CommandContext(ctx, program, append(o.options(), args...)...)
 	var out, err bytes.Buffer
@@ -118,6 +121,13 @@ func newSSHRig(t *testing.T) (r *rig, alice, bob *operator) {
 	alice, bob = newOperator(t, r.dir, "alice"), newOperator(t, r.dir, "bob")
 	r.configure(baseConfig, ruleConfig+sshRules+sshKeys(alice, bob))
 	r.up()
+	r.know()
+	return r, alice, bob
+}
+
+// know has operators know the host's key.
+func (r *rig) know() {
+	r.t.Helper()
 	var s struct {
 		SSH struct {
 			HostKey     string `json:"host_key"`
@@ -126,13 +136,12 @@ func newSSHRig(t *testing.T) (r *rig, alice, bob *operator) {
 		}
 	}
 	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	if !strings.Contains(r.ok("status"), "host key "+s.SSH.Fingerprint) {
-		t.Errorf("the status does not show the host key: %s", r.ok("status"))
+		r.t.Errorf("the status does not show the host key: %s", r.ok("status"))
 	}
 	r.write("known_hosts", "[127.0.0.1]:"+sshPort+" "+s.SSH.HostKey+"\n")
-	return r, alice, bob
 }
 
 // sshProcess is the one that speaks SSH.

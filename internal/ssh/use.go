@@ -146,8 +146,14 @@ func (d *Door) leaveUse(u *use) {
 	close(u.done)
 }
 
+// errEnding is how a command is recorded whose client was hung up on.
+var errEnding = errors.New("the daemon is shutting down")
+
 // over ends a use and records it.
 func (d *Door) over(u *use, detail string, err error) {
+	if d.kept.Stopping() && (errors.Is(err, errGone) || errors.Is(err, errClosed)) {
+		err = errEnding
+	}
 	u.of.sum.in.Add(u.sum.in.Load())
 	u.of.sum.out.Add(u.sum.out.Load())
 	d.completed(u.event, audit.NetworkClose, u.began, &u.sum, detail, err)
