@@ -13,8 +13,8 @@ import (
 
 // Errors of ports to branch on.
 var (
-	// ErrNoPort: nothing takes connections there.
-	ErrNoPort = errors.New("nothing listens there in the sandbox")
+	// ErrNoPort: nobody has taken the connection.
+	ErrNoPort = errors.New("no connection")
 	// ErrEarlier: the session was started by an earlier version, whose agent cannot
 	// do what is asked for.
 	ErrEarlier = channel.ErrEarlier
