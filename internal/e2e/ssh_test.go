@@ -380,6 +380,16 @@ func testSSHAttributes(t *testing.T, r *rig, alice *operator) {
 	if i, err := os.Stat(script + ".back"); err != nil || i.Mode() != 0o750 || !i.ModTime().Equal(then) {
 		t.Errorf("and back: %v, %v", i, err)
 	}
+	// Over what is there, longer and shorter.
+	for _, text := range []string{"#!/bin/sh\necho ran for longer\n", "short\n"} {
+		r.write("again", text)
+		if res := alice.run("", "scp", filepath.Join(r.dir, "again"), "demo@127.0.0.1:plain"); res.code != 0 {
+			t.Errorf("scp again: %s", res)
+		}
+		if got := r.inside("demo", "cd; cat plain; stat -c %a plain"); got.stdout != text+"750\n" {
+			t.Errorf("what was there: %s", got)
+		}
+	}
 	// The rest of an upload, and what only some of the image's files are for.
 	half := strings.Repeat("half", 1<<20)
 	r.write("whole", half+half)

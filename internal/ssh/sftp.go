@@ -63,7 +63,7 @@ func (s *stream) Close() error                { return s.ch.CloseWrite() }
 type filer struct {
 	g    *guest
 	use  uint64
-	open atomic.Int32 // folders
+	open atomic.Int32 // folders, and files whose writing has not begun
 
 	mu      sync.Mutex
 	writers map[string]*writer // by path
@@ -107,34 +107,41 @@ func (f *filer) Fileread(r *sftp.Request) (io.ReaderAt, error) {
 // to be added to. Clients that ask to read it too get errors for that.
 func (f *filer) Filewrite(r *sftp.Request) (io.WriterAt, error) {
 	flags := r.Pflags()
-	c := streamCall{Path: []byte(r.Filepath), Write: true}
-	if len(r.Attrs) == 4 {
+	do := "stat"
+	if flags.Excl {
+		do = "lstat"
+	}
+	i, err := f.call(do, r.Filepath, fileCall{})
+	there := err == nil
+	switch {
+	case there && flags.Excl:
+		return nil, sftp.ErrSSHFxFailure
+	case !there && !flags.Creat && !flags.Trunc:
+		return nil, err
+	}
+	w := &writer{of: f, call: streamCall{Path: []byte(r.Filepath), Write: true}, adds: flags.Append}
+	w.moved = make(chan struct{})
+	if !there && len(r.Attrs) == 4 {
 		// Which attributes there are is not kept of this request (its Flags are those of
 		// opening), and only the mode alone has that length. Who sends others sets them
-		// all again afterwards.
-		c.Mode = wire.Mode(binary.BigEndian.Uint32(r.Attrs) & 0o7777)
+		// all again afterwards. A file that is there keeps its own.
+		w.call.Mode = wire.Mode(binary.BigEndian.Uint32(r.Attrs) & 0o7777)
 	}
-	if flags.Excl || !flags.Trunc {
-		do := "stat"
-		if flags.Excl {
-			do = "lstat"
-		}
-		i, err := f.call(do, r.Filepath, fileCall{})
-		switch {
-		case err == nil && flags.Excl:
+	switch {
+	case there && !flags.Trunc && i.Files[0].Size > 0 && i.Files[0].Type == wire.Regular:
+		if f.open.Add(1) > maxStreams {
+			f.open.Add(-1)
 			return nil, sftp.ErrSSHFxFailure
-		case err != nil && !flags.Creat:
-			return nil, err
-		case err == nil && !flags.Trunc && (flags.Append || i.Files[0].Size > 0):
-			c.End = &i.Files[0].Size
+		}
+		w.at, w.open = i.Files[0].Size, true
+	case there && flags.Append && !flags.Trunc:
+		w.call.End = new(int64)
+		fallthrough
+	default:
+		if w.to, err = f.stream(w.call); err != nil {
+			return nil, status(err)
 		}
 	}
-	to, err := f.stream(c)
-	if err != nil {
-		return nil, status(err)
-	}
-	w := newWriter(to, c.End, flags.Append)
-	w.of, w.path = f, r.Filepath
 	f.mu.Lock()
 	f.writers[r.Filepath] = w
 	f.mu.Unlock()
@@ -151,8 +158,8 @@ func (f *filer) writer(at string) *writer {
 func (f *filer) forget(w *writer) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.writers[w.path] == w {
-		delete(f.writers, w.path)
+	if at := string(w.call.Path); f.writers[at] == w {
+		delete(f.writers, at)
 	}
 }
 

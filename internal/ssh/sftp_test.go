@@ -316,24 +316,62 @@ func TestSFTPAppend(t *testing.T) {
 			t.Errorf("%s: it is another file", what)
 		}
 	}
-	// In the middle, or instead of what is there.
-	for _, from := range []int64{0, 3} {
-		if err := os.WriteFile(p.files.at("log"), []byte(was), 0o600); err != nil {
+	// From its start on, as scp does: what is not written over stays, unless it is cut off.
+	for what, tt := range map[string]struct {
+		write string
+		from  int64
+		size  int64 // -1: not set
+		want  string
+		fails bool
+	}{
+		"over it":        {"AS", 0, -1, "AS it was,", false},
+		"and cut off":    {"AS", 0, 2, "AS", false},
+		"and later":      {"AS", 0, 5, "AS it", false},
+		"and longer":     {"AS it was, too", 0, 14, "AS it was, too", false},
+		"beyond its end": {"AS", 0, 100, was, true},
+		"in the middle":  {"XX", 3, -1, was, true},
+		"nothing":        {"", 0, -1, was, false},
+	} {
+		if err := os.WriteFile(p.files.at("log"), []byte(was), 0o640); err != nil {
 			t.Fatal(err)
 		}
-		f, err := s.OpenFile("/log", os.O_WRONLY)
+		f, err := s.OpenFile("/log", os.O_WRONLY|os.O_CREATE)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := f.WriteAt([]byte("XX"), from); err == nil {
-			t.Errorf("it is written at %d", from)
+		if tt.write != "" {
+			_, err = f.WriteAt([]byte(tt.write), tt.from)
+		}
+		if tt.size >= 0 {
+			err = errors.Join(err, f.Truncate(tt.size))
+		}
+		if (err != nil) != tt.fails {
+			t.Errorf("%s: %v", what, err)
+		}
+		if tt.fails && tt.size >= 0 {
+			continue
 		}
 		_ = f.Close()
-		if got := p.holds("log"); got != was {
-			t.Errorf("it holds %q", got)
+		if got := p.holds("log"); got != tt.want {
+			t.Errorf("%s: it holds %q", what, got)
 		}
 	}
-	f, err := s.OpenFile("/log", os.O_WRONLY|os.O_APPEND)
+	// Emptied before it is written, by who has no other way.
+	f, err := s.OpenFile("/log", os.O_WRONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Truncate(0); err != nil {
+		t.Error(err)
+	}
+	_, err = f.Write([]byte("new"))
+	if err = errors.Join(err, f.Close()); err != nil || p.holds("log") != "new" {
+		t.Errorf("emptied: %q, %v", p.holds("log"), err)
+	}
+	if err := os.WriteFile(p.files.at("log"), []byte(was), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err = s.OpenFile("/log", os.O_WRONLY|os.O_APPEND)
 	if err != nil {
 		t.Fatal(err)
 	}
