@@ -2,10 +2,9 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
-	"crypto/rand"
-	"crypto/sha256"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -30,6 +29,8 @@ type operator struct {
 	dir  string
 	file string // of the private key
 	line string // the public one
+
+	patience time.Duration // with a program; 0: a minute
 }
 
 func newOperator(t *testing.T, dir, name string) *operator {
@@ -76,7 +77,7 @@ func (o *operator) options() []string {
 // run runs one of OpenSSH's programs.
 func (o *operator) run(stdin string, program string, args ...string) result {
 	o.t.Helper()
-	ctx, cancel := context.WithTimeout(o.t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(o.t.Context(), cmp.Or(o.patience, time.Minute))
 	defer cancel()
 	c := exec.CommandContext(ctx, program, append(o.options(), args...)...)
 	var out, err bytes.Buffer
@@ -98,7 +99,7 @@ func (o *operator) ssh(name string, args ...string) result {
 const sshRules = `
 expose:
 - {name: shells, sandboxes: {names: [demo, other, kept]}, ssh: [shell, sftp]}
-- {name: server, sandboxes: {names: [demo]}, ssh: [forward], ports: [8000, 8001]}
+- {name: server, sandboxes: {names: [demo]}, ssh: [forward], ports: [8000, 8002, 8003, 8004]}
 `
 
 // sshKeys are the configuration's: alice may all, bob a command.
@@ -118,6 +119,13 @@ func newSSHRig(t *testing.T) (r *rig, alice, bob *operator) {
 	alice, bob = newOperator(t, r.dir, "alice"), newOperator(t, r.dir, "bob")
 	r.configure(baseConfig, ruleConfig+sshRules+sshKeys(alice, bob))
 	r.up()
+	r.know()
+	return r, alice, bob
+}
+
+// know has operators know the host's key.
+func (r *rig) know() {
+	r.t.Helper()
 	var s struct {
 		SSH struct {
 			HostKey     string `json:"host_key"`
@@ -126,13 +134,12 @@ func newSSHRig(t *testing.T) (r *rig, alice, bob *operator) {
 		}
 	}
 	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
 	if !strings.Contains(r.ok("status"), "host key "+s.SSH.Fingerprint) {
-		t.Errorf("the status does not show the host key: %s", r.ok("status"))
+		r.t.Errorf("the status does not show the host key: %s", r.ok("status"))
 	}
 	r.write("known_hosts", "[127.0.0.1]:"+sshPort+" "+s.SSH.HostKey+"\n")
-	return r, alice, bob
 }
 
 // sshProcess is the one that speaks SSH.
@@ -267,100 +274,6 @@ func (f *forger) PublicKey() ssh.PublicKey { return f.key }
 func (f *forger) Sign(io.Reader, []byte) (*ssh.Signature, error) {
 	*f.asked = true
 	return &ssh.Signature{Format: f.key.Type(), Blob: make([]byte, ed25519.SignatureSize)}, nil
-}
-
-func testSSHFiles(t *testing.T, r *rig, alice, bob *operator) {
-	const size = 100 << 20
-	big := make([]byte, size)
-	if _, err := rand.Read(big); err != nil {
-		t.Fatal(err)
-	}
-	sum := fmt.Sprintf("%x", sha256.Sum256(big))
-	r.write("big", string(big))
-	big = nil
-	at := filepath.Join(r.dir, "big")
-	pid, _ := r.sshProcess()
-	if res := alice.run("", "scp", at, "demo@127.0.0.1:big"); res.code != 0 {
-		t.Fatalf("up: %s", res)
-	}
-	if got := r.inside("demo", "sha256sum /root/big; stat -c %s /root/big"); !strings.HasPrefix(got.stdout, sum) {
-		t.Errorf("what has come: %s, want %s", got, sum)
-	}
-	if res := alice.run("", "scp", "demo@127.0.0.1:/root/big", at+".back"); res.code != 0 {
-		t.Fatalf("down: %s", res)
-	}
-	back, err := os.ReadFile(at + ".back")
-	if err != nil || fmt.Sprintf("%x", sha256.Sum256(back)) != sum {
-		t.Errorf("what has come back has %d bytes (%v)", len(back), err)
-	}
-	peak := memoryPeak(t, pid)
-	t.Logf("the process took %d MiB for %d MiB each way", peak>>20, size>>20)
-	if peak > 80<<20 {
-		t.Errorf("the process took %d MiB", peak>>20)
-	}
-
-	// Folders, and what sftp knows.
-	if err := os.MkdirAll(filepath.Join(r.dir, "tree", "below"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	r.write("tree/one", "1")
-	r.write("tree/below/two", "22")
-	if res := alice.run("", "scp", "-r", filepath.Join(r.dir, "tree"), "demo@127.0.0.1:/root/"); res.code != 0 {
-		t.Errorf("a folder up: %s", res)
-	}
-	if got := r.inside("demo", "cat /root/tree/one /root/tree/below/two"); got.stdout != "122" {
-		t.Errorf("a folder: %s", got)
-	}
-	res := alice.run("ls tree\nrename tree/one tree/first\nrm tree/below/two\nrmdir tree/below\nmkdir new\n-symlink a b\n-chmod 600 tree/first\npwd\n", "sftp", "-b", "-", "demo@127.0.0.1")
-	if res.code != 0 || !strings.Contains(res.stdout, "tree/one") || !strings.Contains(res.stdout, "Remote working directory: /root") {
-		t.Errorf("sftp: %s", res)
-	}
-	if got := r.inside("demo", "ls /root/tree; ls -d /root/new"); got.stdout != "first\n/root/new\n" {
-		t.Errorf("after sftp: %s", got)
-	}
-	for what, args := range map[string][]string{
-		"no such folder":  {at, "demo@127.0.0.1:/no/such/folder/x"},
-		"no such file":    {"demo@127.0.0.1:/root/nothing", at + ".x"},
-		"a broken upload": {"/proc/self/mem", "demo@127.0.0.1:/root/mem"},
-	} {
-		if res := alice.run("", "scp", args...); res.code == 0 {
-			t.Errorf("%s: %s", what, res)
-		}
-	}
-	// A download that begins in the middle.
-	if err := os.WriteFile(filepath.Join(r.dir, "part"), back[:1<<20], 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if res := alice.run("reget /root/big "+filepath.Join(r.dir, "part")+"\n", "sftp", "-b", "-", "demo@127.0.0.1"); res.code != 0 {
-		t.Errorf("reget: %s", res)
-	}
-	if part, _ := os.ReadFile(filepath.Join(r.dir, "part")); !bytes.Equal(part, back) {
-		t.Errorf("reget has %d bytes", len(part))
-	}
-
-	// Off for who is not allowed it, with a word that says where.
-	for _, args := range [][]string{{"scp", at, "demo@127.0.0.1:x"}, {"sftp", "-b", "-", "demo@127.0.0.1"}} {
-		res := bob.run("ls\n", args[0], args[1:]...)
-		if res.code == 0 || !strings.Contains(res.stderr, "files over SSH are off for this key: an operator can write allow: [sftp] beside it under ssh.keys in sallyport.yaml") {
-			t.Errorf("%s of bob's: %s", args[0], res)
-		}
-	}
-}
-
-// memoryPeak is how much a process has had in RAM, in bytes.
-func memoryPeak(t *testing.T, pid int) (n int64) {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if _, err := fmt.Sscanf(line, "VmHWM: %d kB", &n); err == nil {
-			return n << 10
-		}
-	}
-	t.Fatal("no VmHWM")
-	return 0
 }
 
 // testSSHRecord finds what the tests before it did.

@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"net"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -42,6 +44,55 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 	stop := begin(alice, "localhost:8000")
 	r.await("the server inside", func() bool { return strings.HasSuffix(get(), "hello from inside\n") })
 	stop()
+	// What listens for the sandbox alone is reached, and by the sandbox's own address
+	// what listens there.
+	address := strings.Fields(strings.Split(r.ok("sandbox", "get", "demo"), "\n")[1])[4]
+	listening := map[string][]string{
+		"127.0.0.1": {"localhost:8002", "127.0.0.1:8002"},
+		"::1":       {"localhost:8003", "[::1]:8003"},
+		address:     {"localhost:8004", address + ":8004"},
+	}
+	if res := r.sallyport("run", "demo", "--", "python3", "-c", `import socket; socket.socket(socket.AF_INET6).bind(("::1", 8003))`); res.code != 0 {
+		t.Log("sandboxes have no ::1 here")
+		delete(listening, "::1")
+	}
+	for at, tos := range listening {
+		port := tos[0][len("localhost:"):]
+		r.ok("sandbox", "exec", "demo", "-d", "-w", "/tmp/www", "--", "python3", "-m", "http.server", port, "--bind", at)
+		for _, to := range tos {
+			stop := begin(alice, to)
+			r.await("what listens on "+at+" by "+to, func() bool { return strings.HasSuffix(get(), "hello from inside\n") })
+			stop()
+		}
+	}
+	// What is open breaks off when the sandbox goes to sleep, and the next wakes it.
+	stop = begin(alice, "localhost:8002")
+	recorded := func() int { return strings.Count(r.ok("audit", "query", "-o", "json"), `"port":8002`) }
+	before := recorded()
+	stays, err := net.Dial("tcp", "127.0.0.1:7999")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stays.Close()
+	if _, err := io.WriteString(stays, "GET /hello.txt HTTP/1.1\r\n"); err != nil { // the rest does not come
+		t.Fatal(err)
+	}
+	r.await("the connection's record", func() bool { return recorded() > before })
+	time.Sleep(200 * time.Millisecond) // and it is made
+	r.ok("sandbox", "hibernate", "demo")
+	_ = stays.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if all, err := io.ReadAll(stays); len(all) > 0 || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("what was open when the sandbox went to sleep: %q, %v", all, err)
+	}
+	if got := get(); !strings.HasSuffix(got, "hello from inside\n") {
+		t.Errorf("the next one: %q", got)
+	}
+	stop()
+	stop = begin(alice, "127.0.0.1:8003")
+	got := get()
+	if said := stop(); got != "" || !strings.Contains(said, "nothing listens on port 8003") {
+		t.Errorf("what listens on ::1 by 127.0.0.1: %q, and ssh says %q", got, said)
+	}
 	for what, tt := range map[string]struct {
 		o    *operator
 		to   string

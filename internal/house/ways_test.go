@@ -19,6 +19,7 @@ var waysIn = map[string]string{
 	"resolver": "gateway/resolver",
 	"mitm":     "gateway/mitm",
 	"api":      "internal/api",
+	"channel":  "sandbox/agent/channel",
 }
 
 // Each test that docs/ways-around.md names is there: a function, or a case of the

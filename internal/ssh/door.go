@@ -32,6 +32,7 @@ type Sandboxes interface {
 	Visible(ctx context.Context, name string) (sandbox.Info, error)
 	Start(ctx context.Context, name string) (sandbox.Info, error)
 	Attach(ctx context.Context, name string, c sandbox.Command) (sandbox.CommandEnd, error)
+	Connect(ctx context.Context, name, host string, port uint16) (sandbox.Conn, error)
 }
 
 // Files are those of one sandbox.
@@ -43,6 +44,8 @@ type Files interface {
 	Remove(ctx context.Context, file string, recursive bool) error
 	Read(ctx context.Context, file string) (sandbox.File, io.ReadCloser, error)
 	Write(ctx context.Context, file string, contents io.Reader, o sandbox.WriteOptions) (sandbox.File, error)
+	Append(ctx context.Context, file string, contents io.Reader, o sandbox.AppendOptions) (sandbox.File, error)
+	Set(ctx context.Context, file string, a sandbox.Attributes) (sandbox.File, error)
 }
 
 // Recorder is the audit trail.

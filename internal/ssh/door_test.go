@@ -74,8 +74,8 @@ func newSigner(t *testing.T) ssh.Signer {
 func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 	t.Helper()
 	p := &porch{
-		t: t, files: drawer{t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
-		block: &block{all: map[string]sandbox.Info{}, ended: map[string]error{}},
+		t: t, files: drawer{dir: t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
+		block: &block{all: map[string]sandbox.Info{}, ended: map[string]error{}, agent: "127.0.0.1"},
 	}
 	for name, owner := range map[string]string{"demo": "", "web": "acme", "other": ""} {
 		p.block.all[name] = sandbox.Info{Name: name, ID: "id-" + name, Address: netip.MustParseAddr("127.0.0.1"), Spec: sandbox.Spec{Owner: owner}}

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -24,6 +26,10 @@ type block struct {
 	all   map[string]sandbox.Info
 	ended map[string]error // how a command's context was, by the command
 	env   map[string]string
+
+	agent   string   // the address of what listens inside
+	hosts   []string // that Connect was asked for
+	earlier bool
 }
 
 func (b *block) Visible(ctx context.Context, name string) (sandbox.Info, error) {
@@ -74,8 +80,30 @@ func (b *block) Attach(ctx context.Context, name string, c sandbox.Command) (end
 	return end, err
 }
 
+// Connect is an agent's: localhost and an empty host are this one. An agent of an
+// earlier version knows no ports.
+func (b *block) Connect(ctx context.Context, name, host string, port uint16) (sandbox.Conn, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.hosts = append(b.hosts, host)
+	if b.earlier {
+		return nil, fmt.Errorf("connecting: %w", sandbox.ErrEarlier)
+	}
+	if host == "" || host == "localhost" {
+		host = b.agent
+	}
+	c, err := net.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+	if err != nil {
+		return nil, fmt.Errorf("%w: \x1b[1m", sandbox.ErrNoPort)
+	}
+	return c.(*net.TCPConn), nil
+}
+
 // drawer is a folder of the host's as the files of a sandbox.
-type drawer struct{ dir string }
+type drawer struct {
+	dir     string
+	earlier bool
+}
 
 func (d drawer) at(p string) string { return filepath.Join(d.dir, filepath.Clean("/"+p)) }
 
@@ -167,6 +195,41 @@ func (d drawer) Write(ctx context.Context, p string, from io.Reader, _ sandbox.W
 		return sandbox.File{}, sandbox.ErrNoSpace
 	}
 	if err := os.Rename(f.Name(), d.at(p)); err != nil {
+		return sandbox.File{}, say(err)
+	}
+	return d.Stat(ctx, p, false)
+}
+
+func (d drawer) Append(ctx context.Context, p string, from io.Reader, o sandbox.AppendOptions) (sandbox.File, error) {
+	f, err := os.OpenFile(d.at(p), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return sandbox.File{}, say(err)
+	}
+	defer f.Close()
+	if i, err := f.Stat(); err != nil || o.At == nil || *o.At != i.Size() {
+		return sandbox.File{}, sandbox.ErrFileState
+	}
+	if _, err := io.Copy(f, from); err != nil {
+		return sandbox.File{}, sandbox.ErrNoSpace
+	}
+	return d.Stat(ctx, p, false)
+}
+
+func (d drawer) Set(ctx context.Context, p string, a sandbox.Attributes) (sandbox.File, error) {
+	if d.earlier {
+		return sandbox.File{}, sandbox.ErrEarlier
+	}
+	var errs []error
+	if a.Size != nil {
+		errs = append(errs, os.Truncate(d.at(p), *a.Size))
+	}
+	if a.Mode != nil {
+		errs = append(errs, os.Chmod(d.at(p), fs.FileMode(*a.Mode)))
+	}
+	if a.Modified != nil {
+		errs = append(errs, os.Chtimes(d.at(p), *a.Accessed, *a.Modified))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return sandbox.File{}, say(err)
 	}
 	return d.Stat(ctx, p, false)

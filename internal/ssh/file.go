@@ -64,6 +64,8 @@ func (d *Door) file(ctx context.Context, by *process, c fileCall) (reply fileRep
 		if err == nil {
 			err = files.Remove(ctx, at, false)
 		}
+	case "set":
+		err = one(files.Set(ctx, at, c.Set))
 	default:
 		err = fmt.Errorf("%w: %.16q", errExists, c.Do)
 	}
@@ -81,6 +83,7 @@ func joined(a, b context.Context) (context.Context, context.CancelFunc) {
 func mapped(err error) error {
 	for from, to := range map[error]error{
 		sandbox.ErrNoFile: errNoFile, sandbox.ErrFileState: errExists, sandbox.ErrNoSpace: errExists, sandbox.ErrFileDenied: errOwner,
+		sandbox.ErrEarlier: errEarlier,
 	} {
 		if errors.Is(err, from) {
 			return fmt.Errorf("%w (%w)", err, to)
@@ -89,8 +92,8 @@ func mapped(err error) error {
 	return err
 }
 
-// stream opens a file of a use. What it writes is there when its end has come, and
-// not before.
+// stream opens a file of a use. What it writes as a whole is there when its end has
+// come, and not before.
 func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ link.None, _ *os.File, err error) {
 	u, files, err := d.filing(by, c.Connection, c.Use)
 	if err != nil {
@@ -133,7 +136,14 @@ func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ link.No
 		defer here.Close()
 		defer context.AfterFunc(u.ctx, func() { _ = here.Close() })()
 		if c.Write {
-			return ended(here, u.write(here, files, at, c.Mode))
+			return ended(here, u.write(here, func(from io.Reader) error {
+				if c.End != nil {
+					_, err := files.Append(u.ctx, at, from, sandbox.AppendOptions{Mode: c.Mode, At: c.End})
+					return err
+				}
+				_, err := files.Write(u.ctx, at, from, sandbox.WriteOptions{Mode: c.Mode})
+				return err
+			}))
 		}
 		defer contents.Close()
 		n, err := io.Copy(wire.NewWriter(here).Stream(wire.Stdout), contents)
@@ -160,8 +170,9 @@ func writable(ctx context.Context, u *use, files Files, at string) error {
 	return err
 }
 
-// write puts what comes into a file. Nothing has changed unless its end comes.
-func (u *use) write(from io.Reader, files Files, at string, mode wire.Mode) error {
+// write puts what comes into a file. One that is written as a whole has not changed
+// unless its end comes.
+func (u *use) write(from io.Reader, to func(io.Reader) error) error {
 	contents, feed := io.Pipe()
 	fed := make(chan struct{})
 	go func() {
@@ -183,7 +194,7 @@ func (u *use) write(from io.Reader, files Files, at string, mode wire.Mode) erro
 			}
 		}
 	}()
-	_, err := files.Write(u.ctx, at, contents, sandbox.WriteOptions{Mode: mode})
+	err := to(contents)
 	_ = contents.CloseWithError(errGone)
 	if c, ok := from.(*net.UnixConn); ok && err != nil {
 		_ = c.CloseRead()

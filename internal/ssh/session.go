@@ -2,6 +2,7 @@ package ssh
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -238,7 +239,7 @@ func (g *guest) forward(offered ssh.NewChannel) {
 		_ = offered.Reject(ssh.ConnectionFailed, "that is no port")
 		return
 	}
-	_, conn, err := g.begin(openCall{Use: policy.ProtocolForward, Host: cut(v.Host), Port: uint16(v.Port)})
+	is, conn, err := g.begin(openCall{Use: policy.ProtocolForward, Host: cut(v.Host), Port: uint16(v.Port)})
 	if err != nil {
 		why := ssh.ConnectionFailed
 		if errors.Is(err, errDenied) {
@@ -254,8 +255,11 @@ func (g *guest) forward(offered ssh.NewChannel) {
 	}
 	defer ch.Close()
 	go func() {
-		defer conn.Close()
-		ssh.DiscardRequests(requests)
+		ssh.DiscardRequests(requests) // until the client closes the channel, or has gone
+		c := steerCall{Connection: g.id, Use: is.Use, Over: true}
+		if g.s.peer.Call(context.Background(), callSteer, c, &link.None{}) != nil {
+			_ = conn.Close()
+		}
 	}()
 	ended := make(chan struct{})
 	go func() {

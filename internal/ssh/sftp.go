@@ -2,11 +2,13 @@ package ssh
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"io/fs"
 	"os"
 	"path"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,7 +29,7 @@ func (g *guest) sftp(ch ssh.Channel, requests <-chan *ssh.Request) {
 		fail(ch, failure(err), 1)
 		return
 	}
-	f := &filer{g: g, use: is.Use}
+	f := &filer{g: g, use: is.Use, writers: map[string]*writer{}}
 	defer func() {
 		c := steerCall{Connection: g.id, Use: is.Use, Over: true}
 		_ = g.s.peer.Call(context.Background(), callSteer, c, &link.None{})
@@ -61,7 +63,10 @@ func (s *stream) Close() error                { return s.ch.CloseWrite() }
 type filer struct {
 	g    *guest
 	use  uint64
-	open atomic.Int32 // folders
+	open atomic.Int32 // folders, and files whose writing has not begun
+
+	mu      sync.Mutex
+	writers map[string]*writer // by path
 }
 
 func (f *filer) call(do, at string, c fileCall) (fileReply, error) {
@@ -83,6 +88,8 @@ func status(err error) error {
 		return sftp.ErrSSHFxNoSuchFile
 	case errors.Is(err, errOwner), errors.Is(err, errDenied):
 		return sftp.ErrSSHFxPermissionDenied
+	case errors.Is(err, errEarlier):
+		return sftp.ErrSSHFxOpUnsupported
 	}
 	return err // its text goes to the client
 }
@@ -96,29 +103,64 @@ func (f *filer) Fileread(r *sftp.Request) (io.ReaderAt, error) {
 	return in, nil
 }
 
-// Filewrite opens a file to be written as a whole, which it is once it is closed.
-// Clients that ask to read it too get errors for that.
+// Filewrite opens a file to be written as a whole, which it is once it is closed, or
+// to be added to. Clients that ask to read it too get errors for that.
 func (f *filer) Filewrite(r *sftp.Request) (io.WriterAt, error) {
 	flags := r.Pflags()
-	if flags.Append || !flags.Creat && !flags.Trunc {
-		return nil, sftp.ErrSSHFxOpUnsupported
+	do := "stat"
+	if flags.Excl {
+		do = "lstat"
 	}
-	if flags.Excl || !flags.Trunc {
-		// What is there would go, and is not to.
-		i, err := f.call("lstat", r.Filepath, fileCall{})
-		if err == nil && (flags.Excl || i.Files[0].Size > 0) {
+	i, err := f.call(do, r.Filepath, fileCall{})
+	there := err == nil
+	switch {
+	case there && flags.Excl:
+		return nil, sftp.ErrSSHFxFailure
+	case !there && !flags.Creat && !flags.Trunc:
+		return nil, err
+	}
+	w := &writer{of: f, call: streamCall{Path: []byte(r.Filepath), Write: true}, adds: flags.Append}
+	w.moved = make(chan struct{})
+	if !there && len(r.Attrs) == 4 {
+		// Which attributes there are is not kept of this request (its Flags are those of
+		// opening), and only the mode alone has that length. Who sends others sets them
+		// all again afterwards. A file that is there keeps its own.
+		w.call.Mode = wire.Mode(binary.BigEndian.Uint32(r.Attrs) & 0o7777)
+	}
+	switch {
+	case there && !flags.Trunc && i.Files[0].Size > 0 && i.Files[0].Type == wire.Regular:
+		if f.open.Add(1) > maxStreams {
+			f.open.Add(-1)
 			return nil, sftp.ErrSSHFxFailure
 		}
+		w.at, w.open = i.Files[0].Size, true
+	case there && flags.Append && !flags.Trunc:
+		w.call.End = new(int64)
+		fallthrough
+	default:
+		if w.to, err = f.stream(w.call); err != nil {
+			return nil, status(err)
+		}
 	}
-	c := streamCall{Path: []byte(r.Filepath), Write: true}
-	if r.AttrFlags().Permissions {
-		c.Mode = wire.Mode(r.Attributes().Mode & 0o7777)
+	f.mu.Lock()
+	f.writers[r.Filepath] = w
+	f.mu.Unlock()
+	return w, nil
+}
+
+// writer is that of a file that is being written, or nil.
+func (f *filer) writer(at string) *writer {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.writers[at]
+}
+
+func (f *filer) forget(w *writer) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if at := string(w.call.Path); f.writers[at] == w {
+		delete(f.writers, at)
 	}
-	to, err := f.stream(c)
-	if err != nil {
-		return nil, status(err)
-	}
-	return newWriter(to), nil
 }
 
 func (f *filer) stream(c streamCall) (*contents, error) {
@@ -145,11 +187,7 @@ func (f *filer) Filecmd(r *sftp.Request) error {
 	case "Remove":
 		_, err = f.call("remove", r.Filepath, fileCall{})
 	case "Mkdir":
-		c := fileCall{}
-		if r.AttrFlags().Permissions {
-			c.Mode = wire.Mode(r.Attributes().Mode & 0o7777)
-		}
-		_, err = f.call("mkdir", r.Filepath, c)
+		_, err = f.call("mkdir", r.Filepath, fileCall{}) // its mode is not kept of the request
 	case "Setstat":
 		err = f.set(r)
 	default:
@@ -158,20 +196,43 @@ func (f *filer) Filecmd(r *sftp.Request) error {
 	return err
 }
 
-// set refuses what it cannot do, which is all that is not so already.
+// set makes a file what it is to be. One that is being written becomes that when it is
+// in its place. Owners stay as they are, and who asks for others is refused.
 func (f *filer) set(r *sftp.Request) error {
 	flags, want := r.AttrFlags(), r.Attributes()
-	if flags.Acmodtime || flags.UidGid {
-		return sftp.ErrSSHFxOpUnsupported
+	if want == nil {
+		return sftp.ErrSSHFxBadMessage // it is shorter than it says
 	}
-	is, err := f.call("stat", r.Filepath, fileCall{})
-	if err != nil {
-		return err
+	var a sandbox.Attributes
+	if flags.Permissions {
+		m := wire.Mode(want.Mode & 0o7777)
+		a.Mode = &m
 	}
-	if flags.Permissions && wire.Mode(want.Mode&0o7777) != is.Files[0].Mode || flags.Size && int64(want.Size) != is.Files[0].Size {
-		return sftp.ErrSSHFxOpUnsupported
+	if flags.Acmodtime {
+		accessed, modified := time.Unix(int64(want.Atime), 0), time.Unix(int64(want.Mtime), 0)
+		a.Accessed, a.Modified = &accessed, &modified
 	}
-	return nil
+	if flags.Size {
+		size := int64(want.Size)
+		a.Size = &size
+	}
+	if w := f.writer(r.Filepath); w != nil {
+		if flags.UidGid {
+			return sftp.ErrSSHFxOpUnsupported
+		}
+		return w.later(a)
+	}
+	if flags.UidGid {
+		i, err := f.call("stat", r.Filepath, fileCall{})
+		if err != nil {
+			return err
+		}
+		if i.Files[0].UID != want.UID || i.Files[0].GID != want.GID {
+			return sftp.ErrSSHFxOpUnsupported
+		}
+	}
+	_, err := f.call("set", r.Filepath, fileCall{Set: a})
+	return err
 }
 
 // PosixRename is Rename that replaces what is there.

@@ -2,14 +2,13 @@ package ssh
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +17,6 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
-	"sallyport/policy"
 )
 
 func (p *porch) sftp(c *ssh.Client) *sftp.Client {
@@ -98,10 +96,10 @@ func TestSFTP(t *testing.T) {
 		"a folder removed as a file":    {s.Remove("/many/.."), sftp.ErrSSHFxFailure},
 		"a folder that is not empty":    {s.RemoveDirectory("/many"), sftp.ErrSSHFxFailure},
 		"a symbolic link":               {s.Symlink("/big", "/link"), sftp.ErrSSHFxOpUnsupported},
-		"times":                         {s.Chtimes("/big", time.Unix(1, 0), time.Unix(1, 0)), sftp.ErrSSHFxOpUnsupported},
-		"a mode":                        {s.Chmod("/big", 0o777), sftp.ErrSSHFxOpUnsupported},
-		"the mode that it has":          {s.Chmod("/big", 0o600), nil},
-		"more at the end":               {second(s.OpenFile("/big", os.O_WRONLY|os.O_APPEND)), sftp.ErrSSHFxOpUnsupported},
+		"another owner":                 {s.Chown("/big", 1, 1), sftp.ErrSSHFxOpUnsupported},
+		"the owner that it has":         {s.Chown("/big", 0, 0), nil},
+		"a mode of what is not there":   {s.Chmod("/no", 0o600), os.ErrNotExist},
+		"more of what is not there":     {second(s.OpenFile("/no", os.O_WRONLY|os.O_APPEND)), os.ErrNotExist},
 		"a folder as a file":            {second(s.Create("/many")), sftp.ErrSSHFxFailure},
 		"a file in no folder":           {second(s.Create("/no/where")), os.ErrNotExist},
 		"a file that must not be there": {second(s.OpenFile("/big", os.O_WRONLY|os.O_CREATE|os.O_EXCL)), sftp.ErrSSHFxFailure},
@@ -209,52 +207,220 @@ func TestOff(t *testing.T) {
 	}
 }
 
-func TestForward(t *testing.T) {
+// Times, modes and lengths are set, of a file that is being written when it is in its
+// place.
+func TestSFTPSet(t *testing.T) {
 	p := newPorch(t)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	s := p.sftp(p.in())
+	then := time.Unix(1_000_000_000, 0)
+	is := func(name string, mode os.FileMode, when time.Time, size int64) {
+		t.Helper()
+		i, err := os.Stat(p.files.at(name))
+		if err != nil || i.Mode() != mode || !i.ModTime().Equal(when) || i.Size() != size {
+			t.Errorf("%s: %v", name, err)
+			if err == nil {
+				t.Errorf("%v %v %d", i.Mode(), i.ModTime(), i.Size())
+			}
+		}
+	}
+	f, err := s.Create("/new")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() { _, _ = io.Copy(c, c); _ = c.(*net.TCPConn).CloseWrite(); _ = c.Close() }()
-		}
-	}()
-	port := l.Addr().(*net.TCPAddr).Port
+	if _, err := f.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	// As scp -p does, on the open file.
+	if err := f.Chmod(0o640); err != nil {
+		t.Error(err)
+	}
+	if err := s.Chtimes("/new", then, then); err != nil {
+		t.Error(err)
+	}
+	if err := f.Truncate(3); err == nil {
+		t.Error("what is being written is cut off")
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	is("new", 0o640, then, 5)
+	if err := s.Chmod("/new", 0o400); err != nil {
+		t.Error(err)
+	}
+	if err := s.Chtimes("/new", then.Add(time.Hour), then.Add(time.Hour)); err != nil {
+		t.Error(err)
+	}
+	is("new", 0o400, then.Add(time.Hour), 5)
+	if err := s.Truncate("/new", 2); err != nil || p.holds("new") != "he" {
+		t.Errorf("cut off: %q, %v", p.holds("new"), err)
+	}
+}
+
+func TestSFTPEarlier(t *testing.T) {
+	p := newPorch(t)
+	p.files.earlier = true
+	if err := os.WriteFile(p.files.at("it"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var said *sftp.StatusError
+	if err := p.sftp(p.in()).Chmod("/it", 0o640); !errors.As(err, &said) || said.FxCode() != sftp.ErrSSHFxOpUnsupported {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What is added to a file comes at its end, whatever its client counts from, and
+// stays when the rest does not come.
+func TestSFTPAppend(t *testing.T) {
+	p := newPorch(t)
 	c := p.in()
-	for _, host := range []string{"localhost", "127.0.0.1"} {
-		to, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+	s := p.sftp(c)
+	big := make([]byte, 1<<20+17)
+	for i := range big {
+		big[i] = byte(rand.Uint32())
+	}
+	const was = "as it was,"
+	for what, tt := range map[string]struct {
+		flags int
+		from  int64
+	}{
+		"from 0":                {os.O_WRONLY | os.O_APPEND, 0},
+		"from its end":          {os.O_WRONLY | os.O_APPEND | os.O_CREATE, int64(len(was))},
+		"a resumed upload":      {os.O_WRONLY, int64(len(was))},
+		"one that would create": {os.O_WRONLY | os.O_CREATE, int64(len(was))},
+	} {
+		if err := os.WriteFile(p.files.at("log"), []byte(was), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		before, err := os.Stat(p.files.at("log"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
-		go func() { _, _ = to.Write(big); _ = to.(interface{ CloseWrite() error }).CloseWrite() }()
-		if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, big) {
-			t.Errorf("%d bytes came back: %v", len(got), err)
+		f, err := s.OpenFile("/log", tt.flags)
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+			continue
 		}
-		_ = to.Close()
-	}
-	for _, host := range []string{"198.51.100.1", "example.test", "0.0.0.0", "127.0.0.2", "demo"} {
-		if _, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), onlyInside) {
-			t.Errorf("to %s: %v", host, err)
+		if _, err := f.Seek(tt.from, io.SeekStart); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.ReadFrom(bytes.NewReader(big)); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err := f.Close(); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if got := p.holds("log"); got != was+string(big) {
+			t.Errorf("%s: it holds %d bytes", what, len(got))
+		}
+		if after, err := os.Stat(p.files.at("log")); err != nil || !os.SameFile(before, after) {
+			t.Errorf("%s: it is another file", what)
 		}
 	}
-	stays, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port)))
+	// From its start on, as scp does: what is not written over stays, unless it is cut off.
+	for what, tt := range map[string]struct {
+		write string
+		from  int64
+		size  int64 // -1: not set
+		want  string
+		fails bool
+	}{
+		"over it":        {"AS", 0, -1, "AS it was,", false},
+		"and cut off":    {"AS", 0, 2, "AS", false},
+		"and later":      {"AS", 0, 5, "AS it", false},
+		"and longer":     {"AS it was, too", 0, 14, "AS it was, too", false},
+		"beyond its end": {"AS", 0, 100, was, true},
+		"in the middle":  {"XX", 3, -1, was, true},
+		"nothing":        {"", 0, -1, was, false},
+	} {
+		if err := os.WriteFile(p.files.at("log"), []byte(was), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		f, err := s.OpenFile("/log", os.O_WRONLY|os.O_CREATE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if tt.write != "" {
+			_, err = f.WriteAt([]byte(tt.write), tt.from)
+		}
+		if tt.size >= 0 {
+			err = errors.Join(err, f.Truncate(tt.size))
+		}
+		if (err != nil) != tt.fails {
+			t.Errorf("%s: %v", what, err)
+		}
+		if tt.fails && tt.size >= 0 {
+			continue
+		}
+		_ = f.Close()
+		if got := p.holds("log"); got != tt.want {
+			t.Errorf("%s: it holds %q", what, got)
+		}
+	}
+	// Emptied before it is written, by who has no other way.
+	f, err := s.OpenFile("/log", os.O_WRONLY)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.rules.allow(policy.ProtocolShell)
-	p.door.check()
-	if _, err := io.ReadAll(stays); err != nil {
+	if err := f.Truncate(0); err != nil {
 		t.Error(err)
 	}
-	if _, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), "no rule allows forward") {
-		t.Errorf("without a rule: %v", err)
+	_, err = f.Write([]byte("new"))
+	if err = errors.Join(err, f.Close()); err != nil || p.holds("log") != "new" {
+		t.Errorf("emptied: %q, %v", p.holds("log"), err)
 	}
-	p.await("records", func() bool { return p.book.has(audit.KindCompletion, "forward", "no rule allows forward") })
+	if err := os.WriteFile(p.files.at("log"), []byte(was), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err = s.OpenFile("/log", os.O_WRONLY|os.O_APPEND)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Write([]byte(" and")); err != nil {
+		t.Fatal(err)
+	}
+	p.await("what has come", func() bool { return p.holds("log") == was+" and" })
+	_ = c.Close()
+	p.await("the end", func() bool { return p.door.Status().Connections == 0 })
+	if got := p.holds("log"); got != was+" and" {
+		t.Errorf("it holds %q", got)
+	}
+}
+
+// A request that is shorter than it says ends nothing but itself.
+func TestSFTPShort(t *testing.T) {
+	p := newPorch(t)
+	c := p.in()
+	ch, requests, err := c.OpenChannel("session", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go ssh.DiscardRequests(requests)
+	if ok, err := ch.SendRequest("subsystem", true, ssh.Marshal(struct{ Name string }{"sftp"})); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	ask := func(kind byte, payload ...byte) []byte {
+		t.Helper()
+		packet := append(binary.BigEndian.AppendUint32(nil, uint32(1+len(payload))), kind)
+		if _, err := ch.Write(append(packet, payload...)); err != nil {
+			t.Fatal(err)
+		}
+		head := make([]byte, 4)
+		if _, err := io.ReadFull(ch, head); err != nil {
+			t.Fatal(err)
+		}
+		answer := make([]byte, binary.BigEndian.Uint32(head))
+		if _, err := io.ReadFull(ch, answer); err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	const initialize, setstat, status = 1, 9, 101
+	ask(initialize, 0, 0, 0, 3)
+	got := ask(setstat, 0, 0, 0, 1, 0, 0, 0, 1, '/', 0, 0, 0, 4) // SSH_FILEXFER_ATTR_PERMISSIONS, and none
+	if got[0] != status || got[8] != 5 {                         // SSH_FX_BAD_MESSAGE
+		t.Errorf("got %v", got)
+	}
+	if out, err := p.session(c).Output("both"); string(out) != "out" {
+		t.Errorf("and afterwards: %q, %v", out, err)
+	}
 }

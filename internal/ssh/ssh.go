@@ -45,6 +45,7 @@ const (
 	refuseAfter     = 150 * time.Millisecond // since a key has signed: looking it up takes less
 	answerWithin    = 10 * time.Second       // a process that is told something
 	dialWithin      = 5 * time.Second        // a port of a sandbox
+	takeWithin      = 10 * time.Second       // what a client sent last, by a program that listens
 	aliveEvery      = 2 * time.Second        // an end of a use is tried
 	checkEvery      = time.Second            // what goes on is judged anew
 	keepAliveEvery  = 30 * time.Second       // a client is asked whether it is there
@@ -76,9 +77,10 @@ var (
 	errNoFile  = errors.New("no such file")
 	errExists  = errors.New("it cannot be done to this file")
 	errOwner   = errors.New("the sandbox's user may not do that")
+	errEarlier = errors.New("the sandbox was started by an earlier version, which cannot do that")
 )
 
-var known = map[string]error{"refused": errRefused, "denied": errDenied, "none": errNoFile, "state": errExists, "owner": errOwner}
+var known = map[string]error{"refused": errRefused, "denied": errDenied, "none": errNoFile, "state": errExists, "owner": errOwner, "earlier": errEarlier}
 
 type serveCall struct {
 	HostKey []byte        `json:"hostKey"` // public, in SSH's form (RFC 4253, section 6.6)
@@ -142,7 +144,8 @@ type opened struct {
 	Folder string `json:"folder,omitempty"` // where sftp begins
 }
 
-// steerCall tells of what is not input, or that sftp is over.
+// steerCall tells of what is not input, or that the client has left sftp or a
+// forwarded connection.
 type steerCall struct {
 	Connection uint64       `json:"connection"`
 	Use        uint64       `json:"use"`
@@ -155,11 +158,13 @@ type steerCall struct {
 type fileCall struct {
 	Connection uint64    `json:"connection"`
 	Use        uint64    `json:"use"`
-	Do         string    `json:"do"` // stat, lstat, list, mkdir, move, replace, remove, rmdir
+	Do         string    `json:"do"` // stat, lstat, list, mkdir, move, replace, remove, rmdir, set
 	Path       []byte    `json:"path"`
 	To         []byte    `json:"to,omitempty"`    // of move and replace
 	After      []byte    `json:"after,omitempty"` // of list
 	Mode       wire.Mode `json:"mode,omitempty"`
+
+	Set sandbox.Attributes `json:"set,omitzero"`
 }
 
 type fileReply struct {
@@ -175,6 +180,7 @@ type streamCall struct {
 	Use        uint64    `json:"use"`
 	Path       []byte    `json:"path"`
 	Write      bool      `json:"write,omitempty"`
+	End        *int64    `json:"end,omitempty"` // where it has to end, to be added to; nil: it is written as a whole
 	Mode       wire.Mode `json:"mode,omitempty"`
 }
 

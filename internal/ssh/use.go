@@ -38,6 +38,7 @@ type use struct {
 
 	sizes   chan sandbox.Size
 	signals chan string
+	left    chan struct{} // the client has left a forwarded connection
 	sum     traffic
 	streams chan struct{}  // places for open files
 	files   errgroup.Group // that are being carried
@@ -51,8 +52,13 @@ const (
 	tooMany    = "too much goes on at once"
 )
 
-// localNames are the sandbox's own host.
+// localNames are the sandbox's own host, to its agent too.
 var localNames = []string{"localhost", "127.0.0.1", "::1"}
+
+// inside tells whether a host is the sandbox itself.
+func inside(i sandbox.Info, host string) bool {
+	return slices.Contains(localNames, host) || i.Address.IsValid() && host == i.Address.String()
+}
 
 // maxStreams bounds the open files of one use.
 const maxStreams = 64
@@ -76,14 +82,14 @@ func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.F
 	}
 	u := &use{
 		of: n, what: c.Use, port: port, began: time.Now(), done: make(chan struct{}),
-		sizes: make(chan sandbox.Size, 1), signals: make(chan string, 4), streams: make(chan struct{}, maxStreams),
+		sizes: make(chan sandbox.Size, 1), signals: make(chan string, 4), left: make(chan struct{}, 1), streams: make(chan struct{}, maxStreams),
 	}
 	u.ctx, u.cancel = context.WithCancelCause(n.ctx)
 	decision := policy.Decision{Action: policy.Deny}
 	switch {
 	case c.Use != policy.ProtocolShell && !slices.Contains(n.key.Allow, c.Use):
 		decision.Reason = map[policy.Protocol]string{policy.ProtocolSFTP: sftpOff, policy.ProtocolForward: forwardOff}[c.Use]
-	case c.Use == policy.ProtocolForward && !slices.Contains(localNames, c.Host):
+	case c.Use == policy.ProtocolForward && !inside(i, c.Host):
 		decision.Reason = onlyInside
 	default:
 		decision = d.o.Decide(ctx, d.input(i, c.Use, port))
@@ -140,8 +146,14 @@ func (d *Door) leaveUse(u *use) {
 	close(u.done)
 }
 
+// errEnding is how a command is recorded whose client was hung up on.
+var errEnding = errors.New("the daemon is shutting down")
+
 // over ends a use and records it.
 func (d *Door) over(u *use, detail string, err error) {
+	if d.kept.Stopping() && (errors.Is(err, errGone) || errors.Is(err, errClosed)) {
+		err = errEnding
+	}
 	u.of.sum.in.Add(u.sum.in.Load())
 	u.of.sum.out.Add(u.sum.out.Load())
 	d.completed(u.event, audit.NetworkClose, u.began, &u.sum, detail, err)
@@ -163,10 +175,10 @@ func (d *Door) begin(u *use, c openCall) (*os.File, string, error) {
 		})
 		return nil, folder, nil
 	}
-	var to net.Conn
+	var to sandbox.Conn
 	if u.what == policy.ProtocolForward {
 		var err error
-		if to, err = d.dial(u); err != nil {
+		if to, err = d.dial(u, c.Host); err != nil {
 			return nil, "", err
 		}
 	}
@@ -197,7 +209,7 @@ func (d *Door) begin(u *use, c openCall) (*os.File, string, error) {
 const wakeWithin = 60 * time.Second
 
 // dial runs the sandbox and connects to a port of it.
-func (d *Door) dial(u *use) (net.Conn, error) {
+func (d *Door) dial(u *use, host string) (sandbox.Conn, error) {
 	ctx, cancel := context.WithTimeout(u.ctx, wakeWithin)
 	defer cancel()
 	i, err := d.o.Sandboxes.Start(ctx, u.of.info.Name)
@@ -207,24 +219,50 @@ func (d *Door) dial(u *use) (net.Conn, error) {
 	if i.ID != u.of.info.ID {
 		return nil, sandbox.ErrNotFound
 	}
-	dialer := net.Dialer{Timeout: dialWithin}
-	to, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(i.Address.String(), strconv.Itoa(int(u.port))))
-	if err != nil {
-		return nil, fmt.Errorf("nothing listens on port %d of the sandbox's own address: let it listen on 0.0.0.0", u.port)
+	if !slices.Contains(localNames, host) {
+		host = "" // its own address
 	}
-	return to, nil
+	to, err := d.o.Sandboxes.Connect(ctx, i.Name, host, u.port)
+	if !errors.Is(err, sandbox.ErrEarlier) {
+		return to, err
+	}
+	// From here no agent is needed, and what listens for the sandbox alone not reached.
+	dialer := net.Dialer{Timeout: dialWithin}
+	c, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(i.Address.String(), strconv.Itoa(int(u.port))))
+	if err != nil {
+		return nil, fmt.Errorf("nothing listens on port %d of the sandbox's own address, and its agent is of an earlier version, which reaches no other: "+
+			"stop the sandbox and use it again, or let the program listen on 0.0.0.0", u.port)
+	}
+	return c.(*net.TCPConn), nil
 }
 
-// forward carries bytes both ways until both sides have ended, or the use has.
-func forward(u *use, client *net.UnixConn, to net.Conn) error {
+// forward carries bytes both ways until both sides have ended, or the use has. A
+// client that has left has sent all that it wanted to, and hears nothing more.
+func forward(u *use, client *net.UnixConn, to sandbox.Conn) error {
 	defer to.Close()
 	defer context.AfterFunc(u.ctx, func() { _ = client.Close(); _ = to.Close() })()
+	sent, over := make(chan struct{}), make(chan struct{})
+	defer close(over)
+	go func() {
+		select {
+		case <-u.left:
+		case <-over:
+			return
+		}
+		select {
+		case <-sent:
+		case <-over:
+		case <-time.After(takeWithin):
+		}
+		u.cancel(errClosed)
+	}()
 	var both errgroup.Group
 	both.Go(func() error {
+		defer close(sent)
 		n, err := io.Copy(to, client)
 		u.sum.in.Add(n)
-		if t, ok := to.(*net.TCPConn); ok && err == nil {
-			_ = t.CloseWrite()
+		if err == nil {
+			_ = to.CloseWrite()
 		}
 		return err
 	})
@@ -326,7 +364,13 @@ func (d *Door) steer(by *process, c steerCall) error {
 		default: // more than a command can have taken in
 		}
 	}
-	if c.Over {
+	switch {
+	case c.Over && u.what == policy.ProtocolForward:
+		select {
+		case u.left <- struct{}{}:
+		default:
+		}
+	case c.Over:
 		u.cancel(errClosed)
 	}
 	return nil

@@ -3,7 +3,7 @@
 // As PID 1 it adopts and reaps what others leave behind, passes a request to
 // end on to every process, and does what the host asks by an authenticated
 // connection (see package wire): it runs commands, keeps their output, tells of
-// their end, and reads, writes and watches files. It is linked statically and
+// their end, reads, writes and watches files, and connects it to ports. It is linked statically and
 // uses nothing of the image, so that any image works. It holds no secret: the
 // host's public key only.
 //

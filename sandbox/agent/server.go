@@ -37,18 +37,20 @@ type Server struct {
 	boot     string
 	children *children
 	commands *commands
+	ports    *ports
 	http     *http.Server
 }
 
 // NewServer returns a Server; Serve makes it answer.
 func NewServer(opt Options) *Server {
-	s := &Server{opt: opt, boot: uuid.NewString(), children: newChildren(opt.Init)}
+	s := &Server{opt: opt, boot: uuid.NewString(), children: newChildren(opt.Init), ports: newPorts()}
 	s.commands = newCommands(s.children, opt.User)
 	mux := http.NewServeMux()
 	for _, register := range []func(*http.ServeMux){
 		s.register,
 		s.commands.register,
 		(&files{user: opt.User, using: s.commands.attach}).register,
+		s.ports.register,
 	} {
 		register(mux)
 	}
@@ -72,7 +74,10 @@ func (s *Server) Serve(l net.Listener) error {
 }
 
 // Close ends every connection; commands in the background go on.
-func (s *Server) Close() error { return s.http.Close() }
+func (s *Server) Close() error {
+	s.ports.close()
+	return s.http.Close()
+}
 
 func (s *Server) register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /hello", func(w http.ResponseWriter, r *http.Request) {

@@ -257,6 +257,9 @@ func (k *Keeper) Status() Status {
 	return k.status
 }
 
+// Stopping tells whether Stop has been called.
+func (k *Keeper) Stopping() bool { return k.dying.Load() }
+
 // Stop has the process told to end by drain, if there is one, and ends it. There
 // is no other after it.
 func (k *Keeper) Stop(drain func(*Process) error) error {

@@ -57,6 +57,9 @@ var (
 	ErrSilent = errors.New("the sandbox's agent does not answer")
 	// ErrBusy: too many streams are open.
 	ErrBusy = errors.New("too many commands, followers and transfers are attached to the sandbox")
+	// ErrEarlier: the agent does not know what it is asked for. The session's memory
+	// holds the agent of the build that it was started by.
+	ErrEarlier = errors.New("the sandbox's agent is of an earlier version, which cannot do that: stop the sandbox and use it again")
 	// ErrClosed: the channel was closed, because the sandbox stops or sleeps.
 	ErrClosed = errors.New("the sandbox stops or goes to sleep")
 )
@@ -126,9 +129,7 @@ func (c *Channel) Close() {
 	open := slices.Collect(maps.Keys(c.open))
 	c.mu.Unlock()
 	for _, o := range open {
-		if t, ok := o.Conn.(interface{ SetLinger(int) error }); ok {
-			_ = t.SetLinger(0)
-		}
+		o.reset()
 		_ = o.Close()
 	}
 	c.http.CloseIdleConnections()
@@ -183,6 +184,9 @@ func (c *Channel) Do(req *http.Request, stream bool) (*http.Response, error) {
 		e := &Error{Status: resp.StatusCode}
 		data, _ := io.ReadAll(io.LimitReader(resp.Body, maxHead))
 		if json.Unmarshal(data, &e.Failure) != nil || e.Failure.Error == "" {
+			if e.Status == http.StatusNotFound || e.Status == http.StatusMethodNotAllowed {
+				return nil, ErrEarlier // it has no such route
+			}
 			e.Failure.Error = "the sandbox's agent answered " + http.StatusText(resp.StatusCode)
 		}
 		return nil, e
@@ -270,6 +274,21 @@ func (c *Channel) connect(ctx context.Context) (net.Conn, error) {
 type conn struct {
 	net.Conn
 	of *Channel
+}
+
+// reset has Close break the connection off.
+func (c *conn) reset() {
+	if t, ok := c.Conn.(interface{ SetLinger(int) error }); ok {
+		_ = t.SetLinger(0)
+	}
+}
+
+// CloseWrite ends one direction.
+func (c *conn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
 }
 
 func (c *conn) Close() error {

@@ -198,6 +198,10 @@ func TestHostileAgent(t *testing.T) {
 					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, channel.Streams{Stdout: io.Discard})
 					return err
 				},
+				"port": func(ctx context.Context) error {
+					_, err := c.Connect(ctx, "localhost", 8000)
+					return err
+				},
 				"command with input": func(ctx context.Context) error {
 					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, channel.Streams{Stdin: endless{}, Stdout: io.Discard})
 					return err
@@ -251,6 +255,47 @@ func TestHostileHandshake(t *testing.T) {
 				t.Errorf("took %v", took)
 			}
 		})
+	}
+}
+
+// What an agent sends in a program's stead comes to who asked for that, and is held
+// by nobody; it is not taken at its word that there is such a connection.
+func TestHostilePort(t *testing.T) {
+	const switching = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + wire.PortProtocol + "\r\n\r\n"
+	zeros := make([]byte, 64<<10)
+	c := fake(t, say(switching, zeros))
+	most := held(func() {
+		p, err := c.Connect(t.Context(), "localhost", 8000)
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(300 * time.Millisecond) // nobody reads
+		if _, err := io.CopyN(io.Discard, p, 64<<20); err != nil {
+			t.Error(err)
+		}
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+		if _, err := p.Read(zeros); err == nil || errors.Is(err, io.EOF) {
+			t.Errorf("after its end: %v", err)
+		}
+	})
+	if most > 8<<20 {
+		t.Errorf("held %d MiB", most>>20)
+	}
+	for name, tt := range map[string]struct {
+		do   func(net.Conn)
+		want error
+	}{
+		"another protocol":         {say("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", nil), channel.ErrSilent},
+		"an answer":                {say(ok+"Upgrade: "+wire.PortProtocol+"\r\nContent-Length: 2\r\n\r\n{}", nil), channel.ErrSilent},
+		"an earlier version":       {say("HTTP/1.1 404 Not Found\r\nContent-Type: text/plain\r\nContent-Length: 19\r\n\r\n404 page not found\n", nil), channel.ErrEarlier},
+		"an end without a word":    {func(net.Conn) {}, channel.ErrSilent},
+		"a refusal without an end": {say("HTTP/1.1 404 Not Found\r\n\r\n", zeros), channel.ErrEarlier},
+	} {
+		if _, err := fake(t, tt.do).Connect(t.Context(), "localhost", 8000); !errors.Is(err, tt.want) {
+			t.Errorf("%s: got %v, want %v", name, err, tt.want)
+		}
 	}
 }
 

@@ -1,0 +1,68 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+)
+
+// TestSSHLarge carries a large file with scp, both ways: whoever has a part in it
+// holds little of it. SALLYPORT_SSH_BYTES is another size.
+func TestSSHLarge(t *testing.T) {
+	size := int64(256 << 20)
+	if s := os.Getenv("SALLYPORT_SSH_BYTES"); s != "" {
+		var err error
+		if size, err = strconv.ParseInt(s, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, alice, _ := newSSHRig(t)
+	alice.patience = 10 * time.Minute
+	r.ok("run", "demo", "--disk", "4GiB", "--", "true")
+	at := filepath.Join(r.dir, "zeros") // sparse
+	if err := os.WriteFile(at, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(at, size); err != nil {
+		t.Fatal(err)
+	}
+	r.write("small", strings.Repeat("x", 1<<20))
+	pid, _ := r.sshProcess()
+	pids := map[string]int{"the daemon": r.daemon.PID(), "the process that speaks SSH": pid}
+	carry := func(what, from, to string) {
+		t.Helper()
+		before := map[string]int64{}
+		for who, pid := range pids {
+			// The most that it has had is counted anew from here (proc(5), clear_refs).
+			if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", pid), []byte("5"), 0); err != nil {
+				t.Fatal(err)
+			}
+			before[who] = memoryPeak(t, pid)
+		}
+		began := time.Now()
+		if res := alice.run("", "scp", from, to); res.code != 0 {
+			t.Fatalf("%s: %s", what, res)
+		}
+		took := time.Since(began)
+		for who, pid := range pids {
+			grew := memoryPeak(t, pid) - before[who]
+			t.Logf("%s: %.1f s, %s grew from %d to %d KiB at most", what, took.Seconds(), who, before[who]>>10, (before[who]+grew)>>10)
+			if grew > 32<<20 {
+				t.Errorf("%s: %s grew by %d MiB", what, who, grew>>20)
+			}
+		}
+	}
+	carry("a megabyte up", filepath.Join(r.dir, "small"), "demo@127.0.0.1:small")
+	carry("up", at, "demo@127.0.0.1:zeros")
+	if got := r.inside("demo", "stat -c %s /root/zeros; cmp -n $(stat -c %s /root/zeros) /root/zeros /dev/zero && echo same"); got.stdout != fmt.Sprintf("%d\nsame\n", size) {
+		t.Errorf("what has come: %s", got)
+	}
+	carry("down", "demo@127.0.0.1:zeros", at+".back")
+	if i, err := os.Stat(at + ".back"); err != nil || i.Size() != size {
+		t.Errorf("what has come back: %v, %v", i, err)
+	}
+}

@@ -1,0 +1,157 @@
+package ssh
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/policy"
+	"sallyport/sandbox"
+)
+
+// address gives the sandbox demo one.
+func (p *porch) address(a string) {
+	p.block.mu.Lock()
+	defer p.block.mu.Unlock()
+	i := p.block.all["demo"]
+	i.Address = netip.MustParseAddr(a)
+	p.block.all["demo"] = i
+}
+
+// listen serves what a program inside would, and returns its port.
+func (p *porch) listen(at string, serve func(*net.TCPConn)) int {
+	p.t.Helper()
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var served sync.WaitGroup
+	p.t.Cleanup(func() { _ = l.Close(); served.Wait() })
+	served.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			served.Go(func() { defer c.Close(); serve(c.(*net.TCPConn)) })
+		}
+	})
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func TestForward(t *testing.T) {
+	p := newPorch(t)
+	p.address("127.0.0.3")
+	echo := func(c *net.TCPConn) { _, _ = io.Copy(c, c); _ = c.CloseWrite() }
+	port := p.listen("127.0.0.1:0", echo)
+	c := p.in()
+	// What listens for the sandbox alone is reached, from within.
+	for _, host := range []string{"localhost", "127.0.0.1", "127.0.0.3"} {
+		to, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
+		go func() { _, _ = to.Write(big); _ = to.(interface{ CloseWrite() error }).CloseWrite() }()
+		if got, err := io.ReadAll(to); err != nil || !bytes.Equal(got, big) {
+			t.Errorf("%d bytes came back: %v", len(got), err)
+		}
+		_ = to.Close()
+	}
+	p.block.mu.Lock()
+	if got := strings.Join(p.block.hosts, " "); got != "localhost 127.0.0.1 " {
+		t.Errorf("the agent was asked for %q", got)
+	}
+	p.block.mu.Unlock()
+	if _, err := c.Dial("tcp", net.JoinHostPort("::1", strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), sandbox.ErrNoPort.Error()) || strings.Contains(err.Error(), "\x1b") {
+		t.Errorf("where nothing listens: %v", err)
+	}
+	for _, host := range []string{"198.51.100.1", "example.test", "0.0.0.0", "127.0.0.2", "demo"} {
+		if _, err := c.Dial("tcp", net.JoinHostPort(host, strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), onlyInside) {
+			t.Errorf("to %s: %v", host, err)
+		}
+	}
+	stays, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.rules.allow(policy.ProtocolShell)
+	p.door.check()
+	if _, err := io.ReadAll(stays); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port))); err == nil || !strings.Contains(err.Error(), "no rule allows forward") {
+		t.Errorf("without a rule: %v", err)
+	}
+	p.await("records", func() bool { return p.book.has(audit.KindCompletion, "forward", "no rule allows forward") })
+}
+
+// An agent of an earlier version connects to nothing: what listens on the sandbox's
+// address is reached as before it could, and of the rest it is said what to do.
+func TestForwardEarlier(t *testing.T) {
+	p := newPorch(t)
+	p.address("127.0.0.3")
+	p.block.earlier = true
+	say := func(c *net.TCPConn) { _, _ = io.WriteString(c, "hello") }
+	open, local := p.listen("127.0.0.3:0", say), p.listen("127.0.0.1:0", say)
+	c := p.in()
+	to, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(open)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(to); string(got) != "hello" || err != nil {
+		t.Errorf("on its address: %q, %v", got, err)
+	}
+	if _, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(local))); err == nil || !strings.Contains(err.Error(), "stop the sandbox and use it again, or let the program listen on 0.0.0.0") {
+		t.Errorf("on none of the outside's: %v", err)
+	}
+}
+
+// A client that has sent all and left is heard to the end, and one that leaves
+// something that nobody takes does not stay.
+func TestForwardLeft(t *testing.T) {
+	p := newPorch(t)
+	big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
+	heard := make(chan int, 1)
+	slow := p.listen("127.0.0.1:0", func(c *net.TCPConn) {
+		_ = c.CloseWrite()
+		time.Sleep(500 * time.Millisecond)
+		all, _ := io.ReadAll(c)
+		heard <- len(all)
+	})
+	c := p.in()
+	to, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(slow)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := to.Write(big); err != nil {
+		t.Fatal(err)
+	}
+	_ = to.(interface{ CloseWrite() error }).CloseWrite()
+	_ = to.Close()
+	if n := <-heard; n != len(big) {
+		t.Errorf("of %d bytes the program got %d", len(big), n)
+	}
+	left := make(chan struct{})
+	deaf := p.listen("127.0.0.1:0", func(*net.TCPConn) { <-left })
+	defer close(left)
+	if to, err = c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(deaf))); err != nil {
+		t.Fatal(err)
+	}
+	_ = to.Close()
+	p.await("the end of both", func() bool {
+		p.door.mu.Lock()
+		defer p.door.mu.Unlock()
+		for _, n := range p.door.connections {
+			return len(n.uses) == 0
+		}
+		return false
+	})
+}

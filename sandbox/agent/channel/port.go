@@ -1,0 +1,94 @@
+package channel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strconv"
+	"sync/atomic"
+
+	"sallyport/sandbox/agent/wire"
+)
+
+// Port is a connection to a port of a program's inside. What comes by it is that
+// program's, or whoever's who stands in the agent's place.
+type Port struct {
+	c       *Channel
+	conn    *conn
+	half    half
+	end     func() error
+	in, out atomic.Bool // that direction has ended
+}
+
+type half interface {
+	io.ReadWriter
+	CloseWrite() error
+}
+
+// Connect connects to a port of one of the sandbox's own addresses, see
+// [wire.PortProtocol]. ctx counts until it is there. It has one of the stream
+// places until it is closed. That nothing listens is an *Error.
+func (c *Channel) Connect(ctx context.Context, host string, port uint16) (*Port, error) {
+	p := &Port{c: c}
+	trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { p.conn, _ = i.Conn.(*conn) }}
+	target := "http://agent/ports/" + strconv.Itoa(int(port)) + "?" + url.Values{"host": {host}}.Encode()
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, trace), http.MethodGet, target, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", wire.PortProtocol)
+	resp, err := c.Do(req, true)
+	if err != nil {
+		return nil, err
+	}
+	p.end = resp.Body.Close
+	if held, ok := resp.Body.(*body); ok && resp.StatusCode == http.StatusSwitchingProtocols && resp.Header.Get("Upgrade") == wire.PortProtocol {
+		p.half, _ = held.ReadCloser.(half)
+	}
+	if p.half == nil || p.conn == nil {
+		_ = resp.Body.Close()
+		return nil, fmt.Errorf("%w: what it says is no connection to a port", ErrSilent)
+	}
+	return p, nil
+}
+
+func (p *Port) Read(b []byte) (int, error) {
+	n, err := p.half.Read(b)
+	if errors.Is(err, io.EOF) {
+		p.in.Store(true)
+	}
+	return n, p.explain(err)
+}
+
+func (p *Port) Write(b []byte) (int, error) {
+	n, err := p.half.Write(b)
+	return n, p.explain(err)
+}
+
+// explain says where it is so that the sandbox stops or sleeps.
+func (p *Port) explain(err error) error {
+	if err != nil && !errors.Is(err, io.EOF) && p.c.ctx.Err() != nil {
+		return ErrClosed
+	}
+	return err
+}
+
+// CloseWrite ends the input of the program, which may answer still.
+func (p *Port) CloseWrite() error {
+	p.out.Store(true)
+	return p.half.CloseWrite()
+}
+
+// Close ends the connection. Where a direction has not ended it breaks off, and the
+// program is not to take that for an end.
+func (p *Port) Close() error {
+	if !p.in.Load() || !p.out.Load() {
+		p.conn.reset()
+	}
+	return p.end()
+}
