@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -300,6 +301,32 @@ func TestMemoryBesideItself(t *testing.T) {
 	b.h.raised[i.ID] = true
 	b.open(t)
 	confined("a crash")
+}
+
+// TestConfinedWhenItIsGone: a sandbox whose memory could not be written before the
+// daemon ended is not ended for what there is of it.
+func TestConfinedWhenItIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // what writes is waited for
+		b := newRoomBed(t, 1<<30)
+		if _, _, err := b.GetOrCreate(t.Context(), "a", Spec{Memory: 40 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		i := b.runs(t, "", "a")
+		if err := b.note(b.known("a"), func(r *record) { r.Sleep = hibernating }); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(filepath.Join(b.ram, i.ID+".part"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		b.h.raised[i.ID] = true
+		b.open(t)
+		if i := b.must(t)(b.Get("a")); i.State != Running || b.h.memory[i.ID] == "" {
+			t.Errorf("it is %v", i.State)
+		}
+		if b.h.raised[i.ID] {
+			t.Error("it may have more memory than its spec says")
+		}
+	})
 }
 
 // TestRoomAfterCrash: what an earlier process has left in RAM takes room until it is
