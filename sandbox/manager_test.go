@@ -45,6 +45,7 @@ type faultHost struct {
 	log        []model.Event     // what events tells, and of whom
 	ids        map[string]bool   // of events
 	ram        string            // folder in memory
+	mounted    bool              // which is a file system of its own
 	raised     map[string]bool   // what has more memory than it may have, by id
 	writing    func()            // called as memory is about to be written, nil: nothing
 }

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sallyport/internal/seal"
 	"sallyport/sandbox/agent/channel"
 )
@@ -97,7 +99,10 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning b
 func (h *faultHost) Confine(_ context.Context, id string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if left, _ := filepath.Glob(filepath.Join(h.ram, id+"*")); h.raised[id] && len(left) > 0 {
+	left, _ := filepath.Glob(filepath.Join(h.ram, id+"*"))
+	var fs unix.Statfs_t
+	taken := h.mounted && (unix.Statfs(h.ram, &fs) != nil || (fs.Blocks-fs.Bfree)*uint64(fs.Bsize) > 1<<20)
+	if h.raised[id] && (len(left) > 0 || taken) {
 		h.containers[id] = false // as the kernel does with who has more
 		delete(h.memory, id)
 	}

@@ -27,7 +27,7 @@ func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() er
 	m.mu.Unlock()
 	dir = filepath.Join(m.opt.RAM, name)
 	return dir, func() error {
-		err := errors.Join(drop(dir), drop(dir+".part"))
+		err := errors.Join(e.drop(dir), e.drop(dir+".part"))
 		m.confine(e)
 		m.mu.Lock()
 		delete(m.scratches, name)
@@ -49,6 +49,7 @@ func (m *Manager) confine(e *entry) {
 		m.opt.Logger.Warn("a sandbox may have more memory than it should, until what was written of it is removed", "sandbox", e.rec.Name)
 		return
 	}
+	e.freeing.Wait() // likewise what has been removed: a second for a few gigabytes
 	ctx, cancel := context.WithTimeout(context.Background(), confineTimeout)
 	defer cancel()
 	if err := m.opt.Runtime.Confine(ctx, e.rec.ID); err != nil {
