@@ -20,6 +20,8 @@ type entry struct {
 	told   string           // ID of the last event that is known to be in the log
 	old    bool             // an earlier process has written rec
 	agent  *channel.Channel // to the session's agent, nil until it is used
+	// freeing is for what the kernel gives back of files that have been removed.
+	freeing sync.WaitGroup
 	// shown is what listings say, also while mu is held for long; nil for a
 	// sandbox that is not there. release brings it up to date.
 	shown atomic.Pointer[Info]

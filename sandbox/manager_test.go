@@ -44,6 +44,8 @@ type faultHost struct {
 	failing    func() bool       // says whether the next step does, nil: none
 	log        []model.Event     // what events tells, and of whom
 	ids        map[string]bool   // of events
+	ram        string            // folder in memory
+	mounted    bool              // which is a file system of its own
 	raised     map[string]bool   // what has more memory than it may have, by id
 	writing    func()            // called as memory is about to be written, nil: nothing
 }

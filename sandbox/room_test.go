@@ -11,7 +11,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"sallyport/internal/ram"
 )
 
 // roomBed is a bed whose sandboxes take 4 MiB of memory each, as its Meter says, in
@@ -300,6 +303,63 @@ func TestMemoryBesideItself(t *testing.T) {
 	b.h.raised[i.ID] = true
 	b.open(t)
 	confined("a crash")
+}
+
+// TestConfinedWhenItIsFree: the kernel takes its time to give back what a large
+// sandbox was written down in, and nobody is ended for that.
+func TestConfinedWhenItIsFree(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root makes a file system")
+	}
+	b := newRoomBed(t, 1<<30)
+	if err := ram.Mount(b.ram); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := ram.Unmount(b.ram); err != nil {
+			t.Error(err)
+		}
+	})
+	b.h.mounted = true
+	if _, _, err := b.GetOrCreate(t.Context(), "a", Spec{Memory: 512 << 20}); err != nil {
+		t.Fatal(err)
+	}
+	i := b.runs(t, "", "a")
+	b.h.mu.Lock()
+	b.h.memory[i.ID] = strings.Repeat("m", 256<<20)
+	b.h.mu.Unlock()
+	if _, err := b.Fork(t.Context(), "a", ForkSpec{}); err != nil {
+		t.Fatal(err)
+	}
+	if !b.h.containers[i.ID] || b.h.raised[i.ID] {
+		t.Errorf("it runs: %v, and may have more memory than its spec says: %v", b.h.containers[i.ID], b.h.raised[i.ID])
+	}
+}
+
+// TestConfinedWhenItIsGone: a sandbox whose memory could not be written before the
+// daemon ended is not ended for what there is of it.
+func TestConfinedWhenItIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // what writes is waited for
+		b := newRoomBed(t, 1<<30)
+		if _, _, err := b.GetOrCreate(t.Context(), "a", Spec{Memory: 40 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		i := b.runs(t, "", "a")
+		if err := b.note(b.known("a"), func(r *record) { r.Sleep = hibernating }); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(filepath.Join(b.ram, i.ID+".part"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		b.h.raised[i.ID] = true
+		b.open(t)
+		if i := b.must(t)(b.Get("a")); i.State != Running || b.h.memory[i.ID] == "" {
+			t.Errorf("it is %v", i.State)
+		}
+		if b.h.raised[i.ID] {
+			t.Error("it may have more memory than its spec says")
+		}
+	})
 }
 
 // TestRoomAfterCrash: what an earlier process has left in RAM takes room until it is

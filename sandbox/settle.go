@@ -110,6 +110,7 @@ func (m *Manager) settleHibernating(ctx context.Context, e *entry, have Endpoint
 		if err != nil {
 			return keep, err
 		}
+		defer m.confine(e) // once what was written is gone
 		if e.rec.Dozed {
 			return keep, m.resumed(ctx, e, "the daemon ended as it was being hibernated")
 		}

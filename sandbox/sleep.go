@@ -44,10 +44,10 @@ func (m *Manager) checkpointPath(e *entry) string {
 func (m *Manager) clear(e *entry) error {
 	var errs []error
 	if m.opt.RAM != "" && e.rec.ID != "" {
-		errs = append(errs, drop(m.ram(e)), drop(m.ram(e)+".part"))
+		errs = append(errs, e.drop(m.ram(e)), e.drop(m.ram(e)+".part"))
 	}
 	for _, path := range []string{m.checkpointPath(e), m.checkpointPath(e) + ".part"} {
-		errs = append(errs, drop(path))
+		errs = append(errs, e.drop(path))
 	}
 	return errors.Join(errs...)
 }
@@ -55,11 +55,12 @@ func (m *Manager) clear(e *entry) error {
 // drop removes a file, or a folder of files. To give back what a large one takes is
 // tens of milliseconds, in which nobody need wait: the kernel does it with the last
 // descriptor (unlink(2)), wherever this process ends.
-func drop(path string) error {
+// Whoever has to know that it is done waits for e.freeing. The entry's lock is held.
+func (e *entry) drop(path string) error {
 	names := []string{path}
-	entries, _ := os.ReadDir(path)
-	for _, e := range entries {
-		names = append(names, filepath.Join(path, e.Name()))
+	files, _ := os.ReadDir(path)
+	for _, f := range files {
+		names = append(names, filepath.Join(path, f.Name()))
 	}
 	var held []*os.File
 	for _, n := range names {
@@ -68,11 +69,11 @@ func drop(path string) error {
 		}
 	}
 	err := os.RemoveAll(path)
-	go func() {
+	e.freeing.Go(func() {
 		for _, f := range held {
 			_ = f.Close()
 		}
-	}()
+	})
 	return err
 }
 
@@ -335,7 +336,7 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 		return err
 	}
 	m.enter(e, Hibernated)
-	return drop(m.ram(e))
+	return e.drop(m.ram(e))
 }
 
 // restore starts the container with the memory in RAM, which fill puts there unless
@@ -426,7 +427,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	// It may be the engine, or the bridge that nothing guards.
 	err = fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
 	if !told {
-		return errors.Join(err, drop(m.ram(e)))
+		return errors.Join(err, e.drop(m.ram(e)))
 	}
 	return errors.Join(err,
 		m.tell(ctx, e, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error()), func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),

@@ -15,6 +15,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"sallyport/internal/seal"
 	"sallyport/sandbox/agent/channel"
 )
@@ -97,6 +99,13 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning b
 func (h *faultHost) Confine(_ context.Context, id string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	left, _ := filepath.Glob(filepath.Join(h.ram, id+"*"))
+	var fs unix.Statfs_t
+	taken := h.mounted && (unix.Statfs(h.ram, &fs) != nil || (fs.Blocks-fs.Bfree)*uint64(fs.Bsize) > 1<<20)
+	if h.raised[id] && (len(left) > 0 || taken) {
+		h.containers[id] = false // as the kernel does with who has more
+		delete(h.memory, id)
+	}
 	delete(h.raised, id)
 	return h.step("confine")
 }
@@ -174,7 +183,7 @@ func newBedIn(t *testing.T, dir string) *bed {
 		t.Fatal(err)
 	}
 	b := &bed{h: newFaultHost(), dir: filepath.Join(dir, "sandboxes"), ram: filepath.Join(dir, "ram"), key: key}
-	b.h.layers = filepath.Join(dir, "layers")
+	b.h.layers, b.h.ram = filepath.Join(dir, "layers"), b.ram
 	if err := os.Mkdir(b.ram, 0o700); err != nil {
 		t.Fatal(err)
 	}

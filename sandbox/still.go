@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,7 +27,7 @@ func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() er
 	m.mu.Unlock()
 	dir = filepath.Join(m.opt.RAM, name)
 	return dir, func() error {
-		err := errors.Join(drop(dir), drop(dir+".part"))
+		err := errors.Join(e.drop(dir), e.drop(dir+".part"))
 		m.confine(e)
 		m.mu.Lock()
 		delete(m.scratches, name)
@@ -37,10 +38,18 @@ func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() er
 
 // confine undoes what a checkpoint has done to the limit of a sandbox that runs on.
 // Where it fails the next one does it, or the next start of a session or the daemon.
+// What lies in RAM of it still counts as its own: it would be ended for that, and
+// keeps what was added for it.
 func (m *Manager) confine(e *entry) {
 	if e.state != Running && e.state != Paused || e.rec.Spec.Memory == 0 {
 		return
 	}
+	left, _ := os.ReadDir(m.opt.RAM) // where there is none, nothing is written down
+	if slices.ContainsFunc(left, func(f os.DirEntry) bool { return strings.HasPrefix(f.Name(), e.rec.ID) }) {
+		m.opt.Logger.Warn("a sandbox may have more memory than it should, until what was written of it is removed", "sandbox", e.rec.Name)
+		return
+	}
+	e.freeing.Wait() // likewise what has been removed: a second for a few gigabytes
 	ctx, cancel := context.WithTimeout(context.Background(), confineTimeout)
 	defer cancel()
 	if err := m.opt.Runtime.Confine(ctx, e.rec.ID); err != nil {

@@ -46,12 +46,28 @@ func (w *Warden) whose(ctx context.Context, c exposedCall) (whoseReply, error) {
 	return whoseReply{s}, err
 }
 
+// wake has the sandbox run. It does not go on for longer than the process: a sandbox
+// that has begun to wake waits until that is on record, the record for the log to be
+// taken back, and that for the last answer to the process.
 func (w *Warden) wake(ctx context.Context, c exposedCall) (wakeReply, error) {
 	if !w.isExposed(c.ID) {
 		return wakeReply{}, errUnexposed
 	}
-	i, err := w.o.Wake(ctx, c.ID)
-	return wakeReply{i.Sandbox, i.Address}, err
+	type woken struct {
+		gateway.Identity
+		err error
+	}
+	done := make(chan woken, 1)
+	go func() {
+		i, err := w.o.Wake(ctx, c.ID)
+		done <- woken{i, err}
+	}()
+	select {
+	case i := <-done:
+		return wakeReply{i.Sandbox, i.Address}, i.err
+	case <-ctx.Done():
+		return wakeReply{}, context.Cause(ctx)
+	}
 }
 
 // waker is a gateway.Waker in the process.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"testing"
+	"time"
 
 	"sallyport/gateway"
 	"sallyport/policy"
@@ -42,4 +43,31 @@ func TestWakeIsChecked(t *testing.T) {
 	if len(woken) != 1 {
 		t.Errorf("woken: %q", woken)
 	}
+}
+
+// The end of a process does not wait for a sandbox that wakes for it: that waits to
+// be recorded until the log is taken back, which is done when the process has ended.
+func TestWakeOutlivesTheProcess(t *testing.T) {
+	s := newScene(t)
+	s.warden.o.Exposures = func() []gateway.Exposure { return []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}} }
+	begun, back, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	s.warden.o.Wake = func(context.Context, string) (gateway.Identity, error) {
+		close(begun)
+		<-back
+		close(over)
+		return gateway.Identity{}, nil
+	}
+	go func() {
+		var got wakeReply
+		_ = s.child.Call(t.Context(), callWake, exposedCall{"box"}, &got)
+	}()
+	<-begun
+	_ = s.child.Close()
+	select {
+	case <-s.ended:
+	case <-time.After(5 * time.Second):
+		t.Error("the link ends after the wake")
+	}
+	close(back)
+	<-over
 }

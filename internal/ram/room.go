@@ -1,6 +1,7 @@
 package ram
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,8 +35,9 @@ const (
 // there is reserved before.
 //
 // An owner has at most half of it at a time, so that another finds the other half;
-// one request may be for more, where its owner has nothing else there. Among those who wait the owner who has least comes first, then who came
-// first; of one owner's they are served as they came. Whom there is no room for yet
+// one request may be for more, where its owner has nothing else there. Among those
+// who wait the owner who has least comes first, then whose last turn was longest ago,
+// then who came first; of one owner's they are served as they came. Whom there is no room for yet
 // keeps the room that others give back, so that many small ones do not starve a
 // large one; but an owner who may not have more now stands in nobody's way.
 //
@@ -48,14 +50,16 @@ type Room struct {
 
 	mu     sync.Mutex // guards what follows
 	leases map[*Lease]bool
-	queue  []*waiter   // by arrival
-	look   *time.Timer // nil while nobody waits
+	queue  []*waiter         // by arrival
+	served uint64            // turns so far
+	turns  map[string]uint64 // the last one of each owner who has room or waits
+	look   *time.Timer       // nil while nobody waits
 }
 
 // NewRoom shares out all that the file system of dir holds, but not more than most
 // bytes, where that is not 0.
 func NewRoom(dir string, most int64) *Room {
-	return &Room{dir: dir, most: most, leases: map[*Lease]bool{}}
+	return &Room{dir: dir, most: most, leases: map[*Lease]bool{}, turns: map[string]uint64{}}
 }
 
 type waiter struct {
@@ -236,9 +240,17 @@ func (r *Room) serve(s state) {
 		}
 		r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
 		r.leases[w.lease] = true
+		r.served++
+		r.turns[w.lease.owner] = r.served
 		s.held[w.lease.owner] += w.lease.bytes
 		s.free -= w.lease.bytes
 		close(w.in)
+	}
+	for owner := range r.turns {
+		waits := slices.ContainsFunc(r.queue, func(w *waiter) bool { return w.lease.owner == owner })
+		if s.held[owner] == 0 && !waits {
+			delete(r.turns, owner)
+		}
 	}
 	switch {
 	case len(r.queue) == 0 && r.look != nil:
@@ -267,7 +279,12 @@ func (r *Room) next(s state) (first *waiter) {
 		if has > 0 && has+w.lease.bytes > share {
 			continue
 		}
-		if first == nil || has < s.held[first.lease.owner] {
+		if first == nil {
+			first = w
+			continue
+		}
+		other := first.lease.owner
+		if cmp.Or(cmp.Compare(has, s.held[other]), cmp.Compare(r.turns[owner], r.turns[other])) < 0 {
 			first = w
 		}
 	}

@@ -128,6 +128,18 @@ func TestRoom(t *testing.T) {
 			b.Give()
 			q.came("d 300")
 		},
+		"large ones of one owner do not starve another": func(q *queue) {
+			a := q.now("a", 700)
+			next := q.wait("a", 700)
+			q.wait("a", 700)
+			q.wait("b", 400)
+			q.wait("c", 400)
+			a.Give()
+			q.came("b 400", "c 400")
+			if next() != nil {
+				q.t.Error("it came twice before another came once")
+			}
+		},
 		"of one owner too": func(q *queue) {
 			a := q.now("a", 400)
 			q.wait("a", 200)

@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/moby/moby/api/types/container"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,8 +34,14 @@ type group struct {
 	second bool // of the second version of cgroups
 }
 
-func memoryGroup(pid int) (group, error) {
+// memoryGroup is that of a container whose first process is pid. It has the
+// container's identifier in its path with either of the engine's drivers: that of
+// another process, which has got the number since the engine said it, is not touched.
+func memoryGroup(pid int, container string) (group, error) {
 	path, second, err := groupFile(pid, "memory", "memory.limit_in_bytes", "memory.max")
+	if err == nil && !strings.Contains(path, container) {
+		err = fmt.Errorf("process %d is in %s, and not the container's", pid, filepath.Dir(path))
+	}
 	return group{filepath.Dir(path), second}, err
 }
 
@@ -81,7 +88,8 @@ func (g group) read(file string) (int64, error) {
 }
 
 // raise gives a container with a limit of memory room for a checkpoint of it.
-func (r *Runtime) raise(ctx context.Context, id string, pid int, limit int64) error {
+func (r *Runtime) raise(ctx context.Context, id string, info container.InspectResponse) error {
+	limit := info.HostConfig.Memory
 	if limit == 0 {
 		return nil
 	}
@@ -89,7 +97,7 @@ func (r *Runtime) raise(ctx context.Context, id string, pid int, limit int64) er
 	if err != nil {
 		return err
 	}
-	g, err := memoryGroup(pid)
+	g, err := memoryGroup(info.State.Pid, info.ID)
 	if err != nil {
 		return err
 	}
@@ -97,20 +105,31 @@ func (r *Runtime) raise(ctx context.Context, id string, pid int, limit int64) er
 }
 
 // Confine gives a container back the limit of memory that Checkpoint has raised. One
-// that has taken more meanwhile than it may have ends, as it would have then.
+// that has taken more meanwhile than it may have ends, as it would have then. While
+// its memory is being written down it keeps the higher one, and that is an error.
 func (r *Runtime) Confine(ctx context.Context, id string) error {
 	info, err := r.inspect(ctx, id)
 	if err != nil || !info.State.Running || info.HostConfig == nil || info.HostConfig.Memory == 0 {
 		return err
 	}
 	limit := info.HostConfig.Memory
-	g, err := memoryGroup(info.State.Pid)
+	process, err := unix.PidfdOpen(info.State.Pid, 0) // before its group is looked for: it is who is in that, or has ended
+	if err != nil {
+		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, os.NewSyscallError("pidfd_open", err))
+	}
+	defer unix.Close(process)
+	g, err := memoryGroup(info.State.Pid, info.ID)
 	if err != nil {
 		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
 	}
 	have, err := g.limited()
 	if err != nil || have <= limit {
 		return err
+	}
+	// What an earlier process of ours has begun goes on, also into files that have
+	// been removed since.
+	if writer := writing(info.ID); writer != 0 {
+		return fmt.Errorf("limiting the memory of sandbox %s: process %d writes it down", id, writer)
 	}
 	for deadline := time.Now().Add(confineWait); ; time.Sleep(10 * time.Millisecond) {
 		late := time.Now().After(deadline)
@@ -126,7 +145,29 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 		}
 		if late {
 			r.cfg.Log.Warn("a sandbox has taken more memory than it may have, and is ended", "sandbox", id)
-			return syscall.Kill(info.State.Pid, syscall.SIGKILL)
+			return os.NewSyscallError("pidfd_send_signal", unix.PidfdSendSignal(process, unix.SIGKILL, nil, 0))
 		}
 	}
+}
+
+// writing is a process that has the runtime write a container's memory down, or 0.
+// Of a container's own processes none is taken for it.
+func writing(container string) (pid int) {
+	own, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return 0
+	}
+	entries, _ := filepath.Glob("/proc/[0-9]*")
+	for _, e := range entries {
+		line, _ := os.ReadFile(filepath.Join(e, "cmdline"))
+		words := strings.Split(string(line), "\x00")
+		if !slices.Contains(words, "checkpoint") || !slices.Contains(words, container) {
+			continue
+		}
+		if ns, _ := os.Readlink(filepath.Join(e, "ns", "pid")); ns == own {
+			pid, _ = strconv.Atoi(filepath.Base(e))
+			return pid
+		}
+	}
+	return 0
 }

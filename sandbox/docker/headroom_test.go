@@ -1,8 +1,10 @@
 package docker
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -28,7 +30,7 @@ func TestHeadroom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g, err := memoryGroup(info.State.Pid)
+		g, err := memoryGroup(info.State.Pid, info.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -45,6 +47,9 @@ func TestHeadroom(t *testing.T) {
 	}
 	if have := bound(); have != limit {
 		t.Fatalf("it may have %d bytes", have)
+	}
+	if g, err := memoryGroup(os.Getpid(), id); err == nil {
+		t.Errorf("a process that is not the container's is in %s", g.dir)
 	}
 	dir := filepath.Join(vault(t), "image")
 	if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
@@ -79,6 +84,44 @@ func TestHeadroom(t *testing.T) {
 	l.await(t, id, n0+3)
 	if have := bound(); have != limit {
 		t.Errorf("it may have %d bytes after a wake", have)
+	}
+
+	// What is written still, of an earlier process's, is not held against it: not
+	// its files, which nobody finds any more.
+	if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+		t.Fatal(err)
+	}
+	written, err := os.Open(filepath.Join(dir, "checkpoint.img"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer written.Close()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	info, err := r.inspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writer := exec.Command("sh", "-c", "read end", "runsc", "checkpoint", info.ID)
+	end, err := writer.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Confine(t.Context(), id); err == nil {
+		t.Error("its memory was limited while it was being written down")
+	}
+	l.await(t, id, l.lines(t, id)+3)
+	_ = end.Close()
+	_ = writer.Wait()
+	if err := errors.Join(written.Close(), r.Confine(t.Context(), id)); err != nil {
+		t.Fatal(err)
+	}
+	if have := bound(); have != limit {
+		t.Errorf("it may have %d bytes when it has been written", have)
 	}
 
 	// Who takes what was meant for the checkpoint ends, as without one.

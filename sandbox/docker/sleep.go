@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -73,7 +74,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning b
 	// Whoever asked may go away: half a checkpoint would be of use to nobody.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkpointTimeout)
 	defer cancel()
-	if err := r.raise(ctx, id, info.State.Pid, info.HostConfig.Memory); err != nil {
+	if err := r.raise(ctx, id, info); err != nil {
 		return fmt.Errorf("making room for the memory of sandbox %s: %w", id, err)
 	}
 	part := dir + ".part"
@@ -132,17 +133,29 @@ func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error
 	if n == nil {
 		return st, err
 	}
+	if err != nil {
+		err = errors.Join(err, n.revoke())
+	}
 	if ferr := <-filled; ferr != nil {
 		err = ferr // the start has failed for that, if it came so far
 	}
-	n.remove()
+	if err == nil {
+		n.remove()
+	}
 	return st, err
 }
 
 // note tells the guard where a container's memory is. While it is locked the guard
 // waits; one that is unlocked and empty is of memory that is not to be had, also
-// where this process has ended, whose locks end with it (flock(2)).
-type note struct{ f *os.File }
+// where this process has ended, whose locks end with it (flock(2)). It is empty too,
+// and stays, once the engine has said that the container does not start: what it has
+// begun may come to the guard still, as where the engine died, and would run then
+// without anybody's knowing.
+type note struct {
+	f       *os.File
+	mu      sync.Mutex // guards revoked
+	revoked bool
+}
 
 func newNote(path string) (*note, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -152,7 +165,7 @@ func newNote(path string) (*note, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &note{f}
+	n := &note{f: f}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		n.unlock()
 		n.remove()
@@ -162,8 +175,21 @@ func newNote(path string) (*note, error) {
 }
 
 func (n *note) say(dir string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.revoked {
+		return nil
+	}
 	_, err := n.f.WriteString(dir + "\n")
 	return err
+}
+
+// revoke has it say nothing, now and later.
+func (n *note) revoke() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.revoked = true
+	return os.Truncate(n.f.Name(), 0)
 }
 
 func (n *note) unlock() { _ = n.f.Close() }

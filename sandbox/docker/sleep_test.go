@@ -466,3 +466,41 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 		l.await(t, id, n+3)
 	})
 }
+
+// What an engine that has died left waiting for a sandbox's memory does not begin
+// with it later, nor without: nobody knows that it runs then.
+func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	dir := filepath.Join(vault(t), "image")
+	n := l.lines(t, id)
+	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	p := l.engine.parts[1]
+	_, err := r.Restore(t.Context(), id, dir, func() error {
+		time.Sleep(2 * time.Second) // the guard waits
+		p.signal(syscall.Signal(unix.SIGKILL))
+		if err := p.wait(t.Context()); err != nil {
+			return err
+		}
+		time.Sleep(500 * time.Millisecond)
+		return nil
+	})
+	if err == nil {
+		t.Error("it started without an engine")
+	}
+	time.Sleep(3 * time.Second) // for the guard
+	if err := errors.Join(p.launch(), p.await(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := r.Status(t.Context(), id); err != nil || st.Running {
+		t.Errorf("it runs, though the wake has failed: %+v, %v", st, err)
+	}
+	st, err := r.Restore(t.Context(), id, dir, nil)
+	if err != nil || !st.Running {
+		t.Fatalf("the next wake: %+v, %v", st, err)
+	}
+	l.await(t, id, n+3)
+}
