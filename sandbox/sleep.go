@@ -44,18 +44,18 @@ func (m *Manager) checkpointPath(e *entry) string {
 func (m *Manager) clear(e *entry) error {
 	var errs []error
 	if m.opt.RAM != "" && e.rec.ID != "" {
-		errs = append(errs, drop(m.ram(e)), drop(m.ram(e)+".part"))
+		errs = append(errs, dropFiles(m.ram(e)), dropFiles(m.ram(e)+".part"))
 	}
 	for _, path := range []string{m.checkpointPath(e), m.checkpointPath(e) + ".part"} {
-		errs = append(errs, drop(path))
+		errs = append(errs, dropFiles(path))
 	}
 	return errors.Join(errs...)
 }
 
-// drop removes a file, or a folder of files. To give back what a large one takes is
+// dropFiles removes a file, or a folder of files. To give back what a large one takes is
 // tens of milliseconds, in which nobody need wait: the kernel does it with the last
 // descriptor (unlink(2)), wherever this process ends.
-func drop(path string) error {
+func dropFiles(path string) error {
 	names := []string{path}
 	entries, _ := os.ReadDir(path)
 	for _, e := range entries {
@@ -183,15 +183,13 @@ func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
 	})
 }
 
-// hibernate does, with room for the memory.
+// hibernate is Hibernate with the lock held and room reserved.
 func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err error) {
-	switch {
-	case e.state != Running && e.state != Paused:
+	if e.state != Running && e.state != Paused {
 		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
-	case e.rec.Spec.Runtime != GVisor:
-		return fmt.Errorf("%w: it runs with %s, and only gVisor (%s) writes memory down: pause or stop it", ErrNoCheckpoint, e.rec.Spec.Runtime, GVisor)
-	case m.opt.RAM == "" || m.opt.Key == nil:
-		return fmt.Errorf("%w: this manager has no folder in memory", ErrNoCheckpoint)
+	}
+	if err := m.canRemember(e); err != nil {
+		return fmt.Errorf("%w: pause or stop it", err)
 	}
 	if err := m.roomy(); err != nil {
 		return err
@@ -251,6 +249,7 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 				s = <-sealing
 			}
 		}()
+		e.loose = true
 		return m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), false, begin)
 	}()
 	if err != nil {
@@ -335,7 +334,7 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 		return err
 	}
 	m.enter(e, Hibernated)
-	return drop(m.ram(e))
+	return dropFiles(m.ram(e))
 }
 
 // restore starts the container with the memory in RAM, which fill puts there unless
@@ -384,7 +383,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 		return err
 	}
 	unreadable := func(err error) error {
-		err = errors.Join(err, os.RemoveAll(m.ram(e)))
+		err = errors.Join(err, dropFiles(m.ram(e)))
 		if errors.Is(err, errUnusable) {
 			return m.fresh(ctx, e, err)
 		}
@@ -414,7 +413,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	case unread != nil:
 		return unreadable(err)
 	case untold != nil:
-		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), os.RemoveAll(m.ram(e)))
+		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), dropFiles(m.ram(e)))
 	case !errors.As(err, &failed):
 		return err
 	}
@@ -426,11 +425,11 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	// It may be the engine, or the bridge that nothing guards.
 	err = fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
 	if !told {
-		return errors.Join(err, drop(m.ram(e)))
+		return errors.Join(err, dropFiles(m.ram(e)))
 	}
 	return errors.Join(err,
 		m.tell(ctx, e, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error()), func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),
-		os.RemoveAll(m.ram(e)))
+		dropFiles(m.ram(e)))
 }
 
 // fresh starts a session from the disk, and says why the last one is over.

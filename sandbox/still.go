@@ -26,7 +26,7 @@ func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() er
 	m.mu.Unlock()
 	dir = filepath.Join(m.opt.RAM, name)
 	return dir, func() error {
-		err := errors.Join(drop(dir), drop(dir+".part"))
+		err := errors.Join(dropFiles(dir), dropFiles(dir+".part"))
 		m.confine(e)
 		m.mu.Lock()
 		delete(m.scratches, name)
@@ -36,16 +36,18 @@ func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() er
 }
 
 // confine undoes what a checkpoint has done to the limit of a sandbox that runs on.
-// Where it fails the next one does it, or the next start of a session or the daemon.
+// Where it fails, whoever looks after the sandbox next tries again.
 func (m *Manager) confine(e *entry) {
-	if e.state != Running && e.state != Paused || e.rec.Spec.Memory == 0 {
+	if !e.loose || e.state != Running && e.state != Paused {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), confineTimeout)
 	defer cancel()
 	if err := m.opt.Runtime.Confine(ctx, e.rec.ID); err != nil {
 		m.opt.Logger.Error("a sandbox may have more memory than it should", "sandbox", e.rec.Name, "error", err)
+		return
 	}
+	e.loose = false
 }
 
 const confineTimeout = 10 * time.Second
@@ -128,6 +130,7 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, room *ram.Lea
 		if err := m.writable(ctx, e, room); err != nil {
 			return 0, err
 		}
+		e.loose = true
 		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, true, nil); err != nil {
 			return 0, err
 		}

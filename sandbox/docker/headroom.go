@@ -81,11 +81,11 @@ func (g group) read(file string) (int64, error) {
 }
 
 // raise gives a container with a limit of memory room for a checkpoint of it.
-func (r *Runtime) raise(ctx context.Context, id string, pid int, limit int64) error {
+func raise(pid int, limit int64) error {
 	if limit == 0 {
 		return nil
 	}
-	n, err := r.Resident(ctx, id)
+	n, err := resident(pid)
 	if err != nil {
 		return err
 	}
@@ -109,8 +109,11 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
 	}
 	have, err := g.limited()
-	if err != nil || have <= limit {
-		return err
+	if err != nil {
+		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
+	}
+	if have <= limit {
+		return nil
 	}
 	for deadline := time.Now().Add(confineWait); ; time.Sleep(10 * time.Millisecond) {
 		late := time.Now().After(deadline)
@@ -121,8 +124,11 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 			}
 		}
 		err := g.limit(limit)
-		if err == nil || !errors.Is(err, unix.EBUSY) {
-			return err
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
 		}
 		if late {
 			r.cfg.Log.Warn("a sandbox has taken more memory than it may have, and is ended", "sandbox", id)

@@ -73,7 +73,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning b
 	// Whoever asked may go away: half a checkpoint would be of use to nobody.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkpointTimeout)
 	defer cancel()
-	if err := r.raise(ctx, id, info.State.Pid, info.HostConfig.Memory); err != nil {
+	if err := raise(info.State.Pid, info.HostConfig.Memory); err != nil {
 		return fmt.Errorf("making room for the memory of sandbox %s: %w", id, err)
 	}
 	part := dir + ".part"
