@@ -19,6 +19,7 @@ type entry struct {
 	exists bool
 	told   string           // ID of the last event that is known to be in the log
 	old    bool             // an earlier process has written rec
+	loose  bool             // it may have more memory than its spec says: see confine
 	agent  *channel.Channel // to the session's agent, nil until it is used
 	// freeing is for what the kernel gives back of files that have been removed.
 	freeing sync.WaitGroup

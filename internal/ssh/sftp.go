@@ -133,7 +133,7 @@ func (f *filer) Filewrite(r *sftp.Request) (io.WriterAt, error) {
 			f.open.Add(-1)
 			return nil, sftp.ErrSSHFxFailure
 		}
-		w.at, w.open = i.Files[0].Size, true
+		w.at, w.unset = i.Files[0].Size, true
 	case there && flags.Append && !flags.Trunc:
 		w.call.End = new(int64)
 		fallthrough

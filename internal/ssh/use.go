@@ -21,6 +21,7 @@ import (
 	"sallyport/internal/link"
 	"sallyport/policy"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
 )
 
 // use is one thing that a connection is used for.
@@ -53,7 +54,7 @@ const (
 )
 
 // localNames are the sandbox's own host, to its agent too.
-var localNames = []string{"localhost", "127.0.0.1", "::1"}
+var localNames = []string{wire.HostLocal, wire.HostLoopback, wire.HostLoopback6}
 
 // inside tells whether a host is the sandbox itself.
 func inside(i sandbox.Info, host string) bool {

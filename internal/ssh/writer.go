@@ -9,17 +9,17 @@ import (
 	"sallyport/sandbox"
 )
 
-// writer writes a file from its start to its end, or from the end on that the file
-// has; Close is the end of that. Of a file that is there, and not to be emptied, it is
-// known which with the first part only. One that is written from its start keeps what
-// it has beyond what is written, unless it is cut off there: so scp does, which empties
-// no file that might be the one that it reads.
+// writer writes a file from its start to its end, or adds to it; Close is the end of
+// that. Where the file exists and is not to be emptied, only the first part shows
+// whether the client writes from the start or adds. Written from the start, the file
+// keeps what lies beyond what was written, unless the client cuts it off: scp does,
+// which does not truncate as it opens, in case it reads that very file.
 type writer struct {
 	turn
 	of    *filer
 	call  streamCall
 	adds  bool               // offsets mean nothing (SSH_FXF_APPEND): clients count from 0 or from the end
-	open  bool               // how it begins is not known; turn.at is the file's end
+	unset bool               // whether it adds is not known yet; turn.at is the file's end
 	to    *contents          // nil until it is
 	tail  int64              // to where what there was stays
 	after sandbox.Attributes // what the file is to be when it is closed
@@ -33,7 +33,7 @@ const beginAfter = 50 * time.Millisecond
 func (w *writer) begin(off int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.open && off > 0 {
+	if w.unset && off > 0 {
 		wait := jumpAfter
 		if off == w.at {
 			wait = beginAfter
@@ -48,14 +48,14 @@ func (w *writer) begin(off int64) {
 		late.Stop()
 		w.mu.Lock()
 	}
-	if w.open {
+	if w.unset {
 		w.settle(off)
 	}
 }
 
 // settle begins at 0 or at the file's end. w.mu is held.
 func (w *writer) settle(off int64) {
-	w.open = false
+	w.unset = false
 	w.of.open.Add(-1)
 	end := w.at
 	switch {
@@ -101,7 +101,7 @@ func (w *writer) later(a sandbox.Attributes) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
-	case w.open: // it is in its place, as it was
+	case w.unset: // it is in its place, as it was
 		if _, err := w.of.call("set", string(w.call.Path), fileCall{Set: a}); err != nil {
 			return err
 		}
@@ -141,8 +141,8 @@ func (w *writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.of.forget(w)
-	if w.open {
-		w.open = false
+	if w.unset {
+		w.unset = false
 		w.of.open.Add(-1)
 	}
 	if w.to == nil {

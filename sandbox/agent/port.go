@@ -27,8 +27,8 @@ const (
 	portTimeout = 5 * time.Second
 )
 
-// ports connects the host to programs that listen inside, those that nobody outside
-// could reach among them.
+// ports connects the host to programs that listen inside, also those that only the
+// sandbox itself can reach.
 type ports struct {
 	places chan struct{}
 

@@ -19,8 +19,11 @@ import (
 func listening(t *testing.T, address string, serve func(*net.TCPConn)) uint16 {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
+	if err != nil && address == "::1" {
+		t.Skip(err) // a host without IPv6
+	}
 	if err != nil {
-		t.Skip(err)
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	go func() {
@@ -56,7 +59,6 @@ func TestPortHosts(t *testing.T) {
 			t.Errorf("%q: got %q, %v", host, got, err)
 		}
 	}
-	_ = connect(t, c, "", four)
 	for what, tt := range map[string]struct {
 		host   string
 		port   uint16

@@ -72,7 +72,7 @@ func writable(path string, flags int, mode wire.Mode) (*os.File, error) {
 	return f, nil
 }
 
-// errEnd: a file is not as long as is thought.
+// errEnd: the file does not end where the caller says.
 var errEnd = errors.New("it does not end there")
 
 // append writes at a file's end as it comes: what has come stays when the rest does
@@ -108,7 +108,11 @@ func (s *files) append(w http.ResponseWriter, r *http.Request) {
 
 func appended(path string, from io.Reader, mode wire.Mode, at int64) (err error) {
 	_, there := os.Stat(path)
-	f, err := writable(path, os.O_APPEND|os.O_CREATE, mode)
+	how := os.O_APPEND
+	if at <= 0 { // one that was longer and is gone is not begun anew
+		how |= os.O_CREATE
+	}
+	f, err := writable(path, how, mode)
 	if err != nil {
 		return err
 	}

@@ -88,12 +88,12 @@ func (g group) read(file string) (int64, error) {
 }
 
 // raise gives a container with a limit of memory room for a checkpoint of it.
-func (r *Runtime) raise(ctx context.Context, id string, info container.InspectResponse) error {
+func raise(info container.InspectResponse) error {
 	limit := info.HostConfig.Memory
 	if limit == 0 {
 		return nil
 	}
-	n, err := r.Resident(ctx, id)
+	n, err := resident(info.State.Pid)
 	if err != nil {
 		return err
 	}
@@ -123,8 +123,11 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
 	}
 	have, err := g.limited()
-	if err != nil || have <= limit {
-		return err
+	if err != nil {
+		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
+	}
+	if have <= limit {
+		return nil
 	}
 	// What an earlier process of ours has begun goes on, also into files that have
 	// been removed since.
@@ -140,8 +143,11 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 			}
 		}
 		err := g.limit(limit)
-		if err == nil || !errors.Is(err, unix.EBUSY) {
-			return err
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) {
+			return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
 		}
 		if late {
 			r.cfg.Log.Warn("a sandbox has taken more memory than it may have, and is ended", "sandbox", id)

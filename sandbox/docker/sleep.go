@@ -74,7 +74,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning b
 	// Whoever asked may go away: half a checkpoint would be of use to nobody.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkpointTimeout)
 	defer cancel()
-	if err := r.raise(ctx, id, info); err != nil {
+	if err := raise(info); err != nil {
 		return fmt.Errorf("making room for the memory of sandbox %s: %w", id, err)
 	}
 	part := dir + ".part"

@@ -54,10 +54,18 @@ func (r *Runtime) Resident(ctx context.Context, id string) (int64, error) {
 	if !info.State.Running {
 		return 0, fmt.Errorf("sandbox %s is not running", id)
 	}
-	pid := info.State.Pid
-	text, second, err := readGroup(pid, "memory", "memory.stat", "memory.stat")
+	n, err := resident(info.State.Pid)
 	if err != nil {
 		return 0, fmt.Errorf("reading the memory of sandbox %s: %w", id, err)
+	}
+	return n, nil
+}
+
+// resident is Resident of the container of a process.
+func resident(pid int) (int64, error) {
+	text, second, err := readGroup(pid, "memory", "memory.stat", "memory.stat")
+	if err != nil {
+		return 0, err
 	}
 	keys := []string{"total_rss", "total_shmem", "total_swap"} // cgroup-v1/memory.rst; "total_": with all groups below
 	if second {
@@ -69,7 +77,7 @@ func (r *Runtime) Resident(ctx context.Context, id string) (int64, error) {
 		if slices.Contains(keys, key) {
 			bytes, err := strconv.ParseInt(value, 10, 64)
 			if err != nil {
-				return 0, fmt.Errorf("reading the memory of sandbox %s: %w", id, err)
+				return 0, err
 			}
 			n += bytes
 		}
@@ -77,12 +85,12 @@ func (r *Runtime) Resident(ctx context.Context, id string) (int64, error) {
 	if swapped, _, err := readGroup(pid, "", "", "memory.swap.current"); err == nil { // not where nothing is swapped
 		bytes, err := strconv.ParseInt(string(bytes.TrimSpace(swapped)), 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("reading the memory of sandbox %s: %w", id, err)
+			return 0, err
 		}
 		n += bytes
 	}
 	if n == 0 {
-		return 0, fmt.Errorf("sandbox %s has no memory, says its cgroup", id)
+		return 0, errors.New("its cgroup says that it has none")
 	}
 	return n, nil
 }

@@ -32,7 +32,7 @@ type Child interface {
 type Process struct {
 	Child
 	Peer *link.Peer
-	// State is what it says that holds of it. Start or Serve sets it.
+	// State is what the process reports of its own confinement. Start or Serve sets it.
 	State cell.State
 
 	keeper *Keeper
