@@ -23,11 +23,14 @@ import (
 
 // Errors to branch on.
 var (
-	ErrNotFound  = errors.New("no such sandbox")
-	ErrBadName   = errors.New("not a sandbox name")
-	ErrBadSpec   = errors.New("bad sandbox spec")
-	ErrNoImage   = errors.New("no such image")
-	ErrEngine    = errors.New("the container engine cannot be reached")
+	ErrNotFound = errors.New("no such sandbox")
+	ErrBadName  = errors.New("not a sandbox name")
+	ErrBadSpec  = errors.New("bad sandbox spec")
+	ErrNoImage  = errors.New("no such image")
+	ErrEngine   = errors.New("the container engine cannot be reached")
+	// ErrRan: what Restore began with may have run, so that the disk may be ahead of
+	// the memory.
+	ErrRan       = errors.New("the sandbox's processes may have gone on")
 	ErrConflict  = errors.New("the sandbox exists with another spec")
 	ErrNoAddress = errors.New("no free address in the sandbox subnet")
 	// ErrState: what is asked for cannot be done to a sandbox in its state.
@@ -172,7 +175,8 @@ type Runtime interface {
 	// from the same build of the runtime only. If fill is not nil, the memory is in
 	// dir when that has returned nil. It is called once, beside what takes time of a
 	// start; nothing of the sandbox runs before its end, nor if it fails, in which
-	// case its error is what Restore returns. It must not ask for the container,
+	// case its error is what Restore returns. Any other error is ErrRan unless nothing
+	// has run. It must not ask for the container,
 	// which the engine does not answer for while it starts that.
 	Restore(ctx context.Context, id, dir string, fill func() error) (Status, error)
 	// Layer is the folder of the host with what the container has written, to be

@@ -349,7 +349,7 @@ func (m *Manager) restore(ctx context.Context, e *entry, fill func() error) erro
 		st, err = m.opt.Runtime.Restore(ctx, e.rec.ID, m.ram(e), fill)
 	}
 	if err != nil {
-		return &restoreError{errors.Join(err, m.detachDisk(e.rec)), false}
+		return &restoreError{errors.Join(err, m.detachDisk(e.rec)), errors.Is(err, ErrRan)}
 	}
 	m.settleDisk(e.rec)
 	if err := m.attach(e, st); err != nil {

@@ -25,7 +25,9 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // It is also how a container begins with the memory that it had: the engine
 // starts it as any other, and where there is a note under the container's
 // identifier, "start" becomes gVisor's "restore" from the folder that the note
-// names, once whoever fills that has unlocked the note. The engine's own way (start
+// names, once whoever fills that has unlocked the note. Beside the note it marks that
+// it begins, since the engine may end before it hears what came of that: who empties
+// the note and finds no mark knows that nothing begins any more. The engine's own way (start
 // with a checkpoint) copies the memory into containerd's store twice, which is on a
 // disk, in the clear.
 //
@@ -85,8 +87,9 @@ done
 for id do :; done
 image=
 if [ -f "$notes/$id" ]; then
-	{ flock -s 9 && read -r image <&9; } 9<"$notes/$id"
+	{ flock -s 9 && : >"$notes/$id.begun" && read -r image <&9; } 9<"$notes/$id"
 	if [ -z "$image" ]; then
+		rm -f "$notes/$id.begun"
 		why="the sandbox's memory was not filled in"
 		echo "$why" >&2
 		printf '{"level":"error","msg":"%%s"}\n' "$why" >>"$log"
@@ -97,6 +100,7 @@ fi
 begin "$@" && exit
 status=$?
 end "$@"
+rm -f "$notes/$id.begun"
 exit $status
 `
 

@@ -94,7 +94,7 @@ func (r *Runtime) vacate(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	_ = os.Remove(filepath.Join(r.layout.notes(), info.ID)) // of a restore that a crash cut short
+	_ = forgetNote(filepath.Join(r.layout.notes(), info.ID)) // of a restore that a crash cut short
 	if info.Config.Labels[labelLayer] == "" {
 		return nil
 	}

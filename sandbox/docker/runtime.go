@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"math"
 	"net/netip"
@@ -179,12 +178,7 @@ func (r *Runtime) undo(ctx context.Context, attempt string) error {
 // Start starts the container. A container that runs already is left as it is.
 func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) {
 	// One of ours that ended in the middle of a restore may have left its note.
-	return r.startAs(ctx, id, func(note string) error {
-		if err := os.Remove(note); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		return nil
-	})
+	return r.startAs(ctx, id, forgetNote)
 }
 
 // startAs runs the container as the note for the guard says, which f sees to.

@@ -158,7 +158,7 @@ type note struct {
 }
 
 func newNote(path string) (*note, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := forgetNote(path); err != nil {
 		return nil, err
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
@@ -184,16 +184,36 @@ func (n *note) say(dir string) error {
 	return err
 }
 
-// revoke has it say nothing, now and later.
+// revoke has it say nothing, now and later, and is ErrRan where the guard may have
+// begun already.
 func (n *note) revoke() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.revoked = true
-	return os.Truncate(n.f.Name(), 0)
+	if err := os.Truncate(n.f.Name(), 0); err != nil {
+		return err
+	}
+	if _, err := os.Lstat(n.f.Name() + begun); err == nil {
+		return sandbox.ErrRan
+	}
+	return nil
 }
 
 func (n *note) unlock() { _ = n.f.Close() }
-func (n *note) remove() { _ = os.Remove(n.f.Name()) }
+func (n *note) remove() { _ = forgetNote(n.f.Name()) }
+
+// begun ends the name of the guard's mark beside a note.
+const begun = ".begun"
+
+// forgetNote removes what there may be of a note.
+func forgetNote(path string) error {
+	for _, p := range []string{path, path + begun} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
 
 // written runs the engine's runtime, which is the guard, and renames what it has
 // written when that is whole. Both go on where this process ends: the runtime has

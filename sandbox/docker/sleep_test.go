@@ -504,3 +504,51 @@ func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
 	}
 	l.await(t, id, n+3)
 }
+
+// An engine that dies once the guard has begun does not say what came of it: whoever
+// asked is told that the processes may have gone on.
+func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
+	l := need(t)
+	r, start := l.sleepers(t)
+	id := start(l.container(t, testImage))
+	dir := filepath.Join(vault(t), "image")
+	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	info, err := r.inspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := l.engine.parts[1]
+	mark := filepath.Join(r.layout.notes(), info.ID) + begun
+	died := make(chan error, 1)
+	go func() {
+		for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			if _, err := os.Lstat(mark); err == nil {
+				p.signal(syscall.Signal(unix.SIGKILL))
+				died <- p.wait(t.Context())
+				return
+			}
+		}
+		died <- errors.New("the guard has not begun")
+	}()
+	_, err = r.Restore(t.Context(), id, dir, nil)
+	if derr := <-died; derr != nil {
+		t.Fatal(derr)
+	}
+	if !errors.Is(err, sandbox.ErrRan) {
+		t.Errorf("got %v", err)
+	}
+	if err := errors.Join(p.launch(), p.await(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Stop(t.Context(), id, 0); err != nil {
+		t.Fatal(err)
+	}
+	if st, err := r.Start(t.Context(), id); err != nil || !st.Running {
+		t.Errorf("starting it from its disk: %+v, %v", st, err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(r.layout.notes(), "*")); len(left) > 0 {
+		t.Errorf("notes are left: %v", left)
+	}
+}
