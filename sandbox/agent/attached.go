@@ -79,8 +79,8 @@ func (t *commands) run(w http.ResponseWriter, r *http.Request) {
 	c.mu.Lock()
 	end, err := json.Marshal(c.end)
 	c.mu.Unlock()
-	if err == nil && wire.NewWriter(w).Write(wire.Exit, end) == nil {
-		_ = control.Flush()
+	if err == nil && wire.NewWriter(w).Write(wire.Exit, end) == nil && (s.Stdin || s.TTY != nil) {
+		_ = control.Flush() // what waits for input's end below; others send it with the answer's own end
 	}
 }
 

@@ -159,8 +159,12 @@ func (c *Channel) Do(req *http.Request, stream bool) (*http.Response, error) {
 			return nil, ErrBusy
 		}
 	}
-	ctx, cancel := context.WithCancelCause(req.Context())
+	// The caller's context ends the exchange as long as the caller follows it: see leave.
+	asker := req.Context()
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(asker))
 	ends = append(ends, func() { cancel(nil) })
+	leave := context.AfterFunc(asker, func() { cancel(context.Cause(asker)) })
+	ends = append(ends, func() { leave() })
 	if !stream {
 		var stop context.CancelFunc
 		ctx, stop = context.WithTimeout(ctx, callTimeout)
@@ -178,7 +182,7 @@ func (c *Channel) Do(req *http.Request, stream bool) (*http.Response, error) {
 		return nil, err
 	}
 	c.met.Store(true)
-	resp.Body = &body{ReadCloser: resp.Body, end: end}
+	resp.Body = &body{ReadCloser: resp.Body, end: end, leave: func() { leave() }}
 	if resp.StatusCode >= 400 {
 		defer resp.Body.Close()
 		e := &Error{Status: resp.StatusCode}
@@ -243,6 +247,7 @@ func (c *Channel) JSON(ctx context.Context, method, path string, in, out any) er
 type body struct {
 	io.ReadCloser
 	end    func()
+	leave  func() // the end of the caller's context is not that of the exchange any more
 	closed atomic.Bool
 }
 

@@ -43,7 +43,7 @@ func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.En
 	if err != nil {
 		return wire.End{}, err
 	}
-	var body io.Reader = bytes.NewReader(head)
+	var input io.Reader = bytes.NewReader(head)
 	if cmd.Stdin || cmd.TTY != nil {
 		r, w := io.Pipe()
 		defer r.Close()
@@ -53,9 +53,9 @@ func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.En
 		// The transport waits for the body's end before it says that an agent is
 		// gone which has not answered.
 		defer context.AfterFunc(c.ctx, func() { _ = w.CloseWithError(ErrClosed) })()
-		body = r
+		input = r
 	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/run", body)
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/run", input)
 	if err != nil {
 		return wire.End{}, err
 	}
@@ -68,6 +68,9 @@ func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.En
 	if err == nil {
 		r := bufio.NewReaderSize(resp.Body, wire.MaxFrame)
 		if end, err = carry(r, s); err == nil {
+			if b, ok := resp.Body.(*body); ok {
+				b.leave() // who has the end may end its context, which would cost the connection
+			}
 			c.finish(resp.Body, r)
 			return end, nil
 		}
