@@ -29,7 +29,7 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 			t.Fatal(err)
 		}
 		r.await("the forward's listener", func() bool {
-			table, err := os.ReadFile("/proc/net/tcp") // proc_net_tcp: local address, remote, state
+			table, err := os.ReadFile("/proc/thread-self/net/tcp") // this thread is in the test's network: local address, remote, state
 			if err != nil {
 				t.Fatal(err)
 			}
