@@ -79,31 +79,16 @@ var errEnd = errors.New("it does not end there")
 // not. A file that is not there is made. With at, it is refused where the file does
 // not end there.
 func (s *files) append(w http.ResponseWriter, r *http.Request) {
-	defer s.using()()
-	q := r.URL.Query()
-	mode, at := wire.Mode(0o644), int64(-1)
-	path, err := named(r)
-	if m := q.Get("mode"); err == nil && m != "" {
-		err = mode.UnmarshalText([]byte(m))
-	}
-	if v := q.Get("at"); err == nil && v != "" {
-		at, err = strconv.ParseInt(v, 10, 64)
-	}
-	var out wire.File
-	if err == nil {
-		err = as(s.whose(r), func() error {
-			if err := appended(path, r.Body, mode, at); err != nil {
+	s.filled(w, r, 0o644, func(path string, mode wire.Mode) error {
+		at := int64(-1)
+		if v := r.URL.Query().Get("at"); v != "" {
+			var err error
+			if at, err = strconv.ParseInt(v, 10, 64); err != nil {
 				return err
 			}
-			out, err = stated(path, true)
-			return err
-		})
-	}
-	if err != nil {
-		unfiled(w, err)
-		return
-	}
-	answer(w, http.StatusOK, out)
+		}
+		return appended(path, r.Body, mode, at)
+	})
 }
 
 func appended(path string, from io.Reader, mode wire.Mode, at int64) (err error) {

@@ -21,22 +21,28 @@ const unfinished = ".sallyport-"
 // write puts a file in the place of what is there, in one step: who opens it
 // has the old one or the whole new one.
 func (s *files) write(w http.ResponseWriter, r *http.Request) {
+	s.filled(w, r, 0, func(path string, mode wire.Mode) error {
+		if r.URL.Query().Get("parents") == "1" {
+			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+				return err
+			}
+		}
+		return replace(path, r.Body, mode)
+	})
+}
+
+// filled has f fill the file that a request names, as its user, with the mode that it
+// asks for or this one, and answers with what the file is then.
+func (s *files) filled(w http.ResponseWriter, r *http.Request, mode wire.Mode, f func(path string, mode wire.Mode) error) {
 	defer s.using()()
-	q := r.URL.Query()
-	var mode wire.Mode
 	path, err := named(r)
-	if m := q.Get("mode"); err == nil && m != "" {
+	if m := r.URL.Query().Get("mode"); err == nil && m != "" {
 		err = mode.UnmarshalText([]byte(m))
 	}
 	var out wire.File
 	if err == nil {
 		err = as(s.whose(r), func() error {
-			if q.Get("parents") == "1" {
-				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-					return err
-				}
-			}
-			if err := replace(path, r.Body, mode); err != nil {
+			if err := f(path, mode); err != nil {
 				return err
 			}
 			out, err = stated(path, true)
