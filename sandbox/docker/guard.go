@@ -27,9 +27,9 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // identifier, "start" becomes gVisor's "restore" from the folder that the note
 // names, once whoever fills that has unlocked the note. Beside the note it marks that
 // it begins, since the engine may end before it hears what came of that: who empties
-// the note and finds no mark knows that nothing begins any more. The engine's own way (start
-// with a checkpoint) copies the memory into containerd's store twice, which is on a
-// disk, in the clear.
+// the note and finds no mark knows that nothing begins any more. The engine's own way
+// (start with a checkpoint) copies the memory into containerd's store twice, which is
+// on a disk, in the clear.
 //
 // Of a container that does not start, the engine (20.10) removes nothing below
 // containerd: "task must be stopped before deletion: created". So what "create" has
@@ -61,6 +61,14 @@ begin() {
 	done
 	real "$@"
 }
+refuse() {
+	why=$1
+	shift
+	echo "$why" >&2
+	printf '{"level":"error","msg":"%%s"}\n' "$why" >>"$log"
+	[ "$verb" != start ] || end "$@"
+	exit 1
+}
 log=/dev/null
 last=
 verb=
@@ -73,11 +81,7 @@ for word do
 		index=
 		{ read -r index <"/sys/class/net/$bridge/ifindex"; } 2>/dev/null
 		if [ -z "$index" ] || ! [ -e "$pins/bridge-$index" ]; then
-			why="sallyport is not guarding $bridge: start it with ` + "\\`sallyport up\\`" + `"
-			echo "$why" >&2
-			printf '{"level":"error","msg":"%%s"}\n' "$why" >>"$log"
-			[ "$verb" != start ] || end "$@"
-			exit 1
+			refuse "sallyport is not guarding $bridge: start it with ` + "\\`sallyport up\\`" + `" "$@"
 		fi
 		break
 		;;
@@ -90,11 +94,7 @@ if [ -f "$notes/$id" ]; then
 	{ flock -s 9 && : >"$notes/$id.begun" && read -r image <&9; } 9<"$notes/$id"
 	if [ -z "$image" ]; then
 		rm -f "$notes/$id.begun"
-		why="the sandbox's memory was not filled in"
-		echo "$why" >&2
-		printf '{"level":"error","msg":"%%s"}\n' "$why" >>"$log"
-		end "$@"
-		exit 1
+		refuse "the sandbox's memory was not filled in" "$@"
 	fi
 fi
 begin "$@" && exit
