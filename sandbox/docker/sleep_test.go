@@ -57,6 +57,19 @@ func (l *laboratory) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Cont
 
 const writer20ms = "i=0; while :; do i=$((i+1)); echo $i >>/lines; sleep 0.02; done\n"
 
+// asleep is a sandbox of sleepers whose memory is in dir, with so many lines written.
+func (l *laboratory) asleep(t *testing.T) (r *Runtime, id, dir string, lines int) {
+	t.Helper()
+	r, start := l.sleepers(t)
+	id = start(l.container(t, testImage))
+	dir = filepath.Join(vault(t), "image")
+	lines = l.lines(t, id)
+	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	return r, id, dir, lines
+}
+
 // lines is how many numbers have been written, which must be all up to the last.
 func (l *laboratory) lines(t *testing.T, id string) int {
 	t.Helper()
@@ -411,13 +424,7 @@ func TestNoteOfBefore(t *testing.T) {
 // fails, or where who was to do it has ended.
 func TestRestoreWaitsForItsMemory(t *testing.T) {
 	l := need(t)
-	r, start := l.sleepers(t)
-	id := start(l.container(t, testImage))
-	dir := filepath.Join(vault(t), "image")
-	n := l.lines(t, id)
-	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	r, id, dir, n := l.asleep(t)
 	info, err := r.inspect(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
@@ -471,13 +478,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 // with it later, nor without: nobody knows that it runs then.
 func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
 	l := need(t)
-	r, start := l.sleepers(t)
-	id := start(l.container(t, testImage))
-	dir := filepath.Join(vault(t), "image")
-	n := l.lines(t, id)
-	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	r, id, dir, n := l.asleep(t)
 	p := l.engine.parts[1]
 	_, err := r.Restore(t.Context(), id, dir, func() error {
 		time.Sleep(2 * time.Second) // the guard waits
@@ -509,12 +510,7 @@ func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
 // asked is told that the processes may have gone on.
 func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
 	l := need(t)
-	r, start := l.sleepers(t)
-	id := start(l.container(t, testImage))
-	dir := filepath.Join(vault(t), "image")
-	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
-		t.Fatal(err)
-	}
+	r, id, dir, _ := l.asleep(t)
 	info, err := r.inspect(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
