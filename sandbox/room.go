@@ -27,10 +27,13 @@ var (
 const (
 	// roomWait is for how long room is waited for.
 	roomWait = time.Minute
-	// roomMargin is added to an eighth of what a sandbox has: for the kernel's own
-	// state in a checkpoint, and for what the sandbox takes in the meantime.
+	// roomMargin is added to an eighth of what a sandbox has.
 	roomMargin = 32 << 20
 )
+
+// CheckpointSize is how much is written of a sandbox that has so many bytes resident,
+// at most: with its kernel's own state, and what it takes in the meantime.
+func CheckpointSize(resident int64) int64 { return resident + resident/8 + roomMargin }
 
 // memorySize is how much would be written of a sandbox's memory now, in bytes, at
 // most; 0 of one that has none.
@@ -45,9 +48,9 @@ func (m *Manager) memorySize(ctx context.Context, e *entry) int64 {
 	n, known := m.resident(ctx, e)
 	switch {
 	case known && limit > 0:
-		return min(n+n/8+roomMargin, max(limit, n))
+		return min(CheckpointSize(n), max(limit, n))
 	case known:
-		return n + n/8 + roomMargin
+		return CheckpointSize(n)
 	case limit > 0:
 		return limit
 	}

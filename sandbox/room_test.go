@@ -14,6 +14,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"sallyport/internal/lab"
 	"sallyport/internal/ram"
 )
 
@@ -303,9 +304,7 @@ func TestMemoryBesideItself(t *testing.T) {
 // TestConfinedWhenItIsFree: the kernel takes its time to give back what a large
 // sandbox was written down in, and nobody is ended for that.
 func TestConfinedWhenItIsFree(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root makes a file system")
-	}
+	lab.Privileged(t)
 	b := newRoomBed(t, 1<<30)
 	if err := ram.Mount(b.ram); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,8 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"golang.org/x/sys/unix"
+
+	"sallyport/sandbox"
 )
 
 // What is written into a tmpfs is charged to who writes it first
@@ -21,12 +23,8 @@ import (
 // of what it may have would be killed for its own checkpoint. So the cgroup's limit is
 // raised by as much as is about to be written, until that is removed.
 
-const (
-	// headroomMargin is added to an eighth of what is resident, in bytes.
-	headroomMargin = 32 << 20
-	// confineWait is for how long the kernel may take to give back what was removed.
-	confineWait = 2 * time.Second
-)
+// confineWait is for how long the kernel may take to give back what was removed.
+const confineWait = 2 * time.Second
 
 // group is the memory controller's folder of a container's cgroup.
 type group struct {
@@ -101,7 +99,7 @@ func raise(info container.InspectResponse) error {
 	if err != nil {
 		return err
 	}
-	return g.limit(limit + n + n/8 + headroomMargin)
+	return g.limit(limit + sandbox.CheckpointSize(n))
 }
 
 // Confine gives a container back the limit of memory that Checkpoint has raised. One
@@ -112,19 +110,26 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 	if err != nil || !info.State.Running || info.HostConfig == nil || info.HostConfig.Memory == 0 {
 		return err
 	}
+	if err := r.confine(id, info); err != nil {
+		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+func (r *Runtime) confine(id string, info container.InspectResponse) error {
 	limit := info.HostConfig.Memory
 	process, err := unix.PidfdOpen(info.State.Pid, 0) // before its group is looked for: it is who is in that, or has ended
 	if err != nil {
-		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, os.NewSyscallError("pidfd_open", err))
+		return os.NewSyscallError("pidfd_open", err)
 	}
 	defer unix.Close(process)
 	g, err := memoryGroup(info.State.Pid, info.ID)
 	if err != nil {
-		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
+		return err
 	}
 	have, err := g.limited()
 	if err != nil {
-		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
+		return err
 	}
 	if have <= limit {
 		return nil
@@ -132,7 +137,7 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 	// What an earlier process of ours has begun goes on, also into files that have
 	// been removed since.
 	if writer := writing(info.ID); writer != 0 {
-		return fmt.Errorf("limiting the memory of sandbox %s: process %d writes it down", id, writer)
+		return fmt.Errorf("process %d writes it down", writer)
 	}
 	for deadline := time.Now().Add(confineWait); ; time.Sleep(10 * time.Millisecond) {
 		late := time.Now().After(deadline)
@@ -142,12 +147,8 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 				continue
 			}
 		}
-		err := g.limit(limit)
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, unix.EBUSY) {
-			return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
+		if err := g.limit(limit); !errors.Is(err, unix.EBUSY) {
+			return err
 		}
 		if late {
 			r.cfg.Log.Warn("a sandbox has taken more memory than it may have, and is ended", "sandbox", id)
