@@ -46,6 +46,7 @@ const (
 	answerWithin    = 10 * time.Second       // a process that is told something
 	dialWithin      = 5 * time.Second        // a port of a sandbox
 	takeWithin      = 10 * time.Second       // what a client sent last, by a program that listens
+	leaveWithin     = 2 * time.Second        // files of a client that has gone
 	aliveEvery      = 2 * time.Second        // an end of a use is tried
 	checkEvery      = time.Second            // what goes on is judged anew
 	keepAliveEvery  = 30 * time.Second       // a client is asked whether it is there
