@@ -1,6 +1,7 @@
 package ssh
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -199,7 +200,7 @@ func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, e
 	// Who wakes the sandbox is the operator.
 	n.ctx, n.cancel = context.WithCancelCause(audit.By(sandbox.ForOwner(by.Context(), k.Tenant), e.Actor))
 	d.mu.Lock()
-	full := len(d.connections) >= maxConnections
+	full := len(d.connections) >= maxConnections || d.of(k) >= maxOfKey
 	if !full {
 		d.last++
 		n.id = d.last
@@ -217,6 +218,16 @@ func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, e
 		return admitted{}, errRefused
 	}
 	return admitted{Connection: n.id}, nil
+}
+
+// of is how many connections a key has. d.mu is held.
+func (d *Door) of(k Key) (n int) {
+	for _, c := range d.connections {
+		if bytes.Equal(c.key.Key.Marshal(), k.Key.Marshal()) {
+			n++
+		}
+	}
+	return n
 }
 
 // drop forgets a connection, if it is there.

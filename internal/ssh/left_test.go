@@ -71,3 +71,22 @@ func TestLeftAsking(t *testing.T) {
 	_ = c.Close()
 	p.left()
 }
+
+// One key, whose client has gone astray, leaves places to the others.
+func TestPlacesOfKeys(t *testing.T) {
+	p := newPorch(t)
+	bob := newSigner(t)
+	p.door.Use(append(p.keys(), Key{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}}))
+	for range maxOfKey {
+		p.in()
+	}
+	if c, err := p.dial("demo", p.alice); err == nil {
+		_ = c.Close()
+		t.Error("one key has more than its places")
+	}
+	c, err := p.dial("demo", bob)
+	if err != nil {
+		t.Fatalf("another key: %v", err)
+	}
+	_ = c.Close()
+}

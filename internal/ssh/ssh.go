@@ -29,6 +29,7 @@ import (
 // Bounds, of the daemon's making unless they say otherwise.
 const (
 	maxConnections = 256 // that are let in
+	maxOfKey       = 64  // of those, by one key: others find places
 	maxUses        = 16  // of a connection at once: sessions and forwarded connections
 	maxOfSandbox   = 48  // of one sandbox at once; its agent has room for 64
 	maxStrangers   = 64  // connections that are not let in yet (the process's)
