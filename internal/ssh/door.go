@@ -95,6 +95,7 @@ type Door struct {
 	mu          sync.Mutex // guards what follows
 	keys        map[string]Key
 	connections map[uint64]*connection
+	calls       map[string]int // of the process's that wait for sandboxes, by key
 	last        uint64         // number of a connection or a use
 	work        sync.WaitGroup // uses
 }
@@ -120,7 +121,7 @@ func Open(o Options) (*Door, error) {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "ssh-server"}
 	}
-	d := &Door{o: o, refusals: refusal.New(), connections: map[uint64]*connection{}}
+	d := &Door{o: o, refusals: refusal.New(), connections: map[uint64]*connection{}, calls: map[string]int{}}
 	d.kept = d.keeper()
 	d.Use(o.Keys)
 	l, err := net.Listen("tcp", o.Listen)
@@ -228,6 +229,25 @@ func (d *Door) of(k Key) (n int) {
 		}
 	}
 	return n
+}
+
+// wait counts a call that may wait for a connection's sandbox, until done: more of them
+// than there are places would have all others stand in line, as long as a sandbox likes.
+func (d *Door) wait(n *connection) (done func(), err error) {
+	k := string(n.key.Key.Marshal())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.calls[k] >= callsOfKey {
+		return nil, fmt.Errorf("%w: %s", errDenied, tooMany)
+	}
+	d.calls[k]++
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.calls[k]--; d.calls[k] == 0 {
+			delete(d.calls, k)
+		}
+	}, nil
 }
 
 // drop forgets a connection, if it is there.

@@ -3,11 +3,15 @@ package ssh
 import (
 	"context"
 	"io"
+	"strconv"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/pkg/sftp"
 	"golang.org/x/crypto/ssh"
 
+	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
 )
@@ -89,4 +93,67 @@ func TestPlacesOfKeys(t *testing.T) {
 		t.Fatalf("another key: %v", err)
 	}
 	_ = c.Close()
+}
+
+// stuck has files that nothing can be said of, as a root inside can have it.
+type stuck struct {
+	drawer
+	waits chan struct{}
+}
+
+func (s stuck) Stat(ctx context.Context, _ string, _ bool) (sandbox.File, error) {
+	s.waits <- struct{}{}
+	<-ctx.Done()
+	return sandbox.File{}, ctx.Err()
+}
+
+// What one key's sandboxes do not answer keeps nobody else's calls from the daemon.
+func TestCallsOfKeys(t *testing.T) {
+	waits := make(chan struct{}, 2*maxCalls)
+	p := newPorch(t, func(_ *server, o *Options) {
+		o.Files = func(string) Files { return stuck{drawer{dir: t.TempDir()}, waits} }
+	})
+	bob, mallory := newSigner(t), newSigner(t)
+	p.door.Use([]Key{
+		{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}},
+		{Name: "mallory", Key: mallory.PublicKey(), Sandboxes: []string{"*"}, Allow: []policy.Protocol{policy.ProtocolSFTP}},
+	})
+	var asked sync.WaitGroup
+	defer asked.Wait()
+	for i := range maxOfKey {
+		name := "s" + strconv.Itoa(i/(maxOfSandbox/maxUses))
+		p.block.mu.Lock()
+		p.block.all[name] = sandbox.Info{Name: name, ID: "id-" + name}
+		p.block.mu.Unlock()
+		c, err := p.dial(name, mallory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for range maxUses {
+			s, err := sftp.NewClient(c)
+			if err != nil {
+				continue // it has too much to wait for
+			}
+			asked.Go(func() { _, _ = s.Stat("/any") })
+		}
+	}
+	p.await("calls that wait", func() bool { return len(waits) >= callsOfKey })
+	time.Sleep(100 * time.Millisecond)
+	let := make(chan error, 1)
+	go func() {
+		c, err := p.dial("demo", bob)
+		if err == nil {
+			err = c.Close()
+		}
+		let <- err
+	}()
+	select {
+	case err := <-let:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("another key waits for the calls of this one")
+	}
 }

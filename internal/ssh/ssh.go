@@ -35,12 +35,13 @@ const (
 	maxStrangers   = 64  // connections that are not let in yet (the process's)
 	maxOfSource    = 16  // those of one address, or of 64 bits of an IPv6 one
 	maxFrame       = 4 << 20
-	maxAsk         = 256 << 10 // bytes of a call of the process's
-	maxCalls       = 1024      // of the process's at once: those that wait for a sandbox to run among them
-	maxCommand     = 128 << 10 // bytes of a command, or of a path
-	maxTries       = 6         // keys of a connection
-	maxEnv         = 16        // variables
-	maxEnvValue    = 256       // bytes of one
+	maxAsk         = 256 << 10    // bytes of a call of the process's
+	maxCalls       = 1024         // of the process's at once: those that wait for a sandbox to run among them
+	callsOfKey     = maxCalls / 4 // those by one key that wait for sandboxes
+	maxCommand     = 128 << 10    // bytes of a command, or of a path
+	maxTries       = 6            // keys of a connection
+	maxEnv         = 16           // variables
+	maxEnvValue    = 256          // bytes of one
 
 	handshakeWithin = 10 * time.Second
 	refuseAfter     = 150 * time.Millisecond // since a key has signed: looking it up takes less
