@@ -1,6 +1,7 @@
 package ssh
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -94,6 +95,7 @@ type Door struct {
 	mu          sync.Mutex // guards what follows
 	keys        map[string]Key
 	connections map[uint64]*connection
+	calls       map[string]int // of the process's that wait for sandboxes, by key
 	last        uint64         // number of a connection or a use
 	work        sync.WaitGroup // uses
 }
@@ -119,7 +121,7 @@ func Open(o Options) (*Door, error) {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "ssh-server"}
 	}
-	d := &Door{o: o, refusals: refusal.New(), connections: map[uint64]*connection{}}
+	d := &Door{o: o, refusals: refusal.New(), connections: map[uint64]*connection{}, calls: map[string]int{}}
 	d.kept = d.keeper()
 	d.Use(o.Keys)
 	l, err := net.Listen("tcp", o.Listen)
@@ -199,7 +201,7 @@ func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, e
 	// Who wakes the sandbox is the operator.
 	n.ctx, n.cancel = context.WithCancelCause(audit.By(sandbox.ForOwner(by.Context(), k.Tenant), e.Actor))
 	d.mu.Lock()
-	full := len(d.connections) >= maxConnections
+	full := len(d.connections) >= maxConnections || d.of(k) >= maxOfKey
 	if !full {
 		d.last++
 		n.id = d.last
@@ -217,6 +219,35 @@ func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, e
 		return admitted{}, errRefused
 	}
 	return admitted{Connection: n.id}, nil
+}
+
+// of is how many connections a key has. d.mu is held.
+func (d *Door) of(k Key) (n int) {
+	for _, c := range d.connections {
+		if bytes.Equal(c.key.Key.Marshal(), k.Key.Marshal()) {
+			n++
+		}
+	}
+	return n
+}
+
+// wait counts a call that may wait for a connection's sandbox, until done: more of them
+// than there are places would have all others stand in line, as long as a sandbox likes.
+func (d *Door) wait(n *connection) (done func(), err error) {
+	k := string(n.key.Key.Marshal())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.calls[k] >= callsOfKey {
+		return nil, fmt.Errorf("%w: %s", errDenied, tooMany)
+	}
+	d.calls[k]++
+	return func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if d.calls[k]--; d.calls[k] == 0 {
+			delete(d.calls, k)
+		}
+	}, nil
 }
 
 // drop forgets a connection, if it is there.

@@ -36,6 +36,11 @@ func (d *Door) file(ctx context.Context, by *process, c fileCall) (reply fileRep
 	if err != nil {
 		return reply, err
 	}
+	done, err := d.wait(u.of)
+	if err != nil {
+		return reply, err
+	}
+	defer done()
 	if len(c.Path) > wire.MaxPath || len(c.To) > wire.MaxPath || len(c.After) > wire.MaxPath {
 		return reply, fmt.Errorf("%w: the path is too long", errExists)
 	}
@@ -99,6 +104,11 @@ func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ link.No
 	if err != nil {
 		return link.None{}, nil, err
 	}
+	done, err := d.wait(u.of)
+	if err != nil {
+		return link.None{}, nil, err
+	}
+	defer done()
 	if len(c.Path) > wire.MaxPath {
 		return link.None{}, nil, fmt.Errorf("%w: the path is too long", errExists)
 	}

@@ -28,7 +28,7 @@ func (g *guest) session(offered ssh.NewChannel) {
 	if err != nil {
 		return
 	}
-	defer ch.Close()
+	defer over(ch, requests)
 	c := openCall{Use: policy.ProtocolShell, Env: map[string]string{}}
 	asked := 0
 	for r := range requests {
@@ -73,6 +73,14 @@ func (g *guest) session(offered ssh.NewChannel) {
 			_ = r.Reply(ok, nil)
 		}
 	}
+}
+
+// over closes a channel and takes what is asked by it still, until the client has closed
+// it too: what nobody takes keeps all that comes by the connection from being read, its
+// end among it. A client that does not close it has its place as long.
+func over(ch ssh.Channel, requests <-chan *ssh.Request) {
+	_ = ch.Close()
+	ssh.DiscardRequests(requests)
 }
 
 // terminalOf reads a request for a terminal. Its modes are left to the sandbox's.
@@ -253,7 +261,7 @@ func (g *guest) forward(offered ssh.NewChannel) {
 	if err != nil {
 		return
 	}
-	defer ch.Close()
+	defer over(ch, requests)
 	go func() {
 		ssh.DiscardRequests(requests) // until the client closes the channel, or has gone
 		c := steerCall{Connection: g.id, Use: is.Use, Over: true}

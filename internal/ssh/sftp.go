@@ -30,13 +30,23 @@ func (g *guest) sftp(ch ssh.Channel, requests <-chan *ssh.Request) {
 		return
 	}
 	f := &filer{g: g, use: is.Use, writers: map[string]*writer{}}
-	defer func() {
+	leave := func() {
 		c := steerCall{Connection: g.id, Use: is.Use, Over: true}
 		_ = g.s.peer.Call(context.Background(), callSteer, c, &link.None{})
-	}()
+	}
+	defer leave()
+	served := make(chan struct{})
+	defer close(served)
 	go func() {
 		ssh.DiscardRequests(requests)
 		_ = ch.Close()
+		// Serve waits for what is being read and written, which may not come, or not be
+		// taken, as long as the sandbox likes.
+		select {
+		case <-served:
+		case <-time.After(leaveWithin):
+			leave()
+		}
 	}()
 	folder := is.Folder
 	if !path.IsAbs(folder) {

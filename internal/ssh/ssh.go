@@ -29,23 +29,26 @@ import (
 // Bounds, of the daemon's making unless they say otherwise.
 const (
 	maxConnections = 256 // that are let in
+	maxOfKey       = 64  // of those, by one key: others find places
 	maxUses        = 16  // of a connection at once: sessions and forwarded connections
 	maxOfSandbox   = 48  // of one sandbox at once; its agent has room for 64
 	maxStrangers   = 64  // connections that are not let in yet (the process's)
 	maxOfSource    = 16  // those of one address, or of 64 bits of an IPv6 one
 	maxFrame       = 4 << 20
-	maxAsk         = 256 << 10 // bytes of a call of the process's
-	maxCalls       = 1024      // of the process's at once: those that wait for a sandbox to run among them
-	maxCommand     = 128 << 10 // bytes of a command, or of a path
-	maxTries       = 6         // keys of a connection
-	maxEnv         = 16        // variables
-	maxEnvValue    = 256       // bytes of one
+	maxAsk         = 256 << 10    // bytes of a call of the process's
+	maxCalls       = 1024         // of the process's at once: those that wait for a sandbox to run among them
+	callsOfKey     = maxCalls / 4 // those by one key that wait for sandboxes
+	maxCommand     = 128 << 10    // bytes of a command, or of a path
+	maxTries       = 6            // keys of a connection
+	maxEnv         = 16           // variables
+	maxEnvValue    = 256          // bytes of one
 
 	handshakeWithin = 10 * time.Second
 	refuseAfter     = 150 * time.Millisecond // since a key has signed: looking it up takes less
 	answerWithin    = 10 * time.Second       // a process that is told something
 	dialWithin      = 5 * time.Second        // a port of a sandbox
 	takeWithin      = 10 * time.Second       // what a client sent last, by a program that listens
+	leaveWithin     = 2 * time.Second        // files of a client that has gone
 	aliveEvery      = 2 * time.Second        // an end of a use is tried
 	checkEvery      = time.Second            // what goes on is judged anew
 	keepAliveEvery  = 30 * time.Second       // a client is asked whether it is there

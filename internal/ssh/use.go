@@ -70,6 +70,11 @@ func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.F
 	if err != nil {
 		return opened{}, nil, err
 	}
+	done, err := d.wait(n)
+	if err != nil {
+		return opened{}, nil, err
+	}
+	defer done()
 	if len(c.Command) > maxCommand || len(c.Env) > maxEnv {
 		return opened{}, nil, fmt.Errorf("%w: the command is too long", errDenied)
 	}

@@ -181,6 +181,13 @@ func (c *Channel) Do(req *http.Request, stream bool) (*http.Response, error) {
 		end()
 		return nil, err
 	}
+	if resp.StatusCode == http.StatusSwitchingProtocols && req.Header.Get("Upgrade") == "" {
+		// Nobody asked for that, and no end of ctx would end a read of it: see readLoop
+		// of [http.Transport].
+		_ = resp.Body.Close()
+		end()
+		return nil, fmt.Errorf("%w: it switches protocols unasked", ErrSilent)
+	}
 	c.met.Store(true)
 	resp.Body = &body{ReadCloser: resp.Body, end: end, leave: func() { leave() }}
 	if resp.StatusCode >= 400 {

@@ -1,0 +1,159 @@
+package ssh
+
+import (
+	"context"
+	"io"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pkg/sftp"
+	"golang.org/x/crypto/ssh"
+
+	"sallyport/policy"
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+)
+
+// mute has files whose contents never come, as a root inside can have it.
+type mute struct{ drawer }
+
+func (m mute) Read(ctx context.Context, _ string) (sandbox.File, io.ReadCloser, error) {
+	r, w := io.Pipe()
+	context.AfterFunc(ctx, func() { _ = w.CloseWithError(context.Cause(ctx)) })
+	return sandbox.File{Type: wire.Regular, Size: 1 << 20}, r, nil
+}
+
+// left awaits that the Door has no connection any more.
+func (p *porch) left() {
+	p.t.Helper()
+	p.await("the end of a connection whose client has gone", func() bool {
+		p.door.mu.Lock()
+		defer p.door.mu.Unlock()
+		return len(p.door.connections) == 0
+	})
+}
+
+// A client that goes while a file's contents do not come leaves nothing behind.
+func TestLeftReading(t *testing.T) {
+	p := newPorch(t, func(_ *server, o *Options) {
+		o.Files = func(string) Files { return mute{drawer{dir: t.TempDir()}} }
+	})
+	c := p.in()
+	s := p.sftp(c)
+	f, err := s.Open("/any")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan error, 1)
+	go func() { _, err := f.ReadAt(make([]byte, 10), 0); read <- err }()
+	select {
+	case err := <-read:
+		t.Fatal("it was read: ", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	_ = c.Close()
+	<-read
+	p.left()
+}
+
+// A client that goes on asking of a session that is over keeps nothing from ending.
+func TestLeftAsking(t *testing.T) {
+	p := newPorch(t)
+	c := p.in()
+	ch, requests, err := c.OpenChannel("session", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go ssh.DiscardRequests(requests)
+	for range 2 * maxRequests {
+		if _, err := ch.SendRequest("x", false, nil); err != nil {
+			break
+		}
+	}
+	_ = c.Close()
+	p.left()
+}
+
+// One key, whose client has gone astray, leaves places to the others.
+func TestPlacesOfKeys(t *testing.T) {
+	p := newPorch(t)
+	bob := newSigner(t)
+	p.door.Use(append(p.keys(), Key{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}}))
+	for range maxOfKey {
+		p.in()
+	}
+	if c, err := p.dial("demo", p.alice); err == nil {
+		_ = c.Close()
+		t.Error("one key has more than its places")
+	}
+	c, err := p.dial("demo", bob)
+	if err != nil {
+		t.Fatalf("another key: %v", err)
+	}
+	_ = c.Close()
+}
+
+// stuck has files that nothing can be said of, as a root inside can have it.
+type stuck struct {
+	drawer
+	waits chan struct{}
+}
+
+func (s stuck) Stat(ctx context.Context, _ string, _ bool) (sandbox.File, error) {
+	s.waits <- struct{}{}
+	<-ctx.Done()
+	return sandbox.File{}, ctx.Err()
+}
+
+// What one key's sandboxes do not answer keeps nobody else's calls from the daemon.
+func TestCallsOfKeys(t *testing.T) {
+	waits := make(chan struct{}, 2*maxCalls)
+	p := newPorch(t, func(_ *server, o *Options) {
+		o.Files = func(string) Files { return stuck{drawer{dir: t.TempDir()}, waits} }
+	})
+	bob, mallory := newSigner(t), newSigner(t)
+	p.door.Use([]Key{
+		{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}},
+		{Name: "mallory", Key: mallory.PublicKey(), Sandboxes: []string{"*"}, Allow: []policy.Protocol{policy.ProtocolSFTP}},
+	})
+	var asked sync.WaitGroup
+	defer asked.Wait()
+	for i := range maxOfKey {
+		name := "s" + strconv.Itoa(i/(maxOfSandbox/maxUses))
+		p.block.mu.Lock()
+		p.block.all[name] = sandbox.Info{Name: name, ID: "id-" + name}
+		p.block.mu.Unlock()
+		c, err := p.dial(name, mallory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for range maxUses {
+			s, err := sftp.NewClient(c)
+			if err != nil {
+				continue // it has too much to wait for
+			}
+			asked.Go(func() { _, _ = s.Stat("/any") })
+		}
+	}
+	p.await("calls that wait", func() bool { return len(waits) >= callsOfKey })
+	time.Sleep(100 * time.Millisecond)
+	let := make(chan error, 1)
+	go func() {
+		c, err := p.dial("demo", bob)
+		if err == nil {
+			err = c.Close()
+		}
+		let <- err
+	}()
+	select {
+	case err := <-let:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("another key waits for the calls of this one")
+	}
+}
