@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"sallyport/internal/ram"
 	"sallyport/sandbox/agent/channel"
 )
 
@@ -21,6 +22,7 @@ type entry struct {
 	old    bool             // an earlier process has written rec
 	loose  bool             // it may have more memory than its spec says: see confine
 	agent  *channel.Channel // to the session's agent, nil until it is used
+	room   *ram.Lease       // of who has the lock, where it was reserved; release gives it back
 	// freeing is for what the kernel gives back of files that have been removed.
 	freeing sync.WaitGroup
 	// shown is what listings say, also while mu is held for long; nil for a
@@ -31,8 +33,11 @@ type entry struct {
 	used atomic.Int64 // when the last one ended, in nanoseconds of Unix time
 }
 
-// release gives up an entry's lock and shows what the entry has become.
+// release gives up an entry's lock, with the room in RAM that was reserved for it, and
+// shows what the entry has become.
 func (m *Manager) release(e *entry) {
+	e.room.Give()
+	e.room = nil
 	if e.exists && e.rec.Ready {
 		i := m.info(e)
 		e.shown.Store(&i)
@@ -109,9 +114,10 @@ func (m *Manager) all() []*entry {
 	return slices.Collect(maps.Values(m.entries))
 }
 
-// doing does something to a sandbox, under its lock; verb is for the error.
-func (m *Manager) doing(ctx context.Context, name, verb string, f func(*entry) error) (Info, error) {
-	e, err := m.existing(ctx, name)
+// doing does something to a sandbox, under its lock; verb is for the error. Where f
+// writes or reads the sandbox's memory it has the room that need asks for.
+func (m *Manager) doing(ctx context.Context, name, verb string, need need, f func(*entry) error) (Info, error) {
+	e, err := m.spacious(ctx, name, verb, need)
 	if err != nil {
 		return Info{}, err
 	}

@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/internal/ram"
 	"sallyport/memory"
 )
 
@@ -46,12 +45,11 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 		}
 		return m.memorySize(ctx, e)
 	}
-	e, room, err := m.spacious(ctx, name, "forking", need)
+	e, err := m.spacious(ctx, name, "forking", need)
 	if err != nil {
 		return nil, err
 	}
 	defer m.release(e)
-	defer room.Give()
 	children, err := m.claim(e, spec)
 	if err != nil {
 		return nil, fmt.Errorf("forking sandbox %s: %w", name, err)
@@ -64,7 +62,7 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 			m.release(c)
 		}
 	}()
-	if err := m.fork(ctx, e, spec.Snapshot, children, room); err != nil {
+	if err := m.fork(ctx, e, spec.Snapshot, children); err != nil {
 		for _, c := range children {
 			c.exists = false
 			err = errors.Join(err, m.abort(context.WithoutCancel(ctx), c, "the fork failed"))
@@ -137,7 +135,7 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	return children, nil
 }
 
-func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry, room *ram.Lease) (err error) {
+func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) (err error) {
 	if err := m.roomy(); err != nil {
 		return err
 	}
@@ -183,7 +181,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	}
 	mem := ""
 	if live {
-		dir, done := m.scratch(e, room)
+		dir, done := m.scratch(e)
 		defer done()
 		mem = dir
 	}
@@ -201,7 +199,7 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	first := children[0]
 	var lost error
 	if from == nil {
-		stood, err := m.still(ctx, e, mem, room, func(layer, store string) error {
+		stood, err := m.still(ctx, e, mem, func(layer, store string) error {
 			if err := inherit(); err != nil {
 				return err
 			}

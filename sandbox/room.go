@@ -71,13 +71,13 @@ func (m *Manager) resident(ctx context.Context, e *entry) (n int64, known bool) 
 
 // writable refuses to write down the memory of a sandbox that has become more than
 // there is room for.
-func (m *Manager) writable(ctx context.Context, e *entry, l *ram.Lease) error {
+func (m *Manager) writable(ctx context.Context, e *entry) error {
 	n, known := m.resident(ctx, e)
 	if !known {
 		return nil
 	}
-	if n > l.Left() {
-		return fmt.Errorf("%w: it takes %d bytes, and room was made for %d: it has grown meanwhile: try again", ErrNoRoom, n, l.Left())
+	if left := e.room.Left(); n > left {
+		return fmt.Errorf("%w: it takes %d bytes, and room was made for %d: it has grown meanwhile: try again", ErrNoRoom, n, left)
 	}
 	return nil
 }
@@ -109,10 +109,15 @@ var wayOut = map[string]string{
 	"restoring":            "stop it first; a snapshot whose processes are too large needs a host with more RAM",
 }
 
-// spacious is existing, with room in RAM for as many bytes as need says under the
-// sandbox's lock; none for 0. It waits for room without the lock: others can use the
-// sandbox meanwhile. verb is for errors of that.
-func (m *Manager) spacious(ctx context.Context, name, verb string, need func(*entry) int64) (_ *entry, _ *ram.Lease, err error) {
+// need is how much room in RAM something takes that is done to a sandbox, in bytes, at
+// most. It is asked under the sandbox's lock.
+type need func(*entry) int64
+
+func noRoom(*entry) int64 { return 0 }
+
+// spacious is existing, with the room in RAM that need asks for. It waits for room
+// without the lock: others can use the sandbox meanwhile. verb is for errors of that.
+func (m *Manager) spacious(ctx context.Context, name, verb string, need need) (_ *entry, err error) {
 	defer func() {
 		switch {
 		case errors.Is(err, ErrNeverRoom):
@@ -124,49 +129,36 @@ func (m *Manager) spacious(ctx context.Context, name, verb string, need func(*en
 	for until := time.Now().Add(roomWait); ; {
 		e, err := m.existing(ctx, name)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		n := need(e)
 		if n == 0 {
-			return e, nil, nil
+			return e, nil
 		}
 		id, owner := e.rec.ID, e.rec.Spec.Owner
 		l, err := m.room.Reserve(ctx, owner, n, 0)
 		if err == nil {
-			return e, l, nil
+			e.room = l
+			return e, nil
 		}
 		m.release(e)
 		wait := time.Until(until)
 		if !errors.Is(err, ErrNoRoom) || wait <= 0 {
-			return nil, nil, err
+			return nil, err
 		}
 		if l, err = m.room.Reserve(ctx, owner, n, wait); err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		// Whoever has the lock may wait for room.
 		if e.mu.TryLock() {
 			if e.exists && e.rec.Ready && e.rec.ID == id && need(e) <= l.Bytes() {
-				return e, l, nil
+				e.room = l
+				return e, nil
 			}
 			m.release(e)
 		}
 		l.Give()
 	}
-}
-
-// writing is like doing, for calls that write or read a sandbox's memory in RAM: f has
-// the room that need asks for.
-func (m *Manager) writing(ctx context.Context, name, verb string, need func(*entry) int64, f func(*entry, *ram.Lease) error) (Info, error) {
-	e, l, err := m.spacious(ctx, name, verb, need)
-	if err != nil {
-		return Info{}, err
-	}
-	defer m.release(e)
-	defer l.Give()
-	if err := f(e, l); err != nil {
-		return Info{}, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
-	}
-	return m.info(e), nil
 }
 
 // roomToWake reserves what the memory of a hibernated sandbox takes. Its lock is

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"sallyport/internal/ram"
 )
 
 // What a record says of a sandbox's sleep. A step that may be cut short by a crash
@@ -79,7 +77,7 @@ func (e *entry) drop(path string) error {
 // Pause stops a running sandbox where it is: in RAM, taking no CPU time. Any use
 // wakes it. One that sleeps already is left as it is.
 func (m *Manager) Pause(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "pausing", func(e *entry) error {
+	return m.doing(ctx, name, "pausing", noRoom, func(e *entry) error {
 		if e.state.asleep() {
 			return nil
 		}
@@ -124,7 +122,7 @@ func (m *Manager) Resume(ctx context.Context, name string) (Info, error) {
 // Wake lets a sandbox that sleeps go on: its processes are what they were. One
 // that runs is left as it is, one that is stopped is ErrState.
 func (m *Manager) Wake(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "waking", func(e *entry) error {
+	return m.doing(ctx, name, "waking", noRoom, func(e *entry) error {
 		if !e.state.live() {
 			return fmt.Errorf("%w: it is %s and has no session to go on with: `sallyport run %s -- CMD` starts one", ErrState, m.info(e).State, name)
 		}
@@ -175,16 +173,16 @@ func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
 		}
 		return m.memorySize(ctx, e)
 	}
-	return m.writing(ctx, name, "hibernating", need, func(e *entry, l *ram.Lease) error {
+	return m.doing(ctx, name, "hibernating", need, func(e *entry) error {
 		if e.state == Hibernated {
 			return nil
 		}
-		return m.hibernate(ctx, e, l)
+		return m.hibernate(ctx, e)
 	})
 }
 
 // hibernate is Hibernate with the lock held and room reserved.
-func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err error) {
+func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	if e.state != Running && e.state != Paused {
 		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
 	}
@@ -202,7 +200,7 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 	if err != nil {
 		return err
 	}
-	if err := m.writable(ctx, e, room); err != nil { // before it loses connections
+	if err := m.writable(ctx, e); err != nil { // before it loses connections
 		return err
 	}
 	ctx = context.WithoutCancel(ctx) // half of it is of use to nobody
@@ -225,9 +223,9 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 	if err != nil {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
-	room.Use(e.rec.ID)
+	e.room.Use(e.rec.ID)
 	// It has been running since.
-	if err := m.writable(ctx, e, room); err != nil {
+	if err := m.writable(ctx, e); err != nil {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
 	e.hangUp()
@@ -236,7 +234,7 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 	// when it has.
 	var sealing chan sealed
 	begin := func() {
-		if err := room.Correct(); err != nil {
+		if err := e.room.Correct(); err != nil {
 			m.opt.Logger.Warn("more room in memory is held than a sandbox takes", "sandbox", e.rec.Name, "error", err)
 		}
 		sealing = make(chan sealed, 1)

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"sallyport/internal/durable"
-	"sallyport/internal/ram"
 )
 
 // Snapshot is what a sandbox was at a moment: its disk, its memory store and, where
@@ -103,15 +102,15 @@ func (m *Manager) Snapshot(ctx context.Context, name string, spec SnapshotSpec) 
 		}
 		return m.memorySize(ctx, e)
 	}
-	_, err = m.writing(ctx, name, "making a snapshot of", need, func(e *entry, room *ram.Lease) (err error) {
-		s, err = m.keep(ctx, e, spec, room)
+	_, err = m.doing(ctx, name, "making a snapshot of", need, func(e *entry) (err error) {
+		s, err = m.keep(ctx, e, spec)
 		return err
 	})
 	return s, err
 }
 
 // keep makes a snapshot, with room for the memory.
-func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec, room *ram.Lease) (s Snapshot, err error) {
+func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snapshot, err error) {
 	if m.opt.Key == nil {
 		return s, fmt.Errorf("%w: this manager has nothing to seal it with", ErrNoCheckpoint)
 	}
@@ -154,7 +153,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec, room *r
 		if s.Build, err = m.opt.Runtime.Build(ctx); err != nil {
 			return s, err
 		}
-		dir, done := m.scratch(e, room)
+		dir, done := m.scratch(e)
 		defer func() { err = errors.Join(err, done()) }()
 		mem = dir
 		if s.Flows = e.rec.Flows; e.state == Running {
@@ -175,7 +174,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec, room *r
 		}
 	}()
 	store := sha256.New()
-	s.Stood, err = m.still(ctx, e, mem, room, func(layer, memory string) error {
+	s.Stood, err = m.still(ctx, e, mem, func(layer, memory string) error {
 		if m.opt.Mark != nil {
 			s.Mark = m.opt.Mark()
 		}
