@@ -23,6 +23,10 @@ type entry struct {
 	loose  bool             // it may have more memory than its spec says: see confine
 	agent  *channel.Channel // to the session's agent, nil until it is used
 	room   *ram.Lease       // of who has the lock, where it was reserved; release gives it back
+	// line is of those who wait for room for it, done when it may be in vain that they
+	// do; scatter has it be done. See await.
+	line    context.Context
+	scatter context.CancelFunc
 	// freeing is for what the kernel gives back of files that have been removed.
 	freeing sync.WaitGroup
 	// shown is what listings say, also while mu is held for long; nil for a
@@ -38,13 +42,23 @@ type entry struct {
 func (m *Manager) release(e *entry) {
 	e.room.Give()
 	e.room = nil
+	var i *Info
 	if e.exists && e.rec.Ready {
-		i := m.info(e)
-		e.shown.Store(&i)
-	} else {
-		e.shown.Store(nil)
+		now := m.info(e)
+		i = &now
+	}
+	if was := e.shown.Swap(i); e.scatter != nil && moved(was, i) {
+		e.scatter()
 	}
 	e.mu.Unlock()
+}
+
+// moved tells whether a sandbox has come, gone, or to another state or session.
+func moved(was, is *Info) bool {
+	if was == nil || is == nil {
+		return was != is
+	}
+	return was.State != is.State || was.Session != is.Session
 }
 
 // entry returns the entry of a name with its lock held; the caller unlocks it.

@@ -211,7 +211,7 @@ func (m *Manager) lull(ctx context.Context, i Info, why string) error {
 		}
 		return m.end(ctx, e, why)
 	})
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, ErrNotFound) || errors.Is(err, errEnded) {
 		return nil
 	}
 	return err

@@ -140,7 +140,7 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 // Start runs a stopped sandbox and attaches its identity, or wakes one that
 // sleeps; running ones are left as they are.
 func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "starting", noRoom, func(e *entry) error {
+	return m.doing(ctx, name, "starting", m.toWake, func(e *entry) error {
 		defer e.use()()
 		return m.start(ctx, e)
 	})

@@ -374,7 +374,7 @@ func TestRoomAfterCrash(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	began := time.Now()
-	if _, err := b.Wake(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "reading its memory") {
+	if _, err := b.Wake(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for room") {
 		t.Errorf("it woke where there is no room: %v", err)
 	}
 	if waited := time.Since(began); waited < patience {

@@ -122,7 +122,7 @@ func (m *Manager) Resume(ctx context.Context, name string) (Info, error) {
 // Wake lets a sandbox that sleeps go on: its processes are what they were. One
 // that runs is left as it is, one that is stopped is ErrState.
 func (m *Manager) Wake(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "waking", noRoom, func(e *entry) error {
+	return m.doing(ctx, name, "waking", m.toWake, func(e *entry) error {
 		if !e.state.live() {
 			return fmt.Errorf("%w: it is %s and has no session to go on with: `sallyport run %s -- CMD` starts one", ErrState, m.info(e).State, name)
 		}
@@ -368,14 +368,10 @@ type restoreError struct {
 
 func (e *restoreError) Unwrap() error { return e.error }
 
-// wake restores a hibernated sandbox, or starts it from its disk where its memory
-// is of no use.
+// wake restores a hibernated sandbox, for which there is room, or starts it from its
+// disk where its memory is of no use.
 func (m *Manager) wake(ctx context.Context, e *entry) error {
-	give, err := m.roomToWake(ctx, e)
-	if err != nil {
-		return err
-	}
-	defer give()
+	e.room.Use(e.rec.ID)
 	build, err := m.opt.Runtime.Build(ctx)
 	if err != nil {
 		return err
