@@ -70,19 +70,6 @@ func (m *Manager) resident(ctx context.Context, e *entry) (n int64, known bool) 
 	return n, err == nil
 }
 
-// writable refuses to write down the memory of a sandbox that has become more than
-// there is room for.
-func (m *Manager) writable(ctx context.Context, e *entry) error {
-	n, known := m.resident(ctx, e)
-	if !known {
-		return nil
-	}
-	if left := e.room.Left(); n > left {
-		return fmt.Errorf("%w: it takes %d bytes, and room was made for %d: it has grown meanwhile: try again", ErrNoRoom, n, left)
-	}
-	return nil
-}
-
 // fileSize is that of a sealed file, which is more than what is sealed in it. What
 // cannot be read has none: who reads it says why.
 func fileSize(path string) int64 {

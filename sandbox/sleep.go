@@ -200,9 +200,6 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := m.writable(ctx, e); err != nil { // before it loses connections
-		return err
-	}
 	ctx = context.WithoutCancel(ctx) // half of it is of use to nobody
 	flows := e.rec.Flows
 	if e.state == Paused {
@@ -224,10 +221,6 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
 	e.room.Use(e.rec.ID)
-	// It has been running since.
-	if err := m.writable(ctx, e); err != nil {
-		return errors.Join(err, m.rouse(ctx, e, flows))
-	}
 	e.hangUp()
 	// The engine takes its time to see that the container has ended. Until then, and
 	// until the event, a crash finds it hibernating, and what is sealed is looked at
@@ -248,7 +241,7 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 			}
 		}()
 		e.loose = true
-		return m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), false, begin)
+		return m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), e.room.Left(), false, begin)
 	}()
 	if err != nil {
 		st, serr := m.awaitStatus(ctx, e)

@@ -134,12 +134,8 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, f func(layer,
 			return 0, fmt.Errorf("reading its memory: %w", err)
 		}
 	default:
-		// It grows no more.
-		if err := m.writable(ctx, e); err != nil {
-			return 0, err
-		}
 		e.loose = true
-		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, true, nil); err != nil {
+		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, e.room.Left(), true, nil); err != nil {
 			return 0, err
 		}
 	}

@@ -13,8 +13,6 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"golang.org/x/sys/unix"
-
-	"sallyport/sandbox"
 )
 
 // What is written into a tmpfs is charged to who writes it first
@@ -85,21 +83,13 @@ func (g group) read(file string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// raise gives a container with a limit of memory room for a checkpoint of it.
-func raise(info container.InspectResponse) error {
-	limit := info.HostConfig.Memory
-	if limit == 0 {
-		return nil
-	}
-	n, err := resident(info.State.Pid)
-	if err != nil {
-		return err
-	}
+// raise has a container have at most so many bytes, until Confine.
+func raise(info container.InspectResponse, bytes int64) error {
 	g, err := memoryGroup(info.State.Pid, info.ID)
 	if err != nil {
 		return err
 	}
-	return g.limit(limit + sandbox.CheckpointSize(n))
+	return g.limit(bytes)
 }
 
 // Confine gives a container back the limit of memory that Checkpoint has raised. One
