@@ -369,54 +369,50 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	if err != nil {
 		return err
 	}
-	unreadable := func(err error) error {
-		err = errors.Join(err, e.drop(m.ram(e)))
-		if errors.Is(err, errUnusable) {
-			return m.fresh(ctx, e, err)
-		}
-		return fmt.Errorf("reading its memory: %w: `sallyport sandbox stop %s` gives it up", err, e.rec.Name)
-	}
 	in, err := openCheckpoint(m.opt.Key, m.checkpointPath(e), checkHeader(e.rec, build))
 	if err != nil {
-		return unreadable(err)
+		return m.unwoken(ctx, e, err)
 	}
 	defer in.Close()
 	// The container is being made meanwhile. Until it is on record that it wakes,
 	// nothing of it runs, and it is hibernated as before.
-	var unread, untold error
-	var told bool
-	ev := lifecycle(e.rec, "woken")
+	var unfilled error
 	patient := context.WithoutCancel(ctx)
 	err = m.restore(patient, e, func() error {
-		if unread = in.unseal(m.ram(e)); unread != nil {
-			return unread
+		if unfilled = in.unseal(m.ram(e)); unfilled != nil {
+			return unfilled
 		}
-		untold = m.tell(ctx, e, ev, func(r *record) { r.Sleep = waking })
-		told = untold == nil
-		return untold
+		ev := lifecycle(e.rec, "woken")
+		if unfilled = m.tell(ctx, e, ev, func(r *record) { r.Sleep = waking }); unfilled != nil {
+			unfilled = errors.Join(unfilled, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }))
+		}
+		return unfilled
 	})
 	var failed *restoreError
 	switch {
-	case unread != nil:
-		return unreadable(err)
-	case untold != nil:
-		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), e.drop(m.ram(e)))
+	case unfilled != nil:
+		return m.unwoken(ctx, e, err)
 	case !errors.As(err, &failed):
 		return err
 	}
-	ctx = patient
 	tries := e.rec.Wakes + 1
-	if failed.ran || tries >= maxWakes && !errors.Is(err, ErrEngine) {
-		return m.fresh(ctx, e, fmt.Errorf("%w: %w", errUnusable, err))
+	switch {
+	case failed.ran || tries >= maxWakes && !errors.Is(err, ErrEngine):
+		err = fmt.Errorf("%w: %w", errUnusable, err)
+	case e.rec.Sleep == waking: // it may be the engine, or the bridge that nothing guards
+		ev := detailed(e.rec, "hibernated", "it could not be woken: "+err.Error())
+		err = errors.Join(err, m.tell(patient, e, ev, func(r *record) { r.Sleep, r.Wakes = hibernated, tries }))
 	}
-	// It may be the engine, or the bridge that nothing guards.
-	err = fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
-	if !told {
-		return errors.Join(err, e.drop(m.ram(e)))
+	return m.unwoken(patient, e, err)
+}
+
+// unwoken is what follows where a sandbox cannot be woken, now or ever.
+func (m *Manager) unwoken(ctx context.Context, e *entry, why error) error {
+	why = errors.Join(why, e.drop(m.ram(e)))
+	if errors.Is(why, errUnusable) {
+		return m.fresh(ctx, e, why)
 	}
-	return errors.Join(err,
-		m.tell(ctx, e, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error()), func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),
-		e.drop(m.ram(e)))
+	return fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", why, e.rec.Name)
 }
 
 // fresh starts a session from the disk, and says why the last one is over.
