@@ -148,21 +148,9 @@ func (r *Runtime) confine(id string, info container.InspectResponse) error {
 }
 
 // writing is a process that has the runtime write a container's memory down, or 0.
-// Of a container's own processes none is taken for it.
-func writing(container string) (pid int) {
-	own, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		return 0
-	}
-	entries, _ := filepath.Glob("/proc/[0-9]*")
-	for _, e := range entries {
-		line, _ := os.ReadFile(filepath.Join(e, "cmdline"))
-		words := strings.Split(string(line), "\x00")
-		if !slices.Contains(words, "checkpoint") || !slices.Contains(words, container) {
-			continue
-		}
-		if ns, _ := os.Readlink(filepath.Join(e, "ns", "pid")); ns == own {
-			pid, _ = strconv.Atoi(filepath.Base(e))
+func writing(container string) int {
+	for pid, words := range commands() {
+		if slices.Contains(words, "checkpoint") && slices.Contains(words, container) {
 			return pid
 		}
 	}
