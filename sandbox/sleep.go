@@ -211,38 +211,16 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	} else {
 		flows = m.opt.Gate.Sleep(ctx, e.rec.Address)
 	}
-	if err := m.clear(e); err != nil {
-		return errors.Join(err, m.rouse(ctx, e, flows))
+	err = m.clear(e)
+	if err == nil {
+		err = m.note(e, func(r *record) {
+			r.Sleep, r.Flows, r.Slept, r.Began, r.Dozed = hibernating, flows, now(), st.Started, e.state == Paused
+		})
 	}
-	err = m.note(e, func(r *record) {
-		r.Sleep, r.Flows, r.Slept, r.Began, r.Dozed = hibernating, flows, now(), st.Started, e.state == Paused
-	})
 	if err != nil {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
-	e.room.Use(e.rec.ID)
-	e.hangUp()
-	// The engine takes its time to see that the container has ended. Until then, and
-	// until the event, a crash finds it hibernating, and what is sealed is looked at
-	// when it has.
-	var sealing chan sealed
-	begin := func() {
-		if err := e.room.Correct(); err != nil {
-			m.opt.Logger.Warn("more room in memory is held than a sandbox takes", "sandbox", e.rec.Name, "error", err)
-		}
-		sealing = make(chan sealed, 1)
-		go func(rec record) { sealing <- m.sealMemory(rec, build, m.ram(e), m.checkpointPath(e)) }(e.rec)
-	}
-	var s sealed
-	err = func() error {
-		defer func() {
-			if sealing != nil {
-				s = <-sealing
-			}
-		}()
-		e.loose = true
-		return m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), e.room.Left(), false, begin)
-	}()
+	s, err := m.writeDown(ctx, e, build)
 	if err != nil {
 		st, serr := m.awaitStatus(ctx, e)
 		if serr != nil {
@@ -257,6 +235,29 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 		// Only the engine could not say so.
 	}
 	return m.settleHibernated(ctx, e, s)
+}
+
+// writeDown ends a container that runs with its memory in RAM, and seals that. The
+// engine takes its time to see that the container has ended: until then, and until the
+// event, a crash finds it hibernating, and what is sealed is looked at when it has.
+func (m *Manager) writeDown(ctx context.Context, e *entry, build string) (s sealed, err error) {
+	e.room.Use(e.rec.ID)
+	e.hangUp()
+	e.loose = true
+	var sealing chan sealed
+	defer func() {
+		if sealing != nil {
+			s = <-sealing
+		}
+	}()
+	err = m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), e.room.Left(), false, func() {
+		if err := e.room.Correct(); err != nil {
+			m.opt.Logger.Warn("more room in memory is held than a sandbox takes", "sandbox", e.rec.Name, "error", err)
+		}
+		sealing = make(chan sealed, 1)
+		go func(rec record) { sealing <- m.sealMemory(rec, build, m.ram(e), m.checkpointPath(e)) }(e.rec)
+	})
+	return s, err
 }
 
 // sealed is what has become of memory that was to be sealed: so many bytes of it.
