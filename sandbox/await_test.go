@@ -196,3 +196,21 @@ func TestWhoStandsInLineGoes(t *testing.T) {
 		b.free(t)
 	})
 }
+
+// TestIdleIsStopped: that an idle sandbox was stopped while it waited for room to be
+// hibernated is what was wanted of it, or more.
+func TestIdleIsStopped(t *testing.T) {
+	b := newRoomBed(t, 4*asked)
+	i := b.runs(t, "", "a")
+	i.Spec.OnIdle = IdleHibernate
+	others := b.full(t)
+	over := make(chan error, 1)
+	go func() { over <- b.lull(t.Context(), i, "it was idle") }()
+	await(t, "it waits", func() bool { return b.waits(t) })
+	b.must(t)(b.Stop(t.Context(), "a"))
+	if err := <-over; err != nil {
+		t.Error(err)
+	}
+	others.Give()
+	b.free(t)
+}
