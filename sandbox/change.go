@@ -175,7 +175,7 @@ func (r record) wanted() Spec {
 // Set changes the spec of a sandbox. What it cannot change it refuses, and then
 // changes nothing.
 func (m *Manager) Set(ctx context.Context, name string, c SpecChange) (Info, error) {
-	return m.doing(ctx, name, "setting", func(e *entry) error { return m.set(ctx, e, c) })
+	return m.doing(ctx, name, "setting", noRoom, func(e *entry) error { return m.set(ctx, e, c) })
 }
 
 func (m *Manager) set(ctx context.Context, e *entry, c SpecChange) error {

@@ -94,7 +94,7 @@ func (m *Manager) since(e *entry, snapshot string) (Snapshot, error) {
 // keeps it from being put to sleep until done. Without the snapshot it
 // does neither.
 func (m *Manager) placed(ctx context.Context, name, snapshot string) (rec record, s Snapshot, done func(), err error) {
-	e, err := m.existing(ctx, name)
+	e, err := m.spacious(ctx, name, "starting", m.toWake)
 	if err != nil {
 		return rec, s, nil, err
 	}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"sallyport/internal/ram"
 	"sallyport/sandbox/agent/channel"
 )
 
@@ -21,6 +22,11 @@ type entry struct {
 	old    bool             // an earlier process has written rec
 	loose  bool             // it may have more memory than its spec says: see confine
 	agent  *channel.Channel // to the session's agent, nil until it is used
+	room   *ram.Lease       // of who has the lock, where it was reserved; release gives it back
+	// line is of those who wait for room for it, done when it may be in vain that they
+	// do; scatter has it be done. See await.
+	line    context.Context
+	scatter context.CancelFunc
 	// freeing is for what the kernel gives back of files that have been removed.
 	freeing sync.WaitGroup
 	// shown is what listings say, also while mu is held for long; nil for a
@@ -31,15 +37,28 @@ type entry struct {
 	used atomic.Int64 // when the last one ended, in nanoseconds of Unix time
 }
 
-// release gives up an entry's lock and shows what the entry has become.
+// release gives up an entry's lock, with the room in RAM that was reserved for it, and
+// shows what the entry has become.
 func (m *Manager) release(e *entry) {
+	e.room.Give()
+	e.room = nil
+	var i *Info
 	if e.exists && e.rec.Ready {
-		i := m.info(e)
-		e.shown.Store(&i)
-	} else {
-		e.shown.Store(nil)
+		now := m.info(e)
+		i = &now
+	}
+	if was := e.shown.Swap(i); e.scatter != nil && moved(was, i) {
+		e.scatter()
 	}
 	e.mu.Unlock()
+}
+
+// moved tells whether a sandbox has come, gone, or to another state or session.
+func moved(was, is *Info) bool {
+	if was == nil || is == nil {
+		return was != is
+	}
+	return was.State != is.State || was.Session != is.Session
 }
 
 // entry returns the entry of a name with its lock held; the caller unlocks it.
@@ -109,9 +128,10 @@ func (m *Manager) all() []*entry {
 	return slices.Collect(maps.Values(m.entries))
 }
 
-// doing does something to a sandbox, under its lock; verb is for the error.
-func (m *Manager) doing(ctx context.Context, name, verb string, f func(*entry) error) (Info, error) {
-	e, err := m.existing(ctx, name)
+// doing does something to a sandbox, under its lock; verb is for the error. Where f
+// writes or reads the sandbox's memory it has the room that need asks for.
+func (m *Manager) doing(ctx context.Context, name, verb string, need need, f func(*entry) error) (Info, error) {
+	e, err := m.spacious(ctx, name, verb, need)
 	if err != nil {
 		return Info{}, err
 	}

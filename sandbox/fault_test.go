@@ -44,6 +44,7 @@ type faultHost struct {
 	ram        string            // folder in memory
 	mounted    bool              // which is a file system of its own
 	raised     map[string]bool   // what has more memory than it may have, by id
+	grown      int64             // bytes that each takes besides its memory
 	writing    func()            // called as memory is about to be written, nil: nothing
 }
 
@@ -285,9 +286,12 @@ func (h *faultHost) Resume(_ context.Context, id string) error {
 
 func (h *faultHost) Flows(netip.Addr) []Flow { return nil }
 
-func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning bool, whole func()) error {
+func (h *faultHost) Checkpoint(_ context.Context, id, dir string, room int64, leaveRunning bool, whole func()) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if n := h.resident(id); n > room {
+		return fmt.Errorf("%w: %d bytes", ErrNoRoom, n)
+	}
 	h.raised[id] = true
 	if err := h.step("checkpoint"); err != nil {
 		return err
@@ -312,6 +316,9 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, leaveRunning b
 	}
 	return h.step("checkpointed")
 }
+
+// resident is how much of its memory a sandbox has. h.mu is held.
+func (h *faultHost) resident(id string) int64 { return int64(len(h.memory[id])) + h.grown }
 
 func (h *faultHost) Confine(_ context.Context, id string) error {
 	h.mu.Lock()

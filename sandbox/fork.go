@@ -8,7 +8,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/internal/ram"
 	"sallyport/memory"
 )
 
@@ -46,12 +45,11 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 		}
 		return m.memorySize(ctx, e)
 	}
-	e, room, err := m.spacious(ctx, name, "forking", need)
+	e, err := m.spacious(ctx, name, "forking", need)
 	if err != nil {
 		return nil, err
 	}
 	defer m.release(e)
-	defer room.Give()
 	children, err := m.claim(e, spec)
 	if err != nil {
 		return nil, fmt.Errorf("forking sandbox %s: %w", name, err)
@@ -64,7 +62,7 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 			m.release(c)
 		}
 	}()
-	if err := m.fork(ctx, e, spec.Snapshot, children, room); err != nil {
+	if err := m.fork(ctx, e, spec.Snapshot, children); err != nil {
 		for _, c := range children {
 			c.exists = false
 			err = errors.Join(err, m.abort(context.WithoutCancel(ctx), c, "the fork failed"))
@@ -137,7 +135,7 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	return children, nil
 }
 
-func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry, room *ram.Lease) (err error) {
+func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) (err error) {
 	if err := m.roomy(); err != nil {
 		return err
 	}
@@ -148,45 +146,67 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		}
 		roomy()
 	}()
-	live := e.state.live()
-	if e.rec.Restoring != "" && snapshot == "" {
-		return fmt.Errorf("%w: it is being restored: start it first, or fork snapshot %s", ErrState, e.rec.Restoring)
-	}
-	var from *Snapshot
-	if snapshot != "" {
-		s, err := m.snapshot(e, snapshot)
-		if err != nil {
-			return err
-		}
-		from, live = &s, s.Memory
-	}
-	if live {
-		if err := m.canRemember(e); err != nil {
-			return fmt.Errorf("%w: stop it, and fork its disk", err)
-		}
+	from, live, err := m.origin(e, snapshot)
+	if err != nil {
+		return err
 	}
 	// Whatever can be made before is, so that the parent stands for as short as
 	// can be.
-	err = each(children, func(c *entry) error {
-		a, err := m.newAddress()
-		if err != nil {
-			return err
-		}
-		c.rec.Address, c.rec.MAC = a, hardwareAddress(a)
-		if err := m.build(ctx, c.rec); err != nil {
-			return err
-		}
-		return emptyTree(ctx, memory.Dir(m.dir(c.rec.Name)))
-	})
-	if err != nil {
+	if err := each(children, func(c *entry) error { return m.conceive(ctx, c) }); err != nil {
 		return err
 	}
 	mem := ""
 	if live {
-		dir, done := m.scratch(e, room)
+		dir, done := m.scratch(e)
 		defer done()
 		mem = dir
 	}
+	lost, err := m.endow(ctx, e, from, children, mem)
+	if err != nil {
+		return err
+	}
+	return each(children, func(c *entry) error { return m.bear(ctx, c, mem, lost) })
+}
+
+// origin is what there is to fork: a snapshot, or the sandbox as it is for "". live
+// tells whether it has processes.
+func (m *Manager) origin(e *entry, snapshot string) (from *Snapshot, live bool, err error) {
+	live = e.state.live()
+	switch {
+	case snapshot != "":
+		s, err := m.snapshot(e, snapshot)
+		if err != nil {
+			return nil, false, err
+		}
+		from, live = &s, s.Memory
+	case e.rec.Restoring != "":
+		return nil, false, fmt.Errorf("%w: it is being restored: start it first, or fork snapshot %s", ErrState, e.rec.Restoring)
+	}
+	if live {
+		if err := m.canRemember(e); err != nil {
+			return nil, false, fmt.Errorf("%w: stop it, and fork its disk", err)
+		}
+	}
+	return from, live, nil
+}
+
+// conceive makes what there is of a child before it has anything of its parent's.
+func (m *Manager) conceive(ctx context.Context, c *entry) error {
+	a, err := m.newAddress()
+	if err != nil {
+		return err
+	}
+	c.rec.Address, c.rec.MAC = a, hardwareAddress(a)
+	if err := m.build(ctx, c.rec); err != nil {
+		return err
+	}
+	return emptyTree(ctx, memory.Dir(m.dir(c.rec.Name)))
+}
+
+// endow gives children the files of a snapshot, or of the sandbox as it is if that is
+// nil, and puts the processes into the folder mem in RAM, unless that is "". lost is
+// why they cannot be had, if that is so for ever.
+func (m *Manager) endow(ctx context.Context, e *entry, from *Snapshot, children []*entry, mem string) (lost, err error) {
 	inherit := func() error {
 		if m.opt.Inherit == nil {
 			return nil
@@ -199,37 +219,32 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 		return nil
 	}
 	first := children[0]
-	var lost error
 	if from == nil {
-		stood, err := m.still(ctx, e, mem, room, func(layer, store string) error {
+		stood, err := m.still(ctx, e, mem, func(layer, store string) error {
 			if err := inherit(); err != nil {
 				return err
 			}
 			return m.fill(ctx, first, layer, store)
 		})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		m.opt.Logger.Info("forked a sandbox", "sandbox", e.rec.Name, "children", len(children), "stood", stood)
 	} else {
 		if lost, err = m.grow(ctx, first, *from, mem); err != nil {
-			return err
+			return nil, err
 		}
 		if err := inherit(); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	layer, err := m.opt.Runtime.Layer(ctx, first.rec.ID)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	err = each(children[1:], func(c *entry) error {
+	return lost, each(children[1:], func(c *entry) error {
 		return m.fill(ctx, c, layer, memory.Dir(m.dir(first.rec.Name)))
 	})
-	if err != nil {
-		return err
-	}
-	return each(children, func(c *entry) error { return m.bear(ctx, c, mem, lost) })
 }
 
 // fill gives a child that has not started the files of another.

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"sallyport/internal/ram"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
@@ -199,7 +198,7 @@ func (m *Manager) lull(ctx context.Context, i Info, why string) error {
 		}
 		return m.memorySize(ctx, e)
 	}
-	_, err := m.writing(ctx, i.Name, "putting to sleep", need, func(e *entry, l *ram.Lease) error {
+	_, err := m.doing(ctx, i.Name, "putting to sleep", need, func(e *entry) error {
 		if gone(e) {
 			return nil
 		}
@@ -208,11 +207,11 @@ func (m *Manager) lull(ctx context.Context, i Info, why string) error {
 		case IdlePause:
 			return m.pause(ctx, e)
 		case IdleHibernate:
-			return m.hibernate(ctx, e, l)
+			return m.hibernate(ctx, e)
 		}
 		return m.end(ctx, e, why)
 	})
-	if errors.Is(err, ErrNotFound) {
+	if errors.Is(err, ErrNotFound) || errors.Is(err, errEnded) {
 		return nil
 	}
 	return err

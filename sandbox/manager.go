@@ -140,7 +140,7 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 // Start runs a stopped sandbox and attaches its identity, or wakes one that
 // sleeps; running ones are left as they are.
 func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "starting", func(e *entry) error {
+	return m.doing(ctx, name, "starting", m.toWake, func(e *entry) error {
 		defer e.use()()
 		return m.start(ctx, e)
 	})
@@ -151,7 +151,7 @@ func (m *Manager) Defaults() Spec { return m.opt.Defaults }
 
 // Stop ends the sandbox's processes; its files stay.
 func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "stopping", func(e *entry) error {
+	return m.doing(ctx, name, "stopping", noRoom, func(e *entry) error {
 		if !e.state.live() {
 			return nil
 		}

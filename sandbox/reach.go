@@ -2,7 +2,6 @@ package sandbox
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -50,15 +49,14 @@ func (m *Manager) Close() error {
 }
 
 // reach runs a sandbox, if it does not run, and returns the way to its agent.
-func (m *Manager) reach(ctx context.Context, name string) (*channel.Channel, Spec, error) {
-	e, err := m.existing(ctx, name)
-	if err != nil {
-		return nil, Spec{}, err
-	}
-	defer m.release(e)
-	if err := m.start(ctx, e); err != nil {
-		return nil, Spec{}, fmt.Errorf("starting sandbox %s: %w", name, err)
-	}
-	e.use()()
-	return m.agent(e), e.rec.Spec, nil
+func (m *Manager) reach(ctx context.Context, name string) (agent *channel.Channel, spec Spec, err error) {
+	_, err = m.doing(ctx, name, "starting", m.toWake, func(e *entry) error {
+		if err := m.start(ctx, e); err != nil {
+			return err
+		}
+		e.use()()
+		agent, spec = m.agent(e), e.rec.Spec
+		return nil
+	})
+	return agent, spec, err
 }

@@ -17,7 +17,7 @@ import (
 // Recover gets a sandbox out of Failed: it is stopped then. One that is in no error
 // is left as it is.
 func (m *Manager) Recover(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "recovering", func(e *entry) error {
+	return m.doing(ctx, name, "recovering", noRoom, func(e *entry) error {
 		if !e.failed() {
 			return nil
 		}

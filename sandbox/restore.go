@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"sallyport/internal/ram"
 	"sallyport/memory"
 )
 
@@ -21,7 +20,7 @@ import (
 func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Info, error) {
 	// For both at once: who has room waits for no other.
 	need := func(e *entry) int64 { return m.snapshotSize(e, snapshot) + m.safetySize(ctx, e) }
-	return m.writing(ctx, name, "restoring", need, func(e *entry, room *ram.Lease) error { return m.revert(ctx, e, snapshot, room) })
+	return m.doing(ctx, name, "restoring", need, func(e *entry) error { return m.revert(ctx, e, snapshot) })
 }
 
 // safetySize is how much the processes take of the snapshot that is made of what a
@@ -34,7 +33,7 @@ func (m *Manager) safetySize(ctx context.Context, e *entry) int64 {
 }
 
 // revert restores, with room for the memory of before and that of after.
-func (m *Manager) revert(ctx context.Context, e *entry, snapshot string, room *ram.Lease) (err error) {
+func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err error) {
 	s, err := m.snapshot(e, snapshot)
 	if err != nil {
 		return err
@@ -43,7 +42,7 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string, room *r
 		return err
 	}
 	live := e.state.live()
-	mem, done := m.scratch(e, room)
+	mem, done := m.scratch(e)
 	defer func() { err = errors.Join(err, done()) }()
 	lost, err := m.recollect(ctx, s, mem)
 	if err != nil {
@@ -51,10 +50,10 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string, room *r
 	}
 	if e.rec.Restoring == "" {
 		safety := SnapshotSpec{Name: stamp("before-"), Memory: live && m.canRemember(e) == nil, safety: true}
-		if _, err := m.keep(ctx, e, safety, room); err != nil {
+		if _, err := m.keep(ctx, e, safety); err != nil {
 			return fmt.Errorf("making a snapshot of what it is now: %w", err)
 		}
-		if err := room.Correct(); err != nil { // that one is on the disk
+		if err := e.room.Correct(); err != nil { // that one is on the disk
 			return err
 		}
 	}

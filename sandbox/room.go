@@ -12,9 +12,10 @@ import (
 )
 
 // Whatever has a sandbox's memory in the clear in RAM has reserved the room for it
-// (ram.Room) before it begins: before the sandbox stands still, and before others
-// who want to use it stand in line behind its lock. Who holds room waits for
-// nothing that others may hold who wait for room.
+// (ram.Room) before it begins, and before the sandbox stands still. Room is waited for
+// without the sandbox's lock: it can be used, and who stops or removes it does not
+// wait, but ends the wait. Who has a lock waits for no room, so that who has room can
+// wait for a lock.
 
 // Errors of what needs room in RAM.
 var (
@@ -69,19 +70,6 @@ func (m *Manager) resident(ctx context.Context, e *entry) (n int64, known bool) 
 	return n, err == nil
 }
 
-// writable refuses to write down the memory of a sandbox that has become more than
-// there is room for.
-func (m *Manager) writable(ctx context.Context, e *entry, l *ram.Lease) error {
-	n, known := m.resident(ctx, e)
-	if !known {
-		return nil
-	}
-	if n > l.Left() {
-		return fmt.Errorf("%w: it takes %d bytes, and room was made for %d: it has grown meanwhile: try again", ErrNoRoom, n, l.Left())
-	}
-	return nil
-}
-
 // fileSize is that of a sealed file, which is more than what is sealed in it. What
 // cannot be read has none: who reads it says why.
 func fileSize(path string) int64 {
@@ -102,6 +90,8 @@ func (m *Manager) snapshotSize(e *entry, snapshot string) int64 {
 
 // wayOut is what to do where there will never be room, by verb.
 var wayOut = map[string]string{
+	"starting":             "it is hibernated as before; stop it to give its memory up",
+	"waking":               "it is hibernated as before; stop it to give its memory up",
 	"hibernating":          "pause or stop it instead",
 	"putting to sleep":     "have it paused or stopped when it is idle",
 	"making a snapshot of": "leave its memory out",
@@ -109,77 +99,106 @@ var wayOut = map[string]string{
 	"restoring":            "stop it first; a snapshot whose processes are too large needs a host with more RAM",
 }
 
-// spacious is existing, with room in RAM for as many bytes as need says under the
-// sandbox's lock; none for 0. It waits for room without the lock: others can use the
-// sandbox meanwhile. verb is for errors of that.
-func (m *Manager) spacious(ctx context.Context, name, verb string, need func(*entry) int64) (_ *entry, _ *ram.Lease, err error) {
-	defer func() {
-		switch {
-		case errors.Is(err, ErrNeverRoom):
-			err = fmt.Errorf("%s sandbox %s: %w: %s", verb, name, err, wayOut[verb])
-		case errors.Is(err, ErrNoRoom):
-			err = fmt.Errorf("%s sandbox %s: %w", verb, name, err)
-		}
-	}()
-	for until := time.Now().Add(roomWait); ; {
+// need is how much room in RAM something takes that is done to a sandbox, in bytes, at
+// most. It is asked under the sandbox's lock.
+type need func(*entry) int64
+
+func noRoom(*entry) int64 { return 0 }
+
+// toWake is the need of who has a sandbox run, if it does not run.
+func (m *Manager) toWake(e *entry) int64 {
+	if e.state != Hibernated || e.rec.outlived() != nil {
+		return 0
+	}
+	return fileSize(m.checkpointPath(e))
+}
+
+// errEnded: what was to be written or read is gone.
+var errEnded = fmt.Errorf("%w: it was stopped while this waited for room in memory", ErrState)
+
+// spacious is existing, with the room in RAM that need asks for. verb is for errors of
+// that.
+func (m *Manager) spacious(ctx context.Context, name, verb string, need need) (*entry, error) {
+	var (
+		until  = time.Now().Add(roomWait)
+		room   *ram.Lease // that was waited for
+		of     string     // ID that it is for
+		waited = false
+		over   = func() {}
+	)
+	for {
 		e, err := m.existing(ctx, name)
+		over()
 		if err != nil {
-			return nil, nil, err
+			room.Give()
+			return nil, err
 		}
 		n := need(e)
-		if n == 0 {
-			return e, nil, nil
+		if n > room.Bytes() || e.rec.ID != of {
+			room.Give()
+			room = nil
 		}
-		id, owner := e.rec.ID, e.rec.Spec.Owner
-		l, err := m.room.Reserve(ctx, owner, n, 0)
+		switch {
+		case n == 0 && waited && !e.state.live():
+			err = errEnded
+		case n > 0 && room == nil:
+			room, err = m.room.Reserve(ctx, e.rec.Spec.Owner, n, 0)
+		}
+		e.room = room
 		if err == nil {
-			return e, l, nil
+			return e, nil
 		}
-		m.release(e)
-		wait := time.Until(until)
-		if !errors.Is(err, ErrNoRoom) || wait <= 0 {
-			return nil, nil, err
-		}
-		if l, err = m.room.Reserve(ctx, owner, n, wait); err != nil {
-			return nil, nil, err
-		}
-		// Whoever has the lock may wait for room.
-		if e.mu.TryLock() {
-			if e.exists && e.rec.Ready && e.rec.ID == id && need(e) <= l.Bytes() {
-				return e, l, nil
-			}
+		if errors.Is(err, ErrNoRoom) && time.Now().Before(until) {
+			of, waited = e.rec.ID, true
+			room, over, err = m.await(ctx, e, n, until)
+		} else {
 			m.release(e)
 		}
-		l.Give()
+		switch {
+		case errors.Is(err, ErrNeverRoom):
+			return nil, fmt.Errorf("%s sandbox %s: %w: %s", verb, name, err, wayOut[verb])
+		case err != nil:
+			return nil, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
+		}
 	}
 }
 
-// writing is like doing, for calls that write or read a sandbox's memory in RAM: f has
-// the room that need asks for.
-func (m *Manager) writing(ctx context.Context, name, verb string, need func(*entry) int64, f func(*entry, *ram.Lease) error) (Info, error) {
-	e, l, err := m.spacious(ctx, name, verb, need)
-	if err != nil {
-		return Info{}, err
+// await gives up a sandbox's lock and waits for room for it. Without an error the
+// caller has it, if there is any, takes the lock again, calls over and looks what the
+// sandbox has become. Of those who wait for the same sandbox one stands in line for
+// room (ram.Room), and the others for that one: most want the same, that it wakes.
+func (m *Manager) await(ctx context.Context, e *entry, n int64, until time.Time) (room *ram.Lease, over func(), err error) {
+	line, over, owner := e.line, func() {}, e.rec.Spec.Owner
+	first := line == nil || line.Err() != nil
+	if first {
+		line, over = context.WithCancel(context.Background())
+		e.line, e.scatter = line, over
 	}
-	defer m.release(e)
-	defer l.Give()
-	if err := f(e, l); err != nil {
-		return Info{}, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
+	m.release(e)
+	if first {
+		ctx, cancel := context.WithCancelCause(ctx)
+		defer cancel(nil)
+		defer context.AfterFunc(line, func() { cancel(errScattered) })()
+		room, err = m.room.Reserve(ctx, owner, n, time.Until(until))
+	} else {
+		select {
+		case <-line.Done():
+		case <-time.After(time.Until(until)): // the next look says how much there is
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
 	}
-	return m.info(e), nil
+	if err == nil {
+		return room, over, nil
+	}
+	over()
+	switch {
+	case errors.Is(err, errScattered):
+		err = nil
+	case !errors.Is(err, ErrNoRoom):
+		err = fmt.Errorf("waiting for room in memory: %w", err)
+	}
+	return nil, over, err
 }
 
-// roomToWake reserves what the memory of a hibernated sandbox takes. Its lock is
-// held: most that is wanted of it is that it wakes, and to stop it waits too.
-func (m *Manager) roomToWake(ctx context.Context, e *entry) (give func(), err error) {
-	n := fileSize(m.checkpointPath(e))
-	if n == 0 {
-		return func() {}, nil
-	}
-	l, err := m.room.Reserve(ctx, e.rec.Spec.Owner, n, roomWait)
-	if err != nil {
-		return nil, fmt.Errorf("reading its memory: %w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
-	}
-	l.Use(e.rec.ID)
-	return l.Give, nil
-}
+var errScattered = errors.New("it has become another")

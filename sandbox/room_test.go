@@ -26,17 +26,14 @@ type roomBed struct {
 }
 
 // memories is a Meter that says how much of its memory a sandbox has.
-type memories struct {
-	h    *faultHost
-	more atomic.Int64 // bytes that it says besides
-}
+type memories struct{ h *faultHost }
 
 func (o *memories) Usage(context.Context, string) (Usage, error) { return Usage{}, nil }
 
 func (o *memories) Resident(_ context.Context, id string) (int64, error) {
 	o.h.mu.Lock()
 	defer o.h.mu.Unlock()
-	return int64(len(o.h.memory[id])) + o.more.Load(), nil
+	return o.h.resident(id), nil
 }
 
 func newRoomBed(t *testing.T, size int64) *roomBed {
@@ -243,7 +240,7 @@ func TestGrownBeyondRoom(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := newRoomBed(t, 1<<30)
 			i := b.runs(t, "", "a")
-			b.h.failing = func() bool { b.meter.more.Store(64 << 20); return false } // the first step after room was made
+			b.h.failing = func() bool { b.h.grown = 64 << 20; return false } // the first step after room was made
 			err := f(b)
 			if !errors.Is(err, ErrNoRoom) || !strings.Contains(err.Error(), "71303168 bytes") {
 				t.Errorf("got %v", err)
@@ -374,7 +371,7 @@ func TestRoomAfterCrash(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	began := time.Now()
-	if _, err := b.Wake(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "reading its memory") {
+	if _, err := b.Wake(ctx, "a"); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "waiting for room") {
 		t.Errorf("it woke where there is no room: %v", err)
 	}
 	if waited := time.Since(began); waited < patience {

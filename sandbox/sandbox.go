@@ -164,9 +164,10 @@ type Runtime interface {
 	// Checkpoint writes the memory of the container's processes into a folder
 	// that it makes, which is there when it is whole, also where the caller has
 	// ended meanwhile. Unless leaveRunning, they have ended when it returns; when it
-	// fails they may have. It is ErrNoCheckpoint for a runtime that cannot. If whole
+	// fails they may have. It is ErrNoCheckpoint for a runtime that cannot, and ErrNoRoom
+	// where they take more RAM than room, in bytes; nothing has begun then. If whole
 	// is not nil it is called once the folder is there, and they write no more.
-	Checkpoint(ctx context.Context, id, dir string, leaveRunning bool, whole func()) error
+	Checkpoint(ctx context.Context, id, dir string, room int64, leaveRunning bool, whole func()) error
 	// Confine gives the container back the limit of memory that Checkpoint raises,
 	// as what it writes counts as the container's own. It is called when that has
 	// been removed.

@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-
-	"sallyport/internal/ram"
 )
 
 // What a record says of a sandbox's sleep. A step that may be cut short by a crash
@@ -79,7 +77,7 @@ func (e *entry) drop(path string) error {
 // Pause stops a running sandbox where it is: in RAM, taking no CPU time. Any use
 // wakes it. One that sleeps already is left as it is.
 func (m *Manager) Pause(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "pausing", func(e *entry) error {
+	return m.doing(ctx, name, "pausing", noRoom, func(e *entry) error {
 		if e.state.asleep() {
 			return nil
 		}
@@ -124,7 +122,7 @@ func (m *Manager) Resume(ctx context.Context, name string) (Info, error) {
 // Wake lets a sandbox that sleeps go on: its processes are what they were. One
 // that runs is left as it is, one that is stopped is ErrState.
 func (m *Manager) Wake(ctx context.Context, name string) (Info, error) {
-	return m.doing(ctx, name, "waking", func(e *entry) error {
+	return m.doing(ctx, name, "waking", m.toWake, func(e *entry) error {
 		if !e.state.live() {
 			return fmt.Errorf("%w: it is %s and has no session to go on with: `sallyport run %s -- CMD` starts one", ErrState, m.info(e).State, name)
 		}
@@ -175,16 +173,16 @@ func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
 		}
 		return m.memorySize(ctx, e)
 	}
-	return m.writing(ctx, name, "hibernating", need, func(e *entry, l *ram.Lease) error {
+	return m.doing(ctx, name, "hibernating", need, func(e *entry) error {
 		if e.state == Hibernated {
 			return nil
 		}
-		return m.hibernate(ctx, e, l)
+		return m.hibernate(ctx, e)
 	})
 }
 
 // hibernate is Hibernate with the lock held and room reserved.
-func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err error) {
+func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	if e.state != Running && e.state != Paused {
 		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
 	}
@@ -202,9 +200,6 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 	if err != nil {
 		return err
 	}
-	if err := m.writable(ctx, e, room); err != nil { // before it loses connections
-		return err
-	}
 	ctx = context.WithoutCancel(ctx) // half of it is of use to nobody
 	flows := e.rec.Flows
 	if e.state == Paused {
@@ -216,42 +211,16 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 	} else {
 		flows = m.opt.Gate.Sleep(ctx, e.rec.Address)
 	}
-	if err := m.clear(e); err != nil {
-		return errors.Join(err, m.rouse(ctx, e, flows))
+	err = m.clear(e)
+	if err == nil {
+		err = m.note(e, func(r *record) {
+			r.Sleep, r.Flows, r.Slept, r.Began, r.Dozed = hibernating, flows, now(), st.Started, e.state == Paused
+		})
 	}
-	err = m.note(e, func(r *record) {
-		r.Sleep, r.Flows, r.Slept, r.Began, r.Dozed = hibernating, flows, now(), st.Started, e.state == Paused
-	})
 	if err != nil {
 		return errors.Join(err, m.rouse(ctx, e, flows))
 	}
-	room.Use(e.rec.ID)
-	// It has been running since.
-	if err := m.writable(ctx, e, room); err != nil {
-		return errors.Join(err, m.rouse(ctx, e, flows))
-	}
-	e.hangUp()
-	// The engine takes its time to see that the container has ended. Until then, and
-	// until the event, a crash finds it hibernating, and what is sealed is looked at
-	// when it has.
-	var sealing chan sealed
-	begin := func() {
-		if err := room.Correct(); err != nil {
-			m.opt.Logger.Warn("more room in memory is held than a sandbox takes", "sandbox", e.rec.Name, "error", err)
-		}
-		sealing = make(chan sealed, 1)
-		go func(rec record) { sealing <- m.sealMemory(rec, build, m.ram(e), m.checkpointPath(e)) }(e.rec)
-	}
-	var s sealed
-	err = func() error {
-		defer func() {
-			if sealing != nil {
-				s = <-sealing
-			}
-		}()
-		e.loose = true
-		return m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), false, begin)
-	}()
+	s, err := m.writeDown(ctx, e, build)
 	if err != nil {
 		st, serr := m.awaitStatus(ctx, e)
 		if serr != nil {
@@ -266,6 +235,29 @@ func (m *Manager) hibernate(ctx context.Context, e *entry, room *ram.Lease) (err
 		// Only the engine could not say so.
 	}
 	return m.settleHibernated(ctx, e, s)
+}
+
+// writeDown ends a container that runs with its memory in RAM, and seals that. The
+// engine takes its time to see that the container has ended: until then, and until the
+// event, a crash finds it hibernating, and what is sealed is looked at when it has.
+func (m *Manager) writeDown(ctx context.Context, e *entry, build string) (s sealed, err error) {
+	e.room.Use(e.rec.ID)
+	e.hangUp()
+	e.loose = true
+	var sealing chan sealed
+	defer func() {
+		if sealing != nil {
+			s = <-sealing
+		}
+	}()
+	err = m.opt.Runtime.Checkpoint(ctx, e.rec.ID, m.ram(e), e.room.Left(), false, func() {
+		if err := e.room.Correct(); err != nil {
+			m.opt.Logger.Warn("more room in memory is held than a sandbox takes", "sandbox", e.rec.Name, "error", err)
+		}
+		sealing = make(chan sealed, 1)
+		go func(rec record) { sealing <- m.sealMemory(rec, build, m.ram(e), m.checkpointPath(e)) }(e.rec)
+	})
+	return s, err
 }
 
 // sealed is what has become of memory that was to be sealed: so many bytes of it.
@@ -370,66 +362,58 @@ type restoreError struct {
 
 func (e *restoreError) Unwrap() error { return e.error }
 
-// wake restores a hibernated sandbox, or starts it from its disk where its memory
-// is of no use.
+// wake restores a hibernated sandbox, for which there is room, or starts it from its
+// disk where its memory is of no use.
 func (m *Manager) wake(ctx context.Context, e *entry) error {
-	give, err := m.roomToWake(ctx, e)
-	if err != nil {
-		return err
-	}
-	defer give()
+	e.room.Use(e.rec.ID)
 	build, err := m.opt.Runtime.Build(ctx)
 	if err != nil {
 		return err
 	}
-	unreadable := func(err error) error {
-		err = errors.Join(err, e.drop(m.ram(e)))
-		if errors.Is(err, errUnusable) {
-			return m.fresh(ctx, e, err)
-		}
-		return fmt.Errorf("reading its memory: %w: `sallyport sandbox stop %s` gives it up", err, e.rec.Name)
-	}
 	in, err := openCheckpoint(m.opt.Key, m.checkpointPath(e), checkHeader(e.rec, build))
 	if err != nil {
-		return unreadable(err)
+		return m.unwoken(ctx, e, err)
 	}
 	defer in.Close()
 	// The container is being made meanwhile. Until it is on record that it wakes,
 	// nothing of it runs, and it is hibernated as before.
-	var unread, untold error
-	var told bool
-	ev := lifecycle(e.rec, "woken")
+	var unfilled error
 	patient := context.WithoutCancel(ctx)
 	err = m.restore(patient, e, func() error {
-		if unread = in.unseal(m.ram(e)); unread != nil {
-			return unread
+		if unfilled = in.unseal(m.ram(e)); unfilled != nil {
+			return unfilled
 		}
-		untold = m.tell(ctx, e, ev, func(r *record) { r.Sleep = waking })
-		told = untold == nil
-		return untold
+		ev := lifecycle(e.rec, "woken")
+		if unfilled = m.tell(ctx, e, ev, func(r *record) { r.Sleep = waking }); unfilled != nil {
+			unfilled = errors.Join(unfilled, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }))
+		}
+		return unfilled
 	})
 	var failed *restoreError
 	switch {
-	case unread != nil:
-		return unreadable(err)
-	case untold != nil:
-		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }), e.drop(m.ram(e)))
+	case unfilled != nil:
+		return m.unwoken(ctx, e, err)
 	case !errors.As(err, &failed):
 		return err
 	}
-	ctx = patient
 	tries := e.rec.Wakes + 1
-	if failed.ran || tries >= maxWakes && !errors.Is(err, ErrEngine) {
-		return m.fresh(ctx, e, fmt.Errorf("%w: %w", errUnusable, err))
+	switch {
+	case failed.ran || tries >= maxWakes && !errors.Is(err, ErrEngine):
+		err = fmt.Errorf("%w: %w", errUnusable, err)
+	case e.rec.Sleep == waking: // it may be the engine, or the bridge that nothing guards
+		ev := detailed(e.rec, "hibernated", "it could not be woken: "+err.Error())
+		err = errors.Join(err, m.tell(patient, e, ev, func(r *record) { r.Sleep, r.Wakes = hibernated, tries }))
 	}
-	// It may be the engine, or the bridge that nothing guards.
-	err = fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", err, e.rec.Name)
-	if !told {
-		return errors.Join(err, e.drop(m.ram(e)))
+	return m.unwoken(patient, e, err)
+}
+
+// unwoken is what follows where a sandbox cannot be woken, now or ever.
+func (m *Manager) unwoken(ctx context.Context, e *entry, why error) error {
+	why = errors.Join(why, e.drop(m.ram(e)))
+	if errors.Is(why, errUnusable) {
+		return m.fresh(ctx, e, why)
 	}
-	return errors.Join(err,
-		m.tell(ctx, e, detailed(e.rec, "hibernated", "it could not be woken: "+err.Error()), func(r *record) { r.Sleep, r.Wakes = hibernated, tries }),
-		e.drop(m.ram(e)))
+	return fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", why, e.rec.Name)
 }
 
 // fresh starts a session from the disk, and says why the last one is over.

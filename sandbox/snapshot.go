@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"sallyport/internal/durable"
-	"sallyport/internal/ram"
 )
 
 // Snapshot is what a sandbox was at a moment: its disk, its memory store and, where
@@ -103,41 +102,26 @@ func (m *Manager) Snapshot(ctx context.Context, name string, spec SnapshotSpec) 
 		}
 		return m.memorySize(ctx, e)
 	}
-	_, err = m.writing(ctx, name, "making a snapshot of", need, func(e *entry, room *ram.Lease) (err error) {
-		s, err = m.keep(ctx, e, spec, room)
+	_, err = m.doing(ctx, name, "making a snapshot of", need, func(e *entry) (err error) {
+		s, err = m.keep(ctx, e, spec)
 		return err
 	})
 	return s, err
 }
 
 // keep makes a snapshot, with room for the memory.
-func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec, room *ram.Lease) (s Snapshot, err error) {
+func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snapshot, err error) {
 	if m.opt.Key == nil {
 		return s, fmt.Errorf("%w: this manager has nothing to seal it with", ErrNoCheckpoint)
 	}
 	if err := m.roomy(); err != nil {
 		return s, err
 	}
-	have, err := m.snapshots(e.rec.Name)
-	if err != nil {
-		return s, err
-	}
 	if spec.Name == "" {
 		spec.Name = stamp("at-")
 	}
-	switch {
-	case !nameForm.MatchString(spec.Name):
-		return s, fmt.Errorf("%w: %q is no snapshot's name: use 1 to 63 lower-case letters, digits and hyphens", ErrBadSpec, spec.Name)
-	case slices.ContainsFunc(have, func(o Snapshot) bool { return o.Name == spec.Name }):
-		return s, fmt.Errorf("%w: there is a snapshot %s: remove it, or choose another name", ErrTaken, spec.Name)
-	case spec.KeepLast < 0 || spec.Expires < 0:
-		return s, fmt.Errorf("%w: keepLast and expires are not below zero", ErrBadSpec)
-	case spec.Memory && !e.state.live():
-		return s, fmt.Errorf("%w: it is %s and has no processes: leave memory out", ErrState, m.info(e).State)
-	case len(have) >= maxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= maxSnapshots):
-		return s, fmt.Errorf("%w: it has %d snapshots: remove some, or say keepLast", ErrState, len(have))
-	case e.rec.Restoring != "":
-		return s, fmt.Errorf("%w: it is being restored: start it first", ErrState)
+	if err := m.keepable(e, spec); err != nil {
+		return s, err
 	}
 	s = Snapshot{
 		Name: spec.Name, Sandbox: e.rec.Name, SandboxID: e.rec.ID, Lineage: e.rec.Lineage, Created: now(),
@@ -148,34 +132,62 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec, room *r
 	}
 	mem := ""
 	if spec.Memory {
-		if err := m.canRemember(e); err != nil {
-			return s, err
-		}
 		if s.Build, err = m.opt.Runtime.Build(ctx); err != nil {
 			return s, err
 		}
-		dir, done := m.scratch(e, room)
+		dir, done := m.scratch(e)
 		defer func() { err = errors.Join(err, done()) }()
 		mem = dir
 		if s.Flows = e.rec.Flows; e.state == Running {
 			s.Flows = m.opt.Gate.Flows(e.rec.Address)
 		}
 	}
-	dir := filepath.Join(m.snapshotsDir(e.rec.Name), s.Name)
-	part := dir + partSuffix
+	part := filepath.Join(m.snapshotsDir(e.rec.Name), s.Name+partSuffix)
 	if err := os.RemoveAll(part); err != nil {
 		return s, err
 	}
 	if err := durable.MkdirAll(part, 0o700); err != nil {
 		return s, err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.RemoveAll(part))
-		}
-	}()
+	if err = m.capture(ctx, e, &s, part, mem); err == nil {
+		err = m.place(ctx, e, s, part)
+	}
+	if err != nil {
+		return s, errors.Join(err, os.RemoveAll(part))
+	}
+	return s, m.retain(ctx, e, spec)
+}
+
+// keepable says why such a snapshot cannot be made, or nil.
+func (m *Manager) keepable(e *entry, spec SnapshotSpec) error {
+	have, err := m.snapshots(e.rec.Name)
+	if err != nil {
+		return err
+	}
+	switch {
+	case !nameForm.MatchString(spec.Name):
+		return fmt.Errorf("%w: %q is no snapshot's name: use 1 to 63 lower-case letters, digits and hyphens", ErrBadSpec, spec.Name)
+	case slices.ContainsFunc(have, func(o Snapshot) bool { return o.Name == spec.Name }):
+		return fmt.Errorf("%w: there is a snapshot %s: remove it, or choose another name", ErrTaken, spec.Name)
+	case spec.KeepLast < 0 || spec.Expires < 0:
+		return fmt.Errorf("%w: keepLast and expires are not below zero", ErrBadSpec)
+	case spec.Memory && !e.state.live():
+		return fmt.Errorf("%w: it is %s and has no processes: leave memory out", ErrState, m.info(e).State)
+	case len(have) >= maxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= maxSnapshots):
+		return fmt.Errorf("%w: it has %d snapshots: remove some, or say keepLast", ErrState, len(have))
+	case e.rec.Restoring != "":
+		return fmt.Errorf("%w: it is being restored: start it first", ErrState)
+	case spec.Memory:
+		return m.canRemember(e)
+	}
+	return nil
+}
+
+// capture writes what a sandbox is into the folder part; its processes by way of the
+// folder mem in RAM, unless that is "".
+func (m *Manager) capture(ctx context.Context, e *entry, s *Snapshot, part, mem string) (err error) {
 	store := sha256.New()
-	s.Stood, err = m.still(ctx, e, mem, room, func(layer, memory string) error {
+	s.Stood, err = m.still(ctx, e, mem, func(layer, memory string) error {
 		if m.opt.Mark != nil {
 			s.Mark = m.opt.Mark()
 		}
@@ -185,41 +197,46 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec, room *r
 		return m.packSealed(ctx, memory, filepath.Join(part, snapshotStore), store)
 	})
 	if err != nil {
-		return s, err
+		return err
 	}
 	s.Version = hex.EncodeToString(store.Sum(nil))
 	if mem != "" {
 		h := header{Build: s.Build, ID: s.SandboxID, Session: s.Session, Made: s.Created}
 		if _, err := sealCheckpoint(m.opt.Key, h, mem, filepath.Join(part, snapshotMemory), m.roomy); err != nil {
-			return s, err
+			return err
 		}
 	}
-	if err := m.finish(part, &s); err != nil {
-		return s, err
-	}
+	return m.finish(part, s)
+}
+
+// place moves a snapshot that is whole from the folder part to its own, and has it on
+// record between (see aside). When it fails there is none.
+func (m *Manager) place(ctx context.Context, e *entry, s Snapshot, part string) (err error) {
 	what := fmt.Sprintf("%s, %d bytes, sealed", s.Name, s.Size)
 	if s.Memory {
 		what += ", with its processes"
 	}
-	ev := detailed(e.rec, "snapshot", what)
+	all := m.snapshotsDir(e.rec.Name)
+	dir, ev := filepath.Join(all, s.Name), detailed(e.rec, "snapshot", what)
 	whole := aside(dir, ev, partSuffix)
 	if err := os.Rename(part, whole); err != nil {
-		return s, err
+		return err
 	}
-	part = whole
-	if err := durable.SyncDir(m.snapshotsDir(e.rec.Name)); err != nil {
-		return s, err
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(whole))
+		}
+	}()
+	if err := durable.SyncDir(all); err != nil {
+		return err
 	}
 	if err := m.say(ctx, e, ev); err != nil {
-		return s, err
+		return err
 	}
-	if err := os.Rename(part, dir); err != nil {
-		return s, errors.Join(err, m.say(ctx, e, detailed(e.rec, "snapshot removed", s.Name+": "+err.Error())))
+	if err := os.Rename(whole, dir); err != nil {
+		return errors.Join(err, m.say(ctx, e, detailed(e.rec, "snapshot removed", s.Name+": "+err.Error())))
 	}
-	if err := durable.SyncDir(m.snapshotsDir(e.rec.Name)); err != nil {
-		return s, err
-	}
-	return s, m.retain(ctx, e, spec)
+	return durable.SyncDir(all)
 }
 
 // stamp is a snapshot's name that tells the time.

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/internal/ram"
 	"sallyport/memory"
 )
 
@@ -19,9 +18,9 @@ const scratchMark = ".call-"
 
 // scratch names a folder in RAM that is not there yet, for which there is room. done
 // removes it.
-func (m *Manager) scratch(e *entry, room *ram.Lease) (dir string, done func() error) {
+func (m *Manager) scratch(e *entry) (dir string, done func() error) {
 	name := e.rec.ID + scratchMark + newID()
-	room.Use(name)
+	e.room.Use(name)
 	m.mu.Lock()
 	m.scratches[name] = true
 	m.mu.Unlock()
@@ -99,9 +98,9 @@ func (m *Manager) canRemember(e *entry) error {
 
 // still has a sandbox stand still while f reads what it has written: its layer, and
 // its memory store. Where dir is not "", its processes are written there as they
-// are at that moment, so that all three agree; room is for them. It returns for how
+// are at that moment, so that all three agree, for which there is room. It returns for how
 // long the sandbox stood.
-func (m *Manager) still(ctx context.Context, e *entry, dir string, room *ram.Lease, f func(layer, store string) error) (stood time.Duration, err error) {
+func (m *Manager) still(ctx context.Context, e *entry, dir string, f func(layer, store string) error) (stood time.Duration, err error) {
 	patient := context.WithoutCancel(ctx)
 	id := e.rec.ID
 	switch e.state {
@@ -135,16 +134,12 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, room *ram.Lea
 			return 0, fmt.Errorf("reading its memory: %w", err)
 		}
 	default:
-		// It grows no more.
-		if err := m.writable(ctx, e, room); err != nil {
-			return 0, err
-		}
 		e.loose = true
-		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, true, nil); err != nil {
+		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, e.room.Left(), true, nil); err != nil {
 			return 0, err
 		}
 	}
-	if err := room.Correct(); err != nil {
+	if err := e.room.Correct(); err != nil {
 		return 0, err
 	}
 	layer, err := m.opt.Runtime.Layer(ctx, id)

@@ -90,7 +90,7 @@ func (*host) Status(context.Context, string) (sandbox.Status, error) {
 }
 func (*host) Pause(context.Context, string) error  { return nil }
 func (*host) Resume(context.Context, string) error { return nil }
-func (*host) Checkpoint(_ context.Context, _, dir string, _ bool, whole func()) error {
+func (*host) Checkpoint(_ context.Context, _, dir string, _ int64, _ bool, whole func()) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return err
 	}

@@ -31,7 +31,7 @@ func TestFork(t *testing.T) {
 	if err := r.Pause(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+	if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
 		t.Fatal(err)
 	}
 	if st, err := r.Status(t.Context(), id); err != nil || !st.Paused {

@@ -13,8 +13,6 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"golang.org/x/sys/unix"
-
-	"sallyport/sandbox"
 )
 
 // What is written into a tmpfs is charged to who writes it first
@@ -85,21 +83,13 @@ func (g group) read(file string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// raise gives a container with a limit of memory room for a checkpoint of it.
-func raise(info container.InspectResponse) error {
-	limit := info.HostConfig.Memory
-	if limit == 0 {
-		return nil
-	}
-	n, err := resident(info.State.Pid)
-	if err != nil {
-		return err
-	}
+// raise has a container have at most so many bytes, until Confine.
+func raise(info container.InspectResponse, bytes int64) error {
 	g, err := memoryGroup(info.State.Pid, info.ID)
 	if err != nil {
 		return err
 	}
-	return g.limit(limit + sandbox.CheckpointSize(n))
+	return g.limit(bytes)
 }
 
 // Confine gives a container back the limit of memory that Checkpoint has raised. One
@@ -158,21 +148,9 @@ func (r *Runtime) confine(id string, info container.InspectResponse) error {
 }
 
 // writing is a process that has the runtime write a container's memory down, or 0.
-// Of a container's own processes none is taken for it.
-func writing(container string) (pid int) {
-	own, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		return 0
-	}
-	entries, _ := filepath.Glob("/proc/[0-9]*")
-	for _, e := range entries {
-		line, _ := os.ReadFile(filepath.Join(e, "cmdline"))
-		words := strings.Split(string(line), "\x00")
-		if !slices.Contains(words, "checkpoint") || !slices.Contains(words, container) {
-			continue
-		}
-		if ns, _ := os.Readlink(filepath.Join(e, "ns", "pid")); ns == own {
-			pid, _ = strconv.Atoi(filepath.Base(e))
+func writing(container string) int {
+	for pid, words := range commands() {
+		if slices.Contains(words, "checkpoint") && slices.Contains(words, container) {
 			return pid
 		}
 	}

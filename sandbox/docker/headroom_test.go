@@ -9,7 +9,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/sandbox"
 )
+
+// plenty is room for whatever is written, in bytes.
+const plenty = 1 << 40
 
 // TestHeadroom: a sandbox with more than half of the memory that it may have is
 // written down all the same, and may have no more than before once that is gone.
@@ -52,7 +57,13 @@ func TestHeadroom(t *testing.T) {
 		t.Errorf("a process that is not the container's is in %s", g.dir)
 	}
 	dir := filepath.Join(vault(t), "image")
-	if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+	if err := r.Checkpoint(t.Context(), id, dir, n/2, true, nil); !errors.Is(err, sandbox.ErrNoRoom) {
+		t.Errorf("with room for less than it takes: %v", err)
+	}
+	if left, _ := filepath.Glob(dir + "*"); len(left) > 0 || bound() != limit {
+		t.Errorf("with room for less than it takes something was begun: %v, and it may have %d bytes", left, bound())
+	}
+	if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
 		t.Fatal(err)
 	}
 	if have := bound(); have <= limit {
@@ -72,7 +83,7 @@ func TestHeadroom(t *testing.T) {
 	l.await(t, id, l.lines(t, id)+3)
 
 	n0 := l.lines(t, id)
-	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+	if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Restore(t.Context(), id, dir, nil); err != nil {
@@ -88,7 +99,7 @@ func TestHeadroom(t *testing.T) {
 
 	// What is written still, of an earlier process's, is not held against it: not
 	// its files, which nobody finds any more.
-	if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+	if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
 		t.Fatal(err)
 	}
 	written, err := os.Open(filepath.Join(dir, "checkpoint.img"))
@@ -125,7 +136,7 @@ func TestHeadroom(t *testing.T) {
 	}
 
 	// Who takes what was meant for the checkpoint ends, as without one.
-	if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+	if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
 		t.Fatal(err)
 	}
 	hold(160)

@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -66,37 +65,14 @@ func (p *process) hold(pid int) (bool, error) {
 	return true, nil
 }
 
-// find returns the process whose command line is ours, 0 when there is none.
-// A process in another PID namespace is not believed, nor another user's: one
-// of a container, or anybody on this host, could call itself anything. Nor is a
-// child of the process itself, which has its command line from clone(2) until
-// execve(2), and a lower number where those have come round: for who takes that
-// one for the engine, it has ended a moment later.
+// find returns the process whose command line is ours, 0 when there is none. A
+// child of the process itself is not taken for it, which has its command line from
+// clone(2) until execve(2), and a lower number where those have come round: for who
+// takes that one for the engine, it has ended a moment later.
 func (p *process) find() int {
-	ours, err := os.Readlink("/proc/self/ns/pid")
-	if err != nil {
-		return 0
-	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return 0
-	}
 	parents := map[int]int{} // of those that match
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		line, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err != nil || !p.matches(line) {
-			continue
-		}
-		var owner unix.Stat_t
-		if err := unix.Stat(filepath.Join("/proc", e.Name()), &owner); err != nil || owner.Uid != uint32(os.Geteuid()) {
-			continue
-		}
-		ns, err := os.Readlink(filepath.Join("/proc", e.Name(), "ns/pid"))
-		if err != nil || ns != ours {
+	for pid, words := range commands() {
+		if !p.matches(words) {
 			continue
 		}
 		if ppid, err := parent(pid); err == nil {
@@ -111,25 +87,9 @@ func (p *process) find() int {
 	return 0
 }
 
-// parent is a process's, from proc_pid_stat(5). Its error says that it is gone.
-func parent(pid int) (int, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0, err
-	}
-	fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // state, parent, …
-	if len(fields) < 2 || bytes.ContainsAny(fields[0], "ZX") {
-		return 0, unix.ESRCH // one that is dead has no parent any more
-	}
-	return strconv.Atoi(string(fields[1]))
-}
-
-// matches compares a /proc/PID/cmdline with the process's own.
-func (p *process) matches(line []byte) bool {
-	words := bytes.Split(bytes.TrimSuffix(line, []byte{0}), []byte{0})
-	return len(words) == len(p.args)+1 &&
-		filepath.Base(string(words[0])) == filepath.Base(p.path) &&
-		slices.EqualFunc(words[1:], p.args, func(w []byte, a string) bool { return string(w) == a })
+// matches compares a command line with the process's own.
+func (p *process) matches(words []string) bool {
+	return filepath.Base(words[0]) == filepath.Base(p.path) && slices.Equal(words[1:], p.args)
 }
 
 // start runs the process anew.

@@ -1,12 +1,9 @@
 package docker
 
 import (
-	"bytes"
 	"context"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -61,30 +58,19 @@ func inUse(err error) bool {
 // endShim kills the shim of a container of the containerd at a socket, if there is
 // one.
 func endShim(container, socket string) (found bool) {
-	entries, _ := filepath.Glob("/proc/[0-9]*/cmdline")
-	for _, e := range entries {
-		line, err := os.ReadFile(e)
-		if err != nil {
-			continue
-		}
-		words := bytes.Split(bytes.TrimSuffix(line, []byte{0}), []byte{0})
+	for pid, words := range commands() {
 		has := func(option, value string) bool {
-			i := slices.IndexFunc(words, func(w []byte) bool { return string(w) == option })
-			return i >= 0 && i+1 < len(words) && string(words[i+1]) == value
+			i := slices.Index(words, option)
+			return i >= 0 && i+1 < len(words) && words[i+1] == value
 		}
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(e)))
-		if err != nil || !bytes.HasPrefix([]byte(filepath.Base(string(words[0]))), []byte("containerd-shim")) || !has("-id", container) || !has("-address", socket) {
+		if !strings.HasPrefix(filepath.Base(words[0]), "containerd-shim") || !has("-id", container) || !has("-address", socket) {
 			continue
 		}
-		// Who owns it, and that it is not one that took its number, as with the
-		// engine's own processes.
 		fd, err := unix.PidfdOpen(pid, 0)
 		if err != nil {
 			continue
 		}
-		var owner unix.Stat_t
-		again, rerr := os.ReadFile(e)
-		if rerr == nil && bytes.Equal(again, line) && unix.Stat(filepath.Dir(e), &owner) == nil && owner.Uid == uint32(os.Geteuid()) {
+		if slices.Equal(command(pid), words) { // and none that took its number
 			found = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil || found
 		}
 		_ = unix.Close(fd)

@@ -56,7 +56,7 @@ func (r *Runtime) Resume(ctx context.Context, id string) error {
 // store, which is on a disk, and cannot be had of a container that was started
 // before the engine was ("invalid task checkpoint option" of Engine 20.10). The
 // engine sees a container that has ended.
-func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning bool, whole func()) (err error) {
+func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, leaveRunning bool, whole func()) (err error) {
 	info, err := r.inspect(ctx, id)
 	if err != nil {
 		return err
@@ -74,8 +74,17 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, leaveRunning b
 	// Whoever asked may go away: half a checkpoint would be of use to nobody.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), checkpointTimeout)
 	defer cancel()
-	if err := raise(info); err != nil {
-		return fmt.Errorf("making room for the memory of sandbox %s: %w", id, err)
+	n, err := resident(info.State.Pid)
+	if err == nil && n > room {
+		return fmt.Errorf("%w: it takes %d bytes, and room was made for %d: it has grown meanwhile: try again", sandbox.ErrNoRoom, n, room)
+	}
+	if limit := info.HostConfig.Memory; limit > 0 {
+		if err == nil {
+			err = raise(info, limit+sandbox.CheckpointSize(n))
+		}
+		if err != nil {
+			return fmt.Errorf("making room for the memory of sandbox %s: %w", id, err)
+		}
 	}
 	part := dir + ".part"
 	args := []string{"--root", root, "checkpoint", "--image-path", part, "--compression=none"}

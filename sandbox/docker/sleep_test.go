@@ -64,7 +64,7 @@ func (l *laboratory) asleep(t *testing.T) (r *Runtime, id, dir string, lines int
 	id = start(l.container(t, testImage))
 	dir = filepath.Join(vault(t), "image")
 	lines = l.lines(t, id)
-	if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+	if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
 		t.Fatal(err)
 	}
 	return r, id, dir, lines
@@ -163,7 +163,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	dir := filepath.Join(vault(t), "image")
 	for i := range 2 {
 		n := l.lines(t, id)
-		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if st, err := r.Status(t.Context(), id); err != nil || st.Running || st.Link != 0 {
@@ -202,7 +202,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 	t.Run("of a container older than the engine", func(t *testing.T) {
 		l.restartEngine(t)
 		n := l.lines(t, id)
-		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := r.Restore(t.Context(), id, dir, nil); err != nil {
@@ -212,14 +212,14 @@ func TestCheckpointAndRestore(t *testing.T) {
 		_ = os.RemoveAll(dir)
 	})
 	t.Run("leaving it running", func(t *testing.T) {
-		if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
 			t.Fatal(err)
 		}
 		l.await(t, id, l.lines(t, id)+3)
 		_ = os.RemoveAll(dir)
 	})
 	t.Run("without a guard", func(t *testing.T) {
-		if err := r.Checkpoint(t.Context(), id, dir, false, nil); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.Remove(l.pinPath()); err != nil {
@@ -254,13 +254,13 @@ func TestCheckpointRefusals(t *testing.T) {
 	l := need(t)
 	dir := filepath.Join(vault(t), "image")
 	stopped := l.create(t, l.container(t, testImage))
-	if err := l.runtime.Checkpoint(t.Context(), stopped, dir, false, nil); err == nil {
+	if err := l.runtime.Checkpoint(t.Context(), stopped, dir, plenty, false, nil); err == nil {
 		t.Error("the memory of a stopped sandbox was written")
 	}
 	c := l.container(t, testImage)
 	c.Spec.Runtime = sandbox.RunC
 	id := l.start(t, c)
-	if err := l.runtime.Checkpoint(t.Context(), id, dir, false, nil); !errors.Is(err, sandbox.ErrNoCheckpoint) {
+	if err := l.runtime.Checkpoint(t.Context(), id, dir, plenty, false, nil); !errors.Is(err, sandbox.ErrNoCheckpoint) {
 		t.Errorf("Checkpoint with runc: %v", err)
 	}
 	for _, bad := range []string{"relative", "/two\n/lines", `/back\slash`} {
@@ -359,7 +359,7 @@ func TestResident(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := r.Checkpoint(t.Context(), id, dir, true, nil); err != nil {
+		if err := r.Checkpoint(t.Context(), id, dir, plenty, true, nil); err != nil {
 			t.Fatal(err)
 		}
 		var took int64

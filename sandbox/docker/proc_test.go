@@ -1,0 +1,81 @@
+package docker
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestBelievesOwnProcessesOnly: whoever starts a process under the command line of the
+// engine, of a shim or of what writes memory down is not taken for it.
+func TestBelievesOwnProcessesOnly(t *testing.T) {
+	if os.Geteuid() != 0 {
+		if os.Getenv("CI") == "true" {
+			t.Fatal("needs root")
+		}
+		t.Skip("needs root to start a process of another user")
+	}
+	for name, tt := range map[string]struct {
+		uid   uint32
+		flags uintptr
+		found bool
+	}{
+		"ours":                     {0, 0, true},
+		"somebody's":               {65534, 0, false},
+		"of another PID namespace": {0, syscall.CLONE_NEWPID, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const socket = "/run/of-no-containerd.sock"
+			container := fmt.Sprint("of-", os.Getpid()) // that nobody else gives
+			cmd := exec.Command("/bin/sh", "-c", "read line", "checkpoint", "-id", container, "-address", socket)
+			cmd.Args[0] = "containerd-shim-of-none"
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: tt.uid}, Cloneflags: tt.flags, Pdeathsig: syscall.SIGKILL}
+			in, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer in.Close()
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			pid := cmd.Process.Pid
+			over := make(chan error, 1)
+			go func() { over <- cmd.Wait() }()
+			// Its descriptors are closed, which Start waits for, before it has its
+			// command line.
+			line := fmt.Sprintf("/proc/%d/cmdline", pid)
+			for b, err := os.ReadFile(line); err == nil && len(b) == 0; b, err = os.ReadFile(line) {
+				time.Sleep(time.Millisecond)
+			}
+			want := 0
+			if tt.found {
+				want = pid
+			}
+			p := &process{name: "shim", path: "/bin/" + cmd.Args[0], args: cmd.Args[1:]}
+			if got := p.find(); got != want {
+				t.Errorf("for the engine: found %d, started %d", got, pid)
+			}
+			if got := writing(container); got != want {
+				t.Errorf("for what writes: found %d, started %d", got, pid)
+			}
+			if endShim(container, socket+".other") || endShim(container+"-other", socket) {
+				t.Error("another's was ended")
+			}
+			if got := endShim(container, socket); got != tt.found {
+				t.Errorf("for a shim: %v", got)
+			}
+			if !tt.found {
+				select {
+				case err := <-over:
+					t.Fatalf("it was ended: %v", err)
+				case <-time.After(100 * time.Millisecond):
+				}
+				_ = cmd.Process.Kill()
+			}
+			<-over
+		})
+	}
+}
