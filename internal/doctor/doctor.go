@@ -57,7 +57,7 @@ type Options struct {
 func Examine(ctx context.Context, opt Options) []Finding {
 	fs := []Finding{root(opt.Config.Engine)}
 	if c := opt.Config; c.Engine.Kind != "none" {
-		fs = append(fs, kernel(release()), btf(), cgroup(), bpffs(), bridgeNetfilter(), engine(c.Engine),
+		fs = append(fs, kernel(release()), btf(), cgroup(), bpffs(), bridgeNetfilter(), engine(c.Engine), appArmor("/"),
 			runsc(ctx, opt.Runsc), tarball(opt.Tarball, c.Sandbox.Image), agent(opt.Agent), subnet(c.Network))
 	}
 	fs = append(fs, disk(opt.Config.DataDir), key(opt.Config), gatewayUser(opt.Config.Gateway), seccomp(), landlock())
@@ -189,6 +189,21 @@ func engine(c config.Engine) Finding {
 		return Finding{"Docker", Fail, "no containerd on PATH", "make setup, or apt-get install containerd"}
 	}
 	return Finding{"Docker", OK, path + ", for a private instance", ""}
+}
+
+// appArmor looks for what loads Docker's profile, below root. An engine before Docker 23
+// asks the kernel alone whether there is AppArmor, and starts no container without it.
+func appArmor(root string) Finding {
+	const name = "AppArmor"
+	enabled, err := os.ReadFile(filepath.Join(root, "sys/module/apparmor/parameters/enabled"))
+	if err != nil || !strings.HasPrefix(string(enabled), "Y") {
+		return Finding{name, OK, "not in use", ""}
+	}
+	path, err := exec.LookPath("apparmor_parser")
+	if err != nil {
+		return Finding{name, Warn, "in use, and no apparmor_parser on PATH", "apt-get install apparmor, or Docker before 23 starts no sandbox"}
+	}
+	return Finding{name, OK, path, ""}
 }
 
 func runsc(ctx context.Context, path string) Finding {

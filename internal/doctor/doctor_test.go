@@ -26,6 +26,34 @@ func TestKernel(t *testing.T) {
 	}
 }
 
+func TestAppArmor(t *testing.T) {
+	root, bin := t.TempDir(), t.TempDir()
+	t.Setenv("PATH", bin)
+	write := func(path, text string, mode os.FileMode) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(when string, want Level) {
+		t.Helper()
+		if got := appArmor(root); got.Level != want || want != OK && got.Fix == "" {
+			t.Errorf("%s: got %v, want %s and how to mend it", when, got, want)
+		}
+	}
+	expect("none in the kernel", OK)
+	enabled := filepath.Join(root, "sys/module/apparmor/parameters/enabled")
+	write(enabled, "N\n", 0o644)
+	expect("off", OK)
+	write(enabled, "Y\n", 0o644)
+	expect("on, without its program", Warn)
+	write(filepath.Join(bin, "apparmor_parser"), "#!/bin/sh\n", 0o755)
+	expect("on", OK)
+}
+
 // Loopback's address is on every host.
 func TestSubnet(t *testing.T) {
 	for s, want := range map[string]Level{
@@ -99,8 +127,8 @@ func TestExamine(t *testing.T) {
 		wants []string
 	}{
 		{"none", []string{"user", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
-		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
-		{"private", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
+		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "AppArmor", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
+		{"private", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "AppArmor", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
 	} {
 		t.Run(tt.kind, func(t *testing.T) {
 			c, err := config.Parse(filepath.Join(dir, "sallyport.yaml"), fmt.Appendf(nil,

@@ -76,6 +76,10 @@ wanted() {
 	done
 	[ -e /usr/share/keyrings/debian-archive-keyring.gpg ] || echo debian-archive-keyring
 	PATH=$PATH:/usr/sbin:/sbin command -v dockerd >/dev/null || echo docker.io
+	# Docker before 23 starts no container where the kernel has AppArmor and nobody loads profiles.
+	if grep -qs Y /sys/module/apparmor/parameters/enabled; then
+		PATH=$PATH:/usr/sbin:/sbin command -v apparmor_parser >/dev/null || echo apparmor
+	fi
 	case $1 in
 	test)
 		# tinyproxy-bin is tinyproxy without the service that listens to everybody.

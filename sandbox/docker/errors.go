@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
@@ -19,6 +20,8 @@ func mapError(err error) error {
 		return err
 	case client.IsErrConnectionFailed(err), cerrdefs.IsUnavailable(err):
 		return fmt.Errorf("%w: %w: see `sallyport doctor`", sandbox.ErrEngine, err)
+	case strings.Contains(err.Error(), "apparmor_parser"):
+		return fmt.Errorf("%w: apt-get install apparmor", err)
 	case cerrdefs.IsNotFound(err):
 		return fmt.Errorf("%w: %w", sandbox.ErrNotFound, err)
 	}
