@@ -115,7 +115,7 @@ func portOf(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String
 
 func (n *inbound) expose(t *testing.T, name, id string, port uint16) string {
 	t.Helper()
-	_, token, err := n.store.Add(name, id, port, time.Hour)
+	_, token, err := n.store.Add(name, id, "", port, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,10 +315,10 @@ func TestInboundOriginIsOneSandbox(t *testing.T) {
 			t.Errorf("the name of the sandbox that is gone: %d", r.StatusCode)
 		}
 	}
-	if _, _, err := n.store.Add(strings.Repeat("a", 46), "sb-3", 65535, time.Hour); err != nil {
+	if _, _, err := n.store.Add(strings.Repeat("a", 46), "sb-3", "", 65535, time.Hour); err != nil {
 		t.Errorf("a long name: %v", err)
 	}
-	if _, _, err := n.store.Add(strings.Repeat("a", 47), "sb-3", 65535, time.Hour); !errors.Is(err, gateway.ErrExposure) {
+	if _, _, err := n.store.Add(strings.Repeat("a", 47), "sb-3", "", 65535, time.Hour); !errors.Is(err, gateway.ErrExposure) {
 		t.Errorf("a name that is too long: %v", err)
 	}
 }
@@ -368,7 +368,7 @@ func TestInboundDenied(t *testing.T) {
 
 func TestInboundExpires(t *testing.T) {
 	n, _ := newInbound(t)
-	_, token, err := n.store.Add("demo", "sb-1", n.port, time.Second)
+	_, token, err := n.store.Add("demo", "sb-1", "", n.port, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -451,7 +451,7 @@ func TestInboundRevoked(t *testing.T) {
 	for name, end := range map[string]func(*inbound){
 		"unexposed": func(n *inbound) { n.exposed.Replace(nil) },
 		"exposed anew": func(n *inbound) {
-			_, _, _ = n.store.Add("demo", "sb-1", n.port, time.Hour)
+			_, _, _ = n.store.Add("demo", "sb-1", "", n.port, time.Hour)
 			n.exposed.Replace(n.store.List())
 		},
 		"tagged otherwise": func(n *inbound) { n.retag.Store(true) },

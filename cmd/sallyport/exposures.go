@@ -78,7 +78,7 @@ func (x exposures) Expose(ctx context.Context, i sandbox.Info, port uint16, last
 	if err := x.say(ctx, i, port, "exposed", fmt.Sprintf("for %v", lasts)); err != nil {
 		return client.Exposed{}, err
 	}
-	e, token, err := d.exposed.Add(i.Name, i.ID, port, lasts)
+	e, token, err := d.exposed.Add(i.Name, i.ID, i.Spec.Owner, port, lasts)
 	if err != nil {
 		return client.Exposed{}, errors.Join(err, x.say(context.WithoutCancel(ctx), i, port, "unexposed", "it could not be exposed"))
 	}
