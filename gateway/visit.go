@@ -221,15 +221,21 @@ func (g *Gateway) wake(ctx context.Context, id string) (Identity, error) {
 
 // exchangeWith sends the request and passes the answer on.
 func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseWriter, r *http.Request) {
+	trailers := !v.upgrade && tokens(r.Header["Te"], "trailers")
 	dropHops(r.Header, v.upgrade)
+	if trailers {
+		r.Header["Te"], r.Header["Connection"] = []string{"trailers"}, []string{"TE"} // RFC 9110, section 10.1.4
+	}
 	if _, said := r.Header["User-Agent"]; !said {
 		r.Header["User-Agent"] = nil // or net/http would name itself
 	}
 	out := r.WithContext(ctx)
 	out.URL.Scheme, out.URL.Host = "http", v.authority
-	out.Close = !v.upgrade
+	out.Close, out.Trailer = !v.upgrade, nil
 	if r.Body != nil && r.Body != http.NoBody {
-		body := &paced{ReadCloser: r.Body, count: &v.in, within: v.gateway.stall, late: v.cancel}
+		body := &paced{ReadCloser: r.Body, count: &v.in, within: v.gateway.stall, late: v.cancel, from: r}
+		body.trailer = sending(r)
+		out.Trailer = body.trailer
 		defer body.rest()
 		out.Body = body
 	}
@@ -255,13 +261,14 @@ func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseW
 	}
 	tidy(resp.Header, false)
 	maps.Copy(w.Header(), resp.Header)
+	announce(w.Header(), resp)
 	v.status = resp.StatusCode
 	w.WriteHeader(resp.StatusCode)
 	v.pass(w, resp)
 }
 
-// pass copies the answer's body, and what comes without a length as it comes. One
-// that breaks off is broken off.
+// pass copies the answer's body and trailers, and what comes without a length as it
+// comes. One that breaks off is broken off.
 func (v *visit) pass(w http.ResponseWriter, resp *http.Response) {
 	flush := func() error { return nil }
 	if resp.ContentLength < 0 {
@@ -282,6 +289,9 @@ func (v *visit) pass(w http.ResponseWriter, resp *http.Response) {
 			}
 		}
 		switch {
+		case err == io.EOF && trail(w, resp) != nil:
+			v.err = errVisitor
+			panic(http.ErrAbortHandler)
 		case err == io.EOF:
 			return
 		case err != nil:
@@ -347,6 +357,9 @@ type paced struct {
 	within time.Duration
 	late   func()
 
+	from    *http.Request // whose trailers the connection fills in at the end
+	trailer http.Header   // what of them goes to the sandbox
+
 	mu    sync.Mutex
 	timer *time.Timer
 }
@@ -362,6 +375,11 @@ func (p *paced) Read(b []byte) (int, error) {
 	n, err := p.ReadCloser.Read(b)
 	p.rest()
 	p.count.Add(int64(n))
+	if err == io.EOF {
+		for name := range p.trailer {
+			p.trailer[name] = p.from.Trailer[name]
+		}
+	}
 	return n, err
 }
 
