@@ -34,9 +34,11 @@ type inbound struct {
 	inside  *httptest.Server
 	port    uint16
 	asleep  atomic.Bool
+	apart   atomic.Bool   // what listens does so on the sandbox's loopback address only
 	retag   atomic.Bool   // the sandbox is another team's
 	slow    chan struct{} // what waking sb-1 waits for
 	wakes   atomic.Int32
+	within  atomic.Pointer[error] // what comes of connecting from inside, in place of a connection
 
 	mu   sync.Mutex
 	seen []*http.Request
@@ -66,8 +68,24 @@ func (n *inbound) Wake(_ context.Context, id string) (gateway.Identity, error) {
 	if n.asleep.Load() {
 		return gateway.Identity{}, errors.New("no engine")
 	}
-	return gateway.Identity{Sandbox: policy.Sandbox{Name: named(id), ID: id}, Address: netip.MustParseAddr("127.0.0.1")}, nil
+	at := netip.MustParseAddr("127.0.0.1")
+	if n.apart.Load() {
+		at = netip.MustParseAddr("127.0.0.2")
+	}
+	return gateway.Identity{Sandbox: policy.Sandbox{Name: named(id), ID: id}, Address: at}, nil
 }
+
+// Connect connects from inside the sandbox.
+func (n *inbound) Connect(_ context.Context, id string, port uint16) (net.Conn, error) {
+	n.step("connect %s:%d", id, port)
+	if err := n.within.Load(); err != nil {
+		return nil, *err
+	}
+	return net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+}
+
+// stall is for how long a program may take nothing.
+const stall = 2 * time.Second
 
 // newInbound exposes a server, and returns the token.
 func newInbound(t *testing.T) (*inbound, string) {
@@ -95,7 +113,9 @@ func newInbound(t *testing.T) (*inbound, string) {
 	if n.store, err = gateway.OpenExposures(t.TempDir() + "/exposures.json"); err != nil {
 		t.Fatal(err)
 	}
-	n.lab = newLab(t, func(o *gateway.Options) { o.Exposures, o.Waker = &n.exposed, n })
+	n.lab = newLab(t, func(o *gateway.Options) {
+		o.Exposures, o.Waker, o.Inside, o.StallTimeout = &n.exposed, n, n, stall
+	})
 	n.policy(allow)
 	if n.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)

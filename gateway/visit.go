@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/netip"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -168,32 +167,20 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if v.place.revoked.Load() == nil && v.Err() != nil {
 		panic(http.ErrAbortHandler) // nobody is there
 	}
-	a := &answer{Status: http.StatusBadGateway, Reason: err.Error(), Decision: v.allowed.ID(), Remedy: "Look at what runs in the sandbox: it must listen on 0.0.0.0, not on 127.0.0.1."}
+	a := &answer{Status: http.StatusBadGateway, Reason: err.Error(), Decision: v.allowed.ID(), Remedy: "Look at what runs in the sandbox: it must listen on this port, on 0.0.0.0, 127.0.0.1 or ::1, and speak HTTP/1.1."}
 	switch {
 	case v.place.revoked.Load() != nil:
 		a.Status, a.Reason, a.Remedy = http.StatusForbidden, v.place.revoked.Load().Error(), remedies["inbound-expired"]
 	case errors.Is(err, errAsleep):
 		a.Status, a.Remedy = http.StatusServiceUnavailable, "Try again, or ask an operator to look at Sallyport's log."
+	case errors.Is(err, ErrInsideBusy):
+		a.Status, a.Remedy = http.StatusServiceUnavailable, "Send fewer requests at once, or have the program in the sandbox listen on 0.0.0.0."
+	case errors.Is(err, ErrInsideEarlier), errors.Is(err, errInside):
+		a.Remedy = "Have the program in the sandbox listen on 0.0.0.0, or stop the sandbox and use it again."
 	}
 	w.Header().Set("Connection", "close")
 	v.status = a.Status
 	a.write(w, r)
-}
-
-// reach runs the sandbox and connects to the port.
-func (v *visit) reach(ctx context.Context) (*net.TCPConn, error) {
-	who, err := v.gateway.wake(ctx, v.exposure.SandboxID)
-	if err != nil || who.ID != v.exposure.SandboxID || !who.Address.IsValid() {
-		v.gateway.logger.Warn("a sandbox could not be started for a request", "sandbox", v.exposure.Sandbox, "error", err)
-		return nil, errAsleep
-	}
-	to := netip.AddrPortFrom(who.Address, v.exposure.Port)
-	c, err := (&net.Dialer{Timeout: reachWithin}).DialContext(ctx, "tcp", to.String())
-	if err != nil {
-		return nil, errUnreachable
-	}
-	impatient(c, v.gateway.stall)
-	return c.(*net.TCPConn), nil
 }
 
 // wake runs a sandbox, once for all who visit it meanwhile: one that takes its time
@@ -400,7 +387,7 @@ func (v *visit) end() {
 		err = &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
 	c := completion(&v.exchange, v.allowed.ActivityID, err)
-	for _, known := range []error{errAsleep, errUnreachable, errUnanswered, errUnswitched, errVisitor} {
+	for _, known := range append([]error{errAsleep, errUnanswered, errUnswitched, errVisitor}, reachFaults...) {
 		if errors.Is(err, known) {
 			c.Detail = known.Error()
 		}
