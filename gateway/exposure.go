@@ -22,7 +22,7 @@ import (
 var (
 	ErrExposureUnknown = errors.New("no such exposure")
 	ErrExposure        = errors.New("this cannot be exposed")
-	ErrExposuresFull   = errors.New("too many ports are exposed: unexpose some")
+	ErrExposuresFull   = errors.New("too many ports are exposed")
 )
 
 // Bounds of exposures.
@@ -40,6 +40,7 @@ const (
 type Exposure struct {
 	Sandbox   string    `json:"sandbox"`
 	SandboxID string    `json:"sandboxID"`
+	Owner     string    `json:"owner,omitempty"` // of the sandbox; none: the host's own
 	Port      uint16    `json:"port"`
 	Created   time.Time `json:"created"`
 	Expires   time.Time `json:"expires"`
@@ -94,7 +95,10 @@ func OpenExposures(path string) (*ExposureStore, error) {
 
 // Add exposes a port and returns the token, which is not kept and cannot be shown
 // again. One that was exposed already has this token from now on.
-func (s *ExposureStore) Add(sandbox, id string, port uint16, lasts time.Duration) (Exposure, string, error) {
+//
+// An owner has no more of them than are left for all others, so that each one who
+// comes finds some: half of all for one alone, a third for each of two.
+func (s *ExposureStore) Add(sandbox, id, owner string, port uint16, lasts time.Duration) (Exposure, string, error) {
 	host := Exposure{Sandbox: sandbox, SandboxID: id, Port: port}.Host()
 	if label, _, _ := strings.Cut(host, "."); len(label) > exposureLabel {
 		return Exposure{}, "", fmt.Errorf("%w: %s is longer than a host name may be: the sandbox's name is too long", ErrExposure, host)
@@ -106,23 +110,42 @@ func (s *ExposureStore) Add(sandbox, id string, port uint16, lasts time.Duration
 	_, _ = rand.Read(raw[:]) // never fails (crypto/rand)
 	token := exposureMark + base64.RawURLEncoding.EncodeToString(raw[:])
 	now := time.Now().UTC().Truncate(time.Second)
-	e := Exposure{Sandbox: sandbox, SandboxID: id, Port: port, Created: now, Expires: now.Add(lasts), Digest: digestOf(token)}
+	e := Exposure{Sandbox: sandbox, SandboxID: id, Owner: owner, Port: port, Created: now, Expires: now.Add(lasts), Digest: digestOf(token)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	next := slices.DeleteFunc(slices.Clone(s.list), func(o Exposure) bool { return !o.live() || o.Host() == host })
-	own := 0
-	for _, o := range next {
-		if o.SandboxID == id {
-			own++
-		}
-	}
-	if len(next) >= maxExposures || own >= maxExposuresOfOne {
-		return Exposure{}, "", fmt.Errorf("exposing port %d of %s: %w", port, sandbox, ErrExposuresFull)
+	anew := false
+	next := slices.DeleteFunc(slices.Clone(s.list), func(o Exposure) bool {
+		anew = anew || o.live() && o.Host() == host
+		return !o.live() || o.Host() == host
+	})
+	if err := spare(next, e); err != nil && !anew { // which takes no room that it had not
+		return Exposure{}, "", fmt.Errorf("exposing port %d of %s: %w", port, sandbox, err)
 	}
 	if err := s.write(append(next, e)); err != nil {
 		return Exposure{}, "", fmt.Errorf("exposing port %d of %s: %w", port, sandbox, err)
 	}
 	return e, token, nil
+}
+
+// spare says whether there is some for another one.
+func spare(list []Exposure, e Exposure) error {
+	ofSandbox, ofOwner := 0, 0
+	for _, o := range list {
+		if o.SandboxID == e.SandboxID {
+			ofSandbox++
+		}
+		if o.Owner == e.Owner {
+			ofOwner++
+		}
+	}
+	switch {
+	case ofSandbox >= maxExposuresOfOne:
+		return fmt.Errorf("%w: a sandbox has at most %d, and this one does: unexpose some", ErrExposuresFull, maxExposuresOfOne)
+	case ofOwner >= maxExposures-len(list):
+		return fmt.Errorf("%w: the sandboxes of one owner have at most as many as are left for others, of %d in all, and this one's have %d: unexpose some, or let some expire",
+			ErrExposuresFull, maxExposures, ofOwner)
+	}
+	return nil
 }
 
 // Remove ends an exposure, and whatever goes on by it once the gateway knows.

@@ -51,18 +51,19 @@ type Waker interface {
 }
 
 var (
-	errAsleep      = errors.New("the sandbox could not be started")
-	errUnreachable = errors.New("nothing listens on that port of the sandbox")
-	errUnanswered  = errors.New("the sandbox gave no answer that could be read")
-	errUnswitched  = errors.New("the sandbox did not begin a WebSocket")
-	errVisitor     = errors.New("who asked went away")
-	errUnexposed   = errors.New("the port is no longer exposed")
+	errAsleep     = errors.New("the sandbox could not be started")
+	errUnanswered = errors.New("the sandbox gave no answer that could be read")
+	errUnswitched = errors.New("the sandbox did not begin a WebSocket")
+	errVisitor    = errors.New("who asked went away")
+	errUnexposed  = errors.New("the port is no longer exposed")
 )
 
 // inward is what a Gateway has for what comes in.
 type inward struct {
 	exposures Exposures
 	waker     Waker
+	inside    Inside // nil: only the sandbox's own address is reached
+	insides   chan struct{}
 	web       *h1.Server
 	port      string // of the listener, as Host has it
 	visitors  chan struct{}
@@ -82,7 +83,7 @@ type visits struct {
 
 func (g *Gateway) newInward(o Options) *inward {
 	in := &inward{
-		exposures: o.Exposures, waker: o.Waker,
+		exposures: o.Exposures, waker: o.Waker, inside: o.Inside, insides: make(chan struct{}, maxInside),
 		visitors: make(chan struct{}, maxVisitors), wakes: make(chan struct{}, maxWakes),
 		refusals: rate.NewLimiter(refusalRate, refusalBurst), visits: map[string]*visits{},
 	}

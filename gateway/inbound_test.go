@@ -34,9 +34,11 @@ type inbound struct {
 	inside  *httptest.Server
 	port    uint16
 	asleep  atomic.Bool
+	apart   atomic.Bool   // what listens does so on the sandbox's loopback address only
 	retag   atomic.Bool   // the sandbox is another team's
 	slow    chan struct{} // what waking sb-1 waits for
 	wakes   atomic.Int32
+	within  atomic.Pointer[error] // what comes of connecting from inside, in place of a connection
 
 	mu   sync.Mutex
 	seen []*http.Request
@@ -66,8 +68,24 @@ func (n *inbound) Wake(_ context.Context, id string) (gateway.Identity, error) {
 	if n.asleep.Load() {
 		return gateway.Identity{}, errors.New("no engine")
 	}
-	return gateway.Identity{Sandbox: policy.Sandbox{Name: named(id), ID: id}, Address: netip.MustParseAddr("127.0.0.1")}, nil
+	at := netip.MustParseAddr("127.0.0.1")
+	if n.apart.Load() {
+		at = netip.MustParseAddr("127.0.0.2")
+	}
+	return gateway.Identity{Sandbox: policy.Sandbox{Name: named(id), ID: id}, Address: at}, nil
 }
+
+// Connect connects from inside the sandbox.
+func (n *inbound) Connect(_ context.Context, id string, port uint16) (net.Conn, error) {
+	n.step("connect %s:%d", id, port)
+	if err := n.within.Load(); err != nil {
+		return nil, *err
+	}
+	return net.Dial("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String())
+}
+
+// stall is for how long a program may take nothing.
+const stall = 2 * time.Second
 
 // newInbound exposes a server, and returns the token.
 func newInbound(t *testing.T) (*inbound, string) {
@@ -95,7 +113,9 @@ func newInbound(t *testing.T) (*inbound, string) {
 	if n.store, err = gateway.OpenExposures(t.TempDir() + "/exposures.json"); err != nil {
 		t.Fatal(err)
 	}
-	n.lab = newLab(t, func(o *gateway.Options) { o.Exposures, o.Waker = &n.exposed, n })
+	n.lab = newLab(t, func(o *gateway.Options) {
+		o.Exposures, o.Waker, o.Inside, o.StallTimeout = &n.exposed, n, n, stall
+	})
 	n.policy(allow)
 	if n.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
 		t.Fatal(err)
@@ -115,7 +135,7 @@ func portOf(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String
 
 func (n *inbound) expose(t *testing.T, name, id string, port uint16) string {
 	t.Helper()
-	_, token, err := n.store.Add(name, id, port, time.Hour)
+	_, token, err := n.store.Add(name, id, "", port, time.Hour)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,10 +335,10 @@ func TestInboundOriginIsOneSandbox(t *testing.T) {
 			t.Errorf("the name of the sandbox that is gone: %d", r.StatusCode)
 		}
 	}
-	if _, _, err := n.store.Add(strings.Repeat("a", 46), "sb-3", 65535, time.Hour); err != nil {
+	if _, _, err := n.store.Add(strings.Repeat("a", 46), "sb-3", "", 65535, time.Hour); err != nil {
 		t.Errorf("a long name: %v", err)
 	}
-	if _, _, err := n.store.Add(strings.Repeat("a", 47), "sb-3", 65535, time.Hour); !errors.Is(err, gateway.ErrExposure) {
+	if _, _, err := n.store.Add(strings.Repeat("a", 47), "sb-3", "", 65535, time.Hour); !errors.Is(err, gateway.ErrExposure) {
 		t.Errorf("a name that is too long: %v", err)
 	}
 }
@@ -368,7 +388,7 @@ func TestInboundDenied(t *testing.T) {
 
 func TestInboundExpires(t *testing.T) {
 	n, _ := newInbound(t)
-	_, token, err := n.store.Add("demo", "sb-1", n.port, time.Second)
+	_, token, err := n.store.Add("demo", "sb-1", "", n.port, time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -451,7 +471,7 @@ func TestInboundRevoked(t *testing.T) {
 	for name, end := range map[string]func(*inbound){
 		"unexposed": func(n *inbound) { n.exposed.Replace(nil) },
 		"exposed anew": func(n *inbound) {
-			_, _, _ = n.store.Add("demo", "sb-1", n.port, time.Hour)
+			_, _, _ = n.store.Add("demo", "sb-1", "", n.port, time.Hour)
 			n.exposed.Replace(n.store.List())
 		},
 		"tagged otherwise": func(n *inbound) { n.retag.Store(true) },

@@ -43,6 +43,9 @@ type Options struct {
 	// Exposures and Waker are needed by ServeInbound.
 	Exposures Exposures
 	Waker     Waker
+	// Inside reaches what listens on a sandbox's loopback address. Default: only
+	// what listens on the sandbox's own address is reached.
+	Inside Inside
 	// Budget counts what limits bound. Default: one of its own.
 	Budget *budget.Book
 	// Revision is that of the policy that Decider decides by, for the records of

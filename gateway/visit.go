@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"net/netip"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -168,32 +167,20 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if v.place.revoked.Load() == nil && v.Err() != nil {
 		panic(http.ErrAbortHandler) // nobody is there
 	}
-	a := &answer{Status: http.StatusBadGateway, Reason: err.Error(), Decision: v.allowed.ID(), Remedy: "Look at what runs in the sandbox: it must listen on 0.0.0.0, not on 127.0.0.1."}
+	a := &answer{Status: http.StatusBadGateway, Reason: err.Error(), Decision: v.allowed.ID(), Remedy: "Look at what runs in the sandbox: it must listen on this port, on 0.0.0.0, 127.0.0.1 or ::1, and speak HTTP/1.1."}
 	switch {
 	case v.place.revoked.Load() != nil:
 		a.Status, a.Reason, a.Remedy = http.StatusForbidden, v.place.revoked.Load().Error(), remedies["inbound-expired"]
 	case errors.Is(err, errAsleep):
 		a.Status, a.Remedy = http.StatusServiceUnavailable, "Try again, or ask an operator to look at Sallyport's log."
+	case errors.Is(err, ErrInsideBusy):
+		a.Status, a.Remedy = http.StatusServiceUnavailable, "Send fewer requests at once, or have the program in the sandbox listen on 0.0.0.0."
+	case errors.Is(err, ErrInsideEarlier), errors.Is(err, errInside):
+		a.Remedy = "Have the program in the sandbox listen on 0.0.0.0, or stop the sandbox and use it again."
 	}
 	w.Header().Set("Connection", "close")
 	v.status = a.Status
 	a.write(w, r)
-}
-
-// reach runs the sandbox and connects to the port.
-func (v *visit) reach(ctx context.Context) (*net.TCPConn, error) {
-	who, err := v.gateway.wake(ctx, v.exposure.SandboxID)
-	if err != nil || who.ID != v.exposure.SandboxID || !who.Address.IsValid() {
-		v.gateway.logger.Warn("a sandbox could not be started for a request", "sandbox", v.exposure.Sandbox, "error", err)
-		return nil, errAsleep
-	}
-	to := netip.AddrPortFrom(who.Address, v.exposure.Port)
-	c, err := (&net.Dialer{Timeout: reachWithin}).DialContext(ctx, "tcp", to.String())
-	if err != nil {
-		return nil, errUnreachable
-	}
-	impatient(c, v.gateway.stall)
-	return c.(*net.TCPConn), nil
 }
 
 // wake runs a sandbox, once for all who visit it meanwhile: one that takes its time
@@ -221,15 +208,21 @@ func (g *Gateway) wake(ctx context.Context, id string) (Identity, error) {
 
 // exchangeWith sends the request and passes the answer on.
 func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseWriter, r *http.Request) {
+	trailers := !v.upgrade && tokens(r.Header["Te"], "trailers")
 	dropHops(r.Header, v.upgrade)
+	if trailers {
+		r.Header["Te"], r.Header["Connection"] = []string{"trailers"}, []string{"TE"} // RFC 9110, section 10.1.4
+	}
 	if _, said := r.Header["User-Agent"]; !said {
 		r.Header["User-Agent"] = nil // or net/http would name itself
 	}
 	out := r.WithContext(ctx)
 	out.URL.Scheme, out.URL.Host = "http", v.authority
-	out.Close = !v.upgrade
+	out.Close, out.Trailer = !v.upgrade, nil
 	if r.Body != nil && r.Body != http.NoBody {
-		body := &paced{ReadCloser: r.Body, count: &v.in, within: v.gateway.stall, late: v.cancel}
+		body := &paced{ReadCloser: r.Body, count: &v.in, within: v.gateway.stall, late: v.cancel, from: r}
+		body.trailer = sending(r)
+		out.Trailer = body.trailer
 		defer body.rest()
 		out.Body = body
 	}
@@ -255,13 +248,14 @@ func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseW
 	}
 	tidy(resp.Header, false)
 	maps.Copy(w.Header(), resp.Header)
+	announce(w.Header(), resp)
 	v.status = resp.StatusCode
 	w.WriteHeader(resp.StatusCode)
 	v.pass(w, resp)
 }
 
-// pass copies the answer's body, and what comes without a length as it comes. One
-// that breaks off is broken off.
+// pass copies the answer's body and trailers, and what comes without a length as it
+// comes. One that breaks off is broken off.
 func (v *visit) pass(w http.ResponseWriter, resp *http.Response) {
 	flush := func() error { return nil }
 	if resp.ContentLength < 0 {
@@ -282,6 +276,9 @@ func (v *visit) pass(w http.ResponseWriter, resp *http.Response) {
 			}
 		}
 		switch {
+		case err == io.EOF && trail(w, resp) != nil:
+			v.err = errVisitor
+			panic(http.ErrAbortHandler)
 		case err == io.EOF:
 			return
 		case err != nil:
@@ -347,6 +344,9 @@ type paced struct {
 	within time.Duration
 	late   func()
 
+	from    *http.Request // whose trailers the connection fills in at the end
+	trailer http.Header   // what of them goes to the sandbox
+
 	mu    sync.Mutex
 	timer *time.Timer
 }
@@ -362,6 +362,11 @@ func (p *paced) Read(b []byte) (int, error) {
 	n, err := p.ReadCloser.Read(b)
 	p.rest()
 	p.count.Add(int64(n))
+	if err == io.EOF {
+		for name := range p.trailer {
+			p.trailer[name] = p.from.Trailer[name]
+		}
+	}
 	return n, err
 }
 
@@ -382,7 +387,7 @@ func (v *visit) end() {
 		err = &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
 	c := completion(&v.exchange, v.allowed.ActivityID, err)
-	for _, known := range []error{errAsleep, errUnreachable, errUnanswered, errUnswitched, errVisitor} {
+	for _, known := range append([]error{errAsleep, errUnanswered, errUnswitched, errVisitor}, reachFaults...) {
 		if errors.Is(err, known) {
 			c.Detail = known.Error()
 		}

@@ -14,6 +14,8 @@ import (
 	"sallyport/internal/api"
 	"sallyport/policy"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/agent/wire"
 	"sallyport/sandbox/client"
 )
 
@@ -62,6 +64,31 @@ func (d *daemon) wake(ctx context.Context, id string) (gateway.Identity, error) 
 	return gateway.Identity{Sandbox: identity(i), Address: i.Address}, err
 }
 
+// inside connects to a port of an exposed sandbox as programs in it would.
+func (d *daemon) inside(ctx context.Context, id string, port uint16) (gatehouse.Stream, error) {
+	i, err := d.exposedOf(id)
+	if err != nil {
+		return nil, err
+	}
+	c, err := d.house.sandboxes.Connect(ctx, i.Name, wire.HostLocal, port)
+	switch {
+	case errors.Is(err, sandbox.ErrNoPort):
+		return nil, fmt.Errorf("%w: %w", gateway.ErrNoListener, err)
+	case errors.Is(err, channel.ErrBusy):
+		return nil, fmt.Errorf("%w: %w", gateway.ErrInsideBusy, err)
+	case errors.Is(err, sandbox.ErrEarlier):
+		return nil, fmt.Errorf("%w: %w", gateway.ErrInsideEarlier, err)
+	case err != nil:
+		return nil, err
+	}
+	// A sandbox keeps its name for as long as it is there: if it is now, it was the
+	// one that was connected to.
+	if _, err := d.exposedOf(id); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
 // exposures are the exposed ports as the API sees them, with an event for each
 // change.
 type exposures struct{ d *daemon }
@@ -78,7 +105,7 @@ func (x exposures) Expose(ctx context.Context, i sandbox.Info, port uint16, last
 	if err := x.say(ctx, i, port, "exposed", fmt.Sprintf("for %v", lasts)); err != nil {
 		return client.Exposed{}, err
 	}
-	e, token, err := d.exposed.Add(i.Name, i.ID, port, lasts)
+	e, token, err := d.exposed.Add(i.Name, i.ID, i.Spec.Owner, port, lasts)
 	if err != nil {
 		return client.Exposed{}, errors.Join(err, x.say(context.WithoutCancel(ctx), i, port, "unexposed", "it could not be exposed"))
 	}

@@ -22,6 +22,7 @@
 //   - to give a name its synthetic address, durably;
 //   - for this host's addresses, before each connection upstream;
 //   - who an exposed sandbox is, and to run it, before it carries a request to it;
+//   - for a connection to an exposed port that nobody but the sandbox itself reaches;
 //   - for an operator's approval of a request, in the name of a running sandbox or
 //     a client: the store bounds what waits, and the answer is a call of the
 //     Warden's, so that what waits for a person keeps nothing else waiting.
@@ -102,6 +103,7 @@ const (
 	callWithdraw
 	callWhose
 	callWake
+	callInside
 )
 
 // known are the errors that are the same on both sides.
@@ -113,6 +115,10 @@ var known = map[string]error{
 	"unavailable": credential.ErrUnavailable,
 	"refused":     credential.ErrRefused,
 	"table-full":  resolver.ErrTableFull,
+
+	"no-listener":    gateway.ErrNoListener,
+	"inside-busy":    gateway.ErrInsideBusy,
+	"inside-earlier": gateway.ErrInsideEarlier,
 }
 
 // Names of the descriptors that the process is given, from 4 on; 3 is the link.

@@ -29,6 +29,10 @@ func (w *Warden) isExposed(id string) bool {
 	return slices.ContainsFunc(w.exposures(), func(e gateway.Exposure) bool { return e.SandboxID == id })
 }
 
+func (w *Warden) opened(id string, port uint16) bool {
+	return slices.ContainsFunc(w.exposures(), func(e gateway.Exposure) bool { return e.SandboxID == id && e.Port == port })
+}
+
 type exposedCall struct{ ID string }
 
 type whoseReply struct{ Sandbox policy.Sandbox }
@@ -70,7 +74,7 @@ func (w *Warden) wake(ctx context.Context, c exposedCall) (wakeReply, error) {
 	}
 }
 
-// waker is a gateway.Waker in the process.
+// waker is a gateway.Waker and a gateway.Inside in the process.
 type waker struct{ peer *link.Peer }
 
 // Whose implements gateway.Waker.

@@ -86,6 +86,10 @@ type Options struct {
 	Exposures func() []gateway.Exposure
 	Whose     func(ctx context.Context, id string) (policy.Sandbox, error)
 	Wake      func(ctx context.Context, id string) (gateway.Identity, error)
+	// Inside connects to a port of a sandbox that is exposed as programs inside it
+	// would. Its errors are those of [gateway.Inside]. Default: what listens on a
+	// sandbox's loopback address is not reached.
+	Inside func(ctx context.Context, id string, port uint16) (Stream, error)
 	// Approvals may be nil: what needs approval is denied then.
 	Approvals Approvals
 	// Event makes the record of a change of the process's state.
@@ -110,6 +114,7 @@ type Warden struct {
 	segments *rate.Limiter
 	turn     chan struct{} // to wait for segments
 	patience time.Duration // with a process that is told something
+	insides  places        // of connections made from inside
 
 	// Guarded by keeper.Hold: the policy in force, and what the next process starts
 	// with.
@@ -269,6 +274,7 @@ func (w *Warden) methods() map[link.Method]link.Handler {
 		callWithdraw: link.Handle(w.withdraw),
 		callWhose:    link.Handle(w.whose),
 		callWake:     link.Handle(w.wake),
+		callInside:   link.HandleFile(w.inside),
 	}
 }
 

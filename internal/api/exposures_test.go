@@ -21,7 +21,7 @@ func (x exposures) Expose(_ context.Context, i sandbox.Info, port uint16, lasts 
 	if port == 22 {
 		return client.Exposed{}, api.ErrNotExposable
 	}
-	e, token, err := x.store.Add(i.Name, i.ID, port, lasts)
+	e, token, err := x.store.Add(i.Name, i.ID, i.Spec.Owner, port, lasts)
 	return client.Exposed{Exposure: shown(e), Token: token, Visit: shown(e).URL + "?token=" + token}, err
 }
 
@@ -82,9 +82,13 @@ func TestExposures(t *testing.T) {
 	if list := must[[]client.Exposure](t)(root.Exposures(ctx, "box")); len(list) != 0 {
 		t.Errorf("after its end: %+v", list)
 	}
-	for i := range 33 {
-		if err := run(acme.Expose(ctx, "box", uint16(9000+i), time.Hour)); (err != nil) != (i == 32) {
+	for i := range 32 {
+		if err := run(acme.Expose(ctx, "box", uint16(9000+i), time.Hour)); err != nil {
 			t.Fatal(fmt.Errorf("exposure %d: %w", i, err))
 		}
+	}
+	err := run(acme.Expose(ctx, "box", 9032, time.Hour))
+	if p := (*api.Problem)(nil); !errors.As(err, &p) || p.Status != 409 || p.Type != client.ProblemType+"full" || !strings.Contains(p.Detail, "at most 32") {
+		t.Errorf("one too many: %v", err)
 	}
 }

@@ -16,13 +16,13 @@ import (
 const inboundConfig = `
 inbound: {listen: "127.0.0.1:7080"}
 expose:
-- {name: previews, sandboxes: {names: [web]}, ports: [8000, 8001], methods: [GET]}
+- {name: previews, sandboxes: {names: [web]}, ports: [8000, 8001, 8002, 8003], methods: [GET]}
 - {name: no admin, sandboxes: {names: [web]}, ports: [8000], paths: ["/admin/**"], action: deny}
 `
 
 // inside is a server of files beside one that echoes frames of WebSockets.
 const inside = `
-import base64, hashlib, http.server, socketserver, struct, threading, os
+import base64, hashlib, http.server, socket, socketserver, struct, threading, os
 os.makedirs("/tmp/www/admin", exist_ok=True)
 os.chdir("/tmp/www")
 open("hello.txt", "w").write("hello from inside\n")
@@ -51,6 +51,20 @@ class Echo(socketserver.StreamRequestHandler):
 
 socketserver.ThreadingTCPServer.allow_reuse_address = True
 threading.Thread(target=socketserver.ThreadingTCPServer(("0.0.0.0", 8001), Echo).serve_forever, daemon=True).start()
+class Six(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6
+class Own(http.server.SimpleHTTPRequestHandler): # as a development server does
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.write(b"11\r\nfor nobody else\r\n\r\n0\r\nX-Sum: 17\r\n\r\n")
+for server, address in (http.server.ThreadingHTTPServer, ("127.0.0.1", 8002)), (Six, ("::1", 8003)):
+    try:
+        threading.Thread(target=server(address, Own).serve_forever, daemon=True).start()
+    except OSError: # the host has no IPv6
+        pass
 http.server.ThreadingHTTPServer(("0.0.0.0", 8000), http.server.SimpleHTTPRequestHandler).serve_forever()
 `
 
@@ -106,6 +120,7 @@ func TestInbound(t *testing.T) {
 		}
 	}
 	testInboundSocket(t, echo.URL, echo.Token)
+	testInboundInside(t, r)
 
 	// Another sandbox: neither by the listener nor by the sandbox's own address.
 	address := strings.Fields(strings.Split(r.ok("sandbox", "get", "web"), "\n")[1])[4]
@@ -133,6 +148,8 @@ except Exception as e:
 		t.Errorf("of a hibernated sandbox: %d %s", status, body)
 	}
 
+	testInboundInside(t, r)
+
 	// Use runs a sandbox that was stopped; the server inside ended with it.
 	r.ok("sandbox", "stop", "web")
 	if status, _, body := reach(t, "GET", web.URL+"hello.txt", web.Token); status != 502 || !strings.Contains(body, "nothing listens") {
@@ -156,6 +173,29 @@ except Exception as e:
 		t.Errorf("after its end: %d", status)
 	}
 	testInboundAudit(t, r, web.Token)
+}
+
+// testInboundInside reaches what listens for the sandbox alone, by either of its
+// loopback addresses.
+func testInboundInside(t *testing.T, r *rig) {
+	ports := []string{"8002", "8003"}
+	if res := r.sallyport("run", "web", "--", "python3", "-c", `import socket; socket.socket(socket.AF_INET6).bind(("::1", 9003))`); res.code != 0 {
+		t.Log("sandboxes have no ::1 here")
+		ports = ports[:1]
+	}
+	for _, port := range ports {
+		var at struct{ Token, URL string }
+		if err := json.Unmarshal([]byte(r.ok("-o", "json", "sandbox", "expose", "web", port, "--for", "10m")), &at); err != nil {
+			t.Fatal(err)
+		}
+		status, header, body := reach(t, "GET", at.URL, at.Token)
+		if status != 200 || body != "for nobody else\r\n" || header.Get(http.TrailerPrefix+"X-Sum") != "17" {
+			t.Errorf("port %s: %d %v %q", port, status, header, body)
+		}
+		if status, _, body := reach(t, "GET", at.URL, "spe_"); status != 401 {
+			t.Errorf("port %s without its token: %d %s", port, status, body)
+		}
+	}
 }
 
 // testInboundAudit looks for what was done, and for tokens.
@@ -220,5 +260,8 @@ func reach(t *testing.T, method, to, token string, header ...string) (int, http.
 	}
 	defer resp.Body.Close()
 	body, _ := io.ReadAll(resp.Body)
+	for name, values := range resp.Trailer {
+		resp.Header[http.TrailerPrefix+name] = values
+	}
 	return resp.StatusCode, resp.Header, string(body)
 }

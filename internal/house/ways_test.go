@@ -11,15 +11,16 @@ import (
 
 // Where the tests are that docs/ways-around.md names.
 var waysIn = map[string]string{
-	"bypass":   "internal/e2e/bypass",
-	"e2e":      "internal/e2e",
-	"datapath": "sandbox/datapath",
-	"gateway":  "gateway",
-	"upstream": "gateway/upstream",
-	"resolver": "gateway/resolver",
-	"mitm":     "gateway/mitm",
-	"api":      "internal/api",
-	"channel":  "sandbox/agent/channel",
+	"bypass":    "internal/e2e/bypass",
+	"e2e":       "internal/e2e",
+	"datapath":  "sandbox/datapath",
+	"gateway":   "gateway",
+	"gatehouse": "gateway/gatehouse",
+	"upstream":  "gateway/upstream",
+	"resolver":  "gateway/resolver",
+	"mitm":      "gateway/mitm",
+	"api":       "internal/api",
+	"channel":   "sandbox/agent/channel",
 }
 
 // Each test that docs/ways-around.md names is there: a function, or a case of the

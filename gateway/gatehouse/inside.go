@@ -1,0 +1,271 @@
+package gatehouse
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/gateway"
+	"sallyport/internal/link"
+)
+
+// What listens on a sandbox's loopback address is reached by the sandbox's agent, and
+// whom that listens to is the daemon's secret. So the daemon connects, and carries
+// the bytes between that connection and a socket that the process gets.
+//
+// Towards the process they are in pieces, each after its length as 32 bits big-endian;
+// one of no length is the end. An end without it is a connection that broke off: a
+// unix socket has no other way to tell, and half an answer is not to pass for one.
+// Towards the sandbox they are as they are.
+
+// Stream is a connection to a port of a sandbox, made from inside. Close breaks off
+// what has not ended.
+type Stream interface {
+	io.ReadWriteCloser
+	CloseWrite() error
+}
+
+// Bounds of such connections. A sandbox's agent has 64, of which commands and
+// forwarded ports are to find some.
+const (
+	maxInsideOfOne = 32 // sandbox
+	maxInside      = 256
+	insideWithin   = 10 * time.Second // to connect
+	pieceSize      = 32 << 10         // bytes
+	// lookEvery is how often it is looked whether the process has left a connection:
+	// who waits for a sandbox that neither takes nor says anything is not told.
+	lookEvery = 250 * time.Millisecond
+)
+
+// places bounds what there is at once, of each sandbox and in all. The zero places
+// are empty.
+type places struct {
+	mu  sync.Mutex
+	of  map[string]int
+	all int
+}
+
+func (p *places) enter(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.all >= maxInside || p.of[id] >= maxInsideOfOne {
+		return false
+	}
+	if p.of == nil {
+		p.of = map[string]int{}
+	}
+	p.of[id]++
+	p.all++
+	return true
+}
+
+func (p *places) leave(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all--
+	if p.of[id]--; p.of[id] == 0 {
+		delete(p.of, id)
+	}
+}
+
+type insideCall struct {
+	ID   string
+	Port uint16
+}
+
+// inside connects to a port that is exposed, whatever else the process would like,
+// and returns a socket.
+func (w *Warden) inside(ctx context.Context, c insideCall) (link.None, *os.File, error) {
+	if !w.opened(c.ID, c.Port) || w.o.Inside == nil {
+		return link.None{}, nil, errUnexposed
+	}
+	if !w.insides.enter(c.ID) {
+		return link.None{}, nil, gateway.ErrInsideBusy
+	}
+	far, err := w.connect(ctx, c)
+	if err != nil {
+		return link.None{}, nil, err
+	}
+	here, there, err := link.Pair()
+	if err != nil {
+		_ = far.Close()
+		w.insides.leave(c.ID)
+		return link.None{}, nil, err
+	}
+	go func() {
+		defer w.insides.leave(c.ID)
+		carry(ctx, here, far)
+	}()
+	return link.None{}, there, nil
+}
+
+// connect does not go on for longer than the process, as wake does not. The place is
+// left where nothing comes of it.
+func (w *Warden) connect(ctx context.Context, c insideCall) (Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, insideWithin)
+	type made struct {
+		Stream
+		err error
+	}
+	done := make(chan made, 1)
+	go func() {
+		s, err := w.o.Inside(ctx, c.ID, c.Port)
+		done <- made{s, err}
+	}()
+	select {
+	case m := <-done:
+		cancel()
+		if m.err != nil {
+			w.insides.leave(c.ID)
+		}
+		return m.Stream, m.err
+	case <-ctx.Done():
+		go func() {
+			defer w.insides.leave(c.ID)
+			defer cancel()
+			if m := <-done; m.err == nil {
+				_ = m.Close()
+			}
+		}()
+		return nil, ctx.Err()
+	}
+}
+
+// carry carries bytes both ways until both have ended, one breaks off, or ctx is done.
+func carry(ctx context.Context, here *net.UnixConn, far Stream) {
+	end := func() { _ = here.Close(); _ = far.Close() }
+	defer end()
+	defer context.AfterFunc(ctx, end)()
+	over := make(chan struct{})
+	var both sync.WaitGroup
+	defer both.Wait()
+	both.Go(func() {
+		for gone, look := false, time.NewTicker(lookEvery); ; {
+			select {
+			case <-over:
+				look.Stop()
+				return
+			case <-look.C:
+			}
+			// What it sent last is on its way for a moment.
+			if is := left(here); is && gone {
+				end()
+			} else {
+				gone = is
+			}
+		}
+	})
+	defer close(over)
+	var ways sync.WaitGroup
+	ways.Go(func() {
+		if _, err := io.Copy(struct{ io.Writer }{far}, here); err == nil {
+			_ = far.CloseWrite()
+			return
+		}
+		// A program that takes no more may have said why.
+		_, _ = io.Copy(io.Discard, here)
+	})
+	ways.Go(func() {
+		if pieces(here, far) != nil {
+			_ = here.Close()
+		}
+	})
+	ways.Wait()
+}
+
+// pieces writes all that from says, and its end.
+func pieces(to *net.UnixConn, from io.Reader) error {
+	buf := make([]byte, 4+pieceSize)
+	for {
+		n, err := from.Read(buf[4:])
+		if n > 0 {
+			binary.BigEndian.PutUint32(buf, uint32(n))
+			if _, err := to.Write(buf[:4+n]); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			_, err = to.Write(make([]byte, 4))
+			return errors.Join(err, to.CloseWrite())
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// left tells whether the other side has closed the socket (poll(2), POLLHUP).
+func left(c *net.UnixConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	is := false
+	err = raw.Control(func(fd uintptr) {
+		state := []unix.PollFd{{Fd: int32(fd)}}
+		n, err := unix.Poll(state, 0)
+		is = err == nil && n > 0 && state[0].Revents&unix.POLLHUP != 0
+	})
+	return err != nil || is
+}
+
+// Connect implements gateway.Inside.
+func (w waker) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
+	f, err := w.peer.CallFile(ctx, callInside, insideCall{id, port}, &link.None{})
+	if err != nil {
+		return nil, err
+	}
+	if f == nil {
+		return nil, errors.New("no connection came")
+	}
+	c, err := link.Inherited(f)
+	if err != nil {
+		return nil, err
+	}
+	return &insider{UnixConn: c, in: bufio.NewReaderSize(c, 4<<10)}, nil
+}
+
+// insider is the process's end of a connection.
+type insider struct {
+	*net.UnixConn
+	in    *bufio.Reader
+	piece int // bytes to come of it
+	ended bool
+}
+
+// Read gives what is in the pieces.
+func (i *insider) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	if i.piece == 0 && !i.ended {
+		var size [4]byte
+		if _, err := io.ReadFull(i.in, size[:]); err != nil {
+			return 0, noEOF(err)
+		}
+		i.piece = int(binary.BigEndian.Uint32(size[:]))
+		i.ended = i.piece == 0
+	}
+	if i.ended {
+		return 0, io.EOF
+	}
+	n, err := i.in.Read(p[:min(len(p), i.piece)])
+	i.piece -= n
+	return n, noEOF(err)
+}
+
+// noEOF is err, where an end is none.
+func noEOF(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

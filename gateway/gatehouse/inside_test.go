@@ -1,0 +1,204 @@
+package gatehouse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sallyport/gateway"
+)
+
+// program is the far end of a Stream.
+func program(t *testing.T) (Stream, *net.TCPConn) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	c, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = far.Close() })
+	_ = far.SetDeadline(time.Now().Add(10 * time.Second))
+	return c.(*net.TCPConn), far.(*net.TCPConn)
+}
+
+// exposes is a scene with port 8000 of box exposed, and the far ends of what was
+// connected to.
+func exposes(t *testing.T) (*scene, <-chan *net.TCPConn) {
+	t.Helper()
+	s := newScene(t)
+	far := make(chan *net.TCPConn, 2*maxInside)
+	s.warden.o.Exposures = func() []gateway.Exposure {
+		list := []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}, {Sandbox: "other", SandboxID: "other", Port: 9000}}
+		for i := range maxInside / maxInsideOfOne {
+			id := fmt.Sprint("box", i)
+			list = append(list, gateway.Exposure{Sandbox: id, SandboxID: id, Port: 8000})
+		}
+		return list
+	}
+	s.warden.o.Inside = func(context.Context, string, uint16) (Stream, error) {
+		here, there := program(t)
+		far <- there
+		return here, nil
+	}
+	return s, far
+}
+
+// A process that has been taken over is connected to exposed ports of exposed
+// sandboxes, and no others.
+func TestInsideIsChecked(t *testing.T) {
+	s, far := exposes(t)
+	var why atomic.Pointer[error]
+	connect := s.warden.o.Inside
+	s.warden.o.Inside = func(ctx context.Context, id string, port uint16) (Stream, error) {
+		if err := why.Load(); err != nil {
+			return nil, fmt.Errorf("no: %w", *err)
+		}
+		return connect(ctx, id, port)
+	}
+	for _, c := range []insideCall{{"box", 8001}, {"box", 9000}, {"other", 8000}, {"none", 8000}, {"", 0}, {"box", 0}} {
+		if c, err := (waker{s.child}).Connect(t.Context(), c.ID, c.Port); err == nil {
+			_ = c.Close()
+			t.Errorf("%v: connected", c)
+		}
+	}
+	if len(far) != 0 {
+		t.Errorf("%d connections were made", len(far))
+	}
+	for _, want := range []error{gateway.ErrNoListener, gateway.ErrInsideBusy, gateway.ErrInsideEarlier} {
+		why.Store(&want)
+		if _, err := (waker{s.child}).Connect(t.Context(), "box", 8000); !errors.Is(err, want) {
+			t.Errorf("got %v, want %v", err, want)
+		}
+	}
+}
+
+// Bytes and ends pass both ways.
+func TestInsideCarries(t *testing.T) {
+	s, far := exposes(t)
+	c, err := waker{s.child}.Connect(t.Context(), "box", 8000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	there := <-far
+	sent := make([]byte, 300_000)
+	for i := range sent {
+		sent[i] = byte(i * 7)
+	}
+	go func() { _, _ = c.Write(sent); _ = c.(*insider).CloseWrite() }()
+	got, err := io.ReadAll(there)
+	if err != nil || string(got) != string(sent) {
+		t.Errorf("the program got %d bytes, %v", len(got), err)
+	}
+	go func() { _, _ = there.Write(sent); _ = there.CloseWrite() }()
+	if got, err = io.ReadAll(c); err != nil || string(got) != string(sent) {
+		t.Errorf("the process got %d bytes, %v", len(got), err)
+	}
+}
+
+// What breaks off does not look like an end.
+func TestInsideBreaksOff(t *testing.T) {
+	s, far := exposes(t)
+	c, err := waker{s.child}.Connect(t.Context(), "box", 8000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	there := <-far
+	_, _ = there.Write([]byte("half"))
+	if _, err := io.ReadFull(c, make([]byte, 4)); err != nil {
+		t.Fatal(err)
+	}
+	_ = there.SetLinger(0)
+	_ = there.Close()
+	if n, err := c.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("what broke off: %d, %v", n, err)
+	}
+}
+
+// Each sandbox has its places, and a connection that the process has left gives its
+// own back, whether or not the program takes what was sent to it or says anything.
+func TestInsideIsBounded(t *testing.T) {
+	s, far := exposes(t)
+	open := func(id string) (net.Conn, error) { return waker{s.child}.Connect(t.Context(), id, 8000) }
+	var all []net.Conn
+	for range maxInsideOfOne {
+		c, err := open("box")
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	if _, err := open("box"); !errors.Is(err, gateway.ErrInsideBusy) {
+		t.Errorf("one too many: %v", err)
+	}
+	others := 0
+	for i := range maxInside / maxInsideOfOne {
+		for range maxInsideOfOne {
+			c, err := open(fmt.Sprint("box", i))
+			if err != nil {
+				if !errors.Is(err, gateway.ErrInsideBusy) {
+					t.Fatal(err)
+				}
+				break
+			}
+			defer c.Close()
+			others++
+		}
+	}
+	if others != maxInside-maxInsideOfOne {
+		t.Errorf("%d of others, want %d", others, maxInside-maxInsideOfOne)
+	}
+	for _, c := range all { // none of which is read by its program
+		go func() {
+			_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
+			_, _ = c.Write(make([]byte, 16<<20))
+			_ = c.Close()
+		}()
+	}
+	deadline := time.Now().Add(5 * time.Second)
+	for {
+		c, err := open("box")
+		if err == nil {
+			_ = c.Close()
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the places are not given back: %v", err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	// With the process ends what it had.
+	_ = s.child.Close()
+	for range len(far) {
+		c := <-far
+		if _, err := io.Copy(io.Discard, c); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Errorf("it goes on: %v", err)
+		}
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		s.warden.insides.mu.Lock()
+		left := s.warden.insides.all
+		s.warden.insides.mu.Unlock()
+		if left == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d go on", left)
+		}
+	}
+}

@@ -1,0 +1,103 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+)
+
+// Inside connects to programs that listen for nobody but their own sandbox: on
+// 127.0.0.1 or ::1 as that has them. What comes by such a connection is the sandbox's
+// word, as by one to its address.
+type Inside interface {
+	// Connect connects to a port that is exposed of a sandbox that runs. Its errors
+	// are ErrNoListener, ErrInsideBusy, ErrInsideEarlier, or say that its agent
+	// could not be asked.
+	Connect(ctx context.Context, sandboxID string, port uint16) (net.Conn, error)
+}
+
+// Errors of Inside to branch on.
+var (
+	ErrNoListener    = errors.New("nothing listens on that port of the sandbox")
+	ErrInsideBusy    = errors.New("too many connections at once to what listens on the sandbox's loopback address only")
+	ErrInsideEarlier = errors.New("nothing listens on that port of the sandbox's own address, and its agent is of an earlier version, which cannot look at the loopback address")
+	errInside        = errors.New("nothing listens on that port of the sandbox's own address, and its agent, which can look at the loopback address, does not answer")
+)
+
+// reachFaults say why a port could not be reached.
+var reachFaults = []error{ErrNoListener, ErrInsideBusy, ErrInsideEarlier, errInside}
+
+// maxInside bounds those who wait for a connection to be made from inside, of all:
+// each is a call to the daemon, which others of this process wait for as well.
+const maxInside = 64
+
+// reach runs the sandbox and connects to the port, at the sandbox's own address or,
+// where nobody listens at that, from inside.
+func (v *visit) reach(ctx context.Context) (net.Conn, error) {
+	who, err := v.gateway.wake(ctx, v.exposure.SandboxID)
+	if err != nil || who.ID != v.exposure.SandboxID || !who.Address.IsValid() {
+		v.gateway.logger.Warn("a sandbox could not be started for a request", "sandbox", v.exposure.Sandbox, "error", err)
+		return nil, errAsleep
+	}
+	to := netip.AddrPortFrom(who.Address, v.exposure.Port)
+	c, err := (&net.Dialer{Timeout: reachWithin}).DialContext(ctx, "tcp", to.String())
+	switch {
+	case err == nil:
+		impatient(c, v.gateway.stall)
+		return c, nil
+	case v.gateway.inward.inside == nil || !errors.Is(err, syscall.ECONNREFUSED):
+		return nil, ErrNoListener
+	}
+	return v.inside(ctx)
+}
+
+// inside connects to the port from inside.
+func (v *visit) inside(ctx context.Context) (net.Conn, error) {
+	in := v.gateway.inward
+	ctx, cancel := context.WithTimeout(ctx, 2*reachWithin) // the agent's own bound, and the way there
+	defer cancel()
+	select {
+	case in.insides <- struct{}{}:
+		defer func() { <-in.insides }()
+	case <-ctx.Done():
+		return nil, ErrInsideBusy
+	}
+	c, err := in.inside.Connect(ctx, v.exposure.SandboxID, v.exposure.Port)
+	if err == nil {
+		return &patient{c, v.gateway.stall}, nil
+	}
+	for _, known := range reachFaults {
+		if errors.Is(err, known) {
+			return nil, known
+		}
+	}
+	v.gateway.logger.Warn("a port of a sandbox could not be reached from inside", "sandbox", v.exposure.Sandbox, "port", v.exposure.Port, "error", err)
+	return nil, errInside
+}
+
+// patient bounds for how long the other side may take nothing, as impatient does
+// where the kernel knows such a bound.
+type patient struct {
+	net.Conn
+	stall time.Duration
+}
+
+func (p *patient) Write(b []byte) (int, error) {
+	if p.stall > 0 {
+		if err := p.Conn.SetWriteDeadline(time.Now().Add(p.stall)); err != nil {
+			return 0, err
+		}
+	}
+	return p.Conn.Write(b)
+}
+
+// CloseWrite ends one direction.
+func (p *patient) CloseWrite() error {
+	if half, ok := p.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return p.Conn.Close()
+}
