@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -84,6 +87,32 @@ func TestExitStatus(t *testing.T) {
 func TestCommandStatusIsPassedOn(t *testing.T) {
 	if got := exitStatus(fmt.Errorf("wrapped: %w", exitCode(42))); got != 42 {
 		t.Errorf("got %d, want 42", got)
+	}
+}
+
+// What a signal broke off exits as a shell says it, silently; what went wrong on
+// the way, and what ended well, does not.
+func TestBrokenOff(t *testing.T) {
+	ctx, stop := untilSignal(t.Context(), syscall.SIGUSR1)
+	defer stop()
+	failed := errors.New("failed")
+	if err := brokenOff(ctx, context.Canceled); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a signal: %v", err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	<-ctx.Done()
+	for _, tt := range []struct {
+		err    error
+		status int
+	}{
+		{nil, 0}, {failed, 1}, {fmt.Errorf("reading: %w", ctx.Err()), 128 + 10}, {fmt.Errorf("reading: %w", context.Cause(ctx)), 128 + 10},
+		{exitCode(7), 7}, {errors.Join(ctx.Err(), failed), 1},
+	} {
+		if got := exitStatus(brokenOff(ctx, tt.err)); got != tt.status {
+			t.Errorf("%v: got %d, want %d", tt.err, got, tt.status)
+		}
 	}
 }
 
