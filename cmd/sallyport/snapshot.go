@@ -21,7 +21,7 @@ func newSnapshot(g *globals) *cobra.Command {
 		Example: `  sallyport sandbox snapshot demo before-upgrade --memory
   sallyport sandbox snapshot demo --keep-last 5 --expires 72h
   sallyport sandbox snapshot demo before-upgrade --remove`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: exactly("NAME", "[SNAPSHOT]"),
 	}
 	c.Flags().BoolVar(&spec.Memory, "memory", false, "its processes too")
 	c.Flags().IntVar(&spec.KeepLast, "keep-last", 0, "remove the oldest beyond so many (default none)")
@@ -118,7 +118,7 @@ func newFork(g *globals) *cobra.Command {
 		Example: `  sallyport sandbox fork demo try-a try-b
   sallyport sandbox fork demo --count 10
   sallyport sandbox fork demo --snapshot before-upgrade again`,
-		Args: cobra.MinimumNArgs(1),
+		Args: exactly("NAME", "[CHILD ...]"),
 	}
 	c.Flags().IntVar(&spec.Count, "count", 0, "how many, with names of their parent's (default 1)")
 	c.Flags().StringVar(&spec.Snapshot, "snapshot", "", "fork what was kept (default what it is now)")
