@@ -65,6 +65,8 @@ func TestExitStatus(t *testing.T) {
 		{"sandbox snapshot", 2, "write sallyport sandbox snapshot NAME [SNAPSHOT]"},
 		{"sandbox changes a b c", 2, `"c" is too much`},
 		{"sandbox fork", 2, "NAME [CHILD ...]"},
+		{"sandbox fork a --count 0", 2, "--count 0: use 1 to 64"},
+		{"sandbox fork a --count 1000", 2, "--count 1000: use 1 to 64"},
 		{"run demo", 2, "NAME -- COMMAND"},
 		{"run demo echo -- hello", 2, "NAME -- COMMAND"},
 		{"run demo --env X -- true", 2, "name=value"},

@@ -3,6 +3,7 @@ package agent
 import (
 	"errors"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,12 +17,13 @@ func move(from, to string, replace bool) error {
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) {
 		// Files that gVisor shares with the host have no such flag (gofer's RenameAt).
-		return moveNew(from, to)
+		err = moveNew(from, to)
 	}
-	if err != nil {
-		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+	var why syscall.Errno
+	if errors.As(err, &why) {
+		return &os.LinkError{Op: "rename", Old: from, New: to, Err: why}
 	}
-	return nil
+	return err
 }
 
 // moveNew is move without the kernel's flag, by calls that fail where something
@@ -49,7 +51,7 @@ func moveNew(from, to string) error {
 	// os.Rename would look first, and find what was made.
 	if err := unix.Rename(from, to); err != nil {
 		_ = unix.Rmdir(to) // as long as it is empty
-		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+		return err
 	}
 	return nil
 }
