@@ -212,7 +212,7 @@ func pairs(flags []string, what string) (map[string]string, error) {
 	for _, f := range flags {
 		k, v, ok := strings.Cut(f, "=")
 		if !ok || k == "" {
-			return nil, usageError{fmt.Errorf("--%s %q: write name=value", what, f)}
+			return nil, usageError{fmt.Errorf("--%s %q: write NAME=VALUE", what, f)}
 		}
 		m[k] = v
 	}

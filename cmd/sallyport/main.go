@@ -116,9 +116,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	refuseUnknown(root)
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w: see `%s --help`", err, c.CommandPath())}
-	})
+	root.SetFlagErrorFunc(flagError)
 	root.PersistentFlags().StringVar(&g.configPath, "config", "", "configuration file (default $SALLYPORT_CONFIG, else /etc/sallyport/sallyport.yaml where there is one)")
 	root.PersistentFlags().StringVar(&g.dataDir, "data-dir", "", "folder of everything that lasts (default the configuration's)")
 	root.PersistentFlags().StringVarP(&g.output, "output", "o", "text", "text or json")

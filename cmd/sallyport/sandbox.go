@@ -13,7 +13,6 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
-	"sallyport/policy"
 	"sallyport/sandbox"
 )
 
@@ -34,27 +33,13 @@ func (f *specFlags) register(c *cobra.Command) {
 	c.Flags().Var(sizeFlag{&f.spec.Memory}, "memory", "limit of memory, as 4GiB (default the configuration's)")
 	c.Flags().Var(sizeFlag{&f.spec.Disk}, "disk", "limit of all that it writes, as 10GiB (default the configuration's)")
 	c.Flags().StringArrayVar(&f.labels, "label", nil, "NAME=VALUE of your own, which means nothing to policies")
-	c.Flags().Var(&f.spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h, or remove it if it is ephemeral (default never)")
+	lastsVar(c.Flags(), &f.spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h, or remove it if it is ephemeral (default never)")
 	c.Flags().BoolVar(&f.spec.Ephemeral, "ephemeral", false, "remove it when its session ends")
 	c.Flags().BoolVar(&f.spec.Offline, "offline", false, "give it no network at all")
 	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
-	c.Flags().Var(&f.spec.Idle, "idle", "put it to sleep when nothing has gone on for as long (default never)")
+	lastsVar(c.Flags(), &f.spec.Idle, "idle", "put it to sleep when nothing has gone on for as long (default never)")
 	c.Flags().StringVar(&f.spec.OnIdle, "on-idle", "", "pause, hibernate (default) or stop")
 }
-
-// sizeFlag is a flag of so many bytes.
-type sizeFlag struct{ bytes *int64 }
-
-func (s sizeFlag) Type() string { return "size" }
-
-func (s sizeFlag) String() string {
-	if s.bytes == nil || *s.bytes == 0 {
-		return ""
-	}
-	return policy.Size(*s.bytes).String()
-}
-
-func (s sizeFlag) Set(text string) error { return (*policy.Size)(s.bytes).UnmarshalText([]byte(text)) }
 
 func (f *specFlags) read() (sandbox.Spec, error) {
 	var err error

@@ -25,7 +25,7 @@ func newSnapshot(g *globals) *cobra.Command {
 	}
 	c.Flags().BoolVar(&spec.Memory, "memory", false, "its processes too")
 	c.Flags().IntVar(&spec.KeepLast, "keep-last", 0, "remove the oldest beyond so many (default none)")
-	c.Flags().Var(&spec.Expires, "expires", "remove it after so long (default never)")
+	lastsVar(c.Flags(), &spec.Expires, "expires", "remove it after so long (default never)")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the snapshot")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 2 {
