@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"text/tabwriter"
 
@@ -112,6 +113,9 @@ func socketPath(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "s
 func (g *globals) print(cmd *cobra.Command, v any, text func(io.Writer)) error {
 	w := cmd.OutOrStdout()
 	if g.output == "json" {
+		if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
+			v = []any{} // none is a list too, and not null
+		}
 		e := terminal.JSON(w)
 		e.SetIndent("", "  ")
 		return e.Encode(v)

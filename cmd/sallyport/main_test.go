@@ -73,6 +73,7 @@ func TestExitStatus(t *testing.T) {
 		{"sandbox create a --idle 1d", 2, "--idle \"1d\": write a time, as 90s"},
 		{"sandbox exec a --timeout x -- true", 2, "--timeout \"x\": write a time, as 90s"},
 		{"sandbox output a b --from x", 2, "--from \"x\": write a whole number"},
+		{"sandbox expose a 80 --for 0s", 2, "--for 0s: use 1s to 24h"},
 		{"sandbox fork a --count 0", 2, "--count 0: use 1 to 64"},
 		{"sandbox fork a --count 1000", 2, "--count 1000: use 1 to 64"},
 		{"run demo", 2, "NAME -- COMMAND"},

@@ -14,7 +14,7 @@ import (
 )
 
 // Of several names all are tried, each failure is said, and the status is 1 if
-// there was one.
+// there was one. No sandboxes are an empty list in JSON.
 func TestSeveral(t *testing.T) {
 	dir, file := configured(t, "")
 	if err := os.Mkdir(filepath.Join(dir, "run"), 0o700); err != nil {
@@ -45,6 +45,7 @@ func TestSeveral(t *testing.T) {
 	mux := http.NewServeMux()
 	mux.HandleFunc("DELETE /v1/sandboxes/{name}", answer)
 	mux.HandleFunc("POST /v1/sandboxes/{name}/stop", answer)
+	mux.HandleFunc("GET /v1/sandboxes", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("[]\n")) })
 	s := &http.Server{Handler: mux}
 	go func() { _ = s.Serve(l) }()
 	t.Cleanup(func() { _ = s.Close() })
@@ -60,6 +61,7 @@ func TestSeveral(t *testing.T) {
 		{"rm -f none", 0, ""},
 		{"rm -f a none stuck", 1, "a is removed\nsallyport: stuck is stuck\n"},
 		{"rm -f stuck", 1, ""},
+		{"ls -o json", 0, "[]\n"},
 		{"stop a b", 0, "a is stopped\nb is stopped\n"},
 		{"stop stuck none", 1, "sallyport: stuck is stuck\nsallyport: no such sandbox: none\n"},
 	} {
