@@ -6,6 +6,8 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"sallyport/internal/size"
 )
 
 // Size is a number of bytes, written as 512, 64KiB, 10MiB, 1GiB or 2TiB, or with
@@ -51,11 +53,4 @@ func (s *Size) UnmarshalJSON(data []byte) error {
 }
 
 // String is exact: the largest unit that divides it.
-func (s Size) String() string {
-	for i := 3; i >= 0; i-- {
-		if u := units[i]; s != 0 && int64(s)%u.size == 0 {
-			return strconv.FormatInt(int64(s)/u.size, 10) + u.name
-		}
-	}
-	return strconv.FormatInt(int64(s), 10) + "B"
-}
+func (s Size) String() string { return size.Text(int64(s)) }

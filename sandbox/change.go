@@ -5,8 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"strconv"
 	"strings"
+
+	"sallyport/internal/size"
 )
 
 // SpecChange is what Set makes different in a sandbox's spec. What is nil stays. Tags,
@@ -54,7 +55,7 @@ func explain(all []difference, name string) string {
 	var parts []string
 	for w, how := range []string{
 		atOnce:      "which can be set at once",
-		nextSession: "which needs a new session",
+		nextSession: "which can be set for its next session",
 		newSandbox:  "which needs a new sandbox",
 	} {
 		var these []string
@@ -67,11 +68,20 @@ func explain(all []difference, name string) string {
 			parts = append(parts, strings.Join(these, ", ")+", "+how)
 		}
 	}
-	hint := "leave that out, or remove the sandbox first"
+	never := 0
 	for _, d := range all {
-		if d.when != newSandbox {
-			hint = fmt.Sprintf("leave that out, or use `sallyport sandbox set %s` for what needs no new one", name)
+		if d.when == newSandbox {
+			never++
 		}
+	}
+	hint := "leave that out, or "
+	switch never {
+	case 0:
+		hint += fmt.Sprintf("change it with `sallyport sandbox set %s`", name)
+	case len(all):
+		hint += "remove the sandbox first"
+	default:
+		hint += fmt.Sprintf("use `sallyport sandbox set %s` for what needs no new sandbox", name)
 	}
 	return strings.Join(parts, "; ") + ": " + hint
 }
@@ -87,21 +97,30 @@ func (s Spec) differs(have Spec) []difference {
 	}
 	add(s.Tags != nil && !maps.Equal(s.Tags, have.Tags), atOnce, "tags")
 	add(s.Labels != nil && !maps.Equal(s.Labels, have.Labels), atOnce, "labels")
-	add(s.Lifetime != 0 && s.Lifetime != have.Lifetime, atOnce, "lifetime %v (has %v)", s.Lifetime, have.Lifetime)
-	add(s.Idle != 0 && s.Idle != have.Idle, atOnce, "idle %v (has %v)", s.Idle, have.Idle)
-	add(s.OnIdle != "" && s.OnIdle != have.OnIdle, atOnce, "onIdle %s (has %q)", s.OnIdle, have.OnIdle)
-	add(s.CPUs != 0 && s.CPUs != have.CPUs, nextSession, "cpus %v (has %v)", s.CPUs, have.CPUs)
-	add(s.Memory != 0 && s.Memory != have.Memory, nextSession, "memory %s (has %s)", size(s.Memory), size(have.Memory))
+	add(s.Lifetime != 0 && s.Lifetime != have.Lifetime, atOnce, "lifetime %v (has %s)", s.Lifetime, orNone(have.Lifetime))
+	add(s.Idle != 0 && s.Idle != have.Idle, atOnce, "idle %v (has %s)", s.Idle, orNone(have.Idle))
+	add(s.OnIdle != "" && s.OnIdle != have.OnIdle, atOnce, "onIdle %s (has %s)", s.OnIdle, orNone(have.OnIdle))
+	add(s.CPUs != 0 && s.CPUs != have.CPUs, nextSession, "cpus %v (has %s)", s.CPUs, orNone(have.CPUs))
+	add(s.Memory != 0 && s.Memory != have.Memory, nextSession, "memory %s (has %s)", size.Text(s.Memory), size.Text(have.Memory))
 	add(s.Pids != 0 && s.Pids != have.Pids, nextSession, "pids %d (has %d)", s.Pids, have.Pids)
 	add(s.Env != nil && !maps.Equal(s.Env, have.Env), nextSession, "env")
-	add(s.User != "" && s.User != have.User, nextSession, "user %s (has %q)", s.User, have.User)
-	add(s.Workdir != "" && s.Workdir != have.Workdir, nextSession, "workdir %s (has %q)", s.Workdir, have.Workdir)
+	add(s.User != "" && s.User != have.User, nextSession, "user %s (has %s)", s.User, orNone(have.User))
+	add(s.Workdir != "" && s.Workdir != have.Workdir, nextSession, "workdir %s (has %s)", s.Workdir, orNone(have.Workdir))
 	add(s.Offline && !have.Offline, nextSession, "offline")
 	add(s.Image != "" && s.Image != have.Image, newSandbox, "image %s (has %s)", s.Image, have.Image)
 	add(s.Runtime != "" && s.Runtime != have.Runtime, newSandbox, "runtime %s (has %s)", s.Runtime, have.Runtime)
-	add(s.Disk != 0 && s.Disk != have.Disk, newSandbox, "disk %s (has %s)", size(s.Disk), size(have.Disk))
+	add(s.Disk != 0 && s.Disk != have.Disk, newSandbox, "disk %s (has %s)", size.Text(s.Disk), size.Text(have.Disk))
 	add(s.Ephemeral && !have.Ephemeral, newSandbox, "ephemeral")
 	return d
+}
+
+// orNone is a value of a spec as a text.
+func orNone[T comparable](v T) string {
+	var none T
+	if v == none {
+		return "none"
+	}
+	return fmt.Sprint(v)
 }
 
 // apply gives the spec that a change makes of one, and what differs.
@@ -233,12 +252,4 @@ func (m *Manager) set(ctx context.Context, e *entry, c SpecChange) error {
 func (s Spec) serves(o Spec) bool {
 	return maps.Equal(s.Env, o.Env) && s.User == o.User && s.Workdir == o.Workdir && s.Offline == o.Offline &&
 		s.CPUs == o.CPUs && s.Memory == o.Memory && s.Pids == o.Pids
-}
-
-// size is a number of bytes as people say it, exactly.
-func size(n int64) string {
-	if n%(1<<20) == 0 {
-		return mebibytes(n)
-	}
-	return strconv.FormatInt(n, 10) + " bytes"
 }

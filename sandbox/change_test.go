@@ -27,8 +27,8 @@ func TestDifferences(t *testing.T) {
 		t.Fatalf("got %v, want a conflict", err)
 	}
 	for _, want := range []string{
-		"tags, lifetime 1h0m0s (has 0s), which can be set at once",
-		"cpus 3 (has 0), offline, which needs a new session",
+		"tags, lifetime 1h0m0s (has none), which can be set at once",
+		"cpus 3 (has none), offline, which can be set for its next session",
 		"image other (has base), ephemeral, which needs a new sandbox",
 		"sandbox set a",
 	} {

@@ -167,7 +167,7 @@ func mapAgent(err error) error {
 	why := terminal.Escape(said.Failure.Error)
 	switch said.Status {
 	case http.StatusNotFound:
-		return fmt.Errorf("%w: %s", ErrNoCommand, why)
+		return fmt.Errorf("%w in its session: `sallyport sandbox commands NAME` shows those there are", ErrNoCommand)
 	case http.StatusBadRequest, http.StatusUnprocessableEntity:
 		return fmt.Errorf("%w: %s", ErrBadSpec, why)
 	case http.StatusConflict:

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
@@ -89,7 +90,13 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 		names = make([]string, max(spec.Count, 1))
 	}
 	if len(names) > MaxForks || spec.Count < 0 || spec.Count > 0 && len(spec.Names) > 0 && spec.Count != len(spec.Names) {
-		return nil, fmt.Errorf("%w: %d forks with %d names: give one name for each of 1 to %d, or none", ErrBadSpec, spec.Count, len(spec.Names), MaxForks)
+		return nil, fmt.Errorf("%w: %s with %s: one call makes 1 to %d; give a name for each, or none", ErrBadSpec,
+			counted(spec.Count, "fork"), counted(len(spec.Names), "name"), MaxForks)
+	}
+	for i, name := range spec.Names {
+		if name != "" && slices.Contains(spec.Names[:i], name) {
+			return nil, fmt.Errorf("%w: two forks are to be %q: give each a name of its own", ErrTaken, name)
+		}
 	}
 	l := &Lineage{Root: parent.rec.root(), Parent: parent.rec.ID, Name: parent.rec.Name, Snapshot: spec.Snapshot}
 	m.mu.Lock()
@@ -133,6 +140,13 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 		return nil, err
 	}
 	return children, nil
+}
+
+func counted(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) (err error) {

@@ -115,16 +115,20 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 		}
 		e.rec, e.exists = record{}, false
 	}
+	full := spec.fill(m.opt.Defaults)
 	if e.exists {
 		if !e.rec.Spec.Owned(OwnerOf(ctx)) {
 			return Info{}, false, fmt.Errorf("%w: %s: choose another", ErrTaken, name)
 		}
+		if err := full.validate(); err != nil {
+			return Info{}, false, err
+		}
 		if d := spec.differs(e.rec.wanted()); len(d) > 0 {
-			return Info{}, false, fmt.Errorf("%w: %s asks for %s", ErrConflict, name, explain(d, name))
+			return Info{}, false, fmt.Errorf("%w: %s is asked for %s", ErrConflict, name, explain(d, name))
 		}
 		return m.info(e), false, nil
 	}
-	spec = spec.fill(m.opt.Defaults)
+	spec = full
 	if err := spec.validate(); err != nil {
 		return Info{}, false, err
 	}

@@ -236,8 +236,11 @@ func TestSpec(t *testing.T) {
 		{"a NUL byte", Spec{Env: map[string]string{"A": "x\x00"}}, "NUL"},
 		{"a relative folder", Spec{Workdir: "x"}, "absolute"},
 		{"an unknown runtime", Spec{Runtime: "kata"}, "runsc"},
-		{"a limit below zero", Spec{Pids: -1}, "below zero"},
-		{"too little memory", Spec{Memory: 4096}, "at least"},
+		{"a limit below zero", Spec{Pids: -1}, "pids -1: use at least 64"},
+		{"too few processes", Spec{Pids: 63}, "pids 63: use at least 64"},
+		{"too little of a processor", Spec{CPUs: 0.001}, "cpus 0.001: use at least 0.01"},
+		{"too little memory", Spec{Memory: 4096}, "memory of 4KiB: use at least 32MiB"},
+		{"too little disk", Spec{Disk: 1}, "disk of 1B: use at least"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			m := open(t, newFaultHost(), t.TempDir())

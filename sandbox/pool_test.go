@@ -86,7 +86,7 @@ func TestPool(t *testing.T) {
 // Another container than the pool's is made as ever.
 func TestPoolIsNotForAll(t *testing.T) {
 	for name, s := range map[string]Spec{
-		"image": {Image: "other"}, "runtime": {Runtime: RunC}, "cpus": {CPUs: 1}, "memory": {Memory: 1 << 30}, "pids": {Pids: 7}, "workdir": {Workdir: "/srv"},
+		"image": {Image: "other"}, "runtime": {Runtime: RunC}, "cpus": {CPUs: 1}, "memory": {Memory: 1 << 30}, "pids": {Pids: 70}, "workdir": {Workdir: "/srv"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := pooledHost(t, newFaultHost(), t.TempDir())

@@ -4,10 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/size"
 )
 
 // ErrFull refuses to create or start a sandbox on a host whose disk is nearly full.
@@ -43,7 +44,7 @@ func (m *Manager) roomy() error {
 	}
 	if free < m.opt.Reserve {
 		return fmt.Errorf("%w: %s are left, and %s are kept for the host (sandbox.reserve): remove sandboxes or files, or use a larger disk",
-			ErrFull, mebibytes(free), mebibytes(m.opt.Reserve))
+			ErrFull, size.About(free), size.About(m.opt.Reserve))
 	}
 	return nil
 }
@@ -136,7 +137,7 @@ func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
 	}
 	if !enough && grown > 0 {
 		errs = append(errs, m.hold(ctx, most, fmt.Sprintf("the host's disk has %s left, less than its reserve of %s, and this sandbox's grew most, by %s",
-			mebibytes(free), mebibytes(m.opt.Reserve), mebibytes(grown))))
+			size.About(free), size.About(m.opt.Reserve), size.About(grown))))
 		w.before, w.taken = used, time.Now() // the others have until now what they have
 	}
 	return errors.Join(errs...)
@@ -172,5 +173,3 @@ func (m *Manager) slay(ctx context.Context, id string) error {
 	}
 	return err
 }
-
-func mebibytes(n int64) string { return strconv.FormatInt(n>>20, 10) + " MiB" }

@@ -68,7 +68,7 @@ func TestReserveRefuses(t *testing.T) {
 		if !errors.Is(err, c.want) {
 			t.Errorf("creating with %d left, %v: %v", c.free, c.err, err)
 		}
-		if c.want == ErrFull && !strings.Contains(err.Error(), "99 MiB are left, and 100 MiB are kept") {
+		if c.want == ErrFull && !strings.Contains(err.Error(), "99.99MiB are left, and 100MiB are kept") {
 			t.Errorf("it says %q", err)
 		}
 		if _, err := m.Start(t.Context(), "a"); !errors.Is(err, c.want) {
@@ -105,7 +105,7 @@ func TestReserveHolds(t *testing.T) {
 		time.Sleep(time.Second)
 		states(t, m, "fast stopped, idle running, slow running")
 		i, err := m.Get("fast")
-		if err != nil || !strings.Contains(i.Reason, "99 MiB left, less than its reserve of 100 MiB") {
+		if err != nil || !strings.Contains(i.Reason, "99MiB left, less than its reserve of 100MiB") {
 			t.Errorf("it says %q, %v", i.Reason, err)
 		}
 		time.Sleep(time.Minute)

@@ -106,10 +106,10 @@ func (m *Manager) verify(s Snapshot) error {
 func (m *Manager) intact(s Snapshot, part string) error {
 	sum, _, err := sumOf(filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, part))
 	if errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%w: its %s is gone", ErrDamaged, part)
+		return fmt.Errorf("%w: its %s is gone: use another snapshot, and remove this one", ErrDamaged, part)
 	}
 	if err == nil && (sum != s.Sums[part] || sum == "") {
-		err = fmt.Errorf("%w: its %s is not what was written", ErrDamaged, part)
+		err = fmt.Errorf("%w: its %s is not what was written: use another snapshot, and remove this one", ErrDamaged, part)
 	}
 	return err
 }

@@ -188,7 +188,7 @@ func TestRoomRefuses(t *testing.T) {
 		},
 	} {
 		err := f()
-		if !errors.Is(err, ErrNeverRoom) || !strings.Contains(err.Error(), "MiB are needed, and there are 3 MiB") || !strings.Contains(err.Error(), "stop") && !strings.Contains(err.Error(), "leave its memory out") {
+		if !errors.Is(err, ErrNeverRoom) || !strings.Contains(err.Error(), "MiB are needed, and there are 3MiB") || !strings.Contains(err.Error(), "stop") && !strings.Contains(err.Error(), "leave its memory out") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

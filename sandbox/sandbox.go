@@ -25,7 +25,7 @@ import (
 var (
 	ErrNotFound = errors.New("no such sandbox")
 	ErrBadName  = errors.New("not a sandbox name")
-	ErrBadSpec  = errors.New("bad sandbox spec")
+	ErrBadSpec  = errors.New("not possible as asked")
 	ErrNoImage  = errors.New("no such image")
 	ErrEngine   = errors.New("the container engine cannot be reached")
 	// ErrRan: what Restore began with may have run, so that the disk may be ahead of

@@ -20,7 +20,7 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 		return err
 	}
 	if e.failed() {
-		return fmt.Errorf("%w: it is in error: %s", ErrState, e.rec.Reason)
+		return fmt.Errorf("%w: it is in error: %s: `sallyport sandbox recover %s` is the way out", ErrState, e.rec.Reason, e.rec.Name)
 	}
 	if err := m.roomy(); err != nil {
 		return err

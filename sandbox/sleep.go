@@ -87,7 +87,7 @@ func (m *Manager) Pause(ctx context.Context, name string) (Info, error) {
 
 func (m *Manager) pause(ctx context.Context, e *entry) error {
 	if e.state != Running {
-		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
+		return m.idle(e)
 	}
 	flows := m.opt.Gate.Sleep(ctx, e.rec.Address)
 	e.hangUp()
@@ -108,6 +108,11 @@ func (m *Manager) pause(ctx context.Context, e *entry) error {
 	return nil
 }
 
+// idle is why what has no session is not put to sleep.
+func (m *Manager) idle(e *entry) error {
+	return fmt.Errorf("%w: it is %s and has nothing to keep in memory: `sallyport sandbox start %s` begins a session", ErrState, m.info(e).State, e.rec.Name)
+}
+
 // enter shows a state that keeps the sandbox's identity.
 func (m *Manager) enter(e *entry, s State) {
 	e.state = s
@@ -124,7 +129,7 @@ func (m *Manager) Resume(ctx context.Context, name string) (Info, error) {
 func (m *Manager) Wake(ctx context.Context, name string) (Info, error) {
 	return m.doing(ctx, name, "waking", m.toWake, func(e *entry) error {
 		if !e.state.live() {
-			return fmt.Errorf("%w: it is %s and has no session to go on with: `sallyport run %s -- CMD` starts one", ErrState, m.info(e).State, name)
+			return fmt.Errorf("%w: it is %s and has no session to go on with: `sallyport sandbox start %s` begins one", ErrState, m.info(e).State, name)
 		}
 		return m.start(ctx, e)
 	})
@@ -184,7 +189,7 @@ func (m *Manager) Hibernate(ctx context.Context, name string) (Info, error) {
 // hibernate is Hibernate with the lock held and room reserved.
 func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	if e.state != Running && e.state != Paused {
-		return fmt.Errorf("%w: it is %s", ErrState, m.info(e).State)
+		return m.idle(e)
 	}
 	if err := m.canRemember(e); err != nil {
 		return fmt.Errorf("%w: pause or stop it", err)

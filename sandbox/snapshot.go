@@ -170,7 +170,7 @@ func (m *Manager) keepable(e *entry, spec SnapshotSpec) error {
 	case slices.ContainsFunc(have, func(o Snapshot) bool { return o.Name == spec.Name }):
 		return fmt.Errorf("%w: there is a snapshot %s: remove it, or choose another name", ErrTaken, spec.Name)
 	case spec.KeepLast < 0 || spec.Expires < 0:
-		return fmt.Errorf("%w: keepLast and expires are not below zero", ErrBadSpec)
+		return fmt.Errorf("%w: keepLast %d, expires %v: use none below zero", ErrBadSpec, spec.KeepLast, spec.Expires)
 	case spec.Memory && !e.state.live():
 		return fmt.Errorf("%w: it is %s and has no processes: leave memory out", ErrState, m.info(e).State)
 	case len(have) >= maxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= maxSnapshots):

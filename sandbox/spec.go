@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"sallyport/internal/size"
 	"sallyport/sandbox/disk"
 )
 
@@ -33,8 +34,13 @@ const (
 	maxLabel  = 1024 // bytes of a value
 )
 
-// minMemory is what gVisor needs to start a shell, in bytes.
-const minMemory = 32 << 20
+// What gVisor needs to start a shell: bytes, processes of the host, which its
+// threads are, and the least share of a processor that the kernel gives.
+const (
+	minMemory = 32 << 20
+	minPids   = 64
+	minCPUs   = 0.01
+)
 
 // fill completes a spec with the daemon's defaults.
 func (s Spec) fill(d Spec) Spec {
@@ -117,14 +123,17 @@ func (s Spec) validate() error {
 	if s.Workdir != "" && !path.IsAbs(s.Workdir) {
 		bad("working directory %q: use an absolute path", s.Workdir)
 	}
-	if s.CPUs < 0 || s.Pids < 0 {
-		bad("a limit below zero")
+	if s.CPUs != 0 && s.CPUs < minCPUs {
+		bad("cpus %v: use at least %v", s.CPUs, minCPUs)
+	}
+	if s.Pids != 0 && s.Pids < minPids {
+		bad("pids %d: use at least %d, since those of gVisor itself count", s.Pids, minPids)
 	}
 	if s.Memory != 0 && s.Memory < minMemory {
-		bad("memory limit of %d bytes: use at least %d", s.Memory, minMemory)
+		bad("memory of %s: use at least %s", size.Text(s.Memory), size.Text(minMemory))
 	}
 	if s.Disk != 0 && s.Disk < disk.Min {
-		bad("disk of %d bytes: use at least %d", s.Disk, int64(disk.Min))
+		bad("disk of %s: use at least %s", size.Text(s.Disk), size.Text(disk.Min))
 	}
 	if s.Idle != 0 && time.Duration(s.Idle) < minIdle {
 		bad("idle %v: use at least %v, or none", s.Idle, minIdle)

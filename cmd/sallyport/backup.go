@@ -18,6 +18,7 @@ import (
 	"sallyport/internal/backup"
 	"sallyport/internal/config"
 	"sallyport/internal/durable"
+	"sallyport/internal/size"
 	"sallyport/sandbox"
 	"sallyport/sandbox/docker"
 )
@@ -55,7 +56,7 @@ func newBackup(g *globals) *cobra.Command {
 		}
 		said := map[string]any{"file": args[0], "bytes": i.Size(), "key": withKey}
 		return g.print(cmd, said, func(w io.Writer) {
-			fmt.Fprintf(w, "%s holds %s, %d MiB\n", args[0], cfg.DataDir, i.Size()>>20)
+			fmt.Fprintf(w, "%s holds %s, %s\n", args[0], cfg.DataDir, size.About(i.Size()))
 			if !withKey {
 				fmt.Fprintf(w, "without the key, %s: keep a copy of it elsewhere, nothing of it opens without\n", cfg.KeyFile)
 			}

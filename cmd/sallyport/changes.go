@@ -15,12 +15,7 @@ func newSandboxChanges(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "changes NAME [SNAPSHOT]",
 		Short: "Tell which files have changed since a snapshot, or of the image",
-		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 2 {
-				return nil
-			}
-			return exactly("NAME")(cmd, args)
-		},
+		Args:  exactly("NAME", "[SNAPSHOT]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := g.daemon()
 			if err != nil {

@@ -51,7 +51,8 @@ copied, unless --links; the exit status is 1 then.`,
 	c.Flags().BoolVarP(&x.recursive, "recursive", "r", false, "copy folders with all that is in them")
 	c.Flags().StringVarP(&user, "user", "u", "", "user of the sandbox whose rights count (default the sandbox's)")
 	c.Flags().BoolVar(&x.o.Links, "links", false, "keep symbolic links out of the sandbox that lead out of what is copied")
-	c.Flags().Int64Var(&x.o.MaxBytes, "max-bytes", 16<<30, "most bytes to take out of a sandbox")
+	x.o.MaxBytes = 16 << 30
+	c.Flags().Var(sizeFlag{&x.o.MaxBytes}, "max-bytes", "most to take out of a sandbox")
 	c.Flags().Int64Var(&x.o.MaxEntries, "max-files", 1_000_000, "most files to take out of a sandbox")
 	x.o.Foreign = true
 	c.RunE = func(cmd *cobra.Command, args []string) error {
@@ -87,7 +88,7 @@ copied, unless --links; the exit status is 1 then.`,
 			return err
 		}
 		if p.Skipped > 0 {
-			return fmt.Errorf("%d entries were left out", p.Skipped)
+			return fmt.Errorf("%s left out", many(p.Skipped, "entry was", "entries were"))
 		}
 		return nil
 	}

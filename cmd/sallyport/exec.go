@@ -35,7 +35,7 @@ func (f *execFlags) register(c *cobra.Command) {
 	c.Flags().BoolVarP(&f.background, "detach", "d", false, "run in the background and print the command's identifier")
 	c.Flags().BoolVarP(&f.c.TTY, "tty", "t", false, "give the command a terminal")
 	c.Flags().BoolVarP(&f.input, "interactive", "i", false, "pass standard input on, also a terminal's (a pipe or file always is)")
-	c.Flags().Int64Var(&f.keep, "keep", 0, "with --detach: bytes of each output stream to keep (default 1 MiB, at most 64 MiB)")
+	c.Flags().Var(sizeFlag{&f.keep}, "keep", "with --detach: how much of each output stream to keep (default 1MiB, at most 64MiB)")
 	c.Flags().BoolVar(&f.wait, "wait", false, "with --detach: when that is full, the command waits for a reader, instead of forgetting the oldest")
 }
 

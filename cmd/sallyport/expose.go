@@ -23,6 +23,9 @@ func newSandboxExpose(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if lasts <= 0 {
+			return usageError{fmt.Errorf("--for %v: use 1s to 24h", lasts)}
+		}
 		d, err := g.daemon()
 		if err != nil {
 			return err

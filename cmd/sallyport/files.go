@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -101,7 +102,8 @@ func newSandboxFiles(g *globals) *cobra.Command {
 			if e.Folder {
 				name += "/"
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%-8s  %s\n", terminal.Word(e.Op), name)
+			line := strings.TrimRight(fmt.Sprintf("%-8s  %s", terminal.Word(e.Op), name), " ")
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), line)
 			return err
 		})
 	})

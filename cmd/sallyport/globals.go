@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"text/tabwriter"
 
@@ -111,6 +113,9 @@ func socketPath(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "s
 func (g *globals) print(cmd *cobra.Command, v any, text func(io.Writer)) error {
 	w := cmd.OutOrStdout()
 	if g.output == "json" {
+		if list := reflect.ValueOf(v); list.Kind() == reflect.Slice && list.IsNil() {
+			v = []any{} // none is a list too, and not null
+		}
 		e := terminal.JSON(w)
 		e.SetIndent("", "  ")
 		return e.Encode(v)
@@ -129,17 +134,54 @@ func table(w io.Writer, head string, rows ...string) {
 	_ = t.Flush()
 }
 
-// exactly is cobra.ExactArgs with our exit status and a usage line.
+// exactly is cobra.ExactArgs with our exit status, and a line to go by. Of names
+// those in brackets may be left out, and one that ends in dots stands for any more.
 func exactly(names ...string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) == len(names) {
-			return nil
+	least, most := len(names), len(names)
+	for _, n := range names {
+		if strings.HasPrefix(n, "[") {
+			least--
 		}
-		if len(names) == 0 {
+		if strings.HasSuffix(n, "...]") {
+			most = math.MaxInt
+		}
+	}
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) >= least && len(args) <= most:
+			return nil
+		case most == 0:
 			return usageError{fmt.Errorf("%s takes no argument: %q", cmd.CommandPath(), args)}
 		}
-		return usageError{fmt.Errorf("%s needs %s: see `%s --help`", cmd.CommandPath(), strings.Join(names, " "), cmd.CommandPath())}
+		what := "something is missing"
+		if len(args) > most {
+			what = fmt.Sprintf("%q is too much", args[most])
+		}
+		return usageError{fmt.Errorf("%s: write %s %s, or see `%[2]s --help`", what, cmd.CommandPath(), strings.Join(names, " "))}
 	}
+}
+
+// each does one thing with each of several names. All are tried: what fails is
+// said, and then the status is 1.
+func each(cmd *cobra.Command, names []string, do func(name string) error) error {
+	if len(names) == 1 {
+		return do(names[0])
+	}
+	failed := false
+	for _, name := range names {
+		err := do(name)
+		if cmd.Context().Err() != nil {
+			return err
+		}
+		if err != nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), "sallyport:", terminal.Text(err.Error()))
+			failed = true
+		}
+	}
+	if failed {
+		return exitCode(1)
+	}
+	return nil
 }
 
 // group is a command that only holds others.
@@ -174,7 +216,7 @@ func pairs(flags []string, what string) (map[string]string, error) {
 	for _, f := range flags {
 		k, v, ok := strings.Cut(f, "=")
 		if !ok || k == "" {
-			return nil, usageError{fmt.Errorf("--%s %q: write name=value", what, f)}
+			return nil, usageError{fmt.Errorf("--%s %q: write NAME=VALUE", what, f)}
 		}
 		m[k] = v
 	}

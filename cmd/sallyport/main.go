@@ -1,7 +1,8 @@
 // Command sallyport is the daemon (`sallyport up`) and the command line that
 // talks to it over a unix socket of root's. See docs/ and `sallyport help`.
 //
-// It exits with 0, with 1 for what went wrong, with 2 for what was typed wrong;
+// It exits with 0, with 1 for what went wrong, with 2 for what was typed wrong, and
+// with 128 and the signal's number when a signal broke it off, as after Ctrl-C;
 // `run` and `sandbox exec` exit with the status of their command.
 package main
 
@@ -22,10 +23,47 @@ import (
 var version = "devel"
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := untilSignal(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newRoot().ExecuteContext(ctx)
 	stop()
-	os.Exit(exitStatus(err))
+	os.Exit(exitStatus(brokenOff(ctx, err)))
+}
+
+// signalled is the signal that ended a context.
+type signalled struct{ syscall.Signal }
+
+func (s signalled) Error() string { return "ended by a signal: " + s.String() }
+
+// untilSignal is signal.NotifyContext whose cause tells which signal it was.
+func untilSignal(parent context.Context, signals ...os.Signal) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	came := make(chan os.Signal, 1)
+	signal.Notify(came, signals...)
+	go func() {
+		select {
+		case s := <-came:
+			cancel(signalled{s.(syscall.Signal)})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() { signal.Stop(came); cancel(nil) }
+}
+
+// brokenOff makes of an error that only says so the status that a shell gives to
+// what a signal ended. Whoever sent it knows, so that nothing more is said.
+func brokenOff(ctx context.Context, err error) error {
+	var by signalled
+	if !errors.As(context.Cause(ctx), &by) {
+		return err
+	}
+	root := err
+	for next := err; next != nil; next = errors.Unwrap(next) { // none of what is joined
+		root = next
+	}
+	if root != context.Canceled && root != error(by) {
+		return err
+	}
+	return exitCode(128 + int(by.Signal))
 }
 
 // usageError is what the caller typed wrong; it exits with 2.
@@ -78,9 +116,7 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 	}
 	refuseUnknown(root)
-	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w: see `%s --help`", err, c.CommandPath())}
-	})
+	root.SetFlagErrorFunc(flagError)
 	root.PersistentFlags().StringVar(&g.configPath, "config", "", "configuration file (default $SALLYPORT_CONFIG, else /etc/sallyport/sallyport.yaml where there is one)")
 	root.PersistentFlags().StringVar(&g.dataDir, "data-dir", "", "folder of everything that lasts (default the configuration's)")
 	root.PersistentFlags().StringVarP(&g.output, "output", "o", "text", "text or json")

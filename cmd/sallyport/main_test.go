@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -57,10 +60,25 @@ func TestExitStatus(t *testing.T) {
 		{"sandbox lst", 2, "ls"},
 		{"status --no-such-flag", 2, "--help"},
 		{"status extra", 2, "no argument"},
-		{"sandbox rm", 2, "NAME"},
+		{"sandbox rm", 2, "write sallyport sandbox rm NAME [NAME ...]"},
+		{"sandbox get one two", 2, `"two" is too much: write sallyport sandbox get NAME`},
+		{"sandbox snapshot", 2, "write sallyport sandbox snapshot NAME [SNAPSHOT]"},
+		{"sandbox changes a b c", 2, `"c" is too much`},
+		{"sandbox fork", 2, "NAME [CHILD ...]"},
+		{"sandbox set a", 2, "nothing is to be set"},
+		{"sandbox set a -o json", 2, "nothing is to be set"},
+		{"sandbox set a --tag x --env y", 2, "--env \"y\": write NAME=VALUE"},
+		{"sandbox create a --cpus two", 2, "--cpus \"two\": write a number, as 2 or 1.5"},
+		{"sandbox create a --memory 1XB", 2, "--memory \"1XB\": write a size, as 64KiB"},
+		{"sandbox create a --idle 1d", 2, "--idle \"1d\": write a time, as 90s"},
+		{"sandbox exec a --timeout x -- true", 2, "--timeout \"x\": write a time, as 90s"},
+		{"sandbox output a b --from x", 2, "--from \"x\": write a whole number"},
+		{"sandbox expose a 80 --for 0s", 2, "--for 0s: use 1s to 24h"},
+		{"sandbox fork a --count 0", 2, "--count 0: use 1 to 64"},
+		{"sandbox fork a --count 1000", 2, "--count 1000: use 1 to 64"},
 		{"run demo", 2, "NAME -- COMMAND"},
 		{"run demo echo -- hello", 2, "NAME -- COMMAND"},
-		{"run demo --env X -- true", 2, "name=value"},
+		{"run demo --env X -- true", 2, "NAME=VALUE"},
 		{"sandbox exec demo --", 2, "sandbox exec NAME -- COMMAND"},
 		{"status -o xml", 2, "text or json"},
 		{"secret set name value", 2, "never an argument"},
@@ -84,6 +102,32 @@ func TestExitStatus(t *testing.T) {
 func TestCommandStatusIsPassedOn(t *testing.T) {
 	if got := exitStatus(fmt.Errorf("wrapped: %w", exitCode(42))); got != 42 {
 		t.Errorf("got %d, want 42", got)
+	}
+}
+
+// What a signal broke off exits as a shell says it, silently; what went wrong on
+// the way, and what ended well, does not.
+func TestBrokenOff(t *testing.T) {
+	ctx, stop := untilSignal(t.Context(), syscall.SIGUSR1)
+	defer stop()
+	failed := errors.New("failed")
+	if err := brokenOff(ctx, context.Canceled); !errors.Is(err, context.Canceled) {
+		t.Errorf("without a signal: %v", err)
+	}
+	if err := syscall.Kill(os.Getpid(), syscall.SIGUSR1); err != nil {
+		t.Fatal(err)
+	}
+	<-ctx.Done()
+	for _, tt := range []struct {
+		err    error
+		status int
+	}{
+		{nil, 0}, {failed, 1}, {fmt.Errorf("reading: %w", ctx.Err()), 128 + 10}, {fmt.Errorf("reading: %w", context.Cause(ctx)), 128 + 10},
+		{exitCode(7), 7}, {errors.Join(ctx.Err(), failed), 1},
+	} {
+		if got := exitStatus(brokenOff(ctx, tt.err)); got != tt.status {
+			t.Errorf("%v: got %d, want %d", tt.err, got, tt.status)
+		}
 	}
 }
 

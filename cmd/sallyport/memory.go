@@ -57,12 +57,7 @@ func newMemoryList(g *globals) *cobra.Command {
 }
 
 func newMemoryView(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "view NAME [FILE]", Short: "Show a file of a sandbox's memory, memories.md by default", Args: func(cmd *cobra.Command, args []string) error {
-		if len(args) == 1 || len(args) == 2 {
-			return nil
-		}
-		return exactly("NAME")(cmd, args)
-	}, RunE: func(cmd *cobra.Command, args []string) error {
+	return &cobra.Command{Use: "view NAME [FILE]", Short: "Show a file of a sandbox's memory, memories.md by default", Args: exactly("NAME", "[FILE]"), RunE: func(cmd *cobra.Command, args []string) error {
 		name := memory.Index
 		if len(args) == 2 {
 			name = args[1]

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"time"
 
@@ -11,7 +13,6 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
-	"sallyport/policy"
 	"sallyport/sandbox"
 )
 
@@ -32,27 +33,13 @@ func (f *specFlags) register(c *cobra.Command) {
 	c.Flags().Var(sizeFlag{&f.spec.Memory}, "memory", "limit of memory, as 4GiB (default the configuration's)")
 	c.Flags().Var(sizeFlag{&f.spec.Disk}, "disk", "limit of all that it writes, as 10GiB (default the configuration's)")
 	c.Flags().StringArrayVar(&f.labels, "label", nil, "NAME=VALUE of your own, which means nothing to policies")
-	c.Flags().Var(&f.spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h, or remove it if it is ephemeral (default never)")
+	lastsVar(c.Flags(), &f.spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h, or remove it if it is ephemeral (default never)")
 	c.Flags().BoolVar(&f.spec.Ephemeral, "ephemeral", false, "remove it when its session ends")
 	c.Flags().BoolVar(&f.spec.Offline, "offline", false, "give it no network at all")
 	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
-	c.Flags().Var(&f.spec.Idle, "idle", "put it to sleep when nothing has gone on for as long (default never)")
+	lastsVar(c.Flags(), &f.spec.Idle, "idle", "put it to sleep when nothing has gone on for as long (default never)")
 	c.Flags().StringVar(&f.spec.OnIdle, "on-idle", "", "pause, hibernate (default) or stop")
 }
-
-// sizeFlag is a flag of so many bytes.
-type sizeFlag struct{ bytes *int64 }
-
-func (s sizeFlag) Type() string { return "size" }
-
-func (s sizeFlag) String() string {
-	if s.bytes == nil || *s.bytes == 0 {
-		return ""
-	}
-	return policy.Size(*s.bytes).String()
-}
-
-func (s sizeFlag) Set(text string) error { return (*policy.Size)(s.bytes).UnmarshalText([]byte(text)) }
 
 func (f *specFlags) read() (sandbox.Spec, error) {
 	var err error
@@ -118,15 +105,15 @@ func piped(f *os.File) bool {
 func newSandbox(g *globals) *cobra.Command {
 	return group("sandbox", "Make, list, stop, start, remove sandboxes, have them sleep, keep and fork them",
 		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
-		one(g, "start NAME", "Start a stopped sandbox", (*api.Client).Start),
-		one(g, "stop NAME", "Stop a sandbox; its files stay", (*api.Client).Stop),
+		one(g, "start", "Start stopped sandboxes", (*api.Client).Start),
+		one(g, "stop", "Stop sandboxes; their files stay", (*api.Client).Stop),
 		newSandboxRemove(g),
 		newSandboxShell(g), newSandboxCommands(g), newSandboxOutput(g), newSandboxKill(g),
-		one(g, "pause NAME", "Have a sandbox stand still in memory; any use wakes it", (*api.Client).Pause),
-		one(g, "resume NAME", "Wake a sandbox that is paused or hibernated", (*api.Client).Resume),
-		one(g, "hibernate NAME", "Write a sandbox's memory to disk and free its RAM; any use wakes it", (*api.Client).Hibernate),
-		one(g, "recover NAME", "Get a sandbox out of error, stopped", (*api.Client).Recover),
-		one(g, "wake NAME", "Wake a sandbox that is hibernated or paused", (*api.Client).Wake),
+		one(g, "pause", "Have sandboxes stand still in memory; any use wakes them", (*api.Client).Pause),
+		one(g, "resume", "Wake sandboxes that are paused or hibernated", (*api.Client).Resume),
+		one(g, "hibernate", "Write sandboxes' memory to disk and free their RAM; any use wakes them", (*api.Client).Hibernate),
+		one(g, "recover", "Get sandboxes out of error; they are stopped then", (*api.Client).Recover),
+		one(g, "wake", "Wake sandboxes that are hibernated or paused", (*api.Client).Wake),
 		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
 		newSandboxExpose(g), newSandboxUnexpose(g), newSandboxExposures(g),
 		newSnapshot(g), newSnapshots(g), newSandboxRestore(g), newFork(g),
@@ -211,32 +198,49 @@ func newSandboxGet(g *globals) *cobra.Command {
 }
 
 func newSandboxRemove(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "rm NAME", Short: "Remove a sandbox with its files and its memory", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
+	var force bool
+	c := &cobra.Command{
+		Use: "rm NAME [NAME ...]", Short: "Remove sandboxes with their files and their memory", Args: exactly("NAME", "[NAME ...]"),
+		Example: `  sallyport sandbox rm demo demo-1 demo-2`,
+	}
+	c.Flags().BoolVarP(&force, "force", "f", false, "agree if there is none")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
 		d, err := g.daemon()
 		if err != nil {
 			return err
 		}
-		if err := d.Remove(cmd.Context(), args[0]); err != nil {
-			return err
-		}
-		return g.print(cmd, map[string]string{"removed": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0], "is removed") })
-	}}
+		return each(cmd, args, func(name string) error {
+			var p *api.Problem
+			err := d.Remove(cmd.Context(), name)
+			if force && errors.As(err, &p) && p.Status == http.StatusNotFound {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			return g.print(cmd, map[string]string{"removed": name}, func(w io.Writer) { fmt.Fprintln(w, name, "is removed") })
+		})
+	}
+	return c
 }
 
-// one is a command that does one thing to one sandbox and says what it is then.
-func one(g *globals, use, short string, do func(*api.Client, context.Context, string) (sandbox.Info, error)) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
+// one is a command that does one thing to each of some sandboxes and says what it
+// is then.
+func one(g *globals, verb, short string, do func(*api.Client, context.Context, string) (sandbox.Info, error)) *cobra.Command {
+	return &cobra.Command{Use: verb + " NAME [NAME ...]", Short: short, Args: exactly("NAME", "[NAME ...]"), RunE: func(cmd *cobra.Command, args []string) error {
 		d, err := g.daemon()
 		if err != nil {
 			return err
 		}
-		i, err := do(d, cmd.Context(), args[0])
-		if err != nil {
-			return err
-		}
-		return g.print(cmd, i, func(w io.Writer) {
-			fmt.Fprintf(w, "%s is %s\n", i.Name, i.State)
-			lost(w, i)
+		return each(cmd, args, func(name string) error {
+			i, err := do(d, cmd.Context(), name)
+			if err != nil {
+				return err
+			}
+			return g.print(cmd, i, func(w io.Writer) {
+				fmt.Fprintf(w, "%s is %s\n", i.Name, i.State)
+				lost(w, i)
+			})
 		})
 	}}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -31,8 +32,8 @@ func newSandboxSet(g *globals) *cobra.Command {
 	f := c.Flags()
 	f.StringArrayVar(&tags, "tag", nil, "NAME=VALUE that policies can select by; all of them")
 	f.StringArrayVar(&labels, "label", nil, "NAME=VALUE of your own; all of them")
-	f.Var(&spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h; 0s: never")
-	f.Var(&spec.Idle, "idle", "put it to sleep when nothing has gone on for as long; 0s: never")
+	lastsVar(f, &spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h; 0s: never")
+	lastsVar(f, &spec.Idle, "idle", "put it to sleep when nothing has gone on for as long; 0s: never")
 	f.StringVar(&spec.OnIdle, "on-idle", "", "pause, hibernate or stop")
 	f.Float64Var(&spec.CPUs, "cpus", 0, "limit of processors, from its next session on")
 	f.Var(sizeFlag{&spec.Memory}, "memory", "limit of memory, as 4GiB, from its next session on")
@@ -43,40 +44,21 @@ func newSandboxSet(g *globals) *cobra.Command {
 	f.BoolVar(&spec.Offline, "offline", false, "give it no network at all, from its next session on; --offline=false gives it back")
 	f.BoolVar(&restart, "restart", false, "begin that session now, if one runs: its processes end, its files stay")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		change := sandbox.SpecChange{Restart: restart}
-		var err error
-		f.Visit(func(flag *pflag.Flag) {
-			var e error
-			switch flag.Name {
-			case "tag":
-				change.Tags, e = whole(tags, "tag")
-			case "label":
-				change.Labels, e = whole(labels, "label")
-			case "env":
-				change.Env, e = whole(env, "env")
-			case "lifetime":
-				change.Lifetime = &spec.Lifetime
-			case "idle":
-				change.Idle = &spec.Idle
-			case "on-idle":
-				change.OnIdle = &spec.OnIdle
-			case "cpus":
-				change.CPUs = &spec.CPUs
-			case "memory":
-				change.Memory = &spec.Memory
-			case "pids":
-				change.Pids = &spec.Pids
-			case "workdir":
-				change.Workdir = &spec.Workdir
-			case "user":
-				change.User = &spec.User
-			case "offline":
-				change.Offline = &spec.Offline
-			}
-			err = errors.Join(err, e)
-		})
-		if err != nil {
+		var errs [3]error
+		change := sandbox.SpecChange{
+			Lifetime: given(f, "lifetime", &spec.Lifetime), Idle: given(f, "idle", &spec.Idle), OnIdle: given(f, "on-idle", &spec.OnIdle),
+			CPUs: given(f, "cpus", &spec.CPUs), Memory: given(f, "memory", &spec.Memory), Pids: given(f, "pids", &spec.Pids),
+			Workdir: given(f, "workdir", &spec.Workdir), User: given(f, "user", &spec.User), Offline: given(f, "offline", &spec.Offline),
+			Restart: restart,
+		}
+		change.Tags, errs[0] = whole(f, "tag", tags)
+		change.Labels, errs[1] = whole(f, "label", labels)
+		change.Env, errs[2] = whole(f, "env", env)
+		if err := errors.Join(errs[:]...); err != nil {
 			return err
+		}
+		if reflect.ValueOf(change).IsZero() {
+			return usageError{fmt.Errorf("nothing is to be set: see `%s --help`", cmd.CommandPath())}
 		}
 		d, err := g.daemon()
 		if err != nil {
@@ -101,9 +83,20 @@ func newSandboxSet(g *globals) *cobra.Command {
 	return c
 }
 
-// whole is pairs for a map that may be emptied.
-func whole(flags []string, what string) (map[string]string, error) {
-	m, err := pairs(slices.DeleteFunc(flags, func(f string) bool { return f == "" }), what)
+// given is a flag's value, or nil without the flag.
+func given[T any](f *pflag.FlagSet, flag string, value *T) *T {
+	if !f.Changed(flag) {
+		return nil
+	}
+	return value
+}
+
+// whole is given for a map, which may be emptied.
+func whole(f *pflag.FlagSet, flag string, values []string) (map[string]string, error) {
+	if !f.Changed(flag) {
+		return nil, nil
+	}
+	m, err := pairs(slices.DeleteFunc(values, func(v string) bool { return v == "" }), flag)
 	if m == nil && err == nil {
 		m = map[string]string{}
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"sallyport/policy"
+	"sallyport/internal/size"
 	"sallyport/sandbox"
 )
 
@@ -21,11 +21,11 @@ func newSnapshot(g *globals) *cobra.Command {
 		Example: `  sallyport sandbox snapshot demo before-upgrade --memory
   sallyport sandbox snapshot demo --keep-last 5 --expires 72h
   sallyport sandbox snapshot demo before-upgrade --remove`,
-		Args: cobra.RangeArgs(1, 2),
+		Args: exactly("NAME", "[SNAPSHOT]"),
 	}
 	c.Flags().BoolVar(&spec.Memory, "memory", false, "its processes too")
 	c.Flags().IntVar(&spec.KeepLast, "keep-last", 0, "remove the oldest beyond so many (default none)")
-	c.Flags().Var(&spec.Expires, "expires", "remove it after so long (default never)")
+	lastsVar(c.Flags(), &spec.Expires, "expires", "remove it after so long (default never)")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the snapshot")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) == 2 {
@@ -49,7 +49,7 @@ func newSnapshot(g *globals) *cobra.Command {
 			return err
 		}
 		return g.print(cmd, s, func(w io.Writer) {
-			fmt.Fprintf(w, "%s of %s is kept: %s, %s\n", s.Name, s.Sandbox, holdings(s), policy.Size(s.Size))
+			fmt.Fprintf(w, "%s of %s is kept: %s, %s\n", s.Name, s.Sandbox, holdings(s), size.About(s.Size))
 		})
 	}
 	return c
@@ -80,9 +80,9 @@ func newSnapshots(g *globals) *cobra.Command {
 				if !s.Expires.IsZero() {
 					expires = s.Expires.Local().Format(time.DateTime)
 				}
-				rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%d\t%s\t%.12s\t%d", s.Name, s.Created.Local().Format(time.DateTime), holdings(s), s.Size, expires, policy, s.Mark.Audit))
+				rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%.12s\t%d", s.Name, s.Created.Local().Format(time.DateTime), holdings(s), size.About(s.Size), expires, policy, s.Mark.Audit))
 			}
-			table(w, "NAME\tMADE\tWITH\tBYTES\tEXPIRES\tPOLICY\tEVENTS", rows...)
+			table(w, "NAME\tMADE\tWITH\tSIZE\tEXPIRES\tPOLICY\tEVENTS", rows...)
 		})
 	}}
 }
@@ -118,11 +118,14 @@ func newFork(g *globals) *cobra.Command {
 		Example: `  sallyport sandbox fork demo try-a try-b
   sallyport sandbox fork demo --count 10
   sallyport sandbox fork demo --snapshot before-upgrade again`,
-		Args: cobra.MinimumNArgs(1),
+		Args: exactly("NAME", "[CHILD ...]"),
 	}
 	c.Flags().IntVar(&spec.Count, "count", 0, "how many, with names of their parent's (default 1)")
 	c.Flags().StringVar(&spec.Snapshot, "snapshot", "", "fork what was kept (default what it is now)")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
+		if cmd.Flags().Changed("count") && (spec.Count < 1 || spec.Count > sandbox.MaxForks) {
+			return usageError{fmt.Errorf("--count %d: use 1 to %d", spec.Count, sandbox.MaxForks)}
+		}
 		d, err := g.daemon()
 		if err != nil {
 			return err

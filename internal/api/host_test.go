@@ -217,7 +217,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	if sandboxes {
 		opt.Sandboxes = must[*sandbox.Manager](t)(sandbox.Open(t.Context(), sandbox.Options{
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
-			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 10, CPUs: 2, Memory: 1 << 30},
+			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100, CPUs: 2, Memory: 1 << 30},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
 			Agent: agents(t, &h.line), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
 		}))

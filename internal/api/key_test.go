@@ -438,7 +438,7 @@ func TestIdempotencyKey(t *testing.T) {
 	if status != 201 || !bytes.Equal(first, again) || head.Get("Idempotency-Replayed") != "true" {
 		t.Errorf("again: %d %s", status, again)
 	}
-	for path, body := range map[string]string{"/v1/sandboxes/box": `{"pids": 10}`, "/v1/sandboxes/other": `{}`} {
+	for path, body := range map[string]string{"/v1/sandboxes/box": `{"pids": 100}`, "/v1/sandboxes/other": `{}`} {
 		if status, kind, _, _ := put(text, path, body, "k1"); status != 422 || kind != "idempotency-key-reused" {
 			t.Errorf("%s %s: %d %s", path, body, status, kind)
 		}
@@ -467,7 +467,7 @@ func TestIdempotencyKey(t *testing.T) {
 	for _, tt := range []struct {
 		spec sandbox.Spec
 		want string
-	}{{sandbox.Spec{}, ""}, {sandbox.Spec{}, ""}, {sandbox.Spec{Pids: 10}, "idempotency-key-reused"}} {
+	}{{sandbox.Spec{}, ""}, {sandbox.Spec{}, ""}, {sandbox.Spec{Pids: 100}, "idempotency-key-reused"}} {
 		_, err := c.Create(once, "twice", tt.spec)
 		var p *api.Problem
 		if tt.want == "" && err != nil || tt.want != "" && (!errors.As(err, &p) || !strings.HasSuffix(p.Type, tt.want)) {

@@ -22,19 +22,19 @@ func TestSizeOfATenantsSandbox(t *testing.T) {
 		status    int
 	}{
 		{tenant, `{}`, 201},
-		{tenant, `{"pids": 10, "cpus": 2, "memory": 1073741824}`, 201},
-		{tenant, `{"pids": 1}`, 201},
-		{tenant, `{"pids": 11}`, 403},
+		{tenant, `{"pids": 100, "cpus": 2, "memory": 1073741824}`, 201},
+		{tenant, `{"pids": 64}`, 201},
+		{tenant, `{"pids": 101}`, 403},
 		{tenant, `{"cpus": 2.1}`, 403},
 		{tenant, `{"memory": 1073741825}`, 403},
-		{trusted, `{"pids": 11, "memory": 1073741825}`, 201},
-		{hosts, `{"pids": 11, "memory": 1073741825}`, 201},
+		{trusted, `{"pids": 101, "memory": 1073741825}`, 201},
+		{hosts, `{"pids": 101, "memory": 1073741825}`, 201},
 	} {
 		if status, kind, answer, _ := raw(t, h, tt.key, "PUT", fmt.Sprintf("/v1/sandboxes/box-%d", i), tt.body); status != tt.status || status == 403 && kind != "scope" {
 			t.Errorf("%s: %d %s, want %d", tt.body, status, answer, tt.status)
 		}
 	}
-	for body, want := range map[string]int{`{"pids": 11}`: 403, `{"memory": 0}`: 403, `{"cpus": 0}`: 403, `{"memory": 2000000000}`: 403, `{"pids": 5, "memory": 1073741824, "labels": {"a": "b"}}`: 200} {
+	for body, want := range map[string]int{`{"pids": 101}`: 403, `{"memory": 0}`: 403, `{"cpus": 0}`: 403, `{"memory": 2000000000}`: 403, `{"pids": 65, "memory": 1073741824, "labels": {"a": "b"}}`: 200} {
 		if status, _, answer, _ := raw(t, h, tenant, "PATCH", "/v1/sandboxes/box-0", body); status != want {
 			t.Errorf("set %s: %d %s, want %d", body, status, answer, want)
 		}

@@ -65,6 +65,11 @@ func testBackground(t *testing.T, r *rig) {
 	if info.State != "exited" || info.Signal != "KILL" || info.Code != 137 {
 		t.Errorf("after its end: %+v", info)
 	}
+	// A command has every signal as a process has it that nobody ignored any for.
+	const signals = "trap 'echo hup' HUP; trap 'echo usr' USR1; kill -HUP $$; kill -USR1 $$; yes | head -n 1"
+	if res := r.sallyport("run", "agent", "--", "sh", "-c", signals); res.code != 0 || res.stdout != "hup\nusr\ny\n" || res.stderr != "" {
+		t.Errorf("signals: %s", res)
+	}
 	// Followed to its end, with what is lost said.
 	id = strings.TrimSpace(r.ok("sandbox", "exec", "agent", "-d", "--keep", "100", "--", "sh", "-c", "seq 1000; echo wrong >&2; sleep 1; echo end"))
 	time.Sleep(500 * time.Millisecond)

@@ -60,11 +60,30 @@ func TestFiles(t *testing.T) {
 	t.Chdir(dir)
 	t.Run("tree", func(t *testing.T) { testTree(t, r) })
 	t.Run("single", func(t *testing.T) { testSingle(t, r) })
+	t.Run("move", func(t *testing.T) { testMove(t, r) })
 	t.Run("user", func(t *testing.T) { testFilesOfUser(t, r) })
 	t.Run("hostile", func(t *testing.T) { testHostileFiles(t, r) })
 	t.Run("changes", func(t *testing.T) { testChanges(t, r) })
 	t.Run("since", func(t *testing.T) { testChangesSince(t, r) })
 	t.Run("watch", func(t *testing.T) { testWatchInside(t, r) })
+}
+
+// A move inside takes nothing's place unless it is to, on files that gVisor
+// shares with the host too.
+func testMove(t *testing.T, r *rig) {
+	r.ok("run", "agent", "--", "sh", "-c", "mkdir -p /root/mv/folder/in /root/mv/empty; cd /root/mv; echo 1 > file; echo 2 > other; ln -s none link")
+	for _, names := range [][2]string{{"file", "moved"}, {"folder", "away"}, {"link", "led"}} {
+		r.ok("sandbox", "files", "mv", "agent", "/root/mv/"+names[0], "/root/mv/"+names[1])
+	}
+	for _, names := range [][2]string{{"moved", "other"}, {"away", "empty"}} {
+		if res := r.sallyport("sandbox", "files", "mv", "agent", "/root/mv/"+names[0], "/root/mv/"+names[1]); res.code != 1 || !strings.Contains(res.stderr, "exists") {
+			t.Errorf("%s over %s: got %d, %q", names[0], names[1], res.code, res.stderr)
+		}
+	}
+	r.ok("sandbox", "files", "mv", "agent", "-f", "/root/mv/moved", "/root/mv/other")
+	if got := r.ok("run", "agent", "--", "sh", "-c", "cd /root/mv; echo *; cat other"); got != "away empty led other\n1\n" {
+		t.Errorf("there is %q", got)
+	}
 }
 
 func testTree(t *testing.T, r *rig) {

@@ -53,7 +53,7 @@ func TestPool(t *testing.T) {
 	r.up()
 	r.setKey()
 	r.settled(1)
-	if list := r.ok("sandbox", "ls", "-o", "json"); strings.TrimSpace(list) != "null" {
+	if list := r.ok("sandbox", "ls", "-o", "json"); strings.TrimSpace(list) != "[]" {
 		t.Errorf("listed: %s", list)
 	}
 	r.ok("sandbox", "create", "quick", "-e", "COLOUR=blue", "--user", "nobody", "--label", "a=b")

@@ -9,12 +9,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/size"
 )
 
 // Errors of Room.Reserve.
@@ -112,7 +113,7 @@ func (r *Room) ask(owner string, bytes int64) (*waiter, error) {
 		return nil, err
 	}
 	if bytes > s.total {
-		return nil, fmt.Errorf("%w: %s are needed, and there are %s in all", ErrLarge, mebibytes(bytes), mebibytes(s.total))
+		return nil, fmt.Errorf("%w: %s are needed, and there are %s in all", ErrLarge, size.About(bytes), size.About(s.total))
 	}
 	n := 0
 	for _, w := range r.queue {
@@ -150,7 +151,7 @@ func (r *Room) leave(w *waiter, why error) (*Lease, error) {
 			return nil, err
 		}
 		why = fmt.Errorf("%w: %s are needed, %s of %s are free, and this owner has %s, where one may have %s: try again when fewer are put to sleep, woken, forked or kept at once",
-			ErrBusy, mebibytes(w.lease.bytes), mebibytes(max(s.free, 0)), mebibytes(s.total), mebibytes(s.held[w.lease.owner]), mebibytes(s.share()))
+			ErrBusy, size.About(w.lease.bytes), size.About(max(s.free, 0)), size.About(s.total), size.About(s.held[w.lease.owner]), size.About(s.share()))
 	}
 	r.again() // it may have stood before others
 	return nil, why
@@ -192,7 +193,7 @@ func (r *Room) state() (s state, err error) {
 	}
 	s.total, s.free = int64(fs.Blocks)*fs.Frsize, int64(fs.Bavail)*fs.Frsize
 	if r.most > 0 {
-		used, err := size(r.dir)
+		used, err := usage(r.dir)
 		if err != nil {
 			return s, err
 		}
@@ -203,7 +204,7 @@ func (r *Room) state() (s state, err error) {
 }
 
 // size is what the files below a path take, in bytes; nothing if it is not there.
-func size(path string) (n int64, err error) {
+func usage(path string) (n int64, err error) {
 	err = filepath.WalkDir(path, func(_ string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
 			var info fs.FileInfo
@@ -357,7 +358,7 @@ func (l *Lease) Correct() error {
 func (l *Lease) written() (bytes int64, err error) {
 	for _, name := range l.names {
 		for _, path := range []string{name, name + ".part"} {
-			n, err := size(filepath.Join(l.room.dir, path))
+			n, err := usage(filepath.Join(l.room.dir, path))
 			if err != nil {
 				return 0, err
 			}
@@ -380,5 +381,3 @@ func (l *Lease) Give() {
 		l.room.again()
 	}
 }
-
-func mebibytes(n int64) string { return strconv.FormatInt((n+1<<20-1)>>20, 10) + " MiB" }

@@ -268,7 +268,7 @@ func TestRoom(t *testing.T) {
 			if !errors.Is(err, ram.ErrBusy) || time.Since(began) != time.Minute {
 				q.t.Errorf("got %v after %v", err, time.Since(began))
 			}
-			want := "300 MiB are needed, 300 MiB of 1000 MiB are free, and this owner has 300 MiB, where one may have 500 MiB: try again"
+			want := "300MiB are needed, 300MiB of 1000MiB are free, and this owner has 300MiB, where one may have 500MiB: try again"
 			if !strings.Contains(fmt.Sprint(err), want) {
 				q.t.Errorf("%v does not say %q", err, want)
 			}
@@ -276,7 +276,7 @@ func TestRoom(t *testing.T) {
 		},
 		"more than there ever is": func(q *queue) {
 			_, err := q.Reserve(q.t.Context(), "a", 1001*mib, time.Hour)
-			if !errors.Is(err, ram.ErrLarge) || !strings.Contains(err.Error(), "1001 MiB are needed, and there are 1000 MiB in all") {
+			if !errors.Is(err, ram.ErrLarge) || !strings.Contains(err.Error(), "1001MiB are needed, and there are 1000MiB in all") {
 				q.t.Errorf("got %v", err)
 			}
 		},

@@ -31,8 +31,9 @@ const poll = 20 * time.Millisecond
 func Run(user string) {
 	signals := make(chan os.Signal, 16)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGCHLD)
-	// A terminal that goes away, or a stray signal from inside, ends nothing.
-	signal.Ignore(syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
+	// A terminal that goes away, or a stray signal from inside, ends nothing. They
+	// are caught and dropped: what is ignored stays so in every command.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2)
 	children := newChildren(true)
 	if key, err := hostKey(); err == nil {
 		if l, err := listen(); err == nil {

@@ -89,6 +89,27 @@ func TestReaps(t *testing.T) {
 	}
 }
 
+// Signals that mean nothing to the agent do not end it, and are ignored neither
+// by it nor, with that, by the commands that it starts.
+func TestIgnoresNothing(t *testing.T) {
+	s := start(t)
+	for line := range strings.Lines(s.proc("status")) {
+		if mask, found := strings.CutPrefix(line, "SigIgn:"); found && strings.Trim(mask, "\t\n0") != "" {
+			t.Errorf("ignored: %s", mask)
+		}
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE, syscall.SIGUSR1, syscall.SIGUSR2} {
+		for range 3 {
+			if err := s.cmd.Process.Signal(sig); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if s.ends(t, 500*time.Millisecond) {
+		t.Error("it has ended")
+	}
+}
+
 func TestTerminates(t *testing.T) {
 	for name, tt := range map[string]struct {
 		script string

@@ -237,16 +237,6 @@ func mkdir(path string, in wire.MakeFolder) error {
 	return os.Chmod(path, mode) // whatever our mask is
 }
 
-func move(from, to string, replace bool) error {
-	if replace {
-		return os.Rename(from, to)
-	}
-	if err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE); err != nil {
-		return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
-	}
-	return nil
-}
-
 // stated describes a file, unless what was done to it failed.
 func stated(path string, follow bool, failed ...error) (wire.File, error) {
 	if err := errors.Join(failed...); err != nil {

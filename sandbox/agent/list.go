@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"slices"
+	"syscall"
 
 	"sallyport/sandbox/agent/wire"
 )
@@ -28,7 +29,7 @@ func page(ctx context.Context, path, after string) (out wire.Listing, err error)
 	if info, err := f.Stat(); err != nil {
 		return out, err
 	} else if !info.IsDir() {
-		return out, fmt.Errorf("%s: not a folder: %w", path, errKind)
+		return out, fmt.Errorf("%s: %w", path, syscall.ENOTDIR)
 	}
 	var first names
 	for err == nil {

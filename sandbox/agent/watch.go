@@ -80,7 +80,7 @@ func (x *watcher) add(path string, flags uint32) (bool, error) {
 	}
 	wd, err := unix.InotifyAddWatch(x.fd, filepath.Join(x.top, path), watched|flags)
 	if err != nil {
-		return false, &os.PathError{Op: "watch", Path: path, Err: err}
+		return false, &os.PathError{Op: "watch", Path: filepath.Join(x.top, path), Err: err}
 	}
 	x.folders[int32(wd)] = path
 	return true, nil

@@ -79,6 +79,9 @@ func replace(path string, from io.Reader, mode wire.Mode) (err error) {
 	}
 	part := filepath.Join(filepath.Dir(path), unfinished+uuid.NewString())
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if of := new(fs.PathError); errors.As(err, &of) {
+		of.Path = filepath.Dir(path) // nobody has asked for that name
+	}
 	if err != nil {
 		return err
 	}

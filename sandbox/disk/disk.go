@@ -78,6 +78,9 @@ func Make(folder string, size int64) (err error) {
 			err = errors.Join(err, Detach(folder), os.Remove(path))
 		}
 	}()
+	if errors.Is(err, unix.EFBIG) {
+		return fmt.Errorf("a disk of %d bytes: %w for the host's file system: use less", size, unix.EFBIG)
+	}
 	if err != nil {
 		return fmt.Errorf("making a disk: %w", err)
 	}
