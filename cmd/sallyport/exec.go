@@ -90,6 +90,9 @@ func (f *execFlags) execute(g *globals, cmd *cobra.Command, d *api.Client, name 
 	if f.timeout < 0 || f.timeout > 0 && c.TimeoutMs == 0 {
 		return usageError{fmt.Errorf("--timeout %v: use at least 1ms", f.timeout)}
 	}
+	if f.input && c.TTY && !term.IsTerminal(int(os.Stdin.Fd())) {
+		return usageError{errors.New("standard input is no terminal, and its end would be none for the command: leave out -t")}
+	}
 	if f.input || piped(os.Stdin) {
 		c.Stdin = os.Stdin
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -204,8 +205,33 @@ func refuseUnknown(c *cobra.Command) {
 		if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
 			err = fmt.Errorf("unknown command %q: did you mean %q?", args[0], s[0])
 		}
+		if s := elsewhere(cmd.Root(), args[0]); s != "" {
+			err = fmt.Errorf("unknown command %q: did you mean `%s`?", args[0], s)
+		}
 		return usageError{err}
 	}
+}
+
+// elsewhere is the command of a name, wherever it is: whoever forgot the word before
+// it meant that one, rather than another that looks like it. A command of root's own
+// comes first, then what is done to sandboxes.
+func elsewhere(root *cobra.Command, name string) string {
+	groups := []*cobra.Command{root}
+	for _, c := range root.Commands() {
+		if c.Name() == "sandbox" {
+			groups = slices.Insert(groups, 1, c)
+		} else if c.HasSubCommands() {
+			groups = append(groups, c)
+		}
+	}
+	for _, group := range groups {
+		for _, c := range group.Commands() {
+			if c.Name() == name && c.IsAvailableCommand() {
+				return c.CommandPath()
+			}
+		}
+	}
+	return ""
 }
 
 func pairs(flags []string, what string) (map[string]string, error) {
