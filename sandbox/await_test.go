@@ -118,6 +118,56 @@ func TestStopDoesNotWaitForRoom(t *testing.T) {
 	}
 }
 
+// TestAnotherHasTheName: what waits for room for a sandbox that is removed is not done
+// to one that is made under its name before the wait has ended.
+func TestAnotherHasTheName(t *testing.T) {
+	for name, call := range map[string]func(b *roomBed, ctx context.Context) error{
+		"start":     func(b *roomBed, ctx context.Context) error { _, err := b.Start(ctx, "a"); return err },
+		"hibernate": func(b *roomBed, ctx context.Context) error { _, err := b.Hibernate(ctx, "a"); return err },
+		"snapshot": func(b *roomBed, ctx context.Context) error {
+			_, err := b.Snapshot(ctx, "a", SnapshotSpec{Memory: true})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newRoomBed(t, 4*asked)
+			b.runs(t, "", "a")
+			if name == "start" {
+				b.must(t)(b.Hibernate(t.Context(), "a"))
+			}
+			others := b.full(t)
+			over := make(chan error, 1)
+			go func() { over <- call(b, t.Context()) }()
+			await(t, "it waits", func() bool { return b.waits(t) })
+
+			old := b.entry("a")
+			spec := old.rec.Spec
+			if err := errors.Join(b.halt(t.Context(), old, "being removed"), b.remove(t.Context(), old, "asked to")); err != nil {
+				t.Fatal(err)
+			}
+			another := b.entry("a") // before who waits knows
+			b.release(old)
+			err := b.create(t.Context(), another, "a", spec)
+			if err == nil {
+				err = b.Manager.start(t.Context(), another)
+			}
+			others.Give()
+			b.release(another)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := <-over; !errors.Is(err, ErrNotFound) {
+				t.Errorf("who waited was told: %v", err)
+			}
+			if i, err := b.Get("a"); err != nil || i.State != Running {
+				t.Errorf("the other is %v, %v", i.State, err)
+			}
+			b.free(t)
+		})
+	}
+}
+
 // TestOneOfASandboxStandsInLine: however many want the same sandbox to wake, they need
 // its room once, and come when it has woken, or are refused when each has waited for
 // as long as one does.

@@ -139,6 +139,8 @@ func (m *Manager) spacious(ctx context.Context, name, verb string, need need) (*
 			room = nil
 		}
 		switch {
+		case waited && e.rec.ID != of:
+			err = notFound(name) // what this waited for was removed, and this is another
 		case n == 0 && waited && !e.state.live():
 			err = errEnded
 		case n > 0 && room == nil:

@@ -43,6 +43,9 @@ const (
 	// lookEvery is how often it is looked whether the process has left a connection:
 	// who waits for a sandbox that neither takes nor says anything is not told.
 	lookEvery = 250 * time.Millisecond
+	// exposedEvery is how often it is looked whether the port is exposed still, in
+	// looks: a process that has been taken over ends nothing.
+	exposedEvery = 4
 )
 
 // places bounds what there is at once, of each sandbox and in all. The zero places
@@ -102,7 +105,7 @@ func (w *Warden) inside(ctx context.Context, c insideCall) (link.None, *os.File,
 	}
 	go func() {
 		defer w.insides.leave(c.ID)
-		carry(ctx, here, far)
+		carry(ctx, here, far, func() bool { return w.opened(c.ID, c.Port) })
 	}()
 	return link.None{}, there, nil
 }
@@ -139,8 +142,9 @@ func (w *Warden) connect(ctx context.Context, c insideCall) (Stream, error) {
 	}
 }
 
-// carry carries bytes both ways until both have ended, one breaks off, or ctx is done.
-func carry(ctx context.Context, here *net.UnixConn, far Stream) {
+// carry carries bytes both ways until both have ended, one breaks off, ctx is done, or
+// the port is not exposed any more.
+func carry(ctx context.Context, here *net.UnixConn, far Stream, exposed func() bool) {
 	end := func() { _ = here.Close(); _ = far.Close() }
 	defer end()
 	defer context.AfterFunc(ctx, end)()
@@ -148,7 +152,8 @@ func carry(ctx context.Context, here *net.UnixConn, far Stream) {
 	var both sync.WaitGroup
 	defer both.Wait()
 	both.Go(func() {
-		for gone, look := false, time.NewTicker(lookEvery); ; {
+		gone, look := false, time.NewTicker(lookEvery)
+		for n := 1; ; n++ {
 			select {
 			case <-over:
 				look.Stop()
@@ -156,7 +161,7 @@ func carry(ctx context.Context, here *net.UnixConn, far Stream) {
 			case <-look.C:
 			}
 			// What it sent last is on its way for a moment.
-			if is := left(here); is && gone {
+			if is := left(here); is && gone || n%exposedEvery == 0 && !exposed() {
 				end()
 			} else {
 				gone = is

@@ -130,6 +130,43 @@ func TestInsideBreaksOff(t *testing.T) {
 	}
 }
 
+// A process that has been taken over loses its connections to a port that is not
+// exposed any more, whatever it does with what it is told.
+func TestInsideEndsWithTheExposure(t *testing.T) {
+	s, far := exposes(t)
+	var over atomic.Bool
+	exposed := s.warden.o.Exposures
+	s.warden.o.Exposures = func() []gateway.Exposure {
+		list := exposed()
+		if over.Load() {
+			return list[1:]
+		}
+		return list
+	}
+	connect := func(id string, port uint16) (net.Conn, *net.TCPConn) {
+		c, err := waker{s.child}.Connect(t.Context(), id, port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c, <-far
+	}
+	ended, there := connect("box", 8000)
+	kept, program := connect("other", 9000)
+	over.Store(true)
+	if _, err := there.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the program is connected still: %v", err)
+	}
+	_ = ended.SetReadDeadline(time.Now().Add(5 * time.Second))
+	if _, err := ended.Read(make([]byte, 1)); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("the process is told %v", err)
+	}
+	go func() { _, _ = kept.Write([]byte("x")) }()
+	if _, err := io.ReadFull(program, make([]byte, 1)); err != nil {
+		t.Errorf("another's has ended: %v", err)
+	}
+}
+
 // Each sandbox has its places, and a connection that the process has left gives its
 // own back, whether or not the program takes what was sent to it or says anything.
 func TestInsideIsBounded(t *testing.T) {

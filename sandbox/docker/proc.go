@@ -6,6 +6,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -38,8 +39,7 @@ func command(pid int) []string {
 	if err != nil || len(line) == 0 {
 		return nil
 	}
-	var owner unix.Stat_t
-	if err := unix.Stat(dir, &owner); err != nil || owner.Uid != uint32(os.Geteuid()) {
+	if !ours(dir) {
 		return nil
 	}
 	own, err := ownNamespace()
@@ -50,6 +50,24 @@ func command(pid int) []string {
 		return nil
 	}
 	return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+}
+
+// ours tells whether the process of a folder of /proc was started by this user. Who
+// owns the folder has its effective rights only: anybody has ours by a set-user-ID
+// program, under any command line (proc_pid_status(5): real, effective, saved and file
+// system's).
+func ours(dir string) bool {
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(status)) {
+		if ids, ok := strings.CutPrefix(line, "Uid:"); ok {
+			own := strconv.Itoa(os.Geteuid())
+			return slices.Equal(strings.Fields(ids), []string{own, own, own, own})
+		}
+	}
+	return false
 }
 
 // ownNamespace names this process's PID namespace, which it keeps (pid_namespaces(7)).

@@ -1,9 +1,12 @@
 package docker
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -18,19 +21,25 @@ func TestBelievesOwnProcessesOnly(t *testing.T) {
 		}
 		t.Skip("needs root to start a process of another user")
 	}
+	setuid := setuidShell(t)
 	for name, tt := range map[string]struct {
+		shell string
 		uid   uint32
 		flags uintptr
 		found bool
 	}{
-		"ours":                     {0, 0, true},
-		"somebody's":               {65534, 0, false},
-		"of another PID namespace": {0, syscall.CLONE_NEWPID, false},
+		"ours":                     {"/bin/sh", 0, 0, true},
+		"somebody's":               {"/bin/sh", 65534, 0, false},
+		"somebody's, set-user-ID":  {setuid, 65534, 0, false},
+		"of another PID namespace": {"/bin/sh", 0, syscall.CLONE_NEWPID, false},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if tt.shell == "" {
+				t.Skip("no set-user-ID program has an effect here")
+			}
 			const socket = "/run/of-no-containerd.sock"
 			container := fmt.Sprint("of-", os.Getpid()) // that nobody else gives
-			cmd := exec.Command("/bin/sh", "-c", "read line", "checkpoint", "-id", container, "-address", socket)
+			cmd := exec.Command(tt.shell, "-p", "-c", "read line", "checkpoint", "-id", container, "-address", socket)
 			cmd.Args[0] = "containerd-shim-of-none"
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: tt.uid}, Cloneflags: tt.flags, Pdeathsig: syscall.SIGKILL}
 			in, err := cmd.StdinPipe()
@@ -78,4 +87,29 @@ func TestBelievesOwnProcessesOnly(t *testing.T) {
 			<-over
 		})
 	}
+}
+
+// setuidShell gives whoever calls it our effective rights, as su(1) does, under any
+// command line.
+func setuidShell(t *testing.T) string {
+	t.Helper()
+	shell, err := os.ReadFile("/bin/sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	file := filepath.Join(dir, "sh")
+	err = errors.Join(os.WriteFile(file, shell, 0o700), os.Chmod(file, os.ModeSetuid|0o755), os.Chmod(dir, 0o711))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := (&exec.Cmd{Path: file, Args: []string{"sh", "-p", "-c", "id -u"}, SysProcAttr: &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534}}}).Output()
+	if err != nil || strings.TrimSpace(string(out)) != "0" {
+		return "" // as below a mount without them
+	}
+	return file
 }
