@@ -29,8 +29,13 @@ func (w *Warden) isExposed(id string) bool {
 	return slices.ContainsFunc(w.exposures(), func(e gateway.Exposure) bool { return e.SandboxID == id })
 }
 
-func (w *Warden) opened(id string, port uint16) bool {
-	return slices.ContainsFunc(w.exposures(), func(e gateway.Exposure) bool { return e.SandboxID == id && e.Port == port })
+func (w *Warden) opened(id string, port uint16) (e gateway.Exposure, is bool) {
+	all := w.exposures()
+	i := slices.IndexFunc(all, func(e gateway.Exposure) bool { return e.SandboxID == id && e.Port == port })
+	if i < 0 {
+		return e, false
+	}
+	return all[i], true
 }
 
 type exposedCall struct{ ID string }

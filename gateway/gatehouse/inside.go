@@ -48,34 +48,41 @@ const (
 	exposedEvery = 4
 )
 
-// places bounds what there is at once, of each sandbox and in all. The zero places
-// are empty.
+// places bounds what there is at once: of each sandbox, of each owner, who has no more
+// than are left for all others, and in all. The zero places are empty.
 type places struct {
-	mu  sync.Mutex
-	of  map[string]int
-	all int
+	mu     sync.Mutex
+	of     map[string]int // by sandbox
+	owners map[string]int
+	all    int
 }
 
-func (p *places) enter(id string) bool {
+func (p *places) enter(id, owner string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.all >= maxInside || p.of[id] >= maxInsideOfOne {
+	if p.owners[owner] >= maxInside-p.all || p.of[id] >= maxInsideOfOne {
 		return false
 	}
 	if p.of == nil {
-		p.of = map[string]int{}
+		p.of, p.owners = map[string]int{}, map[string]int{}
 	}
 	p.of[id]++
+	p.owners[owner]++
 	p.all++
 	return true
 }
 
-func (p *places) leave(id string) {
+func (p *places) leave(id, owner string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.all--
-	if p.of[id]--; p.of[id] == 0 {
-		delete(p.of, id)
+	less(p.of, id)
+	less(p.owners, owner)
+}
+
+func less(m map[string]int, key string) {
+	if m[key]--; m[key] == 0 {
+		delete(m, key)
 	}
 }
 
@@ -87,32 +94,34 @@ type insideCall struct {
 // inside connects to a port that is exposed, whatever else the process would like,
 // and returns a socket.
 func (w *Warden) inside(ctx context.Context, c insideCall) (link.None, *os.File, error) {
-	if !w.opened(c.ID, c.Port) || w.o.Inside == nil {
+	e, is := w.opened(c.ID, c.Port)
+	if !is || w.o.Inside == nil {
 		return link.None{}, nil, errUnexposed
 	}
-	if !w.insides.enter(c.ID) {
+	if !w.insides.enter(c.ID, e.Owner) {
 		return link.None{}, nil, gateway.ErrInsideBusy
 	}
-	far, err := w.connect(ctx, c)
+	leave := func() { w.insides.leave(c.ID, e.Owner) }
+	far, err := w.connect(ctx, c, leave)
 	if err != nil {
 		return link.None{}, nil, err
 	}
 	here, there, err := link.Pair()
 	if err != nil {
 		_ = far.Close()
-		w.insides.leave(c.ID)
+		leave()
 		return link.None{}, nil, err
 	}
 	go func() {
-		defer w.insides.leave(c.ID)
-		carry(ctx, here, far, func() bool { return w.opened(c.ID, c.Port) })
+		defer leave()
+		carry(ctx, here, far, func() bool { _, is := w.opened(c.ID, c.Port); return is })
 	}()
 	return link.None{}, there, nil
 }
 
 // connect does not go on for longer than the process, as wake does not. The place is
 // left where nothing comes of it.
-func (w *Warden) connect(ctx context.Context, c insideCall) (Stream, error) {
+func (w *Warden) connect(ctx context.Context, c insideCall, leave func()) (Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, insideWithin)
 	type made struct {
 		Stream
@@ -127,12 +136,12 @@ func (w *Warden) connect(ctx context.Context, c insideCall) (Stream, error) {
 	case m := <-done:
 		cancel()
 		if m.err != nil {
-			w.insides.leave(c.ID)
+			leave()
 		}
 		return m.Stream, m.err
 	case <-ctx.Done():
 		go func() {
-			defer w.insides.leave(c.ID)
+			defer leave()
 			defer cancel()
 			if m := <-done; m.err == nil {
 				_ = m.Close()
