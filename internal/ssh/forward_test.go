@@ -114,6 +114,34 @@ func TestForwardEarlier(t *testing.T) {
 	}
 }
 
+// A sandbox that has got the name of the one that was meant is not spoken to, whether
+// by its agent or at its address.
+func TestForwardReplaced(t *testing.T) {
+	for _, earlier := range []bool{false, true} {
+		p := newPorch(t)
+		heard := make(chan int, 1)
+		port := p.listen("127.0.0.1:0", func(c *net.TCPConn) {
+			all, _ := io.ReadAll(c)
+			heard <- len(all)
+		})
+		c := p.in()
+		p.block.mu.Lock()
+		p.block.earlier, p.block.replace = earlier, true
+		p.block.mu.Unlock()
+		to, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port)))
+		if err == nil {
+			_, _ = to.Write([]byte("for another"))
+			_ = to.Close()
+			t.Errorf("earlier %v: it was connected to another sandbox", earlier)
+		} else if !strings.Contains(err.Error(), sandbox.ErrNotFound.Error()) {
+			t.Errorf("earlier %v: %v", earlier, err)
+		}
+		if n := <-heard; n != 0 {
+			t.Errorf("earlier %v: the other one heard %d bytes", earlier, n)
+		}
+	}
+}
+
 // A client that has sent all and left is heard to the end, and one that leaves
 // something that nobody takes does not stay.
 func TestForwardLeft(t *testing.T) {
