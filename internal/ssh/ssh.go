@@ -128,8 +128,9 @@ type leaveCall struct {
 }
 
 // openCall begins a use of a connection. The answer comes with a socket, over
-// which a command's streams go as frames of package wire, a forwarded connection's
-// bytes as they are; sftp has none.
+// which a command's streams go as frames of package wire; a forwarded connection's
+// bytes go towards the process in pieces ([link.Pieces]), from it as they are; sftp
+// has none.
 type openCall struct {
 	Connection uint64            `json:"connection"`
 	Use        policy.Protocol   `json:"use"`

@@ -287,11 +287,9 @@ func forward(u *use, client *net.UnixConn, to sandbox.Conn) error {
 		return err
 	})
 	both.Go(func() error {
-		n, err := io.Copy(client, to)
+		n, err := link.WritePieces(client, to)
 		u.sum.out.Add(n)
-		if err == nil {
-			_ = client.CloseWrite()
-		} else {
+		if err != nil {
 			_ = client.Close()
 		}
 		return err
