@@ -87,7 +87,7 @@ func (d *Door) ready() (s cell.Spec, err error) {
 	defer l.Close()
 	listener, err := l.(*net.TCPListener).File()
 	return cell.Spec{
-		Args: d.o.Args, Env: []string{"GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOMEMLIMIT=256MiB"},
+		Args: d.o.Args, Env: []string{"GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOMEMLIMIT=512MiB"},
 		Files: []*os.File{listener}, Root: d.o.View.Dir(), IDs: cell.IDs{UID: UID, GID: UID},
 		OpenFiles: openFiles, FileSize: 1, Offline: true,
 	}, err
