@@ -1,9 +1,7 @@
 package gatehouse
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -21,10 +19,8 @@ import (
 // whom that listens to is the daemon's secret. So the daemon connects, and carries
 // the bytes between that connection and a socket that the process gets.
 //
-// Towards the process they are in pieces, each after its length as 32 bits big-endian;
-// one of no length is the end. An end without it is a connection that broke off: a
-// unix socket has no other way to tell, and half an answer is not to pass for one.
-// Towards the sandbox they are as they are.
+// Towards the process they are in pieces (link.Pieces): half an answer is not to pass
+// for one. Towards the sandbox they are as they are.
 
 // Stream is a connection to a port of a sandbox, made from inside. Close breaks off
 // what has not ended.
@@ -39,7 +35,6 @@ const (
 	maxInsideOfOne = 32 // sandbox
 	maxInside      = 256
 	insideWithin   = 10 * time.Second // to connect
-	pieceSize      = 32 << 10         // bytes
 	// lookEvery is how often it is looked whether the process has left a connection:
 	// who waits for a sandbox that neither takes nor says anything is not told.
 	lookEvery = 250 * time.Millisecond
@@ -188,32 +183,11 @@ func carry(ctx context.Context, here *net.UnixConn, far Stream, exposed func() b
 		_, _ = io.Copy(io.Discard, here)
 	})
 	ways.Go(func() {
-		if pieces(here, far) != nil {
+		if _, err := link.WritePieces(here, far); err != nil {
 			_ = here.Close()
 		}
 	})
 	ways.Wait()
-}
-
-// pieces writes all that from says, and its end.
-func pieces(to *net.UnixConn, from io.Reader) error {
-	buf := make([]byte, 4+pieceSize)
-	for {
-		n, err := from.Read(buf[4:])
-		if n > 0 {
-			binary.BigEndian.PutUint32(buf, uint32(n))
-			if _, err := to.Write(buf[:4+n]); err != nil {
-				return err
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			_, err = to.Write(make([]byte, 4))
-			return errors.Join(err, to.CloseWrite())
-		}
-		if err != nil {
-			return err
-		}
-	}
 }
 
 // left tells whether the other side has closed the socket (poll(2), POLLHUP).
@@ -244,42 +218,5 @@ func (w waker) Connect(ctx context.Context, id string, port uint16) (net.Conn, e
 	if err != nil {
 		return nil, err
 	}
-	return &insider{UnixConn: c, in: bufio.NewReaderSize(c, 4<<10)}, nil
-}
-
-// insider is the process's end of a connection.
-type insider struct {
-	*net.UnixConn
-	in    *bufio.Reader
-	piece int // bytes to come of it
-	ended bool
-}
-
-// Read gives what is in the pieces.
-func (i *insider) Read(p []byte) (int, error) {
-	if len(p) == 0 {
-		return 0, nil
-	}
-	if i.piece == 0 && !i.ended {
-		var size [4]byte
-		if _, err := io.ReadFull(i.in, size[:]); err != nil {
-			return 0, noEOF(err)
-		}
-		i.piece = int(binary.BigEndian.Uint32(size[:]))
-		i.ended = i.piece == 0
-	}
-	if i.ended {
-		return 0, io.EOF
-	}
-	n, err := i.in.Read(p[:min(len(p), i.piece)])
-	i.piece -= n
-	return n, noEOF(err)
-}
-
-// noEOF is err, where an end is none.
-func noEOF(err error) error {
-	if errors.Is(err, io.EOF) {
-		return io.ErrUnexpectedEOF
-	}
-	return err
+	return link.NewPieces(c), nil
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"sallyport/gateway"
+	"sallyport/internal/link"
 )
 
 // program is the far end of a Stream.
@@ -99,7 +100,7 @@ func TestInsideCarries(t *testing.T) {
 	for i := range sent {
 		sent[i] = byte(i * 7)
 	}
-	go func() { _, _ = c.Write(sent); _ = c.(*insider).CloseWrite() }()
+	go func() { _, _ = c.Write(sent); _ = c.(*link.Pieces).CloseWrite() }()
 	got, err := io.ReadAll(there)
 	if err != nil || string(got) != string(sent) {
 		t.Errorf("the program got %d bytes, %v", len(got), err)

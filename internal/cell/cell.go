@@ -105,4 +105,10 @@ type Spec struct {
 	// FileSize is how large it may make a file, in bytes (RLIMIT_FSIZE): it ends
 	// at the attempt to make one larger. Default: what the host allows.
 	FileSize uint64
+	// Memory bounds what it may allocate, in bytes (RLIMIT_DATA): a Go program ends
+	// at the attempt to have more. Default: what the host allows.
+	Memory uint64
+	// Spare makes it the first to be ended when the host's memory runs out
+	// (oom_score_adj of proc(5)).
+	Spare bool
 }

@@ -251,6 +251,44 @@ func TestFileSize(t *testing.T) {
 	}
 }
 
+// memory is what TestMemory lets a process have, in bytes.
+const memory = 256 << 20
+
+// A process gets the memory that it may have, and is the first to be ended for more
+// than the host has.
+func TestMemory(t *testing.T) {
+	s := newScene(t)
+	for _, most := range []uint64{memory, 3 * memory} {
+		p, err := Start(Spec{
+			Args: []string{"attempt"}, Env: append(s.env, role+"=hoard", "SALLYPORT_TEST_CONFINE=1"),
+			Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, Memory: most,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer time.AfterFunc(20*time.Second, p.Kill).Stop()
+		if got := end(p.Wait(), ""); got.code == exitBroken || (got.code == exitDone) != (most > 2*memory) {
+			t.Errorf("with %d bytes it ended with %s", most, got)
+		}
+	}
+	p, err := Start(Spec{
+		Args: []string{"attempt"}, Env: append(s.env, role+"=stay", "SALLYPORT_TEST_CONFINE=1"),
+		Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, Spare: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { p.Kill(); _ = p.Wait() }()
+	got := ""
+	for deadline := time.Now().Add(10 * time.Second); got != "1000" && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", p.PID()))
+		got = strings.TrimSpace(string(text))
+	}
+	if got != "1000" {
+		t.Errorf("oom_score_adj is %q", got)
+	}
+}
+
 // What the kernel says of a confined process.
 func TestStatus(t *testing.T) {
 	s := newScene(t)

@@ -45,6 +45,11 @@ func (p *plan) enter() error {
 	if err := closeOthers(3 + p.Files); err != nil {
 		return fmt.Errorf("closing what it was not given: %w", err)
 	}
+	if p.Spare {
+		if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
+			return fmt.Errorf("being the first to go: %w", err)
+		}
+	}
 	if p.Drop {
 		if err := takeRoot(p.Root); err != nil {
 			return fmt.Errorf("taking %s for root: %w", p.Root, err)
@@ -144,21 +149,34 @@ func takeRoot(dir string) error {
 	return nil
 }
 
+// lower sets a limit where there is to be one, 0 being none.
+func lower(name string, resource int, most uint64) error {
+	if most == 0 {
+		return nil
+	}
+	var have unix.Rlimit
+	if err := unix.Getrlimit(resource, &have); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	most = min(most, have.Max)
+	if err := unix.Setrlimit(resource, &unix.Rlimit{Cur: most, Max: most}); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return nil
+}
+
 // limit sets the limits of resources while they may still be raised.
 func (p *plan) limit() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("RLIMIT_CORE: %w", err)
 	}
-	var have unix.Rlimit
-	if p.FileSize > 0 {
-		if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &have); err != nil {
-			return fmt.Errorf("RLIMIT_FSIZE: %w", err)
-		}
-		most := min(p.FileSize, have.Max)
-		if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: most, Max: most}); err != nil {
-			return fmt.Errorf("RLIMIT_FSIZE: %w", err)
-		}
+	if err := lower("RLIMIT_FSIZE", unix.RLIMIT_FSIZE, p.FileSize); err != nil {
+		return err
 	}
+	if err := lower("RLIMIT_DATA", unix.RLIMIT_DATA, p.Memory); err != nil {
+		return err
+	}
+	var have unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil {
 		return fmt.Errorf("RLIMIT_NOFILE: %w", err)
 	}

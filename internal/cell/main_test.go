@@ -58,6 +58,8 @@ func play(name string) int {
 		return keep()
 	case "grow":
 		return grow()
+	case "hoard":
+		return hoard()
 	}
 	if name, ok := strings.CutPrefix(name, "started: "); ok {
 		return startAgain(name)
@@ -73,6 +75,17 @@ func play(name string) int {
 	if err := try(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return exitRefused
+	}
+	return exitDone
+}
+
+// hoarded is kept from being collected.
+var hoarded [][]byte
+
+// hoard has memory of twice what it may.
+func hoard() int {
+	for range 2 * memory >> 20 {
+		hoarded = append(hoarded, make([]byte, 1<<20))
 	}
 	return exitDone
 }

@@ -27,7 +27,9 @@ type plan struct {
 	Files     int
 	OpenFiles uint64
 	FileSize  uint64 // 0: any
-	Drop      bool   // privileges: false when there are none to drop
+	Memory    uint64 // 0: any
+	Spare     bool
+	Drop      bool // privileges: false when there are none to drop
 }
 
 // marker carries the plan. The program itself never has it.
@@ -39,7 +41,7 @@ const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | un
 // Start begins the program of this process again, in a cell. There it must call
 // [Enter] before anything else, then [Confine].
 func Start(s Spec) (*Process, error) {
-	p := plan{Files: len(s.Files), OpenFiles: s.OpenFiles, FileSize: s.FileSize, Drop: os.Geteuid() == 0}
+	p := plan{Files: len(s.Files), OpenFiles: s.OpenFiles, FileSize: s.FileSize, Memory: s.Memory, Spare: s.Spare, Drop: os.Geteuid() == 0}
 	if p.OpenFiles == 0 {
 		p.OpenFiles = 1 << 18
 	}

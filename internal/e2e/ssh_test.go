@@ -99,7 +99,7 @@ func (o *operator) ssh(name string, args ...string) result {
 const sshRules = `
 expose:
 - {name: shells, sandboxes: {names: [demo, other, kept]}, ssh: [shell, sftp]}
-- {name: server, sandboxes: {names: [demo]}, ssh: [forward], ports: [8000, 8002, 8003, 8004, 8005]}
+- {name: server, sandboxes: {names: [demo]}, ssh: [forward], ports: [8000, 8004, 8005, 8012, 8013]}
 `
 
 // sshKeys are the configuration's: alice may all, bob a command.

@@ -55,11 +55,11 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 	// what listens there.
 	address := strings.Fields(strings.Split(r.ok("sandbox", "get", "demo"), "\n")[1])[4]
 	listening := map[string][]string{
-		"127.0.0.1": {"localhost:8002", "127.0.0.1:8002"},
-		"::1":       {"localhost:8003", "[::1]:8003"},
+		"127.0.0.1": {"localhost:8012", "127.0.0.1:8012"},
+		"::1":       {"localhost:8013", "[::1]:8013"},
 		address:     {"localhost:8004", address + ":8004"},
 	}
-	if res := r.sallyport("run", "demo", "--", "python3", "-c", `import socket; socket.socket(socket.AF_INET6).bind(("::1", 8003))`); res.code != 0 {
+	if res := r.sallyport("run", "demo", "--", "python3", "-c", `import socket; socket.socket(socket.AF_INET6).bind(("::1", 8013))`); res.code != 0 {
 		t.Log("sandboxes have no ::1 here")
 		delete(listening, "::1")
 	}
@@ -95,14 +95,14 @@ func testSSHForward(t *testing.T, r *rig, alice, bob *operator) {
 		t.Errorf("what was open when the sandbox went to sleep: %q, %v", all, err)
 	}
 	stop()
-	stop = begin(alice, "localhost:8002")
+	stop = begin(alice, "localhost:8012")
 	if got := get(); !strings.HasSuffix(got, "hello from inside\n") {
 		t.Errorf("the next one: %q", got)
 	}
 	stop()
-	stop = begin(alice, "127.0.0.1:8003")
+	stop = begin(alice, "127.0.0.1:8013")
 	got := get()
-	if said := stop(); got != "" || !strings.Contains(said, "nothing listens on port 8003") {
+	if said := stop(); got != "" || !strings.Contains(said, "nothing listens on port 8013") {
 		t.Errorf("what listens on ::1 by 127.0.0.1: %q, and ssh says %q", got, said)
 	}
 	for what, tt := range map[string]struct {

@@ -30,6 +30,7 @@ type block struct {
 	agent   string   // the address of what listens inside
 	hosts   []string // that Connect was asked for
 	earlier bool
+	replace bool // by another sandbox of the same name, when it is connected to
 }
 
 func (b *block) Visible(ctx context.Context, name string) (sandbox.Info, error) {
@@ -86,6 +87,10 @@ func (b *block) Connect(ctx context.Context, name, host string, port uint16) (sa
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.hosts = append(b.hosts, host)
+	if i := b.all[name]; b.replace {
+		i.ID = "id-another"
+		b.all[name] = i
+	}
 	if b.earlier {
 		return nil, fmt.Errorf("connecting: %w", sandbox.ErrEarlier)
 	}

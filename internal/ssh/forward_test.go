@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/crypto/ssh"
+
 	"sallyport/audit"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -111,6 +113,84 @@ func TestForwardEarlier(t *testing.T) {
 	}
 	if _, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(local))); err == nil || !strings.Contains(err.Error(), "stop the sandbox and use it again, or let the program listen on 0.0.0.0") {
 		t.Errorf("on none of the outside's: %v", err)
+	}
+}
+
+// What breaks off is closed without an end, and what ends has one.
+func TestForwardBreaksOff(t *testing.T) {
+	p := newPorch(t)
+	end := make(chan func(*net.TCPConn), 1)
+	port := p.listen("127.0.0.1:0", func(c *net.TCPConn) {
+		_, _ = io.WriteString(c, "half")
+		(<-end)(c)
+		_, _ = io.Copy(io.Discard, c)
+	})
+	c := p.in()
+	for _, tt := range []struct {
+		what   string
+		end    func(*net.TCPConn)
+		closed bool
+	}{
+		{"an end", func(c *net.TCPConn) { _ = c.CloseWrite() }, false},
+		{"a break", func(c *net.TCPConn) { _ = c.SetLinger(0); _ = c.Close() }, true},
+	} {
+		to, requests, err := c.OpenChannel("direct-tcpip", ssh.Marshal(struct {
+			Host       string
+			Port       uint32
+			Origin     string
+			OriginPort uint32
+		}{"localhost", uint32(port), "127.0.0.1", 1}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		closed := make(chan struct{})
+		go func() { ssh.DiscardRequests(requests); close(closed) }()
+		if _, err := io.ReadFull(to, make([]byte, 4)); err != nil {
+			t.Fatal(err)
+		}
+		end <- tt.end
+		// Of an end of the data the channel stays open for the other direction.
+		if rest, err := io.ReadAll(to); len(rest) > 0 || err != nil {
+			t.Errorf("%s: %q, %v", tt.what, rest, err)
+		}
+		is := false
+		select {
+		case <-closed:
+			is = true
+		case <-time.After(500 * time.Millisecond):
+		}
+		if is != tt.closed {
+			t.Errorf("%s: the channel is closed: %v", tt.what, is)
+		}
+		_ = to.Close()
+	}
+}
+
+// A sandbox that has got the name of the one that was meant is not spoken to, whether
+// by its agent or at its address.
+func TestForwardReplaced(t *testing.T) {
+	for _, earlier := range []bool{false, true} {
+		p := newPorch(t)
+		heard := make(chan int, 1)
+		port := p.listen("127.0.0.1:0", func(c *net.TCPConn) {
+			all, _ := io.ReadAll(c)
+			heard <- len(all)
+		})
+		c := p.in()
+		p.block.mu.Lock()
+		p.block.earlier, p.block.replace = earlier, true
+		p.block.mu.Unlock()
+		to, err := c.Dial("tcp", net.JoinHostPort("localhost", strconv.Itoa(port)))
+		if err == nil {
+			_, _ = to.Write([]byte("for another"))
+			_ = to.Close()
+			t.Errorf("earlier %v: it was connected to another sandbox", earlier)
+		} else if !strings.Contains(err.Error(), sandbox.ErrNotFound.Error()) {
+			t.Errorf("earlier %v: %v", earlier, err)
+		}
+		if n := <-heard; n != 0 {
+			t.Errorf("earlier %v: the other one heard %d bytes", earlier, n)
+		}
 	}
 }
 

@@ -81,6 +81,7 @@ func (s *server) accept() error {
 type guest struct {
 	s    *server
 	id   uint64
+	key  string // in SSH's form
 	conn *ssh.ServerConn
 	ctx  context.Context // until it ends
 	open atomic.Int32    // channels
@@ -105,6 +106,7 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 	_ = c.SetDeadline(time.Now().Add(handshakeWithin))
 	config := *s.config
 	var id uint64
+	var by string
 	tried := false
 	config.VerifiedPublicKeyCallback = func(m ssh.ConnMetadata, k ssh.PublicKey, _ *ssh.Permissions, _ string) (*ssh.Permissions, error) {
 		began := time.Now()
@@ -119,7 +121,7 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 			time.Sleep(time.Until(began.Add(refuseAfter)))
 			return nil, errRefused
 		}
-		id = got.Connection
+		id, by = got.Connection, string(k.Marshal())
 		return &ssh.Permissions{}, nil
 	}
 	conn, channels, requests, err := ssh.NewServerConn(c, &config)
@@ -135,7 +137,7 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 	s.strangers.leave(from)
 	stranger = false
 	_ = c.SetDeadline(time.Time{})
-	g := &guest{s: s, id: id, conn: conn}
+	g := &guest{s: s, id: id, key: by, conn: conn}
 	g.touch()
 	var cancel context.CancelFunc
 	g.ctx, cancel = context.WithCancel(context.Background())
@@ -158,19 +160,37 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 	defer cancel()
 	for c := range channels {
 		serve := map[string]func(ssh.NewChannel){"session": g.session, "direct-tcpip": g.forward}[c.ChannelType()]
-		switch {
-		case serve == nil:
+		if serve == nil {
 			_ = c.Reject(ssh.UnknownChannelType, "there is no such thing here")
-		case g.open.Add(1) > maxUses:
-			g.open.Add(-1)
-			_ = c.Reject(ssh.ResourceShortage, tooMany)
-		default:
-			work.Go(func() {
-				defer g.open.Add(-1)
-				serve(c)
-			})
+			continue
 		}
+		if err := g.enter(); err != nil {
+			_ = c.Reject(ssh.ResourceShortage, err.Error())
+			continue
+		}
+		work.Go(func() {
+			defer g.leave()
+			serve(c)
+		})
 	}
+}
+
+// enter makes a place for a channel, until leave.
+func (g *guest) enter() error {
+	if g.open.Add(1) > maxUses {
+		g.open.Add(-1)
+		return fmt.Errorf("%d sessions and forwarded connections are open by this connection, and no more can be: end some, or connect again", maxUses)
+	}
+	err := g.s.room.enter(g.key)
+	if err != nil {
+		g.open.Add(-1)
+	}
+	return err
+}
+
+func (g *guest) leave() {
+	g.s.room.leave(g.key)
+	g.open.Add(-1)
 }
 
 // cut bounds what a client says, which the Door refuses where it is longer.

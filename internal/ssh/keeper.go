@@ -87,11 +87,16 @@ func (d *Door) ready() (s cell.Spec, err error) {
 	defer l.Close()
 	listener, err := l.(*net.TCPListener).File()
 	return cell.Spec{
-		Args: d.o.Args, Env: []string{"GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOMEMLIMIT=256MiB"},
+		Args: d.o.Args, Env: []string{"GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOMEMLIMIT=512MiB"},
 		Files: []*os.File{listener}, Root: d.o.View.Dir(), IDs: cell.IDs{UID: UID, GID: UID},
-		OpenFiles: openFiles, FileSize: 1, Offline: true,
+		OpenFiles: openFiles, FileSize: 1, Memory: memory, Spare: true, Offline: true,
 	}, err
 }
+
+// memory is what the process may have, in bytes: what clients send in packets of one
+// byte takes 48 times the room of what a window counts, which the number of channels
+// does not bound.
+const memory = 1 << 30
 
 // openFiles bounds the process's descriptors.
 const openFiles = 16 << 10

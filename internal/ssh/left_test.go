@@ -107,10 +107,12 @@ func (s stuck) Stat(ctx context.Context, _ string, _ bool) (sandbox.File, error)
 	return sandbox.File{}, ctx.Err()
 }
 
-// What one key's sandboxes do not answer keeps nobody else's calls from the daemon.
+// What one key's sandboxes do not answer keeps nobody else's calls from the daemon, by
+// a process too that lets a key have more open than it should.
 func TestCallsOfKeys(t *testing.T) {
 	waits := make(chan struct{}, 2*maxCalls)
-	p := newPorch(t, func(_ *server, o *Options) {
+	p := newPorch(t, func(s *server, o *Options) {
+		s.room = newRoom(maxOfKey*maxUses, maxOfKey*maxUses)
 		o.Files = func(string) Files { return stuck{drawer{dir: t.TempDir()}, waits} }
 	})
 	bob, mallory := newSigner(t), newSigner(t)

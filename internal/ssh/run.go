@@ -52,6 +52,7 @@ type server struct {
 	cancel   context.CancelFunc
 
 	strangers *strangers
+	room      *room
 
 	mu     sync.Mutex
 	guests map[uint64]*guest // by the Door's number
@@ -59,7 +60,7 @@ type server struct {
 }
 
 func newServer(conn *net.UnixConn, l net.Listener, state cell.State) *server {
-	s := &server{listener: l, state: state, alive: keepAliveEvery, strangers: newStrangers(), guests: map[uint64]*guest{}}
+	s := &server{listener: l, state: state, alive: keepAliveEvery, strangers: newStrangers(), room: newRoom(maxChannels, channelsOfKey), guests: map[uint64]*guest{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.peer = link.New(conn, link.Options{
 		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,

@@ -272,8 +272,8 @@ func (g *guest) forward(offered ssh.NewChannel) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if _, err := io.Copy(&touching{ch, g}, conn); err != nil {
-			_ = ch.Close()
+		if _, err := io.Copy(&touching{ch, g}, link.NewPieces(conn)); err != nil {
+			_ = ch.Close() // with no end before: it broke off
 			return
 		}
 		_ = ch.CloseWrite()

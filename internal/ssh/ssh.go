@@ -32,6 +32,8 @@ const (
 	maxOfKey       = 64  // of those, by one key: others find places
 	maxUses        = 16  // of a connection at once: sessions and forwarded connections
 	maxOfSandbox   = 48  // of one sandbox at once; its agent has room for 64
+	maxChannels    = 192 // that are open (the process's): what a client sends before it is taken stays in memory, 2 MiB of each
+	channelsOfKey  = 64  // those by one key: one for each of its connections
 	maxStrangers   = 64  // connections that are not let in yet (the process's)
 	maxOfSource    = 16  // those of one address, or of 64 bits of an IPv6 one
 	maxFrame       = 4 << 20
@@ -128,8 +130,9 @@ type leaveCall struct {
 }
 
 // openCall begins a use of a connection. The answer comes with a socket, over
-// which a command's streams go as frames of package wire, a forwarded connection's
-// bytes as they are; sftp has none.
+// which a command's streams go as frames of package wire; a forwarded connection's
+// bytes go towards the process in pieces ([link.Pieces]), from it as they are; sftp
+// has none.
 type openCall struct {
 	Connection uint64            `json:"connection"`
 	Use        policy.Protocol   `json:"use"`

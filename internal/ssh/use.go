@@ -79,7 +79,7 @@ func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.F
 		return opened{}, nil, fmt.Errorf("%w: the command is too long", errDenied)
 	}
 	i, err := d.o.Sandboxes.Visible(sandbox.ForOwner(ctx, n.key.Tenant), n.info.Name)
-	if err != nil {
+	if err != nil || i.ID != n.info.ID {
 		return opened{}, nil, fmt.Errorf("%w: the sandbox is gone", errDenied)
 	}
 	port := uint16(policy.SSHPort)
@@ -228,16 +228,30 @@ func (d *Door) dial(u *use, host string) (sandbox.Conn, error) {
 	if !slices.Contains(localNames, host) {
 		host = "" // its own address
 	}
-	to, err := d.o.Sandboxes.Connect(ctx, i.Name, host, u.port)
+	to, err := d.reach(ctx, i, host, u.port)
+	if err != nil {
+		return nil, err
+	}
+	// A sandbox keeps its name for as long as it is there: if it is now, it was the
+	// one that was connected to.
+	if now, err := d.o.Sandboxes.Visible(ctx, i.Name); err != nil || now.ID != i.ID {
+		return nil, errors.Join(sandbox.ErrNotFound, to.Close())
+	}
+	return to, nil
+}
+
+// reach connects to a port of a sandbox that runs.
+func (d *Door) reach(ctx context.Context, i sandbox.Info, host string, port uint16) (sandbox.Conn, error) {
+	to, err := d.o.Sandboxes.Connect(ctx, i.Name, host, port)
 	if !errors.Is(err, sandbox.ErrEarlier) {
 		return to, err
 	}
 	// From here no agent is needed, and what listens for the sandbox alone not reached.
 	dialer := net.Dialer{Timeout: dialWithin}
-	c, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(i.Address.String(), strconv.Itoa(int(u.port))))
+	c, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(i.Address.String(), strconv.Itoa(int(port))))
 	if err != nil {
 		return nil, fmt.Errorf("nothing listens on port %d of the sandbox's own address, and its agent is of an earlier version, which reaches no other: "+
-			"stop the sandbox and use it again, or let the program listen on 0.0.0.0", u.port)
+			"stop the sandbox and use it again, or let the program listen on 0.0.0.0", port)
 	}
 	return c.(*net.TCPConn), nil
 }
@@ -273,11 +287,9 @@ func forward(u *use, client *net.UnixConn, to sandbox.Conn) error {
 		return err
 	})
 	both.Go(func() error {
-		n, err := io.Copy(client, to)
+		n, err := link.WritePieces(client, to)
 		u.sum.out.Add(n)
-		if err == nil {
-			_ = client.CloseWrite()
-		} else {
+		if err != nil {
 			_ = client.Close()
 		}
 		return err
