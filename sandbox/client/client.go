@@ -75,7 +75,13 @@ func Unix(socket string) *Client {
 	}
 	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
 		ExpectContinueTimeout: continueTimeout, IdleConnTimeout: idleTimeout,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := c.dial(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return answered{conn}, nil
+		},
 	}}
 	return c
 }
