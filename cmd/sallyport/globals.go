@@ -201,14 +201,15 @@ func refuseUnknown(c *cobra.Command) {
 		if len(args) == 0 {
 			return cmd.Help()
 		}
-		err := fmt.Errorf("unknown command %q: see `%s --help`", args[0], cmd.CommandPath())
-		if s := cmd.SuggestionsFor(args[0]); len(s) > 0 {
-			err = fmt.Errorf("unknown command %q: did you mean %q?", args[0], s[0])
+		meant := elsewhere(cmd.Root(), args[0])
+		near := cmd.SuggestionsFor(args[0])
+		switch {
+		case meant != "":
+			return usageError{fmt.Errorf("unknown command %q: did you mean `%s`?", args[0], meant)}
+		case len(near) > 0:
+			return usageError{fmt.Errorf("unknown command %q: did you mean %q?", args[0], near[0])}
 		}
-		if s := elsewhere(cmd.Root(), args[0]); s != "" {
-			err = fmt.Errorf("unknown command %q: did you mean `%s`?", args[0], s)
-		}
-		return usageError{err}
+		return usageError{fmt.Errorf("unknown command %q: see `%s --help`", args[0], cmd.CommandPath())}
 	}
 }
 
