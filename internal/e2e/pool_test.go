@@ -32,7 +32,12 @@ func (r *rig) containers() int {
 // settled waits until so many containers run, those of the pool included.
 func (r *rig) settled(n int) {
 	r.t.Helper()
-	r.await(fmt.Sprintf("%d containers", n), func() bool { return r.containers() == n })
+	for deadline := time.Now().Add(time.Minute); r.containers() != n; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			all, _ := exec.Command("docker", "-H", "unix://"+filepath.Join(r.dir, "run/engine/docker.sock"), "ps", "-a").CombinedOutput()
+			r.t.Fatalf("%d containers: not within a minute, but\n%s\nof\n%s\n%s", n, all, r.sallyport("sandbox", "ls").stdout, r.logged())
+		}
+	}
 	time.Sleep(300 * time.Millisecond) // until the manager has noted it
 }
 
