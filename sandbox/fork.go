@@ -293,7 +293,11 @@ func (m *Manager) bear(ctx context.Context, c *entry, mem string, lost error) er
 	if err := m.tell(ctx, c, detailed(c.rec, "created", what), func(r *record) { r.Made = true }); err != nil {
 		return err
 	}
-	if mem != "" {
+	if mem == "" {
+		if err := m.unplug(ctx, c.rec); err != nil {
+			return err
+		}
+	} else {
 		err := m.begin(ctx, c, "with the processes of "+c.rec.Lineage.Name, func() (Status, error) {
 			return m.opt.Runtime.Restore(ctx, c.rec.ID, mem, nil)
 		})

@@ -249,7 +249,7 @@ func (m *Manager) take(ctx context.Context, e *entry, name string, spec Spec) (t
 	}
 }
 
-// unplug ends what runs without a session.
+// unplug ends what runs without a session, if it runs, and detaches its disk.
 func (m *Manager) unplug(ctx context.Context, rec record) error {
 	if err := m.opt.Runtime.Stop(ctx, rec.ID, 0); err != nil && !errors.Is(err, ErrNotFound) {
 		return err

@@ -47,6 +47,9 @@ func (m *Manager) recover(ctx context.Context, e *entry) error {
 		if err := m.opt.Runtime.Create(ctx, c); err != nil {
 			return err
 		}
+		if err := m.unplug(ctx, e.rec); err != nil {
+			return err
+		}
 		// It has the limits of the spec that it is made of.
 	case err != nil:
 		return err

@@ -119,9 +119,7 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, f func(layer,
 		if err := m.attachDisk(e.rec); err != nil {
 			return 0, err
 		}
-		if e.state == Hibernated { // a stopped one may never have been started, and is attached since
-			defer func() { err = errors.Join(err, m.detachDisk(e.rec)) }()
-		}
+		defer func() { err = errors.Join(err, m.unplug(patient, e.rec)) }()
 	}
 	switch {
 	case dir == "":

@@ -340,3 +340,28 @@ func (r *rig) loops() (list []string) {
 	}
 	return list
 }
+
+// TestNeverStarted: what was made and has not run takes no more of the host than what
+// has been stopped, and can be used.
+func TestNeverStarted(t *testing.T) {
+	r := newRig(t, "")
+	r.small()
+	r.up()
+	r.ok("sandbox", "create", "made")
+	r.ok("sandbox", "fork", "made", "forked")
+	r.ok("sandbox", "create", "again")
+	r.must(r.docker("rm", "sallyport-"+r.info("again").ID))
+	r.await("the error", func() bool { return r.info("again").State == sandbox.Failed })
+	r.ok("sandbox", "recover", "again")
+	r.agrees(0)
+	r.ok("sandbox", "snapshot", "made", "empty")
+	r.agrees(0)
+	r.ok("sandbox", "restore", "made", "empty")
+	r.agrees(0)
+	for _, name := range []string{"made", "forked", "again"} {
+		if out := r.ok("run", name, "--", "echo", "hi"); out != "hi\n" {
+			t.Errorf("%s: %q", name, out)
+		}
+	}
+	r.agrees(0)
+}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,6 +40,15 @@ func (r *rig) settled(n int) {
 		}
 	}
 	time.Sleep(300 * time.Millisecond) // until the manager has noted it
+}
+
+// waiting are the IDs of those in the pool, and of those that are removed from it.
+func (r *rig) waiting() (ids []string) {
+	folders, _ := os.ReadDir(filepath.Join(r.dir, "data/sandboxes/.pool"))
+	for _, f := range folders {
+		ids = append(ids, f.Name())
+	}
+	return ids
 }
 
 func (r *rig) sandbox(name string) (i sandbox.Info) {
@@ -131,10 +141,14 @@ func TestPool(t *testing.T) {
 
 	// A killed daemon's pool is gone with the next one's, and that one's is full.
 	r.settled(2)
+	before := r.waiting()
 	r.kill(syscall.SIGKILL)
 	r.up()
 	works()
 	kept()
+	r.await("the pool is the new daemon's", func() bool {
+		return !slices.ContainsFunc(before, func(id string) bool { return slices.Contains(r.waiting(), id) })
+	})
 	r.settled(2)
 	r.ok("sandbox", "create", "brief", "--ephemeral")
 	r.settled(3)

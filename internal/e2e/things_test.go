@@ -115,7 +115,7 @@ func (r *rig) agrees(pool int) {
 			want, disk = "paused", 1
 		}
 		live += disk
-		if !slices.Contains(things, "container sallyport-"+i.ID+" "+want) {
+		if c := "container sallyport-" + i.ID + " "; !slices.Contains(things, c+want) && (disk > 0 || !slices.Contains(things, c+"created")) {
 			r.t.Errorf("%s is %s, and its container is not %s", i.Name, i.State, want)
 		}
 		own := "data/sandboxes/" + i.Name
