@@ -43,13 +43,10 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if err := m.build(ctx, rec); err != nil {
 		return err
 	}
-	if err := m.unplug(ctx, rec); err != nil { // it may never be started
-		return err
-	}
 	if err := m.tell(ctx, e, lifecycle(rec, "created"), func(r *record) { r.Ready = true }); err != nil {
 		return err
 	}
-	e.state, e.exists = Stopped, true
+	e.state, e.exists, e.fresh = Stopped, true, true
 	return nil
 }
 

@@ -20,6 +20,7 @@ type entry struct {
 	exists bool
 	told   string           // ID of the last event that is known to be in the log
 	old    bool             // an earlier process has written rec
+	fresh  bool             // made and not started: its disk is attached until the next settle
 	loose  bool             // it may have more memory than its spec says: see confine
 	agent  *channel.Channel // to the session's agent, nil until it is used
 	room   *ram.Lease       // of who has the lock, where it was reserved; release gives it back

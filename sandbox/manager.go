@@ -74,7 +74,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 			opt.Logger.Error("a sandbox cannot be read and does not run; mend its record or move its folder aside", "error", err)
 			continue
 		}
-		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true, old: true, loose: true}
+		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true, old: true, fresh: rec.Generation == 0, loose: true}
 		m.addresses[rec.Address] = true
 		m.count(rec)
 	}

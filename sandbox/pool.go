@@ -124,7 +124,8 @@ func (m *Manager) waiting() int {
 	return len(m.pool.ready)
 }
 
-// Drain empties the pool, once Fill has ended.
+// Drain empties the pool, once Fill has ended, and detaches the disks of what has not
+// been started.
 func (m *Manager) Drain(ctx context.Context) error {
 	m.pool.mu.Lock()
 	all := append(m.pool.ready, m.pool.left...)
@@ -134,6 +135,14 @@ func (m *Manager) Drain(ctx context.Context) error {
 	g.SetLimit(lifetimeStops)
 	for _, rec := range all {
 		g.Go(func() error { return m.discard(ctx, rec) })
+	}
+	for _, e := range m.all() {
+		if e.mu.TryLock() {
+			g.Go(func() error {
+				defer m.release(e)
+				return m.unplugFresh(ctx, e)
+			})
+		}
 	}
 	return g.Wait()
 }
@@ -255,6 +264,19 @@ func (m *Manager) unplug(ctx context.Context, rec record) error {
 		return err
 	}
 	return m.detachDisk(rec)
+}
+
+// unplugFresh detaches the disk of who was made and has not been started since, which
+// most are at once.
+func (m *Manager) unplugFresh(ctx context.Context, e *entry) error {
+	if !e.exists || !e.fresh || e.state != Stopped {
+		return nil
+	}
+	if err := m.unplug(ctx, e.rec); err != nil {
+		return err
+	}
+	e.fresh = false
+	return nil
 }
 
 // become gives one from the pool a name, a spec and a session. A crash before its

@@ -108,6 +108,8 @@ func (m *Manager) settle(ctx context.Context, e *entry, have Endpoint) (keep boo
 		return false, m.end(ctx, e, fmt.Sprintf("ended by itself with exit code %d", st.Exit))
 	case e.rec.Spec.Ephemeral && e.rec.Generation != 0:
 		return false, m.remove(ctx, e, "ephemeral") // a crash came before
+	case e.fresh:
+		return false, m.unplugFresh(ctx, e)
 	default:
 		return false, nil
 	}

@@ -51,6 +51,7 @@ func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (S
 	if err := m.renew(ctx, e, why); err != nil {
 		return err
 	}
+	e.fresh = false
 	rec := e.rec
 	var st Status
 	err := m.attachDisk(rec)

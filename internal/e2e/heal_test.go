@@ -347,6 +347,8 @@ func TestNeverStarted(t *testing.T) {
 	r := newRig(t, "")
 	r.small()
 	r.up()
+	r.ok("sandbox", "create", "left")
+	r.await("a disk that is left to nobody", func() bool { return len(r.loops()) == 0 })
 	r.ok("sandbox", "create", "made")
 	r.ok("sandbox", "fork", "made", "forked")
 	r.ok("sandbox", "create", "again")
@@ -358,10 +360,15 @@ func TestNeverStarted(t *testing.T) {
 	r.agrees(0)
 	r.ok("sandbox", "restore", "made", "empty")
 	r.agrees(0)
-	for _, name := range []string{"made", "forked", "again"} {
+	for _, name := range []string{"left", "made", "forked", "again"} {
 		if out := r.ok("run", name, "--", "echo", "hi"); out != "hi\n" {
 			t.Errorf("%s: %q", name, out)
 		}
 	}
 	r.agrees(0)
+	r.ok("sandbox", "create", "last")
+	r.ok("down")
+	if left := append(mountsBelow(filepath.Join(r.dir, "data")), r.loops()...); len(left) > 0 {
+		t.Errorf("left by down: %v", left)
+	}
 }
