@@ -25,9 +25,14 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // It is also how a container begins with the memory that it had: the engine
 // starts it as any other, and where there is a note under the container's
 // identifier, "start" becomes gVisor's "restore" from the folder that the note
-// names, once whoever fills that has unlocked the note. Beside the note it marks that
-// it begins, since the engine may end before it hears what came of that: who empties
-// the note and finds no mark knows that nothing begins any more. The engine's own way
+// names, once whoever fills that has unlocked the note. In the note it marks that it
+// begins, since the engine may end before it hears what came of that: who empties a
+// note without the mark, under its lock, knows that nothing begins any more. The mark
+// is the file's and not the name's: a guard that comes late has nothing to do with the
+// note of the next restore. That nothing ran is marked after it where gVisor says so:
+// its sandbox has answered with an error (which a call that broke off, "urpc method",
+// is not), or was not asked yet. Whatever else fails may have run until "end", as when
+// runsc cannot write down that it has restored. The engine's own way
 // (start with a checkpoint) copies the memory into containerd's store twice, which is
 // on a disk, in the clear.
 //
@@ -91,16 +96,22 @@ done
 for id do :; done
 image=
 if [ -f "$notes/$id" ]; then
-	{ flock -s 9 && : >"$notes/$id.begun" && read -r image <&9; } 9<"$notes/$id"
-	if [ -z "$image" ]; then
-		rm -f "$notes/$id.begun"
-		refuse "the sandbox's memory was not filled in" "$@"
-	fi
+	exec 9<"$notes/$id"
+	flock 9 && read -r image <&9 && [ -r "$image/checkpoint.img" ] && echo begun >>/proc/self/fd/9 || image=
+	flock -u 9
+	[ -n "$image" ] || refuse "the sandbox's memory was not filled in" "$@"
 fi
-begin "$@" && exit
+begin "$@" 9<&- && exit
 status=$?
-end "$@"
-rm -f "$notes/$id.begun"
+said=$(tail -c 8192 "$log")
+end "$@" 9<&-
+[ -n "$image" ] || exit $status
+case ${said##*'{"msg":"'} in
+*"urpc method"*) ;;
+"starting container: restoring container "* | "starting container: setting up network: "*)
+	echo spared >>/proc/self/fd/9
+	;;
+esac
 exit $status
 `
 
@@ -111,7 +122,8 @@ func guard(dir, name, bridge, pins, notes, real string, flags ...string) error {
 	for _, f := range flags {
 		words = append(words, quote(f))
 	}
-	script := fmt.Sprintf(guardScript, quote(bridge), quote(pins), quote(notes), strings.Join(words, " "), strings.Join(words, " "))
+	run := strings.Join(words, " ")
+	script := fmt.Sprintf(guardScript, quote(bridge), quote(pins), quote(notes), run, run)
 	_, err := replace(filepath.Join(dir, name), []byte(script), 0o755)
 	return err
 }
