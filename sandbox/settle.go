@@ -71,7 +71,7 @@ func (m *Manager) unspent(ctx context.Context, e *entry) error {
 		return err
 	}
 	if e.rec.Boot != now {
-		return fmt.Errorf("%w: the host has begun anew", ErrRan)
+		return fmt.Errorf("%w: in another boot of the host, or one that is not on record", ErrRan)
 	}
 	known, err := m.opt.Runtime.Forgo(ctx, e.rec.ID)
 	if err == nil && !known {

@@ -21,6 +21,7 @@ func TestSpentMemory(t *testing.T) {
 		"begun by what a power cut left of it": {ends: "begun", then: func(b *bed, id string) { b.boot = "another"; b.h.notes[id] = "asked" }},
 		"nothing to tell by":                   {ends: "filled", then: func(b *bed, id string) { delete(b.h.notes, id) }},
 		"begun, and its end not on record":     {fault: "begun", ends: "record stopped"},
+		"by a version that kept no boot":       {ends: "filled", then: func(b *bed, _ string) { b.rewrite("a", func(r *record) { r.Boot = "" }) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t)
@@ -39,6 +40,26 @@ func TestSpentMemory(t *testing.T) {
 	}
 }
 
+// TestSleepsOverBoots: what is hibernated, also since a wake that has failed, has its
+// memory in the host's next boot, whose engine knows of nothing.
+func TestSleepsOverBoots(t *testing.T) {
+	for name, fault := range map[string]string{"not woken": "", "woken in vain": "filled"} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			before := b.live(t, "a")
+			b.must(t)(b.Hibernate(t.Context(), "a"))
+			if b.h.fault = fault; fault != "" {
+				if i, err := b.Wake(t.Context(), "a"); err == nil {
+					t.Fatalf("it is woken: %+v", i)
+				}
+			}
+			b.h.fault, b.boot = "", "another"
+			clear(b.h.notes)
+			b.after(t, before, true)
+		})
+	}
+}
+
 // TestSpentUnsealed: the same where what could not be hibernated was to go on.
 func TestSpentUnsealed(t *testing.T) {
 	for step, kept := range map[string]bool{"restore": true, "begun": false} {
@@ -52,6 +73,18 @@ func TestSpentUnsealed(t *testing.T) {
 			b.h.fault, b.h.ends = "", ""
 			b.after(t, before, kept)
 		})
+	}
+}
+
+// rewrite changes a record of a daemon that has ended.
+func (b *bed) rewrite(name string, change func(*record)) {
+	r, err := readRecord(b.Manager.dir(name))
+	if err == nil {
+		change(&r)
+		err = r.write(b.Manager.dir(name))
+	}
+	if err != nil {
+		panic(err)
 	}
 }
 

@@ -29,10 +29,11 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // begins, since the engine may end before it hears what came of that: who empties a
 // note without the mark, under its lock, knows that nothing begins any more. The mark
 // is the file's and not the name's: a guard that comes late has nothing to do with the
-// note of the next restore. That nothing ran is marked after it where gVisor says so:
-// its sandbox has answered with an error (which a call that broke off, "urpc method",
-// is not), or was not asked yet. Whatever else fails may have run until "end", as when
-// runsc cannot write down that it has restored. The engine's own way
+// note of the next restore. That nothing ran is marked after it where gVisor says so,
+// with the status that only it gives to what it has said: its sandbox has answered with
+// an error (which a call that broke off, "urpc method", is not), or was not asked yet.
+// Whatever else fails may have run until "end", as when runsc cannot write down that it
+// has restored. The engine's own way
 // (start with a checkpoint) copies the memory into containerd's store twice, which is
 // on a disk, in the clear.
 //
@@ -96,20 +97,21 @@ done
 for id do :; done
 image=
 if [ -f "$notes/$id" ]; then
-	exec 9<"$notes/$id"
-	flock 9 && read -r image <&9 && [ -r "$image/checkpoint.img" ] && echo begun >>/proc/self/fd/9 || image=
-	flock -u 9
+	{
+		flock 9 && read -r image <&9 && [ -r "$image/checkpoint.img" ] &&
+			command exec 8>>/proc/self/fd/9 && echo begun >&8 || image=
+	} 9<"$notes/$id"
 	[ -n "$image" ] || refuse "the sandbox's memory was not filled in" "$@"
 fi
-begin "$@" 9<&- && exit
+begin "$@" 8>&- && exit
 status=$?
-said=$(tail -c 8192 "$log")
-end "$@" 9<&-
+said=$(tail -c 8192 "$log" 8>&-)
+end "$@" 8>&-
 [ -n "$image" ] || exit $status
-case ${said##*'{"msg":"'} in
+case "$status ${said##*'{"msg":"'}" in
 *"urpc method"*) ;;
-"starting container: restoring container "* | "starting container: setting up network: "*)
-	echo spared >>/proc/self/fd/9
+"128 starting container: restoring container "* | "128 starting container: setting up network: "*)
+	echo spared >&8
 	;;
 esac
 exit $status

@@ -73,7 +73,7 @@ func TestGuardSaysWhatRan(t *testing.T) {
 		"after it was restored":           {say(`starting container: saving container metadata: no space left on device`), true},
 		"without a word":                  {"[ $verb != restore ] || exit 1", true},
 		"killed":                          {"[ $verb != restore ] || kill -9 $$", true},
-		"killed, an older refusal logged": {"[ $verb != restore ] || { printf '{\"msg\":\"starting container: restoring container x\"}{\"msg\":\"other\"}' >>\"$log\"; kill -9 $$; }", true},
+		"killed, an older refusal logged": {"[ $verb != restore ] || { printf '{\"msg\":\"starting container: restoring container x\"}' >>\"$log\"; kill -9 $$; }", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGuarded(t, tt.does)
@@ -93,11 +93,66 @@ func TestGuardSaysWhatRan(t *testing.T) {
 				if err := n.revoke(); errors.Is(err, sandbox.ErrRan) != tt.ran {
 					t.Errorf("ran: %v, want %v", err, tt.ran)
 				}
+				if err := g.start().Run(); err == nil { // nor begin again
+					t.Error("another has begun")
+				}
 			}
-			if got := g.verbs(); got != "restore kill" {
+			if got := g.verbs(); got != "restore kill kill kill" {
 				t.Errorf("the runtime was asked for %q", got)
 			}
 		})
+	}
+}
+
+// TestMarkOfBefore: what a guard of a version before has begun is known, until the next
+// restore or start.
+func TestMarkOfBefore(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "c0")
+	for _, p := range []string{path, path + besides} {
+		if err := os.WriteFile(p, []byte("/gone\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n, err := openNote(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	for range 2 {
+		if err := n.revoke(); !errors.Is(err, sandbox.ErrRan) {
+			t.Errorf("got %v", err)
+		}
+	}
+	next, err := newNote(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.close()
+	if err := next.revoke(); err != nil {
+		t.Errorf("of the next: %v", err)
+	}
+}
+
+// TestGuardRefusedOnce: that one of two has begun nothing says nothing of the other.
+func TestGuardRefusedOnce(t *testing.T) {
+	refusal := `{"msg":"starting container: restoring container \\"c0\\": no such state","level":"error"}`
+	g := newGuarded(t, "[ $verb = restore ] || exit 0\nmkdir \"$log.one\" && exit 1\nprintf '%s' "+quote(refusal)+" >>\"$log\"\nexit 128")
+	n, err := newNote(g.note())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	if err := n.say(g.image); err != nil {
+		t.Fatal(err)
+	}
+	n.unlock()
+	for range 2 {
+		if err := g.start().Run(); err == nil {
+			t.Error("the guard has not failed")
+		}
+	}
+	if err := n.revoke(); !errors.Is(err, sandbox.ErrRan) {
+		t.Errorf("got %v", err)
 	}
 }
 

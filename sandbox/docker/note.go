@@ -34,6 +34,10 @@ const (
 	spared = "spared" // nothing of it ran
 )
 
+// besides ends the name of the mark that guards made beside a note before they wrote
+// into it: one that an upgrade finds is believed.
+const besides = ".begun"
+
 func newNote(path string) (*note, error) {
 	if err := forgetNote(path); err != nil {
 		return nil, err
@@ -75,7 +79,7 @@ func (n *note) say(dir string) error {
 const guardPatience = 5 * time.Second
 
 // revoke has it say nothing, now and later. It is ErrRan where the guard has begun,
-// unless nothing ran of that; the note says so as before then.
+// unless nothing ran of that; the note tells the next who asks the same.
 func (n *note) revoke() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -94,9 +98,10 @@ func (n *note) revoke() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrRan, err)
 	}
-	_, marks, _ := strings.Cut(string(text), "\n")
-	if strings.HasPrefix(marks, begun) && !strings.Contains(marks, spared) {
-		return sandbox.ErrRan
+	_, old := os.Lstat(n.f.Name() + besides)
+	if old == nil || strings.Count(string(text), "\n"+begun) > strings.Count(string(text), "\n"+spared) {
+		_, err := n.f.WriteAt([]byte("\n"), 0) // in one step: the folder is gone, the marks are not
+		return errors.Join(sandbox.ErrRan, err)
 	}
 	return n.f.Truncate(0)
 }
@@ -107,8 +112,10 @@ func (n *note) remove() { _ = forgetNote(n.f.Name()) }
 
 // forgetNote removes what there may be of a note.
 func forgetNote(path string) error {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, p := range []string{path, path + besides} {
+		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	return nil
 }
