@@ -31,7 +31,8 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // is the file's and not the name's: a guard that comes late has nothing to do with the
 // note of the next restore. That nothing ran is marked after it where gVisor says so,
 // with the status that only it gives to what it has said: its sandbox has answered with
-// an error (which a call that broke off, "urpc method", is not), or was not asked yet.
+// an error (which a call that broke off, "urpc method", is not, and which may hold the
+// stacks of its goroutines, many KiB), or was not asked yet.
 // Whatever else fails may have run until "end", as when runsc cannot write down that it
 // has restored. The engine's own way
 // (start with a checkpoint) copies the memory into containerd's store twice, which is
@@ -105,10 +106,10 @@ if [ -f "$notes/$id" ]; then
 fi
 begin "$@" 8>&- && exit
 status=$?
-said=$(tail -c 8192 "$log" 8>&-)
+said=$(sed -n '$s/.*{"msg":"//p' "$log" 8>&-)
 end "$@" 8>&-
 [ -n "$image" ] || exit $status
-case "$status ${said##*'{"msg":"'}" in
+case "$status $said" in
 *"urpc method"*) ;;
 "128 starting container: restoring container "* | "128 starting container: setting up network: "*)
 	echo spared >&8

@@ -68,6 +68,8 @@ func TestGuardSaysWhatRan(t *testing.T) {
 		ran  bool
 	}{
 		"refused by the sandbox":          {say(`starting container: restoring container \\"c0\\": failed to load kernel: EOF`), false},
+		"refused, with stacks":            {say(`starting container: restoring container \\"c0\\": failed to load kernel: EOF` + strings.Repeat(`:\\ngoroutine 22 [running]`, 4000)), false},
+		"refused, after other words":      {`[ $verb != restore ] || printf '{"msg":"other","level":"warning"}' >>"$log"` + "\n" + say(`starting container: restoring container \\"c0\\": failed to load kernel: EOF`), false},
 		"before the sandbox was asked":    {say(`starting container: setting up network: no such device`), false},
 		"no answer":                       {say(`starting container: restoring container \\"c0\\": urpc method \\"containerManager.Restore\\" failed: EOF`), true},
 		"after it was restored":           {say(`starting container: saving container metadata: no space left on device`), true},
