@@ -98,6 +98,38 @@ func TestKilledMeanwhile(t *testing.T) {
 	}
 }
 
+// TestKilledAsItWakes kills the daemon at moments that are spread over a wake. The engine
+// lives, and says what came of it: whatever the moment, the process goes on.
+func TestKilledAsItWakes(t *testing.T) {
+	r := newRig(t, "")
+	r.up()
+	r.begin("agent", writer)
+	r.more("agent")
+	session := r.info("agent").Session
+	r.ok("sandbox", "hibernate", "agent")
+	began := time.Now()
+	r.ok("sandbox", "wake", "agent")
+	takes := time.Since(began)
+	for i := range killings {
+		r.more("agent")
+		r.ok("sandbox", "hibernate", "agent")
+		after := takes * time.Duration(2*i+1) / (2 * killings)
+		done := make(chan result, 1)
+		go func() { done <- r.sallyport("sandbox", "wake", "agent") }()
+		time.Sleep(after)
+		r.kill(syscall.SIGKILL)
+		<-done
+		r.up()
+		found := r.info("agent")
+		r.ok("run", "agent", "--", "true") // which wakes it
+		t.Logf("killed %v after it began (%v undisturbed): it is found %s", after.Round(time.Millisecond), takes.Round(time.Millisecond), found.State)
+		if got := r.info("agent"); got.State != sandbox.Running || got.Session != session || got.Lost != "" {
+			t.Fatalf("killed %v after it began, it is %s, in session %s, was %s; lost: %q\n%s", after, got.State, got.Session, session, got.Lost, r.logged())
+		}
+	}
+	r.more("agent")
+}
+
 // in is the rig for a part of a test.
 func (r *rig) in(t *testing.T) *rig {
 	in := *r
