@@ -130,6 +130,54 @@ func TestKilledAsItWakes(t *testing.T) {
 	r.more("agent")
 }
 
+// TestPowerCutAsItWakes ends daemon, engine and sandbox once its process has gone on,
+// before the engine has noted that, and takes away what was in RAM. What the process
+// has written is ahead of the memory that it was woken with: that is given up, and said.
+func TestPowerCutAsItWakes(t *testing.T) {
+	r := newRig(t, "")
+	r.up()
+	r.begin("agent", writer)
+	r.more("agent")
+	r.ok("sandbox", "hibernate", "agent")
+	session := r.info("agent").Session
+	size := func() int64 {
+		info, err := os.Stat(r.memory("agent", "lines"))
+		if err != nil {
+			return 0 // its disk is not attached
+		}
+		return info.Size()
+	}
+	begun := func() bool {
+		notes, _ := filepath.Glob(filepath.Join(r.dir, "run/restore/*"))
+		return slices.ContainsFunc(notes, func(path string) bool {
+			text, err := os.ReadFile(path)
+			return err == nil && strings.Contains(string(text), "begun")
+		})
+	}
+	engine := r.enginePID()
+	done := make(chan result, 1)
+	go func() { done <- r.sallyport("sandbox", "wake", "agent") }()
+	for deadline := time.Now().Add(20 * time.Second); !begun(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not wake")
+		}
+	}
+	was := size()
+	if err := syscall.Kill(engine, syscall.SIGSTOP); err != nil { // it hears nothing of it
+		t.Fatal(err)
+	}
+	r.await("what it writes", func() bool { return size() > was })
+	time.Sleep(100 * time.Millisecond)
+	r.reboot()
+	<-done
+	r.up()
+	r.ok("run", "agent", "--", "true") // which wakes it
+	if i := r.info("agent"); i.Session == session || i.Lost == "" {
+		t.Errorf("it goes on with memory that is behind its files: %+v", i)
+		r.more("agent")
+	}
+}
+
 // in is the rig for a part of a test.
 func (r *rig) in(t *testing.T) *rig {
 	in := *r

@@ -34,7 +34,8 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // an error (which a call that broke off, "urpc method", is not, and which may hold the
 // stacks of its goroutines, many KiB), or was not asked yet.
 // Whatever else fails may have run until "end", as when runsc cannot write down that it
-// has restored. The engine's own way
+// has restored. As it restores it asks for its working directory, which may be gone where a
+// crash cut the last start short: so that is another. The engine's own way
 // (start with a checkpoint) copies the memory into containerd's store twice, which is
 // on a disk, in the clear.
 //
@@ -103,6 +104,7 @@ if [ -f "$notes/$id" ]; then
 			command exec 8>>/proc/self/fd/9 && echo begun >&8 || image=
 	} 9<"$notes/$id"
 	[ -n "$image" ] || refuse "the sandbox's memory was not filled in" "$@"
+	cd /
 fi
 begin "$@" 8>&- && exit
 status=$?
@@ -111,7 +113,8 @@ end "$@" 8>&-
 [ -n "$image" ] || exit $status
 case "$status $said" in
 *"urpc method"*) ;;
-"128 starting container: restoring container "* | "128 starting container: setting up network: "*)
+"128 starting container: restoring container "* | "128 starting container: setting up network: "* | \
+"128 starting container: connecting to control server "* | "128 starting container: cannot restore container "*)
 	echo spared >&8
 	;;
 esac

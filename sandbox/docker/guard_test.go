@@ -71,6 +71,8 @@ func TestGuardSaysWhatRan(t *testing.T) {
 		"refused, with stacks":            {say(`starting container: restoring container \\"c0\\": failed to load kernel: EOF` + strings.Repeat(`:\\ngoroutine 22 [running]`, 4000)), false},
 		"refused, after other words":      {`[ $verb != restore ] || printf '{"msg":"other","level":"warning"}' >>"$log"` + "\n" + say(`starting container: restoring container \\"c0\\": failed to load kernel: EOF`), false},
 		"before the sandbox was asked":    {say(`starting container: setting up network: no such device`), false},
+		"whose sandbox is gone":           {say(`starting container: connecting to control server at PID 7: connection refused`), false},
+		"which has ended":                 {say(`starting container: cannot restore container \\"c0\\" in state stopped`), false},
 		"no answer":                       {say(`starting container: restoring container \\"c0\\": urpc method \\"containerManager.Restore\\" failed: EOF`), true},
 		"after it was restored":           {say(`starting container: saving container metadata: no space left on device`), true},
 		"without a word":                  {"[ $verb != restore ] || exit 1", true},
@@ -103,6 +105,26 @@ func TestGuardSaysWhatRan(t *testing.T) {
 				t.Errorf("the runtime was asked for %q", got)
 			}
 		})
+	}
+}
+
+// TestGuardFolder: gVisor restores where the folder that the guard is called in may be
+// gone.
+func TestGuardFolder(t *testing.T) {
+	g := newGuarded(t, `[ "$verb" = kill ] || [ "$(pwd)" = / ]`)
+	n, err := newNote(g.note())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.close()
+	if err := n.say(g.image); err != nil {
+		t.Fatal(err)
+	}
+	n.unlock()
+	begins := g.start()
+	begins.Dir = t.TempDir()
+	if err := begins.Run(); err != nil {
+		t.Error(err)
 	}
 }
 
