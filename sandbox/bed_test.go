@@ -41,6 +41,7 @@ type bed struct {
 	dir, ram string
 	key      *seal.Key
 	subnet   netip.Prefix // zero: a small one
+	boot     string       // "": the host's own
 	ramSize  int64        // 0: what the file system holds
 	counter  Meter
 }
@@ -82,7 +83,7 @@ func (b *bed) open(t *testing.T) {
 		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
 		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h, Recorded: b.h.recorded,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(),
+		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), boot: b.boot,
 		Meter: b.counter, ramSize: b.ramSize,
 	})
 	if err != nil {

@@ -34,6 +34,7 @@ type faultHost struct {
 	build      string
 	gate       []string // what the gate was told
 	calls      int
+	ends       string            // the step in which the daemon ends
 	crash      int               // the call that does not return, 0: none
 	layers     string            // folder of the containers' files
 	parents    map[string]string // of authorities
@@ -45,6 +46,7 @@ type faultHost struct {
 	mounted    bool              // which is a file system of its own
 	raised     map[string]bool   // what has more memory than it may have, by id
 	grown      int64             // bytes that each takes besides its memory
+	notes      map[string]string // what is known of a container's last Restore: "asked", "begun", by id
 	writing    func()            // called as memory is about to be written, nil: nothing
 }
 
@@ -54,11 +56,14 @@ type deed struct{ Sandbox, ID, Session, State, Detail string }
 var errFault = errors.New("a fault of the test's")
 
 func newFaultHost() *faultHost {
-	return &faultHost{raised: map[string]bool{}, parents: map[string]string{}, paused: map[string]bool{}, started: map[string]time.Time{}, memory: map[string]string{}, build: "1", containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
+	return &faultHost{notes: map[string]string{}, raised: map[string]bool{}, parents: map[string]string{}, paused: map[string]bool{}, started: map[string]time.Time{}, memory: map[string]string{}, build: "1", containers: map[string]bool{}, endpoints: map[uint32]Endpoint{}, roots: map[string]bool{}}
 }
 
 func (h *faultHost) step(name string) error {
 	h.crashes()
+	if h.ends == name {
+		panic(errCrash)
+	}
 	if h.fault == name || h.failing != nil && h.failing() {
 		return errFault
 	}
@@ -87,6 +92,7 @@ func (h *faultHost) Start(_ context.Context, id string) (Status, error) {
 	if err := h.step("start"); err != nil {
 		return Status{}, err
 	}
+	delete(h.notes, id)
 	h.run(id, "fresh")
 	return Status{Running: true, Link: 7}, h.step("started")
 }
@@ -340,6 +346,7 @@ func (h *faultHost) Restore(_ context.Context, id, dir string, fill func() error
 	if err := h.step("restore"); err != nil {
 		return Status{}, err
 	}
+	h.notes[id] = "asked"
 	if fill != nil {
 		err := func() error {
 			h.mu.Unlock()
@@ -357,8 +364,28 @@ func (h *faultHost) Restore(_ context.Context, id, dir string, fill func() error
 	if err != nil {
 		return Status{}, err
 	}
+	h.notes[id] = "begun"
+	if err := h.step("begun"); err != nil {
+		return Status{}, errors.Join(err, ErrRan)
+	}
 	h.run(id, string(memory))
-	return Status{Running: true, Link: 7}, h.step("restored")
+	if err := h.step("restored"); err != nil {
+		return Status{}, errors.Join(err, ErrRan)
+	}
+	delete(h.notes, id)
+	return Status{Running: true, Link: 7}, nil
+}
+
+func (h *faultHost) Forgo(_ context.Context, id string) (known bool, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.step("forgo"); err != nil {
+		return false, err
+	}
+	if h.notes[id] == "begun" {
+		return true, ErrRan
+	}
+	return h.notes[id] != "", nil
 }
 
 func (h *faultHost) Build(context.Context) (string, error) {

@@ -52,7 +52,8 @@ type Options struct {
 	Key *seal.Key
 	// Gate holds the connections of sandboxes that sleep. Default: nobody does.
 	Gate    Gate
-	ramSize int64 // a test's, in place of what RAM holds
+	boot    string // a test's, in place of the host's
+	ramSize int64  // a test's, in place of what RAM holds
 	// Meter tells WatchIdle what goes on in a sandbox besides what is asked of the
 	// manager, and its agent of commands, and how much RAM it takes. Default: nothing
 	// does, and a sandbox may have all that it may have in RAM.

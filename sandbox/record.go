@@ -52,6 +52,9 @@ type record struct {
 	// that was started later has been awake since.
 	Began time.Time `json:"began,omitzero"`
 	Wakes int       `json:"wakes,omitempty"` // that have failed
+	// Boot is that of the host (random(4): boot_id) in which it wakes: of what began
+	// in another nobody can tell.
+	Boot string `json:"boot,omitempty"`
 	// Lost is why the last session's memory is gone.
 	Lost string `json:"lost,omitempty"`
 	// Held is why the last session was ended to keep room for the host, or empty.

@@ -180,6 +180,10 @@ type Runtime interface {
 	// has run. It must not ask for the container,
 	// which the engine does not answer for while it starts that.
 	Restore(ctx context.Context, id, dir string, fill func() error) (Status, error)
+	// Forgo has a Restore of which nobody heard, as engine or caller ended, not begin
+	// any more. It is ErrRan where it may have. known is false where there is nothing
+	// to tell that by: none was asked for, it went well, or the host began anew since.
+	Forgo(ctx context.Context, id string) (known bool, err error)
 	// Layer is the folder of the host with what the container has written, to be
 	// read while it stands still and to be written before it starts.
 	Layer(ctx context.Context, id string) (string, error)

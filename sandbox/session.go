@@ -133,6 +133,7 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	err := m.tell(context.WithoutCancel(ctx), e, detailed(e.rec, "stopped", why), func(r *record) {
 		r.Session = ""
 		r.Sleep, r.Flows, r.Slept, r.Began, r.Wakes, r.Dozed = awake, nil, time.Time{}, time.Time{}, 0, false
+		r.Boot = ""
 	})
 	if e.rec.Sleep == awake {
 		err = errors.Join(err, m.clear(e))

@@ -3,7 +3,9 @@ package sandbox
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -36,6 +38,12 @@ func (m *Manager) settleSleep(ctx context.Context, e *entry, have Endpoint, st S
 	case e.rec.Sleep == waking && !st.Started.Equal(e.rec.Began):
 		return false, m.lose(ctx, e, "it ended as it woke")
 	}
+	if err := m.unspent(ctx, e); err != nil {
+		if !errors.Is(err, ErrRan) {
+			return false, err
+		}
+		return false, m.lose(ctx, e, "it may have woken before the daemon, or the host, ended: "+err.Error())
+	}
 	if _, err := os.Stat(m.checkpointPath(e)); errors.Is(err, os.ErrNotExist) {
 		return false, m.lose(ctx, e, "its memory checkpoint is gone")
 	}
@@ -48,6 +56,37 @@ func (m *Manager) settleSleep(ctx context.Context, e *entry, have Endpoint, st S
 	}
 	m.enter(e, Hibernated)
 	return false, err
+}
+
+// unspent is ErrRan where the memory of a sandbox that was waking may have been gone
+// on with, so that its disk may be ahead. The record has that it wakes, for good,
+// before anything can begin; what takes that back is the runtime's word that nothing
+// has, or will, which does not outlive the host.
+func (m *Manager) unspent(ctx context.Context, e *entry) error {
+	if e.rec.Sleep != waking {
+		return nil
+	}
+	now, err := m.boot()
+	if err != nil {
+		return err
+	}
+	if e.rec.Boot != now {
+		return fmt.Errorf("%w: in another boot of the host, or one that is not on record", ErrRan)
+	}
+	known, err := m.opt.Runtime.Forgo(ctx, e.rec.ID)
+	if err == nil && !known {
+		err = ErrRan
+	}
+	return err
+}
+
+// boot names the time from one start of the host to the next.
+func (m *Manager) boot() (string, error) {
+	if m.opt.boot != "" {
+		return m.opt.boot, nil
+	}
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
 }
 
 // settlePaused: a paused sandbox is in the engine's hands.
@@ -115,6 +154,15 @@ func (m *Manager) settleHibernating(ctx context.Context, e *entry, have Endpoint
 			return keep, m.resumed(ctx, e, "the daemon ended as it was being hibernated")
 		}
 		return keep, m.wakened(e)
+	}
+	if !st.Started.Equal(e.rec.Began) {
+		return false, m.lose(ctx, e, "it ended as it went on from what was written")
+	}
+	// Where its memory could not be kept it was to go on: see again.
+	if _, err := m.opt.Runtime.Forgo(ctx, e.rec.ID); errors.Is(err, ErrRan) {
+		return false, m.lose(ctx, e, "it could not be hibernated, and may have gone on before the daemon ended: "+err.Error())
+	} else if err != nil {
+		return false, err
 	}
 	if _, err := os.Stat(m.checkpointPath(e)); err == nil { // sealed, and not recorded
 		return false, m.settled(ctx, e)

@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"sallyport/internal/durable"
 )
 
 // What a record says of a sandbox's sleep. A step that may be cut short by a crash
@@ -158,14 +160,15 @@ func (m *Manager) wakened(e *entry) error {
 	flows := e.rec.Flows
 	err := m.note(e, func(r *record) {
 		r.Sleep, r.Flows, r.Slept, r.Wakes, r.Began, r.Dozed = awake, nil, time.Time{}, 0, time.Time{}, false
+		r.Boot = ""
 	})
 	m.enter(e, Running)
 	m.opt.Gate.Wake(e.rec.Address, flows)
 	if err != nil {
 		// It runs; the next start of the daemon finds it so and tries again.
-		return fmt.Errorf("its record cannot be written: %w", err)
+		err = fmt.Errorf("its record cannot be written: %w", err)
 	}
-	return m.clear(e)
+	return errors.Join(err, m.clear(e)) // what it has run on from is behind its disk
 }
 
 // Hibernate writes a sandbox's memory to disk, sealed, and gives its RAM back. Any
@@ -314,7 +317,7 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 	if s.err != nil {
 		// Its memory is in RAM still: it goes on from there.
 		err := fmt.Errorf("writing its memory to disk: %w", s.err)
-		if rerr := m.restore(ctx, e, nil); rerr != nil {
+		if rerr := m.again(ctx, e); rerr != nil {
 			return errors.Join(err, rerr, m.lose(ctx, e, "its memory could not be written to disk, nor restored: "+err.Error()))
 		}
 		return err
@@ -325,13 +328,23 @@ func (m *Manager) settleHibernated(ctx context.Context, e *entry, s sealed) erro
 	err := m.tell(ctx, e, ev, func(r *record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = hibernated, "", 0, false })
 	if err != nil {
 		err = errors.Join(err, m.untell(e, ev, func(r *record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = was.Sleep, was.Lost, was.Wakes, was.Dozed }))
-		if rerr := m.restore(ctx, e, nil); rerr != nil {
+		if rerr := m.again(ctx, e); rerr != nil {
 			return errors.Join(err, rerr, m.lose(ctx, e, "that it hibernates could not be recorded"))
 		}
 		return err
 	}
 	m.enter(e, Hibernated)
 	return e.drop(m.ram(e))
+}
+
+// again has what could not be hibernated go on, from its memory in RAM. What there is
+// sealed of that goes first, for good: it would be behind the disk.
+func (m *Manager) again(ctx context.Context, e *entry) error {
+	path := m.checkpointPath(e)
+	if err := errors.Join(e.drop(path), e.drop(path+".part"), durable.SyncDir(filepath.Dir(path))); err != nil {
+		return err
+	}
+	return m.restore(ctx, e, nil)
 }
 
 // restore starts the container with the memory in RAM, which fill puts there unless
@@ -371,6 +384,17 @@ func (e *restoreError) Unwrap() error { return e.error }
 // disk where its memory is of no use.
 func (m *Manager) wake(ctx context.Context, e *entry) error {
 	e.room.Use(e.rec.ID)
+	// Of a wake that failed not even that may be on record.
+	if err := m.unspent(ctx, e); err != nil {
+		if errors.Is(err, ErrRan) {
+			err = fmt.Errorf("%w: %w", errUnusable, err)
+		}
+		return m.unwoken(ctx, e, err)
+	}
+	boot, err := m.boot()
+	if err != nil {
+		return err
+	}
 	build, err := m.opt.Runtime.Build(ctx)
 	if err != nil {
 		return err
@@ -389,7 +413,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 			return unfilled
 		}
 		ev := lifecycle(e.rec, "woken")
-		if unfilled = m.tell(ctx, e, ev, func(r *record) { r.Sleep = waking }); unfilled != nil {
+		if unfilled = m.tell(ctx, e, ev, func(r *record) { r.Sleep, r.Boot = waking, boot }); unfilled != nil {
 			unfilled = errors.Join(unfilled, m.untell(e, ev, func(r *record) { r.Sleep = hibernated }))
 		}
 		return unfilled

@@ -96,7 +96,8 @@ func (*host) Checkpoint(_ context.Context, _, dir string, _ int64, _ bool, whole
 	}
 	return os.WriteFile(filepath.Join(dir, "checkpoint.img"), []byte("memory"), 0o600)
 }
-func (*host) Confine(context.Context, string) error { return nil }
+func (*host) Confine(context.Context, string) error       { return nil }
+func (*host) Forgo(context.Context, string) (bool, error) { return false, nil }
 func (*host) Restore(_ context.Context, _, _ string, fill func() error) (sandbox.Status, error) {
 	if fill != nil {
 		if err := fill(); err != nil {

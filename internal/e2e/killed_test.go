@@ -98,6 +98,86 @@ func TestKilledMeanwhile(t *testing.T) {
 	}
 }
 
+// TestKilledAsItWakes kills the daemon at moments that are spread over a wake. The engine
+// lives, and says what came of it: whatever the moment, the process goes on.
+func TestKilledAsItWakes(t *testing.T) {
+	r := newRig(t, "")
+	r.up()
+	r.begin("agent", writer)
+	r.more("agent")
+	session := r.info("agent").Session
+	r.ok("sandbox", "hibernate", "agent")
+	began := time.Now()
+	r.ok("sandbox", "wake", "agent")
+	takes := time.Since(began)
+	for i := range killings {
+		r.more("agent")
+		r.ok("sandbox", "hibernate", "agent")
+		after := takes * time.Duration(2*i+1) / (2 * killings)
+		done := make(chan result, 1)
+		go func() { done <- r.sallyport("sandbox", "wake", "agent") }()
+		time.Sleep(after)
+		r.kill(syscall.SIGKILL)
+		<-done
+		r.up()
+		found := r.info("agent")
+		r.ok("run", "agent", "--", "true") // which wakes it
+		t.Logf("killed %v after it began (%v undisturbed): it is found %s", after.Round(time.Millisecond), takes.Round(time.Millisecond), found.State)
+		if got := r.info("agent"); got.State != sandbox.Running || got.Session != session || got.Lost != "" {
+			t.Fatalf("killed %v after it began, it is %s, in session %s, was %s; lost: %q\n%s", after, got.State, got.Session, session, got.Lost, r.logged())
+		}
+	}
+	r.more("agent")
+}
+
+// TestPowerCutAsItWakes ends daemon, engine and sandbox once its process has gone on,
+// before the engine has noted that, and takes away what was in RAM. What the process
+// has written is ahead of the memory that it was woken with: that is given up, and said.
+func TestPowerCutAsItWakes(t *testing.T) {
+	r := newRig(t, "")
+	r.up()
+	r.begin("agent", writer)
+	r.more("agent")
+	r.ok("sandbox", "hibernate", "agent")
+	session := r.info("agent").Session
+	size := func() int64 {
+		info, err := os.Stat(r.memory("agent", "lines"))
+		if err != nil {
+			return 0 // its disk is not attached
+		}
+		return info.Size()
+	}
+	begun := func() bool {
+		notes, _ := filepath.Glob(filepath.Join(r.dir, "run/restore/*"))
+		return slices.ContainsFunc(notes, func(path string) bool {
+			text, err := os.ReadFile(path)
+			return err == nil && strings.Contains(string(text), "begun")
+		})
+	}
+	engine := r.enginePID()
+	done := make(chan result, 1)
+	go func() { done <- r.sallyport("sandbox", "wake", "agent") }()
+	for deadline := time.Now().Add(20 * time.Second); !begun(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it does not wake")
+		}
+	}
+	was := size()
+	if err := syscall.Kill(engine, syscall.SIGSTOP); err != nil { // it hears nothing of it
+		t.Fatal(err)
+	}
+	r.await("what it writes", func() bool { return size() > was })
+	time.Sleep(100 * time.Millisecond)
+	r.reboot()
+	<-done
+	r.up()
+	r.ok("run", "agent", "--", "true") // which wakes it
+	if i := r.info("agent"); i.Session == session || i.Lost == "" {
+		t.Errorf("it goes on with memory that is behind its files: %+v", i)
+		r.more("agent")
+	}
+}
+
 // in is the rig for a part of a test.
 func (r *rig) in(t *testing.T) *rig {
 	in := *r

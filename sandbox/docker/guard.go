@@ -25,9 +25,17 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // It is also how a container begins with the memory that it had: the engine
 // starts it as any other, and where there is a note under the container's
 // identifier, "start" becomes gVisor's "restore" from the folder that the note
-// names, once whoever fills that has unlocked the note. Beside the note it marks that
-// it begins, since the engine may end before it hears what came of that: who empties
-// the note and finds no mark knows that nothing begins any more. The engine's own way
+// names, once whoever fills that has unlocked the note. In the note it marks that it
+// begins, since the engine may end before it hears what came of that: who empties a
+// note without the mark, under its lock, knows that nothing begins any more. The mark
+// is the file's and not the name's: a guard that comes late has nothing to do with the
+// note of the next restore. That nothing ran is marked after it where gVisor says so,
+// with the status that only it gives to what it has said: its sandbox has answered with
+// an error (which a call that broke off, "urpc method", is not, and which may hold the
+// stacks of its goroutines, many KiB), or was not asked yet.
+// Whatever else fails may have run until "end", as when runsc cannot write down that it
+// has restored. As it restores it asks for its working directory, which may be gone where a
+// crash cut the last start short: so that is another. The engine's own way
 // (start with a checkpoint) copies the memory into containerd's store twice, which is
 // on a disk, in the clear.
 //
@@ -91,16 +99,25 @@ done
 for id do :; done
 image=
 if [ -f "$notes/$id" ]; then
-	{ flock -s 9 && : >"$notes/$id.begun" && read -r image <&9; } 9<"$notes/$id"
-	if [ -z "$image" ]; then
-		rm -f "$notes/$id.begun"
-		refuse "the sandbox's memory was not filled in" "$@"
-	fi
+	{
+		flock 9 && read -r image <&9 && [ -r "$image/checkpoint.img" ] &&
+			command exec 8>>/proc/self/fd/9 && echo begun >&8 || image=
+	} 9<"$notes/$id"
+	[ -n "$image" ] || refuse "the sandbox's memory was not filled in" "$@"
+	cd /
 fi
-begin "$@" && exit
+begin "$@" 8>&- && exit
 status=$?
-end "$@"
-rm -f "$notes/$id.begun"
+said=$(sed -n '$s/.*{"msg":"//p' "$log" 8>&-)
+end "$@" 8>&-
+[ -n "$image" ] || exit $status
+case "$status $said" in
+*"urpc method"*) ;;
+"128 starting container: restoring container "* | "128 starting container: setting up network: "* | \
+"128 starting container: connecting to control server "* | "128 starting container: cannot restore container "*)
+	echo spared >&8
+	;;
+esac
 exit $status
 `
 
@@ -111,7 +128,8 @@ func guard(dir, name, bridge, pins, notes, real string, flags ...string) error {
 	for _, f := range flags {
 		words = append(words, quote(f))
 	}
-	script := fmt.Sprintf(guardScript, quote(bridge), quote(pins), quote(notes), strings.Join(words, " "), strings.Join(words, " "))
+	run := strings.Join(words, " ")
+	script := fmt.Sprintf(guardScript, quote(bridge), quote(pins), quote(notes), run, run)
 	_, err := replace(filepath.Join(dir, name), []byte(script), 0o755)
 	return err
 }

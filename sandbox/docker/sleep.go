@@ -11,13 +11,11 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
 	"github.com/moby/moby/api/types/container"
 	"github.com/moby/moby/client"
-	"golang.org/x/sys/unix"
 
 	"sallyport/sandbox"
 )
@@ -142,6 +140,7 @@ func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error
 	if n == nil {
 		return st, err
 	}
+	defer n.close()
 	if err != nil {
 		err = errors.Join(err, n.revoke())
 	}
@@ -154,74 +153,22 @@ func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error
 	return st, err
 }
 
-// note tells the guard where a container's memory is. While it is locked the guard
-// waits; one that is unlocked and empty is of memory that is not to be had, also
-// where this process has ended, whose locks end with it (flock(2)). It is empty too,
-// and stays, once the engine has said that the container does not start: what it has
-// begun may come to the guard still, as where the engine died, and would run then
-// without anybody's knowing.
-type note struct {
-	f       *os.File
-	mu      sync.Mutex // guards revoked
-	revoked bool
-}
-
-func newNote(path string) (*note, error) {
-	if err := forgetNote(path); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+// Forgo has a Restore not begin any more of which nobody hears, as the engine has
+// died, or the process that asked for it.
+func (r *Runtime) Forgo(ctx context.Context, id string) (known bool, err error) {
+	info, err := r.inspect(ctx, id)
 	if err != nil {
-		return nil, err
+		return false, err
 	}
-	n := &note{f: f}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		n.unlock()
-		n.remove()
-		return nil, fmt.Errorf("locking %s: %w", path, err)
+	n, err := openNote(filepath.Join(r.layout.notes(), info.ID))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
 	}
-	return n, nil
-}
-
-func (n *note) say(dir string) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.revoked {
-		return nil
+	if err != nil {
+		return false, err
 	}
-	_, err := n.f.WriteString(dir + "\n")
-	return err
-}
-
-// revoke has it say nothing, now and later, and is ErrRan where the guard may have
-// begun already.
-func (n *note) revoke() error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.revoked = true
-	if err := os.Truncate(n.f.Name(), 0); err != nil {
-		return err
-	}
-	if _, err := os.Lstat(n.f.Name() + begun); err == nil {
-		return sandbox.ErrRan
-	}
-	return nil
-}
-
-func (n *note) unlock() { _ = n.f.Close() }
-func (n *note) remove() { _ = forgetNote(n.f.Name()) }
-
-// begun ends the name of the guard's mark beside a note.
-const begun = ".begun"
-
-// forgetNote removes what there may be of a note.
-func forgetNote(path string) error {
-	for _, p := range []string{path, path + begun} {
-		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
+	defer n.close()
+	return true, n.revoke()
 }
 
 // written runs the engine's runtime, which is the guard, and renames what it has

@@ -456,6 +456,45 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 		if waited := time.Since(began); waited < time.Second {
 			t.Errorf("the guard did not wait: %v", waited)
 		}
+		if known, err := r.Forgo(t.Context(), id); !known || err != nil {
+			t.Errorf("the next process is told: %v, %v", known, err)
+		}
+		asleep(t)
+	})
+	t.Run("of a process that has ended, and the next gives up", func(t *testing.T) {
+		n, err := newNote(filepath.Join(r.layout.notes(), info.ID))
+		if err == nil {
+			err = n.say(dir)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.close()
+		if known, err := r.Forgo(t.Context(), id); !known || err != nil {
+			t.Errorf("the next process is told: %v, %v", known, err)
+		}
+		if _, err := r.client.ContainerStart(t.Context(), info.ID, client.ContainerStartOptions{}); err == nil {
+			t.Error("it has begun nevertheless")
+		}
+		asleep(t)
+	})
+	t.Run("which is cut off", func(t *testing.T) {
+		bad := t.TempDir()
+		err := os.CopyFS(bad, os.DirFS(dir))
+		if err == nil {
+			path := filepath.Join(bad, "checkpoint.img")
+			var info os.FileInfo
+			if info, err = os.Stat(path); err == nil {
+				err = os.Truncate(path, info.Size()/2)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = r.Restore(t.Context(), id, bad, nil)
+		if err == nil || errors.Is(err, sandbox.ErrRan) {
+			t.Errorf("got %v", err)
+		}
 		asleep(t)
 	})
 	t.Run("which takes its time", func(t *testing.T) {
@@ -516,11 +555,11 @@ func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := l.engine.parts[1]
-	mark := filepath.Join(r.layout.notes(), info.ID) + begun
+	note := filepath.Join(r.layout.notes(), info.ID)
 	died := make(chan error, 1)
 	go func() {
 		for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if _, err := os.Lstat(mark); err == nil {
+			if text, err := os.ReadFile(note); err == nil && strings.Contains(string(text), begun) {
 				p.signal(syscall.Signal(unix.SIGKILL))
 				died <- p.wait(t.Context())
 				return
@@ -537,6 +576,11 @@ func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
 	}
 	if err := errors.Join(p.launch(), p.await(t.Context())); err != nil {
 		t.Fatal(err)
+	}
+	for range 2 { // so is the next process of ours
+		if known, err := r.Forgo(t.Context(), id); !known || !errors.Is(err, sandbox.ErrRan) {
+			t.Errorf("the next is told: %v, %v", known, err)
+		}
 	}
 	if err := r.Stop(t.Context(), id, 0); err != nil {
 		t.Fatal(err)
