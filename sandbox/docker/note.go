@@ -24,6 +24,7 @@ import (
 // it begins.
 type note struct {
 	f       *os.File
+	path    string
 	mu      sync.Mutex // guards revoked
 	revoked bool
 }
@@ -38,21 +39,30 @@ const (
 // into it: one that an upgrade finds is believed.
 const besides = ".begun"
 
-func newNote(path string) (*note, error) {
-	if err := forgetNote(path); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+// next ends the name of a note until it is locked.
+const next = ".next"
+
+// newNote puts one in the place of what there may be: a guard that comes late to that
+// finds one of the two, since without any it would start the container afresh.
+func newNote(path string) (_ *note, err error) {
+	f, err := os.OpenFile(path+next, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	n := &note{f: f}
+	n := &note{f: f, path: path}
+	defer func() {
+		if err != nil {
+			n.close()
+			err = errors.Join(err, forgetNote(path))
+		}
+	}()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		n.close()
-		n.remove()
-		return nil, fmt.Errorf("locking %s: %w", path, err)
+		return nil, fmt.Errorf("locking %s: %w", f.Name(), err)
 	}
-	return n, nil
+	if err := os.Rename(f.Name(), path); err != nil {
+		return nil, err
+	}
+	return n, forget(path + besides)
 }
 
 // openNote opens one that there is.
@@ -61,7 +71,7 @@ func openNote(path string) (*note, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &note{f: f}, nil
+	return &note{f: f, path: path}, nil
 }
 
 func (n *note) say(dir string) error {
@@ -90,7 +100,7 @@ func (n *note) revoke() error {
 			break
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(deadline) {
-			return fmt.Errorf("%w: locking %s: %w", sandbox.ErrRan, n.f.Name(), err)
+			return fmt.Errorf("%w: locking %s: %w", sandbox.ErrRan, n.path, err)
 		}
 	}
 	defer n.unlock()
@@ -98,7 +108,7 @@ func (n *note) revoke() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrRan, err)
 	}
-	_, old := os.Lstat(n.f.Name() + besides)
+	_, old := os.Lstat(n.path + besides)
 	if old == nil || strings.Count(string(text), "\n"+begun) > strings.Count(string(text), "\n"+spared) {
 		_, err := n.f.WriteAt([]byte("\n"), 0) // in one step: the folder is gone, the marks are not
 		return errors.Join(sandbox.ErrRan, err)
@@ -108,14 +118,16 @@ func (n *note) revoke() error {
 
 func (n *note) unlock() { _ = unix.Flock(int(n.f.Fd()), unix.LOCK_UN) }
 func (n *note) close()  { _ = n.f.Close() }
-func (n *note) remove() { _ = forgetNote(n.f.Name()) }
+func (n *note) remove() { _ = forgetNote(n.path) }
 
 // forgetNote removes what there may be of a note.
 func forgetNote(path string) error {
-	for _, p := range []string{path, path + besides} {
-		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	return errors.Join(forget(path), forget(path+besides), forget(path+next))
+}
+
+func forget(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }
