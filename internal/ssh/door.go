@@ -300,9 +300,14 @@ func (d *Door) leave(by *process, c leaveCall) error {
 	d.mu.Lock()
 	n := d.connections[c.Connection]
 	d.mu.Unlock()
-	if n != nil && n.owner == by {
-		d.close(n, errClosed)
+	if n == nil || n.owner != by {
+		return nil
 	}
+	why := errClosed
+	if c.Flooded {
+		why = &errOut{"the client has sent more than is kept until something takes it"}
+	}
+	d.close(n, why)
 	return nil
 }
 

@@ -80,6 +80,7 @@ func (s *server) accept() error {
 // guest is a connection that was let in.
 type guest struct {
 	s    *server
+	flow *flow
 	id   uint64
 	key  string // in SSH's form
 	conn *ssh.ServerConn
@@ -124,9 +125,12 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 		id, by = got.Connection, string(k.Marshal())
 		return &ssh.Permissions{}, nil
 	}
-	conn, channels, requests, err := ssh.NewServerConn(c, &config)
+	f := &flow{Conn: c, kept: s.untaken}
+	conn, channels, requests, err := ssh.NewServerConn(f, &config)
 	if id != 0 {
-		defer func() { _ = s.peer.Call(context.Background(), callLeave, leaveCall{Connection: id}, &link.None{}) }()
+		defer func() {
+			_ = s.peer.Call(context.Background(), callLeave, leaveCall{Connection: id, Flooded: f.flooded()}, &link.None{})
+		}()
 	}
 	if err != nil {
 		if !tried {
@@ -137,7 +141,9 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 	s.strangers.leave(from)
 	stranger = false
 	_ = c.SetDeadline(time.Time{})
-	g := &guest{s: s, id: id, key: by, conn: conn}
+	loop := f.count(by)
+	defer f.end()
+	g := &guest{s: s, flow: f, id: id, key: by, conn: conn}
 	g.touch()
 	var cancel context.CancelFunc
 	g.ctx, cancel = context.WithCancel(context.Background())
@@ -158,8 +164,14 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer cancel()
-	for c := range channels {
-		serve := map[string]func(ssh.NewChannel){"session": g.session, "direct-tcpip": g.forward}[c.ChannelType()]
+	for {
+		loop.waiting()
+		c, more := <-channels
+		if !more {
+			return
+		}
+		loop.took(0)
+		serve := map[string]func(ssh.NewChannel, *taker){"session": g.session, "direct-tcpip": g.forward}[c.ChannelType()]
 		if serve == nil {
 			_ = c.Reject(ssh.UnknownChannelType, "there is no such thing here")
 			continue
@@ -168,9 +180,11 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 			_ = c.Reject(ssh.ResourceShortage, err.Error())
 			continue
 		}
+		t := f.enter()
 		work.Go(func() {
 			defer g.leave()
-			serve(c)
+			defer t.leave()
+			serve(c, t)
 		})
 	}
 }

@@ -53,6 +53,7 @@ type server struct {
 
 	strangers *strangers
 	room      *room
+	untaken   *untaken
 
 	mu     sync.Mutex
 	guests map[uint64]*guest // by the Door's number
@@ -60,7 +61,7 @@ type server struct {
 }
 
 func newServer(conn *net.UnixConn, l net.Listener, state cell.State) *server {
-	s := &server{listener: l, state: state, alive: keepAliveEvery, strangers: newStrangers(), room: newRoom(maxChannels, channelsOfKey), guests: map[uint64]*guest{}}
+	s := &server{listener: l, state: state, alive: keepAliveEvery, strangers: newStrangers(), room: newRoom(maxChannels, channelsOfKey), untaken: newUntaken(maxUntaken), guests: map[uint64]*guest{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.peer = link.New(conn, link.Options{
 		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,

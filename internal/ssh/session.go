@@ -23,8 +23,8 @@ import (
 const maxRequests = 64
 
 // session serves one channel of that type (RFC 4254, section 6).
-func (g *guest) session(offered ssh.NewChannel) {
-	ch, requests, err := offered.Accept()
+func (g *guest) session(offered ssh.NewChannel, t *taker) {
+	ch, requests, err := t.accept(offered)
 	if err != nil {
 		return
 	}
@@ -236,7 +236,7 @@ func (t *touching) Write(p []byte) (int, error) {
 }
 
 // forward serves a connection to a port of the sandbox (RFC 4254, section 7.2).
-func (g *guest) forward(offered ssh.NewChannel) {
+func (g *guest) forward(offered ssh.NewChannel, t *taker) {
 	var v struct {
 		Host       string
 		Port       uint32
@@ -257,7 +257,7 @@ func (g *guest) forward(offered ssh.NewChannel) {
 		return
 	}
 	defer conn.Close()
-	ch, requests, err := offered.Accept()
+	ch, requests, err := t.accept(offered)
 	if err != nil {
 		return
 	}

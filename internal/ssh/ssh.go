@@ -127,6 +127,7 @@ type admitted struct {
 type leaveCall struct {
 	Connection uint64 `json:"connection,omitempty"`
 	Remote     string `json:"remote,omitempty"`
+	Flooded    bool   `json:"flooded,omitempty"` // it sent more than is kept
 }
 
 // openCall begins a use of a connection. The answer comes with a socket, over

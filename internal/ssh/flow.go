@@ -1,0 +1,254 @@
+package ssh
+
+import (
+	"errors"
+	"io"
+	"net"
+	"sync"
+
+	"golang.org/x/crypto/ssh"
+)
+
+// What a client has sent and nobody has taken stays in memory, a window of each channel
+// (RFC 4254, section 5.2), which is 2 MiB in golang.org/x/crypto/ssh and cannot be set.
+// That is of what a packet carries: a packet of one byte takes 48, so that a client who
+// sends no others has a hundred megabytes kept by each channel. So what comes is
+// counted as it is on the wire, where such a packet is 36 bytes at least, until it is
+// known that it has been taken; and a client of whom too much is kept is cut off. One
+// that sends to as many programs as it may, none of which takes anything, is not,
+// unless its packets are small.
+
+const (
+	window = 2 << 20
+	// maxUntaken is 4/3 as much on the heap, and twice that before it is collected.
+	maxUntaken = 288 << 20
+)
+
+// errUntaken ends a connection.
+var errUntaken = errors.New("more has been sent than is kept until something takes it")
+
+// untaken is what is kept of all clients, in bytes on the wire.
+type untaken struct {
+	most int64
+
+	mu  sync.Mutex
+	all int64
+	of  map[string]int64 // by key
+}
+
+func newUntaken(most int64) *untaken { return &untaken{most: most, of: map[string]int64{}} }
+
+// keep counts n more of a key, of which no more is kept than is left for all others.
+func (u *untaken) keep(key string, n int64) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.of[key]+n > u.most-u.all-n {
+		return false
+	}
+	u.all += n
+	u.of[key] += n
+	return true
+}
+
+func (u *untaken) give(key string, n int64) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.all -= n
+	if u.of[key] -= n; u.of[key] == 0 {
+		delete(u.of, key)
+	}
+}
+
+// flow is a client's connection, which is read from by one goroutine. What came is with
+// the takers, but for a few packets, before that reads on.
+type flow struct {
+	net.Conn
+	kept *untaken
+
+	mu     sync.Mutex // guards what follows
+	key    string     // whose it is; nothing is counted before that is known
+	takers map[*taker]bool
+	held   int64 // bytes that are counted
+	fresh  int64 // that have come since the last mark
+	cut    bool  // too much was held
+}
+
+// taker is one of those that a client's bytes are for: a channel, or who takes new ones.
+type taker struct {
+	f *flow
+	// What follows is guarded by flow.mu.
+	waits bool  // for more: it has taken all that came
+	taken int64 // since the last mark
+	ends  int   // of the two streams of a channel, that have come
+	// over is a channel of which both have: nothing more is to come.
+	over ssh.Channel
+}
+
+// count begins to count for a key, and returns who takes new channels.
+func (f *flow) count(key string) *taker {
+	f.mu.Lock()
+	f.key, f.takers = key, map[*taker]bool{}
+	f.mu.Unlock()
+	return f.enter()
+}
+
+// end forgets what is held, as the memory does.
+func (f *flow) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.less(f.held)
+	f.takers, f.key = nil, ""
+}
+
+// flooded tells whether the connection was cut off.
+func (f *flow) flooded() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cut
+}
+
+// enter adds a taker, until leave.
+func (f *flow) enter() *taker {
+	t := &taker{f: f}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.takers != nil {
+		f.takers[t] = true
+	}
+	return t
+}
+
+func (t *taker) leave() {
+	t.f.mu.Lock()
+	defer t.f.mu.Unlock()
+	delete(t.f.takers, t)
+}
+
+// less gives back up to n of what is held; f.mu is held.
+func (f *flow) less(n int64) {
+	n = min(n, f.held)
+	f.held -= n
+	f.kept.give(f.key, n)
+}
+
+// Read reads for golang.org/x/crypto/ssh.
+func (f *flow) Read(p []byte) (int, error) {
+	if f.look() {
+		return 0, f.shut()
+	}
+	n, err := f.Conn.Read(p)
+	f.mu.Lock()
+	full := f.key != "" && !f.kept.keep(f.key, int64(n))
+	if f.key != "" && !full {
+		f.held += int64(n)
+		f.fresh += int64(n)
+	}
+	f.mu.Unlock()
+	if full {
+		return 0, f.shut()
+	}
+	return n, err
+}
+
+func (f *flow) shut() error {
+	f.mu.Lock()
+	f.cut = true
+	f.mu.Unlock()
+	_ = f.Conn.Close()
+	return errUntaken
+}
+
+// look finds what of that which is held has been taken. At a mark nobody can have more
+// than a window waiting, so that whoever has taken as much since, or waits for more, has
+// taken all that came before. It also tells whether something came where nothing was to
+// come, which nobody will take.
+func (f *flow) look() (stray bool) {
+	f.mu.Lock()
+	all, marked := true, true
+	var over []ssh.Channel
+	for t := range f.takers {
+		if t.over != nil {
+			over = append(over, t.over)
+			continue
+		}
+		all = all && t.waits
+		marked = marked && (t.waits || t.taken >= window)
+	}
+	switch {
+	case f.key == "":
+	case all:
+		f.less(f.held)
+	case marked:
+		f.less(f.held - f.fresh)
+	}
+	if all || marked {
+		f.fresh = 0
+		for t := range f.takers {
+			t.taken = 0
+		}
+	}
+	f.mu.Unlock()
+	// These do not wait: whoever is at the end has that, or what came after it.
+	for _, ch := range over {
+		var b [1]byte
+		n, _ := ch.Read(b[:])
+		m, _ := ch.Stderr().Read(b[:])
+		stray = stray || n+m > 0
+	}
+	return stray
+}
+
+// waiting notes that a taker has taken all that there is, and took what it got then.
+func (t *taker) waiting() {
+	t.f.mu.Lock()
+	defer t.f.mu.Unlock()
+	t.waits = true
+}
+
+func (t *taker) took(n int) {
+	t.f.mu.Lock()
+	defer t.f.mu.Unlock()
+	t.waits = false
+	t.taken += int64(n)
+	t.f.less(int64(n))
+}
+
+// ended notes the end of one of a channel's streams.
+func (t *taker) ended(ch ssh.Channel) {
+	t.f.mu.Lock()
+	defer t.f.mu.Unlock()
+	if t.ends++; t.ends == 2 {
+		t.over = ch
+	}
+}
+
+// taking is a channel that notes what is taken of it, by one goroutine.
+type taking struct {
+	ssh.Channel
+	t   *taker
+	end sync.Once
+}
+
+// accept is offered.Accept for a taker. What a client sends as standard error is for
+// nobody.
+func (t *taker) accept(offered ssh.NewChannel) (ssh.Channel, <-chan *ssh.Request, error) {
+	ch, requests, err := offered.Accept()
+	if err != nil {
+		return nil, nil, err
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, ch.Stderr())
+		t.ended(ch)
+	}()
+	return &taking{Channel: ch, t: t}, requests, nil
+}
+
+func (c *taking) Read(p []byte) (int, error) {
+	c.t.waiting()
+	n, err := c.Channel.Read(p)
+	c.t.took(n)
+	if errors.Is(err, io.EOF) {
+		c.end.Do(func() { c.t.ended(c.Channel) })
+	}
+	return n, err
+}
