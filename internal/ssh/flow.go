@@ -164,24 +164,17 @@ func (f *flow) shut() error {
 // come, which nobody will take.
 func (f *flow) look() (stray bool) {
 	f.mu.Lock()
-	all, marked := true, true
+	marked := f.key != ""
 	var over []ssh.Channel
 	for t := range f.takers {
 		if t.over != nil {
 			over = append(over, t.over)
 			continue
 		}
-		all = all && t.waits
 		marked = marked && (t.waits || t.taken >= window)
 	}
-	switch {
-	case f.key == "":
-	case all:
-		f.less(f.held)
-	case marked:
-		f.less(f.held - f.fresh)
-	}
-	if all || marked {
+	if marked {
+		f.less(max(0, f.held-f.fresh))
 		f.fresh = 0
 		for t := range f.takers {
 			t.taken = 0

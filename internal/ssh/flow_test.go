@@ -66,8 +66,8 @@ func TestFlood(t *testing.T) {
 	p.await("a record of that", func() bool { return p.book.has(audit.KindCompletion, "ssh", "more than is kept") })
 	p.await("what was kept to be forgotten", func() bool { return kept.now() == 0 })
 	s = p.session(other)
-	s.Stdin = bytes.NewReader(make([]byte, 1<<20))
-	if out, err := s.Output("cat"); err != nil || len(out) != 1<<20 {
+	s.Stdin = bytes.NewReader(make([]byte, 256<<10))
+	if out, err := s.Output("cat"); err != nil || len(out) != 256<<10 {
 		t.Errorf("another's: %d bytes, %v", len(out), err)
 	}
 }

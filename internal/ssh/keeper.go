@@ -93,9 +93,8 @@ func (d *Door) ready() (s cell.Spec, err error) {
 	}, err
 }
 
-// memory is what the process may have, in bytes: what clients send in packets of one
-// byte takes 48 times the room of what a window counts, which the number of channels
-// does not bound.
+// memory is what the process may have, in bytes: more than untaken lets clients leave
+// in it.
 const memory = 1 << 30
 
 // openFiles bounds the process's descriptors.
