@@ -140,8 +140,7 @@ func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ link.No
 		}
 		return link.None{}, nil, err
 	}
-	taken = false
-	u.files.Go(func() error {
+	carried := d.carry(u, func() error {
 		defer func() { <-u.streams }()
 		defer here.Close()
 		defer context.AfterFunc(u.ctx, func() { _ = here.Close() })()
@@ -160,7 +159,27 @@ func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ link.No
 		u.sum.out.Add(n)
 		return ended(here, err)
 	})
+	if !carried {
+		_, _ = here.Close(), there.Close()
+		if contents != nil {
+			_ = contents.Close()
+		}
+		return link.None{}, nil, fmt.Errorf("%w: the connection has ended", errDenied)
+	}
+	taken = false
 	return link.None{}, there, nil
+}
+
+// carry begins to carry a file, unless the use has ended: whoever waits for all of them
+// waits for this one too.
+func (d *Door) carry(u *use, f func() error) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if u.closed {
+		return false
+	}
+	u.files.Go(f)
+	return true
 }
 
 // writable says early why a file could not be written.

@@ -159,3 +159,44 @@ func TestCallsOfKeys(t *testing.T) {
 		t.Error("another key waits for the calls of this one")
 	}
 }
+
+// Files may still be asked for as a use ends: none of them begins after its end, which
+// waits for those that have.
+func TestLeftOpening(t *testing.T) {
+	p := newPorch(t)
+	p.in()
+	var id uint64
+	p.await("the connection", func() bool {
+		p.door.mu.Lock()
+		defer p.door.mu.Unlock()
+		for id = range p.door.connections {
+		}
+		return id != 0
+	})
+	for n := range 400 {
+		o, _, err := p.door.open(t.Context(), p.process, openCall{Connection: id, Use: policy.ProtocolSFTP})
+		if err != nil {
+			t.Fatal(err)
+		}
+		u := p.door.used(p.process, id, o.Use)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				for range 6 {
+					_, f, err := p.door.stream(t.Context(), p.process, streamCall{Connection: id, Use: o.Use, Path: []byte("/x"), Write: true})
+					if err != nil {
+						return
+					}
+					_ = f.Close()
+				}
+			})
+		}
+		time.Sleep(time.Duration(n%40) * 10 * time.Microsecond)
+		_ = p.door.steer(p.process, steerCall{Connection: id, Use: o.Use, Over: true})
+		<-u.done
+		all.Wait()
+		if k := len(u.streams); k != 0 {
+			t.Fatalf("%d files are open of a use that has ended", k)
+		}
+	}
+}

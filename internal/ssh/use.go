@@ -43,6 +43,7 @@ type use struct {
 	sum     traffic
 	streams chan struct{}  // places for open files
 	files   errgroup.Group // that are being carried
+	closed  bool           // no other is begun: they are waited for; guarded by Door.mu
 }
 
 // What says which line of the configuration would allow it.
@@ -172,6 +173,9 @@ func (d *Door) begin(u *use, c openCall) (*os.File, string, error) {
 		folder := d.folder(u)
 		d.work.Go(func() {
 			<-u.ctx.Done()
+			d.mu.Lock()
+			u.closed = true
+			d.mu.Unlock()
 			_ = u.files.Wait()
 			why := context.Cause(u.ctx)
 			if errors.Is(why, errClosed) {
