@@ -60,6 +60,10 @@ func (b *block) Attach(ctx context.Context, name string, c sandbox.Command) (end
 		_, err = io.WriteString(c.Stdout, "/home\n")
 	case what == "cat":
 		_, err = io.Copy(c.Stdout, c.Stdin)
+	case what == "yes":
+		for err == nil && ctx.Err() == nil {
+			_, err = c.Stdout.Write(make([]byte, 32<<10))
+		}
 	case what == "wait":
 		_, _ = io.WriteString(c.Stdout, "waiting\n")
 		select {

@@ -3,6 +3,7 @@ package ssh
 import (
 	"errors"
 	"io"
+	"iter"
 	"net"
 	"sync"
 
@@ -73,9 +74,12 @@ type flow struct {
 	cut    bool  // too much was held
 }
 
-// taker is one of those that a client's bytes are for: a channel, or who takes new ones.
+// taker is one of those that a client's bytes are for: a channel, who takes what is asked
+// by it or by the connection, or who takes new channels. x/crypto/ssh keeps 16 of what is
+// asked by each, of 256 KiB.
 type taker struct {
-	f *flow
+	f    *flow
+	asks *taker // by a channel
 	// What follows is guarded by flow.mu.
 	waits bool  // for more: it has taken all that came
 	taken int64 // since the last mark
@@ -118,10 +122,48 @@ func (f *flow) enter() *taker {
 	return t
 }
 
+// channel adds those of a channel.
+func (f *flow) channel() *taker {
+	t := f.enter()
+	t.asks = f.enter()
+	return t
+}
+
 func (t *taker) leave() {
+	if t.asks != nil {
+		t.asks.leave()
+	}
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
 	delete(t.f.takers, t)
+}
+
+// each is what comes by c, until that is closed.
+func each[T any](t *taker, c <-chan T) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		for {
+			t.waiting()
+			v, more := <-c
+			if !more {
+				return
+			}
+			if t.took(0); !yield(v) {
+				return
+			}
+		}
+	}
+}
+
+// asked is what a client asks by a channel or a connection, until no more can be.
+type asked = iter.Seq[*ssh.Request]
+
+// refuse answers what is asked as nothing that there is.
+func refuse(what asked) {
+	for r := range what {
+		if r.WantReply {
+			_ = r.Reply(false, nil)
+		}
+	}
 }
 
 // less gives back up to n of what is held; f.mu is held.
@@ -224,7 +266,7 @@ type taking struct {
 
 // accept is offered.Accept for a taker. What a client sends as standard error is for
 // nobody.
-func (t *taker) accept(offered ssh.NewChannel) (ssh.Channel, <-chan *ssh.Request, error) {
+func (t *taker) accept(offered ssh.NewChannel) (ssh.Channel, asked, error) {
 	ch, requests, err := offered.Accept()
 	if err != nil {
 		return nil, nil, err
@@ -233,7 +275,7 @@ func (t *taker) accept(offered ssh.NewChannel) (ssh.Channel, <-chan *ssh.Request
 		_, _ = io.Copy(io.Discard, ch.Stderr())
 		t.ended(ch)
 	}()
-	return &taking{Channel: ch, t: t}, requests, nil
+	return &taking{Channel: ch, t: t}, each(t.asks, requests), nil
 }
 
 func (c *taking) Read(p []byte) (int, error) {

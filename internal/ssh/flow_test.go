@@ -72,6 +72,66 @@ func TestFlood(t *testing.T) {
 	}
 }
 
+// deaf is a connection whose client reads nothing any more once stop is closed.
+type deaf struct {
+	net.Conn
+	stop, end chan struct{}
+}
+
+func (d deaf) Read(p []byte) (int, error) {
+	select {
+	case <-d.stop:
+		<-d.end
+		return 0, io.EOF
+	default:
+		return d.Conn.Read(p)
+	}
+}
+
+// So is one that asks for much and reads no answers, so that nobody takes what it asks
+// next.
+func TestFloodOfRequests(t *testing.T) {
+	p, kept := small(t, 4<<20)
+	n, err := net.Dial("tcp", p.at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := deaf{n, make(chan struct{}), make(chan struct{})}
+	defer n.Close()
+	defer close(d.end)
+	conn, channels, requests, err := ssh.NewClientConn(d, p.at, &ssh.ClientConfig{
+		User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(p.alice)}, HostKeyCallback: ssh.FixedHostKey(p.door.o.HostKey.public),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := ssh.NewClient(conn, channels, requests)
+	var list []*ssh.Session
+	for range 3 {
+		list = append(list, p.session(c))
+	}
+	out, err := list[0].StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := list[0].Start("yes"); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _, _ = io.Copy(io.Discard, out) }() // so that it never waits for a window
+	close(d.stop)
+	go func() {
+		for n := 0; ; n++ {
+			s := list[1+n%2]
+			go s.SendRequest("x", true, make([]byte, 128<<10)) // which waits for the answer
+			if _, err := s.SendRequest("x", false, make([]byte, 128<<10)); err != nil {
+				return
+			}
+		}
+	}()
+	p.await("a record of that", func() bool { return p.book.has(audit.KindCompletion, "ssh", "more than is kept") })
+	p.await("what was kept to be forgotten", func() bool { return kept.now() == 0 })
+}
+
 // What is taken is not counted for ever, whatever else is open by the connection: a
 // session that takes nothing of what it was sent, one whose input has ended, one that
 // has just begun.

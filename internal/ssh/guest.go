@@ -160,17 +160,13 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 		return // it is being stopped
 	}
 	go g.look()
-	go g.requests(requests)
+	// Ports of this side for the sandbox to be reached by there are not, and whether it
+	// is still there is answered by any answer.
+	go refuse(each(f.enter(), requests))
 	var work sync.WaitGroup
 	defer work.Wait()
 	defer cancel()
-	for {
-		loop.waiting()
-		c, more := <-channels
-		if !more {
-			return
-		}
-		loop.took(0)
+	for c := range each(loop, channels) {
 		serve := map[string]func(ssh.NewChannel, *taker){"session": g.session, "direct-tcpip": g.forward}[c.ChannelType()]
 		if serve == nil {
 			_ = c.Reject(ssh.UnknownChannelType, "there is no such thing here")
@@ -180,7 +176,7 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 			_ = c.Reject(ssh.ResourceShortage, err.Error())
 			continue
 		}
-		t := f.enter()
+		t := f.channel()
 		work.Go(func() {
 			defer g.leave()
 			defer t.leave()
@@ -209,16 +205,6 @@ func (g *guest) leave() {
 
 // cut bounds what a client says, which the Door refuses where it is longer.
 func cut(s string) string { return s[:min(len(s), maxEnvValue)] }
-
-// requests answers those that are of no channel: ports of this side for the sandbox
-// to be reached by, which there are not, and whether it is still there.
-func (g *guest) requests(in <-chan *ssh.Request) {
-	for r := range in {
-		if r.WantReply {
-			_ = r.Reply(false, nil)
-		}
-	}
-}
 
 // look ends a connection whose client does not answer, or that nothing is done with.
 func (g *guest) look() {

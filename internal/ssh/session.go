@@ -78,9 +78,9 @@ func (g *guest) session(offered ssh.NewChannel, t *taker) {
 // over closes a channel and takes what is asked by it still, until the client has closed
 // it too: what nobody takes keeps all that comes by the connection from being read, its
 // end among it. A client that does not close it has its place as long.
-func over(ch ssh.Channel, requests <-chan *ssh.Request) {
+func over(ch ssh.Channel, requests asked) {
 	_ = ch.Close()
-	ssh.DiscardRequests(requests)
+	refuse(requests)
 }
 
 // terminalOf reads a request for a terminal. Its modes are left to the sandbox's.
@@ -117,7 +117,7 @@ func size(rows, cols uint32) sandbox.Size {
 }
 
 // command carries a command's streams until it has ended.
-func (g *guest) command(ch ssh.Channel, requests <-chan *ssh.Request, c openCall) {
+func (g *guest) command(ch ssh.Channel, requests asked, c openCall) {
 	is, conn, err := g.begin(c)
 	if err != nil {
 		fail(ch, failure(err), failedCode)
@@ -178,7 +178,7 @@ func failure(err error) string {
 }
 
 // steer passes on what the client asks of a command, until the channel is closed.
-func (g *guest) steer(use uint64, requests <-chan *ssh.Request) {
+func (g *guest) steer(use uint64, requests asked) {
 	for r := range requests {
 		c := steerCall{Connection: g.id, Use: use}
 		ok := false
@@ -263,7 +263,7 @@ func (g *guest) forward(offered ssh.NewChannel, t *taker) {
 	}
 	defer over(ch, requests)
 	go func() {
-		ssh.DiscardRequests(requests) // until the client closes the channel, or has gone
+		refuse(requests) // until the client closes the channel, or has gone
 		c := steerCall{Connection: g.id, Use: is.Use, Over: true}
 		if g.s.peer.Call(context.Background(), callSteer, c, &link.None{}) != nil {
 			_ = conn.Close()

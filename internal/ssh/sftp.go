@@ -23,7 +23,7 @@ import (
 
 // sftp serves the protocol of that name (draft-ietf-secsh-filexfer-02, version 3)
 // with the sandbox's files, so that no program for it is needed in the image.
-func (g *guest) sftp(ch ssh.Channel, requests <-chan *ssh.Request) {
+func (g *guest) sftp(ch ssh.Channel, requests asked) {
 	is, _, err := g.begin(openCall{Use: policy.ProtocolSFTP})
 	if err != nil {
 		fail(ch, failure(err), 1)
@@ -38,7 +38,7 @@ func (g *guest) sftp(ch ssh.Channel, requests <-chan *ssh.Request) {
 	served := make(chan struct{})
 	defer close(served)
 	go func() {
-		ssh.DiscardRequests(requests)
+		refuse(requests)
 		_ = ch.Close()
 		// Serve waits for what is being read and written, which may not come, or not be
 		// taken, as long as the sandbox likes.
