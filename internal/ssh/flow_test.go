@@ -117,6 +117,12 @@ func TestFloodOfRequests(t *testing.T) {
 	if err := list[0].Start("yes"); err != nil {
 		t.Fatal(err)
 	}
+	for _, s := range list[1:] {
+		if err := s.Start("wait"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(200 * time.Millisecond) // until what they take is waited for
 	go func() { _, _ = io.Copy(io.Discard, out) }() // so that it never waits for a window
 	close(d.stop)
 	go func() {
