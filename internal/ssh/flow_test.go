@@ -96,6 +96,9 @@ func TestFloodOfRequests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := n.(*net.TCPConn).SetReadBuffer(64 << 10); err != nil {
+		t.Fatal(err)
+	}
 	d := deaf{n, make(chan struct{}), make(chan struct{})}
 	defer n.Close()
 	defer close(d.end)
@@ -106,28 +109,27 @@ func TestFloodOfRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := ssh.NewClient(conn, channels, requests)
-	var list []*ssh.Session
-	for range 3 {
-		list = append(list, p.session(c))
-	}
-	out, err := list[0].StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := list[0].Start("yes"); err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range list[1:] {
-		if err := s.Start("wait"); err != nil {
+	begin := func(command string) *ssh.Session {
+		s := p.session(c)
+		out, err := s.StdoutPipe()
+		if err == nil {
+			err = s.Start(command)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
+		go func() { _, _ = io.Copy(io.Discard, out) }()
+		return s
+	}
+	list := []*ssh.Session{begin("wait"), begin("wait")}
+	for range 4 {
+		begin("yes") // whose windows are more than the kernel keeps
 	}
 	time.Sleep(200 * time.Millisecond) // until what they take is waited for
-	go func() { _, _ = io.Copy(io.Discard, out) }() // so that it never waits for a window
 	close(d.stop)
 	go func() {
 		for n := 0; ; n++ {
-			s := list[1+n%2]
+			s := list[n%2]
 			go s.SendRequest("x", true, make([]byte, 128<<10)) // which waits for the answer
 			if _, err := s.SendRequest("x", false, make([]byte, 128<<10)); err != nil {
 				return
