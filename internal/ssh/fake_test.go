@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"sallyport/audit"
 	"sallyport/policy"
@@ -27,8 +28,9 @@ type block struct {
 	ended map[string]error // how a command's context was, by the command
 	env   map[string]string
 
-	agent   string   // the address of what listens inside
-	hosts   []string // that Connect was asked for
+	said    atomic.Int64 // what "yes" has written
+	agent   string       // the address of what listens inside
+	hosts   []string     // that Connect was asked for
 	earlier bool
 	replace bool // by another sandbox of the same name, when it is connected to
 }
@@ -63,6 +65,7 @@ func (b *block) Attach(ctx context.Context, name string, c sandbox.Command) (end
 	case what == "yes":
 		for err == nil && ctx.Err() == nil {
 			_, err = c.Stdout.Write(make([]byte, 32<<10))
+			b.said.Add(1)
 		}
 	case what == "wait":
 		_, _ = io.WriteString(c.Stdout, "waiting\n")

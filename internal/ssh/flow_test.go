@@ -125,8 +125,12 @@ func TestFloodOfRequests(t *testing.T) {
 	for range 4 {
 		begin("yes") // whose windows are more than the kernel keeps
 	}
-	time.Sleep(200 * time.Millisecond) // until what they take is waited for
 	close(d.stop)
+	p.await("commands that can say no more", func() bool {
+		n := p.block.said.Load()
+		time.Sleep(300 * time.Millisecond)
+		return n > 0 && n == p.block.said.Load()
+	})
 	go func() {
 		for n := 0; ; n++ {
 			s := list[n%2]
