@@ -299,6 +299,9 @@ func (h *faultHost) Checkpoint(_ context.Context, id, dir string, room int64, le
 		return fmt.Errorf("%w: %d bytes", ErrNoRoom, n)
 	}
 	h.raised[id] = true
+	if !leaveRunning {
+		h.notes[id] = "asked"
+	}
 	if err := h.step("checkpoint"); err != nil {
 		return err
 	}

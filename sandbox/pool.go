@@ -137,7 +137,7 @@ func (m *Manager) Drain(ctx context.Context) error {
 		g.Go(func() error { return m.discard(ctx, rec) })
 	}
 	for _, e := range m.all() {
-		if e.mu.TryLock() {
+		if ctx.Err() == nil && e.mu.TryLock() {
 			g.Go(func() error {
 				defer m.release(e)
 				return m.unplugFresh(ctx, e)

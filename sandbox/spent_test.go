@@ -76,6 +76,26 @@ func TestSpentUnsealed(t *testing.T) {
 	}
 }
 
+// TestSleptAgain: that a wake has begun, of which the daemon did not hear, is nothing
+// against the memory that is written afterwards.
+func TestSleptAgain(t *testing.T) {
+	b := newBed(t)
+	before := b.live(t, "a")
+	b.must(t)(b.Hibernate(t.Context(), "a"))
+	b.h.ends = "restored"
+	if !ends(func() { _, _ = b.Wake(t.Context(), "a") }) {
+		t.Fatal("the wake has no such step")
+	}
+	b.h.ends = ""
+	b.open(t)
+	b.h.ends = "stopped"
+	if !ends(func() { _, _ = b.Hibernate(t.Context(), "a") }) {
+		t.Fatal("the hibernation has no such step")
+	}
+	b.h.ends = ""
+	b.after(t, before, true)
+}
+
 // rewrite changes a record of a daemon that has ended.
 func (b *bed) rewrite(name string, change func(*record)) {
 	r, err := readRecord(b.Manager.dir(name))

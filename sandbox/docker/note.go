@@ -53,7 +53,7 @@ func newNote(path string) (_ *note, err error) {
 	defer func() {
 		if err != nil {
 			n.close()
-			err = errors.Join(err, forgetNote(path))
+			err = errors.Join(err, forget(path+next)) // and what there was stays
 		}
 	}()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -74,13 +74,17 @@ func openNote(path string) (*note, error) {
 	return &note{f: f, path: path}, nil
 }
 
-func (n *note) say(dir string) error {
+// say unlocks it, and has it say where the memory is, or nothing for "".
+func (n *note) say(dir string) (err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.revoked {
 		return nil
 	}
-	_, err := n.f.WriteString(dir + "\n")
+	if dir != "" {
+		_, err = n.f.WriteString(dir + "\n")
+	}
+	n.unlock()
 	return err
 }
 
@@ -109,7 +113,7 @@ func (n *note) revoke() error {
 		return fmt.Errorf("%w: %w", sandbox.ErrRan, err)
 	}
 	_, old := os.Lstat(n.path + besides)
-	if old == nil || strings.Count(string(text), "\n"+begun) > strings.Count(string(text), "\n"+spared) {
+	if old == nil || strings.Count("\n"+string(text), "\n"+begun) > strings.Count(string(text), "\n"+spared) {
 		_, err := n.f.WriteAt([]byte("\n"), 0) // in one step: the folder is gone, the marks are not
 		return errors.Join(sandbox.ErrRan, err)
 	}

@@ -89,6 +89,13 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 	if leaveRunning {
 		args = append(args, "--leave-running")
 	} else {
+		// Of what began before nothing is to be heard any more: it has ended, or goes on
+		// in what is written.
+		n, err := newNote(filepath.Join(r.layout.notes(), info.ID))
+		if err != nil {
+			return fmt.Errorf("writing the memory of sandbox %s: %w", id, err)
+		}
+		n.close()
 		end := r.ending(id)
 		defer func() { end(err) }()
 	}
@@ -128,11 +135,13 @@ func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error
 			return err
 		}
 		go func() {
-			err := fill()
-			if err == nil {
-				err = n.say(dir)
+			err, at := fill(), dir
+			if err != nil {
+				at = ""
 			}
-			n.unlock()
+			if serr := n.say(at); err == nil {
+				err = serr
+			}
 			filled <- err
 		}()
 		return nil

@@ -163,8 +163,20 @@ func TestCheckpointAndRestore(t *testing.T) {
 	dir := filepath.Join(vault(t), "image")
 	for i := range 2 {
 		n := l.lines(t, id)
+		// As a caller leaves it that ended before it heard of the restore.
+		info, err := r.inspect(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		note := filepath.Join(r.layout.notes(), info.ID)
+		if err := os.WriteFile(note, []byte("/was\n"+begun+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
 			t.Fatal(err)
+		}
+		if _, err := r.Forgo(t.Context(), id); err != nil {
+			t.Errorf("after what it has written: %v", err)
 		}
 		if st, err := r.Status(t.Context(), id); err != nil || st.Running || st.Link != 0 {
 			t.Fatalf("status while asleep: %+v, %v", st, err)
