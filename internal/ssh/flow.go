@@ -25,8 +25,12 @@ const (
 	maxUntaken = 288 << 20
 )
 
-// errUntaken ends a connection.
-var errUntaken = errors.New("more has been sent than is kept until something takes it")
+var (
+	// errUntaken ends a connection.
+	errUntaken = errors.New("more has been sent than is kept until something takes it")
+	// errBroken is of a channel whose connection has ended.
+	errBroken = errors.New("the connection has ended")
+)
 
 // untaken is what is kept of all clients, in bytes on the wire.
 type untaken struct {
@@ -72,6 +76,7 @@ type flow struct {
 	held   int64 // bytes that are counted
 	fresh  int64 // that have come since the last mark
 	cut    bool  // too much was held
+	broken bool  // nothing more comes by it
 }
 
 // taker is one of those that a client's bytes are for: a channel, who takes what is asked
@@ -180,6 +185,7 @@ func (f *flow) Read(p []byte) (int, error) {
 	}
 	n, err := f.Conn.Read(p)
 	f.mu.Lock()
+	f.broken = f.broken || err != nil
 	full := f.key != "" && !f.kept.keep(f.key, int64(n))
 	if f.key != "" && !full {
 		f.held += int64(n)
@@ -194,7 +200,7 @@ func (f *flow) Read(p []byte) (int, error) {
 
 func (f *flow) shut() error {
 	f.mu.Lock()
-	f.cut = true
+	f.cut, f.broken = true, true
 	f.mu.Unlock()
 	_ = f.Conn.Close()
 	return errUntaken
@@ -233,19 +239,21 @@ func (f *flow) look() (stray bool) {
 	return stray
 }
 
-// waiting notes that a taker has taken all that there is, and took what it got then.
+// waiting notes that a taker has taken all that there is, and took what it got then; it
+// tells whether the connection goes on.
 func (t *taker) waiting() {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
 	t.waits = true
 }
 
-func (t *taker) took(n int) {
+func (t *taker) took(n int) (broken bool) {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
 	t.waits = false
 	t.taken += int64(n)
 	t.f.less(int64(n))
+	return t.f.broken
 }
 
 // ended notes the end of one of a channel's streams.
@@ -281,9 +289,12 @@ func (t *taker) accept(offered ssh.NewChannel) (ssh.Channel, asked, error) {
 func (c *taking) Read(p []byte) (int, error) {
 	c.t.waiting()
 	n, err := c.Channel.Read(p)
-	c.t.took(n)
+	broken := c.t.took(n)
 	if errors.Is(err, io.EOF) {
 		c.end.Do(func() { c.t.ended(c.Channel) })
+		if broken {
+			err = errBroken // and so the channel, which x/crypto/ssh does not tell from its end
+		}
 	}
 	return n, err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/pkg/sftp"
 	"golang.org/x/crypto/ssh"
 
+	"sallyport/audit"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -56,6 +57,38 @@ func TestLeftReading(t *testing.T) {
 	_ = c.Close()
 	<-read
 	p.left()
+}
+
+// A client that goes has not ended what a command reads: half of it is not to pass for
+// all.
+func TestLeftWriting(t *testing.T) {
+	p := newPorch(t)
+	for range 20 {
+		c := p.in()
+		s := p.session(c)
+		to, err := s.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		from, err := s.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Start("cat"); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := to.Write([]byte("half")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.ReadFull(from, make([]byte, 4)); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.Close()
+		p.left()
+	}
+	if p.book.has(audit.KindCompletion, "shell", "exit") || !p.book.has(audit.KindCompletion, "shell", "the client went away") {
+		t.Error("a command ended as if all had come")
+	}
 }
 
 // A client that goes on asking of a session that is over keeps nothing from ending.
