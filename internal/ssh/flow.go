@@ -240,7 +240,7 @@ func (f *flow) look() (stray bool) {
 }
 
 // waiting notes that a taker has taken all that there is, and took what it got then; it
-// tells whether the connection goes on.
+// tells whether the connection has ended.
 func (t *taker) waiting() {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
