@@ -8,9 +8,11 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"github.com/pkg/sftp"
 	"golang.org/x/crypto/ssh"
@@ -77,6 +79,7 @@ type filer struct {
 
 	mu      sync.Mutex
 	writers map[string]*writer // by path
+	rest    rest               // of the folder that was read last
 }
 
 func (f *filer) call(do, at string, c fileCall) (fileReply, error) {
@@ -303,43 +306,89 @@ func (o one) ListAt(to []os.FileInfo, at int64) (int, error) {
 	return copy(to, o[at:]), nil
 }
 
-// folder lists one in order, page by page.
+// maxKept bounds the bytes that a use keeps of the page of a folder, of whatever many
+// are open.
+const maxKept = 256 << 10
+
+// rest is what has been listed of a folder and not yet been asked for.
+type rest struct {
+	of    *folder
+	files []sandbox.File
+	last  bool // there is no other page
+}
+
+// take is the rest that is kept if it is that folder's. It is kept no longer.
+func (f *filer) take(d *folder) (r rest) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.rest.of == d {
+		r, f.rest = f.rest, rest{}
+	}
+	return r
+}
+
+// keep keeps a rest in place of another, unless it is large: then it is listed again.
+func (f *filer) keep(r rest) {
+	size := 0
+	for _, i := range r.files {
+		size += int(unsafe.Sizeof(i)) + len(i.Name) + len(i.Raw) + len(i.Target)
+	}
+	if size > maxKept {
+		return
+	}
+	r.files = slices.Clone(r.files) // without what was before
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rest = r
+}
+
+// folder lists one in order. Many may be open, so that each keeps but where it is.
 type folder struct {
 	f     *filer
 	at    string
-	page  []sandbox.File
 	after string
 	from  int64 // number of the next
-	last  bool  // there is no other page
+	done  bool
 }
 
 func (d *folder) ListAt(to []os.FileInfo, at int64) (int, error) {
 	if at != d.from {
 		return 0, sftp.ErrSSHFxFailure
 	}
-	n := 0
-	for n < len(to) {
-		if len(d.page) == 0 {
-			if d.last {
-				return n, io.EOF
-			}
+	r, n := d.f.take(d), 0
+	for n < len(to) && !d.done {
+		if len(r.files) == 0 {
 			reply, err := d.f.call("list", d.at, fileCall{After: []byte(d.after)})
 			if err != nil {
 				return n, err
 			}
-			d.page, d.last = reply.Files, !reply.More || len(reply.Files) == 0
-			continue
+			r = rest{d, reply.Files, !reply.More || len(reply.Files) == 0}
 		}
-		i := d.page[0]
-		d.page, d.after = d.page[1:], wire.RawName(i.Name, i.Raw)
-		to[n] = &fileInfo{i}
-		n++
-		d.from++
+		for ; n < len(to) && len(r.files) > 0; n++ {
+			i := r.files[0]
+			name := wire.RawName(i.Name, i.Raw)
+			if len(name) > wire.MaxPath {
+				return n, sftp.ErrSSHFxFailure
+			}
+			to[n], d.after, r.files = &fileInfo{i}, name, r.files[1:]
+			d.from++
+		}
+		d.done = r.last && len(r.files) == 0
+	}
+	if len(r.files) > 0 {
+		d.f.keep(r)
+	}
+	if n < len(to) {
+		return n, io.EOF
 	}
 	return n, nil
 }
 
-func (d *folder) Close() error { d.f.open.Add(-1); return nil }
+func (d *folder) Close() error {
+	d.f.take(d)
+	d.f.open.Add(-1)
+	return nil
+}
 
 // fileInfo is what the sandbox says of a file.
 type fileInfo struct{ f sandbox.File }
