@@ -18,18 +18,21 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/h1"
+	"sallyport/internal/share"
 	"sallyport/policy"
 )
 
 // Bounds of what comes in.
 const (
 	maxVisitors    = 512  // connections
+	maxVisitorsOf  = 192  // of a sandbox
 	maxVisits      = 128  // requests and WebSockets under way of one exposure
 	visitRate      = 200  // requests a second of one exposure, in the long run
 	visitBurst     = 1000 // and at once
 	refusalRate    = 20   // refusals a second that are answered in full, of all
 	refusalBurst   = 200  // and at once
-	maxWakes       = 16   // sandboxes that are woken at a time
+	maxWakes       = 32   // sandboxes that are woken at a time
+	busyRetry      = 1    // seconds until a place may be free
 	wakeWithin     = 30 * time.Second
 	reachWithin    = 5 * time.Second // a port on this very machine
 	headWithin     = 2 * time.Minute // of the answer's
@@ -52,6 +55,7 @@ type Waker interface {
 
 var (
 	errAsleep     = errors.New("the sandbox could not be started")
+	errWakes      = errors.New("too many sandboxes are started at once for requests to them")
 	errUnanswered = errors.New("the sandbox gave no answer that could be read")
 	errUnswitched = errors.New("the sandbox did not begin a WebSocket")
 	errVisitor    = errors.New("who asked went away")
@@ -62,12 +66,13 @@ var (
 type inward struct {
 	exposures Exposures
 	waker     Waker
-	inside    Inside // nil: only the sandbox's own address is reached
-	insides   chan struct{}
+	inside    Inside        // nil: only the sandbox's own address is reached
+	insides   *share.Places // of waits for it
 	web       *h1.Server
-	port      string // of the listener, as Host has it
-	visitors  chan struct{}
-	wakes     chan struct{}
+	port      string        // of the listener, as Host has it
+	visitors  chan struct{} // has one element for each connection
+	visited   *share.Places // of the connections whose exposure is known
+	wakes     *share.Places
 	waking    singleflight.Group // by sandbox
 	refusals  *rate.Limiter
 
@@ -83,8 +88,9 @@ type visits struct {
 
 func (g *Gateway) newInward(o Options) *inward {
 	in := &inward{
-		exposures: o.Exposures, waker: o.Waker, inside: o.Inside, insides: make(chan struct{}, maxInside),
-		visitors: make(chan struct{}, maxVisitors), wakes: make(chan struct{}, maxWakes),
+		exposures: o.Exposures, waker: o.Waker, inside: o.Inside, insides: share.New(maxInside, maxInsideOfOne),
+		visitors: make(chan struct{}, maxVisitors), visited: share.New(maxVisitors, maxVisitorsOf),
+		wakes:    share.New(maxWakes, 1), // which waking holds to
 		refusals: rate.NewLimiter(refusalRate, refusalBurst), visits: map[string]*visits{},
 	}
 	in.web = &h1.Server{
@@ -152,6 +158,28 @@ func (g *Gateway) ServeInbound(ctx context.Context, ln net.Listener) error {
 type visitor struct {
 	line
 	source netip.AddrPort
+	place  *Exposure // that has the connection in its share, nil before one is known
+}
+
+// settle counts the connection as one of visitors to an exposure, from its first request
+// that has the token to its end, or to one to another exposure.
+func (l *visitor) settle(p *share.Places, e Exposure) bool {
+	if l.place != nil && l.place.SandboxID == e.SandboxID && l.place.Owner == e.Owner {
+		return true
+	}
+	l.leave(p)
+	if !p.Enter(e.SandboxID, e.Owner) {
+		return false
+	}
+	l.place = &e
+	return true
+}
+
+func (l *visitor) leave(p *share.Places) {
+	if l.place != nil {
+		p.Leave(l.place.SandboxID, l.place.Owner)
+		l.place = nil
+	}
 }
 
 type visitorKey struct{}
@@ -171,6 +199,7 @@ func (g *Gateway) visited(c net.Conn) {
 	}
 	who.begin(g.life, c)
 	defer who.cancel()
+	defer who.leave(in.visited)
 	in.web.ServeConn(context.WithValue(who.ctx, visitorKey{}, who), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 		v := &visit{Context: ctx, gateway: g, visitor: who, flow: newFlow(who.source), started: time.Now()}
 		v.serve(w, r)
@@ -199,6 +228,11 @@ func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	case !e.opens(by) && !e.opens(tokens.query):
 		v.refuse(w, r, http.StatusUnauthorized, "inbound-token", "the token is not this exposure's")
+		return
+	}
+	if !v.visitor.settle(in.visited, e) {
+		w.Header().Set("Retry-After", strconv.Itoa(busyRetry))
+		v.refuse(w, r, http.StatusServiceUnavailable, "inbound-connections", "there are too many connections to this sandbox, or to those of its owner")
 		return
 	}
 	program := e.opens(tokens.header)
@@ -321,4 +355,6 @@ var remedies = map[string]string{
 	"inbound-expired": "An operator can expose the port again: sallyport sandbox expose",
 	"inbound-origin":  "Open the exposed URL itself. Pages elsewhere cannot use it.",
 	"inbound-rate":    "Wait, and send fewer requests at once.",
+
+	"inbound-connections": "Close connections that are not used, and try again.",
 }

@@ -34,9 +34,11 @@ type inbound struct {
 	inside  *httptest.Server
 	port    uint16
 	asleep  atomic.Bool
-	apart   atomic.Bool   // what listens does so on the sandbox's loopback address only
-	retag   atomic.Bool   // the sandbox is another team's
-	slow    chan struct{} // what waking sb-1 waits for
+	apart   atomic.Bool     // what listens does so on the sandbox's loopback address only
+	retag   atomic.Bool     // the sandbox is another team's
+	slow    chan struct{}   // what waking sb-1 waits for
+	silent  map[string]bool // whose agents never answer, to wake or to connect
+	waiting atomic.Int32    // for those
 	wakes   atomic.Int32
 	within  atomic.Pointer[error] // what comes of connecting from inside, in place of a connection
 
@@ -59,11 +61,27 @@ func (n *inbound) Whose(_ context.Context, id string) (policy.Sandbox, error) {
 	return policy.Sandbox{Name: named(id), ID: id, Session: "s-1", Tags: map[string]string{"team": team}}, nil
 }
 
-func (n *inbound) Wake(_ context.Context, id string) (gateway.Identity, error) {
+// answers waits for the agent of a sandbox.
+func (n *inbound) answers(ctx context.Context, id string) error {
+	if !n.silent[id] {
+		return nil
+	}
+	n.waiting.Add(1)
+	defer n.waiting.Add(-1)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func (n *inbound) Wake(ctx context.Context, id string) (gateway.Identity, error) {
 	n.wakes.Add(1)
 	n.step("wake")
 	if id == "sb-1" && n.slow != nil {
 		<-n.slow
+	}
+	if !n.apart.Load() {
+		if err := n.answers(ctx, id); err != nil {
+			return gateway.Identity{}, err
+		}
 	}
 	if n.asleep.Load() {
 		return gateway.Identity{}, errors.New("no engine")
@@ -76,8 +94,11 @@ func (n *inbound) Wake(_ context.Context, id string) (gateway.Identity, error) {
 }
 
 // Connect connects from inside the sandbox.
-func (n *inbound) Connect(_ context.Context, id string, port uint16) (net.Conn, error) {
+func (n *inbound) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	n.step("connect %s:%d", id, port)
+	if err := n.answers(ctx, id); err != nil {
+		return nil, err
+	}
 	if err := n.within.Load(); err != nil {
 		return nil, *err
 	}

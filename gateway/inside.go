@@ -30,14 +30,20 @@ var (
 // reachFaults say why a port could not be reached.
 var reachFaults = []error{ErrNoListener, ErrInsideBusy, ErrInsideEarlier, errInside}
 
-// maxInside bounds those who wait for a connection to be made from inside, of all:
-// each is a call to the daemon, which others of this process wait for as well.
-const maxInside = 64
+// Bounds of those who wait for a connection to be made from inside: each is a call to
+// the daemon, and for as long as a sandbox's agent likes.
+const (
+	maxInside      = 128
+	maxInsideOfOne = 32 // sandbox
+)
 
 // reach runs the sandbox and connects to the port, at the sandbox's own address or,
 // where nobody listens at that, from inside.
 func (v *visit) reach(ctx context.Context) (net.Conn, error) {
-	who, err := v.gateway.wake(ctx, v.exposure.SandboxID)
+	who, err := v.gateway.wake(ctx, v.exposure)
+	if errors.Is(err, errWakes) {
+		return nil, errWakes
+	}
 	if err != nil || who.ID != v.exposure.SandboxID || !who.Address.IsValid() {
 		v.gateway.logger.Warn("a sandbox could not be started for a request", "sandbox", v.exposure.Sandbox, "error", err)
 		return nil, errAsleep
@@ -56,16 +62,14 @@ func (v *visit) reach(ctx context.Context) (net.Conn, error) {
 
 // inside connects to the port from inside.
 func (v *visit) inside(ctx context.Context) (net.Conn, error) {
-	in := v.gateway.inward
-	ctx, cancel := context.WithTimeout(ctx, 2*reachWithin) // the agent's own bound, and the way there
-	defer cancel()
-	select {
-	case in.insides <- struct{}{}:
-		defer func() { <-in.insides }()
-	case <-ctx.Done():
+	in, e := v.gateway.inward, v.exposure
+	if !in.insides.Enter(e.SandboxID, e.Owner) {
 		return nil, ErrInsideBusy
 	}
-	c, err := in.inside.Connect(ctx, v.exposure.SandboxID, v.exposure.Port)
+	defer in.insides.Leave(e.SandboxID, e.Owner)
+	ctx, cancel := context.WithTimeout(ctx, 2*reachWithin) // the agent's own bound, and the way there
+	defer cancel()
+	c, err := in.inside.Connect(ctx, e.SandboxID, e.Port)
 	if err == nil {
 		return &patient{c, v.gateway.stall}, nil
 	}
@@ -74,7 +78,7 @@ func (v *visit) inside(ctx context.Context) (net.Conn, error) {
 			return nil, known
 		}
 	}
-	v.gateway.logger.Warn("a port of a sandbox could not be reached from inside", "sandbox", v.exposure.Sandbox, "port", v.exposure.Port, "error", err)
+	v.gateway.logger.Warn("a port of a sandbox could not be reached from inside", "sandbox", e.Sandbox, "port", e.Port, "error", err)
 	return nil, errInside
 }
 

@@ -173,8 +173,11 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 		a.Status, a.Reason, a.Remedy = http.StatusForbidden, v.place.revoked.Load().Error(), remedies["inbound-expired"]
 	case errors.Is(err, errAsleep):
 		a.Status, a.Remedy = http.StatusServiceUnavailable, "Try again, or ask an operator to look at Sallyport's log."
+	case errors.Is(err, errWakes):
+		a.Status, a.Retry, a.Remedy = http.StatusServiceUnavailable, busyRetry, "Wait until others have started, then try again."
 	case errors.Is(err, ErrInsideBusy):
-		a.Status, a.Remedy = http.StatusServiceUnavailable, "Send fewer requests at once, or have the program in the sandbox listen on 0.0.0.0."
+		a.Status, a.Retry = http.StatusServiceUnavailable, busyRetry
+		a.Remedy = "Send fewer requests at once, or have the program in the sandbox listen on 0.0.0.0."
 	case errors.Is(err, ErrInsideEarlier), errors.Is(err, errInside):
 		a.Remedy = "Have the program in the sandbox listen on 0.0.0.0, or stop the sandbox and use it again."
 	}
@@ -184,18 +187,16 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 }
 
 // wake runs a sandbox, once for all who visit it meanwhile: one that takes its time
-// does not hold up those of others.
-func (g *Gateway) wake(ctx context.Context, id string) (Identity, error) {
-	in := g.inward
+// does not hold up those of others, nor do many of one owner.
+func (g *Gateway) wake(ctx context.Context, e Exposure) (Identity, error) {
+	in, id := g.inward, e.SandboxID
 	woken := in.waking.DoChan(id, func() (any, error) {
+		if !in.wakes.Enter(id, e.Owner) {
+			return Identity{}, errWakes
+		}
+		defer in.wakes.Leave(id, e.Owner)
 		ctx, over := context.WithTimeout(g.life, wakeWithin)
 		defer over()
-		select {
-		case in.wakes <- struct{}{}:
-			defer func() { <-in.wakes }()
-		case <-ctx.Done():
-			return Identity{}, errAsleep
-		}
 		return in.waker.Wake(ctx, id)
 	})
 	select {
@@ -387,7 +388,7 @@ func (v *visit) end() {
 		err = &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
 	c := completion(&v.exchange, v.allowed.ActivityID, err)
-	for _, known := range append([]error{errAsleep, errUnanswered, errUnswitched, errVisitor}, reachFaults...) {
+	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errVisitor}, reachFaults...) {
 		if errors.Is(err, known) {
 			c.Detail = known.Error()
 		}

@@ -43,44 +43,6 @@ const (
 	exposedEvery = 4
 )
 
-// places bounds what there is at once: of each sandbox, of each owner, who has no more
-// than are left for all others, and in all. The zero places are empty.
-type places struct {
-	mu     sync.Mutex
-	of     map[string]int // by sandbox
-	owners map[string]int
-	all    int
-}
-
-func (p *places) enter(id, owner string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.owners[owner] >= maxInside-p.all || p.of[id] >= maxInsideOfOne {
-		return false
-	}
-	if p.of == nil {
-		p.of, p.owners = map[string]int{}, map[string]int{}
-	}
-	p.of[id]++
-	p.owners[owner]++
-	p.all++
-	return true
-}
-
-func (p *places) leave(id, owner string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.all--
-	less(p.of, id)
-	less(p.owners, owner)
-}
-
-func less(m map[string]int, key string) {
-	if m[key]--; m[key] == 0 {
-		delete(m, key)
-	}
-}
-
 type insideCall struct {
 	ID   string
 	Port uint16
@@ -93,10 +55,10 @@ func (w *Warden) inside(ctx context.Context, c insideCall) (link.None, *os.File,
 	if !is || w.o.Inside == nil {
 		return link.None{}, nil, errUnexposed
 	}
-	if !w.insides.enter(c.ID, e.Owner) {
+	if !w.insides.Enter(c.ID, e.Owner) {
 		return link.None{}, nil, gateway.ErrInsideBusy
 	}
-	leave := func() { w.insides.leave(c.ID, e.Owner) }
+	leave := func() { w.insides.Leave(c.ID, e.Owner) }
 	far, err := w.connect(ctx, c, leave)
 	if err != nil {
 		return link.None{}, nil, err

@@ -236,9 +236,7 @@ func TestInsideIsBounded(t *testing.T) {
 		}
 	}
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		s.warden.insides.mu.Lock()
-		left := s.warden.insides.all
-		s.warden.insides.mu.Unlock()
+		left := s.warden.insides.Taken()
 		if left == 0 {
 			return
 		}

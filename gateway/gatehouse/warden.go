@@ -25,6 +25,7 @@ import (
 	"sallyport/internal/cell"
 	"sallyport/internal/cell/keep"
 	"sallyport/internal/link"
+	"sallyport/internal/share"
 	"sallyport/policy"
 )
 
@@ -114,7 +115,7 @@ type Warden struct {
 	segments *rate.Limiter
 	turn     chan struct{} // to wait for segments
 	patience time.Duration // with a process that is told something
-	insides  places        // of connections made from inside
+	insides  *share.Places // of connections made from inside
 
 	// Guarded by keeper.Hold: the policy in force, and what the next process starts
 	// with.
@@ -140,7 +141,7 @@ func New(o Options) *Warden {
 	}
 	w := &Warden{
 		o: o, lender: newLender(o.Broker), segments: rate.NewLimiter(often, segmentBurst), turn: make(chan struct{}, 1),
-		patience: answerWithin,
+		patience: answerWithin, insides: share.New(maxInside, maxInsideOfOne),
 	}
 	w.keeper = keep.New(keep.Options{
 		Name: "the gateway's process", Logger: o.Logger, Said: w.repeat, Voice: keep.Voice{Line: 64 << 10, Rate: 100, Burst: 2000},

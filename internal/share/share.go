@@ -1,0 +1,59 @@
+// Package share divides places for what goes on at once, so that neither a sandbox nor
+// an owner of many takes all of them from the others. Who finds none is refused at
+// once: nobody stands in a queue that others fill.
+package share
+
+import "sync"
+
+// Places are a number of places: each sandbox has a bound, each owner no more than are
+// left for all others (half of all for one alone, a third for each of two), and all
+// have one. It is safe for concurrent use.
+type Places struct {
+	most, ofOne int
+
+	mu     sync.Mutex
+	of     map[string]int // by sandbox
+	owners map[string]int
+	all    int
+}
+
+// New returns places that nobody has: most in all, ofOne for a sandbox.
+func New(most, ofOne int) *Places {
+	return &Places{most: most, ofOne: ofOne, of: map[string]int{}, owners: map[string]int{}}
+}
+
+// Enter takes a place for a sandbox, by its ID, of an owner. The empty owner is one as
+// any other. Who has entered leaves.
+func (p *Places) Enter(id, owner string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.owners[owner] >= p.most-p.all || p.of[id] >= p.ofOne {
+		return false
+	}
+	p.of[id]++
+	p.owners[owner]++
+	p.all++
+	return true
+}
+
+// Leave gives a place back.
+func (p *Places) Leave(id, owner string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all--
+	less(p.of, id)
+	less(p.owners, owner)
+}
+
+// Taken is how many places are taken, in all.
+func (p *Places) Taken() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.all
+}
+
+func less(m map[string]int, key string) {
+	if m[key]--; m[key] == 0 {
+		delete(m, key)
+	}
+}
