@@ -294,9 +294,7 @@ func (m *Manager) bear(ctx context.Context, c *entry, mem string, lost error) er
 		return err
 	}
 	if mem == "" {
-		if err := m.unplug(ctx, c.rec); err != nil {
-			return err
-		}
+		m.letGo(ctx, c)
 	} else {
 		err := m.begin(ctx, c, "with the processes of "+c.rec.Lineage.Name, func() (Status, error) {
 			return m.opt.Runtime.Restore(ctx, c.rec.ID, mem, nil)

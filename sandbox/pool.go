@@ -266,6 +266,15 @@ func (m *Manager) unplug(ctx context.Context, rec record) error {
 	return m.detachDisk(rec)
 }
 
+// letGo is unplug of who has been made, or looked at. Should that fail, the next
+// settle tries again.
+func (m *Manager) letGo(ctx context.Context, e *entry) {
+	if err := m.unplug(context.WithoutCancel(ctx), e.rec); err != nil {
+		e.fresh = true
+		m.opt.Logger.Warn("the disk of a sandbox that does not run stays attached for now", "sandbox", e.rec.Name, "error", err)
+	}
+}
+
 // unplugFresh detaches the disk of who was made and has not been started since, which
 // most are at once.
 func (m *Manager) unplugFresh(ctx context.Context, e *entry) error {

@@ -47,9 +47,7 @@ func (m *Manager) recover(ctx context.Context, e *entry) error {
 		if err := m.opt.Runtime.Create(ctx, c); err != nil {
 			return err
 		}
-		if err := m.unplug(ctx, e.rec); err != nil {
-			return err
-		}
+		m.letGo(ctx, e)
 		// It has the limits of the spec that it is made of.
 	case err != nil:
 		return err

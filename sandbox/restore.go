@@ -155,11 +155,11 @@ func (m *Manager) mend(ctx context.Context, e *entry) error {
 }
 
 // refill replaces the files of a sandbox that does not run.
-func (m *Manager) refill(ctx context.Context, e *entry, s Snapshot) (err error) {
+func (m *Manager) refill(ctx context.Context, e *entry, s Snapshot) error {
 	if err := m.attachDisk(e.rec); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, m.unplug(context.WithoutCancel(ctx), e.rec)) }()
+	defer m.letGo(ctx, e)
 	return m.unfold(ctx, e, s)
 }
 

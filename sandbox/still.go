@@ -119,7 +119,7 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, f func(layer,
 		if err := m.attachDisk(e.rec); err != nil {
 			return 0, err
 		}
-		defer func() { err = errors.Join(err, m.unplug(patient, e.rec)) }()
+		defer m.letGo(ctx, e)
 	}
 	switch {
 	case dir == "":

@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -73,11 +74,18 @@ func Make(folder string, size int64) (err error) {
 		return fmt.Errorf("making a disk: %w", err)
 	}
 	err = errors.Join(f.Truncate(size), f.Close())
+	unlock := func() {}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, Detach(folder), os.Remove(path))
+			err = errors.Join(err, detach(folder), os.Remove(path))
 		}
+		unlock()
 	}()
+	if err == nil {
+		if unlock, err = lock(folder); err != nil {
+			unlock = func() {}
+		}
+	}
 	if errors.Is(err, unix.EFBIG) {
 		return fmt.Errorf("a disk of %d bytes: %w for the host's file system: use less", size, unix.EFBIG)
 	}
@@ -97,7 +105,7 @@ func Make(folder string, size int64) (err error) {
 			return fmt.Errorf("making a disk: %w", err)
 		}
 	}
-	return Attach(folder)
+	return attach(folder)
 }
 
 // Exists tells whether the sandbox whose own folder is given has a disk.
@@ -116,6 +124,15 @@ func Attach(folder string) error {
 	if !Exists(folder) {
 		return nil
 	}
+	unlock, err := lock(folder)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return attach(folder)
+}
+
+func attach(folder string) error {
 	if err := mount(folder); err != nil {
 		return err
 	}
@@ -135,27 +152,73 @@ func Attach(folder string) error {
 // Detach takes the disk's files from sight. It may be called again, and fails
 // while something uses them.
 func Detach(folder string) error {
+	if !Exists(folder) {
+		return detach(folder)
+	}
+	unlock, err := lock(folder)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return detach(folder)
+}
+
+func detach(folder string) error {
 	if err := Unbind(filepath.Join(folder, memory)); err != nil {
 		return err
 	}
 	return Unbind(filepath.Join(folder, point))
 }
 
-// Hold attaches the disk of a sandbox that may be asleep, for as long as its
-// memory is looked at.
+// Hold keeps the disk of a sandbox as it is for as long as its memory is looked at, and
+// attached, which it may not be: who attaches or detaches it, in any process, waits for
+// release.
 func Hold(folder string) (release func() error, err error) {
-	if !Exists(folder) || mounted(filepath.Join(folder, memory)) {
+	if !Exists(folder) {
 		return func() error { return nil }, nil
 	}
-	if err := Attach(folder); err != nil {
+	unlock, err := lock(folder)
+	if err != nil {
+		return nil, err
+	}
+	if mounted(filepath.Join(folder, memory)) {
+		return func() error { unlock(); return nil }, nil
+	}
+	if err := attach(folder); err != nil {
+		err = errors.Join(err, detach(folder))
+		unlock()
 		return nil, err
 	}
 	return func() error {
-		if err := Detach(folder); !errors.Is(err, unix.EBUSY) {
+		defer unlock()
+		if err := detach(folder); !errors.Is(err, unix.EBUSY) {
 			return err
 		}
-		return nil // it has been woken meanwhile
+		return nil // somebody else looks at it, whose it is to leave
 	}, nil
+}
+
+// lockWait is for how long lock waits: memory is looked at for milliseconds.
+const lockWait = 10 * time.Second
+
+// lock waits for whoever looks at the memory of a sandbox, or attaches or detaches its
+// disk (flock(2), on the disk's file).
+func lock(folder string) (unlock func(), err error) {
+	path := filepath.Join(folder, image)
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(lockWait); ; time.Sleep(2 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return func() { _ = f.Close() }, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
+			_ = f.Close()
+			return nil, fmt.Errorf("%s is being looked at (`sallyport memory`, or lsof %s says by what): end that, and try again: %w", path, path, err)
+		}
+	}
 }
 
 // Used is how much of the host's disk a sandbox's takes, in bytes.

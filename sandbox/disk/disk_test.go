@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"sallyport/internal/lab"
 	"sallyport/sandbox/disk"
@@ -94,6 +95,44 @@ func TestHold(t *testing.T) {
 }
 
 // A failure leaves nothing, and a disk that cannot be read says what to do.
+// Whoever attaches or detaches a disk while another looks at its memory waits for that,
+// and finds it as if nobody had looked.
+func TestHoldKeepsOthersWaiting(t *testing.T) {
+	folder := made(t)
+	file := filepath.Join(folder, "memory/kept")
+	if err := errors.Join(os.WriteFile(file, []byte("x"), 0o600), disk.Detach(folder)); err != nil {
+		t.Fatal(err)
+	}
+	for _, attach := range []bool{true, false} { // by Hold attached, then already
+		step := disk.Detach
+		if attach {
+			step = disk.Attach
+		}
+		release, err := disk.Hold(folder)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error, 1)
+		go func() { done <- step(folder) }()
+		select {
+		case err := <-done:
+			t.Errorf("it did not wait: %v", err)
+		case <-time.After(100 * time.Millisecond):
+		}
+		if data, err := os.ReadFile(file); err != nil || string(data) != "x" {
+			t.Errorf("while it is held: %q, %v", data, err)
+		}
+		if err := errors.Join(release(), <-done); err != nil {
+			t.Fatal(err)
+		}
+		_, memory := os.Stat(file)
+		_, layer := os.Stat(disk.Layer(folder))
+		if (memory == nil) != attach || (layer == nil) != attach {
+			t.Errorf("attached %v: memory %v, layer %v", attach, memory, layer)
+		}
+	}
+}
+
 func TestDiskRefuses(t *testing.T) {
 	lab.Privileged(t)
 	folder := t.TempDir()
