@@ -116,7 +116,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 		go func() { done <- step(folder) }()
 		select {
 		case err := <-done:
-			t.Errorf("it did not wait: %v", err)
+			t.Fatalf("it did not wait: %v", err)
 		case <-time.After(100 * time.Millisecond):
 		}
 		if data, err := os.ReadFile(file); err != nil || string(data) != "x" {
