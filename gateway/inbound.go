@@ -34,10 +34,11 @@ const (
 	maxWakes       = 32   // sandboxes that are woken at a time
 	busyRetry      = 1    // seconds until a place may be free
 	wakeWithin     = 30 * time.Second
-	reachWithin    = 5 * time.Second // a port on this very machine
-	headWithin     = 2 * time.Minute // of the answer's
-	visitorIdle    = time.Minute     // between two requests
-	maxVisitorHead = 64 << 10        // bytes
+	wakeLook       = 20 * time.Millisecond // for a place to wake one in
+	reachWithin    = 5 * time.Second       // a port on this very machine
+	headWithin     = 2 * time.Minute       // of the answer's
+	visitorIdle    = time.Minute           // between two requests
+	maxVisitorHead = 64 << 10              // bytes
 )
 
 // Exposures finds what is exposed under a host name.

@@ -191,12 +191,17 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 func (g *Gateway) wake(ctx context.Context, e Exposure) (Identity, error) {
 	in, id := g.inward, e.SandboxID
 	woken := in.waking.DoChan(id, func() (any, error) {
-		if !in.wakes.Enter(id, e.Owner) {
-			return Identity{}, errWakes
-		}
-		defer in.wakes.Leave(id, e.Owner)
 		ctx, over := context.WithTimeout(g.life, wakeWithin)
 		defer over()
+		// Those of its owner are waited for: who has no share left holds up nobody else.
+		for !in.wakes.Enter(id, e.Owner) {
+			select {
+			case <-ctx.Done():
+				return Identity{}, errWakes
+			case <-time.After(wakeLook):
+			}
+		}
+		defer in.wakes.Leave(id, e.Owner)
 		return in.waker.Wake(ctx, id)
 	})
 	select {
