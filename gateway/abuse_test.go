@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"runtime"
 	"strings"
@@ -380,6 +381,34 @@ func TestDeadConnectionEndsItsStreams(t *testing.T) {
 			w.pool.Forget("sb-1")
 			settles(t, before)
 		})
+	}
+}
+
+// A connection that was let in before a shutdown, and begins to speak after it, is not
+// waited for until it asks for something.
+func TestShutdownEndsWhoComesLate(t *testing.T) {
+	w := newWire(t)
+	o := w.origin("api.example.test", "h2", true)
+	raw, err := w.steer(t.Context(), "tcp", o.address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond) // until it has been accepted
+	ended := make(chan error, 1)
+	start := time.Now()
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		ended <- w.gateway.Shutdown(ctx)
+	}()
+	time.Sleep(100 * time.Millisecond)
+	// It asks for nothing: no answer can tell it to go.
+	late := w.frames(func(context.Context, string, string) (net.Conn, error) { return raw, nil }, o)
+	if a := late.wait(1); !a.gone {
+		t.Errorf("it is answered: %+v", a)
+	}
+	if err := <-ended; err != nil || time.Since(start) > 4*time.Second {
+		t.Errorf("it is waited for: %v, after %v", err, time.Since(start))
 	}
 }
 

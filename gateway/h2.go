@@ -74,9 +74,25 @@ func (m *multiplexed) end(base *http.Server) {
 // part sends GOAWAY on a connection, which ends with the requests that it has.
 func part(base *http.Server) { _ = base.Shutdown(context.Background()) } // it does not wait: the connection is not its own
 
-// shutdown sends it on all there are. One that comes later is told with its first
-// answer.
-func (m *multiplexed) shutdown() {
+// partEvery is how often those are looked for that have begun since.
+const partEvery = 100 * time.Millisecond
+
+// shutdown sends it on all there are, and on those that were let in before and begin
+// later, until over is closed.
+func (m *multiplexed) shutdown(over <-chan struct{}) {
+	tick := time.NewTicker(partEvery)
+	defer tick.Stop()
+	for {
+		m.partAll()
+		select {
+		case <-over:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (m *multiplexed) partAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for base := range m.open {

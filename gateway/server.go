@@ -339,7 +339,9 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		g.h2.shutdown() // says goodbye, and does not wait
+		over := make(chan struct{})
+		defer close(over)
+		go g.h2.shutdown(over)
 		var inward sync.WaitGroup
 		if g.inward != nil {
 			inward.Go(func() { _ = g.inward.web.Shutdown(ctx) })
