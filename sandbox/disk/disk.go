@@ -82,9 +82,7 @@ func Make(folder string, size int64) (err error) {
 		unlock()
 	}()
 	if err == nil {
-		if unlock, err = lock(folder); err != nil {
-			unlock = func() {}
-		}
+		unlock, err = lock(folder)
 	}
 	if errors.Is(err, unix.EFBIG) {
 		return fmt.Errorf("a disk of %d bytes: %w for the host's file system: use less", size, unix.EFBIG)
@@ -152,9 +150,6 @@ func attach(folder string) error {
 // Detach takes the disk's files from sight. It may be called again, and fails
 // while something uses them.
 func Detach(folder string) error {
-	if !Exists(folder) {
-		return detach(folder)
-	}
 	unlock, err := lock(folder)
 	if err != nil {
 		return err
@@ -202,12 +197,16 @@ func Hold(folder string) (release func() error, err error) {
 const lockWait = 10 * time.Second
 
 // lock waits for whoever looks at the memory of a sandbox, or attaches or detaches its
-// disk (flock(2), on the disk's file).
+// disk (flock(2), on the disk's file). unlock can be called in any case. Where there is no
+// disk there is nobody to wait for.
 func lock(folder string) (unlock func(), err error) {
-	path := filepath.Join(folder, image)
+	none, path := func() {}, filepath.Join(folder, image)
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return none, nil
+	}
 	if err != nil {
-		return nil, err
+		return none, err
 	}
 	for deadline := time.Now().Add(lockWait); ; time.Sleep(2 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -216,7 +215,7 @@ func lock(folder string) (unlock func(), err error) {
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(deadline) {
 			_ = f.Close()
-			return nil, fmt.Errorf("%s is being looked at (`sallyport memory`, or lsof %s says by what): end that, and try again: %w", path, path, err)
+			return none, fmt.Errorf("%s is being looked at (`sallyport memory`, or lsof %s says by what): end that, and try again: %w", path, path, err)
 		}
 	}
 }

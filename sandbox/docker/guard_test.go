@@ -120,7 +120,6 @@ func TestGuardFolder(t *testing.T) {
 	if err := n.say(g.image); err != nil {
 		t.Fatal(err)
 	}
-	n.unlock()
 	begins := g.start()
 	begins.Dir = t.TempDir()
 	if err := begins.Run(); err != nil {
@@ -169,7 +168,6 @@ func TestGuardRefusedOnce(t *testing.T) {
 	if err := n.say(g.image); err != nil {
 		t.Fatal(err)
 	}
-	n.unlock()
 	for range 2 {
 		if err := g.start().Run(); err == nil {
 			t.Error("the guard has not failed")
@@ -202,7 +200,6 @@ func TestGuardComesLate(t *testing.T) {
 	if err := next.say(g.image); err != nil {
 		t.Fatal(err)
 	}
-	next.unlock()
 	begins := g.start()
 	if err := begins.Start(); err != nil {
 		t.Fatal(err)
