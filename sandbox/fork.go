@@ -1,11 +1,13 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -53,6 +55,7 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 	defer m.release(e)
 	children, err := m.claim(e, spec)
 	if err != nil {
+		m.refused(ctx, cmp.Or(strings.Join(spec.Names, " "), name), err)
 		return nil, fmt.Errorf("forking sandbox %s: %w", name, err)
 	}
 	defer func() {

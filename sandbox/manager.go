@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 
 	"sallyport/internal/ram"
+	"sallyport/internal/refusal"
 	"sallyport/memory"
 )
 
@@ -22,6 +23,8 @@ import (
 type Manager struct {
 	opt  Options
 	room *ram.Room // opt.RAM, shared out
+	// refusals bounds how many are recorded.
+	refusals *refusal.Limit
 
 	mu        sync.Mutex // guards what follows; taken after an entry's, never before
 	entries   map[string]*entry
@@ -49,7 +52,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, room: ram.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, counters: c}
+	m := &Manager{opt: opt, refusals: refusal.New(), room: ram.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, counters: c}
 	m.identities.Store(&map[netip.Addr]Info{})
 
 	folders, err := os.ReadDir(opt.Dir)
@@ -95,6 +98,7 @@ func (m *Manager) dir(name string) string { return filepath.Join(m.opt.Dir, name
 // Concurrent calls make one. A spec that asks for what an existing sandbox
 // does not have is ErrConflict.
 func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info Info, created bool, err error) {
+	defer func() { m.refused(ctx, name, err) }()
 	if err := CheckName(name); err != nil {
 		return Info{}, false, err
 	}
@@ -129,7 +133,7 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 		return m.info(e), false, nil
 	}
 	spec = full
-	if err := spec.validate(); err != nil {
+	if err := errors.Join(spec.validate(), m.checkImage(spec)); err != nil {
 		return Info{}, false, err
 	}
 	if err := spec.refuseSecrets(ctx, m.opt.Secrets); err != nil {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"sallyport/audit"
+	"sallyport/internal/image"
 	"sallyport/internal/seal"
 	"sallyport/sandbox/agent/channel"
 )
@@ -68,4 +69,6 @@ type Options struct {
 	// PerOwner is how many sandboxes an owner may have; 0: no bound. Those of nobody
 	// have none.
 	PerOwner int
+	// OwnerImages are the images that owners may use besides Defaults.Image.
+	OwnerImages image.Patterns
 }

@@ -35,6 +35,9 @@ func (m *Manager) recover(ctx context.Context, e *entry) error {
 	_, err := m.opt.Runtime.Status(ctx, e.rec.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
+		if err := m.checkImage(e.rec.Spec); err != nil {
+			return err
+		}
 		how = "its container is made again over its files"
 		if e.rec.Spec.Disk == 0 {
 			how = "its container is made again"

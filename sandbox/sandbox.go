@@ -27,6 +27,7 @@ var (
 	ErrBadName  = errors.New("not a sandbox name")
 	ErrBadSpec  = errors.New("not possible as asked")
 	ErrNoImage  = errors.New("no such image")
+	ErrImage    = errors.New("not an image that tenants may use")
 	ErrEngine   = errors.New("the container engine cannot be reached")
 	// ErrRan: what Restore began with may have run, so that the disk may be ahead of
 	// the memory.

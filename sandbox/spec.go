@@ -13,6 +13,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"sallyport/internal/image"
 	"sallyport/internal/size"
 	"sallyport/sandbox/disk"
 )
@@ -148,6 +149,20 @@ func (s Spec) validate() error {
 		bad("onIdle %q: use %s, %s or %s", s.OnIdle, IdlePause, IdleHibernate, IdleStop)
 	}
 	return errors.Join(errs...)
+}
+
+// checkImage refuses an image of a new sandbox, before anything is made: a text that
+// is no image's name and, for an owner, an image that is not among those of owners.
+func (m *Manager) checkImage(s Spec) error {
+	name, err := image.Parse(s.Image)
+	if err != nil {
+		return fmt.Errorf("%w: image: %w", ErrBadSpec, err)
+	}
+	own, _ := image.Parse(m.opt.Defaults.Image)
+	if s.Owner == "" || name == own || m.opt.OwnerImages.Match(name) {
+		return nil
+	}
+	return fmt.Errorf("%w: image %q: leave it out for %s, or ask the host's operators to list it under sandbox.tenantImages", ErrImage, s.Image, m.opt.Defaults.Image)
 }
 
 // Secrets says whether a value is a known secret, and which credential's.

@@ -108,7 +108,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 		Layers:    runtime,
-		PerOwner:  d.cfg.Sandbox.PerTenant,
+		PerOwner:  d.cfg.Sandbox.PerTenant, OwnerImages: d.cfg.Sandbox.TenantImages,
 	})
 	d.house = h
 	if err == nil {

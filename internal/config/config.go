@@ -9,6 +9,7 @@ package config
 import (
 	"net/netip"
 
+	"sallyport/internal/image"
 	"sallyport/policy"
 )
 
@@ -104,7 +105,8 @@ type Engine struct {
 
 // Sandbox holds defaults for new sandboxes.
 type Sandbox struct {
-	// Image is the default image. Default: sallyport/base:bookworm-1.
+	// Image is the default image. It has to be there, or to be imported: none is
+	// fetched. Default: sallyport/base:bookworm-1.
 	// Example: sallyport/base:bookworm-1
 	Image string `yaml:"image"`
 	// Tarball is a root file system that is imported as Image when the engine
@@ -142,6 +144,12 @@ type Sandbox struct {
 	// are stopped among them. Default: 100.
 	// Example: 20
 	PerTenant int `yaml:"perTenant"`
+	// TenantImages are the images that a tenant's keys may make sandboxes of, besides
+	// Image. Each is a name with its tag or digest, in which * stands for any run of
+	// characters but /, and ** for any run; names of Docker Hub are without docker.io.
+	// Default: none.
+	// Example: ["registry.example.com/agents/**", "debian:*"]
+	TenantImages image.Patterns `yaml:"tenantImages"`
 }
 
 // Pool holds sandboxes that are started before anybody asks for one, with the

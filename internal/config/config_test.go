@@ -107,6 +107,8 @@ func TestParseErrors(t *testing.T) {
 		{"a time without a unit", "gateway: {drain: 5}", []string{"sallyport.yaml:1:", "gateway.drain", "a time as 30s"}},
 		{"no time to drain", "gateway: {drain: 0.5s}", []string{"gateway.drain", "from 1s to 1m"}},
 		{"too much of it", "gateway: {drain: 1h}", []string{"gateway.drain", "from 1s to 1m"}},
+		{"an image that is a path", "sandbox: {image: ../containers/x}", []string{"sandbox.image", "not the name of an image"}},
+		{"an image of tenants without a tag", "sandbox: {tenantImages: [debian]}", []string{"sandbox.tenantImages[0]", "debian:*"}},
 		{"an unknown runtime", "sandbox: {runtime: kata}", []string{"sandbox.runtime", "runsc or runc"}},
 		{"a proxy in the clear", "proxy: {listen: '0.0.0.0:3128'}", []string{"proxy.listen", "certificate and key"}},
 		{"Vault in the clear", "vault: {address: 'http://vault.example.com', auth: {tokenFile: t}}", []string{"vault.address", "in the clear"}},

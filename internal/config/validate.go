@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/internal/image"
 	"sallyport/policy"
 )
 
@@ -23,6 +24,7 @@ func (c *Config) findings() []policy.Finding {
 	v := &validator{positions: c.Positions}
 	v.network(c.Network)
 	v.engine(c.Engine)
+	v.images(c.Sandbox)
 	v.oneOf("sandbox.runtime", c.Sandbox.Runtime, "runsc", "runc")
 	if c.Sandbox.PerTenant < 1 {
 		v.fail("sandbox.perTenant", fmt.Sprintf("%d is no bound", c.Sandbox.PerTenant), "write a number from 1, or leave it out for 100")
@@ -60,6 +62,17 @@ func (c *Config) findings() []policy.Finding {
 		v.upstream(fmt.Sprintf("egressAuth[%d].upstream", i), e.Upstream)
 	}
 	return append(v.findings, policy.Validate(c.Document)...)
+}
+
+func (v *validator) images(s Sandbox) {
+	if _, err := image.Parse(s.Image); err != nil {
+		v.fail("sandbox.image", fmt.Sprintf("%q is not the name of an image", s.Image), "write one as sallyport/base:bookworm-1")
+	}
+	for i, p := range s.TenantImages {
+		if err := image.CheckPattern(p); err != nil {
+			v.fail(fmt.Sprintf("sandbox.tenantImages[%d]", i), err.Error(), "or remove it")
+		}
+	}
 }
 
 type validator struct {

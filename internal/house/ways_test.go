@@ -21,6 +21,8 @@ var waysIn = map[string]string{
 	"mitm":      "gateway/mitm",
 	"api":       "internal/api",
 	"channel":   "sandbox/agent/channel",
+	"docker":    "sandbox/docker",
+	"sandbox":   "sandbox",
 }
 
 // Each test that docs/ways-around.md names is there: a function, or a case of the

@@ -12,6 +12,7 @@ import (
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/moby/moby/client"
 
+	imagename "sallyport/internal/image"
 	"sallyport/sandbox"
 )
 
@@ -26,10 +27,19 @@ func (r *Runtime) image(ctx context.Context, ref string) (image, error) {
 	if ref == "" {
 		ref = r.cfg.Image
 	}
-	res, err := r.client.ImageInspect(ctx, ref)
+	// The client makes it a part of a URL's path as it is, and the engine takes for
+	// the beginning of an ID what may be one.
+	name, err := imagename.Parse(ref)
+	if err != nil {
+		return image{}, fmt.Errorf("%w: %w", sandbox.ErrNoImage, err)
+	}
+	res, err := r.client.ImageInspect(ctx, name)
 	if cerrdefs.IsNotFound(err) || cerrdefs.IsInvalidArgument(err) {
-		return image{}, fmt.Errorf("%w: %q: load one with `docker -H %s load`, or import a root file system",
-			sandbox.ErrNoImage, ref, r.client.DaemonHost())
+		hint := "the host's operators can load one"
+		if sandbox.OwnerOf(ctx) == "" {
+			hint = fmt.Sprintf("load one with `docker -H %s load`, or import a root file system", r.client.DaemonHost())
+		}
+		return image{}, fmt.Errorf("%w: %q: %s", sandbox.ErrNoImage, ref, hint)
 	}
 	if err != nil {
 		return image{}, mapError(fmt.Errorf("inspecting image %q: %w", ref, err))
@@ -48,8 +58,11 @@ func (r *Runtime) image(ctx context.Context, ref string) (image, error) {
 // EnsureImage imports the tarball of a root file system as ref, unless the
 // engine has an image of that name.
 func (r *Runtime) EnsureImage(ctx context.Context, ref, tarball string) error {
-	_, err := r.client.ImageInspect(ctx, ref)
-	if err == nil {
+	name, err := imagename.Parse(ref)
+	if err != nil {
+		return fmt.Errorf("%w: %w", sandbox.ErrNoImage, err)
+	}
+	if _, err = r.client.ImageInspect(ctx, name); err == nil {
 		return nil
 	}
 	if !cerrdefs.IsNotFound(err) {
