@@ -58,10 +58,7 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	stdin, feed := io.Pipe()
 	sizes := make(chan sandbox.Size)
-	go func() {
-		defer cancel() // the client is gone
-		feedCommand(ctx, rw.Reader, feed, sizes)
-	}()
+	go feedCommand(ctx, rw.Reader, feed, sizes, cancel)
 	out := wire.NewWriter(conn)
 	go func() {
 		defer cancel()
@@ -104,8 +101,9 @@ func keepAlive(ctx context.Context, out *wire.Writer) {
 	}
 }
 
-// feedCommand does what the client's frames say until the connection ends.
-func feedCommand(ctx context.Context, r *bufio.Reader, to *io.PipeWriter, sizes chan<- sandbox.Size) {
+// feedCommand does what the client's frames say until the connection ends, of which it
+// tells gone before the command can see an end.
+func feedCommand(ctx context.Context, r *bufio.Reader, to *io.PipeWriter, sizes chan<- sandbox.Size, gone func()) {
 	buf := make([]byte, wire.MaxFrame)
 	for {
 		k, p, err := wire.Read(r, buf)
@@ -129,6 +127,7 @@ func feedCommand(ctx context.Context, r *bufio.Reader, to *io.PipeWriter, sizes 
 			err = io.ErrUnexpectedEOF
 		}
 		if err != nil {
+			gone()
 			_ = to.CloseWithError(io.ErrUnexpectedEOF)
 			return
 		}

@@ -22,7 +22,7 @@ func (d *Door) command(u *use, conn *net.UnixConn, c openCall) (sandbox.CommandE
 	fed := make(chan struct{})
 	go func() {
 		defer close(fed)
-		cancel(feeding(conn, feed, &u.sum.in))
+		feeding(conn, feed, &u.sum.in, cancel)
 	}()
 	out := wire.NewWriter(conn)
 	asked := make(chan struct{})
@@ -47,6 +47,9 @@ func (d *Door) command(u *use, conn *net.UnixConn, c openCall) (sandbox.CommandE
 		if why := context.Cause(ctx); why != nil {
 			err = why
 		}
+		if errors.Is(err, errClosed) {
+			err = errGone // the end of its connection may be told before the command's own
+		}
 		say.Code, say.Error = failedCode, err.Error()
 	}
 	if text, jerr := json.Marshal(say); jerr == nil {
@@ -64,8 +67,9 @@ func (d *Door) command(u *use, conn *net.UnixConn, c openCall) (sandbox.CommandE
 // failedCode is the status of what could not be run, as ssh itself has it.
 const failedCode = 255
 
-// feeding gives a command what its client sends, until that goes away.
-func feeding(from io.Reader, to *io.PipeWriter, sum *atomic.Int64) error {
+// feeding gives a command what its client sends, until that goes away, of which it tells
+// gone before the command can see an end.
+func feeding(from io.Reader, to *io.PipeWriter, sum *atomic.Int64, gone context.CancelCauseFunc) {
 	r, buf := bufio.NewReaderSize(from, wire.MaxFrame), make([]byte, wire.MaxFrame)
 	for {
 		k, p, err := wire.Read(r, buf)
@@ -77,11 +81,10 @@ func feeding(from io.Reader, to *io.PipeWriter, sum *atomic.Int64) error {
 			sum.Add(int64(len(p)))
 			_, _ = to.Write(p) // one that has closed its input does not want the rest
 			continue
-		case err == nil:
-			err = errors.New("a frame that is none")
 		}
-		_ = to.CloseWithError(io.ErrUnexpectedEOF)
-		return errGone
+		gone(errGone)
+		_ = to.CloseWithError(errGone)
+		return
 	}
 }
 

@@ -88,6 +88,15 @@ func (b *block) Attach(ctx context.Context, name string, c sandbox.Command) (end
 	return end, err
 }
 
+// over tells whether a command has ended, and forgets that.
+func (b *block) over(command string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	_, ok := b.ended[command]
+	delete(b.ended, command)
+	return ok
+}
+
 // Connect is an agent's: localhost and an empty host are this one. An agent of an
 // earlier version knows no ports.
 func (b *block) Connect(ctx context.Context, name, host string, port uint16) (sandbox.Conn, error) {
@@ -274,6 +283,18 @@ func (b *book) has(kind audit.Kind, use, text string) bool {
 		x := e.Unmapped.Sallyport
 		return x.Kind == kind && x.Protocol == use && (strings.Contains(x.Reason, text) || text != "" && strings.Contains(e.Detail, text))
 	})
+}
+
+// last is the detail of the last event of that kind and use.
+func (b *book) last(kind audit.Kind, use string) (detail string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, e := range b.events {
+		if x := e.Unmapped.Sallyport; x.Kind == kind && x.Protocol == use {
+			detail = e.Detail
+		}
+	}
+	return detail
 }
 
 // rules allow what is listed.

@@ -59,35 +59,95 @@ func TestLeftReading(t *testing.T) {
 	p.left()
 }
 
-// A client that goes has not ended what a command reads: half of it is not to pass for
-// all.
+// A client that goes, or closes the channel, has not ended what a command reads: half of
+// it is not to pass for all.
 func TestLeftWriting(t *testing.T) {
-	p := newPorch(t)
-	for range 20 {
-		c := p.in()
-		s := p.session(c)
-		to, err := s.StdinPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		from, err := s.StdoutPipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Start("cat"); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := to.Write([]byte("half")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := io.ReadFull(from, make([]byte, 4)); err != nil {
-			t.Fatal(err)
-		}
-		_ = c.Close()
-		p.left()
+	for name, leave := range map[string]func(c *ssh.Client, s ssh.Channel){
+		"its connection": func(c *ssh.Client, _ ssh.Channel) { _ = c.Close() },
+		// x/crypto/ssh does not tell this from the end of the input, and the channel's
+		// end is seen only after all that was asked by it before.
+		"its channel": func(c *ssh.Client, s ssh.Channel) {
+			for range 10 {
+				_, _ = s.SendRequest("window-change", false, ssh.Marshal(struct{ Cols, Rows, Width, Height uint32 }{80, 24, 0, 0}))
+			}
+			_ = s.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPorch(t)
+			for range 20 {
+				c := p.in()
+				s, requests, err := c.OpenChannel("session", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				go ssh.DiscardRequests(requests)
+				if ok, err := s.SendRequest("exec", true, ssh.Marshal(struct{ Command string }{"cat"})); err != nil || !ok {
+					t.Fatal(ok, err)
+				}
+				if _, err := io.WriteString(s, "half"); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := io.ReadFull(s, make([]byte, 4)); err != nil {
+					t.Fatal(err)
+				}
+				leave(c, s)
+				p.await("the end of the command", func() bool { return p.block.over("cat") })
+				_ = c.Close()
+				p.left()
+			}
+			if p.book.has(audit.KindCompletion, "shell", "exit") || !p.book.has(audit.KindCompletion, "shell", "the client went away") {
+				t.Error("a command ended as if all had come")
+			}
+		})
 	}
-	if p.book.has(audit.KindCompletion, "shell", "exit") || !p.book.has(audit.KindCompletion, "shell", "the client went away") {
-		t.Error("a command ended as if all had come")
+}
+
+// The end of a command's client comes to the Door twice, by the connection and by the
+// command's own streams. Whichever is first, the command's input has not ended and the
+// record says the same.
+func TestLeftInEitherOrder(t *testing.T) {
+	p := newPorch(t)
+	for name, leave := range map[string]func(connection uint64, streams io.Closer){
+		"the connection first": func(connection uint64, streams io.Closer) {
+			if err := p.door.leave(p.process, leaveCall{Connection: connection}); err != nil {
+				t.Error(err)
+			}
+			_ = streams.Close()
+		},
+		"the streams first": func(connection uint64, streams io.Closer) {
+			_ = streams.Close()
+			p.await("the end of the command", func() bool { return p.block.over("cat") })
+			if err := p.door.leave(p.process, leaveCall{Connection: connection}); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p.in()
+			var id uint64
+			p.await("the connection", func() bool {
+				p.door.mu.Lock()
+				defer p.door.mu.Unlock()
+				for id = range p.door.connections {
+				}
+				return id != 0
+			})
+			o, streams, err := p.door.open(t.Context(), p.process, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			u := p.door.used(p.process, id, o.Use)
+			if err := wire.NewWriter(streams).Write(wire.Stdin, []byte("half")); err != nil {
+				t.Fatal(err)
+			}
+			leave(id, streams)
+			<-u.done
+			p.left()
+			if got := p.book.last(audit.KindCompletion, "shell"); got != "the client went away" {
+				t.Errorf("it is on record as %q", got)
+			}
+		})
 	}
 }
 

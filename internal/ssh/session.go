@@ -126,9 +126,8 @@ func (g *guest) command(ch ssh.Channel, requests asked, c openCall) {
 	defer conn.Close()
 	frames := wire.NewWriter(conn)
 	go func() {
-		_, err := io.Copy(&touching{frames.Stream(wire.Stdin), g}, ch)
-		if err == nil {
-			_ = frames.Write(wire.Stdin, nil) // the end of its input; or of the channel, which the other one sees
+		if _, err := io.Copy(&touching{frames.Stream(wire.Stdin), g}, ch); err == nil && stays(ch) {
+			_ = frames.Write(wire.Stdin, nil)
 		}
 	}()
 	go func() {
@@ -153,6 +152,14 @@ func (g *guest) command(ch ssh.Channel, requests asked, c openCall) {
 		return
 	}
 	exit(ch, end.Code)
+}
+
+// stays tells whether the client keeps a channel open whose input has ended, as it says
+// by an answer to anything. To x/crypto/ssh the end of the channel, or of the
+// connection, is the end of the input too, and a client that has gone has not ended it.
+func stays(ch ssh.Channel) bool {
+	_, err := ch.SendRequest("keepalive@openssh.com", true, nil)
+	return err == nil
 }
 
 func exit(ch ssh.Channel, code int) {

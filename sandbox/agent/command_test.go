@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"github.com/google/uuid"
@@ -193,6 +194,24 @@ func TestCancelled(t *testing.T) {
 			data, err := os.ReadFile("/proc/" + pid + "/stat")
 			return err != nil || strings.Contains(string(data), ") Z ")
 		})
+	}
+}
+
+// A command whose input breaks off is killed, and never sees an end of it: half of its
+// input must not pass for all of it.
+func TestInputBreaksOff(t *testing.T) {
+	_, _, c := serve(t)
+	done := filepath.Join(t.TempDir(), "done")
+	w := sh("cat >/dev/null; echo all >" + done)
+	_, err := c.Run(t.Context(), w, channel.Streams{Stdin: io.MultiReader(strings.NewReader("half"), iotest.ErrReader(io.ErrUnexpectedEOF))})
+	if !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("got %v, want %v", err, io.ErrUnexpectedEOF)
+	}
+	if s := call[wire.Status](t, c, "GET", "/commands/"+w.ID, nil); s.State != wire.Exited || s.Signal != "KILL" {
+		t.Errorf("got %+v, want it killed", s)
+	}
+	if _, err := os.Stat(done); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("it took half of its input for all: %v", err)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 
 	"sallyport/sandbox"
@@ -52,12 +51,15 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 	}
 
 	out := wire.NewWriter(conn)
+	unread := make(chan error, 1)
 	if cmd.Stdin != nil {
 		go func() {
 			// A terminal's read cannot be ended: this goroutine lives until the
 			// next key or the end of the process.
-			_, _ = io.Copy(out.Stream(wire.Stdin), cmd.Stdin)
-			_ = out.Write(wire.Stdin, nil)
+			if err := out.Input(cmd.Stdin); err != nil {
+				unread <- err
+				_ = conn.Close() // and so the daemon ends the command
+			}
 		}()
 	}
 	if cmd.Sizes != nil {
@@ -83,6 +85,11 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 		if err != nil {
 			if ctx.Err() != nil {
 				return 0, ctx.Err()
+			}
+			select {
+			case err := <-unread:
+				return 0, fmt.Errorf("the command was ended, since its input could not be read to its end: %w", err)
+			default:
 			}
 			return 0, fmt.Errorf("the daemon went away while the command ran: %w", err)
 		}

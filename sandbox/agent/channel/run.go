@@ -36,6 +36,10 @@ type Streams struct {
 // end what runs in it. A command that could not be started is an *Error whose
 // Code is the shell's.
 //
+// Only io.EOF from Stdin ends the command's input. After any other error its
+// processes are killed with the input still open, and that error is returned: a
+// command never takes part of its input for all of it.
+//
 // A Stdin that blocks is read until its next return, beyond the command's end.
 func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.End, error) {
 	cmd.Stdin = s.Stdin != nil
@@ -49,7 +53,10 @@ func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.En
 		defer r.Close()
 		over := make(chan struct{})
 		defer close(over)
-		go steer(w, head, s, over)
+		var cancel context.CancelCauseFunc
+		ctx, cancel = context.WithCancelCause(ctx)
+		defer cancel(nil)
+		go steer(w, head, s, over, cancel)
 		// The transport waits for the body's end before it says that an agent is
 		// gone which has not answered.
 		defer context.AfterFunc(c.ctx, func() { _ = w.CloseWithError(ErrClosed) })()
@@ -76,9 +83,12 @@ func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.En
 		}
 		_ = resp.Body.Close()
 	}
+	broken := new(inputError)
 	switch cause := context.Cause(ctx); {
 	case c.ctx.Err() != nil:
 		return end, ErrClosed
+	case errors.As(cause, &broken):
+		err = broken
 	case cause != nil:
 		err = ctx.Err()
 	}
@@ -111,9 +121,15 @@ func opening(cmd wire.Command) ([]byte, error) {
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(data))), data...), nil
 }
 
+// inputError is a Stdin that failed before its end.
+type inputError struct{ err error }
+
+func (e *inputError) Error() string { return "reading the command's input: " + e.err.Error() }
+func (e *inputError) Unwrap() error { return e.err }
+
 // steer sends what goes to the command until the command is over or there is
-// nothing more to send.
-func steer(w *io.PipeWriter, head []byte, s Streams, over <-chan struct{}) {
+// nothing more to send. It calls broken if Stdin fails before its end.
+func steer(w *io.PipeWriter, head []byte, s Streams, over <-chan struct{}, broken context.CancelCauseFunc) {
 	if _, err := w.Write(head); err != nil {
 		return
 	}
@@ -124,8 +140,9 @@ func steer(w *io.PipeWriter, head []byte, s Streams, over <-chan struct{}) {
 		if s.Stdin == nil {
 			return
 		}
-		_, _ = io.Copy(frames.Stream(wire.Stdin), s.Stdin) // a failed read is an end too
-		_ = frames.Write(wire.Stdin, nil)
+		if err := frames.Input(s.Stdin); err != nil {
+			broken(&inputError{err})
+		}
 	}()
 	for sizes, signals := s.Sizes, s.Signals; sizes != nil || signals != nil; {
 		select {
