@@ -38,7 +38,7 @@ func (d *Door) command(u *use, conn *net.UnixConn, c openCall) (sandbox.CommandE
 	}
 	end, err := d.o.Sandboxes.Attach(ctx, u.of.info.Name, sandbox.Command{
 		Args: arguments(c), Env: env, TTY: c.TTY, Size: c.Size, Input: true, Stdin: stdin,
-		Stdout: &counted{out.Stream(wire.Stdout), &u.sum.out}, Stderr: &counted{out.Stream(wire.Stderr), &u.sum.out},
+		Stdout: &counted{out.Stream(wire.Stdout), &u.sum.out, cancel}, Stderr: &counted{out.Stream(wire.Stderr), &u.sum.out, cancel},
 		Sizes: u.sizes, Signals: u.signals,
 	})
 	_ = stdin.Close()
@@ -107,14 +107,18 @@ func asking(ctx context.Context, out *wire.Writer) error {
 	}
 }
 
-// counted counts what passes.
+// counted counts what passes to a client, and tells gone where the client does not take it.
 type counted struct {
 	io.Writer
-	sum *atomic.Int64
+	sum  *atomic.Int64
+	gone context.CancelCauseFunc
 }
 
 func (c *counted) Write(p []byte) (int, error) {
 	n, err := c.Writer.Write(p)
 	c.sum.Add(int64(n))
+	if err != nil {
+		c.gone(errGone)
+	}
 	return n, err
 }
