@@ -67,7 +67,10 @@ func TestStopDoesNotWaitForRoom(t *testing.T) {
 		}},
 		"fork":           {false, false, func(b *roomBed, ctx context.Context) error { _, err := b.Fork(ctx, "a", ForkSpec{}); return err }},
 		"fork of asleep": {true, false, func(b *roomBed, ctx context.Context) error { _, err := b.Fork(ctx, "a", ForkSpec{}); return err }},
-		"restore":        {false, true, func(b *roomBed, ctx context.Context) error { _, err := b.Restore(ctx, "a", "s"); return err }},
+		"restore": {false, true, func(b *roomBed, ctx context.Context) error {
+			_, err := b.Restore(ctx, "a", RestoreSpec{Snapshot: "s"})
+			return err
+		}},
 	} {
 		for _, end := range []string{"stop", "rm"} {
 			t.Run(name+", "+end, func(t *testing.T) {

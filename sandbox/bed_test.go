@@ -13,6 +13,7 @@ import (
 
 	"sallyport/internal/seal"
 	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/disk"
 )
 
 func open(t *testing.T, h *faultHost, dir string) *Manager {
@@ -80,7 +81,8 @@ func (b *bed) open(t *testing.T) {
 	}
 	m, err := Open(t.Context(), Options{
 		Dir: b.dir, Subnet: subnet,
-		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100},
+		Defaults: Spec{Image: "base", Runtime: GVisor, Pids: 100, Disk: disk.Min},
+		Disks:    fakeDisks{b.h},
 		Runtime:  b.h, Network: b.h, Authority: b.h, Secrets: b.h, Recorder: b.h, Recorded: b.h.recorded,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 		RAM:    b.ram, Key: b.key, Gate: b.h, Agent: silentAgents(), boot: b.boot,

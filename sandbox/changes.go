@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"sallyport/memory"
@@ -60,20 +61,69 @@ func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(
 	if err := m.verify(s); err != nil {
 		return err
 	}
-	for i, part := range []string{snapshotLayer, snapshotStore} {
-		f, then, err := m.unsealed(filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, part))
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		now := readTree(ctx, roots[i].Folder)
-		defer now.Close()
-		roots[i].Then, roots[i].Now = then, now
-		if err := manifest.Compare(ctx, roots[i:i+1], tell); err != nil {
+	then, err := m.lookAt(ctx, rec, s)
+	if err != nil {
+		return err
+	}
+	defer then.Close()
+	layer, err := m.opt.Runtime.Layer(ctx, rec.ID)
+	if err != nil {
+		return err
+	}
+	within, err := filepath.Rel(m.opt.Disks.Layer(m.dir(rec.Name)), layer)
+	if err != nil {
+		return err
+	}
+	for i, at := range []string{filepath.Join(filepath.Base(m.opt.Disks.Layer("")), within), "memory"} {
+		if err := compareTrees(ctx, roots[i], then, at, tell); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// compareTrees tells what has changed of a root since it was what a disk has at a path.
+func compareTrees(ctx context.Context, r manifest.Root, disk *os.File, at string, tell func(Change) error) error {
+	was, err := os.Open(filepath.Join(fmt.Sprintf("/proc/self/fd/%d", disk.Fd()), at))
+	if err != nil {
+		return err
+	}
+	defer was.Close()
+	is, err := os.Open(r.Folder)
+	if err != nil {
+		return err
+	}
+	defer is.Close()
+	then, now := readTree(ctx, was), readTree(ctx, is)
+	defer then.Close()
+	defer now.Close()
+	r.Then, r.Now = then, now
+	return manifest.Compare(ctx, []manifest.Root{r}, tell)
+}
+
+// lookAt opens the root of a snapshot's disk.
+func (m *Manager) lookAt(ctx context.Context, rec record, s Snapshot) (*os.File, error) {
+	dir, err := os.MkdirTemp(m.dir(rec.Name), lookMark)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.unpackTo(ctx, dir, s); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return m.opt.Disks.Look(dir)
+}
+
+// lookMark is what the folders begin with that disks are looked at in. One that is
+// there when the manager opens is what a crash has left.
+const lookMark = "look-"
+
+func (m *Manager) unlook(rec record) error {
+	left, _ := filepath.Glob(filepath.Join(m.dir(rec.Name), lookMark+"*"))
+	var errs []error
+	for _, dir := range left {
+		errs = append(errs, m.opt.Disks.Detach(dir), os.RemoveAll(dir))
+	}
+	return errors.Join(errs...)
 }
 
 // since is a snapshot of a sandbox, or the one that it was made of.

@@ -88,7 +88,7 @@ func TestChanges(t *testing.T) {
 				t.Errorf("later in a fork: -want +got\n%s", diff)
 			}
 
-			b.must(t)(b.Restore(t.Context(), "a", "one"))
+			b.must(t)(b.Restore(t.Context(), "a", RestoreSpec{Snapshot: "one"}))
 			for since, want := range map[string]map[string]string{"one": {}, "two": all} {
 				if diff := cmp.Diff(want, b.changed(t, "a", since)); diff != "" {
 					t.Errorf("after a restore, since %s: -want +got\n%s", since, diff)
@@ -126,7 +126,7 @@ func TestChangesSinceDamaged(t *testing.T) {
 	b.opt.Layers = upper{b}
 	b.put(t, b.live(t, "a"), "x")
 	b.keeps(t, "a", SnapshotSpec{Name: "s"})
-	shrink(t, filepath.Join(b.dir, "a", "snapshots", "s", "store"))
+	shrink(t, filepath.Join(b.dir, "a", "snapshots", "s", "disk"))
 	got := map[string]string{}
 	err := b.Changes(t.Context(), "a", "s", func(c Change) error { got[c.Path] = c.Kind; return nil })
 	if !errors.Is(err, ErrDamaged) || len(got) > 0 {

@@ -260,7 +260,6 @@ type flushing struct {
 	roomy   func() error
 	pending int64
 	at      int64
-	failed  error
 }
 
 const flushEvery = 8 << 20
@@ -274,7 +273,6 @@ func (w *flushing) Write(p []byte) (int, error) {
 			err = w.roomy()
 		}
 	}
-	w.failed = err
 	return n, err
 }
 

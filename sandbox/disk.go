@@ -40,3 +40,11 @@ func (m *Manager) detachDisk(rec record) error {
 	}
 	return m.opt.Disks.Detach(m.dir(rec.Name))
 }
+
+// ownDisk says why there is no disk to keep, copy or go back to, or nil.
+func (m *Manager) ownDisk(rec record) error {
+	if m.opt.Disks == nil || rec.Spec.Disk == 0 {
+		return fmt.Errorf("%w: sandbox %s has no disk of its own, which is what snapshots and forks are of: use engine.kind: private", ErrBadSpec, rec.Name)
+	}
+	return nil
+}

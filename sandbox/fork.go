@@ -10,8 +10,6 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
-
-	"sallyport/memory"
 )
 
 // ForkSpec says what forks to make.
@@ -153,6 +151,9 @@ func counted(n int, what string) string {
 }
 
 func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children []*entry) (err error) {
+	if err := m.ownDisk(e.rec); err != nil {
+		return err
+	}
 	if err := m.roomy(); err != nil {
 		return err
 	}
@@ -217,10 +218,10 @@ func (m *Manager) conceive(ctx context.Context, c *entry) error {
 	if err := m.build(ctx, c.rec); err != nil {
 		return err
 	}
-	return emptyTree(ctx, memory.Dir(m.dir(c.rec.Name)))
+	return m.unplug(ctx, c.rec) // for another disk in the place of its own
 }
 
-// endow gives children the files of a snapshot, or of the sandbox as it is if that is
+// endow gives children the disk of a snapshot, or of the sandbox as it is if that is
 // nil, and puts the processes into the folder mem in RAM, unless that is "". lost is
 // why they cannot be had, if that is so for ever.
 func (m *Manager) endow(ctx context.Context, e *entry, from *Snapshot, children []*entry, mem string) (lost, err error) {
@@ -237,11 +238,11 @@ func (m *Manager) endow(ctx context.Context, e *entry, from *Snapshot, children 
 	}
 	first := children[0]
 	if from == nil {
-		stood, err := m.still(ctx, e, mem, func(layer, store string) error {
+		stood, err := m.still(ctx, e, mem, func() error {
 			if err := inherit(); err != nil {
 				return err
 			}
-			return m.fill(ctx, first, layer, store)
+			return m.fill(ctx, first, m.dir(e.rec.Name))
 		})
 		if err != nil {
 			return nil, err
@@ -255,28 +256,20 @@ func (m *Manager) endow(ctx context.Context, e *entry, from *Snapshot, children 
 			return nil, err
 		}
 	}
-	layer, err := m.opt.Runtime.Layer(ctx, first.rec.ID)
+	if len(children) == 1 {
+		return lost, nil
+	}
+	thaw, err := m.opt.Disks.Freeze(m.dir(first.rec.Name))
 	if err != nil {
 		return nil, err
 	}
-	return lost, each(children[1:], func(c *entry) error {
-		return m.fill(ctx, c, layer, memory.Dir(m.dir(first.rec.Name)))
-	})
+	defer func() { err = errors.Join(err, thaw()) }()
+	return lost, each(children[1:], func(c *entry) error { return m.fill(ctx, c, m.dir(first.rec.Name)) })
 }
 
-// fill gives a child that has not started the files of another.
-func (m *Manager) fill(ctx context.Context, c *entry, layer, store string) error {
-	to, err := m.opt.Runtime.Layer(ctx, c.rec.ID)
-	if err != nil {
-		return err
-	}
-	if err := emptyTree(ctx, to); err != nil {
-		return err
-	}
-	if err := copyTree(ctx, layer, to); err != nil {
-		return err
-	}
-	if err := copyTree(ctx, store, memory.Dir(m.dir(c.rec.Name))); err != nil {
+// fill gives a child that has not started the disk of another, which is frozen.
+func (m *Manager) fill(ctx context.Context, c *entry, from string) error {
+	if err := m.opt.Disks.Copy(ctx, from, m.dir(c.rec.Name), m.roomy); err != nil {
 		return err
 	}
 	return m.roomy() // a small one is copied faster than anybody looks

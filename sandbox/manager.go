@@ -80,6 +80,12 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 		m.entries[rec.Name] = &entry{rec: rec, state: Stopped, exists: true, old: true, fresh: rec.Generation == 0, loose: true}
 		m.addresses[rec.Address] = true
 		m.count(rec)
+		if opt.Disks != nil {
+			// What an earlier process of ours was copying as it ended. Whoever writes waits.
+			if err := errors.Join(opt.Disks.Thaw(m.dir(rec.Name)), m.unlook(rec)); err != nil {
+				opt.Logger.Error("what was being read of a sandbox's disk is left", "sandbox", rec.Name, "error", err)
+			}
+		}
 	}
 	if err := m.openPool(); err != nil {
 		return nil, err

@@ -69,7 +69,7 @@ func (b *bed) try(ctx context.Context, op model.Op) (r model.Result, err error) 
 	case model.Snapshot:
 		_, err = b.Snapshot(ctx, op.Name, SnapshotSpec{Name: op.Arg, Memory: op.Memory})
 	case model.Restore:
-		i, err = b.Restore(ctx, op.Name, op.Arg)
+		i, err = b.Restore(ctx, op.Name, RestoreSpec{Snapshot: op.Arg})
 	case model.Fork:
 		r.Child, err = b.child(ctx, op)
 	default:

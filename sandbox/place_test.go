@@ -9,7 +9,7 @@ import (
 // TestSnapshotFails: of a snapshot that could not be made, at whatever step, nothing is
 // left.
 func TestSnapshotFails(t *testing.T) {
-	for _, fault := range []string{"pause", "checkpoint", "checkpointed", "layer", "record snapshot"} {
+	for _, fault := range []string{"pause", "checkpoint", "checkpointed", "disk", "record snapshot"} {
 		t.Run(fault, func(t *testing.T) {
 			b := newBed(t)
 			b.live(t, "a")

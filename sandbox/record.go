@@ -64,6 +64,8 @@ type record struct {
 	// Restoring is the snapshot that its disk is being made of: until that is done
 	// it cannot run.
 	Restoring string `json:"restoring,omitempty"`
+	// Aside is the snapshot that its disk becomes before.
+	Aside string `json:"aside,omitempty"`
 }
 
 var nameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)

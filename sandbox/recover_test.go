@@ -11,17 +11,17 @@ import (
 )
 
 // badDisks cannot attach, for as long as they are bad.
-type badDisks struct{ bad bool }
+type badDisks struct {
+	fakeDisks
+	bad bool
+}
 
-func (d *badDisks) Make(string, int64) (string, error) { return "", nil }
 func (d *badDisks) Attach(string) error {
 	if d.bad {
 		return fmt.Errorf("attaching it: %w", disk.ErrDamaged)
 	}
 	return nil
 }
-func (d *badDisks) Settle(string) error { return nil }
-func (d *badDisks) Detach(string) error { return nil }
 
 // Every reason for which a sandbox is in error, how it comes to be, and the way out.
 func TestRecover(t *testing.T) {
@@ -64,7 +64,7 @@ func TestRecover(t *testing.T) {
 		for _, again := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, daemon restarted %v", name, again), func(t *testing.T) {
 				b := newBed(t)
-				disks := &badDisks{}
+				disks := &badDisks{fakeDisks: fakeDisks{b.h}}
 				b.opt.Disks = disks
 				before := b.live(t, "a")
 				b.h.events = nil

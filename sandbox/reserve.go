@@ -34,7 +34,10 @@ const (
 
 // roomy refuses where less is left than the host's reserve. Nobody knows whether
 // there is room where that cannot be asked.
-func (m *Manager) roomy() error {
+func (m *Manager) roomy() error { return m.roomyFor(0) }
+
+// roomyFor is roomy once so many bytes more are written.
+func (m *Manager) roomyFor(n int64) error {
 	if m.opt.Space == nil {
 		return nil
 	}
@@ -42,7 +45,7 @@ func (m *Manager) roomy() error {
 	if err != nil {
 		return err
 	}
-	if free < m.opt.Reserve {
+	if free-n < m.opt.Reserve {
 		return fmt.Errorf("%w: %s are left, and %s are kept for the host (sandbox.reserve): remove sandboxes or files, or use a larger disk",
 			ErrFull, size.About(free), size.About(m.opt.Reserve))
 	}

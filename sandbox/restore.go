@@ -2,25 +2,43 @@ package sandbox
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
-	"sallyport/memory"
+	"sallyport/internal/durable"
+	"sallyport/sandbox/disk"
 )
 
-// Restore makes a sandbox what it was at a snapshot, having made one of what it is
-// now. Where the snapshot has processes they go on, in a new session; where they
+// RestoreSpec says what a sandbox is to be again.
+type RestoreSpec struct {
+	Snapshot string `json:"snapshot"`
+	// Discard gives up what the sandbox is now, which is kept as a snapshot else. It
+	// needs no room for that.
+	Discard bool `json:"discard,omitempty"`
+}
+
+// Restore makes a sandbox what it was at a snapshot, having kept what it is now. Where
+// the snapshot has processes they go on, in a new session; where they
 // cannot be had (Info.Lost says why), and where there are none, a sandbox that ran
 // starts from its disk, and one that was stopped stays so. A snapshot whose disk is
 // damaged is ErrDamaged, and nothing has changed.
-func (m *Manager) Restore(ctx context.Context, name, snapshot string) (Info, error) {
+//
+// Nothing that a sandbox does to itself forbids it: where no snapshot can be made of
+// what it is now, its disk is kept as it lies there (Snapshot.Unsealed).
+func (m *Manager) Restore(ctx context.Context, name string, spec RestoreSpec) (Info, error) {
 	// For both at once: who has room waits for no other.
-	need := func(e *entry) int64 { return m.snapshotSize(e, snapshot) + m.safetySize(ctx, e) }
-	return m.doing(ctx, name, "restoring", need, func(e *entry) error { return m.revert(ctx, e, snapshot) })
+	need := func(e *entry) int64 {
+		n := m.snapshotSize(e, spec.Snapshot)
+		if !spec.Discard {
+			n += m.safetySize(ctx, e)
+		}
+		return n
+	}
+	return m.doing(ctx, name, "restoring", need, func(e *entry) error { return m.revert(ctx, e, spec) })
 }
 
 // safetySize is how much the processes take of the snapshot that is made of what a
@@ -33,12 +51,18 @@ func (m *Manager) safetySize(ctx context.Context, e *entry) int64 {
 }
 
 // revert restores, with room for the memory of before and that of after.
-func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err error) {
-	s, err := m.snapshot(e, snapshot)
+func (m *Manager) revert(ctx context.Context, e *entry, spec RestoreSpec) (err error) {
+	if err := m.ownDisk(e.rec); err != nil {
+		return err
+	}
+	s, err := m.snapshot(e, spec.Snapshot)
 	if err != nil {
 		return err
 	}
 	if err := m.verify(s); err != nil {
+		return err
+	}
+	if err := m.roomToRestore(e, s, spec.Discard); err != nil {
 		return err
 	}
 	live := e.state.live()
@@ -48,10 +72,10 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err er
 	if err != nil {
 		return err
 	}
-	if e.rec.Restoring == "" {
-		safety := SnapshotSpec{Name: stamp("before-"), Memory: live && m.canRemember(e) == nil, safety: true}
-		if _, err := m.keep(ctx, e, safety); err != nil {
-			return fmt.Errorf("making a snapshot of what it is now: %w", err)
+	aside := ""
+	if e.rec.Restoring == "" && !spec.Discard {
+		if aside, err = m.keepNow(ctx, e); err != nil {
+			return err
 		}
 		if err := e.room.Correct(); err != nil { // that one is on the disk
 			return err
@@ -63,7 +87,7 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err er
 			return err
 		}
 	}
-	if err := m.note(e, func(r *record) { r.Restoring, r.Reason = s.Name, "" }); err != nil {
+	if err := m.note(e, func(r *record) { r.Restoring, r.Aside, r.Reason = s.Name, cmp.Or(aside, r.Aside), "" }); err != nil {
 		return err
 	}
 	if err := m.mend(patient, e); err != nil {
@@ -92,13 +116,96 @@ func (m *Manager) revert(ctx context.Context, e *entry, snapshot string) (err er
 	return nil
 }
 
-// verify compares the files of the disk with what was written. It is done before
-// anything is changed.
-func (m *Manager) verify(s Snapshot) error {
-	for _, part := range []string{snapshotLayer, snapshotStore} {
-		if err := m.intact(s, part); err != nil {
+// roomToRestore refuses a restore that would leave less than the host's reserve. What
+// is discarded makes room.
+func (m *Manager) roomToRestore(e *entry, s Snapshot, discard bool) error {
+	if m.opt.Space == nil {
+		return nil
+	}
+	n := s.Size
+	if discard || e.rec.Restoring != "" {
+		now, err := m.opt.Space.Used(m.dir(e.rec.Name))
+		if err != nil {
 			return err
 		}
+		n -= now
+	}
+	if n <= 0 {
+		return nil
+	}
+	err := m.roomyFor(n)
+	if err != nil && !discard {
+		err = fmt.Errorf("%w; or give up what it is now: `sallyport sandbox restore --discard %s %s`", err, e.rec.Name, s.Name)
+	}
+	return err
+}
+
+// keepNow makes a snapshot of what a sandbox is before it is restored. Where none can be
+// made, be it for want of room or for what the sandbox has become, it names the one that
+// its disk is to be set aside as.
+func (m *Manager) keepNow(ctx context.Context, e *entry) (aside string, err error) {
+	spec := SnapshotSpec{Name: stamp("before-"), Memory: e.state.live() && m.canRemember(e) == nil, safety: true}
+	_, err = m.keep(ctx, e, spec)
+	switch {
+	case err == nil:
+		return "", nil
+	case ctx.Err() != nil || m.opt.Key == nil:
+		return "", fmt.Errorf("making a snapshot of what it is now: %w", err)
+	}
+	m.opt.Logger.Warn("no snapshot can be made of what a sandbox is before it is restored: its disk is set aside", "sandbox", e.rec.Name, "error", err)
+	return spec.Name, nil
+}
+
+// setAside makes the disk of a sandbox that does not run the snapshot Aside, as it
+// lies there. It can be begun again.
+func (m *Manager) setAside(ctx context.Context, e *entry) error {
+	name := e.rec.Aside
+	if name == "" {
+		return nil
+	}
+	spec := SnapshotSpec{Name: name, safety: true}
+	dir := filepath.Join(m.snapshotsDir(e.rec.Name), name)
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+		s := m.newSnapshot(e, spec)
+		s.Unsealed, s.Mark = true, m.mark()
+		if m.opt.Space != nil {
+			if s.Size, err = m.opt.Space.Used(m.dir(e.rec.Name)); err != nil {
+				return err
+			}
+		}
+		part := dir + partSuffix
+		if err := os.RemoveAll(part); err != nil {
+			return err
+		}
+		if err := durable.MkdirAll(part, 0o700); err != nil {
+			return err
+		}
+		if err := m.finish(part, &s); err != nil {
+			return err
+		}
+		if err := m.place(ctx, e, s, part); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	if err := m.opt.Disks.Move(m.dir(e.rec.Name), dir); err != nil {
+		return err
+	}
+	if err := m.note(e, func(r *record) { r.Aside = "" }); err != nil {
+		return err
+	}
+	return m.retain(ctx, e, spec)
+}
+
+// verify compares what a snapshot has of the disk with what was written. It is done
+// before anything is changed.
+func (m *Manager) verify(s Snapshot) error {
+	if !s.Unsealed {
+		return m.intact(s, snapshotDisk)
+	}
+	if !disk.Exists(filepath.Join(m.snapshotsDir(s.Sandbox), s.Name)) {
+		return fmt.Errorf("%w: its disk is gone: use another snapshot, and remove this one", ErrDamaged)
 	}
 	return nil
 }
@@ -146,63 +253,43 @@ func (m *Manager) mend(ctx context.Context, e *entry) error {
 		err = m.verify(s)
 	}
 	if err == nil {
-		err = m.refill(ctx, e, s)
+		err = m.unplug(ctx, e.rec)
+	}
+	if err == nil {
+		err = m.setAside(ctx, e)
+	}
+	if err == nil {
+		// It is kept, or given up: there may be no room for both.
+		err = m.opt.Disks.Drop(m.dir(e.rec.Name))
+	}
+	if err == nil {
+		err = m.unpackTo(ctx, m.dir(e.rec.Name), s)
 	}
 	if err != nil {
-		return fmt.Errorf("its disk is half that of snapshot %s: %w: restore it to another with `sallyport sandbox restore %s SNAPSHOT`", e.rec.Restoring, err, e.rec.Name)
+		return fmt.Errorf("its disk is not yet that of snapshot %s: %w: start it, or restore it to another with `sallyport sandbox restore %s SNAPSHOT`", e.rec.Restoring, err, e.rec.Name)
 	}
 	return m.tell(ctx, e, detailed(e.rec, "restored", "to snapshot "+s.Name), func(r *record) { r.Restoring = "" })
 }
 
-// refill replaces the files of a sandbox that does not run.
-func (m *Manager) refill(ctx context.Context, e *entry, s Snapshot) error {
-	if err := m.attachDisk(e.rec); err != nil {
-		return err
+// unpackTo makes the disk of a folder, which is detached, that of a snapshot.
+func (m *Manager) unpackTo(ctx context.Context, folder string, s Snapshot) error {
+	from := filepath.Join(m.snapshotsDir(s.Sandbox), s.Name)
+	if s.Unsealed {
+		return m.opt.Disks.Copy(ctx, from, folder, m.roomy)
 	}
-	defer m.letGo(ctx, e)
-	return m.unfold(ctx, e, s)
-}
-
-// unfold replaces the files of a sandbox whose disk is attached by a snapshot's.
-func (m *Manager) unfold(ctx context.Context, e *entry, s Snapshot) error {
-	layer, err := m.opt.Runtime.Layer(ctx, e.rec.ID)
-	if err != nil {
-		return err
-	}
-	for part, dir := range map[string]string{snapshotLayer: layer, snapshotStore: memory.Dir(m.dir(e.rec.Name))} {
-		if err := emptyTree(ctx, dir); err != nil {
-			return err
-		}
-		if err := m.unpackSealed(ctx, filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, part), dir); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (m *Manager) unpackSealed(ctx context.Context, from, to string) error {
-	f, r, err := m.unsealed(from)
+	f, err := os.Open(filepath.Join(from, snapshotDisk))
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return unpackTree(ctx, r, to)
-}
-
-// unsealed opens a file for what was sealed in it.
-func (m *Manager) unsealed(path string) (io.Closer, io.Reader, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, nil, err
-	}
 	r, err := m.opt.Key.NewReader(bufio.NewReaderSize(f, 256<<10))
 	if err != nil {
-		return nil, nil, errors.Join(err, f.Close())
+		return err
 	}
-	return f, r, nil
+	return m.opt.Disks.Unpack(ctx, folder, r, m.roomy)
 }
 
-// grow gives a child that is to be the files of a snapshot, and puts its processes
+// grow gives a child that is to be the disk of a snapshot, and puts its processes
 // into the folder ram, if there are any.
 func (m *Manager) grow(ctx context.Context, c *entry, s Snapshot, ram string) (lost, err error) {
 	if err := m.verify(s); err != nil {
@@ -211,5 +298,5 @@ func (m *Manager) grow(ctx context.Context, c *entry, s Snapshot, ram string) (l
 	if lost, err = m.recollect(ctx, s, ram); err != nil {
 		return nil, err
 	}
-	return lost, m.unfold(ctx, c, s)
+	return lost, m.unpackTo(ctx, m.dir(c.rec.Name), s)
 }

@@ -180,7 +180,7 @@ func TestRoomRefuses(t *testing.T) {
 		},
 		"fork":             func() error { _, err := b.Fork(t.Context(), "a", ForkSpec{}); return err },
 		"fork of snapshot": func() error { _, err := b.Fork(t.Context(), "a", ForkSpec{Snapshot: "s"}); return err },
-		"restore":          func() error { _, err := b.Restore(t.Context(), "a", "s"); return err },
+		"restore":          func() error { _, err := b.Restore(t.Context(), "a", RestoreSpec{Snapshot: "s"}); return err },
 		"wake":             func() error { _, err := b.Wake(t.Context(), "h"); return err },
 		"fork of one that sleeps": func() error {
 			_, err := b.Fork(t.Context(), "h", ForkSpec{})
@@ -212,7 +212,7 @@ func TestRestoreTakesRoomOnce(t *testing.T) {
 	var over sync.WaitGroup
 	for range 4 {
 		over.Go(func() {
-			if _, err := b.Restore(t.Context(), "a", "s"); err != nil {
+			if _, err := b.Restore(t.Context(), "a", RestoreSpec{Snapshot: "s"}); err != nil {
 				t.Error(err)
 			}
 		})

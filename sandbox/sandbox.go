@@ -17,7 +17,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"os"
 	"time"
 )
 
@@ -199,6 +201,25 @@ type Disks interface {
 	Attach(folder string) error                                // again, with room for a start on it
 	Settle(folder string) error                                // takes the room back, before anything of the sandbox's runs
 	Detach(folder string) error                                // once nothing runs
+	Layer(folder string) string                                // as Make returns it
+
+	// Freeze keeps a disk as it is until thaw, whole, which Thaw is of a process that
+	// has ended: what is written to it waits.
+	Freeze(folder string) (thaw func() error, err error)
+	Thaw(folder string) error
+	// Pack writes what is on a disk that is frozen or detached. Unpack makes one that is
+	// detached what Pack wrote, and Copy what another is, while roomy agrees. Nothing of
+	// what a sandbox writes can make them fail.
+	Pack(ctx context.Context, folder string, w io.Writer) error
+	Unpack(ctx context.Context, folder string, r io.Reader, roomy func() error) error
+	Copy(ctx context.Context, from, to string, roomy func() error) error
+	// Move gives a disk that is detached to a folder without one, as it lies there, and
+	// Drop removes it. Both may be called again.
+	Move(from, to string) error
+	Drop(folder string) error
+	// Look opens the root of a disk that is the caller's, and removes its folder: the
+	// layer's folder and "memory" are in it until it is closed.
+	Look(folder string) (root *os.File, err error)
 }
 
 // Endpoint is a sandbox's place on the network: what its packets must show.

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+
+	"sallyport/sandbox/disk"
 )
 
 // An owner has as many sandboxes as there is a share for, however they come to be,
@@ -16,6 +18,7 @@ func TestShareOfAnOwner(t *testing.T) {
 	h, dir := newFaultHost(), t.TempDir()
 	m := open(t, h, dir)
 	m.opt.PerOwner, m.opt.Subnet = 3, netip.MustParsePrefix("10.9.0.0/24")
+	m.opt.Disks, m.opt.Defaults.Disk, h.layers = fakeDisks{h}, disk.Min, t.TempDir()
 	a, b := ForOwner(t.Context(), "a"), ForOwner(t.Context(), "b")
 	var made atomic.Int32
 	var all sync.WaitGroup

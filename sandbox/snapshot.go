@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"io/fs"
 	"os"
@@ -20,8 +19,9 @@ import (
 	"sallyport/internal/durable"
 )
 
-// Snapshot is what a sandbox was at a moment: its disk, its memory store and, where
-// Memory says so, its processes. All of it lies in the sandbox's folder, sealed.
+// Snapshot is what a sandbox was at a moment: its disk, with its memory store, and,
+// where Memory says so, its processes. All of it lies in the sandbox's folder, sealed,
+// but for what Unsealed says.
 type Snapshot struct {
 	Name      string    `json:"name"`
 	Sandbox   string    `json:"sandbox"`
@@ -33,12 +33,13 @@ type Snapshot struct {
 	Memory    bool      `json:"memory"`
 	// Safety tells those that Restore has made.
 	Safety bool `json:"safety,omitempty"`
+	// Unsealed says of one that Restore has made that no sealed copy of the disk could be
+	// had: it is the disk itself, as that lay there.
+	Unsealed bool `json:"unsealed,omitempty"`
 	// Session that it was made in, if any was.
 	Session string `json:"session,omitempty"`
 	// Build is of the gVisor that wrote Memory, and alone reads it.
 	Build string `json:"build,omitempty"`
-	// Version is that of the memory store: the SHA-256 of its files as one archive.
-	Version string `json:"memoryVersion"`
 	// Mark is what was in force and recorded.
 	Mark Mark `json:"mark"`
 	// Stood is for how long the sandbox had to stand still, in nanoseconds.
@@ -77,11 +78,11 @@ const (
 	keptSafety   = 3
 )
 
-// Names in a snapshot's folder. All are sealed.
+// Names in a snapshot's folder. All are sealed. One that is not has its disk where a
+// sandbox has it.
 const (
 	snapshotRecord = "record"
-	snapshotLayer  = "layer"
-	snapshotStore  = "store"
+	snapshotDisk   = "disk"
 	snapshotMemory = "memory"
 	// partSuffix is of a folder that is being made, and goneSuffix of one that is
 	// being removed: no snapshot's name ends so. See aside.
@@ -114,6 +115,9 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if m.opt.Key == nil {
 		return s, fmt.Errorf("%w: this manager has nothing to seal it with", ErrNoCheckpoint)
 	}
+	if err := m.ownDisk(e.rec); err != nil {
+		return s, err
+	}
 	if err := m.roomy(); err != nil {
 		return s, err
 	}
@@ -123,10 +127,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if err := m.keepable(e, spec); err != nil {
 		return s, err
 	}
-	s = Snapshot{
-		Name: spec.Name, Sandbox: e.rec.Name, SandboxID: e.rec.ID, Lineage: e.rec.Lineage, Created: now(),
-		Memory: spec.Memory, Safety: spec.safety, Session: e.rec.Session, Sums: map[string]string{},
-	}
+	s = m.newSnapshot(e, spec)
 	if spec.Expires > 0 {
 		s.Expires = s.Created.Add(time.Duration(spec.Expires))
 	}
@@ -158,6 +159,14 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	return s, m.retain(ctx, e, spec)
 }
 
+// newSnapshot is one of which nothing is kept yet.
+func (m *Manager) newSnapshot(e *entry, spec SnapshotSpec) Snapshot {
+	return Snapshot{
+		Name: spec.Name, Sandbox: e.rec.Name, SandboxID: e.rec.ID, Lineage: e.rec.Lineage, Created: now(),
+		Memory: spec.Memory, Safety: spec.safety, Session: e.rec.Session, Sums: map[string]string{},
+	}
+}
+
 // keepable says why such a snapshot cannot be made, or nil.
 func (m *Manager) keepable(e *entry, spec SnapshotSpec) error {
 	have, err := m.snapshots(e.rec.Name)
@@ -173,7 +182,7 @@ func (m *Manager) keepable(e *entry, spec SnapshotSpec) error {
 		return fmt.Errorf("%w: keepLast %d, expires %v: use none below zero", ErrBadSpec, spec.KeepLast, spec.Expires)
 	case spec.Memory && !e.state.live():
 		return fmt.Errorf("%w: it is %s and has no processes: leave memory out", ErrState, m.info(e).State)
-	case len(have) >= maxSnapshots && (spec.KeepLast == 0 || spec.KeepLast >= maxSnapshots):
+	case len(have) >= maxSnapshots && !spec.safety && (spec.KeepLast == 0 || spec.KeepLast >= maxSnapshots):
 		return fmt.Errorf("%w: it has %d snapshots: remove some, or say keepLast", ErrState, len(have))
 	case e.rec.Restoring != "":
 		return fmt.Errorf("%w: it is being restored: start it first", ErrState)
@@ -186,20 +195,13 @@ func (m *Manager) keepable(e *entry, spec SnapshotSpec) error {
 // capture writes what a sandbox is into the folder part; its processes by way of the
 // folder mem in RAM, unless that is "".
 func (m *Manager) capture(ctx context.Context, e *entry, s *Snapshot, part, mem string) (err error) {
-	store := sha256.New()
-	s.Stood, err = m.still(ctx, e, mem, func(layer, memory string) error {
-		if m.opt.Mark != nil {
-			s.Mark = m.opt.Mark()
-		}
-		if err := m.packSealed(ctx, layer, filepath.Join(part, snapshotLayer), nil); err != nil {
-			return err
-		}
-		return m.packSealed(ctx, memory, filepath.Join(part, snapshotStore), store)
+	s.Stood, err = m.still(ctx, e, mem, func() error {
+		s.Mark = m.mark()
+		return m.packSealed(ctx, m.dir(e.rec.Name), filepath.Join(part, snapshotDisk))
 	})
 	if err != nil {
 		return err
 	}
-	s.Version = hex.EncodeToString(store.Sum(nil))
 	if mem != "" {
 		h := header{Build: s.Build, ID: s.SandboxID, Session: s.Session, Made: s.Created}
 		if _, err := sealCheckpoint(m.opt.Key, h, mem, filepath.Join(part, snapshotMemory), m.roomy); err != nil {
@@ -209,10 +211,20 @@ func (m *Manager) capture(ctx context.Context, e *entry, s *Snapshot, part, mem 
 	return m.finish(part, s)
 }
 
+func (m *Manager) mark() (now Mark) {
+	if m.opt.Mark != nil {
+		now = m.opt.Mark()
+	}
+	return now
+}
+
 // place moves a snapshot that is whole from the folder part to its own, and has it on
 // record between (see aside). When it fails there is none.
 func (m *Manager) place(ctx context.Context, e *entry, s Snapshot, part string) (err error) {
 	what := fmt.Sprintf("%s, %d bytes, sealed", s.Name, s.Size)
+	if s.Unsealed {
+		what = fmt.Sprintf("%s, %d bytes, the disk itself", s.Name, s.Size)
+	}
 	if s.Memory {
 		what += ", with its processes"
 	}
@@ -282,25 +294,19 @@ func sumOf(path string) (sum string, n int64, err error) {
 	return hex.EncodeToString(h.Sum(nil)), n, nil
 }
 
-// packSealed seals a folder's files into one; also, if it is not nil, sees what is
-// sealed.
-func (m *Manager) packSealed(ctx context.Context, from, to string, also hash.Hash) (err error) {
+// packSealed seals the disk of a folder, which is frozen or detached.
+func (m *Manager) packSealed(ctx context.Context, from, to string) (err error) {
 	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	disk := &flushing{f: f, roomy: m.roomy}
-	w, err := m.opt.Key.NewWriter(disk)
+	w, err := m.opt.Key.NewWriter(&flushing{f: f, roomy: m.roomy})
 	if err != nil {
 		return err
 	}
-	var out io.Writer = w
-	if also != nil {
-		out = io.MultiWriter(w, also)
-	}
-	if err := packTree(ctx, from, out); err != nil {
-		return cmp.Or(disk.failed, err) // what packs says only that nobody reads it
+	if err := m.opt.Disks.Pack(ctx, from, w); err != nil {
+		return err
 	}
 	if err := w.Close(); err != nil {
 		return err

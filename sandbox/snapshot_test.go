@@ -162,7 +162,7 @@ func TestForkRefusals(t *testing.T) {
 
 // TestForkFaults: all children are made or none, and the parent goes on.
 func TestForkFaults(t *testing.T) {
-	for _, fault := range []string{"create", "adopt", "pause", "checkpoint", "layer", "record created", "record started", "restore", "attach"} {
+	for _, fault := range []string{"create", "adopt", "pause", "checkpoint", "disk", "record created", "record started", "restore", "attach"} {
 		t.Run(fault, func(t *testing.T) {
 			b := newBed(t)
 			i := b.live(t, "a")
@@ -201,7 +201,7 @@ func TestSnapshotAndRestore(t *testing.T) {
 	i := b.live(t, "a")
 	b.put(t, i, "before, thinking of it")
 	s := b.keeps(t, "a", SnapshotSpec{Name: "s", Memory: true})
-	if !s.Memory || s.Size == 0 || s.Build != "1" || len(s.Sums) != 3 || s.Version == "" || s.Session != i.Session {
+	if !s.Memory || s.Size == 0 || s.Build != "1" || len(s.Sums) != 2 || s.Session != i.Session {
 		t.Errorf("%+v", s)
 	}
 	if got := b.plain(t, filepath.Join(b.dir, "a", "snapshots"), b.ram); len(got) > 0 {
@@ -210,7 +210,7 @@ func TestSnapshotAndRestore(t *testing.T) {
 	b.put(t, i, "after")
 	b.h.memory[i.ID] = "something else"
 	b.h.events = nil
-	r := b.must(t)(b.Restore(t.Context(), "a", "s"))
+	r := b.must(t)(b.Restore(t.Context(), "a", RestoreSpec{Snapshot: "s"}))
 	b.has(t, r, "before, thinking of it")
 	if r.State != Running || b.h.memory[i.ID] != "what it was thinking of" || r.Session == i.Session || r.ID != i.ID || r.Address != i.Address || r.Lost != "" {
 		t.Errorf("restored: %+v with %q", r, b.h.memory[i.ID])
@@ -223,7 +223,7 @@ func TestSnapshotAndRestore(t *testing.T) {
 		t.Fatalf("%+v, %v", list, err)
 	}
 	// The way back.
-	r = b.must(t)(b.Restore(t.Context(), "a", list[1].Name))
+	r = b.must(t)(b.Restore(t.Context(), "a", RestoreSpec{Snapshot: list[1].Name}))
 	b.has(t, r, "after")
 	if b.h.memory[i.ID] != "something else" {
 		t.Errorf("went back to %q", b.h.memory[i.ID])
@@ -238,7 +238,7 @@ func TestSnapshotAndRestore(t *testing.T) {
 	if _, err := b.Snapshot(t.Context(), "a", SnapshotSpec{Memory: true}); !errors.Is(err, ErrState) {
 		t.Errorf("processes of a stopped one: %v", err)
 	}
-	if r := b.must(t)(b.Restore(t.Context(), "a", "disk")); r.State != Stopped || disk.Memory {
+	if r := b.must(t)(b.Restore(t.Context(), "a", RestoreSpec{Snapshot: "disk"})); r.State != Stopped || disk.Memory {
 		t.Errorf("what was stopped is %s", r.State)
 	}
 	if err := b.RemoveSnapshot(t.Context(), "a", "s"); err != nil {
@@ -262,12 +262,12 @@ func TestSnapshotHarm(t *testing.T) {
 		harm func(t *testing.T, b *bed, dir string)
 		lost string
 	}{
-		"layer cut":  {func(t *testing.T, _ *bed, dir string) { shrink(t, filepath.Join(dir, "layer")) }, ""},
-		"store gone": {func(_ *testing.T, _ *bed, dir string) { _ = os.Remove(filepath.Join(dir, "store")) }, ""},
+		"disk cut":   {func(t *testing.T, _ *bed, dir string) { shrink(t, filepath.Join(dir, "disk")) }, ""},
+		"disk gone":  {func(_ *testing.T, _ *bed, dir string) { _ = os.Remove(filepath.Join(dir, "disk")) }, ""},
 		"record cut": {func(t *testing.T, _ *bed, dir string) { shrink(t, filepath.Join(dir, "record")) }, ""},
 		"of another snapshot": {func(t *testing.T, b *bed, dir string) {
 			b.keeps(t, "a", SnapshotSpec{Name: "t"})
-			if err := os.Rename(filepath.Join(filepath.Dir(dir), "t", "layer"), filepath.Join(dir, "layer")); err != nil {
+			if err := os.Rename(filepath.Join(filepath.Dir(dir), "t", "disk"), filepath.Join(dir, "disk")); err != nil {
 				t.Fatal(err)
 			}
 		}, ""},
@@ -282,7 +282,7 @@ func TestSnapshotHarm(t *testing.T) {
 			b.keeps(t, "a", SnapshotSpec{Name: "s", Memory: true})
 			b.put(t, i, "after")
 			tt.harm(t, b, filepath.Join(b.dir, "a", "snapshots", "s"))
-			r, err := b.Restore(t.Context(), "a", "s")
+			r, err := b.Restore(t.Context(), "a", RestoreSpec{Snapshot: "s"})
 			f, ferr := b.Fork(t.Context(), "a", ForkSpec{Snapshot: "s", Names: []string{"c"}})
 			if tt.lost == "" {
 				if !errors.Is(err, ErrDamaged) || !errors.Is(ferr, ErrDamaged) {
@@ -337,7 +337,7 @@ func TestRetention(t *testing.T) {
 		t.Errorf("after its time there are %v", got)
 	}
 	for range keptSafety + 1 {
-		b.must(t)(b.Restore(t.Context(), "a", "three"))
+		b.must(t)(b.Restore(t.Context(), "a", RestoreSpec{Snapshot: "three"}))
 	}
 	if got := names(); len(got) != 1+keptSafety {
 		t.Errorf("after many restores there are %v", got)
@@ -362,8 +362,11 @@ func TestSnapshotCrashes(t *testing.T) {
 			_, err := b.Snapshot(ctx, "a", SnapshotSpec{Name: "t", Memory: true})
 			return err
 		},
-		"remove":  func(b *bed, ctx context.Context) error { return b.RemoveSnapshot(ctx, "a", "s") },
-		"restore": func(b *bed, ctx context.Context) error { _, err := b.Restore(ctx, "a", "s"); return err },
+		"remove": func(b *bed, ctx context.Context) error { return b.RemoveSnapshot(ctx, "a", "s") },
+		"restore": func(b *bed, ctx context.Context) error {
+			_, err := b.Restore(ctx, "a", RestoreSpec{Snapshot: "s"})
+			return err
+		},
 		"fork of a snapshot": func(b *bed, ctx context.Context) error {
 			_, err := b.Fork(ctx, "a", ForkSpec{Names: []string{"c"}, Snapshot: "s"})
 			return err
@@ -500,7 +503,7 @@ func TestSnapshotOfAnother(t *testing.T) {
 	}
 	refused := func(name string) {
 		t.Helper()
-		_, err := b.Restore(t.Context(), name, "s")
+		_, err := b.Restore(t.Context(), name, RestoreSpec{Snapshot: "s"})
 		_, ferr := b.Fork(t.Context(), name, ForkSpec{Snapshot: "s", Names: []string{"c"}})
 		if !errors.Is(err, ErrDamaged) || !errors.Is(ferr, ErrDamaged) {
 			t.Errorf("got %v and %v, want that it is damaged", err, ferr)
@@ -530,8 +533,8 @@ func TestForkOfHalf(t *testing.T) {
 	b.put(t, i, "before")
 	b.keeps(t, "a", SnapshotSpec{Name: "s"})
 	b.must(t)(b.Stop(t.Context(), "a"))
-	b.h.fault = "layer"
-	if _, err := b.Restore(t.Context(), "a", "s"); err == nil {
+	b.h.fault = "disk"
+	if _, err := b.Restore(t.Context(), "a", RestoreSpec{Snapshot: "s"}); err == nil {
 		t.Fatal("restored")
 	}
 	b.h.fault = ""

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"sallyport/memory"
 )
 
 // scratchMark is in the names of folders in RAM that last no longer than a call.
@@ -96,15 +94,13 @@ func (m *Manager) canRemember(e *entry) error {
 	return nil
 }
 
-// still has a sandbox stand still while f reads what it has written: its layer, and
-// its memory store. Where dir is not "", its processes are written there as they
-// are at that moment, so that all three agree, for which there is room. It returns for how
-// long the sandbox stood.
-func (m *Manager) still(ctx context.Context, e *entry, dir string, f func(layer, store string) error) (stood time.Duration, err error) {
+// still has a sandbox stand still, with its disk frozen, while f reads that. Where dir
+// is not "", its processes are written there as they are at that moment, so that both
+// agree, for which there is room. It returns for how long the sandbox stood.
+func (m *Manager) still(ctx context.Context, e *entry, dir string, f func() error) (stood time.Duration, err error) {
 	patient := context.WithoutCancel(ctx)
 	id := e.rec.ID
-	switch e.state {
-	case Running:
+	if e.state == Running {
 		began := time.Now()
 		// If we end here, the next process finds it paused and lets it go on.
 		defer func() {
@@ -114,12 +110,6 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, f func(layer,
 		if err := m.opt.Runtime.Pause(ctx, id); err != nil {
 			return 0, err
 		}
-	case Paused:
-	default:
-		if err := m.attachDisk(e.rec); err != nil {
-			return 0, err
-		}
-		defer m.letGo(ctx, e)
 	}
 	switch {
 	case dir == "":
@@ -140,9 +130,10 @@ func (m *Manager) still(ctx context.Context, e *entry, dir string, f func(layer,
 	if err := e.room.Correct(); err != nil {
 		return 0, err
 	}
-	layer, err := m.opt.Runtime.Layer(ctx, id)
+	thaw, err := m.opt.Disks.Freeze(m.dir(e.rec.Name))
 	if err != nil {
 		return 0, err
 	}
-	return 0, f(layer, memory.Dir(m.dir(e.rec.Name)))
+	defer func() { err = errors.Join(err, thaw()) }()
+	return 0, f()
 }

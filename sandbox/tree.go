@@ -13,32 +13,16 @@ import (
 	"sallyport/internal/terminal"
 )
 
-// copyTree gives the empty folder to what is in from, which nobody changes
-// meanwhile, with owners, modes, attributes, links and devices. It is cp's, which
-// shares blocks where the file system can (ioctl_ficlonerange(2)).
-func copyTree(ctx context.Context, from, to string) error {
-	return run(ctx, nil, nil, "cp", "-a", "--reflink=auto", "--", from+"/.", to+"/.")
-}
-
-// packTree writes a folder as a tar archive, the same one each time.
-func packTree(ctx context.Context, from string, w io.Writer) error {
-	return run(ctx, nil, w, "tar", packing(from)...)
-}
-
-func packing(from string) []string {
-	return []string{"--create", "--file=-", "--directory=" + from, "--sort=name", "--format=posix",
-		"--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f",
-		"--numeric-owner", "--sparse-version=0.0", "--sparse", "--xattrs", "--xattrs-include=*", "--acls", "--one-file-system", "."}
-}
-
-// readTree is what packTree writes, of a folder that may change meanwhile. Its end
-// says whether all was read.
-func readTree(ctx context.Context, from string) io.ReadCloser {
+// readTree is a folder that may change meanwhile, which it does not close before its
+// own end, as a tar archive for package manifest. Its end says whether all was read.
+func readTree(ctx context.Context, from *os.File) io.ReadCloser {
 	r, w := io.Pipe()
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() {
-		err := run(ctx, nil, w, "tar", packing(from)...)
+		err := run(ctx, from, w, "tar", "--create", "--file=-", "--directory=/proc/self/fd/3", "--sort=name", "--format=posix",
+			"--pax-option=delete=atime,delete=ctime,exthdr.name=%d/PaxHeaders/%f",
+			"--numeric-owner", "--sparse-version=0.0", "--sparse", "--xattrs", "--xattrs-include=*", "--acls", "--one-file-system", ".")
 		// tar(1): "Some files differ": some changed or went while they were read.
 		if exit := new(exec.ExitError); errors.As(err, &exit) && exit.ExitCode() == 1 {
 			err = nil
@@ -63,17 +47,6 @@ func (l *living) Close() error {
 	return nil
 }
 
-// unpackTree is its inverse, into an empty folder. The archive is one of ours: what
-// holds it is sealed.
-func unpackTree(ctx context.Context, r io.Reader, to string) error {
-	err := run(ctx, r, nil, "tar", "--extract", "--file=-", "--directory="+to,
-		"--numeric-owner", "--same-owner", "--preserve-permissions", "--sparse", "--xattrs", "--xattrs-include=*", "--acls", "--delay-directory-restore")
-	if err == nil {
-		_, err = io.Copy(io.Discard, r) // to where the seal says that it is whole
-	}
-	return err
-}
-
 // emptyTree removes what is in a folder. os.RemoveAll has an open file for each
 // level, which a sandbox can nest until this process has no more.
 func emptyTree(ctx context.Context, dir string) error {
@@ -94,13 +67,16 @@ func removeTree(ctx context.Context, dir string) error {
 const most = 1 << 20
 
 // run runs a program of the host's on a sandbox's files, and gives the last of what
-// it says as the error.
-func run(ctx context.Context, in io.Reader, out io.Writer, name string, args ...string) error {
+// it says as the error. Its descriptor 3 is dir, unless that is nil.
+func run(ctx context.Context, dir *os.File, out io.Writer, name string, args ...string) error {
 	var said tail
 	words := append([]string{"-c", `ulimit -v "$1" && shift && exec "$@"`, "sh", strconv.Itoa(most), name}, args...)
 	cmd := exec.CommandContext(ctx, "/bin/sh", words...)
 	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = in, out, &said
+	cmd.Stdout, cmd.Stderr = out, &said
+	if dir != nil {
+		cmd.ExtraFiles = []*os.File{dir}
+	}
 	if err := cmd.Run(); err != nil {
 		if ctx.Err() != nil {
 			return fmt.Errorf("%s: %w", name, context.Cause(ctx))

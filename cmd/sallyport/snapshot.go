@@ -57,8 +57,11 @@ func newSnapshot(g *globals) *cobra.Command {
 
 // holdings says what there is in a snapshot.
 func holdings(s sandbox.Snapshot) string {
-	if s.Memory {
+	switch {
+	case s.Memory:
 		return "disk and processes"
+	case s.Unsealed:
+		return "disk, unsealed"
 	}
 	return "disk"
 }
@@ -88,26 +91,31 @@ func newSnapshots(g *globals) *cobra.Command {
 }
 
 func newSandboxRestore(g *globals) *cobra.Command {
-	return &cobra.Command{
-		Use:     "restore NAME SNAPSHOT",
-		Short:   "Make a sandbox what it was; what it is now is kept as a snapshot",
-		Example: `  sallyport sandbox restore demo before-upgrade`,
-		Args:    exactly("NAME", "SNAPSHOT"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := g.daemon()
-			if err != nil {
-				return err
-			}
-			i, err := d.Restore(cmd.Context(), args[0], args[1])
-			if err != nil {
-				return err
-			}
-			return g.print(cmd, i, func(w io.Writer) {
-				fmt.Fprintf(w, "%s is what it was at %s, and %s\n", i.Name, args[1], i.State)
-				lost(w, i)
-			})
-		},
+	var spec sandbox.RestoreSpec
+	c := &cobra.Command{
+		Use:   "restore NAME SNAPSHOT",
+		Short: "Make a sandbox what it was; what it is now is kept as a snapshot",
+		Example: `  sallyport sandbox restore demo before-upgrade
+  sallyport sandbox restore demo before-upgrade --discard`,
+		Args: exactly("NAME", "SNAPSHOT"),
 	}
+	c.Flags().BoolVar(&spec.Discard, "discard", false, "do not keep what it is now")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		spec.Snapshot = args[1]
+		i, err := d.Restore(cmd.Context(), args[0], spec)
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, i, func(w io.Writer) {
+			fmt.Fprintf(w, "%s is what it was at %s, and %s\n", i.Name, spec.Snapshot, i.State)
+			lost(w, i)
+		})
+	}
+	return c
 }
 
 func newFork(g *globals) *cobra.Command {

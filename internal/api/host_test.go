@@ -6,6 +6,7 @@ import (
 	"crypto/ed25519"
 	"crypto/tls"
 	"errors"
+	"io"
 	"iter"
 	"log/slog"
 	"net"
@@ -218,7 +219,8 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	if sandboxes {
 		opt.Sandboxes = must[*sandbox.Manager](t)(sandbox.Open(t.Context(), sandbox.Options{
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
-			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100, CPUs: 2, Memory: 1 << 30},
+			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100, CPUs: 2, Memory: 1 << 30, Disk: 1 << 30},
+			Disks:    noDisks{},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
 			Agent: agents(t, &h.line), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
 		}))
@@ -326,3 +328,20 @@ func (c *carried) Write(p []byte) (int, error) {
 	}
 	return c.Conn.Write(p)
 }
+
+// noDisks stand for disks that nothing is written to.
+type noDisks struct{}
+
+func (noDisks) Make(string, int64) (string, error)                            { return "", nil }
+func (noDisks) Attach(string) error                                           { return nil }
+func (noDisks) Settle(string) error                                           { return nil }
+func (noDisks) Detach(string) error                                           { return nil }
+func (noDisks) Layer(string) string                                           { return "layer" }
+func (noDisks) Freeze(string) (func() error, error)                           { return func() error { return nil }, nil }
+func (noDisks) Thaw(string) error                                             { return nil }
+func (noDisks) Pack(context.Context, string, io.Writer) error                 { return nil }
+func (noDisks) Unpack(context.Context, string, io.Reader, func() error) error { return nil }
+func (noDisks) Copy(context.Context, string, string, func() error) error      { return nil }
+func (noDisks) Move(string, string) error                                     { return nil }
+func (noDisks) Drop(string) error                                             { return nil }
+func (noDisks) Look(string) (*os.File, error)                                 { return nil, os.ErrNotExist }

@@ -4,7 +4,6 @@ import (
 	"net/http"
 
 	"sallyport/sandbox"
-	"sallyport/sandbox/client"
 )
 
 func (h *handler) listSnapshots(w http.ResponseWriter, r *http.Request) {
@@ -47,12 +46,12 @@ func (h *handler) restore(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	var in client.Restoring
-	if err := decode(w, r, &in); err != nil {
+	var spec sandbox.RestoreSpec
+	if err := decode(w, r, &spec); err != nil {
 		writeProblem(w, err)
 		return
 	}
-	i, err := m.Restore(r.Context(), r.PathValue("name"), in.Snapshot)
+	i, err := m.Restore(r.Context(), r.PathValue("name"), spec)
 	reply(w, http.StatusOK, infoFor(r, i), err)
 }
 

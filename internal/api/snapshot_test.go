@@ -40,9 +40,9 @@ func TestSnapshots(t *testing.T) {
 	is("no name", err, http.StatusBadRequest)
 	_, err = c.Snapshot(ctx, "nobody", sandbox.SnapshotSpec{})
 	is("of nobody", err, http.StatusNotFound)
-	_, err = c.Restore(ctx, "a", "t")
+	_, err = c.Restore(ctx, "a", sandbox.RestoreSpec{Snapshot: "t"})
 	is("no such snapshot", err, http.StatusNotFound)
-	if i, err := c.Restore(ctx, "a", "s"); err != nil || i.State != sandbox.Running {
+	if i, err := c.Restore(ctx, "a", sandbox.RestoreSpec{Snapshot: "s"}); err != nil || i.State != sandbox.Running {
 		t.Errorf("restored: %+v, %v", i, err)
 	}
 	list, err := c.Fork(ctx, "a", sandbox.ForkSpec{Names: []string{"b", "c"}})

@@ -171,7 +171,7 @@ func TestEngineKilled(t *testing.T) {
 	}
 	// The pool's is taken as ever, and what was kept can be had.
 	w.make("fresh")
-	if _, err := w.c.Restore(t.Context(), "runs", "then"); err != nil {
+	if _, err := w.c.Restore(t.Context(), "runs", sandbox.RestoreSpec{Snapshot: "then"}); err != nil {
 		t.Fatal(err)
 	}
 	w.n["runs"] = then
@@ -266,7 +266,7 @@ func TestRebooted(t *testing.T) {
 	if i := w.info("deep"); i.Session != deep || i.Lost != "" {
 		t.Errorf("what hibernated is %+v", i)
 	}
-	if _, err := w.c.Restore(t.Context(), "kept", "then"); err != nil {
+	if _, err := w.c.Restore(t.Context(), "kept", sandbox.RestoreSpec{Snapshot: "then"}); err != nil {
 		t.Fatal(err)
 	}
 	w.n["kept"] = then

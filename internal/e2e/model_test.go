@@ -64,7 +64,7 @@ func (p *player) do(ctx context.Context, op model.Op) (r model.Result) {
 	case model.Snapshot:
 		_, err = p.c.Snapshot(ctx, op.Name, sandbox.SnapshotSpec{Name: op.Arg, Memory: op.Memory})
 	case model.Restore:
-		i, err = p.c.Restore(ctx, op.Name, op.Arg)
+		i, err = p.c.Restore(ctx, op.Name, sandbox.RestoreSpec{Snapshot: op.Arg})
 	case model.Fork:
 		r.Child, err = p.child(ctx, op)
 	case model.WriteFile:

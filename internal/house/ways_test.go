@@ -22,6 +22,7 @@ var waysIn = map[string]string{
 	"api":       "internal/api",
 	"channel":   "sandbox/agent/channel",
 	"docker":    "sandbox/docker",
+	"disk":      "sandbox/disk",
 	"sandbox":   "sandbox",
 }
 

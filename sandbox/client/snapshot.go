@@ -8,11 +8,6 @@ import (
 	"sallyport/sandbox"
 )
 
-// Restoring is the body of a restore.
-type Restoring struct {
-	Snapshot string `json:"snapshot"`
-}
-
 // Snapshots lists a sandbox's, the oldest first.
 func (c *Client) Snapshots(ctx context.Context, name string) ([]sandbox.Snapshot, error) {
 	return All[sandbox.Snapshot](ctx, c, sandboxPath(name, "snapshots"))
@@ -29,8 +24,8 @@ func (c *Client) RemoveSnapshot(ctx context.Context, name, snapshot string) erro
 }
 
 // Restore makes a sandbox what it was at a snapshot.
-func (c *Client) Restore(ctx context.Context, name, snapshot string) (i sandbox.Info, err error) {
-	return i, c.Call(ctx, http.MethodPost, sandboxPath(name, "restore"), Restoring{snapshot}, &i)
+func (c *Client) Restore(ctx context.Context, name string, spec sandbox.RestoreSpec) (i sandbox.Info, err error) {
+	return i, c.Call(ctx, http.MethodPost, sandboxPath(name, "restore"), spec, &i)
 }
 
 // Fork makes sandboxes of one.

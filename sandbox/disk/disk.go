@@ -13,8 +13,10 @@
 package disk
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -61,6 +63,25 @@ func (Disks) Make(folder string, bytes int64) (string, error) {
 func (Disks) Attach(folder string) error { return errors.Join(Attach(folder), Yield(folder)) }
 func (Disks) Settle(folder string) error { return Settle(folder) }
 func (Disks) Detach(folder string) error { return Detach(folder) }
+
+func (Disks) Layer(folder string) string                    { return Layer(folder) }
+func (Disks) Freeze(folder string) (func() error, error)    { return Freeze(folder) }
+func (Disks) Thaw(folder string) error                      { return Thaw(folder) }
+func (Disks) Move(from, to string) error                    { return Move(from, to) }
+func (Disks) Drop(folder string) error                      { return Drop(folder) }
+func (Disks) Look(folder string) (root *os.File, err error) { return Look(folder) }
+
+func (Disks) Pack(ctx context.Context, folder string, w io.Writer) error {
+	return Pack(ctx, folder, w)
+}
+
+func (Disks) Unpack(ctx context.Context, folder string, r io.Reader, roomy func() error) error {
+	return Unpack(ctx, folder, r, roomy)
+}
+
+func (Disks) Copy(ctx context.Context, from, to string, roomy func() error) error {
+	return Copy(ctx, from, to, roomy)
+}
 
 // Make makes the disk of the sandbox whose own folder is given, of so many bytes,
 // and attaches it. What it made is gone again when it fails.
@@ -159,6 +180,9 @@ func Detach(folder string) error {
 }
 
 func detach(folder string) error {
+	if err := Thaw(folder); err != nil {
+		return err
+	}
 	if err := Unbind(filepath.Join(folder, memory)); err != nil {
 		return err
 	}
@@ -210,6 +234,10 @@ func lock(folder string) (unlock func(), err error) {
 	}
 	for deadline := time.Now().Add(lockWait); ; time.Sleep(2 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil && !current(f, path) { // another disk has taken its place
+			_ = f.Close()
+			return lock(folder)
+		}
 		if err == nil {
 			return func() { _ = f.Close() }, nil
 		}
@@ -218,6 +246,13 @@ func lock(folder string) (unlock func(), err error) {
 			return none, fmt.Errorf("%s is being looked at (`sallyport memory`, or lsof %s says by what): end that, and try again: %w", path, path, err)
 		}
 	}
+}
+
+// current tells whether an open file is the one at a path.
+func current(f *os.File, path string) bool {
+	is, err := f.Stat()
+	now, nerr := os.Lstat(path)
+	return err == nil && nerr == nil && os.SameFile(is, now)
 }
 
 // Used is how much of the host's disk a sandbox's takes, in bytes.
