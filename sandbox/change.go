@@ -191,6 +191,37 @@ func (r record) wanted() Spec {
 	return r.Spec
 }
 
+// strictest is the spec of a sandbox that is made of this one, whose session is a new
+// one: as wanted, but with the stricter of what is and what is wanted of all that
+// restricts.
+func (r record) strictest() Spec {
+	s := r.wanted()
+	s.Offline = s.Offline || r.Spec.Offline
+	s.CPUs, s.Memory, s.Pids = stricter(s.CPUs, r.Spec.CPUs), stricter(s.Memory, r.Spec.Memory), stricter(s.Pids, r.Spec.Pids)
+	return s
+}
+
+// stricter of two limits, of which 0 is none.
+func stricter[T int64 | float64](a, b T) T {
+	if a == 0 || b == 0 {
+		return max(a, b)
+	}
+	return min(a, b)
+}
+
+// renewSpec gives a sandbox that does not run the spec of the session that begins.
+// Should this be where we die, the next start does it again.
+func (m *Manager) renewSpec(ctx context.Context, e *entry) error {
+	next := e.rec.Next
+	if next == nil {
+		return nil
+	}
+	if err := m.opt.Runtime.Update(ctx, e.rec.ID, *next); err != nil {
+		return err
+	}
+	return m.note(e, func(r *record) { r.Spec, r.Next = *next, nil })
+}
+
 // Set changes the spec of a sandbox. What it cannot change it refuses, and then
 // changes nothing.
 func (m *Manager) Set(ctx context.Context, name string, c SpecChange) (Info, error) {

@@ -128,7 +128,7 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 		if err != nil {
 			break
 		}
-		c := &entry{rec: record{Name: name, ID: newID(), Spec: parent.rec.Spec, Created: now(), Lineage: l}}
+		c := &entry{rec: record{Name: name, ID: newID(), Spec: parent.rec.strictest(), Created: now(), Lineage: l}}
 		c.mu.Lock()
 		m.entries[name] = c
 		children = append(children, c)

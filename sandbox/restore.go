@@ -93,6 +93,10 @@ func (m *Manager) revert(ctx context.Context, e *entry, spec RestoreSpec) (err e
 	if err := m.mend(patient, e); err != nil {
 		return err
 	}
+	// The session that begins is another one, whatever its processes remember.
+	if err := m.renewSpec(patient, e); err != nil {
+		return err
+	}
 	switch {
 	case s.Memory && lost == nil:
 		err = m.begin(patient, e, "with the processes of snapshot "+s.Name, func() (Status, error) {

@@ -34,14 +34,8 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	if err := m.mend(ctx, e); err != nil {
 		return err
 	}
-	if next := e.rec.Next; next != nil {
-		// Should this be where we die, the next start does it again.
-		if err := m.opt.Runtime.Update(ctx, e.rec.ID, *next); err != nil {
-			return err
-		}
-		if err := m.note(e, func(r *record) { r.Spec, r.Next = *next, nil }); err != nil {
-			return err
-		}
+	if err := m.renewSpec(ctx, e); err != nil {
+		return err
 	}
 	return m.begin(ctx, e, "", func() (Status, error) { return m.opt.Runtime.Start(ctx, e.rec.ID) })
 }
