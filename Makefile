@@ -40,7 +40,7 @@ down:
 
 test:
 	@internal/setup/setup.sh test
-	$(link) && ln -sfn $(CACHE)/runtimes.tar bin/runtimes.tar
+	$(link) && ln -sfn $(CACHE)/runtimes.tar bin/runtimes.tar && ln -sfn $(CACHE)/browsers.tar bin/browsers.tar
 	@internal/setup/test.sh
 
 fuzz:

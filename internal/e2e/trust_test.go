@@ -132,7 +132,7 @@ egress:
 // Runtimes that bring roots of their own.
 func TestTrustInRuntimes(t *testing.T) {
 	r := newRig(t, "")
-	archive := runtimes(t)
+	archive := testImage(t, "runtimes")
 	r.serveSites(nil)
 	r.up()
 	r.setKey()
@@ -159,6 +159,31 @@ class Fetch { public static void main(String[] a) throws Exception {
 		{"java's own roots", "keytool -list -cacerts -storepass changeit 2>/dev/null | grep -c trustedCertEntry | sed 's/^1..$/many/'", "many"},
 	}
 	r.play(t, "runtimes", image, steps)
+}
+
+// Browsers trust roots of their own: a whole Chromium, whose user may be any, and
+// the headless shell that Playwright and Puppeteer start, as root, as a user of
+// the image and as one that is added later.
+func TestTrustInBrowsers(t *testing.T) {
+	r := newRig(t, "")
+	archive := testImage(t, "browsers")
+	r.serveSites(nil)
+	r.up()
+	r.setKey()
+	const plain, image = "sallyport/plain:1", "sallyport/browsers:1"
+	r.must(r.docker("import", archive, plain))
+	r.derive(plain, image, "useradd -m agent", nil)
+
+	saw := `"saw_key":true,"key_sha256":"` + r.keyID() + `"`
+	const page = " --no-sandbox --disable-gpu --disable-dev-shm-usage --dump-dom https://api.example.test/"
+	const shell = "/usr/bin/chromium-headless-shell" + page
+	r.play(t, "browsers", image, []step{
+		{"headless shell", shell, saw},
+		{"headless shell of a user", "su - agent -c '" + shell + "'", saw},
+		{"headless shell of a new user", "useradd -m later && su - later -c '" + shell + "'", saw},
+		{"Chromium", "/usr/bin/chromium --headless" + page, saw},
+		{"Chromium with a home of its own", "mkdir /tmp/home && env -i HOME=/tmp/home /usr/bin/chromium --headless" + page, saw},
+	})
 }
 
 // play runs steps in a new sandbox.
@@ -203,15 +228,16 @@ func (r *rig) derive(base, name, script string, stdin []byte) string {
 	return name
 }
 
-// runtimes is the image with node and Java that setup.sh makes for the tests.
-func runtimes(t *testing.T) string {
+// testImage is an image that setup.sh makes for the tests: runtimes has node and
+// Java, browsers has Chromium.
+func testImage(t *testing.T, name string) string {
 	t.Helper()
-	file, err := filepath.EvalSymlinks("../../bin/runtimes.tar")
+	file, err := filepath.EvalSymlinks("../../bin/" + name + ".tar")
 	if err != nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(err)
 		}
-		t.Skip("bin/runtimes.tar is missing: run make test, which makes it")
+		t.Skipf("bin/%s.tar is missing: run make test, which makes it", name)
 	}
 	return file
 }
@@ -220,7 +246,7 @@ func runtimes(t *testing.T) string {
 // image.
 func packageFile(t *testing.T) []byte {
 	t.Helper()
-	f, err := os.Open(runtimes(t))
+	f, err := os.Open(testImage(t, "runtimes"))
 	if err != nil {
 		t.Fatal(err)
 	}

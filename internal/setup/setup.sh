@@ -186,6 +186,7 @@ suite=bookworm
 base=ca-certificates,curl,git,iproute2,procps,python3,python3-pip,python3-venv,wget
 # The languages that trust roots in ways of their own, for the tests.
 runtimes=ca-certificates,default-jdk-headless,nodejs
+browsers=ca-certificates,chromium,chromium-headless-shell
 
 # One line of apt's format for each part of the suite that this machine itself
 # installs from; nothing when it is another release, and mmdebstrap then knows
@@ -282,6 +283,7 @@ if [ "$1" != generate ]; then
 fi
 if [ "$1" = test ]; then
 	build_image runtimes "$runtimes"
+	build_image browsers "$browsers"
 	say "Vault core: building it unless it is here (two to three minutes)"
 	"$here/../../examples/vault/build.sh" >/dev/null || die "cannot build the Vault core: mend what go says above and run this again"
 fi

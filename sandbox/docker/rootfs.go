@@ -143,7 +143,7 @@ func (f *rootfs) commit(ctx context.Context) error {
 	w := tar.NewWriter(&buf)
 	made := map[string]bool{}
 	for _, p := range f.order {
-		if err := f.folders(ctx, w, path.Dir(p), made); err != nil {
+		if err := f.folders(ctx, w, path.Dir(p), f.files[p], made); err != nil {
 			return err
 		}
 		if err := w.WriteHeader(f.files[p]); err != nil {
@@ -163,9 +163,10 @@ func (f *rootfs) commit(ctx context.Context) error {
 	return nil
 }
 
-// folders adds the missing ones of dir and those above it. One that exists is
-// left out: the engine would give it our mode and owner.
-func (f *rootfs) folders(ctx context.Context, w *tar.Writer, dir string, made map[string]bool) error {
+// folders adds the missing ones of dir and those above it, with the owner of the
+// file that they are for. One that exists is left out: the engine would give it
+// our mode and owner.
+func (f *rootfs) folders(ctx context.Context, w *tar.Writer, dir string, file *tar.Header, made map[string]bool) error {
 	if dir == "/" || made[dir] {
 		return nil
 	}
@@ -174,10 +175,11 @@ func (f *rootfs) folders(ctx context.Context, w *tar.Writer, dir string, made ma
 	if err != nil || there {
 		return err
 	}
-	if err := f.folders(ctx, w, path.Dir(dir), made); err != nil {
+	if err := f.folders(ctx, w, path.Dir(dir), file, made); err != nil {
 		return err
 	}
 	return w.WriteHeader(&tar.Header{
 		Typeflag: tar.TypeDir, Name: strings.TrimPrefix(dir, "/") + "/", Mode: 0o755, ModTime: time.Now(),
+		Uid: file.Uid, Gid: file.Gid,
 	})
 }

@@ -121,6 +121,13 @@ func (r *Runtime) plant(ctx context.Context, id string, v *view, root *root) err
 	if err := root.hash(ctx, f); err != nil {
 		return err
 	}
+	left, err := root.browser(ctx, f)
+	if err != nil {
+		return err
+	}
+	for _, p := range left {
+		r.cfg.Log.Warn("the image has an NSS database of its own: headless browsers of that user will not trust the gateway", "container", id, "file", p)
+	}
 	for _, p := range root.java {
 		at, h, store, err := f.read(ctx, p)
 		if err != nil {
