@@ -245,7 +245,7 @@ func (m *Manager) set(ctx context.Context, e *entry, c SpecChange) error {
 	if err := next.validate(); err != nil {
 		return err
 	}
-	if err := next.refuseSecrets(ctx, m.opt.Secrets); err != nil {
+	if err := m.refuseSecrets(ctx, e.rec.Name, next.Env); err != nil {
 		return err
 	}
 	if len(all) > 0 {

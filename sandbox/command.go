@@ -89,14 +89,14 @@ func (c Command) wire(spec Spec) wire.Command {
 }
 
 // check refuses what is no command, or would carry a secret in.
-func (m *Manager) check(ctx context.Context, c Command) error {
+func (m *Manager) check(ctx context.Context, name string, c Command) error {
 	if len(c.Args) == 0 {
 		return fmt.Errorf("%w: no command: give one after --", ErrBadSpec)
 	}
 	if c.TimeoutMs < 0 {
 		return fmt.Errorf("%w: a timeout below zero", ErrBadSpec)
 	}
-	return (Spec{Env: c.Env}).refuseSecrets(ctx, m.opt.Secrets)
+	return m.refuseSecrets(ctx, name, c.Env)
 }
 
 // Exec runs a command to its end, starting the sandbox if need be, and returns
@@ -113,7 +113,7 @@ func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error)
 
 // Attach is Exec that says, too, which signal ended the command.
 func (m *Manager) Attach(ctx context.Context, name string, c Command) (CommandEnd, error) {
-	if err := m.check(ctx, c); err != nil {
+	if err := m.check(ctx, name, c); err != nil {
 		return CommandEnd{}, err
 	}
 	agent, spec, err := m.reach(ctx, name)
@@ -185,7 +185,7 @@ var ErrConflicts = errors.New("it cannot be done to this command")
 // be. It belongs to the session: it goes on when the daemon ends, and when the
 // sandbox sleeps. The last bytes of its output are kept.
 func (m *Manager) StartCommand(ctx context.Context, name string, c Command) (CommandInfo, error) {
-	if err := m.check(ctx, c); err != nil {
+	if err := m.check(ctx, name, c); err != nil {
 		return CommandInfo{}, err
 	}
 	agent, spec, err := m.reach(ctx, name)

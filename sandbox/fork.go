@@ -20,9 +20,6 @@ type ForkSpec struct {
 	Count int `json:"count,omitempty"`
 	// Snapshot is what to fork. Default: the sandbox as it is.
 	Snapshot string `json:"snapshot,omitempty"`
-	// Within is the last of ChildName that a child without a name may have, for who
-	// has looked at those. 0: any.
-	Within int `json:"-"`
 }
 
 // MaxForks is how many one call makes.
@@ -51,7 +48,7 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 		return nil, err
 	}
 	defer m.release(e)
-	children, err := m.claim(e, spec)
+	children, err := m.claim(ctx, e, spec)
 	if err != nil {
 		m.refused(ctx, cmp.Or(strings.Join(spec.Names, " "), name), err)
 		return nil, fmt.Errorf("forking sandbox %s: %w", name, err)
@@ -77,15 +74,15 @@ func (m *Manager) Fork(ctx context.Context, name string, spec ForkSpec) (list []
 	return list, nil
 }
 
-// ChildName is the nth that Fork tries for a child without a name, from 1.
-func ChildName(parent string, n int) string {
+// childName is the nth that Fork tries for a child without a name, from 1.
+func childName(parent string, n int) string {
 	suffix := fmt.Sprintf("-%d", n)
 	return parent[:min(len(parent), 63-len(suffix))] + suffix
 }
 
 // claim takes the children's names, with their locks held. It waits for none: who
 // has one of them may wait for the parent.
-func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err error) {
+func (m *Manager) claim(ctx context.Context, parent *entry, spec ForkSpec) (children []*entry, err error) {
 	names := spec.Names
 	if len(names) == 0 {
 		names = make([]string, max(spec.Count, 1))
@@ -109,18 +106,15 @@ func (m *Manager) claim(parent *entry, spec ForkSpec) (children []*entry, err er
 	}
 	next := 1
 	for _, name := range names {
-		for name == "" && err == nil {
-			n := ChildName(parent.rec.Name, next)
-			switch {
-			case spec.Within > 0 && next > spec.Within:
-				err = fmt.Errorf("%w: all before %s: give names", ErrTaken, n)
-			case free(n):
+		for name == "" {
+			if n := childName(parent.rec.Name, next); free(n) {
 				name = n
 			}
 			next++
 		}
+		err = CheckName(name)
 		if err == nil {
-			err = CheckName(name)
+			err = mayName(ctx, name)
 		}
 		if err == nil && !free(name) {
 			err = fmt.Errorf("%w: there is a sandbox %s: choose another", ErrTaken, name)

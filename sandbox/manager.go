@@ -25,6 +25,7 @@ type Manager struct {
 	room *ram.Room // opt.RAM, shared out
 	// refusals bounds how many are recorded.
 	refusals *refusal.Limit
+	compared *comparisons
 
 	mu        sync.Mutex // guards what follows; taken after an entry's, never before
 	entries   map[string]*entry
@@ -52,7 +53,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, refusals: refusal.New(), room: ram.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, counters: c}
+	m := &Manager{opt: opt, refusals: refusal.New(), compared: newComparisons(), room: ram.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, counters: c}
 	m.identities.Store(&map[netip.Addr]Info{})
 
 	folders, err := os.ReadDir(opt.Dir)
@@ -138,11 +139,14 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 		}
 		return m.info(e), false, nil
 	}
+	if err := mayName(ctx, name); err != nil {
+		return Info{}, false, err
+	}
 	spec = full
 	if err := errors.Join(spec.validate(), m.checkImage(spec)); err != nil {
 		return Info{}, false, err
 	}
-	if err := spec.refuseSecrets(ctx, m.opt.Secrets); err != nil {
+	if err := m.refuseSecrets(ctx, name, spec.Env); err != nil {
 		return Info{}, false, err
 	}
 	if err := m.create(ctx, e, name, spec); err != nil {

@@ -22,6 +22,23 @@ func ForOwner(ctx context.Context, owner string) context.Context {
 	return context.WithValue(ctx, ownerKey{}, owner)
 }
 
+type namesKey struct{}
+
+// Naming has allow asked, with what is done with a context, whether a new sandbox may
+// have a name: a name can be worth what rules give it. It is asked for the very name
+// that is taken, and must not call the Manager.
+func Naming(ctx context.Context, allow func(name string) error) context.Context {
+	return context.WithValue(ctx, namesKey{}, allow)
+}
+
+// mayName says what Naming's function says.
+func mayName(ctx context.Context, name string) error {
+	if allow, ok := ctx.Value(namesKey{}).(func(string) error); ok {
+		return allow(name)
+	}
+	return nil
+}
+
 // OwnerOf is whom ForOwner has confined a context to, or "".
 func OwnerOf(ctx context.Context) string {
 	owner, _ := ctx.Value(ownerKey{}).(string)

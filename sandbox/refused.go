@@ -10,7 +10,7 @@ import (
 
 // refusals are the errors by which the manager refuses to make a sandbox that was
 // asked for wrongly, or by a caller who may not have it.
-var refusals = []error{ErrBadName, ErrBadSpec, ErrImage, ErrNoImage, ErrTaken, ErrShare}
+var refusals = []error{ErrBadName, ErrBadSpec, ErrImage, ErrNoImage, ErrTaken, ErrShare, ErrCompared}
 
 // refused records that a sandbox is not made as it was asked for, if that is what an
 // error says: the name and the reason, and no owner, since nothing is owned. The rate
@@ -19,12 +19,20 @@ func (m *Manager) refused(ctx context.Context, name string, err error) {
 	if !slices.ContainsFunc(refusals, func(r error) bool { return errors.Is(err, r) }) {
 		return
 	}
+	var secret *SecretError
+	if errors.As(err, &secret) && secret.Err == nil {
+		return // it is recorded already, with whose it is
+	}
+	m.recordRefusal(ctx, refusedEvent(name, err))
+}
+
+func refusedEvent(name string, err error) *audit.Event {
 	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
 	ev.App = &audit.Product{Name: "sandbox/" + clip(name)}
 	ev.StatusID, ev.SeverityID = audit.StatusFailure, audit.SeverityLow
-	ev.Message, ev.Detail = "sandbox "+clip(name)+" refused", err.Error()
+	ev.Message, ev.Detail = "what was asked for of sandbox "+clip(name)+" is refused", err.Error()
 	ev.Unmapped.Sallyport.State = "refused"
-	m.recordRefusal(ctx, ev)
+	return ev
 }
 
 func (m *Manager) recordRefusal(ctx context.Context, ev *audit.Event) {

@@ -442,19 +442,29 @@ func TestSnapshotCrashes(t *testing.T) {
 	}
 }
 
-// A child takes no name beyond those that who asks has looked at, whatever is in the
-// way of them and on no list.
-func TestForkWithin(t *testing.T) {
+// A new sandbox has a name that its maker may give, also where the name is found for
+// it; nobody is asked about one that is there.
+func TestNaming(t *testing.T) {
 	b := newBed(t)
 	b.live(t, "a")
-	if err := os.Mkdir(filepath.Join(b.dir, "a-1"), 0o700); err != nil {
-		t.Fatal(err)
+	errNot := errors.New("not this name")
+	ctx := Naming(t.Context(), func(name string) error {
+		if name == "a-2" || name == "a" {
+			return errNot
+		}
+		return nil
+	})
+	if list, err := b.Fork(ctx, "a", ForkSpec{Count: 2}); !errors.Is(err, errNot) || len(b.List()) != 1 {
+		t.Errorf("names that are found: got %v, %v", list, err)
 	}
-	if list, err := b.Fork(t.Context(), "a", ForkSpec{Within: 1}); !errors.Is(err, ErrTaken) || len(b.List()) != 1 {
-		t.Errorf("within the first: %v, %v, want %v", list, err, ErrTaken)
+	if list, err := b.Fork(ctx, "a", ForkSpec{Names: []string{"b", "a-2"}}); !errors.Is(err, errNot) || len(b.List()) != 1 {
+		t.Errorf("names that are given: got %v, %v", list, err)
 	}
-	if list := b.fork(t, "a", ForkSpec{Within: 2}); len(list) != 1 || list[0].Name != "a-2" {
-		t.Errorf("within the second: %v", list)
+	if _, _, err := b.GetOrCreate(ctx, "a-2", Spec{}); !errors.Is(err, errNot) {
+		t.Errorf("one that is made: got %v", err)
+	}
+	if _, _, err := b.GetOrCreate(ctx, "a", Spec{}); err != nil {
+		t.Errorf("one that is there: got %v", err)
 	}
 }
 

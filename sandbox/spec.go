@@ -1,13 +1,10 @@
 package sandbox
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -163,27 +160,6 @@ func (m *Manager) checkImage(s Spec) error {
 		return nil
 	}
 	return fmt.Errorf("%w: image %q: leave it out for %s, or ask the host's operators to list it under sandbox.tenantImages", ErrImage, s.Image, m.opt.Defaults.Image)
-}
-
-// Secrets says whether a value is a known secret, and which credential's.
-type Secrets interface {
-	// An error says that some credential could not be compared with.
-	Contains(ctx context.Context, value string) (credential string, found bool, err error)
-}
-
-// refuseSecrets keeps promise 1 against a helpful user: a secret given as an
-// environment value would be in the sandbox.
-func (s Spec) refuseSecrets(ctx context.Context, known Secrets) error {
-	for _, k := range slices.Sorted(maps.Keys(s.Env)) {
-		name, found, err := known.Contains(ctx, s.Env[k])
-		if !found && err != nil {
-			return fmt.Errorf("%w: whether environment variable %s holds a secret cannot be told now: %w: leave it out, or try again when the secret's source answers", ErrBadSpec, k, err)
-		}
-		if found {
-			return fmt.Errorf("%w: environment variable %s holds the secret of credential %q: leave it out, the gateway injects it", ErrBadSpec, k, name)
-		}
-	}
-	return nil
 }
 
 // userName tells whether a text can be a user's or a group's name or number.

@@ -5,7 +5,9 @@ import (
 	"log/slog"
 	"net/http"
 	"regexp"
+	"slices"
 
+	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -22,14 +24,22 @@ type confined struct {
 // Unwrap is for http.ResponseController.
 func (c confined) Unwrap() http.ResponseWriter { return c.ResponseWriter }
 
-func confinedOf(w http.ResponseWriter) (c confined, ok bool) {
+// informed is the answer to a caller of the host's own who may list the names of
+// credentials.
+type informed struct{ http.ResponseWriter }
+
+// Unwrap is for http.ResponseController.
+func (i informed) Unwrap() http.ResponseWriter { return i.ResponseWriter }
+
+// find returns the writer of a type that an answer goes through.
+func find[T http.ResponseWriter](w http.ResponseWriter) (found T, ok bool) {
 	for {
-		if c, ok = w.(confined); ok {
-			return c, true
+		if found, ok = w.(T); ok {
+			return found, true
 		}
 		u, more := w.(interface{ Unwrap() http.ResponseWriter })
 		if !more {
-			return confined{}, false
+			return found, false
 		}
 		w = u.Unwrap()
 	}
@@ -39,13 +49,33 @@ func confinedOf(w http.ResponseWriter) (c confined, ok bool) {
 // host is for its log.
 func problemFor(w http.ResponseWriter, err error) *Problem {
 	p := problem(err)
-	c, ok := confinedOf(w)
+	var secret *sandbox.SecretError
+	if _, knows := find[informed](w); knows && errors.As(err, &secret) {
+		p.Detail += ": " + secret.Whose()
+	}
+	c, ok := find[confined](w)
 	if !ok || p.Status < http.StatusInternalServerError || errors.Is(err, sandbox.ErrNoSpace) || p.Type == client.ProblemType+"agent-silent" {
 		return p
 	}
 	c.log.Warn("a tenant's call has failed on the host", "error", err)
 	p.Detail = p.Title + ": the host's operators can see why in its log"
 	return p
+}
+
+// nameless is an explanation without the names of credentials, for callers who may not
+// list them: how many are injected, and how, it still says.
+func nameless(r *http.Request, e policy.Explanation) policy.Explanation {
+	if PrincipalOf(r.Context()).May(ScopeSecrets) {
+		return e
+	}
+	e.Credentials, e.Decision.Inject = slices.Clone(e.Credentials), slices.Clone(e.Decision.Inject)
+	for i := range e.Credentials {
+		e.Credentials[i] = "(needs scope secrets)"
+	}
+	for i := range e.Decision.Inject {
+		e.Decision.Inject[i].Credential = "(needs scope secrets)"
+	}
+	return e
 }
 
 // hostPath finds absolute paths of two parts and more.

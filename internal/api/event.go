@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -140,10 +141,13 @@ func (h *handler) stream(w http.ResponseWriter, r *http.Request, next <-chan cli
 	}
 }
 
-// tells says whether an event is for a caller: of a tenant, what its sandboxes do
+// tells says whether an event is for a caller: of secrets, who may list them; of a tenant, what its sandboxes do
 // and what they wait for. An event of an approval names no owner; that of a
 // sandbox which is gone is nobody's any more.
 func (h *handler) tells(who Principal, e client.Event) bool {
+	if strings.HasPrefix(e.Type, "secret.") && !who.May(ScopeSecrets) {
+		return false
+	}
 	if who.Tenant == "" || e.Owner == who.Tenant && e.Sandbox != "" {
 		return true
 	}

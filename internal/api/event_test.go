@@ -66,9 +66,15 @@ func TestEvents(t *testing.T) {
 	if want := "[sandbox.created mine sandbox.created theirs]"; fmt.Sprint(got) != want {
 		t.Errorf("all: %v, want %v", got, want)
 	}
+	append("secret/openai-api-key", "set", "", "", "")
 	append("sandbox/later", "started", "later", "dddd", "")
-	got, _ = read(root.Client, at, 5)
+	reader, _ := keyed(t, h, "reader", "", "read")
+	got, _ = read(reader.Client, at, 5)
 	if want := "[approval.asked a1 key.created acme approval.asked a2 sandbox.removed gone sandbox.started later]"; fmt.Sprint(got) != want {
+		t.Errorf("without the scope of secrets: %v, want %v", got, want)
+	}
+	got, _ = read(root.Client, at, 6)
+	if want := "[approval.asked a1 key.created acme approval.asked a2 sandbox.removed gone secret.set openai-api-key sandbox.started later]"; fmt.Sprint(got) != want {
 		t.Errorf("after %d: %v, want %v", at, got, want)
 	}
 	_, text := keyed(t, h, "raw", "", "read")

@@ -118,8 +118,8 @@ func (*host) Exits(context.Context) (<-chan string, error) { return nil, nil }
 func (*host) Attach(sandbox.Endpoint) error                { return nil }
 func (*host) Detach(uint32) error                          { return nil }
 func (*host) Endpoints() ([]sandbox.Endpoint, error)       { return nil, nil }
-func (*host) Contains(context.Context, string) (name string, found bool, err error) {
-	return "", false, nil
+func (*host) Contains(_ context.Context, value string) (name string, found bool, err error) {
+	return "openai-api-key", value == "known secret", nil
 }
 
 // secrets is a store without the daemon's events.
@@ -156,7 +156,9 @@ const document = `
 egress:
 - {name: models, destination: models.example.test, body: {json: 1MiB}}
 - {name: support, destination: docs.example.test, sandboxes: {tags: {team: support}}}
-- {name: deploys, destination: deploy.example.test, sandboxes: {names: [deployer]}}
+- {name: deploys, destination: deploy.example.test, sandboxes: {names: [deployer, host-1]}}
+egressAuth: [{name: models with a key, destination: api.example.test, authRef: openai-api-key}]
+credentials: [{name: openai-api-key}]
 `
 
 func must[T any](t *testing.T) func(T, error) T {

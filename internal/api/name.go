@@ -1,33 +1,33 @@
 package api
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 
+	"sallyport/gateway"
 	"sallyport/sandbox"
 )
 
-// nameable says why a caller may not make a sandbox of one of these names. Rules
+// naming has the manager ask whether a caller may make a sandbox of a name. Rules
 // select by name as well as by tags, so that a name can be worth a credential: it is
-// no user's of the explicit proxy, and a tenant does not take one that a rule is for.
-func (h *handler) nameable(r *http.Request, names ...string) error {
+// no user's of the explicit proxy, and who may not tag takes none that a rule is for.
+func (h *handler) naming(r *http.Request) context.Context {
 	who := PrincipalOf(r.Context())
-	users := map[string]bool{}
-	for _, c := range h.opt.Clients.List() {
-		users[c.Name] = true
-	}
-	for _, name := range names {
+	return sandbox.Naming(r.Context(), func(name string) error {
+		used := slices.ContainsFunc(h.opt.Clients.List(), func(c gateway.Client) bool { return c.Name == name })
 		switch {
-		case users[name] && who.Tenant != "":
+		case used && who.Tenant != "":
 			return fmt.Errorf("%w: %s: choose another", sandbox.ErrTaken, name)
-		case users[name]:
+		case used:
 			return fmt.Errorf("%w: a proxy user is named %q: rules select by name, so choose another", errTaken, name)
-		case who.Tenant != "" && !who.May(ScopePolicy) && h.opt.Named != nil && h.opt.Named(name):
+		case !who.May(ScopePolicy) && h.opt.Named != nil && h.opt.Named(name):
 			return fmt.Errorf("%w %s: rules of the policy select sandboxes by the name %q: choose another", errScope, ScopePolicy, name)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // unmade answers that a sandbox is not made: what lacks a scope is on record.
@@ -37,17 +37,4 @@ func (h *handler) unmade(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	writeProblem(w, err)
-}
-
-// childNames are those that a fork makes, or may make where it is to find them
-// itself: it passes over those that are taken.
-func (h *handler) childNames(parent string, spec sandbox.ForkSpec) []string {
-	if len(spec.Names) > 0 {
-		return spec.Names
-	}
-	var names []string
-	for n := 1; n <= min(max(spec.Count, 1), sandbox.MaxForks)+len(h.opt.Sandboxes.List()); n++ {
-		names = append(names, sandbox.ChildName(parent, n))
-	}
-	return names
 }

@@ -3,6 +3,8 @@ package api_test
 import (
 	"errors"
 	"fmt"
+	"io"
+	"strings"
 	"testing"
 
 	"sallyport/internal/api"
@@ -42,7 +44,8 @@ func TestSizeOfATenantsSandbox(t *testing.T) {
 }
 
 // Rules select by name as they do by tags: a tenant has no way to a name that one
-// is for, or that a user of the proxy has, by making a sandbox or by forking one.
+// is for, or that a user of the proxy has, by making a sandbox or by forking one; nor
+// has a key of the host's own that may not tag.
 func TestNamesOfRules(t *testing.T) {
 	root, _, h := serve(t, true)
 	ctx := t.Context()
@@ -77,8 +80,78 @@ func TestNamesOfRules(t *testing.T) {
 	if err := trusted.Remove(ctx, "deployer"); err != nil {
 		t.Fatal(err)
 	}
-	must[sandbox.Info](t)(hosts.Create(ctx, "deployer", sandbox.Spec{}))
+	team, _ := keyed(t, h, "team", "", "run", "policy")
+	must[sandbox.Info](t)(hosts.Create(ctx, "host", sandbox.Spec{}))
+	for what, err := range map[string]error{
+		"made by a host's key":       run(hosts.Create(ctx, "deployer", sandbox.Spec{})),
+		"forked by a host's key":     run(hosts.Fork(ctx, "host", sandbox.ForkSpec{Names: []string{"deployer"}})),
+		"after it has been removed":  run(acme.Create(ctx, "deployer", sandbox.Spec{})),
+		"found for a fork of a host": run(hosts.Fork(ctx, "host", sandbox.ForkSpec{})),
+	} {
+		if p := (*api.Problem)(nil); !errors.As(err, &p) || p.Type != client.ProblemType+"scope" {
+			t.Errorf("%s: got %v, want scope", what, err)
+		}
+	}
+	must[sandbox.Info](t)(team.Create(ctx, "deployer", sandbox.Spec{}))
+	if err := run(hosts.Create(ctx, "deployer", sandbox.Spec{})); err != nil {
+		t.Errorf("one that is there, by a host's key: %v", err)
+	}
 	if err := run(acme.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"fine"}})); err != nil {
 		t.Errorf("another name: %v", err)
+	}
+}
+
+// A secret in an environment is refused, and which credential's it is told to callers
+// who may list them alone.
+func TestGuessNamesNoCredential(t *testing.T) {
+	root, _, h := serve(t, true)
+	must[sandbox.Info](t)(root.Create(t.Context(), "box", sandbox.Spec{}))
+	for scopes, tt := range map[string]struct {
+		tenant string
+		told   bool
+	}{
+		"run": {}, "run,read": {}, "run,read,policy,approve": {}, "run,secrets": {told: true}, "admin": {told: true}, "run,admin": {tenant: "acme"},
+	} {
+		c, _ := keyed(t, h, strings.ReplaceAll(scopes, ",", "-"), tt.tenant, strings.Split(scopes, ",")...)
+		box := "box"
+		if tt.tenant != "" {
+			box = "theirs"
+			must[sandbox.Info](t)(c.Create(t.Context(), box, sandbox.Spec{}))
+		}
+		env := map[string]string{"TOKEN": "known secret"}
+		run := func(_ any, err error) error { return err }
+		command := sandbox.Command{Args: []string{"true"}, Env: env, Stdout: io.Discard, Stderr: io.Discard}
+		for what, err := range map[string]error{
+			"create": run(c.Create(t.Context(), "new", sandbox.Spec{Env: env})), "set": run(c.Set(t.Context(), box, sandbox.SpecChange{Env: env})),
+			"exec": run(c.Exec(t.Context(), box, command)), "command": run(c.StartCommand(t.Context(), box, command)),
+		} {
+			var p *api.Problem
+			if !errors.As(err, &p) || p.Type != client.ProblemType+"bad-spec" || strings.Contains(p.Detail, "openai-api-key") != tt.told {
+				t.Errorf("%s by %s: got %v, want the name: %v", what, scopes, err, tt.told)
+			}
+		}
+	}
+	hits := 0
+	for _, e := range h.events {
+		if x := e.Unmapped.Sallyport; x.State == "refused" && len(x.Found) == 1 && x.Found[0].Name == "openai-api-key" && e.Actor != nil && strings.Contains(e.Detail, "TOKEN") && !strings.Contains(e.Detail, "openai") {
+			hits++
+		}
+	}
+	if hits != 20 { // what is beyond the first twenty is counted
+		t.Errorf("%d hits are on record, want 20", hits)
+	}
+}
+
+// An explanation says that a credential is injected, and names it to callers who may
+// list credentials.
+func TestExplainNamesNoCredential(t *testing.T) {
+	_, _, h := serve(t, false)
+	body := `{"Phase":"request","Destination":{"Host":"api.example.test","Port":443},"Protocol":"tls","Request":{"Method":"GET","Scheme":"https","Path":"/","Size":-1}}`
+	for scopes, told := range map[string]bool{"read": false, "read,secrets": true} {
+		_, text := keyed(t, h, strings.ReplaceAll(scopes, ",", "-"), "", strings.Split(scopes, ",")...)
+		status, _, answer, _ := raw(t, h, text, "POST", "/v1/policy/explain", body)
+		if status != 200 || !strings.Contains(string(answer), `"models with a key"`) || !strings.Contains(string(answer), `"Credentials":["`) || strings.Contains(string(answer), "openai-api-key") != told {
+			t.Errorf("%s: %d %s, want the name: %v", scopes, status, answer, told)
+		}
 	}
 }

@@ -89,6 +89,7 @@ var problems = []struct {
 
 	{sandbox.ErrBadName, http.StatusBadRequest, "bad-request"},
 	{sandbox.ErrBadSpec, http.StatusBadRequest, "bad-spec"},
+	{sandbox.ErrCompared, http.StatusTooManyRequests, "too-many-values"},
 	{sandbox.ErrImage, http.StatusForbidden, "image"},
 	{sandbox.ErrNoImage, http.StatusBadRequest, "no-image"},
 	{gateway.ErrExposure, http.StatusBadRequest, "bad-request"},

@@ -150,6 +150,8 @@ func (h *handler) guard(to route) http.Handler {
 		if who.Tenant != "" {
 			ctx = sandbox.ForOwner(ctx, who.Tenant)
 			w = confined{w, h.opt.Logger}
+		} else if who.May(ScopeSecrets) {
+			w = informed{w}
 		}
 		// The server has to find the body that it knows in the request that is its
 		// own, or it waits for one that the client has not been asked for.

@@ -192,12 +192,15 @@ func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
 		}
 		in.Sandbox = known // with its own tags, whatever the caller says
 	}
-	reply(w, http.StatusOK, h.opt.Explain(r.Context(), in.Input, in.Sent), nil)
+	reply(w, http.StatusOK, nameless(r, h.opt.Explain(r.Context(), in.Input, in.Sent)), nil)
 }
 
 // explainDecision says what the policy makes of a recorded decision.
 func (h *handler) explainDecision(w http.ResponseWriter, r *http.Request) {
 	e, err := h.opt.Recorded(r.Context(), r.PathValue("decision"))
+	if e.Explanation = nameless(r, e.Explanation); !PrincipalOf(r.Context()).May(ScopeSecrets) {
+		e.Recorded.Credentials = nil
+	}
 	reply(w, http.StatusOK, e, err)
 }
 
@@ -382,18 +385,16 @@ func (h *handler) create(w http.ResponseWriter, r *http.Request) {
 		h.refuse(w, r, PrincipalOf(r.Context()), err)
 		return
 	}
-	if _, err := m.Visible(r.Context(), r.PathValue("name")); err != nil {
-		if err := h.nameable(r, r.PathValue("name")); err != nil {
-			h.unmade(w, r, err)
-			return
-		}
+	info, created, err := m.GetOrCreate(h.naming(r), r.PathValue("name"), spec)
+	if err != nil {
+		h.unmade(w, r, err)
+		return
 	}
-	info, created, err := m.GetOrCreate(r.Context(), r.PathValue("name"), spec)
 	status := http.StatusOK
 	if created {
 		status = http.StatusCreated
 	}
-	reply(w, status, infoFor(r, info), err)
+	reply(w, status, infoFor(r, info), nil)
 }
 
 // privileged says what of a spec is not for everybody who may make sandboxes: tags

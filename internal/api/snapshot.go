@@ -65,19 +65,17 @@ func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, err)
 		return
 	}
-	names := h.childNames(parent.Name, spec)
-	spec.Within = len(names) // more may be taken by now than is listed
-	err := privileged(r, sandbox.Spec{Runtime: parent.Spec.Runtime})
-	if err == nil {
-		err = h.nameable(r, names...)
+	if err := privileged(r, sandbox.Spec{Runtime: parent.Spec.Runtime}); err != nil {
+		h.unmade(w, r, err)
+		return
 	}
+	list, err := h.opt.Sandboxes.Fork(h.naming(r), parent.Name, spec)
 	if err != nil {
 		h.unmade(w, r, err)
 		return
 	}
-	list, err := h.opt.Sandboxes.Fork(r.Context(), parent.Name, spec)
 	for i := range list {
 		list[i] = infoFor(r, list[i])
 	}
-	reply(w, http.StatusCreated, list, err)
+	reply(w, http.StatusCreated, list, nil)
 }
