@@ -9,9 +9,30 @@
 // message after another or by Range, which the caller keeps from it; one that is
 // encrypted, in an archive, or encoded twice in different ways, but for escaped
 // text; and one shorter than [MinLength].
+//
+// # What its work tells
+//
+// A sandbox that chooses some bytes of a text and sees what becomes of it learns
+// whether a whole value is in it. It must not learn whether a part is: it would
+// find the value byte by byte. So what is kept back of a text, until more comes or
+// it ends, never depends on what the text or the values say, but on how long they
+// are: always the same number of bytes, as many as the longest occurrence can have.
+// Of a text that breaks off they are lost. Pieces end where those of the input did,
+// so many bytes before.
+//
+// A text ends with its body, message or frame's message. In a body that is none of
+// messages it ends besides with each line, so that streams of events, of lines of
+// JSON or of a log flow. No value goes on beyond a line's end but one with lines
+// itself, whose long lines are values of their own, and digits that were broken
+// into lines: a line that ends in [digits] or more of these ends no text.
+//
+// How long a search takes does depend a little on whether short parts of values
+// (three bytes) are in a text.
 package echo
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"io"
 	"net/http"
@@ -29,7 +50,13 @@ import (
 const MinLength = 8
 
 // Value is one to find, and what its occurrences are reported as.
-type Value struct{ Text, Name string }
+type Value struct {
+	Text, Name string
+	// Length is how long, in bytes, a value is taken for where that is shown by
+	// what is kept back of a text: for one in a spelling whose length depends on
+	// what it says, that of its plain form. 0: of Text.
+	Length int
+}
 
 // Scrubber finds some values and overwrites them. It is safe for concurrent use.
 // The zero Scrubber looks for nothing, until Use says for what.
@@ -49,17 +76,19 @@ func New(values []Value) *Scrubber {
 	)
 	seen := make(map[pattern]bool)
 	for _, v := range values {
-		value := v.Text
+		value, span := v.Text, stretch*cmp.Or(v.Length, len(v.Text))
 		if short := strings.TrimSpace(value); len(short) >= MinLength {
 			value = short
 		}
 		if len(value) < MinLength {
 			continue
 		}
-		for _, p := range spellings(value) {
-			if !seen[p] {
-				seen[p] = true
-				patterns, names = append(patterns, p), append(names, v.Name)
+		for _, text := range append(lines(value), value) {
+			for _, p := range spellings(text, span) {
+				if !seen[p] {
+					seen[p] = true
+					patterns, names = append(patterns, p), append(names, v.Name)
+				}
 			}
 		}
 	}
@@ -73,8 +102,7 @@ func New(values []Value) *Scrubber {
 // Use has the Scrubber look for what another one looks for. What it is in the
 // middle of goes on so: all that is read after Use has returned is searched for
 // the new values, together with what was undecided then. A value that nobody
-// knew before is thus found wherever it is; of one that is no longer looked for,
-// what was kept back as its beginning is let go.
+// knew before is thus found wherever it is.
 func (s *Scrubber) Use(other *Scrubber) { s.index.Store(other.index.Load()) }
 
 // Within bounds the memory that all answers take together to be decoded. Call it
@@ -105,7 +133,7 @@ func (s *Scrubber) Header(h http.Header, hit func(name string)) {
 		// Names have lost their case on the way.
 		if len(name) >= index.window {
 			find := search{index: index, fold: true, spans: space}
-			if find.run(append(text, name...), true); len(find.spans) > 0 {
+			if find.run(append(text, name...), len(name)); len(find.spans) > 0 {
 				delete(h, name)
 				hit(index.names[find.spans[0].pattern])
 				continue
@@ -136,7 +164,7 @@ var rooms = sync.Pool{New: func() any { return new(room) }}
 // In says whether a text holds one of the values in any spelling.
 func (s *Scrubber) In(text string) bool {
 	find := search{index: s.index.Load()}
-	find.run([]byte(text), true)
+	find.run([]byte(text), len(text))
 	return len(find.spans) > 0
 }
 
@@ -145,8 +173,10 @@ type sieve struct {
 	search
 	scrubber *Scrubber // whose index is used, as it is then
 	hit      func(name string)
-	hits     int // so far; overlapping ones are one
-	masked   int // bytes at the start of what is undecided that a hit covers
+	hits     int  // so far; overlapping ones are one
+	masked   int  // bytes at the start of what is undecided that a hit covers
+	lined    bool // a text ends with each line
+	digits   int  // at the end of what is decided
 }
 
 // renew takes up what is looked for now. It comes after data was read and before
@@ -158,19 +188,25 @@ func (s *sieve) renew() {
 }
 
 // sift overwrites the secrets in data and returns how many bytes of it are
-// decided. The rest may be the beginning of a secret: it is to be offered again,
-// with what follows, unless this is the last of the text.
+// decided. The rest, as long as the longest occurrence or what has come since the
+// text last ended, is to be offered again, with what follows, unless this is the
+// last of the text.
 func (s *sieve) sift(data []byte, last bool) (decided int) {
 	s.renew()
-	s.run(data, last)
-	decided = s.open
-	redact(data[:min(s.masked, decided)])
-	// What begins in the decided part ends in data, or it would not be decided;
-	// what begins after it will be found again.
-	for _, at := range s.spans {
-		if at.from >= decided {
-			break
+	decided = len(data)
+	if s.index != nil && !last {
+		decided = max(0, len(data)-s.tail)
+		if s.lined {
+			decided = s.lineEnd(data, decided)
 		}
+	}
+	if s.lined {
+		s.digits = digitsBefore(data[:decided], s.digits)
+	}
+	s.run(data, decided)
+	redact(data[:min(s.masked, decided)])
+	// What begins in the decided part and is an occurrence ends in data.
+	for _, at := range s.spans {
 		if at.from >= s.masked {
 			s.hits++
 			if s.hit != nil {
@@ -184,6 +220,40 @@ func (s *sieve) sift(data []byte, last bool) (decided int) {
 	return decided
 }
 
+// digits is how many digits of base64 or hexadecimal at the end of a line may be
+// a part of what was broken into lines. Nobody breaks into shorter ones; the names
+// that logs end lines with, UUIDs too, are shorter.
+const digits = 40
+
+// lineEnd returns where the last line ends in data that may end a text, or a
+// place before which there is none that matters.
+func (s *sieve) lineEnd(data []byte, place int) int {
+	for end := len(data); ; {
+		n := bytes.LastIndexByte(data[place:end], '\n')
+		if n < 0 {
+			return place
+		}
+		if end = place + n; digitsBefore(bytes.TrimSuffix(data[:end], []byte{'\r'}), s.digits) < digits {
+			return end + 1
+		}
+	}
+}
+
+// digitsBefore counts the digits at the end of a text, up to enough of them, where
+// before the text there were some.
+func digitsBefore(text []byte, before int) (n int) {
+	for n < digits {
+		if n == len(text) {
+			return min(n+before, digits)
+		}
+		if c := text[len(text)-1-n]; !alphanumeric(c) && c != '+' && c != '/' && c != '-' && c != '_' {
+			break
+		}
+		n++
+	}
+	return n
+}
+
 func redact(b []byte) {
 	for i := range b {
 		b[i] = redaction
@@ -191,8 +261,8 @@ func redact(b []byte) {
 }
 
 // Reader returns a body that reads as the given one does, scrubbed. It keeps
-// back no more than an end that may be the beginning of a secret, so that a
-// stream of events keeps flowing; when the body breaks off it keeps that for
+// back the bytes since the last line's end, but not more than the longest
+// occurrence of a value can have; when the body breaks off it keeps these for
 // good. hit, unless nil, is called for each occurrence with its value's name, in
 // the goroutine that reads.
 func (s *Scrubber) Reader(body io.ReadCloser, hit func(name string)) io.ReadCloser {
@@ -208,7 +278,9 @@ type scrubbed struct {
 }
 
 func (s *Scrubber) reader(src io.Reader, hit func(string)) reader {
-	return reader{text: s.text(hit), src: src}
+	r := reader{text: s.text(hit), src: src}
+	r.lined = true
+	return r
 }
 
 // reader scrubs all that it reads as one text.
@@ -231,7 +303,7 @@ func (r *reader) Read(p []byte) (n int, err error) {
 			n = r.direct(p)
 		default:
 			var got int
-			got, r.err = r.src.Read(r.room(chunk))
+			got, r.err = r.src.Read(r.room(max(chunk, r.kept())))
 			r.ready = r.add(got, r.err == io.EOF)
 		}
 	}

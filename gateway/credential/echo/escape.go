@@ -29,8 +29,6 @@ func (r *reading) lineEnd() bool {
 type readings struct {
 	list [8]reading
 	n    int
-	// short says that with more text there might be another reading.
-	short bool
 }
 
 func (r *readings) addByte(c byte, n int) {
@@ -71,7 +69,7 @@ const introducers = `%\&` + "\r\n"
 //
 // More than one reading is possible: %2541 is %41, or A that was encoded twice.
 func read(text []byte, r *readings) {
-	r.n, r.short = 0, false
+	r.n = 0
 	switch text[0] {
 	case '%':
 		r.percent(text)
@@ -82,9 +80,7 @@ func read(text []byte, r *readings) {
 	case '\n':
 		r.addByte('\n', 1)
 	case '\r':
-		if len(text) == 1 {
-			r.short = true
-		} else if text[1] == '\n' {
+		if len(text) > 1 && text[1] == '\n' {
 			r.addByte('\n', 2)
 		}
 	}
@@ -153,7 +149,6 @@ func (r *readings) percent(text []byte) {
 	for at := 1; at <= 1+2*nesting; at += 2 {
 		v, digits := number(text[at:], 16, 2)
 		if digits < 2 {
-			r.short = r.short || at+digits == len(text)
 			return
 		}
 		r.addByte(byte(v), at+2)
@@ -171,11 +166,7 @@ func (r *readings) backslash(text []byte) {
 	for n := 2; n <= min(run, maxRun); n *= 2 {
 		r.addByte('\\', n)
 	}
-	switch {
-	case run > maxRun:
-		return
-	case run == len(text):
-		r.short = true
+	if run > maxRun || run == len(text) {
 		return
 	}
 	switch c := text[run]; c {
@@ -184,7 +175,6 @@ func (r *readings) backslash(text []byte) {
 	case 'x':
 		v, digits := number(text[run+1:], 16, 2)
 		if digits < 2 {
-			r.short = r.short || run+1+digits == len(text)
 			return
 		}
 		r.addByte(byte(v), run+3)
@@ -203,7 +193,6 @@ func (r *readings) backslash(text []byte) {
 func (r *readings) unicode(text []byte, at int) {
 	hi, digits := number(text[at:], 16, 4)
 	if digits < 4 {
-		r.short = r.short || at+digits == len(text)
 		return
 	}
 	at += 4
@@ -214,16 +203,11 @@ func (r *readings) unicode(text []byte, at int) {
 	for run := 0; at < len(text) && text[at] == '\\' && run < maxRun; run++ {
 		at++
 	}
-	if at == len(text) {
-		r.short = true
-		return
-	}
-	if text[at] != 'u' || text[at-1] != '\\' {
+	if at == len(text) || text[at] != 'u' || text[at-1] != '\\' {
 		return
 	}
 	lo, digits := number(text[at+1:], 16, 4)
 	if digits < 4 {
-		r.short = r.short || at+1+digits == len(text)
 		return
 	}
 	if c := utf16.DecodeRune(hi, lo); c != utf8.RuneError {
@@ -255,10 +239,7 @@ func (r *readings) entity(text []byte, at int) {
 		return
 	}
 	for _, e := range entities {
-		switch {
-		case len(rest) < len(e.name):
-			r.short = r.short || e.name[:len(rest)] == string(rest)
-		case string(rest[:len(e.name)]) == e.name:
+		if len(rest) >= len(e.name) && string(rest[:len(e.name)]) == e.name {
 			r.addByte(e.c, at+len(e.name))
 			return
 		}
@@ -274,10 +255,7 @@ func (r *readings) reference(text []byte, at int) {
 	}
 	// Leading zeros are usual, as in &#039;.
 	v, digits := number(text[at:], base, 7)
-	switch at += digits; {
-	case at == len(text):
-		r.short = true
-	case digits > 0 && text[at] == ';' && utf8.ValidRune(v):
+	if at += digits; digits > 0 && at < len(text) && text[at] == ';' && utf8.ValidRune(v) {
 		r.addRune(v, at+1)
 	}
 }

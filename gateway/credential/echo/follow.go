@@ -16,15 +16,14 @@ func (p *pattern) takes(i int, e *reading, fold bool) (n int, ok bool) {
 type state struct{ i, at int }
 
 // follow reads on from a state and returns where the occurrence ends that began
-// at from, the longest if there are several, or -1. more says that data ends
-// before that is certain.
+// at from, the longest if there are several, or -1.
 //
 // States wait in the order of their place in data, each once: whatever is in
 // data, it takes no longer than the data's length times the pattern's.
-func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int, more bool) {
+func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int) {
 	var space [8]state
 	waiting := append(space[:0], begin)
-	limit := from + p.span()
+	limit := from + p.span
 	fold = fold || p.fold
 	to = -1
 	for len(waiting) > 0 {
@@ -34,7 +33,7 @@ func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int,
 			// Alone, it can run ahead.
 			for now.i < len(p.text) && now.at < len(data) && !introduces[data[now.at]] {
 				if !equalByte(data[now.at], p.text[now.i], fold) {
-					return to, more
+					return to
 				}
 				now.i, now.at = now.i+1, now.at+1
 			}
@@ -46,7 +45,6 @@ func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int,
 			to = max(to, now.at)
 			continue
 		case now.at == len(data):
-			more = true
 			continue
 		}
 		c := data[now.at]
@@ -56,7 +54,6 @@ func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int,
 		if introduces[c] {
 			var r readings
 			read(data[now.at:], &r)
-			more = more || r.short
 			for i := range r.list[:r.n] {
 				if n, ok := p.takes(now.i, &r.list[i], fold); ok {
 					waiting = wait(waiting, state{now.i + n, now.at + int(r.list[i].n)})
@@ -64,7 +61,7 @@ func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int,
 			}
 		}
 	}
-	return to, more
+	return to
 }
 
 func wait(waiting []state, s state) []state {

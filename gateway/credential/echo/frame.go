@@ -11,12 +11,11 @@ import (
 // message is one text, whatever frames it comes in. hit, unless nil, is called
 // for each occurrence, in the goroutine that reads.
 //
-// A message in one frame keeps its frame, and is passed on while it comes in; of
-// what may be the beginning of a secret nothing is left undecided at its end. Of
-// a frame that is not a message's last, such an end leads the next frame instead:
-// frames then begin elsewhere, which the RFC allows (section 5.4), so that a
-// control frame between them need not wait. A message thus waits for no other
-// message.
+// A message in one frame keeps its frame, and is passed on while it comes in, but
+// for a tail of always the same length until the frame ends. Of a frame that is not
+// a message's last, the tail leads the next frame instead: frames then begin
+// elsewhere, which the RFC allows (section 5.4), so that a control frame between
+// them need not wait. A message thus waits for no other message.
 //
 // What cannot be searched, or is not what a server sends, ends in a Close frame
 // of status 1002 that says why, and an error that wraps ErrHidden: reserved bits,
@@ -192,7 +191,10 @@ func (f *frames) begin() {
 		return
 	}
 	f.renew()
-	if payload -= int64(f.reach()); payload > 0 {
+	if f.index != nil {
+		payload -= int64(f.tail)
+	}
+	if payload > 0 {
 		f.write(f.opcode, payload)
 		f.owed, f.opcode = payload, opContinuation
 	}
@@ -207,9 +209,8 @@ func (f *frames) payload() error {
 	}
 	f.give(f.add(n, f.final && f.left == 0))
 	if f.left == 0 && f.owed > 0 && err == nil {
-		// Longer values are looked for than when the frame's length was promised,
-		// and one may begin here.
-		err = fmt.Errorf("%w: a frame ends in what may be a new value's beginning", ErrHidden)
+		// More is to be kept back for them than when the frame's length was promised.
+		err = fmt.Errorf("%w: longer values are looked for since the frame began", ErrHidden)
 	}
 	return err
 }

@@ -198,21 +198,22 @@ func TestFramesCut(t *testing.T) {
 }
 
 // What has been decided goes out before more comes in: a message at its end, a
-// control frame at once, and of a frame all but what may begin a secret.
+// control frame at once, and of a frame all but its tail.
 func TestFramesStream(t *testing.T) {
 	in, out := io.Pipe()
 	hits := 0
 	r := scrubber(token).Frames(in, func(string) { hits++ })
 	buf := make([]byte, 100_000)
 	long := strings.Repeat("more. ", 10_000)
+	tail := 20 * len(token)
 	for i, step := range []struct{ sent, want []byte }{
 		{frame{0x81, "hello " + token[:20]}.bytes(), frame{0x81, "hello " + token[:20]}.bytes()},
-		{frame{0x01, "hello. " + token[:9]}.bytes(), frame{0x01, "hello. "}.bytes()},
+		{frame{0x01, long + token[:9]}.bytes(), frame{0x01, long[:len(long)+9-tail]}.bytes()},
 		{frame{0x89, "ping"}.bytes(), frame{0x89, "ping"}.bytes()},
-		{frame{0x00, token[9:] + ". "}.bytes(), frame{0x00, stars(len(token)) + ". "}.bytes()},
-		{frame{0x80, "end"}.bytes(), frame{0x80, "end"}.bytes()},
-		{frame{0x82, long}.bytes()[:20_000], frame{0x82, long}.bytes()[:20_000]},
-		{frame{0x82, long}.bytes()[20_000:], frame{0x82, long}.bytes()[20_000:]},
+		{frame{0x00, token[9:] + ". "}.bytes(), frame{0x00, long[len(long)+9-tail:][:len(token)-9+2]}.bytes()},
+		{frame{0x80, "end"}.bytes(), frame{0x80, long[len(long)+len(token)+2-tail:] + stars(len(token)) + ". end"}.bytes()},
+		{frame{0x82, long}.bytes()[:20_000], frame{0x82, long}.bytes()[:20_000-tail]},
+		{frame{0x82, long}.bytes()[20_000:], frame{0x82, long}.bytes()[20_000-tail:]},
 	} {
 		go out.Write(step.sent)
 		n, err := io.ReadFull(r, buf[:len(step.want)])

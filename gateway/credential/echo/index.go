@@ -19,6 +19,7 @@ type index struct {
 	names    []string // of the values, by pattern
 	window   int      // length of the shortest pattern
 	longest  int      // of the longest
+	tail     int      // longer than no occurrence of any is; by the lengths of values alone
 
 	shift [1 << shiftBits]uint8  // by the hash of a window's last three bytes; 0: look at the chain
 	head  [1 << shiftBits]uint16 // by the same hash: 1 + index of the first candidate
@@ -33,11 +34,11 @@ type index struct {
 	bits   int      // of that hash
 
 	// What tells soon that there is nothing to find.
-	introducers []byte        // that matter
-	holds       [256]bool     // whether an escape that stands for a byte can be in a pattern
-	first       [256][]uint16 // patterns by their first byte
-	pairs       set           // the first two bytes of patterns
-	grams       set           // any three bytes of patterns
+	introducers []byte    // that matter
+	holds       [256]bool // whether an escape that stands for a byte can be in a pattern
+	first       [256]bool // the first bytes of patterns
+	pairs       set       // the first two bytes of patterns
+	grams       set       // any three bytes of patterns
 }
 
 // place is one in a pattern.
@@ -74,14 +75,6 @@ func mixAt[text string | []byte](t text, bits int) uint32 {
 	return mix(uint32(t[0])<<8|uint32(t[1])<<16|uint32(t[2])<<24, bits)
 }
 
-// reach is more than the length of what can be undecided.
-func (x *index) reach() int {
-	if x == nil {
-		return 0
-	}
-	return stretch * x.longest
-}
-
 // set is one of small numbers.
 type set []uint64
 
@@ -97,7 +90,7 @@ func newIndex(patterns []pattern, names []string) *index {
 	places := 0
 	for i := range x.patterns {
 		p := &x.patterns[i]
-		x.window, x.longest = min(x.window, len(p.text)), max(x.longest, len(p.text))
+		x.window, x.longest, x.tail = min(x.window, len(p.text)), max(x.longest, len(p.text)), max(x.tail, p.span)
 		places += 2 + len(p.text)/stride
 		if p.lines || strings.Contains(p.text, "\n") {
 			x.holds['\n'], x.holds['\r'] = true, true
@@ -133,7 +126,7 @@ func (x *index) add(i uint16) {
 	for _, c := range []byte(text) {
 		x.holds[c|lower], x.holds[c&^lower] = true, true
 	}
-	x.first[text[0]|lower] = append(x.first[text[0]|lower], i)
+	x.first[text[0]|lower] = true
 	x.pairs.add(pairOf(text[0], text[1]))
 	for j := range len(text) - gram {
 		x.grams.add(mixAt(text[j:], x.gramBits()))

@@ -137,13 +137,14 @@ func TestMessagesStream(t *testing.T) {
 	in, out := io.Pipe()
 	_, r := scrubMessages(t, "application/grpc", "gzip", in, nil, token)
 	buf := make([]byte, 1000)
+	tail := 20 * len(token)
+	long := strings.Repeat("some of it. ", tail)
 	for _, m := range []struct{ sent, want []byte }{
 		{message{0, "hello " + token[:20]}.bytes(), message{0, "hello " + token[:20]}.bytes()},
 		{message{1, string(coded(t, "gzip", token))}.bytes(), message{0, stars(len(token))}.bytes()},
-		{[]byte{0, 0, 0, 0, 50}, []byte{0, 0, 0, 0, 50}},
-		{[]byte("some of it. "), []byte("some of it. ")},
-		{[]byte("more. " + token[:10]), []byte("more. ")},
-		{[]byte(token[10:] + "!"), []byte(stars(len(token)) + "!")},
+		{[]byte{0, 0, 0, 8, 0}, []byte{0, 0, 0, 8, 0}},
+		{[]byte(long[:tail] + "more. " + token[:10]), []byte(long[:16])},
+		{[]byte(token[10:] + "!"), []byte(long[16:][:len(token)-10+1])},
 	} {
 		go out.Write(m.sent)
 		n, err := io.ReadFull(r, buf[:len(m.want)])

@@ -17,34 +17,29 @@ type search struct {
 	*index      // nil: there is nothing to find
 	fold   bool // letters are the same in either case
 	spans  []span
-	open   int // where the first begins that might end later, or the length of data
 
-	data []byte
-	last bool
+	data  []byte
+	limit int
 }
 
-// run finds every occurrence in data, overlapping ones included, in the order
-// of where they begin. Unless data is the last of its text it also finds where the
-// first begins that might end later: what begins after that it may leave out.
-func (s *search) run(data []byte, last bool) {
-	s.spans, s.data, s.open, s.last = s.spans[:0], data, len(data), last
-	if s.index == nil {
+// run finds every occurrence in data that begins before a limit, overlapping ones
+// included, in the order of where they begin.
+func (s *search) run(data []byte, limit int) {
+	s.spans, s.data, s.limit = s.spans[:0], data, limit
+	if s.index == nil || limit <= 0 {
 		return
 	}
 	s.plain()
 	for _, c := range s.introducers {
-		for at := 0; ; at++ {
+		for at := 0; at < len(data); at++ {
 			n := bytes.IndexByte(data[at:], c)
-			if n < 0 || s.late(at-s.longest) {
+			if at += n; n < 0 || at-s.longest >= limit {
 				break
 			}
-			if at += n; s.alive(data, at) {
+			if s.alive(data, at) {
 				s.escaped(at)
 			}
 		}
-	}
-	if !last {
-		s.tail()
 	}
 	if len(s.spans) > 1 {
 		slices.SortFunc(s.spans, func(a, b span) int { return a.from - b.from })
@@ -52,19 +47,17 @@ func (s *search) run(data []byte, last bool) {
 	s.data = nil
 }
 
-// late says whether what begins at a place will be looked at again.
-func (s *search) late(from int) bool { return !s.last && from >= s.open }
-
 // plain finds what has no escape in it. A step of a scan waits for the one
 // before, mostly for its loads: four scans at a time take hardly longer than one.
 func (s *search) plain() {
 	data, window := s.data, s.window
-	quarter := len(data) / 4
+	last := min(len(data), s.limit-1+window) // where a window may end
+	quarter := last / 4
 	if quarter < 4*window {
-		s.scan(window, len(data)+1)
+		s.scan(window, last+1)
 		return
 	}
-	ends := [4]int{quarter, 2 * quarter, 3 * quarter, len(data) + 1}
+	ends := [4]int{quarter, 2 * quarter, 3 * quarter, last + 1}
 	a, b, c, d := window, ends[0], ends[1], ends[2]
 	for a < ends[0] && b < ends[1] && c < ends[2] && d < ends[3] {
 		na, nb, nc, nd := s.slide(data, a), s.slide(data, b), s.slide(data, c), s.slide(data, d)
@@ -165,9 +158,9 @@ func (x *index) begins(data []byte, at int, c byte, n int) bool {
 // begins with.
 func (x *index) follows(c byte, text []byte) bool {
 	switch {
-	case len(x.first[c|lower]) == 0:
+	case !x.first[c|lower] || len(text) == 0:
 		return false
-	case len(text) == 0 || x.pairs.has(pairOf(c, text[0])):
+	case x.pairs.has(pairOf(c, text[0])):
 		return true
 	case !introduces[text[0]]:
 		return false
@@ -183,7 +176,7 @@ func (x *index) follows(c byte, text []byte) bool {
 			return true
 		}
 	}
-	return r.short
+	return false
 }
 
 // escaped finds the occurrences whose first escape is that at a place.
@@ -218,55 +211,14 @@ func (s *search) escaped(at int) {
 // data, stands for the pattern's byte i.
 func (s *search) match(at int, e *reading, n uint16, i int) {
 	p := &s.patterns[n]
-	if i >= len(p.text) || i > at || s.late(at-i) {
+	if i >= len(p.text) || i > at || at-i >= s.limit {
 		return
 	}
 	took, ok := p.takes(i, e, s.fold)
 	if !ok || !equal(s.data[at-i:at], p.text[:i], s.fold || p.fold) {
 		return
 	}
-	to, more := p.follow(s.data, at-i, state{i + took, at + int(e.n)}, s.fold)
-	if to >= 0 {
+	if to := p.follow(s.data, at-i, state{i + took, at + int(e.n)}, s.fold); to >= 0 {
 		s.spans = append(s.spans, span{at - i, to, n})
 	}
-	if more && !s.last {
-		s.open = min(s.open, at-i)
-	}
-}
-
-// tail looks for the beginning of an occurrence at the end of data that has no
-// escape in it, or no more than the beginning of one.
-func (s *search) tail() {
-	for at := max(0, len(s.data)-s.longest-maxEscape+1); at < s.open; at++ {
-		c := s.data[at]
-		if s.follows(c, s.data[at+1:]) && s.opens(at, c) || introduces[c] && s.opensEscaped(at) {
-			s.open = at
-		}
-	}
-}
-
-// opens says whether data ends within what may be an occurrence that begins at a
-// place, with the character c.
-func (s *search) opens(at int, c byte) bool {
-	for _, n := range s.first[c|lower] {
-		if _, more := s.patterns[n].follow(s.data, at, state{0, at}, s.fold); more {
-			return true
-		}
-	}
-	return false
-}
-
-// opensEscaped does the same if there is an escape at the place.
-func (s *search) opensEscaped(at int) bool {
-	if c, n, sure := peek(s.data[at:]); sure {
-		return n > 0 && s.follows(c, s.data[at+n:]) && s.opens(at, c)
-	}
-	var r readings
-	read(s.data[at:], &r)
-	for i := range r.list[:r.n] {
-		if s.opens(at, r.list[i].text[0]) {
-			return true
-		}
-	}
-	return r.short
 }

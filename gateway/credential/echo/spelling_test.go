@@ -95,6 +95,9 @@ func TestScrubSpellings(t *testing.T) {
 			if got, hits := scrub(t, s, strings.NewReader(body)); got != want || hits != 1 {
 				t.Errorf("%q became %q, %d hits", body, got, hits)
 			}
+			if strings.Contains(body, "\n") {
+				return // each line may be a text by itself: see TestScrubLines
+			}
 			if got, hits := scrub(t, s, iotest.OneByteReader(strings.NewReader(body))); got != want || hits != 1 {
 				t.Errorf("byte by byte %q became %q, %d hits", body, got, hits)
 			}

@@ -21,7 +21,7 @@ func (t *text) kept() int { return t.to - t.from }
 func (t *text) room(n int) []byte {
 	kept := t.buf[t.from:t.to]
 	if len(kept)+n > len(t.buf) {
-		t.buf = make([]byte, 2*len(kept)+n)
+		t.buf = make([]byte, 2*(len(kept)+n))
 	}
 	t.from, t.to = 0, copy(t.buf, kept)
 	return t.buf[t.to : t.to+n]

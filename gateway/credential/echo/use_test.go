@@ -75,15 +75,15 @@ func TestUseAmidst(t *testing.T) {
 			if err != nil || string(got) != kind.wrap(want) {
 				t.Errorf("%s by %d: %v\n%.200q\n%.200q", name, size, err, got, kind.wrap(want))
 			}
-			if names := strings.Join(found, ","); names != ",a,b,a,b" {
+			if names := strings.Join(found, ","); names != "a,a,b,a,b" { // what is undecided is searched for the new ones
 				t.Errorf("%s by %d: found %s", name, size, names)
 			}
 		}
 	}
 }
 
-// A frame whose length was promised when less was looked for cannot hold back
-// what may be a longer value.
+// A frame whose length was promised when shorter values were looked for cannot hold
+// back as much as longer ones need, whatever it says.
 func TestUseAmidstFragment(t *testing.T) {
 	const escape = `%73` // of the value's first character, and so on: undecided for long
 	text := strings.Repeat("x", 5000) + strings.Repeat(escape, 1) + "k-later-"
