@@ -243,7 +243,7 @@ func TestQuotedInWhatIsOpen(t *testing.T) {
 				}
 				say("begun")
 				<-left
-				say(token)
+				say(token + "\n")
 			})
 			var in io.Reader
 			if test.header == nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"weak"
@@ -81,6 +82,7 @@ func (x *Exposures) scrubber(values []*exposed) *Scrubber {
 	for _, v := range values {
 		write(v.name)
 		write(v.text)
+		write(strconv.Itoa(v.length))
 	}
 	key := [sha256.Size]byte(h.Sum(nil))
 	x.mu.Lock()
@@ -114,10 +116,15 @@ type Exposure struct {
 	uses    map[*composed]*Use
 	clock   uint64              // one more with each use
 	reached map[string]struct{} // by host
+	sent    map[sentTo]struct{}
 }
+
+// sentTo is a credential that a host was sent.
+type sentTo struct{ host, name string }
 
 type exposed struct {
 	text, name string
+	length     int    // see Lease.length; of the first lease that had it
 	open       int    // uses that have not been released
 	last       uint64 // use
 }
@@ -142,6 +149,14 @@ func (e *Exposure) Reached(host string) bool {
 	defer e.mu.Unlock()
 	_, ok := e.reached[host]
 	return ok || len(e.reached) >= maxReached
+}
+
+// Sent says whether a host has been sent a credential for the sandbox.
+func (e *Exposure) Sent(host, name string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, ok := e.sent[sentTo{host, name}]
+	return ok || len(e.sent) >= maxReached
 }
 
 // Expose takes in what a lease has been applied with. Call it before the request
@@ -177,6 +192,12 @@ func (e *Exposure) Expose(l *Lease) (use *Use, lost map[string]int, err error) {
 		}
 		e.reached[l.to.Host] = struct{}{}
 	}
+	if len(e.sent) < maxReached {
+		if e.sent == nil {
+			e.sent = make(map[sentTo]struct{})
+		}
+		e.sent[sentTo{l.to.Host, l.Name}] = struct{}{}
+	}
 	return use, lost, nil
 }
 
@@ -194,7 +215,7 @@ func (e *Exposure) Release(u *Use) {
 func (e *Exposure) take(l *Lease) (use *Use, lost map[string]int, err error) {
 	use = new(Use)
 	var fresh []*exposed
-	size := 0
+	size, length := 0, l.length()
 	for _, s := range l.Values() {
 		text := s.Reveal()
 		if len(text) < MinScrub || slices.ContainsFunc(use.values, func(v *exposed) bool { return v.text == text }) {
@@ -202,7 +223,7 @@ func (e *Exposure) take(l *Lease) (use *Use, lost map[string]int, err error) {
 		}
 		v := e.values[text]
 		if v == nil {
-			v = &exposed{text: text, name: l.Name}
+			v = &exposed{text: text, name: l.Name, length: length}
 			fresh = append(fresh, v)
 			size += len(text)
 		}

@@ -19,10 +19,11 @@ type composed struct {
 	place  place
 	value  string   // as it leaves
 	traces []Secret // what a response could echo, besides the fields: value, and what it was made of
+	length int      // of value, or of what it is a spelling of where its length depends on more than the fields' lengths
 }
 
 func newComposed(p place, value string, traces ...string) *composed {
-	c := &composed{place: p, value: value}
+	c := &composed{place: p, value: value, length: len(value)}
 	for _, t := range traces {
 		c.traces = append(c.traces, NewSecret(t))
 	}
@@ -131,7 +132,9 @@ func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 		}
 		// What an upstream encodes again, it may have in the form in which it came.
 		escaped := url.QueryEscape(value)
-		return newComposed(place{query: i.Query.Name}, escaped, value, escaped), nil
+		c := newComposed(place{query: i.Query.Name}, escaped, value, escaped)
+		c.length = len(value)
+		return c, nil
 	}
 
 	field := "token"

@@ -92,6 +92,18 @@ func (l *Lease) Values() []Secret {
 	return values
 }
 
+// length is that of the longest value in bytes, as far as it follows from how long
+// the fields are: what a sandbox can see of it tells nothing else.
+func (l *Lease) length() (n int) {
+	for _, f := range l.secret.material.Fields {
+		n = max(n, len(f.Reveal()))
+	}
+	for _, c := range l.applied {
+		n = max(n, c.length)
+	}
+	return n
+}
+
 // secret is one reading of a source with what was derived from it.
 type secret struct {
 	material Material

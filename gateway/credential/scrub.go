@@ -32,7 +32,7 @@ func NewScrubber(secrets []Secret) *Scrubber {
 func newScrubber(list []*exposed) *Scrubber {
 	values := make([]echo.Value, len(list))
 	for i, v := range list {
-		values[i] = echo.Value{Text: v.text, Name: v.name}
+		values[i] = echo.Value{Text: v.text, Name: v.name, Length: v.length}
 	}
 	return echo.New(values)
 }
