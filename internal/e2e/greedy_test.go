@@ -71,6 +71,7 @@ func TestGreed(t *testing.T) {
 	works(t)
 	for _, c := range []struct{ name, shell, says string }{
 		{"disk", "head -c 1G /dev/zero > /var/full", "No space left on device"},
+		{"the engine's own file", "head -c 1G /dev/zero > /etc/hosts", "No space left on device"},
 		{"memory folder", "head -c 1G /dev/zero > /memory/full", "No space left on device"},
 		{"files without number", "mkdir /var/many; cd /var/many; for i in $(seq 9); do mkdir $i; (cd $i; seq 9999 | xargs touch) || exit 1; done", "No space left on device"},
 		{"shared memory", "head -c 1G /dev/zero > /dev/shm/full", ""},

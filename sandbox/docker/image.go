@@ -21,9 +21,13 @@ type image struct {
 	id   string
 	user string
 	env  map[string]string
+	// folders are what the image declares as volumes, and has to have.
+	folders []string
 }
 
-func (r *Runtime) image(ctx context.Context, ref string) (image, error) {
+// image is that of a name; or, for a container like another one, the very image of
+// that, whose volumes the memory of a sandbox that an earlier version made may know.
+func (r *Runtime) image(ctx context.Context, ref string, like bool) (image, error) {
 	if ref == "" {
 		ref = r.cfg.Image
 	}
@@ -51,8 +55,11 @@ func (r *Runtime) image(ctx context.Context, ref string) (image, error) {
 			k, v, _ := strings.Cut(kv, "=")
 			img.env[k] = v
 		}
+		if len(c.Volumes) > 0 && r.Layered() && !like {
+			img.id, img.folders, err = r.withoutVolumes(ctx, res.InspectResponse)
+		}
 	}
-	return img, nil
+	return img, err
 }
 
 // EnsureImage imports the tarball of a root file system as ref, unless the

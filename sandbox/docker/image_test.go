@@ -31,7 +31,7 @@ func TestImageIsNoPath(t *testing.T) {
 		}
 	}()
 	id := l.create(t, l.container(t, ""))
-	images, err := l.runtime.image(t.Context(), testImage)
+	images, err := l.runtime.image(t.Context(), testImage, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestImageIsNoPath(t *testing.T) {
 	}
 	for name, ref := range map[string]string{"its name": testImage, "its whole name": "docker.io/" + testImage, "its ID": images.id} {
 		t.Run(name, func(t *testing.T) {
-			if got, err := l.runtime.image(t.Context(), ref); err != nil || got.id != images.id {
+			if got, err := l.runtime.image(t.Context(), ref, false); err != nil || got.id != images.id {
 				t.Errorf("%q: got %q, %v, want %q", ref, got.id, err, images.id)
 			}
 		})

@@ -57,7 +57,38 @@ func (r *Runtime) place(info container.InspectResponse) error {
 			return fmt.Errorf("beginning the sandbox's layer: %w", err)
 		}
 	}
-	return disk.Bind(to, of)
+	if err := disk.Bind(to, of); err != nil {
+		return err
+	}
+	return r.cover(info.ID, to)
+}
+
+// engineFiles are those that the engine mounts writable from its own folder of a
+// container (moby, container.NetworkMounts). It writes them anew at each start.
+var engineFiles = []string{"hosts", "hostname"}
+
+func (r *Runtime) engineFile(container, name string) string {
+	return filepath.Join(r.root, "containers", container, name)
+}
+
+// cover puts files of the sandbox's disk in the place of the engine's: whatever a
+// sandbox writes lies on its disk. They stand beside the layer, where nothing in the
+// sandbox can make a link of them.
+func (r *Runtime) cover(container, layer string) error {
+	for _, name := range engineFiles {
+		own, of := filepath.Join(layer, name), r.engineFile(container, name)
+		for _, path := range []string{own, of} {
+			f, err := os.OpenFile(path, os.O_CREATE|os.O_RDONLY, 0o644)
+			if err != nil {
+				return fmt.Errorf("keeping /etc/%s on the sandbox's disk: %w", name, err)
+			}
+			_ = f.Close()
+		}
+		if err := disk.Bind(own, of); err != nil {
+			return fmt.Errorf("keeping /etc/%s on the sandbox's disk: %w", name, err)
+		}
+	}
+	return nil
 }
 
 // renote makes a small file what another is.
@@ -122,10 +153,18 @@ func (r *Runtime) displace(ctx context.Context, info container.InspectResponse) 
 	if err != nil {
 		return err
 	}
+	points := []string{of}
+	for _, name := range engineFiles {
+		points = append(points, r.engineFile(info.ID, name))
+	}
 	ctx, cancel := context.WithTimeout(ctx, displaceTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
-		if err = disk.Unbind(of); !errors.Is(err, unix.EBUSY) {
+		var errs []error
+		for _, p := range points {
+			errs = append(errs, disk.Unbind(p))
+		}
+		if err = errors.Join(errs...); !errors.Is(err, unix.EBUSY) {
 			return err
 		}
 		select {

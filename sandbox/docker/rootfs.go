@@ -137,11 +137,17 @@ func (f *rootfs) add(p string, h *tar.Header, content []byte) {
 	f.files[p], f.data[p] = h, content
 }
 
-// commit writes what was planned, and the folders that it needs.
-func (f *rootfs) commit(ctx context.Context) error {
+// commit writes what was planned, and the folders that it needs, and more that are
+// missing.
+func (f *rootfs) commit(ctx context.Context, folders []string) error {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	made := map[string]bool{}
+	for _, p := range folders {
+		if err := f.folders(ctx, w, p, &tar.Header{}, made); err != nil {
+			return err
+		}
+	}
 	for _, p := range f.order {
 		if err := f.folders(ctx, w, path.Dir(p), f.files[p], made); err != nil {
 			return err

@@ -51,8 +51,8 @@ type Runtime struct {
 	client *client.Client
 	// bare says that the engine's runc has no guard, and so is not used.
 	bare bool
-	// driver is how the engine keeps images and containers.
-	driver string
+	// driver is how the engine keeps images and containers, and root is where.
+	driver, root string
 	// layout is that of the engine's guard.
 	layout layout
 	build  build
@@ -89,7 +89,7 @@ func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, mapError(fmt.Errorf("asking for the engine's storage: %w", err))
 	}
-	r.driver = info.Info.Driver
+	r.driver, r.root = info.Info.Driver, info.Info.DockerRootDir
 	return r, nil
 }
 
@@ -108,7 +108,7 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 	if err != nil {
 		return err
 	}
-	img, err := r.image(ctx, ref)
+	img, err := r.image(ctx, ref, c.Like != "")
 	if err != nil {
 		return err
 	}
@@ -140,8 +140,8 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 	if err == nil && c.Layer != "" {
 		_, err = r.begin(patient, made.ID)
 	}
-	if err == nil && trust.cert != nil && c.Like == "" {
-		err = r.plant(ctx, made.ID, seen, trust)
+	if err == nil && c.Like == "" {
+		err = r.furnish(ctx, newRootfs(r.client, made.ID, seen), trust, img.folders)
 	}
 	if err != nil {
 		err = errors.Join(err, r.undo(ctx, attempt))

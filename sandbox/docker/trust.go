@@ -106,11 +106,22 @@ func newRoot(text []byte, image map[string]string) (*root, error) {
 	return r, nil
 }
 
-// plant merges a root into a container that has not started. Its own tools
-// (update-ca-certificates, update-ca-trust) keep it when they make the bundles
-// anew.
-func (r *Runtime) plant(ctx context.Context, id string, v *view, root *root) error {
-	f := newRootfs(r.client, id, v)
+// furnish writes what a container needs besides its image's files, before it starts.
+func (r *Runtime) furnish(ctx context.Context, f *rootfs, root *root, folders []string) error {
+	if root.cert != nil {
+		if err := r.plant(ctx, f, root); err != nil {
+			return err
+		}
+	}
+	if root.cert == nil && len(folders) == 0 {
+		return nil
+	}
+	return f.commit(ctx, folders)
+}
+
+// plant merges a root into a container. Its own tools (update-ca-certificates,
+// update-ca-trust) keep it when they make the bundles anew.
+func (r *Runtime) plant(ctx context.Context, f *rootfs, root *root) error {
 	found, err := root.bundle(ctx, f)
 	if err != nil {
 		return err
@@ -126,7 +137,7 @@ func (r *Runtime) plant(ctx context.Context, id string, v *view, root *root) err
 		return err
 	}
 	for _, p := range left {
-		r.cfg.Log.Warn("the image has an NSS database of its own: headless browsers of that user will not trust the gateway", "container", id, "file", p)
+		r.cfg.Log.Warn("the image has an NSS database of its own: headless browsers of that user will not trust the gateway", "container", f.id, "file", p)
 	}
 	for _, p := range root.java {
 		at, h, store, err := f.read(ctx, p)
@@ -138,12 +149,12 @@ func (r *Runtime) plant(ctx context.Context, id string, v *view, root *root) err
 		}
 		merged, err := mergeStore(store, root.cert)
 		if err != nil {
-			r.cfg.Log.Warn("Java in this sandbox will not trust the gateway", "container", id, "file", at, "error", err)
+			r.cfg.Log.Warn("Java in this sandbox will not trust the gateway", "container", f.id, "file", at, "error", err)
 			continue
 		}
 		f.put(at, h, merged)
 	}
-	return f.commit(ctx)
+	return nil
 }
 
 // bundle merges the root into every bundle and returns the system's, "" when
