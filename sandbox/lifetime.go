@@ -26,6 +26,7 @@ func (m *Manager) end(ctx context.Context, e *entry, why string) error {
 
 // remove removes a sandbox that does not run.
 func (m *Manager) remove(ctx context.Context, e *entry, why string) error {
+	defer m.ending()()
 	ev := detailed(e.rec, "removed", why)
 	err := m.tell(ctx, e, ev, func(r *record) { r.Ready = false })
 	if err != nil {

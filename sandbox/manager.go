@@ -26,6 +26,7 @@ type Manager struct {
 	// refusals bounds how many are recorded.
 	refusals *refusal.Limit
 	compared *comparisons
+	ends     endings
 
 	mu        sync.Mutex // guards what follows; taken after an entry's, never before
 	entries   map[string]*entry

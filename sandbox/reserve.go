@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,6 +20,10 @@ var ErrFull = errors.New("the host's disk is nearly full")
 type Space interface {
 	Free() (int64, error)
 	Used(folder string) (int64, error) // by the disk in a sandbox's own folder
+	// Yield gives up what Settle keeps back for the moment in which nothing is left.
+	// Settle takes it again, or what there is of it. Both may be called again.
+	Yield() error
+	Settle() error
 }
 
 const (
@@ -75,6 +80,43 @@ func (m *Manager) whileRoomy(ctx context.Context) (context.Context, context.Canc
 	return ctx, func() { cancel(nil) }
 }
 
+// lastRoom is what is left of the host's disk when ends of sessions and sandboxes are
+// given what Space keeps back for them, in bytes.
+const lastRoom = 32 << 20
+
+// endings counts what is being ended.
+type endings struct {
+	mu    sync.Mutex
+	under int
+}
+
+// ending makes room for an end, which has to be written down, on a disk that is full:
+// without that the sandbox that fills it could not be removed. done takes it back.
+func (m *Manager) ending() (done func()) {
+	if m.opt.Space == nil {
+		return func() {}
+	}
+	m.ends.mu.Lock()
+	defer m.ends.mu.Unlock()
+	m.ends.under++
+	if free, err := m.opt.Space.Free(); err != nil || free < lastRoom {
+		m.cannotKeep(m.opt.Space.Yield())
+	}
+	return func() {
+		m.ends.mu.Lock()
+		defer m.ends.mu.Unlock()
+		if m.ends.under--; m.ends.under == 0 {
+			m.cannotKeep(m.opt.Space.Settle())
+		}
+	}
+}
+
+func (m *Manager) cannotKeep(err error) {
+	if err != nil {
+		m.opt.Logger.Warn("room for the end of sandboxes on a full disk cannot be kept", "error", err)
+	}
+}
+
 // WatchSpace keeps the reserve for the host until ctx is done: while less is
 // left, the running sandbox whose disk has grown most is held, then the next one
 // that goes on growing.
@@ -82,6 +124,7 @@ func (m *Manager) WatchSpace(ctx context.Context) error {
 	if m.opt.Space == nil {
 		return nil
 	}
+	m.ending()() // which keeps room back from here on
 	tick := time.NewTicker(spaceEvery)
 	defer tick.Stop()
 	var w spaceWatch

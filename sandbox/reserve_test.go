@@ -33,6 +33,9 @@ func (s *space) Used(folder string) (int64, error) {
 	return s.used[filepath.Base(folder)], nil
 }
 
+func (s *space) Yield() error  { return nil }
+func (s *space) Settle() error { return nil }
+
 func (s *space) write(name string, n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

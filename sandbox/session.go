@@ -108,6 +108,7 @@ func (m *Manager) attach(e *entry, st Status) error {
 // halt ends the session: the sandbox's packets first, then its identity, then
 // its processes. Whatever fails, all of it is tried.
 func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
+	defer m.ending()()
 	var errs []error
 	e.hangUp() // while its end can still be told
 	if e.rec.Generation != 0 {

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -76,6 +78,21 @@ func TestHost(t *testing.T) {
 		}
 		r.ok("sandbox", "rm", "greedy")
 		r.ok("run", "greedy", "--", "true")
+	})
+
+	// An operator can always end and remove: of what runs, what has run, and again.
+	t.Run("no byte left", func(t *testing.T) {
+		r.ok("run", "second", "--", "true")
+		r.ok("sandbox", "stop", "second")
+		brim(t, data)
+		r.ok("sandbox", "rm", "second")
+		brim(t, data)
+		r.ok("sandbox", "stop", "greedy")
+		brim(t, data)
+		r.ok("sandbox", "rm", "greedy")
+		if out := r.ok("audit", "tail"); !strings.Contains(out, "greedy removed") {
+			t.Errorf("its removal is not on record:\n%s", out)
+		}
 	})
 
 	t.Run("backup and uninstall", func(t *testing.T) {
@@ -225,5 +242,39 @@ func notified(t *testing.T, path string) (said func() string) {
 		_ = c.SetReadDeadline(time.Now().Add(10 * time.Second))
 		n, _ := c.Read(buf)
 		return string(buf[:n])
+	}
+}
+
+// brim fills a file system to the last block, until the test ends.
+func brim(t *testing.T, at string) {
+	t.Helper()
+	f, err := os.CreateTemp(at, "brim")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(f.Close(), os.Remove(f.Name())); err != nil {
+			t.Error(err)
+		}
+	})
+	// What is on its way to the disk takes blocks too, and gives some back.
+	for quiet := 0; quiet < 5; quiet++ {
+		for size := int64(1 << 30); size >= 4096; {
+			end, err := f.Seek(0, io.SeekEnd)
+			if err == nil {
+				err = unix.Fallocate(int(f.Fd()), 0, end, size)
+			}
+			if err != nil {
+				size /= 2
+			} else {
+				quiet = 0
+			}
+		}
+		if err := f.Sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left := free(t, at); left != 0 {
+		t.Errorf("%d bytes are left", left)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -38,6 +39,41 @@ func (s Space) Free() (int64, error) {
 func (Space) Used(folder string) (int64, error) {
 	d, err := look(folder)
 	return max(d.taken, d.written), err
+}
+
+// kept is a file of the host's disk that is given up when nothing else is left.
+const (
+	kept      = ".kept"
+	keptBytes = 32 << 20
+)
+
+// Yield gives up what Settle keeps.
+func (s Space) Yield() error {
+	f, err := os.OpenFile(filepath.Join(s.Dir, kept), os.O_WRONLY, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	// What a file gave up is free once the journal has it.
+	return errors.Join(f.Truncate(0), f.Sync(), f.Close())
+}
+
+// Settle keeps room on the file system: 32 MiB, or what there is of it.
+func (s Space) Settle() error {
+	f, err := os.OpenFile(filepath.Join(s.Dir, kept), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	info, err := f.Stat()
+	for n := int64(1 << 20); err == nil && info.Size() < keptBytes && n <= keptBytes; n += 1 << 20 {
+		err = unix.Fallocate(int(f.Fd()), 0, 0, n)
+	}
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		err = nil
+	}
+	return errors.Join(err, f.Close())
 }
 
 // Size is how much the file system holds altogether, in bytes.
