@@ -38,8 +38,8 @@ func (m *Manager) roots(ctx context.Context, rec record) ([]manifest.Root, error
 
 // Changes tells what has changed of a sandbox's files since a snapshot of it, or
 // the one that it was made of, its memory included; or, without one, what of its
-// image. It asks the sandbox nothing, and starts it if need be, since only then its
-// layer is in place. What is written meanwhile may be told or not.
+// image. It asks the sandbox nothing. One that does not run is started, or, where it
+// cannot be, looked at as it is. What is written meanwhile may be told or not.
 func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(Change) error) (err error) {
 	rec, s, done, err := m.placed(ctx, name, snapshot)
 	if err != nil {
@@ -140,24 +140,39 @@ func (m *Manager) since(e *entry, snapshot string) (Snapshot, error) {
 	return s, err
 }
 
-// placed runs a sandbox, if it does not run, so that its layer is in place, and
-// keeps it from being put to sleep until done. Without the snapshot it
-// does neither.
+// placed runs a sandbox, if it does not run, so that its disk is in place, and
+// keeps it from being put to sleep until done. One that cannot start stays locked
+// until then. Without the snapshot it does neither.
 func (m *Manager) placed(ctx context.Context, name, snapshot string) (rec record, s Snapshot, done func(), err error) {
 	e, err := m.spacious(ctx, name, "starting", m.toWake)
 	if err != nil {
 		return rec, s, nil, err
 	}
-	defer m.release(e)
 	if snapshot != "" {
 		if s, err = m.since(e, snapshot); err != nil {
+			m.release(e)
 			return rec, s, nil, err
 		}
 	}
-	done = e.use()
-	if err := m.start(ctx, e); err != nil {
+	used := e.use()
+	cause := m.start(ctx, e)
+	if cause == nil {
+		m.release(e)
+		return e.rec, s, used, nil
+	}
+	used()
+	cause = fmt.Errorf("starting sandbox %s: %w", name, cause)
+	if e.state.live() {
+		m.release(e)
+		return rec, s, nil, cause
+	}
+	done = func() {
+		m.letGo(ctx, e)
+		m.release(e)
+	}
+	if err := m.attachDisk(e.rec); err != nil {
 		done()
-		return rec, s, nil, fmt.Errorf("starting sandbox %s: %w", name, err)
+		return rec, s, nil, errors.Join(cause, err)
 	}
 	return e.rec, s, done, nil
 }

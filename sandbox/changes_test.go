@@ -173,3 +173,25 @@ func TestChangesMeanwhile(t *testing.T) {
 	close(stop)
 	<-done
 }
+
+// What keeps a sandbox from starting keeps nobody from seeing what has changed of it.
+func TestChangesOfWhatDoesNotStart(t *testing.T) {
+	b := newBed(t)
+	b.opt.Layers = upper{b}
+	i := b.live(t, "a")
+	b.keeps(t, "a", SnapshotSpec{Name: "one"})
+	b.put(t, i, "x")
+	b.must(t)(b.Stop(t.Context(), "a"))
+	b.h.fault = "start"
+	for since, want := range map[string]map[string]string{
+		"":    {"/file": manifest.Added},
+		"one": {"/file": manifest.Added, "/memory/note": manifest.Added},
+	} {
+		if diff := cmp.Diff(want, b.changed(t, "a", since)); diff != "" {
+			t.Errorf("since %q: -want +got\n%s", since, diff)
+		}
+	}
+	if i, err := b.Get("a"); err != nil || i.State != Stopped {
+		t.Errorf("it is %s, %v", i.State, err)
+	}
+}

@@ -89,7 +89,7 @@ for word do
 		index=
 		{ read -r index <"/sys/class/net/$bridge/ifindex"; } 2>/dev/null
 		if [ -z "$index" ] || ! [ -e "$pins/bridge-$index" ]; then
-			refuse "sallyport is not guarding $bridge: start it with ` + "\\`sallyport up\\`" + `" "$@"
+			refuse "` + unguarded + ` $bridge: start it with ` + "\\`sallyport up\\`" + `" "$@"
 		fi
 		break
 		;;
@@ -120,6 +120,9 @@ case "$status $said" in
 esac
 exit $status
 `
+
+// unguarded begins what the guard says where it refuses a start.
+const unguarded = "sallyport is not guarding"
 
 // guard writes the script name into dir, so that it runs the real runtime with
 // flags. Scripts are replaced whole: a running engine picks a new one up.

@@ -115,6 +115,9 @@ func (r *Runtime) begin(ctx context.Context, ref string) (container string, err 
 	if state := res.Container.State; state != nil && state.Running {
 		return res.Container.ID, nil
 	}
+	if err := r.vetAccounts(res.Container); err != nil {
+		return "", err
+	}
 	return res.Container.ID, r.place(res.Container)
 }
 

@@ -27,6 +27,9 @@ func (r *Runtime) Layers(ctx context.Context, id string) (upper string, lower []
 			return "", nil, fmt.Errorf("the engine names %q as a layer of the container", dir)
 		}
 	}
+	if own := info.Config.Labels[labelLayer]; own != "" {
+		of = own // which covers the engine's while the sandbox runs
+	}
 	return filepath.Join(of, "diff"), lower, nil
 }
 

@@ -175,9 +175,23 @@ func (r *Runtime) undo(ctx context.Context, attempt string) error {
 	return nil
 }
 
-// Start starts the container. A container that runs already is left as it is.
+// Start starts the container. A container that runs already is left as it is. Where it
+// does not start, what stands in the way of its mounts is moved aside: see mend.
 func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) {
 	// One of ours that ended in the middle of a restore may have left its note.
+	st, err := r.startAs(ctx, id, forgetNote)
+	if err == nil || !stands(err) {
+		return st, err
+	}
+	info, ierr := r.inspect(ctx, id)
+	if ierr != nil || info.State.Running {
+		return st, err
+	}
+	moved, merr := mend(info)
+	if merr != nil || len(moved) == 0 {
+		return st, errors.Join(err, merr)
+	}
+	r.cfg.Log.Warn("moved aside what kept a sandbox from starting", "sandbox", id, "paths", moved)
 	return r.startAs(ctx, id, forgetNote)
 }
 

@@ -1,0 +1,94 @@
+package docker
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/moby/moby/api/types/container"
+)
+
+// accountFiles are what the engine itself reads of a container's files, as the host's
+// root, each time that it starts it: it looks the user up that the container runs as
+// (moby, oci_linux.go: getUser). A folder there, a pipe, or a line without an end keeps
+// the container from starting, a pipe the engine from doing anything with it, and a user
+// called "0" makes another of root.
+var accountFiles = []string{"etc/passwd", "etc/group"}
+
+// mostAccounts is the size of the largest of them that is read, in bytes.
+const mostAccounts = 1 << 20
+
+// vetAccounts renames what is none of these in what a sandbox has written (see aside):
+// the image's shows again. It follows no link. The sandbox must not run.
+func (r *Runtime) vetAccounts(info container.InspectResponse) error {
+	layer := info.Config.Labels[labelLayer]
+	if layer == "" {
+		of, err := layerOf(info)
+		if err != nil {
+			return nil // nobody knows where its files lie
+		}
+		layer = of
+	}
+	root, err := os.OpenRoot(filepath.Join(layer, "diff"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it has not begun
+	}
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	for _, p := range append([]string{"etc"}, accountFiles...) {
+		is, err := root.Lstat(p)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && is.Mode()&fs.ModeCharDevice != 0 { // removed, see Layer
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("looking at /%s: %w", p, err)
+		}
+		if p == "etc" && is.IsDir() || p != "etc" && is.Mode().IsRegular() && is.Size() <= mostAccounts && wellFormed(root, p) {
+			continue
+		}
+		to, err := aside(root, p)
+		if err != nil {
+			return fmt.Errorf("moving /%s aside: %w", p, err)
+		}
+		r.cfg.Log.Warn("a file of accounts that the engine cannot read was moved aside", "sandbox", info.Config.Labels[labelName], "path", "/"+p, "to", "/"+to)
+	}
+	return nil
+}
+
+// wellFormed says whether the engine finds root in a file of accounts, or nobody.
+func wellFormed(root *os.Root, p string) bool {
+	f, err := root.Open(p)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, mostAccounts+1))
+	if err != nil || len(content) > mostAccounts {
+		return false
+	}
+	for line := range bytes.Lines(content) {
+		name, _, _ := bytes.Cut(bytes.TrimSpace(line), []byte(":"))
+		if len(line) > 32<<10 || string(name) == "0" {
+			return false
+		}
+	}
+	return true
+}
+
+// aside renames a file, to a name that ends in ".aside-1" or the next that is free.
+func aside(root *os.Root, p string) (to string, err error) {
+	for n := 1; ; n++ {
+		to := fmt.Sprintf("%s.aside-%d", p, n)
+		if _, err := root.Lstat(to); errors.Is(err, fs.ErrNotExist) {
+			return to, root.Rename(p, to)
+		} else if err != nil {
+			return "", err
+		}
+	}
+}
