@@ -67,6 +67,7 @@ var (
 type inward struct {
 	exposures Exposures
 	waker     Waker
+	dial      func(ctx context.Context, sandboxID string, to netip.AddrPort) (net.Conn, error)
 	inside    Inside        // nil: only the sandbox's own address is reached
 	insides   *share.Places // of waits for it
 	web       *h1.Server
@@ -89,10 +90,15 @@ type visits struct {
 
 func (g *Gateway) newInward(o Options) *inward {
 	in := &inward{
-		exposures: o.Exposures, waker: o.Waker, inside: o.Inside, insides: share.New(maxInside, maxInsideOfOne),
+		exposures: o.Exposures, waker: o.Waker, dial: o.Dial, inside: o.Inside, insides: share.New(maxInside, maxInsideOfOne),
 		visitors: make(chan struct{}, maxVisitors), visited: share.New(maxVisitors, maxVisitorsOf),
 		wakes:    share.New(maxWakes, 1), // which waking holds to
 		refusals: rate.NewLimiter(refusalRate, refusalBurst), visits: map[string]*visits{},
+	}
+	if in.dial == nil {
+		in.dial = func(ctx context.Context, _ string, to netip.AddrPort) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", to.String())
+		}
 	}
 	in.web = &h1.Server{
 		HeadTimeout: g.handshake, IdleTimeout: visitorIdle, MaxHead: maxVisitorHead, Logger: o.Logger,

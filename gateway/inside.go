@@ -48,8 +48,9 @@ func (v *visit) reach(ctx context.Context) (net.Conn, error) {
 		v.gateway.logger.Warn("a sandbox could not be started for a request", "sandbox", v.exposure.Sandbox, "error", err)
 		return nil, errAsleep
 	}
-	to := netip.AddrPortFrom(who.Address, v.exposure.Port)
-	c, err := (&net.Dialer{Timeout: reachWithin}).DialContext(ctx, "tcp", to.String())
+	dialling, cancel := context.WithTimeout(ctx, reachWithin)
+	defer cancel()
+	c, err := v.gateway.inward.dial(dialling, v.exposure.SandboxID, netip.AddrPortFrom(who.Address, v.exposure.Port))
 	switch {
 	case err == nil:
 		impatient(c, v.gateway.stall)

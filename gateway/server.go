@@ -43,6 +43,9 @@ type Options struct {
 	// Exposures and Waker are needed by ServeInbound.
 	Exposures Exposures
 	Waker     Waker
+	// Dial connects to an exposed port of a sandbox at its own address. Default: as
+	// any process does.
+	Dial func(ctx context.Context, sandboxID string, to netip.AddrPort) (net.Conn, error)
 	// Inside reaches what listens on a sandbox's loopback address. Default: only
 	// what listens on the sandbox's own address is reached.
 	Inside Inside

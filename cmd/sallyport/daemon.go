@@ -217,7 +217,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 		Trail: d.trail, AuditDir: auditDir(d.cfg), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
 		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
-		Exposures: d.exposed.List, Whose: d.whose, Wake: d.wake, Inside: d.inside,
+		Exposures: d.exposed.List, Whose: d.whose, Wake: d.wake, Reach: d.reach, Inside: d.inside,
 		Event: func(state string) *audit.Event {
 			return changed(audit.Product{Name: "sallyport-gateway", Version: version}, "gateway", state)
 		},

@@ -97,7 +97,10 @@ func (l *dropLog) write(d datapath.Drop) {
 	e.SeverityID, e.StatusID = audit.SeverityLow, audit.StatusFailure
 	e.Source = &audit.Endpoint{IP: text(d.Source.Addr()), Port: int(d.Source.Port()), MAC: d.SourceMAC.String()}
 	e.Destination = &audit.Endpoint{IP: text(d.Destination.Addr()), Port: int(d.Destination.Port())}
-	e.Connection = &audit.Connection{ProtocolNum: int(d.Protocol), ProtocolName: protocolName(d), Direction: directionOut}
+	e.Connection = &audit.Connection{ProtocolNum: int(d.Protocol), ProtocolName: protocolName(d), Direction: directionIn}
+	if d.Reason.FromSandbox() {
+		e.Connection.Direction = directionOut
+	}
 	e.Count = int(d.Count)
 	e.Rule = &audit.Rule{Name: "datapath", Type: "floor"}
 	x := &e.Unmapped.Sallyport
@@ -107,8 +110,11 @@ func (l *dropLog) write(d datapath.Drop) {
 	}
 }
 
-// directionOut is OCSF's connection_info.direction_id for outbound.
-const directionOut = 2
+// OCSF's connection_info.direction_id, as seen from the sandbox.
+const (
+	directionIn  = 1
+	directionOut = 2
+)
 
 func text(a netip.Addr) string {
 	if !a.IsValid() {

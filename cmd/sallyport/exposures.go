@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"os"
 	"strconv"
 	"time"
 
@@ -17,6 +19,7 @@ import (
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 	"sallyport/sandbox/client"
+	"sallyport/sandbox/datapath"
 )
 
 // listenInbound opens the listener of what comes in, if one is configured.
@@ -62,6 +65,18 @@ func (d *daemon) wake(ctx context.Context, id string) (gateway.Identity, error) 
 		err = sandbox.ErrNotFound // which another has the name of by now
 	}
 	return gateway.Identity{Sandbox: identity(i), Address: i.Address}, err
+}
+
+// reach begins to connect to a port of an exposed sandbox.
+func (d *daemon) reach(id string, port uint16) (*os.File, error) {
+	i, err := d.exposedOf(id)
+	if err != nil {
+		return nil, err
+	}
+	if !i.Address.IsValid() {
+		return nil, fmt.Errorf("%w: %s does not run", sandbox.ErrNotFound, i.Name)
+	}
+	return datapath.Connecting(netip.AddrPortFrom(i.Address, port))
 }
 
 // inside connects to a port of an exposed sandbox as programs in it would.

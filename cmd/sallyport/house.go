@@ -48,14 +48,20 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 	}
 	d.onClose(func() error { _ = h.steered.Close(); return nil }) // the gateway may have closed it
 	at := netip.AddrPortFrom(d.guardConfig().Gateway(), 53)
-	if h.dnsUDP, err = net.ListenUDP("udp4", net.UDPAddrFromAddrPort(at)); err != nil {
+	listen := net.ListenConfig{Control: datapath.Mark}
+	listen.SetMultipathTCP(false)
+	udp, err := listen.ListenPacket(ctx, "udp4", at.String())
+	if err != nil {
 		return fmt.Errorf("listening for the sandboxes' DNS: %w: is another DNS server on every address of this host?", err)
 	}
-	d.onClose(func() error { _ = h.dnsUDP.Close(); return nil })
-	if h.dnsTCP, err = net.ListenTCP("tcp4", net.TCPAddrFromAddrPort(at)); err != nil {
+	h.dnsUDP = udp.(*net.UDPConn)
+	d.onClose(func() error { _ = udp.Close(); return nil })
+	tcp, err := listen.Listen(ctx, "tcp4", at.String())
+	if err != nil {
 		return fmt.Errorf("listening for the sandboxes' DNS: %w", err)
 	}
-	d.onClose(func() error { _ = h.dnsTCP.Close(); return nil })
+	h.dnsTCP = tcp.(*net.TCPListener)
+	d.onClose(func() error { _ = tcp.Close(); return nil })
 
 	agents, err := channel.OpenKey(filepath.Join(d.cfg.DataDir, "agent.key"), d.key)
 	if err != nil {
@@ -96,7 +102,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Recorder:  d.trail,
 		Recorded:  func(ctx context.Context, id string) (bool, error) { return audit.Has(ctx, auditDir(d.cfg), id) },
 		Logger:    d.log,
-		Agent:     channel.Options{Key: agents},
+		Agent:     channel.Options{Key: agents, Dial: datapath.Dial},
 		Space:     space,
 		Reserve:   reserve,
 		Forget:    d.forget,

@@ -14,6 +14,7 @@ import (
 	"sallyport/internal/ssh"
 	"sallyport/internal/ssh/key"
 	"sallyport/policy"
+	"sallyport/sandbox/datapath"
 )
 
 // newSSHServer is the process that the daemon starts for SSH. Nobody else does, so
@@ -43,7 +44,7 @@ func (d *daemon) openSSH(context.Context) error {
 	sandboxes := d.house.sandboxes
 	d.ssh, err = ssh.Open(ssh.Options{
 		Listen: c.Listen, Idle: time.Duration(c.Idle), Keys: sshKeys(d.cfg), HostKey: host, View: view,
-		Sandboxes: sandboxes, Files: func(name string) ssh.Files { return sandboxes.Files(name) },
+		Sandboxes: sandboxes, Dial: datapath.Dial, Files: func(name string) ssh.Files { return sandboxes.Files(name) },
 		Decide:   func(ctx context.Context, in policy.Input) policy.Decision { return d.rules.Decide(ctx, in) },
 		Identity: identity, Recorder: d.trail, Logger: d.log,
 	})

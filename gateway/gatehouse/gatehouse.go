@@ -22,7 +22,8 @@
 //   - to give a name its synthetic address, durably;
 //   - for this host's addresses, before each connection upstream;
 //   - who an exposed sandbox is, and to run it, before it carries a request to it;
-//   - for a connection to an exposed port that nobody but the sandbox itself reaches;
+//   - for a connection to an exposed port, at the sandbox's own address or as nobody but
+//     the sandbox itself reaches it;
 //   - for an operator's approval of a request, in the name of a running sandbox or
 //     a client: the store bounds what waits, and the answer is a call of the
 //     Warden's, so that what waits for a person keeps nothing else waiting.
@@ -104,6 +105,7 @@ const (
 	callWhose
 	callWake
 	callInside
+	callReach
 )
 
 // known are the errors that are the same on both sides.

@@ -3,8 +3,10 @@ package gatehouse
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -74,6 +76,15 @@ func (w *Warden) inside(ctx context.Context, c insideCall) (link.None, *os.File,
 		carry(ctx, here, far, func() bool { _, is := w.opened(c.ID, c.Port); return is })
 	}()
 	return link.None{}, there, nil
+}
+
+// reach begins to connect to a port that is exposed, and returns the socket.
+func (w *Warden) reach(_ context.Context, c insideCall) (link.None, *os.File, error) {
+	if _, is := w.opened(c.ID, c.Port); !is || w.o.Reach == nil {
+		return link.None{}, nil, errUnexposed
+	}
+	f, err := w.o.Reach(c.ID, c.Port)
+	return link.None{}, f, err
 }
 
 // connect does not go on for longer than the process, as wake does not. The place is
@@ -167,6 +178,49 @@ func left(c *net.UnixConn) bool {
 	return err != nil || is
 }
 
+// Dial connects to a port at the sandbox's own address, which the daemon knows.
+func (w waker) Dial(ctx context.Context, id string, to netip.AddrPort) (net.Conn, error) {
+	f, err := w.peer.CallFile(ctx, callReach, insideCall{id, to.Port()}, &link.None{})
+	if err != nil {
+		return nil, err
+	}
+	if f == nil {
+		return nil, errNone
+	}
+	defer f.Close()
+	if err := connected(ctx, f); err != nil {
+		return nil, fmt.Errorf("connecting to port %d of a sandbox: %w", to.Port(), err)
+	}
+	return net.FileConn(f)
+}
+
+// connected waits until a socket that connects has done so (connect(2), EINPROGRESS).
+func connected(ctx context.Context, f *os.File) error {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { _ = f.SetWriteDeadline(time.Unix(1, 0)) })()
+	var failed error
+	err = raw.Write(func(fd uintptr) bool {
+		code, err := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil && code != 0 {
+			err = unix.Errno(code)
+		}
+		if failed = err; err != nil {
+			return true
+		}
+		_, err = unix.Getpeername(int(fd))
+		return err == nil
+	})
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return errors.Join(err, failed)
+}
+
+var errNone = errors.New("no connection came")
+
 // Connect implements gateway.Inside.
 func (w waker) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	f, err := w.peer.CallFile(ctx, callInside, insideCall{id, port}, &link.None{})
@@ -174,7 +228,7 @@ func (w waker) Connect(ctx context.Context, id string, port uint16) (net.Conn, e
 		return nil, err
 	}
 	if f == nil {
-		return nil, errors.New("no connection came")
+		return nil, errNone
 	}
 	c, err := link.Inherited(f)
 	if err != nil {

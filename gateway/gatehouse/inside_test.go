@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sallyport/gateway"
 	"sallyport/internal/link"
@@ -84,6 +88,57 @@ func TestInsideIsChecked(t *testing.T) {
 		if _, err := (waker{s.child}).Connect(t.Context(), "box", 8000); !errors.Is(err, want) {
 			t.Errorf("got %v, want %v", err, want)
 		}
+	}
+}
+
+// A process dials nothing of a sandbox's itself: it gets a socket that is on its way
+// to an exposed port of an exposed sandbox, and no other.
+func TestReachIsChecked(t *testing.T) {
+	s, _ := exposes(t)
+	ln, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = ln.Close() })
+	to, asked := ln.Addr().(*net.TCPAddr).AddrPort(), 0
+	s.warden.o.Reach = func(string, uint16) (*os.File, error) {
+		asked++
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		if err != nil {
+			return nil, err
+		}
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); !errors.Is(err, unix.EINPROGRESS) {
+			t.Errorf("connecting: %v", err)
+		}
+		return os.NewFile(uintptr(fd), ""), nil
+	}
+	own := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("10.231.0.3"), port) }
+	for _, c := range []insideCall{{"box", 8001}, {"box", 9000}, {"other", 8000}, {"none", 8000}, {"", 0}} {
+		if c, err := (waker{s.child}).Dial(t.Context(), c.ID, own(c.Port)); err == nil {
+			_ = c.Close()
+			t.Errorf("%v: connected", c)
+		}
+	}
+	if asked != 0 {
+		t.Errorf("%d connections were begun", asked)
+	}
+	c, err := (waker{s.child}).Dial(t.Context(), "box", own(8000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	far, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(far, "hello")
+	_ = far.Close()
+	if got, err := io.ReadAll(c); string(got) != "hello" || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+	_ = ln.Close()
+	if _, err := (waker{s.child}).Dial(t.Context(), "box", own(8000)); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("where nobody listens: %v", err)
 	}
 }
 

@@ -132,6 +132,15 @@ func replace(fd int, at netip.AddrPort) error {
 			return os.NewSyscallError("IPV6_V6ONLY", err)
 		}
 	}
+	// The datapath knows the daemon's sockets by their mark, which a process cannot
+	// change; to set it takes a capability.
+	if mark, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK); err != nil {
+		return os.NewSyscallError("getsockopt", err)
+	} else if mark != 0 {
+		if err := unix.SetsockoptInt(next, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
+			return os.NewSyscallError("SO_MARK", err)
+		}
+	}
 	stream := is[unix.SO_TYPE] == unix.SOCK_STREAM
 	if stream {
 		_ = unix.Shutdown(fd, unix.SHUT_RDWR) // it may not listen where another is bound

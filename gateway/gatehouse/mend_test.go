@@ -6,10 +6,13 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/lab"
 )
 
 // nothing is a filter that lets no packet through.
@@ -131,6 +134,44 @@ func TestSocketsAreMended(t *testing.T) {
 					t.Errorf("the answer is %q, %v", b[:n], err)
 				}
 			})
+		}
+	}
+}
+
+// The daemon's mark stays on a socket that is replaced: the datapath knows it by that.
+func TestMendKeepsTheMark(t *testing.T) {
+	lab.Privileged(t)
+	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 77); err != nil {
+				t.Error(err)
+			}
+		})
+	}}
+	u, err := config.ListenPacket(t.Context(), "udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer u.Close()
+	config.SetMultipathTCP(false)
+	l, err := config.Listen(t.Context(), "tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	spoil(t, l.(*net.TCPListener), []func(int) error{filter, lock}) // which is past mending
+	if err := (&Listeners{DNS: u.(*net.UDPConn), Transparent: l.(*net.TCPListener)}).mend(); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]syscall.Conn{"UDP": u.(*net.UDPConn), "TCP": l.(*net.TCPListener)} {
+		err := control(c, func(fd int) error {
+			if got, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK); got != 77 || err != nil {
+				t.Errorf("%s: the mark is %d, %v", name, got, err)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
 		}
 	}
 }

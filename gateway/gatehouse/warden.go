@@ -87,6 +87,10 @@ type Options struct {
 	Exposures func() []gateway.Exposure
 	Whose     func(ctx context.Context, id string) (policy.Sandbox, error)
 	Wake      func(ctx context.Context, id string) (gateway.Identity, error)
+	// Reach returns a socket that has begun to connect to a port of a sandbox that is
+	// exposed, at its own address: the datapath lets no other of the process's
+	// through. It is needed with Inbound too.
+	Reach func(id string, port uint16) (*os.File, error)
 	// Inside connects to a port of a sandbox that is exposed as programs inside it
 	// would. Its errors are those of [gateway.Inside]. Default: what listens on a
 	// sandbox's loopback address is not reached.
@@ -276,6 +280,7 @@ func (w *Warden) methods() map[link.Method]link.Handler {
 		callWhose:    link.Handle(w.whose),
 		callWake:     link.Handle(w.wake),
 		callInside:   link.HandleFile(w.inside),
+		callReach:    link.HandleFile(w.reach),
 	}
 }
 

@@ -1,10 +1,10 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/datapath"
 )
 
 // Commands belong to their sandbox: they outlive the daemon, and their output is
@@ -178,8 +179,8 @@ for host in %q.split():
 `
 
 // Nobody but the daemon gets a word from an agent: not root inside, not a user
-// inside, no other sandbox, and no process of the host that lacks the key, which
-// all but the daemon do.
+// inside, no other sandbox, and no process of the host, which the datapath keeps
+// away.
 func testStrangers(t *testing.T, r *rig) {
 	mine, other := r.address("agent"), r.address("other")
 	for _, tt := range []struct{ who, user string }{{"root inside", "root"}, {"a user inside", "nobody"}} {
@@ -195,14 +196,16 @@ func testStrangers(t *testing.T, r *rig) {
 		c.Stdin = strings.NewReader(fmt.Sprintf(knock, mine))
 		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 		out, err := c.CombinedOutput()
-		if err != nil || string(out) != mine+" refused\n" {
+		if err != nil || string(out) != mine+" no way\n" {
 			t.Errorf("user %d of the host: got %q, %v", uid, out, err)
 		}
 	}
 	// What the daemon signs for one sandbox opens no other, also not to one
 	// that has a live challenge of the other's; see package agent's tests for
 	// each part of a proof.
-	conn, err := net.DialTimeout("tcp4", wire.Address(addr(t, mine)), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	conn, err := datapath.Dial(ctx, netip.AddrPortFrom(addr(t, mine), wire.Port))
 	if err != nil {
 		t.Fatal(err)
 	}

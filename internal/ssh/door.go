@@ -72,6 +72,7 @@ type Options struct {
 	HostKey   *HostKey
 	View      *cell.View // root of the process, empty
 	Sandboxes Sandboxes
+	Dial      func(context.Context, netip.AddrPort) (net.Conn, error) // to a sandbox
 	Files     func(name string) Files
 	Decide    func(ctx context.Context, in policy.Input) policy.Decision
 	Identity  func(sandbox.Info) policy.Sandbox

@@ -2,6 +2,7 @@ package ssh
 
 import (
 	"bytes"
+	"context"
 	"crypto/ed25519"
 	"errors"
 	"io"
@@ -102,7 +103,7 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 		return c, nil
 	}
 	p.door, err = Open(Options{
-		Listen: "127.0.0.1:0", Idle: time.Hour, HostKey: host, Keys: p.keys(), Sandboxes: p.block, Files: func(string) Files { return p.files },
+		Listen: "127.0.0.1:0", Idle: time.Hour, HostKey: host, Keys: p.keys(), Sandboxes: p.block, Dial: dialled, Files: func(string) Files { return p.files },
 		Decide: p.rules.Decide, Identity: func(i sandbox.Info) policy.Sandbox { return policy.Sandbox{Name: i.Name, ID: i.ID} },
 		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), View: &cell.View{}, launch: inside,
 	})
@@ -125,6 +126,10 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 		}
 	})
 	return p
+}
+
+func dialled(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+	return new(net.Dialer).DialContext(ctx, "tcp4", to.String())
 }
 
 func (p *porch) keys() []Key {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"path"
 	"regexp"
@@ -251,8 +252,9 @@ func (d *Door) reach(ctx context.Context, i sandbox.Info, host string, port uint
 		return to, err
 	}
 	// From here no agent is needed, and what listens for the sandbox alone not reached.
-	dialer := net.Dialer{Timeout: dialWithin}
-	c, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(i.Address.String(), strconv.Itoa(int(port))))
+	dialling, cancel := context.WithTimeout(ctx, dialWithin)
+	defer cancel()
+	c, err := d.o.Dial(dialling, netip.AddrPortFrom(i.Address, port))
 	if err != nil {
 		return nil, fmt.Errorf("nothing listens on port %d of the sandbox's own address, and its agent is of an earlier version, which reaches no other: "+
 			"stop the sandbox and use it again, or let the program listen on 0.0.0.0", port)

@@ -81,14 +81,19 @@ func TestBridgeInResolver(t *testing.T) {
 	stamped := skb{skbMark: alice.Generation}
 	overTCP := aliceTCP()
 	overTCP.daddr, overTCP.dport = gateway, 53
-	bind := func(t *testing.T, host string) {
+	bind := func(t *testing.T, host string, ours bool) {
 		t.Helper()
-		udp, err := net.ListenPacket("udp4", host+":53")
+		var config net.ListenConfig
+		config.SetMultipathTCP(false)
+		if ours {
+			config.Control = Mark
+		}
+		udp, err := config.ListenPacket(t.Context(), "udp4", host+":53")
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { udp.Close() })
-		tcp, err := net.Listen("tcp4", host+":53")
+		tcp, err := config.Listen(t.Context(), "tcp4", host+":53")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -108,17 +113,19 @@ func TestBridgeInResolver(t *testing.T) {
 	tests := []struct {
 		name    string
 		host    string
+		ours    bool
 		steered bool
 		want    Reason
 	}{
-		{"on the gateway's address", gateway.String(), true, Unknown},
-		{"on every address", "0.0.0.0", true, NoResolver},
-		{"on the gateway's address while the daemon is dead", gateway.String(), false, NoResolver},
-		{"on every address while the daemon is dead", "0.0.0.0", false, NoResolver},
+		{"ours", gateway.String(), true, true, Unknown},
+		{"another's on the gateway's address", gateway.String(), false, true, NoResolver},
+		{"another's on every address", "0.0.0.0", false, true, NoResolver},
+		{"another's on the gateway's address while the daemon is dead", gateway.String(), false, false, NoResolver},
+		{"another's on every address while the daemon is dead", "0.0.0.0", false, false, NoResolver},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			bind(t, test.host)
+			bind(t, test.host, test.ours)
 			if test.steered {
 				steer(t)
 			}

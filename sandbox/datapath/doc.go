@@ -6,7 +6,7 @@
 //	│       │─────▶│ port_in    │─────▶│ bridge_in                    │──▶ gateway's listener
 //	│ eth0  │      │ who, what  │      │ stamp agrees? default deny,  │──▶ resolver on the
 //	│       │◀─────│ port_out   │◀─────│ steer                        │    gateway address
-//	└───────┘      │ from host? │      └──────────────────────────────┘
+//	└───────┘      │ daemon's?  │      └──────────────────────────────┘
 //	               └────────────┘       the bridge device
 //	               bridge port
 //
@@ -17,13 +17,13 @@
 // to the bridge device itself, so that none is ever bridged. A refused
 // datagram is dropped like all else, and turned round as ICMP port unreachable,
 // a hundred a second for each sandbox: clients of QUIC turn to TCP at once.
-// port_out lets pass only that and what this host itself sent to that sandbox.
+// port_out lets pass only that and what the daemon's sockets sent to that sandbox,
+// which [Mark] sets apart from those of all other processes of this host.
 // bridge_in denies by default: stamp, MAC and IP address must agree with an
 // attached endpoint. It hands TCP to the listener given to [Datapath.Steer]
 // whatever address was dialled; packets of connections that are open already,
-// by steering or by a process of the host, find their socket; DNS reaches a
-// resolver only when it is bound to the gateway's own address. Without a
-// listener nothing passes.
+// by steering or by the daemon, find their socket; DNS reaches a resolver only
+// when its sockets are the daemon's. Without a listener nothing passes.
 //
 // Guaranteed: a port that was not attached, or is no longer, gets nothing
 // through to the host's network stack. All state is pinned, so this holds after

@@ -118,7 +118,8 @@ const (
 	guardReasonNOT_HOST      guardReason = 23
 	guardReasonNOT_ADDRESSED guardReason = 24
 	guardReasonOFFLINE       guardReason = 25
-	guardReasonREASONS       guardReason = 26
+	guardReasonHOST_PROCESS  guardReason = 26
+	guardReasonREASONS       guardReason = 27
 )
 
 type guardSlot uint32

@@ -17,7 +17,7 @@ func Listen() (*net.TCPListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var set error
 		err := c.Control(func(fd uintptr) {
-			set = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+			set = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1), mark(int(fd)))
 		})
 		return errors.Join(err, set)
 	}}
@@ -32,8 +32,8 @@ func Listen() (*net.TCPListener, error) {
 // Steer sends the TCP connections of all attached sandboxes to the listener
 // from now on; those that are open stay where they are. The listener must be of
 // this network namespace and from [Listen]. When it is closed, by whatever death
-// of its process, the packets are dropped. The resolver on the gateway's address
-// must be bound before, since DNS passes from now on too.
+// of its process, the packets are dropped. The resolver on the gateway's address,
+// whose sockets have [Mark], must be bound before, since DNS passes from now on too.
 func (d *Datapath) Steer(l *net.TCPListener) error {
 	raw, err := l.SyscallConn()
 	if err != nil {

@@ -16,12 +16,18 @@ import (
 const (
 	envInside = "SALLYPORT_DATAPATH_INSIDE"
 	envDaemon = "SALLYPORT_DATAPATH_DAEMON"
+	envKnock  = "SALLYPORT_DATAPATH_KNOCK"
 )
 
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(envDaemon) != "":
 		if err := daemon(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	case os.Getenv(envKnock) != "":
+		if err := knock(os.Getenv(envKnock)); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

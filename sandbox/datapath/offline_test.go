@@ -80,7 +80,7 @@ func TestOfflineOnTheWire(t *testing.T) {
 			c.Close()
 		}
 	}()
-	c, err := net.DialTimeout("tcp4", fmt.Sprintf("%s:1023", alice.Address), 2*time.Second)
+	c, err := dialDaemon(netip.AddrPortFrom(alice.Address, 1023))
 	must(t, err)
 	b := make([]byte, 4)
 	_, err = c.Read(b)

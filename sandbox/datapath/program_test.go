@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -348,11 +349,26 @@ func TestPortOut(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			p := test.base()
-			expect(t, d, d.objs.PortOut, p, skb{}, Unknown)
+			test.in[skbMark] = routeMark
+			expect(t, d, d.objs.PortOut, p, skb{skbMark: routeMark}, Unknown)
 			test.change(&p)
 			expect(t, d, d.objs.PortOut, p, test.in, test.want)
 		})
 	}
+	// What a process of the host sends has no mark, or another one.
+	ping, datagram := toAlice(), toAlice()
+	ping.proto, ping.icmp, datagram.proto = protoICMP, 8, protoUDP
+	piece := datagram
+	piece.fragment = 0x2000
+	for name, p := range map[string]packet{"TCP": toAlice(), "UDP": datagram, "ping": ping, "a fragment": piece} {
+		for _, mark := range []uint32{0, 1, routeMark << 16, routeMark + 1} {
+			t.Run(fmt.Sprintf("%s with mark %#x", name, mark), func(t *testing.T) {
+				expect(t, d, d.objs.PortOut, p, skb{skbMark: mark}, HostProcess)
+			})
+		}
+		expect(t, d, d.objs.PortOut, p, skb{skbMark: routeMark}, Unknown)
+	}
+	expect(t, d, d.objs.PortOut, question(), skb{}, Unknown) // the kernel's own
 }
 
 // What one packet costs in each program.
@@ -377,7 +393,7 @@ func BenchmarkPrograms(b *testing.B) {
 	}{
 		{"port in", d.objs.PortIn, aliceTCP(), skb{}},
 		{"port in, dropped", d.objs.PortIn, nowhere, skb{}},
-		{"port out", d.objs.PortOut, toAlice, skb{}},
+		{"port out", d.objs.PortOut, toAlice, skb{skbMark: routeMark}},
 		{"bridge in, to the listener", d.objs.BridgeIn, aliceTCP(), skb{skbMark: routeMark}},
 	} {
 		b.Run(bench.name, func(b *testing.B) {

@@ -34,6 +34,7 @@ const (
 	NotHost      = Reason(guardReasonNOT_HOST)      // to a sandbox, and not sent by this host
 	NotAddressed = Reason(guardReasonNOT_ADDRESSED) // to a sandbox, and addressed to another
 	Offline      = Reason(guardReasonOFFLINE)       // of a sandbox that is to have no network
+	HostProcess  = Reason(guardReasonHOST_PROCESS)  // to a sandbox, from a process of this host that is not the daemon
 	reasons      = Reason(guardReasonREASONS)
 )
 
@@ -64,6 +65,7 @@ var reasonNames = [reasons]string{
 	NotHost:      "not-host",
 	NotAddressed: "not-addressed",
 	Offline:      "offline",
+	HostProcess:  "host-process",
 }
 
 // String is one word, for events and metrics.
@@ -76,4 +78,4 @@ func (r Reason) String() string {
 
 // FromSandbox says whether the sandbox sent what was dropped; else it was on
 // its way to the sandbox.
-func (r Reason) FromSandbox() bool { return r != NotHost && r != NotAddressed }
+func (r Reason) FromSandbox() bool { return r != NotHost && r != NotAddressed && r != HostProcess }

@@ -12,7 +12,9 @@ import (
 
 // A packet for a socket of this host must also be routed to it, whatever its
 // destination: what comes in by the bridge with routeMark is looked up in
-// routeTable, where everything is local. The mark has no bit in common with
+// routeTable, where everything is local. The daemon's sockets for sandboxes have the
+// same mark ([Mark]): an answer that the kernel makes by itself has that of what it
+// answers where net.ipv4.fwmark_reflect is on. The mark has no bit in common with
 // those of kube-proxy, Cilium, Tailscale and Calico's defaults.
 const (
 	routeMark     = 0x3053

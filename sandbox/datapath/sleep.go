@@ -53,6 +53,9 @@ func Rouse(flows []sandbox.Flow) error {
 		return fmt.Errorf("rousing connections: %w", err)
 	}
 	defer unix.Close(fd)
+	if err := mark(fd); err != nil {
+		return fmt.Errorf("rousing connections: %w", err)
+	}
 	var errs []error
 	for _, f := range flows[:min(len(flows), maxFlows)] {
 		if !f.Sandbox.Addr().Is4() || !f.Peer.Addr().Is4() {

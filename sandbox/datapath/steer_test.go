@@ -193,9 +193,9 @@ func bulk(t *testing.T, l *lab, d *Datapath) {
 	t.Logf("%d MiB there and back, %.0f MB/s each way, %d frames", len(want)>>20, float64(len(want))/1e6/time.Since(began).Seconds(), counters(t, d).Sent.Packets)
 }
 
-// A process of the host reaches a server in the sandbox, and only such a reply
-// passes unsteered.
-func TestHostDials(t *testing.T) {
+// The daemon reaches a server in the sandbox, and only such a reply passes
+// unsteered.
+func TestDaemonDials(t *testing.T) {
 	l := newLab(t)
 	d := l.open(t)
 	attachBoth(t, d, l)
@@ -210,7 +210,7 @@ func TestHostDials(t *testing.T) {
 		if moment == "with a listener" {
 			steered(t, d)
 		}
-		c, err := net.DialTimeout("tcp4", "10.231.0.10:8080", 3*time.Second)
+		c, err := dialDaemon(netip.MustParseAddrPort("10.231.0.10:8080"))
 		if err != nil {
 			t.Fatalf("%s: %v", moment, err)
 		}
@@ -232,9 +232,7 @@ func TestResolver(t *testing.T) {
 	d := l.open(t)
 	attachBoth(t, d, l)
 	steered(t, d)
-	pc, err := net.ListenPacket("udp4", gateway.String()+":53")
-	must(t, err)
-	defer pc.Close()
+	pc, tcp := resolver(t)
 	go func() {
 		b := make([]byte, 512)
 		for {
@@ -245,9 +243,6 @@ func TestResolver(t *testing.T) {
 			pc.WriteTo(append([]byte("answer to "), b[:n]...), from)
 		}
 	}()
-	tcp, err := net.Listen("tcp4", gateway.String()+":53")
-	must(t, err)
-	defer tcp.Close()
 	go echo(tcp)
 
 	var c net.Conn
@@ -319,6 +314,27 @@ func TestKilledDaemon(t *testing.T) {
 		}
 	}
 	l.none(t, "with the next daemon")
+}
+
+// dialDaemon connects as the daemon does.
+func dialDaemon(to netip.AddrPort) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	defer cancel()
+	return Dial(ctx, to)
+}
+
+// resolver has the sockets of the daemon's.
+func resolver(t *testing.T) (net.PacketConn, net.Listener) {
+	t.Helper()
+	config := net.ListenConfig{Control: Mark}
+	config.SetMultipathTCP(false)
+	pc, err := config.ListenPacket(t.Context(), "udp4", gateway.String()+":53")
+	must(t, err)
+	t.Cleanup(func() { pc.Close() })
+	tcp, err := config.Listen(t.Context(), "tcp4", gateway.String()+":53")
+	must(t, err)
+	t.Cleanup(func() { tcp.Close() })
+	return pc, tcp
 }
 
 func sorted(t *testing.T, d *Datapath) []sandbox.Endpoint {

@@ -56,6 +56,7 @@ func TestNoWayAround(t *testing.T) {
 			})
 		}
 	})
+	t.Run("host", func(t *testing.T) { testHost(t, r) })
 	t.Run("QUIC", func(t *testing.T) { testQUIC(t, r) })
 	t.Run("leads", func(t *testing.T) { testLeads(t, r) })
 	t.Run("lookup", func(t *testing.T) { testLookups(t, r) })

@@ -44,51 +44,60 @@ static __always_inline int steer(struct __sk_buff *skb)
 	return err ? NO_LISTENER : 0;
 }
 
-// resolve lets a question through to a resolver that is bound to the gateway's
-// own address, and to no other: a name server of the host that listens on every
-// address would forward it.
+// ours says whether a socket is the daemon's. Until a connection is accepted, and
+// after it has ended, the kernel keeps less than a socket (0): of a connection that
+// was steered, or that passed as a whole socket.
+static __always_inline int ours(struct bpf_sock *sk)
+{
+	struct bpf_sock *whole = bpf_sk_fullsock(sk);
+
+	return !whole || whole->mark == cfg.mark;
+}
+
+// resolve_udp lets a question through to our resolver and to no other: a name server
+// of the host that listens on every address would forward it.
 static __always_inline int resolve_udp(struct __sk_buff *skb, const struct frame *f)
 {
 	struct bpf_sock_tuple t = {};
 	struct bpf_sock *sk;
-	__be32 bound;
+	int own;
 
 	tuple_of(&t, f);
 	sk = bpf_sk_lookup_udp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return NO_RESOLVER;
-	bound = sk->src_ip4;
+	own = ours(sk);
 	bpf_sk_release(sk);
-	return bound == cfg.gateway && alive() ? 0 : NO_RESOLVER;
+	return own && alive() ? 0 : NO_RESOLVER;
 }
 
 // deliver_tcp finds the live socket of a packet first: of a connection that was
-// steered before, or one that the host itself opened. What has none is for the
-// resolver or the gateway.
+// steered before, or one that the daemon itself opened. What has none, or that of
+// another process, is for the resolver or the gateway.
 static __always_inline int deliver_tcp(struct __sk_buff *skb, const struct frame *f, const struct face *own)
 {
 	int dns = f->daddr[3] == cfg.gateway && f->dport == bpf_htons(PORT_DNS);
 	struct bpf_sock_tuple t = {};
 	struct bpf_sock *sk;
-	__be32 bound = 0;
+	int daemons = 0;
 
 	tuple_of(&t, f);
 	sk = bpf_skc_lookup_tcp(skb, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
 	if (sk) {
 		__u32 state = sk->state;
 
-		bound = sk->src_ip4;
+		daemons = ours(sk);
 		bpf_sk_release(sk);
 		// TIME-WAIT too: steering a SYN past it would be refused as a
 		// duplicate until it ends, where the kernel's own acknowledgement
 		// makes the sandbox reset it and try again.
-		if (state != BPF_TCP_LISTEN)
+		if (daemons && state != BPF_TCP_LISTEN)
 			return 0;
 	}
 	if (own->offline)
 		return OFFLINE;
 	if (dns)
-		return bound == cfg.gateway && alive() ? 0 : NO_RESOLVER;
+		return daemons && alive() ? 0 : NO_RESOLVER;
 	return steer(skb);
 }
 

@@ -127,6 +127,10 @@ int port_out(struct __sk_buff *skb)
 		return refuse(skb, generation, NOT_ADDRESSED);
 	if (!same(&f.dst, &own->mac) && !(f.ethertype == ETH_P_ARP && broadcast(&f.dst)))
 		return refuse(skb, generation, NOT_ADDRESSED);
+	// A packet has its socket's mark, which takes a capability to set (socket(7)):
+	// what a process of the host sends by itself has none. The kernel speaks ARP.
+	if (!skb->ingress_ifindex && skb->mark != cfg.mark && f.ethertype != ETH_P_ARP)
+		return refuse(skb, generation, HOST_PROCESS);
 	count(skb, DELIVERED);
 	return TCX_NEXT;
 }

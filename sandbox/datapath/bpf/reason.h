@@ -32,6 +32,7 @@ enum reason {
 	NOT_HOST,
 	NOT_ADDRESSED,
 	OFFLINE,
+	HOST_PROCESS,
 	REASONS, // how many
 };
 

@@ -13,7 +13,7 @@ struct config {
 	__be32 gateway;
 	__be32 subnet;
 	__be32 mask;
-	__u32 mark; // for routing steered packets to this host
+	__u32 mark; // of the daemon's sockets, and for routing steered packets to this host
 	__u32 link; // interface index of the bridge
 	struct mac bridge;
 	__u8 pad[2];

@@ -1,0 +1,183 @@
+package datapath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	unprivileged = 65534
+	servicePort  = 8000 // of a service in the sandbox
+)
+
+// knock is what a process of the host may try: a connection and a datagram, and
+// whether it can mark a socket. It fails when the sandbox answers.
+func knock(address string) error {
+	var errs []error
+	if c, err := net.DialTimeout("tcp4", address, 700*time.Millisecond); err == nil {
+		c.Close()
+		errs = append(errs, errors.New("it connected"))
+	} else if !silence(err) {
+		errs = append(errs, err)
+	}
+	c, err := net.Dial("udp4", address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_, _ = c.Write([]byte(markerStart + "datagram" + markerEnd)) // a drop may be an error
+	if os.Geteuid() != 0 {
+		if err := mark(fileOf(c)); !errors.Is(err, unix.EPERM) {
+			errs = append(errs, fmt.Errorf("marking a socket: %v, want no permission", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func fileOf(c net.Conn) (n int) {
+	raw, err := c.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return -1
+	}
+	_ = raw.Control(func(fd uintptr) { n = int(fd) })
+	return n
+}
+
+// serviceIn has a server in the sandbox that greets over TCP.
+func serviceIn(t *testing.T, s *space, a netip.Addr) netip.AddrPort {
+	t.Helper()
+	var server net.Listener
+	s.do(func() (err error) {
+		server, err = net.Listen("tcp4", fmt.Sprintf("%s:%d", a, servicePort))
+		return err
+	})
+	t.Cleanup(func() { server.Close() })
+	go echo(server)
+	return netip.AddrPortFrom(a, servicePort)
+}
+
+// No process of the host sends a sandbox anything, whoever its user is, and what is
+// dropped is counted and told.
+func TestHostProcesses(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	steered(t, d)
+	next := drops(t, d)
+	to := serviceIn(t, l.alice, alice.Address)
+	heard := l.alice.listen(func(frame []byte) bool { return len(frame) > 13 && frame[12] == 0x08 && frame[13] == 0 })
+	for name, uid := range map[string]uint32{"an unprivileged user": unprivileged, "root": 0} {
+		t.Run(name, func(t *testing.T) {
+			before := dropped(t, d)[HostProcess].Packets
+			c := exec.Command("/proc/self/exe")
+			c.Env = append(os.Environ(), envKnock+"="+to.String())
+			c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+			if out, err := c.CombinedOutput(); err != nil {
+				t.Errorf("%v: %s", err, strings.TrimSpace(string(out)))
+			}
+			if n := dropped(t, d)[HostProcess].Packets - before; n < 2 {
+				t.Errorf("%d drops were counted, want one for the connection and one for the datagram at least", n)
+			}
+		})
+	}
+	t.Run("ping", func(t *testing.T) {
+		before := dropped(t, d)[HostProcess].Packets
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_ICMP)
+		must(t, err)
+		defer unix.Close(fd)
+		echo := packet{proto: protoICMP, icmp: 8, saddr: gateway, daddr: alice.Address}.transport()
+		_ = unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: alice.Address.As4()})
+		if n := dropped(t, d)[HostProcess].Packets - before; n != 1 {
+			t.Errorf("%d drops were counted, want one", n)
+		}
+	})
+	if got := next(HostProcess); got.Sandbox != alice.Sandbox || got.SandboxID != alice.ID || got.Source.Addr() != gateway ||
+		got.Destination.Addr() != alice.Address || got.Reason.FromSandbox() {
+		t.Errorf("told of %+v", got)
+	}
+	select {
+	case frame := <-heard:
+		t.Errorf("alice heard of it: %x", frame)
+	default:
+	}
+	// The daemon gets there, and what has been dropped would have been heard.
+	c, err := dialDaemon(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
+	select {
+	case <-heard:
+	case <-time.After(5 * time.Second):
+		t.Error("alice hears nothing at all: the test shows nothing")
+	}
+}
+
+// A socket of a process of the host is no way for a sandbox to that process: what
+// is sent to it goes to the gateway.
+func TestHostProcessIsNotAnswered(t *testing.T) {
+	for port, ours := range map[int]bool{40007: true, 40008: false} {
+		t.Run(map[bool]string{true: "the daemon's", false: "another's"}[ours], func(t *testing.T) {
+			l := newLab(t)
+			d := l.open(t)
+			attachBoth(t, d, l)
+			listener, err := Listen()
+			must(t, err)
+			defer listener.Close()
+			must(t, d.Steer(listener))
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+			must(t, err)
+			defer unix.Close(fd)
+			if ours {
+				must(t, mark(fd))
+			}
+			must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: gateway.As4(), Port: port}))
+			// Nobody listens there, and nobody says so: it goes on trying.
+			l.alice.do(func() error { return exec.Command("ip", "route", "add", "blackhole", gateway.String()).Run() })
+			if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: alice.Address.As4(), Port: servicePort}); !errors.Is(err, unix.EINPROGRESS) {
+				t.Fatal(err)
+			}
+			// A SYN of its own is an answer to one (RFC 9293, 3.5, simultaneous open).
+			l.alice.send(packet{
+				dst: bridgeMAC(testBridge), src: hw(alice), saddr: alice.Address, daddr: gateway,
+				proto: protoTCP, sport: servicePort, dport: uint16(port),
+			}.bytes())
+			settle()
+			info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+			must(t, err)
+			if opened := info.State != unix.BPF_TCP_SYN_SENT; opened != ours {
+				t.Errorf("it was answered: %t, want %t (state %d)", opened, ours, info.State)
+			}
+		})
+	}
+}
+
+// A connection that was begun for another process is one of the daemon's.
+func TestConnecting(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	f, err := Connecting(serviceIn(t, l.alice, alice.Address))
+	must(t, err)
+	defer f.Close()
+	must(t, f.SetDeadline(time.Now().Add(5*time.Second)))
+	b := make([]byte, 100)
+	n, err := f.Read(b) // which waits until it is connected
+	if errors.Is(err, unix.ENOTCONN) {
+		settle()
+		n, err = f.Read(b)
+	}
+	if !strings.HasPrefix(string(b[:n]), alice.Address.String()) {
+		t.Errorf("got %q, %v", b[:n], err)
+	}
+}
