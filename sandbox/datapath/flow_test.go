@@ -350,8 +350,12 @@ func TestFlowTricks(t *testing.T) {
 		bridge, err := netlink.LinkByName(l.config.Bridge)
 		must(t, err)
 		must(t, netlink.NeighSet(&netlink.Neigh{LinkIndex: bridge.Attrs().Index, State: netlink.NUD_PERMANENT, IP: alice.Address.AsSlice(), HardwareAddr: hw(alice)}))
-		ln, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: gateway.AsSlice()})
+		// The mark is for the next tests: what these have left open speaks in them.
+		config := net.ListenConfig{Control: Mark}
+		config.SetMultipathTCP(false)
+		some, err := config.Listen(t.Context(), "tcp4", gateway.String()+":0")
 		must(t, err)
+		ln := some.(*net.TCPListener)
 		defer ln.Close()
 		run(t, l, ln, netip.MustParseAddrPort(ln.Addr().String()), unguarded, false)
 	})
