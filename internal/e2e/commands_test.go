@@ -30,6 +30,7 @@ func TestCommands(t *testing.T) {
 	t.Run("terminal", func(t *testing.T) { testTerminal(t, r) })
 	t.Run("streams", func(t *testing.T) { testStreams(t, r) })
 	t.Run("strangers", func(t *testing.T) { testStrangers(t, r) })
+	t.Run("usurper", func(t *testing.T) { testUsurper(t, r) })
 	t.Run("impostor", func(t *testing.T) { testImpostor(t, r) })
 }
 
@@ -223,6 +224,53 @@ func testStrangers(t *testing.T, r *rig) {
 	if err != nil || !strings.HasPrefix(string(data), "age-encryption.org/v1\n") {
 		t.Errorf("the key on disk: %.40q, %v", data, err)
 	}
+}
+
+// usurp tries to take the agent's port, at every address and in every way, and says
+// which it got.
+const usurp = `
+import itertools, socket, sys
+own, port = %q, int(sys.argv[1])
+got = []
+hosts = [own, "127.0.0.1", "0.0.0.0", "127.0.0.2", "255.255.255.255", "224.0.0.1", "::", "::ffff:" + own, "::ffff:127.0.0.1", "::ffff:0.0.0.0"]
+options = [(socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.SOL_SOCKET, socket.SO_REUSEPORT), (socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)]
+for host in hosts:
+    for n in range(len(options) + 1):
+        for some in itertools.combinations(options, n):
+            if host == "::" and options[2] in some: continue # where nobody dials: the network has no IPv6
+            try:
+                s = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            except OSError:
+                continue
+            for o in some:
+                try: s.setsockopt(*o, 1)
+                except OSError: pass
+            try:
+                s.bind((host, port)); s.listen()
+                got.append(host + " " + str([o[1] for o in some]))
+            except OSError: pass
+            s.close()
+print(len(got), *got, sep="; ")
+`
+
+// What is not root inside has no part in the agent's port, in a sandbox as in a fork
+// of its memory, which has another address.
+func testUsurper(t *testing.T, r *rig) {
+	r.ok("run", "agent", "--", "sh", "-c", "useradd -u 1000 worker 2>/dev/null; id -u")
+	r.ok("sandbox", "fork", "agent", "child")
+	for _, name := range []string{"agent", "child"} {
+		at := r.address(name)
+		take := func(port string) string {
+			return r.feed(fmt.Sprintf(usurp, at), "sandbox", "exec", name, "-u", "1000", "--", "python3", "-", port).stdout
+		}
+		if got := take("1023"); !strings.HasPrefix(got, "0") {
+			t.Errorf("user 1000 in %s took the agent's port: %s", name, got)
+		}
+		if got := take("8123"); strings.HasPrefix(got, "0") || !strings.Contains(got, at) {
+			t.Errorf("user 1000 in %s takes no port at all: the test shows nothing: %s", name, got)
+		}
+	}
+	r.ok("sandbox", "rm", "child")
 }
 
 // A root inside can end its own agent's answers, and nothing else.

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -85,9 +86,16 @@ func (s *Server) register(mux *http.ServeMux) {
 	})
 }
 
-// listen is where an agent is reached.
+// listen is where an agent is reached: at every address, since a fork has another
+// one, and without SO_REUSEADDR, which package net would set: in gVisor another process
+// could bind the port at one address beside it, root or not, and have what comes to
+// that.
 func listen() (net.Listener, error) {
-	var c net.ListenConfig
+	c := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var set error
+		err := c.Control(func(fd uintptr) { set = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 0) })
+		return errors.Join(err, set)
+	}}
 	c.SetMultipathTCP(false)
 	return c.Listen(context.Background(), "tcp4", fmt.Sprintf(":%d", wire.Port))
 }

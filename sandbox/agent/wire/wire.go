@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// Port is below 1024: a process inside that is not root cannot take it
-	// over where the kernel keeps those ports for root.
+	// Port is below 1024, which some kernels keep for root. gVisor does not: what is
+	// not root cannot take it over since the agent shares it at no address.
 	Port = 1023
 	// KeyFile is where the host's public key is mounted, read-only: 32 bytes
 	// in standard base64 (RFC 4648) and a newline.
