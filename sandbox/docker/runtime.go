@@ -72,8 +72,7 @@ func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("preparing the runtime: %w", err)
 	}
-	conf := fmt.Sprintf("# Written by sallyport: names are answered by the gateway.\nnameserver %s\n", cfg.Gateway)
-	if _, err := replace(r.resolvConf(), []byte(conf), 0o644); err != nil {
+	if _, err := replace(r.resolvConf(), fmt.Appendf(nil, resolvConf, cfg.Gateway), 0o644); err != nil {
 		return nil, fmt.Errorf("preparing the runtime: %w", err)
 	}
 	if _, err := replace(r.hostKey(), cfg.HostKey, 0o444); err != nil {
@@ -92,6 +91,17 @@ func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
 	r.driver, r.root = info.Info.Driver, info.Info.DockerRootDir
 	return r, nil
 }
+
+// resolvConf is a sandbox's resolv.conf(5). A question is lost when the gateway's process
+// or the daemon dies, and is to be asked again when the next one is there: in a second
+// and not in five, five times. musl takes the timeout for that of all attempts together,
+// and the word wherever it stands in a line (resolvconf.c); others skip an option that
+// they do not know.
+const resolvConf = `# Written by sallyport: names are answered by the gateway.
+nameserver %s
+options timeout:1 attempts:5
+options musl-timeout:5
+`
 
 func (r *Runtime) resolvConf() string { return filepath.Join(r.cfg.Dir, "resolv.conf") }
 

@@ -57,7 +57,7 @@ func TestLife(t *testing.T) {
 		"gVisor":        {"dmesg | grep -ci gvisor", "1"},
 		"PID 1":         {"tr '\\0' ' ' </proc/1/cmdline", agentPath},
 		"environment":   {"echo $COLOUR $SHAPE", "blue square"},
-		"resolver":      {"grep -v ^# /etc/resolv.conf", "nameserver 10.232.0.1"},
+		"resolver":      {"grep -v ^# /etc/resolv.conf", "nameserver 10.232.0.1\noptions timeout:1 attempts:5\noptions musl-timeout:5"},
 		"address":       {"ip -4 -o addr show eth0 | grep -o 10.232.0.[0-9]*/24", c.Address.String()},
 		"MAC":           {"ip -o link show eth0 | grep -o 02:42:[0-9a-f:]*", c.MAC},
 		"default route": {"ip route | grep -o 'default via [0-9.]*'", "default via 10.232.0.1"},

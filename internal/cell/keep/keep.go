@@ -7,8 +7,9 @@
 //     been waited for, its link has ended, no call of its is being answered, all
 //     that it said has been heard, and the owner has seen to what it left behind;
 //   - before the next start it waits: 100 ms, twice as long after each further end or
-//     start that failed, at most 30 s, and anew after a process that served for a
-//     minute. One that crashes whenever it is up is no load;
+//     start that failed, at most 30 s; after a process that served for a second or more
+//     at most a tenth of that time, and anew after one that served for a minute. One that
+//     crashes whenever it is up is no load;
 //   - a process that does not do as it is told is killed, and so is one that goes
 //     on for five seconds after its link has ended;
 //   - what it says on its standard error is passed on in lines, of which it has no
@@ -34,11 +35,13 @@ import (
 )
 
 // Waits between the end of a process and the start of the next: twice the last
-// one, unless that process had been well for some time.
+// one, unless that process had served for some time.
 const (
 	shortestWait = 100 * time.Millisecond
 	longestWait  = 30 * time.Second
 	wellAfter    = time.Minute
+	servedAfter  = time.Second // what serves for less is not worth a shorter wait
+	servedShare  = 10          // a wait is one part of so many of what was served
 )
 
 // Options of a Keeper: what it keeps, and its owner's part in that. All are needed
@@ -196,8 +199,11 @@ func (k *Keeper) Watch(ctx context.Context) error {
 			return nil
 		case <-p.gone:
 		}
-		if p.served > wellAfter {
+		switch {
+		case p.served > wellAfter:
 			k.wait = 0
+		case p.served >= servedAfter:
+			k.wait = min(k.wait, p.served/servedShare/2) // it is doubled
 		}
 		for cause := p.cause; cause != nil; cause = k.Start(ctx) {
 			if k.dying.Load() || ctx.Err() != nil {

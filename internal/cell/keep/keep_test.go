@@ -197,13 +197,18 @@ func TestBackoff(t *testing.T) {
 	}{
 		{0, 0, []time.Duration{100 * ms}},
 		{0, 0, []time.Duration{200 * ms}},
-		{s, 2, []time.Duration{400 * ms, 800 * ms, 1600 * ms}},
+		{999 * ms, 2, []time.Duration{400 * ms, 800 * ms, 1600 * ms}},
 		{59 * s, 0, []time.Duration{3200 * ms}},
+		{59 * s, 0, []time.Duration{5900 * ms}}, // a tenth of what it served
+		{6 * s, 0, []time.Duration{600 * ms}},
+		{6 * s, 1, []time.Duration{600 * ms, 1200 * ms}},
+		{s, 0, []time.Duration{100 * ms}},
 		{61 * s, 1, []time.Duration{100 * ms, 200 * ms}},
 		{0, 0, []time.Duration{400 * ms}},
 		{0, 0, []time.Duration{800 * ms}},
 		{0, 6, []time.Duration{1600 * ms, 3200 * ms, 6400 * ms, 12800 * ms, 25600 * ms, 30 * s, 30 * s}},
 		{0, 0, []time.Duration{30 * s}},
+		{6 * s, 0, []time.Duration{600 * ms}},
 		{time.Hour, 0, []time.Duration{100 * ms}},
 	} {
 		w.pass(tt.after)
