@@ -54,6 +54,18 @@ func (n *names) Assign(sandboxID, name string) (netip.Addr, error) {
 	return got.Address, nil
 }
 
+// Assigned implements resolver.Names, by what is remembered here.
+func (n *names) Assigned(sandboxID, name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b, ok := n.books.Get(sandboxID)
+	if !ok {
+		return false
+	}
+	_, ok = b.addresses[name]
+	return ok
+}
+
 // Name implements resolver.Names and gateway.Names.
 func (n *names) Name(sandboxID string, a netip.Addr) (string, bool) {
 	a = a.Unmap()

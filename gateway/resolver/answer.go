@@ -159,6 +159,8 @@ func (s *Server) resolve(ctx context.Context, who policy.Sandbox, from netip.Add
 		return reply(q, dns.RcodeSuccess), outcomeEmpty
 	case ask.Qtype != dns.TypeA:
 		return reply(q, dns.RcodeNameError), outcomeRefused
+	case known && !s.o.Table.Assigned(who.ID, name) && !s.limits(who.ID).names.Allow():
+		return reply(q, dns.RcodeRefused), outcomeLimited
 	case known:
 		addr, err := s.o.Table.Assign(who.ID, name)
 		if err == nil {

@@ -54,6 +54,14 @@ func (b *book) at(n int) (string, bool, error) {
 	return b.names[n], true, nil
 }
 
+// has tells whether assign would answer at once.
+func (b *book) has(name string) bool {
+	b.mu.RLock()
+	defer b.mu.RUnlock()
+	_, ok := b.numbers[name]
+	return ok && !b.gone
+}
+
 func (b *book) assign(name string, limit int) (netip.Addr, error) {
 	b.mu.RLock()
 	n, ok := b.numbers[name]

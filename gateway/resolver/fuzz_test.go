@@ -18,7 +18,6 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/miekg/dns"
 	"golang.org/x/net/dns/dnsmessage"
-	"golang.org/x/time/rate"
 
 	"sallyport/internal/hostname"
 	"sallyport/policy"
@@ -176,12 +175,12 @@ func FuzzStream(f *testing.F) {
 	l := newLab(f)
 	who, _ := identify(netip.MustParseAddr("127.0.1.1"))
 	f.Fuzz(func(t *testing.T, sent []byte, piece uint8) {
-		l.limiters, _ = simplelru.NewLRU[string, *rate.Limiter](1, nil) // as if time had passed
+		l.limiters, _ = simplelru.NewLRU[string, limits](1, nil) // as if time had passed
 		// A name has its address from its first question on, which a reverse
 		// question before that would not know.
 		l.serveConn(t.Context(), &pieces{say: sent, size: len(sent) + 1}, who, netip.Addr{})
 		c := &pieces{say: sent, size: int(piece) + 1}
-		l.limiters, _ = simplelru.NewLRU[string, *rate.Limiter](1, nil)
+		l.limiters, _ = simplelru.NewLRU[string, limits](1, nil)
 		l.serveConn(t.Context(), c, who, netip.Addr{})
 		var want []byte
 		for rest := sent; len(rest) >= 2; {

@@ -33,9 +33,14 @@ import (
 
 // Bounds.
 const (
-	queryRate   = 100 // questions of one sandbox in a second, in the long run
-	queryBurst  = 500
-	maxLimiters = 4096 // sandboxes whose rate is remembered
+	// Questions of one sandbox in a second, in the long run: two for each connection
+	// of most clients. Those about names that have no address yet cost more, and are
+	// fewer.
+	queryRate   = 2000
+	queryBurst  = 4000
+	newRate     = 100
+	newBurst    = 500
+	maxLimiters = 4096 // sandboxes whose rates are remembered
 
 	maxWorkers        = 64   // UDP questions being answered
 	maxPacket         = 4096 // bytes of a question
@@ -53,6 +58,8 @@ type Recorder interface {
 type Names interface {
 	// Assign returns the address that stands for a name, which is durable then.
 	Assign(sandboxID, name string) (netip.Addr, error)
+	// Assigned tells whether Assign has that address at hand.
+	Assigned(sandboxID, name string) bool
 	// Name is its inverse.
 	Name(sandboxID string, addr netip.Addr) (string, bool)
 }
@@ -77,10 +84,14 @@ type Server struct {
 	complain rate.Sometimes // about a table that cannot be written
 
 	mu       sync.Mutex
-	limiters *simplelru.LRU[string, *rate.Limiter]
+	limiters *simplelru.LRU[string, limits]
 	conns    map[string]int // TCP connections by sandbox
 	open     int            // TCP connections
 }
+
+// limits are those of one sandbox's questions: all of them, and of them those about
+// names without an address.
+type limits struct{ all, names *rate.Limiter }
 
 // NewServer returns a server that Serve starts.
 func NewServer(o Options) *Server {
@@ -95,7 +106,7 @@ func NewServer(o Options) *Server {
 	}
 	s.refusals = newRefusals(s.record)
 	// The size is a positive constant, the only thing that can be wrong.
-	s.limiters, _ = simplelru.NewLRU[string, *rate.Limiter](maxLimiters, nil)
+	s.limiters, _ = simplelru.NewLRU[string, limits](maxLimiters, nil)
 	return s
 }
 
@@ -143,7 +154,7 @@ func (s *Server) servePackets(ctx context.Context, pc net.PacketConn) error {
 			s.metrics.count(outcomeUnknown)
 			continue
 		}
-		if !s.allow(who.ID) {
+		if !s.limits(who.ID).all.Allow() {
 			s.reply(pc, from, s.limited(buf[:n]))
 			continue
 		}
@@ -219,7 +230,7 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, who policy.Sandbox, 
 			return
 		}
 		var answer []byte
-		if s.allow(who.ID) {
+		if s.limits(who.ID).all.Allow() {
 			answer = s.answer(ctx, who, addr, packet)
 		} else {
 			answer = s.limited(packet)
@@ -255,16 +266,16 @@ func (s *Server) leave(id string) {
 	}
 }
 
-// allow reports whether a sandbox may ask now.
-func (s *Server) allow(id string) bool {
+// limits say whether a sandbox may ask now.
+func (s *Server) limits(id string) limits {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l, ok := s.limiters.Get(id)
 	if !ok {
-		l = rate.NewLimiter(queryRate, queryBurst)
+		l = limits{rate.NewLimiter(queryRate, queryBurst), rate.NewLimiter(newRate, newBurst)}
 		s.limiters.Add(id, l)
 	}
-	return l.Allow()
+	return l
 }
 
 func addressOf(a net.Addr) netip.Addr {

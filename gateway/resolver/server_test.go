@@ -123,37 +123,78 @@ func TestStrangersGetNoAnswer(t *testing.T) {
 	}
 }
 
+// sandbox asks over one connection, and wants an answer to each question.
+func (l *lab) sandbox(t *testing.T, network string) (ask func(name string) int) {
+	t.Helper()
+	var local net.Addr = &net.UDPAddr{IP: net.ParseIP("127.0.1.1")}
+	if network == "tcp" {
+		local = &net.TCPAddr{IP: net.ParseIP("127.0.1.1")}
+	}
+	c, err := (&net.Dialer{LocalAddr: local}).Dial(network, l.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	conn := &dns.Conn{Conn: c}
+	return func(name string) int {
+		t.Helper()
+		if err := conn.WriteMsg(question(name, dns.TypeA)); err != nil {
+			t.Fatal(err)
+		}
+		r, err := conn.ReadMsg()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Rcode
+	}
+}
+
 func TestRateIsLimitedBySandbox(t *testing.T) {
-	for _, local := range []net.Addr{&net.UDPAddr{IP: net.ParseIP("127.0.1.1")}, &net.TCPAddr{IP: net.ParseIP("127.0.1.1")}} {
-		t.Run(local.Network(), func(t *testing.T) {
+	for _, network := range []string{"udp", "tcp"} {
+		t.Run(network, func(t *testing.T) {
 			l := serve(t)
-			c, err := (&net.Dialer{LocalAddr: local}).Dial(local.Network(), l.addr)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			conn := &dns.Conn{Conn: c}
+			// It has asked nearly all that it may: so it takes no speed to ask too much.
+			l.limits("id-1").all.SetLimit(0)
+			l.limits("id-1").all.AllowN(time.Now(), queryBurst-100)
+			ask := l.sandbox(t, network)
 			refused := 0
-			for range queryBurst + 200 {
-				if err := conn.WriteMsg(question("allow.example.test.", dns.TypeA)); err != nil {
-					t.Fatal(err)
-				}
-				r, err := conn.ReadMsg()
-				if err != nil {
-					t.Fatal(err)
-				}
-				if r.Rcode == dns.RcodeRefused {
+			for range 200 {
+				if ask("allow.example.test.") == dns.RcodeRefused {
 					refused++
 				}
 			}
-			if refused == 0 {
-				t.Error("no question was refused")
+			if refused != 100 {
+				t.Errorf("%d questions were refused, want 100", refused)
 			}
-			r, err := l.ask(t, local.Network(), "127.0.1.2", question("allow.example.test.", dns.TypeA))
+			r, err := l.ask(t, network, "127.0.1.2", question("allow.example.test.", dns.TypeA))
 			if err != nil || r.Rcode != dns.RcodeSuccess {
 				t.Errorf("another sandbox paid for it: %v, %v", r, err)
 			}
 		})
+	}
+}
+
+// A client that opens many connections asks for few names, many times: that is
+// answered where as many new names would not be.
+func TestKnownNamesAreNotLimitedAsNewOnes(t *testing.T) {
+	l := serve(t)
+	l.limits("id-1").names.SetLimit(0) // what has been used up stays so
+	ask := l.sandbox(t, "udp")
+	for range newBurst + 1000 {
+		if got := ask("allow.example.test."); got != dns.RcodeSuccess {
+			t.Fatalf("a known name: %s", dns.RcodeToString[got])
+		}
+	}
+	l.limits("id-1").names.AllowN(time.Now(), newBurst-2)
+	var got []int
+	for i := range 2 {
+		got = append(got, ask(fmt.Sprintf("allow.n%d.example.test.", i)))
+	}
+	if got[0] != dns.RcodeSuccess || got[1] != dns.RcodeRefused {
+		t.Errorf("two new names, of which one was left: %v", got)
+	}
+	if got := ask("allow.n0.example.test."); got != dns.RcodeSuccess {
+		t.Errorf("the new name, again: %s", dns.RcodeToString[got])
 	}
 }
 

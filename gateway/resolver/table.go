@@ -111,6 +111,12 @@ func (t *Table) Assign(sandboxID, name string) (netip.Addr, error) {
 	return a, nil
 }
 
+// Assigned tells whether the name has an address.
+func (t *Table) Assigned(sandboxID, name string) bool {
+	b, err := t.book(sandboxID)
+	return err == nil && b.has(name)
+}
+
 // Name returns the name that an address stands for in a sandbox.
 func (t *Table) Name(sandboxID string, addr netip.Addr) (string, bool) {
 	b, err := t.book(sandboxID)
