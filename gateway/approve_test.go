@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -216,6 +217,41 @@ func TestHeldRequestThatIsApproved(t *testing.T) {
 			t.Errorf("%d arrived", arrived.Load())
 		}
 	})
+}
+
+// What an operator is shown of a path is what leaves, byte for byte.
+func TestApprovedTargetIsWhatLeaves(t *testing.T) {
+	for _, raw := range []bool{false, true} {
+		approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
+			ask := m.approve(policy.Approvals{})
+			m.policy(func(in policy.Input) policy.Decision {
+				d := ask(in)
+				d.RawPath = raw
+				return d
+			})
+			var sent string
+			m.handle("/", func(w http.ResponseWriter, r *http.Request) { sent, _, _ = strings.Cut(r.RequestURI, "?") })
+			for _, path := range []string{"/merge", "/a%3fb", "/%6derge/%e2%82%ac", "/a%2fb%20c", "/a//b"} {
+				if raw && strings.Contains(path, "//") {
+					continue // denied
+				}
+				sent = ""
+				r := m.request(t, "POST", "/", nil)
+				plain, err := url.PathUnescape(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r.URL.Path, r.URL.RawPath = plain, path
+				done := m.send(r)
+				asked := f.waiting(t, 1)[0]
+				f.answer(t, asked.ID, approval.Answer{Approve: true})
+				(<-done).want(t, 200)
+				if asked.Subject.Target != sent || sent == "" {
+					t.Errorf("%s, raw %v: approved was %q, and %q left", path, raw, asked.Subject.Target, sent)
+				}
+			}
+		})
+	}
 }
 
 func TestHeldRequestThatIsNotAnswered(t *testing.T) {

@@ -161,6 +161,9 @@ func (x *exchange) decide(ctx context.Context) policy.Decision {
 // needs approval.
 func (x *exchange) judged(ctx context.Context) policy.Decision {
 	d := x.ask(ctx)
+	if d.RawPath && strings.Contains(x.raw, "//") {
+		d = floor(d, "raw-path", "the path has doubled slashes, which some servers make one, and a rule has it sent as it is")
+	}
 	if x.flow.asks && d.Action == policy.Allow {
 		d = x.flow.asked(x.gateway.connect(ctx, x.flow), d)
 	}
@@ -178,6 +181,14 @@ func (x *exchange) input() policy.Input {
 	}
 }
 
+// target is the path that leaves, as it leaves.
+func (x *exchange) target(r *http.Request, d policy.Decision) string {
+	if d.RawPath {
+		return x.raw
+	}
+	return r.URL.EscapedPath()
+}
+
 // prepare turns the sandbox's request into the one that leaves.
 func (x *exchange) prepare(r *http.Request) error {
 	f, d := x.flow, x.decision
@@ -186,6 +197,7 @@ func (x *exchange) prepare(r *http.Request) error {
 	if trailers {
 		r.Header["Te"] = []string{"trailers"} // gRPC has its status in them
 	}
+	setPath(r.URL, x.target(r, d))
 	r.Host, r.Close = f.authority, false
 	r.RequestURI = "" // a client's request has none
 	if _, set := r.Header["User-Agent"]; !set {

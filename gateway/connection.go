@@ -318,6 +318,7 @@ func (g *Gateway) unreadable(ctx context.Context, w http.ResponseWriter, r *http
 // forms say what to do about a head that was refused.
 var forms = map[int]string{
 	http.StatusRequestTimeout:              "Send the whole head of a request at once.",
+	http.StatusMisdirectedRequest:          "Send the same host in the request target and in Host.",
 	http.StatusExpectationFailed:           "Leave Expect out, or send Expect: 100-continue.",
 	http.StatusRequestHeaderFieldsTooLarge: fmt.Sprintf("Send fewer or shorter headers: %d KiB is the most that a head may have, and 1000 fields.", maxHeader>>10),
 	http.StatusNotImplemented:              "Send the body with a Content-Length, or with Transfer-Encoding: chunked, once and nothing besides.",

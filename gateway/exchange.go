@@ -26,6 +26,7 @@ type exchange struct {
 	started time.Time
 	request *policy.Request
 	names   requestNames
+	raw     string // the path as it came, still encoded
 	record  audit.Exchange
 	out     writer      // towards the sandbox
 	sent    requestBody // from the sandbox
@@ -131,17 +132,11 @@ func (x *exchange) admit(r *http.Request) *misuse {
 	if m := x.direct(r); m != nil {
 		return m
 	}
-	raw := r.URL.EscapedPath()
-	if raw == "" {
-		raw = "/"
+	path, raw, m := canonicalTarget(r)
+	if m != nil {
+		return m
 	}
-	if raw[0] != '/' {
-		return &misuse{http.StatusBadRequest, "request-target", "the request target is not a path"}
-	}
-	path, err := policy.NormalizePath(raw)
-	if err != nil {
-		return &misuse{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
-	}
+	x.raw = raw
 	if m := x.names.admit(r); m != nil {
 		return m
 	}

@@ -1,13 +1,17 @@
 package gateway
 
 import (
+	"cmp"
 	"io"
 	"net/http"
+	"net/url"
 	"reflect"
 	"strconv"
 	"strings"
 
 	"golang.org/x/net/http/httpguts"
+
+	"sallyport/policy"
 )
 
 // wellFormed checks what a request by HTTP/2 can have in it that one by HTTP/1.1
@@ -38,6 +42,27 @@ func wellFormed(r *http.Request) *misuse {
 		return &misuse{http.StatusBadRequest, "content-length", "the Content-Length is not one plain number, or not the body's"}
 	}
 	return nil
+}
+
+// canonicalTarget has the request's URL hold the path in the one form in which it is
+// decided about and sent, and returns that as policy sees it. raw is as it came.
+func canonicalTarget(r *http.Request) (path, raw string, m *misuse) {
+	raw = cmp.Or(r.URL.EscapedPath(), "/")
+	if raw[0] != '/' {
+		return "", raw, &misuse{http.StatusBadRequest, "request-target", "the request target is not a path"}
+	}
+	path, sent, err := policy.CanonicalPath(raw)
+	if err != nil {
+		return "", raw, &misuse{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
+	}
+	setPath(r.URL, sent)
+	return path, raw, nil
+}
+
+// setPath has u.EscapedPath be path.
+func setPath(u *url.URL, path string) {
+	u.Path, _ = url.PathUnescape(path) // which has been checked
+	u.RawPath = path
 }
 
 // measured tells whether a request by HTTP/2 has no Content-Length or one that is

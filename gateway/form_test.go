@@ -34,7 +34,7 @@ func TestFormOfHTTP2(t *testing.T) {
 		{name: ":authority percent-encoded", fields: []field{{":authority", "api%2eexample.test"}}, status: "400"},
 		{name: ":authority with final dot", fields: []field{{":authority", "api.example.test.:PORT"}}, status: "200", want: "GET / [] "},
 		{name: "absolute-form in :path", fields: []field{{":path", "https://HOST/"}}, status: "reset"},
-		{name: "two slashes in :path", fields: []field{{":path", "//other.example.test/"}}, status: "307"},
+		{name: "two slashes in :path", fields: []field{{":path", "//other.example.test/"}}, status: "400"},
 		{name: "no slash in :path", fields: []field{{":path", "x"}}, status: "reset"},
 		{name: "empty :path", fields: []field{{":path", ""}}, status: "reset"},
 		{name: "asterisk in :path", fields: []field{{":method", "OPTIONS"}, {":path", "*"}}, status: "400"},

@@ -306,9 +306,9 @@ func (v *visit) admit(r *http.Request, program, upgrade bool) *misuse {
 	if site := r.Header.Get("Sec-Fetch-Site"); !program && (site == "same-site" || site == "cross-site") {
 		return &misuse{http.StatusForbidden, "inbound-origin", "the request comes from a page of another origin"}
 	}
-	path, err := policy.NormalizePath(cmp.Or(r.URL.EscapedPath(), "/"))
-	if err != nil {
-		return &misuse{http.StatusBadRequest, "path", "the path can be read in more than one way: " + err.Error()}
+	path, _, m := canonicalTarget(r)
+	if m != nil {
+		return m
 	}
 	names := namesOf(r)
 	if m := names.admit(r); m != nil {

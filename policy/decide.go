@@ -199,7 +199,7 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 		}
 	}
 	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
-		d.Upstream = r.upstream
+		d.Upstream, d.RawPath = r.upstream, r.rawPath
 		if set := by.Elem(3).Value; r.alone.set != nil && set == ast.Value(r.alone.set) {
 			d.Inject = r.alone.decided
 			return d, nil

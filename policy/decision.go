@@ -26,6 +26,8 @@ type Decision struct {
 	Inject []Injection
 	// Upstream is how the destination is reached, or nil for the public way.
 	Upstream *Upstream
+	// RawPath says that the path goes as the client wrote it: see EgressRule.RawPath.
+	RawPath bool `json:",omitempty"`
 	// Observed is what would have been decided without observe mode, which has
 	// lifted it; nil for what was not lifted.
 	Observed *Observed `json:",omitempty"`

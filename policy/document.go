@@ -70,6 +70,11 @@ type EgressRule struct {
 	// Example: ["/repos/**", "/users/*/keys"]
 	// Example: ["/@scope%2F*"]
 	Paths []string `yaml:"paths"`
+	// RawPath sends the path as the client wrote it, in place of its one canonical
+	// spelling, for a destination that has the client sign what it wrote. What has doubled
+	// slashes is denied then. Default: false.
+	// Example: true
+	RawPath bool `yaml:"rawPath" json:",omitempty"`
 	// Plain allows HTTP without TLS. Default: false.
 	// Example: true
 	Plain bool `yaml:"plain"`
@@ -114,6 +119,9 @@ type EgressAuthRule struct {
 	Ports   []uint16 `yaml:"ports"`
 	Methods []string `yaml:"methods"`
 	Paths   []string `yaml:"paths"`
+	// RawPath is as EgressRule's.
+	// Example: true
+	RawPath bool `yaml:"rawPath" json:",omitempty"`
 	// AuthRef names one of Document.Credentials.
 	// Example: openai-api-key
 	AuthRef string `yaml:"authRef"`

@@ -18,7 +18,7 @@ func TestNormalizePath(t *testing.T) {
 		{"/", "/"},
 		{"/a/b", "/a/b"},
 		{"/a/b/", "/a/b/"},
-		{"//a///b//", "/a/b/"},
+		{"/a///b//", "/a/b/"},
 		{"/%61/b%2Dc", "/a/b-c"},
 		{"/a%20b", "/a b"},
 		{"/100%25", "/100%"},
@@ -30,7 +30,7 @@ func TestNormalizePath(t *testing.T) {
 		{"/a:b@c!$&'()*+,=", "/a:b@c!$&'()*+,="},
 		{"/a%2fb", "/a%2Fb"},
 		{"/a%2Fb%2f", "/a%2Fb%2F"},
-		{"//%61%2fb//c", "/a%2Fb/c"},
+		{"/%61%2fb//c", "/a%2Fb/c"},
 		{"/100%25%2f2F", "/100%%2F2F"},
 		{"/a%2fb/c%2fd/e%2ff%2fg/h", "/a%2Fb/c%2Fd/e%2Ff%2Fg/h"},
 	} {
@@ -51,6 +51,8 @@ func TestNormalizePath(t *testing.T) {
 		"/a%00b", "/a\x00b", "/a%0d%0ab", "/a\x7f",
 		"/%c0%ae%c0%ae/", "/%ff", "/\xff",
 		"/a?b", "/a#b",
+		"//", "//a", "///a/b", "//a%2fb",
+		"/a/..%20", "/a/%20.%20./b", "/a/..%3fb", "/a/..%23", "/..+/b", "/a/.%c2%ad./b", "/%ef%bc%8e%ef%bc%8e/b", "/a%2f..%20", "/a/..%ef%bc%8fb", "/a%ef%bc%8fb", "/a%c2%a5b", "/a/%20/b", "/a/%e2%80%8b", "/a/%ef%bc%852e./b",
 		"/%", "/%2", "/%zz", "/a%2",
 		"/" + strings.Repeat("a", 9000),
 	} {
@@ -98,6 +100,18 @@ func FuzzNormalizePath(f *testing.F) {
 		}
 		if got == "" || got[0] != '/' || !utf8.ValidString(got) || len(got) > len(raw) || control.MatchString(got) {
 			t.Fatalf("%q became %q", raw, got)
+		}
+		// It is sent in one form, which means the same.
+		same, sent, err := policy.CanonicalPath(raw)
+		if err != nil || same != got {
+			t.Fatalf("%q became %q, and %q, %v", raw, got, same, err)
+		}
+		again, kept, err := policy.CanonicalPath(sent)
+		if err != nil || again != got || kept != sent || strings.Contains(sent, "//") {
+			t.Fatalf("%q is sent as %q, which became %q, %v, and is sent as %q", raw, sent, again, err, kept)
+		}
+		if as, err := url.ParseRequestURI(sent); err != nil || as.EscapedPath() != sent {
+			t.Fatalf("%q is sent as %q, which net/url writes as %q, %v", raw, sent, as, err)
 		}
 		// As many encoded slashes are in it as were, and nothing else that looks so.
 		plain := reading.Decoded(got)

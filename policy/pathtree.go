@@ -70,6 +70,10 @@ func (t *pathTree) add(path string) {
 			n.deep = true
 			return
 		}
+		if cut := strings.IndexAny(s, "?#"); cut >= 0 && (i+1 < len(segments) || strings.Contains(s[cut:], reading.Slash)) {
+			n.deep = true // to a server that ends the path there, it is another
+			return
+		}
 		if i >= t.keep {
 			s = t.generalised(s, segments[i+1:])
 		}

@@ -57,6 +57,7 @@ func (p *Policy) agree(ctx context.Context, s subject, at time.Time) Decision {
 	lifted := slices.IndexFunc(all, func(d Decision) bool { return d.Observed != nil })
 	for _, other := range all {
 		d.Governed = d.Governed || other.Governed
+		d.RawPath = d.RawPath && other.RawPath
 		switch {
 		case lifted >= 0:
 			// What is lifted gets no credential that its rules do not give, and so

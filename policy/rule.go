@@ -29,6 +29,7 @@ type rule struct {
 	protocols   []Protocol
 	methods     []string // nil: every method
 	paths       []string // nil: every path
+	rawPath     bool
 	sandboxes   Selector
 	credential  string
 	inject      Inject
@@ -55,6 +56,7 @@ func (e EgressRule) rule(d destination) rule {
 		destination: d,
 		methods:     e.Methods,
 		paths:       e.Paths,
+		rawPath:     e.RawPath,
 		sandboxes:   e.Sandboxes,
 		upstream:    e.Upstream,
 		observe:     e.Observe,
@@ -103,6 +105,7 @@ func (e EgressAuthRule) rule(d destination) rule {
 		protocols:   []Protocol{ProtocolTLS},
 		methods:     e.Methods,
 		paths:       e.Paths,
+		rawPath:     e.RawPath,
 		sandboxes:   e.Sandboxes,
 		credential:  e.AuthRef,
 		upstream:    e.Upstream,

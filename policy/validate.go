@@ -104,6 +104,9 @@ func (v *validator) egress(path string, e EgressRule) {
 	if e.Action == Tunnel && len(e.Methods)+len(e.Paths) > 0 {
 		v.say(NeverMatches, path, "a tunnel is not read, so its methods and paths can never match", "remove them, or write action: allow")
 	}
+	if e.RawPath && (e.Action == Deny || e.Action == Tunnel) {
+		v.say(NeverMatches, path+".rawPath", fmt.Sprintf("is of no use with action: %s, which sends no path", e.Action), "remove it")
+	}
 	if e.Action == Deny && e.Upstream != nil {
 		v.say(BadUpstream, path+".upstream", "a denied destination is never reached", "remove upstream")
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -73,7 +74,7 @@ func printApprovals(w io.Writer, l api.ApprovalList) {
 			uses = fmt.Sprint(g.Left)
 		}
 		if g.Span != approval.Once && s.Method != "" {
-			s.Method, s.Path, s.QueryKeys = g.Pattern.Method, g.Pattern.Path, nil
+			s.Method, s.Path, s.Target, s.QueryKeys = g.Pattern.Method, g.Pattern.Path, "", nil
 		}
 		span := string(g.Span)
 		if g.Span == approval.Once {
@@ -93,7 +94,7 @@ func asks(s approval.Subject) string {
 	if s.Method == "" {
 		return terminal.Word(s.Protocol) + " " + where
 	}
-	line := terminal.Word(s.Method) + " " + where + terminal.Word(s.Path)
+	line := terminal.Word(s.Method) + " " + where + terminal.Word(cmp.Or(s.Target, s.Path))
 	if len(s.QueryKeys) > 0 {
 		line += "?" + terminal.Word(strings.Join(s.QueryKeys, "&"))
 	}

@@ -266,7 +266,7 @@ func explain(w io.Writer, e policy.Explanation) {
 	}
 	fmt.Fprintf(w, "  policy    %.12s\n", d.Revision)
 	if len(e.Readings) > 0 {
-		fmt.Fprintln(w, "the path has encoded slashes, and every reading of it is decided about:")
+		fmt.Fprintln(w, "servers read the path differently, and every reading of it is decided about:")
 	}
 	for _, r := range e.Readings {
 		fmt.Fprintf(w, "  %s  %s: %s\n", terminal.Word(r.Path), strings.ToUpper(string(r.Action)), r.Reason)

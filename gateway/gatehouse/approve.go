@@ -143,7 +143,7 @@ func sound(q approval.Question) error {
 		text string
 		max  int
 	}{
-		{s.Protocol, 16}, {s.Host, 253}, {s.Method, 256}, {s.Path, 8 << 10}, {s.Query, 64}, {s.Rule, maxText}, {s.RuleType, 32},
+		{s.Protocol, 16}, {s.Host, 253}, {s.Method, 256}, {s.Path, 8 << 10}, {s.Target, 8 << 10}, {s.Query, 64}, {s.Rule, maxText}, {s.RuleType, 32},
 		{s.Policy, 128}, {s.Body, 64}, {q.ID, 64}, {q.Reason, 4 * maxText},
 	} {
 		if len(f.text) > f.max || !utf8.ValidString(f.text) {

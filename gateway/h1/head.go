@@ -6,7 +6,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
 )
 
 // Reasons for which a head is refused. A RefusedError has one.
@@ -23,7 +25,8 @@ var (
 	errOldCoding  = errors.New("the request is of HTTP/1.0, which has no Transfer-Encoding, and has one")
 	errBoth       = errors.New("the request has both a Content-Length and a Transfer-Encoding")
 	errExpect     = errors.New("the request expects something else than 100-continue")
-	errTarget     = errors.New("the request's target is not a path, a URL without fragment or, for CONNECT, host:port")
+	errTarget     = errors.New("the request's target is not a path, a URL with a host and without fragment or, for CONNECT, host:port")
+	errOtherHost  = errors.New("the request's target names another host than its Host header")
 	errContent    = errors.New("the request is a CONNECT with a body")
 	errSlow       = errors.New("the request's head took too long")
 	errPriorKnown = errors.New("the request begins HTTP/2 on a connection of HTTP/1.1")
@@ -231,6 +234,37 @@ func check(head []byte) error {
 		return refused(http.StatusBadRequest, errContent) // or the tunnel's first bytes?
 	}
 	return nil
+}
+
+// otherHost tells of a checked head whether its Host is another than that of the
+// target, which is a URL: some servers go by the one, some by the other (RFC 9112,
+// section 3.2.2).
+func otherHost(head []byte, target *url.URL) bool {
+	_, rest, _ := cutLine(head)
+	for {
+		line, after, _ := cutLine(rest)
+		if len(line) == 0 {
+			return false // HTTP/1.0
+		}
+		if name, value, _ := cutField(line); equal(name, "host") {
+			return plainHost(target.Scheme, string(value)) != plainHost(target.Scheme, target.Host)
+		}
+		rest = after
+	}
+}
+
+// plainHost is a host and port in lower case without a final dot and without the
+// scheme's own port.
+func plainHost(scheme, s string) string {
+	s = strings.ToLower(s)
+	host, port := s, ""
+	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.HasSuffix(s, "]") {
+		host, port = s[:i], s[i:]
+	}
+	if scheme == "https" && port == ":443" || scheme == "http" && port == ":80" {
+		port = ""
+	}
+	return strings.TrimSuffix(host, ".") + port
 }
 
 var (

@@ -107,7 +107,7 @@ func referenceHead(head string) (a *asked, keep bool, frame int64) {
 		}
 		delete(all, "Trailer")
 	}
-	if !validTarget(a) {
+	if !validTarget(a, hosts) {
 		return nil, false, 0
 	}
 	closes, keeps := elements(all["Connection"])["Close"], elements(all["Connection"])["Keep-Alive"]
@@ -121,13 +121,26 @@ func referenceHead(head string) (a *asked, keep bool, frame int64) {
 }
 
 // validTarget leaves what is in a URL to its parser: it frames nothing.
-func validTarget(a *asked) bool {
+func validTarget(a *asked, hosts []string) bool {
 	if a.Method == "CONNECT" {
 		u, err := url.ParseRequestURI("http://" + a.Target)
 		return err == nil && u.Host == a.Target && !strings.HasPrefix(a.Target, "/")
 	}
 	u, err := url.ParseRequestURI(a.Target)
-	return err == nil && u.Opaque == ""
+	if err != nil || u.Opaque != "" {
+		return false
+	}
+	if u.Scheme == "" {
+		return true
+	}
+	alike := func(host string) string {
+		host = strings.ToLower(host)
+		if port := map[string]string{"http": ":80", "https": ":443"}[u.Scheme]; port != "" && !strings.HasSuffix(host, "]") {
+			host = strings.TrimSuffix(host, port)
+		}
+		return regexp.MustCompile(`\.(:[^:\]]*)?$`).ReplaceAllString(host, "$1")
+	}
+	return u.Hostname() != "" && (len(hosts) == 0 || alike(hosts[0]) == alike(u.Host))
 }
 
 // elements are the names in lists.

@@ -2,6 +2,7 @@ package h1
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -229,12 +230,18 @@ func (c *conn) read() (*http.Request, error) {
 		return nil, err
 	}
 	size, before := len(head), c.in.Buffered()
+	if _, target, _ := bytes.Cut(head, space); target[0] != '/' {
+		head = bytes.Clone(head) // for its Host, beside that of the target
+	}
 	r, err := http.ReadRequest(c.in.Reader)
 	if err != nil || before-c.in.Buffered() != size { // no two readings, not even here
 		return nil, refused(http.StatusBadRequest, errMalformed)
 	}
-	if r.URL.Opaque != "" || r.Method == http.MethodConnect && r.RequestURI != r.URL.Host {
+	switch absolute := r.URL.Scheme != "" && r.Method != http.MethodConnect; {
+	case r.URL.Opaque != "", r.Method == http.MethodConnect && r.RequestURI != r.URL.Host, absolute && r.URL.Hostname() == "":
 		return nil, refused(http.StatusBadRequest, errTarget)
+	case absolute && otherHost(head, r.URL):
+		return nil, refused(http.StatusMisdirectedRequest, errOtherHost)
 	}
 	delete(r.Header, "Host")
 	r.RemoteAddr = c.remote

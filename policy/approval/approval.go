@@ -41,7 +41,9 @@ type Subject struct {
 	Host      string `json:"host"`
 	Port      uint16 `json:"port"`
 	Method    string `json:"method,omitempty"`
-	Path      string `json:"path,omitempty"` // normalised
+	Path      string `json:"path,omitempty"` // normalised, which patterns are compared with
+	// Target is the path as it will be sent, byte for byte: what a person is shown.
+	Target string `json:"target,omitempty"`
 	// QueryKeys are for people; Query, the SHA-256 of the whole query in hex,
 	// binds. It is empty without a query.
 	QueryKeys []string `json:"query_keys,omitempty"`

@@ -12,7 +12,7 @@ import (
 // same tells whether a grant for one request is for this one.
 func (s Subject) same(o Subject) bool {
 	return s.SandboxID == o.SandboxID && s.Session == o.Session && s.Protocol == o.Protocol &&
-		s.Host == o.Host && s.Port == o.Port && s.Method == o.Method && s.Path == o.Path && s.Query == o.Query &&
+		s.Host == o.Host && s.Port == o.Port && s.Method == o.Method && s.Path == o.Path && s.Target == o.Target && s.Query == o.Query &&
 		slices.Equal(s.Credentials, o.Credentials) && s.Rule == o.Rule && s.RuleType == o.RuleType && s.Policy == o.Policy &&
 		s.Body == o.Body && s.Length == o.Length
 }

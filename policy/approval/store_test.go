@@ -125,16 +125,17 @@ func variants(t *testing.T) map[string]approval.Subject {
 func TestBound(t *testing.T) {
 	// A sandbox's name goes with its ID, and the keys with the query.
 	free := []string{"Sandbox", "QueryKeys"}
+	// A longer one is for a path however it is spelled.
 	for _, tt := range []struct {
 		name   string
 		answer approval.Answer
 		free   []string
 	}{
 		{"once", approval.Answer{Approve: true}, free},
-		{"session", approval.Answer{Approve: true, Span: approval.Session}, append([]string{"Query", "Policy", "Body", "Length"}, free...)},
-		{"period", approval.Answer{Approve: true, Span: approval.Period, For: time.Hour}, append([]string{"Query", "Policy", "Body", "Length", "Session"}, free...)},
+		{"session", approval.Answer{Approve: true, Span: approval.Session}, append([]string{"Target", "Query", "Policy", "Body", "Length"}, free...)},
+		{"period", approval.Answer{Approve: true, Span: approval.Period, For: time.Hour}, append([]string{"Target", "Query", "Policy", "Body", "Length", "Session"}, free...)},
 		{"pattern", approval.Answer{Approve: true, Span: approval.Period, For: time.Hour, Pattern: approval.Pattern{Method: "*", Path: "/repos/**"}},
-			append([]string{"Query", "Policy", "Body", "Length", "Session", "Method", "Path"}, free...)},
+			append([]string{"Target", "Query", "Policy", "Body", "Length", "Session", "Method", "Path"}, free...)},
 	} {
 		for field, s := range variants(t) {
 			t.Run(tt.name+"/"+field, func(t *testing.T) {

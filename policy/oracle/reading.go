@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// Readings are the asks that one with encoded slashes in its path may turn out to
-// be: a server takes each segment as it stands, or has decoded it. The first is as it
-// was sent.
+// Readings are the asks that one with encoded slashes in its path, or with "?" or "#",
+// may turn out to be: a server takes each segment as it stands, or has decoded it; and it
+// reads all of the path, or what is before the "?" or "#". The first is as it was sent.
 func Readings(a Ask) []Ask {
 	a.sent = a.Path
 	var list []Ask
@@ -29,6 +29,12 @@ func Readings(a Ask) []Ask {
 		}
 	}
 	read("", a.Path)
+	for i, c := range a.Path {
+		if c == '?' || c == '#' {
+			read("", a.Path[:i])
+			break
+		}
+	}
 	return list
 }
 

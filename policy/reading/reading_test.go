@@ -23,6 +23,10 @@ func TestOf(t *testing.T) {
 		{"/o/a%2Fb%2Fc", []string{"/o/a%2Fb%2Fc", "/o/a/b/c"}},
 		{"/p/a%2Fb/f/c%2Fd", []string{"/p/a%2Fb/f/c%2Fd", "/p/a/b/f/c%2Fd", "/p/a%2Fb/f/c/d", "/p/a/b/f/c/d"}},
 		{"/a%2Fb/c%2Fd/e%2Ff/g%2Fh", nil},
+		{"/a?b", []string{"/a?b", "/a"}},
+		{"/a/b#c/d?e", []string{"/a/b#c/d?e", "/a/b"}},
+		{"/?", []string{"/?", "/"}},
+		{"/a%2Fb#c%2Fd", []string{"/a%2Fb#c%2Fd", "/a/b#c/d", "/a%2Fb", "/a/b"}},
 	} {
 		if diff := cmp.Diff(tt.want, reading.Of(tt.path)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.path, diff)

@@ -23,7 +23,8 @@
 // unlisted.example.test, which the same upstream would answer too.
 //
 // The files: authority (which host a request is for), address (where a name
-// leads), framing (where a request ends), http2, header, path, hello (TLS), quoted
+// leads), framing (where a request ends), http2, header, path, reading (what
+// servers take for different paths), hello (TLS), quoted
 // (answers that quote what another request was sent with), sharing (what
 // connections and sandboxes have in common), lookup (DNS), other (tunnels, other
 // protocols, QUIC), elsewhere (the explicit proxy, from a gVisor sandbox that is

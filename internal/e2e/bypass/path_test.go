@@ -27,7 +27,6 @@ var paths = []attempt{
 	outside("the prefix in other case", "/V1/x"),
 	outside("the prefix without its slash", "/v1"),
 	outside("the prefix as part of a name", "/v1x/y"),
-	outside("doubled slashes before another path", "//admin"),
 	outside("another path, encoded", "/%61dmin"),
 	ambiguous("a dot segment", "/v1/./x"),
 	ambiguous("two dots", "/v1/../admin"),
@@ -81,10 +80,10 @@ var paths = []attempt{
 	{name: "a method that is no token", sent: ask("GET{} /v1/x HTTP/1.1\r\nHost: api.example.test\r\n\r\n"), want: "400 closed", log: "deny request-form"},
 	{name: "TRACE", sent: ask("TRACE /v1/x HTTP/1.1\r\nHost: api.example.test\r\n\r\n"), want: "405", log: "deny trace"},
 
-	// What has one reading passes, and passes as it is.
-	{name: "doubled slashes below the prefix", sent: target("/v1//x"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1//x ours"}},
-	{name: "an encoded letter", sent: target("/v1/%78"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/%78 ours"}},
-	{name: "an encoded slash in a name", sent: target("/v1/@scope%2fname"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/@scope%2fname ours"}},
+	// What has one reading passes, in its one spelling.
+	{name: "doubled slashes below the prefix", sent: target("/v1//x"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/x ours"}},
+	{name: "an encoded letter", sent: target("/v1/%78"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/x ours"}},
+	{name: "an encoded slash in a name", sent: target("/v1/@scope%2fname"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/@scope%2Fname ours"}},
 	{name: "an encoded slash in a name, in upper case", sent: target("/v1/p/a%2Fb/f/c%2Fd"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/p/a%2Fb/f/c%2Fd ours"}},
 	{name: "two dots in the query", sent: target("/v1/x?../../admin"), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/x?../../admin ours"}},
 	{name: "three dots", sent: target("/v1/..."), want: "200", log: "allow api", saw: []string{"GET api.example.test /v1/... ours"}},

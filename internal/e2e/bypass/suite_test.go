@@ -31,6 +31,7 @@ func TestNoWayAround(t *testing.T) {
 		{"http2", http2s},
 		{"header", headers},
 		{"path", paths},
+		{"double reading", readings},
 		{"hello", hellos},
 		{"other", others},
 	} {
