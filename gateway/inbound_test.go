@@ -228,7 +228,7 @@ func TestInbound(t *testing.T) {
 		{"two Hosts", "GET / HTTP/1.1\r\n" + host + "Host: " + n.host("other") + "\r\n" + good, 400, "request"},
 		{"CONNECT", "CONNECT " + n.host("demo") + " HTTP/1.1\r\n" + host + good, 400, "inbound-target"},
 		{"absolute form", "GET http://" + n.host("demo") + "/ HTTP/1.1\r\n" + host + good, 400, "inbound-target"},
-		{"absolute form to elsewhere", "GET http://198.51.100.1/ HTTP/1.1\r\n" + host + good, 400, "inbound-target"},
+		{"absolute form to elsewhere", "GET http://198.51.100.1/ HTTP/1.1\r\n" + host + good, 421, "request"},
 		{"asterisk form", "OPTIONS * HTTP/1.1\r\n" + host + good, 400, "inbound-target"},
 		{"TRACE", "TRACE / HTTP/1.1\r\n" + host + good, 405, "trace"},
 		{"two lengths", "POST / HTTP/1.1\r\n" + host + good + "Content-Length: 2\r\nContent-Length: 3\r\n", 400, "request"},

@@ -102,18 +102,32 @@ decide(given) := strictest[2] if {
 
 strictness := {"deny": 1, "approve": 2, "allow": 3, "tunnel": 3}
 
-# readings lists the input once for each reading of its path, as it was sent first
-# and decoded last. A server decodes a segment as a whole or not at all.
-readings(given) := [given] if not contains(object.get(given, ["request", "path"], ""), "%2F")
+# readings lists the input once for each reading of its path, as it was sent first. A
+# server decodes a segment as a whole or not at all, and some end the path at a "?" or a
+# "#" that was encoded: those readings are last.
+readings(given) := [given] if not several(object.get(given, ["request", "path"], ""))
 
 readings(given) := list if {
-	contains(given.request.path, "%2F")
-	segments := split(given.request.path, "/")
-	encoded := [i | some i, segment in segments; contains(segment, "%2F")]
+	several(given.request.path)
 	list := [object.union(given, {"request": {"path": path, "raw_path": given.request.path}}) |
+		some path in array.concat(spelled(given.request.path), cut(given.request.path))
+	]
+}
+
+several(path) if contains(path, "%2F")
+
+several(path) if regex.match(`[?#]`, path)
+
+cut(path) := spelled(regex.split(`[?#]`, path)[0]) if regex.match(`[?#]`, path)
+
+cut(path) := [] if not regex.match(`[?#]`, path)
+
+spelled(path) := list if {
+	segments := split(path, "/")
+	encoded := [i | some i, segment in segments; contains(segment, "%2F")]
+	list := [concat("/", [spelling(segment, i in decoded) | some i, segment in segments]) |
 		some choice in numbers.range(0, powers[count(encoded)] - 1)
 		decoded := {i | some n, i in encoded; floor(choice / powers[n]) % 2 == 1}
-		path := concat("/", [spelling(segment, i in decoded) | some i, segment in segments])
 	]
 }
 
@@ -200,6 +214,7 @@ normalised("") := "/"
 
 normalised(path) := plain if {
 	path != ""
+	not startswith(path, "//")
 	count(path) <= 8192
 	well_escaped(path)
 	parts := [unslashed(part) | some part in regex.split(`%2[Ff]`, path)]
@@ -208,9 +223,35 @@ normalised(path) := plain if {
 	not regex.match(`[\x00-\x1f\x7f\\;\x{FFFD}]`, decoded)
 	not regex.match(`%[0-9A-Fa-f]{2}`, decoded)
 	not regex.match(`/\.\.?(/|$)`, decoded)
+	not folded(decoded)
 	plain := concat("%2F", parts)
 	count([segment | some segment in split(plain, "/"); contains(segment, "%2F")]) <= 3
 }
+
+# folded tells of a path with another number of segments, a dot segment or an encoding to a
+# server that trims white space, cuts, leaves out what is not seen or takes full-width
+# characters for those of ASCII.
+folded(path) if regex.match(`[\x{ff0f}\x{2044}\x{2215}\x{ff3c}\x{fe68}\x{2216}\x{a5}\x{20a9}]`, path)
+
+folded(path) if regex.match(sprintf(`/[%s]+(/|$)`, [unseen_characters]), path)
+
+folded(path) if {
+	dot := `[.\x{ff0e}\x{2024}\x{fe52}\x{3002}\x{ff61}]`
+	left_out := sprintf(`[+\x{ff0b}%s]*`, [unseen_characters])
+	over := `(/|[?#;\x{ff1f}\x{ff03}\x{ff1b}\x{fe56}\x{fe5f}\x{fe54}\x{37e}]|$)`
+	regex.match(concat("", ["/", left_out, "(", dot, "|", dot, left_out, dot, `|\x{2025})`, left_out, over]), path)
+}
+
+folded(path) if {
+	digit := `[0-9A-Fa-f\x{ff10}-\x{ff19}\x{ff21}-\x{ff26}\x{ff41}-\x{ff46}]`
+	regex.match(concat("", [`[\x{ff05}\x{fe6a}]`, digit, digit]), path)
+}
+
+# unseen_characters are white space and what is not seen, in a class of RE2.
+unseen_characters := concat("", [
+	`\s\p{Z}\p{Cf}\x{80}-\x{9f}\x{34f}\x{115f}\x{1160}\x{17b4}\x{17b5}\x{180b}-\x{180d}\x{180f}`,
+	`\x{2065}\x{3164}\x{fe00}-\x{fe0f}\x{ffa0}\x{fff0}-\x{fff8}\x{e0000}-\x{e0fff}`,
+])
 
 # In a path, a plus sign is one.
 unslashed(part) := regex.replace(urlquery.decode(replace(part, "+", "%2B")), `//+`, "/")

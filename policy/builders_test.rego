@@ -90,6 +90,8 @@ test_readings if {
 	testing.readings(testing.lookup("example.com")) == [testing.lookup("example.com")]
 	encoded := testing.get("https://example.com/a%2fb//c/d%2Fe%2Ff")
 	encoded.request.path == "/a%2Fb/c/d%2Fe%2Ff"
+	named := testing.get("https://example.com/a%2fb%3fc")
+	[r.request.path | some r in testing.readings(named)] == ["/a%2Fb?c", "/a/b?c", "/a%2Fb", "/a/b"]
 	[r.request.path | some r in testing.readings(encoded)] == ["/a%2Fb/c/d%2Fe%2Ff", "/a/b/c/d%2Fe%2Ff", "/a%2Fb/c/d/e/f", "/a/b/c/d/e/f"]
 	{r.request.raw_path | some r in testing.readings(encoded)} == {"/a%2Fb/c/d%2Fe%2Ff"}
 }

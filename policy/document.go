@@ -65,8 +65,10 @@ type EgressRule struct {
 	Methods []string `yaml:"methods"`
 	// Paths lists globs over the normalised path (see NormalizePath): * within
 	// a segment, ** across, %2F a slash, encoded or not. A request with encoded
-	// slashes is decided about in every reading of its path. Letter case matters.
-	// Default: all.
+	// slashes is decided about in every reading of its path. Letter case matters,
+	// but for deny and approve: those are also about what differs in letter case, in a
+	// slash at the end or in dots and spaces at the end of a segment, which some
+	// servers take for the same. Default: all.
 	// Example: ["/repos/**", "/users/*/keys"]
 	// Example: ["/@scope%2F*"]
 	Paths []string `yaml:"paths"`

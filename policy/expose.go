@@ -65,7 +65,11 @@ func newExposed(rules []ExposeRule) exposed {
 		}
 		e := exposure{ExposeRule: r}
 		if r.Paths != nil {
-			e.paths = regexp.MustCompile("^" + globPattern(r.Paths) + "$")
+			expression := globPattern(r.Paths)
+			if r.Action == Deny {
+				expression = loosePattern(r.Paths)
+			}
+			e.paths = regexp.MustCompile("^" + expression + "$")
 		}
 		ports := r.Ports
 		if ports == nil {

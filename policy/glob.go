@@ -1,8 +1,11 @@
 package policy
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"sallyport/policy/reading"
 )
@@ -11,12 +14,60 @@ import (
 // any run of characters but a slash, ** any run at all, and %2F a slash, encoded or
 // not, so that one glob can match every reading of a path. It has no anchors.
 func globPattern(globs []string) string {
+	return pattern(globs, func(b *strings.Builder, literal string) {
+		b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(literal), reading.Slash, "(?:/|"+reading.Slash+")"))
+	}, "")
+}
+
+// loosePattern is globPattern for rules that withhold: it matches besides what some servers
+// take for the same path. Express and ASP.NET take no notice of letter case and of a
+// slash at the end, Windows none of dots and spaces at the end of a name, and takes
+// full-width letters for those of ASCII where a code page has no others.
+func loosePattern(globs []string) string {
+	trimmed := make([]string, len(globs))
+	for i, glob := range globs {
+		trimmed[i] = glob
+		if bare := strings.TrimSuffix(glob, "/"); bare != "" && !strings.HasSuffix(bare, "*") {
+			trimmed[i] = bare
+		}
+	}
+	const end = "[. ]*" // of a name
+	return pattern(trimmed, func(b *strings.Builder, literal string) {
+		for literal != "" {
+			if rest, found := strings.CutPrefix(literal, reading.Slash); found {
+				b.WriteString(end + "(?:/|" + reading.Slash + ")")
+				literal = rest
+				continue
+			}
+			c, size := utf8.DecodeRuneInString(literal)
+			literal = literal[size:]
+			if c == '/' {
+				b.WriteString(end + "/")
+				continue
+			}
+			b.WriteByte('[')
+			for r := c; ; {
+				fmt.Fprintf(b, `\x{%x}`, r)
+				if '!' <= r && r <= '~' {
+					fmt.Fprintf(b, `\x{%x}`, r-'!'+'\uff01')
+				}
+				if r = unicode.SimpleFold(r); r == c {
+					break
+				}
+			}
+			b.WriteByte(']')
+		}
+	}, end+"/?")
+}
+
+// pattern joins the globs' expressions, with literals as write has them.
+func pattern(globs []string, write func(b *strings.Builder, literal string), end string) string {
 	parts := make([]string, len(globs))
 	for i, glob := range globs {
 		var b strings.Builder
 		for rest := glob; rest != ""; {
 			literal, after, found := strings.Cut(rest, "*")
-			b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(literal), reading.Slash, "(?:/|"+reading.Slash+")"))
+			write(&b, literal)
 			if found && strings.HasPrefix(after, "*") {
 				b.WriteString(".*")
 				after = strings.TrimLeft(after, "*")
@@ -25,7 +76,7 @@ func globPattern(globs []string) string {
 			}
 			rest = after
 		}
-		parts[i] = b.String()
+		parts[i] = b.String() + end
 	}
 	return "(?s:" + strings.Join(parts, "|") + ")"
 }

@@ -175,11 +175,20 @@ func (r *rule) linePattern() string {
 		method = strings.Join(quoted, "|")
 	}
 	if r.paths != nil {
-		path = globPattern(r.paths)
+		path = r.pathExpression()
 	}
 	return "^(?:|(?:" + method + ") (?s:" + path + "))$"
 }
 
 func (r *rule) pathPattern() *regexp.Regexp {
-	return regexp.MustCompile("^" + globPattern(r.paths) + "$")
+	return regexp.MustCompile("^" + r.pathExpression() + "$")
+}
+
+// pathExpression matches the paths that the rule speaks about. One that denies, or
+// asks a person, is also about what a server may take for them.
+func (r *rule) pathExpression() string {
+	if r.action == Deny || r.action == Approve {
+		return loosePattern(r.paths)
+	}
+	return globPattern(r.paths)
 }

@@ -306,7 +306,35 @@ func (r Rule) speaks(a Ask) bool {
 	if r.Methods != nil && !slices.Contains(r.Methods, a.Method) {
 		return false
 	}
-	return r.Paths == nil || slices.ContainsFunc(r.Paths, func(glob string) bool { return matches(glob, a.Path) })
+	return r.Paths == nil || slices.ContainsFunc(r.Paths, func(glob string) bool {
+		return matches(glob, a.Path) || (r.Action == "deny" || r.Action == "approve") && taken(glob, a.Path)
+	})
+}
+
+// taken tells whether some server takes the path for one that the glob matches: it goes by
+// no letter case and no slash at the end, leaves out dots and spaces at the end of a name.
+func taken(glob, path string) bool {
+	glob, path = strings.ToLower(glob), strings.ToLower(path)
+	glob = strings.ReplaceAll(glob, "%2f", "%2F")
+	path = strings.ReplaceAll(path, "%2f", "%2F")
+	if len(glob) > 1 && strings.HasSuffix(glob, "/") && !strings.HasSuffix(glob, "*/") {
+		glob = glob[:len(glob)-1]
+	}
+	// Every way to leave some of it out.
+	for _, p := range []string{path, strings.TrimSuffix(path, "/")} {
+		names := strings.Split(p, "/")
+		for i := range names {
+			parts := strings.Split(names[i], "%2F")
+			for j := range parts {
+				parts[j] = strings.TrimRight(parts[j], ". ")
+			}
+			names[i] = strings.Join(parts, "%2F")
+		}
+		if matches(glob, p) || matches(glob, strings.Join(names, "/")) {
+			return true
+		}
+	}
+	return false
 }
 
 // matches: * is any run without a slash, ** any run, %2F a slash either way.

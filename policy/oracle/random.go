@@ -79,7 +79,7 @@ func Random(random *rand.Rand) Ask {
 		a.Protocol = pick(random, "tls", "tls", "tls", "http")
 		a.Body = pick(random, "", "", Call, Call, Query, Query, Large, Torn)
 		a.Method = pick(random, "GET", "GET", "POST", "HEAD", "PATCH")
-		a.Path = pick(random, "/", "/x/", "/x/y/z", "/x/y/y/z", "/x/a é&b/z", "/y", "/yy", "/y/y", "/r.git/info", "/r.git/a/b", "/(x|y)+", "/xy", "/X/y/z",
+		a.Path = pick(random, "/", "/x/", "/x/y/z", "/x/y/y/z", "/x/a é&b/z", "/y", "/yy", "/y/y", "/r.git/info", "/r.git/a/b", "/(x|y)+", "/xy", "/X/y/z", "/x/y/Z/", "/X/y./z ", "/x/Y%2FZ", "/Y", "/y ",
 			"/x/y%2Fz", "/x/y%2Fz", "/x%2Fy/z", "/x/y%2Fy%2Fz", "/x/y%2Fy/z%2Fz", "/x/y?/z", "/x/y#y%2Fz", "/y?", "/y%2Fy", "/r.git%2Finfo", "/x%2Fy/y%2Fy/y%2Fz")
 	}
 	return a

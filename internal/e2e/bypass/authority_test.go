@@ -79,7 +79,7 @@ var authorities = []attempt{
 	{name: "absolute target and Host of a denied host", sent: ask(get(denied, "https://denied.example.test/v1/x")), want: "421", log: "deny host"},
 	// RFC 9112, section 3.2.2: the target counts, and what leaves says one thing only.
 	{name: "absolute target, Host of a denied host", sent: ask(get(denied, "https://api.example.test/v1/x")), want: "421 closed", log: "deny request-form",
-		legal: ask(get(api, "https://api.example.test/v1/legal"))},
+		legal: ask(get(api, "https://api.example.test/v1/legal")), legalSaw: legalSaw},
 	{name: "absolute target with an empty host", sent: ask(get(api, "https:///v1/x")), want: "400 closed", log: "deny request-form"},
 	{name: "absolute target without a host", sent: ask(get(api, "https:/v1/x")), want: "400 closed", log: "deny request-form"},
 	{name: "absolute target of another scheme", sent: ask(get(api, "http://api.example.test/v1/x")), want: "421", log: "deny scheme"},
