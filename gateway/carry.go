@@ -380,8 +380,7 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 		return resp // the gateway's own
 	}
 	dropHops(resp.Header, x.upgrade)
-	delete(resp.Header, decisionHeader)
-	delete(resp.Header, approvalHeader)
+	dropOurs(resp.Header)
 	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		if err := x.got.scrub(); err != nil {

@@ -79,8 +79,7 @@ func (x *exchange) inform(code int, h http.Header) {
 		return
 	}
 	dropHops(h, false)
-	delete(h, decisionHeader)
-	delete(h, approvalHeader)
+	dropOurs(h)
 	delete(h, "Alt-Svc")
 	x.got.scrubber.Header(h, x.got.hit)
 	header := x.out.Header()
@@ -175,10 +174,21 @@ type requestNames struct {
 	headers, query []string
 }
 
+// namesOf leaves out what is of this connection alone, and so does not go on.
 func namesOf(r *http.Request) requestNames {
+	upgrade := websocket(r.Header)
 	headers := make([]string, 0, len(r.Header))
 	for name := range r.Header {
-		headers = append(headers, http.CanonicalHeaderKey(name))
+		name = http.CanonicalHeaderKey(name)
+		switch name {
+		case "Connection", "Upgrade":
+			if !upgrade {
+				continue
+			}
+		case "Keep-Alive", "Proxy-Connection", "Http2-Settings":
+			continue
+		}
+		headers = append(headers, name)
 	}
 	headers = append(headers, announced(r)...)
 	slices.Sort(headers)
@@ -196,12 +206,39 @@ func (n requestNames) admit(r *http.Request) *misuse {
 			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", h)}
 		}
 	}
+	if name := unlinked(r); name != "" {
+		return &misuse{http.StatusBadRequest, "connection", fmt.Sprintf("the Connection header has %.64q taken out at the next hop, after it has been decided about", name)}
+	}
 	for _, name := range announced(r) {
 		if !late(name) {
 			return &misuse{http.StatusBadRequest, "trailer", fmt.Sprintf("the field %.64q cannot come after the body", name)}
 		}
 	}
 	return nil
+}
+
+// unlinked is a header that Connection names and that is there, "" for none: it would be
+// seen by the policy and not go on. Those of a hop are no such header (RFC 9110, section 7.6.1).
+func unlinked(r *http.Request) string {
+	for _, header := range []string{"Connection", "Proxy-Connection"} {
+		for _, line := range r.Header[header] {
+			for name := range strings.SplitSeq(line, ",") {
+				name = http.CanonicalHeaderKey(strings.TrimSpace(name))
+				if name == "" || slices.Contains(hops, name) {
+					continue
+				}
+				for there := range r.Header {
+					if strings.EqualFold(strings.ReplaceAll(there, "_", "-"), strings.ReplaceAll(name, "_", "-")) {
+						return name
+					}
+				}
+				if _, there := r.Trailer[name]; there {
+					return name
+				}
+			}
+		}
+	}
+	return ""
 }
 
 // describe fills in what policy sees of a request, all but the path.

@@ -83,4 +83,20 @@ func open(body io.ReadCloser) bool {
 	return field.Kind() != reflect.Pointer || !field.IsNil()
 }
 
+// ours tells of a header's name that it speaks in Sallyport's: nobody's else is passed
+// on, in either direction. CGI-like readers take an underscore for a hyphen.
+func ours(name string) bool {
+	const mark = "sallyport"
+	return len(name) > len(mark) && (name[len(mark)] == '-' || name[len(mark)] == '_') && strings.EqualFold(name[:len(mark)], mark)
+}
+
+// dropOurs removes such headers.
+func dropOurs(h http.Header) {
+	for name := range h {
+		if ours(name) {
+			delete(h, name)
+		}
+	}
+}
+
 func space(c byte) bool { return c == ' ' || c == '\t' }

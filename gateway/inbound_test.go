@@ -120,10 +120,12 @@ func newInbound(t *testing.T) (*inbound, string) {
 		n.mu.Lock()
 		n.seen = append(n.seen, r)
 		n.mu.Unlock()
-		for _, c := range []string{"a=1; Domain=localhost; Path=/", "b=2; path=/x;DOMAIN=.demo.localhost; Secure", "sallyport-exposure=evil; Path=/"} {
+		for _, c := range []string{"a=1; Domain=localhost; Path=/", "b=2; path=/x;DOMAIN=.demo.localhost; Secure", "sallyport-exposure=evil; Path=/", "=sallyport-exposure=evil; Path=/", "evil; Path=/", "Sallyport-Exposure=evil"} {
 			w.Header().Add("Set-Cookie", c)
 		}
 		w.Header().Set("Sallyport-Decision", "forged")
+		w.Header().Set("Sallyport-Foo", "forged")
+		w.Header()["sallyport_bar"] = []string{"forged"}
 		w.Header().Set("Alt-Svc", `h3=":443"`)
 		fmt.Fprintf(w, "%s %s %s", r.Method, r.URL.RequestURI(), body)
 	})
@@ -278,7 +280,7 @@ func TestInbound(t *testing.T) {
 func TestInboundExchange(t *testing.T) {
 	n, token := newInbound(t)
 	r, body := n.ask(t, "POST /a?q=1&other="+token+" HTTP/1.1\r\nHost: "+n.host("demo")+"\r\nCookie: x=1; sallyport-exposure="+token+"\r\nCookie: y=2\r\nSallyport-Token: "+token+
-		"\r\nAuthorization: Basic YTpi\r\nConnection: X-Hop\r\nX-Hop: 1\r\nReferer: http://"+n.host("demo")+"/?token="+token+"\r\nContent-Length: 2\r\n\r\nhi")
+		"\r\nAuthorization: Basic YTpi\r\nConnection: X-Hop\r\nReferer: http://"+n.host("demo")+"/?token="+token+"\r\nContent-Length: 2\r\n\r\nhi")
 	if body != "POST /a?q=1 hi" {
 		t.Fatalf("got %d %s", r.StatusCode, body)
 	}

@@ -21,6 +21,8 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 		return
 	}
 	x.extend(r)
+	dropOurs(r.Header)
+	dropOurs(r.Trailer)
 	x.describe(r)
 	m := x.admit(r)
 	if f.valid != nil && !f.valid() {

@@ -134,8 +134,7 @@ func (b *body) Close() error {
 	if b.patience != nil {
 		b.patience.Stop()
 	}
-	delete(b.response.Trailer, decisionHeader)
-	delete(b.response.Trailer, approvalHeader)
+	dropOurs(b.response.Trailer)
 	return b.ReadCloser.Close()
 }
 

@@ -181,14 +181,22 @@ func TestAbsoluteTargets(t *testing.T) {
 // speak sends bytes on a TLS connection to an origin, and returns the status.
 func (w *wire) speak(t *testing.T, o *origin, request string) int {
 	t.Helper()
-	raw, err := w.steer(t.Context(), "tcp", fmt.Sprintf("%s:%d", o.name, o.port))
+	status, _ := w.spoken(t, o, request)
+	return status
+}
+
+// spoken is speak, and returns the header too. HOST stands for the origin.
+func (w *wire) spoken(t *testing.T, o *origin, request string) (int, http.Header) {
+	t.Helper()
+	host := fmt.Sprintf("%s:%d", o.name, o.port)
+	raw, err := w.steer(t.Context(), "tcp", host)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c := tls.Client(raw, &tls.Config{RootCAs: w.ca.pool, ServerName: o.name})
 	defer c.Close()
-	resp, _ := send(t, c, request)
-	return resp.StatusCode
+	resp, _ := send(t, c, strings.ReplaceAll(request, "HOST", host))
+	return resp.StatusCode, resp.Header
 }
 
 // TestRawPath: a rule can have the path sent as it was written, but for doubled slashes,

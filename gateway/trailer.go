@@ -15,7 +15,7 @@ import (
 // which the policy has seen, and are none of ours. Nil: none.
 func sending(r *http.Request) (t http.Header) {
 	for _, name := range announced(r) {
-		if name == exposureHeader || name == "Cookie" {
+		if name == "Cookie" {
 			continue
 		}
 		if t == nil {
@@ -30,10 +30,10 @@ func sending(r *http.Request) (t http.Header) {
 // tidy would take from the head, or look into, does not get by it there.
 func tells(name string) bool {
 	switch http.CanonicalHeaderKey(name) {
-	case decisionHeader, approvalHeader, "Alt-Svc", "Set-Cookie":
+	case "Alt-Svc", "Set-Cookie":
 		return false
 	}
-	return late(name)
+	return !ours(name) && late(name)
 }
 
 // announce says in an answer's head what of its trailers will be passed on.

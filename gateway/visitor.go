@@ -33,7 +33,8 @@ func takeTokens(r *http.Request) (t shown) {
 	for _, v := range r.Header[exposureHeader] {
 		t.header = append(t.header, strings.TrimSpace(v))
 	}
-	delete(r.Header, exposureHeader)
+	dropOurs(r.Header)
+	dropOurs(r.Trailer)
 	kept := slices.DeleteFunc(r.Header["Authorization"], func(v string) bool {
 		scheme, token, _ := strings.Cut(v, " ")
 		token = strings.TrimSpace(token)
@@ -52,10 +53,15 @@ func takeTokens(r *http.Request) (t shown) {
 	for _, line := range r.Header["Cookie"] {
 		var pairs []string
 		for pair := range strings.SplitSeq(line, ";") {
-			name, value, _ := strings.Cut(strings.TrimSpace(pair), "=")
-			if strings.TrimSpace(name) == exposureCookie {
-				t.cookie = append(t.cookie, strings.TrimSpace(value))
-			} else if pair = strings.TrimSpace(pair); pair != "" {
+			pair = strings.TrimSpace(pair)
+			name, value, _ := strings.Cut(pair, "=")
+			name, value = strings.TrimSpace(name), strings.TrimSpace(value)
+			switch {
+			case name == exposureCookie:
+				t.cookie = append(t.cookie, value)
+			case name == "", strings.EqualFold(name, exposureCookie), strings.Contains(pair, exposureCookie+"="), isToken(strings.Trim(value, `"`)), isToken(name):
+				// Without a name, or ours to a reader who is less exact.
+			default:
 				pairs = append(pairs, pair)
 			}
 		}
@@ -120,9 +126,9 @@ func (e Exposure) welcome(w http.ResponseWriter, r *http.Request, token, authori
 // hosts than its own, our cookie, and what speaks in our name.
 func tidy(h http.Header, upgrade bool) {
 	dropHops(h, upgrade)
-	for _, name := range []string{decisionHeader, approvalHeader, "Alt-Svc", "Trailer"} {
-		delete(h, name)
-	}
+	dropOurs(h)
+	delete(h, "Alt-Svc")
+	delete(h, "Trailer")
 	var kept []string
 	for _, line := range h["Set-Cookie"] {
 		if line = hostOnly(line); line != "" {
@@ -136,11 +142,13 @@ func tidy(h http.Header, upgrade bool) {
 }
 
 // hostOnly is a Set-Cookie without Domain (RFC 6265, section 5.2.3): none for our
-// own cookie, which a page could have replaced.
+// own cookie, which a page could have replaced, nor for one without a name, of which
+// browsers send the value alone, as if it were name and value of another.
 func hostOnly(line string) string {
 	parts := strings.Split(line, ";")
-	name, _, _ := strings.Cut(parts[0], "=")
-	if strings.TrimSpace(name) == exposureCookie {
+	name, _, named := strings.Cut(parts[0], "=")
+	name = strings.TrimSpace(name)
+	if name == "" || !named || strings.EqualFold(name, exposureCookie) {
 		return ""
 	}
 	return strings.Join(slices.DeleteFunc(parts, func(part string) bool {

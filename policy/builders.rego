@@ -105,24 +105,24 @@ strictness := {"deny": 1, "approve": 2, "allow": 3, "tunnel": 3}
 # readings lists the input once for each reading of its path, as it was sent first. A
 # server decodes a segment as a whole or not at all, and some end the path at a "?" or a
 # "#" that was encoded: those readings are last.
-readings(given) := [given] if not several(object.get(given, ["request", "path"], ""))
+readings(given) := [given] if not several_readings(object.get(given, ["request", "path"], ""))
 
 readings(given) := list if {
-	several(given.request.path)
+	several_readings(given.request.path)
 	list := [object.union(given, {"request": {"path": path, "raw_path": given.request.path}}) |
-		some path in array.concat(spelled(given.request.path), cut(given.request.path))
+		some path in array.concat(path_spellings(given.request.path), path_cut(given.request.path))
 	]
 }
 
-several(path) if contains(path, "%2F")
+several_readings(path) if contains(path, "%2F")
 
-several(path) if regex.match(`[?#]`, path)
+several_readings(path) if regex.match(`[?#]`, path)
 
-cut(path) := spelled(regex.split(`[?#]`, path)[0]) if regex.match(`[?#]`, path)
+path_cut(path) := path_spellings(regex.split(`[?#]`, path)[0]) if regex.match(`[?#]`, path)
 
-cut(path) := [] if not regex.match(`[?#]`, path)
+path_cut(path) := [] if not regex.match(`[?#]`, path)
 
-spelled(path) := list if {
+path_spellings(path) := list if {
 	segments := split(path, "/")
 	encoded := [i | some i, segment in segments; contains(segment, "%2F")]
 	list := [concat("/", [spelling(segment, i in decoded) | some i, segment in segments]) |
