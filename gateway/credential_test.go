@@ -58,7 +58,7 @@ func TestCredentialReplacesTheSandboxesOwn(t *testing.T) {
 	r.Header.Set("X-Api-Key", "mine")
 	r.Header.Set("Range", "bytes=0-3")
 	r.Header.Set("Accept-Encoding", "gzip, br")
-	r.Header.Set("Connection", "Authorization")
+	r.Header.Set("Connection", "X-Absent")
 	resp, err := l.client().Do(r)
 	if err != nil {
 		t.Fatal(err)

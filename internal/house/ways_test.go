@@ -15,6 +15,7 @@ var waysIn = map[string]string{
 	"e2e":       "internal/e2e",
 	"datapath":  "sandbox/datapath",
 	"gateway":   "gateway",
+	"policy":    "policy",
 	"gatehouse": "gateway/gatehouse",
 	"upstream":  "gateway/upstream",
 	"resolver":  "gateway/resolver",
