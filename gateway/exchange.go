@@ -101,16 +101,6 @@ type misuse struct {
 	reason string
 }
 
-// overrides are headers that tell a server to act on another method, path or
-// host than the request line's, which is what policy sees. CGI-like servers
-// take an underscore for a hyphen.
-var overrides = []string{
-	"X-Http-Method-Override", "X-Http-Method", "X-Method-Override", "X-Original-Method", "X-Forwarded-Method",
-	"X-Original-Url", "X-Original-Uri", "X-Rewrite-Url", "X-Override-Url", "X-Forwarded-Uri", "X-Forwarded-Url",
-	"X-Forwarded-Path", "X-Forwarded-Prefix", "X-Original-Path", "X-Script-Name",
-	"X-Original-Host", "X-Forwarded-Host", "X-Forwarded-Server", "X-Host", "X-Http-Host-Override", "Forwarded",
-}
-
 // admit checks the form of a request and fills in what policy sees of it.
 func (x *exchange) admit(r *http.Request) *misuse {
 	switch r.Method {
@@ -199,10 +189,7 @@ func namesOf(r *http.Request) requestNames {
 // after its body.
 func (n requestNames) admit(r *http.Request) *misuse {
 	for _, h := range n.headers {
-		if strings.Contains(h, "_") {
-			h = http.CanonicalHeaderKey(strings.ReplaceAll(h, "_", "-"))
-		}
-		if slices.Contains(overrides, h) {
+		if policy.Meddles(h) == policy.OtherRequest {
 			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", h)}
 		}
 	}

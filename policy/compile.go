@@ -48,6 +48,7 @@ type Policy struct {
 	clock     func() time.Time // nil for the real one
 	observing *observing       // nil where nothing is ever in observe mode
 	bodies    bool             // some rule has to see a request's body
+	team      bool             // a team's Rego has a say
 	limits    *limits          // nil where the document has none
 	priced    *priced          // nil where nothing has a price
 	exposed   exposed          // what may reach sandboxes
@@ -101,6 +102,7 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		overSSH:   overSSH(doc.Expose),
 	}
 	p.approvals = new(doc.Approvals.Defaulted())
+	p.team = len(team.sets) > 0
 	p.table.join(rules)
 	p.judge(rules)
 	p.table.stock(p.selectors)

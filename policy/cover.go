@@ -97,7 +97,7 @@ func shadow(narrow, wide *rule) (Finding, bool) {
 		return Shadowed.found(Position{}, narrow.at,
 			fmt.Sprintf("never decides: the rule %s (%s) asks a person about all that it speaks about, and an approve wins over an allow", wide.name, wide.at),
 			"remove it, or leave it out of the approve's destination, ports, methods, paths or sandboxes"), true
-	case wide.action == narrow.action && alike && wide.kind == typeEgress && narrow.kind == typeEgress && reflect.DeepEqual(wide.upstream, narrow.upstream) && wide.rawPath == narrow.rawPath:
+	case wide.action == narrow.action && alike && wide.kind == typeEgress && narrow.kind == typeEgress && reflect.DeepEqual(wide.upstream, narrow.upstream) && wide.rawPath == narrow.rawPath && slices.Equal(wide.headers, narrow.headers):
 		return Repeated.found(Position{}, narrow.at,
 			fmt.Sprintf("says nothing that the rule %s (%s) does not say", wide.name, wide.at),
 			fmt.Sprintf("remove it, or narrow %s", wide.name)), true

@@ -95,6 +95,7 @@ func (p *Policy) settle(ctx context.Context, d Decision, s subject, at time.Time
 	if p.observing != nil && d.Action != Allow && d.Action != Tunnel {
 		d = p.observe(ctx, d, s, at)
 	}
+	d = p.meddled(d, s)
 	if p.limits == nil && p.query.limits == nil {
 		return d
 	}

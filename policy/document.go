@@ -77,6 +77,12 @@ type EgressRule struct {
 	// slashes is denied then. Default: false.
 	// Example: true
 	RawPath bool `yaml:"rawPath" json:",omitempty"`
+	// Headers lists request headers that pass although they name another resource
+	// (Destination, X-Amz-Copy-Source) or say on whose behalf a request is
+	// (Impersonate-User, Sudo, X-Remote-User). They are refused else where a rule about the
+	// host has paths or methods, gives a credential, or Rego decides. Default: none.
+	// Example: [X-Amz-Copy-Source]
+	Headers []string `yaml:"headers" json:",omitempty"`
 	// Plain allows HTTP without TLS. Default: false.
 	// Example: true
 	Plain bool `yaml:"plain"`
@@ -124,6 +130,9 @@ type EgressAuthRule struct {
 	// RawPath is as EgressRule's.
 	// Example: true
 	RawPath bool `yaml:"rawPath" json:",omitempty"`
+	// Headers is as EgressRule's.
+	// Example: [Impersonate-User]
+	Headers []string `yaml:"headers" json:",omitempty"`
 	// AuthRef names one of Document.Credentials.
 	// Example: openai-api-key
 	AuthRef string `yaml:"authRef"`

@@ -130,7 +130,17 @@ func (p *Policy) inbound(ctx context.Context, s subject, at time.Time) Decision 
 			d = Decision{Action: Allow, Rule: e.Name, RuleType: typeExpose, Reason: clean("allowed by rule " + e.Name), Revision: p.revision}
 		}
 	}
-	if d.Action != Allow || p.query.denies == nil {
+	if d.Action != Allow {
+		return d
+	}
+	for _, name := range s.Request.Headers {
+		if m := Meddles(name); m == OtherResource && (p.team || slices.ContainsFunc(p.exposed.of(s.Sandbox, s.Destination.Port), func(e exposure) bool { return e.Methods != nil || e.paths != nil })) {
+			no := p.refuse(clean(fmt.Sprintf("the header %s %s, which no expose rule has seen", name, m)), nil)
+			no.Rule = "override-header"
+			return no
+		}
+	}
+	if p.query.denies == nil {
 		return d
 	}
 	return p.teamDenies(ctx, s, at, d)

@@ -30,6 +30,7 @@ type rule struct {
 	methods     []string // nil: every method
 	paths       []string // nil: every path
 	rawPath     bool
+	headers     []string // that pass though they are refused otherwise
 	sandboxes   Selector
 	credential  string
 	inject      Inject
@@ -57,6 +58,7 @@ func (e EgressRule) rule(d destination) rule {
 		methods:     e.Methods,
 		paths:       e.Paths,
 		rawPath:     e.RawPath,
+		headers:     e.Headers,
 		sandboxes:   e.Sandboxes,
 		upstream:    e.Upstream,
 		observe:     e.Observe,
@@ -106,6 +108,7 @@ func (e EgressAuthRule) rule(d destination) rule {
 		methods:     e.Methods,
 		paths:       e.Paths,
 		rawPath:     e.RawPath,
+		headers:     e.Headers,
 		sandboxes:   e.Sandboxes,
 		credential:  e.AuthRef,
 		upstream:    e.Upstream,

@@ -111,6 +111,7 @@ func (v *validator) egress(path string, e EgressRule) {
 		v.say(BadUpstream, path+".upstream", "a denied destination is never reached", "remove upstream")
 	}
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.headers(path, e.Headers, e.Action)
 	v.until(path+".observe", e.Observe)
 	v.body(path+".body", e.Body, e.Action)
 	v.upstream(path+".upstream", e.Upstream)
@@ -126,6 +127,7 @@ func (v *validator) egress(path string, e EgressRule) {
 
 func (v *validator) egressAuth(path string, e EgressAuthRule) {
 	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.headers(path, e.Headers, Allow)
 	if _, forks := e.Sandboxes.Tags[TagFork]; forks && !e.Inherit {
 		v.say(NeverMatches, path+".sandboxes.tags", "is for forks, which have no credential of a rule that does not say so", "write inherit: true")
 	}
