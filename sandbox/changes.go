@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"sallyport/memory"
 	"sallyport/sandbox/manifest"
@@ -69,6 +70,9 @@ func (m *Manager) Changes(ctx context.Context, name, snapshot string, tell func(
 	layer, err := m.opt.Runtime.Layer(ctx, rec.ID)
 	if err != nil {
 		return err
+	}
+	if in, ok := strings.CutPrefix(layer, m.link(rec.ID)+"/"); ok { // from the pool
+		layer = filepath.Join(m.dir(rec.Name), in)
 	}
 	within, err := filepath.Rel(m.opt.Disks.Layer(m.dir(rec.Name)), layer)
 	if err != nil {

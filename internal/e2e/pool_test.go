@@ -98,6 +98,9 @@ func TestPool(t *testing.T) {
 	works()
 	r.ok("sandbox", "snapshot", "quick", "then", "--memory")
 	r.ok("sandbox", "exec", "quick", "-u", "root", "--", "sh", "-c", "rm /root/f; echo other > /memory/f")
+	if out := r.ok("sandbox", "changes", "quick", "then"); !strings.Contains(out, "/root/f") || !strings.Contains(out, "/memory/f") {
+		t.Errorf("its changes: %s", out)
+	}
 	r.ok("sandbox", "restore", "quick", "then")
 	works()
 	kept()
