@@ -107,6 +107,11 @@ func compareTrees(ctx context.Context, r manifest.Root, disk *os.File, at string
 
 // lookAt opens the root of a snapshot's disk.
 func (m *Manager) lookAt(ctx context.Context, rec record, s Snapshot) (*os.File, error) {
+	done, err := m.book(rec.Spec.Owner, rec.ID, s.Size)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	dir, err := os.MkdirTemp(m.dir(rec.Name), lookMark)
 	if err != nil {
 		return nil, err

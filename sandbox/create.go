@@ -24,6 +24,11 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 	if err := m.spare(spec.Owner); err != nil {
 		return err
 	}
+	if done, err := m.book(spec.Owner, "", leastGrowth); err != nil { // an empty disk takes as much
+		return err
+	} else {
+		defer done()
+	}
 	if taken, err := m.take(ctx, e, name, spec); taken || err != nil {
 		return err
 	}

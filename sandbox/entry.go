@@ -140,5 +140,5 @@ func (m *Manager) doing(ctx context.Context, name, verb string, need need, f fun
 	if err := f(e); err != nil {
 		return Info{}, fmt.Errorf("%s sandbox %s: %w", verb, name, err)
 	}
-	return m.info(e), nil
+	return m.sized(m.info(e)), nil
 }

@@ -162,6 +162,15 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	if err != nil {
 		return err
 	}
+	most := m.storage(e.rec.Name).Disk
+	if from != nil {
+		most = from.Size
+	}
+	done, err := m.book(e.rec.Spec.Owner, e.rec.ID, most*int64(len(children)))
+	if err != nil {
+		return err
+	}
+	defer done()
 	// Whatever can be made before is, so that the parent stands for as short as
 	// can be.
 	if err := each(children, func(c *entry) error { return m.conceive(ctx, c) }); err != nil {

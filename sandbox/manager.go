@@ -35,6 +35,8 @@ type Manager struct {
 	addresses map[netip.Addr]bool        // of all records
 	scratches map[string]bool            // folders in RAM that are in use
 	shares    map[string]map[string]bool // IDs of an owner's sandboxes, also of those being made
+	booked    map[string]int64           // bytes that are about to be written, by account
+	caps      map[string]string          // why no more is written for whom, by account or ID
 
 	// identities is what the gateway asks on each connection.
 	identities atomic.Pointer[map[netip.Addr]Info]
@@ -54,7 +56,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, refusals: refusal.New(), compared: newComparisons(), room: ram.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, counters: c}
+	m := &Manager{opt: opt, refusals: refusal.New(), compared: newComparisons(), room: ram.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, booked: map[string]int64{}, counters: c}
 	m.identities.Store(&map[netip.Addr]Info{})
 
 	folders, err := os.ReadDir(opt.Dir)
@@ -204,7 +206,7 @@ func (m *Manager) Get(name string) (Info, error) {
 	}
 	if e := m.known(name); e != nil {
 		if i := e.shown.Load(); i != nil {
-			return *i, nil
+			return m.sized(*i), nil
 		}
 	}
 	return Info{}, notFound(name)
@@ -215,7 +217,7 @@ func (m *Manager) List() []Info {
 	var list []Info
 	for _, e := range m.all() {
 		if i := e.shown.Load(); i != nil {
-			list = append(list, *i)
+			list = append(list, m.sized(*i))
 		}
 	}
 	slices.SortFunc(list, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })

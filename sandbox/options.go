@@ -69,6 +69,10 @@ type Options struct {
 	// PerOwner is how many sandboxes an owner may have; 0: no bound. Those of nobody
 	// have none.
 	PerOwner int
+	// StoragePerOwner is how many bytes of the host's disk an owner's sandboxes may take,
+	// with their snapshots and their memory on disk; 0: no bound. Those of nobody have
+	// none.
+	StoragePerOwner int64
 	// OwnerImages are the images that owners may use besides Defaults.Image.
 	OwnerImages image.Patterns
 }

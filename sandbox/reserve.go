@@ -1,9 +1,11 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -24,6 +26,11 @@ type Space interface {
 	// Settle takes it again, or what there is of it. Both may be called again.
 	Yield() error
 	Settle() error
+	// Cap keeps that disk from growing: what a sandbox writes to it ends as on a full
+	// disk, at what it had when it was capped. It lasts until Uncap, or until the
+	// sandbox ends. Both may be called again.
+	Cap(folder string) error
+	Uncap(folder string) error
 }
 
 const (
@@ -117,9 +124,14 @@ func (m *Manager) cannotKeep(err error) {
 	}
 }
 
-// WatchSpace keeps the reserve for the host until ctx is done: while less is
-// left, the running sandbox whose disk has grown most is held, then the next one
-// that goes on growing.
+// WatchSpace keeps owners to their share of the host's disk, and the reserve for the
+// host, until ctx is done. Writes are refused before anything is stopped:
+//
+//   - While an owner's sandboxes take more than they may, their disks do not grow.
+//   - While less than twice the reserve is left, so it is of whoever has most: an owner,
+//     or a sandbox of the host's own. Nothing more is written down for that one either.
+//   - While less than the reserve is left, so it is of the running sandbox whose disk has
+//     grown most, then of the next one. One that grows all the same is stopped.
 func (m *Manager) WatchSpace(ctx context.Context) error {
 	if m.opt.Space == nil {
 		return nil
@@ -144,6 +156,10 @@ func (m *Manager) WatchSpace(ctx context.Context) error {
 type spaceWatch struct {
 	before map[string]int64 // bytes by the sandbox's ID, of those that ran
 	taken  time.Time        // of before
+
+	over map[string]string // why an owner has more than its share, by account
+	low  map[string]string // why whoever has it is refused while little is left, by account or ID
+	held map[string]bool   // IDs of those whose disks have been capped; nil: nobody knows
 }
 
 func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
@@ -151,19 +167,19 @@ func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
 	if err != nil {
 		return err
 	}
-	used := map[string]int64{}
-	var errs []error
+	if w.before == nil {
+		w.over, w.low = map[string]string{}, map[string]string{}
+	}
+	all := m.List()
+	used, totals := map[string]int64{}, map[string]int64{}
 	var most Info
 	var grown int64
-	for _, i := range m.List() {
+	for _, i := range all {
+		totals[i.account()] += i.Storage.Total()
 		if i.State != Running {
 			continue
 		}
-		n, err := m.opt.Space.Used(m.dir(i.Name))
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
+		n := i.Storage.Disk
 		used[i.ID] = n
 		before, known := w.before[i.ID]
 		if g := n - before; known && g >= leastGrowth && g > grown {
@@ -181,12 +197,113 @@ func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
 			w.before[id] = n
 		}
 	}
+	w.share(m, all, totals)
+	w.refuse(m, free, all, totals)
+	var errs []error
+	var over *Info
 	if !enough && grown > 0 {
-		errs = append(errs, m.hold(ctx, most, fmt.Sprintf("the host's disk has %s left, less than its reserve of %s, and this sandbox's grew most, by %s",
-			size.About(free), size.About(m.opt.Reserve), size.About(grown))))
+		why := fmt.Sprintf("the host's disk has %s left, less than its reserve of %s, and this sandbox's grew most, by %s",
+			size.About(free), size.About(m.opt.Reserve), size.About(grown))
+		if w.held[most.ID] {
+			over = &most // it was capped, and grows
+			errs = append(errs, m.hold(ctx, most, why))
+		} else if w.low[most.account()] == "" {
+			w.low[most.ID] = why
+		}
 		w.before, w.taken = used, time.Now() // the others have until now what they have
 	}
+	return errors.Join(append(errs, w.cap(ctx, m, all, over))...)
+}
+
+// share finds the owners that have more than they may.
+func (w *spaceWatch) share(m *Manager, all []Info, totals map[string]int64) {
+	quota := m.opt.StoragePerOwner
+	over := map[string]string{}
+	for _, i := range all {
+		of := i.account()
+		if owner, n := i.Spec.Owner, totals[of]; quota > 0 && owner != "" && (n > quota || w.over[of] != "" && n > quota-quota/lifted) {
+			over[of] = fmt.Sprintf("the sandboxes of tenant %s, their snapshots and their memory on disk take %s of their %s (sandbox.storagePerTenant): %s",
+				owner, size.About(n), size.About(quota), makeRoom)
+		}
+	}
+	w.over = over
+}
+
+// lifted is the part of a limit by which there has to be more room for a refusal to end
+// than for it to begin.
+const lifted = 8
+
+// refuse finds whoever has most while little is left, and forgives all when there is
+// room again.
+func (w *spaceWatch) refuse(m *Manager, free int64, all []Info, totals map[string]int64) {
+	low := 2 * m.opt.Reserve
+	if free >= low+low/lifted {
+		clear(w.low)
+	}
+	if free >= low {
+		return
+	}
+	var most *Info
+	for n, i := range all {
+		if most == nil || totals[i.account()] > totals[most.account()] {
+			most = &all[n]
+		}
+	}
+	if most == nil || w.low[most.account()] != "" {
+		return
+	}
+	whose := "this sandbox, with its snapshots and its memory on disk,"
+	if most.Spec.Owner != "" {
+		whose = "tenant " + most.Spec.Owner
+	}
+	w.low[most.account()] = fmt.Sprintf("the host's disk is nearly full, and %s has most of it, %s: remove snapshots, sandboxes or files", whose, size.About(totals[most.account()]))
+}
+
+// cap keeps the disks of those from growing that are refused, but for the one that is
+// stopped for it.
+func (w *spaceWatch) cap(ctx context.Context, m *Manager, all []Info, but *Info) error {
+	caps := maps.Clone(w.over)
+	maps.Copy(caps, w.low)
+	m.mu.Lock()
+	m.caps = caps
+	m.mu.Unlock()
+	var errs []error
+	held := map[string]bool{}
+	for _, i := range all {
+		if i.State != Running && i.State != Paused || but != nil && but.ID == i.ID {
+			continue
+		}
+		why, dir := cmp.Or(caps[i.account()], caps[i.ID]), m.dir(i.Name)
+		switch {
+		case why != "":
+			// Again each time: it may have been started since.
+			if err := m.opt.Space.Cap(dir); err != nil {
+				errs = append(errs, err)
+				held[i.ID] = true // so that it is stopped if it grows
+				continue
+			}
+			if held[i.ID] = true; !w.held[i.ID] {
+				// What it has written until now is forgiven.
+				if n, err := m.opt.Space.Used(dir); err == nil {
+					w.before[i.ID] = n
+				}
+				m.opt.Logger.Warn("a sandbox's disk takes no more", "sandbox", i.Name, "reason", why)
+				errs = append(errs, m.opt.Recorder.Append(ctx, detailed(i.record(), "capped", why)))
+			}
+		case w.held == nil || w.held[i.ID]: // an earlier process may have capped it
+			errs = append(errs, m.opt.Space.Uncap(dir))
+			if w.held[i.ID] {
+				errs = append(errs, m.opt.Recorder.Append(ctx, detailed(i.record(), "uncapped", "there is room again")))
+			}
+		}
+	}
+	w.held = held
 	return errors.Join(errs...)
+}
+
+// record is what an event says of a sandbox.
+func (i Info) record() record {
+	return record{Name: i.Name, ID: i.ID, Session: i.Session, Spec: i.Spec, Lineage: i.Lineage}
 }
 
 // hold keeps a sandbox from writing more: its session ends at once, its files stay.

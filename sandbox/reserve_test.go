@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,10 +16,29 @@ import (
 
 // space is a disk that the test fills.
 type space struct {
-	mu   sync.Mutex
-	free int64
-	used map[string]int64 // by sandbox
-	err  error
+	mu     sync.Mutex
+	free   int64
+	used   map[string]int64 // by sandbox
+	capped map[string]bool
+	leaks  bool // what is capped grows all the same
+	err    error
+}
+
+func (s *space) Cap(folder string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.capped == nil {
+		s.capped = map[string]bool{}
+	}
+	s.capped[filepath.Base(folder)] = true
+	return nil
+}
+
+func (s *space) Uncap(folder string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.capped, filepath.Base(folder))
+	return nil
 }
 
 func (s *space) Free() (int64, error) {
@@ -39,6 +59,9 @@ func (s *space) Settle() error { return nil }
 func (s *space) write(name string, n int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.capped[name] && !s.leaks {
+		return
+	}
 	s.used[name] += n
 	s.free -= n
 }
@@ -83,22 +106,95 @@ func TestReserveRefuses(t *testing.T) {
 	}
 }
 
-// While there is too little, the one that grows most is stopped, once, at once,
-// and says why until it is started again; those that do not grow run on.
+// running makes sandboxes that run.
+func running(t *testing.T, m *Manager, ctx context.Context, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		if _, _, err := m.GetOrCreate(ctx, name, Spec{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Start(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// watching has the space watched until the test ends.
+func watching(t *testing.T, m *Manager) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- m.WatchSpace(ctx) }()
+	return func() {
+		t.Helper()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// While little is left, whoever has most takes no more of it; while there is too little,
+// whoever grows most does not either. Nobody is stopped who does not grow all the same,
+// and those that do not write do not notice.
+func TestReserveRefusesWritesFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h, s, m := reserved(t, 3*testReserve)
+		running(t, m, t.Context(), "idle", "slow", "fast")
+		stop := watching(t, m)
+		time.Sleep(time.Minute)
+		s.write("slow", 20<<20)
+		s.write("fast", 79<<20) // 201 MiB are left
+		time.Sleep(time.Second)
+		capped(t, m)
+		s.write("fast", 2<<20)
+		time.Sleep(time.Second)
+		capped(t, m, "fast")
+		s.write("fast", 50<<20) // in vain
+		s.write("slow", 90<<20) // 109 MiB are left: fast had most as it began
+		time.Sleep(time.Second)
+		capped(t, m, "fast", "slow")
+		states(t, m, "fast running, idle running, slow running")
+		if i, err := m.Get("fast"); err != nil || !strings.Contains(i.Capped, "has most of it") || i.Storage.Disk != 81<<20 {
+			t.Errorf("it says %q, %+v, %v", i.Capped, i.Storage, err)
+		}
+		s.write("idle", 10<<20) // 99 MiB are left
+		time.Sleep(time.Second)
+		capped(t, m, "fast", "idle", "slow")
+		s.write("idle", 50<<20)
+		time.Sleep(time.Minute)
+		states(t, m, "fast running, idle running, slow running")
+		// Room again, and then nobody is refused any more, whatever there was.
+		s.write("", -3*testReserve)
+		time.Sleep(time.Second)
+		capped(t, m)
+		if n := strings.Count(strings.Join(h.events, "\n"), "uncapped"); n != 3 || len(s.capped) > 0 {
+			t.Errorf("%d are told that there is room: %v, %v", n, h.events, s.capped)
+		}
+		stop()
+	})
+}
+
+func capped(t *testing.T, m *Manager, want ...string) {
+	t.Helper()
+	var got []string
+	for _, i := range m.List() {
+		if i.Capped != "" {
+			got = append(got, i.Name)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("capped are %v, want %v", got, want)
+	}
+}
+
+// What grows though it is refused is stopped, once, at once, and says why until it is
+// started again; those that do not grow run on.
 func TestReserveHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s, m := reserved(t, 2*testReserve)
-		for _, name := range []string{"idle", "slow", "fast"} {
-			if _, _, err := m.GetOrCreate(t.Context(), name, Spec{}); err != nil {
-				t.Fatal(err)
-			}
-			if _, err := m.Start(t.Context(), name); err != nil {
-				t.Fatal(err)
-			}
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- m.WatchSpace(ctx) }()
+		s.leaks = true
+		running(t, m, t.Context(), "idle", "slow", "fast")
+		stop := watching(t, m)
 		time.Sleep(time.Minute)
 		s.write("slow", 20<<20)
 		s.write("fast", 79<<20) // 101 MiB are left
@@ -116,7 +212,10 @@ func TestReserveHolds(t *testing.T) {
 		s.write("slow", leastGrowth/2) // and no more than the journal's
 		time.Sleep(time.Minute)
 		states(t, m, "fast stopped, idle running, slow running")
-		s.write("slow", leastGrowth/2)
+		s.write("slow", leastGrowth/2) // it is refused
+		time.Sleep(time.Second)
+		states(t, m, "fast stopped, idle running, slow running")
+		s.write("slow", leastGrowth)
 		time.Sleep(time.Second)
 		states(t, m, "fast stopped, idle running, slow stopped")
 		s.write("", -testReserve)
@@ -125,10 +224,7 @@ func TestReserveHolds(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		states(t, m, "fast running, idle running, slow stopped")
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		stop()
 		if n := strings.Count(strings.Join(h.events, "\n"), "stopped"); n != 2 {
 			t.Errorf("%d events of an end, want 2: %v", n, h.events)
 		}

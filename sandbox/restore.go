@@ -62,9 +62,11 @@ func (m *Manager) revert(ctx context.Context, e *entry, spec RestoreSpec) (err e
 	if err := m.verify(s); err != nil {
 		return err
 	}
-	if err := m.roomToRestore(e, s, spec.Discard); err != nil {
+	written, err := m.roomToRestore(e, s, spec.Discard)
+	if err != nil {
 		return err
 	}
+	defer written()
 	live := e.state.live()
 	mem, done := m.scratch(e)
 	defer func() { err = errors.Join(err, done()) }()
@@ -120,28 +122,23 @@ func (m *Manager) revert(ctx context.Context, e *entry, spec RestoreSpec) (err e
 	return nil
 }
 
-// roomToRestore refuses a restore that would leave less than the host's reserve. What
-// is discarded makes room.
-func (m *Manager) roomToRestore(e *entry, s Snapshot, discard bool) error {
-	if m.opt.Space == nil {
-		return nil
-	}
+// roomToRestore refuses a restore that would leave less than the host's reserve, or
+// take more than there is for its owner. What is discarded makes room.
+func (m *Manager) roomToRestore(e *entry, s Snapshot, discard bool) (done func(), err error) {
 	n := s.Size
 	if discard || e.rec.Restoring != "" {
-		now, err := m.opt.Space.Used(m.dir(e.rec.Name))
-		if err != nil {
-			return err
-		}
-		n -= now
+		n -= m.storage(e.rec.Name).Disk
 	}
 	if n <= 0 {
-		return nil
+		return func() {}, nil
 	}
-	err := m.roomyFor(n)
+	if err = m.roomyFor(n); err == nil {
+		done, err = m.book(e.rec.Spec.Owner, e.rec.ID, n)
+	}
 	if err != nil && !discard {
 		err = fmt.Errorf("%w; or give up what it is now: `sallyport sandbox restore --discard %s %s`", err, e.rec.Name, s.Name)
 	}
-	return err
+	return done, err
 }
 
 // keepNow makes a snapshot of what a sandbox is before it is restored. Where none can be

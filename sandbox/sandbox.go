@@ -106,6 +106,9 @@ type Info struct {
 	// Lineage says what a fork was made of; nil of what is none.
 	Lineage *Lineage `json:"lineage,omitempty"`
 	Next    *Spec    `json:"next,omitempty"` // of the next session, where it differs
+	Storage Storage  `json:"storage,omitzero"`
+	// Capped says why its disk takes no more for now, and nothing is written down for it.
+	Capped string `json:"capped,omitempty"`
 }
 
 // Container is what the Manager asks a Runtime for.

@@ -200,6 +200,11 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	if err := m.roomy(); err != nil {
 		return err
 	}
+	done, err := m.book(e.rec.Spec.Owner, e.rec.ID, m.memorySize(ctx, e))
+	if err != nil {
+		return err
+	}
+	defer done()
 	build, err := m.opt.Runtime.Build(ctx)
 	if err != nil {
 		return err

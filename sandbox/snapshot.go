@@ -127,6 +127,15 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	if err := m.keepable(e, spec); err != nil {
 		return s, err
 	}
+	most := m.storage(e.rec.Name).Disk
+	if spec.Memory {
+		most += m.memorySize(ctx, e)
+	}
+	done, err := m.book(e.rec.Spec.Owner, e.rec.ID, most)
+	if err != nil {
+		return s, err
+	}
+	defer done()
 	s = m.newSnapshot(e, spec)
 	if spec.Expires > 0 {
 		s.Expires = s.Created.Add(time.Duration(spec.Expires))

@@ -82,7 +82,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 	if err := ram.Mount(vaultDir(d.cfg)); err != nil {
 		return err
 	}
-	space, reserve, err := openSpace(d.cfg)
+	space, reserve, perTenant, err := openSpace(d.cfg)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 		Layers:    runtime,
-		PerOwner:  d.cfg.Sandbox.PerTenant, OwnerImages: d.cfg.Sandbox.TenantImages,
+		PerOwner:  d.cfg.Sandbox.PerTenant, OwnerImages: d.cfg.Sandbox.TenantImages, StoragePerOwner: perTenant,
 	})
 	d.house = h
 	if err == nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
+	"sallyport/internal/size"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
 )
@@ -145,7 +146,7 @@ func newSandboxCreate(g *globals) *cobra.Command {
 	return c
 }
 
-const sandboxHead = "NAME\tSTATE\tIMAGE\tRUNTIME\tADDRESS\tAGE"
+const sandboxHead = "NAME\tSTATE\tIMAGE\tRUNTIME\tADDRESS\tAGE\tON DISK"
 
 func sandboxRow(i sandbox.Info) string {
 	state := string(i.State)
@@ -155,7 +156,11 @@ func sandboxRow(i sandbox.Info) string {
 	if i.Lost != "" {
 		state += " (memory lost)"
 	}
-	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s", i.Name, state, i.Spec.Image, i.Spec.Runtime, i.Address, time.Since(i.Created).Round(time.Second))
+	if i.Capped != "" {
+		state += " (disk capped)"
+	}
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s\t%s", i.Name, state, i.Spec.Image, i.Spec.Runtime, i.Address,
+		time.Since(i.Created).Round(time.Second), size.About(i.Storage.Total()))
 }
 
 func newSandboxList(g *globals) *cobra.Command {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/internal/size"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -22,6 +23,17 @@ func show(w io.Writer, i sandbox.Info) {
 		}
 	}
 	say("memory", i.Memory)
+	if s := i.Storage; s.Total() > 0 {
+		parts := []string{size.About(s.Disk) + " of disk"}
+		if s.Snapshots > 0 {
+			parts = append(parts, size.About(s.Snapshots)+" of snapshots")
+		}
+		if s.Memory > 0 {
+			parts = append(parts, size.About(s.Memory)+" of memory")
+		}
+		say("on the host's disk", strings.Join(parts, ", "))
+	}
+	say("its disk takes no more", i.Capped)
 	told(say, i.Spec)
 	if l := time.Duration(i.Spec.Lifetime); l != 0 {
 		say("lifetime", fmt.Sprintf("%v, until %s", l, i.Created.Add(l).Local().Format(time.DateTime)))

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"cmp"
+
 	"sallyport/internal/config"
 	"sallyport/internal/durable"
 	"sallyport/sandbox/disk"
@@ -10,16 +12,20 @@ import (
 // its file system is less.
 const mostReserve = 2 << 30
 
-// openSpace is the file system that sandboxes' disks take from, and what is kept
-// of it for the host.
-func openSpace(cfg *config.Config) (disk.Space, int64, error) {
-	s := disk.Space{Dir: sandboxesDir(cfg)}
+// tenantsPart is the part of its file system that a tenant may have by default.
+const tenantsPart = 4
+
+// openSpace is the file system that sandboxes' disks take from, what is kept of it for
+// the host, and how much of it a tenant may have, in bytes.
+func openSpace(cfg *config.Config) (s disk.Space, reserve, perTenant int64, err error) {
+	s = disk.Space{Dir: sandboxesDir(cfg)}
 	if err := durable.MkdirAll(s.Dir, 0o700); err != nil {
-		return s, 0, err
-	}
-	if r := int64(cfg.Sandbox.Reserve); r > 0 {
-		return s, r, nil
+		return s, 0, 0, err
 	}
 	size, err := s.Size()
-	return s, min(mostReserve, size/20), err
+	if err != nil {
+		return s, 0, 0, err
+	}
+	reserve = cmp.Or(int64(cfg.Sandbox.Reserve), min(mostReserve, size/20))
+	return s, reserve, cmp.Or(int64(cfg.Sandbox.StoragePerTenant), size/tenantsPart), nil
 }

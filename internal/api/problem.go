@@ -85,6 +85,7 @@ var problems = []struct {
 	{approval.ErrFull, http.StatusConflict, "full"},
 	{errKeysFull, http.StatusConflict, "full"},
 	{sandbox.ErrShare, http.StatusConflict, "full"},
+	{sandbox.ErrQuota, http.StatusConflict, "storage"},
 	{gateway.ErrExposuresFull, http.StatusConflict, "full"},
 
 	{sandbox.ErrBadName, http.StatusBadRequest, "bad-request"},

@@ -132,9 +132,10 @@ type Sandbox struct {
 	// Example: 10GiB
 	Disk policy.Size `yaml:"disk"`
 	// Reserve is what is kept of the data directory's file system for the host and
-	// the audit: while less is left, no sandbox is made or started, and the one
-	// whose disk grows most is stopped. Default: 2GiB or a twentieth of that file
-	// system, whichever is less.
+	// the audit: while less is left, no sandbox is made or started, and the disk that
+	// grows most takes no more. While less than twice as much is left, that is so for
+	// whoever has most. Default: 2GiB or a twentieth of that file system, whichever is
+	// less.
 	// Example: 2GiB
 	Reserve policy.Size `yaml:"reserve"`
 	// Pool holds sandboxes that are started before anybody asks for one.
@@ -144,6 +145,11 @@ type Sandbox struct {
 	// are stopped among them. Default: 100.
 	// Example: 20
 	PerTenant int `yaml:"perTenant"`
+	// StoragePerTenant is how much of the data directory's file system a tenant's
+	// sandboxes may take, with their snapshots and their memory on disk. Default: a
+	// quarter of that file system.
+	// Example: 50GiB
+	StoragePerTenant policy.Size `yaml:"storagePerTenant"`
 	// TenantImages are the images that a tenant's keys may make sandboxes of, besides
 	// Image. Each is a name with its tag or digest, in which * stands for any run of
 	// characters but /, and ** for any run; names of Docker Hub are without docker.io.

@@ -51,31 +51,42 @@ func TestHost(t *testing.T) {
 			}
 		}()
 		res := r.inside("greedy", "cat /dev/zero > /root/full")
-		for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && !strings.Contains(r.ok("sandbox", "get", "greedy"), "its reserve of 1024 MiB"); {
+		for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && !strings.Contains(r.ok("sandbox", "get", "greedy"), "has most of it"); {
 			time.Sleep(50 * time.Millisecond)
 		}
 		time.Sleep(time.Second) // nothing is on its way any more
 		close(stop)
 		<-watched
-		t.Logf("the reserve of %d MiB was overshot by %d MiB", reserve>>20, (reserve-least.Load())>>20)
-		if left := least.Load(); left < reserve/10 {
+		t.Logf("it was refused at %d MiB, and %d MiB were left", 2*reserve>>20, least.Load()>>20)
+		if left := least.Load(); left < reserve {
 			t.Errorf("%d MiB were left to the host", left>>20)
 		}
-		if res.code == 0 {
-			t.Error("it wrote all it wanted to")
+		if res.code == 0 || !strings.Contains(res.stderr, "No space left on device") {
+			t.Errorf("it wrote all it wanted to: %s", res)
 		}
-		if out := r.ok("sandbox", "ls"); !strings.Contains(out, "stopped: the host's disk has") {
-			t.Errorf("the listing does not say why:\n%s", out)
+		// Its writes are refused, and nobody is stopped for them.
+		if out := r.ok("sandbox", "ls"); !strings.Contains(out, "running (disk capped)") {
+			t.Errorf("the listing does not say so:\n%s", out)
 		}
-		if out := r.ok("audit", "tail"); !strings.Contains(out, "greedy stopped") {
-			t.Errorf("its end is not on record:\n%s", out)
+		if out := r.ok("audit", "tail"); !strings.Contains(out, "greedy capped") || strings.Contains(out, "greedy stopped") {
+			t.Errorf("what has become of it is on record as:\n%s", out)
 		}
-		if res := r.sallyport("run", "greedy", "--", "true"); res.code == 0 || !strings.Contains(res.stderr, "the host's disk is nearly full") {
-			t.Errorf("it was started: %s", res)
+		for _, call := range [][]string{{"snapshot", "greedy"}, {"fork", "greedy"}, {"hibernate", "greedy"}} {
+			if res := r.sallyport(append([]string{"sandbox"}, call...)...); res.code == 0 || !strings.Contains(res.stderr, "has most of it") {
+				t.Errorf("%v: %s", call, res)
+			}
 		}
-		if out := r.ok("run", "agent", "--", "cat", "/root/f"); out != "kept\n" {
+		if res := r.inside("greedy", "echo x > /root/more"); res.code == 0 {
+			t.Error("it writes on")
+		}
+		if out := r.ok("run", "agent", "--", "sh", "-c", "cat /root/f && head -c 8M /dev/zero > /root/more && rm /root/more"); out != "kept\n" {
 			t.Errorf("its neighbour says %q", out)
 		}
+		// What it removes makes room, and ends the refusal.
+		if res := r.inside("greedy", "rm /root/full"); res.code != 0 {
+			t.Errorf("it cannot remove anything: %s", res)
+		}
+		r.await("room again", func() bool { return r.inside("greedy", "echo x > /root/more").code == 0 && r.info("greedy").Capped == "" })
 		r.ok("sandbox", "rm", "greedy")
 		r.ok("run", "greedy", "--", "true")
 	})
