@@ -95,9 +95,11 @@ func (m *Manager) revert(ctx context.Context, e *entry, spec RestoreSpec) (err e
 	if err := m.mend(patient, e); err != nil {
 		return err
 	}
-	// The session that begins is another one, whatever its processes remember.
-	if err := m.renewSpec(patient, e); err != nil {
-		return err
+	if s.Memory {
+		// The session that begins is another one, whatever its processes remember.
+		if err := m.renewSpec(patient, e); err != nil {
+			return err
+		}
 	}
 	switch {
 	case s.Memory && lost == nil:

@@ -86,7 +86,9 @@ func TestHost(t *testing.T) {
 		if res := r.inside("greedy", "rm /root/full"); res.code != 0 {
 			t.Errorf("it cannot remove anything: %s", res)
 		}
-		r.await("room again", func() bool { return r.inside("greedy", "echo x > /root/more").code == 0 && r.info("greedy").Capped == "" })
+		r.await("room again", func() bool {
+			return r.inside("greedy", "echo x > /root/more").code == 0 && r.info("greedy").Capped == ""
+		})
 		r.ok("sandbox", "rm", "greedy")
 		r.ok("run", "greedy", "--", "true")
 	})

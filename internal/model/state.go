@@ -284,7 +284,8 @@ func (c *checker) restore(s state, i step) (n state, out Outcome, ok bool) {
 	n.file, n.store = to.File, to.Store
 	switch {
 	case to.Live:
-		// What is for the next session waits: this one has the processes of another.
+		// It is another session, whatever its processes remember.
+		n = n.session()
 		n.mode, n.count = running, to.Count
 		events = append(events, "started")
 	case live:
