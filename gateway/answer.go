@@ -72,6 +72,8 @@ func denied(d policy.Decision, id, where string) *answer {
 		a.Remedy = "Send the request with a body that can be judged, as the reason says. Do not retry it as it is."
 	case d.RuleType == policy.TypeLimit:
 		a.limited(&limitError{rule: d.Rule, reason: d.Reason, retry: d.Retry})
+	case d.RuleType == "floor" && d.Rule == FoundLimit:
+		a.Remedy = "Stop here: nothing leaves until an operator has looked at the audit log and run: sallyport limits reset " + FoundLimit
 	case d.RuleType == "floor":
 		a.Remedy = "No rule can allow this. Change the request as the reason says."
 	case d.RuleType != "": // a rule of its own would change nothing

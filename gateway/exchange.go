@@ -91,6 +91,7 @@ func (x *exchange) inform(code int, h http.Header) {
 func (g *Gateway) exchange(ctx context.Context, cancel context.CancelFunc, f *flow) *exchange {
 	x := &exchange{Context: ctx, cancel: cancel, gateway: g, flow: f, started: time.Now()}
 	x.got.host, x.got.exposure, x.got.scrubber = f.host, f.exposure, f.exposure.Scrubber()
+	x.got.stray = func() { g.stray(f) }
 	return x
 }
 
@@ -301,7 +302,7 @@ func (x *exchange) end() {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
 	x.gateway.blocked(c, outcome)
-	names, n := x.got.found()
+	names, n, strays := x.got.found()
 	if n > 0 {
 		c.Message = held(names, n, s.Credentials)
 		c.SeverityID = audit.SeverityMedium
@@ -309,6 +310,10 @@ func (x *exchange) end() {
 			s.Found = append(s.Found, audit.CredentialUse{Name: name})
 		}
 		x.gateway.metrics.scrubbed.Add(float64(n))
+	}
+	if strays > 0 {
+		c.Message += "; a host that it was never sent to answered with it: somebody may be guessing"
+		c.SeverityID = audit.SeverityHigh
 	}
 	if len(x.lost) > 0 {
 		c.Message = strings.TrimPrefix(c.Message+"; "+forgotten(x.lost), "; ")

@@ -24,6 +24,7 @@ type metrics struct {
 	unauthenticated prometheus.Counter
 	scrubbed        prometheus.Counter
 	forgotten       prometheus.Counter
+	strays          prometheus.Counter
 	revoked         prometheus.Counter
 	held            prometheus.Gauge
 	bodies          prometheus.Gauge // bytes
@@ -63,6 +64,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		limited:   counter("limited_total", "Requests and tunnels that a limit refused or broke off."),
 		scrubbed:  counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
 		forgotten: counter("forgotten_secrets_total", "Values that are no longer looked for, since too many were injected for their sandbox."),
+		strays:    counter("stray_secrets_total", "Occurrences of an injected credential in responses of hosts that it was never sent to."),
 		revoked:   counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
 		bodies: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "sallyport_gateway_held_body_bytes", Help: "Room for request bodies that the policy has to see, in bytes.",
@@ -77,7 +79,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	}
 	var errs []error
 	for _, c := range []prometheus.Collector{
-		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.revoked, m.bodies, m.crowded, m.limited, m.held, m.tokens, m.cost,
+		m.connections, m.decisions, responses, m.duration, m.auditFailures, m.unevaluated, m.aborted, m.handshakes, m.unauthenticated, m.scrubbed, m.forgotten, m.strays, m.revoked, m.bodies, m.crowded, m.limited, m.held, m.tokens, m.cost,
 	} {
 		errs = append(errs, r.Register(c))
 	}

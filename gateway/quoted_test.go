@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/policy"
 )
@@ -129,7 +130,7 @@ func TestQuotedSecret(t *testing.T) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, version := range []string{"h1", "h2"} {
 			t.Run(way+"/"+version, func(t *testing.T) {
-				m := meet(t, way, version, "h1", "https")
+				m := meet(t, way, version, "h1", "https", func(o *gateway.Options) { o.Found = 1000 })
 				m.credential("key", token)
 				m.policy(m.keyed)
 				other := m.wire.origin("files.example.test", "h1", true)

@@ -51,6 +51,9 @@ type Options struct {
 	Inside Inside
 	// Budget counts what limits bound. Default: one of its own.
 	Budget *budget.Book
+	// Found is after how many secrets that were found in answers of hosts which
+	// they were never sent to a sandbox's requests are refused. Default: 5.
+	Found int64
 	// Revision is that of the policy that Decider decides by, for the records of
 	// what is denied before that is asked. Default: none is recorded then.
 	Revision func() string
@@ -100,6 +103,7 @@ type Gateway struct {
 	handshake    time.Duration
 	stall        time.Duration
 	limit        int
+	found        int64 // see FoundLimit
 
 	proxy     *goproxy.ProxyHttpServer
 	web       *h1.Server
@@ -155,6 +159,7 @@ func New(o Options) (*Gateway, error) {
 		handshake:    cmp.Or(o.HandshakeTimeout, 15*time.Second),
 		stall:        cmp.Or(o.StallTimeout, 5*time.Minute),
 		limit:        cmp.Or(o.ConnectionsPerSandbox, 1024),
+		found:        cmp.Or(o.Found, 5),
 		proxy:        newProxy(o.Logger),
 		slumbers:     newSlumbers(),
 		listeners:    make(map[net.Listener]struct{}),
@@ -260,7 +265,10 @@ func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
 
 // Forget drops what a sandbox's answers are searched for. Call it when the
 // sandbox, or the client, is gone.
-func (g *Gateway) Forget(id string) { g.exposures.Forget(id) }
+func (g *Gateway) Forget(id string) {
+	g.exposures.Forget(id)
+	g.budget.Reset(FoundLimit, id)
+}
 
 // admit makes a place for a sandbox's request, of which HTTP/2 has many on one
 // connection, and tells whether that is one of the last.
@@ -298,6 +306,7 @@ func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
 	case d.Action == "":
 		d.Action = policy.Deny
 	}
+	d = g.unlessStopped(in, d)
 	if d.Action == policy.Approve && g.approvals != nil {
 		return d // may become either
 	}

@@ -35,8 +35,11 @@ type body struct {
 	stall    time.Duration // how long who reads may take between two reads
 	patience *time.Timer   // for that, nil where nothing is held
 
-	mu   sync.Mutex     // a WebSocket's come while it ends
-	hits map[string]int // by credential
+	stray func() // counts a secret that the host had never been sent
+
+	mu     sync.Mutex // a WebSocket's come while it ends
+	strays int
+	hits   map[string]int // by credential
 }
 
 // waiting tells whether nothing of the body has come yet.
@@ -46,25 +49,33 @@ func (b *body) waiting() bool {
 }
 
 func (b *body) hit(name string) {
+	stray := !b.exposure.Sent(b.host, name)
+	if stray {
+		b.stray()
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.hits == nil {
 		b.hits = make(map[string]int)
 	}
 	b.hits[name]++
+	if stray {
+		b.strays++
+	}
 }
 
 // found says how often which credential was in the response.
-func (b *body) found() (names []string, total int) {
+// strays is how many times the host had never been sent it.
+func (b *body) found() (names []string, total, strays int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.hits == nil {
-		return nil, 0
+		return nil, 0, 0
 	}
 	for _, n := range b.hits {
 		total += n
 	}
-	return slices.Sorted(maps.Keys(b.hits)), total
+	return slices.Sorted(maps.Keys(b.hits)), total, b.strays
 }
 
 // scrub takes the secrets out of the response's head, and of its body and

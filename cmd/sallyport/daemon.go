@@ -222,6 +222,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 			return changed(audit.Product{Name: "sallyport-gateway", Version: version}, "gateway", state)
 		},
 		Logger: d.log,
+		Found:  d.cfg.Gateway.Found,
 		Ledger: ledger, Limited: func() bool { return d.rules.Policy().Limited() },
 		Every: func(limit string) time.Duration { return d.rules.Policy().Every(limit) },
 	})

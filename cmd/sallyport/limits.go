@@ -30,7 +30,7 @@ func (l limits) List(ctx context.Context) ([]api.Limit, error) {
 	list := make([]api.Limit, 0, len(counts))
 	for _, n := range counts {
 		item := api.Limit{Name: n.Limit, Per: n.Per, Subject: n.Subject, Used: n.Used, Most: n.Most}
-		if n.Every > 0 {
+		if n.Every > 0 && n.Every != budget.Forever {
 			item.Resets = n.Ends()
 		}
 		if n.Per == policy.PerSandbox {

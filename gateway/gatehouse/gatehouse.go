@@ -142,7 +142,8 @@ type start struct {
 	Next        uint64 // event
 	Size        int64  // of fileLog
 	SegmentSize int64
-	Level       int // of slog
+	Found       int64 // see gateway.Options
+	Level       int   // of slog
 }
 
 type useCall struct{ Policy string }

@@ -146,7 +146,7 @@ func (l *Ledger) merge(list []budget.Count) error {
 	for _, n := range list {
 		switch u := n.Used; {
 		case len(n.Limit) > maxName || len(n.Subject) > maxName || len(n.Per) > maxName,
-			n.Every < 0 || n.Every > 366*24*time.Hour,
+			n.Every < 0 || n.Every > 366*24*time.Hour && n.Every != budget.Forever,
 			u.Requests < 0 || u.Bytes < 0 || u.Uses < 0 || u.Concurrent < 0 || u.Tokens < 0 || u.Cost < 0:
 			return errCounts
 		case n.Start.After(latest):
@@ -203,7 +203,7 @@ func (l *Ledger) room() bool {
 func (l *Ledger) prune() {
 	now := l.now()
 	for k, n := range l.counts {
-		if n.Used.Concurrent == 0 && !now.Before(n.Ends()) {
+		if n.Used.Concurrent == 0 && (!now.Before(n.Ends()) || n.Every == budget.Forever && n.Used == (budget.Amount{})) {
 			delete(l.counts, k)
 		}
 	}

@@ -97,6 +97,35 @@ func used(t *testing.T, list []budget.Count) (text []string) {
 	return text
 }
 
+// What counts until somebody resets it is there after a restart, of the daemon too,
+// although the policy has no limits; and gone after a reset.
+func TestLedgerForever(t *testing.T) {
+	base := t.TempDir()
+	path, dir := filepath.Join(base, "limits.json"), filepath.Join(base, "audit")
+	log := openLog(t, dir)
+	claim := budget.Claim{Key: budget.Key{Limit: "found", Subject: "sb-1"}, Per: "sandbox", Every: budget.Forever, Most: budget.Amount{Requests: 2}}
+	p := newCounting(t, log, 1)
+	p.book.Overdraw(claim).End()
+	p.book.Overdraw(claim).End()
+	if err := newLedger(t, path, dir).sync(t.Context(), p.peer); err != nil {
+		t.Fatal(err)
+	}
+	l, next := newLedger(t, path, dir), newCounting(t, log, 1)
+	if err := l.recount(t.Context(), 1, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.restore(t.Context(), next.peer); err != nil {
+		t.Fatal(err)
+	}
+	if n := next.book.Used(claim.Key).Requests; n != 2 {
+		t.Errorf("%d are left after a restart, want 2", n)
+	}
+	next.book.Reset("found", budget.Every)
+	if n := next.book.Used(claim.Key).Requests; n != 0 {
+		t.Errorf("%d are left after a reset", n)
+	}
+}
+
 // What one process has counted the next one begins with, through the file too; and
 // what was recorded after the last copy is counted again from the log.
 func TestLedger(t *testing.T) {

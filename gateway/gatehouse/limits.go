@@ -82,9 +82,6 @@ func (w *Warden) tally(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		if !w.limited() {
-			continue
-		}
 		p := w.keeper.Process()
 		if p == nil {
 			continue

@@ -24,7 +24,7 @@ func (w *Warden) ready() (s cell.Spec, err error) {
 	w.mend()
 	w.next = start{
 		Certificate: w.o.Listeners.Certificate, Key: w.o.Listeners.Key,
-		Policy: w.revision, SegmentSize: w.o.SegmentSize, Level: level(w.o.Logger),
+		Policy: w.revision, SegmentSize: w.o.SegmentSize, Found: w.o.Found, Level: level(w.o.Logger),
 	}
 	add := func(name string, f *os.File, ferr error) {
 		if ferr != nil {

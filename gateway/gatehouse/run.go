@@ -160,7 +160,7 @@ func (in *inside) start(ctx context.Context, s start) (cell.State, error) {
 		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Revision: in.engine.Revision, Recorder: in.trail,
 		Names: gatewayNames{in.names, in.dns}, Refusal: resolver.Refusal,
 		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Approvals: in.desk, Logger: in.log, Metrics: in.metrics,
-		Budget: in.book, Exposures: &in.exposed, Waker: waker{in.peer}, Dial: waker{in.peer}.Dial, Inside: waker{in.peer},
+		Budget: in.book, Found: s.Found, Exposures: &in.exposed, Waker: waker{in.peer}, Dial: waker{in.peer}.Dial, Inside: waker{in.peer},
 	})
 	if err != nil {
 		return cell.State{}, err

@@ -101,6 +101,8 @@ type Options struct {
 	Event  func(state string) *audit.Event
 	Logger *slog.Logger
 
+	// Found is [gateway.Options.Found].
+	Found int64
 	// Ledger keeps the counters of limits. Default: they are a process's own.
 	Ledger *Ledger
 	// Limited tells whether the policy in force has limits. Default: it may.

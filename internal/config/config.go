@@ -179,6 +179,13 @@ type Gateway struct {
 	// 30s: then they are broken off. From 1s to 1m. Default: 5s.
 	// Example: 30s
 	Drain Duration `yaml:"drain"`
+	// Found is how many times an injected secret may be found in answers of hosts
+	// that it was never sent to: then nothing of the sandbox leaves until an
+	// operator has looked and run `sallyport limits reset found-credentials`.
+	// Whoever guesses secrets sees in such an answer whether one is right. From
+	// 1 to 1000. Default: 5.
+	// Example: 5
+	Found int64 `yaml:"found"`
 }
 
 // Duration is a time as [time.ParseDuration] reads it.

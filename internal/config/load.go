@@ -84,6 +84,7 @@ func (c *Config) fill() {
 	c.Sandbox.PerTenant = cmp.Or(c.Sandbox.PerTenant, 100)
 	c.Sandbox.Memory = cmp.Or(c.Sandbox.Memory, 4<<30)
 	c.Sandbox.Disk = cmp.Or(c.Sandbox.Disk, 10<<30)
+	c.Gateway.Found = cmp.Or(c.Gateway.Found, 5)
 	c.Gateway.Drain = cmp.Or(c.Gateway.Drain, Duration(5*time.Second))
 	c.Metrics.Listen = cmp.Or(c.Metrics.Listen, "127.0.0.1:9464")
 	c.Audit.SegmentSize = cmp.Or(c.Audit.SegmentSize, 64<<20)

@@ -39,6 +39,9 @@ func (c *Config) findings() []policy.Finding {
 	if d := time.Duration(c.Gateway.Drain); d < time.Second || d > time.Minute {
 		v.fail("gateway.drain", fmt.Sprintf("%v is not from 1s to 1m", d), "write a time as 30s, or leave it out for 5s")
 	}
+	if n := c.Gateway.Found; n < 1 || n > 1000 {
+		v.fail("gateway.found", fmt.Sprintf("%d is not from 1 to 1000", n), "write such a number, or leave it out for 5")
+	}
 	v.proxy(c.Proxy)
 	v.inbound(c.Inbound, c.Engine.Kind)
 	v.ssh(c.SSH, c.Engine.Kind, c.Expose)

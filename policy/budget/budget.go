@@ -87,7 +87,7 @@ type counter struct {
 
 // over tells whether nothing hangs on the counter any more.
 func (c *counter) over(now time.Time) bool {
-	return c.used.Concurrent == 0 && !now.Before(c.start.Add(c.every))
+	return c.used.Concurrent == 0 && (!now.Before(c.start.Add(c.every)) || c.every == Forever && c.used == (Amount{}))
 }
 
 // turn begins a new period where that is due: never one before the last.
@@ -100,6 +100,10 @@ func (c *counter) turn(now time.Time) {
 
 // kept is what is used after a period's end: what is under way.
 func (a Amount) kept() Amount { return Amount{Concurrent: a.Concurrent} }
+
+// Forever is a period that nobody sees the end of: the one of now is from 1999 to
+// 2248. There is always room for a counter with it.
+const Forever = 250 * 365 * 24 * time.Hour
 
 // begin is the start of the period that now is in.
 func begin(now time.Time, every time.Duration) time.Time { return now.UTC().Truncate(every) }
@@ -127,6 +131,16 @@ func NewBook(now func() time.Time) *Book {
 		now = time.Now
 	}
 	return &Book{now: now, counters: map[Key]*counter{}, of: map[string]int{}}
+}
+
+// Used is what a counter has, nothing where there is none.
+func (b *Book) Used(k Key) Amount {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c := b.counters[k]; c != nil {
+		return c.used
+	}
+	return Amount{}
 }
 
 // Now is the time that the Book goes by.
@@ -239,7 +253,7 @@ func (b *Book) counter(now time.Time, cl Claim) (*counter, error) {
 		if b.full(cl.Limit) {
 			b.sweep(now)
 		}
-		if b.full(cl.Limit) {
+		if b.full(cl.Limit) && cl.Every != Forever {
 			return nil, errFull
 		}
 		c = &counter{key: cl.Key, every: cl.Every, start: begin(now, cl.Every)}

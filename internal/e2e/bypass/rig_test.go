@@ -44,6 +44,7 @@ proxy: {listen: "127.0.0.1:3128"}
 engine: {runsc: %[2]s}
 sandbox: {tarball: %[3]s}
 audit: {segmentSize: 1048576} # the tests read on from where they were
+gateway: {found: 1000} # times that a secret comes from where it was never sent
 egressAuth:
 - name: api
   destination: api.example.test
