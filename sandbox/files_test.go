@@ -44,7 +44,12 @@ func fakeAgent(t *testing.T, head string, more []byte) channel.Options {
 				defer c.Close()
 				c.Write(make([]byte, wire.ChallengeSize))
 				io.ReadFull(c, make([]byte, ed25519.SignatureSize))
-				if _, err := http.ReadRequest(bufio.NewReader(c)); err != nil {
+				asked, err := http.ReadRequest(bufio.NewReader(c))
+				if err != nil {
+					return
+				}
+				if asked.URL.Path == "/identity" { // it has none, as an earlier version
+					io.WriteString(c, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
 					return
 				}
 				io.WriteString(c, head)

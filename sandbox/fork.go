@@ -186,7 +186,14 @@ func (m *Manager) fork(ctx context.Context, e *entry, snapshot string, children 
 	if err != nil {
 		return err
 	}
-	return each(children, func(c *entry) error { return m.bear(ctx, c, mem, lost) })
+	agent := e.rec.Agent
+	if from != nil {
+		agent = from.Agent
+	}
+	return each(children, func(c *entry) error {
+		c.rec.Agent = agent
+		return m.bear(ctx, c, mem, lost)
+	})
 }
 
 // origin is what there is to fork: a snapshot, or the sandbox as it is for "". live
@@ -295,7 +302,7 @@ func (m *Manager) bear(ctx context.Context, c *entry, mem string, lost error) er
 	if mem == "" {
 		m.letGo(ctx, c)
 	} else {
-		err := m.begin(ctx, c, "with the processes of "+c.rec.Lineage.Name, func() (Status, error) {
+		err := m.begin(ctx, c, "with the processes of "+c.rec.Lineage.Name, c.rec.Agent, func() (Status, error) {
 			return m.opt.Runtime.Restore(ctx, c.rec.ID, mem, nil)
 		})
 		if err != nil {

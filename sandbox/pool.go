@@ -323,7 +323,7 @@ func (m *Manager) become(ctx context.Context, e *entry, was record, name string,
 		return err
 	}
 	e.state, e.exists = Stopped, true
-	if err := m.renew(ctx, e, ""); err != nil {
+	if err := m.renew(ctx, e, "", nil); err != nil {
 		return errors.Join(err, m.unplug(context.WithoutCancel(ctx), e.rec))
 	}
 	if err := m.attach(e, st); err != nil {

@@ -12,9 +12,24 @@ import (
 // entry's lock. It is good until the session ends or sleeps.
 func (m *Manager) agent(e *entry) *channel.Channel {
 	if e.agent == nil {
-		e.agent = channel.New(e.rec.Address, m.opt.Agent)
+		o := m.opt.Agent
+		o.Agent = e.rec.Agent
+		e.agent = channel.New(e.rec.Address, o)
 	}
 	return e.agent
+}
+
+// meet has a session's agent known by its key, from before it is asked for anything
+// on: then nothing else runs yet that could answer in its stead.
+func (m *Manager) meet(ctx context.Context, e *entry) error {
+	if e.rec.Agent != nil {
+		return nil
+	}
+	key, err := e.agent.Meet(ctx)
+	if err != nil || key == nil {
+		return err
+	}
+	return m.note(e, func(r *record) { r.Agent = key })
 }
 
 // hangUp ends every connection to the agent; the caller holds the entry's lock.
@@ -56,7 +71,7 @@ func (m *Manager) reach(ctx context.Context, name string) (agent *channel.Channe
 		}
 		e.use()()
 		agent, spec = m.agent(e), e.rec.Spec
-		return nil
+		return m.meet(ctx, e)
 	})
 	return agent, spec, err
 }

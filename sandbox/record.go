@@ -59,6 +59,8 @@ type record struct {
 	Lost string `json:"lost,omitempty"`
 	// Held is why the last session was ended to keep room for the host, or empty.
 	Held string `json:"held,omitempty"`
+	// Agent is the key of the agent in the session's memory, once it has been met.
+	Agent []byte `json:"agent,omitempty"`
 	// Lineage is of a fork.
 	Lineage *Lineage `json:"lineage,omitempty"`
 	// Restoring is the snapshot that its disk is being made of: until that is done

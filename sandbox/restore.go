@@ -103,7 +103,7 @@ func (m *Manager) revert(ctx context.Context, e *entry, spec RestoreSpec) (err e
 	}
 	switch {
 	case s.Memory && lost == nil:
-		err = m.begin(patient, e, "with the processes of snapshot "+s.Name, func() (Status, error) {
+		err = m.begin(patient, e, "with the processes of snapshot "+s.Name, s.Agent, func() (Status, error) {
 			return m.opt.Runtime.Restore(patient, e.rec.ID, mem, nil)
 		})
 		if err == nil {
@@ -117,7 +117,7 @@ func (m *Manager) revert(ctx context.Context, e *entry, spec RestoreSpec) (err e
 		if err := m.note(e, func(r *record) { r.Lost = lost.Error() }); err != nil {
 			return err
 		}
-		return m.begin(patient, e, "from the disk of snapshot "+s.Name+": "+lost.Error(), func() (Status, error) { return m.opt.Runtime.Start(patient, e.rec.ID) })
+		return m.begin(patient, e, "from the disk of snapshot "+s.Name+": "+lost.Error(), nil, func() (Status, error) { return m.opt.Runtime.Start(patient, e.rec.ID) })
 	case live:
 		return m.start(patient, e)
 	}

@@ -37,12 +37,13 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	if err := m.renewSpec(ctx, e); err != nil {
 		return err
 	}
-	return m.begin(ctx, e, "", func() (Status, error) { return m.opt.Runtime.Start(ctx, e.rec.ID) })
+	return m.begin(ctx, e, "", nil, func() (Status, error) { return m.opt.Runtime.Start(ctx, e.rec.ID) })
 }
 
-// begin is the start of a session, in which run has the container run.
-func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (Status, error)) error {
-	if err := m.renew(ctx, e, why); err != nil {
+// begin is the start of a session, in which run has the container run. agent is the
+// key of the agent that is in the memory that it begins with, or nil.
+func (m *Manager) begin(ctx context.Context, e *entry, why string, agent []byte, run func() (Status, error)) error {
+	if err := m.renew(ctx, e, why, agent); err != nil {
 		return err
 	}
 	e.fresh = false
@@ -66,7 +67,7 @@ func (m *Manager) begin(ctx context.Context, e *entry, why string, run func() (S
 }
 
 // renew gives a sandbox a new session, which is on record when it returns.
-func (m *Manager) renew(ctx context.Context, e *entry, why string) error {
+func (m *Manager) renew(ctx context.Context, e *entry, why string, agent []byte) error {
 	if err := e.rec.outlived(); err != nil {
 		return err
 	}
@@ -78,7 +79,7 @@ func (m *Manager) renew(ctx context.Context, e *entry, why string) error {
 	rec.Generation, rec.Session = gen, uuid.Must(uuid.NewV7()).String()
 	ev := detailed(rec, "started", why)
 	err = m.tell(ctx, e, ev, func(r *record) {
-		r.Generation, r.Session, r.Reason, r.Held = rec.Generation, rec.Session, "", ""
+		r.Generation, r.Session, r.Reason, r.Held, r.Agent = rec.Generation, rec.Session, "", "", agent
 	})
 	if err != nil {
 		return errors.Join(err, m.untell(e, ev, func(r *record) { r.Session, r.Reason, r.Held = was.Session, was.Reason, was.Held }))

@@ -48,6 +48,8 @@ type Snapshot struct {
 	Sums map[string]string `json:"sums"`
 	// Flows are the connections that are in Memory.
 	Flows []Flow `json:"flows,omitempty"`
+	// Agent is the public key of the agent that is in Memory.
+	Agent []byte `json:"agent,omitempty"`
 }
 
 // Mark is a place in what is decided and recorded.
@@ -142,6 +144,7 @@ func (m *Manager) keep(ctx context.Context, e *entry, spec SnapshotSpec) (s Snap
 	}
 	mem := ""
 	if spec.Memory {
+		s.Agent = e.rec.Agent
 		if s.Build, err = m.opt.Runtime.Build(ctx); err != nil {
 			return s, err
 		}

@@ -22,6 +22,7 @@ var waysIn = map[string]string{
 	"mitm":      "gateway/mitm",
 	"api":       "internal/api",
 	"channel":   "sandbox/agent/channel",
+	"agent":     "sandbox/agent",
 	"docker":    "sandbox/docker",
 	"disk":      "sandbox/disk",
 	"sandbox":   "sandbox",

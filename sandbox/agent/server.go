@@ -11,6 +11,7 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"syscall"
@@ -36,6 +37,7 @@ type Options struct {
 type Server struct {
 	opt      Options
 	boot     string
+	key      ed25519.PrivateKey // its own: see wire.Identity
 	children *children
 	commands *commands
 	ports    *ports
@@ -45,6 +47,7 @@ type Server struct {
 // NewServer returns a Server; Serve makes it answer.
 func NewServer(opt Options) *Server {
 	s := &Server{opt: opt, boot: uuid.NewString(), children: newChildren(opt.Init), ports: newPorts()}
+	_, s.key, _ = ed25519.GenerateKey(nil) // never fails
 	s.commands = newCommands(s.children, opt.User)
 	mux := http.NewServeMux()
 	for _, register := range []func(*http.ServeMux){
@@ -83,6 +86,25 @@ func (s *Server) Close() error {
 func (s *Server) register(mux *http.ServeMux) {
 	mux.HandleFunc("GET /hello", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, http.StatusOK, wire.Hello{Version: wire.Version, Boot: s.boot, Pid: os.Getpid()})
+	})
+	mux.HandleFunc("POST /identity", func(w http.ResponseWriter, r *http.Request) {
+		var i wire.Identity
+		if !decode(w, r, &i) {
+			return
+		}
+		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		at, err := netip.ParseAddrPort(fmt.Sprint(local))
+		if err == nil && len(i.Nonce) != wire.NonceSize {
+			err = fmt.Errorf("a nonce of %d bytes", len(i.Nonce))
+		}
+		if err != nil {
+			refuse(w, http.StatusBadRequest, err)
+			return
+		}
+		answer(w, http.StatusOK, wire.Identity{
+			Key:       s.key.Public().(ed25519.PublicKey),
+			Signature: ed25519.Sign(s.key, wire.Identified(i.Nonce, at)),
+		})
 	})
 }
 

@@ -10,9 +10,11 @@
 package channel
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/ed25519"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -60,6 +62,8 @@ var (
 	// ErrEarlier: the agent does not know what it is asked for. The session's memory
 	// holds the agent of the build that it was started by.
 	ErrEarlier = errors.New("the sandbox's agent is of an earlier version, which cannot do that: stop the sandbox and use it again")
+	// ErrImpostor: what answers is not the agent that the session began with.
+	ErrImpostor = fmt.Errorf("%w: what answers in its place is not the one that the session began with: stop the sandbox and use it again", ErrSilent)
 	// ErrClosed: the channel was closed, because the sandbox stops or sleeps.
 	ErrClosed = errors.New("the sandbox stops or goes to sleep")
 )
@@ -75,6 +79,9 @@ func (e *Error) Error() string { return e.Failure.Error }
 // Options of New; Key is needed.
 type Options struct {
 	Key ed25519.PrivateKey
+	// Agent is the agent's key as Meet has returned it earlier in the session. nil:
+	// whatever listens is believed until Meet.
+	Agent ed25519.PublicKey
 	// Dial connects to an agent; nil: over TCP.
 	Dial func(context.Context, netip.AddrPort) (net.Conn, error)
 }
@@ -86,6 +93,8 @@ type Channel struct {
 	http    *http.Transport
 	made    time.Time
 	met     atomic.Bool // the agent has answered once
+	earlier atomic.Bool // the agent has no key
+	agent   atomic.Pointer[ed25519.PublicKey]
 	streams chan struct{}
 	ctx     context.Context // ends with Close
 	end     context.CancelCauseFunc
@@ -102,6 +111,9 @@ func New(agent netip.Addr, opt Options) *Channel {
 	}
 	if c.opt.Dial == nil {
 		c.opt.Dial = dial
+	}
+	if opt.Agent != nil {
+		c.agent.Store(&opt.Agent)
 	}
 	c.ctx, c.end = context.WithCancelCause(context.Background())
 	c.http = &http.Transport{
@@ -279,7 +291,87 @@ func (c *Channel) connect(ctx context.Context) (net.Conn, error) {
 		_ = made.Close()
 		return nil, fmt.Errorf("proving ourselves: %w", err)
 	}
+	if want := c.agent.Load(); want != nil {
+		if got, err := c.identify(ctx, made); err != nil || !want.Equal(got) {
+			_ = made.Close()
+			return nil, errors.Join(ErrImpostor, err)
+		}
+	}
 	return c.keep(made)
+}
+
+// Meet returns the key that the agent proves to have, by which it is known on every
+// connection from then on; nil for an agent of an earlier version, which has none.
+// It is for a session's beginning, while nothing else can have taken its place.
+func (c *Channel) Meet(ctx context.Context) (ed25519.PublicKey, error) {
+	if known := c.agent.Load(); known != nil {
+		return *known, nil
+	}
+	if c.earlier.Load() {
+		return nil, nil
+	}
+	made, err := c.connect(ctx)
+	if err != nil {
+		return nil, c.explain(ctx, err)
+	}
+	defer made.Close()
+	key, err := c.identify(ctx, made)
+	switch {
+	case errors.Is(err, ErrEarlier):
+		c.earlier.Store(true)
+		return nil, nil
+	case err != nil:
+		return nil, c.explain(ctx, err)
+	}
+	c.agent.Store(&key)
+	return key, nil
+}
+
+// identify has the agent at the other end of a new connection prove which it is.
+func (c *Channel) identify(ctx context.Context, made net.Conn) (ed25519.PublicKey, error) {
+	at, err := netip.ParseAddrPort(made.RemoteAddr().String())
+	if err != nil {
+		return nil, err
+	}
+	defer context.AfterFunc(ctx, func() { _ = made.SetDeadline(time.Unix(1, 0)) })()
+	if err := made.SetDeadline(time.Now().Add(dialTimeout)); err != nil {
+		return nil, err
+	}
+	nonce := make([]byte, wire.NonceSize)
+	_, _ = rand.Read(nonce) // never fails
+	asked, err := json.Marshal(wire.Identity{Nonce: nonce})
+	if err != nil {
+		return nil, err
+	}
+	req, err := http.NewRequest(http.MethodPost, "http://"+at.String()+"/identity", bytes.NewReader(asked))
+	if err != nil {
+		return nil, err
+	}
+	if err := req.Write(made); err != nil {
+		return nil, err
+	}
+	read := bufio.NewReader(io.LimitReader(made, maxHead))
+	resp, err := http.ReadResponse(read, req)
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(resp.Body)
+	switch {
+	case err != nil:
+		return nil, err
+	case resp.StatusCode == http.StatusNotFound:
+		return nil, ErrEarlier
+	case resp.StatusCode != http.StatusOK || resp.Close || read.Buffered() > 0:
+		return nil, fmt.Errorf("it does not say who it is, but %q", resp.Status)
+	}
+	var said wire.Identity
+	if err := json.Unmarshal(body, &said); err != nil {
+		return nil, fmt.Errorf("what it says it is cannot be read: %w", err)
+	}
+	if len(said.Key) != ed25519.PublicKeySize || !ed25519.Verify(said.Key, wire.Identified(nonce, at), said.Signature) {
+		return nil, errors.New("it does not prove that it is who it says")
+	}
+	return said.Key, made.SetDeadline(time.Time{})
 }
 
 // conn is a connection that does not outlive its channel.

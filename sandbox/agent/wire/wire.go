@@ -40,6 +40,31 @@ func Proof(challenge []byte, agent netip.AddrPort) []byte {
 	return append(b, agent.String()...)
 }
 
+// identity separates an agent's signatures from the host's.
+const identity = "sallyport-agent-identity/1\n"
+
+// Identity is the body of POST /identity, with a Nonce of NonceSize bytes, and its
+// answer, with the rest: the agent's public key and its signature of Identified.
+// The key is made when the agent starts and is in its memory alone, and so in that
+// of a fork. The first of a session is the agent's, since nothing else runs before
+// it is asked for; the host knows it by that for the rest of the session.
+type Identity struct {
+	Nonce     []byte `json:"nonce,omitempty"`
+	Key       []byte `json:"key,omitempty"`
+	Signature []byte `json:"signature,omitempty"`
+}
+
+// NonceSize is in bytes.
+const NonceSize = 32
+
+// Identified is what an agent signs: the host's nonce, and its own address and port.
+// What has taken the agent's address cannot relay it: an agent answers nobody inside.
+func Identified(nonce []byte, agent netip.AddrPort) []byte {
+	b := append([]byte(identity), nonce...)
+	agent = netip.AddrPortFrom(agent.Addr().Unmap(), agent.Port())
+	return append(b, agent.String()...)
+}
+
 // Hello is the answer of GET /hello.
 type Hello struct {
 	Version int    `json:"version"`
