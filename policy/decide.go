@@ -202,12 +202,38 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
 		d.Upstream, d.RawPath = r.upstream, r.rawPath
 		if set := by.Elem(3).Value; r.alone.set != nil && set == ast.Value(r.alone.set) {
-			d.Inject = r.alone.decided
+			d.Inject, d.Cookies = r.alone.decided, r.cookies
 			return d, nil
 		}
 	}
-	d.Inject, err = p.injections(by.Elem(3).Value)
+	if d.Inject, err = p.injections(by.Elem(3).Value); err == nil && len(d.Inject) > 0 {
+		d.Cookies, err = p.passesCookies(by.Elem(3).Value.(ast.Set))
+	}
 	return d, err
+}
+
+// passesCookies tells whether all that injects lets cookies pass: a rule of the document by
+// its own word, a team's Rego by {credential, inject, cookies}.
+func (p *Policy) passesCookies(set ast.Set) (bool, error) {
+	all := true
+	err := set.Iter(func(t *ast.Term) error {
+		o := t.Value.(ast.Object) // as injections has found
+		if o.Get(keyRule) != nil {
+			name, err := text(o, keyRule)
+			all = all && err == nil && p.rules[name].cookies
+			return err
+		}
+		if o.Get(keyCookies) == nil {
+			all = false
+			return nil
+		}
+		said, err := text(o, keyCookies)
+		if err == nil && said != PassCookies {
+			err = fmt.Errorf("cookies is %q: write pass, or leave it out", clean(said))
+		}
+		return err
+	})
+	return all && err == nil, err
 }
 
 func array(v ast.Value, least, most int) (*ast.Array, error) {
@@ -223,6 +249,7 @@ var (
 	keyType       = ast.StringTerm("type")
 	keyRule       = ast.StringTerm("rule")
 	keyInject     = ast.StringTerm("inject")
+	keyCookies    = ast.StringTerm("cookies")
 	keyCredential = ast.StringTerm("credential")
 )
 

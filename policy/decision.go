@@ -24,6 +24,8 @@ type Decision struct {
 	Reason string
 	// Inject lists the credentials to put into the request.
 	Inject []Injection
+	// Cookies says that all rules which inject let cookies pass: see EgressAuthRule.Cookies.
+	Cookies bool `json:",omitempty"`
 	// Upstream is how the destination is reached, or nil for the public way.
 	Upstream *Upstream
 	// RawPath says that the path goes as the client wrote it: see EgressRule.RawPath.

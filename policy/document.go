@@ -147,6 +147,12 @@ type EgressAuthRule struct {
 	// forks a sandbox does not hand out what was entrusted to it. Default: false.
 	// Example: true
 	Inherit bool `yaml:"inherit" json:",omitempty"`
+	// Cookies is pass where the sandbox may have the cookies that answers set, and send
+	// its own: they can be a session that is as good as the credential, outside of every
+	// rule. Default: Set-Cookie, Authentication-Info and response headers by whose names credentials travel
+	// are removed from answers to requests with an injected credential, and Cookie from those.
+	// Example: pass
+	Cookies string `yaml:"cookies" json:",omitempty"`
 	// Observe is as EgressRule's: what the rule does not match of its destination
 	// is carried, without the credential.
 	// Example: 2026-12-01T00:00:00Z
@@ -155,6 +161,9 @@ type EgressAuthRule struct {
 	// Example: {json: 64KiB}
 	Body *BodyView `yaml:"body" json:",omitempty"`
 }
+
+// PassCookies is the EgressAuthRule.Cookies that leaves them alone.
+const PassCookies = "pass"
 
 // Inject is where a credential goes in a request; exactly one field is set.
 type Inject struct {

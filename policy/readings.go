@@ -58,6 +58,7 @@ func (p *Policy) agree(ctx context.Context, s subject, at time.Time) Decision {
 	for _, other := range all {
 		d.Governed = d.Governed || other.Governed
 		d.RawPath = d.RawPath && other.RawPath
+		d.Cookies = d.Cookies && other.Cookies
 		switch {
 		case lifted >= 0:
 			// What is lifted gets no credential that its rules do not give, and so

@@ -38,6 +38,7 @@ type rule struct {
 	alone       lone
 	upstream    *Upstream
 	inherit     bool           // forks have the credential too
+	cookies     bool           // pass
 	observe     time.Time      // until when it is not enforced
 	body        *BodyView      // nil: bodies are not read
 	bodyPath    *regexp.Regexp // of paths, where body and paths are given
@@ -113,6 +114,7 @@ func (e EgressAuthRule) rule(d destination) rule {
 		credential:  e.AuthRef,
 		upstream:    e.Upstream,
 		inherit:     e.Inherit,
+		cookies:     e.Cookies == PassCookies,
 		observe:     e.Observe,
 		body:        e.Body,
 	}

@@ -135,6 +135,9 @@ func (v *validator) egressAuth(path string, e EgressAuthRule) {
 	v.body(path+".body", e.Body, Allow)
 	v.upstream(path+".upstream", e.Upstream)
 	v.inject(path+".inject", e.Inject)
+	if e.Cookies != "" && e.Cookies != PassCookies {
+		v.fail(path+".cookies", fmt.Sprintf("is %q", e.Cookies), "write pass, or leave it out so that cookies are removed")
+	}
 	if e.AuthRef == "" {
 		v.say(NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials")
 	} else {
