@@ -7,11 +7,15 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
 	"sallyport/internal/cell"
@@ -67,6 +71,11 @@ func (w *Warden) ready() (s cell.Spec, err error) {
 
 // begin hands a process what it works with.
 func (w *Warden) begin(ctx context.Context, p *keep.Process) error {
+	if _, hard := memoryLimits(); hard > 0 {
+		if err := cell.LimitMemory(p.PID(), hard); err != nil {
+			w.o.Logger.Warn("the memory of the gateway's process is bounded by Go's runtime alone: no control group for it", "error", err)
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	err := p.Peer.Call(ctx, callStart, w.next, &p.State)
@@ -110,15 +119,37 @@ func (w *Warden) environment() []string {
 		"GODEBUG=http2xconnect=1,containermaxprocs=0,updatemaxprocs=0",
 		fmt.Sprintf("GOMAXPROCS=%d", runtime.GOMAXPROCS(0)),
 	}
-	for _, name := range []string{"GOGC", "GOMEMLIMIT"} {
-		if v := os.Getenv(name); v != "" {
-			env = append(env, name+"="+v)
-		}
+	if v := os.Getenv("GOGC"); v != "" {
+		env = append(env, "GOGC="+v)
+	}
+	if soft, _ := memoryLimits(); soft > 0 {
+		env = append(env, fmt.Sprintf("GOMEMLIMIT=%d", soft))
 	}
 	if os.Geteuid() != 0 {
 		env = append(env, viewVariable+"="+w.o.View.Dir(), readVariable+"="+strings.Join(roots(w.document), string(os.PathListSeparator)))
 	}
 	return env
+}
+
+// leastMemory is what the process may have on a small machine, in bytes.
+const leastMemory = 1 << 30
+
+// memoryLimits are those of the process, in bytes: that of Go's runtime, which collects
+// garbage the harder the nearer it comes, and that of the kernel, a quarter more. GOMEMLIMIT
+// in the daemon's environment says the first; off is neither. Default: together a quarter
+// of the machine's memory.
+func memoryLimits() (soft, hard int64) {
+	if os.Getenv("GOMEMLIMIT") != "" {
+		soft = debug.SetMemoryLimit(-1) // as the runtime has read it
+		if soft == math.MaxInt64 {
+			return 0, 0
+		}
+		return soft, soft + soft/4
+	}
+	var info unix.Sysinfo_t
+	_ = unix.Sysinfo(&info) // cannot fail with a good pointer
+	hard = max(leastMemory, int64(info.Totalram)*int64(info.Unit)/4)
+	return hard / 5 * 4, hard
 }
 
 func level(l *slog.Logger) int {

@@ -152,7 +152,10 @@ func mounts(fstype string) (points []string) {
 
 func cgroup() Finding {
 	v1, v2 := mounts("cgroup"), mounts("cgroup2")
+	err := cell.MemoryLimits()
 	switch {
+	case err != nil && len(v1)+len(v2) > 0:
+		return Finding{"cgroup", Warn, "none can be made for the memory of the gateway's process: " + err.Error(), "mount the controller for memory; else GOMEMLIMIT alone bounds it"}
 	case len(v1) > 0:
 		return Finding{"cgroup", OK, fmt.Sprintf("version 1 (%d controllers)", len(v1)), ""}
 	case len(v2) > 0:
