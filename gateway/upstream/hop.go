@@ -235,7 +235,9 @@ func (h *hop) secure(ctx context.Context, raw net.Conn) (net.Conn, error) {
 		ServerName: h.proxy.Host,
 		RootCAs:    roots,
 		MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"http/1.1"},
+
+		VerifyConnection: acceptable,
+		NextProtos:       []string{"http/1.1"},
 	})
 	return c, c.HandshakeContext(ctx)
 }
