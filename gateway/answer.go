@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/gateway/credential"
+	"sallyport/gateway/h1"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -30,6 +31,7 @@ var (
 	errAudit     = errors.New("the decision could not be written down")
 	errUpgrade   = errors.New("the upstream switched protocols unasked")
 	errWebSocket = errors.New("the upstream did not begin a WebSocket")
+	errFrames    = errors.New("what came is not in frames of a WebSocket, masked by the client and by nobody else")
 	errCoding    = errors.New("the upstream answered in a form that cannot be searched for the credential")
 	errPanic     = errors.New("internal error")
 	errSilent    = errors.New("the sandbox stopped sending in the middle of its request")
@@ -111,6 +113,9 @@ func failed(err error, id string) *answer {
 	switch a.Status {
 	case http.StatusServiceUnavailable:
 		a.Remedy = "Nothing was sent. " + repair(err) + " Then try again."
+		if errors.Is(err, h1.ErrBudget) {
+			a.Remedy = "The request was sent. Read what is under way to its end, then try again if that does no harm."
+		}
 		if errors.Is(err, credential.ErrMemory) {
 			a.Remedy = "The request was sent. Read what is under way to its end, then try again if that does no harm, or ask for no compression (Accept-Encoding: identity)."
 		}
@@ -151,7 +156,7 @@ func status(err error) int {
 			return http.StatusGatewayTimeout
 		case upstream.KindBusy:
 			return http.StatusTooManyRequests
-		case upstream.KindClosed:
+		case upstream.KindClosed, upstream.KindMemory:
 			return http.StatusServiceUnavailable
 		}
 	}
@@ -181,7 +186,7 @@ func explain(err error) string {
 	case errors.Is(err, credential.ErrMemory):
 		return credential.ErrMemory.Error()
 	}
-	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errCoding, errUnread, errPanic, errSilent, errLate, errClosed} {
+	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errFrames, errCoding, errUnread, errPanic, errSilent, errLate, errClosed} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

@@ -69,12 +69,16 @@ func hang(proxy *goproxy.ProxyHttpServer) {
 // the answer when it may not; until it returns nil nothing has left.
 func (x *exchange) authorize(r *http.Request) *answer {
 	g, f := x.gateway, x.flow
+	var mine turn
+	mine.begin(r.Context(), g.turns, f.identity.ID)
+	defer mine.end()
 	d := x.decide(r.Context())
 	for d.Action == policy.Approve {
 		d = g.spare(d, x.request.Size) // nobody is asked about what could not go
 		if d.Action != policy.Approve || g.approvals == nil {
 			break
 		}
+		mine.end() // it may take long
 		var a *answer
 		if d, a = x.approve(r, d); a != nil {
 			return a
@@ -115,6 +119,7 @@ func (x *exchange) authorize(r *http.Request) *answer {
 		g.logger.Error("refusing a request that cannot be recorded", "sandbox", f.identity.Name, "error", err)
 		return failed(errAudit, e.ID())
 	}
+	mine.end()
 	x.allowed = e
 	g.metrics.decision(policy.PhaseRequest, d)
 	if a := x.revoked(); a != nil {
@@ -254,7 +259,14 @@ func askSearchable(h http.Header) {
 
 // strip removes the sandbox's own credentials.
 func (x *exchange) strip(r *http.Request) {
+	trailer, cookies := r.Trailer, r.Header["Cookie"]
 	credential.StripCarriers(r)
+	if x.passesCookies() && len(cookies) > 0 {
+		r.Header["Cookie"] = cookies
+	}
+	if credential.StripTrailers(trailer, nil); len(trailer) > 0 {
+		r.Trailer = trailer // the map that the body fills in at its end
+	}
 	if x.upgrade { // which is of one connection, as all that has just gone
 		keepPlainProtocols(r.Header)
 		r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
@@ -282,7 +294,23 @@ func (x *exchange) inject(r *http.Request) error {
 			return err
 		}
 	}
+	credential.StripTrailers(r.Trailer, r.Header) // injected ones are among them
 	return nil
+}
+
+// passesCookies tells whether all rules that put a credential into the request let its cookies
+// and those of its answer pass.
+func (x *exchange) passesCookies() bool {
+	return len(x.decision.Inject) > 0 && x.decision.Cookies
+}
+
+// tidy removes from the head or the trailers of an upstream's answer what is not for the sandbox.
+func (x *exchange) tidy(h http.Header) {
+	dropOurs(h)
+	delete(h, "Alt-Svc") // names other ways to the upstream, all closed
+	if len(x.decision.Inject) > 0 && !x.passesCookies() {
+		credential.StripGrants(h)
+	}
 }
 
 // expose has all answers to the sandbox searched for what is about to leave.
@@ -329,15 +357,17 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 		return nil, err
 	}
 	x.sent.heard.Store(true)
-	if t := x.out.tunnel; t != nil && (resp.StatusCode < 300 && !t.agreed(resp)) {
+	switching := resp.StatusCode == http.StatusSwitchingProtocols
+	switch {
+	case switching && !x.upgrade:
+		_ = resp.Body.Close()
+		return nil, errUpgrade
+	// To a client of HTTP/2 any status of success would begin a WebSocket.
+	case (switching || x.out.tunnel != nil && resp.StatusCode < 300) && !agrees(resp, x.key):
 		_ = resp.Body.Close()
 		return nil, errWebSocket
 	}
-	if resp.StatusCode == http.StatusSwitchingProtocols {
-		if !x.upgrade || !websocket(resp.Header) {
-			_ = resp.Body.Close()
-			return nil, errUpgrade
-		}
+	if switching {
 		if err := x.got.frames(resp); err != nil {
 			_ = resp.Body.Close()
 			return nil, err
@@ -380,8 +410,7 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 		return resp // the gateway's own
 	}
 	dropHops(resp.Header, x.upgrade)
-	dropOurs(resp.Header)
-	delete(resp.Header, "Alt-Svc") // names other ways to the upstream, all closed
+	x.tidy(resp.Header)
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		if err := x.got.scrub(); err != nil {
 			x.err = errCoding
@@ -394,6 +423,12 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 			return failed(x.err, x.allowed.ID()).response(ctx.Req)
 		}
 		x.got.expect(x.gateway.stall, x.place.cut)
+	}
+	if resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified {
+		// It is the length that another answer would have (RFC 9110, section 8.6). Clients of
+		// HTTP/2 wait for so many bytes.
+		delete(resp.Header, "Content-Length")
+		resp.ContentLength = 0
 	}
 	x.out.length = resp.ContentLength
 	x.out.prompt = resp.ContentLength < 0 && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()

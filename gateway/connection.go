@@ -321,6 +321,7 @@ var forms = map[int]string{
 	http.StatusMisdirectedRequest:          "Send the same host in the request target and in Host.",
 	http.StatusExpectationFailed:           "Leave Expect out, or send Expect: 100-continue.",
 	http.StatusRequestHeaderFieldsTooLarge: fmt.Sprintf("Send fewer or shorter headers: %d KiB is the most that a head may have, and 1000 fields.", maxHeader>>10),
+	http.StatusTooManyRequests:             "Wait until requests with large heads that are under way have ended, or send smaller ones.",
 	http.StatusNotImplemented:              "Send the body with a Content-Length, or with Transfer-Encoding: chunked, once and nothing besides.",
 	http.StatusHTTPVersionNotSupported:     "Speak HTTP/1.1, or HTTP/2 from the connection's first byte on.",
 }

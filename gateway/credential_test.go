@@ -240,6 +240,7 @@ func TestWebSocketIsScrubbed(t *testing.T) {
 		}
 		w.Header().Set("Connection", "Upgrade")
 		w.Header().Set("Upgrade", "websocket")
+		w.Header().Set("Sec-WebSocket-Accept", acceptOf(r))
 		w.Header().Set("X-Echo", r.Header.Get("Authorization"))
 		w.WriteHeader(101)
 		c, _, err := http.NewResponseController(w).Hijack()
@@ -258,7 +259,7 @@ func TestWebSocketIsScrubbed(t *testing.T) {
 		t.Fatal(err)
 	}
 	io.WriteString(c, "GET / HTTP/1.1\r\nHost: api.example.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"+
-		"Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
+		"Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
 	seen, _ := io.ReadAll(c)
 	if got := string(seen); !strings.HasPrefix(got, "HTTP/1.1 101") || strings.Contains(got, token) || strings.Contains(got, token[10:]) ||
 		strings.Count(got, "*") < 2*len(token) || !strings.Contains(got, " >") {

@@ -37,6 +37,7 @@ type counted struct {
 	in, out *atomic.Int64
 	ended   *ending
 	meter   *meter
+	client  frontier // of what is read
 
 	mu     sync.Mutex // held while writing
 	frames frontier
@@ -44,8 +45,16 @@ type counted struct {
 }
 
 func (c *counted) Read(p []byte) (int, error) {
+	if c.client.bad {
+		c.ended.meet(errFrames)
+		return 0, errFrames
+	}
 	n, err := c.Conn.Read(p)
 	c.in.Add(int64(n))
+	if c.client.pass(p[:n]); c.client.bad {
+		c.ended.meet(errFrames)
+		return 0, errFrames
+	}
 	if over := c.meter.spend(n); over != nil {
 		c.ended.meet(over)
 		return 0, over

@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/h1"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -31,6 +32,7 @@ type exchange struct {
 	out     writer      // towards the sandbox
 	sent    requestBody // from the sandbox
 	got     body        // from the upstream
+	heads   headBudget  // for large heads
 
 	// Set where the policy has to see the request's body.
 	unsuited error // why it cannot
@@ -47,7 +49,8 @@ type exchange struct {
 	lost      map[string]int // values no longer looked for, by credential
 	transport http.RoundTripper
 	upgrade   bool
-	err       error // what ended it, nil for success
+	key       string // of a WebSocket's handshake
+	err       error  // what ended it, nil for success
 
 	place    entry              // once it is allowed
 	cancel   context.CancelFunc // of all that the exchange waits for, and on HTTP/1.1 of its connection
@@ -66,6 +69,8 @@ func (x *exchange) Value(key any) any {
 		return x
 	case upstream.InformationalKey:
 		return upstream.Informational(x.inform)
+	case h1.BudgetKey:
+		return h1.Budget(&x.heads)
 	}
 	return x.Context.Value(key)
 }
@@ -79,8 +84,7 @@ func (x *exchange) inform(code int, h http.Header) {
 		return
 	}
 	dropHops(h, false)
-	dropOurs(h)
-	delete(h, "Alt-Svc")
+	x.tidy(h)
 	x.got.scrubber.Header(h, x.got.hit)
 	header := x.out.Header()
 	maps.Copy(header, h)
@@ -90,6 +94,8 @@ func (x *exchange) inform(code int, h http.Header) {
 
 func (g *Gateway) exchange(ctx context.Context, cancel context.CancelFunc, f *flow) *exchange {
 	x := &exchange{Context: ctx, cancel: cancel, gateway: g, flow: f, started: time.Now()}
+	x.heads.of, x.heads.id = g.room, f.identity.ID
+	x.got.exchange = x
 	x.got.host, x.got.exposure, x.got.scrubber = f.host, f.exposure, f.exposure.Scrubber()
 	x.got.stray = func() { g.stray(f) }
 	return x
@@ -129,6 +135,12 @@ func (x *exchange) admit(r *http.Request) *misuse {
 	x.raw = raw
 	if m := x.names.admit(r); m != nil {
 		return m
+	}
+	if websocket(r.Header) {
+		if m := handshake(r); m != nil {
+			return m
+		}
+		x.key = r.Header.Get("Sec-Websocket-Key")
 	}
 	x.request.Path = path
 	return nil

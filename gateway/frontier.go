@@ -14,12 +14,17 @@ type frontier struct {
 	have   int    // bytes of the head that have passed
 	left   uint64 // bytes of the payload that have not
 	closed bool   // a Close frame has passed
+
+	strict  bool // frames that are none are noticed
+	masked  bool // as those of a client are, and no others
+	message bool // there is more of a message to come
+	bad     bool // a frame was none; nothing is followed after it
 }
 
 const opClose = 8 // of a Close frame
 
 func (f *frontier) pass(p []byte) {
-	for len(p) > 0 {
+	for len(p) > 0 && !f.bad {
 		if f.left > 0 {
 			n := min(f.left, uint64(len(p)))
 			f.left -= n
@@ -29,6 +34,10 @@ func (f *frontier) pass(p []byte) {
 		f.head[f.have] = p[0]
 		f.have++
 		p = p[1:]
+		if f.have == 2 && f.strict && !f.allowed() {
+			f.bad = true
+			return
+		}
 		if f.have < 2 || f.have < f.headSize() {
 			continue
 		}
@@ -43,6 +52,41 @@ func (f *frontier) pass(p []byte) {
 		f.closed = f.closed || f.head[0]&0x0f == opClose
 		f.have = 0
 	}
+}
+
+// allowed tells whether a frame may begin with the two bytes that have come, where no
+// extension was agreed on (RFC 6455, sections 5.1 to 5.5).
+func (f *frontier) allowed() bool {
+	final, op, size := f.head[0]&0x80 != 0, f.head[0]&0x0f, f.head[1]&0x7f
+	switch {
+	case f.head[0]&0x70 != 0, (f.head[1]&0x80 != 0) != f.masked, f.closed:
+		return false
+	case op >= opClose:
+		return final && size <= 125 && op <= opClose+2
+	case op > 2 || (op == 0) != f.message:
+		return false
+	}
+	f.message = !final
+	return true
+}
+
+// framed is one direction of a WebSocket. Nothing is read of what is not in frames.
+type framed struct {
+	io.Reader
+	frames frontier
+}
+
+// framesOf reads a WebSocket's client, or its server.
+func framesOf(src io.Reader, client bool) *framed {
+	return &framed{src, frontier{strict: true, masked: client}}
+}
+
+func (f *framed) Read(p []byte) (int, error) {
+	n, err := f.Reader.Read(p)
+	if f.frames.pass(p[:n]); f.frames.bad {
+		return 0, errFrames
+	}
+	return n, err
 }
 
 func (f *frontier) headSize() int {

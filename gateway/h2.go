@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"sallyport/internal/share"
 )
 
 // Bounds of a connection that speaks HTTP/2.
@@ -24,8 +26,14 @@ const (
 	// read leaves room for others on the connection.
 	streamWindow     = 256 << 10
 	connectionWindow = 1 << 20
-	maxSettle        = 256 << 10 // bytes of a body that nobody wanted
-	settleTime       = 500 * time.Millisecond
+	// The same of a connection for which the sandbox has no wide window left.
+	narrowStreamWindow     = 16 << 10
+	narrowConnectionWindow = 64 << 10
+	wideWindows            = 256       // of all sandboxes
+	wideWindowsOfOne       = 32        // sandbox
+	maxFrameSize           = 16 << 10  // bytes: a connection keeps a buffer for the largest frame that has come
+	maxSettle              = 256 << 10 // bytes of a body that nobody wanted
+	settleTime             = 500 * time.Millisecond
 )
 
 // multiplexed serves connections that speak HTTP/2 (RFC 9113), by ALPN or by
@@ -35,6 +43,7 @@ const (
 type multiplexed struct {
 	idle, handshake time.Duration
 	log             *log.Logger
+	wide            *share.Places // of connections whose clients may send much ahead
 
 	mu   sync.Mutex
 	open map[*http.Server]struct{}
@@ -43,17 +52,21 @@ type multiplexed struct {
 func newMultiplexed(idle, handshake time.Duration, logger *slog.Logger) *multiplexed {
 	return &multiplexed{
 		idle: idle, handshake: handshake, log: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
-		open: make(map[*http.Server]struct{}),
+		wide: share.New(wideWindows, wideWindowsOfOne), open: make(map[*http.Server]struct{}),
 	}
 }
 
 // begin returns the servers of one connection; end forgets them.
-func (m *multiplexed) begin() (*http2.Server, *http.Server, error) {
+func (m *multiplexed) begin(wide bool) (*http2.Server, *http.Server, error) {
 	conf := &http2.Server{
 		MaxConcurrentStreams:         maxStreams,
 		MaxUploadBufferPerStream:     streamWindow,
 		MaxUploadBufferPerConnection: connectionWindow,
+		MaxReadFrameSize:             maxFrameSize,
 		IdleTimeout:                  m.idle,
+	}
+	if !wide {
+		conf.MaxUploadBufferPerStream, conf.MaxUploadBufferPerConnection = narrowStreamWindow, narrowConnectionWindow
 	}
 	base := &http.Server{MaxHeaderBytes: maxHeader, ReadHeaderTimeout: m.handshake, ErrorLog: m.log}
 	if err := http2.ConfigureServer(base, conf); err != nil {
@@ -117,7 +130,12 @@ func speaksHTTP2(c net.Conn) bool {
 
 // serveHTTP2 returns when the connection has ended and its requests have too.
 func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
-	conf, base, err := g.h2.begin()
+	id := f.identity.ID
+	wide := g.h2.wide.Enter(id, id)
+	if wide {
+		defer g.h2.wide.Leave(id, id)
+	}
+	conf, base, err := g.h2.begin(wide)
 	if err != nil {
 		g.logger.Error("HTTP/2 cannot be served", "error", err)
 		_ = c.Close()

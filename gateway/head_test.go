@@ -198,6 +198,7 @@ func TestRequestTrailersAreNoWayAroundTheHeaders(t *testing.T) {
 			d := m.allow(in)
 			if in.Request != nil && in.Request.Path == "/key" {
 				d.Inject = inject("key")(in).Inject
+				d.Inject[0].Inject.Header.Name = "X-Service"
 			}
 			return d
 		})
@@ -220,6 +221,11 @@ func TestRequestTrailersAreNoWayAroundTheHeaders(t *testing.T) {
 			{"a connection's own, by HTTP/2", "/", http.Header{"Te": {"trailers"}}, nil, 400, nil},
 			{"a credential of its own", "/", http.Header{"Authorization": {"Bearer mine"}}, nil, 400, nil},
 			{"a credential beside ours", "/key", http.Header{"X-Api-Key": {"mine"}}, nil, 200, nil},
+			{"a credential beside ours, with underscores", "/key", http.Header{"X_api_key": {"mine"}}, nil, 200, nil},
+			{"in the place of ours", "/key", http.Header{"X-Service": {"mine"}}, nil, 200, nil},
+			{"a checksum beside ours", "/key", http.Header{"X-Amz-Checksum-Crc32": {"1"}, "X-Api-Key": {"mine"}}, nil, 200, http.Header{"X-Amz-Checksum-Crc32": {"1"}}},
+			{"override beside ours", "/key", http.Header{"X-Http-Method-Override": {"DELETE"}}, nil, 403, nil},
+			{"unannounced beside ours", "/key", http.Header{"X-Sum": {"1"}}, http.Header{"X-Late": {"x"}}, 200, http.Header{"X-Sum": {"1"}}},
 			{"nothing of that", "/", http.Header{"X-Sum": {"1"}}, nil, 200, http.Header{"X-Sum": {"1"}}},
 			{"unannounced", "/", http.Header{"X-Sum": {"1"}}, http.Header{"X-Http-Method-Override": {"DELETE"}, "X-Api-Key": {"x"}}, 200, http.Header{"X-Sum": {"1"}}},
 		} {

@@ -102,6 +102,7 @@ func (g *Gateway) newInward(o Options) *inward {
 	}
 	in.web = &h1.Server{
 		HeadTimeout: g.handshake, IdleTimeout: visitorIdle, MaxHead: maxVisitorHead, Logger: o.Logger,
+		Budget: func(context.Context) h1.Budget { return &headBudget{of: g.room} },
 		Refuse: func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *h1.RefusedError) {
 			if l, ok := ctx.Value(visitorKey{}).(*visitor); ok {
 				v := &visit{gateway: g, visitor: l, flow: newFlow(l.source)}
@@ -313,6 +314,12 @@ func (v *visit) admit(r *http.Request, program, upgrade bool) *misuse {
 	names := namesOf(r)
 	if m := names.admit(r); m != nil {
 		return m
+	}
+	if upgrade {
+		if m := handshake(r); m != nil {
+			return m
+		}
+		v.key = r.Header.Get("Sec-Websocket-Key")
 	}
 	if strings.Contains(r.Header.Get("Referer"), exposureMark) {
 		delete(r.Header, "Referer")

@@ -67,9 +67,9 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		strays:    counter("stray_secrets_total", "Occurrences of an injected credential in responses of hosts that it was never sent to."),
 		revoked:   counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
 		bodies: prometheus.NewGauge(prometheus.GaugeOpts{
-			Name: "sallyport_gateway_held_body_bytes", Help: "Room for request bodies that the policy has to see, in bytes.",
+			Name: "sallyport_gateway_held_body_bytes", Help: "Room for request bodies that the policy has to see and for large heads, in bytes.",
 		}),
-		crowded: counter("crowded_bodies_total", "Requests that were refused because too many such bodies were under way."),
+		crowded: counter("crowded_bodies_total", "Requests and answers that were refused because too many such bodies or large heads were under way."),
 	}
 	responses := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sallyport_gateway_responses_total", Help: "Responses to allowed requests by class of status.",

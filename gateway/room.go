@@ -15,7 +15,7 @@ import (
 )
 
 // Bounds of the bodies that are held while the policy judges them or an operator
-// is asked about them, in bytes.
+// is asked about them, and of large heads while their messages are under way, in bytes.
 const (
 	maxRoom      = 128 << 20 // of all sandboxes
 	maxRoomOfOne = 32 << 20  // of a sandbox
@@ -28,8 +28,8 @@ type viewer interface {
 	Need(policy.Input) policy.Need
 }
 
-// room counts the bodies that are held, from the first byte that is read to the
-// exchange's end.
+// room counts the bodies and large heads that are held, from the first byte that is
+// read to the exchange's end.
 type room struct {
 	metrics *metrics
 	judging chan struct{} // has one element for each body in Rego's form, which is large
@@ -44,9 +44,44 @@ func newRoom(m *metrics) *room {
 }
 
 var (
-	errNoRoomOfOne = errors.New("the sandbox has too many request bodies under way that the policy or an operator has to see")
-	errNoRoom      = errors.New("too many request bodies are under way that the policy or an operator has to see")
+	errNoRoomOfOne = errors.New("the sandbox has too many request bodies under way that the policy or an operator has to see, or large heads")
+	errNoRoom      = errors.New("too many request bodies are under way that the policy or an operator has to see, or large heads")
 )
+
+// headBudget is what the large heads of one exchange, or of one request's connection, hold of
+// a room. It is an h1.Budget.
+type headBudget struct {
+	of  *room
+	id  string          // of the sandbox; none: nobody who is known yet
+	ctx context.Context // of a connection, whose client may say later who it is; nil: id is known
+
+	mu   sync.Mutex
+	room int64 // that has been made
+}
+
+// Take implements h1.Budget.
+func (b *headBudget) Take(n int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.ctx != nil && b.room == 0 {
+		if f := whose(b.ctx); f != nil {
+			b.id = f.identity.ID
+		}
+	}
+	err := b.of.take(b.id, n)
+	if err == nil {
+		b.room += n
+	}
+	return err
+}
+
+// Release implements h1.Budget.
+func (b *headBudget) Release() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.of.give(b.id, b.room)
+	b.room = 0
+}
 
 // take makes room for n bytes of a sandbox's.
 func (r *room) take(id string, n int64) error {

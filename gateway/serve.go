@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+
+	"sallyport/gateway/h1"
+	"sallyport/policy"
 )
 
 // serveExchange handles one request that came in on f.
@@ -18,6 +21,11 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 	if f.answer != nil {
 		w.Header().Set("Connection", "close")
 		f.answer.write(w, r)
+		return
+	}
+	if m := x.countHead(r); m != nil {
+		x.request = &policy.Request{Method: r.Method, Scheme: f.scheme(), Path: "/", Size: r.ContentLength}
+		x.refuse(r, m).write(w, r)
 		return
 	}
 	x.extend(r)
@@ -56,6 +64,22 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 	g.proxy.ServeHTTP(&x.out, out)
 }
 
+// countHead counts the head of a request by HTTP/2, as the reader of HTTP/1.1 has counted
+// that of any other.
+func (x *exchange) countHead(r *http.Request) *misuse {
+	if r.ProtoMajor != 2 {
+		return nil
+	}
+	fields, size := h1.Measure(r.Header)
+	if fields > h1.MaxFields || len(r.Trailer) > h1.MaxTrailers {
+		return &misuse{http.StatusRequestHeaderFieldsTooLarge, "request-form", h1.ErrFields.Error()}
+	}
+	if cost := h1.Cost(size+len(r.RequestURI), fields, h1.Keys(r.RequestURI)); cost > 0 && x.heads.Take(cost) != nil {
+		return &misuse{http.StatusTooManyRequests, "request-form", h1.ErrBudget.Error()}
+	}
+	return nil
+}
+
 // finish ends an exchange whatever happened in it: a panic becomes a 500 while
 // that can still be said, and a response that broke off is broken off towards
 // the sandbox too, which would otherwise take it for complete.
@@ -85,6 +109,7 @@ func (x *exchange) finish(r *http.Request) {
 		broken = false
 	}
 	x.kept.drop() // which nobody judges any more
+	x.heads.Release()
 	x.meter.end()
 	if p != nil || broken {
 		panic(http.ErrAbortHandler)

@@ -111,6 +111,7 @@ type Gateway struct {
 	h2        *multiplexed
 	viewer    viewer // nil where no policy has to see a body
 	room      *room  // for those
+	turns     *turns
 	exposures credential.Exposures
 	floods    *floods
 	underway  underway
@@ -184,12 +185,14 @@ func New(o Options) (*Gateway, error) {
 	g.floods = newFloods(g.enqueue)
 	g.viewer, _ = o.Decider.(viewer)
 	g.room = newRoom(m)
+	g.turns = newTurns()
 	hang(g.proxy)
 	g.web = &h1.Server{
 		HeadTimeout: g.handshake,
 		IdleTimeout: o.IdleTimeout,
 		MaxHead:     maxHeader,
 		Refuse:      g.unreadable,
+		Budget:      func(ctx context.Context) h1.Budget { return &headBudget{of: g.room, ctx: ctx} },
 		Silent: func(ctx context.Context) {
 			if f := whose(ctx); f != nil {
 				g.silent(f, silence)

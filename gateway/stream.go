@@ -26,6 +26,7 @@ type body struct {
 	raw      io.Reader // below the scrubber
 	response *http.Response
 	host     string               // that it comes from
+	exchange *exchange            // that it answers
 	exposure *credential.Exposure // of the sandbox
 	scrubber *credential.Scrubber // for all that the sandbox's requests were sent with
 	strict   bool                 // the host had been sent a credential before, or is by this request
@@ -145,7 +146,7 @@ func (b *body) Close() error {
 	if b.patience != nil {
 		b.patience.Stop()
 	}
-	dropOurs(b.response.Trailer)
+	b.exchange.tidy(b.response.Trailer)
 	return b.ReadCloser.Close()
 }
 
@@ -252,14 +253,19 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	c := w.take(conn)
 	early := rw.Reader.Buffered() // goproxy sends these on first
 	w.in.Add(int64(early))
 	_ = w.meter.spend(early) // the next read or write says so
-	return w.take(conn), rw, nil
+	ahead, _ := rw.Reader.Peek(early)
+	if c.client.pass(ahead); c.client.bad { // so does the next read
+		rw.Reader.Reset(nothing{})
+	}
+	return c, rw, nil
 }
 
 func (w *writer) take(conn net.Conn) *counted {
-	c := &counted{Conn: conn, in: w.in, out: &w.written, ended: &w.ended, meter: w.meter}
+	c := &counted{Conn: conn, in: w.in, out: &w.written, ended: &w.ended, meter: w.meter, client: frontier{strict: true, masked: true}}
 	w.taken.Store(c)
 	return c
 }

@@ -48,6 +48,7 @@ func TestWebSocketIsCarriedAndCounted(t *testing.T) {
 		}
 		w.Header().Set("Connection", "Upgrade")
 		w.Header().Set("Upgrade", "websocket")
+		w.Header().Set("Sec-WebSocket-Accept", acceptOf(r))
 		w.WriteHeader(101)
 		c, rw, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -55,27 +56,32 @@ func TestWebSocketIsCarriedAndCounted(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		io.Copy(c, rw)
+		for got := make([]byte, 11); ; {
+			if _, err := io.ReadFull(rw, got); err != nil {
+				return
+			}
+			_, _ = c.Write(append([]byte{got[0], got[1] &^ 0x80}, got[6:]...)) // a server masks nothing
+		}
 	})
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
 	if err != nil {
 		t.Fatal(err)
 	}
-	io.WriteString(c, "GET /ws HTTP/1.1\r\nHost: api.example.test\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	io.WriteString(c, "GET /ws HTTP/1.1\r\nHost: api.example.test\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n\r\n")
 	r := bufio.NewReader(c)
 	resp, err := http.ReadResponse(r, nil)
 	if err != nil || resp.StatusCode != 101 {
 		t.Fatal(resp, err)
 	}
-	const frame = "\x81\x05frame" // the upstream's, which only sends it back
-	io.WriteString(c, frame)
+	const frame = "\x81\x05frame"
+	io.WriteString(c, "\x81\x85\x00\x00\x00\x00frame") // masked, by a mask that changes nothing
 	b := make([]byte, len(frame))
 	if _, err := io.ReadFull(r, b); err != nil || string(b) != frame {
 		t.Fatalf("%q %v", b, err)
 	}
 	c.Close()
 	done := l.await(2)[1]
-	if done.HTTPResponse.Code != 101 || done.Traffic.BytesOut != 7 || done.Traffic.BytesIn != 7 || done.StatusID != audit.StatusSuccess {
+	if done.HTTPResponse.Code != 101 || done.Traffic.BytesOut != 11 || done.Traffic.BytesIn != 7 || done.StatusID != audit.StatusSuccess {
 		t.Errorf("completion %+v %+v %+v", done, done.HTTPResponse, done.Traffic)
 	}
 }

@@ -31,6 +31,7 @@ type visit struct {
 	names     requestNames
 	exchange  audit.Exchange
 	upgrade   bool
+	key       string // of a WebSocket's handshake
 
 	// Set once the request is allowed.
 	decision  policy.Decision
@@ -245,7 +246,7 @@ func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseW
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		if !v.upgrade || !websocket(resp.Header) {
+		if !v.upgrade || !agrees(resp, v.key) {
 			v.fail(w, r, errUnswitched)
 			return
 		}
@@ -326,9 +327,13 @@ func (v *visit) websocket(ctx context.Context, w http.ResponseWriter, resp *http
 			_ = half.CloseWrite()
 		}
 	}
-	both.Go(func() { copying(far, rw.Reader, &v.in) })
-	both.Go(func() { copying(near, far, &v.out) })
+	client, server := framesOf(rw.Reader, true), framesOf(far, false)
+	both.Go(func() { copying(far, client, &v.in) })
+	both.Go(func() { copying(near, server, &v.out) })
 	both.Wait()
+	if client.frames.bad || server.frames.bad {
+		v.err = errFrames
+	}
 }
 
 // counting counts what is read.
@@ -393,7 +398,7 @@ func (v *visit) end() {
 		err = &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
 	c := completion(&v.exchange, v.allowed.ActivityID, err)
-	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errVisitor}, reachFaults...) {
+	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errVisitor, errFrames}, reachFaults...) {
 		if errors.Is(err, known) {
 			c.Detail = known.Error()
 		}

@@ -28,27 +28,46 @@ func (x *exchange) extend(r *http.Request) {
 	_, _ = rand.Read(random[:]) // never fails
 	key := base64.StdEncoding.EncodeToString(random[:])
 	r.Header["Sec-Websocket-Key"] = []string{key}
-	x.out.tunnel = &tunnelled{ReadCloser: r.Body, w: x.out.ResponseWriter, key: key}
+	x.out.tunnel = &tunnelled{ReadCloser: r.Body, w: x.out.ResponseWriter}
 	r.Body, r.ContentLength = http.NoBody, 0
 }
 
 // tunnelled is a stream of HTTP/2 as a connection.
 type tunnelled struct {
 	io.ReadCloser
-	w   http.ResponseWriter
-	key string // of the handshake
+	w http.ResponseWriter
 
 	mu   sync.Mutex // held while writing
 	over bool       // the handler may have returned
 }
 
-// agreed tells whether a response switches protocols in answer to the key that
-// was sent (RFC 6455, section 4.1). To a client of HTTP/2 any status of success
-// would mean that.
-func (t *tunnelled) agreed(resp *http.Response) bool {
+// handshake refuses the request of a WebSocket that is not as RFC 6455, section 4.1, has it. A
+// body would be read as frames by some servers, and as a body by others.
+func handshake(r *http.Request) *misuse {
+	keys := r.Header["Sec-Websocket-Key"]
+	var key []byte
+	if len(keys) == 1 {
+		key, _ = base64.StdEncoding.DecodeString(keys[0])
+	}
+	switch {
+	case r.Body != nil && r.Body != http.NoBody:
+		return &misuse{http.StatusBadRequest, "websocket", "a WebSocket's handshake has no body"}
+	case r.Method != http.MethodGet || r.ProtoMajor == 1 && r.ProtoMinor == 0:
+		return &misuse{http.StatusBadRequest, "websocket", "a WebSocket's handshake is a GET by HTTP/1.1 or later"}
+	case len(key) != 16:
+		return &misuse{http.StatusBadRequest, "websocket", "a WebSocket's handshake has one Sec-WebSocket-Key of 16 bytes in base64"}
+	}
+	return nil
+}
+
+// agrees tells whether a response switches to a WebSocket in answer to the handshake whose
+// key that is (RFC 6455, section 4.1).
+func agrees(resp *http.Response, key string) bool {
 	const suffix = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-	sum := sha1.Sum([]byte(t.key + suffix))
-	return resp.StatusCode == http.StatusSwitchingProtocols && resp.Header.Get("Sec-Websocket-Accept") == base64.StdEncoding.EncodeToString(sum[:])
+	sum := sha1.Sum([]byte(key + suffix))
+	accept := resp.Header["Sec-Websocket-Accept"]
+	return resp.StatusCode == http.StatusSwitchingProtocols && websocket(resp.Header) &&
+		len(accept) == 1 && accept[0] == base64.StdEncoding.EncodeToString(sum[:])
 }
 
 // accept turns the header of a 101 response into that of the stream's.

@@ -375,7 +375,7 @@ func TestWebSocketThatIsRefused(t *testing.T) {
 			{"/nowhere", 404, 404, field{"x-a", "b"}},
 			{"/away", 302, 302, field{"x-a", "b"}},
 			{"/ok", 200, 502, field{"x-a", "b"}},    // to HTTP/2 success would be a WebSocket
-			{"/wrong", 101, 502, field{"x-a", "b"}}, // the client checks what it has sent
+			{"/wrong", 502, 502, field{"x-a", "b"}}, // it is no answer to this handshake
 			{"/ok", 403, 403, field{"x-original-url", "/denied"}},
 		} {
 			_, resp, err := m.upgrade(t, test.path, test.header)

@@ -143,7 +143,7 @@ func chunkSize(line []byte) (n uint64, ok bool) {
 // message ends or goes to are too late there (RFC 9110, section 6.5.1).
 func (c *chunks) trailers() error {
 	var t http.Header
-	for size := 0; ; {
+	for n, size := 0, 0; ; {
 		line, err := c.line()
 		if err == errChunk {
 			return errTrailer
@@ -155,13 +155,14 @@ func (c *chunks) trailers() error {
 			break
 		}
 		name, value, err := cutField(line)
-		if size += len(line); err != nil || size > maxTrailer {
+		if size += len(line); err != nil || size > maxTrailer || n == MaxTrailers {
 			return errTrailer
 		}
 		key := http.CanonicalHeaderKey(string(name))
 		if framing[key] || key == "Host" {
 			return errTrailer
 		}
+		n++
 		if t == nil {
 			t = make(http.Header)
 		}

@@ -2,6 +2,7 @@ package h1
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -15,10 +16,10 @@ import (
 )
 
 var (
-	errResponseTooLarge = errors.New("the response's head is too large")
-	errInformational    = errors.New("too many informational responses")
-	errStatus           = errors.New("the response is not HTTP/1, or its status is below 100")
-	errEarlySwitch      = errors.New("the server switched protocols before it had all of the request")
+	errBlankLine     = errors.New("the response's head has a line of white space in it")
+	errInformational = errors.New("too many informational responses")
+	errStatus        = errors.New("the response is not HTTP/1, or its status is below 100")
+	errEarlySwitch   = errors.New("the server switched protocols before it had all of the request")
 	// ErrStale is wrapped by RoundTrip's error when a connection that had been
 	// used before was ended by its server without one byte of a response: most
 	// often that happened before the request. Nothing says that the request was
@@ -34,8 +35,9 @@ type ClientOptions struct {
 	// Tap, if given, is what TLS reads from. Alive closes it in place of setting a
 	// deadline, which costs more.
 	Tap *Tap
-	// MaxHead bounds a response's head, in bytes. Default: 1 MiB.
-	MaxHead int64
+	// MaxHead bounds a response's head and those of the informational ones before it, together,
+	// in bytes. Default: 256 KiB.
+	MaxHead int
 	// HeadTimeout bounds the wait for a response's head once the request has
 	// been sent. Default: none.
 	HeadTimeout time.Duration
@@ -71,39 +73,28 @@ func (t *Tap) Read(p []byte) (int, error) {
 type ClientConn struct {
 	conn net.Conn
 	o    ClientOptions
-	in   *bufio.Reader
-	left int64 // bytes that may be read: of a head, or unbounded
-	read bool  // something of the current response has come
+	in   headReader
+	read bool // something of the current response has come
 	used bool
 	peek func(fd uintptr) bool
 	live bool
 }
 
-const unbounded = 1 << 62
-
 // NewClientConn takes a connection over.
 func NewClientConn(c net.Conn, o ClientOptions) *ClientConn {
-	o.MaxHead = cmp.Or(o.MaxHead, 1<<20)
+	o.MaxHead = cmp.Or(o.MaxHead, 256<<10)
 	o.ContinueTimeout = cmp.Or(o.ContinueTimeout, time.Second)
-	cc := &ClientConn{conn: c, o: o, left: unbounded}
-	cc.in = bufio.NewReaderSize((*source)(cc), minRead)
+	cc := &ClientConn{conn: c, o: o}
+	cc.in = headReader{Reader: bufio.NewReaderSize((*source)(cc), minRead), src: (*source)(cc)}
 	cc.peek = cc.look
 	return cc
 }
 
-// source reads for the head's parser, which has no limit of its own, and for
-// the body's.
+// source reads for the parsers of heads and bodies.
 type source ClientConn
 
 func (s *source) Read(p []byte) (int, error) {
-	if s.left <= 0 {
-		return 0, errResponseTooLarge
-	}
-	if int64(len(p)) > s.left {
-		p = p[:s.left]
-	}
 	n, err := s.conn.Read(p)
-	s.left -= int64(n)
 	s.read = s.read || n > 0
 	return n, err
 }
@@ -161,7 +152,8 @@ func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h h
 	} else if ctx.Done() != nil {
 		x.stop = context.AfterFunc(ctx, x.cancel)
 	}
-	c.left, c.read = c.o.MaxHead, false
+	c.read = false
+	c.in.budget, _ = ctx.Value(BudgetKey).(Budget)
 	var err error
 	if r.Body == nil || r.Body == http.NoBody {
 		err = c.send(x, r)
@@ -191,7 +183,6 @@ func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h h
 		return nil, err
 	}
 	c.used = true
-	c.left = unbounded
 	if resp.StatusCode == http.StatusSwitchingProtocols {
 		resp.Body = &upgraded{x}
 		return resp, nil
@@ -202,7 +193,7 @@ func (c *ClientConn) RoundTrip(r *http.Request, informational func(code int, h h
 		x.finish(true)
 		return resp, nil
 	}
-	x.body = resp.Body
+	x.body, x.trailer, x.ctx = resp.Body, &resp.Trailer, ctx
 	resp.Body = x
 	return resp, nil
 }
@@ -234,10 +225,64 @@ func (c *ClientConn) send(x *reply, r *http.Request) error {
 // maxInformational bounds what a server may say before its response.
 const maxInformational = 32
 
+// answerEnd finds the end of a response's head, whose lines may end with LF alone.
+func answerEnd(b []byte, seen int) (end int, err error) {
+	for from := max(seen-2, 0); ; {
+		i := bytes.IndexByte(b[from:], '\n')
+		if i < 0 {
+			return 0, nil
+		}
+		from += i + 1
+		switch rest := b[from:]; {
+		case len(rest) > 0 && rest[0] == '\n':
+			return from + 1, nil
+		case len(rest) > 1 && rest[0] == '\r' && rest[1] == '\n':
+			return from + 2, nil
+		}
+	}
+}
+
+// head waits for a response's head, and bounds it before anything of it is parsed.
+func (c *ClientConn) head() error {
+	head, err := c.in.await(nil, answerEnd)
+	if err != nil {
+		return err
+	}
+	fields, trailers := -2, 0 // without the first and the last line
+	inTrailer := false
+	for line := range bytes.Lines(head) {
+		fields++
+		if len(line) > 2 && len(bytes.TrimSpace(line)) == 0 {
+			return errBlankLine // which would end the head for the parser
+		}
+		if line[0] != ' ' && line[0] != '\t' { // else it goes on with the field before
+			inTrailer = len(line) > len("trailer") && equal(line[:len("trailer")], "trailer")
+		}
+		if inTrailer {
+			trailers += 1 + bytes.Count(line, comma)
+		}
+	}
+	if fields > MaxFields || trailers > MaxTrailers {
+		return ErrFields
+	}
+	if err := take(c.in.budget, Cost(len(head), fields, 0)); err != nil {
+		return err
+	}
+	c.in.max -= len(head) // of those that are still to come
+	if c.in.Size() > minRead {
+		c.in.refill(minRead)
+	}
+	return nil
+}
+
 // receive reads the response's head.
 func (c *ClientConn) receive(r *http.Request, u *upload, informational func(int, http.Header)) (*http.Response, error) {
+	c.in.max = c.o.MaxHead
 	for range maxInformational {
-		resp, err := http.ReadResponse(c.in, r)
+		if err := c.head(); err != nil {
+			return nil, short(err)
+		}
+		resp, err := http.ReadResponse(c.in.Reader, r)
 		if err != nil {
 			return nil, short(err)
 		}

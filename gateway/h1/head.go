@@ -47,35 +47,37 @@ func refused(status int, err error) *RefusedError { return &RefusedError{status,
 // them in one place.
 type headReader struct {
 	*bufio.Reader
-	src io.Reader
-	max int // bytes of a head
+	src    io.Reader
+	max    int    // bytes of a head
+	budget Budget // for large ones; nil counts nothing
 }
 
-// await returns the bytes of the next head without consuming them. more is
-// called once, before waiting for the rest of a head that has begun.
-func (h *headReader) await(more func()) ([]byte, error) {
+// await returns the bytes of the next head without consuming them: up to where find
+// says that it ends, which is given what has come and how much of that it has seen before.
+// more is called once, before waiting for the rest of a head that has begun.
+func (h *headReader) await(more func(), find func(b []byte, seen int) (end int, err error)) ([]byte, error) {
 	if _, err := h.Peek(1); err != nil {
 		return nil, err
 	}
 	for searched := 0; ; {
 		b, _ := h.Peek(h.Buffered())
-		// The end may lie across what has been searched.
-		if i := bytes.Index(b[max(searched-3, 0):], headEnd); i >= 0 {
-			end := max(searched-3, 0) + i + len(headEnd)
-			if end > h.max {
-				return nil, refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
-			}
-			return b[:end], nil
-		}
-		if err := plausible(b, searched); err != nil {
+		end, err := find(b, searched)
+		switch {
+		case err != nil:
 			return nil, err
+		case end > h.max:
+			return nil, ErrFields
+		case end > 0:
+			return b[:end], nil
 		}
 		searched = len(b)
 		switch {
 		case len(b) >= h.max:
-			return nil, refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
+			return nil, ErrFields
 		case len(b) == h.Size():
-			h.grow()
+			if err := h.grow(); err != nil {
+				return nil, err
+			}
 		}
 		if more != nil {
 			more()
@@ -92,10 +94,29 @@ func (h *headReader) await(more func()) ([]byte, error) {
 
 var headEnd = []byte("\r\n\r\n")
 
+// requestEnd finds the end of a request's head.
+func requestEnd(b []byte, seen int) (end int, err error) {
+	// The end may lie across what has been searched.
+	if i := bytes.Index(b[max(seen-3, 0):], headEnd); i >= 0 {
+		return max(seen-3, 0) + i + len(headEnd), nil
+	}
+	return 0, plausible(b, seen)
+}
+
 // grow makes room for a large head.
-func (h *headReader) grow() {
+func (h *headReader) grow() error {
+	size := min(4*h.Size(), max(h.max, 4*minRead))
+	if err := take(h.budget, int64(size)); err != nil {
+		return err
+	}
+	h.refill(size)
+	return nil
+}
+
+// refill puts what has been read into a buffer of another size, as far as it fits.
+func (h *headReader) refill(size int) {
 	b, _ := h.Peek(h.Buffered())
-	h.Reader = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(b)), h.src), min(4*h.Size(), max(h.max, 4*minRead)))
+	h.Reader = bufio.NewReaderSize(io.MultiReader(bytes.NewReader(bytes.Clone(b)), h.src), size)
 }
 
 // shrink gives that room up once all of it has been read: idle connections are
@@ -150,90 +171,102 @@ var octets = func() (t [256]byte) {
 	return t
 }()
 
-// maxFields bounds how many fields a head has: each takes a few hundred bytes
-// of memory once it is parsed, and as few as four in the head.
-const maxFields = 1000
-
 // check reads a head strictly. What it lets pass net/http and any upstream read
-// alike.
-func check(head []byte) error {
+// alike. It returns about how much memory the head takes once it is parsed.
+func check(head []byte) (cost int64, err error) {
+	fields, keys, err := count(head)
+	if err != nil {
+		return 0, err
+	}
+	return Cost(len(head), fields, keys), nil
+}
+
+func count(head []byte) (fields, keys int, err error) {
 	line, rest, ok := cutLine(head)
 	if !ok || bytes.IndexByte(line, '\t') >= 0 {
-		return refused(http.StatusBadRequest, errLine)
+		return 0, 0, refused(http.StatusBadRequest, errLine)
 	}
 	last := bytes.LastIndexByte(line, ' ')
 	switch version := string(line[last+1:]); version {
 	case "HTTP/1.1", "HTTP/1.0":
 	case "HTTP/2.0":
-		return refused(http.StatusHTTPVersionNotSupported, errPriorKnown)
+		return 0, 0, refused(http.StatusHTTPVersionNotSupported, errPriorKnown)
 	default:
 		if len(version) == len("HTTP/1.1") && version[:5] == "HTTP/" {
-			return refused(http.StatusHTTPVersionNotSupported, errVersion)
+			return 0, 0, refused(http.StatusHTTPVersionNotSupported, errVersion)
 		}
-		return refused(http.StatusBadRequest, errMalformed)
+		return 0, 0, refused(http.StatusBadRequest, errMalformed)
 	}
 	method, target, _ := bytes.Cut(line[:max(last, 0)], space)
 	switch {
 	case len(method) == 0 || len(target) == 0 || bytes.IndexByte(target, ' ') >= 0:
-		return refused(http.StatusBadRequest, errMalformed)
+		return 0, 0, refused(http.StatusBadRequest, errMalformed)
 	case bytes.IndexByte(line, '#') >= 0:
-		return refused(http.StatusBadRequest, errTarget) // some servers end the target there
+		return 0, 0, refused(http.StatusBadRequest, errTarget) // some servers end the target there
 	}
 	old := line[len(line)-1] == '0'
 	tunnel := bytes.HasPrefix(line, connect)
 	var hosts, lengths, codings int
 	var content bool
-	for fields := 0; ; fields++ {
+	keys = bytes.Count(target, and) + bytes.Count(target, semicolon)
+	trailers := 0
+	for ; ; fields++ {
 		if line, rest, ok = cutLine(rest); !ok {
-			return refused(http.StatusBadRequest, errLine)
+			return 0, 0, refused(http.StatusBadRequest, errLine)
 		}
 		if len(line) == 0 {
 			break
 		}
-		if fields == maxFields {
-			return refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
+		if fields == MaxFields {
+			return 0, 0, refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
 		}
 		name, value, err := cutField(line)
 		if err != nil {
-			return refused(http.StatusBadRequest, err)
+			return 0, 0, refused(http.StatusBadRequest, err)
 		}
 		switch len(name) {
+		case len("trailer"):
+			if equal(name, "trailer") {
+				trailers += 1 + bytes.Count(value, comma)
+			}
 		case len("host"):
 			if equal(name, "host") {
 				hosts++
 			}
 		case len("expect"):
 			if equal(name, "expect") && !equal(value, "100-continue") {
-				return refused(http.StatusExpectationFailed, errExpect)
+				return 0, 0, refused(http.StatusExpectationFailed, errExpect)
 			}
 		case len("content-length"):
 			if equal(name, "content-length") {
 				if lengths++; lengths > 1 || !number(value) {
-					return refused(http.StatusBadRequest, errLength)
+					return 0, 0, refused(http.StatusBadRequest, errLength)
 				}
 				content = content || value[0] != '0'
 			}
 		case len("transfer-encoding"):
 			if equal(name, "transfer-encoding") {
 				if old { // its framing is faulty (RFC 9112, section 6.1)
-					return refused(http.StatusBadRequest, errOldCoding)
+					return 0, 0, refused(http.StatusBadRequest, errOldCoding)
 				}
 				if codings++; codings > 1 || !equal(value, "chunked") {
-					return refused(http.StatusNotImplemented, errCoding)
+					return 0, 0, refused(http.StatusNotImplemented, errCoding)
 				}
 				content = true
 			}
 		}
 	}
 	switch {
+	case trailers > MaxTrailers:
+		return 0, 0, refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
 	case lengths > 0 && codings > 0:
-		return refused(http.StatusBadRequest, errBoth)
+		return 0, 0, refused(http.StatusBadRequest, errBoth)
 	case hosts > 1 || hosts == 0 && !old && !tunnel:
-		return refused(http.StatusBadRequest, errHost)
+		return 0, 0, refused(http.StatusBadRequest, errHost)
 	case tunnel && content:
-		return refused(http.StatusBadRequest, errContent) // or the tunnel's first bytes?
+		return 0, 0, refused(http.StatusBadRequest, errContent) // or the tunnel's first bytes?
 	}
-	return nil
+	return fields, keys, nil
 }
 
 // otherHost tells of a checked head whether its Host is another than that of the
@@ -268,7 +301,10 @@ func plainHost(scheme, s string) string {
 }
 
 var (
-	space = []byte(" ")
+	space     = []byte(" ")
+	comma     = []byte(",")
+	and       = []byte("&")
+	semicolon = []byte(";")
 	// connect has its host in the request line.
 	connect = []byte(http.MethodConnect + " ")
 )

@@ -23,8 +23,11 @@ type reading struct {
 // read has a head pass await, check and net/http.
 func read(t *testing.T, src io.Reader) *http.Request {
 	h := headReader{Reader: bufio.NewReaderSize(src, minRead), src: src, max: 32 << 10}
-	head, err := h.await(nil)
-	if err != nil || check(head) != nil {
+	head, err := h.await(nil, requestEnd)
+	if err == nil {
+		_, err = check(head)
+	}
+	if err != nil {
 		return nil
 	}
 	whole := bytes.Clone(head)

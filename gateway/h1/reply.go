@@ -1,6 +1,7 @@
 package h1
 
 import (
+	"context"
 	"io"
 	"net/http"
 	"sync"
@@ -13,12 +14,15 @@ type reply struct {
 	conn   *ClientConn
 	body   io.ReadCloser
 	upload *upload
-	life   *life       // that the exchange has joined, or
-	stop   func() bool // of context.AfterFunc, nil for a context without end
-	close  bool        // the connection carries no other request
-	once   sync.Once
-	closed atomic.Bool
-	over   atomic.Bool // the connection is no longer this exchange's
+
+	trailer *http.Header // of the response
+	ctx     context.Context
+	life    *life       // that the exchange has joined, or
+	stop    func() bool // of context.AfterFunc, nil for a context without end
+	close   bool        // the connection carries no other request
+	once    sync.Once
+	closed  atomic.Bool
+	over    atomic.Bool // the connection is no longer this exchange's
 
 	mu       sync.Mutex // of the connection's deadlines
 	broken   bool       // by the request's context
@@ -62,6 +66,11 @@ func (x *reply) Read(p []byte) (int, error) {
 		return 0, http.ErrBodyReadAfterClose
 	}
 	n, err := x.body.Read(p)
+	if err == io.EOF && len(*x.trailer) > 0 {
+		if bad := Charge(x.ctx, *x.trailer, MaxTrailers); bad != nil {
+			err = bad
+		}
+	}
 	if err != nil {
 		x.finish(err == io.EOF)
 	}

@@ -43,6 +43,9 @@ type Server struct {
 	// connects before it knows what to ask, and would take a 408 for the answer to
 	// the request that it is just sending. Default: nobody is told.
 	Silent func(ctx context.Context)
+	// Budget counts a connection's large heads, each until its request has been answered.
+	// Default: they are not counted.
+	Budget func(ctx context.Context) Budget
 	Logger *slog.Logger // default: none
 
 	closing atomic.Bool
@@ -58,6 +61,10 @@ func (s *Server) ServeConn(ctx context.Context, nc net.Conn, handler Handler) {
 	defer cancel()
 	c := &conn{server: s, Conn: nc, ctx: ctx, cancel: cancel, handler: handler, remote: nc.RemoteAddr().String()}
 	c.in = headReader{Reader: bufio.NewReaderSize(nc, minRead), src: nc, max: cmp.Or(s.MaxHead, 128<<10)}
+	if s.Budget != nil {
+		c.in.budget = s.Budget(ctx)
+		defer c.in.budget.Release()
+	}
 	if !s.enter(c) {
 		_ = nc.Close()
 		return
@@ -202,6 +209,9 @@ func (c *conn) next() bool {
 	}
 	c.release()
 	c.in.shrink()
+	if c.in.budget != nil {
+		c.in.budget.Release()
+	}
 	return c.ctx.Err() == nil
 }
 
@@ -219,14 +229,23 @@ func (c *conn) read() (*http.Request, error) {
 			return nil, net.ErrClosed
 		}
 	}
-	head, err := c.in.await(func() { _ = c.SetReadDeadline(time.Now().Add(c.headTimeout())) })
-	if errors.Is(err, os.ErrDeadlineExceeded) && c.in.Buffered() > 0 {
-		err = refused(http.StatusRequestTimeout, errSlow)
+	head, err := c.in.await(func() { _ = c.SetReadDeadline(time.Now().Add(c.headTimeout())) }, requestEnd)
+	var cost int64
+	if err == nil {
+		cost, err = check(head)
 	}
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = take(c.in.budget, cost)
 	}
-	if err := check(head); err != nil {
+	switch {
+	case err == nil:
+	case errors.Is(err, os.ErrDeadlineExceeded) && c.in.Buffered() > 0:
+		return nil, refused(http.StatusRequestTimeout, errSlow)
+	case errors.Is(err, ErrFields):
+		return nil, refused(http.StatusRequestHeaderFieldsTooLarge, errTooLarge)
+	case errors.Is(err, ErrBudget):
+		return nil, refused(http.StatusTooManyRequests, ErrBudget)
+	default:
 		return nil, err
 	}
 	size, before := len(head), c.in.Buffered()

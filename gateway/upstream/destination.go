@@ -20,7 +20,7 @@ import (
 
 // Bounds of what an upstream can make us hold.
 const (
-	maxResponseHeader = 1 << 20 // bytes
+	maxResponseHeader = 256 << 10 // bytes of a head, the informational ones before it included
 	keepAlivePeriod   = 30 * time.Second
 )
 
@@ -116,11 +116,16 @@ func (d *destination) inHosts(ctx context.Context) bool {
 }
 
 func (d *destination) newTransport() *transport {
-	t := &transport{dial: d.dial, pool: &d.pool.o, multi: newMultiplexer(&d.pool.o, !d.route.TLS)}
+	o, plain := &d.pool.o, !d.route.TLS
+	t := &transport{
+		dial: d.dial, pool: o, sandbox: d.route.Sandbox, windows: d.pool.windows,
+		multi: newMultiplexer(o, plain, streamWindow), narrow: newMultiplexer(o, plain, narrowWindow),
+	}
 	if d.route.TLS {
 		t.tls = &tls.Config{
 			ServerName:                  d.route.Host,
 			MinVersion:                  tls.VersionTLS12,
+			VerifyConnection:            acceptable,
 			NextProtos:                  []string{"h2", "http/1.1"},
 			ClientSessionCache:          tls.NewLRUClientSessionCache(4),
 			DynamicRecordSizingDisabled: true, // a request goes in one write

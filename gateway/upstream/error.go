@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"sallyport/gateway/h1"
 )
 
 // Kind says which step failed. The zero Kind is a connection that broke.
@@ -35,6 +37,7 @@ const (
 	KindClosed                  // the pool is closed, or the sandbox forgotten
 	KindProxy                   // the proxy on the way did not open it; wraps *ProxyError
 	KindLogin                   // the credential for the proxy could not be leased; wraps *LoginError
+	KindMemory                  // there is no memory for the response's large head
 )
 
 var kindNames = [...]string{
@@ -42,6 +45,7 @@ var kindNames = [...]string{
 	KindUnreachable: "unreachable", KindTimeout: "timeout", KindCertificate: "certificate", KindTLS: "tls",
 	KindRoots: "roots", KindRule: "rule", KindHost: "host", KindOther: "other", KindBusy: "busy",
 	KindCanceled: "canceled", KindClosed: "closed", KindProxy: "proxy", KindLogin: "login",
+	KindMemory: "memory",
 }
 
 func (k Kind) String() string {
@@ -92,6 +96,13 @@ func (e *Error) hint() string {
 		return "the request names another destination than the one that was decided on"
 	case KindBusy:
 		return fmt.Sprintf("the sandbox has %d connections open already: close some", maxConns)
+	case KindBroken:
+		if !errors.Is(e.Err, h1.ErrFields) && !errors.Is(e.Err, errInformational) {
+			break
+		}
+		return fmt.Sprintf("the answer's head has more than %d KiB or %d fields, or more than %d follow its body", maxResponseHeader>>10, h1.MaxFields, h1.MaxTrailers)
+	case KindMemory:
+		return h1.ErrBudget.Error()
 	case KindCanceled:
 		return "canceled"
 	case KindClosed:
@@ -118,6 +129,9 @@ func certificateHint(err error, host, key string) string {
 		name    x509.HostnameError
 		invalid x509.CertificateInvalidError
 	)
+	if why := certificateReason(err); why != "" {
+		return "its certificate " + why
+	}
 	switch {
 	case errors.As(err, &unknown):
 		return "its certificate is signed by an unknown authority; a private one is named by upstream: {" + key + ": FILE} in the rule"
@@ -161,6 +175,7 @@ func kindOf(err error) Kind {
 		address *AddressError
 		lookup  *net.DNSError
 		verify  *tls.CertificateVerificationError
+		refused certificateError
 		record  tls.RecordHeaderError
 		timeout net.Error
 		op      *net.OpError
@@ -170,6 +185,8 @@ func kindOf(err error) Kind {
 	switch {
 	case errors.Is(err, errOther):
 		return KindOther
+	case errors.Is(err, h1.ErrBudget):
+		return KindMemory
 	case errors.As(err, &address):
 		return KindAddress
 	case errors.Is(err, errBusy):
@@ -182,7 +199,7 @@ func kindOf(err error) Kind {
 		return KindLogin
 	case errors.As(err, &proxy) && (proxy.Err == nil || kindOf(proxy.Err) != KindTimeout):
 		return KindProxy
-	case errors.As(err, &verify):
+	case errors.As(err, &verify), errors.As(err, &refused):
 		return KindCertificate
 	case errors.As(err, &lookup):
 		return KindLookup

@@ -6,6 +6,8 @@ import (
 	"net/http"
 	"net/textproto"
 	"sync"
+
+	"sallyport/gateway/h1"
 )
 
 // Bounds of what an upstream may say before its response.
@@ -36,10 +38,11 @@ func informational(ctx context.Context) Informational {
 // the library reports them from the one that reads for all requests of the
 // connection, and who gets them may be slow.
 type herald struct {
-	to    Informational
-	count int // of responses
-	size  int // of their headers, in bytes
-	done  sync.WaitGroup
+	to     Informational
+	count  int // of responses
+	size   int // of their headers, in bytes
+	fields int
+	done   sync.WaitGroup
 
 	mu      sync.Mutex
 	queue   []informationalResponse
@@ -61,12 +64,10 @@ func (h *herald) got(code int, header textproto.MIMEHeader) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for name, values := range header {
-		for _, v := range values {
-			h.size += len(name) + len(v)
-		}
-	}
-	if h.count++; h.count > maxInformational || h.size > maxResponseHeader {
+	fields, size := h1.Measure(http.Header(header))
+	h.size += size
+	h.fields += fields
+	if h.count++; h.count > maxInformational || h.size > maxResponseHeader || h.fields > h1.MaxFields {
 		return errInformational
 	}
 	h.queue = append(h.queue, informationalResponse{code, http.Header(header)})

@@ -21,7 +21,7 @@ func TestHoursOfSilence(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				near, far := net.Pipe()
-				m := newMultiplexer(&Options{IdleTimeout: 90 * time.Second}, true)
+				m := newMultiplexer(&Options{IdleTimeout: 90 * time.Second}, true, streamWindow)
 				over := make(chan struct{})
 				go func() {
 					defer close(over)
@@ -33,7 +33,7 @@ func TestHoursOfSilence(t *testing.T) {
 				}
 				begun := time.Now()
 				r, _ := http.NewRequestWithContext(t.Context(), "GET", "http://api.example.test/", nil)
-				resp, err := m.RoundTrip(r, kept)
+				resp, err := m.RoundTrip(r, kept, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -103,7 +103,7 @@ func quietServer(t *testing.T, c net.Conn, answers bool) {
 // TestSweepOfTheDead has a connection found dead between its timer's ring and
 // what that calls.
 func TestSweepOfTheDead(t *testing.T) {
-	m := newMultiplexer(&Options{IdleTimeout: time.Hour}, true)
+	m := newMultiplexer(&Options{IdleTimeout: time.Hour}, true, streamWindow)
 	c := &shared{trips: 1}
 	m.conns = append(m.conns, c)
 	m.mu.Lock()

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"sallyport/gateway/h1"
 )
 
 // protocol is what a destination was found to speak.
@@ -35,6 +37,11 @@ const (
 	// who reads it. That of the connection is no less than all its streams': one
 	// that is not read leaves the others alone.
 	streamWindow = 1 << 20
+	// narrowWindow is that of a response for which its sandbox has no wide window left: so
+	// bounded is what responses that nobody reads take of the gateway's memory.
+	narrowWindow     = 64 << 10
+	wideWindows      = 384 // of all sandboxes
+	wideWindowsOfOne = 160 // sandbox: more than a connection of a client has requests at once
 	// continueTimeout is how long a request that expects 100 (Continue) waits for
 	// it: an upstream may not know of that (RFC 9110, section 10.1.1).
 	continueTimeout = time.Second
@@ -62,7 +69,7 @@ type shared struct {
 	sweep *time.Timer // nil when it is not going to look
 }
 
-func newMultiplexer(o *Options, plain bool) *multiplexer {
+func newMultiplexer(o *Options, plain bool, window int) *multiplexer {
 	m := &multiplexer{idle: o.IdleTimeout}
 	// It fails for a transport that is configured already; this one is there for
 	// these settings only.
@@ -70,7 +77,7 @@ func newMultiplexer(o *Options, plain bool) *multiplexer {
 		DisableCompression:    true,
 		ExpectContinueTimeout: continueTimeout,
 		ResponseHeaderTimeout: o.HeaderTimeout,
-		HTTP2:                 &http.HTTP2Config{MaxReceiveBufferPerStream: streamWindow},
+		HTTP2:                 &http.HTTP2Config{MaxReceiveBufferPerStream: window},
 	})
 	t.ConnPool = m
 	t.AllowHTTP = plain
@@ -91,16 +98,24 @@ var errStatus = errors.New("a response whose status is not of three digits")
 // RoundTrip sends a request on a connection that has room, or on the one whose
 // place is kept for it. It returns errNone when there is no room, and has not
 // touched the body then.
-func (m *multiplexer) RoundTrip(r *http.Request, kept *shared) (*http.Response, error) {
+//
+// ended is called when the response's body has ended, unless there is an error.
+func (m *multiplexer) RoundTrip(r *http.Request, kept *shared, ended func()) (*http.Response, error) {
 	if kept == nil && m.none() {
 		return nil, errNone
 	}
 	t := &trip{Context: r.Context(), multi: m, kept: kept}
 	resp, err := m.transport.RoundTrip(t.request(r))
 	t.herald.done.Wait()
-	if err == nil && (resp.StatusCode < 200 || resp.StatusCode > 999) {
-		_ = resp.Body.Close()
-		err = errStatus
+	if err == nil {
+		if resp.StatusCode < 200 || resp.StatusCode > 999 {
+			err = errStatus
+		} else if err = h1.Charge(t.Context, resp.Header, h1.MaxFields); err == nil {
+			err = h1.Charge(t.Context, resp.Trailer, h1.MaxTrailers)
+		}
+		if err != nil {
+			_ = resp.Body.Close()
+		}
 	}
 	if err != nil {
 		if t.end(); !errors.Is(err, errNone) {
@@ -108,7 +123,11 @@ func (m *multiplexer) RoundTrip(r *http.Request, kept *shared) (*http.Response, 
 		}
 		return nil, err
 	}
-	t.ReadCloser = resp.Body
+	t.ReadCloser, t.trailer = resp.Body, &resp.Trailer
+	if resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified {
+		t.ReadCloser = bodiless{resp.Body}
+	}
+	t.ended = ended
 	resp.Body = t
 	return resp, nil
 }

@@ -433,7 +433,7 @@ func TestRequestThatWasNotSentKeepsItsBody(t *testing.T) {
 	req := request(t, t.Context(), r)
 	body := &closer{Reader: strings.NewReader("whole")}
 	req.Method, req.Body = http.MethodPost, body
-	if _, err := m.RoundTrip(req, c); !errors.Is(err, errNone) || body.closed {
+	if _, err := m.RoundTrip(req, c, nil); !errors.Is(err, errNone) || body.closed {
 		t.Fatalf("%v, body closed %v", err, body.closed)
 	}
 	resp, err := rt.RoundTrip(req)

@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"sallyport/internal/share"
 	"sallyport/policy"
 )
 
@@ -65,8 +66,9 @@ type Route struct {
 // Pool opens connections and keeps them for the next request. It is safe for
 // concurrent use.
 type Pool struct {
-	o     Options
-	roots rootsCache
+	o       Options
+	roots   rootsCache
+	windows *share.Places // of responses that an upstream of HTTP/2 may send much of ahead
 
 	mu      sync.RWMutex
 	tenants map[string]*tenant // by sandbox, until Forget
@@ -89,7 +91,7 @@ func New(o Options) *Pool {
 			*d.timeout = d.value
 		}
 	}
-	return &Pool{o: o, tenants: map[string]*tenant{}}
+	return &Pool{o: o, tenants: map[string]*tenant{}, windows: share.New(wideWindows, wideWindowsOfOne)}
 }
 
 // RoundTripper returns what carries requests to the route's destination. It

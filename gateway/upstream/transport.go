@@ -13,6 +13,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"sallyport/gateway/h1"
+	"sallyport/internal/share"
 )
 
 // transport carries requests over connections to one destination, by HTTP/2
@@ -20,11 +21,15 @@ import (
 // HTTP/1.1 the one used last goes first, so that those that are too many grow
 // old.
 type transport struct {
-	dial  func(context.Context) (stream, error)
-	tls   *tls.Config // nil for plain HTTP
-	pool  *Options
-	multi *multiplexer
-	turn  turn
+	dial func(context.Context) (stream, error)
+	tls  *tls.Config // nil for plain HTTP
+	pool *Options
+	turn turn
+
+	sandbox string
+	windows *share.Places
+	multi   *multiplexer // of responses that have a wide window
+	narrow  *multiplexer // of others
 
 	mu    sync.Mutex
 	proto protocol // of the connection opened last
@@ -53,15 +58,26 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	together := plain && !alone
 	fresh := together // wants no connection that was kept
 	again := maxOvertaken
+	multi, used := t.narrow, false
+	var ended func()
+	if !alone && t.windows.Enter(t.sandbox, t.sandbox) {
+		multi, ended = t.multi, func() { t.windows.Leave(t.sandbox, t.sandbox) }
+		defer func() {
+			if !used {
+				ended()
+			}
+		}()
+	}
 	for opened := 0; opened < maxOpened; {
 		if !alone {
-			resp, err := t.multi.RoundTrip(r, nil)
+			resp, err := multi.RoundTrip(r, nil, ended)
 			switch {
 			case errors.Is(err, errNone):
 			case again > 0 && overtaken(err) && repeatable(r):
 				again--
 				continue
 			default:
+				used = err == nil
 				return resp, err
 			}
 		}
@@ -74,7 +90,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 				fresh = true
 			}
 		}
-		c, kept, err := t.more(r.Context(), alone, together)
+		c, kept, err := t.more(r.Context(), multi, alone, together)
 		switch {
 		case err != nil:
 			return nil, unsent(r, err)
@@ -82,8 +98,9 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			return c.RoundTrip(r, informational(r.Context()))
 		case kept != nil:
 			opened++
-			resp, err := t.multi.RoundTrip(r, kept)
+			resp, err := multi.RoundTrip(r, kept, ended)
 			if !errors.Is(err, errNone) {
+				used = err == nil
 				return resp, err
 			}
 		}
@@ -113,7 +130,7 @@ func unsent(r *http.Request, err error) error {
 
 // more opens a connection, one at a time while the upstream may speak HTTP/2:
 // the others find a place on it. It returns nothing when another has opened one.
-func (t *transport) more(ctx context.Context, alone, together bool) (c *h1.ClientConn, kept *shared, err error) {
+func (t *transport) more(ctx context.Context, multi *multiplexer, alone, together bool) (c *h1.ClientConn, kept *shared, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
@@ -127,7 +144,7 @@ func (t *transport) more(ctx context.Context, alone, together bool) (c *h1.Clien
 		}
 		defer func() { end(err) }()
 	}
-	return t.open(ctx, alone, together)
+	return t.open(ctx, multi, alone, together)
 }
 
 // repeatable tells whether a request may be sent again when nothing says whether
@@ -146,14 +163,14 @@ func repeatable(r *http.Request) bool {
 
 // open dials and shakes hands. A connection of HTTP/2 is kept for all, and a
 // place on it for who has opened it.
-func (t *transport) open(ctx context.Context, alone, together bool) (*h1.ClientConn, *shared, error) {
+func (t *transport) open(ctx context.Context, multi *multiplexer, alone, together bool) (*h1.ClientConn, *shared, error) {
 	raw, err := t.dial(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
 	if t.tls == nil {
 		if together {
-			kept, err := t.multi.add(raw)
+			kept, err := multi.add(raw)
 			return nil, kept, err
 		}
 		return t.single(raw, raw, nil), nil, nil
@@ -177,7 +194,7 @@ func (t *transport) open(ctx context.Context, alone, together bool) (*h1.ClientC
 	}
 	if secure.ConnectionState().NegotiatedProtocol == http2.NextProtoTLS {
 		t.found(http20)
-		kept, err := t.multi.add(secure)
+		kept, err := multi.add(secure)
 		return nil, kept, err
 	}
 	if !alone {
@@ -261,6 +278,7 @@ func (t *transport) retire()    { t.end(true) }
 
 func (t *transport) end(forGood bool) {
 	t.multi.close(forGood)
+	t.narrow.close(forGood)
 	var all []*h1.ClientConn
 	defer func() { closeAll(all) }()
 	t.mu.Lock()

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"sync/atomic"
+
+	"sallyport/gateway/h1"
 )
 
 // trip is a request by HTTP/2 under way: its context, by which the library's
@@ -19,6 +21,9 @@ type trip struct {
 	conn   *shared // whose place it has; guarded by multi.mu
 	herald herald
 	over   atomic.Bool
+
+	trailer *http.Header // of the response
+	ended   func()
 }
 
 type tripKey struct{}
@@ -51,6 +56,9 @@ func (t *trip) end() {
 	if t.over.Swap(true) {
 		return
 	}
+	if t.ended != nil {
+		t.ended()
+	}
 	t.multi.mu.Lock()
 	defer t.multi.mu.Unlock()
 	t.multi.leave(t)
@@ -59,6 +67,11 @@ func (t *trip) end() {
 // Read implements io.Reader for the response's body.
 func (t *trip) Read(p []byte) (int, error) {
 	n, err := t.ReadCloser.Read(p)
+	if err == io.EOF && len(*t.trailer) > 0 {
+		if bad := h1.Charge(t.Context, *t.trailer, h1.MaxTrailers); bad != nil {
+			err = bad
+		}
+	}
 	if err != nil {
 		t.end()
 	}
@@ -71,6 +84,24 @@ func (t *trip) Close() error {
 	t.end()
 	return err
 }
+
+// bodiless is the body of a response that has none by its status (RFC 9110, sections 15.3.5 and
+// 15.4.5), whatever length its head names: that is of what another answer would have. The library
+// takes such a response for one that was cut short. There may be trailers behind it.
+type bodiless struct{ io.ReadCloser }
+
+func (b bodiless) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if n > 0 {
+		return 0, errContent
+	}
+	if err == io.ErrUnexpectedEOF {
+		err = io.EOF
+	}
+	return 0, err
+}
+
+var errContent = errors.New("a response with a body that its status does not have")
 
 // unread is a request's body that is not closed before it has been read from:
 // the library closes that of a request which it has not sent, and tries again.

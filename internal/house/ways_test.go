@@ -17,6 +17,7 @@ var waysIn = map[string]string{
 	"gateway":   "gateway",
 	"policy":    "policy",
 	"gatehouse": "gateway/gatehouse",
+	"cell":      "internal/cell",
 	"upstream":  "gateway/upstream",
 	"resolver":  "gateway/resolver",
 	"mitm":      "gateway/mitm",

@@ -1,0 +1,93 @@
+package gateway
+
+import (
+	"context"
+	"runtime"
+	"sync"
+)
+
+// turnsOfOne is how many requests of a sandbox are decided about and written down at once, for
+// each processor. The others wait asleep: a sandbox that asks for thousands at once, or resets
+// as many, does not fill the scheduler's queue in front of another's.
+const turnsOfOne = 16
+
+// turns divides deciding among sandboxes. It is safe for concurrent use.
+type turns struct {
+	most int
+
+	mu sync.Mutex
+	of map[string]*queue // by sandbox ID
+}
+
+// queue are the requests of one sandbox.
+type queue struct {
+	slots chan struct{}
+	users int // who has a slot or waits for one; guarded by turns.mu
+}
+
+func newTurns() *turns {
+	return &turns{most: turnsOfOne * runtime.GOMAXPROCS(0), of: map[string]*queue{}}
+}
+
+// take waits for a turn, or for the end of ctx: then it tells so.
+func (t *turns) take(ctx context.Context, id string) bool {
+	t.mu.Lock()
+	q := t.of[id]
+	if q == nil {
+		q = &queue{slots: make(chan struct{}, t.most)}
+		t.of[id] = q
+	}
+	q.users++
+	t.mu.Unlock()
+	select {
+	case q.slots <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case q.slots <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		t.leave(id, q)
+		return false
+	}
+}
+
+// give ends a turn.
+func (t *turns) give(id string) {
+	t.mu.Lock()
+	q := t.of[id]
+	t.mu.Unlock()
+	<-q.slots
+	t.leave(id, q)
+}
+
+func (t *turns) leave(id string, q *queue) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if q.users--; q.users == 0 {
+		delete(t.of, id)
+	}
+}
+
+// turn is one that an exchange has, or not.
+type turn struct {
+	of *turns
+	id string
+}
+
+// begin waits for a turn. Without one, since nobody waits for the answer any more, the request
+// goes on, to be refused.
+func (t *turn) begin(ctx context.Context, of *turns, id string) {
+	if of.take(ctx, id) {
+		t.of, t.id = of, id
+	}
+}
+
+// end may be called more than once.
+func (t *turn) end() {
+	if t.of != nil {
+		t.of.give(t.id)
+		t.of = nil
+	}
+}

@@ -1,0 +1,69 @@
+package gateway_test
+
+import (
+	"net/http"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"sallyport/policy"
+)
+
+// A sandbox that has hundreds of requests begun, and resets them, has few of them in work at a time:
+// the others wait asleep, and another sandbox's request is not behind them.
+func TestFloodWaitsForItsTurn(t *testing.T) {
+	w := newWire(t)
+	w.quiet = true
+	o := w.origin("api.example.test", "h2", true)
+	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
+	var entered atomic.Int64
+	release := make(chan struct{})
+	w.policy(func(in policy.Input) policy.Decision {
+		if in.Sandbox.ID == "sb-1" && in.Phase == policy.PhaseRequest {
+			entered.Add(1)
+			<-release
+		}
+		return w.allow(in)
+	})
+	const conns, each = 5, 100
+	for range conns {
+		c := w.frames(w.steer, o)
+		for range each {
+			if _, err := c.open(true, o.request("/")...); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	most := int64(16 * runtime.GOMAXPROCS(0))
+	for deadline := time.Now().Add(5 * time.Second); entered.Load() < most && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+	}
+	time.Sleep(300 * time.Millisecond) // more would have come
+	if n := entered.Load(); n != most {
+		t.Errorf("%d of %d requests of a sandbox are decided about at once, want %d", n, conns*each, most)
+	}
+	for range 3 {
+		if resp, _ := get(t, w.agent("h2", true, w.connect, false), o.url("https", "/")); resp.StatusCode != 200 {
+			t.Errorf("another sandbox's: %d", resp.StatusCode)
+		}
+	}
+	// Those that are reset while they wait take no turn.
+	c := w.frames(w.steer, o)
+	for range each {
+		id, err := c.open(true, o.request("/")...)
+		if err == nil {
+			err = c.WriteRSTStream(id, http2.ErrCodeCancel)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(release)
+	w.settled(t)
+	if resp, _ := get(t, w.agent("h2", true, w.steer, false), o.url("https", "/")); resp.StatusCode != 200 {
+		t.Errorf("its own, afterwards: %d", resp.StatusCode)
+	}
+}
