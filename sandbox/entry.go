@@ -101,14 +101,18 @@ func (m *Manager) existing(ctx context.Context, name string) (*entry, error) {
 		return nil, err
 	}
 	e := m.entry(name)
-	if e.exists && e.rec.Ready && e.rec.Spec.Owned(OwnerOf(ctx)) {
+	if e.exists && e.rec.Ready && e.rec.Spec.visible(ctx) {
 		return e, nil
+	}
+	none := notFound(name)
+	if e.exists && e.rec.Ready {
+		none = Info{Name: name, Spec: e.rec.Spec}.hidden(ctx)
 	}
 	if !e.exists {
 		m.drop(name, e)
 	}
 	m.release(e)
-	return nil, notFound(name)
+	return nil, none
 }
 
 func notFound(name string) error {

@@ -131,7 +131,10 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 	}
 	full := spec.fill(m.opt.Defaults)
 	if e.exists {
-		if !e.rec.Spec.Owned(OwnerOf(ctx)) {
+		if OwnerOf(ctx) == "" && !e.rec.Spec.visible(ctx) {
+			return Info{}, false, fmt.Errorf("%w: %s: choose another, or write %s for the one that there is", ErrTaken, name, fullName(e.rec.Spec.Owner, name))
+		}
+		if !e.rec.Spec.visible(ctx) {
 			return Info{}, false, fmt.Errorf("%w: %s: choose another", ErrTaken, name)
 		}
 		if err := full.validate(); err != nil {
@@ -141,6 +144,9 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 			return Info{}, false, fmt.Errorf("%w: %s is asked for %s", ErrConflict, name, explain(d, name))
 		}
 		return m.info(e), false, nil
+	}
+	if owner, ok := ctx.Value(fullKey{}).(string); ok && owner != spec.Owner {
+		return Info{}, false, fmt.Errorf("%w: %q: a tenant's own keys make its sandboxes", ErrNotFound, fullName(owner, name))
 	}
 	if err := mayName(ctx, name); err != nil {
 		return Info{}, false, err

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // ErrTaken refuses a name that is another owner's. It says no more of that one.
@@ -20,6 +21,47 @@ type ownerKey struct{}
 // it: a name that has changed hands between a check and its use is no way in.
 func ForOwner(ctx context.Context, owner string) context.Context {
 	return context.WithValue(ctx, ownerKey{}, owner)
+}
+
+// FullName is a sandbox's name as callers of the host's own write it: TENANT/NAME of
+// a tenant's, since by name alone they mean the host's.
+func (i Info) FullName() string { return fullName(i.Spec.Owner, i.Name) }
+
+func fullName(owner, name string) string {
+	if owner == "" {
+		return name
+	}
+	return owner + "/" + name
+}
+
+type fullKey struct{}
+
+// ByFullName confines a context to the owner that a caller names, and returns the
+// name alone. For who is confined to an owner, TENANT/ may be left out; for the host's
+// own callers a name alone is the host's. Nothing is made for another owner.
+func ByFullName(ctx context.Context, full string) (context.Context, string, error) {
+	owner, name, qualified := strings.Cut(full, "/")
+	if !qualified {
+		owner, name = OwnerOf(ctx), full
+	}
+	if err := CheckName(name); err != nil {
+		return ctx, "", err
+	}
+	if qualified && CheckName(owner) != nil {
+		return ctx, "", fmt.Errorf("%w: %q: write NAME, or TENANT/NAME for a tenant's", ErrBadName, full)
+	}
+	if by := OwnerOf(ctx); by != "" && owner != by {
+		return ctx, "", notFound(full)
+	}
+	return context.WithValue(ctx, fullKey{}, owner), name, nil
+}
+
+// visible says whether a sandbox is there for a context.
+func (s Spec) visible(ctx context.Context) bool {
+	if owner, ok := ctx.Value(fullKey{}).(string); ok && s.Owner != owner {
+		return false
+	}
+	return s.Owned(OwnerOf(ctx))
 }
 
 type namesKey struct{}
@@ -61,10 +103,18 @@ func (s *Spec) claim(ctx context.Context) error {
 // Visible is Get for a context's owner.
 func (m *Manager) Visible(ctx context.Context, name string) (Info, error) {
 	i, err := m.Get(name)
-	if err == nil && !i.Spec.Owned(OwnerOf(ctx)) {
-		return Info{}, notFound(name)
+	if err == nil && !i.Spec.visible(ctx) {
+		return Info{}, i.hidden(ctx)
 	}
 	return i, err
+}
+
+// hidden is what is said of a sandbox that is not there for a context.
+func (i Info) hidden(ctx context.Context) error {
+	if owner, _ := ctx.Value(fullKey{}).(string); OwnerOf(ctx) == "" && owner == "" && i.Spec.Owner != "" {
+		return fmt.Errorf("%w: %q is tenant %s's: write %s for that", ErrNotFound, i.Name, i.Spec.Owner, i.FullName())
+	}
+	return notFound(i.Name)
 }
 
 // ListVisible is List for a context's owner.

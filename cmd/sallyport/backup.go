@@ -104,7 +104,7 @@ func runningOf(ctx context.Context, client *api.Client) string {
 	var names []string
 	for _, i := range list {
 		if i.State == sandbox.Running {
-			names = append(names, i.Name)
+			names = append(names, i.FullName())
 		}
 	}
 	if len(names) == 0 {

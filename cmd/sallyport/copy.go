@@ -34,7 +34,7 @@ func newSandboxCopy(g *globals) *cobra.Command {
 		Use:   "cp SRC DST",
 		Short: "Copy files into a sandbox or out of it",
 		Long: `Copy files into a sandbox or out of it. One of SRC and DST is NAME:PATH, a file of
-the sandbox; a file of this host whose name has a colon is written ./so:named.
+the sandbox; a file of this host whose name has a colon is written ./so:named. A tenant's is TENANT/NAME:PATH.
 
 As with cp(1), what is copied to a folder that is there lands in it under its own
 name, and else is named DST; SRC/. stands for what is in SRC. Modes, times and
@@ -95,10 +95,14 @@ copied, unless --links; the exit status is 1 then.`,
 	return c
 }
 
-// inSandbox reads NAME:PATH.
+// inSandbox reads NAME:PATH, or TENANT/NAME:PATH.
 func inSandbox(arg string) (name, path string, ok bool) {
 	name, path, ok = strings.Cut(arg, ":")
-	if !ok || sandbox.CheckName(name) != nil {
+	tenant, own, full := strings.Cut(name, "/")
+	if !full {
+		tenant, own = "none", name
+	}
+	if !ok || sandbox.CheckName(own) != nil || sandbox.CheckName(tenant) != nil {
 		return "", arg, false
 	}
 	if !strings.HasPrefix(path, "/") {

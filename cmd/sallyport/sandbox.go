@@ -141,7 +141,7 @@ func newSandboxCreate(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintf(w, "%s is %s\n", i.Name, i.State) })
+		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintf(w, "%s is %s\n", i.FullName(), i.State) })
 	}
 	return c
 }
@@ -159,7 +159,7 @@ func sandboxRow(i sandbox.Info) string {
 	if i.Capped != "" {
 		state += " (disk capped)"
 	}
-	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s\t%s", i.Name, state, i.Spec.Image, i.Spec.Runtime, i.Address,
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%s\t%s", i.FullName(), state, i.Spec.Image, i.Spec.Runtime, i.Address,
 		time.Since(i.Created).Round(time.Second), size.About(i.Storage.Total()))
 }
 
@@ -243,7 +243,7 @@ func one(g *globals, verb, short string, do func(*api.Client, context.Context, s
 				return err
 			}
 			return g.print(cmd, i, func(w io.Writer) {
-				fmt.Fprintf(w, "%s is %s\n", i.Name, i.State)
+				fmt.Fprintf(w, "%s is %s\n", i.FullName(), i.State)
 				lost(w, i)
 			})
 		})

@@ -121,7 +121,7 @@ func (u *uninstall) traces(ctx context.Context) (all []trace, err error) {
 			return nil, err
 		}
 		for _, i := range list {
-			found("sandbox", i.Name+", "+string(i.State), u.keep)
+			found("sandbox", i.FullName()+", "+string(i.State), u.keep)
 		}
 	}
 	used, err := inUse(u.cfg)
@@ -196,7 +196,7 @@ func (u *uninstall) remove(ctx context.Context) error {
 			return err
 		}
 		for _, i := range list {
-			if err := u.client.Remove(ctx, i.Name); err != nil {
+			if err := u.client.Remove(ctx, i.FullName()); err != nil {
 				return err
 			}
 		}

@@ -22,15 +22,15 @@ func TestHostPathsAreNotTold(t *testing.T) {
 	if box.Memory != "" {
 		t.Errorf("made: %+v", box)
 	}
-	if i := must[sandbox.Info](t)(root.Sandbox(ctx, "box")); !strings.HasPrefix(i.Memory, h.dir) {
+	if i := must[sandbox.Info](t)(root.Sandbox(ctx, "acme/box")); !strings.HasPrefix(i.Memory, h.dir) {
 		t.Errorf("to root: %+v", i)
 	}
 	for _, key := range []string{text, reader} {
 		for _, call := range [][2]string{
-			{"GET", "/v1/sandboxes"}, {"GET", "/v1/sandboxes/box"}, {"PUT", "/v1/sandboxes/box"}, {"POST", "/v1/sandboxes/box/start"}, {"POST", "/v1/sandboxes/box/stop"},
-			{"POST", "/v1/sandboxes/box/fork"},
+			{"GET", "/v1/sandboxes"}, {"GET", "/v1/sandboxes/acme%2Fbox"}, {"PUT", "/v1/sandboxes/acme%2Fbox"}, {"POST", "/v1/sandboxes/acme%2Fbox/start"}, {"POST", "/v1/sandboxes/acme%2Fbox/stop"},
+			{"POST", "/v1/sandboxes/acme%2Fbox/fork"},
 		} {
-			if status, _, answer, _ := raw(t, h, key, call[0], call[1], map[string]string{"/v1/sandboxes/box PUT": "{}", "/v1/sandboxes/box/fork POST": "{}"}[call[1]+" "+call[0]]); status/100 != 2 || strings.Contains(string(answer), h.dir) {
+			if status, _, answer, _ := raw(t, h, key, call[0], call[1], map[string]string{"/v1/sandboxes/acme%2Fbox PUT": "{}", "/v1/sandboxes/acme%2Fbox/fork POST": "{}"}[call[1]+" "+call[0]]); status/100 != 2 || strings.Contains(string(answer), h.dir) {
 				t.Errorf("%s: %d %s", call, status, answer)
 			}
 		}
@@ -41,7 +41,7 @@ func TestHostPathsAreNotTold(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, of := range map[string]func(*api.Client) error{
-		"its authority":  func(c *api.Client) error { _, err := c.SandboxRoot(ctx, "box"); return err },
+		"its authority":  func(c *api.Client) error { _, err := c.SandboxRoot(ctx, "acme/box"); return err },
 		"one in the way": func(c *api.Client) error { _, err := c.Create(ctx, "inway", sandbox.Spec{}); return err },
 	} {
 		var p *api.Problem

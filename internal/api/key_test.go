@@ -246,7 +246,7 @@ func TestTenants(t *testing.T) {
 	other, _ := keyed(t, h, "other", "other", "admin")
 	must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{Env: map[string]string{"A": "1"}}))
 	must[sandbox.Info](t)(root.Create(ctx, "hosts", sandbox.Spec{}))
-	if i, err := root.Sandbox(ctx, "box"); err != nil || i.Spec.Owner != "acme" {
+	if i, err := root.Sandbox(ctx, "acme/box"); err != nil || i.Spec.Owner != "acme" || i.Name != "box" {
 		t.Errorf("the host's own: %+v %v", i, err)
 	}
 	names := func(c *api.Client) string {
@@ -286,7 +286,7 @@ func TestTenants(t *testing.T) {
 		t.Errorf("its own: %d %v", code, err)
 	}
 	for i, who := range []string{"box", "hosts"} {
-		id := must[sandbox.Info](t)(root.Sandbox(ctx, who)).ID
+		id := must[sandbox.Info](t)(root.Sandbox(ctx, []string{"acme/box", "hosts"}[i])).ID
 		v := must[approval.Verdict](t)(h.approvals.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
 			Sandbox: who, SandboxID: id, Protocol: "tls", Host: "api.example.test", Port: 443, Method: "GET", Path: "/", Body: "b",
 		}}))

@@ -64,7 +64,7 @@ func TestNamesOfRules(t *testing.T) {
 		"forked":                        {run(acme.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"deployer"}})), "scope"},
 		"forked among others":           {run(acme.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"fine", "deployer"}})), "scope"},
 		"forked as a proxy's user":      {run(acme.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"proxied"}})), "name-taken"},
-		"forked by root, likewise":      {run(root.Fork(ctx, "box", sandbox.ForkSpec{Names: []string{"proxied"}})), "name-taken"},
+		"forked by root, likewise":      {run(root.Fork(ctx, "acme/box", sandbox.ForkSpec{Names: []string{"proxied"}})), "name-taken"},
 		"forked, with names of our own": {run(acme.Fork(ctx, "box", sandbox.ForkSpec{Count: 2})), "name-taken"},
 	} {
 		if p := (*api.Problem)(nil); !errors.As(tt.err, &p) || p.Type != client.ProblemType+tt.kind {
@@ -153,5 +153,65 @@ func TestExplainNamesNoCredential(t *testing.T) {
 		if status != 200 || !strings.Contains(string(answer), `"models with a key"`) || !strings.Contains(string(answer), `"Credentials":["`) || strings.Contains(string(answer), "openai-api-key") != told {
 			t.Errorf("%s: %d %s, want the name: %v", scopes, status, answer, told)
 		}
+	}
+}
+
+// By a name alone, callers of the host's own mean the host's sandboxes: a tenant that
+// has taken a name gets none of what they do by it.
+func TestTenantsSandboxByName(t *testing.T) {
+	root, _, h := serve(t, true)
+	ctx := t.Context()
+	beta, _ := keyed(t, h, "beta", "beta", "run", "read")
+	hosts, _ := keyed(t, h, "hosts", "", "run", "read")
+	acme, _ := keyed(t, h, "acme", "acme", "run", "read")
+	must[sandbox.Info](t)(beta.Create(ctx, "build", sandbox.Spec{}))
+	run := func(_ any, err error) error { return err }
+	quiet := sandbox.Command{Args: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard}
+	verbs := func(c *api.Client, name string) map[string]error {
+		return map[string]error{
+			"get": run(c.Sandbox(ctx, name)), "start": run(c.Start(ctx, name)), "exec": run(c.Exec(ctx, name, quiet)), "begin": run(c.StartCommand(ctx, name, quiet)),
+			"commands": run(c.Commands(ctx, name)), "pause": run(c.Pause(ctx, name)), "wake": run(c.Wake(ctx, name)), "set": run(c.Set(ctx, name, sandbox.SpecChange{Labels: map[string]string{"a": "b"}})),
+			"ca": run(c.SandboxRoot(ctx, name)), "stat": run(c.Files(name).Stat(ctx, "/", false)), "snapshots": run(c.Snapshots(ctx, name)), "stop": run(c.Stop(ctx, name)),
+			"fork": run(c.Fork(ctx, name, sandbox.ForkSpec{})),
+		}
+	}
+	for who, c := range map[string]*api.Client{"root": root, "a key": hosts} {
+		for verb, err := range verbs(c, "build") {
+			if p := (*api.Problem)(nil); !errors.As(err, &p) || p.Type != client.ProblemType+"no-sandbox" || verb != "fork" && !strings.Contains(p.Detail, "beta/build") {
+				t.Errorf("%s, by %s: got %v, want that there is none, and how to write beta's", verb, who, err)
+			}
+		}
+		if p, err := (*api.Problem)(nil), run(c.Create(ctx, "build", sandbox.Spec{})); !errors.As(err, &p) || p.Type != client.ProblemType+"name-taken" || !strings.Contains(p.Detail, "beta/build") {
+			t.Errorf("run, by %s: got %v, want that the name is taken", who, err)
+		}
+		if p, err := (*api.Problem)(nil), run(c.Create(ctx, "beta/new", sandbox.Spec{})); !errors.As(err, &p) || p.Type != client.ProblemType+"no-sandbox" {
+			t.Errorf("a sandbox for a tenant, by %s: got %v", who, err)
+		}
+		if i, err := c.Create(ctx, "beta/build", sandbox.Spec{}); err != nil || i.Spec.Owner != "beta" {
+			t.Errorf("beta's that is there, by %s: %+v, %v", who, i, err)
+		}
+		for verb, err := range verbs(c, "beta/build") {
+			if err != nil {
+				t.Errorf("%s of beta/build, by %s: %v", verb, who, err)
+			}
+		}
+	}
+	for name, want := range map[string]bool{"build": true, "beta/build": true, "acme/build": false, "/build": false, "beta/": false, "beta/../build": false} {
+		if _, err := beta.Sandbox(ctx, name); (err == nil) != want {
+			t.Errorf("%q, by beta: %v", name, err)
+		}
+		if _, err := acme.Sandbox(ctx, name); err == nil {
+			t.Errorf("%q, by acme: it is there", name)
+		}
+	}
+	list := must[[]sandbox.Info](t)(root.Sandboxes(ctx))
+	if len(list) == 0 || list[0].FullName() != "beta/build" {
+		t.Errorf("the list: %+v", list)
+	}
+	if err := root.Remove(ctx, "build"); err == nil {
+		t.Error("removed by its name alone")
+	}
+	if err := root.Remove(ctx, "beta/build"); err != nil {
+		t.Error(err)
 	}
 }

@@ -153,6 +153,14 @@ func (h *handler) guard(to route) http.Handler {
 		} else if who.May(ScopeSecrets) {
 			w = informed{w}
 		}
+		if strings.HasPrefix(to.pattern, "/v1/sandboxes/{name}") {
+			var name string
+			if ctx, name, err = sandbox.ByFullName(ctx, r.PathValue("name")); err != nil {
+				writeProblem(w, err)
+				return
+			}
+			r.SetPathValue("name", name)
+		}
 		// The server has to find the body that it knows in the request that is its
 		// own, or it waits for one that the client has not been asked for.
 		r = r.WithContext(ctx)

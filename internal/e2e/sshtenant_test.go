@@ -28,7 +28,7 @@ ssh:
   keys:
   - {name: anne, key: %q, sandboxes: ["*"], tenant: %s, allow: [sftp, forward]}
   - {name: gus, key: %q, sandboxes: ["*"], tenant: globex, allow: [sftp, forward]}
-  - {name: root, key: %q, sandboxes: ["*"], allow: [sftp, forward]}
+  - {name: root, key: %q, sandboxes: ["*", "globex/*"], allow: [sftp, forward]}
 `, sshPort, acme.line, acmes, globex.line, host.line)
 	}
 	r.configure(baseConfig, ruleConfig+keys("acme"))
@@ -74,8 +74,23 @@ ssh:
 			}
 		}
 	}
-	if res := host.ssh("globex-box", "cat whose"); res.stdout != "globex\n" {
+	if res := host.ssh("globex/globex-box", "cat whose"); res.stdout != "globex\n" {
 		t.Errorf("a key of no tenant: %s", res)
+	}
+	// By a name alone the host's own callers mean the host's sandboxes.
+	for _, name := range []string{"globex-box", "acme/acme-box"} {
+		if res := host.ssh(name, "cat whose"); res.code != 255 {
+			t.Errorf("a key of no tenant, as %s: %s", name, res)
+		}
+	}
+	if res := r.sallyport("run", "globex-box", "--", "cat", "/root/whose"); res.code == 0 || res.stdout != "" || !strings.Contains(res.stderr, "globex/globex-box") {
+		t.Errorf("a tenant's by its name alone: %s", res)
+	}
+	if out := r.ok("run", "globex/globex-box", "--", "cat", "/root/whose"); out != "globex\n" {
+		t.Errorf("a tenant's by its full name: %s", out)
+	}
+	if out := r.ok("sandbox", "ls"); !strings.Contains(out, "globex/globex-box") || !strings.Contains(out, "\nours ") {
+		t.Errorf("whose each is does not show:\n%s", out)
 	}
 	if got := r.ok("audit", "query", "-o", "json"); strings.Count(got, "there is no such sandbox for this key") < 9 {
 		t.Errorf("refusals are not on record:\n%s", got)

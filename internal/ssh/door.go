@@ -13,6 +13,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -160,8 +161,16 @@ func (d *Door) input(i sandbox.Info, use policy.Protocol, port uint16) policy.In
 // of a refusal is for the log alone.
 func (d *Door) judge(ctx context.Context, k Key, name string) (sandbox.Info, policy.Decision) {
 	no := func(why string) policy.Decision { return policy.Decision{Action: policy.Deny, Reason: why} }
-	i, err := d.o.Sandboxes.Visible(sandbox.ForOwner(ctx, k.Tenant), name)
-	if err != nil {
+	owner, alone := k.Tenant, name
+	if tenant, rest, full := strings.Cut(name, "/"); full && (owner == "" || owner == tenant) {
+		owner, alone = tenant, rest
+	}
+	if k.Tenant != "" {
+		name = alone
+	}
+	i, err := d.o.Sandboxes.Visible(sandbox.ForOwner(ctx, owner), alone)
+	if err != nil || k.Tenant == "" && i.FullName() != name {
+		i = sandbox.Info{}
 		return i, no("there is no such sandbox for this key")
 	}
 	if !slices.ContainsFunc(k.Sandboxes, func(glob string) bool { ok, _ := path.Match(glob, name); return ok }) {
@@ -340,7 +349,11 @@ func (d *Door) lapsed(n *connection) (sandbox.Info, string) {
 	case !reflect.DeepEqual(k, n.key):
 		return n.info, "what the key is good for has changed"
 	}
-	i, decision := d.judge(n.ctx, k, n.info.Name)
+	name := n.info.Name
+	if k.Tenant == "" {
+		name = n.info.FullName()
+	}
+	i, decision := d.judge(n.ctx, k, name)
 	switch {
 	case decision.Action != policy.Allow:
 		return i, decision.Reason

@@ -78,7 +78,7 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 		t: t, files: drawer{dir: t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
 		block: &block{all: map[string]sandbox.Info{}, ended: map[string]error{}, agent: "127.0.0.1"},
 	}
-	for name, owner := range map[string]string{"demo": "", "web": "acme", "other": ""} {
+	for name, owner := range map[string]string{"demo": "", "web": "", "other": "", "theirs": "acme"} {
 		p.block.all[name] = sandbox.Info{Name: name, ID: "id-" + name, Address: netip.MustParseAddr("127.0.0.1"), Spec: sandbox.Spec{Owner: owner}}
 	}
 	p.rules.allow(policy.ProtocolShell, policy.ProtocolSFTP, policy.ProtocolForward)
@@ -176,7 +176,9 @@ func TestAdmit(t *testing.T) {
 	p := newPorch(t)
 	mallory := newSigner(t)
 	tenant := newSigner(t)
-	p.door.Use(append(p.keys(), Key{Name: "ten", Key: tenant.PublicKey(), Sandboxes: []string{"*"}, Tenant: "acme"}))
+	all, wide := newSigner(t), newSigner(t)
+	p.door.Use(append(p.keys(), Key{Name: "ten", Key: tenant.PublicKey(), Sandboxes: []string{"*"}, Tenant: "acme"},
+		Key{Name: "all", Key: all.PublicKey(), Sandboxes: []string{"*"}}, Key{Name: "wide", Key: wide.PublicKey(), Sandboxes: []string{"acme/*"}}))
 	var said string
 	for _, tt := range []struct {
 		what, user string
@@ -185,7 +187,12 @@ func TestAdmit(t *testing.T) {
 	}{
 		{"its own", "demo", p.alice, ""},
 		{"by a glob", "web", p.alice, ""},
-		{"a tenant's own", "web", tenant, ""},
+		{"a tenant's own", "theirs", tenant, ""},
+		{"a tenant's, by its name alone", "theirs", all, "there is no such sandbox for this key"},
+		{"a tenant's, by a glob for the host's", "acme/theirs", all, "the key is not for this sandbox"},
+		{"a tenant's, by its full name", "acme/theirs", wide, ""},
+		{"the host's, by a tenant's name", "acme/demo", wide, "there is no such sandbox for this key"},
+		{"a tenant's own, by its full name", "acme/theirs", tenant, ""},
 		{"another's", "other", p.alice, "the key is not for this sandbox"},
 		{"of no tenant", "demo", tenant, "there is no such sandbox for this key"},
 		{"none", "nothing", p.alice, "there is no such sandbox for this key"},
