@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -107,7 +109,11 @@ func (h *handler) mux() http.Handler {
 		mux.Handle(r.method+" "+r.pattern, h.guard(r))
 		routed[r.method] = true
 	}
-	mux.Handle("/", h.guard(route{serve: func(w http.ResponseWriter, r *http.Request) {
+	none := h.guard(route{serve: func(w http.ResponseWriter, r *http.Request) {
+		if dotted(r.URL) {
+			writeProblem(w, fmt.Errorf("%w: %s: a name has letters, digits and hyphens", sandbox.ErrBadName, r.URL.Path))
+			return
+		}
 		var allowed []string
 		for method := range routed {
 			probe := &http.Request{Method: method, URL: r.URL, Host: r.Host}
@@ -121,8 +127,22 @@ func (h *handler) mux() http.Handler {
 		}
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
 		writeProblem(w, fmt.Errorf("%w: %s", errMethod, r.Method))
-	}, shared: true}))
-	return mux
+	}, shared: true})
+	mux.Handle("/", none)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if dotted(r.URL) {
+			none.ServeHTTP(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// dotted says whether a path has an empty segment, or one of dots: the mux would
+// lead to what such a path is in a tree of folders, which is another resource.
+func dotted(u *url.URL) bool {
+	p := u.EscapedPath()
+	return len(p) > 1 && path.Clean(p) != strings.TrimSuffix(p, "/")
 }
 
 // guard lets nobody through to a route who may not call it.
