@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/internal/connlimit"
 	"sallyport/policy"
 )
 
@@ -35,11 +36,10 @@ func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
 // proxied serves a connection to the explicit proxy.
 func (g *Gateway) proxied(c net.Conn) {
 	f := newFlow(addrPort(c.RemoteAddr()))
-	known, evicted := g.strangers.enter(c, f.source.Addr())
-	if evicted != nil {
-		g.drop(bare(evicted.conn), newFlow(addrPort(evicted.conn.RemoteAddr())), "connections",
+	known := g.strangers.Enter(connlimit.Source(c.RemoteAddr()), func() {
+		g.drop(bare(c), newFlow(addrPort(c.RemoteAddr())), "connections",
 			"too many connections to the explicit proxy have not said who they are: the oldest of them is closed")
-	}
+	})
 	by := &caller{gateway: g, known: known, flow: f}
 	by.line.begin(g.life, c)
 	defer by.end()

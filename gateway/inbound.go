@@ -18,13 +18,16 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/h1"
+	"sallyport/internal/connlimit"
 	"sallyport/internal/share"
 	"sallyport/policy"
 )
 
 // Bounds of what comes in.
 const (
-	maxVisitors    = 512  // connections
+	maxVisitors    = 512  // connections whose exposure is known
+	maxUnknown     = 512  // and those of which it is not yet
+	maxUnknownOf   = 256  // of one source
 	maxVisitorsOf  = 192  // of a sandbox
 	maxVisits      = 128  // requests and WebSockets under way of one exposure
 	visitRate      = 200  // requests a second of one exposure, in the long run
@@ -71,8 +74,8 @@ type inward struct {
 	inside    Inside        // nil: only the sandbox's own address is reached
 	insides   *share.Places // of waits for it
 	web       *h1.Server
-	port      string        // of the listener, as Host has it
-	visitors  chan struct{} // has one element for each connection
+	port      string // of the listener, as Host has it
+	unknown   *connlimit.Limit
 	visited   *share.Places // of the connections whose exposure is known
 	wakes     *share.Places
 	waking    singleflight.Group // by sandbox
@@ -91,7 +94,7 @@ type visits struct {
 func (g *Gateway) newInward(o Options) *inward {
 	in := &inward{
 		exposures: o.Exposures, waker: o.Waker, dial: o.Dial, inside: o.Inside, insides: share.New(maxInside, maxInsideOfOne),
-		visitors: make(chan struct{}, maxVisitors), visited: share.New(maxVisitors, maxVisitorsOf),
+		unknown: connlimit.New(maxUnknown, maxUnknownOf, nil), visited: share.New(maxVisitors, maxVisitorsOf),
 		wakes:    share.New(maxWakes, 1), // which waking holds to
 		refusals: rate.NewLimiter(refusalRate, refusalBurst), visits: map[string]*visits{},
 	}
@@ -166,6 +169,7 @@ func (g *Gateway) ServeInbound(ctx context.Context, ln net.Listener) error {
 type visitor struct {
 	line
 	source netip.AddrPort
+	known  func()    // gives the place back that it has before an exposure is known
 	place  *Exposure // that has the connection in its share, nil before one is known
 }
 
@@ -179,6 +183,7 @@ func (l *visitor) settle(p *share.Places, e Exposure) bool {
 	if !p.Enter(e.SandboxID, e.Owner) {
 		return false
 	}
+	l.known()
 	l.place = &e
 	return true
 }
@@ -196,15 +201,12 @@ type visitorKey struct{}
 func (g *Gateway) visited(c net.Conn) {
 	in := g.inward
 	who := &visitor{source: addrPort(c.RemoteAddr())}
-	select {
-	case in.visitors <- struct{}{}:
-		defer func() { <-in.visitors }()
-	default:
+	who.known = in.unknown.Enter(connlimit.Source(c.RemoteAddr()), func() {
 		v := &visit{gateway: g, visitor: who, flow: newFlow(who.source)}
-		v.record(floor(policy.Decision{}, "inbound-connections", "there are too many connections to exposed ports"))
+		v.record(floor(policy.Decision{}, "inbound-connections", "too many connections to exposed ports have shown no token: the oldest of them is closed"))
 		_ = c.Close()
-		return
-	}
+	})
+	defer who.known()
 	who.begin(g.life, c)
 	defer who.cancel()
 	defer who.leave(in.visited)

@@ -17,6 +17,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/h1"
+	"sallyport/internal/connlimit"
 	"sallyport/policy"
 	"sallyport/policy/budget"
 )
@@ -115,7 +116,7 @@ type Gateway struct {
 	exposures credential.Exposures
 	floods    *floods
 	underway  underway
-	strangers strangers
+	strangers *connlimit.Limit // of the explicit proxy
 	slumbers  *slumbers
 	life      context.Context // of every connection, until Shutdown loses patience
 	end       context.CancelFunc
@@ -162,6 +163,7 @@ func New(o Options) (*Gateway, error) {
 		limit:        cmp.Or(o.ConnectionsPerSandbox, 1024),
 		found:        cmp.Or(o.Found, 5),
 		proxy:        newProxy(o.Logger),
+		strangers:    connlimit.New(maxStrangers, maxStrangersFromOne, nil),
 		slumbers:     newSlumbers(),
 		listeners:    make(map[net.Listener]struct{}),
 		open:         make(map[*opening]struct{}),

@@ -116,6 +116,9 @@ type Sandbox struct {
 	ID      string
 	Session string
 	Tags    map[string]string
+	// Owner is the tenant, or empty. Policy does not see it: what is shared is divided
+	// by it.
+	Owner string `json:",omitempty"`
 }
 
 // Destination is where to. Host is a lower-case name without trailing dot, or

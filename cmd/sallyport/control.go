@@ -116,7 +116,7 @@ func (d *daemon) serveRemote(ctx context.Context, g *errgroup.Group, routes http
 	if err != nil {
 		return fmt.Errorf("api: %w: set api.listen", err)
 	}
-	server, over := api.Remote(l, *d.certificate, routes, d.log)
+	server, over := api.Remote(l, *d.certificate, routes, d.log, d.crowded("api"))
 	serveHTTP(ctx, g, over, server)
 	d.log.Info("the API listens", "address", l.Addr().String(), "fingerprint", api.Fingerprint(*d.certificate))
 	return nil

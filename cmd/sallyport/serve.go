@@ -11,9 +11,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
 	"sallyport/gateway/gatehouse"
@@ -60,35 +57,9 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Once:      d.once,
 		Events:    d.lifecycles,
 	})
-	serveHTTP(ctx, g, l, api.Local(routes, d.log))
+	server, local := api.Local(l, routes, d.log)
+	serveHTTP(ctx, g, local, server)
 	return d.serveRemote(ctx, g, routes)
-}
-
-func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
-	if d.cfg.Metrics.Listen == "off" {
-		return nil
-	}
-	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	d.metrics.MustRegister(trailMetrics(d.trail)...)
-	d.metrics.MustRegister(d.warden.Metrics()...)
-	d.metrics.MustRegister(d.loaderMetrics()...)
-	d.metrics.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{
-		Namespace: "sallyport_gateway",
-		PidFn:     func() (int, error) { return d.warden.Status().PID, nil },
-	}))
-	if d.house != nil {
-		d.metrics.MustRegister(guardMetrics{d.house.guard})
-	}
-	l, err := net.Listen("tcp", d.cfg.Metrics.Listen)
-	if err != nil {
-		return fmt.Errorf("metrics: %w: set metrics.listen", err)
-	}
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(prometheus.Gatherers{d.metrics, d.warden}, promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError, // the process may end at any time
-	}))
-	serveHTTP(ctx, g, l, &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux})
-	return nil
 }
 
 // serveHTTP runs an HTTP server in the group until ctx is done, and lets the
@@ -151,7 +122,7 @@ func (d *daemon) identities() map[netip.Addr]policy.Sandbox {
 }
 
 func identity(i sandbox.Info) policy.Sandbox {
-	return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Tags()}
+	return policy.Sandbox{Name: i.Name, ID: i.ID, Session: i.Session, Tags: i.Tags(), Owner: i.Spec.Owner}
 }
 
 // localAddresses are this host's own and the sandboxes': never an upstream.

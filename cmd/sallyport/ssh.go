@@ -46,7 +46,7 @@ func (d *daemon) openSSH(context.Context) error {
 		Listen: c.Listen, Idle: time.Duration(c.Idle), Keys: sshKeys(d.cfg), HostKey: host, View: view,
 		Sandboxes: sandboxes, Dial: datapath.Dial, Files: func(name string) ssh.Files { return sandboxes.Files(name) },
 		Decide:   func(ctx context.Context, in policy.Input) policy.Decision { return d.rules.Decide(ctx, in) },
-		Identity: identity, Recorder: d.trail, Logger: d.log,
+		Identity: identity, Recorder: d.trail, Logger: d.log, Crowded: d.crowded("ssh"),
 	})
 	if err != nil {
 		return fmt.Errorf("ssh: %w: set ssh.listen", err)

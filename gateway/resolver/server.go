@@ -28,6 +28,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
+	"sallyport/internal/connlimit"
 	"sallyport/policy"
 )
 
@@ -81,12 +82,11 @@ type Server struct {
 	o        Options
 	metrics  *metrics
 	refusals *refusals
-	complain rate.Sometimes // about a table that cannot be written
+	conns    *connlimit.Limit // TCP connections by sandbox
+	complain rate.Sometimes   // about a table that cannot be written
 
 	mu       sync.Mutex
 	limiters *simplelru.LRU[string, limits]
-	conns    map[string]int // TCP connections by sandbox
-	open     int            // TCP connections
 }
 
 // limits are those of one sandbox's questions: all of them, and of them those about
@@ -102,7 +102,7 @@ func NewServer(o Options) *Server {
 		o:        o,
 		metrics:  newMetrics(o.Metrics),
 		complain: rate.Sometimes{First: 1, Interval: 10 * time.Second},
-		conns:    map[string]int{},
+		conns:    connlimit.New(maxConns, maxConnsOfSandbox, nil),
 	}
 	s.refusals = newRefusals(s.record)
 	// The size is a positive constant, the only thing that can be wrong.
@@ -195,13 +195,14 @@ func (s *Server) serveConns(ctx context.Context, l net.Listener) error {
 		}
 		addr := addressOf(c.RemoteAddr())
 		who, ok := s.o.Identify(addr)
-		if !ok || !s.enter(who.ID) {
+		if !ok {
 			s.metrics.count(outcomeUnknown)
 			c.Close()
 			continue
 		}
+		leave := s.conns.Enter(who.ID, func() { c.Close() })
 		conns.Go(func() {
-			defer s.leave(who.ID)
+			defer leave()
 			stop := context.AfterFunc(ctx, func() { c.Close() })
 			defer stop()
 			defer c.Close()
@@ -242,27 +243,6 @@ func (s *Server) serveConn(ctx context.Context, c net.Conn, who policy.Sandbox, 
 		if _, err := c.Write(append(framed, answer...)); err != nil {
 			return
 		}
-	}
-}
-
-// enter takes a place for a TCP connection.
-func (s *Server) enter(id string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open >= maxConns || s.conns[id] >= maxConnsOfSandbox {
-		return false
-	}
-	s.open++
-	s.conns[id]++
-	return true
-}
-
-func (s *Server) leave(id string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.open--
-	if s.conns[id]--; s.conns[id] == 0 {
-		delete(s.conns, id)
 	}
 }
 

@@ -198,6 +198,7 @@ func TestKnownNamesAreNotLimitedAsNewOnes(t *testing.T) {
 	}
 }
 
+// A sandbox's connection too many takes the place of its own oldest one.
 func TestConnectionsAreBoundedBySandbox(t *testing.T) {
 	l := serve(t)
 	open := func(from string) (net.Conn, bool) {
@@ -214,27 +215,27 @@ func TestConnectionsAreBoundedBySandbox(t *testing.T) {
 		_, err = conn.ReadMsg()
 		return c, err == nil
 	}
-	var first net.Conn
-	for i := range maxConnsOfSandbox {
+	other, ok := open("127.0.1.2")
+	if !ok {
+		t.Fatal("another sandbox was refused")
+	}
+	var all []net.Conn
+	for i := range maxConnsOfSandbox + 1 {
 		c, ok := open("127.0.1.1")
 		if !ok {
 			t.Fatalf("connection %d was refused", i+1)
 		}
-		first = c
+		all = append(all, c)
 	}
-	if _, ok := open("127.0.1.1"); ok {
-		t.Errorf("connection %d was served", maxConnsOfSandbox+1)
-	}
-	if _, ok := open("127.0.1.2"); !ok {
-		t.Error("another sandbox was refused")
-	}
-	first.Close()
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if _, ok := open("127.0.1.1"); ok {
-			return
+	for i, c := range append(all[:2:2], other) {
+		c.SetDeadline(time.Now().Add(2 * time.Second))
+		conn := &dns.Conn{Conn: c}
+		err := conn.WriteMsg(question("allow.example.test.", dns.TypeA))
+		if err == nil {
+			_, err = conn.ReadMsg()
 		}
-		if time.Now().After(deadline) {
-			t.Fatal("a closed connection still counts")
+		if gone := err != nil; gone != (i == 0) {
+			t.Errorf("number %d: %v", i, err)
 		}
 	}
 }

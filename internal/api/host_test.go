@@ -230,25 +230,24 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	}
 	socket := filepath.Join(t.TempDir(), "s")
 	routes := checked(t, api.NewHandler(opt))
-	server := api.Local(routes, opt.Logger)
 	run := func(s *http.Server, l net.Listener) {
 		served := make(chan struct{})
 		go func() { defer close(served); _ = s.Serve(l) }()
 		t.Cleanup(func() { _ = s.Close(); <-served })
 	}
-	run(server, must[net.Listener](t)(net.Listen("unix", socket)))
+	run(api.Local(must[net.Listener](t)(net.Listen("unix", socket)), routes, opt.Logger))
 
 	certificate := must[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
 	l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
 	h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(certificate)}
-	run(api.Remote(l, certificate, routes, opt.Logger))
+	run(api.Remote(l, certificate, routes, opt.Logger, nil))
 	h.restart = func() {
 		opt.Once = must[*api.Once](t)(api.OpenOnce(filepath.Join(dir, "once"), opt.Logger))
 		opt.Keys = must[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))
 		again := must[tls.Certificate](t)(api.Certificate(filepath.Join(dir, "api.sealed"), key, "127.0.0.1"))
 		l := must[net.Listener](t)(net.Listen("tcp", "127.0.0.1:0"))
 		h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(again)}
-		run(api.Remote(l, again, checked(t, api.NewHandler(opt)), opt.Logger))
+		run(api.Remote(l, again, checked(t, api.NewHandler(opt)), opt.Logger, nil))
 	}
 	c := api.NewClient(socket)
 	t.Cleanup(c.Close)

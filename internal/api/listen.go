@@ -103,22 +103,24 @@ func Fingerprint(c tls.Certificate) string {
 	return fmt.Sprintf("sha256:%x", sha256.Sum256(c.Certificate[0]))
 }
 
-// Local returns a server for the control socket, who calls on which the kernel says.
-func Local(routes http.Handler, log *slog.Logger) *http.Server {
+// Local returns a server for the control socket l, who calls on which the kernel says,
+// and the listener to serve.
+func Local(l net.Listener, routes http.Handler, log *slog.Logger) (*http.Server, net.Listener) {
 	return &http.Server{
 		Handler: routes, ConnContext: PeerContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ReadHeaderTimeout: headWithin, IdleTimeout: idleWithin, MaxHeaderBytes: maxHead,
-	}
+	}, newSocketListener(l)
 }
 
 // Remote returns a server that speaks TLS on l and asks for API keys, and the
-// listener to serve.
-func Remote(l net.Listener, c tls.Certificate, routes http.Handler, log *slog.Logger) (*http.Server, net.Listener) {
+// listener to serve. crowded is called with a source when connections without a key
+// begin to have to go.
+func Remote(l net.Listener, c tls.Certificate, routes http.Handler, log *slog.Logger, crowded func(source string)) (*http.Server, net.Listener) {
 	s := &http.Server{
 		Handler: routes, ConnContext: RemoteContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ReadHeaderTimeout: headWithin, IdleTimeout: idleWithin, MaxHeaderBytes: maxHead,
 	}
-	return s, tls.NewListener(lobbyListener{l, newLobby()}, &tls.Config{
+	return s, tls.NewListener(lobbyListener{l, newLobby(crowded)}, &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{c},
 		NextProtos: []string{"http/1.1"}, // a command's stream takes its connection over
 	})

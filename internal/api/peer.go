@@ -29,6 +29,9 @@ type peer struct {
 // what the kernel says of the process that connected (SO_PEERCRED, unix(7)),
 // never what a request says.
 func PeerContext(ctx context.Context, c net.Conn) context.Context {
+	if s, ok := c.(*socketConn); ok {
+		c = s.UnixConn
+	}
 	u, ok := c.(*net.UnixConn)
 	if !ok {
 		return context.WithValue(ctx, peerKey{}, peer{err: fmt.Errorf("%w: this connection does not say who is there", errUnknown)})

@@ -79,7 +79,8 @@ type Options struct {
 	Identity  func(sandbox.Info) policy.Sandbox
 	Recorder  Recorder
 	Logger    *slog.Logger
-	Args      []string // of the process. Default: sallyport ssh-server
+	Crowded   func(source string) // there are too many connections that have not signed; may be nil
+	Args      []string            // of the process. Default: sallyport ssh-server
 
 	launch func(cell.Spec) (keep.Child, error) // a test's
 }
@@ -97,6 +98,7 @@ type Door struct {
 	mu          sync.Mutex // guards what follows
 	keys        map[string]Key
 	connections map[uint64]*connection
+	lastCrowd   time.Time
 	calls       map[string]int // of the process's that wait for sandboxes, by key
 	last        uint64         // number of a connection or a use
 	work        sync.WaitGroup // uses
@@ -319,6 +321,20 @@ func (d *Door) leave(by *process, c leaveCall) error {
 	}
 	d.close(n, why)
 	return nil
+}
+
+// crowded passes on that connections which have not signed begin to be closed, no more
+// often than once in a minute, as the process should.
+func (d *Door) crowded(source string) {
+	d.mu.Lock()
+	soon := time.Since(d.lastCrowd) < time.Minute
+	if !soon {
+		d.lastCrowd = time.Now()
+	}
+	d.mu.Unlock()
+	if !soon && d.o.Crowded != nil {
+		d.o.Crowded(clip(strconv.QuoteToASCII(source)))
+	}
 }
 
 // find is a connection of a process, if what it was let in by still holds.

@@ -4,59 +4,15 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
 
+	"sallyport/internal/connlimit"
 	"sallyport/internal/link"
 )
-
-// strangers are connections that have not been let in.
-type strangers struct {
-	mu  sync.Mutex
-	all int
-	of  map[netip.Prefix]int
-}
-
-func newStrangers() *strangers { return &strangers{of: map[netip.Prefix]int{}} }
-
-// source is whose strangers are counted together.
-func source(a net.Addr) netip.Prefix {
-	t, ok := a.(*net.TCPAddr)
-	if !ok {
-		return netip.Prefix{}
-	}
-	ip, bits := t.AddrPort().Addr().Unmap().WithZone(""), 32
-	if ip.Is6() {
-		bits = 64
-	}
-	p, _ := ip.Prefix(bits)
-	return p
-}
-
-// enter makes a place for one, until leave.
-func (s *strangers) enter(from netip.Prefix) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.all >= maxStrangers || s.of[from] >= maxOfSource {
-		return false
-	}
-	s.all++
-	s.of[from]++
-	return true
-}
-
-func (s *strangers) leave(from netip.Prefix) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.all--
-	if s.of[from]--; s.of[from] == 0 {
-		delete(s.of, from)
-	}
-}
 
 // accept takes connections until the listener is closed.
 func (s *server) accept() error {
@@ -68,12 +24,11 @@ func (s *server) accept() error {
 			}
 			return err
 		}
-		from := source(c.RemoteAddr())
-		if !s.strangers.enter(from) {
-			_ = c.Close()
-			continue
-		}
-		s.work.Go(func() { s.welcome(c, from) })
+		known := s.strangers.Enter(connlimit.Source(c.RemoteAddr()), func() { _ = c.Close() })
+		s.work.Go(func() {
+			defer known()
+			s.welcome(c, known)
+		})
 	}
 }
 
@@ -96,14 +51,9 @@ func (g *guest) touch() { g.last.Store(time.Now().UnixNano()) }
 func (g *guest) idle() bool { return time.Since(time.Unix(0, g.last.Load())) > g.s.idle }
 
 // welcome lets a connection in or not, and serves it until it ends.
-func (s *server) welcome(c net.Conn, from netip.Prefix) {
+// known gives its place among the strangers back.
+func (s *server) welcome(c net.Conn, known func()) {
 	defer c.Close()
-	stranger := true
-	defer func() {
-		if stranger {
-			s.strangers.leave(from)
-		}
-	}()
 	_ = c.SetDeadline(time.Now().Add(handshakeWithin))
 	config := *s.config
 	var id uint64
@@ -138,8 +88,7 @@ func (s *server) welcome(c net.Conn, from netip.Prefix) {
 		}
 		return
 	}
-	s.strangers.leave(from)
-	stranger = false
+	known()
 	_ = c.SetDeadline(time.Time{})
 	loop := f.count(by)
 	defer f.end()

@@ -1,6 +1,7 @@
 package ssh
 
 import (
+	"io"
 	"net"
 	"sync/atomic"
 	"testing"
@@ -56,4 +57,41 @@ func (m *muted) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	return m.Conn.Write(p)
+}
+
+// Four sources that say nothing have all places of those who have not signed; an
+// operator at a fifth one is let in, and the log tells that they are crowded.
+func TestStrangersOfFourSources(t *testing.T) {
+	crowded := make(chan string, 16)
+	p := newPorch(t, func(_ *server, o *Options) { o.Crowded = func(source string) { crowded <- source } })
+	var held []net.Conn
+	t.Cleanup(func() {
+		for _, c := range held {
+			_ = c.Close()
+		}
+	})
+	for i := range 4 {
+		d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(10+i))}}
+		for range maxOfSource {
+			c, err := d.Dial("tcp", p.at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, c)
+			if _, err := io.ReadFull(c, make([]byte, len("SSH-2.0"))); err != nil { // it has its place
+				t.Fatal(err)
+			}
+		}
+	}
+	for range 5 {
+		_ = p.in().Close()
+	}
+	select {
+	case <-crowded:
+	case <-time.After(10 * time.Second):
+		t.Error("nothing tells of it")
+	}
+	if n := len(crowded); n > 0 {
+		t.Errorf("it is told %d times more", n)
+	}
 }

@@ -135,6 +135,10 @@ func (d *Door) methods(p *process) map[link.Method]link.Handler {
 		}),
 		callAdmit: link.Handle(func(ctx context.Context, c admitCall) (admitted, error) { return d.admit(ctx, p, c) }),
 		callLeave: link.Handle(func(_ context.Context, c leaveCall) (link.None, error) { return link.None{}, d.leave(p, c) }),
+		callCrowded: link.Handle(func(_ context.Context, c crowdedCall) (link.None, error) {
+			d.crowded(c.Source)
+			return link.None{}, nil
+		}),
 		callOpen:  link.HandleFile(func(ctx context.Context, c openCall) (opened, *os.File, error) { return d.open(ctx, p, c) }),
 		callSteer: link.Handle(func(_ context.Context, c steerCall) (link.None, error) { return link.None{}, d.steer(p, c) }),
 		callFile:  link.Handle(func(ctx context.Context, c fileCall) (fileReply, error) { return d.file(ctx, p, c) }),

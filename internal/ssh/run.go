@@ -15,6 +15,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/internal/cell"
+	"sallyport/internal/connlimit"
 	"sallyport/internal/link"
 	"sallyport/internal/ssh/key"
 )
@@ -51,7 +52,7 @@ type server struct {
 	ctx      context.Context // until callStop has had its time, or the link's end
 	cancel   context.CancelFunc
 
-	strangers *strangers
+	strangers *connlimit.Limit // connections that have not been let in
 	room      *room
 	untaken   *untaken
 
@@ -61,8 +62,11 @@ type server struct {
 }
 
 func newServer(conn *net.UnixConn, l net.Listener, state cell.State) *server {
-	s := &server{listener: l, state: state, alive: keepAliveEvery, strangers: newStrangers(), room: newRoom(maxChannels, channelsOfKey), untaken: newUntaken(maxUntaken), guests: map[uint64]*guest{}}
+	s := &server{listener: l, state: state, alive: keepAliveEvery, room: newRoom(maxChannels, channelsOfKey), untaken: newUntaken(maxUntaken), guests: map[uint64]*guest{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.strangers = connlimit.New(maxStrangers, maxOfSource, func(source string) {
+		s.work.Go(func() { _ = s.peer.Call(s.ctx, callCrowded, crowdedCall{source}, &link.None{}) })
+	})
 	s.peer = link.New(conn, link.Options{
 		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,
 		Methods: map[link.Method]link.Handler{
@@ -90,6 +94,7 @@ func (s *server) serve(_ context.Context, c serveCall) (cell.State, error) {
 	}
 	s.idle = c.Idle
 	s.config = &ssh.ServerConfig{
+		Config:        ssh.Config{KeyExchanges: keyExchanges, Ciphers: ciphers, MACs: macs},
 		ServerVersion: "SSH-2.0-Sallyport", MaxAuthTries: maxTries, PublicKeyAuthAlgorithms: key.Algorithms,
 		// Which keys are known is not said before one has signed: a public key is
 		// no secret, and whom it lets in where is nobody else's business.
@@ -105,6 +110,16 @@ func (s *server) serve(_ context.Context, c serveCall) (cell.State, error) {
 	})
 	return s.state, nil
 }
+
+// What is offered, the best first. x/crypto/ssh's own lists have SHA-1 in them, for
+// clients of before 2014.
+var (
+	keyExchanges = []string{
+		ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519, ssh.KeyExchangeECDHP256, ssh.KeyExchangeECDHP384, ssh.KeyExchangeECDHP521,
+	}
+	ciphers = []string{ssh.CipherAES128GCM, ssh.CipherAES256GCM, ssh.CipherChaCha20Poly1305, ssh.CipherAES128CTR, ssh.CipherAES192CTR, ssh.CipherAES256CTR}
+	macs    = []string{ssh.HMACSHA256ETM, ssh.HMACSHA512ETM, ssh.HMACSHA256, ssh.HMACSHA512}
+)
 
 // likely refuses keys of kinds that nobody is let in with.
 func likely(k ssh.PublicKey) error {

@@ -73,6 +73,7 @@ const (
 	callSteer
 	callFile
 	callStream
+	callCrowded
 )
 
 // Errors that keep their identity across the link.
@@ -128,6 +129,12 @@ type leaveCall struct {
 	Connection uint64 `json:"connection,omitempty"`
 	Remote     string `json:"remote,omitempty"`
 	Flooded    bool   `json:"flooded,omitempty"` // it sent more than is kept
+}
+
+// crowdedCall tells that connections which have not signed begin to be closed, for one of
+// this source to have a place.
+type crowdedCall struct {
+	Source string `json:"source"`
 }
 
 // openCall begins a use of a connection. The answer comes with a socket, over
