@@ -171,10 +171,10 @@ func (x *exchange) approve(r *http.Request, d policy.Decision) (policy.Decision,
 		return d, x.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
 	}
 	h := g.hold(f, d)
-	if !g.holds.enter(f.identity.ID) {
+	if !g.holds.places.Enter(f.identity.ID, f.identity.Owner) {
 		return d, x.deny(r, h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil))
 	}
-	defer g.holds.leave(f.identity.ID)
+	defer g.holds.places.Leave(f.identity.ID, f.identity.Owner)
 	ctx, cancel := context.WithDeadline(r.Context(), h.expires.Add(time.Second)) // the store says when it is over
 	defer cancel()
 	if within, ok := grpcTimeout(r); ok {
@@ -364,10 +364,10 @@ func (x *exchange) settle(ctx context.Context, d policy.Decision, round uint64) 
 func (g *Gateway) approveConnection(ctx context.Context, o *opening, d policy.Decision) (policy.Decision, uint64) {
 	f, h := o.flow, g.hold(o.flow, d)
 	h.poll = false // nothing can be said to it
-	if !g.holds.enter(f.identity.ID) {
+	if !g.holds.places.Enter(f.identity.ID, f.identity.Owner) {
 		return h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil), 0
 	}
-	defer g.holds.leave(f.identity.ID)
+	defer g.holds.places.Leave(f.identity.ID, f.identity.Owner)
 	ctx, cancel := context.WithDeadline(ctx, h.expires.Add(time.Second))
 	defer cancel()
 	h.decide = func(ctx context.Context) policy.Decision { return g.connect(ctx, f) }

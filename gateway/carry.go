@@ -74,7 +74,7 @@ func (x *exchange) authorize(r *http.Request) *answer {
 	defer mine.end()
 	d := x.decide(r.Context())
 	for d.Action == policy.Approve {
-		d = g.spare(d, x.request.Size) // nobody is asked about what could not go
+		d = g.spare(f.identity.Sandbox, d, x.request.Size) // nobody is asked about what could not go
 		if d.Action != policy.Approve || g.approvals == nil {
 			break
 		}
@@ -97,7 +97,7 @@ func (x *exchange) authorize(r *http.Request) *answer {
 	if d = x.priced(r, d, upgrade); d.Action != policy.Allow {
 		return x.deny(r, d)
 	}
-	if x.meter, d = g.take(d, x.request.Size); d.Action != policy.Allow {
+	if x.meter, d = g.take(f.identity.Sandbox, d, x.request.Size); d.Action != policy.Allow {
 		return x.deny(r, d)
 	}
 	x.sent.meter, x.got.meter, x.out.meter = x.meter, x.meter, x.meter

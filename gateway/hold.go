@@ -1,6 +1,10 @@
 package gateway
 
-import "sync"
+import (
+	"sync"
+
+	"sallyport/internal/share"
+)
 
 // Bounds of what waits for operators here. The store has bounds of its own; these
 // are for what it costs to ask. Bodies are counted with the others that are held:
@@ -8,21 +12,22 @@ import "sync"
 const (
 	maxHeld      = 32  // requests and connections of a sandbox
 	maxHeldAll   = 512 // of all
+	leastHeld    = 2   // of a sandbox, whatever the others hold
 	heldFallback = 30  // seconds after which it is asked again although nobody said so
 )
 
 // holds counts what waits.
 type holds struct {
+	places *share.Places
+
 	mu    sync.Mutex
-	own   map[string]int // by sandbox ID
-	all   int
 	again chan struct{} // closed when the policy has changed
 	over  chan struct{} // closed when no more is waited for
 	ended bool
 }
 
 func (h *holds) begin() {
-	h.own = make(map[string]int)
+	h.places = share.New(maxHeldAll, maxHeld).Least(leastHeld)
 	h.again, h.over = make(chan struct{}), make(chan struct{})
 }
 
@@ -33,28 +38,6 @@ func (h *holds) end() {
 	if !h.ended {
 		h.ended = true
 		close(h.over)
-	}
-}
-
-// enter makes a place for one more of a sandbox's.
-func (h *holds) enter(id string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.all >= maxHeldAll || h.own[id] >= maxHeld {
-		return false
-	}
-	h.own[id]++
-	h.all++
-	return true
-}
-
-// leave gives the place back.
-func (h *holds) leave(id string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.all--
-	if h.own[id]--; h.own[id] == 0 {
-		delete(h.own, id)
 	}
 }
 

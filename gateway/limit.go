@@ -71,12 +71,12 @@ type meter struct {
 
 // take counts what is about to be carried, size bytes of a body or -1, and returns
 // the decision, or the denial in its place.
-func (g *Gateway) take(d policy.Decision, size int64) (*meter, policy.Decision) {
+func (g *Gateway) take(s policy.Sandbox, d policy.Decision, size int64) (*meter, policy.Decision) {
 	if len(d.Limits) == 0 {
 		return nil, d
 	}
 	m := &meter{lenient: d.Lenient}
-	claims, err := g.claims(d, m, size)
+	claims, err := g.claims(s, d, m, size)
 	if err == nil {
 		m.use, err = judged(g.budget.Take(max(size, 0), claims...))
 	}
@@ -91,8 +91,8 @@ func (g *Gateway) take(d policy.Decision, size int64) (*meter, policy.Decision) 
 }
 
 // spare says what take would, for what is not carried yet.
-func (g *Gateway) spare(d policy.Decision, size int64) policy.Decision {
-	claims, err := g.claims(d, &meter{}, size)
+func (g *Gateway) spare(s policy.Sandbox, d policy.Decision, size int64) policy.Decision {
+	claims, err := g.claims(s, d, &meter{}, size)
 	if err == nil && len(claims) > 0 {
 		_, err = judged(nil, g.budget.Check(max(size, 0), claims...))
 	}
@@ -103,7 +103,7 @@ func (g *Gateway) spare(d policy.Decision, size int64) policy.Decision {
 }
 
 // claims judges what needs no counter, and lists what does.
-func (g *Gateway) claims(d policy.Decision, m *meter, size int64) ([]budget.Claim, *limitError) {
+func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *meter, size int64) ([]budget.Claim, *limitError) {
 	var large, shut *limitError
 	now := g.budget.Now()
 	claims := make([]budget.Claim, 0, len(d.Limits))
@@ -126,7 +126,7 @@ func (g *Gateway) claims(d policy.Decision, m *meter, size int64) ([]budget.Clai
 			continue
 		}
 		claims = append(claims, budget.Claim{
-			Key: budget.Key{Limit: a.Name, Subject: a.Subject}, Per: a.Per, Every: time.Duration(a.Every), Uses: a.Credentials,
+			Key: budget.Key{Limit: a.Name, Subject: a.Subject}, By: budget.By{Sandbox: s.ID, Owner: s.Owner}, Per: a.Per, Every: time.Duration(a.Every), Uses: a.Credentials,
 			Most: budget.Amount{Requests: a.Requests, Bytes: int64(a.Bytes), Uses: a.Uses, Concurrent: a.Concurrent, Tokens: a.Tokens, Cost: a.Cost},
 		})
 	}

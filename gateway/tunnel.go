@@ -73,7 +73,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 	d = g.readable(d)
 	var m *meter
 	if d.Action == policy.Tunnel {
-		m, d = g.take(d, -1)
+		m, d = g.take(f.identity.Sandbox, d, -1)
 	}
 	if d.Action != policy.Tunnel {
 		g.deny(o, d)

@@ -114,7 +114,7 @@ func (w *Warden) withdraw(_ context.Context, c withdrawCall) (link.None, error) 
 func (w *Warden) enrol(s *approval.Subject) bool {
 	for _, i := range w.o.Identities() {
 		if i.ID == s.SandboxID {
-			s.Sandbox, s.Session = i.Name, i.Session
+			s.Sandbox, s.Session, s.Owner = i.Name, i.Session, i.Owner
 			return true
 		}
 	}
@@ -123,7 +123,7 @@ func (w *Warden) enrol(s *approval.Subject) bool {
 	}
 	for _, c := range w.o.Clients() {
 		if c.ID == s.SandboxID {
-			s.Sandbox, s.Session = c.Name, ""
+			s.Sandbox, s.Session, s.Owner = c.Name, "", ""
 			return true
 		}
 	}

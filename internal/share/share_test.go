@@ -53,3 +53,25 @@ func TestASandboxIsBounded(t *testing.T) {
 		t.Errorf("%d are taken", got)
 	}
 }
+
+// However many sandboxes take all that they get, the next one has its least.
+func TestLeast(t *testing.T) {
+	p := share.New(64, 16).Least(2)
+	for i := range 100 {
+		id := fmt.Sprint("greedy-", i)
+		n := 0
+		for p.Enter(id, "one") {
+			n++
+		}
+		if n < 2 || n > 16 {
+			t.Errorf("%s has %d places", id, n)
+		}
+	}
+	for _, owner := range []string{"one", "another"} {
+		for i := range 2 {
+			if !p.Enter("late-"+owner, owner) {
+				t.Errorf("of owner %s, place %d was refused", owner, i+1)
+			}
+		}
+	}
+}

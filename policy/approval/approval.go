@@ -37,6 +37,7 @@ type Subject struct {
 	Sandbox   string `json:"sandbox"` // name
 	SandboxID string `json:"sandbox_id"`
 	Session   string `json:"session,omitempty"`
+	Owner     string `json:"-"`        // the sandbox's tenant, or empty: places are divided by it
 	Protocol  string `json:"protocol"` // tls, http, other
 	Host      string `json:"host"`
 	Port      uint16 `json:"port"`
@@ -180,7 +181,8 @@ type Change struct {
 // Bounds. A sandbox is hostile, and whoever asks for it may be too.
 const (
 	MaxPending    = 32      // of a sandbox, with those that were denied just now
-	maxPendingAll = 1024    // of all
+	maxPendingAll = 1024    // of all; an owner has no more than are left for all others
+	minPending    = 2       // of a sandbox, whatever the others have
 	maxGrants     = 256     // of a sandbox
 	maxGrantsAll  = 4096    // of all
 	maxNote       = 1 << 10 // bytes

@@ -113,7 +113,7 @@ func (s *Store) ask(q Question) (Verdict, *Change, error) {
 	if q.ID != "" { // its approval was used up, or it was withdrawn
 		return Verdict{State: Expired, ID: q.ID}, nil, nil
 	}
-	if why := s.full(q.Subject.SandboxID, now); why != "" {
+	if why := s.full(q.Subject, now); why != "" {
 		return Verdict{State: Refused, Reason: why}, nil, nil
 	}
 	id, err := uuid.NewV7()
@@ -149,15 +149,19 @@ func (s *Store) earlier(q Question) *waiting {
 }
 
 // full says why nothing more can be listed for a sandbox.
-func (s *Store) full(sandbox string, now time.Time) string {
-	own, all := 0, 0
+func (s *Store) full(q Subject, now time.Time) string {
+	own, owners, all := 0, 0, 0
+	sandbox := q.SandboxID
 	for _, w := range s.waiting {
 		all++
+		if w.Subject.Owner == q.Owner {
+			owners++
+		}
 		if w.Subject.SandboxID == sandbox {
 			own++
 		}
 	}
-	if own >= MaxPending || all >= maxPendingAll {
+	if own >= minPending && (own >= MaxPending || owners >= maxPendingAll-all) {
 		return "too many requests wait for approval already"
 	}
 	for id, l := range s.asks { // who has not asked for long is as good as new

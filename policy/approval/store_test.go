@@ -123,8 +123,8 @@ func variants(t *testing.T) map[string]approval.Subject {
 // What is approved is bound to every field but those that are the same by
 // another name: whatever else changes has not been approved.
 func TestBound(t *testing.T) {
-	// A sandbox's name goes with its ID, and the keys with the query.
-	free := []string{"Sandbox", "QueryKeys"}
+	// A sandbox's name and owner go with its ID, and the keys with the query.
+	free := []string{"Sandbox", "Owner", "QueryKeys"}
 	// A longer one is for a path however it is spelled.
 	for _, tt := range []struct {
 		name   string
@@ -465,6 +465,32 @@ func TestNeverMore(t *testing.T) {
 						t.Fatalf("seed %d: %s was used %d times, approved for %d", seed, v.ID, used[v.ID], allowed[v.ID])
 					}
 				}
+			}
+		}
+	}
+}
+
+// Sandboxes of one owner that together have all questions which they get leave some to
+// their own neighbours, and to every other owner's.
+func TestFullOfOthers(t *testing.T) {
+	d := newDesk(t)
+	ask := func(sandbox, owner string, i int) approval.State {
+		s := subject()
+		s.SandboxID, s.Owner, s.Body = sandbox, owner, fmt.Sprint(i)
+		return d.ask(approval.Question{Subject: s, Held: true}).State
+	}
+	for sb := range 40 {
+		for i := range approval.MaxPending {
+			_ = ask(fmt.Sprint("greedy-", sb), "acme", i)
+		}
+	}
+	for _, tt := range []struct {
+		owner string
+		n     int
+	}{{"acme", 2}, {"beta", approval.MaxPending}, {"", approval.MaxPending}} {
+		for i := range tt.n {
+			if got := ask("late-"+tt.owner, tt.owner, i); got != approval.Pending {
+				t.Fatalf("of owner %q, question %d: %v", tt.owner, i, got)
 			}
 		}
 	}

@@ -19,19 +19,30 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"sallyport/internal/share"
 )
 
 // Bounds of a Book: of its counters, and of those of one limit, which cannot keep
-// others from counting.
+// others from counting. Whichever sandbox needed a counter first has it in its share, of
+// either, by the rules of package share; leastOfOne of a limit it always has.
 const (
 	MaxCounters = 16384
 	maxOfLimit  = MaxCounters / 2
+	maxOfOne    = maxOfLimit / 4
+	leastOfOne  = 16
 )
 
 // Key names a counter.
 type Key struct {
 	Limit   string `json:"limit"`
 	Subject string `json:"subject"`
+}
+
+// By is the sandbox that needed a counter first.
+type By struct {
+	Sandbox string `json:"sandbox,omitempty"` // ID
+	Owner   string `json:"owner,omitempty"`   // the tenant, or empty
 }
 
 // Amount is how much of each kind: a bound, where zero is none, or what is used.
@@ -47,6 +58,7 @@ type Amount struct {
 // Claim is what one request or tunnel takes of one limit.
 type Claim struct {
 	Key
+	By
 	Per   string        // what subjects are; a copy has it
 	Every time.Duration // of the period; zero where nothing is counted over one
 	Most  Amount
@@ -77,6 +89,7 @@ func (e *ExceededError) Error() string {
 // counter is guarded by its Book's mutex.
 type counter struct {
 	key   Key
+	by    By
 	per   string
 	every time.Duration
 	start time.Time // of the period
@@ -119,7 +132,8 @@ type Book struct {
 
 	mu       sync.Mutex
 	counters map[Key]*counter
-	of       map[string]int // counters by limit
+	all      *share.Places
+	of       map[string]*share.Places // by limit
 	swept    time.Time
 	stamp    uint64
 	copied   uint64 // stamp of what Changed has given and was asked on from
@@ -130,7 +144,7 @@ func NewBook(now func() time.Time) *Book {
 	if now == nil {
 		now = time.Now
 	}
-	return &Book{now: now, counters: map[Key]*counter{}, of: map[string]int{}}
+	return &Book{now: now, counters: map[Key]*counter{}, all: share.New(MaxCounters, 2*maxOfOne).Least(4 * leastOfOne), of: map[string]*share.Places{}}
 }
 
 // Used is what a counter has, nothing where there is none.
@@ -250,14 +264,16 @@ func (c *counter) exceeded(now time.Time, size int64, cl Claim) *ExceededError {
 func (b *Book) counter(now time.Time, cl Claim) (*counter, error) {
 	c := b.counters[cl.Key]
 	if c == nil {
-		if b.full(cl.Limit) {
+		c = &counter{key: cl.Key, by: cl.By, every: cl.Every, start: begin(now, cl.Every)}
+		if !b.add(c) {
 			b.sweep(now)
+			if !b.add(c) {
+				if cl.Every != Forever {
+					return nil, errFull
+				}
+				b.force(c)
+			}
 		}
-		if b.full(cl.Limit) && cl.Every != Forever {
-			return nil, errFull
-		}
-		c = &counter{key: cl.Key, every: cl.Every, start: begin(now, cl.Every)}
-		b.add(c)
 	}
 	if c.per != cl.Per || c.every != cl.Every || c.most != cl.Most { // another policy
 		c.per, c.every, c.most = cl.Per, cl.Every, cl.Most
@@ -267,18 +283,41 @@ func (b *Book) counter(now time.Time, cl Claim) (*counter, error) {
 	return c, nil
 }
 
-func (b *Book) full(limit string) bool {
-	return len(b.counters) >= MaxCounters || b.of[limit] >= maxOfLimit
+// add makes a counter one of the Book's, where its sandbox has room for another.
+func (b *Book) add(c *counter) bool {
+	if !b.all.Enter(c.by.Sandbox, c.by.Owner) {
+		return false
+	}
+	if !b.limit(c).Enter(c.by.Sandbox, c.by.Owner) {
+		b.all.Leave(c.by.Sandbox, c.by.Owner)
+		return false
+	}
+	b.counters[c.key] = c
+	return true
 }
 
-func (b *Book) add(c *counter) {
+// force is add whatever there is room for.
+func (b *Book) force(c *counter) {
 	b.counters[c.key] = c
-	b.of[c.key.Limit]++
+	b.all.Restore(c.by.Sandbox, c.by.Owner)
+	b.limit(c).Restore(c.by.Sandbox, c.by.Owner)
+}
+
+// limit has the places of a counter's limit.
+func (b *Book) limit(c *counter) *share.Places {
+	p := b.of[c.key.Limit]
+	if p == nil {
+		p = share.New(maxOfLimit, maxOfOne).Least(leastOfOne)
+		b.of[c.key.Limit] = p
+	}
+	return p
 }
 
 func (b *Book) drop(c *counter) {
 	delete(b.counters, c.key)
-	if b.of[c.key.Limit]--; b.of[c.key.Limit] == 0 {
+	b.all.Leave(c.by.Sandbox, c.by.Owner)
+	p := b.limit(c)
+	if p.Leave(c.by.Sandbox, c.by.Owner); p.Taken() == 0 {
 		delete(b.of, c.key.Limit)
 	}
 }

@@ -10,6 +10,7 @@ import (
 // Count is a counter's copy.
 type Count struct {
 	Key
+	By
 	Per   string        `json:"per,omitempty"`
 	Every time.Duration `json:"every,omitempty"` // nanoseconds
 	Start time.Time     `json:"start,omitzero"`  // of the period
@@ -40,10 +41,13 @@ func (b *Book) Changed(since uint64, most int) (list []Count, stamp uint64) {
 		stamp = changed[most-1].stamp
 	}
 	for _, c := range changed {
-		list = append(list, Count{Key: c.key, Per: c.per, Every: c.every, Start: c.start, Used: c.used, Most: c.most})
+		list = append(list, Count{Key: c.key, By: c.by, Per: c.per, Every: c.every, Start: c.start, Used: c.used, Most: c.most})
 	}
 	return list, stamp
 }
+
+// maxRestored bounds what is put back: no more than a Book can have had.
+const maxRestored = 2 * MaxCounters
 
 // Restore puts copies back: a counter that is there keeps what is more of the two.
 // What the Book has no room for is left out, and how many those were is returned.
@@ -57,12 +61,12 @@ func (b *Book) Restore(list []Count) (left int) {
 			if n.Every <= 0 || !now.Before(n.Start.Add(n.Every)) {
 				continue
 			}
-			if b.full(n.Limit) {
+			if len(b.counters) >= maxRestored {
 				left++
 				continue
 			}
-			c = &counter{key: n.Key, per: n.Per, every: n.Every, start: n.Start, most: n.Most}
-			b.add(c)
+			c = &counter{key: n.Key, by: n.By, per: n.Per, every: n.Every, start: n.Start, most: n.Most}
+			b.force(c)
 		}
 		held := Count{Start: c.start, Used: c.used}
 		held.Merge(n)
