@@ -36,7 +36,7 @@ func refusedEvent(name string, err error) *audit.Event {
 }
 
 func (m *Manager) recordRefusal(ctx context.Context, ev *audit.Event) {
-	n := m.refusals.Count()
+	n := m.refusals.Count(refusedFor(ctx))
 	if n == 0 {
 		return
 	}
@@ -46,6 +46,20 @@ func (m *Manager) recordRefusal(ctx context.Context, ev *audit.Event) {
 	if err := m.opt.Recorder.Append(context.WithoutCancel(ctx), ev); err != nil {
 		m.opt.Logger.Error("an event was lost", "message", ev.Message, "error", err)
 	}
+}
+
+// refusedFor is whose refusals are counted together: those of a tenant, or of an operator.
+func refusedFor(ctx context.Context) string {
+	if owner := OwnerOf(ctx); owner != "" {
+		return "tenant:" + owner
+	}
+	var e audit.Event
+	e.ClassUID = audit.ClassLifecycle
+	audit.Attribute(ctx, &e)
+	if e.Actor == nil {
+		return ""
+	}
+	return "operator:" + e.Actor.User.Name
 }
 
 // clip bounds a name that may be none.

@@ -115,7 +115,11 @@ func (f *failures) allow(from netip.Prefix) bool {
 
 // refuse answers a call that is not let through, and records it.
 func (h *handler) refuse(w http.ResponseWriter, r *http.Request, who Principal, err error) {
-	if n := h.refusals.Count(); n > 0 && h.opt.Recorder != nil {
+	source := who.ID // on the socket, and of a key that lacks a scope
+	if from, ok := r.Context().Value(sourceKey{}).(netip.Prefix); ok && source == "" {
+		source = from.String()
+	}
+	if n := h.refusals.Count(source); n > 0 && h.opt.Recorder != nil {
 		e := event("api", "API call refused", "refused")
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityLow
 		e.Detail = err.Error()

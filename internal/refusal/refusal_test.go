@@ -1,6 +1,7 @@
 package refusal_test
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,18 +14,68 @@ func TestLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := refusal.New()
 		for n := range refusal.Burst {
-			if got := l.Count(); got != 1 {
+			if got := l.Count("a"); got != 1 {
 				t.Fatalf("refusal %d of a burst: got %d, want 1", n, got)
 			}
 		}
 		for range 5 {
-			if got := l.Count(); got != 0 {
+			if got := l.Count("a"); got != 0 {
 				t.Fatalf("beyond the burst: got %d, want 0", got)
 			}
 		}
 		time.Sleep(refusal.Every)
-		if got := l.Count(); got != 6 {
+		if got := l.Count("a"); got != 6 {
 			t.Errorf("a while later: got %d, want 6", got)
+		}
+	})
+}
+
+// A flood of one source hides nothing of another's, and is not counted as another's.
+func TestFloodOfAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := refusal.New()
+		for range 100_000 {
+			l.Count("flood")
+		}
+		for n := range refusal.Burst {
+			if got := l.Count("quiet"); got != 1 {
+				t.Fatalf("refusal %d of a quiet source: got %d, want 1", n, got)
+			}
+		}
+		// Nor does one of many sources, once they are silent.
+		for i := range 10 * refusal.Sources {
+			for range 2 * refusal.Burst {
+				l.Count(fmt.Sprint(i))
+			}
+		}
+		time.Sleep(refusal.Burst * refusal.Every)
+		if got := l.Count("late"); got < 1 {
+			t.Errorf("of a source after them: got %d", got)
+		}
+	})
+}
+
+// All that was refused is counted by some record, of however many sources.
+func TestNoneIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := refusal.New()
+		told, counted := 0, 0
+		for range 3 {
+			for i := range 3 * refusal.Sources {
+				for range 2 * refusal.Burst {
+					told++
+					counted += l.Count(fmt.Sprint(i))
+				}
+			}
+			time.Sleep(refusal.Burst * refusal.Every)
+		}
+		for i := range 2 * refusal.Sources {
+			time.Sleep(refusal.Burst * refusal.Every)
+			told++
+			counted += l.Count(fmt.Sprint("later-", i))
+		}
+		if told != counted {
+			t.Errorf("%d were told of, %d counted", told, counted)
 		}
 	})
 }

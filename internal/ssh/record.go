@@ -1,6 +1,7 @@
 package ssh
 
 import (
+	"net"
 	"net/netip"
 	"strconv"
 	"sync/atomic"
@@ -9,6 +10,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
+	"sallyport/internal/connlimit"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -52,7 +54,11 @@ func (d *Door) event(activity int, what string, k Key, i sandbox.Info, remote ne
 // refuse records a refusal, within bounds. The name that was asked for is whoever
 // asked's.
 func (d *Door) refuse(e *audit.Event, name string) {
-	n := d.refusals.Count()
+	source := ""
+	if e.Source != nil {
+		source = connlimit.Source(&net.TCPAddr{IP: net.ParseIP(e.Source.IP)})
+	}
+	n := d.refusals.Count(source)
 	if n == 0 {
 		return
 	}
