@@ -10,6 +10,7 @@ import (
 	"iter"
 	"math"
 	"os"
+	"strconv"
 	"time"
 )
 
@@ -157,8 +158,16 @@ func (r *reader) skipToLast(all []segment) error {
 			}
 			return true
 		}}
-		if err := look.once(all[i], limit); err != nil {
-			return err
+		if want == 1 && q == (Query{From: q.From, Follow: q.Follow}) {
+			if err := look.once(all[i], limit, true); err != nil {
+				return err
+			}
+		}
+		if len(found) < want {
+			found = found[:0]
+			if err := look.once(all[i], limit, false); err != nil {
+				return err
+			}
 		}
 		if len(found) >= want {
 			r.query.From = max(r.query.From, found[len(found)-want])
@@ -169,15 +178,25 @@ func (r *reader) skipToLast(all []segment) error {
 	return nil
 }
 
-// once reads what is in one segment now.
-func (r *reader) once(s segment, limit uint64) error {
+// once reads what is in one segment now, or of its end some of the last events.
+func (r *reader) once(s segment, limit uint64, end bool) error {
 	f, err := os.Open(s.path())
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	r.next = s.first
-	_, err = r.lines(s, newLineReader(f, 0), limit)
+	offset, next := int64(0), s.first
+	if end {
+		if offset, next, err = seek(f, s.first, math.MaxUint64); err != nil {
+			return err
+		}
+	}
+	r.next = next
+	lines, err := resume(f, offset)
+	if err != nil {
+		return err
+	}
+	_, err = r.lines(s, lines, limit)
 	if r.ctx.Err() != nil {
 		return r.ctx.Err()
 	}
@@ -208,8 +227,17 @@ func (r *reader) segment(s segment) (segment, error) {
 			return segment{}, err
 		}
 	}
-	r.next = s.first
-	lines := newLineReader(f, 0)
+	offset, next := int64(0), s.first
+	if r.query.From > s.first {
+		if offset, next, err = seek(f, s.first, r.query.From); err != nil {
+			return segment{}, err
+		}
+	}
+	r.next = next
+	lines, err := resume(f, offset)
+	if err != nil {
+		return segment{}, err
+	}
 	for {
 		// A segment that has a successor grows no more and counts only up to
 		// it: so look for one before reading.
@@ -239,6 +267,63 @@ func (r *reader) segment(s segment) (segment, error) {
 			return segment{}, err
 		}
 	}
+}
+
+// Bounds of seek, in bytes: what it leaves to be read in order, and where in a line it
+// looks for the line's number.
+const (
+	seekSpan = 256 << 10
+	seekLook = 128 << 10
+)
+
+// seek finds a line to begin at whose number is not above from, without reading what is
+// before it: the numbers of a segment rise, so that it is found by halving. Where it
+// finds no number, it begins further ahead than it had to.
+func seek(f *os.File, first, from uint64) (offset int64, number uint64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return 0, 0, err
+	}
+	low, high, number := int64(0), info.Size(), first
+	buf := make([]byte, seekLook)
+	for high-low > seekSpan {
+		middle := low + (high-low)/2
+		n, err := f.ReadAt(buf, middle)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return 0, 0, err
+		}
+		at, found, ok := numbered(buf[:n])
+		if !ok || found < number || found > from {
+			high = middle
+			continue
+		}
+		low, number = middle+at, found
+	}
+	return low, number, nil
+}
+
+// numbered finds the first line that begins in b after a newline, and its number. Text
+// that somebody chose has its quotes escaped, so that it is never taken for the key.
+func numbered(b []byte) (at int64, number uint64, ok bool) {
+	i := bytes.IndexByte(b, '\n')
+	if i < 0 {
+		return 0, 0, false
+	}
+	line := b[i+1:]
+	if end := bytes.IndexByte(line, '\n'); end >= 0 {
+		line = line[:end]
+	}
+	j := bytes.Index(line, sequenceKey)
+	if j < 0 {
+		return 0, 0, false
+	}
+	digits := line[j+len(sequenceKey):]
+	end := bytes.IndexFunc(digits, func(c rune) bool { return c < '0' || c > '9' })
+	if end <= 0 {
+		return 0, 0, false
+	}
+	number, err := strconv.ParseUint(string(digits[:end]), 10, 64)
+	return int64(i + 1), number, err == nil
 }
 
 // after is the segment that follows s, or none.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -16,6 +17,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -155,7 +158,100 @@ func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.E
 	if from == 0 {
 		from = d.lastEvent(ctx) + 1
 	}
-	return audit.Read(ctx, auditDir(d.cfg), audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+	dir := auditDir(d.cfg)
+	return func(yield func(*audit.Event, error) bool) {
+		// What there is already is read in turns of its caller's, and what comes then as
+		// it comes.
+		for more := api.PrincipalOf(ctx).ID != ""; more; {
+			var found []scanned
+			var err error
+			if found, more, err = d.scans.turn(ctx, dir, &from); err != nil {
+				return // nobody waits for it any more
+			}
+			for _, f := range found {
+				if !yield(f.event, f.err) {
+					return
+				}
+			}
+		}
+		for e, err := range audit.Read(ctx, dir, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true}) {
+			if !yield(e, err) {
+				return
+			}
+		}
+	}
+}
+
+// A caller who reads the log from far back has a turn at a time for so many events, by
+// all of its streams, or a tenant by those of all of its keys; after each it waits
+// scanRest times as long as the turn took. However much there is to read, that leaves
+// three quarters of a core, and all others, to everybody else.
+const (
+	scanTurn = 10_000
+	scanRest = 3
+)
+
+// scans are the turns of callers.
+type scans struct {
+	mu sync.Mutex
+	of map[string]*scanning
+}
+
+type scanning struct {
+	turn  chan struct{} // has an element while somebody has it
+	users int
+}
+
+// scanned is an event, or what is wrong with the log.
+type scanned struct {
+	event *audit.Event
+	err   error
+}
+
+// turn reads up to scanTurn events from a number on, which it moves, and returns those of
+// lifecycles and whether there may be more.
+func (s *scans) turn(ctx context.Context, dir string, from *uint64) (found []scanned, more bool, err error) {
+	who := api.PrincipalOf(ctx)
+	key := cmp.Or(who.Tenant, who.ID)
+	s.mu.Lock()
+	if s.of == nil {
+		s.of = map[string]*scanning{}
+	}
+	of := s.of[key]
+	if of == nil {
+		of = &scanning{turn: make(chan struct{}, 1)}
+		s.of[key] = of
+	}
+	of.users++
+	s.mu.Unlock()
+	leave := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if of.users--; of.users == 0 {
+			delete(s.of, key)
+		}
+	}
+	select {
+	case of.turn <- struct{}{}:
+	case <-ctx.Done():
+		leave()
+		return nil, false, ctx.Err()
+	}
+	began := time.Now()
+	n := 0
+	for e, err := range audit.Read(ctx, dir, audit.Query{From: *from}) {
+		if e != nil {
+			*from = e.Metadata.Sequence + 1
+		}
+		if e == nil || e.Unmapped.Sallyport.Kind == audit.KindLifecycle {
+			found = append(found, scanned{e, err})
+		}
+		if n++; n == scanTurn {
+			break
+		}
+	}
+	time.AfterFunc(scanRest*time.Since(began), func() { <-of.turn; leave() })
+	return found, n == scanTurn, ctx.Err()
 }
 
 // lastEvent is the number of the log's last event.

@@ -71,6 +71,7 @@ type daemon struct {
 
 	apiKeys     *api.Keys
 	once        *api.Once
+	scans       scans            // of the audit log, by the API's callers
 	certificate *tls.Certificate // of the API's listener, nil without one
 }
 

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"sallyport/audit"
@@ -23,31 +22,17 @@ const (
 	streamWithin = 10 * time.Second // for what is written: who reads no more resumes later
 )
 
-// streams counts those that are open.
-type streams struct {
-	mu  sync.Mutex
-	all int
-	by  map[string]int
-}
-
-func newStreams() *streams { return &streams{by: map[string]int{}} }
-
-func (s *streams) open(who string) (end func(), err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.all >= streamsAll || s.by[who] >= streamsEach {
-		return nil, fmt.Errorf("%w: %d streams of events are open, of this caller %d", errBusy, s.all, s.by[who])
+// enterStream makes a place for a caller's stream, until end. A tenant has no more of
+// them, by all of its keys, than are left for all others.
+func (h *handler) enterStream(who Principal) (end func(), err error) {
+	owner := "tenant:" + who.Tenant
+	if who.Tenant == "" {
+		owner = who.ID
 	}
-	s.all++
-	s.by[who]++
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.all--
-		if s.by[who]--; s.by[who] == 0 {
-			delete(s.by, who)
-		}
-	}, nil
+	if !h.streams.Enter(who.ID, owner) {
+		return nil, fmt.Errorf("%w: too many streams of events are open, of this caller or of all", errBusy)
+	}
+	return func() { h.streams.Leave(who.ID, owner) }, nil
 }
 
 // events streams what happens as server-sent events (HTML, section 9.2). The id of
@@ -68,7 +53,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 		from = n + 1
 	}
 	who := PrincipalOf(r.Context())
-	end, err := h.streams.open(who.ID)
+	end, err := h.enterStream(who)
 	if err != nil {
 		writeProblem(w, err)
 		return

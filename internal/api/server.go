@@ -29,6 +29,7 @@ import (
 	"sallyport/internal/cell/keep"
 	"sallyport/internal/past"
 	"sallyport/internal/refusal"
+	"sallyport/internal/share"
 	"sallyport/internal/ssh"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -112,14 +113,14 @@ type Status struct {
 func NewHandler(opt Options) http.Handler { return newHandler(opt).mux() }
 
 func newHandler(opt Options) *handler {
-	return &handler{opt: opt, failures: newFailures(), refusals: refusal.New(), streams: newStreams()}
+	return &handler{opt: opt, failures: newFailures(), refusals: refusal.New(), streams: share.New(streamsAll, streamsEach)}
 }
 
 type handler struct {
 	opt      Options
 	failures *failures
 	refusals *refusal.Limit
-	streams  *streams
+	streams  *share.Places // of events, by caller and tenant
 }
 
 // maxBody bounds a request's JSON, in bytes.
