@@ -114,6 +114,9 @@ func (d *daemon) claim(context.Context) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1}); err != nil {
 		return fmt.Errorf("RLIMIT_CORE: %w", err)
 	}
+	if err := raiseDescriptors(); err != nil {
+		d.log.Warn("the daemon may run out of open files, with which it stops what it does: raise the limit, as by LimitNOFILE= in its unit", "needs", descriptors, "error", err)
+	}
 	for _, dir := range []string{d.cfg.DataDir, d.cfg.RunDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
@@ -125,6 +128,18 @@ func (d *daemon) claim(context.Context) error {
 	}
 	d.onClose(release)
 	return nil
+}
+
+// descriptors is how many files the daemon makes sure that it can have open. The bounds
+// of its listeners come to less than an eighth of that: the rest is for its own work.
+const descriptors = 1 << 16
+
+func raiseDescriptors() error {
+	var have unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &have); err != nil || have.Cur >= descriptors {
+		return err
+	}
+	return unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: descriptors, Max: max(have.Max, descriptors)})
 }
 
 func (d *daemon) openTrail(context.Context) error {

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,6 +21,9 @@ const (
 	idleEach = 1300
 	keptEach = 600
 )
+
+// roomy matches a limit of 65,536 open files or more in /proc/PID/limits (proc(5)).
+var roomy = regexp.MustCompile(`Max open files +(6553[6-9]|655[4-9][0-9]|65[6-9][0-9]{2}|6[6-9][0-9]{3}|[7-9][0-9]{4}|[0-9]{6,}) `)
 
 // Connections that say nothing to any listener that there is, found as the kernel lists
 // them, take a bounded number of descriptors, and everything is served meanwhile.
@@ -46,6 +50,9 @@ inbound: {listen: "127.0.0.1:7080"}
 	socket := filepath.Join(r.dir, "run", "sallyport.sock")
 	if _, err := os.Stat(socket); err != nil {
 		t.Fatal(err)
+	}
+	if limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pids[0])); err != nil || !roomy.Match(limits) {
+		t.Errorf("the daemon may have too few files open: %s %v", limits, err)
 	}
 	before := descriptors(t, pids)
 	for _, at := range listeners {
@@ -136,8 +143,8 @@ func listening(t *testing.T, pids []int) (list []string) {
 			}
 		}
 	}
-	for _, table := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-		text, err := os.ReadFile(table)
+	for _, table := range []string{"tcp", "tcp6"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", pids[0], table))
 		if err != nil {
 			t.Fatal(err)
 		}
