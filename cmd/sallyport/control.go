@@ -25,6 +25,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/api"
+	"sallyport/internal/secretfile"
 	"sallyport/internal/webhook"
 )
 
@@ -140,7 +141,7 @@ func (d *daemon) openControl(context.Context) (err error) {
 	}
 	var pair tls.Certificate
 	if c.Certificate != "" {
-		pair, err = tls.LoadX509KeyPair(c.Certificate, c.Key)
+		pair, err = keyPair(c.Certificate, c.Key)
 	} else {
 		host, _, _ := net.SplitHostPort(c.Listen)
 		pair, err = api.Certificate(filepath.Join(caDir(d.cfg), "api.sealed"), d.key, host)
@@ -150,6 +151,22 @@ func (d *daemon) openControl(context.Context) (err error) {
 	}
 	d.certificate = &pair
 	return nil
+}
+
+// maxSecretFile bounds a file that holds a secret, in bytes.
+const maxSecretFile = 1 << 20
+
+// keyPair reads a certificate, and its key, which nobody else may read.
+func keyPair(certificate, key string) (none tls.Certificate, err error) {
+	public, err := os.ReadFile(certificate)
+	if err != nil {
+		return none, err
+	}
+	private, err := secretfile.Read(key, maxSecretFile)
+	if err != nil {
+		return none, err
+	}
+	return tls.X509KeyPair(public, private)
 }
 
 // lifecycles yields the events of lifecycles from a number on, or with 0 from now
@@ -268,7 +285,7 @@ func (d *daemon) lastEvent(ctx context.Context) (last uint64) {
 // nothing else with it.
 func (d *daemon) tellWebhooks(ctx context.Context, g *errgroup.Group) error {
 	for i, w := range d.cfg.Webhooks {
-		text, err := os.ReadFile(w.SecretFile)
+		text, err := secretfile.Read(w.SecretFile, maxSecretFile)
 		if err != nil {
 			return fmt.Errorf("webhooks[%d].secretFile: %w", i, err)
 		}

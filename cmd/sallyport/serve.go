@@ -16,6 +16,7 @@ import (
 	"sallyport/gateway/gatehouse"
 	"sallyport/internal/api"
 	"sallyport/internal/past"
+	"sallyport/internal/secretfile"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -99,7 +100,7 @@ func (d *daemon) listenProxy(to *gatehouse.Listeners) error {
 		return nil
 	}
 	if to.Certificate, err = os.ReadFile(c.Certificate); err == nil {
-		to.Key, err = os.ReadFile(c.Key)
+		to.Key, err = secretfile.Read(c.Key, maxSecretFile)
 	}
 	if err == nil {
 		_, err = tls.X509KeyPair(to.Certificate, to.Key)

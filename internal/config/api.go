@@ -18,7 +18,7 @@ type API struct {
 	// that the daemon makes; `sallyport status` shows its fingerprint.
 	// Example: api.pem
 	Certificate string `yaml:"certificate"`
-	// Key is the PEM file of Certificate's key.
+	// Key is the PEM file of Certificate's key, which nobody else can read (0600).
 	// Example: api.key
 	Key string `yaml:"key"`
 	// Users are those of this host who may open the control socket, by name or
@@ -53,7 +53,7 @@ type Webhook struct {
 	// Example: [sandbox.*, approval.asked]
 	Events []string `yaml:"events"`
 	// SecretFile holds what the requests are signed with: whsec_ and Base64 of 24
-	// to 64 bytes (Standard Webhooks).
+	// to 64 bytes (Standard Webhooks). Nobody else can read it (0600).
 	// Example: /etc/sallyport/hook.secret
 	SecretFile string `yaml:"secretFile"`
 	// Addresses are what may be connected to besides public addresses, and the only

@@ -201,12 +201,13 @@ type Proxy struct {
 	// the listener speaks TLS.
 	// Example: proxy.pem
 	Certificate string `yaml:"certificate"`
-	// Key is the PEM file of Certificate's key.
+	// Key is the PEM file of Certificate's key, which nobody else can read (0600).
 	// Example: proxy.key
 	Key string `yaml:"key"`
 }
 
-// Metrics is the Prometheus endpoint.
+// Metrics is the Prometheus endpoint. It asks for no key, and answers where Host is an
+// address, localhost, this host's own name or the name in Listen.
 type Metrics struct {
 	// Listen is host:port. Default: 127.0.0.1:9464. "off" turns it off.
 	// Example: 127.0.0.1:9464
@@ -237,7 +238,8 @@ type Vault struct {
 
 // VaultAuth is how to log in; exactly one is set.
 type VaultAuth struct {
-	// TokenFile holds a token, read anew for each secret that is read.
+	// TokenFile holds a token, read anew for each secret that is read; nobody else can
+	// read it (0600).
 	// Example: /etc/sallyport/vault-token
 	TokenFile string `yaml:"tokenFile"`
 	// AppRole logs in with a role and a secret from a file.
@@ -253,7 +255,8 @@ type AppRole struct {
 	// RoleID is no secret; needed.
 	// Example: 3f2b1c4d-0000-4000-8000-000000000000
 	RoleID string `yaml:"roleID"`
-	// SecretIDFile holds the secret ID, read anew for each login; needed.
+	// SecretIDFile holds the secret ID, read anew for each login; needed. Nobody else
+	// can read it (0600).
 	// Example: /etc/sallyport/secret-id
 	SecretIDFile string `yaml:"secretIDFile"`
 }

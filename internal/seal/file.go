@@ -3,16 +3,15 @@ package seal
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"filippo.io/age"
 
 	"sallyport/internal/durable"
+	"sallyport/internal/secretfile"
 )
 
 const (
@@ -106,27 +105,10 @@ func resolve(path string) (string, error) {
 }
 
 func read(path string) (*Key, error) {
-	// O_NONBLOCK: opening a pipe that somebody put there must not hang.
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, fmt.Errorf("reading the key: %w", err)
+	text, err := secretfile.Read(path, maxKey)
+	if errors.Is(err, secretfile.ErrUnsafe) {
+		return nil, fmt.Errorf("%w: %w", ErrUnsafeKey, err)
 	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("reading the key: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: %s is not a regular file", ErrUnsafeKey, path)
-	}
-	if perm := info.Mode().Perm(); perm&0o077 != 0 {
-		return nil, fmt.Errorf("%w: %s has mode %04o, so others can use it; run: chmod 600 %s", ErrUnsafeKey, path, perm, path)
-	}
-	if owner := info.Sys().(*syscall.Stat_t).Uid; owner != 0 && owner != uint32(os.Geteuid()) {
-		return nil, fmt.Errorf("%w: %s belongs to user %d; make it root's or the daemon's: chown %d %s",
-			ErrUnsafeKey, path, owner, os.Geteuid(), path)
-	}
-	text, err := io.ReadAll(io.LimitReader(f, maxKey))
 	if err != nil {
 		return nil, fmt.Errorf("reading the key: %w", err)
 	}

@@ -3,11 +3,10 @@ package vault
 import (
 	"context"
 	"fmt"
-	"io"
-	"os"
 	"strings"
 
 	"sallyport/gateway/credential"
+	"sallyport/internal/secretfile"
 )
 
 // maxToken is the size in bytes of the largest file with a token or secret ID.
@@ -29,12 +28,7 @@ func (f *tokenFile) renewed(ctx context.Context, refused string) (bool, error) {
 
 // readWord reads a file that holds one token and perhaps a newline.
 func readWord(key, path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", fmt.Errorf("%w: %s: %w", credential.ErrRefused, key, err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxToken))
+	text, err := secretfile.Read(path, maxToken)
 	if err != nil {
 		return "", fmt.Errorf("%w: %s: %w", credential.ErrRefused, key, err)
 	}
