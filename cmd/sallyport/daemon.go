@@ -84,6 +84,9 @@ func newDaemon(ctx context.Context, g *globals, cfg *config.Config, log *slog.Lo
 			err = errors.Join(err, d.close())
 		}
 	}()
+	if err := raiseDescriptors(); err != nil {
+		log.Warn("the daemon may run out of open files, and then stops what it does: raise the limit, as by LimitNOFILE= in its unit", "needs", descriptors, "error", err)
+	}
 	for _, step := range []func(context.Context) error{
 		d.claim, d.openTrail, d.openPolicy, d.openGateway, d.openHouse, d.openGatehouse, d.openSSH, d.openControl,
 	} {
@@ -114,9 +117,6 @@ func (d *daemon) claim(context.Context) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1}); err != nil {
 		return fmt.Errorf("RLIMIT_CORE: %w", err)
 	}
-	if err := raiseDescriptors(); err != nil {
-		d.log.Warn("the daemon may run out of open files, with which it stops what it does: raise the limit, as by LimitNOFILE= in its unit", "needs", descriptors, "error", err)
-	}
 	for _, dir := range []string{d.cfg.DataDir, d.cfg.RunDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return err
@@ -131,8 +131,8 @@ func (d *daemon) claim(context.Context) error {
 }
 
 // descriptors is how many files the daemon makes sure that it can have open. The bounds
-// of its listeners come to less than an eighth of that: the rest is for its own work.
-const descriptors = 1 << 16
+// of its listeners come to less than half of that: the rest is for its own work.
+const descriptors = 1 << 14
 
 func raiseDescriptors() error {
 	var have unix.Rlimit

@@ -27,6 +27,11 @@ var waysIn = map[string]string{
 	"docker":    "sandbox/docker",
 	"disk":      "sandbox/disk",
 	"sandbox":   "sandbox",
+	"ssh":       "internal/ssh",
+	"budget":    "policy/budget",
+	"approval":  "policy/approval",
+	"audit":     "audit",
+	"refusal":   "internal/refusal",
 }
 
 // Each test that docs/ways-around.md names is there: a function, or a case of the
