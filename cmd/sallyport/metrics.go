@@ -59,7 +59,7 @@ const (
 	scrapersAll  = 512
 	scrapersEach = 256              // of one source
 	scrapeWithin = 10 * time.Second // a request, and likewise its answer
-	scrapeEvery  = time.Second      // the metrics are gathered anew
+	scrapeEvery  = time.Second / 10 // the metrics are gathered anew
 )
 
 // named has h answer only where Host is an address, localhost, this host's own name or

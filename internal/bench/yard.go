@@ -36,7 +36,10 @@ var (
 	plainSide   = netip.MustParseAddr("203.0.113.1")        // goproxy's
 )
 
-const insideMetrics = "127.0.0.1:9464" // of a network namespace of its own
+const (
+	insideMetrics  = "127.0.0.1:9464" // of a network namespace of its own
+	insideGathered = time.Second / 5  // the daemon's metrics are older at no time
+)
 
 // yard is where the role measures: a network of its own.
 type yard struct {
@@ -271,6 +274,7 @@ func (y *yard) did() (s stats, err error) {
 		return stats{}, err
 	}
 	s = stats{Events: now.Events, Syncs: now.Syncs, Rules: now.Rules}
+	time.Sleep(insideGathered)
 	resp, err := http.Get("http://" + insideMetrics + "/metrics")
 	if err != nil {
 		return stats{}, err
