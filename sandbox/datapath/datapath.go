@@ -127,6 +127,7 @@ func (d *Datapath) load() error {
 		Subnet:  wire(d.config.Subnet.Addr()),
 		Mask:    wire(netip.AddrFrom4([4]byte(net.CIDRMask(d.config.Subnet.Bits(), 32)))),
 		Mark:    routeMark,
+		Opening: openMark,
 		Link:    uint32(d.bridge),
 	}
 	copy(c.Bridge.Addr[:], d.mac)

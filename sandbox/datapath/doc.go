@@ -18,7 +18,8 @@
 // datagram is dropped like all else, and turned round as ICMP port unreachable,
 // a hundred a second for each sandbox: clients of QUIC turn to TCP at once.
 // port_out lets pass only that and what the daemon's sockets sent to that sandbox,
-// which [Mark] sets apart from those of all other processes of this host.
+// which [Mark] sets apart from those of all other processes of this host. Of these,
+// only what [Dial] and [Connecting] make opens a connection, and each only one.
 // bridge_in denies by default: stamp, MAC and IP address must agree with an
 // attached endpoint. It hands TCP to the listener given to [Datapath.Steer]
 // whatever address was dialled; packets of connections that are open already,

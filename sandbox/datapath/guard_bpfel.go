@@ -19,6 +19,7 @@ type guardConfig struct {
 	Subnet  uint32
 	Mask    uint32
 	Mark    uint32
+	Opening uint32
 	Link    uint32
 	Bridge  struct {
 		_    structs.HostLayout
@@ -89,6 +90,13 @@ type guardNear struct {
 	Generation uint32
 }
 
+type guardOpening struct {
+	_          structs.HostLayout
+	Generation uint32
+	From       uint16
+	To         uint16
+}
+
 type guardReason uint32
 
 const (
@@ -156,6 +164,7 @@ const (
 	guardMapListener        = "listener"
 	guardMapNearGenerations = "near_generations"
 	guardMapNearLinks       = "near_links"
+	guardMapOpened          = "opened"
 	guardMapPorts           = "ports"
 	guardMapTold            = "told"
 	guardProgBridgeIn       = "bridge_in"
@@ -226,6 +235,7 @@ type guardMapSpecs struct {
 	Listener        *ebpf.MapSpec `ebpf:"listener"`
 	NearGenerations *ebpf.MapSpec `ebpf:"near_generations"`
 	NearLinks       *ebpf.MapSpec `ebpf:"near_links"`
+	Opened          *ebpf.MapSpec `ebpf:"opened"`
 	Ports           *ebpf.MapSpec `ebpf:"ports"`
 	Told            *ebpf.MapSpec `ebpf:"told"`
 }
@@ -268,6 +278,7 @@ type guardMaps struct {
 	Listener        *ebpf.Map `ebpf:"listener"`
 	NearGenerations *ebpf.Map `ebpf:"near_generations"`
 	NearLinks       *ebpf.Map `ebpf:"near_links"`
+	Opened          *ebpf.Map `ebpf:"opened"`
 	Ports           *ebpf.Map `ebpf:"ports"`
 	Told            *ebpf.Map `ebpf:"told"`
 }
@@ -282,6 +293,7 @@ func (m *guardMaps) Close() error {
 		m.Listener,
 		m.NearGenerations,
 		m.NearLinks,
+		m.Opened,
 		m.Ports,
 		m.Told,
 	)

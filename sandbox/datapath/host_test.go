@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -143,7 +144,7 @@ func TestHostProcessIsNotAnswered(t *testing.T) {
 			must(t, err)
 			defer unix.Close(fd)
 			if ours {
-				must(t, mark(fd))
+				must(t, setMark(fd, openMark))
 			}
 			must(t, unix.Bind(fd, &unix.SockaddrInet4{Addr: gateway.As4(), Port: port}))
 			// Nobody listens there, and nobody says so: it goes on trying.
@@ -183,5 +184,71 @@ func TestConnecting(t *testing.T) {
 	}
 	if !strings.HasPrefix(string(b[:n]), alice.Address.String()) {
 		t.Errorf("got %q, %v", b[:n], err)
+	}
+}
+
+// again uses a socket of the gateway's process for another connection, as that may:
+// connect(2) with AF_UNSPEC undoes what the socket was connected to.
+func again(fd int, to netip.AddrPort) error {
+	var none unix.RawSockaddrInet4 // family 0
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none)); errno != 0 {
+		return fmt.Errorf("letting go: %w", errno)
+	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return err
+	}
+	err := unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()})
+	if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+		return fmt.Errorf("connecting again: %w", err)
+	}
+	return nil
+}
+
+// No socket that the gateway's process is given or accepts reaches another port of a
+// sandbox: the mark is the socket's, whatever it is connected to.
+func TestSocketsOfTheGateway(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	listener, err := Listen()
+	must(t, err)
+	defer listener.Close()
+	must(t, d.Steer(listener))
+	to := serviceIn(t, l.alice, alice.Address)
+	sockets := map[string]func(t *testing.T) *os.File{
+		"to an exposed port": func(t *testing.T) *os.File {
+			f, err := Connecting(to)
+			must(t, err)
+			return f
+		},
+		"from a sandbox": func(t *testing.T) *os.File {
+			c, err := l.alice.dial("", outside.String()+":443")
+			must(t, err)
+			defer c.Close()
+			got, err := listener.Accept()
+			must(t, err)
+			defer got.Close()
+			f, err := got.(*net.TCPConn).File()
+			must(t, err)
+			return f
+		},
+	}
+	for name, socket := range sockets {
+		t.Run(name, func(t *testing.T) {
+			f := socket(t)
+			defer f.Close()
+			settle()
+			before := dropped(t, d)[HostProcess].Packets
+			must(t, again(int(f.Fd()), to))
+			settle()
+			info, err := unix.GetsockoptTCPInfo(int(f.Fd()), unix.IPPROTO_TCP, unix.TCP_INFO)
+			must(t, err)
+			if info.State != unix.BPF_TCP_SYN_SENT {
+				t.Errorf("it is in state %d, want one that nobody answers", info.State)
+			}
+			if dropped(t, d)[HostProcess].Packets == before {
+				t.Error("no drop was counted")
+			}
+		})
 	}
 }

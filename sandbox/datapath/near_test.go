@@ -9,7 +9,7 @@ import (
 // passes says whether alice's frames pass all three programs.
 func passes(t *testing.T, d *Datapath, generation uint32) bool {
 	t.Helper()
-	toAlice := packet{dst: hw(alice), src: bridgeMAC(testBridge), saddr: outside, daddr: alice.Address, proto: protoTCP, sport: 443, dport: 40000}
+	toAlice := packet{dst: hw(alice), src: bridgeMAC(testBridge), saddr: outside, daddr: alice.Address, proto: protoTCP, sport: 443, dport: 40000, flags: syn | ack}
 	in, mark := run(t, d.objs.PortIn, aliceTCP(), skb{})
 	out, _ := run(t, d.objs.PortOut, toAlice, skb{skbMark: routeMark})
 	bridge, _ := run(t, d.objs.BridgeIn, aliceARP(), skb{skbMark: generation})

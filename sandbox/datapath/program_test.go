@@ -369,12 +369,23 @@ func TestPortOut(t *testing.T) {
 		expect(t, d, d.objs.PortOut, p, skb{skbMark: routeMark}, Unknown)
 	}
 	expect(t, d, d.objs.PortOut, question(), skb{}, Unknown) // the kernel's own
+	// Only a socket that may opens a connection, and that one again.
+	opens, other, hidden, cut := toAlice(), toAlice(), toAlice(), toAlice()
+	opens.flags, other.flags, hidden.flags, cut.flags = syn, syn, syn, syn
+	other.dport++
+	hidden.options, cut.fragment = []byte{1, 1, 1, 1}, 0x2000
+	for _, p := range []packet{opens, other, hidden, cut} {
+		expect(t, d, d.objs.PortOut, p, skb{skbMark: routeMark}, HostProcess)
+	}
+	expect(t, d, d.objs.PortOut, opens, skb{skbMark: openMark}, Unknown)
+	expect(t, d, d.objs.PortOut, opens, skb{skbMark: routeMark}, Unknown)
+	expect(t, d, d.objs.PortOut, other, skb{skbMark: routeMark}, HostProcess)
 }
 
 // What one packet costs in each program.
 func BenchmarkPrograms(b *testing.B) {
 	d := programs(b)
-	toAlice := packet{dst: hw(alice), src: bridgeMAC(testBridge), saddr: outside, daddr: alice.Address, proto: protoTCP, sport: 443, dport: 40000}
+	toAlice := packet{dst: hw(alice), src: bridgeMAC(testBridge), saddr: outside, daddr: alice.Address, proto: protoTCP, sport: 443, dport: 40000, flags: syn | ack}
 	// bridge_in leaves another stamp on what it passes, which is the next one's.
 	again := alice
 	again.Generation = routeMark

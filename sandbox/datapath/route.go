@@ -18,6 +18,7 @@ import (
 // those of kube-proxy, Cilium, Tailscale and Calico's defaults.
 const (
 	routeMark     = 0x3053
+	openMark      = 0x3073 // of a socket of the daemon's while it opens a connection to a sandbox
 	routeTable    = 23057
 	routePriority = 305
 )

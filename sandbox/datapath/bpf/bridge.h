@@ -51,7 +51,7 @@ static __always_inline int ours(struct bpf_sock *sk)
 {
 	struct bpf_sock *whole = bpf_sk_fullsock(sk);
 
-	return !whole || whole->mark == cfg.mark;
+	return !whole || whole->mark == cfg.mark || whole->mark == cfg.opening;
 }
 
 // resolve_udp lets a question through to our resolver and to no other: a name server

@@ -56,6 +56,7 @@ struct frame {
 	struct mac dst, src;
 	__u16 ethertype; // host order
 	__u8 proto;      // IPPROTO_*, of IPv6 the first next header
+	__u8 opens;      // TCP: a SYN without an acknowledgement
 	__be16 sport, dport;
 	__be32 saddr[4], daddr[4]; // IPv4 as ::ffff:a.b.c.d
 	struct arp_ipv4 arp;
@@ -110,6 +111,7 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct frame *f, vo
 			return MALFORMED;
 		f->sport = tcp->source;
 		f->dport = tcp->dest;
+		f->opens = tcp->syn && !tcp->ack;
 		if (!tcp->source || !tcp->dest || tcp->doff < 5 || total < sizeof(*ip) + tcp->doff * 4)
 			return MALFORMED;
 	} else if (ip->protocol == IPPROTO_UDP) {

@@ -106,6 +106,40 @@ int port_in(struct __sk_buff *skb)
 	return answerable(&f) ? answer(skb, generation) : TCX_DROP;
 }
 
+// opened remembers which connections the daemon has begun: it takes the mark for that
+// from their sockets at once, and the kernel may have to begin them again.
+struct opening {
+	__u32 generation;
+	__be16 from, to; // ports
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct opening);
+	__type(value, __u8);
+	__uint(max_entries, 16384);
+} opened SEC(".maps");
+
+// from_daemon says whether a packet of this host is of a socket of the daemon's, and
+// one that may send it: what is not for opening answers only, whoever has it by now
+// and whatever connect(2) has made of it.
+static __always_inline int from_daemon(struct __sk_buff *skb, const struct frame *f, __u32 generation, int reason)
+{
+	struct opening key = {.generation = generation, .from = f->sport, .to = f->dport};
+	__u8 yes = 1;
+
+	if (skb->mark == cfg.opening) {
+		if (f->opens)
+			bpf_map_update_elem(&opened, &key, &yes, BPF_ANY);
+		return 1;
+	}
+	if (skb->mark != cfg.mark)
+		return 0;
+	if (f->proto != IPPROTO_TCP)
+		return 1;
+	return !reason && (!f->opens || bpf_map_lookup_elem(&opened, &key));
+}
+
 // port_out sees what is about to reach the sandbox.
 SEC("tcx/egress")
 int port_out(struct __sk_buff *skb)
@@ -129,7 +163,7 @@ int port_out(struct __sk_buff *skb)
 		return refuse(skb, generation, NOT_ADDRESSED);
 	// A packet has its socket's mark, which takes a capability to set (socket(7)):
 	// what a process of the host sends by itself has none. The kernel speaks ARP.
-	if (!skb->ingress_ifindex && skb->mark != cfg.mark && f.ethertype != ETH_P_ARP)
+	if (!skb->ingress_ifindex && f.ethertype != ETH_P_ARP && !from_daemon(skb, &f, generation, reason))
 		return refuse(skb, generation, HOST_PROCESS);
 	count(skb, DELIVERED);
 	return TCX_NEXT;

@@ -14,6 +14,7 @@ struct config {
 	__be32 subnet;
 	__be32 mask;
 	__u32 mark; // of the daemon's sockets, and for routing steered packets to this host
+	__u32 opening; // of those that open a connection to a sandbox
 	__u32 link; // interface index of the bridge
 	struct mac bridge;
 	__u8 pad[2];
