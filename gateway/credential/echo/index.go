@@ -4,10 +4,8 @@ import "strings"
 
 // index is a set of patterns, ready to be found.
 //
-// What is in a text as the pattern is, the common case, is found by Wu and
-// Manber's method ("A fast algorithm for multi-pattern searching", 1994): a
-// window as long as the shortest pattern slides by as much as its last three
-// bytes allow. Any other occurrence has a first escape, and before that the
+// What is in a text as the pattern is, the common case, is found by [scan]s. Any
+// other occurrence has a first escape, and before that the
 // beginning of the pattern as it is. So each byte of the text that introduces an
 // escape is looked at, together with the bytes before it, for places in patterns
 // where the escape can stand.
@@ -21,9 +19,7 @@ type index struct {
 	longest  int      // of the longest
 	tail     int      // longer than no occurrence of any is; by the lengths of values alone
 
-	shift [1 << shiftBits]uint8  // by the hash of a window's last three bytes; 0: look at the chain
-	head  [1 << shiftBits]uint16 // by the same hash: 1 + index of the first candidate
-	next  []uint16               // by pattern: 1 + index of the next candidate
+	scans []*scan
 
 	// Places where an escape can stand: within the first three bytes of a
 	// pattern by what it stands for, later by the hash of the three bytes before
@@ -49,17 +45,12 @@ type place struct {
 }
 
 const (
-	// maxWindow fits a shift into a byte.
-	maxWindow = 200
 	// maxPatterns fits an index into 16 bits; some 4,000 values at once.
 	maxPatterns = 1<<16 - 2
 	// gram is how many bytes are hashed.
 	gram = 3
 	// stride is how far apart the places of later are.
 	stride = 8
-	// shiftBits is the size of the hash for shift: it fits the processor's first
-	// cache together with head.
-	shiftBits = 13
 	// lower, set in a byte, makes letters of either case one. Some other bytes
 	// become one too.
 	lower = 0x20
@@ -86,7 +77,7 @@ func pairOf(first, second byte) uint32 { return uint32(first|lower)<<8 | uint32(
 // newIndex takes one pattern at least.
 func newIndex(patterns []pattern, names []string) *index {
 	x := &index{patterns: patterns[:min(len(patterns), maxPatterns)], names: names}
-	x.window = maxWindow
+	x.window = len(patterns[0].text)
 	places := 0
 	for i := range x.patterns {
 		p := &x.patterns[i]
@@ -103,10 +94,7 @@ func newIndex(patterns []pattern, names []string) *index {
 	for x.bits = 8; 1<<x.bits < 2*places && x.bits < 18; {
 		x.bits++
 	}
-	for h := range x.shift {
-		x.shift[h] = uint8(x.window - gram + 1)
-	}
-	x.next = make([]uint16, len(x.patterns))
+	x.scans = newScans(x.patterns)
 	x.places = make([]place, 0, places)
 	x.later = make([]uint32, 1<<x.bits)
 	x.grams = newSet(x.gramBits())
@@ -131,13 +119,6 @@ func (x *index) add(i uint16) {
 	for j := range len(text) - gram {
 		x.grams.add(mixAt(text[j:], x.gramBits()))
 	}
-
-	for j := gram; j <= x.window; j++ {
-		h := mixAt(text[j-gram:], shiftBits)
-		x.shift[h] = min(x.shift[h], uint8(x.window-j))
-	}
-	last := mixAt(text[x.window-gram:], shiftBits)
-	x.next[i], x.head[last] = x.head[last], i+1
 
 	for j := range gram {
 		x.early[text[j]|lower] = append(x.early[text[j]|lower], place{pattern: i, at: uint32(j)})

@@ -2,7 +2,6 @@ package echo
 
 import (
 	"bytes"
-	"encoding/binary"
 	"slices"
 )
 
@@ -17,6 +16,7 @@ type search struct {
 	*index      // nil: there is nothing to find
 	fold   bool // letters are the same in either case
 	spans  []span
+	work   work
 
 	data  []byte
 	limit int
@@ -47,78 +47,32 @@ func (s *search) run(data []byte, limit int) {
 	s.data = nil
 }
 
-// plain finds what has no escape in it. A step of a scan waits for the one
-// before, mostly for its loads: four scans at a time take hardly longer than one.
-func (s *search) plain() {
-	data, window := s.data, s.window
-	last := min(len(data), s.limit-1+window) // where a window may end
-	quarter := last / 4
-	if quarter < 4*window {
-		s.scan(window, last+1)
-		return
-	}
-	ends := [4]int{quarter, 2 * quarter, 3 * quarter, last + 1}
-	a, b, c, d := window, ends[0], ends[1], ends[2]
-	for a < ends[0] && b < ends[1] && c < ends[2] && d < ends[3] {
-		na, nb, nc, nd := s.slide(data, a), s.slide(data, b), s.slide(data, c), s.slide(data, d)
-		if na == 0 || nb == 0 || nc == 0 || nd == 0 {
-			for i, n := range [4]*int{&na, &nb, &nc, &nd} {
-				if *n == 0 {
-					*n = 1
-					s.candidates([4]int{a, b, c, d}[i])
-				}
-			}
-		}
-		a, b, c, d = a+na, b+nb, c+nc, d+nd
-	}
-	s.scan(a, ends[0])
-	s.scan(b, ends[1])
-	s.scan(c, ends[2])
-	s.scan(d, ends[3])
-}
-
-// scan finds the occurrences whose window ends at a place from one, but before
-// another.
-func (s *search) scan(at, end int) {
-	for at < end {
-		n := s.slide(s.data, at)
-		if n == 0 {
-			n = 1
-			s.candidates(at)
-		}
-		at += n
-	}
-}
-
-// slide says how far a window that ends at a place can slide.
-func (x *index) slide(data []byte, at int) int {
-	return int(x.shift[mix(binary.LittleEndian.Uint32(data[at-4:]), shiftBits)])
-}
-
-// candidates compares the patterns that may begin where the window does that
-// ends at a place.
-func (s *search) candidates(at int) {
-	from := at - s.window
-	for n := s.head[mixAt(s.data[at-gram:], shiftBits)]; n != 0; n = s.next[n-1] {
-		p := &s.patterns[n-1]
-		if to := from + len(p.text); to <= len(s.data) && equal(s.data[from:to], p.text, s.fold || p.fold) {
-			s.spans = append(s.spans, span{from, to, n - 1})
-		}
-	}
-}
-
-// equal compares a text with as much of a pattern.
+// equal compares a text with as much of a pattern, and takes no longer the more of
+// it is equal.
 func equal(data []byte, text string, fold bool) bool {
-	if !fold {
-		return string(data) == text
+	var differs byte
+	if fold {
+		for i, c := range data {
+			differs |= lowered[c] ^ lowered[text[i]]
+		}
+		return differs == 0
 	}
 	for i, c := range data {
-		if !equalByte(c, text[i], true) {
-			return false
+		differs |= c ^ text[i]
+	}
+	return differs == 0
+}
+
+// lowered makes ASCII's letters lower case.
+var lowered = func() (table [256]byte) {
+	for c := range table {
+		table[c] = byte(c)
+		if 'A' <= c && c <= 'Z' {
+			table[c] |= lower
 		}
 	}
-	return true
-}
+	return table
+}()
 
 func equalByte(a, b byte, fold bool) bool {
 	return a == b || fold && a|lower == b|lower && 'a' <= a|lower && a|lower <= 'z'
