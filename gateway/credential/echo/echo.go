@@ -31,7 +31,8 @@
 // of a value, 16 (12 of a form shorter than 32, 8 of one shorter than 16), take a
 // comparison more. They have to be guessed at once, unless a value ends in so many
 // that are public: then up to 23 before these can be guessed one by one. And among
-// escapes, ends of lines included, short parts of values (three bytes) take longer.
+// escapes, ends of lines included, short parts of values (three bytes) take several
+// times as long.
 package echo
 
 import (
