@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 
 	"github.com/moby/moby/api/types/container"
+	"golang.org/x/sys/unix"
 )
 
 // accountFiles are what the engine itself reads of a container's files, as the host's
@@ -43,7 +45,7 @@ func (r *Runtime) vetAccounts(info container.InspectResponse) error {
 	defer root.Close()
 	for _, p := range append([]string{"etc"}, accountFiles...) {
 		is, err := root.Lstat(p)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && is.Mode()&fs.ModeCharDevice != 0 { // removed, see Layer
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) || err == nil && is.Mode()&fs.ModeCharDevice != 0 { // removed, see Layer
 			continue
 		}
 		if err != nil {
@@ -81,10 +83,14 @@ func wellFormed(root *os.Root, p string) bool {
 	return true
 }
 
-// aside renames a file, to a name that ends in ".aside-1" or the next that is free.
+// aside renames a file, to a name that ends in ".aside-1", or in another number: the
+// sandbox may have taken millions of them. Of a name that is too long the beginning is
+// kept.
 func aside(root *os.Root, p string) (to string, err error) {
-	for n := 1; ; n++ {
-		to := fmt.Sprintf("%s.aside-%d", p, n)
+	const longest = 255 - len(".aside-18446744073709551615")
+	dir, name := filepath.Split(p)
+	for n := uint64(1); ; n = rand.Uint64() {
+		to := dir + fmt.Sprintf("%s.aside-%d", name[:min(len(name), longest)], n)
 		if _, err := root.Lstat(to); errors.Is(err, fs.ErrNotExist) {
 			return to, root.Rename(p, to)
 		} else if err != nil {

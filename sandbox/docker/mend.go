@@ -17,8 +17,12 @@ import (
 // engine has no type for what it says of that (moby, SetupWorkingDirectory).
 func stands(err error) bool {
 	said := err.Error()
-	return !strings.Contains(said, unguarded) && (strings.Contains(said, "OCI runtime create failed") || strings.Contains(said, "Cannot mkdir"))
+	return !strings.Contains(said, unguarded) && slices.ContainsFunc(standing, func(s string) bool { return strings.Contains(said, s) })
 }
+
+// standing is what the engine says of a container that does not start: its runtime
+// makes some of the places for mounts when that is created, and some as it starts.
+var standing = []string{"OCI runtime create failed", "OCI runtime start failed", "Cannot mkdir"}
 
 // mend makes a container startable whose root has put something in the way of what is
 // mounted in it: a file or link in the place of a folder, a folder in that of a file.
