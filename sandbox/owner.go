@@ -48,7 +48,7 @@ func ByFullName(ctx context.Context, full string) (context.Context, string, erro
 		return ctx, "", err
 	}
 	if qualified && CheckName(owner) != nil {
-		return ctx, "", fmt.Errorf("%w: %q: write NAME, or TENANT/NAME for a tenant's", ErrBadName, full)
+		return ctx, "", fmt.Errorf("%w: %q: write NAME, or TENANT/NAME for a tenant's, each of lower-case letters, digits and hyphens", ErrBadName, full)
 	}
 	if by := OwnerOf(ctx); by != "" && owner != by {
 		return ctx, "", notFound(full)

@@ -25,7 +25,7 @@ func TestDrain(t *testing.T) {
 			<-release
 			io.WriteString(w, "whole")
 		case "/never":
-			io.WriteString(w, "some")
+			io.WriteString(w, "some\n")
 			w.(http.Flusher).Flush()
 			begun <- r.URL.Path
 			<-r.Context().Done()
@@ -73,7 +73,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("what ended in time: %q, %v", a.body, a.err)
 	}
 	a := <-never
-	if took := a.at.Sub(asked); a.err == nil || a.body != "some" || took < drain-100*time.Millisecond || took > drain+2*time.Second {
+	if took := a.at.Sub(asked); a.err == nil || a.body != "some\n" || took < drain-100*time.Millisecond || took > drain+2*time.Second {
 		t.Errorf("what did not: %q, %v, after %v", a.body, a.err, took)
 	}
 	<-broken
