@@ -37,7 +37,9 @@
 // Open has run (see [GuardPin]). Ports get the programs as they join the bridge,
 // while a process has the datapath open; two that have not got them yet reach
 // nothing of the host, and are kept apart by nftables alone: where the kernel
-// has no CONFIG_NFT_BRIDGE_META, only their IPv4 and ARP of the subnet. What is
+// has no CONFIG_NFT_BRIDGE_META, only their IPv4 and ARP of the subnet. A datagram
+// that a process of the host sends to all or to a group gets to one that has not
+// got them yet; no answer to it passes. What is
 // steered still goes through the host's own input filter, which must let in
 // what comes by the bridge.
 //
