@@ -11,9 +11,24 @@ func (p *pattern) takes(i int, e *reading, fold bool) (n int, ok bool) {
 	return 0, p.lines && i >= wrap && e.lineEnd()
 }
 
+// maxEnds is how many ends of lines may come in a row within what is broken into
+// lines: CR and LF by an escape each. With more of them a text could have each
+// guess of a beginning walked on from for long, and the time would tell the right one.
+const maxEnds = 2
+
 // state says that a pattern has been followed to its byte i, and a text to its
-// byte at.
-type state struct{ i, at int }
+// byte at, with so many ends of lines in a row before that.
+type state struct{ i, at, ends int }
+
+// on is the state after one reading of the text that took n bytes, and stood for
+// some of the pattern's, none if it ended a line.
+func (s state) on(took, n int) (next state, ok bool) {
+	next = state{s.i + took, s.at + n, 0}
+	if took == 0 {
+		next.ends = s.ends + 1
+	}
+	return next, next.ends <= maxEnds
+}
 
 // follow reads on from a state and returns where the occurrence ends that began
 // at from, the longest if there are several, or -1.
@@ -35,7 +50,7 @@ func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int)
 				if !equalByte(data[now.at], p.text[now.i], fold) {
 					return to
 				}
-				now.i, now.at = now.i+1, now.at+1
+				now = state{now.i + 1, now.at + 1, 0}
 			}
 		}
 		switch {
@@ -49,14 +64,16 @@ func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int)
 		}
 		c := data[now.at]
 		if equalByte(c, p.text[now.i], fold) {
-			waiting = wait(waiting, state{now.i + 1, now.at + 1})
+			waiting = wait(waiting, state{now.i + 1, now.at + 1, 0})
 		}
 		if introduces[c] {
 			var r readings
 			read(data[now.at:], &r)
 			for i := range r.list[:r.n] {
-				if n, ok := p.takes(now.i, &r.list[i], fold); ok {
-					waiting = wait(waiting, state{now.i + n, now.at + int(r.list[i].n)})
+				if took, ok := p.takes(now.i, &r.list[i], fold); ok {
+					if next, ok := now.on(took, int(r.list[i].n)); ok {
+						waiting = wait(waiting, next)
+					}
 				}
 			}
 		}
@@ -72,6 +89,7 @@ func wait(waiting []state, s state) []state {
 		return a.i - b.i
 	})
 	if known {
+		waiting[at].ends = min(waiting[at].ends, s.ends)
 		return waiting
 	}
 	return slices.Insert(waiting, at, s)

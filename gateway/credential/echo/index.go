@@ -21,6 +21,11 @@ type index struct {
 
 	scans []*scan
 
+	// The patterns that are looked for at all escapes, and those that are where the
+	// gate says that they may be, in indexes of their own without scans. Nil: none.
+	open, shut *index
+	gate       *gate // nil without shut
+
 	// Places where an escape can stand: within the first three bytes of a
 	// pattern by what it stands for, later by the hash of the three bytes before
 	// it. Of the latter places only every eighth is there.
@@ -78,10 +83,34 @@ func pairOf(first, second byte) uint32 { return uint32(first|lower)<<8 | uint32(
 func newIndex(patterns []pattern, names []string) *index {
 	x := &index{patterns: patterns[:min(len(patterns), maxPatterns)], names: names}
 	x.window = len(patterns[0].text)
-	places := 0
+	var open, shut []uint16
+	var texts []string
 	for i := range x.patterns {
 		p := &x.patterns[i]
-		x.window, x.longest, x.tail = min(x.window, len(p.text)), max(x.longest, len(p.text)), max(x.tail, p.span)
+		x.window, x.tail = min(x.window, len(p.text)), max(x.tail, p.span)
+		if gated(p.text) {
+			shut, texts = append(shut, uint16(i)), append(texts, p.text)
+		} else {
+			open = append(open, uint16(i))
+		}
+	}
+	x.scans = newScans(x.patterns)
+	if len(open) > 0 {
+		x.open = newTables(x.patterns, open)
+	}
+	if len(shut) > 0 {
+		x.shut, x.gate = newTables(x.patterns, shut), newGate(texts)
+	}
+	return x
+}
+
+// newTables returns an index of some patterns for what has escapes.
+func newTables(patterns []pattern, some []uint16) *index {
+	x := &index{patterns: patterns}
+	places := 0
+	for _, i := range some {
+		p := &x.patterns[i]
+		x.longest = max(x.longest, len(p.text))
 		places += 2 + len(p.text)/stride
 		if p.lines || strings.Contains(p.text, "\n") {
 			x.holds['\n'], x.holds['\r'] = true, true
@@ -94,13 +123,12 @@ func newIndex(patterns []pattern, names []string) *index {
 	for x.bits = 8; 1<<x.bits < 2*places && x.bits < 18; {
 		x.bits++
 	}
-	x.scans = newScans(x.patterns)
 	x.places = make([]place, 0, places)
 	x.later = make([]uint32, 1<<x.bits)
 	x.grams = newSet(x.gramBits())
 	x.pairs = newSet(16)
-	for i := range x.patterns {
-		x.add(uint16(i))
+	for _, i := range some {
+		x.add(i)
 	}
 	return x
 }

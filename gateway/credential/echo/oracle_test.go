@@ -1,6 +1,7 @@
 package echo_test
 
 import (
+	"bytes"
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/gateway/credential/echo"
 )
@@ -144,6 +146,36 @@ func TestNothingTellsAPart(t *testing.T) {
 			seenTwo, textTwo := shape(kind.read(scrubber(two, "Bearer "+two)), pieces, end)
 			if seenOne != seenTwo || textOne != textTwo {
 				t.Fatalf("%s, seed %d, %q in %.2000q:\n%s\n%s", name, seed, one, pieces, seenOne, seenTwo)
+			}
+		}
+	}
+}
+
+// A text that has a secret's beginning, with what makes that long to read on from,
+// takes no longer than one with another beginning. It took ten times as long.
+func TestTimeTellsNoBeginning(t *testing.T) {
+	const secret = "ghp_R7tQ2mVx9LkZ4sWnB8yHcJ3fDpT6aEuG1oKi"
+	s := scrubber(secret, "Bearer "+secret)
+	took := func(unit string) time.Duration {
+		body, buf := []byte(strings.Repeat(unit, 1+(64<<10)/len(unit))), make([]byte, 32<<10)
+		best := time.Hour
+		for range 10 {
+			begin := time.Now()
+			for r := s.Reader(io.NopCloser(bytes.NewReader(body)), nil); ; {
+				if _, err := r.Read(buf); err != nil {
+					break
+				}
+			}
+			best = min(best, time.Since(begin))
+		}
+		return best
+	}
+	digits := base64.StdEncoding.EncodeToString([]byte("Bearer " + secret))
+	for _, after := range []string{strings.Repeat(`\n`, 300) + "!", strings.Repeat("&#10;", 100) + "!", "\n\n", `\/`} {
+		for _, known := range []int{9, 20, 40} {
+			right, wrong := took(digits[:known+1]+after), took(digits[:known]+"~"+after)
+			if right > 3*wrong {
+				t.Errorf("%d digits and then %.10q: %v if they are right, %v else", known, after, right, wrong)
 			}
 		}
 	}

@@ -26,10 +26,35 @@ type search struct {
 // included, in the order of where they begin.
 func (s *search) run(data []byte, limit int) {
 	s.spans, s.data, s.limit = s.spans[:0], data, limit
-	if s.index == nil || limit <= 0 {
+	x := s.index
+	if x == nil || limit <= 0 {
 		return
 	}
 	s.plain()
+	if x.open != nil {
+		s.index = x.open
+		s.escapes(data, 0, limit)
+	}
+	if x.shut != nil {
+		s.index = x.shut
+		for _, at := range x.gate.spans(data, x.tail) {
+			s.escapes(data[at.from:at.to], at.from, limit-at.from)
+		}
+	}
+	s.index, s.data = x, nil
+	if len(s.spans) > 1 {
+		slices.SortFunc(s.spans, func(a, b span) int { return a.from - b.from })
+	}
+}
+
+// escapes finds what has an escape in it, in a part of the text that begins
+// somewhere.
+func (s *search) escapes(data []byte, begin, limit int) {
+	if limit <= 0 {
+		return
+	}
+	before := len(s.spans)
+	s.data, s.limit = data, limit
 	for _, c := range s.introducers {
 		for at := 0; at < len(data); at++ {
 			n := bytes.IndexByte(data[at:], c)
@@ -41,10 +66,10 @@ func (s *search) run(data []byte, limit int) {
 			}
 		}
 	}
-	if len(s.spans) > 1 {
-		slices.SortFunc(s.spans, func(a, b span) int { return a.from - b.from })
+	for i := range s.spans[before:] {
+		at := &s.spans[before+i]
+		at.from, at.to = at.from+begin, at.to+begin
 	}
-	s.data = nil
 }
 
 // equal compares a text with as much of a pattern, and takes no longer the more of
@@ -172,7 +197,8 @@ func (s *search) match(at int, e *reading, n uint16, i int) {
 	if !ok || !equal(s.data[at-i:at], p.text[:i], s.fold || p.fold) {
 		return
 	}
-	if to := p.follow(s.data, at-i, state{i + took, at + int(e.n)}, s.fold); to >= 0 {
+	begin, _ := state{i: i, at: at}.on(took, int(e.n))
+	if to := p.follow(s.data, at-i, begin, s.fold); to >= 0 {
 		s.spans = append(s.spans, span{at - i, to, n})
 	}
 }

@@ -1,0 +1,148 @@
+package echo
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// spelled writes a text with some characters escaped, and with line ends in digits.
+func spelled(rnd *rand.Rand, text string, lines bool) string {
+	var b strings.Builder
+	often := rnd.IntN(12)
+	one := rnd.IntN(9)
+	for i := range len(text) {
+		c := text[i]
+		if lines && i >= wrap && rnd.IntN(20) == 0 {
+			b.WriteString([]string{"\n", "\r\n", `\n`, `\r\n`, `\\n`, "&#10;", "%0D%0A", "\n\n", "\n%0a"}[rnd.IntN(9)])
+		}
+		if often == 0 || rnd.IntN(often) > 0 {
+			b.WriteByte(c)
+			continue
+		}
+		how := one
+		if rnd.IntN(8) == 0 {
+			how = rnd.IntN(9)
+		}
+		switch how {
+		case 0:
+			fmt.Fprintf(&b, "%%%02x", c)
+		case 1:
+			fmt.Fprintf(&b, "%%25%02X", c)
+		case 2:
+			fmt.Fprintf(&b, "%%2525%02x", c)
+		case 3:
+			fmt.Fprintf(&b, `\u%04x`, c)
+		case 4:
+			fmt.Fprintf(&b, `\\\\x%02x`, c)
+		case 5:
+			fmt.Fprintf(&b, "&#%03d;", c)
+		case 6:
+			fmt.Fprintf(&b, "&amp;#x%x;", c)
+		case 7:
+			if alphanumeric(c) {
+				b.WriteByte(c)
+			} else {
+				b.WriteString(`\` + string(c))
+			}
+		default:
+			b.WriteString(map[byte]string{'<': "&lt;", '>': "&amp;gt;", '"': "&quot;", '\'': "&apos;"}[c])
+			if !strings.ContainsRune(`<>"'`, rune(c)) {
+				b.WriteByte(c)
+			}
+		}
+	}
+	return b.String()
+}
+
+// What a gate lets by is all that there is.
+func TestGateHidesNothing(t *testing.T) {
+	const alphabet = `abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/=-_ <"2525252525nnnuuuxx`
+	found := 0
+	for seed := range uint64(2000) {
+		rnd := rand.New(rand.NewPCG(seed, 4))
+		random := func(n int) string {
+			b := make([]byte, n)
+			for i := range b {
+				b[i] = alphabet[rnd.IntN(len(alphabet))]
+			}
+			return string(b)
+		}
+		secret := random(21 + rnd.IntN(40))
+		patterns := spellings(secret, stretch*len(secret))
+		with := newIndex(patterns, make([]string, len(patterns)))
+		without := *with
+		all := make([]uint16, len(patterns))
+		for i := range all {
+			all[i] = uint16(i)
+		}
+		without.open, without.shut = newTables(patterns, all), nil
+		var text strings.Builder
+		for range rnd.IntN(4) {
+			text.WriteString(spelled(rnd, random(rnd.IntN(80)), rnd.IntN(2) == 0))
+			text.WriteString([]string{"", "%", "%25", "%2525", `\`, `\\`, `\u`, `\ud83d`, `\x`, "&", "&#", "&amp;", "&amp", "\n", "\r\n", `\\\\\\\\\`}[rnd.IntN(16)])
+			switch n := rnd.IntN(6); n {
+			case 0, 1:
+				text.WriteString(spelled(rnd, secret, false))
+			case 2:
+				text.WriteString(spelled(rnd, hex.EncodeToString([]byte(secret)), true))
+			case 3:
+				text.WriteString(secret)
+			default:
+				text.WriteString(spelled(rnd, base64.StdEncoding.EncodeToString([]byte(random(n-3)+secret+random(rnd.IntN(3)))), true))
+			}
+		}
+		data := []byte(text.String())
+		limit := 1 + rnd.IntN(len(data)+1)
+		a, b := search{index: with}, search{index: &without}
+		a.run(data, limit)
+		b.run(data, limit)
+		order := func(a, b span) int { return 1e6*(a.from-b.from) + 1e3*(a.to-b.to) + int(a.pattern) - int(b.pattern) }
+		slices.SortFunc(a.spans, order)
+		slices.SortFunc(b.spans, order)
+		if found += len(b.spans); !slices.Equal(a.spans, b.spans) {
+			t.Fatalf("seed %d, %q in %q: %v, without a gate %v", seed, secret, data, a.spans, b.spans)
+		}
+	}
+	if found < 500 {
+		t.Errorf("hardly any occurrence: %d", found)
+	}
+}
+
+// Nothing is compared with a secret, so that the time tells nothing, whatever part
+// of it is in a text in whatever spelling, as long as it is not the last of it.
+func TestGateStaysShut(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	const secret = "ghp_R7tQ2mVx9LkZ4sWnB8yHcJ3fDpT6aEuG1oKi"
+	patterns := append(spellings(secret, 900), spellings("Bearer "+secret, 900)...)
+	x := newIndex(patterns, make([]string, len(patterns)))
+	if x.open != nil {
+		t.Fatal("some of it has no gate")
+	}
+	for _, p := range patterns {
+		for n := 1; n <= len(p.text)-x.gate.apart; n++ {
+			guess := p.text[:n]
+			for _, text := range []string{guess, spelled(rnd, guess, p.lines), guess + strings.Repeat(`\n`, 100), each(`\u%04x`, guess), guess + `\/`, guess + "\n\n"} {
+				text = strings.Repeat(text+"~", 20)
+				if open := x.gate.spans([]byte(text), x.tail); len(open) > 0 {
+					t.Fatalf("%d characters are looked into: %.300q", n, text)
+				}
+			}
+		}
+		if open := x.gate.spans([]byte("x"+each("%%%02x", p.text)+"x"), x.tail); len(open) != 1 {
+			t.Fatalf("%q is not: %v", p.text, open)
+		}
+	}
+}
+
+func each(format, text string) string {
+	var b strings.Builder
+	for _, c := range []byte(text) {
+		fmt.Fprintf(&b, format, c)
+	}
+	return b.String()
+}
