@@ -24,7 +24,7 @@ lane() { # PACKAGES OPTION...: the end-to-end tests that the options name, then 
 	packages=$1
 	shift
 	status=0
-	go test -count=1 -p 1 -timeout 25m ./internal/e2e "$@" || status=1
+	go test -count=1 -p 1 -timeout 40m ./internal/e2e "$@" || status=1
 	go test -count=1 -p 1 -timeout 25m $packages || status=1
 	return $status
 }
