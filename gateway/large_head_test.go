@@ -159,7 +159,7 @@ func TestHeadsOfAnswersAreBounded(t *testing.T) {
 	}
 }
 
-// What a sandbox answers is bounded by the same code.
+// The same code bounds the answers of a sandbox.
 func TestHeadsOfInboundAnswersAreBounded(t *testing.T) {
 	for _, tt := range largeHeads {
 		t.Run(tt.name, func(t *testing.T) {

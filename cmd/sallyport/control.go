@@ -177,8 +177,8 @@ func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.E
 	}
 	dir := auditDir(d.cfg)
 	return func(yield func(*audit.Event, error) bool) {
-		// What there is already is read in turns of its caller's, and what comes then as
-		// it comes.
+		// Events that are in the log already are read in turns of their caller; later
+		// events are passed on as they come.
 		for more := api.PrincipalOf(ctx).ID != ""; more; {
 			var found []scanned
 			var err error

@@ -97,7 +97,7 @@ func used(t *testing.T, list []budget.Count) (text []string) {
 	return text
 }
 
-// What counts until somebody resets it is there after a restart, of the daemon too,
+// A counter without a period is there after a restart, of the daemon too,
 // although the policy has no limits; and gone after a reset.
 func TestLedgerForever(t *testing.T) {
 	base := t.TempDir()

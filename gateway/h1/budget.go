@@ -14,7 +14,7 @@ const (
 	MaxTrailers = 100
 )
 
-// What a head takes in memory while its message is under way, in bytes.
+// Bytes of memory that a head takes while its message is under way.
 const (
 	freeHead  = 32 << 10 // that every message may have, uncounted
 	fieldCost = 256
@@ -32,7 +32,7 @@ type Budget interface {
 type budgetKey struct{}
 
 // BudgetKey is the key of a request's context for the Budget of the answers to it.
-// Whoever made the Budget releases it when the answer's head is no longer needed.
+// The maker of the Budget releases it when the answer's head is no longer needed.
 var BudgetKey any = budgetKey{}
 
 // Errors of Charge.
