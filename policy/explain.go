@@ -41,7 +41,7 @@ type Reading struct {
 }
 
 // Near is a rule and the parts of it that the input failed on: host, sandbox, fork,
-// port, protocol, method, path, body. A deny that failed on something did not deny.
+// port, plain, action, method, path, body. A deny that failed on something did not deny.
 type Near struct {
 	Rule        string
 	RuleType    string
@@ -118,7 +118,12 @@ func (r *rule) failed(s subject) []string {
 		parts = append(parts, "port")
 	}
 	if !slices.Contains(r.protocols, s.Protocol) {
-		parts = append(parts, "protocol")
+		switch s.Protocol {
+		case ProtocolHTTP:
+			parts = append(parts, "plain")
+		default:
+			parts = append(parts, "action")
+		}
 	}
 	if s.Request == nil {
 		return parts
@@ -194,10 +199,13 @@ func (r *rule) wants(part string) string {
 		for _, port := range r.ports {
 			list = append(list, strconv.Itoa(int(port)))
 		}
-	case "protocol":
-		for _, protocol := range r.protocols {
-			list = append(list, string(protocol))
+	case "plain":
+		list = []string{"TLS"}
+		if r.kind == typeEgress {
+			list = []string{"TLS; plain: true in the rule allows HTTP without it"}
 		}
+	case "action":
+		list = []string{"TLS or HTTP; action: tunnel in an egress rule allows other bytes"}
 	case "method":
 		list = r.methods
 	case "path":

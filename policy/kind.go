@@ -35,6 +35,7 @@ const (
 	Clear          Kind = "SP0115"
 	ObserveOver    Kind = "SP0116"
 	BodyUnseen     Kind = "SP0117"
+	PortWithoutTLS Kind = "SP0118"
 
 	NoCredential     Kind = "SP0201"
 	UnusedCredential Kind = "SP0202"
@@ -103,6 +104,7 @@ var meanings = []Meaning{
 	{Clear, Note, "InTheClear", "Requests without TLS."},
 	{ObserveOver, Warning, "ObserveOver", "Observe mode that has ended."},
 	{BodyUnseen, Warning, "BodyUnseen", "A rule that asks for bodies that no Rego looks at."},
+	{PortWithoutTLS, Warning, "PortWithoutTLS", "A rule for port 80 that does not allow HTTP without TLS."},
 
 	{NoCredential, Error, "NoCredential", "A reference to a credential that is not there."},
 	{UnusedCredential, Warning, "UnusedCredential", "A credential that no rule uses."},

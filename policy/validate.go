@@ -51,6 +51,7 @@ func resolve(doc Document) ([]rule, []Finding) {
 	if d := doc.Policy.Timeout; d != nil && (time.Duration(*d) < time.Millisecond || time.Duration(*d) > time.Second) {
 		v.fail("policy.timeout", fmt.Sprintf("%v is not from 1ms to 1s", d), "write a time as 100ms, or leave it out for 50ms")
 	}
+	v.upstreams()
 	v.exposes()
 	v.observations()
 	v.limits()
@@ -122,6 +123,7 @@ func (v *validator) egress(path string, e EgressRule) {
 	v.resolve(path, e.Upstream, d)
 	r := e.rule(d)
 	r.at = path
+	v.withoutTLS(r, "write plain: true if it is HTTP without TLS")
 	v.add(r)
 }
 
@@ -139,7 +141,7 @@ func (v *validator) egressAuth(path string, e EgressAuthRule) {
 		v.fail(path+".cookies", fmt.Sprintf("is %q", e.Cookies), "write pass, or leave it out so that cookies are removed")
 	}
 	if e.AuthRef == "" {
-		v.say(NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials")
+		v.say(NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials, or move the rule to egress:, the list of rules without a credential")
 	} else {
 		v.reference(path+".authRef", e.AuthRef)
 	}
@@ -150,7 +152,19 @@ func (v *validator) egressAuth(path string, e EgressAuthRule) {
 	v.resolve(path, e.Upstream, d)
 	r := e.rule(d)
 	r.at = path
+	v.withoutTLS(r, "write the port where the destination speaks TLS: credentials are sent over nothing else")
 	v.add(r)
+}
+
+// withoutTLS warns of a rule that names the port of HTTP without TLS and allows none.
+func (v *validator) withoutTLS(r rule, fix string) {
+	if slices.Contains(r.ports, 80) && !slices.Contains(r.protocols, ProtocolHTTP) {
+		at := r.at + ".ports"
+		if r.destination.port != 0 {
+			at = r.at + ".destination"
+		}
+		v.say(PortWithoutTLS, at, "port 80 is HTTP without TLS nearly everywhere, and the rule does not allow that", fix)
+	}
 }
 
 // reference checks that a credential is there, and takes it for used.
