@@ -195,12 +195,20 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 		return d, nil
 	case Approve:
 		d.Approvals = p.approvals
-		if d.RuleType == typeRego {
-			d.Upstream, _ = p.way(s)
-		}
 	}
-	if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind {
-		d.Upstream, d.RawPath = r.upstream, r.rawPath
+	r := p.rules[d.Rule]
+	if r != nil && d.RuleType != r.kind {
+		r = nil
+	}
+	if s.Phase != PhaseDNS {
+		by := r
+		if by == nil && d.Action == Approve {
+			by = p.carrier(s)
+		}
+		d.Upstream = p.reach(s, by)
+	}
+	if r != nil {
+		d.RawPath = r.rawPath
 		if set := by.Elem(3).Value; r.alone.set != nil && set == ast.Value(r.alone.set) {
 			d.Inject, d.Cookies = r.alone.decided, r.cookies
 			return d, nil

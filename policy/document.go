@@ -96,7 +96,8 @@ type EgressRule struct {
 	// Sandboxes selects who the rule is for. Default: every sandbox.
 	// Example: {tags: {team: support}}
 	Sandboxes Selector `yaml:"sandboxes"`
-	// Upstream says how an internal destination is reached.
+	// Upstream says how an internal destination is reached. Default: as another rule
+	// for the same destination, or one within it, says for the sandbox; two that differ are an error.
 	// Example: {addresses: [10.20.0.0/16], roots: corp.pem}
 	Upstream *Upstream `yaml:"upstream"`
 	// Observe is until when the rule is not enforced, as 2026-12-01T00:00:00Z, at

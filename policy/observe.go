@@ -152,30 +152,13 @@ func (p *Policy) lift(d, without Decision, by string, s subject) Decision {
 	return lifted
 }
 
-// detour is how what is lifted reaches its destination: by the rule that would
-// carry it, or else by the upstream that a rule names for the destination and the
-// sandbox, whatever else that rule asks for: of the most particular destination,
-// the first of the document. The addresses in it have been named for that
-// destination. What no rule names goes the public way.
-func (p *Policy) detour(s subject) *Upstream {
-	if way, ok := p.way(s); ok {
-		return way
-	}
-	var near [8]*entry
-	for _, e := range p.table.entries(near[:0], s.host, s.addr) {
-		for _, r := range e.rules {
-			if r.upstream != nil && r.on(s.Destination.Port) && r.sandboxes.picks(s.Sandbox.Name, s.Sandbox.Tags) {
-				return r.upstream
-			}
-		}
-	}
-	return nil
-}
+// detour is how what is lifted reaches its destination: as by the rule that would
+// carry it.
+func (p *Policy) detour(s subject) *Upstream { return p.reach(s, p.carrier(s)) }
 
-// way is how the rule that would carry the input reaches its destination: the one
-// that decision.rego would name were there no deny and no team. It is false where
-// there is none.
-func (p *Policy) way(s subject) (*Upstream, bool) {
+// carrier is the rule that would carry the input: the one that decision.rego would
+// name were there no deny and no team. It is nil where there is none.
+func (p *Policy) carrier(s subject) *rule {
 	m := moment{s.Phase, s.Protocol}
 	var near [8]*shelf
 	var first *rule
@@ -189,10 +172,7 @@ func (p *Policy) way(s subject) (*Upstream, bool) {
 			first, lowest = r, e
 		}
 	}
-	if first == nil {
-		return nil, false
-	}
-	return first.upstream, true
+	return first
 }
 
 // speaks tells whether a request is one of the rule's methods and paths.

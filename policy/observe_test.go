@@ -251,13 +251,14 @@ approve contains "ask" if input.destination.host == "nowhere.example.com"`)
 	}
 }
 
-// TestTeamsApprovalKeepsTheWay: what a team asks a person about goes the way of the
-// rule that would carry it.
+// TestTeamsApprovalKeepsTheWay: what a team asks a person about goes the way that a
+// rule names for the destination, also where the rule would not carry it.
 func TestTeamsApprovalKeepsTheWay(t *testing.T) {
 	p := under(t, `egress: [{name: inside, destination: in.example.com, paths: ["/v1/**"], upstream: {addresses: [10.0.0.1]}}]`, `approve contains "ask" if input.phase == "request"`)
-	for path, want := range map[string]bool{"/v1/x": true, "/v2": false} {
-		if d := p.Decide(t.Context(), request("GET", "in.example.com", path)); d.Action != policy.Approve || (d.Upstream != nil) != want {
-			t.Errorf("%s: %s by way of %v: %s", path, d.Action, d.Upstream, d.Reason)
+	for host, want := range map[string]bool{"in.example.com/v1/x": true, "in.example.com/v2": true, "out.example.com/v1/x": false} {
+		name, path, _ := strings.Cut(host, "/")
+		if d := p.Decide(t.Context(), request("GET", name, "/"+path)); d.Action != policy.Approve || (d.Upstream != nil) != want {
+			t.Errorf("%s: %s by way of %v: %s", host, d.Action, d.Upstream, d.Reason)
 		}
 	}
 }

@@ -62,7 +62,7 @@ func TestReadings(t *testing.T) {
 			"/v1/a%2Fb", policy.Deny, "", "the same credentials", nil},
 		{"a credential more", keys + `egressAuth: [{name: r, destination: a.example.com, paths: ["/v1/**"], authRef: one}, {name: q, destination: a.example.com, paths: ["/v1/*/*"], authRef: two, inject: {query: {name: k, value: "{{ .token }}"}}}]`, "",
 			"/v1/a%2Fb", policy.Deny, "", "the same credentials", nil},
-		{"another way", `egress: [{name: r, destination: a.example.com, paths: ["/v1/*"]}, {name: q, destination: a.example.com, paths: ["/v1/*/*"], upstream: {addresses: [10.0.0.1]}}]`, "",
+		{"another way", `egress: [{name: r, destination: "*.example.com", paths: ["/v1/*"], upstream: {addresses: [10.0.0.2]}}, {name: q, destination: a.example.com, paths: ["/v1/*/*"], upstream: {addresses: [10.0.0.1]}}]`, "",
 			"/v1/a%2Fb", policy.Deny, "", "the same way", nil},
 		{"a team denies decoded", `egress: [{name: r, destination: a.example.com}]`, `deny contains "no" if startswith(input.request.path, "/admin/")`, "/admin%2Fx", policy.Deny, "sallyport.team.x", "no", nil},
 		{"a team denies what is not", `egress: [{name: r, destination: a.example.com}]`, "deny contains \"no\" if {\n\tinput.request\n\tnot startswith(input.request.path, \"/v1/\")\n}", "/v1%2Fx", policy.Deny, "sallyport.team.x", "no", nil},
