@@ -3,10 +3,11 @@ package policy
 import (
 	"fmt"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
+
+	"sallyport/internal/hostname"
 )
 
 // bundle checks policy.bundle.
@@ -38,12 +39,12 @@ func (v *validator) bundle(b *BundleSource) {
 		}
 		return
 	}
-	u, err := url.Parse(b.URL)
+	u, err := hostname.ParseURL(b.URL)
 	switch {
-	case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http":
-		v.fail(at+".url", fmt.Sprintf("%q is not a URL", b.URL), "write one as https://bundles.example.com/egress.tar.gz")
-	case u.User != nil:
+	case err != nil && strings.Contains(b.URL, "@"):
 		v.fail(at+".url", "has a user or password in it", "write it without, and name a credential in authRef")
+	case err != nil:
+		v.fail(at+".url", fmt.Sprintf("%q is %v", b.URL, err), "write one as https://bundles.example.com/egress.tar.gz")
 	case u.Scheme == "http":
 		if addr, _ := netip.ParseAddr(u.Hostname()); !addr.IsLoopback() && u.Hostname() != "localhost" {
 			v.fail(at+".url", "is asked in the clear", "write https://"+u.Host+u.Path)

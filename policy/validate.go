@@ -311,7 +311,7 @@ func (v *validator) credential(path string, c Credential) {
 		switch {
 		case vault.Path == "":
 			v.say(BadCredential, at, "has no path", "write path: secret/data/"+c.Name)
-		case !strings.Contains(strings.Trim(vault.Path, "/"), "/data/"):
+		case !strings.Contains(strings.Trim(vault.Path, "/"), "/data/") || !VaultPath(vault.Path):
 			v.say(BadCredential, at+".path", fmt.Sprintf("%q is not the API path of a KV version 2 secret", vault.Path), "put data after the mount, as in secret/data/"+c.Name)
 		}
 	}

@@ -3,10 +3,12 @@ package config
 import (
 	"fmt"
 	"net/netip"
-	"net/url"
 	"path"
 	"regexp"
 	"slices"
+	"strings"
+
+	"sallyport/internal/hostname"
 )
 
 // API is who may use the daemon's interface besides root on its socket.
@@ -96,7 +98,7 @@ func (v *validator) remote(r Remote) {
 		}
 		return
 	}
-	if u, err := url.Parse(r.Host); err != nil || u.Scheme != "https" || u.Host == "" {
+	if u, err := hostname.ParseURL(r.Host); err != nil || u.Scheme != "https" {
 		v.fail("remote.host", fmt.Sprintf("%q is not a daemon's address", r.Host), "write https://host:port")
 	}
 	if r.KeyFile == "" {
@@ -114,10 +116,12 @@ func (v *validator) webhooks(list []Webhook) {
 	var seen []string
 	for i, w := range list {
 		at := fmt.Sprintf("webhooks[%d]", i)
-		u, err := url.Parse(w.URL)
+		u, err := hostname.ParseURL(w.URL)
 		switch {
-		case err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" || u.User != nil:
-			v.fail(at+".url", fmt.Sprintf("%q is not a URL", w.URL), "write one as https://hooks.example.com/sallyport")
+		case err != nil && strings.Contains(w.URL, "@"):
+			v.fail(at+".url", "has a user or password in it", "write it without: requests are signed with secretFile")
+		case err != nil:
+			v.fail(at+".url", fmt.Sprintf("%q is %v", w.URL, err), "write one as https://hooks.example.com/sallyport")
 		case u.Scheme == "http" && len(w.Addresses) == 0:
 			v.fail(at+".url", "sends events in the clear", "write https://"+u.Host+", or name its addresses where the network is yours")
 		case slices.Contains(seen, w.URL):

@@ -5,13 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"net/url"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"sallyport/internal/hostname"
 	"sallyport/internal/image"
 	"sallyport/policy"
 )
@@ -181,14 +181,16 @@ func (v *validator) vault(c Vault, credentials []policy.Credential) {
 		}
 		return
 	}
-	u, err := url.Parse(c.Address)
-	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
-		v.fail("vault.address", fmt.Sprintf("%q is not a URL", c.Address), "write one as https://vault.example.com:8200")
+	u, err := hostname.ParseURL(c.Address)
+	if err != nil && strings.Contains(c.Address, "@") {
+		v.fail("vault.address", "has a user or password in it", "write it without, and the login under vault.auth")
+	} else if err != nil || u.RawQuery != "" {
+		v.fail("vault.address", fmt.Sprintf("%q is %v, or has a query", c.Address, hostname.ErrURL), "write one as https://vault.example.com:8200")
 	} else if addr, _ := netip.ParseAddr(u.Hostname()); u.Scheme == "http" && !addr.IsLoopback() && u.Hostname() != "localhost" {
 		v.fail("vault.address", "sends tokens and secrets in the clear", "write https://"+u.Host)
 	}
-	if u != nil && u.User != nil {
-		v.fail("vault.address", "has a user or password in it", "write it without, and the login under vault.auth")
+	if n := strings.Trim(c.Namespace, "/"); n != "" && !policy.VaultPath(n) {
+		v.fail("vault.namespace", fmt.Sprintf("%q is not the path of a namespace", c.Namespace), "write one as team/agents")
 	}
 	v.roots("vault.roots", c.Roots)
 	role := c.Auth.AppRole
@@ -199,6 +201,8 @@ func (v *validator) vault(c Vault, credentials []policy.Credential) {
 		v.fail("vault.auth", "says two ways to log in", "write one of tokenFile and appRole")
 	case role != nil && (role.RoleID == "" || role.SecretIDFile == ""):
 		v.fail("vault.auth.appRole", "needs roleID and secretIDFile", "write both")
+	case role != nil && strings.Trim(role.Mount, "/") != "" && !policy.VaultPath(strings.Trim(role.Mount, "/")):
+		v.fail("vault.auth.appRole.mount", fmt.Sprintf("%q is not the path of a mount", role.Mount), "write one as approle")
 	}
 }
 

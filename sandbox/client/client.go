@@ -27,6 +27,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"sallyport/internal/hostname"
 )
 
 // ErrNoDaemon is returned when nothing listens on the socket.
@@ -88,8 +90,8 @@ func Unix(socket string) *Client {
 
 // Dial returns a client of a daemon elsewhere. It connects on the first call.
 func Dial(r Remote) (*Client, error) {
-	u, err := url.Parse(r.URL)
-	if err != nil || u.Scheme != "https" || u.Host == "" || strings.Trim(u.Path, "/") != "" || u.User != nil || u.RawQuery != "" {
+	u, err := hostname.ParseURL(r.URL)
+	if err != nil || u.Scheme != "https" || strings.Trim(u.Path, "/") != "" || u.RawQuery != "" {
 		return nil, fmt.Errorf("%q is not a daemon's address: write https://host:port", r.URL)
 	}
 	key, err := readKey(r.KeyFile)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"path"
 	"strings"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"sallyport/gateway/credential"
 	"sallyport/internal/config"
+	"sallyport/policy"
 )
 
 // appRole logs in with a role ID and a secret ID and keeps the token: renewed
@@ -40,7 +40,7 @@ func newAppRole(v *Client, c config.Vault, log *slog.Logger) (*appRole, error) {
 	if mount == "" {
 		mount = "approle"
 	}
-	if path.Clean(mount) != mount || strings.HasPrefix(mount, "..") || strings.ContainsAny(mount, "?#%\\") {
+	if !policy.VaultPath(mount) {
 		return nil, fmt.Errorf("vault.auth.appRole.mount: %q is not a mount's path", r.Mount)
 	}
 	if r.RoleID == "" || r.SecretIDFile == "" {

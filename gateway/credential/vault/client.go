@@ -18,8 +18,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/hashicorp/go-retryablehttp"
@@ -27,6 +27,8 @@ import (
 
 	"sallyport/gateway/credential"
 	"sallyport/internal/config"
+	"sallyport/internal/hostname"
+	"sallyport/policy"
 )
 
 const (
@@ -60,6 +62,9 @@ func New(c config.Vault, log *slog.Logger) (*Client, error) {
 	}
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
+	}
+	if n := strings.Trim(c.Namespace, "/"); n != "" && !policy.VaultPath(n) {
+		return nil, fmt.Errorf("vault.namespace: %q is not the path of a namespace", c.Namespace)
 	}
 	roots, err := readRoots(c.Roots)
 	if err != nil {
@@ -98,8 +103,8 @@ func (v *Client) Close() { v.transport.CloseIdleConnections() }
 
 // checkAddress refuses what would send tokens and secrets in clear.
 func checkAddress(address string) error {
-	u, err := url.Parse(address)
-	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+	u, err := hostname.ParseURL(address)
+	if err != nil || u.RawQuery != "" {
 		return errors.New("vault.address must be a URL such as https://vault.example.com:8200")
 	}
 	ip, err := netip.ParseAddr(u.Hostname())

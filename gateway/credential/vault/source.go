@@ -37,10 +37,8 @@ func (v *Client) Source(s policy.VaultSource) (*Source, error) {
 	case !ok || mount == "" || name == "":
 		return nil, fmt.Errorf("vault path %q: write the API path of a KV version 2 secret, with data after the mount: secret/data/openai", path)
 	}
-	for part := range strings.SplitSeq(path, "/") {
-		if part == "" || part == "." || part == ".." || strings.ContainsAny(part, "?#%\\") {
-			return nil, fmt.Errorf("vault path %q: %q is not a part of a path", path, part)
-		}
+	if !policy.VaultPath(path) {
+		return nil, fmt.Errorf("vault path %q: write names, with / between them", path)
 	}
 	return &Source{client: v, path: path, field: s.Field}, nil
 }
