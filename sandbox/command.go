@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"regexp"
 	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 
@@ -95,6 +96,11 @@ func (m *Manager) check(ctx context.Context, name string, c Command) error {
 	}
 	if c.TimeoutMs < 0 {
 		return fmt.Errorf("%w: a timeout below zero", ErrBadSpec)
+	}
+	for k, v := range c.Env {
+		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
+			return fmt.Errorf("%w: environment name %q: use none that is empty or has = in it, and no NUL byte", ErrBadSpec, k)
+		}
 	}
 	return m.refuseSecrets(ctx, name, c.Env)
 }

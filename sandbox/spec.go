@@ -12,6 +12,7 @@ import (
 
 	"sallyport/internal/image"
 	"sallyport/internal/size"
+	"sallyport/sandbox/agent/wire"
 	"sallyport/sandbox/disk"
 )
 
@@ -118,8 +119,8 @@ func (s Spec) validate() error {
 	if s.Lifetime != 0 && s.Lifetime < Duration(time.Second) {
 		bad("lifetime %v: use at least 1s, or leave it out", s.Lifetime)
 	}
-	if s.Workdir != "" && !path.IsAbs(s.Workdir) {
-		bad("working directory %q: use an absolute path", s.Workdir)
+	if s.Workdir != "" && !folderName(s.Workdir) {
+		bad("working directory %q: use an absolute path, without . and .., and outside of /proc, /sys and /dev", s.Workdir)
 	}
 	if s.CPUs != 0 && s.CPUs < minCPUs {
 		bad("cpus %v: use at least %v", s.CPUs, minCPUs)
@@ -160,6 +161,16 @@ func (m *Manager) checkImage(s Spec) error {
 		return nil
 	}
 	return fmt.Errorf("%w: image %q: leave it out for %s, or ask the host's operators to list it under sandbox.tenantImages", ErrImage, s.Image, m.opt.Defaults.Image)
+}
+
+// folderName tells whether a text can be a sandbox's working directory. The engine is
+// told of it and begins the session there with root's rights: below the kernel's folders
+// a path can lead to a file that the runtime holds open, on the host
+// (CVE-2024-21626).
+func folderName(s string) bool {
+	top, _, _ := strings.Cut(strings.TrimPrefix(s, "/"), "/")
+	return path.IsAbs(s) && (path.Clean(s) == s || path.Clean(s)+"/" == s) && len(s) <= wire.MaxPath && top != "proc" && top != "sys" && top != "dev" &&
+		utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return unicode.Is(unicode.C, r) })
 }
 
 // userName tells whether a text can be a user's or a group's name or number.
