@@ -25,14 +25,10 @@ const (
 // enterStream makes a place for a caller's stream, until end. A tenant has no more of
 // them, by all of its keys, than are left for all others.
 func (h *handler) enterStream(who Principal) (end func(), err error) {
-	owner := "tenant:" + who.Tenant
-	if who.Tenant == "" {
-		owner = who.ID
-	}
-	if !h.streams.Enter(who.ID, owner) {
+	if !h.streams.Enter(who.ID, who.Owner()) {
 		return nil, fmt.Errorf("%w: too many streams of events are open, of this caller or of all", errBusy)
 	}
-	return func() { h.streams.Leave(who.ID, owner) }, nil
+	return func() { h.streams.Leave(who.ID, who.Owner()) }, nil
 }
 
 // events streams what happens as server-sent events (HTML, section 9.2). The id of

@@ -63,10 +63,7 @@ func (l lobbyListener) Accept() (net.Conn, error) {
 
 // admit makes a connection a caller's.
 func (g *guest) admit(p Principal) error {
-	who := p.ID
-	if p.Tenant != "" {
-		who = "tenant:" + p.Tenant
-	}
+	who := p.Owner()
 	g.known()
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"sallyport/internal/durable"
+	"sallyport/internal/share"
 )
 
 // Errors of idempotency keys (draft-ietf-httpapi-idempotency-key-header).
@@ -31,14 +33,16 @@ var (
 // Bounds of what is kept of requests with an idempotency key.
 const (
 	keptFor   = 24 * time.Hour
-	keptEach  = 256      // of one caller; the oldest goes
-	keptAll   = 4096     // of all; the oldest of who has the most goes
+	keptEach  = 256      // of one caller; its oldest goes
+	keptAll   = 4096     // of all, by share; the oldest of the same owner goes
+	keptLeast = 16       // of each caller, whatever others have
 	keptBytes = 64 << 10 // of an answer; of a longer one is kept that there was one
 )
 
 // kept is a request with an idempotency key and what came of it, a file.
 type kept struct {
 	Who   string    `json:"who"`
+	Owner string    `json:"owner"`
 	Print string    `json:"sha256"` // of method, path and body
 	Begun time.Time `json:"begun"`
 	// Status is the answer's, 0 while there is none.
@@ -60,7 +64,7 @@ type Once struct {
 
 	mu  sync.Mutex
 	all map[string]*kept // by the file's name
-	by  map[string]int   // entries of a caller
+	of  *share.Places    // of callers
 }
 
 // OpenOnce reads what is kept in dir, which is made.
@@ -68,7 +72,7 @@ func OpenOnce(dir string, log *slog.Logger) (*Once, error) {
 	if err := durable.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	o := &Once{dir: dir, log: log, now: time.Now, all: map[string]*kept{}, by: map[string]int{}}
+	o := &Once{dir: dir, log: log, now: time.Now, all: map[string]*kept{}, of: share.New(keptAll, keptEach).Least(keptLeast)}
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -77,19 +81,20 @@ func OpenOnce(dir string, log *slog.Logger) (*Once, error) {
 		path := filepath.Join(dir, f.Name())
 		data, err := os.ReadFile(path)
 		k := new(kept)
-		if err != nil || json.Unmarshal(data, k) != nil || k.Who == "" || len(o.all) >= keptAll {
+		if err != nil || json.Unmarshal(data, k) != nil || k.Who == "" || len(o.all) >= 2*keptAll {
 			log.Warn("what is kept of a request cannot be used and is removed", "file", path, "error", err)
 			_ = os.Remove(path)
 			continue
 		}
 		o.all[f.Name()] = k
-		o.by[k.Who]++
+		k.Owner = cmp.Or(k.Owner, k.Who) // of an earlier version
+		o.of.Restore(k.Who, k.Owner)
 	}
 	return o, nil
 }
 
 // begin returns what came of the request before, or nil for its first time.
-func (o *Once) begin(id, who, print string) (*kept, error) {
+func (o *Once) begin(id, print string, who Principal) (*kept, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	now := o.now()
@@ -106,50 +111,53 @@ func (o *Once) begin(id, who, print string) (*kept, error) {
 		}
 		return k, nil
 	}
-	if err := o.room(who, now); err != nil {
+	k := &kept{Who: who.ID, Owner: who.Owner(), Print: print, Begun: now.UTC(), busy: true}
+	o.drop(id) // one that has expired
+	if err := o.enter(k, now); err != nil {
 		return nil, err
 	}
-	o.drop(id)
-	k := &kept{Who: who, Print: print, Begun: now.UTC(), busy: true}
 	if err := o.write(id, k); err != nil {
+		o.of.Leave(k.Who, k.Owner)
 		return nil, err
 	}
 	o.all[id] = k
-	o.by[who]++
 	return nil, nil
 }
 
-// room makes some for one more of a caller's. The caller holds mu.
-func (o *Once) room(who string, now time.Time) error {
+// enter makes room for one more of a caller's, at the cost of that caller and its owner
+// alone. The caller holds mu.
+func (o *Once) enter(k *kept, now time.Time) error {
 	for id, k := range o.all {
 		if !k.busy && now.Sub(k.Begun) >= keptFor {
 			o.drop(id)
 		}
 	}
-	from := ""
-	switch {
-	case o.by[who] >= keptEach:
-		from = who
-	case len(o.all) >= keptAll:
-		for w, n := range o.by {
-			if n > o.by[from] {
-				from = w
+	for !o.of.Enter(k.Who, k.Owner) {
+		most := func(other *kept) bool { return other.Owner == k.Owner }
+		if own := func(other *kept) bool { return other.Who == k.Who }; o.count(own) >= keptEach {
+			most = own
+		}
+		oldest := ""
+		for id, other := range o.all {
+			if most(other) && !other.busy && (oldest == "" || other.Begun.Before(o.all[oldest].Begun)) {
+				oldest = id
 			}
 		}
-	default:
-		return nil
+		if oldest == "" {
+			return errBusy
+		}
+		o.drop(oldest)
 	}
-	oldest := ""
-	for id, k := range o.all {
-		if k.Who == from && !k.busy && (oldest == "" || k.Begun.Before(o.all[oldest].Begun)) {
-			oldest = id
+	return nil
+}
+
+func (o *Once) count(of func(*kept) bool) (n int) {
+	for _, k := range o.all {
+		if of(k) {
+			n++
 		}
 	}
-	if oldest == "" {
-		return errBusy
-	}
-	o.drop(oldest)
-	return nil
+	return n
 }
 
 // end keeps an answer, or with a nil answer nothing: the request may be sent again.
@@ -177,9 +185,7 @@ func (o *Once) drop(id string) {
 		return
 	}
 	delete(o.all, id)
-	if o.by[k.Who]--; o.by[k.Who] <= 0 {
-		delete(o.by, k.Who)
-	}
+	o.of.Leave(k.Who, k.Owner)
 	if err := os.Remove(filepath.Join(o.dir, id)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		o.log.Warn("what is kept of a request cannot be removed", "error", err)
 	}
@@ -212,7 +218,7 @@ func (h *handler) onceOnly(w http.ResponseWriter, r *http.Request, to route, who
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	id, print := digest(who.ID, key), digest(r.Method, r.URL.RequestURI(), string(body))
-	before, err := h.opt.Once.begin(id, who.ID, print)
+	before, err := h.opt.Once.begin(id, print, who)
 	if err != nil {
 		writeProblem(w, err)
 		return

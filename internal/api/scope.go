@@ -60,6 +60,15 @@ type Principal struct {
 	contained error
 }
 
+// Owner is who shares places with others: a tenant with all of its keys, or a caller of
+// the host's own.
+func (p Principal) Owner() string {
+	if p.Tenant != "" {
+		return "tenant:" + p.Tenant
+	}
+	return p.ID
+}
+
 // May says whether the caller has a scope.
 func (p Principal) May(s Scope) bool {
 	return slices.Contains(p.Scopes, s) || slices.Contains(p.Scopes, ScopeAdmin)
