@@ -67,7 +67,7 @@ func approvalEvent(c approval.Change) *audit.Event {
 		e.Policy = &audit.Policy{Version: s.Policy}
 	}
 	x := &e.Unmapped.Sallyport
-	x.Sandbox, x.SandboxID, x.Session, x.QueryKeys, x.Reason = s.Sandbox, s.SandboxID, s.Session, s.QueryKeys, r.Reason
+	x.Sandbox, x.SandboxID, x.Owner, x.Session, x.QueryKeys, x.Reason = s.Sandbox, s.SandboxID, s.Owner, s.Session, s.QueryKeys, r.Reason
 	for _, name := range s.Credentials {
 		x.Credentials = append(x.Credentials, audit.CredentialUse{Name: name})
 	}

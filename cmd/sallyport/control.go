@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -179,10 +178,11 @@ func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.E
 	return func(yield func(*audit.Event, error) bool) {
 		// Events that are in the log already are read in turns of their caller; later
 		// events are passed on as they come.
-		for more := api.PrincipalOf(ctx).ID != ""; more; {
+		who := api.PrincipalOf(ctx)
+		for more := who.ID != ""; more; {
 			var found []scanned
 			var err error
-			if found, more, err = d.scans.turn(ctx, dir, &from); err != nil {
+			if found, more, err = d.scans.turn(ctx, who.Owner(), dir, &from); err != nil {
 				return // nobody waits for it any more
 			}
 			for _, f := range found {
@@ -225,19 +225,17 @@ type scanned struct {
 	err   error
 }
 
-// turn reads up to scanTurn events from a number on, which it moves, and returns those of
-// lifecycles and whether there may be more.
-func (s *scans) turn(ctx context.Context, dir string, from *uint64) (found []scanned, more bool, err error) {
-	who := api.PrincipalOf(ctx)
-	key := cmp.Or(who.Tenant, who.ID)
+// turn waits for that of a caller, reads up to scanTurn events from a number on, which it
+// moves, and returns those of lifecycles and whether there may be more.
+func (s *scans) turn(ctx context.Context, who, dir string, from *uint64) (found []scanned, more bool, err error) {
 	s.mu.Lock()
 	if s.of == nil {
 		s.of = map[string]*scanning{}
 	}
-	of := s.of[key]
+	of := s.of[who]
 	if of == nil {
 		of = &scanning{turn: make(chan struct{}, 1)}
-		s.of[key] = of
+		s.of[who] = of
 	}
 	of.users++
 	s.mu.Unlock()
@@ -245,7 +243,7 @@ func (s *scans) turn(ctx context.Context, dir string, from *uint64) (found []sca
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if of.users--; of.users == 0 {
-			delete(s.of, key)
+			delete(s.of, who)
 		}
 	}
 	select {
@@ -294,7 +292,10 @@ func (d *daemon) tellWebhooks(ctx context.Context, g *errgroup.Group) error {
 			return fmt.Errorf("webhooks[%d].secretFile: %s: %w", i, w.SecretFile, err)
 		}
 		s, err := webhook.New(webhook.Hook{URL: w.URL, Events: w.Events, Secret: secret, Addresses: w.Addresses}, webhook.Options{
-			Dir: filepath.Join(indexDir(d.cfg), "webhooks"), Last: d.lastEvent(ctx), Events: d.lifecycles, Logger: d.log,
+			Dir: filepath.Join(indexDir(d.cfg), "webhooks"), Last: d.lastEvent(ctx), Logger: d.log,
+			Events: func(ctx context.Context, from uint64, follow bool) iter.Seq2[*audit.Event, error] {
+				return audit.Read(ctx, auditDir(d.cfg), audit.Query{From: from, Kind: audit.KindLifecycle, Follow: follow})
+			},
 		})
 		if err != nil {
 			return err

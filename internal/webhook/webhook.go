@@ -1,13 +1,13 @@
 // Package webhook tells servers what happens: each event of a lifecycle in the
 // audit log, as a signed POST (https://www.standardwebhooks.com, version 1).
 //
-// It guarantees that an event is sent at least once, in order, over restarts, until
-// the server takes it (a status of 2xx) or it is older than [GiveUp]; that nothing
-// waits for it, since it reads the log like any other reader and queues nothing;
-// and that it connects to no address but public ones and those that are named. A
-// server that is slow is behind, and one that has gone (410) is not asked again
-// before a restart. It does not keep a server from seeing an event twice: the
-// webhook-id tells.
+// It guarantees that an event is sent at least once, over restarts, until the server
+// takes it (a status of 2xx) or has not for [GiveUp]; that events of a tenant, or of a
+// sandbox of the host's own, are sent in order, and hold up nobody else's; that nothing
+// waits for it, since it reads the log like any other reader; and that it connects to no
+// address but public ones and those that are named. A server that is slow is behind,
+// and one that has gone (410) is not asked again before a restart. It does not keep a
+// server from seeing an event twice: the webhook-id tells.
 package webhook
 
 import (
@@ -67,8 +67,8 @@ type Options struct {
 	// comes after it.
 	Last uint64
 	// Events yields the events of the log from a number on, and waits for more
-	// until ctx is done.
-	Events func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error]
+	// until ctx is done if it is to follow.
+	Events func(ctx context.Context, from uint64, follow bool) iter.Seq2[*audit.Event, error]
 	Logger *slog.Logger
 }
 
@@ -86,12 +86,13 @@ type Sender struct {
 // position is how far a server is, in a file.
 type position struct {
 	URL string `json:"url"`
-	// Seen is the number of the last event that was taken, passed over or not
-	// wanted.
-	Seen uint64 `json:"seen"`
-	// Tried is when the event after it was sent first.
-	Tried   time.Time `json:"tried,omitzero"`
-	Skipped uint64    `json:"skipped,omitempty"` // events that were given up
+	// Seen is the number of the last event up to which each was taken, passed over or
+	// not wanted; Ahead is that of a lane that is further.
+	Seen  uint64            `json:"seen"`
+	Ahead map[string]uint64 `json:"ahead,omitempty"`
+	// Since is when a lane's next event was sent first, if it was not taken.
+	Since   map[string]time.Time `json:"since,omitempty"`
+	Skipped uint64               `json:"skipped,omitempty"` // events that were given up
 }
 
 // ParseSecret reads what is in a secret file: whsec_ and Base64 of 24 to 64 bytes.
@@ -125,6 +126,12 @@ func New(h Hook, o Options) (*Sender, error) {
 			return nil, fmt.Errorf("reading %s: %w", s.file, err)
 		}
 	}
+	if s.at.Ahead == nil {
+		s.at.Ahead = map[string]uint64{}
+	}
+	if s.at.Since == nil {
+		s.at.Since = map[string]time.Time{}
+	}
 	dialer := &net.Dialer{Timeout: within, Control: func(_, address string, _ syscall.RawConn) error { return s.permits(address) }}
 	s.client = &http.Client{
 		Timeout:       within,
@@ -156,32 +163,42 @@ func (s *Sender) permits(address string) error {
 // Run tells the server until ctx is done.
 func (s *Sender) Run(ctx context.Context) error {
 	defer s.client.CloseIdleConnections()
-	for e, err := range s.opt.Events(ctx, s.at.Seen+1) {
-		var damage *audit.DamageError
-		if errors.As(err, &damage) {
-			continue // `sallyport audit verify` tells of it
-		} else if err != nil {
+	l := &lanes{s: s, next: s.at.Seen + 1, of: map[string]*lane{}}
+	for ctx.Err() == nil {
+		err := l.gather(ctx, len(l.of) == 0)
+		if errors.Is(err, errRead) && ctx.Err() == nil {
 			s.opt.Logger.Error("a webhook ends: the audit log cannot be read", "url", s.hook.URL, "error", err)
 			return nil // the daemon goes on
 		}
-		told, ok := client.EventOf(e)
-		if !ok || !s.wants(told.Type) {
-			continue // what is not wanted costs no write: it is read again after a restart
-		}
-		gone, err := s.deliver(ctx, told)
-		if ctx.Err() != nil {
+		l.settle() // what is not wanted costs no write: it is read again after a restart
+		idle, gone, err := l.round(ctx)
+		switch {
+		case ctx.Err() != nil:
 			return nil
-		}
-		if err != nil {
+		case err != nil:
 			return err
-		}
-		if gone {
+		case gone:
 			s.opt.Logger.Warn("a webhook is no more and is not asked again before a restart", "url", s.hook.URL)
 			return nil
+		case idle > 0 && len(l.of) > 0 && !l.more:
+			s.rest(ctx, idle)
 		}
 	}
 	return nil
 }
+
+// rest waits, for as long or until ctx is done.
+func (s *Sender) rest(ctx context.Context, d time.Duration) {
+	pause := time.NewTimer(d)
+	defer pause.Stop()
+	select {
+	case <-ctx.Done():
+	case <-pause.C:
+	}
+}
+
+// jitter is about a time, so that many do not come back at once.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d/2+1) }
 
 func (s *Sender) wants(kind string) bool {
 	for _, p := range s.hook.Events {
@@ -199,48 +216,36 @@ type message struct {
 	Data      client.Event `json:"data"`
 }
 
-// deliver sends one event until it is taken or given up.
-func (s *Sender) deliver(ctx context.Context, e client.Event) (gone bool, err error) {
+// deliver sends an event of a lane once, and says whether it is done with, taken or given
+// up, and whether the server is no more.
+func (s *Sender) deliver(ctx context.Context, lane string, e client.Event) (done, gone bool, err error) {
 	body, err := json.Marshal(message{e.Type, e.Time, e})
 	if err != nil {
-		return false, err
+		return false, false, err
 	}
-	wait := s.firstTry
-	for {
-		status, err := s.send(ctx, e.ID, body)
-		switch {
-		case ctx.Err() != nil:
-			return false, nil
-		case err == nil && status/100 == 2:
-			s.at.Seen, s.at.Tried = e.Position, time.Time{}
-			return false, s.keep()
-		case err == nil && status == http.StatusGone:
-			return true, nil
-		case err == nil:
-			err = fmt.Errorf("it answered %d", status)
-		}
-		if s.at.Tried.IsZero() {
-			s.at.Tried = time.Now().UTC()
-			s.opt.Logger.Warn("a webhook does not take an event, which is tried again", "url", s.hook.URL, "event", e.ID, "error", err)
-			if err := s.keep(); err != nil {
-				return false, err
-			}
-		}
-		if time.Since(s.at.Tried) > s.giveUp {
-			s.at.Seen, s.at.Tried = e.Position, time.Time{}
-			s.at.Skipped++
-			s.opt.Logger.Error("a webhook has not taken an event, which is passed over", "url", s.hook.URL, "event", e.ID, "skipped", s.at.Skipped, "error", err)
-			return false, s.keep()
-		}
-		pause := time.NewTimer(wait/2 + rand.N(wait/2+1)) // so that many do not come back at once
-		select {
-		case <-ctx.Done():
-			pause.Stop()
-			return false, nil
-		case <-pause.C:
-		}
-		wait = min(2*wait, s.lastTry)
+	status, err := s.send(ctx, e.ID, body)
+	switch {
+	case ctx.Err() != nil:
+		return false, false, nil
+	case err == nil && status/100 == 2:
+		return true, false, nil
+	case err == nil && status == http.StatusGone:
+		return false, true, nil
+	case err == nil:
+		err = fmt.Errorf("it answered %d", status)
 	}
+	since, tried := s.at.Since[lane]
+	if !tried {
+		s.at.Since[lane] = time.Now().UTC()
+		s.opt.Logger.Warn("a webhook does not take an event, which is tried again", "url", s.hook.URL, "event", e.ID, "error", err)
+		return false, false, s.keep()
+	}
+	if time.Since(since) <= s.giveUp {
+		return false, false, nil
+	}
+	s.at.Skipped++
+	s.opt.Logger.Error("a webhook has not taken an event, which is passed over", "url", s.hook.URL, "event", e.ID, "skipped", s.at.Skipped, "error", err)
+	return true, false, nil
 }
 
 func (s *Sender) send(ctx context.Context, id string, body []byte) (status int, err error) {

@@ -112,8 +112,8 @@ func (l *trail) append(app, state string) {
 	}
 }
 
-func (l *trail) events(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
-	return audit.Read(ctx, l.dir, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+func (l *trail) events(ctx context.Context, from uint64, follow bool) iter.Seq2[*audit.Event, error] {
+	return audit.Read(ctx, l.dir, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: follow})
 }
 
 // run tells the server until the test ends, or stop is called.
