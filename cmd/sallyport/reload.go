@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"sallyport/internal/bundle"
 	"sallyport/internal/config"
 	"sallyport/policy"
+	"sallyport/sandbox"
 )
 
 // What a policy was loaded by.
@@ -134,7 +136,19 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 		return err
 	}
 	// What cannot be recorded does not come into force.
-	if err := d.trail.Append(context.WithoutCancel(ctx), d.about("reloaded", p, "by "+by)); err != nil {
+	events := []*audit.Event{d.about("reloaded", p, "by "+by)}
+	var there []sandbox.Info
+	if d.house != nil {
+		there = d.house.sandboxes.List()
+	}
+	selected := selectedAnew(d.rules.Policy(), p, there)
+	if len(selected) > 0 {
+		e := d.about("selected", p, "rules select by name what was there before them: "+strings.Join(selected, ", "))
+		e.SeverityID = audit.SeverityMedium
+		events = append(events, e)
+		d.log.Warn("rules of the policy now select sandboxes by a name that they had before: see that each is the one that is meant", "sandboxes", selected)
+	}
+	if err := d.trail.Append(context.WithoutCancel(ctx), events...); err != nil {
 		return err
 	}
 	done = true
@@ -154,7 +168,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	d.telling.Lock()
 	d.token = token
 	d.telling.Unlock()
-	d.accepted(by)
+	d.accepted(by, selected)
 	if by != byBundle {
 		select {
 		case d.nudge <- struct{}{}:
@@ -166,6 +180,18 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 		d.log.Warn("what has changed here comes into force with a restart", "keys", keys)
 	}
 	return nil
+}
+
+// selectedAnew lists the sandboxes that the rules of a policy select by name, and those
+// of the one before did not. Whoever made one needed no more than the scope run for its
+// name, and may be another than the rule's author has in mind.
+func selectedAnew(before, now *policy.Policy, there []sandbox.Info) (names []string) {
+	for _, i := range there {
+		if now.Names(i.Name) && !before.Names(i.Name) {
+			names = append(names, i.FullName())
+		}
+	}
+	return names
 }
 
 // bundle reads the bundle that a configuration names, if any, into it.
@@ -239,10 +265,10 @@ func (d *daemon) refuse(ctx context.Context, by string, cause error) {
 }
 
 // accepted says that what is there is in force since now.
-func (d *daemon) accepted(by string) {
+func (d *daemon) accepted(by string, selected []string) {
 	d.telling.Lock()
 	defer d.telling.Unlock()
-	d.state = api.Policy{Loaded: time.Now().UTC(), By: by}
+	d.state = api.Policy{Loaded: time.Now().UTC(), By: by, Selected: selected}
 	d.reloads["loaded"]++
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"syscall"
 	"time"
 
@@ -58,6 +59,10 @@ func policyLines(p api.Policy) (lines []string) {
 			line += ": " + b.Failure
 		}
 		lines = append(lines, line)
+	}
+	if len(p.Selected) > 0 {
+		lines = append(lines, fmt.Sprintf("policy selects by name since %s what was there before: %s: see that each is the one that is meant",
+			p.Loaded.Local().Format(time.DateTime), strings.Join(p.Selected, ", ")))
 	}
 	if r := p.Refused; r != nil {
 		lines = append(lines, fmt.Sprintf("policy refused since %s, the one of %s stays: %s",
