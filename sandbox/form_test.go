@@ -52,14 +52,14 @@ func FuzzName(f *testing.F) {
 // FuzzSpec: what a caller says of a sandbox and the engine is told is a path, a name or
 // a user in one reading.
 func FuzzSpec(f *testing.F) {
-	for _, s := range []string{"/work", "/work/", "/", "work", "/a/../proc/self/fd/7", "/proc/self/fd/7", "//proc/1", "/proc", "/sys/fs", "/dev/fd/3", "/a//b", "/a\x00", "/a\nb", "/a\xff", "/./proc", "/procs", "/\u202e"} {
+	for _, s := range []string{"/srv", "/srv/", "/", "srv", "/a/../proc/self/fd/7", "/proc/self/fd/7", "//proc/1", "/proc", "/sys/fs", "/dev/fd/3", "/a//b", "/a\x00", "/a\nb", "/a\xff", "/./proc", "/procs", "/\u202e"} {
 		f.Add(s, "A", "app:app")
 	}
 	for _, s := range []string{"A=B", "", "A\x00", "a.b", "_1", "1A", "Ä"} {
-		f.Add("/work", s, "0:0")
+		f.Add("/srv", s, "0:0")
 	}
 	for _, s := range []string{"a b", "a:b:c", ":", "-1", "../a", "a\n", "root", "a\x00"} {
-		f.Add("/work", "A", s)
+		f.Add("/srv", "A", s)
 	}
 	good := Spec{Image: "sallyport/base:1", Runtime: GVisor}
 	if err := good.validate(); err != nil {
