@@ -129,6 +129,9 @@ func (s *source) Read(ctx context.Context) (credential.Material, error) {
 		}
 		// The question outlives the request that asks it: others wait for it.
 		answer := s.flight.DoChan(to.Host+" "+to.String()+" "+to.Policy, func() (any, error) {
+			if s.has(to) { // since another question has just been answered
+				return nil, nil
+			}
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
 			defer cancel()
 			return nil, s.ask(ctx, to)
@@ -149,12 +152,21 @@ func (s *source) use(to credential.Binding) (credential.Material, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	g := s.grants[to]
-	if g == nil || g.uses == 0 || !time.Now().Before(g.until) {
+	if !g.usable() {
 		return credential.Material{}, false
 	}
 	g.uses--
 	return s.last, true
 }
+
+// has tells whether a use is left of what is leased.
+func (s *source) has(to credential.Binding) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.grants[to].usable()
+}
+
+func (g *grant) usable() bool { return g != nil && g.uses > 0 && time.Now().Before(g.until) }
 
 // ask leases more.
 func (s *source) ask(ctx context.Context, to credential.Binding) error {
