@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
@@ -88,9 +87,11 @@ func redirect(w http.ResponseWriter, to string) {
 }
 
 // An upstream that sends the credential back in any form does not give it to
-// the sandbox.
+// the sandbox, nor does another tell it a part.
 func TestEchoIsScrubbed(t *testing.T) {
 	r := newRig(t, "")
+	rules := strings.Replace(ruleConfig, "authRef: key\n", "authRef: key\n  inherit: true\n", 1)
+	r.configure(baseConfig, strings.Replace(rules, "egress:\n", oracleRules, 1))
 	r.key = "sk+e2e/" + rand.Text() + "/%=&~+=="
 	h := newHunt(map[string]string{"the secret": r.key})
 
@@ -105,12 +106,9 @@ func TestEchoIsScrubbed(t *testing.T) {
 			echo(w, sent)
 		})
 	}
-	if _, err := r.host.DNS(map[string][]netip.Addr{"api.example.test": {netip.MustParseAddr(upstreamAddress)}}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.host.HTTPS(r.ca, 443, mux, "api.example.test"); err != nil {
-		t.Fatal(err)
-	}
+	files := guessed(r.key)
+	r.serveSites(hostMux{"files.example.test": files, "api.example.test": mux})
+	r.serveRecords(8443, files, "files.example.test")
 	r.up()
 	r.setKey()
 	r.ok("run", "agent", "--", "true")
@@ -140,6 +138,8 @@ func TestEchoIsScrubbed(t *testing.T) {
 			}
 		})
 	}
+	t.Run("parts", r.partsTellNothing)
+	t.Run("whole guesses", r.wholeGuessesStop)
 }
 
 // in lists what is found in HTTP messages: in their bytes, in what follows a
