@@ -20,8 +20,11 @@
 // Of a text that breaks off they are lost. Pieces end where those of the input did,
 // so many bytes before.
 //
-// A text ends with its body, message or frame's message. In a body that is none of
-// messages it ends besides with each line, so that streams of events, of lines of
+// A text ends with its body, message or frame's message. Messages are those of the
+// RPCs of [framings] and of the [streams] whose messages begin with their lengths,
+// as a Content-Type says and the server sends them: of what else is sent as such,
+// a value is taken for parts where a length says so. In a body that is none of
+// messages a text ends besides with each line, so that streams of events, of lines of
 // JSON or of a log flow. No value goes on beyond a line's end but one with lines
 // itself, whose long lines are values of their own, and digits that were broken
 // into lines: a line that ends in [digits] or more of these ends no text.

@@ -93,6 +93,20 @@ func TestNothingTellsAPart(t *testing.T) {
 				return resp.Body
 			}
 		}},
+		"streams": {func(rnd *rand.Rand, pieces []string) []string {
+			all := strings.Join(pieces, "")
+			at := rnd.IntN(len(all) + 1)
+			all = string(watched(all[:at])) + string(watched(all[at:]))
+			return []string{all[:len(all)/3], all[len(all)/3:]}
+		}, func(s *echo.Scrubber) func(io.Reader) io.Reader {
+			return func(r io.Reader) io.Reader {
+				resp := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/vnd.kubernetes.protobuf;stream=watch"}}, Body: io.NopCloser(r)}
+				if err := s.Response(resp, nil); err != nil {
+					return &script{end: err}
+				}
+				return resp.Body
+			}
+		}},
 	}
 	const alphabet = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+/=%&\\\" -_"
 	for name, kind := range kinds {

@@ -201,7 +201,11 @@ type readCloser struct {
 func (a *answer) content(body io.Reader, hold *coding.Hold) (io.Reader, error) {
 	header := a.Response.Header
 	kind, ok := framings[mediaType(header["Content-Type"])]
-	if !ok {
+	lengths, stream := streamed(header["Content-Type"])
+	switch {
+	case !ok && stream:
+		return a.stream(body, lengths), nil
+	case !ok:
 		return a.plain(body), nil
 	}
 	codings := coding.List(header[kind.header])
@@ -221,7 +225,7 @@ func (a *answer) content(body io.Reader, hold *coding.Hold) (io.Reader, error) {
 		a.ContentLength = -1
 	}
 	if kind.text {
-		return a.plain(body), nil
+		return a.stream(body, lengths), nil
 	}
 	return a.messages(body, kind.flags, codings, hold), nil
 }
