@@ -45,9 +45,12 @@ func (m *Manager) create(ctx context.Context, e *entry, name string, spec Spec) 
 			e.rec = record{}
 		}
 	}()
-	if err := m.build(ctx, rec); err != nil {
+	img, err := m.build(ctx, rec)
+	if err != nil {
 		return err
 	}
+	rec.madeOf(img)
+	e.rec = rec
 	if err := m.tell(ctx, e, lifecycle(rec, "created"), func(r *record) { r.Ready = true }); err != nil {
 		return err
 	}
@@ -75,19 +78,19 @@ func (m *Manager) makeWay(ctx context.Context, name string) error {
 }
 
 // build makes all that a sandbox is, and leaves what it made when it fails.
-func (m *Manager) build(ctx context.Context, rec record) error {
+func (m *Manager) build(ctx context.Context, rec record) (Image, error) {
 	if err := m.allot(rec); err != nil {
-		return err
+		return Image{}, err
 	}
 	if err := os.Mkdir(m.dir(rec.Name), 0o700); err != nil {
-		return err
+		return Image{}, err
 	}
 	if err := rec.write(m.dir(rec.Name)); err != nil {
-		return err
+		return Image{}, err
 	}
 	c, err := m.container(rec, rec.Name)
 	if err != nil {
-		return err
+		return Image{}, err
 	}
 	return m.opt.Runtime.Create(ctx, c)
 }

@@ -47,6 +47,7 @@ type faultHost struct {
 	raised     map[string]bool   // what has more memory than it may have, by id
 	grown      int64             // bytes that each takes besides its memory
 	notes      map[string]string // what is known of a container's last Restore: "asked", "begun", by id
+	images     *fakeImages       // of which sandboxes are made, nil: any
 	writing    func()            // called as memory is about to be written, nil: nothing
 }
 
@@ -76,14 +77,18 @@ func (h *faultHost) crashes() {
 	}
 }
 
-func (h *faultHost) Create(_ context.Context, c Container) error {
+func (h *faultHost) Create(_ context.Context, c Container) (Image, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.step("create"); err != nil {
-		return err
+		return Image{}, err
+	}
+	img, err := h.images.of(c)
+	if err != nil {
+		return Image{}, err
 	}
 	h.containers[c.ID] = false
-	return h.step("made")
+	return img, h.step("made")
 }
 
 func (h *faultHost) Start(_ context.Context, id string) (Status, error) {

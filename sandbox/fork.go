@@ -122,7 +122,7 @@ func (m *Manager) claim(ctx context.Context, parent *entry, spec ForkSpec) (chil
 		if err != nil {
 			break
 		}
-		c := &entry{rec: record{Name: name, ID: newID(), Spec: parent.rec.strictest(), Created: now(), Lineage: l}}
+		c := &entry{rec: record{Name: name, ID: newID(), Spec: parent.rec.strictest(), Created: now(), Lineage: l, ImageID: parent.rec.ImageID, ImageDigest: parent.rec.ImageDigest}}
 		c.mu.Lock()
 		m.entries[name] = c
 		children = append(children, c)
@@ -225,7 +225,7 @@ func (m *Manager) conceive(ctx context.Context, c *entry) error {
 		return err
 	}
 	c.rec.Address, c.rec.MAC = a, hardwareAddress(a)
-	if err := m.build(ctx, c.rec); err != nil {
+	if _, err := m.build(ctx, c.rec); err != nil { // of its parent's image
 		return err
 	}
 	return m.unplug(ctx, c.rec) // for another disk in the place of its own

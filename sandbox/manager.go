@@ -236,6 +236,7 @@ func (m *Manager) info(e *entry) Info {
 		Address: e.rec.Address, Generation: e.rec.Generation,
 		Created: e.rec.Created, Memory: memory.Dir(m.dir(e.rec.Name)),
 		Lineage: e.rec.Lineage, Next: e.rec.Next,
+		ImageID: e.rec.ImageID, ImageDigest: e.rec.ImageDigest,
 	}
 	if e.state.live() {
 		i.Session = e.rec.Session

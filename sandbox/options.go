@@ -38,6 +38,11 @@ type Options struct {
 	Space   Space
 	Reserve int64
 	Layers  Layers // nil: Changes tells nothing
+	// Images are the engine's. nil: none can be listed, fetched or removed.
+	Images Images
+	// Login says what is shown to a registry of images, by its host as names begin with
+	// it: nil where there is no login. Default: none has one.
+	Login func(ctx context.Context, registry string) (Login, error)
 	// Forget is told the ID of a sandbox that is removed, for those who keep
 	// something under it.
 	Forget func(id string) error

@@ -204,9 +204,11 @@ func (m *Manager) warm(ctx context.Context) (rec record, err error) {
 		}
 		*path = filepath.Join(m.link(rec.ID), inside)
 	}
-	if err := m.opt.Runtime.Create(ctx, c); err != nil {
+	img, err := m.opt.Runtime.Create(ctx, c)
+	if err != nil {
 		return rec, err
 	}
+	rec.madeOf(img)
 	if err := m.attachDisk(rec); err != nil {
 		return rec, err
 	}

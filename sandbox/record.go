@@ -63,6 +63,9 @@ type record struct {
 	Agent []byte `json:"agent,omitempty"`
 	// Lineage is of a fork.
 	Lineage *Lineage `json:"lineage,omitempty"`
+	// ImageID and ImageDigest are as Info has them.
+	ImageID     string `json:"imageID,omitempty"`
+	ImageDigest string `json:"imageDigest,omitempty"`
 	// Restoring is the snapshot that its disk is being made of: until that is done
 	// it cannot run.
 	Restoring string `json:"restoring,omitempty"`

@@ -4,14 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"sallyport/sandbox/disk"
 )
 
 // What a sandbox is in state Failed for, and what Recover does about it:
 //
-//   - its container is gone: it is made again of the image, over what the sandbox
-//     had written, which is on its disk. Without a disk of its own that is gone.
+//   - its container is gone: it is made again of its own image, over what the sandbox
+//     had written, which is on its disk. Without a disk of its own that is gone. Where
+//     the image is gone too, it is made of the one that has its name now.
 //   - its disk cannot be mended: it is tried again, once the operator has.
 
 // Recover gets a sandbox out of Failed: it is stopped then. One that is in no error
@@ -31,7 +33,7 @@ func (e *entry) failed() bool {
 }
 
 func (m *Manager) recover(ctx context.Context, e *entry) error {
-	how, lost := "its disk can be used again", ""
+	how, lost, img := "its disk can be used again", "", Image{}
 	_, err := m.opt.Runtime.Status(ctx, e.rec.ID)
 	switch {
 	case errors.Is(err, ErrNotFound):
@@ -47,7 +49,15 @@ func (m *Manager) recover(ctx context.Context, e *entry) error {
 		if err != nil {
 			return err
 		}
-		if err := m.opt.Runtime.Create(ctx, c); err != nil {
+		c.Image = e.rec.ImageID
+		if img, err = m.opt.Runtime.Create(ctx, c); errors.Is(err, ErrNoImage) && c.Image != "" {
+			c.Image = ""
+			if img, err = m.opt.Runtime.Create(ctx, c); err == nil {
+				other := fmt.Sprintf("its image %s was gone, and it is made of another one that is named %s now, %s", e.rec.ImageID, e.rec.Spec.Image, img.ID)
+				how, lost = how+": "+other, strings.TrimPrefix(lost+"; "+other, "; ")
+			}
+		}
+		if err != nil {
 			return err
 		}
 		m.letGo(ctx, e)
@@ -65,6 +75,9 @@ func (m *Manager) recover(ctx context.Context, e *entry) error {
 	return m.tell(ctx, e, detailed(e.rec, "recovered", how), func(r *record) {
 		if r.Reason = ""; lost != "" {
 			r.Lost = lost
+		}
+		if img.ID != "" {
+			r.madeOf(img)
 		}
 	})
 }

@@ -67,6 +67,11 @@ func (m *Manager) roomyFor(n int64) error {
 // whileRoomy is a context that is done, with ErrFull as its cause, when less than
 // the reserve is left: what the host writes for a sandbox counts as what that writes.
 func (m *Manager) whileRoomy(ctx context.Context) (context.Context, context.CancelFunc) {
+	return m.whileRoomyFor(ctx, 0)
+}
+
+// whileRoomyFor is whileRoomy that leaves so many bytes besides.
+func (m *Manager) whileRoomyFor(ctx context.Context, n int64) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	if m.opt.Space != nil {
 		go func() {
@@ -78,7 +83,7 @@ func (m *Manager) whileRoomy(ctx context.Context) (context.Context, context.Canc
 					return
 				case <-tick.C:
 				}
-				if err := m.roomy(); err != nil {
+				if err := m.roomyFor(n); err != nil {
 					cancel(err)
 				}
 			}

@@ -29,8 +29,14 @@ var (
 	ErrBadName  = errors.New("not a sandbox name")
 	ErrBadSpec  = errors.New("not possible as asked")
 	ErrNoImage  = errors.New("no such image")
-	ErrImage    = errors.New("not an image that tenants may use")
-	ErrEngine   = errors.New("the container engine cannot be reached")
+	// ErrImageUsed refuses to remove an image that is needed.
+	ErrImageUsed = errors.New("the image is in use")
+	// ErrRegistry: a registry did not give an image; the error has its words.
+	ErrRegistry = errors.New("the image cannot be fetched")
+	// ErrArchive: the engine finds no image in what it was given.
+	ErrArchive = errors.New("the archive cannot be loaded")
+	ErrImage   = errors.New("not an image that tenants may use")
+	ErrEngine  = errors.New("the container engine cannot be reached")
 	// ErrRan: what Restore began with may have run, so that the disk may be ahead of
 	// the memory.
 	ErrRan       = errors.New("the sandbox's processes may have gone on")
@@ -107,6 +113,11 @@ type Info struct {
 	Lineage *Lineage `json:"lineage,omitempty"`
 	Next    *Spec    `json:"next,omitempty"` // of the next session, where it differs
 	Storage Storage  `json:"storage,omitzero"`
+	// ImageID is the digest of the image that its container was made of, and ImageDigest
+	// what registries have that as, NAME@sha256:…; "" where that is not known, as of an
+	// image that came from a file. A name can stand for another image later.
+	ImageID     string `json:"imageID,omitempty"`
+	ImageDigest string `json:"imageDigest,omitempty"`
 	// Capped says why its disk takes no more for now, and nothing is written down for it.
 	Capped string `json:"capped,omitempty"`
 }
@@ -116,6 +127,7 @@ type Container struct {
 	ID      string // the sandbox's ID; the container is named after it
 	Name    string // the sandbox's name
 	Spec    Spec
+	Image   string       // ID of the image to make it of; empty: the one that Spec names
 	Address netip.Prefix // the sandbox's address with the subnet's length
 	Gateway netip.Addr
 	MAC     string
@@ -152,8 +164,9 @@ type Status struct {
 
 // Runtime runs containers. Its errors wrap ErrNoImage, ErrEngine and ErrNotFound.
 type Runtime interface {
-	// Create makes the container and leaves nothing behind when it fails.
-	Create(context.Context, Container) error
+	// Create makes the container, says what image it is made of, and leaves nothing
+	// behind when it fails.
+	Create(context.Context, Container) (Image, error)
 	Start(ctx context.Context, id string) (Status, error)
 	Stop(ctx context.Context, id string, grace time.Duration) error
 	Remove(ctx context.Context, id string) error

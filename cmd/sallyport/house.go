@@ -105,6 +105,8 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Agent:     channel.Options{Key: agents, Dial: datapath.Dial},
 		Space:     space,
 		Reserve:   reserve,
+		Images:    h.engine.Images(),
+		Login:     d.registryLogin,
 		Forget:    d.forget,
 		Publish:   d.publish,
 		RAM:       vaultDir(d.cfg),

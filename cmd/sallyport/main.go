@@ -124,7 +124,7 @@ func newRoot() *cobra.Command {
 	root.PersistentFlags().StringVar(&g.remote.KeyFile, "key-file", "", "file with the API key for --host (default $SALLYPORT_KEY_FILE)")
 	root.PersistentFlags().StringVar(&g.remote.Fingerprint, "fingerprint", "", "sha256:HEX of the certificate of --host (default $SALLYPORT_FINGERPRINT, else the system's authorities vouch)")
 	root.AddCommand(
-		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandboxCopy(g), newSandbox(g), newSecret(g),
+		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandboxCopy(g), newSandbox(g), newImage(g), newSecret(g),
 		newClient(g), newPolicy(g), newApprovals(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
 		newLimits(g), newKey(g), newEvents(g),
 		newBackup(g), newRestore(g), newUninstall(g),

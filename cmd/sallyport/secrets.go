@@ -54,8 +54,11 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
 		}
 	}
-	for name, proxies := range cfg.ProxyLogins() {
-		sources[name] = credential.Login{Source: sources[name], Proxies: proxies}
+	proxies, registries := cfg.ProxyLogins(), cfg.RegistryLogins()
+	for name, source := range sources {
+		if len(proxies[name])+len(registries[name]) > 0 {
+			sources[name] = credential.Login{Source: source, Proxies: proxies[name], Registries: registries[name]}
+		}
 	}
 	return sources, end, nil
 }

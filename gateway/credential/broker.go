@@ -77,7 +77,7 @@ func (b *Broker) Replace(sources map[string]Source, revision string) {
 	for name, src := range sources {
 		e := &entry{source: src}
 		if l, ok := src.(Login); ok { // what it wraps may be Remote
-			e.source, e.proxies = l.Source, l.Proxies
+			e.source, e.proxies, e.registries = l.Source, l.Proxies, l.Registries
 		}
 		entries[name] = e
 	}
@@ -151,7 +151,9 @@ func (b *Broker) Contains(ctx context.Context, value string) (name string, found
 type entry struct {
 	source  Source
 	proxies []string // that may be given it as a login
-	flight  singleflight.Group
+	// registries may be, too.
+	registries []string
+	flight     singleflight.Group
 
 	mu    sync.Mutex
 	last  *secret

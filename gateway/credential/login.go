@@ -7,11 +7,13 @@ import (
 )
 
 // Login is a Source whose secret, a username and a password, may be given to the
-// proxies that a policy's rules say. It changes nothing about who else may lease it.
+// proxies that a policy's rules say and to registries of images. It changes nothing about who else may lease it.
 type Login struct {
 	Source
 	// Proxies lists them as scheme://host:port.
 	Proxies []string
+	// Registries are those of images that are logged in to with it, as names begin.
+	Registries []string
 }
 
 // Login returns the fields username and password of the named credential, to log

@@ -265,6 +265,7 @@ func TestSchemasHaveTheFields(t *testing.T) {
 	doc := must[*openapi3.T](t)(described())
 	for name, v := range map[string]any{
 		"Spec": sandbox.Spec{}, "SpecChange": sandbox.SpecChange{}, "Sandbox": sandbox.Info{}, "Command": sandbox.Command{}, "CommandInfo": sandbox.CommandInfo{}, "TerminalSize": sandbox.Size{}, "File": sandbox.File{}, "FileList": wire.Listing{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
+		"Image": sandbox.Image{}, "ImageStep": sandbox.ImageStep{}, "ImagePull": client.ImagePull{},
 		"Problem": client.Problem{}, "Event": client.Event{}, "Secret": api.Secret{}, "Client": api.ProxyClient{}, "Limit": api.Limit{},
 		"ApprovalRequest": approval.Request{}, "ApprovalList": api.ApprovalList{}, "Answer": approval.Answer{},
 	} {

@@ -55,6 +55,7 @@ type host struct {
 	dir       string
 	restart   func() // another daemon on the same folders
 	line      line
+	images    images
 }
 
 func (h *host) Append(_ context.Context, events ...*audit.Event) error {
@@ -80,7 +81,9 @@ func (h *host) said() (all []string) {
 	return all
 }
 
-func (*host) Create(context.Context, sandbox.Container) error { return nil }
+func (*host) Create(context.Context, sandbox.Container) (sandbox.Image, error) {
+	return sandbox.Image{}, nil
+}
 func (*host) Start(context.Context, string) (sandbox.Status, error) {
 	return sandbox.Status{Running: true, Link: 1}, nil
 }
@@ -224,7 +227,8 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100, CPUs: 2, Memory: 1 << 30, Disk: 1 << 30},
 			Disks:    noDisks{},
 			Runtime:  h, Network: h, Authority: authority, Secrets: h, Recorder: actors{h}, Logger: opt.Logger,
-			Agent: agents(t, &h.line), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
+			Images: &h.images,
+			Agent:  agents(t, &h.line), RAM: t.TempDir(), Key: key, Layers: layers(h.layer),
 		}))
 		t.Cleanup(func() { _ = opt.Sandboxes.Close() })
 	}

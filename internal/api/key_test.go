@@ -95,6 +95,10 @@ GET /v1/clients                          read    host
 PUT /v1/clients/{name}                   admin   host
 DELETE /v1/clients/{name}                admin   host
 GET /v1/clients/{name}/ca                read    host
+GET /v1/images                           read    host
+DELETE /v1/images                        admin   host
+POST /v1/images/pull                     admin   host
+PUT /v1/images/archive                   admin   host
 GET /v1/sandboxes                        read    tenant
 PUT /v1/sandboxes/{name}                 run     tenant
 GET /v1/sandboxes/{name}                 read    tenant

@@ -98,7 +98,7 @@ func (h *handler) routes() []route {
 		{method: post, pattern: "/v1/sandboxes/{name}/fork", serve: h.fork, scope: ScopeRun, shared: true, once: true},
 		{method: post, pattern: "/v1/sandboxes/{name}/exec", serve: h.exec, scope: ScopeRun, shared: true, taken: true},
 		{method: get, pattern: "/v1/sandboxes/{name}/ca", serve: h.sandboxRoot, scope: ScopeRead, shared: true},
-	}, slices.Concat(h.commands(), h.fileRoutes(), h.exposures())...)
+	}, slices.Concat(h.commands(), h.fileRoutes(), h.exposures(), h.images())...)
 }
 
 // mux serves the routes, and problems for what is none.

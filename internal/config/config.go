@@ -3,7 +3,7 @@
 // Every key has a safe default and an unknown key is an error, so that an empty
 // file is a working configuration that lets nothing out. The comment of each
 // field is its reference: meaning, unit and default. A change of the files, SIGHUP
-// and the API reload Document, Vault and the keys of SSH; what else has changed is named in the log, and waits for a restart.
+// and the API reload Document, Registries, Vault and the keys of SSH; what else has changed is named in the log, and waits for a restart.
 package config
 
 import (
@@ -56,6 +56,9 @@ type Config struct {
 	// Metrics is the Prometheus endpoint.
 	// Example: {listen: "127.0.0.1:9464"}
 	Metrics Metrics `yaml:"metrics"`
+	// Registries are those of images that `sallyport image pull` logs in to. Reloads.
+	// Example: [{host: registry.example.com, authRef: registry}]
+	Registries []Registry `yaml:"registries"`
 	// Vault is the server that vault sources read from. Reloads.
 	// Example: {address: "https://vault.example.com:8200", auth: {tokenFile: vault-token}}
 	Vault Vault `yaml:"vault"`
@@ -72,6 +75,28 @@ type Config struct {
 	// this host.
 	// Example: {host: "https://sallyport.example.com:8443", keyFile: sallyport.key}
 	Remote Remote `yaml:"remote"`
+}
+
+// Registry is one that images are fetched from with a login.
+type Registry struct {
+	// Host is the registry as names of its images begin, with its port where they have
+	// one; docker.io is Docker Hub. Required.
+	// Example: registry.example.com
+	Host string `yaml:"host"`
+	// AuthRef names the credential to log in with, which has the fields username and
+	// password, or token for a registry that takes it as a bearer's. Required.
+	// Example: registry
+	AuthRef string `yaml:"authRef"`
+}
+
+// RegistryLogins lists, by the name of a credential, the registries that are logged in
+// to with it.
+func (c *Config) RegistryLogins() map[string][]string {
+	logins := map[string][]string{}
+	for _, r := range c.Registries {
+		logins[r.AuthRef] = append(logins[r.AuthRef], r.Host)
+	}
+	return logins
 }
 
 // Network is where the sandboxes live.

@@ -20,7 +20,7 @@ func (c *Config) NeedsRestart(started *Config) []string {
 				continue
 			}
 		}
-		if key == "" || key == "vault" || reflect.DeepEqual(now.Field(i).Interface(), then.Field(i).Interface()) {
+		if key == "" || key == "vault" || key == "registries" || reflect.DeepEqual(now.Field(i).Interface(), then.Field(i).Interface()) {
 			continue
 		}
 		keys = append(keys, key)

@@ -64,7 +64,37 @@ func (c *Config) findings() []policy.Finding {
 	for i, e := range c.EgressAuth {
 		v.upstream(fmt.Sprintf("egressAuth[%d].upstream", i), e.Upstream)
 	}
-	return append(v.findings, policy.Validate(c.Document)...)
+	v.registries(c.Registries, c.Credentials)
+	logins := c.RegistryLogins()
+	return append(v.findings, slices.DeleteFunc(policy.Validate(c.Document), func(f policy.Finding) bool {
+		var i int
+		_, err := fmt.Sscanf(f.Path, "credentials[%d]", &i)
+		return f.Kind == policy.UnusedCredential && err == nil && len(logins[c.Credentials[i].Name]) > 0
+	})...)
+}
+
+// registries checks that a login goes to one registry by TLS that is verified: the
+// engine verifies none of this host's own addresses.
+func (v *validator) registries(all []Registry, credentials []policy.Credential) {
+	for i, r := range all {
+		path := fmt.Sprintf("registries[%d]", i)
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = strings.Trim(r.Host, "[]")
+		}
+		addr, _ := netip.ParseAddr(host)
+		switch err := image.CheckRegistry(r.Host); {
+		case err != nil:
+			v.fail(path+".host", fmt.Sprintf("%q is not a registry", r.Host), "write host or host:port as names of its images begin, and docker.io for Docker Hub")
+		case host == "localhost" || addr.IsLoopback():
+			v.fail(path+".host", fmt.Sprintf("%q is this host, whose certificate the engine does not verify", r.Host), "give the registry another address")
+		case slices.ContainsFunc(all[:i], func(o Registry) bool { return o.Host == r.Host }):
+			v.fail(path+".host", fmt.Sprintf("%q is there twice", r.Host), "remove one")
+		}
+		if !slices.ContainsFunc(credentials, func(c policy.Credential) bool { return c.Name == r.AuthRef }) {
+			v.fail(path+".authRef", fmt.Sprintf("no credential is named %q", r.AuthRef), "add it to credentials")
+		}
+	}
 }
 
 func (v *validator) images(s Sandbox) {

@@ -98,6 +98,24 @@ func CheckPattern(pattern string) error {
 	return nil
 }
 
+// Registry is the host, and maybe the port, that a name's image is fetched from: docker.io
+// for Docker Hub, and "" for an ID, which no registry is asked for.
+func Registry(text string) string {
+	name, err := parse(text)
+	if named, ok := name.(reference.Named); err == nil && ok {
+		return reference.Domain(named)
+	}
+	return ""
+}
+
+// CheckRegistry refuses what no name of an image begins with as its registry.
+func CheckRegistry(host string) error {
+	if Registry(host+"/name") != host || strings.Contains(host, "/") {
+		return fmt.Errorf("%w: %q is no registry: write host or host:port as names of its images begin, and docker.io for Docker Hub", ErrBadName, host)
+	}
+	return nil
+}
+
 // tagged tells whether a name ends with a tag or a digest.
 func tagged(name string) bool {
 	return strings.ContainsAny(name[strings.LastIndexByte(name, '/')+1:], ":@")

@@ -109,13 +109,17 @@ func (f *Files) Upload(ctx context.Context, path string, tar io.Reader) (p sandb
 }
 
 func (f *Files) put(ctx context.Context, target string, body io.Reader, out any) error {
-	req, err := f.c.request(ctx, http.MethodPut, target, body)
+	return f.c.put(ctx, target, body, out)
+}
+
+func (c *Client) put(ctx context.Context, target string, body io.Reader, out any) error {
+	req, err := c.request(ctx, http.MethodPut, target, body)
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/octet-stream")
 	req.Header.Set("Expect", "100-continue")
-	resp, err := f.c.do(req)
+	resp, err := c.do(req)
 	if err != nil {
 		return err
 	}

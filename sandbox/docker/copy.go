@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"path/filepath"
 
@@ -31,7 +32,7 @@ func (r *Runtime) Layer(ctx context.Context, id string) (string, error) {
 // the very one of the container that it is to be like.
 func (r *Runtime) origin(ctx context.Context, c sandbox.Container) (string, error) {
 	if c.Like == "" {
-		return c.Spec.Image, nil
+		return cmp.Or(c.Image, c.Spec.Image), nil
 	}
 	info, err := r.inspect(ctx, c.Like)
 	return info.Image, err

@@ -19,6 +19,7 @@ import (
 // image is what of an image's configuration decides how its containers are made.
 type image struct {
 	id   string
+	of   sandbox.Image // as it was found
 	user string
 	env  map[string]string
 	// folders are what the image declares as volumes, and has to have.
@@ -41,14 +42,14 @@ func (r *Runtime) image(ctx context.Context, ref string, like bool) (image, erro
 	if cerrdefs.IsNotFound(err) || cerrdefs.IsInvalidArgument(err) {
 		hint := "the host's operators can load one"
 		if sandbox.OwnerOf(ctx) == "" {
-			hint = fmt.Sprintf("load one with `docker -H %s load`, or import a root file system", r.client.DaemonHost())
+			hint = fmt.Sprintf("`sallyport image pull %s` fetches it from its registry, `sallyport image load FILE` takes it from a file", ref)
 		}
 		return image{}, fmt.Errorf("%w: %q: %s", sandbox.ErrNoImage, ref, hint)
 	}
 	if err != nil {
 		return image{}, mapError(fmt.Errorf("inspecting image %q: %w", ref, err))
 	}
-	img := image{id: res.ID, env: map[string]string{}}
+	img := image{id: res.ID, of: found(res.InspectResponse), env: map[string]string{}}
 	if c := res.Config; c != nil {
 		img.user = c.User
 		for _, kv := range c.Env {

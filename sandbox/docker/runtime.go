@@ -109,27 +109,28 @@ func (r *Runtime) hostKey() string { return filepath.Join(r.cfg.Dir, "host.pub")
 
 func containerName(id string) string { return "sallyport-" + id }
 
-// Create makes the container and leaves nothing behind when it fails.
-func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
+// Create makes the container, says what image it is made of, and leaves nothing behind
+// when it fails.
+func (r *Runtime) Create(ctx context.Context, c sandbox.Container) (sandbox.Image, error) {
 	if r.bare && c.Spec.Runtime == sandbox.RunC {
-		return fmt.Errorf("%w: this engine's runc would start without the guard: use %s, or engine.kind: private", sandbox.ErrBadSpec, sandbox.GVisor)
+		return sandbox.Image{}, fmt.Errorf("%w: this engine's runc would start without the guard: use %s, or engine.kind: private", sandbox.ErrBadSpec, sandbox.GVisor)
 	}
 	ref, err := r.origin(ctx, c)
 	if err != nil {
-		return err
+		return sandbox.Image{}, err
 	}
 	img, err := r.image(ctx, ref, c.Like != "")
 	if err != nil {
-		return err
+		return sandbox.Image{}, err
 	}
 	mac, err := r.hardwareAddr(ctx, c)
 	if err != nil {
-		return err
+		return sandbox.Image{}, err
 	}
 	trust := &root{}
 	if len(c.Trust) > 0 {
 		if trust, err = newRoot(c.Trust, img.env); err != nil {
-			return err
+			return sandbox.Image{}, err
 		}
 	}
 	attempt := uuid.NewString()
@@ -155,9 +156,9 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) error {
 	}
 	if err != nil {
 		err = errors.Join(err, r.undo(ctx, attempt))
-		return mapError(fmt.Errorf("creating sandbox %q: %w", c.Name, err))
+		return sandbox.Image{}, mapError(fmt.Errorf("creating sandbox %q: %w", c.Name, err))
 	}
-	return nil
+	return img.of, nil
 }
 
 // undo removes what one call of Create has made. It goes by a label of that

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"sallyport/internal/size"
+	"sallyport/internal/terminal"
+	"sallyport/sandbox"
+)
+
+func newImage(g *globals) *cobra.Command {
+	return group("image", "Fetch, load, list and remove the images that sandboxes are made of",
+		newImagePull(g), newImageLoad(g), newImageList(g), newImageRemove(g))
+}
+
+func newImagePull(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "pull NAME",
+		Short: "Fetch an image from its registry",
+		Long: `Fetch an image from its registry, over the host's own network: no sandbox's rules
+count for it. A login is the credential that the configuration names for the registry,
+under registries. Ctrl-C gives it up, and what had come of it.`,
+		Example: `  sallyport image pull debian:bookworm
+  sallyport image pull registry.example.com/team/agent@sha256:…`,
+		Args: exactly("NAME"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := g.daemon()
+			if err != nil {
+				return err
+			}
+			i, err := d.PullImage(cmd.Context(), args[0], newLayers(g, cmd).tell)
+			if err != nil {
+				return err
+			}
+			return g.print(cmd, i, func(w io.Writer) { fmt.Fprintln(w, args[0], "is there:", described(i)) })
+		},
+	}
+}
+
+// described is an image by what does not change.
+func described(i sandbox.Image) string {
+	return strings.Join(append([]string{i.ID}, i.Digests...), ", ")
+}
+
+// layers shows how far each layer is: on a terminal on a line of its own, else a line
+// for each change.
+type layers struct {
+	out    io.Writer // nil: nothing is shown
+	height int       // of the terminal, 0 for none
+	known  []string
+	lines  map[string]string
+	status map[string]string
+}
+
+func newLayers(g *globals, cmd *cobra.Command) *layers {
+	l := &layers{lines: map[string]string{}, status: map[string]string{}}
+	if g.output == "json" {
+		return l
+	}
+	l.out = cmd.ErrOrStderr()
+	if f, ok := l.out.(*os.File); ok {
+		_, l.height, _ = term.GetSize(int(f.Fd())) // none of what is no terminal
+	}
+	return l
+}
+
+func (l *layers) tell(s sandbox.ImageStep) {
+	if l.out == nil {
+		return
+	}
+	status := terminal.Escape(s.Status)
+	line := status
+	if s.Layer != "" {
+		line = terminal.Escape(s.Layer) + "  " + status
+	}
+	if s.Layer == "" || l.height <= len(l.known)+1 {
+		if s.Layer == "" || l.status[s.Layer] != status {
+			fmt.Fprintln(l.out, line)
+			l.known = nil // what is above stays as it is
+		}
+		l.status[s.Layer] = status
+		return
+	}
+	if s.Total > 0 {
+		line += fmt.Sprintf("  %s of %s", size.About(s.Done), size.About(s.Total))
+	}
+	if up := len(l.known); up > 0 {
+		fmt.Fprintf(l.out, "\x1b[%dA", up)
+	}
+	if !slices.Contains(l.known, s.Layer) {
+		l.known = append(l.known, s.Layer)
+	}
+	l.lines[s.Layer] = line
+	for _, k := range l.known {
+		fmt.Fprintf(l.out, "\r%s\x1b[K\n", l.lines[k])
+	}
+}
+
+func newImageLoad(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use:   "load FILE",
+		Short: "Load images from a tar archive, as docker save writes it; - is standard input",
+		Long: `Load images from a tar archive, as docker save writes it. Whoever made it chose the
+names that its images have then, and what runs in sandboxes of them.`,
+		Example: `  docker save team/agent:1 | sallyport image load -`,
+		Args:    exactly("FILE"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			in, total := cmd.InOrStdin(), int64(0)
+			if args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return err
+				}
+				defer f.Close()
+				if info, err := f.Stat(); err != nil {
+					return err
+				} else if info.IsDir() {
+					return usageError{fmt.Errorf("%s is a folder: name a tar archive", args[0])}
+				} else {
+					total = info.Size()
+				}
+				in = f
+			} else if f, ok := in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+				return usageError{errors.New("standard input is a terminal: pipe an archive in, or name its file")}
+			}
+			d, err := g.daemon()
+			if err != nil {
+				return err
+			}
+			list, err := d.LoadImages(cmd.Context(), &sent{Reader: in, show: newLayers(g, cmd), total: total})
+			if err != nil {
+				return err
+			}
+			return g.print(cmd, list, func(w io.Writer) {
+				for _, i := range list {
+					fmt.Fprintln(w, strings.Join(i.Names, ", "), "is there:", described(i))
+				}
+			})
+		},
+	}
+}
+
+// sent shows how much of an archive has been read, on a terminal.
+type sent struct {
+	io.Reader
+	show        *layers
+	done, total int64
+	shown       int64
+}
+
+func (s *sent) Read(p []byte) (int, error) {
+	const step = 4 << 20
+	n, err := s.Reader.Read(p)
+	if s.done += int64(n); s.show.height > 0 && (s.done >= s.shown+step || err != nil) {
+		s.shown = s.done
+		s.show.tell(sandbox.ImageStep{Layer: "archive", Status: "Sent", Done: s.done, Total: max(s.total, s.done)})
+	}
+	return n, err
+}
+
+func newImageList(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "ls", Short: "List the images, and the sandboxes that are made of each", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		list, err := d.Images(cmd.Context())
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, list, func(w io.Writer) {
+			var rows []string
+			for _, i := range list {
+				rows = append(rows, imageRow(i))
+			}
+			table(w, "NAME\tID\tDIGEST\tSIZE\tUSED BY", rows...)
+		})
+	}}
+}
+
+func imageRow(i sandbox.Image) string {
+	digest, used := "-", i.Sandboxes
+	if len(i.Digests) > 0 {
+		_, digest, _ = strings.Cut(i.Digests[0], "@")
+	}
+	if i.Default {
+		used = append([]string{"(default)"}, used...)
+	}
+	names := i.Names
+	if len(names) == 0 {
+		names = i.Digests
+	}
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", orDash(strings.Join(names, ",")), short(i.ID), short(digest), size.About(i.Size), orDash(strings.Join(used, ",")))
+}
+
+func orDash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// short is enough of a digest to tell it from others by eye.
+func short(digest string) string { return digest[:min(len(digest), len("sha256:")+12)] }
+
+func newImageRemove(g *globals) *cobra.Command {
+	return &cobra.Command{
+		Use: "rm NAME [NAME ...]", Short: "Take images' names away, and each image with its last one", Args: exactly("NAME", "[NAME ...]"),
+		Long: `Take images' names away, and each image with its last one. The default image stays,
+and so does one that a sandbox is made of.`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			d, err := g.daemon()
+			if err != nil {
+				return err
+			}
+			return each(cmd, args, func(name string) error {
+				if err := d.RemoveImage(cmd.Context(), name); err != nil {
+					return err
+				}
+				return g.print(cmd, map[string]string{"removed": name}, func(w io.Writer) { fmt.Fprintln(w, name, "is removed") })
+			})
+		},
+	}
+}

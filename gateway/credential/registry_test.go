@@ -1,0 +1,75 @@
+package credential_test
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"sallyport/gateway/credential"
+)
+
+// The login of a registry goes to that registry, as its two fields or as a token, and
+// prints as nothing.
+func TestRegistryLogin(t *testing.T) {
+	const value = "a-password-of-some-length"
+	for _, tt := range []struct {
+		name, registry string
+		fields         map[string]string
+		want           error
+		shown          [3]string
+	}{
+		{"both", "registry.example.com", map[string]string{"username": "robot", "password": value}, nil, [3]string{"robot", value, ""}},
+		{"a token", "registry.example.com", map[string]string{"token": value}, nil, [3]string{"", "", value}},
+		{"both and a token", "registry.example.com", map[string]string{"username": "robot", "password": value, "token": "another-secret"}, nil, [3]string{"robot", value, ""}},
+		{"no name", "registry.example.com", map[string]string{"password": value}, credential.ErrNoSecret, [3]string{}},
+		{"another registry", "evil.example.com", map[string]string{"token": value}, credential.ErrNotBound, [3]string{}},
+		{"another port", "registry.example.com:5000", map[string]string{"token": value}, credential.ErrNotBound, [3]string{}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fields := map[string]credential.Secret{}
+			for k, v := range tt.fields {
+				fields[k] = credential.NewSecret(v)
+			}
+			source := material(fields)
+			b := credential.New(credential.Options{Sources: map[string]credential.Source{
+				"key": credential.Login{Source: source, Registries: []string{"registry.example.com"}},
+			}})
+			l, err := b.RegistryLogin(t.Context(), "key", tt.registry)
+			if !errors.Is(err, tt.want) || err != nil && strings.Contains(err.Error(), value) {
+				t.Fatalf("got %v, want %v", err, tt.want)
+			}
+			if err != nil {
+				return
+			}
+			var got [3]string
+			if got[0], got[1], got[2] = l.Reveal(); got != tt.shown {
+				t.Errorf("got %q, want %q", got, tt.shown)
+			}
+			if text := fmt.Sprintf("%v %+v %#v", l, l, *l); strings.Contains(text, value) {
+				t.Errorf("it prints as %s", text)
+			}
+			basic := base64.StdEncoding.EncodeToString([]byte("robot:" + value))
+			for _, said := range []string{value, "denied: " + value + "!", base64.StdEncoding.EncodeToString([]byte(value)), "Basic " + basic} {
+				if tt.shown[2] != "" && strings.HasPrefix(said, "Basic") {
+					continue // was not shown so
+				}
+				if got := l.Hide(said); strings.Contains(got, said) {
+					t.Errorf("%q is not hidden: %q", said, got)
+				}
+			}
+			if got := l.Hide("denied: robot may not"); got != "denied: robot may not" {
+				t.Errorf("what holds nothing became %q", got)
+			}
+		})
+	}
+}
+
+// material is a source of some fields.
+type material map[string]credential.Secret
+
+func (m material) Read(context.Context) (credential.Material, error) {
+	return credential.Material{Fields: m}, nil
+}
