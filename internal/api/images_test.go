@@ -64,7 +64,7 @@ func (f *images) Pull(ctx context.Context, name string, _ sandbox.Login, tell fu
 
 func (f *images) Load(_ context.Context, tar io.Reader) ([]string, error) {
 	text, err := io.ReadAll(tar)
-	if err != nil || len(text) == 0 {
+	if err != nil || len(text) < 2 {
 		return nil, errors.Join(sandbox.ErrArchive, err)
 	}
 	f.put("team/b:1")
@@ -97,7 +97,7 @@ func TestImages(t *testing.T) {
 	}
 	h.images.gone = make(chan struct{})
 	going, stop := context.WithCancel(ctx)
-	if _, err := c.PullImage(going, "slow", func(sandbox.ImageStep) { stop() }); !errors.Is(err, context.Canceled) {
+	if _, err := c.PullImage(going, "slow:1", func(sandbox.ImageStep) { stop() }); !errors.Is(err, context.Canceled) {
 		t.Errorf("broken off: %v", err)
 	}
 	<-h.images.gone

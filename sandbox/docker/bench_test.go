@@ -26,7 +26,7 @@ func BenchmarkCommand(b *testing.B) {
 	c := lab.container(&testing.T{}, "")
 	c.Name = "bench"
 	ctx := context.Background()
-	if err := lab.runtime.Create(ctx, c); err != nil {
+	if _, err := lab.runtime.Create(ctx, c); err != nil {
 		b.Fatal(err)
 	}
 	defer lab.runtime.Remove(ctx, c.ID)

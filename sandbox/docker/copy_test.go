@@ -22,7 +22,7 @@ func TestFork(t *testing.T) {
 	child.Like, child.Spec.Image = id, "no-such-image" // it is the parent's that counts
 	mem := t.TempDir()
 	child.Mounts = append(child.Mounts, sandbox.Mount{Source: mem, Target: "/memory"})
-	if err := r.Create(t.Context(), child); err != nil {
+	if _, err := r.Create(t.Context(), child); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = r.Remove(t.Context(), child.ID) })

@@ -51,7 +51,7 @@ func TestImageIsNoPath(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := l.container(t, ref)
-			err := l.runtime.Create(t.Context(), c)
+			_, err := l.runtime.Create(t.Context(), c)
 			if err == nil {
 				l.runtime.Remove(t.Context(), c.ID)
 			}

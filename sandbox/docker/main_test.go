@@ -264,7 +264,7 @@ func (l *laboratory) container(t *testing.T, image string) sandbox.Container {
 // create makes a sandbox that the test's end removes.
 func (l *laboratory) create(t *testing.T, c sandbox.Container) string {
 	t.Helper()
-	if err := l.runtime.Create(t.Context(), c); err != nil {
+	if _, err := l.runtime.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {

@@ -123,7 +123,7 @@ func TestCreateFails(t *testing.T) {
 			}
 			c := l.container(t, "")
 			tt.change(&c)
-			err = l.runtime.Create(t.Context(), c)
+			_, err = l.runtime.Create(t.Context(), c)
 			if err == nil {
 				t.Fatal("it was created")
 			}
@@ -147,7 +147,7 @@ func TestCreateCancelled(t *testing.T) {
 	for _, after := range []time.Duration{time.Millisecond, 20 * time.Millisecond, 60 * time.Millisecond, 120 * time.Millisecond} {
 		ctx, cancel := context.WithTimeout(t.Context(), after)
 		c := l.container(t, "")
-		if err := l.runtime.Create(ctx, c); err == nil {
+		if _, err := l.runtime.Create(ctx, c); err == nil {
 			l.runtime.Remove(t.Context(), c.ID)
 		}
 		cancel()

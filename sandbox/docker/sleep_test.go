@@ -43,7 +43,7 @@ func (l *laboratory) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Cont
 			t.Fatal(err)
 		}
 		c.Mounts = append(c.Mounts, sandbox.Mount{Source: mem, Target: "/memory"})
-		if err := r.Create(t.Context(), c); err != nil {
+		if _, err := r.Create(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = r.Remove(context.Background(), c.ID) })

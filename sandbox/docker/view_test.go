@@ -48,7 +48,7 @@ func TestBegunLayerIsNotRemembered(t *testing.T) {
 	l.runtime.views = views{}
 	c := l.container(t, "")
 	c.Trust, c.Layer = newAuthority(t, pkix.Name{CommonName: "three"}).pem, dir
-	_ = l.runtime.Create(t.Context(), c) // on a folder that is no layer
+	_, _ = l.runtime.Create(t.Context(), c) // on a folder that is no layer
 	t.Cleanup(func() { l.runtime.Remove(context.Background(), c.ID) })
 	for _, v := range l.runtime.views.all {
 		if len(v.stats)+len(v.files) > 0 {
