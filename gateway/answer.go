@@ -208,7 +208,7 @@ func (e *leaseError) Error() string {
 	why := "could not be used"
 	for _, known := range []error{
 		credential.ErrUnknown, credential.ErrNotBound, credential.ErrStale, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
-		credential.ErrCrowded,
+		credential.ErrCrowded, credential.ErrShort,
 	} {
 		if errors.Is(e.err, known) {
 			why = known.Error()
@@ -257,6 +257,8 @@ func repair(err error) string {
 		return "The policy has just been loaded anew."
 	case errors.Is(err, credential.ErrNoSecret):
 		return fmt.Sprintf("An operator must run: sallyport secret set %s", name)
+	case errors.Is(err, credential.ErrShort):
+		return fmt.Sprintf("An operator must set a longer secret for %q, or name its short field in allowShort of that credential in sallyport.yaml.", name)
 	case errors.Is(err, credential.ErrCrowded):
 		return "Let requests that are under way end."
 	case errors.Is(err, credential.ErrUnavailable):

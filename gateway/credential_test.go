@@ -99,6 +99,36 @@ func TestCredentialReplacesTheSandboxesOwn(t *testing.T) {
 	}
 }
 
+// A secret that is short enough to be guessed does not leave, and whoever has to mend
+// it is told how.
+func TestShortSecretStays(t *testing.T) {
+	const short = "hunter2-hunter2"
+	for _, version := range []string{"h1", "h2"} {
+		m := meet(t, "transparent", version, version, "https")
+		m.credential("key", short)
+		m.policy(func(in policy.Input) policy.Decision {
+			d := inject("key")(in)
+			d.Upstream = m.reach
+			return d
+		})
+		arrived := m.arrivals()
+		resp := m.do(t, m.request(t, "GET", "/", nil))
+		body := text(t, resp)
+		if resp.StatusCode != 503 || !strings.Contains(body, "shorter than 16 bytes") || !strings.Contains(body, "allowShort") || strings.Contains(body, short) {
+			t.Errorf("%s: %d %s", version, resp.StatusCode, body)
+		}
+		if n := arrived.Load(); n > 0 {
+			t.Errorf("%s: %d requests have left", version, n)
+		}
+		_, completions := m.settled(t)
+		for _, c := range completions {
+			if !strings.Contains(c.Detail, "shorter than 16 bytes, which is not injected unless allowShort") || strings.Contains(fmt.Sprintf("%+v", *c), short) {
+				t.Errorf("%s: completed with %q", version, c.Detail)
+			}
+		}
+	}
+}
+
 func TestSecretThatComesBackIsScrubbed(t *testing.T) {
 	basic := base64.StdEncoding.EncodeToString([]byte("Bearer " + token))
 	tests := []struct {

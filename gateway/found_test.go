@@ -1,14 +1,21 @@
 package gateway_test
 
 import (
+	"context"
+	"encoding/base64"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
 
+	"golang.org/x/net/websocket"
+
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/credential"
+	"sallyport/policy"
 	"sallyport/policy/budget"
 )
 
@@ -70,5 +77,180 @@ func TestFoundSecretsStopASandbox(t *testing.T) {
 	}
 	if status, body := ask(other, "/"); status != 200 || body != strings.Repeat("*", len(token)) {
 		t.Errorf("after the reset: %d %s", status, body)
+	}
+}
+
+// several is a source of a secret with fields.
+type several map[string]string
+
+func (s several) Read(context.Context) (credential.Material, error) {
+	m := credential.Material{Fields: map[string]credential.Secret{}, Version: "1"}
+	for k, v := range s {
+		m.Fields[k] = credential.NewSecret(v)
+	}
+	return m, nil
+}
+
+// login is a secret of which the password alone is one.
+var login = several{"username": "deploy-bot@example.test", "password": token, "url": "https://api.example.test/v1"}
+
+// loggingIn has the login put into requests for /keyed.
+func (w *wire) loggingIn() {
+	w.broker = credential.New(credential.Options{
+		Sources: map[string]credential.Source{"key": login},
+		Bound:   func(string, string, uint16) bool { return true },
+	})
+	w.policy(func(in policy.Input) policy.Decision {
+		d := w.keyed(in)
+		for i := range d.Inject {
+			d.Inject[i].Inject = policy.Inject{Basic: &policy.BasicInject{Username: "{{ .username }}", Password: "{{ .password }}"}}
+		}
+		return d
+	})
+}
+
+// What was injected counts, once in an answer however often it is there. What is public
+// beside it, a username or a URL, is masked and recorded, and does not count.
+func TestFoundCountsWhatWasInjected(t *testing.T) {
+	for _, version := range []string{"h1", "h2"} {
+		t.Run(version, func(t *testing.T) {
+			m := meet(t, "transparent", version, version, "https", func(o *gateway.Options) { o.Budget, o.Found = budget.NewBook(nil), 3 })
+			m.loggingIn()
+			other := m.wire.origin("files.example.test", version, true)
+			pair := login["username"] + ":" + token
+			pages := map[string]string{
+				"/public":   strings.Repeat(login["username"]+" "+login["url"]+"\n", 9),
+				"/password": strings.Repeat(token+"\n", 9),
+				"/pair":     strings.Repeat(pair+" "+base64.StdEncoding.EncodeToString([]byte(pair))+" "+token+"\n", 9),
+			}
+			for path, page := range pages {
+				other.handle(path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, page) })
+			}
+			m.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
+			text(t, m.do(t, m.request(t, "GET", "/keyed", nil)))
+			for i, path := range []string{"/public", "/public", "/password", "/public", "/pair", "/public", "/password"} {
+				resp, err := m.client.Get(other.url("https", path))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := text(t, resp); resp.StatusCode != 200 || strings.Trim(got, "* \n") != "" || len(got) != len(pages[path]) {
+					t.Fatalf("%d. %s: %d %.200q", i+1, path, resp.StatusCode, got)
+				}
+			}
+			resp, err := m.client.Get(other.url("https", "/public"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if resp.StatusCode != 403 || !strings.Contains(text(t, resp), "never sent") {
+				t.Errorf("after three answers with the password: %d", resp.StatusCode)
+			}
+			_, completions := m.settled(t)
+			found := map[audit.Severity]int{}
+			for _, c := range completions {
+				if len(c.Unmapped.Sallyport.Found) > 0 {
+					found[c.SeverityID]++
+				}
+			}
+			if want := map[audit.Severity]int{audit.SeverityMedium: 4, audit.SeverityHigh: 3}; !maps.Equal(found, want) {
+				t.Errorf("findings by severity %v, want %v", found, want)
+			}
+		})
+	}
+}
+
+// Each message of a WebSocket is an answer.
+func TestFoundInMessages(t *testing.T) {
+	sockets(t, func(t *testing.T, m *meeting) {
+		if m.scheme == "http" {
+			t.Skip("no credential goes in the clear")
+		}
+		keyed := m.wire.origin("keyed.example.test", "h1", true)
+		keyed.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
+		m.credential("key", token)
+		m.policy(m.keyed)
+		client := m.agent("h1", true, m.dial, false)
+		ask := func() int {
+			resp, err := client.Get(keyed.url("https", "/keyed"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			text(t, resp)
+			return resp.StatusCode
+		}
+		for path, n := range map[string]int{"/one": 1, "/four": 4} {
+			m.mux.Handle(path, websocket.Handler(func(ws *websocket.Conn) {
+				for range n {
+					_ = websocket.Message.Send(ws, strings.Repeat(token+" ", 9))
+				}
+				_, _ = io.Copy(io.Discard, ws)
+			}))
+		}
+		if status := ask(); status != 200 {
+			t.Fatal(status)
+		}
+		receive := func(path string, n int) {
+			t.Helper()
+			s, resp, err := m.upgrade(t, path)
+			if err != nil {
+				t.Fatal(resp.StatusCode, err)
+			}
+			for range n {
+				if _, payload, err := s.receive(); err != nil || strings.Trim(string(payload), "* ") != "" {
+					t.Fatalf("%q %v", payload, err)
+				}
+			}
+			s.Close()
+		}
+		receive("/one", 1)
+		if status := ask(); status != 200 {
+			t.Errorf("one message stops the sandbox: %d", status)
+		}
+		receive("/four", 3)
+		for range 100 { // the fourth, which is refused, may be on its way
+			if ask() == 403 {
+				return
+			}
+		}
+		t.Error("five messages do not stop the sandbox")
+	})
+}
+
+// A fork of a sandbox that is stopped is stopped too, and what a fork finds counts for
+// all of its lineage.
+func TestForksShareWhatWasFound(t *testing.T) {
+	book := budget.NewBook(nil)
+	m := meet(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 2 })
+	m.credential("key", token)
+	m.policy(m.keyed)
+	m.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
+	other := m.wire.origin("files.example.test", "h1", true)
+	other.handle("/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, token) })
+	found := func() int {
+		text(t, m.do(t, m.request(t, "GET", "/keyed", nil)))
+		resp, err := m.client.Get(other.url("https", "/"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		text(t, resp)
+		m.client.CloseIdleConnections() // a connection is of one sandbox
+		return resp.StatusCode
+	}
+	for i, of := range []string{"sb-0", "sb-0", "sb-9"} {
+		m.tag(map[string]string{policy.TagFork: "true", policy.TagLineage: of})
+		if status := found(); status != 200 {
+			t.Fatalf("%d. of %s: %d", i+1, of, status)
+		}
+	}
+	m.tag(map[string]string{policy.TagFork: "true", policy.TagLineage: "sb-0"})
+	if status := found(); status != 403 {
+		t.Errorf("a fork of a stopped sandbox: %d, want 403", status)
+	}
+	// The gateway forgets one of them.
+	m.gateway.Forget("sb-0")
+	if status := found(); status != 403 {
+		t.Errorf("a fork of a stopped sandbox that was removed: %d, want 403", status)
+	}
+	if n := book.Used(budget.Key{Limit: gateway.FoundLimit, Subject: "sb-9"}).Requests; n != 1 {
+		t.Errorf("%d of another lineage", n)
 	}
 }

@@ -64,7 +64,7 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 		limited:   counter("limited_total", "Requests and tunnels that a limit refused or broke off."),
 		scrubbed:  counter("scrubbed_secrets_total", "Occurrences of an injected credential in responses, each overwritten."),
 		forgotten: counter("forgotten_secrets_total", "Values that are no longer looked for, since too many were injected for their sandbox."),
-		strays:    counter("stray_secrets_total", "Occurrences of an injected credential in responses of hosts that it was never sent to."),
+		strays:    counter("stray_secrets_total", "Responses, and messages of WebSockets, that held an injected credential which their host was never sent."),
 		revoked:   counter("revoked_total", "Connections, tunnels and requests that were ended because the policy no longer allows them."),
 		bodies: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "sallyport_gateway_held_body_bytes", Help: "Room for request bodies that the policy has to see and for large heads, in bytes.",

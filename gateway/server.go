@@ -272,7 +272,6 @@ func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
 // sandbox, or the client, is gone.
 func (g *Gateway) Forget(id string) {
 	g.exposures.Forget(id)
-	g.budget.Reset(FoundLimit, id)
 }
 
 // admit makes a place for a sandbox's request, of which HTTP/2 has many on one

@@ -40,7 +40,8 @@ type body struct {
 
 	mu     sync.Mutex // a WebSocket's come while it ends
 	strays int
-	hits   map[string]int // by credential
+	hits   map[string]int      // by credential
+	strewn map[string]struct{} // credentials that are counted already in this answer
 }
 
 // waiting tells whether nothing of the body has come yet.
@@ -49,24 +50,38 @@ func (b *body) waiting() bool {
 	return !ok || ahead.Buffered() == 0
 }
 
-func (b *body) hit(name string) {
-	stray := !b.exposure.Sent(b.host, name)
-	if stray {
-		b.stray()
-	}
+// hit records an occurrence. An answer tells no more by having a secret twice, so it is
+// counted once.
+func (b *body) hit(f credential.Found) {
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	if b.hits == nil {
 		b.hits = make(map[string]int)
 	}
-	b.hits[name]++
+	b.hits[f.Name]++
+	_, counted := b.strewn[f.Name]
+	stray := !f.Public && !counted && !b.exposure.Sent(b.host, f.Name)
 	if stray {
+		if b.strewn == nil {
+			b.strewn = make(map[string]struct{})
+		}
+		b.strewn[f.Name] = struct{}{}
 		b.strays++
+	}
+	b.mu.Unlock()
+	if stray {
+		b.stray()
 	}
 }
 
+// anew begins another answer: each message of a WebSocket is one.
+func (b *body) anew() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.strewn)
+}
+
 // found says how often which credential was in the response.
-// strays is how many times the host had never been sent it.
+// strays is how many times the host had never been sent what was injected.
 func (b *body) found() (names []string, total, strays int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -108,7 +123,7 @@ func (b *body) frames(resp *http.Response) error {
 	resp.Body = struct {
 		io.Reader
 		io.WriteCloser
-	}{b.scrubber.Frames(conn, b.hit), conn}
+	}{b.scrubber.Frames(conn, b.hit, b.anew), conn}
 	return b.scrubber.Response(resp, b.hit)
 }
 

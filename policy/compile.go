@@ -53,7 +53,8 @@ type Policy struct {
 	priced    *priced          // nil where nothing has a price
 	exposed   exposed          // what may reach sandboxes
 	named     nameSet
-	overSSH   []ExposeRule // and what may over SSH
+	short     map[string][]string // by credential: Credential.AllowShort
+	overSSH   []ExposeRule        // and what may over SSH
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -99,7 +100,13 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 		priced:    newPriced(doc.Prices),
 		exposed:   newExposed(doc.Expose),
 		named:     newNamed(doc),
+		short:     make(map[string][]string),
 		overSSH:   overSSH(doc.Expose),
+	}
+	for _, c := range doc.Credentials {
+		if len(c.AllowShort) > 0 {
+			p.short[c.Name] = c.AllowShort
+		}
 	}
 	p.approvals = new(doc.Approvals.Defaulted())
 	p.team = len(team.sets) > 0

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -125,6 +126,12 @@ func (p *Policy) Bound(credential, host string, port uint16) bool {
 		return false
 	}
 	return p.bound(credential, name, addr, port)
+}
+
+// AllowsShort reports whether a field of the credential may be injected however short
+// it is.
+func (p *Policy) AllowsShort(credential, field string) bool {
+	return slices.Contains(p.short[credential], field)
 }
 
 func (p *Policy) bound(credential, host string, addr netip.Addr, port uint16) bool {

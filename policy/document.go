@@ -262,6 +262,14 @@ type Credential struct {
 	// Source says where the secret lives. Default: the embedded store.
 	// Example: {vault: {path: secret/data/openai, field: token}}
 	Source CredentialSource `yaml:"source"`
+	// AllowShort names fields of the secret that may be injected although they are
+	// shorter than 16 bytes, as a public part beside a token, or a PIN that a service
+	// gives. Such a request is else refused with 503: a short secret can be guessed,
+	// and answers that have its characters by chance are changed; one shorter than 8
+	// bytes is not looked for in answers at all. A username beside a password needs no
+	// such name. Default: none.
+	// Example: [pin]
+	AllowShort []string `yaml:"allowShort"`
 }
 
 // CredentialSource has at most one field set.

@@ -80,3 +80,9 @@ func (e *Engine) Bound(credential, host string, port uint16) bool {
 	p := e.current.Load()
 	return p != nil && p.Bound(credential, host, port)
 }
+
+// AllowsShort forwards to the current policy: see [Policy.AllowsShort].
+func (e *Engine) AllowsShort(credential, field string) bool {
+	p := e.current.Load()
+	return p != nil && p.AllowsShort(credential, field)
+}

@@ -306,6 +306,11 @@ func (v *validator) credential(path string, c Credential) {
 		v.say(BadCredential, path+".name", fmt.Sprintf("there is another credential %q", c.Name), "give each of the two a name of its own")
 	}
 	v.credentials[c.Name] = false
+	for i, field := range c.AllowShort {
+		if !label(field) {
+			v.say(BadCredential, fmt.Sprintf("%s.allowShort[%d]", path, i), fmt.Sprintf("%q is not a field", field), "write the name of a field, as allowShort: [pin]")
+		}
+	}
 	if vault := c.Source.Vault; vault != nil {
 		at := path + ".source.vault"
 		switch {

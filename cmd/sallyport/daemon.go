@@ -178,8 +178,9 @@ func (d *daemon) openPolicy(ctx context.Context) error {
 		return err
 	}
 	d.rules = policy.NewEngine(p)
-	d.broker = credential.New(credential.Options{Sources: sources, Revision: p.Revision(), Bound: d.rules.Bound, Log: d.log})
+	d.broker = credential.New(credential.Options{Sources: sources, Revision: p.Revision(), Bound: d.rules.Bound, AllowShort: d.rules.AllowsShort, Log: d.log})
 	d.inForce.Store(d.cfg)
+	d.warn(ctx, d.cfg)
 	return nil
 }
 

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strconv"
 
 	"sallyport/audit"
@@ -86,6 +88,7 @@ func (s secrets) Set(ctx context.Context, name string, fields map[string]credent
 		return err
 	}
 	s.revoke()
+	s.d.warn(ctx, s.d.inForce.Load())
 	return s.say(ctx, name, "set")
 }
 
@@ -98,6 +101,41 @@ func (s secrets) Delete(ctx context.Context, name string) error {
 	}
 	s.revoke()
 	return s.say(ctx, name, "removed")
+}
+
+// short says of each secret of the embedded store that the configuration's rules would
+// not inject for its length why that is.
+func (d *daemon) short(ctx context.Context, cfg *config.Config) map[string]string {
+	all := map[string]string{}
+	for _, rule := range cfg.EgressAuth {
+		i := slices.IndexFunc(cfg.Credentials, func(c policy.Credential) bool { return c.Name == rule.AuthRef && c.Source.Vault == nil })
+		if i < 0 || all[rule.AuthRef] != "" {
+			continue
+		}
+		m, err := d.store.Source(rule.AuthRef).Read(ctx)
+		if err != nil {
+			continue // each request says why
+		}
+		var inject policy.Inject
+		if rule.Inject != nil {
+			inject = *rule.Inject
+		}
+		for _, field := range credential.Short(inject, m.Fields) {
+			if !slices.Contains(cfg.Credentials[i].AllowShort, field) {
+				all[rule.AuthRef] = fmt.Sprintf("field %s is shorter than %d bytes and is not injected: set a longer one, or name it in allowShort", field, credential.MinSecret)
+				break
+			}
+		}
+	}
+	return all
+}
+
+// warn says in the log which secrets are too short, before a request finds out.
+func (d *daemon) warn(ctx context.Context, cfg *config.Config) {
+	short := d.short(ctx, cfg)
+	for _, name := range slices.Sorted(maps.Keys(short)) {
+		d.log.Warn("requests that need a credential will be refused", "credential", name, "why", short[name])
+	}
 }
 
 // revoke ends what the gateway has leased. Before the daemon runs there is none.
@@ -125,8 +163,9 @@ func (s secrets) List() ([]api.Secret, error) {
 	}
 	list := []api.Secret{}
 	known := map[string]bool{}
+	short := s.d.short(context.Background(), s.d.inForce.Load())
 	for _, e := range kept {
-		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Version: strconv.FormatUint(e.Version, 10), Updated: e.Updated})
+		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Version: strconv.FormatUint(e.Version, 10), Updated: e.Updated, Error: short[e.Name]})
 		known[e.Name] = true
 	}
 	for _, c := range s.d.credentials() {

@@ -8,7 +8,7 @@ usage() {
 		usage: run.sh DIRECTORY < FIELDS
 
 		  DIRECTORY  is made, with mode 0700, and gets sallyport.yaml and what that names
-		  FIELDS     the secret as a JSON object: {"token":"sk-example"}
+		  FIELDS     the secret as a JSON object: {"token":"sk-example-0123456789"}
 
 		The secret is secret/data/openai. VAULT_LISTEN changes the server's address, which is
 		127.0.0.1:8200 by default and always on loopback.

@@ -25,6 +25,9 @@ type Options struct {
 	// Bound says whether a rule sends the credential to host and port. Without
 	// it nothing is bound.
 	Bound func(credential, host string, port uint16) bool
+	// AllowShort says whether a field of the credential may be injected although it
+	// is shorter than MinSecret. Without it none may.
+	AllowShort func(credential, field string) bool
 	// Timeout bounds one read of a source. Default: 10 s.
 	Timeout time.Duration
 	// Log gets what the Broker cannot return. Default: none.
@@ -42,6 +45,7 @@ const retryAfter = time.Second
 // fail.
 type Broker struct {
 	bound   func(credential, host string, port uint16) bool
+	short   func(credential, field string) bool
 	timeout time.Duration
 	log     *slog.Logger
 	current atomic.Pointer[generation]
@@ -55,9 +59,12 @@ type generation struct {
 
 // New returns a Broker.
 func New(o Options) *Broker {
-	b := &Broker{bound: o.Bound, timeout: o.Timeout, log: o.Log}
+	b := &Broker{bound: o.Bound, short: o.AllowShort, timeout: o.Timeout, log: o.Log}
 	if b.bound == nil {
 		b.bound = func(string, string, uint16) bool { return false }
+	}
+	if b.short == nil {
+		b.short = func(string, string) bool { return false }
 	}
 	if b.timeout <= 0 {
 		b.timeout = 10 * time.Second
@@ -107,7 +114,7 @@ func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, er
 	if err != nil {
 		return nil, fmt.Errorf("leasing %q: %w", name, err)
 	}
-	return &Lease{Name: name, Version: s.material.Version, to: to, secret: s}, nil
+	return &Lease{Name: name, Version: s.material.Version, to: to, secret: s, short: b.short}, nil
 }
 
 // Contains says whether value is, or holds in any spelling that a Scrubber

@@ -82,10 +82,10 @@ func TestConnectionDoesNotUndoInjection(t *testing.T) {
 	r := request(t, "https://api.example.com/")
 	r.Header.Set("Connection", "Authorization")
 	credential.StripCarriers(r)
-	if err := lease(t, fields{"token": "tok-12345678"}).Apply(r, policy.Inject{}); err != nil {
+	if err := lease(t, fields{"token": "tok-0123456789ab"}).Apply(r, policy.Inject{}); err != nil {
 		t.Fatal(err)
 	}
-	if got := r.Header; len(got) != 1 || got.Get("Authorization") != "Bearer tok-12345678" {
+	if got := r.Header; len(got) != 1 || got.Get("Authorization") != "Bearer tok-0123456789ab" {
 		t.Errorf("headers %v", got)
 	}
 }

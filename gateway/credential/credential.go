@@ -21,6 +21,7 @@ var (
 	ErrNotBound    = errors.New("credential is not bound to this destination")
 	ErrStale       = errors.New("the policy has changed since the decision")
 	ErrNoSecret    = errors.New("the credential has no secret yet")
+	ErrShort       = fmt.Errorf("its secret is shorter than %d bytes, which is not injected unless allowShort names the field", MinSecret)
 	ErrUnavailable = errors.New("the secret's source cannot be reached")
 	ErrRefused     = errors.New("the secret's source refused")
 )

@@ -83,6 +83,7 @@ func (x *Exposures) scrubber(values []*exposed) *Scrubber {
 		write(v.name)
 		write(v.text)
 		write(strconv.Itoa(v.length))
+		write(strconv.FormatBool(v.public))
 	}
 	key := [sha256.Size]byte(h.Sum(nil))
 	x.mu.Lock()
@@ -125,6 +126,7 @@ type sentTo struct{ host, name string }
 type exposed struct {
 	text, name string
 	length     int    // see Lease.length; of the first lease that had it
+	public     bool   // see Value.Public; not any more once it was injected
 	open       int    // uses that have not been released
 	last       uint64 // use
 }
@@ -214,22 +216,31 @@ func (e *Exposure) Release(u *Use) {
 // take adds a lease's values to those that are looked for. e.mu is held.
 func (e *Exposure) take(l *Lease) (use *Use, lost map[string]int, err error) {
 	use = new(Use)
-	var fresh []*exposed
+	var fresh, injected []*exposed // injected: that were public
 	size, length := 0, l.length()
 	for _, s := range l.Values() {
 		text := s.Reveal()
-		if len(text) < MinScrub || slices.ContainsFunc(use.values, func(v *exposed) bool { return v.text == text }) {
+		if len(text) < MinScrub {
 			continue
 		}
 		v := e.values[text]
+		known := slices.IndexFunc(use.values, func(v *exposed) bool { return v.text == text })
+		if known >= 0 {
+			v = use.values[known]
+		}
 		if v == nil {
-			v = &exposed{text: text, name: l.Name, length: length}
+			v = &exposed{text: text, name: l.Name, length: length, public: s.Public}
 			fresh = append(fresh, v)
 			size += len(text)
 		}
-		use.values = append(use.values, v)
+		if v.public && !s.Public {
+			injected = append(injected, v)
+		}
+		if known < 0 {
+			use.values = append(use.values, v)
+		}
 	}
-	if len(fresh) == 0 {
+	if len(fresh)+len(injected) == 0 {
 		return use, nil, nil
 	}
 	gone, err := e.room(len(fresh), size, use)
@@ -247,6 +258,9 @@ func (e *Exposure) take(l *Lease) (use *Use, lost map[string]int, err error) {
 		}
 		lost[v.name]++
 		maps.DeleteFunc(e.uses, func(_ *composed, u *Use) bool { return slices.Contains(u.values, v) })
+	}
+	for _, v := range injected {
+		v.public = false
 	}
 	for _, v := range fresh {
 		e.values[v.text] = v

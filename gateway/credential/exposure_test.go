@@ -26,7 +26,7 @@ func leased(t testing.TB, name string, material fields) *credential.Lease {
 
 // says tells whose value is found.
 func says(s *credential.Scrubber, text string) (names string) {
-	s.Header(http.Header{"X-Echo": {text}}, func(name string) { names += name })
+	s.Header(http.Header{"X-Echo": {text}}, func(f credential.Found) { names += f.Name })
 	return names
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"text/template/parse"
 
@@ -20,12 +21,25 @@ type composed struct {
 	value  string   // as it leaves
 	traces []Secret // what a response could echo, besides the fields: value, and what it was made of
 	length int      // of value, or of what it is a spelling of where its length depends on more than the fields' lengths
+	secret []string // the fields that nobody may know, in the order of their use
+	short  []string // those of them that are shorter than MinSecret
 }
 
 func newComposed(p place, value string, traces ...string) *composed {
 	c := &composed{place: p, value: value, length: len(value)}
 	for _, t := range traces {
 		c.traces = append(c.traces, NewSecret(t))
+	}
+	return c
+}
+
+// keeps says which fields nobody may know.
+func (c *composed) keeps(used []string, fields map[string]Secret) *composed {
+	c.secret = used
+	for _, name := range used {
+		if len(strings.TrimSpace(fields[name].Reveal())) < MinSecret {
+			c.short = append(c.short, name)
+		}
 	}
 	return c
 }
@@ -74,6 +88,17 @@ func injectionOf(i policy.Inject) injection {
 	return injection{}
 }
 
+// Short names the fields that an injection keeps from everybody and that are shorter
+// than MinSecret: [Lease.Apply] refuses them unless they are allowed. It names none of
+// what cannot be injected for another reason.
+func Short(i policy.Inject, fields map[string]Secret) []string {
+	c, err := compose(i, fields)
+	if err != nil {
+		return nil
+	}
+	return c.short
+}
+
 func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 	set := 0
 	for _, is := range []bool{i.Header != nil, i.Basic != nil, i.Query != nil} {
@@ -90,21 +115,21 @@ func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 		if !httpguts.ValidHeaderFieldName(name) || framing[fold(name)] || hopByHop[fold(name)] && fold(name) != "proxy-authorization" {
 			return nil, fmt.Errorf("inject.header.name %q is not a header that a credential can be put in", i.Header.Name)
 		}
-		value, err := execute(i.Header.Value, fields)
+		value, used, err := execute(i.Header.Value, fields)
 		if err != nil {
 			return nil, fmt.Errorf("inject.header.value: %w", err)
 		}
 		if err := headerSafe(value); err != nil {
 			return nil, err
 		}
-		return newComposed(place{header: name}, value, value), nil
+		return newComposed(place{header: name}, value, value).keeps(used, fields), nil
 
 	case i.Basic != nil:
-		user, err := execute(i.Basic.Username, fields)
+		user, names, err := execute(i.Basic.Username, fields)
 		if err != nil {
 			return nil, fmt.Errorf("inject.basic.username: %w", err)
 		}
-		password, err := execute(i.Basic.Password, fields)
+		password, used, err := execute(i.Basic.Password, fields)
 		if err != nil {
 			return nil, fmt.Errorf("inject.basic.password: %w", err)
 		}
@@ -117,13 +142,16 @@ func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 		}
 		coded := base64.StdEncoding.EncodeToString([]byte(pair))
 		value := "Basic " + coded
-		return newComposed(place{header: "Authorization"}, value, pair, coded, value), nil
+		if len(used) == 0 { // some services take a key for the username
+			used = names
+		}
+		return newComposed(place{header: "Authorization"}, value, pair, coded, value).keeps(used, fields), nil
 
 	case i.Query != nil:
 		if i.Query.Name == "" {
 			return nil, errors.New("inject.query.name is empty")
 		}
-		value, err := execute(i.Query.Value, fields)
+		value, used, err := execute(i.Query.Value, fields)
 		if err != nil {
 			return nil, fmt.Errorf("inject.query.value: %w", err)
 		}
@@ -134,7 +162,7 @@ func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 		escaped := url.QueryEscape(value)
 		c := newComposed(place{query: i.Query.Name}, escaped, value, escaped)
 		c.length = len(value)
-		return c, nil
+		return c.keeps(used, fields), nil
 	}
 
 	field := "token"
@@ -150,7 +178,7 @@ func compose(i policy.Inject, fields map[string]Secret) (*composed, error) {
 	if err := headerSafe(token.Reveal()); err != nil {
 		return nil, err
 	}
-	return newComposed(place{header: "Authorization"}, "Bearer "+token.Reveal()), nil
+	return newComposed(place{header: "Authorization"}, "Bearer "+token.Reveal()).keeps([]string{field}, fields), nil
 }
 
 // headerSafe refuses what would end a header (RFC 9110, section 5.5). A final
@@ -168,16 +196,16 @@ func headerSafe(value string) error {
 }
 
 // execute fills the secret's fields into a template that has text and
-// {{ .field }} only.
-func execute(text string, fields map[string]Secret) (string, error) {
+// {{ .field }} only, and says which.
+func execute(text string, fields map[string]Secret) (filled string, used []string, err error) {
 	trees, err := parse.Parse("inject", text, "", "")
 	if err != nil {
-		return "", fmt.Errorf("%w; it can have text and fields such as {{ .token }}", err)
+		return "", nil, fmt.Errorf("%w; it can have text and fields such as {{ .token }}", err)
 	}
 	var b strings.Builder
 	tree := trees["inject"]
 	if tree == nil || tree.Root == nil { // nothing but space
-		return "", fmt.Errorf("%w: the template is empty", ErrNoSecret)
+		return "", nil, fmt.Errorf("%w: the template is empty", ErrNoSecret)
 	}
 	for _, node := range tree.Root.Nodes {
 		if text, ok := node.(*parse.TextNode); ok {
@@ -186,15 +214,18 @@ func execute(text string, fields map[string]Secret) (string, error) {
 		}
 		name, ok := fieldName(node)
 		if !ok {
-			return "", fmt.Errorf("%s is more than a field: use {{ .field }}", node)
+			return "", nil, fmt.Errorf("%s is more than a field: use {{ .field }}", node)
 		}
 		value, ok := fields[name]
 		if !ok {
-			return "", fmt.Errorf("%w: it has no field %q, which the template names", ErrNoSecret, name)
+			return "", nil, fmt.Errorf("%w: it has no field %q, which the template names", ErrNoSecret, name)
 		}
 		b.WriteString(value.Reveal())
+		if !slices.Contains(used, name) {
+			used = append(used, name)
+		}
 	}
-	return b.String(), nil
+	return b.String(), used, nil
 }
 
 func fieldName(node parse.Node) (string, bool) {

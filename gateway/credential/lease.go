@@ -22,6 +22,7 @@ type Lease struct {
 
 	to      Binding
 	secret  *secret
+	short   func(credential, field string) bool // see Options.AllowShort
 	applied []*composed
 }
 
@@ -38,7 +39,8 @@ func (b Binding) on(port string) bool {
 // field, or the one named token. It changes nothing when it returns an error,
 // which never has the secret in it: one that wraps ErrNotBound when the request
 // does not go to the lease's destination over https, ErrNoSecret when the
-// secret lacks a field that the template names.
+// secret lacks a field that the template names, ErrShort when such a field is
+// shorter than MinSecret and may not be.
 //
 // Call StripCarriers before.
 func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
@@ -48,6 +50,11 @@ func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
 	c, err := l.secret.compose(inject)
 	if err != nil {
 		return fmt.Errorf("injecting %q: %w", l.Name, err)
+	}
+	for _, field := range c.short {
+		if !l.short(l.Name, field) {
+			return fmt.Errorf("injecting %q: field %q: %w: set a longer one, or name the field in allowShort of the credential", l.Name, field, ErrShort)
+		}
 	}
 	c.place.put(r, c.value)
 	l.applied = append(l.applied, c)
@@ -78,16 +85,27 @@ func (l *Lease) covers(r *http.Request) error {
 	return nil
 }
 
+// Value is one to scrub from responses.
+type Value struct {
+	Secret
+	// Public says that it was not injected, or as a username beside a password, so that
+	// whoever finds it has learned no secret that is in use.
+	Public bool
+}
+
 // Values returns what to scrub from the response: every field of the secret
 // and the values that Apply composed.
-func (l *Lease) Values() []Secret {
+func (l *Lease) Values() []Value {
 	fields := l.secret.material.Fields
-	values := make([]Secret, 0, len(fields)+2*len(l.applied))
+	values := make([]Value, 0, len(fields)+2*len(l.applied))
 	for _, name := range slices.Sorted(maps.Keys(fields)) { // the same order each time
-		values = append(values, fields[name])
+		injected := slices.ContainsFunc(l.applied, func(c *composed) bool { return slices.Contains(c.secret, name) })
+		values = append(values, Value{fields[name], !injected})
 	}
 	for _, c := range l.applied {
-		values = append(values, c.traces...)
+		for _, t := range c.traces {
+			values = append(values, Value{t, false})
+		}
 	}
 	return values
 }

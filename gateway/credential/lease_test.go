@@ -64,8 +64,8 @@ func query(name, value string) policy.Inject {
 }
 
 func TestApply(t *testing.T) {
-	one := fields{"value": "tok-12345678"}
-	two := fields{"token": "tok-12345678", "user": "deploy"}
+	one := fields{"value": "tok-0123456789ab"}
+	two := fields{"token": "tok-0123456789ab", "user": "deploy-by-robots"}
 	tests := []struct {
 		name   string
 		fields fields
@@ -73,13 +73,13 @@ func TestApply(t *testing.T) {
 		header string // name: value
 		query  string
 	}{
-		{"bearer, only field", one, policy.Inject{}, "Authorization: Bearer tok-12345678", "q=1"},
-		{"bearer, field token", two, policy.Inject{}, "Authorization: Bearer tok-12345678", "q=1"},
-		{"header", two, header("x-api-key", "{{ .token }}"), "X-Api-Key: tok-12345678", "q=1"},
-		{"header with text", two, header("Authorization", "token {{ .user }}/{{.token}}"), "Authorization: token deploy/tok-12345678", "q=1"},
-		{"basic", two, basic("{{ .user }}", "{{ .token }}"), "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte("deploy:tok-12345678")), "q=1"},
-		{"basic, no password", two, basic("{{ .token }}", ""), "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte("tok-12345678:")), "q=1"},
-		{"query", fields{"k": "a&b=c d+%"}, query("api-key", "{{ .k }}"), "", "q=1&api-key=a%26b%3Dc+d%2B%25"},
+		{"bearer, only field", one, policy.Inject{}, "Authorization: Bearer tok-0123456789ab", "q=1"},
+		{"bearer, field token", two, policy.Inject{}, "Authorization: Bearer tok-0123456789ab", "q=1"},
+		{"header", two, header("x-api-key", "{{ .token }}"), "X-Api-Key: tok-0123456789ab", "q=1"},
+		{"header with text", two, header("Authorization", "token {{ .user }}/{{.token}}"), "Authorization: token deploy-by-robots/tok-0123456789ab", "q=1"},
+		{"basic", two, basic("{{ .user }}", "{{ .token }}"), "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte("deploy-by-robots:tok-0123456789ab")), "q=1"},
+		{"basic, no password", two, basic("{{ .token }}", ""), "Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte("tok-0123456789ab:")), "q=1"},
+		{"query", fields{"k": "a&b=c d+%012345678"}, query("api-key", "{{ .k }}"), "", "q=1&api-key=a%26b%3Dc+d%2B%25012345678"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -107,23 +107,21 @@ func TestApply(t *testing.T) {
 			// What the upstream saw comes back: nothing of it may pass.
 			echo := r.Header.Clone()
 			echo.Set("X-Echo", r.URL.RawQuery)
-			if tt.header != "" || len(tt.fields["k"]) >= credential.MinScrub {
-				var all credential.Exposures
-				e := all.Of("sb-1")
-				if _, _, err := e.Expose(l); err != nil {
-					t.Fatal(err)
-				}
-				found := ""
-				if e.Scrubber().Header(echo, func(name string) { found = name }); found != "key" {
-					t.Errorf("an echo of the request is not scrubbed: found %q", found)
-				}
+			var all credential.Exposures
+			e := all.Of("sb-1")
+			if _, _, err := e.Expose(l); err != nil {
+				t.Fatal(err)
+			}
+			found := ""
+			if e.Scrubber().Header(echo, func(f credential.Found) { found = f.Name }); found != "key" {
+				t.Errorf("an echo of the request is not scrubbed: found %q", found)
 			}
 		})
 	}
 }
 
 func TestApplyRefuses(t *testing.T) {
-	two := fields{"token": "tok-12345678", "user": "deploy:er", "pem": "line\nline", "end": "tok-12345678\n", "empty": "", "nul": "a\x00b"}
+	two := fields{"token": "tok-0123456789ab", "user": "deploy:er", "pem": "line\nline", "end": "tok-0123456789ab\n", "empty": "", "nul": "a\x00b"}
 	const url = "https://api.example.com/"
 	tests := []struct {
 		name   string
@@ -132,13 +130,13 @@ func TestApplyRefuses(t *testing.T) {
 		url    string
 		want   error
 	}{
-		{"no token among several", fields{"a": "tok-12345678", "b": "2"}, policy.Inject{}, url, credential.ErrNoSecret},
+		{"no token among several", fields{"a": "tok-0123456789ab", "b": "2"}, policy.Inject{}, url, credential.ErrNoSecret},
 		{"missing field", two, header("X-Key", "{{ .nope }}"), url, credential.ErrNoSecret},
 		{"empty field", two, header("X-Key", "{{ .empty }}"), url, credential.ErrNoSecret},
 		{"empty template", two, header("X-Key", " "), url, nil},
 		{"newline within", two, header("X-Key", "{{ .pem }}"), url, nil},
 		{"newline at the end", two, header("X-Key", "{{ .end }}"), url, nil},
-		{"newline in a bearer", fields{"k": "tok-12345678\r\nX: y"}, policy.Inject{}, url, nil},
+		{"newline in a bearer", fields{"k": "tok-0123456789ab\r\nX: y"}, policy.Inject{}, url, nil},
 		{"NUL", two, header("X-Key", "{{ .nul }}"), url, nil},
 		{"newline in the template", two, header("X-Key", "{{ .token }}\r\nX-Evil: 1"), url, nil},
 		{"function", two, header("X-Key", `{{ printf "%s" .token }}`), url, nil},
@@ -194,6 +192,65 @@ func TestApplyRefuses(t *testing.T) {
 	})
 }
 
+// What is secret in an injection is long, or the configuration has named its field.
+func TestShortSecrets(t *testing.T) {
+	const long, short = "0123456789abcdef", "0123456789abcde"
+	both := func(user, password string) fields { return fields{"username": user, "password": password} }
+	login := basic("{{ .username }}", "{{ .password }}")
+	tests := []struct {
+		name    string
+		fields  fields
+		inject  policy.Inject
+		allowed string // field
+		refused bool
+	}{
+		{"bearer", fields{"token": long}, policy.Inject{}, "", false},
+		{"short bearer", fields{"token": short}, policy.Inject{}, "", true},
+		{"short bearer, allowed", fields{"token": short}, policy.Inject{}, "token", false},
+		{"short bearer, another field allowed", fields{"token": short}, policy.Inject{}, "user", true},
+		{"white space makes it no longer", fields{"token": " " + short + " "}, policy.Inject{}, "", true},
+		{"short field that is not injected", fields{"token": long, "note": short}, header("X-Key", "{{ .token }}"), "", false},
+		{"text around it makes it no longer", fields{"token": short}, header("X-Key", "Bearer {{ .token }}"), "", true},
+		{"a short field beside a long one", both(short, long), header("X-Key", "{{ .username }}:{{ .password }}"), "", true},
+		{"a short field beside a long one, allowed", both(short, long), header("X-Key", "{{ .username }}:{{ .password }}"), "username", false},
+		{"basic", both("bot", long), login, "", false},
+		{"basic, short password", both(long, short), login, "", true},
+		{"basic, short password, allowed", both(long, short), login, "password", false},
+		{"basic, the key for a username", fields{"key": long}, basic("{{ .key }}", "x-oauth-basic"), "", false},
+		{"basic, a short key for a username", fields{"key": short}, basic("{{ .key }}", "x-oauth-basic"), "", true},
+		{"basic, a username that is written", fields{"key": short}, basic("x-access-token", "{{ .key }}"), "", true},
+		{"query", fields{"key": long}, query("key", "{{ .key }}"), "", false},
+		{"short query", fields{"key": short}, query("key", "{{ .key }}"), "", true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			b := credential.New(credential.Options{
+				Sources:    map[string]credential.Source{"key": tt.fields},
+				Bound:      func(string, string, uint16) bool { return true },
+				AllowShort: func(name, field string) bool { return name == "key" && field == tt.allowed },
+			})
+			l, err := b.Lease(t.Context(), "key", api)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := request(t, "https://api.example.com/")
+			err = l.Apply(r, tt.inject)
+			if errors.Is(err, credential.ErrShort) != tt.refused || !tt.refused && err != nil {
+				t.Fatalf("got %v, refused %v", err, tt.refused)
+			}
+			if !tt.refused {
+				return
+			}
+			if len(r.Header) > 0 || r.URL.RawQuery != "" {
+				t.Errorf("the request was changed: %v %v", r.Header, r.URL)
+			}
+			if strings.Contains(err.Error(), short[:8]) || !strings.Contains(err.Error(), "allowShort") {
+				t.Errorf("the error is %v", err)
+			}
+		})
+	}
+}
+
 func FuzzApply(f *testing.F) {
 	f.Add("X-Api-Key", "Bearer {{ .token }}", "tok", true)
 	f.Add("Authorization", "{{ .token }}\r\nX: y", "a\r\nb", true)
@@ -229,7 +286,7 @@ func FuzzApply(f *testing.F) {
 }
 
 func BenchmarkLeaseAndApply(b *testing.B) {
-	br := broker(map[string]credential.Source{"key": fields{"token": "tok-12345678"}})
+	br := broker(map[string]credential.Source{"key": fields{"token": "tok-0123456789ab"}})
 	r := request(b, "https://api.example.com/v1?q=1")
 	var all credential.Exposures
 	e := all.Of("sb-1")

@@ -26,7 +26,7 @@ func (l logins) Read(ctx context.Context) (credential.Material, error) {
 func (logins) TTL() time.Duration { return 30 * time.Second }
 
 func TestLogin(t *testing.T) {
-	src := &source{value: "s3cr3t-value"}
+	src := &source{value: "s3cr3t-value-0123"}
 	to := func(s credential.Source) credential.Source {
 		return credential.Login{Source: s, Proxies: []string{proxy, "socks5://other.example.com:1080"}}
 	}
@@ -53,7 +53,7 @@ func TestLogin(t *testing.T) {
 			if !errors.Is(err, tt.want) {
 				t.Fatalf("got %v, want %v", err, tt.want)
 			}
-			if err == nil && (username.Reveal() != "someone" || password.Reveal() != "s3cr3t-value") {
+			if err == nil && (username.Reveal() != "someone" || password.Reveal() != "s3cr3t-value-0123") {
 				t.Error("another login")
 			}
 			if err != nil && (username.Reveal() != "" || password.Reveal() != "") {

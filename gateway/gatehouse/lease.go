@@ -27,6 +27,7 @@ const keepLease = 10 * time.Second
 type broker struct {
 	peer  *link.Peer
 	bound func(credential, host string, port uint16) bool
+	short func(credential, field string) bool
 
 	mu   sync.Mutex
 	held map[string]*holding // by credential
@@ -37,8 +38,8 @@ type holding struct {
 	used   time.Time
 }
 
-func newBroker(p *link.Peer, bound func(string, string, uint16) bool) *broker {
-	return &broker{peer: p, bound: bound, held: map[string]*holding{}}
+func newBroker(p *link.Peer, bound func(string, string, uint16) bool, short func(string, string) bool) *broker {
+	return &broker{peer: p, bound: bound, short: short, held: map[string]*holding{}}
 }
 
 // Lease takes one use of what the Warden has leased, or asks it. The Warden
@@ -50,7 +51,7 @@ func (b *broker) Lease(ctx context.Context, name string, to credential.Binding) 
 	if h == nil && b.bound(name, to.Host, to.Port) { // which bounds the names too
 		h = &holding{broker: credential.New(credential.Options{
 			Sources: map[string]credential.Source{name: &source{peer: b.peer, name: name}},
-			Bound:   b.bound,
+			Bound:   b.bound, AllowShort: b.short,
 		})}
 		b.held[name] = h
 	}

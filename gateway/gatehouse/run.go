@@ -148,7 +148,7 @@ func (in *inside) start(ctx context.Context, s start) (cell.State, error) {
 		return cell.State{}, err
 	}
 	in.book, in.begins = budget.NewBook(nil), s.Next
-	in.broker = newBroker(in.peer, in.engine.Bound)
+	in.broker = newBroker(in.peer, in.engine.Bound, in.engine.AllowsShort)
 	in.desk = newDesk(in.peer)
 	in.leaves = mitm.NewLeaves(in.sign)
 	in.names = newNames(in.peer)

@@ -145,7 +145,7 @@ func TestLeaseIsChecked(t *testing.T) {
 func TestLeaseUses(t *testing.T) {
 	s := newScene(t)
 	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
-	b := newBroker(s.child, func(name, host string, port uint16) bool { return name == "key" && host == bound })
+	b := newBroker(s.child, func(name, host string, port uint16) bool { return name == "key" && host == bound }, nil)
 	token := func() string {
 		l, err := b.Lease(t.Context(), "key", to)
 		if err != nil {

@@ -105,13 +105,13 @@ func BenchmarkContent(b *testing.B) {
 	all := []content{
 		{"messages", len(small), response(http.Header{"Content-Type": {"application/grpc"}}, small)},
 		{"message", len(text), response(http.Header{"Content-Type": {"application/grpc"}}, message{0, text}.bytes())},
-		{"frame", len(text), func() io.Reader { return s.Frames(bytes.NewReader(frame{0x81, text}.bytes()), nil) }},
+		{"frame", len(text), func() io.Reader { return s.Frames(bytes.NewReader(frame{0x81, text}.bytes()), nil, nil) }},
 	}
 	var frames []byte
 	for range 1 << 20 / len(line) {
 		frames = append(frames, frame{0x81, line}.bytes()...)
 	}
-	all = append(all, content{"frames", len(frames), func() io.Reader { return s.Frames(bytes.NewReader(frames), nil) }})
+	all = append(all, content{"frames", len(frames), func() io.Reader { return s.Frames(bytes.NewReader(frames), nil, nil) }})
 	for _, name := range []string{"gzip", "br", "zstd"} {
 		all = append(all, content{name, len(text), response(http.Header{"Content-Encoding": {name}}, coded(b, name, text))})
 	}

@@ -59,9 +59,18 @@ import (
 // user:password.
 const MinLength = 8
 
+// Found is what an occurrence of a value is reported as.
+type Found struct {
+	Name string // of whose value it is
+	// Public says that the value is no secret: whoever sees that it was found has
+	// learned none.
+	Public bool
+}
+
 // Value is one to find, and what its occurrences are reported as.
 type Value struct {
-	Text, Name string
+	Text string
+	Found
 	// Length is how long, in bytes, a value is taken for where that is shown by
 	// what is kept back of a text: for one in a spelling whose length depends on
 	// what it says, that of its plain form. 0: of Text.
@@ -82,9 +91,9 @@ const redaction = '*'
 func New(values []Value) *Scrubber {
 	var (
 		patterns []pattern
-		names    []string // by pattern
+		found    []Found // by pattern
 	)
-	seen := make(map[pattern]bool)
+	seen := make(map[pattern]int)
 	for _, v := range values {
 		value, span := v.Text, stretch*cmp.Or(v.Length, len(v.Text))
 		if short := strings.TrimSpace(value); len(short) >= MinLength {
@@ -95,16 +104,18 @@ func New(values []Value) *Scrubber {
 		}
 		for _, text := range append(lines(value), value) {
 			for _, p := range spellings(text, span) {
-				if !seen[p] {
-					seen[p] = true
-					patterns, names = append(patterns, p), append(names, v.Name)
+				if at, ok := seen[p]; !ok {
+					seen[p] = len(patterns)
+					patterns, found = append(patterns, p), append(found, v.Found)
+				} else if found[at].Public && !v.Public {
+					found[at] = v.Found
 				}
 			}
 		}
 	}
 	s := new(Scrubber)
 	if len(patterns) > 0 {
-		s.index.Store(newIndex(patterns, names))
+		s.index.Store(newIndex(patterns, found))
 	}
 	return s
 }
@@ -126,15 +137,15 @@ func (s *Scrubber) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte("REDACTED
 func (s *Scrubber) None() bool { return s.index.Load() == nil }
 
 // Header scrubs the values of a header in place and deletes what has a secret in
-// its name. hit, unless nil, is called for each occurrence, with its value's name.
+// its name. hit, unless nil, is called for each occurrence.
 // Call it for trailers too.
-func (s *Scrubber) Header(h http.Header, hit func(name string)) {
+func (s *Scrubber) Header(h http.Header, hit func(Found)) {
 	index := s.index.Load()
 	if index == nil {
 		return
 	}
 	if hit == nil {
-		hit = func(string) {}
+		hit = func(Found) {}
 	}
 	room := rooms.Get().(*room)
 	defer rooms.Put(room)
@@ -145,7 +156,7 @@ func (s *Scrubber) Header(h http.Header, hit func(name string)) {
 			find := search{index: index, fold: true, spans: space}
 			if find.run(append(text, name...), len(name)); len(find.spans) > 0 {
 				delete(h, name)
-				hit(index.names[find.spans[0].pattern])
+				hit(find.first())
 				continue
 			}
 		}
@@ -182,8 +193,9 @@ func (s *Scrubber) In(text string) bool {
 type sieve struct {
 	search
 	scrubber *Scrubber // whose index is used, as it is then
-	hit      func(name string)
+	hit      func(Found)
 	hits     int  // so far; overlapping ones are one
+	public   bool // what was reported of those that overlap
 	masked   int  // bytes at the start of what is undecided that a hit covers
 	lined    bool // a text ends with each line
 	digits   int  // at the end of what is decided
@@ -217,10 +229,16 @@ func (s *sieve) sift(data []byte, last bool) (decided int) {
 	redact(data[:min(s.masked, decided)])
 	// What begins in the decided part and is an occurrence ends in data.
 	for _, at := range s.spans {
-		if at.from >= s.masked {
+		// Of those that overlap one is reported, but for a public one that a secret
+		// one follows: that is to be known.
+		found, alone := s.found[at.pattern], at.from >= s.masked
+		if alone {
 			s.hits++
+		}
+		if alone || s.public && !found.Public {
+			s.public = found.Public
 			if s.hit != nil {
-				s.hit(s.names[at.pattern])
+				s.hit(found)
 			}
 		}
 		redact(data[at.from:min(at.to, decided)])
@@ -273,9 +291,9 @@ func redact(b []byte) {
 // Reader returns a body that reads as the given one does, scrubbed. It keeps
 // back the bytes since the last line's end, but not more than the longest
 // occurrence of a value can have; when the body breaks off it keeps these for
-// good. hit, unless nil, is called for each occurrence with its value's name, in
+// good. hit, unless nil, is called for each occurrence, in
 // the goroutine that reads.
-func (s *Scrubber) Reader(body io.ReadCloser, hit func(name string)) io.ReadCloser {
+func (s *Scrubber) Reader(body io.ReadCloser, hit func(Found)) io.ReadCloser {
 	return &scrubbed{reader: s.reader(body, hit), Closer: body}
 }
 
@@ -287,7 +305,7 @@ type scrubbed struct {
 	io.Closer
 }
 
-func (s *Scrubber) reader(src io.Reader, hit func(string)) reader {
+func (s *Scrubber) reader(src io.Reader, hit func(Found)) reader {
 	r := reader{text: s.text(hit), src: src}
 	r.lined = true
 	return r

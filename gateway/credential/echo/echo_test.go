@@ -26,14 +26,14 @@ func scrubber(values ...string) *echo.Scrubber {
 
 // inHeader scrubs a header and counts.
 func inHeader(s *echo.Scrubber, h http.Header) (hits int) {
-	s.Header(h, func(string) { hits++ })
+	s.Header(h, func(echo.Found) { hits++ })
 	return hits
 }
 
 func scrub(t testing.TB, s *echo.Scrubber, body io.Reader) (string, int) {
 	t.Helper()
 	hits := 0
-	got, err := io.ReadAll(s.Reader(io.NopCloser(body), func(string) { hits++ }))
+	got, err := io.ReadAll(s.Reader(io.NopCloser(body), func(echo.Found) { hits++ }))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,14 +10,14 @@ import (
 )
 
 func ExampleScrubber_Response() {
-	s := echo.New([]echo.Value{{Text: "sk-live-0123456789", Name: "payments"}})
+	s := echo.New([]echo.Value{{Text: "sk-live-0123456789", Found: echo.Found{Name: "payments"}}})
 	r := &http.Response{
 		StatusCode: http.StatusUnauthorized,
 		Header:     http.Header{"X-Key": {"sk-live-0123456789"}},
 		Body:       io.NopCloser(strings.NewReader(`{"error": "no such key: sk\u002dlive\u002d0123456789"}`)),
 	}
 	hits := 0
-	if err := s.Response(r, func(string) { hits++ }); err != nil {
+	if err := s.Response(r, func(echo.Found) { hits++ }); err != nil {
 		fmt.Println("refused:", err)
 		return
 	}

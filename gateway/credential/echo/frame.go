@@ -9,7 +9,8 @@ import (
 
 // Frames reads what the server of a WebSocket (RFC 6455) sends, scrubbed. Each
 // message is one text, whatever frames it comes in. hit, unless nil, is called
-// for each occurrence, in the goroutine that reads.
+// for each occurrence, in the goroutine that reads, and next, unless nil, before
+// each message and each control frame.
 //
 // A message in one frame keeps its frame, and is passed on while it comes in, but
 // for a tail of always the same length until the frame ends. Of a frame that is not
@@ -21,8 +22,11 @@ import (
 // of status 1002 that says why, and an error that wraps ErrHidden: reserved bits,
 // which compression needs, so the caller removes Sec-WebSocket-Extensions from
 // the handshake; reserved opcodes; masks; frames out of order; bad lengths.
-func (s *Scrubber) Frames(server io.Reader, hit func(name string)) io.Reader {
-	return &frames{text: s.text(hit), src: bufio.NewReader(server), control: s.text(hit)}
+func (s *Scrubber) Frames(server io.Reader, hit func(Found), next func()) io.Reader {
+	if next == nil {
+		next = func() {}
+	}
+	return &frames{text: s.text(hit), src: bufio.NewReader(server), control: s.text(hit), begins: next}
 }
 
 // Opcodes, and bits of the first two bytes of a frame.
@@ -50,7 +54,8 @@ type frames struct {
 	text         // of the message
 	control text // of a control frame
 	src     *bufio.Reader
-	closed  bool // after a Close frame
+	closed  bool   // after a Close frame
+	begins  func() // is told of each message and control frame
 
 	// The frame that is read.
 	head  [8]byte // parts of its header
@@ -141,6 +146,7 @@ func (f *frames) next() error {
 	}
 	if !f.message {
 		f.message, f.opcode = true, op
+		f.begins()
 	}
 	f.left, f.final = size, first&bitFinal != 0
 	f.begin()
@@ -242,6 +248,7 @@ func (f *frames) controlFrame(first byte, size int64) error {
 	if _, err := io.ReadFull(f.src, payload); err != nil {
 		return unexpected(err)
 	}
+	f.begins()
 	f.control.add(int(size), true)
 	f.closed = op == opClose
 	f.write(first, size)

@@ -119,7 +119,7 @@ func TestFrames(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			in := stream(test.in...)
 			for name, src := range map[string]io.Reader{"whole": bytes.NewReader(in), "byte by byte": iotest.OneByteReader(bytes.NewReader(in)), "with EOF": iotest.DataErrReader(bytes.NewReader(in))} {
-				got, err := io.ReadAll(scrubber(token).Frames(src, nil))
+				got, err := io.ReadAll(scrubber(token).Frames(src, nil, nil))
 				frames, rest := parse(got)
 				if err != nil || len(rest) > 0 {
 					t.Errorf("%s: %v, %d bytes left", name, err, len(rest))
@@ -163,7 +163,7 @@ func TestFramesRefused(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			in := append(append(ok.bytes(), test.in...), frame{0x81, token}.bytes()...)
-			got, err := io.ReadAll(scrubber(token).Frames(bytes.NewReader(in), nil))
+			got, err := io.ReadAll(scrubber(token).Frames(bytes.NewReader(in), nil, nil))
 			frames, rest := parse(got)
 			if !errors.Is(err, echo.ErrHidden) || len(rest) > 0 || len(frames) < 2 || frames[0] != ok {
 				t.Fatalf("%v, %q", err, got)
@@ -176,7 +176,7 @@ func TestFramesRefused(t *testing.T) {
 	}
 	t.Run("after Close", func(t *testing.T) {
 		in := stream(frame{0x88, "\x03\xe8"}, frame{0x81, token})
-		got, err := io.ReadAll(scrubber(token).Frames(bytes.NewReader(in), nil))
+		got, err := io.ReadAll(scrubber(token).Frames(bytes.NewReader(in), nil, nil))
 		if !errors.Is(err, echo.ErrHidden) || !bytes.Equal(got, frame{0x88, "\x03\xe8"}.bytes()) {
 			t.Errorf("%v, %q", err, got)
 		}
@@ -186,13 +186,13 @@ func TestFramesRefused(t *testing.T) {
 func TestFramesCut(t *testing.T) {
 	in := stream(frame{0x01, "you "}, frame{0x89, "ping"}, frame{0x80, strings.Repeat("sent ", 40) + token})
 	for n := 1; n < len(in); n++ {
-		got, err := io.ReadAll(scrubber(token).Frames(bytes.NewReader(in[:n]), nil))
+		got, err := io.ReadAll(scrubber(token).Frames(bytes.NewReader(in[:n]), nil, nil))
 		if err != io.ErrUnexpectedEOF || strings.Contains(string(got), token[:8]) {
 			t.Errorf("after %d of %d bytes: %v, %q", n, len(in), err, got)
 		}
 	}
 	reset := errors.New("reset")
-	if _, err := io.ReadAll(scrubber(token).Frames(iotest.ErrReader(reset), nil)); err != reset {
+	if _, err := io.ReadAll(scrubber(token).Frames(iotest.ErrReader(reset), nil, nil)); err != reset {
 		t.Errorf("error %v", err)
 	}
 }
@@ -202,7 +202,7 @@ func TestFramesCut(t *testing.T) {
 func TestFramesStream(t *testing.T) {
 	in, out := io.Pipe()
 	hits := 0
-	r := scrubber(token).Frames(in, func(string) { hits++ })
+	r := scrubber(token).Frames(in, func(echo.Found) { hits++ }, nil)
 	buf := make([]byte, 100_000)
 	long := strings.Repeat("more. ", 10_000)
 	tail := 20 * len(token)
@@ -230,7 +230,7 @@ func TestFramesStream(t *testing.T) {
 // A small message goes out by one write, as it came in.
 func TestFramesStayInOnePiece(t *testing.T) {
 	in := stream(frame{0x81, "one"}, frame{0x89, ""}, frame{0x81, strings.Repeat("two", 100)})
-	r := scrubber(token).Frames(bytes.NewReader(in), nil)
+	r := scrubber(token).Frames(bytes.NewReader(in), nil, nil)
 	for _, want := range []frame{{0x81, "one"}, {0x89, ""}, {0x81, strings.Repeat("two", 100)}} {
 		buf := make([]byte, 1000)
 		n, err := r.Read(buf)
@@ -282,15 +282,15 @@ func FuzzWebSocketScrub(f *testing.F) {
 		}
 		good := stream(in...)
 		hits := 0
-		got, err := io.ReadAll(iotest.HalfReader(scrubber.Frames(newCutter(good, seed), func(string) { hits++ })))
+		got, err := io.ReadAll(iotest.HalfReader(scrubber.Frames(newCutter(good, seed), func(echo.Found) { hits++ }, nil)))
 		frames, rest := parse(got)
 		if frames = whole(t, frames); err != nil || len(rest) > 0 || fmt.Sprint(frames) != fmt.Sprint(want) {
 			t.Errorf("%v, %q left\n got %q\nwant %q", err, rest, frames, want)
 		}
 
 		bad := append(good, hostile...)
-		one, oneErr := io.ReadAll(scrubber.Frames(bytes.NewReader(bad), nil))
-		two, twoErr := io.ReadAll(scrubber.Frames(newCutter(bad, seed), nil))
+		one, oneErr := io.ReadAll(scrubber.Frames(bytes.NewReader(bad), nil, nil))
+		two, twoErr := io.ReadAll(scrubber.Frames(newCutter(bad, seed), nil, nil))
 		if !bytes.Equal(one, two) || fmt.Sprint(oneErr) != fmt.Sprint(twoErr) || !bytes.HasPrefix(one, got) {
 			t.Errorf("after the good ones: %q, %v; in pieces: %q, %v", one, oneErr, two, twoErr)
 		}

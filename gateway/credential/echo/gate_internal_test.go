@@ -74,7 +74,7 @@ func TestGateHidesNothing(t *testing.T) {
 		}
 		secret := random(21 + rnd.IntN(40))
 		patterns := spellings(secret, stretch*len(secret))
-		with := newIndex(patterns, make([]string, len(patterns)))
+		with := newIndex(patterns, make([]Found, len(patterns)))
 		without := *with
 		all := make([]uint16, len(patterns))
 		for i := range all {
@@ -119,7 +119,7 @@ func TestGateStaysShut(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	const secret = "ghp_R7tQ2mVx9LkZ4sWnB8yHcJ3fDpT6aEuG1oKi"
 	patterns := append(spellings(secret, 900), spellings("Bearer "+secret, 900)...)
-	x := newIndex(patterns, make([]string, len(patterns)))
+	x := newIndex(patterns, make([]Found, len(patterns)))
 	if x.open != nil {
 		t.Fatal("some of it has no gate")
 	}

@@ -14,10 +14,10 @@ import "strings"
 // comparison that follows to tell.
 type index struct {
 	patterns []pattern
-	names    []string // of the values, by pattern
-	window   int      // length of the shortest pattern
-	longest  int      // of the longest
-	tail     int      // longer than no occurrence of any is; by the lengths of values alone
+	found    []Found // what is reported of the values, by pattern
+	window   int     // length of the shortest pattern
+	longest  int     // of the longest
+	tail     int     // longer than no occurrence of any is; by the lengths of values alone
 
 	scans []*scan
 
@@ -80,8 +80,8 @@ func (s set) has(i uint32) bool        { return s[i/64]>>(i%64)&1 != 0 }
 func pairOf(first, second byte) uint32 { return uint32(first|lower)<<8 | uint32(second|lower) }
 
 // newIndex takes one pattern at least.
-func newIndex(patterns []pattern, names []string) *index {
-	x := &index{patterns: patterns[:min(len(patterns), maxPatterns)], names: names}
+func newIndex(patterns []pattern, found []Found) *index {
+	x := &index{patterns: patterns[:min(len(patterns), maxPatterns)], found: found}
 	x.window = len(patterns[0].text)
 	var open, shut []uint16
 	var texts []string

@@ -39,7 +39,7 @@ func messages(body []byte) (all []message, rest []byte) {
 }
 
 // scrubMessages scrubs a body of messages.
-func scrubMessages(t testing.TB, contentType, encoding string, body io.Reader, hit func(string), secrets ...string) (*http.Response, io.Reader) {
+func scrubMessages(t testing.TB, contentType, encoding string, body io.Reader, hit func(echo.Found), secrets ...string) (*http.Response, io.Reader) {
 	t.Helper()
 	r := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {contentType}}, Body: io.NopCloser(body), ContentLength: -1}
 	header := "Grpc-Encoding"

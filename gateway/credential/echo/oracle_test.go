@@ -77,7 +77,7 @@ func TestNothingTellsAPart(t *testing.T) {
 			}
 			return out
 		}, func(s *echo.Scrubber) func(io.Reader) io.Reader {
-			return func(r io.Reader) io.Reader { return s.Frames(r, nil) }
+			return func(r io.Reader) io.Reader { return s.Frames(r, nil, nil) }
 		}},
 		"messages": {func(rnd *rand.Rand, pieces []string) []string {
 			all := strings.Join(pieces, "")

@@ -19,7 +19,7 @@ var errPart = errors.New("it is a part of a body")
 
 // Response scrubs an upstream's answer in place: its header now, its body while
 // it is read, its trailer when the body has ended. hit, unless nil, is called for
-// each occurrence with its value's name, in the goroutine that calls or reads.
+// each occurrence, in the goroutine that calls or reads.
 //
 // A body with content codings is passed on without them. Content-Encoding and
 // what else speaks of the coded bytes are removed then, Content-Length included,
@@ -37,7 +37,7 @@ var errPart = errors.New("it is a part of a body")
 // A response that switches protocols (101) has its header scrubbed only: see
 // [Scrubber.Frames]. Pass the header of an informational response (1xx) to
 // [Scrubber.Header].
-func (s *Scrubber) Response(r *http.Response, hit func(name string)) error {
+func (s *Scrubber) Response(r *http.Response, hit func(Found)) error {
 	return s.Pass(r, hit, func() bool { return !s.None() })
 }
 
@@ -53,7 +53,7 @@ func (s *Scrubber) Response(r *http.Response, hit func(name string)) error {
 // passed unsearched: once it says yes, or there is something to look for in what
 // was left in its coding for that there was nothing, the body ends in an error that
 // wraps ErrHidden. Until then it was read before the secret can have been in it.
-func (s *Scrubber) Pass(r *http.Response, hit func(name string), strict func() bool) error {
+func (s *Scrubber) Pass(r *http.Response, hit func(Found), strict func() bool) error {
 	if strict == nil {
 		strict = never
 	}
@@ -62,7 +62,7 @@ func (s *Scrubber) Pass(r *http.Response, hit func(name string), strict func() b
 
 // Open is Pass that leaves no codings which it can take off, for who reads what
 // comes out.
-func (s *Scrubber) Open(r *http.Response, hit func(name string), strict func() bool) error {
+func (s *Scrubber) Open(r *http.Response, hit func(Found), strict func() bool) error {
 	return (&body{answer: answer{Scrubber: s, Response: r, hit: hit, strict: strict, open: true}}).scrub()
 }
 
@@ -72,7 +72,7 @@ func never() bool { return false }
 type answer struct {
 	*Scrubber
 	*http.Response
-	hit    func(name string)
+	hit    func(Found)
 	strict func() bool // what cannot be decoded is refused
 	open   bool        // codings go, whatever there is to look for
 }

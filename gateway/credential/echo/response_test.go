@@ -72,7 +72,7 @@ func ask(t *testing.T, secure bool, method string, serve http.HandlerFunc) (*htt
 	}
 	t.Cleanup(func() { resp.Body.Close() })
 	hits := new(int)
-	return resp, hits, scrubber(token).Response(resp, func(string) { *hits++ })
+	return resp, hits, scrubber(token).Response(resp, func(echo.Found) { *hits++ })
 }
 
 func TestResponse(t *testing.T) {
@@ -281,7 +281,7 @@ func TestResponseOfNoSecrets(t *testing.T) {
 func TestTrailerNames(t *testing.T) {
 	r := &http.Response{StatusCode: 200, Trailer: http.Header{"X-" + strings.ToUpper(token): nil, "X-Last": nil}, Body: http.NoBody}
 	hits := 0
-	if err := scrubber(token).Response(r, func(string) { hits++ }); err != nil || hits != 1 || len(r.Trailer) != 1 {
+	if err := scrubber(token).Response(r, func(echo.Found) { hits++ }); err != nil || hits != 1 || len(r.Trailer) != 1 {
 		t.Errorf("%v, %d hits, %v", err, hits, r.Trailer)
 	}
 }

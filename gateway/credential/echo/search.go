@@ -23,7 +23,7 @@ type search struct {
 }
 
 // run finds every occurrence in data that begins before a limit, overlapping ones
-// included, in the order of where they begin.
+// included, in the order of where they begin, public ones last.
 func (s *search) run(data []byte, limit int) {
 	s.spans, s.data, s.limit = s.spans[:0], data, limit
 	x := s.index
@@ -43,8 +43,26 @@ func (s *search) run(data []byte, limit int) {
 	}
 	s.index, s.data = x, nil
 	if len(s.spans) > 1 {
-		slices.SortFunc(s.spans, func(a, b span) int { return a.from - b.from })
+		slices.SortFunc(s.spans, func(a, b span) int {
+			if a.from != b.from || x.found[a.pattern].Public == x.found[b.pattern].Public {
+				return a.from - b.from
+			}
+			if x.found[a.pattern].Public {
+				return 1
+			}
+			return -1
+		})
 	}
+}
+
+// first is what is reported of the spans as one: that of the first secret one, if any is.
+func (s *search) first() Found {
+	for _, at := range s.spans {
+		if found := s.index.found[at.pattern]; !found.Public {
+			return found
+		}
+	}
+	return s.index.found[s.spans[0].pattern]
 }
 
 // escapes finds what has an escape in it, in a part of the text that begins

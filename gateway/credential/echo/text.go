@@ -9,7 +9,7 @@ type text struct {
 	from, to int // of what is undecided, in buf
 }
 
-func (s *Scrubber) text(hit func(string)) text {
+func (s *Scrubber) text(hit func(Found)) text {
 	return text{sieve: sieve{scrubber: s, hit: hit}}
 }
 

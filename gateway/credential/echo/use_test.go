@@ -48,15 +48,15 @@ func TestUseAmidst(t *testing.T) {
 		later[:30] + " " + stars(len(token)+len(later))
 	kinds := map[string]struct {
 		wrap func(string) string // what the text is in
-		read func(*echo.Scrubber, io.Reader, func(string)) io.Reader
+		read func(*echo.Scrubber, io.Reader, func(echo.Found)) io.Reader
 	}{
-		"body": {func(s string) string { return s }, func(s *echo.Scrubber, r io.Reader, hit func(string)) io.Reader {
+		"body": {func(s string) string { return s }, func(s *echo.Scrubber, r io.Reader, hit func(echo.Found)) io.Reader {
 			return s.Reader(io.NopCloser(r), hit)
 		}},
-		"frame": {func(s string) string { return string(frame{0x81, s}.bytes()) }, func(s *echo.Scrubber, r io.Reader, hit func(string)) io.Reader {
-			return s.Frames(r, hit)
+		"frame": {func(s string) string { return string(frame{0x81, s}.bytes()) }, func(s *echo.Scrubber, r io.Reader, hit func(echo.Found)) io.Reader {
+			return s.Frames(r, hit, nil)
 		}},
-		"message": {func(s string) string { return string(message{0, s}.bytes()) }, func(s *echo.Scrubber, r io.Reader, hit func(string)) io.Reader {
+		"message": {func(s string) string { return string(message{0, s}.bytes()) }, func(s *echo.Scrubber, r io.Reader, hit func(echo.Found)) io.Reader {
 			resp := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"application/grpc"}}, Body: io.NopCloser(r)}
 			s.Pass(resp, hit, nil)
 			return resp.Body
@@ -68,10 +68,10 @@ func TestUseAmidst(t *testing.T) {
 			s := new(echo.Scrubber)
 			s.Use(scrubber(token))
 			in := &turning{text: text, size: size, at: len(text) - len(after), turn: func() {
-				s.Use(echo.New([]echo.Value{{Text: token, Name: "a"}, {Text: later, Name: "b"}}))
+				s.Use(echo.New([]echo.Value{{Text: token, Found: echo.Found{Name: "a"}}, {Text: later, Found: echo.Found{Name: "b"}}}))
 			}}
 			var found []string
-			got, err := io.ReadAll(kind.read(s, in, func(name string) { found = append(found, name) }))
+			got, err := io.ReadAll(kind.read(s, in, func(f echo.Found) { found = append(found, f.Name) }))
 			if err != nil || string(got) != kind.wrap(want) {
 				t.Errorf("%s by %d: %v\n%.200q\n%.200q", name, size, err, got, kind.wrap(want))
 			}
@@ -89,14 +89,14 @@ func TestUseAmidstFragment(t *testing.T) {
 	text := strings.Repeat("x", 5000) + strings.Repeat(escape, 1) + "k-later-"
 	in := string(frame{0x01, text}.bytes()) + string(frame{0x80, later[9:]}.bytes())
 	s := new(echo.Scrubber)
-	got, err := io.ReadAll(s.Frames(&turning{text: in, size: 1000, at: 2000, turn: func() { s.Use(scrubber(later)) }}, nil))
+	got, err := io.ReadAll(s.Frames(&turning{text: in, size: 1000, at: 2000, turn: func() { s.Use(scrubber(later)) }}, nil, nil))
 	if !errors.Is(err, echo.ErrHidden) || bytes.Contains(got, []byte("%73k")) {
 		t.Errorf("%v, %.50q … %q", err, got, got[len(got)-20:])
 	}
 	// Between frames, and in a message's last, nothing is in the way.
 	in = string(frame{0x01, text}.bytes()) + string(frame{0x80, later[9:]}.bytes())
 	s = scrubber(later)
-	if got, err := io.ReadAll(s.Frames(strings.NewReader(in), nil)); err != nil || bytes.Contains(got, []byte("later")) {
+	if got, err := io.ReadAll(s.Frames(strings.NewReader(in), nil, nil)); err != nil || bytes.Contains(got, []byte("later")) {
 		t.Errorf("%v, %q", err, got[len(got)-80:])
 	}
 }
