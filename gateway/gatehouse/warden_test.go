@@ -193,7 +193,7 @@ func TestBurstAsksOnce(t *testing.T) {
 	asked := int64(0)
 	for range 50 {
 		began := time.Now()
-		b := newBroker(s.child, func(string, string, uint16) bool { return true })
+		b := newBroker(s.child, func(string, string, uint16) bool { return true }, nil)
 		var burst errgroup.Group
 		for range leaseUses {
 			burst.Go(func() error { _, err := b.Lease(t.Context(), "key", to); return err })
