@@ -24,17 +24,22 @@ lane() { # PACKAGES OPTION...: the end-to-end tests that the options name, then 
 	packages=$1
 	shift
 	status=0
-	go test -count=1 -p 1 -timeout 40m ./internal/e2e "$@" || status=1
-	go test -count=1 -p 1 -timeout 25m $packages || status=1
+	go test -json -count=1 -p 1 -timeout 40m ./internal/e2e "$@" || status=1
+	go test -json -count=1 -p 1 -timeout 25m $packages || status=1
 	return $status
 }
 all=$(go list ./... | grep -v /internal/e2e\$)
 below='/(sandbox|policy|internal)(/|$)'
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-lane "$(echo "$all" | grep -E "$below")" -run '^Test[A-L]' >"$log" 2>&1 &
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+go build -o "$work/slowest" ./internal/setup/slowest
+mkfifo "$work/first" "$work/second"
+"$work/slowest" "$work/first" "$work/second" &
+report=$!
+lane "$(echo "$all" | grep -E "$below")" -run '^Test[A-L]' >"$work/first" &
+first=$!
 failed=0
-lane "$(echo "$all" | grep -Ev "$below")" -skip '^Test[A-L]' || failed=1
-wait $! || failed=1
-cat "$log"
+lane "$(echo "$all" | grep -Ev "$below")" -skip '^Test[A-L]' >"$work/second" || failed=1
+wait $first || failed=1
+wait $report || failed=1
 exit $failed
