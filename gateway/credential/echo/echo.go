@@ -29,15 +29,14 @@
 // itself, whose long lines are values of their own, and digits that were broken
 // into lines: a line that ends in [digits] or more of these ends no text.
 //
-// How long a search takes depends on the text's and the values' lengths, not on
-// whether parts of values are in a text, but for two cases. The last bytes of a form
-// of a value, 16 (12 of a form shorter than 32, 8 of one shorter than 16), take a
-// comparison more. They have to be guessed at once, unless a value ends in so many
-// that are public: then up to 23 before these can be guessed one by one. And among
-// escapes, ends of lines included, short parts (three bytes) take several times as
-// long of what no [gate] can be made for: of a form shorter than 21 bytes, or that
-// has others in it than printable ASCII, or %, \, & or ;. So they do of any within an
-// occurrence's length of a whole one in the same text, or of 12 bytes of its last 27.
+// How long a search takes depends on the text, on the values' lengths, and on which of
+// their characters escapes are made of: not on whether parts of values are in the text,
+// but for one case. A window of a form of a value, 16 bytes (12 of a form shorter than
+// 32, 8 of one shorter than 16), has the form looked for around it, in a time that again
+// depends on lengths unless all of it is there. The windows are among the last 39 bytes
+// of the form or of a run of plain characters in it, before the last line of a PEM file.
+// They have to be guessed at once, unless other public bytes are next to them: then up to
+// 23 can be guessed one by one. Letters of either case are the same for all of this.
 package echo
 
 import (

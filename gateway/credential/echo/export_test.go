@@ -1,9 +1,10 @@
 package echo
 
-// Work returns what a search of a text for values without escapes takes: how many
-// windows of it are looked up, and how many of them are compared with a value.
-func Work(s *Scrubber, text []byte) (windows, compared int) {
+// Work returns what a search of a text for values takes, and how many windows of it a
+// value has.
+func Work(s *Scrubber, text []byte) (all [5]int, hits int) {
 	find := search{index: s.index.Load()}
 	find.run(text, len(text))
-	return find.work.windows, find.work.compared
+	w := find.work
+	return [5]int{w.windows, w.escapes, w.hits, w.steps, w.follows}, w.hits
 }

@@ -30,14 +30,14 @@ func (s state) on(took, n int) (next state, ok bool) {
 	return next, next.ends <= maxEnds
 }
 
-// follow reads on from a state and returns where the occurrence ends that began
-// at from, the longest if there are several, or -1.
+// follow returns where the occurrence ends that begins at a place, the longest if there
+// are several, or -1.
 //
 // States wait in the order of their place in data, each once: whatever is in
 // data, it takes no longer than the data's length times the pattern's.
-func (p *pattern) follow(data []byte, from int, begin state, fold bool) (to int) {
+func (p *pattern) follow(data []byte, from int, fold bool) (to int) {
 	var space [8]state
-	waiting := append(space[:0], begin)
+	waiting := append(space[:0], state{at: from})
 	limit := from + p.span
 	fold = fold || p.fold
 	to = -1
@@ -93,4 +93,35 @@ func wait(waiting []state, s state) []state {
 		return waiting
 	}
 	return slices.Insert(waiting, at, s)
+}
+
+// equal compares a text with as much of a pattern, and takes no longer the more of
+// it is equal.
+func equal(data []byte, text string, fold bool) bool {
+	var differs byte
+	if fold {
+		for i, c := range data {
+			differs |= lowered[c] ^ lowered[text[i]]
+		}
+		return differs == 0
+	}
+	for i, c := range data {
+		differs |= c ^ text[i]
+	}
+	return differs == 0
+}
+
+// lowered makes ASCII's letters lower case.
+var lowered = func() (table [256]byte) {
+	for c := range table {
+		table[c] = byte(c)
+		if 'A' <= c && c <= 'Z' {
+			table[c] |= lower
+		}
+	}
+	return table
+}()
+
+func equalByte(a, b byte, fold bool) bool {
+	return a == b || fold && a|lower == b|lower && 'a' <= a|lower && a|lower <= 'z'
 }

@@ -6,21 +6,20 @@ import (
 	"math/rand/v2"
 )
 
-// scan finds the patterns of about one length in a text, where they stand without
-// escapes.
+// scan finds where patterns of about one length may be in a text that has no escapes,
+// or none any more.
 //
 // It looks at every step-th window of the text, and whether its hash is that of
-// one of the last windows of a pattern, of which there are step. So its work
-// depends on lengths alone, unless a whole window of a pattern is in the text: then
-// there is a comparison more, which takes as long whether it finds anything or
-// not. A window has [MinLength] bytes at least. It is at the end of a pattern
-// because beginnings (sk-proj-) are known to everybody.
+// one of the last windows of a pattern's [anchor], of which there are as many. So its
+// work depends on lengths alone, unless a whole window of a pattern is in the text. A
+// window has [MinLength] bytes at least. It is at the end because beginnings (sk-proj-)
+// are known to everybody.
 //
-// This takes letters of either case for one, and leaves it to the comparison to
-// tell.
+// This takes letters of either case for one, and leaves it to what follows to tell.
 type scan struct {
-	window, step int
-	longest      int // length of the longest pattern
+	window int
+	step   int // in a text as it is
+	near   int // in a text without its escapes; 0: no pattern is looked for there
 	// seed keeps the text's author from writing what has the hash of something else.
 	seed [2]uint64
 
@@ -37,11 +36,13 @@ type end struct {
 	hash    uint64
 	next    uint32 // with the same head: 1 + index
 	pattern uint16
-	after   uint8 // bytes of the pattern that follow
+	after   uint32 // bytes of the pattern that follow
 }
 
 const (
-	maxStep = 24
+	// lower, set in a byte, makes letters of either case one. Some other bytes
+	// become one too.
+	lower = 0x20
 	// lowers sets lower in eight bytes.
 	lowers = lower * 0x0101010101010101
 )
@@ -50,32 +51,71 @@ const (
 // to those of its class only.
 var classes = []struct{ length, window int }{{MinLength, 8}, {16, 12}, {32, 16}}
 
-func classOf(p *pattern) int {
-	n := len(classes) - 1
-	for len(p.text) < classes[n].length {
-		n--
+const (
+	maxStep = 24
+	// leastNear makes the shortest run in which a pattern is looked for without its
+	// escapes 21 bytes long.
+	leastNear = 4
+	enough    = taken + 16 + maxStep - 1
+)
+
+// anchor is the part of a pattern that ends in the windows that are looked up.
+type anchor struct {
+	to, length int
+	bare       bool // it is the same in a text without escapes, but for [taken] bytes
+}
+
+// anchor returns the last run of plain characters that is long enough or else as long
+// as any, or all of the pattern. What is public at its end is no part of it.
+func (p *pattern) anchor() (a anchor) {
+	text := p.text[:len(p.text)-p.public]
+	if len(text) < MinLength {
+		text = p.text
 	}
-	return n
+	run := 0
+	for i := range len(text) + 1 {
+		if i < len(text) && plain(text[i]) {
+			run++
+			continue
+		}
+		if n := min(run, enough); n >= taken+12+leastNear-1 && n >= a.length {
+			a = anchor{i, n, true}
+		}
+		run = 0
+	}
+	if !a.bare {
+		a = anchor{len(text), len(text), false}
+	}
+	return a
 }
 
 // newScans returns a scan for each class of which there are patterns.
 func newScans(patterns []pattern) (all []*scan) {
+	anchors := make([]anchor, len(patterns))
+	of := make([]int, len(patterns))
+	for i := range patterns {
+		anchors[i] = patterns[i].anchor()
+		for of[i] = len(classes) - 1; anchors[i].length < classes[of[i]].length; {
+			of[i]--
+		}
+	}
 	for class := range classes {
-		shortest, longest, count := 0, 0, 0
-		for i := range patterns {
-			if n := len(patterns[i].text); classOf(&patterns[i]) == class {
-				if count++; shortest == 0 || n < shortest {
-					shortest = n
-				}
-				longest = max(longest, n)
+		x := &scan{window: classes[class].window, step: maxStep}
+		count := 0
+		for i, a := range anchors {
+			if of[i] != class {
+				continue
+			}
+			count++
+			x.step = min(x.step, a.length-x.window+1)
+			if near := a.length - taken - x.window + 1; a.bare && (x.near == 0 || near < x.near) {
+				x.near = near
 			}
 		}
 		if count == 0 {
 			continue
 		}
-		x := &scan{longest: longest}
-		x.window = classes[class].window
-		x.step = min(shortest-x.window+1, maxStep)
+		x.near = min(x.near, x.step)
 		for i := range x.seed {
 			x.seed[i] = rand.Uint64() | 1
 		}
@@ -83,9 +123,9 @@ func newScans(patterns []pattern) (all []*scan) {
 		heads := 1 << bits.Len(uint(count))
 		x.shift = uint(bits.LeadingZeros64(uint64(heads) - 1))
 		x.some, x.heads, x.ends = make([]uint64, heads), make([]uint32, heads), make([]end, 0, count)
-		for i := range patterns {
-			if classOf(&patterns[i]) == class {
-				x.add(uint16(i), patterns[i].text)
+		for i, a := range anchors {
+			if of[i] == class {
+				x.add(uint16(i), patterns[i].text, a.to)
 			}
 		}
 		all = append(all, x)
@@ -93,13 +133,13 @@ func newScans(patterns []pattern) (all []*scan) {
 	return all
 }
 
-func (x *scan) add(pattern uint16, text string) {
-	for after := range x.step {
-		window := []byte(text[len(text)-after-x.window : len(text)-after])
+func (x *scan) add(pattern uint16, text string, to int) {
+	for back := range x.step {
+		window := []byte(text[to-back-x.window : to-back])
 		h := x.hash(window)
 		x.some[h>>x.shift] |= 1 << (h & 63)
 		head := &x.heads[h>>6&uint64(len(x.heads)-1)]
-		x.ends = append(x.ends, end{hash: h, next: *head, pattern: pattern, after: uint8(after)})
+		x.ends = append(x.ends, end{hash: h, next: *head, pattern: pattern, after: uint32(len(text) - to + back)})
 		*head = uint32(len(x.ends))
 	}
 }
@@ -136,33 +176,27 @@ func product(a, b uint64) uint64 {
 	return hi ^ lo
 }
 
-// plain finds what has no escape in it.
-func (s *search) plain() {
-	for _, x := range s.scans {
-		data := s.data[:min(len(s.data), s.limit-1+x.longest)]
-		next := x.next16
-		switch x.window {
-		case 8:
-			next = x.next8
-		case 12:
-			next = x.next12
-		}
-		for at := x.window; ; at += x.step {
-			var h uint64
-			if at, s.work.windows, h = next(data, at, s.work.windows); at > len(data) {
-				break
-			}
-			s.compare(x, h, at)
-		}
+// next returns where the next window ends that there may be, of every step-th from the
+// one on that ends at a place, and its hash. It counts those that it looks up.
+func (x *scan) next(data []byte, at, step int, windows *int) (int, uint64) {
+	n, h := *windows, uint64(0)
+	switch x.window {
+	case 8:
+		at, n, h = x.next8(data, at, step, n)
+	case 12:
+		at, n, h = x.next12(data, at, step, n)
+	default:
+		at, n, h = x.next16(data, at, step, n)
 	}
+	*windows = n
+	return at, h
 }
 
-// next8, next12 and next16 return where the next window ends that there may be,
-// and its hash. They count the windows that they look up. The hash is all in which
-// they differ: it has to be inlined.
+// next8, next12 and next16 do it for one length. The hash is all in which they differ:
+// it has to be inlined.
 
-func (x *scan) next8(data []byte, at, windows int) (int, int, uint64) {
-	seed0, seed1, some, shift, step := x.seed[0], x.seed[1], x.some, x.shift&63, x.step
+func (x *scan) next8(data []byte, at, step, windows int) (int, int, uint64) {
+	seed0, seed1, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
 	for ; at <= len(data); at += step {
 		windows++
 		h := hash8((*[8]byte)(data[at-8:at]), seed0, seed1)
@@ -173,8 +207,8 @@ func (x *scan) next8(data []byte, at, windows int) (int, int, uint64) {
 	return at, windows, 0
 }
 
-func (x *scan) next12(data []byte, at, windows int) (int, int, uint64) {
-	seed0, seed1, some, shift, step := x.seed[0], x.seed[1], x.some, x.shift&63, x.step
+func (x *scan) next12(data []byte, at, step, windows int) (int, int, uint64) {
+	seed0, seed1, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
 	for ; at <= len(data); at += step {
 		windows++
 		h := hash12((*[12]byte)(data[at-12:at]), seed0, seed1)
@@ -185,8 +219,8 @@ func (x *scan) next12(data []byte, at, windows int) (int, int, uint64) {
 	return at, windows, 0
 }
 
-func (x *scan) next16(data []byte, at, windows int) (int, int, uint64) {
-	seed0, seed1, some, shift, step := x.seed[0], x.seed[1], x.some, x.shift&63, x.step
+func (x *scan) next16(data []byte, at, step, windows int) (int, int, uint64) {
+	seed0, seed1, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
 	for ; at <= len(data); at += step {
 		windows++
 		h := hash16((*[16]byte)(data[at-16:at]), seed0, seed1)
@@ -197,26 +231,11 @@ func (x *scan) next16(data []byte, at, windows int) (int, int, uint64) {
 	return at, windows, 0
 }
 
-// compare compares the patterns which have a window of that hash, which ends at a
-// place.
-func (s *search) compare(x *scan, h uint64, at int) {
+// with calls found for each pattern that has a window of a hash.
+func (x *scan) with(h uint64, found func(*end)) {
 	for n := x.heads[h>>6&uint64(len(x.heads)-1)]; n != 0; n = x.ends[n-1].next {
-		e := &x.ends[n-1]
-		if e.hash != h {
-			continue
-		}
-		s.work.compared++
-		p := &s.patterns[e.pattern]
-		to := at + int(e.after)
-		from := to - len(p.text)
-		if from >= 0 && from < s.limit && to <= len(s.data) && equal(s.data[from:to], p.text, s.fold || p.fold) {
-			s.spans = append(s.spans, span{from, to, e.pattern})
+		if e := &x.ends[n-1]; e.hash == h {
+			found(e)
 		}
 	}
-}
-
-// work is what a search has done. Tests hold that it tells nothing.
-type work struct {
-	windows  int // that were looked up
-	compared int // patterns that were compared with the text
 }

@@ -3,7 +3,50 @@ package echo
 import (
 	"bytes"
 	"slices"
+	"strings"
 )
+
+// index is a set of patterns, ready to be found.
+type index struct {
+	patterns []pattern
+	found    []Found // what is reported of the values, by pattern
+	window   int     // length of the shortest pattern
+	tail     int     // longer than no occurrence of any is; by the lengths of values alone
+
+	scans []*scan
+	reach int // how many bytes of a text its scans need on either side of an escape
+
+	// loose are the patterns that are not the same in a text without its escapes, nil
+	// if there are none.
+	loose *matcher
+}
+
+// maxPatterns fits an index into 16 bits; some 4,000 values at once.
+const maxPatterns = 1<<16 - 2
+
+// newIndex takes one pattern at least.
+func newIndex(patterns []pattern, found []Found) *index {
+	x := &index{patterns: patterns[:min(len(patterns), maxPatterns)], found: found}
+	x.window = len(patterns[0].text)
+	var loose []uint16
+	for i := range x.patterns {
+		p := &x.patterns[i]
+		x.window, x.tail = min(x.window, len(p.text)), max(x.tail, p.span)
+		if !p.anchor().bare {
+			loose = append(loose, uint16(i))
+		}
+	}
+	x.scans = newScans(x.patterns)
+	for _, scan := range x.scans {
+		if scan.near > 0 {
+			x.reach = max(x.reach, scan.window+scan.step-1)
+		}
+	}
+	if len(loose) > 0 {
+		x.loose = newMatcher(x.patterns, loose...)
+	}
+	return x
+}
 
 // span is a half-open range of bytes, and the pattern that is there.
 type span struct {
@@ -18,205 +61,179 @@ type search struct {
 	spans  []span
 	work   work
 
-	data  []byte
-	limit int
+	data   []byte
+	limit  int
+	likely []span   // where a window of a pattern is, and as far as an occurrence can go
+	space  []uint64 // of matchers
+}
+
+// work is what a search has done. Tests hold that it tells nothing.
+type work struct {
+	windows int // that were looked up
+	escapes int // that were taken off
+	hits    int // windows that a pattern has
+	steps   int // words of bits of the patterns that were worked out
+	follows int // occurrences whose end was looked for
 }
 
 // run finds every occurrence in data that begins before a limit, overlapping ones
 // included, in the order of where they begin, public ones last.
 func (s *search) run(data []byte, limit int) {
-	s.spans, s.data, s.limit = s.spans[:0], data, limit
-	x := s.index
-	if x == nil || limit <= 0 {
+	s.spans, s.likely = s.spans[:0], s.likely[:0]
+	if s.index == nil || limit <= 0 {
 		return
 	}
-	s.plain()
-	if x.open != nil {
-		s.index = x.open
-		s.escapes(data, 0, limit)
+	s.data, s.limit = data, limit
+	for _, x := range s.scans {
+		s.look(x, data, x.step, 0, 0)
 	}
-	if x.shut != nil {
-		s.index = x.shut
-		for _, at := range x.gate.spans(data, x.tail) {
-			s.escapes(data[at.from:at.to], at.from, limit-at.from)
-		}
+	if s.reach > 0 {
+		s.bare()
 	}
-	s.index, s.data = x, nil
+	if s.loose != nil {
+		s.around()
+	}
+	if len(s.likely) > 0 {
+		s.verify()
+	}
 	if len(s.spans) > 1 {
 		slices.SortFunc(s.spans, func(a, b span) int {
-			if a.from != b.from || x.found[a.pattern].Public == x.found[b.pattern].Public {
+			if a.from != b.from || s.found[a.pattern].Public == s.found[b.pattern].Public {
 				return a.from - b.from
 			}
-			if x.found[a.pattern].Public {
+			if s.found[a.pattern].Public {
 				return 1
 			}
 			return -1
 		})
 	}
+	s.data = nil
 }
 
 // first is what is reported of the spans as one: that of the first secret one, if any is.
 func (s *search) first() Found {
 	for _, at := range s.spans {
-		if found := s.index.found[at.pattern]; !found.Public {
+		if found := s.found[at.pattern]; !found.Public {
 			return found
 		}
 	}
-	return s.index.found[s.spans[0].pattern]
+	return s.found[s.spans[0].pattern]
 }
 
-// escapes finds what has an escape in it, in a part of the text that begins
-// somewhere.
-func (s *search) escapes(data []byte, begin, limit int) {
-	if limit <= 0 {
-		return
+// look notes where patterns may be by a scan of a text, which stands for a range of
+// data unless it is data itself.
+func (s *search) look(x *scan, text []byte, step, from, to int) {
+	for at := x.window; ; at += step {
+		var h uint64
+		if at, h = x.next(text, at, step, &s.work.windows); at > len(text) {
+			return
+		}
+		x.with(h, func(e *end) {
+			s.work.hits++
+			begin, end := from, to
+			if to == 0 {
+				begin, end = at-x.window, at
+			}
+			most := s.patterns[e.pattern].span
+			s.likely = append(s.likely, span{max(0, begin-most), min(len(s.data), end+min(most, int(e.after)*mostOfOne)), e.pattern})
+		})
 	}
-	before := len(s.spans)
-	s.data, s.limit = data, limit
-	for _, c := range s.introducers {
-		for at := 0; at < len(data); at++ {
-			n := bytes.IndexByte(data[at:], c)
-			if at += n; n < 0 || at-s.longest >= limit {
-				break
+}
+
+// mostOfOne is how many bytes one character takes in an occurrence at most, with the
+// ends of lines before it.
+const mostOfOne = (1 + maxEnds) * maxEscape
+
+// verify finds the patterns where they are likely.
+func (s *search) verify() {
+	slices.SortFunc(s.likely, func(a, b span) int {
+		if a.pattern != b.pattern {
+			return int(a.pattern) - int(b.pattern)
+		}
+		return a.from - b.from
+	})
+	for i := 0; i < len(s.likely); {
+		n := s.likely[i].pattern
+		m := newMatcher(s.patterns, n)
+		for i < len(s.likely) && s.likely[i].pattern == n {
+			from, to := s.likely[i].from, s.likely[i].to
+			for i++; i < len(s.likely) && s.likely[i].pattern == n && s.likely[i].from <= to; i++ {
+				to = max(to, s.likely[i].to)
 			}
-			if s.alive(data, at) {
-				s.escaped(at)
-			}
+			s.match(m, from, to)
 		}
 	}
-	for i := range s.spans[before:] {
-		at := &s.spans[before+i]
-		at.from, at.to = at.from+begin, at.to+begin
-	}
 }
 
-// equal compares a text with as much of a pattern, and takes no longer the more of
-// it is equal.
-func equal(data []byte, text string, fold bool) bool {
-	var differs byte
-	if fold {
-		for i, c := range data {
-			differs |= lowered[c] ^ lowered[text[i]]
+// around finds loose patterns wherever the text has something that begins an escape,
+// as far as the patterns reach. What has none in it is found by its end.
+func (s *search) around() {
+	m, ahead := s.loose, ahead{data: s.data}
+	from, to := 0, 0
+	for at := ahead.from(0); at < len(s.data); at = ahead.from(at + 1) {
+		if s.data[at] == '\n' && (at == 0 || s.data[at-1] != '\r') {
+			continue
 		}
-		return differs == 0
+		if at-m.longest > to {
+			s.match(m, from, to)
+			from = at - m.longest
+		}
+		if from >= s.limit {
+			return
+		}
+		to = min(len(s.data), at+maxEscape+m.longest)
 	}
-	for i, c := range data {
-		differs |= c ^ text[i]
-	}
-	return differs == 0
+	s.match(m, from, to)
 }
 
-// lowered makes ASCII's letters lower case.
-var lowered = func() (table [256]byte) {
+// escapes begin what stands for something else: introducers, but for the CR of CRLF.
+const escapes = `%\&` + "\n"
+
+// ahead finds them in a text, but for those that what is beside them makes nothing of.
+type ahead struct {
+	data []byte
+	next [len(escapes)]int // 1 + where each is, or the end; 0: unknown
+}
+
+// from returns where the first is from a place on, or where the text ends.
+func (a *ahead) from(at int) int {
+	first := len(a.data)
+	for i, place := range a.next {
+		if place <= at {
+			place = a.find(i, at) + 1
+			a.next[i] = place
+		}
+		first = min(first, place-1)
+	}
+	return first
+}
+
+func (a *ahead) find(i, at int) int {
+	for {
+		n := bytes.IndexByte(a.data[at:], escapes[i])
+		if n < 0 {
+			return len(a.data)
+		}
+		at += n
+		if escapes[i] == '\n' {
+			if at > 0 && beforeEnd[a.data[at-1]] {
+				return at
+			}
+		} else if at+1 < len(a.data) && follows[a.data[at+1]]>>i&1 != 0 {
+			return at
+		}
+		at++
+	}
+}
+
+// follows tells after which of the escapes, by bit, a byte can be for them to be any.
+var follows = func() (table [256]uint8) {
 	for c := range table {
-		table[c] = byte(c)
-		if 'A' <= c && c <= 'Z' {
-			table[c] |= lower
+		for i, can := range []bool{unhex[c] <= 0xF, shorthand[c] != 0, strings.IndexByte("#algq", byte(c)) >= 0} {
+			if can {
+				table[c] |= 1 << i
+			}
 		}
 	}
 	return table
 }()
-
-func equalByte(a, b byte, fold bool) bool {
-	return a == b || fold && a|lower == b|lower && 'a' <= a|lower && a|lower <= 'z'
-}
-
-// alive says whether an escape in a text may be in an occurrence. It spares the
-// rest most of its work.
-func (x *index) alive(data []byte, at int) bool {
-	c, n, sure := peek(data[at:])
-	switch {
-	case !sure:
-		return true
-	case n == 0 || !x.holds[c]:
-		return false
-	case at >= gram && x.within(data, at):
-		return true
-	case c == '\n' && at > 0 && data[at-1] == '\r':
-		return true
-	}
-	return x.begins(data, at, c, n)
-}
-
-// within says whether the three bytes before a place may be in a pattern.
-func (x *index) within(data []byte, at int) bool {
-	return x.grams.has(mixAt(data[at-gram:], x.gramBits()))
-}
-
-// begins says whether an escape of n bytes that stands for c may be one of the
-// first three characters of an occurrence.
-func (x *index) begins(data []byte, at int, c byte, n int) bool {
-	return at >= 1 && x.pairs.has(pairOf(data[at-1], c)) ||
-		at >= 2 && x.pairs.has(pairOf(data[at-2], data[at-1])) ||
-		x.follows(c, data[at+n:])
-}
-
-// follows says whether an occurrence may begin with a character and what a text
-// begins with.
-func (x *index) follows(c byte, text []byte) bool {
-	switch {
-	case !x.first[c|lower] || len(text) == 0:
-		return false
-	case x.pairs.has(pairOf(c, text[0])):
-		return true
-	case !introduces[text[0]]:
-		return false
-	}
-	second, n, sure := peek(text)
-	if sure {
-		return n > 0 && x.pairs.has(pairOf(c, second))
-	}
-	var r readings
-	read(text, &r)
-	for i := range r.list[:r.n] {
-		if x.pairs.has(pairOf(c, r.list[i].text[0])) {
-			return true
-		}
-	}
-	return false
-}
-
-// escaped finds the occurrences whose first escape is that at a place.
-func (s *search) escaped(at int) {
-	if s.data[at] == '\n' && at > 0 && s.data[at-1] == '\r' {
-		at--
-	}
-	var r readings
-	read(s.data[at:], &r)
-	for i := range r.list[:r.n] {
-		e := &r.list[i]
-		if !s.holds[e.text[0]] {
-			continue
-		}
-		if e.size > 1 || s.begins(s.data, at, e.text[0], int(e.n)) {
-			for _, where := range s.early[e.text[0]|lower] {
-				s.match(at, e, where.pattern, int(where.at))
-			}
-		}
-		if at < gram || !s.within(s.data, at) {
-			continue
-		}
-		for back := range min(stride, at-gram+1) {
-			for n := s.later[mixAt(s.data[at-back-gram:], s.bits)]; n != 0; n = s.places[n-1].next {
-				s.match(at, e, s.places[n-1].pattern, int(s.places[n-1].at)+back)
-			}
-		}
-	}
-}
-
-// match finds the occurrence of a pattern whose first escape, at a place in
-// data, stands for the pattern's byte i.
-func (s *search) match(at int, e *reading, n uint16, i int) {
-	p := &s.patterns[n]
-	if i >= len(p.text) || i > at || at-i >= s.limit {
-		return
-	}
-	took, ok := p.takes(i, e, s.fold)
-	if !ok || !equal(s.data[at-i:at], p.text[:i], s.fold || p.fold) {
-		return
-	}
-	begin, _ := state{i: i, at: at}.on(took, int(e.n))
-	if to := p.follow(s.data, at-i, begin, s.fold); to >= 0 {
-		s.spans = append(s.spans, span{at - i, to, n})
-	}
-}

@@ -13,6 +13,8 @@ type pattern struct {
 	fold  bool // letters are the same in either case
 	lines bool // from its wrap-th character on lines may end within it
 	span  int  // how long an occurrence may be
+	// public is how many bytes at its end everybody knows.
+	public int
 }
 
 // wrap is how many digits of base64 or hexadecimal come before the end of a
@@ -56,21 +58,46 @@ func lines(value string) (all []string) {
 // digits of the value, fewer than wrap, these stay. No occurrence is longer than
 // span.
 func spellings(value string, span int) []pattern {
-	all := []pattern{{text: value, span: span}, {text: strings.ReplaceAll(value, " ", "+"), span: span}}
-	wrapped := func(text string, fold bool) {
-		if len(text) < 6*wrap {
-			all = append(all, pattern{text: text, fold: fold, span: span})
-			return
+	known := public(value)
+	all := []pattern{{text: value, span: span, public: known}, {text: strings.ReplaceAll(value, " ", "+"), span: span, public: known}}
+	wrapped := func(text string, fold bool, public int) {
+		p := pattern{text: text, fold: fold, lines: len(text) >= 6*wrap, span: span, public: public}
+		all = append(all, p)
+		if p.lines {
+			p.text = text[wrap-1:]
+			all = append(all, p)
 		}
-		all = append(all, pattern{text, fold, true, span}, pattern{text[wrap-1:], fold, true, span})
 	}
-	wrapped(hex.EncodeToString([]byte(value)), true)
+	wrapped(hex.EncodeToString([]byte(value)), true, 2*known)
 	for skip := range 3 {
 		for _, alphabet := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
-			wrapped(interior(alphabet, value, skip), false)
+			wrapped(interior(alphabet, value, skip), false, digitsOf(known))
 		}
 	}
 	return all
+}
+
+// public returns how many bytes at the end of a value everybody knows: of a PEM file
+// its last line, also in base64.
+func public(value string) int {
+	text := strings.TrimSpace(value)
+	if at := strings.LastIndex(text, "-----END "); at >= 0 && strings.HasSuffix(text, "-----") {
+		return len(value) - at
+	}
+	text = strings.TrimRight(text, "=")
+	if decoded, err := base64.RawStdEncoding.DecodeString(text); err == nil && strings.Contains(text, "LS0t") {
+		return len(value) - len(text) + digitsOf(public(string(decoded)))
+	}
+	return 0
+}
+
+// digitsOf is how many digits of base64 at the end of a text some bytes there have a
+// part in, the end of a line included.
+func digitsOf(n int) int {
+	if n == 0 {
+		return 0
+	}
+	return (8*n+5)/6 + 2
 }
 
 // interior returns the digits that value determines in the base64 of any text
