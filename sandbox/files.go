@@ -36,9 +36,10 @@ type FileEvent = wire.Event
 // Packed is what was read or written of an archive.
 type Packed = wire.Packed
 
-// Files are those of one sandbox. Each call starts or wakes it if need be. A
-// path that is not absolute is below the root folder. What is read of it, the
-// sandbox says: names, sizes and contents may be anything.
+// Files are those of one sandbox. Each call starts or wakes it if need be; of one
+// that cannot be started they are those on its disk (see offline.go), and all but Watch
+// is done to them. A path that is not absolute is below the root folder. What is read
+// of it, the sandbox says: names, sizes and contents may be anything.
 type Files struct {
 	m    *Manager
 	name string
@@ -65,11 +66,11 @@ func (f *Files) target(route, file string, more ...string) string {
 }
 
 // as adds to a target whose rights count, where the sandbox has a user of its own.
-func (f *Files) as(target string, spec Spec) string {
-	if f.User != "" || spec.User == "" {
+func (f *Files) as(target, user string) string {
+	if f.User != "" || user == "" {
 		return target
 	}
-	return target + "&user=" + url.QueryEscape(spec.User)
+	return target + "&user=" + url.QueryEscape(user)
 }
 
 func absolute(file string) string {
@@ -115,11 +116,12 @@ func (f *Files) failed(doing, file string, err error) error {
 
 // call is one exchange of JSON.
 func (f *Files) call(ctx context.Context, doing, file, method, target string, in, out any) error {
-	agent, spec, err := f.m.reach(ctx, f.name)
+	agent, user, done, err := f.m.reachFiles(ctx, f.name, method != http.MethodGet)
 	if err != nil {
 		return err
 	}
-	if err := agent.JSON(ctx, method, f.as(target, spec), in, out); err != nil {
+	defer done()
+	if err := agent.JSON(ctx, method, f.as(target, user), in, out); err != nil {
 		return f.failed(doing, file, err)
 	}
 	return nil
@@ -127,11 +129,33 @@ func (f *Files) call(ctx context.Context, doing, file, method, target string, in
 
 // stream is one exchange whose body lasts. The caller closes it.
 func (f *Files) stream(ctx context.Context, doing, file, method, target string, body io.Reader) (*http.Response, error) {
-	agent, spec, err := f.m.reach(ctx, f.name)
+	agent, user, done, err := f.m.reachFiles(ctx, f.name, method != http.MethodGet)
 	if err != nil {
 		return nil, err
 	}
-	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+f.as(target, spec), body)
+	resp, err := f.ask(ctx, agent, doing, file, method, f.as(target, user), body)
+	if err != nil {
+		done()
+		return nil, err
+	}
+	resp.Body = &ending{resp.Body, done}
+	return resp, nil
+}
+
+// ending is a body after whose end something is to be done.
+type ending struct {
+	io.ReadCloser
+	done func()
+}
+
+func (b *ending) Close() error {
+	defer b.done()
+	return b.ReadCloser.Close()
+}
+
+// ask is one exchange with an agent whose body lasts.
+func (f *Files) ask(ctx context.Context, agent *channel.Channel, doing, file, method, target string, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://agent"+target, body)
 	if err != nil {
 		return nil, err
 	}
@@ -350,7 +374,11 @@ const maxEvent = 8 * wire.MaxPath
 // done, tell fails, or what is watched has gone. The first event says that it
 // has begun. What is done from outside the sandbox is not seen.
 func (f *Files) Watch(ctx context.Context, file string, o WatchOptions, tell func(FileEvent) error) error {
-	resp, err := f.stream(ctx, "watching", file, http.MethodGet, f.target("/watch", file, "recursive", flag(o.Recursive)), nil)
+	agent, spec, err := f.m.reach(ctx, f.name)
+	if err != nil {
+		return err
+	}
+	resp, err := f.ask(ctx, agent, "watching", file, http.MethodGet, f.as(f.target("/watch", file, "recursive", flag(o.Recursive)), spec.User), nil)
 	if err != nil {
 		return err
 	}

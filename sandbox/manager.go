@@ -169,7 +169,7 @@ func (m *Manager) GetOrCreate(ctx context.Context, name string, spec Spec) (info
 func (m *Manager) Start(ctx context.Context, name string) (Info, error) {
 	return m.doing(ctx, name, "starting", m.toWake, func(e *entry) error {
 		defer e.use()()
-		return m.start(ctx, e)
+		return m.startOrSay(ctx, e)
 	})
 }
 

@@ -43,6 +43,8 @@ type Options struct {
 	// Login says what is shown to a registry of images, by its host as names begin with
 	// it: nil where there is no login. Default: none has one.
 	Login func(ctx context.Context, registry string) (Login, error)
+	// Jail serves the files of a sandbox that cannot be started. nil: nobody does.
+	Jail Jail
 	// Forget is told the ID of a sandbox that is removed, for those who keep
 	// something under it.
 	Forget func(id string) error

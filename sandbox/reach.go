@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -66,7 +67,7 @@ func (m *Manager) Close() error {
 // reach runs a sandbox, if it does not run, and returns the way to its agent.
 func (m *Manager) reach(ctx context.Context, name string) (agent *channel.Channel, spec Spec, err error) {
 	_, err = m.doing(ctx, name, "starting", m.toWake, func(e *entry) error {
-		if err := m.start(ctx, e); err != nil {
+		if err := m.startOrSay(ctx, e); err != nil {
 			return err
 		}
 		e.use()()
@@ -74,4 +75,13 @@ func (m *Manager) reach(ctx context.Context, name string) (agent *channel.Channe
 		return m.meet(ctx, e)
 	})
 	return agent, spec, err
+}
+
+// startOrSay is start that says how to get at the files of a sandbox that does not start.
+func (m *Manager) startOrSay(ctx context.Context, e *entry) error {
+	err := m.start(ctx, e)
+	if err != nil && !e.state.live() && m.opt.Jail != nil {
+		err = fmt.Errorf("%w: its files can be had, and mended, with `sallyport sandbox cp`", err)
+	}
+	return err
 }

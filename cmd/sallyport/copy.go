@@ -41,6 +41,9 @@ name, and else is named DST; SRC/. stands for what is in SRC. Modes, times and
 links are kept, owners are not; out of a sandbox nothing comes that others than
 its owner may write.
 
+A sandbox that does not run is started; of one that does not start the files are
+read and written on its disk, and nothing in it runs.
+
 Of what comes out of a sandbox nothing lands outside DST. Left out, and said, are
 devices, pipes, sockets, setuid bits, and symbolic links that lead out of what is
 copied, unless --links; the exit status is 1 then.`,

@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/gateway/gatehouse"
+	"sallyport/sandbox/jail"
 )
 
 // newGateway is the process that the daemon starts for the gateway. Nobody else
@@ -13,5 +14,15 @@ func newGateway() *cobra.Command {
 		Use: "gateway", Hidden: true, Args: exactly(),
 		Short: "Be the gateway's process; the daemon starts it",
 		RunE:  func(*cobra.Command, []string) error { return gatehouse.Run() },
+	}
+}
+
+// newJail is the process that the daemon starts for the files of a sandbox that cannot
+// be started.
+func newJail() *cobra.Command {
+	return &cobra.Command{
+		Use: jail.Command, Hidden: true, Args: exactly(),
+		Short: "Serve the files of a sandbox; the daemon starts it",
+		RunE:  func(*cobra.Command, []string) error { return jail.Run() },
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"sallyport/sandbox/datapath"
 	"sallyport/sandbox/disk"
 	"sallyport/sandbox/docker"
+	"sallyport/sandbox/jail"
 )
 
 // house is where sandboxes of this host live.
@@ -116,6 +117,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 		Layers:    runtime,
+		Jail:      jail.Open,
 		PerOwner:  d.cfg.Sandbox.PerTenant, OwnerImages: d.cfg.Sandbox.TenantImages, StoragePerOwner: perTenant,
 	})
 	d.house = h

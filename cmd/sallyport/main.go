@@ -128,7 +128,7 @@ func newRoot() *cobra.Command {
 		newClient(g), newPolicy(g), newApprovals(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
 		newLimits(g), newKey(g), newEvents(g),
 		newBackup(g), newRestore(g), newUninstall(g),
-		newGateway(), newSSHServer(),
+		newGateway(), newJail(), newSSHServer(),
 	)
 	return root
 }

@@ -42,7 +42,7 @@ func (p *plan) enter() error {
 	if err := everywhere(unix.SYS_GETPID); err != nil {
 		return err
 	}
-	if err := closeOthers(3 + p.Files); err != nil {
+	if err := CloseOthers(3 + p.Files); err != nil {
 		return fmt.Errorf("closing what it was not given: %w", err)
 	}
 	if p.Spare {
@@ -93,10 +93,11 @@ func everywhere(number uintptr, a ...uintptr) error {
 	return e
 }
 
-// closeOthers closes what has slipped through from first on. All that Go opens
+// CloseOthers closes the descriptors from first on that this process came with, and leaves
+// those of Go's runtime. It is for a process that has just begun: all that Go opens
 // closes by itself at execve(2), but not all that the one who starts cells was
 // started with need do.
-func closeOthers(first int) error {
+func CloseOthers(first int) error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err

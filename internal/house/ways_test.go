@@ -27,6 +27,7 @@ var waysIn = map[string]string{
 	"docker":    "sandbox/docker",
 	"disk":      "sandbox/disk",
 	"sandbox":   "sandbox",
+	"jail":      "sandbox/jail",
 	"ssh":       "internal/ssh",
 	"budget":    "policy/budget",
 	"approval":  "policy/approval",

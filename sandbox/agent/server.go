@@ -49,13 +49,27 @@ func NewServer(opt Options) *Server {
 	s := &Server{opt: opt, boot: uuid.NewString(), children: newChildren(opt.Init), ports: newPorts()}
 	_, s.key, _ = ed25519.GenerateKey(nil) // never fails
 	s.commands = newCommands(s.children, opt.User)
-	mux := http.NewServeMux()
-	for _, register := range []func(*http.ServeMux){
+	s.answer(
 		s.register,
 		s.commands.register,
 		(&files{user: opt.User, using: s.commands.attach}).register,
 		s.ports.register,
-	} {
+	)
+	return s
+}
+
+// NewFiles returns a Server that reads and writes files, and does nothing else: it starts
+// no command and connects to no port.
+func NewFiles(key ed25519.PublicKey) *Server {
+	s := &Server{opt: Options{Key: key}, ports: newPorts()}
+	s.answer((&files{using: func() func() { return func() {} }}).register)
+	return s
+}
+
+// answer has the server answer on some routes.
+func (s *Server) answer(routes ...func(*http.ServeMux)) {
+	mux := http.NewServeMux()
+	for _, register := range routes {
 		register(mux)
 	}
 	s.http = &http.Server{
@@ -65,7 +79,6 @@ func NewServer(opt Options) *Server {
 		// What the server would say goes nowhere: the agent has no output.
 		ErrorLog: log.New(io.Discard, "", 0),
 	}
-	return s
 }
 
 // Serve answers on a listener until Close.
