@@ -46,8 +46,6 @@ func NewBench(ctx context.Context, doc Document, dirs []string) (*Bench, error) 
 	for i := range rules {
 		p.rules[rules[i].name] = &rules[i]
 	}
-	p.table.join(rules)
-	p.table.stock(p.selectors)
 	own, err := ownModules()
 	if err != nil {
 		return nil, err

@@ -105,12 +105,10 @@ func (p *Policy) Need(in Input) Need {
 // body is.
 func (p *Policy) judging(s subject) []*rule {
 	var found []*rule
-	var near [8]*shelf
-	for _, sh := range p.table.shelves(near[:0], s, p.selectors) {
-		for _, r := range sh.judging {
-			if slices.Contains(r.protocols, s.Protocol) &&
-				(r.methods == nil || slices.Contains(r.methods, s.Request.Method)) &&
-				(r.paths == nil || r.bodyPath.MatchString(s.Request.Path)) {
+	var near [8]*bucket
+	for _, b := range p.table.buckets(near[:0], s, p.selectors) {
+		for _, r := range b.rules {
+			if r.body != nil && slices.Contains(r.protocols, s.Protocol) && r.speaks(s) {
 				found = append(found, r)
 			}
 		}
@@ -234,20 +232,6 @@ func (v *validator) body(path string, b *BodyView, action Action) {
 	}
 	if size := b.size(); size < 0 || size > MaxBody {
 		v.fail(path, fmt.Sprintf("%v is more than the %v of a body that a rule can see", Size(size), Size(MaxBody)), "write a size as 64KiB")
-	}
-}
-
-// judge readies the rules that have to see a request's body.
-func (p *Policy) judge(rules []rule) {
-	for i := range rules {
-		r := &rules[i]
-		if r.body == nil {
-			continue
-		}
-		p.bodies = true
-		if r.paths != nil {
-			r.bodyPath = r.pathPattern()
-		}
 	}
 }
 

@@ -84,9 +84,12 @@ func (p *Policy) teamLimits(ctx context.Context, s subject, at time.Time) ([]*li
 	if err != nil {
 		return nil, err
 	}
-	list, err := array(answer, 0, maxTeamLimits)
-	if err != nil {
-		return nil, fmt.Errorf("the team's limits: at most %d apply to one request: %w", maxTeamLimits, err)
+	list, ok := answer.(*ast.Array)
+	if !ok {
+		return nil, fmt.Errorf("the team's limits are %v, not an array", ast.ValueName(answer))
+	}
+	if list.Len() > maxTeamLimits {
+		return nil, fmt.Errorf("the team's limits: at most %d apply to one request, got %d", maxTeamLimits, list.Len())
 	}
 	limits := make([]*limit, 0, list.Len())
 	names := map[string]bool{}

@@ -94,10 +94,43 @@ decide(given) := strictest[2] if {
 		some reading in list
 		asked := complete(reading)
 		decision := data.sallyport.decision with input as asked
-		answer := settled(asked, decision) with input as asked
+		answer := settled(asked, explained(asked, decision)) with input as asked
 	]
 	count(made) == count(list)
 	strictest := min([[strictness[answer.action], i, answer] | some i, answer in made])
+}
+
+# explained is a decision as it is shown: {action, type, rule, reason, inject}.
+explained(given, decision) := object.union(shown(given, decision), {
+	"action": decision.action,
+	"inject": object.get(decision, "inject", set()),
+})
+
+shown(_, decision) := {
+	"type": decision.rule.type,
+	"rule": decision.rule.rule,
+	"reason": concat(" ", [decision.why, decision.rule.rule]),
+}
+
+shown(_, decision) := object.union(object.filter(decision, ["error"]), {
+	"type": "rego",
+	"rule": decision.team.rule,
+	"reason": object.get(decision.team, "reason", object.get(decision, "why", "")),
+})
+
+shown(given, decision) := {"type": "", "rule": "", "reason": concat(" ", [decision.why, what(given)])} if {
+	not decision.rule
+	not decision.team
+}
+
+what(given) := given.destination.host if given.phase == "dns"
+
+what(given) := sprintf("%s to %s:%d", [given.protocol, given.destination.host, given.destination.port]) if {
+	given.phase == "connect"
+}
+
+what(given) := sprintf("%s at %s:%d", [line(given), given.destination.host, given.destination.port]) if {
+	given.phase == "request"
 }
 
 strictness := {"deny": 1, "approve": 2, "allow": 3, "tunnel": 3}

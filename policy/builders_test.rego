@@ -99,10 +99,10 @@ test_readings if {
 test_decide_readings if {
 	testing.decide(testing.get("https://api.example.com/v1/x%2Fy")).action == "allow" with data.sallyport.index as index
 		with data.sallyport.selectors as selectors
-		with data.sallyport.contributed as {}
+		with data.sallyport.contributed as no_team
 	testing.decide(testing.get("https://api.example.com/v1%2Fx")).action == "deny" with data.sallyport.index as index
 		with data.sallyport.selectors as selectors
-		with data.sallyport.contributed as {}
+		with data.sallyport.contributed as no_team
 }
 
 test_other_phases if {
@@ -129,24 +129,39 @@ index := {"api.example.com:443 *": [{
 	"rule": "api",
 	"type": "egress",
 	"pattern": `^GET (?s:/v1/.*)$`,
-	"effects": {true: {"request/tls": 5}, false: {}},
+	"effects": {true: {"request/tls": "allow"}, false: {}},
 }]}
+
+no_team := {"deny": set(), "approve": set(), "allow": set(), "inject": set()}
 
 selectors := {"*": {"tags": {}}}
 
 test_decide if {
 	allowed := testing.decide(testing.get("https://api.example.com/v1/x")) with data.sallyport.index as index
 		with data.sallyport.selectors as selectors
-		with data.sallyport.contributed as {}
+		with data.sallyport.contributed as no_team
 	allowed.action == "allow"
 	allowed.rule == "api"
 	made := testing.decisions([testing.get("https://api.example.com/v2")]) with data.sallyport.index as index
 		with data.sallyport.selectors as selectors
-		with data.sallyport.contributed as {}
+		with data.sallyport.contributed as no_team
 	[d.action | some d in made] == ["deny"]
 }
 
 test_without_a_document if {
 	not testing.decide(testing.get("https://api.example.com/v1/x"))
 	testing.decisions([testing.get("https://api.example.com/v1/x")]) == []
+}
+
+test_decide_says_what_no_rule_allows if {
+	every pair in [
+		[testing.get("https://api.example.com/x"), "no rule allows GET /x at api.example.com:443"],
+		[testing.connect("api.example.com", 443, "other"), "no rule allows other to api.example.com:443"],
+		[testing.lookup("api.example.com"), "no rule allows api.example.com"],
+	] {
+		d := testing.decide(pair[0]) with data.sallyport.index as index
+			with data.sallyport.selectors as selectors
+			with data.sallyport.contributed as no_team
+		d.reason == pair[1]
+	}
 }

@@ -110,11 +110,9 @@ func Compile(ctx context.Context, doc Document, o Options) (*Policy, error) {
 	}
 	p.approvals = new(doc.Approvals.Defaulted())
 	p.team = len(team.sets) > 0
-	p.table.join(rules)
-	p.judge(rules)
-	p.table.stock(p.selectors)
 	for i := range rules {
 		p.rules[rules[i].name] = &rules[i]
+		p.bodies = p.bodies || rules[i].body != nil
 	}
 	own, err := ownModules()
 	if err != nil {

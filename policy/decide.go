@@ -155,53 +155,36 @@ func (p *Policy) undecided(err error) Decision {
 		fmt.Errorf("%w: %w", ErrUndecided, err))
 }
 
-// decode reads data.sallyport.answer: [[action, why], [rank, type, rule, inject]],
-// with an error besides the action where the policy is malformed.
+// decode reads data.sallyport.decision: {action, why, rule or team, inject}, with an error besides
+// where the team's policy is malformed.
 func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 	d := Decision{Revision: p.revision}
-	answer, err := array(v, 2, 2)
+	o, ok := v.(ast.Object)
+	if !ok {
+		return d, fmt.Errorf("the answer is %v, not an object", ast.ValueName(v))
+	}
+	action, err := text(o, keyAction)
 	if err != nil {
-		return d, fmt.Errorf("the answer: %w", err)
+		return d, err
 	}
-	outcome, err := array(answer.Elem(0).Value, 2, 3)
-	if err != nil {
-		return d, fmt.Errorf("the answer's outcome: %w", err)
+	d.Action = Action(action)
+	if d.Reason, d.Rule, d.RuleType, err = reason(o, s); err != nil {
+		return d, err
 	}
-	by, err := array(answer.Elem(1).Value, 4, 4)
-	if err != nil {
-		return d, fmt.Errorf("what decided: %w", err)
-	}
-	var texts [4]string
-	for i, t := range []*ast.Term{outcome.Elem(0), outcome.Elem(1), by.Elem(1), by.Elem(2)} {
-		text, ok := t.Value.(ast.String)
-		if !ok {
-			return d, fmt.Errorf("the answer has %v where a string is expected", ast.ValueName(t.Value))
-		}
-		texts[i] = string(text)
-	}
-	switch d.Action = Action(texts[0]); d.Action {
-	case Deny, Allow, Tunnel, Approve:
-	default:
-		return d, fmt.Errorf("unknown action %q", texts[0])
-	}
-	d.Reason, d.RuleType, d.Rule = texts[1], texts[2], texts[3]
-	switch d.RuleType {
-	case typeEgress, typeEgressAuth:
-		d.Reason += " " + d.Rule
-	case "":
-		d.Reason += " " + s.String()
-	}
-	d.Rule, d.Reason = clean(d.Rule), clean(d.Reason)
-	if outcome.Len() > 2 {
-		why, _ := outcome.Elem(2).Value.(ast.String)
-		d.Err = fmt.Errorf("%w: %s", ErrUndecided, clean(string(why)))
+	if o.Get(keyError) != nil {
+		why, err := text(o, keyError)
+		d.Err = fmt.Errorf("%w: %s", ErrUndecided, clean(why))
 		d.Action = Deny
+		return d, err
 	}
 	switch d.Action {
 	case Deny:
 		return d, nil
 	case Approve:
 		d.Approvals = p.approvals
+	case Allow, Tunnel:
+	default:
+		return d, fmt.Errorf("unknown action %q", d.Action)
 	}
 	r := p.rules[d.Rule]
 	if r != nil && d.RuleType != r.kind {
@@ -216,15 +199,49 @@ func (p *Policy) decode(v ast.Value, s subject) (Decision, error) {
 	}
 	if r != nil {
 		d.RawPath = r.rawPath
-		if set := by.Elem(3).Value; r.alone.set != nil && set == ast.Value(r.alone.set) {
-			d.Inject, d.Cookies = r.alone.decided, r.cookies
-			return d, nil
-		}
 	}
-	if d.Inject, err = p.injections(by.Elem(3).Value); err == nil && len(d.Inject) > 0 {
-		d.Cookies, err = p.passesCookies(by.Elem(3).Value.(ast.Set))
+	credentials := o.Get(keyInject)
+	if credentials == nil {
+		return d, errors.New("the answer has no inject")
+	}
+	if d.Inject, err = p.injections(credentials.Value); err == nil && len(d.Inject) > 0 {
+		d.Cookies, err = p.passesCookies(credentials.Value.(ast.Set))
 	}
 	return d, err
+}
+
+// reason reads what decided, and why.
+func reason(o ast.Object, s subject) (reason, rule, kind string, err error) {
+	var why string
+	if o.Get(keyWhy) != nil {
+		if why, err = text(o, keyWhy); err != nil {
+			return "", "", "", err
+		}
+	}
+	part := func(key *ast.Term) (ast.Object, error) {
+		part, ok := o.Get(key).Value.(ast.Object)
+		if !ok {
+			return nil, fmt.Errorf("%v is no object", key)
+		}
+		rule, err = text(part, keyRule)
+		return part, err
+	}
+	switch {
+	case o.Get(keyRule) != nil:
+		by, err := part(keyRule)
+		if err != nil {
+			return "", "", "", err
+		}
+		kind, err = text(by, keyType)
+		return clean(why + " " + rule), clean(rule), kind, err
+	case o.Get(keyTeam) != nil:
+		by, err := part(keyTeam)
+		if err == nil && by.Get(keyReason) != nil {
+			why, err = text(by, keyReason)
+		}
+		return clean(why), clean(rule), typeRego, err
+	}
+	return clean(why + " " + s.String()), "", "", nil
 }
 
 // passesCookies tells whether all that injects lets cookies pass: a rule of the document by
@@ -251,16 +268,13 @@ func (p *Policy) passesCookies(set ast.Set) (bool, error) {
 	return all && err == nil, err
 }
 
-func array(v ast.Value, least, most int) (*ast.Array, error) {
-	a, ok := v.(*ast.Array)
-	if !ok || a.Len() < least || a.Len() > most {
-		return nil, fmt.Errorf("%v is not an array of %d", ast.ValueName(v), least)
-	}
-	return a, nil
-}
-
-// The keys of an injection, and of a rule.
+// The keys of a decision, an injection and a rule.
 var (
+	keyAction     = ast.InternedTerm("action")
+	keyTeam       = ast.InternedTerm("team")
+	keyWhy        = ast.InternedTerm("why")
+	keyReason     = ast.InternedTerm("reason")
+	keyError      = ast.InternedTerm("error")
 	keyType       = ast.StringTerm("type")
 	keyRule       = ast.StringTerm("rule")
 	keyInject     = ast.StringTerm("inject")

@@ -3,26 +3,21 @@ package sallyport_test
 import data.sallyport
 import data.sallyport.testing
 
-# entry is a rule that has one effect at every moment.
-entry(name, effect) := {
-	"rule": name,
-	"type": "egress",
-	"inject": {"credential": name, "rule": name},
-	"pattern": "",
-	"effects": {true: {m: effect |
-		some m in ["dns", "connect/tls", "connect/http", "connect/other", "request/tls", "request/http"]
-	}},
-}
+# entry is a rule that does one thing.
+entry(name, effect) := {"effect": effect, "type": "egress", "rule": name, "inject": {"credential": name, "rule": name}}
 
 decide(entries, contributed) := decide_at({}, entries, contributed)
 
 decide_at(partial, entries, contributed) := decision if {
-	index := {"api.example.com:443 *": entries}
-	given := testing.complete(partial) with data.sallyport.index as index
-		with data.sallyport.selectors as {"*": {"tags": {}}}
-	decision := sallyport.decision with data.sallyport.index as index
-		with data.sallyport.contributed as contributed
+	rules := {effect: list |
+		some effect in {e.effect | some e in entries}
+		list := [object.remove(e, ["effect"]) | some e in entries; e.effect == effect]
+	}
+	given := object.union(testing.complete(partial), {"rules": rules})
+	sets := object.union({"deny": set(), "approve": set(), "allow": set(), "inject": set()}, contributed)
+	made := sallyport.decision with data.sallyport.contributed as sets
 		with input as given
+	decision := testing.explained(given, made)
 }
 
 none := {}
@@ -31,38 +26,37 @@ test_nothing_speaks if {
 	d := decide([], none)
 	d.action == "deny"
 	d.type == ""
-	contains(d.reason, "GET / at api.example.com:443")
 }
 
 test_lowest_effect_decides if {
-	every pair in [[1, "deny"], [2, "approve"], [3, "allow"], [5, "allow"]] {
-		decide([entry("low", pair[0]), entry("high", 7)], none).action == pair[1]
-		decide([entry("high", 7), entry("low", pair[0])], none).rule == "low"
+	every pair in [["deny", "deny"], ["approve", "approve"], ["authorise", "allow"], ["allow", "allow"]] {
+		decide([entry("low", pair[0]), entry("high", "tunnel")], none).action == pair[1]
+		decide([entry("high", "tunnel"), entry("low", pair[0])], none).rule == "low"
 	}
-	decide([entry("low", 7)], none).action == "tunnel"
+	decide([entry("low", "tunnel")], none).action == "tunnel"
 }
 
 test_governed_without_authorisation_is_denied if {
-	every effect in [2, 5, 6, 7] {
-		d := decide([entry("governor", 4), entry("other", effect)], none)
+	every effect in ["approve", "allow", "read", "tunnel"] {
+		d := decide([entry("governor", "govern"), entry("other", effect)], none)
 		d.action == "deny"
 		d.rule == "governor"
 	}
-	decide([entry("governor", 4), entry("auth", 3)], none).action == "allow"
+	decide([entry("governor", "govern"), entry("auth", "authorise")], none).action == "allow"
 }
 
 test_read_grants_nothing if {
-	decide([entry("read", 6)], none).action == "deny"
-	decide([entry("read", 6), entry("tunnel", 7)], none).action == "allow"
+	decide([entry("read", "read")], none).action == "deny"
+	decide([entry("read", "read"), entry("tunnel", "tunnel")], none).action == "allow"
 }
 
 test_inject_comes_from_authorising_rules if {
-	d := decide([entry("auth", 3), entry("allow", 5)], none)
+	d := decide([entry("auth", "authorise"), entry("allow", "allow")], none)
 	d.inject == {{"credential": "auth", "rule": "auth"}}
 }
 
 test_team_deny_wins_over_everything if {
-	d := decide([entry("auth", 3)], {"deny": {{"rule": "sallyport.team.x", "reason": "no"}}})
+	d := decide([entry("auth", "authorise")], {"deny": {{"rule": "sallyport.team.x", "reason": "no"}}})
 	d.action == "deny"
 	d.type == "rego"
 	d.reason == "no"
@@ -70,10 +64,10 @@ test_team_deny_wins_over_everything if {
 
 test_team_approve_comes_before_allow_and_after_deny if {
 	approve := {"approve": {{"rule": "sallyport.team.x", "reason": "ask"}}}
-	decide([entry("auth", 3)], approve).action == "approve"
+	decide([entry("auth", "authorise")], approve).action == "approve"
 	decide([], approve).action == "approve"
-	decide([entry("deny", 1)], approve).rule == "deny"
-	decide([entry("governor", 4)], approve).action == "deny"
+	decide([entry("deny", "deny")], approve).rule == "deny"
+	decide([entry("governor", "govern")], approve).action == "deny"
 }
 
 test_team_allow if {
@@ -82,10 +76,10 @@ test_team_allow if {
 	d.action == "allow"
 	d.rule == "mine"
 	d.reason == "because"
-	decide([entry("deny", 1)], allow).action == "deny"
-	decide([entry("governor", 4)], allow).action == "deny"
-	decide([entry("rule", 5)], allow).rule == "rule"
-	decide([entry("tunnel", 7)], allow).action == "allow"
+	decide([entry("deny", "deny")], allow).action == "deny"
+	decide([entry("governor", "govern")], allow).action == "deny"
+	decide([entry("rule", "allow")], allow).rule == "rule"
+	decide([entry("tunnel", "tunnel")], allow).action == "allow"
 }
 
 test_team_allow_for_another_protocol if {
@@ -93,50 +87,50 @@ test_team_allow_for_another_protocol if {
 }
 
 test_malformed_allow_denies_everything if {
-	d := decide([entry("auth", 3)], {"allow": {"yes", {"rule": "fine"}}})
+	d := decide([entry("auth", "authorise")], {"allow": {"yes", {"rule": "fine"}}})
 	d.action == "deny"
 	d.error
 }
 
 test_team_inject_joins if {
-	d := decide([entry("auth", 3)], {"inject": {{"credential": "more"}}})
+	d := decide([entry("auth", "authorise")], {"inject": {{"credential": "more"}}})
 	count(d.inject) == 2
 }
 
 # What a decision says is part of what it means: an agent reads it, and a person
 # who looks for the rule.
 
-test_reason_names_the_rule if {
+test_reason if {
 	every pair in [
-		[1, "denied by rule r"],
-		[2, "an approval is needed by rule r"],
-		[3, "allowed by rule r"],
-		[3.5, "allowed by rule r"],
-		[4, "no egressAuth rule of this destination allows it; see rule r"],
-		[5, "allowed by rule r"],
-		[7, "allowed by rule r"],
+		["deny", "denied by rule r"],
+		["approve", "an approval is needed by rule r"],
+		["authorise", "allowed by rule r"],
+		["govern", "no egressAuth rule of this destination allows it; see rule r"],
+		["allow", "allowed by rule r"],
+		["tunnel", "allowed by rule r"],
 	] {
 		d := decide([entry("r", pair[0])], none)
 		d.reason == pair[1]
 		d.rule == "r"
 		d.type == "egress"
 	}
-	decide([entry("read", 6), entry("tunnel", 7)], none).reason == "allowed, but not unread, by rule tunnel"
-	governed := decide([entry("governor", 4), entry("ask", 2)], none)
+	decide([entry("read", "read"), entry("tunnel", "tunnel")], none).reason == "allowed, but not unread, by rule tunnel"
+	governed := decide([entry("governor", "govern"), entry("ask", "approve")], none)
 	governed.reason == "no egressAuth rule of this destination allows it; see rule governor"
-	auth := object.union(entry("r", 3), {"type": "egressAuth"})
+	auth := object.union(entry("r", "authorise"), {"type": "egressAuth"})
 	decide([auth], none).reason == "allowed by rule r"
 }
 
-test_reason_says_what_no_rule_allows if {
-	decide([], none).reason == "no rule allows GET / at api.example.com:443"
-	decide_at({"phase": "connect"}, [], none).reason == "no rule allows tls to api.example.com:443"
-	decide_at({"phase": "connect", "protocol": "other"}, [], none).reason == "no rule allows other to api.example.com:443"
-	decide_at({"phase": "dns"}, [], none).reason == "no rule allows api.example.com"
-	d := decide([], none)
-	d.rule == ""
-	d.inject == set()
-	not d.error
+test_no_rule_allows if {
+	every pair in [
+		[{}, "GET / at api.example.com:443"],
+		[{"phase": "connect"}, "tls to api.example.com:443"],
+		[{"phase": "connect", "protocol": "other"}, "other to api.example.com:443"],
+		[{"phase": "dns"}, "api.example.com"],
+	] {
+		d := decide_at(pair[0], [], none)
+		d == {"action": "deny", "type": "", "rule": "", "reason": concat(" ", ["no rule allows", pair[1]]), "inject": set()}
+	}
 }
 
 # Of several elements of a set, the first in Rego's order speaks, always the same.
@@ -153,9 +147,9 @@ test_one_of_several_speaks if {
 	d.rule == "a"
 	d.type == "rego"
 	d.reason == "allowed by the team's policy"
-	governed := decide([entry("ask", 2), entry("one", 4), entry("two", 4)], none)
+	governed := decide([entry("ask", "approve"), entry("one", "govern"), entry("two", "govern")], none)
 	governed.rule == "one"
-	read := decide([entry("read", 6), entry("one", 7), entry("two", 7)], none)
+	read := decide([entry("read", "read"), entry("one", "tunnel"), entry("two", "tunnel")], none)
 	read.rule == "one"
 }
 
@@ -176,11 +170,11 @@ test_another_protocol_passes_unread if {
 	raw := {"phase": "connect", "protocol": "other"}
 	offer := {"allow": {{"rule": "mine", "protocols": ["other"]}}}
 	decide_at(raw, [], offer).action == "tunnel"
-	decide_at(raw, [entry("tunnel", 7)], offer).action == "tunnel"
-	decide_at(raw, [entry("ask", 2)], offer).action == "approve"
-	decide_at(raw, [entry("tunnel", 7)], none).action == "tunnel"
+	decide_at(raw, [entry("tunnel", "tunnel")], offer).action == "tunnel"
+	decide_at(raw, [entry("ask", "approve")], offer).action == "approve"
+	decide_at(raw, [entry("tunnel", "tunnel")], none).action == "tunnel"
 	tls := {"phase": "connect"}
-	decide_at(tls, [entry("tunnel", 7)], {"allow": {{"rule": "mine"}}}).action == "allow"
+	decide_at(tls, [entry("tunnel", "tunnel")], {"allow": {{"rule": "mine"}}}).action == "allow"
 }
 
 test_a_name_may_be_looked_up_before_anybody_is_asked if {
@@ -192,15 +186,15 @@ test_a_name_may_be_looked_up_before_anybody_is_asked if {
 # A credential goes into a request, and only where something authorises it.
 test_credentials_go_into_requests_only if {
 	team := {"inject": {{"credential": "more"}}}
-	decide_at({"phase": "connect"}, [entry("rule", 5)], team).inject == set()
-	bare := object.remove(entry("rule", 5), ["inject"])
+	decide_at({"phase": "connect"}, [entry("rule", "allow")], team).inject == set()
+	bare := object.remove(entry("rule", "allow"), ["inject"])
 	decide([bare], team).inject == {{"credential": "more"}}
 	decide([], team).inject == set()
-	decide([entry("deny", 1)], team).inject == set()
-	decide([entry("ask", 2), entry("auth", 3)], none).inject == {{"credential": "auth", "rule": "auth"}}
-	asked := decide([entry("ask", 2), entry("auth", 3), entry("governor", 4)], none)
+	decide([entry("deny", "deny")], team).inject == set()
+	decide([entry("ask", "approve"), entry("auth", "authorise")], none).inject == {{"credential": "auth", "rule": "auth"}}
+	asked := decide([entry("ask", "approve"), entry("auth", "authorise"), entry("governor", "govern")], none)
 	asked.action == "approve"
 	asked.inject == {{"credential": "auth", "rule": "auth"}}
-	joined := decide([entry("one", 3.5), entry("two", 3.5)], none)
+	joined := decide([entry("one", "authorise"), entry("two", "authorise")], none)
 	count(joined.inject) == 2
 }

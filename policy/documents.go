@@ -12,7 +12,7 @@ import (
 // documents makes what testing.rego and floor.rego read: what a document says, for
 // tests. A decision finds its rules in Go.
 //
-//	data.sallyport.index[KEY] = entries of the rules of a shelf
+//	data.sallyport.index[KEY] = entries of the rules of a bucket
 //	data.sallyport.selectors[KEY] = {name, tags}
 //	data.sallyport.places[RULE] = where its credential goes
 //	data.sallyport.bodies[RULE] = {view, max} of the bodies that it has to see
@@ -20,13 +20,13 @@ import (
 func documents(p *Policy) ast.Object {
 	var index [][2]*ast.Term
 	for _, e := range p.table.all() {
-		for _, shelves := range e.shelves {
-			for _, s := range shelves {
+		for _, buckets := range e.buckets {
+			for _, b := range buckets {
 				var entries []*ast.Term
-				for _, r := range s.rules {
+				for _, r := range b.rules {
 					entries = append(entries, r.term())
 				}
-				index = append(index, [2]*ast.Term{ast.StringTerm(s.key), ast.ArrayTerm(entries...)})
+				index = append(index, [2]*ast.Term{ast.StringTerm(b.key), ast.ArrayTerm(entries...)})
 			}
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -17,7 +16,10 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown/cache"
 )
 
-var errTimeout = errors.New("no answer within the timeout")
+var (
+	errTimeout   = errors.New("no answer within the timeout")
+	errUndefined = errors.New("the decision is undefined")
+)
 
 // evaluator asks compiled Rego for a decision. It does what a prepared query of
 // package rego does, on OPA's evaluator, for less: nothing is turned into JSON,
@@ -39,32 +41,18 @@ type evaluator struct {
 	denies   *asking           // what it denies of what comes in; nil where it denies nothing
 }
 
-// asking is what evaluations of one phase have in common.
+// asking is what evaluations of one rule in one phase have in common.
 type asking struct {
-	questions []question // the last one always has an answer
-	idle      sync.Pool  // of *evaluation
+	query ast.Body
+	idle  sync.Pool // of *evaluation
 }
 
-// question asks for a rule's value, on the condition that some sets are empty.
-type question struct {
-	rule ast.Ref
-	body ast.Body
-}
+// answer is the variable of a query that has the value of the rule.
+const answer = ast.Var("answer")
 
-// ask makes a question. It compares the rule with what the rule never is: the
-// evaluation ends there, and the evaluation's memo has the value.
-func ask(rule string, empty []ast.Ref) question {
-	// Its last term is one that no other ref has: see memo.
-	ref := ast.MustParseRef("data.sallyport")
-	for part := range strings.SplitSeq(rule, ".") {
-		ref = ref.Append(ast.NewTerm(ast.String(part)))
-	}
-	var body ast.Body
-	for _, set := range empty {
-		body.Append(ast.Equality.Expr(ast.NewTerm(set), ast.InternedEmptySet))
-	}
-	body.Append(ast.Equality.Expr(ast.NewTerm(ref), ast.InternedTerm(false)))
-	return question{ref, body}
+// valueOf is the query for the value of a rule.
+func valueOf(rule string) ast.Body {
+	return ast.NewBody(ast.Equality.Expr(ast.NewTerm(answer), ast.NewTerm(ast.MustParseRef(rule))))
 }
 
 // newEvaluator compiles the modules over data.
@@ -85,66 +73,35 @@ func newEvaluator(ctx context.Context, compiler *ast.Compiler, modules map[strin
 		}
 	}
 	for _, phase := range []Phase{PhaseDNS, PhaseConnect, PhaseRequest} {
-		a := &asking{questions: questions(sets, phase)}
-		for _, q := range a.questions {
-			e.fields |= fieldsRead(compiler, q.body)
-		}
-		e.phases[phase] = a
+		e.phases[phase] = e.asking("data.sallyport.decision")
 	}
 	if slices.ContainsFunc(sets, func(c contribution) bool { return c.set == "limit" }) {
 		e.limits = map[Phase]*asking{}
 		for _, phase := range []Phase{PhaseConnect, PhaseRequest} {
-			q := ask("contributed.limits", nil)
-			e.fields |= fieldsRead(compiler, q.body)
-			e.limits[phase] = &asking{questions: []question{q}}
+			e.limits[phase] = e.asking("data.sallyport.contributed.limits")
 		}
 	}
 	e.phases[PhaseInbound], e.phases[PhaseSSH] = &asking{}, &asking{} // for what is listed of the team's Rego
 	if slices.Contains(e.sets, "deny") {
-		q := ask("contributed.deny", nil)
-		e.fields |= fieldsRead(compiler, q.body)
-		e.denies = &asking{questions: []question{q}}
+		e.denies = e.asking("data.sallyport.contributed.deny")
 	}
 	return e, nil
 }
 
-// questions lists what is asked for in a phase, the cheapest first: see decision.rego.
-func questions(sets []contribution, phase Phase) []question {
-	refs := map[string][]ast.Ref{}
-	doubtful := false
-	for _, c := range sets {
-		// Credentials are asked for with a request only.
-		if c.set != "inject" || phase == PhaseRequest {
-			refs[c.set] = append(refs[c.set], c.pkg.Append(ast.StringTerm(c.set)))
-		}
-		doubtful = doubtful || c.set == "allow" && !c.plain
-	}
-	deny, approve := refs["deny"], refs["approve"]
-	grants := slices.Concat(refs["allow"], refs["inject"])
-	list := []question{ask("document", slices.Concat(deny, approve, grants))}
-	switch {
-	case doubtful:
-		return append(list, ask("answer", nil))
-	case len(grants) > 0:
-		list = append(list, ask("granted", slices.Concat(deny, approve)))
-	}
-	if len(approve) > 0 {
-		list = append(list, ask("weighed", deny))
-	}
-	if len(deny) > 0 {
-		list = append(list, ask("settled", nil))
-	}
-	return list
+func (e *evaluator) asking(rule string) *asking {
+	a := &asking{query: valueOf(rule)}
+	e.fields |= fieldsRead(e.compiler, a.query)
+	return a
 }
 
 // evaluation is one asking. It stops when its time is over.
 type evaluation struct {
-	asking  *asking
-	view    *view
-	input   ast.Term         // the view
-	queries []*topdown.Query // of the questions, nil until they are needed
-	memo    memo
-	at      time.Time // what the Rego's clock shows, zero for the real time
+	asking *asking
+	view   *view
+	input  ast.Term // the view
+	query  *topdown.Query
+	cache  evalCache
+	at     time.Time // what the Rego's clock shows, zero for the real time
 	clock
 }
 
@@ -175,18 +132,18 @@ func (e *evaluator) of(a *asking, phase Phase) *evaluation {
 	}
 	v := &evaluation{asking: a, view: newView(phase, e.fields), clock: clock{timeout: e.timeout}}
 	v.input.Value = v.view.root
-	v.queries = make([]*topdown.Query, len(a.questions))
+	v.query = e.query(v, a.query)
 	return v
 }
 
-func (e *evaluator) query(v *evaluation, q question) *topdown.Query {
-	return topdown.NewQuery(q.body).
+func (e *evaluator) query(v *evaluation, body ast.Body) *topdown.Query {
+	return topdown.NewQuery(body).
 		WithQueryCompiler(e.queries).
 		WithCompiler(e.compiler).
 		WithStore(e.store).
 		WithTransaction(e.txn).
 		WithBaseCache(e.data).
-		WithVirtualCache(&v.memo).
+		WithVirtualCache(&v.cache).
 		WithInterQueryBuiltinValueCache(e.patterns).
 		WithMetrics(metrics.NoOp()).
 		WithRequestMetadata(map[string]any{}).
@@ -197,7 +154,7 @@ func (e *evaluator) query(v *evaluation, q question) *topdown.Query {
 }
 
 func (v *evaluation) release() {
-	v.memo.reset()
+	v.cache.reset()
 	if !v.view.last {
 		v.asking.idle.Put(v)
 	}
@@ -209,7 +166,6 @@ func (v *evaluation) release() {
 func (e *evaluator) patient(ctx context.Context, v *evaluation) (ast.Value, error) {
 	answer, err := e.eval(ctx, v)
 	if errors.Is(err, errTimeout) {
-		v.memo.reset()
 		answer, err = e.eval(ctx, v)
 	}
 	return answer, err
@@ -220,46 +176,27 @@ func (e *evaluator) eval(ctx context.Context, v *evaluation) (ast.Value, error) 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
+	v.cache.reset()
 	v.began, v.late = time.Now(), false
-	last := len(v.queries) - 1
-	for i := 0; ; i++ {
-		if v.queries[i] == nil {
-			v.queries[i] = e.query(v, v.asking.questions[i])
-		}
-		answer, err := v.ask(ctx, i)
-		if answer != nil || i == last || errors.Is(err, errTimeout) {
-			return answer, err
-		}
-		if err != errUndefined {
-			// Whether this error matters is for the last question to say.
-			v.memo.reset()
-			i = last - 1
-		}
-	}
-}
-
-var errUndefined = errors.New("the decision is undefined")
-
-func (v *evaluation) ask(ctx context.Context, question int) (ast.Value, error) {
-	v.memo.watch(v.asking.questions[question].rule)
 	at := v.at
 	if at.IsZero() {
 		at = v.began
 	}
-	switch err := v.queries[question].WithTime(at).Iter(ctx, nowhere); {
+	var value ast.Value
+	err := v.query.WithTime(at).Iter(ctx, func(r topdown.QueryResult) error {
+		value = r[answer].Value
+		return nil
+	})
+	switch {
 	case topdown.IsCancel(err):
 		return nil, fmt.Errorf("%w of %v", errTimeout, v.timeout)
 	case err != nil:
 		return nil, err
+	case value == nil:
+		return nil, errUndefined
 	}
-	if value := v.memo.watched(); value != nil {
-		return value.Value, nil
-	}
-	return nil, errUndefined
+	return value, nil
 }
-
-// nowhere takes the results of a query that has none.
-func nowhere(topdown.QueryResult) error { return errors.New("the decision is false") }
 
 // baseDocument answers for the documents of data that are not rules. The data
 // never changes, so that there is nothing to read from the store first.

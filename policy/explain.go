@@ -143,10 +143,9 @@ func (r *rule) failed(s subject) []string {
 // fits tells whether the rule's paths match the request's, in whatever reading for a
 // rule that denies or asks a person, and else in each.
 func (r *rule) fits(s subject) bool {
-	pattern := r.pathPattern()
 	some := r.action == Deny || r.action == Approve
 	for s := range s.readings() {
-		if pattern.MatchString(s.Request.Path) == some {
+		if r.matchesPath(s.Request.Path) == some {
 			return some
 		}
 	}

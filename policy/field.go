@@ -24,21 +24,15 @@ const (
 	fieldHeaders
 	fieldSize
 	fieldBody
-	fieldKeys
-	fieldMoment
-	fieldLine
 	fieldRules
-	fieldSettled
-	fieldDepends
 
-	fieldCount = 22
+	fieldCount = 17
 
 	fieldSandbox     = fieldSandboxName | fieldSandboxID | fieldSandboxSession | fieldSandboxTags
 	fieldDestination = fieldHost | fieldPort
 	fieldRequest     = fieldMethod | fieldScheme | fieldPath | fieldRawPath | fieldQueryKeys | fieldHeaders | fieldSize | fieldBody
-	fieldLookup      = fieldKeys | fieldMoment | fieldLine | fieldRules | fieldSettled | fieldDepends
 
-	everyField = fieldPhase | fieldProtocol | fieldSandbox | fieldDestination | fieldRequest | fieldLookup
+	everyField = fieldPhase | fieldProtocol | fieldSandbox | fieldDestination | fieldRequest | fieldRules
 )
 
 // fieldPaths says where each field is.
@@ -59,12 +53,7 @@ var fieldPaths = map[field][2]*ast.Term{
 	fieldHeaders:        {keyRequest, keyHeaders},
 	fieldSize:           {keyRequest, keySize},
 	fieldBody:           {keyRequest, keyBody},
-	fieldKeys:           {keyLookup, keyKeys},
-	fieldMoment:         {keyLookup, keyMoment},
-	fieldLine:           {keyLookup, keyLine},
-	fieldRules:          {keyLookup, keyRules},
-	fieldSettled:        {keyLookup, keySettled},
-	fieldDepends:        {keyLookup, keyDepends},
+	fieldRules:          {keyRules},
 }
 
 // of is the fields that a ref into input may read: those on its way, below it,

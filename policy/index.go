@@ -8,25 +8,25 @@ import (
 	"github.com/open-policy-agent/opa/v1/ast"
 )
 
-// effect is what a rule does at a moment: see decision.rego. The lowest decides.
-type effect float64
+// effect is what a rule does to an input: see decision.rego. 0 is nothing.
+type effect int
 
 const (
-	denies     effect = 1
-	approves   effect = 2
-	authorises effect = 3
-	joins      effect = 3.5 // authorises, where others may too
-	governs    effect = 4
-	allows     effect = 5
-	reads      effect = 6
-	tunnels    effect = 7
+	denies effect = iota + 1
+	approves
+	authorises
+	governs
+	allows
+	reads
+	tunnels
+
+	effectCount = iota + 1
 )
 
-func (e effect) term() *ast.Term {
-	if e == effect(int(e)) {
-		return ast.InternedTerm(int(e))
-	}
-	return ast.FloatNumberTerm(float64(e))
+// effectKeys are their names in input.rules.
+var effectKeys = [effectCount]*ast.Term{
+	denies: ast.InternedTerm("deny"), approves: ast.InternedTerm("approve"), authorises: ast.InternedTerm("authorise"),
+	governs: ast.InternedTerm("govern"), allows: ast.InternedTerm("allow"), reads: ast.InternedTerm("read"), tunnels: ast.InternedTerm("tunnel"),
 }
 
 // moment is a phase and what is carried.
@@ -43,9 +43,6 @@ var moments = [...]moment{
 	{PhaseRequest, ProtocolTLS},
 	{PhaseRequest, ProtocolHTTP},
 }
-
-// index is the moment's place in moments.
-func (m moment) index() int { return slices.Index(moments[:], m) }
 
 func (m moment) String() string {
 	if m.protocol == "" {
@@ -110,35 +107,24 @@ func (r *rule) denial(m moment) effect {
 
 // term is the rule and all that it does, in each moment, to what its pattern
 // matches and to what it does not: an entry of data.sallyport.index, which
-// testing.rego makes input.lookup.rules of.
+// testing.rego makes input.rules of.
 func (r *rule) term() *ast.Term {
 	fields := [][2]*ast.Term{
-		{keyRule, ast.StringTerm(r.name)},
-		{keyType, ast.InternedTerm(r.kind)},
 		{ast.InternedTerm("pattern"), ast.StringTerm(r.linePattern())},
 		{ast.InternedTerm("effects"), ast.ObjectTerm(
 			[2]*ast.Term{ast.InternedTerm(true), momentTable(r.effect)},
 			[2]*ast.Term{ast.InternedTerm(false), momentTable(r.unmatched)},
 		)},
 	}
-	if r.credential != "" {
-		fields = append(fields, [2]*ast.Term{keyInject, r.injectTerm()})
-	}
+	r.lazy.term().Value.(ast.Object).Foreach(func(key, value *ast.Term) { fields = append(fields, [2]*ast.Term{key, value}) })
 	return ast.ObjectTerm(fields...)
-}
-
-func (r *rule) injectTerm() *ast.Term {
-	return ast.ObjectTerm(
-		[2]*ast.Term{keyCredential, ast.StringTerm(r.credential)},
-		[2]*ast.Term{keyRule, ast.StringTerm(r.name)},
-	)
 }
 
 func momentTable(effect func(moment) effect) *ast.Term {
 	var fields [][2]*ast.Term
 	for _, m := range moments {
 		if e := effect(m); e != 0 {
-			fields = append(fields, [2]*ast.Term{ast.StringTerm(m.String()), e.term()})
+			fields = append(fields, [2]*ast.Term{ast.StringTerm(m.String()), effectKeys[e]})
 		}
 	}
 	return ast.ObjectTerm(fields...)

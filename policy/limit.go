@@ -158,7 +158,7 @@ func newLimits(list []Limit) *limits {
 	if len(list) == 0 {
 		return nil
 	}
-	ls := &limits{anywhere: &entry{shelves: map[uint16]map[string]*shelf{}}, names: map[string]*limit{}}
+	ls := &limits{anywhere: &entry{buckets: map[uint16]map[string]*bucket{}}, names: map[string]*limit{}}
 	rules := make([]rule, 0, len(list))
 	all := make([]rule, 0, len(list))
 	for _, l := range list {
@@ -193,16 +193,16 @@ func (ls *limits) apply(list []Applied, s subject, with []Injection) []Applied {
 	if ls == nil {
 		return list
 	}
-	var near [8]*shelf
-	shelves := ls.table.shelves(near[:0], s, ls.selectors)
+	var near [8]*bucket
+	buckets := ls.table.buckets(near[:0], s, ls.selectors)
 	var names [8]string
 	for _, selector := range ls.selectors.picking(names[:0], s.Sandbox) {
-		if sh := ls.anywhere.shelves[everyPort][selector]; sh != nil {
-			shelves = append(shelves, sh)
+		if b := ls.anywhere.buckets[everyPort][selector]; b != nil {
+			buckets = append(buckets, b)
 		}
 	}
-	for _, sh := range shelves {
-		for _, r := range sh.rules {
+	for _, b := range buckets {
+		for _, r := range b.rules {
 			list = ls.names[r.name].apply(list, s, with)
 		}
 	}

@@ -107,7 +107,7 @@ func newJury(t *testing.T) *jury {
 		text, contributed := oracle.Team(random)
 		j.teams = append(j.teams, newTrial(t, random, text, contributed))
 	}
-	loaded, err := loader.NewFileLoader().All([]string{"testing.rego", "decision_test.rego", "testdata/team"})
+	loaded, err := loader.NewFileLoader().All([]string{"testing.rego", "builders.rego", "floor.rego", "decision_test.rego", "testdata/team"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,16 +178,14 @@ func inputOf(p *Policy, a oracle.Ask) Input {
 func (j *jury) convicts(t *testing.T, module *ast.Module) string {
 	t.Helper()
 	own := map[string]*ast.Module{"decision.rego": module}
-	defer func(a ast.Object, b *ast.Term) { outcomes, nobody = a, b; silence.settled = ast.NewArray(nobody) }(outcomes, nobody)
-	again := adopt(module)
 	if why := j.tests(t, module); why != "" {
 		return why
 	}
 	var shared *evaluator
 	for _, tr := range j.alone {
 		p := *tr.policy
-		if shared == nil || again {
-			if why := tr.compile(t, &p, own, again); why != "" {
+		if shared == nil {
+			if why := tr.compile(t, &p, own); why != "" {
 				return why
 			}
 			shared = p.query
@@ -199,7 +197,7 @@ func (j *jury) convicts(t *testing.T, module *ast.Module) string {
 	}
 	for _, tr := range j.teams {
 		p := *tr.policy
-		if why := tr.compile(t, &p, own, again); why != "" {
+		if why := tr.compile(t, &p, own); why != "" {
 			return why
 		}
 		if why := tr.differs(t, &p); why != "" {
@@ -209,35 +207,8 @@ func (j *jury) convicts(t *testing.T, module *ast.Module) string {
 	return ""
 }
 
-// adopt takes the constants over that Go reads from decision.rego, and reports
-// whether they are others.
-func adopt(module *ast.Module) bool {
-	changed := false
-	for _, r := range module.Rules {
-		switch r.Head.Name {
-		case "outcomes":
-			if o, ok := r.Head.Value.Value.(ast.Object); ok && o.Compare(outcomes) != 0 {
-				outcomes, changed = o, true
-			}
-		case "nobody":
-			if !r.Head.Value.Equal(nobody) {
-				nobody, changed = r.Head.Value, true
-				silence.settled = ast.NewArray(nobody)
-			}
-		}
-	}
-	return changed
-}
-
-func (tr trial) compile(t *testing.T, p *Policy, own map[string]*ast.Module, again bool) string {
+func (tr trial) compile(t *testing.T, p *Policy, own map[string]*ast.Module) string {
 	t.Helper()
-	if again {
-		whole, err := Compile(t.Context(), tr.document, Options{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		*p = *whole
-	}
 	old := p.query
 	if err := p.prepare(t.Context(), map[string]*ast.Module{"decision.rego": own["decision.rego"].Copy()}, tr.team); err != nil {
 		return "compiler: " + err.Error()

@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/open-policy-agent/opa/v1/ast"
 )
 
 // Observation puts sandboxes into observe mode for a while: everything is decided
@@ -159,26 +157,16 @@ func (p *Policy) detour(s subject) *Upstream { return p.reach(s, p.carrier(s)) }
 // carrier is the rule that would carry the input: the one that decision.rego would
 // name were there no deny and no team. It is nil where there is none.
 func (p *Policy) carrier(s subject) *rule {
-	m := moment{s.Phase, s.Protocol}
-	var near [8]*shelf
-	var first *rule
-	var lowest effect
-	for _, sh := range p.table.shelves(near[:0], s, p.selectors) { // by their rank
-		for _, r := range sh.rules {
-			e := r.matched(m)
-			if e < approves || e == reads || first != nil && e >= lowest || !r.speaks(s) {
-				continue
-			}
-			first, lowest = r, e
+	var near [8]match
+	var first match
+	for _, m := range p.matches(near[:0], s) {
+		switch {
+		case m.does == denies, m.does == governs, m.does == reads:
+		case first.rule == nil, m.does < first.does:
+			first = m
 		}
 	}
-	return first
-}
-
-// speaks tells whether a request is one of the rule's methods and paths.
-func (r *rule) speaks(s subject) bool {
-	return s.Request == nil ||
-		(r.methods == nil || slices.Contains(r.methods, s.Request.Method)) && (r.paths == nil || r.pathPattern().MatchString(s.Request.Path))
+	return first.rule
 }
 
 func (d Decision) observed() *Observed {
@@ -219,7 +207,12 @@ func (p *Policy) without(ctx context.Context, rules []*rule, s subject, at time.
 	defer v.release()
 	v.at = at
 	v.view.show(p, s)
-	v.view.leave(rules)
+	if v.view.fields&fieldRules != 0 {
+		v.view.showMatches(slices.DeleteFunc(p.matches(nil, s), func(m match) bool {
+			grants := m.does == authorises || m.does == allows || m.does == tunnels
+			return !grants && slices.Contains(rules, m.rule)
+		}))
+	}
 	answer, err := p.query.eval(ctx, v)
 	if err != nil {
 		return p.undecided(err)
@@ -229,54 +222,6 @@ func (p *Policy) without(ctx context.Context, rules []*rule, s subject, at time.
 		return p.undecided(err)
 	}
 	return p.floor(d, s)
-}
-
-// leave takes what rules deny, approve and govern out of input.lookup, and what
-// is settled by them.
-func (v *view) leave(rules []*rule) {
-	list, ok := v.term(fieldRules).Value.(*ast.Array)
-	if !ok {
-		return
-	}
-	var kept []*ast.Term
-	list.Foreach(func(t *ast.Term) {
-		item := t.Value.(*ast.Array)
-		effects, by := item.Elem(1), item.Elem(2).Value.(*ast.Array)
-		if slices.ContainsFunc(rules, func(r *rule) bool { return r.is(by) }) {
-			if effects = granting(effects); effects == nil {
-				return
-			}
-		}
-		kept = append(kept, ast.ArrayTerm(item.Elem(0), effects, item.Elem(2)))
-	})
-	o := v.lookup.Value.(ast.Object)
-	v.put(o, fieldRules, keyRules, ast.NewArray(kept...))
-	if v.fields&(fieldSettled|fieldDepends) != 0 {
-		v.put(o, fieldSettled, keySettled, emptyArray)
-		v.put(o, fieldDepends, keyDepends, emptyArray)
-	}
-	v.place(keyLookup, v.lookup)
-}
-
-// is tells whether by, of an element of input.lookup.rules, is this rule.
-func (r *rule) is(by *ast.Array) bool {
-	kind, _ := by.Elem(1).Value.(ast.String)
-	name, _ := by.Elem(2).Value.(ast.String)
-	return string(kind) == r.kind && string(name) == r.name
-}
-
-// granting is what is left of effects: what they allow. It is nil for nothing.
-func granting(effects *ast.Term) *ast.Term {
-	var kept [][2]*ast.Term
-	effects.Value.(ast.Object).Foreach(func(matched, e *ast.Term) {
-		if !slices.ContainsFunc([]effect{denies, approves, governs, reads}, func(other effect) bool { return e.Equal(other.term()) }) {
-			kept = append(kept, [2]*ast.Term{matched, e})
-		}
-	})
-	if kept == nil {
-		return nil
-	}
-	return ast.ObjectTerm(kept...)
 }
 
 // Lifting is one thing that is in observe mode.

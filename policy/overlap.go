@@ -64,29 +64,6 @@ func useless(narrow *rule, around []*entry) (Finding, bool) {
 	return Finding{}, false
 }
 
-// join marks the egressAuth rules that may authorise a request together.
-func (t *table) join(rules []rule) {
-	for i := range rules {
-		narrow := &rules[i]
-		if narrow.kind != typeEgressAuth {
-			continue
-		}
-		for _, wide := range t.around(narrow.destination) {
-			if wide != narrow && wide.kind == typeEgressAuth && !(wide.joined && narrow.joined) && together(narrow, wide) {
-				narrow.joined, wide.joined = true, true
-			}
-		}
-	}
-}
-
-// together reports whether a request that both match cannot be ruled out. Tags
-// are no reason: a sandbox may have any.
-func together(a, b *rule) bool {
-	apart := len(a.sandboxes.Names) > 0 && len(b.sandboxes.Names) > 0 &&
-		!slices.ContainsFunc(a.sandboxes.Names, func(name string) bool { return slices.Contains(b.sandboxes.Names, name) })
-	return !apart && portsMeet(a.ports, b.ports) && methodsMeet(a.methods, b.methods) && pathsMeet(a.paths, b.paths)
-}
-
 // clash compares a rule with an egressAuth rule whose destination holds its own.
 func clash(a, b *rule) (Finding, bool) {
 	if !a.sandboxes.meets(b.sandboxes) || !portsMeet(a.ports, b.ports) {

@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"slices"
 	"sync/atomic"
-	"unsafe"
 
 	lru "github.com/hashicorp/golang-lru/v2"
 	"github.com/open-policy-agent/opa/v1/ast"
@@ -27,9 +26,7 @@ type recall struct {
 	answers *lru.Cache[string, ast.Value]
 	hits    atomic.Uint64
 	fields  field // that an answer may depend on
-	// team says that a team's Rego takes part: what is settled among the rules
-	// of the document does not settle the answer.
-	team bool
+	team    bool  // a team's Rego takes part, whose answers may hold parts of the input
 }
 
 // newRecall returns nil where nothing can be kept.
@@ -74,15 +71,11 @@ func (r *recall) key(room []byte, p *Policy, s subject) []byte {
 		}
 	}
 	text(string(s.Protocol))
-	// input.lookup, but for its line: the shelves are the policy's own.
-	var near [8]*shelf
-	shelves := p.table.shelves(near[:0], s, p.selectors)
-	k = binary.AppendUvarint(k, uint64(len(shelves)))
-	for _, sh := range shelves {
-		k = binary.LittleEndian.AppendUint64(k, uint64(uintptr(unsafe.Pointer(sh))))
-	}
-	if !r.team && alone(shelves, moment{s.Phase, s.Protocol}.index()).settled.Len() > 0 {
-		return k // decision.rego looks no further
+	var near [8]match
+	matches := p.matches(near[:0], s)
+	k = binary.AppendUvarint(k, uint64(len(matches)))
+	for _, m := range matches {
+		k = append(binary.AppendUvarint(k, uint64(m.rule.place)), byte(m.does))
 	}
 	sees := func(f field) bool { return r.fields&f != 0 }
 	if sees(fieldSandbox) {
@@ -98,7 +91,7 @@ func (r *recall) key(room []byte, p *Policy, s subject) []byte {
 		k = binary.LittleEndian.AppendUint16(k, s.Destination.Port)
 	}
 	if q := s.Request; q != nil {
-		if sees(fieldLine | fieldMethod | fieldPath) {
+		if sees(fieldMethod | fieldPath) {
 			text(q.Method)
 			text(q.Path)
 		}
@@ -146,7 +139,7 @@ func (r *recall) get(key []byte) ast.Value {
 	return answer
 }
 
-// put keeps an answer. A team's may hold parts of the input, which changes.
+// put keeps an answer. The input that a team's may hold parts of changes.
 func (r *recall) put(key []byte, answer ast.Value) {
 	if r.team {
 		answer = ast.NewTerm(answer).Copy().Value

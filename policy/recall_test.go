@@ -109,7 +109,8 @@ late(x) if time.now_ns() < x`,
 }
 
 func TestRecallIsBounded(t *testing.T) {
-	p := compileWith(t, everyKind, "", 16)
+	p := compileWith(t, everyKind, `package sallyport.team.x
+deny contains "no" if input.request.path == "/no"`, 16)
 	ask := func(path string) {
 		d := p.Decide(t.Context(), Input{
 			Phase: PhaseRequest, Destination: Destination{Host: "a.example.com", Port: 443},

@@ -34,17 +34,15 @@ type rule struct {
 	sandboxes   Selector
 	credential  string
 	inject      Inject
-	joined      bool // another rule may put its credential into the same request
-	alone       lone
 	upstream    *Upstream
-	inherit     bool           // forks have the credential too
-	cookies     bool           // pass
-	observe     time.Time      // until when it is not enforced
-	body        *BodyView      // nil: bodies are not read
-	bodyPath    *regexp.Regexp // of paths, where body and paths are given
-	at          string         // the rule's path in the document: egress[0]
-	place       int            // and among all rules
-	position    Position       // and in the file
+	inherit     bool      // forks have the credential too
+	cookies     bool      // pass
+	observe     time.Time // until when it is not enforced
+	body        *BodyView // nil: bodies are not read
+	at          string    // the rule's path in the document: egress[0]
+	place       int       // and among all rules
+	position    Position  // and in the file
+	lazy        *lazy
 }
 
 // conditional reports whether the rule speaks about some requests only.
@@ -186,7 +184,7 @@ func (r *rule) linePattern() string {
 }
 
 func (r *rule) pathPattern() *regexp.Regexp {
-	return regexp.MustCompile("^" + r.pathExpression() + "$")
+	return regexp.MustCompile("^(?s:" + r.pathExpression() + ")$")
 }
 
 // pathExpression matches the paths that the rule speaks about. One that denies, or

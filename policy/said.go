@@ -52,12 +52,10 @@ func (p *Policy) contributes(ctx context.Context, s subject, set string, at time
 	if at.IsZero() {
 		at = v.began
 	}
-	found := ast.Var("found")
-	body := ast.NewBody(ast.Equality.Expr(ast.NewTerm(found), ast.NewTerm(ast.MustParseRef("data.sallyport.contributed").Append(ast.StringTerm(set)))))
-	err = p.query.query(v, question{body: body}).WithTime(at).Iter(ctx, func(r topdown.QueryResult) error {
-		values, ok := r[found].Value.(ast.Set)
+	err = p.query.query(v, valueOf("data.sallyport.contributed."+set)).WithTime(at).Iter(ctx, func(r topdown.QueryResult) error {
+		values, ok := r[answer].Value.(ast.Set)
 		if !ok {
-			return fmt.Errorf("it is %v, not a set", ast.ValueName(r[found].Value))
+			return fmt.Errorf("it is %v, not a set", ast.ValueName(r[answer].Value))
 		}
 		values.Foreach(func(t *ast.Term) { list = append(list, saidBy(set, t)) })
 		return nil

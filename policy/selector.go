@@ -42,7 +42,6 @@ type selectors struct {
 	anyone bool // some rule is for every sandbox
 	byName map[string][]selection
 	byTag  map[[2]string][]selection // by the first tag it asks for
-	place  map[string]int            // of a key among those that pick the same sandbox
 }
 
 // selection is a name or none, tags or none, and the key that stands for them. A
@@ -57,33 +56,26 @@ func newSelectors(rules []rule) *selectors {
 	all := &selectors{
 		byName: map[string][]selection{},
 		byTag:  map[[2]string][]selection{},
-		place:  map[string]int{},
 	}
-	var tagged []string
+	seen := map[string]bool{}
 	for i := range rules {
 		for _, s := range rules[i].sandboxes.selections() {
 			s.key = s.text()
-			if _, seen := all.place[s.key]; seen {
+			if seen[s.key] {
 				continue
 			}
-			all.place[s.key] = 0
+			seen[s.key] = true
 			switch {
 			case s.name != "":
 				all.byName[s.name] = append(all.byName[s.name], s)
-				all.place[s.key] = len(all.byName[s.name])
 			case len(s.tags) > 0:
 				tag := slices.Min(slices.Collect(maps.Keys(s.tags)))
 				at := [2]string{tag, s.tags[tag]}
 				all.byTag[at] = append(all.byTag[at], s)
-				tagged = append(tagged, s.key)
 			default:
 				all.anyone = true
 			}
 		}
-	}
-	slices.Sort(tagged)
-	for i, key := range tagged {
-		all.place[key] = len(all.place) + i
 	}
 	return all
 }

@@ -194,3 +194,30 @@ func decisionText(d Decision) (lines []string) {
 	slices.Sort(lines[1:])
 	return slices.Compact(lines)
 }
+
+// pick returns one of the elements.
+func pick[T any](random *rand.Rand, of ...T) T { return of[random.IntN(len(of))] }
+
+// randomDocument has few rules, for few hosts: most inputs meet none to three.
+func randomDocument(random *rand.Rand) Document {
+	doc := Document{Credentials: []Credential{{Name: "one"}, {Name: "two"}}, Policy: Source{Cache: new(0)}}
+	hosts := []string{"a.example.com", "b.example.com", "*.example.com", "10.0.0.0/8", "10.0.0.1"}
+	methods := func() []string { return pick(random, nil, nil, []string{"GET"}, []string{"POST", "PUT"}) }
+	paths := func() []string { return pick(random, nil, nil, []string{"/x/**"}) }
+	ports := func() []uint16 { return pick(random, nil, []uint16{443}, []uint16{22, 443}) }
+	sandboxes := func() Selector { return pick(random, Selector{}, Selector{}, Selector{Names: []string{"demo"}}) }
+	for i := range random.IntN(5) {
+		doc.Egress = append(doc.Egress, EgressRule{
+			Name: fmt.Sprint("r", i), Destination: pick(random, hosts...), Methods: methods(), Paths: paths(), Ports: ports(),
+			Sandboxes: sandboxes(), Plain: random.IntN(4) == 0, Action: pick(random, "", "", Deny, Approve, Tunnel),
+		})
+	}
+	for i := range random.IntN(3) {
+		doc.EgressAuth = append(doc.EgressAuth, EgressAuthRule{
+			Name: fmt.Sprint("k", i), Destination: pick(random, hosts[:3]...), AuthRef: pick(random, "one", "two"),
+			Methods: methods(), Paths: paths(), Sandboxes: sandboxes(),
+			Inject: &Inject{Query: &QueryInject{Name: fmt.Sprint("q", i), Value: "{{ .token }}"}},
+		})
+	}
+	return doc
+}

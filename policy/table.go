@@ -23,10 +23,17 @@ type entry struct {
 	destination destination
 	rules       []*rule
 	ports       []uint16
-	shelves     map[uint16]map[string]*shelf // by port and selector
+	buckets     map[uint16]map[string]*bucket // by port and selector
 }
 
-// everyPort is the port of a shelf for rules that speak about all of them.
+// bucket holds the rules of one destination, port and selection of sandboxes, in the
+// order of the document.
+type bucket struct {
+	key   string // DESTINATION:PORT SELECTOR
+	rules []*rule
+}
+
+// everyPort is the port of a bucket for rules that speak about all of them.
 const everyPort = 0
 
 func newTable(rules []rule) *table {
@@ -37,6 +44,7 @@ func newTable(rules []rule) *table {
 	}
 	for i := range rules {
 		r := &rules[i]
+		r.lazy = newLazy(r)
 		e := t.entry(r.destination)
 		e.rules = append(e.rules, r)
 		for _, port := range r.keyPorts() {
@@ -70,17 +78,17 @@ func (t *table) entry(d destination) *entry {
 }
 
 func (e *entry) add(r *rule, port uint16, selector string) {
-	if e.shelves[port] == nil {
+	if e.buckets[port] == nil {
 		e.ports = append(e.ports, port)
-		e.shelves[port] = map[string]*shelf{}
+		e.buckets[port] = map[string]*bucket{}
 	}
-	sh := e.shelves[port][selector]
-	if sh == nil {
-		sh = &shelf{key: e.destination.key() + ":" + portName(port) + " " + selector}
-		e.shelves[port][selector] = sh
+	b := e.buckets[port][selector]
+	if b == nil {
+		b = &bucket{key: e.destination.key() + ":" + portName(port) + " " + selector}
+		e.buckets[port][selector] = b
 	}
-	if !slices.Contains(sh.rules, r) {
-		sh.rules = append(sh.rules, r)
+	if !slices.Contains(b.rules, r) {
+		b.rules = append(b.rules, r)
 	}
 }
 
@@ -94,7 +102,7 @@ func portName(port uint16) string {
 func made[K comparable](m map[K]*entry, k K, d destination) *entry {
 	e := m[k]
 	if e == nil {
-		e = &entry{destination: d, shelves: map[uint16]map[string]*shelf{}}
+		e = &entry{destination: d, buckets: map[uint16]map[string]*bucket{}}
 		m[k] = e
 	}
 	return e
@@ -148,9 +156,9 @@ func (t *table) entries(list []*entry, host string, addr netip.Addr) []*entry {
 	return t.host(list, host)
 }
 
-// shelves adds the shelves that hold the rules for an input, the most exact
+// buckets adds the buckets that hold the rules for an input, the most exact
 // destination first.
-func (t *table) shelves(list []*shelf, s subject, all *selectors) []*shelf {
+func (t *table) buckets(list []*bucket, s subject, all *selectors) []*bucket {
 	var near [8]*entry
 	var names [8]string
 	picking := all.picking(names[:0], s.Sandbox)
@@ -161,13 +169,13 @@ func (t *table) shelves(list []*shelf, s subject, all *selectors) []*shelf {
 			asked = e.ports
 		}
 		for _, port := range asked {
-			on := e.shelves[port]
+			on := e.buckets[port]
 			if on == nil {
 				continue
 			}
 			for _, selector := range picking {
-				if sh := on[selector]; sh != nil {
-					list = append(list, sh)
+				if b := on[selector]; b != nil {
+					list = append(list, b)
 				}
 			}
 		}

@@ -25,8 +25,8 @@ defaults := {
 	},
 }
 
-# complete fills in what partial leaves out, and derives input.lookup.
-complete(partial) := object.union(given, {"lookup": derived(given)}) if {
+# complete fills in what partial leaves out, and finds input.rules.
+complete(partial) := object.union(given, {"rules": matching(given)}) if {
 	phase := object.get(partial, "phase", "request")
 	absent := {"dns": ["protocol", "request"], "connect": ["request"], "request": []}[phase]
 	given := spelled(object.remove(object.union(defaults, partial), absent))
@@ -37,42 +37,17 @@ spelled(given) := object.union({"request": {"raw_path": given.request.path}}, gi
 	given.request
 } else := given
 
-derived(given) := {
-	"keys": found,
-	"moment": moment(given),
-	"line": line(given),
-	"rules": [rule |
-		some rank, entry in entries
-		effects := effects_of(entry, entries, moment(given))
-		inject := {entry.inject | given.phase == "request"}
-		rule := [entry.pattern, effects, [rank, entry.type, entry.rule, inject]]
-	],
-	# What they are short for are the rules.
-	"settled": [],
-	"depends": [],
-} if {
-	found := keys(given)
-	entries := [entry | some key in found; some entry in sort(data.sallyport.index[key])]
+# matching is input.rules: what matches, by what it does.
+matching(given) := {effect: rules |
+	entries := [entry | some key in keys(given); some entry in data.sallyport.index[key]]
+	some effect in {does(entry, given) | some entry in entries}
+	rules := [object.filter(entry, ["rule", "type", "inject"]) | some entry in entries; does(entry, given) == effect]
 }
+
+# does is undefined for an entry that does nothing.
+does(entry, given) := entry.effects[regex.match(entry.pattern, line(given))][moment(given)]
 
 keys(given) := [key | some [_, key] in sort([[rank, key] | some rank, key; ranked(given)[rank][key]])]
-
-# effects_of says what an entry does in a moment, by whether its pattern matches;
-# it is undefined for one that does nothing.
-effects_of(entry, entries, at) := effects if {
-	authorising := [other | some other in entries; other.effects[true][at] == 3]
-	effects := {matched: among(effect, authorising) |
-		some matched, by_moment in entry.effects
-		effect := by_moment[at]
-	}
-	effects != {}
-}
-
-# among is what a rule does that is not the only one to authorise.
-among(effect, authorising) := 3.5 if {
-	effect == 3
-	count(authorising) > 1
-} else := effect
 
 moment(given) := "dns" if {
 	given.phase == "dns"

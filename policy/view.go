@@ -22,12 +22,7 @@ var (
 	keySession     = ast.StringTerm("session")
 	keyTags        = ast.StringTerm("tags")
 	keyKeys        = ast.StringTerm("keys")
-	keyLookup      = ast.StringTerm("lookup")
-	keyMoment      = ast.StringTerm("moment")
-	keyLine        = ast.StringTerm("line")
 	keyRules       = ast.StringTerm("rules")
-	keySettled     = ast.StringTerm("settled")
-	keyDepends     = ast.StringTerm("depends")
 	keyHost        = ast.StringTerm("host")
 	keyPort        = ast.StringTerm("port")
 	keyMethod      = ast.StringTerm("method")
@@ -49,8 +44,8 @@ type view struct {
 	filled  field // those that hold a value
 	changed bool  // since the part was put into the root
 
-	root                                  ast.Object
-	sandbox, destination, request, lookup *ast.Term
+	root                          ast.Object
+	sandbox, destination, request *ast.Term
 
 	terms     [fieldCount]ast.Term // by the bit of a field
 	port      uint16
@@ -58,6 +53,7 @@ type view struct {
 	tags      map[string]string
 	queryKeys []string
 	headers   []string
+	matches   []match
 	last      bool // it holds what the next input would not replace
 }
 
@@ -68,13 +64,13 @@ func newView(phase Phase, fields field) *view {
 	case PhaseConnect:
 		fields &^= fieldRequest
 	case PhaseSSH:
-		fields &^= fieldRequest | fieldLookup
+		fields &^= fieldRequest | fieldRules
 	case PhaseInbound:
-		fields &^= fieldLookup // which is of what leaves
+		fields &^= fieldRules // which are of what leaves
 	}
 	return &view{
 		phase: phase, fields: fields, root: ast.NewObject(),
-		sandbox: ast.ObjectTerm(), destination: ast.ObjectTerm(), request: ast.ObjectTerm(), lookup: ast.ObjectTerm(),
+		sandbox: ast.ObjectTerm(), destination: ast.ObjectTerm(), request: ast.ObjectTerm(),
 	}
 }
 
@@ -92,8 +88,9 @@ func (v *view) show(p *Policy, s subject) {
 	if v.fields&fieldRequest != 0 {
 		v.showRequest(s)
 	}
-	if v.fields&fieldLookup != 0 {
-		v.showLookup(p, s)
+	if v.fields&fieldRules != 0 {
+		var near [8]match
+		v.showMatches(p.matches(near[:0], s))
 	}
 }
 
@@ -148,60 +145,13 @@ func (v *view) showRequest(s subject) {
 	v.place(keyRequest, v.request)
 }
 
-func (v *view) showLookup(p *Policy, s subject) {
-	o := v.lookup.Value.(ast.Object)
-	at := moment{s.Phase, s.Protocol}
-	v.text(o, fieldMoment, keyMoment, at.String())
-	line := ""
-	if s.Request != nil && v.fields&fieldLine != 0 {
-		line = s.Request.Method + " " + s.Request.Path
+func (v *view) showMatches(list []match) {
+	if v.differs(fieldRules, slices.Equal(v.matches, list)) {
+		v.matches = append(v.matches[:0], list...)
+		v.put(v.root, fieldRules, keyRules, grouped(list))
 	}
-	v.text(o, fieldLine, keyLine, line)
-	var near [8]*shelf
-	shelves := p.table.shelves(near[:0], s, p.selectors)
-	if v.fields&fieldKeys != 0 {
-		keys := make([]string, len(shelves))
-		for i, sh := range shelves {
-			keys[i] = sh.key
-		}
-		v.put(o, fieldKeys, keyKeys, stringArray(keys))
-	}
-	if v.fields&fieldRules != 0 {
-		v.put(o, fieldRules, keyRules, gathered(shelves, at.index()))
-	}
-	if v.fields&(fieldSettled|fieldDepends) != 0 {
-		only := alone(shelves, at.index())
-		v.put(o, fieldSettled, keySettled, only.settled)
-		v.put(o, fieldDepends, keyDepends, only.depends)
-	}
-	v.place(keyLookup, v.lookup)
+	v.changed = false
 }
-
-// gathered is input.lookup.rules: what the rules of all shelves do in a moment.
-func gathered(shelves []*shelf, at int) *ast.Array {
-	var all []*ast.Term
-	only := emptyArray
-	for _, sh := range shelves {
-		list := sh.at().lists[at]
-		if list == nil {
-			continue
-		}
-		if only == emptyArray {
-			only = list
-			continue
-		}
-		if all == nil {
-			only.Foreach(func(t *ast.Term) { all = append(all, t) })
-		}
-		list.Foreach(func(t *ast.Term) { all = append(all, t) })
-	}
-	if all == nil {
-		return only
-	}
-	return ast.NewArray(all...)
-}
-
-var emptyArray = ast.NewArray()
 
 // differs reports whether the field is looked at and is not what it was.
 func (v *view) differs(f field, same bool) bool {

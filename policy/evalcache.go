@@ -5,47 +5,44 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
-// memo is what an evaluation remembers of the rules and functions that it has
+// evalCache is what an evaluation remembers of the rules and functions that it has
 // evaluated, each once: a [topdown.VirtualCache]. OPA's own grows a tree of hash
 // maps anew for each evaluation, a third of what deciding about a request
-// allocates; a memo is a short list that is kept and used again. What is too
+// allocates; an evalCache is a short list that is kept and used again. What is too
 // much for the list goes to one of OPA's.
 //
 // It has a frame for each `with` that is being evaluated, since what is true
 // with another input is not true outside.
-type memo struct {
+type evalCache struct {
 	known  []remembered
 	terms  []*ast.Term // the refs of known, one after another
 	frames []frame     // those below the top one
 	top    frame
-
-	watching ast.Ref // the ref of a question
-	reached  bool    // by the evaluation
 }
 
 // remembered is the value of a ref, or nil when it is undefined.
 type remembered struct {
-	from, to int // of memo.terms
+	from, to int // of evalCache.terms
 	value    *ast.Term
 }
 
-// frame begins somewhere in memo.known.
+// frame begins somewhere in evalCache.known.
 type frame struct {
 	known, terms int
 	rest         topdown.VirtualCache // nil until it is needed
 }
 
-// maxRemembered bounds the list of a memo, which is searched from end to end.
+// maxRemembered bounds the list of an evalCache, which is searched from end to end.
 const maxRemembered = 24
 
-var _ topdown.VirtualCache = (*memo)(nil)
+var _ topdown.VirtualCache = (*evalCache)(nil)
 
-func (m *memo) Push() {
+func (m *evalCache) Push() {
 	m.frames = append(m.frames, m.top)
 	m.top = frame{known: len(m.known), terms: len(m.terms)}
 }
 
-func (m *memo) Pop() {
+func (m *evalCache) Pop() {
 	clear(m.known[m.top.known:])
 	clear(m.terms[m.top.terms:])
 	m.known, m.terms = m.known[:m.top.known], m.terms[:m.top.terms]
@@ -54,32 +51,14 @@ func (m *memo) Pop() {
 }
 
 // reset forgets everything.
-func (m *memo) reset() {
+func (m *evalCache) reset() {
 	clear(m.known)
 	clear(m.terms)
 	clear(m.frames)
 	m.known, m.terms, m.frames, m.top = m.known[:0], m.terms[:0], m.frames[:0], frame{}
-	m.watching, m.reached = nil, false
 }
 
-// watch waits for the evaluation to come to a ref. It is known by its last term,
-// by its very place: rules of a team may lead to the same ref earlier.
-func (m *memo) watch(ref ast.Ref) { m.watching, m.reached = ref, false }
-
-// watched returns the value of the ref that is waited for, or nil when the
-// evaluation did not come to it or found it undefined.
-func (m *memo) watched() *ast.Term {
-	if !m.reached {
-		return nil
-	}
-	value, _ := m.Get(m.watching)
-	return value
-}
-
-func (m *memo) Get(ref ast.Ref) (value *ast.Term, undefined bool) {
-	if m.watching != nil && ref[len(ref)-1] == m.watching[len(m.watching)-1] {
-		m.reached = true
-	}
+func (m *evalCache) Get(ref ast.Ref) (value *ast.Term, undefined bool) {
 	if r := m.find(ref); r != nil {
 		return r.value, r.value == nil
 	}
@@ -89,7 +68,7 @@ func (m *memo) Get(ref ast.Ref) (value *ast.Term, undefined bool) {
 	return nil, false
 }
 
-func (m *memo) Put(ref ast.Ref, value *ast.Term) {
+func (m *evalCache) Put(ref ast.Ref, value *ast.Term) {
 	if r := m.find(ref); r != nil {
 		r.value = value
 		return
@@ -106,7 +85,7 @@ func (m *memo) Put(ref ast.Ref, value *ast.Term) {
 	m.top.rest.Put(ref, value)
 }
 
-func (m *memo) find(ref ast.Ref) *remembered {
+func (m *evalCache) find(ref ast.Ref) *remembered {
 	for i := range m.known[m.top.known:] {
 		r := &m.known[m.top.known+i]
 		if same(m.terms[r.from:r.to], ref) {
@@ -130,7 +109,7 @@ func same(a, b ast.Ref) bool {
 }
 
 // Keys lists the refs that have a value.
-func (m *memo) Keys() []ast.Ref {
+func (m *evalCache) Keys() []ast.Ref {
 	var keys []ast.Ref
 	for _, r := range m.known[m.top.known:] {
 		if r.value != nil {

@@ -8,15 +8,15 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
-// TestMemo holds that a memo remembers what OPA's own cache does, with more refs
+// TestEvalCache holds that an evalCache remembers what OPA's own cache does, with more refs
 // than its list takes, inside of `with` and out, and also after it was used before.
-func TestMemo(t *testing.T) {
+func TestEvalCache(t *testing.T) {
 	refs := make([]ast.Ref, 3*maxRemembered)
 	for i := range refs {
 		refs[i] = ast.MustParseRef("data.a").Append(ast.InternedTerm(i % 7)).Append(ast.ArrayTerm(ast.InternedTerm(i)))
 	}
 	random := rand.New(rand.NewPCG(1, 2))
-	var m memo
+	var m evalCache
 	for round := range 50 {
 		own := topdown.NewVirtualCache()
 		depth := 0
