@@ -35,8 +35,10 @@
 // 32, 8 of one shorter than 16), has the form looked for around it, in a time that again
 // depends on lengths unless all of it is there. The windows are among the last 39 bytes
 // of the form or of a run of plain characters in it, before the last line of a PEM file.
-// They have to be guessed at once, unless other public bytes are next to them: then up to
-// 23 can be guessed one by one. Letters of either case are the same for all of this.
+// Of a value that holds another one of its name they are in that: "Bearer " and a username
+// are known to others. They have to be guessed at once, unless other public bytes are next
+// to them: then up to 23 can be guessed one by one. Letters of either case are the same for
+// all of this.
 package echo
 
 import (
@@ -102,8 +104,10 @@ func New(values []Value) *Scrubber {
 			continue
 		}
 		for _, text := range append(lines(value), value) {
-			for _, p := range spellings(text, span) {
-				if at, ok := seen[p]; !ok {
+			// Two alphabets may give the same digits: that is not to show in the work.
+			first := len(patterns)
+			for _, p := range spellings(text, span, knownOf(text, v, values)) {
+				if at, ok := seen[p]; !ok || at >= first {
 					seen[p] = len(patterns)
 					patterns, found = append(patterns, p), append(found, v.Found)
 				} else if found[at].Public && !v.Public {

@@ -54,7 +54,7 @@ var classes = []struct{ length, window int }{{MinLength, 8}, {16, 12}, {32, 16}}
 const (
 	maxStep = 24
 	// leastNear makes the shortest run in which a pattern is looked for without its
-	// escapes 21 bytes long.
+	// escapes 21 bytes long, 16 after what is known.
 	leastNear = 4
 	enough    = taken + 16 + maxStep - 1
 )
@@ -62,29 +62,33 @@ const (
 // anchor is the part of a pattern that ends in the windows that are looked up.
 type anchor struct {
 	to, length int
-	bare       bool // it is the same in a text without escapes, but for [taken] bytes
+	bare       bool // it is the same in a text without escapes, but for taken bytes
+	taken      int
 }
 
 // anchor returns the last run of plain characters that is long enough or else as long
-// as any, or all of the pattern. What is public at its end is no part of it.
+// as any, or all of the pattern. What is known at its ends is no part of it.
 func (p *pattern) anchor() (a anchor) {
-	text := p.text[:len(p.text)-p.public]
-	if len(text) < MinLength {
-		text = p.text
+	from, to := p.known.head, len(p.text)-p.known.tail
+	if to-from < MinLength {
+		from, to = 0, len(p.text)
 	}
-	run := 0
-	for i := range len(text) + 1 {
-		if i < len(text) && plain(text[i]) {
+	run, lost := 0, taken
+	for i := from; i > 0 && lost > 0 && plain(p.text[i-1]); i-- {
+		lost--
+	}
+	for i := from; i <= to; i++ {
+		if i < to && plain(p.text[i]) {
 			run++
 			continue
 		}
-		if n := min(run, enough); n >= taken+12+leastNear-1 && n >= a.length {
-			a = anchor{i, n, true}
+		if n := min(run, enough); n >= max(classes[1].length, lost+12+leastNear-1) && n >= a.length {
+			a = anchor{i, n, true, lost}
 		}
-		run = 0
+		run, lost = 0, taken
 	}
 	if !a.bare {
-		a = anchor{len(text), len(text), false}
+		a = anchor{to, to - from, false, 0}
 	}
 	return a
 }
@@ -108,7 +112,7 @@ func newScans(patterns []pattern) (all []*scan) {
 			}
 			count++
 			x.step = min(x.step, a.length-x.window+1)
-			if near := a.length - taken - x.window + 1; a.bare && (x.near == 0 || near < x.near) {
+			if near := a.length - a.taken - x.window + 1; a.bare && (x.near == 0 || near < x.near) {
 				x.near = near
 			}
 		}

@@ -13,8 +13,7 @@ type pattern struct {
 	fold  bool // letters are the same in either case
 	lines bool // from its wrap-th character on lines may end within it
 	span  int  // how long an occurrence may be
-	// public is how many bytes at its end everybody knows.
-	public int
+	known known
 }
 
 // wrap is how many digits of base64 or hexadecimal come before the end of a
@@ -57,21 +56,24 @@ func lines(value string) (all []string) {
 // The last two also broken into lines. Of a line that ends within the first
 // digits of the value, fewer than wrap, these stay. No occurrence is longer than
 // span.
-func spellings(value string, span int) []pattern {
-	known := public(value)
-	all := []pattern{{text: value, span: span, public: known}, {text: strings.ReplaceAll(value, " ", "+"), span: span, public: known}}
-	wrapped := func(text string, fold bool, public int) {
-		p := pattern{text: text, fold: fold, lines: len(text) >= 6*wrap, span: span, public: public}
+func spellings(value string, span int, k known) []pattern {
+	all := []pattern{{text: value, span: span, known: k}}
+	if strings.Contains(value, " ") {
+		all = append(all, pattern{text: strings.ReplaceAll(value, " ", "+"), span: span, known: k})
+	}
+	wrapped := func(text string, fold bool, k known) {
+		p := pattern{text: text, fold: fold, lines: len(text) >= 6*wrap, span: span, known: k}
 		all = append(all, p)
 		if p.lines {
-			p.text = text[wrap-1:]
+			p.text, p.known.head = text[wrap-1:], max(0, k.head-(wrap-1))
 			all = append(all, p)
 		}
 	}
-	wrapped(hex.EncodeToString([]byte(value)), true, 2*known)
+	wrapped(hex.EncodeToString([]byte(value)), true, known{2 * k.head, 2 * k.tail})
 	for skip := range 3 {
+		digits := known{firstDigit(skip+k.head) - firstDigit(skip), digitsOf(k.tail)}
 		for _, alphabet := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
-			wrapped(interior(alphabet, value, skip), false, digitsOf(known))
+			wrapped(interior(alphabet, value, skip), false, digits)
 		}
 	}
 	return all
@@ -105,5 +107,5 @@ func digitsOf(n int) int {
 func interior(enc *base64.Encoding, value string, skip int) string {
 	text := enc.EncodeToString(append(make([]byte, skip), value...))
 	bits := 8 * (skip + len(value))
-	return text[(8*skip+5)/6 : bits/6]
+	return text[firstDigit(skip) : bits/6]
 }
