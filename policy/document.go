@@ -42,6 +42,9 @@ type Document struct {
 	// Positions says where each key was written, by its path in the document
 	// ("egress[0].paths[1]"), for errors. It may be nil and decides nothing.
 	Positions map[string]Position `yaml:"-" json:"-"`
+	// Elsewhere names credentials that something besides the document uses, so that
+	// nobody is warned that no rule does. It decides nothing.
+	Elsewhere []string `yaml:"-" json:"-"`
 }
 
 // EgressRule decides about a destination.

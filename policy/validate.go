@@ -39,7 +39,7 @@ func resolve(doc Document) ([]rule, []Finding) {
 		v.bundle(b)
 	}
 	for i, c := range doc.Credentials {
-		if used := v.credentials[c.Name]; !used && c.Name != "" {
+		if used := v.credentials[c.Name] || slices.Contains(doc.Elsewhere, c.Name); !used && c.Name != "" {
 			v.say(UnusedCredential, fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),
 				"name it as the authRef of an egressAuth rule or the proxyAuthRef of an upstream, or remove it")
 		}

@@ -3,9 +3,11 @@ package config
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -91,6 +93,7 @@ func (c *Config) fill() {
 	if c.Vault == (Vault{}) && fromVault(c.Credentials) {
 		c.Vault = Vault{Address: "https://127.0.0.1:8200", Auth: VaultAuth{TokenFile: "/etc/sallyport/vault-token"}}
 	}
+	c.Elsewhere = slices.Sorted(maps.Keys(c.RegistryLogins()))
 	if role := c.Vault.Auth.AppRole; role != nil {
 		role.Mount = cmp.Or(role.Mount, "approle")
 	}

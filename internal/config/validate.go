@@ -65,12 +65,7 @@ func (c *Config) findings() []policy.Finding {
 		v.upstream(fmt.Sprintf("egressAuth[%d].upstream", i), e.Upstream)
 	}
 	v.registries(c.Registries, c.Credentials)
-	logins := c.RegistryLogins()
-	return append(v.findings, slices.DeleteFunc(policy.Validate(c.Document), func(f policy.Finding) bool {
-		var i int
-		_, err := fmt.Sscanf(f.Path, "credentials[%d]", &i)
-		return f.Kind == policy.UnusedCredential && err == nil && len(logins[c.Credentials[i].Name]) > 0
-	})...)
+	return append(v.findings, policy.Validate(c.Document)...)
 }
 
 // registries checks that a login goes to one registry by TLS that is verified: the
