@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"slices"
+	"strings"
 )
 
 // RegistryLogin is what a registry of images is shown: a username and a password, or
@@ -50,7 +51,9 @@ func (l *RegistryLogin) Reveal() (username, password, token string) {
 func (l *RegistryLogin) Hide(text string) string {
 	username, password, token := l.Reveal()
 	basic := base64.StdEncoding.EncodeToString([]byte(username + ":" + password))
-	if NewScrubber([]Secret{l.password, NewSecret(token), NewSecret(basic)}).In(text) {
+	// A Scrubber looks for none that is short.
+	plain := slices.ContainsFunc([]string{password, token}, func(s string) bool { return s != "" && strings.Contains(text, s) })
+	if plain || NewScrubber([]Secret{l.password, l.token, NewSecret(basic)}).In(text) {
 		return "(this is left out: it holds the secret that the registry was shown)"
 	}
 	return text

@@ -67,6 +67,25 @@ func TestRegistryLogin(t *testing.T) {
 	}
 }
 
+// A password that is too short for a Scrubber is hidden too.
+func TestShortRegistryLogin(t *testing.T) {
+	for _, fields := range []material{{"username": credential.NewSecret("robot"), "password": credential.NewSecret("pw-12")}, {"token": credential.NewSecret("pw-12")}} {
+		b := credential.New(credential.Options{Sources: map[string]credential.Source{
+			"key": credential.Login{Source: fields, Registries: []string{"registry.example.com"}},
+		}})
+		l, err := b.RegistryLogin(t.Context(), "key", "registry.example.com")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.Hide("denied: robot with pw-12"); strings.Contains(got, "pw-12") {
+			t.Errorf("not hidden: %q", got)
+		}
+		if got := l.Hide("denied"); got != "denied" {
+			t.Errorf("what holds nothing became %q", got)
+		}
+	}
+}
+
 // material is a source of some fields.
 type material map[string]credential.Secret
 
