@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -198,8 +199,10 @@ func (m *Manager) load(ctx context.Context, tar io.Reader) (names []string, err 
 	if err := m.opt.Recorder.Append(ctx, imageEvent("an archive", "loading")); err != nil {
 		return nil, err
 	}
-	texts, err := m.opt.Images.Load(ctx, tar)
-	if err != nil {
+	own, _ := image.Parse(m.opt.Defaults.Image)
+	vetted := newImageTar(tar, own)
+	texts, err := m.opt.Images.Load(ctx, vetted)
+	if err := cmp.Or(vetted.failure(), err); err != nil {
 		return nil, err
 	}
 	for _, text := range texts {
@@ -295,7 +298,7 @@ func (m *Manager) imageDone(ctx context.Context, state string, err error, name s
 
 // imageFailed records what was not done; the rate of these events is bounded.
 func (m *Manager) imageFailed(ctx context.Context, name, state string, err error) {
-	ev := imageEvent(name, state)
+	ev := imageEvent(clip(name), state) // it may be any text
 	ev.StatusID, ev.SeverityID = audit.StatusFailure, audit.SeverityLow
 	ev.Detail = err.Error()
 	m.recordRefusal(ctx, ev)
@@ -303,7 +306,6 @@ func (m *Manager) imageFailed(ctx context.Context, name, state string, err error
 
 func imageEvent(name, state string) *audit.Event {
 	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	name = clip(name)
 	ev.App = &audit.Product{Name: "image/" + name}
 	ev.StatusID = audit.StatusSuccess
 	ev.Message = "image " + name + " " + state

@@ -15,7 +15,6 @@ import (
 type fakeImages struct {
 	known map[string]Image // by parsed name, and by ID
 	asked []string         // what was fetched, with whose login
-	tar   string           // names that the next archive has
 	fault error
 }
 
@@ -63,12 +62,12 @@ func (f *fakeImages) Pull(ctx context.Context, name string, login Login, tell fu
 }
 
 func (f *fakeImages) Load(_ context.Context, tar io.Reader) ([]string, error) {
-	text, err := io.ReadAll(tar)
-	for name := range strings.FieldsSeq(string(text)) {
+	names, err := entriesOf(tar)
+	for _, name := range names {
 		parsed, _ := image.Parse(name)
 		f.put(parsed, "2")
 	}
-	return strings.Fields(string(text)), err
+	return names, err
 }
 
 func (f *fakeImages) Remove(_ context.Context, name string) error {
@@ -227,7 +226,7 @@ func TestImageOfASandbox(t *testing.T) {
 // Each image of an archive is an event of its own.
 func TestLoadImages(t *testing.T) {
 	m, h, _ := newImages(t)
-	list, err := m.LoadImages(t.Context(), strings.NewReader("a:1 b:2"))
+	list, err := m.LoadImages(t.Context(), archiveOf(member("a:1", ""), member("b:2", "")))
 	if err != nil || len(list) != 2 || !slices.Equal(deedsOf(h), []string{"loading", "loaded", "loaded"}) {
 		t.Errorf("got %+v, %v, events %q", list, err, deedsOf(h))
 	}

@@ -1,6 +1,8 @@
 package api_test
 
 import (
+	gotar "archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -63,8 +65,7 @@ func (f *images) Pull(ctx context.Context, name string, _ sandbox.Login, tell fu
 }
 
 func (f *images) Load(_ context.Context, tar io.Reader) ([]string, error) {
-	text, err := io.ReadAll(tar)
-	if err != nil || len(text) < 2 {
+	if _, err := gotar.NewReader(tar).Next(); err != nil {
 		return nil, errors.Join(sandbox.ErrArchive, err)
 	}
 	f.put("team/b:1")
@@ -101,7 +102,11 @@ func TestImages(t *testing.T) {
 		t.Errorf("broken off: %v", err)
 	}
 	<-h.images.gone
-	if list, err := c.LoadImages(ctx, strings.NewReader("a tar")); err != nil || len(list) != 1 || list[0].Names[0] != "team/b:1" {
+	var archive bytes.Buffer
+	w := gotar.NewWriter(&archive)
+	_ = w.WriteHeader(&gotar.Header{Name: "layer.tar"})
+	_ = w.Close()
+	if list, err := c.LoadImages(ctx, &archive); err != nil || len(list) != 1 || list[0].Names[0] != "team/b:1" {
 		t.Errorf("loaded %+v, %v", list, err)
 	}
 	var p *api.Problem
@@ -117,8 +122,12 @@ func TestImages(t *testing.T) {
 	if err := c.RemoveImage(ctx, "team/a:1"); err != nil {
 		t.Error(err)
 	}
+	long := "registry.example.com/a-team-with-a-long-name/of-many-parts/and/more-parts:early"
+	if _, err := c.PullImage(ctx, long, tell); err == nil {
+		t.Error("what the registry does not have is pulled")
+	}
 	said := strings.Join(h.said(), "\n")
-	for _, want := range []string{"image docker.io/team/a:1 pulling by root", "image docker.io/team/a:1 pulled by root", "image ../containers/x refused by root",
+	for _, want := range []string{"image " + long + " pulling by root", "image docker.io/team/a:1 pulling by root", "image docker.io/team/a:1 pulled by root", "image ../containers/x refused by root",
 		"image docker.io/library/late:latest failed by root", "image docker.io/team/b:1 loaded by root", "image docker.io/team/a:1 removed by root"} {
 		if !strings.Contains(said, want) {
 			t.Errorf("no event %q in\n%s", want, said)
