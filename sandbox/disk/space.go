@@ -15,24 +15,42 @@ type Space struct{ Dir string }
 
 // Free is how much of it is left for the host, in bytes, less what disks hold in
 // the page cache and have yet to take. What only root may use does not count.
-func (s Space) Free() (int64, error) {
-	var st unix.Statfs_t
-	if err := unix.Statfs(s.Dir, &st); err != nil {
-		return 0, fmt.Errorf("asking how much of the disk is left: %w", err)
+func (s Space) Free() (free int64, err error) {
+	// What the kernel writes back between two looks would be seen by one of them only.
+	for range 10 {
+		var before, after, pending int64
+		if before, _, err = s.disks(); err != nil {
+			return 0, err
+		}
+		var st unix.Statfs_t
+		if err := unix.Statfs(s.Dir, &st); err != nil {
+			return 0, fmt.Errorf("asking how much of the disk is left: %w", err)
+		}
+		if after, pending, err = s.disks(); err != nil {
+			return 0, err
+		}
+		// Were it to go on, less is left than this says by what has been taken meanwhile.
+		if free = int64(st.Bavail)*st.Bsize - pending - max(0, after-before); after == before {
+			break
+		}
 	}
-	free := int64(st.Bavail) * st.Bsize
+	return free, nil
+}
+
+// disks is what all disks take of the host's, and what they have yet to take.
+func (s Space) disks() (taken, pending int64, err error) {
 	folders, err := filepath.Glob(filepath.Join(s.Dir, "*", image))
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	for _, f := range folders {
 		d, err := look(filepath.Dir(f))
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
-		free -= max(0, d.written-d.taken)
+		taken, pending = taken+d.taken, pending+max(0, d.written-d.taken)
 	}
-	return free, nil
+	return taken, pending, nil
 }
 
 // Used is how much the disk of a sandbox takes of the host's or will, in bytes.
