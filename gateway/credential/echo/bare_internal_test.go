@@ -73,7 +73,7 @@ func TestWindowsHideNothing(t *testing.T) {
 			return string(b)
 		}
 		secret := random(MinLength + rnd.IntN(60))
-		patterns := spellings(secret, stretch*len(secret), known{tail: public(secret)})
+		patterns := spellings(secret, stretch*len(secret), known{head: rnd.IntN(2) * rnd.IntN(len(secret)), tail: public(secret)})
 		with := newIndex(patterns, make([]Found, len(patterns)))
 		all := make([]uint16, len(patterns))
 		for i := range all {

@@ -67,3 +67,19 @@ func TestWorkTellsNoneAfterWhatIsKnown(t *testing.T) {
 		}
 	}
 }
+
+// A short secret behind what is known is found across the end of a line.
+func TestShortAfterWhatIsKnownInLines(t *testing.T) {
+	const password = "hunter22"
+	pair := "alice@example.com:" + password
+	coded := base64.StdEncoding.EncodeToString([]byte(pair))
+	digits := hex.EncodeToString([]byte(pair))
+	s := scrubber(password, pair, coded)
+	for _, text := range []string{coded, digits} {
+		for at := 4; at < len(text); at++ {
+			if broken := text[:at] + "\n" + text[at:]; !s.In(broken) {
+				t.Errorf("%q is not found", broken)
+			}
+		}
+	}
+}

@@ -171,7 +171,7 @@ func (s *search) around() {
 	m, ahead := s.loose, ahead{data: s.data}
 	from, to := 0, 0
 	for at := ahead.from(0); at < len(s.data); at = ahead.from(at + 1) {
-		if s.data[at] == '\n' && (at == 0 || s.data[at-1] != '\r') {
+		if !m.lines && s.data[at] == '\n' && (at == 0 || s.data[at-1] != '\r') {
 			continue
 		}
 		if at-m.longest > to {
