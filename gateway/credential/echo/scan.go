@@ -48,15 +48,27 @@ const (
 )
 
 // classes are what divides patterns: a short one makes windows short, and does so
-// to those of its class only.
-var classes = []struct{ length, window int }{{MinLength, 8}, {16, 12}, {32, 16}}
+// to those of its class only. Hexadecimal takes twice the digits for as much of a value.
+var classes = []struct {
+	length, window int
+	hex            bool
+}{{MinLength, 8, false}, {16, 12, false}, {32, 16, false}, {16, 16, true}, {2*16 - (wrap - 1), 24, true}}
+
+// class returns which a pattern is of whose anchor has a length.
+func (p *pattern) class(length int) int {
+	n := len(classes) - 1
+	for length < classes[n].length || classes[n].hex && !p.fold {
+		n--
+	}
+	return n
+}
 
 const (
 	maxStep = 24
 	// leastNear makes the shortest run in which a pattern is looked for without its
-	// escapes 21 bytes long, 16 after what is known.
+	// escapes 21 bytes long, 33 of hexadecimal; taken less after what is known.
 	leastNear = 4
-	enough    = taken + 16 + maxStep - 1
+	enough    = taken + 24 + maxStep - 1
 )
 
 // anchor is the part of a pattern that ends in the windows that are looked up.
@@ -82,7 +94,8 @@ func (p *pattern) anchor() (a anchor) {
 			run++
 			continue
 		}
-		if n := min(run, enough); n >= max(classes[1].length, lost+12+leastNear-1) && n >= a.length {
+		n := min(run, enough)
+		if n >= max(classes[1].length, lost+classes[p.class(max(n, MinLength))].window+leastNear-1) && n >= a.length {
 			a = anchor{i, n, true, lost}
 		}
 		run, lost = 0, taken
@@ -99,9 +112,7 @@ func newScans(patterns []pattern) (all []*scan) {
 	of := make([]int, len(patterns))
 	for i := range patterns {
 		anchors[i] = patterns[i].anchor()
-		for of[i] = len(classes) - 1; anchors[i].length < classes[of[i]].length; {
-			of[i]--
-		}
+		of[i] = patterns[i].class(anchors[i].length)
 	}
 	for class := range classes {
 		x := &scan{window: classes[class].window, step: maxStep}
@@ -156,8 +167,10 @@ func (x *scan) hash(w []byte) uint64 {
 		return hash8((*[8]byte)(w), x.seed[0], x.seed[1])
 	case 12:
 		return hash12((*[12]byte)(w), x.seed[0], x.seed[1])
-	default:
+	case 16:
 		return hash16((*[16]byte)(w), x.seed[0], x.seed[1])
+	default:
+		return hash24((*[24]byte)(w), x.seed[0], x.seed[1])
 	}
 }
 
@@ -171,6 +184,10 @@ func hash12(w *[12]byte, a, b uint64) uint64 {
 
 func hash16(w *[16]byte, a, b uint64) uint64 {
 	return product(word(w[:8])^a, word(w[8:])^b)
+}
+
+func hash24(w *[24]byte, a, b uint64) uint64 {
+	return product(product(word(w[:8])^a, word(w[8:16])^b)^word(w[16:]), a)
 }
 
 func word(b []byte) uint64 { return binary.LittleEndian.Uint64(b) | lowers }
@@ -189,14 +206,16 @@ func (x *scan) next(data []byte, at, step int, windows *int) (int, uint64) {
 		at, n, h = x.next8(data, at, step, n)
 	case 12:
 		at, n, h = x.next12(data, at, step, n)
-	default:
+	case 16:
 		at, n, h = x.next16(data, at, step, n)
+	default:
+		at, n, h = x.next24(data, at, step, n)
 	}
 	*windows = n
 	return at, h
 }
 
-// next8, next12 and next16 do it for one length. The hash is all in which they differ:
+// next8, next12, next16 and next24 do it for one length. The hash is all in which they differ:
 // it has to be inlined.
 
 func (x *scan) next8(data []byte, at, step, windows int) (int, int, uint64) {
@@ -228,6 +247,18 @@ func (x *scan) next16(data []byte, at, step, windows int) (int, int, uint64) {
 	for ; at <= len(data); at += step {
 		windows++
 		h := hash16((*[16]byte)(data[at-16:at]), seed0, seed1)
+		if some[h>>shift]>>(h&63)&1 != 0 {
+			return at, windows, h
+		}
+	}
+	return at, windows, 0
+}
+
+func (x *scan) next24(data []byte, at, step, windows int) (int, int, uint64) {
+	seed0, seed1, some, shift := x.seed[0], x.seed[1], x.some, x.shift&63
+	for ; at <= len(data); at += step {
+		windows++
+		h := hash24((*[24]byte)(data[at-24:at]), seed0, seed1)
 		if some[h>>shift]>>(h&63)&1 != 0 {
 			return at, windows, h
 		}

@@ -172,3 +172,35 @@ func TestWorkTellsNoneBeforeAPublicEnd(t *testing.T) {
 		}
 	}
 }
+
+// Two digits of hexadecimal are one byte: less than twelve of a secret make no window in
+// any form of it, of a short one less than nine: 16 random bytes that are digits themselves
+// are not guessed in parts.
+func TestNoFewBytesMakeAWindow(t *testing.T) {
+	for seed := range uint64(100) {
+		rnd := rand.New(rand.NewPCG(seed, 14))
+		random := make([]byte, 16)
+		for i := range random {
+			random[i] = byte(rnd.Uint32())
+		}
+		secret := hex.EncodeToString(random)[:16+rnd.IntN(17)]
+		most := 11
+		if len(secret) < 28 {
+			most = 8 // windows have 12 digits of base64 where a line's rest is shorter than 32
+		}
+		s := scrubber(secret, "Bearer "+secret)
+		for from := range len(secret) - most {
+			part := secret[from : from+most]
+			for form, text := range map[string]string{
+				"as it is": part, "hexadecimal": hex.EncodeToString([]byte(part)), "escaped": each("%%%02x", hex.EncodeToString([]byte(part))),
+				"base64": base64.StdEncoding.EncodeToString([]byte(strings.Repeat("x", from%3) + part)),
+			} {
+				for at := range 24 {
+					if _, hits := echo.Work(s, []byte(strings.Repeat("~", at)+text+"~")); hits != 0 {
+						t.Fatalf("%d bytes of %d in %s make a window", most, len(secret), form)
+					}
+				}
+			}
+		}
+	}
+}
