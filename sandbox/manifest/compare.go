@@ -1,7 +1,10 @@
 package manifest
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"hash/maphash"
 	"iter"
 	"maps"
@@ -35,7 +38,16 @@ func Compare(ctx context.Context, roots []Root, tell func(Change) error) error {
 func compare(ctx context.Context, r Root, tell func(Change) error) error {
 	c := &comparison{ctx: ctx, root: r, tell: tell, seed: maphash.MakeSeed(), altered: map[uint64]bool{}}
 	if r.Now == nil {
+		var missing error
 		for now, err := range walk(ctx, r) {
+			var u *unlisted
+			if errors.As(err, &u) {
+				if missing == nil {
+					missing = fmt.Errorf("not all is told: %w", err)
+				}
+				c.emptied = slices.DeleteFunc(c.emptied, func(e emptied) bool { return e.path == u.at })
+				continue
+			}
 			if err == nil {
 				err = c.pass(nil, now)
 			}
@@ -43,7 +55,7 @@ func compare(ctx context.Context, r Root, tell func(Change) error) error {
 				return err
 			}
 		}
-		return c.leave("")
+		return cmp.Or(c.leave(""), missing)
 	}
 	before, end := iter.Pull2(archive(ctx, r.Then, r.At))
 	defer end()

@@ -9,8 +9,9 @@
 // What was done and undone is therefore not told.
 //
 // It takes the memory of the names in the folders on the way to one file, and eight
-// bytes for each file that has changed, however many files there are; more than
-// 64 MiB of names are an error.
+// bytes for each file that has changed, however many files there are. A folder with
+// which there would be more than 64 MiB of names is told without what is in it, and so
+// is one that is moved meanwhile: that is an error at the end, when all else is told.
 package manifest
 
 import (
@@ -46,9 +47,6 @@ const (
 	Modified = "modified"
 	Removed  = "removed"
 )
-
-// maxDepth bounds how deep folders may be nested: each is an open file.
-const maxDepth = 512
 
 // entry is what is known of one file.
 type entry struct {
@@ -109,9 +107,14 @@ func walk(ctx context.Context, r Root) iter.Seq2[*entry, error] {
 			yield(nil, err)
 			return
 		}
-		defer dir.Close()
-		w := walker{ctx: ctx, yield: yield}
-		w.below(dir, r.At, 0)
+		w := walker{ctx: ctx, yield: yield, folder: r.Folder}
+		info, err := dir.Stat(".")
+		if err != nil {
+			_ = dir.Close()
+			yield(nil, err)
+			return
+		}
+		w.below(&level{dir, info, r.At})
 	}
 }
 
@@ -119,7 +122,10 @@ func walk(ctx context.Context, r Root) iter.Seq2[*entry, error] {
 type walker struct {
 	ctx   context.Context
 	yield func(*entry, error) bool
-	names int // bytes of names that are held
+
+	folder string   // the root
+	way    []*level // from there
+	names  int      // bytes of names and paths that are held
 }
 
 // maxNames bounds the memory of the names of the folders on the way to one file, in
@@ -129,12 +135,17 @@ var maxNames = 64 << 20
 const (
 	// nameSize is what each takes besides.
 	nameSize = 16
+	// pathSize is what each folder on the way takes beside its path.
+	pathSize = 1 << 10
 	page     = 4096
 )
 
+var errTooMany = errors.New("folders have more files than can be listed in order")
+
 // list reads a folder's names, in order.
-func (w *walker) list(dir *os.Root) (names []string, size int, err error) {
-	f, err := dir.Open(".")
+func (w *walker) list(l *level) (names []string, size int, err error) {
+	size = len(l.at) + pathSize
+	f, err := l.dir.Open(".")
 	if err != nil {
 		return nil, 0, err
 	}
@@ -145,7 +156,7 @@ func (w *walker) list(dir *os.Root) (names []string, size int, err error) {
 			size += len(name) + nameSize
 		}
 		if w.names+size > maxNames {
-			return nil, 0, errors.New("folders have more files than can be listed in order")
+			return nil, 0, errTooMany
 		}
 		names = append(names, some...)
 		if errors.Is(err, io.EOF) {
@@ -159,12 +170,15 @@ func (w *walker) list(dir *os.Root) (names []string, size int, err error) {
 	return names, size, nil
 }
 
-func (w *walker) below(dir *os.Root, at string, depth int) bool {
+// below yields what is in a folder, which it closes.
+func (w *walker) below(l *level) bool {
+	w.enter(l)
+	defer w.leave()
 	fail := func(err error) bool { w.yield(nil, err); return false }
-	if depth > maxDepth {
-		return fail(fmt.Errorf("folders are nested deeper than %d", maxDepth))
+	names, size, err := w.list(l)
+	if errors.Is(err, errTooMany) {
+		return w.yield(nil, &unlisted{l.at, err.Error()})
 	}
-	names, size, err := w.list(dir)
 	if err != nil {
 		return fail(err)
 	}
@@ -174,6 +188,10 @@ func (w *walker) below(dir *os.Root, at string, depth int) bool {
 		if err := w.ctx.Err(); err != nil {
 			return fail(context.Cause(w.ctx))
 		}
+		dir := l.dir
+		if dir == nil {
+			return w.yield(nil, &unlisted{l.at, "it was moved meanwhile"})
+		}
 		info, err := dir.Lstat(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // since
@@ -181,7 +199,7 @@ func (w *walker) below(dir *os.Root, at string, depth int) bool {
 		if err != nil {
 			return fail(err)
 		}
-		e := describe(path.Join(at, name), info)
+		e := describe(path.Join(l.at, name), info)
 		e.opened = func() (*os.File, error) { return openFile(dir, name) }
 		if e.kind() == syscall.S_IFLNK {
 			e.link, _ = dir.Readlink(name) // "" where it has gone
@@ -204,9 +222,10 @@ func (w *walker) below(dir *os.Root, at string, depth int) bool {
 			continue
 		}
 		if now, err := sub.Stat("."); on && err == nil && os.SameFile(info, now) {
-			on = w.below(sub, e.path, depth+1)
+			on = w.below(&level{sub, now, e.path})
+		} else {
+			_ = sub.Close()
 		}
-		_ = sub.Close()
 		if !on {
 			return false
 		}

@@ -10,7 +10,73 @@ import (
 	"sallyport/sandbox/manifest"
 )
 
-// Names without number are refused before they are all in memory, and many are not.
+// nest makes folders in one another, each with a file before and one behind the next.
+func nest(t *testing.T, dir string, depth int) {
+	t.Helper()
+	sh(t, dir, fmt.Sprintf(`python3 -c 'import os
+for i in range(%d): open("a","w").close(); open("z","w").close(); os.mkdir("d"); os.chdir("d")'`, depth))
+	t.Cleanup(func() { sh(t, dir, "rm -rf d") })
+}
+
+// Folders are nested as deep as a sandbox likes: all that is in them is told, and few are
+// open at a time.
+func TestDeep(t *testing.T) {
+	const depth = 3000
+	dir := t.TempDir()
+	nest(t, dir, depth)
+	sh(t, dir, "mkdir -p d/d/d/e/e/e; echo >d/d/d/e/e/e/f")
+	most := 0
+	got := map[string]bool{}
+	must(t, manifest.Compare(t.Context(), []manifest.Root{{At: "/", Folder: dir}}, func(c manifest.Change) error {
+		got[c.Path] = true
+		if len(got)%100 == 0 {
+			open, err := os.ReadDir("/proc/self/fd")
+			must(t, err)
+			most = max(most, len(open))
+		}
+		return nil
+	}))
+	if want := 3*depth + 4; len(got) != want {
+		t.Errorf("%d are told, want %d", len(got), want)
+	}
+	for _, p := range []string{strings.Repeat("/d", depth), strings.Repeat("/d", depth-1) + "/z", "/z", "/d/d/d/e/e/e/f"} {
+		if !got[p] {
+			t.Errorf("%.20q of %d bytes is not told", p, len(p))
+		}
+	}
+	if most > 100 {
+		t.Errorf("%d files are open", most)
+	}
+}
+
+// A folder that is moved while it is looked into takes nothing of the host's with it, and
+// the rest is told.
+func TestMovedMeanwhile(t *testing.T) {
+	dir, outside := t.TempDir(), t.TempDir()
+	nest(t, dir, 300)
+	sh(t, outside, "touch z1 z2 secret")
+	moved := strings.Repeat("/d", 150)
+	got := map[string]bool{}
+	err := manifest.Compare(t.Context(), []manifest.Root{{At: "/", Folder: dir}}, func(c manifest.Change) error {
+		got[c.Path] = true
+		if c.Path == strings.Repeat("/d", 290) {
+			must(t, os.Rename(dir+moved, outside+"/d"))
+		}
+		return nil
+	})
+	if !got["/z"] || !got[strings.Repeat("/d", 140)+"/z"] {
+		t.Errorf("what was not moved is not told: %v", err)
+	}
+	for p := range got {
+		if strings.Contains(p, "secret") {
+			t.Errorf("%s is told", p)
+		}
+	}
+	sh(t, outside, "rm -rf d")
+}
+
+// Names without number are refused before they are all in memory, and many are not. What
+// is not in that folder is told all the same, and at the end that something is missing.
 func TestNamesWithoutNumber(t *testing.T) {
 	defer manifest.Names(2 << 20)()
 	dir := t.TempDir()
@@ -24,8 +90,14 @@ func TestNamesWithoutNumber(t *testing.T) {
 	root := manifest.Root{At: "/", Folder: dir}
 	must(t, manifest.Compare(t.Context(), []manifest.Root{root}, func(manifest.Change) error { return nil }))
 	must(t, os.Rename(filepath.Join(dir, "b"), filepath.Join(dir, "a", long+"002500b")))
-	err := manifest.Compare(t.Context(), []manifest.Root{root}, func(manifest.Change) error { return nil })
+	must(t, os.Mkdir(filepath.Join(dir, "c"), 0o700))
+	must(t, os.WriteFile(filepath.Join(dir, "c", "file"), nil, 0o600))
+	got := map[string]bool{}
+	err := manifest.Compare(t.Context(), []manifest.Root{root}, func(c manifest.Change) error { got[c.Path] = true; return nil })
 	if err == nil || !strings.Contains(err.Error(), "more files than can be listed") {
 		t.Errorf("got %v", err)
+	}
+	if !got["/a"] || !got["/c/file"] {
+		t.Errorf("the rest is not told, of %d", len(got))
 	}
 }
