@@ -114,7 +114,7 @@ func TestShortSecretStays(t *testing.T) {
 		arrived := m.arrivals()
 		resp := m.do(t, m.request(t, "GET", "/", nil))
 		body := text(t, resp)
-		if resp.StatusCode != 503 || !strings.Contains(body, "shorter than 16 bytes") || !strings.Contains(body, "allowShort") || strings.Contains(body, short) {
+		if resp.StatusCode != 503 || !strings.Contains(body, "shorter than 16 bytes") || !strings.Contains(body, `An operator must set a longer secret for "key"`) || strings.Contains(body, short) {
 			t.Errorf("%s: %d %s", version, resp.StatusCode, body)
 		}
 		if n := arrived.Load(); n > 0 {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/websocket"
 
@@ -53,8 +54,17 @@ func TestFoundSecretsStopASandbox(t *testing.T) {
 			t.Fatalf("refused too early: %d", status)
 		}
 	}
-	if _, err := io.ReadAll(open.Body); err == nil {
+	ended := make(chan error, 1)
+	go func() { _, err := io.ReadAll(open.Body); ended <- err }()
+	select {
+	case err := <-ended:
+		if err == nil {
+			t.Error("what was under way ends as if it were complete")
+		}
+	case <-time.After(20 * time.Second):
 		t.Error("what was under way goes on")
+		_ = open.Body.Close()
+		<-ended
 	}
 	for _, o := range []*origin{m.origin, other} {
 		status, body := ask(o, "/")

@@ -57,6 +57,8 @@ func TestValidate(t *testing.T) {
 		{"a misspelled credential", "egressAuth: [{destination: a.example.com, authRef: kye}, {destination: b.example.com, authRef: key}]\ncredentials: [{name: key}]", "1: egressAuth[0].authRef: no credential", `did you mean "key"`},
 		{"no authRef", `egressAuth: [{destination: a.example.com}]`, "1: egressAuth[0]: has no authRef", ""},
 		{"a credential that nothing uses", `credentials: [{name: key}]`, "1: credentials[0]: no rule uses", ""},
+		{"a short field", "egressAuth: [{destination: a.example.com, authRef: key}]\ncredentials: [{name: key, allowShort: [pin, token]}]", "", ""},
+		{"what is no field may be short", "egressAuth: [{destination: a.example.com, authRef: key}]\ncredentials: [{name: key, allowShort: [pin, ' pin']}]", "2: credentials[0].allowShort[1]: \" pin\" is not a field", "allowShort: [pin]"},
 		{"a credential twice", use + "\n# again\n", "", ""},
 		{"the path of KV version 1", "egressAuth: [{destination: a.example.com, authRef: k}]\nvault: {address: 'https://v', auth: {tokenFile: /t}}\ncredentials: [{name: k, source: {vault: {path: secret/openai}}}]", "3: credentials[0].source.vault.path: KV version 2", "secret/data/k"},
 		{"two places", `egressAuth: [{destination: a.example.com, authRef: key, inject: {header: {name: X, value: "{{.a}}"}, query: {name: x, value: "{{.a}}"}}}, {destination: b.example.com, authRef: spare}]` + credentials, "1: egressAuth[0].inject: has 2 of", "exactly one"},

@@ -20,7 +20,7 @@ func TestStatesAreDocumented(t *testing.T) {
 			}
 		}
 	}
-	want := []string{"revoked", "reset", "reloaded", "refused", "stale", "fresh", "observe-begun", "observing", "observe-ended"}
+	want := []string{"revoked", "reset", "reloaded", "refused", "selected", "stale", "fresh", "observe-begun", "observing", "observe-ended"}
 	for _, state := range states {
 		want = append(want, state)
 	}

@@ -52,6 +52,14 @@ func TestFloodOfAnother(t *testing.T) {
 		if got := l.Count("late"); got < 1 {
 			t.Errorf("of a source after them: got %d", got)
 		}
+		for range 100_000 {
+			l.Count("late")
+		}
+		for n := range refusal.Burst {
+			if got := l.Count("quieter"); got != 1 {
+				t.Fatalf("refusal %d of a quiet source after a flood by many: got %d, want 1", n, got)
+			}
+		}
 	})
 }
 

@@ -83,9 +83,17 @@ func TestStrangersOfFourSources(t *testing.T) {
 			}
 		}
 	}
-	for range 5 {
-		_ = p.in().Close()
+	for range 5 { // each of which makes one of them go
+		c, err := net.Dial("tcp", p.at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, c)
+		if _, err := io.ReadFull(c, make([]byte, len("SSH-2.0"))); err != nil {
+			t.Fatalf("a newcomer has to go: %v", err)
+		}
 	}
+	_ = p.in().Close()
 	select {
 	case <-crowded:
 	case <-time.After(10 * time.Second):
