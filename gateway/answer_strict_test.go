@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/net/http2"
 
@@ -237,8 +238,13 @@ func TestWebSocketsAreStrict(t *testing.T) {
 			if _, err := s.Write(slices.Concat(good, raw, good)); err != nil {
 				t.Fatal(err)
 			}
+			over := time.AfterFunc(10*time.Second, func() { s.Close() })
 			_, _ = io.Copy(io.Discard, s.in)
-			if arrived := <-got; strings.Contains(arrived, "hello") || strings.Contains(arrived, "admin") {
+			arrived := <-got
+			if !over.Stop() {
+				t.Fatalf("%s: the WebSocket goes on, arrived %q", name, arrived)
+			}
+			if strings.Contains(arrived, "hello") || strings.Contains(arrived, "admin") {
 				t.Errorf("%s: arrived %q", name, arrived)
 			}
 		}

@@ -245,18 +245,24 @@ func TestForksShareWhatWasFound(t *testing.T) {
 		m.client.CloseIdleConnections() // a connection is of one sandbox
 		return resp.StatusCode
 	}
-	for i, of := range []string{"sb-0", "sb-0", "sb-9"} {
-		m.tag(map[string]string{policy.TagFork: "true", policy.TagLineage: of})
+	forkOf := func(id string) map[string]string {
+		return map[string]string{policy.TagFork: "true", policy.TagLineage: id}
+	}
+	first := map[string]string{} // which is sb-1
+	for i, tags := range []map[string]string{first, forkOf("sb-1"), forkOf("sb-9")} {
+		m.tag(tags)
 		if status := found(); status != 200 {
-			t.Fatalf("%d. of %s: %d", i+1, of, status)
+			t.Fatalf("%d. %v: %d", i+1, tags, status)
 		}
 	}
-	m.tag(map[string]string{policy.TagFork: "true", policy.TagLineage: "sb-0"})
-	if status := found(); status != 403 {
-		t.Errorf("a fork of a stopped sandbox: %d, want 403", status)
+	for _, tags := range []map[string]string{first, forkOf("sb-1")} {
+		m.tag(tags)
+		if status := found(); status != 403 {
+			t.Errorf("of a stopped lineage, %v: %d, want 403", tags, status)
+		}
 	}
-	// The gateway forgets one of them.
-	m.gateway.Forget("sb-0")
+	// The gateway forgets the first of them.
+	m.gateway.Forget("sb-1")
 	if status := found(); status != 403 {
 		t.Errorf("a fork of a stopped sandbox that was removed: %d, want 403", status)
 	}
