@@ -34,13 +34,15 @@
 // but for one case. A window of a form of a value, 16 bytes (12 of a form shorter than
 // 32, 8 of one shorter than 16; of hexadecimal 24, and 16 where there are fewer than 29),
 // has the form looked for around it, in a time that again depends on lengths unless all of
-// it is there: 12 bytes of a value of 28 or more, 8 of any other. The windows are among the
-// last 47 bytes of the form or of a run of plain characters in it, before the last line of
-// a PEM file.
-// Of a value that holds another one of its name they are in that: "Bearer " and a username
-// are known to others. They have to be guessed at once, unless other public bytes are next
-// to them: then up to 23 can be guessed one by one. Letters of either case are the same for
-// all of this.
+// it is there: 12 bytes of a value of 28 or more, 8 of one of 16 or more, 6 of any other.
+// The windows are among the last 47 bytes of the form or of a run of plain characters in
+// it, before the last line of a PEM file. Of a value that holds another one of its name
+// they are in that: "Bearer " and a username are known to others. They have to be guessed
+// at once, unless other public bytes are next to them: then up to 23 can be guessed one by
+// one. Letters of either case are the same for all of this.
+//
+// With each piece of a text that comes all that is kept back is searched again: a text in
+// very small pieces takes as many times as long.
 package echo
 
 import (
