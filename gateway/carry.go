@@ -70,8 +70,11 @@ func hang(proxy *goproxy.ProxyHttpServer) {
 func (x *exchange) authorize(r *http.Request) *answer {
 	g, f := x.gateway, x.flow
 	var mine turn
-	mine.begin(r.Context(), g.turns, f.identity.ID)
+	mine.begin(g.turns, f.identity.ID)
 	defer mine.end()
+	if r.Context().Err() != nil { // nobody waits for the answer any more
+		return x.deny(r, policy.Decision{Action: policy.Deny, Reason: errClient.Error()})
+	}
 	d := x.decide(r.Context())
 	for d.Action == policy.Approve {
 		d = g.spare(f.identity.Sandbox, d, x.request.Size) // nobody is asked about what could not go

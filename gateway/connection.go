@@ -228,6 +228,9 @@ func (g *Gateway) agreed(o *opening) *tls.Conn {
 		_ = o.Close()
 		return nil
 	}
+	var mine turn
+	mine.begin(g.hellos, f.identity.ID)
+	defer mine.end()
 	conn := tls.Server(o, config)
 	_ = o.SetDeadline(time.Now().Add(g.handshake))
 	if err := conn.Handshake(); err != nil {

@@ -113,6 +113,7 @@ type Gateway struct {
 	viewer    viewer // nil where no policy has to see a body
 	room      *room  // for those
 	turns     *turns
+	hellos    *turns // of TLS handshakes with sandboxes
 	exposures credential.Exposures
 	floods    *floods
 	underway  underway
@@ -187,7 +188,7 @@ func New(o Options) (*Gateway, error) {
 	g.floods = newFloods(g.enqueue)
 	g.viewer, _ = o.Decider.(viewer)
 	g.room = newRoom(m)
-	g.turns = newTurns()
+	g.turns, g.hellos = newTurns(), newTurns()
 	hang(g.proxy)
 	g.web = &h1.Server{
 		HeadTimeout: g.handshake,

@@ -1,17 +1,16 @@
 package gateway
 
 import (
-	"context"
 	"runtime"
 	"sync"
 )
 
-// turnsOfOne is how many requests of a sandbox are decided about and written down at once, for
-// each processor. The others wait asleep: a sandbox that asks for thousands at once, or resets
+// turnsOfOne is how many requests of a sandbox are decided about and written down at once, and
+// how many of its TLS handshakes are under way, for each processor. The others wait asleep: a sandbox that asks for thousands at once, or resets
 // as many, does not fill the scheduler's queue in front of another's.
 const turnsOfOne = 16
 
-// turns divides deciding among sandboxes. It is safe for concurrent use.
+// turns divides work among sandboxes. It is safe for concurrent use.
 type turns struct {
 	most int
 
@@ -19,7 +18,7 @@ type turns struct {
 	of map[string]*queue // by sandbox ID
 }
 
-// queue are the requests of one sandbox.
+// queue is the work of one sandbox.
 type queue struct {
 	slots chan struct{}
 	users int // who has a slot or waits for one; guarded by turns.mu
@@ -29,8 +28,9 @@ func newTurns() *turns {
 	return &turns{most: turnsOfOne * runtime.GOMAXPROCS(0), of: map[string]*queue{}}
 }
 
-// take waits for a turn, or for the end of ctx: then it tells so.
-func (t *turns) take(ctx context.Context, id string) bool {
+// take waits for a turn. It does so for a request that nobody waits for any more too: what a
+// sandbox resets would otherwise all be worked on at once.
+func (t *turns) take(id string) {
 	t.mu.Lock()
 	q := t.of[id]
 	if q == nil {
@@ -39,18 +39,7 @@ func (t *turns) take(ctx context.Context, id string) bool {
 	}
 	q.users++
 	t.mu.Unlock()
-	select {
-	case q.slots <- struct{}{}:
-		return true
-	default:
-	}
-	select {
-	case q.slots <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		t.leave(id, q)
-		return false
-	}
+	q.slots <- struct{}{}
 }
 
 // give ends a turn.
@@ -76,12 +65,10 @@ type turn struct {
 	id string
 }
 
-// begin waits for a turn. Without one, since nobody waits for the answer any more, the request
-// goes on, to be refused.
-func (t *turn) begin(ctx context.Context, of *turns, id string) {
-	if of.take(ctx, id) {
-		t.of, t.id = of, id
-	}
+// begin waits for a turn.
+func (t *turn) begin(of *turns, id string) {
+	of.take(id)
+	t.of, t.id = of, id
 }
 
 // end may be called more than once.
