@@ -33,6 +33,9 @@ type entry struct {
 	// shown is what listings say, also while mu is held for long; nil for a
 	// sandbox that is not there. release brings it up to date.
 	shown atomic.Pointer[Info]
+	// files ends what serves its files while it cannot be started, and gives up mu, which
+	// is held for that; nil while nothing does.
+	files atomic.Pointer[func()]
 
 	busy atomic.Int32 // uses that are under way
 	used atomic.Int64 // when the last one ended, in nanoseconds of Unix time

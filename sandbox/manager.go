@@ -178,6 +178,7 @@ func (m *Manager) Defaults() Spec { return m.opt.Defaults }
 
 // Stop ends the sandbox's processes; its files stay.
 func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
+	m.closeFiles(ctx, name)
 	return m.doing(ctx, name, "stopping", noRoom, func(e *entry) error {
 		if !e.state.live() {
 			return nil
@@ -189,6 +190,7 @@ func (m *Manager) Stop(ctx context.Context, name string) (Info, error) {
 // Remove ends a sandbox for good: its files, its memory and its certificate
 // authority. Its audit stays.
 func (m *Manager) Remove(ctx context.Context, name string) error {
+	m.closeFiles(ctx, name)
 	e, err := m.existing(ctx, name)
 	if err != nil {
 		return err

@@ -47,10 +47,28 @@ func (m *Manager) reachFiles(ctx context.Context, name string, write bool) (agen
 		return nil, "", nil, errors.Join(cause, fmt.Errorf("looking at its disk instead: %w", err))
 	}
 	m.opt.Logger.Warn("a sandbox cannot be started; its files are read and written on its disk", "sandbox", name, "error", cause)
-	return agent, "", sync.OnceFunc(func() {
+	done = sync.OnceFunc(func() {
+		e.files.Store(nil)
 		shut()
 		m.release(e)
-	}), nil
+	})
+	e.files.Store(&done)
+	return agent, "", done, nil
+}
+
+// closeFiles ends what serves the files of a sandbox that cannot be started: whoever is
+// in the middle of them holds its lock, for as long as they like.
+func (m *Manager) closeFiles(ctx context.Context, name string) {
+	e := m.known(name)
+	if e == nil {
+		return
+	}
+	if i := e.shown.Load(); i == nil || !i.Spec.visible(ctx) {
+		return
+	}
+	if done := e.files.Load(); done != nil {
+		(*done)()
+	}
 }
 
 // openFiles serves the files of a sandbox that does not run from a jail.

@@ -93,3 +93,41 @@ func TestFilesOfWhatDoesNotStart(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Who reads the files of a sandbox that does not start and goes no further keeps nobody
+// from stopping or removing it.
+func TestFilesEndWithTheSandbox(t *testing.T) {
+	b := newBed(t)
+	b.opt.Layers, b.opt.Jail = upper{b}, unjailed
+	_, b.opt.Agent.Key, _ = ed25519.GenerateKey(nil)
+	i := b.live(t, "a")
+	b.must(t)(b.Stop(t.Context(), "a"))
+	b.h.fault = "start"
+	file := filepath.Join(b.h.layers, i.ID, "file")
+	if err := os.WriteFile(file, make([]byte, 16<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	read := func() io.ReadCloser {
+		_, from, err := b.Files("a").Read(t.Context(), file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return from
+	}
+	first := read()
+	b.closeFiles(ForOwner(t.Context(), "stranger"), "a")
+	if n, err := io.CopyN(io.Discard, first, 1<<10); err != nil {
+		t.Errorf("a stranger ends it after %d bytes: %v", n, err)
+	}
+	b.must(t)(b.Stop(t.Context(), "a"))
+	second := read()
+	if err := b.Remove(t.Context(), "a"); err != nil {
+		t.Error(err)
+	}
+	for _, from := range []io.ReadCloser{first, second} {
+		if _, err := io.Copy(io.Discard, from); err == nil {
+			t.Error("it is read to its end")
+		}
+		_ = from.Close()
+	}
+}
