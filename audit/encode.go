@@ -22,6 +22,7 @@ type batch struct {
 	out chan outcome // what Append waits for, of capacity one
 	// awaited tells Append's from Enqueue's.
 	awaited bool
+	worth   worth // the least of its events'
 }
 
 type outcome struct {
@@ -40,8 +41,9 @@ var (
 
 func encode(events ...*Event) (*batch, error) {
 	b := batches.Get().(*batch)
-	b.buf, b.at, b.awaited = b.buf[:0], b.at[:0], false
+	b.buf, b.at, b.awaited, b.worth = b.buf[:0], b.at[:0], false, worths-1
 	for _, e := range events {
+		b.worth = min(b.worth, worthOf(e))
 		start, at := len(b.buf), 0
 		b.buf, at = appendEvent(b.buf, e)
 		b.buf, b.at = append(b.buf, '\n'), append(b.at, at)

@@ -11,6 +11,7 @@ import (
 
 // file is what the writer needs of a segment's file.
 type file interface {
+	Room(n int, keep int64) error
 	io.Writer
 	Sync() error // fdatasync(2)
 	Truncate(size int64) error
@@ -35,6 +36,8 @@ type osFile struct {
 	*os.File
 	size   int64  // of what was written
 	room   int64  // of the file
+	held   int64  // how far blocks of the disk are its own; see Room
+	unheld bool   // the file system cannot
 	direct bool   // past the page cache
 	buf    []byte // for that: aligned, and begins with the block that is not full
 }
@@ -88,7 +91,7 @@ func newFile(o *os.File, size int64) (file, error) {
 
 // begin has writes follow the first size bytes, which are all there is.
 func (f *osFile) begin(size int64) error {
-	f.size, f.room = size, size
+	f.size, f.room, f.held = size, size, size
 	if !f.direct {
 		return nil
 	}
@@ -197,7 +200,7 @@ func (f *osFile) Truncate(size int64) error {
 // Close leaves nothing but what was written.
 func (f *osFile) Close() error {
 	var err error
-	if f.room > f.size {
+	if max(f.room, f.held) > f.size {
 		err = f.File.Truncate(f.size)
 	}
 	return errors.Join(err, f.File.Close())

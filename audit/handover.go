@@ -80,6 +80,7 @@ func Continue(h Handover, o Options) (*Log, error) {
 			return nil, errors.Join(fmt.Errorf("continuing the audit log: %w", err), f.Close())
 		}
 		l.current, l.size = f, h.Size
+		_ = f.Room(0, l.reserve) // or with the first event
 	}
 	go l.run()
 	return l, nil
@@ -158,7 +159,7 @@ func newLog(dir string, opts Options) *Log {
 		opts.open = openFile
 	}
 	l := &Log{
-		dir: dir, opts: opts, next: 1,
+		dir: dir, opts: opts, next: 1, reserve: min(opts.SegmentSize, maxReserve),
 		wake: make(chan struct{}, 1), done: make(chan struct{}),
 	}
 	l.flush = time.AfterFunc(time.Hour, l.expire)

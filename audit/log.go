@@ -117,6 +117,8 @@ type Log struct {
 	spare   []*batch // the list of the group before, to be used again
 	syncs   uint64   // tried for the group
 	failing bool
+	reserve int64 // see Room
+	unmade  bool  // a segment was to be begun, and may have been: nothing goes on before it
 }
 
 // Append makes the events durable, in order and with consecutive numbers, and

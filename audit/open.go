@@ -103,6 +103,7 @@ func (l *Log) resume(last segment) error {
 		return errors.Join(err, f.Close())
 	}
 	l.current, l.size = f, v.size
+	_ = f.Room(0, l.reserve) // or with the first event
 	return nil
 }
 

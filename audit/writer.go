@@ -7,8 +7,6 @@ import (
 	"os"
 	"runtime"
 
-	"golang.org/x/sys/unix"
-
 	"sallyport/internal/durable"
 )
 
@@ -72,8 +70,13 @@ func (l *Log) gather() (g group, ok bool) {
 	return g, len(g.batches) > 0 || g.dropped > 0 || g.refused > 0
 }
 
-// commit makes the group durable and tells who waits.
+// commit makes the group durable and tells who waits. Of one that has no room on the
+// disk it does with what is worth the log's reserve.
 func (l *Log) commit(g group) {
+	l.commitAs(g, ordinary)
+}
+
+func (l *Log) commitAs(g group, w worth) {
 	first := l.next
 	l.buf, l.syncs = l.buf[:0], 0
 	for _, b := range notices(g.dropped, g.refused) {
@@ -83,12 +86,19 @@ func (l *Log) commit(g group) {
 	for _, b := range g.batches {
 		l.buf, l.next = b.appendTo(l.buf, l.next)
 	}
-	if err := l.write(first); err != nil {
+	if err := l.write(first, w); err != nil {
 		l.next = first
+		more := group{}
+		if w+1 < worths && full(err) {
+			more, g = g.above(w + 1)
+		}
 		l.failed(g, err)
+		if len(more.batches) > 0 {
+			l.commitAs(more, w+1)
+		}
 		return
 	}
-	if l.failing {
+	if l.failing && w == ordinary {
 		l.failing = false
 		l.opts.Logger.Info("the audit log can be written again", "dir", l.dir)
 	}
@@ -187,17 +197,35 @@ func notice(state, message string, count int) *Event {
 // write makes buf durable; first is the number of its first event. After an
 // error the current segment ends where it last was durable, or is no longer
 // current.
-func (l *Log) write(first uint64) error {
-	if l.current == nil || l.size > 0 && l.size+int64(len(l.buf)) > l.opts.SegmentSize {
+func (l *Log) write(first uint64, w worth) error {
+	over := l.size > 0 && l.size+int64(len(l.buf)) > l.opts.SegmentSize
+	keep := l.keep(w)
+	if l.current != nil && !l.unmade {
+		// The next segment is begun where there is room for its reserve. Until then
+		// what is worth this one's goes on here.
+		more := keep
+		if over && w == ordinary {
+			more += l.reserve
+		}
+		if err := l.current.Room(len(l.buf), more); err != nil {
+			return err
+		}
+		over = over && w == ordinary
+	}
+	if l.current == nil || over || l.unmade {
+		l.unmade = true
 		if err := l.rotate(first); err != nil {
+			return err
+		}
+		l.unmade = false
+		if err := l.current.Room(len(l.buf), keep); err != nil {
 			return err
 		}
 	}
 	if _, err := l.current.Write(l.buf); err != nil {
 		// A full disk leaves the file sound: cut off what fitted. After any
 		// other error nothing about the file is certain.
-		full := errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
-		if terr := l.current.Truncate(l.size); terr != nil || !full {
+		if terr := l.current.Truncate(l.size); terr != nil || !full(err) {
 			l.abandon(first)
 		}
 		return err
