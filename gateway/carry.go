@@ -72,9 +72,6 @@ func (x *exchange) authorize(r *http.Request) *answer {
 	var mine turn
 	mine.begin(g.turns, f.identity.ID)
 	defer mine.end()
-	if r.Context().Err() != nil { // nobody waits for the answer any more
-		return x.deny(r, policy.Decision{Action: policy.Deny, Reason: errClient.Error()})
-	}
 	d := x.decide(r.Context())
 	for d.Action == policy.Approve {
 		d = g.spare(f.identity.Sandbox, d, x.request.Size) // nobody is asked about what could not go

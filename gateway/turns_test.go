@@ -1,8 +1,6 @@
 package gateway_test
 
 import (
-	"crypto/tls"
-	"fmt"
 	"net/http"
 	"runtime"
 	"sync/atomic"
@@ -11,7 +9,6 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"sallyport/audit"
 	"sallyport/policy"
 )
 
@@ -81,54 +78,5 @@ func TestFloodWaitsForItsTurn(t *testing.T) {
 	w.settled(t)
 	if resp, _ := get(t, w.agent("h2", true, w.steer, false), o.url("https", "/")); resp.StatusCode != 200 {
 		t.Errorf("its own, afterwards: %d", resp.StatusCode)
-	}
-}
-
-// A request whose client leaves while it waits for its turn costs no decision of the policy, and is recorded.
-func TestRequestThatIsGoneByItsTurn(t *testing.T) {
-	w := newWire(t)
-	w.quiet = true
-	o := w.origin("api.example.test", "h1", true)
-	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
-	asked := make(chan string, 100)
-	release := make(chan struct{})
-	w.policy(func(in policy.Input) policy.Decision {
-		if in.Phase == policy.PhaseRequest {
-			asked <- in.Request.Path
-			<-release
-		}
-		return w.allow(in)
-	})
-	c := w.frames(w.steer, o)
-	for range 16 * runtime.GOMAXPROCS(0) {
-		if _, err := c.open(true, o.request("/")...); err != nil {
-			t.Fatal(err)
-		}
-		await(t, asked)
-	}
-	raw, err := w.steer(t.Context(), "tcp", fmt.Sprintf("%s:%d", o.name, o.port))
-	if err != nil {
-		t.Fatal(err)
-	}
-	late := tls.Client(raw, &tls.Config{RootCAs: w.ca.pool, ServerName: o.name})
-	fmt.Fprintf(late, "GET /late HTTP/1.1\r\nHost: %s:%d\r\n\r\n", o.name, o.port)
-	time.Sleep(500 * time.Millisecond) // until it waits, and is watched
-	raw.Close()
-	time.Sleep(300 * time.Millisecond) // until that is seen
-	close(release)
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		decisions, _ := w.settled(t)
-		for _, e := range decisions {
-			if e.HTTPRequest == nil || e.HTTPRequest.URL.Path != "/late" {
-				continue
-			}
-			if e.Action != audit.ActionDenied || e.Unmapped.Sallyport.Reason != "the sandbox went away" || len(asked) > 0 {
-				t.Errorf("recorded as %v, %q; the policy was asked %d times", e.Action, e.Unmapped.Sallyport.Reason, len(asked))
-			}
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not recorded; the policy was asked %d times", len(asked))
-		}
 	}
 }
