@@ -27,7 +27,8 @@
 // messages a text ends besides with each line, so that streams of events, of lines of
 // JSON or of a log flow. No value goes on beyond a line's end but one with lines
 // itself, whose long lines are values of their own, and digits that were broken
-// into lines: a line that ends in [digits] or more of these ends no text.
+// into lines: a line that ends in [digits] or more of these ends no text. Where all
+// lines of a value are short, no line ends a text.
 //
 // How long a search takes depends on the text, on the values' lengths, and on which of
 // their characters escapes are made of: not on whether parts of values are in the text,
@@ -97,6 +98,7 @@ func New(values []Value) *Scrubber {
 	var (
 		patterns []pattern
 		found    []Found // by pattern
+		whole    bool
 	)
 	seen := make(map[pattern]int)
 	for _, v := range values {
@@ -107,7 +109,9 @@ func New(values []Value) *Scrubber {
 		if len(value) < MinLength {
 			continue
 		}
-		for _, text := range append(lines(value), value) {
+		texts := append(lines(value), value)
+		whole = whole || len(texts) == 1 && strings.Contains(value, "\n")
+		for _, text := range texts {
 			// Two alphabets may give the same digits: that is not to show in the work.
 			first := len(patterns)
 			for _, p := range spellings(text, span, knownOf(text, v, values)) {
@@ -122,7 +126,9 @@ func New(values []Value) *Scrubber {
 	}
 	s := new(Scrubber)
 	if len(patterns) > 0 {
-		s.index.Store(newIndex(patterns, found))
+		x := newIndex(patterns, found)
+		x.whole = whole
+		s.index.Store(x)
 	}
 	return s
 }
@@ -225,7 +231,7 @@ func (s *sieve) sift(data []byte, last bool) (decided int) {
 	decided = len(data)
 	if s.index != nil && !last {
 		decided = max(0, len(data)-s.tail)
-		if s.lined {
+		if s.lined && !s.whole {
 			decided = s.lineEnd(data, decided)
 		}
 	}

@@ -150,6 +150,16 @@ func TestScrubLines(t *testing.T) {
 	}
 }
 
+// A value of short lines alone is found also where its lines come one by one.
+func TestShortLines(t *testing.T) {
+	const value = "pin 1234\nword abcd\nend"
+	s := scrubber(value)
+	got, hits := scrub(t, s, iotest.OneByteReader(strings.NewReader("it is:\n"+value+"\nthat was it\n")))
+	if want := "it is:\n" + strings.Repeat("*", len(value)) + "\nthat was it\n"; got != want || hits != 1 {
+		t.Errorf("got %q and %d hits", got, hits)
+	}
+}
+
 // FuzzScrub cuts a body that echoes a secret in many forms at random places: the
 // result is that of the whole, as long as the body, and holds no secret.
 func FuzzScrub(f *testing.F) {

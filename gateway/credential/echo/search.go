@@ -12,6 +12,7 @@ type index struct {
 	found    []Found // what is reported of the values, by pattern
 	window   int     // length of the shortest pattern
 	tail     int     // longer than no occurrence of any is; by the lengths of values alone
+	whole    bool    // no text ends with a line: all lines of some value are too short to be values of their own
 
 	scans []*scan
 	reach int // how many bytes of a text its scans need on either side of an escape
