@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
-	"sallyport/gateway"
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
@@ -70,8 +69,8 @@ func (l limits) Reset(ctx context.Context, by approval.Operator, name, subject s
 	}
 	names := l.sandboxes()
 	if l.d.house != nil {
-		// A fork's counter is its lineage's, but for the secrets that it found.
-		if i, err := l.d.house.sandboxes.Get(subject); err == nil && i.Lineage != nil && name != gateway.FoundLimit {
+		// A fork's counter is its lineage's.
+		if i, err := l.d.house.sandboxes.Get(subject); err == nil && i.Lineage != nil {
 			subject = i.Lineage.Root
 		}
 	}

@@ -218,7 +218,7 @@ func (r *rig) wholeGuessesStop(t *testing.T) {
 	}
 	r.ok("sandbox", "fork", "guesser", "heir")
 	want("the credential's host, for a fork", ask("heir", keyed), " 200")
-	for _, name := range []string{"heir", "guesser"} { // each counts for itself
+	for _, name := range []string{"heir", "guesser"} { // which have one counter
 		for n := range 5 {
 			want(fmt.Sprintf("right guess %d of %s", n+1, name), ask(name, right), hidden)
 		}
@@ -227,8 +227,11 @@ func (r *rig) wholeGuessesStop(t *testing.T) {
 			want("after five right guesses", got, " 403")
 			want("after five right guesses", got, "sallyport limits reset "+found)
 		}
+		for _, kin := range []string{"heir", "guesser"} {
+			want("a sandbox of one lineage, "+kin, ask(kin, wrong), " 403")
+		}
 		want("another sandbox", ask("agent", wrong), " 200")
-		if out := r.ok("limits"); !strings.Contains(out, found) || !strings.Contains(out, name) {
+		if out := r.ok("limits"); !strings.Contains(out, found) || !strings.Contains(out, "guesser") {
 			t.Errorf("the limits: %s", out)
 		}
 		high := 0
