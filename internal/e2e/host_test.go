@@ -31,7 +31,7 @@ func TestHost(t *testing.T) {
 	if got := ready(); got != "READY=1" {
 		t.Errorf("systemd was told %q", got)
 	}
-	r.ok("run", "agent", "--", "sh", "-c", "echo kept > /root/f && echo kept > /memory/f")
+	r.ok("run", "agent", "--", "sh", "-c", "echo kept > /root/f && echo kept > /memory/f && sync")
 
 	t.Run("full disk", func(t *testing.T) {
 		r.ok("run", "greedy", "--", "true")
