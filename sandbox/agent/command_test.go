@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"testing/iotest"
 	"time"
 
 	"github.com/google/uuid"
@@ -203,7 +202,14 @@ func TestInputBreaksOff(t *testing.T) {
 	_, _, c := serve(t)
 	done := filepath.Join(t.TempDir(), "done")
 	w := sh("cat >/dev/null; echo all >" + done)
-	_, err := c.Run(t.Context(), w, channel.Streams{Stdin: io.MultiReader(strings.NewReader("half"), iotest.ErrReader(io.ErrUnexpectedEOF))})
+	// Not before the command is there: it would not be started.
+	breaks := reader(func([]byte) (int, error) {
+		for c.JSON(t.Context(), "GET", "/commands/"+w.ID, nil, new(wire.Status)) != nil && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		return 0, io.ErrUnexpectedEOF
+	})
+	_, err := c.Run(t.Context(), w, channel.Streams{Stdin: io.MultiReader(strings.NewReader("half"), breaks)})
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v, want %v", err, io.ErrUnexpectedEOF)
 	}
@@ -228,6 +234,10 @@ func TestOutputRefused(t *testing.T) {
 		t.Errorf("got %+v, want it killed", s)
 	}
 }
+
+type reader func([]byte) (int, error)
+
+func (r reader) Read(p []byte) (int, error) { return r(p) }
 
 type writer func([]byte) (int, error)
 
