@@ -51,10 +51,12 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 		}
 	}
 	shown := s.Request.shown()
+	var near [8]match
+	matches := p.matches(near[:0], s)
 	var room [256]byte
 	var key []byte
 	if p.recall != nil && !shown {
-		if key = p.recall.key(room[:0], p, s); key != nil {
+		if key = p.recall.key(room[:0], matches, s); key != nil {
 			if answer := p.recall.get(key); answer != nil {
 				d, err := p.decode(answer, s)
 				if err != nil {
@@ -66,7 +68,7 @@ func (p *Policy) decide(ctx context.Context, s subject, at time.Time) Decision {
 	}
 	v := p.query.evaluation(s.Phase)
 	v.at = at
-	v.view.show(p, s)
+	v.view.showWith(matches, s)
 	answer, err := p.query.patient(ctx, v)
 	if err != nil {
 		v.release()

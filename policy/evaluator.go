@@ -166,6 +166,7 @@ func (v *evaluation) release() {
 func (e *evaluator) patient(ctx context.Context, v *evaluation) (ast.Value, error) {
 	answer, err := e.eval(ctx, v)
 	if errors.Is(err, errTimeout) {
+		v.cache.reset()
 		answer, err = e.eval(ctx, v)
 	}
 	return answer, err
@@ -176,7 +177,6 @@ func (e *evaluator) eval(ctx context.Context, v *evaluation) (ast.Value, error) 
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	v.cache.reset()
 	v.began, v.late = time.Now(), false
 	at := v.at
 	if at.IsZero() {

@@ -206,13 +206,10 @@ func (p *Policy) without(ctx context.Context, rules []*rule, s subject, at time.
 	v.view.last = true // it shows what the next input would not replace
 	defer v.release()
 	v.at = at
-	v.view.show(p, s)
-	if v.view.fields&fieldRules != 0 {
-		v.view.showMatches(slices.DeleteFunc(p.matches(nil, s), func(m match) bool {
-			grants := m.does == authorises || m.does == allows || m.does == tunnels
-			return !grants && slices.Contains(rules, m.rule)
-		}))
-	}
+	v.view.showWith(slices.DeleteFunc(p.matches(nil, s), func(m match) bool {
+		grants := m.does == authorises || m.does == allows || m.does == tunnels
+		return !grants && slices.Contains(rules, m.rule)
+	}), s)
 	answer, err := p.query.eval(ctx, v)
 	if err != nil {
 		return p.undecided(err)

@@ -58,7 +58,7 @@ func readsClock(modules map[string]*ast.Module) bool {
 }
 
 // key is what the answer for s depends on, or nothing where that is too much.
-func (r *recall) key(room []byte, p *Policy, s subject) []byte {
+func (r *recall) key(room []byte, matches []match, s subject) []byte {
 	k := append(room, string(s.Phase)...)
 	text := func(t string) {
 		k = binary.AppendUvarint(k, uint64(len(t)))
@@ -71,8 +71,6 @@ func (r *recall) key(room []byte, p *Policy, s subject) []byte {
 		}
 	}
 	text(string(s.Protocol))
-	var near [8]match
-	matches := p.matches(near[:0], s)
 	k = binary.AppendUvarint(k, uint64(len(matches)))
 	for _, m := range matches {
 		k = append(binary.AppendUvarint(k, uint64(m.rule.place)), byte(m.does))

@@ -76,6 +76,16 @@ func newView(phase Phase, fields field) *view {
 
 // show makes s the input.
 func (v *view) show(p *Policy, s subject) {
+	var near [8]match
+	var matches []match
+	if v.fields&fieldRules != 0 {
+		matches = p.matches(near[:0], s)
+	}
+	v.showWith(matches, s)
+}
+
+// showWith makes s the input, with the rules that are said to match.
+func (v *view) showWith(matches []match, s subject) {
 	v.text(v.root, fieldPhase, keyPhase, string(s.Phase))
 	v.text(v.root, fieldProtocol, keyProtocol, string(s.Protocol))
 	v.changed = false
@@ -89,8 +99,7 @@ func (v *view) show(p *Policy, s subject) {
 		v.showRequest(s)
 	}
 	if v.fields&fieldRules != 0 {
-		var near [8]match
-		v.showMatches(p.matches(near[:0], s))
+		v.showMatches(matches)
 	}
 }
 
