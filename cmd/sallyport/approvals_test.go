@@ -2,10 +2,7 @@ package main
 
 import (
 	"encoding/json"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -15,14 +12,6 @@ import (
 
 // An approval without an ID says which request waits, and answers none.
 func TestApproveWithoutID(t *testing.T) {
-	dir, file := configured(t, "")
-	if err := os.Mkdir(filepath.Join(dir, "run"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, "run", "sallyport.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	waiting := []approval.Request{
 		{ID: "first", Subject: approval.Subject{Sandbox: "demo", Method: "POST", Host: "api.example.com", Port: 443, Path: "/pay"}},
 		{ID: "second", Subject: approval.Subject{Sandbox: "demo", Method: "GET", Host: "api.example.com", Port: 443, Path: "/x"}},
@@ -34,9 +23,7 @@ func TestApproveWithoutID(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(api.ApprovalList{Requests: waiting[:count]})
 	})
 	mux.HandleFunc("POST /", func(_ http.ResponseWriter, r *http.Request) { t.Errorf("%s was asked for", r.URL) })
-	s := &http.Server{Handler: mux}
-	go func() { _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close() })
+	file := fakeDaemon(t, mux)
 	for verb, wants := range map[string][]string{
 		"approve": {"no request waits", "POST api.example.com:443/pay for demo: write `sallyport approvals approve first`", "2 requests wait: `sallyport approvals ls`"},
 		"deny":    {"no request waits", "write `sallyport approvals deny first`", "2 requests wait"},

@@ -16,14 +16,6 @@ import (
 // Of several names all are tried, each failure is said, and the status is 1 if
 // there was one. No sandboxes are an empty list in JSON.
 func TestSeveral(t *testing.T) {
-	dir, file := configured(t, "")
-	if err := os.Mkdir(filepath.Join(dir, "run"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, "run", "sallyport.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	answer := func(w http.ResponseWriter, r *http.Request) {
 		name := r.PathValue("name")
 		w.Header().Set("Content-Type", "application/json")
@@ -46,9 +38,7 @@ func TestSeveral(t *testing.T) {
 	mux.HandleFunc("DELETE /v1/sandboxes/{name}", answer)
 	mux.HandleFunc("POST /v1/sandboxes/{name}/stop", answer)
 	mux.HandleFunc("GET /v1/sandboxes", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("[]\n")) })
-	s := &http.Server{Handler: mux}
-	go func() { _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close() })
+	file := fakeDaemon(t, mux)
 	for _, tt := range []struct {
 		args   string
 		status int
@@ -72,4 +62,22 @@ func TestSeveral(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fakeDaemon answers at a daemon's socket, for what a real one cannot be made to say. It
+// returns the configuration that leads there.
+func fakeDaemon(t *testing.T, routes http.Handler) (file string) {
+	t.Helper()
+	dir, file := configured(t, "")
+	if err := os.Mkdir(filepath.Join(dir, "run"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("unix", filepath.Join(dir, "run", "sallyport.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &http.Server{Handler: routes}
+	go func() { _ = s.Serve(l) }()
+	t.Cleanup(func() { _ = s.Close() })
+	return file
 }
