@@ -205,14 +205,8 @@ const (
 
 // drop gives up user, groups and capabilities.
 func (p *plan) drop() error {
-	for c := uintptr(0); ; c++ {
-		err := everywhere(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c)
-		if errors.Is(err, unix.EINVAL) && c > unix.CAP_SETPCAP {
-			break // beyond the last that this kernel has
-		}
-		if err != nil {
-			return fmt.Errorf("dropping capability %d from the bounding set: %w", c, err)
-		}
+	if err := boundCapabilities(0); err != nil {
+		return err
 	}
 	if err := everywhere(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL); err != nil {
 		return fmt.Errorf("clearing the ambient capabilities: %w", err)
@@ -230,11 +224,45 @@ func (p *plan) drop() error {
 	if err := everywhere(unix.SYS_SETRESUID, uid, uid, uid); err != nil {
 		return fmt.Errorf("setresuid: %w", err)
 	}
+	return setCapabilities(0)
+}
+
+// KeepCapabilities gives up all capabilities but those of a set of the first 32, a bit
+// each, on all threads and for good: no program that is executed gets another
+// (no_new_privs). It is for a process that stays root, of some files only.
+func KeepCapabilities(kept uint32) error {
+	if err := boundCapabilities(kept); err != nil {
+		return err
+	}
+	if err := setCapabilities(kept); err != nil {
+		return err
+	}
+	return everywhere(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
+}
+
+// boundCapabilities leaves no others in the bounding set.
+func boundCapabilities(kept uint32) error {
+	for c := uintptr(0); ; c++ {
+		if c < 32 && kept&(1<<c) != 0 {
+			continue
+		}
+		err := everywhere(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c)
+		if errors.Is(err, unix.EINVAL) && c > unix.CAP_SETPCAP {
+			return nil // beyond the last that this kernel has
+		}
+		if err != nil {
+			return fmt.Errorf("dropping capability %d from the bounding set: %w", c, err)
+		}
+	}
+}
+
+// setCapabilities makes them the effective and permitted ones.
+func setCapabilities(kept uint32) error {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	none := [2]unix.CapUserData{}
-	err := everywhere(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&none[0])))
+	caps := [2]unix.CapUserData{{Effective: kept, Permitted: kept}}
+	err := everywhere(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&caps[0])))
 	runtime.KeepAlive(&head)
-	runtime.KeepAlive(&none)
+	runtime.KeepAlive(&caps)
 	if err != nil {
 		return fmt.Errorf("capset: %w", err)
 	}

@@ -7,12 +7,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -37,7 +34,7 @@ func Run() error {
 	if err := p.enter(); err != nil {
 		return err
 	}
-	if err := drop(); err != nil {
+	if err := cell.KeepCapabilities(kept); err != nil {
 		return err
 	}
 	unix.Umask(0o022)
@@ -136,41 +133,6 @@ func showMemory(root string, memory int) error {
 // kept are the capabilities that pass by modes and owners of files, and those to take
 // on the rights of a user whose name is given.
 const kept = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
-
-// drop gives up every other capability, on all threads and for good.
-func drop() error {
-	for c := uintptr(0); ; c++ {
-		if c < 32 && kept&(1<<c) != 0 {
-			continue
-		}
-		err := everywhere(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c)
-		if errors.Is(err, unix.EINVAL) && c > unix.CAP_SETPCAP {
-			break // beyond the last that this kernel has
-		}
-		if err != nil {
-			return fmt.Errorf("dropping capability %d: %w", c, err)
-		}
-	}
-	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	caps := [2]unix.CapUserData{{Effective: kept, Permitted: kept}}
-	err := everywhere(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&caps[0])))
-	runtime.KeepAlive(&head)
-	runtime.KeepAlive(&caps)
-	if err != nil {
-		return fmt.Errorf("capset: %w", err)
-	}
-	return everywhere(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
-}
-
-// everywhere makes a system call on every thread.
-func everywhere(number uintptr, a ...uintptr) error {
-	var args [6]uintptr
-	copy(args[:], a)
-	if _, _, e := syscall.AllThreadsSyscall6(number, args[0], args[1], args[2], args[3], args[4], args[5]); e != 0 {
-		return e
-	}
-	return nil
-}
 
 // once is a listener with one connection, and ends with that.
 type once struct {
