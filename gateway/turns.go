@@ -5,9 +5,10 @@ import (
 	"sync"
 )
 
-// turnsOfOne is how many requests of a sandbox are decided about and written down at once, and
-// how many of its TLS handshakes are under way, for each processor. The others wait asleep: a sandbox that asks for thousands at once, or resets
-// as many, does not fill the scheduler's queue in front of another's.
+// turnsOfOne is how many requests of a sandbox are decided about and written down at once,
+// and how many of its TLS handshakes are under way, for each processor. The others wait
+// asleep: a sandbox that asks for thousands at once, or resets as many, does not fill the
+// scheduler's queue in front of another's.
 const turnsOfOne = 16
 
 // turns divides work among sandboxes. It is safe for concurrent use.
@@ -45,15 +46,9 @@ func (t *turns) take(id string) {
 // give ends a turn.
 func (t *turns) give(id string) {
 	t.mu.Lock()
-	q := t.of[id]
-	t.mu.Unlock()
-	<-q.slots
-	t.leave(id, q)
-}
-
-func (t *turns) leave(id string, q *queue) {
-	t.mu.Lock()
 	defer t.mu.Unlock()
+	q := t.of[id]
+	<-q.slots // which the caller has: this does not wait
 	if q.users--; q.users == 0 {
 		delete(t.of, id)
 	}
