@@ -192,7 +192,7 @@ func TestApplyRefuses(t *testing.T) {
 	})
 }
 
-// What is secret in an injection is long, or the configuration has named its field.
+// The secret part of an injection has 16 bytes or more, unless the configuration names its field.
 func TestShortSecrets(t *testing.T) {
 	const long, short = "0123456789abcdef", "0123456789abcde"
 	both := func(user, password string) fields { return fields{"username": user, "password": password} }

@@ -9,8 +9,8 @@ import (
 // last line, and what a secret was put behind or before, as "Bearer " is and a username.
 type known struct{ head, tail int }
 
-// knownOf finds that out: a value that holds another one of the same name, itself or in
-// base64, keeps no more secret than that.
+// knownOf finds those bytes. A value that holds another one of the same name, as it is or
+// in base64, is secret in that part only.
 func knownOf(text string, of Value, values []Value) known {
 	k := known{tail: public(text)}
 	if from, to := secretIn(text, of, values); to-from >= MinLength {

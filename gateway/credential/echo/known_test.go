@@ -9,8 +9,8 @@ import (
 	"sallyport/gateway/credential/echo"
 )
 
-// What a secret was put behind is known: with it before a part of the secret, a search
-// takes no longer than without that part.
+// Everybody knows the text before a secret, as "Bearer " is. A search of that text followed
+// by a part of the secret takes no longer than without the part.
 func TestWorkTellsNoneAfterWhatIsKnown(t *testing.T) {
 	const (
 		token    = "a8KqT3mWz0RbY5nLc7Hd"

@@ -82,8 +82,8 @@ func (l *lengths) size(begin []byte) (n int64, padded bool) {
 	return (n + 2) / 3 * 4, n%3 != 0
 }
 
-// stream scrubs each message by itself. After a length that cannot be, what comes
-// is scrubbed as a body that is none of messages.
+// stream scrubs each message by itself. After a length that cannot be, the rest is
+// scrubbed as a body without messages.
 type stream struct {
 	text
 	lengths

@@ -128,8 +128,8 @@ func TestStreamsOfMessages(t *testing.T) {
 	}
 }
 
-// What is no message is searched as one text to the end, and as much of it is kept
-// back as of any: a secret is found across what would have been a head.
+// A stream whose next length cannot be is searched as one text to its end, and as much of
+// it is kept back as of any text. So a secret is found where a head would have been.
 func TestStreamsOfOther(t *testing.T) {
 	tail := 20 * len(token)
 	plain := strings.Repeat("k8s and so on ", tail)
