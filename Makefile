@@ -31,7 +31,7 @@ build:
 	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/sallyport-agent ./cmd/sallyport-agent
 
 demo: setup build
-	@$(GO) build -o bin/testhost ./internal/lab/testhost
+	@$(GO) build -o bin/testhost ./internal/test/testhost
 	@$(GO) build -o bin/demo ./examples/demo
 	@bin/demo -bin bin up
 

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // direct tells whether the log writes past the page cache in dir.
@@ -93,7 +93,7 @@ func TestFile(t *testing.T) {
 		exercise(t, dir)
 	})
 	t.Run("through the page cache", func(t *testing.T) {
-		lab.Privileged(t)
+		testnet.Privileged(t)
 		dir := t.TempDir()
 		if err := unix.Mount("ramfs", dir, "ramfs", 0, ""); err != nil {
 			t.Fatal(err)

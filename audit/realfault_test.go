@@ -13,13 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // TestDiskFull fills a real file system. The log refuses, goes on by itself
 // when there is room, and has all that it acknowledged.
 func TestDiskFull(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
 		t.Fatal(err)

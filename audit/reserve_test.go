@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // fillDisk takes all that is left of a file system.
@@ -38,7 +38,7 @@ func fillDisk(t *testing.T, path string) {
 // With no byte left on the disk, whoever took it, ends of sandboxes are recorded, beyond
 // the size of a segment too, and what is denied, as long as that leaves room for ends.
 func TestRoomOnAFullDisk(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	for _, kind := range []string{"tmpfs", "ext4"} {
 		t.Run(kind, func(t *testing.T) {
 			dir := t.TempDir()

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"sallyport/gateway/credential"
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -113,7 +113,7 @@ func failed(err error, id string) *answer {
 	switch a.Status {
 	case http.StatusServiceUnavailable:
 		a.Remedy = "Nothing was sent. " + repair(err) + " Then try again."
-		if errors.Is(err, h1.ErrBudget) {
+		if errors.Is(err, http1.ErrBudget) {
 			a.Remedy = "The request was sent. Read what is under way to its end, then try again if that does no harm."
 		}
 		if errors.Is(err, credential.ErrMemory) {

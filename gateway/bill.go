@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway/usage"
+	"sallyport/gateway/meter"
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // What is charged where an answer does not report what it has used: never less
@@ -35,14 +35,14 @@ const unpricedRemedy = "Do not retry it as it is: ask for a model that has a pri
 
 // bill counts the tokens of one exchange.
 type bill struct {
-	meter  *meter
+	meter  *limitMeter
 	path   string // the model that the path names
 	ask    *ask   // nil where the body need not say
 	coded  bool   // the request's body has a content coding
 	reads  bool   // by a method that asks a model nothing
 	began  time.Time
 	status int
-	answer *usage.Reader // nil before there is one
+	answer *meter.Reader // nil before there is one
 	stream bool          // it is one of events
 	socket bool          // its bytes have been charged as they went
 }
@@ -72,7 +72,7 @@ func (x *exchange) priced(r *http.Request, d policy.Decision, upgrade bool) poli
 	if upgrade {
 		return x.gateway.exceeded(d, unpriced(cost.Name, "nobody can see what a WebSocket costs"))
 	}
-	if model := usage.InPath(x.request.Path); model != "" {
+	if model := meter.InPath(x.request.Path); model != "" {
 		if _, ok := cost.Prices.Of(model); !ok {
 			return x.gateway.exceeded(d, unpriced(cost.Name, "the model has no price"))
 		}
@@ -89,7 +89,7 @@ func (g *Gateway) readable(d policy.Decision) policy.Decision {
 }
 
 // unreadable has what flows charged: what is in it cannot be read.
-func (m *meter) unreadable() {
+func (m *limitMeter) unreadable() {
 	if m != nil && m.use.Charged() {
 		m.unread = true
 	}
@@ -100,7 +100,7 @@ func (x *exchange) count(r *http.Request) {
 	if x.meter == nil || !x.meter.use.Charged() {
 		return
 	}
-	t := &bill{meter: x.meter, path: usage.InPath(x.request.Path), socket: x.upgrade}
+	t := &bill{meter: x.meter, path: meter.InPath(x.request.Path), socket: x.upgrade}
 	x.bill, x.got.bill = t, t
 	if x.upgrade {
 		x.meter.unreadable()
@@ -114,7 +114,7 @@ func (x *exchange) count(r *http.Request) {
 	if r.Body == nil || r.Body == http.NoBody || x.meter.costed == "" {
 		return
 	}
-	t.ask = &ask{ReadCloser: r.Body, bill: t, left: r.ContentLength, model: usage.NewAsk()}
+	t.ask = &ask{ReadCloser: r.Body, bill: t, left: r.ContentLength, model: meter.NewAsk()}
 	r.Body = t.ask
 }
 
@@ -124,7 +124,7 @@ type ask struct {
 	io.ReadCloser
 	bill  *bill
 	left  int64 // until the end; less than none where that is not known
-	model *usage.Ask
+	model *meter.Ask
 	// rates are the highest of the models that were named, nil before it is known
 	// that each has some. A transport can go on reading after the exchange.
 	rates atomic.Pointer[policy.Rates]
@@ -183,7 +183,7 @@ func (a *ask) judge() error {
 }
 
 // refused tells whether a request was broken off since its model has no price.
-func (m *meter) refused() bool {
+func (m *limitMeter) refused() bool {
 	over := m.over.Load()
 	return over != nil && over.unpriced
 }
@@ -195,8 +195,8 @@ func (t *bill) answered(resp *http.Response) {
 		kind = values[0]
 	}
 	t.status = resp.StatusCode
-	t.answer = usage.NewReader(kind)
-	t.stream = usage.Streams(kind)
+	t.answer = meter.NewReader(kind)
+	t.stream = meter.Streams(kind)
 }
 
 // open scrubs an answer, and takes off what it is coded in. What cannot be read is
@@ -228,7 +228,7 @@ func free(status int) bool {
 
 // used is what an ended exchange has used, by what was reported, or an estimate
 // that is no less where it was not.
-func (t *bill) used(sent int64) (r usage.Report, estimated bool) {
+func (t *bill) used(sent int64) (r meter.Report, estimated bool) {
 	switch {
 	case t.answer != nil:
 		r = t.answer.Report()
@@ -271,7 +271,7 @@ func (t *bill) rates(answered string) policy.Rates {
 }
 
 // costOf is what tokens cost.
-func costOf(t usage.Tokens, at policy.Rates) budget.Money {
+func costOf(t meter.Tokens, at policy.Rates) limit.Money {
 	return at.Input.For(t.In - t.Cached - t.CacheWrite).Plus(at.CachedInput.For(t.Cached)).
 		Plus(at.CacheWrite.For(t.CacheWrite)).Plus(at.Output.For(t.Out))
 }
@@ -291,7 +291,7 @@ func (x *exchange) charge() *audit.Tokens {
 	if e.Model == "" {
 		e.Model = t.path
 	}
-	var cost budget.Money
+	var cost limit.Money
 	if x.meter.costed != "" {
 		cost = costOf(r.Tokens, t.rates(r.Model))
 		e.Cost = cost.String()
@@ -302,12 +302,12 @@ func (x *exchange) charge() *audit.Tokens {
 }
 
 // unreported is what an event says of bytes that were charged as tokens.
-func (g *Gateway) unreported(m *meter, out, in int64) *audit.Tokens {
+func (g *Gateway) unreported(m *limitMeter, out, in int64) *audit.Tokens {
 	if m == nil || !m.unread {
 		return nil
 	}
 	e := &audit.Tokens{In: out, Out: in, Estimated: true}
-	var cost budget.Money
+	var cost limit.Money
 	if m.costed != "" { // in observe mode
 		cost = m.prices.Highest().Output.For(out + in)
 		e.Cost = cost.String()

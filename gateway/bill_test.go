@@ -15,7 +15,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 const chatUsage = `data: {"id":"c","object":"chat.completion.chunk","model":"gpt-5-mini","choices":[{"delta":{"content":"Hello, \"usage\": {\"prompt_tokens\": 1}"}}],"usage":null}
@@ -28,7 +28,7 @@ data: [DONE]
 
 // prices are 1.00 and 10.00 a million for gpt-5-mini, and more for others.
 func prices() policy.Prices {
-	of := func(n budget.Money) *budget.Money { return &n }
+	of := func(n limit.Money) *limit.Money { return &n }
 	return policy.Prices{
 		{Model: "gpt-5-mini*", Input: of(1e9), Output: of(10e9), CachedInput: of(1e8)},
 		{Model: "gemini-*", Input: of(2e9), Output: of(4e9)},

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"sallyport/policy"
-	"sallyport/policy/trial"
+	"sallyport/policy/regotest"
 )
 
 // wired is what the gateway makes of a request for a URL, as a client sends it:
@@ -119,7 +119,7 @@ func TestBuildersReadAsTheGatewayDoes(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "built_test.rego"), []byte(tests.String()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	report, err := trial.Run(t.Context(), policy.Document{}, trial.Options{Dirs: []string{dir}})
+	report, err := regotest.Run(t.Context(), policy.Document{}, regotest.Options{Dirs: []string{dir}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestBuildersReadAsTheGatewayDoes(t *testing.T) {
 		t.Errorf("%d passed and %d failed, of %d", report.Passed, report.Failed, len(urls))
 	}
 	for _, result := range report.Results {
-		if result.Outcome != trial.Passed {
+		if result.Outcome != regotest.Passed {
 			var i int
 			_, _ = fmt.Sscanf(result.Name, "sallyport.team.built_test.test_%d", &i)
 			t.Errorf("%q is not built as it is read: %s %s\nwant %v", urls[i], result.Outcome, result.Error, wired(t, urls[i]))

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 	"sallyport/policy"
 )
 
@@ -304,7 +304,7 @@ func (g *Gateway) serve(c net.Conn, f *flow) {
 }
 
 // unreadable answers a request that has no single reading, and records it.
-func (g *Gateway) unreadable(ctx context.Context, w http.ResponseWriter, r *http.Request, err *h1.RefusedError) {
+func (g *Gateway) unreadable(ctx context.Context, w http.ResponseWriter, r *http.Request, err *http1.RefusedError) {
 	d := floor(policy.Decision{}, "request-form", err.Error())
 	var id string
 	if f := whose(ctx); f != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"sallyport/gateway"
-	"sallyport/gateway/credential/coding"
+	"sallyport/gateway/credential/decode"
 )
 
 func zstded(text []byte) []byte {
@@ -99,7 +99,7 @@ func TestStuckAnswersHoldBoundedMemory(t *testing.T) {
 			for last, end := int64(-1), time.Now().Add(30*time.Second); refused.Load() != last && time.Now().Before(end) || refused.Load() == 0; time.Sleep(time.Second) {
 				last = refused.Load()
 			}
-			const most = coding.MaxShare + 32<<20 // the rest is of connections
+			const most = decode.MaxShare + 32<<20 // the rest is of connections
 			held := int64(inUse()) - int64(before)
 			t.Logf("%d stuck answers, %d of them refused, hold %.1f MiB", n, refused.Load(), float64(held)/(1<<20))
 			if held > most {

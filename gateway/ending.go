@@ -36,7 +36,7 @@ type counted struct {
 	net.Conn
 	in, out *atomic.Int64
 	ended   *ending
-	meter   *meter
+	meter   *limitMeter
 	client  frontier // of what is read
 
 	mu     sync.Mutex // held while writing

@@ -13,7 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -40,8 +40,8 @@ type exchange struct {
 
 	// Set once the request is allowed.
 	decision  policy.Decision
-	meter     *meter // nil where no limit bounds it
-	bill      *bill  // nil where no limit bounds tokens
+	meter     *limitMeter // nil where no limit bounds it
+	bill      *bill       // nil where no limit bounds tokens
 	allowed   *audit.Event
 	spool     *spool // nil unless the body was read to be approved
 	used      []audit.CredentialUse
@@ -69,8 +69,8 @@ func (x *exchange) Value(key any) any {
 		return x
 	case upstream.InformationalKey:
 		return upstream.Informational(x.inform)
-	case h1.BudgetKey:
-		return h1.Budget(&x.heads)
+	case http1.BudgetKey:
+		return http1.Budget(&x.heads)
 	}
 	return x.Context.Value(key)
 }

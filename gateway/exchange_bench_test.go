@@ -18,7 +18,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -52,7 +52,7 @@ func (a *again) SetDeadline(time.Time) error     { return nil }
 func (a *again) SetReadDeadline(time.Time) error { return nil }
 
 // nowhere is where a benchmark's events, connections and secrets come and go.
-type nowhere struct{ conn *h1.ClientConn }
+type nowhere struct{ conn *http1.ClientConn }
 
 func (nowhere) Append(context.Context, ...*audit.Event) error { return nil }
 func (nowhere) Enqueue(*audit.Event) error                    { return nil }
@@ -95,9 +95,9 @@ func BenchmarkExchange(b *testing.B) {
 			}
 			engine := policy.NewEngine(compiled)
 			body := strings.Repeat("a", 1024)
-			out := nowhere{h1.NewClientConn(&again{n: b.N, text: fmt.Sprintf(
+			out := nowhere{http1.NewClientConn(&again{n: b.N, text: fmt.Sprintf(
 				"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: Sun, 22 Nov 2026 01:02:03 GMT\r\nContent-Length: %d\r\n\r\n%s", len(body), body)},
-				h1.ClientOptions{})}
+				http1.ClientOptions{})}
 			g, err := New(Options{
 				Decider: engine, Recorder: out, Upstreams: out, Certificates: out,
 				Metrics: prometheus.NewRegistry(), Logger: slog.New(slog.DiscardHandler),
@@ -117,7 +117,7 @@ func BenchmarkExchange(b *testing.B) {
 			b.ReportAllocs()
 			before := cpu(b)
 			in := &again{n: b.N, text: "GET /v1/models HTTP/1.1\r\nHost: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\n\r\n"}
-			(&h1.Server{}).ServeConn(b.Context(), in, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+			(&http1.Server{}).ServeConn(b.Context(), in, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 				g.serveExchange(ctx, cancel, w, r, f)
 			})
 			b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")

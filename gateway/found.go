@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // FoundLimit is the limit that counts, for each sandbox and its forks together, the
@@ -15,8 +15,8 @@ import (
 // does, those made before and after included.
 const FoundLimit = "found-credentials"
 
-func foundBy(s policy.Sandbox) budget.Key {
-	return budget.Key{Limit: FoundLimit, Subject: cmp.Or(s.Tags[policy.TagLineage], s.ID)}
+func foundBy(s policy.Sandbox) limit.Key {
+	return limit.Key{Limit: FoundLimit, Subject: cmp.Or(s.Tags[policy.TagLineage], s.ID)}
 }
 
 // stopped tells whether a sandbox has used FoundLimit up.
@@ -31,8 +31,8 @@ func (g *Gateway) stray(f *flow) {
 	if g.stopped(s) {
 		return
 	}
-	g.budget.Overdraw(budget.Claim{
-		Key: foundBy(s), Per: policy.PerSandbox, Every: budget.Forever, Most: budget.Amount{Requests: g.found},
+	g.budget.Overdraw(limit.Claim{
+		Key: foundBy(s), Per: policy.PerSandbox, Every: limit.Forever, Most: limit.Amount{Requests: g.found},
 	}).End()
 	g.metrics.strays.Inc()
 	if g.stopped(s) {

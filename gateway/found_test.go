@@ -17,13 +17,13 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // Secrets that come from hosts that were never sent them stop the sandbox: what is
 // under way and what begins, tunnels too, until an operator resets the counter.
 func TestFoundSecretsStopASandbox(t *testing.T) {
-	book := budget.NewBook(nil)
+	book := limit.NewBook(nil)
 	m := meet(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 3 })
 	m.credential("key", token)
 	m.policy(m.keyed)
@@ -82,7 +82,7 @@ func TestFoundSecretsStopASandbox(t *testing.T) {
 	if high != 3 {
 		t.Errorf("%d findings, want 3", high)
 	}
-	if n := book.Reset(gateway.FoundLimit, budget.Every); n != 1 {
+	if n := book.Reset(gateway.FoundLimit, limit.Every); n != 1 {
 		t.Errorf("%d counters were reset", n)
 	}
 	if status, body := ask(other, "/"); status != 200 || body != strings.Repeat("*", len(token)) {
@@ -124,7 +124,7 @@ func (w *wire) loggingIn() {
 func TestFoundCountsWhatWasInjected(t *testing.T) {
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			m := meet(t, "transparent", version, version, "https", func(o *gateway.Options) { o.Budget, o.Found = budget.NewBook(nil), 3 })
+			m := meet(t, "transparent", version, version, "https", func(o *gateway.Options) { o.Budget, o.Found = limit.NewBook(nil), 3 })
 			m.loggingIn()
 			other := m.wire.origin("files.example.test", version, true)
 			pair := login["username"] + ":" + token
@@ -228,7 +228,7 @@ func TestFoundInMessages(t *testing.T) {
 // A fork of a sandbox that is stopped is stopped too, and what a fork finds counts for
 // all of its lineage.
 func TestForksShareWhatWasFound(t *testing.T) {
-	book := budget.NewBook(nil)
+	book := limit.NewBook(nil)
 	m := meet(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 2 })
 	m.credential("key", token)
 	m.policy(m.keyed)
@@ -266,7 +266,7 @@ func TestForksShareWhatWasFound(t *testing.T) {
 	if status := found(); status != 403 {
 		t.Errorf("a fork of a stopped sandbox that was removed: %d, want 403", status)
 	}
-	if n := book.Used(budget.Key{Limit: gateway.FoundLimit, Subject: "sb-9"}).Requests; n != 1 {
+	if n := book.Used(limit.Key{Limit: gateway.FoundLimit, Subject: "sb-9"}).Requests; n != 1 {
 		t.Errorf("%d of another lineage", n)
 	}
 }

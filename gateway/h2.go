@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"sallyport/internal/share"
+	"sallyport/internal/quota"
 )
 
 // Bounds of a connection that speaks HTTP/2.
@@ -43,7 +43,7 @@ const (
 type multiplexed struct {
 	idle, handshake time.Duration
 	log             *log.Logger
-	wide            *share.Places // of connections whose clients may send much ahead
+	wide            *quota.Places // of connections whose clients may send much ahead
 
 	mu   sync.Mutex
 	open map[*http.Server]struct{}
@@ -52,7 +52,7 @@ type multiplexed struct {
 func newMultiplexed(idle, handshake time.Duration, logger *slog.Logger) *multiplexed {
 	return &multiplexed{
 		idle: idle, handshake: handshake, log: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
-		wide: share.New(wideWindows, wideWindowsOfOne), open: make(map[*http.Server]struct{}),
+		wide: quota.New(wideWindows, wideWindowsOfOne), open: make(map[*http.Server]struct{}),
 	}
 }
 

@@ -3,7 +3,7 @@ package gateway
 import (
 	"sync"
 
-	"sallyport/internal/share"
+	"sallyport/internal/quota"
 )
 
 // Bounds of what waits for operators here. The store has bounds of its own; these
@@ -18,7 +18,7 @@ const (
 
 // holds counts what waits.
 type holds struct {
-	places *share.Places
+	places *quota.Places
 
 	mu    sync.Mutex
 	again chan struct{} // closed when the policy has changed
@@ -27,7 +27,7 @@ type holds struct {
 }
 
 func (h *holds) begin() {
-	h.places = share.New(maxHeldAll, maxHeld).Least(leastHeld)
+	h.places = quota.New(maxHeldAll, maxHeld).Least(leastHeld)
 	h.again, h.over = make(chan struct{}), make(chan struct{})
 }
 

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 	"sallyport/internal/connlimit"
-	"sallyport/internal/share"
+	"sallyport/internal/quota"
 	"sallyport/policy"
 )
 
@@ -72,12 +72,12 @@ type inward struct {
 	waker     Waker
 	dial      func(ctx context.Context, sandboxID string, to netip.AddrPort) (net.Conn, error)
 	inside    Inside        // nil: only the sandbox's own address is reached
-	insides   *share.Places // of waits for it
-	web       *h1.Server
+	insides   *quota.Places // of waits for it
+	web       *http1.Server
 	port      string // of the listener, as Host has it
 	unknown   *connlimit.Limit
-	visited   *share.Places // of the connections whose exposure is known
-	wakes     *share.Places
+	visited   *quota.Places // of the connections whose exposure is known
+	wakes     *quota.Places
 	waking    singleflight.Group // by sandbox
 	refusals  *rate.Limiter
 
@@ -93,9 +93,9 @@ type visits struct {
 
 func (g *Gateway) newInward(o Options) *inward {
 	in := &inward{
-		exposures: o.Exposures, waker: o.Waker, dial: o.Dial, inside: o.Inside, insides: share.New(maxInside, maxInsideOfOne),
-		unknown: connlimit.New(maxUnknown, maxUnknownOf, nil), visited: share.New(maxVisitors, maxVisitorsOf),
-		wakes:    share.New(maxWakes, 1), // which waking holds to
+		exposures: o.Exposures, waker: o.Waker, dial: o.Dial, inside: o.Inside, insides: quota.New(maxInside, maxInsideOfOne),
+		unknown: connlimit.New(maxUnknown, maxUnknownOf, nil), visited: quota.New(maxVisitors, maxVisitorsOf),
+		wakes:    quota.New(maxWakes, 1), // which waking holds to
 		refusals: rate.NewLimiter(refusalRate, refusalBurst), visits: map[string]*visits{},
 	}
 	if in.dial == nil {
@@ -103,10 +103,10 @@ func (g *Gateway) newInward(o Options) *inward {
 			return new(net.Dialer).DialContext(ctx, "tcp", to.String())
 		}
 	}
-	in.web = &h1.Server{
+	in.web = &http1.Server{
 		HeadTimeout: g.handshake, IdleTimeout: visitorIdle, MaxHead: maxVisitorHead, Logger: o.Logger,
-		Budget: func(context.Context) h1.Budget { return &headBudget{of: g.room} },
-		Refuse: func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *h1.RefusedError) {
+		Budget: func(context.Context) http1.Budget { return &headBudget{of: g.room} },
+		Refuse: func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *http1.RefusedError) {
 			if l, ok := ctx.Value(visitorKey{}).(*visitor); ok {
 				v := &visit{gateway: g, visitor: l, flow: newFlow(l.source)}
 				v.refuse(w, r, err.Status, "request", err.Error())
@@ -175,7 +175,7 @@ type visitor struct {
 
 // settle counts the connection as one of visitors to an exposure, from its first request
 // that has the token to its end, or to one to another exposure.
-func (l *visitor) settle(p *share.Places, e Exposure) bool {
+func (l *visitor) settle(p *quota.Places, e Exposure) bool {
 	if l.place != nil && l.place.SandboxID == e.SandboxID && l.place.Owner == e.Owner {
 		return true
 	}
@@ -188,7 +188,7 @@ func (l *visitor) settle(p *share.Places, e Exposure) bool {
 	return true
 }
 
-func (l *visitor) leave(p *share.Places) {
+func (l *visitor) leave(p *quota.Places) {
 	if l.place != nil {
 		p.Leave(l.place.SandboxID, l.place.Owner)
 		l.place = nil

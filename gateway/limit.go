@@ -12,7 +12,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // limitError says which limit has no room, and for how long.
@@ -58,8 +58,8 @@ func (g *Gateway) exceeded(d policy.Decision, e *limitError) policy.Decision {
 
 // meter holds what a request or tunnel has taken of its limits. A nil one has
 // taken nothing.
-type meter struct {
-	use     *budget.Use
+type limitMeter struct {
+	use     *limit.Use
 	largest int64  // of a request's body in bytes, where rule is not empty
 	rule    string // the limit that says so
 	lenient bool   // nothing is broken off
@@ -71,11 +71,11 @@ type meter struct {
 
 // take counts what is about to be carried, size bytes of a body or -1, and returns
 // the decision, or the denial in its place.
-func (g *Gateway) take(s policy.Sandbox, d policy.Decision, size int64) (*meter, policy.Decision) {
+func (g *Gateway) take(s policy.Sandbox, d policy.Decision, size int64) (*limitMeter, policy.Decision) {
 	if len(d.Limits) == 0 {
 		return nil, d
 	}
-	m := &meter{lenient: d.Lenient}
+	m := &limitMeter{lenient: d.Lenient}
 	claims, err := g.claims(s, d, m, size)
 	if err == nil {
 		m.use, err = judged(g.budget.Take(max(size, 0), claims...))
@@ -92,7 +92,7 @@ func (g *Gateway) take(s policy.Sandbox, d policy.Decision, size int64) (*meter,
 
 // spare says what take would, for what is not carried yet.
 func (g *Gateway) spare(s policy.Sandbox, d policy.Decision, size int64) policy.Decision {
-	claims, err := g.claims(s, d, &meter{}, size)
+	claims, err := g.claims(s, d, &limitMeter{}, size)
 	if err == nil && len(claims) > 0 {
 		_, err = judged(nil, g.budget.Check(max(size, 0), claims...))
 	}
@@ -103,10 +103,10 @@ func (g *Gateway) spare(s policy.Sandbox, d policy.Decision, size int64) policy.
 }
 
 // claims judges what needs no counter, and lists what does.
-func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *meter, size int64) ([]budget.Claim, *limitError) {
+func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *limitMeter, size int64) ([]limit.Claim, *limitError) {
 	var large, shut *limitError
 	now := g.budget.Now()
-	claims := make([]budget.Claim, 0, len(d.Limits))
+	claims := make([]limit.Claim, 0, len(d.Limits))
 	for _, a := range d.Limits {
 		if most := int64(a.Size); most > 0 {
 			if size > most && large == nil {
@@ -125,9 +125,9 @@ func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *meter, size int
 		if !a.Periodic() && a.Concurrent == 0 {
 			continue
 		}
-		claims = append(claims, budget.Claim{
-			Key: budget.Key{Limit: a.Name, Subject: a.Subject}, By: budget.By{Sandbox: s.ID, Owner: s.Owner}, Per: a.Per, Every: time.Duration(a.Every), Uses: a.Credentials,
-			Most: budget.Amount{Requests: a.Requests, Bytes: int64(a.Bytes), Uses: a.Uses, Concurrent: a.Concurrent, Tokens: a.Tokens, Cost: a.Cost},
+		claims = append(claims, limit.Claim{
+			Key: limit.Key{Limit: a.Name, Subject: a.Subject}, By: limit.By{Sandbox: s.ID, Owner: s.Owner}, Per: a.Per, Every: time.Duration(a.Every), Uses: a.Credentials,
+			Most: limit.Amount{Requests: a.Requests, Bytes: int64(a.Bytes), Uses: a.Uses, Concurrent: a.Concurrent, Tokens: a.Tokens, Cost: a.Cost},
 		})
 	}
 	if large != nil {
@@ -141,8 +141,8 @@ func tooLarge(rule string, most int64) *limitError {
 }
 
 // judged turns the Book's error into one that is answered.
-func judged(u *budget.Use, err error) (*budget.Use, *limitError) {
-	var e *budget.ExceededError
+func judged(u *limit.Use, err error) (*limit.Use, *limitError) {
+	var e *limit.ExceededError
 	if !errors.As(err, &e) {
 		return u, nil
 	}
@@ -151,13 +151,13 @@ func judged(u *budget.Use, err error) (*budget.Use, *limitError) {
 
 // overdrawn says it without what changes from one to the next: denials that are
 // alike are counted as one.
-func overdrawn(e *budget.ExceededError) *limitError {
+func overdrawn(e *limit.ExceededError) *limitError {
 	l := &limitError{rule: e.Limit, reason: e.Error(), retry: e.Retry}
 	switch every := brief(e.Every); e.What {
 	case "bytes":
 		l.reason = fmt.Sprintf("limit %s: %v within %v are used up", e.Limit, policy.Size(e.Most), every)
 	case "cost":
-		l.reason = fmt.Sprintf("limit %s: a cost of %v within %v is used up", e.Limit, budget.Money(e.Most), every)
+		l.reason = fmt.Sprintf("limit %s: a cost of %v within %v is used up", e.Limit, limit.Money(e.Most), every)
 	case "requests", "uses", "tokens":
 		l.reason = fmt.Sprintf("limit %s: %d %s within %v are used up", e.Limit, e.Most, e.What, every)
 	}
@@ -177,7 +177,7 @@ func brief(d time.Duration) string {
 }
 
 // spend counts bytes that flow; its error breaks off what they are of.
-func (m *meter) spend(n int) error {
+func (m *limitMeter) spend(n int) error {
 	if m == nil || !m.use.Metered() && !m.unread {
 		return m.err()
 	}
@@ -189,14 +189,14 @@ func (m *meter) spend(n int) error {
 }
 
 // met takes note of what a limit has no room for.
-func (m *meter) met(err error) {
+func (m *limitMeter) met(err error) {
 	if _, over := judged(nil, err); over != nil && !m.lenient {
 		m.over.CompareAndSwap(nil, over)
 	}
 }
 
 // upload is spend for n bytes of a request's body, of which total have come.
-func (m *meter) upload(n int, total int64) error {
+func (m *limitMeter) upload(n int, total int64) error {
 	if m != nil && !m.lenient && m.rule != "" && total > m.largest {
 		m.over.CompareAndSwap(nil, tooLarge(m.rule, m.largest))
 	}
@@ -204,7 +204,7 @@ func (m *meter) upload(n int, total int64) error {
 }
 
 // err is what has broken it off.
-func (m *meter) err() error {
+func (m *limitMeter) err() error {
 	if m == nil {
 		return nil
 	}
@@ -215,7 +215,7 @@ func (m *meter) err() error {
 }
 
 // end gives the place back.
-func (m *meter) end() {
+func (m *limitMeter) end() {
 	if m != nil {
 		m.use.End()
 	}
@@ -224,7 +224,7 @@ func (m *meter) end() {
 // metered reads what counts.
 type metered struct {
 	io.Reader
-	meter *meter
+	meter *limitMeter
 }
 
 func (r metered) Read(p []byte) (int, error) {
@@ -237,7 +237,7 @@ func (r metered) Read(p []byte) (int, error) {
 
 // through is r, counted where some limit bounds bytes, or tokens: else the kernel
 // may copy.
-func (m *meter) through(r io.Reader) io.Reader {
+func (m *limitMeter) through(r io.Reader) io.Reader {
 	if m == nil || !m.use.Metered() && !m.unread {
 		return r
 	}

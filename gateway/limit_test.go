@@ -18,7 +18,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // under puts a decision under limits of one subject.
@@ -40,7 +40,7 @@ type after struct{ ns atomic.Int64 }
 func (a *after) now() time.Time { return time.Unix(1_800_000_000, 0).Add(time.Duration(a.ns.Load())) }
 
 func timed(a *after) option {
-	return func(o *gateway.Options) { o.Budget = budget.NewBook(a.now) }
+	return func(o *gateway.Options) { o.Budget = limit.NewBook(a.now) }
 }
 
 const hour = policy.Duration(time.Hour)

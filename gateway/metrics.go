@@ -8,7 +8,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // metrics has labels from closed sets only: no host, path or sandbox.
@@ -97,7 +97,7 @@ func (m *metrics) decision(p policy.Phase, d policy.Decision) {
 }
 
 // charged counts what a limit has.
-func (m *metrics) charged(t *audit.Tokens, cost budget.Money) {
+func (m *metrics) charged(t *audit.Tokens, cost limit.Money) {
 	source := "reported"
 	if t.Estimated {
 		source = "estimated"

@@ -16,7 +16,7 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/policy"
 )
 
@@ -99,7 +99,7 @@ func TestObserveModeCarriesAndEnds(t *testing.T) {
 			t.Errorf("a denial that says it was lifted: %+v", x)
 		}
 	}
-	if rec := past.Of(d); !rec.Observed || rec.Action != policy.Allow || rec.Unfit != "" {
+	if rec := recorded.Of(d); !rec.Observed || rec.Action != policy.Allow || rec.Unfit != "" {
 		t.Errorf("as it is replayed: %+v", rec)
 	}
 }

@@ -64,15 +64,15 @@ func TestBreakingOffTellsNothing(t *testing.T) {
 	}
 }
 
-// recorded notes how long the TLS records are that come in.
-type recorded struct {
+// recordSizes notes how long the TLS records are that come in.
+type recordSizes struct {
 	net.Conn
 	head  []byte
 	left  int
 	sizes []int
 }
 
-func (r *recorded) Read(p []byte) (int, error) {
+func (r *recordSizes) Read(p []byte) (int, error) {
 	n, err := r.Conn.Read(p)
 	for b := p[:n]; len(b) > 0; {
 		if r.left > 0 {
@@ -127,7 +127,7 @@ func TestRecordsTellNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
-		wire := &recorded{Conn: conn}
+		wire := &recordSizes{Conn: conn}
 		c := tls.Client(wire, &tls.Config{RootCAs: m.ca.pool, ServerName: "files.example.test"})
 		if _, err := io.WriteString(c, "GET /file HTTP/1.1\r\nHost: "+strings.TrimPrefix(other.url("https", ""), "https://")+"\r\n\r\n"); err != nil {
 			t.Fatal(err)

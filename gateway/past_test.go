@@ -13,7 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/policy"
 )
 
@@ -98,7 +98,7 @@ func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
 	var all []policy.Recorded
 	for deadline := time.Now().Add(10 * time.Second); len(all) < len(wanted) && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		all = nil
-		for r, err := range past.Read(t.Context(), dir, audit.Query{}) {
+		for r, err := range recorded.Read(t.Context(), dir, audit.Query{}) {
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net/http"
 
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 	"sallyport/policy"
 )
 
@@ -70,12 +70,12 @@ func (x *exchange) countHead(r *http.Request) *misuse {
 	if r.ProtoMajor != 2 {
 		return nil
 	}
-	fields, size := h1.Measure(r.Header)
-	if fields > h1.MaxFields || len(r.Trailer) > h1.MaxTrailers {
-		return &misuse{http.StatusRequestHeaderFieldsTooLarge, "request-form", h1.ErrFields.Error()}
+	fields, size := http1.Measure(r.Header)
+	if fields > http1.MaxFields || len(r.Trailer) > http1.MaxTrailers {
+		return &misuse{http.StatusRequestHeaderFieldsTooLarge, "request-form", http1.ErrFields.Error()}
 	}
-	if cost := h1.Cost(size+len(r.RequestURI), fields, h1.Keys(r.RequestURI)); cost > 0 && x.heads.Take(cost) != nil {
-		return &misuse{http.StatusTooManyRequests, "request-form", h1.ErrBudget.Error()}
+	if cost := http1.Cost(size+len(r.RequestURI), fields, http1.Keys(r.RequestURI)); cost > 0 && x.heads.Take(cost) != nil {
+		return &misuse{http.StatusTooManyRequests, "request-form", http1.ErrBudget.Error()}
 	}
 	return nil
 }

@@ -16,10 +16,10 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 	"sallyport/internal/connlimit"
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // maxHeader bounds a request's head, in bytes.
@@ -51,7 +51,7 @@ type Options struct {
 	// what listens on the sandbox's own address is reached.
 	Inside Inside
 	// Budget counts what limits bound. Default: one of its own.
-	Budget *budget.Book
+	Budget *limit.Book
 	// Found is after how many secrets that were found in answers of hosts which
 	// they were never sent to a sandbox's requests are refused. Default: 5.
 	Found int64
@@ -95,7 +95,7 @@ type Gateway struct {
 	broker       Broker
 	approvals    Approvals
 	holds        holds
-	budget       *budget.Book
+	budget       *limit.Book
 	logger       *slog.Logger
 	metrics      *metrics
 	revision     func() string
@@ -107,7 +107,7 @@ type Gateway struct {
 	found        int64 // see FoundLimit
 
 	proxy     *goproxy.ProxyHttpServer
-	web       *h1.Server
+	web       *http1.Server
 	inward    *inward // nil where nothing comes in
 	h2        *multiplexed
 	viewer    viewer // nil where no policy has to see a body
@@ -175,7 +175,7 @@ func New(o Options) (*Gateway, error) {
 		g.revision = func() string { return "" }
 	}
 	if g.budget == nil {
-		g.budget = budget.NewBook(nil)
+		g.budget = limit.NewBook(nil)
 	}
 	err = o.Metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "sallyport_gateway_decoding_bytes", Help: "Memory that is held to decode answers that are searched.",
@@ -190,12 +190,12 @@ func New(o Options) (*Gateway, error) {
 	g.room = newRoom(m)
 	g.turns, g.hellos = newTurns(), newTurns()
 	hang(g.proxy)
-	g.web = &h1.Server{
+	g.web = &http1.Server{
 		HeadTimeout: g.handshake,
 		IdleTimeout: o.IdleTimeout,
 		MaxHead:     maxHeader,
 		Refuse:      g.unreadable,
-		Budget:      func(ctx context.Context) h1.Budget { return &headBudget{of: g.room, ctx: ctx} },
+		Budget:      func(ctx context.Context) http1.Budget { return &headBudget{of: g.room, ctx: ctx} },
 		Silent: func(ctx context.Context) {
 			if f := whose(ctx); f != nil {
 				g.silent(f, silence)

@@ -12,7 +12,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/policy"
 )
 
@@ -119,7 +119,7 @@ func TestEncodedSlashes(t *testing.T) {
 					t.Errorf("the event is by %q about %q", name, e.HTTPRequest.URL.Path)
 				}
 				// Made again from its event, the decision is the same.
-				if r := past.Of(e); tt.path != "" && (r.Unfit != "" || len(r.Differs(p.Decide(t.Context(), r.Input))) > 0) {
+				if r := recorded.Of(e); tt.path != "" && (r.Unfit != "" || len(r.Differs(p.Decide(t.Context(), r.Input))) > 0) {
 					t.Errorf("made again, %+v is %+v", r, p.Decide(t.Context(), r.Input))
 				}
 				if allowed := e.Action == audit.ActionAllowed; allowed != (tt.status == 200) {

@@ -25,8 +25,8 @@ type slumber struct {
 
 	mu       sync.Mutex
 	lulled   bool
-	read     limit
-	write    limit
+	read     connDeadline
+	write    connDeadline
 	cut      chan struct{} // closed when what waits to write shall not; nil: nothing waits
 	source   *net.TCPConn  // that ReadFrom copies from
 	broken   bool          // lull has broken that off
@@ -36,14 +36,14 @@ type slumber struct {
 	patience int
 }
 
-// limit is a deadline.
-type limit struct {
+// connDeadline is one that can stand still.
+type connDeadline struct {
 	at   time.Time
 	left time.Duration // of it, while it stands still; at says whether there is one
 }
 
 // past tells whether it is over: it is set so to break something off.
-func (l limit) past(now time.Time) bool { return !l.at.IsZero() && !l.at.After(now) }
+func (l connDeadline) past(now time.Time) bool { return !l.at.IsZero() && !l.at.After(now) }
 
 // SyscallConn implements syscall.Conn.
 func (n *slumber) SyscallConn() (syscall.RawConn, error) {
@@ -76,7 +76,7 @@ func (n *slumber) lull() {
 	}
 }
 
-func (l *limit) stop(now time.Time, set func(time.Time) error) {
+func (l *connDeadline) stop(now time.Time, set func(time.Time) error) {
 	if l.at.IsZero() || l.past(now) {
 		return
 	}
@@ -101,7 +101,7 @@ func (n *slumber) rearm() {
 	})
 }
 
-func (l *limit) start(now time.Time, set func(time.Time) error) {
+func (l *connDeadline) start(now time.Time, set func(time.Time) error) {
 	if l.at.IsZero() || l.left == 0 {
 		return
 	}
@@ -209,7 +209,7 @@ func (n *slumber) wait() error {
 	return nil // whoever comes again sees why
 }
 
-// errPast is what a write meets whose deadline is over.
+// errPast is what a write meets whose connDeadline is over.
 var errPast = &net.OpError{Op: "write", Net: "tcp", Err: os.ErrDeadlineExceeded}
 
 // Write waits while the sandbox sleeps.
@@ -353,12 +353,12 @@ func (n *slumber) SetWriteDeadline(t time.Time) error {
 	return err
 }
 
-// limit sets a deadline. n.mu is held.
-func (n *slumber) limit(l *limit, t time.Time, set func(time.Time) error) error {
+// limit sets a connDeadline. n.mu is held.
+func (n *slumber) limit(l *connDeadline, t time.Time, set func(time.Time) error) error {
 	if n.closed {
 		return net.ErrClosed
 	}
-	*l = limit{at: t}
+	*l = connDeadline{at: t}
 	if n.lulled && !t.IsZero() {
 		if now := time.Now(); t.After(now) {
 			l.left = t.Sub(now)

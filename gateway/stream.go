@@ -31,7 +31,7 @@ type body struct {
 	scrubber *credential.Scrubber // for all that the sandbox's requests were sent with
 	strict   bool                 // the host had been sent a credential before, or is by this request
 	err      error                // but for io.EOF
-	meter    *meter
+	meter    *limitMeter
 	bill     *bill         // nil where no tokens are counted
 	stall    time.Duration // how long who reads may take between two reads
 	patience *time.Timer   // for that, nil where nothing is held
@@ -185,7 +185,7 @@ type writer struct {
 	in     *atomic.Int64           // what a WebSocket's client sends
 	// messages are those of a gRPC call; nil for what is none.
 	messages *envelope
-	meter    *meter
+	meter    *limitMeter
 }
 
 func (w *writer) WriteHeader(code int) {

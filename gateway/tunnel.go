@@ -71,7 +71,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 	defer g.underway.leave(&t.place)
 	o, f, d := t.opening, t.flow, t.decision
 	d = g.readable(d)
-	var m *meter
+	var m *limitMeter
 	if d.Action == policy.Tunnel {
 		m, d = g.take(f.identity.Sandbox, d, -1)
 	}
@@ -172,7 +172,7 @@ func (t *tunnelling) outcome(err error) error {
 // splice copies both ways until both directions have ended or either failed,
 // and closes both ends. What check refuses does not go out. Between two TCP
 // connections the kernel copies, unless bytes are limited.
-func splice(near *opening, far net.Conn, check func() error, m *meter) (out, in int64, err error) {
+func splice(near *opening, far net.Conn, check func() error, m *limitMeter) (out, in int64, err error) {
 	defer near.Close()
 	defer far.Close()
 	// How the first direction ended is how the tunnel did: after a regular end

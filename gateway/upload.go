@@ -26,7 +26,7 @@ type requestBody struct {
 	stall time.Duration // how long the sandbox may take for each piece, 0 for ever
 	heard atomic.Bool   // the upstream has answered: both may now take their time
 
-	meter   *meter
+	meter   *limitMeter
 	from    *http.Request // whose trailers the connection fills in at the end
 	trailer http.Header   // what leaves of them
 }

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 	"sallyport/policy"
 )
 
@@ -233,7 +233,7 @@ func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseW
 		defer body.rest()
 		out.Body = body
 	}
-	conn := h1.NewClientConn(far, h1.ClientOptions{HeadTimeout: headWithin})
+	conn := http1.NewClientConn(far, http1.ClientOptions{HeadTimeout: headWithin})
 	resp, err := conn.RoundTrip(out, func(code int, h http.Header) {
 		tidy(h, false)
 		maps.Copy(w.Header(), h)

@@ -75,7 +75,7 @@ func passes(a Action, at Phase) bool {
 }
 
 // teamLimits asks the team's Rego.
-func (p *Policy) teamLimits(ctx context.Context, s subject, at time.Time) ([]*limit, error) {
+func (p *Policy) teamLimits(ctx context.Context, s subject, at time.Time) ([]*compiledLimit, error) {
 	v := p.query.of(p.query.limits[s.Phase], s.Phase)
 	defer v.release()
 	v.at = at
@@ -91,7 +91,7 @@ func (p *Policy) teamLimits(ctx context.Context, s subject, at time.Time) ([]*li
 	if list.Len() > maxTeamLimits {
 		return nil, fmt.Errorf("the team's limits: at most %d apply to one request, got %d", maxTeamLimits, list.Len())
 	}
-	limits := make([]*limit, 0, list.Len())
+	limits := make([]*compiledLimit, 0, list.Len())
 	names := map[string]bool{}
 	err = list.Iter(func(t *ast.Term) error {
 		l, err := teamLimit(t.Value)
@@ -109,7 +109,7 @@ func (p *Policy) teamLimits(ctx context.Context, s subject, at time.Time) ([]*li
 }
 
 // teamLimit reads a limit by the rules that sallyport.yaml's are read by.
-func teamLimit(v ast.Value) (*limit, error) {
+func teamLimit(v ast.Value) (*compiledLimit, error) {
 	plain, err := ast.JSON(v)
 	if err != nil {
 		return nil, err
@@ -135,5 +135,5 @@ func teamLimit(v ast.Value) (*limit, error) {
 	if l.Per == "" {
 		l.Per = PerSandbox
 	}
-	return &limit{Limit: l, open: newOpening(l.Hours)}, nil
+	return &compiledLimit{Limit: l, open: newOpening(l.Hours)}, nil
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 // maxNear bounds the rules that an Explanation lists.
@@ -79,7 +79,7 @@ func (p *Policy) ExplainAt(ctx context.Context, in Input, at time.Time) Explanat
 				e.Said = append(e.Said, said)
 			}
 		}
-		if s.Request != nil && s.sent != "" && reading.Several(s.sent) {
+		if s.Request != nil && s.sent != "" && pathvariants.Several(s.sent) {
 			d := p.decide(ctx, s, at)
 			e.Readings = append(e.Readings, Reading{s.Request.Path, d.Action, d.Rule, d.RuleType, d.Reason})
 		}

@@ -7,7 +7,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 // globPattern is the regular expression (RE2, linear in the path) for globs: * is
@@ -15,7 +15,7 @@ import (
 // not, so that one glob can match every reading of a path. It has no anchors.
 func globPattern(globs []string) string {
 	return pattern(globs, func(b *strings.Builder, literal string) {
-		b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(literal), reading.Slash, "(?:/|"+reading.Slash+")"))
+		b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(literal), pathvariants.Slash, "(?:/|"+pathvariants.Slash+")"))
 	}, "")
 }
 
@@ -34,8 +34,8 @@ func loosePattern(globs []string) string {
 	const end = "[. ]*" // of a name
 	return pattern(trimmed, func(b *strings.Builder, literal string) {
 		for literal != "" {
-			if rest, found := strings.CutPrefix(literal, reading.Slash); found {
-				b.WriteString(end + "(?:/|" + reading.Slash + ")")
+			if rest, found := strings.CutPrefix(literal, pathvariants.Slash); found {
+				b.WriteString(end + "(?:/|" + pathvariants.Slash + ")")
 				literal = rest
 				continue
 			}
@@ -149,7 +149,7 @@ func steps(glob string, i int) []step {
 	case i == len(glob) || glob[i] == '*':
 		return nil
 	case glob[i] == '%':
-		return []step{{'%', i + 1}, {'/', i + len(reading.Slash)}}
+		return []step{{'%', i + 1}, {'/', i + len(pathvariants.Slash)}}
 	}
 	return []step{{glob[i], i + 1}}
 }

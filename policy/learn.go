@@ -10,7 +10,7 @@ import (
 	"slices"
 	"strings"
 
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 // A Lesson is what policy learn makes of recorded traffic: the rules that a policy
@@ -121,7 +121,7 @@ func (p *Policy) objection(r *Recorded, d Decision, o LearnOptions) (why string,
 		return flagUnlisted, way
 	case d.Action == Approve:
 		return flagAsked, way
-	case s.several() && strings.Count(s.sent, reading.Slash) > maxSlashes:
+	case s.several() && strings.Count(s.sent, pathvariants.Slash) > maxSlashes:
 		return flagSlashes, way
 	case p.governed(s):
 		return flagGoverned, way

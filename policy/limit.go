@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // Limit bounds what is allowed: how much of it, how much at once, how large, and
@@ -68,7 +68,7 @@ type Limit struct {
 	// Cost is what these tokens may cost in a period, by the document's prices, as
 	// "5.00". What has no price there is denied. Default: no bound.
 	// Example: "5.00"
-	Cost budget.Money `yaml:"cost" json:"cost,omitzero"`
+	Cost limit.Money `yaml:"cost" json:"cost,omitzero"`
 	// Concurrent is how many requests, WebSockets and tunnels are under way at a
 	// time. Default: no bound.
 	// Example: 10
@@ -139,8 +139,8 @@ func (l *Limit) Periodic() bool {
 // Charges tells whether the limit counts tokens or what they cost.
 func (l *Limit) Charges() bool { return l.Tokens > 0 || l.Cost > 0 }
 
-// limit is a Limit ready to be applied.
-type limit struct {
+// compiledLimit is a Limit ready to be applied.
+type compiledLimit struct {
 	Limit
 	open *opening
 }
@@ -150,7 +150,7 @@ type limits struct {
 	table     *table // those of a destination
 	anywhere  *entry // the others
 	selectors *selectors
-	names     map[string]*limit
+	names     map[string]*compiledLimit
 }
 
 // newLimits returns nil where there are none.
@@ -158,12 +158,12 @@ func newLimits(list []Limit) *limits {
 	if len(list) == 0 {
 		return nil
 	}
-	ls := &limits{anywhere: &entry{buckets: map[uint16]map[string]*bucket{}}, names: map[string]*limit{}}
+	ls := &limits{anywhere: &entry{buckets: map[uint16]map[string]*bucket{}}, names: map[string]*compiledLimit{}}
 	rules := make([]rule, 0, len(list))
 	all := make([]rule, 0, len(list))
 	for _, l := range list {
 		r := rule{name: l.Name, sandboxes: l.Sandboxes}
-		compiled := &limit{Limit: l, open: newOpening(l.Hours)}
+		compiled := &compiledLimit{Limit: l, open: newOpening(l.Hours)}
 		if compiled.Per == "" {
 			compiled.Per = PerSandbox
 		}
@@ -211,7 +211,7 @@ func (ls *limits) apply(list []Applied, s subject, with []Injection) []Applied {
 
 // apply adds the limit with its subject; once for each credential where those are
 // the subjects.
-func (l *limit) apply(list []Applied, s subject, with []Injection) []Applied {
+func (l *compiledLimit) apply(list []Applied, s subject, with []Injection) []Applied {
 	a := Applied{Limit: &l.Limit, open: l.open}
 	for i, in := range with {
 		if l.Credential != "" && in.Credential != l.Credential {
@@ -242,7 +242,7 @@ func (l *limit) apply(list []Applied, s subject, with []Injection) []Applied {
 // maxSubject bounds a counter's name, in bytes: a tag may be of any length.
 const maxSubject = 300
 
-func (l *limit) subject(s subject) string {
+func (l *compiledLimit) subject(s subject) string {
 	text := PerAll
 	switch {
 	case l.Per == PerSandbox:

@@ -7,7 +7,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 // maxPath bounds a request's path in bytes.
@@ -112,11 +112,11 @@ func CanonicalPath(raw string) (path, sent string, err error) {
 	from := 0
 	for _, at := range encoded {
 		b.Write(out[from:at])
-		b.WriteString(reading.Slash)
+		b.WriteString(pathvariants.Slash)
 		from = at + 1
 	}
 	b.Write(out[from:])
-	if reading.Of(b.String()) == nil {
+	if pathvariants.Of(b.String()) == nil {
 		return "", "", errReadings
 	}
 	return b.String(), string(wire), nil
@@ -155,17 +155,17 @@ func appendEncoded(b []byte, c byte) []byte {
 
 var (
 	errSlashes  = fmt.Errorf("%w: an encoded slash beside a slash", errPath)
-	errReadings = fmt.Errorf("%w: encoded slashes in more than %d segments", errPath, reading.Segments)
+	errReadings = fmt.Errorf("%w: encoded slashes in more than %d segments", errPath, pathvariants.Segments)
 )
 
 // normalised says why a path is none that NormalizePath returns.
 func normalised(path string) error {
 	decoded := path
-	if reading.Several(path) {
-		if reading.Of(path) == nil {
+	if pathvariants.Several(path) {
+		if pathvariants.Of(path) == nil {
 			return errReadings
 		}
-		decoded = reading.Decoded(path)
+		decoded = pathvariants.Decoded(path)
 	}
 	if path == "" || path[0] != '/' || len(path) > maxPath || strings.Contains(decoded, "//") {
 		return errors.New("the path is not normalised")
@@ -299,13 +299,13 @@ func checkGlob(glob string) error {
 	case strings.Contains(glob, "//"):
 		return fmt.Errorf("%q can never match: doubled slashes are made one; write %q", glob, strings.ReplaceAll(glob, "//", "/"))
 	case strings.Contains(glob, "%2f"):
-		return fmt.Errorf("%q can never match: an encoded slash is in upper case; write %q", glob, strings.ReplaceAll(glob, "%2f", reading.Slash))
-	case strings.Count(glob, "%") > strings.Count(glob, reading.Slash):
-		return fmt.Errorf("%q can never match: paths are compared decoded, but for %s; write the character itself", glob, reading.Slash)
-	case strings.Contains(reading.Decoded(glob), "//"):
+		return fmt.Errorf("%q can never match: an encoded slash is in upper case; write %q", glob, strings.ReplaceAll(glob, "%2f", pathvariants.Slash))
+	case strings.Count(glob, "%") > strings.Count(glob, pathvariants.Slash):
+		return fmt.Errorf("%q can never match: paths are compared decoded, but for %s; write the character itself", glob, pathvariants.Slash)
+	case strings.Contains(pathvariants.Decoded(glob), "//"):
 		return fmt.Errorf("%q can never match: an encoded slash beside a slash is refused before any rule", glob)
 	}
-	if err := plainPath(reading.Decoded(glob)); err != nil {
+	if err := plainPath(pathvariants.Decoded(glob)); err != nil {
 		return fmt.Errorf("%q can never match: %w, which is refused before any rule; write the path as a server resolves it", glob, err)
 	}
 	return nil

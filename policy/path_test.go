@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 
 	"sallyport/policy"
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 func TestNormalizePath(t *testing.T) {
@@ -114,14 +114,14 @@ func FuzzNormalizePath(f *testing.F) {
 			t.Fatalf("%q is sent as %q, which net/url writes as %q, %v", raw, sent, as, err)
 		}
 		// As many encoded slashes are in it as were, and nothing else that looks so.
-		plain := reading.Decoded(got)
-		if encoded.MatchString(strings.ReplaceAll(got, reading.Slash, "\x00")) || strings.Count(got, reading.Slash) != len(slash.FindAllString(raw, -1)) {
+		plain := pathvariants.Decoded(got)
+		if encoded.MatchString(strings.ReplaceAll(got, pathvariants.Slash, "\x00")) || strings.Count(got, pathvariants.Slash) != len(slash.FindAllString(raw, -1)) {
 			t.Fatalf("%q became %q", raw, got)
 		}
 		if want := slashes.ReplaceAllString(lenient(raw), "/"); plain != want {
 			t.Fatalf("%q became %q, and is %q to who is lenient", raw, got, want)
 		}
-		if want := slashes.ReplaceAllString(lenient(slash.ReplaceAllString(raw, "\x00")), "/"); strings.ReplaceAll(got, reading.Slash, "\x00") != want {
+		if want := slashes.ReplaceAllString(lenient(slash.ReplaceAllString(raw, "\x00")), "/"); strings.ReplaceAll(got, pathvariants.Slash, "\x00") != want {
 			t.Fatalf("%q became %q, and is %q to who leaves encoded slashes", raw, got, want)
 		}
 		u, err := url.ParseRequestURI(raw)
@@ -133,8 +133,8 @@ func FuzzNormalizePath(f *testing.F) {
 		}
 		// Written again, by net/url or as a client would, it reads the same.
 		written := map[string]string{u.EscapedPath(): got, (&url.URL{Path: plain}).EscapedPath(): plain}
-		for _, r := range reading.Of(got) {
-			text := strings.ReplaceAll((&url.URL{Path: strings.ReplaceAll(r, reading.Slash, "\x00")}).EscapedPath(), "%00", "%2f")
+		for _, r := range pathvariants.Of(got) {
+			text := strings.ReplaceAll((&url.URL{Path: strings.ReplaceAll(r, pathvariants.Slash, "\x00")}).EscapedPath(), "%00", "%2f")
 			written[text] = r
 		}
 		for text, want := range written {

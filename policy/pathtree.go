@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 // sharedHosts are hosts where a path's first segments say whose something is: what
@@ -70,7 +70,7 @@ func (t *pathTree) add(path string) {
 			n.deep = true
 			return
 		}
-		if cut := strings.IndexAny(s, "?#"); cut >= 0 && (i+1 < len(segments) || strings.Contains(s[cut:], reading.Slash)) {
+		if cut := strings.IndexAny(s, "?#"); cut >= 0 && (i+1 < len(segments) || strings.Contains(s[cut:], pathvariants.Slash)) {
 			n.deep = true // to a server that ends the path there, it is another
 			return
 		}
@@ -94,13 +94,13 @@ func (t *pathTree) generalised(s string, rest []string) string {
 	if isShard(s, rest) {
 		return "*"
 	}
-	parts := strings.Split(s, reading.Slash)
+	parts := strings.Split(s, pathvariants.Slash)
 	for i, part := range parts {
 		if unspellable(part) || varies(part) || len(s) > maxGlobText/(t.keep+1) {
 			parts[i] = "*"
 		}
 	}
-	return strings.Join(parts, reading.Slash)
+	return strings.Join(parts, pathvariants.Slash)
 }
 
 // maxSlashes bounds the encoded slashes of a path that is learned from, so that the
@@ -114,7 +114,7 @@ func unspellable(s string) bool { return strings.ContainsAny(s, "*%?#") }
 // as it stands.
 func owned(path string, keep int) bool {
 	for i, s := range strings.Split(strings.TrimPrefix(path, "/"), "/") {
-		if i < keep && (slices.ContainsFunc(strings.Split(s, reading.Slash), unspellable) || len(s) > maxGlobText/(keep+1)) {
+		if i < keep && (slices.ContainsFunc(strings.Split(s, pathvariants.Slash), unspellable) || len(s) > maxGlobText/(keep+1)) {
 			return false
 		}
 	}
@@ -132,7 +132,7 @@ func (n *pathNode) widen(depth, keep int) {
 	if depth >= keep && len(n.below) > maxSiblings {
 		all := map[string]*pathNode{} // one *, and one for each number of encoded slashes
 		for s, b := range n.below {
-			open := "*" + strings.Repeat(reading.Slash+"*", strings.Count(s, reading.Slash))
+			open := "*" + strings.Repeat(pathvariants.Slash+"*", strings.Count(s, pathvariants.Slash))
 			if all[open] == nil {
 				all[open] = newPathNode()
 			}
@@ -219,7 +219,7 @@ func (m *globMatcher) of(path string) string {
 	if m.exact[path] {
 		return path
 	}
-	readings := reading.Of(path)
+	readings := pathvariants.Of(path)
 	for i, p := range m.patterns {
 		if !slices.ContainsFunc(readings, func(r string) bool { return !p.MatchString(r) }) {
 			return m.globs[i]

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // Price is what a model of an LLM API costs, in the currency of the limits' cost.
@@ -25,23 +25,23 @@ type Price struct {
 	// Input is the price of a million tokens of what is asked, as "1.25". It is
 	// needed; "0" is free.
 	// Example: "1.25"
-	Input *budget.Money `yaml:"input" json:"input"`
+	Input *limit.Money `yaml:"input" json:"input"`
 	// Output is the price of a million tokens of the answer, those that reasoning
 	// takes among them. It is needed: embeddings have "0".
 	// Example: "10.00"
-	Output *budget.Money `yaml:"output" json:"output"`
+	Output *limit.Money `yaml:"output" json:"output"`
 	// CachedInput is the price of a million tokens of Input that the provider has
 	// in its cache. Default: Input's.
 	// Example: "0.125"
-	CachedInput *budget.Money `yaml:"cachedInput" json:"cachedInput,omitempty"`
+	CachedInput *limit.Money `yaml:"cachedInput" json:"cachedInput,omitempty"`
 	// CacheWrite is the price of a million tokens of Input that the provider puts
 	// into its cache. Default: twice Input's, the most that is known to be asked.
 	// Example: "1.56"
-	CacheWrite *budget.Money `yaml:"cacheWrite" json:"cacheWrite,omitempty"`
+	CacheWrite *limit.Money `yaml:"cacheWrite" json:"cacheWrite,omitempty"`
 }
 
 // Rates are what a million tokens of each kind cost.
-type Rates struct{ Input, Output, CachedInput, CacheWrite budget.Money }
+type Rates struct{ Input, Output, CachedInput, CacheWrite limit.Money }
 
 // Rates are the price, which has been checked, with its defaults.
 func (p Price) Rates() Rates {

@@ -6,12 +6,12 @@ import (
 	"time"
 
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
-func money(t *testing.T, text string) *budget.Money {
+func money(t *testing.T, text string) *limit.Money {
 	t.Helper()
-	m := new(budget.Money)
+	m := new(limit.Money)
 	if err := m.UnmarshalText([]byte(text)); err != nil {
 		t.Fatal(err)
 	}

@@ -8,11 +8,11 @@ import (
 	"slices"
 	"time"
 
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 // several tells whether the request's path has more than one reading.
-func (s subject) several() bool { return s.Request != nil && reading.Several(s.Request.Path) }
+func (s subject) several() bool { return s.Request != nil && pathvariants.Several(s.Request.Path) }
 
 // readings are the subject with each reading of its path: itself, where there is
 // but one.
@@ -22,7 +22,7 @@ func (s subject) readings() iter.Seq[subject] {
 			yield(s)
 			return
 		}
-		for _, path := range reading.Of(s.Request.Path) {
+		for _, path := range pathvariants.Of(s.Request.Path) {
 			q, of := *s.Request, s
 			q.Path, of.Request = path, &q
 			if !yield(of) {
@@ -68,10 +68,10 @@ func (p *Policy) agree(ctx context.Context, s subject, at time.Time) Decision {
 				d.Upstream = other.Upstream
 			}
 		case len(d.Inject) != len(other.Inject) || slices.ContainsFunc(d.Inject, func(in Injection) bool { return !other.injects(in) }):
-			return p.refuse("the readings of the path do not get the same credentials: "+reading.Decoded(s.sent)+" and "+s.sent, nil)
+			return p.refuse("the readings of the path do not get the same credentials: "+pathvariants.Decoded(s.sent)+" and "+s.sent, nil)
 		}
 		if other.Upstream != nil && !reflect.DeepEqual(d.Upstream, other.Upstream) || other.Upstream == nil && d.Upstream != nil && lifted < 0 {
-			return p.refuse("the readings of the path do not go the same way: "+reading.Decoded(s.sent)+" and "+s.sent, nil)
+			return p.refuse("the readings of the path do not go the same way: "+pathvariants.Decoded(s.sent)+" and "+s.sent, nil)
 		}
 		var err error
 		if d.Limits, err = joined(d.Limits, other.Limits); err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"sallyport/policy"
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 // serverSteps are what testdata/servers.yaml says that servers do.
@@ -25,7 +25,7 @@ var serverSteps = map[string]func(string) string{
 	},
 	"decode": lenient,
 	"decode but slashes": func(s string) string {
-		return strings.ReplaceAll(lenient(slash.ReplaceAllString(s, "\x00")), "\x00", reading.Slash)
+		return strings.ReplaceAll(lenient(slash.ReplaceAllString(s, "\x00")), "\x00", pathvariants.Slash)
 	},
 	"merge": func(s string) string { return slashes.ReplaceAllString(s, "/") },
 	"dots": func(s string) string {
@@ -130,7 +130,7 @@ func TestServers(t *testing.T) {
 			t.Errorf("%s is sent as %s, which net/url writes as %v, %v", target, sent, u, err)
 		}
 		for _, s := range servers {
-			read, may := sent, reading.Of(decided)
+			read, may := sent, pathvariants.Of(decided)
 			if s.Steps == nil || !slices.ContainsFunc(s.Steps, func(s string) bool { return strings.HasPrefix(s, "decode") }) {
 				read = serverSteps["decode but slashes"](read) // to be compared; what it routes by is as it stands
 			}
@@ -149,7 +149,7 @@ func TestServers(t *testing.T) {
 				}
 			}
 			if !slices.Contains(may, read) {
-				t.Errorf("%s: %s is sent as %s and read as %s; decided were %q", s.Server, target, sent, read, reading.Of(decided))
+				t.Errorf("%s: %s is sent as %s and read as %s; decided were %q", s.Server, target, sent, read, pathvariants.Of(decided))
 			}
 		}
 	}

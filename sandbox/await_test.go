@@ -8,13 +8,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sallyport/internal/ram"
+	"sallyport/internal/tmpfs"
 )
 
 const spare = 1 << 20 // bytes of room that nobody needs
 
 // full has another take all room but what is spare.
-func (b *roomBed) full(t *testing.T) (others *ram.Lease) {
+func (b *roomBed) full(t *testing.T) (others *tmpfs.Lease) {
 	t.Helper()
 	others, err := b.room.Reserve(t.Context(), "another", b.ramSize-spare, 0)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sallyport/internal/ram"
+	"sallyport/internal/tmpfs"
 	"sallyport/sandbox/agent/channel"
 )
 
@@ -23,7 +23,7 @@ type entry struct {
 	fresh  bool             // made and not started: its disk is attached until the next settle
 	loose  bool             // it may have more memory than its spec says: see confine
 	agent  *channel.Channel // to the session's agent, nil until it is used
-	room   *ram.Lease       // of who has the lock, where it was reserved; release gives it back
+	room   *tmpfs.Lease     // of who has the lock, where it was reserved; release gives it back
 	// line is of those who wait for room for it, done when it may be in vain that they
 	// do; scatter has it be done. See await.
 	line    context.Context

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/internal/model"
+	"sallyport/internal/test/model"
 )
 
 // faultHost stands for engine, network, authority and log where a test needs

@@ -13,8 +13,8 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sallyport/internal/ram"
-	"sallyport/internal/refusal"
+	"sallyport/internal/auditlimit"
+	"sallyport/internal/tmpfs"
 	"sallyport/memory"
 )
 
@@ -22,9 +22,9 @@ import (
 // that change one sandbox run one after the other.
 type Manager struct {
 	opt  Options
-	room *ram.Room // opt.RAM, shared out
+	room *tmpfs.Room // opt.RAM, shared out
 	// refusals bounds how many are recorded.
-	refusals *refusal.Limit
+	refusals *auditlimit.Limit
 	compared *comparisons
 	ends     endings
 
@@ -56,7 +56,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, refusals: refusal.New(), compared: newComparisons(), room: ram.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, booked: map[string]int64{}, counters: c}
+	m := &Manager{opt: opt, refusals: auditlimit.New(), compared: newComparisons(), room: tmpfs.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, booked: map[string]int64{}, counters: c}
 	m.identities.Store(&map[netip.Addr]Info{})
 
 	folders, err := os.ReadDir(opt.Dir)

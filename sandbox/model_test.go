@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/model"
+	"sallyport/internal/test/model"
 	"sallyport/memory"
 )
 

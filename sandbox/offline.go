@@ -11,12 +11,12 @@ import (
 
 	"sallyport/memory"
 	"sallyport/sandbox/agent/channel"
-	"sallyport/sandbox/jail"
+	"sallyport/sandbox/fsjail"
 )
 
 // Jail connects to an agent that has the files of a tree for its own and answers whoever
-// has the key, until the connection is closed: see [jail.Open].
-type Jail func(t jail.Tree, key ed25519.PublicKey) (net.Conn, error)
+// has the key, until the connection is closed: see [fsjail.Open].
+type Jail func(t fsjail.Tree, key ed25519.PublicKey) (net.Conn, error)
 
 // reachFiles returns the way to what serves a sandbox's files, the user whose rights count
 // there where nobody else is named, and what is to be called when the caller has done.
@@ -97,7 +97,7 @@ func (m *Manager) openFiles(ctx context.Context, e *entry, write bool) (agent *c
 		return nil, nil, err
 	}
 	key, _ := m.opt.Agent.Key.Public().(ed25519.PublicKey)
-	conn, err := m.opt.Jail(jail.Tree{Upper: upper, Lower: lower, Memory: memory.Dir(m.dir(e.rec.Name))}, key)
+	conn, err := m.opt.Jail(fsjail.Tree{Upper: upper, Lower: lower, Memory: memory.Dir(m.dir(e.rec.Name))}, key)
 	if err != nil {
 		undo()
 		return nil, nil, err

@@ -11,11 +11,11 @@ import (
 	"testing"
 
 	"sallyport/sandbox/agent"
-	"sallyport/sandbox/jail"
+	"sallyport/sandbox/fsjail"
 )
 
 // unjailed serves the test's own files: a path is the host's.
-func unjailed(_ jail.Tree, key ed25519.PublicKey) (net.Conn, error) {
+func unjailed(_ fsjail.Tree, key ed25519.PublicKey) (net.Conn, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err

@@ -8,11 +8,11 @@ import (
 	"path/filepath"
 	"time"
 
-	"sallyport/internal/ram"
+	"sallyport/internal/tmpfs"
 )
 
 // Whatever has a sandbox's memory in the clear in RAM has reserved the room for it
-// (ram.Room) before it begins, and before the sandbox stands still. Room is waited for
+// (tmpfs.Room) before it begins, and before the sandbox stands still. Room is waited for
 // without the sandbox's lock: it can be used, and who stops or removes it does not
 // wait, but ends the wait. Who has a lock waits for no room, so that who has room can
 // wait for a lock.
@@ -20,9 +20,9 @@ import (
 // Errors of what needs room in RAM.
 var (
 	// ErrNoRoom: others have it. Trying again helps.
-	ErrNoRoom = ram.ErrBusy
+	ErrNoRoom = tmpfs.ErrBusy
 	// ErrNeverRoom: this host has too little RAM for the sandbox's memory.
-	ErrNeverRoom = ram.ErrLarge
+	ErrNeverRoom = tmpfs.ErrLarge
 )
 
 const (
@@ -121,8 +121,8 @@ var errEnded = fmt.Errorf("%w: it was stopped while this waited for room in memo
 func (m *Manager) spacious(ctx context.Context, name, verb string, need need) (*entry, error) {
 	var (
 		until  = time.Now().Add(roomWait)
-		room   *ram.Lease // that was waited for
-		of     string     // ID that it is for
+		room   *tmpfs.Lease // that was waited for
+		of     string       // ID that it is for
 		waited = false
 		over   = func() {}
 	)
@@ -168,8 +168,8 @@ func (m *Manager) spacious(ctx context.Context, name, verb string, need need) (*
 // await gives up a sandbox's lock and waits for room for it. Without an error the
 // caller has it, if there is any, takes the lock again, calls over and looks what the
 // sandbox has become. Of those who wait for the same sandbox one stands in line for
-// room (ram.Room), and the others for that one: most want the same, that it wakes.
-func (m *Manager) await(ctx context.Context, e *entry, n int64, until time.Time) (room *ram.Lease, over func(), err error) {
+// room (tmpfs.Room), and the others for that one: most want the same, that it wakes.
+func (m *Manager) await(ctx context.Context, e *entry, n int64, until time.Time) (room *tmpfs.Lease, over func(), err error) {
 	line, over, owner := e.line, func() {}, e.rec.Spec.Owner
 	first := line == nil || line.Err() != nil
 	if first {

@@ -14,8 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"sallyport/internal/lab"
-	"sallyport/internal/ram"
+	"sallyport/internal/test/testnet"
+	"sallyport/internal/tmpfs"
 )
 
 // roomBed is a bed whose sandboxes take 4 MiB of memory each, as its Meter says, in
@@ -301,13 +301,13 @@ func TestMemoryBesideItself(t *testing.T) {
 // TestConfinedWhenItIsFree: the kernel takes its time to give back what a large
 // sandbox was written down in, and nobody is ended for that.
 func TestConfinedWhenItIsFree(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	b := newRoomBed(t, 1<<30)
-	if err := ram.Mount(b.ram); err != nil {
+	if err := tmpfs.Mount(b.ram); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := ram.Unmount(b.ram); err != nil {
+		if err := tmpfs.Unmount(b.ram); err != nil {
 			t.Error(err)
 		}
 	})

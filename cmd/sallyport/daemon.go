@@ -26,9 +26,9 @@ import (
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
 	"sallyport/internal/api"
-	"sallyport/internal/cell"
 	"sallyport/internal/config"
 	"sallyport/internal/durable"
+	"sallyport/internal/jail"
 	"sallyport/internal/seal"
 	"sallyport/internal/ssh"
 	"sallyport/policy"
@@ -206,11 +206,11 @@ func (d *daemon) openGateway(context.Context) (err error) {
 
 // openGatehouse readies what the gateway's process is started with.
 func (d *daemon) openGatehouse(context.Context) error {
-	ids, err := cell.Lookup(d.cfg.Gateway.User)
+	ids, err := jail.Lookup(d.cfg.Gateway.User)
 	if err != nil {
 		return fmt.Errorf("gateway.user: %w", err)
 	}
-	view, err := cell.OpenView(filepath.Join(d.cfg.RunDir, "gateway"), d.log)
+	view, err := jail.OpenView(filepath.Join(d.cfg.RunDir, "gateway"), d.log)
 	if err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/config"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
 )
@@ -149,11 +149,11 @@ func (x *explainer) sent(stdin io.Reader, in *policy.Input) (*policy.Sent, error
 }
 
 // recorded explains a decision from the audit.
-func (x *explainer) recorded(cmd *cobra.Command) (past.Explanation, error) {
+func (x *explainer) recorded(cmd *cobra.Command) (recorded.Explanation, error) {
 	if x.sandbox != "" || len(x.tags) > 0 || x.body != "" || len(x.headers) > 0 {
-		return past.Explanation{}, usageError{errors.New("a recorded decision has its own sandbox and request: leave --sandbox, --tag, --body and --header out")}
+		return recorded.Explanation{}, usageError{errors.New("a recorded decision has its own sandbox and request: leave --sandbox, --tag, --body and --header out")}
 	}
-	e, err := live(cmd, x, func(ctx context.Context, d *api.Client) (past.Explanation, error) {
+	e, err := live(cmd, x, func(ctx context.Context, d *api.Client) (recorded.Explanation, error) {
 		return d.ExplainDecision(ctx, x.decision)
 	})
 	if !errors.Is(err, errOffline) {
@@ -162,13 +162,13 @@ func (x *explainer) recorded(cmd *cobra.Command) (past.Explanation, error) {
 	x.asked = x.path()
 	cfg, err := x.config()
 	if err != nil {
-		return past.Explanation{}, err
+		return recorded.Explanation{}, err
 	}
 	p, err := policy.Compile(cmd.Context(), cfg.Document, policy.Options{})
 	if err != nil {
-		return past.Explanation{}, err
+		return recorded.Explanation{}, err
 	}
-	return past.Explain(cmd.Context(), p, auditDir(cfg), x.decision)
+	return recorded.Explain(cmd.Context(), p, auditDir(cfg), x.decision)
 }
 
 // errOffline says that the configuration file is to be asked.
@@ -298,7 +298,7 @@ func explain(w io.Writer, e policy.Explanation) {
 }
 
 // explainRecorded writes what was decided once and what would be today.
-func explainRecorded(w io.Writer, who string, e past.Explanation) {
+func explainRecorded(w io.Writer, who string, e recorded.Explanation) {
 	r := e.Recorded
 	fmt.Fprintf(w, "decision %s of %s\n", terminal.Word(r.ID), r.At.Format(time.RFC3339))
 	fmt.Fprintf(w, "  asked     %s\n", asked(r.Input))

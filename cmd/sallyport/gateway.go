@@ -4,7 +4,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/gateway/gatehouse"
-	"sallyport/sandbox/jail"
+	"sallyport/sandbox/fsjail"
 )
 
 // newGateway is the process that the daemon starts for the gateway. Nobody else
@@ -21,8 +21,8 @@ func newGateway() *cobra.Command {
 // be started.
 func newJail() *cobra.Command {
 	return &cobra.Command{
-		Use: jail.Command, Hidden: true, Args: exactly(),
+		Use: fsjail.Command, Hidden: true, Args: exactly(),
 		Short: "Serve the files of a sandbox; the daemon starts it",
-		RunE:  func(*cobra.Command, []string) error { return jail.Run() },
+		RunE:  func(*cobra.Command, []string) error { return fsjail.Run() },
 	}
 }

@@ -13,13 +13,13 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/gatehouse"
-	"sallyport/internal/ram"
+	"sallyport/internal/tmpfs"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/datapath"
 	"sallyport/sandbox/disk"
 	"sallyport/sandbox/docker"
-	"sallyport/sandbox/jail"
+	"sallyport/sandbox/fsjail"
 )
 
 // house is where sandboxes of this host live.
@@ -80,7 +80,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		d.log.Warn("nothing bounds what sandboxes write: this engine does not keep containers in overlay2; use engine.kind: private")
 		size = 0
 	}
-	if err := ram.Mount(vaultDir(d.cfg)); err != nil {
+	if err := tmpfs.Mount(vaultDir(d.cfg)); err != nil {
 		return err
 	}
 	space, reserve, perTenant, err := openSpace(d.cfg)
@@ -117,7 +117,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Meter:     runtime,
 		Gate:      gate{func() *gatehouse.Warden { return d.warden }, d.log},
 		Layers:    runtime,
-		Jail:      jail.Open,
+		Jail:      fsjail.Open,
 		PerOwner:  d.cfg.Sandbox.PerTenant, OwnerImages: d.cfg.Sandbox.TenantImages, StoragePerOwner: perTenant,
 	})
 	d.house = h
@@ -210,7 +210,7 @@ func (d *daemon) pullDown() error {
 			stops.Go(func() error { _, err := h.sandboxes.Stop(ctx, i.Name); return err })
 		}
 	}
-	if err := errors.Join(stops.Wait(), h.engine.Stop(ctx), ram.Unmount(vaultDir(d.cfg))); err != nil {
+	if err := errors.Join(stops.Wait(), h.engine.Stop(ctx), tmpfs.Unmount(vaultDir(d.cfg))); err != nil {
 		return err // the guard stays while anything may run
 	}
 	return datapath.Remove(d.guardConfig())

@@ -16,7 +16,7 @@ import (
 func TestPolicyLearn(t *testing.T) {
 	dir, file := configured(t, rules+"# until we know what it does\nobserve:\n- {sandboxes: {names: [demo]}, until: "+
 		time.Now().Add(time.Hour).UTC().Format(time.RFC3339)+"}\n")
-	ids := recorded(t, file, "GET https://docs.example.com/guide/a", "POST https://docs.example.com/comments/12", "POST https://docs.example.com/comments/13",
+	ids := recordedOf(t, file, "GET https://docs.example.com/guide/a", "POST https://docs.example.com/comments/12", "POST https://docs.example.com/comments/13",
 		"GET https://api.example.com/v1", "GET https://10.0.0.1/")
 	before, err := os.ReadFile(file)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"sallyport/internal/terminal"
 	"sallyport/policy"
 	"sallyport/policy/approval"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // limits are the counters as the API sees them.
@@ -30,7 +30,7 @@ func (l limits) List(ctx context.Context) ([]api.Limit, error) {
 	list := make([]api.Limit, 0, len(counts))
 	for _, n := range counts {
 		item := api.Limit{Name: n.Limit, Per: n.Per, Subject: n.Subject, Used: n.Used, Most: n.Most}
-		if n.Every > 0 && n.Every != budget.Forever {
+		if n.Every > 0 && n.Every != limit.Forever {
 			item.Resets = n.Ends()
 		}
 		if n.Per == policy.PerSandbox {
@@ -65,7 +65,7 @@ func (l limits) Reset(ctx context.Context, by approval.Operator, name, subject s
 	}
 	what := fmt.Sprintf("limit %s of %s", name, subject)
 	if subject == "" {
-		subject, what = budget.Every, "limit "+name
+		subject, what = limit.Every, "limit "+name
 	}
 	names := l.sandboxes()
 	if l.d.house != nil {
@@ -85,7 +85,7 @@ func (l limits) Reset(ctx context.Context, by approval.Operator, name, subject s
 }
 
 // known is an error for a name that nothing has: it is most likely misspelled.
-func (l limits) known(name string, counts []budget.Count) error {
+func (l limits) known(name string, counts []limit.Count) error {
 	var names []string
 	for _, limit := range l.d.inForce.Load().Limits {
 		names = append(names, limit.Name)
@@ -171,7 +171,7 @@ func usage(l api.Limit) string {
 		switch {
 		case most > 0:
 			parts = append(parts, fmt.Sprintf("%d of %d %s", used, most, what))
-		case l.Most == (budget.Amount{}) && used > 0: // counted again from the log, and not met since
+		case l.Most == (limit.Amount{}) && used > 0: // counted again from the log, and not met since
 			parts = append(parts, fmt.Sprintf("%d %s", used, what))
 		}
 	}
@@ -182,7 +182,7 @@ func usage(l api.Limit) string {
 	switch {
 	case l.Most.Cost > 0:
 		parts = append(parts, fmt.Sprintf("a cost of %v of %v", l.Used.Cost, l.Most.Cost))
-	case l.Most == (budget.Amount{}) && l.Used.Cost > 0:
+	case l.Most == (limit.Amount{}) && l.Used.Cost > 0:
 		parts = append(parts, fmt.Sprintf("a cost of %v", l.Used.Cost))
 	}
 	add("under way", l.Used.Concurrent, l.Most.Concurrent)

@@ -16,12 +16,12 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/policy"
-	"sallyport/policy/trial"
+	"sallyport/policy/regotest"
 )
 
 // newPolicyTest needs no daemon: what is tested is files.
 func newPolicyTest(g *globals) *cobra.Command {
-	var o trial.Options
+	var o regotest.Options
 	var threshold float64
 	var export string
 	c := &cobra.Command{
@@ -79,7 +79,7 @@ func newPolicyTest(g *globals) *cobra.Command {
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "written to %s: run opa test with it and the policy's folder\n", export)
 			return err
 		}
-		report, err := trial.Run(cmd.Context(), doc, o)
+		report, err := regotest.Run(cmd.Context(), doc, o)
 		if err != nil {
 			return usageError{err}
 		}
@@ -112,9 +112,9 @@ func near(path string) string {
 }
 
 // tested writes a report as a person reads it.
-func tested(w io.Writer, report trial.Report, verbose bool) {
+func tested(w io.Writer, report regotest.Report, verbose bool) {
 	for _, r := range report.Results {
-		if r.Outcome == trial.Passed && !verbose && r.Printed == "" {
+		if r.Outcome == regotest.Passed && !verbose && r.Printed == "" {
 			continue
 		}
 		fmt.Fprintf(w, "%s: %s: %s\n", r.Position, r.Name, strings.ToUpper(string(r.Outcome)))
@@ -148,7 +148,7 @@ func tested(w io.Writer, report trial.Report, verbose bool) {
 // maxLocal bounds what is shown of a variable, in bytes; -o json has it all.
 const maxLocal = 200
 
-func failure(w io.Writer, f *trial.Failure) {
+func failure(w io.Writer, f *regotest.Failure) {
 	fmt.Fprintf(w, "  failed at %s:\n", f.Position)
 	indent(w, "    ", f.Expression)
 	for _, name := range slices.Sorted(maps.Keys(f.Locals)) {

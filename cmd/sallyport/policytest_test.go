@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"sallyport/internal/page"
-	"sallyport/policy/trial"
+	"sallyport/internal/test/doctest"
+	"sallyport/policy/regotest"
 )
 
 // TestPolicyExamples holds that every example passes its checks and its tests,
@@ -76,7 +76,7 @@ func TestPolicyTestStatus(t *testing.T) {
 		})
 	}
 	out, status, _ := run(t, "", "policy", "test", "--config", "sallyport.yaml", "--coverage", "-o", "json", "good.d", "fail.d")
-	var report trial.Report
+	var report regotest.Report
 	if err := json.Unmarshal([]byte(out), &report); err != nil || status != 1 {
 		t.Fatalf("%d %v in %s", status, err, out)
 	}
@@ -134,9 +134,9 @@ func (p prompt) Run(command string) (out string, err error) {
 // follow plays a document of docs/, of which ran commands at least are expected.
 func (p prompt) follow(document string, ran int) {
 	p.t.Helper()
-	faults, _, got := page.Follow(document, p)
+	faults, _, got := doctest.Follow(document, p)
 	for _, fault := range faults {
-		if !errors.Is(fault, page.ErrUnused) {
+		if !errors.Is(fault, doctest.ErrUnused) {
 			p.t.Error(fault)
 		}
 	}

@@ -15,7 +15,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/config"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
 )
@@ -59,7 +59,7 @@ const maxDamage = 20
 // decisions yields the decisions. Damage of the log is kept for the report.
 func (r *recording) decisions(cmd *cobra.Command, q audit.Query) iter.Seq2[policy.Recorded, error] {
 	return func(yield func(policy.Recorded, error) bool) {
-		for d, err := range past.Read(cmd.Context(), r.dir, q) {
+		for d, err := range recorded.Read(cmd.Context(), r.dir, q) {
 			var damage *audit.DamageError
 			if errors.As(err, &damage) {
 				if len(r.damage) < maxDamage {

@@ -9,13 +9,13 @@ import (
 	"testing"
 
 	"sallyport/audit"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/policy"
 )
 
 // recorded writes requests into the log of a data directory, as they are decided by
 // a configuration, and returns the decisions' ids.
-func recorded(t *testing.T, file string, requests ...string) (ids []string) {
+func recordedOf(t *testing.T, file string, requests ...string) (ids []string) {
 	t.Helper()
 	g := &globals{configPath: file, output: "text"}
 	p, err := g.compiled(t.Context())
@@ -85,7 +85,7 @@ egressAuth:
 // counts, 2 nobody knows.
 func TestPolicyReplay(t *testing.T) {
 	dir, file := configured(t, rules)
-	ids := recorded(t, file, "GET https://docs.example.com/guide/a", "GET https://docs.example.com/guide/b",
+	ids := recordedOf(t, file, "GET https://docs.example.com/guide/a", "GET https://docs.example.com/guide/b",
 		"POST https://docs.example.com/guide/12", "POST https://docs.example.com/guide/13", "GET https://api.example.com/v1")
 	head := "dataDir: " + dir + "/data\nrunDir: " + dir + "/run\nengine: {kind: none}\n"
 	candidate := filepath.Join(dir, "candidate.yaml")
@@ -138,7 +138,7 @@ func TestPolicyReplay(t *testing.T) {
 // What has to see a body is counted by its rule, and fails where that is asked for.
 func TestPolicyReplayWithoutBodies(t *testing.T) {
 	_, file := configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\n")
-	ids := recorded(t, file, "POST https://mcp.example.com/mcp", "GET https://mcp.example.com/mcp")
+	ids := recordedOf(t, file, "POST https://mcp.example.com/mcp", "GET https://mcp.example.com/mcp")
 	for fail, want := range map[string]int{"": 0, "allowed": 0, "none": 0, "body": 1, "allowed,body": 1, "bodies": 2} {
 		args := []string{"policy", "replay", "--config", file}
 		if fail != "" {
@@ -221,7 +221,7 @@ deny contains "too large" if input.request.size > 50
 // A decision is explained by its id, with the policy of today and without a daemon.
 func TestPolicyExplainsADecision(t *testing.T) {
 	dir, file := configured(t, rules)
-	ids := recorded(t, file, "GET https://docs.example.com/guide/a", "POST https://docs.example.com/guide/a?x=1")
+	ids := recordedOf(t, file, "GET https://docs.example.com/guide/a", "POST https://docs.example.com/guide/a?x=1")
 	explained := func(config, id string) string {
 		t.Helper()
 		out, status, err := run(t, "", "policy", "explain", "--config", config, "--decision", id)
@@ -245,7 +245,7 @@ func TestPolicyExplainsADecision(t *testing.T) {
 		t.Errorf("got %s", out)
 	}
 	out, status, err := run(t, "", "policy", "explain", "--config", file, "-o", "json", "--offline", "--decision", ids[0])
-	var e past.Explanation
+	var e recorded.Explanation
 	if status != 0 || json.Unmarshal([]byte(out), &e) != nil || e.Recorded.ID != ids[0] || e.Decision.Rule != "docs" || len(e.Differs) > 0 {
 		t.Errorf("got %d, %v, %s", status, err, out)
 	}

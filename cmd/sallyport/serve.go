@@ -15,7 +15,7 @@ import (
 
 	"sallyport/gateway/gatehouse"
 	"sallyport/internal/api"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/internal/secretfile"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -37,8 +37,8 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Clients:   clients{d},
 		Root:      d.authority.Root,
 		Forget:    func(id string) error { return errors.Join(d.authority.Forget(id), d.forget(id)) },
-		Recorded: func(ctx context.Context, decision string) (past.Explanation, error) {
-			return past.Explain(ctx, d.rules.Policy(), auditDir(d.cfg), decision)
+		Recorded: func(ctx context.Context, decision string) (recorded.Explanation, error) {
+			return recorded.Explain(ctx, d.rules.Policy(), auditDir(d.cfg), decision)
 		},
 		Explain: func(ctx context.Context, in policy.Input, body *policy.Sent) policy.Explanation {
 			p := d.rules.Policy()

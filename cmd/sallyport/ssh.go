@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/internal/cell"
 	"sallyport/internal/config"
+	"sallyport/internal/jail"
 	"sallyport/internal/ssh"
 	"sallyport/internal/ssh/key"
 	"sallyport/policy"
@@ -37,7 +37,7 @@ func (d *daemon) openSSH(context.Context) error {
 	if err != nil {
 		return err
 	}
-	view, err := cell.OpenView(filepath.Join(d.cfg.RunDir, "ssh"), d.log)
+	view, err := jail.OpenView(filepath.Join(d.cfg.RunDir, "ssh"), d.log)
 	if err != nil {
 		return err
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
-	"sallyport/internal/cell/keep"
 	"sallyport/internal/doctor"
+	"sallyport/internal/supervise"
 )
 
 func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
@@ -72,7 +72,7 @@ func policyLines(p api.Policy) (lines []string) {
 }
 
 // gatewayLine says how the gateway's process is.
-func gatewayLine(s keep.Status) string {
+func gatewayLine(s supervise.Status) string {
 	line := fmt.Sprintf("gateway, pid %d, uid %d", s.PID, s.UID)
 	switch {
 	case s.PID == 0:

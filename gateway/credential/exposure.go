@@ -13,7 +13,7 @@ import (
 	"sync"
 	"weak"
 
-	"sallyport/gateway/credential/coding"
+	"sallyport/gateway/credential/decode"
 )
 
 // Bounds of what is looked for in the answers to one sandbox. A credential that
@@ -36,7 +36,7 @@ var ErrCrowded = errors.New("requests under way use too many credentials")
 // Exposures holds an Exposure for each sandbox. The zero Exposures is empty. It
 // is safe for concurrent use.
 type Exposures struct {
-	memory coding.Memory // for decoding what is searched
+	memory decode.Memory // for decoding what is searched
 
 	mu   sync.Mutex
 	by   map[string]*Exposure                         // by the sandbox's ID

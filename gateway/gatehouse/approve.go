@@ -9,7 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy/approval"
 )
 
@@ -21,13 +21,13 @@ type answeredCall struct{ ID string }
 // that is answered at once, however long the request waits: so none keeps a lease
 // from being asked for.
 type desk struct {
-	peer *link.Peer
+	peer *ipc.Peer
 
 	mu       sync.Mutex
 	watchers map[string]chan struct{} // by id; bounded by what the gateway holds
 }
 
-func newDesk(p *link.Peer) *desk { return &desk{peer: p, watchers: map[string]chan struct{}{}} }
+func newDesk(p *ipc.Peer) *desk { return &desk{peer: p, watchers: map[string]chan struct{}{}} }
 
 // Ask implements gateway.Approvals.
 func (d *desk) Ask(ctx context.Context, q approval.Question) (v approval.Verdict, err error) {
@@ -43,7 +43,7 @@ func (d *desk) Withdraw(sandbox, id string) {
 	go func() { // a few at a time: there are no more than requests that are held
 		ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
 		defer cancel()
-		_ = d.peer.Call(ctx, callWithdraw, withdrawCall{sandbox, id}, &link.None{}) // else its time ends it
+		_ = d.peer.Call(ctx, callWithdraw, withdrawCall{sandbox, id}, &ipc.None{}) // else its time ends it
 	}()
 }
 
@@ -63,14 +63,14 @@ func (d *desk) Watch(id string) (woken <-chan struct{}, stop func()) {
 }
 
 // answered is the Warden's call.
-func (d *desk) answered(_ context.Context, c answeredCall) (link.None, error) {
+func (d *desk) answered(_ context.Context, c answeredCall) (ipc.None, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	select {
 	case d.watchers[c.ID] <- struct{}{}: // never of nil: nobody watches then
 	default:
 	}
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
 // Approvals is where the Warden takes questions to.
@@ -102,11 +102,11 @@ func (w *Warden) ask(_ context.Context, q approval.Question) (approval.Verdict, 
 	return w.o.Approvals.Ask(q)
 }
 
-func (w *Warden) withdraw(_ context.Context, c withdrawCall) (link.None, error) {
+func (w *Warden) withdraw(_ context.Context, c withdrawCall) (ipc.None, error) {
 	if w.o.Approvals != nil {
 		w.o.Approvals.Withdraw(c.Sandbox, c.ID)
 	}
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
 // enrol gives a subject the name and session of its sandbox, or client, as they

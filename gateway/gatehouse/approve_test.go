@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"sallyport/gateway"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 )
@@ -84,7 +84,7 @@ func TestQuestionsToOperators(t *testing.T) {
 	}
 	// Of another sandbox nothing is withdrawn.
 	for _, r := range list {
-		if err := s.child.Call(t.Context(), callWithdraw, withdrawCall{"other", r.ID}, &link.None{}); err != nil {
+		if err := s.child.Call(t.Context(), callWithdraw, withdrawCall{"other", r.ID}, &ipc.None{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -117,7 +117,7 @@ func TestNobodyToAsk(t *testing.T) {
 	s, _ := newCounter(t)
 	s.warden.o.Approvals = nil
 	v, err := newDesk(s.child).Ask(t.Context(), question())
-	var remote *link.RemoteError
+	var remote *ipc.RemoteError
 	if !errors.As(err, &remote) || v.State != "" {
 		t.Errorf("%+v, %v", v, err)
 	}

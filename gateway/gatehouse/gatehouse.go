@@ -3,9 +3,9 @@
 //
 // The daemon is root: it holds the engine, the datapath's programs, the keys of
 // the certificate authorities and the secrets' sources. What sandboxes and
-// upstreams send is parsed by [Run], in a cell (internal/cell). The [Warden] is
+// upstreams send is parsed by [Run], in a cell (internal/jail). The [Warden] is
 // the daemon's side: it starts the process, answers it, and starts it again when
-// it dies. Between them is one socket (internal/link).
+// it dies. Between them is one socket (internal/ipc).
 //
 // The process is given the listeners and the audit log's last segment, once, and
 // the policy and who the sandboxes and clients are, whenever that changes. It asks
@@ -65,13 +65,13 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/resolver"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy"
 )
 
 // What the Warden calls.
 const (
-	callStart link.Method = 1 + iota
+	callStart ipc.Method = 1 + iota
 	callServe
 	callPrepare
 	callUse
@@ -93,7 +93,7 @@ const (
 
 // What the process calls.
 const (
-	callLease link.Method = 64 + iota
+	callLease ipc.Method = 64 + iota
 	callLogin
 	callSign
 	callAssign

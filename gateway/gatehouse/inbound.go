@@ -7,7 +7,7 @@ import (
 	"slices"
 
 	"sallyport/gateway"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy"
 )
 
@@ -80,7 +80,7 @@ func (w *Warden) wake(ctx context.Context, c exposedCall) (wakeReply, error) {
 }
 
 // waker is a gateway.Waker and a gateway.Inside in the process.
-type waker struct{ peer *link.Peer }
+type waker struct{ peer *ipc.Peer }
 
 // Whose implements gateway.Waker.
 func (w waker) Whose(ctx context.Context, id string) (policy.Sandbox, error) {
@@ -96,8 +96,8 @@ func (w waker) Wake(ctx context.Context, id string) (gateway.Identity, error) {
 	return gateway.Identity{Sandbox: got.Sandbox, Address: got.Address}, err
 }
 
-func (in *inside) setExposures(_ context.Context, c exposuresCall) (link.None, error) {
+func (in *inside) setExposures(_ context.Context, c exposuresCall) (ipc.None, error) {
 	in.exposed.Replace(c.Exposures)
 	in.gate.Redecide() // what goes on by one that has been removed ends
-	return link.None{}, nil
+	return ipc.None{}, nil
 }

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/gateway"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 // What listens on a sandbox's loopback address is reached by the sandbox's agent, and
 // whom that listens to is the daemon's secret. So the daemon connects, and carries
 // the bytes between that connection and a socket that the process gets.
 //
-// Towards the process they are in pieces (link.Pieces): half an answer is not to pass
+// Towards the process they are in pieces (ipc.Pieces): half an answer is not to pass
 // for one. Towards the sandbox they are as they are.
 
 // Stream is a connection to a port of a sandbox, made from inside. Close breaks off
@@ -52,39 +52,39 @@ type insideCall struct {
 
 // inside connects to a port that is exposed, whatever else the process would like,
 // and returns a socket.
-func (w *Warden) inside(ctx context.Context, c insideCall) (link.None, *os.File, error) {
+func (w *Warden) inside(ctx context.Context, c insideCall) (ipc.None, *os.File, error) {
 	e, is := w.opened(c.ID, c.Port)
 	if !is || w.o.Inside == nil {
-		return link.None{}, nil, errUnexposed
+		return ipc.None{}, nil, errUnexposed
 	}
 	if !w.insides.Enter(c.ID, e.Owner) {
-		return link.None{}, nil, gateway.ErrInsideBusy
+		return ipc.None{}, nil, gateway.ErrInsideBusy
 	}
 	leave := func() { w.insides.Leave(c.ID, e.Owner) }
 	far, err := w.connect(ctx, c, leave)
 	if err != nil {
-		return link.None{}, nil, err
+		return ipc.None{}, nil, err
 	}
-	here, there, err := link.Pair()
+	here, there, err := ipc.Pair()
 	if err != nil {
 		_ = far.Close()
 		leave()
-		return link.None{}, nil, err
+		return ipc.None{}, nil, err
 	}
 	go func() {
 		defer leave()
 		carry(ctx, here, far, func() bool { _, is := w.opened(c.ID, c.Port); return is })
 	}()
-	return link.None{}, there, nil
+	return ipc.None{}, there, nil
 }
 
 // reach begins to connect to a port that is exposed, and returns the socket.
-func (w *Warden) reach(_ context.Context, c insideCall) (link.None, *os.File, error) {
+func (w *Warden) reach(_ context.Context, c insideCall) (ipc.None, *os.File, error) {
 	if _, is := w.opened(c.ID, c.Port); !is || w.o.Reach == nil {
-		return link.None{}, nil, errUnexposed
+		return ipc.None{}, nil, errUnexposed
 	}
 	f, err := w.o.Reach(c.ID, c.Port)
-	return link.None{}, f, err
+	return ipc.None{}, f, err
 }
 
 // connect does not go on for longer than the process, as wake does not. The place is
@@ -156,7 +156,7 @@ func carry(ctx context.Context, here *net.UnixConn, far Stream, exposed func() b
 		_, _ = io.Copy(io.Discard, here)
 	})
 	ways.Go(func() {
-		if _, err := link.WritePieces(here, far); err != nil {
+		if _, err := ipc.WritePieces(here, far); err != nil {
 			_ = here.Close()
 		}
 	})
@@ -180,7 +180,7 @@ func left(c *net.UnixConn) bool {
 
 // Dial connects to a port at the sandbox's own address, which the daemon knows.
 func (w waker) Dial(ctx context.Context, id string, to netip.AddrPort) (net.Conn, error) {
-	f, err := w.peer.CallFile(ctx, callReach, insideCall{id, to.Port()}, &link.None{})
+	f, err := w.peer.CallFile(ctx, callReach, insideCall{id, to.Port()}, &ipc.None{})
 	if err != nil {
 		return nil, err
 	}
@@ -223,16 +223,16 @@ var errNone = errors.New("no connection came")
 
 // Connect implements gateway.Inside.
 func (w waker) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
-	f, err := w.peer.CallFile(ctx, callInside, insideCall{id, port}, &link.None{})
+	f, err := w.peer.CallFile(ctx, callInside, insideCall{id, port}, &ipc.None{})
 	if err != nil {
 		return nil, err
 	}
 	if f == nil {
 		return nil, errNone
 	}
-	c, err := link.Inherited(f)
+	c, err := ipc.Inherited(f)
 	if err != nil {
 		return nil, err
 	}
-	return link.NewPieces(c), nil
+	return ipc.NewPieces(c), nil
 }

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/gateway"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 // program is the far end of a Stream.
@@ -155,7 +155,7 @@ func TestInsideCarries(t *testing.T) {
 	for i := range sent {
 		sent[i] = byte(i * 7)
 	}
-	go func() { _, _ = c.Write(sent); _ = c.(*link.Pieces).CloseWrite() }()
+	go func() { _, _ = c.Write(sent); _ = c.(*ipc.Pieces).CloseWrite() }()
 	got, err := io.ReadAll(there)
 	if err != nil || string(got) != string(sent) {
 		t.Errorf("the program got %d bytes, %v", len(got), err)

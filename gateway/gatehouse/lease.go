@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"sallyport/gateway/credential"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 // How long the process keeps what it has leased after the last use, at least;
@@ -25,7 +25,7 @@ const keepLease = 10 * time.Second
 // each credential in use, whose source is the Warden: what they derive from a
 // secret, they make once.
 type broker struct {
-	peer  *link.Peer
+	peer  *ipc.Peer
 	bound func(credential, host string, port uint16) bool
 	short func(credential, field string) bool
 
@@ -38,7 +38,7 @@ type holding struct {
 	used   time.Time
 }
 
-func newBroker(p *link.Peer, bound func(string, string, uint16) bool, short func(string, string) bool) *broker {
+func newBroker(p *ipc.Peer, bound func(string, string, uint16) bool, short func(string, string) bool) *broker {
 	return &broker{peer: p, bound: bound, short: short, held: map[string]*holding{}}
 }
 
@@ -101,7 +101,7 @@ type bindingKey struct{}
 
 // source leases from the Warden, a number of uses at a time.
 type source struct {
-	peer   *link.Peer
+	peer   *ipc.Peer
 	name   string
 	flight singleflight.Group // one question for all that wait
 

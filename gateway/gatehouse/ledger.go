@@ -13,8 +13,8 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/durable"
-	"sallyport/internal/link"
-	"sallyport/policy/budget"
+	"sallyport/internal/ipc"
+	"sallyport/policy/limit"
 )
 
 // Ledger keeps the counters of limits beyond the process that counts. Each second
@@ -34,15 +34,15 @@ type Ledger struct {
 	every func(limit string) time.Duration // by the policy in force, 0 where it does not say
 
 	mu       sync.Mutex // also held while the process is asked
-	counts   map[budget.Key]budget.Count
+	counts   map[limit.Key]limit.Count
 	position uint64 // every event up to it is counted
 	written  uint64 // position in the file
 	dirty    bool
-	stamp    uint64     // of the process's counters
-	of       *link.Peer // whose stamp that is
-	fresh    bool       // there is no file yet
-	swept    time.Time  // when room was looked for
-	resets   []string   // IDs of events that say so, which the log may not have yet
+	stamp    uint64    // of the process's counters
+	of       *ipc.Peer // whose stamp that is
+	fresh    bool      // there is no file yet
+	swept    time.Time // when room was looked for
+	resets   []string  // IDs of events that say so, which the log may not have yet
 }
 
 // Bounds of what a process says.
@@ -61,15 +61,15 @@ const (
 
 // ledgerFile is what is on disk.
 type ledgerFile struct {
-	Position uint64         `json:"position"`
-	Counts   []budget.Count `json:"counts"`
-	Resets   []string       `json:"resets,omitempty"`
+	Position uint64        `json:"position"`
+	Counts   []limit.Count `json:"counts"`
+	Resets   []string      `json:"resets,omitempty"`
 }
 
 // OpenLedger reads what was written; none is an empty one. dir is the audit log's.
 func OpenLedger(path, dir string) (*Ledger, error) {
 	l := &Ledger{
-		path: path, dir: dir, now: time.Now, counts: map[budget.Key]budget.Count{},
+		path: path, dir: dir, now: time.Now, counts: map[limit.Key]limit.Count{},
 		every: func(string) time.Duration { return 0 },
 	}
 	text, err := os.ReadFile(path)
@@ -100,15 +100,15 @@ type countsCall struct {
 type counts struct {
 	Position uint64
 	Stamp    uint64
-	Counts   []budget.Count
+	Counts   []limit.Count
 }
 
-type restoreCall struct{ Counts []budget.Count }
+type restoreCall struct{ Counts []limit.Count }
 
 type resetCall struct{ Limit, Subject string }
 
 // pull takes what has changed from a process. l.mu is held.
-func (l *Ledger) pull(ctx context.Context, p *link.Peer) error {
+func (l *Ledger) pull(ctx context.Context, p *ipc.Peer) error {
 	if l.of != p {
 		l.of, l.stamp = p, 0
 	}
@@ -126,7 +126,7 @@ func (l *Ledger) pull(ctx context.Context, p *link.Peer) error {
 		}
 		done := got.Stamp == l.stamp || len(got.Counts) < maxPage
 		l.stamp = got.Stamp
-		if done || pages > budget.MaxCounters/maxPage {
+		if done || pages > limit.MaxCounters/maxPage {
 			break
 		}
 	}
@@ -137,7 +137,7 @@ func (l *Ledger) pull(ctx context.Context, p *link.Peer) error {
 var errCounts = errors.New("the process's counters are not such")
 
 // merge takes a process's copies in. l.mu is held.
-func (l *Ledger) merge(list []budget.Count) error {
+func (l *Ledger) merge(list []limit.Count) error {
 	if len(list) > maxPage {
 		return fmt.Errorf("%w: %d at a time", errCounts, len(list))
 	}
@@ -146,7 +146,7 @@ func (l *Ledger) merge(list []budget.Count) error {
 	for _, n := range list {
 		switch u := n.Used; {
 		case len(n.Limit) > maxName || len(n.Subject) > maxName || len(n.Per) > maxName,
-			n.Every < 0 || n.Every > 366*24*time.Hour && n.Every != budget.Forever,
+			n.Every < 0 || n.Every > 366*24*time.Hour && n.Every != limit.Forever,
 			u.Requests < 0 || u.Bytes < 0 || u.Uses < 0 || u.Concurrent < 0 || u.Tokens < 0 || u.Cost < 0:
 			return errCounts
 		case n.Start.After(latest):
@@ -173,7 +173,7 @@ func (l *Ledger) merge(list []budget.Count) error {
 
 // binds tells whether a counter's period still counts, whatever else is said of it:
 // until its end, unless the policy has given the limit another one. l.mu is held.
-func (l *Ledger) binds(have budget.Count, every time.Duration, start, now time.Time) bool {
+func (l *Ledger) binds(have limit.Count, every time.Duration, start, now time.Time) bool {
 	switch {
 	case have.Every <= 0 || !now.Before(have.Ends()):
 		return false
@@ -187,7 +187,7 @@ func (l *Ledger) binds(have budget.Count, every time.Duration, start, now time.T
 // room says whether there is some for another counter. It is looked for once a
 // second at most, however many a process says. l.mu is held.
 func (l *Ledger) room() bool {
-	if len(l.counts) < budget.MaxCounters {
+	if len(l.counts) < limit.MaxCounters {
 		return true
 	}
 	now := l.now()
@@ -196,26 +196,26 @@ func (l *Ledger) room() bool {
 	}
 	l.swept = now
 	l.prune()
-	return len(l.counts) < budget.MaxCounters
+	return len(l.counts) < limit.MaxCounters
 }
 
 // prune drops what is over. l.mu is held.
 func (l *Ledger) prune() {
 	now := l.now()
 	for k, n := range l.counts {
-		if n.Used.Concurrent == 0 && (!now.Before(n.Ends()) || n.Every == budget.Forever && n.Used == (budget.Amount{})) {
+		if n.Used.Concurrent == 0 && (!now.Before(n.Ends()) || n.Every == limit.Forever && n.Used == (limit.Amount{})) {
 			delete(l.counts, k)
 		}
 	}
 }
 
 // list copies the counters, in order. l.mu is held.
-func (l *Ledger) list() []budget.Count {
-	all := make([]budget.Count, 0, len(l.counts))
+func (l *Ledger) list() []limit.Count {
+	all := make([]limit.Count, 0, len(l.counts))
 	for _, n := range l.counts {
 		all = append(all, n)
 	}
-	budget.Sort(all)
+	limit.Sort(all)
 	return all
 }
 
@@ -237,7 +237,7 @@ func (l *Ledger) write() error {
 }
 
 // sync takes from a process what it has counted, and writes it down.
-func (l *Ledger) sync(ctx context.Context, p *link.Peer) error {
+func (l *Ledger) sync(ctx context.Context, p *ipc.Peer) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p != nil {
@@ -293,7 +293,7 @@ func (l *Ledger) count(e *audit.Event) {
 		}
 		return
 	}
-	var used budget.Amount
+	var used limit.Amount
 	switch {
 	case x.Kind == audit.KindDecision && (x.Decision == "allow" || x.Decision == "tunnel"):
 		used.Requests = 1
@@ -313,13 +313,13 @@ func (l *Ledger) count(e *audit.Event) {
 		if every <= 0 {
 			continue
 		}
-		key := budget.Key{Limit: u.Name, Subject: u.Subject}
+		key := limit.Key{Limit: u.Name, Subject: u.Subject}
 		n, ok := l.counts[key]
 		if !ok {
 			if !l.room() {
 				continue
 			}
-			n = budget.Count{Key: key}
+			n = limit.Count{Key: key}
 		}
 		when := at
 		if ok && l.binds(n, every, begins(at, every), now) {
@@ -349,10 +349,10 @@ func (l *Ledger) expect(id string) error {
 }
 
 // empty begins counters anew, and says how many. l.mu is held.
-func (l *Ledger) empty(limit, subject string) (n int) {
+func (l *Ledger) empty(name, subject string) (n int) {
 	for k, c := range l.counts {
-		if k.Limit == limit && (subject == budget.Every || subject == k.Subject) {
-			c.Used = budget.Amount{Concurrent: c.Used.Concurrent}
+		if k.Limit == name && (subject == limit.Every || subject == k.Subject) {
+			c.Used = limit.Amount{Concurrent: c.Used.Concurrent}
 			c.Start = time.Time{} // any period is a later one
 			l.counts[k] = c
 			l.dirty = true
@@ -363,16 +363,16 @@ func (l *Ledger) empty(limit, subject string) (n int) {
 }
 
 // restore gives a process what it begins with.
-func (l *Ledger) restore(ctx context.Context, p *link.Peer) error {
+func (l *Ledger) restore(ctx context.Context, p *ipc.Peer) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()
-	var page []budget.Count
+	var page []limit.Count
 	flush := func() error {
 		if len(page) == 0 {
 			return nil
 		}
-		err := p.Call(ctx, callRestore, restoreCall{page}, &link.None{})
+		err := p.Call(ctx, callRestore, restoreCall{page}, &ipc.None{})
 		page = page[:0]
 		return err
 	}

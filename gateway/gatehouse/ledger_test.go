@@ -10,14 +10,14 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/internal/link"
-	"sallyport/policy/budget"
+	"sallyport/internal/ipc"
+	"sallyport/policy/limit"
 )
 
 // counting is a process that only counts, and the Warden's link to it.
 type counting struct {
 	*inside
-	peer *link.Peer // the Warden's
+	peer *ipc.Peer // the Warden's
 }
 
 // noon is in the middle of a day that is not over for long.
@@ -25,21 +25,21 @@ var noon = time.Now().UTC().Truncate(24 * time.Hour).Add(12 * time.Hour)
 
 func newCounting(t *testing.T, log *audit.Log, begins uint64) *counting {
 	t.Helper()
-	here, f, err := link.Pair()
+	here, f, err := ipc.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	there, err := link.Inherited(f)
+	there, err := ipc.Inherited(f)
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := &inside{book: budget.NewBook(func() time.Time { return noon }), trail: log, begins: begins}
-	child := link.New(there, link.Options{MaxFrame: maxFrame, MaxOut: maxAsk, Methods: map[link.Method]link.Handler{
-		callCounts: link.Handle(in.counts), callRestore: link.Handle(in.restore), callReset: link.Handle(in.reset),
+	in := &inside{book: limit.NewBook(func() time.Time { return noon }), trail: log, begins: begins}
+	child := ipc.New(there, ipc.Options{MaxFrame: maxFrame, MaxOut: maxAsk, Methods: map[ipc.Method]ipc.Handler{
+		callCounts: ipc.Handle(in.counts), callRestore: ipc.Handle(in.restore), callReset: ipc.Handle(in.reset),
 	}})
-	peer := link.New(here, link.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk})
+	peer := ipc.New(here, ipc.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk})
 	done := make(chan struct{}, 2)
-	for _, p := range []*link.Peer{child, peer} {
+	for _, p := range []*ipc.Peer{child, peer} {
 		go func() { _ = p.Serve(); done <- struct{}{} }()
 	}
 	t.Cleanup(func() { _, _ = child.Close(), peer.Close(); <-done; <-done })
@@ -68,8 +68,8 @@ func openLog(t *testing.T, dir string) *audit.Log {
 
 const day = 24 * time.Hour
 
-func claimOf(limit, subject string) budget.Claim {
-	return budget.Claim{Key: budget.Key{Limit: limit, Subject: subject}, Per: "sandbox", Every: day, Most: budget.Amount{Requests: 1000}}
+func claimOf(name, subject string) limit.Claim {
+	return limit.Claim{Key: limit.Key{Limit: name, Subject: subject}, Per: "sandbox", Every: day, Most: limit.Amount{Requests: 1000}}
 }
 
 // decided is the decision and the completion of a request.
@@ -88,9 +88,9 @@ func decided(subject string, uses, bytes int64) []*audit.Event {
 	return []*audit.Event{d, c}
 }
 
-func used(t *testing.T, list []budget.Count) (text []string) {
+func used(t *testing.T, list []limit.Count) (text []string) {
 	t.Helper()
-	budget.Sort(list)
+	limit.Sort(list)
 	for _, n := range list {
 		text = append(text, fmt.Sprintf("%s %s %d %d %d %d %v", n.Limit, n.Subject, n.Used.Requests, n.Used.Bytes, n.Used.Uses, n.Used.Tokens, n.Used.Cost))
 	}
@@ -103,7 +103,7 @@ func TestLedgerForever(t *testing.T) {
 	base := t.TempDir()
 	path, dir := filepath.Join(base, "limits.json"), filepath.Join(base, "audit")
 	log := openLog(t, dir)
-	claim := budget.Claim{Key: budget.Key{Limit: "found", Subject: "sb-1"}, Per: "sandbox", Every: budget.Forever, Most: budget.Amount{Requests: 2}}
+	claim := limit.Claim{Key: limit.Key{Limit: "found", Subject: "sb-1"}, Per: "sandbox", Every: limit.Forever, Most: limit.Amount{Requests: 2}}
 	p := newCounting(t, log, 1)
 	p.book.Overdraw(claim).End()
 	p.book.Overdraw(claim).End()
@@ -120,7 +120,7 @@ func TestLedgerForever(t *testing.T) {
 	if n := next.book.Used(claim.Key).Requests; n != 2 {
 		t.Errorf("%d are left after a restart, want 2", n)
 	}
-	next.book.Reset("found", budget.Every)
+	next.book.Reset("found", limit.Every)
 	if n := next.book.Used(claim.Key).Requests; n != 0 {
 		t.Errorf("%d are left after a reset", n)
 	}
@@ -226,41 +226,41 @@ func TestLedgerReset(t *testing.T) {
 
 // A process that was taken over uses limits up and makes no room in them.
 func TestLedgerOfAHostileProcess(t *testing.T) {
-	honest := budget.Count{Key: budget.Key{Limit: "a", Subject: "x"}, Every: day, Start: noon.Truncate(day), Used: budget.Amount{Requests: 50}}
-	change := func(f func(*budget.Count)) []budget.Count {
+	honest := limit.Count{Key: limit.Key{Limit: "a", Subject: "x"}, Every: day, Start: noon.Truncate(day), Used: limit.Amount{Requests: 50}}
+	change := func(f func(*limit.Count)) []limit.Count {
 		n := honest
 		f(&n)
-		return []budget.Count{n}
+		return []limit.Count{n}
 	}
 	for name, tt := range map[string]struct {
-		says   []budget.Count
+		says   []limit.Count
 		broken bool
 		want   int64
 	}{
-		"the same":             {change(func(*budget.Count) {}), false, 50},
-		"less":                 {change(func(n *budget.Count) { n.Used.Requests = 0 }), false, 50},
-		"more":                 {change(func(n *budget.Count) { n.Used.Requests = 60 }), false, 60},
-		"an earlier period":    {change(func(n *budget.Count) { n.Start = n.Start.Add(-day); n.Used.Requests = 0 }), false, 50},
-		"a period far ahead":   {change(func(n *budget.Count) { n.Start = n.Start.Add(20 * day); n.Used.Requests = 1 << 60 }), false, 50},
-		"a period of its own":  {change(func(n *budget.Count) { n.Start = noon; n.Used.Requests = 0 }), false, 50},
-		"the next one already": {change(func(n *budget.Count) { n.Start = n.Start.Add(day); n.Used.Requests = 0 }), false, 50},
-		"a shorter one": {change(func(n *budget.Count) {
+		"the same":             {change(func(*limit.Count) {}), false, 50},
+		"less":                 {change(func(n *limit.Count) { n.Used.Requests = 0 }), false, 50},
+		"more":                 {change(func(n *limit.Count) { n.Used.Requests = 60 }), false, 60},
+		"an earlier period":    {change(func(n *limit.Count) { n.Start = n.Start.Add(-day); n.Used.Requests = 0 }), false, 50},
+		"a period far ahead":   {change(func(n *limit.Count) { n.Start = n.Start.Add(20 * day); n.Used.Requests = 1 << 60 }), false, 50},
+		"a period of its own":  {change(func(n *limit.Count) { n.Start = noon; n.Used.Requests = 0 }), false, 50},
+		"the next one already": {change(func(n *limit.Count) { n.Start = n.Start.Add(day); n.Used.Requests = 0 }), false, 50},
+		"a shorter one": {change(func(n *limit.Count) {
 			n.Every, n.Start, n.Used.Requests = time.Second, noon.Truncate(time.Second), 0
 		}), false, 50},
-		"one that is over": {change(func(n *budget.Count) { n.Every, n.Used.Requests = time.Second, 0 }), false, 50},
-		"a longer one": {change(func(n *budget.Count) {
+		"one that is over": {change(func(n *limit.Count) { n.Every, n.Used.Requests = time.Second, 0 }), false, 50},
+		"a longer one": {change(func(n *limit.Count) {
 			n.Every, n.Used.Requests = 300*day, 0
 			n.Start = noon.Truncate(n.Every)
 		}), false, 50},
-		"no period":           {change(func(n *budget.Count) { n.Every, n.Start, n.Used.Requests = 0, noon, 0 }), false, 50},
-		"less than none":      {change(func(n *budget.Count) { n.Used.Bytes = -1 }), true, 50},
-		"a period of a year":  {change(func(n *budget.Count) { n.Every = 1000 * day }), true, 50},
-		"a long name":         {change(func(n *budget.Count) { n.Limit = strings.Repeat("x", maxName+1) }), true, 50},
-		"more than was asked": {make([]budget.Count, maxPage+1), true, 50},
+		"no period":           {change(func(n *limit.Count) { n.Every, n.Start, n.Used.Requests = 0, noon, 0 }), false, 50},
+		"less than none":      {change(func(n *limit.Count) { n.Used.Bytes = -1 }), true, 50},
+		"a period of a year":  {change(func(n *limit.Count) { n.Every = 1000 * day }), true, 50},
+		"a long name":         {change(func(n *limit.Count) { n.Limit = strings.Repeat("x", maxName+1) }), true, 50},
+		"more than was asked": {make([]limit.Count, maxPage+1), true, 50},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
-			if err := l.merge([]budget.Count{honest}); err != nil {
+			if err := l.merge([]limit.Count{honest}); err != nil {
 				t.Fatal(err)
 			}
 			if err := l.merge(tt.says); errors.Is(err, errCounts) != tt.broken {
@@ -268,7 +268,7 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 			}
 			// What counts is what the next process makes of it.
 			l.prune()
-			book := budget.NewBook(func() time.Time { return noon })
+			book := limit.NewBook(func() time.Time { return noon })
 			book.Restore(l.list())
 			var left int64
 			for claim := claimOf("a", "x"); left <= claim.Most.Requests; left++ {
@@ -285,7 +285,7 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 	for _, period := range []time.Duration{time.Second, day, 300 * day, 0} {
 		for _, at := range []time.Time{noon, noon.Add(day), noon.Add(-day)} {
 			l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
-			if err := l.merge([]budget.Count{honest}); err != nil {
+			if err := l.merge([]limit.Count{honest}); err != nil {
 				t.Fatal(err)
 			}
 			e := decided("x", 0, 10)[0]
@@ -302,8 +302,8 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 	changed.every = func(string) time.Duration { return time.Hour }
 	next := honest
 	next.Every, next.Start, next.Used.Requests = time.Hour, noon, 1
-	for _, n := range []budget.Count{honest, next} {
-		if err := changed.merge([]budget.Count{n}); err != nil {
+	for _, n := range []limit.Count{honest, next} {
+		if err := changed.merge([]limit.Count{n}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -311,14 +311,14 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 		t.Errorf("another period by another policy: %+v", n)
 	}
 	l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
-	for i := range 3 * budget.MaxCounters {
+	for i := range 3 * limit.MaxCounters {
 		n := honest
 		n.Subject = fmt.Sprint(i)
-		if err := l.merge([]budget.Count{n}); err != nil {
+		if err := l.merge([]limit.Count{n}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(l.counts) > budget.MaxCounters {
+	if len(l.counts) > limit.MaxCounters {
 		t.Errorf("%d counters", len(l.counts))
 	}
 }

@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/internal/link"
-	"sallyport/policy/budget"
+	"sallyport/internal/ipc"
+	"sallyport/policy/limit"
 )
 
 // Limits lists the counters as they are now.
-func (w *Warden) Limits(ctx context.Context) ([]budget.Count, error) {
+func (w *Warden) Limits(ctx context.Context) ([]limit.Count, error) {
 	l := w.o.Ledger
 	if l == nil {
 		return nil, nil
@@ -22,7 +22,7 @@ func (w *Warden) Limits(ctx context.Context) ([]budget.Count, error) {
 		within, cancel := context.WithTimeout(ctx, w.patience)
 		defer cancel()
 		// One that has just ended is counted with the next one's start.
-		if err := l.sync(within, peer); err != nil && !errors.Is(err, link.ErrClosed) {
+		if err := l.sync(within, peer); err != nil && !errors.Is(err, ipc.ErrClosed) {
 			return nil, err
 		}
 	}
@@ -33,7 +33,7 @@ func (w *Warden) Limits(ctx context.Context) ([]budget.Count, error) {
 }
 
 // ResetLimit empties the counters of a limit, of one subject or of all
-// (budget.Every), when the event that says so is in the log. It returns how many
+// (limit.Every), when the event that says so is in the log. It returns how many
 // it has emptied.
 func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit.Event) (int, error) {
 	l := w.o.Ledger
@@ -56,7 +56,7 @@ func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit
 		within, cancel := context.WithTimeout(ctx, w.patience)
 		defer cancel()
 		_ = l.pull(within, peer) // so that it is known how many there are
-		if err := peer.Call(within, callReset, resetCall{limit, subject}, &link.None{}); err != nil && !errors.Is(err, link.ErrClosed) {
+		if err := peer.Call(within, callReset, resetCall{limit, subject}, &ipc.None{}); err != nil && !errors.Is(err, ipc.ErrClosed) {
 			return 0, err
 		}
 	}
@@ -90,7 +90,7 @@ func (w *Warden) tally(ctx context.Context) {
 		err := w.o.Ledger.sync(within, p.Peer)
 		cancel()
 		switch {
-		case err == nil, errors.Is(err, link.ErrClosed), ctx.Err() != nil:
+		case err == nil, errors.Is(err, ipc.ErrClosed), ctx.Err() != nil:
 		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, errCounts):
 			p.End(fmt.Errorf("asking what it has counted: %w", err))
 		default:

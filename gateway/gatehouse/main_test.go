@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 // The test binary is the process too: a Warden starts it again as one.
@@ -39,15 +39,15 @@ func play() error {
 	if err != nil {
 		return in.peer.Serve()
 	}
-	refuse := link.Handle(func(context.Context, useCall) (link.None, error) { return link.None{}, errors.New("I will not") })
-	stall := link.Handle(func(ctx context.Context, _ useCall) (link.None, error) { <-ctx.Done(); return link.None{}, ctx.Err() })
+	refuse := ipc.Handle(func(context.Context, useCall) (ipc.None, error) { return ipc.None{}, errors.New("I will not") })
+	stall := ipc.Handle(func(ctx context.Context, _ useCall) (ipc.None, error) { <-ctx.Done(); return ipc.None{}, ctx.Err() })
 	switch string(how) {
 	case "refuses to prepare":
 		in.methods[callPrepare] = refuse
 	case "never prepares":
 		in.methods[callPrepare] = stall
 	case "dies preparing":
-		in.methods[callPrepare] = link.Handle(func(context.Context, useCall) (link.None, error) { os.Exit(9); return link.None{}, nil })
+		in.methods[callPrepare] = ipc.Handle(func(context.Context, useCall) (ipc.None, error) { os.Exit(9); return ipc.None{}, nil })
 	case "refuses to prepare, and spins":
 		in.methods[callPrepare] = refuse
 		runtime.GOMAXPROCS(60)

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // nothing is a filter that lets no packet through.
@@ -140,7 +140,7 @@ func TestSocketsAreMended(t *testing.T) {
 
 // The daemon's mark stays on a socket that is replaced: the datapath knows it by that.
 func TestMendKeepsTheMark(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		return c.Control(func(fd uintptr) {
 			if err := unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, 77); err != nil {

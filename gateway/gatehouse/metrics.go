@@ -12,8 +12,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
+	"sallyport/internal/supervise"
 )
 
 // gatherWithin bounds how long a scrape waits for the process.
@@ -36,7 +36,7 @@ func (w *Warden) Gather() ([]*dto.MetricFamily, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), gatherWithin)
 	defer cancel()
 	var got gathered
-	if err := peer.Call(ctx, callGather, link.None{}, &got); err != nil {
+	if err := peer.Call(ctx, callGather, ipc.None{}, &got); err != nil {
 		return nil, fmt.Errorf("asking the gateway's process for its metrics: %w", err)
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
@@ -57,11 +57,11 @@ func (w *Warden) Gather() ([]*dto.MetricFamily, error) {
 
 // Metrics are the Warden's own.
 func (w *Warden) Metrics() []prometheus.Collector {
-	gauge := func(name, help string, get func(keep.Status) float64) prometheus.Collector {
+	gauge := func(name, help string, get func(supervise.Status) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: ours + name, Help: help}, func() float64 { return get(w.Status()) })
 	}
 	return []prometheus.Collector{
-		gauge("up", "1 while there is a process that serves.", func(s keep.Status) float64 {
+		gauge("up", "1 while there is a process that serves.", func(s supervise.Status) float64 {
 			if s.PID == 0 {
 				return 0
 			}

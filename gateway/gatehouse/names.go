@@ -8,7 +8,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
 	"sallyport/gateway/resolver"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 // maxBooks bounds the sandboxes whose names are remembered; how many each may
@@ -18,7 +18,7 @@ const maxBooks = 4096
 // names remembers what the Warden's table said, in the process: a pair never
 // changes while its sandbox lives.
 type names struct {
-	peer *link.Peer
+	peer *ipc.Peer
 
 	mu    sync.Mutex
 	books *simplelru.LRU[string, *book]
@@ -29,7 +29,7 @@ type book struct {
 	names     map[netip.Addr]string
 }
 
-func newNames(p *link.Peer) *names {
+func newNames(p *ipc.Peer) *names {
 	n := &names{peer: p}
 	// The size is a positive constant, the only thing that can be wrong.
 	n.books, _ = simplelru.NewLRU[string, *book](maxBooks, nil)

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
-	"sallyport/internal/cell"
+	"sallyport/internal/jail"
 	"sallyport/policy"
 )
 
@@ -79,7 +79,7 @@ func certificates(data []byte) (kept []byte) {
 
 // show puts a document, the team's Rego and the roots that it names into the
 // view.
-func show(v *cell.View, doc policy.Document, revision string) error {
+func show(v *jail.View, doc policy.Document, revision string) error {
 	text, err := json.Marshal(doc)
 	if err != nil {
 		return err
@@ -92,13 +92,13 @@ func show(v *cell.View, doc policy.Document, revision string) error {
 			return fmt.Errorf("reading %s: %w", doc.Policy.Dir, err)
 		}
 	}
-	copies := []cell.Copy{}
+	copies := []jail.Copy{}
 	for _, f := range slices.Concat(resolverFiles, bundles) {
-		copies = append(copies, cell.Copy{Path: f})
+		copies = append(copies, jail.Copy{Path: f})
 	}
 	for _, f := range roots(doc) {
-		if !slices.ContainsFunc(copies, func(c cell.Copy) bool { return c.Path == f }) {
-			copies = append(copies, cell.Copy{Path: f, Keep: certificates})
+		if !slices.ContainsFunc(copies, func(c jail.Copy) bool { return c.Path == f }) {
+			copies = append(copies, jail.Copy{Path: f, Keep: certificates})
 		}
 	}
 	return v.Show(copies...)
@@ -106,7 +106,7 @@ func show(v *cell.View, doc policy.Document, revision string) error {
 
 // showTeam copies what takes part in a policy. That it is what the daemon
 // compiled is seen by the revision.
-func showTeam(v *cell.View, dir, revision string) error {
+func showTeam(v *jail.View, dir, revision string) error {
 	return policy.ReadTeam(dir, func(name string, text []byte) error {
 		return v.Write(filepath.Join(teamPath(revision), name), text)
 	})

@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"time"
 
-	"sallyport/internal/cell"
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
+	"sallyport/internal/jail"
+	"sallyport/internal/supervise"
 	"sallyport/policy"
 )
 
@@ -33,7 +33,7 @@ func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision stri
 	var refused error
 	if p != nil {
 		within, cancel := context.WithTimeout(ctx, w.patience+4*took)
-		refused = p.Peer.Call(within, callPrepare, useCall{revision}, &link.None{})
+		refused = p.Peer.Call(within, callPrepare, useCall{revision}, &ipc.None{})
 		cancel()
 		if refused == nil {
 			return nil
@@ -65,8 +65,8 @@ func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision stri
 func (w *Warden) try(ctx context.Context, revision string) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	spec := cell.Spec{Args: w.o.Args, Env: w.environment(), Root: w.o.View.Dir(), IDs: w.o.IDs}
-	return w.keeper.Aside(spec, link.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk}, func(p *keep.Process) error {
-		return p.Peer.Call(ctx, callPrepare, useCall{revision}, &link.None{})
+	spec := jail.Spec{Args: w.o.Args, Env: w.environment(), Root: w.o.View.Dir(), IDs: w.o.IDs}
+	return w.keeper.Aside(spec, ipc.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk}, func(p *supervise.Process) error {
+		return p.Peer.Call(ctx, callPrepare, useCall{revision}, &ipc.None{})
 	})
 }

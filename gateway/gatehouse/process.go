@@ -18,13 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/internal/cell"
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
+	"sallyport/internal/jail"
+	"sallyport/internal/supervise"
 )
 
 // ready says what the next process starts with; the log is handed over to it.
-func (w *Warden) ready() (s cell.Spec, err error) {
+func (w *Warden) ready() (s jail.Spec, err error) {
 	w.mend()
 	w.next = start{
 		Certificate: w.o.Listeners.Certificate, Key: w.o.Listeners.Key,
@@ -70,9 +70,9 @@ func (w *Warden) ready() (s cell.Spec, err error) {
 }
 
 // begin hands a process what it works with.
-func (w *Warden) begin(ctx context.Context, p *keep.Process) error {
+func (w *Warden) begin(ctx context.Context, p *supervise.Process) error {
 	if _, hard := memoryLimits(); hard > 0 {
-		if err := cell.LimitMemory(p.PID(), hard); err != nil {
+		if err := jail.LimitMemory(p.PID(), hard); err != nil {
 			w.o.Logger.Warn("the memory of the gateway's process is bounded by Go's runtime alone: no control group for it", "error", err)
 		}
 	}
@@ -86,10 +86,10 @@ func (w *Warden) begin(ctx context.Context, p *keep.Process) error {
 }
 
 // serve has a process read what others send, from this call on.
-func (w *Warden) serve(ctx context.Context, p *keep.Process) error {
+func (w *Warden) serve(ctx context.Context, p *supervise.Process) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
-	if err := p.Peer.Call(ctx, callServe, serveCall{w.o.Identities(), w.o.Clients(), w.exposures()}, &link.None{}); err != nil {
+	if err := p.Peer.Call(ctx, callServe, serveCall{w.o.Identities(), w.o.Clients(), w.exposures()}, &ipc.None{}); err != nil {
 		return err
 	}
 	w.o.Trail.give(p.Peer)
@@ -98,7 +98,7 @@ func (w *Warden) serve(ctx context.Context, p *keep.Process) error {
 }
 
 // ended takes back what a process had.
-func (w *Warden) ended(_ *keep.Process, last bool) error {
+func (w *Warden) ended(_ *supervise.Process, last bool) error {
 	if !last { // else the listeners are closed
 		w.mend() // at once, so that connections wait in them and are not refused
 	}

@@ -13,14 +13,14 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
-	"sallyport/internal/cell"
+	"sallyport/internal/jail"
 	"sallyport/policy"
 )
 
 // house is a Warden with its process.
 type house struct {
 	warden *Warden
-	view   *cell.View
+	view   *jail.View
 	trail  *Trail
 	audit  string
 }
@@ -54,12 +54,12 @@ func newHouse(t *testing.T, doc policy.Document, taken string, change func(*Opti
 	if err != nil {
 		t.Fatal(err)
 	}
-	view, err := cell.OpenView(filepath.Join(base, "view"), logger)
+	view, err := jail.OpenView(filepath.Join(base, "view"), logger)
 	if err != nil {
 		t.Fatal(err)
 	}
 	o := Options{
-		IDs: cell.IDs{UID: cell.Nobody, GID: cell.Nobody}, View: view, Trail: trail, AuditDir: dir, SegmentSize: houseSegment,
+		IDs: jail.IDs{UID: jail.Nobody, GID: jail.Nobody}, View: view, Trail: trail, AuditDir: dir, SegmentSize: houseSegment,
 		Broker: credential.New(credential.Options{}), Logger: logger,
 		Local:      func() []netip.Prefix { return nil },
 		Identities: func() map[netip.Addr]policy.Sandbox { return nil },

@@ -26,10 +26,10 @@ import (
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/upstream"
-	"sallyport/internal/cell"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
+	"sallyport/internal/jail"
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // Run is the process: it goes into its cell and serves until the Warden has
@@ -44,14 +44,14 @@ func Run() error {
 
 // enter goes into the cell.
 func enter() (*inside, error) {
-	if err := cell.Enter(); err != nil {
+	if err := jail.Enter(); err != nil {
 		return nil, err
 	}
-	conn, err := link.Inherited(os.NewFile(3, "link"))
+	conn, err := ipc.Inherited(os.NewFile(3, "link"))
 	if err != nil {
 		return nil, fmt.Errorf("the daemon starts this by itself: %w", err)
 	}
-	state, err := cell.Confine(systemFiles()...)
+	state, err := jail.Confine(systemFiles()...)
 	if err != nil {
 		return nil, err
 	}
@@ -61,9 +61,9 @@ func enter() (*inside, error) {
 
 // inside is what the process is made of.
 type inside struct {
-	peer    *link.Peer
-	methods map[link.Method]link.Handler
-	state   cell.State
+	peer    *ipc.Peer
+	methods map[ipc.Method]ipc.Handler
+	state   jail.State
 	log     *slog.Logger
 	level   slog.LevelVar
 	metrics *prometheus.Registry
@@ -81,7 +81,7 @@ type inside struct {
 	exposed   gateway.Exposed
 	dns       *resolver.Server
 	gate      *gateway.Gateway
-	book      *budget.Book
+	book      *limit.Book
 	begins    uint64 // number of the first event that it writes
 	files     map[string]*os.File
 	proxyTLS  *tls.Config
@@ -93,37 +93,37 @@ type inside struct {
 	prepared   *policy.Policy // by callPrepare, for callUse
 }
 
-func newInside(conn *net.UnixConn, state cell.State) *inside {
+func newInside(conn *net.UnixConn, state jail.State) *inside {
 	in := &inside{state: state, metrics: prometheus.NewRegistry(), identities: map[netip.Addr]policy.Sandbox{}}
 	in.log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &in.level}))
 	in.ctx, in.cancel = context.WithCancel(context.Background())
-	in.methods = map[link.Method]link.Handler{
-		callStart:    link.Handle(in.start),
-		callServe:    link.Handle(in.serve),
-		callPrepare:  link.Handle(in.prepare),
-		callUse:      link.Handle(in.use),
-		callIdentity: link.Handle(in.identity),
-		callClients:  link.Handle(in.setClients),
-		callForget:   link.Handle(in.forget),
-		callRevoke:   link.Handle(in.revoke),
-		callAppend:   link.Handle(in.append),
-		callStats:    link.Handle(in.stats),
-		callGather:   link.Handle(in.gather),
-		callStop:     link.Handle(in.stop),
-		callAnswered: link.Handle(func(ctx context.Context, c answeredCall) (link.None, error) { return in.desk.answered(ctx, c) }),
-		callCounts:   link.Handle(in.counts),
-		callRestore:  link.Handle(in.restore),
-		callReset:    link.Handle(in.reset),
-		callSlumber:  link.Handle(in.slumber),
+	in.methods = map[ipc.Method]ipc.Handler{
+		callStart:    ipc.Handle(in.start),
+		callServe:    ipc.Handle(in.serve),
+		callPrepare:  ipc.Handle(in.prepare),
+		callUse:      ipc.Handle(in.use),
+		callIdentity: ipc.Handle(in.identity),
+		callClients:  ipc.Handle(in.setClients),
+		callForget:   ipc.Handle(in.forget),
+		callRevoke:   ipc.Handle(in.revoke),
+		callAppend:   ipc.Handle(in.append),
+		callStats:    ipc.Handle(in.stats),
+		callGather:   ipc.Handle(in.gather),
+		callStop:     ipc.Handle(in.stop),
+		callAnswered: ipc.Handle(func(ctx context.Context, c answeredCall) (ipc.None, error) { return in.desk.answered(ctx, c) }),
+		callCounts:   ipc.Handle(in.counts),
+		callRestore:  ipc.Handle(in.restore),
+		callReset:    ipc.Handle(in.reset),
+		callSlumber:  ipc.Handle(in.slumber),
 
-		callExposures: link.Handle(in.setExposures),
+		callExposures: ipc.Handle(in.setExposures),
 	}
-	in.peer = link.New(conn, link.Options{Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk, Methods: in.methods})
+	in.peer = ipc.New(conn, ipc.Options{Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk, Methods: in.methods})
 	return in
 }
 
 // start makes all parts.
-func (in *inside) start(ctx context.Context, s start) (cell.State, error) {
+func (in *inside) start(ctx context.Context, s start) (jail.State, error) {
 	in.level.Set(slog.Level(s.Level))
 	in.files = map[string]*os.File{}
 	for i, name := range s.Files {
@@ -131,13 +131,13 @@ func (in *inside) start(ctx context.Context, s start) (cell.State, error) {
 	}
 	p, err := in.compile(ctx, s.Policy)
 	if err != nil {
-		return cell.State{}, err
+		return jail.State{}, err
 	}
 	in.engine.Swap(p)
 	if len(s.Certificate) > 0 {
 		cert, err := tls.X509KeyPair(s.Certificate, s.Key)
 		if err != nil {
-			return cell.State{}, fmt.Errorf("proxy: %w", err)
+			return jail.State{}, fmt.Errorf("proxy: %w", err)
 		}
 		in.proxyTLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	}
@@ -145,9 +145,9 @@ func (in *inside) start(ctx context.Context, s start) (cell.State, error) {
 		SegmentSize: s.SegmentSize, Logger: in.log, Segment: in.segment,
 	})
 	if err != nil {
-		return cell.State{}, err
+		return jail.State{}, err
 	}
-	in.book, in.begins = budget.NewBook(nil), s.Next
+	in.book, in.begins = limit.NewBook(nil), s.Next
 	in.broker = newBroker(in.peer, in.engine.Bound, in.engine.AllowsShort)
 	in.desk = newDesk(in.peer)
 	in.leaves = mitm.NewLeaves(in.sign)
@@ -163,7 +163,7 @@ func (in *inside) start(ctx context.Context, s start) (cell.State, error) {
 		Budget: in.book, Found: s.Found, Exposures: &in.exposed, Waker: waker{in.peer}, Dial: waker{in.peer}.Dial, Inside: waker{in.peer},
 	})
 	if err != nil {
-		return cell.State{}, err
+		return jail.State{}, err
 	}
 	in.engine.Follow(in.changed)
 	prometheus.WrapRegistererWithPrefix(metricsPrefix, in.metrics).MustRegister(collectors.NewGoCollector(),
@@ -180,7 +180,7 @@ func (in *inside) start(ctx context.Context, s start) (cell.State, error) {
 }
 
 // serve takes connections from now on.
-func (in *inside) serve(_ context.Context, c serveCall) (link.None, error) {
+func (in *inside) serve(_ context.Context, c serveCall) (ipc.None, error) {
 	in.mu.Lock()
 	in.identities = c.Identities
 	in.mu.Unlock()
@@ -195,14 +195,14 @@ func (in *inside) serve(_ context.Context, c serveCall) (link.None, error) {
 		}
 		var err error
 		if *to, err = net.FileListener(f); err != nil {
-			return link.None{}, fmt.Errorf("taking the listener %s over: %w", name, err)
+			return ipc.None{}, fmt.Errorf("taking the listener %s over: %w", name, err)
 		}
 		_ = f.Close()
 	}
 	if f := in.files[fileDNS]; f != nil {
 		var err error
 		if dns, err = net.FilePacketConn(f); err != nil {
-			return link.None{}, fmt.Errorf("taking the socket %s over: %w", fileDNS, err)
+			return ipc.None{}, fmt.Errorf("taking the socket %s over: %w", fileDNS, err)
 		}
 		_ = f.Close()
 	}
@@ -221,7 +221,7 @@ func (in *inside) serve(_ context.Context, c serveCall) (link.None, error) {
 	if dns != nil && dnsTCP != nil {
 		in.keep("dns", func() error { return in.dns.Serve(in.ctx, dns, dnsTCP) })
 	}
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
 // keep runs what must not end before it is told to: else the process ends, and
@@ -282,30 +282,30 @@ func (in *inside) compile(ctx context.Context, revision string) (*policy.Policy,
 	return p, nil
 }
 
-func (in *inside) prepare(ctx context.Context, c useCall) (link.None, error) {
+func (in *inside) prepare(ctx context.Context, c useCall) (ipc.None, error) {
 	p, err := in.compile(ctx, c.Policy)
 	if err != nil {
-		return link.None{}, err
+		return ipc.None{}, err
 	}
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.prepared = p
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
-func (in *inside) use(_ context.Context, c useCall) (link.None, error) {
+func (in *inside) use(_ context.Context, c useCall) (ipc.None, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.prepared == nil || in.prepared.Revision() != c.Policy {
-		return link.None{}, fmt.Errorf("policy %s was not prepared", c.Policy)
+		return ipc.None{}, fmt.Errorf("policy %s was not prepared", c.Policy)
 	}
 	in.engine.Swap(in.prepared)
 	in.prepared = nil
 	in.broker.clear(time.Time{})
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
-func (in *inside) identity(_ context.Context, c identityCall) (link.None, error) {
+func (in *inside) identity(_ context.Context, c identityCall) (ipc.None, error) {
 	in.mu.Lock()
 	was, known := in.identities[c.Address]
 	if c.Sandbox == nil {
@@ -317,27 +317,27 @@ func (in *inside) identity(_ context.Context, c identityCall) (link.None, error)
 	if known && c.Sandbox != nil && !maps.Equal(was.Tags, c.Sandbox.Tags) {
 		in.gate.Redecide() // what its old tags gave it ends
 	}
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
-func (in *inside) setClients(_ context.Context, c clientsCall) (link.None, error) {
+func (in *inside) setClients(_ context.Context, c clientsCall) (ipc.None, error) {
 	in.clients.Replace(c.Clients)
 	in.gate.Redecide() // what goes on for one that has been removed ends
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
-func (in *inside) forget(_ context.Context, c forgetCall) (link.None, error) {
+func (in *inside) forget(_ context.Context, c forgetCall) (ipc.None, error) {
 	in.upstreams.Forget(c.ID)
 	in.leaves.Forget(c.ID)
 	in.names.forget(c.ID)
 	in.gate.Forget(c.ID)
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
 // revoke ends all leases.
-func (in *inside) revoke(context.Context, link.None) (link.None, error) {
+func (in *inside) revoke(context.Context, ipc.None) (ipc.None, error) {
 	in.broker.clear(time.Time{})
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
 // counts says what has changed. What is recorded has been counted before, so that
@@ -348,30 +348,30 @@ func (in *inside) counts(_ context.Context, c countsCall) (counts, error) {
 	return counts{position, stamp, list}, nil
 }
 
-func (in *inside) restore(_ context.Context, c restoreCall) (link.None, error) {
+func (in *inside) restore(_ context.Context, c restoreCall) (ipc.None, error) {
 	if left := in.book.Restore(c.Counts); left > 0 {
-		return link.None{}, fmt.Errorf("there is no room for %d counters of limits", left)
+		return ipc.None{}, fmt.Errorf("there is no room for %d counters of limits", left)
 	}
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
-func (in *inside) reset(_ context.Context, c resetCall) (link.None, error) {
+func (in *inside) reset(_ context.Context, c resetCall) (ipc.None, error) {
 	in.book.Reset(c.Limit, c.Subject)
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
-func (in *inside) append(ctx context.Context, c appendCall) (link.None, error) {
-	return link.None{}, in.trail.Append(ctx, c.Events...)
+func (in *inside) append(ctx context.Context, c appendCall) (ipc.None, error) {
+	return ipc.None{}, in.trail.Append(ctx, c.Events...)
 }
 
-func (in *inside) stats(context.Context, link.None) (audit.Stats, error) {
+func (in *inside) stats(context.Context, ipc.None) (audit.Stats, error) {
 	return in.trail.Stats(), nil
 }
 
 // metricsPrefix is of the process's own.
 const metricsPrefix = "sallyport_gateway_"
 
-func (in *inside) gather(context.Context, link.None) (gathered, error) {
+func (in *inside) gather(context.Context, ipc.None) (gathered, error) {
 	families, err := in.metrics.Gather()
 	var text bytes.Buffer
 	for _, f := range families {
@@ -412,7 +412,7 @@ func (in *inside) sign(sandboxID, name string, public *ecdsa.PublicKey) ([][]byt
 // host's: nothing is dialled.
 func (in *inside) local() []netip.Prefix {
 	var got localReply
-	if err := in.peer.Call(in.ctx, callLocal, link.None{}, &got); err != nil {
+	if err := in.peer.Call(in.ctx, callLocal, ipc.None{}, &got); err != nil {
 		return []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	}
 	return got.Prefixes
@@ -420,7 +420,7 @@ func (in *inside) local() []netip.Prefix {
 
 // segment is audit.Options.Segment.
 func (in *inside) segment(first uint64) (*os.File, error) {
-	f, err := in.peer.CallFile(context.Background(), callSegment, segmentCall{first}, &link.None{})
+	f, err := in.peer.CallFile(context.Background(), callSegment, segmentCall{first}, &ipc.None{})
 	if err == nil && f == nil {
 		err = errors.New("no segment came")
 	}

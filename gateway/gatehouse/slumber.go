@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"time"
 
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 // slumberWithin bounds what the process may take to hold a sandbox's connections:
@@ -43,12 +43,12 @@ func (w *Warden) slumber(ctx context.Context, a netip.Addr, to string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, slumberWithin)
 	defer cancel()
-	if err := peer.Call(ctx, callSlumber, slumberCall{a, to}, &link.None{}); err != nil {
+	if err := peer.Call(ctx, callSlumber, slumberCall{a, to}, &ipc.None{}); err != nil {
 		w.o.Logger.Warn("the gateway does not see to a sandbox's connections", "address", a, "to", to, "error", err)
 	}
 }
 
-func (in *inside) slumber(ctx context.Context, c slumberCall) (link.None, error) {
+func (in *inside) slumber(ctx context.Context, c slumberCall) (ipc.None, error) {
 	switch c.To {
 	case toSleep:
 		in.gate.Sleep(ctx, c.Address)
@@ -57,7 +57,7 @@ func (in *inside) slumber(ctx context.Context, c slumberCall) (link.None, error)
 	case toEnd:
 		in.gate.End(c.Address)
 	default:
-		return link.None{}, fmt.Errorf("a sandbox cannot be told to %q", c.To)
+		return ipc.None{}, fmt.Errorf("a sandbox cannot be told to %q", c.To)
 	}
-	return link.None{}, nil
+	return ipc.None{}, nil
 }

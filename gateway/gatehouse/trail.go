@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 // Bounds of what Enqueue takes.
@@ -32,7 +32,7 @@ type Trail struct {
 
 	mu      sync.Mutex
 	own     *audit.Log    // open while the daemon writes; holds the folder's lock otherwise; nil when it could not be opened again
-	peer    *link.Peer    // of who writes, nil for the daemon
+	peer    *ipc.Peer     // of who writes, nil for the daemon
 	moved   chan struct{} // closed when one of the two changes
 	ending  bool          // no more is queued
 	closed  bool
@@ -98,22 +98,22 @@ func (t *Trail) wait(ctx context.Context, moved <-chan struct{}) error {
 // the log or not: they are looked for before they are appended again. One that
 // does not answer is ended: it would keep the daemon from whatever waits for a
 // record, as the change of a policy does.
-func (t *Trail) remote(ctx context.Context, p *link.Peer, moved <-chan struct{}, begun uint64, events []*audit.Event) error {
+func (t *Trail) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{}, begun uint64, events []*audit.Event) error {
 	within, cancel := context.WithTimeout(ctx, t.patience)
 	defer cancel()
 	begin := time.Now()
-	err := p.Call(within, callAppend, appendCall{events}, &link.None{})
+	err := p.Call(within, callAppend, appendCall{events}, &ipc.None{})
 	// Not by whose deadline it was: the caller may have as much patience.
 	if errors.Is(err, context.DeadlineExceeded) && (ctx.Err() == nil || time.Since(begin) > t.patience*9/10) {
 		t.log.Error("the gateway's process does not write the audit log and is ended", "error", err)
 		_ = p.Close()
-		err = link.ErrClosed
+		err = ipc.ErrClosed
 	}
-	var refused *link.RemoteError
+	var refused *ipc.RemoteError
 	if errors.As(err, &refused) {
 		return fmt.Errorf("%w: %w", audit.ErrUnwritable, err)
 	}
-	if !errors.Is(err, link.ErrClosed) {
+	if !errors.Is(err, ipc.ErrClosed) {
 		return err
 	}
 	if err := t.wait(ctx, moved); err != nil {
@@ -232,7 +232,7 @@ func (t *Trail) add(s audit.Stats) {
 }
 
 // give says who writes.
-func (t *Trail) give(p *link.Peer) {
+func (t *Trail) give(p *ipc.Peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.peer = p
@@ -292,7 +292,7 @@ func (t *Trail) Stats() audit.Stats {
 	if peer != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		if err := peer.Call(ctx, callStats, link.None{}, &now); err != nil {
+		if err := peer.Call(ctx, callStats, ipc.None{}, &now); err != nil {
 			now = audit.Stats{}
 		}
 	} else if own != nil {

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 func newTrail(t *testing.T) (*Trail, string) {
@@ -109,22 +109,22 @@ func TestTrailIsNotAnswered(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			here, f, err := link.Pair()
+			here, f, err := ipc.Pair()
 			if err != nil {
 				t.Fatal(err)
 			}
-			there, err := link.Inherited(f)
+			there, err := ipc.Inherited(f)
 			if err != nil {
 				t.Fatal(err)
 			}
-			side := link.New(here, link.Options{})
-			child := link.New(there, link.Options{Methods: map[link.Method]link.Handler{
-				callAppend: link.Handle(func(ctx context.Context, c appendCall) (link.None, error) {
+			side := ipc.New(here, ipc.Options{})
+			child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
+				callAppend: ipc.Handle(func(ctx context.Context, c appendCall) (ipc.None, error) {
 					if written {
 						_ = log.Append(ctx, c.Events...)
 					}
 					<-ctx.Done()
-					return link.None{}, ctx.Err()
+					return ipc.None{}, ctx.Err()
 				}),
 			}})
 			var ends sync.WaitGroup

@@ -22,10 +22,10 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
-	"sallyport/internal/cell"
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/link"
-	"sallyport/internal/share"
+	"sallyport/internal/ipc"
+	"sallyport/internal/jail"
+	"sallyport/internal/quota"
+	"sallyport/internal/supervise"
 	"sallyport/policy"
 )
 
@@ -64,8 +64,8 @@ type Listeners struct {
 type Options struct {
 	// Args start this program as the process. Default: sallyport gateway.
 	Args      []string
-	IDs       cell.IDs // whom it runs as
-	View      *cell.View
+	IDs       jail.IDs // whom it runs as
+	View      *jail.View
 	Listeners Listeners
 	Trail     *Trail
 	// SegmentSize is the audit log's.
@@ -116,12 +116,12 @@ type Options struct {
 type Warden struct {
 	o      Options
 	lender *lender
-	keeper *keep.Keeper
+	keeper *supervise.Keeper
 
 	segments *rate.Limiter
 	turn     chan struct{} // to wait for segments
 	patience time.Duration // with a process that is told something
-	insides  *share.Places // of connections made from inside
+	insides  *quota.Places // of connections made from inside
 
 	// Guarded by keeper.Hold: the policy in force, and what the next process starts
 	// with.
@@ -147,11 +147,11 @@ func New(o Options) *Warden {
 	}
 	w := &Warden{
 		o: o, lender: newLender(o.Broker), segments: rate.NewLimiter(often, segmentBurst), turn: make(chan struct{}, 1),
-		patience: answerWithin, insides: share.New(maxInside, maxInsideOfOne),
+		patience: answerWithin, insides: quota.New(maxInside, maxInsideOfOne),
 	}
-	w.keeper = keep.New(keep.Options{
-		Name: "the gateway's process", Logger: o.Logger, Said: w.repeat, Voice: keep.Voice{Line: 64 << 10, Rate: 100, Burst: 2000},
-		Ready: w.ready, Link: func(*keep.Process) link.Options { return w.link() },
+	w.keeper = supervise.New(supervise.Options{
+		Name: "the gateway's process", Logger: o.Logger, Said: w.repeat, Voice: supervise.Voice{Line: 64 << 10, Rate: 100, Burst: 2000},
+		Ready: w.ready, Link: func(*supervise.Process) ipc.Options { return w.link() },
 		Start: w.begin, Serve: w.serve, Ended: w.ended, Lost: w.lost, Back: func(ctx context.Context) { w.say(ctx, "started", nil) },
 	})
 	return w
@@ -226,13 +226,13 @@ func (w *Warden) Clients() { w.tell(callClients, clientsCall{w.o.Clients()}) }
 func (w *Warden) Forget(id string) { w.tell(callForget, forgetCall{id}) }
 
 // Revoke ends all leases, as a change of a secret must.
-func (w *Warden) Revoke() { w.tell(callRevoke, link.None{}) }
+func (w *Warden) Revoke() { w.tell(callRevoke, ipc.None{}) }
 
 // tell tells the process, if there is one; the next one is told everything.
-func (w *Warden) tell(m link.Method, what any) { w.keeper.Tell(w.patience, m, what) }
+func (w *Warden) tell(m ipc.Method, what any) { w.keeper.Tell(w.patience, m, what) }
 
 // peer is who is asked: nil while there is no process.
-func (w *Warden) peer() *link.Peer {
+func (w *Warden) peer() *ipc.Peer {
 	if p := w.keeper.Process(); p != nil {
 		return p.Peer
 	}
@@ -240,11 +240,11 @@ func (w *Warden) peer() *link.Peer {
 }
 
 // Status says how the process is.
-func (w *Warden) Status() keep.Status { return w.keeper.Status() }
+func (w *Warden) Status() supervise.Status { return w.keeper.Status() }
 
 // Stop has the process drain for a time and ends it. There is no other after it.
 func (w *Warden) Stop(within time.Duration) error {
-	return w.keeper.Stop(func(p *keep.Process) error {
+	return w.keeper.Stop(func(p *supervise.Process) error {
 		ctx, cancel := context.WithTimeout(context.Background(), within+answerWithin)
 		defer cancel()
 		var last stopped
@@ -266,45 +266,45 @@ func (w *Warden) Stop(within time.Duration) error {
 
 // Handlers of what the process asks.
 
-func (w *Warden) methods() map[link.Method]link.Handler {
-	return map[link.Method]link.Handler{
-		callLease:  link.Handle(w.lender.lease),
-		callLogin:  link.Handle(w.lender.login),
-		callSign:   link.Handle(w.sign),
-		callAssign: link.Handle(w.assign),
-		callName:   link.Handle(w.name),
-		callLocal: link.Handle(func(context.Context, link.None) (localReply, error) {
+func (w *Warden) methods() map[ipc.Method]ipc.Handler {
+	return map[ipc.Method]ipc.Handler{
+		callLease:  ipc.Handle(w.lender.lease),
+		callLogin:  ipc.Handle(w.lender.login),
+		callSign:   ipc.Handle(w.sign),
+		callAssign: ipc.Handle(w.assign),
+		callName:   ipc.Handle(w.name),
+		callLocal: ipc.Handle(func(context.Context, ipc.None) (localReply, error) {
 			return localReply{w.o.Local()}, nil
 		}),
-		callSegment:  link.HandleFile(w.segment),
-		callAsk:      link.Handle(w.ask),
-		callWithdraw: link.Handle(w.withdraw),
-		callWhose:    link.Handle(w.whose),
-		callWake:     link.Handle(w.wake),
-		callInside:   link.HandleFile(w.inside),
-		callReach:    link.HandleFile(w.reach),
+		callSegment:  ipc.HandleFile(w.segment),
+		callAsk:      ipc.Handle(w.ask),
+		callWithdraw: ipc.Handle(w.withdraw),
+		callWhose:    ipc.Handle(w.whose),
+		callWake:     ipc.Handle(w.wake),
+		callInside:   ipc.HandleFile(w.inside),
+		callReach:    ipc.HandleFile(w.reach),
 	}
 }
 
 // link is the Warden's side of one.
-func (w *Warden) link() link.Options {
-	return link.Options{Methods: w.methods(), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk, MaxCalls: maxCalls}
+func (w *Warden) link() ipc.Options {
+	return ipc.Options{Methods: w.methods(), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk, MaxCalls: maxCalls}
 }
 
 // segment makes a segment of the log, not faster than a log grows: what a process
 // asks for without need is a file on the disk all the same.
-func (w *Warden) segment(ctx context.Context, c segmentCall) (link.None, *os.File, error) {
+func (w *Warden) segment(ctx context.Context, c segmentCall) (ipc.None, *os.File, error) {
 	select { // a place in the limiter's queue outlives who has it, so there is one
 	case w.turn <- struct{}{}:
 		defer func() { <-w.turn }()
 	case <-ctx.Done():
-		return link.None{}, nil, ctx.Err()
+		return ipc.None{}, nil, ctx.Err()
 	}
 	if err := w.segments.Wait(ctx); err != nil {
-		return link.None{}, nil, err
+		return ipc.None{}, nil, err
 	}
 	f, err := audit.NewSegment(w.o.AuditDir, c.First, w.o.SegmentSize)
-	return link.None{}, f, err
+	return ipc.None{}, f, err
 }
 
 func (w *Warden) sign(_ context.Context, c signCall) (signed, error) {

@@ -22,7 +22,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy"
 )
 
@@ -47,7 +47,7 @@ type scene struct {
 	warden *Warden
 	vault  *vault
 	audit  string
-	child  *link.Peer
+	child  *ipc.Peer
 	ended  <-chan error // of the Warden's side
 }
 
@@ -90,16 +90,16 @@ func newScene(t *testing.T) *scene {
 			return map[netip.Addr]policy.Sandbox{{}: {Name: "box", ID: "box"}}
 		},
 	})
-	here, f, err := link.Pair()
+	here, f, err := ipc.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	there, err := link.Inherited(f)
+	there, err := ipc.Inherited(f)
 	if err != nil {
 		t.Fatal(err)
 	}
-	side := link.New(here, w.link())
-	child := link.New(there, link.Options{Files: true, Errors: known, MaxFrame: maxFrame})
+	side := ipc.New(here, w.link())
+	child := ipc.New(there, ipc.Options{Files: true, Errors: known, MaxFrame: maxFrame})
 	ended, finished := make(chan error, 1), make(chan struct{})
 	go func() { ended <- side.Serve() }()
 	go func() { defer close(finished); _ = child.Serve() }()
@@ -219,7 +219,7 @@ func TestQuestions(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, tt := range map[string]struct {
-		method link.Method
+		method ipc.Method
 		call   any
 		out    any
 		ok     bool
@@ -235,8 +235,8 @@ func TestQuestions(t *testing.T) {
 		"a name of a path":             {callAssign, nameCall{Sandbox: "../box", Name: bound}, &named{}, false},
 		"a name with a newline":        {callAssign, nameCall{Sandbox: "box", Name: "a\nb"}, &named{}, false},
 		"the name behind an address":   {callName, nameCall{Sandbox: "box", Address: resolver.Refusal}, &named{}, true},
-		"this host's addresses":        {callLocal, link.None{}, &localReply{}, true},
-		"a segment before the first":   {callSegment, segmentCall{0}, &link.None{}, false},
+		"this host's addresses":        {callLocal, ipc.None{}, &localReply{}, true},
+		"a segment before the first":   {callSegment, segmentCall{0}, &ipc.None{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := s.child.Call(t.Context(), tt.method, tt.call, tt.out); (err == nil) != tt.ok {
@@ -253,10 +253,10 @@ func TestQuestions(t *testing.T) {
 		t.Errorf("the 20th name of 8: %v", full)
 	}
 	// What only the Warden may ask ends the link.
-	if err := s.child.Call(t.Context(), callStop, stopCall{}, &stopped{}); !errors.Is(err, link.ErrClosed) {
+	if err := s.child.Call(t.Context(), callStop, stopCall{}, &stopped{}); !errors.Is(err, ipc.ErrClosed) {
 		t.Errorf("the process stops the Warden: %v", err)
 	}
-	if err := <-s.ended; !errors.Is(err, link.ErrProtocol) {
+	if err := <-s.ended; !errors.Is(err, ipc.ErrProtocol) {
 		t.Errorf("the link ended with %v", err)
 	}
 }
@@ -289,7 +289,7 @@ func TestCertificates(t *testing.T) {
 // number that would end the log.
 func TestSegmentsAreBounded(t *testing.T) {
 	s := newScene(t)
-	if err := s.child.Call(t.Context(), callSegment, segmentCall{1 << 61}, &link.None{}); err == nil {
+	if err := s.child.Call(t.Context(), callSegment, segmentCall{1 << 61}, &ipc.None{}); err == nil {
 		t.Error("a segment that begins where numbers end")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -298,7 +298,7 @@ func TestSegmentsAreBounded(t *testing.T) {
 	var calls errgroup.Group
 	for range 4 * segmentBurst {
 		calls.Go(func() error {
-			f, err := s.child.CallFile(ctx, callSegment, segmentCall{1}, &link.None{})
+			f, err := s.child.CallFile(ctx, callSegment, segmentCall{1}, &ipc.None{})
 			if err == nil {
 				made.Add(1)
 				return f.Close()
@@ -327,14 +327,14 @@ func TestCallsAreSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	longest := nameCall{Sandbox: "box", Name: strings.Repeat("\x01", 255)} // six bytes each
-	if err := s.child.Call(t.Context(), callAssign, longest, &named{}); errors.Is(err, link.ErrClosed) {
+	if err := s.child.Call(t.Context(), callAssign, longest, &named{}); errors.Is(err, ipc.ErrClosed) {
 		t.Errorf("a name of 255 bytes: %v", err)
 	}
 	have.Have = make([]byte, 64<<10)
-	if err := s.child.Call(t.Context(), callLease, have, &leased{}); !errors.Is(err, link.ErrClosed) {
+	if err := s.child.Call(t.Context(), callLease, have, &leased{}); !errors.Is(err, ipc.ErrClosed) {
 		t.Fatalf("a call of 64 KiB: %v", err)
 	}
-	if err := <-s.ended; !errors.Is(err, link.ErrProtocol) {
+	if err := <-s.ended; !errors.Is(err, ipc.ErrProtocol) {
 		t.Errorf("the link ended with %v", err)
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 )
 
 // Kind says which step failed. The zero Kind is a connection that broke.
@@ -97,12 +97,12 @@ func (e *Error) hint() string {
 	case KindBusy:
 		return fmt.Sprintf("the sandbox has %d connections open already: close some", maxConns)
 	case KindBroken:
-		if !errors.Is(e.Err, h1.ErrFields) && !errors.Is(e.Err, errInformational) {
+		if !errors.Is(e.Err, http1.ErrFields) && !errors.Is(e.Err, errInformational) {
 			break
 		}
-		return fmt.Sprintf("the answer's head has more than %d KiB or %d fields, or more than %d follow its body", maxResponseHeader>>10, h1.MaxFields, h1.MaxTrailers)
+		return fmt.Sprintf("the answer's head has more than %d KiB or %d fields, or more than %d follow its body", maxResponseHeader>>10, http1.MaxFields, http1.MaxTrailers)
 	case KindMemory:
-		return h1.ErrBudget.Error()
+		return http1.ErrBudget.Error()
 	case KindCanceled:
 		return "canceled"
 	case KindClosed:
@@ -185,7 +185,7 @@ func kindOf(err error) Kind {
 	switch {
 	case errors.Is(err, errOther):
 		return KindOther
-	case errors.Is(err, h1.ErrBudget):
+	case errors.Is(err, http1.ErrBudget):
 		return KindMemory
 	case errors.As(err, &address):
 		return KindAddress

@@ -7,7 +7,7 @@ import (
 	"net/textproto"
 	"sync"
 
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 )
 
 // Bounds of what an upstream may say before its response.
@@ -64,10 +64,10 @@ func (h *herald) got(code int, header textproto.MIMEHeader) error {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	fields, size := h1.Measure(http.Header(header))
+	fields, size := http1.Measure(http.Header(header))
 	h.size += size
 	h.fields += fields
-	if h.count++; h.count > maxInformational || h.size > maxResponseHeader || h.fields > h1.MaxFields {
+	if h.count++; h.count > maxInformational || h.size > maxResponseHeader || h.fields > http1.MaxFields {
 		return errInformational
 	}
 	h.queue = append(h.queue, informationalResponse{code, http.Header(header)})

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 )
 
 // protocol is what a destination was found to speak.
@@ -110,8 +110,8 @@ func (m *multiplexer) RoundTrip(r *http.Request, kept *shared, ended func()) (*h
 	if err == nil {
 		if resp.StatusCode < 200 || resp.StatusCode > 999 {
 			err = errStatus
-		} else if err = h1.Charge(t.Context, resp.Header, h1.MaxFields); err == nil {
-			err = h1.Charge(t.Context, resp.Trailer, h1.MaxTrailers)
+		} else if err = http1.Charge(t.Context, resp.Header, http1.MaxFields); err == nil {
+			err = http1.Charge(t.Context, resp.Trailer, http1.MaxTrailers)
 		}
 		if err != nil {
 			_ = resp.Body.Close()

@@ -22,7 +22,7 @@ import (
 	"sync"
 	"time"
 
-	"sallyport/internal/share"
+	"sallyport/internal/quota"
 	"sallyport/policy"
 )
 
@@ -68,7 +68,7 @@ type Route struct {
 type Pool struct {
 	o       Options
 	roots   rootsCache
-	windows *share.Places // of responses that an upstream of HTTP/2 may send much of ahead
+	windows *quota.Places // of responses that an upstream of HTTP/2 may send much of ahead
 
 	mu      sync.RWMutex
 	tenants map[string]*tenant // by sandbox, until Forget
@@ -91,7 +91,7 @@ func New(o Options) *Pool {
 			*d.timeout = d.value
 		}
 	}
-	return &Pool{o: o, tenants: map[string]*tenant{}, windows: share.New(wideWindows, wideWindowsOfOne)}
+	return &Pool{o: o, tenants: map[string]*tenant{}, windows: quota.New(wideWindows, wideWindowsOfOne)}
 }
 
 // RoundTripper returns what carries requests to the route's destination. It

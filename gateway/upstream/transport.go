@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"sallyport/gateway/h1"
-	"sallyport/internal/share"
+	"sallyport/gateway/http1"
+	"sallyport/internal/quota"
 )
 
 // transport carries requests over connections to one destination, by HTTP/2
@@ -27,7 +27,7 @@ type transport struct {
 	turn turn
 
 	sandbox string
-	windows *share.Places
+	windows *quota.Places
 	multi   *multiplexer // of responses that have a wide window
 	narrow  *multiplexer // of others
 
@@ -40,7 +40,7 @@ type transport struct {
 }
 
 type idle struct {
-	conn  *h1.ClientConn
+	conn  *http1.ClientConn
 	since time.Time
 }
 
@@ -84,7 +84,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		if !fresh {
 			if c := t.take(); c != nil {
 				resp, err := c.RoundTrip(r, informational(r.Context()))
-				if err == nil || !errors.Is(err, h1.ErrStale) || !repeatable(r) {
+				if err == nil || !errors.Is(err, http1.ErrStale) || !repeatable(r) {
 					return resp, err
 				}
 				fresh = true
@@ -130,7 +130,7 @@ func unsent(r *http.Request, err error) error {
 
 // more opens a connection, one at a time while the upstream may speak HTTP/2:
 // the others find a place on it. It returns nothing when another has opened one.
-func (t *transport) more(ctx context.Context, multi *multiplexer, alone, together bool) (c *h1.ClientConn, kept *shared, err error) {
+func (t *transport) more(ctx context.Context, multi *multiplexer, alone, together bool) (c *http1.ClientConn, kept *shared, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
@@ -163,7 +163,7 @@ func repeatable(r *http.Request) bool {
 
 // open dials and shakes hands. A connection of HTTP/2 is kept for all, and a
 // place on it for who has opened it.
-func (t *transport) open(ctx context.Context, multi *multiplexer, alone, together bool) (*h1.ClientConn, *shared, error) {
+func (t *transport) open(ctx context.Context, multi *multiplexer, alone, together bool) (*http1.ClientConn, *shared, error) {
 	raw, err := t.dial(ctx)
 	if err != nil {
 		return nil, nil, err
@@ -180,7 +180,7 @@ func (t *transport) open(ctx context.Context, multi *multiplexer, alone, togethe
 		config = config.Clone()
 		config.NextProtos = []string{"http/1.1"}
 	}
-	below := h1.NewTap(raw)
+	below := http1.NewTap(raw)
 	secure := tls.Client(below, config)
 	limited, cancel := context.WithTimeout(ctx, t.pool.HandshakeTimeout)
 	defer cancel()
@@ -211,14 +211,14 @@ func (t *transport) found(p protocol) {
 
 // single makes a connection of HTTP/1.1; raw is the socket below it, and tap
 // what TLS reads from it by.
-func (t *transport) single(c net.Conn, raw stream, tap *h1.Tap) *h1.ClientConn {
-	o := h1.ClientOptions{Tap: tap, MaxHead: maxResponseHeader, HeadTimeout: t.pool.HeaderTimeout, Done: t.done}
+func (t *transport) single(c net.Conn, raw stream, tap *http1.Tap) *http1.ClientConn {
+	o := http1.ClientOptions{Tap: tap, MaxHead: maxResponseHeader, HeadTimeout: t.pool.HeaderTimeout, Done: t.done}
 	o.Raw, _ = raw.SyscallConn() // fails on a closed connection, which fails by itself
-	return h1.NewClientConn(c, o)
+	return http1.NewClientConn(c, o)
 }
 
 // take returns a connection that is alive, or nil.
-func (t *transport) take() *h1.ClientConn {
+func (t *transport) take() *http1.ClientConn {
 	for {
 		t.mu.Lock()
 		n := len(t.idle)
@@ -238,7 +238,7 @@ func (t *transport) take() *h1.ClientConn {
 }
 
 // done takes a connection back.
-func (t *transport) done(c *h1.ClientConn, reusable bool) {
+func (t *transport) done(c *http1.ClientConn, reusable bool) {
 	if !reusable {
 		return
 	}
@@ -257,7 +257,7 @@ func (t *transport) done(c *h1.ClientConn, reusable bool) {
 
 // expire closes what has been idle for too long.
 func (t *transport) expire() {
-	var old []*h1.ClientConn
+	var old []*http1.ClientConn
 	defer func() { closeAll(old) }()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -279,7 +279,7 @@ func (t *transport) retire()    { t.end(true) }
 func (t *transport) end(forGood bool) {
 	t.multi.close(forGood)
 	t.narrow.close(forGood)
-	var all []*h1.ClientConn
+	var all []*http1.ClientConn
 	defer func() { closeAll(all) }()
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -294,7 +294,7 @@ func (t *transport) end(forGood bool) {
 	}
 }
 
-func closeAll(conns []*h1.ClientConn) {
+func closeAll(conns []*http1.ClientConn) {
 	for _, c := range conns {
 		_ = c.Close()
 	}

@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 )
 
 // script is a server whose connections are served by the test, one after the
@@ -264,7 +264,7 @@ func TestIdleConnectionsExpire(t *testing.T) {
 }
 
 // TestNoCrosstalk carries requests from many clients to one upstream through an
-// h1.Server and a Pool. Clients leave, uploads break off and answers come early,
+// http1.Server and a Pool. Clients leave, uploads break off and answers come early,
 // at random: what does arrive must belong to its request. Bodies look like
 // requests and responses, so that what is read from a wrong place is taken for one.
 func TestNoCrosstalk(t *testing.T) {
@@ -353,7 +353,7 @@ func TestNoCrosstalk(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	front := &h1.Server{}
+	front := &http1.Server{}
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {

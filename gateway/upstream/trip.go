@@ -8,7 +8,7 @@ import (
 	"net/http/httptrace"
 	"sync/atomic"
 
-	"sallyport/gateway/h1"
+	"sallyport/gateway/http1"
 )
 
 // trip is a request by HTTP/2 under way: its context, by which the library's
@@ -68,7 +68,7 @@ func (t *trip) end() {
 func (t *trip) Read(p []byte) (int, error) {
 	n, err := t.ReadCloser.Read(p)
 	if err == io.EOF && len(*t.trailer) > 0 {
-		if bad := h1.Charge(t.Context, *t.trailer, h1.MaxTrailers); bad != nil {
+		if bad := http1.Charge(t.Context, *t.trailer, http1.MaxTrailers); bad != nil {
 			err = bad
 		}
 	}

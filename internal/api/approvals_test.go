@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"sallyport/internal/api"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/policy/approval"
 )
 
@@ -115,7 +115,7 @@ func TestWatch(t *testing.T) {
 
 // Root in a container is no operator, should the socket ever get there.
 func TestContainerIsNoOperator(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	store, addr := serveApprovals(t, "unix", api.PeerContext)
 	for _, inside := range []bool{true, false} {
 		id := ask(t, store, "/"+strconv.FormatBool(inside))

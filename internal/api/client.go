@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"net/url"
 
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/policy"
 	"sallyport/sandbox/client"
 )
@@ -50,7 +50,7 @@ func (c *Client) Explain(ctx context.Context, in Question) (e policy.Explanation
 }
 
 // ExplainDecision says what the policy makes of a decision in the audit.
-func (c *Client) ExplainDecision(ctx context.Context, id string) (e past.Explanation, err error) {
+func (c *Client) ExplainDecision(ctx context.Context, id string) (e recorded.Explanation, err error) {
 	return e, c.call(ctx, http.MethodGet, "/v1/policy/explain/"+url.PathEscape(id), nil, &e)
 }
 

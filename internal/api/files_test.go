@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/internal/api"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/archive"
 	"sallyport/sandbox/agent/wire"
@@ -225,7 +225,7 @@ func TestListPages(t *testing.T) {
 
 // A user's rights are the user's, and the agent has its own again after it.
 func TestFilesOfUser(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	f, dir := files(t)
 	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
 		t.Fatal(err)

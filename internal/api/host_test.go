@@ -27,7 +27,7 @@ import (
 	"sallyport/gateway/mitm"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/internal/seal"
 	"sallyport/policy"
 	"sallyport/policy/approval"
@@ -197,8 +197,8 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			return rules.Explain(ctx, rules.Show(in, sent))
 		},
 		Named: rules.Names,
-		Recorded: func(ctx context.Context, id string) (past.Explanation, error) {
-			return past.Explain(ctx, rules, h.audit, id)
+		Recorded: func(ctx context.Context, id string) (recorded.Explanation, error) {
+			return recorded.Explain(ctx, rules, h.audit, id)
 		},
 		Reload: func(context.Context) error {
 			if h.mended.Load() {

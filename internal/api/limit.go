@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"sallyport/policy/approval"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 	"sallyport/sandbox/client"
 )
 
@@ -22,13 +22,13 @@ type Limits interface {
 
 // Limit is one counter of a limit.
 type Limit struct {
-	Name    string        `json:"limit"`
-	Per     string        `json:"per"`
-	Subject string        `json:"subject"`           // sandbox ID, tag's value, host:port, credential, or all
-	Sandbox string        `json:"sandbox,omitempty"` // the name, where the subject is a sandbox that there is
-	Used    budget.Amount `json:"used"`
-	Most    budget.Amount `json:"most"`            // zero: no bound
-	Resets  time.Time     `json:"resets,omitzero"` // when the period ends
+	Name    string       `json:"limit"`
+	Per     string       `json:"per"`
+	Subject string       `json:"subject"`           // sandbox ID, tag's value, host:port, credential, or all
+	Sandbox string       `json:"sandbox,omitempty"` // the name, where the subject is a sandbox that there is
+	Used    limit.Amount `json:"used"`
+	Most    limit.Amount `json:"most"`            // zero: no bound
+	Resets  time.Time    `json:"resets,omitzero"` // when the period ends
 }
 
 // ErrNoLimit is returned for a name that neither the policy nor a counter has.

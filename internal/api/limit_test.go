@@ -8,14 +8,14 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/policy/approval"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // limits knows one limit, and who reset it.
 type limits struct{ resets []string }
 
 func (l *limits) List(context.Context) ([]api.Limit, error) {
-	list := []api.Limit{{Name: "a day/1", Per: "all", Subject: "all", Most: budget.Amount{Requests: 5}}}
+	list := []api.Limit{{Name: "a day/1", Per: "all", Subject: "all", Most: limit.Amount{Requests: 5}}}
 	for _, r := range l.resets {
 		list = append(list, api.Limit{Name: r})
 	}

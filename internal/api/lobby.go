@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"sallyport/internal/connlimit"
-	"sallyport/internal/share"
+	"sallyport/internal/quota"
 )
 
 // Bounds of connections to the API's listeners.
@@ -27,11 +27,11 @@ const (
 // out who has one.
 type lobby struct {
 	strangers *connlimit.Limit
-	callers   *share.Places
+	callers   *quota.Places
 }
 
 func newLobby(begins func(source string)) *lobby {
-	return &lobby{strangers: connlimit.New(strangersAll, strangersEach, begins), callers: share.New(callersAll, callersEach)}
+	return &lobby{strangers: connlimit.New(strangersAll, strangersEach, begins), callers: quota.New(callersAll, callersEach)}
 }
 
 // guest is a connection in a lobby.
@@ -102,11 +102,11 @@ func (g *guest) Close() error {
 // has places of its own, which no other user takes.
 type socketListener struct {
 	net.Listener
-	root, users *share.Places
+	root, users *quota.Places
 }
 
 func newSocketListener(l net.Listener) socketListener {
-	return socketListener{l, share.New(2*rootMost, rootMost), share.New(callersAll, callersEach)}
+	return socketListener{l, quota.New(2*rootMost, rootMost), quota.New(callersAll, callersEach)}
 }
 
 func (l socketListener) Accept() (net.Conn, error) {

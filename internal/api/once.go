@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"sallyport/internal/durable"
-	"sallyport/internal/share"
+	"sallyport/internal/quota"
 )
 
 // Errors of idempotency keys (draft-ietf-httpapi-idempotency-key-header).
@@ -64,7 +64,7 @@ type Once struct {
 
 	mu  sync.Mutex
 	all map[string]*kept // by the file's name
-	of  *share.Places    // of callers
+	of  *quota.Places    // of callers
 }
 
 // OpenOnce reads what is kept in dir, which is made.
@@ -72,7 +72,7 @@ func OpenOnce(dir string, log *slog.Logger) (*Once, error) {
 	if err := durable.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	o := &Once{dir: dir, log: log, now: time.Now, all: map[string]*kept{}, of: share.New(keptAll, keptEach).Least(keptLeast)}
+	o := &Once{dir: dir, log: log, now: time.Now, all: map[string]*kept{}, of: quota.New(keptAll, keptEach).Least(keptLeast)}
 	files, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err

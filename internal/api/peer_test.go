@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
 )
@@ -22,7 +22,7 @@ import (
 // Users of the host may do on the socket what the configuration gives them, and
 // nobody else may do anything.
 func TestUsers(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	dir := must[string](t)(os.MkdirTemp("", "users"))
 	defer os.RemoveAll(dir)
 	if err := os.Chmod(dir, 0o755); err != nil {
@@ -61,7 +61,7 @@ func TestUsers(t *testing.T) {
 // Root in a container changes nothing, should the socket ever get there, and
 // reads as everybody does.
 func TestContainerChangesNothing(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	c, socket, _ := serve(t, true)
 	must[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{}))
 	call := func(route, body string, inside bool) (status string) {

@@ -26,11 +26,11 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/credential"
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/past"
-	"sallyport/internal/refusal"
-	"sallyport/internal/share"
+	"sallyport/internal/auditlimit"
+	"sallyport/internal/quota"
+	"sallyport/internal/recorded"
 	"sallyport/internal/ssh"
+	"sallyport/internal/supervise"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -67,8 +67,8 @@ type Options struct {
 	Root      func(sandboxID string) ([]byte, error) // PEM of a sandbox's root
 	Forget    func(id string) error                  // what is kept under a sandbox's or a client's ID
 	Explain   func(context.Context, policy.Input, *policy.Sent) policy.Explanation
-	Recorded  func(ctx context.Context, decision string) (past.Explanation, error) // of a decision in the audit
-	Named     func(sandbox string) bool                                            // whether a rule selects sandboxes by this name
+	Recorded  func(ctx context.Context, decision string) (recorded.Explanation, error) // of a decision in the audit
+	Named     func(sandbox string) bool                                                // whether a rule selects sandboxes by this name
 	Reload    func(context.Context) error
 	Shutdown  func(context.Context) // stops sandboxes, engine and daemon; returns at once
 	Status    func() Status
@@ -100,7 +100,7 @@ type Status struct {
 	Syncs     uint64 `json:"syncs"`
 	Policy    Policy `json:"policy"`
 	// Gateway is the process that carries what leaves.
-	Gateway keep.Status `json:"gateway"`
+	Gateway supervise.Status `json:"gateway"`
 	// Observing lists what is in observe mode now.
 	Observing []policy.Lifting `json:"observing,omitempty"`
 	// SSH is the process that operators reach sandboxes through, nil without one.
@@ -113,14 +113,14 @@ type Status struct {
 func NewHandler(opt Options) http.Handler { return newHandler(opt).mux() }
 
 func newHandler(opt Options) *handler {
-	return &handler{opt: opt, failures: newFailures(), refusals: refusal.New(), streams: share.New(streamsAll, streamsEach)}
+	return &handler{opt: opt, failures: newFailures(), refusals: auditlimit.New(), streams: quota.New(streamsAll, streamsEach)}
 }
 
 type handler struct {
 	opt      Options
 	failures *failures
-	refusals *refusal.Limit
-	streams  *share.Places // of events, by caller and tenant
+	refusals *auditlimit.Limit
+	streams  *quota.Places // of events, by caller and tenant
 }
 
 // maxBody bounds a request's JSON, in bytes.

@@ -12,7 +12,7 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"sallyport/internal/e2e/stage"
+	"sallyport/internal/test/env"
 )
 
 // sandboxed is the kind of load that comes from a gVisor sandbox. It has a table
@@ -42,7 +42,7 @@ type findings struct {
 // rest is what the daemon takes while nothing happens.
 type rest struct {
 	Rules                  int
-	Daemon, Gateway, Total stage.Memory
+	Daemon, Gateway, Total env.Memory
 }
 
 // measureInside runs the role, unless something that it needs is not there.

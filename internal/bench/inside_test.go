@@ -7,14 +7,14 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/e2e/stage"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/env"
+	"sallyport/internal/test/testnet"
 )
 
 func TestInside(t *testing.T) {
 	// As in a run, but small.
-	lab.Privileged(t)
-	programs, err := stage.Build("../..", nil)
+	testnet.Privileged(t)
+	programs, err := env.Build("../..", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/internal/e2e/stage"
+	"sallyport/internal/test/env"
 )
 
 // result of one round.
@@ -33,7 +33,7 @@ type result struct {
 	CPU    time.Duration `json:",omitzero"` // that the proxy used
 	Shares shares        `json:"-"`
 	Took   time.Duration `json:"-"` // all of it
-	Rest   stage.Memory  `json:"-"` // that the proxy had before
+	Rest   env.Memory    `json:"-"` // that the proxy had before
 	Grown  int64         `json:"-"` // bytes that it had resident more at the end
 }
 

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // plain is a gVisor sandbox without Sallyport, with the settings that the
@@ -31,7 +31,7 @@ const (
 )
 
 // startPlain starts it with this program, which waits, and goproxy's root.
-func startPlain(o options, far *lab.Host) (_ *plain, err error) {
+func startPlain(o options, far *testnet.Host) (_ *plain, err error) {
 	// Its cable is the one in the host's namespace.
 	var ns *os.File
 	if err := far.Do(func() (err error) { ns, err = os.Open("/proc/thread-self/ns/net"); return err }); err != nil {

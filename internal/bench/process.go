@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"sallyport/internal/e2e/stage"
+	"sallyport/internal/test/env"
 )
 
 // process is this program in a role, or another proxy.
@@ -166,12 +166,12 @@ func (p *process) peak() (total int64, err error) {
 }
 
 // memory is what they have now.
-func (p *process) memory() (stage.Memory, error) {
+func (p *process) memory() (env.Memory, error) {
 	pids, err := p.pids()
 	if err != nil {
-		return stage.Memory{}, err
+		return env.Memory{}, err
 	}
-	return stage.MemoryOf(pids...)
+	return env.MemoryOf(pids...)
 }
 
 // peakOf is VmHWM of proc_pid_status(5), in bytes.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/internal/past"
+	"sallyport/internal/recorded"
 	"sallyport/policy"
 )
 
@@ -71,7 +71,7 @@ func (r *replays) run(ctx context.Context) error {
 			return err
 		}
 		began, used := time.Now(), processorTime()
-		got, err := p.Replay(ctx, past.Read(ctx, dir, audit.Query{}))
+		got, err := p.Replay(ctx, recorded.Read(ctx, dir, audit.Query{}))
 		if err != nil {
 			return err
 		}

@@ -23,7 +23,7 @@ import (
 	"sallyport/gateway/gatehouse"
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/upstream"
-	"sallyport/internal/cell"
+	"sallyport/internal/jail"
 	"sallyport/internal/seal"
 	"sallyport/policy"
 )
@@ -181,12 +181,12 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, trail.Close()) }()
-	view, err := cell.OpenView(filepath.Join(o.dir, o.role+".view"), h.logger)
+	view, err := jail.OpenView(filepath.Join(o.dir, o.role+".view"), h.logger)
 	if err != nil {
 		return err
 	}
 	warden := gatehouse.New(gatehouse.Options{
-		IDs: cell.IDs{UID: cell.Nobody, GID: cell.Nobody}, View: view, Listeners: gatehouse.Listeners{Explicit: h.listener},
+		IDs: jail.IDs{UID: jail.Nobody, GID: jail.Nobody}, View: view, Listeners: gatehouse.Listeners{Explicit: h.listener},
 		Trail: trail, AuditDir: h.audit, Broker: h.broker, Authority: h.authority,
 		Local:      func() []netip.Prefix { return nil },
 		Identities: func() map[netip.Addr]policy.Sandbox { return nil }, Clients: h.clients.List,

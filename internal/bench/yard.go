@@ -25,8 +25,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
-	"sallyport/internal/e2e/stage"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/env"
+	"sallyport/internal/test/testnet"
 )
 
 // The addresses of the part's hosts; documentation addresses (RFC 5737).
@@ -44,7 +44,7 @@ const (
 // yard is where the role measures: a network of its own.
 type yard struct {
 	options
-	daemon *stage.Daemon
+	daemon *env.Daemon
 	plain  *plain // goproxy's client
 	proxy  *process
 	closes []func() error // in the order in which they were made
@@ -52,7 +52,7 @@ type yard struct {
 
 // insideRole measures in network and mount namespaces of its own.
 func insideRole(ctx context.Context, o options) (err error) {
-	if err := lab.Isolate(); err != nil {
+	if err := testnet.Isolate(); err != nil {
 		return err
 	}
 	y := &yard{options: o}
@@ -79,7 +79,7 @@ func insideRole(ctx context.Context, o options) (err error) {
 // build makes the upstreams, goproxy with its sandbox, and the daemon, which is
 // not started.
 func (y *yard) build(ctx context.Context) error {
-	outside, err := lab.Start(lab.Config{Name: "upstream", Address: outsideHost})
+	outside, err := testnet.Start(testnet.Config{Name: "upstream", Address: outsideHost})
 	if err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (y *yard) build(ctx context.Context) error {
 	y.closes = append(y.closes, func() error { return upstream.stop(nil) })
 	y.upstreams = o.upstreams
 
-	far, err := lab.Start(lab.Config{Name: "sandbox", Address: plainHost, HostSide: plainSide})
+	far, err := testnet.Start(testnet.Config{Name: "sandbox", Address: plainHost, HostSide: plainSide})
 	if err != nil {
 		return err
 	}
@@ -111,11 +111,11 @@ func (y *yard) build(ctx context.Context) error {
 	}
 	y.closes = append(y.closes, y.plain.close)
 
-	programs, err := stage.Existing(y.bin)
+	programs, err := env.Existing(y.bin)
 	if err != nil {
 		return err
 	}
-	y.daemon = stage.NewDaemon(programs, filepath.Join(y.dir, "daemon"))
+	y.daemon = env.NewDaemon(programs, filepath.Join(y.dir, "daemon"))
 	return os.Mkdir(y.daemon.Dir, 0o711)
 }
 
@@ -210,10 +210,10 @@ func (y *yard) weigh() (r rest, err error) {
 	}
 	r.Rules = s.Rules
 	for _, of := range []struct {
-		to   *stage.Memory
+		to   *env.Memory
 		pids []int
 	}{{&r.Daemon, []int{s.PID}}, {&r.Gateway, []int{s.Gateway.PID}}, {&r.Total, []int{s.PID, s.Gateway.PID}}} {
-		if *of.to, err = stage.MemoryOf(of.pids...); err != nil {
+		if *of.to, err = env.MemoryOf(of.pids...); err != nil {
 			return rest{}, err
 		}
 	}

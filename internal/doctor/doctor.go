@@ -21,8 +21,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/internal/cell"
 	"sallyport/internal/config"
+	"sallyport/internal/jail"
 	"sallyport/internal/seal"
 )
 
@@ -101,12 +101,12 @@ func kernel(release string) Finding {
 // gatewayUser says whom the process runs as that reads hostile bytes.
 func gatewayUser(c config.Gateway) Finding {
 	const name = "gateway's user"
-	ids, err := cell.Lookup(c.User)
+	ids, err := jail.Lookup(c.User)
 	if err != nil {
 		return Finding{name, Fail, err.Error(), "set gateway.user to a user that nothing else has, or leave it out"}
 	}
-	if c.User == "" && ids.UID == cell.Nobody {
-		return Finding{name, OK, fmt.Sprintf("number %d, since there is no user %s", ids.UID, cell.DefaultUser), ""}
+	if c.User == "" && ids.UID == jail.Nobody {
+		return Finding{name, OK, fmt.Sprintf("number %d, since there is no user %s", ids.UID, jail.DefaultUser), ""}
 	}
 	return Finding{name, OK, fmt.Sprintf("uid %d, gid %d", ids.UID, ids.GID), ""}
 }
@@ -120,7 +120,7 @@ func seccomp() Finding {
 }
 
 func landlock() Finding {
-	if v := cell.Landlock(); v > 0 {
+	if v := jail.Landlock(); v > 0 {
 		return Finding{"Landlock", OK, "version " + strconv.Itoa(v), ""}
 	}
 	return Finding{"Landlock", Warn, "not there", "a second wall around the gateway's process: CONFIG_SECURITY_LANDLOCK=y, and landlock in lsm= on the kernel's command line"}
@@ -152,7 +152,7 @@ func mounts(fstype string) (points []string) {
 
 func cgroup() Finding {
 	v1, v2 := mounts("cgroup"), mounts("cgroup2")
-	err := cell.MemoryLimits()
+	err := jail.MemoryLimits()
 	switch {
 	case err != nil && len(v1)+len(v2) > 0:
 		return Finding{"cgroup", Warn, "none can be made for the memory of the gateway's process: " + err.Error(), "mount the controller for memory; else GOMEMLIMIT alone bounds it"}

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/disk"
 )
 
 // The demo that the README promises plays to its end, twice, and comes down.
 func TestDemo(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	tools.Need(t)
 	dir := t.TempDir()
 	demo := func(verb string) string {

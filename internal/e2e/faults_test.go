@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // A configuration with a mistake is refused with the line and what to write.
@@ -91,7 +91,7 @@ const endlessPath = "/endless"
 
 func serveEndlessly(r *rig) *endless {
 	e := &endless{make(chan struct{}, 1), make(chan struct{}, 1)}
-	api := lab.API(lab.KeyOf(r.key))
+	api := testnet.API(testnet.KeyOf(r.key))
 	r.api = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path != endlessPath {
 			api.ServeHTTP(w, req)

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/sandbox"
 )
 
@@ -82,7 +82,7 @@ func newForkRig(t testing.TB, megabytes int) *rig {
   inherit: true
   upstream: {addresses: [198.51.100.10], roots: ca.pem, resolver: "198.51.100.10:53"}
 egress:`, 1))
-	hello := lab.RequireKey(lab.KeyOf(r.key), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
+	hello := testnet.RequireKey(testnet.KeyOf(r.key), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") }))
 	r.serveSites(hostMux{"shared.example.test": hello, "api.example.test": hello})
 	r.up()
 	r.setKey()

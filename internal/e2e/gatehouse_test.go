@@ -19,8 +19,8 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/lab"
+	"sallyport/internal/supervise"
+	"sallyport/internal/test/testnet"
 )
 
 // newProxyRig is a rig of the explicit proxy alone, with a client.
@@ -63,7 +63,7 @@ func fetch(c *http.Client) error {
 }
 
 // What the kernel says of the process that parses hostile bytes, and what there
-// is for it to reach. What it cannot do is tried in internal/cell.
+// is for it to reach. What it cannot do is tried in internal/jail.
 func TestGatewayProcess(t *testing.T) {
 	r, client := newProxyRig(t)
 	if err := fetch(client); err != nil {
@@ -157,7 +157,7 @@ func scrape(t *testing.T) string {
 
 // speaks says whether a frame begins or carries something: what the kernel
 // sends to end the connections of a process that died is neither.
-func speaks(f lab.Frame) bool {
+func speaks(f testnet.Frame) bool {
 	const ethernet = 14
 	if f.Protocol != syscall.IPPROTO_TCP || f.Type != 0x0800 {
 		return f.Type == 0x0800
@@ -207,7 +207,7 @@ func TestGatewayDies(t *testing.T) {
 			t.Fatal(err)
 		}
 		killed := time.Now()
-		var is keep.Status
+		var is supervise.Status
 		r.await("the next process", func() bool { is = r.gateway(); return is.PID != 0 && is.PID != was })
 		if is.Restarts != i+1 || !strings.Contains(is.Failure, "killed") {
 			t.Errorf("the status says %+v after %d deaths", is, i+1)

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/lab"
-	"sallyport/internal/page"
+	"sallyport/internal/test/doctest"
+	"sallyport/internal/test/testnet"
 )
 
 var update = flag.Bool("update", false, "write what the commands of a document print into it")
@@ -85,16 +85,16 @@ exit $status`
 }
 
 // follow plays a document of docs/.
-func follow(t *testing.T, name string, s page.Actor, guide bool) {
+func follow(t *testing.T, name string, s doctest.Actor, guide bool) {
 	t.Helper()
 	file := filepath.Join("../../docs", name)
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	faults, mended, ran := page.Follow(string(text), s)
+	faults, mended, ran := doctest.Follow(string(text), s)
 	for _, fault := range faults {
-		if errors.Is(fault, page.ErrUnused) && !guide {
+		if errors.Is(fault, doctest.ErrUnused) && !guide {
 			continue // internal/config reads it
 		}
 		t.Errorf("%s, %v", file, fault)
@@ -112,8 +112,8 @@ func follow(t *testing.T, name string, s page.Actor, guide bool) {
 // acme serves the hosts of the guide, and writes their authority.
 func acme(t *testing.T, dir, token string) {
 	t.Helper()
-	host := lab.NewHost(t, lab.Config{Name: "acme", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
-	ca, err := lab.NewCA()
+	host := testnet.NewHost(t, testnet.Config{Name: "acme", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
+	ca, err := testnet.NewCA()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func acme(t *testing.T, dir, token string) {
 			t.Fatal(err)
 		}
 	}
-	git, err := lab.Git(root)
+	git, err := testnet.Git(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,14 +139,14 @@ func acme(t *testing.T, dir, token string) {
 		t.Fatal(err)
 	}
 	sites := hostMux{"git.acme.example": git, "pypi.acme.example": newMirror(t, "web", "forms", "router", "sessions", "templates", "events", "queue", "cache", "leftpad")}
-	if _, err := host.HTTPS(ca, 443, sites.orElse(lab.API(lab.KeyOf(token))), "git.acme.example", "pypi.acme.example", "api.acme.example"); err != nil {
+	if _, err := host.HTTPS(ca, 443, sites.orElse(testnet.API(testnet.KeyOf(token))), "git.acme.example", "pypi.acme.example", "api.acme.example"); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // TestGuide follows docs/security-teams.md from nothing to its end.
 func TestGuide(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	tools.Need(t)
 	dir := t.TempDir()
 	acme(t, dir, "sk-acme-0000000000000000")
@@ -188,7 +188,7 @@ func rego(t *testing.T, name string, s *terminal) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, b := range page.Blocks(string(text)) {
+	for _, b := range doctest.Blocks(string(text)) {
 		if b.Kind != "rego" {
 			continue
 		}
@@ -201,7 +201,7 @@ func rego(t *testing.T, name string, s *terminal) {
 // TestPolicyPages follows the documents that need a daemon and its sandboxes, one
 // after the other.
 func TestPolicyPages(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	tools.Need(t)
 	dir := t.TempDir()
 	s := newTerminal(t, dir, "SALLYPORT_CONFIG="+filepath.Join(dir, "sallyport.yaml"))

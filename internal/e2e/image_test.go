@@ -18,7 +18,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/sandbox"
 )
 
@@ -110,7 +110,7 @@ func (s *imageSite) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // trustRegistry has engines of this test trust an authority for the registry, in the
 // mount namespace that the tests run in.
-func trustRegistry(t *testing.T, ca *lab.CA) {
+func trustRegistry(t *testing.T, ca *testnet.CA) {
 	const of = "/etc/docker"
 	if err := os.MkdirAll(of, 0o755); err != nil {
 		t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/policy"
 )
 
@@ -45,7 +45,7 @@ func TestLearn(t *testing.T) {
 		t.Fatal(err)
 	}
 	seedRepository(t, git)
-	repositories, err := lab.Git(git)
+	repositories, err := testnet.Git(git)
 	if err != nil {
 		t.Fatal(err)
 	}

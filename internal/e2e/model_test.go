@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/internal/model"
+	"sallyport/internal/test/model"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )

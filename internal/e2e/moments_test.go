@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // flood sends to the test host from its first instruction, for two minutes.
@@ -39,7 +39,7 @@ func TestNoMomentWithoutGuard(t *testing.T) {
 	forward(t)
 	r.up()
 	r.setKey()
-	arrived, err := r.host.Capture(func(f lab.Frame) bool {
+	arrived, err := r.host.Capture(func(f testnet.Frame) bool {
 		// What comes from outside for a process that has just been killed, as an answer
 		// to a question of names, the host's kernel refuses in its own name. No sandbox
 		// has that name: nothing here rewrites addresses.

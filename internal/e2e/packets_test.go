@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // ways are attempts to get a packet to the test host, or to anybody but the
@@ -160,7 +160,7 @@ func TestPackets(t *testing.T) {
 	})
 }
 
-func count(t *testing.T, c *lab.Capture) int {
+func count(t *testing.T, c *testnet.Capture) int {
 	t.Helper()
 	n, err := c.Count()
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // corporateAddress is the host whose proxies are the only way to the upstream.
@@ -57,7 +57,7 @@ const corporateAuthRules = `
 func TestCorporateProxy(t *testing.T) {
 	r := newRig(t, "")
 	forward(t) // between the proxies' network and the upstream's
-	corporate := lab.NewHost(t, lab.Config{Name: "corporate", Address: netip.MustParsePrefix(corporateAddress + "/24")})
+	corporate := testnet.NewHost(t, testnet.Config{Name: "corporate", Address: netip.MustParsePrefix(corporateAddress + "/24")})
 	httpURL, httpEnd := startProxy(t, r, corporate, "tinyproxy", 3128)
 	socksURL, socksEnd := startProxy(t, r, corporate, "microsocks", 1080)
 	proxies := []struct {
@@ -81,13 +81,13 @@ func TestCorporateProxy(t *testing.T) {
 	if _, err := r.host.DNS(zone); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.host.HTTPS(r.ca, 443, lab.API(lab.KeyOf(r.key)), names...); err != nil {
+	if _, err := r.host.HTTPS(r.ca, 443, testnet.API(testnet.KeyOf(r.key)), names...); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.host.HTTP(80, lab.API(lab.KeyOf(r.key))); err != nil {
+	if _, err := r.host.HTTP(80, testnet.API(testnet.KeyOf(r.key))); err != nil {
 		t.Fatal(err)
 	}
-	arrived, err := r.host.Capture(func(f lab.Frame) bool { return f.Protocol == 6 })
+	arrived, err := r.host.Capture(func(f testnet.Frame) bool { return f.Protocol == 6 })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestCorporateProxy(t *testing.T) {
 
 // startProxy runs a proxy of Debian's on a host, with the login of the corporate
 // network.
-func startProxy(t *testing.T, r *rig, h *lab.Host, name string, port int) (url string, end func()) {
+func startProxy(t *testing.T, r *rig, h *testnet.Host, name string, port int) (url string, end func()) {
 	t.Helper()
 	path, err := exec.LookPath(name)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/e2e/stage"
+	"sallyport/internal/test/env"
 )
 
 // restBound is what the daemon and the gateway's process may take together while
@@ -29,7 +29,7 @@ func TestMemoryAtRest(t *testing.T) {
 		t.Fatalf("got %s", res)
 	}
 	time.Sleep(2 * time.Second)
-	m, err := stage.MemoryOf(r.daemon.PID(), r.gatewayPID())
+	m, err := env.MemoryOf(r.daemon.PID(), r.gatewayPID())
 	if err != nil {
 		t.Fatal(err)
 	}

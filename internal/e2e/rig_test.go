@@ -17,16 +17,16 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/e2e/stage"
-	"sallyport/internal/lab"
+	"sallyport/internal/supervise"
+	"sallyport/internal/test/env"
+	"sallyport/internal/test/testnet"
 )
 
 // tools are the programs and the base image; TestMain builds them.
-var tools *stage.Programs
+var tools *env.Programs
 
 func TestMain(m *testing.M) {
-	if err := lab.Isolate(); err != nil {
+	if err := testnet.Isolate(); err != nil {
 		fmt.Fprintln(os.Stderr, "isolating:", err)
 		os.Exit(1)
 	}
@@ -38,7 +38,7 @@ func run(m *testing.M) int {
 		return m.Run() // everything skips, or fails where CI is true
 	}
 	var err error
-	tools, err = stage.Build("../..", map[string]string{
+	tools, err = env.Build("../..", map[string]string{
 		"client": "./client", "testhost": "../lab/testhost", "demo": "../../examples/demo",
 	})
 	if err != nil {
@@ -54,11 +54,11 @@ type rig struct {
 	t      testing.TB
 	dir    string
 	config string
-	host   *lab.Host
-	ca     *lab.CA
+	host   *testnet.Host
+	ca     *testnet.CA
 	key    string       // the secret of the credential "key"
-	api    http.Handler // of the upstream; nil is lab.API
-	daemon *stage.Daemon
+	api    http.Handler // of the upstream; nil is testnet.API
+	daemon *env.Daemon
 }
 
 // upstreamAddress is the test host's; documentation addresses (RFC 5737).
@@ -93,15 +93,15 @@ credentials:
 // newRig makes the upstream and the configuration; the daemon is not started.
 func newRig(t testing.TB, extra string) *rig {
 	t.Helper()
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	tools.Need(t)
 	r := &rig{t: t, dir: t.TempDir(), key: "sk-e2e-" + rand.Text()}
-	r.daemon = stage.NewDaemon(tools, r.dir)
+	r.daemon = env.NewDaemon(tools, r.dir)
 	r.config = r.daemon.Config()
 	r.configure(baseConfig, ruleConfig+extra)
-	r.host = lab.NewHost(t, lab.Config{Name: "upstream", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
+	r.host = testnet.NewHost(t, testnet.Config{Name: "upstream", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
 	var err error
-	if r.ca, err = lab.NewCA(); err != nil {
+	if r.ca, err = testnet.NewCA(); err != nil {
 		t.Fatal(err)
 	}
 	r.write("ca.pem", string(r.ca.PEM()))
@@ -122,10 +122,10 @@ func (r *rig) write(name, text string) {
 // serve puts the usual sites on the upstream.
 func (r *rig) serve() {
 	r.t.Helper()
-	key := lab.KeyOf(r.key)
+	key := testnet.KeyOf(r.key)
 	git := filepath.Join(r.dir, "git")
 	seedRepository(r.t, git)
-	handler, err := lab.Git(git)
+	handler, err := testnet.Git(git)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -137,14 +137,14 @@ func (r *rig) serve() {
 	if _, err := r.host.DNS(zone); err != nil {
 		r.t.Fatal(err)
 	}
-	mux, api := hostMux{"git.example.test": lab.RequireKey(key, handler)}, r.api
+	mux, api := hostMux{"git.example.test": testnet.RequireKey(key, handler)}, r.api
 	if api == nil {
-		api = lab.API(key)
+		api = testnet.API(key)
 	}
 	if _, err := r.host.HTTPS(r.ca, 443, mux.orElse(api), names...); err != nil {
 		r.t.Fatal(err)
 	}
-	if _, err := r.host.HTTP(80, lab.API(key)); err != nil {
+	if _, err := r.host.HTTP(80, testnet.API(key)); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -171,9 +171,9 @@ func (r *rig) gatewayPID() int {
 }
 
 // gateway is what the status says of that process.
-func (r *rig) gateway() keep.Status {
+func (r *rig) gateway() supervise.Status {
 	r.t.Helper()
-	var s struct{ Gateway keep.Status }
+	var s struct{ Gateway supervise.Status }
 	if err := json.Unmarshal([]byte(r.ok("status", "-o", "json")), &s); err != nil {
 		r.t.Fatal(err)
 	}

@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // serveSites puts sites of a test's own on the upstream, and the API.
@@ -21,7 +21,7 @@ func (r *rig) serveSites(sites hostMux) {
 	if _, err := r.host.DNS(zone); err != nil {
 		r.t.Fatal(err)
 	}
-	if _, err := r.host.HTTPS(r.ca, 443, sites.orElse(lab.API(lab.KeyOf(r.key))), names...); err != nil {
+	if _, err := r.host.HTTPS(r.ca, 443, sites.orElse(testnet.API(testnet.KeyOf(r.key))), names...); err != nil {
 		r.t.Fatal(err)
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"strings"
 
-	"sallyport/internal/model"
+	"sallyport/internal/test/model"
 	"sallyport/sandbox"
 )
 

@@ -13,7 +13,7 @@ import (
 	"strings"
 	"testing"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // step is a command inside and what it prints.
@@ -39,16 +39,16 @@ egress:
   upstream: {addresses: [198.51.100.10], resolver: "198.51.100.10:53"}`, 1))
 	root := filepath.Join(r.dir, "git")
 	seedRepository(t, root)
-	repositories, err := lab.Git(root)
+	repositories, err := testnet.Git(root)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.serveSites(hostMux{
-		"git.example.test":     lab.RequireKey(lab.KeyOf(r.key), repositories),
-		"pypi.example.test":    lab.RequireKey(lab.KeyOf(r.key), packageIndex(t)),
+		"git.example.test":     testnet.RequireKey(testnet.KeyOf(r.key), repositories),
+		"pypi.example.test":    testnet.RequireKey(testnet.KeyOf(r.key), packageIndex(t)),
 		"private.example.test": http.NotFoundHandler(),
 	})
-	private, err := lab.NewCA()
+	private, err := testnet.NewCA()
 	if err != nil {
 		t.Fatal(err)
 	}

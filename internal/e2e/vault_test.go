@@ -18,7 +18,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // vaultTTL is how long a secret of Vault's is used before Vault is asked again,
@@ -135,7 +135,7 @@ egress:`, 1) + "- name: openai\n  source: {vault: {path: secret/data/openai, fie
 		return fmt.Sprintf("vault: {address: %q, roots: %q, auth: {%s}}\n", v.Address, v.CAFile, auth)
 	}
 	r.configure(baseConfig, rules+login(fmt.Sprintf("appRole: {roleID: %q, secretIDFile: %q}", v.RoleID, filepath.Join(v.dir, "secret-id"))))
-	r.serveSites(hostMux{"vault.example.test": lab.API(lab.KeyOf(""))})
+	r.serveSites(hostMux{"vault.example.test": testnet.API(testnet.KeyOf(""))})
 	r.up()
 	r.setKey()
 	r.ok("run", "agent", "--", "true")

@@ -20,9 +20,9 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
-	"sallyport/internal/cell"
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/refusal"
+	"sallyport/internal/auditlimit"
+	"sallyport/internal/jail"
+	"sallyport/internal/supervise"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -71,7 +71,7 @@ type Options struct {
 	Idle      time.Duration
 	Keys      []Key
 	HostKey   *HostKey
-	View      *cell.View // root of the process, empty
+	View      *jail.View // root of the process, empty
 	Sandboxes Sandboxes
 	Dial      func(context.Context, netip.AddrPort) (net.Conn, error) // to a sandbox
 	Files     func(name string) Files
@@ -82,16 +82,16 @@ type Options struct {
 	Crowded   func(source string) // there are too many connections that have not signed; may be nil
 	Args      []string            // of the process. Default: sallyport ssh-server
 
-	launch func(cell.Spec) (keep.Child, error) // a test's
+	launch func(jail.Spec) (supervise.Child, error) // a test's
 }
 
 // Door is the daemon's side: it answers the process that speaks SSH, and starts
 // another when that one dies. It is safe for concurrent use.
 type Door struct {
 	o        Options
-	refusals *refusal.Limit
+	refusals *auditlimit.Limit
 
-	kept     *keep.Keeper
+	kept     *supervise.Keeper
 	listener net.Listener // the first process's, until it is started
 	end      sync.Once
 
@@ -125,7 +125,7 @@ func Open(o Options) (*Door, error) {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "ssh-server"}
 	}
-	d := &Door{o: o, refusals: refusal.New(), connections: map[uint64]*connection{}, calls: map[string]int{}}
+	d := &Door{o: o, refusals: auditlimit.New(), connections: map[uint64]*connection{}, calls: map[string]int{}}
 	d.kept = d.keeper()
 	d.Use(o.Keys)
 	l, err := net.Listen("tcp", o.Listen)

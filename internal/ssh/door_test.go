@@ -18,8 +18,8 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
-	"sallyport/internal/cell"
-	"sallyport/internal/cell/keep"
+	"sallyport/internal/jail"
+	"sallyport/internal/supervise"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
@@ -86,7 +86,7 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inside := func(s cell.Spec) (keep.Child, error) {
+	inside := func(s jail.Spec) (supervise.Child, error) {
 		conn, err := net.FileConn(s.Files[0])
 		if err != nil {
 			return nil, err
@@ -95,7 +95,7 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 		if err != nil {
 			return nil, errors.Join(err, conn.Close())
 		}
-		c := &child{newServer(conn.(*net.UnixConn), l, cell.State{}), make(chan struct{})}
+		c := &child{newServer(conn.(*net.UnixConn), l, jail.State{}), make(chan struct{})}
 		for _, f := range change {
 			f(c.server, &p.door.o)
 		}
@@ -105,7 +105,7 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 	p.door, err = Open(Options{
 		Listen: "127.0.0.1:0", Idle: time.Hour, HostKey: host, Keys: p.keys(), Sandboxes: p.block, Dial: dialled, Files: func(string) Files { return p.files },
 		Decide: p.rules.Decide, Identity: func(i sandbox.Info) policy.Sandbox { return policy.Sandbox{Name: i.Name, ID: i.ID} },
-		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), View: &cell.View{}, launch: inside,
+		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), View: &jail.View{}, launch: inside,
 	})
 	if err != nil {
 		t.Fatal(err)

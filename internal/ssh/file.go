@@ -12,7 +12,7 @@ import (
 	"path"
 	"time"
 
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -99,23 +99,23 @@ func mapped(err error) error {
 
 // stream opens a file of a use. What it writes as a whole is there when its end has
 // come, and not before.
-func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ link.None, _ *os.File, err error) {
+func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ ipc.None, _ *os.File, err error) {
 	u, files, err := d.filing(by, c.Connection, c.Use)
 	if err != nil {
-		return link.None{}, nil, err
+		return ipc.None{}, nil, err
 	}
 	done, err := d.wait(u.of)
 	if err != nil {
-		return link.None{}, nil, err
+		return ipc.None{}, nil, err
 	}
 	defer done()
 	if len(c.Path) > wire.MaxPath {
-		return link.None{}, nil, fmt.Errorf("%w: the path is too long", errExists)
+		return ipc.None{}, nil, fmt.Errorf("%w: the path is too long", errExists)
 	}
 	select {
 	case u.streams <- struct{}{}:
 	default:
-		return link.None{}, nil, fmt.Errorf("%w: %d files are open", errExists, maxStreams)
+		return ipc.None{}, nil, fmt.Errorf("%w: %d files are open", errExists, maxStreams)
 	}
 	taken := true
 	defer func() {
@@ -131,14 +131,14 @@ func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ link.No
 		_, contents, err = files.Read(u.ctx, at)
 	}
 	if err != nil {
-		return link.None{}, nil, mapped(err)
+		return ipc.None{}, nil, mapped(err)
 	}
-	here, there, err := link.Pair()
+	here, there, err := ipc.Pair()
 	if err != nil {
 		if contents != nil {
 			_ = contents.Close()
 		}
-		return link.None{}, nil, err
+		return ipc.None{}, nil, err
 	}
 	carried := d.carry(u, func() error {
 		defer func() { <-u.streams }()
@@ -164,10 +164,10 @@ func (d *Door) stream(ctx context.Context, by *process, c streamCall) (_ link.No
 		if contents != nil {
 			_ = contents.Close()
 		}
-		return link.None{}, nil, fmt.Errorf("%w: the connection has ended", errDenied)
+		return ipc.None{}, nil, fmt.Errorf("%w: the connection has ended", errDenied)
 	}
 	taken = false
-	return link.None{}, there, nil
+	return ipc.None{}, there, nil
 }
 
 // carry begins to carry a file, unless the use has ended: whoever waits for all of them

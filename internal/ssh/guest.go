@@ -11,7 +11,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/internal/connlimit"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 )
 
 // accept takes connections until the listener is closed.
@@ -79,12 +79,12 @@ func (s *server) welcome(c net.Conn, known func()) {
 	conn, channels, requests, err := ssh.NewServerConn(f, &config)
 	if id != 0 {
 		defer func() {
-			_ = s.peer.Call(context.Background(), callLeave, leaveCall{Connection: id, Flooded: f.flooded()}, &link.None{})
+			_ = s.peer.Call(context.Background(), callLeave, leaveCall{Connection: id, Flooded: f.flooded()}, &ipc.None{})
 		}()
 	}
 	if err != nil {
 		if !tried {
-			_ = s.peer.Call(s.ctx, callLeave, leaveCall{Remote: c.RemoteAddr().String()}, &link.None{})
+			_ = s.peer.Call(s.ctx, callLeave, leaveCall{Remote: c.RemoteAddr().String()}, &ipc.None{})
 		}
 		return
 	}
@@ -195,7 +195,7 @@ func (g *guest) begin(c openCall) (opened, *net.UnixConn, error) {
 	if err != nil || f == nil {
 		return got, nil, err
 	}
-	u, err := link.Inherited(f)
+	u, err := ipc.Inherited(f)
 	if err != nil {
 		return got, nil, fmt.Errorf("beginning: %w", err)
 	}

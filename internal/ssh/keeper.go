@@ -9,15 +9,15 @@ import (
 	"sync"
 	"time"
 
-	"sallyport/internal/cell"
-	"sallyport/internal/cell/keep"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
+	"sallyport/internal/jail"
+	"sallyport/internal/supervise"
 	"sallyport/internal/terminal"
 )
 
 // UID is the user and the group that the process runs as, which nobody else does:
-// see [cell.Nobody].
-const UID = cell.Nobody + 1
+// see [jail.Nobody].
+const UID = jail.Nobody + 1
 
 // Status says how the process is.
 type Status struct {
@@ -33,18 +33,18 @@ type Status struct {
 }
 
 // process is one that speaks SSH.
-type process = keep.Process
+type process = supervise.Process
 
 // keeper is what looks after the process.
-func (d *Door) keeper() *keep.Keeper {
-	return keep.New(keep.Options{
-		Name: "the process that speaks SSH", Logger: d.o.Logger, Voice: keep.Voice{Line: 4 << 10, Rate: 20, Burst: 1000},
+func (d *Door) keeper() *supervise.Keeper {
+	return supervise.New(supervise.Options{
+		Name: "the process that speaks SSH", Logger: d.o.Logger, Voice: supervise.Voice{Line: 4 << 10, Rate: 20, Burst: 1000},
 		Said: func(line []byte) {
 			d.o.Logger.Warn("the process that speaks SSH", "said", terminal.Escape(string(line)))
 		},
 		Ready: d.ready, Serve: d.serve, Ended: d.ended,
-		Link: func(p *process) link.Options {
-			return link.Options{Methods: d.methods(p), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk, MaxCalls: maxCalls}
+		Link: func(p *process) ipc.Options {
+			return ipc.Options{Methods: d.methods(p), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk, MaxCalls: maxCalls}
 		},
 		Lost: func(_ context.Context, cause error, in time.Duration) {
 			d.o.Logger.Error("the process that speaks SSH has ended", "error", cause, "in", in)
@@ -76,7 +76,7 @@ func (d *Door) Watch(ctx context.Context) error {
 
 // ready gives a process the listener, which nobody else keeps: a later one gets one
 // of its own, whatever this one does to it.
-func (d *Door) ready() (s cell.Spec, err error) {
+func (d *Door) ready() (s jail.Spec, err error) {
 	l := d.listener
 	d.listener = nil
 	if l == nil {
@@ -86,9 +86,9 @@ func (d *Door) ready() (s cell.Spec, err error) {
 	}
 	defer l.Close()
 	listener, err := l.(*net.TCPListener).File()
-	return cell.Spec{
+	return jail.Spec{
 		Args: d.o.Args, Env: []string{"GODEBUG=containermaxprocs=0,updatemaxprocs=0", "GOMEMLIMIT=512MiB"},
-		Files: []*os.File{listener}, Root: d.o.View.Dir(), IDs: cell.IDs{UID: UID, GID: UID},
+		Files: []*os.File{listener}, Root: d.o.View.Dir(), IDs: jail.IDs{UID: UID, GID: UID},
 		OpenFiles: openFiles, FileSize: 1, Memory: memory, Spare: true, Offline: true,
 	}, err
 }
@@ -127,22 +127,22 @@ func (d *Door) ended(p *process, _ bool) error {
 }
 
 // methods are what a process may ask.
-func (d *Door) methods(p *process) map[link.Method]link.Handler {
-	return map[link.Method]link.Handler{
-		callSign: link.Handle(func(_ context.Context, c signCall) (signed, error) {
+func (d *Door) methods(p *process) map[ipc.Method]ipc.Handler {
+	return map[ipc.Method]ipc.Handler{
+		callSign: ipc.Handle(func(_ context.Context, c signCall) (signed, error) {
 			s, err := d.o.HostKey.sign(c.Digest)
 			return signed{s}, err
 		}),
-		callAdmit: link.Handle(func(ctx context.Context, c admitCall) (admitted, error) { return d.admit(ctx, p, c) }),
-		callLeave: link.Handle(func(_ context.Context, c leaveCall) (link.None, error) { return link.None{}, d.leave(p, c) }),
-		callCrowded: link.Handle(func(_ context.Context, c crowdedCall) (link.None, error) {
+		callAdmit: ipc.Handle(func(ctx context.Context, c admitCall) (admitted, error) { return d.admit(ctx, p, c) }),
+		callLeave: ipc.Handle(func(_ context.Context, c leaveCall) (ipc.None, error) { return ipc.None{}, d.leave(p, c) }),
+		callCrowded: ipc.Handle(func(_ context.Context, c crowdedCall) (ipc.None, error) {
 			d.crowded(c.Source)
-			return link.None{}, nil
+			return ipc.None{}, nil
 		}),
-		callOpen:  link.HandleFile(func(ctx context.Context, c openCall) (opened, *os.File, error) { return d.open(ctx, p, c) }),
-		callSteer: link.Handle(func(_ context.Context, c steerCall) (link.None, error) { return link.None{}, d.steer(p, c) }),
-		callFile:  link.Handle(func(ctx context.Context, c fileCall) (fileReply, error) { return d.file(ctx, p, c) }),
-		callStream: link.HandleFile(func(ctx context.Context, c streamCall) (link.None, *os.File, error) {
+		callOpen:  ipc.HandleFile(func(ctx context.Context, c openCall) (opened, *os.File, error) { return d.open(ctx, p, c) }),
+		callSteer: ipc.Handle(func(_ context.Context, c steerCall) (ipc.None, error) { return ipc.None{}, d.steer(p, c) }),
+		callFile:  ipc.Handle(func(ctx context.Context, c fileCall) (fileReply, error) { return d.file(ctx, p, c) }),
+		callStream: ipc.HandleFile(func(ctx context.Context, c streamCall) (ipc.None, *os.File, error) {
 			return d.stream(ctx, p, c)
 		}),
 	}
@@ -165,7 +165,7 @@ func (d *Door) Stop(within time.Duration) (err error) {
 	d.end.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), within+answerWithin)
 		defer cancel()
-		err = d.kept.Stop(func(p *process) error { return p.Peer.Call(ctx, callStop, stopCall{within}, &link.None{}) })
+		err = d.kept.Stop(func(p *process) error { return p.Peer.Call(ctx, callStop, stopCall{within}, &ipc.None{}) })
 		if d.listener != nil { // there has been no process, and there will be none
 			_ = d.listener.Close()
 		}
@@ -176,7 +176,7 @@ func (d *Door) Stop(within time.Duration) (err error) {
 		case <-ctx.Done(): // something else holds a sandbox
 		}
 	})
-	if err != nil && !errors.Is(err, link.ErrClosed) {
+	if err != nil && !errors.Is(err, ipc.ErrClosed) {
 		return fmt.Errorf("ending SSH: %w", err)
 	}
 	return nil

@@ -14,19 +14,19 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"sallyport/internal/cell"
 	"sallyport/internal/connlimit"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
+	"sallyport/internal/jail"
 	"sallyport/internal/ssh/key"
 )
 
 // Run is the process: it goes into its cell and serves until the Door has enough
 // of it. It returns an error where it was not started by a Door.
 func Run() error {
-	if err := cell.Enter(); err != nil {
+	if err := jail.Enter(); err != nil {
 		return err
 	}
-	conn, err := link.Inherited(os.NewFile(3, "link"))
+	conn, err := ipc.Inherited(os.NewFile(3, "link"))
 	if err != nil {
 		return fmt.Errorf("the daemon starts this by itself: %w", err)
 	}
@@ -34,7 +34,7 @@ func Run() error {
 	if err != nil {
 		return fmt.Errorf("the daemon starts this by itself: %w", err)
 	}
-	state, err := cell.Confine()
+	state, err := jail.Confine()
 	if err != nil {
 		return err
 	}
@@ -43,9 +43,9 @@ func Run() error {
 
 // server is what the process is made of.
 type server struct {
-	peer     *link.Peer
+	peer     *ipc.Peer
 	listener net.Listener
-	state    cell.State
+	state    jail.State
 	config   *ssh.ServerConfig
 	idle     time.Duration
 	alive    time.Duration   // between two questions whether a client is there
@@ -61,36 +61,36 @@ type server struct {
 	work   sync.WaitGroup
 }
 
-func newServer(conn *net.UnixConn, l net.Listener, state cell.State) *server {
+func newServer(conn *net.UnixConn, l net.Listener, state jail.State) *server {
 	s := &server{listener: l, state: state, alive: keepAliveEvery, room: newRoom(maxChannels, channelsOfKey), untaken: newUntaken(maxUntaken), guests: map[uint64]*guest{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.strangers = connlimit.New(maxStrangers, maxOfSource, func(source string) {
-		s.work.Go(func() { _ = s.peer.Call(s.ctx, callCrowded, crowdedCall{source}, &link.None{}) })
+		s.work.Go(func() { _ = s.peer.Call(s.ctx, callCrowded, crowdedCall{source}, &ipc.None{}) })
 	})
-	s.peer = link.New(conn, link.Options{
+	s.peer = ipc.New(conn, ipc.Options{
 		Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk,
-		Methods: map[link.Method]link.Handler{
-			callServe: link.Handle(s.serve),
-			callEnd:   link.Handle(s.end),
-			callStop:  link.Handle(s.stop),
+		Methods: map[ipc.Method]ipc.Handler{
+			callServe: ipc.Handle(s.serve),
+			callEnd:   ipc.Handle(s.end),
+			callStop:  ipc.Handle(s.stop),
 		},
 	})
 	return s
 }
 
 // serve takes connections from now on.
-func (s *server) serve(_ context.Context, c serveCall) (cell.State, error) {
+func (s *server) serve(_ context.Context, c serveCall) (jail.State, error) {
 	public, err := ssh.ParsePublicKey(c.HostKey)
 	if err != nil {
-		return cell.State{}, err
+		return jail.State{}, err
 	}
 	host, ok := public.(ssh.CryptoPublicKey)
 	if !ok {
-		return cell.State{}, errors.New("the host key is of no use")
+		return jail.State{}, errors.New("the host key is of no use")
 	}
 	signer, err := ssh.NewSignerFromSigner(&hostSigner{s, host.CryptoPublicKey()})
 	if err != nil {
-		return cell.State{}, err
+		return jail.State{}, err
 	}
 	s.idle = c.Idle
 	s.config = &ssh.ServerConfig{
@@ -148,18 +148,18 @@ func (h *hostSigner) Sign(_ io.Reader, digest []byte, _ crypto.SignerOpts) ([]by
 }
 
 // end ends a connection that the Door does not let in any more.
-func (s *server) end(_ context.Context, c endCall) (link.None, error) {
+func (s *server) end(_ context.Context, c endCall) (ipc.None, error) {
 	s.mu.Lock()
 	g := s.guests[c.Connection]
 	s.mu.Unlock()
 	if g != nil {
 		_ = g.conn.Close()
 	}
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
 // stop takes no more connections, and ends those that are left after a time.
-func (s *server) stop(_ context.Context, c stopCall) (link.None, error) {
+func (s *server) stop(_ context.Context, c stopCall) (ipc.None, error) {
 	s.cancelAccept()
 	left := time.NewTimer(c.Within)
 	defer left.Stop()
@@ -169,12 +169,12 @@ func (s *server) stop(_ context.Context, c stopCall) (link.None, error) {
 		select {
 		case <-left.C:
 			s.hangUp()
-			return link.None{}, nil
+			return ipc.None{}, nil
 		case <-tick.C:
 		}
 	}
 	s.hangUp()
-	return link.None{}, nil
+	return ipc.None{}, nil
 }
 
 func (s *server) cancelAccept() {

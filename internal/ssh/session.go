@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -178,7 +178,7 @@ func failure(err error) string {
 	if errors.Is(err, errDenied) {
 		return strings.TrimPrefix(err.Error(), errDenied.Error()+": ")
 	}
-	if errors.Is(err, link.ErrClosed) {
+	if errors.Is(err, ipc.ErrClosed) {
 		return "the server is being started again"
 	}
 	return err.Error()
@@ -201,7 +201,7 @@ func (g *guest) steer(use uint64, requests asked) {
 			}
 		}
 		if ok {
-			_ = g.s.peer.Call(g.ctx, callSteer, c, &link.None{})
+			_ = g.s.peer.Call(g.ctx, callSteer, c, &ipc.None{})
 		}
 		if r.WantReply {
 			_ = r.Reply(ok, nil)
@@ -272,14 +272,14 @@ func (g *guest) forward(offered ssh.NewChannel, t *taker) {
 	go func() {
 		refuse(requests) // until the client closes the channel, or has gone
 		c := steerCall{Connection: g.id, Use: is.Use, Over: true}
-		if g.s.peer.Call(context.Background(), callSteer, c, &link.None{}) != nil {
+		if g.s.peer.Call(context.Background(), callSteer, c, &ipc.None{}) != nil {
 			_ = conn.Close()
 		}
 	}()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if _, err := io.Copy(&touching{ch, g}, link.NewPieces(conn)); err != nil {
+		if _, err := io.Copy(&touching{ch, g}, ipc.NewPieces(conn)); err != nil {
 			_ = ch.Close() // with no end before: it broke off
 			return
 		}

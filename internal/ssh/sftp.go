@@ -17,7 +17,7 @@ import (
 	"github.com/pkg/sftp"
 	"golang.org/x/crypto/ssh"
 
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -34,7 +34,7 @@ func (g *guest) sftp(ch ssh.Channel, requests asked) {
 	f := &filer{g: g, use: is.Use, writers: map[string]*writer{}}
 	leave := func() {
 		c := steerCall{Connection: g.id, Use: is.Use, Over: true}
-		_ = g.s.peer.Call(context.Background(), callSteer, c, &link.None{})
+		_ = g.s.peer.Call(context.Background(), callSteer, c, &ipc.None{})
 	}
 	defer leave()
 	served := make(chan struct{})
@@ -178,11 +178,11 @@ func (f *filer) forget(w *writer) {
 
 func (f *filer) stream(c streamCall) (*contents, error) {
 	c.Connection, c.Use = f.g.id, f.use
-	file, err := f.g.s.peer.CallFile(f.g.ctx, callStream, c, &link.None{})
+	file, err := f.g.s.peer.CallFile(f.g.ctx, callStream, c, &ipc.None{})
 	if err != nil {
 		return nil, err
 	}
-	conn, err := link.Inherited(file)
+	conn, err := ipc.Inherited(file)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ import (
 	"errors"
 	"time"
 
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -59,14 +59,14 @@ const (
 
 // What the daemon calls of the process.
 const (
-	callServe link.Method = 1 + iota
+	callServe ipc.Method = 1 + iota
 	callEnd
 	callStop
 )
 
 // What the process calls of the daemon.
 const (
-	callSign link.Method = 32 + iota
+	callSign ipc.Method = 32 + iota
 	callAdmit
 	callLeave
 	callOpen
@@ -139,7 +139,7 @@ type crowdedCall struct {
 
 // openCall begins a use of a connection. The answer comes with a socket, over
 // which a command's streams go as frames of package wire; a forwarded connection's
-// bytes go towards the process in pieces ([link.Pieces]), from it as they are; sftp
+// bytes go towards the process in pieces ([ipc.Pieces]), from it as they are; sftp
 // has none.
 type openCall struct {
 	Connection uint64            `json:"connection"`

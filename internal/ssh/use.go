@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sallyport/audit"
-	"sallyport/internal/link"
+	"sallyport/internal/ipc"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -193,7 +193,7 @@ func (d *Door) begin(u *use, c openCall) (*os.File, string, error) {
 			return nil, "", err
 		}
 	}
-	here, there, err := link.Pair()
+	here, there, err := ipc.Pair()
 	if err != nil {
 		if to != nil {
 			_ = to.Close()
@@ -293,7 +293,7 @@ func forward(u *use, client *net.UnixConn, to sandbox.Conn) error {
 		return err
 	})
 	both.Go(func() error {
-		n, err := link.WritePieces(client, to)
+		n, err := ipc.WritePieces(client, to)
 		u.sum.out.Add(n)
 		if err != nil {
 			_ = client.Close()

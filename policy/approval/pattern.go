@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"sallyport/policy/reading"
+	"sallyport/policy/pathvariants"
 )
 
 // same tells whether a grant for one request is for this one.
@@ -50,7 +50,7 @@ func (g *Grant) matches(s Subject) bool {
 // within tells whether the pattern covers a path in every reading of it: which one
 // the server takes is not known.
 func (g *Grant) within(path string) bool {
-	readings := reading.Of(path)
+	readings := pathvariants.Of(path)
 	return readings != nil && !slices.ContainsFunc(readings, func(r string) bool { return !g.path.MatchString(r) })
 }
 
@@ -124,7 +124,7 @@ func expression(glob string) string {
 					n = 1
 				}
 			}
-			b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(glob[i:i+n]), reading.Slash, "(?:/|"+reading.Slash+")"))
+			b.WriteString(strings.ReplaceAll(regexp.QuoteMeta(glob[i:i+n]), pathvariants.Slash, "(?:/|"+pathvariants.Slash+")"))
 			i += n - 1
 		}
 	}

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/disk"
 )
 
@@ -241,7 +241,7 @@ func TestFreeze(t *testing.T) {
 
 // What is no packed disk, or cut, or given up, replaces none.
 func TestUnpackRefuses(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	folder := made(t)
 	if err := disk.Detach(folder); err != nil {
 		t.Fatal(err)

@@ -8,14 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/disk"
 )
 
 // made is a sandbox's folder with a disk in it, which the test leaves detached.
 func made(t *testing.T) string {
 	t.Helper()
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	folder := t.TempDir()
 	if err := disk.Make(folder, disk.Min); err != nil {
 		t.Fatal(err)
@@ -134,7 +134,7 @@ func TestHoldKeepsOthersWaiting(t *testing.T) {
 }
 
 func TestDiskRefuses(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	folder := t.TempDir()
 	if err := disk.Make(folder, disk.Min-1); err == nil || disk.Exists(folder) {
 		t.Errorf("too small a disk: %v", err)

@@ -9,14 +9,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/disk"
 )
 
 // What a sandbox has written counts at once, and once, whether the kernel has
 // written it back to the host's disk or not.
 func TestSpaceCountsWhatIsNotWrittenBack(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	// A file system of the test's own: others write to the machine's.
 	host := t.TempDir()
 	if err := disk.Make(host, 512<<20); err != nil {

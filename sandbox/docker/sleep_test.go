@@ -16,7 +16,7 @@ import (
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
 
-	"sallyport/internal/ram"
+	"sallyport/internal/tmpfs"
 	"sallyport/sandbox"
 )
 
@@ -97,11 +97,11 @@ func (l *laboratory) await(t *testing.T, id string, n int) {
 func vault(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "ram")
-	if err := ram.Mount(dir); err != nil {
+	if err := tmpfs.Mount(dir); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := ram.Unmount(dir); err != nil {
+		if err := tmpfs.Unmount(dir); err != nil {
 			t.Error(err)
 		}
 	})

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 	"sallyport/sandbox/manifest"
 )
 
@@ -124,7 +124,7 @@ func TestCompare(t *testing.T) {
 
 // What has gone through an archive or a copy and back is the same.
 func TestBackAgain(t *testing.T) {
-	lab.Privileged(t) // to have owners, and attributes of the system's
+	testnet.Privileged(t) // to have owners, and attributes of the system's
 	dir, copied, unpacked := t.TempDir(), t.TempDir(), t.TempDir()
 	sh(t, dir, `mkdir -p d/e; echo f >d/f; ln d/f d/g; ln -s f d/l; chown -h 7:8 d/l d/f; mkfifo p; mknod c c 0 0; ln c c2; mknod b b 7 1
 		i=0; while [ $i -lt 200 ]; do printf x | dd of=parts bs=1 seek=$((i*65536)) conv=notrunc 2>/dev/null; i=$((i+1)); done
@@ -169,7 +169,7 @@ func TestFollowsNothing(t *testing.T) {
 
 // An overlay's upper folder is read as the overlay shows it.
 func TestOverlay(t *testing.T) {
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	dir := t.TempDir()
 	sh(t, dir, `mkdir low top upper work merged; mkdir -p low/d/e low/k/m/n low/z low/q; for f in a b c u v w d/f d/g d/e/h k/i k/j k/m/n/o z/1 z/2 q/1; do echo $f >low/$f; done
 		echo t >top/t; mkdir top/d top/k; echo x >top/d/x; mknod top/k/j c 0 0; ln -s a low/l`)

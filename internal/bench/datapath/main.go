@@ -21,7 +21,7 @@ import (
 	"syscall"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // options of a run.
@@ -67,7 +67,7 @@ func run(o options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("needs root: it makes network namespaces")
 	}
-	if err := lab.Isolate(); err != nil {
+	if err := testnet.Isolate(); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/internal/e2e/stage"
+	"sallyport/internal/test/env"
 	"sallyport/sandbox"
 )
 
@@ -106,7 +106,7 @@ func (h *host) holds() (s holding, err error) {
 	if err != nil {
 		return s, err
 	}
-	m, err := stage.MemoryOf(h.daemon.PID())
+	m, err := env.MemoryOf(h.daemon.PID())
 	s.daemon = m.Resident
 	return s, err
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/internal/e2e/stage"
+	"sallyport/internal/test/env"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -35,16 +35,16 @@ sandbox: {tarball: %[3]s, pool: {size: 1}}
 // host is one daemon and its engine.
 type host struct {
 	dir    string
-	daemon *stage.Daemon
+	daemon *env.Daemon
 	api    *client.Client
 }
 
-func newHost(tools *stage.Programs) (_ *host, err error) {
+func newHost(tools *env.Programs) (_ *host, err error) {
 	dir, err := os.MkdirTemp("", "sallyport-bench-")
 	if err != nil {
 		return nil, err
 	}
-	h := &host{dir: dir, daemon: stage.NewDaemon(tools, dir)}
+	h := &host{dir: dir, daemon: env.NewDaemon(tools, dir)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, h.close())

@@ -19,8 +19,8 @@ import (
 	"strings"
 	"syscall"
 
-	"sallyport/internal/e2e/stage"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/env"
+	"sallyport/internal/test/testnet"
 )
 
 // options of a run.
@@ -55,7 +55,7 @@ func run(o options) (err error) {
 		return errors.New("needs root: it makes network namespaces")
 	}
 	// Built before, where the network still is what it was.
-	tools, err := stage.Build(".", nil)
+	tools, err := env.Build(".", nil)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func run(o options) (err error) {
 	if tools.Runsc == "" || tools.Image == "" {
 		return errors.New("bin/runsc or bin/base.tar is missing: run make setup")
 	}
-	if err := lab.Isolate(); err != nil {
+	if err := testnet.Isolate(); err != nil {
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

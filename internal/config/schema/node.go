@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"sallyport/policy"
-	"sallyport/policy/budget"
+	"sallyport/policy/limit"
 )
 
 // node is a JSON schema (draft 7), in the order in which a person reads it.
@@ -183,7 +183,7 @@ func (w *writer) value(name string, t reflect.Type) *node {
 			return &node{Type: "string", Pattern: `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}
 		case reflect.TypeFor[policy.Size]():
 			return &node{Type: []string{"string", "integer"}, Pattern: `^[0-9]+ ?([KMGT]i?B|B)?$`}
-		case reflect.TypeFor[budget.Money]():
+		case reflect.TypeFor[limit.Money]():
 			return &node{Type: []string{"string", "number"}, Pattern: `^[0-9]+(\.[0-9]{1,9})?$`}
 		case reflect.TypeFor[netip.Prefix]():
 			return &node{Type: "string", Pattern: `^[0-9a-fA-F.:]+/[0-9]+$`}

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/internal/e2e/stage"
-	"sallyport/internal/lab"
+	"sallyport/internal/test/env"
+	"sallyport/internal/test/testnet"
 )
 
 // Addresses (RFC 5737, RFC 3849): the one test host is every name's, and every
@@ -77,10 +77,10 @@ const (
 	pinned   = "pinned.example.test"
 )
 
-var programs *stage.Programs
+var programs *env.Programs
 
 func TestMain(m *testing.M) {
-	if err := lab.Isolate(); err != nil {
+	if err := testnet.Isolate(); err != nil {
 		fmt.Fprintln(os.Stderr, "isolating:", err)
 		os.Exit(1)
 	}
@@ -89,7 +89,7 @@ func TestMain(m *testing.M) {
 			return m.Run() // everything skips, or fails where CI is true
 		}
 		var err error
-		if programs, err = stage.Build("../../..", map[string]string{"probe": "./probe"}); err != nil {
+		if programs, err = env.Build("../../..", map[string]string{"probe": "./probe"}); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
@@ -100,7 +100,7 @@ func TestMain(m *testing.M) {
 
 // rig is one daemon, its upstream, and the sandboxes.
 type rig struct {
-	daemon   *stage.Daemon
+	daemon   *env.Daemon
 	upstream *upstream
 	key      string // the secret of the credential
 	log      string // the folder of the audit log
@@ -114,11 +114,11 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	lab.Privileged(t)
+	testnet.Privileged(t)
 	programs.Need(t)
 	dir := t.TempDir()
 	r := &rig{
-		daemon: stage.NewDaemon(programs, dir), key: "sk-bypass-" + rand.Text(), log: filepath.Join(dir, "data/audit"),
+		daemon: env.NewDaemon(programs, dir), key: "sk-bypass-" + rand.Text(), log: filepath.Join(dir, "data/audit"),
 	}
 	r.upstream = newUpstream(t, r.key)
 	for name, text := range map[string]string{

@@ -15,18 +15,18 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/internal/lab"
+	"sallyport/internal/test/testnet"
 )
 
 // upstream is the one test host. It answers every request for every name, and
 // remembers.
 type upstream struct {
-	ca   *lab.CA
-	host *lab.Host
-	zone *lab.Zone
+	ca   *testnet.CA
+	host *testnet.Host
+	zone *testnet.Zone
 	key  string
 
-	opened *lab.Capture // TCP connections and datagrams that came, however they ended
+	opened *testnet.Capture // TCP connections and datagrams that came, however they ended
 
 	mu    sync.Mutex
 	seen  []string
@@ -39,10 +39,10 @@ func newUpstream(t *testing.T, key string) *upstream {
 	t.Helper()
 	u := &upstream{key: key}
 	var err error
-	if u.ca, err = lab.NewCA(); err != nil {
+	if u.ca, err = testnet.NewCA(); err != nil {
 		t.Fatal(err)
 	}
-	u.host = lab.NewHost(t, lab.Config{
+	u.host = testnet.NewHost(t, testnet.Config{
 		Name: "upstream", Address: netip.MustParsePrefix(upstreamAddress + "/24"),
 		Also: []netip.Prefix{netip.MustParsePrefix(upstreamAddress6 + "/64")},
 	})
@@ -68,7 +68,7 @@ func newUpstream(t *testing.T, key string) *upstream {
 }
 
 // opening picks TCP's SYN (RFC 9293), UDP, and all that is not IP.
-func opening(f lab.Frame) bool {
+func opening(f testnet.Frame) bool {
 	const syn, ack = 2, 16
 	switch {
 	case f.To.Addr() == netip.MustParseAddr("ff02::16"): // multicast listeners: the lab's own

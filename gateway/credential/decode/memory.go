@@ -1,0 +1,145 @@
+package decode
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+)
+
+// Bounds of the memory that decoders hold, in bytes.
+const (
+	MaxMemory = 256 << 20 // of a Memory
+	MaxShare  = 64 << 20  // of a Share
+)
+
+// waitTime is how long a body waits for others to end. What holds memory may be
+// stuck for longer: then who came later is told rather than left waiting.
+const waitTime = 5 * time.Second
+
+// ErrMemory says that a body was not decoded, since others hold all the memory
+// that there is for it.
+var ErrMemory = errors.New("too many compressed answers are being read at once")
+
+// Memory bounds what all decoders hold together. The zero Memory is unused. It is
+// safe for concurrent use.
+type Memory struct {
+	mu    sync.Mutex
+	used  int
+	freed chan struct{} // closed when some is given back; nil while nobody waits
+}
+
+// Share is that part of a Memory that one tenant's bodies can hold. A nil Share
+// has no bound.
+type Share struct {
+	memory *Memory
+	used   int // guarded by memory.mu
+}
+
+// Share makes one more.
+func (m *Memory) Share() *Share { return &Share{memory: m} }
+
+// Used is what is held now, in bytes.
+func (m *Memory) Used() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.used
+}
+
+// Hold is what one body holds of a Share: a nil one counts nothing.
+type Hold struct {
+	share *Share
+	ctx   context.Context // who waits for the body
+	used  int             // guarded by share.memory.mu
+	over  bool            // likewise
+}
+
+// Hold makes one that holds nothing yet. ctx ends waiting.
+func (s *Share) Hold(ctx context.Context) *Hold {
+	if s == nil {
+		return nil
+	}
+	return &Hold{share: s, ctx: ctx}
+}
+
+// Take waits until there is room for n more bytes, five seconds at most. The
+// error is ErrMemory, or the context's.
+func (h *Hold) Take(n int) error {
+	if h == nil {
+		return nil
+	}
+	m := h.share.memory
+	var late *time.Timer
+	for {
+		m.mu.Lock()
+		if h.over {
+			m.mu.Unlock()
+			return context.Canceled
+		}
+		if m.used+n <= MaxMemory && h.share.used+n <= MaxShare {
+			m.used, h.share.used, h.used = m.used+n, h.share.used+n, h.used+n
+			m.mu.Unlock()
+			return nil
+		}
+		if m.freed == nil {
+			m.freed = make(chan struct{})
+		}
+		freed := m.freed
+		m.mu.Unlock()
+		if late == nil {
+			late = time.NewTimer(waitTime)
+			defer late.Stop()
+		}
+		select {
+		case <-freed:
+		case <-h.ctx.Done():
+			return h.ctx.Err()
+		case <-late.C:
+			return ErrMemory
+		}
+	}
+}
+
+// Used is what it holds, in bytes.
+func (h *Hold) Used() int {
+	if h == nil {
+		return 0
+	}
+	h.share.memory.mu.Lock()
+	defer h.share.memory.mu.Unlock()
+	return h.used
+}
+
+// Give gives n bytes back, if n is more than none.
+func (h *Hold) Give(n int) {
+	if h == nil || n <= 0 {
+		return
+	}
+	m := h.share.memory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h.give(min(n, h.used))
+}
+
+func (h *Hold) give(n int) {
+	m := h.share.memory
+	m.used, h.share.used, h.used = m.used-n, h.share.used-n, h.used-n
+	if m.freed != nil && n > 0 {
+		close(m.freed)
+		m.freed = nil
+	}
+}
+
+// Close gives back all that is held; nothing more can be taken. The body is not
+// read any more.
+func (h *Hold) Close() error {
+	if h == nil {
+		return nil
+	}
+	m := h.share.memory
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	h.over = true
+	h.give(h.used)
+	return nil
+}

@@ -1,0 +1,99 @@
+package http1_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/gateway/http1"
+)
+
+// line is a connection on which the same bytes come n times, each time after
+// something has been written.
+type line struct {
+	net.Conn
+	text string
+	n    int
+	due  int // bytes of text that may be read
+}
+
+func (l *line) Read(p []byte) (int, error) {
+	if l.due == 0 {
+		if l.n == 0 {
+			return 0, io.EOF
+		}
+		l.n--
+		l.due = len(l.text)
+	}
+	n := copy(p, l.text[len(l.text)-l.due:])
+	l.due -= n
+	return n, nil
+}
+
+func (l *line) Write(p []byte) (int, error)     { return len(p), nil }
+func (l *line) Close() error                    { return nil }
+func (l *line) RemoteAddr() net.Addr            { return &net.TCPAddr{} }
+func (l *line) SetDeadline(time.Time) error     { return nil }
+func (l *line) SetReadDeadline(time.Time) error { return nil }
+
+const browser = "Host: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\nAccept-Encoding: gzip\r\nX-Request-Id: 7d1f\r\n"
+
+var document = strings.Repeat("a", 1024)
+
+// BenchmarkServe is what a request costs beside its handler.
+func BenchmarkServe(b *testing.B) {
+	for _, bb := range []struct{ name, text string }{
+		{"get", "GET /v1/models HTTP/1.1\r\n" + browser + "\r\n"},
+		{"post", "POST /v1/models HTTP/1.1\r\n" + browser + "Content-Length: 1024\r\n\r\n" + document},
+		{"chunked", "POST /v1/models HTTP/1.1\r\n" + browser + "Transfer-Encoding: chunked\r\n\r\n400\r\n" + document + "\r\n0\r\n\r\n"},
+	} {
+		b.Run(bb.name, func(b *testing.B) {
+			b.ReportAllocs()
+			kind, length := []string{"application/json"}, []string{"1024"}
+			body := []byte(document)
+			buf := make([]byte, 4<<10)
+			(&http1.Server{}).ServeConn(context.Background(), &line{text: bb.text, n: b.N}, func(_ context.Context, w http.ResponseWriter, r *http.Request) {
+				for {
+					if _, err := r.Body.Read(buf); err != nil {
+						break
+					}
+				}
+				w.Header()["Content-Type"], w.Header()["Content-Length"] = kind, length
+				_, _ = w.Write(body)
+			})
+		})
+	}
+}
+
+// BenchmarkRoundTrip is what a request to an upstream costs.
+func BenchmarkRoundTrip(b *testing.B) {
+	text := fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: Sun, 22 Nov 2026 01:02:03 GMT\r\nContent-Length: %d\r\n\r\n%s", len(document), document)
+	for _, method := range []string{"GET", "POST"} {
+		b.Run(method, func(b *testing.B) {
+			b.ReportAllocs()
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			c := http1.NewClientConn(&line{text: text, n: b.N}, http1.ClientOptions{})
+			buf := make([]byte, 4<<10)
+			for range b.N {
+				r := (&http.Request{Method: method, Host: "h", URL: target, Header: http.Header{"Accept": {"application/json"}, "User-Agent": {""}}}).WithContext(ctx)
+				if method == "POST" {
+					r.Body, r.ContentLength = io.NopCloser(strings.NewReader(document)), int64(len(document))
+				}
+				resp, err := c.RoundTrip(r, nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				for err == nil {
+					_, err = resp.Body.Read(buf)
+				}
+				resp.Body.Close()
+			}
+		})
+	}
+}

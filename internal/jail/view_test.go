@@ -1,0 +1,86 @@
+package jail
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+func TestView(t *testing.T) {
+	host := t.TempDir()
+	original := filepath.Join(host, "ca.pem")
+	v, err := OpenView(filepath.Join(t.TempDir(), "view"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := func() string {
+		data, err := os.ReadFile(v.at(original))
+		if err != nil {
+			return "none"
+		}
+		return string(data)
+	}
+	put := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(original+".new", []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(original+".new", original); err != nil {
+			t.Fatal(err)
+		}
+	}
+	public := Copy{Path: original, Keep: func(b []byte) []byte { return bytes.ReplaceAll(b, []byte("secret"), nil) }}
+	if err := v.Show(public); err != nil || shown() != "none" {
+		t.Fatalf("a file that is not there: %v, %q", err, shown())
+	}
+	ctx := t.Context()
+	go v.Watch(ctx)
+	await := func(want string) {
+		t.Helper()
+		for deadline := time.Now().Add(5 * refreshEvery); shown() != want; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("it shows %q, want %q", shown(), want)
+			}
+		}
+	}
+	put("one secret")
+	await("one ")
+	put("another")
+	await("another")
+	if i, err := os.Stat(v.at(original)); err != nil || i.Mode().Perm() != 0o644 {
+		t.Errorf("the copy has mode %v, %v: its reader has another user", i.Mode(), err)
+	}
+	if err := os.Remove(original); err != nil {
+		t.Fatal(err)
+	}
+	await("none")
+	put("third")
+	await("third")
+	if err := v.Show(); err != nil || shown() != "none" {
+		t.Errorf("a file that is not to be shown any more: %v, %q", err, shown())
+	}
+}
+
+// No name leads out of the folder.
+func TestViewEscape(t *testing.T) {
+	dir := t.TempDir()
+	v, err := OpenView(filepath.Join(dir, "a/view"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := v.Write("../../out", []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "a/view/out")); err != nil {
+		t.Error(err)
+	}
+	if err := v.Remove("../../a"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "a")); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,135 @@
+// Package deptest holds the picture of the repository in the README against its
+// imports.
+package deptest
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// fence says that no package below one of the folders from may reach an import
+// below to, but for those below except.
+type fence struct {
+	from   []string
+	to     []string
+	except []string
+	why    string
+}
+
+var fences = []fence{
+	{from: []string{"gateway"}, to: []string{"sallyport/sandbox", "sallyport/memory"}, why: "the gateway knows sandboxes only as identities that it is given"},
+	{from: []string{"sandbox", "memory"}, to: []string{"sallyport/gateway", "sallyport/policy"}, why: "what runs a sandbox has no part in what may leave it"},
+	{from: []string{"audit"}, to: []string{"sallyport/gateway", "sallyport/policy", "sallyport/sandbox", "sallyport/memory", "sallyport/cmd"}, why: "everybody writes events, so an event imports nothing of theirs"},
+	{from: []string{"policy"}, to: []string{"sallyport/gateway", "sallyport/sandbox", "sallyport/audit"}, why: "a decision depends on its input alone"},
+	{from: []string{"policy/oracle"}, to: []string{"sallyport/", "github.com/open-policy-agent/opa", "regexp"}, except: []string{"sallyport/policy/oracle"}, why: "what a policy is compared with has nothing in common with it"},
+	{from: []string{"policy/limit"}, to: []string{"sallyport/"}, except: []string{"sallyport/policy/limit", "sallyport/internal/quota"}, why: "what counts knows no policy"},
+	{from: []string{"sandbox/agent", "cmd/sallyport-agent"}, to: []string{"sallyport/"}, except: []string{"sallyport/sandbox/agent", "sandbox/agent/channel"}, why: "PID 1 of a sandbox is small and knows nothing worth stealing"},
+	{from: []string{""}, to: []string{"github.com/elazarl/goproxy"}, except: []string{"gateway", "internal/api", "internal/bench", "cmd/sallyport"}, why: "goproxy's home is gateway; bench measures it bare"},
+	{from: []string{""}, to: []string{"github.com/open-policy-agent/opa"}, except: []string{"policy", "gateway", "internal", "cmd/sallyport"}, why: "OPA's home is policy; the others reach it through policy's own types"},
+	{from: []string{""}, to: []string{"github.com/hashicorp/vault"}, except: []string{"gateway/credential/vault", "cmd/sallyport"}, why: "Vault's home is its credential source"},
+	{from: []string{""}, to: []string{"github.com/moby/moby"}, except: []string{"sandbox/docker", "cmd/sallyport"}, why: "the engine's home is sandbox/docker"},
+	{from: []string{""}, to: []string{"github.com/cilium/ebpf"}, except: []string{"sandbox/datapath", "cmd/sallyport", "internal/bench"}, why: "eBPF's home is the datapath; bench reads its statistics"},
+	{from: []string{""}, to: []string{"github.com/pkg/sftp"}, except: []string{"internal/ssh", "internal/api", "cmd/sallyport"}, why: "what operators send is read by the process that speaks SSH"},
+	{from: []string{""}, to: []string{"sallyport/internal/test"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "examples"}, why: "what only tests use is never in the product"},
+	{from: []string{""}, to: []string{"testing"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "policy/regotest", "cmd/sallyport"}, why: "tests are never in the product, but for OPA's runner of a team's own"},
+}
+
+// homes are the only packages that import a heavy dependency themselves.
+var homes = map[string][]string{
+	"github.com/elazarl/goproxy":          {"gateway", "internal/bench"},
+	"github.com/open-policy-agent/opa":    {"policy"},
+	"github.com/hashicorp/vault":          {"gateway/credential/vault"},
+	"github.com/moby/moby":                {"sandbox/docker"},
+	"github.com/cilium/ebpf":              {"sandbox/datapath", "internal/bench"},
+	"github.com/spf13/cobra":              {"cmd/sallyport"},
+	"github.com/miekg/dns":                {"gateway/resolver", "gateway/upstream", "internal/test/testnet"},
+	"filippo.io/age":                      {"internal/seal"},
+	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/test/testnet", "internal/bench"},
+	"github.com/google/nftables":          {"sandbox/datapath"},
+	"github.com/landlock-lsm/go-landlock": {"internal/jail"},
+	"github.com/klauspost/compress":       {"gateway/credential/decode"},
+	"github.com/andybalholm/brotli":       {"gateway/credential/decode"},
+	"github.com/coreos/go-systemd":        {"cmd/sallyport"},
+	"github.com/anishathalye/porcupine":   {"internal/test/model"},
+	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
+	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
+	"github.com/pkg/sftp":                 {"internal/ssh"},
+}
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
+	Deps       []string
+}
+
+func packages(t *testing.T) (list []pkg) {
+	t.Helper()
+	c := exec.Command("go", "list", "-json=ImportPath,Imports,Deps", "sallyport/...")
+	out, err := c.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := json.NewDecoder(strings.NewReader(string(out)))
+	for {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return list
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, p)
+	}
+}
+
+// below says whether an import path is one of the folders or inside one.
+func below(path string, folders []string) bool {
+	return slices.ContainsFunc(folders, func(f string) bool {
+		f = strings.TrimSuffix(f, "/")
+		return f == "" || path == f || strings.HasPrefix(path, f+"/")
+	})
+}
+
+func TestFences(t *testing.T) {
+	all := packages(t)
+	for _, f := range fences {
+		for _, p := range all {
+			room := strings.TrimPrefix(p.ImportPath, "sallyport/")
+			if !below(room, f.from) || below(room, f.except) {
+				continue
+			}
+			for _, d := range p.Deps {
+				if below(d, f.to) && !below(d, f.except) {
+					t.Errorf("%s reaches %s: %s", room, d, f.why)
+				}
+			}
+		}
+	}
+}
+
+func TestHomes(t *testing.T) {
+	used := map[string]bool{}
+	for _, p := range packages(t) {
+		room := strings.TrimPrefix(p.ImportPath, "sallyport/")
+		for _, i := range p.Imports {
+			for dep, rooms := range homes {
+				if !below(i, []string{dep}) {
+					continue
+				}
+				used[dep] = true
+				if !slices.Contains(rooms, room) && !below(room, rooms) {
+					t.Errorf("%s imports %s, whose home is %v", room, i, rooms)
+				}
+			}
+		}
+	}
+	for dep := range homes {
+		if !used[dep] {
+			t.Errorf("nothing imports %s: is the house's picture old?", dep)
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package deptest
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// Where the tests are that docs/ways-around.md names.
+var waysIn = map[string]string{
+	"bypass":     "internal/e2e/bypass",
+	"e2e":        "internal/e2e",
+	"datapath":   "sandbox/datapath",
+	"gateway":    "gateway",
+	"policy":     "policy",
+	"gatehouse":  "gateway/gatehouse",
+	"jail":       "internal/jail",
+	"upstream":   "gateway/upstream",
+	"resolver":   "gateway/resolver",
+	"mitm":       "gateway/mitm",
+	"api":        "internal/api",
+	"channel":    "sandbox/agent/channel",
+	"agent":      "sandbox/agent",
+	"docker":     "sandbox/docker",
+	"disk":       "sandbox/disk",
+	"sandbox":    "sandbox",
+	"fsjail":     "sandbox/fsjail",
+	"ssh":        "internal/ssh",
+	"limit":      "policy/limit",
+	"approval":   "policy/approval",
+	"audit":      "audit",
+	"auditlimit": "internal/auditlimit",
+}
+
+// Each test that docs/ways-around.md names is there: a function, or a case of the
+// bypass suite by its group and its name. Each row names one.
+func TestWaysAround(t *testing.T) {
+	const root = "../../.."
+	text, err := os.ReadFile(filepath.Join(root, "docs/ways-around.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sources := map[string]string{}
+	for word, dir := range waysIn {
+		files, err := filepath.Glob(filepath.Join(root, dir, "*_test.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %v", dir, err)
+		}
+		for _, f := range files {
+			b, err := os.ReadFile(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sources[word] += string(b)
+		}
+	}
+	named := regexp.MustCompile("`([a-z0-9]+): ([^`]+)`")
+	rows := 0
+	for line := range strings.Lines(string(text)) {
+		columns := strings.Split(line, " | ")
+		if !strings.HasPrefix(line, "| ") || len(columns) < 3 || columns[1] == "test" || strings.HasPrefix(line, "|---") || strings.HasPrefix(columns[1], "[") {
+			continue
+		}
+		rows++
+		tests := named.FindAllStringSubmatch(columns[1], -1)
+		if len(tests) != strings.Count(columns[1], "`")/2 || len(tests) == 0 {
+			t.Errorf("a row whose tests cannot be read: %s", line)
+		}
+		for _, m := range tests {
+			where, name := m[1], m[2]
+			source, ok := sources[where]
+			group, of, isCase := strings.Cut(name, "/")
+			switch {
+			case !ok:
+				t.Errorf("%s: no such place", m[0])
+			case !isCase && !strings.Contains(source, "\nfunc "+name+"(t *testing.T)"):
+				t.Errorf("%s: no such test", m[0])
+			case isCase && (!strings.Contains(source, strconv.Quote(of)) || group != "suite" && !strings.Contains(source, strconv.Quote(group))):
+				t.Errorf("%s: no such case", m[0])
+			}
+		}
+	}
+	if rows < 60 {
+		t.Errorf("%d rows", rows)
+	}
+}

@@ -1,0 +1,92 @@
+// Package env sets up what the end-to-end tests play on: the programs, built
+// from this tree, and one daemon with its command line. It is for tests and for
+// the bench only.
+package env
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// Programs are the built binaries in one folder, with runsc and the base image
+// beside them, where sallyport looks for them.
+type Programs struct {
+	Dir          string
+	Runsc, Image string // "" when `make setup` has not run
+}
+
+// Build compiles the daemon and the agent, and what also names: packages by the
+// name of their program. root is the repository's, all paths relative to the
+// working directory.
+func Build(root string, also map[string]string) (*Programs, error) {
+	dir, err := os.MkdirTemp("", "sallyport-e2e-")
+	if err != nil {
+		return nil, err
+	}
+	p := &Programs{Dir: dir}
+	if err := p.build(root, also); err != nil {
+		return nil, errors.Join(err, p.Remove())
+	}
+	return p, nil
+}
+
+func (p *Programs) build(root string, also map[string]string) error {
+	all := map[string]string{"sallyport": root + "/cmd/sallyport", "sallyport-agent": root + "/cmd/sallyport-agent"}
+	for name, pkg := range also {
+		all[name] = pkg
+	}
+	for name, pkg := range all {
+		c := exec.Command("go", "build", "-o", filepath.Join(p.Dir, name), pkg)
+		c.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := c.CombinedOutput(); err != nil {
+			return fmt.Errorf("building %s: %w\n%s", pkg, err, out)
+		}
+	}
+	// setup.sh links what it made into bin.
+	p.Runsc, _ = filepath.EvalSymlinks(root + "/bin/runsc")
+	p.Image, _ = filepath.EvalSymlinks(root + "/bin/base.tar")
+	for name, target := range map[string]string{"runsc": p.Runsc, "base.tar": p.Image} {
+		if target == "" {
+			continue // the tests that need it say so
+		}
+		if err := os.Symlink(target, filepath.Join(p.Dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Existing are those that make setup and make build have left in a folder.
+func Existing(dir string) (*Programs, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	p := &Programs{Dir: dir}
+	if p.Runsc, err = filepath.EvalSymlinks(filepath.Join(dir, "runsc")); err != nil {
+		return nil, err
+	}
+	p.Image, err = filepath.EvalSymlinks(filepath.Join(dir, "base.tar"))
+	return p, err
+}
+
+// Remove deletes the folder.
+func (p *Programs) Remove() error { return os.RemoveAll(p.Dir) }
+
+// Need skips a test where `make setup` has not run; where CI is true that is a
+// failure.
+func (p *Programs) Need(t testing.TB) {
+	t.Helper()
+	if p != nil && p.Runsc != "" && p.Image != "" {
+		return
+	}
+	const reason = "bin/runsc or bin/base.tar is missing: run make setup"
+	if os.Getenv("CI") == "true" {
+		t.Fatal(reason)
+	}
+	t.Skip(reason)
+}

@@ -1,0 +1,48 @@
+package tmpfs_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/testnet"
+	"sallyport/internal/tmpfs"
+)
+
+func TestMount(t *testing.T) {
+	testnet.Privileged(t)
+	dir := filepath.Join(t.TempDir(), "a folder")
+	t.Cleanup(func() { _ = tmpfs.Unmount(dir) })
+	for range 2 { // the second finds what is there
+		if err := tmpfs.Mount(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil || st.Type != unix.TMPFS_MAGIC {
+		t.Fatalf("file system %x, %v, want tmpfs", st.Type, err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	file := filepath.Join(dir, "kept")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := tmpfs.Mount(dir); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); err != nil {
+		t.Errorf("mounting again hides what was there: %v", err)
+	}
+	for range 2 {
+		if err := tmpfs.Unmount(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := os.Stat(file); err == nil {
+		t.Error("what was in memory is there after Unmount")
+	}
+}

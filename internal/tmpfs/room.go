@@ -1,0 +1,383 @@
+package tmpfs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/internal/size"
+)
+
+// Errors of Room.Reserve.
+var (
+	ErrLarge = errors.New("there is less room in memory than it needs")
+	ErrBusy  = errors.New("there is no room in memory now")
+)
+
+const (
+	// maxWaiting is how many requests of one owner wait.
+	maxWaiting = 1024
+	// lookEvery is how often a Room looks, while somebody waits, whether what is
+	// nobody's has become less.
+	lookEvery = time.Second
+)
+
+// Room shares a folder in memory out among owners, in bytes: what is to be written
+// there is reserved before.
+//
+// An owner has at most half of it at a time, so that another finds the other half;
+// one request may be for more, where its owner has nothing else there. Among those
+// who wait the owner who has least comes first, then whose last turn was longest ago,
+// then who came first; of one owner's they are served as they came. The first in line
+// keeps the room that others give back, so that many small ones do not starve a large
+// one; but an owner who may not have more now stands in nobody's way.
+//
+// What is in the folder without a lease, from an earlier process for instance, is
+// counted as it is found (statfs(2)), and what a lease has written beyond what it
+// was for likewise. A Room keeps nobody from writing.
+type Room struct {
+	dir  string
+	most int64
+
+	mu     sync.Mutex // guards what follows
+	leases map[*Lease]bool
+	queue  []*waiter         // by arrival
+	served uint64            // turns so far
+	turns  map[string]uint64 // the last one of each owner who has room or waits
+	look   *time.Timer       // nil while nobody waits
+}
+
+// NewRoom shares out all that the file system of dir holds, but not more than most
+// bytes, where that is not 0.
+func NewRoom(dir string, most int64) *Room {
+	return &Room{dir: dir, most: most, leases: map[*Lease]bool{}, turns: map[string]uint64{}}
+}
+
+type waiter struct {
+	lease *Lease
+	in    chan struct{} // closed when it has its room
+}
+
+// Lease is room for what is about to be written. A nil one is for nothing.
+type Lease struct {
+	room  *Room
+	owner string
+
+	bytes int64    // guarded by room.mu, as what follows
+	names []string // of its folders
+}
+
+// Reserve takes room of so many bytes for an owner. It waits for up to so long, or
+// not at all if that is 0, and gives ErrBusy then, which says what there is. What
+// never fits is ErrLarge at once.
+func (r *Room) Reserve(ctx context.Context, owner string, bytes int64, wait time.Duration) (*Lease, error) {
+	w, err := r.ask(owner, bytes)
+	if err != nil {
+		return nil, err
+	}
+	patience := time.NewTimer(wait)
+	defer patience.Stop()
+	if wait <= 0 {
+		select {
+		case <-w.in:
+			return w.lease, nil
+		default:
+			return r.leave(w, nil)
+		}
+	}
+	select {
+	case <-w.in:
+		return w.lease, nil
+	case <-patience.C:
+		return r.leave(w, nil)
+	case <-ctx.Done():
+		return r.leave(w, context.Cause(ctx))
+	}
+}
+
+func (r *Room) ask(owner string, bytes int64) (*waiter, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s, err := r.state()
+	if err != nil {
+		return nil, err
+	}
+	if bytes > s.total {
+		return nil, fmt.Errorf("%w: %s are needed, and there are %s in all", ErrLarge, size.About(bytes), size.About(s.total))
+	}
+	n := 0
+	for _, w := range r.queue {
+		if w.lease.owner == owner {
+			n++
+		}
+	}
+	if n >= maxWaiting {
+		return nil, fmt.Errorf("%w: %d of this owner's wait for it: try again later", ErrBusy, n)
+	}
+	w := &waiter{&Lease{room: r, owner: owner, bytes: bytes}, make(chan struct{})}
+	r.queue = append(r.queue, w)
+	r.serve(s)
+	return w, nil
+}
+
+// leave is of who will not wait any longer, for a reason of its own or because
+// enough is enough.
+func (r *Room) leave(w *waiter, why error) (*Lease, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	i := slices.Index(r.queue, w)
+	if i < 0 { // it has come just now
+		if why == nil {
+			return w.lease, nil
+		}
+		delete(r.leases, w.lease)
+		r.again()
+		return nil, why
+	}
+	r.queue = slices.Delete(r.queue, i, i+1)
+	if why == nil {
+		s, err := r.state()
+		if err != nil {
+			return nil, err
+		}
+		why = fmt.Errorf("%w: %s are needed, %s of %s are free, and this owner has %s, where one may have %s: try again when fewer are put to sleep, woken, forked or kept at once",
+			ErrBusy, size.About(w.lease.bytes), size.About(max(s.free, 0)), size.About(s.total), size.About(s.held[w.lease.owner]), size.About(s.share()))
+	}
+	r.again() // it may have stood before others
+	return nil, why
+}
+
+// state is what there is, in bytes.
+type state struct {
+	total int64
+	free  int64 // and promised to nobody; below 0 where more was written than was to be
+	held  map[string]int64
+}
+
+// share is half of what would be free if all leases had ended.
+func (s state) share() int64 {
+	n := s.free
+	for _, held := range s.held {
+		n += held
+	}
+	return max(n/2, 0)
+}
+
+// state looks at it. r.mu is held.
+func (r *Room) state() (s state, err error) {
+	s.held = map[string]int64{}
+	var promised int64
+	for l := range r.leases {
+		written, err := l.written()
+		if err != nil {
+			return s, err
+		}
+		s.held[l.owner] += max(l.bytes, written)
+		promised += max(l.bytes-written, 0)
+	}
+	// Afterwards, so that what is written meanwhile counts twice rather than not at
+	// all.
+	var fs unix.Statfs_t
+	if err := unix.Statfs(r.dir, &fs); err != nil {
+		return s, &os.PathError{Op: "statfs", Path: r.dir, Err: err}
+	}
+	s.total, s.free = int64(fs.Blocks)*fs.Frsize, int64(fs.Bavail)*fs.Frsize
+	if r.most > 0 {
+		used, err := usage(r.dir)
+		if err != nil {
+			return s, err
+		}
+		s.total, s.free = min(s.total, r.most), min(s.free, r.most-used)
+	}
+	s.free -= promised
+	return s, nil
+}
+
+// size is what the files below a path take, in bytes; nothing if it is not there.
+func usage(path string) (n int64, err error) {
+	err = filepath.WalkDir(path, func(_ string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			var info fs.FileInfo
+			if info, err = e.Info(); err == nil {
+				n += info.Sys().(*syscall.Stat_t).Blocks * 512 // stat(2)
+			}
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // removed, or renamed, as we looked
+		}
+		return err
+	})
+	return n, err
+}
+
+// again is serve with what there is now. r.mu is held.
+func (r *Room) again() {
+	var s state
+	if len(r.queue) > 0 {
+		var err error
+		if s, err = r.state(); err != nil {
+			s = state{} // nobody gets in; who has waited for long enough is told
+		}
+	}
+	r.serve(s)
+}
+
+// serve lets in whose turn it is. r.mu is held.
+func (r *Room) serve(s state) {
+	for {
+		w := r.next(s)
+		if w == nil || w.lease.bytes > s.free {
+			break
+		}
+		r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
+		r.leases[w.lease] = true
+		r.served++
+		r.turns[w.lease.owner] = r.served
+		s.held[w.lease.owner] += w.lease.bytes
+		s.free -= w.lease.bytes
+		close(w.in)
+	}
+	for owner := range r.turns {
+		waits := slices.ContainsFunc(r.queue, func(w *waiter) bool { return w.lease.owner == owner })
+		if s.held[owner] == 0 && !waits {
+			delete(r.turns, owner)
+		}
+	}
+	switch {
+	case len(r.queue) == 0 && r.look != nil:
+		r.look.Stop()
+		r.look = nil
+	case len(r.queue) > 0 && r.look == nil:
+		r.look = time.AfterFunc(lookEvery, func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.look = nil
+			r.again()
+		})
+	}
+}
+
+// next is whose turn it is, of whom it may be.
+func (r *Room) next(s state) (first *waiter) {
+	seen, share := map[string]bool{}, s.share()
+	for _, w := range r.queue {
+		owner := w.lease.owner
+		if seen[owner] {
+			continue
+		}
+		seen[owner] = true
+		has := s.held[owner]
+		if has > 0 && has+w.lease.bytes > share {
+			continue
+		}
+		if first == nil {
+			first = w
+			continue
+		}
+		other := first.lease.owner
+		if cmp.Or(cmp.Compare(has, s.held[other]), cmp.Compare(r.turns[owner], r.turns[other])) < 0 {
+			first = w
+		}
+	}
+	return first
+}
+
+// Share is how much an owner may have, in bytes; 0 where that cannot be told.
+func (r *Room) Share() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s, err := r.state()
+	if err != nil {
+		return 0
+	}
+	return s.share()
+}
+
+// Bytes is how much it is for.
+func (l *Lease) Bytes() int64 {
+	if l == nil {
+		return 0
+	}
+	l.room.mu.Lock()
+	defer l.room.mu.Unlock()
+	return l.bytes
+}
+
+// Left is how much of it nothing is written in yet; 0 where that cannot be told.
+func (l *Lease) Left() int64 {
+	if l == nil {
+		return 0
+	}
+	l.room.mu.Lock()
+	defer l.room.mu.Unlock()
+	n, err := l.written()
+	if err != nil {
+		return 0
+	}
+	return max(l.bytes-n, 0)
+}
+
+// Use says that a folder of that name, and that of name.part, will have what it is
+// for. One lease can be for several.
+func (l *Lease) Use(name string) {
+	if l == nil {
+		return
+	}
+	l.room.mu.Lock()
+	defer l.room.mu.Unlock()
+	l.names = append(l.names, name)
+}
+
+// Correct makes it one for what is in its folders, once all is written.
+func (l *Lease) Correct() error {
+	if l == nil {
+		return nil
+	}
+	l.room.mu.Lock()
+	defer l.room.mu.Unlock()
+	bytes, err := l.written()
+	if err != nil {
+		return err
+	}
+	l.bytes = bytes
+	l.room.again()
+	return nil
+}
+
+// written is what is in its folders. room.mu is held.
+func (l *Lease) written() (bytes int64, err error) {
+	for _, name := range l.names {
+		for _, path := range []string{name, name + ".part"} {
+			n, err := usage(filepath.Join(l.room.dir, path))
+			if err != nil {
+				return 0, err
+			}
+			bytes += n
+		}
+	}
+	return bytes, nil
+}
+
+// Give gives the room back, once the folders are removed; what is left of them is
+// counted as nobody's. The second call does nothing.
+func (l *Lease) Give() {
+	if l == nil {
+		return
+	}
+	l.room.mu.Lock()
+	defer l.room.mu.Unlock()
+	if l.room.leases[l] {
+		delete(l.room.leases, l)
+		l.room.again()
+	}
+}
