@@ -45,7 +45,7 @@ type daemon struct {
 
 	inForce atomic.Pointer[config.Config] // what the last load said
 	key     *seal.Key
-	trail   *gatehouse.Trail
+	trail   *gatehouse.AuditLog
 	store   *file.Store
 	rules   *policy.Engine
 	broker  *credential.Broker
@@ -55,9 +55,9 @@ type daemon struct {
 	authority *mitm.Authority
 	names     *resolver.Table
 	clients   *gateway.ClientStore
-	warden    *gatehouse.Warden // of the process that the gateway is
-	proxy     *net.TCPListener  // nil without an explicit proxy
-	inbound   *net.TCPListener  // nil where nothing comes in
+	warden    *gatehouse.Supervisor // of the process that the gateway is
+	proxy     *net.TCPListener      // nil without an explicit proxy
+	inbound   *net.TCPListener      // nil where nothing comes in
 	exposed   *gateway.ExposureStore
 	approvals *approval.Store
 	ssh       *ssh.Door // nil without SSH
@@ -143,7 +143,7 @@ func raiseDescriptors() error {
 }
 
 func (d *daemon) openTrail(context.Context) error {
-	trail, err := gatehouse.OpenTrail(auditDir(d.cfg), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
+	trail, err := gatehouse.OpenAuditLog(auditDir(d.cfg), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
 	if err != nil {
 		return err
 	}
@@ -231,16 +231,16 @@ func (d *daemon) openGatehouse(context.Context) error {
 	}
 	d.warden = gatehouse.New(gatehouse.Options{
 		IDs: ids, View: view, Listeners: listeners,
-		Trail: d.trail, AuditDir: auditDir(d.cfg), SegmentSize: d.cfg.Audit.SegmentSize,
+		AuditLog: d.trail, AuditDir: auditDir(d.cfg), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
 		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
-		Exposures: d.exposed.List, Whose: d.whose, Wake: d.wake, Reach: d.reach, Inside: d.inside,
+		Exposures: d.exposed.List, Whose: d.whose, Wake: d.wake, Dial: d.reach, Loopback: d.inside,
 		Event: func(state string) *audit.Event {
 			return changed(audit.Product{Name: "sallyport-gateway", Version: version}, "gateway", state)
 		},
 		Logger: d.log,
 		Found:  d.cfg.Gateway.Found,
-		Ledger: ledger, Limited: func() bool { return d.rules.Policy().Limited() },
+		Limits: ledger, Limited: func() bool { return d.rules.Policy().Limited() },
 		Every: func(limit string) time.Duration { return d.rules.Policy().Every(limit) },
 	})
 	d.onClose(func() error { return d.warden.Stop(0) }) // of no effect after end

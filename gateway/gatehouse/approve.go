@@ -13,42 +13,44 @@ import (
 	"sallyport/policy/approval"
 )
 
-type withdrawCall struct{ Sandbox, ID string }
+type WithdrawRequest struct{ Sandbox, ID string }
 
-type answeredCall struct{ ID string }
+type AnsweredRequest struct{ ID string }
 
-// desk asks operators by way of the Warden, in the process. A question is a call
+// approvalClient asks operators by way of the Warden, in the process. A question is a call
 // that is answered at once, however long the request waits: so none keeps a lease
 // from being asked for.
-type desk struct {
+type approvalClient struct {
 	peer *ipc.Peer
 
 	mu       sync.Mutex
 	watchers map[string]chan struct{} // by id; bounded by what the gateway holds
 }
 
-func newDesk(p *ipc.Peer) *desk { return &desk{peer: p, watchers: map[string]chan struct{}{}} }
+func newApprovalClient(p *ipc.Peer) *approvalClient {
+	return &approvalClient{peer: p, watchers: map[string]chan struct{}{}}
+}
 
 // Ask implements gateway.Approvals.
-func (d *desk) Ask(ctx context.Context, q approval.Question) (v approval.Verdict, err error) {
+func (d *approvalClient) Ask(ctx context.Context, q approval.Question) (v approval.Verdict, err error) {
 	// Whoever gives up waiting for it must not leave a grant used and unheard of:
 	// the question is short, and is waited for.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), AnswerWithin)
 	defer cancel()
-	return v, d.peer.Call(ctx, callAsk, q, &v)
+	return v, d.peer.Call(ctx, MethodAsk, q, &v)
 }
 
 // Withdraw implements gateway.Approvals.
-func (d *desk) Withdraw(sandbox, id string) {
+func (d *approvalClient) Withdraw(sandbox, id string) {
 	go func() { // a few at a time: there are no more than requests that are held
-		ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
+		ctx, cancel := context.WithTimeout(context.Background(), AnswerWithin)
 		defer cancel()
-		_ = d.peer.Call(ctx, callWithdraw, withdrawCall{sandbox, id}, &ipc.None{}) // else its time ends it
+		_ = d.peer.Call(ctx, MethodWithdraw, WithdrawRequest{sandbox, id}, &ipc.None{}) // else its time ends it
 	}()
 }
 
 // Watch implements gateway.Approvals.
-func (d *desk) Watch(id string) (woken <-chan struct{}, stop func()) {
+func (d *approvalClient) Watch(id string) (woken <-chan struct{}, stop func()) {
 	c := make(chan struct{}, 1)
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -63,7 +65,7 @@ func (d *desk) Watch(id string) (woken <-chan struct{}, stop func()) {
 }
 
 // answered is the Warden's call.
-func (d *desk) answered(_ context.Context, c answeredCall) (ipc.None, error) {
+func (d *approvalClient) answered(_ context.Context, c AnsweredRequest) (ipc.None, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	select {
@@ -82,13 +84,13 @@ type Approvals interface {
 }
 
 // Answered tells the process that it is time to ask about a request again.
-func (w *Warden) Answered(id string) { w.tell(callAnswered, answeredCall{id}) }
+func (w *Supervisor) Answered(id string) { w.tell(MethodAnswered, AnsweredRequest{id}) }
 
-var errSubject = errors.New("not what can be asked about")
+var errQuestion = errors.New("not what can be asked about")
 
 // ask takes a question of the process's, under the names that the daemon knows
 // its sandboxes by.
-func (w *Warden) ask(_ context.Context, q approval.Question) (approval.Verdict, error) {
+func (w *Supervisor) ask(_ context.Context, q approval.Question) (approval.Verdict, error) {
 	if w.o.Approvals == nil {
 		return approval.Verdict{}, errors.New("no operator can be asked")
 	}
@@ -96,13 +98,13 @@ func (w *Warden) ask(_ context.Context, q approval.Question) (approval.Verdict, 
 	if !w.enrol(s) {
 		return approval.Verdict{}, errStranger
 	}
-	if err := sound(q); err != nil {
+	if err := CheckQuestion(q); err != nil {
 		return approval.Verdict{}, err
 	}
 	return w.o.Approvals.Ask(q)
 }
 
-func (w *Warden) withdraw(_ context.Context, c withdrawCall) (ipc.None, error) {
+func (w *Supervisor) withdraw(_ context.Context, c WithdrawRequest) (ipc.None, error) {
 	if w.o.Approvals != nil {
 		w.o.Approvals.Withdraw(c.Sandbox, c.ID)
 	}
@@ -111,7 +113,7 @@ func (w *Warden) withdraw(_ context.Context, c withdrawCall) (ipc.None, error) {
 
 // enrol gives a subject the name and session of its sandbox, or client, as they
 // are known here, and tells whether there is one.
-func (w *Warden) enrol(s *approval.Subject) bool {
+func (w *Supervisor) enrol(s *approval.Subject) bool {
 	for _, i := range w.o.Identities() {
 		if i.ID == s.SandboxID {
 			s.Sandbox, s.Session, s.Owner = i.Name, i.Session, i.Owner
@@ -136,8 +138,8 @@ const (
 	maxNames = 256
 )
 
-// sound checks what a process says of a request.
-func sound(q approval.Question) error {
+// CheckQuestion checks what a process says of a request.
+func CheckQuestion(q approval.Question) error {
 	s := q.Subject
 	for _, f := range []struct {
 		text string
@@ -147,19 +149,19 @@ func sound(q approval.Question) error {
 		{s.Policy, 128}, {s.Body, 64}, {q.ID, 64}, {q.Reason, 4 * maxText},
 	} {
 		if len(f.text) > f.max || !utf8.ValidString(f.text) {
-			return fmt.Errorf("%w: a text of %d bytes", errSubject, len(f.text))
+			return fmt.Errorf("%w: a text of %d bytes", errQuestion, len(f.text))
 		}
 	}
 	for _, digest := range []string{s.Query, s.Body} {
 		if digest != "" && (len(digest) != 64 || strings.Trim(digest, "0123456789abcdef") != "") {
-			return fmt.Errorf("%w: a digest that is none", errSubject)
+			return fmt.Errorf("%w: a digest that is none", errQuestion)
 		}
 	}
 	if len(s.QueryKeys) > maxNames || len(s.Credentials) > maxNames || s.Host == "" || s.Port == 0 || (s.Method == "") != (s.Path == "") || s.Length < -1 {
-		return errSubject
+		return errQuestion
 	}
 	if q.Timeout < 0 || q.Timeout > 2*time.Hour {
-		return errSubject
+		return errQuestion
 	}
 	return nil
 }

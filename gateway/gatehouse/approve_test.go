@@ -66,7 +66,7 @@ func TestQuestionsToOperators(t *testing.T) {
 			q.Subject.Sandbox, q.Subject.Session = "somebody else", "s-2"
 			tt.change(&q)
 			var v approval.Verdict
-			err := s.child.Call(t.Context(), callAsk, q, &v)
+			err := s.child.Call(t.Context(), MethodAsk, q, &v)
 			if (err == nil) != tt.ok || (v.State == approval.Pending) != tt.ok {
 				t.Errorf("%+v, %v", v, err)
 			}
@@ -84,7 +84,7 @@ func TestQuestionsToOperators(t *testing.T) {
 	}
 	// Of another sandbox nothing is withdrawn.
 	for _, r := range list {
-		if err := s.child.Call(t.Context(), callWithdraw, withdrawCall{"other", r.ID}, &ipc.None{}); err != nil {
+		if err := s.child.Call(t.Context(), MethodWithdraw, WithdrawRequest{"other", r.ID}, &ipc.None{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -96,7 +96,7 @@ func TestQuestionsToOperators(t *testing.T) {
 // However many requests wait for a person, a lease is given at once.
 func TestWhatWaitsKeepsNothingWaiting(t *testing.T) {
 	s, store := newCounter(t)
-	d := newDesk(s.child)
+	d := newApprovalClient(s.child)
 	for range 2 * maxCalls {
 		if _, err := d.Ask(t.Context(), question()); err != nil {
 			t.Fatal(err)
@@ -105,9 +105,9 @@ func TestWhatWaitsKeepsNothingWaiting(t *testing.T) {
 	if list, _, _ := store.List(); len(list) != approval.MaxPending {
 		t.Errorf("%d wait", len(list))
 	}
-	var got leased
-	call := leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision}
-	if err := s.child.Call(t.Context(), callLease, call, &got); err != nil || got.Fields["token"] == "" {
+	var got LeaseReply
+	call := LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision}
+	if err := s.child.Call(t.Context(), MethodLease, call, &got); err != nil || got.Fields["token"] == "" {
 		t.Errorf("%v", err)
 	}
 }
@@ -116,7 +116,7 @@ func TestWhatWaitsKeepsNothingWaiting(t *testing.T) {
 func TestNobodyToAsk(t *testing.T) {
 	s, _ := newCounter(t)
 	s.warden.o.Approvals = nil
-	v, err := newDesk(s.child).Ask(t.Context(), question())
+	v, err := newApprovalClient(s.child).Ask(t.Context(), question())
 	var remote *ipc.RemoteError
 	if !errors.As(err, &remote) || v.State != "" {
 		t.Errorf("%+v, %v", v, err)

@@ -9,8 +9,8 @@ import (
 )
 
 // changed is called when another policy has begun to decide.
-func (in *inside) changed() {
-	in.gate.Redecide()
+func (in *Worker) changed() {
+	in.gateway.Redecide()
 	if in.ctx.Err() == nil { // else all connections are closed soon
 		in.work.Go(func() { in.upstreams.Retire(in.gone()) })
 	}
@@ -19,7 +19,7 @@ func (in *inside) changed() {
 // gone tells which routes upstream no request can take any more: kept
 // connections would show the upstream, or its proxy, a sandbox, a credential or a
 // certificate of before.
-func (in *inside) gone() func(upstream.Route) bool {
+func (in *Worker) gone() func(upstream.Route) bool {
 	who := map[string]policy.Sandbox{}
 	in.mu.RLock()
 	for _, s := range in.identities {

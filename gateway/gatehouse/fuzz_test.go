@@ -20,7 +20,7 @@ func FuzzHear(f *testing.F) {
 	f.Add([]byte(strings.Repeat("x", 70_000) + "\n{}\n"))
 	f.Fuzz(func(t *testing.T, said []byte) {
 		var log bytes.Buffer
-		w := &Warden{o: Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.Level(-1 << 62)}))}}
+		w := &Supervisor{o: Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.Level(-1 << 62)}))}}
 		lines := 0
 		for line := range bytes.Lines(said) {
 			w.repeat(bytes.TrimSuffix(line, []byte("\n")))

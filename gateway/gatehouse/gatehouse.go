@@ -71,45 +71,45 @@ import (
 
 // What the Warden calls.
 const (
-	callStart ipc.Method = 1 + iota
-	callServe
-	callPrepare
-	callUse
-	callIdentity
-	callClients
-	callForget
-	callRevoke
-	callAppend
-	callStats
-	callGather
-	callStop
-	callAnswered
-	callCounts
-	callRestore
-	callReset
-	callSlumber
-	callExposures
+	MethodStart ipc.Method = 1 + iota
+	MethodServe
+	MethodPrepare
+	MethodUse
+	MethodIdentity
+	MethodClients
+	MethodForget
+	MethodRevoke
+	MethodAppend
+	MethodStats
+	MethodGather
+	MethodStop
+	MethodAnswered
+	MethodCounts
+	MethodRestore
+	MethodReset
+	MethodSuspend
+	MethodPublished
 )
 
 // What the process calls.
 const (
-	callLease ipc.Method = 64 + iota
-	callLogin
-	callSign
-	callAssign
-	callName
-	callLocal
-	callSegment
-	callAsk
-	callWithdraw
-	callWhose
-	callWake
-	callInside
-	callReach
+	MethodLease ipc.Method = 64 + iota
+	MethodLogin
+	MethodSign
+	MethodAssign
+	MethodName
+	MethodLocal
+	MethodSegment
+	MethodAsk
+	MethodWithdraw
+	MethodIdentify
+	MethodWake
+	MethodLoopback
+	MethodDial
 )
 
-// known are the errors that are the same on both sides.
-var known = map[string]error{
+// Errors are the errors that are the same on both sides.
+var Errors = map[string]error{
 	"unknown":     credential.ErrUnknown,
 	"not-bound":   credential.ErrNotBound,
 	"stale":       credential.ErrStale,
@@ -125,56 +125,56 @@ var known = map[string]error{
 
 // Names of the descriptors that the process is given, from 4 on; 3 is the link.
 const (
-	fileTransparent = "transparent" // listener of the datapath's
-	fileExplicit    = "explicit"    // listener of the explicit proxy
-	fileInbound     = "inbound"     // listener of what comes in
-	fileDNS         = "dns"         // UDP
-	fileDNSTCP      = "dns-tcp"
-	fileLog         = "log" // last segment
+	FileTransparent = "transparent" // listener of the datapath's
+	FileExplicit    = "explicit"    // listener of the explicit proxy
+	FileInbound     = "inbound"     // listener of what comes in
+	FileDNS         = "dns"         // UDP
+	FileDNSTCP      = "dns-tcp"
+	FileLog         = "log" // last segment
 )
 
-// start is what the process needs to know before it can serve.
-type start struct {
+// StartRequest is what the process needs to know before it can serve.
+type StartRequest struct {
 	Files       []string
 	Certificate []byte // PEM, of the explicit proxy; none: plain
 	Key         []byte // PEM
 	Policy      string // revision; see Prepare
 	Next        uint64 // event
-	Size        int64  // of fileLog
+	Size        int64  // of FileLog
 	SegmentSize int64
 	Found       int64 // see gateway.Options
 	Level       int   // of slog
 }
 
-type useCall struct{ Policy string }
+type PolicyRequest struct{ Policy string }
 
-type identityCall struct {
+type IdentityRequest struct {
 	Address netip.Addr
 	Sandbox *policy.Sandbox // nil: nobody has the address
 }
 
-// serveCall makes the tables whole before the first connection is taken.
-type serveCall struct {
+// ServeRequest makes the tables whole before the first connection is taken.
+type ServeRequest struct {
 	Identities map[netip.Addr]policy.Sandbox
 	Clients    []gateway.Client
 	Exposures  []gateway.Exposure
 }
 
-type exposuresCall struct{ Exposures []gateway.Exposure }
+type PublishedRequest struct{ Exposures []gateway.Exposure }
 
-type clientsCall struct{ Clients []gateway.Client }
+type ClientsRequest struct{ Clients []gateway.Client }
 
-type forgetCall struct{ ID string }
+type ForgetRequest struct{ ID string }
 
-type stopCall struct{ Within time.Duration }
+type StopRequest struct{ Within time.Duration }
 
-// stopped says whether something had to be broken off.
-type stopped struct {
+// StopReply says whether something had to be broken off.
+type StopReply struct {
 	Log  audit.Stats
 	Late bool
 }
 
-type leaseCall struct {
+type LeaseRequest struct {
 	Credential string
 	Host       string
 	Port       uint16
@@ -183,8 +183,8 @@ type leaseCall struct {
 	Have       []byte `json:",omitempty"` // mark of what it has
 }
 
-// leased has no material where that is what the caller has.
-type leased struct {
+// LeaseReply has no material where that is what the caller has.
+type LeaseReply struct {
 	Mark    []byte
 	Uses    int
 	For     time.Duration
@@ -193,31 +193,31 @@ type leased struct {
 	Expires time.Time         `json:",omitzero"`
 }
 
-type loginCall struct{ Credential, Proxy string }
+type LoginRequest struct{ Credential, Proxy string }
 
-type login struct{ Username, Password string }
+type LoginReply struct{ Username, Password string }
 
-type signCall struct {
+type SignRequest struct {
 	Sandbox, Name string
 	Public        []byte // uncompressed point on P-256 (SEC 1, 2.3.3)
 }
 
-type signed struct{ Chain [][]byte }
+type SignReply struct{ Chain [][]byte }
 
-type nameCall struct {
+type NameRequest struct {
 	Sandbox string
 	Name    string     `json:",omitempty"`
 	Address netip.Addr `json:",omitzero"`
 }
 
-type named struct {
+type NameReply struct {
 	Name    string     `json:",omitempty"`
 	Address netip.Addr `json:",omitzero"`
 	Known   bool       `json:",omitempty"`
 }
 
-type localReply struct{ Prefixes []netip.Prefix }
+type LocalReply struct{ Prefixes []netip.Prefix }
 
-type segmentCall struct{ First uint64 }
+type SegmentRequest struct{ First uint64 }
 
-type gathered struct{ Text string }
+type GatherReply struct{ Text string }

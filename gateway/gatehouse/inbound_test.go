@@ -22,22 +22,22 @@ func TestWakeIsChecked(t *testing.T) {
 		woken = append(woken, id)
 		return gateway.Identity{Sandbox: policy.Sandbox{Name: id, ID: id}, Address: netip.MustParseAddr("10.231.0.3")}, nil
 	}
-	if i, err := w.wake(t.Context(), exposedCall{"box"}); err != nil || i.Sandbox.ID != "box" || i.Address != netip.MustParseAddr("10.231.0.3") {
+	if i, err := w.wake(t.Context(), SandboxRequest{"box"}); err != nil || i.Sandbox.ID != "box" || i.Address != netip.MustParseAddr("10.231.0.3") {
 		t.Errorf("what is exposed: %+v %v", i, err)
 	}
-	if who, err := w.whose(t.Context(), exposedCall{"box"}); err != nil || who.Sandbox.Tags["team"] != "web" {
+	if who, err := w.whose(t.Context(), SandboxRequest{"box"}); err != nil || who.Sandbox.Tags["team"] != "web" {
 		t.Errorf("who is exposed: %+v %v", who, err)
 	}
 	for _, id := range []string{"other", "", "../box"} {
-		if i, err := w.wake(t.Context(), exposedCall{id}); err == nil {
+		if i, err := w.wake(t.Context(), SandboxRequest{id}); err == nil {
 			t.Errorf("%q: %+v", id, i)
 		}
-		if who, err := w.whose(t.Context(), exposedCall{id}); err == nil {
+		if who, err := w.whose(t.Context(), SandboxRequest{id}); err == nil {
 			t.Errorf("who %q is: %+v", id, who)
 		}
 	}
 	w.o.Exposures = nil
-	if _, err := w.wake(t.Context(), exposedCall{"box"}); err == nil {
+	if _, err := w.wake(t.Context(), SandboxRequest{"box"}); err == nil {
 		t.Error("nothing is exposed, and box was started")
 	}
 	if len(woken) != 1 {
@@ -58,8 +58,8 @@ func TestWakeOutlivesTheProcess(t *testing.T) {
 		return gateway.Identity{}, nil
 	}
 	go func() {
-		var got wakeReply
-		_ = s.child.Call(t.Context(), callWake, exposedCall{"box"}, &got)
+		var got WakeReply
+		_ = s.child.Call(t.Context(), MethodWake, SandboxRequest{"box"}, &got)
 	}()
 	<-begun
 	_ = s.child.Close()

@@ -45,22 +45,22 @@ const (
 	exposedEvery = 4
 )
 
-type insideCall struct {
+type PortRequest struct {
 	ID   string
 	Port uint16
 }
 
-// inside connects to a port that is exposed, whatever else the process would like,
+// Worker connects to a port that is exposed, whatever else the process would like,
 // and returns a socket.
-func (w *Warden) inside(ctx context.Context, c insideCall) (ipc.None, *os.File, error) {
+func (w *Supervisor) inside(ctx context.Context, c PortRequest) (ipc.None, *os.File, error) {
 	e, is := w.opened(c.ID, c.Port)
-	if !is || w.o.Inside == nil {
+	if !is || w.o.Loopback == nil {
 		return ipc.None{}, nil, errUnexposed
 	}
-	if !w.insides.Enter(c.ID, e.Owner) {
+	if !w.loopbacks.Enter(c.ID, e.Owner) {
 		return ipc.None{}, nil, gateway.ErrInsideBusy
 	}
-	leave := func() { w.insides.Leave(c.ID, e.Owner) }
+	leave := func() { w.loopbacks.Leave(c.ID, e.Owner) }
 	far, err := w.connect(ctx, c, leave)
 	if err != nil {
 		return ipc.None{}, nil, err
@@ -79,17 +79,17 @@ func (w *Warden) inside(ctx context.Context, c insideCall) (ipc.None, *os.File, 
 }
 
 // reach begins to connect to a port that is exposed, and returns the socket.
-func (w *Warden) reach(_ context.Context, c insideCall) (ipc.None, *os.File, error) {
-	if _, is := w.opened(c.ID, c.Port); !is || w.o.Reach == nil {
+func (w *Supervisor) reach(_ context.Context, c PortRequest) (ipc.None, *os.File, error) {
+	if _, is := w.opened(c.ID, c.Port); !is || w.o.Dial == nil {
 		return ipc.None{}, nil, errUnexposed
 	}
-	f, err := w.o.Reach(c.ID, c.Port)
+	f, err := w.o.Dial(c.ID, c.Port)
 	return ipc.None{}, f, err
 }
 
 // connect does not go on for longer than the process, as wake does not. The place is
 // left where nothing comes of it.
-func (w *Warden) connect(ctx context.Context, c insideCall, leave func()) (Stream, error) {
+func (w *Supervisor) connect(ctx context.Context, c PortRequest, leave func()) (Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, insideWithin)
 	type made struct {
 		Stream
@@ -97,7 +97,7 @@ func (w *Warden) connect(ctx context.Context, c insideCall, leave func()) (Strea
 	}
 	done := make(chan made, 1)
 	go func() {
-		s, err := w.o.Inside(ctx, c.ID, c.Port)
+		s, err := w.o.Loopback(ctx, c.ID, c.Port)
 		done <- made{s, err}
 	}()
 	select {
@@ -179,8 +179,8 @@ func left(c *net.UnixConn) bool {
 }
 
 // Dial connects to a port at the sandbox's own address, which the daemon knows.
-func (w waker) Dial(ctx context.Context, id string, to netip.AddrPort) (net.Conn, error) {
-	f, err := w.peer.CallFile(ctx, callReach, insideCall{id, to.Port()}, &ipc.None{})
+func (w Sandboxes) Dial(ctx context.Context, id string, to netip.AddrPort) (net.Conn, error) {
+	f, err := w.peer.CallFile(ctx, MethodDial, PortRequest{id, to.Port()}, &ipc.None{})
 	if err != nil {
 		return nil, err
 	}
@@ -222,8 +222,8 @@ func connected(ctx context.Context, f *os.File) error {
 var errNone = errors.New("no connection came")
 
 // Connect implements gateway.Inside.
-func (w waker) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
-	f, err := w.peer.CallFile(ctx, callInside, insideCall{id, port}, &ipc.None{})
+func (w Sandboxes) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
+	f, err := w.peer.CallFile(ctx, MethodLoopback, PortRequest{id, port}, &ipc.None{})
 	if err != nil {
 		return nil, err
 	}

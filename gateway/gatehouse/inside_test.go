@@ -54,7 +54,7 @@ func exposes(t *testing.T) (*scene, <-chan *net.TCPConn) {
 		}
 		return list
 	}
-	s.warden.o.Inside = func(context.Context, string, uint16) (Stream, error) {
+	s.warden.o.Loopback = func(context.Context, string, uint16) (Stream, error) {
 		here, there := program(t)
 		far <- there
 		return here, nil
@@ -67,15 +67,15 @@ func exposes(t *testing.T) (*scene, <-chan *net.TCPConn) {
 func TestInsideIsChecked(t *testing.T) {
 	s, far := exposes(t)
 	var why atomic.Pointer[error]
-	connect := s.warden.o.Inside
-	s.warden.o.Inside = func(ctx context.Context, id string, port uint16) (Stream, error) {
+	connect := s.warden.o.Loopback
+	s.warden.o.Loopback = func(ctx context.Context, id string, port uint16) (Stream, error) {
 		if err := why.Load(); err != nil {
 			return nil, fmt.Errorf("no: %w", *err)
 		}
 		return connect(ctx, id, port)
 	}
-	for _, c := range []insideCall{{"box", 8001}, {"box", 9000}, {"other", 8000}, {"none", 8000}, {"", 0}, {"box", 0}} {
-		if c, err := (waker{s.child}).Connect(t.Context(), c.ID, c.Port); err == nil {
+	for _, c := range []PortRequest{{"box", 8001}, {"box", 9000}, {"other", 8000}, {"none", 8000}, {"", 0}, {"box", 0}} {
+		if c, err := (Sandboxes{s.child}).Connect(t.Context(), c.ID, c.Port); err == nil {
 			_ = c.Close()
 			t.Errorf("%v: connected", c)
 		}
@@ -85,7 +85,7 @@ func TestInsideIsChecked(t *testing.T) {
 	}
 	for _, want := range []error{gateway.ErrNoListener, gateway.ErrInsideBusy, gateway.ErrInsideEarlier} {
 		why.Store(&want)
-		if _, err := (waker{s.child}).Connect(t.Context(), "box", 8000); !errors.Is(err, want) {
+		if _, err := (Sandboxes{s.child}).Connect(t.Context(), "box", 8000); !errors.Is(err, want) {
 			t.Errorf("got %v, want %v", err, want)
 		}
 	}
@@ -101,7 +101,7 @@ func TestReachIsChecked(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = ln.Close() })
 	to, asked := ln.Addr().(*net.TCPAddr).AddrPort(), 0
-	s.warden.o.Reach = func(string, uint16) (*os.File, error) {
+	s.warden.o.Dial = func(string, uint16) (*os.File, error) {
 		asked++
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
@@ -113,8 +113,8 @@ func TestReachIsChecked(t *testing.T) {
 		return os.NewFile(uintptr(fd), ""), nil
 	}
 	own := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("10.231.0.3"), port) }
-	for _, c := range []insideCall{{"box", 8001}, {"box", 9000}, {"other", 8000}, {"none", 8000}, {"", 0}} {
-		if c, err := (waker{s.child}).Dial(t.Context(), c.ID, own(c.Port)); err == nil {
+	for _, c := range []PortRequest{{"box", 8001}, {"box", 9000}, {"other", 8000}, {"none", 8000}, {"", 0}} {
+		if c, err := (Sandboxes{s.child}).Dial(t.Context(), c.ID, own(c.Port)); err == nil {
 			_ = c.Close()
 			t.Errorf("%v: connected", c)
 		}
@@ -122,7 +122,7 @@ func TestReachIsChecked(t *testing.T) {
 	if asked != 0 {
 		t.Errorf("%d connections were begun", asked)
 	}
-	c, err := (waker{s.child}).Dial(t.Context(), "box", own(8000))
+	c, err := (Sandboxes{s.child}).Dial(t.Context(), "box", own(8000))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestReachIsChecked(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 	_ = ln.Close()
-	if _, err := (waker{s.child}).Dial(t.Context(), "box", own(8000)); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := (Sandboxes{s.child}).Dial(t.Context(), "box", own(8000)); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("where nobody listens: %v", err)
 	}
 }
@@ -145,7 +145,7 @@ func TestReachIsChecked(t *testing.T) {
 // Bytes and ends pass both ways.
 func TestInsideCarries(t *testing.T) {
 	s, far := exposes(t)
-	c, err := waker{s.child}.Connect(t.Context(), "box", 8000)
+	c, err := Sandboxes{s.child}.Connect(t.Context(), "box", 8000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestInsideCarries(t *testing.T) {
 // What breaks off does not look like an end.
 func TestInsideBreaksOff(t *testing.T) {
 	s, far := exposes(t)
-	c, err := waker{s.child}.Connect(t.Context(), "box", 8000)
+	c, err := Sandboxes{s.child}.Connect(t.Context(), "box", 8000)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -200,7 +200,7 @@ func TestInsideEndsWithTheExposure(t *testing.T) {
 		return list
 	}
 	connect := func(id string, port uint16) (net.Conn, *net.TCPConn) {
-		c, err := waker{s.child}.Connect(t.Context(), id, port)
+		c, err := Sandboxes{s.child}.Connect(t.Context(), id, port)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,7 +227,7 @@ func TestInsideEndsWithTheExposure(t *testing.T) {
 // own back, whether or not the program takes what was sent to it or says anything.
 func TestInsideIsBounded(t *testing.T) {
 	s, far := exposes(t)
-	open := func(id string) (net.Conn, error) { return waker{s.child}.Connect(t.Context(), id, 8000) }
+	open := func(id string) (net.Conn, error) { return Sandboxes{s.child}.Connect(t.Context(), id, 8000) }
 	var all []net.Conn
 	for range maxInsideOfOne {
 		c, err := open("box")
@@ -257,7 +257,7 @@ func TestInsideIsBounded(t *testing.T) {
 	if others != 152 {
 		t.Errorf("%d of others, want 152", others)
 	}
-	c, err := (waker{s.child}).Connect(t.Context(), "other", 9000)
+	c, err := (Sandboxes{s.child}).Connect(t.Context(), "other", 9000)
 	if err != nil {
 		t.Errorf("an owner with less than is left: %v", err)
 	} else {
@@ -291,7 +291,7 @@ func TestInsideIsBounded(t *testing.T) {
 		}
 	}
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		left := s.warden.insides.Taken()
+		left := s.warden.loopbacks.Taken()
 		if left == 0 {
 			return
 		}

@@ -29,17 +29,17 @@ type broker struct {
 	bound func(credential, host string, port uint16) bool
 	short func(credential, field string) bool
 
-	mu   sync.Mutex
-	held map[string]*holding // by credential
+	mu     sync.Mutex
+	leases map[string]*cachedLease // by credential
 }
 
-type holding struct {
+type cachedLease struct {
 	broker *credential.Broker
 	used   time.Time
 }
 
 func newBroker(p *ipc.Peer, bound func(string, string, uint16) bool, short func(string, string) bool) *broker {
-	return &broker{peer: p, bound: bound, short: short, held: map[string]*holding{}}
+	return &broker{peer: p, bound: bound, short: short, leases: map[string]*cachedLease{}}
 }
 
 // Lease takes one use of what the Warden has leased, or asks it. The Warden
@@ -47,13 +47,13 @@ func newBroker(p *ipc.Peer, bound func(string, string, uint16) bool, short func(
 // refused.
 func (b *broker) Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error) {
 	b.mu.Lock()
-	h := b.held[name]
+	h := b.leases[name]
 	if h == nil && b.bound(name, to.Host, to.Port) { // which bounds the names too
-		h = &holding{broker: credential.New(credential.Options{
+		h = &cachedLease{broker: credential.New(credential.Options{
 			Sources: map[string]credential.Source{name: &source{peer: b.peer, name: name}},
 			Bound:   b.bound, AllowShort: b.short,
 		})}
-		b.held[name] = h
+		b.leases[name] = h
 	}
 	if h == nil {
 		b.mu.Unlock()
@@ -67,8 +67,8 @@ func (b *broker) Lease(ctx context.Context, name string, to credential.Binding) 
 // Login implements upstream.Logins. It is asked for when a proxy is dialled, and
 // not kept.
 func (b *broker) Login(ctx context.Context, name, proxy string) (username, password credential.Secret, err error) {
-	var got login
-	if err := b.peer.Call(ctx, callLogin, loginCall{name, proxy}, &got); err != nil {
+	var got LoginReply
+	if err := b.peer.Call(ctx, MethodLogin, LoginRequest{name, proxy}, &got); err != nil {
 		return credential.Secret{}, credential.Secret{}, err
 	}
 	return credential.NewSecret(got.Username), credential.NewSecret(got.Password), nil
@@ -79,7 +79,7 @@ func (b *broker) Login(ctx context.Context, name, proxy string) (username, passw
 func (b *broker) clear(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	maps.DeleteFunc(b.held, func(_ string, h *holding) bool { return now.IsZero() || now.Sub(h.used) >= keepLease })
+	maps.DeleteFunc(b.leases, func(_ string, h *cachedLease) bool { return now.IsZero() || now.Sub(h.used) >= keepLease })
 }
 
 // run clears until ctx is done.
@@ -133,7 +133,7 @@ func (s *source) Read(ctx context.Context) (credential.Material, error) {
 			if s.has(to) { // since another question has just been answered
 				return nil, nil
 			}
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), AnswerWithin)
 			defer cancel()
 			return nil, s.ask(ctx, to)
 		})
@@ -175,8 +175,8 @@ func (s *source) ask(ctx context.Context, to credential.Binding) error {
 	have := s.mark
 	s.mu.Unlock()
 	asked := time.Now()
-	var got leased
-	if err := s.peer.Call(ctx, callLease, leaseCall{s.name, to.Host, to.Port, to.TLS, to.Policy, have}, &got); err != nil {
+	var got LeaseReply
+	if err := s.peer.Call(ctx, MethodLease, LeaseRequest{s.name, to.Host, to.Port, to.TLS, to.Policy, have}, &got); err != nil {
 		return err
 	}
 	s.mu.Lock()
@@ -209,25 +209,25 @@ const (
 	leaseFor  = time.Second
 )
 
-// lender answers callLease, in the daemon.
-type lender struct {
+// leaseServer answers MethodLease, in the daemon.
+type leaseServer struct {
 	broker *credential.Broker
 	key    [sha256.Size]byte // of the marks: they tell nobody whether two secrets are the same
 }
 
-func newLender(b *credential.Broker) *lender {
-	l := &lender{broker: b}
+func newLeaseServer(b *credential.Broker) *leaseServer {
+	l := &leaseServer{broker: b}
 	_, _ = rand.Read(l.key[:]) // never fails (crypto/rand)
 	return l
 }
 
-func (l *lender) lease(ctx context.Context, c leaseCall) (leased, error) {
+func (l *leaseServer) lease(ctx context.Context, c LeaseRequest) (LeaseReply, error) {
 	lease, err := l.broker.Lease(ctx, c.Credential, credential.Binding{Host: c.Host, Port: c.Port, TLS: c.TLS, Policy: c.Policy})
 	if err != nil {
-		return leased{}, err
+		return LeaseReply{}, err
 	}
 	m := lease.Material()
-	got := leased{Mark: l.mark(m), Uses: leaseUses, For: leaseFor}
+	got := LeaseReply{Mark: l.mark(m), Uses: leaseUses, For: leaseFor}
 	if hmac.Equal(got.Mark, c.Have) {
 		return got, nil
 	}
@@ -238,16 +238,16 @@ func (l *lender) lease(ctx context.Context, c leaseCall) (leased, error) {
 	return got, nil
 }
 
-func (l *lender) login(ctx context.Context, c loginCall) (login, error) {
+func (l *leaseServer) login(ctx context.Context, c LoginRequest) (LoginReply, error) {
 	username, password, err := l.broker.Login(ctx, c.Credential, c.Proxy)
 	if err != nil {
-		return login{}, err
+		return LoginReply{}, err
 	}
-	return login{username.Reveal(), password.Reveal()}, nil
+	return LoginReply{username.Reveal(), password.Reveal()}, nil
 }
 
 // mark is the same for the same material only.
-func (l *lender) mark(m credential.Material) []byte {
+func (l *leaseServer) mark(m credential.Material) []byte {
 	h := hmac.New(sha256.New, l.key[:])
 	write := func(s string) {
 		var n [8]byte

@@ -17,7 +17,7 @@ import (
 	"sallyport/policy/limit"
 )
 
-// Ledger keeps the counters of limits beyond the process that counts. Each second
+// Limits keeps the counters of limits beyond the process that counts. Each second
 // it takes from the process what has changed, and writes it down; the next process
 // begins with that, and with what the audit log has from then on. So what a process
 // or a daemon took with it when it was killed is counted again, once too often
@@ -92,20 +92,20 @@ func OpenLedger(path, dir string) (*Ledger, error) {
 	return l, nil
 }
 
-type countsCall struct {
+type CountsRequest struct {
 	Since uint64
 	Most  int
 }
 
-type counts struct {
+type CountsReply struct {
 	Position uint64
 	Stamp    uint64
 	Counts   []limit.Count
 }
 
-type restoreCall struct{ Counts []limit.Count }
+type RestoreRequest struct{ Counts []limit.Count }
 
-type resetCall struct{ Limit, Subject string }
+type ResetRequest struct{ Limit, Subject string }
 
 // pull takes what has changed from a process. l.mu is held.
 func (l *Ledger) pull(ctx context.Context, p *ipc.Peer) error {
@@ -114,8 +114,8 @@ func (l *Ledger) pull(ctx context.Context, p *ipc.Peer) error {
 	}
 	first := uint64(0)
 	for pages := 0; ; pages++ {
-		var got counts
-		if err := p.Call(ctx, callCounts, countsCall{l.stamp, maxPage}, &got); err != nil {
+		var got CountsReply
+		if err := p.Call(ctx, MethodCounts, CountsRequest{l.stamp, maxPage}, &got); err != nil {
 			return err
 		}
 		if pages == 0 {
@@ -372,7 +372,7 @@ func (l *Ledger) restore(ctx context.Context, p *ipc.Peer) error {
 		if len(page) == 0 {
 			return nil
 		}
-		err := p.Call(ctx, callRestore, restoreCall{page}, &ipc.None{})
+		err := p.Call(ctx, MethodRestore, RestoreRequest{page}, &ipc.None{})
 		page = page[:0]
 		return err
 	}

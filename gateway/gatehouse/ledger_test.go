@@ -16,7 +16,7 @@ import (
 
 // counting is a process that only counts, and the Warden's link to it.
 type counting struct {
-	*inside
+	*Worker
 	peer *ipc.Peer // the Warden's
 }
 
@@ -33,11 +33,11 @@ func newCounting(t *testing.T, log *audit.Log, begins uint64) *counting {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := &inside{book: limit.NewBook(func() time.Time { return noon }), trail: log, begins: begins}
-	child := ipc.New(there, ipc.Options{MaxFrame: maxFrame, MaxOut: maxAsk, Methods: map[ipc.Method]ipc.Handler{
-		callCounts: ipc.Handle(in.counts), callRestore: ipc.Handle(in.restore), callReset: ipc.Handle(in.reset),
+	in := &Worker{counters: limit.NewBook(func() time.Time { return noon }), audit: log, firstEvent: begins}
+	child := ipc.New(there, ipc.Options{MaxFrame: MaxFrame, MaxOut: MaxCall, Methods: map[ipc.Method]ipc.Handler{
+		MethodCounts: ipc.Handle(in.counts), MethodRestore: ipc.Handle(in.restore), MethodReset: ipc.Handle(in.reset),
 	}})
-	peer := ipc.New(here, ipc.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk})
+	peer := ipc.New(here, ipc.Options{Errors: Errors, MaxFrame: MaxFrame, MaxIn: MaxCall})
 	done := make(chan struct{}, 2)
 	for _, p := range []*ipc.Peer{child, peer} {
 		go func() { _ = p.Serve(); done <- struct{}{} }()
@@ -105,8 +105,8 @@ func TestLedgerForever(t *testing.T) {
 	log := openLog(t, dir)
 	claim := limit.Claim{Key: limit.Key{Limit: "found", Subject: "sb-1"}, Per: "sandbox", Every: limit.Forever, Most: limit.Amount{Requests: 2}}
 	p := newCounting(t, log, 1)
-	p.book.Overdraw(claim).End()
-	p.book.Overdraw(claim).End()
+	p.counters.Overdraw(claim).End()
+	p.counters.Overdraw(claim).End()
 	if err := newLedger(t, path, dir).sync(t.Context(), p.peer); err != nil {
 		t.Fatal(err)
 	}
@@ -117,11 +117,11 @@ func TestLedgerForever(t *testing.T) {
 	if err := l.restore(t.Context(), next.peer); err != nil {
 		t.Fatal(err)
 	}
-	if n := next.book.Used(claim.Key).Requests; n != 2 {
+	if n := next.counters.Used(claim.Key).Requests; n != 2 {
 		t.Errorf("%d are left after a restart, want 2", n)
 	}
-	next.book.Reset("found", limit.Every)
-	if n := next.book.Used(claim.Key).Requests; n != 0 {
+	next.counters.Reset("found", limit.Every)
+	if n := next.counters.Used(claim.Key).Requests; n != 0 {
 		t.Errorf("%d are left after a reset", n)
 	}
 }
@@ -144,7 +144,7 @@ func TestLedger(t *testing.T) {
 	for i := range many {
 		claim := claimOf("a", fmt.Sprint(i))
 		claim.By.Sandbox = fmt.Sprint(i % 8) // one has no more than its share of counters
-		u, err := first.book.Take(0, claim)
+		u, err := first.counters.Take(0, claim)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,7 +182,7 @@ func TestLedger(t *testing.T) {
 		if err := again.restore(t.Context(), next.peer); err != nil {
 			t.Fatal(err)
 		}
-		list, _ := next.book.Changed(0, 10*maxPage)
+		list, _ := next.counters.Changed(0, 10*maxPage)
 		if text := used(t, list); len(text) != many || text[0] != "a 0 2 30 2 90 0.05" || text[1] != "a 1 2 5 1 15 0.05" || list[0].Used.Concurrent != 0 {
 			t.Errorf("from %s: %d counters, %v", from, len(text), text[:2])
 		}

@@ -12,8 +12,8 @@ import (
 )
 
 // Limits lists the counters as they are now.
-func (w *Warden) Limits(ctx context.Context) ([]limit.Count, error) {
-	l := w.o.Ledger
+func (w *Supervisor) Limits(ctx context.Context) ([]limit.Count, error) {
+	l := w.o.Limits
 	if l == nil {
 		return nil, nil
 	}
@@ -35,12 +35,12 @@ func (w *Warden) Limits(ctx context.Context) ([]limit.Count, error) {
 // ResetLimit empties the counters of a limit, of one subject or of all
 // (limit.Every), when the event that says so is in the log. It returns how many
 // it has emptied.
-func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit.Event) (int, error) {
-	l := w.o.Ledger
+func (w *Supervisor) ResetLimit(ctx context.Context, limit, subject string, e *audit.Event) (int, error) {
+	l := w.o.Limits
 	if l == nil {
 		return 0, nil
 	}
-	defer w.keeper.Hold()() // no process begins meanwhile
+	defer w.process.Hold()() // no process begins meanwhile
 	peer := w.peer()
 	e.Unmapped.Sallyport.State = stateReset
 	e.Unmapped.Sallyport.Limits = []audit.LimitUse{{Name: limit, Subject: subject}}
@@ -49,14 +49,14 @@ func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit
 	if err := l.expect(e.ID()); err != nil {
 		return 0, err
 	}
-	if err := w.o.Trail.Append(ctx, e); err != nil {
+	if err := w.o.AuditLog.Append(ctx, e); err != nil {
 		return 0, err
 	}
 	if peer != nil {
 		within, cancel := context.WithTimeout(ctx, w.patience)
 		defer cancel()
 		_ = l.pull(within, peer) // so that it is known how many there are
-		if err := peer.Call(within, callReset, resetCall{limit, subject}, &ipc.None{}); err != nil && !errors.Is(err, ipc.ErrClosed) {
+		if err := peer.Call(within, MethodReset, ResetRequest{limit, subject}, &ipc.None{}); err != nil && !errors.Is(err, ipc.ErrClosed) {
 			return 0, err
 		}
 	}
@@ -70,10 +70,10 @@ func (w *Warden) ResetLimit(ctx context.Context, limit, subject string, e *audit
 	return n, l.write()
 }
 
-func (w *Warden) limited() bool { return w.o.Limited == nil || w.o.Limited() }
+func (w *Supervisor) limited() bool { return w.o.Limited == nil || w.o.Limited() }
 
 // tally pulls from the process until ctx is done.
-func (w *Warden) tally(ctx context.Context) {
+func (w *Supervisor) tally(ctx context.Context) {
 	tick := time.NewTicker(pullEvery)
 	defer tick.Stop()
 	for {
@@ -82,12 +82,12 @@ func (w *Warden) tally(ctx context.Context) {
 			return
 		case <-tick.C:
 		}
-		p := w.keeper.Process()
+		p := w.process.Process()
 		if p == nil {
 			continue
 		}
 		within, cancel := context.WithTimeout(ctx, w.patience)
-		err := w.o.Ledger.sync(within, p.Peer)
+		err := w.o.Limits.sync(within, p.Peer)
 		cancel()
 		switch {
 		case err == nil, errors.Is(err, ipc.ErrClosed), ctx.Err() != nil:

@@ -31,7 +31,7 @@ const takenFile = "/taken"
 
 // play is Run, but for what takenFile says.
 func play() error {
-	in, err := enter()
+	in, err := Enter()
 	if err != nil {
 		return err
 	}
@@ -39,17 +39,20 @@ func play() error {
 	if err != nil {
 		return in.peer.Serve()
 	}
-	refuse := ipc.Handle(func(context.Context, useCall) (ipc.None, error) { return ipc.None{}, errors.New("I will not") })
-	stall := ipc.Handle(func(ctx context.Context, _ useCall) (ipc.None, error) { <-ctx.Done(); return ipc.None{}, ctx.Err() })
+	refuse := ipc.Handle(func(context.Context, PolicyRequest) (ipc.None, error) { return ipc.None{}, errors.New("I will not") })
+	stall := ipc.Handle(func(ctx context.Context, _ PolicyRequest) (ipc.None, error) {
+		<-ctx.Done()
+		return ipc.None{}, ctx.Err()
+	})
 	switch string(how) {
 	case "refuses to prepare":
-		in.methods[callPrepare] = refuse
+		in.Methods[MethodPrepare] = refuse
 	case "never prepares":
-		in.methods[callPrepare] = stall
+		in.Methods[MethodPrepare] = stall
 	case "dies preparing":
-		in.methods[callPrepare] = ipc.Handle(func(context.Context, useCall) (ipc.None, error) { os.Exit(9); return ipc.None{}, nil })
+		in.Methods[MethodPrepare] = ipc.Handle(func(context.Context, PolicyRequest) (ipc.None, error) { os.Exit(9); return ipc.None{}, nil })
 	case "refuses to prepare, and spins":
-		in.methods[callPrepare] = refuse
+		in.Methods[MethodPrepare] = refuse
 		runtime.GOMAXPROCS(60)
 		for range 60 {
 			go func() {
@@ -58,9 +61,9 @@ func play() error {
 			}()
 		}
 	case "refuses to use":
-		in.methods[callUse] = refuse
+		in.Methods[MethodUse] = refuse
 	case "never uses":
-		in.methods[callUse] = stall
+		in.Methods[MethodUse] = stall
 	}
 	return in.peer.Serve()
 }

@@ -22,7 +22,7 @@ import (
 
 // mend makes the sockets what they were, if a process has had them since. One is
 // over before the next is started, and that is when it is called.
-func (w *Warden) mend() {
+func (w *Supervisor) mend() {
 	if !w.soiled {
 		return
 	}
@@ -41,7 +41,7 @@ func (w *Warden) mend() {
 // mend is the sockets' part.
 func (l *Listeners) mend() error {
 	var all error
-	for name, t := range map[string]*net.TCPListener{fileTransparent: l.Transparent, fileExplicit: l.Explicit, fileDNSTCP: l.DNSTCP} {
+	for name, t := range map[string]*net.TCPListener{FileTransparent: l.Transparent, FileExplicit: l.Explicit, FileDNSTCP: l.DNSTCP} {
 		if t != nil {
 			if err := listenAgain(t); err != nil {
 				all = errors.Join(all, fmt.Errorf("listening on %s again: %w", name, err))
@@ -52,13 +52,13 @@ func (l *Listeners) mend() error {
 		// Without privileges there is no datapath that needs it.
 		err := control(l.Transparent, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1) })
 		if err != nil && !errors.Is(err, unix.EPERM) {
-			all = errors.Join(all, fmt.Errorf("making %s so again: %w", fileTransparent, err))
+			all = errors.Join(all, fmt.Errorf("making %s so again: %w", FileTransparent, err))
 		}
 	}
 	if l.DNS != nil {
 		err := control(l.DNS, func(fd int) error { return replace(fd, l.DNS.LocalAddr().(*net.UDPAddr).AddrPort()) })
 		if err != nil {
-			all = errors.Join(all, fmt.Errorf("hearing %s again: %w", fileDNS, err))
+			all = errors.Join(all, fmt.Errorf("hearing %s again: %w", FileDNS, err))
 		}
 	}
 	return all

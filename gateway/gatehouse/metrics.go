@@ -22,21 +22,21 @@ const gatherWithin = 2 * time.Second
 // theirs are the prefixes of metrics that are the process's to have; ours those
 // among them that are the Warden's.
 var (
-	theirs = []string{metricsPrefix, "sallyport_dns_", "sallyport_upstream_"}
-	ours   = metricsPrefix + "process_"
+	theirs = []string{MetricsPrefix, "sallyport_dns_", "sallyport_upstream_"}
+	ours   = MetricsPrefix + "process_"
 )
 
 // Gather implements prometheus.Gatherer with what the process counts, which
 // begins anew with each. Without a process it has nothing.
-func (w *Warden) Gather() ([]*dto.MetricFamily, error) {
+func (w *Supervisor) Gather() ([]*dto.MetricFamily, error) {
 	peer := w.peer()
 	if peer == nil {
 		return nil, nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), gatherWithin)
 	defer cancel()
-	var got gathered
-	if err := peer.Call(ctx, callGather, ipc.None{}, &got); err != nil {
+	var got GatherReply
+	if err := peer.Call(ctx, MethodGather, ipc.None{}, &got); err != nil {
 		return nil, fmt.Errorf("asking the gateway's process for its metrics: %w", err)
 	}
 	parser := expfmt.NewTextParser(model.LegacyValidation)
@@ -56,7 +56,7 @@ func (w *Warden) Gather() ([]*dto.MetricFamily, error) {
 }
 
 // Metrics are the Warden's own.
-func (w *Warden) Metrics() []prometheus.Collector {
+func (w *Supervisor) Metrics() []prometheus.Collector {
 	gauge := func(name, help string, get func(supervise.Status) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: ours + name, Help: help}, func() float64 { return get(w.Status()) })
 	}

@@ -11,43 +11,43 @@ import (
 	"sallyport/internal/ipc"
 )
 
-// maxBooks bounds the sandboxes whose names are remembered; how many each may
+// maxSandboxes bounds the sandboxes whose names are remembered; how many each may
 // have is the table's to say.
-const maxBooks = 4096
+const maxSandboxes = 4096
 
-// names remembers what the Warden's table said, in the process: a pair never
+// nameCache remembers what the Warden's table said, in the process: a pair never
 // changes while its sandbox lives.
-type names struct {
+type nameCache struct {
 	peer *ipc.Peer
 
-	mu    sync.Mutex
-	books *simplelru.LRU[string, *book]
+	mu        sync.Mutex
+	sandboxes *simplelru.LRU[string, *sandboxNames]
 }
 
-type book struct {
+type sandboxNames struct {
 	addresses map[string]netip.Addr
 	names     map[netip.Addr]string
 }
 
-func newNames(p *ipc.Peer) *names {
-	n := &names{peer: p}
+func newNameCache(p *ipc.Peer) *nameCache {
+	n := &nameCache{peer: p}
 	// The size is a positive constant, the only thing that can be wrong.
-	n.books, _ = simplelru.NewLRU[string, *book](maxBooks, nil)
+	n.sandboxes, _ = simplelru.NewLRU[string, *sandboxNames](maxSandboxes, nil)
 	return n
 }
 
 // Assign implements resolver.Names.
-func (n *names) Assign(sandboxID, name string) (netip.Addr, error) {
+func (n *nameCache) Assign(sandboxID, name string) (netip.Addr, error) {
 	n.mu.Lock()
-	if b, ok := n.books.Get(sandboxID); ok {
+	if b, ok := n.sandboxes.Get(sandboxID); ok {
 		if a, ok := b.addresses[name]; ok {
 			n.mu.Unlock()
 			return a, nil
 		}
 	}
 	n.mu.Unlock()
-	var got named
-	if err := n.peer.Call(context.Background(), callAssign, nameCall{Sandbox: sandboxID, Name: name}, &got); err != nil {
+	var got NameReply
+	if err := n.peer.Call(context.Background(), MethodAssign, NameRequest{Sandbox: sandboxID, Name: name}, &got); err != nil {
 		return netip.Addr{}, err
 	}
 	n.remember(sandboxID, name, got.Address)
@@ -55,10 +55,10 @@ func (n *names) Assign(sandboxID, name string) (netip.Addr, error) {
 }
 
 // Assigned implements resolver.Names, by what is remembered here.
-func (n *names) Assigned(sandboxID, name string) bool {
+func (n *nameCache) Assigned(sandboxID, name string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b, ok := n.books.Get(sandboxID)
+	b, ok := n.sandboxes.Get(sandboxID)
 	if !ok {
 		return false
 	}
@@ -67,47 +67,47 @@ func (n *names) Assigned(sandboxID, name string) bool {
 }
 
 // Name implements resolver.Names and gateway.Names.
-func (n *names) Name(sandboxID string, a netip.Addr) (string, bool) {
+func (n *nameCache) Name(sandboxID string, a netip.Addr) (string, bool) {
 	a = a.Unmap()
 	if !resolver.Prefix.Contains(a) {
 		return "", false
 	}
 	n.mu.Lock()
-	if b, ok := n.books.Get(sandboxID); ok {
+	if b, ok := n.sandboxes.Get(sandboxID); ok {
 		if name, ok := b.names[a]; ok {
 			n.mu.Unlock()
 			return name, true
 		}
 	}
 	n.mu.Unlock()
-	var got named
-	if err := n.peer.Call(context.Background(), callName, nameCall{Sandbox: sandboxID, Address: a}, &got); err != nil || !got.Known {
+	var got NameReply
+	if err := n.peer.Call(context.Background(), MethodName, NameRequest{Sandbox: sandboxID, Address: a}, &got); err != nil || !got.Known {
 		return "", false
 	}
 	n.remember(sandboxID, got.Name, a)
 	return got.Name, true
 }
 
-func (n *names) remember(sandboxID, name string, a netip.Addr) {
+func (n *nameCache) remember(sandboxID, name string, a netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b, ok := n.books.Get(sandboxID)
+	b, ok := n.sandboxes.Get(sandboxID)
 	if !ok {
-		b = &book{map[string]netip.Addr{}, map[netip.Addr]string{}}
-		n.books.Add(sandboxID, b)
+		b = &sandboxNames{map[string]netip.Addr{}, map[netip.Addr]string{}}
+		n.sandboxes.Add(sandboxID, b)
 	}
 	b.addresses[name], b.names[a] = a, name
 }
 
-func (n *names) forget(sandboxID string) {
+func (n *nameCache) forget(sandboxID string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.books.Remove(sandboxID)
+	n.sandboxes.Remove(sandboxID)
 }
 
 // gatewayNames joins the names and the server that answers from them.
 type gatewayNames struct {
-	*names
+	*nameCache
 	server *resolver.Server
 }
 

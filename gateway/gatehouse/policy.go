@@ -12,11 +12,11 @@ import (
 	"sallyport/policy"
 )
 
-// viewVariable and readVariable tell a process without a root of its own where
+// ViewVariable and ReadVariable tell a process without a root of its own where
 // the view is, and which of the host's files it may read.
 const (
-	viewVariable = "SALLYPORT_VIEW"
-	readVariable = "SALLYPORT_READ"
+	ViewVariable = "SALLYPORT_VIEW"
+	ReadVariable = "SALLYPORT_READ"
 )
 
 // documentRoot is where the view is as the process sees it.
@@ -24,7 +24,7 @@ func documentRoot(own bool) string {
 	if own {
 		return ""
 	}
-	return os.Getenv(viewVariable)
+	return os.Getenv(ViewVariable)
 }
 
 // resolverFiles are what Go's resolver reads.
@@ -38,12 +38,12 @@ var bundles = []string{
 
 // systemFiles are the host's that the process reads where it sees the host.
 func systemFiles() []string {
-	files := slices.Concat(resolverFiles, bundles, []string{"/etc/ssl", "/etc/pki", os.Getenv(viewVariable)}, filepath.SplitList(os.Getenv(readVariable)))
+	files := slices.Concat(resolverFiles, bundles, []string{"/etc/ssl", "/etc/pki", os.Getenv(ViewVariable)}, filepath.SplitList(os.Getenv(ReadVariable)))
 	return slices.DeleteFunc(files, func(f string) bool { return f == "" })
 }
 
-// roots lists the files of authorities that a document's rules name.
-func roots(doc policy.Document) (files []string) {
+// rootFiles lists the files of authorities that a document's rules name.
+func rootFiles(doc policy.Document) (files []string) {
 	add := func(u *policy.Upstream) {
 		if u == nil {
 			return
@@ -84,7 +84,7 @@ func show(v *jail.View, doc policy.Document, revision string) error {
 	if err != nil {
 		return err
 	}
-	if err := v.Write(documentPath(revision), text); err != nil {
+	if err := v.Write(DocumentPath(revision), text); err != nil {
 		return err
 	}
 	if doc.Policy.Dir != "" {
@@ -96,7 +96,7 @@ func show(v *jail.View, doc policy.Document, revision string) error {
 	for _, f := range slices.Concat(resolverFiles, bundles) {
 		copies = append(copies, jail.Copy{Path: f})
 	}
-	for _, f := range roots(doc) {
+	for _, f := range rootFiles(doc) {
 		if !slices.ContainsFunc(copies, func(c jail.Copy) bool { return c.Path == f }) {
 			copies = append(copies, jail.Copy{Path: f, Keep: certificates})
 		}
@@ -108,6 +108,6 @@ func show(v *jail.View, doc policy.Document, revision string) error {
 // compiled is seen by the revision.
 func showTeam(v *jail.View, dir, revision string) error {
 	return policy.ReadTeam(dir, func(name string, text []byte) error {
-		return v.Write(filepath.Join(teamPath(revision), name), text)
+		return v.Write(filepath.Join(TeamPath(revision), name), text)
 	})
 }

@@ -24,16 +24,16 @@ import (
 // itself. Use puts it into force. Whatever the process does, a policy is refused
 // only where a new process would refuse it, and that is known within ten seconds
 // and four times as long as the daemon took, and what the new process takes.
-func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision string, took time.Duration) error {
-	defer w.keeper.Hold()()
+func (w *Supervisor) Prepare(ctx context.Context, doc policy.Document, revision string, took time.Duration) error {
+	defer w.process.Hold()()
 	if err := show(w.o.View, doc, revision); err != nil {
 		return fmt.Errorf("showing the gateway its policy: %w", err)
 	}
-	p := w.keeper.Process()
+	p := w.process.Process()
 	var refused error
 	if p != nil {
 		within, cancel := context.WithTimeout(ctx, w.patience+4*took)
-		refused = p.Peer.Call(within, callPrepare, useCall{revision}, &ipc.None{})
+		refused = p.Peer.Call(within, MethodPrepare, PolicyRequest{revision}, &ipc.None{})
 		cancel()
 		if refused == nil {
 			return nil
@@ -51,7 +51,7 @@ func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision stri
 	}
 	if err != nil {
 		if revision != w.revision {
-			err = errors.Join(err, w.o.View.Remove(filepath.Dir(documentPath(revision))))
+			err = errors.Join(err, w.o.View.Remove(filepath.Dir(DocumentPath(revision))))
 		}
 		return err
 	}
@@ -62,11 +62,11 @@ func (w *Warden) Prepare(ctx context.Context, doc policy.Document, revision stri
 }
 
 // try says whether a process that serves nobody can compile a policy.
-func (w *Warden) try(ctx context.Context, revision string) error {
+func (w *Supervisor) try(ctx context.Context, revision string) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	spec := jail.Spec{Args: w.o.Args, Env: w.environment(), Root: w.o.View.Dir(), IDs: w.o.IDs}
-	return w.keeper.Aside(spec, ipc.Options{Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk}, func(p *supervise.Process) error {
-		return p.Peer.Call(ctx, callPrepare, useCall{revision}, &ipc.None{})
+	return w.process.Aside(spec, ipc.Options{Errors: Errors, MaxFrame: MaxFrame, MaxIn: MaxCall}, func(p *supervise.Process) error {
+		return p.Peer.Call(ctx, MethodPrepare, PolicyRequest{revision}, &ipc.None{})
 	})
 }

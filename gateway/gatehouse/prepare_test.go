@@ -123,7 +123,7 @@ func overrule(t *testing.T, taken string) (still bool) {
 	if d := time.Since(began); d > startWithin/2 {
 		t.Errorf("it took %v", d)
 	}
-	p.warden.patience = answerWithin
+	p.warden.patience = AnswerWithin
 	left := p.arrived.Load()
 	// A connection that was in the queue of the one that was ended is reset.
 	var got string

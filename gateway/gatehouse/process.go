@@ -24,9 +24,9 @@ import (
 )
 
 // ready says what the next process starts with; the log is handed over to it.
-func (w *Warden) ready() (s jail.Spec, err error) {
+func (w *Supervisor) ready() (s jail.Spec, err error) {
 	w.mend()
-	w.next = start{
+	w.next = StartRequest{
 		Certificate: w.o.Listeners.Certificate, Key: w.o.Listeners.Key,
 		Policy: w.revision, SegmentSize: w.o.SegmentSize, Found: w.o.Found, Level: level(w.o.Logger),
 	}
@@ -38,8 +38,8 @@ func (w *Warden) ready() (s jail.Spec, err error) {
 		s.Files, w.next.Files = append(s.Files, f), append(w.next.Files, name)
 	}
 	for name, l := range map[string]*net.TCPListener{
-		fileTransparent: w.o.Listeners.Transparent, fileExplicit: w.o.Listeners.Explicit, fileDNSTCP: w.o.Listeners.DNSTCP,
-		fileInbound: w.o.Listeners.Inbound,
+		FileTransparent: w.o.Listeners.Transparent, FileExplicit: w.o.Listeners.Explicit, FileDNSTCP: w.o.Listeners.DNSTCP,
+		FileInbound: w.o.Listeners.Inbound,
 	} {
 		if l != nil {
 			f, err := l.File()
@@ -48,20 +48,20 @@ func (w *Warden) ready() (s jail.Spec, err error) {
 	}
 	if l := w.o.Listeners.DNS; l != nil {
 		f, err := l.File()
-		add(fileDNS, f, err)
+		add(FileDNS, f, err)
 	}
 	if err != nil {
 		return s, err
 	}
-	h, err := w.o.Trail.handOver()
+	h, err := w.o.AuditLog.handOver()
 	if h.File != nil {
-		add(fileLog, h.File, nil)
+		add(FileLog, h.File, nil)
 	}
-	if err == nil && w.o.Ledger != nil {
-		err = w.o.Ledger.recount(context.Background(), h.Next, w.limited())
+	if err == nil && w.o.Limits != nil {
+		err = w.o.Limits.recount(context.Background(), h.Next, w.limited())
 	}
 	if err != nil {
-		return s, errors.Join(err, w.o.Trail.takeBack())
+		return s, errors.Join(err, w.o.AuditLog.takeBack())
 	}
 	w.next.Next, w.next.Size, w.soiled = h.Next, h.Size, true
 	s.Args, s.Env, s.Root, s.IDs = w.o.Args, w.environment(), w.o.View.Dir(), w.o.IDs
@@ -70,7 +70,7 @@ func (w *Warden) ready() (s jail.Spec, err error) {
 }
 
 // begin hands a process what it works with.
-func (w *Warden) begin(ctx context.Context, p *supervise.Process) error {
+func (w *Supervisor) begin(ctx context.Context, p *supervise.Process) error {
 	if _, hard := memoryLimits(); hard > 0 {
 		if err := jail.LimitMemory(p.PID(), hard); err != nil {
 			w.o.Logger.Warn("the memory of the gateway's process is bounded by Go's runtime alone: no control group for it", "error", err)
@@ -78,41 +78,41 @@ func (w *Warden) begin(ctx context.Context, p *supervise.Process) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	err := p.Peer.Call(ctx, callStart, w.next, &p.State)
-	if err == nil && w.o.Ledger != nil {
-		err = w.o.Ledger.restore(ctx, p.Peer)
+	err := p.Peer.Call(ctx, MethodStart, w.next, &p.State)
+	if err == nil && w.o.Limits != nil {
+		err = w.o.Limits.restore(ctx, p.Peer)
 	}
 	return err
 }
 
 // serve has a process read what others send, from this call on.
-func (w *Warden) serve(ctx context.Context, p *supervise.Process) error {
-	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+func (w *Supervisor) serve(ctx context.Context, p *supervise.Process) error {
+	ctx, cancel := context.WithTimeout(ctx, AnswerWithin)
 	defer cancel()
-	if err := p.Peer.Call(ctx, callServe, serveCall{w.o.Identities(), w.o.Clients(), w.exposures()}, &ipc.None{}); err != nil {
+	if err := p.Peer.Call(ctx, MethodServe, ServeRequest{w.o.Identities(), w.o.Clients(), w.exposures()}, &ipc.None{}); err != nil {
 		return err
 	}
-	w.o.Trail.give(p.Peer)
+	w.o.AuditLog.give(p.Peer)
 	w.o.Logger.Info("the gateway's process is up", "pid", p.PID(), "uid", p.State.UID, "own_root", p.State.Root, "landlock", p.State.Landlock)
 	return nil
 }
 
 // ended takes back what a process had.
-func (w *Warden) ended(_ *supervise.Process, last bool) error {
+func (w *Supervisor) ended(_ *supervise.Process, last bool) error {
 	if !last { // else the listeners are closed
 		w.mend() // at once, so that connections wait in them and are not refused
 	}
 	if w.o.Approvals != nil {
 		w.o.Approvals.WithdrawHeld()
 	}
-	if err := w.o.Trail.takeBack(); err != nil {
+	if err := w.o.AuditLog.takeBack(); err != nil {
 		return fmt.Errorf("opening the audit log again: %w", err)
 	}
 	return nil
 }
 
 // environment is all that the process has of one.
-func (w *Warden) environment() []string {
+func (w *Supervisor) environment() []string {
 	env := []string{
 		// RFC 8441 in golang.org/x/net/http2; and no control group's file is
 		// watched, which would be a descriptor more.
@@ -126,7 +126,7 @@ func (w *Warden) environment() []string {
 		env = append(env, fmt.Sprintf("GOMEMLIMIT=%d", soft))
 	}
 	if os.Geteuid() != 0 {
-		env = append(env, viewVariable+"="+w.o.View.Dir(), readVariable+"="+strings.Join(roots(w.document), string(os.PathListSeparator)))
+		env = append(env, ViewVariable+"="+w.o.View.Dir(), ReadVariable+"="+strings.Join(rootFiles(w.document), string(os.PathListSeparator)))
 	}
 	return env
 }
@@ -160,7 +160,7 @@ func level(l *slog.Logger) int {
 }
 
 // repeat says a line again: a record of its log, or anything else.
-func (w *Warden) repeat(line []byte) {
+func (w *Supervisor) repeat(line []byte) {
 	var record map[string]any
 	if err := json.Unmarshal(line, &record); err != nil {
 		w.o.Logger.Warn("gateway", "said", undeleted(string(line)))

@@ -19,9 +19,9 @@ import (
 
 // house is a Warden with its process.
 type house struct {
-	warden *Warden
+	warden *Supervisor
 	view   *jail.View
-	trail  *Trail
+	trail  *AuditLog
 	audit  string
 }
 
@@ -50,7 +50,7 @@ func newHouse(t *testing.T, doc policy.Document, taken string, change func(*Opti
 	}
 	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
 	dir := filepath.Join(base, "audit")
-	trail, err := OpenTrail(dir, audit.Options{Logger: logger, SegmentSize: houseSegment})
+	trail, err := OpenAuditLog(dir, audit.Options{Logger: logger, SegmentSize: houseSegment})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func newHouse(t *testing.T, doc policy.Document, taken string, change func(*Opti
 		t.Fatal(err)
 	}
 	o := Options{
-		IDs: jail.IDs{UID: jail.Nobody, GID: jail.Nobody}, View: view, Trail: trail, AuditDir: dir, SegmentSize: houseSegment,
+		IDs: jail.IDs{UID: jail.Nobody, GID: jail.Nobody}, View: view, AuditLog: trail, AuditDir: dir, SegmentSize: houseSegment,
 		Broker: credential.New(credential.Options{}), Logger: logger,
 		Local:      func() []netip.Prefix { return nil },
 		Identities: func() map[netip.Addr]policy.Sandbox { return nil },

@@ -35,15 +35,15 @@ import (
 // Run is the process: it goes into its cell and serves until the Warden has
 // enough of it. It returns an error where it was not started by a Warden.
 func Run() error {
-	in, err := enter()
+	in, err := Enter()
 	if err != nil {
 		return err
 	}
 	return in.peer.Serve()
 }
 
-// enter goes into the cell.
-func enter() (*inside, error) {
+// Enter goes into the cell.
+func Enter() (*Worker, error) {
 	if err := jail.Enter(); err != nil {
 		return nil, err
 	}
@@ -56,74 +56,74 @@ func enter() (*inside, error) {
 		return nil, err
 	}
 	gateway.Tune()
-	return newInside(conn, state), nil
+	return newWorker(conn, state), nil
 }
 
-// inside is what the process is made of.
-type inside struct {
+// Worker is what the process is made of.
+type Worker struct {
 	peer    *ipc.Peer
-	methods map[ipc.Method]ipc.Handler
+	Methods map[ipc.Method]ipc.Handler
 	state   jail.State
-	log     *slog.Logger
+	logger  *slog.Logger
 	level   slog.LevelVar
 	metrics *prometheus.Registry
-	ctx     context.Context // until callStop, or the link's end
+	ctx     context.Context // until MethodStop, or the link's end
 	cancel  context.CancelFunc
 
-	engine    policy.Engine
-	trail     *audit.Log
-	broker    *broker
-	desk      *desk
-	leaves    *mitm.Leaves
-	names     *names
-	upstreams *upstream.Pool
-	clients   gateway.Roster
-	exposed   gateway.Exposed
-	dns       *resolver.Server
-	gate      *gateway.Gateway
-	book      *limit.Book
-	begins    uint64 // number of the first event that it writes
-	files     map[string]*os.File
-	proxyTLS  *tls.Config
+	engine     policy.Engine
+	audit      *audit.Log
+	broker     *broker
+	approvals  *approvalClient
+	leaves     *mitm.Leaves
+	names      *nameCache
+	upstreams  *upstream.Pool
+	clients    gateway.Roster
+	exposed    gateway.Exposed
+	dns        *resolver.Server
+	gateway    *gateway.Gateway
+	counters   *limit.Book
+	firstEvent uint64 // number of the first event that it writes
+	files      map[string]*os.File
+	proxyTLS   *tls.Config
 
 	work sync.WaitGroup // what serves
 
 	mu         sync.RWMutex
 	identities map[netip.Addr]policy.Sandbox
-	prepared   *policy.Policy // by callPrepare, for callUse
+	prepared   *policy.Policy // by MethodPrepare, for MethodUse
 }
 
-func newInside(conn *net.UnixConn, state jail.State) *inside {
-	in := &inside{state: state, metrics: prometheus.NewRegistry(), identities: map[netip.Addr]policy.Sandbox{}}
-	in.log = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &in.level}))
+func newWorker(conn *net.UnixConn, state jail.State) *Worker {
+	in := &Worker{state: state, metrics: prometheus.NewRegistry(), identities: map[netip.Addr]policy.Sandbox{}}
+	in.logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &in.level}))
 	in.ctx, in.cancel = context.WithCancel(context.Background())
-	in.methods = map[ipc.Method]ipc.Handler{
-		callStart:    ipc.Handle(in.start),
-		callServe:    ipc.Handle(in.serve),
-		callPrepare:  ipc.Handle(in.prepare),
-		callUse:      ipc.Handle(in.use),
-		callIdentity: ipc.Handle(in.identity),
-		callClients:  ipc.Handle(in.setClients),
-		callForget:   ipc.Handle(in.forget),
-		callRevoke:   ipc.Handle(in.revoke),
-		callAppend:   ipc.Handle(in.append),
-		callStats:    ipc.Handle(in.stats),
-		callGather:   ipc.Handle(in.gather),
-		callStop:     ipc.Handle(in.stop),
-		callAnswered: ipc.Handle(func(ctx context.Context, c answeredCall) (ipc.None, error) { return in.desk.answered(ctx, c) }),
-		callCounts:   ipc.Handle(in.counts),
-		callRestore:  ipc.Handle(in.restore),
-		callReset:    ipc.Handle(in.reset),
-		callSlumber:  ipc.Handle(in.slumber),
+	in.Methods = map[ipc.Method]ipc.Handler{
+		MethodStart:    ipc.Handle(in.start),
+		MethodServe:    ipc.Handle(in.serve),
+		MethodPrepare:  ipc.Handle(in.prepare),
+		MethodUse:      ipc.Handle(in.use),
+		MethodIdentity: ipc.Handle(in.identity),
+		MethodClients:  ipc.Handle(in.setClients),
+		MethodForget:   ipc.Handle(in.forget),
+		MethodRevoke:   ipc.Handle(in.revoke),
+		MethodAppend:   ipc.Handle(in.append),
+		MethodStats:    ipc.Handle(in.stats),
+		MethodGather:   ipc.Handle(in.gather),
+		MethodStop:     ipc.Handle(in.stop),
+		MethodAnswered: ipc.Handle(func(ctx context.Context, c AnsweredRequest) (ipc.None, error) { return in.approvals.answered(ctx, c) }),
+		MethodCounts:   ipc.Handle(in.counts),
+		MethodRestore:  ipc.Handle(in.restore),
+		MethodReset:    ipc.Handle(in.reset),
+		MethodSuspend:  ipc.Handle(in.slumber),
 
-		callExposures: ipc.Handle(in.setExposures),
+		MethodPublished: ipc.Handle(in.setExposures),
 	}
-	in.peer = ipc.New(conn, ipc.Options{Files: true, Errors: known, MaxFrame: maxFrame, MaxOut: maxAsk, Methods: in.methods})
+	in.peer = ipc.New(conn, ipc.Options{Files: true, Errors: Errors, MaxFrame: MaxFrame, MaxOut: MaxCall, Methods: in.Methods})
 	return in
 }
 
-// start makes all parts.
-func (in *inside) start(ctx context.Context, s start) (jail.State, error) {
+// StartRequest makes all parts.
+func (in *Worker) start(ctx context.Context, s StartRequest) (jail.State, error) {
 	in.level.Set(slog.Level(s.Level))
 	in.files = map[string]*os.File{}
 	for i, name := range s.Files {
@@ -141,32 +141,32 @@ func (in *inside) start(ctx context.Context, s start) (jail.State, error) {
 		}
 		in.proxyTLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	}
-	in.trail, err = audit.Continue(audit.Handover{Next: s.Next, File: in.files[fileLog], Size: s.Size}, audit.Options{
-		SegmentSize: s.SegmentSize, Logger: in.log, Segment: in.segment,
+	in.audit, err = audit.Continue(audit.Handover{Next: s.Next, File: in.files[FileLog], Size: s.Size}, audit.Options{
+		SegmentSize: s.SegmentSize, Logger: in.logger, Segment: in.segment,
 	})
 	if err != nil {
 		return jail.State{}, err
 	}
-	in.book, in.begins = limit.NewBook(nil), s.Next
+	in.counters, in.firstEvent = limit.NewBook(nil), s.Next
 	in.broker = newBroker(in.peer, in.engine.Bound, in.engine.AllowsShort)
-	in.desk = newDesk(in.peer)
+	in.approvals = newApprovalClient(in.peer)
 	in.leaves = mitm.NewLeaves(in.sign)
-	in.names = newNames(in.peer)
-	in.upstreams = upstream.New(upstream.Options{Local: in.local, Logins: in.broker, Logger: in.log})
+	in.names = newNameCache(in.peer)
+	in.upstreams = upstream.New(upstream.Options{Local: in.local, Logins: in.broker, Logger: in.logger})
 	in.dns = resolver.NewServer(resolver.Options{
-		Table: in.names, Identify: in.identify, Decide: in.engine.Decide, Recorder: in.trail, Logger: in.log, Metrics: in.metrics,
+		Table: in.names, Identify: in.identify, Decide: in.engine.Decide, Recorder: in.audit, Logger: in.logger, Metrics: in.metrics,
 	})
-	in.gate, err = gateway.New(gateway.Options{
-		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Revision: in.engine.Revision, Recorder: in.trail,
+	in.gateway, err = gateway.New(gateway.Options{
+		Identities: identities{in}, Clients: &in.clients, Decider: &in.engine, Revision: in.engine.Revision, Recorder: in.audit,
 		Names: gatewayNames{in.names, in.dns}, Refusal: resolver.Refusal,
-		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Approvals: in.desk, Logger: in.log, Metrics: in.metrics,
-		Budget: in.book, Found: s.Found, Exposures: &in.exposed, Waker: waker{in.peer}, Dial: waker{in.peer}.Dial, Inside: waker{in.peer},
+		Certificates: in.leaves, Upstreams: in.upstreams, Broker: in.broker, Approvals: in.approvals, Logger: in.logger, Metrics: in.metrics,
+		Budget: in.counters, Found: s.Found, Exposures: &in.exposed, Waker: Sandboxes{in.peer}, Dial: Sandboxes{in.peer}.Dial, Inside: Sandboxes{in.peer},
 	})
 	if err != nil {
 		return jail.State{}, err
 	}
 	in.engine.Follow(in.changed)
-	prometheus.WrapRegistererWithPrefix(metricsPrefix, in.metrics).MustRegister(collectors.NewGoCollector(),
+	prometheus.WrapRegistererWithPrefix(MetricsPrefix, in.metrics).MustRegister(collectors.NewGoCollector(),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "recalled_decisions_total",
 			Help: "Decisions made from an answer that had been kept for the same input.",
@@ -180,7 +180,7 @@ func (in *inside) start(ctx context.Context, s start) (jail.State, error) {
 }
 
 // serve takes connections from now on.
-func (in *inside) serve(_ context.Context, c serveCall) (ipc.None, error) {
+func (in *Worker) serve(_ context.Context, c ServeRequest) (ipc.None, error) {
 	in.mu.Lock()
 	in.identities = c.Identities
 	in.mu.Unlock()
@@ -188,7 +188,7 @@ func (in *inside) serve(_ context.Context, c serveCall) (ipc.None, error) {
 	in.exposed.Replace(c.Exposures)
 	var transparent, explicit, inbound, dnsTCP net.Listener
 	var dns net.PacketConn
-	for name, to := range map[string]*net.Listener{fileTransparent: &transparent, fileExplicit: &explicit, fileInbound: &inbound, fileDNSTCP: &dnsTCP} {
+	for name, to := range map[string]*net.Listener{FileTransparent: &transparent, FileExplicit: &explicit, FileInbound: &inbound, FileDNSTCP: &dnsTCP} {
 		f := in.files[name]
 		if f == nil {
 			continue
@@ -199,24 +199,24 @@ func (in *inside) serve(_ context.Context, c serveCall) (ipc.None, error) {
 		}
 		_ = f.Close()
 	}
-	if f := in.files[fileDNS]; f != nil {
+	if f := in.files[FileDNS]; f != nil {
 		var err error
 		if dns, err = net.FilePacketConn(f); err != nil {
-			return ipc.None{}, fmt.Errorf("taking the socket %s over: %w", fileDNS, err)
+			return ipc.None{}, fmt.Errorf("taking the socket %s over: %w", FileDNS, err)
 		}
 		_ = f.Close()
 	}
 	if transparent != nil {
-		in.keep("transparent", func() error { return in.gate.ServeTransparent(in.ctx, transparent) })
+		in.keep("transparent", func() error { return in.gateway.ServeTransparent(in.ctx, transparent) })
 	}
 	if explicit != nil {
 		if in.proxyTLS != nil {
 			explicit = tls.NewListener(explicit, in.proxyTLS)
 		}
-		in.keep("explicit", func() error { return in.gate.ServeExplicit(in.ctx, explicit) })
+		in.keep("explicit", func() error { return in.gateway.ServeExplicit(in.ctx, explicit) })
 	}
 	if inbound != nil {
-		in.keep("inbound", func() error { return in.gate.ServeInbound(in.ctx, inbound) })
+		in.keep("inbound", func() error { return in.gateway.ServeInbound(in.ctx, inbound) })
 	}
 	if dns != nil && dnsTCP != nil {
 		in.keep("dns", func() error { return in.dns.Serve(in.ctx, dns, dnsTCP) })
@@ -226,40 +226,40 @@ func (in *inside) serve(_ context.Context, c serveCall) (ipc.None, error) {
 
 // keep runs what must not end before it is told to: else the process ends, and
 // another one is started.
-func (in *inside) keep(what string, f func() error) {
+func (in *Worker) keep(what string, f func() error) {
 	in.work.Go(func() {
 		if err := f(); in.ctx.Err() == nil {
-			in.log.Error("the gateway stopped serving", "listener", what, "error", err)
+			in.logger.Error("the gateway stopped serving", "listener", what, "error", err)
 			_ = in.peer.Close()
 		}
 	})
 }
 
 // stop drains for a time, then ends what is left. The log is whole afterwards.
-func (in *inside) stop(_ context.Context, c stopCall) (stopped, error) {
+func (in *Worker) stop(_ context.Context, c StopRequest) (StopReply, error) {
 	in.cancel()
 	ctx, cancel := context.WithTimeout(context.Background(), c.Within)
 	defer cancel()
-	err := in.gate.Shutdown(ctx)
+	err := in.gateway.Shutdown(ctx)
 	in.work.Wait()
 	in.upstreams.Close()
 	late := errors.Is(err, context.DeadlineExceeded)
 	if late {
 		err = nil
 	}
-	err = errors.Join(err, in.trail.Close())
-	return stopped{in.trail.Stats(), late}, err
+	err = errors.Join(err, in.audit.Close())
+	return StopReply{in.audit.Stats(), late}, err
 }
 
 // document is where the Warden puts a policy's; the team's Rego is beside it.
-func documentPath(revision string) string { return "/policy/" + revision + "/document.json" }
-func teamPath(revision string) string     { return "/policy/" + revision + "/team" }
+func DocumentPath(revision string) string { return "/policy/" + revision + "/document.json" }
+func TeamPath(revision string) string     { return "/policy/" + revision + "/team" }
 
 // compile makes the policy that the Warden has put into this root, and insists
 // that it is the one meant.
-func (in *inside) compile(ctx context.Context, revision string) (*policy.Policy, error) {
+func (in *Worker) compile(ctx context.Context, revision string) (*policy.Policy, error) {
 	root := documentRoot(in.state.Root)
-	text, err := os.ReadFile(root + documentPath(revision))
+	text, err := os.ReadFile(root + DocumentPath(revision))
 	if err != nil {
 		return nil, err
 	}
@@ -270,7 +270,7 @@ func (in *inside) compile(ctx context.Context, revision string) (*policy.Policy,
 		return nil, fmt.Errorf("the policy's document: %w", err)
 	}
 	if doc.Policy.Dir != "" {
-		doc.Policy.Dir = root + teamPath(revision)
+		doc.Policy.Dir = root + TeamPath(revision)
 	}
 	p, err := policy.Compile(ctx, doc, policy.Options{})
 	if err != nil {
@@ -282,7 +282,7 @@ func (in *inside) compile(ctx context.Context, revision string) (*policy.Policy,
 	return p, nil
 }
 
-func (in *inside) prepare(ctx context.Context, c useCall) (ipc.None, error) {
+func (in *Worker) prepare(ctx context.Context, c PolicyRequest) (ipc.None, error) {
 	p, err := in.compile(ctx, c.Policy)
 	if err != nil {
 		return ipc.None{}, err
@@ -293,7 +293,7 @@ func (in *inside) prepare(ctx context.Context, c useCall) (ipc.None, error) {
 	return ipc.None{}, nil
 }
 
-func (in *inside) use(_ context.Context, c useCall) (ipc.None, error) {
+func (in *Worker) use(_ context.Context, c PolicyRequest) (ipc.None, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	if in.prepared == nil || in.prepared.Revision() != c.Policy {
@@ -305,7 +305,7 @@ func (in *inside) use(_ context.Context, c useCall) (ipc.None, error) {
 	return ipc.None{}, nil
 }
 
-func (in *inside) identity(_ context.Context, c identityCall) (ipc.None, error) {
+func (in *Worker) identity(_ context.Context, c IdentityRequest) (ipc.None, error) {
 	in.mu.Lock()
 	was, known := in.identities[c.Address]
 	if c.Sandbox == nil {
@@ -315,63 +315,63 @@ func (in *inside) identity(_ context.Context, c identityCall) (ipc.None, error) 
 	}
 	in.mu.Unlock()
 	if known && c.Sandbox != nil && !maps.Equal(was.Tags, c.Sandbox.Tags) {
-		in.gate.Redecide() // what its old tags gave it ends
+		in.gateway.Redecide() // what its old tags gave it ends
 	}
 	return ipc.None{}, nil
 }
 
-func (in *inside) setClients(_ context.Context, c clientsCall) (ipc.None, error) {
+func (in *Worker) setClients(_ context.Context, c ClientsRequest) (ipc.None, error) {
 	in.clients.Replace(c.Clients)
-	in.gate.Redecide() // what goes on for one that has been removed ends
+	in.gateway.Redecide() // what goes on for one that has been removed ends
 	return ipc.None{}, nil
 }
 
-func (in *inside) forget(_ context.Context, c forgetCall) (ipc.None, error) {
+func (in *Worker) forget(_ context.Context, c ForgetRequest) (ipc.None, error) {
 	in.upstreams.Forget(c.ID)
 	in.leaves.Forget(c.ID)
 	in.names.forget(c.ID)
-	in.gate.Forget(c.ID)
+	in.gateway.Forget(c.ID)
 	return ipc.None{}, nil
 }
 
 // revoke ends all leases.
-func (in *inside) revoke(context.Context, ipc.None) (ipc.None, error) {
+func (in *Worker) revoke(context.Context, ipc.None) (ipc.None, error) {
 	in.broker.clear(time.Time{})
 	return ipc.None{}, nil
 }
 
-// counts says what has changed. What is recorded has been counted before, so that
+// CountsReply says what has changed. What is recorded has been counted before, so that
 // the log's end comes first.
-func (in *inside) counts(_ context.Context, c countsCall) (counts, error) {
-	position := in.begins - 1 + in.trail.Stats().Events
-	list, stamp := in.book.Changed(c.Since, c.Most)
-	return counts{position, stamp, list}, nil
+func (in *Worker) counts(_ context.Context, c CountsRequest) (CountsReply, error) {
+	position := in.firstEvent - 1 + in.audit.Stats().Events
+	list, stamp := in.counters.Changed(c.Since, c.Most)
+	return CountsReply{position, stamp, list}, nil
 }
 
-func (in *inside) restore(_ context.Context, c restoreCall) (ipc.None, error) {
-	if left := in.book.Restore(c.Counts); left > 0 {
+func (in *Worker) restore(_ context.Context, c RestoreRequest) (ipc.None, error) {
+	if left := in.counters.Restore(c.Counts); left > 0 {
 		return ipc.None{}, fmt.Errorf("there is no room for %d counters of limits", left)
 	}
 	return ipc.None{}, nil
 }
 
-func (in *inside) reset(_ context.Context, c resetCall) (ipc.None, error) {
-	in.book.Reset(c.Limit, c.Subject)
+func (in *Worker) reset(_ context.Context, c ResetRequest) (ipc.None, error) {
+	in.counters.Reset(c.Limit, c.Subject)
 	return ipc.None{}, nil
 }
 
-func (in *inside) append(ctx context.Context, c appendCall) (ipc.None, error) {
-	return ipc.None{}, in.trail.Append(ctx, c.Events...)
+func (in *Worker) append(ctx context.Context, c AppendRequest) (ipc.None, error) {
+	return ipc.None{}, in.audit.Append(ctx, c.Events...)
 }
 
-func (in *inside) stats(context.Context, ipc.None) (audit.Stats, error) {
-	return in.trail.Stats(), nil
+func (in *Worker) stats(context.Context, ipc.None) (audit.Stats, error) {
+	return in.audit.Stats(), nil
 }
 
-// metricsPrefix is of the process's own.
-const metricsPrefix = "sallyport_gateway_"
+// MetricsPrefix is of the process's own.
+const MetricsPrefix = "sallyport_gateway_"
 
-func (in *inside) gather(context.Context, ipc.None) (gathered, error) {
+func (in *Worker) gather(context.Context, ipc.None) (GatherReply, error) {
 	families, err := in.metrics.Gather()
 	var text bytes.Buffer
 	for _, f := range families {
@@ -379,18 +379,18 @@ func (in *inside) gather(context.Context, ipc.None) (gathered, error) {
 			err = errors.Join(err, werr)
 		}
 	}
-	return gathered{text.String()}, err
+	return GatherReply{text.String()}, err
 }
 
 // identify finds the sandbox behind an address.
-func (in *inside) identify(a netip.Addr) (policy.Sandbox, bool) {
+func (in *Worker) identify(a netip.Addr) (policy.Sandbox, bool) {
 	in.mu.RLock()
 	defer in.mu.RUnlock()
 	s, ok := in.identities[a]
 	return s, ok
 }
 
-type identities struct{ in *inside }
+type identities struct{ in *Worker }
 
 func (i identities) ByAddress(a netip.Addr) (gateway.Identity, bool) {
 	s, ok := i.in.identify(a)
@@ -398,29 +398,29 @@ func (i identities) ByAddress(a netip.Addr) (gateway.Identity, bool) {
 }
 
 // sign is a mitm.Signer.
-func (in *inside) sign(sandboxID, name string, public *ecdsa.PublicKey) ([][]byte, error) {
+func (in *Worker) sign(sandboxID, name string, public *ecdsa.PublicKey) ([][]byte, error) {
 	point, err := public.Bytes()
 	if err != nil {
 		return nil, err
 	}
-	var got signed
-	err = in.peer.Call(in.ctx, callSign, signCall{sandboxID, name, point}, &got)
+	var got SignReply
+	err = in.peer.Call(in.ctx, MethodSign, SignRequest{sandboxID, name, point}, &got)
 	return got.Chain, err
 }
 
 // local asks for each connection. Where nobody answers, every address is this
 // host's: nothing is dialled.
-func (in *inside) local() []netip.Prefix {
-	var got localReply
-	if err := in.peer.Call(in.ctx, callLocal, ipc.None{}, &got); err != nil {
+func (in *Worker) local() []netip.Prefix {
+	var got LocalReply
+	if err := in.peer.Call(in.ctx, MethodLocal, ipc.None{}, &got); err != nil {
 		return []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
 	}
 	return got.Prefixes
 }
 
 // segment is audit.Options.Segment.
-func (in *inside) segment(first uint64) (*os.File, error) {
-	f, err := in.peer.CallFile(context.Background(), callSegment, segmentCall{first}, &ipc.None{})
+func (in *Worker) segment(first uint64) (*os.File, error) {
+	f, err := in.peer.CallFile(context.Background(), MethodSegment, SegmentRequest{first}, &ipc.None{})
 	if err == nil && f == nil {
 		err = errors.New("no segment came")
 	}

@@ -18,9 +18,9 @@ const (
 	maxBatch = 64
 )
 
-// Trail is the daemon's view of the audit log, whoever writes it: the process
+// AuditLog is the daemon's view of the audit log, whoever writes it: the process
 // while there is one, else the daemon. It is safe for concurrent use.
-type Trail struct {
+type AuditLog struct {
 	dir  string
 	opts audit.Options
 	log  *slog.Logger
@@ -42,26 +42,26 @@ type Trail struct {
 	last    audit.Stats // of this writer, when it was asked last
 }
 
-// OpenTrail opens the log for the daemon.
-func OpenTrail(dir string, o audit.Options) (*Trail, error) {
+// OpenAuditLog opens the log for the daemon.
+func OpenAuditLog(dir string, o audit.Options) (*AuditLog, error) {
 	own, err := audit.Open(dir, o)
 	if err != nil {
 		return nil, err
 	}
-	t := &Trail{
-		dir: dir, opts: o, log: o.Logger, own: own, patience: answerWithin,
+	t := &AuditLog{
+		dir: dir, opts: o, log: o.Logger, own: own, patience: AnswerWithin,
 		queue: make(chan *audit.Event, maxQueue), done: make(chan struct{}), moved: make(chan struct{}),
 	}
 	go t.flush()
 	return t, nil
 }
 
-type appendCall struct{ Events []*audit.Event }
+type AppendRequest struct{ Events []*audit.Event }
 
 // Append is [audit.Log.Append], but that numbers are set in the log only, and
 // that the events name the context's operator. While the log changes hands it
 // waits.
-func (t *Trail) Append(ctx context.Context, events ...*audit.Event) error {
+func (t *AuditLog) Append(ctx context.Context, events ...*audit.Event) error {
 	audit.Attribute(ctx, events...)
 	t.mu.Lock()
 	own, peer, moved, closed, begun := t.own, t.peer, t.moved, t.closed, t.begun
@@ -85,7 +85,7 @@ func (t *Trail) Append(ctx context.Context, events ...*audit.Event) error {
 	return t.Append(ctx, events...)
 }
 
-func (t *Trail) wait(ctx context.Context, moved <-chan struct{}) error {
+func (t *AuditLog) wait(ctx context.Context, moved <-chan struct{}) error {
 	select {
 	case <-moved:
 		return nil
@@ -98,11 +98,11 @@ func (t *Trail) wait(ctx context.Context, moved <-chan struct{}) error {
 // the log or not: they are looked for before they are appended again. One that
 // does not answer is ended: it would keep the daemon from whatever waits for a
 // record, as the change of a policy does.
-func (t *Trail) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{}, begun uint64, events []*audit.Event) error {
+func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{}, begun uint64, events []*audit.Event) error {
 	within, cancel := context.WithTimeout(ctx, t.patience)
 	defer cancel()
 	begin := time.Now()
-	err := p.Call(within, callAppend, appendCall{events}, &ipc.None{})
+	err := p.Call(within, MethodAppend, AppendRequest{events}, &ipc.None{})
 	// Not by whose deadline it was: the caller may have as much patience.
 	if errors.Is(err, context.DeadlineExceeded) && (ctx.Err() == nil || time.Since(begin) > t.patience*9/10) {
 		t.log.Error("the gateway's process does not write the audit log and is ended", "error", err)
@@ -127,7 +127,7 @@ func (t *Trail) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{}, 
 
 // holds says whether the log, from an event on, has the events: a process
 // appends all of a call's or none.
-func (t *Trail) holds(from uint64, events []*audit.Event) (bool, error) {
+func (t *AuditLog) holds(from uint64, events []*audit.Event) (bool, error) {
 	want := events[0].ID()
 	for e, err := range audit.Read(context.Background(), t.dir, audit.Query{From: from}) {
 		if err != nil {
@@ -141,7 +141,7 @@ func (t *Trail) holds(from uint64, events []*audit.Event) (bool, error) {
 }
 
 // Enqueue is [audit.Log.Enqueue].
-func (t *Trail) Enqueue(e *audit.Event) error {
+func (t *AuditLog) Enqueue(e *audit.Event) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.ending {
@@ -157,7 +157,7 @@ func (t *Trail) Enqueue(e *audit.Event) error {
 }
 
 // flush appends what is queued, until Close.
-func (t *Trail) flush() {
+func (t *AuditLog) flush() {
 	defer close(t.done)
 	for e := range t.queue {
 		batch := []*audit.Event{e}
@@ -181,7 +181,7 @@ func (t *Trail) flush() {
 }
 
 // append is Append with a bound on how long it waits.
-func (t *Trail) append(batch []*audit.Event) error {
+func (t *AuditLog) append(batch []*audit.Event) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	return t.Append(ctx, batch...)
@@ -190,7 +190,7 @@ func (t *Trail) append(batch []*audit.Event) error {
 // handOver ends the daemon's writing, for a process that then gets give. A log
 // that could not be opened again is tried first, so that it recovers with the
 // next process that the Warden tries to start.
-func (t *Trail) handOver() (audit.Handover, error) {
+func (t *AuditLog) handOver() (audit.Handover, error) {
 	own, err := t.writer()
 	if err != nil {
 		return audit.Handover{}, err
@@ -210,7 +210,7 @@ func (t *Trail) handOver() (audit.Handover, error) {
 }
 
 // writer is the daemon's own log, opened when it is not.
-func (t *Trail) writer() (*audit.Log, error) {
+func (t *AuditLog) writer() (*audit.Log, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.own == nil {
@@ -222,7 +222,7 @@ func (t *Trail) writer() (*audit.Log, error) {
 }
 
 // add closes a writer's account. t.mu is held.
-func (t *Trail) add(s audit.Stats) {
+func (t *AuditLog) add(s audit.Stats) {
 	t.base.Events += s.Events
 	t.base.Groups += s.Groups
 	t.base.Syncs += s.Syncs
@@ -232,7 +232,7 @@ func (t *Trail) add(s audit.Stats) {
 }
 
 // give says who writes.
-func (t *Trail) give(p *ipc.Peer) {
+func (t *AuditLog) give(p *ipc.Peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.peer = p
@@ -240,7 +240,7 @@ func (t *Trail) give(p *ipc.Peer) {
 }
 
 // account takes down what the process says that it did, as its last word.
-func (t *Trail) account(s audit.Stats) {
+func (t *AuditLog) account(s audit.Stats) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last = s
@@ -248,7 +248,7 @@ func (t *Trail) account(s audit.Stats) {
 
 // takeBack opens the log again when who wrote it is dead. While it cannot be
 // opened, as on a full disk, appending fails.
-func (t *Trail) takeBack() error {
+func (t *AuditLog) takeBack() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var cerr error
@@ -264,7 +264,7 @@ func (t *Trail) takeBack() error {
 }
 
 // open is for a log that nobody writes. t.mu is held.
-func (t *Trail) open() error {
+func (t *AuditLog) open() error {
 	own, err := audit.Open(t.dir, t.opts)
 	if err != nil {
 		return err
@@ -277,14 +277,14 @@ func (t *Trail) open() error {
 }
 
 // change tells those who wait that another writes, or nobody. t.mu is held.
-func (t *Trail) change() {
+func (t *AuditLog) change() {
 	close(t.moved)
 	t.moved = make(chan struct{})
 }
 
-// Stats is [audit.Log.Stats] of all that wrote since OpenTrail. Of a process that
+// Stats is [audit.Log.Stats] of all that wrote since OpenAuditLog. Of a process that
 // died, the syncs since it was asked last are missing.
-func (t *Trail) Stats() audit.Stats {
+func (t *AuditLog) Stats() audit.Stats {
 	t.mu.Lock()
 	own, peer := t.own, t.peer
 	t.mu.Unlock()
@@ -292,7 +292,7 @@ func (t *Trail) Stats() audit.Stats {
 	if peer != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		if err := peer.Call(ctx, callStats, ipc.None{}, &now); err != nil {
+		if err := peer.Call(ctx, MethodStats, ipc.None{}, &now); err != nil {
 			now = audit.Stats{}
 		}
 	} else if own != nil {
@@ -316,7 +316,7 @@ func (t *Trail) Stats() audit.Stats {
 }
 
 // Close writes what is queued and ends the log. The process must have ended.
-func (t *Trail) Close() error {
+func (t *AuditLog) Close() error {
 	t.mu.Lock()
 	if t.ending {
 		t.mu.Unlock()

@@ -15,10 +15,10 @@ import (
 	"sallyport/internal/ipc"
 )
 
-func newTrail(t *testing.T) (*Trail, string) {
+func newTrail(t *testing.T) (*AuditLog, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "audit")
-	trail, err := OpenTrail(dir, audit.Options{Logger: slog.New(slog.DiscardHandler)})
+	trail, err := OpenAuditLog(dir, audit.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestTrailIsNotAnswered(t *testing.T) {
 			}
 			side := ipc.New(here, ipc.Options{})
 			child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
-				callAppend: ipc.Handle(func(ctx context.Context, c appendCall) (ipc.None, error) {
+				MethodAppend: ipc.Handle(func(ctx context.Context, c AppendRequest) (ipc.None, error) {
 					if written {
 						_ = log.Append(ctx, c.Events...)
 					}

@@ -44,7 +44,7 @@ func (v *vault) Read(context.Context) (credential.Material, error) {
 
 // scene is a Warden and the far end of its link, which a test plays.
 type scene struct {
-	warden *Warden
+	warden *Supervisor
 	vault  *vault
 	audit  string
 	child  *ipc.Peer
@@ -99,7 +99,7 @@ func newScene(t *testing.T) *scene {
 		t.Fatal(err)
 	}
 	side := ipc.New(here, w.link())
-	child := ipc.New(there, ipc.Options{Files: true, Errors: known, MaxFrame: maxFrame})
+	child := ipc.New(there, ipc.Options{Files: true, Errors: Errors, MaxFrame: MaxFrame})
 	ended, finished := make(chan error, 1), make(chan struct{})
 	go func() { ended <- side.Serve() }()
 	go func() { defer close(finished); _ = child.Serve() }()
@@ -111,21 +111,21 @@ func newScene(t *testing.T) *scene {
 func TestLeaseIsChecked(t *testing.T) {
 	s := newScene(t)
 	for name, tt := range map[string]struct {
-		call leaseCall
+		call LeaseRequest
 		want error
 	}{
-		"what a rule binds":         {leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision}, nil},
-		"another host":              {leaseCall{Credential: "key", Host: "evil.example.test", Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
-		"another port":              {leaseCall{Credential: "key", Host: bound, Port: 8443, TLS: true, Policy: revision}, credential.ErrNotBound},
-		"no TLS":                    {leaseCall{Credential: "key", Host: bound, Port: 443, Policy: revision}, credential.ErrNotBound},
-		"a credential without rule": {leaseCall{Credential: "other", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
-		"no such credential":        {leaseCall{Credential: "../key", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
-		"another policy":            {leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: "r0"}, credential.ErrStale},
-		"no policy":                 {leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true}, credential.ErrStale},
+		"what a rule binds":         {LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision}, nil},
+		"another host":              {LeaseRequest{Credential: "key", Host: "evil.example.test", Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"another port":              {LeaseRequest{Credential: "key", Host: bound, Port: 8443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"no TLS":                    {LeaseRequest{Credential: "key", Host: bound, Port: 443, Policy: revision}, credential.ErrNotBound},
+		"a credential without rule": {LeaseRequest{Credential: "other", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"no such credential":        {LeaseRequest{Credential: "../key", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"another policy":            {LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: "r0"}, credential.ErrStale},
+		"no policy":                 {LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true}, credential.ErrStale},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var got leased
-			err := s.child.Call(t.Context(), callLease, tt.call, &got)
+			var got LeaseReply
+			err := s.child.Call(t.Context(), MethodLease, tt.call, &got)
 			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
 				t.Errorf("got %v, want %v", err, tt.want)
 			}
@@ -134,8 +134,8 @@ func TestLeaseIsChecked(t *testing.T) {
 			}
 		})
 	}
-	var got login
-	if err := s.child.Call(t.Context(), callLogin, loginCall{"key", "http://proxy.example.test:3128"}, &got); !errors.Is(err, credential.ErrNotBound) || got.Password != "" {
+	var got LoginReply
+	if err := s.child.Call(t.Context(), MethodLogin, LoginRequest{"key", "http://proxy.example.test:3128"}, &got); !errors.Is(err, credential.ErrNotBound) || got.Password != "" {
 		t.Errorf("a login that no rule has: %v", err)
 	}
 }
@@ -166,7 +166,7 @@ func TestLeaseUses(t *testing.T) {
 	}
 	changed := "another-secret-of-some-length"
 	s.vault.value.Store(&changed)
-	b.clear(time.Time{}) // what callRevoke does
+	b.clear(time.Time{}) // what MethodRevoke does
 	if got := token(); got != changed {
 		t.Errorf("after it was revoked: %q", got)
 	}
@@ -181,7 +181,7 @@ func TestLeaseUses(t *testing.T) {
 		t.Errorf("a credential that the process itself knows is not bound: %v", err)
 	}
 	b.clear(time.Now().Add(keepLease))
-	if len(b.held) != 0 {
+	if len(b.leases) != 0 {
 		t.Error("what is not used is kept")
 	}
 }
@@ -224,19 +224,19 @@ func TestQuestions(t *testing.T) {
 		out    any
 		ok     bool
 	}{
-		"a leaf":                       {callSign, signCall{"box", bound, point}, &signed{}, true},
-		"a leaf of no sandbox":         {callSign, signCall{"nobody", bound, point}, &signed{}, false},
-		"a leaf of a path":             {callSign, signCall{"../../box", bound, point}, &signed{}, false},
-		"a leaf for a wildcard":        {callSign, signCall{"box", "*.example.test", point}, &signed{}, false},
-		"a leaf for no point":          {callSign, signCall{"box", bound, []byte("key")}, &signed{}, false},
-		"a leaf for a point off curve": {callSign, signCall{"box", bound, append([]byte{4}, make([]byte, 64)...)}, &signed{}, false},
-		"a name":                       {callAssign, nameCall{Sandbox: "box", Name: bound}, &named{}, true},
-		"a name of no sandbox":         {callAssign, nameCall{Sandbox: "nobody", Name: bound}, &named{}, false},
-		"a name of a path":             {callAssign, nameCall{Sandbox: "../box", Name: bound}, &named{}, false},
-		"a name with a newline":        {callAssign, nameCall{Sandbox: "box", Name: "a\nb"}, &named{}, false},
-		"the name behind an address":   {callName, nameCall{Sandbox: "box", Address: resolver.Refusal}, &named{}, true},
-		"this host's addresses":        {callLocal, ipc.None{}, &localReply{}, true},
-		"a segment before the first":   {callSegment, segmentCall{0}, &ipc.None{}, false},
+		"a leaf":                       {MethodSign, SignRequest{"box", bound, point}, &SignReply{}, true},
+		"a leaf of no sandbox":         {MethodSign, SignRequest{"nobody", bound, point}, &SignReply{}, false},
+		"a leaf of a path":             {MethodSign, SignRequest{"../../box", bound, point}, &SignReply{}, false},
+		"a leaf for a wildcard":        {MethodSign, SignRequest{"box", "*.example.test", point}, &SignReply{}, false},
+		"a leaf for no point":          {MethodSign, SignRequest{"box", bound, []byte("key")}, &SignReply{}, false},
+		"a leaf for a point off curve": {MethodSign, SignRequest{"box", bound, append([]byte{4}, make([]byte, 64)...)}, &SignReply{}, false},
+		"a name":                       {MethodAssign, NameRequest{Sandbox: "box", Name: bound}, &NameReply{}, true},
+		"a name of no sandbox":         {MethodAssign, NameRequest{Sandbox: "nobody", Name: bound}, &NameReply{}, false},
+		"a name of a path":             {MethodAssign, NameRequest{Sandbox: "../box", Name: bound}, &NameReply{}, false},
+		"a name with a newline":        {MethodAssign, NameRequest{Sandbox: "box", Name: "a\nb"}, &NameReply{}, false},
+		"the name behind an address":   {MethodName, NameRequest{Sandbox: "box", Address: resolver.Refusal}, &NameReply{}, true},
+		"this host's addresses":        {MethodLocal, ipc.None{}, &LocalReply{}, true},
+		"a segment before the first":   {MethodSegment, SegmentRequest{0}, &ipc.None{}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if err := s.child.Call(t.Context(), tt.method, tt.call, tt.out); (err == nil) != tt.ok {
@@ -247,13 +247,13 @@ func TestQuestions(t *testing.T) {
 	// The table's bound holds for a process that asks without end.
 	var full error
 	for i := range 20 {
-		full = s.child.Call(t.Context(), callAssign, nameCall{Sandbox: "box", Name: fmt.Sprintf("n%d.example.test", i)}, &named{})
+		full = s.child.Call(t.Context(), MethodAssign, NameRequest{Sandbox: "box", Name: fmt.Sprintf("n%d.example.test", i)}, &NameReply{})
 	}
 	if !errors.Is(full, resolver.ErrTableFull) {
 		t.Errorf("the 20th name of 8: %v", full)
 	}
 	// What only the Warden may ask ends the link.
-	if err := s.child.Call(t.Context(), callStop, stopCall{}, &stopped{}); !errors.Is(err, ipc.ErrClosed) {
+	if err := s.child.Call(t.Context(), MethodStop, StopRequest{}, &StopReply{}); !errors.Is(err, ipc.ErrClosed) {
 		t.Errorf("the process stops the Warden: %v", err)
 	}
 	if err := <-s.ended; !errors.Is(err, ipc.ErrProtocol) {
@@ -264,7 +264,7 @@ func TestQuestions(t *testing.T) {
 // What a process says on its standard error cannot pass for anything else.
 func TestRepeat(t *testing.T) {
 	var said strings.Builder
-	w := &Warden{o: Options{Logger: slog.New(slog.NewTextHandler(&said, nil))}}
+	w := &Supervisor{o: Options{Logger: slog.New(slog.NewTextHandler(&said, nil))}}
 	w.repeat([]byte(`{"time":"x","level":"WARN","msg":"hello","b":2,"a":"x\ny"}`))
 	w.repeat([]byte("panic: \x1b[2Jtime=forged level=ERROR"))
 	text := said.String()
@@ -289,7 +289,7 @@ func TestCertificates(t *testing.T) {
 // number that would end the log.
 func TestSegmentsAreBounded(t *testing.T) {
 	s := newScene(t)
-	if err := s.child.Call(t.Context(), callSegment, segmentCall{1 << 61}, &ipc.None{}); err == nil {
+	if err := s.child.Call(t.Context(), MethodSegment, SegmentRequest{1 << 61}, &ipc.None{}); err == nil {
 		t.Error("a segment that begins where numbers end")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -298,7 +298,7 @@ func TestSegmentsAreBounded(t *testing.T) {
 	var calls errgroup.Group
 	for range 4 * segmentBurst {
 		calls.Go(func() error {
-			f, err := s.child.CallFile(ctx, callSegment, segmentCall{1}, &ipc.None{})
+			f, err := s.child.CallFile(ctx, MethodSegment, SegmentRequest{1}, &ipc.None{})
 			if err == nil {
 				made.Add(1)
 				return f.Close()
@@ -322,16 +322,16 @@ func TestSegmentsAreBounded(t *testing.T) {
 // of ours needs to be.
 func TestCallsAreSmall(t *testing.T) {
 	s := newScene(t)
-	have := leaseCall{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision, Have: make([]byte, 32)}
-	if err := s.child.Call(t.Context(), callLease, have, &leased{}); err != nil {
+	have := LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision, Have: make([]byte, 32)}
+	if err := s.child.Call(t.Context(), MethodLease, have, &LeaseReply{}); err != nil {
 		t.Fatal(err)
 	}
-	longest := nameCall{Sandbox: "box", Name: strings.Repeat("\x01", 255)} // six bytes each
-	if err := s.child.Call(t.Context(), callAssign, longest, &named{}); errors.Is(err, ipc.ErrClosed) {
+	longest := NameRequest{Sandbox: "box", Name: strings.Repeat("\x01", 255)} // six bytes each
+	if err := s.child.Call(t.Context(), MethodAssign, longest, &NameReply{}); errors.Is(err, ipc.ErrClosed) {
 		t.Errorf("a name of 255 bytes: %v", err)
 	}
 	have.Have = make([]byte, 64<<10)
-	if err := s.child.Call(t.Context(), callLease, have, &leased{}); !errors.Is(err, ipc.ErrClosed) {
+	if err := s.child.Call(t.Context(), MethodLease, have, &LeaseReply{}); !errors.Is(err, ipc.ErrClosed) {
 		t.Fatalf("a call of 64 KiB: %v", err)
 	}
 	if err := <-s.ended; !errors.Is(err, ipc.ErrProtocol) {

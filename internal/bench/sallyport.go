@@ -176,7 +176,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	trail, err := gatehouse.OpenTrail(h.audit, audit.Options{Logger: h.logger})
+	trail, err := gatehouse.OpenAuditLog(h.audit, audit.Options{Logger: h.logger})
 	if err != nil {
 		return err
 	}
@@ -187,7 +187,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	}
 	warden := gatehouse.New(gatehouse.Options{
 		IDs: jail.IDs{UID: jail.Nobody, GID: jail.Nobody}, View: view, Listeners: gatehouse.Listeners{Explicit: h.listener},
-		Trail: trail, AuditDir: h.audit, Broker: h.broker, Authority: h.authority,
+		AuditLog: trail, AuditDir: h.audit, Broker: h.broker, Authority: h.authority,
 		Local:      func() []netip.Prefix { return nil },
 		Identities: func() map[netip.Addr]policy.Sandbox { return nil }, Clients: h.clients.List,
 		Event: func(string) *audit.Event {
