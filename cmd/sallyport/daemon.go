@@ -20,11 +20,11 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
-	"sallyport/gateway/gatehouse"
-	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
+	"sallyport/gateway/supervisor"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/durable"
@@ -45,19 +45,19 @@ type daemon struct {
 
 	inForce atomic.Pointer[config.Config] // what the last load said
 	key     *seal.Key
-	trail   *gatehouse.AuditLog
+	trail   *supervisor.AuditLog
 	store   *file.Store
 	rules   *policy.Engine
 	broker  *credential.Broker
 
 	loader // of policy and credentials, again and again
 
-	authority *mitm.Authority
+	authority *ca.Authority
 	names     *resolver.Table
 	clients   *gateway.ClientStore
-	warden    *gatehouse.Supervisor // of the process that the gateway is
-	proxy     *net.TCPListener      // nil without an explicit proxy
-	inbound   *net.TCPListener      // nil where nothing comes in
+	warden    *supervisor.Supervisor // of the process that the gateway is
+	proxy     *net.TCPListener       // nil without an explicit proxy
+	inbound   *net.TCPListener       // nil where nothing comes in
 	exposed   *gateway.ExposureStore
 	approvals *approval.Store
 	ssh       *ssh.Door // nil without SSH
@@ -143,7 +143,7 @@ func raiseDescriptors() error {
 }
 
 func (d *daemon) openTrail(context.Context) error {
-	trail, err := gatehouse.OpenAuditLog(auditDir(d.cfg), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
+	trail, err := supervisor.OpenAuditLog(auditDir(d.cfg), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
 	if err != nil {
 		return err
 	}
@@ -188,7 +188,7 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if err := durable.MkdirAll(indexDir(d.cfg), 0o700); err != nil {
 		return err
 	}
-	if d.authority, err = mitm.Open(mitm.Options{Dir: caDir(d.cfg), Sealer: d.key, Logger: d.log}); err != nil {
+	if d.authority, err = ca.Open(ca.Options{Dir: caDir(d.cfg), Sealer: d.key, Logger: d.log}); err != nil {
 		return err
 	}
 	if d.names, err = resolver.OpenTable(filepath.Join(indexDir(d.cfg), "names"), resolver.TableOptions{Logger: d.log}); err != nil {
@@ -214,7 +214,7 @@ func (d *daemon) openGatehouse(context.Context) error {
 	if err != nil {
 		return err
 	}
-	var listeners gatehouse.Listeners
+	var listeners supervisor.Listeners
 	if h := d.house; h != nil {
 		listeners.Transparent, listeners.DNS, listeners.DNSTCP = h.steered, h.dnsUDP, h.dnsTCP
 		listeners.Mended = func() error { return h.guard.Steer(h.steered) }
@@ -225,11 +225,11 @@ func (d *daemon) openGatehouse(context.Context) error {
 	if err := d.listenInbound(&listeners); err != nil {
 		return err
 	}
-	ledger, err := gatehouse.OpenLedger(filepath.Join(indexDir(d.cfg), "limits.json"), auditDir(d.cfg))
+	ledger, err := supervisor.OpenLedger(filepath.Join(indexDir(d.cfg), "limits.json"), auditDir(d.cfg))
 	if err != nil {
 		return err
 	}
-	d.warden = gatehouse.New(gatehouse.Options{
+	d.warden = supervisor.New(supervisor.Options{
 		IDs: ids, View: view, Listeners: listeners,
 		AuditLog: d.trail, AuditDir: auditDir(d.cfg), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,

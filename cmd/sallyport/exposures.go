@@ -12,7 +12,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
-	"sallyport/gateway/gatehouse"
+	"sallyport/gateway/supervisor"
 	"sallyport/internal/api"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -23,7 +23,7 @@ import (
 )
 
 // listenInbound opens the listener of what comes in, if one is configured.
-func (d *daemon) listenInbound(to *gatehouse.Listeners) error {
+func (d *daemon) listenInbound(to *supervisor.Listeners) error {
 	if d.cfg.Inbound.Listen == "" {
 		return nil
 	}
@@ -80,7 +80,7 @@ func (d *daemon) reach(id string, port uint16) (*os.File, error) {
 }
 
 // inside connects to a port of an exposed sandbox as programs in it would.
-func (d *daemon) inside(ctx context.Context, id string, port uint16) (gatehouse.Stream, error) {
+func (d *daemon) inside(ctx context.Context, id string, port uint16) (supervisor.Stream, error) {
 	i, err := d.exposedOf(id)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
-	"sallyport/gateway/gatehouse"
+	"sallyport/gateway/worker"
 	"sallyport/sandbox/fsjail"
 )
 
@@ -13,7 +13,7 @@ func newGateway() *cobra.Command {
 	return &cobra.Command{
 		Use: "gateway", Hidden: true, Args: exactly(),
 		Short: "Be the gateway's process; the daemon starts it",
-		RunE:  func(*cobra.Command, []string) error { return gatehouse.Run() },
+		RunE:  func(*cobra.Command, []string) error { return worker.Run() },
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sallyport/audit"
-	"sallyport/gateway/gatehouse"
+	"sallyport/gateway/supervisor"
 	"sallyport/internal/tmpfs"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/channel"
@@ -115,7 +115,7 @@ func (d *daemon) openHouse(ctx context.Context) (err error) {
 		Inherit:   func(parent, child string) error { return d.names.Copy(parent, child) },
 		Mark:      d.mark,
 		Meter:     runtime,
-		Gate:      gate{func() *gatehouse.Supervisor { return d.warden }, d.log},
+		Gate:      gate{func() *supervisor.Supervisor { return d.warden }, d.log},
 		Layers:    runtime,
 		Jail:      fsjail.Open,
 		PerOwner:  d.cfg.Sandbox.PerTenant, OwnerImages: d.cfg.Sandbox.TenantImages, StoragePerOwner: perTenant,

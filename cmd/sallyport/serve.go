@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"sallyport/gateway/gatehouse"
+	"sallyport/gateway/supervisor"
 	"sallyport/internal/api"
 	"sallyport/internal/recorded"
 	"sallyport/internal/secretfile"
@@ -84,7 +84,7 @@ func serveHTTP(ctx context.Context, g *errgroup.Group, l net.Listener, s *http.S
 }
 
 // listenProxy opens the explicit proxy's listener, if one is configured.
-func (d *daemon) listenProxy(to *gatehouse.Listeners) error {
+func (d *daemon) listenProxy(to *supervisor.Listeners) error {
 	c := d.cfg.Proxy
 	if c.Listen == "" {
 		return nil

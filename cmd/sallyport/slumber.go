@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"sallyport/gateway/gatehouse"
+	"sallyport/gateway/supervisor"
 	"sallyport/internal/config"
 	"sallyport/sandbox"
 	"sallyport/sandbox/datapath"
@@ -18,7 +18,7 @@ import (
 // gate holds the connections of sandboxes that sleep: in the gateway's process as
 // long as that lives, and by their addresses beyond it.
 type gate struct {
-	warden func() *gatehouse.Supervisor // nil before there is one
+	warden func() *supervisor.Supervisor // nil before there is one
 	log    *slog.Logger
 }
 

@@ -1,3 +1,8 @@
+// Package mitm keeps the TLS configurations that the gateway shows to sandboxes.
+//
+// It makes the leaves' keys; the certificate authority (package ca) signs the
+// leaves, and its keys are never in this package. A leaf is signed again after a
+// day. No session ticket of one sandbox or name is accepted at another.
 package mitm
 
 import (
@@ -19,14 +24,22 @@ import (
 	"sallyport/internal/hostname"
 )
 
+// ErrBadName is the error for a name that no certificate is made for.
+var ErrBadName = errors.New("not a host name or IP address")
+
+// maxConfigs bounds the configurations in memory. Others are signed again.
+const maxConfigs = 8192
+
+// leafUse is how long a leaf, and the key of its session tickets, is used.
+const leafUse = 24 * time.Hour
+
 // Signer signs a leaf for a name, in its canonical form, that has the public
 // key, and returns it with what is above it up to the root, which is left out
 // (DER, the leaf first).
 type Signer func(sandboxID, name string, public *ecdsa.PublicKey) (chain [][]byte, err error)
 
-// Leaves keeps the TLS configurations that sandboxes are shown. It makes the
-// leaves' keys; who signs them may be in another process. It is safe for
-// concurrent use.
+// Leaves keeps one TLS configuration for each sandbox and name, 8192 at most. The
+// signer may be in another process. Leaves is safe for concurrent use.
 type Leaves struct {
 	sign    Signer
 	now     func() time.Time
@@ -40,13 +53,13 @@ type Leaves struct {
 type leafKey struct{ sandbox, name string }
 
 type leafConfig struct {
-	tls   *tls.Config
-	fresh window
+	tls      *tls.Config
+	from, to time.Time // when it is used
 }
 
-// NewLeaves returns an empty Leaves.
-func NewLeaves(sign Signer) *Leaves {
-	l := &Leaves{sign: sign, now: time.Now}
+// NewLeaves returns an empty Leaves that tells the time by now.
+func NewLeaves(sign Signer, now func() time.Time) *Leaves {
+	l := &Leaves{sign: sign, now: now}
 	// The size is a positive constant, the only thing that can be wrong.
 	l.configs, _ = simplelru.NewLRU[leafKey, *leafConfig](maxConfigs, nil)
 	return l
@@ -60,7 +73,7 @@ func (l *Leaves) ServerConfig(sandboxID, name string) (*tls.Config, error) {
 	if c := l.cached(k); c != nil {
 		return c, nil
 	}
-	name, err := canonical(name)
+	name, err := Canonical(name)
 	if err != nil {
 		return nil, err
 	}
@@ -96,14 +109,15 @@ func (l *Leaves) Forget(sandboxID string) {
 func (l *Leaves) cached(k leafKey) *tls.Config {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if c, ok := l.configs.Get(k); ok && c.fresh.contains(l.now()) {
-		return c.tls
+	c, ok := l.configs.Get(k)
+	if now := l.now(); !ok || now.Before(c.from) || !now.Before(c.to) {
+		return nil
 	}
-	return nil
+	return c.tls
 }
 
 // make has a leaf signed and keeps it, unless its sandbox may have been
-// forgotten meanwhile: then the signer is asked once more, who knows.
+// forgotten meanwhile: then it asks the signer again, which knows.
 func (l *Leaves) make(k leafKey) (*tls.Config, error) {
 	for {
 		l.mu.Lock()
@@ -146,10 +160,10 @@ func (l *Leaves) newConfig(k leafKey) (*leafConfig, error) {
 			NextProtos:                  []string{"h2", "http/1.1", "http/1.0"},
 			DynamicRecordSizingDisabled: true, // an answer goes in one write
 		},
-		fresh: window{leaf.NotBefore, l.now().Add(leafUse)},
+		from: leaf.NotBefore, to: l.now().Add(leafUse),
 	}
-	if end := leaf.NotAfter; end.Before(c.fresh.to) {
-		c.fresh.to = end
+	if end := leaf.NotAfter; end.Before(c.to) {
+		c.to = end
 	}
 	// Set, not left to crypto/tls: without keys of its own, a configuration
 	// that GetConfigForClient returns shares the listener's, and a ticket of
@@ -160,48 +174,15 @@ func (l *Leaves) newConfig(k leafKey) (*leafConfig, error) {
 	return c, nil
 }
 
-// ServerConfig is [Leaves.ServerConfig] with leaves that this authority signs.
-//
-// It does not make an authority: a sandbox that Root was not called for, or that
-// was forgotten, gets ErrNoAuthority.
-func (a *Authority) ServerConfig(sandboxID, name string) (*tls.Config, error) {
-	return a.leaves.ServerConfig(sandboxID, name)
-}
-
-// Sign is a [Signer], for a Leaves in another process: it takes any name and any
-// key on P-256. A sandbox that Root was not called for, or that was forgotten,
-// gets ErrNoAuthority.
-func (a *Authority) Sign(sandboxID, name string, public *ecdsa.PublicKey) (chain [][]byte, err error) {
-	name, err = canonical(name)
-	if err != nil {
-		return nil, err
-	}
-	if public.Curve != elliptic.P256() {
-		return nil, errBadKey
-	}
-	i, err := a.issuer(sandboxID)
-	if err != nil {
-		return nil, err
-	}
-	leaf, err := newLeaf(name, public, i, a.now())
-	if err != nil {
-		return nil, err
-	}
-	if _, ok := a.lineage(sandboxID); !ok {
-		return nil, ErrNoAuthority // forgotten meanwhile
-	}
-	return [][]byte{leaf.Raw, i.cert.Raw}, nil
-}
-
-// canonical returns a name in lower case without trailing dot, or the usual text
-// of an address. A wildcard is no name.
-func canonical(name string) (string, error) {
+// Canonical returns a host name in lower case without trailing dot, or the usual text
+// of an address. A wildcard is an error.
+func Canonical(name string) (string, error) {
 	if addr, err := netip.ParseAddr(name); err == nil && addr.Zone() == "" {
 		return addr.Unmap().String(), nil
 	}
 	n := strings.ToLower(strings.TrimSuffix(name, "."))
 	if !hostname.Valid(n) {
-		return "", fmt.Errorf("%w: %q", errBadName, name)
+		return "", fmt.Errorf("%w: %q", ErrBadName, name)
 	}
 	return n, nil
 }

@@ -22,9 +22,9 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
-	"sallyport/gateway/mitm"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
@@ -180,7 +180,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	t.Helper()
 	dir, h := t.TempDir(), &host{layer: t.TempDir()}
 	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
-	authority := must[*mitm.Authority](t)(mitm.Open(mitm.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
+	authority := must[*ca.Authority](t)(ca.Open(ca.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
 	cfg := must[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
 	rules := must[*policy.Policy](t)(policy.Compile(t.Context(), cfg.Document, policy.Options{}))
 	opt := api.Options{

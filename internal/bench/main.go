@@ -25,7 +25,7 @@ import (
 	"syscall"
 	"time"
 
-	"sallyport/gateway/gatehouse"
+	"sallyport/gateway/worker"
 )
 
 // options of a run; roles get the same.
@@ -55,7 +55,7 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("bench: ")
 	if len(os.Args) == 2 && os.Args[1] == "gateway" { // started by sallyport's role
-		if err := gatehouse.Run(); err != nil {
+		if err := worker.Run(); err != nil {
 			log.Fatal("gateway: ", err)
 		}
 		return

@@ -19,9 +19,10 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/gatehouse"
 	"sallyport/gateway/mitm"
+	"sallyport/gateway/supervisor"
 	"sallyport/gateway/upstream"
 	"sallyport/internal/jail"
 	"sallyport/internal/seal"
@@ -100,7 +101,7 @@ const clients = 16
 type house struct {
 	compiled  *policy.Policy
 	engine    *policy.Engine
-	authority *mitm.Authority
+	authority *ca.Authority
 	clients   *gateway.ClientStore
 	broker    *credential.Broker
 	audit     string // folder
@@ -124,7 +125,7 @@ func newHouse(ctx context.Context, o options) (h *house, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if h.authority, err = mitm.Open(mitm.Options{Dir: filepath.Join(data, "ca"), Sealer: key, Logger: h.logger}); err != nil {
+	if h.authority, err = ca.Open(ca.Options{Dir: filepath.Join(data, "ca"), Sealer: key, Logger: h.logger}); err != nil {
 		return nil, err
 	}
 	h.audit = filepath.Join(data, "audit")
@@ -176,7 +177,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	trail, err := gatehouse.OpenAuditLog(h.audit, audit.Options{Logger: h.logger})
+	trail, err := supervisor.OpenAuditLog(h.audit, audit.Options{Logger: h.logger})
 	if err != nil {
 		return err
 	}
@@ -185,8 +186,8 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	warden := gatehouse.New(gatehouse.Options{
-		IDs: jail.IDs{UID: jail.Nobody, GID: jail.Nobody}, View: view, Listeners: gatehouse.Listeners{Explicit: h.listener},
+	warden := supervisor.New(supervisor.Options{
+		IDs: jail.IDs{UID: jail.Nobody, GID: jail.Nobody}, View: view, Listeners: supervisor.Listeners{Explicit: h.listener},
 		AuditLog: trail, AuditDir: h.audit, Broker: h.broker, Authority: h.authority,
 		Local:      func() []netip.Prefix { return nil },
 		Identities: func() map[netip.Addr]policy.Sandbox { return nil }, Clients: h.clients.List,
@@ -232,7 +233,7 @@ func unsplitRole(ctx context.Context, o options) (err error) {
 		Clients:      h.clients,
 		Decider:      h.engine,
 		Recorder:     records,
-		Certificates: h.authority,
+		Certificates: mitm.NewLeaves(h.authority.Sign, time.Now),
 		Upstreams:    pool,
 		Broker:       h.broker,
 		Logger:       h.logger,

@@ -28,7 +28,7 @@ const (
 	callRude // of the process's, which no owner has
 )
 
-// child is a process within this one: packages gatehouse and e2e have real ones.
+// child is a process within this one: packages supervisor and e2e have real ones.
 type child struct {
 	peer *ipc.Peer
 	said *os.File

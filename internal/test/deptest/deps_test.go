@@ -22,6 +22,11 @@ type fence struct {
 }
 
 var fences = []fence{
+	{from: []string{"gateway/worker", "gateway/workerapi"}, to: []string{
+		"sallyport/gateway/supervisor", "sallyport/gateway/ca", "sallyport/gateway/credential/file", "sallyport/gateway/credential/vault",
+		"sallyport/internal/seal", "sallyport/sandbox", "github.com/hashicorp/vault", "filippo.io/age", "github.com/moby/moby", "github.com/cilium/ebpf",
+	}, why: "the privilege boundary: the worker parses what sandboxes and upstreams send, so secrets' stores, the authorities' keys, the engine and the datapath are the supervisor's"},
+	{from: []string{"gateway/supervisor"}, to: []string{"sallyport/gateway/worker"}, why: "the supervisor runs none of the worker's code"},
 	{from: []string{"gateway"}, to: []string{"sallyport/sandbox", "sallyport/memory"}, why: "the gateway knows sandboxes only as identities that it is given"},
 	{from: []string{"sandbox", "memory"}, to: []string{"sallyport/gateway", "sallyport/policy"}, why: "what runs a sandbox has no part in what may leave it"},
 	{from: []string{"audit"}, to: []string{"sallyport/gateway", "sallyport/policy", "sallyport/sandbox", "sallyport/memory", "sallyport/cmd"}, why: "everybody writes events, so an event imports nothing of theirs"},

@@ -1,0 +1,143 @@
+package ca
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// Lifetimes. Every certificate begins in the past for clients whose clock is
+// behind, and is renewed long before its end for those whose clock is ahead.
+const (
+	backdate         = 24 * time.Hour
+	rootLife         = 3652 * 24 * time.Hour // ten years
+	intermediateLife = 90 * 24 * time.Hour
+	intermediateUse  = 60 * 24 * time.Hour
+	leafLife         = 7 * 24 * time.Hour // with backdate
+)
+
+// pair is a certificate and its private key.
+type pair struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// intermediateWindow is when an intermediate is used without renewing it.
+func intermediateWindow(c *x509.Certificate) window {
+	to := c.NotBefore.Add(backdate + intermediateUse)
+	if c.NotAfter.Before(to) { // cut short by its root's
+		to = c.NotAfter
+	}
+	return window{c.NotBefore, to}
+}
+
+func newRoot(lineage string, now time.Time) (*pair, error) {
+	return newAuthority("root", lineage, nil, now, rootLife)
+}
+
+func newIntermediate(sandboxID string, root *pair, now time.Time) (*pair, error) {
+	return newAuthority("sandbox", sandboxID, root, now, intermediateLife)
+}
+
+// newAuthority makes a key and a certificate that may sign, self-signed when
+// there is no parent.
+func newAuthority(role, id string, parent *pair, now time.Time, life time.Duration) (*pair, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	keyID, err := subjectKeyID(&key.PublicKey)
+	if err != nil {
+		return nil, err
+	}
+	// The subject is unique to the key, so that a trust store with several of
+	// ours never has two roots of one name.
+	t := &x509.Certificate{
+		Subject: pkix.Name{
+			Organization:       []string{"Sallyport"},
+			OrganizationalUnit: []string{id[:min(len(id), 64)]}, // X.520 ub-organizational-unit-name
+			CommonName:         fmt.Sprintf("Sallyport %s %s", role, hex.EncodeToString(keyID[:8])),
+		},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(life),
+		IsCA:                  true,
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		SubjectKeyId:          keyID,
+	}
+	signer := &pair{cert: t, key: key}
+	if parent == nil {
+		t.MaxPathLen = 1
+	} else {
+		signer = parent
+		t.MaxPathLenZero = true
+		t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+		if t.NotAfter.After(parent.cert.NotAfter) {
+			t.NotAfter = parent.cert.NotAfter
+		}
+		if !now.Before(t.NotAfter) {
+			return nil, fmt.Errorf("its root expired on %s: make a new sandbox", parent.cert.NotAfter.Format(time.DateOnly))
+		}
+	}
+	cert, err := sign(t, signer, &key.PublicKey)
+	if err != nil {
+		return nil, err
+	}
+	return &pair{cert: cert, key: key}, nil
+}
+
+// newLeaf makes a certificate for one host name or one IP address.
+func newLeaf(name string, public *ecdsa.PublicKey, i *issuer, now time.Time) (*x509.Certificate, error) {
+	keyID, err := subjectKeyID(public)
+	if err != nil {
+		return nil, err
+	}
+	// No common name: it is limited to 64 characters and no client that checks
+	// the subject alternative name (RFC 9525) looks at it.
+	t := &x509.Certificate{
+		Subject:               pkix.Name{Organization: []string{"Sallyport"}},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(leafLife - backdate),
+		BasicConstraintsValid: true,
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		SubjectKeyId:          keyID,
+	}
+	if t.NotAfter.After(i.cert.NotAfter) {
+		t.NotAfter = i.cert.NotAfter
+	}
+	if addr, err := netip.ParseAddr(name); err == nil {
+		t.IPAddresses = []net.IP{addr.AsSlice()}
+	} else {
+		t.DNSNames = []string{name}
+	}
+	return sign(t, &pair{cert: i.cert, key: i.key}, public)
+}
+
+// sign leaves the serial number to crypto/x509, which draws one at random.
+func sign(t *x509.Certificate, signer *pair, public *ecdsa.PublicKey) (*x509.Certificate, error) {
+	der, err := x509.CreateCertificate(rand.Reader, t, signer.cert, public, signer.key)
+	if err != nil {
+		return nil, fmt.Errorf("signing a certificate: %w", err)
+	}
+	return x509.ParseCertificate(der)
+}
+
+// subjectKeyID is method 1 of RFC 7093: the leftmost 160 bits of the SHA-256 of
+// the public key.
+func subjectKeyID(public *ecdsa.PublicKey) ([]byte, error) {
+	point, err := public.Bytes()
+	if err != nil {
+		return nil, fmt.Errorf("encoding a public key: %w", err)
+	}
+	sum := sha256.Sum256(point)
+	return sum[:20], nil
+}

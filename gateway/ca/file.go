@@ -1,0 +1,190 @@
+package ca
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+)
+
+// Layout: <Dir>/lineage/<lineage>/root.pem and sandbox-<ID>.pem, each holding a
+// certificate and the sealed private key.
+const (
+	rootName         = "root.pem"
+	memberPrefix     = "sandbox-"
+	pemSuffix        = ".pem"
+	unfinished       = ".new-*"
+	blockCertificate = "CERTIFICATE"
+	blockSealedKey   = "SALLYPORT SEALED PRIVATE KEY"
+)
+
+var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
+
+// checkID refuses what could leave the directory when used as a file's name.
+func checkID(id string) error {
+	if !idPattern.MatchString(id) {
+		return fmt.Errorf("%w: %q: letters, digits, - and _, 128 at most", errBadID, id)
+	}
+	return nil
+}
+
+func (a *Authority) lineageDir(lineage string) string { return filepath.Join(a.dir, lineage) }
+func (a *Authority) rootFile(lineage string) string {
+	return filepath.Join(a.dir, lineage, rootName)
+}
+func (a *Authority) memberFile(lineage, id string) string {
+	return filepath.Join(a.dir, lineage, memberPrefix+id+pemSuffix)
+}
+
+// sealedPair is a certificate with its key as it is on disk.
+type sealedPair struct {
+	cert *x509.Certificate
+	key  []byte
+}
+
+// readPair reads a file without unsealing its key.
+func readPair(path string) (*sealedPair, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var p sealedPair
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		switch block.Type {
+		case blockCertificate:
+			if p.cert, err = x509.ParseCertificate(block.Bytes); err != nil {
+				return nil, damaged(path, err)
+			}
+		case blockSealedKey:
+			p.key = block.Bytes
+		}
+	}
+	if p.cert == nil || p.key == nil {
+		return nil, damaged(path, errors.New("certificate or key missing"))
+	}
+	return &p, nil
+}
+
+// damaged never leads to a new authority in the old one's place: the sandbox
+// would not trust it.
+func damaged(path string, err error) error {
+	return fmt.Errorf("%s is damaged: %w: restore it from a backup, or remove the sandbox and make it again", path, err)
+}
+
+// load reads a file and unseals its key.
+func (a *Authority) load(path string) (*pair, error) {
+	p, err := readPair(path)
+	if err != nil {
+		return nil, err
+	}
+	der, err := a.sealer.Open(p.key)
+	if err != nil {
+		return nil, fmt.Errorf("unsealing the key in %s (is the key file the one it was sealed with?): %w", path, err)
+	}
+	parsed, err := x509.ParsePKCS8PrivateKey(der)
+	clear(der)
+	if err != nil {
+		return nil, damaged(path, err)
+	}
+	key, ok := parsed.(*ecdsa.PrivateKey)
+	if !ok || !key.PublicKey.Equal(p.cert.PublicKey) {
+		return nil, damaged(path, errors.New("the key is not the certificate's"))
+	}
+	return &pair{cert: p.cert, key: key}, nil
+}
+
+// save writes a pair so that it is on disk, whole, when save returns.
+func (a *Authority) save(path string, p *pair) error {
+	der, err := x509.MarshalPKCS8PrivateKey(p.key)
+	if err != nil {
+		return err
+	}
+	defer clear(der)
+	sealed, err := a.sealer.Seal(der)
+	if err != nil {
+		return fmt.Errorf("sealing the key for %s: %w", path, err)
+	}
+	var buf bytes.Buffer
+	for _, b := range []*pem.Block{{Type: blockCertificate, Bytes: p.cert.Raw}, {Type: blockSealedKey, Bytes: sealed}} {
+		if err := pem.Encode(&buf, b); err != nil {
+			return err
+		}
+	}
+	return replaceFile(path, buf.Bytes())
+}
+
+// remove deletes a sandbox's file, and its lineage when no member is left.
+func (a *Authority) remove(id, lineage string) error {
+	dir := a.lineageDir(lineage)
+	if err := removeFile(a.memberFile(lineage, id)); err != nil {
+		return err
+	}
+	left, err := filepath.Glob(filepath.Join(dir, memberPrefix+"*"+pemSuffix))
+	if err != nil || len(left) > 0 {
+		return errors.Join(err, syncDir(dir))
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return syncDir(a.dir)
+}
+
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// removeUnfinished deletes what replaceFile was making when the process ended.
+func removeUnfinished(dirs string) error {
+	files, err := filepath.Glob(filepath.Join(dirs, unfinished))
+	for _, f := range files {
+		err = errors.Join(err, removeFile(f))
+	}
+	return err
+}
+
+func makeDir(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return syncDir(filepath.Dir(dir))
+}
+
+// replaceFile makes path hold data, durably, or leaves what was there.
+func replaceFile(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), unfinished) // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, removeFile(f.Name()))
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

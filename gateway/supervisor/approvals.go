@@ -1,0 +1,66 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/ipc"
+	"sallyport/policy/approval"
+)
+
+// Approvals is where the Warden takes questions to.
+type Approvals interface {
+	Ask(approval.Question) (approval.Verdict, error)
+	Withdraw(sandboxID, id string)
+	// WithdrawHeld takes back what a process held that is gone.
+	WithdrawHeld()
+}
+
+// Answered tells the process that it is time to ask about a request again.
+func (s *Supervisor) Answered(id string) {
+	s.tell(workerapi.MethodAnswered, workerapi.AnsweredRequest{ID: id})
+}
+
+// ask takes a question of the process's, under the names that the daemon knows
+// its sandboxes by.
+func (s *Supervisor) ask(_ context.Context, q approval.Question) (approval.Verdict, error) {
+	if s.o.Approvals == nil {
+		return approval.Verdict{}, errors.New("no operator can be asked")
+	}
+	if !s.enrol(&q.Subject) {
+		return approval.Verdict{}, errStranger
+	}
+	if err := workerapi.CheckQuestion(q); err != nil {
+		return approval.Verdict{}, err
+	}
+	return s.o.Approvals.Ask(q)
+}
+
+func (s *Supervisor) withdraw(_ context.Context, c workerapi.WithdrawRequest) (ipc.None, error) {
+	if s.o.Approvals != nil {
+		s.o.Approvals.Withdraw(c.Sandbox, c.ID)
+	}
+	return ipc.None{}, nil
+}
+
+// enrol gives a subject the name and session of its sandbox, or client, as they
+// are known here, and tells whether there is one.
+func (s *Supervisor) enrol(subject *approval.Subject) bool {
+	for _, i := range s.o.Identities() {
+		if i.ID == subject.SandboxID {
+			subject.Sandbox, subject.Session, subject.Owner = i.Name, i.Session, i.Owner
+			return true
+		}
+	}
+	if s.o.Clients == nil {
+		return false
+	}
+	for _, c := range s.o.Clients() {
+		if c.ID == subject.SandboxID {
+			subject.Sandbox, subject.Session, subject.Owner = c.Name, "", ""
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,152 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/ipc"
+)
+
+func newTrail(t *testing.T) (*AuditLog, string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "audit")
+	trail, err := OpenAuditLog(dir, audit.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = trail.Close() })
+	return trail, dir
+}
+
+func event() *audit.Event {
+	return audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+}
+
+// numbers of a log's events, which must be 1, 2, ….
+func numbers(t *testing.T, dir string) (n uint64) {
+	t.Helper()
+	for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n++; e.Metadata.Sequence != n {
+			t.Fatalf("event %d has number %d", n, e.Metadata.Sequence)
+		}
+	}
+	return n
+}
+
+// A log that cannot be opened when its writer has died refuses events, and
+// heals when the next process is tried.
+func TestTrailCannotBeOpened(t *testing.T) {
+	trail, dir := newTrail(t)
+	if err := trail.Append(t.Context(), event()); err != nil {
+		t.Fatal(err)
+	}
+	h, err := trail.handOver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = h.File.Close() // the process dies
+	aside := dir + ".aside"
+	if err := errors.Join(os.Rename(dir, aside), os.WriteFile(dir, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := trail.takeBack(); err == nil {
+		t.Fatal("a file was opened as a log")
+	}
+	if err := trail.Append(t.Context(), event()); !errors.Is(err, audit.ErrUnwritable) {
+		t.Errorf("appending meanwhile: %v", err)
+	}
+	for range 2 {
+		if _, err := trail.handOver(); err == nil {
+			t.Fatal("what is not open was handed over")
+		}
+	}
+	if err := errors.Join(os.Remove(dir), os.Rename(aside, dir)); err != nil {
+		t.Fatal(err)
+	}
+	if h, err = trail.handOver(); err != nil || h.Next != 2 {
+		t.Fatalf("handed over at %d, %v", h.Next, err)
+	}
+	_ = h.File.Close()
+	if err := trail.takeBack(); err != nil {
+		t.Fatal(err)
+	}
+	if err := trail.Append(t.Context(), event()); err != nil {
+		t.Fatal(err)
+	}
+	if n := numbers(t, dir); n != 2 {
+		t.Errorf("%d events, want 2", n)
+	}
+	if got := trail.Stats().Events; got != 2 {
+		t.Errorf("%d events were counted, want 2", got)
+	}
+}
+
+// A process that does not answer is ended, and the daemon writes what it was to
+// write, without a second time what it had written all the same.
+func TestTrailIsNotAnswered(t *testing.T) {
+	for name, written := range map[string]bool{"nothing written": false, "written": true} {
+		t.Run(name, func(t *testing.T) {
+			trail, dir := newTrail(t)
+			trail.patience = 100 * time.Millisecond
+			h, err := trail.handOver()
+			if err != nil {
+				t.Fatal(err)
+			}
+			log, err := audit.Continue(h, audit.Options{Segment: func(first uint64) (*os.File, error) {
+				return os.Create(filepath.Join(dir, fmt.Sprintf("%020d.jsonl", first)))
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			here, f, err := ipc.Pair()
+			if err != nil {
+				t.Fatal(err)
+			}
+			there, err := ipc.Inherited(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			side := ipc.New(here, ipc.Options{})
+			child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
+				workerapi.MethodAppend: ipc.Handle(func(ctx context.Context, c workerapi.AppendRequest) (ipc.None, error) {
+					if written {
+						_ = log.Append(ctx, c.Events...)
+					}
+					<-ctx.Done()
+					return ipc.None{}, ctx.Err()
+				}),
+			}})
+			var ends sync.WaitGroup
+			ends.Go(func() { _ = child.Serve(); _ = log.Close() })
+			ends.Go(func() { // what the Warden does
+				_ = side.Serve()
+				<-child.Done()
+				if err := errors.Join(log.Close(), trail.takeBack()); err != nil {
+					t.Error(err)
+				}
+			})
+			defer func() { _ = side.Close(); ends.Wait() }()
+			trail.give(side)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if err := trail.Append(ctx, event()); err != nil {
+				t.Errorf("appending: %v", err)
+			}
+			if n := numbers(t, dir); n != 1 {
+				t.Errorf("%d events, want 1", n)
+			}
+		})
+	}
+}

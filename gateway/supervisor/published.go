@@ -1,0 +1,71 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"sallyport/gateway"
+	"sallyport/gateway/workerapi"
+)
+
+// Exposures tells what is exposed now. What goes on by an exposure that is not
+// among it ends.
+func (s *Supervisor) Exposures() {
+	s.tell(workerapi.MethodPublished, workerapi.PublishedRequest{Exposures: s.exposures()})
+}
+
+func (s *Supervisor) exposures() []gateway.Exposure {
+	if s.o.Exposures == nil {
+		return nil
+	}
+	return s.o.Exposures()
+}
+
+// errUnexposed keeps a process from starting sandboxes that nobody has exposed.
+var errUnexposed = errors.New("no such sandbox is exposed")
+
+func (s *Supervisor) isExposed(id string) bool {
+	return slices.ContainsFunc(s.exposures(), func(e gateway.Exposure) bool { return e.SandboxID == id })
+}
+
+func (s *Supervisor) opened(id string, port uint16) (e gateway.Exposure, is bool) {
+	all := s.exposures()
+	i := slices.IndexFunc(all, func(e gateway.Exposure) bool { return e.SandboxID == id && e.Port == port })
+	if i < 0 {
+		return e, false
+	}
+	return all[i], true
+}
+
+func (s *Supervisor) whose(ctx context.Context, c workerapi.SandboxRequest) (workerapi.IdentifyReply, error) {
+	if !s.isExposed(c.ID) {
+		return workerapi.IdentifyReply{}, errUnexposed
+	}
+	box, err := s.o.Whose(ctx, c.ID)
+	return workerapi.IdentifyReply{Sandbox: box}, err
+}
+
+// wake has the sandbox run. It does not go on for longer than the process: a sandbox
+// that has begun to wake waits until that is on record, the record for the log to be
+// taken back, and that for the last answer to the process.
+func (s *Supervisor) wake(ctx context.Context, c workerapi.SandboxRequest) (workerapi.WakeReply, error) {
+	if !s.isExposed(c.ID) {
+		return workerapi.WakeReply{}, errUnexposed
+	}
+	type woken struct {
+		gateway.Identity
+		err error
+	}
+	done := make(chan woken, 1)
+	go func() {
+		i, err := s.o.Wake(ctx, c.ID)
+		done <- woken{i, err}
+	}()
+	select {
+	case i := <-done:
+		return workerapi.WakeReply{Sandbox: i.Sandbox, Address: i.Address}, i.err
+	case <-ctx.Done():
+		return workerapi.WakeReply{}, context.Cause(ctx)
+	}
+}

@@ -1,0 +1,375 @@
+// Package supervisor is the daemon's side of the gateway: it starts the worker, a
+// process without privileges that parses what sandboxes and upstreams send,
+// answers its calls (package workerapi), and starts another one when it dies.
+//
+// The supervisor checks each call by its own policy and tables, whatever the
+// worker says: a lease by the binding of credential, host and port and by the
+// policy's revision; a name and a certificate by the sandboxes that run; a
+// connection by the ports that are published; a question to an operator by the
+// sandboxes and clients that are known, with the store's bound on what waits. It
+// takes everything that a worker says for hostile: bounded, checked, and ending
+// the worker where it is not of the protocol. Counters of limits are counted by
+// the worker and kept by a [Ledger].
+//
+// While there is no worker nothing leaves: connections wait in the listeners'
+// queues, which the supervisor keeps open, and the supervisor writes the log.
+//
+// A worker that has been taken over can do more than all its sandboxes together:
+// lease every credential that a rule binds, whether a sandbox asks or not, and so
+// learn the secret and send it anywhere, since the worker itself keeps a lease's
+// bounds; get a certificate for any name in the eyes of any sandbox; read and
+// rewrite the last segment of the log; send bytes anywhere; ask for approval of
+// what nobody wants, and use a grant for something else. It cannot keep a policy
+// out (see [Supervisor.Prepare]), read a secret that no rule binds, the
+// authorities' keys or earlier segments of the log, nor touch engine, datapath,
+// files or other processes.
+package supervisor
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/ca"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/resolver"
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/ipc"
+	"sallyport/internal/jail"
+	"sallyport/internal/quota"
+	"sallyport/internal/supervise"
+	"sallyport/policy"
+)
+
+// maxCalls bounds the calls of a worker that are answered at a time.
+const maxCalls = 256
+
+// startWithin bounds how long a worker takes to start: it compiles a policy of many
+// thousand rules.
+const startWithin = 2 * time.Minute
+
+// Bounds of how many segments of the log are made: a burst, and then one a second,
+// or as many as so many bytes a second fill where segments are small.
+const (
+	segmentBurst = 16
+	segmentBytes = 64 << 20
+)
+
+// Listeners are what the process takes connections from; each may be nil. The
+// Warden does not close them.
+type Listeners struct {
+	Transparent, Explicit, DNSTCP *net.TCPListener
+	Inbound                       *net.TCPListener // on a loopback address
+	DNS                           *net.UDPConn
+	// Mended, unless nil, is called after each process, when the sockets are as
+	// they were: one that was replaced is not in the kernel's maps of sockets, and
+	// one that was shut down need not be.
+	Mended func() error
+	// Certificate and Key are the explicit proxy's, in PEM; none: it is plain.
+	Certificate, Key []byte
+}
+
+// Options of a Warden. All are needed but Args and Listeners.
+type Options struct {
+	// Args start this program as the process. Default: sallyport gateway.
+	Args      []string
+	IDs       jail.IDs // whom it runs as
+	View      *jail.View
+	Listeners Listeners
+	AuditLog  *AuditLog
+	// SegmentSize is the audit log's.
+	SegmentSize int64
+	AuditDir    string
+
+	Broker    *credential.Broker
+	Authority *ca.Authority
+	Names     *resolver.Table
+	// Local lists this host's addresses and the sandboxes' networks.
+	Local func() []netip.Prefix
+	// Identities and Clients are the tables as they are now. Changes are told by
+	// Identity and Clients.
+	Identities func() map[netip.Addr]policy.Sandbox
+	Clients    func() []gateway.Client
+	// Exposures, and Whose and Wake for the sandboxes that are exposed, are needed
+	// with Listeners.Inbound. Whose is who a sandbox is, by its ID; Wake runs it and
+	// returns where it is. Changes of Exposures are told by [Warden.Exposures].
+	Exposures func() []gateway.Exposure
+	Whose     func(ctx context.Context, id string) (policy.Sandbox, error)
+	Wake      func(ctx context.Context, id string) (gateway.Identity, error)
+	// Dial returns a socket that has begun to connect to a port of a sandbox that is
+	// exposed, at its own address: the datapath lets no other of the process's
+	// through. It is needed with Inbound too.
+	Dial func(id string, port uint16) (*os.File, error)
+	// Loopback connects to a port of a sandbox that is exposed as programs inside it
+	// would. Its errors are those of [gateway.Inside]. Default: what listens on a
+	// sandbox's loopback address is not reached.
+	Loopback func(ctx context.Context, id string, port uint16) (Stream, error)
+	// Approvals may be nil: what needs approval is denied then.
+	Approvals Approvals
+	// Event makes the record of a change of the process's state.
+	Event  func(state string) *audit.Event
+	Logger *slog.Logger
+
+	// Found is [gateway.Options.Found].
+	Found int64
+	// Limits keeps the counters of limits. Default: they are a process's own.
+	Limits *Ledger
+	// Limited tells whether the policy in force has limits. Default: it may.
+	Limited func() bool
+	// Every is the period that the policy in force gives a limit, 0 where it does
+	// not say. Default: it does not.
+	Every func(limit string) time.Duration
+}
+
+// Supervisor looks after the process. It is safe for concurrent use.
+type Supervisor struct {
+	o       Options
+	leases  *leaseServer
+	process *supervise.Keeper
+
+	segments  *rate.Limiter
+	turn      chan struct{} // to wait for segments
+	patience  time.Duration // with a process that is told something
+	loopbacks *quota.Places // of connections made from inside
+
+	// Guarded by keeper.Hold: the policy in force, and what the next process starts
+	// with.
+	document policy.Document
+	revision string
+	next     workerapi.StartRequest
+	// soiled says that a process has had the listeners since they were mended. It
+	// is of who readies a process or has seen one end: never two at once.
+	soiled bool
+}
+
+// New returns a Warden that Start starts.
+func New(o Options) *Supervisor {
+	if len(o.Args) == 0 {
+		o.Args = []string{"sallyport", "gateway"}
+	}
+	if o.Limits != nil && o.Every != nil {
+		o.Limits.every = o.Every
+	}
+	often := rate.Limit(1)
+	if o.SegmentSize > 0 {
+		often = max(often, rate.Limit(segmentBytes)/rate.Limit(o.SegmentSize))
+	}
+	s := &Supervisor{
+		o: o, leases: newLeaseServer(o.Broker), segments: rate.NewLimiter(often, segmentBurst), turn: make(chan struct{}, 1),
+		patience: workerapi.AnswerWithin, loopbacks: quota.New(maxInside, maxInsideOfOne),
+	}
+	s.process = supervise.New(supervise.Options{
+		Name: "the gateway's process", Logger: o.Logger, Said: s.repeat, Voice: supervise.Voice{Line: 64 << 10, Rate: 100, Burst: 2000},
+		Ready: s.ready, Link: func(*supervise.Process) ipc.Options { return s.link() },
+		Start: s.begin, Serve: s.serve, Ended: s.ended, Lost: s.processLost, Back: func(ctx context.Context) { s.recordState(ctx, "started", nil) },
+	})
+	return s
+}
+
+// Start begins the first process, with a policy.
+func (s *Supervisor) Start(ctx context.Context, doc policy.Document, revision string) error {
+	s.document, s.revision = doc, revision // nobody else has it yet
+	if err := show(s.o.View, doc, revision); err != nil {
+		return fmt.Errorf("showing the gateway its policy: %w", err)
+	}
+	return s.process.Start(ctx)
+}
+
+// Watch starts a new process whenever one dies, until ctx is done.
+func (s *Supervisor) Watch(ctx context.Context) error {
+	var view errgroup.Group
+	view.Go(func() error { s.o.View.Watch(ctx); return nil })
+	defer view.Wait()
+	if s.o.Limits != nil {
+		view.Go(func() error { s.tally(ctx); return nil })
+	}
+	return s.process.Watch(ctx)
+}
+
+func (s *Supervisor) processLost(ctx context.Context, cause error, in time.Duration) {
+	s.o.Logger.Error("the gateway's process has ended; nothing leaves until the next one is up", "error", cause, "in", in)
+	s.recordState(ctx, "ended", cause)
+}
+
+// recordState records what happened to the process. It does so before the next one
+// starts, or not at all: a log that cannot be written lets nothing leave anyhow.
+func (s *Supervisor) recordState(ctx context.Context, state string, cause error) {
+	e := s.o.Event(state)
+	if cause != nil {
+		e.Detail = cause.Error()
+		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityHigh
+	}
+	ctx, cancel := context.WithTimeout(ctx, workerapi.AnswerWithin)
+	defer cancel()
+	if err := s.o.AuditLog.Append(ctx, e); err != nil {
+		s.o.Logger.Error("the gateway's state cannot be recorded", "state", state, "error", err)
+	}
+}
+
+// Use puts the policy that was prepared into force. A process that does not take
+// it is ended: the next one begins with it.
+func (s *Supervisor) Use(doc policy.Document, revision string) {
+	defer s.process.Hold()()
+	old, before := s.revision, rootFiles(s.document)
+	s.document, s.revision = doc, revision
+	s.tell(workerapi.MethodUse, workerapi.PolicyRequest{Policy: revision})
+	if p := s.process.Process(); p != nil && !p.State.Root && !slices.Equal(before, rootFiles(doc)) {
+		// It may read the files that it was started with; the next one may read these.
+		_ = p.Peer.Close()
+	}
+	if old != revision {
+		if err := s.o.View.Remove(filepath.Dir(workerapi.DocumentPath(old))); err != nil {
+			s.o.Logger.Warn("the policy of before cannot be removed", "error", err)
+		}
+	}
+}
+
+// Identity tells that an address is a sandbox's, or nobody's (nil). It returns
+// when the process knows.
+func (s *Supervisor) Identity(a netip.Addr, sandbox *policy.Sandbox) {
+	s.tell(workerapi.MethodIdentity, workerapi.IdentityRequest{Address: a, Sandbox: sandbox})
+}
+
+// Clients tells who may use the explicit proxy now.
+func (s *Supervisor) Clients() {
+	s.tell(workerapi.MethodClients, workerapi.ClientsRequest{Clients: s.o.Clients()})
+}
+
+// Forget drops what the process keeps under the ID of a sandbox or a client.
+func (s *Supervisor) Forget(id string) {
+	s.tell(workerapi.MethodForget, workerapi.ForgetRequest{ID: id})
+}
+
+// Revoke ends all leases, as a change of a secret must.
+func (s *Supervisor) Revoke() { s.tell(workerapi.MethodRevoke, ipc.None{}) }
+
+// tell tells the process, if there is one; the next one is told everything.
+func (s *Supervisor) tell(m ipc.Method, what any) { s.process.Tell(s.patience, m, what) }
+
+// peer is who is asked: nil while there is no process.
+func (s *Supervisor) peer() *ipc.Peer {
+	if p := s.process.Process(); p != nil {
+		return p.Peer
+	}
+	return nil
+}
+
+// Status says how the process is.
+func (s *Supervisor) Status() supervise.Status { return s.process.Status() }
+
+// Stop has the process drain for a time and ends it. There is no other after it.
+func (s *Supervisor) Stop(within time.Duration) error {
+	return s.process.Stop(func(p *supervise.Process) error {
+		ctx, cancel := context.WithTimeout(context.Background(), within+workerapi.AnswerWithin)
+		defer cancel()
+		var last workerapi.StopReply
+		if err := p.Peer.Call(ctx, workerapi.MethodStop, workerapi.StopRequest{Within: within}, &last); err != nil {
+			return err
+		}
+		s.o.AuditLog.account(last.Log)
+		if s.o.Limits != nil {
+			if err := s.o.Limits.sync(ctx, p.Peer); err != nil {
+				s.o.Logger.Error("the counters of limits cannot be written down", "error", err)
+			}
+		}
+		if last.Late {
+			return context.DeadlineExceeded
+		}
+		return nil
+	})
+}
+
+// Handlers of what the process asks.
+
+func (s *Supervisor) methods() map[ipc.Method]ipc.Handler {
+	return map[ipc.Method]ipc.Handler{
+		workerapi.MethodLease:  ipc.Handle(s.leases.lease),
+		workerapi.MethodLogin:  ipc.Handle(s.leases.login),
+		workerapi.MethodSign:   ipc.Handle(s.sign),
+		workerapi.MethodAssign: ipc.Handle(s.assign),
+		workerapi.MethodName:   ipc.Handle(s.name),
+		workerapi.MethodLocal: ipc.Handle(func(context.Context, ipc.None) (workerapi.LocalReply, error) {
+			return workerapi.LocalReply{Prefixes: s.o.Local()}, nil
+		}),
+		workerapi.MethodSegment:  ipc.HandleFile(s.segment),
+		workerapi.MethodAsk:      ipc.Handle(s.ask),
+		workerapi.MethodWithdraw: ipc.Handle(s.withdraw),
+		workerapi.MethodIdentify: ipc.Handle(s.whose),
+		workerapi.MethodWake:     ipc.Handle(s.wake),
+		workerapi.MethodLoopback: ipc.HandleFile(s.inside),
+		workerapi.MethodDial:     ipc.HandleFile(s.reach),
+	}
+}
+
+// link is the Warden's side of one.
+func (s *Supervisor) link() ipc.Options {
+	return ipc.Options{Methods: s.methods(), Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame, MaxIn: workerapi.MaxCall, MaxCalls: maxCalls}
+}
+
+// segment makes a segment of the log, not faster than a log grows: what a process
+// asks for without need is a file on the disk all the same.
+func (s *Supervisor) segment(ctx context.Context, c workerapi.SegmentRequest) (ipc.None, *os.File, error) {
+	select { // a place in the limiter's queue outlives who has it, so there is one
+	case s.turn <- struct{}{}:
+		defer func() { <-s.turn }()
+	case <-ctx.Done():
+		return ipc.None{}, nil, ctx.Err()
+	}
+	if err := s.segments.Wait(ctx); err != nil {
+		return ipc.None{}, nil, err
+	}
+	f, err := audit.NewSegment(s.o.AuditDir, c.First, s.o.SegmentSize)
+	return ipc.None{}, f, err
+}
+
+func (s *Supervisor) sign(_ context.Context, c workerapi.SignRequest) (workerapi.SignReply, error) {
+	public, err := ecdsa.ParseUncompressedPublicKey(elliptic.P256(), c.Public)
+	if err != nil {
+		return workerapi.SignReply{}, err
+	}
+	chain, err := s.o.Authority.Sign(c.Sandbox, c.Name, public)
+	return workerapi.SignReply{Chain: chain}, err
+}
+
+// errStranger keeps a process from filling the disk with names of sandboxes
+// that do not exist.
+var errStranger = errors.New("no such sandbox is running")
+
+func (s *Supervisor) runs(id string) bool {
+	for _, box := range s.o.Identities() {
+		if box.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+func (s *Supervisor) assign(_ context.Context, c workerapi.NameRequest) (workerapi.NameReply, error) {
+	if !s.runs(c.Sandbox) {
+		return workerapi.NameReply{}, errStranger
+	}
+	a, err := s.o.Names.Assign(c.Sandbox, c.Name)
+	return workerapi.NameReply{Address: a}, err
+}
+
+func (s *Supervisor) name(_ context.Context, c workerapi.NameRequest) (workerapi.NameReply, error) {
+	if !s.runs(c.Sandbox) {
+		return workerapi.NameReply{}, errStranger
+	}
+	name, ok := s.o.Names.Name(c.Sandbox, c.Address)
+	return workerapi.NameReply{Name: name, Known: ok}, nil
+}

@@ -1,0 +1,273 @@
+package supervisor
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/audit"
+	"sallyport/gateway/ca"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/resolver"
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/ipc"
+	"sallyport/policy"
+)
+
+type plainSealer struct{}
+
+func (plainSealer) Seal(b []byte) ([]byte, error) { return b, nil }
+func (plainSealer) Open(b []byte) ([]byte, error) { return b, nil }
+
+// vault is a source that counts.
+type vault struct {
+	value atomic.Pointer[string]
+	reads atomic.Int64
+}
+
+func (v *vault) Read(context.Context) (credential.Material, error) {
+	v.reads.Add(1)
+	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(*v.value.Load())}, Version: "1"}, nil
+}
+
+// scene is a Warden and the far end of its link, which a test plays.
+type scene struct {
+	warden *Supervisor
+	vault  *vault
+	audit  string
+	child  *ipc.Peer
+	ended  <-chan error // of the Warden's side
+}
+
+const (
+	bound    = "api.example.test"
+	revision = "r1"
+)
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	dir := t.TempDir()
+	v := &vault{}
+	secret := "a-secret-of-some-length"
+	v.value.Store(&secret)
+	authority, err := ca.Open(ca.Options{Dir: filepath.Join(dir, "ca"), Sealer: plainSealer{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := authority.Root("box"); err != nil {
+		t.Fatal(err)
+	}
+	table, err := resolver.OpenTable(filepath.Join(dir, "names"), resolver.TableOptions{PerSandbox: 8})
+	if err != nil {
+		t.Fatal(err)
+	}
+	trail := filepath.Join(dir, "audit")
+	own, err := audit.Open(trail, audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = own.Close() })
+	w := New(Options{
+		AuditDir: trail, Authority: authority, Names: table, Logger: slog.New(slog.DiscardHandler),
+		Broker: credential.New(credential.Options{
+			Sources: map[string]credential.Source{"key": v, "other": v}, Revision: revision,
+			Bound: func(name, host string, port uint16) bool { return name == "key" && host == bound && port == 443 },
+		}),
+		Local: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("198.51.100.1/32")} },
+		Identities: func() map[netip.Addr]policy.Sandbox {
+			return map[netip.Addr]policy.Sandbox{{}: {Name: "box", ID: "box"}}
+		},
+	})
+	here, f, err := ipc.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err := ipc.Inherited(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	side := ipc.New(here, w.link())
+	child := ipc.New(there, ipc.Options{Files: true, Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame})
+	ended, finished := make(chan error, 1), make(chan struct{})
+	go func() { ended <- side.Serve() }()
+	go func() { defer close(finished); _ = child.Serve() }()
+	t.Cleanup(func() { _ = child.Close(); _ = side.Close(); <-finished })
+	return &scene{w, v, trail, child, ended}
+}
+
+// Whatever the process asks for, it gets what its policy's rules give it.
+func TestLeaseIsChecked(t *testing.T) {
+	s := newScene(t)
+	for name, tt := range map[string]struct {
+		call workerapi.LeaseRequest
+		want error
+	}{
+		"what a rule binds":         {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision}, nil},
+		"another host":              {workerapi.LeaseRequest{Credential: "key", Host: "evil.example.test", Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"another port":              {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 8443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"no TLS":                    {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, Policy: revision}, credential.ErrNotBound},
+		"a credential without rule": {workerapi.LeaseRequest{Credential: "other", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"no such credential":        {workerapi.LeaseRequest{Credential: "../key", Host: bound, Port: 443, TLS: true, Policy: revision}, credential.ErrNotBound},
+		"another policy":            {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: "r0"}, credential.ErrStale},
+		"no policy":                 {workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true}, credential.ErrStale},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got workerapi.LeaseReply
+			err := s.child.Call(t.Context(), workerapi.MethodLease, tt.call, &got)
+			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
+				t.Errorf("got %v, want %v", err, tt.want)
+			}
+			if (got.Fields["token"] != "") != (tt.want == nil) {
+				t.Errorf("got %d fields", len(got.Fields))
+			}
+		})
+	}
+	var got workerapi.LoginReply
+	if err := s.child.Call(t.Context(), workerapi.MethodLogin, workerapi.LoginRequest{Credential: "key", Proxy: "http://proxy.example.test:3128"}, &got); !errors.Is(err, credential.ErrNotBound) || got.Password != "" {
+		t.Errorf("a login that no rule has: %v", err)
+	}
+}
+
+func TestQuestions(t *testing.T) {
+	s := newScene(t)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	point, err := key.PublicKey.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tt := range map[string]struct {
+		method ipc.Method
+		call   any
+		out    any
+		ok     bool
+	}{
+		"a leaf":                       {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "box", Name: bound, Public: point}, &workerapi.SignReply{}, true},
+		"a leaf of no sandbox":         {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "nobody", Name: bound, Public: point}, &workerapi.SignReply{}, false},
+		"a leaf of a path":             {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "../../box", Name: bound, Public: point}, &workerapi.SignReply{}, false},
+		"a leaf for a wildcard":        {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "box", Name: "*.example.test", Public: point}, &workerapi.SignReply{}, false},
+		"a leaf for no point":          {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "box", Name: bound, Public: []byte("key")}, &workerapi.SignReply{}, false},
+		"a leaf for a point off curve": {workerapi.MethodSign, workerapi.SignRequest{Sandbox: "box", Name: bound, Public: append([]byte{4}, make([]byte, 64)...)}, &workerapi.SignReply{}, false},
+		"a name":                       {workerapi.MethodAssign, workerapi.NameRequest{Sandbox: "box", Name: bound}, &workerapi.NameReply{}, true},
+		"a name of no sandbox":         {workerapi.MethodAssign, workerapi.NameRequest{Sandbox: "nobody", Name: bound}, &workerapi.NameReply{}, false},
+		"a name of a path":             {workerapi.MethodAssign, workerapi.NameRequest{Sandbox: "../box", Name: bound}, &workerapi.NameReply{}, false},
+		"a name with a newline":        {workerapi.MethodAssign, workerapi.NameRequest{Sandbox: "box", Name: "a\nb"}, &workerapi.NameReply{}, false},
+		"the name behind an address":   {workerapi.MethodName, workerapi.NameRequest{Sandbox: "box", Address: resolver.Refusal}, &workerapi.NameReply{}, true},
+		"this host's addresses":        {workerapi.MethodLocal, ipc.None{}, &workerapi.LocalReply{}, true},
+		"a segment before the first":   {workerapi.MethodSegment, workerapi.SegmentRequest{First: 0}, &ipc.None{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := s.child.Call(t.Context(), tt.method, tt.call, tt.out); (err == nil) != tt.ok {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	// The table's bound holds for a process that asks without end.
+	var full error
+	for i := range 20 {
+		full = s.child.Call(t.Context(), workerapi.MethodAssign, workerapi.NameRequest{Sandbox: "box", Name: fmt.Sprintf("n%d.example.test", i)}, &workerapi.NameReply{})
+	}
+	if !errors.Is(full, resolver.ErrTableFull) {
+		t.Errorf("the 20th name of 8: %v", full)
+	}
+	// What only the Warden may ask ends the link.
+	if err := s.child.Call(t.Context(), workerapi.MethodStop, workerapi.StopRequest{}, &workerapi.StopReply{}); !errors.Is(err, ipc.ErrClosed) {
+		t.Errorf("the process stops the Warden: %v", err)
+	}
+	if err := <-s.ended; !errors.Is(err, ipc.ErrProtocol) {
+		t.Errorf("the link ended with %v", err)
+	}
+}
+
+// What a process says on its standard error cannot pass for anything else.
+func TestRepeat(t *testing.T) {
+	var said strings.Builder
+	w := &Supervisor{o: Options{Logger: slog.New(slog.NewTextHandler(&said, nil))}}
+	w.repeat([]byte(`{"time":"x","level":"WARN","msg":"hello","b":2,"a":"x\ny"}`))
+	w.repeat([]byte("panic: \x1b[2Jtime=forged level=ERROR"))
+	text := said.String()
+	for _, want := range []string{`level=WARN msg=hello a="x\ny" b=2`, `msg=gateway said="panic: \x1b[2Jtime=forged level=ERROR"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in %s", want, text)
+		}
+	}
+	if strings.Contains(text, "\x1b") || strings.Count(text, "\n") != 2 {
+		t.Errorf("it says %q", text)
+	}
+}
+
+func TestCertificates(t *testing.T) {
+	mixed := "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\nroot:x:0:0\n-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+	if got, want := string(certificates([]byte(mixed))), "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A process gets segments of the log as fast as a log may need them, and no
+// number that would end the log.
+func TestSegmentsAreBounded(t *testing.T) {
+	s := newScene(t)
+	if err := s.child.Call(t.Context(), workerapi.MethodSegment, workerapi.SegmentRequest{First: 1 << 61}, &ipc.None{}); err == nil {
+		t.Error("a segment that begins where numbers end")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	var made atomic.Int64
+	var calls errgroup.Group
+	for range 4 * segmentBurst {
+		calls.Go(func() error {
+			f, err := s.child.CallFile(ctx, workerapi.MethodSegment, workerapi.SegmentRequest{First: 1}, &ipc.None{})
+			if err == nil {
+				made.Add(1)
+				return f.Close()
+			}
+			return nil
+		})
+	}
+	if err := calls.Wait(); err != nil {
+		t.Error(err)
+	}
+	if n := made.Load(); n < segmentBurst/2 || n > segmentBurst {
+		t.Errorf("%d segments in 0.3 s, want at most %d", n, segmentBurst)
+	}
+	files, err := os.ReadDir(s.audit)
+	if err != nil || len(files) > 2 {
+		t.Errorf("%d files for one number, %v", len(files), err)
+	}
+}
+
+// What a process may have the daemon hold is little: a call is as large as one
+// of ours needs to be.
+func TestCallsAreSmall(t *testing.T) {
+	s := newScene(t)
+	have := workerapi.LeaseRequest{Credential: "key", Host: bound, Port: 443, TLS: true, Policy: revision, Have: make([]byte, 32)}
+	if err := s.child.Call(t.Context(), workerapi.MethodLease, have, &workerapi.LeaseReply{}); err != nil {
+		t.Fatal(err)
+	}
+	longest := workerapi.NameRequest{Sandbox: "box", Name: strings.Repeat("\x01", 255)} // six bytes each
+	if err := s.child.Call(t.Context(), workerapi.MethodAssign, longest, &workerapi.NameReply{}); errors.Is(err, ipc.ErrClosed) {
+		t.Errorf("a name of 255 bytes: %v", err)
+	}
+	have.Have = make([]byte, 64<<10)
+	if err := s.child.Call(t.Context(), workerapi.MethodLease, have, &workerapi.LeaseReply{}); !errors.Is(err, ipc.ErrClosed) {
+		t.Fatalf("a call of 64 KiB: %v", err)
+	}
+	if err := <-s.ended; !errors.Is(err, ipc.ErrProtocol) {
+		t.Errorf("the link ended with %v", err)
+	}
+}

@@ -1,0 +1,83 @@
+package supervisor
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/jail"
+	"sallyport/policy"
+)
+
+// rootFiles lists the files of authorities that a document's rules name.
+func rootFiles(doc policy.Document) (files []string) {
+	add := func(u *policy.Upstream) {
+		if u == nil {
+			return
+		}
+		for _, f := range []string{u.Roots, u.ProxyRoots} {
+			if f != "" && !slices.Contains(files, f) {
+				files = append(files, f)
+			}
+		}
+	}
+	for _, e := range doc.Egress {
+		add(e.Upstream)
+	}
+	for _, e := range doc.EgressAuth {
+		add(e.Upstream)
+	}
+	return files
+}
+
+// certificates is what the process sees of a roots file: a key beside them, or
+// a path that was meant for something else, is not shown.
+func certificates(data []byte) (kept []byte) {
+	for {
+		var b *pem.Block
+		if b, data = pem.Decode(data); b == nil {
+			return kept
+		}
+		if b.Type == "CERTIFICATE" {
+			kept = append(kept, pem.EncodeToMemory(&pem.Block{Type: b.Type, Bytes: b.Bytes})...)
+		}
+	}
+}
+
+// show puts a document, the team's Rego and the roots that it names into the
+// view.
+func show(v *jail.View, doc policy.Document, revision string) error {
+	text, err := json.Marshal(doc)
+	if err != nil {
+		return err
+	}
+	if err := v.Write(workerapi.DocumentPath(revision), text); err != nil {
+		return err
+	}
+	if doc.Policy.Dir != "" {
+		if err := showTeam(v, doc.Policy.Dir, revision); err != nil {
+			return fmt.Errorf("reading %s: %w", doc.Policy.Dir, err)
+		}
+	}
+	copies := []jail.Copy{}
+	for _, f := range workerapi.HostFiles() {
+		copies = append(copies, jail.Copy{Path: f})
+	}
+	for _, f := range rootFiles(doc) {
+		if !slices.ContainsFunc(copies, func(c jail.Copy) bool { return c.Path == f }) {
+			copies = append(copies, jail.Copy{Path: f, Keep: certificates})
+		}
+	}
+	return v.Show(copies...)
+}
+
+// showTeam copies what takes part in a policy. That it is what the daemon
+// compiled is seen by the revision.
+func showTeam(v *jail.View, dir, revision string) error {
+	return policy.ReadTeam(dir, func(name string, text []byte) error {
+		return v.Write(filepath.Join(workerapi.TeamPath(revision), name), text)
+	})
+}

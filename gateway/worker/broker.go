@@ -1,0 +1,196 @@
+package worker
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"sallyport/gateway/credential"
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/ipc"
+)
+
+// How long the process keeps what it has leased after the last use, at least;
+// half as much again at most.
+const keepLease = 10 * time.Second
+
+// broker leases from the Warden, in the process. It is a credential.Broker for
+// each credential in use, whose source is the Warden: what they derive from a
+// secret, they make once.
+type broker struct {
+	peer  *ipc.Peer
+	bound func(credential, host string, port uint16) bool
+	short func(credential, field string) bool
+
+	mu     sync.Mutex
+	leases map[string]*cachedLease // by credential
+}
+
+type cachedLease struct {
+	broker *credential.Broker
+	used   time.Time
+}
+
+func newBroker(p *ipc.Peer, bound func(string, string, uint16) bool, short func(string, string) bool) *broker {
+	return &broker{peer: p, bound: bound, short: short, leases: map[string]*cachedLease{}}
+}
+
+// Lease takes one use of what the Warden has leased, or asks it. The Warden
+// checks the binding; that it is checked here too, first, spares it what would be
+// refused.
+func (b *broker) Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error) {
+	b.mu.Lock()
+	h := b.leases[name]
+	if h == nil && b.bound(name, to.Host, to.Port) { // which bounds the names too
+		h = &cachedLease{broker: credential.New(credential.Options{
+			Sources: map[string]credential.Source{name: &source{peer: b.peer, name: name}},
+			Bound:   b.bound, AllowShort: b.short,
+		})}
+		b.leases[name] = h
+	}
+	if h == nil {
+		b.mu.Unlock()
+		return credential.New(credential.Options{Bound: b.bound}).Lease(ctx, name, to) // says why not
+	}
+	h.used = time.Now()
+	b.mu.Unlock()
+	return h.broker.Lease(context.WithValue(ctx, bindingKey{}, to), name, to)
+}
+
+// Login implements upstream.Logins. It is asked for when a proxy is dialled, and
+// not kept.
+func (b *broker) Login(ctx context.Context, name, proxy string) (username, password credential.Secret, err error) {
+	var got workerapi.LoginReply
+	if err := b.peer.Call(ctx, workerapi.MethodLogin, workerapi.LoginRequest{Credential: name, Proxy: proxy}, &got); err != nil {
+		return credential.Secret{}, credential.Secret{}, err
+	}
+	return credential.NewSecret(got.Username), credential.NewSecret(got.Password), nil
+}
+
+// clear drops what has not been used for some time at a moment; all of it at
+// the zero time, as a new policy wants.
+func (b *broker) clear(now time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.DeleteFunc(b.leases, func(_ string, h *cachedLease) bool { return now.IsZero() || now.Sub(h.used) >= keepLease })
+}
+
+// run clears until ctx is done.
+func (b *broker) run(ctx context.Context) {
+	tick := time.NewTicker(keepLease / 2)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			b.clear(now)
+		}
+	}
+}
+
+// bindingKey carries what a lease is for to its source.
+type bindingKey struct{}
+
+// source leases from the Warden, a number of uses at a time.
+type source struct {
+	peer   *ipc.Peer
+	name   string
+	flight singleflight.Group // one question for all that wait
+
+	mu     sync.Mutex
+	mark   []byte
+	last   credential.Material
+	grants map[credential.Binding]*grant
+}
+
+// grant is what is left of a lease.
+type grant struct {
+	uses  int
+	until time.Time
+}
+
+// maxGrants bounds source.grants; there is one for each destination that the
+// credential is bound to and in use at.
+const maxGrants = 256
+
+// Read implements credential.Source.
+func (s *source) Read(ctx context.Context) (credential.Material, error) {
+	to, _ := ctx.Value(bindingKey{}).(credential.Binding)
+	for { // those who come late to a burst find everything used up again
+		if m, ok := s.use(to); ok {
+			return m, nil
+		}
+		// The question outlives the request that asks it: others wait for it.
+		answer := s.flight.DoChan(to.Host+" "+to.String()+" "+to.Policy, func() (any, error) {
+			if s.has(to) { // since another question has just been answered
+				return nil, nil
+			}
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), workerapi.AnswerWithin)
+			defer cancel()
+			return nil, s.ask(ctx, to)
+		})
+		select {
+		case <-ctx.Done():
+			return credential.Material{}, ctx.Err()
+		case r := <-answer:
+			if r.Err != nil {
+				return credential.Material{}, r.Err
+			}
+		}
+	}
+}
+
+// use takes one use of what is leased.
+func (s *source) use(to credential.Binding) (credential.Material, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.grants[to]
+	if !g.usable() {
+		return credential.Material{}, false
+	}
+	g.uses--
+	return s.last, true
+}
+
+// has tells whether a use is left of what is leased.
+func (s *source) has(to credential.Binding) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.grants[to].usable()
+}
+
+func (g *grant) usable() bool { return g != nil && g.uses > 0 && time.Now().Before(g.until) }
+
+// ask leases more.
+func (s *source) ask(ctx context.Context, to credential.Binding) error {
+	s.mu.Lock()
+	have := s.mark
+	s.mu.Unlock()
+	asked := time.Now()
+	var got workerapi.LeaseReply
+	if err := s.peer.Call(ctx, workerapi.MethodLease, workerapi.LeaseRequest{Credential: s.name, Host: to.Host, Port: to.Port, TLS: to.TLS, Policy: to.Policy, Have: have}, &got); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if got.Fields != nil {
+		m := credential.Material{Fields: make(map[string]credential.Secret, len(got.Fields)), Version: got.Version, Expires: got.Expires}
+		for k, v := range got.Fields {
+			m.Fields[k] = credential.NewSecret(v)
+		}
+		s.mark, s.last = got.Mark, m
+	}
+	if s.grants == nil || len(s.grants) >= maxGrants {
+		s.grants = map[credential.Binding]*grant{}
+	}
+	until := asked.Add(got.For)
+	if e := s.last.Expires; !e.IsZero() && e.Before(until) {
+		until = e
+	}
+	s.grants[to] = &grant{got.Uses, until}
+	return nil
+}

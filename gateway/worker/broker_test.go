@@ -1,0 +1,137 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/gateway/credential"
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/ipc"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// What a lease permits here, and where.
+const (
+	leaseUses = 256
+	leaseFor  = time.Second
+	bound     = "api.example.test"
+	revision  = "r1"
+)
+
+// leasing is a supervisor that answers leases, and the worker's end of the
+// connection to it.
+type leasing struct {
+	peer   *ipc.Peer
+	secret atomic.Pointer[string]
+	leases atomic.Int64
+}
+
+func newBrokerSupervisor(t *testing.T) *leasing {
+	t.Helper()
+	s := &leasing{}
+	secret := "a-secret-of-some-length"
+	s.secret.Store(&secret)
+	here, f, err := ipc.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err := ipc.Inherited(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease := func(_ context.Context, c workerapi.LeaseRequest) (workerapi.LeaseReply, error) {
+		if c.Credential != "key" || c.Host != bound {
+			return workerapi.LeaseReply{}, credential.ErrNotBound
+		}
+		s.leases.Add(1)
+		token := *s.secret.Load()
+		got := workerapi.LeaseReply{Mark: []byte(token), Uses: leaseUses, For: leaseFor}
+		if string(c.Have) != token {
+			got.Fields = map[string]string{"token": token}
+		}
+		return got, nil
+	}
+	far := ipc.New(here, ipc.Options{Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame, MaxCalls: 256, Methods: map[ipc.Method]ipc.Handler{workerapi.MethodLease: ipc.Handle(lease)}})
+	s.peer = ipc.New(there, ipc.Options{Files: true, Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame})
+	done := make(chan struct{}, 2)
+	for _, p := range []*ipc.Peer{far, s.peer} {
+		go func() { _ = p.Serve(); done <- struct{}{} }()
+	}
+	t.Cleanup(func() { _, _ = far.Close(), s.peer.Close(); <-done; <-done })
+	return s
+}
+
+// A burst asks once; what is leased is used no more often than allowed, and not
+// at all after it was revoked.
+func TestLeaseUses(t *testing.T) {
+	s := newBrokerSupervisor(t)
+	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
+	b := newBroker(s.peer, func(name, host string, port uint16) bool { return name == "key" && host == bound }, nil)
+	token := func() string {
+		l, err := b.Lease(t.Context(), "key", to)
+		if err != nil {
+			t.Error(err)
+			return ""
+		}
+		return l.Values()[0].Reveal()
+	}
+	began := time.Now()
+	var burst errgroup.Group
+	for range 3 * leaseUses {
+		burst.Go(func() error { token(); return nil })
+	}
+	_ = burst.Wait()
+	// One that a slow machine does not use up in time is followed by another.
+	if n, late := s.leases.Load(), int64(time.Since(began)/leaseFor); n < 3 || n > 3+late {
+		t.Errorf("%d uses were %d leases of %d", 3*leaseUses, n, leaseUses)
+	}
+	changed := "another-secret-of-some-length"
+	s.secret.Store(&changed)
+	b.clear(time.Time{}) // what MethodRevoke does
+	if got := token(); got != changed {
+		t.Errorf("after it was revoked: %q", got)
+	}
+	// And without: within a second.
+	third := "a-third-secret-of-some-length"
+	s.secret.Store(&third)
+	time.Sleep(leaseFor)
+	if got := token(); got != third {
+		t.Errorf("a second later: %q", got)
+	}
+	if _, err := b.Lease(t.Context(), "other", to); !errors.Is(err, credential.ErrNotBound) {
+		t.Errorf("a credential that the process itself knows is not bound: %v", err)
+	}
+	b.clear(time.Now().Add(keepLease))
+	if len(b.leases) != 0 {
+		t.Error("what is not used is kept")
+	}
+}
+
+// Those who find nothing leased when somebody has just asked use what has come.
+func TestBurstAsksOnce(t *testing.T) {
+	s := newBrokerSupervisor(t)
+	to := credential.Binding{Host: bound, Port: 443, TLS: true, Policy: revision}
+	asked := int64(0)
+	for range 50 {
+		began := time.Now()
+		b := newBroker(s.peer, func(string, string, uint16) bool { return true }, nil)
+		var burst errgroup.Group
+		for range leaseUses {
+			burst.Go(func() error { _, err := b.Lease(t.Context(), "key", to); return err })
+		}
+		if err := burst.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		n, late := s.leases.Load()-asked, int64(time.Since(began)/leaseFor)
+		if asked += n; n > 1+late {
+			t.Fatalf("%d uses at once were %d leases of %d", leaseUses, n, leaseUses)
+		}
+	}
+}

@@ -1,0 +1,33 @@
+package worker
+
+import (
+	"context"
+
+	"sallyport/gateway"
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/ipc"
+	"sallyport/policy"
+)
+
+// Sandboxes is a gateway.Waker and a gateway.Inside in the process.
+type Sandboxes struct{ Peer *ipc.Peer }
+
+// Whose implements gateway.Waker.
+func (s Sandboxes) Whose(ctx context.Context, id string) (policy.Sandbox, error) {
+	var got workerapi.IdentifyReply
+	err := s.Peer.Call(ctx, workerapi.MethodIdentify, workerapi.SandboxRequest{ID: id}, &got)
+	return got.Sandbox, err
+}
+
+// Wake implements gateway.Waker.
+func (s Sandboxes) Wake(ctx context.Context, id string) (gateway.Identity, error) {
+	var got workerapi.WakeReply
+	err := s.Peer.Call(ctx, workerapi.MethodWake, workerapi.SandboxRequest{ID: id}, &got)
+	return gateway.Identity{Sandbox: got.Sandbox, Address: got.Address}, err
+}
+
+func (w *Worker) setExposures(_ context.Context, c workerapi.PublishedRequest) (ipc.None, error) {
+	w.exposed.Replace(c.Exposures)
+	w.gateway.Redecide() // what goes on by one that has been removed ends
+	return ipc.None{}, nil
+}

@@ -1,0 +1,427 @@
+package worker
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/common/expfmt"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/gateway/mitm"
+	"sallyport/gateway/resolver"
+	"sallyport/gateway/upstream"
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/ipc"
+	"sallyport/internal/jail"
+	"sallyport/policy"
+	"sallyport/policy/limit"
+)
+
+// Run is the process: it goes into its cell and serves until the Warden has
+// enough of it. It returns an error where it was not started by a Warden.
+func Run() error {
+	w, err := Enter()
+	if err != nil {
+		return err
+	}
+	return w.Serve()
+}
+
+// Serve answers the supervisor until the connection ends.
+func (w *Worker) Serve() error { return w.peer.Serve() }
+
+// Enter goes into the cell.
+func Enter() (*Worker, error) {
+	if err := jail.Enter(); err != nil {
+		return nil, err
+	}
+	conn, err := ipc.Inherited(os.NewFile(3, "link"))
+	if err != nil {
+		return nil, fmt.Errorf("the daemon starts this by itself: %w", err)
+	}
+	state, err := jail.Confine(systemFiles()...)
+	if err != nil {
+		return nil, err
+	}
+	gateway.Tune()
+	return newWorker(conn, state), nil
+}
+
+// Worker is what the process is made of.
+type Worker struct {
+	peer    *ipc.Peer
+	Methods map[ipc.Method]ipc.Handler
+	state   jail.State
+	logger  *slog.Logger
+	level   slog.LevelVar
+	metrics *prometheus.Registry
+	ctx     context.Context // until MethodStop, or the link's end
+	cancel  context.CancelFunc
+
+	engine     policy.Engine
+	audit      *audit.Log
+	broker     *broker
+	approvals  *approvalClient
+	leaves     *mitm.Leaves
+	names      *nameCache
+	upstreams  *upstream.Pool
+	clients    gateway.Roster
+	exposed    gateway.Exposed
+	dns        *resolver.Server
+	gateway    *gateway.Gateway
+	counters   *limit.Book
+	firstEvent uint64 // number of the first event that it writes
+	files      map[string]*os.File
+	proxyTLS   *tls.Config
+
+	work sync.WaitGroup // what serves
+
+	mu         sync.RWMutex
+	identities map[netip.Addr]policy.Sandbox
+	prepared   *policy.Policy // by MethodPrepare, for MethodUse
+}
+
+func newWorker(conn *net.UnixConn, state jail.State) *Worker {
+	w := &Worker{state: state, metrics: prometheus.NewRegistry(), identities: map[netip.Addr]policy.Sandbox{}}
+	w.logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &w.level}))
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	w.Methods = map[ipc.Method]ipc.Handler{
+		workerapi.MethodStart:    ipc.Handle(w.start),
+		workerapi.MethodServe:    ipc.Handle(w.serve),
+		workerapi.MethodPrepare:  ipc.Handle(w.prepare),
+		workerapi.MethodUse:      ipc.Handle(w.use),
+		workerapi.MethodIdentity: ipc.Handle(w.identity),
+		workerapi.MethodClients:  ipc.Handle(w.setClients),
+		workerapi.MethodForget:   ipc.Handle(w.forget),
+		workerapi.MethodRevoke:   ipc.Handle(w.revoke),
+		workerapi.MethodAppend:   ipc.Handle(w.append),
+		workerapi.MethodStats:    ipc.Handle(w.stats),
+		workerapi.MethodGather:   ipc.Handle(w.gather),
+		workerapi.MethodStop:     ipc.Handle(w.stop),
+		workerapi.MethodAnswered: ipc.Handle(func(ctx context.Context, c workerapi.AnsweredRequest) (ipc.None, error) {
+			return w.approvals.answered(ctx, c)
+		}),
+		workerapi.MethodCounts:  ipc.Handle(w.counts),
+		workerapi.MethodRestore: ipc.Handle(w.restore),
+		workerapi.MethodReset:   ipc.Handle(w.reset),
+		workerapi.MethodSuspend: ipc.Handle(w.slumber),
+
+		workerapi.MethodPublished: ipc.Handle(w.setExposures),
+	}
+	w.peer = ipc.New(conn, ipc.Options{Files: true, Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame, MaxOut: workerapi.MaxCall, Methods: w.Methods})
+	return w
+}
+
+// start makes all parts.
+func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.State, error) {
+	w.level.Set(slog.Level(s.Level))
+	w.files = map[string]*os.File{}
+	for i, name := range s.Files {
+		w.files[name] = os.NewFile(uintptr(4+i), name)
+	}
+	p, err := w.compile(ctx, s.Policy)
+	if err != nil {
+		return jail.State{}, err
+	}
+	w.engine.Swap(p)
+	if len(s.Certificate) > 0 {
+		cert, err := tls.X509KeyPair(s.Certificate, s.Key)
+		if err != nil {
+			return jail.State{}, fmt.Errorf("proxy: %w", err)
+		}
+		w.proxyTLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
+	}
+	w.audit, err = audit.Continue(audit.Handover{Next: s.Next, File: w.files[workerapi.FileLog], Size: s.Size}, audit.Options{
+		SegmentSize: s.SegmentSize, Logger: w.logger, Segment: w.segment,
+	})
+	if err != nil {
+		return jail.State{}, err
+	}
+	w.counters, w.firstEvent = limit.NewBook(nil), s.Next
+	w.broker = newBroker(w.peer, w.engine.Bound, w.engine.AllowsShort)
+	w.approvals = newApprovalClient(w.peer)
+	w.leaves = mitm.NewLeaves(w.sign, time.Now)
+	w.names = newNameCache(w.peer)
+	w.upstreams = upstream.New(upstream.Options{Local: w.local, Logins: w.broker, Logger: w.logger})
+	w.dns = resolver.NewServer(resolver.Options{
+		Table: w.names, Identify: w.identify, Decide: w.engine.Decide, Recorder: w.audit, Logger: w.logger, Metrics: w.metrics,
+	})
+	w.gateway, err = gateway.New(gateway.Options{
+		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: w.audit,
+		Names: gatewayNames{w.names, w.dns}, Refusal: resolver.Refusal,
+		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
+		Budget: w.counters, Found: s.Found, Exposures: &w.exposed, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Inside: Sandboxes{Peer: w.peer},
+	})
+	if err != nil {
+		return jail.State{}, err
+	}
+	w.engine.Follow(w.changed)
+	prometheus.WrapRegistererWithPrefix(workerapi.MetricsPrefix, w.metrics).MustRegister(collectors.NewGoCollector(),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Name: "recalled_decisions_total",
+			Help: "Decisions made from an answer that had been kept for the same input.",
+		}, func() float64 { return float64(w.engine.Recalled()) }))
+	w.work.Go(func() { w.broker.run(w.ctx) })
+	w.work.Go(func() { w.engine.Watch(w.ctx) })
+	// What compiling a policy leaves is more than what lives, and the collector,
+	// tuned for requests, would let it lie. Nobody waits for an answer yet.
+	debug.FreeOSMemory()
+	return w.state, nil
+}
+
+// serve takes connections from now on.
+func (w *Worker) serve(_ context.Context, c workerapi.ServeRequest) (ipc.None, error) {
+	w.mu.Lock()
+	w.identities = c.Identities
+	w.mu.Unlock()
+	w.clients.Replace(c.Clients)
+	w.exposed.Replace(c.Exposures)
+	var transparent, explicit, inbound, dnsTCP net.Listener
+	var dns net.PacketConn
+	for name, to := range map[string]*net.Listener{workerapi.FileTransparent: &transparent, workerapi.FileExplicit: &explicit, workerapi.FileInbound: &inbound, workerapi.FileDNSTCP: &dnsTCP} {
+		f := w.files[name]
+		if f == nil {
+			continue
+		}
+		var err error
+		if *to, err = net.FileListener(f); err != nil {
+			return ipc.None{}, fmt.Errorf("taking the listener %s over: %w", name, err)
+		}
+		_ = f.Close()
+	}
+	if f := w.files[workerapi.FileDNS]; f != nil {
+		var err error
+		if dns, err = net.FilePacketConn(f); err != nil {
+			return ipc.None{}, fmt.Errorf("taking the socket %s over: %w", workerapi.FileDNS, err)
+		}
+		_ = f.Close()
+	}
+	if transparent != nil {
+		w.keep("transparent", func() error { return w.gateway.ServeTransparent(w.ctx, transparent) })
+	}
+	if explicit != nil {
+		if w.proxyTLS != nil {
+			explicit = tls.NewListener(explicit, w.proxyTLS)
+		}
+		w.keep("explicit", func() error { return w.gateway.ServeExplicit(w.ctx, explicit) })
+	}
+	if inbound != nil {
+		w.keep("inbound", func() error { return w.gateway.ServeInbound(w.ctx, inbound) })
+	}
+	if dns != nil && dnsTCP != nil {
+		w.keep("dns", func() error { return w.dns.Serve(w.ctx, dns, dnsTCP) })
+	}
+	return ipc.None{}, nil
+}
+
+// keep runs what must not end before it is told to: else the process ends, and
+// another one is started.
+func (w *Worker) keep(what string, f func() error) {
+	w.work.Go(func() {
+		if err := f(); w.ctx.Err() == nil {
+			w.logger.Error("the gateway stopped serving", "listener", what, "error", err)
+			_ = w.peer.Close()
+		}
+	})
+}
+
+// stop drains for a time, then ends what is left. The log is whole afterwards.
+func (w *Worker) stop(_ context.Context, c workerapi.StopRequest) (workerapi.StopReply, error) {
+	w.cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), c.Within)
+	defer cancel()
+	err := w.gateway.Shutdown(ctx)
+	w.work.Wait()
+	w.upstreams.Close()
+	late := errors.Is(err, context.DeadlineExceeded)
+	if late {
+		err = nil
+	}
+	err = errors.Join(err, w.audit.Close())
+	return workerapi.StopReply{Log: w.audit.Stats(), Late: late}, err
+}
+
+// compile makes the policy that the Warden has put into this root, and insists
+// that it is the one meant.
+func (w *Worker) compile(ctx context.Context, revision string) (*policy.Policy, error) {
+	root := documentRoot(w.state.Root)
+	text, err := os.ReadFile(root + workerapi.DocumentPath(revision))
+	if err != nil {
+		return nil, err
+	}
+	var doc policy.Document
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&doc); err != nil {
+		return nil, fmt.Errorf("the policy's document: %w", err)
+	}
+	if doc.Policy.Dir != "" {
+		doc.Policy.Dir = root + workerapi.TeamPath(revision)
+	}
+	p, err := policy.Compile(ctx, doc, policy.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if p.Revision() != revision {
+		return nil, fmt.Errorf("the policy is %s, not %s: did its files change just now?", p.Revision(), revision)
+	}
+	return p, nil
+}
+
+func (w *Worker) prepare(ctx context.Context, c workerapi.PolicyRequest) (ipc.None, error) {
+	p, err := w.compile(ctx, c.Policy)
+	if err != nil {
+		return ipc.None{}, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.prepared = p
+	return ipc.None{}, nil
+}
+
+func (w *Worker) use(_ context.Context, c workerapi.PolicyRequest) (ipc.None, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.prepared == nil || w.prepared.Revision() != c.Policy {
+		return ipc.None{}, fmt.Errorf("policy %s was not prepared", c.Policy)
+	}
+	w.engine.Swap(w.prepared)
+	w.prepared = nil
+	w.broker.clear(time.Time{})
+	return ipc.None{}, nil
+}
+
+func (w *Worker) identity(_ context.Context, c workerapi.IdentityRequest) (ipc.None, error) {
+	w.mu.Lock()
+	was, known := w.identities[c.Address]
+	if c.Sandbox == nil {
+		delete(w.identities, c.Address)
+	} else {
+		w.identities[c.Address] = *c.Sandbox
+	}
+	w.mu.Unlock()
+	if known && c.Sandbox != nil && !maps.Equal(was.Tags, c.Sandbox.Tags) {
+		w.gateway.Redecide() // what its old tags gave it ends
+	}
+	return ipc.None{}, nil
+}
+
+func (w *Worker) setClients(_ context.Context, c workerapi.ClientsRequest) (ipc.None, error) {
+	w.clients.Replace(c.Clients)
+	w.gateway.Redecide() // what goes on for one that has been removed ends
+	return ipc.None{}, nil
+}
+
+func (w *Worker) forget(_ context.Context, c workerapi.ForgetRequest) (ipc.None, error) {
+	w.upstreams.Forget(c.ID)
+	w.leaves.Forget(c.ID)
+	w.names.forget(c.ID)
+	w.gateway.Forget(c.ID)
+	return ipc.None{}, nil
+}
+
+// revoke ends all leases.
+func (w *Worker) revoke(context.Context, ipc.None) (ipc.None, error) {
+	w.broker.clear(time.Time{})
+	return ipc.None{}, nil
+}
+
+// counts says what has changed. What is recorded has been counted before, so that
+// the log's end comes first.
+func (w *Worker) counts(_ context.Context, c workerapi.CountsRequest) (workerapi.CountsReply, error) {
+	position := w.firstEvent - 1 + w.audit.Stats().Events
+	list, stamp := w.counters.Changed(c.Since, c.Most)
+	return workerapi.CountsReply{Position: position, Stamp: stamp, Counts: list}, nil
+}
+
+func (w *Worker) restore(_ context.Context, c workerapi.RestoreRequest) (ipc.None, error) {
+	if left := w.counters.Restore(c.Counts); left > 0 {
+		return ipc.None{}, fmt.Errorf("there is no room for %d counters of limits", left)
+	}
+	return ipc.None{}, nil
+}
+
+func (w *Worker) reset(_ context.Context, c workerapi.ResetRequest) (ipc.None, error) {
+	w.counters.Reset(c.Limit, c.Subject)
+	return ipc.None{}, nil
+}
+
+func (w *Worker) append(ctx context.Context, c workerapi.AppendRequest) (ipc.None, error) {
+	return ipc.None{}, w.audit.Append(ctx, c.Events...)
+}
+
+func (w *Worker) stats(context.Context, ipc.None) (audit.Stats, error) {
+	return w.audit.Stats(), nil
+}
+
+func (w *Worker) gather(context.Context, ipc.None) (workerapi.GatherReply, error) {
+	families, err := w.metrics.Gather()
+	var text bytes.Buffer
+	for _, f := range families {
+		if _, werr := expfmt.MetricFamilyToText(&text, f); werr != nil {
+			err = errors.Join(err, werr)
+		}
+	}
+	return workerapi.GatherReply{Text: text.String()}, err
+}
+
+// identify finds the sandbox behind an address.
+func (w *Worker) identify(a netip.Addr) (policy.Sandbox, bool) {
+	w.mu.RLock()
+	defer w.mu.RUnlock()
+	s, ok := w.identities[a]
+	return s, ok
+}
+
+type identities struct{ in *Worker }
+
+func (i identities) ByAddress(a netip.Addr) (gateway.Identity, bool) {
+	s, ok := i.in.identify(a)
+	return gateway.Identity{Sandbox: s, Address: a}, ok
+}
+
+// sign is a mitm.Signer.
+func (w *Worker) sign(sandboxID, name string, public *ecdsa.PublicKey) ([][]byte, error) {
+	point, err := public.Bytes()
+	if err != nil {
+		return nil, err
+	}
+	var got workerapi.SignReply
+	err = w.peer.Call(w.ctx, workerapi.MethodSign, workerapi.SignRequest{Sandbox: sandboxID, Name: name, Public: point}, &got)
+	return got.Chain, err
+}
+
+// local asks for each connection. Where nobody answers, every address is this
+// host's: nothing is dialled.
+func (w *Worker) local() []netip.Prefix {
+	var got workerapi.LocalReply
+	if err := w.peer.Call(w.ctx, workerapi.MethodLocal, ipc.None{}, &got); err != nil {
+		return []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParsePrefix("::/0")}
+	}
+	return got.Prefixes
+}
+
+// segment is audit.Options.Segment.
+func (w *Worker) segment(first uint64) (*os.File, error) {
+	f, err := w.peer.CallFile(context.Background(), workerapi.MethodSegment, workerapi.SegmentRequest{First: first}, &ipc.None{})
+	if err == nil && f == nil {
+		err = errors.New("no segment came")
+	}
+	return f, err
+}

@@ -1,0 +1,182 @@
+package workerapi
+
+import (
+	"net/netip"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway"
+	"sallyport/policy"
+	"sallyport/policy/limit"
+)
+
+// StartRequest is everything that a worker needs before it can serve. The answer
+// is its jail.State.
+type StartRequest struct {
+	Files       []string // names, in the order of the descriptors
+	Certificate []byte   // PEM, of the explicit proxy; none: plain
+	Key         []byte   // PEM
+	Policy      string   // revision
+	Next        uint64   // number of the next event
+	Size        int64    // of FileLog, in bytes
+	SegmentSize int64    // bytes
+	Found       int64    // see gateway.Options
+	Level       int      // of slog
+}
+
+// ServeRequest replaces the worker's tables before the first connection is
+// accepted.
+type ServeRequest struct {
+	Identities map[netip.Addr]policy.Sandbox
+	Clients    []gateway.Client
+	Exposures  []gateway.Exposure
+}
+
+// PolicyRequest names the revision to prepare or to use.
+type PolicyRequest struct{ Policy string }
+
+// IdentityRequest changes one entry of the worker's table of sandboxes.
+type IdentityRequest struct {
+	Address netip.Addr
+	Sandbox *policy.Sandbox // nil: no sandbox has the address
+}
+
+// PublishedRequest replaces the worker's table of published ports.
+type PublishedRequest struct{ Exposures []gateway.Exposure }
+
+// ClientsRequest replaces the worker's table of the explicit proxy's clients.
+type ClientsRequest struct{ Clients []gateway.Client }
+
+// ForgetRequest drops what the worker keeps for a sandbox or a client.
+type ForgetRequest struct{ ID string }
+
+// StopRequest has the worker finish its requests within a time, and end.
+type StopRequest struct{ Within time.Duration }
+
+// StopReply is the worker's last word. Late tells that requests were broken off.
+type StopReply struct {
+	Log  audit.Stats
+	Late bool
+}
+
+// AppendRequest appends events to the audit log: all of them or none.
+type AppendRequest struct{ Events []*audit.Event }
+
+// GatherReply is the worker's metrics in Prometheus's text format.
+type GatherReply struct{ Text string }
+
+// What a SuspendRequest does to a sandbox's connections.
+const (
+	SuspendFreeze = "sleep" // hold them
+	SuspendThaw   = "wake"  // let them go on
+	SuspendReset  = "end"   // reset them
+)
+
+// SuspendRequest says what becomes of the connections of the sandbox at an
+// address.
+type SuspendRequest struct {
+	Address netip.Addr
+	To      string // SuspendFreeze, SuspendThaw or SuspendReset
+}
+
+// LeaseRequest asks for a credential for one destination.
+type LeaseRequest struct {
+	Credential string
+	Host       string
+	Port       uint16
+	TLS        bool
+	Policy     string
+	Have       []byte `json:",omitempty"` // mark of the material that the worker has
+}
+
+// LeaseReply permits a number of uses within a time. Fields is nil where the
+// worker has the material already.
+type LeaseReply struct {
+	Mark    []byte
+	Uses    int
+	For     time.Duration
+	Version string            `json:",omitempty"`
+	Fields  map[string]string `json:",omitempty"`
+	Expires time.Time         `json:",omitzero"`
+}
+
+// LoginRequest asks for the login at an upstream proxy.
+type LoginRequest struct{ Credential, Proxy string }
+
+// LoginReply is that login.
+type LoginReply struct{ Username, Password string }
+
+// SignRequest asks for a certificate for a name that is shown to one sandbox.
+type SignRequest struct {
+	Sandbox, Name string
+	Public        []byte // uncompressed point on P-256 (SEC 1, 2.3.3)
+}
+
+// SignReply is the chain in DER, the leaf first, without the root.
+type SignReply struct{ Chain [][]byte }
+
+// NameRequest asks for the synthetic address of a name, or for the name of an
+// address.
+type NameRequest struct {
+	Sandbox string
+	Name    string     `json:",omitempty"`
+	Address netip.Addr `json:",omitzero"`
+}
+
+// NameReply answers either.
+type NameReply struct {
+	Name    string     `json:",omitempty"`
+	Address netip.Addr `json:",omitzero"`
+	Known   bool       `json:",omitempty"`
+}
+
+// LocalReply lists this host's addresses and the sandboxes' networks.
+type LocalReply struct{ Prefixes []netip.Prefix }
+
+// SegmentRequest asks for a new file of the audit log that begins with an event.
+type SegmentRequest struct{ First uint64 }
+
+// SandboxRequest names a sandbox that has a published port, by its ID.
+type SandboxRequest struct{ ID string }
+
+// PortRequest names a published port of a sandbox.
+type PortRequest struct {
+	ID   string
+	Port uint16
+}
+
+// IdentifyReply is the sandbox that a SandboxRequest names.
+type IdentifyReply struct{ Sandbox policy.Sandbox }
+
+// WakeReply is that sandbox, running, and its address.
+type WakeReply struct {
+	Sandbox policy.Sandbox
+	Address netip.Addr
+}
+
+// CountsRequest asks for the counters of limits that have changed.
+type CountsRequest struct {
+	Since uint64 // the last reply's Stamp
+	Most  int
+}
+
+// CountsReply has some of them. Everything that was recorded up to the event at
+// Position has been counted.
+type CountsReply struct {
+	Position uint64
+	Stamp    uint64
+	Counts   []limit.Count
+}
+
+// RestoreRequest gives a new worker counters to begin with.
+type RestoreRequest struct{ Counts []limit.Count }
+
+// ResetRequest empties the counters of a limit, of one subject or of all
+// (limit.Every).
+type ResetRequest struct{ Limit, Subject string }
+
+// WithdrawRequest takes back a question to an operator.
+type WithdrawRequest struct{ Sandbox, ID string }
+
+// AnsweredRequest tells that the worker should ask about a request again.
+type AnsweredRequest struct{ ID string }
