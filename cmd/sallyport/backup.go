@@ -115,7 +115,7 @@ func runningOf(ctx context.Context, client *api.Client) string {
 
 // inUse is what runs of the engine, and is mounted below the data directory.
 func inUse(cfg *config.Config) ([]string, error) {
-	left, err := docker.Remains(docker.EngineConfig{DataDir: cfg.DataDir, RunDir: cfg.RunDir})
+	left, err := docker.Leftovers(docker.EngineConfig{DataDir: cfg.DataDir, RunDir: cfg.RunDir})
 	if err != nil {
 		return nil, err
 	}

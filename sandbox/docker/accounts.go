@@ -24,12 +24,12 @@ var accountFiles = []string{"etc/passwd", "etc/group"}
 // mostAccounts is the size of the largest of them that is read, in bytes.
 const mostAccounts = 1 << 20
 
-// vetAccounts renames what is none of these in what a sandbox has written (see aside):
+// checkAccounts renames what is none of these in what a sandbox has written (see aside):
 // the image's shows again. It follows no link. The sandbox must not run.
-func (r *Runtime) vetAccounts(info container.InspectResponse) error {
+func (r *Runtime) checkAccounts(info container.InspectResponse) error {
 	layer := info.Config.Labels[labelLayer]
 	if layer == "" {
-		of, err := layerOf(info)
+		of, err := engineLayerDir(info)
 		if err != nil {
 			return nil // nobody knows where its files lie
 		}
@@ -54,7 +54,7 @@ func (r *Runtime) vetAccounts(info container.InspectResponse) error {
 		if p == "etc" && is.IsDir() || p != "etc" && is.Mode().IsRegular() && is.Size() <= mostAccounts && wellFormed(root, p) {
 			continue
 		}
-		to, err := aside(root, p)
+		to, err := moveAside(root, p)
 		if err != nil {
 			return fmt.Errorf("moving /%s aside: %w", p, err)
 		}
@@ -83,10 +83,10 @@ func wellFormed(root *os.Root, p string) bool {
 	return true
 }
 
-// aside renames a file, to a name that ends in ".aside-1", or in another number: the
+// moveAside renames a file, to a name that ends in ".aside-1", or in another number: the
 // sandbox may have taken millions of them. Of a name that is too long the beginning is
 // kept.
-func aside(root *os.Root, p string) (to string, err error) {
+func moveAside(root *os.Root, p string) (to string, err error) {
 	const longest = 255 - len(".aside-18446744073709551615")
 	dir, name := filepath.Split(p)
 	for n := uint64(1); ; n = rand.Uint64() {

@@ -28,7 +28,7 @@ func TestAside(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(dir, p), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		to, err := aside(root, p)
+		to, err := moveAside(root, p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -58,7 +58,7 @@ func TestVetAccountsWithoutEtc(t *testing.T) {
 	}
 	r := &Runtime{cfg: Config{Log: slog.New(slog.DiscardHandler)}}
 	info := container.InspectResponse{Config: &container.Config{Labels: map[string]string{labelLayer: layer}}}
-	if err := r.vetAccounts(info); err != nil {
+	if err := r.checkAccounts(info); err != nil {
 		t.Error(err)
 	}
 }

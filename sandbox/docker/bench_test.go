@@ -20,20 +20,20 @@ import (
 // and, for what of it is neither's, by a shell inside that only forks and execs.
 // p50-ms is what one takes half of the time.
 func BenchmarkCommand(b *testing.B) {
-	if lab == nil {
+	if shared == nil {
 		b.Skip("needs root and an engine")
 	}
-	c := lab.container(&testing.T{}, "")
+	c := shared.container(&testing.T{}, "")
 	c.Name = "bench"
 	ctx := context.Background()
-	if _, err := lab.runtime.Create(ctx, c); err != nil {
+	if _, err := shared.runtime.Create(ctx, c); err != nil {
 		b.Fatal(err)
 	}
-	defer lab.runtime.Remove(ctx, c.ID)
-	if _, err := lab.runtime.Start(ctx, c.ID); err != nil {
+	defer shared.runtime.Remove(ctx, c.ID)
+	if _, err := shared.runtime.Start(ctx, c.ID); err != nil {
 		b.Fatal(err)
 	}
-	agent := channel.New(c.Address.Addr(), channel.Options{Key: lab.key})
+	agent := channel.New(c.Address.Addr(), channel.Options{Key: shared.key})
 	defer agent.Close()
 	run := func(args ...string) error {
 		end, err := agent.Run(ctx, wire.Command{ID: uuid.NewString(), Args: args}, channel.Streams{})
@@ -55,7 +55,7 @@ func BenchmarkCommand(b *testing.B) {
 		{"agent", func() error { return run("true") }},
 		{"inside-100", func() error { return run("sh", "-c", "for i in $(seq 100); do /bin/true; done") }},
 		{"docker-exec", func() error {
-			return exec.Command("docker", "-H", "unix://"+filepath.Join(lab.cfg.RunDir, "engine/docker.sock"), "exec", containerName(c.ID), "true").Run()
+			return exec.Command("docker", "-H", "unix://"+filepath.Join(shared.cfg.RunDir, "engine/docker.sock"), "exec", containerName(c.ID), "true").Run()
 		}},
 	} {
 		b.Run(way.name, func(b *testing.B) {

@@ -27,7 +27,7 @@ const skeleton = "/etc/skel"
 
 // browser plants the root for browsers. A database that the image brings stays
 // as it is: it is returned for the log.
-func (r *root) browser(ctx context.Context, f *rootfs) (left []string, err error) {
+func (r *Root) browser(ctx context.Context, f *Files) (left []string, err error) {
 	policy, err := json.Marshal(map[string][][]byte{"CACertificates": {r.cert.Raw}})
 	if err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ type home struct {
 
 // homes are those of root and of the users that people are, which exist, and
 // the one that new users begin with.
-func (f *rootfs) homes(ctx context.Context) ([]home, error) {
+func (f *Files) homes(ctx context.Context) ([]home, error) {
 	const (
 		firstUser = 1000 // the first uid that is not a service's
 		most      = 64

@@ -21,12 +21,12 @@ const storePassword = "changeit"
 // alias is our entry's in a Java key store.
 const alias = "sallyport"
 
-// mergeStore adds a root to a Java trust store and keeps its format: JKS, as
+// mergeJavaStore adds a root to a Java trust store and keeps its format: JKS, as
 // built up to JDK 17 and by Debian, or PKCS #12 (RFC 7292), as since JDK 18.
 //
 // The store is an image's and may be hostile, so that nothing is allocated or
 // computed in proportion to what it claims.
-func mergeStore(store []byte, root *x509.Certificate) ([]byte, error) {
+func mergeJavaStore(store []byte, root *x509.Certificate) ([]byte, error) {
 	if bytes.Contains(store, root.Raw) {
 		return store, nil
 	}

@@ -91,7 +91,7 @@ func TestMergeStore(t *testing.T) {
 		"text":             {[]byte("-----BEGIN CERTIFICATE-----"), 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := mergeStore(tt.store, ours)
+			got, err := mergeJavaStore(tt.store, ours)
 			if tt.want == 0 {
 				if err == nil {
 					t.Error("it was merged")
@@ -120,7 +120,7 @@ func TestMergeStoreKeytool(t *testing.T) {
 	if err != nil {
 		t.Skipf("needs a Java of Debian's: %v", err)
 	}
-	merged, err := mergeStore(store, newAuthority(t, pkix.Name{CommonName: "ours"}).cert)
+	merged, err := mergeJavaStore(store, newAuthority(t, pkix.Name{CommonName: "ours"}).cert)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func FuzzMergeStore(f *testing.F) {
 	f.Add([]byte{0x30, 0x03, 0x02, 0x01, 0x03})
 	root := &x509.Certificate{Raw: []byte{0x30, 0x00}}
 	f.Fuzz(func(t *testing.T, store []byte) {
-		out, err := mergeStore(store, root)
+		out, err := mergeJavaStore(store, root)
 		if err == nil && !bytes.Contains(out, root.Raw) {
 			t.Error("merged without the root")
 		}

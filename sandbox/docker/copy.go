@@ -21,7 +21,7 @@ func (r *Runtime) Layer(ctx context.Context, id string) (string, error) {
 	if own := info.Config.Labels[labelLayer]; own != "" {
 		return filepath.Join(own, "diff"), nil
 	}
-	of, err := layerOf(info)
+	of, err := engineLayerDir(info)
 	if err != nil {
 		return "", err
 	}

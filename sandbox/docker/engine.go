@@ -39,7 +39,7 @@ const (
 type EngineConfig struct {
 	DataDir string // holds engine/ (images, containers) and logs/
 	RunDir  string // holds sockets; on a file system that a reboot empties
-	Runsc   string // path of gVisor's runsc
+	Runsc   string // Path of gVisor's runsc
 	Bridge  string // device that containers join
 	Pins    string // folder that holds bridge-<ifindex> while the bridge is guarded
 	Log     *slog.Logger
@@ -51,13 +51,13 @@ type Engine struct {
 	client *client.Client
 	log    *slog.Logger
 	parts  []*part  // in the order in which they start; none for an existing engine
-	dirs   []string // of a private engine, below which its parts mount
-	layout layout   // of the guard that its runtime runsc is
+	dirs   []string // Of a private engine, below which its parts mount
+	layout layout   // Of the guard that its runtime runsc is
 }
 
 // part is a process of the engine and how to know that it answers.
 type part struct {
-	process
+	Process
 	ready func(context.Context) error
 	clean func() error // removes what would keep it from starting
 }
@@ -78,7 +78,7 @@ func Connect(ctx context.Context, host string, cfg EngineConfig) (*Engine, error
 	info, err := e.client.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		e.client.Close()
-		return nil, mapError(fmt.Errorf("connecting to the engine at %s: %w", host, err))
+		return nil, Map(fmt.Errorf("connecting to the engine at %s: %w", host, err))
 	}
 	guard := filepath.Join(l.bin(), "runsc")
 	if have := info.Info.Runtimes["runsc"].Path; have != guard {
@@ -121,7 +121,7 @@ func StartEngine(ctx context.Context, cfg EngineConfig) (*Engine, error) {
 	e.parts = []*part{containerd, dockerd}
 	e.dirs = []string{l.run(), l.dir()}
 	for _, p := range e.parts {
-		if err := e.bring(ctx, p, changed); err != nil {
+		if err := e.ensureRunning(ctx, p, changed); err != nil {
 			e.client.Close()
 			return nil, fmt.Errorf("%w: %w", sandbox.ErrEngine, err)
 		}
@@ -129,16 +129,16 @@ func StartEngine(ctx context.Context, cfg EngineConfig) (*Engine, error) {
 	return e, nil
 }
 
-// bring makes the part run: as it is if it runs, but anew if its configuration
+// ensureRunning makes the part run: as it is if it runs, but anew if its configuration
 // has changed. Containers live through that.
-func (e *Engine) bring(ctx context.Context, p *part, changed bool) error {
-	running, err := p.adopt()
+func (e *Engine) ensureRunning(ctx context.Context, p *part, changed bool) error {
+	running, err := p.Adopt()
 	if err != nil {
 		return err
 	}
 	if running && changed {
-		e.log.Info("restarting for a new configuration", "process", p.name)
-		if err := p.halt(ctx, haltGrace); err != nil {
+		e.log.Info("restarting for a new configuration", "process", p.Name)
+		if err := p.Halt(ctx, haltGrace); err != nil {
 			return err
 		}
 		running = false
@@ -155,7 +155,7 @@ func (p *part) launch() error {
 	if err := p.clean(); err != nil {
 		return err
 	}
-	return p.start()
+	return p.Start()
 }
 
 // await returns when the part answers.
@@ -167,12 +167,12 @@ func (p *part) await(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		if !p.alive() {
-			return fmt.Errorf("%s ended at its start, see %s: %s", p.name, p.log, p.lastWords())
+		if !p.Alive() {
+			return fmt.Errorf("%s ended at its start, see %s: %s", p.Name, p.Log, p.LastLogLine())
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("%s does not answer, see %s: %w", p.name, p.log, err)
+			return fmt.Errorf("%s does not answer, see %s: %w", p.Name, p.Log, err)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -189,17 +189,17 @@ func (e *Engine) Host() string { return e.host }
 func (e *Engine) Watch(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, p := range e.parts {
-		g.Go(func() error { return e.keep(ctx, p) })
+		g.Go(func() error { return e.supervise(ctx, p) })
 	}
-	g.Go(func() error { return e.trim(ctx) })
+	g.Go(func() error { return e.trimLogs(ctx) })
 	return g.Wait()
 }
 
-func (e *Engine) keep(ctx context.Context, p *part) error {
+func (e *Engine) supervise(ctx context.Context, p *part) error {
 	const first, last = 100 * time.Millisecond, 10 * time.Second
 	pause, since := first, time.Now()
 	for {
-		err := p.wait(ctx)
+		err := p.Wait(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -216,17 +216,17 @@ func (e *Engine) keep(ctx context.Context, p *part) error {
 		}
 		pause, since = min(2*pause, last), time.Now()
 		switch err := p.launch(); {
-		case errors.Is(err, errEnded):
+		case errors.Is(err, ErrRetired):
 			return nil
 		case err != nil:
-			e.log.Error("cannot restart a part of the engine", "process", p.name, "error", err)
+			e.log.Error("cannot restart a part of the engine", "process", p.Name, "error", err)
 		default:
-			e.log.Warn("restarted a part of the engine that had ended", "process", p.name)
+			e.log.Warn("restarted a part of the engine that had ended", "process", p.Name)
 		}
 	}
 }
 
-func (e *Engine) trim(ctx context.Context) error {
+func (e *Engine) trimLogs(ctx context.Context) error {
 	tick := time.NewTicker(trimInterval)
 	defer tick.Stop()
 	for {
@@ -236,8 +236,8 @@ func (e *Engine) trim(ctx context.Context) error {
 		case <-tick.C:
 		}
 		for _, p := range e.parts {
-			if err := p.trim(); err != nil {
-				e.log.Warn("cannot bound a log of the engine", "process", p.name, "error", err)
+			if err := p.TrimLog(); err != nil {
+				e.log.Warn("cannot bound a log of the engine", "process", p.Name, "error", err)
 			}
 		}
 	}
@@ -251,11 +251,11 @@ func (e *Engine) Close() error { return e.client.Close() }
 func (e *Engine) Stop(ctx context.Context) error {
 	defer e.client.Close()
 	for _, p := range e.parts {
-		p.retire()
+		p.Retire()
 	}
 	var errs []error
 	for i := len(e.parts) - 1; i >= 0; i-- {
-		errs = append(errs, e.parts[i].halt(ctx, haltGrace))
+		errs = append(errs, e.parts[i].Halt(ctx, haltGrace))
 	}
 	if errors.Join(errs...) == nil {
 		for _, dir := range e.dirs {

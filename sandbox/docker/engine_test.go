@@ -15,10 +15,10 @@ import (
 	"sallyport/sandbox"
 )
 
-func (l *laboratory) part(t *testing.T, name string) *part {
+func (l *testEngine) part(t *testing.T, name string) *part {
 	t.Helper()
 	for _, p := range l.engine.parts {
-		if p.name == name {
+		if p.Name == name {
 			return p
 		}
 	}
@@ -27,7 +27,7 @@ func (l *laboratory) part(t *testing.T, name string) *part {
 }
 
 // watch keeps the engine until the test ends.
-func (l *laboratory) watch(t *testing.T) {
+func (l *testEngine) watch(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- l.engine.Watch(ctx) }()
@@ -60,15 +60,15 @@ func TestEngineKilled(t *testing.T) {
 			old := map[string]int{}
 			for _, name := range names {
 				p := l.part(t, name)
-				if old[name] = p.find(); old[name] == 0 {
+				if old[name] = p.Find(); old[name] == 0 {
 					t.Fatalf("%s is not found", name)
 				}
-				p.signal(syscall.SIGKILL)
+				p.Signal(syscall.SIGKILL)
 			}
 			for _, name := range names {
 				p := l.part(t, name)
 				eventually(t, 30*time.Second, func() error {
-					if now := p.find(); now == 0 || now == old[name] {
+					if now := p.Find(); now == 0 || now == old[name] {
 						return errors.New(name + " was not restarted")
 					}
 					return p.ready(t.Context())
@@ -111,7 +111,7 @@ func TestEngineKilled(t *testing.T) {
 	default:
 	}
 	// A sandbox that ends while nobody can say so is reported later.
-	l.part(t, "dockerd").signal(syscall.SIGKILL)
+	l.part(t, "dockerd").Signal(syscall.SIGKILL)
 	syscall.Kill(status.PID, syscall.SIGKILL)
 	select {
 	case got := <-exits:
@@ -130,7 +130,7 @@ func TestEngineTakenOver(t *testing.T) {
 	l := need(t)
 	pids := func(e *Engine) (all []int) {
 		for _, p := range e.parts {
-			all = append(all, p.find())
+			all = append(all, p.Find())
 		}
 		return all
 	}
@@ -149,7 +149,7 @@ func TestEngineTakenOver(t *testing.T) {
 	// What it has taken over it also notices to die.
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
-	if err := again.parts[1].wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := again.parts[1].Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("waiting for a live process: got %v", err)
 	}
 }
@@ -162,7 +162,7 @@ func TestEngineReconfigured(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := newLayout(l.cfg).dockerdConfig()
-	old := l.part(t, "dockerd").find()
+	old := l.part(t, "dockerd").Find()
 	if err := os.WriteFile(path, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -171,11 +171,11 @@ func TestEngineReconfigured(t *testing.T) {
 		t.Fatal(err)
 	}
 	again.Close()
-	if now := l.part(t, "dockerd").find(); now == 0 || now == old {
+	if now := l.part(t, "dockerd").Find(); now == 0 || now == old {
 		t.Errorf("dockerd was %d and is %d: it was not restarted", old, now)
 	}
 	for _, p := range l.engine.parts {
-		if _, err := p.adopt(); err != nil {
+		if _, err := p.Adopt(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -222,10 +222,10 @@ func TestGuardScript(t *testing.T) {
 	if err := os.Mkdir(pins, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard(dir, "runsc", testBridge, pins, dir, real, "--flag"); err != nil {
+	if err := writeStartShim(dir, "runsc", testBridge, pins, dir, real, "--flag"); err != nil {
 		t.Fatal(err)
 	}
-	if err := guard(dir, "absent", "spdk-none", pins, dir, real); err != nil {
+	if err := writeStartShim(dir, "absent", "spdk-none", pins, dir, real); err != nil {
 		t.Fatal(err)
 	}
 	pin := filepath.Join(pins, "bridge-"+strconv.Itoa(l.bridge))
@@ -281,8 +281,8 @@ func TestEngineNetwork(t *testing.T) {
 
 func TestTrim(t *testing.T) {
 	dir := t.TempDir()
-	p := process{log: filepath.Join(dir, "log")}
-	f, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	p := Process{Log: filepath.Join(dir, "log")}
+	f, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -291,15 +291,15 @@ func TestTrim(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		if err := p.trim(); err != nil {
+		if err := p.TrimLog(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	io.WriteString(f, "after")
-	if got, err := os.ReadFile(p.log); err != nil || string(got) != "after" {
+	if got, err := os.ReadFile(p.Log); err != nil || string(got) != "after" {
 		t.Errorf("log: got %d bytes, %v, want what came after", len(got), err)
 	}
-	if info, err := os.Stat(p.log + ".1"); err != nil || info.Size() != logLimit {
+	if info, err := os.Stat(p.Log + ".1"); err != nil || info.Size() != logLimit {
 		t.Errorf("old log: got %v, %v, want %d bytes", info, err, logLimit)
 	}
 }
@@ -313,7 +313,7 @@ func TestStartEngineRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			cfg := EngineConfig{DataDir: dir, RunDir: dir, Runsc: "/bin/true", Bridge: "spdk9", Pins: dir, Log: lab.cfg.Log}
+			cfg := EngineConfig{DataDir: dir, RunDir: dir, Runsc: "/bin/true", Bridge: "spdk9", Pins: dir, Log: shared.cfg.Log}
 			change(&cfg)
 			if e, err := StartEngine(t.Context(), cfg); err == nil {
 				e.Stop(t.Context())
@@ -332,7 +332,7 @@ func TestConnect(t *testing.T) {
 	if err := e.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if !l.part(t, "dockerd").alive() {
+	if !l.part(t, "dockerd").Alive() {
 		t.Error("letting go of an existing engine ended it")
 	}
 	if _, err := Connect(t.Context(), "unix:///no/such.sock", l.cfg); !errors.Is(err, sandbox.ErrEngine) {

@@ -12,8 +12,8 @@ import (
 	"sallyport/sandbox"
 )
 
-// mapError gives an error of the engine's client the sandbox package's words.
-func mapError(err error) error {
+// Map gives an error of the engine's client the sandbox package's words.
+func Map(err error) error {
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),
 		errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrNoImage), errors.Is(err, sandbox.ErrEngine):

@@ -16,7 +16,7 @@ const reconnectPause = 500 * time.Millisecond
 // meanwhile is reported when it is back.
 func (r *Runtime) Exits(ctx context.Context) (<-chan string, error) {
 	if _, err := r.reconcile(ctx); err != nil {
-		return nil, mapError(fmt.Errorf("listing containers: %w", err))
+		return nil, Map(fmt.Errorf("listing containers: %w", err))
 	}
 	out := make(chan string)
 	go func() {

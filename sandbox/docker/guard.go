@@ -14,7 +14,7 @@ import (
 // flag gVisor ends them at the second one.
 var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-access=shared", "--allow-connected-on-save"}
 
-// guardScript stands between the engine and a runtime. After a reboot an engine
+// startShimScript stands between the engine and a runtime. After a reboot an engine
 // may run before anything guards the bridge, and whoever can reach it could
 // start a container there; so the runtime itself asks for the datapath's pin.
 //
@@ -42,7 +42,7 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // Of a container that does not start, the engine (20.10) removes nothing below
 // containerd: "task must be stopped before deletion: created". So what "create" has
 // begun is ended here.
-const guardScript = `#!/bin/sh
+const startShimScript = `#!/bin/sh
 # Written by sallyport: no container starts on a bridge that it does not guard.
 bridge=%s
 pins=%s
@@ -124,15 +124,15 @@ exit $status
 // unguarded begins what the guard says where it refuses a start.
 const unguarded = "sallyport is not guarding"
 
-// guard writes the script name into dir, so that it runs the real runtime with
+// writeStartShim writes the script name into dir, so that it runs the real runtime with
 // flags. Scripts are replaced whole: a running engine picks a new one up.
-func guard(dir, name, bridge, pins, notes, real string, flags ...string) error {
+func writeStartShim(dir, name, bridge, pins, notes, real string, flags ...string) error {
 	words := []string{quote(real)}
 	for _, f := range flags {
 		words = append(words, quote(f))
 	}
 	run := strings.Join(words, " ")
-	script := fmt.Sprintf(guardScript, quote(bridge), quote(pins), quote(notes), run, run)
+	script := fmt.Sprintf(startShimScript, quote(bridge), quote(pins), quote(notes), run, run)
 	_, err := replace(filepath.Join(dir, name), []byte(script), 0o755)
 	return err
 }

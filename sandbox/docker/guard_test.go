@@ -39,7 +39,7 @@ func newGuarded(t *testing.T, does string) guarded {
 			t.Fatal(err)
 		}
 	}
-	if err := guard(dir, "guard", "lo", dir, g.notes, real); err != nil {
+	if err := writeStartShim(dir, "guard", "lo", dir, g.notes, real); err != nil {
 		t.Fatal(err)
 	}
 	return g
@@ -81,12 +81,12 @@ func TestGuardSaysWhatRan(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newGuarded(t, tt.does)
-			n, err := newNote(g.note())
+			n, err := newHandshake(g.note())
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer n.close()
-			if err := n.say(g.image); err != nil {
+			if err := n.publish(g.image); err != nil {
 				t.Fatal(err)
 			}
 			n.unlock()
@@ -112,12 +112,12 @@ func TestGuardSaysWhatRan(t *testing.T) {
 // gone.
 func TestGuardFolder(t *testing.T) {
 	g := newGuarded(t, `[ "$verb" = kill ] || [ "$(pwd)" = / ]`)
-	n, err := newNote(g.note())
+	n, err := newHandshake(g.note())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer n.close()
-	if err := n.say(g.image); err != nil {
+	if err := n.publish(g.image); err != nil {
 		t.Fatal(err)
 	}
 	begins := g.start()
@@ -131,12 +131,12 @@ func TestGuardFolder(t *testing.T) {
 // restore or start.
 func TestMarkOfBefore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "c0")
-	for _, p := range []string{path, path + besides} {
+	for _, p := range []string{path, path + oldMarkSuffix} {
 		if err := os.WriteFile(p, []byte("/gone\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	n, err := openNote(path)
+	n, err := openHandshake(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestMarkOfBefore(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 	}
-	next, err := newNote(path)
+	next, err := newHandshake(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,12 +160,12 @@ func TestMarkOfBefore(t *testing.T) {
 func TestGuardRefusedOnce(t *testing.T) {
 	refusal := `{"msg":"starting container: restoring container \\"c0\\": no such state","level":"error"}`
 	g := newGuarded(t, "[ $verb = restore ] || exit 0\nmkdir \"$log.one\" && exit 1\nprintf '%s' "+quote(refusal)+" >>\"$log\"\nexit 128")
-	n, err := newNote(g.note())
+	n, err := newHandshake(g.note())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer n.close()
-	if err := n.say(g.image); err != nil {
+	if err := n.publish(g.image); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -182,7 +182,7 @@ func TestGuardRefusedOnce(t *testing.T) {
 // nothing, and takes nothing back of what the next has begun.
 func TestGuardComesLate(t *testing.T) {
 	g := newGuarded(t, "[ $verb = kill ] || sleep 1")
-	old, err := newNote(g.note())
+	old, err := newHandshake(g.note())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,12 +192,12 @@ func TestGuardComesLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	time.Sleep(300 * time.Millisecond) // it waits
-	next, err := newNote(g.note())
+	next, err := newHandshake(g.note())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer next.close()
-	if err := next.say(g.image); err != nil {
+	if err := next.publish(g.image); err != nil {
 		t.Fatal(err)
 	}
 	begins := g.start()

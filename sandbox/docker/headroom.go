@@ -21,28 +21,28 @@ import (
 // of what it may have would be killed for its own checkpoint. So the cgroup's limit is
 // raised by as much as is about to be written, until that is removed.
 
-// confineWait is for how long the kernel may take to give back what was removed.
-const confineWait = 2 * time.Second
+// reclaimTimeout is for how long the kernel may take to give back what was removed.
+const reclaimTimeout = 2 * time.Second
 
-// group is the memory controller's folder of a container's cgroup.
-type group struct {
+// memoryCgroup is the memory controller's folder of a container's cgroup.
+type memoryCgroup struct {
 	dir    string
-	second bool // of the second version of cgroups
+	second bool // Of the second version of cgroups
 }
 
-// memoryGroup is that of a container whose first process is pid. It has the
+// findMemoryCgroup is that of a container whose first process is pid. It has the
 // container's identifier in its path with either of the engine's drivers: that of
 // another process, which has got the number since the engine said it, is not touched.
-func memoryGroup(pid int, container string) (group, error) {
-	path, second, err := groupFile(pid, "memory", "memory.limit_in_bytes", "memory.max")
+func findMemoryCgroup(pid int, container string) (memoryCgroup, error) {
+	path, second, err := cgroupFile(pid, "memory", "memory.limit_in_bytes", "memory.max")
 	if err == nil && !strings.Contains(path, container) {
 		err = fmt.Errorf("process %d is in %s, and not the container's", pid, filepath.Dir(path))
 	}
-	return group{filepath.Dir(path), second}, err
+	return memoryCgroup{filepath.Dir(path), second}, err
 }
 
 // limit has the container have at most so many bytes.
-func (g group) limit(bytes int64) error {
+func (g memoryCgroup) limit(bytes int64) error {
 	text := []byte(strconv.FormatInt(bytes, 10))
 	if g.second {
 		return os.WriteFile(filepath.Join(g.dir, "memory.max"), text, 0)
@@ -68,14 +68,14 @@ func (g group) limit(bytes int64) error {
 }
 
 // limited is what limit has set.
-func (g group) limited() (int64, error) {
+func (g memoryCgroup) limited() (int64, error) {
 	if g.second {
 		return g.read("memory.max")
 	}
 	return g.read("memory.limit_in_bytes")
 }
 
-func (g group) read(file string) (int64, error) {
+func (g memoryCgroup) read(file string) (int64, error) {
 	text, err := os.ReadFile(filepath.Join(g.dir, file))
 	if err != nil {
 		return 0, err
@@ -83,9 +83,9 @@ func (g group) read(file string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// raise has a container have at most so many bytes, until Confine.
-func raise(info container.InspectResponse, bytes int64) error {
-	g, err := memoryGroup(info.State.Pid, info.ID)
+// raiseMemoryLimit has a container have at most so many bytes, until Confine.
+func raiseMemoryLimit(info container.InspectResponse, bytes int64) error {
+	g, err := findMemoryCgroup(info.State.Pid, info.ID)
 	if err != nil {
 		return err
 	}
@@ -100,20 +100,20 @@ func (r *Runtime) Confine(ctx context.Context, id string) error {
 	if err != nil || !info.State.Running || info.HostConfig == nil || info.HostConfig.Memory == 0 {
 		return err
 	}
-	if err := r.confine(id, info); err != nil {
+	if err := r.lowerMemoryLimit(id, info); err != nil {
 		return fmt.Errorf("limiting the memory of sandbox %s: %w", id, err)
 	}
 	return nil
 }
 
-func (r *Runtime) confine(id string, info container.InspectResponse) error {
+func (r *Runtime) lowerMemoryLimit(id string, info container.InspectResponse) error {
 	limit := info.HostConfig.Memory
 	process, err := unix.PidfdOpen(info.State.Pid, 0) // before its group is looked for: it is who is in that, or has ended
 	if err != nil {
 		return os.NewSyscallError("pidfd_open", err)
 	}
 	defer unix.Close(process)
-	g, err := memoryGroup(info.State.Pid, info.ID)
+	g, err := findMemoryCgroup(info.State.Pid, info.ID)
 	if err != nil {
 		return err
 	}
@@ -126,10 +126,10 @@ func (r *Runtime) confine(id string, info container.InspectResponse) error {
 	}
 	// What an earlier process of ours has begun goes on, also into files that have
 	// been removed since.
-	if writer := writing(info.ID); writer != 0 {
+	if writer := checkpointWriter(info.ID); writer != 0 {
 		return fmt.Errorf("process %d writes it down", writer)
 	}
-	for deadline := time.Now().Add(confineWait); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(reclaimTimeout); ; time.Sleep(10 * time.Millisecond) {
 		late := time.Now().After(deadline)
 		if g.second && !late {
 			// This version kills at once whoever has more.
@@ -147,9 +147,9 @@ func (r *Runtime) confine(id string, info container.InspectResponse) error {
 	}
 }
 
-// writing is a process that has the runtime write a container's memory down, or 0.
-func writing(container string) int {
-	for pid, words := range commands() {
+// checkpointWriter is a process that has the runtime write a container's memory down, or 0.
+func checkpointWriter(container string) int {
+	for pid, words := range Commands() {
 		if slices.Contains(words, "checkpoint") && slices.Contains(words, container) {
 			return pid
 		}

@@ -35,7 +35,7 @@ func TestHeadroom(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		g, err := memoryGroup(info.State.Pid, info.ID)
+		g, err := findMemoryCgroup(info.State.Pid, info.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestHeadroom(t *testing.T) {
 	if have := bound(); have != limit {
 		t.Fatalf("it may have %d bytes", have)
 	}
-	if g, err := memoryGroup(os.Getpid(), id); err == nil {
+	if g, err := findMemoryCgroup(os.Getpid(), id); err == nil {
 		t.Errorf("a process that is not the container's is in %s", g.dir)
 	}
 	dir := filepath.Join(vault(t), "image")

@@ -47,9 +47,9 @@ func (r *Runtime) image(ctx context.Context, ref string, like bool) (image, erro
 		return image{}, fmt.Errorf("%w: %q: %s", sandbox.ErrNoImage, ref, hint)
 	}
 	if err != nil {
-		return image{}, mapError(fmt.Errorf("inspecting image %q: %w", ref, err))
+		return image{}, Map(fmt.Errorf("inspecting image %q: %w", ref, err))
 	}
-	img := image{id: res.ID, of: found(res.InspectResponse), env: map[string]string{}}
+	img := image{id: res.ID, of: describe(res.InspectResponse), env: map[string]string{}}
 	if c := res.Config; c != nil {
 		img.user = c.User
 		for _, kv := range c.Env {
@@ -74,7 +74,7 @@ func (r *Runtime) EnsureImage(ctx context.Context, ref, tarball string) error {
 		return nil
 	}
 	if !cerrdefs.IsNotFound(err) {
-		return mapError(fmt.Errorf("inspecting image %q: %w", ref, err))
+		return Map(fmt.Errorf("inspecting image %q: %w", ref, err))
 	}
 	f, err := os.Open(tarball)
 	if err != nil {
@@ -89,14 +89,14 @@ func (r *Runtime) EnsureImage(ctx context.Context, ref, tarball string) error {
 		},
 	})
 	if err != nil {
-		return mapError(fmt.Errorf("importing image %q: %w", ref, err))
+		return Map(fmt.Errorf("importing image %q: %w", ref, err))
 	}
 	defer res.Close()
-	return imported(ref, res)
+	return readImport(ref, res)
 }
 
-// imported reads an import's progress to its end, where a failure would be.
-func imported(ref string, progress io.Reader) error {
+// readImport reads an import's progress to its end, where a failure would be.
+func readImport(ref string, progress io.Reader) error {
 	d := json.NewDecoder(progress)
 	for {
 		var m struct {
@@ -106,7 +106,7 @@ func imported(ref string, progress io.Reader) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return mapError(fmt.Errorf("importing image %q: %w", ref, err))
+			return Map(fmt.Errorf("importing image %q: %w", ref, err))
 		case m.Error != "":
 			return fmt.Errorf("importing image %q: %s", ref, m.Error)
 		}

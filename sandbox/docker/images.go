@@ -21,29 +21,29 @@ import (
 	"sallyport/sandbox"
 )
 
-// Images are those of an engine. It implements sandbox.Images.
-type Images struct{ client *client.Client }
+// Store are those of an engine. It implements sandbox.Images.
+type Store struct{ client *client.Client }
 
-var _ sandbox.Images = Images{}
+var _ sandbox.Images = Store{}
 
-// Images are those that the engine's containers are made of.
-func (e *Engine) Images() Images { return Images{e.client} }
+// Store are those that the engine's containers are made of.
+func (e *Engine) Images() Store { return Store{e.client} }
 
 // List returns the images, those without a name included, and no parts of them.
-func (i Images) List(ctx context.Context) ([]sandbox.Image, error) {
+func (i Store) List(ctx context.Context) ([]sandbox.Image, error) {
 	res, err := i.client.ImageList(ctx, client.ImageListOptions{})
 	if err != nil {
-		return nil, mapError(fmt.Errorf("listing images: %w", err))
+		return nil, Map(fmt.Errorf("listing images: %w", err))
 	}
 	var list []sandbox.Image
 	for _, s := range res.Items {
-		list = append(list, sandbox.Image{ID: s.ID, Names: named(s.RepoTags), Digests: named(s.RepoDigests), Size: s.Size, Created: time.Unix(s.Created, 0).UTC()})
+		list = append(list, sandbox.Image{ID: s.ID, Names: tagged(s.RepoTags), Digests: tagged(s.RepoDigests), Size: s.Size, Created: time.Unix(s.Created, 0).UTC()})
 	}
 	return list, nil
 }
 
-// named are the names that are such: the engine lists an image without one as <none>.
-func named(all []string) []string {
+// tagged are the names that are such: the engine lists an image without one as <none>.
+func tagged(all []string) []string {
 	names := slices.DeleteFunc(slices.Clone(all), func(s string) bool { return strings.HasPrefix(s, "<none>") })
 	if names == nil {
 		names = []string{}
@@ -52,30 +52,30 @@ func named(all []string) []string {
 }
 
 // Find returns the image of a name.
-func (i Images) Find(ctx context.Context, name string) (sandbox.Image, error) {
+func (i Store) Find(ctx context.Context, name string) (sandbox.Image, error) {
 	res, err := i.client.ImageInspect(ctx, name)
 	if cerrdefs.IsNotFound(err) {
 		return sandbox.Image{}, fmt.Errorf("%w: `sallyport image ls` shows those there are", sandbox.ErrNoImage)
 	}
 	if err != nil {
-		return sandbox.Image{}, mapError(fmt.Errorf("inspecting it: %w", err))
+		return sandbox.Image{}, Map(fmt.Errorf("inspecting it: %w", err))
 	}
-	return found(res.InspectResponse), nil
+	return describe(res.InspectResponse), nil
 }
 
-func found(r apiimage.InspectResponse) sandbox.Image {
-	s := sandbox.Image{ID: r.ID, Names: named(r.RepoTags), Digests: named(r.RepoDigests), Size: r.Size}
+func describe(r apiimage.InspectResponse) sandbox.Image {
+	s := sandbox.Image{ID: r.ID, Names: tagged(r.RepoTags), Digests: tagged(r.RepoDigests), Size: r.Size}
 	s.Created, _ = time.Parse(time.RFC3339Nano, r.Created) // an image need not say it
 	return s
 }
 
 // Pull has the engine fetch an image.
-func (i Images) Pull(ctx context.Context, name string, login sandbox.Login, tell func(sandbox.ImageStep) error) error {
+func (i Store) Pull(ctx context.Context, name string, login sandbox.Login, tell func(sandbox.ImageStep) error) error {
 	var opts client.ImagePullOptions
 	hide := func(text string) string { return text }
 	if login != nil {
 		hide = login.Hide
-		shown, err := shown(login, imagename.Registry(name))
+		shown, err := authHeader(login, imagename.Registry(name))
 		if err != nil {
 			return err
 		}
@@ -83,10 +83,10 @@ func (i Images) Pull(ctx context.Context, name string, login sandbox.Login, tell
 	}
 	res, err := i.client.ImagePull(ctx, name, opts)
 	if err != nil {
-		return unfetched(ctx, err, hide, login != nil)
+		return pullError(ctx, err, hide, login != nil)
 	}
 	defer res.Close()
-	err = steps(ctx, res, func(m jsonstream.Message) error {
+	err = readProgress(ctx, res, func(m jsonstream.Message) error {
 		s := sandbox.ImageStep{Layer: m.ID, Status: hide(m.Status)}
 		if m.Progress != nil {
 			s.Done, s.Total = m.Progress.Current, m.Progress.Total
@@ -94,13 +94,13 @@ func (i Images) Pull(ctx context.Context, name string, login sandbox.Login, tell
 		return tell(s)
 	})
 	if err != nil {
-		return unfetched(ctx, err, hide, login != nil)
+		return pullError(ctx, err, hide, login != nil)
 	}
 	return nil
 }
 
-// shown is the value of the header that the engine reads a login from.
-func shown(login sandbox.Login, host string) (string, error) {
+// authHeader is the value of the header that the engine reads a login from.
+func authHeader(login sandbox.Login, host string) (string, error) {
 	if host == "docker.io" {
 		host = "https://index.docker.io/v1/" // as the engine calls Docker Hub
 	}
@@ -110,14 +110,14 @@ func shown(login sandbox.Login, host string) (string, error) {
 	return base64.URLEncoding.EncodeToString(text), err
 }
 
-// unfetched is why an image was not fetched: the engine's words, which may be those of
+// pullError is why an image was not fetched: the engine's words, which may be those of
 // the registry.
-func unfetched(ctx context.Context, err error, hide func(string) string, loggedIn bool) error {
+func pullError(ctx context.Context, err error, hide func(string) string, loggedIn bool) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	if client.IsErrConnectionFailed(err) || errors.Is(err, errUntold) {
-		return mapError(err)
+	if client.IsErrConnectionFailed(err) || errors.Is(err, errListenerGone) {
+		return Map(err)
 	}
 	text := hide(strings.TrimPrefix(err.Error(), "Error response from daemon: "))
 	if low := strings.ToLower(text); !loggedIn && (strings.Contains(low, "denied") || strings.Contains(low, "unauthorized") || strings.Contains(low, "no basic auth")) {
@@ -126,11 +126,11 @@ func unfetched(ctx context.Context, err error, hide func(string) string, loggedI
 	return fmt.Errorf("%w: %s", sandbox.ErrRegistry, text)
 }
 
-// errUntold: nobody listens any more.
-var errUntold = errors.New("how it goes on cannot be told")
+// errListenerGone: nobody listens any more.
+var errListenerGone = errors.New("how it goes on cannot be told")
 
-// steps reads what the engine says to its end, where a failure would be.
-func steps(ctx context.Context, from io.Reader, tell func(jsonstream.Message) error) error {
+// readProgress reads what the engine says to its end, where a failure would be.
+func readProgress(ctx context.Context, from io.Reader, tell func(jsonstream.Message) error) error {
 	for d := json.NewDecoder(from); ; {
 		var m jsonstream.Message
 		switch err := d.Decode(&m); {
@@ -142,17 +142,17 @@ func steps(ctx context.Context, from io.Reader, tell func(jsonstream.Message) er
 			return m.Error
 		}
 		if err := tell(m); err != nil {
-			return fmt.Errorf("%w: %w", errUntold, err)
+			return fmt.Errorf("%w: %w", errListenerGone, err)
 		}
 	}
 }
 
 // Load has the engine read images out of an archive.
-func (i Images) Load(ctx context.Context, tar io.Reader) (names []string, err error) {
+func (i Store) Load(ctx context.Context, tar io.Reader) (names []string, err error) {
 	res, err := i.client.ImageLoad(ctx, tar, client.ImageLoadWithQuiet(true))
 	if err == nil {
 		defer res.Close()
-		err = steps(ctx, res, func(m jsonstream.Message) error {
+		err = readProgress(ctx, res, func(m jsonstream.Message) error {
 			for line := range strings.Lines(m.Stream) {
 				line = strings.TrimSuffix(line, "\n")
 				// As moby's image/tarexport says it.
@@ -171,14 +171,14 @@ func (i Images) Load(ctx context.Context, tar io.Reader) (names []string, err er
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case client.IsErrConnectionFailed(err):
-		return nil, mapError(err)
+		return nil, Map(err)
 	}
 	return nil, fmt.Errorf("%w: %s", sandbox.ErrArchive, strings.TrimPrefix(err.Error(), "Error response from daemon: "))
 }
 
 // Remove takes a name away, and the image with its last one. The engine refuses where a
 // container is made of it.
-func (i Images) Remove(ctx context.Context, name string) error {
+func (i Store) Remove(ctx context.Context, name string) error {
 	_, err := i.client.ImageRemove(ctx, name, client.ImageRemoveOptions{PruneChildren: true})
 	switch {
 	case err == nil:
@@ -188,5 +188,5 @@ func (i Images) Remove(ctx context.Context, name string) error {
 	case cerrdefs.IsNotFound(err):
 		return fmt.Errorf("%w: `sallyport image ls` shows those there are", sandbox.ErrNoImage)
 	}
-	return mapError(fmt.Errorf("removing it: %w", err))
+	return Map(fmt.Errorf("removing it: %w", err))
 }

@@ -28,16 +28,16 @@ const labelLayer = "sallyport.layer"
 // system (Documentation/filesystems/overlayfs.rst, "Upper and Lower").
 const overlay = "overlay2"
 
-// place puts the container's writable layer where it has to be before anything
+// bindLayer puts the container's writable layer where it has to be before anything
 // is written to it: the engine's folder of that layer is covered by the other,
 // which begins as its copy. So the engine commits, compares and copies as ever,
 // and what the container writes counts there.
-func (r *Runtime) place(info container.InspectResponse) error {
+func (r *Runtime) bindLayer(info container.InspectResponse) error {
 	to := info.Config.Labels[labelLayer]
 	if to == "" {
 		return nil
 	}
-	of, err := layerOf(info)
+	of, err := engineLayerDir(info)
 	if err != nil {
 		return err
 	}
@@ -53,14 +53,14 @@ func (r *Runtime) place(info container.InspectResponse) error {
 	}
 	// Of a container that was made again, the engine's own notes are new.
 	for _, name := range []string{"link", "lower"} {
-		if err := renote(filepath.Join(of, name), filepath.Join(to, name)); err != nil {
+		if err := copySmallFile(filepath.Join(of, name), filepath.Join(to, name)); err != nil {
 			return fmt.Errorf("beginning the sandbox's layer: %w", err)
 		}
 	}
 	if err := disk.Bind(to, of); err != nil {
 		return err
 	}
-	return r.cover(info.ID, to)
+	return r.bindEngineFiles(info.ID, to)
 }
 
 // engineFiles are those that the engine mounts writable from its own folder of a
@@ -71,10 +71,10 @@ func (r *Runtime) engineFile(container, name string) string {
 	return filepath.Join(r.root, "containers", container, name)
 }
 
-// cover puts files of the sandbox's disk in the place of the engine's: whatever a
+// bindEngineFiles puts files of the sandbox's disk in the place of the engine's: whatever a
 // sandbox writes lies on its disk. They stand beside the layer, where nothing in the
 // sandbox can make a link of them.
-func (r *Runtime) cover(container, layer string) error {
+func (r *Runtime) bindEngineFiles(container, layer string) error {
 	for _, name := range engineFiles {
 		own, of := filepath.Join(layer, name), r.engineFile(container, name)
 		for _, path := range []string{own, of} {
@@ -91,8 +91,8 @@ func (r *Runtime) cover(container, layer string) error {
 	return nil
 }
 
-// renote makes a small file what another is.
-func renote(from, to string) error {
+// copySmallFile makes a small file what another is.
+func copySmallFile(from, to string) error {
 	content, err := os.ReadFile(from)
 	if err != nil {
 		return err
@@ -105,54 +105,54 @@ func renote(from, to string) error {
 // can be had.
 func (r *Runtime) Layered() bool { return r.driver == overlay }
 
-// begin places the layer of a container that is about to run, and returns the
+// prepareLayer places the layer of a container that is about to run, and returns the
 // engine's identifier of that.
-func (r *Runtime) begin(ctx context.Context, ref string) (container string, err error) {
+func (r *Runtime) prepareLayer(ctx context.Context, ref string) (container string, err error) {
 	res, err := r.client.ContainerInspect(ctx, ref, client.ContainerInspectOptions{})
 	if err != nil {
-		return "", mapError(err)
+		return "", Map(err)
 	}
 	if state := res.Container.State; state != nil && state.Running {
 		return res.Container.ID, nil
 	}
-	if err := r.vetAccounts(res.Container); err != nil {
+	if err := r.checkAccounts(res.Container); err != nil {
 		return "", err
 	}
-	return res.Container.ID, r.place(res.Container)
+	return res.Container.ID, r.bindLayer(res.Container)
 }
 
-// vacate ends a container that is about to be removed, and displaces its layer:
+// stopForRemoval ends a container that is about to be removed, and displaces its layer:
 // the engine cannot remove a folder that is covered.
-func (r *Runtime) vacate(ctx context.Context, id string) error {
+func (r *Runtime) stopForRemoval(ctx context.Context, id string) error {
 	info, err := r.inspect(ctx, id)
 	if err != nil {
 		return err
 	}
-	_ = forgetNote(filepath.Join(r.layout.notes(), info.ID)) // of a restore that a crash cut short
+	_ = removeHandshake(filepath.Join(r.layout.handshakes(), info.ID)) // Of a restore that a crash cut short
 	if info.Config.Labels[labelLayer] == "" {
 		return nil
 	}
 	if info.State.Running {
 		if _, err := r.client.ContainerKill(ctx, info.ID, client.ContainerKillOptions{Signal: "KILL"}); err != nil && !cerrdefs.IsConflict(err) {
-			return mapError(err)
+			return Map(err)
 		}
 		wait := r.client.ContainerWait(ctx, info.ID, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 		select {
 		case err := <-wait.Error:
-			return mapError(err)
+			return Map(err)
 		case <-wait.Result:
 		}
 	}
-	return r.displace(ctx, info)
+	return r.unbindLayer(ctx, info)
 }
 
-// displace undoes place, once nothing uses the layer. The engine says that a
+// unbindLayer undoes place, once nothing uses the layer. The engine says that a
 // container has ended a moment before it has let go of its files.
-func (r *Runtime) displace(ctx context.Context, info container.InspectResponse) error {
+func (r *Runtime) unbindLayer(ctx context.Context, info container.InspectResponse) error {
 	if info.Config == nil || info.Config.Labels[labelLayer] == "" {
 		return nil
 	}
-	of, err := layerOf(info)
+	of, err := engineLayerDir(info)
 	if err != nil {
 		return err
 	}
@@ -160,7 +160,7 @@ func (r *Runtime) displace(ctx context.Context, info container.InspectResponse) 
 	for _, name := range engineFiles {
 		points = append(points, r.engineFile(info.ID, name))
 	}
-	ctx, cancel := context.WithTimeout(ctx, displaceTimeout)
+	ctx, cancel := context.WithTimeout(ctx, unbindTimeout)
 	defer cancel()
 	for pause := time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
 		var errs []error
@@ -178,19 +178,19 @@ func (r *Runtime) displace(ctx context.Context, info container.InspectResponse) 
 	}
 }
 
-const displaceTimeout = 5 * time.Second
+const unbindTimeout = 5 * time.Second
 
-// release displaces the layer of a container that has ended.
-func (r *Runtime) release(ctx context.Context, id string) error {
+// unbindLayerOf displaces the layer of a container that has ended.
+func (r *Runtime) unbindLayerOf(ctx context.Context, id string) error {
 	info, err := r.inspect(ctx, id)
 	if err != nil {
 		return err
 	}
-	return r.displace(ctx, info)
+	return r.unbindLayer(ctx, info)
 }
 
-// layerOf is the engine's folder of the container's writable layer.
-func layerOf(info container.InspectResponse) (string, error) {
+// engineLayerDir is the engine's folder of the container's writable layer.
+func engineLayerDir(info container.InspectResponse) (string, error) {
 	if info.GraphDriver == nil || info.GraphDriver.Name != overlay {
 		return "", fmt.Errorf("%w: this engine does not keep containers in %s, where their files can be had: use engine.kind: private", sandbox.ErrBadSpec, overlay)
 	}

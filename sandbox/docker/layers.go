@@ -17,7 +17,7 @@ func (r *Runtime) Layers(ctx context.Context, id string) (upper string, lower []
 	if err != nil {
 		return "", nil, err
 	}
-	of, err := layerOf(info)
+	of, err := engineLayerDir(info)
 	if err != nil {
 		return "", nil, err
 	}

@@ -28,7 +28,7 @@ func (l layout) containerdConfig() string { return filepath.Join(l.dir(), "conta
 func (l layout) dockerdConfig() string    { return filepath.Join(l.dir(), "daemon.json") }
 func (l layout) containerdSocket() string { return filepath.Join(l.run(), "containerd.sock") }
 func (l layout) dockerSocket() string     { return filepath.Join(l.run(), "docker.sock") }
-func (l layout) notes() string            { return filepath.Join(l.RunDir, "restore") }
+func (l layout) handshakes() string       { return filepath.Join(l.RunDir, "restore") }
 func (l layout) dockerPID() string        { return filepath.Join(l.run(), "docker.pid") }
 
 // write makes folders, guards and configuration, and says whether the latter
@@ -45,7 +45,7 @@ func (l layout) write() (bool, error) {
 	if info, err := os.Stat(l.Runsc); err != nil || info.Mode()&0o111 == 0 {
 		return false, fmt.Errorf("no runsc at %s: run `make setup`, or set engine.runsc", l.Runsc)
 	}
-	for _, dir := range []string{l.dir(), l.run(), l.logs(), l.bin(), l.notes()} {
+	for _, dir := range []string{l.dir(), l.run(), l.logs(), l.bin(), l.handshakes()} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return false, err
 		}
@@ -54,10 +54,10 @@ func (l layout) write() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if err := guard(l.bin(), "runsc", l.Bridge, l.Pins, l.notes(), l.Runsc, runscFlags...); err != nil {
+	if err := writeStartShim(l.bin(), "runsc", l.Bridge, l.Pins, l.handshakes(), l.Runsc, runscFlags...); err != nil {
 		return false, err
 	}
-	if err := guard(l.bin(), "runc", l.Bridge, l.Pins, "/dev/null", runc); err != nil {
+	if err := writeStartShim(l.bin(), "runc", l.Bridge, l.Pins, "/dev/null", runc); err != nil {
 		return false, err
 	}
 	daemon, err := l.daemonJSON()
@@ -143,12 +143,12 @@ func (l layout) containerd() (*part, error) {
 		return nil, err
 	}
 	return &part{
-		process: process{
-			name: "containerd",
-			path: path,
-			args: []string{"--config", l.containerdConfig()},
-			env:  l.environment(),
-			log:  filepath.Join(l.logs(), "containerd.log"),
+		Process: Process{
+			Name: "containerd",
+			Path: path,
+			Args: []string{"--config", l.containerdConfig()},
+			Env:  l.environment(),
+			Log:  filepath.Join(l.logs(), "containerd.log"),
 		},
 		clean: func() error { return nil },
 	}, nil
@@ -160,12 +160,12 @@ func (l layout) dockerd() (*part, error) {
 		return nil, err
 	}
 	return &part{
-		process: process{
-			name: "dockerd",
-			path: path,
-			args: []string{"--config-file", l.dockerdConfig()},
-			env:  l.environment(),
-			log:  filepath.Join(l.logs(), "dockerd.log"),
+		Process: Process{
+			Name: "dockerd",
+			Path: path,
+			Args: []string{"--config-file", l.dockerdConfig()},
+			Env:  l.environment(),
+			Log:  filepath.Join(l.logs(), "dockerd.log"),
 		},
 		// A killed dockerd leaves it, and the next refuses to start when the
 		// number belongs to any process by then.

@@ -9,10 +9,10 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// hostLink returns the interface index of the host's end of the veth that joins
+// hostVeth returns the interface index of the host's end of the veth that joins
 // the network namespace of process pid to the bridge. gVisor takes the address
 // off the inner end but leaves the pair as it is.
-func hostLink(pid int, bridge string) (int, error) {
+func hostVeth(pid int, bridge string) (int, error) {
 	br, err := netlink.LinkByName(bridge)
 	if err != nil {
 		return 0, fmt.Errorf("finding bridge %s: %w", bridge, err)

@@ -37,12 +37,12 @@ var (
 	testSubnet  = netip.MustParsePrefix("10.232.0.0/24")
 	testGateway = netip.MustParseAddr("10.232.0.1")
 
-	lab  *laboratory // nil for an ordinary user
-	labs = os.Getuid() == 0
+	shared     *testEngine // nil for an ordinary user
+	privileged = os.Getuid() == 0
 )
 
-// laboratory is an engine with a runtime and an image, shared by the tests.
-type laboratory struct {
+// testEngine is an engine with a runtime and an image, shared by the tests.
+type testEngine struct {
 	dir     string
 	bridge  int
 	cfg     EngineConfig
@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(func() int {
 		flag.Parse()
-		if labs && !fuzzing() {
+		if privileged && !fuzzing() {
 			l, err := open()
 			if l != nil {
 				defer l.close()
@@ -68,11 +68,11 @@ func TestMain(m *testing.M) {
 				fmt.Fprintln(os.Stderr, "preparing the engine:", err)
 				return 1
 			}
-			lab = l
+			shared = l
 		}
 		code := m.Run()
-		if lab != nil {
-			lab.close()
+		if shared != nil {
+			shared.close()
 		}
 		if err := goleak.Find(); err != nil && code == 0 {
 			fmt.Fprintln(os.Stderr, err)
@@ -94,23 +94,23 @@ func fuzzing() bool {
 }
 
 // need returns the laboratory, or skips: but not in CI.
-func need(t *testing.T) *laboratory {
+func need(t *testing.T) *testEngine {
 	t.Helper()
-	if lab == nil {
+	if shared == nil {
 		if os.Getenv("CI") == "true" {
 			t.Fatal("needs root")
 		}
 		t.Skip("needs root for an engine of its own")
 	}
-	return lab
+	return shared
 }
 
-func open() (*laboratory, error) {
+func open() (*testEngine, error) {
 	dir, err := os.MkdirTemp("", "spdk")
 	if err != nil {
 		return nil, err
 	}
-	l := &laboratory{dir: dir}
+	l := &testEngine{dir: dir}
 	if err := l.link(); err != nil {
 		return l, err
 	}
@@ -181,7 +181,7 @@ func cached(name string) (string, error) {
 	return path, nil
 }
 
-func (l *laboratory) link() error {
+func (l *testEngine) link() error {
 	br := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: testBridge}}
 	if old, err := netlink.LinkByName(testBridge); err == nil {
 		if err := netlink.LinkDel(old); err != nil {
@@ -202,14 +202,14 @@ func (l *laboratory) link() error {
 	return netlink.LinkSetUp(br)
 }
 
-func (l *laboratory) pinPath() string {
+func (l *testEngine) pinPath() string {
 	return filepath.Join(l.cfg.Pins, fmt.Sprintf("bridge-%d", l.bridge))
 }
 
-func (l *laboratory) pin() error { return os.WriteFile(l.pinPath(), nil, 0o600) }
+func (l *testEngine) pin() error { return os.WriteFile(l.pinPath(), nil, 0o600) }
 
 // close ends what open began. It is called twice when a test fails to prepare.
-func (l *laboratory) close() {
+func (l *testEngine) close() {
 	if l.dir == "" {
 		return
 	}
@@ -237,7 +237,7 @@ func (l *laboratory) close() {
 }
 
 // unmount takes away what a killed engine and runsc leave mounted.
-func (l *laboratory) unmount() {
+func (l *testEngine) unmount() {
 	mounts, _ := os.ReadFile("/proc/self/mounts")
 	lines := strings.Split(string(mounts), "\n")
 	for i := len(lines) - 1; i >= 0; i-- {
@@ -248,7 +248,7 @@ func (l *laboratory) unmount() {
 }
 
 // container returns the description of a new sandbox.
-func (l *laboratory) container(t *testing.T, image string) sandbox.Container {
+func (l *testEngine) container(t *testing.T, image string) sandbox.Container {
 	t.Helper()
 	n := byte(l.next.Add(1)) + 9
 	return sandbox.Container{
@@ -262,7 +262,7 @@ func (l *laboratory) container(t *testing.T, image string) sandbox.Container {
 }
 
 // create makes a sandbox that the test's end removes.
-func (l *laboratory) create(t *testing.T, c sandbox.Container) string {
+func (l *testEngine) create(t *testing.T, c sandbox.Container) string {
 	t.Helper()
 	if _, err := l.runtime.Create(t.Context(), c); err != nil {
 		t.Fatal(err)
@@ -273,8 +273,8 @@ func (l *laboratory) create(t *testing.T, c sandbox.Container) string {
 	return c.ID
 }
 
-// start makes and starts a sandbox.
-func (l *laboratory) start(t *testing.T, c sandbox.Container) string {
+// Start makes and starts a sandbox.
+func (l *testEngine) start(t *testing.T, c sandbox.Container) string {
 	t.Helper()
 	id := l.create(t, c)
 	if _, err := l.runtime.Start(t.Context(), id); err != nil {
@@ -284,7 +284,7 @@ func (l *laboratory) start(t *testing.T, c sandbox.Container) string {
 }
 
 // sh runs a script, which must succeed, and returns its output.
-func (l *laboratory) sh(t *testing.T, id, script string) string {
+func (l *testEngine) sh(t *testing.T, id, script string) string {
 	t.Helper()
 	out, code := l.try(t, id, script)
 	if code != 0 {
@@ -294,7 +294,7 @@ func (l *laboratory) sh(t *testing.T, id, script string) string {
 }
 
 // try runs a script and returns its output of both kinds, and exit code.
-func (l *laboratory) try(t *testing.T, id, script string) (string, int) {
+func (l *testEngine) try(t *testing.T, id, script string) (string, int) {
 	t.Helper()
 	var out strings.Builder
 	code, err := l.exec(t.Context(), id, wire.Command{Args: []string{"/bin/sh", "-c", script}}, channel.Streams{Stdout: &out, Stderr: &out})
@@ -305,7 +305,7 @@ func (l *laboratory) try(t *testing.T, id, script string) (string, int) {
 }
 
 // exec runs a command by the sandbox's agent.
-func (l *laboratory) exec(ctx context.Context, id string, c wire.Command, s channel.Streams) (int, error) {
+func (l *testEngine) exec(ctx context.Context, id string, c wire.Command, s channel.Streams) (int, error) {
 	var n byte
 	if _, err := fmt.Sscanf(id, "id%d", &n); err != nil {
 		return 0, err

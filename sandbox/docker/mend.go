@@ -13,22 +13,22 @@ import (
 	"github.com/moby/moby/api/types/container"
 )
 
-// stands tells whether something in a sandbox's files may be why it does not start: the
+// blockedByFiles tells whether something in a sandbox's files may be why it does not start: the
 // engine has no type for what it says of that (moby, SetupWorkingDirectory).
-func stands(err error) bool {
+func blockedByFiles(err error) bool {
 	said := err.Error()
-	return !strings.Contains(said, unguarded) && slices.ContainsFunc(standing, func(s string) bool { return strings.Contains(said, s) })
+	return !strings.Contains(said, unguarded) && slices.ContainsFunc(blockedMessages, func(s string) bool { return strings.Contains(said, s) })
 }
 
-// standing is what the engine says of a container that does not start: its runtime
+// blockedMessages is what the engine says of a container that does not start: its runtime
 // makes some of the places for mounts when that is created, and some as it starts.
-var standing = []string{"OCI runtime create failed", "OCI runtime start failed", "Cannot mkdir"}
+var blockedMessages = []string{"OCI runtime create failed", "OCI runtime start failed", "Cannot mkdir"}
 
-// mend makes a container startable whose root has put something in the way of what is
+// clearMountPoints makes a container startable whose root has put something in the way of what is
 // mounted in it: a file or link in the place of a folder, a folder in that of a file.
 // That is renamed (see aside), in what the sandbox has written only. It follows no link
 // of that, and returns the paths that it has renamed. The sandbox must not run.
-func mend(info container.InspectResponse) (moved []string, err error) {
+func clearMountPoints(info container.InspectResponse) (moved []string, err error) {
 	layer := info.Config.Labels[labelLayer]
 	if layer == "" {
 		return nil, nil
@@ -67,7 +67,7 @@ func mend(info container.InspectResponse) (moved []string, err error) {
 			if want && is.IsDir() || !want && is.Mode().IsRegular() {
 				continue
 			}
-			if _, err := aside(root, p); err != nil {
+			if _, err := moveAside(root, p); err != nil {
 				return moved, fmt.Errorf("moving /%s aside: %w", p, err)
 			}
 			moved = append(moved, "/"+p)

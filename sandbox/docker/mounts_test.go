@@ -28,7 +28,7 @@ done </proc/mounts
 grep -c . /proc/mounts`
 
 // diskful is a sandbox with a disk of its own, as small as it can be.
-func (l *laboratory) diskful(t *testing.T, image, runtime string) sandbox.Container {
+func (l *testEngine) diskful(t *testing.T, image, runtime string) sandbox.Container {
 	t.Helper()
 	folder := t.TempDir()
 	if err := disk.Make(folder, disk.Min); err != nil {
@@ -47,7 +47,7 @@ func (l *laboratory) diskful(t *testing.T, image, runtime string) sandbox.Contai
 
 // taken is what the engine's own folders take of the host's disk, in bytes; what is
 // mounted in them does not count.
-func (l *laboratory) taken(t *testing.T) (n int64) {
+func (l *testEngine) taken(t *testing.T) (n int64) {
 	t.Helper()
 	out, err := exec.Command("du", "-sx", "--block-size=1", filepath.Join(l.cfg.DataDir, "engine")).Output()
 	if err != nil {

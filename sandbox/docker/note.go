@@ -15,14 +15,14 @@ import (
 	"sallyport/sandbox"
 )
 
-// note tells the guard where a container's memory is. While it is locked the guard
+// restoreHandshake tells the guard where a container's memory is. While it is locked the guard
 // waits; one that is unlocked and empty is of memory that is not to be had, also
 // where this process has ended, whose locks end with it (flock(2)). It is empty too,
 // and stays, once the engine has said that the container does not start: what it has
 // begun may come to the guard still, as where the engine died, and would run then
 // without anybody's knowing. Below the folder the guard writes, under the lock, that
 // it begins.
-type note struct {
+type restoreHandshake struct {
 	f       *os.File
 	path    string
 	mu      sync.Mutex // guards revoked
@@ -31,29 +31,29 @@ type note struct {
 
 // What the guard writes into a note.
 const (
-	begun  = "begun"
-	spared = "spared" // nothing of it ran
+	markBegun  = "begun"
+	markSpared = "spared" // nothing of it ran
 )
 
-// besides ends the name of the mark that guards made beside a note before they wrote
+// oldMarkSuffix ends the name of the mark that guards made beside a note before they wrote
 // into it: one that an upgrade finds is believed.
-const besides = ".begun"
+const oldMarkSuffix = ".begun"
 
-// next ends the name of a note until it is locked.
-const next = ".next"
+// unlockedSuffix ends the name of a note until it is locked.
+const unlockedSuffix = ".next"
 
-// newNote puts one in the place of what there may be: a guard that comes late to that
+// newHandshake puts one in the place of what there may be: a guard that comes late to that
 // finds one of the two, since without any it would start the container afresh.
-func newNote(path string) (_ *note, err error) {
-	f, err := os.OpenFile(path+next, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
+func newHandshake(path string) (_ *restoreHandshake, err error) {
+	f, err := os.OpenFile(path+unlockedSuffix, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	n := &note{f: f, path: path}
+	n := &restoreHandshake{f: f, path: path}
 	defer func() {
 		if err != nil {
 			n.close()
-			err = errors.Join(err, forget(path+next)) // and what there was stays
+			err = errors.Join(err, removeFile(path+unlockedSuffix)) // and what there was stays
 		}
 	}()
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
@@ -62,20 +62,20 @@ func newNote(path string) (_ *note, err error) {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return nil, err
 	}
-	return n, forget(path + besides)
+	return n, removeFile(path + oldMarkSuffix)
 }
 
-// openNote opens one that there is.
-func openNote(path string) (*note, error) {
+// openHandshake opens one that there is.
+func openHandshake(path string) (*restoreHandshake, error) {
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		return nil, err
 	}
-	return &note{f: f, path: path}, nil
+	return &restoreHandshake{f: f, path: path}, nil
 }
 
-// say unlocks it, and has it say where the memory is, or nothing for "".
-func (n *note) say(dir string) (err error) {
+// publish unlocks it, and has it say where the memory is, or nothing for "".
+func (n *restoreHandshake) publish(dir string) (err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.revoked {
@@ -88,17 +88,17 @@ func (n *note) say(dir string) (err error) {
 	return err
 }
 
-// guardPatience is for how long a guard may have a note locked: it reads a line, and
+// shimPatience is for how long a guard may have a note locked: it reads a line, and
 // writes one.
-const guardPatience = 5 * time.Second
+const shimPatience = 5 * time.Second
 
 // revoke has it say nothing, now and later. It is ErrRan where the guard has begun,
 // unless nothing ran of that; the note tells the next who asks the same.
-func (n *note) revoke() error {
+func (n *restoreHandshake) revoke() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.revoked = true
-	for deadline := time.Now().Add(guardPatience); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(shimPatience); ; time.Sleep(time.Millisecond) {
 		err := unix.Flock(int(n.f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			break
@@ -112,24 +112,24 @@ func (n *note) revoke() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrRan, err)
 	}
-	_, old := os.Lstat(n.path + besides)
-	if old == nil || strings.Count("\n"+string(text), "\n"+begun) > strings.Count(string(text), "\n"+spared) {
+	_, old := os.Lstat(n.path + oldMarkSuffix)
+	if old == nil || strings.Count("\n"+string(text), "\n"+markBegun) > strings.Count(string(text), "\n"+markSpared) {
 		_, err := n.f.WriteAt([]byte("\n"), 0) // in one step: the folder is gone, the marks are not
 		return errors.Join(sandbox.ErrRan, err)
 	}
 	return n.f.Truncate(0)
 }
 
-func (n *note) unlock() { _ = unix.Flock(int(n.f.Fd()), unix.LOCK_UN) }
-func (n *note) close()  { _ = n.f.Close() }
-func (n *note) remove() { _ = forgetNote(n.path) }
+func (n *restoreHandshake) unlock() { _ = unix.Flock(int(n.f.Fd()), unix.LOCK_UN) }
+func (n *restoreHandshake) close()  { _ = n.f.Close() }
+func (n *restoreHandshake) remove() { _ = removeHandshake(n.path) }
 
-// forgetNote removes what there may be of a note.
-func forgetNote(path string) error {
-	return errors.Join(forget(path), forget(path+besides), forget(path+next))
+// removeHandshake removes what there may be of a note.
+func removeHandshake(path string) error {
+	return errors.Join(removeFile(path), removeFile(path+oldMarkSuffix), removeFile(path+unlockedSuffix))
 }
 
-func forget(path string) error {
+func removeFile(path string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -11,13 +11,13 @@ import (
 // that finds none starts its container without the memory.
 func TestNoteReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "container")
-	if err := os.WriteFile(path+besides, nil, 0o600); err != nil {
+	if err := os.WriteFile(path+oldMarkSuffix, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var looks sync.WaitGroup
 	over := make(chan struct{})
 	for i := range 500 {
-		n, err := newNote(path)
+		n, err := newHandshake(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -41,7 +41,7 @@ func TestNoteReplaced(t *testing.T) {
 	}
 	close(over)
 	looks.Wait()
-	if err := forgetNote(path); err != nil {
+	if err := removeHandshake(path); err != nil {
 		t.Error(err)
 	}
 	if left, _ := filepath.Glob(path + "*"); len(left) > 0 {

@@ -14,10 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// commands are the processes that are believed what their command lines say, each
+// Commands are the processes that are believed what their command lines say, each
 // with its words: those of this user in this process's PID namespace. Anybody on this
 // host, and whatever runs in a container, could call itself anything.
-func commands() iter.Seq2[int, []string] {
+func Commands() iter.Seq2[int, []string] {
 	return func(yield func(int, []string) bool) {
 		entries, _ := os.ReadDir("/proc")
 		for _, e := range entries {
@@ -25,21 +25,21 @@ func commands() iter.Seq2[int, []string] {
 			if err != nil {
 				continue
 			}
-			if words := command(pid); words != nil && !yield(pid, words) {
+			if words := Command(pid); words != nil && !yield(pid, words) {
 				return
 			}
 		}
 	}
 }
 
-// command is the command line of a process that is believed it; nil of others.
-func command(pid int) []string {
+// Command is the command line of a process that is believed it; nil of others.
+func Command(pid int) []string {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
 	if err != nil || len(line) == 0 {
 		return nil
 	}
-	if !ours(dir) {
+	if !startedByUs(dir) {
 		return nil
 	}
 	own, err := ownNamespace()
@@ -52,11 +52,11 @@ func command(pid int) []string {
 	return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
 }
 
-// ours tells whether the process of a folder of /proc was started by this user. Who
+// startedByUs tells whether the process of a folder of /proc was started by this user. Who
 // owns the folder has its effective rights only: anybody has ours by a set-user-ID
 // program, under any command line (proc_pid_status(5): real, effective, saved and file
 // system's).
-func ours(dir string) bool {
+func startedByUs(dir string) bool {
 	status, err := os.ReadFile(filepath.Join(dir, "status"))
 	if err != nil {
 		return false
@@ -73,8 +73,8 @@ func ours(dir string) bool {
 // ownNamespace names this process's PID namespace, which it keeps (pid_namespaces(7)).
 var ownNamespace = sync.OnceValues(func() (string, error) { return os.Readlink("/proc/self/ns/pid") })
 
-// parent is a process's, from proc_pid_stat(5). Its error says that it is gone.
-func parent(pid int) (int, error) {
+// Parent is a process's, from proc_pid_stat(5). Its error says that it is gone.
+func Parent(pid int) (int, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err

@@ -63,17 +63,17 @@ func TestBelievesOwnProcessesOnly(t *testing.T) {
 			if tt.found {
 				want = pid
 			}
-			p := &process{name: "shim", path: "/bin/" + cmd.Args[0], args: cmd.Args[1:]}
-			if got := p.find(); got != want {
+			p := &Process{Name: "shim", Path: "/bin/" + cmd.Args[0], Args: cmd.Args[1:]}
+			if got := p.Find(); got != want {
 				t.Errorf("for the engine: found %d, started %d", got, pid)
 			}
-			if got := writing(container); got != want {
+			if got := checkpointWriter(container); got != want {
 				t.Errorf("for what writes: found %d, started %d", got, pid)
 			}
-			if endShim(container, socket+".other") || endShim(container+"-other", socket) {
+			if killStaleShim(container, socket+".other") || killStaleShim(container+"-other", socket) {
 				t.Error("another's was ended")
 			}
-			if got := endShim(container, socket); got != tt.found {
+			if got := killStaleShim(container, socket); got != tt.found {
 				t.Errorf("for a shim: %v", got)
 			}
 			if !tt.found {

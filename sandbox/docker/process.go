@@ -21,26 +21,26 @@ import (
 // old log is kept.
 const logLimit = 8 << 20
 
-// errEnded says that a process was ended on purpose and stays so.
-var errEnded = errors.New("the engine was stopped")
+// ErrRetired says that a process was ended on purpose and stays so.
+var ErrRetired = errors.New("the engine was stopped")
 
-// process is one part of the engine. It runs in a session of its own and
+// Process is one part of the engine. It runs in a session of its own and
 // outlives us; the next one of us finds it by its command line.
-type process struct {
-	name string   // for the log
-	path string   // absolute
-	args []string // without argv[0]: an option and a file that only this engine has
-	env  []string
-	log  string // file
+type Process struct {
+	Name string   // for the log
+	Path string   // absolute
+	Args []string // without argv[0]: an option and a file that only this engine has
+	Env  []string
+	Log  string // file
 
 	mu    sync.Mutex
-	pidfd int // of the running process, 0 before the first
+	pidfd int // Of the running process, 0 before the first
 	ended bool
 }
 
-// adopt takes over the process if it runs already.
-func (p *process) adopt() (bool, error) {
-	pid := p.find()
+// Adopt takes over the process if it runs already.
+func (p *Process) Adopt() (bool, error) {
+	pid := p.Find()
 	if pid == 0 {
 		return false, nil
 	}
@@ -50,13 +50,13 @@ func (p *process) adopt() (bool, error) {
 }
 
 // hold keeps a handle on pid, which must be ours or verified just now.
-func (p *process) hold(pid int) (bool, error) {
+func (p *Process) hold(pid int) (bool, error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("watching %s: %w", p.name, err)
+		return false, fmt.Errorf("watching %s: %w", p.Name, err)
 	}
 	if p.pidfd != 0 {
 		unix.Close(p.pidfd)
@@ -65,17 +65,17 @@ func (p *process) hold(pid int) (bool, error) {
 	return true, nil
 }
 
-// find returns the process whose command line is ours, 0 when there is none. A
+// Find returns the process whose command line is ours, 0 when there is none. A
 // child of the process itself is not taken for it, which has its command line from
 // clone(2) until execve(2), and a lower number where those have come round: for who
 // takes that one for the engine, it has ended a moment later.
-func (p *process) find() int {
-	parents := map[int]int{} // of those that match
-	for pid, words := range commands() {
+func (p *Process) Find() int {
+	parents := map[int]int{} // Of those that match
+	for pid, words := range Commands() {
 		if !p.matches(words) {
 			continue
 		}
-		if ppid, err := parent(pid); err == nil {
+		if ppid, err := Parent(pid); err == nil {
 			parents[pid] = ppid
 		}
 	}
@@ -88,37 +88,37 @@ func (p *process) find() int {
 }
 
 // matches compares a command line with the process's own.
-func (p *process) matches(words []string) bool {
-	return filepath.Base(words[0]) == filepath.Base(p.path) && slices.Equal(words[1:], p.args)
+func (p *Process) matches(words []string) bool {
+	return filepath.Base(words[0]) == filepath.Base(p.Path) && slices.Equal(words[1:], p.Args)
 }
 
-// start runs the process anew.
-func (p *process) start() error {
+// Start runs the process anew.
+func (p *Process) Start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended {
-		return errEnded
+		return ErrRetired
 	}
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		return fmt.Errorf("opening the log of %s: %w", p.name, err)
+		return fmt.Errorf("opening the log of %s: %w", p.Name, err)
 	}
 	defer log.Close()
-	cmd := exec.Command(p.path, p.args...)
-	cmd.Env = p.env
+	cmd := exec.Command(p.Path, p.Args...)
+	cmd.Env = p.Env
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("starting %s: %w", p.name, err)
+		return fmt.Errorf("starting %s: %w", p.Name, err)
 	}
 	_, err = p.hold(cmd.Process.Pid)
 	go cmd.Wait() // collects it, whenever it ends
 	return err
 }
 
-// wait returns nil when the process has ended, or when there is none.
-func (p *process) wait(ctx context.Context) error {
+// Wait returns nil when the process has ended, or when there is none.
+func (p *Process) Wait(ctx context.Context) error {
 	p.mu.Lock()
 	if p.pidfd == 0 {
 		p.mu.Unlock()
@@ -128,13 +128,13 @@ func (p *process) wait(ctx context.Context) error {
 	fd, err := unix.FcntlInt(uintptr(p.pidfd), unix.F_DUPFD_CLOEXEC, 0)
 	p.mu.Unlock()
 	if err != nil {
-		return fmt.Errorf("watching %s: %w", p.name, err)
+		return fmt.Errorf("watching %s: %w", p.Name, err)
 	}
-	f := os.NewFile(uintptr(fd), p.name)
+	f := os.NewFile(uintptr(fd), p.Name)
 	defer f.Close()
 	conn, err := f.SyscallConn()
 	if err != nil {
-		return fmt.Errorf("watching %s: %w", p.name, err)
+		return fmt.Errorf("watching %s: %w", p.Name, err)
 	}
 	stop := context.AfterFunc(ctx, func() { f.SetReadDeadline(time.Now()) })
 	defer stop()
@@ -151,15 +151,15 @@ func readable(fd int) bool {
 	return n > 0
 }
 
-// alive says whether the process runs.
-func (p *process) alive() bool {
+// Alive says whether the process runs.
+func (p *Process) Alive() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pidfd != 0 && !readable(p.pidfd)
 }
 
-// signal sends sig to the process if it runs.
-func (p *process) signal(sig syscall.Signal) {
+// Signal sends sig to the process if it runs.
+func (p *Process) Signal(sig syscall.Signal) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.pidfd != 0 {
@@ -167,36 +167,36 @@ func (p *process) signal(sig syscall.Signal) {
 	}
 }
 
-// halt ends the process, by force when grace or ctx is over.
-func (p *process) halt(ctx context.Context, grace time.Duration) error {
-	p.signal(syscall.SIGTERM)
+// Halt ends the process, by force when grace or ctx is over.
+func (p *Process) Halt(ctx context.Context, grace time.Duration) error {
+	p.Signal(syscall.SIGTERM)
 	soft, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
-	if p.wait(soft) == nil {
+	if p.Wait(soft) == nil {
 		return nil
 	}
-	p.signal(syscall.SIGKILL)
+	p.Signal(syscall.SIGKILL)
 	hard, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
-	if err := p.wait(hard); err != nil {
-		return fmt.Errorf("%s does not end: %w", p.name, err)
+	if err := p.Wait(hard); err != nil {
+		return fmt.Errorf("%s does not end: %w", p.Name, err)
 	}
 	return nil
 }
 
-// trim keeps the log bounded. The process appends to an open file, so the log
+// TrimLog keeps the log bounded. The process appends to an open file, so the log
 // is copied and emptied in place.
-func (p *process) trim() error {
-	info, err := os.Stat(p.log)
+func (p *Process) TrimLog() error {
+	info, err := os.Stat(p.Log)
 	if err != nil || info.Size() <= logLimit {
 		return err
 	}
-	from, err := os.Open(p.log)
+	from, err := os.Open(p.Log)
 	if err != nil {
 		return err
 	}
 	defer from.Close()
-	to, err := os.OpenFile(p.log+".1", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	to, err := os.OpenFile(p.Log+".1", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err
 	}
@@ -204,15 +204,15 @@ func (p *process) trim() error {
 	if cerr := to.Close(); err == nil {
 		err = cerr
 	}
-	if terr := os.Truncate(p.log, 0); err == nil {
+	if terr := os.Truncate(p.Log, 0); err == nil {
 		err = terr
 	}
 	return err
 }
 
-// lastWords returns the end of the log, for an error.
-func (p *process) lastWords() string {
-	f, err := os.Open(p.log)
+// LastLogLine returns the end of the log, for an error.
+func (p *Process) LastLogLine() string {
+	f, err := os.Open(p.Log)
 	if err != nil {
 		return ""
 	}
@@ -226,8 +226,8 @@ func (p *process) lastWords() string {
 	return string(lines[len(lines)-1])
 }
 
-// retire keeps the process from being started again.
-func (p *process) retire() {
+// Retire keeps the process from being started again.
+func (p *Process) Retire() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ended = true

@@ -30,14 +30,14 @@ func TestFindsNoChild(t *testing.T) {
 	}
 	defer cmd.Wait()
 	defer cmd.Process.Kill()
-	p := &process{name: "breeder", path: os.Args[0], args: args}
-	for p.find() == 0 {
+	p := &Process{Name: "breeder", Path: os.Args[0], Args: args}
+	for p.Find() == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	for range 300 {
 		// The next process has a lower number, if we may say so.
 		_ = os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Append(nil, cmd.Process.Pid-50), 0o644)
-		if got := p.find(); got != cmd.Process.Pid {
+		if got := p.Find(); got != cmd.Process.Pid {
 			t.Fatalf("found %d, started %d", got, cmd.Process.Pid)
 		}
 	}

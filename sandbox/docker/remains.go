@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Remains lists what of a private engine runs or is mounted on this host: names
+// Leftovers lists what of a private engine runs or is mounted on this host: names
 // of its processes and mount points.
-func Remains(cfg EngineConfig) ([]string, error) {
+func Leftovers(cfg EngineConfig) ([]string, error) {
 	l := newLayout(cfg)
 	var all []string
 	for _, part := range []func() (*part, error){l.containerd, l.dockerd} {
@@ -16,8 +16,8 @@ func Remains(cfg EngineConfig) ([]string, error) {
 		if err != nil {
 			continue // it is not installed
 		}
-		if p.find() != 0 {
-			all = append(all, p.name)
+		if p.Find() != 0 {
+			all = append(all, p.Name)
 		}
 	}
 	for _, dir := range []string{l.run(), l.dir()} {

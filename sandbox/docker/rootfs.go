@@ -20,12 +20,12 @@ import (
 // trust stores in use are below 1 MiB.
 const fileLimit = 16 << 20
 
-// rootfs reads and changes the files of a container that has not started. Paths
+// Files reads and changes the files of a container that has not started. Paths
 // are resolved by the engine inside the container's root, never on the host.
-type rootfs struct {
+type Files struct {
 	client *client.Client
 	id     string
-	view   *view // of its image
+	view   *View // Of its image
 
 	seen  map[string]bool        // whether something is at a path
 	files map[string]*tar.Header // to write
@@ -33,13 +33,13 @@ type rootfs struct {
 	order []string
 }
 
-func newRootfs(c *client.Client, id string, v *view) *rootfs {
-	return &rootfs{client: c, id: id, view: v, seen: map[string]bool{}, files: map[string]*tar.Header{}, data: map[string][]byte{}}
+func NewFiles(c *client.Client, id string, v *View) *Files {
+	return &Files{client: c, id: id, view: v, seen: map[string]bool{}, files: map[string]*tar.Header{}, data: map[string][]byte{}}
 }
 
 // stat says whether something is at p, its mode, and where it leads to if it is
 // a link.
-func (f *rootfs) stat(ctx context.Context, p string) (bool, os.FileMode, string, error) {
+func (f *Files) stat(ctx context.Context, p string) (bool, os.FileMode, string, error) {
 	if s, known := f.view.stat(p); known {
 		return s.there, s.mode, s.target, nil
 	}
@@ -56,7 +56,7 @@ func (f *rootfs) stat(ctx context.Context, p string) (bool, os.FileMode, string,
 }
 
 // exists says whether anything is at p, a link to nothing included.
-func (f *rootfs) exists(ctx context.Context, p string) (bool, error) {
+func (f *Files) exists(ctx context.Context, p string) (bool, error) {
 	if there, ok := f.seen[p]; ok {
 		return there, nil
 	}
@@ -70,7 +70,7 @@ func (f *rootfs) exists(ctx context.Context, p string) (bool, error) {
 
 // read returns the regular file that p leads to: where it really is, its
 // header and content. The header is nil when there is none.
-func (f *rootfs) read(ctx context.Context, p string) (string, *tar.Header, []byte, error) {
+func (f *Files) read(ctx context.Context, p string) (string, *tar.Header, []byte, error) {
 	there, mode, target, err := f.stat(ctx, p)
 	if err != nil || !there {
 		return "", nil, nil, err
@@ -114,7 +114,7 @@ func (f *rootfs) read(ctx context.Context, p string) (string, *tar.Header, []byt
 }
 
 // put plans to write a regular file at p. A nil header is root's, for all to read.
-func (f *rootfs) put(p string, h *tar.Header, content []byte) {
+func (f *Files) put(p string, h *tar.Header, content []byte) {
 	mode := int64(0o644)
 	var uid, gid int
 	if h != nil {
@@ -124,11 +124,11 @@ func (f *rootfs) put(p string, h *tar.Header, content []byte) {
 }
 
 // link plans to make a symbolic link at p.
-func (f *rootfs) link(p, target string) {
+func (f *Files) link(p, target string) {
 	f.add(p, &tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: target}, nil)
 }
 
-func (f *rootfs) add(p string, h *tar.Header, content []byte) {
+func (f *Files) add(p string, h *tar.Header, content []byte) {
 	if _, ok := f.files[p]; !ok {
 		f.order = append(f.order, p)
 	}
@@ -137,9 +137,9 @@ func (f *rootfs) add(p string, h *tar.Header, content []byte) {
 	f.files[p], f.data[p] = h, content
 }
 
-// commit writes what was planned, and the folders that it needs, and more that are
+// Commit writes what was planned, and the folders that it needs, and more that are
 // missing.
-func (f *rootfs) commit(ctx context.Context, folders []string) error {
+func (f *Files) Commit(ctx context.Context, folders []string) error {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	made := map[string]bool{}
@@ -172,7 +172,7 @@ func (f *rootfs) commit(ctx context.Context, folders []string) error {
 // folders adds the missing ones of dir and those above it, with the owner of the
 // file that they are for. One that exists is left out: the engine would give it
 // our mode and owner.
-func (f *rootfs) folders(ctx context.Context, w *tar.Writer, dir string, file *tar.Header, made map[string]bool) error {
+func (f *Files) folders(ctx context.Context, w *tar.Writer, dir string, file *tar.Header, made map[string]bool) error {
 	if dir == "/" || made[dir] {
 		return nil
 	}

@@ -33,9 +33,9 @@ const (
 // Config is what a Runtime needs to know of its surroundings.
 type Config struct {
 	Bridge  string       // existing device; the engine's network is named after it
-	Subnet  netip.Prefix // of the sandboxes, IPv4
+	Subnet  netip.Prefix // Of the sandboxes, IPv4
 	Gateway netip.Addr   // the bridge's address, which is also the resolver's
-	Agent   string       // path of the sallyport-agent binary
+	Agent   string       // Path of the sallyport-agent binary
 	Dir     string       // where files that are mounted into containers are kept
 	Image   string       // for a Spec that names none
 	Runtime string       // for a Spec that names none: runsc or runc
@@ -57,7 +57,7 @@ type Runtime struct {
 	layout layout
 	build  build
 
-	views views // of images
+	views Cache // Of images
 
 	mu       sync.Mutex
 	running  map[string]bool // IDs of sandboxes whose end Exits reports
@@ -82,11 +82,11 @@ func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
 		return nil, fmt.Errorf("no agent at %s: run `make build`", cfg.Agent)
 	}
 	if err := r.network(ctx); err != nil {
-		return nil, mapError(err)
+		return nil, Map(err)
 	}
 	info, err := r.client.Info(ctx, client.InfoOptions{})
 	if err != nil {
-		return nil, mapError(fmt.Errorf("asking for the engine's storage: %w", err))
+		return nil, Map(fmt.Errorf("asking for the engine's storage: %w", err))
 	}
 	r.driver, r.root = info.Info.Driver, info.Info.DockerRootDir
 	return r, nil
@@ -127,14 +127,14 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) (sandbox.Imag
 	if err != nil {
 		return sandbox.Image{}, err
 	}
-	trust := &root{}
+	trust := &Root{}
 	if len(c.Trust) > 0 {
-		if trust, err = newRoot(c.Trust, img.env); err != nil {
+		if trust, err = NewRoot(c.Trust, img.env); err != nil {
 			return sandbox.Image{}, err
 		}
 	}
 	attempt := uuid.NewString()
-	opts := r.options(c, img, mac, trust.env)
+	opts := r.options(c, img, mac, trust.Env)
 	opts.Config.Labels[labelMake] = attempt
 	// The engine finishes a request that its client has given up, after we have
 	// looked for what it left; so this one is seen through.
@@ -144,19 +144,19 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) (sandbox.Imag
 	if err == nil {
 		err = ctx.Err()
 	}
-	seen := r.views.of(img.id)
+	seen := r.views.Of(img.id)
 	if begun, _ := os.ReadDir(c.Layer); len(begun) > 0 {
-		seen = new(views).of("") // it is no longer the image that it began as
+		seen = new(Cache).Of("") // it is no longer the image that it began as
 	}
 	if err == nil && c.Layer != "" {
-		_, err = r.begin(patient, made.ID)
+		_, err = r.prepareLayer(patient, made.ID)
 	}
 	if err == nil && c.Like == "" {
-		err = r.furnish(ctx, newRootfs(r.client, made.ID, seen), trust, img.folders)
+		err = r.furnish(ctx, NewFiles(r.client, made.ID, seen), trust, img.folders)
 	}
 	if err != nil {
 		err = errors.Join(err, r.undo(ctx, attempt))
-		return sandbox.Image{}, mapError(fmt.Errorf("creating sandbox %q: %w", c.Name, err))
+		return sandbox.Image{}, Map(fmt.Errorf("creating sandbox %q: %w", c.Name, err))
 	}
 	return img.of, nil
 }
@@ -175,7 +175,7 @@ func (r *Runtime) undo(ctx context.Context, attempt string) error {
 		return fmt.Errorf("removing what was made: %w", err)
 	}
 	for _, c := range list.Items {
-		if err := r.release(ctx, c.Labels[labelID]); err != nil {
+		if err := r.unbindLayerOf(ctx, c.Labels[labelID]); err != nil {
 			return fmt.Errorf("removing what was made: %w", err)
 		}
 		_, err := r.client.ContainerRemove(ctx, c.ID, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
@@ -190,33 +190,33 @@ func (r *Runtime) undo(ctx context.Context, attempt string) error {
 // does not start, what stands in the way of its mounts is moved aside: see mend.
 func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) {
 	// One of ours that ended in the middle of a restore may have left its note.
-	st, err := r.startAs(ctx, id, forgetNote)
-	if err == nil || !stands(err) {
+	st, err := r.startAs(ctx, id, removeHandshake)
+	if err == nil || !blockedByFiles(err) {
 		return st, err
 	}
 	info, ierr := r.inspect(ctx, id)
 	if ierr != nil || info.State.Running {
 		return st, err
 	}
-	moved, merr := mend(info)
+	moved, merr := clearMountPoints(info)
 	if merr != nil || len(moved) == 0 {
 		return st, errors.Join(err, merr)
 	}
 	r.cfg.Log.Warn("moved aside what kept a sandbox from starting", "sandbox", id, "paths", moved)
-	return r.startAs(ctx, id, forgetNote)
+	return r.startAs(ctx, id, removeHandshake)
 }
 
 // startAs runs the container as the note for the guard says, which f sees to.
 func (r *Runtime) startAs(ctx context.Context, id string, f func(note string) error) (sandbox.Status, error) {
-	container, err := r.begin(ctx, containerName(id))
+	container, err := r.prepareLayer(ctx, containerName(id))
 	if err == nil {
-		err = f(filepath.Join(r.layout.notes(), container))
+		err = f(filepath.Join(r.layout.handshakes(), container))
 	}
 	if err != nil {
 		return sandbox.Status{}, fmt.Errorf("starting sandbox %s: %w", id, err)
 	}
-	if err := r.launch(ctx, id); err != nil {
-		return sandbox.Status{}, mapError(fmt.Errorf("starting sandbox %s: %w", id, err))
+	if err := r.startContainer(ctx, id); err != nil {
+		return sandbox.Status{}, Map(fmt.Errorf("starting sandbox %s: %w", id, err))
 	}
 	r.mu.Lock()
 	r.running[id] = true
@@ -235,7 +235,7 @@ func (r *Runtime) Update(ctx context.Context, id string, limits sandbox.Spec) er
 		NanoCPUs: int64(limits.CPUs * 1e9), Memory: limits.Memory, MemorySwap: limits.Memory, PidsLimit: &pids,
 	}})
 	if err != nil {
-		return mapError(fmt.Errorf("giving sandbox %s other limits: %w", id, err))
+		return Map(fmt.Errorf("giving sandbox %s other limits: %w", id, err))
 	}
 	return nil
 }
@@ -248,21 +248,21 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) (err
 	seconds := int(math.Ceil(max(0, grace).Seconds()))
 	_, err = r.client.ContainerStop(ctx, containerName(id), client.ContainerStopOptions{Timeout: &seconds})
 	if err != nil {
-		return mapError(fmt.Errorf("stopping sandbox %s: %w", id, err))
+		return Map(fmt.Errorf("stopping sandbox %s: %w", id, err))
 	}
-	return r.release(ctx, id)
+	return r.unbindLayerOf(ctx, id)
 }
 
 // Remove ends the container and deletes its files. Mounted folders stay.
 func (r *Runtime) Remove(ctx context.Context, id string) (err error) {
 	end := r.ending(id)
 	defer func() { end(err) }()
-	if err := r.vacate(ctx, id); err != nil {
+	if err := r.stopForRemoval(ctx, id); err != nil {
 		return fmt.Errorf("removing sandbox %s: %w", id, err)
 	}
 	_, err = r.client.ContainerRemove(ctx, containerName(id), client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	if err != nil {
-		return mapError(fmt.Errorf("removing sandbox %s: %w", id, err))
+		return Map(fmt.Errorf("removing sandbox %s: %w", id, err))
 	}
 	return nil
 }
@@ -283,7 +283,7 @@ func (r *Runtime) Status(ctx context.Context, id string) (sandbox.Status, error)
 	s.Started, _ = time.Parse(time.RFC3339Nano, info.State.StartedAt)
 	if s.Running {
 		s.PID = info.State.Pid
-		s.Link, err = hostLink(s.PID, r.cfg.Bridge)
+		s.Link, err = hostVeth(s.PID, r.cfg.Bridge)
 	}
 	return s, err
 }
@@ -291,7 +291,7 @@ func (r *Runtime) Status(ctx context.Context, id string) (sandbox.Status, error)
 func (r *Runtime) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
 	res, err := r.client.ContainerInspect(ctx, containerName(id), client.ContainerInspectOptions{})
 	if err != nil {
-		return res.Container, mapError(fmt.Errorf("inspecting sandbox %s: %w", id, err))
+		return res.Container, Map(fmt.Errorf("inspecting sandbox %s: %w", id, err))
 	}
 	if res.Container.State == nil || res.Container.Config == nil {
 		return res.Container, fmt.Errorf("inspecting sandbox %s: the engine's answer has no state", id)
@@ -321,6 +321,6 @@ func (r *Runtime) ending(id string) func(error) {
 
 // hostname makes a name that the kernel and the engine accept.
 func hostname(name string) string {
-	const limit = 63 // of a label, RFC 1035
+	const limit = 63 // Of a label, RFC 1035
 	return strings.Trim(name[:min(len(name), limit)], "-._")
 }

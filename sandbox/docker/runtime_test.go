@@ -19,7 +19,7 @@ import (
 )
 
 // list returns the IDs of all sandboxes on the engine.
-func (l *laboratory) list(ctx context.Context) ([]string, error) {
+func (l *testEngine) list(ctx context.Context) ([]string, error) {
 	res, err := l.engine.Client().ContainerList(ctx, client.ContainerListOptions{
 		All: true, Filters: client.Filters{}.Add("label", labelID),
 	})

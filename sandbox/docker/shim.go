@@ -11,14 +11,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shimTime is for how long containerd may take to see that a shim has ended.
-const shimTime = 10 * time.Second
+// staleShimTimeout is for how long containerd may take to see that a shim has ended.
+const staleShimTimeout = 10 * time.Second
 
-// launch starts a container. Where gVisor's process was killed while it was paused,
+// startContainer starts a container. Where gVisor's process was killed while it was paused,
 // or containerd while it ended, containerd's shim or its note of the task stays, and
 // no start is let past it ("id already in use", "already exists" of Engine 20.10): the
 // shim is ended, since the engine says that the container has, and the rest waited for.
-func (r *Runtime) launch(ctx context.Context, id string) error {
+func (r *Runtime) startContainer(ctx context.Context, id string) error {
 	start := func() error {
 		_, err := r.client.ContainerStart(ctx, containerName(id), client.ContainerStartOptions{})
 		return err
@@ -31,10 +31,10 @@ func (r *Runtime) launch(ctx context.Context, id string) error {
 	if ierr != nil || info.State.Running {
 		return err
 	}
-	if endShim(info.ID, r.layout.containerdSocket()) {
+	if killStaleShim(info.ID, r.layout.containerdSocket()) {
 		r.cfg.Log.Warn("ended what was left of a sandbox's last run", "sandbox", id)
 	}
-	for deadline := time.Now().Add(shimTime); inUse(err) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(staleShimTimeout); inUse(err) && time.Now().Before(deadline); {
 		select {
 		case <-ctx.Done():
 			return err
@@ -55,10 +55,10 @@ func inUse(err error) bool {
 	return strings.Contains(s, "id already in use") || strings.Contains(s, "task ") && strings.Contains(s, ": already exists")
 }
 
-// endShim kills the shim of a container of the containerd at a socket, if there is
+// killStaleShim kills the shim of a container of the containerd at a socket, if there is
 // one.
-func endShim(container, socket string) (found bool) {
-	for pid, words := range commands() {
+func killStaleShim(container, socket string) (found bool) {
+	for pid, words := range Commands() {
 		has := func(option, value string) bool {
 			i := slices.Index(words, option)
 			return i >= 0 && i+1 < len(words) && words[i+1] == value
@@ -70,7 +70,7 @@ func endShim(container, socket string) (found bool) {
 		if err != nil {
 			continue
 		}
-		if slices.Equal(command(pid), words) { // and none that took its number
+		if slices.Equal(Command(pid), words) { // and none that took its number
 			found = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil || found
 		}
 		_ = unix.Close(fd)

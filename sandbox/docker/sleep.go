@@ -32,7 +32,7 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 		return err
 	}
 	if _, err := r.client.ContainerPause(ctx, info.ID, client.ContainerPauseOptions{}); err != nil {
-		return mapError(fmt.Errorf("pausing sandbox %s: %w", id, err))
+		return Map(fmt.Errorf("pausing sandbox %s: %w", id, err))
 	}
 	return nil
 }
@@ -44,7 +44,7 @@ func (r *Runtime) Resume(ctx context.Context, id string) error {
 		return err
 	}
 	if _, err := r.client.ContainerUnpause(ctx, info.ID, client.ContainerUnpauseOptions{}); err != nil {
-		return mapError(fmt.Errorf("resuming sandbox %s: %w", id, err))
+		return Map(fmt.Errorf("resuming sandbox %s: %w", id, err))
 	}
 	return nil
 }
@@ -78,7 +78,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 	}
 	if limit := info.HostConfig.Memory; limit > 0 {
 		if err == nil {
-			err = raise(info, limit+sandbox.CheckpointSize(n))
+			err = raiseMemoryLimit(info, limit+sandbox.CheckpointSize(n))
 		}
 		if err != nil {
 			return fmt.Errorf("making room for the memory of sandbox %s: %w", id, err)
@@ -91,7 +91,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 	} else {
 		// Of what began before nothing is to be heard any more: it has ended, or goes on
 		// in what is written.
-		n, err := newNote(filepath.Join(r.layout.notes(), info.ID))
+		n, err := newHandshake(filepath.Join(r.layout.handshakes(), info.ID))
 		if err != nil {
 			return fmt.Errorf("writing the memory of sandbox %s: %w", id, err)
 		}
@@ -99,7 +99,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 		end := r.ending(id)
 		defer func() { end(err) }()
 	}
-	if err := r.written(ctx, part, dir, append(args, info.ID)...); err != nil {
+	if err := r.runCheckpoint(ctx, part, dir, append(args, info.ID)...); err != nil {
 		return fmt.Errorf("writing the memory of sandbox %s: %w", id, err)
 	}
 	if whole != nil {
@@ -113,7 +113,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 	case <-wait.Result:
 		return nil
 	case err := <-wait.Error:
-		return mapError(fmt.Errorf("waiting for the end of sandbox %s: %w", id, err))
+		return Map(fmt.Errorf("waiting for the end of sandbox %s: %w", id, err))
 	}
 }
 
@@ -128,10 +128,10 @@ func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error
 	if fill == nil {
 		fill = func() error { return nil }
 	}
-	var n *note
+	var n *restoreHandshake
 	filled := make(chan error, 1)
 	st, err := r.startAs(ctx, id, func(at string) (err error) {
-		if n, err = newNote(at); err != nil {
+		if n, err = newHandshake(at); err != nil {
 			return err
 		}
 		go func() {
@@ -139,7 +139,7 @@ func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error
 			if err != nil {
 				at = ""
 			}
-			if serr := n.say(at); err == nil {
+			if serr := n.publish(at); err == nil {
 				err = serr
 			}
 			filled <- err
@@ -169,7 +169,7 @@ func (r *Runtime) Forgo(ctx context.Context, id string) (known bool, err error) 
 	if err != nil {
 		return false, err
 	}
-	n, err := openNote(filepath.Join(r.layout.notes(), info.ID))
+	n, err := openHandshake(filepath.Join(r.layout.handshakes(), info.ID))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -180,11 +180,11 @@ func (r *Runtime) Forgo(ctx context.Context, id string) (known bool, err error) 
 	return true, n.revoke()
 }
 
-// written runs the engine's runtime, which is the guard, and renames what it has
+// runCheckpoint runs the engine's runtime, which is the guard, and renames what it has
 // written when that is whole. Both go on where this process ends: the runtime has
 // told the sandbox to write, which ends for it, and half a checkpoint must be told
 // from a whole one by the next process of ours.
-func (r *Runtime) written(ctx context.Context, part, dir string, args ...string) error {
+func (r *Runtime) runCheckpoint(ctx context.Context, part, dir string, args ...string) error {
 	const script = `part=$1 dir=$2; shift 2; "$@" && mv -T -- "$part" "$dir"`
 	words := append([]string{"-c", script, "sh", part, dir, filepath.Join(r.layout.bin(), "runsc")}, args...)
 	var said bytes.Buffer

@@ -22,7 +22,7 @@ import (
 
 // sleepers is a runtime on the laboratory's engine whose sandboxes have a process
 // below PID 1 that writes numbers, one a line, to /lines.
-func (l *laboratory) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Container) string) {
+func (l *testEngine) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Container) string) {
 	t.Helper()
 	pid1 := filepath.Join(t.TempDir(), "sleeper")
 	build := exec.Command("go", "build", "-o", pid1, "./testdata/sleeper")
@@ -58,7 +58,7 @@ func (l *laboratory) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Cont
 const writer20ms = "i=0; while :; do i=$((i+1)); echo $i >>/lines; sleep 0.02; done\n"
 
 // asleep is a sandbox of sleepers whose memory is in dir, with so many lines written.
-func (l *laboratory) asleep(t *testing.T) (r *Runtime, id, dir string, lines int) {
+func (l *testEngine) asleep(t *testing.T) (r *Runtime, id, dir string, lines int) {
 	t.Helper()
 	r, start := l.sleepers(t)
 	id = start(l.container(t, testImage))
@@ -71,7 +71,7 @@ func (l *laboratory) asleep(t *testing.T) (r *Runtime, id, dir string, lines int
 }
 
 // lines is how many numbers have been written, which must be all up to the last.
-func (l *laboratory) lines(t *testing.T, id string) int {
+func (l *testEngine) lines(t *testing.T, id string) int {
 	t.Helper()
 	out := strings.Fields(l.sh(t, id, "cat /lines 2>/dev/null || :"))
 	for i, n := range out {
@@ -83,7 +83,7 @@ func (l *laboratory) lines(t *testing.T, id string) int {
 }
 
 // await waits until so many lines are there.
-func (l *laboratory) await(t *testing.T, id string, n int) {
+func (l *testEngine) await(t *testing.T, id string, n int) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if l.lines(t, id) >= n {
@@ -168,8 +168,8 @@ func TestCheckpointAndRestore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		note := filepath.Join(r.layout.notes(), info.ID)
-		if err := os.WriteFile(note, []byte("/was\n"+begun+"\n"), 0o600); err != nil {
+		note := filepath.Join(r.layout.handshakes(), info.ID)
+		if err := os.WriteFile(note, []byte("/was\n"+markBegun+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
@@ -283,7 +283,7 @@ func TestCheckpointRefusals(t *testing.T) {
 }
 
 // stopped is a sandbox that has run, by its ID and its container's.
-func (l *laboratory) stopped(t *testing.T) (r *Runtime, id, container string) {
+func (l *testEngine) stopped(t *testing.T) (r *Runtime, id, container string) {
 	t.Helper()
 	r, start := l.sleepers(t)
 	id = start(l.container(t, testImage))
@@ -400,11 +400,11 @@ func TestResident(t *testing.T) {
 }
 
 // restartEngine kills dockerd as a crash would, and waits for the next.
-func (l *laboratory) restartEngine(t *testing.T) {
+func (l *testEngine) restartEngine(t *testing.T) {
 	t.Helper()
 	p := l.engine.parts[1]
-	p.signal(syscall.Signal(unix.SIGKILL))
-	if err := p.wait(t.Context()); err != nil {
+	p.Signal(syscall.Signal(unix.SIGKILL))
+	if err := p.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.launch(); err != nil {
@@ -420,7 +420,7 @@ func (l *laboratory) restartEngine(t *testing.T) {
 func TestNoteOfBefore(t *testing.T) {
 	l := need(t)
 	r, id, container := l.stopped(t)
-	note := filepath.Join(r.layout.notes(), container)
+	note := filepath.Join(r.layout.handshakes(), container)
 	if err := os.WriteFile(note, []byte(filepath.Join(t.TempDir(), "gone")+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -455,7 +455,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 		asleep(t)
 	})
 	t.Run("of a process that has ended", func(t *testing.T) {
-		n, err := newNote(filepath.Join(r.layout.notes(), info.ID))
+		n, err := newHandshake(filepath.Join(r.layout.handshakes(), info.ID))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -474,9 +474,9 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 		asleep(t)
 	})
 	t.Run("of a process that has ended, and the next gives up", func(t *testing.T) {
-		n, err := newNote(filepath.Join(r.layout.notes(), info.ID))
+		n, err := newHandshake(filepath.Join(r.layout.handshakes(), info.ID))
 		if err == nil {
-			err = n.say(dir)
+			err = n.publish(dir)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -533,8 +533,8 @@ func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
 	p := l.engine.parts[1]
 	_, err := r.Restore(t.Context(), id, dir, func() error {
 		time.Sleep(2 * time.Second) // the guard waits
-		p.signal(syscall.Signal(unix.SIGKILL))
-		if err := p.wait(t.Context()); err != nil {
+		p.Signal(syscall.Signal(unix.SIGKILL))
+		if err := p.Wait(t.Context()); err != nil {
 			return err
 		}
 		time.Sleep(500 * time.Millisecond)
@@ -567,13 +567,13 @@ func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := l.engine.parts[1]
-	note := filepath.Join(r.layout.notes(), info.ID)
+	note := filepath.Join(r.layout.handshakes(), info.ID)
 	died := make(chan error, 1)
 	go func() {
 		for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if text, err := os.ReadFile(note); err == nil && strings.Contains(string(text), begun) {
-				p.signal(syscall.Signal(unix.SIGKILL))
-				died <- p.wait(t.Context())
+			if text, err := os.ReadFile(note); err == nil && strings.Contains(string(text), markBegun) {
+				p.Signal(syscall.Signal(unix.SIGKILL))
+				died <- p.Wait(t.Context())
 				return
 			}
 		}
@@ -600,7 +600,7 @@ func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
 	if st, err := r.Start(t.Context(), id); err != nil || !st.Running {
 		t.Errorf("starting it from its disk: %+v, %v", st, err)
 	}
-	if left, _ := filepath.Glob(filepath.Join(r.layout.notes(), "*")); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(r.layout.handshakes(), "*")); len(left) > 0 {
 		t.Errorf("notes are left: %v", left)
 	}
 }

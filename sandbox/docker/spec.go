@@ -45,7 +45,7 @@ func (r *Runtime) options(c sandbox.Container, img image, mac network.HardwareAd
 		Config: &container.Config{
 			Hostname:    hostname(c.Name),
 			Image:       img.id,
-			User:        "0:0", // of the agent; commands have the image's
+			User:        "0:0", // Of the agent; commands have the image's
 			Entrypoint:  []string{agentPath},
 			Cmd:         agentArgs(img.user),
 			WorkingDir:  c.Spec.Workdir,
@@ -144,7 +144,7 @@ func (r *Runtime) hardwareAddr(ctx context.Context, c sandbox.Container) (networ
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrBadSpec, err)
 	}
 	if _, err := r.client.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return nil, mapError(err)
+		return nil, Map(err)
 	}
 	if !atLeast(r.client.ClientVersion(), 1, 44) {
 		ip := c.Address.Addr().As4()

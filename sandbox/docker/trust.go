@@ -58,19 +58,19 @@ var (
 	nodeEnv = []string{"NODE_EXTRA_CA_CERTS", "DENO_CERT"}
 )
 
-// root is the certificate that a sandbox trusts besides its image's own.
-type root struct {
+// Root is the certificate that a sandbox trusts besides its image's own.
+type Root struct {
 	cert *x509.Certificate
 	pem  []byte
-	env  map[string]string // for the container
+	Env  map[string]string // for the container
 	more []string          // bundles that the image's environment names
 	java []string          // where Java's roots may be
 	dirs []string          // folders like hashed that the image has
 }
 
-// newRoot parses a PEM certificate. What the image's environment already points
+// NewRoot parses a PEM certificate. What the image's environment already points
 // elsewhere stays so, and is merged there.
-func newRoot(text []byte, image map[string]string) (*root, error) {
+func NewRoot(text []byte, image map[string]string) (*Root, error) {
 	block, rest := pem.Decode(text)
 	if block == nil || block.Type != "CERTIFICATE" || len(bytes.TrimSpace(rest)) > 0 {
 		return nil, fmt.Errorf("%w: the certificate to trust is not one PEM certificate", sandbox.ErrBadSpec)
@@ -79,10 +79,10 @@ func newRoot(text []byte, image map[string]string) (*root, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: the certificate to trust: %w", sandbox.ErrBadSpec, err)
 	}
-	r := &root{
+	r := &Root{
 		cert: cert,
 		pem:  pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}),
-		env:  map[string]string{},
+		Env:  map[string]string{},
 		java: []string{"/etc/ssl/certs/java/cacerts", "/etc/pki/java/cacerts"},
 		dirs: []string{"/etc/pki/ca-trust/extracted/pem/directory-hash"},
 	}
@@ -91,7 +91,7 @@ func newRoot(text []byte, image map[string]string) (*root, error) {
 			if own := image[v]; path.IsAbs(own) {
 				r.more = append(r.more, path.Clean(own))
 			} else {
-				r.env[v] = file
+				r.Env[v] = file
 			}
 		}
 	}
@@ -107,7 +107,7 @@ func newRoot(text []byte, image map[string]string) (*root, error) {
 }
 
 // furnish writes what a container needs besides its image's files, before it starts.
-func (r *Runtime) furnish(ctx context.Context, f *rootfs, root *root, folders []string) error {
+func (r *Runtime) furnish(ctx context.Context, f *Files, root *Root, folders []string) error {
 	if root.cert != nil {
 		if err := r.plant(ctx, f, root); err != nil {
 			return err
@@ -116,12 +116,12 @@ func (r *Runtime) furnish(ctx context.Context, f *rootfs, root *root, folders []
 	if root.cert == nil && len(folders) == 0 {
 		return nil
 	}
-	return f.commit(ctx, folders)
+	return f.Commit(ctx, folders)
 }
 
 // plant merges a root into a container. Its own tools (update-ca-certificates,
 // update-ca-trust) keep it when they make the bundles anew.
-func (r *Runtime) plant(ctx context.Context, f *rootfs, root *root) error {
+func (r *Runtime) plant(ctx context.Context, f *Files, root *Root) error {
 	found, err := root.bundle(ctx, f)
 	if err != nil {
 		return err
@@ -147,7 +147,7 @@ func (r *Runtime) plant(ctx context.Context, f *rootfs, root *root) error {
 		if h == nil {
 			continue
 		}
-		merged, err := mergeStore(store, root.cert)
+		merged, err := mergeJavaStore(store, root.cert)
 		if err != nil {
 			r.cfg.Log.Warn("Java in this sandbox will not trust the gateway", "container", f.id, "file", at, "error", err)
 			continue
@@ -159,7 +159,7 @@ func (r *Runtime) plant(ctx context.Context, f *rootfs, root *root) error {
 
 // bundle merges the root into every bundle and returns the system's, "" when
 // the image has none.
-func (r *root) bundle(ctx context.Context, f *rootfs) (string, error) {
+func (r *Root) bundle(ctx context.Context, f *Files) (string, error) {
 	merge := func(p string) (string, error) {
 		at, h, content, err := f.read(ctx, p)
 		if err != nil || h == nil {
@@ -204,7 +204,7 @@ func (r *root) bundle(ctx context.Context, f *rootfs) (string, error) {
 
 // anchor puts the root where the image's own tools look for it, and where the
 // image's programs look for a bundle if there is none.
-func (r *root) anchor(ctx context.Context, f *rootfs, bundle string) error {
+func (r *Root) anchor(ctx context.Context, f *Files, bundle string) error {
 	f.put(anchor, nil, r.pem)
 	for _, d := range families {
 		there, err := f.exists(ctx, d.mark)
@@ -225,7 +225,7 @@ func (r *root) anchor(ctx context.Context, f *rootfs, bundle string) error {
 }
 
 // hash names the root by its subject, as OpenSSL looks for it in folders.
-func (r *root) hash(ctx context.Context, f *rootfs) error {
+func (r *Root) hash(ctx context.Context, f *Files) error {
 	hash, err := subjectHash(r.cert)
 	if err != nil {
 		return err
@@ -250,8 +250,8 @@ func (r *root) hash(ctx context.Context, f *rootfs) error {
 	return nil
 }
 
-// name links the first free of the names HASH.0, HASH.1 … to the root.
-func (r *root) name(ctx context.Context, f *rootfs, hash string) error {
+// Name links the first free of the names HASH.0, HASH.1 … to the root.
+func (r *Root) name(ctx context.Context, f *Files, hash string) error {
 	const most = 16 // that share a hash
 	for n := range most {
 		p := fmt.Sprintf("%s.%d", hash, n)

@@ -83,7 +83,7 @@ func (a *authority) leaf(t *testing.T, host string) []byte {
 
 // derive makes an image from the base by a script, and changes of its
 // configuration. It uses runc, which forks ten times faster.
-func (l *laboratory) derive(t *testing.T, ref, script string, changes ...string) string {
+func (l *testEngine) derive(t *testing.T, ref, script string, changes ...string) string {
 	t.Helper()
 	c := l.container(t, "")
 	c.Spec.Runtime = "runc"
@@ -166,7 +166,7 @@ func TestTrust(t *testing.T) {
 		changes []string
 		own     bool   // the image trusts the corporation's root
 		later   string // run in the sandbox before all is tried again
-		without bool   // of our root
+		without bool   // Of our root
 	}{
 		"debian": {
 			gvisor: true,

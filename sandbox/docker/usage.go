@@ -63,7 +63,7 @@ func (r *Runtime) Resident(ctx context.Context, id string) (int64, error) {
 
 // resident is Resident of the container of a process.
 func resident(pid int) (int64, error) {
-	text, second, err := readGroup(pid, "memory", "memory.stat", "memory.stat")
+	text, second, err := readCgroup(pid, "memory", "memory.stat", "memory.stat")
 	if err != nil {
 		return 0, err
 	}
@@ -82,7 +82,7 @@ func resident(pid int) (int64, error) {
 			n += bytes
 		}
 	}
-	if swapped, _, err := readGroup(pid, "", "", "memory.swap.current"); err == nil { // not where nothing is swapped
+	if swapped, _, err := readCgroup(pid, "", "", "memory.swap.current"); err == nil { // not where nothing is swapped
 		bytes, err := strconv.ParseInt(string(bytes.TrimSpace(swapped)), 10, 64)
 		if err != nil {
 			return 0, err
@@ -98,7 +98,7 @@ func resident(pid int) (int64, error) {
 // cpuTime is that of the cgroup of a process: gVisor's kernel, and all that it runs,
 // are in the container's.
 func cpuTime(pid int) (time.Duration, error) {
-	text, v2, err := readGroup(pid, "cpuacct", "cpuacct.usage", "cpu.stat")
+	text, v2, err := readCgroup(pid, "cpuacct", "cpuacct.usage", "cpu.stat")
 	if err != nil {
 		return 0, err
 	}
@@ -115,9 +115,9 @@ func cpuTime(pid int) (time.Duration, error) {
 	return 0, errors.New("its cgroup has no processor time")
 }
 
-// readGroup reads a file of the cgroup of a process, found by groupFile.
-func readGroup(pid int, controller, v1, v2 string) (text []byte, second bool, err error) {
-	path, second, err := groupFile(pid, controller, v1, v2)
+// readCgroup reads a file of the cgroup of a process, found by cgroupFile.
+func readCgroup(pid int, controller, v1, v2 string) (text []byte, second bool, err error) {
+	path, second, err := cgroupFile(pid, controller, v1, v2)
 	if err != nil {
 		return nil, second, err
 	}
@@ -125,10 +125,10 @@ func readGroup(pid int, controller, v1, v2 string) (text []byte, second bool, er
 	return text, second, err
 }
 
-// groupFile is a file of the cgroup of a process: one of a controller's in the first
+// cgroupFile is a file of the cgroup of a process: one of a controller's in the first
 // version of cgroups, or one in the second. Mounts are looked for, since either
 // version may be anywhere (cgroups(7)).
-func groupFile(pid int, controller, v1, v2 string) (path string, second bool, err error) {
+func cgroupFile(pid int, controller, v1, v2 string) (path string, second bool, err error) {
 	own, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cgroup"))
 	if err != nil {
 		return "", false, err

@@ -70,10 +70,10 @@ func (r *Runtime) withoutVolumes(ctx context.Context, of apiimage.InspectRespons
 	}
 	res, err := r.client.ImageLoad(ctx, &archive, client.ImageLoadWithQuiet(true))
 	if err != nil {
-		return "", nil, mapError(fmt.Errorf("making an image without volumes: %w", err))
+		return "", nil, Map(fmt.Errorf("making an image without volumes: %w", err))
 	}
 	defer res.Close()
-	if err := imported("without volumes", res); err != nil {
+	if err := readImport("without volumes", res); err != nil {
 		return "", nil, err
 	}
 	return id, folders, nil
