@@ -155,7 +155,7 @@ func (d *daemon) openRuntime(ctx context.Context, h *house, hostKey []byte) (_ *
 		return nil, err
 	}
 	if tarball := findTarball(d.cfg); tarball != "" {
-		if err := runtime.EnsureImage(ctx, d.cfg.Sandbox.Image, tarball); err != nil {
+		if err := h.engine.Images().Ensure(ctx, d.cfg.Sandbox.Image, tarball); err != nil {
 			return nil, err
 		}
 	}

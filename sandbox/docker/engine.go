@@ -2,9 +2,9 @@
 //
 // An [Engine] is by default a private one, beside whatever the user has and
 // touching none of it: own sockets, own data, no iptables, no forwarding. Its
-// processes outlive the daemon and are taken over by the next; what it starts
-// stands behind a guard that refuses while nothing polices the bridge. A
-// [Runtime] implements sandbox.Runtime on an engine.
+// processes outlive the daemon, and the next daemon takes them over. Its runtimes are
+// start shims: scripts that refuse to start a container while nothing polices the
+// bridge. A [Runtime] implements sandbox.Runtime on an engine.
 //
 // The package does not protect from root on the host, nor does runc, where it
 // is chosen, protect the host's kernel as gVisor does.
@@ -25,6 +25,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/docker/apierror"
+	"sallyport/sandbox/docker/image"
+	"sallyport/sandbox/docker/process"
 )
 
 const (
@@ -35,41 +38,41 @@ const (
 	steady = 30 * time.Second
 )
 
-// EngineConfig says where a private engine lives and what it guards.
+// EngineConfig says where a private engine lives and which bridge it serves.
 type EngineConfig struct {
 	DataDir string // holds engine/ (images, containers) and logs/
 	RunDir  string // holds sockets; on a file system that a reboot empties
-	Runsc   string // Path of gVisor's runsc
+	Runsc   string // path of gVisor's runsc
 	Bridge  string // device that containers join
 	Pins    string // folder that holds bridge-<ifindex> while the bridge is guarded
 	Log     *slog.Logger
 }
 
-// Engine is a connection to a Docker Engine and, for a private one, its keeper.
+// Engine is a connection to a Docker Engine. A private one it also keeps running.
 type Engine struct {
 	host   string
 	client *client.Client
 	log    *slog.Logger
 	parts  []*part  // in the order in which they start; none for an existing engine
-	dirs   []string // Of a private engine, below which its parts mount
-	layout layout   // Of the guard that its runtime runsc is
+	dirs   []string // of a private engine, below which its parts mount
+	layout layout   // holds the start shim that its runtime runsc is
 }
 
 // part is a process of the engine and how to know that it answers.
 type part struct {
-	Process
+	process.Process
 	ready func(context.Context) error
 	clean func() error // removes what would keep it from starting
 }
 
 // Connect returns the engine at host (unix:///path/to/socket), which somebody
-// else keeps. It is taken only when its runtime runsc is the guard that Connect
-// writes below cfg.DataDir: an engine without it could start a sandbox after a
-// reboot before anything guards the bridge. Its runc has no guard.
+// else keeps. Its runtime runsc must be the start shim that Connect writes below
+// cfg.DataDir: an engine without it could start a sandbox after a reboot before
+// anything guards the bridge. Its runc has no start shim.
 func Connect(ctx context.Context, host string, cfg EngineConfig) (*Engine, error) {
 	l := newLayout(cfg)
 	if _, err := l.write(); err != nil {
-		return nil, fmt.Errorf("preparing the engine's guard: %w", err)
+		return nil, fmt.Errorf("preparing the engine's start shim: %w", err)
 	}
 	e, err := newEngine(host, l)
 	if err != nil {
@@ -78,12 +81,12 @@ func Connect(ctx context.Context, host string, cfg EngineConfig) (*Engine, error
 	info, err := e.client.Info(ctx, client.InfoOptions{})
 	if err != nil {
 		e.client.Close()
-		return nil, Map(fmt.Errorf("connecting to the engine at %s: %w", host, err))
+		return nil, apierror.Map(fmt.Errorf("connecting to the engine at %s: %w", host, err))
 	}
-	guard := filepath.Join(l.bin(), "runsc")
-	if have := info.Info.Runtimes["runsc"].Path; have != guard {
+	shim := filepath.Join(l.bin(), "runsc")
+	if have := info.Info.Runtimes["runsc"].Path; have != shim {
 		e.client.Close()
-		return nil, fmt.Errorf(`the engine at %s has no guarded runtime: put {"runtimes": {"runsc": {"path": %q}}, "experimental": true} into its daemon.json and restart it, or use engine.kind: private`, host, guard)
+		return nil, fmt.Errorf(`the engine at %s has no guarded runtime: put {"runtimes": {"runsc": {"path": %q}}, "experimental": true} into its daemon.json and restart it, or use engine.kind: private`, host, shim)
 	}
 	return e, nil
 }
@@ -181,6 +184,9 @@ func (p *part) await(ctx context.Context) error {
 // Client is the engine's API. It is closed by Close or Stop.
 func (e *Engine) Client() *client.Client { return e.client }
 
+// Images are those that the engine's containers are made of.
+func (e *Engine) Images() image.Store { return image.NewStore(e.client) }
+
 // Host is the engine's address: unix:///path/to/socket.
 func (e *Engine) Host() string { return e.host }
 
@@ -216,7 +222,7 @@ func (e *Engine) supervise(ctx context.Context, p *part) error {
 		}
 		pause, since = min(2*pause, last), time.Now()
 		switch err := p.launch(); {
-		case errors.Is(err, ErrRetired):
+		case errors.Is(err, process.ErrRetired):
 			return nil
 		case err != nil:
 			e.log.Error("cannot restart a part of the engine", "process", p.Name, "error", err)

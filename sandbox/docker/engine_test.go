@@ -3,7 +3,6 @@ package docker
 import (
 	"context"
 	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -276,31 +275,6 @@ func TestEngineNetwork(t *testing.T) {
 	// Nothing to inspect may be installed; then there is nothing to worry about.
 	if out, err := output("iptables-save"); err == nil && strings.Contains(out, testBridge) {
 		t.Errorf("packet filter rules were made:\n%s", out)
-	}
-}
-
-func TestTrim(t *testing.T) {
-	dir := t.TempDir()
-	p := Process{Log: filepath.Join(dir, "log")}
-	f, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := f.Truncate(logLimit + 1); err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		if err := p.TrimLog(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	io.WriteString(f, "after")
-	if got, err := os.ReadFile(p.Log); err != nil || string(got) != "after" {
-		t.Errorf("log: got %d bytes, %v, want what came after", len(got), err)
-	}
-	if info, err := os.Stat(p.Log + ".1"); err != nil || info.Size() != logLimit {
-		t.Errorf("old log: got %v, %v, want %d bytes", info, err, logLimit)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/moby/moby/client"
+
+	"sallyport/sandbox/docker/apierror"
 )
 
 const reconnectPause = 500 * time.Millisecond
@@ -16,7 +18,7 @@ const reconnectPause = 500 * time.Millisecond
 // meanwhile is reported when it is back.
 func (r *Runtime) Exits(ctx context.Context) (<-chan string, error) {
 	if _, err := r.reconcile(ctx); err != nil {
-		return nil, Map(fmt.Errorf("listing containers: %w", err))
+		return nil, apierror.Map(fmt.Errorf("listing containers: %w", err))
 	}
 	out := make(chan string)
 	go func() {

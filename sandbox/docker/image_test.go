@@ -31,11 +31,11 @@ func TestImageIsNoPath(t *testing.T) {
 		}
 	}()
 	id := l.create(t, l.container(t, ""))
-	images, err := l.runtime.image(t.Context(), testImage, false)
+	images, err := l.engine.Images().Resolve(t.Context(), testImage, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	digits := strings.TrimPrefix(images.id, "sha256:")
+	digits := strings.TrimPrefix(images.ID, "sha256:")
 	at := registry.Addr().String()
 	for name, ref := range map[string]string{
 		"a registry":               "../distribution/" + at + "/name",
@@ -68,10 +68,10 @@ func TestImageIsNoPath(t *testing.T) {
 	if n > 0 {
 		t.Errorf("the engine has asked the server that an image names %d times", n)
 	}
-	for name, ref := range map[string]string{"its name": testImage, "its whole name": "docker.io/" + testImage, "its ID": images.id} {
+	for name, ref := range map[string]string{"its name": testImage, "its whole name": "docker.io/" + testImage, "its ID": images.ID} {
 		t.Run(name, func(t *testing.T) {
-			if got, err := l.runtime.image(t.Context(), ref, false); err != nil || got.id != images.id {
-				t.Errorf("%q: got %q, %v, want %q", ref, got.id, err, images.id)
+			if got, err := l.engine.Images().Resolve(t.Context(), ref, true); err != nil || got.ID != images.ID {
+				t.Errorf("%q: got %q, %v, want %q", ref, got.ID, err, images.ID)
 			}
 		})
 	}

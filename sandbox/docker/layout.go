@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+
+	"sallyport/sandbox/docker/process"
 )
 
 // maxSocket is what fits in sockaddr_un's path, see unix(7).
@@ -31,8 +33,8 @@ func (l layout) dockerSocket() string     { return filepath.Join(l.run(), "docke
 func (l layout) handshakes() string       { return filepath.Join(l.RunDir, "restore") }
 func (l layout) dockerPID() string        { return filepath.Join(l.run(), "docker.pid") }
 
-// write makes folders, guards and configuration, and says whether the latter
-// is other than it was.
+// write makes folders, start shims and configuration, and says whether the
+// configuration has changed.
 func (l layout) write() (bool, error) {
 	for _, dir := range []string{l.DataDir, l.RunDir, l.Runsc, l.Pins} {
 		if !filepath.IsAbs(dir) {
@@ -127,8 +129,8 @@ path = %s
 		strconv.Quote(filepath.Join(l.dir(), "opt")))
 }
 
-// environment of the engine's processes: nothing of ours, and the guards come
-// first on PATH, since the name "runc" cannot be redefined in the configuration
+// environment of the engine's processes: nothing of ours, and the start shims
+// come first on PATH, since the name "runc" cannot be redefined in the configuration
 // and a container may be created with any shim that looks for its runtime there.
 func (l layout) environment() []string {
 	return []string{
@@ -143,7 +145,7 @@ func (l layout) containerd() (*part, error) {
 		return nil, err
 	}
 	return &part{
-		Process: Process{
+		Process: process.Process{
 			Name: "containerd",
 			Path: path,
 			Args: []string{"--config", l.containerdConfig()},
@@ -160,7 +162,7 @@ func (l layout) dockerd() (*part, error) {
 		return nil, err
 	}
 	return &part{
-		Process: Process{
+		Process: process.Process{
 			Name: "dockerd",
 			Path: path,
 			Args: []string{"--config-file", l.dockerdConfig()},

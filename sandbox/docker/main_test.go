@@ -53,10 +53,6 @@ type testEngine struct {
 }
 
 func TestMain(m *testing.M) {
-	if os.Getenv(breeds) != "" {
-		breed()
-		return
-	}
 	os.Exit(func() int {
 		flag.Parse()
 		if privileged && !fuzzing() {
@@ -165,7 +161,7 @@ func open() (*testEngine, error) {
 	if err != nil {
 		return l, err
 	}
-	return l, l.runtime.EnsureImage(ctx, testImage, base)
+	return l, l.engine.Images().Ensure(ctx, testImage, base)
 }
 
 // cached finds what internal/setup/setup.sh has made.

@@ -147,7 +147,7 @@ func TestVolumesOfBefore(t *testing.T) {
 	l := need(t)
 	image := l.derive(t, "before", "mkdir /srv/data && echo of the image >/srv/data/file", "VOLUME /srv/data")
 	c := l.diskful(t, image, sandbox.GVisor)
-	img, err := l.runtime.image(t.Context(), image, true) // as it is
+	img, err := l.engine.Images().Resolve(t.Context(), image, false) // as it is
 	if err != nil {
 		t.Fatal(err)
 	}

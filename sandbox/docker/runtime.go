@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,9 @@ import (
 	"github.com/moby/moby/client"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/docker/apierror"
+	"sallyport/sandbox/docker/image"
+	"sallyport/sandbox/docker/trust"
 )
 
 const createTimeout = 60 * time.Second
@@ -33,9 +37,9 @@ const (
 // Config is what a Runtime needs to know of its surroundings.
 type Config struct {
 	Bridge  string       // existing device; the engine's network is named after it
-	Subnet  netip.Prefix // Of the sandboxes, IPv4
+	Subnet  netip.Prefix // of the sandboxes, IPv4
 	Gateway netip.Addr   // the bridge's address, which is also the resolver's
-	Agent   string       // Path of the sallyport-agent binary
+	Agent   string       // path of the sallyport-agent binary
 	Dir     string       // where files that are mounted into containers are kept
 	Image   string       // for a Spec that names none
 	Runtime string       // for a Spec that names none: runsc or runc
@@ -49,15 +53,16 @@ type Config struct {
 type Runtime struct {
 	cfg    Config
 	client *client.Client
-	// bare says that the engine's runc has no guard, and so is not used.
+	images image.Store
+	// bare says that the engine's runc has no start shim, and so is not used.
 	bare bool
 	// driver is how the engine keeps images and containers, and root is where.
 	driver, root string
-	// layout is that of the engine's guard.
+	// layout is that of the engine's start shims.
 	layout layout
 	build  build
 
-	views Cache // Of images
+	views imageCache // of images
 
 	mu       sync.Mutex
 	running  map[string]bool // IDs of sandboxes whose end Exits reports
@@ -68,7 +73,7 @@ var _ sandbox.Runtime = (*Runtime)(nil)
 
 // New returns a Runtime on the engine, having made the engine's network.
 func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
-	r := &Runtime{cfg: cfg, client: e.Client(), layout: e.layout, running: map[string]bool{}, stopping: map[string]int{}}
+	r := &Runtime{cfg: cfg, client: e.Client(), images: e.Images(), layout: e.layout, running: map[string]bool{}, stopping: map[string]int{}}
 	if err := os.MkdirAll(cfg.Dir, 0o700); err != nil {
 		return nil, fmt.Errorf("preparing the runtime: %w", err)
 	}
@@ -82,11 +87,11 @@ func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {
 		return nil, fmt.Errorf("no agent at %s: run `make build`", cfg.Agent)
 	}
 	if err := r.network(ctx); err != nil {
-		return nil, Map(err)
+		return nil, apierror.Map(err)
 	}
 	info, err := r.client.Info(ctx, client.InfoOptions{})
 	if err != nil {
-		return nil, Map(fmt.Errorf("asking for the engine's storage: %w", err))
+		return nil, apierror.Map(fmt.Errorf("asking for the engine's storage: %w", err))
 	}
 	r.driver, r.root = info.Info.Driver, info.Info.DockerRootDir
 	return r, nil
@@ -113,13 +118,15 @@ func containerName(id string) string { return "sallyport-" + id }
 // when it fails.
 func (r *Runtime) Create(ctx context.Context, c sandbox.Container) (sandbox.Image, error) {
 	if r.bare && c.Spec.Runtime == sandbox.RunC {
-		return sandbox.Image{}, fmt.Errorf("%w: this engine's runc would start without the guard: use %s, or engine.kind: private", sandbox.ErrBadSpec, sandbox.GVisor)
+		return sandbox.Image{}, fmt.Errorf("%w: this engine's runc would start a sandbox unguarded: use %s, or engine.kind: private", sandbox.ErrBadSpec, sandbox.GVisor)
 	}
 	ref, err := r.origin(ctx, c)
 	if err != nil {
 		return sandbox.Image{}, err
 	}
-	img, err := r.image(ctx, ref, c.Like != "")
+	// The memory of a sandbox that is like another one may know the volumes that an
+	// earlier version gave that.
+	img, err := r.images.Resolve(ctx, cmp.Or(ref, r.cfg.Image), r.Layered() && c.Like == "")
 	if err != nil {
 		return sandbox.Image{}, err
 	}
@@ -127,14 +134,16 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) (sandbox.Imag
 	if err != nil {
 		return sandbox.Image{}, err
 	}
-	trust := &Root{}
+	var root *trust.Root
+	var env map[string]string
 	if len(c.Trust) > 0 {
-		if trust, err = NewRoot(c.Trust, img.env); err != nil {
+		if root, err = trust.NewRoot(c.Trust, img.Env); err != nil {
 			return sandbox.Image{}, err
 		}
+		env = root.Env
 	}
 	attempt := uuid.NewString()
-	opts := r.options(c, img, mac, trust.Env)
+	opts := r.options(c, img, mac, env)
 	opts.Config.Labels[labelMake] = attempt
 	// The engine finishes a request that its client has given up, after we have
 	// looked for what it left; so this one is seen through.
@@ -144,21 +153,34 @@ func (r *Runtime) Create(ctx context.Context, c sandbox.Container) (sandbox.Imag
 	if err == nil {
 		err = ctx.Err()
 	}
-	seen := r.views.Of(img.id)
+	seen := r.views.of(img.ID)
 	if begun, _ := os.ReadDir(c.Layer); len(begun) > 0 {
-		seen = new(Cache).Of("") // it is no longer the image that it began as
+		seen = new(imageCache).of("") // it is no longer the image that it began as
 	}
 	if err == nil && c.Layer != "" {
 		_, err = r.prepareLayer(patient, made.ID)
 	}
 	if err == nil && c.Like == "" {
-		err = r.furnish(ctx, NewFiles(r.client, made.ID, seen), trust, img.folders)
+		err = r.furnish(ctx, newImageFiles(r.client, made.ID, seen), root, img.Folders)
 	}
 	if err != nil {
 		err = errors.Join(err, r.undo(ctx, attempt))
-		return sandbox.Image{}, Map(fmt.Errorf("creating sandbox %q: %w", c.Name, err))
+		return sandbox.Image{}, apierror.Map(fmt.Errorf("creating sandbox %q: %w", c.Name, err))
 	}
-	return img.of, nil
+	return img.Image, nil
+}
+
+// furnish writes what a container needs besides its image's files, before it starts.
+func (r *Runtime) furnish(ctx context.Context, f *imageFiles, root *trust.Root, folders []string) error {
+	if root != nil {
+		if err := root.Plant(ctx, f, r.cfg.Log.With("container", f.id)); err != nil {
+			return err
+		}
+	}
+	if root == nil && len(folders) == 0 {
+		return nil
+	}
+	return f.commit(ctx, folders)
 }
 
 // undo removes what one call of Create has made. It goes by a label of that
@@ -189,7 +211,7 @@ func (r *Runtime) undo(ctx context.Context, attempt string) error {
 // Start starts the container. A container that runs already is left as it is. Where it
 // does not start, what stands in the way of its mounts is moved aside: see mend.
 func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) {
-	// One of ours that ended in the middle of a restore may have left its note.
+	// A daemon that ended in the middle of a restore may have left its handshake.
 	st, err := r.startAs(ctx, id, removeHandshake)
 	if err == nil || !blockedByFiles(err) {
 		return st, err
@@ -206,8 +228,8 @@ func (r *Runtime) Start(ctx context.Context, id string) (sandbox.Status, error) 
 	return r.startAs(ctx, id, removeHandshake)
 }
 
-// startAs runs the container as the note for the guard says, which f sees to.
-func (r *Runtime) startAs(ctx context.Context, id string, f func(note string) error) (sandbox.Status, error) {
+// startAs runs the container as its handshake for the start shim says, which f writes.
+func (r *Runtime) startAs(ctx context.Context, id string, f func(handshake string) error) (sandbox.Status, error) {
 	container, err := r.prepareLayer(ctx, containerName(id))
 	if err == nil {
 		err = f(filepath.Join(r.layout.handshakes(), container))
@@ -216,7 +238,7 @@ func (r *Runtime) startAs(ctx context.Context, id string, f func(note string) er
 		return sandbox.Status{}, fmt.Errorf("starting sandbox %s: %w", id, err)
 	}
 	if err := r.startContainer(ctx, id); err != nil {
-		return sandbox.Status{}, Map(fmt.Errorf("starting sandbox %s: %w", id, err))
+		return sandbox.Status{}, apierror.Map(fmt.Errorf("starting sandbox %s: %w", id, err))
 	}
 	r.mu.Lock()
 	r.running[id] = true
@@ -235,7 +257,7 @@ func (r *Runtime) Update(ctx context.Context, id string, limits sandbox.Spec) er
 		NanoCPUs: int64(limits.CPUs * 1e9), Memory: limits.Memory, MemorySwap: limits.Memory, PidsLimit: &pids,
 	}})
 	if err != nil {
-		return Map(fmt.Errorf("giving sandbox %s other limits: %w", id, err))
+		return apierror.Map(fmt.Errorf("giving sandbox %s other limits: %w", id, err))
 	}
 	return nil
 }
@@ -248,7 +270,7 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) (err
 	seconds := int(math.Ceil(max(0, grace).Seconds()))
 	_, err = r.client.ContainerStop(ctx, containerName(id), client.ContainerStopOptions{Timeout: &seconds})
 	if err != nil {
-		return Map(fmt.Errorf("stopping sandbox %s: %w", id, err))
+		return apierror.Map(fmt.Errorf("stopping sandbox %s: %w", id, err))
 	}
 	return r.unbindLayerOf(ctx, id)
 }
@@ -262,7 +284,7 @@ func (r *Runtime) Remove(ctx context.Context, id string) (err error) {
 	}
 	_, err = r.client.ContainerRemove(ctx, containerName(id), client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
 	if err != nil {
-		return Map(fmt.Errorf("removing sandbox %s: %w", id, err))
+		return apierror.Map(fmt.Errorf("removing sandbox %s: %w", id, err))
 	}
 	return nil
 }
@@ -291,7 +313,7 @@ func (r *Runtime) Status(ctx context.Context, id string) (sandbox.Status, error)
 func (r *Runtime) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
 	res, err := r.client.ContainerInspect(ctx, containerName(id), client.ContainerInspectOptions{})
 	if err != nil {
-		return res.Container, Map(fmt.Errorf("inspecting sandbox %s: %w", id, err))
+		return res.Container, apierror.Map(fmt.Errorf("inspecting sandbox %s: %w", id, err))
 	}
 	if res.Container.State == nil || res.Container.Config == nil {
 		return res.Container, fmt.Errorf("inspecting sandbox %s: the engine's answer has no state", id)
@@ -321,6 +343,6 @@ func (r *Runtime) ending(id string) func(error) {
 
 // hostname makes a name that the kernel and the engine accept.
 func hostname(name string) string {
-	const limit = 63 // Of a label, RFC 1035
+	const limit = 63 // of a label, RFC 1035
 	return strings.Trim(name[:min(len(name), limit)], "-._")
 }

@@ -16,6 +16,8 @@ import (
 
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/docker/apierror"
+	"sallyport/sandbox/docker/image"
 )
 
 // agentPath is where the agent is inside every container.
@@ -30,7 +32,7 @@ var capabilities = []string{
 }
 
 // options is the request that makes the container.
-func (r *Runtime) options(c sandbox.Container, img image, mac network.HardwareAddr, trust map[string]string) client.ContainerCreateOptions {
+func (r *Runtime) options(c sandbox.Container, img image.Config, mac network.HardwareAddr, env map[string]string) client.ContainerCreateOptions {
 	no := false
 	pids := c.Spec.Pids
 	if pids == 0 {
@@ -44,18 +46,18 @@ func (r *Runtime) options(c sandbox.Container, img image, mac network.HardwareAd
 		Name: containerName(c.ID),
 		Config: &container.Config{
 			Hostname:    hostname(c.Name),
-			Image:       img.id,
-			User:        "0:0", // Of the agent; commands have the image's
+			Image:       img.ID,
+			User:        "0:0", // of the agent; commands have the image's
 			Entrypoint:  []string{agentPath},
-			Cmd:         agentArgs(img.user),
+			Cmd:         agentArgs(img.User),
 			WorkingDir:  c.Spec.Workdir,
-			Env:         environment(trust, c),
+			Env:         environment(env, c),
 			Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 			StopSignal:  "SIGTERM",
 			Labels: map[string]string{
 				labelID:    c.ID,
 				labelName:  c.Name,
-				labelUser:  img.user,
+				labelUser:  img.User,
 				labelLayer: c.Layer,
 			},
 		},
@@ -144,7 +146,7 @@ func (r *Runtime) hardwareAddr(ctx context.Context, c sandbox.Container) (networ
 		return nil, fmt.Errorf("%w: %w", sandbox.ErrBadSpec, err)
 	}
 	if _, err := r.client.Ping(ctx, client.PingOptions{NegotiateAPIVersion: true}); err != nil {
-		return nil, Map(err)
+		return nil, apierror.Map(err)
 	}
 	if !atLeast(r.client.ClientVersion(), 1, 44) {
 		ip := c.Address.Addr().As4()

@@ -1,4 +1,6 @@
-package docker
+// Package image lists, fetches, loads and removes the images of a Docker Engine, and says
+// how a container is made of one.
+package image
 
 import (
 	"context"
@@ -19,21 +21,22 @@ import (
 
 	imagename "sallyport/internal/image"
 	"sallyport/sandbox"
+	"sallyport/sandbox/docker/apierror"
 )
 
-// Store are those of an engine. It implements sandbox.Images.
+// Store holds the images of an engine. It implements sandbox.Images.
 type Store struct{ client *client.Client }
 
 var _ sandbox.Images = Store{}
 
-// Store are those that the engine's containers are made of.
-func (e *Engine) Images() Store { return Store{e.client} }
+// NewStore returns the images of an engine.
+func NewStore(c *client.Client) Store { return Store{c} }
 
 // List returns the images, those without a name included, and no parts of them.
 func (i Store) List(ctx context.Context) ([]sandbox.Image, error) {
 	res, err := i.client.ImageList(ctx, client.ImageListOptions{})
 	if err != nil {
-		return nil, Map(fmt.Errorf("listing images: %w", err))
+		return nil, apierror.Map(fmt.Errorf("listing images: %w", err))
 	}
 	var list []sandbox.Image
 	for _, s := range res.Items {
@@ -58,7 +61,7 @@ func (i Store) Find(ctx context.Context, name string) (sandbox.Image, error) {
 		return sandbox.Image{}, fmt.Errorf("%w: `sallyport image ls` shows those there are", sandbox.ErrNoImage)
 	}
 	if err != nil {
-		return sandbox.Image{}, Map(fmt.Errorf("inspecting it: %w", err))
+		return sandbox.Image{}, apierror.Map(fmt.Errorf("inspecting it: %w", err))
 	}
 	return describe(res.InspectResponse), nil
 }
@@ -117,7 +120,7 @@ func pullError(ctx context.Context, err error, hide func(string) string, loggedI
 		return ctx.Err()
 	}
 	if client.IsErrConnectionFailed(err) || errors.Is(err, errListenerGone) {
-		return Map(err)
+		return apierror.Map(err)
 	}
 	text := hide(strings.TrimPrefix(err.Error(), "Error response from daemon: "))
 	if low := strings.ToLower(text); !loggedIn && (strings.Contains(low, "denied") || strings.Contains(low, "unauthorized") || strings.Contains(low, "no basic auth")) {
@@ -171,7 +174,7 @@ func (i Store) Load(ctx context.Context, tar io.Reader) (names []string, err err
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
 	case client.IsErrConnectionFailed(err):
-		return nil, Map(err)
+		return nil, apierror.Map(err)
 	}
 	return nil, fmt.Errorf("%w: %s", sandbox.ErrArchive, strings.TrimPrefix(err.Error(), "Error response from daemon: "))
 }
@@ -188,5 +191,5 @@ func (i Store) Remove(ctx context.Context, name string) error {
 	case cerrdefs.IsNotFound(err):
 		return fmt.Errorf("%w: `sallyport image ls` shows those there are", sandbox.ErrNoImage)
 	}
-	return Map(fmt.Errorf("removing it: %w", err))
+	return apierror.Map(fmt.Errorf("removing it: %w", err))
 }

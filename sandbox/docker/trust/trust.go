@@ -1,11 +1,18 @@
-package docker
+// Package trust makes a certificate authority trusted by the programs of an image:
+// PEM bundles, folders that OpenSSL reads, Java key stores, browsers' policies and NSS
+// databases. It reads and plans writes by [Files], and runs nothing of the image, whose
+// files it takes for hostile: it allocates nothing in proportion to what they claim.
+package trust
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
+	"log/slog"
+	"os"
 	"path"
 
 	"sallyport/sandbox"
@@ -58,11 +65,27 @@ var (
 	nodeEnv = []string{"NODE_EXTRA_CA_CERTS", "DENO_CERT"}
 )
 
-// Root is the certificate that a sandbox trusts besides its image's own.
+// Files are those of a container that has not started. Reads show the image's files;
+// writes are only planned. Paths are resolved inside the container's root.
+type Files interface {
+	// Stat says whether something is at p, its mode, and a link's target.
+	Stat(ctx context.Context, p string) (there bool, mode os.FileMode, target string, err error)
+	// Exists says whether anything is at p, a link to nothing included.
+	Exists(ctx context.Context, p string) (bool, error)
+	// Read returns the regular file that p leads to: its resolved path, header and
+	// content. The header is nil when there is none.
+	Read(ctx context.Context, p string) (at string, h *tar.Header, content []byte, err error)
+	// Put plans a regular file at p. A nil header is root's, readable by all.
+	Put(p string, h *tar.Header, content []byte)
+	// Link plans a symbolic link at p.
+	Link(p, target string)
+}
+
+// Root is a certificate that a sandbox trusts besides its image's own.
 type Root struct {
 	cert *x509.Certificate
 	pem  []byte
-	Env  map[string]string // for the container
+	Env  map[string]string // variables that the container needs
 	more []string          // bundles that the image's environment names
 	java []string          // where Java's roots may be
 	dirs []string          // folders like hashed that the image has
@@ -106,67 +129,55 @@ func NewRoot(text []byte, image map[string]string) (*Root, error) {
 	return r, nil
 }
 
-// furnish writes what a container needs besides its image's files, before it starts.
-func (r *Runtime) furnish(ctx context.Context, f *Files, root *Root, folders []string) error {
-	if root.cert != nil {
-		if err := r.plant(ctx, f, root); err != nil {
-			return err
-		}
-	}
-	if root.cert == nil && len(folders) == 0 {
-		return nil
-	}
-	return f.Commit(ctx, folders)
-}
-
-// plant merges a root into a container. Its own tools (update-ca-certificates,
-// update-ca-trust) keep it when they make the bundles anew.
-func (r *Runtime) plant(ctx context.Context, f *Files, root *Root) error {
-	found, err := root.bundle(ctx, f)
+// Plant merges the root into every trust store of an image that it knows. The image's
+// own tools (update-ca-certificates, update-ca-trust) keep the root when they write
+// the bundles anew. A store that cannot take the root is logged and left as it is.
+func (r *Root) Plant(ctx context.Context, f Files, log *slog.Logger) error {
+	found, err := r.bundle(ctx, f)
 	if err != nil {
 		return err
 	}
-	if err := root.anchor(ctx, f, found); err != nil {
+	if err := r.anchor(ctx, f, found); err != nil {
 		return err
 	}
-	if err := root.hash(ctx, f); err != nil {
+	if err := r.hash(ctx, f); err != nil {
 		return err
 	}
-	left, err := root.browser(ctx, f)
+	left, err := r.browser(ctx, f)
 	if err != nil {
 		return err
 	}
 	for _, p := range left {
-		r.cfg.Log.Warn("the image has an NSS database of its own: headless browsers of that user will not trust the gateway", "container", f.id, "file", p)
+		log.Warn("the image has an NSS database of its own: headless browsers of that user will not trust the gateway", "file", p)
 	}
-	for _, p := range root.java {
-		at, h, store, err := f.read(ctx, p)
+	for _, p := range r.java {
+		at, h, store, err := f.Read(ctx, p)
 		if err != nil {
 			return err
 		}
 		if h == nil {
 			continue
 		}
-		merged, err := mergeJavaStore(store, root.cert)
+		merged, err := mergeJavaStore(store, r.cert)
 		if err != nil {
-			r.cfg.Log.Warn("Java in this sandbox will not trust the gateway", "container", f.id, "file", at, "error", err)
+			log.Warn("Java in this sandbox will not trust the gateway", "file", at, "error", err)
 			continue
 		}
-		f.put(at, h, merged)
+		f.Put(at, h, merged)
 	}
 	return nil
 }
 
 // bundle merges the root into every bundle and returns the system's, "" when
 // the image has none.
-func (r *Root) bundle(ctx context.Context, f *Files) (string, error) {
+func (r *Root) bundle(ctx context.Context, f Files) (string, error) {
 	merge := func(p string) (string, error) {
-		at, h, content, err := f.read(ctx, p)
+		at, h, content, err := f.Read(ctx, p)
 		if err != nil || h == nil {
 			return "", err
 		}
 		if !bytes.Contains(content, r.pem) {
-			f.put(at, h, append(lines(content), r.pem...))
+			f.Put(at, h, append(lines(content), r.pem...))
 		}
 		return at, nil
 	}
@@ -186,9 +197,9 @@ func (r *Root) bundle(ctx context.Context, f *Files) (string, error) {
 	switch {
 	case own != "":
 	case system != "":
-		f.link(systemBundle, system)
+		f.Link(systemBundle, system)
 	default:
-		f.put(systemBundle, nil, r.pem)
+		f.Put(systemBundle, nil, r.pem)
 	}
 	for _, p := range r.more {
 		at, err := merge(p)
@@ -196,7 +207,7 @@ func (r *Root) bundle(ctx context.Context, f *Files) (string, error) {
 			return "", err
 		}
 		if at == "" { // better only our root than none, which no program starts with
-			f.put(p, nil, r.pem)
+			f.Put(p, nil, r.pem)
 		}
 	}
 	return system, nil
@@ -204,10 +215,10 @@ func (r *Root) bundle(ctx context.Context, f *Files) (string, error) {
 
 // anchor puts the root where the image's own tools look for it, and where the
 // image's programs look for a bundle if there is none.
-func (r *Root) anchor(ctx context.Context, f *Files, bundle string) error {
-	f.put(anchor, nil, r.pem)
+func (r *Root) anchor(ctx context.Context, f Files, bundle string) error {
+	f.Put(anchor, nil, r.pem)
 	for _, d := range families {
-		there, err := f.exists(ctx, d.mark)
+		there, err := f.Exists(ctx, d.mark)
 		if err != nil {
 			return err
 		}
@@ -215,24 +226,24 @@ func (r *Root) anchor(ctx context.Context, f *Files, bundle string) error {
 			continue
 		}
 		if d.anchors != "" {
-			f.put(path.Join(d.anchors, path.Base(anchor)), nil, r.pem)
+			f.Put(path.Join(d.anchors, path.Base(anchor)), nil, r.pem)
 		}
 		if bundle == "" && d.bundle != "" {
-			f.put(d.bundle, nil, r.pem)
+			f.Put(d.bundle, nil, r.pem)
 		}
 	}
 	return nil
 }
 
 // hash names the root by its subject, as OpenSSL looks for it in folders.
-func (r *Root) hash(ctx context.Context, f *Files) error {
+func (r *Root) hash(ctx context.Context, f Files) error {
 	hash, err := subjectHash(r.cert)
 	if err != nil {
 		return err
 	}
 	dirs := []string{hashed}
 	for _, dir := range r.dirs {
-		there, err := f.exists(ctx, dir)
+		there, err := f.Exists(ctx, dir)
 		if err != nil {
 			return err
 		}
@@ -242,7 +253,7 @@ func (r *Root) hash(ctx context.Context, f *Files) error {
 	}
 	for _, dir := range dirs {
 		// The name that update-ca-certificates gives to the anchor's link.
-		f.link(path.Join(dir, "sallyport.pem"), anchor)
+		f.Link(path.Join(dir, "sallyport.pem"), anchor)
 		if err := r.name(ctx, f, path.Join(dir, hash)); err != nil {
 			return err
 		}
@@ -251,23 +262,23 @@ func (r *Root) hash(ctx context.Context, f *Files) error {
 }
 
 // Name links the first free of the names HASH.0, HASH.1 … to the root.
-func (r *Root) name(ctx context.Context, f *Files, hash string) error {
+func (r *Root) name(ctx context.Context, f Files, hash string) error {
 	const most = 16 // that share a hash
 	for n := range most {
 		p := fmt.Sprintf("%s.%d", hash, n)
-		_, h, content, err := f.read(ctx, p)
+		_, h, content, err := f.Read(ctx, p)
 		if err != nil {
 			return err
 		}
 		if h != nil && bytes.Equal(content, r.pem) {
 			return nil
 		}
-		there, err := f.exists(ctx, p)
+		there, err := f.Exists(ctx, p)
 		if err != nil {
 			return err
 		}
 		if !there {
-			f.link(p, "sallyport.pem")
+			f.Link(p, "sallyport.pem")
 			return nil
 		}
 	}

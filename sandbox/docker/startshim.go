@@ -22,14 +22,14 @@ var runscFlags = []string{"--platform=systrap", "--overlay2=none", "--file-acces
 // values; a container identifier is hexadecimal, so none can be mistaken. The
 // reason goes to --log too, which is where the engine's shim looks for it.
 //
-// It is also how a container begins with the memory that it had: the engine
-// starts it as any other, and where there is a note under the container's
-// identifier, "start" becomes gVisor's "restore" from the folder that the note
-// names, once whoever fills that has unlocked the note. In the note it marks that it
-// begins, since the engine may end before it hears what came of that: who empties a
-// note without the mark, under its lock, knows that nothing begins any more. The mark
-// is the file's and not the name's: a guard that comes late has nothing to do with the
-// note of the next restore. That nothing ran is marked after it where gVisor says so,
+// It is also how a container begins with the memory that it had: the engine starts it
+// as any other, and where there is a handshake under the container's identifier,
+// "start" becomes gVisor's "restore" from the folder that the handshake names, once
+// that folder is filled and the handshake unlocked. In the handshake the shim marks that
+// it begins, since the engine may end before it hears what came of that: a handshake
+// emptied without the mark, under its lock, shows that nothing begins any more. The mark
+// is the file's and not the name's: a shim that comes late has nothing to do with the
+// handshake of the next restore. That nothing ran is marked after it where gVisor says so,
 // with the status that only it gives to what it has said: its sandbox has answered with
 // an error (which a call that broke off, "urpc method", is not, and which may hold the
 // stacks of its goroutines, many KiB), or was not asked yet.
@@ -46,7 +46,7 @@ const startShimScript = `#!/bin/sh
 # Written by sallyport: no container starts on a bridge that it does not guard.
 bridge=%s
 pins=%s
-notes=%s
+handshakes=%s
 real() {
 	%s "$@"
 }
@@ -98,11 +98,11 @@ done
 [ "$verb" = start ] || exec %s "$@"
 for id do :; done
 image=
-if [ -f "$notes/$id" ]; then
+if [ -f "$handshakes/$id" ]; then
 	{
 		flock 9 && read -r image <&9 && [ -r "$image/checkpoint.img" ] &&
 			command exec 8>>/proc/self/fd/9 && echo begun >&8 || image=
-	} 9<"$notes/$id"
+	} 9<"$handshakes/$id"
 	[ -n "$image" ] || refuse "the sandbox's memory was not filled in" "$@"
 	cd /
 fi
@@ -121,18 +121,18 @@ esac
 exit $status
 `
 
-// unguarded begins what the guard says where it refuses a start.
+// unguarded begins the message of a start shim that refuses a start.
 const unguarded = "sallyport is not guarding"
 
 // writeStartShim writes the script name into dir, so that it runs the real runtime with
 // flags. Scripts are replaced whole: a running engine picks a new one up.
-func writeStartShim(dir, name, bridge, pins, notes, real string, flags ...string) error {
+func writeStartShim(dir, name, bridge, pins, handshakes, real string, flags ...string) error {
 	words := []string{quote(real)}
 	for _, f := range flags {
 		words = append(words, quote(f))
 	}
 	run := strings.Join(words, " ")
-	script := fmt.Sprintf(startShimScript, quote(bridge), quote(pins), quote(notes), run, run)
+	script := fmt.Sprintf(startShimScript, quote(bridge), quote(pins), quote(handshakes), run, run)
 	_, err := replace(filepath.Join(dir, name), []byte(script), 0o755)
 	return err
 }

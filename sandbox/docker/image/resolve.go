@@ -1,4 +1,4 @@
-package docker
+package image
 
 import (
 	"context"
@@ -14,74 +14,73 @@ import (
 
 	imagename "sallyport/internal/image"
 	"sallyport/sandbox"
+	"sallyport/sandbox/docker/apierror"
 )
 
-// image is what of an image's configuration decides how its containers are made.
-type image struct {
-	id   string
-	of   sandbox.Image // as it was found
-	user string
-	env  map[string]string
-	// folders are what the image declares as volumes, and has to have.
-	folders []string
+// Config is the part of an image's configuration that decides how its containers are
+// made.
+type Config struct {
+	ID      string        // of the image that a container is made of
+	Image   sandbox.Image // that was asked for
+	User    string
+	Env     map[string]string
+	Folders []string // that the image declares as volumes; the container needs them
 }
 
-// image is that of a name; or, for a container like another one, the very image of
-// that, whose volumes the memory of a sandbox that an earlier version made may know.
-func (r *Runtime) image(ctx context.Context, ref string, like bool) (image, error) {
-	if ref == "" {
-		ref = r.cfg.Image
-	}
+// Resolve returns the configuration of the image of a name or an ID. With plain, a
+// container is made of the same layers without the volumes that the image declares: see
+// withoutVolumes. An image that is not there is never fetched.
+func (i Store) Resolve(ctx context.Context, ref string, plain bool) (Config, error) {
 	// The client makes it a part of a URL's path as it is, and the engine takes for
 	// the beginning of an ID what may be one.
 	name, err := imagename.Parse(ref)
 	if err != nil {
-		return image{}, fmt.Errorf("%w: %w", sandbox.ErrNoImage, err)
+		return Config{}, fmt.Errorf("%w: %w", sandbox.ErrNoImage, err)
 	}
-	res, err := r.client.ImageInspect(ctx, name)
+	res, err := i.client.ImageInspect(ctx, name)
 	if cerrdefs.IsNotFound(err) || cerrdefs.IsInvalidArgument(err) {
 		hint := "the host's operators can load one"
 		if sandbox.OwnerOf(ctx) == "" {
 			hint = fmt.Sprintf("`sallyport image pull %s` fetches it from its registry, `sallyport image load FILE` takes it from a file", ref)
 		}
-		return image{}, fmt.Errorf("%w: %q: %s", sandbox.ErrNoImage, ref, hint)
+		return Config{}, fmt.Errorf("%w: %q: %s", sandbox.ErrNoImage, ref, hint)
 	}
 	if err != nil {
-		return image{}, Map(fmt.Errorf("inspecting image %q: %w", ref, err))
+		return Config{}, apierror.Map(fmt.Errorf("inspecting image %q: %w", ref, err))
 	}
-	img := image{id: res.ID, of: describe(res.InspectResponse), env: map[string]string{}}
+	img := Config{ID: res.ID, Image: describe(res.InspectResponse), Env: map[string]string{}}
 	if c := res.Config; c != nil {
-		img.user = c.User
+		img.User = c.User
 		for _, kv := range c.Env {
 			k, v, _ := strings.Cut(kv, "=")
-			img.env[k] = v
+			img.Env[k] = v
 		}
-		if len(c.Volumes) > 0 && r.Layered() && !like {
-			img.id, img.folders, err = r.withoutVolumes(ctx, res.InspectResponse)
+		if len(c.Volumes) > 0 && plain {
+			img.ID, img.Folders, err = i.withoutVolumes(ctx, res.InspectResponse)
 		}
 	}
 	return img, err
 }
 
-// EnsureImage imports the tarball of a root file system as ref, unless the
-// engine has an image of that name.
-func (r *Runtime) EnsureImage(ctx context.Context, ref, tarball string) error {
+// Ensure imports the tarball of a root file system as ref, unless the engine has an
+// image of that name.
+func (i Store) Ensure(ctx context.Context, ref, tarball string) error {
 	name, err := imagename.Parse(ref)
 	if err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrNoImage, err)
 	}
-	if _, err = r.client.ImageInspect(ctx, name); err == nil {
+	if _, err = i.client.ImageInspect(ctx, name); err == nil {
 		return nil
 	}
 	if !cerrdefs.IsNotFound(err) {
-		return Map(fmt.Errorf("inspecting image %q: %w", ref, err))
+		return apierror.Map(fmt.Errorf("inspecting image %q: %w", ref, err))
 	}
 	f, err := os.Open(tarball)
 	if err != nil {
 		return fmt.Errorf("%w: %q, and its root file system cannot be read: %w: run `make setup`", sandbox.ErrNoImage, ref, err)
 	}
 	defer f.Close()
-	res, err := r.client.ImageImport(ctx, client.ImageImportSource{Source: f, SourceName: "-"}, ref, client.ImageImportOptions{
+	res, err := i.client.ImageImport(ctx, client.ImageImportSource{Source: f, SourceName: "-"}, ref, client.ImageImportOptions{
 		Message: "imported by sallyport",
 		Changes: []string{
 			"ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -89,7 +88,7 @@ func (r *Runtime) EnsureImage(ctx context.Context, ref, tarball string) error {
 		},
 	})
 	if err != nil {
-		return Map(fmt.Errorf("importing image %q: %w", ref, err))
+		return apierror.Map(fmt.Errorf("importing image %q: %w", ref, err))
 	}
 	defer res.Close()
 	return readImport(ref, res)
@@ -106,7 +105,7 @@ func readImport(ref string, progress io.Reader) error {
 		case errors.Is(err, io.EOF):
 			return nil
 		case err != nil:
-			return Map(fmt.Errorf("importing image %q: %w", ref, err))
+			return apierror.Map(fmt.Errorf("importing image %q: %w", ref, err))
 		case m.Error != "":
 			return fmt.Errorf("importing image %q: %s", ref, m.Error)
 		}

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +18,7 @@ import (
 
 	"sallyport/sandbox"
 	"sallyport/sandbox/disk"
+	"sallyport/sandbox/docker/apierror"
 )
 
 // labelLayer is the folder of the host that the container's writable layer lies
@@ -51,7 +53,7 @@ func (r *Runtime) bindLayer(info container.InspectResponse) error {
 			return fmt.Errorf("beginning the sandbox's layer: %w: %s", err, strings.TrimSpace(string(out)))
 		}
 	}
-	// Of a container that was made again, the engine's own notes are new.
+	// The engine writes its own files anew for a container that was made again.
 	for _, name := range []string{"link", "lower"} {
 		if err := copySmallFile(filepath.Join(of, name), filepath.Join(to, name)); err != nil {
 			return fmt.Errorf("beginning the sandbox's layer: %w", err)
@@ -110,7 +112,7 @@ func (r *Runtime) Layered() bool { return r.driver == overlay }
 func (r *Runtime) prepareLayer(ctx context.Context, ref string) (container string, err error) {
 	res, err := r.client.ContainerInspect(ctx, ref, client.ContainerInspectOptions{})
 	if err != nil {
-		return "", Map(err)
+		return "", apierror.Map(err)
 	}
 	if state := res.Container.State; state != nil && state.Running {
 		return res.Container.ID, nil
@@ -128,18 +130,18 @@ func (r *Runtime) stopForRemoval(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	_ = removeHandshake(filepath.Join(r.layout.handshakes(), info.ID)) // Of a restore that a crash cut short
+	_ = removeHandshake(filepath.Join(r.layout.handshakes(), info.ID)) // left by a restore that a crash cut short
 	if info.Config.Labels[labelLayer] == "" {
 		return nil
 	}
 	if info.State.Running {
 		if _, err := r.client.ContainerKill(ctx, info.ID, client.ContainerKillOptions{Signal: "KILL"}); err != nil && !cerrdefs.IsConflict(err) {
-			return Map(err)
+			return apierror.Map(err)
 		}
 		wait := r.client.ContainerWait(ctx, info.ID, client.ContainerWaitOptions{Condition: container.WaitConditionNotRunning})
 		select {
 		case err := <-wait.Error:
-			return Map(err)
+			return apierror.Map(err)
 		case <-wait.Result:
 		}
 	}
@@ -200,3 +202,59 @@ func engineLayerDir(info container.InspectResponse) (string, error) {
 	}
 	return filepath.Dir(upper), nil
 }
+
+// Layer is the folder of the host with what the container has written of its
+// image's files, as overlayfs keeps it: what is removed is there as a device 0/0,
+// and folders may carry trusted.overlay.* attributes
+// (Documentation/filesystems/overlayfs.rst). It may be read while the container
+// stands still, and written before it is started.
+func (r *Runtime) Layer(ctx context.Context, id string) (string, error) {
+	info, err := r.inspect(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	if own := info.Config.Labels[labelLayer]; own != "" {
+		return filepath.Join(own, "diff"), nil
+	}
+	of, err := engineLayerDir(info)
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(of, "diff"), nil
+}
+
+// origin is the image that a container is to be made of: by what its spec says, or
+// the very one of the container that it is to be like.
+func (r *Runtime) origin(ctx context.Context, c sandbox.Container) (string, error) {
+	if c.Like == "" {
+		return cmp.Or(c.Image, c.Spec.Image), nil
+	}
+	info, err := r.inspect(ctx, c.Like)
+	return info.Image, err
+}
+
+// Layers returns where a sandbox's files lie, see [sandbox.Layers]. The engine
+// keeps a container of the overlay2 driver in folders of the host, as
+// overlayfs.rst has them; of other drivers nothing is known.
+func (r *Runtime) Layers(ctx context.Context, id string) (upper string, lower []string, err error) {
+	info, err := r.inspect(ctx, id)
+	if err != nil {
+		return "", nil, err
+	}
+	of, err := engineLayerDir(info)
+	if err != nil {
+		return "", nil, err
+	}
+	lower = filepath.SplitList(info.GraphDriver.Data["LowerDir"])
+	for _, dir := range append([]string{of}, lower...) {
+		if !filepath.IsAbs(dir) || strings.Contains(dir, "..") {
+			return "", nil, fmt.Errorf("the engine names %q as a layer of the container", dir)
+		}
+	}
+	if own := info.Config.Labels[labelLayer]; own != "" {
+		of = own // which covers the engine's while the sandbox runs
+	}
+	return filepath.Join(of, "diff"), lower, nil
+}
+
+var _ sandbox.Layers = (*Runtime)(nil)

@@ -15,13 +15,13 @@ import (
 	"sallyport/sandbox"
 )
 
-// restoreHandshake tells the guard where a container's memory is. While it is locked the guard
-// waits; one that is unlocked and empty is of memory that is not to be had, also
-// where this process has ended, whose locks end with it (flock(2)). It is empty too,
-// and stays, once the engine has said that the container does not start: what it has
-// begun may come to the guard still, as where the engine died, and would run then
-// without anybody's knowing. Below the folder the guard writes, under the lock, that
-// it begins.
+// restoreHandshake is a file that tells the start shim where a container's memory is.
+// While the file is locked the shim waits. A file that is unlocked and empty says that
+// the memory is not to be had; so it is too when this process has ended, whose locks end
+// with it (flock(2)). The file is emptied, and stays, once the engine has said that the
+// container does not start: a start that the engine has begun may still reach the shim,
+// as when the engine died, and would then run unnoticed. Below the folder the shim
+// writes, under the lock, that it begins.
 type restoreHandshake struct {
 	f       *os.File
 	path    string
@@ -29,21 +29,21 @@ type restoreHandshake struct {
 	revoked bool
 }
 
-// What the guard writes into a note.
+// Marks that the start shim writes into a handshake.
 const (
 	markBegun  = "begun"
 	markSpared = "spared" // nothing of it ran
 )
 
-// oldMarkSuffix ends the name of the mark that guards made beside a note before they wrote
-// into it: one that an upgrade finds is believed.
+// oldMarkSuffix ends the name of the file that start shims of earlier versions made beside
+// a handshake in place of the mark in it. One that an upgrade finds is believed.
 const oldMarkSuffix = ".begun"
 
-// unlockedSuffix ends the name of a note until it is locked.
+// unlockedSuffix ends the name of a handshake until it is locked.
 const unlockedSuffix = ".next"
 
-// newHandshake puts one in the place of what there may be: a guard that comes late to that
-// finds one of the two, since without any it would start the container afresh.
+// newHandshake replaces any handshake at path. A shim that comes late to the old one finds
+// one of the two: without any it would start the container afresh.
 func newHandshake(path string) (_ *restoreHandshake, err error) {
 	f, err := os.OpenFile(path+unlockedSuffix, os.O_CREATE|os.O_TRUNC|os.O_RDWR, 0o600)
 	if err != nil {
@@ -88,12 +88,11 @@ func (n *restoreHandshake) publish(dir string) (err error) {
 	return err
 }
 
-// shimPatience is for how long a guard may have a note locked: it reads a line, and
-// writes one.
+// shimPatience is for how long a shim may hold the lock: it reads a line and writes one.
 const shimPatience = 5 * time.Second
 
-// revoke has it say nothing, now and later. It is ErrRan where the guard has begun,
-// unless nothing ran of that; the note tells the next who asks the same.
+// revoke empties the handshake for good. The error is ErrRan if the shim has begun, unless
+// nothing ran of that; a later revoke gives the same answer.
 func (n *restoreHandshake) revoke() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -124,7 +123,7 @@ func (n *restoreHandshake) unlock() { _ = unix.Flock(int(n.f.Fd()), unix.LOCK_UN
 func (n *restoreHandshake) close()  { _ = n.f.Close() }
 func (n *restoreHandshake) remove() { _ = removeHandshake(n.path) }
 
-// removeHandshake removes what there may be of a note.
+// removeHandshake removes a handshake and its companions, if they are there.
 func removeHandshake(path string) error {
 	return errors.Join(removeFile(path), removeFile(path+oldMarkSuffix), removeFile(path+unlockedSuffix))
 }

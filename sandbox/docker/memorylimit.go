@@ -13,6 +13,8 @@ import (
 
 	"github.com/moby/moby/api/types/container"
 	"golang.org/x/sys/unix"
+
+	"sallyport/sandbox/docker/process"
 )
 
 // What is written into a tmpfs is charged to who writes it first
@@ -27,7 +29,7 @@ const reclaimTimeout = 2 * time.Second
 // memoryCgroup is the memory controller's folder of a container's cgroup.
 type memoryCgroup struct {
 	dir    string
-	second bool // Of the second version of cgroups
+	second bool // of the second version of cgroups
 }
 
 // findMemoryCgroup is that of a container whose first process is pid. It has the
@@ -149,7 +151,7 @@ func (r *Runtime) lowerMemoryLimit(id string, info container.InspectResponse) er
 
 // checkpointWriter is a process that has the runtime write a container's memory down, or 0.
 func checkpointWriter(container string) int {
-	for pid, words := range Commands() {
+	for pid, words := range process.Commands() {
 		if slices.Contains(words, "checkpoint") && slices.Contains(words, container) {
 			return pid
 		}

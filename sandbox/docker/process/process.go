@@ -1,4 +1,7 @@
-package docker
+// Package process keeps a long-lived program of the engine running beside the daemon: it
+// outlives the daemon, and the next daemon finds it by its command line. A command line is
+// believed only of processes that this user started in this PID namespace.
+package process
 
 import (
 	"bytes"
@@ -24,8 +27,8 @@ const logLimit = 8 << 20
 // ErrRetired says that a process was ended on purpose and stays so.
 var ErrRetired = errors.New("the engine was stopped")
 
-// Process is one part of the engine. It runs in a session of its own and
-// outlives us; the next one of us finds it by its command line.
+// Process is one program of the engine. It runs in a session of its own and outlives the
+// daemon.
 type Process struct {
 	Name string   // for the log
 	Path string   // absolute
@@ -34,7 +37,7 @@ type Process struct {
 	Log  string // file
 
 	mu    sync.Mutex
-	pidfd int // Of the running process, 0 before the first
+	pidfd int // of the running process, 0 before the first
 	ended bool
 }
 
@@ -65,12 +68,11 @@ func (p *Process) hold(pid int) (bool, error) {
 	return true, nil
 }
 
-// Find returns the process whose command line is ours, 0 when there is none. A
-// child of the process itself is not taken for it, which has its command line from
-// clone(2) until execve(2), and a lower number where those have come round: for who
-// takes that one for the engine, it has ended a moment later.
+// Find returns the PID of the process with this command line, 0 when there is none. A
+// child that the process has just forked has the same command line from clone(2) until
+// execve(2), and may have the lower number; Find does not return it.
 func (p *Process) Find() int {
-	parents := map[int]int{} // Of those that match
+	parents := map[int]int{} // of those that match
 	for pid, words := range Commands() {
 		if !p.matches(words) {
 			continue

@@ -1,4 +1,4 @@
-package docker
+package trust
 
 import (
 	"crypto/md5"
@@ -99,7 +99,7 @@ func newDatabase(table, key string, columns []string, rows []map[string]string) 
 		44: 4,       // schema's format
 		56: 1,       // UTF-8
 		92: 1,       // changes as of the version below
-		96: 3040001, // Of SQLite
+		96: 3040001, // of SQLite
 	} {
 		binary.BigEndian.PutUint32(file[at:], n)
 	}

@@ -15,7 +15,7 @@ import (
 // files are as they would be had nothing been remembered.
 func TestSecondOfAnImage(t *testing.T) {
 	l := need(t)
-	l.runtime.views = Cache{}
+	l.runtime.views = imageCache{}
 	list := func(c sandbox.Container) string {
 		t.Helper()
 		id := l.start(t, c)
@@ -27,7 +27,7 @@ func TestSecondOfAnImage(t *testing.T) {
 	if len(l.runtime.views.all) != 1 {
 		t.Errorf("%d images are remembered", len(l.runtime.views.all))
 	}
-	l.runtime.views = Cache{}
+	l.runtime.views = imageCache{}
 	again := l.container(t, "")
 	again.Trust = two.Trust
 	if third := list(again); third != second || first == "" {
@@ -45,7 +45,7 @@ func TestBegunLayerIsNotRemembered(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "begun"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	l.runtime.views = Cache{}
+	l.runtime.views = imageCache{}
 	c := l.container(t, "")
 	c.Trust, c.Layer = newAuthority(t, pkix.Name{CommonName: "three"}).pem, dir
 	_, _ = l.runtime.Create(t.Context(), c) // on a folder that is no layer

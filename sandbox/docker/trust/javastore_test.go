@@ -1,4 +1,4 @@
-package docker
+package trust
 
 import (
 	"bytes"
@@ -6,6 +6,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/binary"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -63,8 +64,8 @@ func read(t *testing.T, store []byte) (certs []*x509.Certificate) {
 }
 
 func TestMergeStore(t *testing.T) {
-	ours := newAuthority(t, pkix.Name{CommonName: "ours"}).cert
-	a, b := newAuthority(t, pkix.Name{CommonName: "a"}).cert, newAuthority(t, pkix.Name{CommonName: "b"}).cert
+	ours := newCertificate(t, pkix.Name{CommonName: "ours"})
+	a, b := newCertificate(t, pkix.Name{CommonName: "a"}), newCertificate(t, pkix.Name{CommonName: "b"})
 	p12, err := pkcs12.Passwordless.EncodeTrustStore([]*x509.Certificate{a, b}, "")
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +121,7 @@ func TestMergeStoreKeytool(t *testing.T) {
 	if err != nil {
 		t.Skipf("needs a Java of Debian's: %v", err)
 	}
-	merged, err := mergeJavaStore(store, newAuthority(t, pkix.Name{CommonName: "ours"}).cert)
+	merged, err := mergeJavaStore(store, newCertificate(t, pkix.Name{CommonName: "ours"}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,11 +130,11 @@ func TestMergeStoreKeytool(t *testing.T) {
 		t.Fatal(err)
 	}
 	count := func(file string) int {
-		out, err := output("keytool", "-list", "-storepass", storePassword, "-keystore", file)
+		out, err := exec.Command("keytool", "-list", "-storepass", storePassword, "-keystore", file).CombinedOutput()
 		if err != nil {
 			t.Fatalf("keytool: %v: %s", err, out)
 		}
-		return strings.Count(out, "trustedCertEntry")
+		return strings.Count(string(out), "trustedCertEntry")
 	}
 	if got, want := count(path), count(roots)+1; got != want {
 		t.Errorf("got %d certificates, want %d", got, want)

@@ -1,4 +1,4 @@
-package docker
+package image
 
 import (
 	"archive/tar"
@@ -15,6 +15,8 @@ import (
 	cerrdefs "github.com/containerd/errdefs"
 	apiimage "github.com/moby/moby/api/types/image"
 	"github.com/moby/moby/client"
+
+	"sallyport/sandbox/docker/apierror"
 )
 
 // withoutVolumes returns an image of the same layers whose configuration declares no
@@ -24,7 +26,7 @@ import (
 //
 // An archive for [client.Client.ImageLoad] need not have the layers that the engine has
 // (moby, image/tarexport).
-func (r *Runtime) withoutVolumes(ctx context.Context, of apiimage.InspectResponse) (id string, folders []string, err error) {
+func (i Store) withoutVolumes(ctx context.Context, of apiimage.InspectResponse) (id string, folders []string, err error) {
 	for p := range of.Config.Volumes {
 		folders = append(folders, path.Clean("/"+p))
 	}
@@ -41,14 +43,14 @@ func (r *Runtime) withoutVolumes(ctx context.Context, of apiimage.InspectRespons
 	}
 	sum := sha256.Sum256(config)
 	id = "sha256:" + hex.EncodeToString(sum[:]) // as the engine names it
-	if _, err := r.client.ImageInspect(ctx, id); err == nil {
+	if _, err := i.client.ImageInspect(ctx, id); err == nil {
 		return id, folders, nil
 	} else if !cerrdefs.IsNotFound(err) {
 		return "", nil, err
 	}
 	layers := make([]string, len(of.RootFS.Layers))
-	for i := range layers {
-		layers[i] = "absent"
+	for n := range layers {
+		layers[n] = "absent"
 	}
 	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "Layers": layers}})
 	if err != nil {
@@ -68,9 +70,9 @@ func (r *Runtime) withoutVolumes(ctx context.Context, of apiimage.InspectRespons
 	if err := w.Close(); err != nil {
 		return "", nil, err
 	}
-	res, err := r.client.ImageLoad(ctx, &archive, client.ImageLoadWithQuiet(true))
+	res, err := i.client.ImageLoad(ctx, &archive, client.ImageLoadWithQuiet(true))
 	if err != nil {
-		return "", nil, Map(fmt.Errorf("making an image without volumes: %w", err))
+		return "", nil, apierror.Map(fmt.Errorf("making an image without volumes: %w", err))
 	}
 	defer res.Close()
 	if err := readImport("without volumes", res); err != nil {

@@ -1,4 +1,4 @@
-package docker
+package trust
 
 import (
 	"archive/tar"
@@ -27,25 +27,25 @@ const skeleton = "/etc/skel"
 
 // browser plants the root for browsers. A database that the image brings stays
 // as it is: it is returned for the log.
-func (r *Root) browser(ctx context.Context, f *Files) (left []string, err error) {
+func (r *Root) browser(ctx context.Context, f Files) (left []string, err error) {
 	policy, err := json.Marshal(map[string][][]byte{"CACertificates": {r.cert.Raw}})
 	if err != nil {
 		return nil, err
 	}
 	for _, dir := range browserPolicies {
-		f.put(path.Join(dir, "sallyport.json"), nil, policy)
+		f.Put(path.Join(dir, "sallyport.json"), nil, policy)
 	}
 	database, err := newNSSDatabase(r.cert)
 	if err != nil {
 		return nil, err
 	}
-	homes, err := f.homes(ctx)
+	homes, err := homes(ctx, f)
 	if err != nil {
 		return nil, err
 	}
 	for _, home := range homes {
 		p := path.Join(home.dir, nssDatabase)
-		there, err := f.exists(ctx, p)
+		there, err := f.Exists(ctx, p)
 		if err != nil {
 			return nil, err
 		}
@@ -53,7 +53,7 @@ func (r *Root) browser(ctx context.Context, f *Files) (left []string, err error)
 			left = append(left, p)
 			continue
 		}
-		f.put(p, &tar.Header{Mode: 0o600, Uid: home.uid, Gid: home.gid}, database)
+		f.Put(p, &tar.Header{Mode: 0o600, Uid: home.uid, Gid: home.gid}, database)
 	}
 	return left, nil
 }
@@ -66,13 +66,13 @@ type home struct {
 
 // homes are those of root and of the users that people are, which exist, and
 // the one that new users begin with.
-func (f *Files) homes(ctx context.Context) ([]home, error) {
+func homes(ctx context.Context, f Files) ([]home, error) {
 	const (
 		firstUser = 1000 // the first uid that is not a service's
 		most      = 64
 	)
 	all := []home{{dir: skeleton}}
-	_, _, passwd, err := f.read(ctx, "/etc/passwd")
+	_, _, passwd, err := f.Read(ctx, "/etc/passwd")
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (f *Files) homes(ctx context.Context) ([]home, error) {
 		if err1 != nil || err2 != nil || !path.IsAbs(dir) || dir == "/" || uid != 0 && uid < firstUser {
 			continue
 		}
-		there, mode, _, err := f.stat(ctx, dir)
+		there, mode, _, err := f.Stat(ctx, dir)
 		if err != nil {
 			return nil, err
 		}

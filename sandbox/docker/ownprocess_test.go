@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"sallyport/sandbox/docker/process"
 )
 
 // TestBelievesOwnProcessesOnly: whoever starts a process under the command line of the
@@ -63,7 +65,7 @@ func TestBelievesOwnProcessesOnly(t *testing.T) {
 			if tt.found {
 				want = pid
 			}
-			p := &Process{Name: "shim", Path: "/bin/" + cmd.Args[0], Args: cmd.Args[1:]}
+			p := &process.Process{Name: "shim", Path: "/bin/" + cmd.Args[0], Args: cmd.Args[1:]}
 			if got := p.Find(); got != want {
 				t.Errorf("for the engine: found %d, started %d", got, pid)
 			}

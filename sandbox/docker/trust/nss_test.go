@@ -1,4 +1,4 @@
-package docker
+package trust
 
 import (
 	"crypto/sha1"
@@ -17,8 +17,8 @@ import (
 // SQLite itself reads what is written, finds nothing wrong with it, and goes on
 // writing.
 func TestNSSDatabase(t *testing.T) {
-	ca := newAuthority(t, pkix.Name{CommonName: "Sallyport test"})
-	content, err := newNSSDatabase(ca.cert)
+	ca := newCertificate(t, pkix.Name{CommonName: "Sallyport test"})
+	content, err := newNSSDatabase(ca)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,12 +41,12 @@ print(*db.execute("SELECT count(*) FROM nssPublic").fetchone(), *db.execute("PRA
 		t.Fatalf("%v\n%s", err, out)
 	}
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
-	sum := sha1.Sum(ca.cert.Raw)
+	sum := sha1.Sum(ca.Raw)
 	if len(lines) != 4 || !strings.Contains(lines[2], hex.EncodeToString(sum[:])) {
 		t.Fatalf("got\n%s\nwant the trust of %x in the second row", out, sum)
 	}
 	got := append(lines[:1:1], strings.Join(strings.Fields(lines[1])[:3], " "), strings.Join(strings.Fields(lines[2])[4:5], " "), lines[3])
-	want := []string{"ok", "1 00000001 " + hex.EncodeToString(ca.cert.Raw), "ce534352", "3 ok"}
+	want := []string{"ok", "1 00000001 " + hex.EncodeToString(ca.Raw), "ce534352", "3 ok"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("the database (-want +got):\n%s", diff)
 	}
@@ -54,8 +54,8 @@ print(*db.execute("SELECT count(*) FROM nssPublic").fetchone(), *db.execute("PRA
 
 // A certificate that is larger than what fits is an error, not a broken file.
 func TestNSSDatabaseOfLargeCertificate(t *testing.T) {
-	ca := newAuthority(t, pkix.Name{CommonName: strings.Repeat("x", 4000), SerialNumber: new(big.Int).String()})
-	if _, err := newNSSDatabase(ca.cert); err == nil || !strings.Contains(err.Error(), "does not fit") {
+	ca := newCertificate(t, pkix.Name{CommonName: strings.Repeat("x", 4000), SerialNumber: new(big.Int).String()})
+	if _, err := newNSSDatabase(ca); err == nil || !strings.Contains(err.Error(), "does not fit") {
 		t.Errorf("got %v, want an error that says that it does not fit", err)
 	}
 }

@@ -9,35 +9,35 @@ import (
 // Bounds of what is remembered of images' files.
 const (
 	viewsAll  = 16
-	viewPaths = 512      // Of one image
-	viewBytes = 16 << 20 // Of one image
+	viewPaths = 512      // of one image
+	viewBytes = 16 << 20 // of one image
 )
 
-// Cache remember what was looked at in images, by image ID, which stands for their
+// imageCache remember what was looked at in images, by image ID, which stands for their
 // content: each look goes through the engine, which mounts the container for it,
 // and planting a root takes dozens of them.
-type Cache struct {
+type imageCache struct {
 	mu  sync.Mutex
-	all map[string]*View
+	all map[string]*imageView
 }
 
-// Of is the view of an image.
-func (v *Cache) Of(image string) *View {
+// of is the view of an image.
+func (v *imageCache) of(image string) *imageView {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if w := v.all[image]; w != nil {
 		return w
 	}
 	if v.all == nil || len(v.all) >= viewsAll {
-		v.all = map[string]*View{}
+		v.all = map[string]*imageView{}
 	}
-	w := &View{stats: map[string]statted{}, files: map[string]readFile{}}
+	w := &imageView{stats: map[string]statted{}, files: map[string]readFile{}}
 	v.all[image] = w
 	return w
 }
 
-// View is of one image, or empty and of one container whose files may differ.
-type View struct {
+// imageView is of one image, or empty and of one container whose files may differ.
+type imageView struct {
 	mu    sync.Mutex
 	stats map[string]statted
 	files map[string]readFile
@@ -56,14 +56,14 @@ type readFile struct {
 	content []byte
 }
 
-func (v *View) stat(p string) (s statted, known bool) {
+func (v *imageView) stat(p string) (s statted, known bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s, known = v.stats[p]
 	return s, known
 }
 
-func (v *View) sawStat(p string, s statted) {
+func (v *imageView) sawStat(p string, s statted) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.stats) < viewPaths {
@@ -71,14 +71,14 @@ func (v *View) sawStat(p string, s statted) {
 	}
 }
 
-func (v *View) file(p string) (f readFile, known bool) {
+func (v *imageView) file(p string) (f readFile, known bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	f, known = v.files[p]
 	return f, known
 }
 
-func (v *View) sawFile(p string, f readFile) {
+func (v *imageView) sawFile(p string, f readFile) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if len(v.files) < viewPaths && v.bytes+len(f.content) <= viewBytes {

@@ -9,6 +9,8 @@ import (
 
 	"github.com/moby/moby/client"
 	"golang.org/x/sys/unix"
+
+	"sallyport/sandbox/docker/process"
 )
 
 // staleShimTimeout is for how long containerd may take to see that a shim has ended.
@@ -58,7 +60,7 @@ func inUse(err error) bool {
 // killStaleShim kills the shim of a container of the containerd at a socket, if there is
 // one.
 func killStaleShim(container, socket string) (found bool) {
-	for pid, words := range Commands() {
+	for pid, words := range process.Commands() {
 		has := func(option, value string) bool {
 			i := slices.Index(words, option)
 			return i >= 0 && i+1 < len(words) && words[i+1] == value
@@ -70,7 +72,7 @@ func killStaleShim(container, socket string) (found bool) {
 		if err != nil {
 			continue
 		}
-		if slices.Equal(Command(pid), words) { // and none that took its number
+		if slices.Equal(process.Command(pid), words) { // and none that took its number
 			found = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) == nil || found
 		}
 		_ = unix.Close(fd)

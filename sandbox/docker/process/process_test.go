@@ -1,9 +1,11 @@
-package docker
+package process
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -11,6 +13,14 @@ import (
 
 // breeds in its environment has this program do no more than to breed.
 const breeds = "SALLYPORT_TEST_BREEDS"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(breeds) != "" {
+		breed()
+		return
+	}
+	os.Exit(m.Run())
+}
 
 func breed() {
 	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); {
@@ -40,5 +50,30 @@ func TestFindsNoChild(t *testing.T) {
 		if got := p.Find(); got != cmd.Process.Pid {
 			t.Fatalf("found %d, started %d", got, cmd.Process.Pid)
 		}
+	}
+}
+
+func TestTrim(t *testing.T) {
+	dir := t.TempDir()
+	p := Process{Log: filepath.Join(dir, "log")}
+	f, err := os.OpenFile(p.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := f.Truncate(logLimit + 1); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := p.TrimLog(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	io.WriteString(f, "after")
+	if got, err := os.ReadFile(p.Log); err != nil || string(got) != "after" {
+		t.Errorf("log: got %d bytes, %v, want what came after", len(got), err)
+	}
+	if info, err := os.Stat(p.Log + ".1"); err != nil || info.Size() != logLimit {
+		t.Errorf("old log: got %v, %v, want %d bytes", info, err, logLimit)
 	}
 }

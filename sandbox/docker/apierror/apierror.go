@@ -1,4 +1,5 @@
-package docker
+// Package apierror gives errors of the engine's API the words of package sandbox.
+package apierror
 
 import (
 	"context"
@@ -12,7 +13,8 @@ import (
 	"sallyport/sandbox"
 )
 
-// Map gives an error of the engine's client the sandbox package's words.
+// Map wraps an error of the engine's client in the error of package sandbox that it means:
+// ErrEngine, ErrNotFound, or none.
 func Map(err error) error {
 	switch {
 	case err == nil, errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded),

@@ -20,12 +20,12 @@ import (
 // trust stores in use are below 1 MiB.
 const fileLimit = 16 << 20
 
-// Files reads and changes the files of a container that has not started. Paths
+// imageFiles reads and changes the files of a container that has not started. Paths
 // are resolved by the engine inside the container's root, never on the host.
-type Files struct {
+type imageFiles struct {
 	client *client.Client
 	id     string
-	view   *View // Of its image
+	view   *imageView // of its image
 
 	seen  map[string]bool        // whether something is at a path
 	files map[string]*tar.Header // to write
@@ -33,13 +33,13 @@ type Files struct {
 	order []string
 }
 
-func NewFiles(c *client.Client, id string, v *View) *Files {
-	return &Files{client: c, id: id, view: v, seen: map[string]bool{}, files: map[string]*tar.Header{}, data: map[string][]byte{}}
+func newImageFiles(c *client.Client, id string, v *imageView) *imageFiles {
+	return &imageFiles{client: c, id: id, view: v, seen: map[string]bool{}, files: map[string]*tar.Header{}, data: map[string][]byte{}}
 }
 
-// stat says whether something is at p, its mode, and where it leads to if it is
+// Stat says whether something is at p, its mode, and where it leads to if it is
 // a link.
-func (f *Files) stat(ctx context.Context, p string) (bool, os.FileMode, string, error) {
+func (f *imageFiles) Stat(ctx context.Context, p string) (bool, os.FileMode, string, error) {
 	if s, known := f.view.stat(p); known {
 		return s.there, s.mode, s.target, nil
 	}
@@ -55,12 +55,12 @@ func (f *Files) stat(ctx context.Context, p string) (bool, os.FileMode, string, 
 	return true, res.Stat.Mode, res.Stat.LinkTarget, nil
 }
 
-// exists says whether anything is at p, a link to nothing included.
-func (f *Files) exists(ctx context.Context, p string) (bool, error) {
+// Exists says whether anything is at p, a link to nothing included.
+func (f *imageFiles) Exists(ctx context.Context, p string) (bool, error) {
 	if there, ok := f.seen[p]; ok {
 		return there, nil
 	}
-	there, _, _, err := f.stat(ctx, p)
+	there, _, _, err := f.Stat(ctx, p)
 	if err != nil {
 		return false, err
 	}
@@ -68,10 +68,10 @@ func (f *Files) exists(ctx context.Context, p string) (bool, error) {
 	return there, nil
 }
 
-// read returns the regular file that p leads to: where it really is, its
+// Read returns the regular file that p leads to: where it really is, its
 // header and content. The header is nil when there is none.
-func (f *Files) read(ctx context.Context, p string) (string, *tar.Header, []byte, error) {
-	there, mode, target, err := f.stat(ctx, p)
+func (f *imageFiles) Read(ctx context.Context, p string) (string, *tar.Header, []byte, error) {
+	there, mode, target, err := f.Stat(ctx, p)
 	if err != nil || !there {
 		return "", nil, nil, err
 	}
@@ -113,8 +113,8 @@ func (f *Files) read(ctx context.Context, p string) (string, *tar.Header, []byte
 	return p, h, b, nil
 }
 
-// put plans to write a regular file at p. A nil header is root's, for all to read.
-func (f *Files) put(p string, h *tar.Header, content []byte) {
+// Put plans to write a regular file at p. A nil header is root's, for all to read.
+func (f *imageFiles) Put(p string, h *tar.Header, content []byte) {
 	mode := int64(0o644)
 	var uid, gid int
 	if h != nil {
@@ -123,12 +123,12 @@ func (f *Files) put(p string, h *tar.Header, content []byte) {
 	f.add(p, &tar.Header{Typeflag: tar.TypeReg, Mode: mode, Uid: uid, Gid: gid, Size: int64(len(content))}, content)
 }
 
-// link plans to make a symbolic link at p.
-func (f *Files) link(p, target string) {
+// Link plans to make a symbolic link at p.
+func (f *imageFiles) Link(p, target string) {
 	f.add(p, &tar.Header{Typeflag: tar.TypeSymlink, Mode: 0o777, Linkname: target}, nil)
 }
 
-func (f *Files) add(p string, h *tar.Header, content []byte) {
+func (f *imageFiles) add(p string, h *tar.Header, content []byte) {
 	if _, ok := f.files[p]; !ok {
 		f.order = append(f.order, p)
 	}
@@ -137,9 +137,9 @@ func (f *Files) add(p string, h *tar.Header, content []byte) {
 	f.files[p], f.data[p] = h, content
 }
 
-// Commit writes what was planned, and the folders that it needs, and more that are
+// commit writes what was planned, and the folders that it needs, and more that are
 // missing.
-func (f *Files) Commit(ctx context.Context, folders []string) error {
+func (f *imageFiles) commit(ctx context.Context, folders []string) error {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
 	made := map[string]bool{}
@@ -172,12 +172,12 @@ func (f *Files) Commit(ctx context.Context, folders []string) error {
 // folders adds the missing ones of dir and those above it, with the owner of the
 // file that they are for. One that exists is left out: the engine would give it
 // our mode and owner.
-func (f *Files) folders(ctx context.Context, w *tar.Writer, dir string, file *tar.Header, made map[string]bool) error {
+func (f *imageFiles) folders(ctx context.Context, w *tar.Writer, dir string, file *tar.Header, made map[string]bool) error {
 	if dir == "/" || made[dir] {
 		return nil
 	}
 	made[dir] = true
-	there, err := f.exists(ctx, dir)
+	there, err := f.Exists(ctx, dir)
 	if err != nil || there {
 		return err
 	}

@@ -3,14 +3,18 @@ package docker
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -18,6 +22,7 @@ import (
 	"github.com/moby/moby/client"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/docker/apierror"
 )
 
 // checkpointTimeout is for how long memory may be written: it is the disk's or
@@ -32,7 +37,7 @@ func (r *Runtime) Pause(ctx context.Context, id string) error {
 		return err
 	}
 	if _, err := r.client.ContainerPause(ctx, info.ID, client.ContainerPauseOptions{}); err != nil {
-		return Map(fmt.Errorf("pausing sandbox %s: %w", id, err))
+		return apierror.Map(fmt.Errorf("pausing sandbox %s: %w", id, err))
 	}
 	return nil
 }
@@ -44,7 +49,7 @@ func (r *Runtime) Resume(ctx context.Context, id string) error {
 		return err
 	}
 	if _, err := r.client.ContainerUnpause(ctx, info.ID, client.ContainerUnpauseOptions{}); err != nil {
-		return Map(fmt.Errorf("resuming sandbox %s: %w", id, err))
+		return apierror.Map(fmt.Errorf("resuming sandbox %s: %w", id, err))
 	}
 	return nil
 }
@@ -113,12 +118,12 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 	case <-wait.Result:
 		return nil
 	case err := <-wait.Error:
-		return Map(fmt.Errorf("waiting for the end of sandbox %s: %w", id, err))
+		return apierror.Map(fmt.Errorf("waiting for the end of sandbox %s: %w", id, err))
 	}
 }
 
-// Restore starts the container with the memory in dir. The guard does it, as the
-// runtime that the engine calls: so a restore stands behind the same pin as a
+// Restore starts the container with the memory in dir. The start shim does it, as the
+// runtime that the engine calls: so a restore needs the same pin as a
 // start, and the memory goes by no other folder. What the engine makes before it
 // asks for the start takes longer than most memory does to be filled in.
 func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error) (sandbox.Status, error) {
@@ -180,7 +185,7 @@ func (r *Runtime) Forgo(ctx context.Context, id string) (known bool, err error) 
 	return true, n.revoke()
 }
 
-// runCheckpoint runs the engine's runtime, which is the guard, and renames what it has
+// runCheckpoint runs the engine's runtime, which is the start shim, and renames what it has
 // written when that is whole. Both go on where this process ends: the runtime has
 // told the sandbox to write, which ends for it, and half a checkpoint must be told
 // from a whole one by the next process of ours.
@@ -222,4 +227,49 @@ func runtimeOf(info container.InspectResponse) string {
 		return "an unknown runtime"
 	}
 	return info.HostConfig.Runtime
+}
+
+// build remembers what a file's build is until the file is another.
+type build struct {
+	mu   sync.Mutex
+	seen os.FileInfo
+	name string
+}
+
+// Build names the build of gVisor: what it calls its version, and the digest of
+// the program, since two builds of one version need not read each other's
+// checkpoints.
+func (r *Runtime) Build(ctx context.Context) (string, error) {
+	b := &r.build
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	info, err := os.Stat(r.layout.Runsc)
+	if err != nil {
+		return "", fmt.Errorf("finding gVisor's build: %w", err)
+	}
+	if b.seen != nil && os.SameFile(b.seen, info) && b.seen.Size() == info.Size() && b.seen.ModTime().Equal(info.ModTime()) {
+		return b.name, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, r.layout.Runsc, "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("finding gVisor's build: %w", err)
+	}
+	line, _, _ := strings.Cut(string(out), "\n")
+	version := strings.TrimSpace(strings.TrimPrefix(line, "runsc version"))
+	if version == "" {
+		return "", errors.New("finding gVisor's build: runsc has no version")
+	}
+	f, err := os.Open(r.layout.Runsc)
+	if err != nil {
+		return "", fmt.Errorf("finding gVisor's build: %w", err)
+	}
+	defer f.Close()
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return "", fmt.Errorf("finding gVisor's build: %w", err)
+	}
+	b.seen, b.name = info, version+" "+hex.EncodeToString(sum.Sum(nil)[:8])
+	return b.name, nil
 }

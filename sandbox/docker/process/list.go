@@ -1,4 +1,4 @@
-package docker
+package process
 
 import (
 	"bytes"
@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Commands are the processes that are believed what their command lines say, each
-// with its words: those of this user in this process's PID namespace. Anybody on this
-// host, and whatever runs in a container, could call itself anything.
+// Commands yields the processes whose command lines are believed, with the words of each:
+// those of this user in this process's PID namespace. Anybody else on this host, and
+// anything in a container, could call itself anything.
 func Commands() iter.Seq2[int, []string] {
 	return func(yield func(int, []string) bool) {
 		entries, _ := os.ReadDir("/proc")
@@ -32,7 +32,7 @@ func Commands() iter.Seq2[int, []string] {
 	}
 }
 
-// Command is the command line of a process that is believed it; nil of others.
+// Command returns the command line of a process; nil if it is not believed.
 func Command(pid int) []string {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	line, err := os.ReadFile(filepath.Join(dir, "cmdline"))
@@ -52,8 +52,8 @@ func Command(pid int) []string {
 	return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
 }
 
-// startedByUs tells whether the process of a folder of /proc was started by this user. Who
-// owns the folder has its effective rights only: anybody has ours by a set-user-ID
+// startedByUs tells whether this user started the process of a folder of /proc. The owner
+// of the folder shows the effective user only: anybody has ours by a set-user-ID
 // program, under any command line (proc_pid_status(5): real, effective, saved and file
 // system's).
 func startedByUs(dir string) bool {
@@ -73,7 +73,7 @@ func startedByUs(dir string) bool {
 // ownNamespace names this process's PID namespace, which it keeps (pid_namespaces(7)).
 var ownNamespace = sync.OnceValues(func() (string, error) { return os.Readlink("/proc/self/ns/pid") })
 
-// Parent is a process's, from proc_pid_stat(5). Its error says that it is gone.
+// Parent returns the parent of a process (proc_pid_stat(5)), or an error if the process is gone.
 func Parent(pid int) (int, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
