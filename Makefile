@@ -40,7 +40,7 @@ down:
 
 test:
 	@internal/setup/setup.sh test
-	$(link) && ln -sfn $(CACHE)/runtimes.tar bin/runtimes.tar && ln -sfn $(CACHE)/browsers.tar bin/browsers.tar
+	$(link) && for name in runtimes.tar browsers.tar engine; do ln -sfn $(CACHE)/$$name bin/$$name; done
 	@internal/setup/test.sh
 
 fuzz:

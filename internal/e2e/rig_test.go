@@ -39,7 +39,7 @@ func run(m *testing.M) int {
 	}
 	var err error
 	tools, err = env.Build("../..", map[string]string{
-		"client": "./client", "testhost": "../lab/testhost", "demo": "../../examples/demo",
+		"client": "./client", "testhost": "../test/testhost", "demo": "../../examples/demo",
 	})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -98,6 +98,9 @@ func newRig(t testing.TB, extra string) *rig {
 	r := &rig{t: t, dir: t.TempDir(), key: "sk-e2e-" + rand.Text()}
 	r.daemon = env.NewDaemon(tools, r.dir)
 	r.config = r.daemon.Config()
+	if err := tools.Template.Copy(filepath.Join(r.dir, "data")); err != nil {
+		t.Fatal(err)
+	}
 	r.configure(baseConfig, ruleConfig+extra)
 	r.host = testnet.NewHost(t, testnet.Config{Name: "upstream", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
 	var err error

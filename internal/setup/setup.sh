@@ -250,6 +250,28 @@ build_image() {
 	point "$name.tar" "$name-$suite-$recipe/$name.tar"
 }
 
+# The images of an engine that has imported the base image, for the engines of tests
+# to share instead of importing it each.
+build_engine() {
+	version=$(PATH=$PATH:/usr/sbin:/sbin dockerd --version)
+	recipe=$({
+		echo "$version $(readlink "$cache/base.tar")"
+		cat "$here/../test/env/template.go"
+	} | sha256sum | cut -c1-16)
+	out=$cache/engine-$recipe
+	if [ -d "$out" ]; then
+		point engine "engine-$recipe"
+		say "engine of tests: $recipe is here"
+		return
+	fi
+	say "engine of tests: importing the base image"
+	(cd "$here/../.." && mkdir -p bin && ln -sfn "$cache/runsc" bin/runsc && ln -sfn "$cache/base.tar" bin/base.tar &&
+		CGO_ENABLED=0 go run ./internal/test/template "$scratch/engine") ||
+		die "cannot import the base image: mend what is said above and run this again"
+	mv "$scratch/engine" "$out"
+	point engine "engine-$recipe"
+}
+
 # What an interrupted run could not take away itself, as when it was killed.
 sweep() {
 	for old in "$cache"/.setup.*; do
@@ -284,6 +306,7 @@ fi
 if [ "$1" = test ]; then
 	build_image runtimes "$runtimes"
 	build_image browsers "$browsers"
+	build_engine
 	say "Vault core: building it unless it is here (two to three minutes)"
 	"$here/../../examples/vault/build.sh" >/dev/null || die "cannot build the Vault core: mend what go says above and run this again"
 fi

@@ -120,6 +120,9 @@ func newRig(t *testing.T) *rig {
 	r := &rig{
 		daemon: env.NewDaemon(programs, dir), key: "sk-bypass-" + rand.Text(), log: filepath.Join(dir, "data/audit"),
 	}
+	if err := programs.Template.Copy(filepath.Join(dir, "data")); err != nil {
+		t.Fatal(err)
+	}
 	r.upstream = newUpstream(t, r.key)
 	for name, text := range map[string]string{
 		"sallyport.yaml": fmt.Sprintf(config, dir, programs.Runsc, programs.Image),

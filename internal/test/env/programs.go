@@ -16,18 +16,29 @@ import (
 // beside them, where sallyport looks for them.
 type Programs struct {
 	Dir          string
-	Runsc, Image string // "" when `make setup` has not run
+	Runsc, Image string   // "" when `make setup` has not run
+	Template     Template // "" when `make test` has not made it
+
+	built bool // by this process, in a folder of its own
 }
+
+// prebuilt names a folder of programs that Build takes instead of building its own.
+const prebuilt = "SALLYPORT_TEST_PROGRAMS"
 
 // Build compiles the daemon and the agent, and what also names: packages by the
 // name of their program. root is the repository's, all paths relative to the
 // working directory.
 func Build(root string, also map[string]string) (*Programs, error) {
+	if dir := os.Getenv(prebuilt); dir != "" {
+		p := &Programs{Dir: dir}
+		p.find(root)
+		return p, nil
+	}
 	dir, err := os.MkdirTemp("", "sallyport-e2e-")
 	if err != nil {
 		return nil, err
 	}
-	p := &Programs{Dir: dir}
+	p := &Programs{Dir: dir, built: true}
 	if err := p.build(root, also); err != nil {
 		return nil, errors.Join(err, p.Remove())
 	}
@@ -46,9 +57,7 @@ func (p *Programs) build(root string, also map[string]string) error {
 			return fmt.Errorf("building %s: %w\n%s", pkg, err, out)
 		}
 	}
-	// setup.sh links what it made into bin.
-	p.Runsc, _ = filepath.EvalSymlinks(root + "/bin/runsc")
-	p.Image, _ = filepath.EvalSymlinks(root + "/bin/base.tar")
+	p.find(root)
 	for name, target := range map[string]string{"runsc": p.Runsc, "base.tar": p.Image} {
 		if target == "" {
 			continue // the tests that need it say so
@@ -58,6 +67,14 @@ func (p *Programs) build(root string, also map[string]string) error {
 		}
 	}
 	return nil
+}
+
+// find looks for what setup.sh has made and the Makefile has linked into bin.
+func (p *Programs) find(root string) {
+	p.Runsc, _ = filepath.EvalSymlinks(root + "/bin/runsc")
+	p.Image, _ = filepath.EvalSymlinks(root + "/bin/base.tar")
+	template, _ := filepath.EvalSymlinks(root + "/bin/engine")
+	p.Template = Template(template)
 }
 
 // Existing are those that make setup and make build have left in a folder.
@@ -74,8 +91,16 @@ func Existing(dir string) (*Programs, error) {
 	return p, err
 }
 
-// Remove deletes the folder.
-func (p *Programs) Remove() error { return os.RemoveAll(p.Dir) }
+// Share has the processes that this one starts take these programs.
+func (p *Programs) Share() error { return os.Setenv(prebuilt, p.Dir) }
+
+// Remove deletes the folder that Build made.
+func (p *Programs) Remove() error {
+	if !p.built {
+		return nil
+	}
+	return os.RemoveAll(p.Dir)
+}
 
 // Need skips a test where `make setup` has not run; where CI is true that is a
 // failure.

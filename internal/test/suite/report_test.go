@@ -13,29 +13,35 @@ func TestReport(t *testing.T) {
 {"Action":"fail","Package":"a","Test":"TestBad","Elapsed":7}
 {"Action":"output","Package":"a","Test":"TestPanics","Output":"panic: here\n"}
 {"Action":"fail","Package":"a","Elapsed":9.5}
-{"ImportPath":"b","Action":"build-output","Output":"b.go:1:1: no such thing\n"}
-{"Action":"output","Package":"c","Test":"TestNot","Output":"needs root\n"}
-{"Action":"skip","Package":"c","Test":"TestNot","Elapsed":0}
-{"Action":"pass","Package":"c","Elapsed":0.1}
 not an event
 `
+	const more = `{"Action":"output","Package":"c","Test":"TestNot","Output":"needs root\n"}
+{"Action":"skip","Package":"c","Test":"TestNot","Elapsed":0}
+{"Action":"pass","Package":"c","Elapsed":0.1}
+`
 	var out strings.Builder
-	p := newReport(&out)
-	if err := p.read(strings.NewReader(events)); err != nil {
+	p := &report{out: &out}
+	if err := p.read("a", strings.NewReader(events)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.read("c", strings.NewReader(more)); err != nil {
 		t.Fatal(err)
 	}
 	p.table()
 	const want = `got 1, want 2
 panic: here
 FAIL     9.5 s  a
-b.go:1:1: no such thing
-ok       0.1 s  c
 not an event
+ok       0.1 s  c
 
 The slowest tests:
       7.0 s  a TestBad
       2.0 s  a TestGood
       0.0 s  c TestNot
+
+Skipped:
+c: TestNot
+needs root
 `
 	if out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)

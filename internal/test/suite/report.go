@@ -1,6 +1,3 @@
-// Command slowest reads what `go test -json` prints, from the files that it is
-// given. It prints a line as each package ends, all that a failed test printed,
-// and at the end the tests that took longest. It exits with 1 if a test failed.
 package main
 
 import (
@@ -10,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -19,10 +15,10 @@ import (
 // shown is the number of tests in the table.
 const shown = 40
 
-// event is one line of `go test -json` (go doc test2json).
+// event is one line of what go tool test2json prints.
 type event struct {
-	Action, Package, ImportPath, Test, Output string
-	Elapsed                                   float64 // seconds
+	Action, Package, Test, Output string
+	Elapsed                       float64 // seconds
 }
 
 type key struct{ pkg, test string }
@@ -32,26 +28,36 @@ type timing struct {
 	seconds float64
 }
 
-// report collects the events of tests; several files may be read into it at once.
+// report is of several runs of test binaries at once.
 type report struct {
 	out io.Writer
 
 	mu      sync.Mutex
-	printed map[key]*strings.Builder // by what has not passed
-	tests   []timing                 // without subtests, whose time their test has too
+	tests   []timing // without subtests, whose time their test has too
+	units   []duration
+	skipped []string // with the reasons
 	failed  bool
 }
 
-func newReport(out io.Writer) *report {
-	return &report{out: out, printed: map[key]*strings.Builder{}}
+type duration struct {
+	name    string
+	seconds float64
 }
 
-// read takes events until the end of r.
-func (p *report) read(r io.Reader) error {
+// stream is what one run of a test binary says.
+type stream struct {
+	*report
+	name    string
+	printed map[key]*strings.Builder // by what has not ended
+}
+
+// read takes the events of one run until the end of r.
+func (p *report) read(name string, r io.Reader) error {
+	s := &stream{p, name, map[key]*strings.Builder{}}
 	for lines := bufio.NewReader(r); ; {
 		line, err := lines.ReadString('\n')
 		if line != "" {
-			p.take(line)
+			s.take(line)
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -62,7 +68,7 @@ func (p *report) read(r io.Reader) error {
 	}
 }
 
-func (p *report) take(line string) {
+func (p *stream) take(line string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var e event
@@ -72,10 +78,6 @@ func (p *report) take(line string) {
 	}
 	k := key{e.Package, e.Test}
 	switch e.Action {
-	case "build-output":
-		fmt.Fprint(p.out, e.Output)
-	case "build-fail":
-		p.failed = true
 	case "output":
 		if p.printed[k] == nil {
 			p.printed[k] = &strings.Builder{}
@@ -86,7 +88,7 @@ func (p *report) take(line string) {
 	}
 }
 
-func (p *report) end(k key, e event) {
+func (p *stream) end(k key, e event) {
 	if e.Test != "" && !strings.Contains(e.Test, "/") {
 		p.tests = append(p.tests, timing{k, e.Elapsed})
 	}
@@ -94,59 +96,47 @@ func (p *report) end(k key, e event) {
 		p.failed = true
 		p.print(k)
 	}
+	if e.Action == "skip" && e.Test != "" {
+		p.skipped = append(p.skipped, p.name+": "+e.Test+"\n"+p.text(k))
+	}
 	delete(p.printed, k)
 	if e.Test != "" {
 		return
 	}
 	// A test without an end is one that the process ended in: a panic, a time limit.
 	for other := range p.printed {
-		if other.pkg != k.pkg {
-			continue
-		}
 		if e.Action == "fail" {
 			p.print(other)
 		}
-		delete(p.printed, other)
 	}
+	p.units = append(p.units, duration{p.name, e.Elapsed})
 	word := map[string]string{"pass": "ok", "skip": "none", "fail": "FAIL"}[e.Action]
-	fmt.Fprintf(p.out, "%-4s %7.1f s  %s\n", word, e.Elapsed, e.Package)
+	fmt.Fprintf(p.out, "%-4s %7.1f s  %s\n", word, e.Elapsed, p.name)
 }
 
-func (p *report) print(k key) {
+func (p *report) fail() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.failed = true
+}
+
+func (p *stream) text(k key) string {
 	if text := p.printed[k]; text != nil {
-		fmt.Fprint(p.out, text)
+		return text.String()
 	}
+	return ""
 }
 
-// table prints the tests that took longest.
+func (p *stream) print(k key) { fmt.Fprint(p.out, p.text(k)) }
+
+// table prints the tests that took longest, and those that did not run.
 func (p *report) table() {
 	slices.SortStableFunc(p.tests, func(a, b timing) int { return cmp.Compare(b.seconds, a.seconds) })
 	fmt.Fprintln(p.out, "\nThe slowest tests:")
 	for _, t := range p.tests[:min(shown, len(p.tests))] {
 		fmt.Fprintf(p.out, "%9.1f s  %s %s\n", t.seconds, t.pkg, t.test)
 	}
-}
-
-func main() {
-	p := newReport(os.Stdout)
-	var all sync.WaitGroup
-	for _, name := range os.Args[1:] {
-		all.Go(func() {
-			f, err := os.Open(name)
-			if err == nil {
-				err = errors.Join(p.read(f), f.Close())
-			}
-			if err != nil {
-				p.mu.Lock()
-				defer p.mu.Unlock()
-				fmt.Fprintln(os.Stderr, "slowest:", err)
-				p.failed = true
-			}
-		})
-	}
-	all.Wait()
-	p.table()
-	if p.failed {
-		os.Exit(1)
+	if len(p.skipped) > 0 {
+		fmt.Fprintf(p.out, "\nSkipped:\n%s", strings.Join(p.skipped, ""))
 	}
 }

@@ -1,0 +1,296 @@
+// Command suite runs every test of the module in one run: several processes of
+// test binaries at a time, and those that take long first. The end-to-end tests
+// run in a process each, since each has a daemon and a network of its own. It
+// prints a line as each process ends, all that a failed test printed, and at the
+// end the tests that took longest and those that were skipped. It exits with 1 if
+// a test failed.
+//
+// It runs in the root of the module.
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+
+	"sallyport/internal/test/env"
+)
+
+const (
+	// split is the package whose tests run in a process each.
+	split = "sallyport/internal/e2e"
+	// timeout ends a process that hangs.
+	timeout = "20m"
+)
+
+// programs are those that tests run, by name.
+var programs = map[string]string{
+	"client": "./internal/e2e/client", "probe": "./internal/e2e/bypass/probe",
+	"testhost": "./internal/test/testhost", "demo": "./examples/demo",
+}
+
+func main() {
+	workers := flag.Int("workers", 3, "processes at a time")
+	only := flag.String("only", "", "a regexp of packages, and of tests of "+split)
+	flag.Parse()
+	failed, err := run(*workers, *only)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "suite:", err)
+	}
+	if failed || err != nil {
+		os.Exit(1)
+	}
+}
+
+// suite is one run.
+type suite struct {
+	dir    string // for test binaries
+	test2  string // the path of test2json
+	report report
+	last   map[string]float64 // seconds that units took the last time
+
+	mu      sync.Mutex
+	change  sync.Cond
+	ready   []unit
+	pending bool // binaries are being built, so that more units come
+	errs    []error
+}
+
+// unit is what runs in one process.
+type unit struct {
+	binary, pkg, folder string
+	test                string // "": all
+}
+
+func (u unit) name() string { return strings.TrimSpace(u.pkg + " " + u.test) }
+
+func run(workers int, only string) (failed bool, err error) {
+	filter, err := regexp.Compile(only)
+	if err != nil {
+		return false, err
+	}
+	tools, err := env.Build(".", programs)
+	if err != nil {
+		return false, err
+	}
+	defer tools.Remove()
+	if err := tools.Share(); err != nil {
+		return false, err
+	}
+	s := &suite{report: report{out: os.Stdout}, pending: true, last: remembered()}
+	s.change.L = &s.mu
+	if s.dir, err = os.MkdirTemp("", "sallyport-suite-"); err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(s.dir)
+	if s.test2, err = output("go", "tool", "-n", "test2json"); err != nil {
+		return false, err
+	}
+	groups, err := packages()
+	if err != nil {
+		return false, err
+	}
+	go s.build(groups, filter)
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(s.work)
+	}
+	all.Wait()
+	s.report.table()
+	s.remember()
+	return s.report.failed, errors.Join(s.errs...)
+}
+
+func output(name string, args ...string) (string, error) {
+	c := exec.Command(name, args...)
+	c.Stderr = os.Stderr
+	out, err := c.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w", name, strings.Join(args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// packages are those with tests, in groups that are built one after another. Names
+// of binaries are the last parts of paths, so that those of a group differ.
+func packages() ([][]unit, error) {
+	list, err := output("go", "list", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}} {{.Dir}}{{end}}", "./...")
+	if err != nil {
+		return nil, err
+	}
+	groups := make([][]unit, 1) // the first has only the package that is split
+	seen := map[string]int{}
+	for line := range strings.Lines(list) {
+		pkg, folder, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok {
+			continue
+		}
+		n, name := 0, filepath.Base(pkg)
+		if pkg != split {
+			seen[name]++
+			n = seen[name]
+		}
+		if n == len(groups) {
+			groups = append(groups, nil)
+		}
+		groups[n] = append(groups[n], unit{pkg: pkg, folder: folder, binary: filepath.Join(fmt.Sprint(n), name+".test")})
+	}
+	return groups, nil
+}
+
+// build makes the test binaries, and puts the units that they make possible into
+// the queue.
+func (s *suite) build(groups [][]unit, filter *regexp.Regexp) {
+	for n, group := range groups {
+		other := func(u unit) bool { return !filter.MatchString(u.name()) }
+		if n > 0 {
+			group = slices.DeleteFunc(group, other)
+		}
+		units, err := s.compile(n, group)
+		units = slices.DeleteFunc(units, other)
+		s.mu.Lock()
+		s.ready = append(s.ready, units...)
+		// What is new comes first, then what took longest.
+		slices.SortStableFunc(s.ready, func(a, b unit) int {
+			return cmp.Or(order(s.known(a), s.known(b)), cmp.Compare(s.last[b.name()], s.last[a.name()]))
+		})
+		if err != nil {
+			s.errs = append(s.errs, err)
+		}
+		s.pending = n < len(groups)-1
+		s.change.Broadcast()
+		s.mu.Unlock()
+	}
+}
+
+func (s *suite) known(u unit) bool { _, ok := s.last[u.name()]; return ok }
+
+func order(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+func (s *suite) compile(n int, group []unit) ([]unit, error) {
+	if len(group) == 0 {
+		return nil, nil
+	}
+	to := filepath.Join(s.dir, fmt.Sprint(n)) + "/"
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return nil, err
+	}
+	args := []string{"test", "-c", "-vet=off", "-ldflags=-w", "-o", to}
+	for i := range group {
+		args = append(args, group[i].pkg)
+		group[i].binary = filepath.Join(s.dir, group[i].binary)
+	}
+	if _, err := output("go", args...); err != nil {
+		return nil, err
+	}
+	if n > 0 {
+		return group, nil
+	}
+	c := exec.Command(group[0].binary, "-test.list", ".")
+	c.Dir, c.Stderr = group[0].folder, os.Stderr
+	out, err := c.Output()
+	if err != nil {
+		return nil, fmt.Errorf("listing the tests of %s: %w", group[0].pkg, err)
+	}
+	var tests []unit
+	for name := range strings.Lines(string(out)) {
+		if name = strings.TrimSpace(name); strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Example") {
+			u := group[0]
+			u.test = name
+			tests = append(tests, u)
+		}
+	}
+	return tests, nil
+}
+
+// work runs units until there are no more.
+func (s *suite) work() {
+	for {
+		s.mu.Lock()
+		for len(s.ready) == 0 && s.pending {
+			s.change.Wait()
+		}
+		if len(s.ready) == 0 {
+			s.mu.Unlock()
+			return
+		}
+		u := s.ready[0]
+		s.ready = s.ready[1:]
+		s.mu.Unlock()
+		if err := s.play(u); err != nil {
+			s.mu.Lock()
+			s.errs = append(s.errs, fmt.Errorf("%s: %w", u.name(), err))
+			s.mu.Unlock()
+		}
+	}
+}
+
+// play runs one unit as go test does.
+func (s *suite) play(u unit) error {
+	args := []string{"-t", "-p", u.pkg, u.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout}
+	if u.test != "" {
+		args = append(args, "-test.run=^"+u.test+"$")
+	}
+	c := exec.Command(s.test2, args...)
+	c.Dir = u.folder
+	c.Stderr = os.Stderr
+	out, err := c.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := c.Start(); err != nil {
+		return err
+	}
+	err = s.report.read(u.name(), out)
+	var exit *exec.ExitError
+	if ended := c.Wait(); errors.As(ended, &exit) {
+		s.report.fail() // a test has said why
+	} else {
+		err = errors.Join(err, ended)
+	}
+	return err
+}
+
+// The seconds that units took the last time are in a file of the user's cache.
+func memory() string {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, "sallyport/test-times.json")
+}
+
+// remembered is empty where nothing is known: units then run as they come.
+func remembered() map[string]float64 {
+	times := map[string]float64{}
+	if raw, err := os.ReadFile(memory()); err == nil {
+		_ = json.Unmarshal(raw, &times)
+	}
+	return times
+}
+
+func (s *suite) remember() {
+	for _, u := range s.report.units {
+		s.last[u.name] = u.seconds
+	}
+	if raw, err := json.Marshal(s.last); err == nil {
+		_ = os.WriteFile(memory(), raw, 0o644)
+	}
+}
