@@ -299,7 +299,7 @@ func (g *Gateway) serve(c net.Conn, f *flow) {
 		return
 	}
 	g.web.ServeConn(ctx, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-		g.serveExchange(ctx, f.line.cancel, w, r, f)
+		g.serveExchange(ctx, f.line.cancel, w, r, f, new(turn))
 	})
 }
 

@@ -131,7 +131,7 @@ func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.R
 		x.deny(r, d).write(w, r)
 		return
 	}
-	g.serveExchange(ctx, f.line.cancel, w, r, f)
+	g.serveExchange(ctx, f.line.cancel, w, r, f, new(turn))
 }
 
 // connectTunnel takes the connection over and treats it like one that was

@@ -144,6 +144,7 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
 	defer g.h2.end(base)
 	f.line.part.Store(new(func() { part(base) }))
 	var s streams
+	var told atomic.Bool // to go, for what it has reset
 	heard := listened(c)
 	defer func() {
 		if s.wait() == 0 && !heard.gone() && !g.ending() {
@@ -158,7 +159,22 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
 				panic(http.ErrAbortHandler) // the connection has ended meanwhile
 			}
 			defer s.work.Done()
-			g.serveStream(w, r, f)
+			began := time.Now()
+			defer func() { // not for what ended with its connection
+				if r.Context().Err() != nil && time.Since(began) < soonReset && !heard.gone() && !g.resets.add(f.identity.ID) && told.CompareAndSwap(false, true) {
+					part(base)
+					g.unfinished(f, "resets", manyResets)
+				}
+			}()
+			// Nothing is made for a request before its turn: hundreds at once would wait for memory
+			// to be collected, and another sandbox's request with them.
+			var mine turn
+			mine.begin(g.turns, f.identity.ID)
+			defer mine.end()
+			if r.Context().Err() != nil {
+				panic(http.ErrAbortHandler) // reset while it waited: nothing was decided and nothing has left
+			}
+			g.serveStream(w, r, f, &mine)
 		}),
 	})
 }
@@ -232,8 +248,8 @@ type secured struct {
 
 func (s secured) ConnectionState() tls.ConnectionState { return s.tls.ConnectionState() }
 
-// serveStream answers one request.
-func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow) {
+// serveStream answers one request, whose turn it is until its body is waited for.
+func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow, mine *turn) {
 	// The library holds a body against the length that it could read, or against
 	// 0, and resets the stream as soon as there is more of it: an answer would
 	// come or not as it happens. So whoever measures wrong, and has a body, is
@@ -259,10 +275,10 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow) {
 	}
 	defer g.dismiss(f.identity.ID)
 	if wrong {
-		g.serveExchange(ctx, cancel, unheard{}, r, f)
+		g.serveExchange(ctx, cancel, unheard{}, r, f, mine)
 		panic(http.ErrAbortHandler)
 	}
-	g.serveExchange(ctx, cancel, w, r, f)
+	g.serveExchange(ctx, cancel, w, r, f, mine)
 	if len(r.Trailer) > 0 && r.Body != http.NoBody {
 		settle(w, r.Body)
 	}

@@ -10,8 +10,9 @@ import (
 	"sallyport/policy"
 )
 
-// serveExchange handles one request that came in on f.
-func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, w http.ResponseWriter, r *http.Request, f *flow) {
+// serveExchange handles one request that came in on f, and ends its turn, if it has one, before
+// it waits for anything.
+func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, w http.ResponseWriter, r *http.Request, f *flow, mine *turn) {
 	x := g.exchange(ctx, cancel, f)
 	x.out.ResponseWriter, x.out.in = w, &x.sent.read
 	if x.streamed = r.ProtoMajor == 2; x.streamed && grpc(r) {
@@ -19,11 +20,13 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 	}
 	defer x.finish(r)
 	if f.answer != nil {
+		mine.end()
 		w.Header().Set("Connection", "close")
 		f.answer.write(w, r)
 		return
 	}
 	if m := x.countHead(r); m != nil {
+		mine.end()
 		x.request = &policy.Request{Method: r.Method, Scheme: f.scheme(), Path: "/", Size: r.ContentLength}
 		x.refuse(r, m).write(w, r)
 		return
@@ -33,6 +36,7 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 	dropOurs(r.Trailer)
 	x.describe(r)
 	m := x.admit(r)
+	mine.end()
 	if f.valid != nil && !f.valid() {
 		// The connection may be older than the client's removal.
 		m = &misuse{http.StatusForbidden, "client", errInvalid.Error()}

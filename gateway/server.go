@@ -113,6 +113,7 @@ type Gateway struct {
 	viewer    viewer // nil where no policy has to see a body
 	room      *room  // for those
 	turns     *turns
+	resets    *resets
 	hellos    *turns // of TLS handshakes with sandboxes
 	exposures credential.Exposures
 	floods    *floods
@@ -188,7 +189,7 @@ func New(o Options) (*Gateway, error) {
 	g.floods = newFloods(g.enqueue)
 	g.viewer, _ = o.Decider.(viewer)
 	g.room = newRoom(m)
-	g.turns, g.hellos = newTurns(), newTurns()
+	g.turns, g.hellos, g.resets = newTurns(), newTurns(), newResets()
 	hang(g.proxy)
 	g.web = &http1.Server{
 		HeadTimeout: g.handshake,
