@@ -6,6 +6,8 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+
+	"sallyport/gateway/suspend"
 )
 
 // ending is how a WebSocket ended, which goproxy does not tell: as the first of
@@ -95,7 +97,7 @@ func wire(c net.Conn) net.Conn {
 			c = over.NetConn()
 		case *opening:
 			c = over.Conn
-		case *slumber:
+		case *suspend.Conn:
 			c = over.Conn
 		default:
 			return c

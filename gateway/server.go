@@ -17,6 +17,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/suspend"
 	"sallyport/internal/connlimit"
 	"sallyport/policy"
 	"sallyport/policy/limit"
@@ -119,7 +120,7 @@ type Gateway struct {
 	floods    *floods
 	underway  underway
 	strangers *connlimit.Limit // of the explicit proxy
-	slumbers  *slumbers
+	suspended *suspend.Set
 	life      context.Context // of every connection, until Shutdown loses patience
 	end       context.CancelFunc
 
@@ -166,7 +167,7 @@ func New(o Options) (*Gateway, error) {
 		found:        cmp.Or(o.Found, 5),
 		proxy:        newProxy(o.Logger),
 		strangers:    connlimit.New(maxStrangers, maxStrangersFromOne, nil),
-		slumbers:     newSlumbers(),
+		suspended:    suspend.NewSet(o.Logger),
 		listeners:    make(map[net.Listener]struct{}),
 		open:         make(map[*opening]struct{}),
 		count:        make(map[string]int),
@@ -351,7 +352,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		_ = ln.Close()
 	}
 	g.mu.Unlock()
-	g.slumbers.end()
+	g.suspended.Close()
 	g.holds.end()
 
 	done := make(chan struct{})

@@ -82,7 +82,7 @@ func (g *Gateway) transparent(c net.Conn) {
 	} else if !f.refused {
 		f.host = f.dialled.String()
 	}
-	c = g.slumbers.hold(c, f.source.Addr())
+	c = g.suspended.Hold(c, f.source.Addr())
 	o, err := g.enter(c, f)
 	if err != nil {
 		g.drop(c, f, "connections", err.Error())
@@ -104,3 +104,13 @@ func addrPort(a net.Addr) netip.AddrPort {
 	}
 	return netip.AddrPort{}
 }
+
+// Sleep holds the connections of the sandbox at a, which still runs: see
+// [suspend.Set.Freeze].
+func (g *Gateway) Sleep(ctx context.Context, a netip.Addr) { g.suspended.Freeze(ctx, a) }
+
+// Wake lets go of the connections that Sleep holds: see [suspend.Set.Thaw].
+func (g *Gateway) Wake(a netip.Addr) { g.suspended.Thaw(a) }
+
+// End resets the connections of a sandbox that will not wake.
+func (g *Gateway) End(a netip.Addr) { g.suspended.Reset(a) }
