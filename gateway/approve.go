@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"time"
 
+	"sallyport/gateway/sniff"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 )
@@ -316,10 +317,10 @@ func (f *flow) readable(d policy.Decision) bool {
 
 // tunnelApproved carries a connection that cannot be read, once an operator has
 // said so.
-func (g *Gateway) tunnelApproved(ctx context.Context, o *opening, d policy.Decision) {
+func (g *Gateway) tunnelApproved(ctx context.Context, o *connection, d policy.Decision) {
 	d, round := g.approveConnection(ctx, o, d)
 	for d.Action == policy.Tunnel {
-		t := &tunnelling{opening: o, decision: d, input: *o.flow}
+		t := &tunnelling{connection: o, decision: d, input: *o.flow}
 		if g.underway.enter(&t.place, t, round) {
 			g.tunnel(ctx, t)
 			return
@@ -361,7 +362,7 @@ func (x *exchange) settle(ctx context.Context, d policy.Decision, round uint64) 
 // approveConnection holds a connection that cannot be read until an operator has
 // answered. The decision, which is of a round, is zero where nobody waits for it
 // any more.
-func (g *Gateway) approveConnection(ctx context.Context, o *opening, d policy.Decision) (policy.Decision, uint64) {
+func (g *Gateway) approveConnection(ctx context.Context, o *connection, d policy.Decision) (policy.Decision, uint64) {
 	f, h := o.flow, g.hold(o.flow, d)
 	h.poll = false // nothing can be said to it
 	if !g.holds.places.Enter(f.identity.ID, f.identity.Owner) {
@@ -378,10 +379,10 @@ func (g *Gateway) approveConnection(ctx context.Context, o *opening, d policy.De
 		defer close(ended)
 		var err error
 		for err == nil {
-			err = o.more()
+			err = o.More()
 		}
 		// Who has said something may have said all it wants to.
-		broken = !errors.Is(err, errOpening) && !(errors.Is(err, io.EOF) && len(o.seen) > 0)
+		broken = !errors.Is(err, sniff.ErrTooLong) && !(errors.Is(err, io.EOF) && len(o.Seen) > 0)
 	}()
 	h.gone, h.broken = ended, func() bool { return broken }
 	d, v, err := h.wait(ctx, d)

@@ -10,20 +10,48 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
 	"sallyport/audit"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/sniff"
 	"sallyport/policy"
 )
 
 var errTooMany = errors.New("the sandbox has too many connections open")
 
+// connection is a sandbox's, from its first byte to its end.
+type connection struct {
+	sniff.Conn
+	gateway *Gateway
+	flow    *flow
+	line    line
+	place   entry // of a connection that is read
+	silent  bool  // was taken for a client that waits for its server
+	once    sync.Once
+	release func()
+}
+
+// SyscallConn implements syscall.Conn: below TLS it is asked how TCP stands.
+func (o *connection) SyscallConn() (syscall.RawConn, error) {
+	if s, ok := wire(o.Conn.Conn).(syscall.Conn); ok {
+		return s.SyscallConn()
+	}
+	return nil, errors.ErrUnsupported
+}
+
+// Close also gives the connection's place back.
+func (o *connection) Close() error {
+	o.once.Do(o.release)
+	return o.Conn.Close()
+}
+
 // follow finds out what a connection wants and does it. It returns when the
 // connection is over or is the HTTP server's. The connection outlives the
 // listener that it came from: Shutdown drains it.
-func (g *Gateway) follow(o *opening) {
+func (g *Gateway) follow(o *connection) {
 	defer func() {
 		if p := recover(); p != nil {
 			g.logger.Error("panic on a connection", "sandbox", o.flow.identity.Name, "panic", fmt.Sprint(p))
@@ -37,12 +65,12 @@ func (g *Gateway) follow(o *opening) {
 
 // heard tells whether a connection is to be read, and has done all there is to
 // do with one that is not.
-func (g *Gateway) heard(o *opening) bool {
+func (g *Gateway) heard(o *connection) bool {
 	ctx, f := o.line.ctx, o.flow
 	protocol, sni, err := g.listenTo(ctx, o)
-	if errors.Is(err, errHello) {
+	if errors.Is(err, sniff.ErrClientHello) {
 		f.protocol = policy.ProtocolOther // nothing can be said in it
-		g.deny(o, floor(policy.Decision{}, "tls", errHello.Error()))
+		g.deny(o, floor(policy.Decision{}, "tls", sniff.ErrClientHello.Error()))
 		return false
 	}
 	if err != nil {
@@ -73,7 +101,7 @@ func (g *Gateway) heard(o *opening) bool {
 		}
 		switch d.Action {
 		case policy.Tunnel:
-			t := &tunnelling{opening: o, decision: d, input: *f}
+			t := &tunnelling{connection: o, decision: d, input: *f}
 			if !g.underway.enter(&t.place, t, round) {
 				continue
 			}
@@ -95,12 +123,12 @@ func (g *Gateway) heard(o *opening) bool {
 
 // listenTo waits for the first bytes. A client that says nothing may be waiting
 // for its server: if a rule would tunnel that, there is nothing more to learn.
-func (g *Gateway) listenTo(ctx context.Context, o *opening) (policy.Protocol, string, error) {
+func (g *Gateway) listenTo(ctx context.Context, o *connection) (policy.Protocol, string, error) {
 	start := time.Now()
 	_ = o.SetReadDeadline(start.Add(g.firstByte))
-	protocol, sni, err := o.sniff()
+	protocol, sni, err := o.Sniff()
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		if len(o.seen) == 0 && !o.flow.refused {
+		if len(o.Seen) == 0 && !o.flow.refused {
 			in := o.flow.input()
 			in.Protocol = policy.ProtocolOther
 			if a := g.decide(ctx, in).Action; a == policy.Tunnel || a == policy.Approve && g.approvals != nil {
@@ -110,9 +138,9 @@ func (g *Gateway) listenTo(ctx context.Context, o *opening) (policy.Protocol, st
 			}
 		}
 		_ = o.SetReadDeadline(start.Add(g.handshake))
-		protocol, sni, err = o.sniff()
+		protocol, sni, err = o.Sniff()
 	}
-	if errors.Is(err, io.EOF) && len(o.seen) > 0 {
+	if errors.Is(err, io.EOF) && len(o.Seen) > 0 {
 		protocol, err = policy.ProtocolOther, nil // said all it wanted to, in few bytes
 	}
 	_ = o.SetReadDeadline(time.Time{})
@@ -173,7 +201,7 @@ func (g *Gateway) unlisted(ctx context.Context, f *flow) policy.Decision {
 
 // deny records a denied connection once and, where it speaks a protocol that
 // has room for it, says so.
-func (g *Gateway) deny(o *opening, d policy.Decision) {
+func (g *Gateway) deny(o *connection, d policy.Decision) {
 	f := o.flow
 	id := g.denial(f, g.rejection(f, policy.PhaseConnect, d))
 	where := join(f.host, f.port, f.tls())
@@ -198,7 +226,7 @@ func overTCP() *audit.Connection {
 }
 
 // tell answers whatever is asked on a connection, or closes it.
-func (g *Gateway) tell(o *opening, a *answer) {
+func (g *Gateway) tell(o *connection, a *answer) {
 	if o.flow.protocol == policy.ProtocolOther {
 		_ = o.Close()
 		return
@@ -208,7 +236,7 @@ func (g *Gateway) tell(o *opening, a *answer) {
 }
 
 // intercept ends the sandbox's TLS and gives the connection to the HTTP server.
-func (g *Gateway) intercept(o *opening) {
+func (g *Gateway) intercept(o *connection) {
 	if !o.flow.tls() {
 		g.serve(o, o.flow)
 		return
@@ -220,7 +248,7 @@ func (g *Gateway) intercept(o *opening) {
 
 // agreed ends TLS with a sandbox. It returns nil, and has closed the connection,
 // where that came to nothing.
-func (g *Gateway) agreed(o *opening) *tls.Conn {
+func (g *Gateway) agreed(o *connection) *tls.Conn {
 	f := o.flow
 	config, err := g.certificates.ServerConfig(f.identity.ID, f.leaf())
 	if err != nil {

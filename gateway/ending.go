@@ -1,13 +1,10 @@
 package gateway
 
 import (
-	"crypto/tls"
 	"io"
 	"net"
 	"sync"
 	"sync/atomic"
-
-	"sallyport/gateway/suspend"
 )
 
 // ending is how a WebSocket ended, which goproxy does not tell: as the first of
@@ -92,16 +89,11 @@ func (c *counted) Write(p []byte) (int, error) {
 // wire is a connection below TLS and what else is around it.
 func wire(c net.Conn) net.Conn {
 	for {
-		switch over := c.(type) {
-		case *tls.Conn:
-			c = over.NetConn()
-		case *opening:
-			c = over.Conn
-		case *suspend.Conn:
-			c = over.Conn
-		default:
+		over, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
 			return c
 		}
+		c = over.NetConn()
 	}
 }
 

@@ -150,7 +150,7 @@ func (g *Gateway) connectTunnel(w http.ResponseWriter, r *http.Request, f *flow)
 		return
 	}
 	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
-	o.seen = append(o.seen, early...)
+	o.Seen = append(o.Seen, early...)
 	g.mu.Lock()
 	if g.closing {
 		g.mu.Unlock()
@@ -164,7 +164,7 @@ func (g *Gateway) connectTunnel(w http.ResponseWriter, r *http.Request, f *flow)
 }
 
 // established tells a client of the explicit proxy to go on, and listens.
-func (g *Gateway) established(o *opening) {
+func (g *Gateway) established(o *connection) {
 	_ = o.SetDeadline(time.Now().Add(g.handshake))
 	if _, err := o.Conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")); err != nil {
 		_ = o.Close()

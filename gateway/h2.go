@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -113,17 +112,14 @@ func (m *multiplexed) partAll() {
 	}
 }
 
-// preface is what a client of HTTP/2 begins with (RFC 9113, section 3.4).
-var preface = []byte(http2.ClientPreface)
-
 // speaksHTTP2 tells what a connection that is being read has agreed on, or
 // begins with. A plain one has been waited for until that is sure.
 func speaksHTTP2(c net.Conn) bool {
 	switch c := c.(type) {
 	case *tls.Conn:
 		return c.ConnectionState().NegotiatedProtocol == http2.NextProtoTLS
-	case *opening:
-		return bytes.HasPrefix(c.seen, preface)
+	case *connection:
+		return c.SpeaksHTTP2()
 	}
 	return false
 }

@@ -69,7 +69,7 @@ func compare(now, then policy.Decision) *revokedError {
 }
 
 // judge is a carrier's: a connection that is read.
-func (o *opening) judge(ctx context.Context) *revokedError {
+func (o *connection) judge(ctx context.Context) *revokedError {
 	if d := o.gateway.connect(ctx, o.flow); !o.flow.readable(d) {
 		return compare(d, policy.Decision{Action: policy.Allow})
 	}
@@ -78,7 +78,7 @@ func (o *opening) judge(ctx context.Context) *revokedError {
 
 // stop leaves it to the exchanges on the connection to say why: they are judged
 // by the connection too. A client of HTTP/2 is told first to begin no others.
-func (o *opening) stop(*revokedError) {
+func (o *connection) stop(*revokedError) {
 	if part := o.line.part.Load(); part != nil {
 		(*part)()
 	}
@@ -92,7 +92,7 @@ func (o *opening) stop(*revokedError) {
 	})
 }
 
-func (o *opening) cut() { _ = o.Conn.Close() }
+func (o *connection) cut() { _ = o.Conn.Close() }
 
 // line is a connection as far as it is ended.
 type line struct {

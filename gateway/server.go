@@ -17,6 +17,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
 	"sallyport/internal/connlimit"
 	"sallyport/policy"
@@ -127,7 +128,7 @@ type Gateway struct {
 	mu        sync.Mutex
 	closing   bool
 	listeners map[net.Listener]struct{}
-	open      map[*opening]struct{}
+	open      map[*connection]struct{}
 	count     map[string]int // open connections by sandbox ID
 	asked     map[string]int // requests of HTTP/2 under way, likewise
 	work      sync.WaitGroup // goroutines of this Gateway's own
@@ -169,7 +170,7 @@ func New(o Options) (*Gateway, error) {
 		strangers:    connlimit.New(maxStrangers, maxStrangersFromOne, nil),
 		suspended:    suspend.NewSet(o.Logger),
 		listeners:    make(map[net.Listener]struct{}),
-		open:         make(map[*opening]struct{}),
+		open:         make(map[*connection]struct{}),
 		count:        make(map[string]int),
 		asked:        make(map[string]int),
 	}
@@ -240,8 +241,8 @@ func (g *Gateway) ending() bool {
 }
 
 // enter makes a place for a sandbox's connection, or says that it has too many.
-func (g *Gateway) enter(c net.Conn, f *flow) (*opening, error) {
-	o := &opening{Conn: c, gateway: g, flow: f}
+func (g *Gateway) enter(c net.Conn, f *flow) (*connection, error) {
+	o := &connection{Conn: sniff.Conn{Conn: c}, gateway: g, flow: f}
 	f.line = &o.line
 	id := f.identity.ID
 	g.mu.Lock()
@@ -382,7 +383,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		g.inward.web.Close()
 	}
 	g.mu.Lock()
-	open := make([]*opening, 0, len(g.open))
+	open := make([]*connection, 0, len(g.open))
 	for o := range g.open {
 		open = append(open, o)
 	}

@@ -13,12 +13,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
+	"sallyport/gateway/sniff"
 	"sallyport/policy"
 )
 
 // tunnelling is a connection that is carried unread.
 type tunnelling struct {
-	*opening
+	*connection
 	place    entry
 	decision policy.Decision
 
@@ -69,7 +70,7 @@ func (t *tunnelling) reach(far net.Conn) error {
 // is resolved.
 func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 	defer g.underway.leave(&t.place)
-	o, f, d := t.opening, t.flow, t.decision
+	o, f, d := t.connection, t.flow, t.decision
 	d = g.readable(d)
 	var m *limitMeter
 	if d.Action == policy.Tunnel {
@@ -130,21 +131,21 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
 // what a rule lets pass unread, under the name that it would have needed at
 // once, or waiting would be a way round being read.
 func (g *Gateway) late(ctx context.Context, t *tunnelling) error {
-	o := t.opening
+	o := t.connection
 	if !o.silent {
 		return nil
 	}
-	for len(o.seen) == 0 || len(o.seen) == 1 && o.seen[0] == 0x16 {
-		if err := o.more(); err != nil {
+	for len(o.Seen) == 0 || len(o.Seen) == 1 && o.Seen[0] == 0x16 {
+		if err := o.More(); err != nil {
 			return nil // the copy meets it again
 		}
 	}
-	if protocol, _ := classify(o.seen); protocol != policy.ProtocolTLS {
+	if protocol, _ := sniff.Classify(o.Seen); protocol != policy.ProtocolTLS {
 		return nil
 	}
-	protocol, sni, err := o.hello()
+	protocol, sni, err := o.ReadClientHello()
 	switch {
-	case errors.Is(err, errOpening), errors.Is(err, errHello):
+	case errors.Is(err, sniff.ErrTooLong), errors.Is(err, sniff.ErrClientHello):
 		return errLate
 	case err != nil || protocol != policy.ProtocolTLS:
 		return nil
@@ -172,7 +173,7 @@ func (t *tunnelling) outcome(err error) error {
 // splice copies both ways until both directions have ended or either failed,
 // and closes both ends. What check refuses does not go out. Between two TCP
 // connections the kernel copies, unless bytes are limited.
-func splice(near *opening, far net.Conn, check func() error, m *limitMeter) (out, in int64, err error) {
+func splice(near *connection, far net.Conn, check func() error, m *limitMeter) (out, in int64, err error) {
 	defer near.Close()
 	defer far.Close()
 	// How the first direction ended is how the tunnel did: after a regular end
@@ -184,22 +185,22 @@ func splice(near *opening, far net.Conn, check func() error, m *limitMeter) (out
 		var rest int64
 		err := check()
 		if err == nil {
-			err = m.spend(len(near.seen))
+			err = m.spend(len(near.Seen))
 		}
 		if err == nil {
-			n, err = far.Write(near.seen)
-			near.seen = nil
+			n, err = far.Write(near.Seen)
+			near.Seen = nil
 		}
 		if err == nil {
-			rest, err = io.Copy(far, m.through(near.Conn))
+			rest, err = io.Copy(far, m.through(near.Conn.Conn))
 		}
 		out = int64(n) + rest
-		ends <- cmp.Or(err, reset(near.Conn))
+		ends <- cmp.Or(err, reset(near.Conn.Conn))
 		finish(far, near, err)
 	})
 	wg.Go(func() {
 		var err error
-		in, err = io.Copy(near.Conn, m.through(far))
+		in, err = io.Copy(near.Conn.Conn, m.through(far))
 		ends <- cmp.Or(err, reset(far))
 		finish(near, far, err)
 	})

@@ -1,4 +1,6 @@
-package gateway
+// Package sniff finds out what a connection of a sandbox wants from its first bytes,
+// without consuming them.
+package sniff
 
 import (
 	"bytes"
@@ -6,105 +8,93 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"sync"
-	"syscall"
 
 	"sallyport/policy"
 )
 
-// maxOpening bounds what is read of a connection before it is known what it
-// wants, in bytes. A ClientHello may have 64 KiB (crypto/tls) in records of any
-// size; one that is cut finer than this allows is not an honest client's.
-const maxOpening = 128 << 10
+// MaxBytes bounds what is read of a connection before it is known what it wants, in
+// bytes. A ClientHello may have 64 KiB (crypto/tls) in records of any size. An honest
+// client does not cut one finer than this allows.
+const MaxBytes = 128 << 10
 
+// Errors of Sniff, More and ReadClientHello to branch on. Others are the connection's.
 var (
-	errOpening = errors.New("more bytes than a connection may open with")
-	errSeen    = errors.New("hello seen")
-	errHello   = errors.New("a TLS handshake that cannot be read")
+	ErrTooLong     = errors.New("more bytes than a connection may open with")
+	ErrClientHello = errors.New("a TLS handshake that cannot be read")
+
+	errParsed = errors.New("hello seen")
 )
 
-// opening is a connection whose first bytes have been looked at and will be
-// read again by whoever carries it.
-type opening struct {
+// preface is what a client of HTTP/2 begins with (RFC 9113, section 3.4).
+var preface = []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+
+// Conn is a connection whose first bytes have been looked at and will be read again.
+type Conn struct {
 	net.Conn
-	gateway *Gateway
-	flow    *flow
-	line    line
-	place   entry  // of a connection that is read
-	seen    []byte // read from Conn, not yet from here
-	silent  bool   // was taken for a client that waits for its server
-	once    sync.Once
-	release func()
+	Seen []byte // read from Conn, not yet from here
 }
 
-// SyscallConn implements syscall.Conn: below TLS it is asked how TCP stands.
-func (o *opening) SyscallConn() (syscall.RawConn, error) {
-	if s, ok := wire(o.Conn).(syscall.Conn); ok {
-		return s.SyscallConn()
-	}
-	return nil, errors.ErrUnsupported
-}
+// NetConn returns the connection below.
+func (c *Conn) NetConn() net.Conn { return c.Conn }
 
-func (o *opening) Read(p []byte) (int, error) {
-	if len(o.seen) == 0 {
-		return o.Conn.Read(p)
+func (c *Conn) Read(p []byte) (int, error) {
+	if len(c.Seen) == 0 {
+		return c.Conn.Read(p)
 	}
-	n := copy(p, o.seen)
-	if o.seen = o.seen[n:]; len(o.seen) == 0 {
-		o.seen = nil
+	n := copy(p, c.Seen)
+	if c.Seen = c.Seen[n:]; len(c.Seen) == 0 {
+		c.Seen = nil
 	}
 	return n, nil
 }
 
-// Close also gives the connection's place back.
-func (o *opening) Close() error {
-	o.once.Do(o.release)
-	return o.Conn.Close()
-}
-
 // CloseWrite ends one direction where the connection can, as TCP and TLS can.
-func (o *opening) CloseWrite() error {
-	if half, ok := o.Conn.(interface{ CloseWrite() error }); ok {
+func (c *Conn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
-	return o.Conn.Close()
+	return c.Conn.Close()
 }
 
-// more waits for further bytes.
-func (o *opening) more() error {
-	if len(o.seen) >= maxOpening {
-		return errOpening
+// More waits for further bytes.
+func (c *Conn) More() error {
+	if len(c.Seen) >= MaxBytes {
+		return ErrTooLong
 	}
 	var chunk [2048]byte
-	n, err := o.Conn.Read(chunk[:])
-	o.seen = append(o.seen, chunk[:n]...)
+	n, err := c.Conn.Read(chunk[:])
+	c.Seen = append(c.Seen, chunk[:n]...)
 	if n > 0 {
 		return nil // err, if any, comes again
 	}
 	return err
 }
 
-// sniff says what the first bytes are, and the name that a ClientHello asks
+// Sniff returns the protocol of the first bytes, and the name that a ClientHello asks
 // for. It consumes nothing, so that it can be called again after an error.
-func (o *opening) sniff() (policy.Protocol, string, error) {
+func (c *Conn) Sniff() (policy.Protocol, string, error) {
 	for {
-		protocol, sure := classify(o.seen)
+		protocol, sure := Classify(c.Seen)
 		switch {
 		case sure && protocol == policy.ProtocolTLS:
-			return o.hello()
+			return c.ReadClientHello()
 		case sure:
 			return protocol, "", nil
 		}
-		if err := o.more(); err != nil {
+		if err := c.More(); err != nil {
 			return policy.ProtocolOther, "", err
 		}
 	}
 }
 
-// classify names the protocol that starts with b; sure is false while more
+// SpeaksHTTP2 tells whether the connection begins as one of HTTP/2 does by prior
+// knowledge. Sniff has waited until that is sure.
+func (c *Conn) SpeaksHTTP2() bool { return bytes.HasPrefix(c.Seen, preface) }
+
+// Classify names the protocol that starts with b; sure is false while more
 // bytes could tell. HTTP is a method, a space, and the start of a request
 // target (RFC 9112, section 3).
-func classify(b []byte) (protocol policy.Protocol, sure bool) {
+func Classify(b []byte) (protocol policy.Protocol, sure bool) {
 	const longestMethod = 24
 	if len(b) == 0 {
 		return policy.ProtocolOther, false
@@ -143,17 +133,17 @@ func classify(b []byte) (protocol policy.Protocol, sure bool) {
 // or the scheme of an absolute-form that anyone uses.
 func target(c byte) bool { return c == '/' || c == '*' || c == 'h' || c == 'H' }
 
-// hello reads a ClientHello with crypto/tls itself, so that no second parser
+// ReadClientHello reads a ClientHello with crypto/tls itself, so that no second parser
 // can disagree with the one that ends the connection: the server is abandoned
 // once it has parsed, its alert goes nowhere, and its bytes are kept.
-func (o *opening) hello() (policy.Protocol, string, error) {
+func (c *Conn) ReadClientHello() (policy.Protocol, string, error) {
 	var name string
 	var parsed bool
-	r := &replay{opening: o}
+	r := &replay{Conn: c}
 	_ = tls.Server(r, &tls.Config{
 		GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
 			name, parsed = h.ServerName, true
-			return nil, errSeen
+			return nil, errParsed
 		},
 	}).Handshake()
 	switch {
@@ -164,24 +154,24 @@ func (o *opening) hello() (policy.Protocol, string, error) {
 	}
 	// A server may take what our parser refuses, such as a name with a final
 	// dot: as raw bytes it would go unread.
-	return policy.ProtocolTLS, "", errHello
+	return policy.ProtocolTLS, "", ErrClientHello
 }
 
-// replay reads an opening without consuming it and writes to nobody.
+// replay reads a Conn without consuming it and writes nothing.
 type replay struct {
-	*opening
+	*Conn
 	read int
 	err  error // of the connection, as opposed to the parser's
 }
 
 func (r *replay) Read(p []byte) (int, error) {
-	if r.read == len(r.seen) {
-		if err := r.more(); err != nil {
+	if r.read == len(r.Seen) {
+		if err := r.More(); err != nil {
 			r.err = err
 			return 0, err
 		}
 	}
-	n := copy(p, r.seen[r.read:])
+	n := copy(p, r.Seen[r.read:])
 	r.read += n
 	return n, nil
 }
