@@ -15,6 +15,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/upstream"
+	"sallyport/gateway/websocket"
 	"sallyport/policy"
 )
 
@@ -31,7 +32,6 @@ var (
 	errAudit     = errors.New("the decision could not be written down")
 	errUpgrade   = errors.New("the upstream switched protocols unasked")
 	errWebSocket = errors.New("the upstream did not begin a WebSocket")
-	errFrames    = errors.New("what came is not in frames of a WebSocket, masked by the client and by nobody else")
 	errCoding    = errors.New("the upstream answered in a form that cannot be searched for the credential")
 	errPanic     = errors.New("internal error")
 	errSilent    = errors.New("the sandbox stopped sending in the middle of its request")
@@ -186,7 +186,7 @@ func explain(err error) string {
 	case errors.Is(err, credential.ErrMemory):
 		return credential.ErrMemory.Error()
 	}
-	for _, known := range []error{errAudit, errUpgrade, errWebSocket, errFrames, errCoding, errUnread, errPanic, errSilent, errLate, errClosed} {
+	for _, known := range []error{errAudit, errUpgrade, errWebSocket, websocket.ErrFrames, errCoding, errUnread, errPanic, errSilent, errLate, errClosed} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

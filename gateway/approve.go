@@ -194,7 +194,7 @@ func (x *exchange) approve(r *http.Request, d policy.Decision) (policy.Decision,
 	}
 	h.subject = func(d policy.Decision) approval.Subject {
 		s := f.subject(d)
-		s.Method, s.Path, s.Target, s.QueryKeys, s.Query = r.Method, x.request.Path, x.target(r, d), clipAll(x.names.query), query
+		s.Method, s.Path, s.Target, s.QueryKeys, s.Query = r.Method, x.request.Path, x.target(r, d), clipAll(x.names.Query), query
 		s.Body, s.Length = body, length
 		return s
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"sallyport/gateway/form"
 	"sallyport/policy"
 	"sallyport/policy/regotest"
 )
@@ -26,7 +27,7 @@ func wired(t *testing.T, raw string) map[string]any {
 	if err != nil || u.User != nil || u.Scheme != "https" && u.Scheme != "http" {
 		return nil
 	}
-	host, port, err := authority(u.Host)
+	host, port, err := form.ParseAuthority(u.Host)
 	if err != nil {
 		return nil
 	}

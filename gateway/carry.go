@@ -16,6 +16,8 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/form"
+	"sallyport/gateway/websocket"
 	"sallyport/policy"
 )
 
@@ -84,7 +86,7 @@ func (x *exchange) authorize(r *http.Request) *answer {
 			return a
 		}
 	}
-	upgrade := websocket(r.Header)
+	upgrade := form.IsWebSocket(r.Header)
 	switch {
 	case d.Action != policy.Allow:
 		if d.Action == policy.Tunnel {
@@ -197,12 +199,12 @@ func (x *exchange) target(r *http.Request, d policy.Decision) string {
 // prepare turns the sandbox's request into the one that leaves.
 func (x *exchange) prepare(r *http.Request) error {
 	f, d := x.flow, x.decision
-	trailers := r.ProtoMajor == 2 && tokens(r.Header["Te"], "trailers")
-	dropHops(r.Header, x.upgrade)
+	trailers := r.ProtoMajor == 2 && form.HasToken(r.Header["Te"], "trailers")
+	form.DropHops(r.Header, x.upgrade)
 	if trailers {
 		r.Header["Te"] = []string{"trailers"} // gRPC has its status in them
 	}
-	setPath(r.URL, x.target(r, d))
+	form.SetPath(r.URL, x.target(r, d))
 	r.Host, r.Close = f.authority, false
 	r.RequestURI = "" // a client's request has none
 	if _, set := r.Header["User-Agent"]; !set {
@@ -268,7 +270,7 @@ func (x *exchange) strip(r *http.Request) {
 		r.Trailer = trailer // the map that the body fills in at its end
 	}
 	if x.upgrade { // which is of one connection, as all that has just gone
-		keepPlainProtocols(r.Header)
+		websocket.KeepPlainProtocols(r.Header)
 		r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
 	}
 }
@@ -306,7 +308,7 @@ func (x *exchange) passesCookies() bool {
 
 // tidy removes from the head or the trailers of an upstream's answer what is not for the sandbox.
 func (x *exchange) tidy(h http.Header) {
-	dropOurs(h)
+	form.DropReserved(h)
 	delete(h, "Alt-Svc") // names other ways to the upstream, all closed
 	if len(x.decision.Inject) > 0 && !x.passesCookies() {
 		credential.StripGrants(h)
@@ -363,7 +365,7 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 		_ = resp.Body.Close()
 		return nil, errUpgrade
 	// To a client of HTTP/2 any status of success would begin a WebSocket.
-	case (switching || x.out.tunnel != nil && resp.StatusCode < 300) && !agrees(resp, x.key):
+	case (switching || x.out.tunnel != nil && resp.StatusCode < 300) && !websocket.Accepts(resp, x.key):
 		_ = resp.Body.Close()
 		return nil, errWebSocket
 	}
@@ -377,7 +379,7 @@ func (x *exchange) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Respon
 			_ = resp.Body.Close()
 			return nil, errUpgrade
 		}
-		resp.Body = far{conn, &x.out.ended} // goproxy needs a body that can be written to
+		resp.Body = websocket.Upstream{ReadWriteCloser: conn, End: &x.out.ended} // goproxy needs a body that can be written to
 		return resp, nil
 	}
 	x.got.response = resp
@@ -409,7 +411,7 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 		x.out.length = resp.ContentLength
 		return resp // the gateway's own
 	}
-	dropHops(resp.Header, x.upgrade)
+	form.DropHops(resp.Header, x.upgrade)
 	x.tidy(resp.Header)
 	if resp.StatusCode != http.StatusSwitchingProtocols {
 		if err := x.got.scrub(); err != nil {
@@ -433,53 +435,6 @@ func (x *exchange) respond(resp *http.Response, ctx *goproxy.ProxyCtx) *http.Res
 	x.out.length = resp.ContentLength
 	x.out.prompt = resp.ContentLength < 0 && resp.Body != http.NoBody && !x.upgrade && x.got.waiting()
 	return resp
-}
-
-// hops are the headers of one connection (RFC 9110, section 7.6.1).
-var hops = []string{
-	"Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authenticate", "Proxy-Authorization",
-	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
-}
-
-// dropHops removes what is meant for one connection, and what Connection says
-// is. It comes before injection, so that Connection cannot name an injected
-// header. A WebSocket handshake keeps its two.
-func dropHops(h http.Header, upgrade bool) {
-	keep := upgrade && websocket(h)
-	for _, line := range h["Connection"] {
-		for name := range strings.SplitSeq(line, ",") {
-			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" && !(keep && name == "Upgrade") {
-				delete(h, name)
-			}
-		}
-	}
-	for _, name := range hops {
-		delete(h, name)
-	}
-	if keep {
-		h["Connection"], h["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
-	}
-}
-
-// websocket tells whether a header is one half of a handshake (RFC 6455, section 4).
-func websocket(h http.Header) bool {
-	if h == nil || len(h["Upgrade"]) == 0 {
-		return false
-	}
-	return tokens(h["Connection"], "upgrade") && tokens(h["Upgrade"], "websocket")
-}
-
-// tokens tells whether a list in lines of a header has a token, in any case.
-func tokens(lines []string, token string) bool {
-	return slices.ContainsFunc(lines, func(line string) bool {
-		for t := range strings.SplitSeq(line, ",") {
-			t, _, _ = strings.Cut(t, ";")
-			if strings.EqualFold(strings.TrimSpace(t), token) {
-				return true
-			}
-		}
-		return false
-	})
 }
 
 // proxyLogger takes goproxy's warnings. Their arguments can quote a request,

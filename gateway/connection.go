@@ -15,8 +15,10 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/sniff"
+	"sallyport/gateway/tcp"
 	"sallyport/policy"
 )
 
@@ -36,7 +38,7 @@ type connection struct {
 
 // SyscallConn implements syscall.Conn: below TLS it is asked how TCP stands.
 func (o *connection) SyscallConn() (syscall.RawConn, error) {
-	if s, ok := wire(o.Conn.Conn).(syscall.Conn); ok {
+	if s, ok := tcp.Below(o.Conn.Conn).(syscall.Conn); ok {
 		return s.SyscallConn()
 	}
 	return nil, errors.ErrUnsupported
@@ -75,7 +77,7 @@ func (g *Gateway) heard(o *connection) bool {
 	}
 	if err != nil {
 		g.metrics.aborted.Inc()
-		if !brokenOff(err) { // or it was one of several that a client tries at once
+		if !tcp.ClientLeft(err) { // or it was one of several that a client tries at once
 			g.unfinished(f, "opening", silence)
 		}
 		_ = o.Close()
@@ -150,11 +152,11 @@ func (g *Gateway) listenTo(ctx context.Context, o *connection) (policy.Protocol,
 // agree takes in the name of a ClientHello and says why it cannot stand.
 func (f *flow) agree(sni string) string {
 	if sni == "" {
-		f.authority = join(f.host, f.port, f.tls())
+		f.authority = form.JoinAuthority(f.host, f.port, f.tls())
 		return ""
 	}
-	name, err := hostname(sni)
-	if err != nil || isAddress(name) {
+	name, err := form.Hostname(sni)
+	if err != nil || form.IsAddress(name) {
 		return "the name in the TLS handshake is not a host name"
 	}
 	f.sni = name
@@ -164,7 +166,7 @@ func (f *flow) agree(sni string) string {
 	case f.host != name && !f.bare():
 		return "the connection is to " + f.host + " but the TLS handshake names " + name
 	}
-	f.authority = join(f.host, f.port, f.tls())
+	f.authority = form.JoinAuthority(f.host, f.port, f.tls())
 	return ""
 }
 
@@ -204,7 +206,7 @@ func (g *Gateway) unlisted(ctx context.Context, f *flow) policy.Decision {
 func (g *Gateway) deny(o *connection, d policy.Decision) {
 	f := o.flow
 	id := g.denial(f, g.rejection(f, policy.PhaseConnect, d))
-	where := join(f.host, f.port, f.tls())
+	where := form.JoinAuthority(f.host, f.port, f.tls())
 	if f.host == "" {
 		where = "this destination"
 	}
@@ -267,7 +269,7 @@ func (g *Gateway) agreed(o *connection) *tls.Conn {
 		g.logger.Info("a sandbox did not finish its TLS handshake", "sandbox", f.identity.Name, "name", f.leaf(), "error", err)
 		// One that was to be told of a denial is recorded already, and whoever
 		// goes away in the middle may have had enough of waiting.
-		if f.answer == nil && !brokenOff(err) {
+		if f.answer == nil && !tcp.ClientLeft(err) {
 			g.unfinished(f, "tls", "the TLS handshake with the sandbox's authority was not finished: a client that brings its own roots or pins certificates needs a rule with action tunnel")
 		}
 		_ = o.Close()
@@ -297,13 +299,6 @@ func (g *Gateway) silent(f *flow, reason string) {
 	if f.answer == nil {
 		g.unfinished(f, "opening", reason)
 	}
-}
-
-// brokenOff tells whether a client has ended a connection that nothing was wrong
-// with.
-func brokenOff(err error) bool {
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
-		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 type flowKey struct{}

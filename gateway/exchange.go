@@ -13,8 +13,10 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/upstream"
+	"sallyport/gateway/websocket"
 	"sallyport/policy"
 )
 
@@ -26,7 +28,7 @@ type exchange struct {
 	flow    *flow
 	started time.Time
 	request *policy.Request
-	names   requestNames
+	names   form.Names
 	raw     string // the path as it came, still encoded
 	record  audit.Exchange
 	out     writer      // towards the sandbox
@@ -83,7 +85,7 @@ func (x *exchange) inform(code int, h http.Header) {
 	if x.answered {
 		return
 	}
-	dropHops(h, false)
+	form.DropHops(h, false)
 	x.tidy(h)
 	x.got.scrubber.Header(h, x.got.hit)
 	header := x.out.Header()
@@ -101,43 +103,36 @@ func (g *Gateway) exchange(ctx context.Context, cancel context.CancelFunc, f *fl
 	return x
 }
 
-// misuse is a request that is refused for its form, whatever the policy says.
-type misuse struct {
-	status int
-	rule   string
-	reason string
-}
-
 // admit checks the form of a request and fills in what policy sees of it.
-func (x *exchange) admit(r *http.Request) *misuse {
+func (x *exchange) admit(r *http.Request) *form.Error {
 	switch r.Method {
 	case http.MethodConnect:
-		return &misuse{http.StatusMethodNotAllowed, "nested-connect", "CONNECT inside a connection that is already one"}
+		return &form.Error{Status: http.StatusMethodNotAllowed, Rule: "nested-connect", Reason: "CONNECT inside a connection that is already one"}
 	case http.MethodTrace:
-		return &misuse{http.StatusMethodNotAllowed, "trace", "TRACE sends a request's headers back, injected ones too"}
+		return &form.Error{Status: http.StatusMethodNotAllowed, Rule: "trace", Reason: "TRACE sends a request's headers back, injected ones too"}
 	}
-	if m := wellFormed(r); m != nil {
+	if m := form.Check(r); m != nil {
 		return m
 	}
 	if r.TLS == nil && r.ProtoMajor == 2 && x.flow.tls() {
-		return &misuse{http.StatusMisdirectedRequest, "scheme", "the request's scheme is not the connection's"}
+		return &form.Error{Status: http.StatusMisdirectedRequest, Rule: "scheme", Reason: "the request's scheme is not the connection's"}
 	}
 	if r.URL.User != nil {
-		return &misuse{http.StatusBadRequest, "userinfo", "the request target has user information in it"}
+		return &form.Error{Status: http.StatusBadRequest, Rule: "userinfo", Reason: "the request target has user information in it"}
 	}
 	if m := x.direct(r); m != nil {
 		return m
 	}
-	path, raw, m := canonicalTarget(r)
+	path, raw, m := form.CanonicalTarget(r)
 	if m != nil {
 		return m
 	}
 	x.raw = raw
-	if m := x.names.admit(r); m != nil {
+	if m := x.names.Check(r); m != nil {
 		return m
 	}
-	if websocket(r.Header) {
-		if m := handshake(r); m != nil {
+	if form.IsWebSocket(r.Header) {
+		if m := websocket.CheckRequest(r); m != nil {
 			return m
 		}
 		x.key = r.Header.Get("Sec-Websocket-Key")
@@ -147,109 +142,39 @@ func (x *exchange) admit(r *http.Request) *misuse {
 }
 
 // direct checks that a request is for the host that the connection is for.
-func (x *exchange) direct(r *http.Request) *misuse {
+func (x *exchange) direct(r *http.Request) *form.Error {
 	f := x.flow
 	if r.URL.Scheme != "" && !strings.EqualFold(r.URL.Scheme, f.scheme()) {
-		return &misuse{http.StatusMisdirectedRequest, "scheme", "the request target's scheme is not the connection's"}
+		return &form.Error{Status: http.StatusMisdirectedRequest, Rule: "scheme", Reason: "the request target's scheme is not the connection's"}
 	}
 	if r.Host == f.authority && r.Host != "" {
 		return nil
 	}
-	host, port, err := authority(r.Host)
+	host, port, err := form.ParseAuthority(r.Host)
 	if err != nil {
-		return &misuse{http.StatusBadRequest, "host", "bad Host: " + err.Error()}
+		return &form.Error{Status: http.StatusBadRequest, Rule: "host", Reason: "bad Host: " + err.Error()}
 	}
 	if f.refused && f.host == "" {
 		named := *f
-		named.host, named.authority = host, join(host, f.port, f.tls())
+		named.host, named.authority = host, form.JoinAuthority(host, f.port, f.tls())
 		x.flow = &named
 		return nil
 	}
 	if host != f.host || port != 0 && port != f.port {
-		return &misuse{http.StatusMisdirectedRequest, "host",
-			fmt.Sprintf("the request is for %s but its connection is for %s", r.Host, join(f.host, f.port, f.tls()))}
+		return &form.Error{Status: http.StatusMisdirectedRequest, Rule: "host", Reason: fmt.Sprintf("the request is for %s but its connection is for %s", r.Host, form.JoinAuthority(f.host, f.port, f.tls()))}
 	}
 	return nil
-}
-
-// requestNames holds the sorted names that policy and audit see.
-type requestNames struct {
-	headers, query []string
-}
-
-// namesOf leaves out what is of this connection alone, and so does not go on.
-func namesOf(r *http.Request) requestNames {
-	upgrade := websocket(r.Header)
-	headers := make([]string, 0, len(r.Header))
-	for name := range r.Header {
-		name = http.CanonicalHeaderKey(name)
-		switch name {
-		case "Connection", "Upgrade":
-			if !upgrade {
-				continue
-			}
-		case "Keep-Alive", "Proxy-Connection", "Http2-Settings":
-			continue
-		}
-		headers = append(headers, name)
-	}
-	headers = append(headers, announced(r)...)
-	slices.Sort(headers)
-	return requestNames{headers: slices.Compact(headers), query: policy.QueryKeys(r.URL.RawQuery)}
-}
-
-// admit refuses fields that change what a request is, and those that cannot come
-// after its body.
-func (n requestNames) admit(r *http.Request) *misuse {
-	for _, h := range n.headers {
-		if policy.Meddles(h) == policy.OtherRequest {
-			return &misuse{http.StatusForbidden, "override-header", fmt.Sprintf("the header %s can change what the request is after it was decided on", h)}
-		}
-	}
-	if name := unlinked(r); name != "" {
-		return &misuse{http.StatusBadRequest, "connection", fmt.Sprintf("the Connection header has %.64q taken out at the next hop, after it has been decided about", name)}
-	}
-	for _, name := range announced(r) {
-		if !late(name) {
-			return &misuse{http.StatusBadRequest, "trailer", fmt.Sprintf("the field %.64q cannot come after the body", name)}
-		}
-	}
-	return nil
-}
-
-// unlinked is a header that Connection names and that is there, "" for none: it would be
-// seen by the policy and not go on. Those of a hop are no such header (RFC 9110, section 7.6.1).
-func unlinked(r *http.Request) string {
-	for _, header := range []string{"Connection", "Proxy-Connection"} {
-		for _, line := range r.Header[header] {
-			for name := range strings.SplitSeq(line, ",") {
-				name = http.CanonicalHeaderKey(strings.TrimSpace(name))
-				if name == "" || slices.Contains(hops, name) {
-					continue
-				}
-				for there := range r.Header {
-					if strings.EqualFold(strings.ReplaceAll(there, "_", "-"), strings.ReplaceAll(name, "_", "-")) {
-						return name
-					}
-				}
-				if _, there := r.Trailer[name]; there {
-					return name
-				}
-			}
-		}
-	}
-	return ""
 }
 
 // describe fills in what policy sees of a request, all but the path.
 func (x *exchange) describe(r *http.Request) {
-	x.names = namesOf(r)
+	x.names = form.NamesOf(r)
 	x.request = &policy.Request{
 		Method:    r.Method,
 		Scheme:    x.flow.scheme(),
 		Path:      r.URL.Path,
-		QueryKeys: x.names.query,
-		Headers:   x.names.headers,
+		QueryKeys: x.names.Query,
+		Headers:   x.names.Headers,
 		Size:      r.ContentLength,
 	}
 }
@@ -271,7 +196,7 @@ func (x *exchange) event(r *http.Request, d policy.Decision) *audit.Event {
 	}
 	e.HTTPRequest = &x.record.Request
 	s := &e.Unmapped.Sallyport
-	s.HeaderNames, s.QueryKeys = clipAll(x.names.headers), clipAll(x.names.query)
+	s.HeaderNames, s.QueryKeys = clipAll(x.names.Headers), clipAll(x.names.Query)
 	s.Unsized, s.Clipped = r.ContentLength < 0, cut(x.request.Path, r.Method, x.names)
 	return e
 }
@@ -286,9 +211,9 @@ func (x *exchange) deny(r *http.Request, d policy.Decision) *answer {
 }
 
 // refuse records a misuse.
-func (x *exchange) refuse(r *http.Request, m *misuse) *answer {
-	a := x.deny(r, floor(policy.Decision{}, m.rule, m.reason))
-	a.Status = m.status
+func (x *exchange) refuse(r *http.Request, m *form.Error) *answer {
+	a := x.deny(r, floor(policy.Decision{}, m.Rule, m.Reason))
+	a.Status = m.Status
 	return a
 }
 
@@ -376,7 +301,7 @@ func (x *exchange) outcome() error {
 	case x.out.failed:
 		err = errClient
 	case x.out.taken.Load() != nil:
-		if err = x.out.ended.met(); err != nil && x.streamed && x.Err() != nil {
+		if err = x.out.ended.Err(); err != nil && x.streamed && x.Err() != nil {
 			err = errClient // whose stream's end has ended the upstream's connection
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/gateway/form"
 	"sallyport/internal/connlimit"
 	"sallyport/policy"
 )
@@ -92,7 +93,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	if r.Method != http.MethodConnect {
 		target = r.URL.Host
 	}
-	host, port, err := authority(target)
+	host, port, err := form.ParseAuthority(target)
 	switch {
 	case err != nil:
 		g.malformed(w, r, f, "bad destination: "+err.Error())
@@ -105,7 +106,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 		g.malformed(w, r, f, "this is a proxy: send https through CONNECT, http in absolute-form")
 	default:
 		f.host, f.port, f.protocol = host, cmp.Or(port, 80), policy.ProtocolHTTP
-		f.authority = join(f.host, f.port, false)
+		f.authority = form.JoinAuthority(f.host, f.port, false)
 		if !by.sit(f.identity.ID) {
 			g.unfinished(f, "connections", errTooMany.Error())
 			w.Header().Set("Connection", "close")

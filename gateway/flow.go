@@ -6,6 +6,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/form"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -50,7 +51,7 @@ type flow struct {
 }
 
 // bare tells whether the destination is an address rather than a name.
-func (f *flow) bare() bool { return isAddress(f.host) }
+func (f *flow) bare() bool { return form.IsAddress(f.host) }
 
 func (f *flow) tls() bool { return f.protocol == policy.ProtocolTLS }
 

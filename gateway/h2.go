@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"sallyport/gateway/form"
+	"sallyport/gateway/tcp"
 	"sallyport/internal/quota"
 )
 
@@ -214,7 +216,7 @@ func listened(c net.Conn) *listening { return &listening{Conn: c} }
 
 func (l *listening) Read(p []byte) (int, error) {
 	n, err := l.Conn.Read(p)
-	if err != nil && !errors.Is(err, net.ErrClosed) && brokenOff(err) && !l.over.Load() {
+	if err != nil && !errors.Is(err, net.ErrClosed) && tcp.ClientLeft(err) && !l.over.Load() {
 		l.left.Store(true)
 	}
 	return n, err
@@ -250,7 +252,7 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow, m
 	// 0, and resets the stream as soon as there is more of it: an answer would
 	// come or not as it happens. So whoever measures wrong, and has a body, is
 	// reset each time, as RFC 9113, section 8.1.1, has it; who has none is answered.
-	wrong := !measured(r) && open(r.Body)
+	wrong := !form.Measured(r) && form.HasBody(r.Body)
 	switch {
 	case r.ContentLength == 0:
 		r.Body = http.NoBody // or a transport would have to find out
@@ -266,7 +268,7 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow, m
 	if !ok {
 		x := g.exchange(ctx, cancel, f)
 		x.describe(r)
-		x.refuse(r, &misuse{http.StatusTooManyRequests, "requests", "the sandbox has too many requests open"}).write(w, r)
+		x.refuse(r, &form.Error{Status: http.StatusTooManyRequests, Rule: "requests", Reason: "the sandbox has too many requests open"}).write(w, r)
 		return
 	}
 	defer g.dismiss(f.identity.ID)

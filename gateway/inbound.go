@@ -17,7 +17,9 @@ import (
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
+	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/websocket"
 	"sallyport/internal/connlimit"
 	"sallyport/internal/quota"
 	"sallyport/policy"
@@ -246,7 +248,7 @@ func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	program := e.opens(tokens.header)
-	upgrade := websocket(r.Header)
+	upgrade := form.IsWebSocket(r.Header)
 	if len(tokens.query) > 0 && !program {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead || upgrade || !e.opens(tokens.query) {
 			v.refuse(w, r, http.StatusUnauthorized, "inbound-token", "a token in the URL is for a browser's first visit, by GET")
@@ -260,7 +262,7 @@ func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if m := v.admit(r, program, upgrade); m != nil {
-		v.refuse(w, r, m.status, m.rule, m.reason)
+		v.refuse(w, r, m.Status, m.Rule, m.Reason)
 		return
 	}
 	if !in.enter(e.Host()) {
@@ -291,34 +293,34 @@ func (v *visit) find(w http.ResponseWriter, r *http.Request) (Exposure, bool) {
 }
 
 // admit checks the form of a request and fills in what policy sees of it.
-func (v *visit) admit(r *http.Request, program, upgrade bool) *misuse {
+func (v *visit) admit(r *http.Request, program, upgrade bool) *form.Error {
 	if r.Method == http.MethodTrace {
-		return &misuse{http.StatusMethodNotAllowed, "trace", "TRACE sends a request's headers back"}
+		return &form.Error{Status: http.StatusMethodNotAllowed, Rule: "trace", Reason: "TRACE sends a request's headers back"}
 	}
-	if m := wellFormed(r); m != nil {
+	if m := form.Check(r); m != nil {
 		return m
 	}
 	// A browser says where a request comes from; who has the token in a header is
 	// none, or could have left it out.
 	origins := r.Header["Origin"]
 	if own := "http://" + v.authority; len(origins) > 1 || len(origins) == 1 && origins[0] != own || len(origins) == 0 && upgrade && !program {
-		return &misuse{http.StatusForbidden, "inbound-origin", "the request comes from a page of another origin"}
+		return &form.Error{Status: http.StatusForbidden, Rule: "inbound-origin", Reason: "the request comes from a page of another origin"}
 	}
 	// Pages of the same host name at another port are of the same site, and get a
 	// cookie of SameSite=Strict sent; not every request says its origin.
 	if site := r.Header.Get("Sec-Fetch-Site"); !program && (site == "same-site" || site == "cross-site") {
-		return &misuse{http.StatusForbidden, "inbound-origin", "the request comes from a page of another origin"}
+		return &form.Error{Status: http.StatusForbidden, Rule: "inbound-origin", Reason: "the request comes from a page of another origin"}
 	}
-	path, _, m := canonicalTarget(r)
+	path, _, m := form.CanonicalTarget(r)
 	if m != nil {
 		return m
 	}
-	names := namesOf(r)
-	if m := names.admit(r); m != nil {
+	names := form.NamesOf(r)
+	if m := names.Check(r); m != nil {
 		return m
 	}
 	if upgrade {
-		if m := handshake(r); m != nil {
+		if m := websocket.CheckRequest(r); m != nil {
 			return m
 		}
 		v.key = r.Header.Get("Sec-Websocket-Key")
@@ -328,7 +330,7 @@ func (v *visit) admit(r *http.Request, program, upgrade bool) *misuse {
 	}
 	v.names = names
 	v.request = &policy.Request{
-		Method: r.Method, Scheme: "http", Path: path, QueryKeys: names.query, Headers: names.headers, Size: r.ContentLength,
+		Method: r.Method, Scheme: "http", Path: path, QueryKeys: names.Query, Headers: names.Headers, Size: r.ContentLength,
 	}
 	return nil
 }

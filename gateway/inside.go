@@ -6,7 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
-	"time"
+
+	"sallyport/gateway/tcp"
 )
 
 // Inside connects to programs that listen for nobody but their own sandbox: on
@@ -53,7 +54,7 @@ func (v *visit) reach(ctx context.Context) (net.Conn, error) {
 	c, err := v.gateway.inward.dial(dialling, v.exposure.SandboxID, netip.AddrPortFrom(who.Address, v.exposure.Port))
 	switch {
 	case err == nil:
-		impatient(c, v.gateway.stall)
+		tcp.SetStallTimeout(c, v.gateway.stall)
 		return c, nil
 	case v.gateway.inward.inside == nil || !errors.Is(err, syscall.ECONNREFUSED):
 		return nil, ErrNoListener
@@ -72,7 +73,7 @@ func (v *visit) inside(ctx context.Context) (net.Conn, error) {
 	defer cancel()
 	c, err := in.inside.Connect(ctx, e.SandboxID, e.Port)
 	if err == nil {
-		return &patient{c, v.gateway.stall}, nil
+		return &tcp.StallConn{Conn: c, Stall: v.gateway.stall}, nil
 	}
 	for _, known := range reachFaults {
 		if errors.Is(err, known) {
@@ -81,28 +82,4 @@ func (v *visit) inside(ctx context.Context) (net.Conn, error) {
 	}
 	v.gateway.logger.Warn("a port of a sandbox could not be reached from inside", "sandbox", e.Sandbox, "port", e.Port, "error", err)
 	return nil, errInside
-}
-
-// patient bounds for how long the other side may take nothing, as impatient does
-// where the kernel knows such a bound.
-type patient struct {
-	net.Conn
-	stall time.Duration
-}
-
-func (p *patient) Write(b []byte) (int, error) {
-	if p.stall > 0 {
-		if err := p.Conn.SetWriteDeadline(time.Now().Add(p.stall)); err != nil {
-			return 0, err
-		}
-	}
-	return p.Conn.Write(b)
-}
-
-// CloseWrite ends one direction.
-func (p *patient) CloseWrite() error {
-	if half, ok := p.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return p.Conn.Close()
 }

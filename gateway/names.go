@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"sallyport/gateway/form"
 )
 
 // Bounds of what one request can write into the audit. Policy sees it all.
@@ -41,7 +43,7 @@ func clipAll(names []string) []string {
 
 // cut lists the fields of an event that hold less than was decided on. What is
 // not UTF-8 is replaced in the log, which is less too.
-func cut(path, method string, names requestNames) (fields []string) {
+func cut(path, method string, names form.Names) (fields []string) {
 	if len(path) > maxAuditPath {
 		fields = append(fields, "path")
 	}
@@ -51,10 +53,10 @@ func cut(path, method string, names requestNames) (fields []string) {
 	less := func(names []string) bool {
 		return len(names) > maxAuditNames || slices.ContainsFunc(names, func(s string) bool { return len(s) > maxAuditName || !utf8.ValidString(s) })
 	}
-	if less(names.headers) {
+	if less(names.Headers) {
 		fields = append(fields, "header_names")
 	}
-	if less(names.query) {
+	if less(names.Query) {
 		fields = append(fields, "query_keys")
 	}
 	return fields

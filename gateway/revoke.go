@@ -128,7 +128,7 @@ func (x *exchange) stop(*revokedError) {
 		return
 	}
 	x.gateway.work.Go(func() { // which waits for the client to read
-		c.goodbye(noLonger)
+		c.Goodbye(noLonger, stopGrace/2)
 		x.cancel()
 	})
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"sallyport/gateway/form"
 	"sallyport/policy"
 )
 
@@ -235,7 +236,7 @@ func unsuited(r *http.Request) error {
 // await reads the body of a request where the policy has to see it. What it
 // returns refuses the request for how the body came; what it has in it is for the
 // policy to say.
-func (x *exchange) await(w http.ResponseWriter, r *http.Request) *misuse {
+func (x *exchange) await(w http.ResponseWriter, r *http.Request) *form.Error {
 	g := x.gateway
 	if g.viewer == nil {
 		return nil
@@ -259,14 +260,14 @@ func (x *exchange) await(w http.ResponseWriter, r *http.Request) *misuse {
 	case err == nil:
 	case errors.Is(err, errNoRoomOfOne):
 		w.Header().Set("Retry-After", "1")
-		return &misuse{http.StatusTooManyRequests, "bodies", err.Error()}
+		return &form.Error{Status: http.StatusTooManyRequests, Rule: "bodies", Reason: err.Error()}
 	case errors.Is(err, errNoRoom):
 		w.Header().Set("Retry-After", "1")
-		return &misuse{http.StatusServiceUnavailable, "bodies", err.Error()}
+		return &form.Error{Status: http.StatusServiceUnavailable, Rule: "bodies", Reason: err.Error()}
 	case late.Load() || errors.Is(err, os.ErrDeadlineExceeded):
-		return &misuse{http.StatusRequestTimeout, "slow-body", "the body, which the policy has to see, did not come in time"}
+		return &form.Error{Status: http.StatusRequestTimeout, Rule: "slow-body", Reason: "the body, which the policy has to see, did not come in time"}
 	default:
-		return &misuse{http.StatusBadRequest, "body", "the body, which the policy has to see, broke off or is not framed as it should be"}
+		return &form.Error{Status: http.StatusBadRequest, Rule: "body", Reason: "the body, which the policy has to see, broke off or is not framed as it should be"}
 	}
 	x.sent.read.Store(0) // from here on by what leaves
 	body := r.Body

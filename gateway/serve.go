@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net/http"
 
+	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/websocket"
 	"sallyport/policy"
 )
 
@@ -31,15 +33,15 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 		x.refuse(r, m).write(w, r)
 		return
 	}
-	x.extend(r)
-	dropOurs(r.Header)
-	dropOurs(r.Trailer)
+	x.out.tunnel = websocket.FromHTTP2(w, r)
+	form.DropReserved(r.Header)
+	form.DropReserved(r.Trailer)
 	x.describe(r)
 	m := x.admit(r)
 	mine.end()
 	if f.valid != nil && !f.valid() {
 		// The connection may be older than the client's removal.
-		m = &misuse{http.StatusForbidden, "client", errInvalid.Error()}
+		m = &form.Error{Status: http.StatusForbidden, Rule: "client", Reason: errInvalid.Error()}
 	}
 	if m != nil {
 		if r.ProtoMajor == 1 { // other streams of HTTP/2 have no part in it
@@ -70,16 +72,16 @@ func (g *Gateway) serveExchange(ctx context.Context, cancel context.CancelFunc, 
 
 // countHead counts the head of a request by HTTP/2, as the reader of HTTP/1.1 has counted
 // that of any other.
-func (x *exchange) countHead(r *http.Request) *misuse {
+func (x *exchange) countHead(r *http.Request) *form.Error {
 	if r.ProtoMajor != 2 {
 		return nil
 	}
 	fields, size := http1.Measure(r.Header)
 	if fields > http1.MaxFields || len(r.Trailer) > http1.MaxTrailers {
-		return &misuse{http.StatusRequestHeaderFieldsTooLarge, "request-form", http1.ErrFields.Error()}
+		return &form.Error{Status: http.StatusRequestHeaderFieldsTooLarge, Rule: "request-form", Reason: http1.ErrFields.Error()}
 	}
 	if cost := http1.Cost(size+len(r.RequestURI), fields, http1.Keys(r.RequestURI)); cost > 0 && x.heads.Take(cost) != nil {
-		return &misuse{http.StatusTooManyRequests, "request-form", http1.ErrBudget.Error()}
+		return &form.Error{Status: http.StatusTooManyRequests, Rule: "request-form", Reason: http1.ErrBudget.Error()}
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/gateway/credential"
+	"sallyport/gateway/websocket"
 )
 
 // errClient says that the sandbox's end of a connection is gone.
@@ -179,10 +180,10 @@ type writer struct {
 	// prompt says to send the head before the body, whose first byte may too.
 	prompt bool
 	failed bool
-	tunnel *tunnelled              // a WebSocket of HTTP/2, nil for other requests
-	taken  atomic.Pointer[counted] // by a WebSocket
-	ended  ending                  // of that
-	in     *atomic.Int64           // what a WebSocket's client sends
+	tunnel *websocket.Stream              // a WebSocket of HTTP/2, nil for other requests
+	taken  atomic.Pointer[websocket.Conn] // by a WebSocket
+	ended  websocket.Ending               // of that
+	in     *atomic.Int64                  // what a WebSocket's client sends
 	// messages are those of a gRPC call; nil for what is none.
 	messages *envelope
 	meter    *limitMeter
@@ -193,7 +194,7 @@ func (w *writer) WriteHeader(code int) {
 		w.status = code
 	}
 	if code == http.StatusSwitchingProtocols && w.tunnel != nil {
-		w.tunnel.accept(w.Header())
+		w.tunnel.Accept(w.Header())
 		code = http.StatusOK
 	}
 	w.ResponseWriter.WriteHeader(code)
@@ -273,14 +274,15 @@ func (w *writer) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	w.in.Add(int64(early))
 	_ = w.meter.spend(early) // the next read or write says so
 	ahead, _ := rw.Reader.Peek(early)
-	if c.client.pass(ahead); c.client.bad { // so does the next read
+	if !c.Ahead(ahead) { // the next read says so
 		rw.Reader.Reset(nothing{})
 	}
 	return c, rw, nil
 }
 
-func (w *writer) take(conn net.Conn) *counted {
-	c := &counted{Conn: conn, in: w.in, out: &w.written, ended: &w.ended, meter: w.meter, client: frontier{strict: true, masked: true}}
+func (w *writer) take(conn net.Conn) *websocket.Conn {
+	c := websocket.NewConn(conn)
+	c.In, c.Out, c.End, c.Spend, c.Gone = w.in, &w.written, &w.ended, w.meter.spend, errClient
 	w.taken.Store(c)
 	return c
 }
@@ -290,8 +292,8 @@ func (w *writer) take(conn net.Conn) *counted {
 func (w *writer) close(why error) {
 	if c := w.taken.Load(); c != nil {
 		if why != nil {
-			if c.goodbye(explain(why)); w.tunnel == nil { // a stream's last frames arrive by themselves
-				c.linger()
+			if c.Goodbye(explain(why), stopGrace/2); w.tunnel == nil { // a stream's last frames arrive by themselves
+				c.Linger(stopGrace / 2)
 			}
 		}
 		_ = c.Close()

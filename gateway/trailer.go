@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"sallyport/gateway/form"
 )
 
 // What comes after a body that is in chunks (RFC 9112, section 7.1.2), of what a
@@ -14,7 +16,7 @@ import (
 // sending are the names of the trailers that go to a sandbox: those that were announced,
 // which the policy has seen, and are none of ours. Nil: none.
 func sending(r *http.Request) (t http.Header) {
-	for _, name := range announced(r) {
+	for _, name := range form.Announced(r) {
 		if name == "Cookie" {
 			continue
 		}
@@ -33,7 +35,7 @@ func tells(name string) bool {
 	case "Alt-Svc", "Set-Cookie":
 		return false
 	}
-	return !ours(name) && late(name)
+	return !form.Reserved(name) && form.AllowedTrailer(name)
 }
 
 // announce says in an answer's head what of its trailers will be passed on.

@@ -7,6 +7,8 @@ import (
 	"net"
 	"net/netip"
 	"time"
+
+	"sallyport/gateway/tcp"
 )
 
 // ServeTransparent takes the connections that the datapath steers to ln until
@@ -48,7 +50,7 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 			wait = min(2*wait, longest)
 			continue
 		}
-		impatient(c, g.stall)
+		tcp.SetStallTimeout(c, g.stall)
 		g.mu.Lock()
 		if g.closing {
 			g.mu.Unlock()

@@ -8,12 +8,10 @@ import (
 	"net"
 	"net/http"
 	"sync"
-	"syscall"
-
-	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
 	"sallyport/gateway/sniff"
+	"sallyport/gateway/tcp"
 	"sallyport/policy"
 )
 
@@ -195,40 +193,17 @@ func splice(near *connection, far net.Conn, check func() error, m *limitMeter) (
 			rest, err = io.Copy(far, m.through(near.Conn.Conn))
 		}
 		out = int64(n) + rest
-		ends <- cmp.Or(err, reset(near.Conn.Conn))
+		ends <- cmp.Or(err, tcp.Reset(near.Conn.Conn))
 		finish(far, near, err)
 	})
 	wg.Go(func() {
 		var err error
 		in, err = io.Copy(near.Conn.Conn, m.through(far))
-		ends <- cmp.Or(err, reset(far))
+		ends <- cmp.Or(err, tcp.Reset(far))
 		finish(near, far, err)
 	})
 	wg.Wait()
 	return out, in, <-ends
-}
-
-// reset tells whether a connection that reads as ended was reset: the kernel
-// gives the error to whoever asks first, which may be who writes to it. After a
-// regular end, whose own has not been sent, there is a state left (tcp(7)).
-func reset(c net.Conn) error {
-	s, ok := c.(syscall.Conn)
-	if !ok {
-		return nil
-	}
-	raw, err := s.SyscallConn()
-	if err != nil {
-		return nil
-	}
-	closed := false
-	_ = raw.Control(func(fd uintptr) {
-		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
-		closed = err == nil && info.State == unix.BPF_TCP_CLOSE
-	})
-	if closed {
-		return syscall.ECONNRESET
-	}
-	return nil
 }
 
 // finish passes the end of one direction on. After an error there is nothing

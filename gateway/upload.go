@@ -4,12 +4,9 @@ import (
 	"io"
 	"net/http"
 	"reflect"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
-
-	"golang.org/x/net/http/httpguts"
 )
 
 // requestBody counts what a sandbox sends, and holds the trailers back that it
@@ -101,26 +98,6 @@ func (b *requestBody) Read(p []byte) (int, error) {
 func (b *requestBody) Close() error {
 	b.closed.Store(true)
 	return b.ReadCloser.Close()
-}
-
-// announced are the names of the trailers that a request says will come.
-// Whatever merges trailers into the headers takes them for such, so that policy
-// sees both.
-func announced(r *http.Request) []string {
-	if r.Body == nil || r.Body == http.NoBody {
-		return nil
-	}
-	names := make([]string, 0, len(r.Trailer))
-	for name := range r.Trailer {
-		names = append(names, name)
-	}
-	return names
-}
-
-// late tells whether a field may come after the body: not one that says how to
-// read the message, where it goes, or who sends it (RFC 9110, section 6.5.1).
-func late(name string) bool {
-	return httpguts.ValidHeaderFieldName(name) && httpguts.ValidTrailerHeader(name) && !slices.Contains(hops, http.CanonicalHeaderKey(name))
 }
 
 // waits tells whether a client of HTTP/2 waits for 100 (Continue) before it

@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/websocket"
 	"sallyport/policy"
 )
 
@@ -28,7 +30,7 @@ type visit struct {
 	authority string // the exposure's, as its URL has it
 	started   time.Time
 	request   *policy.Request
-	names     requestNames
+	names     form.Names
 	exchange  audit.Exchange
 	upgrade   bool
 	key       string // of a WebSocket's handshake
@@ -54,7 +56,7 @@ func (v *visit) event(d policy.Decision) *audit.Event {
 	v.exchange.Request = audit.HTTPRequest{Method: clip(q.Method, maxAuditMethod), Version: "HTTP/1.1", URL: &v.exchange.URL, Length: max(q.Size, 0)}
 	e.HTTPRequest, e.Connection = &v.exchange.Request, comesIn()
 	s := &e.Unmapped.Sallyport
-	s.HeaderNames, s.QueryKeys = clipAll(v.names.headers), clipAll(v.names.query)
+	s.HeaderNames, s.QueryKeys = clipAll(v.names.Headers), clipAll(v.names.Query)
 	s.Unsized, s.Clipped = q.Size < 0, cut(q.Path, q.Method, v.names)
 	return e
 }
@@ -215,8 +217,8 @@ func (g *Gateway) wake(ctx context.Context, e Exposure) (Identity, error) {
 
 // exchangeWith sends the request and passes the answer on.
 func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseWriter, r *http.Request) {
-	trailers := !v.upgrade && tokens(r.Header["Te"], "trailers")
-	dropHops(r.Header, v.upgrade)
+	trailers := !v.upgrade && form.HasToken(r.Header["Te"], "trailers")
+	form.DropHops(r.Header, v.upgrade)
 	if trailers {
 		r.Header["Te"], r.Header["Connection"] = []string{"trailers"}, []string{"TE"} // RFC 9110, section 10.1.4
 	}
@@ -246,7 +248,7 @@ func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseW
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusSwitchingProtocols {
-		if !v.upgrade || !agrees(resp, v.key) {
+		if !v.upgrade || !websocket.Accepts(resp, v.key) {
 			v.fail(w, r, errUnswitched)
 			return
 		}
@@ -327,12 +329,12 @@ func (v *visit) websocket(ctx context.Context, w http.ResponseWriter, resp *http
 			_ = half.CloseWrite()
 		}
 	}
-	client, server := framesOf(rw.Reader, true), framesOf(far, false)
+	client, server := websocket.NewReader(rw.Reader, true), websocket.NewReader(far, false)
 	both.Go(func() { copying(far, client, &v.in) })
 	both.Go(func() { copying(near, server, &v.out) })
 	both.Wait()
-	if client.frames.bad || server.frames.bad {
-		v.err = errFrames
+	if client.Frames.Bad || server.Frames.Bad {
+		v.err = websocket.ErrFrames
 	}
 }
 
@@ -398,7 +400,7 @@ func (v *visit) end() {
 		err = &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
 	c := completion(&v.exchange, v.allowed.ActivityID, err)
-	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errVisitor, errFrames}, reachFaults...) {
+	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errVisitor, websocket.ErrFrames}, reachFaults...) {
 		if errors.Is(err, known) {
 			c.Detail = known.Error()
 		}

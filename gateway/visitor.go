@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"sallyport/gateway/form"
 )
 
 // exposureCookie is the cookie that a browser has of an exposure, and
@@ -33,8 +35,8 @@ func takeTokens(r *http.Request) (t shown) {
 	for _, v := range r.Header[exposureHeader] {
 		t.header = append(t.header, strings.TrimSpace(v))
 	}
-	dropOurs(r.Header)
-	dropOurs(r.Trailer)
+	form.DropReserved(r.Header)
+	form.DropReserved(r.Trailer)
 	kept := slices.DeleteFunc(r.Header["Authorization"], func(v string) bool {
 		scheme, token, _ := strings.Cut(v, " ")
 		token = strings.TrimSpace(token)
@@ -125,8 +127,8 @@ func (e Exposure) welcome(w http.ResponseWriter, r *http.Request, token, authori
 // tidy takes from an answer of a sandbox what is not its to say: cookies for other
 // hosts than its own, our cookie, and what speaks in our name.
 func tidy(h http.Header, upgrade bool) {
-	dropHops(h, upgrade)
-	dropOurs(h)
+	form.DropHops(h, upgrade)
+	form.DropReserved(h)
 	delete(h, "Alt-Svc")
 	delete(h, "Trailer")
 	var kept []string

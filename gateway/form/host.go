@@ -1,4 +1,4 @@
-package gateway
+package form
 
 import (
 	"fmt"
@@ -11,10 +11,10 @@ import (
 	hosts "sallyport/internal/hostname"
 )
 
-// hostname returns s as policy knows it: a lower-case DNS name without trailing
+// Hostname returns s as policy knows it: a lower-case DNS name without trailing
 // dot, or the text of an IP address. It refuses what resolvers, proxies and
 // servers read in different ways, such as 127.1, 0x7f.1, zones and user info.
-func hostname(s string) (string, error) {
+func Hostname(s string) (string, error) {
 	if addr, err := netip.ParseAddr(s); err == nil {
 		if addr.Zone() != "" {
 			return "", fmt.Errorf("%.64q has a zone", s)
@@ -32,8 +32,8 @@ func hostname(s string) (string, error) {
 	return name, nil
 }
 
-// authority splits "host", "host:port" or "[v6]:port"; port is 0 when absent.
-func authority(s string) (host string, port uint16, err error) {
+// ParseAuthority splits "host", "host:port" or "[v6]:port"; port is 0 when absent.
+func ParseAuthority(s string) (host string, port uint16, err error) {
 	name := s
 	if i := strings.LastIndexByte(s, ':'); i >= 0 && !strings.HasSuffix(s, "]") {
 		h, p, err := net.SplitHostPort(s)
@@ -54,12 +54,12 @@ func authority(s string) (host string, port uint16, err error) {
 			return "", 0, fmt.Errorf("%.64q is not a host", s)
 		}
 	}
-	host, err = hostname(name)
+	host, err = Hostname(name)
 	return host, port, err
 }
 
-// isAddress tells whether a host from hostname is an IP address.
-func isAddress(host string) bool {
+// IsAddress tells whether a host from Hostname is an IP address.
+func IsAddress(host string) bool {
 	// Most are names, and an error costs more than to see that.
 	if last := len(host) - 1; !strings.Contains(host, ":") && (last < 0 || host[last] < '0' || host[last] > '9') {
 		return false
@@ -68,9 +68,9 @@ func isAddress(host string) bool {
 	return err == nil
 }
 
-// join writes the authority as an upstream should see it: without the port
+// JoinAuthority writes the authority as an upstream should see it: without the port
 // that its scheme has by default (RFC 9110, section 4.2).
-func join(host string, port uint16, tls bool) string {
+func JoinAuthority(host string, port uint16, tls bool) string {
 	if tls && port == 443 || !tls && port == 80 {
 		if strings.Contains(host, ":") {
 			return "[" + host + "]"

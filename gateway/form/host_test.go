@@ -1,4 +1,4 @@
-package gateway
+package form
 
 import (
 	"strings"
@@ -22,7 +22,7 @@ func TestHostname(t *testing.T) {
 		{strings.Repeat("a", 64) + ".test", ""}, {strings.Repeat("a.", 127) + "test", ""},
 	}
 	for _, test := range tests {
-		if got, err := hostname(test.in); got != test.want || (err == nil) != (test.want != "") {
+		if got, err := Hostname(test.in); got != test.want || (err == nil) != (test.want != "") {
 			t.Errorf("%q: %q %v, want %q", test.in, got, err, test.want)
 		}
 	}

@@ -1,4 +1,4 @@
-package gateway
+package form
 
 import (
 	"bufio"
@@ -31,7 +31,7 @@ func FuzzAuthority(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		host, port, err := authority(s)
+		host, port, err := ParseAuthority(s)
 		if err != nil {
 			return
 		}
@@ -40,13 +40,13 @@ func FuzzAuthority(f *testing.F) {
 			t.Errorf("%q gives %q, which may be an address", s, host)
 		}
 		// What is read once reads the same again, and so does what is written from it.
-		if again, err := hostname(host); err != nil || again != host {
+		if again, err := Hostname(host); err != nil || again != host {
 			t.Errorf("%q gives %q, which gives %q %v", s, host, again, err)
 		}
 		for _, tls := range []bool{true, false} {
 			standard := map[bool]uint16{true: 443, false: 80}[tls]
-			written := join(host, cmp.Or(port, standard), tls)
-			if h, p, err := authority(written); err != nil || h != host || cmp.Or(p, standard) != cmp.Or(port, standard) {
+			written := JoinAuthority(host, cmp.Or(port, standard), tls)
+			if h, p, err := ParseAuthority(written); err != nil || h != host || cmp.Or(p, standard) != cmp.Or(port, standard) {
 				t.Errorf("%q is written %q, which is %q %d %v", s, written, h, p, err)
 			}
 		}
@@ -54,7 +54,7 @@ func FuzzAuthority(f *testing.F) {
 		if err != nil || u.User != nil || u.Path != "/" {
 			t.Fatalf("%q gives %q, and net/url %v, %v", s, host, u, err)
 		}
-		other, otherPort, _ := authority(u.Host)
+		other, otherPort, _ := ParseAuthority(u.Host)
 		if other != host || otherPort != port || u.Port() == "" != (port == 0) {
 			t.Errorf("%q gives %q %d, but of %q %q %d", s, host, port, u.Host, other, otherPort)
 		}
@@ -111,7 +111,7 @@ func FuzzWellFormed(f *testing.F) {
 			return // the library refuses it
 		}
 		r := &http.Request{Method: method, URL: u, RequestURI: target, Host: "h", ProtoMajor: 2, Header: http.Header{canonical: {value}}}
-		if wellFormed(r) != nil || u.Host != "" || u.Opaque != "" || u.User != nil {
+		if Check(r) != nil || u.Host != "" || u.Opaque != "" || u.User != nil {
 			return
 		}
 		if strings.HasPrefix(name, ":") {

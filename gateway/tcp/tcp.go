@@ -1,0 +1,97 @@
+// Package tcp asks the kernel how TCP connections stand, and bounds how long their
+// other side may take.
+package tcp
+
+import (
+	"errors"
+	"io"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// SetStallTimeout has the kernel end a connection whose client takes nothing off it for
+// as long: TCP_USER_TIMEOUT of tcp(7), which also bounds how long a window may
+// stay closed. It does nothing for what is not TCP, or over already.
+func SetStallTimeout(c net.Conn, timeout time.Duration) {
+	if over, ok := c.(interface{ NetConn() net.Conn }); ok {
+		c = over.NetConn()
+	}
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(timeout.Milliseconds()))
+	})
+}
+
+// Below returns the connection below TLS and what else is around it.
+func Below(c net.Conn) net.Conn {
+	for {
+		over, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return c
+		}
+		c = over.NetConn()
+	}
+}
+
+// Reset tells whether a connection that reads as ended was reset: it returns
+// ECONNRESET then. The kernel gives that error to the first call, which may be a write.
+// After a regular end, before our own is sent, there is a state left (tcp(7)).
+func Reset(c net.Conn) error {
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return nil
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	closed := false
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		closed = err == nil && info.State == unix.BPF_TCP_CLOSE
+	})
+	if closed {
+		return syscall.ECONNRESET
+	}
+	return nil
+}
+
+// ClientLeft tells whether the error of a connection means that its client ended it.
+func ClientLeft(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
+		errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+// StallConn bounds for how long the other side may take nothing, as SetStallTimeout
+// does where the kernel knows such a bound.
+type StallConn struct {
+	net.Conn
+	Stall time.Duration
+}
+
+func (p *StallConn) Write(b []byte) (int, error) {
+	if p.Stall > 0 {
+		if err := p.Conn.SetWriteDeadline(time.Now().Add(p.Stall)); err != nil {
+			return 0, err
+		}
+	}
+	return p.Conn.Write(b)
+}
+
+// CloseWrite ends one direction.
+func (p *StallConn) CloseWrite() error {
+	if half, ok := p.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return p.Conn.Close()
+}
