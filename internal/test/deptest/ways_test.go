@@ -15,6 +15,7 @@ var waysIn = map[string]string{
 	"e2e":        "internal/e2e",
 	"datapath":   "sandbox/datapath",
 	"gateway":    "gateway",
+	"sniff":      "gateway/sniff",
 	"policy":     "policy",
 	"supervisor": "gateway/supervisor",
 	"worker":     "gateway/worker",
