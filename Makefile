@@ -56,15 +56,15 @@ long:
 		$(GO) test ./gateway -run 'TestLargeBodies$$|TestIdlingInEarnest$$' -count=1 -v -parallel 8 -timeout 3h
 
 bench: build
-	@$(GO) run ./internal/bench -o docs/bench.md
-	@$(GO) run ./internal/bench/policy -o docs/bench-policy.md
+	@$(GO) run ./internal/bench -o docs/reference/bench.md
+	@$(GO) run ./internal/bench/policy -o docs/reference/bench-policy.md
 	@echo "benches of their own: make bench-datapath, some three minutes; make bench-sandbox, some ten"
 
 bench-datapath:
-	@$(GO) run ./internal/bench/datapath -o docs/bench-datapath.md
+	@$(GO) run ./internal/bench/datapath -o docs/reference/bench-datapath.md
 
 bench-sandbox:
-	@$(GO) run ./internal/bench/sandbox -o docs/bench-sandbox.md
+	@$(GO) run ./internal/bench/sandbox -o docs/reference/bench-sandbox.md
 
 lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo "run gofmt -w on these"; exit 1; }

@@ -6,7 +6,7 @@ import (
 )
 
 // Kind is the stable identifier of what a Finding is about: see
-// docs/policy-check.md, which has an entry for each. An identifier is never used
+// docs/policy/check.md, which has an entry for each. An identifier is never used
 // again for something else.
 type Kind string
 

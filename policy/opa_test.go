@@ -79,7 +79,7 @@ func TestOPAAccepts(t *testing.T) {
 	files, folders := published(t)
 	all := append(files, folders...)
 	shown := t.TempDir()
-	documents, err := filepath.Glob("../docs/*.md")
+	documents, err := filepath.Glob("../docs/*/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}

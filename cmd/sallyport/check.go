@@ -23,7 +23,7 @@ func newPolicyCheck(g *globals) *cobra.Command {
 		Short: "Check the configuration and the policy; nothing is changed",
 		Long: "Checks a sallyport.yaml, named here or with --config, and the Rego that it names; where\n" +
 			".rego files or folders of them are named, those in its place, or by themselves.\n" +
-			"Every finding has an id, which docs/policy-check.md explains. -o sarif is SARIF 2.1.0.\n\n" +
+			"Every finding has an id, which docs/policy/check.md explains. -o sarif is SARIF 2.1.0.\n\n" +
 			"Exits with 0 when there is nothing as severe as --fail-on, with 1 when there is, and\n" +
 			"with 2 when nothing was checked.",
 		Example: "  sallyport policy check sallyport.yaml\n  sallyport policy check --fail-on warning -o sarif policy.d > findings.sarif",

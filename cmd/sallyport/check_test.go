@@ -93,9 +93,9 @@ func TestPolicyCheck(t *testing.T) {
 	}
 }
 
-// TestPolicyCheckDocument runs the commands that docs/policy-check.md shows.
+// TestPolicyCheckDocument runs the commands that docs/policy/check.md shows.
 func TestPolicyCheckDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy-check.md")
+	text, err := os.ReadFile("../../docs/policy/check.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// TestPolicyPathsDocument runs what docs/policy-paths.md shows.
+// TestPolicyPathsDocument runs what docs/policy/paths.md shows.
 func TestPolicyPathsDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy-paths.md")
+	text, err := os.ReadFile("../../docs/policy/paths.md")
 	if err != nil {
 		t.Fatal(err)
 	}

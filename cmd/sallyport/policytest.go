@@ -28,7 +28,7 @@ func newPolicyTest(g *globals) *cobra.Command {
 		Use:   "test [FOLDER ...]",
 		Short: "Run the tests of the policy's Rego; nothing is changed",
 		Long: "Runs the tests in the _test.rego files of the policy's folder, or of the folders named here in\n" +
-			"its place, under the configuration's own rules. docs/policy-test.md says what tests can ask for.\n\n" +
+			"its place, under the configuration's own rules. docs/policy/test.md says what tests can ask for.\n\n" +
 			"Exits with 0 when all pass, with 1 when one fails or too little is covered, and with 2 when\n" +
 			"nothing was run.",
 		Example: "  sallyport policy test --config sallyport.yaml --threshold 90\n  sallyport policy test --run uploads --verbose policy.d",

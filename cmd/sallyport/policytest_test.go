@@ -145,9 +145,9 @@ func (p prompt) follow(document string, ran int) {
 	}
 }
 
-// TestPolicyTestDocument runs what docs/policy-test.md shows.
+// TestPolicyTestDocument runs what docs/policy/test.md shows.
 func TestPolicyTestDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy-test.md")
+	text, err := os.ReadFile("../../docs/policy/test.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,9 +158,9 @@ func TestPolicyTestDocument(t *testing.T) {
 
 var listing = regexp.MustCompile("(?ms)^```(yaml|rego).*?^```$")
 
-// TestPolicyLibraryDocument runs what docs/policy-library.md shows.
+// TestPolicyLibraryDocument runs what docs/policy/library.md shows.
 func TestPolicyLibraryDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy-library.md")
+	text, err := os.ReadFile("../../docs/policy/library.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// Each state of a policy's lifecycle events has its row in docs/audit.md.
+// Each state of a policy's lifecycle events has its row in docs/operate/audit.md.
 func TestStatesAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/audit.md")
+	text, err := os.ReadFile("../../docs/operate/audit.md")
 	if err != nil {
 		t.Fatal(err)
 	}

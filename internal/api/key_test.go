@@ -563,10 +563,10 @@ func TestNoSuchRoute(t *testing.T) {
 
 // Every type of problem is documented, and configuration knows the scopes.
 func TestWords(t *testing.T) {
-	text := string(must[[]byte](t)(os.ReadFile("../../docs/api.md")))
+	text := string(must[[]byte](t)(os.ReadFile("../../docs/reference/api.md")))
 	for _, k := range api.Kinds() {
 		if !strings.Contains(text, "`"+k+"`") {
-			t.Errorf("docs/api.md does not say what %s is", k)
+			t.Errorf("docs/reference/api.md does not say what %s is", k)
 		}
 	}
 	for _, s := range config.Scopes {
@@ -574,7 +574,7 @@ func TestWords(t *testing.T) {
 			t.Errorf("%s is no scope", s)
 		}
 		if !strings.Contains(text, "| `"+s+"` |") {
-			t.Errorf("docs/api.md does not say what %s is", s)
+			t.Errorf("docs/reference/api.md does not say what %s is", s)
 		}
 	}
 }

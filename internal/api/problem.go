@@ -30,7 +30,7 @@ var errTaken = errors.New("the name is taken")
 var errBadRequest = errors.New("bad request")
 
 // problems is the one place where an error gets its status, and the end of its
-// type, which stays what it is. The first that matches counts. docs/api.md lists
+// type, which stays what it is. The first that matches counts. docs/reference/api.md lists
 // them.
 var problems = []struct {
 	err    error

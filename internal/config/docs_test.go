@@ -16,7 +16,7 @@ var block = regexp.MustCompile("(?ms)^```(yaml|rego)\n(.*?)^```$")
 // Every configuration that the documents show can be used as it stands, beside
 // the Rego that the same document shows.
 func TestDocuments(t *testing.T) {
-	documents, err := filepath.Glob("../../docs/*.md")
+	documents, err := filepath.Glob("../../docs/*/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}

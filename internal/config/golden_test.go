@@ -142,9 +142,9 @@ func TestGolden(t *testing.T) {
 
 var heading = regexp.MustCompile(`(?m)^### (SP\d{4}) (\S+) · (error|warning|note)\n\n(.+)`)
 
-// TestKindsAreDocumented holds docs/policy-check.md to the list of Kinds.
+// TestKindsAreDocumented holds docs/policy/check.md to the list of Kinds.
 func TestKindsAreDocumented(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy-check.md")
+	text, err := os.ReadFile("../../docs/policy/check.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -159,6 +159,6 @@ func TestKindsAreDocumented(t *testing.T) {
 		want = append(want, string(m.Kind)+" "+m.Name+" "+m.Severity.String())
 	}
 	if diff := cmp.Diff(got, want); diff != "" {
-		t.Errorf("the headings of docs/policy-check.md: %s", diff)
+		t.Errorf("the headings of docs/policy/check.md: %s", diff)
 	}
 }

@@ -142,7 +142,7 @@ func TestForkRunning(t *testing.T) {
 			t.Errorf("a command in %s says %q", name, out)
 		}
 	}
-	// docs/snapshots.md says so.
+	// docs/sandboxes/snapshots.md says so.
 	if len(addresses) != 4 || len(random) != 4 || len(pseudo) != 1 {
 		t.Errorf("addresses %v, of the kernel's random numbers %v, of a generator of the process's own %v", addresses, random, pseudo)
 	}

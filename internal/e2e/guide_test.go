@@ -144,7 +144,7 @@ func acme(t *testing.T, dir, token string) {
 	}
 }
 
-// TestGuide follows docs/security-teams.md from nothing to its end.
+// TestGuide follows docs/start/security-teams.md from nothing to its end.
 func TestGuide(t *testing.T) {
 	testnet.Privileged(t)
 	tools.Need(t)
@@ -157,7 +157,7 @@ func TestGuide(t *testing.T) {
 			fmt.Println(out, err, string(log))
 		}
 	})
-	follow(t, "security-teams.md", s, true)
+	follow(t, "start/security-teams.md", s, true)
 }
 
 // pageBase is where the daemon of the other documents has everything.
@@ -221,7 +221,7 @@ func TestPolicyPages(t *testing.T) {
 		t.Fatal(out, err)
 	}
 	for _, name := range []string{
-		"first-policy.md", "policy-rollout.md", "policy-bodies.md", "policy-approvals.md", "policy-limits.md", "policy-live.md",
+		"policy/first-policy.md", "policy/rollout.md", "policy/bodies.md", "policy/approvals.md", "policy/limits.md", "policy/live.md",
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, file := range []string{"policy.d", "candidate.yaml", "answer.txt"} {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// docs/isolation.md: what a process in a sandbox may not, whichever runtime has it.
+// docs/operate/isolation.md: what a process in a sandbox may not, whichever runtime has it.
 // With runc the kernel is the host's, and the engine's seccomp profile and masked
 // paths hold what gVisor holds otherwise.
 func TestInside(t *testing.T) {

@@ -1,7 +1,7 @@
 package client
 
 // ProblemType begins the type of every problem; what follows it is stable, and
-// listed in docs/api.md.
+// listed in docs/reference/api.md.
 const ProblemType = "urn:sallyport:problem:"
 
 // Problem is an error on the wire (RFC 9457, application/problem+json).

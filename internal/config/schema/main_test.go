@@ -63,7 +63,7 @@ var block = regexp.MustCompile("(?ms)^```yaml\n(.*?)^```$")
 func TestListings(t *testing.T) {
 	schema := published(t)
 	listings := map[string]string{}
-	documents, err := filepath.Glob(root + "/docs/*.md")
+	documents, err := filepath.Glob(root + "/docs/*/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,7 +29,7 @@
 // connections and sandboxes have in common), lookup (DNS), other (tunnels, other
 // protocols, QUIC), elsewhere (the explicit proxy, from a gVisor sandbox that is
 // not Sallyport's), slow. What is not even a connection is tried in internal/e2e,
-// by packets_test.go and raw_test.go, and in sandbox/datapath. docs/ways-around.md
+// by packets_test.go and raw_test.go, and in sandbox/datapath. docs/reference/ways-around.md
 // lists it all.
 //
 // This package itself is only what the tests and the program inside of the

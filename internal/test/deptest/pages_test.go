@@ -17,17 +17,17 @@ import (
 // followers are the tests that follow a document from beginning to end: the file,
 // and the function that has the document's name in it.
 var followers = map[string]struct{ file, test string }{
-	"security-teams.md":   {"internal/e2e/guide_test.go", "TestGuide"},
-	"first-policy.md":     {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy-approvals.md": {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy-bodies.md":    {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy-check.md":     {"cmd/sallyport/check_test.go", "TestPolicyCheckDocument"},
-	"policy-library.md":   {"cmd/sallyport/policytest_test.go", "TestPolicyLibraryDocument"},
-	"policy-limits.md":    {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy-live.md":      {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy-paths.md":     {"cmd/sallyport/paths_test.go", "TestPolicyPathsDocument"},
-	"policy-rollout.md":   {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy-test.md":      {"cmd/sallyport/policytest_test.go", "TestPolicyTestDocument"},
+	"start/security-teams.md": {"internal/e2e/guide_test.go", "TestGuide"},
+	"policy/first-policy.md":  {"internal/e2e/guide_test.go", "TestPolicyPages"},
+	"policy/approvals.md":     {"internal/e2e/guide_test.go", "TestPolicyPages"},
+	"policy/bodies.md":        {"internal/e2e/guide_test.go", "TestPolicyPages"},
+	"policy/check.md":         {"cmd/sallyport/check_test.go", "TestPolicyCheckDocument"},
+	"policy/library.md":       {"cmd/sallyport/policytest_test.go", "TestPolicyLibraryDocument"},
+	"policy/limits.md":        {"internal/e2e/guide_test.go", "TestPolicyPages"},
+	"policy/live.md":          {"internal/e2e/guide_test.go", "TestPolicyPages"},
+	"policy/paths.md":         {"cmd/sallyport/paths_test.go", "TestPolicyPathsDocument"},
+	"policy/rollout.md":       {"internal/e2e/guide_test.go", "TestPolicyPages"},
+	"policy/test.md":          {"cmd/sallyport/policytest_test.go", "TestPolicyTestDocument"},
 }
 
 var typed = regexp.MustCompile(`(?m)^(\$ |sallyport |opa )`)
@@ -37,7 +37,7 @@ var typed = regexp.MustCompile(`(?m)^(\$ |sallyport |opa )`)
 func TestPagesAreFollowed(t *testing.T) {
 	const root = "../../.."
 	var documents []string
-	for _, pattern := range []string{"security-teams.md", "first-policy.md", "policy*.md"} {
+	for _, pattern := range []string{"start/*.md", "policy/*.md"} {
 		found, err := filepath.Glob(filepath.Join(root, "docs", pattern))
 		if err != nil || len(found) == 0 {
 			t.Fatalf("%s: %v, %v", pattern, found, err)
@@ -46,7 +46,10 @@ func TestPagesAreFollowed(t *testing.T) {
 	}
 	shown := map[string]bool{}
 	for _, file := range documents {
-		name := filepath.Base(file)
+		name, err := filepath.Rel(filepath.Join(root, "docs"), file)
+		if err != nil {
+			t.Fatal(err)
+		}
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
@@ -94,7 +97,7 @@ func names(t *testing.T, file, test, document string) bool {
 			switch n := n.(type) {
 			case *ast.BasicLit:
 				text, _ := strconv.Unquote(n.Value)
-				named = named || filepath.Base(text) == document
+				named = named || strings.HasSuffix("/"+text, "/"+document)
 			case *ast.CallExpr:
 				switch fun := n.Fun.(type) {
 				case *ast.Ident:

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// Where the tests are that docs/ways-around.md names.
+// Where the tests are that docs/reference/ways-around.md names.
 var waysIn = map[string]string{
 	"bypass":     "internal/e2e/bypass",
 	"e2e":        "internal/e2e",
@@ -37,11 +37,11 @@ var waysIn = map[string]string{
 	"auditlimit": "internal/auditlimit",
 }
 
-// Each test that docs/ways-around.md names is there: a function, or a case of the
+// Each test that docs/reference/ways-around.md names is there: a function, or a case of the
 // bypass suite by its group and its name. Each row names one.
 func TestWaysAround(t *testing.T) {
 	const root = "../../.."
-	text, err := os.ReadFile(filepath.Join(root, "docs/ways-around.md"))
+	text, err := os.ReadFile(filepath.Join(root, "docs/reference/ways-around.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
