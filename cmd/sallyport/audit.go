@@ -67,10 +67,10 @@ func (g *globals) records(cmd *cobra.Command, q audit.Query) error {
 		return err
 	}
 	w := cmd.OutOrStdout()
-	if _, err := os.Stat(auditDir(cfg)); errors.Is(err, fs.ErrNotExist) && !q.Follow {
-		return fmt.Errorf("there is no log in %s: has `sallyport up` run with this configuration?", auditDir(cfg))
+	if _, err := os.Stat(cfg.AuditDir()); errors.Is(err, fs.ErrNotExist) && !q.Follow {
+		return fmt.Errorf("there is no log in %s: has `sallyport up` run with this configuration?", cfg.AuditDir())
 	}
-	for r, err := range audit.Pair(cmd.Context(), auditDir(cfg), q, pairWait) {
+	for r, err := range audit.Pair(cmd.Context(), cfg.AuditDir(), q, pairWait) {
 		var damage *audit.DamageError
 		switch {
 		case errors.As(err, &damage):

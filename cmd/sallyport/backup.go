@@ -17,10 +17,11 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/backup"
 	"sallyport/internal/config"
+	"sallyport/internal/daemon"
 	"sallyport/internal/durable"
+	"sallyport/internal/seal"
 	"sallyport/internal/size"
 	"sallyport/sandbox"
-	"sallyport/sandbox/docker"
 )
 
 func newBackup(g *globals) *cobra.Command {
@@ -71,21 +72,21 @@ func quiet(ctx context.Context, cfg *config.Config, stop bool) (release func() e
 	if _, err := os.Stat(cfg.DataDir); err != nil {
 		return nil, err
 	}
-	release, err = lockData(cfg)
-	if errors.Is(err, errDaemon) {
-		client := api.NewClient(socketPath(cfg))
+	release, err = daemon.Lock(cfg)
+	if errors.Is(err, daemon.ErrInUse) {
+		client := api.NewClient(cfg.Socket())
 		if !stop {
 			return nil, fmt.Errorf("a daemon runs, with %s: --stop stops it and them first", runningOf(ctx, client))
 		}
 		if err := pullDown(ctx, client); err != nil {
 			return nil, err
 		}
-		release, err = lockData(cfg)
+		release, err = daemon.Lock(cfg)
 	}
 	if err != nil {
 		return nil, err
 	}
-	left, err := inUse(cfg)
+	left, err := daemon.InUse(cfg)
 	if err == nil && len(left) > 0 {
 		err = fmt.Errorf("sandboxes or their engine go on without a daemon (%s): start it with `sallyport up --detach` and try again with --stop", strings.Join(left[:min(3, len(left))], ", "))
 	}
@@ -111,16 +112,6 @@ func runningOf(ctx context.Context, client *api.Client) string {
 		return "no running sandbox"
 	}
 	return "running sandboxes: " + strings.Join(names, ", ")
-}
-
-// inUse is what runs of the engine, and is mounted below the data directory.
-func inUse(cfg *config.Config) ([]string, error) {
-	left, err := docker.Leftovers(docker.EngineConfig{DataDir: cfg.DataDir, RunDir: cfg.RunDir})
-	if err != nil {
-		return nil, err
-	}
-	points, err := docker.MountedBelow(sandboxesDir(cfg))
-	return append(left, points...), err
 }
 
 func writeBackup(ctx context.Context, cfg *config.Config, path string, withKey bool) (err error) {
@@ -183,7 +174,7 @@ func newRestore(g *globals) *cobra.Command {
 			if err := a.Extract(cmd.Context(), cfg.DataDir); err != nil {
 				return err
 			}
-			_, keyErr := openKey(cfg)
+			_, keyErr := seal.Open(cfg.KeyFile, cfg.DataDir)
 			said := map[string]any{"dataDir": cfg.DataDir, "created": a.Created, "version": a.Version, "key": keyErr == nil}
 			return g.print(cmd, said, func(w io.Writer) {
 				fmt.Fprintf(w, "%s is as of %s\n", cfg.DataDir, a.Created.Local().Format(time.DateTime))

@@ -10,6 +10,7 @@ import (
 
 	"sallyport/internal/backup"
 	"sallyport/internal/config"
+	"sallyport/internal/daemon"
 	"sallyport/internal/seal"
 )
 
@@ -114,7 +115,7 @@ func TestBackupAndRestore(t *testing.T) {
 // What is in use is not copied.
 func TestBackupOfWhatIsInUse(t *testing.T) {
 	path, cfg := sealed(t)
-	release, err := lockData(cfg)
+	release, err := daemon.Lock(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

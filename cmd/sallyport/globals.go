@@ -2,13 +2,10 @@ package main
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -19,34 +16,15 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/terminal"
+	"sallyport/policy"
 	"sallyport/sandbox/client"
 )
 
 // globals are the flags that every command has.
 type globals struct {
-	configPath string
-	dataDir    string
-	output     string
-	remote     client.Remote // of another host's daemon
-
-	read config.Print // of the configuration, before it was read
-}
-
-const systemConfig = "/etc/sallyport/sallyport.yaml"
-
-// path is the configuration file, or empty for the embedded defaults. The
-// working directory is not looked at: it may be anybody's.
-func (g *globals) path() string {
-	if g.configPath != "" {
-		return g.configPath
-	}
-	if p := os.Getenv("SALLYPORT_CONFIG"); p != "" {
-		return p
-	}
-	if _, err := os.Stat(systemConfig); !errors.Is(err, fs.ErrNotExist) {
-		return systemConfig
-	}
-	return ""
+	source config.Source // of the configuration
+	output string
+	remote client.Remote // of another host's daemon
 }
 
 // config reads the configuration; flags win over it. One that is wrong comes with
@@ -55,23 +33,7 @@ func (g *globals) config() (*config.Config, error) {
 	if g.output != "text" && g.output != "json" {
 		return nil, usageError{fmt.Errorf("--output %q: use text or json", g.output)}
 	}
-	var cfg *config.Config
-	var err error
-	if p := g.path(); p != "" {
-		g.read = config.NewPrint(p)
-		cfg, err = config.Load(p)
-	} else {
-		cfg, err = config.Parse("embedded defaults", nil)
-	}
-	if err != nil {
-		return cfg, err // which says where to look for what mends it
-	}
-	if g.dataDir != "" {
-		if cfg.DataDir, err = filepath.Abs(g.dataDir); err != nil {
-			return nil, err
-		}
-	}
-	return cfg, nil
+	return g.source.Load()
 }
 
 // daemon returns a client of the daemon that the configuration describes.
@@ -85,12 +47,12 @@ func (g *globals) daemon() (*api.Client, error) {
 	}
 	// A daemon that runs may be asked why it refuses what is written there now.
 	if err != nil {
-		cfg.RunDir = config.RunDir(g.path())
-		if _, serr := os.Stat(socketPath(cfg)); serr != nil {
+		cfg.RunDir = config.RunDir(g.source.Path())
+		if _, serr := os.Stat(cfg.Socket()); serr != nil {
 			return nil, err
 		}
 	}
-	return api.NewClient(socketPath(cfg)), nil
+	return api.NewClient(cfg.Socket()), nil
 }
 
 // elsewhere is the daemon of another host, by flags, the environment or the
@@ -107,8 +69,6 @@ func (g *globals) elsewhere(cfg *config.Config) client.Remote {
 	}
 	return r
 }
-
-func socketPath(cfg *config.Config) string { return filepath.Join(cfg.RunDir, "sallyport.sock") }
 
 // print writes v as JSON, or calls text, as the user asked.
 func (g *globals) print(cmd *cobra.Command, v any, text func(io.Writer)) error {
@@ -248,4 +208,18 @@ func pairs(flags []string, what string) (map[string]string, error) {
 		m[k] = v
 	}
 	return m, nil
+}
+
+// banner says above a listing what is in observe mode. It goes to the error stream,
+// where it is no part of what a program reads.
+func (g *globals) banner(cmd *cobra.Command, d *api.Client) {
+	if s, err := d.Status(cmd.Context()); err == nil { // or the listing itself says why not
+		observing(cmd.ErrOrStderr(), s.Observing)
+	}
+}
+
+func observing(w io.Writer, list []policy.Lifting) {
+	for _, l := range list {
+		fmt.Fprintf(w, "OBSERVE MODE: what the policy denies is carried: %s\n", l)
+	}
 }

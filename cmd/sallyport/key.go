@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +11,6 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
-	"sallyport/sandbox/client"
 )
 
 func newKey(g *globals) *cobra.Command {
@@ -101,30 +99,4 @@ func newKeyRemove(g *globals) *cobra.Command {
 		}
 		return g.print(cmd, map[string]string{"removed": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0], "is removed") })
 	}}
-}
-
-func newEvents(g *globals) *cobra.Command {
-	var after uint64
-	c := &cobra.Command{Use: "events", Short: "Show what happens, as it does", Args: exactly()}
-	c.Flags().Uint64Var(&after, "after", 0, "begin after this position (default now)")
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		err = d.Events(cmd.Context(), after, func(e client.Event) error {
-			return g.print(cmd, e, func(w io.Writer) {
-				fmt.Fprintf(w, "%d %s %s", e.Position, e.Time.Local().Format(time.TimeOnly), terminal.Escape(e.Message))
-				if e.Operator != "" {
-					fmt.Fprintf(w, " by %s", terminal.Escape(e.Operator))
-				}
-				fmt.Fprintln(w)
-			})
-		})
-		if errors.Is(err, context.Canceled) {
-			return nil
-		}
-		return err
-	}
-	return c
 }

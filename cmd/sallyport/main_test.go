@@ -5,19 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
-
-	"sallyport/audit"
-	"sallyport/sandbox/datapath"
+	"sallyport/internal/config"
+	"sallyport/internal/daemon"
 )
 
 // run is the command line in this process: what it prints, and its status.
@@ -185,51 +180,23 @@ func TestSecretBeforeTheDaemon(t *testing.T) {
 // Two daemons on one data directory would tear its log.
 func TestOneDaemon(t *testing.T) {
 	_, file := configured(t, "")
-	g := &globals{configPath: file, output: "text"}
+	g := &globals{source: config.Source{File: file}, output: "text"}
 	cfg, err := g.config()
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{globals: g, cfg: cfg}
-	if err := d.claim(t.Context()); err != nil {
+	if err := os.MkdirAll(cfg.DataDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	release, err := daemon.Lock(cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
 	_, status, err := run(t, "x", "secret", "set", "key", "--config", file)
 	if status != 1 || !strings.Contains(err.Error(), "sallyport down") {
 		t.Errorf("got %d, %v, want a refusal that says what to do", status, err)
 	}
-	if err := d.close(); err != nil {
+	if err := release(); err != nil {
 		t.Error(err)
-	}
-}
-
-// Drops of one kind are one record that counts them all.
-func TestDropsAreFolded(t *testing.T) {
-	dir := t.TempDir()
-	trail, err := audit.Open(dir, audit.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	l := newDropLog(trail, slog.New(slog.DiscardHandler))
-	dns := netip.MustParseAddrPort("192.0.2.1:53")
-	for range 3 {
-		l.add(datapath.Drop{Generation: 1, Sandbox: "a", Destination: dns, Count: 2})
-	}
-	l.add(datapath.Drop{Generation: 2, Sandbox: "b", Destination: dns, Count: 1})
-	l.flush(time.Time{})
-	if err := trail.Close(); err != nil {
-		t.Fatal(err)
-	}
-	got := map[string]int{}
-	for r, err := range audit.Pair(t.Context(), dir, audit.Query{Kind: audit.KindDrop}, 0) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if e := r.Decision; e != nil {
-			got[e.Unmapped.Sallyport.Sandbox] += 100 + e.Count // a record is a hundred
-		}
-	}
-	if diff := cmp.Diff(got, map[string]int{"a": 106, "b": 101}); diff != "" {
-		t.Errorf("records and packets by sandbox: %s", diff)
 	}
 }

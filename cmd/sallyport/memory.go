@@ -29,7 +29,7 @@ func (g *globals) memory(name string, f func(dir string) error) error {
 	if err != nil {
 		return err
 	}
-	folder := filepath.Join(sandboxesDir(cfg), name)
+	folder := filepath.Join(cfg.SandboxesDir(), name)
 	release, err := disk.Hold(folder)
 	if err != nil {
 		return err

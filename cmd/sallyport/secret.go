@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"strings"
 
@@ -13,6 +11,7 @@ import (
 	"golang.org/x/term"
 
 	"sallyport/internal/api"
+	"sallyport/internal/daemon"
 )
 
 // maxSecret bounds what is read as a secret's value, in bytes.
@@ -47,7 +46,11 @@ func newSecretSet(g *globals) *cobra.Command {
 				return err
 			}
 			if err := d.SetSecret(cmd.Context(), args[0], values); errors.Is(err, api.ErrNoDaemon) {
-				if err := g.setSecretDirectly(cmd.Context(), args[0], values); err != nil {
+				cfg, err := g.config()
+				if err != nil {
+					return err
+				}
+				if err := daemon.SetSecret(cmd.Context(), cfg, version, args[0], values); err != nil {
 					return err
 				}
 			} else if err != nil {
@@ -114,24 +117,6 @@ func notEmpty(values map[string]string) error {
 		}
 	}
 	return nil
-}
-
-// setSecretDirectly does what the daemon would, where none runs yet: under its
-// lock and with its event.
-func (g *globals) setSecretDirectly(ctx context.Context, name string, fields map[string]string) (err error) {
-	cfg, err := g.config()
-	if err != nil {
-		return err
-	}
-	d := &daemon{globals: g, cfg: cfg, log: slog.New(slog.DiscardHandler)}
-	defer func() { err = errors.Join(err, d.close()) }()
-	d.inForce.Store(cfg)
-	for _, step := range []func(context.Context) error{d.claim, d.openTrail} {
-		if err := step(ctx); err != nil {
-			return err
-		}
-	}
-	return secrets{d}.Set(ctx, name, secretFields(fields))
 }
 
 func newSecretList(g *globals) *cobra.Command {

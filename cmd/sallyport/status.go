@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
-	"sallyport/internal/doctor"
+	"sallyport/internal/ssh"
 	"sallyport/internal/supervise"
 )
 
@@ -158,35 +158,14 @@ func pullDown(ctx context.Context, d *api.Client) error {
 	return nil
 }
 
-func newDoctor(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "doctor", Short: "Say what the host lacks and how to mend it", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
-		cfg, err := g.config()
-		if err != nil {
-			return err
-		}
-		opt := doctor.Options{Config: cfg, Runsc: findRunsc(cfg), Agent: findAgent(), Tarball: findTarball(cfg)}
-		if cfg.Vault.Address != "" {
-			opt.Vault = vaultHealth(cfg)
-		}
-		findings := doctor.Examine(cmd.Context(), opt)
-		err = g.print(cmd, findings, func(w io.Writer) {
-			var rows []string
-			for _, f := range findings {
-				rows = append(rows, fmt.Sprintf("%s\t%s\t%s", f.Level, f.Name, f.Found))
-				if f.Level != doctor.OK && f.Fix != "" {
-					rows = append(rows, fmt.Sprintf("\t\t→ %s", f.Fix))
-				}
-			}
-			table(w, "STATE\tREQUIREMENT\tFOUND", rows...)
-		})
-		if err != nil {
-			return err
-		}
-		for _, f := range findings {
-			if f.Level == doctor.Fail {
-				return fmt.Errorf("%s is not as needed; see above", f.Name)
-			}
-		}
-		return nil
-	}}
+// sshLine says where SSH is, and what key it shows.
+func sshLine(s *ssh.Status) string {
+	line := fmt.Sprintf("ssh at %s, host key %s, pid %d, uid %d", s.Listen, s.Fingerprint, s.PID, s.UID)
+	if s.PID == 0 {
+		line = fmt.Sprintf("ssh at %s: not running", s.Listen)
+	}
+	if s.Restarts > 0 {
+		line += fmt.Sprintf("; started again %d times, last after: %s", s.Restarts, s.Failure)
+	}
+	return line
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,8 +16,8 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/config"
+	"sallyport/internal/daemon"
 	"sallyport/internal/seal"
-	"sallyport/sandbox/datapath"
 	"sallyport/sandbox/docker"
 )
 
@@ -46,10 +45,10 @@ func newUninstall(g *globals) *cobra.Command {
 		if os.Geteuid() != 0 && cfg.Engine.Kind != "none" {
 			return errors.New("sallyport uninstall needs root, as up does: run it with sudo")
 		}
-		if err := own(g.path(), cfg); err != nil {
+		if err := own(g.source.Path(), cfg); err != nil {
 			return err
 		}
-		u := uninstall{globals: g, cmd: cmd, cfg: cfg, keep: keep, client: api.NewClient(socketPath(cfg))}
+		u := uninstall{globals: g, cmd: cmd, cfg: cfg, keep: keep, client: api.NewClient(cfg.Socket())}
 		all, err := u.traces(cmd.Context())
 		if err == nil && yes {
 			err = u.remove(cmd.Context())
@@ -124,7 +123,7 @@ func (u *uninstall) traces(ctx context.Context) (all []trace, err error) {
 			found("sandbox", i.FullName()+", "+string(i.State), u.keep)
 		}
 	}
-	used, err := inUse(u.cfg)
+	used, err := daemon.InUse(u.cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -142,11 +141,11 @@ func (u *uninstall) traces(ctx context.Context) (all []trace, err error) {
 		kind, path string
 		kept       bool
 	}{
-		{"kernel programs", u.pins(), false},
+		{"kernel programs", daemon.PinDir(u.cfg), false},
 		{"run directory", u.cfg.RunDir, false},
 		{"data directory", u.cfg.DataDir, u.keep},
 		{"key", u.cfg.KeyFile, u.keep},
-		{"configuration", u.path(), true},
+		{"configuration", u.source.Path(), true},
 		{"systemd unit", "/etc/systemd/system/sallyport.service", true},
 	} {
 		if _, err := os.Lstat(f.path); err == nil {
@@ -159,13 +158,6 @@ func (u *uninstall) traces(ctx context.Context) (all []trace, err error) {
 	return all, nil
 }
 
-func (u *uninstall) pins() string { return u.guard().Pins }
-
-func (u *uninstall) guard() datapath.Config {
-	d := daemon{cfg: u.cfg, log: slog.New(slog.DiscardHandler)}
-	return d.guardConfig()
-}
-
 func (u *uninstall) bridged() bool {
 	_, err := net.InterfaceByName(u.cfg.Network.Bridge)
 	return u.cfg.Engine.Kind != "none" && err == nil
@@ -173,7 +165,7 @@ func (u *uninstall) bridged() bool {
 
 func (u *uninstall) remove(ctx context.Context) error {
 	if _, err := u.client.Status(ctx); err != nil {
-		used, err := inUse(u.cfg)
+		used, err := daemon.InUse(u.cfg)
 		if err != nil {
 			return err
 		}
@@ -210,13 +202,13 @@ func (u *uninstall) remove(ctx context.Context) error {
 // clear removes what nothing uses any more.
 func (u *uninstall) clear() error {
 	if _, err := os.Stat(u.cfg.DataDir); err == nil {
-		release, err := lockData(u.cfg)
+		release, err := daemon.Lock(u.cfg)
 		if err != nil {
 			return err
 		}
 		defer release()
 	}
-	used, err := inUse(u.cfg)
+	used, err := daemon.InUse(u.cfg)
 	if err != nil {
 		return err
 	}
@@ -231,10 +223,10 @@ func (u *uninstall) clear() error {
 		return fmt.Errorf("still in use: %s: end or unmount that, and try again; nothing is removed", strings.Join(used, ", "))
 	}
 	if u.cfg.Engine.Kind != "none" {
-		if err := datapath.Remove(u.guard()); err != nil {
+		if err := daemon.RemoveDatapath(u.cfg); err != nil {
 			return err
 		}
-		_ = os.Remove(filepath.Dir(u.pins())) // another daemon's may be there
+		_ = os.Remove(filepath.Dir(daemon.PinDir(u.cfg))) // another daemon's may be there
 	}
 	errs := []error{removeTree(u.cfg.RunDir)}
 	if !u.keep {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sallyport/internal/config"
+	"sallyport/internal/daemon"
 	"sallyport/internal/seal"
 )
 
@@ -67,7 +68,7 @@ func TestUninstallRefuses(t *testing.T) {
 		},
 		"of the host": func(*testing.T, string, *config.Config) []string { return []string{"--data-dir", "/usr"} },
 		"in use": func(t *testing.T, _ string, cfg *config.Config) []string {
-			release, err := lockData(cfg)
+			release, err := daemon.Lock(cfg)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -20,6 +20,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/internal/config"
+	"sallyport/internal/daemon"
 )
 
 func newUp(g *globals) *cobra.Command {
@@ -64,11 +65,7 @@ func newUp(g *globals) *cobra.Command {
 			to = file
 		}
 		log := slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
-		d, err := newDaemon(cmd.Context(), g, cfg, log, hangup)
-		if err != nil {
-			return err
-		}
-		return d.run(cmd.Context())
+		return daemon.Run(cmd.Context(), daemon.Options{Source: &g.source, Config: cfg, Version: version, Log: log, Hangup: hangup})
 	}
 	return c
 }
@@ -83,7 +80,7 @@ const readyWithin = 3 * time.Minute
 // runBehind starts this program again in a session of its own and waits until
 // it answers, or says why it did not.
 func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) error {
-	client := api.NewClient(socketPath(cfg))
+	client := api.NewClient(cfg.Socket())
 	if s, err := client.Status(cmd.Context()); err == nil {
 		return fmt.Errorf("a daemon is running already, pid %d: `sallyport down` stops it", s.PID)
 	}
@@ -107,7 +104,7 @@ func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) 
 	if err != nil {
 		return err
 	}
-	child := exec.Command(self, "up", "--config", g.configPath, "--data-dir", g.dataDir, "--debug="+strconv.FormatBool(debug), "--log-file", path)
+	child := exec.Command(self, "up", "--config", g.source.File, "--data-dir", g.source.DataDir, "--debug="+strconv.FormatBool(debug), "--log-file", path)
 	child.Stdout, child.Stderr = out, out
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/internal/terminal"
+	"sallyport/sandbox/client"
+)
+
+func newEvents(g *globals) *cobra.Command {
+	var after uint64
+	c := &cobra.Command{Use: "events", Short: "Show what happens, as it does", Args: exactly()}
+	c.Flags().Uint64Var(&after, "after", 0, "begin after this position (default now)")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		err = d.Events(cmd.Context(), after, func(e client.Event) error {
+			return g.print(cmd, e, func(w io.Writer) {
+				fmt.Fprintf(w, "%d %s %s", e.Position, e.Time.Local().Format(time.TimeOnly), terminal.Escape(e.Message))
+				if e.Operator != "" {
+					fmt.Fprintf(w, " by %s", terminal.Escape(e.Operator))
+				}
+				fmt.Fprintln(w)
+			})
+		})
+		if errors.Is(err, context.Canceled) {
+			return nil
+		}
+		return err
+	}
+	return c
+}

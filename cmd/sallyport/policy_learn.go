@@ -1,0 +1,178 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/audit"
+	"sallyport/internal/config"
+	"sallyport/internal/terminal"
+	"sallyport/policy"
+)
+
+func newPolicyLearn(g *globals) *cobra.Command {
+	x := learner{replayer: replayer{globals: g, timeout: time.Second}}
+	c := &cobra.Command{
+		Use:   "learn",
+		Short: "Propose the rules that the policy lacks for what was carried, as in observe mode",
+		Long: "Learn turns the record of a run into the rules that the policy of --config lacks to carry it without\n" +
+			"observe mode, writes the configuration with them, or with --diff what they change of it, and replays the\n" +
+			"run by it. Nothing is put into force. It proposes no credential, no private address, and nothing that a\n" +
+			"rule denies: those are listed for you to decide about.",
+		Example: "  sallyport policy learn --sandbox demo --since 1h --diff\n" +
+			"  sallyport policy learn --sandbox demo > candidate.yaml && sallyport policy replay --config candidate.yaml",
+		Args: exactly(),
+	}
+	x.recording.flags(c)
+	c.Flags().BoolVar(&x.diff, "diff", false, "show what is added to the configuration")
+	c.Flags().BoolVar(&x.options.Everyone, "everyone", false, "propose rules for every sandbox rather than for those that were seen")
+	c.RunE = func(cmd *cobra.Command, _ []string) error { return x.run(cmd) }
+	return c
+}
+
+type learner struct {
+	replayer
+	diff    bool
+	options policy.LearnOptions
+}
+
+// lesson is what learn prints as JSON.
+type lesson struct {
+	policy.Lesson
+	Document string `json:"document"` // the configuration with the proposals
+	Diff     string `json:"diff"`
+	// NewlyDenied is how many of the run the amended policy denies, but for what is
+	// flagged.
+	NewlyDenied int `json:"newly_denied"`
+}
+
+// maxRefused bounds the decisions that are remembered for their upstream's address.
+const maxRefused = 1 << 20
+
+func (x *learner) run(cmd *cobra.Command) error {
+	cfg, err := x.config()
+	if err != nil {
+		return err
+	}
+	q, err := x.query(cfg)
+	if err != nil {
+		return err
+	}
+	p, err := policy.Compile(cmd.Context(), cfg.Document, policy.Options{Timeout: x.timeout})
+	if err != nil {
+		return err
+	}
+	refused, err := x.refused(cmd, q)
+	if err != nil {
+		return err
+	}
+	x.options.Refused = func(id string) bool { return refused[id] }
+	var l lesson
+	if l.Lesson, err = p.Learn(cmd.Context(), x.decisions(cmd, q), x.options); err != nil {
+		return err
+	}
+	x.warn(cmd.ErrOrStderr())
+	name, text := "sallyport.yaml", ""
+	if path := x.source.Path(); path != "" {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		name, text = path, string(data)
+		besides(path, l.Proposals)
+	}
+	if l.Document, err = policy.Amend(text, l.Proposals); err != nil {
+		return err
+	}
+	l.Diff = policy.Diff(name, text, l.Document)
+	if l.NewlyDenied, err = x.verify(cmd, name, l, cfg, q); err != nil {
+		return err
+	}
+	x.report(cmd.ErrOrStderr(), l)
+	return x.print(cmd, l, func(w io.Writer) {
+		if x.diff {
+			fmt.Fprint(w, l.Diff)
+			return
+		}
+		fmt.Fprint(w, l.Document)
+	})
+}
+
+// besides writes the files of proposals that lie below the configuration's folder as
+// that writes them.
+func besides(path string, list []policy.Proposal) {
+	dir, err := filepath.Abs(filepath.Dir(path))
+	if err != nil {
+		return
+	}
+	for i := range list {
+		u := list[i].Rule.Upstream
+		if u == nil {
+			continue
+		}
+		near := *u
+		for _, file := range []*string{&near.Roots, &near.ProxyRoots} {
+			if name, err := filepath.Rel(dir, *file); err == nil && filepath.IsLocal(name) && *file != "" {
+				*file = name
+			}
+		}
+		list[i].Rule.Upstream = &near
+	}
+}
+
+// refused lists the decisions whose upstream's address was refused.
+func (x *learner) refused(cmd *cobra.Command, q audit.Query) (map[string]bool, error) {
+	q.Kind, q.Denied = audit.KindCompletion, true
+	ids := map[string]bool{}
+	for e, err := range audit.Read(cmd.Context(), x.dir, q) {
+		var damage *audit.DamageError
+		switch {
+		case errors.As(err, &damage): // which is reported once the decisions are read
+		case err != nil:
+			return nil, err
+		case len(ids) < maxRefused:
+			ids[e.Metadata.CorrelationUID] = true
+		}
+	}
+	return ids, nil
+}
+
+// verify reads the amended configuration as it would be loaded, decides the run by
+// it, and returns how many decisions it denies that are not flagged.
+func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *config.Config, q audit.Query) (int, error) {
+	cfg, err := config.Parse(name, []byte(l.Document))
+	if err != nil {
+		return 0, fmt.Errorf("the proposal cannot be used: %w", err)
+	}
+	if n := len(before.Egress); len(cfg.Egress) != n+len(l.Proposals) || len(cfg.EgressAuth) != len(before.EgressAuth) ||
+		!slices.EqualFunc(cfg.Egress[n:], l.Proposals, func(r policy.EgressRule, p policy.Proposal) bool { return r.Name == p.Rule.Name }) {
+		return 0, errors.New("the proposal would change more of the configuration than its rules: write the list egress as a block")
+	}
+	p, err := policy.Compile(cmd.Context(), cfg.Document, policy.Options{Timeout: x.timeout})
+	if err != nil {
+		return 0, fmt.Errorf("the proposal cannot be used: %w", err)
+	}
+	// What there would be to learn once more is what it still denies.
+	again, err := p.Learn(cmd.Context(), x.decisions(cmd, q), x.options)
+	return again.Covered, err
+}
+
+// report says what there is to know about a proposal.
+func (x *learner) report(w io.Writer, l lesson) {
+	fmt.Fprintf(w, "sallyport: of %s carried the policy allows %d; %s proposed, for %d\n",
+		many(l.Decisions, "decision that was", "decisions that were"), l.Allowed, many(len(l.Proposals), "rule", "rules"), l.Covered)
+	for _, f := range l.Flags {
+		fmt.Fprintf(w, "sallyport: not proposed: %d to %s: %s, as %s\n", f.Requests, terminal.Word(f.Destination), f.Why, terminal.Escape(strings.Join(f.Examples, " ")))
+	}
+	if l.NewlyDenied > 0 {
+		fmt.Fprintf(w, "sallyport: warning: the proposal would deny %d decisions of the run: see policy replay\n", l.NewlyDenied)
+	}
+}

@@ -1,0 +1,251 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/audit"
+	"sallyport/internal/config"
+	"sallyport/internal/recorded"
+	"sallyport/internal/terminal"
+	"sallyport/policy"
+)
+
+// recording says which recorded decisions a command is about.
+type recording struct {
+	dir, since, sandbox string
+	damage              []string // of the log, as it was read
+	lost                int      // more damage than is listed
+}
+
+func (r *recording) flags(c *cobra.Command) {
+	c.Flags().StringVar(&r.dir, "audit", "", "folder of the log (default the configuration's)")
+	c.Flags().StringVar(&r.since, "since", "", "decisions not older than this: 90s, 24h, or a time as 2026-12-01T00:00:00Z")
+	c.Flags().StringVar(&r.sandbox, "sandbox", "", "decisions of this sandbox only")
+}
+
+// query checks the flags.
+func (r *recording) query(cfg *config.Config) (audit.Query, error) {
+	q := audit.Query{Sandbox: r.sandbox}
+	if r.dir == "" {
+		r.dir = cfg.AuditDir()
+	}
+	if r.since != "" {
+		ago, err := time.ParseDuration(r.since)
+		if err == nil && ago > 0 {
+			q.Since = time.Now().Add(-ago)
+		} else if q.Since, err = time.Parse(time.RFC3339, r.since); err != nil {
+			return q, usageError{fmt.Errorf("--since %q: write 24h, or a time as 2026-12-01T00:00:00Z", r.since)}
+		}
+	}
+	if _, err := os.Stat(r.dir); errors.Is(err, fs.ErrNotExist) {
+		return q, fmt.Errorf("there is no log in %s: name its folder with --audit", r.dir)
+	}
+	return q, nil
+}
+
+// maxDamage bounds the damage that is listed.
+const maxDamage = 20
+
+// decisions yields the decisions. Damage of the log is kept for the report.
+func (r *recording) decisions(cmd *cobra.Command, q audit.Query) iter.Seq2[policy.Recorded, error] {
+	return func(yield func(policy.Recorded, error) bool) {
+		for d, err := range recorded.Read(cmd.Context(), r.dir, q) {
+			var damage *audit.DamageError
+			if errors.As(err, &damage) {
+				if len(r.damage) < maxDamage {
+					r.damage = append(r.damage, damage.Error())
+				} else {
+					r.lost++
+				}
+				continue
+			}
+			if !yield(d, err) {
+				return
+			}
+		}
+	}
+}
+
+// warn lists the damage.
+func (r *recording) warn(w io.Writer) {
+	for _, d := range r.damage {
+		fmt.Fprintln(w, "sallyport: warning:", d)
+	}
+	if r.lost > 0 {
+		fmt.Fprintf(w, "sallyport: warning: and %d more\n", r.lost)
+	}
+}
+
+func newPolicyReplay(g *globals) *cobra.Command {
+	x := replayer{globals: g}
+	c := &cobra.Command{
+		Use:   "replay",
+		Short: "Decide recorded traffic again by the configuration's policy, and say what would change",
+		Long: "Replay decides recorded traffic again by the policy of --config, which need not be in force, as if\n" +
+			"observe mode were over. It exits with 0 when nothing changes that --fail-on names, with 1 when\n" +
+			"something does, and with 2 when that could not be found out. Decisions that cannot be made again\n" +
+			"are counted, and change no exit status; with --fail-on body those do whose rule has to see a body,\n" +
+			"which the audit never has.",
+		Example: "  sallyport policy replay --config candidate.yaml --since 24h\n" +
+			"  sallyport policy replay --config candidate.yaml --audit ./audit --fail-on denied,approval -o json",
+		Args: exactly(),
+	}
+	x.recording.flags(c)
+	c.Flags().StringSliceVar(&x.failOn, "fail-on", nil, "changes to exit with 1 for, with a comma between: "+strings.Join(changeNames(), ", ")+", body for what cannot be decided without one, or none (default: all changes)")
+	c.Flags().DurationVar(&x.timeout, "timeout", time.Second, "for one decision; a busy machine should not look like a policy that denies")
+	c.RunE = func(cmd *cobra.Command, _ []string) error {
+		fails, err := x.run(cmd)
+		var usage usageError
+		switch {
+		case errors.As(err, &usage):
+			return err
+		case err != nil:
+			return judgeError{err}
+		case fails:
+			return exitCode(1)
+		}
+		return nil
+	}
+	return c
+}
+
+type replayer struct {
+	*globals
+	recording
+	failOn  []string
+	timeout time.Duration
+}
+
+// failBody is what --fail-on names that is no change.
+const failBody = "body"
+
+func changeNames() (names []string) {
+	for _, c := range policy.Changes {
+		names = append(names, string(c))
+	}
+	return names
+}
+
+// run says whether something changes that it is to fail for.
+func (x *replayer) run(cmd *cobra.Command) (fails bool, err error) {
+	for _, name := range x.failOn {
+		if name != "none" && name != failBody && !slices.Contains(changeNames(), name) {
+			return false, usageError{fmt.Errorf("--fail-on %q: use %s, body, or none", name, strings.Join(changeNames(), ", "))}
+		}
+	}
+	cfg, err := x.config()
+	if err != nil {
+		return false, err
+	}
+	q, err := x.query(cfg)
+	if err != nil {
+		return false, err
+	}
+	r, err := x.replay(cmd, cfg.Document, q)
+	if err != nil {
+		return false, err
+	}
+	x.warn(cmd.ErrOrStderr())
+	fails = r.Unfit[policy.UnfitBody] > 0 && slices.Contains(x.failOn, failBody)
+	for c, n := range r.ByChange {
+		fails = fails || n > 0 && (len(x.failOn) == 0 || slices.Contains(x.failOn, string(c)))
+	}
+	return fails, x.print(cmd, r, func(w io.Writer) { printReplay(w, r) })
+}
+
+// replayed is what replay keeps answers for: as many inputs as differ in what a
+// policy looks at.
+const replayed = 1 << 17
+
+// replay decides what a query selects by a document.
+func (x *replayer) replay(cmd *cobra.Command, doc policy.Document, q audit.Query) (policy.Replay, error) {
+	doc.Policy.Cache = new(replayed) // it changes no answer, and no revision
+	p, err := policy.Compile(cmd.Context(), doc, policy.Options{Timeout: x.timeout})
+	if err != nil {
+		return policy.Replay{}, err
+	}
+	return p.Replay(cmd.Context(), x.decisions(cmd, q))
+}
+
+// changed says what has become of decisions.
+var changeTexts = map[policy.Change]string{
+	policy.NewlyAllowed:  "newly allowed",
+	policy.NewlyDenied:   "newly denied",
+	policy.NewlyAsked:    "a person would be asked",
+	policy.NewlyInjected: "newly injected",
+	policy.NotInjected:   "no longer injected",
+	policy.OtherRule:     "the same by another rule",
+}
+
+// printReplay writes a replay as a person reads it.
+func printReplay(w io.Writer, r policy.Replay) {
+	fmt.Fprint(w, many(r.Decisions, "decision", "decisions"))
+	if r.Decisions > 0 {
+		fmt.Fprintf(w, " from %s to %s", r.First.Format(time.RFC3339), r.Last.Format(time.RFC3339))
+	}
+	fmt.Fprintf(w, ", by policy %.12s:\n", r.Revision)
+	fmt.Fprintf(w, "%9d the same\n", r.Same)
+	for _, c := range policy.Changes {
+		if n := r.ByChange[c]; n > 0 {
+			fmt.Fprintf(w, "%9d %s\n", n, changeTexts[c])
+		}
+	}
+	if r.Undecided > 0 {
+		fmt.Fprintf(w, "%9d of them are denied because the policy comes to no answer\n", r.Undecided)
+	}
+	for _, u := range []policy.Unfit{policy.UnfitFloor, policy.UnfitLimit, policy.UnfitFolded, policy.UnfitClipped, policy.UnfitBody, policy.UnfitIncomplete} {
+		if n := r.Unfit[u]; n > 0 {
+			fmt.Fprintf(w, "%9d not decided again: %s\n", n, unfitReasons[u])
+		}
+		if u != policy.UnfitBody {
+			continue
+		}
+		for _, s := range r.Unseen {
+			fmt.Fprintf(w, "%19d by %s (%s), e.g. %s\n", s.Count, terminal.Word(s.Rule), s.RuleType, terminal.Escape(strings.Join(s.Examples, " ")))
+		}
+	}
+	for _, g := range r.Groups {
+		var what []string
+		for _, c := range g.Changes {
+			what = append(what, changeTexts[c])
+		}
+		fmt.Fprintf(w, "\n%s: %d × %s\n", strings.Join(what, ", "), g.Count, subjectOf(g))
+		fmt.Fprintf(w, "  was  %s\n  is   %s: %s\n", verdict(g.Was), verdict(g.Is), terminal.Escape(g.Reason))
+		fmt.Fprintf(w, "  e.g. %s\n", terminal.Escape(strings.Join(g.Examples, " ")))
+	}
+	if r.Ungrouped > 0 {
+		fmt.Fprintf(w, "\nand %d more that change, of too many kinds to list\n", r.Ungrouped)
+	}
+}
+
+func subjectOf(g policy.Group) string {
+	to := terminal.Word(g.Destination)
+	switch g.Phase {
+	case policy.PhaseDNS:
+		return "the name " + to
+	case policy.PhaseConnect:
+		return "a connection (" + terminal.Word(string(g.Protocol)) + ") to " + to
+	}
+	return terminal.Word(g.Method) + " " + to + terminal.Word(g.Path)
+}
+
+func verdict(v policy.Verdict) string {
+	s := string(v.Action)
+	if v.Rule != "" {
+		s += " by " + terminal.Word(v.Rule)
+	}
+	if len(v.Credentials) > 0 {
+		s += " with " + terminal.Escape(strings.Join(v.Credentials, ", "))
+	}
+	return s
+}

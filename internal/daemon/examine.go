@@ -1,0 +1,77 @@
+package daemon
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"sallyport/gateway/credential/vault"
+	"sallyport/internal/config"
+	"sallyport/internal/doctor"
+)
+
+// Examine finds out what this host lacks for a configuration.
+func Examine(ctx context.Context, cfg *config.Config) []doctor.Finding {
+	o := doctor.Options{Config: cfg, Runsc: findRunsc(cfg), Agent: findAgent(), Tarball: findTarball(cfg)}
+	if cfg.Vault.Address != "" {
+		o.Vault = vaultHealth(cfg)
+	}
+	return doctor.Examine(ctx, o)
+}
+
+// vaultHealth asks the configured Vault server how it is.
+func vaultHealth(cfg *config.Config) func(context.Context) error {
+	return func(ctx context.Context) error {
+		c, err := vault.New(cfg.Vault, slog.New(slog.DiscardHandler))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		return c.Health(ctx)
+	}
+}
+
+// findAgent returns the program that is PID 1 in every sandbox; it is
+// installed beside this one.
+func findAgent() string { return beside("sallyport-agent") }
+
+// findRunsc returns gVisor's runsc as configured, beside this program, or on PATH.
+func findRunsc(c *config.Config) string {
+	if c.Engine.Runsc != "" {
+		return c.Engine.Runsc
+	}
+	if p := beside("runsc"); p != "" {
+		return p
+	}
+	p, err := exec.LookPath("runsc")
+	if err != nil {
+		return ""
+	}
+	return p
+}
+
+// findTarball returns the base image's root file system as configured, or
+// beside this program.
+func findTarball(c *config.Config) string {
+	if c.Sandbox.Tarball != "" {
+		return c.Sandbox.Tarball
+	}
+	return beside("base.tar")
+}
+
+func beside(name string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	if self, err = filepath.EvalSymlinks(self); err != nil {
+		return ""
+	}
+	p := filepath.Join(filepath.Dir(self), name)
+	if _, err := os.Stat(p); err != nil {
+		return ""
+	}
+	return p
+}

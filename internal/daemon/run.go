@@ -1,0 +1,146 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"runtime/debug"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/internal/api"
+)
+
+// heapGrowth is by how many percent the daemon's heap grows before it is collected.
+// No request waits for the daemon but for its credential, once in a while: what it
+// takes at rest counts for more.
+const heapGrowth = 50
+
+// run serves until ctx is done, then drains.
+func (d *daemon) run(ctx context.Context) (err error) {
+	defer func() { err = errors.Join(err, d.close()) }()
+	ctx, d.cancel = context.WithCancel(ctx)
+	defer d.cancel()
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(heapGrowth)
+	}
+
+	g, serving := errgroup.WithContext(ctx)
+	if err := d.serve(serving, g); err != nil {
+		d.cancel()
+		return errors.Join(err, g.Wait())
+	}
+	err = g.Wait()
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed)) {
+		err = nil // it was asked to end
+	}
+	return errors.Join(err, d.end())
+}
+
+// serve starts everything in the group; the control interface is the last, so
+// that a daemon that answers is up.
+func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
+	if err := d.serveMetrics(ctx, g); err != nil {
+		return err
+	}
+	if err := d.supervisor.Start(ctx, d.cfg.Document, d.rules.Policy().Revision()); err != nil {
+		return err
+	}
+	g.Go(func() error { return d.supervisor.Watch(ctx) })
+	g.Go(func() error { return d.approvals.Run(ctx) })
+	watched := &watcher{version: d.version, policy: d.rules.Policy, record: d.auditLog.Enqueue, log: d.log}
+	g.Go(func() error { return watched.run(ctx) })
+	// What has come meanwhile waits for the first turn.
+	g.Go(func() error { return d.reloadOnSignal(ctx) })
+	g.Go(func() error { return d.followFiles(ctx) })
+	g.Go(func() error { return d.followBundle(ctx) })
+	if h := d.host; h != nil {
+		g.Go(func() error { return h.engine.Watch(ctx) })
+		g.Go(func() error { return h.sandboxes.Watch(ctx) })
+		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })
+		g.Go(func() error { return h.sandboxes.WatchSpace(ctx) })
+		g.Go(func() error { return h.sandboxes.Fill(ctx) })
+		drops := newDropLog(d.auditLog, d.log)
+		g.Go(func() error { return drops.run(ctx) })
+		g.Go(func() error {
+			defer drops.flush(time.Time{}) // what came after the last tick
+			return h.guard.Drops(ctx, drops.add)
+		})
+		if err := h.guard.Steer(h.steered); err != nil {
+			return err
+		}
+	}
+	if err := d.recordLifecycle("started", d.rules.Policy()); err != nil {
+		return err
+	}
+	if err := d.serveSSH(ctx, g); err != nil {
+		return err
+	}
+	if err := d.tellWebhooks(ctx, g); err != nil {
+		return err
+	}
+	if err := d.serveAPI(ctx, g); err != nil {
+		return err
+	}
+	// Reading and compiling a policy leaves twice of what then lives.
+	debug.FreeOSMemory()
+	g.Go(func() error { return d.watchdog(ctx) })
+	d.notify(systemd.SdNotifyReady)
+	d.log.Info("sallyport is up", "version", d.version, "policy", d.rules.Policy().Revision(), "rules", d.rules.Policy().Rules())
+	return nil
+}
+
+func (d *daemon) end() error {
+	d.notify(systemd.SdNotifyStopping)
+	// The process has these too, and closes them first of all.
+	d.stopListening()
+	var stops errgroup.Group
+	stops.Go(d.stopSSH)
+	errs := []error{d.supervisor.Stop(time.Duration(d.cfg.Gateway.Drain)), stops.Wait()}
+	if d.host != nil {
+		errs = append(errs, d.drain())
+	}
+	if d.down.Load() && d.host != nil {
+		errs = append(errs, d.shutdown())
+	}
+	ctx := context.Background()
+	if by := d.downBy.Load(); by != nil {
+		ctx = context.WithoutCancel(*by)
+	}
+	return errors.Join(append(errs, d.auditLog.Append(ctx, d.about("stopped", d.rules.Policy(), "")))...)
+}
+
+// stopListening closes this process's share of what the gateway listens on.
+func (d *daemon) stopListening() {
+	if d.proxy != nil {
+		_ = d.proxy.Close()
+	}
+	if d.inbound != nil {
+		_ = d.inbound.Close()
+	}
+	if h := d.host; h != nil {
+		_, _, _ = h.steered.Close(), h.dnsUDP.Close(), h.dnsTCP.Close()
+	}
+}
+
+func (d *daemon) status() api.Status {
+	s := d.auditLog.Stats()
+	st := api.Status{
+		Version: d.version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
+		Events: s.Events, Syncs: s.Syncs, Gateway: d.supervisor.Status(), Policy: d.loaded(),
+		Observing: d.rules.Policy().Observing(time.Now()),
+	}
+	if d.certificate != nil {
+		st.Fingerprint = api.Fingerprint(*d.certificate)
+	}
+	if d.ssh != nil {
+		st.SSH = d.ssh.Status()
+	}
+	if d.host != nil {
+		st.Sandboxes = len(d.host.sandboxes.List())
+	}
+	return st
+}

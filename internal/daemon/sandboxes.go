@@ -1,0 +1,230 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"sallyport/audit"
+	"sallyport/gateway/supervisor"
+	"sallyport/internal/config"
+	"sallyport/internal/tmpfs"
+	"sallyport/sandbox"
+	"sallyport/sandbox/agent/channel"
+	"sallyport/sandbox/datapath"
+	"sallyport/sandbox/disk"
+	"sallyport/sandbox/docker"
+	"sallyport/sandbox/fsjail"
+)
+
+// sandboxHost is where sandboxes of this host live.
+type sandboxHost struct {
+	guard     *datapath.Datapath
+	engine    *docker.Engine
+	sandboxes *sandbox.Manager
+	steered   *net.TCPListener
+	dnsUDP    *net.UDPConn
+	dnsTCP    *net.TCPListener
+}
+
+// openSandboxes guards the bridge before the engine starts, so that no container
+// can be there first.
+func (d *daemon) openSandboxes(ctx context.Context) (err error) {
+	if d.cfg.Engine.Kind == "none" {
+		return nil
+	}
+	h := &sandboxHost{}
+	net4 := d.cfg.Network
+	if h.guard, err = datapath.Open(d.datapathConfig()); err != nil {
+		return err
+	}
+	d.onClose(h.guard.Close)
+	if h.steered, err = datapath.Listen(); err != nil {
+		return err
+	}
+	d.onClose(func() error { _ = h.steered.Close(); return nil }) // the gateway may have closed it
+	at := netip.AddrPortFrom(d.datapathConfig().Gateway(), 53)
+	listen := net.ListenConfig{Control: datapath.Mark}
+	listen.SetMultipathTCP(false)
+	udp, err := listen.ListenPacket(ctx, "udp4", at.String())
+	if err != nil {
+		return fmt.Errorf("listening for the sandboxes' DNS: %w: is another DNS server on every address of this host?", err)
+	}
+	h.dnsUDP = udp.(*net.UDPConn)
+	d.onClose(func() error { _ = udp.Close(); return nil })
+	tcp, err := listen.Listen(ctx, "tcp4", at.String())
+	if err != nil {
+		return fmt.Errorf("listening for the sandboxes' DNS: %w", err)
+	}
+	h.dnsTCP = tcp.(*net.TCPListener)
+	d.onClose(func() error { _ = tcp.Close(); return nil })
+
+	agents, err := channel.OpenKey(filepath.Join(d.cfg.DataDir, "agent.key"), d.key)
+	if err != nil {
+		return err
+	}
+	runtime, err := d.openRuntime(ctx, h, channel.Public(agents))
+	if err != nil {
+		return err
+	}
+	var disks sandbox.Disks
+	size := int64(d.cfg.Sandbox.Disk)
+	if runtime.Layered() {
+		disks = disk.Disks{}
+	} else {
+		d.log.Warn("nothing bounds what sandboxes write: this engine does not keep containers in overlay2; use engine.kind: private")
+		size = 0
+	}
+	if err := tmpfs.Mount(d.cfg.SleepDir()); err != nil {
+		return err
+	}
+	space, reserve, perTenant, err := openSpace(d.cfg)
+	if err != nil {
+		return err
+	}
+	h.sandboxes, err = sandbox.Open(ctx, sandbox.Options{
+		Dir:    d.cfg.SandboxesDir(),
+		Subnet: net4.Subnet,
+		Defaults: sandbox.Spec{
+			Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids,
+			CPUs: d.cfg.Sandbox.CPUs, Memory: int64(d.cfg.Sandbox.Memory), Disk: size,
+		},
+		Pool:      d.cfg.Sandbox.Pool.Size,
+		Runtime:   runtime,
+		Disks:     disks,
+		Network:   h.guard,
+		Authority: d.authority,
+		Secrets:   d.broker,
+		Recorder:  d.auditLog,
+		Recorded:  func(ctx context.Context, id string) (bool, error) { return audit.Has(ctx, d.cfg.AuditDir(), id) },
+		Logger:    d.log,
+		Agent:     channel.Options{Key: agents, Dial: datapath.Dial},
+		Space:     space,
+		Reserve:   reserve,
+		Images:    h.engine.Images(),
+		Login:     d.registryLogin,
+		Forget:    d.forget,
+		Publish:   d.publish,
+		RAM:       d.cfg.SleepDir(),
+		Key:       d.key,
+		Inherit:   func(parent, child string) error { return d.names.Copy(parent, child) },
+		Mark:      d.mark,
+		Meter:     runtime,
+		Gate:      gate{func() *supervisor.Supervisor { return d.supervisor }, d.log},
+		Layers:    runtime,
+		Jail:      fsjail.Open,
+		PerOwner:  d.cfg.Sandbox.PerTenant, OwnerImages: d.cfg.Sandbox.TenantImages, StoragePerOwner: perTenant,
+	})
+	d.host = h
+	if err == nil {
+		d.onClose(h.sandboxes.Close)
+	}
+	return err
+}
+
+func (d *daemon) openRuntime(ctx context.Context, h *sandboxHost, hostKey []byte) (_ *docker.Runtime, err error) {
+	net4 := d.cfg.Network
+	runsc := findRunsc(d.cfg)
+	if runsc == "" {
+		return nil, errors.New("gVisor's runsc is not installed: `make setup` builds it, or set engine.runsc")
+	}
+	engine := docker.EngineConfig{
+		DataDir: d.cfg.DataDir, RunDir: d.cfg.RunDir, Runsc: runsc,
+		Bridge: net4.Bridge, Pins: d.datapathConfig().Pins, Log: d.log,
+	}
+	if d.cfg.Engine.Kind == "existing" {
+		h.engine, err = docker.Connect(ctx, d.cfg.Engine.Host, engine)
+	} else {
+		h.engine, err = docker.StartEngine(ctx, engine)
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(h.engine.Close)
+	runtime, err := docker.New(ctx, h.engine, docker.Config{
+		Bridge: net4.Bridge, Subnet: net4.Subnet, Gateway: d.datapathConfig().Gateway(),
+		Agent: findAgent(), Dir: filepath.Join(d.cfg.DataDir, "runtime"),
+		Image: d.cfg.Sandbox.Image, Runtime: d.cfg.Sandbox.Runtime, Pids: d.cfg.Sandbox.Pids, HostKey: hostKey, Log: d.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if tarball := findTarball(d.cfg); tarball != "" {
+		if err := h.engine.Images().Ensure(ctx, d.cfg.Sandbox.Image, tarball); err != nil {
+			return nil, err
+		}
+	}
+	return runtime, nil
+}
+
+func (d *daemon) datapathConfig() datapath.Config { return datapathConfig(d.cfg, d.log) }
+
+func datapathConfig(cfg *config.Config, log *slog.Logger) datapath.Config {
+	n := cfg.Network
+	return datapath.Config{Bridge: n.Bridge, Subnet: n.Subnet, Logger: log, Pins: PinDir(cfg)}
+}
+
+// PinDir is the folder in the BPF file system that keeps the datapath's programs and maps.
+func PinDir(cfg *config.Config) string {
+	return filepath.Join("/sys/fs/bpf/sallyport", cfg.Network.Bridge)
+}
+
+// RemoveDatapath takes the datapath off this host. No sandbox may run.
+func RemoveDatapath(cfg *config.Config) error {
+	return datapath.Remove(datapathConfig(cfg, slog.New(slog.DiscardHandler)))
+}
+
+// mark is what a snapshot notes of the policy and of the audit.
+func (d *daemon) mark() sandbox.Mark {
+	return sandbox.Mark{Policy: d.rules.Policy().Revision(), Audit: d.auditLog.Stats().Events}
+}
+
+// publish tells the gateway who has an address.
+func (d *daemon) publish(a netip.Addr, i sandbox.Info) {
+	switch {
+	case d.supervisor == nil: // it will be told all of them
+	case i.ID == "":
+		d.supervisor.Identity(a, nil)
+	default:
+		s := identity(i)
+		d.supervisor.Identity(a, &s)
+	}
+}
+
+// drain empties the pool of sandboxes: nobody could take one of it, and the next
+// daemon fills its own.
+func (d *daemon) drain() error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return d.host.sandboxes.Drain(ctx)
+}
+
+// shutdown stops the sandboxes and the private engine and takes the datapath
+// off the host. Files, memory and audit stay.
+func (d *daemon) shutdown() error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	h := d.host
+	// Each may take its whole grace period, so that one after the other many
+	// would not fit.
+	var stops errgroup.Group
+	stops.SetLimit(stopsAtOnce)
+	for _, i := range h.sandboxes.List() {
+		if i.State == sandbox.Running || i.State == sandbox.Paused { // what is in RAM
+			stops.Go(func() error { _, err := h.sandboxes.Stop(ctx, i.Name); return err })
+		}
+	}
+	if err := errors.Join(stops.Wait(), h.engine.Stop(ctx), tmpfs.Unmount(d.cfg.SleepDir())); err != nil {
+		return err // the guard stays while anything may run
+	}
+	return datapath.Remove(d.datapathConfig())
+}
+
+const stopsAtOnce = 16

@@ -1,0 +1,122 @@
+package daemon
+
+import (
+	"context"
+	"iter"
+	"sync"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/internal/api"
+)
+
+// lifecycles yields the events of lifecycles from a number on, or with 0 from now
+// on, and waits for more.
+func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
+	if from == 0 {
+		from = d.lastEvent(ctx) + 1
+	}
+	dir := d.cfg.AuditDir()
+	return func(yield func(*audit.Event, error) bool) {
+		// Events that are in the log already are read in turns of their caller; later
+		// events are passed on as they come.
+		who := api.PrincipalOf(ctx)
+		for more := who.ID != ""; more; {
+			var found []scanned
+			var err error
+			if found, more, err = d.scans.turn(ctx, who.Owner(), dir, &from); err != nil {
+				return // nobody waits for it any more
+			}
+			for _, f := range found {
+				if !yield(f.event, f.err) {
+					return
+				}
+			}
+		}
+		for e, err := range audit.Read(ctx, dir, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true}) {
+			if !yield(e, err) {
+				return
+			}
+		}
+	}
+}
+
+// A caller who reads the log from far back has a turn at a time for so many events, by
+// all of its streams, or a tenant by those of all of its keys; after each it waits
+// scanRest times as long as the turn took. However much there is to read, that leaves
+// three quarters of a core, and all others, to everybody else.
+const (
+	scanTurn = 10_000
+	scanRest = 3
+)
+
+// scans are the turns of callers.
+type scans struct {
+	mu sync.Mutex
+	of map[string]*scanning
+}
+
+type scanning struct {
+	turn  chan struct{} // has an element while somebody has it
+	users int
+}
+
+// scanned is an event, or what is wrong with the log.
+type scanned struct {
+	event *audit.Event
+	err   error
+}
+
+// turn waits for that of a caller, reads up to scanTurn events from a number on, which it
+// moves, and returns those of lifecycles and whether there may be more.
+func (s *scans) turn(ctx context.Context, who, dir string, from *uint64) (found []scanned, more bool, err error) {
+	s.mu.Lock()
+	if s.of == nil {
+		s.of = map[string]*scanning{}
+	}
+	of := s.of[who]
+	if of == nil {
+		of = &scanning{turn: make(chan struct{}, 1)}
+		s.of[who] = of
+	}
+	of.users++
+	s.mu.Unlock()
+	leave := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if of.users--; of.users == 0 {
+			delete(s.of, who)
+		}
+	}
+	select {
+	case of.turn <- struct{}{}:
+	case <-ctx.Done():
+		leave()
+		return nil, false, ctx.Err()
+	}
+	began := time.Now()
+	n := 0
+	for e, err := range audit.Read(ctx, dir, audit.Query{From: *from}) {
+		if e != nil {
+			*from = e.Metadata.Sequence + 1
+		}
+		if e == nil || e.Unmapped.Sallyport.Kind == audit.KindLifecycle {
+			found = append(found, scanned{e, err})
+		}
+		if n++; n == scanTurn {
+			break
+		}
+	}
+	time.AfterFunc(scanRest*time.Since(began), func() { <-of.turn; leave() })
+	return found, n == scanTurn, ctx.Err()
+}
+
+// lastEvent is the number of the log's last event.
+func (d *daemon) lastEvent(ctx context.Context) (last uint64) {
+	for e, err := range audit.Read(ctx, d.cfg.AuditDir(), audit.Query{Last: 1}) {
+		if err == nil {
+			last = e.Metadata.Sequence
+		}
+	}
+	return last
+}

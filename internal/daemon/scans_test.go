@@ -1,0 +1,89 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"sallyport/audit"
+	"sallyport/policy"
+	"sallyport/sandbox"
+)
+
+// A caller who reads the log from far back by many streams has one turn at a time, and
+// whoever else reads waits for none of them.
+func TestScansAreShared(t *testing.T) {
+	dir := t.TempDir()
+	log, err := audit.Open(dir, audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const all = scanTurn + 10
+	events := make([]*audit.Event, all)
+	for i := range events {
+		events[i] = changed(audit.Product{Name: "sandbox/a"}, "sandbox", "started")
+	}
+	for some := range slices.Chunk(events, 100) {
+		if err := log.Append(t.Context(), some...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := log.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// One of the tenant's streams has its turn, for as long as the test wants.
+	held := &scanning{turn: make(chan struct{}, 1), users: 1}
+	held.turn <- struct{}{}
+	s := scans{of: map[string]*scanning{"tenant:acme": held}}
+	const streams = 20
+	read := make(chan int, streams)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for range streams {
+		go func() {
+			from := uint64(1)
+			found, _, _ := s.turn(ctx, "tenant:acme", dir, &from)
+			read <- len(found)
+		}()
+	}
+	for _, who := range []string{"tenant:beta", "unix:0", "key:1"} {
+		from := uint64(1)
+		found, more, err := s.turn(ctx, who, dir, &from)
+		if err != nil || len(found) != scanTurn || !more || from != scanTurn+1 {
+			t.Errorf("%s: %d events, more %v, then from %d: %v", who, len(found), more, from, err)
+		}
+	}
+	if len(read) > 0 {
+		t.Errorf("%d streams of the caller whose turn it was have read", len(read))
+	}
+	<-held.turn
+	if n := <-read; n != scanTurn {
+		t.Errorf("in its turn, a stream has %d events", n)
+	}
+	cancel()
+	for range streams - 1 {
+		<-read
+	}
+}
+
+// A sandbox that rules begin to select by the name it had before is told of, whosever it
+// is, and none that they have selected all along.
+func TestSelectedAnew(t *testing.T) {
+	compile := func(names ...string) *policy.Policy {
+		p, err := policy.Compile(t.Context(), policy.Document{Egress: []policy.EgressRule{{
+			Destination: "a.example.com", Sandboxes: policy.Selector{Names: names},
+		}}}, policy.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	there := []sandbox.Info{{Name: "box"}, {Name: "build"}, {Name: "deploy", Spec: sandbox.Spec{Owner: "acme"}}, {Name: "prod"}}
+	before, now := compile("build", "other"), compile("build", "deploy", "prod", "absent")
+	if got, want := selectedAnew(before, now, there), []string{"acme/deploy", "prod"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got := selectedAnew(now, now, there); len(got) > 0 {
+		t.Errorf("selected all along: %q", got)
+	}
+}

@@ -1,0 +1,205 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strconv"
+
+	"sallyport/audit"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/vault"
+	"sallyport/internal/api"
+	"sallyport/internal/config"
+	"sallyport/policy"
+	"sallyport/sandbox"
+)
+
+func secretFields(plain map[string]string) map[string]credential.Secret {
+	fields := map[string]credential.Secret{}
+	for k, v := range plain {
+		fields[k] = credential.NewSecret(v)
+	}
+	return fields
+}
+
+// sources has a source for each credential of cfg, and what ends them.
+func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, end func(), err error) {
+	sources := map[string]credential.Source{}
+	var server *vault.Client
+	end = func() {
+		if server != nil {
+			server.Close()
+		}
+	}
+	defer func() {
+		if err != nil {
+			end()
+		}
+	}()
+	for _, c := range cfg.Credentials {
+		if c.Source.Vault == nil {
+			sources[c.Name] = d.store.Source(c.Name)
+			continue
+		}
+		if server == nil {
+			if server, err = vault.New(cfg.Vault, d.log); err != nil {
+				return nil, nil, err
+			}
+		}
+		if sources[c.Name], err = server.Source(*c.Source.Vault); err != nil {
+			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
+		}
+	}
+	proxies, registries := cfg.ProxyLogins(), cfg.RegistryLogins()
+	for name, source := range sources {
+		if len(proxies[name])+len(registries[name]) > 0 {
+			sources[name] = credential.Login{Source: source, Proxies: proxies[name], Registries: registries[name]}
+		}
+	}
+	return sources, end, nil
+}
+
+// secrets is the embedded store as the API sees it, with an event for each change.
+type secrets struct{ d *daemon }
+
+func (s secrets) Set(ctx context.Context, name string, fields map[string]credential.Secret) error {
+	if err := s.writable(name); err != nil {
+		return err
+	}
+	if _, err := s.d.store.Set(name, fields); err != nil {
+		return err
+	}
+	s.revoke()
+	s.d.warn(ctx, s.d.inForce.Load())
+	return s.say(ctx, name, "set")
+}
+
+func (s secrets) Delete(ctx context.Context, name string) error {
+	if err := s.writable(name); err != nil {
+		return err
+	}
+	if err := s.d.store.Delete(name); err != nil {
+		return err
+	}
+	s.revoke()
+	return s.say(ctx, name, "removed")
+}
+
+// short says of each secret of the embedded store that the configuration's rules would
+// not inject for its length why that is.
+func (d *daemon) short(ctx context.Context, cfg *config.Config) map[string]string {
+	all := map[string]string{}
+	for _, rule := range cfg.EgressAuth {
+		i := slices.IndexFunc(cfg.Credentials, func(c policy.Credential) bool { return c.Name == rule.AuthRef && c.Source.Vault == nil })
+		if i < 0 || all[rule.AuthRef] != "" {
+			continue
+		}
+		m, err := d.store.Source(rule.AuthRef).Read(ctx)
+		if err != nil {
+			continue // each request says why
+		}
+		var inject policy.Inject
+		if rule.Inject != nil {
+			inject = *rule.Inject
+		}
+		for _, field := range credential.Short(inject, m.Fields) {
+			if !slices.Contains(cfg.Credentials[i].AllowShort, field) {
+				all[rule.AuthRef] = fmt.Sprintf("field %s is shorter than %d bytes and is not injected: set a longer one, or name it in allowShort", field, credential.MinSecret)
+				break
+			}
+		}
+	}
+	return all
+}
+
+// warn says in the log which secrets are too short, before a request finds out.
+func (d *daemon) warn(ctx context.Context, cfg *config.Config) {
+	short := d.short(ctx, cfg)
+	for _, name := range slices.Sorted(maps.Keys(short)) {
+		d.log.Warn("requests that need a credential will be refused", "credential", name, "why", short[name])
+	}
+}
+
+// revoke ends what the gateway has leased. Before the daemon runs there is none.
+func (s secrets) revoke() {
+	if s.d.supervisor != nil {
+		s.d.supervisor.Revoke()
+	}
+}
+
+// writable refuses a credential that lives elsewhere: a secret set here would
+// never be used.
+func (s secrets) writable(name string) error {
+	for _, c := range s.d.credentials() {
+		if c.Name == name && c.Source.Vault != nil {
+			return fmt.Errorf("%w: %s is in Vault at %s: change it there", api.ErrElsewhere, name, c.Source.Vault.Path)
+		}
+	}
+	return nil
+}
+
+func (s secrets) List() ([]api.Secret, error) {
+	kept, err := s.d.store.List()
+	if err != nil {
+		return nil, err
+	}
+	list := []api.Secret{}
+	known := map[string]bool{}
+	short := s.d.short(context.Background(), s.d.inForce.Load())
+	for _, e := range kept {
+		list = append(list, api.Secret{Name: e.Name, Source: "embedded", Version: strconv.FormatUint(e.Version, 10), Updated: e.Updated, Error: short[e.Name]})
+		known[e.Name] = true
+	}
+	for _, c := range s.d.credentials() {
+		switch {
+		case c.Source.Vault != nil:
+			list = append(list, api.Secret{Name: c.Name, Source: "vault " + c.Source.Vault.Path})
+		case !known[c.Name]:
+			list = append(list, api.Secret{Name: c.Name, Source: "embedded", Error: "not set: `sallyport secret set " + c.Name + "`"})
+		}
+	}
+	return list, nil
+}
+
+func (s secrets) say(ctx context.Context, name, state string) error {
+	e := changed(audit.Product{Name: "secret/" + name}, "secret "+name, state)
+	if err := s.d.auditLog.Append(ctx, e); err != nil {
+		return errors.Join(fmt.Errorf("the secret is %s, but this could not be recorded", state), err)
+	}
+	return nil
+}
+
+// credentials are those of the configuration that is in force.
+func (d *daemon) credentials() []policy.Credential { return d.inForce.Load().Credentials }
+
+// registryLogin is that of a registry of images, of the configuration in force.
+func (d *daemon) registryLogin(ctx context.Context, registry string) (sandbox.Login, error) {
+	for _, r := range d.inForce.Load().Registries {
+		if r.Host != registry {
+			continue
+		}
+		l, err := d.broker.RegistryLogin(ctx, r.AuthRef, registry)
+		if err != nil {
+			return nil, err
+		}
+		return l, nil
+	}
+	return nil, nil
+}
+
+// SetSecret sets a secret where no daemon runs yet, under its lock and with its event.
+func SetSecret(ctx context.Context, cfg *config.Config, version, name string, fields map[string]string) (err error) {
+	d := &daemon{cfg: cfg, version: version, log: slog.New(slog.DiscardHandler)}
+	defer func() { err = errors.Join(err, d.close()) }()
+	d.inForce.Store(cfg)
+	for _, step := range []func(context.Context) error{d.lockDataDir, d.openAuditLog} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	return secrets{d}.Set(ctx, name, secretFields(fields))
+}
