@@ -5,7 +5,8 @@
 # make lint      formatting and go vet      make bench     measure
 # make generate  BPF objects and schemas    make clean     remove bin
 # make fuzz      every fuzz target for ten minutes each (FUZZTIME=30s FUZZ=resolver for less)
-# make soak      two minutes of mixed traffic and faults through the gateway, with the race detector
+# make soak      two minutes of mixed traffic and faults through the gateway, with the race detector;
+#                then the end-to-end tests with loops, each loop as long as it can be
 # make long      what takes half an hour: bodies of 10 GB, and connections that idle for 20 minutes
 # make bench-datapath  measure the guard of the network, as root, after make setup
 # make bench-sandbox   measure the life of sandboxes beside plain Docker, likewise
@@ -49,6 +50,7 @@ fuzz:
 # SALLYPORT_SOAK=10m is longer, SALLYPORT_SEED=N plays an earlier run's dice.
 soak:
 	@CGO_ENABLED=1 SALLYPORT_SOAK=$${SALLYPORT_SOAK:-2m} $(GO) test -race ./gateway -run 'TestSoak$$' -count=1 -v -timeout 1h
+	@SALLYPORT_SOAK=1 $(GO) run ./internal/test/suite -workers 2 -only '/e2e Test(Sleep|Restarts|Killed|Model)$$'
 
 # SALLYPORT_BODY is in bytes.
 long:

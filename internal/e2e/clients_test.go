@@ -15,10 +15,7 @@ func TestMainJob(t *testing.T) {
 	r.serve()
 	r.up()
 	r.setKey()
-	for _, part := range []struct {
-		name string
-		test func(*testing.T, *rig)
-	}{
+	for _, p := range []part{
 		{"clients", testClients},
 		{"refusals are legible", testRefusals},
 		{"sandboxes persist", testPersistence},
@@ -29,12 +26,7 @@ func TestMainJob(t *testing.T) {
 		{"metrics", testMetrics},
 		{"explain", testExplain},
 	} {
-		t.Run(part.name, func(t *testing.T) {
-			outer := r.t
-			r.t = t
-			defer func() { r.t = outer }()
-			part.test(t, r)
-		})
+		t.Run(p.name, func(t *testing.T) { p.test(t, r.in(t)) })
 	}
 }
 

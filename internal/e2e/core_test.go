@@ -12,10 +12,7 @@ import (
 // What crashes is written down nowhere: not the daemon, which knows secrets, nor the
 // engine, nor gVisor, whose memory is the sandbox's, nor what runs in a sandbox with
 // runc, which could have the host's own handler of crashes at work.
-func TestNoCores(t *testing.T) {
-	r := newRig(t, "")
-	r.serve()
-	r.up()
+func testNoCores(t *testing.T, r *rig) {
 	r.ok("run", "one", "--", "true")
 	r.ok("run", "two", "--runtime", "runc", "--", "true")
 	pids := map[string]int{"the engine": r.enginePID(), "gVisor": r.pid("one"), "what runs with runc": r.pid("two"), "the daemon": r.state().PID}
@@ -41,11 +38,8 @@ func TestNoCores(t *testing.T) {
 // A sandbox that shares the host's kernel is kept from what a container needs none
 // of: the engine's filter of system calls, its masked paths, no way to be root
 // elsewhere.
-func TestSharedKernel(t *testing.T) {
-	r := newRig(t, "")
-	r.serve()
-	r.up()
-	r.ok("run", "two", "--runtime", "runc", "--", "true")
+func testSharedKernel(t *testing.T, r *rig) {
+	r.ok("run", "shared", "--runtime", "runc", "--", "true")
 	for what, tt := range map[string]struct{ shell, want string }{
 		"system calls":          {`grep -h ^Seccomp: /proc/1/status /proc/self/status | tr -d '\t\n'`, "Seccomp:2Seccomp:2"},
 		"kernel's memory":       {`head -c 1 /proc/kcore | wc -c; head -c 1 /proc/keys | wc -c; head -c 1 /proc/timer_list | wc -c`, "0\n0\n0\n"},
@@ -59,7 +53,7 @@ func TestSharedKernel(t *testing.T) {
 		"the agent":             {`(echo x >/.sallyport/agent) 2>/dev/null && echo written; (echo x >/.sallyport/host.pub) 2>/dev/null && echo written; true`, ""},
 		"a set-user-ID program": {`cp /bin/sh /tmp/s; chmod 4755 /tmp/s; setpriv --reuid=65534 /tmp/s -pc 'id -u' 2>/dev/null || echo 65534`, "65534\n"},
 	} {
-		if res := r.inside("two", tt.shell); res.stdout != tt.want {
+		if res := r.inside("shared", tt.shell); res.stdout != tt.want {
 			t.Errorf("%s: %s, want %q", what, res, tt.want)
 		}
 	}

@@ -10,12 +10,8 @@ import (
 // A client of QUIC in a gVisor sandbox, which has a connected socket, is refused
 // at once and turns to TCP; the test host gets no packet of it, and the refusal
 // is in the audit log.
-func TestDatagramsAreRefusedAtOnce(t *testing.T) {
-	r := newRig(t, "")
-	r.serve()
+func testDatagrams(t *testing.T, r *rig) {
 	forward(t)
-	r.up()
-	r.setKey()
 	r.ok("run", "agent", "--", "true")
 	arrived, err := r.host.Capture(nil)
 	if err != nil {

@@ -109,10 +109,27 @@ func (w *ward) sentry(id string) int {
 	return pid
 }
 
-// TestEngineKilled: dockerd and containerd are killed at once, while sandboxes run,
+// TestHealed ends what sandboxes stand on.
+func TestHealed(t *testing.T) {
+	all := newWard(t)
+	for _, p := range []struct {
+		name string
+		test func(*testing.T, *ward)
+	}{{"a sandbox killed", testSentryKilled}, {"the engine killed", testEngineKilled}, {"rebooted", testRebooted}} {
+		t.Run(p.name, func(t *testing.T) {
+			w := &ward{rig: all.in(t), player: all.player, n: map[string]int64{}}
+			p.test(t, w)
+			for _, name := range w.list() {
+				w.ok("sandbox", "rm", name)
+			}
+			w.filled(0)
+		})
+	}
+}
+
+// testEngineKilled: dockerd and containerd are killed at once, while sandboxes run,
 // are paused, hibernated, about to hibernate, and wait in the pool.
-func TestEngineKilled(t *testing.T) {
-	w := newWard(t)
+func testEngineKilled(t *testing.T, w *ward) {
 	w.make("runs", "paused", "deep", "going")
 	sessions := map[string]string{}
 	for _, name := range []string{"runs", "paused", "deep", "going"} {
@@ -180,9 +197,8 @@ func TestEngineKilled(t *testing.T) {
 	w.agrees(wardPool)
 }
 
-// TestSentryKilled: gVisor's process of a sandbox is killed, whatever it is doing.
-func TestSentryKilled(t *testing.T) {
-	w := newWard(t)
+// testSentryKilled: gVisor's process of a sandbox is killed, whatever it is doing.
+func testSentryKilled(t *testing.T, w *ward) {
 	w.make("runs", "paused")
 	if _, err := w.c.Pause(t.Context(), "paused"); err != nil {
 		t.Fatal(err)
@@ -229,9 +245,8 @@ func TestSentryKilled(t *testing.T) {
 	w.agrees(wardPool)
 }
 
-// TestRebooted: nothing is left of the host but its disk.
-func TestRebooted(t *testing.T) {
-	w := newWard(t)
+// testRebooted: nothing is left of the host but its disk.
+func testRebooted(t *testing.T, w *ward) {
 	w.make("runs", "paused", "deep", "kept")
 	if _, err := w.c.Snapshot(t.Context(), "kept", sandbox.SnapshotSpec{Name: "then", Memory: true}); err != nil {
 		t.Fatal(err)
@@ -328,6 +343,7 @@ func TestRecover(t *testing.T) {
 		})
 	}
 	r.agrees(0)
+	t.Run("never started", func(t *testing.T) { testNeverStarted(t, r.in(t)) })
 }
 
 // loops are the loop devices of the rig's files.
@@ -341,12 +357,9 @@ func (r *rig) loops() (list []string) {
 	return list
 }
 
-// TestNeverStarted: what was made and has not run takes no more of the host than what
+// testNeverStarted: what was made and has not run takes no more of the host than what
 // has been stopped, and can be used.
-func TestNeverStarted(t *testing.T) {
-	r := newRig(t, "")
-	r.small()
-	r.up()
+func testNeverStarted(t *testing.T, r *rig) {
 	r.ok("sandbox", "create", "left")
 	r.await("a disk that is left to nobody", func() bool { return len(r.loops()) == 0 })
 	r.ok("sandbox", "create", "made")

@@ -9,9 +9,7 @@ import (
 // docs/operate/isolation.md: what a process in a sandbox may not, whichever runtime has it.
 // With runc the kernel is the host's, and the engine's seccomp profile and masked
 // paths hold what gVisor holds otherwise.
-func TestInside(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
+func testInside(t *testing.T, r *rig) {
 	// capabilities(7): CHOWN 0, DAC_OVERRIDE 1, FOWNER 3, FSETID 4, KILL 5, SETGID 6,
 	// SETUID 7, NET_BIND_SERVICE 10, SYS_CHROOT 18, AUDIT_WRITE 29, SETFCAP 31.
 	caps := uint64(0)
@@ -66,9 +64,7 @@ func TestInside(t *testing.T) {
 
 // The user of a sandbox is the one of its commands and of its files, where they name
 // no other.
-func TestUser(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
+func testUser(t *testing.T, r *rig) {
 	r.ok("sandbox", "create", "theirs", "--user", "nobody")
 	if out := r.ok("run", "theirs", "--", "id", "-un"); out != "nobody\n" {
 		t.Errorf("commands are %q's", out)

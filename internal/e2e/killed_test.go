@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,18 +22,38 @@ import (
 	"sallyport/sandbox"
 )
 
-// killings is how many moments of a change the daemon is killed at.
-const killings = 10
+// moments are those of a change at which the daemon is killed, as fractions of it:
+// spread evenly where there is time, else one at random in each part of it.
+func moments(t *testing.T) (at []float64) {
+	n := soak(3, 10)
+	dice := rand.New(rand.NewPCG(seed(t), 0))
+	for i := range n {
+		in := 0.5
+		if n < 10 {
+			in = dice.Float64()
+		}
+		at = append(at, (float64(i)+in)/float64(n))
+	}
+	return at
+}
 
-// TestKilledMeanwhile kills the daemon at moments that are spread over a snapshot and
-// a fork. The next one has the sandbox, whose process has seen nothing of it, and what
-// was begun whole or not at all; the host has nothing besides, and the log one
-// beginning and one end of each.
-func TestKilledMeanwhile(t *testing.T) {
+// TestKilled kills the daemon in the middle of what it does to a sandbox, in which a
+// process writes.
+func TestKilled(t *testing.T) {
 	r := newRig(t, "")
 	r.up()
 	r.begin("agent", writer)
 	r.more("agent")
+	for _, p := range []part{{"meanwhile", testKilledMeanwhile}, {"as it wakes", testKilledAsItWakes}, {"power cut as it wakes", testPowerCutAsItWakes}} {
+		t.Run(p.name, func(t *testing.T) { p.test(t, r.in(t)) })
+	}
+}
+
+// testKilledMeanwhile kills the daemon at moments that are spread over a snapshot and
+// a fork. The next one has the sandbox, whose process has seen nothing of it, and what
+// was begun whole or not at all; the host has nothing besides, and the log one
+// beginning and one end of each.
+func testKilledMeanwhile(t *testing.T, r *rig) {
 	for what, change := range map[string]struct {
 		do   func(*api.Client, context.Context) error
 		look func(i int)
@@ -62,8 +83,8 @@ func TestKilledMeanwhile(t *testing.T) {
 			takes := time.Since(began)
 			change.look(0)
 			r.clear(what + " undisturbed")
-			for i := range killings {
-				after := takes * time.Duration(2*i+1) / (2 * killings)
+			for i, at := range moments(t) {
+				after := time.Duration(at * float64(takes))
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				done := make(chan error, 1)
 				go func() { done <- change.do(r.control(), ctx) }()
@@ -98,22 +119,18 @@ func TestKilledMeanwhile(t *testing.T) {
 	}
 }
 
-// TestKilledAsItWakes kills the daemon at moments that are spread over a wake. The engine
+// testKilledAsItWakes kills the daemon at moments that are spread over a wake. The engine
 // lives, and says what came of it: whatever the moment, the process goes on.
-func TestKilledAsItWakes(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
-	r.begin("agent", writer)
-	r.more("agent")
+func testKilledAsItWakes(t *testing.T, r *rig) {
 	session := r.info("agent").Session
 	r.ok("sandbox", "hibernate", "agent")
 	began := time.Now()
 	r.ok("sandbox", "wake", "agent")
 	takes := time.Since(began)
-	for i := range killings {
+	for _, at := range moments(t) {
 		r.more("agent")
 		r.ok("sandbox", "hibernate", "agent")
-		after := takes * time.Duration(2*i+1) / (2 * killings)
+		after := time.Duration(at * float64(takes))
 		done := make(chan result, 1)
 		go func() { done <- r.sallyport("sandbox", "wake", "agent") }()
 		time.Sleep(after)
@@ -130,14 +147,10 @@ func TestKilledAsItWakes(t *testing.T) {
 	r.more("agent")
 }
 
-// TestPowerCutAsItWakes ends daemon, engine and sandbox once its process has gone on,
+// testPowerCutAsItWakes ends daemon, engine and sandbox once its process has gone on,
 // before the engine has noted that, and takes away what was in RAM. What the process
 // has written is ahead of the memory that it was woken with: that is given up, and said.
-func TestPowerCutAsItWakes(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
-	r.begin("agent", writer)
-	r.more("agent")
+func testPowerCutAsItWakes(t *testing.T, r *rig) {
 	r.ok("sandbox", "hibernate", "agent")
 	session := r.info("agent").Session
 	size := func() int64 {
@@ -176,13 +189,6 @@ func TestPowerCutAsItWakes(t *testing.T) {
 		t.Errorf("it goes on with memory that is behind its files: %+v", i)
 		r.more("agent")
 	}
-}
-
-// in is the rig for a part of a test.
-func (r *rig) in(t *testing.T) *rig {
-	in := *r
-	in.t = t
-	return &in
 }
 
 func (r *rig) list() (names []string) {

@@ -23,20 +23,14 @@ while True:
     out.write("%.6f %.6f %s\n" % (began, time.time() - began, outcome))
 `
 
-const (
-	lookupKills = 5
-	// A lost question is asked again after a second. Resolvers that are told nothing
-	// wait for five.
-	longestLookup = 4 * time.Second
-)
+// A lost question is asked again after a second. Resolvers that are told nothing
+// wait for five.
+const longestLookup = 4 * time.Second
 
 // A question that a killed gateway, or a killed daemon, has not answered is asked again
 // and answered: no lookup in a sandbox fails, and none takes as long as a resolver's own
 // patience.
-func TestLookupsWhileKilled(t *testing.T) {
-	r := newRig(t, "")
-	r.serve()
-	r.up()
+func testLookupsWhileKilled(t *testing.T, r *rig) {
 	if res := r.feed(resolving, "run", "agent", "--", "sh", "-c", "cat > /root/look.py"); res.code != 0 {
 		t.Fatal(res)
 	}
@@ -60,7 +54,8 @@ func TestLookupsWhileKilled(t *testing.T) {
 		},
 	} {
 		since := time.Now()
-		for range lookupKills {
+		kills := soak(2, 5)
+		for range kills {
 			kill()
 			r.awaitLookup(time.Now())
 		}
@@ -76,7 +71,7 @@ func TestLookupsWhileKilled(t *testing.T) {
 				t.Errorf("%s killed: %v after the first time, a lookup: %s", what, l.began.Sub(since), l.outcome)
 			}
 		}
-		t.Logf("%s killed %d times: the longest of %d lookups took %v", what, lookupKills, count, longest.Round(time.Millisecond))
+		t.Logf("%s killed %d times: the longest of %d lookups took %v", what, kills, count, longest.Round(time.Millisecond))
 		if longest >= longestLookup {
 			t.Errorf("%s killed: a lookup took %v", what, longest)
 		}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -183,25 +182,16 @@ func (r *rig) history() (list []model.Event) {
 	return list
 }
 
-// TestModel: eight clients do 200 things at random to ten sandboxes. What each is
+// TestModel: eight clients do 80 things at random to ten sandboxes, 200 in a soak. What each is
 // told, what is there in the end, and the log, agree with a simple model of a
 // sandbox. SALLYPORT_SEED plays the same again, as far as chance allows.
 func TestModel(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if s := os.Getenv("SALLYPORT_SEED"); s != "" {
-		n, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
-		seed = n
-	}
-	t.Logf("SALLYPORT_SEED=%d", seed)
 	r := newRig(t, "")
 	r.small()
 	r.up()
 	none := r.things()
 	p := &player{c: client.Unix(filepath.Join(r.dir, "run/sallyport.sock")), odd: map[string]int{}}
-	g := model.Game{Seed: seed, Clients: 8, Calls: 200, Names: 10, Pids: modelPids, Do: func(op model.Op) model.Result { return p.do(t.Context(), op) }}
+	g := model.Game{Seed: seed(t), Clients: 8, Calls: soak(80, 200), Names: 10, Pids: modelPids, Do: func(op model.Op) model.Result { return p.do(t.Context(), op) }}
 	began := time.Now()
 	calls := g.Play()
 	t.Logf("%d calls in %v; uses that others' calls ended: %v", len(calls), time.Since(began).Round(time.Second), p.odd)

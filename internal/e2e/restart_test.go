@@ -25,8 +25,6 @@ while True:
     time.sleep(max(0, began + 1 - time.time()))
 `
 
-const daemonRestarts = 20
-
 // One process fetches every second through restarts of the daemon and the end
 // of the engine; it keeps its PID, and every fetch that began after a restart
 // succeeds.
@@ -35,13 +33,15 @@ func TestRestarts(t *testing.T) {
 	r.serve()
 	r.up()
 	r.setKey()
+	t.Run("lookups", func(t *testing.T) { testLookupsWhileKilled(t, r.in(t)) })
+	r.ok("sandbox", "rm", "agent")
 	if res := r.feed(fetcher, "run", "agent", "--", "sh", "-c", "cat > /root/fetch.py"); res.code != 0 {
 		t.Fatal(res)
 	}
 	r.ok("run", "agent", "--", "sh", "-c", "setsid python3 /root/fetch.py </dev/null >/dev/null 2>&1 &")
 	r.awaitTick(time.Now())
 
-	for i := range daemonRestarts {
+	for i := range soak(4, 20) {
 		sig := syscall.SIGTERM
 		if i%2 == 1 {
 			sig = syscall.SIGKILL

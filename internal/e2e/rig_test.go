@@ -247,6 +247,32 @@ func (r *rig) inside(name, shell string) result {
 	return r.sallyport("run", name, "--", "sh", "-c", shell)
 }
 
+// part is one of the tests that share a daemon.
+type part struct {
+	name string
+	test func(*testing.T, *rig)
+}
+
+// parts runs tests that leave the daemon as it was. Their sandboxes go after each.
+func (r *rig) parts(t *testing.T, all ...part) {
+	for _, p := range all {
+		t.Run(p.name, func(t *testing.T) {
+			r := r.in(t)
+			p.test(t, r)
+			for _, name := range r.list() {
+				r.ok("sandbox", "rm", name)
+			}
+		})
+	}
+}
+
+// in is the rig for a part of a test.
+func (r *rig) in(t *testing.T) *rig {
+	in := *r
+	in.t = t
+	return &in
+}
+
 // setKey puts the secret into the embedded store.
 func (r *rig) setKey() {
 	r.t.Helper()

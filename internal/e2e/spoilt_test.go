@@ -14,11 +14,7 @@ import (
 // Whatever a gateway's process did to the sockets that it was given, as one that
 // was taken over might, the sandboxes' names and connections arrive at the next:
 // the datapath's map of sockets holds the listener again, mended or new.
-func TestSpoiltSockets(t *testing.T) {
-	r := newRig(t, "")
-	r.serve()
-	r.up()
-	r.setKey()
+func testSpoiltSockets(t *testing.T, r *rig) {
 	const fetch = "curl -sS --max-time 20 https://api.example.test/v1"
 	if res := r.inside("agent", fetch); !strings.Contains(res.stdout, `"saw_key":true`) {
 		t.Fatalf("before: %s\n%s", res, r.logged())

@@ -98,7 +98,7 @@ func (o *operator) ssh(name string, args ...string) result {
 // sshRules are what the policy says of SSH.
 const sshRules = `
 expose:
-- {name: shells, sandboxes: {names: [demo, other, kept]}, ssh: [shell, sftp]}
+- {name: shells, sandboxes: {names: [demo, other, kept, large]}, ssh: [shell, sftp]}
 - {name: server, sandboxes: {names: [demo]}, ssh: [forward], ports: [8000, 8004, 8005, 8012, 8013]}
 `
 
@@ -108,7 +108,7 @@ func sshKeys(alice, bob *operator) string {
 ssh:
   listen: "127.0.0.1:%s"
   keys:
-  - {name: alice, key: %q, sandboxes: [demo, kept, secret], allow: [sftp, forward]}
+  - {name: alice, key: %q, sandboxes: [demo, kept, secret, large], allow: [sftp, forward]}
   - {name: bob, key: %q, sandboxes: ["de*"]}
 `, sshPort, alice.line, bob.line)
 }
@@ -214,6 +214,7 @@ func TestSSH(t *testing.T) {
 		}
 	})
 	t.Run("record", func(t *testing.T) { testSSHRecord(t, r) })
+	t.Run("large", func(t *testing.T) { testSSHLarge(t, r.in(t), alice) })
 	t.Run("withdrawn", func(t *testing.T) { testSSHWithdrawn(t, r, alice, bob) })
 }
 
@@ -377,7 +378,7 @@ func testSSHWithdrawn(t *testing.T, r *rig, alice, bob *operator) {
 		t.Error("another key's ends too")
 	default:
 	}
-	r.configure(baseConfig, ruleConfig+strings.Replace(sshRules, "names: [demo, other, kept]", "names: [other]", 1)+gone)
+	r.configure(baseConfig, ruleConfig+strings.Replace(sshRules, "names: [demo, other, kept, large]", "names: [other]", 1)+gone)
 	r.ok("reload")
 	within("a rule that is gone", aliceEnds)
 	if res := alice.ssh("demo", "echo in"); res.code != 255 || res.stdout != "" {

@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// TestSSHLarge carries a large file with scp, both ways: whoever has a part in it
+// testSSHLarge carries a large file with scp, both ways: whoever has a part in it
 // holds little of it. That is some 10 MiB, and more where a machine is so busy that
 // a collection of garbage begins late. SALLYPORT_SSH_BYTES is another size.
-func TestSSHLarge(t *testing.T) {
+func testSSHLarge(t *testing.T, r *rig, alice *operator) {
 	size := int64(256 << 20)
 	if s := os.Getenv("SALLYPORT_SSH_BYTES"); s != "" {
 		var err error
@@ -21,9 +21,9 @@ func TestSSHLarge(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r, alice, _ := newSSHRig(t)
-	alice.patience = 10 * time.Minute
-	r.ok("run", "demo", "--disk", "4GiB", "--", "true")
+	patient := *alice
+	patient.t, patient.patience = t, 10*time.Minute
+	r.ok("run", "large", "--disk", "4GiB", "--", "true")
 	at := filepath.Join(r.dir, "zeros") // sparse
 	if err := os.WriteFile(at, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestSSHLarge(t *testing.T) {
 			before[who] = memoryPeak(t, pid)
 		}
 		began := time.Now()
-		if res := alice.run("", "scp", from, to); res.code != 0 {
+		if res := patient.run("", "scp", from, to); res.code != 0 {
 			t.Fatalf("%s: %s", what, res)
 		}
 		took := time.Since(began)
@@ -57,12 +57,12 @@ func TestSSHLarge(t *testing.T) {
 			}
 		}
 	}
-	carry("a megabyte up", filepath.Join(r.dir, "small"), "demo@127.0.0.1:small")
-	carry("up", at, "demo@127.0.0.1:zeros")
-	if got := r.inside("demo", "stat -c %s /root/zeros; cmp -n $(stat -c %s /root/zeros) /root/zeros /dev/zero && echo same"); got.stdout != fmt.Sprintf("%d\nsame\n", size) {
+	carry("a megabyte up", filepath.Join(r.dir, "small"), "large@127.0.0.1:small")
+	carry("up", at, "large@127.0.0.1:zeros")
+	if got := r.inside("large", "stat -c %s /root/zeros; cmp -n $(stat -c %s /root/zeros) /root/zeros /dev/zero && echo same"); got.stdout != fmt.Sprintf("%d\nsame\n", size) {
 		t.Errorf("what has come: %s", got)
 	}
-	carry("down", "demo@127.0.0.1:zeros", at+".back")
+	carry("down", "large@127.0.0.1:zeros", at+".back")
 	if i, err := os.Stat(at + ".back"); err != nil || i.Size() != size {
 		t.Errorf("what has come back: %v, %v", i, err)
 	}

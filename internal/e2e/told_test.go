@@ -11,9 +11,7 @@ import (
 
 // A reload tells of what an operator may not have meant: a rule that selects by name a
 // sandbox that was there before it, and a secret that is too short to be injected.
-func TestReloadTells(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
+func testReloadTells(t *testing.T, r *rig) {
 	r.ok("run", "agent", "--", "true")
 	r.ok("run", "other", "--", "true")
 	if res := r.feed("hunter2-hunter2\n", "secret", "set", "pin"); res.code != 0 {
@@ -70,4 +68,6 @@ func TestReloadTells(t *testing.T) {
 	if got, want := reload(rules(", allowShort: [token]")), (told{0, 1, 0, 0, 0}); got != want {
 		t.Errorf("the short field is allowed: %+v, want %+v", got, want)
 	}
+	r.configure(baseConfig, ruleConfig)
+	r.reload()
 }

@@ -34,11 +34,9 @@ for i in range(int(sys.argv[3])):
     os.mkdir("d"); os.chdir("d")
 `
 
-// TestTraps: whatever a sandbox puts into its files, a snapshot, a restore and a fork
+// testTraps: whatever a sandbox puts into its files, a snapshot, a restore and a fork
 // of them succeed, touch nothing of the host's, and bring the files back as they were.
-func TestTraps(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
+func testTraps(t *testing.T, r *rig) {
 	outside := filepath.Join(t.TempDir(), "outside")
 	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)

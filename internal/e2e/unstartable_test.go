@@ -12,9 +12,7 @@ import (
 // An operator copies files out of a sandbox that does not start, and into it, by the
 // verb for every other: nothing of the host's is read or written, and it starts again
 // with what was mended.
-func TestUnstartable(t *testing.T) {
-	r := newRig(t, "")
-	r.up()
+func testUnstartable(t *testing.T, r *rig) {
 	outside := filepath.Join(t.TempDir(), "outside")
 	if err := os.WriteFile(outside, []byte("kept"), 0o600); err != nil {
 		t.Fatal(err)

@@ -37,8 +37,8 @@ var waysIn = map[string]string{
 	"auditlimit": "internal/auditlimit",
 }
 
-// Each test that docs/reference/ways-around.md names is there: a function, or a case of the
-// bypass suite by its group and its name. Each row names one.
+// Each test that docs/reference/ways-around.md names is there: a function, or a part of one by
+// both names, or a case of the bypass suite by its group and its name. Each row names one.
 func TestWaysAround(t *testing.T) {
 	const root = "../../.."
 	text, err := os.ReadFile(filepath.Join(root, "docs/reference/ways-around.md"))
@@ -80,7 +80,8 @@ func TestWaysAround(t *testing.T) {
 				t.Errorf("%s: no such place", m[0])
 			case !isCase && !strings.Contains(source, "\nfunc "+name+"(t *testing.T)"):
 				t.Errorf("%s: no such test", m[0])
-			case isCase && (!strings.Contains(source, strconv.Quote(of)) || group != "suite" && !strings.Contains(source, strconv.Quote(group))):
+			case isCase && !(strings.Contains(source, strconv.Quote(of)) &&
+				(group == "suite" || strings.Contains(source, strconv.Quote(group)) || strings.Contains(source, "\nfunc "+group+"(t *testing.T)"))):
 				t.Errorf("%s: no such case", m[0])
 			}
 		}
