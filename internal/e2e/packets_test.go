@@ -143,9 +143,11 @@ func TestPackets(t *testing.T) {
 			}
 		}
 	})
+	raw := testRawPackets(t, r, arrived)
+	r.kill(9)
+	unguard(t)
+	t.Run("control: unguarded, frames arrive", raw)
 	t.Run("control: unguarded, the same packets arrive", func(t *testing.T) {
-		r.kill(9)
-		unguard(t)
 		for _, code := range []string{`tcp(HOST, 443)`, `udp(HOST, 9999)`, `icmp(HOST)`, `udp(HOST, 53, query("api.example.test"))`} {
 			before := count(t, arrived)
 			out := r.engineExec("agent", fmt.Sprintf(wayHelpers, upstreamAddress, other, code))

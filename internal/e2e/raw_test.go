@@ -13,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"sallyport/internal/test/testnet"
 )
 
 // frame is an Ethernet frame as a hostile root with raw sockets would make it.
@@ -164,23 +166,14 @@ func (r *rig) pid(name string) (pid int) {
 	return pid
 }
 
-// What gVisor would not emit does not leave either, sent from the namespaces of
-// a gVisor sandbox and of a runc sandbox, which also tries all other ways.
-func TestRawPackets(t *testing.T) {
-	r := newRig(t, "")
-	r.serve()
-	forward(t)
-	r.up()
-	r.setKey()
-	r.ok("run", "agent", "--", "true")
+// testRawPackets: what gVisor would not emit does not leave either, sent from the
+// namespaces of a gVisor sandbox and of a runc sandbox, which also tries all other
+// ways. The control is for when nothing guards any more.
+func testRawPackets(t *testing.T, r *rig, arrived *testnet.Capture) (control func(*testing.T)) {
 	if res := r.sallyport("run", "plain", "--runtime", "runc", "--", "true"); res.code != 0 || !strings.Contains(res.stderr, "shares the host's kernel") {
 		t.Fatalf("runc: got %s, want exit 0 and a warning", res)
 	}
 	bridge, err := net.InterfaceByName("spe2e0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	arrived, err := r.host.Capture(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,9 +205,7 @@ func TestRawPackets(t *testing.T) {
 		})
 	}
 	plain, plainMAC := r.address("plain"), mac("plain") // while the daemon can say
-	t.Run("control: unguarded, frames arrive", func(t *testing.T) {
-		r.kill(9)
-		unguard(t)
+	return func(t *testing.T) {
 		for _, f := range rawWays {
 			switch f.name {
 			case "UDP to a bare address", "ICMP", "SCTP", "GRE", "a spoofed source address", "QUIC":
@@ -225,5 +216,5 @@ func TestRawPackets(t *testing.T) {
 			r.send(r.pid("plain"), f.bytes(plain, plainMAC, bridge.HardwareAddr))
 			r.await(f.name, func() bool { return count(t, arrived) > before })
 		}
-	})
+	}
 }
