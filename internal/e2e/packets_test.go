@@ -128,6 +128,7 @@ func TestPackets(t *testing.T) {
 			}
 		})
 	}
+	raw := testRawPackets(t, r, arrived) // before the gateway has connections of its own
 	t.Run("control: an allowed request arrives, from the gateway", func(t *testing.T) {
 		before := count(t, arrived)
 		if res := try(`(socket.setdefaulttimeout(20), tls(resolve("api.example.test"), "api.example.test"))[1]`); !strings.Contains(res.stdout, "200 OK") {
@@ -143,7 +144,6 @@ func TestPackets(t *testing.T) {
 			}
 		}
 	})
-	raw := testRawPackets(t, r, arrived)
 	r.kill(9)
 	unguard(t)
 	t.Run("control: unguarded, frames arrive", raw)

@@ -211,7 +211,7 @@ func (s *suite) compile(n int, group []unit) ([]unit, error) {
 	}
 	var tests []unit
 	for name := range strings.Lines(string(out)) {
-		if name = strings.TrimSpace(name); strings.HasPrefix(name, "Test") || strings.HasPrefix(name, "Example") {
+		if name = strings.TrimSpace(name); !strings.HasPrefix(name, "Benchmark") {
 			u := group[0]
 			u.test = name
 			tests = append(tests, u)
