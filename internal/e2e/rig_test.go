@@ -59,6 +59,7 @@ type rig struct {
 	key    string       // the secret of the credential "key"
 	api    http.Handler // of the upstream; nil is testnet.API
 	daemon *env.Daemon
+	set    string // of images, that the engine begins with
 }
 
 // upstreamAddress is the test host's; documentation addresses (RFC 5737).
@@ -95,12 +96,9 @@ func newRig(t testing.TB, extra string) *rig {
 	t.Helper()
 	testnet.Privileged(t)
 	tools.Need(t)
-	r := &rig{t: t, dir: t.TempDir(), key: "sk-e2e-" + rand.Text()}
+	r := &rig{t: t, dir: t.TempDir(), key: "sk-e2e-" + rand.Text(), set: "base"}
 	r.daemon = env.NewDaemon(tools, r.dir)
 	r.config = r.daemon.Config()
-	if err := tools.Template.Copy(filepath.Join(r.dir, "data")); err != nil {
-		t.Fatal(err)
-	}
 	r.configure(baseConfig, ruleConfig+extra)
 	r.host = testnet.NewHost(t, testnet.Config{Name: "upstream", Address: netip.MustParsePrefix(upstreamAddress + "/24")})
 	var err error
@@ -162,6 +160,9 @@ func (r *rig) up() {
 
 func (r *rig) tryUp() error {
 	if r.daemon.PID() == 0 {
+		if err := tools.Templates.Copy(r.set, filepath.Join(r.dir, "data")); err != nil {
+			return err
+		}
 		r.t.Cleanup(r.down)
 	}
 	return r.daemon.Start()

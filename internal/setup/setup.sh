@@ -250,12 +250,13 @@ build_image() {
 	point "$name.tar" "$name-$suite-$recipe/$name.tar"
 }
 
-# The images of an engine that has imported the base image, for the engines of tests
-# to share instead of importing it each.
+# Images as an engine keeps them, for the engines of tests to share instead of each
+# importing its own.
 build_engine() {
 	version=$(PATH=$PATH:/usr/sbin:/sbin dockerd --version)
 	recipe=$({
-		echo "$version $(readlink "$cache/base.tar")"
+		echo "$version"
+		for image in base runtimes browsers; do readlink "$cache/$image.tar"; done
 		cat "$here/../test/env/template.go"
 	} | sha256sum | cut -c1-16)
 	out=$cache/engine-$recipe
@@ -264,10 +265,10 @@ build_engine() {
 		say "engine of tests: $recipe is here"
 		return
 	fi
-	say "engine of tests: importing the base image"
-	(cd "$here/../.." && mkdir -p bin && ln -sfn "$cache/runsc" bin/runsc && ln -sfn "$cache/base.tar" bin/base.tar &&
+	say "engine of tests: importing the images (a minute at most)"
+	(cd "$here/../.." && mkdir -p bin && for made in runsc base.tar runtimes.tar browsers.tar; do ln -sfn "$cache/$made" bin/$made; done &&
 		CGO_ENABLED=0 go run ./internal/test/template "$scratch/engine") ||
-		die "cannot import the base image: mend what is said above and run this again"
+		die "cannot import the images: mend what is said above and run this again"
 	mv "$scratch/engine" "$out"
 	point engine "engine-$recipe"
 }

@@ -120,7 +120,7 @@ func newRig(t *testing.T) *rig {
 	r := &rig{
 		daemon: env.NewDaemon(programs, dir), key: "sk-bypass-" + rand.Text(), log: filepath.Join(dir, "data/audit"),
 	}
-	if err := programs.Template.Copy(filepath.Join(dir, "data")); err != nil {
+	if err := programs.Templates.Copy("base", filepath.Join(dir, "data")); err != nil {
 		t.Fatal(err)
 	}
 	r.upstream = newUpstream(t, r.key)

@@ -16,8 +16,8 @@ import (
 // beside them, where sallyport looks for them.
 type Programs struct {
 	Dir          string
-	Runsc, Image string   // "" when `make setup` has not run
-	Template     Template // "" when `make test` has not made it
+	Runsc, Image string    // "" when `make setup` has not run
+	Templates    Templates // "" when `make test` has not made them
 
 	built bool // by this process, in a folder of its own
 }
@@ -73,8 +73,8 @@ func (p *Programs) build(root string, also map[string]string) error {
 func (p *Programs) find(root string) {
 	p.Runsc, _ = filepath.EvalSymlinks(root + "/bin/runsc")
 	p.Image, _ = filepath.EvalSymlinks(root + "/bin/base.tar")
-	template, _ := filepath.EvalSymlinks(root + "/bin/engine")
-	p.Template = Template(template)
+	templates, _ := filepath.EvalSymlinks(root + "/bin/engine")
+	p.Templates = Templates(templates)
 }
 
 // Existing are those that make setup and make build have left in a folder.

@@ -1,5 +1,5 @@
-// Command template makes the folder of images that the engines of tests share
-// (see env.Template).
+// Command template makes the sets of images that the engines of tests share (see
+// env.Templates): base, and trust, which has the images for tests of certificates too.
 //
 //	template FOLDER
 //
@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"sallyport/internal/test/env"
 	"sallyport/internal/test/testnet"
@@ -30,5 +31,16 @@ func run(to string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(env.MakeTemplate(p, to), p.Remove())
+	defer p.Remove()
+	if err := os.Mkdir(to, 0o755); err != nil {
+		return err
+	}
+	trust := map[string]string{}
+	for _, name := range []string{"runtimes", "browsers"} {
+		if trust["sallyport/"+name+":1"], err = filepath.EvalSymlinks("bin/" + name + ".tar"); err != nil {
+			return err
+		}
+	}
+	t := env.Templates(to)
+	return errors.Join(t.MakeTemplate(p, "base", nil), t.MakeTemplate(p, "trust", trust))
 }
