@@ -244,13 +244,13 @@ func TestSFTPSet(t *testing.T) {
 		t.Error(err)
 	}
 	is("new", 0o640, then, 5)
-	if err := s.Chmod("/new", 0o400); err != nil {
+	if err := s.Chmod("/new", 0o600); err != nil {
 		t.Error(err)
 	}
 	if err := s.Chtimes("/new", then.Add(time.Hour), then.Add(time.Hour)); err != nil {
 		t.Error(err)
 	}
-	is("new", 0o400, then.Add(time.Hour), 5)
+	is("new", 0o600, then.Add(time.Hour), 5)
 	if err := s.Truncate("/new", 2); err != nil || p.holds("new") != "he" {
 		t.Errorf("cut off: %q, %v", p.holds("new"), err)
 	}
