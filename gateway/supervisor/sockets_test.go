@@ -316,6 +316,9 @@ func spoil(t *testing.T, c filer, steps []func(fd int) error) {
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		t.Skip(err) // as for a filter under gVisor
 	}
+	if errors.Is(err, unix.EPERM) {
+		testnet.Privileged(t) // for a filter
+	}
 	if err := errors.Join(err, cerr); err != nil {
 		t.Fatal(err)
 	}
