@@ -200,9 +200,15 @@ func (r *rig) partsTellNothing(t *testing.T) {
 func (r *rig) wholeGuessesStop(t *testing.T) {
 	defer r.within(t)()
 	const found = "found-credentials"
-	ask := func(name, from string) string {
-		return r.inside(name, "curl -s -w ' %{http_code}' 'https://"+from+"'").stdout
+	asks := func(name, from string, n int) []string {
+		out := r.inside(name, fmt.Sprintf("for i in $(seq %d); do curl -s -w ' %%{http_code}\\n' 'https://%s'; done", n, from)).stdout
+		answers := strings.SplitN(out, "\n", n)
+		if len(answers) != n {
+			t.Fatalf("%d answers of %d: %q", len(answers), n, out)
+		}
+		return answers
 	}
+	ask := func(name, from string) string { return asks(name, from, 1)[0] }
 	right, wrong, keyed := "files.example.test/whole?guess=0", "files.example.test/whole?guess=1", "api.example.test/body"
 	hidden := strings.Repeat("*", len(r.key)) + " 200"
 	want := func(step, got, part string) {
@@ -213,14 +219,14 @@ func (r *rig) wholeGuessesStop(t *testing.T) {
 	}
 	r.ok("run", "guesser", "--", "true")
 	want("the credential's host", ask("guesser", keyed), " 200")
-	for range 10 {
-		want("a wrong guess", ask("guesser", wrong), r.key[:len(r.key)-1])
+	for _, got := range asks("guesser", wrong, 10) {
+		want("a wrong guess", got, r.key[:len(r.key)-1])
 	}
 	r.ok("sandbox", "fork", "guesser", "heir")
 	want("the credential's host, for a fork", ask("heir", keyed), " 200")
 	for _, name := range []string{"heir", "guesser"} { // which have one counter
-		for n := range 5 {
-			want(fmt.Sprintf("right guess %d of %s", n+1, name), ask(name, right), hidden)
+		for n, got := range asks(name, right, 5) {
+			want(fmt.Sprintf("right guess %d of %s", n+1, name), got, hidden)
 		}
 		for _, to := range []string{keyed, wrong} {
 			got := ask(name, to)
