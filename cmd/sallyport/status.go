@@ -12,8 +12,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
-	"sallyport/internal/ssh"
-	"sallyport/internal/supervise"
 )
 
 func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
@@ -72,7 +70,7 @@ func policyLines(p api.Policy) (lines []string) {
 }
 
 // gatewayLine says how the gateway's process is.
-func gatewayLine(s supervise.Status) string {
+func gatewayLine(s api.Process) string {
 	line := fmt.Sprintf("gateway, pid %d, uid %d", s.PID, s.UID)
 	switch {
 	case s.PID == 0:
@@ -159,7 +157,7 @@ func pullDown(ctx context.Context, d *api.Client) error {
 }
 
 // sshLine says where SSH is, and what key it shows.
-func sshLine(s *ssh.Status) string {
+func sshLine(s *api.SSH) string {
 	line := fmt.Sprintf("ssh at %s, host key %s, pid %d, uid %d", s.Listen, s.Fingerprint, s.PID, s.UID)
 	if s.PID == 0 {
 		line = fmt.Sprintf("ssh at %s: not running", s.Listen)

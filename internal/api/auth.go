@@ -18,29 +18,17 @@ import (
 	"sallyport/audit"
 )
 
-// Bounds of what is refused.
-const (
-	failureEvery = 10 * time.Second // a source may fail to show a key once in that time,
-	failureBurst = 10               // and so often at once
-	maxSources   = 4096             // of which is remembered how they failed; the longest ago goes
-
-	refusedWithin = time.Second // for the rest of a call that is refused to arrive
-)
-
-// errTooMany refuses a source that has failed too often.
-var errTooMany = errors.New("too many calls without a key that is known")
-
 type (
-	sourceKey struct{}
-	guestKey  struct{}
+	sourceKey      struct{}
+	limitedConnKey struct{}
 )
 
 // RemoteContext is an http.Server's ConnContext for a listener that others reach
 // too: who calls there shows an API key.
 func RemoteContext(ctx context.Context, c net.Conn) context.Context {
 	if over, ok := c.(*tls.Conn); ok {
-		if g, ok := over.NetConn().(*guest); ok {
-			ctx = context.WithValue(ctx, guestKey{}, g)
+		if g, ok := over.NetConn().(*limitedConn); ok {
+			ctx = context.WithValue(ctx, limitedConnKey{}, g)
 		}
 	}
 	return context.WithValue(ctx, sourceKey{}, source(c.RemoteAddr()))
@@ -79,7 +67,7 @@ func (h *handler) authenticate(r *http.Request) (Principal, error) {
 		// cannot be guessed need none.
 		if k, ok := h.opt.Keys.Verify(strings.TrimSpace(text)); ok {
 			who := k.principal()
-			if g, ok := r.Context().Value(guestKey{}).(*guest); ok {
+			if g, ok := r.Context().Value(limitedConnKey{}).(*limitedConn); ok {
 				return who, g.admit(who)
 			}
 			return who, nil
@@ -90,6 +78,18 @@ func (h *handler) authenticate(r *http.Request) (Principal, error) {
 	}
 	return Principal{}, fmt.Errorf("%w: send an API key that is valid as Authorization: Bearer KEY; `sallyport key create` on the host makes one", errUnknown)
 }
+
+// Bounds of what is refused.
+const (
+	failureEvery = 10 * time.Second // a source may fail to show a key once in that time,
+	failureBurst = 10               // and so often at once
+	maxSources   = 4096             // of which is remembered how they failed; the longest ago goes
+
+	refusedWithin = time.Second // for the rest of a call that is refused to arrive
+)
+
+// errTooMany refuses a source that has failed too often.
+var errTooMany = errors.New("too many calls without a key that is known")
 
 // failures are those of sources to show a key.
 type failures struct {

@@ -8,9 +8,9 @@ import (
 // A tenant that holds all the connections that it gets, by all of its keys, leaves others
 // theirs, and a user on the control socket does.
 func TestCallersAreShared(t *testing.T) {
-	l := newLobby(nil)
+	l := newConnLimit(nil)
 	admit := func(p Principal) error {
-		g := &guest{lobby: l, known: func() {}}
+		g := &limitedConn{limit: l, known: func() {}}
 		return g.admit(p)
 	}
 	fill := func(p func(i int) Principal) (n int) {

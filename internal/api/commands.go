@@ -11,42 +11,6 @@ import (
 	"sallyport/sandbox/agent/wire"
 )
 
-// commands are the routes of commands.
-func (h *handler) commands() []route {
-	const get, post, del, at = http.MethodGet, http.MethodPost, http.MethodDelete, "/v1/sandboxes/{name}/commands"
-	return []route{
-		{method: post, pattern: at, serve: h.startCommand, scope: ScopeRun, shared: true, once: true},
-		{method: get, pattern: at, serve: h.listCommands, scope: ScopeRun, shared: true},
-		{method: get, pattern: at + "/{id}", scope: ScopeRun, shared: true, serve: h.command(func(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
-			return m.Command(r.Context(), name, id)
-		})},
-		{method: del, pattern: at + "/{id}", scope: ScopeRun, shared: true, serve: h.command(func(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
-			return m.Kill(r.Context(), name, id)
-		})},
-		{method: post, pattern: at + "/{id}/signal", scope: ScopeRun, shared: true, serve: h.command(func(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
-			var in wire.Name
-			if err := decode(w, r, &in); err != nil {
-				return sandbox.CommandInfo{}, err
-			}
-			return m.Signal(r.Context(), name, id, in.Signal)
-		})},
-		{method: post, pattern: at + "/{id}/resize", scope: ScopeRun, shared: true, serve: h.command(func(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
-			var in sandbox.Size
-			if err := decode(w, r, &in); err != nil {
-				return sandbox.CommandInfo{}, err
-			}
-			return m.Resize(r.Context(), name, id, in)
-		})},
-		{method: post, pattern: at + "/{id}/stdin", scope: ScopeRun, shared: true, most: maxInput, serve: h.command(func(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
-			if err := m.Input(r.Context(), name, id, r.Body, r.URL.Query().Get("open") == "1"); err != nil {
-				return sandbox.CommandInfo{}, err
-			}
-			return m.Command(r.Context(), name, id)
-		})},
-		{method: get, pattern: at + "/{id}/output", serve: h.commandOutput, scope: ScopeRun, shared: true},
-	}
-}
-
 // maxInput bounds what one request feeds a command, in bytes; it goes through as
 // it comes.
 const maxInput = 1 << 40
@@ -77,13 +41,42 @@ func (h *handler) listCommands(w http.ResponseWriter, r *http.Request) {
 // command is a route of one command that answers with how it is then.
 func (h *handler) command(do func(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		m, ok := h.sandboxes(w)
-		if !ok {
-			return
+		if m, ok := h.sandboxes(w); ok {
+			i, err := do(m, w, r, r.PathValue("name"), r.PathValue("id"))
+			reply(w, http.StatusOK, i, err)
 		}
-		i, err := do(m, w, r, r.PathValue("name"), r.PathValue("id"))
-		reply(w, http.StatusOK, i, err)
 	}
+}
+
+func getCommand(m *sandbox.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
+	return m.Command(r.Context(), name, id)
+}
+
+func killCommand(m *sandbox.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
+	return m.Kill(r.Context(), name, id)
+}
+
+func signalCommand(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
+	var in wire.Name
+	if err := decode(w, r, &in); err != nil {
+		return i, err
+	}
+	return m.Signal(r.Context(), name, id, in.Signal)
+}
+
+func resizeCommand(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
+	var in sandbox.Size
+	if err := decode(w, r, &in); err != nil {
+		return i, err
+	}
+	return m.Resize(r.Context(), name, id, in)
+}
+
+func writeStdin(m *sandbox.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
+	if err := m.Input(r.Context(), name, id, r.Body, r.URL.Query().Get("open") == "1"); err != nil {
+		return i, err
+	}
+	return m.Command(r.Context(), name, id)
 }
 
 func (h *handler) commandOutput(w http.ResponseWriter, r *http.Request) {

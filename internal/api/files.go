@@ -10,28 +10,11 @@ import (
 
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/client"
 )
 
 // copySize is of each copy's buffer, in bytes.
 const copySize = 256 << 10
-
-// fileRoutes are the routes of files.
-func (h *handler) fileRoutes() []route {
-	const get, put, post, del, files = http.MethodGet, http.MethodPut, http.MethodPost, http.MethodDelete, "/v1/sandboxes/{name}/files"
-	return []route{
-		{method: get, pattern: files, scope: ScopeRun, shared: true, serve: h.files(readFile)},
-		{method: put, pattern: files, scope: ScopeRun, shared: true, most: maxInput, serve: h.files(writeFile)},
-		{method: del, pattern: files, scope: ScopeRun, shared: true, serve: h.files(removeFile)},
-		{method: get, pattern: files + "/stat", scope: ScopeRun, shared: true, serve: h.files(statFile)},
-		{method: get, pattern: files + "/list", scope: ScopeRun, shared: true, serve: h.files(listFiles)},
-		{method: post, pattern: files + "/mkdir", scope: ScopeRun, shared: true, serve: h.files(makeFolder)},
-		{method: post, pattern: files + "/move", scope: ScopeRun, shared: true, serve: h.files(moveFile)},
-		{method: get, pattern: files + "/tar", scope: ScopeRun, shared: true, serve: h.files(download)},
-		{method: put, pattern: files + "/tar", scope: ScopeRun, shared: true, most: maxInput, serve: h.files(upload)},
-		{method: get, pattern: files + "/watch", scope: ScopeRun, shared: true, serve: h.files(watchFiles)},
-		{method: get, pattern: "/v1/sandboxes/{name}/changes", scope: ScopeRun, shared: true, serve: h.changes},
-	}
-}
 
 func removeFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
 	reply(w, http.StatusOK, nil, f.Remove(r.Context(), path, r.URL.Query().Get("recursive") == "1"))
@@ -166,5 +149,32 @@ func watchFiles(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path s
 		writeProblem(w, err)
 	default:
 		panic(http.ErrAbortHandler)
+	}
+}
+
+// changes streams what has changed of a sandbox's files.
+func (h *handler) changes(w http.ResponseWriter, r *http.Request) {
+	m, ok := h.sandboxes(w)
+	if !ok {
+		return
+	}
+	lines, begun := json.NewEncoder(w), false
+	begin := func() {
+		if !begun {
+			begun = true
+			raw(w, "application/x-ndjson")
+		}
+	}
+	err := m.Changes(r.Context(), r.PathValue("name"), r.URL.Query().Get("since"), func(c sandbox.Change) error {
+		begin()
+		return lines.Encode(client.Change{Kind: c.Kind, Path: c.Path, Raw: wire.Raw(c.Path)})
+	})
+	switch {
+	case err == nil:
+		begin()
+	case !begun:
+		writeProblem(w, err)
+	default:
+		panic(http.ErrAbortHandler) // so that the client does not take it for the end
 	}
 }

@@ -11,17 +11,6 @@ import (
 	"sallyport/sandbox/client"
 )
 
-// images are the routes of images, which are the host's own affair: whoever fetches one
-// has the host's root ask a server, and says what runs in sandboxes.
-func (h *handler) images() []route {
-	return []route{
-		{method: http.MethodGet, pattern: "/v1/images", scope: ScopeRead, serve: h.listImages},
-		{method: http.MethodDelete, pattern: "/v1/images", scope: ScopeAdmin, serve: h.removeImage},
-		{method: http.MethodPost, pattern: "/v1/images/pull", scope: ScopeAdmin, serve: h.pullImage},
-		{method: http.MethodPut, pattern: "/v1/images/archive", scope: ScopeAdmin, most: maxInput, serve: h.loadImages},
-	}
-}
-
 func (h *handler) listImages(w http.ResponseWriter, r *http.Request) {
 	m, ok := h.sandboxes(w)
 	if !ok {

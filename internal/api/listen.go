@@ -120,7 +120,7 @@ func Remote(l net.Listener, c tls.Certificate, routes http.Handler, log *slog.Lo
 		Handler: routes, ConnContext: RemoteContext, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		ReadHeaderTimeout: headWithin, IdleTimeout: idleWithin, MaxHeaderBytes: maxHead,
 	}
-	return s, tls.NewListener(lobbyListener{l, newLobby(crowded)}, &tls.Config{
+	return s, tls.NewListener(limitListener{l, newConnLimit(crowded)}, &tls.Config{
 		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{c},
 		NextProtos: []string{"http/1.1"}, // a command's stream takes its connection over
 	})

@@ -316,7 +316,7 @@ func (d *daemon) loaded() api.Policy {
 	s := d.state
 	d.telling.Unlock()
 	if b := d.keeper.Status(); b.Source != "" {
-		s.Bundle = &b
+		s.Bundle = (*api.Bundle)(&b)
 	}
 	return s
 }

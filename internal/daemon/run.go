@@ -130,14 +130,14 @@ func (d *daemon) status() api.Status {
 	s := d.auditLog.Stats()
 	st := api.Status{
 		Version: d.version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
-		Events: s.Events, Syncs: s.Syncs, Gateway: d.supervisor.Status(), Policy: d.loaded(),
+		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(),
 		Observing: d.rules.Policy().Observing(time.Now()),
 	}
 	if d.certificate != nil {
 		st.Fingerprint = api.Fingerprint(*d.certificate)
 	}
 	if d.ssh != nil {
-		st.SSH = d.ssh.Status()
+		st.SSH = (*api.SSH)(d.ssh.Status())
 	}
 	if d.host != nil {
 		st.Sandboxes = len(d.host.sandboxes.List())

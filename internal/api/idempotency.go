@@ -25,8 +25,8 @@ import (
 var (
 	errOtherBody = errors.New("this idempotency key was sent with another request")
 	errUnderWay  = errors.New("the request of this idempotency key is under way")
-	errShown     = errors.New("it was done, and what it answered is shown once: remove what it made, and make it anew")
-	errOutcome   = errors.New("it was begun, and how it ended was not kept: look whether it is there")
+	errShown     = errors.New("already completed; the response held a one-time secret and was not stored: delete the resource and create it again")
+	errOutcome   = errors.New("the request was begun, but its outcome was not stored: look whether what it makes is there")
 	errBusy      = errors.New("too much is under way")
 )
 

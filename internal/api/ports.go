@@ -26,16 +26,6 @@ var ErrNotExposable = errors.New("this port cannot be exposed")
 // defaultExposure is how long a port is exposed where the caller does not say.
 const defaultExposure = time.Hour
 
-// exposures are the routes of exposed ports.
-func (h *handler) exposures() []route {
-	const at = "/v1/sandboxes/{name}/exposures"
-	return []route{
-		{method: http.MethodGet, pattern: at, serve: h.listExposures, scope: ScopeRead, shared: true},
-		{method: http.MethodPut, pattern: at + "/{port}", serve: h.expose, scope: ScopeRun, shared: true, once: true, secret: true},
-		{method: http.MethodDelete, pattern: at + "/{port}", serve: h.unexpose, scope: ScopeRun, shared: true},
-	}
-}
-
 // exposed is the sandbox and the port that a request names.
 func (h *handler) exposed(w http.ResponseWriter, r *http.Request) (i sandbox.Info, port uint16, ok bool) {
 	n, err := strconv.ParseUint(r.PathValue("port"), 10, 16)

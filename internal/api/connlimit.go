@@ -15,54 +15,54 @@ import (
 
 // Bounds of connections to the API's listeners.
 const (
-	strangersAll  = 512 // of whom nothing is known yet
-	strangersEach = 128 // of one source
-	callersAll    = 1024
-	callersEach   = 512  // of one tenant, of one of the host's own keys, or of one of its users
-	rootMost      = 4096 // of root, on the socket
+	unauthenticatedAll  = 512 // that have not shown a key
+	unauthenticatedEach = 128 // of one source
+	callersAll          = 1024
+	callersEach         = 512  // of one tenant, of one of the host's own keys, or of one of its users
+	rootMost            = 4096 // of root, on the socket
 )
 
-// lobby counts connections. Who has not shown a key yet is there for a moment, by the
-// rule of package connlimit: whoever holds connections open without a key keeps nobody
-// out who has one.
-type lobby struct {
-	strangers *connlimit.Limit
-	callers   *quota.Places
+// connLimit bounds connections. Those that have not shown a key are bounded by the rule of
+// package connlimit, where the oldest goes: connections without a key keep out no caller
+// that has one.
+type connLimit struct {
+	unknown *connlimit.Limit
+	callers *quota.Places
 }
 
-func newLobby(begins func(source string)) *lobby {
-	return &lobby{strangers: connlimit.New(strangersAll, strangersEach, begins), callers: quota.New(callersAll, callersEach)}
+func newConnLimit(begins func(source string)) *connLimit {
+	return &connLimit{unknown: connlimit.New(unauthenticatedAll, unauthenticatedEach, begins), callers: quota.New(callersAll, callersEach)}
 }
 
-// guest is a connection in a lobby.
-type guest struct {
+// limitedConn is a connection that a connLimit counts.
+type limitedConn struct {
 	net.Conn
-	lobby *lobby
-	known func() // gives a stranger's place back
+	limit *connLimit
+	known func() // ends that it counts as unauthenticated
 
 	mu     sync.Mutex // guards what follows
 	closed bool
 	who    string // empty while it is not known
 }
 
-// lobbyListener accepts into a lobby.
-type lobbyListener struct {
+// limitListener accepts connections that a connLimit counts.
+type limitListener struct {
 	net.Listener
-	lobby *lobby
+	limit *connLimit
 }
 
-func (l lobbyListener) Accept() (net.Conn, error) {
+func (l limitListener) Accept() (net.Conn, error) {
 	c, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	g := &guest{Conn: c, lobby: l.lobby}
-	g.known = l.lobby.strangers.Enter(connlimit.Source(c.RemoteAddr()), func() { _ = c.Close() })
+	g := &limitedConn{Conn: c, limit: l.limit}
+	g.known = l.limit.unknown.Enter(connlimit.Source(c.RemoteAddr()), func() { _ = c.Close() })
 	return g, nil
 }
 
 // admit makes a connection a caller's.
-func (g *guest) admit(p Principal) error {
+func (g *limitedConn) admit(p Principal) error {
 	who := p.Owner()
 	g.known()
 	g.mu.Lock()
@@ -74,7 +74,7 @@ func (g *guest) admit(p Principal) error {
 		return nil
 	}
 	g.leave()
-	if !g.lobby.callers.Enter(who, who) {
+	if !g.limit.callers.Enter(who, who) {
 		return fmt.Errorf("%w: too many connections are open, of this caller or of all", errBusy)
 	}
 	g.who = who
@@ -82,14 +82,14 @@ func (g *guest) admit(p Principal) error {
 }
 
 // leave takes a connection out of the callers'. g.mu is held.
-func (g *guest) leave() {
+func (g *limitedConn) leave() {
 	if g.who != "" {
-		g.lobby.callers.Leave(g.who, g.who)
+		g.limit.callers.Leave(g.who, g.who)
 		g.who = ""
 	}
 }
 
-func (g *guest) Close() error {
+func (g *limitedConn) Close() error {
 	g.known()
 	g.mu.Lock()
 	g.closed = true

@@ -2,10 +2,13 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
+	"sallyport/audit"
 	"sallyport/policy/approval"
 )
 
@@ -81,3 +84,66 @@ func PrincipalOf(ctx context.Context) Principal {
 	p, _ := ctx.Value(principalKey{}).(Principal)
 	return p
 }
+
+// admits says why a caller may not call a route.
+func (r route) admits(who Principal, method string) error {
+	changes := r.changes()
+	if r.pattern == "" { // of a verb that there is not, or not yet
+		changes = method != http.MethodGet && method != http.MethodHead
+	}
+	switch {
+	case changes && who.contained != nil:
+		return who.contained
+	case r.scope != "" && !who.May(r.scope):
+		return fmt.Errorf("%w %s, and %s has %s", errScope, r.scope, who.Operator.Name, join(who.Scopes))
+	case !r.shared && who.Tenant != "":
+		return fmt.Errorf("%w, and %s is of tenant %s", errTenant, who.Operator.Name, who.Tenant)
+	}
+	return nil
+}
+
+func join(scopes []Scope) string {
+	if len(scopes) == 0 {
+		return "none"
+	}
+	words := make([]string, len(scopes))
+	for i, s := range scopes {
+		words[i] = string(s)
+	}
+	return strings.Join(words, ", ")
+}
+
+// needs is admits for what depends on more than the route.
+func needs(r *http.Request, s Scope, why string) error {
+	if who := PrincipalOf(r.Context()); !who.May(s) {
+		return fmt.Errorf("%w %s: %s", errScope, s, why)
+	}
+	return nil
+}
+
+// actor is the caller in an event.
+func (p Principal) actor() *audit.Actor {
+	a := new(audit.Actor)
+	a.User.Name, a.User.UID = p.Operator.Name, p.Operator.UID
+	return a
+}
+
+// operator is who sends a request, by name.
+func operator(r *http.Request) (approval.Operator, error) {
+	who := PrincipalOf(r.Context())
+	if who.ID == "" {
+		return approval.Operator{}, fmt.Errorf("%w: nobody is known to be there", errOperator)
+	}
+	return who.Operator, nil
+}
+
+// Errors of who calls.
+var (
+	// errOperator refuses what only an operator may do.
+	errOperator = errors.New("only an operator may do this")
+	errUnknown  = errors.New("who calls is not known")
+	errScope    = errors.New("this needs the scope")
+	errTenant   = errors.New("not available to tenant keys")
+	errNoRoute  = errors.New("there is no such route")
+	errMethod   = errors.New("this route has no such method")
+)

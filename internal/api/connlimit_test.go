@@ -45,7 +45,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	if open > 200 {
 		t.Errorf("%d connections of one source are open", open)
 	}
-	// What a caller has open is not a stranger's.
+	// A caller's connections do not count as unauthenticated.
 	for range 200 {
 		c := dialed(t, h, text)
 		if _, err := c.Status(t.Context()); err != nil {

@@ -1,0 +1,105 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"sallyport/gateway"
+)
+
+// Clients is the registry of explicit proxy users.
+type Clients interface {
+	Add(ctx context.Context, name string, tags map[string]string) (c gateway.Client, token string, err error)
+	Remove(ctx context.Context, name string) error
+	List() []gateway.Client
+}
+
+func (h *handler) client(name string) (gateway.Client, bool) {
+	for _, c := range h.opt.Clients.List() {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return gateway.Client{}, false
+}
+
+func (h *handler) listClients(w http.ResponseWriter, r *http.Request) {
+	list := []ProxyClient{}
+	for _, c := range h.opt.Clients.List() {
+		list = append(list, ProxyClient{Name: c.Name, ID: c.ID, Tags: c.Tags, Created: c.Created})
+	}
+	replyPage(w, r, list, func(c ProxyClient) string { return c.Name })
+}
+
+// ProxyClient is what a listing shows of a user of the explicit proxy.
+type ProxyClient struct {
+	Name    string            `json:"name"`
+	ID      string            `json:"id"`
+	Tags    map[string]string `json:"tags,omitempty"`
+	Created time.Time         `json:"created"`
+}
+
+// ClientToken is the only time that a client's token is shown.
+type ClientToken struct {
+	Name  string `json:"name"`
+	Token string `json:"token"`
+}
+
+func (h *handler) addClient(w http.ResponseWriter, r *http.Request) {
+	var spec struct {
+		Tags map[string]string `json:"tags"`
+	}
+	if err := decode(w, r, &spec); err != nil {
+		writeProblem(w, err)
+		return
+	}
+	if h.opt.Sandboxes != nil {
+		if _, err := h.opt.Sandboxes.Get(r.PathValue("name")); err == nil {
+			writeProblem(w, fmt.Errorf("%w: a sandbox is named %q: rules select by name, so choose another", errTaken, r.PathValue("name")))
+			return
+		}
+	}
+	c, token, err := h.opt.Clients.Add(r.Context(), r.PathValue("name"), spec.Tags)
+	if err != nil {
+		writeProblem(w, err)
+		return
+	}
+	// Its authority exists before its first connection.
+	if _, err := h.opt.Root(c.ID); err != nil {
+		// Nobody will ever have seen the token.
+		writeProblem(w, errors.Join(err, h.opt.Clients.Remove(r.Context(), c.Name)))
+		return
+	}
+	reply(w, http.StatusCreated, ClientToken{c.Name, token}, nil)
+}
+
+func (h *handler) removeClient(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
+	c, _ := h.client(name)
+	err := h.opt.Clients.Remove(r.Context(), name)
+	if err == nil {
+		err = h.opt.Forget(c.ID)
+	}
+	reply(w, http.StatusOK, nil, err)
+}
+
+func (h *handler) clientRoot(w http.ResponseWriter, r *http.Request) {
+	if c, ok := h.client(r.PathValue("name")); ok {
+		h.root(w, c.ID)
+		return
+	}
+	writeProblem(w, fmt.Errorf("%w: %q: `sallyport client ls` shows those there are", gateway.ErrClientUnknown, r.PathValue("name")))
+}
+
+func (h *handler) root(w http.ResponseWriter, id string) {
+	pem, err := h.opt.Root(id)
+	if err != nil {
+		writeProblem(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "application/x-pem-file")
+	_, _ = w.Write(pem)
+}
