@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -39,7 +40,7 @@ var programs = map[string]string{
 }
 
 func main() {
-	workers := flag.Int("workers", 3, "processes at a time")
+	workers := flag.Int("workers", runtime.NumCPU()+1, "processes at a time")
 	only := flag.String("only", "", "a regexp of packages, and of tests of "+split)
 	flag.Parse()
 	failed, err := run(*workers, *only)
@@ -159,9 +160,9 @@ func (s *suite) build(groups [][]unit, filter *regexp.Regexp) {
 		units = slices.DeleteFunc(units, other)
 		s.mu.Lock()
 		s.ready = append(s.ready, units...)
-		// What is new comes first, then what took longest.
+		// What is new comes first, packages before single tests, then what took longest.
 		slices.SortStableFunc(s.ready, func(a, b unit) int {
-			return cmp.Or(order(s.known(a), s.known(b)), cmp.Compare(s.last[b.name()], s.last[a.name()]))
+			return cmp.Or(order(s.known(a), s.known(b)), cmp.Compare(s.last[b.name()], s.last[a.name()]), order(a.test != "", b.test != ""))
 		})
 		if err != nil {
 			s.errs = append(s.errs, err)
@@ -174,6 +175,7 @@ func (s *suite) build(groups [][]unit, filter *regexp.Regexp) {
 
 func (s *suite) known(u unit) bool { _, ok := s.last[u.name()]; return ok }
 
+// order has false before true.
 func order(a, b bool) int {
 	switch {
 	case a == b:
