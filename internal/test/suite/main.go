@@ -10,18 +10,21 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"sallyport/internal/test/env"
 )
@@ -63,6 +66,7 @@ type suite struct {
 	change  sync.Cond
 	ready   []unit
 	pending bool // binaries are being built, so that more units come
+	over    bool // nothing more is to run
 	errs    []error
 }
 
@@ -100,6 +104,10 @@ func run(workers int, only string) (failed bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	// A terminal interrupts the tests as well. They end, and what was built goes.
+	interrupted, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(interrupted, s.abandon)
 	go s.build(groups, filter)
 	var all sync.WaitGroup
 	for range workers {
@@ -159,6 +167,10 @@ func (s *suite) build(groups [][]unit, filter *regexp.Regexp) {
 		units, err := s.compile(n, group)
 		units = slices.DeleteFunc(units, other)
 		s.mu.Lock()
+		if s.over {
+			s.mu.Unlock()
+			return
+		}
 		s.ready = append(s.ready, units...)
 		// What is new comes first, packages before single tests, then what took longest.
 		slices.SortStableFunc(s.ready, func(a, b unit) int {
@@ -171,6 +183,15 @@ func (s *suite) build(groups [][]unit, filter *regexp.Regexp) {
 		s.change.Broadcast()
 		s.mu.Unlock()
 	}
+}
+
+// abandon has the workers end with the units that they are at.
+func (s *suite) abandon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.over, s.pending, s.ready = true, false, nil
+	s.errs = append(s.errs, errors.New("interrupted"))
+	s.change.Broadcast()
 }
 
 func (s *suite) known(u unit) bool { _, ok := s.last[u.name()]; return ok }
