@@ -23,8 +23,8 @@ import (
 // ErrNoCommand: the session has no such command, or has forgotten it.
 var ErrNoCommand = errors.New("no such command")
 
-// Command is one process to run in a sandbox.
-type Command struct {
+// CommandSpec is one process to run in a sandbox.
+type CommandSpec struct {
 	Args    []string          `json:"args"`              // looked up on the sandbox's PATH
 	Env     map[string]string `json:"env,omitempty"`     // besides the sandbox's
 	Workdir string            `json:"workdir,omitempty"` // default: the spec's
@@ -34,18 +34,22 @@ type Command struct {
 	// TimeoutMs is after how many milliseconds the command is asked to end and,
 	// two seconds later, killed; 0: never. Its exit code is 124 then.
 	TimeoutMs int64 `json:"timeoutMs,omitempty"`
-	Input     bool  `json:"input,omitempty"` // there will be input; Exec goes by Stdin
+	Input     bool  `json:"input,omitempty"` // there will be input; Exec goes by Stdin instead
 	// What follows is of commands in the background only.
 	Keep     int64  `json:"keep,omitempty"`     // bytes kept of each stream, default 1 MiB, at most 64 MiB
 	Overflow string `json:"overflow,omitempty"` // drop the oldest (default), or wait for a reader
-
-	Stdin          io.Reader   `json:"-"`
-	Stdout, Stderr io.Writer   `json:"-"`
-	Sizes          <-chan Size `json:"-"` // that the terminal gets
-	// Signals are sent to the process group of a command with input or a terminal,
-	// as in TERM; nil: none.
-	Signals <-chan string `json:"-"`
 }
+
+// Streams are the live ends of a command's streams. Sizes and Signals count for a command
+// with input or a terminal.
+type Streams = wire.Streams
+
+// CommandClient is the connection of a command's client, which speaks frames of package
+// wire.
+type CommandClient = channel.Client
+
+// ErrGone: the client of a command went away before the command's end.
+var ErrGone = channel.ErrGone
 
 // CommandEnd is how a command ended: what the sandbox says.
 type CommandEnd = wire.End
@@ -65,7 +69,7 @@ type CommandInfo = wire.Status
 const attachedKeep = 256 << 10
 
 // wire is the command as the agent is told of it.
-func (c Command) wire(spec Spec) wire.Command {
+func (c CommandSpec) wire(spec Spec) wire.Command {
 	w := wire.Command{
 		ID: uuid.Must(uuid.NewV7()).String(), Args: c.Args, Env: c.Env, Workdir: c.Workdir, User: cmp.Or(c.User, spec.User),
 		Timeout: c.TimeoutMs, Stdin: c.Input, Keep: c.Keep, Overflow: c.Overflow,
@@ -90,7 +94,7 @@ func (c Command) wire(spec Spec) wire.Command {
 }
 
 // check refuses what is no command, or would carry a secret in.
-func (m *Manager) check(ctx context.Context, name string, c Command) error {
+func (m *Manager) check(ctx context.Context, name string, c CommandSpec) error {
 	if len(c.Args) == 0 {
 		return fmt.Errorf("%w: no command: give one after --", ErrBadSpec)
 	}
@@ -112,13 +116,21 @@ func (m *Manager) check(ctx context.Context, name string, c Command) error {
 // 126 or 127.
 //
 // A Stdin that blocks is read until its next return, beyond the command's end.
-func (m *Manager) Exec(ctx context.Context, name string, c Command) (int, error) {
-	end, err := m.Attach(ctx, name, c)
+func (m *Manager) Exec(ctx context.Context, name string, c CommandSpec, s Streams) (int, error) {
+	c.Input = s.Stdin != nil
+	end, err := m.runAttached(ctx, name, c, s.Stderr, func(agent *channel.Channel, w wire.Command) (CommandEnd, error) { return agent.Run(ctx, w, s) })
 	return end.Code, err
 }
 
-// Attach is Exec that says, too, which signal ended the command.
-func (m *Manager) Attach(ctx context.Context, name string, c Command) (CommandEnd, error) {
+// Attach is Exec for a client at the other end of a connection, which is spliced with the
+// agent's: see [channel.Channel.Splice]. The error is ErrGone when the client went away.
+// The frame Exit is the caller's to send.
+func (m *Manager) Attach(ctx context.Context, name string, c CommandSpec, client CommandClient) (CommandEnd, error) {
+	return m.runAttached(ctx, name, c, client.To.Stream(wire.Stderr), func(agent *channel.Channel, w wire.Command) (CommandEnd, error) { return agent.Splice(ctx, w, client) })
+}
+
+// runAttached has run run a command by the sandbox's agent.
+func (m *Manager) runAttached(ctx context.Context, name string, c CommandSpec, stderr io.Writer, run func(*channel.Channel, wire.Command) (CommandEnd, error)) (CommandEnd, error) {
 	if err := m.check(ctx, name, c); err != nil {
 		return CommandEnd{}, err
 	}
@@ -131,10 +143,10 @@ func (m *Manager) Attach(ctx context.Context, name string, c Command) (CommandEn
 	}
 	w := c.wire(spec)
 	w.Keep, w.Overflow = attachedKeep, wire.Wait
-	end, err := agent.Run(ctx, w, channel.Streams{Stdin: c.Stdin, Stdout: c.Stdout, Stderr: c.Stderr, Sizes: c.Sizes, Signals: c.Signals})
+	end, err := run(agent, w)
 	if code, why, unable := unstarted(err); unable {
-		if c.Stderr != nil {
-			if _, err := fmt.Fprintf(c.Stderr, "sallyport: cannot run %q: %s\n", c.Args[0], why); err != nil {
+		if stderr != nil {
+			if _, err := fmt.Fprintf(stderr, "sallyport: cannot run %q: %s\n", c.Args[0], why); err != nil {
 				return CommandEnd{}, err
 			}
 		}
@@ -190,7 +202,7 @@ var ErrConflicts = errors.New("it cannot be done to this command")
 // StartCommand starts a command in the background, starting the sandbox if need
 // be. It belongs to the session: it goes on when the daemon ends, and when the
 // sandbox sleeps. The last bytes of its output are kept.
-func (m *Manager) StartCommand(ctx context.Context, name string, c Command) (CommandInfo, error) {
+func (m *Manager) StartCommand(ctx context.Context, name string, c CommandSpec) (CommandInfo, error) {
 	if err := m.check(ctx, name, c); err != nil {
 		return CommandInfo{}, err
 	}

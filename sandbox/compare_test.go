@@ -33,11 +33,11 @@ func TestGuesses(t *testing.T) {
 		"create": func() error { _, _, err := m.GetOrCreate(driver, "new", Spec{Env: secret}); return err },
 		"set":    func() error { _, err := m.Set(driver, "box", SpecChange{Env: secret}); return err },
 		"exec": func() error {
-			_, err := m.Exec(driver, "box", Command{Args: []string{"true"}, Env: secret})
+			_, err := m.Exec(driver, "box", CommandSpec{Args: []string{"true"}, Env: secret}, Streams{})
 			return err
 		},
 		"command": func() error {
-			_, err := m.StartCommand(driver, "box", Command{Args: []string{"true"}, Env: secret})
+			_, err := m.StartCommand(driver, "box", CommandSpec{Args: []string{"true"}, Env: secret})
 			return err
 		},
 	} {

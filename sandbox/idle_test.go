@@ -52,7 +52,7 @@ func TestIdle(t *testing.T) {
 		"a command":           {Spec{Idle: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.commands.Store(1) }, Running},
 		"nobody knows":        {Spec{Idle: Duration(idle)}, func(_ *testing.T, _ *bed, o *body) { o.fails.Store(true) }, Running},
 		"use of the API": {Spec{Idle: Duration(idle)}, func(t *testing.T, b *bed, _ *body) {
-			_, _ = b.Exec(t.Context(), "a", Command{Args: []string{"true"}}) // which no agent answers
+			_, _ = b.Exec(t.Context(), "a", CommandSpec{Args: []string{"true"}}, Streams{}) // which no agent answers
 		}, Running},
 		"a look at it": {Spec{Idle: Duration(idle)}, func(_ *testing.T, b *bed, _ *body) { b.List() }, Hibernated},
 	} {

@@ -41,7 +41,7 @@ func TestSleepAndWake(t *testing.T) {
 			}
 			b.h.events, b.h.gate = slices.Clip(b.h.events), slices.Clip(b.h.gate)
 			// A command is a use, and wakes it.
-			_, _ = b.Exec(t.Context(), "a", Command{Args: []string{"true"}}) // which no agent answers
+			_, _ = b.Exec(t.Context(), "a", CommandSpec{Args: []string{"true"}}, Streams{}) // which no agent answers
 			i = b.must(t)(b.Get("a"))
 			if i.State != Running || i.Session != before.Session || !i.Slept.IsZero() || i.Lost != "" || i.Address != before.Address {
 				t.Errorf("awake: %+v", i)

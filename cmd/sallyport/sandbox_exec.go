@@ -20,7 +20,7 @@ import (
 
 // execFlags are the flags that say how a command runs.
 type execFlags struct {
-	c          sandbox.Command
+	c          sandbox.CommandSpec
 	timeout    time.Duration
 	background bool
 	input      bool
@@ -77,7 +77,7 @@ func newSandboxShell(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		x := execFlags{c: sandbox.Command{User: user, TTY: true}, input: true}
+		x := execFlags{c: sandbox.CommandSpec{User: user, TTY: true}, input: true}
 		return x.execute(g, cmd, d, args[0], sandbox.LoginShell)
 	}
 	return c
@@ -93,8 +93,9 @@ func (f *execFlags) execute(g *globals, cmd *cobra.Command, d *api.Client, name 
 	if f.input && c.TTY && !term.IsTerminal(int(os.Stdin.Fd())) {
 		return usageError{errors.New("standard input is no terminal, and its end would be none for the command: leave out -t")}
 	}
+	var s sandbox.Streams
 	if f.input || piped(os.Stdin) {
-		c.Stdin = os.Stdin
+		s.Stdin = os.Stdin
 	}
 	if f.background {
 		return f.start(g, cmd, d, name, c)
@@ -102,18 +103,18 @@ func (f *execFlags) execute(g *globals, cmd *cobra.Command, d *api.Client, name 
 	if f.keep != 0 || f.wait {
 		return usageError{errors.New("--keep and --wait go with --detach")}
 	}
-	c.Stdout, c.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
 	if g.output == "json" {
-		return capture(g, cmd, d, name, c)
+		return capture(g, cmd, d, name, c, s)
 	}
+	s.Stdout, s.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
 	if c.TTY {
-		restore, err := f.terminal(cmd.Context(), &c)
+		restore, err := f.terminal(cmd.Context(), &c, &s)
 		if err != nil {
 			return err
 		}
 		defer restore()
 	}
-	return passOn(d.Exec(cmd.Context(), name, c))
+	return passOn(d.Exec(cmd.Context(), name, c, s))
 }
 
 // passOn makes a command's status this process's.
@@ -128,7 +129,7 @@ func passOn(code int, err error) error {
 }
 
 // start runs a command in the background.
-func (f *execFlags) start(g *globals, cmd *cobra.Command, d *api.Client, name string, c sandbox.Command) error {
+func (f *execFlags) start(g *globals, cmd *cobra.Command, d *api.Client, name string, c sandbox.CommandSpec) error {
 	// Not what happens to be there: a pipe may never end.
 	c.Input, c.Keep = f.input, f.keep
 	if f.wait {
@@ -156,10 +157,10 @@ type captured struct {
 const maxCaptured = 4 << 20
 
 // capture runs a command and prints all that it did.
-func capture(g *globals, cmd *cobra.Command, d *api.Client, name string, c sandbox.Command) error {
+func capture(g *globals, cmd *cobra.Command, d *api.Client, name string, c sandbox.CommandSpec, s sandbox.Streams) error {
 	stdout, stderr := &head{}, &head{}
-	c.Stdout, c.Stderr = stdout, stderr
-	code, err := d.Exec(cmd.Context(), name, c)
+	s.Stdout, s.Stderr = stdout, stderr
+	code, err := d.Exec(cmd.Context(), name, c, s)
 	if err != nil {
 		return err
 	}
@@ -185,7 +186,7 @@ func (h *head) Write(p []byte) (int, error) {
 
 // terminal gives the command a terminal like ours: its keys go there unread, and
 // it follows our window's size. The returned function gives ours back.
-func (f *execFlags) terminal(ctx context.Context, c *sandbox.Command) (func(), error) {
+func (f *execFlags) terminal(ctx context.Context, c *sandbox.CommandSpec, streams *sandbox.Streams) (func(), error) {
 	if name := os.Getenv("TERM"); name != "" && c.Env["TERM"] == "" {
 		env := map[string]string{"TERM": name}
 		for k, v := range c.Env {
@@ -204,7 +205,7 @@ func (f *execFlags) terminal(ctx context.Context, c *sandbox.Command) (func(), e
 		changed := make(chan os.Signal, 1)
 		signal.Notify(changed, syscall.SIGWINCH)
 		sizes := make(chan sandbox.Size)
-		c.Sizes = sizes
+		streams.Sizes = sizes
 		go func() {
 			for {
 				select {
@@ -221,9 +222,9 @@ func (f *execFlags) terminal(ctx context.Context, c *sandbox.Command) (func(), e
 			}
 		}()
 		stop := func() { signal.Stop(changed); cancel() }
-		return raw(in, c.Stdin != nil, stop)
+		return raw(in, streams.Stdin != nil, stop)
 	}
-	return raw(in, c.Stdin != nil, func() {})
+	return raw(in, streams.Stdin != nil, func() {})
 }
 
 // raw hands our terminal's keys over as they are, if there is one.

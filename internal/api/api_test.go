@@ -52,8 +52,8 @@ func TestProblems(t *testing.T) {
 		{"bad spec", run(c.Create(ctx, "a", sandbox.Spec{Runtime: "kata"})), 400, "kata"},
 		{"another spec", run(c.Create(ctx, "taken", sandbox.Spec{Image: "other"})), 409, "image"},
 		{"reset of no limit", run(c.ResetLimit(ctx, "nothing", "")), 404, "no such limit"},
-		{"no command", run(c.Exec(ctx, "taken", sandbox.Command{})), 400, "no command"},
-		{"command in none", run(c.Exec(ctx, "nobody", sandbox.Command{Args: []string{"true"}})), 404, "nobody"},
+		{"no command", run(c.Exec(ctx, "taken", sandbox.CommandSpec{}, sandbox.Streams{})), 400, "no command"},
+		{"command in none", run(c.Exec(ctx, "nobody", sandbox.CommandSpec{Args: []string{"true"}}, sandbox.Streams{})), 404, "nobody"},
 		{"explaining for nobody", run(c.Explain(ctx, api.Question{Input: policy.Input{Sandbox: policy.Sandbox{Name: "nobody"}}})), 404, "nobody"},
 		{"client twice", run(c.AddClient(ctx, "user", nil)), 409, "remove it first"},
 		{"a client with a sandbox's name", run(c.AddClient(ctx, "taken", nil)), 409, "sandbox"},
@@ -69,7 +69,7 @@ func TestProblems(t *testing.T) {
 		{"too much", c.SetSecret(ctx, "a", map[string]string{"token": strings.Repeat("x", 2<<20)}), 413, "too large"},
 		{"bad configuration", run(c.Reload(ctx)), 400, "line 3"},
 		{"no sandboxes here", run(none.Sandboxes(ctx)), 400, "engine.kind"},
-		{"no command here", run(none.Exec(ctx, "a", sandbox.Command{Args: []string{"true"}})), 400, "engine.kind"},
+		{"no command here", run(none.Exec(ctx, "a", sandbox.CommandSpec{Args: []string{"true"}}, sandbox.Streams{})), 400, "engine.kind"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var p *api.Problem
@@ -271,9 +271,8 @@ func TestExec(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			var stdout, stderr bytes.Buffer
-			code, err := c.Exec(ctx, "box", sandbox.Command{
-				Args: []string{"sh", "-c", tt.script}, Stdin: strings.NewReader(tt.stdin), Stdout: &stdout, Stderr: &stderr,
-			})
+			code, err := c.Exec(ctx, "box", sandbox.CommandSpec{Args: []string{"sh", "-c", tt.script}},
+				sandbox.Streams{Stdin: strings.NewReader(tt.stdin), Stdout: &stdout, Stderr: &stderr})
 			if err != nil || code != tt.code || stdout.String() != tt.stdout || stderr.String() != tt.stderr {
 				t.Errorf("got %d, %v, %d bytes of output, %q, want %d, %d, %q",
 					code, err, stdout.Len(), stderr.String(), tt.code, len(tt.stdout), tt.stderr)
@@ -294,10 +293,8 @@ func TestCommandDiesWithItsClient(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 1)
 			go func() {
-				_, err := c.Exec(ctx, "box", sandbox.Command{
-					Args:  []string{"sh", "-c", `echo $$ > "$0"; exec sleep 600`, mark},
-					Stdin: input, Stdout: io.Discard, Stderr: io.Discard,
-				})
+				_, err := c.Exec(ctx, "box", sandbox.CommandSpec{Args: []string{"sh", "-c", `echo $$ > "$0"; exec sleep 600`, mark}},
+					sandbox.Streams{Stdin: input})
 				ended <- err
 			}()
 			var pid string

@@ -20,7 +20,7 @@ func (h *handler) startCommand(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		return
 	}
-	var c sandbox.Command
+	var c sandbox.CommandSpec
 	if err := decode(w, r, &c); err != nil {
 		writeProblem(w, err)
 		return

@@ -17,7 +17,7 @@ func TestCommands(t *testing.T) {
 	if _, err := c.Create(ctx, "box", sandbox.Spec{}); err != nil {
 		t.Fatal(err)
 	}
-	cat := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.Command{Args: []string{"cat"}, Input: true}))
+	cat := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"cat"}, Input: true}))
 	for _, open := range []bool{true, false} {
 		if err := c.Feed(ctx, "box", cat.ID, strings.NewReader("abc"), open); err != nil {
 			t.Fatal(err)
@@ -40,7 +40,7 @@ func TestCommands(t *testing.T) {
 		return i.State == wire.Exited && i.Code == 0 && i.Stdout.To == 6
 	})
 
-	screen := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.Command{Args: []string{"sleep", "600"}, TTY: true}))
+	screen := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "600"}, TTY: true}))
 	if _, err := c.ResizeCommand(ctx, "box", screen.ID, sandbox.Size{Rows: 10, Cols: 20}); err != nil {
 		t.Error(err)
 	}
@@ -50,7 +50,7 @@ func TestCommands(t *testing.T) {
 	wait(t, "the signal to end it", func() bool {
 		return must[sandbox.CommandInfo](t)(c.Command(ctx, "box", screen.ID)).Signal == "TERM"
 	})
-	long := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.Command{Args: []string{"sleep", "600"}}))
+	long := must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "600"}}))
 	if _, err := c.KillCommand(ctx, "box", long.ID); err != nil {
 		t.Error(err)
 	}

@@ -264,7 +264,7 @@ func TestDocumentHasTheRoutes(t *testing.T) {
 func TestSchemasHaveTheFields(t *testing.T) {
 	doc := must[*openapi3.T](t)(described())
 	for name, v := range map[string]any{
-		"Spec": sandbox.Spec{}, "SpecChange": sandbox.SpecChange{}, "Sandbox": sandbox.Info{}, "Command": sandbox.Command{}, "CommandInfo": sandbox.CommandInfo{}, "TerminalSize": sandbox.Size{}, "File": sandbox.File{}, "FileList": wire.Listing{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
+		"Spec": sandbox.Spec{}, "SpecChange": sandbox.SpecChange{}, "Sandbox": sandbox.Info{}, "Command": sandbox.CommandSpec{}, "CommandInfo": sandbox.CommandInfo{}, "TerminalSize": sandbox.Size{}, "File": sandbox.File{}, "FileList": wire.Listing{}, "Key": api.KeyText{}, "KeyRequest": api.KeyRequest{},
 		"Image": sandbox.Image{}, "ImageStep": sandbox.ImageStep{}, "ImagePull": client.ImagePull{},
 		"Problem": client.Problem{}, "Event": client.Event{}, "Secret": api.Secret{}, "Client": api.ProxyClient{}, "Limit": api.Limit{},
 		"ApprovalRequest": approval.Request{}, "ApprovalList": api.ApprovalList{}, "Answer": approval.Answer{},

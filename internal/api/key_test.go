@@ -264,11 +264,11 @@ func TestTenants(t *testing.T) {
 		t.Errorf("lists: %q %q %q", a, o, r)
 	}
 	run := func(_ any, err error) error { return err }
-	quiet := sandbox.Command{Args: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard}
+	quiet := sandbox.CommandSpec{Args: []string{"true"}}
 	for _, name := range []string{"box", "hosts"} {
 		for verb, err := range map[string]error{
 			"get": run(other.Sandbox(ctx, name)), "start": run(other.Start(ctx, name)), "stop": run(other.Stop(ctx, name)),
-			"rm": other.Remove(ctx, name), "ca": run(other.SandboxRoot(ctx, name)), "exec": run(other.Exec(ctx, name, quiet)),
+			"rm": other.Remove(ctx, name), "ca": run(other.SandboxRoot(ctx, name)), "exec": run(other.Exec(ctx, name, quiet, sandbox.Streams{})),
 			"commands": run(other.Commands(ctx, name)), "command": run(other.Command(ctx, name, "x")), "kill": run(other.KillCommand(ctx, name, "x")),
 			"begin": run(other.StartCommand(ctx, name, quiet)), "feed": other.Feed(ctx, name, "x", strings.NewReader(""), false),
 			"pause": run(other.Pause(ctx, name)), "hibernate": run(other.Hibernate(ctx, name)), "wake": run(other.Wake(ctx, name)),
@@ -286,7 +286,7 @@ func TestTenants(t *testing.T) {
 			t.Errorf("a name of somebody else's: %v", err)
 		}
 	}
-	if code, err := acme.Exec(ctx, "box", quiet); code != 0 || err != nil {
+	if code, err := acme.Exec(ctx, "box", quiet, sandbox.Streams{}); code != 0 || err != nil {
 		t.Errorf("its own: %d %v", code, err)
 	}
 	for i, who := range []string{"box", "hosts"} {

@@ -42,10 +42,10 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 	ctx := t.Context()
 	must[sandbox.Info](t)(root.Create(ctx, "box", sandbox.Spec{}))
 	must[sandbox.Info](t)(root.Start(ctx, "box"))
-	slow := sandbox.Command{Args: []string{"sleep", "120"}, Stdout: io.Discard, Stderr: io.Discard}
+	slow := sandbox.CommandSpec{Args: []string{"sleep", "120"}}
 	id := must[sandbox.CommandInfo](t)(root.StartCommand(ctx, "box", slow)).ID
 	defer func() { _, _ = root.KillCommand(ctx, "box", id) }()
-	fed := must[sandbox.CommandInfo](t)(root.StartCommand(ctx, "box", sandbox.Command{Args: []string{"cat"}, Input: true})).ID
+	fed := must[sandbox.CommandInfo](t)(root.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"cat"}, Input: true})).ID
 	defer func() { _, _ = root.KillCommand(ctx, "box", fed) }()
 	dir := t.TempDir() // the agent is a process of the test's own
 
@@ -62,14 +62,14 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 		}},
 		{"a command", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
 			begun.Store(true)
-			_, err := c.Exec(ctx, "box", slow)
+			_, err := c.Exec(ctx, "box", slow, sandbox.Streams{})
 			return err
 		}},
 		{"a command with input", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
 			in, end := trickle(ctx)
 			defer end()
 			begun.Store(true)
-			_, err := c.Exec(ctx, "box", sandbox.Command{Args: []string{"cat"}, Input: true, Stdin: in, Stdout: io.Discard, Stderr: io.Discard})
+			_, err := c.Exec(ctx, "box", sandbox.CommandSpec{Args: []string{"cat"}}, sandbox.Streams{Stdin: in})
 			return err
 		}},
 		{"output", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {

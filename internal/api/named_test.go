@@ -3,7 +3,6 @@ package api_test
 import (
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 	"testing"
 
@@ -120,10 +119,10 @@ func TestGuessNamesNoCredential(t *testing.T) {
 		}
 		env := map[string]string{"TOKEN": "known secret"}
 		run := func(_ any, err error) error { return err }
-		command := sandbox.Command{Args: []string{"true"}, Env: env, Stdout: io.Discard, Stderr: io.Discard}
+		command := sandbox.CommandSpec{Args: []string{"true"}, Env: env}
 		for what, err := range map[string]error{
 			"create": run(c.Create(t.Context(), "new", sandbox.Spec{Env: env})), "set": run(c.Set(t.Context(), box, sandbox.SpecChange{Env: env})),
-			"exec": run(c.Exec(t.Context(), box, command)), "command": run(c.StartCommand(t.Context(), box, command)),
+			"exec": run(c.Exec(t.Context(), box, command, sandbox.Streams{})), "command": run(c.StartCommand(t.Context(), box, command)),
 		} {
 			var p *api.Problem
 			if !errors.As(err, &p) || p.Type != client.ProblemType+"bad-spec" || strings.Contains(p.Detail, "openai-api-key") != tt.told {
@@ -166,10 +165,10 @@ func TestTenantsSandboxByName(t *testing.T) {
 	acme, _ := keyed(t, h, "acme", "acme", "run", "read")
 	must[sandbox.Info](t)(beta.Create(ctx, "build", sandbox.Spec{}))
 	run := func(_ any, err error) error { return err }
-	quiet := sandbox.Command{Args: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard}
+	quiet := sandbox.CommandSpec{Args: []string{"true"}}
 	verbs := func(c *api.Client, name string) map[string]error {
 		return map[string]error{
-			"get": run(c.Sandbox(ctx, name)), "start": run(c.Start(ctx, name)), "exec": run(c.Exec(ctx, name, quiet)), "begin": run(c.StartCommand(ctx, name, quiet)),
+			"get": run(c.Sandbox(ctx, name)), "start": run(c.Start(ctx, name)), "exec": run(c.Exec(ctx, name, quiet, sandbox.Streams{})), "begin": run(c.StartCommand(ctx, name, quiet)),
 			"commands": run(c.Commands(ctx, name)), "pause": run(c.Pause(ctx, name)), "wake": run(c.Wake(ctx, name)), "set": run(c.Set(ctx, name, sandbox.SpecChange{Labels: map[string]string{"a": "b"}})),
 			"ca": run(c.SandboxRoot(ctx, name)), "stat": run(c.Files(name).Stat(ctx, "/", false)), "snapshots": run(c.Snapshots(ctx, name)), "stop": run(c.Stop(ctx, name)),
 			"fork": run(c.Fork(ctx, name, sandbox.ForkSpec{})),

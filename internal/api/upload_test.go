@@ -156,7 +156,7 @@ func TestUploadsShareConnections(t *testing.T) {
 					}()
 					_ = first(f.Write(ctx, at("g"), r, sandbox.WriteOptions{}))
 				case 2: // one that takes its connection over
-					if code, err := c.Exec(t.Context(), "demo", sandbox.Command{Args: []string{"true"}, Stdout: io.Discard, Stderr: io.Discard}); code != 0 || err != nil {
+					if code, err := c.Exec(t.Context(), "demo", sandbox.CommandSpec{Args: []string{"true"}}, sandbox.Streams{}); code != 0 || err != nil {
 						t.Error(code, err)
 					}
 				}

@@ -128,7 +128,7 @@ var errCommand = errors.New("the command ended otherwise")
 
 func (p *player) exec(ctx context.Context, name, shell string) (string, error) {
 	var out, errs bytes.Buffer
-	code, err := p.c.Exec(ctx, name, sandbox.Command{Args: []string{"sh", "-c", shell}, Stdout: &out, Stderr: &errs})
+	code, err := p.c.Exec(ctx, name, sandbox.CommandSpec{Args: []string{"sh", "-c", shell}}, sandbox.Streams{Stdout: &out, Stderr: &errs})
 	switch {
 	case err != nil:
 		return "", err

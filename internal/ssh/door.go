@@ -33,7 +33,8 @@ import (
 type Sandboxes interface {
 	Visible(ctx context.Context, name string) (sandbox.Info, error)
 	Start(ctx context.Context, name string) (sandbox.Info, error)
-	Attach(ctx context.Context, name string, c sandbox.Command) (sandbox.CommandEnd, error)
+	Exec(ctx context.Context, name string, c sandbox.CommandSpec, s sandbox.Streams) (int, error)
+	Attach(ctx context.Context, name string, c sandbox.CommandSpec, client sandbox.CommandClient) (sandbox.CommandEnd, error)
 	Connect(ctx context.Context, name, host string, port uint16) (sandbox.Conn, error)
 }
 

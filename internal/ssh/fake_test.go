@@ -2,6 +2,7 @@ package ssh
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"sallyport/audit"
 	"sallyport/policy"
@@ -49,17 +51,81 @@ func (b *block) Start(ctx context.Context, name string) (sandbox.Info, error) {
 	return b.Visible(ctx, name)
 }
 
-func (b *block) Attach(ctx context.Context, name string, c sandbox.Command) (end sandbox.CommandEnd, err error) {
-	what := c.Args[len(c.Args)-1]
+func (b *block) Exec(_ context.Context, _ string, _ sandbox.CommandSpec, s sandbox.Streams) (int, error) {
+	_, err := io.WriteString(s.Stdout, "/home\n")
+	return 0, err
+}
+
+// Attach runs a command as an agent would, which is asked by a client's frames.
+func (b *block) Attach(ctx context.Context, name string, spec sandbox.CommandSpec, client sandbox.CommandClient) (end sandbox.CommandEnd, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stdin, feed := io.Pipe()
+	defer stdin.Close()
+	sizes, signals := make(chan sandbox.Size, 8), make(chan string, 8)
+	go func() {
+		_, _ = wire.Frames(client.From, func(k wire.Kind, p []byte) error {
+			client.Count(k, len(p))
+			switch {
+			case k == wire.Stdin && len(p) == 0:
+				_ = feed.Close()
+			case k == wire.Stdin:
+				_, _ = feed.Write(p)
+			case k == wire.Resize:
+				var size sandbox.Size
+				if err := json.Unmarshal(p, &size); err != nil {
+					return err
+				}
+				sizes <- size
+			case k == wire.Signal:
+				signals <- string(p)
+			}
+			return nil
+		})
+		cancel(sandbox.ErrGone)
+		_ = feed.CloseWithError(sandbox.ErrGone)
+	}()
+	go func() {
+		for client.To.Write(wire.Alive, nil) == nil {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+		cancel(sandbox.ErrGone)
+	}()
+	out := func(k wire.Kind) io.Writer {
+		return writerFunc(func(p []byte) (int, error) {
+			n, err := client.To.Stream(k).Write(p)
+			client.Count(k, n)
+			if err != nil {
+				cancel(sandbox.ErrGone)
+			}
+			return n, err
+		})
+	}
+	c := sandbox.Streams{Stdin: stdin, Stdout: out(wire.Stdout), Stderr: out(wire.Stderr), Sizes: sizes, Signals: signals}
+	end, err = b.run(ctx, spec, c)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	return end, err
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (w writerFunc) Write(p []byte) (int, error) { return w(p) }
+
+func (b *block) run(ctx context.Context, spec sandbox.CommandSpec, c sandbox.Streams) (end sandbox.CommandEnd, err error) {
+	what := spec.Args[len(spec.Args)-1]
 	defer func() {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.ended[what] = context.Cause(ctx)
-		b.env = c.Env
+		b.env = spec.Env
 	}()
 	switch {
-	case what == "pwd":
-		_, err = io.WriteString(c.Stdout, "/home\n")
 	case what == "cat":
 		_, err = io.Copy(c.Stdout, c.Stdin)
 	case what == "yes":

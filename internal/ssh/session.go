@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"strings"
 
 	"golang.org/x/crypto/ssh"
@@ -118,23 +117,25 @@ func size(rows, cols uint32) sandbox.Size {
 
 // command carries a command's streams until it has ended.
 func (g *guest) command(ch ssh.Channel, requests asked, c openCall) {
-	is, conn, err := g.begin(c)
+	_, conn, err := g.begin(c)
 	if err != nil {
 		fail(ch, failure(err), failedCode)
 		return
 	}
 	defer conn.Close()
-	frames := wire.NewWriter(conn)
-	go func() {
-		if _, err := io.Copy(&touching{frames.Stream(wire.Stdin), g}, ch); err == nil && stays(ch) {
-			_ = frames.Write(wire.Stdin, nil)
-		}
-	}()
+	sizes, signals, over := make(chan sandbox.Size, 1), make(chan string, 4), make(chan struct{})
+	defer close(over)
+	s := wire.Streams{Stdin: &input{ch, g}, Stdout: &touching{ch, g}, Stderr: &touching{ch.Stderr(), g}, Sizes: sizes, Signals: signals}
+	go s.Send(wire.NewWriter(conn), over, func(error) {})
 	go func() {
 		defer conn.Close() // the client has closed the channel, or is gone
-		g.steer(is.Use, requests)
+		steer(requests, sizes, signals)
 	}()
-	end, err := carry(conn, &touching{ch, g}, &touching{ch.Stderr(), g})
+	var end ending
+	last, err := wire.Frames(bufio.NewReaderSize(conn, wire.MaxFrame), s.Take)
+	if err == nil {
+		err = json.Unmarshal(last, &end)
+	}
 	if err != nil {
 		end = ending{Code: failedCode, Error: "the connection to the sandbox has ended"}
 	}
@@ -152,6 +153,24 @@ func (g *guest) command(ch ssh.Channel, requests asked, c openCall) {
 		return
 	}
 	exit(ch, end.Code)
+}
+
+// input is what a client sends to a command. Its end is an error where the client has not
+// said it.
+type input struct {
+	ch ssh.Channel
+	g  *guest
+}
+
+func (i *input) Read(p []byte) (int, error) {
+	n, err := i.ch.Read(p)
+	if n > 0 {
+		i.g.touch()
+	}
+	if errors.Is(err, io.EOF) && !stays(i.ch) {
+		err = errBroken
+	}
+	return n, err
 }
 
 // stays tells whether the client keeps a channel open whose input has ended, as it says
@@ -184,49 +203,34 @@ func failure(err error) string {
 	return err.Error()
 }
 
-// steer passes on what the client asks of a command, until the channel is closed.
-func (g *guest) steer(use uint64, requests asked) {
+// steer passes on what the client asks of a command, until the channel is closed. Of
+// sizes the last one counts; signals beyond what a command can have taken in are dropped.
+func steer(requests asked, sizes chan sandbox.Size, signals chan<- string) {
 	for r := range requests {
-		c := steerCall{Connection: g.id, Use: use}
 		ok := false
 		switch r.Type {
 		case "window-change":
-			if c.Size, ok = sizeOf(r.Payload); c.Size == (sandbox.Size{}) {
+			var size sandbox.Size
+			if size, ok = sizeOf(r.Payload); !ok || size == (sandbox.Size{}) {
 				ok = false
+				break
 			}
+			select {
+			case <-sizes:
+			default:
+			}
+			sizes <- size
 		case "signal":
 			var v struct{ Name string }
 			if ok = ssh.Unmarshal(r.Payload, &v) == nil && signalForm.MatchString(v.Name); ok {
-				c.Signal = v.Name
+				select {
+				case signals <- v.Name:
+				default:
+				}
 			}
-		}
-		if ok {
-			_ = g.s.peer.Call(g.ctx, callSteer, c, &ipc.None{})
 		}
 		if r.WantReply {
 			_ = r.Reply(ok, nil)
-		}
-	}
-}
-
-// carry writes what a command writes until it has ended.
-func carry(conn net.Conn, stdout, stderr io.Writer) (end ending, err error) {
-	r, buf := bufio.NewReaderSize(conn, wire.MaxFrame), make([]byte, wire.MaxFrame)
-	for {
-		k, p, err := wire.Read(r, buf)
-		if err != nil {
-			return end, err
-		}
-		switch k {
-		case wire.Stdout:
-			_, err = stdout.Write(p)
-		case wire.Stderr:
-			_, err = stderr.Write(p)
-		case wire.Exit:
-			return end, json.Unmarshal(p, &end)
-		}
-		if err != nil {
-			return end, err
 		}
 	}
 }

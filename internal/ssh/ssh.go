@@ -51,7 +51,6 @@ const (
 	dialWithin      = 5 * time.Second        // a port of a sandbox
 	takeWithin      = 10 * time.Second       // what a client sent last, by a program that listens
 	leaveWithin     = 2 * time.Second        // files of a client that has gone
-	aliveEvery      = 2 * time.Second        // an end of a use is tried
 	checkEvery      = time.Second            // what goes on is judged anew
 	keepAliveEvery  = 30 * time.Second       // a client is asked whether it is there
 	keepAliveMisses = 3                      // until it is not
@@ -158,14 +157,11 @@ type opened struct {
 	Folder string `json:"folder,omitempty"` // where sftp begins
 }
 
-// steerCall tells of what is not input, or that the client has left sftp or a
-// forwarded connection.
+// steerCall tells that the client has left sftp or a forwarded connection.
 type steerCall struct {
-	Connection uint64       `json:"connection"`
-	Use        uint64       `json:"use"`
-	Size       sandbox.Size `json:"size,omitzero"`
-	Signal     string       `json:"signal,omitempty"`
-	Over       bool         `json:"over,omitempty"`
+	Connection uint64 `json:"connection"`
+	Use        uint64 `json:"use"`
+	Over       bool   `json:"over,omitempty"`
 }
 
 // fileCall is one step with files of a use that is sftp.

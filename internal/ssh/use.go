@@ -38,8 +38,6 @@ type use struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when nothing of it goes on
 
-	sizes   chan sandbox.Size
-	signals chan string
 	left    chan struct{} // the client has left a forwarded connection
 	sum     traffic
 	streams chan struct{}  // places for open files
@@ -90,7 +88,7 @@ func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.F
 	}
 	u := &use{
 		of: n, what: c.Use, port: port, began: time.Now(), done: make(chan struct{}),
-		sizes: make(chan sandbox.Size, 1), signals: make(chan string, 4), left: make(chan struct{}, 1), streams: make(chan struct{}, maxStreams),
+		left: make(chan struct{}, 1), streams: make(chan struct{}, maxStreams),
 	}
 	u.ctx, u.cancel = context.WithCancelCause(n.ctx)
 	decision := policy.Decision{Action: policy.Deny}
@@ -338,7 +336,7 @@ func (d *Door) folder(u *use) string {
 	ctx, cancel := context.WithTimeout(u.ctx, wakeWithin)
 	defer cancel()
 	var said bytes.Buffer
-	_, err := d.o.Sandboxes.Attach(ctx, u.of.info.Name, sandbox.Command{Args: []string{"sh", "-c", "pwd"}, Stdout: &limited{&said, maxFolder}})
+	_, err := d.o.Sandboxes.Exec(ctx, u.of.info.Name, sandbox.CommandSpec{Args: []string{"sh", "-c", "pwd"}}, sandbox.Streams{Stdout: &limited{&said, maxFolder}})
 	at := strings.TrimSuffix(said.String(), "\n")
 	if err != nil || !path.IsAbs(at) || strings.ContainsAny(at, "\x00\n") {
 		return "/"
@@ -362,31 +360,11 @@ func (l *limited) Write(p []byte) (int, error) {
 	return l.w.Write(p)
 }
 
-// steer tells a use what is not input, or that it is over.
+// steer tells a use that it is over.
 func (d *Door) steer(by *process, c steerCall) error {
 	u := d.used(by, c.Connection, c.Use)
 	if u == nil {
 		return nil // it has ended meanwhile
-	}
-	if c.Size != (sandbox.Size{}) {
-		for { // the last one counts
-			select {
-			case u.sizes <- c.Size:
-			default:
-				select {
-				case <-u.sizes:
-				default:
-				}
-				continue
-			}
-			break
-		}
-	}
-	if signalForm.MatchString(c.Signal) {
-		select {
-		case u.signals <- c.Signal:
-		default: // more than a command can have taken in
-		}
 	}
 	switch {
 	case c.Over && u.what == policy.ProtocolForward:

@@ -94,7 +94,7 @@ func TestRun(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errout bytes.Buffer
-			s := channel.Streams{Stdout: &out, Stderr: &errout}
+			s := wire.Streams{Stdout: &out, Stderr: &errout}
 			if tt.stdin != nil {
 				s.Stdin = strings.NewReader(*tt.stdin)
 			}
@@ -149,7 +149,7 @@ func TestCannotStart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, start := range []func(wire.Command) error{
-				func(w wire.Command) error { _, err := c.Run(t.Context(), w, channel.Streams{}); return err },
+				func(w wire.Command) error { _, err := c.Run(t.Context(), w, wire.Streams{}); return err },
 				func(w wire.Command) error { return c.JSON(t.Context(), "POST", "/commands", w, nil) },
 			} {
 				tt.command.ID = uuid.NewString()
@@ -175,7 +175,7 @@ func TestCancelled(t *testing.T) {
 			setsid sh -c 'echo $$ >> pids; exec sleep 1000' &
 			env -i /bin/sh -c 'echo $$ >> pids; exec /bin/sleep 1000' &
 			sh -c 'env -i /bin/sh -c "echo \$\$ >> pids; exec /bin/sleep 1000" & echo $! >/dev/null'
-			sleep 1000`}}, channel.Streams{})
+			sleep 1000`}}, wire.Streams{})
 		ended <- err
 	}()
 	var pids []string
@@ -209,7 +209,7 @@ func TestInputBreaksOff(t *testing.T) {
 		}
 		return 0, io.ErrUnexpectedEOF
 	})
-	_, err := c.Run(t.Context(), w, channel.Streams{Stdin: io.MultiReader(strings.NewReader("half"), breaks)})
+	_, err := c.Run(t.Context(), w, wire.Streams{Stdin: io.MultiReader(strings.NewReader("half"), breaks)})
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v, want %v", err, io.ErrUnexpectedEOF)
 	}
@@ -226,7 +226,7 @@ func TestOutputRefused(t *testing.T) {
 	_, _, c := serve(t)
 	full := errors.New("full")
 	w := sh("while :; do echo more; done")
-	_, err := c.Run(t.Context(), w, channel.Streams{Stdout: writer(func([]byte) (int, error) { return 0, full })})
+	_, err := c.Run(t.Context(), w, wire.Streams{Stdout: writer(func([]byte) (int, error) { return 0, full })})
 	if !errors.Is(err, full) {
 		t.Errorf("got %v, want %v", err, full)
 	}
@@ -251,7 +251,7 @@ func TestOutlivesItsChannel(t *testing.T) {
 	w.Overflow, w.Keep = wire.Wait, 1<<10
 	ended := make(chan error, 1)
 	go func() {
-		_, err := c.Run(t.Context(), w, channel.Streams{})
+		_, err := c.Run(t.Context(), w, wire.Streams{})
 		ended <- err
 	}()
 	other := channel.New(at.Addr(), channel.Options{Key: key, Dial: to(at)})
@@ -381,7 +381,7 @@ func TestTerminal(t *testing.T) {
 	go func() {
 		end, err := c.Run(t.Context(), wire.Command{ID: uuid.NewString(), TTY: &wire.Size{Rows: 24, Cols: 80}, Args: []string{"sh", "-c",
 			`trap 'stty size' WINCH; trap 'echo interrupted; exit 4' INT; tty >/dev/null && echo ready; while :; do sleep 0.05; done`}},
-			channel.Streams{Stdin: in, Sizes: sizes, Stdout: writer(func(p []byte) (int, error) {
+			wire.Streams{Stdin: in, Sizes: sizes, Stdout: writer(func(p []byte) (int, error) {
 				for l := range strings.Lines(string(p)) {
 					lines <- strings.TrimSpace(l)
 				}
@@ -439,7 +439,7 @@ func TestForgetsTheOldest(t *testing.T) {
 		if i > 0 {
 			w.ID = uuid.NewString()
 		}
-		if _, err := c.Run(t.Context(), w, channel.Streams{}); err != nil {
+		if _, err := c.Run(t.Context(), w, wire.Streams{}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -26,7 +26,7 @@ func TestCommandsShareAConnection(t *testing.T) {
 	const commands = 50
 	for i := range commands {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, err := c.Run(ctx, wire.Command{ID: "c" + strconv.Itoa(i), Args: []string{"true"}}, channel.Streams{})
+		_, err := c.Run(ctx, wire.Command{ID: "c" + strconv.Itoa(i), Args: []string{"true"}}, wire.Streams{})
 		cancel()
 		if err != nil {
 			t.Fatal(err)

@@ -21,7 +21,7 @@ func commandPath(name, id, verb string) string {
 }
 
 // StartCommand starts a command in the background.
-func (c *Client) StartCommand(ctx context.Context, name string, cmd sandbox.Command) (i sandbox.CommandInfo, err error) {
+func (c *Client) StartCommand(ctx context.Context, name string, cmd sandbox.CommandSpec) (i sandbox.CommandInfo, err error) {
 	return i, c.Call(ctx, http.MethodPost, sandboxPath(name, "commands"), cmd, &i)
 }
 

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 
@@ -14,7 +15,7 @@ import (
 
 // Exec runs a command with its own streams and returns its exit code. The
 // command is ended when ctx is done.
-func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (int, error) {
+func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.CommandSpec, s sandbox.Streams) (int, error) {
 	conn, err := c.dial(ctx)
 	if err != nil {
 		return 0, err
@@ -23,7 +24,7 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 
-	cmd.Input = cmd.Stdin != nil
+	cmd.Input = s.Stdin != nil
 	data, err := json.Marshal(cmd)
 	if err != nil {
 		return 0, err
@@ -50,66 +51,34 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.Command) (in
 		return 0, fmt.Errorf("the daemon answered %s", resp.Status)
 	}
 
-	out := wire.NewWriter(conn)
+	over := make(chan struct{})
+	defer close(over)
 	unread := make(chan error, 1)
-	if cmd.Stdin != nil {
-		go func() {
-			// A terminal's read cannot be ended: this goroutine lives until the
-			// next key or the end of the process.
-			if err := out.Input(cmd.Stdin); err != nil {
-				unread <- err
-				_ = conn.Close() // and so the daemon ends the command
-			}
-		}()
-	}
-	if cmd.Sizes != nil {
-		over := make(chan struct{})
-		defer close(over)
-		go func() {
-			for {
-				select {
-				case s := <-cmd.Sizes:
-					if data, err := json.Marshal(s); err == nil {
-						_ = out.Write(wire.Resize, data)
-					}
-				case <-over:
-					return
-				}
-			}
-		}()
-	}
-
-	buf := make([]byte, wire.MaxFrame)
-	for {
-		k, p, err := wire.Read(r, buf)
-		if err != nil {
-			if ctx.Err() != nil {
-				return 0, ctx.Err()
-			}
-			select {
-			case err := <-unread:
-				return 0, fmt.Errorf("the command was ended, since its input could not be read to its end: %w", err)
-			default:
-			}
-			return 0, fmt.Errorf("the daemon went away while the command ran: %w", err)
+	go s.Send(wire.NewWriter(conn), over, func(err error) {
+		unread <- err
+		_ = conn.Close() // and so the daemon ends the command
+	})
+	exit, err := wire.Frames(r, s.Take)
+	if broken := new(wire.ReadError); errors.As(err, &broken) {
+		if ctx.Err() != nil {
+			return 0, ctx.Err()
 		}
-		switch k {
-		case wire.Stdout:
-			_, err = cmd.Stdout.Write(p)
-		case wire.Stderr:
-			_, err = cmd.Stderr.Write(p)
-		case wire.Exit:
-			var e Exit
-			if err := json.Unmarshal(p, &e); err != nil {
-				return 0, err
-			}
-			if e.Error != nil {
-				return 0, e.Error
-			}
-			return e.Code, nil
+		select {
+		case err := <-unread:
+			return 0, fmt.Errorf("the command was ended, since its input could not be read to its end: %w", err)
+		default:
 		}
-		if err != nil {
-			return 0, err
-		}
+		return 0, fmt.Errorf("the daemon went away while the command ran: %w", err)
 	}
+	if err != nil {
+		return 0, err
+	}
+	var e Exit
+	if err := json.Unmarshal(exit, &e); err != nil {
+		return 0, err
+	}
+	if e.Error != nil {
+		return 0, e.Error
+	}
+	return e.Code, nil
 }

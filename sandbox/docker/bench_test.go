@@ -36,14 +36,14 @@ func BenchmarkCommand(b *testing.B) {
 	agent := channel.New(c.Address.Addr(), channel.Options{Key: shared.key})
 	defer agent.Close()
 	run := func(args ...string) error {
-		end, err := agent.Run(ctx, wire.Command{ID: uuid.NewString(), Args: args}, channel.Streams{})
+		end, err := agent.Run(ctx, wire.Command{ID: uuid.NewString(), Args: args}, wire.Streams{})
 		if err == nil && end.Code != 0 {
 			err = fmt.Errorf("exit code %d", end.Code)
 		}
 		return err
 	}
 	var status strings.Builder
-	if _, err := agent.Run(ctx, wire.Command{ID: uuid.NewString(), Args: []string{"grep", "VmRSS", "/proc/1/status"}}, channel.Streams{Stdout: &status}); err != nil {
+	if _, err := agent.Run(ctx, wire.Command{ID: uuid.NewString(), Args: []string{"grep", "VmRSS", "/proc/1/status"}}, wire.Streams{Stdout: &status}); err != nil {
 		b.Fatal(err)
 	}
 	b.Logf("the agent's memory: %s", status.String())

@@ -293,7 +293,7 @@ func (l *testEngine) sh(t *testing.T, id, script string) string {
 func (l *testEngine) try(t *testing.T, id, script string) (string, int) {
 	t.Helper()
 	var out strings.Builder
-	code, err := l.exec(t.Context(), id, wire.Command{Args: []string{"/bin/sh", "-c", script}}, channel.Streams{Stdout: &out, Stderr: &out})
+	code, err := l.exec(t.Context(), id, wire.Command{Args: []string{"/bin/sh", "-c", script}}, wire.Streams{Stdout: &out, Stderr: &out})
 	if err != nil {
 		t.Fatalf("script %q: %v", script, err)
 	}
@@ -301,7 +301,7 @@ func (l *testEngine) try(t *testing.T, id, script string) (string, int) {
 }
 
 // exec runs a command by the sandbox's agent.
-func (l *testEngine) exec(ctx context.Context, id string, c wire.Command, s channel.Streams) (int, error) {
+func (l *testEngine) exec(ctx context.Context, id string, c wire.Command, s wire.Streams) (int, error) {
 	var n byte
 	if _, err := fmt.Sscanf(id, "id%d", &n); err != nil {
 		return 0, err

@@ -202,7 +202,7 @@ func TestExec(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out, errout bytes.Buffer
-			streams := channel.Streams{Stdout: &out, Stderr: &errout}
+			streams := wire.Streams{Stdout: &out, Stderr: &errout}
 			if tt.stdin != "" {
 				streams.Stdin = strings.NewReader(tt.stdin)
 			}
@@ -218,7 +218,7 @@ func TestExec(t *testing.T) {
 		})
 	}
 	t.Run("no such program", func(t *testing.T) {
-		_, err := l.exec(t.Context(), id, wire.Command{Args: []string{"/no/such"}}, channel.Streams{})
+		_, err := l.exec(t.Context(), id, wire.Command{Args: []string{"/no/such"}}, wire.Streams{})
 		if said := new(channel.Error); !errors.As(err, &said) || said.Code != 127 {
 			t.Errorf("got %v, want a shell's code for it", err)
 		}
@@ -233,7 +233,7 @@ func TestExecCancelled(t *testing.T) {
 	_, err := l.exec(ctx, id, wire.Command{
 		// One child in a session of its own, so that no terminal or group reaches it.
 		Args: []string{"sh", "-c", "setsid sleep 4321 & sleep 4321"},
-	}, channel.Streams{})
+	}, wire.Streams{})
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want DeadlineExceeded", err)
 	}
@@ -255,7 +255,7 @@ func TestStopGrace(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := l.start(t, l.container(t, ""))
-			go l.exec(t.Context(), id, wire.Command{Args: []string{"sh", "-c", tt.script}}, channel.Streams{})
+			go l.exec(t.Context(), id, wire.Command{Args: []string{"sh", "-c", tt.script}}, wire.Streams{})
 			l.sh(t, id, "until test -e /root/up; do sleep 0.1; done")
 			begin := time.Now()
 			if err := l.runtime.Stop(t.Context(), id, tt.grace); err != nil {

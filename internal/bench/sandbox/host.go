@@ -107,7 +107,7 @@ func (h *host) think(ctx context.Context, name string, megabytes int) error {
 		return err
 	}
 	return await(ctx, "memory that is taken", func() (bool, error) {
-		code, err := h.api.Exec(ctx, name, sandbox.Command{Args: []string{"test", "-e", "/tmp/ready"}})
+		code, err := h.api.Exec(ctx, name, sandbox.CommandSpec{Args: []string{"test", "-e", "/tmp/ready"}}, sandbox.Streams{})
 		return code == 0, err
 	})
 }

@@ -75,7 +75,7 @@ func (h *host) commands(ctx context.Context, o options, r *report) error {
 		return err
 	}
 	run := func(args ...string) error {
-		code, err := h.api.Exec(ctx, "busy", sandbox.Command{Args: args})
+		code, err := h.api.Exec(ctx, "busy", sandbox.CommandSpec{Args: args}, sandbox.Streams{})
 		if err == nil && code != 0 {
 			err = fmt.Errorf("%q ended with %d", args, code)
 		}

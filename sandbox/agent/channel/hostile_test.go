@@ -195,7 +195,7 @@ func TestHostileAgent(t *testing.T) {
 					return c.JSON(ctx, "GET", "/hello", nil, &h)
 				},
 				"command": func(ctx context.Context) error {
-					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, channel.Streams{Stdout: io.Discard})
+					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, wire.Streams{Stdout: io.Discard})
 					return err
 				},
 				"port": func(ctx context.Context) error {
@@ -203,7 +203,7 @@ func TestHostileAgent(t *testing.T) {
 					return err
 				},
 				"command with input": func(ctx context.Context) error {
-					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, channel.Streams{Stdin: endless{}, Stdout: io.Discard})
+					_, err := c.Run(ctx, wire.Command{ID: "a", Args: []string{"true"}}, wire.Streams{Stdin: endless{}, Stdout: io.Discard})
 					return err
 				},
 			}

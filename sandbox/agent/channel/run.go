@@ -22,13 +22,10 @@ var killTimeout = 10 * time.Second
 // there, so that its connection can be used again.
 const lastTimeout = time.Second
 
-// Streams are those of an attached command. Stdin and Sizes may be nil.
-type Streams struct {
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer
-	Sizes          <-chan wire.Size // that the terminal gets
-	Signals        <-chan string    // to the process group, as in TERM; with Stdin or a terminal
-}
+// aliveEvery is how often a client's connection is tried while its command runs. Reading
+// alone does not tell that a client has gone: nothing is read on while a command leaves
+// its input alone.
+const aliveEvery = 2 * time.Second
 
 // Run runs a command to its end. When ctx is done, or its output cannot be
 // written, the command's processes are killed and the reason is returned. When
@@ -41,26 +38,115 @@ type Streams struct {
 // command never takes part of its input for all of it.
 //
 // A Stdin that blocks is read until its next return, beyond the command's end.
-func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.End, error) {
+func (c *Channel) Run(ctx context.Context, cmd wire.Command, s wire.Streams) (wire.End, error) {
 	cmd.Stdin = s.Stdin != nil
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	r, w := io.Pipe()
+	over := make(chan struct{})
+	defer close(over)
+	if steered(cmd) {
+		go func() {
+			s.Send(wire.NewWriter(w), over, func(err error) { cancel(&inputError{err}) })
+			_ = w.Close()
+		}()
+	}
+	return c.attach(ctx, cmd, r, w, s.Take)
+}
+
+// inputError is a Stdin that failed before its end.
+type inputError struct{ err error }
+
+func (e *inputError) Error() string { return "reading the command's input: " + e.err.Error() }
+func (e *inputError) Unwrap() error { return e.err }
+
+// ErrGone: the client of an attached command went away before the command's end.
+var ErrGone = errors.New("the client went away")
+
+// Client is the connection of a client that speaks frames, as the agent does.
+type Client struct {
+	From io.Reader
+	To   *wire.Writer
+	// Count is told of each frame that passes, with the bytes that it carries; may be nil.
+	Count func(k wire.Kind, bytes int)
+}
+
+// Splice is Run for a client at the other end of a connection: frames pass as they are,
+// but for Exit, which is the caller's to send. When the client goes away, or sends a frame
+// that no client sends, the command's processes are killed, its input still open, and the
+// error is ErrGone. Of a command without input the client's input is dropped.
+//
+// From is read until it ends, beyond the command's end: the caller closes it.
+func (c *Channel) Splice(ctx context.Context, cmd wire.Command, client Client) (wire.End, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if client.Count == nil {
+		client.Count = func(wire.Kind, int) {}
+	}
+	r, w := io.Pipe()
+	go func() {
+		to := wire.NewWriter(w)
+		if !steered(cmd) {
+			to = wire.NewWriter(io.Discard)
+		}
+		_, _ = wire.Frames(client.From, func(k wire.Kind, p []byte) error {
+			if k != wire.Stdin && k != wire.Resize && k != wire.Signal {
+				return errFrame
+			}
+			client.Count(k, len(p))
+			_ = to.Write(k, p) // a command that has ended does not want the rest
+			return nil
+		})
+		cancel(ErrGone) // before the agent can see an end
+		_ = w.CloseWithError(ErrGone)
+	}()
+	go client.ask(ctx, cancel)
+	defer cancel(nil)
+	return c.attach(ctx, cmd, r, w, func(k wire.Kind, p []byte) error {
+		client.Count(k, len(p))
+		if client.To.Write(k, p) != nil {
+			return ErrGone
+		}
+		return nil
+	})
+}
+
+// ask finds out whether the client is still there, until ctx is done.
+func (c Client) ask(ctx context.Context, gone context.CancelCauseFunc) {
+	tick := time.NewTicker(aliveEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			if c.To.Write(wire.Alive, nil) != nil {
+				gone(ErrGone)
+				return
+			}
+		}
+	}
+}
+
+// steered says whether frames go to a command.
+func steered(cmd wire.Command) bool { return cmd.Stdin || cmd.TTY != nil }
+
+// attach runs a command to its end: r has the frames that w is given for it, and take gets
+// those of its output.
+func (c *Channel) attach(ctx context.Context, cmd wire.Command, r *io.PipeReader, w *io.PipeWriter, take func(wire.Kind, []byte) error) (wire.End, error) {
+	defer r.Close()
 	head, err := opening(cmd)
 	if err != nil {
 		return wire.End{}, err
 	}
 	var input io.Reader = bytes.NewReader(head)
-	if cmd.Stdin || cmd.TTY != nil {
-		r, w := io.Pipe()
-		defer r.Close()
-		over := make(chan struct{})
-		defer close(over)
-		var cancel context.CancelCauseFunc
-		ctx, cancel = context.WithCancelCause(ctx)
-		defer cancel(nil)
-		go steer(w, head, s, over, cancel)
+	if steered(cmd) {
 		// The transport waits for the body's end before it says that an agent is
 		// gone which has not answered.
 		defer context.AfterFunc(c.ctx, func() { _ = w.CloseWithError(ErrClosed) })()
-		input = r
+		input = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(input, r), r}
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/run", input)
 	if err != nil {
@@ -73,12 +159,12 @@ func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.En
 	}
 	var end wire.End
 	if err == nil {
-		r := bufio.NewReaderSize(resp.Body, wire.MaxFrame)
-		if end, err = carry(r, s); err == nil {
+		out := bufio.NewReaderSize(resp.Body, wire.MaxFrame)
+		if end, err = carry(out, take); err == nil {
 			if b, ok := resp.Body.(*body); ok {
 				b.leave() // who has the end may end its context, which would cost the connection
 			}
-			c.finish(resp.Body, r)
+			c.finish(resp.Body, out)
 			return end, nil
 		}
 		_ = resp.Body.Close()
@@ -87,8 +173,8 @@ func (c *Channel) Run(ctx context.Context, cmd wire.Command, s Streams) (wire.En
 	switch cause := context.Cause(ctx); {
 	case c.ctx.Err() != nil:
 		return end, ErrClosed
-	case errors.As(cause, &broken):
-		err = broken
+	case errors.As(cause, &broken), errors.Is(cause, ErrGone):
+		err = cause
 	case cause != nil:
 		err = ctx.Err()
 	}
@@ -121,96 +207,30 @@ func opening(cmd wire.Command) ([]byte, error) {
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(data))), data...), nil
 }
 
-// inputError is a Stdin that failed before its end.
-type inputError struct{ err error }
-
-func (e *inputError) Error() string { return "reading the command's input: " + e.err.Error() }
-func (e *inputError) Unwrap() error { return e.err }
-
-// steer sends what goes to the command until the command is over or there is
-// nothing more to send. It calls broken if Stdin fails before its end.
-func steer(w *io.PipeWriter, head []byte, s Streams, over <-chan struct{}, broken context.CancelCauseFunc) {
-	if _, err := w.Write(head); err != nil {
-		return
-	}
-	frames := wire.NewWriter(w)
-	fed := make(chan struct{})
-	go func() {
-		defer close(fed)
-		if s.Stdin == nil {
-			return
-		}
-		if err := frames.Input(s.Stdin); err != nil {
-			broken(&inputError{err})
-		}
-	}()
-	for sizes, signals := s.Sizes, s.Signals; sizes != nil || signals != nil; {
-		select {
-		case name, ok := <-signals:
-			if !ok {
-				signals = nil
-				continue
-			}
-			_ = frames.Write(wire.Signal, []byte(name))
-		case size, ok := <-sizes:
-			if !ok {
-				sizes = nil
-				continue
-			}
-			if data, err := json.Marshal(size); err == nil {
-				_ = frames.Write(wire.Resize, data)
-			}
-		case <-over:
-			return
-		}
-	}
-	select {
-	case <-fed:
-		_ = w.Close()
-	case <-over:
-	}
-}
-
-// errFrame: the other side does not speak as an agent does.
+// errFrame: the other side does not speak as an agent, or a client of one, does.
 var errFrame = errors.New("a frame that no agent sends")
 
 // carry moves a command's output until its end.
-func carry(r io.Reader, s Streams) (end wire.End, err error) {
-	buf := make([]byte, wire.MaxFrame)
-	for {
-		k, p, err := wire.Read(r, buf)
-		if err != nil {
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return end, fmt.Errorf("%w: %w", ErrSilent, err)
-		}
+func carry(from io.Reader, take func(wire.Kind, []byte) error) (end wire.End, err error) {
+	exit, err := wire.Frames(from, func(k wire.Kind, p []byte) error {
 		switch k {
-		case wire.Stdout:
-			err = write(s.Stdout, p)
-		case wire.Stderr:
-			err = write(s.Stderr, p)
+		case wire.Stdout, wire.Stderr:
+			return take(k, p)
 		case wire.Alive:
-		case wire.Exit:
-			if json.Unmarshal(p, &end) != nil || end.Code < 0 || end.Code > 255 || len(end.Signal) > 16 {
-				return wire.End{}, fmt.Errorf("%w: %w", ErrSilent, errFrame)
-			}
-			return end, nil
-		default:
-			err = fmt.Errorf("%w: %w", ErrSilent, errFrame)
+			return nil
 		}
-		if err != nil {
-			return end, err
-		}
+		return fmt.Errorf("%w: %w", ErrSilent, errFrame)
+	})
+	if broken := new(wire.ReadError); errors.As(err, &broken) {
+		return end, fmt.Errorf("%w: %w", ErrSilent, err)
 	}
-}
-
-func write(w io.Writer, p []byte) error {
-	if w == nil {
-		return nil
+	if err != nil {
+		return end, err
 	}
-	_, err := w.Write(p)
-	return err
+	if json.Unmarshal(exit, &end) != nil || end.Code < 0 || end.Code > 255 || len(end.Signal) > 16 {
+		return wire.End{}, fmt.Errorf("%w: %w", ErrSilent, errFrame)
+	}
+	return end, nil
 }
 
 // finish lets the connection of an answer be used again, if the answer ends as

@@ -74,32 +74,6 @@ func (s stream) Write(p []byte) (int, error) {
 	return done, nil
 }
 
-// Input writes all of a command's input, and then that it has ended. It does not say so
-// of an input that failed before its end, whose error it returns: half of an input must
-// not pass for all of it. What cannot be written is nobody's error here: who reads the
-// other way finds the connection's end.
-func (f *Writer) Input(from io.Reader) error {
-	in := &input{Reader: from}
-	if _, err := io.Copy(f.Stream(Stdin), in); err == nil {
-		_ = f.Write(Stdin, nil)
-	}
-	return in.err
-}
-
-// input notes a failed read, which io.Copy does not tell from a failed write.
-type input struct {
-	io.Reader
-	err error
-}
-
-func (i *input) Read(p []byte) (int, error) {
-	n, err := i.Reader.Read(p)
-	if err != nil && !errors.Is(err, io.EOF) {
-		i.err = err
-	}
-	return n, err
-}
-
 // Read reads one frame into buf, which must hold MaxFrame bytes. The error is
 // io.EOF between frames only.
 func Read(r io.Reader, buf []byte) (Kind, []byte, error) {
