@@ -278,41 +278,6 @@ func (f *Files) Write(ctx context.Context, file string, contents io.Reader, o Wr
 	return info, f.sound(info)
 }
 
-// AppendOptions say how a file is added to.
-type AppendOptions struct {
-	Mode wire.Mode // of one that is not there; 0: 0644
-	At   *int64    // where the file has to end; nil: anywhere
-}
-
-// Append adds to the end of a regular file, which is made if it is not there. What
-// has come stays when the rest does not.
-func (f *Files) Append(ctx context.Context, file string, contents io.Reader, o AppendOptions) (info File, err error) {
-	mode, at := "", ""
-	if o.Mode != 0 {
-		text, _ := o.Mode.MarshalText()
-		mode = string(text)
-	}
-	if o.At != nil {
-		at = strconv.FormatInt(*o.At, 10)
-	}
-	target := f.target("/append", file, "mode", mode, "at", at)
-	if err := f.send(ctx, "adding to", file, http.MethodPost, target, contents, &info); err != nil {
-		return File{}, err
-	}
-	return info, f.sound(info)
-}
-
-// Attributes are what of a file can be set.
-type Attributes = wire.Attributes
-
-// Set makes a file what it is to be; a symbolic link is followed.
-func (f *Files) Set(ctx context.Context, file string, a Attributes) (info File, err error) {
-	if err := f.call(ctx, "setting", file, http.MethodPost, f.target("/set", file), a, &info); err != nil {
-		return File{}, err
-	}
-	return info, f.sound(info)
-}
-
 // maxAnswer bounds the answer to an upload, in bytes.
 const maxAnswer = 64 << 10
 

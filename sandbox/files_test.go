@@ -125,14 +125,6 @@ func TestHostileFiles(t *testing.T) {
 					_, err := f.Write(ctx, "/x", strings.NewReader("x"), WriteOptions{})
 					return err
 				},
-				"append": func(ctx context.Context) error {
-					_, err := f.Append(ctx, "/x", strings.NewReader("x"), AppendOptions{})
-					return err
-				},
-				"set": func(ctx context.Context) error {
-					_, err := f.Set(ctx, "/x", Attributes{Mode: new(wire.Mode(0))})
-					return err
-				},
 				"read": func(ctx context.Context) error {
 					_, r, err := f.Read(ctx, "/x")
 					if err != nil {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
 
 	"sallyport/internal/terminal"
 	"sallyport/sandbox/agent/channel"
@@ -44,13 +45,39 @@ func (m *Manager) Connect(ctx context.Context, name, host string, port uint16) (
 	if err != nil {
 		return nil, fmt.Errorf("connecting to port %d of %s: %w", port, name, mapAgent(err))
 	}
-	return &used{c, m.known(name)}, nil
+	return &used{c, m.known(name), func() {}}, nil
+}
+
+// SFTP connects to the SFTP server of a sandbox's agent, starting the sandbox if need be:
+// it speaks version 3 of the protocol with the rights of the sandbox's user, and begins in
+// the folder that commands begin in. The sandbox is in use until the connection is closed,
+// which ends when the sandbox stops or sleeps.
+func (m *Manager) SFTP(ctx context.Context, name string) (Conn, error) {
+	agent, spec, err := m.reach(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	c, err := agent.SFTP(ctx, spec.User, spec.Workdir)
+	if err != nil {
+		return nil, fmt.Errorf("files of %s: %w", name, mapAgent(err))
+	}
+	u := &used{c, m.known(name), func() {}}
+	if u.e != nil {
+		u.done = sync.OnceFunc(u.e.use())
+	}
+	return u, nil
 }
 
 // used is a connection whose traffic is use of the sandbox.
 type used struct {
 	*channel.Port
-	e *entry // nil of one that is gone
+	e    *entry // nil of one that is gone
+	done func()
+}
+
+func (u *used) Close() error {
+	u.done()
+	return u.Port.Close()
 }
 
 func (u *used) Read(b []byte) (int, error) {

@@ -33,7 +33,7 @@ func (d *daemon) openSSH(context.Context) error {
 	sandboxes := d.host.sandboxes
 	d.ssh, err = ssh.Open(ssh.Options{
 		Listen: c.Listen, Idle: time.Duration(c.Idle), Keys: sshKeys(d.cfg), HostKey: host, View: view,
-		Sandboxes: sandboxes, Dial: datapath.Dial, Files: func(name string) ssh.Files { return sandboxes.Files(name) },
+		Sandboxes: sandboxes, Dial: datapath.Dial,
 		Decide:   func(ctx context.Context, in policy.Input) policy.Decision { return d.rules.Decide(ctx, in) },
 		Identity: identity, Recorder: d.auditLog, Logger: d.log, Crowded: d.crowded("ssh"),
 	})

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -25,7 +24,6 @@ import (
 	"sallyport/internal/supervise"
 	"sallyport/policy"
 	"sallyport/sandbox"
-	"sallyport/sandbox/agent/wire"
 )
 
 // Sandboxes are those of this host. A context's owner ([sandbox.ForOwner]) sees
@@ -33,22 +31,9 @@ import (
 type Sandboxes interface {
 	Visible(ctx context.Context, name string) (sandbox.Info, error)
 	Start(ctx context.Context, name string) (sandbox.Info, error)
-	Exec(ctx context.Context, name string, c sandbox.CommandSpec, s sandbox.Streams) (int, error)
 	Attach(ctx context.Context, name string, c sandbox.CommandSpec, client sandbox.CommandClient) (sandbox.CommandEnd, error)
 	Connect(ctx context.Context, name, host string, port uint16) (sandbox.Conn, error)
-}
-
-// Files are those of one sandbox.
-type Files interface {
-	Stat(ctx context.Context, file string, follow bool) (sandbox.File, error)
-	List(ctx context.Context, folder, after string) ([]sandbox.File, bool, error)
-	Mkdir(ctx context.Context, folder string, mode wire.Mode, parents bool) (sandbox.File, error)
-	Move(ctx context.Context, from, to string, replace bool) (sandbox.File, error)
-	Remove(ctx context.Context, file string, recursive bool) error
-	Read(ctx context.Context, file string) (sandbox.File, io.ReadCloser, error)
-	Write(ctx context.Context, file string, contents io.Reader, o sandbox.WriteOptions) (sandbox.File, error)
-	Append(ctx context.Context, file string, contents io.Reader, o sandbox.AppendOptions) (sandbox.File, error)
-	Set(ctx context.Context, file string, a sandbox.Attributes) (sandbox.File, error)
+	SFTP(ctx context.Context, name string) (sandbox.Conn, error)
 }
 
 // Recorder is the audit trail.
@@ -75,7 +60,6 @@ type Options struct {
 	View      *jail.View // root of the process, empty
 	Sandboxes Sandboxes
 	Dial      func(context.Context, netip.AddrPort) (net.Conn, error) // to a sandbox
-	Files     func(name string) Files
 	Decide    func(ctx context.Context, in policy.Input) policy.Decision
 	Identity  func(sandbox.Info) policy.Sandbox
 	Recorder  Recorder

@@ -34,7 +34,6 @@ type porch struct {
 	process *process
 	at      string // address
 	block   *block
-	files   drawer
 	book    *book
 	rules   *rules
 	alice   ssh.Signer
@@ -75,8 +74,8 @@ func newSigner(t *testing.T) ssh.Signer {
 func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 	t.Helper()
 	p := &porch{
-		t: t, files: drawer{dir: t.TempDir()}, book: &book{}, rules: &rules{}, alice: newSigner(t),
-		block: &block{all: map[string]sandbox.Info{}, ended: map[string]error{}, agent: "127.0.0.1"},
+		t: t, book: &book{}, rules: &rules{}, alice: newSigner(t),
+		block: &block{all: map[string]sandbox.Info{}, ended: map[string]error{}, agent: "127.0.0.1", dir: t.TempDir()},
 	}
 	for name, owner := range map[string]string{"demo": "", "web": "", "other": "", "theirs": "acme"} {
 		p.block.all[name] = sandbox.Info{Name: name, ID: "id-" + name, Address: netip.MustParseAddr("127.0.0.1"), Spec: sandbox.Spec{Owner: owner}}
@@ -103,7 +102,7 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 		return c, nil
 	}
 	p.door, err = Open(Options{
-		Listen: "127.0.0.1:0", Idle: time.Hour, HostKey: host, Keys: p.keys(), Sandboxes: p.block, Dial: dialled, Files: func(string) Files { return p.files },
+		Listen: "127.0.0.1:0", Idle: time.Hour, HostKey: host, Keys: p.keys(), Sandboxes: p.block, Dial: dialled,
 		Decide: p.rules.Decide, Identity: func(i sandbox.Info) policy.Sandbox { return policy.Sandbox{Name: i.Name, ID: i.ID} },
 		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), View: &jail.View{}, launch: inside,
 	})
@@ -119,6 +118,7 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 		if err := p.door.Stop(0); err != nil {
 			t.Error(err)
 		}
+		p.block.serving.Wait()
 		p.door.mu.Lock()
 		defer p.door.mu.Unlock()
 		if n := len(p.door.connections); n != 0 {

@@ -6,16 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pkg/sftp"
 
 	"sallyport/audit"
 	"sallyport/policy"
@@ -34,6 +33,10 @@ type block struct {
 	agent   string       // the address of what listens inside
 	hosts   []string     // that Connect was asked for
 	earlier bool
+	dir     string
+	stuck   chan struct{}
+	mute    bool // SFTP takes what comes and says nothing, beyond its end
+	serving sync.WaitGroup
 	replace bool // by another sandbox of the same name, when it is connected to
 }
 
@@ -49,11 +52,6 @@ func (b *block) Visible(ctx context.Context, name string) (sandbox.Info, error) 
 
 func (b *block) Start(ctx context.Context, name string) (sandbox.Info, error) {
 	return b.Visible(ctx, name)
-}
-
-func (b *block) Exec(_ context.Context, _ string, _ sandbox.CommandSpec, s sandbox.Streams) (int, error) {
-	_, err := io.WriteString(s.Stdout, "/home\n")
-	return 0, err
 }
 
 // Attach runs a command as an agent would, which is asked by a client's frames.
@@ -186,140 +184,49 @@ func (b *block) Connect(ctx context.Context, name, host string, port uint16) (sa
 	return c.(*net.TCPConn), nil
 }
 
-// drawer is a folder of the host's as the files of a sandbox.
-type drawer struct {
-	dir     string
-	earlier bool
-}
-
-func (d drawer) at(p string) string { return filepath.Join(d.dir, filepath.Clean("/"+p)) }
-
-func say(err error) error {
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return sandbox.ErrNoFile
-	case errors.Is(err, fs.ErrPermission):
-		return sandbox.ErrFileDenied
-	case err != nil:
-		return sandbox.ErrFileState
+// SFTP is an agent's, whose files are a folder of the host's. With stuck set it does not
+// answer.
+func (b *block) SFTP(ctx context.Context, name string) (sandbox.Conn, error) {
+	b.mu.Lock()
+	earlier, stuck, dir := b.earlier, b.stuck, b.dir
+	b.mu.Unlock()
+	if earlier {
+		return nil, fmt.Errorf("files: %w", sandbox.ErrEarlier)
 	}
-	return nil
-}
-
-func about(i fs.FileInfo) sandbox.File {
-	f := sandbox.File{Name: i.Name(), Type: wire.Regular, Size: i.Size(), Mode: wire.Mode(i.Mode().Perm()), Modified: i.ModTime()}
-	if i.IsDir() {
-		f.Type = wire.Folder
+	if stuck != nil {
+		stuck <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
 	}
-	return f
-}
-
-func (d drawer) Stat(_ context.Context, p string, follow bool) (sandbox.File, error) {
-	i, err := os.Lstat(d.at(p))
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return sandbox.File{}, say(err)
+		return nil, err
 	}
-	return about(i), nil
-}
-
-func (d drawer) List(_ context.Context, p, after string) (list []sandbox.File, more bool, err error) {
-	entries, err := os.ReadDir(d.at(p))
-	for _, e := range entries {
-		if e.Name() <= after {
-			continue
-		}
-		if len(list) == wire.MaxPage {
-			return list, true, nil
-		}
-		if i, err := e.Info(); err == nil {
-			list = append(list, about(i))
-		}
-	}
-	return list, false, say(err)
-}
-
-func (d drawer) Mkdir(ctx context.Context, p string, _ wire.Mode, _ bool) (sandbox.File, error) {
-	if err := os.Mkdir(d.at(p), 0o755); err != nil {
-		return sandbox.File{}, say(err)
-	}
-	return d.Stat(ctx, p, false)
-}
-
-func (d drawer) Move(ctx context.Context, from, to string, replace bool) (sandbox.File, error) {
-	if _, err := os.Lstat(d.at(to)); err == nil && !replace {
-		return sandbox.File{}, sandbox.ErrFileState
-	}
-	if err := os.Rename(d.at(from), d.at(to)); err != nil {
-		return sandbox.File{}, say(err)
-	}
-	return d.Stat(ctx, to, false)
-}
-
-func (d drawer) Remove(_ context.Context, p string, _ bool) error { return say(os.Remove(d.at(p))) }
-
-func (d drawer) Read(ctx context.Context, p string) (sandbox.File, io.ReadCloser, error) {
-	f, err := os.Open(d.at(p))
+	defer l.Close()
+	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
-		return sandbox.File{}, nil, say(err)
+		return nil, err
 	}
-	i, err := d.Stat(ctx, p, true)
-	return i, f, err
-}
-
-// Write puts a file in its place when all of it has come.
-func (d drawer) Write(ctx context.Context, p string, from io.Reader, _ sandbox.WriteOptions) (sandbox.File, error) {
-	f, err := os.CreateTemp(d.dir, ".new-*")
+	served, err := l.Accept()
 	if err != nil {
-		return sandbox.File{}, say(err)
+		return nil, errors.Join(err, c.Close())
 	}
-	defer os.Remove(f.Name())
-	var to io.Writer = f
-	if strings.HasSuffix(p, "full") {
-		to = &limited{f, 1 << 20}
+	if b.mute {
+		b.serving.Go(func() {
+			defer served.Close()
+			_, _ = io.Copy(io.Discard, served)
+			for ; err == nil; time.Sleep(10 * time.Millisecond) {
+				_, err = served.Write([]byte{0})
+			}
+		})
+		return c.(*net.TCPConn), nil
 	}
-	_, err = io.Copy(to, from)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return sandbox.File{}, sandbox.ErrNoSpace
-	}
-	if err := os.Rename(f.Name(), d.at(p)); err != nil {
-		return sandbox.File{}, say(err)
-	}
-	return d.Stat(ctx, p, false)
-}
-
-func (d drawer) Append(ctx context.Context, p string, from io.Reader, o sandbox.AppendOptions) (sandbox.File, error) {
-	f, err := os.OpenFile(d.at(p), os.O_APPEND|os.O_WRONLY, 0)
+	s, err := sftp.NewServer(served, sftp.WithServerWorkingDirectory(dir))
 	if err != nil {
-		return sandbox.File{}, say(err)
+		return nil, errors.Join(err, c.Close())
 	}
-	defer f.Close()
-	if i, err := f.Stat(); err != nil || o.At == nil || *o.At != i.Size() {
-		return sandbox.File{}, sandbox.ErrFileState
-	}
-	if _, err := io.Copy(f, from); err != nil {
-		return sandbox.File{}, sandbox.ErrNoSpace
-	}
-	return d.Stat(ctx, p, false)
-}
-
-func (d drawer) Set(ctx context.Context, p string, a sandbox.Attributes) (sandbox.File, error) {
-	if d.earlier {
-		return sandbox.File{}, sandbox.ErrEarlier
-	}
-	var errs []error
-	if a.Size != nil {
-		errs = append(errs, os.Truncate(d.at(p), *a.Size))
-	}
-	if a.Mode != nil {
-		errs = append(errs, os.Chmod(d.at(p), fs.FileMode(*a.Mode)))
-	}
-	if a.Modified != nil {
-		errs = append(errs, os.Chtimes(d.at(p), *a.Accessed, *a.Modified))
-	}
-	if err := errors.Join(errs...); err != nil {
-		return sandbox.File{}, say(err)
-	}
-	return d.Stat(ctx, p, false)
+	b.serving.Go(func() { _ = s.Serve(); _ = served.Close() })
+	return c.(*net.TCPConn), nil
 }
 
 // book is an audit trail in memory.

@@ -141,10 +141,6 @@ func (d *Door) methods(p *process) map[ipc.Method]ipc.Handler {
 		}),
 		callOpen:  ipc.HandleFile(func(ctx context.Context, c openCall) (opened, *os.File, error) { return d.open(ctx, p, c) }),
 		callSteer: ipc.Handle(func(_ context.Context, c steerCall) (ipc.None, error) { return ipc.None{}, d.steer(p, c) }),
-		callFile:  ipc.Handle(func(ctx context.Context, c fileCall) (fileReply, error) { return d.file(ctx, p, c) }),
-		callStream: ipc.HandleFile(func(ctx context.Context, c streamCall) (ipc.None, *os.File, error) {
-			return d.stream(ctx, p, c)
-		}),
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
 
 	"golang.org/x/crypto/ssh"
@@ -246,6 +247,19 @@ func (t *touching) Write(p []byte) (int, error) {
 	return t.Writer.Write(p)
 }
 
+// sftp carries SFTP between a client and the sandbox's agent, which serves it.
+func (g *guest) sftp(ch ssh.Channel, requests asked) {
+	is, conn, err := g.begin(openCall{Use: policy.ProtocolSFTP})
+	if err != nil {
+		fail(ch, failure(err), 1)
+		return
+	}
+	defer conn.Close()
+	if g.carry(ch, requests, is.Use, conn) {
+		exit(ch, 0)
+	}
+}
+
 // forward serves a connection to a port of the sandbox (RFC 4254, section 7.2).
 func (g *guest) forward(offered ssh.NewChannel, t *taker) {
 	var v struct {
@@ -273,9 +287,15 @@ func (g *guest) forward(offered ssh.NewChannel, t *taker) {
 		return
 	}
 	defer over(ch, requests)
+	g.carry(ch, requests, is.Use, conn)
+}
+
+// carry carries bytes between a client's channel and a use, until both directions have
+// ended; false: the sandbox's has broken off, and so has the channel.
+func (g *guest) carry(ch ssh.Channel, requests asked, use uint64, conn *net.UnixConn) (whole bool) {
 	go func() {
 		refuse(requests) // until the client closes the channel, or has gone
-		c := steerCall{Connection: g.id, Use: is.Use, Over: true}
+		c := steerCall{Connection: g.id, Use: use}
 		if g.s.peer.Call(context.Background(), callSteer, c, &ipc.None{}) != nil {
 			_ = conn.Close()
 		}
@@ -287,10 +307,12 @@ func (g *guest) forward(offered ssh.NewChannel, t *taker) {
 			_ = ch.Close() // with no end before: it broke off
 			return
 		}
+		whole = true
 		_ = ch.CloseWrite()
 	}()
 	if _, err := io.Copy(&touching{conn, g}, ch); err == nil {
 		_ = conn.CloseWrite()
 	}
 	<-ended
+	return whole
 }

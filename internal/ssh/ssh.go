@@ -23,7 +23,6 @@ import (
 	"sallyport/internal/ipc"
 	"sallyport/policy"
 	"sallyport/sandbox"
-	"sallyport/sandbox/agent/wire"
 )
 
 // Bounds, of the daemon's making unless they say otherwise.
@@ -50,7 +49,6 @@ const (
 	answerWithin    = 10 * time.Second       // a process that is told something
 	dialWithin      = 5 * time.Second        // a port of a sandbox
 	takeWithin      = 10 * time.Second       // what a client sent last, by a program that listens
-	leaveWithin     = 2 * time.Second        // files of a client that has gone
 	checkEvery      = time.Second            // what goes on is judged anew
 	keepAliveEvery  = 30 * time.Second       // a client is asked whether it is there
 	keepAliveMisses = 3                      // until it is not
@@ -70,8 +68,6 @@ const (
 	callLeave
 	callOpen
 	callSteer
-	callFile
-	callStream
 	callCrowded
 )
 
@@ -79,13 +75,9 @@ const (
 var (
 	errRefused = errors.New("permission denied")
 	errDenied  = errors.New("it is not allowed")
-	errNoFile  = errors.New("no such file")
-	errExists  = errors.New("it cannot be done to this file")
-	errOwner   = errors.New("the sandbox's user may not do that")
-	errEarlier = errors.New("the sandbox was started by an earlier version, which cannot do that")
 )
 
-var known = map[string]error{"refused": errRefused, "denied": errDenied, "none": errNoFile, "state": errExists, "owner": errOwner, "earlier": errEarlier}
+var known = map[string]error{"refused": errRefused, "denied": errDenied}
 
 type serveCall struct {
 	HostKey []byte        `json:"hostKey"` // public, in SSH's form (RFC 4253, section 6.6)
@@ -153,45 +145,13 @@ type openCall struct {
 }
 
 type opened struct {
-	Use    uint64 `json:"use"`
-	Folder string `json:"folder,omitempty"` // where sftp begins
+	Use uint64 `json:"use"`
 }
 
 // steerCall tells that the client has left sftp or a forwarded connection.
 type steerCall struct {
 	Connection uint64 `json:"connection"`
 	Use        uint64 `json:"use"`
-	Over       bool   `json:"over,omitempty"`
-}
-
-// fileCall is one step with files of a use that is sftp.
-type fileCall struct {
-	Connection uint64    `json:"connection"`
-	Use        uint64    `json:"use"`
-	Do         string    `json:"do"` // stat, lstat, list, mkdir, move, replace, remove, rmdir, set
-	Path       []byte    `json:"path"`
-	To         []byte    `json:"to,omitempty"`    // of move and replace
-	After      []byte    `json:"after,omitempty"` // of list
-	Mode       wire.Mode `json:"mode,omitempty"`
-
-	Set sandbox.Attributes `json:"set,omitzero"`
-}
-
-type fileReply struct {
-	Files []sandbox.File `json:"files,omitempty"`
-	More  bool           `json:"more,omitempty"`
-}
-
-// streamCall opens a file. The answer comes with a socket: frames of package wire,
-// what is read as Stdout and what is written as Stdin, whose empty frame is the end
-// of the file; then Exit, with an ending.
-type streamCall struct {
-	Connection uint64    `json:"connection"`
-	Use        uint64    `json:"use"`
-	Path       []byte    `json:"path"`
-	Write      bool      `json:"write,omitempty"`
-	End        *int64    `json:"end,omitempty"` // where it has to end, to be added to; nil: it is written as a whole
-	Mode       wire.Mode `json:"mode,omitempty"`
 }
 
 // ending is the JSON of the frame Exit.
@@ -199,5 +159,4 @@ type ending struct {
 	Code   int    `json:"code"`
 	Signal string `json:"signal,omitempty"` // as in TERM
 	Error  string `json:"error,omitempty"`  // why it could not be done
-	Known  string `json:"known,omitempty"`  // the code of an error that keeps its identity
 }

@@ -1,7 +1,6 @@
 package ssh
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -38,11 +36,8 @@ type use struct {
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when nothing of it goes on
 
-	left    chan struct{} // the client has left a forwarded connection
-	sum     traffic
-	streams chan struct{}  // places for open files
-	files   errgroup.Group // that are being carried
-	closed  bool           // no other is begun: they are waited for; guarded by Door.mu
+	left chan struct{} // the client has left a forwarded connection
+	sum  traffic
 }
 
 // What says which line of the configuration would allow it.
@@ -60,9 +55,6 @@ var localNames = []string{wire.HostLocal, wire.HostLoopback, wire.HostLoopback6}
 func inside(i sandbox.Info, host string) bool {
 	return slices.Contains(localNames, host) || i.Address.IsValid() && host == i.Address.String()
 }
-
-// maxStreams bounds the open files of one use.
-const maxStreams = 64
 
 // open begins a use, once it is on record.
 func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.File, error) {
@@ -88,7 +80,7 @@ func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.F
 	}
 	u := &use{
 		of: n, what: c.Use, port: port, began: time.Now(), done: make(chan struct{}),
-		left: make(chan struct{}, 1), streams: make(chan struct{}, maxStreams),
+		left: make(chan struct{}, 1),
 	}
 	u.ctx, u.cancel = context.WithCancelCause(n.ctx)
 	decision := policy.Decision{Action: policy.Deny}
@@ -117,12 +109,12 @@ func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.F
 		d.leaveUse(u)
 		return opened{}, nil, fmt.Errorf("%w: it cannot be recorded", errDenied)
 	}
-	f, folder, err := d.begin(u, c)
+	f, err := d.begin(u, c)
 	if err != nil {
 		d.over(u, "", err)
 		return opened{}, nil, err
 	}
-	return opened{u.id, folder}, f, nil
+	return opened{u.id}, f, nil
 }
 
 // enter makes a place for a use.
@@ -167,28 +159,12 @@ func (d *Door) over(u *use, detail string, err error) {
 }
 
 // begin starts what carries a use.
-func (d *Door) begin(u *use, c openCall) (*os.File, string, error) {
-	if u.what == policy.ProtocolSFTP {
-		folder := d.folder(u)
-		d.work.Go(func() {
-			<-u.ctx.Done()
-			d.mu.Lock()
-			u.closed = true
-			d.mu.Unlock()
-			_ = u.files.Wait()
-			why := context.Cause(u.ctx)
-			if errors.Is(why, errClosed) {
-				why = nil
-			}
-			d.over(u, "", why)
-		})
-		return nil, folder, nil
-	}
-	var to sandbox.Conn
-	if u.what == policy.ProtocolForward {
+func (d *Door) begin(u *use, c openCall) (*os.File, error) {
+	var to sandbox.Conn // of a use that is no command
+	if u.what != policy.ProtocolShell {
 		var err error
-		if to, err = d.dial(u, c.Host); err != nil {
-			return nil, "", err
+		if to, err = d.connect(u, c.Host); err != nil {
+			return nil, err
 		}
 	}
 	here, there, err := ipc.Pair()
@@ -196,7 +172,7 @@ func (d *Door) begin(u *use, c openCall) (*os.File, string, error) {
 		if to != nil {
 			_ = to.Close()
 		}
-		return nil, "", err
+		return nil, err
 	}
 	d.work.Go(func() {
 		defer here.Close()
@@ -211,14 +187,14 @@ func (d *Door) begin(u *use, c openCall) (*os.File, string, error) {
 		}
 		d.over(u, detail, err)
 	})
-	return there, "", nil
+	return there, nil
 }
 
 // wakeWithin bounds the wait for a sandbox to run.
 const wakeWithin = 60 * time.Second
 
-// dial runs the sandbox and connects to a port of it.
-func (d *Door) dial(u *use, host string) (sandbox.Conn, error) {
+// connect runs the sandbox and connects to what a use is of: its files, or a port.
+func (d *Door) connect(u *use, host string) (sandbox.Conn, error) {
 	ctx, cancel := context.WithTimeout(u.ctx, wakeWithin)
 	defer cancel()
 	i, err := d.o.Sandboxes.Start(ctx, u.of.info.Name)
@@ -231,7 +207,12 @@ func (d *Door) dial(u *use, host string) (sandbox.Conn, error) {
 	if !slices.Contains(localNames, host) {
 		host = "" // its own address
 	}
-	to, err := d.reach(ctx, i, host, u.port)
+	var to sandbox.Conn
+	if u.what == policy.ProtocolSFTP {
+		to, err = d.o.Sandboxes.SFTP(ctx, i.Name)
+	} else {
+		to, err = d.reach(ctx, i, host, u.port)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -331,49 +312,13 @@ func arguments(c openCall) []string {
 	return []string{"sh", "-c", bestShell, "sh", c.Command}
 }
 
-// folder is where commands begin, and so sftp does.
-func (d *Door) folder(u *use) string {
-	ctx, cancel := context.WithTimeout(u.ctx, wakeWithin)
-	defer cancel()
-	var said bytes.Buffer
-	_, err := d.o.Sandboxes.Exec(ctx, u.of.info.Name, sandbox.CommandSpec{Args: []string{"sh", "-c", "pwd"}}, sandbox.Streams{Stdout: &limited{&said, maxFolder}})
-	at := strings.TrimSuffix(said.String(), "\n")
-	if err != nil || !path.IsAbs(at) || strings.ContainsAny(at, "\x00\n") {
-		return "/"
-	}
-	return path.Clean(at)
-}
-
-// maxFolder bounds the name of a folder, in bytes (PATH_MAX).
-const maxFolder = 4096
-
-// limited fails when more is written than it takes.
-type limited struct {
-	w    io.Writer
-	left int
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	if l.left -= len(p); l.left < 0 {
-		return 0, io.ErrShortWrite
-	}
-	return l.w.Write(p)
-}
-
-// steer tells a use that it is over.
+// steer tells a use that its client has left it.
 func (d *Door) steer(by *process, c steerCall) error {
-	u := d.used(by, c.Connection, c.Use)
-	if u == nil {
-		return nil // it has ended meanwhile
-	}
-	switch {
-	case c.Over && u.what == policy.ProtocolForward:
+	if u := d.used(by, c.Connection, c.Use); u != nil {
 		select {
 		case u.left <- struct{}{}:
 		default:
 		}
-	case c.Over:
-		u.cancel(errClosed)
 	}
 	return nil
 }

@@ -55,13 +55,6 @@ func (s *files) register(mux *http.ServeMux) {
 		}
 		return stated(to, false, move(path, to, r.URL.Query().Get("replace") == "1"))
 	}))
-	mux.HandleFunc("POST /files/set", func(w http.ResponseWriter, r *http.Request) {
-		var in wire.Attributes
-		if decode(w, r, &in) {
-			s.do(func(r *http.Request, path string) (any, error) { return stated(path, true, set(path, in)) })(w, r)
-		}
-	})
-	mux.HandleFunc("POST /files/append", s.append)
 	mux.HandleFunc("GET /files/tar", s.pack)
 	mux.HandleFunc("PUT /files/tar", s.do(func(r *http.Request, path string) (any, error) {
 		defer s.using()()
@@ -120,7 +113,7 @@ func unfiled(w http.ResponseWriter, err error) {
 	case errors.As(err, new(*userError)):
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
 		status = http.StatusForbidden
-	case errors.Is(err, fs.ErrExist), errors.Is(err, errKind), errors.Is(err, errEnd), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.ENOTDIR),
+	case errors.Is(err, fs.ErrExist), errors.Is(err, errKind), errors.Is(err, syscall.ENOTEMPTY), errors.Is(err, syscall.ENOTDIR),
 		errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.EXDEV), errors.Is(err, syscall.EBUSY), errors.Is(err, syscall.ETXTBSY):
 		status = http.StatusConflict
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT), errors.Is(err, syscall.EFBIG):

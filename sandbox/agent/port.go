@@ -54,19 +54,23 @@ func (p *ports) serve(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, errNoPort)
 		return
 	}
-	select {
-	case p.places <- struct{}{}:
-		defer func() { <-p.places }()
-	default:
-		refuse(w, http.StatusTooManyRequests, errPorts)
+	done := p.place(w)
+	if done == nil {
 		return
 	}
+	defer done()
 	to, status, err := dial(r, r.URL.Query().Get("host"), uint16(port))
 	if err != nil {
 		refuse(w, status, err)
 		return
 	}
 	defer to.Close()
+	p.upgrade(w, wire.PortProtocol, func(from *net.TCPConn) { join(from, to) })
+}
+
+// upgrade switches a connection of the host's to another protocol, which f speaks to its
+// end.
+func (p *ports) upgrade(w http.ResponseWriter, protocol string, f func(*net.TCPConn)) {
 	c, ahead, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		refuse(w, http.StatusInternalServerError, err)
@@ -79,10 +83,21 @@ func (p *ports) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer p.leave(c)
-	if _, err := io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+wire.PortProtocol+"\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+protocol+"\r\n\r\n"); err != nil {
 		return
 	}
-	join(from, to)
+	f(from)
+}
+
+// place has one of the places for connections until done is called, or refuses.
+func (p *ports) place(w http.ResponseWriter) (done func()) {
+	select {
+	case p.places <- struct{}{}:
+		return func() { <-p.places }
+	default:
+		refuse(w, http.StatusTooManyRequests, errPorts)
+		return nil
+	}
 }
 
 func (p *ports) enter(c net.Conn) bool {

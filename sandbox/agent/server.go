@@ -49,12 +49,10 @@ func NewServer(opt Options) *Server {
 	s := &Server{opt: opt, boot: uuid.NewString(), children: newChildren(opt.Init), ports: newPorts()}
 	_, s.key, _ = ed25519.GenerateKey(nil) // never fails
 	s.commands = newCommands(s.children, opt.User)
-	s.answer(
-		s.register,
-		s.commands.register,
-		(&files{user: opt.User, using: s.commands.attach}).register,
-		s.ports.register,
-	)
+	f := &files{user: opt.User, using: s.commands.attach}
+	s.answer(s.register, s.commands.register, f.register, s.ports.register, func(mux *http.ServeMux) {
+		mux.HandleFunc("GET /sftp", func(w http.ResponseWriter, r *http.Request) { f.sftp(w, r, s.ports) })
+	})
 	return s
 }
 

@@ -18,31 +18,24 @@ import (
 // unfinished begins the names of files that are being written.
 const unfinished = ".sallyport-"
 
-// write puts a file in the place of what is there, in one step: who opens it
+// write puts a file in the place of what is there, in one step: a program that opens it
 // has the old one or the whole new one.
 func (s *files) write(w http.ResponseWriter, r *http.Request) {
-	s.filled(w, r, 0, func(path string, mode wire.Mode) error {
-		if r.URL.Query().Get("parents") == "1" {
-			if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-				return err
-			}
-		}
-		return replace(path, r.Body, mode)
-	})
-}
-
-// filled has f fill the file that a request names, as its user, with the mode that it
-// asks for or this one, and answers with what the file is then.
-func (s *files) filled(w http.ResponseWriter, r *http.Request, mode wire.Mode, f func(path string, mode wire.Mode) error) {
 	defer s.using()()
 	path, err := named(r)
+	var mode wire.Mode
 	if m := r.URL.Query().Get("mode"); err == nil && m != "" {
 		err = mode.UnmarshalText([]byte(m))
 	}
 	var out wire.File
 	if err == nil {
 		err = as(s.whose(r), func() error {
-			if err := f(path, mode); err != nil {
+			if r.URL.Query().Get("parents") == "1" {
+				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+					return err
+				}
+			}
+			if err := replace(path, r.Body, mode); err != nil {
 				return err
 			}
 			out, err = stated(path, true)
@@ -59,7 +52,25 @@ func (s *files) filled(w http.ResponseWriter, r *http.Request, mode wire.Mode, f
 // replace writes a file beside its place and moves it there. Without a mode it
 // has that of the file before it, or 0644. A symbolic link stays: what it leads
 // to is replaced.
-func replace(path string, from io.Reader, mode wire.Mode) (err error) {
+func replace(path string, from io.Reader, mode wire.Mode) error {
+	r, err := replacing(path, mode)
+	if err != nil {
+		return err
+	}
+	_, err = io.CopyBuffer(writeOnly{r.f}, readOnly{from}, make([]byte, copySize))
+	return r.done(err)
+}
+
+// replacement is a file that is written beside its place.
+type replacement struct {
+	f    *os.File
+	path string
+	old  fs.FileInfo // nil if there is none
+	mode wire.Mode   // 0: that of old, or 0644
+}
+
+// replacing begins a replacement of what is at a path.
+func replacing(path string, mode wire.Mode) (*replacement, error) {
 	old, err := os.Lstat(path)
 	if err == nil && old.Mode()&fs.ModeSymlink != 0 {
 		if path, err = filepath.EvalSymlinks(path); err == nil {
@@ -69,13 +80,13 @@ func replace(path string, from io.Reader, mode wire.Mode) (err error) {
 		old, err = nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if old != nil && !old.Mode().IsRegular() {
-		return fmt.Errorf("%s: %w", path, errKind)
+		return nil, fmt.Errorf("%s: %w", path, errKind)
 	}
 	if base := filepath.Base(path); base == "." || base == "/" {
-		return fmt.Errorf("%s: %w", path, errKind)
+		return nil, fmt.Errorf("%s: %w", path, errKind)
 	}
 	part := filepath.Join(filepath.Dir(path), unfinished+uuid.NewString())
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -83,31 +94,34 @@ func replace(path string, from io.Reader, mode wire.Mode) (err error) {
 		of.Path = filepath.Dir(path) // nobody has asked for that name
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(part)
-		}
-	}()
-	_, err = io.CopyBuffer(writeOnly{f}, readOnly{from}, make([]byte, copySize))
-	if old != nil {
-		st := old.Sys().(*syscall.Stat_t)
+	return &replacement{f, path, old, mode}, nil
+}
+
+// done moves the file to its place, unless writing it has failed.
+func (r *replacement) done(err error) error {
+	mode := r.mode
+	if r.old != nil {
+		st := r.old.Sys().(*syscall.Stat_t)
 		if mode == 0 {
 			mode = wire.Mode(st.Mode & 0o777)
 		}
-		// Who may not give it away owns it then, as after any other rewriting.
-		_ = f.Chown(int(st.Uid), int(st.Gid))
+		// A user that may not give the file away owns it then, as after any other rewriting.
+		_ = r.f.Chown(int(st.Uid), int(st.Gid))
 	} else if mode == 0 {
 		mode = 0o644
 	}
 	if err == nil {
-		err = syscall.Fchmod(int(f.Fd()), uint32(mode))
+		err = syscall.Fchmod(int(r.f.Fd()), uint32(mode))
 	}
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
+	if err = errors.Join(err, r.f.Close()); err == nil {
+		err = os.Rename(r.f.Name(), r.path)
 	}
-	return os.Rename(part, path)
+	if err != nil {
+		_ = os.Remove(r.f.Name())
+	}
+	return err
 }
 
 // readOnly hides WriteTo, which would make a buffer of its own.

@@ -39,7 +39,6 @@ var fences = []fence{
 	{from: []string{""}, to: []string{"github.com/hashicorp/vault"}, except: []string{"gateway/credential/vault", "internal/daemon", "cmd/sallyport"}, why: "Vault's home is its credential source, which the daemon opens"},
 	{from: []string{""}, to: []string{"github.com/moby/moby"}, except: []string{"sandbox/docker", "internal/daemon", "cmd/sallyport"}, why: "the engine's home is sandbox/docker, which the daemon opens"},
 	{from: []string{""}, to: []string{"github.com/cilium/ebpf"}, except: []string{"sandbox/datapath", "internal/daemon", "cmd/sallyport", "internal/bench"}, why: "eBPF's home is the datapath, which the daemon opens; bench reads its statistics"},
-	{from: []string{""}, to: []string{"github.com/pkg/sftp"}, except: []string{"internal/ssh", "internal/api", "internal/daemon", "cmd/sallyport"}, why: "what operators send is read by the process that speaks SSH"},
 	{from: []string{""}, to: []string{"sallyport/internal/test"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "examples"}, why: "what only tests use is never in the product"},
 	{from: []string{""}, to: []string{"testing"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "policy/regotest", "cmd/sallyport"}, why: "tests are never in the product, but for OPA's runner of a team's own"},
 }
@@ -64,7 +63,7 @@ var homes = map[string][]string{
 	"github.com/anishathalye/porcupine":   {"internal/test/model"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
 	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
-	"github.com/pkg/sftp":                 {"internal/ssh"},
+	"github.com/pkg/sftp":                 {"sandbox/agent"},
 }
 
 type pkg struct {

@@ -33,26 +33,37 @@ type half interface {
 // [wire.PortProtocol]. ctx counts until it is there. It has one of the stream
 // places until it is closed. That nothing listens is an *Error.
 func (c *Channel) Connect(ctx context.Context, host string, port uint16) (*Port, error) {
+	return c.upgrade(ctx, "/ports/"+strconv.Itoa(int(port))+"?"+url.Values{"host": {host}}.Encode(), wire.PortProtocol)
+}
+
+// SFTP begins an SFTP session, see [wire.SFTPProtocol]; both arguments may be empty. It
+// has one of the stream places until it is closed.
+func (c *Channel) SFTP(ctx context.Context, user, folder string) (*Port, error) {
+	return c.upgrade(ctx, "/sftp?"+url.Values{"user": {user}, "folder": {folder}}.Encode(), wire.SFTPProtocol)
+}
+
+// upgrade has the agent switch a connection to another protocol. ctx counts until it is
+// there.
+func (c *Channel) upgrade(ctx context.Context, target, protocol string) (*Port, error) {
 	p := &Port{c: c}
 	trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { p.conn, _ = i.Conn.(*conn) }}
-	target := "http://agent/ports/" + strconv.Itoa(int(port)) + "?" + url.Values{"host": {host}}.Encode()
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, trace), http.MethodGet, target, nil)
+	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(ctx, trace), http.MethodGet, "http://agent"+target, nil)
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Connection", "Upgrade")
-	req.Header.Set("Upgrade", wire.PortProtocol)
+	req.Header.Set("Upgrade", protocol)
 	resp, err := c.Do(req, true)
 	if err != nil {
 		return nil, err
 	}
 	p.end = resp.Body.Close
-	if held, ok := resp.Body.(*body); ok && resp.StatusCode == http.StatusSwitchingProtocols && resp.Header.Get("Upgrade") == wire.PortProtocol {
+	if held, ok := resp.Body.(*body); ok && resp.StatusCode == http.StatusSwitchingProtocols && resp.Header.Get("Upgrade") == protocol {
 		p.half, _ = held.ReadCloser.(half)
 	}
 	if p.half == nil || p.conn == nil {
 		_ = resp.Body.Close()
-		return nil, fmt.Errorf("%w: what it says is no connection to a port", ErrSilent)
+		return nil, fmt.Errorf("%w: what it says is no connection", ErrSilent)
 	}
 	return p, nil
 }

@@ -85,15 +85,6 @@ type MakeFolder struct {
 	Parents bool `json:"parents,omitempty"`
 }
 
-// Attributes is the body of POST /files/set: what of a file is to be set; a symbolic
-// link is followed.
-type Attributes struct {
-	Size     *int64     `json:"size,omitempty"` // in bytes: what is beyond is cut off, what is missing is zeros
-	Mode     *Mode      `json:"mode,omitempty"`
-	Accessed *time.Time `json:"accessed,omitempty"`
-	Modified *time.Time `json:"modified,omitempty"`
-}
-
 // Kinds of event of a watch.
 const (
 	Ready    = "ready"    // the first: what happens from here on is told

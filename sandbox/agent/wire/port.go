@@ -13,3 +13,8 @@ const (
 	HostLoopback  = "127.0.0.1"
 	HostLoopback6 = "::1"
 )
+
+// SFTPProtocol is what GET /sftp?user=USER&folder=FOLDER is upgraded to: SFTP
+// (draft-ietf-secsh-filexfer-02, version 3) with the rights of that user, as clients of
+// SSH's subsystem speak it. Relative names begin at that folder.
+const SFTPProtocol = "sallyport-sftp/1"
