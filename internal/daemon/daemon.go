@@ -84,7 +84,7 @@ type daemon struct {
 	inbound    *net.TCPListener       // nil where nothing comes in
 	exposed    *gateway.ExposureStore
 	approvals  *approval.Store
-	ssh        *ssh.Door // nil without SSH
+	ssh        *ssh.Server // nil without SSH
 
 	host *sandboxHost // nil for a gateway without sandboxes of its own
 

@@ -13,7 +13,7 @@ import (
 )
 
 // command runs a command of a use to its end. Its client's going away ends it.
-func (d *Door) command(u *use, conn *net.UnixConn, c openCall) (sandbox.CommandEnd, error) {
+func (d *Server) command(u *use, conn *net.UnixConn, c openCall) (sandbox.CommandEnd, error) {
 	env := map[string]string{}
 	for name, value := range c.Env {
 		if variable(name, value) {

@@ -19,7 +19,7 @@ import (
 )
 
 // address gives the sandbox demo one.
-func (p *porch) address(a string) {
+func (p *sshTest) address(a string) {
 	p.block.mu.Lock()
 	defer p.block.mu.Unlock()
 	i := p.block.all["demo"]
@@ -28,7 +28,7 @@ func (p *porch) address(a string) {
 }
 
 // listen serves what a program inside would, and returns its port.
-func (p *porch) listen(at string, serve func(*net.TCPConn)) int {
+func (p *sshTest) listen(at string, serve func(*net.TCPConn)) int {
 	p.t.Helper()
 	l, err := net.Listen("tcp", at)
 	if err != nil {
@@ -49,7 +49,7 @@ func (p *porch) listen(at string, serve func(*net.TCPConn)) int {
 }
 
 func TestForward(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	p.address("127.0.0.3")
 	echo := func(c *net.TCPConn) { _, _ = io.Copy(c, c); _ = c.CloseWrite() }
 	port := p.listen("127.0.0.1:0", echo)
@@ -85,7 +85,7 @@ func TestForward(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.rules.allow(policy.ProtocolShell)
-	p.door.check()
+	p.server.check()
 	if _, err := io.ReadAll(stays); err != nil {
 		t.Error(err)
 	}
@@ -98,7 +98,7 @@ func TestForward(t *testing.T) {
 // An agent of an earlier version connects to nothing: what listens on the sandbox's
 // address is reached as before it could, and of the rest it is said what to do.
 func TestForwardEarlier(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	p.address("127.0.0.3")
 	p.block.earlier = true
 	say := func(c *net.TCPConn) { _, _ = io.WriteString(c, "hello") }
@@ -118,7 +118,7 @@ func TestForwardEarlier(t *testing.T) {
 
 // What breaks off is closed without an end, and what ends has one.
 func TestForwardBreaksOff(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	end := make(chan func(*net.TCPConn), 1)
 	port := p.listen("127.0.0.1:0", func(c *net.TCPConn) {
 		_, _ = io.WriteString(c, "half")
@@ -170,7 +170,7 @@ func TestForwardBreaksOff(t *testing.T) {
 // by its agent or at its address.
 func TestForwardReplaced(t *testing.T) {
 	for _, earlier := range []bool{false, true} {
-		p := newPorch(t)
+		p := newSSHTest(t)
 		heard := make(chan int, 1)
 		port := p.listen("127.0.0.1:0", func(c *net.TCPConn) {
 			all, _ := io.ReadAll(c)
@@ -197,7 +197,7 @@ func TestForwardReplaced(t *testing.T) {
 // A client that has sent all and left is heard to the end, and one that leaves
 // something that nobody takes does not stay.
 func TestForwardLeft(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16) // 1 MiB
 	heard := make(chan int, 1)
 	slow := p.listen("127.0.0.1:0", func(c *net.TCPConn) {
@@ -235,9 +235,9 @@ func TestForwardLeft(t *testing.T) {
 		t.Error("a program that takes nothing was given all")
 	}
 	p.await("the end of both", func() bool {
-		p.door.mu.Lock()
-		defer p.door.mu.Unlock()
-		for _, n := range p.door.connections {
+		p.server.mu.Lock()
+		defer p.server.mu.Unlock()
+		for _, n := range p.server.connections {
 			return len(n.uses) == 0
 		}
 		return false

@@ -16,19 +16,19 @@ import (
 	"sallyport/sandbox/agent/wire"
 )
 
-// left awaits that the Door has no connection any more.
-func (p *porch) left() {
+// left awaits that the Server has no connection any more.
+func (p *sshTest) left() {
 	p.t.Helper()
 	p.await("the end of a connection whose client has gone", func() bool {
-		p.door.mu.Lock()
-		defer p.door.mu.Unlock()
-		return len(p.door.connections) == 0
+		p.server.mu.Lock()
+		defer p.server.mu.Unlock()
+		return len(p.server.connections) == 0
 	})
 }
 
 // A client that goes while nothing comes of its files leaves nothing behind.
 func TestLeftReading(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	p.block.mute = true
 	c := p.in()
 	read := make(chan error, 1)
@@ -58,7 +58,7 @@ func TestLeftWriting(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := newPorch(t)
+			p := newSSHTest(t)
 			for range 20 {
 				c := p.in()
 				s, requests, err := c.OpenChannel("session", nil)
@@ -87,14 +87,14 @@ func TestLeftWriting(t *testing.T) {
 	}
 }
 
-// The end of a command's client comes to the Door twice, by the connection and by the
+// The end of a command's client comes to the Server twice, by the connection and by the
 // command's own streams. Whichever is first, the command's input has not ended and the
 // record says the same.
 func TestLeftInEitherOrder(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	for name, leave := range map[string]func(connection uint64, streams io.Closer){
 		"the connection first": func(connection uint64, streams io.Closer) {
-			if err := p.door.leave(p.process, leaveCall{Connection: connection}); err != nil {
+			if err := p.server.leave(p.process, leaveCall{Connection: connection}); err != nil {
 				t.Error(err)
 			}
 			_ = streams.Close()
@@ -102,7 +102,7 @@ func TestLeftInEitherOrder(t *testing.T) {
 		"the streams first": func(connection uint64, streams io.Closer) {
 			_ = streams.Close()
 			p.await("the end of the command", func() bool { return p.block.over("cat") })
-			if err := p.door.leave(p.process, leaveCall{Connection: connection}); err != nil {
+			if err := p.server.leave(p.process, leaveCall{Connection: connection}); err != nil {
 				t.Error(err)
 			}
 		},
@@ -111,17 +111,17 @@ func TestLeftInEitherOrder(t *testing.T) {
 			p.in()
 			var id uint64
 			p.await("the connection", func() bool {
-				p.door.mu.Lock()
-				defer p.door.mu.Unlock()
-				for id = range p.door.connections {
+				p.server.mu.Lock()
+				defer p.server.mu.Unlock()
+				for id = range p.server.connections {
 				}
 				return id != 0
 			})
-			o, streams, err := p.door.open(t.Context(), p.process, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"})
+			o, streams, err := p.server.open(t.Context(), p.process, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"})
 			if err != nil {
 				t.Fatal(err)
 			}
-			u := p.door.used(p.process, id, o.Use)
+			u := p.server.used(p.process, id, o.Use)
 			if err := wire.NewWriter(streams).Write(wire.Stdin, []byte("half")); err != nil {
 				t.Fatal(err)
 			}
@@ -137,7 +137,7 @@ func TestLeftInEitherOrder(t *testing.T) {
 
 // A client that goes on asking of a session that is over keeps nothing from ending.
 func TestLeftAsking(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	c := p.in()
 	ch, requests, err := c.OpenChannel("session", nil)
 	if err != nil {
@@ -155,9 +155,9 @@ func TestLeftAsking(t *testing.T) {
 
 // One key, whose client has gone astray, leaves places to the others.
 func TestPlacesOfKeys(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	bob := newSigner(t)
-	p.door.Use(append(p.keys(), Key{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}}))
+	p.server.Use(append(p.keys(), Key{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}}))
 	for range maxOfKey {
 		p.in()
 	}
@@ -176,10 +176,10 @@ func TestPlacesOfKeys(t *testing.T) {
 // a process too that lets a key have more open than it should.
 func TestCallsOfKeys(t *testing.T) {
 	waits := make(chan struct{}, 2*maxCalls)
-	p := newPorch(t, func(s *server, _ *Options) { s.room = newRoom(maxOfKey*maxUses, maxOfKey*maxUses) })
+	p := newSSHTest(t, func(s *worker, _ *Options) { s.channels = newChannelLimit(maxOfKey*maxUses, maxOfKey*maxUses) })
 	p.block.stuck = waits
 	bob, mallory := newSigner(t), newSigner(t)
-	p.door.Use([]Key{
+	p.server.Use([]Key{
 		{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}},
 		{Name: "mallory", Key: mallory.PublicKey(), Sandboxes: []string{"*"}, Allow: []policy.Protocol{policy.ProtocolSFTP}},
 	})

@@ -19,7 +19,7 @@ import (
 type traffic struct{ in, out atomic.Int64 }
 
 // event is a decision about a connection or a use of one.
-func (d *Door) event(activity int, what string, k Key, i sandbox.Info, remote netip.AddrPort, decision policy.Decision) *audit.Event {
+func (d *Server) event(activity int, what string, k Key, i sandbox.Info, remote netip.AddrPort, decision policy.Decision) *audit.Event {
 	e := audit.New(audit.KindDecision, audit.ClassSSH, activity)
 	e.StatusID = audit.StatusSuccess
 	e.Action, e.Disposition = audit.ActionAllowed, audit.DispositionAllowed
@@ -53,7 +53,7 @@ func (d *Door) event(activity int, what string, k Key, i sandbox.Info, remote ne
 
 // refuse records a refusal, within bounds. The name that was asked for is whoever
 // asked's.
-func (d *Door) refuse(e *audit.Event, name string) {
+func (d *Server) refuse(e *audit.Event, name string) {
 	source := ""
 	if e.Source != nil {
 		source = connlimit.Source(&net.TCPAddr{IP: net.ParseIP(e.Source.IP)})
@@ -76,7 +76,7 @@ func (d *Door) refuse(e *audit.Event, name string) {
 func clip(s string) string { return s[:min(len(s), 64)] }
 
 // completed records what became of a decision.
-func (d *Door) completed(of *audit.Event, activity int, began time.Time, sum *traffic, detail string, failed error) {
+func (d *Server) completed(of *audit.Event, activity int, began time.Time, sum *traffic, detail string, failed error) {
 	e := audit.New(audit.KindCompletion, audit.ClassSSH, activity)
 	e.Metadata.CorrelationUID = of.ID()
 	e.Action, e.Disposition, e.StatusID = of.Action, of.Disposition, audit.StatusSuccess

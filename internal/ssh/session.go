@@ -23,7 +23,7 @@ import (
 const maxRequests = 64
 
 // session serves one channel of that type (RFC 4254, section 6).
-func (g *guest) session(offered ssh.NewChannel, t *taker) {
+func (g *sessionHost) session(offered ssh.NewChannel, t *consumer) {
 	ch, requests, err := t.accept(offered)
 	if err != nil {
 		return
@@ -117,7 +117,7 @@ func size(rows, cols uint32) sandbox.Size {
 }
 
 // command carries a command's streams until it has ended.
-func (g *guest) command(ch ssh.Channel, requests asked, c openCall) {
+func (g *sessionHost) command(ch ssh.Channel, requests asked, c openCall) {
 	_, conn, err := g.begin(c)
 	if err != nil {
 		fail(ch, failure(err), failedCode)
@@ -160,7 +160,7 @@ func (g *guest) command(ch ssh.Channel, requests asked, c openCall) {
 // said it.
 type input struct {
 	ch ssh.Channel
-	g  *guest
+	g  *sessionHost
 }
 
 func (i *input) Read(p []byte) (int, error) {
@@ -193,7 +193,7 @@ func fail(ch ssh.Channel, why string, code int) {
 	exit(ch, code)
 }
 
-// failure is the text of an error that the Door gave.
+// failure is the text of an error that the Server gave.
 func failure(err error) string {
 	if errors.Is(err, errDenied) {
 		return strings.TrimPrefix(err.Error(), errDenied.Error()+": ")
@@ -239,7 +239,7 @@ func steer(requests asked, sizes chan sandbox.Size, signals chan<- string) {
 // touching notes what passes.
 type touching struct {
 	io.Writer
-	g *guest
+	g *sessionHost
 }
 
 func (t *touching) Write(p []byte) (int, error) {
@@ -248,7 +248,7 @@ func (t *touching) Write(p []byte) (int, error) {
 }
 
 // sftp carries SFTP between a client and the sandbox's agent, which serves it.
-func (g *guest) sftp(ch ssh.Channel, requests asked) {
+func (g *sessionHost) sftp(ch ssh.Channel, requests asked) {
 	is, conn, err := g.begin(openCall{Use: policy.ProtocolSFTP})
 	if err != nil {
 		fail(ch, failure(err), 1)
@@ -261,7 +261,7 @@ func (g *guest) sftp(ch ssh.Channel, requests asked) {
 }
 
 // forward serves a connection to a port of the sandbox (RFC 4254, section 7.2).
-func (g *guest) forward(offered ssh.NewChannel, t *taker) {
+func (g *sessionHost) forward(offered ssh.NewChannel, t *consumer) {
 	var v struct {
 		Host       string
 		Port       uint32
@@ -292,11 +292,11 @@ func (g *guest) forward(offered ssh.NewChannel, t *taker) {
 
 // carry carries bytes between a client's channel and a use, until both directions have
 // ended; false: the sandbox's has broken off, and so has the channel.
-func (g *guest) carry(ch ssh.Channel, requests asked, use uint64, conn *net.UnixConn) (whole bool) {
+func (g *sessionHost) carry(ch ssh.Channel, requests asked, use uint64, conn *net.UnixConn) (whole bool) {
 	go func() {
 		refuse(requests) // until the client closes the channel, or has gone
-		c := steerCall{Connection: g.id, Use: use}
-		if g.s.peer.Call(context.Background(), callSteer, c, &ipc.None{}) != nil {
+		c := leftUseCall{Connection: g.id, Use: use}
+		if g.s.peer.Call(context.Background(), callLeftUse, c, &ipc.None{}) != nil {
 			_ = conn.Close()
 		}
 	}()

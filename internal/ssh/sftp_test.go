@@ -16,7 +16,7 @@ import (
 	"sallyport/sandbox"
 )
 
-func (p *porch) sftp(c *ssh.Client) *sftp.Client {
+func (p *sshTest) sftp(c *ssh.Client) *sftp.Client {
 	p.t.Helper()
 	s, err := sftp.NewClient(c, sftp.UseConcurrentWrites(true), sftp.UseConcurrentReads(true))
 	if err != nil {
@@ -28,7 +28,7 @@ func (p *porch) sftp(c *ssh.Client) *sftp.Client {
 
 // What a client and the sandbox's agent say to each other passes as it is, and is counted.
 func TestSFTP(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	s := p.sftp(p.in())
 	if at, err := s.Getwd(); err != nil || at != p.block.dir {
 		t.Errorf("it begins in %s, %v", at, err)
@@ -75,7 +75,7 @@ func TestSFTP(t *testing.T) {
 
 // An agent of an earlier version serves no SFTP, and its client hears what to do.
 func TestSFTPEarlier(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	p.block.earlier = true
 	s := p.session(p.in())
 	said, err := s.StderrPipe()
@@ -93,10 +93,10 @@ func TestSFTPEarlier(t *testing.T) {
 // Files and ports are off for a key that does not have them, and the answer says
 // where that is written.
 func TestOff(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	k := p.keys()
 	k[0].Allow = nil
-	p.door.Use(k)
+	p.server.Use(k)
 	c := p.in()
 	ch, requests, err := c.OpenChannel("session", nil)
 	if err != nil {

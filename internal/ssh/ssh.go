@@ -1,19 +1,19 @@
 // Package ssh lets operators into sandboxes with ssh, scp and sftp.
 //
-// What they send is read by a process of its own that may do next to nothing
-// ([Run], in a cell of package cell, without a network): it speaks SSH
-// (RFC 4251 to 4254) and SFTP, and has for everything else to ask the daemon
-// ([Door]). The daemon has the host key, the keys that are let in, the sandboxes
-// and the log.
+// A worker process reads what operators send. It has almost no rights ([Run], in a
+// jail without a network): it speaks SSH (RFC 4251 to 4254) and asks the daemon
+// ([Server]) for everything else. The daemon has the host key, the operators' keys,
+// the sandboxes and the audit log. Commands, SFTP and ports are served by the agent
+// inside the sandbox; the daemon relays their bytes.
 //
-// It guarantees that nothing is done for a connection before its key has signed
-// and before the daemon has found that key, the sandbox of that name, and the
-// policy's word in agreement; that who is refused is told the same thing after
-// the same time, whatever the reason; that each connection and each use of it is
-// on record before it begins; and that what goes on by a key, rule or sandbox
-// that is there no more ends within two seconds.
+// The package guarantees:
+//   - Nothing is done for a connection before its key has signed, and before the
+//     daemon has found that the key, the sandbox of that name and the policy agree.
+//   - Every refusal looks the same and takes the same time, whatever the reason.
+//   - Each connection, and each use of it, is on record before it begins.
+//   - What goes on by a key, rule or sandbox that is withdrawn ends within two seconds.
 //
-// It does not see what is typed, and has no part in what a sandbox sends.
+// It does not record what is typed, and does not interpret what a sandbox sends.
 package ssh
 
 import (
@@ -27,22 +27,22 @@ import (
 
 // Bounds, of the daemon's making unless they say otherwise.
 const (
-	maxConnections = 256 // that are let in
-	maxOfKey       = 64  // of those, by one key: others find places
-	maxUses        = 16  // of a connection at once: sessions and forwarded connections
-	maxOfSandbox   = 48  // of one sandbox at once; its agent has room for 64
-	maxChannels    = 192 // that are open (the process's): what a client sends before it is taken stays in memory, 2 MiB of each
-	channelsOfKey  = 64  // those by one key: one for each of its connections
-	maxStrangers   = 64  // connections that are not let in yet (the process's)
-	maxOfSource    = 16  // those of one address, or of 64 bits of an IPv6 one
-	maxFrame       = 4 << 20
-	maxAsk         = 256 << 10    // bytes of a call of the process's
-	maxCalls       = 1024         // of the process's at once: those that wait for a sandbox to run among them
-	callsOfKey     = maxCalls / 4 // those by one key that wait for sandboxes
-	maxCommand     = 128 << 10    // bytes of a command, or of a path
-	maxTries       = 6            // keys of a connection
-	maxEnv         = 16           // variables
-	maxEnvValue    = 256          // bytes of one
+	maxConnections     = 256 // that are let in
+	maxOfKey           = 64  // of those, by one key: others find places
+	maxUses            = 16  // of a connection at once: sessions and forwarded connections
+	maxOfSandbox       = 48  // of one sandbox at once; its agent has room for 64
+	maxChannels        = 192 // that are open (the process's): what a client sends before it is taken stays in memory, 2 MiB of each
+	channelsOfKey      = 64  // those by one key: one for each of its connections
+	maxUnauthenticated = 64  // connections that are not let in yet (the process's)
+	maxOfSource        = 16  // those of one address, or of 64 bits of an IPv6 one
+	maxFrame           = 4 << 20
+	maxAsk             = 256 << 10    // bytes of a call of the process's
+	maxCalls           = 1024         // of the process's at once: those that wait for a sandbox to run among them
+	callsOfKey         = maxCalls / 4 // those by one key that wait for sandboxes
+	maxCommand         = 128 << 10    // bytes of a command, or of a path
+	maxTries           = 6            // keys of a connection
+	maxEnv             = 16           // variables
+	maxEnvValue        = 256          // bytes of one
 
 	handshakeWithin = 10 * time.Second
 	refuseAfter     = 150 * time.Millisecond // since a key has signed: looking it up takes less
@@ -67,7 +67,7 @@ const (
 	callAdmit
 	callLeave
 	callOpen
-	callSteer
+	callLeftUse
 	callCrowded
 )
 
@@ -148,8 +148,8 @@ type opened struct {
 	Use uint64 `json:"use"`
 }
 
-// steerCall tells that the client has left sftp or a forwarded connection.
-type steerCall struct {
+// leftUseCall tells that the client has left sftp or a forwarded connection.
+type leftUseCall struct {
 	Connection uint64 `json:"connection"`
 	Use        uint64 `json:"use"`
 }

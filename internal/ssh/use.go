@@ -57,7 +57,7 @@ func inside(i sandbox.Info, host string) bool {
 }
 
 // open begins a use, once it is on record.
-func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.File, error) {
+func (d *Server) open(ctx context.Context, by *process, c openCall) (opened, *os.File, error) {
 	n, err := d.find(by, c.Connection)
 	if err != nil {
 		return opened{}, nil, err
@@ -118,7 +118,7 @@ func (d *Door) open(ctx context.Context, by *process, c openCall) (opened, *os.F
 }
 
 // enter makes a place for a use.
-func (d *Door) enter(u *use) bool {
+func (d *Server) enter(u *use) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	all := 0
@@ -136,7 +136,7 @@ func (d *Door) enter(u *use) bool {
 	return true
 }
 
-func (d *Door) leaveUse(u *use) {
+func (d *Server) leaveUse(u *use) {
 	u.cancel(errClosed)
 	d.mu.Lock()
 	delete(u.of.uses, u.id)
@@ -148,8 +148,8 @@ func (d *Door) leaveUse(u *use) {
 var errEnding = errors.New("the daemon is shutting down")
 
 // over ends a use and records it.
-func (d *Door) over(u *use, detail string, err error) {
-	if d.kept.Stopping() && (errors.Is(err, errGone) || errors.Is(err, errClosed)) {
+func (d *Server) over(u *use, detail string, err error) {
+	if d.supervisor.Stopping() && (errors.Is(err, errGone) || errors.Is(err, errClosed)) {
 		err = errEnding
 	}
 	u.of.sum.in.Add(u.sum.in.Load())
@@ -159,7 +159,7 @@ func (d *Door) over(u *use, detail string, err error) {
 }
 
 // begin starts what carries a use.
-func (d *Door) begin(u *use, c openCall) (*os.File, error) {
+func (d *Server) begin(u *use, c openCall) (*os.File, error) {
 	var to sandbox.Conn // of a use that is no command
 	if u.what != policy.ProtocolShell {
 		var err error
@@ -194,7 +194,7 @@ func (d *Door) begin(u *use, c openCall) (*os.File, error) {
 const wakeWithin = 60 * time.Second
 
 // connect runs the sandbox and connects to what a use is of: its files, or a port.
-func (d *Door) connect(u *use, host string) (sandbox.Conn, error) {
+func (d *Server) connect(u *use, host string) (sandbox.Conn, error) {
 	ctx, cancel := context.WithTimeout(u.ctx, wakeWithin)
 	defer cancel()
 	i, err := d.o.Sandboxes.Start(ctx, u.of.info.Name)
@@ -225,7 +225,7 @@ func (d *Door) connect(u *use, host string) (sandbox.Conn, error) {
 }
 
 // reach connects to a port of a sandbox that runs.
-func (d *Door) reach(ctx context.Context, i sandbox.Info, host string, port uint16) (sandbox.Conn, error) {
+func (d *Server) reach(ctx context.Context, i sandbox.Info, host string, port uint16) (sandbox.Conn, error) {
 	to, err := d.o.Sandboxes.Connect(ctx, i.Name, host, port)
 	if !errors.Is(err, sandbox.ErrEarlier) {
 		return to, err
@@ -280,7 +280,7 @@ func forward(u *use, client *net.UnixConn, to sandbox.Conn) error {
 		return err
 	})
 	err := both.Wait()
-	if out := new(errOut); errors.As(context.Cause(u.ctx), &out) {
+	if out := new(revokedError); errors.As(context.Cause(u.ctx), &out) {
 		return out
 	}
 	if u.ctx.Err() != nil {
@@ -312,8 +312,8 @@ func arguments(c openCall) []string {
 	return []string{"sh", "-c", bestShell, "sh", c.Command}
 }
 
-// steer tells a use that its client has left it.
-func (d *Door) steer(by *process, c steerCall) error {
+// leftUse tells a use that its client has left it.
+func (d *Server) leftUse(by *process, c leftUseCall) error {
 	if u := d.used(by, c.Connection, c.Use); u != nil {
 		select {
 		case u.left <- struct{}{}:
@@ -324,7 +324,7 @@ func (d *Door) steer(by *process, c steerCall) error {
 }
 
 // used is a use of a process's connection, or nil.
-func (d *Door) used(by *process, connection, id uint64) *use {
+func (d *Server) used(by *process, connection, id uint64) *use {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := d.connections[connection]

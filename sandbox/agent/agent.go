@@ -1,15 +1,14 @@
 // Package agent is the first process in every sandbox.
 //
-// As PID 1 it adopts and reaps what others leave behind, passes a request to
-// end on to every process, and does what the host asks by an authenticated
-// connection (see package wire): it runs commands, keeps their output, tells of
-// their end, reads, writes and watches files, and connects it to ports. It is linked statically and
-// uses nothing of the image, so that any image works. It holds no secret: the
-// host's public key only.
+// As PID 1 it adopts and reaps orphans, and passes a request to end on to every
+// process. For the host, over an authenticated connection (see package wire), it runs
+// commands, keeps their output and reports their end; it reads, writes and watches
+// files, serves SFTP, and connects to ports. It is linked statically and uses nothing of
+// the image, so any image works. It holds no secret, only the host's public key.
 //
-// It guarantees nothing about hostile code beside it, which as root can do all
-// that it can do: the host takes its answers for hostile. Nobody but the host,
-// neither inside nor in another sandbox, gets an answer of it.
+// It guarantees nothing about hostile code beside it: root inside can do all that the
+// agent can do, and the host treats the agent's answers as hostile. Nobody but the host
+// gets an answer, neither from inside the sandbox nor from another sandbox.
 package agent
 
 import (

@@ -45,7 +45,7 @@ func (t *commands) run(w http.ResponseWriter, r *http.Request) {
 	}
 	c, err := t.start(s)
 	if err != nil {
-		unable(w, err)
+		refuseStart(w, err)
 		return
 	}
 	if s.Stdin || s.TTY != nil {

@@ -74,13 +74,13 @@ func (s *files) do(f func(r *http.Request, path string) (any, error)) http.Handl
 		var out any
 		path, err := named(r)
 		if err == nil {
-			err = as(s.whose(r), func() (err error) {
+			err = asUser(s.whose(r), func() (err error) {
 				out, err = f(r, path)
 				return err
 			})
 		}
 		if err != nil {
-			unfiled(w, err)
+			refuseFile(w, err)
 			return
 		}
 		answer(w, http.StatusOK, out)
@@ -104,8 +104,8 @@ func absolute(path string) error {
 // errKind: what is there is not of the kind that is needed.
 var errKind = errors.New("not a regular file")
 
-// unfiled answers why something was not done to a file.
-func unfiled(w http.ResponseWriter, err error) {
+// refuseFile answers why something was not done to a file.
+func refuseFile(w http.ResponseWriter, err error) {
 	status := http.StatusBadRequest
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -146,19 +146,19 @@ func (s *files) read(w http.ResponseWriter, r *http.Request) {
 	var info fs.FileInfo
 	path, err := named(r)
 	if err == nil {
-		err = as(s.whose(r), func() (err error) {
+		err = asUser(s.whose(r), func() (err error) {
 			f, info, err = open(path)
 			return err
 		})
 	}
 	if err != nil {
-		unfiled(w, err)
+		refuseFile(w, err)
 		return
 	}
 	defer f.Close()
 	head, err := json.Marshal(describe(filepath.Base(path), info))
 	if err != nil {
-		unfiled(w, err)
+		refuseFile(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
@@ -186,18 +186,18 @@ func (s *files) pack(w http.ResponseWriter, r *http.Request) {
 	}
 	if err == nil {
 		// What is known at once is a plain status. The path itself may be a link.
-		err = as(s.whose(r), func() (err error) {
+		err = asUser(s.whose(r), func() (err error) {
 			path, err = filepath.EvalSymlinks(path)
 			return err
 		})
 	}
 	if err != nil {
-		unfiled(w, err)
+		refuseFile(w, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-tar")
 	w.Header().Set("Trailer", wire.ErrorTrailer)
-	err = as(s.whose(r), func() error {
+	err = asUser(s.whose(r), func() error {
 		_, err := archive.Pack(r.Context(), w, path, name)
 		return err
 	})

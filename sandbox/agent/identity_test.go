@@ -29,7 +29,7 @@ func somebody(t *testing.T, serve func(net.Listener) error, end func() error) ne
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// believer takes whoever knocks for the host, and serves HTTP.
+// believer takes every connection for the host's, and serves HTTP.
 type believer struct{ net.Listener }
 
 func (b believer) Accept() (net.Conn, error) {

@@ -77,14 +77,14 @@ func (t *commands) post(w http.ResponseWriter, r *http.Request) {
 	}
 	c, err := t.start(s)
 	if err != nil {
-		unable(w, err)
+		refuseStart(w, err)
 		return
 	}
 	answer(w, http.StatusCreated, c.status())
 }
 
-// unable answers why a command was not started.
-func unable(w http.ResponseWriter, err error) {
+// refuseStart answers why a command was not started.
+func refuseStart(w http.ResponseWriter, err error) {
 	var s *startError
 	switch {
 	case errors.As(err, &s):

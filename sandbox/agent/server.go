@@ -81,7 +81,7 @@ func (s *Server) answer(routes ...func(*http.ServeMux)) {
 
 // Serve answers on a listener until Close.
 func (s *Server) Serve(l net.Listener) error {
-	err := s.http.Serve(newDoor(l, s.opt.Key, s.opt.Init))
+	err := s.http.Serve(newAuthListener(l, s.opt.Key, s.opt.Init))
 	if errors.Is(err, http.ErrServerClosed) {
 		return nil
 	}

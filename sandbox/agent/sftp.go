@@ -28,8 +28,8 @@ func (s *files) sftp(w http.ResponseWriter, r *http.Request, p *ports) {
 		refuse(w, http.StatusBadRequest, errors.New("ask for Upgrade: "+wire.SFTPProtocol))
 		return
 	}
-	if err := as(s.whose(r), func() error { return nil }); err != nil {
-		unfiled(w, err)
+	if err := asUser(s.whose(r), func() error { return nil }); err != nil {
+		refuseFile(w, err)
 		return
 	}
 	done := p.place(w)
@@ -69,7 +69,7 @@ type sftpSession struct {
 }
 
 // as runs f with the session's rights. The error is one that SFTP has.
-func (x *sftpSession) as(f func() error) error { return status(as(x.user, f)) }
+func (x *sftpSession) as(f func() error) error { return status(asUser(x.user, f)) }
 
 // status is an error as SFTP has it. The text of others goes to the client.
 func status(err error) error {

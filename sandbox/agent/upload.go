@@ -16,11 +16,14 @@ import (
 
 // A client sends several parts of a file at once, in order, and those parts are worked on
 // at the same time: one that is early waits. A part is a jump when nothing comes before it.
+// Waiting is counted in pauses, between which all that can run does: on a busy machine the
+// part that comes before may be late, however much time has passed.
 const (
-	jumpAfter = 200 * time.Millisecond // with nothing before it
-	// beginAfter is for how long the part that would begin at the file's end waits for one
+	pause      = 20 * time.Millisecond
+	jumpPauses = 250 // with nothing before it
+	// beginPauses is for how long the part that would begin at the file's end waits for one
 	// that begins at 0, which is sent before it and may be worked on after it.
-	beginAfter = 50 * time.Millisecond
+	beginPauses = 25
 )
 
 // errOrder refuses what is not written in order.
@@ -39,26 +42,29 @@ type turn struct {
 func (t *turn) wait(off int64) bool {
 	t.mu.Lock()
 	for off > t.at && t.err == nil {
-		if at := t.at; !t.pause(jumpAfter) && t.at == at && t.err == nil {
+		if !t.await(jumpPauses) {
 			return false
 		}
 	}
 	return off == t.at
 }
 
-// pause gives t.mu up until the next move, or false, for this long.
-func (t *turn) pause(most time.Duration) bool {
+// await gives t.mu up until the next move; false: there has been none for so many pauses.
+func (t *turn) await(pauses int) bool {
 	moved := t.moved
-	t.mu.Unlock()
-	defer t.mu.Lock()
-	late := time.NewTimer(most)
-	defer late.Stop()
-	select {
-	case <-moved:
-		return true
-	case <-late.C:
-		return false
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	for range pauses {
+		t.mu.Unlock()
+		select {
+		case <-moved:
+			t.mu.Lock()
+			return true
+		case <-tick.C:
+			t.mu.Lock()
+		}
 	}
+	return t.moved != moved
 }
 
 // move is to be called with t.mu held.
@@ -120,11 +126,11 @@ func (w *upload) begin(off int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.unset && off > 0 {
-		most := jumpAfter
+		pauses := jumpPauses
 		if off == w.at {
-			most = beginAfter
+			pauses = beginPauses
 		}
-		w.pause(most)
+		w.await(pauses)
 	}
 	if w.unset {
 		w.settle(off)

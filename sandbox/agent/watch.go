@@ -37,11 +37,11 @@ func (s *files) watch(w http.ResponseWriter, r *http.Request) {
 	defer s.using()()
 	path, err := named(r)
 	if err != nil {
-		unfiled(w, err)
+		refuseFile(w, err)
 		return
 	}
 	begun := false
-	err = as(s.whose(r), func() error {
+	err = asUser(s.whose(r), func() error {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
 		if err != nil {
 			return err
@@ -69,7 +69,7 @@ func (s *files) watch(w http.ResponseWriter, r *http.Request) {
 		return x.follow(r.Context(), http.NewResponseController(w).Flush)
 	})
 	if err != nil && !begun {
-		unfiled(w, err)
+		refuseFile(w, err)
 	}
 }
 

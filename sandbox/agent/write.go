@@ -29,7 +29,7 @@ func (s *files) write(w http.ResponseWriter, r *http.Request) {
 	}
 	var out wire.File
 	if err == nil {
-		err = as(s.whose(r), func() error {
+		err = asUser(s.whose(r), func() error {
 			if r.URL.Query().Get("parents") == "1" {
 				if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 					return err
@@ -43,7 +43,7 @@ func (s *files) write(w http.ResponseWriter, r *http.Request) {
 		})
 	}
 	if err != nil {
-		unfiled(w, err)
+		refuseFile(w, err)
 		return
 	}
 	answer(w, http.StatusOK, out)

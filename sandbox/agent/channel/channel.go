@@ -1,12 +1,11 @@
 // Package channel is the host's way to the agent inside one sandbox: it dials,
 // proves itself (see package wire) and speaks HTTP over a bounded pool.
 //
-// Whoever is root inside can take the agent's place, so every answer is taken
-// for hostile: heads are bounded in size and time, no redirect is followed and
-// nothing is decompressed. Bodies are as long as the other side likes: whoever
-// reads one bounds it, as [Channel.JSON] does. Nothing that an agent says
-// reaches another sandbox's channel, which shares neither connections nor
-// bounds with it.
+// Root inside a sandbox can take the agent's place, so every answer is treated as
+// hostile: heads are bounded in size and time, no redirect is followed and nothing is
+// decompressed. Bodies may have any length: the reader bounds them, as [Channel.JSON]
+// does. Nothing that an agent says reaches another sandbox's channel, which shares
+// neither connections nor bounds with it.
 package channel
 
 import (
@@ -283,7 +282,7 @@ func (b *body) Close() error {
 func (c *Channel) connect(ctx context.Context) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	made, err := c.knock(ctx)
+	made, err := c.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -415,8 +414,8 @@ func (c *Channel) keep(made net.Conn) (net.Conn, error) {
 	return o, nil
 }
 
-// knock dials, again and again while a new sandbox's agent is not up yet.
-func (c *Channel) knock(ctx context.Context) (net.Conn, error) {
+// dial dials, and dials again while a new sandbox's agent does not listen yet.
+func (c *Channel) dial(ctx context.Context) (net.Conn, error) {
 	for pause := time.Millisecond; ; pause = min(2*pause, 16*time.Millisecond) {
 		conn, err := c.opt.Dial(ctx, c.at)
 		if err == nil {

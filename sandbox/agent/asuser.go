@@ -8,12 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// as runs f with the rights to files that a user inside has, the agent's own
+// asUser runs f with the rights to files that a user inside has, the agent's own
 // for nobody named. f runs on a thread that is its alone: credentials are each
 // thread's (credentials(7)), gVisor knows no setfsuid(2), and only the effective
 // user changes, so that the user cannot signal or trace us meanwhile. Other
 // goroutines, and what is opened before or after, keep ours.
-func as(user string, f func() error) error {
+func asUser(user string, f func() error) error {
 	if user == "" {
 		return f()
 	}

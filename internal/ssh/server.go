@@ -26,8 +26,8 @@ import (
 	"sallyport/sandbox"
 )
 
-// Sandboxes are those of this host. A context's owner ([sandbox.ForOwner]) sees
-// their own only.
+// Sandboxes are those of this host. The owner of a context ([sandbox.ForOwner]) sees only
+// its own.
 type Sandboxes interface {
 	Visible(ctx context.Context, name string) (sandbox.Info, error)
 	Start(ctx context.Context, name string) (sandbox.Info, error)
@@ -70,15 +70,15 @@ type Options struct {
 	launch func(jail.Spec) (supervise.Child, error) // a test's
 }
 
-// Door is the daemon's side: it answers the process that speaks SSH, and starts
-// another when that one dies. It is safe for concurrent use.
-type Door struct {
+// Server is the daemon's side: it answers the worker process, and starts another when
+// that one dies. It is safe for concurrent use.
+type Server struct {
 	o        Options
 	refusals *auditlimit.Limit
 
-	kept     *supervise.Keeper
-	listener net.Listener // the first process's, until it is started
-	end      sync.Once
+	supervisor *supervise.Keeper
+	listener   net.Listener // the first process's, until it is started
+	end        sync.Once
 
 	mu          sync.Mutex // guards what follows
 	keys        map[string]Key
@@ -101,17 +101,17 @@ type connection struct {
 	cancel context.CancelCauseFunc
 	owner  *process
 
-	uses map[uint64]*use // guarded by Door.mu
+	uses map[uint64]*use // guarded by Server.mu
 	sum  traffic         // of its uses
 }
 
 // Open takes the address and the keys. Start begins.
-func Open(o Options) (*Door, error) {
+func Open(o Options) (*Server, error) {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "ssh-server"}
 	}
-	d := &Door{o: o, refusals: auditlimit.New(), connections: map[uint64]*connection{}, calls: map[string]int{}}
-	d.kept = d.keeper()
+	d := &Server{o: o, refusals: auditlimit.New(), connections: map[uint64]*connection{}, calls: map[string]int{}}
+	d.supervisor = d.keeper()
 	d.Use(o.Keys)
 	l, err := net.Listen("tcp", o.Listen)
 	if err != nil {
@@ -122,7 +122,7 @@ func Open(o Options) (*Door, error) {
 }
 
 // Use makes these all the keys that are let in. What goes on by others ends.
-func (d *Door) Use(keys []Key) {
+func (d *Server) Use(keys []Key) {
 	next := map[string]Key{}
 	for _, k := range keys {
 		next[string(k.Key.Marshal())] = k
@@ -133,20 +133,20 @@ func (d *Door) Use(keys []Key) {
 	d.check()
 }
 
-// errOut is the cause of the end of what was let in and is not any more.
-type errOut struct{ why string }
+// revokedError is the cause of the end of what was let in and is not any more.
+type revokedError struct{ why string }
 
-func (e *errOut) Error() string { return e.why }
+func (e *revokedError) Error() string { return e.why }
 
 // input is what the policy is asked.
-func (d *Door) input(i sandbox.Info, use policy.Protocol, port uint16) policy.Input {
+func (d *Server) input(i sandbox.Info, use policy.Protocol, port uint16) policy.Input {
 	s := d.o.Identity(i)
 	return policy.Input{Phase: policy.PhaseSSH, Sandbox: s, Protocol: use, Destination: policy.Destination{Host: s.Name, Port: port}}
 }
 
-// judge says whether a key opens a sandbox, with the policy's word. What it says
+// authorize says whether a key opens a sandbox, with the policy's word. What it says
 // of a refusal is for the log alone.
-func (d *Door) judge(ctx context.Context, k Key, name string) (sandbox.Info, policy.Decision) {
+func (d *Server) authorize(ctx context.Context, k Key, name string) (sandbox.Info, policy.Decision) {
 	no := func(why string) policy.Decision { return policy.Decision{Action: policy.Deny, Reason: why} }
 	owner, alone := k.Tenant, name
 	if tenant, rest, full := strings.Cut(name, "/"); full && (owner == "" || owner == tenant) {
@@ -173,7 +173,7 @@ func (d *Door) judge(ctx context.Context, k Key, name string) (sandbox.Info, pol
 }
 
 // admit lets a key in that has signed, or refuses it without saying why.
-func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, error) {
+func (d *Server) admit(ctx context.Context, by *process, c admitCall) (admitted, error) {
 	remote, err := netip.ParseAddrPort(c.Remote)
 	if err != nil || len(c.User) > maxEnvValue || len(c.Client) > maxEnvValue {
 		return admitted{}, errRefused
@@ -184,7 +184,7 @@ func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, e
 	decision := policy.Decision{Action: policy.Deny, Reason: "the key is not known"}
 	var i sandbox.Info
 	if known {
-		i, decision = d.judge(ctx, k, c.User)
+		i, decision = d.authorize(ctx, k, c.User)
 	} else if k.Key, err = ssh.ParsePublicKey(c.Key); err != nil {
 		return admitted{}, errRefused
 	}
@@ -219,7 +219,7 @@ func (d *Door) admit(ctx context.Context, by *process, c admitCall) (admitted, e
 }
 
 // of is how many connections a key has. d.mu is held.
-func (d *Door) of(k Key) (n int) {
+func (d *Server) of(k Key) (n int) {
 	for _, c := range d.connections {
 		if bytes.Equal(c.key.Key.Marshal(), k.Key.Marshal()) {
 			n++
@@ -230,7 +230,7 @@ func (d *Door) of(k Key) (n int) {
 
 // wait counts a call that may wait for a connection's sandbox, until done: more of them
 // than there are places would have all others stand in line, as long as a sandbox likes.
-func (d *Door) wait(n *connection) (done func(), err error) {
+func (d *Server) wait(n *connection) (done func(), err error) {
 	k := string(n.key.Key.Marshal())
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -248,7 +248,7 @@ func (d *Door) wait(n *connection) (done func(), err error) {
 }
 
 // drop forgets a connection, if it is there.
-func (d *Door) drop(n *connection) bool {
+func (d *Server) drop(n *connection) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	there := d.connections[n.id] == n
@@ -262,7 +262,7 @@ func (d *Door) drop(n *connection) bool {
 var errClosed = errors.New("the connection has ended")
 
 // close ends a connection and all of its uses, and records it.
-func (d *Door) close(n *connection, why error) {
+func (d *Server) close(n *connection, why error) {
 	n.cancel(why)
 	if d.drop(n) {
 		// After its uses, each of which counts and records its own end.
@@ -276,7 +276,7 @@ func (d *Door) close(n *connection, why error) {
 	}
 }
 
-func (d *Door) usesOf(n *connection) (list []*use) {
+func (d *Server) usesOf(n *connection) (list []*use) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, u := range n.uses {
@@ -286,7 +286,7 @@ func (d *Door) usesOf(n *connection) (list []*use) {
 }
 
 // leave is told that the process has nothing more of a connection.
-func (d *Door) leave(by *process, c leaveCall) error {
+func (d *Server) leave(by *process, c leaveCall) error {
 	if c.Connection == 0 {
 		if remote, err := netip.ParseAddrPort(c.Remote); err == nil {
 			decision := policy.Decision{Action: policy.Deny, Reason: "the client has signed with no key"}
@@ -302,7 +302,7 @@ func (d *Door) leave(by *process, c leaveCall) error {
 	}
 	why := errClosed
 	if c.Flooded {
-		why = &errOut{"the client has sent more than is kept until something takes it"}
+		why = &revokedError{"the client has sent more than is kept until something takes it"}
 	}
 	d.close(n, why)
 	return nil
@@ -310,7 +310,7 @@ func (d *Door) leave(by *process, c leaveCall) error {
 
 // crowded passes on that connections which have not signed begin to be closed, no more
 // often than once in a minute, as the process should.
-func (d *Door) crowded(source string) {
+func (d *Server) crowded(source string) {
 	d.mu.Lock()
 	soon := time.Since(d.lastCrowd) < time.Minute
 	if !soon {
@@ -323,7 +323,7 @@ func (d *Door) crowded(source string) {
 }
 
 // find is a connection of a process, if what it was let in by still holds.
-func (d *Door) find(by *process, id uint64) (*connection, error) {
+func (d *Server) find(by *process, id uint64) (*connection, error) {
 	d.mu.Lock()
 	n := d.connections[id]
 	d.mu.Unlock()
@@ -339,7 +339,7 @@ func (d *Door) find(by *process, id uint64) (*connection, error) {
 
 // lapsed says why a connection would not be let in now, or "", and how its sandbox
 // is.
-func (d *Door) lapsed(n *connection) (sandbox.Info, string) {
+func (d *Server) lapsed(n *connection) (sandbox.Info, string) {
 	d.mu.Lock()
 	k, ok := d.keys[string(n.key.Key.Marshal())]
 	d.mu.Unlock()
@@ -354,7 +354,7 @@ func (d *Door) lapsed(n *connection) (sandbox.Info, string) {
 	if k.Tenant == "" {
 		name = n.info.FullName()
 	}
-	i, decision := d.judge(n.ctx, k, name)
+	i, decision := d.authorize(n.ctx, k, name)
 	switch {
 	case decision.Action != policy.Allow:
 		return i, decision.Reason
@@ -365,13 +365,13 @@ func (d *Door) lapsed(n *connection) (sandbox.Info, string) {
 }
 
 // evict ends a connection that was let in and would not be now.
-func (d *Door) evict(n *connection, why string) {
-	d.close(n, &errOut{why})
+func (d *Server) evict(n *connection, why string) {
+	d.close(n, &revokedError{why})
 	n.owner.Tell(answerWithin, callEnd, endCall{n.id, why})
 }
 
 // check judges anew what goes on.
-func (d *Door) check() {
+func (d *Server) check() {
 	d.mu.Lock()
 	var list []*connection
 	for _, n := range d.connections {
@@ -386,7 +386,7 @@ func (d *Door) check() {
 		}
 		for _, u := range d.usesOf(n) {
 			if decision := d.o.Decide(n.ctx, d.input(i, u.what, u.port)); decision.Action != policy.Allow {
-				u.cancel(&errOut{decision.Reason})
+				u.cancel(&revokedError{decision.Reason})
 			}
 		}
 	}

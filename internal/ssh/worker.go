@@ -20,8 +20,8 @@ import (
 	"sallyport/internal/ssh/key"
 )
 
-// Run is the process: it goes into its cell and serves until the Door has enough
-// of it. It returns an error where it was not started by a Door.
+// Run is the worker process: it confines itself and serves until the Server ends it. It
+// returns an error if a Server has not started it.
 func Run() error {
 	if err := jail.Enter(); err != nil {
 		return err
@@ -38,11 +38,11 @@ func Run() error {
 	if err != nil {
 		return err
 	}
-	return newServer(conn, listener, state).peer.Serve()
+	return newWorker(conn, listener, state).peer.Serve()
 }
 
-// server is what the process is made of.
-type server struct {
+// worker is the process that speaks SSH.
+type worker struct {
 	peer     *ipc.Peer
 	listener net.Listener
 	state    jail.State
@@ -52,19 +52,19 @@ type server struct {
 	ctx      context.Context // until callStop has had its time, or the link's end
 	cancel   context.CancelFunc
 
-	strangers *connlimit.Limit // connections that have not been let in
-	room      *room
-	untaken   *untaken
+	unauthenticated *connlimit.Limit // connections that have not been let in
+	channels        *channelLimit
+	backlog         *backlog
 
-	mu     sync.Mutex
-	guests map[uint64]*guest // by the Door's number
-	work   sync.WaitGroup
+	mu           sync.Mutex
+	sessionHosts map[uint64]*sessionHost // by the Server's number
+	work         sync.WaitGroup
 }
 
-func newServer(conn *net.UnixConn, l net.Listener, state jail.State) *server {
-	s := &server{listener: l, state: state, alive: keepAliveEvery, room: newRoom(maxChannels, channelsOfKey), untaken: newUntaken(maxUntaken), guests: map[uint64]*guest{}}
+func newWorker(conn *net.UnixConn, l net.Listener, state jail.State) *worker {
+	s := &worker{listener: l, state: state, alive: keepAliveEvery, channels: newChannelLimit(maxChannels, channelsOfKey), backlog: newBacklog(maxBacklog), sessionHosts: map[uint64]*sessionHost{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.strangers = connlimit.New(maxStrangers, maxOfSource, func(source string) {
+	s.unauthenticated = connlimit.New(maxUnauthenticated, maxOfSource, func(source string) {
 		s.work.Go(func() { _ = s.peer.Call(s.ctx, callCrowded, crowdedCall{source}, &ipc.None{}) })
 	})
 	s.peer = ipc.New(conn, ipc.Options{
@@ -79,7 +79,7 @@ func newServer(conn *net.UnixConn, l net.Listener, state jail.State) *server {
 }
 
 // serve takes connections from now on.
-func (s *server) serve(_ context.Context, c serveCall) (jail.State, error) {
+func (s *worker) serve(_ context.Context, c serveCall) (jail.State, error) {
 	public, err := ssh.ParsePublicKey(c.HostKey)
 	if err != nil {
 		return jail.State{}, err
@@ -133,7 +133,7 @@ func likely(k ssh.PublicKey) error {
 
 // hostSigner has the daemon sign, which has the key.
 type hostSigner struct {
-	s      *server
+	s      *worker
 	public crypto.PublicKey
 }
 
@@ -147,10 +147,10 @@ func (h *hostSigner) Sign(_ io.Reader, digest []byte, _ crypto.SignerOpts) ([]by
 	return got.Signature, err
 }
 
-// end ends a connection that the Door does not let in any more.
-func (s *server) end(_ context.Context, c endCall) (ipc.None, error) {
+// end ends a connection whose permission the Server has withdrawn.
+func (s *worker) end(_ context.Context, c endCall) (ipc.None, error) {
 	s.mu.Lock()
-	g := s.guests[c.Connection]
+	g := s.sessionHosts[c.Connection]
 	s.mu.Unlock()
 	if g != nil {
 		_ = g.conn.Close()
@@ -159,7 +159,7 @@ func (s *server) end(_ context.Context, c endCall) (ipc.None, error) {
 }
 
 // stop takes no more connections, and ends those that are left after a time.
-func (s *server) stop(_ context.Context, c stopCall) (ipc.None, error) {
+func (s *worker) stop(_ context.Context, c stopCall) (ipc.None, error) {
 	s.cancelAccept()
 	left := time.NewTimer(c.Within)
 	defer left.Stop()
@@ -177,16 +177,16 @@ func (s *server) stop(_ context.Context, c stopCall) (ipc.None, error) {
 	return ipc.None{}, nil
 }
 
-func (s *server) cancelAccept() {
+func (s *worker) cancelAccept() {
 	s.cancel()
 	_ = s.listener.Close()
 }
 
 // busy tells whether something goes on.
-func (s *server) busy() bool {
+func (s *worker) busy() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, g := range s.guests {
+	for _, g := range s.sessionHosts {
 		if g.open.Load() > 0 {
 			return true
 		}
@@ -194,10 +194,10 @@ func (s *server) busy() bool {
 	return false
 }
 
-func (s *server) hangUp() {
+func (s *worker) hangUp() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, g := range s.guests {
+	for _, g := range s.sessionHosts {
 		_ = g.conn.Close()
 	}
 }

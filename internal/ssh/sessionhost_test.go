@@ -12,14 +12,14 @@ import (
 
 // Clients that carry nothing, or are gone without a word, do not stay.
 func TestIdle(t *testing.T) {
-	p := newPorch(t, func(s *server, o *Options) { s.alive, o.Idle = 50*time.Millisecond, 500*time.Millisecond })
+	p := newSSHTest(t, func(s *worker, o *Options) { s.alive, o.Idle = 50*time.Millisecond, 500*time.Millisecond })
 	c := p.in()
 	began := time.Now()
 	_ = c.Wait()
 	if took := time.Since(began); took < 300*time.Millisecond || took > 10*time.Second {
 		t.Errorf("idle, it ended after %v", took)
 	}
-	p = newPorch(t, func(s *server, _ *Options) { s.alive = 50 * time.Millisecond })
+	p = newSSHTest(t, func(s *worker, _ *Options) { s.alive = 50 * time.Millisecond })
 	stays := p.in()
 	raw, err := net.Dial("tcp", p.at)
 	if err != nil {
@@ -39,7 +39,7 @@ func TestIdle(t *testing.T) {
 		}
 	}()
 	mute.on.Store(true)
-	p.await("the end of who says nothing", func() bool { return p.door.Status().Connections == 1 })
+	p.await("the end of who says nothing", func() bool { return p.server.Status().Connections == 1 })
 	_ = conn.Close()
 	if out, err := p.session(stays).Output("both"); string(out) != "out" {
 		t.Errorf("who answers: %q, %v", out, err)
@@ -63,7 +63,7 @@ func (m *muted) Write(p []byte) (int, error) {
 // operator at a fifth one is let in, and the log tells that they are crowded.
 func TestStrangersOfFourSources(t *testing.T) {
 	crowded := make(chan string, 16)
-	p := newPorch(t, func(_ *server, o *Options) { o.Crowded = func(source string) { crowded <- source } })
+	p := newSSHTest(t, func(_ *worker, o *Options) { o.Crowded = func(source string) { crowded <- source } })
 	var held []net.Conn
 	t.Cleanup(func() {
 		for _, c := range held {

@@ -13,12 +13,12 @@ import (
 )
 
 // small has the process keep so many bytes of all, and half of it of one key.
-func small(t *testing.T, most int64) (p *porch, kept *untaken) {
-	kept = newUntaken(most)
-	return newPorch(t, func(s *server, _ *Options) { s.untaken = kept }), kept
+func small(t *testing.T, most int64) (p *sshTest, kept *backlog) {
+	kept = newBacklog(most)
+	return newSSHTest(t, func(s *worker, _ *Options) { s.backlog = kept }), kept
 }
 
-func (u *untaken) now() int64 {
+func (u *backlog) now() int64 {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.all
@@ -29,7 +29,7 @@ func (u *untaken) now() int64 {
 func TestFlood(t *testing.T) {
 	p, kept := small(t, 2<<20)
 	bob := newSigner(t)
-	p.door.Use(append(p.keys(), Key{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}}))
+	p.server.Use(append(p.keys(), Key{Name: "bob", Key: bob.PublicKey(), Sandboxes: []string{"demo"}}))
 	other, err := p.dial("demo", bob)
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +103,7 @@ func TestFloodOfRequests(t *testing.T) {
 	defer n.Close()
 	defer close(d.end)
 	conn, channels, requests, err := ssh.NewClientConn(d, p.at, &ssh.ClientConfig{
-		User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(p.alice)}, HostKeyCallback: ssh.FixedHostKey(p.door.o.HostKey.public),
+		User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(p.alice)}, HostKeyCallback: ssh.FixedHostKey(p.server.o.HostKey.public),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +210,7 @@ func (endless) Close() error               { return nil }
 // What always has more waiting than it has taken does not have the rest of each packet
 // counted for ever either.
 func TestTakenWithoutPause(t *testing.T) {
-	f := &flow{Conn: endless{}, kept: newUntaken(32 << 20)}
+	f := &meteredConn{Conn: endless{}, kept: newBacklog(32 << 20)}
 	f.count("key").waiting()
 	busy := f.enter()
 	p := make([]byte, 1<<20)
@@ -250,9 +250,9 @@ func TestAfterTheEnd(t *testing.T) {
 		in, errs string
 		want     error
 	}{
-		"nothing": {"", "", nil}, "as input": {"x", "", errUntaken}, "as standard error": {"", "x", errUntaken},
+		"nothing": {"", "", nil}, "as input": {"x", "", errBacklog}, "as standard error": {"", "x", errBacklog},
 	} {
-		f := &flow{Conn: endless{}, kept: newUntaken(1 << 20)}
+		f := &meteredConn{Conn: endless{}, kept: newBacklog(1 << 20)}
 		f.count("key").waiting()
 		ch := f.enter()
 		over := late{in: bytes.NewReader([]byte(tt.in)), errs: bytes.NewReader([]byte(tt.errs))}

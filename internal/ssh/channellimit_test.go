@@ -10,7 +10,7 @@ import (
 
 // channels opens as many as there is room for, by connections of a key, and returns
 // those and why there was no room for more.
-func (p *porch) channels(by ssh.Signer, most int) (list []ssh.Channel, full *ssh.OpenChannelError) {
+func (p *sshTest) channels(by ssh.Signer, most int) (list []ssh.Channel, full *ssh.OpenChannelError) {
 	p.t.Helper()
 	for len(list) < most {
 		c, err := p.dial("demo", by)
@@ -36,7 +36,7 @@ func (p *porch) channels(by ssh.Signer, most int) (list []ssh.Channel, full *ssh
 // What clients may leave in the memory of the process is bounded by the channels that
 // one key and all of them can have open, whatever is done with those.
 func TestRoom(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	var signers []ssh.Signer
 	keys := p.keys()
 	for range maxChannels/channelsOfKey + 1 {
@@ -44,7 +44,7 @@ func TestRoom(t *testing.T) {
 		signers = append(signers, s)
 		keys = append(keys, Key{Name: "other", Key: s.PublicKey(), Sandboxes: []string{"demo"}})
 	}
-	p.door.Use(keys)
+	p.server.Use(keys)
 	refused := func(what string, full *ssh.OpenChannelError, says string) {
 		t.Helper()
 		if full == nil || full.Reason != ssh.ResourceShortage || !strings.Contains(full.Message, says) {
@@ -73,7 +73,7 @@ func TestRoom(t *testing.T) {
 
 // A connection that is full says so.
 func TestRoomOfConnection(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	c := p.in()
 	for range maxUses {
 		p.session(c)

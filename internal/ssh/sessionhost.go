@@ -15,7 +15,7 @@ import (
 )
 
 // accept takes connections until the listener is closed.
-func (s *server) accept() error {
+func (s *worker) accept() error {
 	for {
 		c, err := s.listener.Accept()
 		if err != nil {
@@ -24,7 +24,7 @@ func (s *server) accept() error {
 			}
 			return err
 		}
-		known := s.strangers.Enter(connlimit.Source(c.RemoteAddr()), func() { _ = c.Close() })
+		known := s.unauthenticated.Enter(connlimit.Source(c.RemoteAddr()), func() { _ = c.Close() })
 		s.work.Go(func() {
 			defer known()
 			s.welcome(c, known)
@@ -32,27 +32,27 @@ func (s *server) accept() error {
 	}
 }
 
-// guest is a connection that was let in.
-type guest struct {
-	s    *server
-	flow *flow
-	id   uint64
-	key  string // in SSH's form
-	conn *ssh.ServerConn
-	ctx  context.Context // until it ends
-	open atomic.Int32    // channels
-	last atomic.Int64    // when a use carried something, as Unix time in nanoseconds
+// sessionHost is a connection that was let in.
+type sessionHost struct {
+	s       *worker
+	metered *meteredConn
+	id      uint64
+	key     string // in SSH's form
+	conn    *ssh.ServerConn
+	ctx     context.Context // until it ends
+	open    atomic.Int32    // channels
+	last    atomic.Int64    // when a use carried something, as Unix time in nanoseconds
 }
 
 // touch notes that something is carried.
-func (g *guest) touch() { g.last.Store(time.Now().UnixNano()) }
+func (g *sessionHost) touch() { g.last.Store(time.Now().UnixNano()) }
 
 // idle tells whether nothing has been for too long.
-func (g *guest) idle() bool { return time.Since(time.Unix(0, g.last.Load())) > g.s.idle }
+func (g *sessionHost) idle() bool { return time.Since(time.Unix(0, g.last.Load())) > g.s.idle }
 
 // welcome lets a connection in or not, and serves it until it ends.
-// known gives its place among the strangers back.
-func (s *server) welcome(c net.Conn, known func()) {
+// known gives its place among those that have not signed back.
+func (s *worker) welcome(c net.Conn, known func()) {
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(handshakeWithin))
 	config := *s.config
@@ -75,7 +75,7 @@ func (s *server) welcome(c net.Conn, known func()) {
 		id, by = got.Connection, string(k.Marshal())
 		return &ssh.Permissions{}, nil
 	}
-	f := &flow{Conn: c, kept: s.untaken}
+	f := &meteredConn{Conn: c, kept: s.backlog}
 	conn, channels, requests, err := ssh.NewServerConn(f, &config)
 	if id != 0 {
 		defer func() {
@@ -92,17 +92,17 @@ func (s *server) welcome(c net.Conn, known func()) {
 	_ = c.SetDeadline(time.Time{})
 	loop := f.count(by)
 	defer f.end()
-	g := &guest{s: s, flow: f, id: id, key: by, conn: conn}
+	g := &sessionHost{s: s, metered: f, id: id, key: by, conn: conn}
 	g.touch()
 	var cancel context.CancelFunc
 	g.ctx, cancel = context.WithCancel(context.Background())
 	defer cancel()
 	s.mu.Lock()
-	s.guests[id] = g
+	s.sessionHosts[id] = g
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
-		delete(s.guests, id)
+		delete(s.sessionHosts, id)
 		s.mu.Unlock()
 	}()
 	if s.ctx.Err() != nil {
@@ -116,7 +116,7 @@ func (s *server) welcome(c net.Conn, known func()) {
 	defer work.Wait()
 	defer cancel()
 	for c := range each(loop, channels) {
-		serve := map[string]func(ssh.NewChannel, *taker){"session": g.session, "direct-tcpip": g.forward}[c.ChannelType()]
+		serve := map[string]func(ssh.NewChannel, *consumer){"session": g.session, "direct-tcpip": g.forward}[c.ChannelType()]
 		if serve == nil {
 			_ = c.Reject(ssh.UnknownChannelType, "there is no such thing here")
 			continue
@@ -135,28 +135,28 @@ func (s *server) welcome(c net.Conn, known func()) {
 }
 
 // enter makes a place for a channel, until leave.
-func (g *guest) enter() error {
+func (g *sessionHost) enter() error {
 	if g.open.Add(1) > maxUses {
 		g.open.Add(-1)
 		return fmt.Errorf("%d sessions and forwarded connections are open by this connection, and no more can be: end some, or connect again", maxUses)
 	}
-	err := g.s.room.enter(g.key)
+	err := g.s.channels.enter(g.key)
 	if err != nil {
 		g.open.Add(-1)
 	}
 	return err
 }
 
-func (g *guest) leave() {
-	g.s.room.leave(g.key)
+func (g *sessionHost) leave() {
+	g.s.channels.leave(g.key)
 	g.open.Add(-1)
 }
 
-// cut bounds what a client says, which the Door refuses where it is longer.
+// cut bounds what a client says, which the Server refuses where it is longer.
 func cut(s string) string { return s[:min(len(s), maxEnvValue)] }
 
 // look ends a connection whose client does not answer, or that nothing is done with.
-func (g *guest) look() {
+func (g *sessionHost) look() {
 	tick := time.NewTicker(g.s.alive)
 	defer tick.Stop()
 	asked := make(chan struct{}, 1)
@@ -188,7 +188,7 @@ func (g *guest) look() {
 }
 
 // begin begins a use.
-func (g *guest) begin(c openCall) (opened, *net.UnixConn, error) {
+func (g *sessionHost) begin(c openCall) (opened, *net.UnixConn, error) {
 	c.Connection = g.id
 	var got opened
 	f, err := g.s.peer.CallFile(g.ctx, callOpen, c, &got)

@@ -36,7 +36,7 @@ type Status struct {
 type process = supervise.Process
 
 // keeper is what looks after the process.
-func (d *Door) keeper() *supervise.Keeper {
+func (d *Server) keeper() *supervise.Keeper {
 	return supervise.New(supervise.Options{
 		Name: "the process that speaks SSH", Logger: d.o.Logger, Voice: supervise.Voice{Line: 4 << 10, Rate: 20, Burst: 1000},
 		Said: func(line []byte) {
@@ -54,11 +54,11 @@ func (d *Door) keeper() *supervise.Keeper {
 }
 
 // Start begins the first process.
-func (d *Door) Start(ctx context.Context) error { return d.kept.Start(ctx) }
+func (d *Server) Start(ctx context.Context) error { return d.supervisor.Start(ctx) }
 
 // Watch starts a new process whenever one dies, and judges anew what goes on, until
 // ctx is done.
-func (d *Door) Watch(ctx context.Context) error {
+func (d *Server) Watch(ctx context.Context) error {
 	var checks sync.WaitGroup
 	defer checks.Wait()
 	checks.Go(func() {
@@ -71,12 +71,12 @@ func (d *Door) Watch(ctx context.Context) error {
 			}
 		}
 	})
-	return d.kept.Watch(ctx)
+	return d.supervisor.Watch(ctx)
 }
 
 // ready gives a process the listener, which nobody else keeps: a later one gets one
 // of its own, whatever this one does to it.
-func (d *Door) ready() (s jail.Spec, err error) {
+func (d *Server) ready() (s jail.Spec, err error) {
 	l := d.listener
 	d.listener = nil
 	if l == nil {
@@ -93,14 +93,14 @@ func (d *Door) ready() (s jail.Spec, err error) {
 	}, err
 }
 
-// memory is what the process may have, in bytes: more than untaken lets clients leave
+// memory is what the process may have, in bytes: more than backlog lets clients leave
 // in it.
 const memory = 1 << 30
 
 // openFiles bounds the process's descriptors.
 const openFiles = 16 << 10
 
-func (d *Door) serve(ctx context.Context, p *process) error {
+func (d *Server) serve(ctx context.Context, p *process) error {
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	err := p.Peer.Call(ctx, callServe, serveCall{HostKey: d.o.HostKey.public.Marshal(), Idle: d.o.Idle}, &p.State)
@@ -111,7 +111,7 @@ func (d *Door) serve(ctx context.Context, p *process) error {
 }
 
 // ended ends what went on by a process.
-func (d *Door) ended(p *process, _ bool) error {
+func (d *Server) ended(p *process, _ bool) error {
 	d.mu.Lock()
 	var left []*connection
 	for _, n := range d.connections {
@@ -127,7 +127,7 @@ func (d *Door) ended(p *process, _ bool) error {
 }
 
 // methods are what a process may ask.
-func (d *Door) methods(p *process) map[ipc.Method]ipc.Handler {
+func (d *Server) methods(p *process) map[ipc.Method]ipc.Handler {
 	return map[ipc.Method]ipc.Handler{
 		callSign: ipc.Handle(func(_ context.Context, c signCall) (signed, error) {
 			s, err := d.o.HostKey.sign(c.Digest)
@@ -139,14 +139,14 @@ func (d *Door) methods(p *process) map[ipc.Method]ipc.Handler {
 			d.crowded(c.Source)
 			return ipc.None{}, nil
 		}),
-		callOpen:  ipc.HandleFile(func(ctx context.Context, c openCall) (opened, *os.File, error) { return d.open(ctx, p, c) }),
-		callSteer: ipc.Handle(func(_ context.Context, c steerCall) (ipc.None, error) { return ipc.None{}, d.steer(p, c) }),
+		callOpen:    ipc.HandleFile(func(ctx context.Context, c openCall) (opened, *os.File, error) { return d.open(ctx, p, c) }),
+		callLeftUse: ipc.Handle(func(_ context.Context, c leftUseCall) (ipc.None, error) { return ipc.None{}, d.leftUse(p, c) }),
 	}
 }
 
 // Status says how the process is.
-func (d *Door) Status() *Status {
-	k := d.kept.Status()
+func (d *Server) Status() *Status {
+	k := d.supervisor.Status()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return &Status{
@@ -157,11 +157,11 @@ func (d *Door) Status() *Status {
 
 // Stop takes no more connections, lets what goes on end within a time, and ends the
 // process. There is no other after it.
-func (d *Door) Stop(within time.Duration) (err error) {
+func (d *Server) Stop(within time.Duration) (err error) {
 	d.end.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), within+answerWithin)
 		defer cancel()
-		err = d.kept.Stop(func(p *process) error { return p.Peer.Call(ctx, callStop, stopCall{within}, &ipc.None{}) })
+		err = d.supervisor.Stop(func(p *process) error { return p.Peer.Call(ctx, callStop, stopCall{within}, &ipc.None{}) })
 		if d.listener != nil { // there has been no process, and there will be none
 			_ = d.listener.Close()
 		}

@@ -26,11 +26,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// porch is a Door with what speaks SSH for it, in this process: the cell is
+// sshTest is a Server with what speaks SSH for it, in this process: the cell is
 // tried by package e2e.
-type porch struct {
+type sshTest struct {
 	t       *testing.T
-	door    *Door
+	server  *Server
 	process *process
 	at      string // address
 	block   *block
@@ -41,7 +41,7 @@ type porch struct {
 
 // child is that process.
 type child struct {
-	*server
+	*worker
 	done chan struct{}
 }
 
@@ -71,9 +71,9 @@ func newSigner(t *testing.T) ssh.Signer {
 }
 
 // change is of what speaks SSH before it does.
-func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
+func newSSHTest(t *testing.T, change ...func(*worker, *Options)) *sshTest {
 	t.Helper()
-	p := &porch{
+	p := &sshTest{
 		t: t, book: &book{}, rules: &rules{}, alice: newSigner(t),
 		block: &block{all: map[string]sandbox.Info{}, ended: map[string]error{}, agent: "127.0.0.1", dir: t.TempDir()},
 	}
@@ -94,14 +94,14 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 		if err != nil {
 			return nil, errors.Join(err, conn.Close())
 		}
-		c := &child{newServer(conn.(*net.UnixConn), l, jail.State{}), make(chan struct{})}
+		c := &child{newWorker(conn.(*net.UnixConn), l, jail.State{}), make(chan struct{})}
 		for _, f := range change {
-			f(c.server, &p.door.o)
+			f(c.worker, &p.server.o)
 		}
 		go func() { defer close(c.done); _ = c.peer.Serve(); c.cancelAccept(); c.work.Wait() }()
 		return c, nil
 	}
-	p.door, err = Open(Options{
+	p.server, err = Open(Options{
 		Listen: "127.0.0.1:0", Idle: time.Hour, HostKey: host, Keys: p.keys(), Sandboxes: p.block, Dial: dialled,
 		Decide: p.rules.Decide, Identity: func(i sandbox.Info) policy.Sandbox { return policy.Sandbox{Name: i.Name, ID: i.ID} },
 		Recorder: p.book, Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), View: &jail.View{}, launch: inside,
@@ -109,19 +109,19 @@ func newPorch(t *testing.T, change ...func(*server, *Options)) *porch {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.at = p.door.listener.Addr().String()
-	if err := p.door.Start(t.Context()); err != nil {
+	p.at = p.server.listener.Addr().String()
+	if err := p.server.Start(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	p.process = p.door.kept.Process()
+	p.process = p.server.supervisor.Process()
 	t.Cleanup(func() {
-		if err := p.door.Stop(0); err != nil {
+		if err := p.server.Stop(0); err != nil {
 			t.Error(err)
 		}
 		p.block.serving.Wait()
-		p.door.mu.Lock()
-		defer p.door.mu.Unlock()
-		if n := len(p.door.connections); n != 0 {
+		p.server.mu.Lock()
+		defer p.server.mu.Unlock()
+		if n := len(p.server.connections); n != 0 {
 			t.Errorf("%d connections are left", n)
 		}
 	})
@@ -132,19 +132,19 @@ func dialled(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp4", to.String())
 }
 
-func (p *porch) keys() []Key {
+func (p *sshTest) keys() []Key {
 	return []Key{{Name: "alice", Key: p.alice.PublicKey(), Sandboxes: []string{"demo", "w*"}, Allow: []policy.Protocol{policy.ProtocolSFTP, policy.ProtocolForward}}}
 }
 
-func (p *porch) dial(name string, keys ...ssh.Signer) (*ssh.Client, error) {
+func (p *sshTest) dial(name string, keys ...ssh.Signer) (*ssh.Client, error) {
 	return ssh.Dial("tcp", p.at, &ssh.ClientConfig{
 		User: name, Auth: []ssh.AuthMethod{ssh.PublicKeys(keys...)}, Timeout: 10 * time.Second,
-		HostKeyCallback: ssh.FixedHostKey(p.door.o.HostKey.public),
+		HostKeyCallback: ssh.FixedHostKey(p.server.o.HostKey.public),
 	})
 }
 
 // in is a connection of alice's to demo.
-func (p *porch) in() *ssh.Client {
+func (p *sshTest) in() *ssh.Client {
 	p.t.Helper()
 	c, err := p.dial("demo", p.alice)
 	if err != nil {
@@ -154,7 +154,7 @@ func (p *porch) in() *ssh.Client {
 	return c
 }
 
-func (p *porch) session(c *ssh.Client) *ssh.Session {
+func (p *sshTest) session(c *ssh.Client) *ssh.Session {
 	p.t.Helper()
 	s, err := c.NewSession()
 	if err != nil {
@@ -163,7 +163,7 @@ func (p *porch) session(c *ssh.Client) *ssh.Session {
 	return s
 }
 
-func (p *porch) await(what string, f func() bool) {
+func (p *sshTest) await(what string, f func() bool) {
 	p.t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !f(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -173,11 +173,11 @@ func (p *porch) await(what string, f func() bool) {
 }
 
 func TestAdmit(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	mallory := newSigner(t)
 	tenant := newSigner(t)
 	all, wide := newSigner(t), newSigner(t)
-	p.door.Use(append(p.keys(), Key{Name: "ten", Key: tenant.PublicKey(), Sandboxes: []string{"*"}, Tenant: "acme"},
+	p.server.Use(append(p.keys(), Key{Name: "ten", Key: tenant.PublicKey(), Sandboxes: []string{"*"}, Tenant: "acme"},
 		Key{Name: "all", Key: all.PublicKey(), Sandboxes: []string{"*"}}, Key{Name: "wide", Key: wide.PublicKey(), Sandboxes: []string{"acme/*"}}))
 	var said string
 	for _, tt := range []struct {
@@ -241,7 +241,7 @@ func TestAdmit(t *testing.T) {
 
 // Six keys are looked at, and strangers have places of a number.
 func TestStrangers(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	keys := []ssh.Signer{}
 	for range maxTries {
 		keys = append(keys, newSigner(t))
@@ -288,7 +288,7 @@ func TestStrangers(t *testing.T) {
 }
 
 func TestCommands(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	c := p.in()
 	var out, errs bytes.Buffer
 	s := p.session(c)
@@ -372,7 +372,7 @@ func TestCommands(t *testing.T) {
 
 // A connection has places of a number.
 func TestUses(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	c := p.in()
 	for range maxUses {
 		if err := p.session(c).Start("wait"); err != nil {
@@ -391,10 +391,10 @@ func TestUses(t *testing.T) {
 		}
 	}
 	p.await("all of them", func() bool {
-		p.door.mu.Lock()
-		defer p.door.mu.Unlock()
+		p.server.mu.Lock()
+		defer p.server.mu.Unlock()
 		all := 0
-		for _, n := range p.door.connections {
+		for _, n := range p.server.connections {
 			all += len(n.uses)
 		}
 		return all == maxOfSandbox
@@ -406,21 +406,26 @@ func TestUses(t *testing.T) {
 
 // What goes on ends with what it was let in by.
 func TestLapse(t *testing.T) {
-	for what, lapse := range map[string]func(*porch){
-		"the key":     func(p *porch) { p.door.Use(nil) },
-		"its reach":   func(p *porch) { k := p.keys(); k[0].Sandboxes = []string{"demo"}; p.door.Use(k) },
-		"the rule":    func(p *porch) { p.rules.allow(); p.door.check() },
-		"the use":     func(p *porch) { p.rules.allow(policy.ProtocolSFTP); p.door.check() },
-		"the sandbox": func(p *porch) { p.block.mu.Lock(); delete(p.block.all, "demo"); p.block.mu.Unlock(); p.door.check() },
-		"its name": func(p *porch) {
+	for what, lapse := range map[string]func(*sshTest){
+		"the key":   func(p *sshTest) { p.server.Use(nil) },
+		"its reach": func(p *sshTest) { k := p.keys(); k[0].Sandboxes = []string{"demo"}; p.server.Use(k) },
+		"the rule":  func(p *sshTest) { p.rules.allow(); p.server.check() },
+		"the use":   func(p *sshTest) { p.rules.allow(policy.ProtocolSFTP); p.server.check() },
+		"the sandbox": func(p *sshTest) {
+			p.block.mu.Lock()
+			delete(p.block.all, "demo")
+			p.block.mu.Unlock()
+			p.server.check()
+		},
+		"its name": func(p *sshTest) {
 			p.block.mu.Lock()
 			p.block.all["demo"] = sandbox.Info{Name: "demo", ID: "another"}
 			p.block.mu.Unlock()
-			p.door.check()
+			p.server.check()
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			p := newPorch(t)
+			p := newSSHTest(t)
 			c := p.in()
 			s := p.session(c)
 			r, err := s.StdoutPipe()
@@ -433,7 +438,7 @@ func TestLapse(t *testing.T) {
 			if _, err := io.ReadFull(r, make([]byte, 8)); err != nil {
 				t.Fatal(err)
 			}
-			p.door.Use(p.keys()) // the same: nothing ends
+			p.server.Use(p.keys()) // the same: nothing ends
 			p.block.mu.Lock()
 			if p.block.ended["wait"] != nil {
 				t.Error("it has ended before")
@@ -451,7 +456,7 @@ func TestLapse(t *testing.T) {
 // A process that has been taken over gets nothing by other processes' numbers, nor
 // signatures of what is no exchange.
 func TestTakenOver(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	c := p.in()
 	if err := p.session(c).Start("wait"); err != nil {
 		t.Fatal(err)
@@ -459,31 +464,31 @@ func TestTakenOver(t *testing.T) {
 	p.await("the use", func() bool { return p.book.has(audit.KindDecision, "shell", "allowed") })
 	other := &process{}
 	for id := range uint64(10) {
-		if _, _, err := p.door.open(t.Context(), other, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"}); !errors.Is(err, errDenied) {
+		if _, _, err := p.server.open(t.Context(), other, openCall{Connection: id, Use: policy.ProtocolShell, Command: "cat"}); !errors.Is(err, errDenied) {
 			t.Errorf("another process's connection %d: %v", id, err)
 		}
-		if p.door.used(other, 1, id) != nil {
+		if p.server.used(other, 1, id) != nil {
 			t.Errorf("another process's use %d", id)
 		}
-		if err := p.door.leave(other, leaveCall{Connection: id}); err != nil {
+		if err := p.server.leave(other, leaveCall{Connection: id}); err != nil {
 			t.Error(err)
 		}
 	}
-	if p.door.Status().Connections != 1 {
+	if p.server.Status().Connections != 1 {
 		t.Error("another process ends it")
 	}
 	for _, c := range []openCall{{Use: "telnet"}, {Use: policy.ProtocolShell, Command: strings.Repeat("x", maxCommand+1)}, {}} {
 		c.Connection = 1
-		if _, _, err := p.door.open(t.Context(), p.process, c); !errors.Is(err, errDenied) {
+		if _, _, err := p.server.open(t.Context(), p.process, c); !errors.Is(err, errDenied) {
 			t.Errorf("%.40v: %v", c, err)
 		}
 	}
 	for _, n := range []int{0, 20, 33, 65, 4096} {
-		if _, err := p.door.o.HostKey.sign(make([]byte, n)); err == nil {
+		if _, err := p.server.o.HostKey.sign(make([]byte, n)); err == nil {
 			t.Errorf("it signs %d bytes", n)
 		}
 	}
-	if _, err := p.door.admit(t.Context(), p.process, admitCall{User: "demo", Key: []byte("x"), Remote: "198.51.100.1:1"}); !errors.Is(err, errRefused) {
+	if _, err := p.server.admit(t.Context(), p.process, admitCall{User: "demo", Key: []byte("x"), Remote: "198.51.100.1:1"}); !errors.Is(err, errRefused) {
 		t.Errorf("what is no key: %v", err)
 	}
 }
@@ -511,10 +516,10 @@ func (otherSeal) Open([]byte) ([]byte, error) { return []byte("sallyport agent k
 // No client agrees with the server on an algorithm that is built on SHA-1 or known to
 // be weak.
 func TestWeakAlgorithms(t *testing.T) {
-	p := newPorch(t)
+	p := newSSHTest(t)
 	dial := func(c ssh.Config) error {
 		conn, err := ssh.Dial("tcp", p.at, &ssh.ClientConfig{
-			Config: c, User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(p.alice)}, HostKeyCallback: ssh.FixedHostKey(p.door.o.HostKey.public),
+			Config: c, User: "demo", Auth: []ssh.AuthMethod{ssh.PublicKeys(p.alice)}, HostKeyCallback: ssh.FixedHostKey(p.server.o.HostKey.public),
 		})
 		if err == nil {
 			_ = conn.Close()

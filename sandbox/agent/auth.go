@@ -15,16 +15,16 @@ import (
 )
 
 const (
-	// maxKnocking is how many connections may be unproved at a time; the
+	// maxPending is how many connections may be unproved at a time; the
 	// oldest makes room for a new one.
-	maxKnocking = 8
+	maxPending = 8
 	// proveTimeout is how long each has.
 	proveTimeout = 2 * time.Second
 )
 
-// door is a listener whose connections are all the host's. It closes what does
-// not prove itself, without a word.
-type door struct {
+// authListener is a listener whose connections are all the host's. It closes a connection
+// that does not prove itself, without an answer.
+type authListener struct {
 	net.Listener
 	key ed25519.PublicKey
 	// inside says that connections from the sandbox's own addresses are
@@ -35,21 +35,21 @@ type door struct {
 	done   chan struct{}
 	once   sync.Once
 
-	mu       sync.Mutex
-	knocking *list.List // of net.Conn, the oldest first
+	mu      sync.Mutex
+	pending *list.List // of net.Conn, the oldest first
 }
 
-func newDoor(l net.Listener, key ed25519.PublicKey, inside bool) *door {
-	d := &door{
+func newAuthListener(l net.Listener, key ed25519.PublicKey, inside bool) *authListener {
+	d := &authListener{
 		Listener: l, key: key, inside: inside,
-		opened: make(chan net.Conn), done: make(chan struct{}), knocking: list.New(),
+		opened: make(chan net.Conn), done: make(chan struct{}), pending: list.New(),
 	}
 	go d.listen()
 	return d
 }
 
 // Accept returns the next proved connection.
-func (d *door) Accept() (net.Conn, error) {
+func (d *authListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-d.opened:
 		return c, nil
@@ -58,19 +58,19 @@ func (d *door) Accept() (net.Conn, error) {
 	}
 }
 
-// Close ends the listener and what knocks.
-func (d *door) Close() error {
+// Close ends the listener and the connections that have not proved themselves.
+func (d *authListener) Close() error {
 	err := d.Listener.Close()
 	d.once.Do(func() { close(d.done) })
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for e := d.knocking.Front(); e != nil; e = e.Next() {
+	for e := d.pending.Front(); e != nil; e = e.Next() {
 		_ = e.Value.(net.Conn).Close()
 	}
 	return err
 }
 
-func (d *door) listen() {
+func (d *authListener) listen() {
 	for {
 		c, err := d.Listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -86,15 +86,15 @@ func (d *door) listen() {
 			continue
 		}
 		d.mu.Lock()
-		if d.knocking.Len() >= maxKnocking {
-			_ = d.knocking.Remove(d.knocking.Front()).(net.Conn).Close()
+		if d.pending.Len() >= maxPending {
+			_ = d.pending.Remove(d.pending.Front()).(net.Conn).Close()
 		}
-		e := d.knocking.PushBack(c)
+		e := d.pending.PushBack(c)
 		d.mu.Unlock()
 		go func() {
 			err := d.ask(c)
 			d.mu.Lock()
-			d.knocking.Remove(e) // of no effect on one that made room
+			d.pending.Remove(e) // of no effect on one that made room
 			d.mu.Unlock()
 			if err != nil {
 				_ = c.Close()
@@ -112,7 +112,7 @@ func (d *door) listen() {
 var errRefused = errors.New("not the host")
 
 // ask lets a connection prove itself.
-func (d *door) ask(c net.Conn) error {
+func (d *authListener) ask(c net.Conn) error {
 	at, err := netip.ParseAddrPort(c.LocalAddr().String())
 	if err != nil {
 		return err

@@ -10,30 +10,30 @@ import (
 	"golang.org/x/crypto/ssh"
 )
 
-// What a client has sent and nobody has taken stays in memory, a window of each channel
-// (RFC 4254, section 5.2), which is 2 MiB in golang.org/x/crypto/ssh and cannot be set.
-// That is of what a packet carries: a packet of one byte takes 48, so that a client who
-// sends no others has a hundred megabytes kept by each channel. So what comes is
-// counted as it is on the wire, where such a packet is 36 bytes at least, until it is
-// known that it has been taken; and a client of whom too much is kept is cut off. One
-// that sends to as many programs as it may, none of which takes anything, is not,
-// unless its packets are small.
+// Bytes that a client has sent and no program has read stay in memory: up to a window of
+// each channel (RFC 4254, section 5.2), which is 2 MiB in golang.org/x/crypto/ssh and
+// cannot be set. A window counts payload. A packet of one byte takes 48 bytes in memory,
+// so a client that sends only such packets could fill a hundred megabytes by each channel.
+// Therefore bytes are counted as they are on the wire, where such a packet has at least 36
+// bytes, until they are known to have been read, and a client with too large a backlog is
+// cut off. A client that sends ordinary packets to as many programs as it may is never cut
+// off, even if none of them reads.
 
 const (
 	window = 2 << 20
-	// maxUntaken is 4/3 as much on the heap, and twice that before it is collected.
-	maxUntaken = 288 << 20
+	// maxBacklog is 4/3 as much on the heap, and twice that before it is collected.
+	maxBacklog = 288 << 20
 )
 
 var (
-	// errUntaken ends a connection.
-	errUntaken = errors.New("more has been sent than is kept until something takes it")
+	// errBacklog ends a connection.
+	errBacklog = errors.New("more has been sent than is kept until something takes it")
 	// errBroken is of a channel whose connection has ended.
 	errBroken = errors.New("the connection has ended")
 )
 
-// untaken is what is kept of all clients, in bytes on the wire.
-type untaken struct {
+// backlog counts what is kept of all clients, in bytes on the wire.
+type backlog struct {
 	most int64
 
 	mu  sync.Mutex
@@ -41,10 +41,10 @@ type untaken struct {
 	of  map[string]int64 // by key
 }
 
-func newUntaken(most int64) *untaken { return &untaken{most: most, of: map[string]int64{}} }
+func newBacklog(most int64) *backlog { return &backlog{most: most, of: map[string]int64{}} }
 
 // keep counts n more of a key, of which no more is kept than is left for all others.
-func (u *untaken) keep(key string, n int64) bool {
+func (u *backlog) keep(key string, n int64) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.of[key]+n > u.most-u.all-n {
@@ -55,7 +55,7 @@ func (u *untaken) keep(key string, n int64) bool {
 	return true
 }
 
-func (u *untaken) give(key string, n int64) {
+func (u *backlog) give(key string, n int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.all -= n
@@ -64,28 +64,28 @@ func (u *untaken) give(key string, n int64) {
 	}
 }
 
-// flow is a client's connection, which is read from by one goroutine. What came is with
-// the takers, but for a few packets, before that reads on.
-type flow struct {
+// meteredConn is a client's connection, which is read from by one goroutine. What came is with
+// the consumers, but for a few packets, before that reads on.
+type meteredConn struct {
 	net.Conn
-	kept *untaken
+	kept *backlog
 
-	mu     sync.Mutex // guards what follows
-	key    string     // whose it is; nothing is counted before that is known
-	takers map[*taker]bool
-	held   int64 // bytes that are counted
-	fresh  int64 // that have come since the last mark
-	cut    bool  // too much was held
-	broken bool  // nothing more comes by it
+	mu        sync.Mutex // guards what follows
+	key       string     // whose it is; nothing is counted before that is known
+	consumers map[*consumer]bool
+	held      int64 // bytes that are counted
+	fresh     int64 // that have come since the last mark
+	cut       bool  // too much was held
+	broken    bool  // nothing more comes by it
 }
 
-// taker is one of those that a client's bytes are for: a channel, who takes what is asked
+// consumer is one of those that a client's bytes are for: a channel, who takes what is asked
 // by it or by the connection, or who takes new channels. x/crypto/ssh keeps 16 of what is
 // asked by each, of 256 KiB.
-type taker struct {
-	f    *flow
-	asks *taker // by a channel
-	// What follows is guarded by flow.mu.
+type consumer struct {
+	f    *meteredConn
+	asks *consumer // by a channel
+	// What follows is guarded by meteredConn.mu.
 	waits bool  // for more: it has taken all that came
 	taken int64 // since the last mark
 	ends  int   // of the two streams of a channel, that have come
@@ -94,57 +94,57 @@ type taker struct {
 }
 
 // count begins to count for a key, and returns who takes new channels.
-func (f *flow) count(key string) *taker {
+func (f *meteredConn) count(key string) *consumer {
 	f.mu.Lock()
-	f.key, f.takers = key, map[*taker]bool{}
+	f.key, f.consumers = key, map[*consumer]bool{}
 	f.mu.Unlock()
 	return f.enter()
 }
 
 // end forgets what is held, as the memory does.
-func (f *flow) end() {
+func (f *meteredConn) end() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.less(f.held)
-	f.takers, f.key = nil, ""
+	f.consumers, f.key = nil, ""
 }
 
 // flooded tells whether the connection was cut off.
-func (f *flow) flooded() bool {
+func (f *meteredConn) flooded() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.cut
 }
 
-// enter adds a taker, until leave.
-func (f *flow) enter() *taker {
-	t := &taker{f: f}
+// enter adds a consumer, until leave.
+func (f *meteredConn) enter() *consumer {
+	t := &consumer{f: f}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.takers != nil {
-		f.takers[t] = true
+	if f.consumers != nil {
+		f.consumers[t] = true
 	}
 	return t
 }
 
 // channel adds those of a channel.
-func (f *flow) channel() *taker {
+func (f *meteredConn) channel() *consumer {
 	t := f.enter()
 	t.asks = f.enter()
 	return t
 }
 
-func (t *taker) leave() {
+func (t *consumer) leave() {
 	if t.asks != nil {
 		t.asks.leave()
 	}
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
-	delete(t.f.takers, t)
+	delete(t.f.consumers, t)
 }
 
 // each is what comes by c, until that is closed.
-func each[T any](t *taker, c <-chan T) iter.Seq[T] {
+func each[T any](t *consumer, c <-chan T) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		for {
 			t.waiting()
@@ -172,14 +172,14 @@ func refuse(what asked) {
 }
 
 // less gives back up to n of what is held; f.mu is held.
-func (f *flow) less(n int64) {
+func (f *meteredConn) less(n int64) {
 	n = min(n, f.held)
 	f.held -= n
 	f.kept.give(f.key, n)
 }
 
 // Read reads for golang.org/x/crypto/ssh.
-func (f *flow) Read(p []byte) (int, error) {
+func (f *meteredConn) Read(p []byte) (int, error) {
 	if f.look() {
 		return 0, f.shut()
 	}
@@ -198,23 +198,23 @@ func (f *flow) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (f *flow) shut() error {
+func (f *meteredConn) shut() error {
 	f.mu.Lock()
 	f.cut, f.broken = true, true
 	f.mu.Unlock()
 	_ = f.Conn.Close()
-	return errUntaken
+	return errBacklog
 }
 
 // look finds what of that which is held has been taken. At a mark nobody can have more
 // than a window waiting, so that whoever has taken as much since, or waits for more, has
 // taken all that came before. It also tells whether something came where nothing was to
 // come, which nobody will take.
-func (f *flow) look() (stray bool) {
+func (f *meteredConn) look() (stray bool) {
 	f.mu.Lock()
 	marked := f.key != ""
 	var over []ssh.Channel
-	for t := range f.takers {
+	for t := range f.consumers {
 		if t.over != nil {
 			over = append(over, t.over)
 			continue
@@ -224,7 +224,7 @@ func (f *flow) look() (stray bool) {
 	if marked {
 		f.less(max(0, f.held-f.fresh))
 		f.fresh = 0
-		for t := range f.takers {
+		for t := range f.consumers {
 			t.taken = 0
 		}
 	}
@@ -239,15 +239,15 @@ func (f *flow) look() (stray bool) {
 	return stray
 }
 
-// waiting notes that a taker has taken all that there is, and took what it got then; it
+// waiting notes that a consumer has taken all that there is, and took what it got then; it
 // tells whether the connection has ended.
-func (t *taker) waiting() {
+func (t *consumer) waiting() {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
 	t.waits = true
 }
 
-func (t *taker) took(n int) (broken bool) {
+func (t *consumer) took(n int) (broken bool) {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
 	t.waits = false
@@ -257,7 +257,7 @@ func (t *taker) took(n int) (broken bool) {
 }
 
 // ended notes the end of one of a channel's streams.
-func (t *taker) ended(ch ssh.Channel) {
+func (t *consumer) ended(ch ssh.Channel) {
 	t.f.mu.Lock()
 	defer t.f.mu.Unlock()
 	if t.ends++; t.ends == 2 {
@@ -265,16 +265,16 @@ func (t *taker) ended(ch ssh.Channel) {
 	}
 }
 
-// taking is a channel that notes what is taken of it, by one goroutine.
-type taking struct {
+// meteredChannel is a channel that notes what is taken of it, by one goroutine.
+type meteredChannel struct {
 	ssh.Channel
-	t   *taker
+	t   *consumer
 	end sync.Once
 }
 
-// accept is offered.Accept for a taker. What a client sends as standard error is for
+// accept is offered.Accept for a consumer. What a client sends as standard error is for
 // nobody.
-func (t *taker) accept(offered ssh.NewChannel) (ssh.Channel, asked, error) {
+func (t *consumer) accept(offered ssh.NewChannel) (ssh.Channel, asked, error) {
 	ch, requests, err := offered.Accept()
 	if err != nil {
 		return nil, nil, err
@@ -283,10 +283,10 @@ func (t *taker) accept(offered ssh.NewChannel) (ssh.Channel, asked, error) {
 		_, _ = io.Copy(io.Discard, ch.Stderr())
 		t.ended(ch)
 	}()
-	return &taking{Channel: ch, t: t}, each(t.asks, requests), nil
+	return &meteredChannel{Channel: ch, t: t}, each(t.asks, requests), nil
 }
 
-func (c *taking) Read(p []byte) (int, error) {
+func (c *meteredChannel) Read(p []byte) (int, error) {
 	c.t.waiting()
 	n, err := c.Channel.Read(p)
 	broken := c.t.took(n)

@@ -5,11 +5,11 @@ import (
 	"sync"
 )
 
-// room is for the channels that are open. Each may have to keep a window's bytes
+// channelLimit bounds the channels that are open. Each may have to keep a window's bytes
 // (RFC 4254, section 5.2) that a client has sent and nobody has taken, which is 2 MiB
 // in golang.org/x/crypto/ssh and cannot be set: what all of them keep is bounded by
 // their number.
-type room struct {
+type channelLimit struct {
 	most, ofKey int
 
 	mu  sync.Mutex
@@ -17,10 +17,12 @@ type room struct {
 	of  map[string]int // by key
 }
 
-func newRoom(most, ofKey int) *room { return &room{most: most, ofKey: ofKey, of: map[string]int{}} }
+func newChannelLimit(most, ofKey int) *channelLimit {
+	return &channelLimit{most: most, ofKey: ofKey, of: map[string]int{}}
+}
 
 // enter makes a place for one of a key's, until leave, or says why there is none.
-func (r *room) enter(key string) error {
+func (r *channelLimit) enter(key string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -34,7 +36,7 @@ func (r *room) enter(key string) error {
 	return nil
 }
 
-func (r *room) leave(key string) {
+func (r *channelLimit) leave(key string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.all--
