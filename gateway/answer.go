@@ -14,6 +14,7 @@ import (
 
 	"sallyport/gateway/credential"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/live"
 	"sallyport/gateway/upstream"
 	"sallyport/gateway/websocket"
 	"sallyport/policy"
@@ -135,7 +136,7 @@ func failed(err error, id string) *answer {
 
 func status(err error) int {
 	var reach *upstream.Error
-	var gone *revokedError
+	var gone *live.Revoked
 	var over *limitError
 	switch {
 	case errors.As(err, &gone):
@@ -167,7 +168,7 @@ func status(err error) int {
 // bytes of the upstream, and those can be a secret come back.
 func explain(err error) string {
 	var reach *upstream.Error
-	var gone *revokedError
+	var gone *live.Revoked
 	leased, isLease := leaseOf(err)
 	var over *limitError
 	switch {

@@ -11,9 +11,12 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
+	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
+	"sallyport/internal/quota"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 )
@@ -29,19 +32,19 @@ const pollAfter = 5
 // hold is one request or connection that needs approval.
 type hold struct {
 	gateway  *Gateway
-	flow     *flow
+	peer     *peer
 	decide   func(context.Context) policy.Decision
 	subject  func(policy.Decision) approval.Subject
 	expires  time.Time
-	gone     <-chan struct{} // closed when whoever waits may have gone; nil: the context says
-	broken   func() bool     // whether it has
+	gone     <-chan struct{} // closed when the sandbox may have gone; nil: the context says
+	broken   func() bool     // whether it has gone
 	settings policy.Approvals
 	poll     bool
-	round    uint64 // in which was decided last
+	epoch    uint64 // of the last decision
 }
 
-func (g *Gateway) hold(f *flow, d policy.Decision) *hold {
-	h := &hold{gateway: g, flow: f}
+func (g *Gateway) hold(p *peer, d policy.Decision) *hold {
+	h := &hold{gateway: g, peer: p}
 	if d.Approvals != nil {
 		h.settings = *d.Approvals
 	}
@@ -64,14 +67,14 @@ func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, ap
 	drop := func() {
 		stop()
 		if id != "" {
-			g.approvals.Withdraw(h.flow.identity.ID, id)
+			g.approvals.Withdraw(h.peer.identity.ID, id)
 		}
 		id, woken, stop = "", nil, func() {}
 	}
 	defer func() { drop() }()
 	for {
 		changed := g.holds.changed() // from here on, so that no change is missed
-		h.round = g.underway.round.Load()
+		h.epoch = g.live.Epoch()
 		if now := h.decide(ctx); now.Action != policy.Approve {
 			return now, approval.Verdict{}, ctx.Err()
 		} else {
@@ -151,8 +154,8 @@ func (h *hold) unapproved(d policy.Decision, v approval.Verdict, err error) poli
 	return d
 }
 
-// asked is a connection's decision on top of a request's that is allowed.
-func (f *flow) asked(connection, request policy.Decision) policy.Decision {
+// approvalOf combines a connection's decision with that of a request that is allowed.
+func approvalOf(connection, request policy.Decision) policy.Decision {
 	switch connection.Action {
 	case policy.Allow:
 		return request
@@ -166,16 +169,16 @@ func (f *flow) asked(connection, request policy.Decision) policy.Decision {
 
 // approve holds a request until an operator has answered, or has it sent again.
 // The answer it returns is for one that may not leave.
-func (x *exchange) approve(r *http.Request, d policy.Decision) (policy.Decision, *answer) {
-	g, f := x.gateway, x.flow
-	if len(d.Inject) > 0 && !f.tls() {
-		return d, x.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
+func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, *answer) {
+	g := q.gateway
+	if len(d.Inject) > 0 && !q.tls() {
+		return d, q.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
 	}
-	h := g.hold(f, d)
-	if !g.holds.places.Enter(f.identity.ID, f.identity.Owner) {
-		return d, x.deny(r, h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil))
+	h := g.hold(q.peer, d)
+	if !g.holds.places.Enter(q.identity.ID, q.identity.Owner) {
+		return d, q.deny(r, h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil))
 	}
-	defer g.holds.places.Leave(f.identity.ID, f.identity.Owner)
+	defer g.holds.places.Leave(q.identity.ID, q.identity.Owner)
 	ctx, cancel := context.WithDeadline(r.Context(), h.expires.Add(time.Second)) // the store says when it is over
 	defer cancel()
 	if within, ok := grpcTimeout(r); ok {
@@ -187,32 +190,32 @@ func (x *exchange) approve(r *http.Request, d policy.Decision) (policy.Decision,
 		query = digest([]byte(r.URL.RawQuery))
 	}
 	h.decide = func(ctx context.Context) policy.Decision {
-		if f.valid != nil && !f.valid() {
+		if q.valid != nil && !q.valid() {
 			return floor(d, "client", "the client's token is no longer good")
 		}
-		return x.judged(ctx)
+		return q.ask(ctx)
 	}
 	h.subject = func(d policy.Decision) approval.Subject {
-		s := f.subject(d)
-		s.Method, s.Path, s.Target, s.QueryKeys, s.Query = r.Method, x.request.Path, x.target(r, d), clipAll(x.names.Query), query
+		s := q.target.subject(q.peer, d)
+		s.Method, s.Path, s.Target, s.QueryKeys, s.Query = r.Method, q.form.seen.Path, q.pathSent(r, d), clipAll(q.form.names.Query), query
 		s.Body, s.Length = body, length
 		return s
 	}
 	var v approval.Verdict
 	var err error
 	switch {
-	case x.kept != nil: // read already, and what leaves
-		body, length = x.kept.digest()
-	case x.sent.ReadCloser != nil:
+	case q.form.kept != nil: // read already, and what leaves
+		body, length = q.form.kept.digest()
+	case q.sent.ReadCloser != nil:
 		body, length = "", -1
 		// What a longer approval covers need not be read ahead.
-		h.round = g.underway.round.Load()
+		h.epoch = g.live.Epoch()
 		if now := h.decide(ctx); now.Action == policy.Approve {
 			d = now
 			v, err = g.approvals.Ask(ctx, approval.Question{Subject: h.subject(d), Peek: true})
 		}
 		if err == nil && v.State != approval.Approved {
-			body, length, err = x.readAhead(ctx, h)
+			body, length, err = q.readAhead(ctx, h)
 			delete(r.Header, "Expect") // it has been asked for
 		}
 	}
@@ -222,14 +225,14 @@ func (x *exchange) approve(r *http.Request, d policy.Decision) (policy.Decision,
 	switch {
 	case err == nil && v.State == "":
 		if d.Action == policy.Allow {
-			d = x.decide(r.Context())
+			d = q.askPolicy(r.Context())
 		}
 		return d, nil // no approval is needed any more
 	case err == nil && v.State == approval.Approved:
 		leaveTime(ctx, r)
-		return x.settle(r.Context(), approved(d, v, policy.Allow), h.round), nil
+		return q.enterApproved(r.Context(), approved(d, v, policy.Allow), h.epoch), nil
 	case err == nil && v.State == approval.Pending:
-		return d, x.later(r, d, v)
+		return d, q.later(r, d, v)
 	case r.Context().Err() != nil, errors.Is(err, errSpool), errors.Is(err, errClient):
 		return d, failed(errClient, "")
 	case errors.Is(err, errClosed):
@@ -238,18 +241,18 @@ func (x *exchange) approve(r *http.Request, d policy.Decision) (policy.Decision,
 		v, err = approval.Verdict{State: approval.Expired}, nil
 	}
 	if err != nil {
-		g.logger.Warn("no operator could be asked", "sandbox", f.identity.Name, "error", err)
+		g.logger.Warn("no operator could be asked", "sandbox", q.identity.Name, "error", err)
 	}
-	a := x.deny(r, h.unapproved(d, v, err))
+	a := q.deny(r, h.unapproved(d, v, err))
 	a.late = ctx.Err() != nil && grpc(r)
 	return d, a
 }
 
-// subject is what an operator is asked about, but for what a request has.
-func (f *flow) subject(d policy.Decision) approval.Subject {
+// subject is what an operator is asked about a connection. A request adds its own.
+func (t target) subject(p *peer, d policy.Decision) approval.Subject {
 	s := approval.Subject{
-		Sandbox: f.identity.Name, SandboxID: f.identity.ID, Session: f.identity.Session,
-		Protocol: string(f.protocol), Host: f.host, Port: f.port,
+		Sandbox: p.identity.Name, SandboxID: p.identity.ID, Session: p.identity.Session,
+		Protocol: string(t.protocol), Host: t.host, Port: t.port,
 		Rule: d.Rule, RuleType: d.RuleType, Policy: d.Revision,
 	}
 	for _, i := range d.Inject {
@@ -265,18 +268,18 @@ func digest(b []byte) string {
 }
 
 // readAhead reads the request's body as far as it binds.
-func (x *exchange) readAhead(ctx context.Context, h *hold) (string, int64, error) {
-	x.spool = readAhead(x.sent.ReadCloser, int(h.settings.Body), x.gateway.room, x.flow.identity.ID)
-	x.sent.ReadCloser = x.spool
-	h.gone, h.broken = x.spool.done, x.spool.broken
-	return x.spool.whole(ctx)
+func (q *request) readAhead(ctx context.Context, h *hold) (string, int64, error) {
+	q.grant.spool = readAhead(q.sent.ReadCloser, int(h.settings.Body), q.gateway.room, q.identity.ID)
+	q.sent.ReadCloser = q.grant.spool
+	h.gone, h.broken = q.grant.spool.done, q.grant.spool.broken
+	return q.grant.spool.whole(ctx)
 }
 
 // later has the request sent again.
-func (x *exchange) later(r *http.Request, d policy.Decision, v approval.Verdict) *answer {
+func (q *request) later(r *http.Request, d policy.Decision, v approval.Verdict) *answer {
 	d.Inject, d.Upstream = nil, nil
 	d.Approval = &policy.Approval{ID: v.ID}
-	a := x.deny(r, d)
+	a := q.deny(r, d)
 	a.Status, a.Retry = http.StatusPreconditionRequired, pollAfter
 	a.Remedy = fmt.Sprintf("An operator has been asked. Send the same request again, not before %d seconds from now, until it is answered otherwise; nobody answering until %s is a no.",
 		pollAfter, v.Expires.UTC().Format(time.RFC3339))
@@ -310,94 +313,146 @@ func leaveTime(ctx context.Context, r *http.Request) {
 	}
 }
 
-// readable tells whether a connection goes on being read under a decision.
-func (f *flow) readable(d policy.Decision) bool {
-	return d.Action == policy.Allow || f.asks && d.Action == policy.Approve
-}
-
 // tunnelApproved carries a connection that cannot be read, once an operator has
-// said so.
-func (g *Gateway) tunnelApproved(ctx context.Context, o *connection, d policy.Decision) {
-	d, round := g.approveConnection(ctx, o, d)
-	for d.Action == policy.Tunnel {
-		t := &tunnelling{connection: o, decision: d, input: *o.flow}
-		if g.underway.enter(&t.place, t, round) {
-			g.tunnel(ctx, t)
-			return
-		}
-		round = g.underway.round.Load()
-		if why := compare(g.connect(ctx, o.flow), d); why != nil {
-			d = why.decision
-			if d.Action == policy.Approve || d.Action == policy.Tunnel {
-				d = floor(d, "changed", "the policy has changed meanwhile: try again")
+// approved it.
+func (g *Gateway) tunnelApproved(ctx context.Context, c *connection, d policy.Decision) {
+	d, epoch := g.approveConnection(ctx, c, d)
+	var t *tunnel
+	g.live.Decide(epoch, func() (*live.Handle, live.Revocable) {
+		if t != nil { // the policy has changed since
+			if why := live.Compare(g.connect(ctx, c.peer, c.target), d); why != nil {
+				d = why.Decision
+				if d.Action == policy.Approve || d.Action == policy.Tunnel {
+					d = floor(d, "changed", "the policy has changed meanwhile: try again")
+				}
 			}
 		}
+		if d.Action != policy.Tunnel {
+			return nil, nil
+		}
+		t = &tunnel{connection: c, decision: d, seen: c.target}
+		return &t.handle, t
+	})
+	switch d.Action {
+	case policy.Tunnel:
+		g.tunnel(ctx, t)
+	case "":
+		_ = c.Close()
+	default:
+		g.deny(c, d)
 	}
-	if d.Action == "" {
-		_ = o.Close()
-		return
-	}
-	g.deny(o, d)
 }
 
-// settle enters a request that is approved, unless the policy has changed since.
-func (x *exchange) settle(ctx context.Context, d policy.Decision, round uint64) policy.Decision {
-	u := &x.gateway.underway
-	for {
-		x.decision = d
-		if u.enter(&x.place, x, round) {
-			return d
+// enterApproved enters a request that is approved, unless the policy has changed since.
+func (q *request) enterApproved(ctx context.Context, d policy.Decision, epoch uint64) policy.Decision {
+	changed := false
+	q.gateway.live.Decide(epoch, func() (*live.Handle, live.Revocable) {
+		if changed {
+			now := q.ask(ctx)
+			switch {
+			case now.Action == policy.Allow:
+				d = q.askPolicy(ctx)
+				return nil, nil // it has entered
+			case now.Action != policy.Approve || now.Revision != d.Revision || now.Rule != d.Rule || !reflect.DeepEqual(now.Inject, d.Inject):
+				d = now
+				return nil, nil
+			}
 		}
-		round = u.round.Load()
-		now := x.judged(ctx)
-		switch {
-		case now.Action == policy.Allow:
-			return x.decide(ctx)
-		case now.Action != policy.Approve || now.Revision != d.Revision || now.Rule != d.Rule || !reflect.DeepEqual(now.Inject, d.Inject):
-			return now
-		}
-	}
+		changed = true
+		q.grant.decision = d
+		return &q.grant.handle, q
+	})
+	return d
 }
 
 // approveConnection holds a connection that cannot be read until an operator has
-// answered. The decision, which is of a round, is zero where nobody waits for it
-// any more.
-func (g *Gateway) approveConnection(ctx context.Context, o *connection, d policy.Decision) (policy.Decision, uint64) {
-	f, h := o.flow, g.hold(o.flow, d)
+// answered. The decision, with its epoch, is zero where the client has gone.
+func (g *Gateway) approveConnection(ctx context.Context, c *connection, d policy.Decision) (policy.Decision, uint64) {
+	h := g.hold(c.peer, d)
 	h.poll = false // nothing can be said to it
-	if !g.holds.places.Enter(f.identity.ID, f.identity.Owner) {
+	if !g.holds.places.Enter(c.identity.ID, c.identity.Owner) {
 		return h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil), 0
 	}
-	defer g.holds.places.Leave(f.identity.ID, f.identity.Owner)
+	defer g.holds.places.Leave(c.identity.ID, c.identity.Owner)
 	ctx, cancel := context.WithDeadline(ctx, h.expires.Add(time.Second))
 	defer cancel()
-	h.decide = func(ctx context.Context) policy.Decision { return g.connect(ctx, f) }
-	h.subject = f.subject
+	h.decide = func(ctx context.Context) policy.Decision { return g.connect(ctx, c.peer, c.target) }
+	h.subject = func(d policy.Decision) approval.Subject { return c.target.subject(c.peer, d) }
 	ended := make(chan struct{})
 	var broken bool
 	go func() {
 		defer close(ended)
 		var err error
 		for err == nil {
-			err = o.More()
+			err = c.More()
 		}
-		// Who has said something may have said all it wants to.
-		broken = !errors.Is(err, sniff.ErrTooLong) && !(errors.Is(err, io.EOF) && len(o.Seen) > 0)
+		// A client that has said something may have said all it wants to.
+		broken = !errors.Is(err, sniff.ErrTooLong) && !(errors.Is(err, io.EOF) && len(c.Seen) > 0)
 	}()
 	h.gone, h.broken = ended, func() bool { return broken }
 	d, v, err := h.wait(ctx, d)
-	_ = o.SetReadDeadline(time.Unix(1, 0))
+	_ = c.SetReadDeadline(time.Unix(1, 0))
 	<-ended
-	_ = o.SetReadDeadline(time.Time{})
+	_ = c.SetReadDeadline(time.Time{})
 	switch {
 	case err == nil && v.State == "":
-		return d, h.round
+		return d, h.epoch
 	case err == nil && v.State == approval.Approved:
-		return approved(d, v, policy.Tunnel), h.round
+		return approved(d, v, policy.Tunnel), h.epoch
 	case errors.Is(err, errClient), errors.Is(err, errClosed), errors.Is(err, context.Canceled):
 		return policy.Decision{}, 0
 	case errors.Is(err, context.DeadlineExceeded):
 		v, err = approval.Verdict{State: approval.Expired}, nil
 	}
 	return h.unapproved(d, v, err), 0
+}
+
+// Bounds of what waits for operators here. The store has bounds of its own; these
+// are for what it costs to ask. Bodies are counted with the others that are held:
+// see room.
+const (
+	maxHeld      = 32  // requests and connections of a sandbox
+	maxHeldAll   = 512 // of all
+	leastHeld    = 2   // of a sandbox, whatever the others hold
+	heldFallback = 30  // seconds after which it is asked again although nobody said so
+)
+
+// holds counts what waits.
+type holds struct {
+	places *quota.Places
+
+	mu    sync.Mutex
+	again chan struct{} // closed when the policy has changed
+	over  chan struct{} // closed when no more is waited for
+	ended bool
+}
+
+func (h *holds) begin() {
+	h.places = quota.New(maxHeldAll, maxHeld).Least(leastHeld)
+	h.again, h.over = make(chan struct{}), make(chan struct{})
+}
+
+// end lets go all that waits, unanswered.
+func (h *holds) end() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.ended {
+		h.ended = true
+		close(h.over)
+	}
+}
+
+// changed is closed when the policy has changed since.
+func (h *holds) changed() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.again
+}
+
+// reconsider has the policy asked again about all that waits.
+func (h *holds) reconsider() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	close(h.again)
+	h.again = make(chan struct{})
 }

@@ -31,7 +31,7 @@ func wired(t *testing.T, raw string) map[string]any {
 	if err != nil {
 		return nil
 	}
-	f := &flow{host: host, port: port, protocol: policy.ProtocolTLS, authority: u.Host}
+	f := &session{target: target{host: host, port: port, protocol: policy.ProtocolTLS, authority: u.Host}}
 	if u.Scheme == "http" {
 		f.protocol = policy.ProtocolHTTP
 	}
@@ -50,22 +50,22 @@ func wired(t *testing.T, raw string) map[string]any {
 	if err != nil {
 		return nil
 	}
-	x := &exchange{flow: f}
-	x.describe(r)
-	if x.admit(r) != nil {
+	q := &request{session: f}
+	q.describe(r)
+	if q.check(r) != nil {
 		return nil
 	}
-	keys := x.request.QueryKeys
+	keys := q.form.seen.QueryKeys
 	if keys == nil {
 		keys = []string{}
 	}
 	return map[string]any{
 		"phase": "request", "protocol": string(f.protocol),
 		"sandbox":     map[string]any{"name": "test", "id": "test", "session": "test", "tags": map[string]any{}},
-		"destination": map[string]any{"host": x.flow.host, "port": x.flow.port},
+		"destination": map[string]any{"host": q.host, "port": q.port},
 		"request": map[string]any{
-			"method": x.request.Method, "scheme": x.request.Scheme, "path": x.request.Path, "raw_path": x.request.Path,
-			"query_keys": keys, "headers": x.request.Headers, "size": -1,
+			"method": q.form.seen.Method, "scheme": q.form.seen.Scheme, "path": q.form.seen.Path, "raw_path": q.form.seen.Path,
+			"query_keys": keys, "headers": q.form.seen.Headers, "size": -1,
 		},
 	}
 }

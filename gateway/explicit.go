@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,155 +32,199 @@ func (g *Gateway) ServeExplicit(ctx context.Context, ln net.Listener) error {
 		return nil
 	}
 	defer release()
-	return g.accept(ctx, ln, g.proxied)
+	return g.accept(ctx, ln, g.serveProxy)
 }
 
-// proxied serves a connection to the explicit proxy.
-func (g *Gateway) proxied(c net.Conn) {
-	f := newFlow(addrPort(c.RemoteAddr()))
-	known := g.strangers.Enter(connlimit.Source(c.RemoteAddr()), func() {
-		g.drop(bare(c), newFlow(addrPort(c.RemoteAddr())), "connections",
-			"too many connections to the explicit proxy have not said who they are: the oldest of them is closed")
+// Bounds on connections to the explicit proxy whose client is not known yet, by the rule
+// of package connlimit. Each has the time of one head to authenticate, and less of it
+// where there are too many.
+const (
+	maxUnauthenticated        = 1024
+	maxUnauthenticatedFromOne = 256 // address
+)
+
+// proxyConn is a connection to the explicit proxy.
+type proxyConn struct {
+	gateway       *Gateway
+	authenticated func()   // gives the place of an unauthenticated connection back
+	counted       []string // IDs of the clients that it is counted for
+	peer          *peer    // of the last request whose client was known
+	lifetime      lifetime
+}
+
+// session is the connection as far as it is known, without a target.
+func (c *proxyConn) session() *session { return &session{peer: c.peer} }
+
+// countFor counts the connection among those of a client, once. It tells whether there
+// was room.
+func (c *proxyConn) countFor(id string) bool {
+	c.authenticated()
+	if slices.Contains(c.counted, id) {
+		return true
+	}
+	g := c.gateway
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.count[id] >= g.limit {
+		return false
+	}
+	g.count[id]++
+	c.counted = append(c.counted, id)
+	return true
+}
+
+// end gives all places back.
+func (c *proxyConn) end() {
+	c.authenticated()
+	c.lifetime.cancel()
+	g := c.gateway
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, id := range c.counted {
+		if g.count[id]--; g.count[id] == 0 {
+			delete(g.count, id)
+		}
+	}
+}
+
+// serveProxy serves a connection to the explicit proxy.
+func (g *Gateway) serveProxy(conn net.Conn) {
+	p := unknownPeer(addrPort(conn.RemoteAddr()))
+	authenticated := g.unauthenticated.Enter(connlimit.Source(conn.RemoteAddr()), func() {
+		below := conn
+		if t, ok := conn.(*tls.Conn); ok {
+			below = t.NetConn() // TLS would wait to say goodbye
+		}
+		g.drop(below, p, target{}, "connections", "too many connections to the explicit proxy have not said who they are: the oldest of them is closed")
 	})
-	by := &caller{gateway: g, known: known, flow: f}
-	by.line.begin(g.life, c)
-	defer by.end()
-	if secure, ok := c.(*tls.Conn); ok {
-		by.line.conn = secure.NetConn()
+	c := &proxyConn{gateway: g, authenticated: authenticated, peer: p}
+	c.lifetime.begin(g.life, conn)
+	defer c.end()
+	if secure, ok := conn.(*tls.Conn); ok {
+		c.lifetime.conn = secure.NetConn()
 		ctx, cancel := context.WithTimeout(g.life, g.handshake)
 		defer cancel()
 		if err := secure.HandshakeContext(ctx); err != nil {
 			g.metrics.aborted.Inc()
 			if errors.Is(err, context.DeadlineExceeded) {
-				g.unfinished(f, "opening", silence)
+				g.unfinished(p, target{}, "opening", silence)
 			}
-			_ = c.Close()
+			_ = conn.Close()
 			return
 		}
 	}
-	g.web.ServeConn(context.WithValue(by.line.ctx, flowKey{}, by), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-		g.forward(ctx, w, r, by)
+	g.web.ServeConn(context.WithValue(c.lifetime.ctx, sessionKey{}, c), conn, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+		g.forward(ctx, w, r, c)
 	})
 }
 
-// bare is a connection below its TLS, which would wait to say goodbye.
-func bare(c net.Conn) net.Conn {
-	if t, ok := c.(*tls.Conn); ok {
-		return t.NetConn()
-	}
-	return c
-}
-
 // forward answers one request to the explicit proxy.
-func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, by *caller) {
-	f := newFlow(remote(r))
-	f.line = &by.line
+func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, c *proxyConn) {
+	s := &session{peer: unknownPeer(remote(r)), life: &c.lifetime}
 	header := r.Header.Get("Proxy-Authorization")
 	name, token, given := proxyAuth(header)
 	identity, ok := g.clients.Authenticate(name, token)
 	if !given || !ok {
 		if header != "" {
-			g.impostor(f)
+			g.authFailed(s.peer)
 		}
 		g.challenge(w, r)
 		return
 	}
-	by.known()
-	f.identity = identity
-	f.valid = func() bool { return g.clients.Present(identity) }
-	by.flow = f
+	c.authenticated()
+	s.peer = s.peer.is(identity)
+	s.peer.exposure = g.exposures.Of(identity.ID)
+	s.peer.valid = func() bool { return g.clients.Present(identity) }
+	c.peer = s.peer
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
-	target := r.Host
+	destination := r.Host
 	if r.Method != http.MethodConnect {
-		target = r.URL.Host
+		destination = r.URL.Host
 	}
-	host, port, err := form.ParseAuthority(target)
+	host, port, err := form.ParseAuthority(destination)
 	switch {
 	case err != nil:
-		g.malformed(w, r, f, "bad destination: "+err.Error())
+		g.malformed(w, r, s.peer, "bad destination: "+err.Error())
 	case r.Method == http.MethodConnect && port == 0:
-		g.malformed(w, r, f, "CONNECT needs host:port")
+		g.malformed(w, r, s.peer, "CONNECT needs host:port")
 	case r.Method == http.MethodConnect:
-		f.host, f.port = host, port
-		g.connectTunnel(w, r, f)
+		g.connectTunnel(w, r, s.peer, target{host: host, port: port})
 	case r.URL.Scheme != "http":
-		g.malformed(w, r, f, "this is a proxy: send https through CONNECT, http in absolute-form")
+		g.malformed(w, r, s.peer, "this is a proxy: send https through CONNECT, http in absolute-form")
 	default:
-		f.host, f.port, f.protocol = host, cmp.Or(port, 80), policy.ProtocolHTTP
-		f.authority = form.JoinAuthority(f.host, f.port, false)
-		if !by.sit(f.identity.ID) {
-			g.unfinished(f, "connections", errTooMany.Error())
+		s.target = target{port: cmp.Or(port, 80), protocol: policy.ProtocolHTTP}.to(host)
+		if !c.countFor(identity.ID) {
+			g.unfinished(s.peer, s.target, "connections", errTooMany.Error())
 			w.Header().Set("Connection", "close")
 			(&answer{Status: http.StatusTooManyRequests, Reason: errTooMany.Error(), Remedy: "Close some."}).write(w, r)
 			return
 		}
-		g.absolute(ctx, w, r, f)
+		g.absolute(ctx, w, r, s)
 	}
 }
 
 // absolute carries a plain HTTP request. Each is a connection of its own to policy.
-func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
-	f.exposure = g.exposures.Of(f.identity.ID)
-	f.round = g.underway.round.Load()
-	d := g.connect(ctx, f)
-	f.asks = d.Action == policy.Approve && g.approvals != nil
-	if d.Action != policy.Allow && !f.asks {
+func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.Request, s *session) {
+	s.epoch = g.live.Epoch()
+	d := g.connect(ctx, s.peer, s.target)
+	s.asks = d.Action == policy.Approve && g.approvals != nil
+	if d.Action != policy.Allow && !s.asks {
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
 		}
-		x := g.exchange(ctx, f.line.cancel, f)
-		x.describe(r)
-		x.deny(r, d).write(w, r)
+		q := g.request(ctx, s.life.cancel, s)
+		q.describe(r)
+		q.deny(r, d).write(w, r)
 		return
 	}
-	g.serveExchange(ctx, f.line.cancel, w, r, f, new(turn))
+	g.serve(ctx, s.life.cancel, w, r, s, new(turn))
 }
 
 // connectTunnel takes the connection over and treats it like one that was
 // steered here. The client is told yes at once, since a denial can only be read
 // inside of its TLS: clients do not show the body of a refused CONNECT.
-func (g *Gateway) connectTunnel(w http.ResponseWriter, r *http.Request, f *flow) {
+func (g *Gateway) connectTunnel(w http.ResponseWriter, r *http.Request, p *peer, t target) {
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		g.logger.Error("taking over a CONNECT", "error", err)
 		http.Error(w, "cannot take the connection over", http.StatusInternalServerError)
 		return
 	}
-	o, err := g.enter(conn, f)
+	c, err := g.enter(conn, p, t)
 	if err != nil {
-		g.drop(conn, f, "connections", err.Error())
+		g.drop(conn, p, t, "connections", err.Error())
 		return
 	}
 	early, _ := rw.Reader.Peek(rw.Reader.Buffered())
-	o.Seen = append(o.Seen, early...)
+	c.Seen = append(c.Seen, early...)
 	g.mu.Lock()
 	if g.closing {
 		g.mu.Unlock()
-		_ = o.Close()
+		_ = c.Close()
 		return
 	}
 	defer g.mu.Unlock()
 	// In a goroutine of its own, so that a connection that may be idle for hours
 	// does not hold on to what the request to the proxy needed.
-	g.work.Go(func() { g.established(o) })
+	g.work.Go(func() { g.established(c) })
 }
 
-// established tells a client of the explicit proxy to go on, and listens.
-func (g *Gateway) established(o *connection) {
-	_ = o.SetDeadline(time.Now().Add(g.handshake))
-	if _, err := o.Conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")); err != nil {
-		_ = o.Close()
+// established tells a client of the explicit proxy to go on, and follows the connection.
+func (g *Gateway) established(c *connection) {
+	_ = c.SetDeadline(time.Now().Add(g.handshake))
+	if _, err := c.Conn.Write([]byte("HTTP/1.1 200 Connection established\r\n\r\n")); err != nil {
+		_ = c.Close()
 		return
 	}
-	_ = o.SetDeadline(time.Time{})
-	g.follow(o)
+	_ = c.SetDeadline(time.Time{})
+	g.follow(c)
 }
 
-// impostor records a wrong name or token. Neither is in the event: what is wrong
-// by one letter is nearly right.
-func (g *Gateway) impostor(f *flow) {
+// authFailed records a wrong name or token. Neither is in the event: a token that is
+// wrong by one letter is nearly right.
+func (g *Gateway) authFailed(p *peer) {
 	d := floor(policy.Decision{}, "proxy-authentication", "the explicit proxy was given a name and token that are no client's")
-	g.floods.add(text(f.source.Addr()), g.rejection(f, policy.PhaseConnect, d))
+	g.denials.Add(text(p.source.Addr()), g.rejection(p, target{}, policy.PhaseConnect, d))
 	g.metrics.unauthenticated.Inc()
 }
 
@@ -194,10 +239,10 @@ func (g *Gateway) challenge(w http.ResponseWriter, r *http.Request) {
 	}).write(w, r)
 }
 
-// malformed refuses what a client asks the proxy itself, and records it.
-func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, f *flow, reason string) {
+// malformed refuses a malformed request to the proxy itself, and records it.
+func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, p *peer, reason string) {
 	d := floor(policy.Decision{}, "proxy-request", reason)
-	a := denied(d, g.denial(f, g.rejection(f, policy.PhaseConnect, d)), "")
+	a := denied(d, g.denial(p, target{}, g.rejection(p, target{}, policy.PhaseConnect, d)), "")
 	a.Status = http.StatusBadRequest
 	w.Header().Set("Connection", "close")
 	a.write(w, r)

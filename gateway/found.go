@@ -26,8 +26,8 @@ func (g *Gateway) stopped(s policy.Sandbox) bool {
 
 // stray counts an answer in which a secret was found where it should not be, and ends all that
 // the sandbox has under way when that is one too many.
-func (g *Gateway) stray(f *flow) {
-	s := f.identity.Sandbox
+func (g *Gateway) stray(p *peer) {
+	s := p.identity.Sandbox
 	if g.stopped(s) {
 		return
 	}
@@ -37,7 +37,7 @@ func (g *Gateway) stray(f *flow) {
 	g.metrics.strays.Inc()
 	if g.stopped(s) {
 		g.logger.Error("a sandbox's requests are refused until an operator has looked: answers of hosts that were never sent its secrets held them",
-			"sandbox", f.identity.Name, "times", g.found)
+			"sandbox", p.identity.Name, "times", g.found)
 		g.Redecide()
 	}
 }

@@ -110,7 +110,7 @@ func (g *Gateway) newInward(o Options) *inward {
 		Budget: func(context.Context) http1.Budget { return &headBudget{of: g.room} },
 		Refuse: func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *http1.RefusedError) {
 			if l, ok := ctx.Value(visitorKey{}).(*visitor); ok {
-				v := &visit{gateway: g, visitor: l, flow: newFlow(l.source)}
+				v := &visit{gateway: g, visitor: l, peer: unknownPeer(l.source)}
 				v.refuse(w, r, err.Status, "request", err.Error())
 			}
 		},
@@ -169,7 +169,7 @@ func (g *Gateway) ServeInbound(ctx context.Context, ln net.Listener) error {
 
 // visitor is a connection to the listener of what comes in.
 type visitor struct {
-	line
+	lifetime
 	source netip.AddrPort
 	known  func()    // gives the place back that it has before an exposure is known
 	place  *Exposure // that has the connection in its share, nil before one is known
@@ -204,7 +204,7 @@ func (g *Gateway) visited(c net.Conn) {
 	in := g.inward
 	who := &visitor{source: addrPort(c.RemoteAddr())}
 	who.known = in.unknown.Enter(connlimit.Source(c.RemoteAddr()), func() {
-		v := &visit{gateway: g, visitor: who, flow: newFlow(who.source)}
+		v := &visit{gateway: g, visitor: who, peer: unknownPeer(who.source)}
 		v.record(floor(policy.Decision{}, "inbound-connections", "too many connections to exposed ports have shown no token: the oldest of them is closed"))
 		_ = c.Close()
 	})
@@ -213,7 +213,7 @@ func (g *Gateway) visited(c net.Conn) {
 	defer who.cancel()
 	defer who.leave(in.visited)
 	in.web.ServeConn(context.WithValue(who.ctx, visitorKey{}, who), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-		v := &visit{Context: ctx, gateway: g, visitor: who, flow: newFlow(who.source), started: time.Now()}
+		v := &visit{Context: ctx, gateway: g, visitor: who, peer: unknownPeer(who.source), started: time.Now()}
 		v.serve(w, r)
 	})
 }
@@ -221,15 +221,15 @@ func (g *Gateway) visited(c net.Conn) {
 // serve answers one request.
 func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
 	in := v.gateway.inward
-	v.flow.protocol = policy.ProtocolHTTP
+	v.target.protocol = policy.ProtocolHTTP
 	tokens := takeTokens(r)
 	e, ok := v.find(w, r)
 	if !ok {
 		return
 	}
 	v.exposure, v.authority = e, e.Host()+":"+in.port
-	v.flow.identity.Sandbox = policy.Sandbox{Name: e.Sandbox, ID: e.SandboxID}
-	v.flow.host, v.flow.port = e.Sandbox, e.Port
+	v.peer = v.peer.is(Identity{Sandbox: policy.Sandbox{Name: e.Sandbox, ID: e.SandboxID}})
+	v.target.host, v.target.port = e.Sandbox, e.Port
 	by := slices.Concat(tokens.header, tokens.cookie)
 	switch {
 	case !e.live():
@@ -344,10 +344,10 @@ func (v *visit) record(d policy.Decision) string {
 	if v.request != nil {
 		e = v.event(d)
 	} else {
-		e = v.flow.event(&v.exchange, audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseInbound, d)
+		e = connectionEvent(&v.exchange, v.peer, v.target, audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseInbound, d)
 		e.Connection = comesIn()
 	}
-	return g.floods.add(cmp.Or(v.flow.host, text(v.flow.source.Addr())), e)
+	return g.denials.Add(cmp.Or(v.target.host, text(v.peer.source.Addr())), e)
 }
 
 // comesIn describes a connection to a sandbox.

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -258,16 +257,6 @@ func limitsOf(d policy.Decision) []audit.LimitUse {
 		}
 	}
 	return list
-}
-
-// tighter tells whether one decision bounds bytes where the other did not, or not
-// to as few. What else there is to limits is judged when something begins.
-func tighter(now, then policy.Decision) bool {
-	return slices.ContainsFunc(now.Limits, func(n policy.Applied) bool {
-		return n.Bytes > 0 && !slices.ContainsFunc(then.Limits, func(t policy.Applied) bool {
-			return t.Name == n.Name && t.Subject == n.Subject && t.Bytes > 0 && t.Bytes <= n.Bytes
-		})
-	})
 }
 
 // blocked makes a completion that of what a limit has broken off.

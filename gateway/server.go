@@ -14,13 +14,13 @@ import (
 	"github.com/elazarl/goproxy"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/denials"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
 	"sallyport/internal/connlimit"
-	"sallyport/policy"
 	"sallyport/policy/limit"
 )
 
@@ -108,22 +108,22 @@ type Gateway struct {
 	limit        int
 	found        int64 // see FoundLimit
 
-	proxy     *goproxy.ProxyHttpServer
-	web       *http1.Server
-	inward    *inward // nil where nothing comes in
-	h2        *multiplexed
-	viewer    viewer // nil where no policy has to see a body
-	room      *room  // for those
-	turns     *turns
-	resets    *resets
-	hellos    *turns // of TLS handshakes with sandboxes
-	exposures credential.Exposures
-	floods    *floods
-	underway  underway
-	strangers *connlimit.Limit // of the explicit proxy
-	suspended *suspend.Set
-	life      context.Context // of every connection, until Shutdown loses patience
-	end       context.CancelFunc
+	proxy           *goproxy.ProxyHttpServer
+	web             *http1.Server
+	inward          *inward // nil where nothing comes in
+	h2              *multiplexed
+	viewer          viewer // nil where no policy has to see a body
+	room            *room  // for those
+	turns           *turns
+	resets          *resets
+	hellos          *turns // of TLS handshakes with sandboxes
+	exposures       credential.Exposures
+	denials         *denials.Aggregator
+	live            live.Set
+	unauthenticated *connlimit.Limit // connections to the explicit proxy
+	suspended       *suspend.Set
+	life            context.Context // of every connection, until Shutdown loses patience
+	end             context.CancelFunc
 
 	mu        sync.Mutex
 	closing   bool
@@ -147,32 +147,32 @@ func New(o Options) (*Gateway, error) {
 		return nil, fmt.Errorf("gateway: registering metrics: %w", err)
 	}
 	g := &Gateway{
-		identities:   o.Identities,
-		clients:      o.Clients,
-		names:        o.Names,
-		decider:      o.Decider,
-		recorder:     o.Recorder,
-		certificates: o.Certificates,
-		upstreams:    o.Upstreams,
-		broker:       o.Broker,
-		approvals:    o.Approvals,
-		budget:       o.Budget,
-		logger:       o.Logger,
-		metrics:      m,
-		revision:     o.Revision,
-		refusal:      o.Refusal,
-		firstByte:    cmp.Or(o.FirstByteTimeout, 2*time.Second),
-		handshake:    cmp.Or(o.HandshakeTimeout, 15*time.Second),
-		stall:        cmp.Or(o.StallTimeout, 5*time.Minute),
-		limit:        cmp.Or(o.ConnectionsPerSandbox, 1024),
-		found:        cmp.Or(o.Found, 5),
-		proxy:        newProxy(o.Logger),
-		strangers:    connlimit.New(maxStrangers, maxStrangersFromOne, nil),
-		suspended:    suspend.NewSet(o.Logger),
-		listeners:    make(map[net.Listener]struct{}),
-		open:         make(map[*connection]struct{}),
-		count:        make(map[string]int),
-		asked:        make(map[string]int),
+		identities:      o.Identities,
+		clients:         o.Clients,
+		names:           o.Names,
+		decider:         o.Decider,
+		recorder:        o.Recorder,
+		certificates:    o.Certificates,
+		upstreams:       o.Upstreams,
+		broker:          o.Broker,
+		approvals:       o.Approvals,
+		budget:          o.Budget,
+		logger:          o.Logger,
+		metrics:         m,
+		revision:        o.Revision,
+		refusal:         o.Refusal,
+		firstByte:       cmp.Or(o.FirstByteTimeout, 2*time.Second),
+		handshake:       cmp.Or(o.HandshakeTimeout, 15*time.Second),
+		stall:           cmp.Or(o.StallTimeout, 5*time.Minute),
+		limit:           cmp.Or(o.ConnectionsPerSandbox, 1024),
+		found:           cmp.Or(o.Found, 5),
+		proxy:           newProxy(o.Logger),
+		unauthenticated: connlimit.New(maxUnauthenticated, maxUnauthenticatedFromOne, nil),
+		suspended:       suspend.NewSet(o.Logger),
+		listeners:       make(map[net.Listener]struct{}),
+		open:            make(map[*connection]struct{}),
+		count:           make(map[string]int),
+		asked:           make(map[string]int),
 	}
 	if g.revision == nil {
 		g.revision = func() string { return "" }
@@ -188,11 +188,11 @@ func New(o Options) (*Gateway, error) {
 	}
 	g.life, g.end = context.WithCancel(context.Background())
 	g.holds.begin()
-	g.floods = newFloods(g.enqueue)
+	g.denials = denials.New(g.enqueue)
 	g.viewer, _ = o.Decider.(viewer)
 	g.room = newRoom(m)
 	g.turns, g.hellos, g.resets = newTurns(), newTurns(), newResets()
-	hang(g.proxy)
+	carryRequests(g.proxy)
 	g.web = &http1.Server{
 		HeadTimeout: g.handshake,
 		IdleTimeout: o.IdleTimeout,
@@ -200,8 +200,8 @@ func New(o Options) (*Gateway, error) {
 		Refuse:      g.unreadable,
 		Budget:      func(ctx context.Context) http1.Budget { return &headBudget{of: g.room, ctx: ctx} },
 		Silent: func(ctx context.Context) {
-			if f := whose(ctx); f != nil {
-				g.silent(f, silence)
+			if s := sessionOf(ctx); s != nil {
+				g.silent(s, silence)
 			}
 		},
 		Logger: o.Logger,
@@ -241,10 +241,10 @@ func (g *Gateway) ending() bool {
 }
 
 // enter makes a place for a sandbox's connection, or says that it has too many.
-func (g *Gateway) enter(c net.Conn, f *flow) (*connection, error) {
-	o := &connection{Conn: sniff.Conn{Conn: c}, gateway: g, flow: f}
-	f.line = &o.line
-	id := f.identity.ID
+func (g *Gateway) enter(conn net.Conn, p *peer, t target) (*connection, error) {
+	c := &connection{Conn: sniff.Conn{Conn: conn}, gateway: g, session: session{peer: p, target: t}}
+	c.life = &c.lifetime
+	id := p.identity.ID
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch {
@@ -253,23 +253,22 @@ func (g *Gateway) enter(c net.Conn, f *flow) (*connection, error) {
 	case g.count[id] >= g.limit:
 		return nil, errTooMany
 	}
-	f.exposure = g.exposures.Of(id)
 	g.count[id]++
-	g.open[o] = struct{}{}
+	g.open[c] = struct{}{}
 	g.metrics.connections.Inc()
-	o.line.begin(g.life, c)
-	o.release = func() {
-		o.line.cancel()
-		g.underway.leave(&o.place)
+	c.lifetime.begin(g.life, conn)
+	c.release = func() {
+		c.lifetime.cancel()
+		g.live.Leave(&c.handle)
 		g.mu.Lock()
 		defer g.mu.Unlock()
-		delete(g.open, o)
+		delete(g.open, c)
 		if g.count[id]--; g.count[id] == 0 {
 			delete(g.count, id)
 		}
 		g.metrics.connections.Dec()
 	}
-	return o, nil
+	return c, nil
 }
 
 // Forget drops what a sandbox's answers are searched for. Call it when the
@@ -278,9 +277,9 @@ func (g *Gateway) Forget(id string) {
 	g.exposures.Forget(id)
 }
 
-// admit makes a place for a sandbox's request, of which HTTP/2 has many on one
+// enterStream makes a place for a sandbox's request, of which HTTP/2 has many on one
 // connection, and tells whether that is one of the last.
-func (g *Gateway) admit(id string) (ok, last bool) {
+func (g *Gateway) enterStream(id string) (ok, last bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.asked[id] >= g.limit {
@@ -290,57 +289,12 @@ func (g *Gateway) admit(id string) (ok, last bool) {
 	return true, g.closing
 }
 
-// dismiss gives the place back.
-func (g *Gateway) dismiss(id string) {
+// leaveStream gives the place back.
+func (g *Gateway) leaveStream(id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.asked[id]--; g.asked[id] == 0 {
 		delete(g.asked, id)
-	}
-}
-
-// decide asks the policy; what answers nothing denies.
-func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
-	d := g.decider.Decide(ctx, in)
-	switch {
-	case d.Err != nil && ctx.Err() != nil:
-		// Nobody waits for it any more, which is no fault of the policy's: a
-		// sandbox that resets its requests must not fill the log with errors.
-		d.Action, d.Reason, d.Err = policy.Deny, errClient.Error(), nil
-	case d.Err != nil:
-		g.metrics.unevaluated.Inc()
-		g.logger.Error("denying what could not be evaluated", "sandbox", in.Sandbox.Name, "phase", in.Phase, "error", d.Err)
-		d.Action = policy.Deny
-	case d.Action == "":
-		d.Action = policy.Deny
-	}
-	d = g.unlessStopped(in, d)
-	if d.Action == policy.Approve && g.approvals != nil {
-		return d // may become either
-	}
-	if d.Action != policy.Allow && d.Action != policy.Tunnel {
-		d.Inject, d.Upstream = nil, nil
-		if d.Reason == "" {
-			d.Reason = "no rule allows this"
-		}
-	}
-	return d
-}
-
-// denial queues the one event of a denial, or has it counted in another, and
-// returns the id of that. Nothing left, so that nothing has to wait for the
-// disk; an event that cannot be queued denies all the same.
-func (g *Gateway) denial(f *flow, e *audit.Event) (id string) {
-	if f.refused && f.host != "" {
-		g.names.Denied(f.identity.ID, f.host)
-	}
-	return g.floods.add(f.host, e)
-}
-
-func (g *Gateway) enqueue(e *audit.Event) {
-	if err := g.recorder.Enqueue(e); err != nil {
-		g.metrics.auditFailures.Inc()
-		g.logger.Error("an event was lost", "event", e.ID(), "error", err)
 	}
 }
 
@@ -370,7 +324,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		inward.Wait()
 		g.work.Wait()
 	}()
-	defer g.floods.flush()
+	defer g.denials.Flush()
 	defer g.end()
 	select {
 	case <-done:

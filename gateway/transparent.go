@@ -62,40 +62,41 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 	}
 }
 
-// transparent finds out who dialled what.
-func (g *Gateway) transparent(c net.Conn) {
-	f := newFlow(addrPort(c.RemoteAddr()))
-	local := addrPort(c.LocalAddr())
-	f.dialled, f.port = local.Addr(), local.Port()
-	identity, known := g.identities.ByAddress(f.source.Addr())
+// transparent finds out which sandbox dialled which destination.
+func (g *Gateway) transparent(conn net.Conn) {
+	p := unknownPeer(addrPort(conn.RemoteAddr()))
+	local := addrPort(conn.LocalAddr())
+	t := target{dialled: local.Addr(), port: local.Port()}
+	identity, known := g.identities.ByAddress(p.source.Addr())
 	if !known {
-		f.host = text(f.dialled)
-		g.drop(c, f, "unknown-sandbox", "no sandbox has the address that this connection comes from")
+		t.host = text(t.dialled)
+		g.drop(conn, p, t, "unknown-sandbox", "no sandbox has the address that this connection comes from")
 		return
 	}
-	f.identity = identity
-	f.valid = func() bool { // one that sleeps has none, and keeps its connections
-		now, known := g.identities.ByAddress(f.source.Addr())
+	p = p.is(identity)
+	p.exposure = g.exposures.Of(identity.ID)
+	p.valid = func() bool { // a sandbox that sleeps has no address, and keeps its connections
+		now, known := g.identities.ByAddress(p.source.Addr())
 		return !known || now.ID == identity.ID && maps.Equal(now.Tags, identity.Tags)
 	}
-	f.refused = f.dialled == g.refusal
-	if name, ok := g.names.Name(identity.ID, f.dialled); ok {
-		f.host = name
-	} else if !f.refused {
-		f.host = f.dialled.String()
+	t.refused = t.dialled == g.refusal
+	if name, ok := g.names.Name(identity.ID, t.dialled); ok {
+		t.host = name
+	} else if !t.refused {
+		t.host = t.dialled.String()
 	}
-	c = g.suspended.Hold(c, f.source.Addr())
-	o, err := g.enter(c, f)
+	conn = g.suspended.Hold(conn, p.source.Addr())
+	c, err := g.enter(conn, p, t)
 	if err != nil {
-		g.drop(c, f, "connections", err.Error())
+		g.drop(conn, p, t, "connections", err.Error())
 		return
 	}
-	g.follow(o)
+	g.follow(c)
 }
 
 // drop records and closes a connection that is not even looked at.
-func (g *Gateway) drop(c net.Conn, f *flow, rule, reason string) {
-	g.unfinished(f, rule, reason)
+func (g *Gateway) drop(c net.Conn, p *peer, t target, rule, reason string) {
+	g.unfinished(p, t, rule, reason)
 	_ = c.Close()
 }
 

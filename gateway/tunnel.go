@@ -10,40 +10,42 @@ import (
 	"sync"
 
 	"sallyport/audit"
+	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/tcp"
 	"sallyport/policy"
 )
 
-// tunnelling is a connection that is carried unread.
-type tunnelling struct {
+// tunnel is a connection that is carried unread.
+type tunnel struct {
 	*connection
-	place    entry
+	handle   live.Handle
 	decision policy.Decision
 
-	mu    sync.Mutex
-	input flow     // what it is by what has been seen of it
-	far   net.Conn // nil before it is dialled
+	mu   sync.Mutex
+	seen target   // by what has been seen of it
+	far  net.Conn // nil before it is dialled
 }
 
-// judge is a carrier's.
-func (t *tunnelling) judge(ctx context.Context) *revokedError {
+// Recheck implements live.Revocable.
+func (t *tunnel) Recheck(ctx context.Context) *live.Revoked {
 	t.mu.Lock()
-	f := t.input
+	to := t.seen
 	t.mu.Unlock()
-	if f.valid != nil && !f.valid() {
-		return &revokedError{decision: floor(policy.Decision{Revision: t.gateway.revision()}, "client", errInvalid.Error())}
+	if t.valid != nil && !t.valid() {
+		return &live.Revoked{Decision: floor(policy.Decision{Revision: t.gateway.revision()}, "client", errInvalid.Error())}
 	}
-	return compare(t.gateway.connect(ctx, &f), t.decision)
+	return live.Compare(t.gateway.connect(ctx, t.peer, to), t.decision)
 }
 
-// stop is a carrier's: TCP has no last words.
-func (t *tunnelling) stop(*revokedError) {
-	t.line.cancel()
-	t.cut()
+// Stop implements live.Revocable: TCP has no last words.
+func (t *tunnel) Stop(*live.Revoked) {
+	t.lifetime.cancel()
+	t.Cut()
 }
 
-func (t *tunnelling) cut() {
+// Cut implements live.Revocable.
+func (t *tunnel) Cut() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.far != nil {
@@ -53,10 +55,10 @@ func (t *tunnelling) cut() {
 }
 
 // reach takes the far end, unless the tunnel has been ended meanwhile.
-func (t *tunnelling) reach(far net.Conn) error {
+func (t *tunnel) reach(far net.Conn) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if why := t.place.revoked.Load(); why != nil {
+	if why := t.handle.Revoked(); why != nil {
 		_ = far.Close()
 		return why
 	}
@@ -64,112 +66,112 @@ func (t *tunnelling) reach(far net.Conn) error {
 	return nil
 }
 
-// tunnel carries a connection unread. Its decision is on disk before the name
-// is resolved.
-func (g *Gateway) tunnel(ctx context.Context, t *tunnelling) {
-	defer g.underway.leave(&t.place)
-	o, f, d := t.connection, t.flow, t.decision
-	d = g.readable(d)
+// tunnel carries a connection unread. Its decision is on disk before the name is
+// resolved.
+func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
+	defer g.live.Leave(&t.handle)
+	c := t.connection
+	d := g.unpricedTunnel(t.decision)
 	var m *limitMeter
 	if d.Action == policy.Tunnel {
-		m, d = g.take(f.identity.Sandbox, d, -1)
+		m, d = g.take(c.identity.Sandbox, d, -1)
 	}
 	if d.Action != policy.Tunnel {
-		g.deny(o, d)
+		g.deny(c, d)
 		return
 	}
 	defer m.end()
 	m.unreadable()
 	x := new(audit.Exchange)
-	e := f.event(x, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
+	e := connectionEvent(x, c.peer, c.target, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
 	e.Connection = overTCP()
 	if err := g.recorder.Append(ctx, e); err != nil {
 		if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
 			if !errors.Is(err, audit.ErrWithdrawn) {
 				g.enqueue(completion(x, audit.NetworkFail, t.outcome(errClosed))) // it may be in the log: say how it ended
 			}
-			_ = o.Close()
+			_ = c.Close()
 			return
 		}
 		g.metrics.auditFailures.Inc()
-		g.logger.Error("refusing a connection that cannot be recorded", "sandbox", f.identity.Name, "error", err)
-		g.tell(o, failed(errAudit, e.ID()))
+		g.logger.Error("refusing a connection that cannot be recorded", "sandbox", c.identity.Name, "error", err)
+		g.tell(c, failed(errAudit, e.ID()))
 		return
 	}
 	g.metrics.decision(policy.PhaseConnect, d)
 
-	far, err := g.upstreams.Dial(ctx, f.route(d, "", false))
+	far, err := g.upstreams.Dial(ctx, c.route(c.peer, d, "", false))
 	if err == nil {
 		err = t.reach(far)
 	}
 	if err != nil {
 		err = t.outcome(err)
-		c := completion(x, audit.NetworkFail, err)
+		done := completion(x, audit.NetworkFail, err)
 		if status(err) == http.StatusForbidden {
-			c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
+			done.Action, done.Disposition = audit.ActionDenied, audit.DispositionBlocked
 		}
-		g.enqueue(c)
-		g.tell(o, failed(err, e.ID()))
+		g.enqueue(done)
+		g.tell(c, failed(err, e.ID()))
 		return
 	}
-	out, in, err := splice(o, far, func() error { return g.late(ctx, t) }, m)
+	out, in, err := splice(c, far, func() error { return g.checkLateTLS(ctx, t) }, m)
 	if over := m.err(); over != nil {
 		err = over
 	}
 	err = t.outcome(err)
-	c := completion(x, audit.NetworkClose, err)
-	g.blocked(c, err)
+	done := completion(x, audit.NetworkClose, err)
+	g.blocked(done, err)
 	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
-	c.Traffic = &x.Traffic
-	c.Unmapped.Sallyport.Tokens = g.unreported(m, out, in)
-	g.enqueue(c)
+	done.Traffic = &x.Traffic
+	done.Unmapped.Sallyport.Tokens = g.unreported(m, out, in)
+	g.enqueue(done)
 }
 
-// late looks at what a client that was silent opens with after all: TLS must be
-// what a rule lets pass unread, under the name that it would have needed at
-// once, or waiting would be a way round being read.
-func (g *Gateway) late(ctx context.Context, t *tunnelling) error {
-	o := t.connection
-	if !o.silent {
+// checkLateTLS looks at the first bytes of a client that was silent. TLS must be what a
+// rule lets pass unread, under the name that it would have needed at once, or waiting
+// would be a way round being read.
+func (g *Gateway) checkLateTLS(ctx context.Context, t *tunnel) error {
+	c := t.connection
+	if !c.silent {
 		return nil
 	}
-	for len(o.Seen) == 0 || len(o.Seen) == 1 && o.Seen[0] == 0x16 {
-		if err := o.More(); err != nil {
+	for len(c.Seen) == 0 || len(c.Seen) == 1 && c.Seen[0] == 0x16 {
+		if err := c.More(); err != nil {
 			return nil // the copy meets it again
 		}
 	}
-	if protocol, _ := sniff.Classify(o.Seen); protocol != policy.ProtocolTLS {
+	if protocol, _ := sniff.Classify(c.Seen); protocol != policy.ProtocolTLS {
 		return nil
 	}
-	protocol, sni, err := o.ReadClientHello()
+	protocol, sni, err := c.ReadClientHello()
 	switch {
 	case errors.Is(err, sniff.ErrTooLong), errors.Is(err, sniff.ErrClientHello):
 		return errLate
 	case err != nil || protocol != policy.ProtocolTLS:
 		return nil
 	}
-	f := *o.flow
-	f.protocol = protocol
-	misuse := f.agree(sni)
+	to := c.target
+	to.protocol = protocol
+	to, problem := to.checkSNI(sni)
 	t.mu.Lock()
-	t.input = f // before it is decided on: who looks from now on sees this
+	t.seen = to // before it is decided on: a check from now on sees this
 	t.mu.Unlock()
-	if misuse != "" || g.connect(ctx, &f).Action != policy.Tunnel {
+	if problem != "" || g.connect(ctx, c.peer, to).Action != policy.Tunnel {
 		return errLate
 	}
 	return nil
 }
 
-// outcome is what ended a tunnel.
-func (t *tunnelling) outcome(err error) error {
-	if why := t.place.revoked.Load(); why != nil {
+// outcome is the error that ended a tunnel.
+func (t *tunnel) outcome(err error) error {
+	if why := t.handle.Revoked(); why != nil {
 		return why
 	}
 	return err
 }
 
 // splice copies both ways until both directions have ended or either failed,
-// and closes both ends. What check refuses does not go out. Between two TCP
+// and closes both ends. Nothing goes out where check fails. Between two TCP
 // connections the kernel copies, unless bytes are limited.
 func splice(near *connection, far net.Conn, check func() error, m *limitMeter) (out, in int64, err error) {
 	defer near.Close()

@@ -22,15 +22,15 @@ type turns struct {
 // queue is the work of one sandbox.
 type queue struct {
 	slots chan struct{}
-	users int // who has a slot or waits for one; guarded by turns.mu
+	users int // that have a slot or wait for one; guarded by turns.mu
 }
 
 func newTurns() *turns {
 	return &turns{most: turnsOfOne * runtime.GOMAXPROCS(0), of: map[string]*queue{}}
 }
 
-// take waits for a turn. It does so for a request that nobody waits for any more too: what a
-// sandbox resets would otherwise all be worked on at once.
+// take waits for a turn, also for a request that has been reset meanwhile: requests that
+// a sandbox resets would otherwise all be worked on at once.
 func (t *turns) take(id string) {
 	t.mu.Lock()
 	q := t.of[id]
@@ -54,16 +54,16 @@ func (t *turns) give(id string) {
 	}
 }
 
-// turn is one that an exchange has, or not.
+// turn is one that a request has, or not.
 type turn struct {
 	of *turns
 	id string
 }
 
-// begin waits for a turn.
-func (t *turn) begin(of *turns, id string) {
+// takeTurn waits for a turn.
+func takeTurn(of *turns, id string) turn {
 	of.take(id)
-	t.of, t.id = of, id
+	return turn{of, id}
 }
 
 // end may be called more than once.

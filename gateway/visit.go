@@ -16,6 +16,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/live"
 	"sallyport/gateway/websocket"
 	"sallyport/policy"
 )
@@ -25,7 +26,8 @@ type visit struct {
 	context.Context
 	gateway   *Gateway
 	visitor   *visitor
-	flow      *flow
+	peer      *peer
+	target    target
 	exposure  Exposure
 	authority string // the exposure's, as its URL has it
 	started   time.Time
@@ -38,7 +40,7 @@ type visit struct {
 	// Set once the request is allowed.
 	decision  policy.Decision
 	allowed   *audit.Event
-	place     entry
+	handle    live.Handle
 	cancel    context.CancelFunc
 	status    int
 	in, out   atomic.Int64 // bytes to the sandbox, and from it
@@ -50,14 +52,14 @@ type visit struct {
 // event describes the request for the audit.
 func (v *visit) event(d policy.Decision) *audit.Event {
 	q := v.request
-	e := v.flow.event(&v.exchange, audit.ClassHTTP, audit.HTTPActivity(q.Method), policy.PhaseInbound, d)
+	e := connectionEvent(&v.exchange, v.peer, v.target, audit.ClassHTTP, audit.HTTPActivity(q.Method), policy.PhaseInbound, d)
 	port, _ := strconv.Atoi(v.gateway.inward.port)
 	v.exchange.URL = audit.URL{Scheme: "http", Hostname: v.exposure.Host(), Port: port, Path: clip(q.Path, maxAuditPath)}
 	v.exchange.Request = audit.HTTPRequest{Method: clip(q.Method, maxAuditMethod), Version: "HTTP/1.1", URL: &v.exchange.URL, Length: max(q.Size, 0)}
 	e.HTTPRequest, e.Connection = &v.exchange.Request, comesIn()
 	s := &e.Unmapped.Sallyport
 	s.HeaderNames, s.QueryKeys = clipAll(v.names.Headers), clipAll(v.names.Query)
-	s.Unsized, s.Clipped = q.Size < 0, cut(q.Path, q.Method, v.names)
+	s.Unsized, s.Clipped = q.Size < 0, clipped(q.Path, q.Method, v.names)
 	return e
 }
 
@@ -73,38 +75,38 @@ func (v *visit) judged(ctx context.Context, of policy.Sandbox) policy.Decision {
 	return d
 }
 
-// judge is a carrier's.
-func (v *visit) judge(ctx context.Context) *revokedError {
+// Recheck implements live.Revocable.
+func (v *visit) Recheck(ctx context.Context) *live.Revoked {
 	if e, ok := v.gateway.inward.exposures.Exposed(v.exposure.Host()); !ok || e.Digest != v.exposure.Digest || !e.live() {
-		return &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
+		return &live.Revoked{Decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
 	// Its tags may be others by now.
 	asked, over := context.WithTimeout(ctx, reachWithin)
 	defer over()
 	now, err := v.gateway.inward.waker.Whose(asked, v.exposure.SandboxID)
 	if err != nil {
-		now = v.flow.identity.Sandbox // what has gone has no exposure
+		now = v.peer.identity.Sandbox // what has gone has no exposure
 	}
-	return compare(v.judged(ctx, now), v.decision)
+	return live.Compare(v.judged(ctx, now), v.decision)
 }
 
-func (v *visit) stop(*revokedError) { v.cancel() }
-func (v *visit) cut()               { _ = v.visitor.line.conn.Close() }
+// Stop implements live.Revocable.
+func (v *visit) Stop(*live.Revoked) { v.cancel() }
 
-// decide asks the policy until that is the one of now, and enters what is allowed.
-func (v *visit) decide(ctx context.Context) policy.Decision {
-	u := &v.gateway.underway
-	for {
-		round := u.round.Load()
-		d := v.judged(ctx, v.flow.identity.Sandbox)
-		if d.Action != policy.Allow {
-			return d
+// Cut implements live.Revocable.
+func (v *visit) Cut() { _ = v.visitor.lifetime.conn.Close() }
+
+// decide asks the policy, and enters what is allowed.
+func (v *visit) decide(ctx context.Context) (d policy.Decision) {
+	set := &v.gateway.live
+	set.Decide(set.Epoch(), func() (*live.Handle, live.Revocable) {
+		if d = v.judged(ctx, v.peer.identity.Sandbox); d.Action != policy.Allow {
+			return nil, nil
 		}
 		v.decision = d
-		if u.enter(&v.place, v, round) {
-			return d
-		}
-	}
+		return &v.handle, v
+	})
+	return d
 }
 
 // carry decides on a request, has that written down, and takes it to the sandbox.
@@ -120,9 +122,9 @@ func (v *visit) carry(w http.ResponseWriter, r *http.Request) {
 		v.refuse(w, r, http.StatusServiceUnavailable, "inbound-sandbox", "the sandbox is not there")
 		return
 	}
-	v.flow.identity.Sandbox = sandbox
+	v.peer = v.peer.is(Identity{Sandbox: sandbox})
 	d := v.decide(ctx)
-	defer g.underway.leave(&v.place)
+	defer g.live.Leave(&v.handle)
 	if d.Action != policy.Allow {
 		a := denied(d, v.record(d), "")
 		if d.RuleType == "" {
@@ -167,13 +169,13 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if v.err == nil {
 		v.err = err
 	}
-	if v.place.revoked.Load() == nil && v.Err() != nil {
+	if v.handle.Revoked() == nil && v.Err() != nil {
 		panic(http.ErrAbortHandler) // nobody is there
 	}
 	a := &answer{Status: http.StatusBadGateway, Reason: err.Error(), Decision: v.allowed.ID(), Remedy: "Look at what runs in the sandbox: it must listen on this port, on 0.0.0.0, 127.0.0.1 or ::1, and speak HTTP/1.1."}
 	switch {
-	case v.place.revoked.Load() != nil:
-		a.Status, a.Reason, a.Remedy = http.StatusForbidden, v.place.revoked.Load().Error(), remedies["inbound-expired"]
+	case v.handle.Revoked() != nil:
+		a.Status, a.Reason, a.Remedy = http.StatusForbidden, v.handle.Revoked().Error(), remedies["inbound-expired"]
 	case errors.Is(err, errAsleep):
 		a.Status, a.Remedy = http.StatusServiceUnavailable, "Try again, or ask an operator to look at Sallyport's log."
 	case errors.Is(err, errWakes):
@@ -394,10 +396,10 @@ func (p *paced) rest() {
 // end writes the completion of an allowed request.
 func (v *visit) end() {
 	err := v.err
-	if why := v.place.revoked.Load(); why != nil && (err != nil || v.switched) {
+	if why := v.handle.Revoked(); why != nil && (err != nil || v.switched) {
 		err = why
 	} else if err == nil && !time.Now().Before(v.exposure.Expires) && v.switched {
-		err = &revokedError{decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
+		err = &live.Revoked{Decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
 	c := completion(&v.exchange, v.allowed.ActivityID, err)
 	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errVisitor, websocket.ErrFrames}, reachFaults...) {

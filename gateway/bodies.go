@@ -65,8 +65,8 @@ func (b *headBudget) Take(n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.ctx != nil && b.room == 0 {
-		if f := whose(b.ctx); f != nil {
-			b.id = f.identity.ID
+		if s := sessionOf(b.ctx); s != nil {
+			b.id = s.identity.ID
 		}
 	}
 	err := b.of.take(b.id, n)
@@ -233,28 +233,28 @@ func unsuited(r *http.Request) error {
 	return policy.UnsuitedBody(r.Header, r.Body == nil || r.Body == http.NoBody)
 }
 
-// await reads the body of a request where the policy has to see it. What it
-// returns refuses the request for how the body came; what it has in it is for the
-// policy to say.
-func (x *exchange) await(w http.ResponseWriter, r *http.Request) *form.Error {
-	g := x.gateway
+// readBody reads the body of a request where the policy has to see it. The error that
+// it returns refuses the request for how the body came: its content is for the policy to
+// judge.
+func (q *request) readBody(w http.ResponseWriter, r *http.Request) *form.Error {
+	g := q.gateway
 	if g.viewer == nil {
 		return nil
 	}
-	need := g.viewer.Need(x.input())
+	need := g.viewer.Need(q.input())
 	if need.Max == 0 {
 		return nil
 	}
-	if x.unsuited = unsuited(r); x.unsuited != nil {
+	if q.form.unsuited = unsuited(r); q.form.unsuited != nil {
 		return nil
 	}
 	if r.ContentLength > need.Max {
-		x.unsuited = policy.TooLong(need.Max)
+		q.form.unsuited = policy.TooLong(need.Max)
 		return nil
 	}
-	x.kept = &kept{of: g.room, id: x.flow.identity.ID, sent: &x.sent.read}
+	q.form.kept = &kept{of: g.room, id: q.identity.ID, sent: &q.sent.read}
 	late, stop := deadline(w, r, g.handshake)
-	err := x.kept.fill(r.Body, need.Max)
+	err := q.form.kept.fill(r.Body, need.Max)
 	stop()
 	switch {
 	case err == nil:
@@ -269,19 +269,19 @@ func (x *exchange) await(w http.ResponseWriter, r *http.Request) *form.Error {
 	default:
 		return &form.Error{Status: http.StatusBadRequest, Rule: "body", Reason: "the body, which the policy has to see, broke off or is not framed as it should be"}
 	}
-	x.sent.read.Store(0) // from here on by what leaves
+	q.sent.read.Store(0) // from here on by what leaves
 	body := r.Body
-	r.Body = x.kept
+	r.Body = q.form.kept
 	delete(r.Header, "Expect") // it is here
-	if int64(len(x.kept.text)) > need.Max {
-		x.unsuited = policy.TooLong(need.Max) // where that is not enforced, all of it leaves
-		x.kept.rest = body
+	if int64(len(q.form.kept.text)) > need.Max {
+		q.form.unsuited = policy.TooLong(need.Max) // where that is not enforced, all of it leaves
+		q.form.kept.rest = body
 		return nil
 	}
 	if r.Trailer == nil {
-		r.ContentLength = int64(len(x.kept.text))
+		r.ContentLength = int64(len(q.form.kept.text))
 	}
-	x.request.Size = int64(len(x.kept.text))
+	q.form.seen.Size = int64(len(q.form.kept.text))
 	return nil
 }
 
@@ -303,10 +303,10 @@ func deadline(w http.ResponseWriter, r *http.Request, d time.Duration) (late *at
 	return late, func() { t.Stop() }
 }
 
-// ask decides on the request, with what the policy has to see of its body. That is
+// askAboutBody decides on the request, with what the policy has to see of its body. That is
 // forgotten at once: it is much larger in Rego's form.
-func (x *exchange) ask(ctx context.Context) policy.Decision {
-	g, in := x.gateway, x.input()
+func (q *request) askAboutBody(ctx context.Context) policy.Decision {
+	g, in := q.gateway, q.input()
 	if g.viewer == nil {
 		return g.decide(ctx, in)
 	}
@@ -320,10 +320,10 @@ func (x *exchange) ask(ctx context.Context) policy.Decision {
 	case <-ctx.Done():
 		return policy.Decision{Action: policy.Deny, Reason: errClient.Error()}
 	}
-	seen := *x.request
-	if x.unsuited != nil {
-		seen.Body = policy.NoBody(x.unsuited)
-	} else if text := x.kept.bytes(); text != nil {
+	seen := *q.form.seen
+	if q.form.unsuited != nil {
+		seen.Body = policy.NoBody(q.form.unsuited)
+	} else if text := q.form.kept.bytes(); text != nil {
 		seen.Body = policy.ReadBody(need, text)
 	}
 	in.Request = &seen

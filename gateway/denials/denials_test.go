@@ -1,4 +1,4 @@
-package gateway
+package denials
 
 import (
 	"fmt"
@@ -10,18 +10,18 @@ import (
 	"sallyport/audit"
 )
 
-// denials is a log that floods write to.
-type denials struct {
-	*floods
+// record is a log that an Aggregator writes to.
+type record struct {
+	*Aggregator
 	told map[string]int // ids that the sandboxes were told
 
 	mu  sync.Mutex
 	log []*audit.Event
 }
 
-func newDenials() *denials {
-	d := &denials{told: make(map[string]int)}
-	d.floods = newFloods(func(e *audit.Event) {
+func newRecord() *record {
+	d := &record{told: make(map[string]int)}
+	d.Aggregator = New(func(e *audit.Event) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.log = append(d.log, e)
@@ -29,16 +29,16 @@ func newDenials() *denials {
 	return d
 }
 
-func (d *denials) deny(sandbox, host string) {
+func (d *record) deny(sandbox, host string) {
 	e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
 	e.Unmapped.Sallyport.SandboxID, e.Unmapped.Sallyport.Reason = sandbox, "no rule"
 	e.Destination = &audit.Endpoint{Hostname: host}
-	d.told[d.add(host, e)]++
+	d.told[d.Add(host, e)]++
 }
 
 // check counts the denials that the log stands for; each event has the id that
 // the sandboxes were told.
-func (d *denials) check(t *testing.T, events, total int) {
+func (d *record) check(t *testing.T, events, total int) {
 	t.Helper()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,33 +58,33 @@ func (d *denials) check(t *testing.T, events, total int) {
 func TestFloodOfDenials(t *testing.T) {
 	tests := []struct {
 		name   string
-		deny   func(*denials)
+		deny   func(*record)
 		at     int // events at once
 		events int // events after a second
 		total  int
 	}{
-		{"few", func(d *denials) {
+		{"few", func(d *record) {
 			for range likeBudget {
 				d.deny("a", "x.test")
 			}
 		}, likeBudget, likeBudget, likeBudget},
-		{"many alike", func(d *denials) {
+		{"many alike", func(d *record) {
 			for range 5000 {
 				d.deny("a", "x.test")
 			}
 		}, likeBudget, likeBudget + 1, 5000},
-		{"another host is counted apart", func(d *denials) {
+		{"another host is counted apart", func(d *record) {
 			for range 50 {
 				d.deny("a", "x.test")
 				d.deny("a", "y.test")
 			}
 		}, 2 * likeBudget, 2*likeBudget + 2, 100},
-		{"a host for each", func(d *denials) {
+		{"a host for each", func(d *record) {
 			for i := range 5000 {
 				d.deny("a", fmt.Sprintf("h%d.test", i))
 			}
 		}, sandboxBudget, maxAlike + 1, 5000},
-		{"another sandbox has a budget of its own", func(d *denials) {
+		{"another sandbox has a budget of its own", func(d *record) {
 			for range 5000 {
 				d.deny("a", "x.test")
 			}
@@ -92,11 +92,11 @@ func TestFloodOfDenials(t *testing.T) {
 				d.deny("b", "x.test")
 			}
 		}, 2 * likeBudget, 2*likeBudget + 1, 5000 + likeBudget},
-		{"the next second has a new budget", func(d *denials) {
+		{"the next second has a new budget", func(d *record) {
 			for range likeBudget {
 				d.deny("a", "x.test")
 			}
-			time.Sleep(floodWindow + time.Millisecond)
+			time.Sleep(windowLength + time.Millisecond)
 			for range likeBudget {
 				d.deny("a", "x.test")
 			}
@@ -105,7 +105,7 @@ func TestFloodOfDenials(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				d := newDenials()
+				d := newRecord()
 				tt.deny(d)
 				d.mu.Lock()
 				atOnce := len(d.log)
@@ -113,11 +113,11 @@ func TestFloodOfDenials(t *testing.T) {
 				if atOnce != tt.at {
 					t.Errorf("%d events at once, want %d", atOnce, tt.at)
 				}
-				time.Sleep(floodWindow + time.Millisecond)
+				time.Sleep(windowLength + time.Millisecond)
 				synctest.Wait()
 				d.check(t, tt.events, tt.total)
-				d.floods.mu.Lock()
-				defer d.floods.mu.Unlock()
+				d.Aggregator.mu.Lock()
+				defer d.Aggregator.mu.Unlock()
 				if len(d.sandboxes) != 0 {
 					t.Errorf("%d sandboxes are remembered", len(d.sandboxes))
 				}
@@ -128,20 +128,20 @@ func TestFloodOfDenials(t *testing.T) {
 
 // TestFloodAtShutdown: what was counted is written when the gateway ends.
 func TestFloodAtShutdown(t *testing.T) {
-	d := newDenials()
+	d := newRecord()
 	for range 100 {
 		d.deny("a", "x.test")
 	}
-	d.flush()
+	d.Flush()
 	d.check(t, likeBudget+1, 100)
-	d.flush()
+	d.Flush()
 	d.check(t, likeBudget+1, 100)
 }
 
 // An event never ends before it has begun, though the clock was set back within
 // its window.
 func TestFloodWhileTheClockIsSetBack(t *testing.T) {
-	d := newDenials()
+	d := newRecord()
 	e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
 	begun := e.Time
 	d.settle(&tally{folded: e, count: 2}, begun-time.Hour.Milliseconds(), "%d denials")

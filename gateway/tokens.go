@@ -33,13 +33,13 @@ var errUnpriced = errors.New("its model has no price")
 
 const unpricedRemedy = "Do not retry it as it is: ask for a model that has a price, in a JSON body that names it, or ask an operator to add one to prices."
 
-// bill counts the tokens of one exchange.
-type bill struct {
+// tokenMeter counts the tokens of one request.
+type tokenMeter struct {
 	meter  *limitMeter
-	path   string // the model that the path names
-	ask    *ask   // nil where the body need not say
-	coded  bool   // the request's body has a content coding
-	reads  bool   // by a method that asks a model nothing
+	path   string        // the model that the path names
+	ask    *modelSniffer // nil where the body need not say
+	coded  bool          // the request's body has a content coding
+	reads  bool          // by a method that asks a model nothing
 	began  time.Time
 	status int
 	answer *meter.Reader // nil before there is one
@@ -62,48 +62,48 @@ func unpriced(rule, why string) *limitError {
 	return &limitError{rule: rule, reason: "limit " + rule + ": " + why, unpriced: true}
 }
 
-// priced denies a request of which it is known that its model has no price. What a
-// body says comes later: see [ask].
-func (x *exchange) priced(r *http.Request, d policy.Decision, upgrade bool) policy.Decision {
+// priced denies a request whose path names a model without a price. A body is looked at
+// later: see [modelSniffer].
+func (q *request) priced(d policy.Decision) policy.Decision {
 	_, cost := charging(d)
 	if cost == nil {
 		return d
 	}
-	if upgrade {
-		return x.gateway.exceeded(d, unpriced(cost.Name, "nobody can see what a WebSocket costs"))
+	if q.form.upgrade {
+		return q.gateway.exceeded(d, unpriced(cost.Name, "nobody can see what a WebSocket costs"))
 	}
-	if model := meter.InPath(x.request.Path); model != "" {
+	if model := meter.InPath(q.form.seen.Path); model != "" {
 		if _, ok := cost.Prices.Of(model); !ok {
-			return x.gateway.exceeded(d, unpriced(cost.Name, "the model has no price"))
+			return q.gateway.exceeded(d, unpriced(cost.Name, "the model has no price"))
 		}
 	}
 	return d
 }
 
-// readable denies a tunnel whose cost a limit bounds.
-func (g *Gateway) readable(d policy.Decision) policy.Decision {
+// unpricedTunnel denies a tunnel whose cost a limit bounds.
+func (g *Gateway) unpricedTunnel(d policy.Decision) policy.Decision {
 	if _, cost := charging(d); cost != nil && d.Action == policy.Tunnel {
 		return g.exceeded(d, unpriced(cost.Name, "nobody can see what a tunnel costs"))
 	}
 	return d
 }
 
-// unreadable has what flows charged: what is in it cannot be read.
+// unreadable has all bytes charged as tokens: nothing in them can be read.
 func (m *limitMeter) unreadable() {
 	if m != nil && m.use.Charged() {
 		m.unread = true
 	}
 }
 
-// count begins to count the tokens of an allowed request, where a limit does.
-func (x *exchange) count(r *http.Request) {
-	if x.meter == nil || !x.meter.use.Charged() {
+// countTokens begins to count the tokens of an allowed request, where a limit does.
+func (q *request) countTokens(r *http.Request) {
+	if q.grant.meter == nil || !q.grant.meter.use.Charged() {
 		return
 	}
-	t := &bill{meter: x.meter, path: meter.InPath(x.request.Path), socket: x.upgrade}
-	x.bill, x.got.bill = t, t
-	if x.upgrade {
-		x.meter.unreadable()
+	t := &tokenMeter{meter: q.grant.meter, path: meter.InPath(q.form.seen.Path), socket: q.form.upgrade}
+	q.grant.tokens, q.got.tokens = t, t
+	if q.form.upgrade {
+		q.grant.meter.unreadable()
 		return
 	}
 	t.coded = slices.ContainsFunc(r.Header["Content-Encoding"], func(v string) bool { return v != "identity" && v != "" })
@@ -111,18 +111,18 @@ func (x *exchange) count(r *http.Request) {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodDelete:
 		t.reads = true
 	}
-	if r.Body == nil || r.Body == http.NoBody || x.meter.costed == "" {
+	if r.Body == nil || r.Body == http.NoBody || q.grant.meter.costed == "" {
 		return
 	}
-	t.ask = &ask{ReadCloser: r.Body, bill: t, left: r.ContentLength, model: meter.NewAsk()}
+	t.ask = &modelSniffer{ReadCloser: r.Body, bill: t, left: r.ContentLength, model: meter.NewAsk()}
 	r.Body = t.ask
 }
 
-// ask is a request's body on its way out, whose last byte leaves only when it has
+// modelSniffer is a request's body on its way out. Its last byte leaves only when it has
 // named a model that has a price: a server does not act on less.
-type ask struct {
+type modelSniffer struct {
 	io.ReadCloser
-	bill  *bill
+	bill  *tokenMeter
 	left  int64 // until the end; less than none where that is not known
 	model *meter.Ask
 	// rates are the highest of the models that were named, nil before it is known
@@ -130,7 +130,7 @@ type ask struct {
 	rates atomic.Pointer[policy.Rates]
 }
 
-func (a *ask) Read(p []byte) (int, error) {
+func (a *modelSniffer) Read(p []byte) (int, error) {
 	n, err := a.ReadCloser.Read(p)
 	a.model.Write(p[:n])
 	a.left -= int64(n)
@@ -144,7 +144,7 @@ func (a *ask) Read(p []byte) (int, error) {
 }
 
 // Buffered is how much can be read without waiting.
-func (a *ask) Buffered() int {
+func (a *modelSniffer) Buffered() int {
 	if ahead, ok := a.ReadCloser.(interface{ Buffered() int }); ok {
 		return ahead.Buffered()
 	}
@@ -152,7 +152,7 @@ func (a *ask) Buffered() int {
 }
 
 // judge looks at what the whole body has named, where the path has not.
-func (a *ask) judge() error {
+func (a *modelSniffer) judge() error {
 	m := a.bill.meter
 	models, err := a.model.Models()
 	if a.bill.path != "" {
@@ -189,7 +189,7 @@ func (m *limitMeter) refused() bool {
 }
 
 // answered begins to read an answer.
-func (t *bill) answered(resp *http.Response) {
+func (t *tokenMeter) answered(resp *http.Response) {
 	kind := ""
 	if values := resp.Header["Content-Type"]; len(values) == 1 {
 		kind = values[0]
@@ -201,12 +201,12 @@ func (t *bill) answered(resp *http.Response) {
 
 // open scrubs an answer, and takes off what it is coded in. What cannot be read is
 // refused.
-func (t *bill) open(b *body) error {
+func (t *tokenMeter) open(b *responseBody) error {
 	return b.scrubber.Open(b.response, b.hit, func() bool { return !t.meter.lenient || b.searched() })
 }
 
 // read takes what comes of an answer.
-func (t *bill) read(p []byte, err error) {
+func (t *tokenMeter) read(p []byte, err error) {
 	if t.answer == nil {
 		return
 	}
@@ -228,7 +228,7 @@ func free(status int) bool {
 
 // used is what an ended exchange has used, by what was reported, or an estimate
 // that is no less where it was not.
-func (t *bill) used(sent int64) (r meter.Report, estimated bool) {
+func (t *tokenMeter) used(sent int64) (r meter.Report, estimated bool) {
 	switch {
 	case t.answer != nil:
 		r = t.answer.Report()
@@ -253,7 +253,7 @@ func (t *bill) used(sent int64) (r meter.Report, estimated bool) {
 
 // rates are what its tokens cost: the highest of what was asked for and of what
 // has answered, or the highest of all where neither has a price.
-func (t *bill) rates(answered string) policy.Rates {
+func (t *tokenMeter) rates(answered string) policy.Rates {
 	prices := t.meter.prices
 	rates, ok := prices.Of(t.path)
 	if t.ask != nil {
@@ -278,26 +278,26 @@ func costOf(t meter.Tokens, at policy.Rates) limit.Money {
 
 // charge takes what an ended exchange has used off its limits, and returns what its
 // event says of that; nil where no limit counts it.
-func (x *exchange) charge() *audit.Tokens {
-	t := x.bill
+func (q *request) charge() *audit.Tokens {
+	t := q.grant.tokens
 	switch {
 	case t == nil:
 		return nil
 	case t.socket:
-		return x.gateway.unreported(x.meter, x.sent.read.Load(), x.out.written.Load())
+		return q.gateway.unreported(q.grant.meter, q.sent.read.Load(), q.out.written.Load())
 	}
-	r, estimated := t.used(x.sent.read.Load())
+	r, estimated := t.used(q.sent.read.Load())
 	e := &audit.Tokens{Model: r.Model, In: r.In, Out: r.Out, Cached: r.Cached, CacheWrite: r.CacheWrite, Estimated: estimated}
 	if e.Model == "" {
 		e.Model = t.path
 	}
 	var cost limit.Money
-	if x.meter.costed != "" {
+	if q.grant.meter.costed != "" {
 		cost = costOf(r.Tokens, t.rates(r.Model))
 		e.Cost = cost.String()
 	}
-	_ = x.meter.use.Charge(r.Sum(), cost) // nothing goes on that it could break off
-	x.gateway.metrics.charged(e, cost)
+	_ = q.grant.meter.use.Charge(r.Sum(), cost) // nothing goes on that it could break off
+	q.gateway.metrics.charged(e, cost)
 	return e
 }
 

@@ -107,18 +107,18 @@ func BenchmarkExchange(b *testing.B) {
 				b.Fatal(err)
 			}
 			defer func() { _ = g.Shutdown(b.Context()) }()
-			f := newFlow(netip.MustParseAddrPort("198.51.100.7:40000"))
-			f.identity.Name, f.identity.ID = "agent", "sb-1"
-			f.exposure = g.exposures.Of(f.identity.ID)
-			f.host, f.port, f.protocol, f.sni, f.authority = "api.example.test", 443, policy.ProtocolTLS, "api.example.test", "api.example.test"
+			p := unknownPeer(netip.MustParseAddrPort("198.51.100.7:40000")).is(Identity{Sandbox: policy.Sandbox{Name: "agent", ID: "sb-1"}})
+			p.exposure = g.exposures.Of("sb-1")
 			ctx, cancel := context.WithCancel(b.Context())
 			defer cancel()
-			f.line = &line{ctx: ctx, cancel: cancel}
+			on := &session{peer: p, life: &lifetime{ctx: ctx, cancel: cancel}, target: target{
+				host: "api.example.test", port: 443, protocol: policy.ProtocolTLS, sni: "api.example.test", authority: "api.example.test",
+			}}
 			b.ReportAllocs()
 			before := cpu(b)
 			in := &again{n: b.N, text: "GET /v1/models HTTP/1.1\r\nHost: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\n\r\n"}
 			(&http1.Server{}).ServeConn(b.Context(), in, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-				g.serveExchange(ctx, cancel, w, r, f, new(turn))
+				g.serve(ctx, cancel, w, r, on, new(turn))
 			})
 			b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")
 			if in.n > 0 {

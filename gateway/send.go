@@ -2,15 +2,103 @@ package gateway
 
 import (
 	"io"
+	"maps"
 	"net/http"
 	"reflect"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"sallyport/gateway/form"
+	"sallyport/gateway/websocket"
 )
 
+// send sends the request and returns the head of its response.
+func (q *request) send(r *http.Request) (*http.Response, error) {
+	if q.grant.tokens != nil {
+		q.grant.tokens.began = time.Now()
+	}
+	resp, err := q.transport.RoundTrip(r)
+	q.informing.end()
+	if err != nil {
+		if over := q.grant.meter.err(); over != nil {
+			return nil, over
+		}
+		switch { // whatever error the upstream made of that
+		case q.sent.silent.Load():
+			err = errSilent
+		case q.sent.short.Load():
+			err = errClient
+		}
+		return nil, err
+	}
+	q.sent.heard.Store(true)
+	switching := resp.StatusCode == http.StatusSwitchingProtocols
+	switch {
+	case switching && !q.form.upgrade:
+		_ = resp.Body.Close()
+		return nil, errUpgrade
+	// To a client of HTTP/2 any status of success would begin a WebSocket.
+	case (switching || q.out.tunnel != nil && resp.StatusCode < 300) && !websocket.Accepts(resp, q.form.key):
+		_ = resp.Body.Close()
+		return nil, errWebSocket
+	}
+	if switching {
+		if err := q.got.frames(resp); err != nil {
+			_ = resp.Body.Close()
+			return nil, err
+		}
+		conn, ok := resp.Body.(io.ReadWriteCloser)
+		if !ok {
+			_ = resp.Body.Close()
+			return nil, errUpgrade
+		}
+		resp.Body = websocket.Upstream{ReadWriteCloser: conn, End: &q.out.ended} // goproxy needs a body that can be written to
+		return resp, nil
+	}
+	q.got.response = resp
+	if q.grant.tokens != nil {
+		q.grant.tokens.answered(resp)
+	}
+	if resp.Body != http.NoBody {
+		q.got.ReadCloser, q.got.raw = resp.Body, resp.Body
+		resp.Body = &q.got
+	}
+	return resp, nil
+}
+
+// informing says whether a 1xx response may still go to the sandbox.
+type informing struct {
+	mu   sync.Mutex
+	over bool
+}
+
+func (i *informing) end() {
+	i.mu.Lock()
+	i.over = true
+	i.mu.Unlock()
+}
+
+// inform passes a 1xx response on. It can come from another goroutine than the
+// request's, while that waits for the response.
+func (q *request) inform(code int, h http.Header) {
+	q.informing.mu.Lock()
+	defer q.informing.mu.Unlock()
+	if q.informing.over {
+		return
+	}
+	form.DropHops(h, false)
+	q.tidy(h)
+	q.got.scrubber.Header(h, q.got.hit)
+	header := q.out.Header()
+	maps.Copy(header, h)
+	q.out.WriteHeader(code)
+	clear(header)
+}
+
 // requestBody counts what a sandbox sends, and holds the trailers back that it
-// had not announced. A transport can go on reading it after the exchange has
+// had not announced. A transport can go on reading it after the request has
 // ended.
 type requestBody struct {
 	io.ReadCloser

@@ -1,4 +1,4 @@
-package gateway
+package live
 
 import (
 	"testing"
@@ -28,7 +28,7 @@ func TestTighter(t *testing.T) {
 		{"none", decision(a), decision(), false},
 		{"a new one of requests", decision(), decision(policy.Limit{Name: "r", Requests: 1}), false},
 	} {
-		if err := compare(tt.now, tt.then); (err != nil) != tt.want {
+		if err := Compare(tt.now, tt.then); (err != nil) != tt.want {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}

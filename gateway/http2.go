@@ -85,19 +85,19 @@ func (m *multiplexed) end(base *http.Server) {
 	delete(m.open, base)
 }
 
-// part sends GOAWAY on a connection, which ends with the requests that it has.
-func part(base *http.Server) { _ = base.Shutdown(context.Background()) } // it does not wait: the connection is not its own
+// goAway sends GOAWAY on a connection, which ends with the requests that it has.
+func goAway(base *http.Server) { _ = base.Shutdown(context.Background()) } // it does not wait: the connection is not its own
 
-// partEvery is how often those are looked for that have begun since.
-const partEvery = 100 * time.Millisecond
+// goAwayEvery is how often shutdown looks for connections that have begun since.
+const goAwayEvery = 100 * time.Millisecond
 
-// shutdown sends it on all there are, and on those that were let in before and begin
-// later, until over is closed.
+// shutdown sends GOAWAY on all connections, and on those that were let in before and
+// begin later, until over is closed.
 func (m *multiplexed) shutdown(over <-chan struct{}) {
-	tick := time.NewTicker(partEvery)
+	tick := time.NewTicker(goAwayEvery)
 	defer tick.Stop()
 	for {
-		m.partAll()
+		m.goAwayAll()
 		select {
 		case <-over:
 			return
@@ -106,11 +106,11 @@ func (m *multiplexed) shutdown(over <-chan struct{}) {
 	}
 }
 
-func (m *multiplexed) partAll() {
+func (m *multiplexed) goAwayAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for base := range m.open {
-		part(base)
+		goAway(base)
 	}
 }
 
@@ -127,8 +127,8 @@ func speaksHTTP2(c net.Conn) bool {
 }
 
 // serveHTTP2 returns when the connection has ended and its requests have too.
-func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
-	id := f.identity.ID
+func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
+	id := s.identity.ID
 	wide := g.h2.wide.Enter(id, id)
 	if wide {
 		defer g.h2.wide.Leave(id, id)
@@ -140,39 +140,38 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, f *flow) {
 		return
 	}
 	defer g.h2.end(base)
-	f.line.part.Store(new(func() { part(base) }))
-	var s streams
-	var told atomic.Bool // to go, for what it has reset
+	s.life.goAway.Store(new(func() { goAway(base) }))
+	var open streams
+	var told atomic.Bool // to go, for requests that it has reset
 	heard := listened(c)
 	defer func() {
-		if s.wait() == 0 && !heard.gone() && !g.ending() {
-			g.silent(f, noRequest)
+		if open.wait() == 0 && !heard.gone() && !g.ending() {
+			g.silent(s, noRequest)
 		}
 	}()
 	conf.ServeConn(heard.conn(), &http2.ServeConnOpts{
 		Context:    ctx,
 		BaseConfig: base,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if !s.begin() {
+			if !open.begin() {
 				panic(http.ErrAbortHandler) // the connection has ended meanwhile
 			}
-			defer s.work.Done()
+			defer open.work.Done()
 			began := time.Now()
-			defer func() { // not for what ended with its connection
-				if r.Context().Err() != nil && time.Since(began) < soonReset && !heard.gone() && !g.resets.add(f.identity.ID) && told.CompareAndSwap(false, true) {
-					part(base)
-					g.unfinished(f, "resets", manyResets)
+			defer func() { // not for requests that ended with their connection
+				if r.Context().Err() != nil && time.Since(began) < soonReset && !heard.gone() && !g.resets.add(s.identity.ID) && told.CompareAndSwap(false, true) {
+					goAway(base)
+					g.unfinished(s.peer, s.target, "resets", manyResets)
 				}
 			}()
 			// Nothing is made for a request before its turn: hundreds at once would wait for memory
 			// to be collected, and another sandbox's request with them.
-			var mine turn
-			mine.begin(g.turns, f.identity.ID)
-			defer mine.end()
+			turn := takeTurn(g.turns, s.identity.ID)
+			defer turn.end()
 			if r.Context().Err() != nil {
 				panic(http.ErrAbortHandler) // reset while it waited: nothing was decided and nothing has left
 			}
-			g.serveStream(w, r, f, &mine)
+			g.serveStream(w, r, s, &turn)
 		}),
 	})
 }
@@ -246,12 +245,13 @@ type secured struct {
 
 func (s secured) ConnectionState() tls.ConnectionState { return s.tls.ConnectionState() }
 
-// serveStream answers one request, whose turn it is until its body is waited for.
-func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow, mine *turn) {
+// serveStream answers one request, whose turn it is until it is admitted.
+func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session, turn *turn) {
 	// The library holds a body against the length that it could read, or against
 	// 0, and resets the stream as soon as there is more of it: an answer would
-	// come or not as it happens. So whoever measures wrong, and has a body, is
-	// reset each time, as RFC 9113, section 8.1.1, has it; who has none is answered.
+	// come or not as it happens. So a request with a wrong length and a
+	// body is reset each time, as RFC 9113, section 8.1.1, has it; one without a body is
+	// answered.
 	wrong := !form.Measured(r) && form.HasBody(r.Body)
 	switch {
 	case r.ContentLength == 0:
@@ -261,22 +261,22 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, f *flow, m
 	}
 	ctx, cancel := context.WithCancel(r.Context()) // the library keeps its own
 	defer cancel()
-	ok, last := g.admit(f.identity.ID)
+	ok, last := g.enterStream(s.identity.ID)
 	if last {
 		w.Header().Set("Connection", "close") // goodbye: the connection may have come when all others were told
 	}
 	if !ok {
-		x := g.exchange(ctx, cancel, f)
-		x.describe(r)
-		x.refuse(r, &form.Error{Status: http.StatusTooManyRequests, Rule: "requests", Reason: "the sandbox has too many requests open"}).write(w, r)
+		q := g.request(ctx, cancel, s)
+		q.describe(r)
+		q.refuse(r, &form.Error{Status: http.StatusTooManyRequests, Rule: "requests", Reason: "the sandbox has too many requests open"}).write(w, r)
 		return
 	}
-	defer g.dismiss(f.identity.ID)
+	defer g.leaveStream(s.identity.ID)
 	if wrong {
-		g.serveExchange(ctx, cancel, unheard{}, r, f, mine)
+		g.serve(ctx, cancel, unheard{}, r, s, turn)
 		panic(http.ErrAbortHandler)
 	}
-	g.serveExchange(ctx, cancel, w, r, f, mine)
+	g.serve(ctx, cancel, w, r, s, turn)
 	if len(r.Trailer) > 0 && r.Body != http.NoBody {
 		settle(w, r.Body)
 	}

@@ -1,20 +1,20 @@
-package gateway
+package live
 
 import (
 	"context"
 	"testing"
 )
 
-type standing struct{ place entry }
+type standing struct{ place Handle }
 
-func (*standing) judge(context.Context) *revokedError { return nil }
-func (*standing) stop(*revokedError)                  {}
-func (*standing) cut()                                {}
+func (*standing) Recheck(context.Context) *Revoked { return nil }
+func (*standing) Stop(*Revoked)                    {}
+func (*standing) Cut()                             {}
 
 // What leaves is not found again, in whatever order it does, and what was decided
-// in an earlier round does not enter.
-func TestUnderway(t *testing.T) {
-	var u underway
+// in an earlier epoch does not enter.
+func TestSet(t *testing.T) {
+	var u Set
 	var all [4]standing
 	for i := range all {
 		if !u.enter(&all[i].place, &all[i], 0) {
@@ -22,8 +22,8 @@ func TestUnderway(t *testing.T) {
 		}
 	}
 	for n, i := range []int{1, 3, 0, 2} {
-		u.leave(&all[i].place)
-		u.leave(&all[i].place) // which changes nothing
+		u.Leave(&all[i].place)
+		u.Leave(&all[i].place) // which changes nothing
 		_, list := u.all()
 		if len(list) != len(all)-n-1 || u.count != len(list) {
 			t.Fatalf("%d are there, %d counted, after %d of %d have left", len(list), u.count, n+1, len(all))
@@ -33,30 +33,30 @@ func TestUnderway(t *testing.T) {
 				t.Errorf("%d is still there", i)
 			}
 		}
-		if all[i].place.revoke(&revokedError{}) {
+		if all[i].place.revoke(&Revoked{}) {
 			t.Errorf("%d was ended after it had left", i)
 		}
 	}
-	u.round.Add(1)
+	u.Advance(false)
 	late := new(standing)
 	if u.enter(&late.place, late, 0) {
 		t.Error("what was decided before the change was let in after it")
 	}
-	u.leave(&late.place) // which has no place
+	u.Leave(&late.place) // which has no place
 	if _, list := u.all(); len(list) > 0 || u.count != 0 {
 		t.Errorf("%d are there", len(list))
 	}
 }
 
-func BenchmarkUnderway(b *testing.B) {
-	var u underway
+func BenchmarkSet(b *testing.B) {
+	var u Set
 	b.ReportAllocs()
 	b.RunParallel(func(pb *testing.PB) {
 		var s standing
 		for pb.Next() {
 			s.place.over, s.place.of = false, nil
 			u.enter(&s.place, &s, 0)
-			u.leave(&s.place)
+			u.Leave(&s.place)
 		}
 	})
 }

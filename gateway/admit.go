@@ -1,0 +1,176 @@
+package gateway
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+
+	"sallyport/gateway/form"
+	"sallyport/gateway/http1"
+	"sallyport/gateway/websocket"
+	"sallyport/policy"
+)
+
+// admitted is a request as policy sees it.
+type admitted struct {
+	seen    *policy.Request
+	names   form.Names
+	rawPath string // as it came, still encoded
+	upgrade bool   // it is a WebSocket's handshake
+	key     string // of that
+
+	// Set where the policy has to see the request's body.
+	unsuited error // why it cannot
+	kept     *kept // the body, nil where that is known without
+}
+
+// admit checks the form of a request, whatever the policy says, and makes of it the
+// one that may leave. It returns nil where it has answered the request. It ends the
+// request's turn before it waits for anything.
+func (q *request) admit(w http.ResponseWriter, r *http.Request, turn *turn) *http.Request {
+	q.out.ResponseWriter, q.out.in = w, &q.sent.read
+	if q.streamed = r.ProtoMajor == 2; q.streamed && grpc(r) {
+		q.out.messages = new(envelope)
+	}
+	if q.answer != nil {
+		turn.end()
+		w.Header().Set("Connection", "close")
+		q.answer.write(w, r)
+		return nil
+	}
+	if m := q.countHead(r); m != nil {
+		turn.end()
+		q.form.seen = &policy.Request{Method: r.Method, Scheme: q.scheme(), Path: "/", Size: r.ContentLength}
+		q.refuse(r, m).write(w, r)
+		return nil
+	}
+	q.out.tunnel = websocket.FromHTTP2(w, r)
+	form.DropReserved(r.Header)
+	form.DropReserved(r.Trailer)
+	q.describe(r)
+	m := q.check(r)
+	turn.end()
+	if q.valid != nil && !q.valid() {
+		// The connection may be older than the client's removal.
+		m = &form.Error{Status: http.StatusForbidden, Rule: "client", Reason: errInvalid.Error()}
+	}
+	if m != nil {
+		q.reject(w, r, m)
+		return nil
+	}
+	if q.refused {
+		w.Header().Set("Connection", "close")
+		d := q.gateway.unlisted(q.Context, q.peer, q.target)
+		q.deny(r, d).write(w, r)
+		return nil
+	}
+	r.URL.Scheme, r.URL.Host = q.scheme(), q.authority
+	out := r.WithContext(q)
+	q.sent.take(r, out)
+	q.sent.wait(r, q.gateway.stall)
+	if m := q.readBody(w, out); m != nil {
+		q.reject(w, r, m)
+		return nil
+	}
+	return out
+}
+
+// reject answers a request that is refused for its form. On HTTP/1.1 its connection
+// ends; other streams of HTTP/2 have no part in it.
+func (q *request) reject(w http.ResponseWriter, r *http.Request, m *form.Error) {
+	if r.ProtoMajor == 1 {
+		w.Header().Set("Connection", "close")
+	}
+	q.refuse(r, m).write(w, r)
+}
+
+// countHead counts the head of a request by HTTP/2, as the reader of HTTP/1.1 has counted
+// that of any other.
+func (q *request) countHead(r *http.Request) *form.Error {
+	if r.ProtoMajor != 2 {
+		return nil
+	}
+	fields, size := http1.Measure(r.Header)
+	if fields > http1.MaxFields || len(r.Trailer) > http1.MaxTrailers {
+		return &form.Error{Status: http.StatusRequestHeaderFieldsTooLarge, Rule: "request-form", Reason: http1.ErrFields.Error()}
+	}
+	if cost := http1.Cost(size+len(r.RequestURI), fields, http1.Keys(r.RequestURI)); cost > 0 && q.heads.Take(cost) != nil {
+		return &form.Error{Status: http.StatusTooManyRequests, Rule: "request-form", Reason: http1.ErrBudget.Error()}
+	}
+	return nil
+}
+
+// describe fills in what policy sees of a request, all but the path.
+func (q *request) describe(r *http.Request) {
+	q.form.names = form.NamesOf(r)
+	q.form.seen = &policy.Request{
+		Method:    r.Method,
+		Scheme:    q.scheme(),
+		Path:      r.URL.Path,
+		QueryKeys: q.form.names.Query,
+		Headers:   q.form.names.Headers,
+		Size:      r.ContentLength,
+	}
+}
+
+// check checks the form of a request and fills in its path.
+func (q *request) check(r *http.Request) *form.Error {
+	switch r.Method {
+	case http.MethodConnect:
+		return &form.Error{Status: http.StatusMethodNotAllowed, Rule: "nested-connect", Reason: "CONNECT inside a connection that is already one"}
+	case http.MethodTrace:
+		return &form.Error{Status: http.StatusMethodNotAllowed, Rule: "trace", Reason: "TRACE sends a request's headers back, injected ones too"}
+	}
+	if m := form.Check(r); m != nil {
+		return m
+	}
+	if r.TLS == nil && r.ProtoMajor == 2 && q.tls() {
+		return &form.Error{Status: http.StatusMisdirectedRequest, Rule: "scheme", Reason: "the request's scheme is not the connection's"}
+	}
+	if r.URL.User != nil {
+		return &form.Error{Status: http.StatusBadRequest, Rule: "userinfo", Reason: "the request target has user information in it"}
+	}
+	if m := q.checkHost(r); m != nil {
+		return m
+	}
+	path, raw, m := form.CanonicalTarget(r)
+	if m != nil {
+		return m
+	}
+	q.form.rawPath = raw
+	if m := q.form.names.Check(r); m != nil {
+		return m
+	}
+	if q.form.upgrade = form.IsWebSocket(r.Header); q.form.upgrade {
+		if m := websocket.CheckRequest(r); m != nil {
+			return m
+		}
+		q.form.key = r.Header.Get("Sec-Websocket-Key")
+	}
+	q.form.seen.Path = path
+	return nil
+}
+
+// checkHost checks that a request is for the host that the connection is for.
+func (q *request) checkHost(r *http.Request) *form.Error {
+	if r.URL.Scheme != "" && !strings.EqualFold(r.URL.Scheme, q.scheme()) {
+		return &form.Error{Status: http.StatusMisdirectedRequest, Rule: "scheme", Reason: "the request target's scheme is not the connection's"}
+	}
+	if r.Host == q.authority && r.Host != "" {
+		return nil
+	}
+	host, port, err := form.ParseAuthority(r.Host)
+	if err != nil {
+		return &form.Error{Status: http.StatusBadRequest, Rule: "host", Reason: "bad Host: " + err.Error()}
+	}
+	if q.refused && q.host == "" {
+		named := *q.session
+		named.target = named.target.to(host)
+		q.session = &named
+		return nil
+	}
+	if host != q.host || port != 0 && port != q.port {
+		return &form.Error{Status: http.StatusMisdirectedRequest, Rule: "host", Reason: fmt.Sprintf("the request is for %s but its connection is for %s", r.Host, form.JoinAuthority(q.host, q.port, q.tls()))}
+	}
+	return nil
+}

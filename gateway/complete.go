@@ -1,0 +1,165 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/gateway/live"
+)
+
+// complete ends a request whatever happened in it, and records how. A panic becomes a
+// 500 while that can still be said. A response that broke off is broken off towards the
+// sandbox too: the sandbox would take it for complete otherwise.
+func (q *request) complete(r *http.Request) {
+	p := recover()
+	if p != nil && p != http.ErrAbortHandler {
+		q.err = errPanic
+		q.gateway.logger.Error("panic in a request", "sandbox", q.identity.Name, "panic", fmt.Sprint(p))
+		if q.out.status == 0 {
+			var id string
+			if q.allowed != nil {
+				id = q.allowed.ID()
+			}
+			q.out.Header().Set("Connection", "close")
+			failed(errPanic, id).write(&q.out, r)
+			p = nil
+		}
+	}
+	why := q.grant.meter.err()
+	if q.grant.handle.Revoked() != nil {
+		why = errors.New(live.NoLonger)
+	}
+	q.out.close(why)
+	broken := q.got.err != nil
+	q.recordCompletion()
+	if broken && q.endCall(r) {
+		broken = false
+	}
+	q.form.kept.drop() // which nobody judges any more
+	q.heads.Release()
+	q.grant.meter.end()
+	if p != nil || broken {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// recordCompletion writes the completion of an allowed request. It runs once, when the
+// last byte has gone to the sandbox or could not.
+func (q *request) recordCompletion() {
+	q.gateway.live.Leave(&q.grant.handle)
+	for _, u := range q.sentWith {
+		q.exposure.Release(u)
+	}
+	if q.grant.spool != nil {
+		_ = q.grant.spool.Close()
+	}
+	if q.allowed == nil {
+		return
+	}
+	used := q.charge()
+	outcome := q.outcome()
+	c := completion(&q.events, q.allowed.ActivityID, outcome)
+	s := &c.Unmapped.Sallyport
+	s.Credentials, s.Tokens = q.used, used
+	if q.err != nil && status(q.err) == http.StatusForbidden {
+		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
+	}
+	q.gateway.blocked(c, outcome)
+	names, n, strays := q.got.found()
+	if n > 0 {
+		c.Message = held(names, n, s.Credentials)
+		c.SeverityID = audit.SeverityMedium
+		for _, name := range names {
+			s.Found = append(s.Found, audit.CredentialUse{Name: name})
+		}
+		q.gateway.metrics.scrubbed.Add(float64(n))
+	}
+	if strays > 0 {
+		c.Message += "; a host that it was never sent to answered with it: somebody may be guessing"
+		c.SeverityID = audit.SeverityHigh
+	}
+	if len(q.lost) > 0 {
+		c.Message = strings.TrimPrefix(c.Message+"; "+forgotten(q.lost), "; ")
+		c.SeverityID = audit.SeverityMedium
+	}
+	c.Duration = time.Since(q.started).Milliseconds()
+	if q.out.status != 0 {
+		q.events.Response = audit.HTTPResponse{Code: q.out.status, Length: q.out.written.Load()}
+		c.HTTPResponse = &q.events.Response
+	}
+	q.events.Traffic = audit.Traffic{BytesIn: q.out.written.Load(), BytesOut: q.sent.read.Load()}
+	c.Traffic = &q.events.Traffic
+	q.gateway.enqueue(c)
+	q.gateway.metrics.finished(q.out.status, time.Since(q.started))
+}
+
+// held says what a response held.
+func held(names []string, n int, sent []audit.CredentialUse) string {
+	own := !slices.ContainsFunc(names, func(name string) bool {
+		return !slices.ContainsFunc(sent, func(u audit.CredentialUse) bool { return u.Name == name })
+	})
+	if own {
+		return fmt.Sprintf("the response held the injected credential %d times; each was overwritten", n)
+	}
+	return fmt.Sprintf("the response held a credential of the sandbox's other requests: %s, %d times; each was overwritten", strings.Join(names, ", "), n)
+}
+
+// forgotten says what answers are no longer searched for.
+func forgotten(lost map[string]int) string {
+	return "too much was injected for this sandbox: answers are no longer searched for old values of " + strings.Join(slices.Sorted(maps.Keys(lost)), ", ")
+}
+
+// outcome is the error that ended the request, nil for success.
+func (q *request) outcome() error {
+	err := q.err
+	if over := q.grant.meter.err(); over != nil {
+		err = over // whatever came of it
+	}
+	why := q.grant.handle.Revoked()
+	switch {
+	case why != nil && (err != nil || q.got.err != nil || q.out.failed || q.out.status == http.StatusSwitchingProtocols):
+		return why
+	case err != nil:
+	case q.got.err != nil && q.out.status != http.StatusSwitchingProtocols:
+		if err = q.got.err; q.Err() != nil {
+			err = errClient // which broke the response off
+		}
+	case q.out.failed:
+		err = errClient
+	case q.out.taken.Load() != nil:
+		if err = q.out.ended.Err(); err != nil && q.streamed && q.Err() != nil {
+			err = errClient // whose stream's end has ended the upstream's connection
+		}
+	}
+	if err != nil && q.gateway.life.Err() != nil && explain(err) == errClient.Error() {
+		err = errClosed
+	}
+	return err
+}
+
+// endCall gives a call of gRPC whose answer is broken off a status, where a message has
+// ended and it is known why. Any other is left to be reset.
+func (q *request) endCall(r *http.Request) bool {
+	if q.out.messages == nil || !q.out.messages.between() || q.out.failed {
+		return false
+	}
+	a := q.revoked()
+	if over := q.grant.meter.err(); a == nil && over != nil {
+		a = failed(over, q.allowed.ID())
+	}
+	if a == nil {
+		return false
+	}
+	header := a.status(r).Header
+	delete(header, "Content-Type") // which has been said
+	for name, values := range header {
+		q.out.Header()[http.TrailerPrefix+name] = values
+	}
+	return true
+}

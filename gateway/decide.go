@@ -1,0 +1,185 @@
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"strings"
+
+	"sallyport/gateway/live"
+	"sallyport/policy"
+)
+
+// grant is what the policy has allowed a request.
+type grant struct {
+	decision policy.Decision
+	handle   live.Handle // once it is allowed
+	meter    *limitMeter // nil where no limit bounds it
+	tokens   *tokenMeter // nil where no limit bounds tokens
+	spool    *spool      // the body, nil unless it was read to be approved
+}
+
+// decide decides on a request, asks an operator where the policy wants that, and counts
+// the request against its limits. The answer that it returns is for a request that may
+// not leave.
+func (q *request) decide(r *http.Request, turn *turn) (policy.Decision, *answer) {
+	g := q.gateway
+	d := q.askPolicy(r.Context())
+	for d.Action == policy.Approve {
+		d = g.spare(q.identity.Sandbox, d, q.form.seen.Size) // no operator is asked about what could not go
+		if d.Action != policy.Approve || g.approvals == nil {
+			break
+		}
+		turn.end() // it may take long
+		var refused *answer
+		if d, refused = q.approve(r, d); refused != nil {
+			return d, refused
+		}
+	}
+	switch {
+	case d.Action != policy.Allow:
+		if d.Action == policy.Tunnel {
+			d = floor(d, "tunnel", "a rule that carries bytes unread cannot carry a request that has been read")
+		}
+		return d, q.deny(r, d)
+	case len(d.Inject) > 0 && !q.tls():
+		d = floor(d, "plain-credential", "a credential goes over TLS only: use https")
+		return d, q.deny(r, d)
+	}
+	if d = q.priced(d); d.Action != policy.Allow {
+		return d, q.deny(r, d)
+	}
+	if q.grant.meter, d = g.take(q.identity.Sandbox, d, q.form.seen.Size); d.Action != policy.Allow {
+		return d, q.deny(r, d)
+	}
+	q.sent.meter, q.got.meter, q.out.meter = q.grant.meter, q.grant.meter, q.grant.meter
+	q.countTokens(r)
+	return d, nil
+}
+
+// askPolicy decides on the request by the policy of now, and enters it where it is
+// allowed. Where the policy has changed since the connection was decided on, that is
+// decided on again too.
+func (q *request) askPolicy(ctx context.Context) (d policy.Decision) {
+	set := &q.gateway.live
+	epoch := q.epoch
+	if epoch == 0 {
+		epoch = set.Epoch()
+	}
+	changed := false
+	set.Decide(epoch, func() (*live.Handle, live.Revocable) {
+		if changed {
+			if d = q.gateway.connect(ctx, q.peer, q.target); !q.readable(d) {
+				return nil, nil
+			}
+		}
+		changed = true
+		if d = q.ask(ctx); d.Action != policy.Allow {
+			return nil, nil
+		}
+		q.grant.decision = d
+		return &q.grant.handle, q
+	})
+	return d
+}
+
+// ask asks the policy about the request, and about its connection where that needs
+// approval.
+func (q *request) ask(ctx context.Context) policy.Decision {
+	d := q.askAboutBody(ctx)
+	if d.RawPath && strings.Contains(q.form.rawPath, "//") {
+		d = floor(d, "raw-path", "the path has doubled slashes, which some servers make one, and a rule has it sent as it is")
+	}
+	if q.asks && d.Action == policy.Allow {
+		d = approvalOf(q.gateway.connect(ctx, q.peer, q.target), d)
+	}
+	return d
+}
+
+// input is what policy decides the request on.
+func (q *request) input() policy.Input {
+	return policy.Input{
+		Phase:       policy.PhaseRequest,
+		Sandbox:     q.identity.Sandbox,
+		Destination: policy.Destination{Host: q.host, Port: q.port},
+		Protocol:    q.protocol,
+		Request:     q.form.seen,
+	}
+}
+
+// decide asks the policy; an empty answer denies.
+func (g *Gateway) decide(ctx context.Context, in policy.Input) policy.Decision {
+	d := g.decider.Decide(ctx, in)
+	switch {
+	case d.Err != nil && ctx.Err() != nil:
+		// Nothing waits for it any more, which is no fault of the policy's: a sandbox
+		// that resets its requests must not fill the log with errors.
+		d.Action, d.Reason, d.Err = policy.Deny, errClient.Error(), nil
+	case d.Err != nil:
+		g.metrics.unevaluated.Inc()
+		g.logger.Error("denying what could not be evaluated", "sandbox", in.Sandbox.Name, "phase", in.Phase, "error", d.Err)
+		d.Action = policy.Deny
+	case d.Action == "":
+		d.Action = policy.Deny
+	}
+	d = g.unlessStopped(in, d)
+	if d.Action == policy.Approve && g.approvals != nil {
+		return d // may become either
+	}
+	if d.Action != policy.Allow && d.Action != policy.Tunnel {
+		d.Inject, d.Upstream = nil, nil
+		if d.Reason == "" {
+			d.Reason = "no rule allows this"
+		}
+	}
+	return d
+}
+
+// connect decides on a connection.
+func (g *Gateway) connect(ctx context.Context, p *peer, t target) policy.Decision {
+	if t.refused {
+		return g.unlisted(ctx, p, t)
+	}
+	d := g.decide(ctx, t.input(p))
+	switch {
+	case d.Action != policy.Allow:
+		return d
+	case t.protocol == policy.ProtocolOther:
+		return floor(d, "protocol", "neither TLS nor HTTP: only a rule with action tunnel can carry it")
+	case t.bare() && t.sni != "":
+		return floor(d, "name", "the connection is to the address "+t.host+" but the TLS handshake names "+t.sni+": connect to the name")
+	}
+	return d
+}
+
+// unlisted denies a connection to the refusal address, with policy's reason where it has
+// one. A rule may have come since the look-up: the name needs to be looked up again,
+// since this address stands for none.
+func (g *Gateway) unlisted(ctx context.Context, p *peer, t target) policy.Decision {
+	if t.host == "" {
+		return floor(policy.Decision{}, "name", "no rule allows the name that led to this address")
+	}
+	d := g.decide(ctx, t.input(p))
+	if d.Action == policy.Allow || d.Action == policy.Tunnel || d.Action == policy.Approve && g.approvals != nil {
+		d = floor(d, "stale-name", "the name "+t.host+" was refused when it was looked up and is allowed by now: look it up again")
+	}
+	return d
+}
+
+// floor is a denial that no policy can lift.
+func floor(d policy.Decision, rule, reason string) policy.Decision {
+	return policy.Decision{Action: policy.Deny, Rule: rule, RuleType: "floor", Reason: reason, Revision: d.Revision}
+}
+
+// Redecide checks all that goes on by the policy as it is now, and ends what that no
+// longer allows, or allows with other credentials or by another way than it goes by. It
+// returns at once; the Decider must decide by the new policy before it is called. A
+// policy's changes are told by it (see [policy.Engine.Follow]).
+func (g *Gateway) Redecide() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	sweep := g.live.Advance(!g.closing)
+	g.holds.reconsider()
+	if sweep {
+		g.work.Go(func() { g.live.Sweep(g.life, g.metrics.revoked.Inc) })
+	}
+}

@@ -1,0 +1,178 @@
+package gateway
+
+import (
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+
+	"sallyport/audit"
+	"sallyport/gateway/credential"
+	"sallyport/gateway/form"
+	"sallyport/gateway/websocket"
+	"sallyport/policy"
+)
+
+// injection is what a request leaves with.
+type injection struct {
+	used      []audit.CredentialUse
+	sentWith  []*credential.Use
+	lost      map[string]int // values no longer looked for, by credential
+	transport http.RoundTripper
+}
+
+// inject turns the sandbox's request into the one that leaves, with the credentials that
+// its decision names. The answer that it returns is for a request that cannot leave.
+func (q *request) inject(r *http.Request) *answer {
+	err := q.prepare(r)
+	if err == nil {
+		return nil
+	}
+	q.err = err
+	if a := q.revoked(); a != nil {
+		return a
+	}
+	q.gateway.logger.Warn("an allowed request could not be sent", "sandbox", q.identity.Name, "decision", q.allowed.ID(), "error", err)
+	return failed(err, q.allowed.ID())
+}
+
+// prepare removes from a request what is not for the upstream, puts the credentials in,
+// and finds the way to the upstream.
+func (q *request) prepare(r *http.Request) error {
+	d := q.grant.decision
+	trailers := r.ProtoMajor == 2 && form.HasToken(r.Header["Te"], "trailers")
+	form.DropHops(r.Header, q.form.upgrade)
+	if trailers {
+		r.Header["Te"] = []string{"trailers"} // gRPC has its status in them
+	}
+	form.SetPath(r.URL, q.pathSent(r, d))
+	r.Host, r.Close = q.authority, false
+	r.RequestURI = "" // a client's request has none
+	if _, set := r.Header["User-Agent"]; !set {
+		r.Header["User-Agent"] = []string{""} // or the transport would add its own
+	}
+	if q.form.upgrade {
+		// Frames have to be read: what was injected for another request may be in
+		// them, or will be before they end.
+		delete(r.Header, "Sec-Websocket-Extensions")
+	}
+	q.got.strict = len(d.Inject) > 0
+	if !q.got.strict && q.exposure.Reached(q.host) {
+		q.got.strict = true
+		askSearchable(r.Header)
+	}
+	if q.grant.tokens != nil {
+		askSearchable(r.Header)
+	}
+	names := make([]string, 0, len(d.Inject))
+	if len(d.Inject) > 0 {
+		if err := q.putCredentials(r); err != nil {
+			return err
+		}
+		for _, i := range d.Inject {
+			names = append(names, i.Credential)
+		}
+	}
+	if d.Governed && len(d.Inject) == 0 {
+		// Observe mode lets it pass where rules give credentials: those that the
+		// sandbox has of its own are no more welcome for that.
+		q.strip(r)
+	}
+	transport, err := q.gateway.upstreams.RoundTripper(q.route(q.peer, d, strings.Join(names, ","), q.tls()))
+	if err != nil {
+		return err
+	}
+	q.transport = transport
+	return nil
+}
+
+// pathSent is the path that leaves, as it leaves.
+func (q *request) pathSent(r *http.Request, d policy.Decision) string {
+	if d.RawPath {
+		return q.form.rawPath
+	}
+	return r.URL.EscapedPath()
+}
+
+// unscrubbable are the headers that ask for a part of a response, or for a form of it
+// that would have to be undone before it can be searched.
+var unscrubbable = []string{
+	"Range", "If-Range", "X-Ms-Range", "Grpc-Accept-Encoding", "Connect-Accept-Encoding",
+}
+
+// askSearchable asks for a response that can be read whole, and best in the clear.
+func askSearchable(h http.Header) {
+	h["Accept-Encoding"] = []string{"identity"}
+	for _, name := range unscrubbable {
+		delete(h, name)
+	}
+}
+
+// strip removes the sandbox's own credentials.
+func (q *request) strip(r *http.Request) {
+	trailer, cookies := r.Trailer, r.Header["Cookie"]
+	credential.StripCarriers(r)
+	if q.passesCookies() && len(cookies) > 0 {
+		r.Header["Cookie"] = cookies
+	}
+	if credential.StripTrailers(trailer, nil); len(trailer) > 0 {
+		r.Trailer = trailer // the map that the body fills in at its end
+	}
+	if q.form.upgrade { // which is of one connection, as all that has just gone
+		websocket.KeepPlainProtocols(r.Header)
+		r.Header["Connection"], r.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
+	}
+}
+
+// putCredentials removes the sandbox's own credentials and puts in those that the
+// decision names. An account of the sandbox's own at an allowed destination would be a
+// way out.
+func (q *request) putCredentials(r *http.Request) error {
+	q.strip(r)
+	askSearchable(r.Header)
+	to := credential.Binding{Host: q.host, Port: q.port, TLS: q.tls(), Policy: q.grant.decision.Revision}
+	for _, i := range q.grant.decision.Inject {
+		lease, err := q.gateway.broker.Lease(r.Context(), i.Credential, to)
+		if err != nil {
+			q.used = append(q.used, audit.CredentialUse{Name: i.Credential})
+			return &leaseError{credential: i.Credential, err: err}
+		}
+		q.used = append(q.used, audit.CredentialUse{Name: lease.Name, Version: lease.Version})
+		if err := lease.Apply(r, i.Inject); err != nil {
+			return &leaseError{credential: i.Credential, err: err}
+		}
+		if err := q.expose(lease); err != nil {
+			return err
+		}
+	}
+	credential.StripTrailers(r.Trailer, r.Header) // injected ones are among them
+	return nil
+}
+
+// passesCookies tells whether all rules that put a credential into the request let its
+// cookies and those of its answer pass.
+func (q *request) passesCookies() bool {
+	return len(q.grant.decision.Inject) > 0 && q.grant.decision.Cookies
+}
+
+// expose has all answers to the sandbox searched for what is about to leave.
+func (q *request) expose(lease *credential.Lease) error {
+	use, lost, err := q.exposure.Expose(lease)
+	if err != nil {
+		return &leaseError{credential: lease.Name, err: err}
+	}
+	q.sentWith = append(q.sentWith, use)
+	if len(lost) == 0 {
+		return nil
+	}
+	if q.lost == nil {
+		q.lost = make(map[string]int)
+	}
+	for name, n := range lost {
+		q.lost[name] += n
+		q.gateway.metrics.forgotten.Add(float64(n))
+	}
+	q.gateway.logger.Warn("answers to a sandbox are no longer searched for values that were injected long ago",
+		"sandbox", q.identity.Name, "credentials", slices.Sorted(maps.Keys(lost)))
+	return nil
+}

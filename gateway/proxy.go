@@ -1,0 +1,75 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+
+	"github.com/elazarl/goproxy"
+)
+
+// This file is all that knows goproxy. It reads a request off its caller, calls the
+// http.RoundTripper that the request's context has, and copies the response, which may
+// be a WebSocket.
+
+var errNoRoute = errors.New("requests leave only by the route that their decision gave them")
+
+// transport is a function as an http.RoundTripper.
+type transport func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (t transport) RoundTrip(r *http.Request) (*http.Response, error) { return t(r) }
+
+// goproxyTransport is a transport as goproxy has it.
+type goproxyTransport transport
+
+// RoundTrip implements goproxy.RoundTripper.
+func (t goproxyTransport) RoundTrip(r *http.Request, _ *goproxy.ProxyCtx) (*http.Response, error) {
+	return t(r)
+}
+
+// newProxy returns a goproxy that carries nothing: what it would use when no handler
+// says otherwise refuses. It never sees CONNECT, ends no TLS and signs nothing.
+func newProxy(logger *slog.Logger) *goproxy.ProxyHttpServer {
+	proxy := goproxy.NewProxyHttpServer()
+	proxy.Logger = proxyLogger{logger}
+	proxy.Verbose = false
+	// The request's steps decide what goes out. Without this, goproxy would take
+	// hop-by-hop headers away a second time, and write each URL for a log that nobody
+	// reads.
+	proxy.KeepHeader = true
+	proxy.AllowHTTP2 = false
+	proxy.Tr = &http.Transport{
+		Proxy:              nil,
+		DialContext:        noDial,
+		DialTLSContext:     noDial,
+		DisableCompression: true,
+	}
+	proxy.ConnectDial = nil // it may have come from the environment
+	proxy.ConnectDialWithReq = func(*http.Request, string, string) (net.Conn, error) { return nil, errNoRoute }
+	proxy.OnRequest().HandleConnectFunc(func(host string, _ *goproxy.ProxyCtx) (*goproxy.ConnectAction, string) {
+		return &goproxy.ConnectAction{Action: goproxy.ConnectReject}, host
+	})
+	return proxy
+}
+
+func noDial(context.Context, string, string) (net.Conn, error) { return nil, errNoRoute }
+
+// carryRequests has the proxy carry requests by the transport in their context.
+func carryRequests(proxy *goproxy.ProxyHttpServer) {
+	proxy.OnRequest().DoFunc(func(r *http.Request, ctx *goproxy.ProxyCtx) (*http.Request, *http.Response) {
+		ctx.RoundTripper = goproxyTransport(r.Context().Value(transportKey{}).(transport))
+		return r, nil
+	})
+}
+
+// proxyLogger takes goproxy's warnings. Their arguments can quote a request, so the log
+// gets the kind of warning only.
+type proxyLogger struct{ *slog.Logger }
+
+func (l proxyLogger) Printf(format string, _ ...any) {
+	l.Debug("goproxy", "warning", strings.TrimSpace(strings.TrimPrefix(format, "[%03d] ")))
+}

@@ -1,0 +1,217 @@
+package gateway
+
+import (
+	"errors"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	"sallyport/gateway/credential"
+	"sallyport/gateway/form"
+)
+
+// errClient says that the sandbox's end of a connection is gone.
+var errClient = errors.New("the sandbox went away")
+
+// scrub readies a response for the sandbox: it takes out what is not for the sandbox,
+// and all secrets that were injected for it, from the head now and from the body as it
+// is read. err is that of send.
+func (q *request) scrub(resp *http.Response, err error, r *http.Request) (*http.Response, error) {
+	if err != nil {
+		q.err = err
+		if a := q.revoked(); a != nil {
+			return q.reply(a, r)
+		}
+		q.gateway.logger.Info("upstream failed", "sandbox", q.identity.Name, "decision", q.allowed.ID(), "error", explain(q.err))
+		return q.reply(failed(q.err, q.allowed.ID()), r)
+	}
+	form.DropHops(resp.Header, q.form.upgrade)
+	q.tidy(resp.Header)
+	if resp.StatusCode != http.StatusSwitchingProtocols {
+		if err := q.got.scrub(); err != nil {
+			q.err = errCoding
+			if q.grant.tokens != nil && !q.got.searched() {
+				q.err = errUnread
+			}
+			if errors.Is(err, credential.ErrMemory) {
+				q.err = credential.ErrMemory
+			}
+			_ = resp.Body.Close()
+			return q.reply(failed(q.err, q.allowed.ID()), r)
+		}
+		q.got.expect(q.gateway.stall, q.grant.handle.Cut)
+	}
+	if resp.StatusCode == http.StatusNoContent || resp.StatusCode == http.StatusNotModified {
+		// It is the length that another answer would have (RFC 9110, section 8.6). Clients of
+		// HTTP/2 wait for so many bytes.
+		delete(resp.Header, "Content-Length")
+		resp.ContentLength = 0
+	}
+	q.out.length = resp.ContentLength
+	q.out.prompt = resp.ContentLength < 0 && resp.Body != http.NoBody && !q.form.upgrade && q.got.waiting()
+	return resp, nil
+}
+
+// reply answers the request in place of an upstream.
+func (q *request) reply(a *answer, r *http.Request) (*http.Response, error) {
+	resp := a.response(r)
+	q.out.length = resp.ContentLength
+	return resp, nil
+}
+
+// tidy removes from the head or the trailers of an upstream's answer what is not for the sandbox.
+func (q *request) tidy(h http.Header) {
+	form.DropReserved(h)
+	delete(h, "Alt-Svc") // names other ways to the upstream, all closed
+	if len(q.grant.decision.Inject) > 0 && !q.passesCookies() {
+		credential.StripGrants(h)
+	}
+}
+
+// responseBody is the body of an upstream's response on its way to goproxy. It remembers
+// how it ended, which goproxy does not tell, and is scrubbed in place, so that goproxy
+// leaves the Content-Length alone: scrubbing keeps it true.
+type responseBody struct {
+	io.ReadCloser
+	raw      io.Reader // below the scrubber
+	response *http.Response
+	host     string               // that it comes from
+	of       *request             // that it answers
+	exposure *credential.Exposure // of the sandbox
+	scrubber *credential.Scrubber // for all that the sandbox's requests were sent with
+	strict   bool                 // the host had been sent a credential before, or is by this request
+	err      error                // but for io.EOF
+	meter    *limitMeter
+	tokens   *tokenMeter   // nil where no tokens are counted
+	stall    time.Duration // how long who reads may take between two reads
+	patience *time.Timer   // for that, nil where nothing is held
+
+	mu     sync.Mutex // a WebSocket's come while it ends
+	strays int
+	hits   map[string]int      // by credential
+	strewn map[string]struct{} // credentials that are counted already in this answer
+}
+
+// waiting tells whether nothing of the body has come yet.
+func (b *responseBody) waiting() bool {
+	ahead, ok := b.raw.(interface{ Buffered() int })
+	return !ok || ahead.Buffered() == 0
+}
+
+// hit records an occurrence. An answer tells no more by having a secret twice, so it is
+// counted once.
+func (b *responseBody) hit(f credential.Found) {
+	b.mu.Lock()
+	if b.hits == nil {
+		b.hits = make(map[string]int)
+	}
+	b.hits[f.Name]++
+	_, counted := b.strewn[f.Name]
+	stray := !f.Public && !counted && !b.exposure.Sent(b.host, f.Name)
+	if stray {
+		if b.strewn == nil {
+			b.strewn = make(map[string]struct{})
+		}
+		b.strewn[f.Name] = struct{}{}
+		b.strays++
+	}
+	b.mu.Unlock()
+	if stray {
+		b.of.gateway.stray(b.of.peer)
+	}
+}
+
+// anew begins another answer: each message of a WebSocket is one.
+func (b *responseBody) anew() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	clear(b.strewn)
+}
+
+// found says how often which credential was in the response.
+// strays is how many times the host had never been sent what was injected.
+func (b *responseBody) found() (names []string, total, strays int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.hits == nil {
+		return nil, 0, 0
+	}
+	for _, n := range b.hits {
+		total += n
+	}
+	return slices.Sorted(maps.Keys(b.hits)), total, b.strays
+}
+
+// scrub takes the secrets out of the response's head, and of its body and
+// trailers as they are read. goproxy goes on seeing the body that it knows.
+func (b *responseBody) scrub() error {
+	resp := b.response
+	if resp.Body == b {
+		resp.Body = b.ReadCloser
+		defer func() { b.ReadCloser, resp.Body = resp.Body, b }()
+	}
+	if b.tokens == nil {
+		return b.scrubber.Pass(resp, b.hit, b.searched)
+	}
+	return b.tokens.open(b)
+}
+
+// searched says that nothing unsearched may pass, from now on: the host may have
+// been sent a credential after this request was, and have waited for it.
+func (b *responseBody) searched() bool {
+	return b.strict && !b.scrubber.None() || b.exposure.Reached(b.host)
+}
+
+// frames is a WebSocket from an upstream, scrubbed frame by frame.
+func (b *responseBody) frames(resp *http.Response) error {
+	conn, ok := resp.Body.(io.ReadWriteCloser)
+	if !ok || len(resp.Header["Sec-Websocket-Extensions"]) > 0 { // which were not asked for
+		return errUpgrade
+	}
+	resp.Body = struct {
+		io.Reader
+		io.WriteCloser
+	}{b.scrubber.Frames(conn, b.hit, b.anew), conn}
+	return b.scrubber.Response(resp, b.hit)
+}
+
+// expect has gone called when nothing has been read for as long: what is decoded
+// takes memory that others wait for, and a stream of HTTP/2 can be left unread while
+// its connection is not.
+func (b *responseBody) expect(patience time.Duration, gone func()) {
+	if b.response.Uncompressed && b.response.Body == b {
+		b.stall = patience
+		b.patience = time.AfterFunc(patience, gone)
+	}
+}
+
+func (b *responseBody) Read(p []byte) (int, error) {
+	if b.patience != nil {
+		b.patience.Stop()
+		defer b.patience.Reset(b.stall)
+	}
+	n, err := b.ReadCloser.Read(p)
+	if b.tokens != nil {
+		b.tokens.read(p[:n], err)
+	}
+	if over := b.meter.spend(n); over != nil {
+		n, err = 0, over
+	}
+	if err != nil && err != io.EOF {
+		b.err = err
+	}
+	return n, err
+}
+
+// Close also goes over the trailers, which are there once the body has been
+// read: goproxy sends them after it has closed it.
+func (b *responseBody) Close() error {
+	if b.patience != nil {
+		b.patience.Stop()
+	}
+	b.of.tidy(b.response.Trailer)
+	return b.ReadCloser.Close()
+}
