@@ -1,10 +1,15 @@
 package gateway
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
+	"sync/atomic"
+	"time"
 
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/websocket"
@@ -20,8 +25,8 @@ type admitted struct {
 	key     string // of that
 
 	// Set where the policy has to see the request's body.
-	unsuited error // why it cannot
-	kept     *kept // the body, nil where that is known without
+	unsuited error            // why it cannot
+	body     *bodies.Buffered // nil where that is known without
 }
 
 // admit checks the form of a request, whatever the policy says, and makes of it the
@@ -173,4 +178,79 @@ func (q *request) checkHost(r *http.Request) *form.Error {
 		return &form.Error{Status: http.StatusMisdirectedRequest, Rule: "host", Reason: fmt.Sprintf("the request is for %s but its connection is for %s", r.Host, form.JoinAuthority(q.host, q.port, q.tls()))}
 	}
 	return nil
+}
+
+// unsuited says why a request has no body that every reader takes for JSON, or nil.
+func unsuited(r *http.Request) error {
+	return policy.UnsuitedBody(r.Header, r.Body == nil || r.Body == http.NoBody)
+}
+
+// readBody reads the body of a request where the policy has to see it. The error that
+// it returns refuses the request for how the body came: its content is for the policy to
+// judge.
+func (q *request) readBody(w http.ResponseWriter, r *http.Request) *form.Error {
+	g := q.gateway
+	if g.bodyPolicy == nil {
+		return nil
+	}
+	need := g.bodyPolicy.Need(q.input())
+	if need.Max == 0 {
+		return nil
+	}
+	if q.form.unsuited = unsuited(r); q.form.unsuited != nil {
+		return nil
+	}
+	if r.ContentLength > need.Max {
+		q.form.unsuited = policy.TooLong(need.Max)
+		return nil
+	}
+	q.form.body = bodies.NewBuffered(g.bodies, q.identity.ID, &q.sent.read)
+	late, stop := deadline(w, r, g.handshake)
+	err := q.form.body.Fill(r.Body, need.Max)
+	stop()
+	switch {
+	case err == nil:
+	case errors.Is(err, bodies.ErrSandboxFull):
+		w.Header().Set("Retry-After", "1")
+		return &form.Error{Status: http.StatusTooManyRequests, Rule: "bodies", Reason: err.Error()}
+	case errors.Is(err, bodies.ErrFull):
+		w.Header().Set("Retry-After", "1")
+		return &form.Error{Status: http.StatusServiceUnavailable, Rule: "bodies", Reason: err.Error()}
+	case late.Load() || errors.Is(err, os.ErrDeadlineExceeded):
+		return &form.Error{Status: http.StatusRequestTimeout, Rule: "slow-body", Reason: "the body, which the policy has to see, did not come in time"}
+	default:
+		return &form.Error{Status: http.StatusBadRequest, Rule: "body", Reason: "the body, which the policy has to see, broke off or is not framed as it should be"}
+	}
+	q.sent.read.Store(0) // from here on by what leaves
+	body := r.Body
+	r.Body = q.form.body
+	delete(r.Header, "Expect") // it is here
+	if int64(len(q.form.body.Bytes())) > need.Max {
+		q.form.unsuited = policy.TooLong(need.Max) // where that is not enforced, all of it leaves
+		q.form.body.Continue(body)
+		return nil
+	}
+	if r.Trailer == nil {
+		r.ContentLength = int64(len(q.form.body.Bytes()))
+	}
+	q.form.seen.Size = int64(len(q.form.body.Bytes()))
+	return nil
+}
+
+// deadline breaks the reading of a body off, and says that it has, unless it is
+// stopped before d is over.
+func deadline(w http.ResponseWriter, r *http.Request, d time.Duration) (late *atomic.Bool, stop func()) {
+	late = new(atomic.Bool)
+	if r.ProtoMajor == 2 {
+		control := http.NewResponseController(w)
+		if control.SetReadDeadline(time.Now().Add(d)) == nil {
+			return late, func() { _ = control.SetReadDeadline(time.Time{}) }
+		}
+	}
+	body := r.Body
+	t := time.AfterFunc(d, func() {
+		late.Store(true)
+		_ = body.Close()
+	})
+	return late, func() { t.Stop() }
 }

@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/internal/quota"
@@ -185,9 +184,9 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 		ctx, cancel = context.WithTimeout(ctx, within)
 		defer cancel()
 	}
-	query, body, length := "", digest(nil), int64(0)
+	query, body, length := "", bodies.Digest(nil), int64(0)
 	if r.URL.RawQuery != "" || r.URL.ForceQuery {
-		query = digest([]byte(r.URL.RawQuery))
+		query = bodies.Digest([]byte(r.URL.RawQuery))
 	}
 	h.decide = func(ctx context.Context) policy.Decision {
 		if q.valid != nil && !q.valid() {
@@ -204,8 +203,8 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 	var v approval.Verdict
 	var err error
 	switch {
-	case q.form.kept != nil: // read already, and what leaves
-		body, length = q.form.kept.digest()
+	case q.form.body != nil: // read already, and what leaves
+		body, length = q.form.body.Digest()
 	case q.sent.ReadCloser != nil:
 		body, length = "", -1
 		// What a longer approval covers need not be read ahead.
@@ -233,7 +232,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 		return q.enterApproved(r.Context(), approved(d, v, policy.Allow), h.epoch), nil
 	case err == nil && v.State == approval.Pending:
 		return d, q.later(r, d, v)
-	case r.Context().Err() != nil, errors.Is(err, errSpool), errors.Is(err, errClient):
+	case r.Context().Err() != nil, errors.Is(err, bodies.ErrBroken), errors.Is(err, errClient):
 		return d, failed(errClient, "")
 	case errors.Is(err, errClosed):
 		return d, failed(errClosed, "")
@@ -262,17 +261,12 @@ func (t target) subject(p *peer, d policy.Decision) approval.Subject {
 	return s
 }
 
-func digest(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
-}
-
 // readAhead reads the request's body as far as it binds.
 func (q *request) readAhead(ctx context.Context, h *hold) (string, int64, error) {
-	q.grant.spool = readAhead(q.sent.ReadCloser, int(h.settings.Body), q.gateway.room, q.identity.ID)
-	q.sent.ReadCloser = q.grant.spool
-	h.gone, h.broken = q.grant.spool.done, q.grant.spool.broken
-	return q.grant.spool.whole(ctx)
+	ahead := bodies.NewReadAhead(q.sent.ReadCloser, int(h.settings.Body), q.gateway.bodies, q.identity.ID)
+	q.grant.ahead, q.sent.ReadCloser = ahead, ahead
+	h.gone, h.broken = ahead.Done, ahead.Broken
+	return ahead.Whole(ctx)
 }
 
 // later has the request sent again.

@@ -41,7 +41,7 @@ func (q *request) complete(r *http.Request) {
 	if broken && q.endCall(r) {
 		broken = false
 	}
-	q.form.kept.drop() // which nobody judges any more
+	q.form.body.Drop() // which nobody judges any more
 	q.heads.Release()
 	q.grant.meter.end()
 	if p != nil || broken {
@@ -56,8 +56,8 @@ func (q *request) recordCompletion() {
 	for _, u := range q.sentWith {
 		q.exposure.Release(u)
 	}
-	if q.grant.spool != nil {
-		_ = q.grant.spool.Close()
+	if q.grant.ahead != nil {
+		_ = q.grant.ahead.Close()
 	}
 	if q.allowed == nil {
 		return

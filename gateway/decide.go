@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/live"
 	"sallyport/policy"
 )
@@ -12,10 +13,10 @@ import (
 // grant is what the policy has allowed a request.
 type grant struct {
 	decision policy.Decision
-	handle   live.Handle // once it is allowed
-	meter    *limitMeter // nil where no limit bounds it
-	tokens   *tokenMeter // nil where no limit bounds tokens
-	spool    *spool      // the body, nil unless it was read to be approved
+	handle   live.Handle       // once it is allowed
+	meter    *limitMeter       // nil where no limit bounds it
+	tokens   *tokenMeter       // nil where no limit bounds tokens
+	ahead    *bodies.ReadAhead // the body, nil unless it was read to be approved
 }
 
 // decide decides on a request, asks an operator where the policy wants that, and counts
@@ -104,6 +105,33 @@ func (q *request) input() policy.Input {
 		Protocol:    q.protocol,
 		Request:     q.form.seen,
 	}
+}
+
+// askAboutBody decides on the request, with what the policy has to see of its body. That is
+// forgotten at once: it is much larger in Rego's form.
+func (q *request) askAboutBody(ctx context.Context) policy.Decision {
+	g, in := q.gateway, q.input()
+	if g.bodyPolicy == nil {
+		return g.decide(ctx, in)
+	}
+	need := g.bodyPolicy.Need(in) // which may be another than it was
+	if need.Max == 0 {
+		return g.decide(ctx, in)
+	}
+	select {
+	case g.judging <- struct{}{}:
+		defer func() { <-g.judging }()
+	case <-ctx.Done():
+		return policy.Decision{Action: policy.Deny, Reason: errClient.Error()}
+	}
+	seen := *q.form.seen
+	if q.form.unsuited != nil {
+		seen.Body = policy.NoBody(q.form.unsuited)
+	} else if text := q.form.body.Bytes(); text != nil {
+		seen.Body = policy.ReadBody(need, text)
+	}
+	in.Request = &seen
+	return g.decide(ctx, in)
 }
 
 // decide asks the policy; an empty answer denies.

@@ -55,6 +55,12 @@ type Decider interface {
 	Decide(context.Context, policy.Input) policy.Decision
 }
 
+// bodyPolicy is a policy that has to see some bodies. A Decider that is none is asked
+// without.
+type bodyPolicy interface {
+	Need(policy.Input) policy.Need
+}
+
 // Recorder is the audit log. Append returns when the events are durable, or when
 // the context is done: then they may be in the log, unless the error wraps
 // audit.ErrWithdrawn too. Enqueue returns when they are queued to be durable.

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/websocket"
@@ -107,7 +108,7 @@ func (g *Gateway) newInward(o Options) *inward {
 	}
 	in.web = &http1.Server{
 		HeadTimeout: g.handshake, IdleTimeout: visitorIdle, MaxHead: maxVisitorHead, Logger: o.Logger,
-		Budget: func(context.Context) http1.Budget { return &headBudget{of: g.room} },
+		Budget: func(context.Context) http1.Budget { return &bodies.Heads{Of: g.bodies} },
 		Refuse: func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *http1.RefusedError) {
 			if l, ok := ctx.Value(visitorKey{}).(*visitor); ok {
 				v := &visit{gateway: g, visitor: l, peer: unknownPeer(l.source)}

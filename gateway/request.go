@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
 	"sallyport/gateway/upstream"
@@ -31,9 +32,9 @@ type request struct {
 	sent      requestBody  // send: from the sandbox
 	got       responseBody // scrub: from the upstream
 	out       responseWriter
-	heads     headBudget // for large heads
-	carry     transport  // the steps between admit and complete
-	err       error      // what ended it, nil for success
+	heads     bodies.Heads // its large heads
+	carry     transport    // the steps between admit and complete
+	err       error        // what ended it, nil for success
 
 	informing informing
 }
@@ -70,7 +71,7 @@ func (g *Gateway) serve(ctx context.Context, cancel context.CancelFunc, w http.R
 
 func (g *Gateway) request(ctx context.Context, cancel context.CancelFunc, s *session) *request {
 	q := &request{Context: ctx, cancel: cancel, gateway: g, session: s, started: time.Now()}
-	q.heads.of, q.heads.id = g.room, s.identity.ID
+	q.heads.Of, q.heads.ID = g.bodies, s.identity.ID
 	q.got.of = q
 	q.got.host, q.got.exposure, q.got.scrubber = s.host, s.exposure, s.exposure.Scrubber()
 	return q

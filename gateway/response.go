@@ -6,16 +6,12 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
 	"sync/atomic"
 
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/live"
 	"sallyport/gateway/websocket"
 )
-
-const copySize = 32 << 10
-
-var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
 // responseWriter counts bytes that go to a sandbox and remembers the status.
 type responseWriter struct {
@@ -68,8 +64,8 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 // ReadFrom implements io.ReaderFrom for io.Copy: it saves a buffer for each response. It sends
 // each piece as it comes, since the next may take long.
 func (w *responseWriter) ReadFrom(src io.Reader) (int64, error) {
-	buf := buffers.Get().(*[copySize]byte)
-	defer buffers.Put(buf)
+	buf := bodies.Chunks.Get().(*[bodies.ChunkSize]byte)
+	defer bodies.Chunks.Put(buf)
 	var total int64
 	for {
 		n, err := src.Read(buf[:])

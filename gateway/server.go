@@ -8,12 +8,14 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"time"
 
 	"github.com/elazarl/goproxy"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/denials"
 	"sallyport/gateway/http1"
@@ -112,8 +114,9 @@ type Gateway struct {
 	web             *http1.Server
 	inward          *inward // nil where nothing comes in
 	h2              *multiplexed
-	viewer          viewer // nil where no policy has to see a body
-	room            *room  // for those
+	bodyPolicy      bodyPolicy // nil where no policy has to see a body
+	bodies          *bodies.Budget
+	judging         chan struct{} // has one element for each body in Rego's form, which is large
 	turns           *turns
 	resets          *resets
 	hellos          *turns // of TLS handshakes with sandboxes
@@ -189,8 +192,9 @@ func New(o Options) (*Gateway, error) {
 	g.life, g.end = context.WithCancel(context.Background())
 	g.holds.begin()
 	g.denials = denials.New(g.enqueue)
-	g.viewer, _ = o.Decider.(viewer)
-	g.room = newRoom(m)
+	g.bodyPolicy, _ = o.Decider.(bodyPolicy)
+	g.bodies = bodies.NewBudget(m.bodies, m.crowded)
+	g.judging = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))
 	g.turns, g.hellos, g.resets = newTurns(), newTurns(), newResets()
 	carryRequests(g.proxy)
 	g.web = &http1.Server{
@@ -198,7 +202,14 @@ func New(o Options) (*Gateway, error) {
 		IdleTimeout: o.IdleTimeout,
 		MaxHead:     maxHeader,
 		Refuse:      g.unreadable,
-		Budget:      func(ctx context.Context) http1.Budget { return &headBudget{of: g.room, ctx: ctx} },
+		Budget: func(ctx context.Context) http1.Budget {
+			return &bodies.Heads{Of: g.bodies, Who: func() string {
+				if s := sessionOf(ctx); s != nil {
+					return s.identity.ID
+				}
+				return ""
+			}}
+		},
 		Silent: func(ctx context.Context) {
 			if s := sessionOf(ctx); s != nil {
 				g.silent(s, silence)

@@ -1,4 +1,4 @@
-package gateway
+package bodies
 
 import (
 	"fmt"
@@ -10,27 +10,23 @@ import (
 // Sandboxes that hold all the room that they get, for as long as they sleep for
 // instance, leave some to the others; and it is never more than there is.
 func TestRoomForOthers(t *testing.T) {
-	m, err := newMetrics(prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r := newRoom(m)
+	r := NewBudget(prometheus.NewGauge(prometheus.GaugeOpts{}), prometheus.NewCounter(prometheus.CounterOpts{}))
 	const step = 64 << 10
 	for i := range 8 {
 		id := fmt.Sprint(i)
-		if err := r.take(id, step); err != nil {
+		if err := r.Take(id, step); err != nil {
 			t.Errorf("sandbox %d has no room for one body: %v", i, err)
 		}
-		for r.take(id, step) == nil {
+		for r.Take(id, step) == nil {
 		}
 	}
-	if r.all > maxRoom || r.ofOne["0"] != maxRoomOfOne {
-		t.Errorf("%d bytes are held of %d, %d by the first", r.all, int64(maxRoom), r.ofOne["0"])
+	if r.all > maxHeld || r.ofOne["0"] != maxHeldOfOne {
+		t.Errorf("%d bytes are held of %d, %d by the first", r.all, int64(maxHeld), r.ofOne["0"])
 	}
 	for id, n := range r.ofOne {
-		r.give(id, n)
+		r.Give(id, n)
 	}
-	if err := r.take("0", maxRoomOfOne); err != nil {
+	if err := r.Take("0", maxHeldOfOne); err != nil {
 		t.Errorf("when all is given back: %v", err)
 	}
 }
