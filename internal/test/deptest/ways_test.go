@@ -16,6 +16,7 @@ var waysIn = map[string]string{
 	"datapath":   "sandbox/datapath",
 	"gateway":    "gateway",
 	"sniff":      "gateway/sniff",
+	"denials":    "gateway/denials",
 	"policy":     "policy",
 	"supervisor": "gateway/supervisor",
 	"worker":     "gateway/worker",
