@@ -35,7 +35,7 @@ type admitted struct {
 func (q *request) admit(w http.ResponseWriter, r *http.Request, turn *turn) *http.Request {
 	q.out.ResponseWriter, q.out.in = w, &q.sent.read
 	if q.streamed = r.ProtoMajor == 2; q.streamed && grpc(r) {
-		q.out.messages = new(envelope)
+		q.out.messages = new(grpcMessages)
 	}
 	if q.answer != nil {
 		turn.end()

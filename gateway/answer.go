@@ -74,7 +74,7 @@ func denied(d policy.Decision, id, where string) *answer {
 		}
 		a.Remedy = "Send the request with a body that can be judged, as the reason says. Do not retry it as it is."
 	case d.RuleType == policy.TypeLimit:
-		a.limited(&limitError{rule: d.Rule, reason: d.Reason, retry: d.Retry})
+		a.limited(&exceededError{rule: d.Rule, reason: d.Reason, retry: d.Retry})
 	case d.RuleType == "floor" && d.Rule == FoundLimit:
 		a.Remedy = "Stop here: nothing leaves until an operator has looked at the audit log and run: sallyport limits reset " + FoundLimit
 	case d.RuleType == "floor":
@@ -88,7 +88,7 @@ func denied(d policy.Decision, id, where string) *answer {
 }
 
 // limited makes it the answer to what a limit has no room for.
-func (a *answer) limited(e *limitError) {
+func (a *answer) limited(e *exceededError) {
 	a.Status, a.Rule = e.status(), e.rule
 	if e.unpriced {
 		a.Remedy = unpricedRemedy
@@ -106,7 +106,7 @@ func (a *answer) limited(e *limitError) {
 // where an error becomes a status.
 func failed(err error, id string) *answer {
 	a := &answer{Status: status(err), Reason: explain(err), Decision: id}
-	var over *limitError
+	var over *exceededError
 	if errors.As(err, &over) {
 		a.limited(over)
 		return a
@@ -137,7 +137,7 @@ func failed(err error, id string) *answer {
 func status(err error) int {
 	var reach *upstream.Error
 	var gone *live.Revoked
-	var over *limitError
+	var over *exceededError
 	switch {
 	case errors.As(err, &gone):
 		return http.StatusForbidden
@@ -170,7 +170,7 @@ func explain(err error) string {
 	var reach *upstream.Error
 	var gone *live.Revoked
 	leased, isLease := leaseOf(err)
-	var over *limitError
+	var over *exceededError
 	switch {
 	case errors.As(err, &gone):
 		return gone.Error()
@@ -322,69 +322,6 @@ func (a *answer) identify(h http.Header) {
 	if a.Retry > 0 {
 		h.Set("Retry-After", strconv.FormatInt(a.Retry, 10))
 	}
-}
-
-// grpc tells whether a request is a call of gRPC over HTTP/2.
-func grpc(r *http.Request) bool {
-	kind := r.Header.Get("Content-Type")
-	return r.ProtoMajor == 2 && (kind == "application/grpc" || strings.HasPrefix(kind, "application/grpc+") || strings.HasPrefix(kind, "application/grpc;"))
-}
-
-// status renders an answer as a call that ended with its head ("Trailers-Only"
-// in the gRPC protocol over HTTP/2).
-func (a *answer) status(r *http.Request) *http.Response {
-	code := 7 // PERMISSION_DENIED
-	switch {
-	case a.late:
-		code = 4 // DEADLINE_EXCEEDED
-	case a.Status == http.StatusBadRequest, a.denied && a.Status > http.StatusInternalServerError:
-		code = 3 // INVALID_ARGUMENT
-	case a.Status == http.StatusPreconditionRequired:
-		code = 9 // FAILED_PRECONDITION
-	case a.Status == http.StatusTooManyRequests, a.Status == http.StatusRequestEntityTooLarge:
-		code = 8 // RESOURCE_EXHAUSTED
-	case a.Status == http.StatusInternalServerError:
-		code = 13 // INTERNAL
-	case a.Status > http.StatusInternalServerError:
-		code = 14 // UNAVAILABLE
-	}
-	var text bytes.Buffer
-	a.print(&text)
-	h := http.Header{
-		"Content-Type": {"application/grpc"},
-		"Grpc-Status":  {strconv.Itoa(code)},
-		"Grpc-Message": {grpcMessage(text.Bytes())},
-	}
-	a.identify(h)
-	if a.Retry > 0 {
-		h.Set("Grpc-Retry-Pushback-Ms", pushback(a.Retry))
-	}
-	return &http.Response{
-		StatusCode: http.StatusOK, Proto: "HTTP/2.0", ProtoMajor: 2,
-		Header: h, Body: http.NoBody, Request: r,
-	}
-}
-
-// pushback tells gRPC's own clients, which retry by themselves, when to, in
-// milliseconds (gRFC A6); not at all where their callers would hang for long.
-func pushback(seconds int64) string {
-	if seconds > 60 {
-		return "-1"
-	}
-	return strconv.FormatInt(seconds*1000, 10)
-}
-
-// grpcMessage encodes what is not printable ASCII in percents.
-func grpcMessage(text []byte) string {
-	var b strings.Builder
-	for _, c := range bytes.TrimSpace(text) {
-		if c >= ' ' && c <= '~' && c != '%' {
-			b.WriteByte(c)
-		} else {
-			fmt.Fprintf(&b, "%%%02X", c)
-		}
-	}
-	return b.String()
 }
 
 func (a *answer) print(w io.Writer) {

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -278,33 +277,6 @@ func (q *request) later(r *http.Request, d policy.Decision, v approval.Verdict) 
 	a.Remedy = fmt.Sprintf("An operator has been asked. Send the same request again, not before %d seconds from now, until it is answered otherwise; nobody answering until %s is a no.",
 		pollAfter, v.Expires.UTC().Format(time.RFC3339))
 	return a
-}
-
-// grpcTimeout is how long a call's client waits for it ("Timeout" in the gRPC
-// protocol over HTTP/2).
-func grpcTimeout(r *http.Request) (time.Duration, bool) {
-	v := r.Header.Get("Grpc-Timeout")
-	if !grpc(r) || len(v) < 2 || len(v) > 9 {
-		return 0, false
-	}
-	unit, ok := map[byte]time.Duration{
-		'H': time.Hour, 'M': time.Minute, 'S': time.Second, 'm': time.Millisecond, 'u': time.Microsecond, 'n': time.Nanosecond,
-	}[v[len(v)-1]]
-	n, err := strconv.ParseUint(v[:len(v)-1], 10, 32)
-	if !ok || err != nil {
-		return 0, false
-	}
-	return time.Duration(min(n, uint64(approval.MaxTimeout/unit))) * unit, true
-}
-
-// leaveTime tells the upstream how much of a call's time is left.
-func leaveTime(ctx context.Context, r *http.Request) {
-	if _, ok := grpcTimeout(r); !ok {
-		return
-	}
-	if end, ok := ctx.Deadline(); ok {
-		r.Header.Set("Grpc-Timeout", strconv.FormatInt(max(time.Until(end).Milliseconds(), 1), 10)+"m")
-	}
 }
 
 // tunnelApproved carries a connection that cannot be read, once an operator has

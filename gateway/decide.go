@@ -26,7 +26,7 @@ func (q *request) decide(r *http.Request, turn *turn) (policy.Decision, *answer)
 	g := q.gateway
 	d := q.askPolicy(r.Context())
 	for d.Action == policy.Approve {
-		d = g.spare(q.identity.Sandbox, d, q.form.seen.Size) // no operator is asked about what could not go
+		d = g.checkLimits(q.identity.Sandbox, d, q.form.seen.Size) // no operator is asked about what could not go
 		if d.Action != policy.Approve || g.approvals == nil {
 			break
 		}
@@ -49,7 +49,7 @@ func (q *request) decide(r *http.Request, turn *turn) (policy.Decision, *answer)
 	if d = q.priced(d); d.Action != policy.Allow {
 		return d, q.deny(r, d)
 	}
-	if q.grant.meter, d = g.take(q.identity.Sandbox, d, q.form.seen.Size); d.Action != policy.Allow {
+	if q.grant.meter, d = g.takeLimits(q.identity.Sandbox, d, q.form.seen.Size); d.Action != policy.Allow {
 		return d, q.deny(r, d)
 	}
 	q.sent.meter, q.got.meter, q.out.meter = q.grant.meter, q.grant.meter, q.grant.meter

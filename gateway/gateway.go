@@ -1,106 +1,321 @@
 // Package gateway is the only way out of a sandbox.
 //
-// It takes the connections that the datapath steers to it (Transparent) and
-// those of authenticated clients elsewhere (Explicit), finds out who is asking
-// and for what, asks the policy, writes the decision down, and only then
-// resolves, dials, injects and carries. goproxy carries the requests: policy,
-// write-ahead and injection are its request handlers, scrubbing its response
-// handler. The completion follows when it has returned.
+// It takes the connections that the datapath steers to it (ServeTransparent) and those of
+// authenticated clients elsewhere (ServeExplicit), finds the sandbox and the destination,
+// asks the policy, records the decision, and only then resolves, dials, injects and sends.
+// The life of a request is on one page, request.go: admit, decide, record, inject, send,
+// scrub, complete. goproxy copies responses; proxy.go alone knows it. ServeInbound carries
+// requests of this host to exposed ports of sandboxes.
 //
-// An answer is searched for all that was injected for its sandbox so far, whatever
-// it answers. What was injected for other sandboxes is not looked for.
+// Responses are scanned for every secret that was injected for their sandbox so far,
+// whichever host they come from. Secrets of other sandboxes are not looked for.
 //
-// It guarantees that no byte leaves for a destination before a durable allow
-// decision, and that whatever cannot be decided is denied. It does not
-// guarantee anything about what an allowed upstream does with a request.
+// It guarantees that no byte leaves for a destination before a durable allow decision, and
+// that a request that cannot be decided is denied. It does not guarantee anything about
+// what an allowed upstream does with a request.
 package gateway
 
 import (
+	"cmp"
 	"context"
-	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
 	"net"
-	"net/http"
 	"net/netip"
+	"runtime"
+	"sync"
+	"time"
 
-	"sallyport/audit"
+	"github.com/elazarl/goproxy"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/credential"
-	"sallyport/gateway/upstream"
-	"sallyport/policy"
-	"sallyport/policy/approval"
+	"sallyport/gateway/denials"
+	"sallyport/gateway/http1"
+	"sallyport/gateway/live"
+	"sallyport/gateway/sniff"
+	"sallyport/gateway/suspend"
+	"sallyport/internal/connlimit"
+	"sallyport/policy/limit"
 )
 
-// Identity is who is behind a connection.
-type Identity struct {
-	policy.Sandbox
-	// Address is the sandbox's own, the zero Addr for a client elsewhere.
-	Address netip.Addr
+// maxHeader bounds a request's head, in bytes.
+const maxHeader = 128 << 10
+
+var errClosed = errors.New("the gateway is shutting down")
+
+// Gateway carries the requests that policy allows. Make one with New; it serves any number
+// of listeners until Shutdown.
+type Gateway struct {
+	identities   Identities
+	clients      Clients
+	names        Names
+	decider      Decider
+	recorder     Recorder
+	certificates Certificates
+	upstreams    Upstreams
+	broker       Broker
+	approvals    Approvals
+	holds        holds
+	budget       *limit.Book
+	logger       *slog.Logger
+	metrics      *metrics
+	revision     func() string
+	refusal      netip.Addr
+	firstByte    time.Duration
+	handshake    time.Duration
+	stall        time.Duration
+	limit        int
+	found        int64 // see FoundLimit
+
+	proxy           *goproxy.ProxyHttpServer
+	web             *http1.Server
+	inbound         *inboundServer // nil where nothing comes in
+	h2              *http2Servers
+	bodyPolicy      bodyPolicy // nil where no policy has to see a body
+	bodies          *bodies.Budget
+	judging         chan struct{} // has one element for each body in Rego's form, which is large
+	turns           *turns
+	resets          *resets
+	hellos          *turns // of TLS handshakes with sandboxes
+	exposures       credential.Exposures
+	denials         *denials.Aggregator
+	live            live.Set
+	unauthenticated *connlimit.Limit // connections to the explicit proxy
+	suspended       *suspend.Set
+	life            context.Context // of every connection, until Shutdown loses patience
+	end             context.CancelFunc
+
+	mu        sync.Mutex
+	closing   bool
+	listeners map[net.Listener]struct{}
+	open      map[*connection]struct{}
+	count     map[string]int // open connections by sandbox ID
+	asked     map[string]int // requests of HTTP/2 under way, likewise
+	work      sync.WaitGroup // goroutines of this Gateway's own
 }
 
-// Identities finds the sandbox behind an address that the datapath vouches for.
-type Identities interface {
-	ByAddress(netip.Addr) (Identity, bool)
+// New returns a Gateway that is not serving yet.
+func New(o Options) (*Gateway, error) {
+	switch {
+	case o.Decider == nil, o.Recorder == nil, o.Certificates == nil, o.Upstreams == nil, o.Broker == nil, o.Logger == nil, o.Metrics == nil:
+		return nil, errors.New("gateway: decider, recorder, certificates, upstreams, broker, logger and metrics are needed")
+	case o.Identities != nil && (o.Names == nil || !o.Refusal.IsValid()):
+		return nil, errors.New("gateway: transparent connections need names and a refusal address")
+	}
+	m, err := newMetrics(o.Metrics)
+	if err != nil {
+		return nil, fmt.Errorf("gateway: registering metrics: %w", err)
+	}
+	g := &Gateway{
+		identities:      o.Identities,
+		clients:         o.Clients,
+		names:           o.Names,
+		decider:         o.Decider,
+		recorder:        o.Recorder,
+		certificates:    o.Certificates,
+		upstreams:       o.Upstreams,
+		broker:          o.Broker,
+		approvals:       o.Approvals,
+		budget:          o.Budget,
+		logger:          o.Logger,
+		metrics:         m,
+		revision:        o.Revision,
+		refusal:         o.Refusal,
+		firstByte:       cmp.Or(o.FirstByteTimeout, 2*time.Second),
+		handshake:       cmp.Or(o.HandshakeTimeout, 15*time.Second),
+		stall:           cmp.Or(o.StallTimeout, 5*time.Minute),
+		limit:           cmp.Or(o.ConnectionsPerSandbox, 1024),
+		found:           cmp.Or(o.Found, 5),
+		proxy:           newProxy(o.Logger),
+		unauthenticated: connlimit.New(maxUnauthenticated, maxUnauthenticatedFromOne, nil),
+		suspended:       suspend.NewSet(o.Logger),
+		listeners:       make(map[net.Listener]struct{}),
+		open:            make(map[*connection]struct{}),
+		count:           make(map[string]int),
+		asked:           make(map[string]int),
+	}
+	if g.revision == nil {
+		g.revision = func() string { return "" }
+	}
+	if g.budget == nil {
+		g.budget = limit.NewBook(nil)
+	}
+	err = o.Metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "sallyport_gateway_decoding_bytes", Help: "Memory that is held to decode answers that are searched.",
+	}, func() float64 { return float64(g.exposures.Decoding()) }))
+	if err != nil {
+		return nil, fmt.Errorf("gateway: registering metrics: %w", err)
+	}
+	g.life, g.end = context.WithCancel(context.Background())
+	g.holds.begin()
+	g.denials = denials.New(g.enqueue)
+	g.bodyPolicy, _ = o.Decider.(bodyPolicy)
+	g.bodies = bodies.NewBudget(m.bodies, m.crowded)
+	g.judging = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))
+	g.turns, g.hellos, g.resets = newTurns(), newTurns(), newResets()
+	carryRequests(g.proxy)
+	g.web = &http1.Server{
+		HeadTimeout: g.handshake,
+		IdleTimeout: o.IdleTimeout,
+		MaxHead:     maxHeader,
+		Refuse:      g.unreadable,
+		Budget: func(ctx context.Context) http1.Budget {
+			return &bodies.Heads{Of: g.bodies, Who: func() string {
+				if s := sessionOf(ctx); s != nil {
+					return s.identity.ID
+				}
+				return ""
+			}}
+		},
+		Silent: func(ctx context.Context) {
+			if s := sessionOf(ctx); s != nil {
+				g.silent(s, silence)
+			}
+		},
+		Logger: o.Logger,
+	}
+	if o.Exposures != nil && o.Waker != nil {
+		g.inbound = g.newInboundServer(o)
+	}
+	g.h2 = newHTTP2Servers(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger)
+	return g, nil
 }
 
-// Clients finds the sandbox elsewhere that an explicit proxy user speaks for.
-type Clients interface {
-	// Authenticate compares in constant time.
-	Authenticate(name, token string) (Identity, bool)
-	// Present tells whether the client that Authenticate found still is one. It
-	// is asked for each request.
-	Present(Identity) bool
+// listen adopts a listener, unless Shutdown has begun; the function it returns
+// lets go of it.
+func (g *Gateway) listen(ctx context.Context, ln net.Listener) (release func(), ok bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.closing {
+		_ = ln.Close()
+		return nil, false
+	}
+	g.listeners[ln] = struct{}{}
+	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
+	return func() {
+		stop()
+		_ = ln.Close()
+		g.mu.Lock()
+		delete(g.listeners, ln)
+		g.mu.Unlock()
+	}, true
 }
 
-// Decider is the policy.
-type Decider interface {
-	Decide(context.Context, policy.Input) policy.Decision
+// ending tells whether Shutdown has begun.
+func (g *Gateway) ending() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closing
 }
 
-// bodyPolicy is a policy that has to see some bodies. A Decider that is none is asked
-// without.
-type bodyPolicy interface {
-	Need(policy.Input) policy.Need
+// enter makes a place for a sandbox's connection, or says that it has too many.
+func (g *Gateway) enter(conn net.Conn, p *peer, t target) (*connection, error) {
+	c := &connection{Conn: sniff.Conn{Conn: conn}, gateway: g, session: session{peer: p, target: t}}
+	c.life = &c.lifetime
+	id := p.identity.ID
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case g.closing:
+		return nil, errClosed
+	case g.count[id] >= g.limit:
+		return nil, errTooMany
+	}
+	g.count[id]++
+	g.open[c] = struct{}{}
+	g.metrics.connections.Inc()
+	c.lifetime.begin(g.life, conn)
+	c.release = func() {
+		c.lifetime.cancel()
+		g.live.Leave(&c.handle)
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		delete(g.open, c)
+		if g.count[id]--; g.count[id] == 0 {
+			delete(g.count, id)
+		}
+		g.metrics.connections.Dec()
+	}
+	return c, nil
 }
 
-// Recorder is the audit log. Append returns when the events are durable, or when
-// the context is done: then they may be in the log, unless the error wraps
-// audit.ErrWithdrawn too. Enqueue returns when they are queued to be durable.
-type Recorder interface {
-	Append(context.Context, ...*audit.Event) error
-	Enqueue(*audit.Event) error
+// Forget drops the secrets that a sandbox's answers are searched for. Call it when the
+// sandbox, or the client, is gone.
+func (g *Gateway) Forget(id string) {
+	g.exposures.Forget(id)
 }
 
-// Names is what the sandboxes' DNS remembers.
-type Names interface {
-	// Name turns a synthetic address back into the name that the sandbox asked for.
-	Name(sandboxID string, addr netip.Addr) (string, bool)
-	// Denied says that a connection to a refused name has been recorded, so that
-	// its look-up need not be.
-	Denied(sandboxID, name string)
+// enterStream makes a place for a sandbox's request, of which HTTP/2 has many on one
+// connection, and tells whether that is one of the last.
+func (g *Gateway) enterStream(id string) (ok, last bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked[id] >= g.limit {
+		return false, g.closing
+	}
+	g.asked[id]++
+	return true, g.closing
 }
 
-// Certificates ends a sandbox's TLS connection: a configuration whose leaf is
-// for exactly that name (or IP address) under that sandbox's authority.
-type Certificates interface {
-	ServerConfig(sandboxID, name string) (*tls.Config, error)
+// leaveStream gives the place back.
+func (g *Gateway) leaveStream(id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.asked[id]--; g.asked[id] == 0 {
+		delete(g.asked, id)
+	}
 }
 
-// Upstreams is the only way out. Both methods resolve and classify the address
-// that they connect to.
-type Upstreams interface {
-	RoundTripper(upstream.Route) (http.RoundTripper, error)
-	Dial(context.Context, upstream.Route) (net.Conn, error)
-}
+// Shutdown takes no more connections, waits for requests and tunnels until ctx is done,
+// and then ends them. It returns ctx's error when it had to.
+func (g *Gateway) Shutdown(ctx context.Context) error {
+	g.mu.Lock()
+	g.closing = true
+	for ln := range g.listeners {
+		_ = ln.Close()
+	}
+	g.mu.Unlock()
+	g.suspended.Close()
+	g.holds.end()
 
-// Approvals is where operators are asked, as [approval.Store] takes questions.
-type Approvals interface {
-	Ask(context.Context, approval.Question) (approval.Verdict, error)
-	// Withdraw says that nobody waits for an answer any more. It does not block.
-	Withdraw(sandboxID, id string)
-	// Watch returns what receives when it is time to ask again, until stop.
-	Watch(id string) (woken <-chan struct{}, stop func())
-}
-
-// Broker leases the credentials that decisions name.
-type Broker interface {
-	Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		over := make(chan struct{})
+		defer close(over)
+		go g.h2.shutdown(over)
+		var inward sync.WaitGroup
+		if g.inbound != nil {
+			inward.Go(func() { _ = g.inbound.web.Shutdown(ctx) })
+		}
+		_ = g.web.Shutdown(ctx)
+		inward.Wait()
+		g.work.Wait()
+	}()
+	defer g.denials.Flush()
+	defer g.end()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	g.end()
+	g.web.Close()
+	if g.inbound != nil {
+		g.inbound.web.Close()
+	}
+	g.mu.Lock()
+	open := make([]*connection, 0, len(g.open))
+	for o := range g.open {
+		open = append(open, o)
+	}
+	g.mu.Unlock()
+	for _, o := range open {
+		_ = o.Close()
+	}
+	<-done
+	return ctx.Err()
 }

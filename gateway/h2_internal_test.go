@@ -22,7 +22,7 @@ func (p parting) Close() error { close(p.bye); <-p.read; return nil }
 // connection that was ended for what it said.
 func TestAnsweredGoodbyeIsNotLeaving(t *testing.T) {
 	p := parting{read: make(chan struct{}), bye: make(chan struct{})}
-	l := listened(p)
+	l := watchConn(p)
 	go func() {
 		_, _ = l.Read(nil)
 		close(p.read)
@@ -34,7 +34,7 @@ func TestAnsweredGoodbyeIsNotLeaving(t *testing.T) {
 
 	left := parting{bye: make(chan struct{})}
 	close(left.bye)
-	l = listened(left)
+	l = watchConn(left)
 	_, _ = l.Read(nil)
 	if !l.gone() {
 		t.Error("a client that left is not taken for one")

@@ -37,11 +37,11 @@ const (
 	settleTime             = 500 * time.Millisecond
 )
 
-// multiplexed serves connections that speak HTTP/2 (RFC 9113), by ALPN or by
+// http2Servers serves connections that speak HTTP/2 (RFC 9113), by ALPN or by
 // prior knowledge. The library bounds what a client can queue: resets,
 // CONTINUATION frames, settings and pings. It lets no connection be told to go
 // but by the shutdown of its server, so that each has one of its own.
-type multiplexed struct {
+type http2Servers struct {
 	idle, handshake time.Duration
 	log             *log.Logger
 	wide            *quota.Places // of connections whose clients may send much ahead
@@ -50,15 +50,15 @@ type multiplexed struct {
 	open map[*http.Server]struct{}
 }
 
-func newMultiplexed(idle, handshake time.Duration, logger *slog.Logger) *multiplexed {
-	return &multiplexed{
+func newHTTP2Servers(idle, handshake time.Duration, logger *slog.Logger) *http2Servers {
+	return &http2Servers{
 		idle: idle, handshake: handshake, log: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
 		wide: quota.New(wideWindows, wideWindowsOfOne), open: make(map[*http.Server]struct{}),
 	}
 }
 
 // begin returns the servers of one connection; end forgets them.
-func (m *multiplexed) begin(wide bool) (*http2.Server, *http.Server, error) {
+func (m *http2Servers) begin(wide bool) (*http2.Server, *http.Server, error) {
 	conf := &http2.Server{
 		MaxConcurrentStreams:         maxStreams,
 		MaxUploadBufferPerStream:     streamWindow,
@@ -79,7 +79,7 @@ func (m *multiplexed) begin(wide bool) (*http2.Server, *http.Server, error) {
 	return conf, base, nil
 }
 
-func (m *multiplexed) end(base *http.Server) {
+func (m *http2Servers) end(base *http.Server) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.open, base)
@@ -93,7 +93,7 @@ const goAwayEvery = 100 * time.Millisecond
 
 // shutdown sends GOAWAY on all connections, and on those that were let in before and
 // begin later, until over is closed.
-func (m *multiplexed) shutdown(over <-chan struct{}) {
+func (m *http2Servers) shutdown(over <-chan struct{}) {
 	tick := time.NewTicker(goAwayEvery)
 	defer tick.Stop()
 	for {
@@ -106,7 +106,7 @@ func (m *multiplexed) shutdown(over <-chan struct{}) {
 	}
 }
 
-func (m *multiplexed) goAwayAll() {
+func (m *http2Servers) goAwayAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for base := range m.open {
@@ -143,7 +143,7 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 	s.life.goAway.Store(new(func() { goAway(base) }))
 	var open streams
 	var told atomic.Bool // to go, for requests that it has reset
-	heard := listened(c)
+	heard := watchConn(c)
 	defer func() {
 		if open.wait() == 0 && !heard.gone() && !g.ending() {
 			g.silent(s, noRequest)
@@ -203,17 +203,17 @@ func (s *streams) wait() int {
 	return s.begun
 }
 
-// listening is a connection that remembers whether its client ended it, which
+// watchedConn is a connection that remembers whether its client ended it, which
 // the library does not tell.
-type listening struct {
+type watchedConn struct {
 	net.Conn
 	over atomic.Bool // we have ended it
 	left atomic.Bool
 }
 
-func listened(c net.Conn) *listening { return &listening{Conn: c} }
+func watchConn(c net.Conn) *watchedConn { return &watchedConn{Conn: c} }
 
-func (l *listening) Read(p []byte) (int, error) {
+func (l *watchedConn) Read(p []byte) (int, error) {
 	n, err := l.Conn.Read(p)
 	if err != nil && !errors.Is(err, net.ErrClosed) && tcp.ClientLeft(err) && !l.over.Load() {
 		l.left.Store(true)
@@ -223,27 +223,27 @@ func (l *listening) Read(p []byte) (int, error) {
 
 // Close ends the connection. TLS says goodbye before it closes, and a client that
 // answers at once is not one that left.
-func (l *listening) Close() error {
+func (l *watchedConn) Close() error {
 	l.over.Store(true)
 	return l.Conn.Close()
 }
 
-func (l *listening) gone() bool { return l.left.Load() }
+func (l *watchedConn) gone() bool { return l.left.Load() }
 
 // conn keeps what the library asks a connection of TLS for.
-func (l *listening) conn() net.Conn {
+func (l *watchedConn) conn() net.Conn {
 	if t, ok := l.Conn.(*tls.Conn); ok {
-		return secured{l, t}
+		return watchedTLS{l, t}
 	}
 	return l
 }
 
-type secured struct {
-	*listening
+type watchedTLS struct {
+	*watchedConn
 	tls *tls.Conn
 }
 
-func (s secured) ConnectionState() tls.ConnectionState { return s.tls.ConnectionState() }
+func (s watchedTLS) ConnectionState() tls.ConnectionState { return s.tls.ConnectionState() }
 
 // serveStream answers one request, whose turn it is until it is admitted.
 func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session, turn *turn) {
@@ -273,7 +273,7 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session
 	}
 	defer g.leaveStream(s.identity.ID)
 	if wrong {
-		g.serve(ctx, cancel, unheard{}, r, s, turn)
+		g.serve(ctx, cancel, discardWriter{}, r, s, turn)
 		panic(http.ErrAbortHandler)
 	}
 	g.serve(ctx, cancel, w, r, s, turn)
@@ -282,14 +282,14 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session
 	}
 }
 
-// unheard takes the answer to a stream that is reset.
-type unheard struct{}
+// discardWriter takes the answer to a stream that is reset.
+type discardWriter struct{}
 
-func (unheard) Header() http.Header         { return http.Header{} }
-func (unheard) Write(p []byte) (int, error) { return len(p), nil }
-func (unheard) WriteHeader(int)             {}
+func (discardWriter) Header() http.Header         { return http.Header{} }
+func (discardWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (discardWriter) WriteHeader(int)             {}
 
-// settle waits for the end of a request that was answered early and has
+// countFor waits for the end of a request that was answered early and has
 // trailers: the library takes those for a new stream when the old one is over,
 // and ends the connection for it.
 func settle(w http.ResponseWriter, body io.Reader) {

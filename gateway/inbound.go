@@ -28,23 +28,23 @@ import (
 
 // Bounds of what comes in.
 const (
-	maxVisitors    = 512  // connections whose exposure is known
-	maxUnknown     = 512  // and those of which it is not yet
-	maxUnknownOf   = 256  // of one source
-	maxVisitorsOf  = 192  // of a sandbox
-	maxVisits      = 128  // requests and WebSockets under way of one exposure
-	visitRate      = 200  // requests a second of one exposure, in the long run
-	visitBurst     = 1000 // and at once
-	refusalRate    = 20   // refusals a second that are answered in full, of all
-	refusalBurst   = 200  // and at once
-	maxWakes       = 32   // sandboxes that are woken at a time
-	busyRetry      = 1    // seconds until a place may be free
-	wakeWithin     = 30 * time.Second
-	wakeLook       = 20 * time.Millisecond // for a place to wake one in
-	reachWithin    = 5 * time.Second       // a port on this very machine
-	headWithin     = 2 * time.Minute       // of the answer's
-	visitorIdle    = time.Minute           // between two requests
-	maxVisitorHead = 64 << 10              // bytes
+	maxInboundConns    = 512  // connections whose exposure is known
+	maxUnknown         = 512  // and those of which it is not yet
+	maxUnknownOf       = 256  // of one source
+	maxInboundConnsOf  = 192  // of a sandbox
+	maxInboundRequests = 128  // requests and WebSockets under way of one exposure
+	inboundRate        = 200  // requests a second of one exposure, in the long run
+	inboundBurst       = 1000 // and at once
+	refusalRate        = 20   // refusals a second that are answered in full, of all
+	refusalBurst       = 200  // and at once
+	maxWakes           = 32   // sandboxes that are woken at a time
+	busyRetry          = 1    // seconds until a place may be free
+	wakeWithin         = 30 * time.Second
+	wakeLook           = 20 * time.Millisecond // for a place to wake one in
+	reachWithin        = 5 * time.Second       // a port on this very machine
+	headWithin         = 2 * time.Minute       // of the answer's
+	inboundIdle        = time.Minute           // between two requests
+	maxInboundHead     = 64 << 10              // bytes
 )
 
 // Exposures finds what is exposed under a host name.
@@ -54,23 +54,23 @@ type Exposures interface {
 
 // Waker knows the sandboxes that are exposed, whether they run or not.
 type Waker interface {
-	// Whose is who a sandbox is now.
+	// Whose returns the sandbox as it is now, with its tags.
 	Whose(ctx context.Context, sandboxID string) (policy.Sandbox, error)
 	// Wake runs the sandbox, if it does not run, and returns where it is.
 	Wake(ctx context.Context, sandboxID string) (Identity, error)
 }
 
 var (
-	errAsleep     = errors.New("the sandbox could not be started")
-	errWakes      = errors.New("too many sandboxes are started at once for requests to them")
-	errUnanswered = errors.New("the sandbox gave no answer that could be read")
-	errUnswitched = errors.New("the sandbox did not begin a WebSocket")
-	errVisitor    = errors.New("who asked went away")
-	errUnexposed  = errors.New("the port is no longer exposed")
+	errAsleep        = errors.New("the sandbox could not be started")
+	errWakes         = errors.New("too many sandboxes are started at once for requests to them")
+	errUnanswered    = errors.New("the sandbox gave no answer that could be read")
+	errUnswitched    = errors.New("the sandbox did not begin a WebSocket")
+	errInboundClient = errors.New("the client went away")
+	errUnexposed     = errors.New("the port is no longer exposed")
 )
 
-// inward is what a Gateway has for what comes in.
-type inward struct {
+// inbound is what a Gateway has for what comes in.
+type inboundServer struct {
 	exposures Exposures
 	waker     Waker
 	dial      func(ctx context.Context, sandboxID string, to netip.AddrPort) (net.Conn, error)
@@ -79,27 +79,27 @@ type inward struct {
 	web       *http1.Server
 	port      string // of the listener, as Host has it
 	unknown   *connlimit.Limit
-	visited   *quota.Places // of the connections whose exposure is known
+	conns     *quota.Places // of the connections whose exposure is known
 	wakes     *quota.Places
 	waking    singleflight.Group // by sandbox
 	refusals  *rate.Limiter
 
-	mu     sync.Mutex
-	visits map[string]*visits // by host
+	mu   sync.Mutex
+	load map[string]*portLoad // by host
 }
 
-// visits are those of one exposure.
-type visits struct {
+// load are those of one exposure.
+type portLoad struct {
 	count int
 	pace  *rate.Limiter
 }
 
-func (g *Gateway) newInward(o Options) *inward {
-	in := &inward{
+func (g *Gateway) newInboundServer(o Options) *inboundServer {
+	in := &inboundServer{
 		exposures: o.Exposures, waker: o.Waker, dial: o.Dial, inside: o.Inside, insides: quota.New(maxInside, maxInsideOfOne),
-		unknown: connlimit.New(maxUnknown, maxUnknownOf, nil), visited: quota.New(maxVisitors, maxVisitorsOf),
+		unknown: connlimit.New(maxUnknown, maxUnknownOf, nil), conns: quota.New(maxInboundConns, maxInboundConnsOf),
 		wakes:    quota.New(maxWakes, 1), // which waking holds to
-		refusals: rate.NewLimiter(refusalRate, refusalBurst), visits: map[string]*visits{},
+		refusals: rate.NewLimiter(refusalRate, refusalBurst), load: map[string]*portLoad{},
 	}
 	if in.dial == nil {
 		in.dial = func(ctx context.Context, _ string, to netip.AddrPort) (net.Conn, error) {
@@ -107,11 +107,11 @@ func (g *Gateway) newInward(o Options) *inward {
 		}
 	}
 	in.web = &http1.Server{
-		HeadTimeout: g.handshake, IdleTimeout: visitorIdle, MaxHead: maxVisitorHead, Logger: o.Logger,
+		HeadTimeout: g.handshake, IdleTimeout: inboundIdle, MaxHead: maxInboundHead, Logger: o.Logger,
 		Budget: func(context.Context) http1.Budget { return &bodies.Heads{Of: g.bodies} },
 		Refuse: func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *http1.RefusedError) {
-			if l, ok := ctx.Value(visitorKey{}).(*visitor); ok {
-				v := &visit{gateway: g, visitor: l, peer: unknownPeer(l.source)}
+			if l, ok := ctx.Value(inboundConnKey{}).(*inboundConn); ok {
+				v := &inboundRequest{gateway: g, conn: l, peer: unknownPeer(l.source)}
 				v.refuse(w, r, err.Status, "request", err.Error())
 			}
 		},
@@ -120,30 +120,30 @@ func (g *Gateway) newInward(o Options) *inward {
 }
 
 // enter makes a place for a request to an exposure.
-func (in *inward) enter(host string) bool {
+func (in *inboundServer) enter(host string) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	v := in.visits[host]
+	v := in.load[host]
 	if v == nil {
-		for other, v := range in.visits { // few at a time: exposures are bounded
+		for other, v := range in.load { // few at a time: exposures are bounded
 			if _, there := in.exposures.Exposed(other); !there && v.count == 0 {
-				delete(in.visits, other)
+				delete(in.load, other)
 			}
 		}
-		v = &visits{pace: rate.NewLimiter(visitRate, visitBurst)}
-		in.visits[host] = v
+		v = &portLoad{pace: rate.NewLimiter(inboundRate, inboundBurst)}
+		in.load[host] = v
 	}
-	if v.count >= maxVisits || !v.pace.Allow() {
+	if v.count >= maxInboundRequests || !v.pace.Allow() {
 		return false
 	}
 	v.count++
 	return true
 }
 
-func (in *inward) leave(host string) {
+func (in *inboundServer) leave(host string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.visits[host].count--
+	in.load[host].count--
 }
 
 // ServeInbound carries HTTP requests from this host to exposed ports of sandboxes,
@@ -154,7 +154,7 @@ func (in *inward) leave(host string) {
 // when its Host is that name with the listener's port, it has the exposure's token,
 // the policy allows it and that is on record.
 func (g *Gateway) ServeInbound(ctx context.Context, ln net.Listener) error {
-	in := g.inward
+	in := g.inbound
 	if in == nil {
 		_ = ln.Close()
 		return errors.New("gateway: what comes in needs exposures and a waker")
@@ -165,20 +165,20 @@ func (g *Gateway) ServeInbound(ctx context.Context, ln net.Listener) error {
 		return nil
 	}
 	defer release()
-	return g.accept(ctx, ln, g.visited)
+	return g.accept(ctx, ln, g.serveInboundConn)
 }
 
-// visitor is a connection to the listener of what comes in.
-type visitor struct {
+// inboundConn is a connection to the listener of what comes in.
+type inboundConn struct {
 	lifetime
 	source netip.AddrPort
 	known  func()    // gives the place back that it has before an exposure is known
 	place  *Exposure // that has the connection in its share, nil before one is known
 }
 
-// settle counts the connection as one of visitors to an exposure, from its first request
-// that has the token to its end, or to one to another exposure.
-func (l *visitor) settle(p *quota.Places, e Exposure) bool {
+// countFor counts the connection among those to an exposure, from its first request with
+// the token to its end, or to a request to another exposure.
+func (l *inboundConn) countFor(p *quota.Places, e Exposure) bool {
 	if l.place != nil && l.place.SandboxID == e.SandboxID && l.place.Owner == e.Owner {
 		return true
 	}
@@ -191,37 +191,37 @@ func (l *visitor) settle(p *quota.Places, e Exposure) bool {
 	return true
 }
 
-func (l *visitor) leave(p *quota.Places) {
+func (l *inboundConn) leave(p *quota.Places) {
 	if l.place != nil {
 		p.Leave(l.place.SandboxID, l.place.Owner)
 		l.place = nil
 	}
 }
 
-type visitorKey struct{}
+type inboundConnKey struct{}
 
-// visited serves a connection.
-func (g *Gateway) visited(c net.Conn) {
-	in := g.inward
-	who := &visitor{source: addrPort(c.RemoteAddr())}
-	who.known = in.unknown.Enter(connlimit.Source(c.RemoteAddr()), func() {
-		v := &visit{gateway: g, visitor: who, peer: unknownPeer(who.source)}
+// serveInboundConn serves a connection.
+func (g *Gateway) serveInboundConn(c net.Conn) {
+	in := g.inbound
+	conn := &inboundConn{source: addrPort(c.RemoteAddr())}
+	conn.known = in.unknown.Enter(connlimit.Source(c.RemoteAddr()), func() {
+		v := &inboundRequest{gateway: g, conn: conn, peer: unknownPeer(conn.source)}
 		v.record(floor(policy.Decision{}, "inbound-connections", "too many connections to exposed ports have shown no token: the oldest of them is closed"))
 		_ = c.Close()
 	})
-	defer who.known()
-	who.begin(g.life, c)
-	defer who.cancel()
-	defer who.leave(in.visited)
-	in.web.ServeConn(context.WithValue(who.ctx, visitorKey{}, who), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-		v := &visit{Context: ctx, gateway: g, visitor: who, peer: unknownPeer(who.source), started: time.Now()}
+	defer conn.known()
+	conn.begin(g.life, c)
+	defer conn.cancel()
+	defer conn.leave(in.conns)
+	in.web.ServeConn(context.WithValue(conn.ctx, inboundConnKey{}, conn), c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
+		v := &inboundRequest{Context: ctx, gateway: g, conn: conn, peer: unknownPeer(conn.source), started: time.Now()}
 		v.serve(w, r)
 	})
 }
 
 // serve answers one request.
-func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
-	in := v.gateway.inward
+func (v *inboundRequest) serve(w http.ResponseWriter, r *http.Request) {
+	in := v.gateway.inbound
 	v.target.protocol = policy.ProtocolHTTP
 	tokens := takeTokens(r)
 	e, ok := v.find(w, r)
@@ -239,19 +239,19 @@ func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
 	case !tokens.any():
 		v.refuse(w, r, http.StatusUnauthorized, "inbound-token", "the exposure's token is missing")
 		return
-	case !e.opens(by) && !e.opens(tokens.query):
+	case !e.accepts(by) && !e.accepts(tokens.query):
 		v.refuse(w, r, http.StatusUnauthorized, "inbound-token", "the token is not this exposure's")
 		return
 	}
-	if !v.visitor.settle(in.visited, e) {
+	if !v.conn.countFor(in.conns, e) {
 		w.Header().Set("Retry-After", strconv.Itoa(busyRetry))
 		v.refuse(w, r, http.StatusServiceUnavailable, "inbound-connections", "there are too many connections to this sandbox, or to those of its owner")
 		return
 	}
-	program := e.opens(tokens.header)
+	program := e.accepts(tokens.header)
 	upgrade := form.IsWebSocket(r.Header)
 	if len(tokens.query) > 0 && !program {
-		if r.Method != http.MethodGet && r.Method != http.MethodHead || upgrade || !e.opens(tokens.query) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead || upgrade || !e.accepts(tokens.query) {
 			v.refuse(w, r, http.StatusUnauthorized, "inbound-token", "a token in the URL is for a browser's first visit, by GET")
 			return
 		}
@@ -259,7 +259,7 @@ func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
 			v.refuse(w, r, http.StatusForbidden, "inbound-origin", "a first visit is not made by a script of another origin")
 			return
 		}
-		e.welcome(w, r, tokens.query[0], v.authority)
+		e.setCookie(w, r, tokens.query[0], v.authority)
 		return
 	}
 	if m := v.admit(r, program, upgrade); m != nil {
@@ -278,8 +278,8 @@ func (v *visit) serve(w http.ResponseWriter, r *http.Request) {
 // find is the exposure that a request names: by its Host alone, in exactly the
 // form that its URL has, so that a page of another name cannot be this one
 // (DNS rebinding).
-func (v *visit) find(w http.ResponseWriter, r *http.Request) (Exposure, bool) {
-	in := v.gateway.inward
+func (v *inboundRequest) find(w http.ResponseWriter, r *http.Request) (Exposure, bool) {
+	in := v.gateway.inbound
 	if r.Method == http.MethodConnect || r.URL.Host != "" || r.URL.Scheme != "" || r.URL.User != nil || r.RequestURI == "" || r.RequestURI[0] != '/' {
 		v.refuse(w, r, http.StatusBadRequest, "inbound-target", "this is a server and no proxy: the request target must be a path")
 		return Exposure{}, false
@@ -294,15 +294,15 @@ func (v *visit) find(w http.ResponseWriter, r *http.Request) (Exposure, bool) {
 }
 
 // admit checks the form of a request and fills in what policy sees of it.
-func (v *visit) admit(r *http.Request, program, upgrade bool) *form.Error {
+func (v *inboundRequest) admit(r *http.Request, program, upgrade bool) *form.Error {
 	if r.Method == http.MethodTrace {
 		return &form.Error{Status: http.StatusMethodNotAllowed, Rule: "trace", Reason: "TRACE sends a request's headers back"}
 	}
 	if m := form.Check(r); m != nil {
 		return m
 	}
-	// A browser says where a request comes from; who has the token in a header is
-	// none, or could have left it out.
+	// A browser says where a request comes from. A client with the token in a header is
+	// none, or could have left the origin out.
 	origins := r.Header["Origin"]
 	if own := "http://" + v.authority; len(origins) > 1 || len(origins) == 1 && origins[0] != own || len(origins) == 0 && upgrade && !program {
 		return &form.Error{Status: http.StatusForbidden, Rule: "inbound-origin", Reason: "the request comes from a page of another origin"}
@@ -337,7 +337,7 @@ func (v *visit) admit(r *http.Request, program, upgrade bool) *form.Error {
 }
 
 // record writes a denial, or has it counted in another, and returns its id.
-func (v *visit) record(d policy.Decision) string {
+func (v *inboundRequest) record(d policy.Decision) string {
 	g := v.gateway
 	g.metrics.decision(policy.PhaseInbound, d)
 	d.Revision = cmp.Or(d.Revision, g.revision())
@@ -345,29 +345,29 @@ func (v *visit) record(d policy.Decision) string {
 	if v.request != nil {
 		e = v.event(d)
 	} else {
-		e = connectionEvent(&v.exchange, v.peer, v.target, audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseInbound, d)
-		e.Connection = comesIn()
+		e = connectionEvent(&v.events, v.peer, v.target, audit.ClassNetwork, audit.NetworkRefuse, policy.PhaseInbound, d)
+		e.Connection = inboundTCP()
 	}
 	return g.denials.Add(cmp.Or(v.target.host, text(v.peer.source.Addr())), e)
 }
 
-// comesIn describes a connection to a sandbox.
-func comesIn() *audit.Connection {
+// inboundTCP describes a connection to a sandbox.
+func inboundTCP() *audit.Connection {
 	return &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 1}
 }
 
 // refuse answers and records what no policy can allow.
-func (v *visit) refuse(w http.ResponseWriter, r *http.Request, status int, rule, reason string) {
+func (v *inboundRequest) refuse(w http.ResponseWriter, r *http.Request, status int, rule, reason string) {
 	id := v.record(floor(policy.Decision{}, rule, reason))
 	w.Header().Set("Connection", "close")
-	if !v.gateway.inward.refusals.Allow() {
+	if !v.gateway.inbound.refusals.Allow() {
 		w.WriteHeader(http.StatusTooManyRequests)
 		return
 	}
 	(&answer{Status: status, Reason: reason, Rule: rule, Decision: id, Remedy: cmp.Or(remedies[rule], "Change the request as the reason says."), denied: true}).write(w, r)
 }
 
-// remedies say what whoever asks can do.
+// remedies say what the client can do.
 var remedies = map[string]string{
 	"inbound-host":    "Use the URL that `sallyport sandbox expose` has printed, as it is.",
 	"inbound-token":   "Open the URL that `sallyport sandbox expose` has printed, or send its token as Authorization: Bearer. Exposing the port again makes a new one.",

@@ -28,7 +28,7 @@ type responseWriter struct {
 	ended  websocket.Ending               // of that
 	in     *atomic.Int64                  // what a WebSocket's client sends
 	// messages are those of a gRPC call; nil for what is none.
-	messages *envelope
+	messages *grpcMessages
 	meter    *limitMeter
 }
 

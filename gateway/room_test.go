@@ -153,7 +153,7 @@ func TestJudgedBodyIsAskedFor(t *testing.T) {
 			body string
 			want int
 		}{{toolCall("search"), 200}, {toolCall("delete"), 403}, {strings.Repeat("x", 65<<10), 413}} {
-			var body counting
+			var body countingReader
 			body.Reader = strings.NewReader(test.body)
 			r, _ := http.NewRequestWithContext(t.Context(), "POST", j.origin.url("https", "/mcp"), &body)
 			r.ContentLength = int64(len(test.body))
@@ -174,12 +174,12 @@ func TestJudgedBodyIsAskedFor(t *testing.T) {
 	}
 }
 
-type counting struct {
+type countingReader struct {
 	io.Reader
 	n atomic.Int64
 }
 
-func (c *counting) Read(p []byte) (int, error) {
+func (c *countingReader) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
 	c.n.Add(int64(n))
 	return n, err

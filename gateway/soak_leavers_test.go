@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-func (v *visitor) waits(ctx context.Context) error {
+func (v *inboundConn) waits(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, v.soon(100*time.Millisecond))
 	defer cancel()
 	ill := ills[len(ills)-1-v.IntN(2)]
@@ -22,7 +22,7 @@ func (v *visitor) waits(ctx context.Context) error {
 }
 
 // leaves while something is going on.
-func (v *visitor) leaves(ctx context.Context) error {
+func (v *inboundConn) leaves(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, v.soon(15*time.Millisecond))
 	defer cancel()
 	if err := honest[v.IntN(len(honest))].do(v, ctx); err == errStalePolicy {
@@ -32,7 +32,7 @@ func (v *visitor) leaves(ctx context.Context) error {
 }
 
 // vanishes somewhere in a request, or in its answer, or in how it connects.
-func (v *visitor) vanishes(ctx context.Context) error {
+func (v *inboundConn) vanishes(ctx context.Context) error {
 	a := v.clients[2*v.IntN(2)]
 	o := v.well[v.version()]
 	request := fmt.Sprintf("POST /open/upload HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", o.address())
@@ -62,7 +62,7 @@ func (v *visitor) vanishes(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) vanishesInFrames(ctx context.Context) error {
+func (v *inboundConn) vanishesInFrames(ctx context.Context) error {
 	a := v.clients[1+2*v.IntN(2)]
 	o := v.well[v.version()]
 	c, err := v.secure(ctx, a, o)
@@ -88,7 +88,7 @@ func (v *visitor) vanishesInFrames(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) vanishesTalking(ctx context.Context) error {
+func (v *inboundConn) vanishesTalking(ctx context.Context) error {
 	if v.IntN(2) == 0 {
 		c, err := v.agent().dial(ctx, "tcp", v.raw.address())
 		if err != nil {

@@ -84,7 +84,7 @@ func newSoak(t *testing.T, long time.Duration) *soak {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = s.log.Close() })
-	if err := s.log.Append(t.Context(), audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)); err != nil { // opens its file
+	if err := s.log.Append(t.Context(), audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)); err != nil { // accepts its file
 		t.Fatal(err)
 	}
 	// Idle connections end soon, so that they end while others are taken up.
@@ -184,15 +184,15 @@ func (s *soak) swap(ctx context.Context) {
 	}
 }
 
-// visitor is one client that throws dice.
-type visitor struct {
+// inboundConn is one client that throws dice.
+type inboundConn struct {
 	*soak
 	*rand.Rand
 	name string
 }
 
-// visit plays scenarios until the time is up.
-func (v *visitor) visit(until time.Time) {
+// inboundRequest plays scenarios until the time is up.
+func (v *inboundConn) visit(until time.Time) {
 	for time.Now().Before(until) && v.left.Add(-1) > 0 {
 		play := scenarios[v.IntN(len(scenarios))]
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -313,7 +313,7 @@ func TestSoak(t *testing.T) {
 	var changes, visits sync.WaitGroup
 	changes.Go(func() { s.swap(ctx) })
 	for i := range soakClients {
-		visits.Go(func() { (&visitor{s, rand.New(rand.NewPCG(seed, uint64(i))), fmt.Sprint(i)}).visit(until) })
+		visits.Go(func() { (&inboundConn{s, rand.New(rand.NewPCG(seed, uint64(i))), fmt.Sprint(i)}).visit(until) })
 	}
 	visits.Wait()
 	cancel()

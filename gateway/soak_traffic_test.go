@@ -23,43 +23,43 @@ import (
 // be.
 type scenario struct {
 	name string
-	do   func(*visitor, context.Context) error
+	do   func(*inboundConn, context.Context) error
 }
 
 // honest are those of clients that stay until the end.
 var honest = []scenario{
-	{"request", (*visitor).asks},
-	{"request, once more", (*visitor).asks}, // the most common thing there is
-	{"no body", (*visitor).bodiless},
-	{"plain HTTP", (*visitor).plainly},
-	{"events", (*visitor).listens},
-	{"download", (*visitor).downloads},
-	{"compressed answer", (*visitor).unpacks},
-	{"upload", (*visitor).uploads},
-	{"upload that is refused", (*visitor).offers},
-	{"gRPC", (*visitor).calls},
-	{"WebSocket", (*visitor).talks},
-	{"tunnel", (*visitor).tunnels},
-	{"denial", (*visitor).trespasses},
-	{"sometimes allowed", (*visitor).tries},
-	{"upstream that says goodbye", (*visitor).parts},
-	{"upstream without a connection", (*visitor).fails},
-	{"upstream that goes wrong", (*visitor).suffers},
+	{"request", (*inboundConn).asks},
+	{"request, once more", (*inboundConn).asks}, // the most common thing there is
+	{"no body", (*inboundConn).bodiless},
+	{"plain HTTP", (*inboundConn).plainly},
+	{"events", (*inboundConn).listens},
+	{"download", (*inboundConn).downloads},
+	{"compressed answer", (*inboundConn).unpacks},
+	{"upload", (*inboundConn).uploads},
+	{"upload that is refused", (*inboundConn).offers},
+	{"gRPC", (*inboundConn).calls},
+	{"WebSocket", (*inboundConn).talks},
+	{"tunnel", (*inboundConn).tunnels},
+	{"denial", (*inboundConn).trespasses},
+	{"sometimes allowed", (*inboundConn).tries},
+	{"upstream that says goodbye", (*inboundConn).parts},
+	{"upstream without a connection", (*inboundConn).fails},
+	{"upstream that goes wrong", (*inboundConn).suffers},
 }
 
 var scenarios = append(slices.Clone(honest), []scenario{
-	{"upstream that takes no end", (*visitor).waits},
-	{"client that gives up", (*visitor).leaves},
-	{"client that resets", (*visitor).vanishes},
-	{"client of HTTP/2 that resets", (*visitor).vanishesInFrames},
-	{"WebSocket or tunnel that resets", (*visitor).vanishesTalking},
+	{"upstream that takes no end", (*inboundConn).waits},
+	{"client that gives up", (*inboundConn).leaves},
+	{"client that resets", (*inboundConn).vanishes},
+	{"client of HTTP/2 that resets", (*inboundConn).vanishesInFrames},
+	{"WebSocket or tunnel that resets", (*inboundConn).vanishesTalking},
 }...)
 
 var errStalePolicy = errors.New("the policy was loaded in between")
 
 // ask sends a request and reads all of the answer. What is read is searched for
 // the secret whatever becomes of it.
-func (v *visitor) ask(r *http.Request, c *http.Client) (*http.Response, []byte, error) {
+func (v *inboundConn) ask(r *http.Request, c *http.Client) (*http.Response, []byte, error) {
 	resp, err := c.Do(r)
 	if err != nil {
 		return nil, nil, err
@@ -74,7 +74,7 @@ func (v *visitor) ask(r *http.Request, c *http.Client) (*http.Response, []byte, 
 	return resp, body, err
 }
 
-func (v *visitor) request(ctx context.Context, method, url string, body io.Reader) *http.Request {
+func (v *inboundConn) request(ctx context.Context, method, url string, body io.Reader) *http.Request {
 	r, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
 		panic(err)
@@ -82,11 +82,13 @@ func (v *visitor) request(ctx context.Context, method, url string, body io.Reade
 	return r
 }
 
-func (v *visitor) agent() agent { return v.clients[v.IntN(len(v.clients))] }
+func (v *inboundConn) agent() agent { return v.clients[v.IntN(len(v.clients))] }
 
-func (v *visitor) version() string { return []string{"h1", "h2"}[v.IntN(2)] }
+func (v *inboundConn) version() string { return []string{"h1", "h2"}[v.IntN(2)] }
 
-func (v *visitor) soon(most time.Duration) time.Duration { return time.Duration(v.Int64N(int64(most))) }
+func (v *inboundConn) soon(most time.Duration) time.Duration {
+	return time.Duration(v.Int64N(int64(most)))
+}
 
 // unlike is the error of an answer that is not the one wanted.
 func unlike(resp *http.Response, body []byte, err error) error {
@@ -96,7 +98,7 @@ func unlike(resp *http.Response, body []byte, err error) error {
 	return fmt.Errorf("%d %v %.200q %v", resp.StatusCode, resp.Header, body, resp.Trailer)
 }
 
-func (v *visitor) asks(ctx context.Context) error {
+func (v *inboundConn) asks(ctx context.Context) error {
 	resp, body, err := v.ask(v.request(ctx, "GET", v.well[v.version()].url("https", "/open/echo"), nil), v.agent().Client)
 	if err != nil || resp.StatusCode != 200 || resp.Header.Get("X-Saw") != "true" || !bytes.HasPrefix(body, []byte("you sent Bearer *")) {
 		return unlike(resp, body, err)
@@ -104,7 +106,7 @@ func (v *visitor) asks(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) bodiless(ctx context.Context) error {
+func (v *inboundConn) bodiless(ctx context.Context) error {
 	method, path, status := "HEAD", "/open/echo", 200
 	if v.IntN(2) == 0 {
 		method, path, status = "DELETE", "/open/none", 204
@@ -117,7 +119,7 @@ func (v *visitor) bodiless(ctx context.Context) error {
 }
 
 // plainly sends no credential where it could be read.
-func (v *visitor) plainly(ctx context.Context) error {
+func (v *inboundConn) plainly(ctx context.Context) error {
 	c := v.clients[2*v.IntN(2)] // of HTTP/1.1
 	resp, body, err := v.ask(v.request(ctx, "GET", v.plain.url("http", "/open/echo"), nil), c.Client)
 	if err != nil || resp.StatusCode != 200 || string(body) != "you sent |." {
@@ -126,7 +128,7 @@ func (v *visitor) plainly(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) listens(ctx context.Context) error {
+func (v *inboundConn) listens(ctx context.Context) error {
 	resp, body, err := v.ask(v.request(ctx, "GET", v.well[v.version()].url("https", "/open/events"), nil), v.agent().Client)
 	if err != nil || resp.StatusCode != 200 || bytes.Count(body, []byte("data: ")) != 5 {
 		return unlike(resp, body, err)
@@ -134,7 +136,7 @@ func (v *visitor) listens(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) downloads(ctx context.Context) error {
+func (v *inboundConn) downloads(ctx context.Context) error {
 	n := v.IntN(len(pattern))
 	resp, body, err := v.ask(v.request(ctx, "GET", v.well[v.version()].url("https", fmt.Sprintf("/open/bytes?n=%d", n)), nil), v.agent().Client)
 	if err != nil || resp.StatusCode != 200 || len(body) != n || sum(body) != resp.Header.Get("X-Sum") {
@@ -143,7 +145,7 @@ func (v *visitor) downloads(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) unpacks(ctx context.Context) error {
+func (v *inboundConn) unpacks(ctx context.Context) error {
 	resp, body, err := v.ask(v.request(ctx, "GET", v.well[v.version()].url("https", "/open/gzip"), nil), v.agent().Client)
 	if err == nil && resp.Header.Get("Content-Encoding") == "gzip" {
 		var z *gzip.Reader
@@ -160,7 +162,7 @@ func (v *visitor) unpacks(ctx context.Context) error {
 
 // uploads sends chunks, after 100 (Continue) at times, with a trailer at times:
 // not beside a credential, where none goes out.
-func (v *visitor) uploads(ctx context.Context) error {
+func (v *inboundConn) uploads(ctx context.Context) error {
 	sent := pattern[:v.IntN(len(pattern))]
 	a, o, scheme := v.agent(), v.well[v.version()], "https"
 	plain := v.IntN(3) == 0
@@ -188,7 +190,7 @@ func (v *visitor) uploads(ctx context.Context) error {
 
 // offers a body that its upstream does not want. A client of HTTP/1.1 may be
 // cut off while it sends, and not see the answer (RFC 9112, section 9.6).
-func (v *visitor) offers(ctx context.Context) error {
+func (v *inboundConn) offers(ctx context.Context) error {
 	r := v.request(ctx, "PUT", v.well[v.version()].url("https", "/open/early"), bytes.NewReader(pattern))
 	r.Header.Set("Expect", "100-continue")
 	resp, body, err := v.ask(r, v.agent().Client)
@@ -199,7 +201,7 @@ func (v *visitor) offers(ctx context.Context) error {
 }
 
 // calls has some messages go to and fro, as a stream of gRPC does.
-func (v *visitor) calls(ctx context.Context) error {
+func (v *inboundConn) calls(ctx context.Context) error {
 	in, out := io.Pipe()
 	defer out.CloseWithError(context.Canceled)
 	r := v.request(ctx, "POST", v.well["h2"].url("https", "/open/call"), in)
@@ -234,7 +236,7 @@ func (v *visitor) calls(ctx context.Context) error {
 }
 
 // secure opens a connection to an origin by a client's way in.
-func (v *visitor) secure(ctx context.Context, a agent, o *origin) (*tls.Conn, error) {
+func (v *inboundConn) secure(ctx context.Context, a agent, o *origin) (*tls.Conn, error) {
 	raw, err := a.dial(ctx, "tcp", o.address())
 	if err != nil {
 		return nil, err
@@ -249,7 +251,7 @@ func (v *visitor) secure(ctx context.Context, a agent, o *origin) (*tls.Conn, er
 }
 
 // socket is a WebSocket with what ends it.
-func (v *visitor) socket(ctx context.Context, a agent) (*socket, *tls.Conn, error) {
+func (v *inboundConn) socket(ctx context.Context, a agent) (*socket, *tls.Conn, error) {
 	o := v.well["h1"]
 	c, err := v.secure(ctx, a, o)
 	if err != nil {
@@ -304,7 +306,7 @@ func (v *visitor) socket(ctx context.Context, a agent) (*socket, *tls.Conn, erro
 	return &socket{c, in}, c, nil
 }
 
-func (v *visitor) talks(ctx context.Context) error {
+func (v *inboundConn) talks(ctx context.Context) error {
 	s, c, err := v.socket(ctx, v.agent())
 	if err != nil {
 		return err
@@ -323,7 +325,7 @@ func (v *visitor) talks(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) tunnels(ctx context.Context) error {
+func (v *inboundConn) tunnels(ctx context.Context) error {
 	c, err := v.agent().dial(ctx, "tcp", v.raw.address())
 	if err != nil {
 		return err
@@ -344,7 +346,7 @@ func (v *visitor) tunnels(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) trespasses(ctx context.Context) error {
+func (v *inboundConn) trespasses(ctx context.Context) error {
 	r := v.request(ctx, "POST", v.well[v.version()].url("https", "/closed"), strings.NewReader("body"))
 	if v.IntN(3) == 0 {
 		r = v.request(ctx, "GET", v.well[v.version()].url("https", "/open/echo"), nil)
@@ -357,7 +359,7 @@ func (v *visitor) trespasses(ctx context.Context) error {
 	return nil
 }
 
-func (v *visitor) tries(ctx context.Context) error {
+func (v *inboundConn) tries(ctx context.Context) error {
 	resp, body, err := v.ask(v.request(ctx, "GET", v.well[v.version()].url("https", "/sometimes"), nil), v.agent().Client)
 	if err != nil || resp.StatusCode != 403 && resp.StatusCode != 404 { // the upstream has none
 		return unlike(resp, body, err)
@@ -367,7 +369,7 @@ func (v *visitor) tries(ctx context.Context) error {
 
 // parts from an upstream that says goodbye. Others' requests that had not begun
 // there are sent once more; those with a body could not be.
-func (v *visitor) parts(ctx context.Context) error {
+func (v *inboundConn) parts(ctx context.Context) error {
 	path, want := "/open/bye", "bye"
 	if v.IntN(3) > 0 {
 		path, want = "/open/echo", "you sent Bearer *"
@@ -380,7 +382,7 @@ func (v *visitor) parts(ctx context.Context) error {
 }
 
 // fails wants an upstream that cannot be connected to, or that must not be.
-func (v *visitor) fails(ctx context.Context) error {
+func (v *inboundConn) fails(ctx context.Context) error {
 	o := v.mutes
 	if i := v.IntN(len(v.refused) + 1); i > 0 {
 		o = v.refused[i-1]
@@ -393,7 +395,7 @@ func (v *visitor) fails(ctx context.Context) error {
 }
 
 // suffers wants that what an upstream has broken off never looks whole.
-func (v *visitor) suffers(ctx context.Context) error {
+func (v *inboundConn) suffers(ctx context.Context) error {
 	ill := ills[v.IntN(len(ills)-2)]
 	r := v.request(ctx, "POST", v.ill[v.version()].url("https", "/open/"+ill), nil)
 	if ill == "eats" {

@@ -58,8 +58,8 @@ func charging(d policy.Decision) (counts bool, cost *policy.Applied) {
 	return counts, cost
 }
 
-func unpriced(rule, why string) *limitError {
-	return &limitError{rule: rule, reason: "limit " + rule + ": " + why, unpriced: true}
+func unpriced(rule, why string) *exceededError {
+	return &exceededError{rule: rule, reason: "limit " + rule + ": " + why, unpriced: true}
 }
 
 // priced denies a request whose path names a model without a price. A body is looked at

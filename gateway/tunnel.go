@@ -74,7 +74,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	d := g.unpricedTunnel(t.decision)
 	var m *limitMeter
 	if d.Action == policy.Tunnel {
-		m, d = g.take(c.identity.Sandbox, d, -1)
+		m, d = g.takeLimits(c.identity.Sandbox, d, -1)
 	}
 	if d.Action != policy.Tunnel {
 		g.deny(c, d)

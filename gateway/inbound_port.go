@@ -35,8 +35,7 @@ const (
 	exposureTokenBytes = len(exposureMark) + 43
 )
 
-// Exposure is a port of a sandbox that whoever has its token may send requests
-// to, where the policy allows them, until it expires.
+// Exposure is a port of a sandbox. Clients that have its token may send requests to it, where the policy allows them, until it expires.
 type Exposure struct {
 	Sandbox   string    `json:"sandbox"`
 	SandboxID string    `json:"sandboxID"`

@@ -8,7 +8,9 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,11 +23,11 @@ import (
 	"sallyport/policy"
 )
 
-// visit is one request to a sandbox and what becomes of it.
-type visit struct {
+// inboundRequest is one request to a sandbox and what becomes of it.
+type inboundRequest struct {
 	context.Context
 	gateway   *Gateway
-	visitor   *visitor
+	conn      *inboundConn
 	peer      *peer
 	target    target
 	exposure  Exposure
@@ -33,30 +35,30 @@ type visit struct {
 	started   time.Time
 	request   *policy.Request
 	names     form.Names
-	exchange  audit.Exchange
+	events    audit.Exchange
 	upgrade   bool
 	key       string // of a WebSocket's handshake
 
 	// Set once the request is allowed.
-	decision  policy.Decision
-	allowed   *audit.Event
-	handle    live.Handle
-	cancel    context.CancelFunc
-	status    int
-	in, out   atomic.Int64 // bytes to the sandbox, and from it
-	err       error        // what ended it, nil for success
-	switched  bool
-	farewells sync.Once
+	decision policy.Decision
+	allowed  *audit.Event
+	handle   live.Handle
+	cancel   context.CancelFunc
+	status   int
+	in, out  atomic.Int64 // bytes to the sandbox, and from it
+	err      error        // what ended it, nil for success
+	switched bool
+	closing  sync.Once
 }
 
 // event describes the request for the audit.
-func (v *visit) event(d policy.Decision) *audit.Event {
+func (v *inboundRequest) event(d policy.Decision) *audit.Event {
 	q := v.request
-	e := connectionEvent(&v.exchange, v.peer, v.target, audit.ClassHTTP, audit.HTTPActivity(q.Method), policy.PhaseInbound, d)
-	port, _ := strconv.Atoi(v.gateway.inward.port)
-	v.exchange.URL = audit.URL{Scheme: "http", Hostname: v.exposure.Host(), Port: port, Path: clip(q.Path, maxAuditPath)}
-	v.exchange.Request = audit.HTTPRequest{Method: clip(q.Method, maxAuditMethod), Version: "HTTP/1.1", URL: &v.exchange.URL, Length: max(q.Size, 0)}
-	e.HTTPRequest, e.Connection = &v.exchange.Request, comesIn()
+	e := connectionEvent(&v.events, v.peer, v.target, audit.ClassHTTP, audit.HTTPActivity(q.Method), policy.PhaseInbound, d)
+	port, _ := strconv.Atoi(v.gateway.inbound.port)
+	v.events.URL = audit.URL{Scheme: "http", Hostname: v.exposure.Host(), Port: port, Path: clip(q.Path, maxAuditPath)}
+	v.events.Request = audit.HTTPRequest{Method: clip(q.Method, maxAuditMethod), Version: "HTTP/1.1", URL: &v.events.URL, Length: max(q.Size, 0)}
+	e.HTTPRequest, e.Connection = &v.events.Request, inboundTCP()
 	s := &e.Unmapped.Sallyport
 	s.HeaderNames, s.QueryKeys = clipAll(v.names.Headers), clipAll(v.names.Query)
 	s.Unsized, s.Clipped = q.Size < 0, clipped(q.Path, q.Method, v.names)
@@ -64,7 +66,7 @@ func (v *visit) event(d policy.Decision) *audit.Event {
 }
 
 // judged asks the policy.
-func (v *visit) judged(ctx context.Context, of policy.Sandbox) policy.Decision {
+func (v *inboundRequest) judged(ctx context.Context, of policy.Sandbox) policy.Decision {
 	d := v.gateway.decide(ctx, policy.Input{
 		Phase: policy.PhaseInbound, Sandbox: of, Protocol: policy.ProtocolHTTP,
 		Destination: policy.Destination{Host: v.exposure.Sandbox, Port: v.exposure.Port}, Request: v.request,
@@ -76,14 +78,14 @@ func (v *visit) judged(ctx context.Context, of policy.Sandbox) policy.Decision {
 }
 
 // Recheck implements live.Revocable.
-func (v *visit) Recheck(ctx context.Context) *live.Revoked {
-	if e, ok := v.gateway.inward.exposures.Exposed(v.exposure.Host()); !ok || e.Digest != v.exposure.Digest || !e.live() {
+func (v *inboundRequest) Recheck(ctx context.Context) *live.Revoked {
+	if e, ok := v.gateway.inbound.exposures.Exposed(v.exposure.Host()); !ok || e.Digest != v.exposure.Digest || !e.live() {
 		return &live.Revoked{Decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
 	// Its tags may be others by now.
 	asked, over := context.WithTimeout(ctx, reachWithin)
 	defer over()
-	now, err := v.gateway.inward.waker.Whose(asked, v.exposure.SandboxID)
+	now, err := v.gateway.inbound.waker.Whose(asked, v.exposure.SandboxID)
 	if err != nil {
 		now = v.peer.identity.Sandbox // what has gone has no exposure
 	}
@@ -91,13 +93,13 @@ func (v *visit) Recheck(ctx context.Context) *live.Revoked {
 }
 
 // Stop implements live.Revocable.
-func (v *visit) Stop(*live.Revoked) { v.cancel() }
+func (v *inboundRequest) Stop(*live.Revoked) { v.cancel() }
 
 // Cut implements live.Revocable.
-func (v *visit) Cut() { _ = v.visitor.lifetime.conn.Close() }
+func (v *inboundRequest) Cut() { _ = v.conn.lifetime.conn.Close() }
 
 // decide asks the policy, and enters what is allowed.
-func (v *visit) decide(ctx context.Context) (d policy.Decision) {
+func (v *inboundRequest) decide(ctx context.Context) (d policy.Decision) {
 	set := &v.gateway.live
 	set.Decide(set.Epoch(), func() (*live.Handle, live.Revocable) {
 		if d = v.judged(ctx, v.peer.identity.Sandbox); d.Action != policy.Allow {
@@ -110,14 +112,14 @@ func (v *visit) decide(ctx context.Context) (d policy.Decision) {
 }
 
 // carry decides on a request, has that written down, and takes it to the sandbox.
-func (v *visit) carry(w http.ResponseWriter, r *http.Request) {
+func (v *inboundRequest) carry(w http.ResponseWriter, r *http.Request) {
 	g := v.gateway
 	ctx, cancel := context.WithDeadline(v.Context, v.exposure.Expires)
 	defer cancel()
 	v.cancel = cancel
 	asked, over := context.WithTimeout(ctx, wakeWithin)
 	defer over()
-	sandbox, err := g.inward.waker.Whose(asked, v.exposure.SandboxID)
+	sandbox, err := g.inbound.waker.Whose(asked, v.exposure.SandboxID)
 	if err != nil || sandbox.ID != v.exposure.SandboxID || sandbox.Name != v.exposure.Sandbox {
 		v.refuse(w, r, http.StatusServiceUnavailable, "inbound-sandbox", "the sandbox is not there")
 		return
@@ -137,7 +139,7 @@ func (v *visit) carry(w http.ResponseWriter, r *http.Request) {
 	if err := g.recorder.Append(ctx, e); err != nil {
 		if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 			if !errors.Is(err, audit.ErrWithdrawn) {
-				v.allowed, v.err = e, errVisitor
+				v.allowed, v.err = e, errInboundClient
 				v.end()
 			}
 			panic(http.ErrAbortHandler)
@@ -157,15 +159,15 @@ func (v *visit) carry(w http.ResponseWriter, r *http.Request) {
 	}
 	over()
 	defer far.Close()
-	// Whatever ends the visit ends both connections: that to the visitor too where
+	// The end of the request ends both connections: that to the client too where
 	// it has been taken over.
 	stop := context.AfterFunc(ctx, func() { _ = far.Close() })
 	defer stop()
-	v.exchangeWith(ctx, far, w, r)
+	v.roundTrip(ctx, far, w, r)
 }
 
 // fail says that an allowed request could not be carried, while that can be said.
-func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
+func (v *inboundRequest) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if v.err == nil {
 		v.err = err
 	}
@@ -191,14 +193,14 @@ func (v *visit) fail(w http.ResponseWriter, r *http.Request, err error) {
 	a.write(w, r)
 }
 
-// wake runs a sandbox, once for all who visit it meanwhile: one that takes its time
-// does not hold up those of others, nor do many of one owner.
+// wake runs a sandbox, once for all requests to it meanwhile. A sandbox that takes its
+// time does not hold up others', nor do many of one owner.
 func (g *Gateway) wake(ctx context.Context, e Exposure) (Identity, error) {
-	in, id := g.inward, e.SandboxID
+	in, id := g.inbound, e.SandboxID
 	woken := in.waking.DoChan(id, func() (any, error) {
 		ctx, over := context.WithTimeout(g.life, wakeWithin)
 		defer over()
-		// Those of its owner are waited for: who has no share left holds up nobody else.
+		// It waits for others of its owner: an owner without a share left holds up nobody else.
 		for !in.wakes.Enter(id, e.Owner) {
 			select {
 			case <-ctx.Done():
@@ -217,8 +219,8 @@ func (g *Gateway) wake(ctx context.Context, e Exposure) (Identity, error) {
 	}
 }
 
-// exchangeWith sends the request and passes the answer on.
-func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseWriter, r *http.Request) {
+// roundTrip sends the request and passes the answer on.
+func (v *inboundRequest) roundTrip(ctx context.Context, far net.Conn, w http.ResponseWriter, r *http.Request) {
 	trailers := !v.upgrade && form.HasToken(r.Header["Te"], "trailers")
 	form.DropHops(r.Header, v.upgrade)
 	if trailers {
@@ -231,15 +233,15 @@ func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseW
 	out.URL.Scheme, out.URL.Host = "http", v.authority
 	out.Close, out.Trailer = !v.upgrade, nil
 	if r.Body != nil && r.Body != http.NoBody {
-		body := &paced{ReadCloser: r.Body, count: &v.in, within: v.gateway.stall, late: v.cancel, from: r}
-		body.trailer = sending(r)
+		body := &pacedBody{ReadCloser: r.Body, count: &v.in, within: v.gateway.stall, late: v.cancel, from: r}
+		body.trailer = sentTrailers(r)
 		out.Trailer = body.trailer
 		defer body.rest()
 		out.Body = body
 	}
 	conn := http1.NewClientConn(far, http1.ClientOptions{HeadTimeout: headWithin})
 	resp, err := conn.RoundTrip(out, func(code int, h http.Header) {
-		tidy(h, false)
+		cleanResponse(h, false)
 		maps.Copy(w.Header(), h)
 		w.WriteHeader(code)
 		clear(w.Header())
@@ -257,9 +259,9 @@ func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseW
 		v.websocket(ctx, w, resp)
 		return
 	}
-	tidy(resp.Header, false)
+	cleanResponse(resp.Header, false)
 	maps.Copy(w.Header(), resp.Header)
-	announce(w.Header(), resp)
+	announceTrailers(w.Header(), resp)
 	v.status = resp.StatusCode
 	w.WriteHeader(resp.StatusCode)
 	v.pass(w, resp)
@@ -267,7 +269,7 @@ func (v *visit) exchangeWith(ctx context.Context, far net.Conn, w http.ResponseW
 
 // pass copies the answer's body and trailers, and what comes without a length as it
 // comes. One that breaks off is broken off.
-func (v *visit) pass(w http.ResponseWriter, resp *http.Response) {
+func (v *inboundRequest) pass(w http.ResponseWriter, resp *http.Response) {
 	flush := func() error { return nil }
 	if resp.ContentLength < 0 {
 		flush = http.NewResponseController(w).Flush
@@ -282,20 +284,20 @@ func (v *visit) pass(w http.ResponseWriter, resp *http.Response) {
 				werr = flush()
 			}
 			if werr != nil {
-				v.err = errVisitor
+				v.err = errInboundClient
 				panic(http.ErrAbortHandler)
 			}
 		}
 		switch {
-		case err == io.EOF && trail(w, resp) != nil:
-			v.err = errVisitor
+		case err == io.EOF && sendTrailers(w, resp) != nil:
+			v.err = errInboundClient
 			panic(http.ErrAbortHandler)
 		case err == io.EOF:
 			return
 		case err != nil:
 			v.err = errUnanswered
 			if v.Err() != nil {
-				v.err = errVisitor
+				v.err = errInboundClient
 			}
 			panic(http.ErrAbortHandler)
 		}
@@ -303,30 +305,30 @@ func (v *visit) pass(w http.ResponseWriter, resp *http.Response) {
 }
 
 // websocket turns both connections over to each other.
-func (v *visit) websocket(ctx context.Context, w http.ResponseWriter, resp *http.Response) {
+func (v *inboundRequest) websocket(ctx context.Context, w http.ResponseWriter, resp *http.Response) {
 	far := resp.Body.(io.ReadWriteCloser)
 	near, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		v.err = errVisitor
+		v.err = errInboundClient
 		return
 	}
 	defer near.Close()
 	stop := context.AfterFunc(ctx, func() { _ = near.Close() })
 	defer stop()
 	v.switched, v.status = true, resp.StatusCode
-	tidy(resp.Header, true)
+	cleanResponse(resp.Header, true)
 	fmt.Fprintf(rw, "HTTP/1.1 101 %s\r\n", http.StatusText(resp.StatusCode))
 	_ = resp.Header.Write(rw) // a buffer: Flush has the error
 	_, _ = io.WriteString(rw, "\r\n")
 	if err := rw.Flush(); err != nil {
-		v.err = errVisitor
+		v.err = errInboundClient
 		return
 	}
 	var both sync.WaitGroup
 	copying := func(to io.Writer, from io.Reader, count *atomic.Int64) {
-		_, _ = io.Copy(struct{ io.Writer }{to}, &counting{from, count})
+		_, _ = io.Copy(struct{ io.Writer }{to}, &countingReader{from, count})
 		// The other direction has a moment for its goodbye.
-		v.farewells.Do(func() { time.AfterFunc(settleTime, v.cancel) })
+		v.closing.Do(func() { time.AfterFunc(settleTime, v.cancel) })
 		if half, ok := to.(interface{ CloseWrite() error }); ok {
 			_ = half.CloseWrite()
 		}
@@ -340,20 +342,20 @@ func (v *visit) websocket(ctx context.Context, w http.ResponseWriter, resp *http
 	}
 }
 
-// counting counts what is read.
-type counting struct {
+// countingReader counts what is read.
+type countingReader struct {
 	io.Reader
 	count *atomic.Int64
 }
 
-func (c *counting) Read(p []byte) (int, error) {
+func (c *countingReader) Read(p []byte) (int, error) {
 	n, err := c.Reader.Read(p)
 	c.count.Add(int64(n))
 	return n, err
 }
 
-// paced is a request's body of which something has to come from time to time.
-type paced struct {
+// pacedBody is a request's body of which something has to come from time to time.
+type pacedBody struct {
 	io.ReadCloser
 	count  *atomic.Int64
 	within time.Duration
@@ -366,7 +368,7 @@ type paced struct {
 	timer *time.Timer
 }
 
-func (p *paced) Read(b []byte) (int, error) {
+func (p *pacedBody) Read(b []byte) (int, error) {
 	p.mu.Lock()
 	if p.timer == nil {
 		p.timer = time.AfterFunc(p.within, p.late)
@@ -385,7 +387,7 @@ func (p *paced) Read(b []byte) (int, error) {
 	return n, err
 }
 
-func (p *paced) rest() {
+func (p *pacedBody) rest() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.timer != nil {
@@ -394,26 +396,80 @@ func (p *paced) rest() {
 }
 
 // end writes the completion of an allowed request.
-func (v *visit) end() {
+func (v *inboundRequest) end() {
 	err := v.err
 	if why := v.handle.Revoked(); why != nil && (err != nil || v.switched) {
 		err = why
 	} else if err == nil && !time.Now().Before(v.exposure.Expires) && v.switched {
 		err = &live.Revoked{Decision: floor(policy.Decision{Revision: v.gateway.revision()}, "inbound-expired", errUnexposed.Error())}
 	}
-	c := completion(&v.exchange, v.allowed.ActivityID, err)
-	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errVisitor, websocket.ErrFrames}, reachFaults...) {
+	c := completion(&v.events, v.allowed.ActivityID, err)
+	for _, known := range append([]error{errAsleep, errWakes, errUnanswered, errUnswitched, errInboundClient, websocket.ErrFrames}, reachFaults...) {
 		if errors.Is(err, known) {
 			c.Detail = known.Error()
 		}
 	}
 	c.Duration = time.Since(v.started).Milliseconds()
 	if v.status != 0 {
-		v.exchange.Response = audit.HTTPResponse{Code: v.status, Length: v.out.Load()}
-		c.HTTPResponse = &v.exchange.Response
+		v.events.Response = audit.HTTPResponse{Code: v.status, Length: v.out.Load()}
+		c.HTTPResponse = &v.events.Response
 	}
-	v.exchange.Traffic = audit.Traffic{BytesIn: v.in.Load(), BytesOut: v.out.Load()}
-	c.Traffic = &v.exchange.Traffic
+	v.events.Traffic = audit.Traffic{BytesIn: v.in.Load(), BytesOut: v.out.Load()}
+	c.Traffic = &v.events.Traffic
 	v.gateway.enqueue(c)
 	v.gateway.metrics.finished(v.status, time.Since(v.started))
+}
+
+// Trailers of what a sandbox and an inbound client say to each other come after a body
+// in chunks (RFC 9112, section 7.1.2). The readers of heads bound how many there are.
+
+// sentTrailers are the names of the trailers that go to a sandbox: those that were announced,
+// which the policy has seen, and are none of ours. Nil: none.
+func sentTrailers(r *http.Request) (t http.Header) {
+	for _, name := range form.Announced(r) {
+		if name == "Cookie" {
+			continue
+		}
+		if t == nil {
+			t = http.Header{}
+		}
+		t[name] = nil
+	}
+	return t
+}
+
+// passesTrailer says whether an answer of a sandbox may have a field after its body: one that
+// tidy would take from the head, or look into, does not get by it there.
+func passesTrailer(name string) bool {
+	switch http.CanonicalHeaderKey(name) {
+	case "Alt-Svc", "Set-Cookie":
+		return false
+	}
+	return !form.Reserved(name) && form.AllowedTrailer(name)
+}
+
+// announceTrailers says in an answer's head what of its trailers will be passed on.
+func announceTrailers(h http.Header, resp *http.Response) {
+	names := slices.Sorted(maps.Keys(resp.Trailer))
+	if names = slices.DeleteFunc(names, func(name string) bool { return !passesTrailer(name) }); len(names) > 0 {
+		h["Trailer"] = []string{strings.Join(names, ", ")}
+	}
+}
+
+// sendTrailers passes on the trailers of an answer that has been read to its end, those too
+// that it had not announced. The head has been sent before, so that nothing of it
+// is taken for one of them.
+func sendTrailers(w http.ResponseWriter, resp *http.Response) error {
+	if len(resp.Trailer) == 0 {
+		return nil
+	}
+	err := http.NewResponseController(w).Flush()
+	h := w.Header()
+	clear(h)
+	for name, values := range resp.Trailer {
+		if passesTrailer(name) && len(values) > 0 {
+			h[http.TrailerPrefix+name] = values
+		}
+	}
+	return err
 }

@@ -31,8 +31,8 @@ var (
 // reachFaults say why a port could not be reached.
 var reachFaults = []error{ErrNoListener, ErrInsideBusy, ErrInsideEarlier, errInside}
 
-// Bounds of those who wait for a connection to be made from inside: each is a call to
-// the daemon, and for as long as a sandbox's agent likes.
+// Bounds of waits for a connection from inside: each is a call to the daemon, and takes
+// as long as a sandbox's agent likes.
 const (
 	maxInside      = 128
 	maxInsideOfOne = 32 // sandbox
@@ -40,7 +40,7 @@ const (
 
 // reach runs the sandbox and connects to the port, at the sandbox's own address or,
 // where nobody listens at that, from inside.
-func (v *visit) reach(ctx context.Context) (net.Conn, error) {
+func (v *inboundRequest) reach(ctx context.Context) (net.Conn, error) {
 	who, err := v.gateway.wake(ctx, v.exposure)
 	if errors.Is(err, errWakes) {
 		return nil, errWakes
@@ -51,20 +51,20 @@ func (v *visit) reach(ctx context.Context) (net.Conn, error) {
 	}
 	dialling, cancel := context.WithTimeout(ctx, reachWithin)
 	defer cancel()
-	c, err := v.gateway.inward.dial(dialling, v.exposure.SandboxID, netip.AddrPortFrom(who.Address, v.exposure.Port))
+	c, err := v.gateway.inbound.dial(dialling, v.exposure.SandboxID, netip.AddrPortFrom(who.Address, v.exposure.Port))
 	switch {
 	case err == nil:
 		tcp.SetStallTimeout(c, v.gateway.stall)
 		return c, nil
-	case v.gateway.inward.inside == nil || !errors.Is(err, syscall.ECONNREFUSED):
+	case v.gateway.inbound.inside == nil || !errors.Is(err, syscall.ECONNREFUSED):
 		return nil, ErrNoListener
 	}
 	return v.inside(ctx)
 }
 
 // inside connects to the port from inside.
-func (v *visit) inside(ctx context.Context) (net.Conn, error) {
-	in, e := v.gateway.inward, v.exposure
+func (v *inboundRequest) inside(ctx context.Context) (net.Conn, error) {
+	in, e := v.gateway.inbound, v.exposure
 	if !in.insides.Enter(e.SandboxID, e.Owner) {
 		return nil, ErrInsideBusy
 	}

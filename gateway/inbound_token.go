@@ -18,9 +18,9 @@ const (
 	exposureHeader = "Sallyport-Token"
 )
 
-// shown are the tokens that a request came with, by where it had them. What looks
+// shownTokens are the tokens that a request came with, by where it had them. What looks
 // like one is never passed on, whether it is good or not.
-type shown struct {
+type shownTokens struct {
 	header, cookie, query []string
 }
 
@@ -31,7 +31,7 @@ func isToken(s string) bool {
 
 // takeTokens removes from a request all that is ours, and returns it. An
 // Authorization of another form is the application's own, as other cookies are.
-func takeTokens(r *http.Request) (t shown) {
+func takeTokens(r *http.Request) (t shownTokens) {
 	for _, v := range r.Header[exposureHeader] {
 		t.header = append(t.header, strings.TrimSpace(v))
 	}
@@ -91,10 +91,10 @@ func takeTokens(r *http.Request) (t shown) {
 	return t
 }
 
-func (t shown) any() bool { return len(t.header)+len(t.cookie)+len(t.query) > 0 }
+func (t shownTokens) any() bool { return len(t.header)+len(t.cookie)+len(t.query) > 0 }
 
-// opens tells whether one of the tokens is that of e. It takes as long for each.
-func (e Exposure) opens(tokens []string) bool {
+// accepts tells whether one of the tokens is that of e. It takes as long for each.
+func (e Exposure) accepts(tokens []string) bool {
 	same := 0
 	for _, token := range tokens[:min(len(tokens), 8)] {
 		same |= subtle.ConstantTimeCompare([]byte(digestOf(token)), []byte(e.Digest))
@@ -102,10 +102,10 @@ func (e Exposure) opens(tokens []string) bool {
 	return same == 1
 }
 
-// welcome gives a browser that came with the token in its URL the cookie in place
+// setCookie gives a browser that came with the token in its URL the cookie in place
 // of it, and sends it to the same URL without. Location is in full: a path that
 // begins with // would name another host.
-func (e Exposure) welcome(w http.ResponseWriter, r *http.Request, token, authority string) {
+func (e Exposure) setCookie(w http.ResponseWriter, r *http.Request, token, authority string) {
 	to := "http://" + authority + r.URL.EscapedPath()
 	if r.URL.RawQuery != "" {
 		to += "?" + r.URL.RawQuery
@@ -124,9 +124,9 @@ func (e Exposure) welcome(w http.ResponseWriter, r *http.Request, token, authori
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// tidy takes from an answer of a sandbox what is not its to say: cookies for other
+// cleanResponse takes from an answer of a sandbox what is not its to say: cookies for other
 // hosts than its own, our cookie, and what speaks in our name.
-func tidy(h http.Header, upgrade bool) {
+func cleanResponse(h http.Header, upgrade bool) {
 	form.DropHops(h, upgrade)
 	form.DropReserved(h)
 	delete(h, "Alt-Svc")

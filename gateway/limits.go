@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -14,8 +15,8 @@ import (
 	"sallyport/policy/limit"
 )
 
-// limitError says which limit has no room, and for how long.
-type limitError struct {
+// exceededError says which limit has no room, and for how long.
+type exceededError struct {
 	rule   string
 	reason string
 	retry  time.Duration // zero: waiting does not help, since it is too large, or unpriced
@@ -23,10 +24,10 @@ type limitError struct {
 	unpriced bool
 }
 
-func (e *limitError) Error() string { return e.reason }
+func (e *exceededError) Error() string { return e.reason }
 
 // status is what a request that meets the limit is answered with.
-func (e *limitError) status() int {
+func (e *exceededError) status() int {
 	switch {
 	case e.unpriced:
 		return http.StatusForbidden
@@ -38,7 +39,7 @@ func (e *limitError) status() int {
 
 // exceeded is the one place where a limit turns what is allowed into a denial, but
 // for what observe mode lets pass.
-func (g *Gateway) exceeded(d policy.Decision, e *limitError) policy.Decision {
+func (g *Gateway) exceeded(d policy.Decision, e *exceededError) policy.Decision {
 	if d.Lenient {
 		if d.Observed == nil {
 			d.Observed = &policy.Observed{Action: policy.Deny, Rule: e.rule, RuleType: policy.TypeLimit, Reason: e.reason}
@@ -65,12 +66,12 @@ type limitMeter struct {
 	unread  bool   // what flows is charged as tokens
 	prices  policy.Prices
 	costed  string // the limit that bounds cost, or empty
-	over    atomic.Pointer[limitError]
+	over    atomic.Pointer[exceededError]
 }
 
-// take counts what is about to be carried, size bytes of a body or -1, and returns
+// takeLimits counts what is about to be carried, size bytes of a body or -1, and returns
 // the decision, or the denial in its place.
-func (g *Gateway) take(s policy.Sandbox, d policy.Decision, size int64) (*limitMeter, policy.Decision) {
+func (g *Gateway) takeLimits(s policy.Sandbox, d policy.Decision, size int64) (*limitMeter, policy.Decision) {
 	if len(d.Limits) == 0 {
 		return nil, d
 	}
@@ -89,8 +90,8 @@ func (g *Gateway) take(s policy.Sandbox, d policy.Decision, size int64) (*limitM
 	return m, d
 }
 
-// spare says what take would, for what is not carried yet.
-func (g *Gateway) spare(s policy.Sandbox, d policy.Decision, size int64) policy.Decision {
+// checkLimits says what take would, for what is not carried yet.
+func (g *Gateway) checkLimits(s policy.Sandbox, d policy.Decision, size int64) policy.Decision {
 	claims, err := g.claims(s, d, &limitMeter{}, size)
 	if err == nil && len(claims) > 0 {
 		_, err = judged(nil, g.budget.Check(max(size, 0), claims...))
@@ -102,8 +103,8 @@ func (g *Gateway) spare(s policy.Sandbox, d policy.Decision, size int64) policy.
 }
 
 // claims judges what needs no counter, and lists what does.
-func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *limitMeter, size int64) ([]limit.Claim, *limitError) {
-	var large, shut *limitError
+func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *limitMeter, size int64) ([]limit.Claim, *exceededError) {
+	var large, shut *exceededError
 	now := g.budget.Now()
 	claims := make([]limit.Claim, 0, len(d.Limits))
 	for _, a := range d.Limits {
@@ -116,7 +117,7 @@ func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *limitMeter, siz
 			}
 		}
 		if wait := a.Opens(now); wait > 0 && (shut == nil || wait > shut.retry) {
-			shut = &limitError{rule: a.Name, reason: fmt.Sprintf("limit %s: this is not within its hours", a.Name), retry: wait}
+			shut = &exceededError{rule: a.Name, reason: fmt.Sprintf("limit %s: this is not within its hours", a.Name), retry: wait}
 		}
 		if a.Cost > 0 {
 			m.costed, m.prices = a.Name, a.Prices
@@ -135,12 +136,12 @@ func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *limitMeter, siz
 	return claims, shut
 }
 
-func tooLarge(rule string, most int64) *limitError {
-	return &limitError{rule: rule, reason: fmt.Sprintf("limit %s: a request's body has %v at most", rule, policy.Size(most))}
+func tooLarge(rule string, most int64) *exceededError {
+	return &exceededError{rule: rule, reason: fmt.Sprintf("limit %s: a request's body has %v at most", rule, policy.Size(most))}
 }
 
 // judged turns the Book's error into one that is answered.
-func judged(u *limit.Use, err error) (*limit.Use, *limitError) {
+func judged(u *limit.Use, err error) (*limit.Use, *exceededError) {
 	var e *limit.ExceededError
 	if !errors.As(err, &e) {
 		return u, nil
@@ -150,8 +151,8 @@ func judged(u *limit.Use, err error) (*limit.Use, *limitError) {
 
 // overdrawn says it without what changes from one to the next: denials that are
 // alike are counted as one.
-func overdrawn(e *limit.ExceededError) *limitError {
-	l := &limitError{rule: e.Limit, reason: e.Error(), retry: e.Retry}
+func overdrawn(e *limit.ExceededError) *exceededError {
+	l := &exceededError{rule: e.Limit, reason: e.Error(), retry: e.Retry}
 	switch every := brief(e.Every); e.What {
 	case "bytes":
 		l.reason = fmt.Sprintf("limit %s: %v within %v are used up", e.Limit, policy.Size(e.Most), every)
@@ -261,11 +262,54 @@ func limitsOf(d policy.Decision) []audit.LimitUse {
 
 // blocked makes a completion that of what a limit has broken off.
 func (g *Gateway) blocked(c *audit.Event, err error) {
-	var over *limitError
+	var over *exceededError
 	if !errors.As(err, &over) {
 		return
 	}
 	g.metrics.limited.Inc()
 	c.Action, c.Disposition, c.SeverityID = audit.ActionDenied, audit.DispositionBlocked, audit.SeverityMedium
 	c.Rule = &audit.Rule{Name: over.rule, Type: policy.TypeLimit} // not the record's, which is the decision's too
+}
+
+// FoundLimit is the limit that counts, for each sandbox and its forks together, the
+// answers of hosts in which an injected secret was found that they were never sent.
+// Such an answer tells a sandbox that guesses whether it has guessed right. A sandbox
+// that used it up sends nothing any more until an operator resets it, and no fork of it
+// does, those made before and after included.
+const FoundLimit = "found-credentials"
+
+func foundBy(s policy.Sandbox) limit.Key {
+	return limit.Key{Limit: FoundLimit, Subject: cmp.Or(s.Tags[policy.TagLineage], s.ID)}
+}
+
+// stopped tells whether a sandbox has used FoundLimit up.
+func (g *Gateway) stopped(s policy.Sandbox) bool {
+	return g.budget.Used(foundBy(s)).Requests >= g.found
+}
+
+// stray counts an answer in which a secret was found where it should not be, and ends all that
+// the sandbox has under way when that is one too many.
+func (g *Gateway) stray(p *peer) {
+	s := p.identity.Sandbox
+	if g.stopped(s) {
+		return
+	}
+	g.budget.Overdraw(limit.Claim{
+		Key: foundBy(s), Per: policy.PerSandbox, Every: limit.Forever, Most: limit.Amount{Requests: g.found},
+	}).End()
+	g.metrics.strays.Inc()
+	if g.stopped(s) {
+		g.logger.Error("a sandbox's requests are refused until an operator has looked: answers of hosts that were never sent its secrets held them",
+			"sandbox", p.identity.Name, "times", g.found)
+		g.Redecide()
+	}
+}
+
+// unlessStopped is a decision about a sandbox that may have used FoundLimit up.
+func (g *Gateway) unlessStopped(in policy.Input, d policy.Decision) policy.Decision {
+	switch {
+	case in.Phase != policy.PhaseConnect && in.Phase != policy.PhaseRequest, d.Action == policy.Deny, !g.stopped(in.Sandbox):
+		return d
+	}
+	return floor(d, FoundLimit, fmt.Sprintf("%d answers of hosts that were never sent this sandbox's secrets held them", g.found))
 }
