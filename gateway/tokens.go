@@ -126,7 +126,7 @@ type modelSniffer struct {
 	left  int64 // until the end; less than none where that is not known
 	model *meter.Ask
 	// rates are the highest of the models that were named, nil before it is known
-	// that each has some. A transport can go on reading after the exchange.
+	// that each has some. A transport can go on reading after the request.
 	rates atomic.Pointer[policy.Rates]
 }
 
@@ -226,7 +226,7 @@ func free(status int) bool {
 	return status >= 300 && status < 400
 }
 
-// used is what an ended exchange has used, by what was reported, or an estimate
+// used is the use of an ended request, as it was reported, or an estimate
 // that is no less where it was not.
 func (t *tokenMeter) used(sent int64) (r meter.Report, estimated bool) {
 	switch {
@@ -276,7 +276,7 @@ func costOf(t meter.Tokens, at policy.Rates) limit.Money {
 		Plus(at.CacheWrite.For(t.CacheWrite)).Plus(at.Output.For(t.Out))
 }
 
-// charge takes what an ended exchange has used off its limits, and returns what its
+// charge takes the use of an ended request off its limits, and returns what its
 // event says of that; nil where no limit counts it.
 func (q *request) charge() *audit.Tokens {
 	t := q.grant.tokens
