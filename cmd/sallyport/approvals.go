@@ -15,14 +15,14 @@ import (
 )
 
 func newApprovals(g *globals) *cobra.Command {
-	return group("approvals", "Answer what a policy wants a person to decide",
+	return group("approvals", "Answer requests that the policy holds for a person",
 		newApprovalsList(g), newApprovalsApprove(g), newApprovalsDeny(g))
 }
 
 func newApprovalsList(g *globals) *cobra.Command {
 	var watch bool
-	c := &cobra.Command{Use: "ls", Short: "List what waits for an operator, and what is granted", Args: exactly()}
-	c.Flags().BoolVar(&watch, "watch", false, "go on, and list again whenever that changes")
+	c := &cobra.Command{Use: "ls", Short: "List requests that wait for an operator, and grants", Args: exactly()}
+	c.Flags().BoolVar(&watch, "watch", false, "keep running, and list again on each change")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, err := g.daemon()
 		if err != nil {
@@ -130,7 +130,7 @@ func newApprovalsApprove(g *globals) *cobra.Command {
 	c.Flags().StringVar(&a.Pattern.Method, "method", "", "the request's, or * for any; with --for")
 	c.Flags().StringVar(&a.Pattern.Path, "path", "", "a glob that covers the request's; with --for")
 	c.Flags().IntVar(&a.Count, "count", 0, "how many requests at most; with --for")
-	c.Flags().StringVar(&a.Note, "note", "", "for the audit")
+	c.Flags().StringVar(&a.Note, "note", "", "text for the audit log")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
 		case span == string(approval.Session):
@@ -154,8 +154,8 @@ func newApprovalsApprove(g *globals) *cobra.Command {
 
 func newApprovalsDeny(g *globals) *cobra.Command {
 	var a approval.Answer
-	c := &cobra.Command{Use: "deny ID", Short: "Refuse a request, or take back what was granted", Args: g.oneRequest}
-	c.Flags().StringVar(&a.Note, "note", "", "for the audit, and for who asked")
+	c := &cobra.Command{Use: "deny ID", Short: "Refuse a request, or revoke a grant", Args: g.oneRequest}
+	c.Flags().StringVar(&a.Note, "note", "", "text for the audit log and for the sandbox that asked")
 	c.RunE = func(cmd *cobra.Command, args []string) error { return g.answer(cmd, args[0], a) }
 	return c
 }

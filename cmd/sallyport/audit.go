@@ -14,7 +14,7 @@ import (
 )
 
 func newAudit(g *globals) *cobra.Command {
-	return group("audit", "Read what was decided and what came of it", newAuditTail(g), newAuditQuery(g))
+	return group("audit", "Read decisions and their outcomes", newAuditTail(g), newAuditQuery(g))
 }
 
 // pairWait is how long a decision waits for its outcome before it is shown alone.
@@ -24,7 +24,7 @@ func newAuditTail(g *globals) *cobra.Command {
 	q := audit.Query{}
 	c := &cobra.Command{Use: "tail", Short: "Show the last records, a decision and its outcome on one line", Args: exactly()}
 	c.Flags().IntVarP(&q.Last, "lines", "n", 20, "how many events to go back")
-	c.Flags().BoolVarP(&q.Follow, "follow", "f", false, "go on with what comes")
+	c.Flags().BoolVarP(&q.Follow, "follow", "f", false, "follow new records")
 	c.Flags().StringVar(&q.Sandbox, "sandbox", "", "of this sandbox only")
 	c.Flags().BoolVar(&q.Denied, "denied", false, "refusals only")
 	c.RunE = func(cmd *cobra.Command, _ []string) error { return g.records(cmd, q) }

@@ -27,14 +27,14 @@ import (
 func newBackup(g *globals) *cobra.Command {
 	var stop, withKey bool
 	c := &cobra.Command{
-		Use: "backup FILE", Short: "Put everything that lasts on this host into one file", Args: exactly("FILE"),
+		Use: "backup FILE", Short: "Write the data directory to one file", Args: exactly("FILE"),
 		Long: "Put the data directory into one file: sandboxes with their disks, memory and images,\n" +
 			"audit, sealed secrets. All of it is of one moment, so that nothing may run: with\n" +
 			"--stop the sandboxes and the daemon are stopped first; start the daemon afterwards.",
 		Example: "  sallyport backup --stop /mnt/backup/sallyport && sallyport up --detach",
 	}
 	c.Flags().BoolVar(&stop, "stop", false, "stop the sandboxes and the daemon first")
-	c.Flags().BoolVar(&withKey, "with-key", false, "the key that opens the secrets too: whoever has the file has them")
+	c.Flags().BoolVar(&withKey, "with-key", false, "include the key that opens the secrets: the file alone then opens them")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		cfg, err := g.config()
 		if err != nil {

@@ -10,13 +10,13 @@ import (
 )
 
 func newClient(g *globals) *cobra.Command {
-	return group("client", "Keep the users of the explicit proxy: sandboxes that run elsewhere",
+	return group("client", "Manage users of the explicit proxy: sandboxes that run elsewhere",
 		newClientAdd(g), newClientList(g), newClientRemove(g))
 }
 
 func newClientAdd(g *globals) *cobra.Command {
 	var tags []string
-	c := &cobra.Command{Use: "add NAME", Short: "Add a user and show its token, this once", Args: exactly("NAME")}
+	c := &cobra.Command{Use: "add NAME", Short: "Add a user and show its token once", Args: exactly("NAME")}
 	c.Flags().StringArrayVar(&tags, "tag", nil, "NAME=VALUE that policies can select by")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		d, err := g.daemon()

@@ -11,7 +11,7 @@ import (
 )
 
 func newDoctor(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "doctor", Short: "Say what the host lacks and how to mend it", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+	return &cobra.Command{Use: "doctor", Short: "Check what this host lacks, and say how to fix it", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
 		cfg, err := g.config()
 		if err != nil {
 			return err

@@ -15,7 +15,7 @@ import (
 
 func newEvents(g *globals) *cobra.Command {
 	var after uint64
-	c := &cobra.Command{Use: "events", Short: "Show what happens, as it does", Args: exactly()}
+	c := &cobra.Command{Use: "events", Short: "Follow events as they happen", Args: exactly()}
 	c.Flags().Uint64Var(&after, "after", 0, "begin after this position (default now)")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, err := g.daemon()

@@ -27,7 +27,7 @@ func newImagePull(g *globals) *cobra.Command {
 		Short: "Fetch an image from its registry",
 		Long: `Fetch an image from its registry, over the host's own network: no sandbox's rules
 count for it. A login is the credential that the configuration names for the registry,
-under registries. Ctrl-C gives it up, and what had come of it.`,
+under registries. Ctrl-C ends it and discards its parts.`,
 		Example: `  sallyport image pull debian:bookworm
   sallyport image pull registry.example.com/team/agent@sha256:…`,
 		Args: exactly("NAME"),
@@ -108,8 +108,9 @@ func newImageLoad(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "load FILE",
 		Short: "Load images from a tar archive, as docker save writes it; - is standard input",
-		Long: `Load images from a tar archive, as docker save writes it. Whoever made it chose the
-names that its images have then, and what runs in sandboxes of them.`,
+		Long: `Load images from a tar archive, as docker save writes it. The archive sets the
+names of its images and the programs that run in sandboxes of them: load it only from a
+source that you trust.`,
 		Example: `  docker save team/agent:1 | sallyport image load -`,
 		Args:    exactly("FILE"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -213,9 +214,9 @@ func short(digest string) string { return digest[:min(len(digest), len("sha256:"
 
 func newImageRemove(g *globals) *cobra.Command {
 	return &cobra.Command{
-		Use: "rm NAME [NAME ...]", Short: "Take images' names away, and each image with its last one", Args: exactly("NAME", "[NAME ...]"),
-		Long: `Take images' names away, and each image with its last one. The default image stays,
-and so does one that a sandbox is made of.`,
+		Use: "rm NAME [NAME ...]", Short: "Remove names of images, and each image with its last name", Args: exactly("NAME", "[NAME ...]"),
+		Long: `Remove names of images, and each image with its last name. The default image cannot be
+removed, nor an image that a sandbox is made of.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := g.daemon()
 			if err != nil {

@@ -14,14 +14,14 @@ import (
 )
 
 func newKey(g *globals) *cobra.Command {
-	return group("key", "Keep the API keys: who may call from elsewhere, and do what", newKeyCreate(g), newKeyList(g), newKeyRemove(g))
+	return group("key", "Manage API keys: callers from elsewhere, and what each may do", newKeyCreate(g), newKeyList(g), newKeyRemove(g))
 }
 
 func newKeyCreate(g *globals) *cobra.Command {
 	var want api.KeyRequest
 	var expires time.Duration
 	c := &cobra.Command{
-		Use: "create NAME", Short: "Make an API key and show it, this once", Args: exactly("NAME"),
+		Use: "create NAME", Short: "Create an API key and show it once", Args: exactly("NAME"),
 		Example: "  sallyport key create ci --scope run,read --tenant acme --expires 720h > ci.key",
 	}
 	c.Flags().StringSliceVar(&want.Scopes, "scope", nil, "what it may do: read, run, approve, policy, secrets, admin")

@@ -1,9 +1,9 @@
-// Command sallyport is the daemon (`sallyport up`) and the command line that
-// talks to it over a unix socket of root's. See docs/ and `sallyport help`.
+// Command sallyport is the daemon (`sallyport up`) and its command line. There is a file
+// for each noun; the daemon is internal/daemon. See docs/ and `sallyport help`.
 //
-// It exits with 0, with 1 for what went wrong, with 2 for what was typed wrong, and
-// with 128 and the signal's number when a signal broke it off, as after Ctrl-C;
-// `run` and `sandbox exec` exit with the status of their command.
+// The exit status is 0 for success, 1 for a failure, 2 for a usage error, and 128 plus
+// the signal's number after a signal, as after Ctrl-C. `run` and `sandbox exec` exit with
+// the status of their command.
 package main
 
 import (
@@ -37,11 +37,11 @@ func newRoot() *cobra.Command {
 	refuseUnknown(root)
 	root.SetFlagErrorFunc(flagError)
 	root.PersistentFlags().StringVar(&g.source.File, "config", "", "configuration file (default $SALLYPORT_CONFIG, else /etc/sallyport/sallyport.yaml where there is one)")
-	root.PersistentFlags().StringVar(&g.source.DataDir, "data-dir", "", "folder of everything that lasts (default the configuration's)")
+	root.PersistentFlags().StringVar(&g.source.DataDir, "data-dir", "", "folder of all persistent data (default the configuration's)")
 	root.PersistentFlags().StringVarP(&g.output, "output", "o", "text", "text or json")
 	root.PersistentFlags().StringVar(&g.remote.URL, "host", "", "https://HOST:PORT of a daemon elsewhere (default $SALLYPORT_HOST, else the one on this host)")
 	root.PersistentFlags().StringVar(&g.remote.KeyFile, "key-file", "", "file with the API key for --host (default $SALLYPORT_KEY_FILE)")
-	root.PersistentFlags().StringVar(&g.remote.Fingerprint, "fingerprint", "", "sha256:HEX of the certificate of --host (default $SALLYPORT_FINGERPRINT, else the system's authorities vouch)")
+	root.PersistentFlags().StringVar(&g.remote.Fingerprint, "fingerprint", "", "sha256:HEX of the certificate of --host (default $SALLYPORT_FINGERPRINT, else the system's certificate authorities are trusted)")
 	root.AddCommand(
 		newUp(g), newDown(g), newDoctor(g), newRun(g), newSandboxCopy(g), newSandbox(g), newImage(g), newSecret(g),
 		newClient(g), newPolicy(g), newApprovals(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),

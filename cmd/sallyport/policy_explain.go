@@ -27,7 +27,7 @@ func newPolicyExplain(g *globals) *cobra.Command {
 	x := explainer{globals: g}
 	c := &cobra.Command{
 		Use:   "explain METHOD URL | --decision ID",
-		Short: "Say what would become of a request, or what today's policy makes of a recorded decision, and why",
+		Short: "Explain what the policy decides about a request, or about a recorded decision",
 		Example: "  sallyport policy explain --sandbox demo POST https://api.github.com/repos/x/y/issues\n" +
 			"  sallyport policy explain --sandbox demo --body call.json POST https://mcp.example.com/mcp\n" +
 			"  sallyport policy explain --decision 0192f0c1-7a00-7000-8000-000000000004\n" +

@@ -63,16 +63,16 @@ func piped(f *os.File) bool {
 }
 
 func newSandbox(g *globals) *cobra.Command {
-	return group("sandbox", "Make, list, stop, start, remove sandboxes, have them sleep, keep and fork them",
+	return group("sandbox", "Create, use, suspend, snapshot, fork and remove sandboxes",
 		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
 		one(g, "start", "Start stopped sandboxes", (*api.Client).Start),
 		one(g, "stop", "Stop sandboxes; their files stay", (*api.Client).Stop),
 		newSandboxRemove(g),
 		newSandboxShell(g), newSandboxCommands(g), newSandboxOutput(g), newSandboxKill(g),
-		one(g, "pause", "Have sandboxes stand still in memory; any use wakes them", (*api.Client).Pause),
+		one(g, "pause", "Freeze sandboxes in memory; any use wakes them", (*api.Client).Pause),
 		one(g, "resume", "Wake sandboxes that are paused or hibernated", (*api.Client).Resume),
 		one(g, "hibernate", "Write sandboxes' memory to disk and free their RAM; any use wakes them", (*api.Client).Hibernate),
-		one(g, "recover", "Get sandboxes out of error; they are stopped then", (*api.Client).Recover),
+		one(g, "recover", "Take sandboxes out of the state error; they are stopped afterwards", (*api.Client).Recover),
 		one(g, "wake", "Wake sandboxes that are hibernated or paused", (*api.Client).Wake),
 		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
 		newSandboxExpose(g), newSandboxUnexpose(g), newSandboxExposures(g),
@@ -83,7 +83,7 @@ func newSandbox(g *globals) *cobra.Command {
 
 func newSandboxCreate(g *globals) *cobra.Command {
 	var f specFlags
-	c := &cobra.Command{Use: "create NAME", Short: "Make a sandbox, or agree that it is there", Args: exactly("NAME")}
+	c := &cobra.Command{Use: "create NAME", Short: "Create a sandbox; one that exists with the same spec is left as it is", Args: exactly("NAME")}
 	f.register(c)
 	c.Flags().StringVarP(&f.spec.Workdir, "workdir", "w", "", "working directory of commands that name none")
 	c.Flags().StringVarP(&f.spec.User, "user", "u", "", "user, or user:group, of commands that name none (default the image's)")
@@ -167,7 +167,7 @@ func newSandboxRemove(g *globals) *cobra.Command {
 		Use: "rm NAME [NAME ...]", Short: "Remove sandboxes with their files and their memory", Args: exactly("NAME", "[NAME ...]"),
 		Example: `  sallyport sandbox rm demo demo-1 demo-2`,
 	}
-	c.Flags().BoolVarP(&force, "force", "f", false, "agree if there is none")
+	c.Flags().BoolVarP(&force, "force", "f", false, "ignore names that no sandbox has")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		d, err := g.daemon()
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 func newSandboxChanges(g *globals) *cobra.Command {
 	return &cobra.Command{
 		Use:   "changes NAME [SNAPSHOT]",
-		Short: "Tell which files have changed since a snapshot, or of the image",
+		Short: "List files that changed since a snapshot, or since the image",
 		Args:  exactly("NAME", "[SNAPSHOT]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			d, err := g.daemon()

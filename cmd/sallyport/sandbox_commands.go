@@ -101,7 +101,7 @@ the data in base64.`,
 	}
 	c.Flags().StringVar(&o.Stream, "stream", "", "stdout or stderr (default both)")
 	c.Flags().Int64Var(&o.From, "from", 0, "offset in bytes from which to print each stream")
-	c.Flags().BoolVarP(&o.Follow, "follow", "f", false, "go on until the command has ended")
+	c.Flags().BoolVarP(&o.Follow, "follow", "f", false, "follow until the command has ended")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if o.From < 0 {
 			return usageError{fmt.Errorf("--from %d: use an offset from the start", o.From)}

@@ -36,7 +36,7 @@ func (f *execFlags) register(c *cobra.Command) {
 	c.Flags().BoolVarP(&f.c.TTY, "tty", "t", false, "give the command a terminal")
 	c.Flags().BoolVarP(&f.input, "interactive", "i", false, "pass standard input on, also a terminal's (a pipe or file always is)")
 	c.Flags().Var(sizeFlag{&f.keep}, "keep", "with --detach: how much of each output stream to keep (default 1MiB, at most 64MiB)")
-	c.Flags().BoolVar(&f.wait, "wait", false, "with --detach: when that is full, the command waits for a reader, instead of forgetting the oldest")
+	c.Flags().BoolVar(&f.wait, "wait", false, "with --detach: when that is full, the command waits for a reader (default: the oldest output is dropped)")
 }
 
 func newSandboxExec(g *globals) *cobra.Command {

@@ -43,7 +43,7 @@ func newSandboxExpose(g *globals) *cobra.Command {
 }
 
 func newSandboxUnexpose(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "unexpose NAME PORT", Short: "End an exposure, and what goes on by it", Args: exactly("NAME", "PORT"), RunE: func(cmd *cobra.Command, args []string) error {
+	return &cobra.Command{Use: "unexpose NAME PORT", Short: "End an exposure and its connections", Args: exactly("NAME", "PORT"), RunE: func(cmd *cobra.Command, args []string) error {
 		port, err := portOf(args[1])
 		if err != nil {
 			return err

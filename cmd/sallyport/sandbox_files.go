@@ -66,7 +66,7 @@ func newSandboxFiles(g *globals) *cobra.Command {
 		return show(cmd, i, err)
 	})
 	put.Flags().StringVar(&mode, "mode", "", "permission bits as in 0644 (default those of the file before it, or 0644)")
-	put.Flags().BoolVarP(&w.Parents, "parents", "p", false, "make the folders on the way")
+	put.Flags().BoolVarP(&w.Parents, "parents", "p", false, "create missing folders of the path")
 	var parents bool
 	mkdir := of("mkdir NAME PATH", "Make a folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
 		var m wire.Mode
@@ -77,7 +77,7 @@ func newSandboxFiles(g *globals) *cobra.Command {
 		return show(cmd, i, err)
 	})
 	mkdir.Flags().StringVar(&mode, "mode", "", "permission bits as in 0755, which is the default")
-	mkdir.Flags().BoolVarP(&parents, "parents", "p", false, "make the folders on the way too, and agree if it is there")
+	mkdir.Flags().BoolVarP(&parents, "parents", "p", false, "create missing folders of the path, and accept a folder that exists")
 	var replace bool
 	mv := of("mv NAME FROM TO", "Rename a file or folder", []string{"NAME", "FROM", "TO"}, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
 		i, err := f.Move(ctx, args[0], args[1], replace)

@@ -17,7 +17,7 @@ func newSnapshot(g *globals) *cobra.Command {
 	var remove bool
 	c := &cobra.Command{
 		Use:   "snapshot NAME [SNAPSHOT]",
-		Short: "Keep what a sandbox is now, or remove what was kept",
+		Short: "Take a snapshot of a sandbox, or remove one",
 		Example: `  sallyport sandbox snapshot demo before-upgrade --memory
   sallyport sandbox snapshot demo --keep-last 5 --expires 72h
   sallyport sandbox snapshot demo before-upgrade --remove`,
@@ -67,7 +67,7 @@ func holdings(s sandbox.Snapshot) string {
 }
 
 func newSnapshots(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "snapshots NAME", Short: "List what was kept of a sandbox", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
+	return &cobra.Command{Use: "snapshots NAME", Short: "List the snapshots of a sandbox", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
 		d, err := g.daemon()
 		if err != nil {
 			return err
@@ -94,12 +94,12 @@ func newSandboxRestore(g *globals) *cobra.Command {
 	var spec sandbox.RestoreSpec
 	c := &cobra.Command{
 		Use:   "restore NAME SNAPSHOT",
-		Short: "Make a sandbox what it was; what it is now is kept as a snapshot",
+		Short: "Restore a sandbox from a snapshot; its present state is kept as another snapshot",
 		Example: `  sallyport sandbox restore demo before-upgrade
   sallyport sandbox restore demo before-upgrade --discard`,
 		Args: exactly("NAME", "SNAPSHOT"),
 	}
-	c.Flags().BoolVar(&spec.Discard, "discard", false, "do not keep what it is now")
+	c.Flags().BoolVar(&spec.Discard, "discard", false, "do not keep its present state")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		d, err := g.daemon()
 		if err != nil {
@@ -128,8 +128,8 @@ func newFork(g *globals) *cobra.Command {
   sallyport sandbox fork demo --snapshot before-upgrade again`,
 		Args: exactly("NAME", "[CHILD ...]"),
 	}
-	c.Flags().IntVar(&spec.Count, "count", 0, "how many, with names of their parent's (default 1)")
-	c.Flags().StringVar(&spec.Snapshot, "snapshot", "", "fork what was kept (default what it is now)")
+	c.Flags().IntVar(&spec.Count, "count", 0, "how many forks, named after the parent (default 1)")
+	c.Flags().StringVar(&spec.Snapshot, "snapshot", "", "fork this snapshot (default its present state)")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if cmd.Flags().Changed("count") && (spec.Count < 1 || spec.Count > sandbox.MaxForks) {
 			return usageError{fmt.Errorf("--count %d: use 1 to %d", spec.Count, sandbox.MaxForks)}

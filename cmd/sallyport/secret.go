@@ -18,7 +18,7 @@ import (
 const maxSecret = 64 << 10
 
 func newSecret(g *globals) *cobra.Command {
-	return group("secret", "Keep secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretRemove(g))
+	return group("secret", "Manage secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretRemove(g))
 }
 
 func newSecretSet(g *globals) *cobra.Command {

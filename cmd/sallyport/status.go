@@ -87,7 +87,7 @@ func gatewayLine(s api.Process) string {
 }
 
 func newStatus(g *globals) *cobra.Command {
-	return statusAfter(g, "status", "Say how the daemon is", (*api.Client).Status)
+	return statusAfter(g, "status", "Show the state of the daemon", (*api.Client).Status)
 }
 
 func newReload(g *globals) *cobra.Command {

@@ -31,7 +31,7 @@ type trace struct {
 func newUninstall(g *globals) *cobra.Command {
 	var yes, keep bool
 	c := &cobra.Command{
-		Use: "uninstall", Short: "List what is on this host, and with --yes remove it", Args: exactly(),
+		Use: "uninstall", Short: "List everything that Sallyport put on this host, and with --yes remove it", Args: exactly(),
 		Long: "List what this configuration's daemon has put on this host, and with --yes stop and\n" +
 			"remove it: sandboxes, engine, network, programs in the kernel, data, audit and key.",
 	}

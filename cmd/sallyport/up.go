@@ -29,12 +29,12 @@ func newUp(g *globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Run the daemon: gateway, sandboxes and audit",
-		Long: "Run the daemon in the foreground, or behind with --detach. SIGHUP loads the policy\n" +
-			"again. SIGTERM ends the daemon and leaves the sandboxes running, cut off until\n" +
+		Long: "Run the daemon in the foreground, or in the background with --detach. SIGHUP loads\n" +
+			"the policy again. SIGTERM ends the daemon and leaves the sandboxes running, cut off until\n" +
 			"the next start takes them over; `sallyport down` stops everything.",
 		Args: exactly(),
 	}
-	c.Flags().BoolVarP(&detach, "detach", "d", false, "run behind, and return when it is ready")
+	c.Flags().BoolVarP(&detach, "detach", "d", false, "run in the background, and return when it is ready")
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
 	c.Flags().StringVar(&logFile, "log-file", "", fmt.Sprintf("log there, in two files of at most %d MiB, instead of to standard error", logSize))
 	c.RunE = func(cmd *cobra.Command, _ []string) error {

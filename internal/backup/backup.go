@@ -1,14 +1,14 @@
-// Package backup puts a data directory that nobody uses into one file, and back.
+// Package backup writes a data directory that is not in use to one file, and restores it.
 //
 // The file is two lines, the format and a [Manifest] in JSON, then a tar archive
 // as GNU tar writes it (sparse files, extended attributes, hard links and devices
 // are kept, since the engine's layers consist of them), then a line with the
 // SHA-256 of all before it.
 //
-// It guarantees that what is damaged or cut off is refused before anything of it
-// is written, and that a folder is filled as a whole or not. The checksum is no
-// signature: who can change the file can make one that is taken, and what comes
-// out of it is root's. Keep it as the data directory itself.
+// A file that is damaged or cut off is refused before anything is written, and a folder
+// is filled completely or not at all. The checksum is not a signature: an attacker with
+// write access to the file can make one that is accepted, and its contents belong to root.
+// Protect the file like the data directory itself.
 package backup
 
 import (
@@ -52,7 +52,7 @@ const (
 // or while containers run.
 var skipped = []string{"logs", "lock", "lost+found", "engine/containerd", "engine/docker/buildkit", "engine/docker/tmp", "engine/docker/runtimes"}
 
-// Manifest says what a backup is of.
+// Manifest describes a backup.
 type Manifest struct {
 	Version string    `json:"version"` // of the program that made it
 	DataDir string    `json:"dataDir"` // absolute; containers know their files by it
@@ -90,7 +90,7 @@ func Write(ctx context.Context, to io.Writer, m Manifest) error {
 
 func end(sum hash.Hash) string { return endMark + hex.EncodeToString(sum.Sum(nil)) + "\n" }
 
-// Archive is a backup that is whole.
+// Archive is a backup whose checksum is right.
 type Archive struct {
 	Manifest
 	file *os.File
@@ -99,8 +99,8 @@ type Archive struct {
 	to   int64
 }
 
-// Open reads the backup from its beginning to its end. Its error wraps ErrDamaged
-// where that is not what Write has written.
+// Open reads the backup to its end. Its error wraps ErrDamaged if the file is not as
+// Write wrote it.
 func Open(path string) (_ *Archive, err error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -146,7 +146,7 @@ func Open(path string) (_ *Archive, err error) {
 
 func (a *Archive) Close() error { return a.file.Close() }
 
-// Extract fills a folder, which is made where it is missing and must be empty.
+// Extract fills a folder, which must be empty and is created if it is missing.
 func (a *Archive) Extract(ctx context.Context, folder string) (err error) {
 	if err := Empty(folder); err != nil {
 		return err
@@ -207,8 +207,8 @@ func settle(from, to string) error {
 	return durable.SyncDir(to)
 }
 
-// Empty refuses a folder that has something in it, but for what a new file system
-// has. Its error wraps ErrNotEmpty.
+// Empty returns an error that wraps ErrNotEmpty if the folder has contents other than
+// those of a new file system.
 func Empty(folder string) error {
 	entries, err := os.ReadDir(folder)
 	if errors.Is(err, fs.ErrNotExist) {

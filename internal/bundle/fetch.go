@@ -1,9 +1,8 @@
-// Package bundle keeps a policy bundle that comes from a server: it fetches,
-// notices what is new, and remembers the last one that was good, on disk too.
+// Package bundle fetches a policy bundle from a server, notices a new one, and stores the
+// last good one on disk.
 //
-// It does not read what it fetches: the signature is verified by
-// [policy.ReadBundle], also that of a bundle which the disk has kept. What it
-// takes from a server is bounded, in bytes and in time.
+// It does not verify signatures: [policy.ReadBundle] does, also for a stored bundle. The
+// size of an answer and the time for it are bounded.
 package bundle
 
 import (
@@ -28,7 +27,7 @@ const (
 	maxTag    = 1 << 10  // bytes of an ETag
 )
 
-// Token gives the server's bearer token, or nothing where it asks for none.
+// Token returns the bearer token for the server, or the empty text if it needs none.
 type Token func(context.Context) (string, error)
 
 var errRedirect = errors.New("the server sends elsewhere: write the url that it sends to")

@@ -41,7 +41,7 @@ type held struct {
 	checked time.Time // the time of aboutFile
 }
 
-// Status says how the bundle is.
+// Status is the state of the bundle.
 type Status struct {
 	// Source is the file or URL, empty where there is no bundle.
 	Source   string `json:"source"`
@@ -60,8 +60,8 @@ const (
 	aboutFile   = "bundle.json"
 )
 
-// Open returns a keeper with what the folder has kept, which need not be there.
-// What is damaged there is as good as nothing: it is fetched again.
+// Open returns a keeper with the bundle stored in the folder, if any. A damaged one is
+// ignored and fetched again.
 func Open(dir string, log *slog.Logger) *Keeper {
 	k := &Keeper{dir: dir, log: log, since: time.Now()}
 	var err error
@@ -106,7 +106,7 @@ func digest(archive []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Candidate is a bundle that may come into force.
+// Candidate is a bundle that may be put into force.
 type Candidate struct {
 	*policy.Bundle
 	source string
@@ -114,9 +114,9 @@ type Candidate struct {
 	asked  time.Time // when the server was, zero where it was not
 }
 
-// Get returns the bundle to use: of a file what is in it now, of a server what is
-// held of it, else what it has. What the server does not give, or gives without
-// its signature, may be on disk since the last run.
+// Get returns the bundle to use: for a file its present contents; for a server the bundle
+// in memory, else the server's. If the server gives none, or none with a valid signature,
+// Get returns the bundle that the last run stored on disk.
 func (k *Keeper) Get(ctx context.Context, from policy.BundleSource, token Token, read func(policy.BundleSource) (*policy.Bundle, error)) (*Candidate, error) {
 	if from.File != "" {
 		b, err := read(from)
@@ -150,7 +150,7 @@ func (k *Keeper) Get(ctx context.Context, from policy.BundleSource, token Token,
 	return candidate(h, from, time.Time{})
 }
 
-// Ask asks the server. It returns nothing when that has what is held.
+// Ask asks the server for a new bundle. It returns nil if the server has the same one.
 func (k *Keeper) Ask(ctx context.Context, from policy.BundleSource, token Token) (*Candidate, error) {
 	k.mu.Lock()
 	h := k.held
@@ -188,7 +188,7 @@ func candidate(h *held, from policy.BundleSource, asked time.Time) (*Candidate, 
 	return &Candidate{b, from.URL, h, asked}, nil
 }
 
-// Accept says that a candidate is in force, nil that none is, and keeps it.
+// Accept notes and stores the candidate that is in force now, or nil for none.
 func (k *Keeper) Accept(c *Candidate) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -246,15 +246,14 @@ func (k *Keeper) checked(at time.Time) {
 	_ = os.Chtimes(filepath.Join(k.dir, aboutFile), at, at) // which a restart counts from; nothing else depends on it
 }
 
-// Failed notes why a check came to nothing, or its bundle not into force.
+// Failed notes why a check failed, or why its bundle was not put into force.
 func (k *Keeper) Failed(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.status.Failure = err.Error()
 }
 
-// Grow says whether the bundle has become stale, or fresh again, since it was
-// asked last.
+// Grow tells whether the bundle has become stale, or fresh again, since the last call.
 func (k *Keeper) Grow(after time.Duration) (changed bool, s Status) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -264,7 +263,7 @@ func (k *Keeper) Grow(after time.Duration) (changed bool, s Status) {
 	return changed, k.status
 }
 
-// Status says how the bundle is.
+// Status returns the state of the bundle.
 func (k *Keeper) Status() Status {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"sallyport/internal/hostname"
 )
 
-// API is who may use the daemon's interface besides root on its socket.
+// API says which callers, besides root on the control socket, may use the daemon's API.
 type API struct {
 	// Listen is host:port, where API keys are asked for, over TLS. Default: none.
 	// Example: 0.0.0.0:8443
@@ -30,8 +30,8 @@ type API struct {
 	Users map[string][]string `yaml:"users"`
 }
 
-// Remote is the daemon that the command line speaks to, in place of the one on
-// this host. --host, --key-file and --fingerprint win over it.
+// Remote is the daemon that the command line calls instead of the one on this host.
+// The flags --host, --key-file and --fingerprint override it.
 type Remote struct {
 	// Host is the daemon's address.
 	// Example: https://sallyport.example.com:8443
@@ -45,7 +45,7 @@ type Remote struct {
 	Fingerprint string `yaml:"fingerprint"`
 }
 
-// Webhook is a server that is told what happens.
+// Webhook is a server that gets each lifecycle event as a signed POST.
 type Webhook struct {
 	// URL is where events are sent, by POST.
 	// Example: https://hooks.example.com/sallyport
@@ -68,7 +68,7 @@ const maxWebhooks = 16
 
 var fingerprint = regexp.MustCompile(`^(?i:sha256:)?([0-9A-Fa-f]{2}:?){31}[0-9A-Fa-f]{2}$`)
 
-// Scopes are those of package api, where a test holds the two together.
+// Scopes are the scopes of package api. A test there holds the two together.
 var Scopes = []string{"read", "run", "approve", "policy", "secrets", "admin"}
 
 func (v *validator) api(a API) {

@@ -7,10 +7,10 @@ import (
 	"sallyport/policy"
 )
 
-// Check lists everything that is wrong with the configuration at path, or worth
-// knowing about it, the team's Rego included, which is read from the files and
-// folders named where some are: see [policy.Check]. No error in the list means
-// that the daemon will take it. Without a path it is Rego alone that is checked.
+// Check lists the findings about the configuration at path and about the team's Rego,
+// which is read from the files and folders in rego, if any, instead of those that the
+// configuration names: see [policy.Check]. The daemon accepts a configuration without
+// findings of severity error. With an empty path, Check checks Rego alone.
 func Check(ctx context.Context, path string, rego ...string) []policy.Finding {
 	if path == "" {
 		return policy.Check(ctx, policy.Document{}, rego...)

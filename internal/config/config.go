@@ -2,8 +2,9 @@
 //
 // Every key has a safe default and an unknown key is an error, so that an empty
 // file is a working configuration that lets nothing out. The comment of each
-// field is its reference: meaning, unit and default. A change of the files, SIGHUP
-// and the API reload Document, Registries, Vault and the keys of SSH; what else has changed is named in the log, and waits for a restart.
+// field is its reference: meaning, unit and default. A change of the files, SIGHUP and
+// the API reload Document, Registries, Vault and the keys of SSH. Other changes are named
+// in the log and take effect after a restart.
 package config
 
 import (
@@ -41,7 +42,7 @@ type Config struct {
 	// Sandbox holds defaults for new sandboxes.
 	// Example: {runtime: runsc, pids: 4096}
 	Sandbox Sandbox `yaml:"sandbox"`
-	// Gateway is the process that reads what sandboxes and upstreams send.
+	// Gateway configures the process that reads the traffic of sandboxes and upstreams.
 	// Example: {drain: 30s}
 	Gateway Gateway `yaml:"gateway"`
 	// Proxy is the listener for sandboxes that run elsewhere.
@@ -62,7 +63,7 @@ type Config struct {
 	// Vault is the server that vault sources read from. Reloads.
 	// Example: {address: "https://vault.example.com:8200", auth: {tokenFile: vault-token}}
 	Vault Vault `yaml:"vault"`
-	// Audit is the log.
+	// Audit configures the audit log.
 	// Example: {segmentSize: 67108864}
 	Audit Audit `yaml:"audit"`
 	// API is who may use the daemon's interface besides root on its socket.
@@ -77,7 +78,7 @@ type Config struct {
 	Remote Remote `yaml:"remote"`
 }
 
-// Registry is one that images are fetched from with a login.
+// Registry is a registry of images that needs a login.
 type Registry struct {
 	// Host is the registry as names of its images begin, with its port where they have
 	// one; docker.io is Docker Hub. Required.
@@ -89,8 +90,7 @@ type Registry struct {
 	AuthRef string `yaml:"authRef"`
 }
 
-// RegistryLogins lists, by the name of a credential, the registries that are logged in
-// to with it.
+// RegistryLogins lists, by the name of a credential, the registries that it logs in to.
 func (c *Config) RegistryLogins() map[string][]string {
 	logins := map[string][]string{}
 	for _, r := range c.Registries {
@@ -183,9 +183,8 @@ type Sandbox struct {
 	TenantImages image.Patterns `yaml:"tenantImages"`
 }
 
-// Pool holds sandboxes that are started before anybody asks for one, with the
-// defaults here: a new sandbox that asks for nothing else of its container is there
-// at once.
+// Pool keeps containers started in advance, with the defaults of Sandbox. A new sandbox
+// with these defaults takes one of them and starts at once.
 type Pool struct {
 	// Size is how many, up to 64. Each takes the memory of one that is idle.
 	// Default: 0.
@@ -193,7 +192,7 @@ type Pool struct {
 	Size int `yaml:"size"`
 }
 
-// Gateway is the process that reads what sandboxes and upstreams send.
+// Gateway configures the process that reads the traffic of sandboxes and upstreams.
 type Gateway struct {
 	// User is whom it runs as, a name or a number, never root. Nothing else
 	// should run as that user. Default: sallyport where there is a user of that
@@ -286,7 +285,7 @@ type AppRole struct {
 	SecretIDFile string `yaml:"secretIDFile"`
 }
 
-// Audit is the log.
+// Audit configures the audit log.
 type Audit struct {
 	// SegmentSize is the size in bytes at which a new segment begins. Default: 64 MiB.
 	// Example: 67108864

@@ -15,8 +15,8 @@ import (
 	"sallyport/policy"
 )
 
-// Files lists the files and folders, besides its own, that c is made of. What a
-// credential is read from is not among them: that is read each time.
+// Files lists the files and folders that c refers to. Sources of credentials are not
+// among them, since they are read at each use.
 func (c *Config) Files() []string {
 	var files []string
 	add := func(list ...string) {
@@ -44,16 +44,16 @@ func (c *Config) Files() []string {
 	return files
 }
 
-// Print is what files look like from outside. Two that are alike say that nothing
-// has been written between them.
+// Print identifies the state of files by their metadata. If two prints are equal, nothing
+// was written between them.
 type Print [sha256.Size]byte
 
 // maxPrinted bounds how many files of a folder are looked at; a policy has fewer.
 const maxPrinted = 10_000
 
-// NewPrint looks at files, and at what is in folders, but for what is hidden.
-// Links are followed: a file that another is put in the place of, or that a link
-// leads to since now, is another one.
+// NewPrint returns the print of files and of the contents of folders, without hidden
+// files. It follows links, so that a replaced file and a link with a new target change
+// the print.
 func NewPrint(files ...string) Print {
 	h := sha256.New()
 	for _, name := range files {

@@ -39,8 +39,8 @@ func parse(name string, data []byte) (*Config, []policy.Finding) {
 	return c, append(findings, c.findings()...)
 }
 
-// RunDir is where a configuration says that the control socket is, although it
-// cannot be used otherwise.
+// RunDir returns the runDir of a configuration that has errors elsewhere, for reaching a
+// daemon that runs.
 func RunDir(path string) string {
 	c := &Config{}
 	data, _ := os.ReadFile(path) // what cannot be read says nothing

@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// NeedsRestart lists the keys, sorted as they are declared, in which c differs
-// from what a daemon has started with and which are not reloaded.
+// NeedsRestart lists the keys, in the order of their declaration, that differ from the
+// configuration that the daemon started with and that a reload does not apply.
 func (c *Config) NeedsRestart(started *Config) []string {
 	var keys []string
 	now, then := reflect.ValueOf(c).Elem(), reflect.ValueOf(started).Elem()

@@ -11,8 +11,8 @@ import (
 	"sallyport/policy"
 )
 
-// SSH is the server through which operators use sandboxes with ssh, scp and sftp. An
-// expose rule has to allow it besides.
+// SSH configures the server for ssh, scp and sftp into sandboxes. An expose rule must
+// allow each use too.
 type SSH struct {
 	// Listen is host:port. Default: none, and there is no SSH.
 	// Example: 127.0.0.1:2222
@@ -27,7 +27,7 @@ type SSH struct {
 	Keys []SSHKey `yaml:"keys"`
 }
 
-// SSHKey is an operator's key, and what it is good for.
+// SSHKey is an operator's public key and the sandboxes that it opens.
 type SSHKey struct {
 	// Name is who logs in with it, as the audit has it; several keys may have the
 	// same. Needed.

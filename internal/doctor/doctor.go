@@ -1,7 +1,7 @@
-// Package doctor looks at the host and says what Sallyport needs, what it
-// found, and how to mend what is missing. It changes nothing and starts nothing
-// but `runsc --version`; what only shows when the parts run together, as
-// whether this kernel takes the datapath's programs, it cannot say.
+// Package doctor checks the host: what Sallyport needs, what there is, and how to fix what
+// is missing. It changes nothing and starts nothing but `runsc --version`. It cannot find
+// problems that show only at run time, such as a kernel that refuses the datapath's
+// programs.
 package doctor
 
 import (
@@ -26,7 +26,7 @@ import (
 	"sallyport/internal/seal"
 )
 
-// Level says how bad a finding is.
+// Level is the severity of a finding.
 type Level string
 
 const (
@@ -35,7 +35,7 @@ const (
 	Fail Level = "fail" // sallyport up would refuse
 )
 
-// Finding is one requirement, what was found, and how to mend it.
+// Finding is one requirement, the state of the host, and how to fix it.
 type Finding struct {
 	Name  string `json:"name"`
 	Level Level  `json:"level"`
@@ -53,7 +53,7 @@ type Options struct {
 	Vault func(context.Context) error
 }
 
-// Examine makes the checks that the configuration gives a reason for.
+// Examine runs the checks that apply to the configuration.
 func Examine(ctx context.Context, opt Options) []Finding {
 	fs := []Finding{root(opt.Config.Engine)}
 	if c := opt.Config; c.Engine.Kind != "none" {

@@ -24,6 +24,11 @@ func TestKernel(t *testing.T) {
 			t.Errorf("%q: got %v, want %s and how to mend it", release, got, want)
 		}
 	}
+	for _, name := range []string{"Debian 13", "Ubuntu 24.04", "Fedora", "Debian 12"} {
+		if got := kernel("6.1.0"); !strings.Contains(got.Fix, name) {
+			t.Errorf("%q does not say what becomes of %s", got.Fix, name)
+		}
+	}
 }
 
 func TestAppArmor(t *testing.T) {

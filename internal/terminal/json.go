@@ -10,10 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// JSON encodes to w what Escape is for: every rune that a terminal may act on is
-// written as \uXXXX (RFC 8259, section 7), also those that JSON allows as they are:
-// U+007F, the C1 controls, the marks that turn the reading direction around. What
-// reads it gets the same text.
+// JSON returns an encoder to w that writes every rune that a terminal may act on as
+// \uXXXX (RFC 8259, section 7), also those that JSON allows unescaped: U+007F, the C1
+// controls and bidirectional controls. A reader of the JSON gets the same text.
 func JSON(w io.Writer) *json.Encoder { return json.NewEncoder(plain{w}) }
 
 type plain struct{ io.Writer }

@@ -25,8 +25,8 @@ func Word(s string) string {
 	return escape(s, true)
 }
 
-// Text is Escape for text of several lines that is ours but for parts of it, as an
-// error's is: line feeds, tabs and backslashes stay.
+// Text is Escape for our own text of several lines with parts that are not ours, such as
+// an error: line feeds, tabs and backslashes stay.
 func Text(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); {

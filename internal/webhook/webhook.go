@@ -1,13 +1,13 @@
-// Package webhook tells servers what happens: each event of a lifecycle in the
-// audit log, as a signed POST (https://www.standardwebhooks.com, version 1).
+// Package webhook sends each lifecycle event of the audit log to servers, as a signed
+// POST (https://www.standardwebhooks.com, version 1).
 //
-// It guarantees that an event is sent at least once, over restarts, until the server
-// takes it (a status of 2xx) or has not for [GiveUp]; that events of a tenant, or of a
-// sandbox of the host's own, are sent in order, and hold up nobody else's; that nothing
-// waits for it, since it reads the log like any other reader; and that it connects to no
-// address but public ones and those that are named. A server that is slow is behind,
-// and one that has gone (410) is not asked again before a restart. It does not keep a
-// server from seeing an event twice: the webhook-id tells.
+// It sends an event at least once, across restarts, until the server accepts it (2xx) or
+// [GiveUp] has passed. It keeps the order of events of one tenant, and of one sandbox of
+// the host's own, and a delay of one does not delay another. It reads the audit log like
+// any other reader, so that nothing in the daemon waits for it. It connects to public
+// addresses and to those that the configuration names, and to no others. After 410 it
+// sends nothing to that server until the daemon restarts. A server may get an event
+// twice: the webhook-id identifies it.
 package webhook
 
 import (
@@ -51,7 +51,7 @@ const (
 	maxReply = 4 << 10 // bytes that are read of an answer, so that its connection serves again
 )
 
-// Hook is one server.
+// Hook is one server and the events that it gets.
 type Hook struct {
 	URL       string
 	Events    []string // types, * is any run of characters; none is all
@@ -72,7 +72,7 @@ type Options struct {
 	Logger *slog.Logger
 }
 
-// Sender tells one server.
+// Sender sends events to one server.
 type Sender struct {
 	opt    Options
 	hook   Hook
@@ -105,7 +105,7 @@ func ParseSecret(text string) ([]byte, error) {
 	return secret, nil
 }
 
-// New returns what tells a server, from where it is.
+// New returns a Sender that goes on after the last event that the server accepted.
 func New(h Hook, o Options) (*Sender, error) {
 	if err := durable.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
@@ -160,7 +160,7 @@ func (s *Sender) permits(address string) error {
 	return fmt.Errorf("%s is a %v address that no webhook names: write it under addresses, if it is meant", ip, class)
 }
 
-// Run tells the server until ctx is done.
+// Run sends events to the server until ctx is done.
 func (s *Sender) Run(ctx context.Context) error {
 	defer s.client.CloseIdleConnections()
 	l := &lanes{s: s, next: s.at.Seen + 1, of: map[string]*lane{}}

@@ -1,11 +1,11 @@
-// Package client speaks to a Sallyport daemon: on its own host over the control
-// socket, or from elsewhere over TLS with an API key. It is for platforms that
-// route work to sandboxes, and what the command line itself is made of.
+// Package client calls a Sallyport daemon: on the same host over the control socket, or
+// from elsewhere over TLS with an API key. Platforms that run work in sandboxes use it,
+// and so does the command line.
 //
-// It guarantees that a key goes to nobody but the server that was named: the
-// server's certificate is verified, or compared with a fingerprint, before the
-// first request, and no redirect is followed. It does not retry; a request with
-// [WithIdempotencyKey] may safely be sent again.
+// The key is sent only to the server that was named: the server's certificate is verified,
+// or compared with a fingerprint, before the first request, and redirects are not
+// followed. The client does not retry. A request with [WithIdempotencyKey] can safely be
+// sent again.
 package client
 
 import (
@@ -34,16 +34,16 @@ import (
 // ErrNoDaemon is returned when nothing listens on the socket.
 var ErrNoDaemon = errors.New("no daemon is running")
 
-// ErrServer refuses a server that is not the one that was asked for.
+// ErrServer is returned when the server's certificate is not the expected one.
 var ErrServer = errors.New("the server is another one")
 
-// Remote says how a daemon on another host is reached.
+// Remote is a daemon on another host: its address, the API key for it, and its certificate.
 type Remote struct {
 	URL string // https://host:port
 	// KeyFile holds the API key; Dial reads it, and refuses one that others can read.
 	KeyFile string
 	// Fingerprint is sha256:HEX of the server's certificate, as `sallyport status`
-	// shows it on the server. Without it the system's authorities vouch.
+	// shows it on the server. Without it the system's certificate authorities are trusted.
 	Fingerprint string
 }
 
@@ -165,9 +165,9 @@ func (c *Client) Close() { c.http.CloseIdleConnections() }
 
 type idempotencyKey struct{}
 
-// WithIdempotencyKey has the request that is made with the context done once,
-// however often it is sent: with the same key and body the daemon answers again
-// what it answered. A key is up to 255 visible characters, best a UUID.
+// WithIdempotencyKey returns a context whose request the daemon executes once, however
+// often it is sent: for the same key and body it repeats its first answer. A key has up
+// to 255 visible characters; use a UUID.
 func WithIdempotencyKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, idempotencyKey{}, key)
 }
@@ -189,8 +189,8 @@ func (c *Client) request(ctx context.Context, method, path string, body io.Reade
 	return req, nil
 }
 
-// Stream sends a request without a body and returns what is answered, to be read
-// as it comes and closed.
+// Stream sends a request without a body and returns the body of the answer, which the
+// caller reads and closes.
 func (c *Client) Stream(ctx context.Context, path string, header http.Header) (io.ReadCloser, error) {
 	resp, err := c.fetch(ctx, path, header)
 	if err != nil {
@@ -242,8 +242,8 @@ func (c *Client) do(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// Call sends in as JSON, when there is any, and decodes the answer into out: a
-// *[]byte has it as it is. Paths begin with /v1/.
+// Call sends in as JSON, unless it is nil, and decodes the answer into out; a *[]byte gets
+// the raw body. Paths begin with /v1/.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
 	_, err := c.call(ctx, method, path, in, out)
 	return err
