@@ -1,27 +1,9 @@
 package sandbox
 
 import (
-	"cmp"
-	"context"
-	"errors"
-	"fmt"
-	"io"
-	"maps"
-	"net/http"
-	"net/url"
-	"regexp"
-	"strconv"
-	"strings"
-
-	"github.com/google/uuid"
-
-	"sallyport/internal/terminal"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/agent/wire"
 )
-
-// ErrNoCommand: the session has no such command, or has forgotten it.
-var ErrNoCommand = errors.New("no such command")
 
 // CommandSpec is one process to run in a sandbox.
 type CommandSpec struct {
@@ -29,13 +11,13 @@ type CommandSpec struct {
 	Env     map[string]string `json:"env,omitempty"`     // besides the sandbox's
 	Workdir string            `json:"workdir,omitempty"` // default: the spec's
 	User    string            `json:"user,omitempty"`    // name or uid, or user:group; default: the spec's, and then the image's
-	TTY     bool              `json:"tty,omitempty"`     // all output is Stdout's then
+	TTY     bool              `json:"tty,omitempty"`     // with a terminal; all output is Stdout's then
 	Size    Size              `json:"size,omitzero"`     // of the terminal at the start
-	// TimeoutMs is after how many milliseconds the command is asked to end and,
-	// two seconds later, killed; 0: never. Its exit code is 124 then.
+	// TimeoutMs is the time limit in milliseconds; 0: none. After it the command gets
+	// SIGTERM and, two seconds later, SIGKILL. Its exit code is 124 then.
 	TimeoutMs int64 `json:"timeoutMs,omitempty"`
-	Input     bool  `json:"input,omitempty"` // there will be input; Exec goes by Stdin instead
-	// What follows is of commands in the background only.
+	Input     bool  `json:"input,omitempty"` // there will be input; Exec looks at Stdin instead
+	// Keep and Overflow are for commands in the background.
 	Keep     int64  `json:"keep,omitempty"`     // bytes kept of each stream, default 1 MiB, at most 64 MiB
 	Overflow string `json:"overflow,omitempty"` // drop the oldest (default), or wait for a reader
 }
@@ -51,314 +33,22 @@ type CommandClient = channel.Client
 // ErrGone: the client of a command went away before the command's end.
 var ErrGone = channel.ErrGone
 
-// CommandEnd is how a command ended: what the sandbox says.
+// CommandEnd is how a command ended, as the sandbox says.
 type CommandEnd = wire.End
 
-// LoginShell are the arguments of the best shell that there is in any image.
+// LoginShell are the arguments that start the best shell that an image has.
 var LoginShell = []string{"sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"}
 
 // Size of a terminal, in characters.
 type Size = wire.Size
 
-// CommandInfo is how a command is. What names and numbers it holds, the sandbox
-// says: they are text to be escaped before a terminal shows them.
+// CommandInfo is the state of a command. The sandbox says all of it: escape its texts
+// before a terminal shows them.
 type CommandInfo = wire.Status
 
-// attachedKeep is what is kept of an attached command's output, which its
-// client has, in bytes.
-const attachedKeep = 256 << 10
-
-// wire is the command as the agent is told of it.
-func (c CommandSpec) wire(spec Spec) wire.Command {
-	w := wire.Command{
-		ID: uuid.Must(uuid.NewV7()).String(), Args: c.Args, Env: c.Env, Workdir: c.Workdir, User: cmp.Or(c.User, spec.User),
-		Timeout: c.TimeoutMs, Stdin: c.Input, Keep: c.Keep, Overflow: c.Overflow,
-	}
-	// The spec's environment comes with each command and is not the container's,
-	// so that another session can have another one.
-	if len(spec.Env) > 0 {
-		w.Env = maps.Clone(spec.Env)
-		maps.Copy(w.Env, c.Env)
-	}
-	if w.Workdir == "" {
-		w.Workdir = spec.Workdir
-	}
-	if c.TTY {
-		size := c.Size
-		if size == (Size{}) {
-			size = Size{Rows: 24, Cols: 80}
-		}
-		w.TTY = &size
-	}
-	return w
-}
-
-// check refuses what is no command, or would carry a secret in.
-func (m *Manager) check(ctx context.Context, name string, c CommandSpec) error {
-	if len(c.Args) == 0 {
-		return fmt.Errorf("%w: no command: give one after --", ErrBadSpec)
-	}
-	if c.TimeoutMs < 0 {
-		return fmt.Errorf("%w: a timeout below zero", ErrBadSpec)
-	}
-	for k, v := range c.Env {
-		if k == "" || strings.ContainsAny(k, "=\x00") || strings.ContainsRune(v, 0) {
-			return fmt.Errorf("%w: environment name %q: use none that is empty or has = in it, and no NUL byte", ErrBadSpec, k)
-		}
-	}
-	return m.refuseSecrets(ctx, name, c.Env)
-}
-
-// Exec runs a command to its end, starting the sandbox if need be, and returns
-// the command's exit code. When ctx is done or its output cannot be written, the
-// command's processes are killed and the reason is returned. A command that
-// cannot be started ends as in a shell: with a word on its standard error and
-// 126 or 127.
-//
-// A Stdin that blocks is read until its next return, beyond the command's end.
-func (m *Manager) Exec(ctx context.Context, name string, c CommandSpec, s Streams) (int, error) {
-	c.Input = s.Stdin != nil
-	end, err := m.runAttached(ctx, name, c, s.Stderr, func(agent *channel.Channel, w wire.Command) (CommandEnd, error) { return agent.Run(ctx, w, s) })
-	return end.Code, err
-}
-
-// Attach is Exec for a client at the other end of a connection, which is spliced with the
-// agent's: see [channel.Channel.Splice]. The error is ErrGone when the client went away.
-// The frame Exit is the caller's to send.
-func (m *Manager) Attach(ctx context.Context, name string, c CommandSpec, client CommandClient) (CommandEnd, error) {
-	return m.runAttached(ctx, name, c, client.To.Stream(wire.Stderr), func(agent *channel.Channel, w wire.Command) (CommandEnd, error) { return agent.Splice(ctx, w, client) })
-}
-
-// runAttached has run run a command by the sandbox's agent.
-func (m *Manager) runAttached(ctx context.Context, name string, c CommandSpec, stderr io.Writer, run func(*channel.Channel, wire.Command) (CommandEnd, error)) (CommandEnd, error) {
-	if err := m.check(ctx, name, c); err != nil {
-		return CommandEnd{}, err
-	}
-	agent, spec, err := m.reach(ctx, name)
-	if err != nil {
-		return CommandEnd{}, err
-	}
-	if e := m.known(name); e != nil {
-		defer e.use()()
-	}
-	w := c.wire(spec)
-	w.Keep, w.Overflow = attachedKeep, wire.Wait
-	end, err := run(agent, w)
-	if code, why, unable := unstarted(err); unable {
-		if stderr != nil {
-			if _, err := fmt.Fprintf(stderr, "sallyport: cannot run %q: %s\n", c.Args[0], why); err != nil {
-				return CommandEnd{}, err
-			}
-		}
-		return CommandEnd{Code: code}, nil
-	}
-	if err != nil {
-		return CommandEnd{}, fmt.Errorf("running %q in %s: %w", c.Args[0], name, mapAgent(err))
-	}
-	return end, nil
-}
-
-// unstarted says whether an error is the agent's word that a command could not
-// be started, and which code a shell would give.
-func unstarted(err error) (code int, why string, unable bool) {
-	var said *channel.Error
-	if !errors.As(err, &said) || said.Status != http.StatusUnprocessableEntity {
-		return 0, "", false
-	}
-	code = 126
-	if said.Code == 127 {
-		code = 127
-	}
-	return code, terminal.Escape(said.Failure.Error), true
-}
-
-// mapAgent gives an agent's errors this package's words. Their text is the
-// sandbox's, so it is escaped.
-func mapAgent(err error) error {
-	var said *channel.Error
-	if !errors.As(err, &said) {
-		if errors.Is(err, channel.ErrSilent) {
-			err = fmt.Errorf("%w: stop the sandbox and try again; one that an earlier version made, remove and make again", err)
-		}
-		return err
-	}
-	why := terminal.Escape(said.Failure.Error)
-	switch said.Status {
-	case http.StatusNotFound:
-		return fmt.Errorf("%w in its session: `sallyport sandbox commands NAME` shows those there are", ErrNoCommand)
-	case http.StatusBadRequest, http.StatusUnprocessableEntity:
-		return fmt.Errorf("%w: %s", ErrBadSpec, why)
-	case http.StatusConflict:
-		return fmt.Errorf("%w: %s", ErrConflicts, why)
-	case http.StatusTooManyRequests:
-		return fmt.Errorf("%w: %s", channel.ErrBusy, why)
-	}
-	return fmt.Errorf("%w: %s", channel.ErrSilent, why)
-}
-
-// ErrConflicts: what was asked of a command does not fit how it is.
-var ErrConflicts = errors.New("it cannot be done to this command")
-
-// StartCommand starts a command in the background, starting the sandbox if need
-// be. It belongs to the session: it goes on when the daemon ends, and when the
-// sandbox sleeps. The last bytes of its output are kept.
-func (m *Manager) StartCommand(ctx context.Context, name string, c CommandSpec) (CommandInfo, error) {
-	if err := m.check(ctx, name, c); err != nil {
-		return CommandInfo{}, err
-	}
-	agent, spec, err := m.reach(ctx, name)
-	if err != nil {
-		return CommandInfo{}, err
-	}
-	var info CommandInfo
-	w := c.wire(spec)
-	if err := agent.JSON(ctx, http.MethodPost, "/commands", w, &info); err != nil {
-		return CommandInfo{}, fmt.Errorf("starting %q in %s: %w", c.Args[0], name, mapAgent(err))
-	}
-	return info, plausible(&info, w.ID)
-}
-
-// Commands lists the commands of the session, the oldest first. A sandbox that
-// is stopped has none.
-func (m *Manager) Commands(ctx context.Context, name string) ([]CommandInfo, error) {
-	info, err := m.Visible(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	list := wire.Statuses{}
-	if info.State == Stopped || info.State == Failed {
-		return list, nil
-	}
-	agent, _, err := m.reach(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	if err := agent.JSON(ctx, http.MethodGet, "/commands", nil, &list); err != nil {
-		return nil, fmt.Errorf("listing the commands of %s: %w", name, mapAgent(err))
-	}
-	for i := range list {
-		if err := plausible(&list[i], list[i].ID); err != nil {
-			return nil, err
-		}
-	}
-	return list, nil
-}
-
-var commandForm = regexp.MustCompile(`^[0-9A-Za-z-]{1,64}$`)
-
-// plausible refuses a status that no agent gives.
-func plausible(s *CommandInfo, id string) error {
-	ok := s.ID == id && commandForm.MatchString(s.ID) &&
-		(s.State == wire.Running || s.State == wire.Exited) &&
-		s.Code >= 0 && s.Code <= 255 && len(s.Signal) <= 16 &&
-		s.Stdout.From >= 0 && s.Stdout.From <= s.Stdout.To && s.Stderr.From >= 0 && s.Stderr.From <= s.Stderr.To
-	if !ok {
-		return fmt.Errorf("%w: what it says of a command is no status", channel.ErrSilent)
-	}
-	return nil
-}
-
-// ask is one call about one command.
-func (m *Manager) ask(ctx context.Context, name, id, method, verb string, in any) (CommandInfo, error) {
-	agent, err := m.reachCommand(ctx, name, id)
-	if err != nil {
-		return CommandInfo{}, err
-	}
-	var info CommandInfo
-	if err := agent.JSON(ctx, method, "/commands/"+id+verb, in, &info); err != nil {
-		return CommandInfo{}, fmt.Errorf("command %s of %s: %w", id, name, mapAgent(err))
-	}
-	return info, plausible(&info, id)
-}
-
-// reachCommand is reach for a command that is there: a sandbox that is stopped
-// has none, and is not started to find that out.
-func (m *Manager) reachCommand(ctx context.Context, name, id string) (*channel.Channel, error) {
-	info, err := m.Visible(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	if !commandForm.MatchString(id) || info.State == Stopped || info.State == Failed {
-		return nil, fmt.Errorf("%w: %q of %s: `sallyport sandbox commands %s` shows those there are", ErrNoCommand, id, name, name)
-	}
-	agent, _, err := m.reach(ctx, name)
-	return agent, err
-}
-
-// Command says how one command is.
-func (m *Manager) Command(ctx context.Context, name, id string) (CommandInfo, error) {
-	return m.ask(ctx, name, id, http.MethodGet, "", nil)
-}
-
-// Signal sends a signal, as in TERM, to the command's process group.
-func (m *Manager) Signal(ctx context.Context, name, id, signal string) (CommandInfo, error) {
-	return m.ask(ctx, name, id, http.MethodPost, "/signal", wire.Name{Signal: signal})
-}
-
-// Resize changes the size of a command's terminal.
-func (m *Manager) Resize(ctx context.Context, name, id string, s Size) (CommandInfo, error) {
-	return m.ask(ctx, name, id, http.MethodPost, "/resize", s)
-}
-
-// Kill ends a command and all that it started.
-func (m *Manager) Kill(ctx context.Context, name, id string) (CommandInfo, error) {
-	return m.ask(ctx, name, id, http.MethodDelete, "", nil)
-}
-
-// Input feeds a command that was started with Input, and then ends its input
-// unless open.
-func (m *Manager) Input(ctx context.Context, name, id string, from io.Reader, open bool) error {
-	agent, err := m.reachCommand(ctx, name, id)
-	if err != nil {
-		return err
-	}
-	path := "/commands/" + id + "/stdin"
-	if open {
-		path += "?open=1"
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent"+path, from)
-	if err != nil {
-		return err
-	}
-	resp, err := agent.Do(req, true)
-	if err != nil {
-		return fmt.Errorf("feeding command %s of %s: %w", id, name, mapAgent(err))
-	}
-	return resp.Body.Close()
-}
-
-// OutputOptions say what to read of a command's output.
+// OutputOptions select a part of a command's output.
 type OutputOptions struct {
 	Stream string // stdout (default) or stderr
 	From   int64  // offset of the first byte wanted
-	Follow bool   // until the command has ended
-}
-
-// Output reads a stream of a command's. From says where what is read begins:
-// later than asked for when what was before is lost. With Follow it can end
-// before the command has, when the reader falls so far behind that something is
-// lost: reading on from where it ended tells how much. The caller closes it.
-func (m *Manager) Output(ctx context.Context, name, id string, o OutputOptions) (from int64, out io.ReadCloser, err error) {
-	agent, err := m.reachCommand(ctx, name, id)
-	if err != nil {
-		return 0, nil, err
-	}
-	q := url.Values{"stream": {o.Stream}, "from": {strconv.FormatInt(o.From, 10)}}
-	if o.Follow {
-		q.Set("follow", "1")
-	}
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent/commands/"+id+"/output?"+q.Encode(), nil)
-	if err != nil {
-		return 0, nil, err
-	}
-	resp, err := agent.Do(req, true)
-	if err != nil {
-		return 0, nil, fmt.Errorf("output of command %s of %s: %w", id, name, mapAgent(err))
-	}
-	from, err = strconv.ParseInt(resp.Header.Get(wire.FromHeader), 10, 64)
-	if err != nil || from < 0 {
-		_ = resp.Body.Close()
-		return 0, nil, fmt.Errorf("output of command %s of %s: %w: it does not say from where", id, name, channel.ErrSilent)
-	}
-	return from, resp.Body, nil
+	Follow bool   // read until the command has ended
 }

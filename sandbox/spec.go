@@ -1,20 +1,35 @@
 package sandbox
 
 import (
-	"errors"
 	"fmt"
-	"path"
-	"regexp"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
-
-	"sallyport/internal/image"
-	"sallyport/internal/size"
-	"sallyport/sandbox/agent/wire"
-	"sallyport/sandbox/disk"
 )
+
+// Spec is what the user asked for. Some of it can be changed later; see SpecChange.
+type Spec struct {
+	Image   string            `json:"image,omitempty"`   // default: the daemon's
+	Runtime string            `json:"runtime,omitempty"` // runsc (default) or runc
+	Env     map[string]string `json:"env,omitempty"`
+	Tags    map[string]string `json:"tags,omitempty"`    // policies select by them
+	Workdir string            `json:"workdir,omitempty"` // default of its commands; default: the image's
+	CPUs    float64           `json:"cpus,omitempty"`    // processors, 0: no limit
+	Memory  int64             `json:"memory,omitempty"`  // bytes, 0: no limit
+	Pids    int64             `json:"pids,omitempty"`    // processes, 0: the daemon's default
+	Disk    int64             `json:"disk,omitempty"`    // bytes that its files may take, /memory included, 0: the daemon's default
+	Owner   string            `json:"owner,omitempty"`   // its tenant, set from the caller's key; see ForOwner
+
+	// Idle is the time without activity after which OnIdle is done: pause,
+	// hibernate (default) or stop (default for runc, which cannot hibernate).
+	Idle   Duration          `json:"idle,omitempty"` // at least 20s; 0: never
+	OnIdle string            `json:"onIdle,omitempty"`
+	Labels map[string]string `json:"labels,omitempty"` // the user's; policies ignore them
+	User   string            `json:"user,omitempty"`   // default of its commands: name or uid, or user:group; default: the image's
+	// Lifetime is the time after its creation at which it is stopped, or removed if it
+	// is ephemeral; 0: never.
+	Lifetime  Duration `json:"lifetime,omitzero"`
+	Ephemeral bool     `json:"ephemeral,omitempty"` // removed when its session ends
+	Offline   bool     `json:"offline,omitempty"`   // no network but the host's own connection to its agent
+}
 
 // Runtimes that a Spec can name.
 const (
@@ -22,159 +37,59 @@ const (
 	RunC   = "runc"
 )
 
-var envForm = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
-
-// maxUser bounds the name of a user or a group, in bytes.
-const maxUser = 64
-
-// Bounds of labels.
+// What is done to a sandbox that has been idle for as long as its spec says.
 const (
-	maxLabels = 64
-	maxLabel  = 1024 // bytes of a value
+	IdlePause     = "pause"
+	IdleHibernate = "hibernate"
+	IdleStop      = "stop"
 )
 
-// What gVisor needs to start a shell: bytes, processes of the host, which its
-// threads are, and the least share of a processor that the kernel gives.
-const (
-	minMemory = 32 << 20
-	minPids   = 64
-	minCPUs   = 0.01
-)
+// Duration is a length of time in a spec, as [time.ParseDuration] reads it: "90s",
+// "15m", "24h". 0 is none.
+type Duration time.Duration
 
-// fill completes a spec with the daemon's defaults.
-func (s Spec) fill(d Spec) Spec {
-	if s.Image == "" {
-		s.Image = d.Image
-	}
-	if s.Runtime == "" {
-		s.Runtime = d.Runtime
-	}
-	if s.Pids == 0 {
-		s.Pids = d.Pids
-	}
-	if s.CPUs == 0 {
-		s.CPUs = d.CPUs
-	}
-	if s.Memory == 0 {
-		s.Memory = d.Memory
-	}
-	if s.Disk == 0 {
-		s.Disk = d.Disk
-	}
-	if s.Idle == 0 {
-		s.Idle = d.Idle
-	}
-	if s.OnIdle == "" {
-		s.OnIdle = d.OnIdle
-	}
-	if s.Idle != 0 && s.OnIdle == "" {
-		if s.OnIdle = IdleHibernate; s.Runtime != GVisor {
-			s.OnIdle = IdleStop
-		}
-	}
-	if s.Lifetime == 0 {
-		s.Lifetime = d.Lifetime
-	}
-	return s
-}
+func (d Duration) String() string { return time.Duration(d).String() }
 
-func (s Spec) validate() error {
-	var errs []error
-	bad := func(format string, a ...any) {
-		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrBadSpec}, a...)...))
-	}
-	if s.Image == "" {
-		bad("no image: name one")
-	}
-	if s.Runtime != GVisor && s.Runtime != RunC {
-		bad("runtime %q: use %s, or %s which shares the host's kernel", s.Runtime, GVisor, RunC)
-	}
-	for k, v := range s.Env {
-		if !envForm.MatchString(k) {
-			bad("environment name %q: use letters, digits and underscores", k)
-		}
-		if strings.ContainsRune(v, 0) {
-			bad("environment value of %s holds a NUL byte", k)
-		}
-	}
-	for k := range s.Tags {
-		if k == "" || len(k) > 63 {
-			bad("tag %q: use 1 to 63 bytes", k)
-		}
-		if strings.HasPrefix(k, ownTags) {
-			bad("tag %q: what begins with %s is for Sallyport to say", k, ownTags)
-		}
-	}
-	if len(s.Labels) > maxLabels {
-		bad("%d labels: use at most %d", len(s.Labels), maxLabels)
-	}
-	for k, v := range s.Labels {
-		if k == "" || len(k) > 63 || len(v) > maxLabel {
-			bad("label %q: use a name of 1 to 63 bytes and a value of at most %d", k, maxLabel)
-		}
-	}
-	if user, group, grouped := strings.Cut(s.User, ":"); s.User != "" && !(userName(user) && (!grouped || userName(group))) {
-		bad("user %q: write a name or a number, with :GROUP behind if need be", s.User)
-	}
-	if s.Lifetime != 0 && s.Lifetime < Duration(time.Second) {
-		bad("lifetime %v: use at least 1s, or leave it out", s.Lifetime)
-	}
-	if s.Workdir != "" && !folderName(s.Workdir) {
-		bad("working directory %q: use an absolute path, without . and .., and outside of /proc, /sys and /dev", s.Workdir)
-	}
-	if s.CPUs != 0 && s.CPUs < minCPUs {
-		bad("cpus %v: use at least %v", s.CPUs, minCPUs)
-	}
-	if s.Pids != 0 && s.Pids < minPids {
-		bad("pids %d: use at least %d, since those of gVisor itself count", s.Pids, minPids)
-	}
-	if s.Memory != 0 && s.Memory < minMemory {
-		bad("memory of %s: use at least %s", size.Text(s.Memory), size.Text(minMemory))
-	}
-	if s.Disk != 0 && s.Disk < disk.Min {
-		bad("disk of %s: use at least %s", size.Text(s.Disk), size.Text(disk.Min))
-	}
-	if s.Idle != 0 && time.Duration(s.Idle) < minIdle {
-		bad("idle %v: use at least %v, or none", s.Idle, minIdle)
-	}
-	switch s.OnIdle {
-	case "", IdlePause, IdleStop:
-	case IdleHibernate:
-		if s.Runtime == RunC {
-			bad("onIdle %s: only gVisor (%s) writes memory down: use %s or %s", s.OnIdle, GVisor, IdlePause, IdleStop)
-		}
-	default:
-		bad("onIdle %q: use %s, %s or %s", s.OnIdle, IdlePause, IdleHibernate, IdleStop)
-	}
-	return errors.Join(errs...)
-}
+// MarshalText implements encoding.TextMarshaler.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// checkImage refuses an image of a new sandbox, before anything is made: a text that
-// is no image's name and, for an owner, an image that is not among those of owners.
-func (m *Manager) checkImage(s Spec) error {
-	name, err := image.Parse(s.Image)
+// UnmarshalText implements encoding.TextUnmarshaler.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
 	if err != nil {
-		return fmt.Errorf("%w: image: %w", ErrBadSpec, err)
+		return fmt.Errorf("%q is no time: write one as 90s, 15m or 24h", text)
 	}
-	own, _ := image.Parse(m.opt.Defaults.Image)
-	if s.Owner == "" || name == own || m.opt.OwnerImages.Match(name) {
-		return nil
-	}
-	return fmt.Errorf("%w: image %q: leave it out for %s, or ask the host's operators to list it under sandbox.tenantImages", ErrImage, s.Image, m.opt.Defaults.Image)
+	*d = Duration(v)
+	return nil
 }
 
-// folderName tells whether a text can be a sandbox's working directory. The engine is
-// told of it and begins the session there with root's rights: below the kernel's folders
-// a path can lead to a file that the runtime holds open, on the host
-// (CVE-2024-21626).
-func folderName(s string) bool {
-	top, _, _ := strings.Cut(strings.TrimPrefix(s, "/"), "/")
-	return path.IsAbs(s) && (path.Clean(s) == s || path.Clean(s)+"/" == s) && len(s) <= wire.MaxPath && top != "proc" && top != "sys" && top != "dev" &&
-		utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return unicode.Is(unicode.C, r) })
-}
+// Set and Type make it the value of a flag.
+func (d *Duration) Set(s string) error { return d.UnmarshalText([]byte(s)) }
 
-// userName tells whether a text can be a user's or a group's name or number.
-func userName(s string) bool {
-	return s != "" && len(s) <= maxUser && utf8.ValidString(s) &&
-		!strings.ContainsFunc(s, func(r rune) bool { return r == ':' || unicode.IsSpace(r) || unicode.Is(unicode.C, r) })
+// Type is its name in a usage text.
+func (d *Duration) Type() string { return "duration" }
+
+// SpecChange says what Set changes in a sandbox's spec; nil fields stay. Tags, labels,
+// idle and lifetime hold at once. Image, runtime, disk and ephemeral cannot change. The
+// rest holds from the next session on.
+type SpecChange struct {
+	Image     *string           `json:"image,omitempty"`
+	Runtime   *string           `json:"runtime,omitempty"`
+	Env       map[string]string `json:"env,omitzero"`    // all of it
+	Tags      map[string]string `json:"tags,omitzero"`   // all of them
+	Labels    map[string]string `json:"labels,omitzero"` // all of them
+	Workdir   *string           `json:"workdir,omitempty"`
+	User      *string           `json:"user,omitempty"`
+	CPUs      *float64          `json:"cpus,omitempty"`
+	Memory    *int64            `json:"memory,omitempty"`
+	Pids      *int64            `json:"pids,omitempty"`
+	Disk      *int64            `json:"disk,omitempty"`
+	Lifetime  *Duration         `json:"lifetime,omitempty"`
+	Idle      *Duration         `json:"idle,omitempty"`
+	OnIdle    *string           `json:"onIdle,omitempty"`
+	Ephemeral *bool             `json:"ephemeral,omitempty"`
+	Offline   *bool             `json:"offline,omitempty"`
+	// Restart ends a running session if the change is for the next one, and begins
+	// that.
+	Restart bool `json:"restart,omitempty"`
 }

@@ -9,6 +9,7 @@ import (
 
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/manager"
 )
 
 // maxInput bounds what one request feeds a command, in bytes; it goes through as
@@ -39,7 +40,7 @@ func (h *handler) listCommands(w http.ResponseWriter, r *http.Request) {
 }
 
 // command is a route of one command that answers with how it is then.
-func (h *handler) command(do func(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error)) http.HandlerFunc {
+func (h *handler) command(do func(m *manager.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if m, ok := h.sandboxes(w); ok {
 			i, err := do(m, w, r, r.PathValue("name"), r.PathValue("id"))
@@ -48,15 +49,15 @@ func (h *handler) command(do func(m *sandbox.Manager, w http.ResponseWriter, r *
 	}
 }
 
-func getCommand(m *sandbox.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
+func getCommand(m *manager.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
 	return m.Command(r.Context(), name, id)
 }
 
-func killCommand(m *sandbox.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
+func killCommand(m *manager.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
 	return m.Kill(r.Context(), name, id)
 }
 
-func signalCommand(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
+func signalCommand(m *manager.Manager, w http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
 	var in wire.Name
 	if err := decode(w, r, &in); err != nil {
 		return i, err
@@ -64,7 +65,7 @@ func signalCommand(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, n
 	return m.Signal(r.Context(), name, id, in.Signal)
 }
 
-func resizeCommand(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
+func resizeCommand(m *manager.Manager, w http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
 	var in sandbox.Size
 	if err := decode(w, r, &in); err != nil {
 		return i, err
@@ -72,7 +73,7 @@ func resizeCommand(m *sandbox.Manager, w http.ResponseWriter, r *http.Request, n
 	return m.Resize(r.Context(), name, id, in)
 }
 
-func writeStdin(m *sandbox.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
+func writeStdin(m *manager.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
 	if err := m.Input(r.Context(), name, id, r.Body, r.URL.Query().Get("open") == "1"); err != nil {
 		return i, err
 	}

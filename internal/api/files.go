@@ -11,26 +11,27 @@ import (
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
 	"sallyport/sandbox/client"
+	"sallyport/sandbox/manager"
 )
 
 // copySize is of each copy's buffer, in bytes.
 const copySize = 256 << 10
 
-func removeFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func removeFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	reply(w, http.StatusOK, nil, f.Remove(r.Context(), path, r.URL.Query().Get("recursive") == "1"))
 }
 
-func statFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func statFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	i, err := f.Stat(r.Context(), path, r.URL.Query().Get("follow") == "1")
 	reply(w, http.StatusOK, i, err)
 }
 
-func listFiles(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func listFiles(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	list, more, err := f.List(r.Context(), path, r.URL.Query().Get("after"))
 	reply(w, http.StatusOK, wire.Listing{Files: list, More: more}, err)
 }
 
-func makeFolder(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func makeFolder(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	var in wire.MakeFolder
 	if err := decode(w, r, &in); err != nil {
 		writeProblem(w, err)
@@ -40,7 +41,7 @@ func makeFolder(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path s
 	reply(w, http.StatusOK, i, err)
 }
 
-func moveFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func moveFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	q := r.URL.Query()
 	if q.Get("to") == "" {
 		writeProblem(w, fmt.Errorf("%w: to: say where to move it", errBadRequest))
@@ -50,14 +51,14 @@ func moveFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path str
 	reply(w, http.StatusOK, i, err)
 }
 
-func upload(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func upload(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	p, err := f.Upload(r.Context(), path, r.Body)
 	reply(w, http.StatusOK, p, err)
 }
 
 // files is a route of the files of one sandbox. The query names the path and
 // maybe the user whose rights count.
-func (h *handler) files(do func(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string)) http.HandlerFunc {
+func (h *handler) files(do func(w http.ResponseWriter, r *http.Request, f *manager.Files, path string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		m, ok := h.sandboxes(w)
 		if !ok {
@@ -81,7 +82,7 @@ func raw(w http.ResponseWriter, kind string) {
 	w.Header().Set("Content-Disposition", "attachment")
 }
 
-func readFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func readFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	info, contents, err := f.Read(r.Context(), path)
 	if err != nil {
 		writeProblem(w, err)
@@ -103,7 +104,7 @@ func readFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path str
 // writeOnly hides ReadFrom, which would make a buffer of its own.
 type writeOnly struct{ io.Writer }
 
-func writeFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func writeFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	q := r.URL.Query()
 	o := sandbox.WriteOptions{Parents: q.Get("parents") == "1"}
 	if m := q.Get("mode"); m != "" {
@@ -118,7 +119,7 @@ func writeFile(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path st
 
 // download streams an archive as the sandbox makes it; a trailer says why it is
 // not complete.
-func download(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func download(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	tar, err := f.Download(r.Context(), path, r.URL.Query().Get("as"))
 	if err != nil {
 		writeProblem(w, err)
@@ -133,7 +134,7 @@ func download(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path str
 }
 
 // watchFiles streams events as lines of JSON.
-func watchFiles(w http.ResponseWriter, r *http.Request, f *sandbox.Files, path string) {
+func watchFiles(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	lines, begun := json.NewEncoder(w), false
 	flush := http.NewResponseController(w).Flush
 	err := f.Watch(r.Context(), path, sandbox.WatchOptions{Recursive: r.URL.Query().Get("recursive") == "1"}, func(e sandbox.FileEvent) error {

@@ -35,6 +35,7 @@ import (
 	"sallyport/sandbox/agent"
 	"sallyport/sandbox/agent/channel"
 	"sallyport/sandbox/client"
+	"sallyport/sandbox/manager"
 )
 
 // host stands for engine, network and log, which need root: its sandboxes are
@@ -100,8 +101,8 @@ func (*host) Checkpoint(_ context.Context, _, dir string, _ int64, _ bool, whole
 	}
 	return os.WriteFile(filepath.Join(dir, "checkpoint.img"), []byte("memory"), 0o600)
 }
-func (*host) Confine(context.Context, string) error       { return nil }
-func (*host) Forgo(context.Context, string) (bool, error) { return false, nil }
+func (*host) RestoreMemoryLimit(context.Context, string) error    { return nil }
+func (*host) CancelRestore(context.Context, string) (bool, error) { return false, nil }
 func (*host) Restore(_ context.Context, _, _ string, fill func() error) (sandbox.Status, error) {
 	if fill != nil {
 		if err := fill(); err != nil {
@@ -222,7 +223,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	opt.Approvals = must[*approval.Store](t)(approval.Open(approval.Options{Path: filepath.Join(dir, "approvals.json")}))
 	h.approvals = opt.Approvals.(*approval.Store)
 	if sandboxes {
-		opt.Sandboxes = must[*sandbox.Manager](t)(sandbox.Open(t.Context(), sandbox.Options{
+		opt.Sandboxes = must[*manager.Manager](t)(manager.Open(t.Context(), manager.Options{
 			Dir: filepath.Join(dir, "sandboxes"), Subnet: netip.MustParsePrefix("10.9.0.0/24"),
 			Defaults: sandbox.Spec{Image: "base", Runtime: sandbox.GVisor, Pids: 100, CPUs: 2, Memory: 1 << 30, Disk: 1 << 30},
 			Disks:    noDisks{},

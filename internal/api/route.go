@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/sandbox"
+	"sallyport/sandbox/manager"
 )
 
 // mux serves the routes, and problems for what is none.
@@ -89,7 +90,7 @@ func (h *handler) guard(to route) http.Handler {
 		}
 		if strings.HasPrefix(to.pattern, "/v1/sandboxes/{name}") {
 			var name string
-			if ctx, name, err = sandbox.ByFullName(ctx, r.PathValue("name")); err != nil {
+			if ctx, name, err = manager.ByFullName(ctx, r.PathValue("name")); err != nil {
 				writeProblem(w, err)
 				return
 			}

@@ -8,7 +8,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"sallyport/policy"
-	"sallyport/sandbox"
+	"sallyport/sandbox/manager"
 )
 
 // route is one operation of the API. The table of routes is the source of everything that
@@ -123,19 +123,19 @@ func (h *handler) routes() []route {
 			summary: "Change what a sandbox is", note: "Tags, labels and lifetime hold at once, the rest from the next session on; what only a new sandbox can have is refused. Tags, and an end of being offline, need the scope policy besides.", in: "SpecChange", out: "200 Sandbox The sandbox"},
 		{method: del, pattern: "/v1/sandboxes/{name}", id: "removeSandbox", serve: h.remove, scope: ScopeRun, shared: true,
 			summary: "Remove a sandbox with its files and memory", out: "204 - Done"},
-		{method: post, pattern: "/v1/sandboxes/{name}/start", id: "startSandbox", serve: h.change((*sandbox.Manager).Start), scope: ScopeRun, shared: true, once: true,
+		{method: post, pattern: "/v1/sandboxes/{name}/start", id: "startSandbox", serve: h.change((*manager.Manager).Start), scope: ScopeRun, shared: true, once: true,
 			summary: "Start a sandbox that is stopped", out: "200 Sandbox The sandbox"},
-		{method: post, pattern: "/v1/sandboxes/{name}/stop", id: "stopSandbox", serve: h.change((*sandbox.Manager).Stop), scope: ScopeRun, shared: true, once: true,
+		{method: post, pattern: "/v1/sandboxes/{name}/stop", id: "stopSandbox", serve: h.change((*manager.Manager).Stop), scope: ScopeRun, shared: true, once: true,
 			summary: "Stop a sandbox; its files stay", out: "200 Sandbox The sandbox"},
-		{method: post, pattern: "/v1/sandboxes/{name}/pause", id: "pauseSandbox", serve: h.change((*sandbox.Manager).Pause), scope: ScopeRun, shared: true, once: true,
+		{method: post, pattern: "/v1/sandboxes/{name}/pause", id: "pauseSandbox", serve: h.change((*manager.Manager).Pause), scope: ScopeRun, shared: true, once: true,
 			summary: "Have a sandbox stand still in memory; any use wakes it", out: "200 Sandbox The sandbox"},
-		{method: post, pattern: "/v1/sandboxes/{name}/resume", id: "resumeSandbox", serve: h.change((*sandbox.Manager).Resume), scope: ScopeRun, shared: true, once: true,
+		{method: post, pattern: "/v1/sandboxes/{name}/resume", id: "resumeSandbox", serve: h.change((*manager.Manager).Resume), scope: ScopeRun, shared: true, once: true,
 			summary: "Wake a sandbox that is paused or hibernated", out: "200 Sandbox The sandbox"},
-		{method: post, pattern: "/v1/sandboxes/{name}/hibernate", id: "hibernateSandbox", serve: h.change((*sandbox.Manager).Hibernate), scope: ScopeRun, shared: true, once: true,
+		{method: post, pattern: "/v1/sandboxes/{name}/hibernate", id: "hibernateSandbox", serve: h.change((*manager.Manager).Hibernate), scope: ScopeRun, shared: true, once: true,
 			summary: "Write a sandbox's memory to disk and free its RAM; any use wakes it", out: "200 Sandbox The sandbox"},
-		{method: post, pattern: "/v1/sandboxes/{name}/wake", id: "wakeSandbox", serve: h.change((*sandbox.Manager).Wake), scope: ScopeRun, shared: true, once: true,
+		{method: post, pattern: "/v1/sandboxes/{name}/wake", id: "wakeSandbox", serve: h.change((*manager.Manager).Wake), scope: ScopeRun, shared: true, once: true,
 			summary: "Wake a sandbox that is hibernated or paused", out: "200 Sandbox The sandbox"},
-		{method: post, pattern: "/v1/sandboxes/{name}/recover", id: "recoverSandbox", serve: h.change((*sandbox.Manager).Recover), scope: ScopeRun, shared: true, once: true,
+		{method: post, pattern: "/v1/sandboxes/{name}/recover", id: "recoverSandbox", serve: h.change((*manager.Manager).Recover), scope: ScopeRun, shared: true, once: true,
 			summary: "Get a sandbox out of the state error; it is stopped then", out: "200 Sandbox The sandbox"},
 		{method: get, pattern: "/v1/sandboxes/{name}/snapshots", id: "listSnapshots", serve: h.listSnapshots, scope: ScopeRead, shared: true, paged: true,
 			summary: "List what was kept of a sandbox", out: "200 []Snapshot A page of snapshots, the oldest first"},

@@ -11,9 +11,10 @@ import (
 
 	"sallyport/gateway"
 	"sallyport/sandbox"
+	"sallyport/sandbox/manager"
 )
 
-func (h *handler) sandboxes(w http.ResponseWriter) (*sandbox.Manager, bool) {
+func (h *handler) sandboxes(w http.ResponseWriter) (*manager.Manager, bool) {
 	if h.opt.Sandboxes == nil {
 		writeProblem(w, fmt.Errorf("%w: this daemon runs no sandboxes (engine.kind is none)", errBadRequest))
 		return nil, false
@@ -164,7 +165,7 @@ func (h *handler) sandboxRoot(w http.ResponseWriter, r *http.Request) {
 
 // change is a route that does one thing to one sandbox and answers with what it is
 // then.
-func (h *handler) change(do func(*sandbox.Manager, context.Context, string) (sandbox.Info, error)) http.HandlerFunc {
+func (h *handler) change(do func(*manager.Manager, context.Context, string) (sandbox.Info, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if m, ok := h.sandboxes(w); ok {
 			info, err := do(m, r.Context(), r.PathValue("name"))
@@ -178,7 +179,7 @@ func (h *handler) change(do func(*sandbox.Manager, context.Context, string) (san
 // no user's of the explicit proxy, and who may not tag takes none that a rule is for.
 func (h *handler) naming(r *http.Request) context.Context {
 	who := PrincipalOf(r.Context())
-	return sandbox.Naming(r.Context(), func(name string) error {
+	return manager.AllowNames(r.Context(), func(name string) error {
 		used := slices.ContainsFunc(h.opt.Clients.List(), func(c gateway.Client) bool { return c.Name == name })
 		switch {
 		case used && who.Tenant != "":

@@ -29,13 +29,13 @@ import (
 	"sallyport/internal/quota"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
-	"sallyport/sandbox"
+	"sallyport/sandbox/manager"
 )
 
 // Options of NewHandler. Sandboxes is nil where the daemon runs none; all
 // others are needed.
 type Options struct {
-	Sandboxes *sandbox.Manager
+	Sandboxes *manager.Manager
 	Secrets   Secrets
 	Clients   Clients
 	Root      func(sandboxID string) ([]byte, error) // PEM of a sandbox's root

@@ -24,7 +24,7 @@ import (
 	"sallyport/internal/recorded"
 	"sallyport/internal/secretfile"
 	"sallyport/policy"
-	"sallyport/sandbox"
+	"sallyport/sandbox/manager"
 )
 
 // listenControl makes the unix socket, for root and the users that the
@@ -169,7 +169,7 @@ func keyPair(certificate, key string) (none tls.Certificate, err error) {
 
 // serveAPI listens on the unix socket, and over TLS where that is configured.
 func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
-	var sandboxes *sandbox.Manager
+	var sandboxes *manager.Manager
 	if d.host != nil {
 		sandboxes = d.host.sandboxes
 	}

@@ -62,7 +62,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 		g.Go(func() error { return h.sandboxes.Watch(ctx) })
 		g.Go(func() error { return h.sandboxes.WatchIdle(ctx) })
 		g.Go(func() error { return h.sandboxes.WatchSpace(ctx) })
-		g.Go(func() error { return h.sandboxes.Fill(ctx) })
+		g.Go(func() error { return h.sandboxes.FillPool(ctx) })
 		drops := newDropLog(d.auditLog, d.log)
 		g.Go(func() error { return drops.run(ctx) })
 		g.Go(func() error {

@@ -22,13 +22,14 @@ import (
 	"sallyport/sandbox/disk"
 	"sallyport/sandbox/docker"
 	"sallyport/sandbox/fsjail"
+	"sallyport/sandbox/manager"
 )
 
 // sandboxHost is where sandboxes of this host live.
 type sandboxHost struct {
 	guard     *datapath.Datapath
 	engine    *docker.Engine
-	sandboxes *sandbox.Manager
+	sandboxes *manager.Manager
 	steered   *net.TCPListener
 	dnsUDP    *net.UDPConn
 	dnsTCP    *net.TCPListener
@@ -74,7 +75,7 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	var disks sandbox.Disks
+	var disks manager.Disks
 	size := int64(d.cfg.Sandbox.Disk)
 	if runtime.Layered() {
 		disks = disk.Disks{}
@@ -89,7 +90,7 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	h.sandboxes, err = sandbox.Open(ctx, sandbox.Options{
+	h.sandboxes, err = manager.Open(ctx, manager.Options{
 		Dir:    d.cfg.SandboxesDir(),
 		Subnet: net4.Subnet,
 		Defaults: sandbox.Spec{
@@ -203,7 +204,7 @@ func (d *daemon) publish(a netip.Addr, i sandbox.Info) {
 func (d *daemon) drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	return d.host.sandboxes.Drain(ctx)
+	return d.host.sandboxes.DrainPool(ctx)
 }
 
 // shutdown stops the sandboxes and the private engine and takes the datapath

@@ -11,6 +11,7 @@ import (
 	"sallyport/gateway/supervisor"
 	"sallyport/sandbox"
 	"sallyport/sandbox/datapath"
+	"sallyport/sandbox/manager"
 )
 
 // gate holds the connections of sandboxes that sleep: in the gateway's process as
@@ -20,7 +21,7 @@ type gate struct {
 	log        *slog.Logger
 }
 
-var _ sandbox.Gate = gate{}
+var _ manager.Gate = gate{}
 
 func (g gate) Sleep(ctx context.Context, a netip.Addr) []sandbox.Flow {
 	// Before and after: a connection that is reset may not have been told so by the

@@ -68,7 +68,7 @@ func (c *Client) Feed(ctx context.Context, name, id string, from io.Reader, open
 	return resp.Body.Close()
 }
 
-// Output reads a stream of a command's: see [sandbox.Manager.Output].
+// Output reads a stream of a command's: see [manager.Manager.Output].
 func (c *Client) Output(ctx context.Context, name, id string, o sandbox.OutputOptions) (from int64, out io.ReadCloser, err error) {
 	q := url.Values{"stream": {o.Stream}, "from": {strconv.FormatInt(o.From, 10)}}
 	if o.Follow {

@@ -18,7 +18,7 @@ import (
 // wanted: starting or waking a sandbox can be before it.
 const continueTimeout = 2 * time.Minute
 
-// Files are those of one sandbox: see [sandbox.Files].
+// Files are those of one sandbox: see [manager.Files].
 type Files struct {
 	c    *Client
 	name string

@@ -52,7 +52,7 @@ func (c Config) complete() (Config, error) {
 	return c, nil
 }
 
-// Datapath is the guard of one bridge. It implements sandbox.Network and is
+// Datapath is the guard of one bridge. It implements manager.Network and is
 // safe for concurrent use.
 type Datapath struct {
 	config Config

@@ -15,8 +15,6 @@ import (
 	"sallyport/sandbox"
 )
 
-var _ sandbox.Network = (*Datapath)(nil)
-
 // Attach vouches for what comes from the endpoint's interface with its MAC and
 // IP address. It may be repeated; with another Link it moves the generation
 // there. What the interface was attached for before is detached; an IP or MAC

@@ -146,12 +146,12 @@ func parts(ctx context.Context, f *os.File, size int64, take func(at int64, data
 
 // Unpack makes the disk of a folder, which must be detached, what Pack wrote, wherever
 // it was packed, having read r to its end. The disk that was there is replaced at once,
-// or stays when it fails. roomy is asked every few megabytes whether to go on.
-func Unpack(ctx context.Context, folder string, r io.Reader, roomy func() error) error {
-	return replace(folder, func(to *os.File) error { return unpack(ctx, to, r, roomy) })
+// or stays when it fails. checkSpace is asked every few megabytes whether to go on.
+func Unpack(ctx context.Context, folder string, r io.Reader, checkSpace func() error) error {
+	return replace(folder, func(to *os.File) error { return unpack(ctx, to, r, checkSpace) })
 }
 
-func unpack(ctx context.Context, to *os.File, r io.Reader, roomy func() error) error {
+func unpack(ctx context.Context, to *os.File, r io.Reader, checkSpace func() error) error {
 	in := bufio.NewReaderSize(r, 256<<10)
 	magic := make([]byte, len(packMagic))
 	if _, err := io.ReadFull(in, magic); err != nil || string(magic) != packMagic {
@@ -192,7 +192,7 @@ func unpack(ctx context.Context, to *os.File, r io.Reader, roomy func() error) e
 		end = at + n
 		if pending += n; pending >= roomyEvery {
 			pending = 0
-			if err := roomy(); err != nil {
+			if err := checkSpace(); err != nil {
 				return err
 			}
 		}
@@ -208,7 +208,7 @@ const roomyEvery = 8 << 20 // bytes
 // Copy makes the disk of a folder, which must be detached, what another is, which is
 // frozen or detached; of the same blocks, where the host's file system can share them
 // (ioctl_ficlone(2)).
-func Copy(ctx context.Context, from, to string, roomy func() error) error {
+func Copy(ctx context.Context, from, to string, checkSpace func() error) error {
 	in, err := os.Open(filepath.Join(from, image))
 	if err != nil {
 		return fmt.Errorf("copying a disk: %w", err)
@@ -229,7 +229,7 @@ func Copy(ctx context.Context, from, to string, roomy func() error) error {
 		return parts(ctx, in, info.Size(), func(at int64, data []byte) error {
 			_, err := out.WriteAt(data, at)
 			if pending += len(data); err == nil && pending >= roomyEvery {
-				pending, err = 0, roomy()
+				pending, err = 0, checkSpace()
 			}
 			return err
 		})

@@ -100,7 +100,7 @@ func bottom(t *testing.T, dir string) string {
 	return string(b[:n])
 }
 
-func roomy() error { return nil }
+func checkSpace() error { return nil }
 
 // Whatever there is on a disk, the one that is copied or packed has it too, also while
 // it is attached; and looking at it leaves nothing behind.
@@ -120,10 +120,10 @@ func TestContentOfHostileTree(t *testing.T) {
 	}
 	var packed bytes.Buffer
 	copied, unpacked := made(t), t.TempDir()
-	if err := disk.Copy(t.Context(), from, copied, roomy); !errors.Is(err, unix.EBUSY) {
+	if err := disk.Copy(t.Context(), from, copied, checkSpace); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("over a disk that is attached: %v", err)
 	}
-	err = errors.Join(disk.Detach(copied), disk.Copy(t.Context(), from, copied, roomy), disk.Pack(t.Context(), from, &packed))
+	err = errors.Join(disk.Detach(copied), disk.Copy(t.Context(), from, copied, checkSpace), disk.Pack(t.Context(), from, &packed))
 	if err = errors.Join(err, thaw()); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +134,7 @@ func TestContentOfHostileTree(t *testing.T) {
 	if packed.Len() > 16<<20 {
 		t.Errorf("holes have become %d bytes", packed.Len())
 	}
-	if err := disk.Unpack(t.Context(), unpacked, bytes.NewReader(packed.Bytes()), roomy); err != nil {
+	if err := disk.Unpack(t.Context(), unpacked, bytes.NewReader(packed.Bytes()), checkSpace); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = disk.Detach(unpacked) })
@@ -160,7 +160,7 @@ func TestContentOfHostileTree(t *testing.T) {
 	}
 
 	looked := filepath.Join(t.TempDir(), "looked")
-	if err := errors.Join(os.Mkdir(looked, 0o700), disk.Unpack(t.Context(), looked, &packed, roomy)); err != nil {
+	if err := errors.Join(os.Mkdir(looked, 0o700), disk.Unpack(t.Context(), looked, &packed, checkSpace)); err != nil {
 		t.Fatal(err)
 	}
 	root, err := disk.Look(looked)
@@ -255,11 +255,11 @@ func TestUnpackRefuses(t *testing.T) {
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
 	for name, err := range map[string]error{
-		"nothing":  disk.Unpack(t.Context(), folder, bytes.NewReader(nil), roomy),
-		"an image": disk.Unpack(t.Context(), folder, bytes.NewReader(make([]byte, 1<<20)), roomy),
-		"cut":      disk.Unpack(t.Context(), folder, bytes.NewReader(whole[:len(whole)-1]), roomy),
-		"longer":   disk.Unpack(t.Context(), folder, io.MultiReader(bytes.NewReader(whole), bytes.NewReader([]byte("x"))), roomy),
-		"given up": disk.Unpack(cancelled, folder, bytes.NewReader(whole), roomy),
+		"nothing":  disk.Unpack(t.Context(), folder, bytes.NewReader(nil), checkSpace),
+		"an image": disk.Unpack(t.Context(), folder, bytes.NewReader(make([]byte, 1<<20)), checkSpace),
+		"cut":      disk.Unpack(t.Context(), folder, bytes.NewReader(whole[:len(whole)-1]), checkSpace),
+		"longer":   disk.Unpack(t.Context(), folder, io.MultiReader(bytes.NewReader(whole), bytes.NewReader([]byte("x"))), checkSpace),
+		"given up": disk.Unpack(cancelled, folder, bytes.NewReader(whole), checkSpace),
 	} {
 		if err == nil {
 			t.Errorf("%s: it is a disk", name)

@@ -50,7 +50,7 @@ var ErrDamaged = errors.New("its file system cannot be mended by itself")
 // Min is the size of the smallest disk, in bytes: below it ext4 keeps no journal.
 const Min = 64 << 20
 
-// Disks are a sandbox.Manager's.
+// Disks are a manager.Manager's.
 type Disks struct{}
 
 func (Disks) Make(folder string, bytes int64) (string, error) {
@@ -75,12 +75,12 @@ func (Disks) Pack(ctx context.Context, folder string, w io.Writer) error {
 	return Pack(ctx, folder, w)
 }
 
-func (Disks) Unpack(ctx context.Context, folder string, r io.Reader, roomy func() error) error {
-	return Unpack(ctx, folder, r, roomy)
+func (Disks) Unpack(ctx context.Context, folder string, r io.Reader, checkSpace func() error) error {
+	return Unpack(ctx, folder, r, checkSpace)
 }
 
-func (Disks) Copy(ctx context.Context, from, to string, roomy func() error) error {
-	return Copy(ctx, from, to, roomy)
+func (Disks) Copy(ctx context.Context, from, to string, checkSpace func() error) error {
+	return Copy(ctx, from, to, checkSpace)
 }
 
 // Make makes the disk of the sandbox whose own folder is given, of so many bytes,

@@ -79,7 +79,7 @@ func (r *Runtime) Checkpoint(ctx context.Context, id, dir string, room int64, le
 	defer cancel()
 	n, err := resident(info.State.Pid)
 	if err == nil && n > room {
-		return fmt.Errorf("%w: it takes %d bytes, and room was made for %d: it has grown meanwhile: try again", sandbox.ErrNoRoom, n, room)
+		return fmt.Errorf("%w: it takes %d bytes, and room was made for %d: it has grown meanwhile: try again", sandbox.ErrMemoryBusy, n, room)
 	}
 	if limit := info.HostConfig.Memory; limit > 0 {
 		if err == nil {
@@ -167,9 +167,9 @@ func (r *Runtime) Restore(ctx context.Context, id, dir string, fill func() error
 	return st, err
 }
 
-// Forgo has a Restore not begin any more of which nobody hears, as the engine has
+// CancelRestore has a Restore not begin any more of which nobody hears, as the engine has
 // died, or the process that asked for it.
-func (r *Runtime) Forgo(ctx context.Context, id string) (known bool, err error) {
+func (r *Runtime) CancelRestore(ctx context.Context, id string) (known bool, err error) {
 	info, err := r.inspect(ctx, id)
 	if err != nil {
 		return false, err

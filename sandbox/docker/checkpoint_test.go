@@ -175,7 +175,7 @@ func TestCheckpointAndRestore(t *testing.T) {
 		if err := r.Checkpoint(t.Context(), id, dir, plenty, false, nil); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := r.Forgo(t.Context(), id); err != nil {
+		if _, err := r.CancelRestore(t.Context(), id); err != nil {
 			t.Errorf("after what it has written: %v", err)
 		}
 		if st, err := r.Status(t.Context(), id); err != nil || st.Running || st.Link != 0 {
@@ -468,7 +468,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 		if waited := time.Since(began); waited < time.Second {
 			t.Errorf("the guard did not wait: %v", waited)
 		}
-		if known, err := r.Forgo(t.Context(), id); !known || err != nil {
+		if known, err := r.CancelRestore(t.Context(), id); !known || err != nil {
 			t.Errorf("the next process is told: %v, %v", known, err)
 		}
 		asleep(t)
@@ -482,7 +482,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.close()
-		if known, err := r.Forgo(t.Context(), id); !known || err != nil {
+		if known, err := r.CancelRestore(t.Context(), id); !known || err != nil {
 			t.Errorf("the next process is told: %v, %v", known, err)
 		}
 		if _, err := r.client.ContainerStart(t.Context(), info.ID, client.ContainerStartOptions{}); err == nil {
@@ -590,7 +590,7 @@ func TestEngineDiesWhileMemoryIsRestored(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // so is the next process of ours
-		if known, err := r.Forgo(t.Context(), id); !known || !errors.Is(err, sandbox.ErrRan) {
+		if known, err := r.CancelRestore(t.Context(), id); !known || !errors.Is(err, sandbox.ErrRan) {
 			t.Errorf("the next is told: %v, %v", known, err)
 		}
 	}

@@ -233,7 +233,7 @@ func (r *Runtime) origin(ctx context.Context, c sandbox.Container) (string, erro
 	return info.Image, err
 }
 
-// Layers returns where a sandbox's files lie, see [sandbox.Layers]. The engine
+// Layers returns where a sandbox's files lie, see manager.Layers. The engine
 // keeps a container of the overlay2 driver in folders of the host, as
 // overlayfs.rst has them; of other drivers nothing is known.
 func (r *Runtime) Layers(ctx context.Context, id string) (upper string, lower []string, err error) {
@@ -256,5 +256,3 @@ func (r *Runtime) Layers(ctx context.Context, id string) (upper string, lower []
 	}
 	return filepath.Join(of, "diff"), lower, nil
 }
-
-var _ sandbox.Layers = (*Runtime)(nil)

@@ -4,7 +4,7 @@
 // touching none of it: own sockets, own data, no iptables, no forwarding. Its
 // processes outlive the daemon, and the next daemon takes them over. Its runtimes are
 // start shims: scripts that refuse to start a container while nothing polices the
-// bridge. A [Runtime] implements sandbox.Runtime on an engine.
+// bridge. A [Runtime] implements manager.Runtime on an engine.
 //
 // The package does not protect from root on the host, nor does runc, where it
 // is chosen, protect the host's kernel as gVisor does.

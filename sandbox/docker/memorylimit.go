@@ -94,10 +94,10 @@ func raiseMemoryLimit(info container.InspectResponse, bytes int64) error {
 	return g.limit(bytes)
 }
 
-// Confine gives a container back the limit of memory that Checkpoint has raised. One
+// RestoreMemoryLimit gives a container back the limit of memory that Checkpoint has raised. One
 // that has taken more meanwhile than it may have ends, as it would have then. While
 // its memory is being written down it keeps the higher one, and that is an error.
-func (r *Runtime) Confine(ctx context.Context, id string) error {
+func (r *Runtime) RestoreMemoryLimit(ctx context.Context, id string) error {
 	info, err := r.inspect(ctx, id)
 	if err != nil || !info.State.Running || info.HostConfig == nil || info.HostConfig.Memory == 0 {
 		return err

@@ -57,7 +57,7 @@ func TestHeadroom(t *testing.T) {
 		t.Errorf("a process that is not the container's is in %s", g.dir)
 	}
 	dir := filepath.Join(vault(t), "image")
-	if err := r.Checkpoint(t.Context(), id, dir, n/2, true, nil); !errors.Is(err, sandbox.ErrNoRoom) {
+	if err := r.Checkpoint(t.Context(), id, dir, n/2, true, nil); !errors.Is(err, sandbox.ErrMemoryBusy) {
 		t.Errorf("with room for less than it takes: %v", err)
 	}
 	if left, _ := filepath.Glob(dir + "*"); len(left) > 0 || bound() != limit {
@@ -73,7 +73,7 @@ func TestHeadroom(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := r.Confine(t.Context(), id); err != nil {
+		if err := r.RestoreMemoryLimit(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
 		if have := bound(); have != limit {
@@ -122,13 +122,13 @@ func TestHeadroom(t *testing.T) {
 	if err := writer.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Confine(t.Context(), id); err == nil {
+	if err := r.RestoreMemoryLimit(t.Context(), id); err == nil {
 		t.Error("its memory was limited while it was being written down")
 	}
 	l.await(t, id, l.lines(t, id)+3)
 	_ = end.Close()
 	_ = writer.Wait()
-	if err := errors.Join(written.Close(), r.Confine(t.Context(), id)); err != nil {
+	if err := errors.Join(written.Close(), r.RestoreMemoryLimit(t.Context(), id)); err != nil {
 		t.Fatal(err)
 	}
 	if have := bound(); have != limit {
@@ -143,7 +143,7 @@ func TestHeadroom(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Confine(t.Context(), id); err != nil {
+	if err := r.RestoreMemoryLimit(t.Context(), id); err != nil {
 		t.Fatal(err)
 	}
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
@@ -155,7 +155,7 @@ func TestHeadroom(t *testing.T) {
 			t.Fatalf("it goes on with more than it may have: %+v, %v", st, err)
 		}
 	}
-	if err := r.Confine(t.Context(), id); err != nil && !strings.Contains(err.Error(), "not running") {
+	if err := r.RestoreMemoryLimit(t.Context(), id); err != nil && !strings.Contains(err.Error(), "not running") {
 		t.Errorf("of one that has ended: %v", err)
 	}
 }

@@ -49,7 +49,7 @@ type Config struct {
 }
 
 // Runtime runs sandboxes as containers of one engine. It implements
-// sandbox.Runtime.
+// manager.Runtime.
 type Runtime struct {
 	cfg    Config
 	client *client.Client
@@ -68,8 +68,6 @@ type Runtime struct {
 	running  map[string]bool // IDs of sandboxes whose end Exits reports
 	stopping map[string]int  // IDs that we are ending, and how many times over
 }
-
-var _ sandbox.Runtime = (*Runtime)(nil)
 
 // New returns a Runtime on the engine, having made the engine's network.
 func New(ctx context.Context, e *Engine, cfg Config) (*Runtime, error) {

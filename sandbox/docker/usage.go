@@ -17,8 +17,6 @@ import (
 	"sallyport/sandbox"
 )
 
-var _ sandbox.Meter = (*Runtime)(nil)
-
 // Usage reads the container's cgroup and the counters of its cable.
 func (r *Runtime) Usage(ctx context.Context, id string) (sandbox.Usage, error) {
 	st, err := r.Status(ctx, id)

@@ -21,74 +21,65 @@ type Change struct {
 	Kind string
 }
 
-// Compare tells what has changed of the roots: from their Then to their Now, or of
-// what lies below them. Of a folder of the image's that was removed that is told,
-// and not what was in it; of one that was emptied, what was. Where files share
-// contents by several names, a name is told too as modified when it was that of
-// another's file and is not any more, or the other way round.
+// Compare calls tell for each file that has changed in the roots since Then, or since
+// the lower folders where there is no Then. Of a folder of the image that was removed the
+// folder is listed, and not its files; of one that was emptied, its files are. Where a
+// file has several names, a name is listed as modified if it was a name of another file
+// before, or is now.
 func Compare(ctx context.Context, roots []Root, tell func(Change) error) error {
+	var missing error
 	for _, r := range roots {
-		if err := compare(ctx, r, tell); err != nil {
+		c := &comparison{ctx: ctx, root: r, tell: tell, altered: map[uint64]bool{}}
+		if err := c.compare(); err != nil {
 			return err
 		}
+		missing = cmp.Or(missing, c.missing)
 	}
-	return nil
+	return missing
 }
 
-func compare(ctx context.Context, r Root, tell func(Change) error) error {
-	c := &comparison{ctx: ctx, root: r, tell: tell, seed: maphash.MakeSeed(), altered: map[uint64]bool{}}
-	if r.Now == nil {
-		var missing error
-		for now, err := range walk(ctx, r) {
-			var u *unlisted
-			if errors.As(err, &u) {
-				if missing == nil {
-					missing = fmt.Errorf("not all is told: %w", err)
-				}
-				c.emptied = slices.DeleteFunc(c.emptied, func(e emptied) bool { return e.path == u.at })
-				continue
-			}
-			if err == nil {
-				err = c.pass(nil, now)
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return cmp.Or(c.leave(""), missing)
+// compare walks through both folders side by side.
+func (c *comparison) compare() error {
+	then := func(func(*entry, error) bool) {}
+	if c.root.Then != "" {
+		then = walk(c.ctx, c.root.Then, c.root.At)
 	}
-	before, end := iter.Pull2(archive(ctx, r.Then, r.At))
+	before, end := iter.Pull2(then)
 	defer end()
-	was, err, _ := before()
-	for now, werr := range archive(ctx, r.Now, r.At) {
-		if werr != nil {
-			return werr
+	was, err := c.next(before)
+	for now, nerr := range walk(c.ctx, c.root.Folder, c.root.At) {
+		if c.skip(now, nerr) {
+			continue
 		}
-		for err == nil && was != nil && order(was, now) < 0 {
+		if nerr != nil {
+			return nerr
+		}
+		if c.root.Then == "" {
+			now.hard = 0 // the names of an image's files are not compared
+		}
+		for ; err == nil && was != nil && order(was, now) < 0; was, err = c.next(before) {
 			if err := c.pass(was, nil); err != nil {
 				return err
 			}
-			was, err, _ = before()
 		}
 		if err != nil {
 			return err
 		}
-		var then *entry
-		if was != nil && order(was, now) == 0 {
-			then = was
+		if was == nil || order(was, now) != 0 {
+			if err := c.pass(nil, now); err != nil {
+				return err
+			}
+			continue
 		}
-		if err := c.pass(then, now); err != nil {
+		if err := c.pass(was, now); err != nil {
 			return err
 		}
-		if then != nil {
-			was, err, _ = before()
-		}
+		was, err = c.next(before)
 	}
-	for err == nil && was != nil {
+	for ; err == nil && was != nil; was, err = c.next(before) {
 		if err := c.pass(was, nil); err != nil {
 			return err
 		}
-		was, err, _ = before()
 	}
 	if err != nil {
 		return err
@@ -96,13 +87,43 @@ func compare(ctx context.Context, r Root, tell func(Change) error) error {
 	return c.leave("")
 }
 
+// next is the next file of a walk; nil at its end.
+func (c *comparison) next(walk func() (*entry, error, bool)) (*entry, error) {
+	for {
+		e, err, ok := walk()
+		if !ok {
+			return nil, nil
+		}
+		if !c.skip(e, err) {
+			return e, err
+		}
+	}
+}
+
+// skip reports whether a file is not compared: a socket, which no snapshot has, or a file
+// below a folder that could not be listed on one side.
+func (c *comparison) skip(e *entry, err error) bool {
+	var u *unlisted
+	if errors.As(err, &u) {
+		if c.missing == nil {
+			c.missing = fmt.Errorf("not all is told: %w", err)
+		}
+		c.unlisted = append(c.unlisted, u.at)
+		c.emptied = slices.DeleteFunc(c.emptied, func(e emptied) bool { return e.path == u.at })
+		return true
+	}
+	return e != nil && (c.root.Then != "" && e.kind() == syscall.S_IFSOCK ||
+		slices.ContainsFunc(c.unlisted, func(at string) bool { return within(e.path, at) }))
+}
+
 type comparison struct {
 	ctx  context.Context
 	root Root
 	tell func(Change) error
-	// altered are the paths that were told as modified.
-	altered map[uint64]bool
-	seed    maphash.Seed
+	// altered are the hashes of the paths that were listed as modified.
+	altered  map[uint64]bool
+	unlisted []string // folders that could not be listed
+	missing  error    // says so
 	// then and now hide what is in the lower folders.
 	then, now veil
 	emptied   []emptied
@@ -147,7 +168,7 @@ func (c *comparison) leave(p string) error {
 
 func (c *comparison) say(path, kind string) error {
 	if kind == Modified {
-		c.altered[maphash.String(c.seed, path)] = true
+		c.altered[hash(path)] = true
 	}
 	return c.tell(Change{Path: path, Kind: kind})
 }
@@ -204,29 +225,20 @@ func (c *comparison) same(a, b *entry) bool {
 		return a.stat[mode] == b.stat[mode] && a.stat[uid] == b.stat[uid] && a.stat[gid] == b.stat[gid] && sameAttrs(a, b)
 	}
 	switch {
-	case a.hard != b.hard, a.hard != "" && c.altered[maphash.String(c.seed, a.hard)]:
+	case a.hard != b.hard, a.hard != 0 && c.altered[a.hard]:
 		return false
 	case a.stat != b.stat, a.link != b.link, !sameAttrs(a, b):
 		return false
-	case a.hard != "", a.kind() != syscall.S_IFREG:
+	case a.hard != 0, a.kind() != syscall.S_IFREG:
 		return true
 	}
-	x, err := a.summed(c.ctx)
-	y, yerr := b.summed(c.ctx)
-	return err == nil && yerr == nil && x == y // what cannot be read is not the same
+	return sameContents(c.ctx, a, b)
 }
 
-// sameAttrs compares extended attributes. Of what lies in a folder only those of
-// files are looked at, and whether there are any.
-func sameAttrs(a, b *entry) bool {
-	switch {
-	case a.opened == nil && b.opened == nil:
-		return a.attrs == b.attrs
-	case a.kind() != syscall.S_IFREG:
-		return true
-	}
-	return a.plain() && b.plain()
-}
+var seed = maphash.MakeSeed()
+
+// hash stands for a path; never 0.
+func hash(path string) uint64 { return maphash.String(seed, path) | 1 }
 
 // lower is what an overlay would show at a path if its upper folder had nothing.
 func (c *comparison) lower(of *entry) *entry {
@@ -300,6 +312,7 @@ func find(folder, path string) (e *entry, hidden bool) {
 			if e.kind() == syscall.S_IFLNK {
 				e.link, _ = dir.Readlink(part)
 			}
+			e.image = true
 			e.opened = func() (*os.File, error) { return reopen(folder, parts) }
 			return e, hidden
 		case !e.folder():

@@ -3,118 +3,104 @@ package manifest
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"hash"
-	"io"
+	"maps"
+	"math"
 	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-type digest [sha256.Size]byte
-
-// blockSize is what contents are summed up by, in bytes.
-const blockSize = 4096
-
-// contents sums up what a file has, however it lies on the disk: blocks of zeros are
-// left out, be they holes or not.
-type contents struct {
-	hash  hash.Hash
-	at    int64 // of the block
-	block [blockSize]byte
-	some  bool // the block has been written to
-}
-
-var zeros [blockSize]byte
-
-func newContents() *contents { return &contents{hash: sha256.New()} }
-
-// write takes what is at an offset. Offsets rise.
-func (c *contents) write(offset int64, p []byte) {
-	for len(p) > 0 {
-		if at := offset - offset%blockSize; at != c.at {
-			c.flush()
-			c.at = at
-		}
-		n := copy(c.block[offset-c.at:], p)
-		c.some = true
-		offset, p = offset+int64(n), p[n:]
-	}
-}
-
-func (c *contents) flush() {
-	if c.some && !bytes.Equal(c.block[:], zeros[:]) {
-		_ = binary.Write(c.hash, binary.BigEndian, c.at)
-		c.hash.Write(c.block[:])
-	}
-	c.block, c.some = zeros, false
-}
-
-func (c *contents) sum() (d digest) {
-	c.flush()
-	c.hash.Sum(d[:0])
-	return d
-}
-
-// read takes n bytes of r that are at an offset.
-func (c *contents) read(ctx context.Context, r io.Reader, offset, n int64) error {
-	buf := make([]byte, min(n, 64<<10))
-	for n > 0 {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		part := buf[:min(n, int64(len(buf)))]
-		if _, err := io.ReadFull(r, part); err != nil {
-			return err
-		}
-		c.write(offset, part)
-		offset, n = offset+int64(len(part)), n-int64(len(part))
-	}
-	return nil
-}
-
-// summed is the sum of an entry's contents. Of one that lies in a folder they are
-// read.
-func (e *entry) summed(ctx context.Context) (digest, error) {
-	if e.opened == nil {
-		return e.sum, nil
-	}
-	f, err := e.opened()
-	if err != nil {
-		return digest{}, err
-	}
-	defer f.Close()
-	c := newContents()
-	if err := c.read(ctx, f, 0, e.stat[size]); err != nil {
-		return digest{}, err
-	}
-	return c.sum(), nil
-}
-
-// plain tells whether an entry has no extended attributes. What an overlay notes in
-// them does not count.
-func (e *entry) plain() bool {
-	if e.opened == nil {
-		return e.attrs == digest{}
-	}
-	f, err := e.opened()
+// sameContents reports whether two regular files of a size have the same bytes. Holes are
+// not read. Files that cannot be read are not the same.
+func sameContents(ctx context.Context, a, b *entry) bool {
+	x, err := a.opened()
 	if err != nil {
 		return false
 	}
-	defer f.Close()
-	names := make([]byte, 64<<10) // all that Linux lists
-	n, err := unix.Flistxattr(int(f.Fd()), names)
+	defer x.Close()
+	y, err := b.opened()
 	if err != nil {
-		return err == unix.ENOTSUP
+		return false
 	}
-	for name := range strings.SplitSeq(string(names[:n]), "\x00") {
-		if name != "" && !strings.HasPrefix(name, overlayAttr) {
+	defer y.Close()
+	size := a.stat[size]
+	one, other := make([]byte, 64<<10), make([]byte, 64<<10)
+	for at := int64(0); ctx.Err() == nil; {
+		if at = min(nextData(x, at), nextData(y, at)); at >= size {
+			return true
+		}
+		n := min(size-at, int64(len(one)))
+		if _, err := x.ReadAt(one[:n], at); err != nil {
 			return false
 		}
+		if _, err := y.ReadAt(other[:n], at); err != nil || !bytes.Equal(one[:n], other[:n]) {
+			return false
+		}
+		at += n
 	}
-	return true
+	return false
+}
+
+// nextData is the offset at or after another where a file may have more than zeros
+// (lseek(2), SEEK_DATA).
+func nextData(f *os.File, at int64) int64 {
+	n, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+	switch {
+	case err == unix.ENXIO:
+		return math.MaxInt64
+	case err != nil:
+		return at
+	}
+	return n
+}
+
+// attributes are a file's extended attributes, but for those that an overlay notes.
+func (e *entry) attributes() (all map[string]string, err error) {
+	f, err := e.opened()
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names := make([]byte, 64<<10) // the largest list of Linux
+	n, err := unix.Flistxattr(int(f.Fd()), names)
+	if err == unix.ENOTSUP {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	all = map[string]string{}
+	for name := range strings.SplitSeq(string(names[:n]), "\x00") {
+		if name == "" || strings.HasPrefix(name, overlayAttr) {
+			continue
+		}
+		value := make([]byte, 64<<10) // the largest value of Linux
+		n, err := unix.Fgetxattr(int(f.Fd()), name, value)
+		if err != nil {
+			return nil, err
+		}
+		all[name] = string(value[:n])
+	}
+	return all, nil
+}
+
+// sameAttrs compares extended attributes of regular files and folders. An image's are not
+// compared with the layer's, but for whether a file has any.
+func sameAttrs(a, b *entry) bool {
+	image := a.image || b.image
+	if a.kind() != unix.S_IFREG && (image || !a.folder()) {
+		return true
+	}
+	x, err := a.attributes()
+	y, yerr := b.attributes()
+	if err != nil || yerr != nil {
+		return false
+	}
+	if image {
+		return len(x) == 0 && len(y) == 0
+	}
+	return maps.Equal(x, y)
 }
 
 const (
@@ -122,8 +108,8 @@ const (
 	opaqueAttr  = overlayAttr + "opaque"
 )
 
-// opaque tells whether a folder shows nothing of those below it
-// (overlayfs.rst, "whiteouts and opaque directories").
+// opaque reports whether a folder hides the folders below it (overlayfs.rst, "whiteouts
+// and opaque directories").
 func opaque(dir *os.Root) bool {
 	f, err := dir.Open(".")
 	if err != nil {

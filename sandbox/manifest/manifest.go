@@ -1,17 +1,18 @@
-// Package manifest tells what has changed of a sandbox's files, from the host's
-// side: since its image, by its layer as it lies there, or since a snapshot, by two
-// archives, one of then and one of now.
+// Package manifest lists what has changed of a sandbox's files, from the host's side:
+// since its image, by its layer as it lies there, or since a snapshot, by two folders,
+// one as it was and one as it is.
 //
-// Nothing is asked of the sandbox, and no link of its is followed. A file is the
-// same when its type, mode, owner, size, time of modification, extended attributes
-// and contents are: not by its inode or the time of its change, which a restore and
-// a fork do not keep, and not by its times alone, which a process inside can set.
-// What was done and undone is therefore not told.
+// Nothing inside the sandbox is asked, and no link is followed. Two files are the same
+// when their type, mode, owner, size, time of modification, extended attributes and
+// contents are. The inode and the time of the inode's change do not count, since a
+// restore and a fork do not keep them; times alone do not decide, since a process inside
+// can set them. A change that was undone is therefore not listed.
 //
-// It takes the memory of the names in the folders on the way to one file, and eight
-// bytes for each file that has changed, however many files there are. A folder with
-// which there would be more than 64 MiB of names is told without what is in it, and so
-// is one that is moved meanwhile: that is an error at the end, when all else is told.
+// The memory used depends on the names in the folders on the way to one file, on the
+// files that have several names, and on the files that have changed (eight bytes each),
+// not on the number of files. A folder with which there would be more than 64 MiB of
+// names is listed without its files, and so is a folder that is moved meanwhile: Compare
+// returns that as an error when all else is listed.
 package manifest
 
 import (
@@ -28,17 +29,15 @@ import (
 	"syscall"
 )
 
-// Root is a folder of the host, and where the sandbox has it.
+// Root is a folder of the host, and its place in the sandbox.
 type Root struct {
 	At     string // absolute
 	Folder string
-	// Lower are what an overlay (overlayfs.rst) shows there where Folder, its
-	// upper, has nothing, the uppermost first.
+	// Lower are the folders that an overlay (overlayfs.rst) shows where Folder, its upper
+	// folder, has nothing, the uppermost first.
 	Lower []string
-	// Then and Now are the folder as GNU tar has archived it at two moments, with
-	// --format=posix --sort=name --sparse-version=0.0. Nil, it is as it lies there,
-	// and there was nothing then but what is below.
-	Then, Now io.Reader
+	// Then is a copy of Folder as it was. "": there was nothing but Lower.
+	Then string
 }
 
 // Kinds of change.
@@ -48,15 +47,14 @@ const (
 	Removed  = "removed"
 )
 
-// entry is what is known of one file.
+// entry is one file.
 type entry struct {
 	path   string
 	stat   [7]int64
-	link   string // where a symbolic one leads
-	hard   string // path of the first name of a file with several, in an archive
-	opaque bool   // a folder that shows nothing of those below it
-	attrs  digest // extended attributes; zero: none
-	sum    digest // contents
+	link   string // target of a symbolic link
+	hard   uint64 // hash of the first name of a file with several; 0: this is the first
+	opaque bool   // a folder that hides the folders below it
+	image  bool   // it is in a lower folder
 	opened func() (*os.File, error)
 }
 
@@ -81,7 +79,7 @@ func describe(at string, info fs.FileInfo) *entry {
 	e.stat = [7]int64{
 		mode: int64(st.Mode), uid: int64(st.Uid), gid: int64(st.Gid), seconds: st.Mtim.Sec, nanoseconds: st.Mtim.Nsec,
 	}
-	switch e.kind() { // as an archive has it
+	switch e.kind() {
 	case syscall.S_IFREG:
 		e.stat[size] = st.Size
 	case syscall.S_IFCHR, syscall.S_IFBLK:
@@ -90,31 +88,29 @@ func describe(at string, info fs.FileInfo) *entry {
 	return e
 }
 
-// ErrDamaged: what is read is no whole archive.
-var ErrDamaged = errors.New("the list of files is damaged")
-
-// order is that of a walk, and of an archive: a folder before what is in it, and
-// that before what comes after the folder.
+// order compares two files by their place in a walk: a folder comes before its files, and
+// those before the folder's next sibling.
 func order(a, b *entry) int {
 	return strings.Compare(strings.ReplaceAll(a.path, "/", "\x00"), strings.ReplaceAll(b.path, "/", "\x00"))
 }
 
-// walk yields what is below a root, in order.
-func walk(ctx context.Context, r Root) iter.Seq2[*entry, error] {
+// walk yields the files below a folder in order. It yields an *unlisted error for a
+// folder that it cannot list, and goes on.
+func walk(ctx context.Context, folder, at string) iter.Seq2[*entry, error] {
 	return func(yield func(*entry, error) bool) {
-		dir, err := os.OpenRoot(r.Folder)
+		dir, err := os.OpenRoot(folder)
 		if err != nil {
 			yield(nil, err)
 			return
 		}
-		w := walker{ctx: ctx, yield: yield, folder: r.Folder}
+		w := walker{ctx: ctx, yield: yield, folder: folder, first: map[uint64]uint64{}}
 		info, err := dir.Stat(".")
 		if err != nil {
 			_ = dir.Close()
 			yield(nil, err)
 			return
 		}
-		w.below(&level{dir, info, r.At})
+		w.below(&level{dir, info, at})
 	}
 }
 
@@ -123,9 +119,10 @@ type walker struct {
 	ctx   context.Context
 	yield func(*entry, error) bool
 
-	folder string   // the root
-	way    []*level // from there
-	names  int      // bytes of names and paths that are held
+	folder string            // the root
+	way    []*level          // from there
+	names  int               // bytes of names and paths that are held
+	first  map[uint64]uint64 // hash of the first name, by the inode of a file with several
 }
 
 // maxNames bounds the memory of the names of the folders on the way to one file, in
@@ -137,6 +134,8 @@ const (
 	nameSize = 16
 	// pathSize is what each folder on the way takes beside its path.
 	pathSize = 1 << 10
+	// linkSize is what each file with several names takes.
+	linkSize = 48
 	page     = 4096
 )
 
@@ -201,6 +200,14 @@ func (w *walker) below(l *level) bool {
 		}
 		e := describe(path.Join(l.at, name), info)
 		e.opened = func() (*os.File, error) { return openFile(dir, name) }
+		if st := info.Sys().(*syscall.Stat_t); e.kind() == syscall.S_IFREG && st.Nlink > 1 {
+			if e.hard = w.first[st.Ino]; e.hard == 0 {
+				if len(w.first)*linkSize > maxNames {
+					return fail(errTooMany)
+				}
+				w.first[st.Ino] = hash(e.path)
+			}
+		}
 		if e.kind() == syscall.S_IFLNK {
 			e.link, _ = dir.Readlink(name) // "" where it has gone
 		}
@@ -242,13 +249,13 @@ func namesIn(dir *os.Root) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// openFile opens a regular file, and nothing that it leads to or has become.
+// openFile opens a regular file or a folder, and nothing that it leads to or has become.
 func openFile(dir *os.Root, name string) (*os.File, error) {
 	f, err := dir.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, err
 	}
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
+	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() && !info.IsDir() {
 		_ = f.Close()
 		return nil, fmt.Errorf("%s is no file", name)
 	}

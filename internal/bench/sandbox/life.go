@@ -218,7 +218,7 @@ func (h *host) forks(ctx context.Context, o options, r *report) error {
 	return h.sallyport("sandbox", "rm", "parent")
 }
 
-var stoodFor = regexp.MustCompile(`msg="forked a sandbox".* stood=(\S+)`)
+var stoodFor = regexp.MustCompile(`msg="forked a sandbox".* pausedFor=(\S+)`)
 
 // stood is for how long the parent of the last forks was paused.
 func (h *host) stood() (time.Duration, error) {

@@ -29,6 +29,8 @@ var fences = []fence{
 	{from: []string{"gateway/supervisor"}, to: []string{"sallyport/gateway/worker"}, why: "the supervisor runs none of the worker's code"},
 	{from: []string{"gateway"}, to: []string{"sallyport/sandbox", "sallyport/memory"}, why: "the gateway knows sandboxes only as identities that it is given"},
 	{from: []string{"sandbox", "memory"}, to: []string{"sallyport/gateway", "sallyport/policy"}, why: "what runs a sandbox has no part in what may leave it"},
+	{from: []string{"sandbox/client", "sandbox/docker", "sandbox/datapath", "sandbox/disk", "sandbox/agent", "sandbox/manifest", "sandbox/state", "sandbox/checkpoint", "sandbox/imagetar"}, to: []string{"sallyport/sandbox/manager"}, why: "the manager drives the others, and a client only knows the nouns"},
+	{from: []string{"sandbox/client"}, to: []string{"sallyport/internal/jail", "sallyport/sandbox/fsjail"}, why: "a client runs nothing of a sandbox's"},
 	{from: []string{"audit"}, to: []string{"sallyport/gateway", "sallyport/policy", "sallyport/sandbox", "sallyport/memory", "sallyport/cmd"}, why: "everybody writes events, so an event imports nothing of theirs"},
 	{from: []string{"policy"}, to: []string{"sallyport/gateway", "sallyport/sandbox", "sallyport/audit"}, why: "a decision depends on its input alone"},
 	{from: []string{"policy/oracle"}, to: []string{"sallyport/", "github.com/open-policy-agent/opa", "regexp"}, except: []string{"sallyport/policy/oracle"}, why: "what a policy is compared with has nothing in common with it"},

@@ -29,7 +29,7 @@ var waysIn = map[string]string{
 	"agent":      "sandbox/agent",
 	"docker":     "sandbox/docker",
 	"disk":       "sandbox/disk",
-	"sandbox":    "sandbox",
+	"manager":    "sandbox/manager",
 	"fsjail":     "sandbox/fsjail",
 	"ssh":        "internal/ssh",
 	"limit":      "policy/limit",

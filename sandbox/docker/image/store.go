@@ -24,10 +24,8 @@ import (
 	"sallyport/sandbox/docker/apierror"
 )
 
-// Store holds the images of an engine. It implements sandbox.Images.
+// Store holds the images of an engine. It implements manager.Images.
 type Store struct{ client *client.Client }
-
-var _ sandbox.Images = Store{}
 
 // NewStore returns the images of an engine.
 func NewStore(c *client.Client) Store { return Store{c} }

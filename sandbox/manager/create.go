@@ -1,0 +1,197 @@
+package manager
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+
+	"sallyport/memory"
+	"sallyport/sandbox"
+	"sallyport/sandbox/state"
+)
+
+// create makes a sandbox step by step; what a failed step leaves is undone.
+func (m *Manager) create(ctx context.Context, e *entry, name string, spec sandbox.Spec) (err error) {
+	if err := m.removeLeftovers(ctx, name); err != nil {
+		return err
+	}
+	if err := m.checkDisk(); err != nil {
+		return err
+	}
+	if err := m.checkQuota(spec.Owner); err != nil {
+		return err
+	}
+	if done, err := m.reserveStorage(spec.Owner, "", leastGrowth); err != nil { // an empty disk takes as much
+		return err
+	} else {
+		defer done()
+	}
+	if taken, err := m.takeFromPool(ctx, e, name, spec); taken || err != nil {
+		return err
+	}
+	rec := state.Record{Name: name, ID: newID(), Spec: spec, Created: now()}
+	if rec.Address, err = m.newAddress(); err != nil {
+		return err
+	}
+	rec.MAC = state.HardwareAddress(rec.Address)
+	e.Rec = rec
+	defer func() {
+		if err != nil {
+			// The user's context may be what failed; the clean-up must not.
+			err = errors.Join(err, m.discard(context.WithoutCancel(ctx), rec))
+			e.Rec = state.Record{}
+		}
+	}()
+	img, err := m.build(ctx, rec)
+	if err != nil {
+		return err
+	}
+	rec.SetImage(img)
+	e.Rec = rec
+	if err := m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(rec, "created", ""), func(r *state.Record) { r.Ready = true }); err != nil {
+		return err
+	}
+	e.state, e.exists, e.fresh = sandbox.Stopped, true, true
+	return nil
+}
+
+// removeLeftovers removes what an attempt left that failed when the engine could not be
+// reached to undo it. Anything else in the way of a name stays.
+func (m *Manager) removeLeftovers(ctx context.Context, name string) error {
+	if _, err := os.Lstat(m.dir(name)); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	rec, err := state.Read(m.dir(name))
+	if err != nil || rec.Ready || rec.Name != name {
+		if sandbox.OwnerOf(ctx) != "" { // who cannot do anything about it
+			return fmt.Errorf("%w: %q: something on the host is in the way: choose another", sandbox.ErrBadName, name)
+		}
+		return fmt.Errorf("%w: %s is in the way: move it aside", sandbox.ErrBadName, m.dir(name))
+	}
+	if err := m.discard(ctx, rec); err != nil {
+		return fmt.Errorf("removing what an earlier attempt left: %w", err)
+	}
+	return nil
+}
+
+// build makes all that a sandbox is, and leaves what it made when it fails.
+func (m *Manager) build(ctx context.Context, rec state.Record) (sandbox.Image, error) {
+	if err := m.takeQuota(rec); err != nil {
+		return sandbox.Image{}, err
+	}
+	if err := os.Mkdir(m.dir(rec.Name), 0o700); err != nil {
+		return sandbox.Image{}, err
+	}
+	if err := rec.Write(m.dir(rec.Name)); err != nil {
+		return sandbox.Image{}, err
+	}
+	c, err := m.container(rec, rec.Name)
+	if err != nil {
+		return sandbox.Image{}, err
+	}
+	return m.opt.Runtime.Create(ctx, c)
+}
+
+// container makes what a container needs besides its image, and says what it is to
+// be.
+func (m *Manager) container(rec state.Record, host string) (sandbox.Container, error) {
+	layer, err := m.makeDisk(rec)
+	if err != nil {
+		return sandbox.Container{}, err
+	}
+	mem, err := memory.Ensure(m.dir(rec.Name))
+	if err != nil {
+		return sandbox.Container{}, err
+	}
+	like := ""
+	if rec.Lineage != nil && !rec.Ready {
+		like = rec.Lineage.Parent
+		if err := m.opt.Authority.Adopt(rec.ID, like); err != nil {
+			return sandbox.Container{}, err
+		}
+	}
+	root, err := m.opt.Authority.Root(rec.ID)
+	if err != nil {
+		return sandbox.Container{}, err
+	}
+	return sandbox.Container{
+		ID: rec.ID, Name: host, Spec: rec.Spec,
+		Address: netip.PrefixFrom(rec.Address, m.opt.Subnet.Bits()),
+		Gateway: state.AddressAt(m.opt.Subnet, 1),
+		MAC:     rec.MAC,
+		Mounts:  []sandbox.Mount{{Source: mem, Target: "/memory"}},
+		Trust:   root,
+		Layer:   layer,
+		Like:    like,
+	}, nil
+}
+
+// discard removes what may exist of a sandbox. It is safe to call twice.
+func (m *Manager) discard(ctx context.Context, rec state.Record) error {
+	var errs []error
+	if err := m.opt.Runtime.Remove(ctx, rec.ID); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		// The record stays, so that the next start tries again.
+		return fmt.Errorf("removing the container of %s: %w", rec.Name, err)
+	}
+	if rec.Generation != 0 {
+		errs = append(errs, m.opt.Network.Detach(rec.Generation))
+	}
+	errs = append(errs, m.opt.Authority.Forget(rec.ID))
+	if err := m.detachDisk(rec); err != nil {
+		return fmt.Errorf("removing the disk of %s: %w", rec.Name, errors.Join(append(errs, err)...))
+	}
+	if m.opt.Forget != nil {
+		errs = append(errs, m.opt.Forget(rec.ID))
+	}
+	errs = append(errs, removeTree(ctx, m.dir(rec.Name)))
+	if err := os.Remove(m.link(rec.ID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		m.mu.Lock()
+		delete(m.addresses, rec.Address)
+		m.uncount(rec.ID)
+		m.mu.Unlock()
+	}
+	return err
+}
+
+func (m *Manager) newAddress() (netip.Addr, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	a, err := m.counters.NextAddress(m.opt.Subnet, func(a netip.Addr) bool { return m.addresses[a] })
+	if err == nil {
+		m.addresses[a] = true
+	}
+	return a, err
+}
+
+// newGeneration is of a sandbox's next endpoint. It is in its record before the
+// endpoint is there.
+func (m *Manager) newGeneration() (uint32, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.counters.NextGeneration()
+}
+
+// renewGeneration gives a sandbox that goes on in its session the generation of another
+// endpoint.
+func (m *Manager) renewGeneration(e *entry) error {
+	gen, err := m.newGeneration()
+	if err != nil {
+		return err
+	}
+	return m.journal.Commit(&e.Stored, func(r *state.Record) { r.Generation = gen })
+}
+
+func newID() string {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
+}

@@ -1,0 +1,153 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"sallyport/internal/terminal"
+	"sallyport/sandbox"
+	"sallyport/sandbox/state"
+)
+
+// makeDisk makes and attaches the sandbox's disk, if it is to have one, and
+// returns the folder for what it changes of its image.
+func (m *Manager) makeDisk(rec state.Record) (layer string, err error) {
+	if rec.Spec.Disk == 0 {
+		return "", nil
+	}
+	if m.opt.Disks == nil {
+		return "", fmt.Errorf("%w: this engine gives sandboxes no disk of their own: leave disk out, or use engine.kind: private", sandbox.ErrBadSpec)
+	}
+	return m.opt.Disks.Make(m.dir(rec.Name), rec.Spec.Disk)
+}
+
+func (m *Manager) attachDisk(rec state.Record) error {
+	if m.opt.Disks == nil {
+		return nil
+	}
+	return m.opt.Disks.Attach(m.dir(rec.Name))
+}
+
+// settleDisk keeps the next start possible, whatever the sandbox writes. Where
+// there is no room even for that, it has been taken already.
+func (m *Manager) settleDisk(rec state.Record) {
+	if m.opt.Disks == nil {
+		return
+	}
+	if err := m.opt.Disks.Settle(m.dir(rec.Name)); err != nil {
+		m.opt.Logger.Warn("a sandbox's disk is full", "sandbox", rec.Name, "error", err)
+	}
+}
+
+// detachDisk leaves the disk of a sandbox that does not run to nobody: hundreds
+// that sleep have no file system of the kernel's.
+func (m *Manager) detachDisk(rec state.Record) error {
+	if m.opt.Disks == nil {
+		return nil
+	}
+	return m.opt.Disks.Detach(m.dir(rec.Name))
+}
+
+// ownDisk says why there is no disk to keep, copy or go back to, or nil.
+func (m *Manager) ownDisk(rec state.Record) error {
+	if m.opt.Disks == nil || rec.Spec.Disk == 0 {
+		return fmt.Errorf("%w: sandbox %s has no disk of its own, which is what snapshots and forks are of: use engine.kind: private", sandbox.ErrBadSpec, rec.Name)
+	}
+	return nil
+}
+
+// stopAndDetach ends what runs without a session, if it runs, and detaches its disk.
+func (m *Manager) stopAndDetach(ctx context.Context, rec state.Record) error {
+	if err := m.opt.Runtime.Stop(ctx, rec.ID, 0); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
+		return err
+	}
+	return m.detachDisk(rec)
+}
+
+// releaseDisk is unplug of who has been made, or looked at. Should that fail, the next
+// settle tries again.
+func (m *Manager) releaseDisk(ctx context.Context, e *entry) {
+	if err := m.stopAndDetach(context.WithoutCancel(ctx), e.Rec); err != nil {
+		e.fresh = true
+		m.opt.Logger.Warn("the disk of a sandbox that does not run stays attached for now", "sandbox", e.Rec.Name, "error", err)
+	}
+}
+
+// releaseFreshDisk detaches the disk of who was made and has not been started since, which
+// most are at once.
+func (m *Manager) releaseFreshDisk(ctx context.Context, e *entry) error {
+	if !e.exists || !e.fresh || e.state != sandbox.Stopped {
+		return nil
+	}
+	if err := m.stopAndDetach(ctx, e.Rec); err != nil {
+		return err
+	}
+	e.fresh = false
+	return nil
+}
+
+// emptyTree removes what is in a folder. os.RemoveAll has an open file for each
+// level, which a sandbox can nest until this process has no more.
+func emptyTree(ctx context.Context, dir string) error {
+	return run(ctx, nil, "find", dir, "-mindepth", "1", "-delete")
+}
+
+// removeTree removes a folder with what is in it, if it is there.
+func removeTree(ctx context.Context, dir string) error {
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return errors.Join(emptyTree(ctx, dir), os.RemoveAll(dir))
+}
+
+// most is the address space of a program that reads a sandbox's files, in KiB, as
+// ulimit has it: they keep the names of whole folders, and a sandbox can make tens
+// of millions. A million long ones take half of it.
+const most = 1 << 20
+
+// run runs a program of the host's on a sandbox's files. Its error has the last of what
+// the program wrote to its standard error.
+func run(ctx context.Context, out io.Writer, name string, args ...string) error {
+	var said tail
+	words := append([]string{"-c", `ulimit -v "$1" && shift && exec "$@"`, "sh", strconv.Itoa(most), name}, args...)
+	cmd := exec.CommandContext(ctx, "/bin/sh", words...)
+	cmd.Env = []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
+	cmd.Stdout, cmd.Stderr = out, &said
+	if err := cmd.Run(); err != nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%s: %w", name, context.Cause(ctx))
+		}
+		return fmt.Errorf("%s: %w: %s", name, err, said.line())
+	}
+	return nil
+}
+
+// tail keeps the last of what is written to it: a program can have something to say
+// of each of a sandbox's files.
+type tail struct{ text []byte }
+
+const tailSize = 4 << 10 // bytes
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.text = append(t.text, p[max(0, len(p)-tailSize):]...)
+	t.text = t.text[max(0, len(t.text)-tailSize):]
+	return len(p), nil
+}
+
+// waitLine is the end of the last one, which can be the path of a file nested deeply,
+// fit for a terminal.
+func (t *tail) line() string {
+	const most = 300 // bytes
+	text := strings.TrimSpace(string(t.text))
+	text = text[strings.LastIndexByte(text, '\n')+1:]
+	if over := len(text) - most; over > 0 {
+		text = "…" + text[over:]
+	}
+	return terminal.Escape(text)
+}

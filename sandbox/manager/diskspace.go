@@ -1,0 +1,326 @@
+package manager
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/internal/size"
+	"sallyport/sandbox"
+	"sallyport/sandbox/state"
+)
+
+const (
+	// spaceEvery is how often the space that is left is looked at: what can be
+	// written meanwhile is what a reserve is overshot by.
+	spaceEvery = 250 * time.Millisecond
+	// growthOver is how far back the growth of disks is compared.
+	growthOver = 10 * time.Second
+	// leastGrowth is what a disk must have grown by to be held: the journal and
+	// the times of files take a little even where nothing is written.
+	leastGrowth = 1 << 20
+)
+
+// checkDisk returns ErrDiskFull if less of the host's disk is left than the reserve, and
+// the error if that cannot be asked.
+func (m *Manager) checkDisk() error { return m.checkDiskFor(0) }
+
+// checkDiskFor is checkDisk after n more bytes are written.
+func (m *Manager) checkDiskFor(n int64) error {
+	if m.opt.Space == nil {
+		return nil
+	}
+	free, err := m.opt.Space.Free()
+	if err != nil {
+		return err
+	}
+	if free-n < m.opt.Reserve {
+		return fmt.Errorf("%w: %s are left, and %s are kept for the host (sandbox.reserve): remove sandboxes or files, or use a larger disk",
+			sandbox.ErrDiskFull, size.About(free), size.About(m.opt.Reserve))
+	}
+	return nil
+}
+
+// watchDisk returns a context that ends, with ErrDiskFull as its cause, when less than the
+// reserve is left: what the host writes for a sandbox counts like what the sandbox writes.
+func (m *Manager) watchDisk(ctx context.Context) (context.Context, context.CancelFunc) {
+	return m.watchDiskFor(ctx, 0)
+}
+
+// watchDiskFor is watchDisk that leaves n bytes besides the reserve.
+func (m *Manager) watchDiskFor(ctx context.Context, n int64) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if m.opt.Space != nil {
+		go func() {
+			tick := time.NewTicker(spaceEvery)
+			defer tick.Stop()
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-tick.C:
+				}
+				if err := m.checkDiskFor(n); err != nil {
+					cancel(err)
+				}
+			}
+		}()
+	}
+	return ctx, func() { cancel(nil) }
+}
+
+// lastRoom is what is left of the host's disk when ends of sessions and sandboxes are
+// given what Space keeps back for them, in bytes.
+const lastRoom = 32 << 20
+
+// endings counts what is being ended.
+type endings struct {
+	mu    sync.Mutex
+	under int
+}
+
+// yieldSpace makes room for an end, which has to be written down, on a disk that is full:
+// without that the sandbox that fills it could not be removed. done takes it back.
+func (m *Manager) yieldSpace() (done func()) {
+	if m.opt.Space == nil {
+		return func() {}
+	}
+	m.ends.mu.Lock()
+	defer m.ends.mu.Unlock()
+	m.ends.under++
+	if free, err := m.opt.Space.Free(); err != nil || free < lastRoom {
+		m.warnNoSpace(m.opt.Space.Yield())
+	}
+	return func() {
+		m.ends.mu.Lock()
+		defer m.ends.mu.Unlock()
+		if m.ends.under--; m.ends.under == 0 {
+			m.warnNoSpace(m.opt.Space.Settle())
+		}
+	}
+}
+
+func (m *Manager) warnNoSpace(err error) {
+	if err != nil {
+		m.opt.Logger.Warn("room for the end of sandboxes on a full disk cannot be kept", "error", err)
+	}
+}
+
+// WatchSpace keeps owners to their share of the host's disk, and the reserve for the
+// host, until ctx is done. Writes are refused before anything is stopped:
+//
+//   - While an owner's sandboxes take more than they may, their disks do not grow.
+//   - While less than twice the reserve is left, so it is of whoever has most: an owner,
+//     or a sandbox of the host's own. Nothing more is written down for that one either.
+//   - While less than the reserve is left, so it is of the running sandbox whose disk has
+//     grown most, then of the next one. One that grows all the same is stopped.
+func (m *Manager) WatchSpace(ctx context.Context) error {
+	if m.opt.Space == nil {
+		return nil
+	}
+	m.yieldSpace()() // which keeps room back from here on
+	tick := time.NewTicker(spaceEvery)
+	defer tick.Stop()
+	var w spaceWatch
+	for {
+		if err := w.look(ctx, m); err != nil && ctx.Err() == nil {
+			m.opt.Logger.Error("the reserve of the host's disk cannot be kept", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// spaceWatch compares the disks of what runs with how they were.
+type spaceWatch struct {
+	before map[string]int64 // bytes by the sandbox's ID, of those that ran
+	taken  time.Time        // of before
+
+	over map[string]string // why an owner has more than its share, by account
+	low  map[string]string // why whoever has it is refused while little is left, by account or ID
+	held map[string]bool   // IDs of those whose disks have been capped; nil: nobody knows
+}
+
+func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
+	free, err := m.opt.Space.Free()
+	if err != nil {
+		return err
+	}
+	if w.before == nil {
+		w.over, w.low = map[string]string{}, map[string]string{}
+	}
+	all := m.List()
+	used, totals := map[string]int64{}, map[string]int64{}
+	var most sandbox.Info
+	var grown int64
+	for _, i := range all {
+		totals[accountOf(i)] += i.Storage.Total()
+		if i.State != sandbox.Running {
+			continue
+		}
+		n := i.Storage.Disk
+		used[i.ID] = n
+		before, known := w.before[i.ID]
+		if g := n - before; known && g >= leastGrowth && g > grown {
+			most, grown = i, g
+		}
+	}
+	enough := free >= m.opt.Reserve
+	// Where there is too little, growth counts from before that was so: one that
+	// writes slowly is found too.
+	if w.before == nil || enough && time.Since(w.taken) >= growthOver {
+		w.before, w.taken = used, time.Now()
+	}
+	for id, n := range used {
+		if _, known := w.before[id]; !known {
+			w.before[id] = n
+		}
+	}
+	w.share(m, all, totals)
+	w.refuse(m, free, all, totals)
+	var errs []error
+	var over *sandbox.Info
+	if !enough && grown > 0 {
+		why := fmt.Sprintf("the host's disk has %s left, less than its reserve of %s, and this sandbox's grew most, by %s",
+			size.About(free), size.About(m.opt.Reserve), size.About(grown))
+		if w.held[most.ID] {
+			over = &most // it was capped, and grows
+			errs = append(errs, m.stopForSpace(ctx, most, why))
+		} else if w.low[accountOf(most)] == "" {
+			w.low[most.ID] = why
+		}
+		w.before, w.taken = used, time.Now() // the others have until now what they have
+	}
+	return errors.Join(append(errs, w.cap(ctx, m, all, over))...)
+}
+
+// share finds the owners that have more than they may.
+func (w *spaceWatch) share(m *Manager, all []sandbox.Info, totals map[string]int64) {
+	quota := m.opt.StoragePerOwner
+	over := map[string]string{}
+	for _, i := range all {
+		of := accountOf(i)
+		if owner, n := i.Spec.Owner, totals[of]; quota > 0 && owner != "" && (n > quota || w.over[of] != "" && n > quota-quota/lifted) {
+			over[of] = fmt.Sprintf("the sandboxes of tenant %s, their snapshots and their memory on disk take %s of their %s (sandbox.storagePerTenant): %s",
+				owner, size.About(n), size.About(quota), makeRoom)
+		}
+	}
+	w.over = over
+}
+
+// lifted is the part of a limit by which there has to be more room for a refusal to end
+// than for it to begin.
+const lifted = 8
+
+// refuse finds whoever has most while little is left, and forgives all when there is
+// room again.
+func (w *spaceWatch) refuse(m *Manager, free int64, all []sandbox.Info, totals map[string]int64) {
+	low := 2 * m.opt.Reserve
+	if free >= low+low/lifted {
+		clear(w.low)
+	}
+	if free >= low {
+		return
+	}
+	var most *sandbox.Info
+	for n, i := range all {
+		if most == nil || totals[accountOf(i)] > totals[accountOf(*most)] {
+			most = &all[n]
+		}
+	}
+	if most == nil || w.low[accountOf(*most)] != "" {
+		return
+	}
+	whose := "this sandbox, with its snapshots and its memory on disk,"
+	if most.Spec.Owner != "" {
+		whose = "tenant " + most.Spec.Owner
+	}
+	w.low[accountOf(*most)] = fmt.Sprintf("the host's disk is nearly full, and %s has most of it, %s: remove snapshots, sandboxes or files", whose, size.About(totals[accountOf(*most)]))
+}
+
+// cap keeps the disks of those from growing that are refused, but for the one that is
+// stopped for it.
+func (w *spaceWatch) cap(ctx context.Context, m *Manager, all []sandbox.Info, but *sandbox.Info) error {
+	caps := maps.Clone(w.over)
+	maps.Copy(caps, w.low)
+	m.mu.Lock()
+	m.caps = caps
+	m.mu.Unlock()
+	var errs []error
+	held := map[string]bool{}
+	for _, i := range all {
+		if i.State != sandbox.Running && i.State != sandbox.Paused || but != nil && but.ID == i.ID {
+			continue
+		}
+		why, dir := cmp.Or(caps[accountOf(i)], caps[i.ID]), m.dir(i.Name)
+		switch {
+		case why != "":
+			// Again each time: it may have been started since.
+			if err := m.opt.Space.Cap(dir); err != nil {
+				errs = append(errs, err)
+				held[i.ID] = true // so that it is stopped if it grows
+				continue
+			}
+			if held[i.ID] = true; !w.held[i.ID] {
+				// What it has written until now is forgiven.
+				if n, err := m.opt.Space.Used(dir); err == nil {
+					w.before[i.ID] = n
+				}
+				m.opt.Logger.Warn("a sandbox's disk takes no more", "sandbox", i.Name, "reason", why)
+				errs = append(errs, m.opt.Recorder.Append(ctx, state.Lifecycle(recordOf(i), "capped", why)))
+			}
+		case w.held == nil || w.held[i.ID]: // an earlier process may have capped it
+			errs = append(errs, m.opt.Space.Uncap(dir))
+			if w.held[i.ID] {
+				errs = append(errs, m.opt.Recorder.Append(ctx, state.Lifecycle(recordOf(i), "uncapped", "there is room again")))
+			}
+		}
+	}
+	w.held = held
+	return errors.Join(errs...)
+}
+
+// recordOf is what an event says of a sandbox.
+func recordOf(i sandbox.Info) state.Record {
+	return state.Record{Name: i.Name, ID: i.ID, Session: i.Session, Spec: i.Spec, Lineage: i.Lineage}
+}
+
+// stopForSpace keeps a sandbox from writing more: its session ends at once, its files stay.
+func (m *Manager) stopForSpace(ctx context.Context, i sandbox.Info, why string) error {
+	// It gets no time to end in, not even what an engine takes to start a program
+	// that kills it, nor what something takes that is being done to it: it could go on
+	// writing.
+	killed := m.killContainer(ctx, i.ID)
+	e := m.entry(i.Name)
+	defer m.release(e)
+	if !e.exists {
+		m.forget(i.Name, e)
+	}
+	if !e.exists || e.Rec.ID != i.ID || e.state != sandbox.Running || e.Rec.Session != i.Session {
+		return nil
+	}
+	m.opt.Logger.Warn("a sandbox is stopped to keep room for the host", "sandbox", i.Name, "reason", why)
+	e.Rec.Held = why // kept by the end of the session
+	return errors.Join(killed, m.halt(context.WithoutCancel(ctx), e, why))
+}
+
+// killContainer kills what runs of a sandbox, without its lock.
+func (m *Manager) killContainer(ctx context.Context, id string) error {
+	st, err := m.opt.Runtime.Status(ctx, id)
+	if err == nil && st.Running && st.PID > 1 {
+		err = unix.Kill(st.PID, unix.SIGKILL)
+	}
+	if errors.Is(err, sandbox.ErrNotFound) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return err
+}

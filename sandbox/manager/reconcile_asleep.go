@@ -1,0 +1,193 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"sallyport/sandbox"
+	"sallyport/sandbox/state"
+)
+
+// settleWait is for how long a memory checkpoint may take that an earlier process
+// of ours has begun.
+const settleWait = 30 * time.Second
+
+// reconcileAsleep brings a sandbox that has gone to sleep, or was about to, into
+// agreement with its container, as settle does with the others.
+func (m *Manager) reconcileAsleep(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
+	switch e.Rec.Sleep {
+	case state.Paused:
+		return m.reconcilePaused(ctx, e, have, st)
+	case state.Resuming:
+		return m.reconcileResuming(ctx, e, have, st)
+	case state.Hibernating:
+		return m.reconcileHibernating(ctx, e, have, st)
+	}
+	// state.Hibernated, or waking: its memory is on the disk.
+	switch {
+	case st.Running && e.Rec.Sleep == state.Waking:
+		// It woke, and only the record of it is missing.
+		keep, err := m.identify(ctx, e, have, st)
+		if err != nil {
+			return keep, err
+		}
+		return keep, m.finishWake(e)
+	case st.Running:
+		return false, m.loseMemory(ctx, e, "it was started behind Sallyport's back")
+	case e.Rec.Sleep == state.Waking && !st.Started.Equal(e.Rec.Began):
+		return false, m.loseMemory(ctx, e, "it ended as it woke")
+	}
+	if err := m.checkNotRun(ctx, e); err != nil {
+		if !errors.Is(err, sandbox.ErrRan) {
+			return false, err
+		}
+		return false, m.loseMemory(ctx, e, "it may have woken before the daemon, or the host, ended: "+err.Error())
+	}
+	if _, err := os.Stat(m.checkpointPath(e)); errors.Is(err, os.ErrNotExist) {
+		return false, m.loseMemory(ctx, e, "its memory checkpoint is gone")
+	}
+	if e.state == sandbox.Hibernated && have.Link == 0 {
+		return false, nil
+	}
+	err = e.removeLater(m.ram(e))
+	if e.Rec.Sleep != state.Hibernated {
+		err = errors.Join(err, m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "hibernated", "it was woken as the daemon ended, and is as before"), func(r *state.Record) { r.Sleep = state.Hibernated }))
+	}
+	m.setState(e, sandbox.Hibernated)
+	return false, err
+}
+
+// checkNotRun is ErrRan where the memory of a sandbox that was waking may have been gone
+// on with, so that its disk may be ahead. The record has that it wakes, for good,
+// before anything can begin; what takes that back is the runtime's word that nothing
+// has, or will, which does not outlive the host.
+func (m *Manager) checkNotRun(ctx context.Context, e *entry) error {
+	if e.Rec.Sleep != state.Waking {
+		return nil
+	}
+	now, err := m.boot()
+	if err != nil {
+		return err
+	}
+	if e.Rec.Boot != now {
+		return fmt.Errorf("%w: in another boot of the host, or one that is not on record", sandbox.ErrRan)
+	}
+	known, err := m.opt.Runtime.CancelRestore(ctx, e.Rec.ID)
+	if err == nil && !known {
+		err = sandbox.ErrRan
+	}
+	return err
+}
+
+// boot names the time from one start of the host to the next.
+func (m *Manager) boot() (string, error) {
+	if m.opt.boot != "" {
+		return m.opt.boot, nil
+	}
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
+}
+
+// reconcilePaused: a paused sandbox is in the engine's hands.
+func (m *Manager) reconcilePaused(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
+	if !st.Running {
+		return false, m.loseMemory(ctx, e, "it ended while it was paused")
+	}
+	keep, err = m.identify(ctx, e, have, st)
+	if err != nil {
+		return keep, err
+	}
+	if st.Paused {
+		m.setState(e, sandbox.Paused)
+		return keep, nil
+	}
+	return keep, m.finishResume(ctx, e, "behind Sallyport's back")
+}
+
+// reconcileResuming: that it goes on is on record, and only has to be so.
+func (m *Manager) reconcileResuming(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
+	if !st.Running {
+		return false, m.loseMemory(ctx, e, "it ended while it was paused")
+	}
+	if st.Paused {
+		if err := m.opt.Runtime.Resume(ctx, e.Rec.ID); err != nil {
+			return true, err
+		}
+	}
+	if keep, err = m.identify(ctx, e, have, st); err != nil {
+		return keep, err
+	}
+	return keep, m.finishWake(e)
+}
+
+// finishResume is wakened of one that is paused by what is on record.
+func (m *Manager) finishResume(ctx context.Context, e *entry, why string) error {
+	return errors.Join(m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "resumed", why), func(r *state.Record) { r.Sleep = state.Resuming }), m.finishWake(e))
+}
+
+// reconcileHibernating: what writes the memory lives on without us, and ends the
+// container when it is whole.
+func (m *Manager) reconcileHibernating(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
+	for deadline := time.Now().Add(settleWait); st.Running; {
+		_, whole := os.Stat(m.ram(e))
+		_, part := os.Stat(m.ram(e) + ".part")
+		if whole != nil && part != nil || time.Now().After(deadline) {
+			break // it was not begun, or will not end
+		}
+		select {
+		case <-ctx.Done():
+			return true, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+		if st, err = m.opt.Runtime.Status(ctx, e.Rec.ID); err != nil {
+			return true, err
+		}
+	}
+	if st.Running {
+		keep, err = m.identify(ctx, e, have, st)
+		if err != nil {
+			return keep, err
+		}
+		defer m.restoreMemoryLimit(e) // once what was written is gone
+		if e.Rec.Dozed {
+			return keep, m.finishResume(ctx, e, "the daemon ended as it was being hibernated")
+		}
+		return keep, m.finishWake(e)
+	}
+	if !st.Started.Equal(e.Rec.Began) {
+		return false, m.loseMemory(ctx, e, "it ended as it went on from what was written")
+	}
+	// Where its memory could not be kept it was to go on: see again.
+	if _, err := m.opt.Runtime.CancelRestore(ctx, e.Rec.ID); errors.Is(err, sandbox.ErrRan) {
+		return false, m.loseMemory(ctx, e, "it could not be hibernated, and may have gone on before the daemon ended: "+err.Error())
+	} else if err != nil {
+		return false, err
+	}
+	if _, err := os.Stat(m.checkpointPath(e)); err == nil { // sealed, and not recorded
+		return false, m.recordHibernated(ctx, e)
+	}
+	if _, err := os.Stat(m.ram(e)); err == nil {
+		build, err := m.opt.Runtime.Build(ctx)
+		if err != nil {
+			return false, err
+		}
+		return false, m.finishHibernate(ctx, e, m.sealMemory(e.Rec, build, m.ram(e), m.checkpointPath(e)))
+	}
+	return false, m.loseMemory(ctx, e, "it ended before its memory was written")
+}
+
+// recordHibernated is for a checkpoint that is on the disk, of which nothing else is.
+func (m *Manager) recordHibernated(ctx context.Context, e *entry) error {
+	err := m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "hibernated", "recorded after a restart of the daemon"), func(r *state.Record) {
+		r.Sleep, r.Lost, r.Wakes, r.Dozed = state.Hibernated, "", 0, false
+	})
+	if err != nil {
+		return err
+	}
+	m.setState(e, sandbox.Hibernated)
+	return e.removeLater(m.ram(e))
+}

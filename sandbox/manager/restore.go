@@ -1,0 +1,299 @@
+package manager
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"sallyport/internal/durable"
+	"sallyport/sandbox"
+	"sallyport/sandbox/checkpoint"
+	"sallyport/sandbox/disk"
+	"sallyport/sandbox/state"
+)
+
+// Restore makes a sandbox what it was at a snapshot, having kept what it is now. Where
+// the snapshot has processes they go on, in a new session; where they
+// cannot be had (Info.Lost says why), and where there are none, a sandbox that ran
+// starts from its disk, and one that was stopped stays so. A snapshot whose disk is
+// damaged is ErrDamaged, and nothing has changed.
+//
+// Nothing that a sandbox does to itself forbids it: where no snapshot can be made of
+// what it is now, its disk is kept as it lies there (Snapshot.Unsealed).
+func (m *Manager) Restore(ctx context.Context, name string, spec sandbox.RestoreSpec) (sandbox.Info, error) {
+	// For both at once: who has room waits for no other.
+	need := func(e *entry) int64 {
+		n := m.snapshotSize(e, spec.Snapshot)
+		if !spec.Discard {
+			n += m.safetyMemory(ctx, e)
+		}
+		return n
+	}
+	return m.withLocked(ctx, name, "restoring", need, func(e *entry) error { return m.restoreTo(ctx, e, spec) })
+}
+
+// safetyMemory is how much the processes take of the snapshot that is made of what a
+// sandbox is before it is restored, in bytes, at most.
+func (m *Manager) safetyMemory(ctx context.Context, e *entry) int64 {
+	if e.Rec.Restoring != "" {
+		return 0
+	}
+	return m.memorySize(ctx, e)
+}
+
+// restoreTo restores, with room for the memory of before and that of after.
+func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreSpec) (err error) {
+	if err := m.ownDisk(e.Rec); err != nil {
+		return err
+	}
+	s, err := m.snapshot(e, spec.Snapshot)
+	if err != nil {
+		return err
+	}
+	if err := m.verify(s); err != nil {
+		return err
+	}
+	written, err := m.reserveForRestore(e, s, spec.Discard)
+	if err != nil {
+		return err
+	}
+	defer written()
+	live := e.state.Live()
+	mem, done := m.scratchFolder(e)
+	defer func() { err = errors.Join(err, done()) }()
+	lost, err := m.unsealProcesses(ctx, s, mem)
+	if err != nil {
+		return err
+	}
+	aside := ""
+	if e.Rec.Restoring == "" && !spec.Discard {
+		if aside, err = m.safetySnapshot(ctx, e); err != nil {
+			return err
+		}
+		if err := e.lease.Correct(); err != nil { // that one is on the disk
+			return err
+		}
+	}
+	patient := context.WithoutCancel(ctx)
+	if live {
+		if err := m.halt(patient, e, "it is being restored to snapshot "+s.Name); err != nil {
+			return err
+		}
+	}
+	if err := m.journal.Commit(&e.Stored, func(r *state.Record) { r.Restoring, r.Aside, r.Reason = s.Name, cmp.Or(aside, r.Aside), "" }); err != nil {
+		return err
+	}
+	if err := m.finishRestore(patient, e); err != nil {
+		return err
+	}
+	if s.Memory {
+		// The session that begins is another one, whatever its processes remember.
+		if err := m.renewSpec(patient, e); err != nil {
+			return err
+		}
+	}
+	switch {
+	case s.Memory && lost == nil:
+		err = m.begin(patient, e, "with the processes of snapshot "+s.Name, s.Agent, func() (sandbox.Status, error) {
+			return m.opt.Runtime.Restore(patient, e.Rec.ID, mem, nil)
+		})
+		if err == nil {
+			m.opt.Gate.Wake(e.Rec.Address, s.Flows)
+			return nil
+		}
+		lost = err
+		fallthrough
+	case lost != nil:
+		m.opt.Logger.Warn("a sandbox is restored without its memory", "sandbox", e.Rec.Name, "snapshot", s.Name, "error", lost)
+		if err := m.journal.Commit(&e.Stored, func(r *state.Record) { r.Lost = lost.Error() }); err != nil {
+			return err
+		}
+		return m.begin(patient, e, "from the disk of snapshot "+s.Name+": "+lost.Error(), nil, func() (sandbox.Status, error) { return m.opt.Runtime.Start(patient, e.Rec.ID) })
+	case live:
+		return m.start(patient, e)
+	}
+	return nil
+}
+
+// reserveForRestore refuses a restore that would leave less than the host's reserve, or
+// take more than there is for its owner. What is discarded makes room.
+func (m *Manager) reserveForRestore(e *entry, s sandbox.Snapshot, discard bool) (done func(), err error) {
+	n := s.Size
+	if discard || e.Rec.Restoring != "" {
+		n -= m.storage(e.Rec.Name).Disk
+	}
+	if n <= 0 {
+		return func() {}, nil
+	}
+	if err = m.checkDiskFor(n); err == nil {
+		done, err = m.reserveStorage(e.Rec.Spec.Owner, e.Rec.ID, n)
+	}
+	if err != nil && !discard {
+		err = fmt.Errorf("%w; or give up what it is now: `sallyport sandbox restore --discard %s %s`", err, e.Rec.Name, s.Name)
+	}
+	return done, err
+}
+
+// safetySnapshot makes a snapshot of what a sandbox is before it is restored. Where none can be
+// made, be it for want of room or for what the sandbox has become, it names the one that
+// its disk is to be set aside as.
+func (m *Manager) safetySnapshot(ctx context.Context, e *entry) (aside string, err error) {
+	spec := keepSpec{sandbox.SnapshotSpec{Name: stamp("before-"), Memory: e.state.Live() && m.canCheckpoint(e) == nil}, true}
+	_, err = m.makeSnapshot(ctx, e, spec)
+	switch {
+	case err == nil:
+		return "", nil
+	case ctx.Err() != nil || m.opt.Key == nil:
+		return "", fmt.Errorf("making a snapshot of what it is now: %w", err)
+	}
+	m.opt.Logger.Warn("no snapshot can be made of what a sandbox is before it is restored: its disk is set aside", "sandbox", e.Rec.Name, "error", err)
+	return spec.Name, nil
+}
+
+// keepDisk makes the disk of a sandbox that does not run the snapshot Aside, as it
+// lies there. It can be begun again.
+func (m *Manager) keepDisk(ctx context.Context, e *entry) error {
+	name := e.Rec.Aside
+	if name == "" {
+		return nil
+	}
+	spec := keepSpec{sandbox.SnapshotSpec{Name: name}, true}
+	dir := filepath.Join(m.snapshotsDir(e.Rec.Name), name)
+	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
+		s := m.newSnapshot(e, spec)
+		s.Unsealed, s.Mark = true, m.mark()
+		if m.opt.Space != nil {
+			if s.Size, err = m.opt.Space.Used(m.dir(e.Rec.Name)); err != nil {
+				return err
+			}
+		}
+		part := dir + partSuffix
+		if err := os.RemoveAll(part); err != nil {
+			return err
+		}
+		if err := durable.MkdirAll(part, 0o700); err != nil {
+			return err
+		}
+		if err := m.writeSnapshotRecord(part, &s); err != nil {
+			return err
+		}
+		if err := m.publishSnapshot(ctx, e, s, part); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	if err := m.opt.Disks.Move(m.dir(e.Rec.Name), dir); err != nil {
+		return err
+	}
+	if err := m.journal.Commit(&e.Stored, func(r *state.Record) { r.Aside = "" }); err != nil {
+		return err
+	}
+	return m.retain(ctx, e, spec)
+}
+
+// verify compares what a snapshot has of the disk with what was written. It is done
+// before anything is changed.
+func (m *Manager) verify(s sandbox.Snapshot) error {
+	if !s.Unsealed {
+		return m.intact(s, snapshotDisk)
+	}
+	if !disk.Exists(filepath.Join(m.snapshotsDir(s.Sandbox), s.Name)) {
+		return fmt.Errorf("%w: its disk is gone: use another snapshot, and remove this one", sandbox.ErrDamaged)
+	}
+	return nil
+}
+
+func (m *Manager) intact(s sandbox.Snapshot, part string) error {
+	sum, _, err := sumOf(filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, part))
+	if errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%w: its %s is gone: use another snapshot, and remove this one", sandbox.ErrDamaged, part)
+	}
+	if err == nil && (sum != s.Sums[part] || sum == "") {
+		err = fmt.Errorf("%w: its %s is not what was written: use another snapshot, and remove this one", sandbox.ErrDamaged, part)
+	}
+	return err
+}
+
+// unsealProcesses unseals the processes of a snapshot into the folder ram. lost says why
+// they cannot be had, if that is so for ever.
+func (m *Manager) unsealProcesses(ctx context.Context, s sandbox.Snapshot, ram string) (lost, err error) {
+	if !s.Memory {
+		return nil, nil
+	}
+	build, err := m.opt.Runtime.Build(ctx)
+	if err != nil {
+		return nil, err
+	}
+	err = m.intact(s, snapshotMemory)
+	if err == nil {
+		err = checkpoint.Unseal(m.opt.Key, filepath.Join(m.snapshotsDir(s.Sandbox), s.Name, snapshotMemory), ram, checkpoint.Match(s.SandboxID, s.Session, build))
+	}
+	if errors.Is(err, checkpoint.ErrUnusable) || errors.Is(err, sandbox.ErrDamaged) {
+		return errors.Join(err, os.RemoveAll(ram)), nil
+	}
+	return nil, err
+}
+
+// finishRestore makes the disk of a sandbox what the snapshot says that it is being restored
+// to. It can be begun again.
+func (m *Manager) finishRestore(ctx context.Context, e *entry) error {
+	if e.Rec.Restoring == "" {
+		return nil
+	}
+	s, err := m.snapshot(e, e.Rec.Restoring)
+	if err == nil {
+		err = m.verify(s)
+	}
+	if err == nil {
+		err = m.stopAndDetach(ctx, e.Rec)
+	}
+	if err == nil {
+		err = m.keepDisk(ctx, e)
+	}
+	if err == nil {
+		// It is kept, or given up: there may be no room for both.
+		err = m.opt.Disks.Drop(m.dir(e.Rec.Name))
+	}
+	if err == nil {
+		err = m.unpackTo(ctx, m.dir(e.Rec.Name), s)
+	}
+	if err != nil {
+		return fmt.Errorf("its disk is not yet that of snapshot %s: %w: start it, or restore it to another with `sallyport sandbox restore %s SNAPSHOT`", e.Rec.Restoring, err, e.Rec.Name)
+	}
+	return m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "restored", "to snapshot "+s.Name), func(r *state.Record) { r.Restoring = "" })
+}
+
+// unpackTo makes the disk of a folder, which is detached, that of a snapshot.
+func (m *Manager) unpackTo(ctx context.Context, folder string, s sandbox.Snapshot) error {
+	from := filepath.Join(m.snapshotsDir(s.Sandbox), s.Name)
+	if s.Unsealed {
+		return m.opt.Disks.Copy(ctx, from, folder, m.checkDisk)
+	}
+	f, err := os.Open(filepath.Join(from, snapshotDisk))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	r, err := m.opt.Key.NewReader(bufio.NewReaderSize(f, 256<<10))
+	if err != nil {
+		return err
+	}
+	return m.opt.Disks.Unpack(ctx, folder, r, m.checkDisk)
+}
+
+// restoreInto gives a child that is to be the disk of a snapshot, and puts its processes
+// into the folder ram, if there are any.
+func (m *Manager) restoreInto(ctx context.Context, c *entry, s sandbox.Snapshot, ram string) (lost, err error) {
+	if err := m.verify(s); err != nil {
+		return nil, err
+	}
+	if lost, err = m.unsealProcesses(ctx, s, ram); err != nil {
+		return nil, err
+	}
+	return lost, m.unpackTo(ctx, m.dir(c.Rec.Name), s)
+}

@@ -1,0 +1,373 @@
+package manager
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"sallyport/sandbox"
+)
+
+func TestSleepAndWake(t *testing.T) {
+	for _, way := range []struct {
+		state         sandbox.State
+		asleep, awake string
+	}{{sandbox.Paused, "paused", "resumed"}, {sandbox.Hibernated, "hibernated", "woken"}} {
+		t.Run(string(way.state), func(t *testing.T) {
+			b := newBed(t)
+			before := b.live(t, "a")
+			toSleep := b.Pause
+			if way.state == sandbox.Hibernated {
+				toSleep = b.Hibernate
+			}
+			var i sandbox.Info
+			for range 2 { // the second finds it so
+				i = b.must(t)(toSleep(t.Context(), "a"))
+			}
+			if i.State != way.state || i.Session != before.Session || i.Slept.IsZero() {
+				t.Errorf("asleep: %+v", i)
+			}
+			if known, ok := b.ByAddress(before.Address); !ok || known.State != way.state {
+				t.Errorf("the gateway sees %v, %v", known.State, ok)
+			}
+			if got := b.plain(t, b.dir, b.ram); len(got) > 0 {
+				t.Errorf("memory in the clear: %v", got)
+			}
+			if way.state == sandbox.Hibernated && (len(b.h.endpoints) > 0 || b.h.containers[i.ID]) {
+				t.Errorf("something is left of it: %v %v", b.h.endpoints, b.h.containers)
+			}
+			b.h.events, b.h.gate = slices.Clip(b.h.events), slices.Clip(b.h.gate)
+			// A command is a use, and wakes it.
+			_, _ = b.Exec(t.Context(), "a", sandbox.CommandSpec{Args: []string{"true"}}, sandbox.Streams{}) // which no agent answers
+			i = b.must(t)(b.Get("a"))
+			if i.State != sandbox.Running || i.Session != before.Session || !i.Slept.IsZero() || i.Lost != "" || i.Address != before.Address {
+				t.Errorf("awake: %+v", i)
+			}
+			if got := b.h.memory[i.ID]; got != "what it was thinking of" {
+				t.Errorf("it woke with %q", got)
+			}
+			if len(b.h.endpoints) != 1 || b.h.endpoints[i.Generation].ID != i.ID {
+				t.Errorf("endpoints %v, want that of generation %d", b.h.endpoints, i.Generation)
+			}
+			want := []string{"a created", "a started", "a " + way.asleep, "a " + way.awake}
+			if !slices.Equal(b.h.events, want) {
+				t.Errorf("events %v, want %v", b.h.events, want)
+			}
+			if want := []string{"sleep", "wake 1"}; !slices.Equal(b.h.gate, want) {
+				t.Errorf("the gate was told %v, want %v", b.h.gate, want)
+			}
+			if _, err := os.Stat(filepath.Join(b.dir, "a", checkpointFile)); err == nil {
+				t.Error("the checkpoint of a sandbox that goes on is left")
+			}
+		})
+	}
+}
+
+// TestPausedHibernates: from one sleep into the other, without being awake.
+func TestPausedHibernates(t *testing.T) {
+	b := newBed(t)
+	b.live(t, "a")
+	b.must(t)(b.Pause(t.Context(), "a"))
+	b.must(t)(b.Hibernate(t.Context(), "a"))
+	i := b.must(t)(b.Wake(t.Context(), "a"))
+	if b.h.memory[i.ID] != "what it was thinking of" {
+		t.Errorf("it woke with %q", b.h.memory[i.ID])
+	}
+	want := []string{"a created", "a started", "a paused", "a hibernated", "a woken"}
+	if !slices.Equal(b.h.events, want) {
+		t.Errorf("events %v, want %v", b.h.events, want)
+	}
+	if want := []string{"sleep", "wake 1"}; !slices.Equal(b.h.gate, want) {
+		t.Errorf("the gate was told %v, want %v", b.h.gate, want)
+	}
+}
+
+func TestSleepRefusals(t *testing.T) {
+	b := newBed(t)
+	b.must(t)(sandbox.Info{}, func() error { _, _, err := b.GetOrCreate(t.Context(), "a", sandbox.Spec{}); return err }())
+	for name, f := range map[string]func(context.Context, string) (sandbox.Info, error){"pause": b.Pause, "hibernate": b.Hibernate, "wake": b.Wake, "resume": b.Resume} {
+		if _, err := f(t.Context(), "a"); !errors.Is(err, sandbox.ErrState) {
+			t.Errorf("%s of a stopped sandbox: %v", name, err)
+		}
+		if _, err := f(t.Context(), "nobody"); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("%s of nobody: %v", name, err)
+		}
+	}
+	if _, _, err := b.GetOrCreate(t.Context(), "r", sandbox.Spec{Runtime: sandbox.RunC}); err != nil {
+		t.Fatal(err)
+	}
+	b.must(t)(b.Start(t.Context(), "r"))
+	if _, err := b.Hibernate(t.Context(), "r"); !errors.Is(err, sandbox.ErrNoCheckpoint) {
+		t.Errorf("Hibernate with runc: %v", err)
+	}
+	b.must(t)(b.Pause(t.Context(), "r"))
+	b.must(t)(b.Resume(t.Context(), "r"))
+}
+
+// TestUnusableMemory: a sandbox whose memory cannot be had starts from its disk,
+// and this is said in event, answer and listing.
+func TestUnusableMemory(t *testing.T) {
+	for name, tt := range map[string]struct {
+		harm func(t *testing.T, b *bed, path string)
+		says string
+	}{
+		"cut":   {func(t *testing.T, _ *bed, path string) { shrink(t, path) }, "damaged"},
+		"gone":  {func(t *testing.T, _ *bed, path string) { _ = os.Remove(path) }, "gone"},
+		"build": {func(_ *testing.T, b *bed, _ string) { b.h.build = "2" }, "gVisor 1 wrote it, and this is 2"},
+		"of another sandbox": {func(t *testing.T, b *bed, path string) {
+			b.live(t, "b")
+			b.must(t)(b.Hibernate(t.Context(), "b"))
+			if err := os.Rename(filepath.Join(b.dir, "b", checkpointFile), path); err != nil {
+				t.Fatal(err)
+			}
+		}, "another sandbox"},
+		"restored in vain": {func(_ *testing.T, b *bed, _ string) { b.h.fault = "filled" }, errFault.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			before := b.live(t, "a")
+			b.must(t)(b.Hibernate(t.Context(), "a"))
+			tt.harm(t, b, filepath.Join(b.dir, "a", checkpointFile))
+			b.h.events = nil
+			i, err := b.Start(t.Context(), "a")
+			if name == "restored in vain" { // it may be the engine's fault: once it stays as it is
+				if err == nil || b.must(t)(b.Get("a")).State != sandbox.Hibernated {
+					t.Fatalf("the first time: %v, %v", err, i.State)
+				}
+				b.h.events = nil
+				i, err = b.Start(t.Context(), "a")
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if i.State != sandbox.Running || i.Session == before.Session || !strings.Contains(i.Lost, tt.says) {
+				t.Errorf("the answer: %+v, want one that says %q", i, tt.says)
+			}
+			if l := b.List()[0]; l.Lost != i.Lost {
+				t.Errorf("the listing: %+v", l)
+			}
+			if b.h.memory[i.ID] != "fresh" {
+				t.Errorf("it runs with %q", b.h.memory[i.ID])
+			}
+			events := slices.DeleteFunc(b.h.events, func(e string) bool { return !strings.HasPrefix(e, "a ") || e == "a woken" })
+			if want := []string{"a stopped", "a started"}; !slices.Equal(events, want) {
+				t.Errorf("events %v, want %v", events, want)
+			}
+			if got := b.plain(t, b.ram); len(got) > 0 {
+				t.Errorf("memory in the clear: %v", got)
+			}
+			b.h.fault = ""
+			b.must(t)(b.Hibernate(t.Context(), "a"))
+			if i := b.must(t)(b.Wake(t.Context(), "a")); i.Lost != "" {
+				t.Errorf("what is long over is still said: %q", i.Lost)
+			}
+		})
+	}
+}
+
+func shrink(t *testing.T, path string) {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err == nil {
+		err = os.Truncate(path, info.Size()-1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestSleepFaults: what fails leaves a sandbox that runs, or sleeps, and goes on.
+func TestSleepFaults(t *testing.T) {
+	for fault, state := range map[string]sandbox.State{
+		"checkpoint": sandbox.Running, "build": sandbox.Running, "record hibernated": sandbox.Running, "pause": sandbox.Running,
+	} {
+		t.Run(fault, func(t *testing.T) {
+			b := newBed(t)
+			b.live(t, "a")
+			toSleep := b.Hibernate
+			if fault == "pause" {
+				toSleep = b.Pause
+			}
+			b.h.fault = fault
+			if _, err := toSleep(t.Context(), "a"); !errors.Is(err, errFault) {
+				t.Fatalf("got %v, want the fault", err)
+			}
+			b.h.fault = ""
+			i := b.must(t)(b.Get("a"))
+			if i.State != state || b.h.memory[i.ID] != "what it was thinking of" {
+				t.Errorf("afterwards it is %s, with %q", i.State, b.h.memory[i.ID])
+			}
+			if n := len(b.h.gate); n > 0 && b.h.gate[n-1] != "wake 1" {
+				t.Errorf("its connections are held: %v", b.h.gate)
+			}
+			b.must(t)(toSleep(t.Context(), "a"))
+			b.must(t)(b.Wake(t.Context(), "a"))
+		})
+	}
+}
+
+// TestStopAsleep: whoever stops or removes a sandbox that sleeps gives its memory up.
+func TestStopAsleep(t *testing.T) {
+	b := newBed(t)
+	for _, toSleep := range []func(context.Context, string) (sandbox.Info, error){b.Pause, b.Hibernate} {
+		i := b.live(t, "a")
+		b.must(t)(toSleep(t.Context(), "a"))
+		if i := b.must(t)(b.Stop(t.Context(), "a")); i.State != sandbox.Stopped || i.Session != "" {
+			t.Errorf("stopped: %+v", i)
+		}
+		if _, ok := b.ByAddress(i.Address); ok {
+			t.Error("a stopped sandbox is somebody to the gateway")
+		}
+		if last := b.h.gate[len(b.h.gate)-1]; last != "end" {
+			t.Errorf("the gate was told %q last", last)
+		}
+		if i := b.must(t)(b.Start(t.Context(), "a")); b.h.memory[i.ID] != "fresh" || i.Lost != "" {
+			t.Errorf("started: %q, %+v", b.h.memory[i.ID], i)
+		}
+		b.must(t)(toSleep(t.Context(), "a"))
+		if err := b.Remove(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, _ := filepath.Glob(b.ram + "/*"); len(left) > 0 {
+		t.Errorf("left in memory: %v", left)
+	}
+}
+
+// TestCrashes ends the daemon at every call of every change, and starts another:
+// the sandbox is in a state that it gets out of, and has its memory unless that
+// is said.
+func TestCrashes(t *testing.T) {
+	for name, change := range map[string]func(*bed, context.Context) error{
+		"pause":     func(b *bed, ctx context.Context) error { _, err := b.Pause(ctx, "a"); return err },
+		"hibernate": func(b *bed, ctx context.Context) error { _, err := b.Hibernate(ctx, "a"); return err },
+		"resume": func(b *bed, ctx context.Context) error {
+			_, err := b.Pause(ctx, "a")
+			if err == nil {
+				_, err = b.Wake(ctx, "a")
+			}
+			return err
+		},
+		"wake": func(b *bed, ctx context.Context) error {
+			_, err := b.Hibernate(ctx, "a")
+			if err == nil {
+				_, err = b.Wake(ctx, "a")
+			}
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for at := 1; ; at++ {
+				b := newBed(t)
+				before := b.live(t, "a")
+				b.h.calls, b.h.crash = 0, at
+				crashed := ends(func() {
+					if err := change(b, t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				})
+				if !crashed {
+					if at < 3 {
+						t.Error("the change has no calls to crash at")
+					}
+					return
+				}
+				b.h.crash = 0
+				begun := false // and nobody knows what came of that
+				for id, note := range b.h.notes {
+					begun = begun || note == "begun" && !b.h.containers[id]
+				}
+				b.open(t)
+				i := b.must(t)(b.Get("a"))
+				if i.State == sandbox.Failed {
+					t.Errorf("crash at call %d: %s", at, i.Reason)
+				}
+				i = b.must(t)(b.Start(t.Context(), "a"))
+				if kept := b.h.memory[i.ID] == "what it was thinking of"; !kept && i.Lost == "" {
+					t.Errorf("crash at call %d: the memory is lost and nothing says so", at)
+				} else if kept && i.Session != before.Session {
+					t.Errorf("crash at call %d: the session is another", at)
+				} else if kept == begun {
+					t.Errorf("crash at call %d, with its memory begun with: %v, and kept: %v: %s", at, begun, kept, i.Lost)
+				}
+				if b.h.paused[i.ID] {
+					t.Errorf("crash at call %d: it is paused, and should run", at)
+				}
+				if len(b.h.endpoints) != 1 {
+					t.Errorf("crash at call %d: endpoints %v", at, b.h.endpoints)
+				}
+				if left, _ := filepath.Glob(b.ram + "/*"); len(left) > 0 {
+					t.Errorf("crash at call %d: left in memory: %v", at, left)
+				}
+				b.must(t)(b.Hibernate(t.Context(), "a"))
+				b.must(t)(b.Wake(t.Context(), "a"))
+			}
+		})
+	}
+}
+
+// TestReboot: memory in RAM, containers that run and endpoints are gone.
+func TestReboot(t *testing.T) {
+	b := newBed(t)
+	hibernated, paused := b.live(t, "a"), b.live(t, "b")
+	b.must(t)(b.Hibernate(t.Context(), "a"))
+	b.must(t)(b.Pause(t.Context(), "b"))
+	clear(b.h.endpoints)
+	b.h.containers[paused.ID] = false
+	delete(b.h.memory, paused.ID)
+	b.h.events = nil
+	b.open(t)
+	if i := b.must(t)(b.Get("a")); i.State != sandbox.Hibernated || i.Session != hibernated.Session {
+		t.Errorf("the hibernated one: %+v", i)
+	}
+	if i := b.must(t)(b.Get("b")); i.State != sandbox.Stopped || !strings.Contains(i.Lost, "paused") {
+		t.Errorf("the paused one: %+v", i)
+	}
+	if want := []string{"b stopped"}; !slices.Equal(b.h.events, want) {
+		t.Errorf("events %v, want %v", b.h.events, want)
+	}
+	if i := b.must(t)(b.Wake(t.Context(), "a")); b.h.memory[i.ID] != "what it was thinking of" {
+		t.Errorf("it woke with %q", b.h.memory[i.ID])
+	}
+}
+
+// Nothing that has outlived its lifetime runs again, not even for the moment until
+// that is noticed; half a checkpoint that a crash left goes with the sleep.
+func TestWakeAfterLifetime(t *testing.T) {
+	for what, sleep := range map[string]func(*bed) (sandbox.Info, error){
+		"paused":     func(b *bed) (sandbox.Info, error) { return b.Pause(t.Context(), "a") },
+		"hibernated": func(b *bed) (sandbox.Info, error) { return b.Hibernate(t.Context(), "a") },
+	} {
+		b := newBed(t)
+		b.must(t)(b.start(t, "a", sandbox.Spec{Lifetime: sandbox.Duration(time.Hour)}))
+		part := filepath.Join(b.dir, "a", checkpointFile+".part")
+		b.must(t)(sleep(b))
+		if err := os.WriteFile(part, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e := b.entries["a"]
+		e.mu.Lock()
+		e.Rec.Created = e.Rec.Created.Add(-2 * time.Hour)
+		b.release(e)
+		b.h.events = nil
+		if _, err := b.Wake(t.Context(), "a"); !errors.Is(err, sandbox.ErrExpired) {
+			t.Errorf("waking one that was %s: %v", what, err)
+		}
+		if len(b.h.events) > 0 {
+			t.Errorf("%s: %v", what, b.h.events)
+		}
+		e.mu.Lock() // something takes its time, and is not waited for
+		b.expireAll(t.Context())
+		b.release(e)
+		b.expireAll(t.Context())
+		states(t, b.Manager, "a stopped")
+		if _, err := os.Lstat(part); !os.IsNotExist(err) {
+			t.Errorf("%s: half a checkpoint is left: %v", what, err)
+		}
+	}
+}
