@@ -14,6 +14,7 @@ import (
 	"sallyport/gateway/http1"
 	"sallyport/gateway/websocket"
 	"sallyport/policy"
+	reqbody "sallyport/policy/body"
 )
 
 // admitted is a request as policy sees it.
@@ -182,7 +183,7 @@ func (q *request) checkHost(r *http.Request) *form.Error {
 
 // unsuited says why a request has no body that every reader takes for JSON, or nil.
 func unsuited(r *http.Request) error {
-	return policy.UnsuitedBody(r.Header, r.Body == nil || r.Body == http.NoBody)
+	return reqbody.Unsuited(r.Header, r.Body == nil || r.Body == http.NoBody)
 }
 
 // readBody reads the body of a request where the policy has to see it. The error that

@@ -15,6 +15,7 @@ import (
 
 	"sallyport/gateway"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // searching lets MCP's tool search be called, alone and in batches, and nothing
@@ -45,7 +46,7 @@ deny contains "reading only" if {
 type judged struct {
 	*wire
 	origin *origin
-	engine *policy.Engine
+	engine *engine.Engine
 	doc    policy.Document
 
 	mu  sync.Mutex
@@ -55,7 +56,7 @@ type judged struct {
 
 func newJudged(t *testing.T, version string, secure bool, options ...option) *judged {
 	t.Helper()
-	engine := &policy.Engine{}
+	engine := &engine.Engine{}
 	j := &judged{engine: engine, wire: newWire(t, append([]option{func(o *gateway.Options) { o.Decider = engine }}, options...)...)}
 	j.origin = j.wire.origin("mcp.example.test", version, secure)
 	j.origin.handle("/", func(w http.ResponseWriter, r *http.Request) {
@@ -92,7 +93,7 @@ func newJudged(t *testing.T, version string, secure bool, options ...option) *ju
 // load makes the document the policy.
 func (j *judged) load(t *testing.T) {
 	t.Helper()
-	p, err := policy.Compile(t.Context(), j.doc, policy.Options{Timeout: time.Second})
+	p, err := engine.Compile(t.Context(), j.doc, engine.Options{Timeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}

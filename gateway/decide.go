@@ -8,6 +8,7 @@ import (
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/live"
 	"sallyport/policy"
+	reqbody "sallyport/policy/body"
 )
 
 // grant is what the policy has allowed a request.
@@ -128,7 +129,7 @@ func (q *request) askAboutBody(ctx context.Context) policy.Decision {
 	if q.form.unsuited != nil {
 		seen.Body = policy.NoBody(q.form.unsuited)
 	} else if text := q.form.body.Bytes(); text != nil {
-		seen.Body = policy.ReadBody(need, text)
+		seen.Body = reqbody.Read(need, text)
 	}
 	in.Request = &seen
 	return g.decide(ctx, in)
@@ -201,7 +202,7 @@ func floor(d policy.Decision, rule, reason string) policy.Decision {
 // Redecide checks all that goes on by the policy as it is now, and ends what that no
 // longer allows, or allows with other credentials or by another way than it goes by. It
 // returns at once; the Decider must decide by the new policy before it is called. A
-// policy's changes are told by it (see [policy.Engine.Follow]).
+// policy's changes are told by it (see [engine.Engine.Follow]).
 func (g *Gateway) Redecide() {
 	g.mu.Lock()
 	defer g.mu.Unlock()

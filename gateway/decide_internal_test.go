@@ -9,13 +9,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // failing is a policy that cannot be evaluated.
 type failing struct{}
 
 func (failing) Decide(context.Context, policy.Input) policy.Decision {
-	return policy.Decision{Action: policy.Allow, Reason: "see the log", Err: policy.ErrUndecided}
+	return policy.Decision{Action: policy.Allow, Reason: "see the log", Err: engine.ErrUndecided}
 }
 
 // What cannot be evaluated is denied, and is an error of the policy's only while

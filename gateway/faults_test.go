@@ -19,6 +19,7 @@ import (
 	"sallyport/gateway"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // over waits until nothing is left of the sandboxes' connections and of those
@@ -338,7 +339,7 @@ func (s slow) Decide(ctx context.Context, in policy.Input) policy.Decision {
 	}
 	s.asked <- struct{}{}
 	<-ctx.Done()
-	return policy.Decision{Err: fmt.Errorf("%w: %w", policy.ErrUndecided, ctx.Err())}
+	return policy.Decision{Err: fmt.Errorf("%w: %w", engine.ErrUndecided, ctx.Err())}
 }
 
 func (s slow) Append(ctx context.Context, events ...*audit.Event) error {

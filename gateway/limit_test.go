@@ -18,6 +18,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 	"sallyport/policy/limit"
 )
 
@@ -400,10 +401,10 @@ func TestLimitBeforeApproval(t *testing.T) {
 func TestLimitOfHours(t *testing.T) {
 	clock := &after{} // 2027-01-15, a Friday, 08:00 UTC
 	w := newWire(t, timed(clock))
-	p, err := policy.Compile(t.Context(), policy.Document{
+	p, err := engine.Compile(t.Context(), policy.Document{
 		Egress: []policy.EgressRule{{Destination: "*.example.test", Ports: []uint16{443}}},
 		Limits: []policy.Limit{{Name: "office", Hours: &policy.Hours{Days: []string{"fri"}, From: "08:30", To: "12:00"}}},
-	}, policy.Options{})
+	}, engine.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"sallyport/gateway/upstream"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // watched has the sandbox of the lab in observe mode until a time, by the clock
@@ -28,7 +29,7 @@ func (l *lab) watched(t *testing.T, doc policy.Document) (set func(time.Time), u
 	doc.Observe = []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"demo"}}, Until: until}}
 	var mu sync.Mutex
 	now := time.Now()
-	p, err := policy.Compile(t.Context(), doc, policy.Options{Timeout: 10 * time.Second, Clock: func() time.Time {
+	p, err := engine.Compile(t.Context(), doc, engine.Options{Timeout: 10 * time.Second, Clock: func() time.Time {
 		mu.Lock()
 		defer mu.Unlock()
 		return now
@@ -36,12 +37,12 @@ func (l *lab) watched(t *testing.T, doc policy.Document) (set func(time.Time), u
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine := policy.NewEngine(p)
-	engine.Follow(l.gateway.Redecide)
+	engine := engine.NewEngine(p)
+	engine.OnSwap(l.gateway.Redecide)
 	l.policy(func(in policy.Input) policy.Decision { return engine.Decide(context.Background(), in) })
 	ctx, cancel := context.WithCancel(t.Context())
 	var watching sync.WaitGroup
-	watching.Go(func() { engine.Watch(ctx) })
+	watching.Go(func() { engine.WatchExpiry(ctx) })
 	t.Cleanup(func() { cancel(); watching.Wait() })
 	return func(at time.Time) {
 		mu.Lock()

@@ -21,6 +21,7 @@ import (
 	"sallyport/gateway/http1"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // again is a connection on which the same bytes come n times, each time after
@@ -89,11 +90,11 @@ func BenchmarkExchange(b *testing.B) {
 			if !cached {
 				doc.Policy.Cache = new(int)
 			}
-			compiled, err := policy.Compile(b.Context(), doc, policy.Options{})
+			compiled, err := engine.Compile(b.Context(), doc, engine.Options{})
 			if err != nil {
 				b.Fatal(err)
 			}
-			engine := policy.NewEngine(compiled)
+			engine := engine.NewEngine(compiled)
 			body := strings.Repeat("a", 1024)
 			out := nowhere{http1.NewClientConn(&again{n: b.N, text: fmt.Sprintf(
 				"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nDate: Sun, 22 Nov 2026 01:02:03 GMT\r\nContent-Length: %d\r\n\r\n%s", len(body), body)},

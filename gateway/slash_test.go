@@ -14,6 +14,7 @@ import (
 	"sallyport/gateway"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // services is a policy of the library's, by which real clients send encoded slashes.
@@ -56,7 +57,7 @@ func TestEncodedSlashes(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "team.rego"), []byte(services), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p, err := policy.Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: dir, Timeout: new(policy.Duration(time.Second))}}, policy.Options{})
+	p, err := engine.Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: dir, Timeout: new(policy.Duration(time.Second))}}, engine.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +85,7 @@ func TestEncodedSlashes(t *testing.T) {
 	} {
 		for _, protocol := range []string{"http/1.1", "h2"} {
 			t.Run(tt.host+strings.ReplaceAll(tt.target, "/", "|")+" "+protocol, func(t *testing.T) {
-				l := newLab(t, func(o *gateway.Options) { o.Decider = policy.NewEngine(p) })
+				l := newLab(t, func(o *gateway.Options) { o.Decider = engine.NewEngine(p) })
 				l.name(tt.host)
 				l.upstream(tt.host, true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
 				client := l.client()

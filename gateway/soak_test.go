@@ -26,6 +26,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // How much a soak does. SALLYPORT_SOAK sets another time, as 2m; SALLYPORT_SEED
@@ -40,8 +41,8 @@ const (
 // upstreams that work, fail and cannot be trusted.
 type soak struct {
 	*wire
-	engine   *policy.Engine
-	policies []*policy.Policy
+	engine   *engine.Engine
+	policies []*engine.Policy
 	sources  map[string]credential.Source
 	log      *audit.Log
 	dir      string // of the log
@@ -90,7 +91,7 @@ func newSoak(t *testing.T, long time.Duration) *soak {
 	// Idle connections end soon, so that they end while others are taken up.
 	pool := upstream.New(upstream.Options{Logger: slog.New(slog.DiscardHandler), IdleTimeout: 300 * time.Millisecond, HandshakeTimeout: min(long/2, 5*time.Second)})
 	t.Cleanup(pool.Close)
-	s.engine = policy.NewEngine(nil)
+	s.engine = engine.NewEngine(nil)
 	s.wire = newWire(t, func(o *gateway.Options) {
 		o.Upstreams, o.Recorder, o.Decider = pool, s, s.engine
 		o.FirstByteTimeout, o.HandshakeTimeout = 200*time.Millisecond, 5*time.Second
@@ -160,7 +161,7 @@ func (s *soak) compile() {
 		d.Egress = append(d.Egress, policy.EgressRule{
 			Destination: s.raw.name, Ports: []uint16{s.raw.port}, Action: policy.Tunnel, Upstream: s.reach,
 		})
-		p, err := policy.Compile(s.t.Context(), d, policy.Options{})
+		p, err := engine.Compile(s.t.Context(), d, engine.Options{})
 		if err != nil {
 			s.t.Fatal(err)
 		}

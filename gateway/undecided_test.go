@@ -12,6 +12,8 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/policy"
+	"sallyport/policy/check"
+	"sallyport/policy/engine"
 )
 
 // deciding is a gateway that a real policy decides for: a rule for
@@ -26,14 +28,14 @@ func deciding(t *testing.T, timeout time.Duration, rego string) *lab {
 		Egress: []policy.EgressRule{{Name: "api", Destination: "api.example.test"}},
 		Policy: policy.Source{Dir: dir, Timeout: new(policy.Duration(timeout))},
 	}
-	if f := policy.Check(t.Context(), doc); len(f) > 0 && f[0].Severity == policy.Error {
+	if f := check.Run(t.Context(), doc); len(f) > 0 && f[0].Severity == policy.Error {
 		t.Fatal(f)
 	}
-	p, err := policy.Compile(t.Context(), doc, policy.Options{})
+	p, err := engine.Compile(t.Context(), doc, engine.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := newLab(t, func(o *gateway.Options) { o.Decider = policy.NewEngine(p) })
+	l := newLab(t, func(o *gateway.Options) { o.Decider = engine.NewEngine(p) })
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "well") })
 	return l

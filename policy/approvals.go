@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"fmt"
 	"time"
 )
 
@@ -30,7 +29,7 @@ const (
 	AnswerPoll = "poll"
 )
 
-const maxApprovalBody = 16 << 20 // bytes
+const MaxApprovalBody = 16 << 20 // bytes
 
 // Defaulted is a with what it leaves out filled in.
 func (a Approvals) Defaulted() Approvals {
@@ -38,20 +37,4 @@ func (a Approvals) Defaulted() Approvals {
 	a.Timeout = cmp.Or(a.Timeout, Duration(5*time.Minute))
 	a.Body = cmp.Or(a.Body, 1<<20)
 	return a
-}
-
-func (v *validator) approvals(path string, a Approvals) {
-	if a.Answer != "" && a.Answer != AnswerHold && a.Answer != AnswerPoll {
-		fix := "write hold or poll"
-		if near := Nearest(a.Answer, []string{AnswerHold, AnswerPoll}); near != "" {
-			fix = "did you mean " + near + "?"
-		}
-		v.fail(path+".answer", fmt.Sprintf("%q is neither hold nor poll", a.Answer), fix)
-	}
-	if d := time.Duration(a.Timeout); d != 0 && (d < time.Second || d > time.Hour) {
-		v.fail(path+".timeout", fmt.Sprintf("%v is not from 1s to 1h", a.Timeout), "write a time as 10m, or leave it out for 5m")
-	}
-	if a.Body < 0 || a.Body > maxApprovalBody {
-		v.fail(path+".body", fmt.Sprintf("%v is more than 16MiB", a.Body), "write a size as 4MiB, or leave it out for 1MiB")
-	}
 }

@@ -74,69 +74,15 @@ type Injection struct {
 	Inject     Inject
 }
 
-// Phase is the moment of a decision.
-type Phase string
-
 const (
-	PhaseDNS     Phase = "dns"     // could any rule allow this name?
-	PhaseConnect Phase = "connect" // may this connection be opened, and read?
-	PhaseRequest Phase = "request" // may this request go, and with what?
-	PhaseInbound Phase = "inbound" // may this request reach the sandbox? See [ExposeRule].
-	PhaseSSH     Phase = "ssh"     // may this be done over SSH? See [ExposeRule.SSH].
+	TypeEgress     = "egress"
+	TypeEgressAuth = "egressAuth"
+	TypeRego       = "rego"
+	TypeExpose     = "expose"
+	TypeFloor      = "floor"
+
+	// TypeLimit is the RuleType of a limit that denies.
+	TypeLimit = "limit"
 )
 
-// Protocol is what the first bytes of a connection look like.
-type Protocol string
-
-const (
-	ProtocolTLS   Protocol = "tls"
-	ProtocolHTTP  Protocol = "http"
-	ProtocolOther Protocol = "other"
-
-	// Those of PhaseSSH: what is asked for.
-	ProtocolShell   Protocol = "shell"   // a shell or a command
-	ProtocolSFTP    Protocol = "sftp"    // the sandbox's files
-	ProtocolForward Protocol = "forward" // a connection to a port of the sandbox
-)
-
-// Input is what a decision is made on, the document `input` in Rego. Secret
-// values, header values and query values are never in it.
-type Input struct {
-	Phase       Phase
-	Sandbox     Sandbox
-	Destination Destination
-	Protocol    Protocol
-	// Request is set in PhaseRequest and PhaseInbound only.
-	Request *Request
-}
-
-// Sandbox is who asks, or, in PhaseInbound and PhaseSSH, who is asked.
-type Sandbox struct {
-	Name    string
-	ID      string
-	Session string
-	Tags    map[string]string
-	// Owner is the tenant, or empty. Policy does not see it: what is shared is divided
-	// by it.
-	Owner string `json:",omitempty"`
-}
-
-// Destination is where to. Host is a lower-case name without trailing dot, or
-// the text of an IP address when the sandbox dialled a bare one. In PhaseInbound
-// and PhaseSSH it is the sandbox's name, and Port the one that listens inside; for
-// what is no forwarded connection, 22.
-type Destination struct {
-	Host string
-	Port uint16
-}
-
-// Request is one HTTP request, normalised.
-type Request struct {
-	Method    string
-	Scheme    string // https or http
-	Path      string // as NormalizePath returns it, of perhaps several readings; anything else is denied
-	QueryKeys []string
-	Headers   []string // canonical names
-	Size      int64    // Content-Length, -1 when unknown
-	Body      *Body    `json:"-"` // what ReadBody made of it, where there is a Need; else nil
-}
+const TypeObserve = "observe"

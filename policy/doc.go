@@ -1,20 +1,13 @@
-// Package policy decides what may leave a sandbox, and with which credential.
+// Package policy holds the nouns of a policy: the [Document] that sallyport.yaml has, the
+// [Input] that a decision is made on, the [Decision], and the [Finding] that says what is
+// wrong with a document.
 //
-// The egress and egressAuth rules of sallyport.yaml become data of an embedded
-// Rego policy (decision.rego), and a security team's own Rego joins it through
-// the sets deny, approve, allow and inject of packages below sallyport.team.
-// Precedence is deny, approve, allow; what nothing speaks about is denied. A
-// decision looks its rules up by destination and sandbox, so that it costs the
-// same for ten rules and for ten thousand.
+// The rooms below it do the work. Package rule compiles rules, validate checks a document,
+// rego loads a security team's Rego, engine decides, check lists findings, learn and replay
+// work on recorded decisions, limit counts, approval holds what waits for a person, and
+// regotest runs a team's tests. This package imports none of them but limit, and no OPA.
 //
-// It guarantees that a decision is made by one policy from beginning to end, that
-// whatever cannot be evaluated in time to one well-formed answer is denied, that
-// an egressAuth rule's destination is reached as that rule says or not at all,
-// and that a credential is only ever named for a destination that an egressAuth
-// rule binds it to, over TLS. Rego runs with no way out of the evaluation: no
-// network, no environment, no randomness.
-//
-// It does not read requests, hold secrets or judge addresses: whoever asks hands
-// over what was seen, in the form that [NormalizePath] and [Input] describe. It
-// does not stop a team's Rego from allowing too much.
+// A policy is a document and a team's Rego, which joins the decision through the sets deny,
+// approve, allow, inject and limit of packages below sallyport.team. Precedence is deny, approve,
+// allow. What no rule allows is denied.
 package policy

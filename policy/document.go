@@ -1,6 +1,12 @@
 package policy
 
-import "time"
+import (
+	"maps"
+	"net/textproto"
+	"slices"
+	"strings"
+	"time"
+)
 
 // Document is the part of sallyport.yaml that decides: what may leave and
 // with which credential. The zero Document allows nothing.
@@ -336,4 +342,59 @@ type Source struct {
 	// Verified is what Bundle holds. Who takes it from where it is sets it, by
 	// [ReadBundle]; without it a document with a Bundle cannot be compiled.
 	Verified *Bundle `yaml:"-" json:",omitempty"`
+}
+
+// place names where an injection goes: two into one place cannot both arrive.
+// The zero Inject is the default, a bearer token.
+func (i Inject) Place() string {
+	switch {
+	case i.Header != nil:
+		return "header " + textproto.CanonicalMIMEHeaderKey(i.Header.Name)
+	case i.Query != nil:
+		return "query parameter " + i.Query.Name
+	default:
+		return "header Authorization"
+	}
+}
+
+// String is as "name=demo tag team=web". It is unambiguous, since it quotes names and tags
+// that are not tokens.
+func (s Selector) String() string {
+	var parts []string
+	for _, name := range s.Names {
+		parts = append(parts, "name="+Quoted(name))
+	}
+	for _, tag := range slices.Sorted(maps.Keys(s.Tags)) {
+		parts = append(parts, "tag "+Quoted(tag)+"="+Quoted(s.Tags[tag]))
+	}
+	return strings.Join(parts, " ")
+}
+
+// picks reports whether a sandbox with this name ("" for any) and these tags is
+// selected.
+func (s Selector) Picks(name string, tags map[string]string) bool {
+	if len(s.Names) > 0 && !slices.Contains(s.Names, name) {
+		return false
+	}
+	return Tagged(s.Tags, tags)
+}
+
+func Tagged(want, got map[string]string) bool {
+	for tag, value := range want {
+		if v, ok := got[tag]; !ok || v != value {
+			return false
+		}
+	}
+	return true
+}
+
+// position finds the place of path, or of the nearest thing around it that has one.
+func (d Document) Position(path string) Position {
+	for path != "" {
+		if p, ok := d.Positions[path]; ok {
+			return p
+		}
+		path = path[:max(strings.LastIndexByte(path, '.'), strings.LastIndexByte(path, '['), 0)]
+	}
+	return d.Positions[""]
 }

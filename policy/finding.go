@@ -105,7 +105,7 @@ func Findings(err error) []Finding {
 }
 
 // join makes one error of those findings that are errors.
-func join(findings []Finding) error {
+func JoinErrors(findings []Finding) error {
 	var errs []error
 	for _, f := range findings {
 		if f.Severity == Error {
@@ -122,7 +122,7 @@ func Nearest(s string, candidates []string) string {
 		if strings.EqualFold(s, c) {
 			return c
 		}
-		if d := distance(s, c, least); d < least {
+		if d := EditDistance(s, c, least); d < least {
 			best, least = c, d
 		}
 	}
@@ -130,7 +130,7 @@ func Nearest(s string, candidates []string) string {
 }
 
 // distance is the Levenshtein distance of a and b in bytes, or limit if that is less.
-func distance(a, b string, limit int) int {
+func EditDistance(a, b string, limit int) int {
 	if len(a) > 128 || len(b) > 128 || max(len(a)-len(b), len(b)-len(a)) >= limit {
 		return limit
 	}

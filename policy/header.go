@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -94,62 +93,3 @@ var (
 		"Range": true, "Referer": true, "Te": true, "Traceparent": true, "Tracestate": true, "User-Agent": true, "X-Api-Key": true, "X-Request-Id": true,
 	}
 )
-
-// foldHeader is the form in which the names of headers are the same to every server.
-func foldHeader(name string) string {
-	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
-}
-
-// meddled denies a request that a header makes another than the rules have seen, where
-// they look at more than its host or give it a credential. The rule that decides can name
-// headers that pass.
-func (p *Policy) meddled(d Decision, s subject) Decision {
-	if s.Phase != PhaseRequest || d.Action != Allow && d.Action != Approve {
-		return d
-	}
-	for _, name := range s.Request.Headers {
-		m := Meddles(name)
-		if m == "" || !p.selective(d, s) {
-			continue
-		}
-		if r := p.rules[d.Rule]; r != nil && d.RuleType == r.kind && slices.ContainsFunc(r.headers, func(h string) bool { return foldHeader(h) == foldHeader(name) }) {
-			continue
-		}
-		no := p.refuse(clean(fmt.Sprintf("the header %s %s: it passes here where the rule that allows the request lists it under headers", name, m)), nil)
-		no.Rule = "override-header"
-		return no
-	}
-	return d
-}
-
-// selective tells whether more than the host decides about a request.
-func (p *Policy) selective(d Decision, s subject) bool {
-	if len(d.Inject) > 0 || d.Governed || p.team {
-		return true
-	}
-	var near [8]*entry
-	for _, e := range p.table.entries(near[:0], s.host, s.addr) {
-		if slices.ContainsFunc(e.rules, func(r *rule) bool { return r.conditional() }) {
-			return true
-		}
-	}
-	return false
-}
-
-// headers checks the headers that a rule lets pass.
-func (v *validator) headers(path string, names []string, action Action) {
-	if names != nil && (action == Deny || action == Tunnel) {
-		v.say(NeverMatches, path+".headers", fmt.Sprintf("is of no use with action: %s, which sends none", action), "remove it")
-	}
-	for i, name := range names {
-		at := fmt.Sprintf("%s.headers[%d]", path, i)
-		switch m := Meddles(name); {
-		case !token(name):
-			v.fail(at, fmt.Sprintf("%q is not the name of a header", name), "write one as Impersonate-User")
-		case m == "":
-			v.fail(at, fmt.Sprintf("%s passes anyway", name), "remove it: the list is of those that are refused otherwise")
-		case m == OtherRequest:
-			v.fail(at, fmt.Sprintf("%s %s, which no rule lets pass", name, m), "remove it")
-		}
-	}
-}

@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"slices"
@@ -14,7 +13,7 @@ import (
 var weekdays = []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"} // as time.Weekday counts
 
 // opening is Hours ready to be compared with.
-type opening struct {
+type Opening struct {
 	days     [7]bool
 	from, to int // minutes of the day
 	zone     *time.Location
@@ -25,16 +24,16 @@ type opening struct {
 type wait struct{ since, until int64 }
 
 // newOpening is for hours that have been checked; nil for nil.
-func newOpening(h *Hours) *opening {
+func NewOpening(h *Hours) *Opening {
 	if h == nil {
 		return nil
 	}
-	o, _ := readHours(*h)
+	o, _ := ReadHours(*h)
 	return o
 }
 
-func readHours(h Hours) (*opening, error) {
-	o := &opening{to: 24 * 60, zone: time.UTC}
+func ReadHours(h Hours) (*Opening, error) {
+	o := &Opening{to: 24 * 60, zone: time.UTC}
 	var err error
 	if h.Zone != "" {
 		if o.zone, err = time.LoadLocation(h.Zone); err != nil || strings.EqualFold(h.Zone, "local") {
@@ -77,7 +76,7 @@ func readHours(h Hours) (*opening, error) {
 }
 
 // open tells whether t is within the hours.
-func (o *opening) open(t time.Time) bool {
+func (o *Opening) open(t time.Time) bool {
 	t = t.In(o.zone)
 	minute, day := t.Hour()*60+t.Minute(), int(t.Weekday())
 	if o.from < o.to {
@@ -88,7 +87,7 @@ func (o *opening) open(t time.Time) bool {
 
 // opens is how long it is from t until they begin, 0 where t is within them. The
 // clock of the zone may be set meanwhile, so that the moment is looked for.
-func (o *opening) opens(t time.Time) time.Duration {
+func (o *Opening) opens(t time.Time) time.Duration {
 	if o.open(t) {
 		return 0
 	}
@@ -101,10 +100,4 @@ func (o *opening) opens(t time.Time) time.Duration {
 	}
 	o.next.Store(&wait{now, at.UnixNano()})
 	return at.Sub(t)
-}
-
-// digest tells long texts apart, in 8 bytes.
-func digest(text string) []byte {
-	sum := sha256.Sum256([]byte(text))
-	return sum[:8]
 }

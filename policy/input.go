@@ -1,104 +1,92 @@
 package policy
 
 import (
-	"errors"
-	"fmt"
-	"net/netip"
-	"slices"
 	"strconv"
 	"strings"
 )
 
-// subject is an Input that has been read: the host in canonical form, the
-// protocol settled.
-type subject struct {
-	Input
-	host string
-	addr netip.Addr // valid when the sandbox dialled a bare address
-	sent string     // the request's path; Request.Path is one of its readings
+// String is host:port, or the host alone where there is no port.
+func (d Destination) String() string {
+	switch {
+	case d.Port == 0:
+		return d.Host
+	case strings.Contains(d.Host, ":"):
+		return "[" + d.Host + "]:" + strconv.Itoa(int(d.Port))
+	}
+	return d.Host + ":" + strconv.Itoa(int(d.Port))
 }
 
-// read refuses an input that no policy could decide about. What the gateway
-// promises about its fields is checked again, since a rule that compares a path
-// or a host in another form than its own decides about another one.
-func read(in Input) (subject, error) {
-	s := subject{Input: in}
-	var err error
-	if in.Phase == PhaseInbound || in.Phase == PhaseSSH {
-		s.host = in.Destination.Host // the name of a sandbox, which the decision holds it to
-	} else if s.host, s.addr, err = readHost(in.Destination.Host); err != nil {
-		return s, err
-	}
-	switch in.Phase {
-	case PhaseDNS:
-		if s.addr.IsValid() {
-			return s, fmt.Errorf("%s is an address, not a name", s.host)
-		}
-		s.Protocol, s.Request = "", nil
-		return s, nil
-	case PhaseConnect:
-		s.Request = nil
-		if !slices.Contains([]Protocol{ProtocolTLS, ProtocolHTTP, ProtocolOther}, in.Protocol) {
-			return s, fmt.Errorf("unknown protocol %q", in.Protocol)
-		}
-	case PhaseRequest, PhaseInbound:
-		if s.Protocol, err = carrier(in); err != nil {
-			return s, err
-		}
-		s.sent = in.Request.Path
-	case PhaseSSH:
-		s.Request = nil
-		if !slices.Contains(sshProtocols, in.Protocol) {
-			return s, fmt.Errorf("%.64q cannot be done over SSH", in.Protocol)
-		}
-	default:
-		return s, fmt.Errorf("unknown phase %q", in.Phase)
-	}
-	if in.Destination.Port == 0 {
-		return s, errors.New("the destination has no port")
-	}
-	return s, nil
+// TagFork is the tag of a sandbox that is a fork of another, whatever its value.
+// Users can give none that begins so.
+const TagFork = "sallyport.fork"
+
+// TagLineage is the tag of a fork with the ID of the sandbox that its lineage began
+// with.
+const TagLineage = "sallyport.lineage"
+
+// Phase is the moment of a decision.
+type Phase string
+
+const (
+	PhaseDNS     Phase = "dns"     // could any rule allow this name?
+	PhaseConnect Phase = "connect" // may this connection be opened, and read?
+	PhaseRequest Phase = "request" // may this request go, and with what?
+	PhaseInbound Phase = "inbound" // may this request reach the sandbox? See [ExposeRule].
+	PhaseSSH     Phase = "ssh"     // may this be done over SSH? See [ExposeRule.SSH].
+)
+
+// Protocol is what the first bytes of a connection look like.
+type Protocol string
+
+const (
+	ProtocolTLS   Protocol = "tls"
+	ProtocolHTTP  Protocol = "http"
+	ProtocolOther Protocol = "other"
+
+	// Those of PhaseSSH: what is asked for.
+	ProtocolShell   Protocol = "shell"   // a shell or a command
+	ProtocolSFTP    Protocol = "sftp"    // the sandbox's files
+	ProtocolForward Protocol = "forward" // a connection to a port of the sandbox
+)
+
+// Input is what a decision is made on, the document `input` in Rego. Secret
+// values, header values and query values are never in it.
+type Input struct {
+	Phase       Phase
+	Sandbox     Sandbox
+	Destination Destination
+	Protocol    Protocol
+	// Request is set in PhaseRequest and PhaseInbound only.
+	Request *Request
 }
 
-// String is what was asked for, in the words of decision.rego.
-func (s subject) String() string {
-	port := strconv.Itoa(int(s.Destination.Port))
-	switch s.Phase {
-	case PhaseDNS:
-		return s.host
-	case PhaseConnect, PhaseSSH:
-		return string(s.Protocol) + " to " + s.host + ":" + port
-	default:
-		return s.Request.Method + " " + s.Request.Path + " at " + s.host + ":" + port
-	}
+// Sandbox is who asks, or, in PhaseInbound and PhaseSSH, who is asked.
+type Sandbox struct {
+	Name    string
+	ID      string
+	Session string
+	Tags    map[string]string
+	// Owner is the tenant, or empty. Policy does not see it: what is shared is divided
+	// by it.
+	Owner string `json:",omitempty"`
 }
 
-// carrier checks a request and says what carries it: scheme and connection must agree.
-func carrier(in Input) (Protocol, error) {
-	r := in.Request
-	if r == nil {
-		return "", errors.New("the request is missing")
-	}
-	if !token(r.Method) {
-		return "", fmt.Errorf("%.64q is not an HTTP method", r.Method)
-	}
-	if r.Method != strings.ToUpper(r.Method) {
-		// Some servers take delete for DELETE, which a rule names.
-		return "", fmt.Errorf("the method %.64q is not in capitals: servers disagree about what it is", r.Method)
-	}
-	if err := normalised(r.Path); err != nil {
-		return "", err
-	}
-	want := ProtocolTLS
-	switch r.Scheme {
-	case "https":
-	case "http":
-		want = ProtocolHTTP
-	default:
-		return "", fmt.Errorf("unknown scheme %.64q", r.Scheme)
-	}
-	if in.Protocol != "" && in.Protocol != want {
-		return "", fmt.Errorf("a request for %s on a connection of %s", r.Scheme, in.Protocol)
-	}
-	return want, nil
+// Destination is where to. Host is a lower-case name without trailing dot, or
+// the text of an IP address when the sandbox dialled a bare one. In PhaseInbound
+// and PhaseSSH it is the sandbox's name, and Port the one that listens inside; for
+// what is no forwarded connection, 22.
+type Destination struct {
+	Host string
+	Port uint16
+}
+
+// Request is one HTTP request, normalised.
+type Request struct {
+	Method    string
+	Scheme    string // https or http
+	Path      string // as NormalizePath returns it, of perhaps several readings; anything else is denied
+	QueryKeys []string
+	Headers   []string // canonical names
+	Size      int64    // Content-Length, -1 when unknown
+	Body      *Body    `json:"-"` // what ReadBody made of it, where there is a Need; else nil
 }

@@ -1,11 +1,6 @@
 package policy
 
 import (
-	"cmp"
-	"fmt"
-	"net"
-	"strconv"
-	"strings"
 	"time"
 
 	"sallyport/policy/limit"
@@ -106,7 +101,7 @@ const (
 	PerCredential  = "credential"
 	PerAll         = "all"
 
-	perTag = "tag:"
+	PerTag = "tag:"
 )
 
 // Applied is a limit that an allowed request or tunnel falls under.
@@ -119,16 +114,16 @@ type Applied struct {
 	// Credentials is how many of the request's the limit is about.
 	Credentials int64
 	// Prices are those of the destination, for a Cost.
-	Prices Prices `json:"-"`
-	open   *opening
+	Prices  Prices `json:"-"`
+	Opening *Opening
 }
 
 // Opens tells how long it is from t until the limit's hours; 0 where they are now.
 func (a Applied) Opens(t time.Time) time.Duration {
-	if a.open == nil {
+	if a.Opening == nil {
 		return 0
 	}
-	return a.open.opens(t)
+	return a.Opening.opens(t)
 }
 
 // Periodic tells whether the limit counts over a period.
@@ -138,136 +133,3 @@ func (l *Limit) Periodic() bool {
 
 // Charges tells whether the limit counts tokens or what they cost.
 func (l *Limit) Charges() bool { return l.Tokens > 0 || l.Cost > 0 }
-
-// compiledLimit is a Limit ready to be applied.
-type compiledLimit struct {
-	Limit
-	open *opening
-}
-
-// limits finds those that an input falls under.
-type limits struct {
-	table     *table // those of a destination
-	anywhere  *entry // the others
-	selectors *selectors
-	names     map[string]*compiledLimit
-}
-
-// newLimits returns nil where there are none.
-func newLimits(list []Limit) *limits {
-	if len(list) == 0 {
-		return nil
-	}
-	ls := &limits{anywhere: &entry{buckets: map[uint16]map[string]*bucket{}}, names: map[string]*compiledLimit{}}
-	rules := make([]rule, 0, len(list))
-	all := make([]rule, 0, len(list))
-	for _, l := range list {
-		r := rule{name: l.Name, sandboxes: l.Sandboxes}
-		compiled := &compiledLimit{Limit: l, open: newOpening(l.Hours)}
-		if compiled.Per == "" {
-			compiled.Per = PerSandbox
-		}
-		ls.names[l.Name] = compiled
-		if l.Destination != "" {
-			r.destination, _ = parseDestination(l.Destination) // validated
-			r.ports = portsOf(nil, r.destination)
-			rules = append(rules, r)
-		}
-		all = append(all, r)
-	}
-	ls.table, ls.selectors = newTable(rules), newSelectors(all)
-	for i := range all {
-		r := &all[i]
-		if ls.names[r.name].Destination != "" {
-			continue
-		}
-		for _, s := range r.sandboxes.selections() {
-			ls.anywhere.add(r, everyPort, s.text())
-		}
-	}
-	return ls
-}
-
-// apply lists the limits of the document that an allowed input falls under.
-func (ls *limits) apply(list []Applied, s subject, with []Injection) []Applied {
-	if ls == nil {
-		return list
-	}
-	var near [8]*bucket
-	buckets := ls.table.buckets(near[:0], s, ls.selectors)
-	var names [8]string
-	for _, selector := range ls.selectors.picking(names[:0], s.Sandbox) {
-		if b := ls.anywhere.buckets[everyPort][selector]; b != nil {
-			buckets = append(buckets, b)
-		}
-	}
-	for _, b := range buckets {
-		for _, r := range b.rules {
-			list = ls.names[r.name].apply(list, s, with)
-		}
-	}
-	return list
-}
-
-// apply adds the limit with its subject; once for each credential where those are
-// the subjects.
-func (l *compiledLimit) apply(list []Applied, s subject, with []Injection) []Applied {
-	a := Applied{Limit: &l.Limit, open: l.open}
-	for i, in := range with {
-		if l.Credential != "" && in.Credential != l.Credential {
-			continue
-		}
-		if l.Per != PerCredential {
-			a.Credentials++
-			continue
-		}
-		own := a
-		own.Subject, own.Credentials = in.Credential, 1
-		for _, before := range with[:i] {
-			if before.Credential == in.Credential { // in two places
-				own.Subject = ""
-			}
-		}
-		if own.Subject != "" {
-			list = append(list, own)
-		}
-	}
-	if l.Per == PerCredential || l.Credential != "" && a.Credentials == 0 {
-		return list
-	}
-	a.Subject = l.subject(s)
-	return append(list, a)
-}
-
-// maxSubject bounds a counter's name, in bytes: a tag may be of any length.
-const maxSubject = 300
-
-func (l *compiledLimit) subject(s subject) string {
-	text := PerAll
-	switch {
-	case l.Per == PerSandbox:
-		// Forks share what their lineage has: else who may fork a sandbox could
-		// multiply what it may use.
-		text = cmp.Or(s.Sandbox.Tags[TagLineage], s.Sandbox.ID, s.Sandbox.Name)
-	case l.Per == PerDestination:
-		text = net.JoinHostPort(s.host, strconv.Itoa(int(s.Destination.Port)))
-	case strings.HasPrefix(l.Per, perTag):
-		text = s.Sandbox.Tags[strings.TrimPrefix(l.Per, perTag)]
-	}
-	if len(text) > maxSubject {
-		text = fmt.Sprintf("%s…%x", strings.ToValidUTF8(text[:200], ""), digest(text))
-	}
-	return text
-}
-
-// Limited tells whether some limit may apply to something.
-func (p *Policy) Limited() bool { return p.limits != nil || p.query.limits != nil }
-
-// Every is the period of a limit of the document, 0 where there is no such, or it
-// has none.
-func (p *Policy) Every(limit string) time.Duration {
-	if p.limits == nil || p.limits.names[limit] == nil {
-		return 0
-	}
-	return time.Duration(p.limits.names[limit].Every)
-}

@@ -58,7 +58,7 @@ func CanonicalPath(raw string) (path, sent string, err error) {
 	if strings.ContainsAny(raw, "?#") {
 		return "", "", fmt.Errorf("%w: a query or a fragment", errPath)
 	}
-	if canonical(raw) && plainPath(raw) == nil {
+	if canonical(raw) && CheckDecodedPath(raw) == nil {
 		return raw, raw, nil
 	}
 	out := make([]byte, 0, len(raw)) // decoded, slashes too
@@ -102,7 +102,7 @@ func CanonicalPath(raw string) (path, sent string, err error) {
 	if len(wire) > maxPath {
 		return "", "", fmt.Errorf("%w: longer than %d bytes once it is encoded", errPath, maxPath)
 	}
-	if err := plainPath(string(out)); err != nil {
+	if err := CheckDecodedPath(string(out)); err != nil {
 		return "", "", err
 	}
 	if len(encoded) == 0 {
@@ -117,7 +117,7 @@ func CanonicalPath(raw string) (path, sent string, err error) {
 	}
 	b.Write(out[from:])
 	if pathvariants.Of(b.String()) == nil {
-		return "", "", errReadings
+		return "", "", errVariants
 	}
 	return b.String(), string(wire), nil
 }
@@ -155,26 +155,26 @@ func appendEncoded(b []byte, c byte) []byte {
 
 var (
 	errSlashes  = fmt.Errorf("%w: an encoded slash beside a slash", errPath)
-	errReadings = fmt.Errorf("%w: encoded slashes in more than %d segments", errPath, pathvariants.Segments)
+	errVariants = fmt.Errorf("%w: encoded slashes in more than %d segments", errPath, pathvariants.Segments)
 )
 
 // normalised says why a path is none that NormalizePath returns.
-func normalised(path string) error {
+func CheckNormalised(path string) error {
 	decoded := path
 	if pathvariants.Several(path) {
 		if pathvariants.Of(path) == nil {
-			return errReadings
+			return errVariants
 		}
 		decoded = pathvariants.Decoded(path)
 	}
 	if path == "" || path[0] != '/' || len(path) > maxPath || strings.Contains(decoded, "//") {
 		return errors.New("the path is not normalised")
 	}
-	return plainPath(decoded) // which has every segment that some reading has
+	return CheckDecodedPath(decoded) // which has every segment that some reading has
 }
 
 // plainPath says what about a decoded path could be read in two ways.
-func plainPath(path string) error {
+func CheckDecodedPath(path string) error {
 	if !utf8.ValidString(path) {
 		return fmt.Errorf("%w: not UTF-8", errPath)
 	}
@@ -283,30 +283,4 @@ func unhex(c byte) byte {
 		return c - '0'
 	}
 	return c | 0x20 - 'a' + 10
-}
-
-// checkGlob says why no normalised path can match a rule's glob.
-func checkGlob(glob string) error {
-	switch {
-	case glob == "":
-		return errors.New("is empty; leave paths out to mean every path")
-	case len(glob) > 1024:
-		return errors.New("is longer than 1024 bytes")
-	case glob[0] != '/' && !strings.HasPrefix(glob, "**"):
-		return fmt.Errorf("%q can never match; write %q", glob, "/"+glob)
-	case strings.ContainsAny(glob, "?#"):
-		return fmt.Errorf("%q can never match, since the query and the fragment are no part of a path; write the path alone", glob)
-	case strings.Contains(glob, "//"):
-		return fmt.Errorf("%q can never match: doubled slashes are made one; write %q", glob, strings.ReplaceAll(glob, "//", "/"))
-	case strings.Contains(glob, "%2f"):
-		return fmt.Errorf("%q can never match: an encoded slash is in upper case; write %q", glob, strings.ReplaceAll(glob, "%2f", pathvariants.Slash))
-	case strings.Count(glob, "%") > strings.Count(glob, pathvariants.Slash):
-		return fmt.Errorf("%q can never match: paths are compared decoded, but for %s; write the character itself", glob, pathvariants.Slash)
-	case strings.Contains(pathvariants.Decoded(glob), "//"):
-		return fmt.Errorf("%q can never match: an encoded slash beside a slash is refused before any rule", glob)
-	}
-	if err := plainPath(pathvariants.Decoded(glob)); err != nil {
-		return fmt.Errorf("%q can never match: %w, which is refused before any rule; write the path as a server resolves it", glob, err)
-	}
-	return nil
 }

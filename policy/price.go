@@ -1,7 +1,6 @@
 package policy
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -100,99 +99,4 @@ func fits(pattern, text string) bool {
 		text = rest
 	}
 	return true
-}
-
-// priced are prices ready to be looked up: by destination, which most have none of.
-type priced struct {
-	list Prices
-	to   []*destination // nil for all
-}
-
-// newPriced is for prices that have been checked; nil where there are none.
-func newPriced(list []Price) *priced {
-	if len(list) == 0 {
-		return nil
-	}
-	p := &priced{list: list, to: make([]*destination, len(list))}
-	for i, one := range list {
-		if one.Destination != "" {
-			d, _ := parseDestination(one.Destination)
-			p.to[i] = &d
-		}
-	}
-	return p
-}
-
-// at are the prices about an input's destination.
-func (p *priced) at(s subject) Prices {
-	if p == nil {
-		return nil
-	}
-	if !slices.ContainsFunc(p.to, func(d *destination) bool { return d != nil }) {
-		return p.list
-	}
-	var here Prices
-	for i, d := range p.to {
-		if d == nil || d.port == 0 && d.has(s) || d.port == s.Destination.Port && d.has(s) {
-			here = append(here, p.list[i])
-		}
-	}
-	return here
-}
-
-// has tells whether an input's host or address is the destination's, whatever the
-// port.
-func (d destination) has(s subject) bool {
-	switch d.kind {
-	case wildcardHost:
-		return strings.HasSuffix(s.host, "."+d.host)
-	case addressRange:
-		return s.addr.IsValid() && d.prefix.Contains(s.addr)
-	}
-	return s.host == d.host
-}
-
-// maxPrices bounds those of a document: they are looked through for each model.
-const maxPrices = 1000
-
-// prices checks those of a document.
-func (v *validator) prices() {
-	taken := map[string]string{}
-	for i, p := range v.doc.Prices {
-		path := fmt.Sprintf("prices[%d]", i)
-		at, twice := taken[p.Model+" "+p.Destination]
-		taken[p.Model+" "+p.Destination] = path
-		switch {
-		case i == maxPrices:
-			v.say(BadPrice, path, fmt.Sprintf("there are more than %d prices", maxPrices), `write prices of families of models, as in model: "gpt-5*"`)
-			return
-		case p.Model == "":
-			v.say(BadPrice, path, "is of no model", `write model: "gpt-5*", or "*" for all`)
-		case !label(p.Model):
-			v.say(BadPrice, path+".model", fmt.Sprintf("%q is no model's name", p.Model), "write 1 to 200 visible ASCII characters, where * stands for any")
-		case twice:
-			v.say(BadPrice, path, fmt.Sprintf("%s is of the same models, and comes first", at), "remove one of the two")
-		case p.Input == nil || p.Output == nil:
-			v.say(BadPrice, path, "has no input or no output", `write both, what a million tokens cost, as in input: "1.25", output: "10.00"; "0" is free`)
-		}
-		if p.Destination != "" {
-			_, _ = v.destination(path, p.Destination, nil, true)
-		}
-	}
-	for i, l := range v.doc.Limits {
-		if l.Cost == 0 {
-			continue
-		}
-		met := slices.ContainsFunc(v.doc.Prices, func(p Price) bool {
-			a, aerr := parseDestination(p.Destination)
-			b, berr := parseDestination(l.Destination)
-			if p.Destination == "" || l.Destination == "" || aerr != nil || berr != nil {
-				return true
-			}
-			return a.holds(b) || b.holds(a)
-		})
-		if !met {
-			v.say(NoPrice, fmt.Sprintf("limits[%d].cost", i), "no price is for what it is about, so that all of that is denied", `write prices: [{model: "gpt-5*", input: "1.25", output: "10.00"}]`)
-		}
-	}
 }

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"sallyport/internal/hostname"
 )
 
 // Schemes of a Proxy.
@@ -67,7 +69,7 @@ func ParseProxy(s string) (Proxy, error) {
 		p.Host = a.Unmap().String()
 		return p, nil
 	}
-	p.Host, err = asciiHost(host)
+	p.Host, err = hostname.ASCII(host)
 	return p, err
 }
 
@@ -94,71 +96,4 @@ func (d Document) ProxyLogins() map[string][]string {
 		add(e.Upstream)
 	}
 	return logins
-}
-
-// proxy checks the keys of an upstream that are about its proxy.
-func (v *validator) proxy(path string, u *Upstream) {
-	if u.Proxy == "" {
-		for _, k := range []struct{ key, value string }{
-			{"proxyAuthRef", u.ProxyAuthRef}, {"proxyRoots", u.ProxyRoots}, {"resolve", u.Resolve},
-		} {
-			if k.value != "" {
-				v.say(BadUpstream, path+"."+k.key, "is of no use without a proxy", "write proxy: http://proxy.example.com:3128, or remove it")
-			}
-		}
-		return
-	}
-	p, err := ParseProxy(u.Proxy)
-	if err != nil {
-		message, fix, _ := strings.Cut(err.Error(), "; ")
-		v.say(BadUpstream, path+".proxy", message, fix)
-		return
-	}
-	a, _ := netip.ParseAddr(p.Host)
-	if (a.IsPrivate() || a.IsLoopback() || a.IsLinkLocalUnicast()) && !named(u.Addresses, a) {
-		v.say(BadUpstream, path+".proxy", fmt.Sprintf("%s is not a public address, and is not dialled unless it is named", a), fmt.Sprintf("write addresses: [%q]", a))
-	}
-	if u.ProxyRoots != "" && p.Scheme != ProxyHTTPS {
-		v.say(BadUpstream, path+".proxyRoots", "is of no use to a proxy without TLS", "write proxy: https://"+p.Address()+", or remove it")
-	}
-	if u.Resolve != "" && u.Resolve != ResolveProxy {
-		v.say(BadUpstream, path+".resolve", fmt.Sprintf("%q is nobody who could look names up", u.Resolve), "write proxy, or leave it out for the gateway")
-	}
-	if u.ProxyAuthRef == "" {
-		return
-	}
-	v.reference(path+".proxyAuthRef", u.ProxyAuthRef)
-	for i, c := range v.doc.Credentials {
-		if vault := c.Source.Vault; c.Name == u.ProxyAuthRef && vault != nil && vault.Field != "" {
-			v.say(BadCredential, fmt.Sprintf("credentials[%d].source.vault.field", i), "picks one field, and a proxy asks for username and password", "remove it")
-		}
-	}
-	if said := p.String() + " " + u.ProxyAuthRef; p.Scheme != ProxyHTTPS && !a.IsLoopback() && !v.said[said] {
-		v.said[said] = true
-		v.say(LoginInClear, path+".proxyAuthRef", fmt.Sprintf("crosses the network to %s in the clear", p.Address()), "write an https:// proxy if there is one")
-	}
-}
-
-// resolve checks that only names which a rule spells out are left to a proxy:
-// nobody classifies the address that it finds.
-func (v *validator) resolve(path string, u *Upstream, d destination) {
-	if u == nil || u.Resolve != ResolveProxy || d.kind == exactHost {
-		return
-	}
-	fix := "write the whole name of each host, one to a rule"
-	if d.kind == addressRange {
-		fix = "remove it: an address is not looked up"
-	}
-	v.say(BadUpstream, path+".upstream.resolve", fmt.Sprintf("%s is not one name, and what a proxy resolves is not checked", d.key()), fix)
-}
-
-// named reports whether an upstream's addresses have a in them.
-func named(addresses []string, a netip.Addr) bool {
-	return slices.ContainsFunc(addresses, func(s string) bool {
-		if one, err := netip.ParseAddr(s); err == nil {
-			return one.Unmap() == a
-		}
-		p, err := netip.ParsePrefix(s)
-		return err == nil && p.Contains(a)
-	})
 }

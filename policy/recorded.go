@@ -46,7 +46,7 @@ const (
 )
 
 // passes tells whether what was asked for went out.
-func (r *Recorded) passes() bool { return r.Action == Allow || r.Action == Tunnel }
+func (r *Recorded) Passes() bool { return r.Action == Allow || r.Action == Tunnel }
 
 // Differs lists what a decision has other than the recorded one: action, rule,
 // credentials.

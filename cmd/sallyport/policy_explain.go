@@ -21,6 +21,8 @@ import (
 	"sallyport/internal/recorded"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
+	"sallyport/policy/body"
+	"sallyport/policy/engine"
 )
 
 func newPolicyExplain(g *globals) *cobra.Command {
@@ -86,7 +88,7 @@ func (x *explainer) run(cmd *cobra.Command, args []string) error {
 		return d.Explain(ctx, api.Question{Input: in, Sent: sent})
 	})
 	if errors.Is(err, errOffline) {
-		var p *policy.Policy
+		var p *engine.Policy
 		if p, err = x.compiled(cmd.Context()); err == nil {
 			e = p.Explain(cmd.Context(), p.Show(in, sent))
 		}
@@ -109,7 +111,7 @@ func unseen(e policy.Explanation) bool {
 
 // sent reads the request's body, and says of its header fields what a policy sees.
 // It is nil where no body is given.
-func (x *explainer) sent(stdin io.Reader, in *policy.Input) (*policy.Sent, error) {
+func (x *explainer) sent(stdin io.Reader, in *policy.Input) (*body.Raw, error) {
 	header := http.Header{}
 	for _, line := range x.headers {
 		name, value, ok := strings.Cut(line, ":")
@@ -145,7 +147,7 @@ func (x *explainer) sent(stdin io.Reader, in *policy.Input) (*policy.Sent, error
 		header.Set("Content-Type", "application/json")
 	}
 	in.Request.Size = int64(len(text)) + more
-	return &policy.Sent{Header: header, Text: text, Size: in.Request.Size}, nil
+	return &body.Raw{Header: header, Text: text, Size: in.Request.Size}, nil
 }
 
 // recorded explains a decision from the audit.
@@ -164,7 +166,7 @@ func (x *explainer) recorded(cmd *cobra.Command) (recorded.Explanation, error) {
 	if err != nil {
 		return recorded.Explanation{}, err
 	}
-	p, err := policy.Compile(cmd.Context(), cfg.Document, policy.Options{})
+	p, err := engine.Compile(cmd.Context(), cfg.Document, engine.Options{})
 	if err != nil {
 		return recorded.Explanation{}, err
 	}
@@ -199,16 +201,16 @@ func live[T any](cmd *cobra.Command, x *explainer, ask func(context.Context, *ap
 }
 
 // compiled is the policy of the configuration file.
-func (g *globals) compiled(ctx context.Context) (*policy.Policy, error) {
+func (g *globals) compiled(ctx context.Context) (*engine.Policy, error) {
 	cfg, err := g.config()
 	if err != nil {
 		return nil, err
 	}
-	return compile(ctx, cfg, policy.Options{})
+	return compile(ctx, cfg, engine.Options{})
 }
 
-func compile(ctx context.Context, cfg *config.Config, o policy.Options) (*policy.Policy, error) {
-	return policy.Compile(ctx, cfg.Document, o)
+func compile(ctx context.Context, cfg *config.Config, o engine.Options) (*engine.Policy, error) {
+	return engine.Compile(ctx, cfg.Document, o)
 }
 
 // explainInput is the request-phase input that the gateway would make.
@@ -265,16 +267,16 @@ func explain(w io.Writer, e policy.Explanation) {
 		fmt.Fprintf(w, "  limited   %s (per %s)\n", l.Name, l.Per)
 	}
 	fmt.Fprintf(w, "  policy    %.12s\n", d.Revision)
-	if len(e.Readings) > 0 {
+	if len(e.Variants) > 0 {
 		fmt.Fprintln(w, "servers read the path differently, and every reading of it is decided about:")
 	}
-	for _, r := range e.Readings {
+	for _, r := range e.Variants {
 		fmt.Fprintf(w, "  %s  %s: %s\n", terminal.Word(r.Path), strings.ToUpper(string(r.Action)), r.Reason)
 	}
-	if len(e.Said) > 0 {
+	if len(e.Contributions) > 0 {
 		fmt.Fprintln(w, "the team's Rego says:")
 	}
-	for _, s := range e.Said {
+	for _, s := range e.Contributions {
 		fmt.Fprintf(w, "  %s\n", strings.TrimRight(strings.Join([]string{s.Set, s.By, s.Reason}, "  "), " "))
 	}
 	if len(e.Near) == 0 {

@@ -16,6 +16,8 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
+	"sallyport/policy/engine"
+	"sallyport/policy/learn"
 )
 
 func newPolicyLearn(g *globals) *cobra.Command {
@@ -41,12 +43,12 @@ func newPolicyLearn(g *globals) *cobra.Command {
 type learner struct {
 	replayer
 	diff    bool
-	options policy.LearnOptions
+	options learn.Options
 }
 
 // lesson is what learn prints as JSON.
 type lesson struct {
-	policy.Lesson
+	learn.Report
 	Document string `json:"document"` // the configuration with the proposals
 	Diff     string `json:"diff"`
 	// NewlyDenied is how many of the run the amended policy denies, but for what is
@@ -66,7 +68,7 @@ func (x *learner) run(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	p, err := policy.Compile(cmd.Context(), cfg.Document, policy.Options{Timeout: x.timeout})
+	p, err := engine.Compile(cmd.Context(), cfg.Document, engine.Options{Timeout: x.timeout})
 	if err != nil {
 		return err
 	}
@@ -76,7 +78,7 @@ func (x *learner) run(cmd *cobra.Command) error {
 	}
 	x.options.Refused = func(id string) bool { return refused[id] }
 	var l lesson
-	if l.Lesson, err = p.Learn(cmd.Context(), x.decisions(cmd, q), x.options); err != nil {
+	if l.Report, err = learn.Propose(cmd.Context(), p, x.decisions(cmd, q), x.options); err != nil {
 		return err
 	}
 	x.warn(cmd.ErrOrStderr())
@@ -89,10 +91,10 @@ func (x *learner) run(cmd *cobra.Command) error {
 		name, text = path, string(data)
 		besides(path, l.Proposals)
 	}
-	if l.Document, err = policy.Amend(text, l.Proposals); err != nil {
+	if l.Document, err = learn.Amend(text, l.Proposals); err != nil {
 		return err
 	}
-	l.Diff = policy.Diff(name, text, l.Document)
+	l.Diff = learn.Diff(name, text, l.Document)
 	if l.NewlyDenied, err = x.verify(cmd, name, l, cfg, q); err != nil {
 		return err
 	}
@@ -108,7 +110,7 @@ func (x *learner) run(cmd *cobra.Command) error {
 
 // besides writes the files of proposals that lie below the configuration's folder as
 // that writes them.
-func besides(path string, list []policy.Proposal) {
+func besides(path string, list []learn.Proposal) {
 	dir, err := filepath.Abs(filepath.Dir(path))
 	if err != nil {
 		return
@@ -153,15 +155,15 @@ func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *conf
 		return 0, fmt.Errorf("the proposal cannot be used: %w", err)
 	}
 	if n := len(before.Egress); len(cfg.Egress) != n+len(l.Proposals) || len(cfg.EgressAuth) != len(before.EgressAuth) ||
-		!slices.EqualFunc(cfg.Egress[n:], l.Proposals, func(r policy.EgressRule, p policy.Proposal) bool { return r.Name == p.Rule.Name }) {
+		!slices.EqualFunc(cfg.Egress[n:], l.Proposals, func(r policy.EgressRule, p learn.Proposal) bool { return r.Name == p.Rule.Name }) {
 		return 0, errors.New("the proposal would change more of the configuration than its rules: write the list egress as a block")
 	}
-	p, err := policy.Compile(cmd.Context(), cfg.Document, policy.Options{Timeout: x.timeout})
+	p, err := engine.Compile(cmd.Context(), cfg.Document, engine.Options{Timeout: x.timeout})
 	if err != nil {
 		return 0, fmt.Errorf("the proposal cannot be used: %w", err)
 	}
 	// What there would be to learn once more is what it still denies.
-	again, err := p.Learn(cmd.Context(), x.decisions(cmd, q), x.options)
+	again, err := learn.Propose(cmd.Context(), p, x.decisions(cmd, q), x.options)
 	return again.Covered, err
 }
 

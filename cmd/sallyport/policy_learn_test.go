@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/policy"
+	"sallyport/policy/replay"
 )
 
 // A run in observe mode becomes a proposal, which replays the run without denying
@@ -49,8 +49,8 @@ func TestPolicyLearn(t *testing.T) {
 	}
 	// What is flagged would be denied.
 	out, status, _ = run(t, "", "policy", "replay", "--config", candidate, "--fail-on", "denied", "-o", "json")
-	var r policy.Replay
-	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 1 || r.ByChange[policy.NewlyDenied] != 1 || r.Groups[0].Destination != "10.0.0.1:443" {
+	var r replay.Report
+	if err := json.Unmarshal([]byte(out), &r); err != nil || status != 1 || r.ByChange[replay.NewlyDenied] != 1 || r.Groups[0].Destination != "10.0.0.1:443" {
 		t.Errorf("got %d, %s, %v", status, out, err)
 	}
 	after, err := os.ReadFile(file)

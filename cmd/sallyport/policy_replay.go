@@ -18,6 +18,8 @@ import (
 	"sallyport/internal/recorded"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
+	"sallyport/policy/engine"
+	"sallyport/policy/replay"
 )
 
 // recording says which recorded decisions a command is about.
@@ -130,7 +132,7 @@ type replayer struct {
 const failBody = "body"
 
 func changeNames() (names []string) {
-	for _, c := range policy.Changes {
+	for _, c := range replay.Changes {
 		names = append(names, string(c))
 	}
 	return names
@@ -168,34 +170,34 @@ func (x *replayer) run(cmd *cobra.Command) (fails bool, err error) {
 const replayed = 1 << 17
 
 // replay decides what a query selects by a document.
-func (x *replayer) replay(cmd *cobra.Command, doc policy.Document, q audit.Query) (policy.Replay, error) {
+func (x *replayer) replay(cmd *cobra.Command, doc policy.Document, q audit.Query) (replay.Report, error) {
 	doc.Policy.Cache = new(replayed) // it changes no answer, and no revision
-	p, err := policy.Compile(cmd.Context(), doc, policy.Options{Timeout: x.timeout})
+	p, err := engine.Compile(cmd.Context(), doc, engine.Options{Timeout: x.timeout})
 	if err != nil {
-		return policy.Replay{}, err
+		return replay.Report{}, err
 	}
-	return p.Replay(cmd.Context(), x.decisions(cmd, q))
+	return replay.Run(cmd.Context(), p, x.decisions(cmd, q))
 }
 
 // changed says what has become of decisions.
-var changeTexts = map[policy.Change]string{
-	policy.NewlyAllowed:  "newly allowed",
-	policy.NewlyDenied:   "newly denied",
-	policy.NewlyAsked:    "a person would be asked",
-	policy.NewlyInjected: "newly injected",
-	policy.NotInjected:   "no longer injected",
-	policy.OtherRule:     "the same by another rule",
+var changeTexts = map[replay.Change]string{
+	replay.NewlyAllowed:  "newly allowed",
+	replay.NewlyDenied:   "newly denied",
+	replay.NewlyAsked:    "a person would be asked",
+	replay.NewlyInjected: "newly injected",
+	replay.NotInjected:   "no longer injected",
+	replay.OtherRule:     "the same by another rule",
 }
 
 // printReplay writes a replay as a person reads it.
-func printReplay(w io.Writer, r policy.Replay) {
+func printReplay(w io.Writer, r replay.Report) {
 	fmt.Fprint(w, many(r.Decisions, "decision", "decisions"))
 	if r.Decisions > 0 {
 		fmt.Fprintf(w, " from %s to %s", r.First.Format(time.RFC3339), r.Last.Format(time.RFC3339))
 	}
 	fmt.Fprintf(w, ", by policy %.12s:\n", r.Revision)
 	fmt.Fprintf(w, "%9d the same\n", r.Same)
-	for _, c := range policy.Changes {
+	for _, c := range replay.Changes {
 		if n := r.ByChange[c]; n > 0 {
 			fmt.Fprintf(w, "%9d %s\n", n, changeTexts[c])
 		}
@@ -228,7 +230,7 @@ func printReplay(w io.Writer, r policy.Replay) {
 	}
 }
 
-func subjectOf(g policy.Group) string {
+func subjectOf(g replay.Group) string {
 	to := terminal.Word(g.Destination)
 	switch g.Phase {
 	case policy.PhaseDNS:
@@ -239,7 +241,7 @@ func subjectOf(g policy.Group) string {
 	return terminal.Word(g.Method) + " " + to + terminal.Word(g.Path)
 }
 
-func verdict(v policy.Verdict) string {
+func verdict(v replay.Verdict) string {
 	s := string(v.Action)
 	if v.Rule != "" {
 		s += " by " + terminal.Word(v.Rule)

@@ -12,6 +12,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
+	"sallyport/policy/replay"
 )
 
 // recorded writes requests into the log of a data directory, as they are decided by
@@ -96,7 +97,7 @@ func TestPolicyReplay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	replay := func(status int, args ...string) string {
+	replayed := func(status int, args ...string) string {
 		t.Helper()
 		out, got, err := run(t, "", append([]string{"policy", "replay", "--config", candidate}, args...)...)
 		if got != status {
@@ -105,35 +106,35 @@ func TestPolicyReplay(t *testing.T) {
 		return out
 	}
 	write(rules)
-	if out := replay(0); !strings.Contains(out, "5 decisions") || !strings.Contains(out, "5 the same") {
+	if out := replayed(0); !strings.Contains(out, "5 decisions") || !strings.Contains(out, "5 the same") {
 		t.Errorf("got %s", out)
 	}
 	write(strings.Replace(rules, "methods: [GET], ", "", 1))
-	out := replay(1)
+	out := replayed(1)
 	for _, want := range []string{"2 newly allowed", "newly allowed: 2 × POST docs.example.com:443/guide/*", "was  deny", "is   allow by docs", ids[2] + " " + ids[3]} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q is not in %s", want, out)
 		}
 	}
-	replay(0, "--fail-on", "denied,approval")
-	replay(1, "--fail-on", "denied,allowed")
-	replay(0, "--fail-on", "none")
-	replay(0, "--sandbox", "other")
-	replay(0, "--since", "2099-01-01T00:00:00Z")
-	replay(1, "--since", "1h")
-	var r policy.Replay
-	if err := json.Unmarshal([]byte(replay(1, "-o", "json")), &r); err != nil || r.ByChange[policy.NewlyAllowed] != 2 || r.Groups[0].Path != "/guide/*" {
+	replayed(0, "--fail-on", "denied,approval")
+	replayed(1, "--fail-on", "denied,allowed")
+	replayed(0, "--fail-on", "none")
+	replayed(0, "--sandbox", "other")
+	replayed(0, "--since", "2099-01-01T00:00:00Z")
+	replayed(1, "--since", "1h")
+	var r replay.Report
+	if err := json.Unmarshal([]byte(replayed(1, "-o", "json")), &r); err != nil || r.ByChange[replay.NewlyAllowed] != 2 || r.Groups[0].Path != "/guide/*" {
 		t.Errorf("got %+v, %v", r, err)
 	}
 	write("egress: [{destination: docs.example.com, methods: [GET, POST]}]\n")
-	if out := replay(1, "--fail-on", "denied"); !strings.Contains(out, "was  allow by api with key") {
+	if out := replayed(1, "--fail-on", "denied"); !strings.Contains(out, "was  allow by api with key") {
 		t.Errorf("got %s", out)
 	}
-	replay(2, "--fail-on", "everything")
-	replay(2, "--since", "yesterday")
-	replay(2, "--audit", filepath.Join(dir, "nowhere"))
+	replayed(2, "--fail-on", "everything")
+	replayed(2, "--since", "yesterday")
+	replayed(2, "--audit", filepath.Join(dir, "nowhere"))
 	write("egres: []\n")
-	replay(2)
+	replayed(2)
 }
 
 // What has to see a body is counted by its rule, and fails where that is asked for.

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/config"
-	"sallyport/policy"
+	"sallyport/policy/engine"
 	"sallyport/policy/regotest"
 )
 
@@ -69,7 +69,7 @@ func newPolicyTest(g *globals) *cobra.Command {
 			o.Dirs = []string{near(doc.Policy.Dir)}
 		}
 		if export != "" {
-			b, err := policy.NewBench(cmd.Context(), doc, o.Dirs)
+			b, err := engine.NewTestbed(cmd.Context(), doc, o.Dirs)
 			if err != nil {
 				return usageError{err}
 			}

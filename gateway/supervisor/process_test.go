@@ -15,6 +15,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/internal/jail"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // house is a Warden with its process.
@@ -100,7 +101,7 @@ func newHouse(t *testing.T, doc policy.Document, taken string, change func(*Opti
 // compiled is a policy's revision.
 func compiled(t *testing.T, doc policy.Document) string {
 	t.Helper()
-	p, err := policy.Compile(t.Context(), doc, policy.Options{})
+	p, err := engine.Compile(t.Context(), doc, engine.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/jail"
 	"sallyport/policy"
+	"sallyport/policy/rego"
 )
 
 // rootFiles lists the files of authorities that a document's rules name.
@@ -77,7 +78,7 @@ func show(v *jail.View, doc policy.Document, revision string) error {
 // showTeam copies what takes part in a policy. That it is what the daemon
 // compiled is seen by the revision.
 func showTeam(v *jail.View, dir, revision string) error {
-	return policy.ReadTeam(dir, func(name string, text []byte) error {
+	return rego.ReadFolder(dir, func(name string, text []byte) error {
 		return v.Write(filepath.Join(workerapi.TeamPath(revision), name), text)
 	})
 }

@@ -30,6 +30,7 @@ import (
 	"sallyport/internal/ipc"
 	"sallyport/internal/jail"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 	"sallyport/policy/limit"
 )
 
@@ -74,7 +75,7 @@ type Worker struct {
 	ctx     context.Context // until MethodStop, or the link's end
 	cancel  context.CancelFunc
 
-	engine     policy.Engine
+	engine     engine.Engine
 	audit      *audit.Log
 	broker     *broker
 	approvals  *approvalClient
@@ -94,7 +95,7 @@ type Worker struct {
 
 	mu         sync.RWMutex
 	identities map[netip.Addr]policy.Sandbox
-	prepared   *policy.Policy // by MethodPrepare, for MethodUse
+	prepared   *engine.Policy // by MethodPrepare, for MethodUse
 }
 
 func newWorker(conn *net.UnixConn, state jail.State) *Worker {
@@ -171,14 +172,14 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 	if err != nil {
 		return jail.State{}, err
 	}
-	w.engine.Follow(w.changed)
+	w.engine.OnSwap(w.changed)
 	prometheus.WrapRegistererWithPrefix(workerapi.MetricsPrefix, w.metrics).MustRegister(collectors.NewGoCollector(),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "recalled_decisions_total",
 			Help: "Decisions made from an answer that had been kept for the same input.",
-		}, func() float64 { return float64(w.engine.Recalled()) }))
+		}, func() float64 { return float64(w.engine.CacheHits()) }))
 	w.work.Go(func() { w.broker.run(w.ctx) })
-	w.work.Go(func() { w.engine.Watch(w.ctx) })
+	w.work.Go(func() { w.engine.WatchExpiry(w.ctx) })
 	// What compiling a policy leaves is more than what lives, and the collector,
 	// tuned for requests, would let it lie. Nobody waits for an answer yet.
 	debug.FreeOSMemory()
@@ -259,7 +260,7 @@ func (w *Worker) stop(_ context.Context, c workerapi.StopRequest) (workerapi.Sto
 
 // compile makes the policy that the Warden has put into this root, and insists
 // that it is the one meant.
-func (w *Worker) compile(ctx context.Context, revision string) (*policy.Policy, error) {
+func (w *Worker) compile(ctx context.Context, revision string) (*engine.Policy, error) {
 	root := documentRoot(w.state.Root)
 	text, err := os.ReadFile(root + workerapi.DocumentPath(revision))
 	if err != nil {
@@ -274,7 +275,7 @@ func (w *Worker) compile(ctx context.Context, revision string) (*policy.Policy, 
 	if doc.Policy.Dir != "" {
 		doc.Policy.Dir = root + workerapi.TeamPath(revision)
 	}
-	p, err := policy.Compile(ctx, doc, policy.Options{})
+	p, err := engine.Compile(ctx, doc, engine.Options{})
 	if err != nil {
 		return nil, err
 	}

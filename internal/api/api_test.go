@@ -17,6 +17,7 @@ import (
 	"sallyport/audit"
 	"sallyport/internal/api"
 	"sallyport/policy"
+	reqbody "sallyport/policy/body"
 	"sallyport/sandbox"
 )
 
@@ -214,7 +215,7 @@ func TestExplainReadsABody(t *testing.T) {
 			Request: &policy.Request{Method: "POST", Scheme: "https", Path: "/", Size: int64(len(text))},
 		}}
 		if text != "" {
-			q.Sent = &policy.Sent{Header: http.Header{"Content-Type": {"application/json"}}, Text: []byte(text)[:min(len(text), policy.MaxBody+1)], Size: int64(len(text))}
+			q.Sent = &reqbody.Raw{Header: http.Header{"Content-Type": {"application/json"}}, Text: []byte(text)[:min(len(text), policy.MaxBody+1)], Size: int64(len(text))}
 		}
 		e, err := c.Explain(t.Context(), q)
 		if err != nil || e.Decision.Action != want {

@@ -31,6 +31,8 @@ import (
 	"sallyport/internal/seal"
 	"sallyport/policy"
 	"sallyport/policy/approval"
+	reqbody "sallyport/policy/body"
+	"sallyport/policy/engine"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent"
 	"sallyport/sandbox/agent/channel"
@@ -183,7 +185,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
 	authority := must[*ca.Authority](t)(ca.Open(ca.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
 	cfg := must[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
-	rules := must[*policy.Policy](t)(policy.Compile(t.Context(), cfg.Document, policy.Options{}))
+	rules := must[*engine.Policy](t)(engine.Compile(t.Context(), cfg.Document, engine.Options{}))
 	opt := api.Options{
 		Secrets: secrets{must[*file.Store](t)(file.New(dir, key))},
 		Clients: clients{must[*gateway.ClientStore](t)(gateway.OpenClients(filepath.Join(dir, "clients.json")))},
@@ -194,7 +196,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 			return authority.Root(id)
 		},
 		Forget: authority.Forget,
-		Explain: func(ctx context.Context, in policy.Input, sent *policy.Sent) policy.Explanation {
+		Explain: func(ctx context.Context, in policy.Input, sent *reqbody.Raw) policy.Explanation {
 			return rules.Explain(ctx, rules.Show(in, sent))
 		},
 		Named: rules.Names,

@@ -29,6 +29,7 @@ import (
 	"sallyport/internal/quota"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
+	reqbody "sallyport/policy/body"
 	"sallyport/sandbox/manager"
 )
 
@@ -40,7 +41,7 @@ type Options struct {
 	Clients   Clients
 	Root      func(sandboxID string) ([]byte, error) // PEM of a sandbox's root
 	Forget    func(id string) error                  // what is kept under a sandbox's or a client's ID
-	Explain   func(context.Context, policy.Input, *policy.Sent) policy.Explanation
+	Explain   func(context.Context, policy.Input, *reqbody.Raw) policy.Explanation
 	Recorded  func(ctx context.Context, decision string) (recorded.Explanation, error) // of a decision in the audit
 	Named     func(sandbox string) bool                                                // whether a rule selects sandboxes by this name
 	Reload    func(context.Context) error

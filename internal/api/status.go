@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sallyport/policy"
+	reqbody "sallyport/policy/body"
 	"sallyport/sandbox"
 )
 
@@ -104,7 +105,7 @@ type Refused struct {
 // known.
 type Question struct {
 	policy.Input
-	Sent *policy.Sent `json:",omitempty"`
+	Sent *reqbody.Raw `json:",omitempty"`
 }
 
 func (h *handler) explain(w http.ResponseWriter, r *http.Request) {

@@ -16,6 +16,8 @@ import (
 	"sallyport/audit"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
+	"sallyport/policy/engine"
+	"sallyport/policy/replay"
 )
 
 // replayKind is the name of what follows among the kinds of load, though nothing
@@ -37,7 +39,7 @@ type replayRow struct {
 	name   string
 	took   time.Duration
 	cpu    time.Duration
-	replay policy.Replay
+	replay replay.Report
 }
 
 // replayTeam is a team's Rego that looks at every path and header, so that few
@@ -66,12 +68,12 @@ func (r *replays) run(ctx context.Context) error {
 	for _, row := range []struct{ name, team string }{{"rules alone", ""}, {"and a team's Rego about paths", team}} {
 		doc := replayDocument(r.rules, true)
 		doc.Policy = policy.Source{Dir: row.team, Cache: new(1 << 17)}
-		p, err := policy.Compile(ctx, doc, policy.Options{Timeout: time.Second})
+		p, err := engine.Compile(ctx, doc, engine.Options{Timeout: time.Second})
 		if err != nil {
 			return err
 		}
 		began, used := time.Now(), processorTime()
-		got, err := p.Replay(ctx, recorded.Read(ctx, dir, audit.Query{}))
+		got, err := replay.Run(ctx, p, recorded.Read(ctx, dir, audit.Query{}))
 		if err != nil {
 			return err
 		}
@@ -107,7 +109,7 @@ func replayDocument(rules int, candidate bool) policy.Document {
 
 // record writes what a policy decided, with completions, as the gateway does.
 func (r *replays) record(ctx context.Context, dir string) error {
-	p, err := policy.Compile(ctx, replayDocument(r.rules, false), policy.Options{Timeout: time.Second})
+	p, err := engine.Compile(ctx, replayDocument(r.rules, false), engine.Options{Timeout: time.Second})
 	if err != nil {
 		return err
 	}
@@ -148,7 +150,7 @@ func (r *replays) record(ctx context.Context, dir string) error {
 
 // decided is one of the decisions: of 200 sandboxes, about 10,000 paths, one in
 // ten refused.
-func decided(ctx context.Context, x *audit.Exchange, p *policy.Policy, random *rand.Rand, rule int) *audit.Event {
+func decided(ctx context.Context, x *audit.Exchange, p *engine.Policy, random *rand.Rand, rule int) *audit.Event {
 	who := random.IntN(200)
 	in := policy.Input{
 		Phase:       policy.PhaseRequest,
@@ -203,7 +205,7 @@ func (r *replays) print(w io.Writer) error {
 	for _, row := range r.rows {
 		n := float64(row.replay.Decisions)
 		fmt.Fprintf(t, "%s\t%.1f\t%.0f\t%.1f\t%d\t%.0f %%\n", row.name, row.took.Seconds(), n/row.took.Seconds(), row.cpu.Seconds(),
-			row.replay.Changed, 100*float64(row.replay.Recalled)/n)
+			row.replay.Changed, 100*float64(row.replay.FromCache)/n)
 	}
 	fmt.Fprintf(t, "\n%d decisions, %d events, %d MB of log, %d rules; %d CPUs\n", recordedDecisions, r.events, r.bytes>>20, r.rules, runtime.NumCPU())
 	return t.Flush()

@@ -27,6 +27,7 @@ import (
 	"sallyport/internal/jail"
 	"sallyport/internal/seal"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // stats are what the gateway's process says last.
@@ -99,8 +100,8 @@ const clients = 16
 
 // house is what a gateway works with, of which it is the daemon's.
 type house struct {
-	compiled  *policy.Policy
-	engine    *policy.Engine
+	compiled  *engine.Policy
+	engine    *engine.Engine
 	authority *ca.Authority
 	clients   *gateway.ClientStore
 	broker    *credential.Broker
@@ -113,10 +114,10 @@ type house struct {
 // newHouse makes it below a folder of the role's own.
 func newHouse(ctx context.Context, o options) (h *house, err error) {
 	h = &house{logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
-	if h.compiled, err = policy.Compile(ctx, rules(o), policy.Options{Logger: h.logger}); err != nil {
+	if h.compiled, err = engine.Compile(ctx, rules(o), engine.Options{Logger: h.logger}); err != nil {
 		return nil, err
 	}
-	h.engine = policy.NewEngine(h.compiled)
+	h.engine = engine.NewEngine(h.compiled)
 	data := filepath.Join(o.dir, o.role)
 	if err := os.MkdirAll(data, 0o700); err != nil {
 		return nil, err

@@ -1,7 +1,7 @@
 // Package bundle fetches a policy bundle from a server, notices a new one, and stores the
 // last good one on disk.
 //
-// It does not verify signatures: [policy.ReadBundle] does, also for a stored bundle. The
+// It does not verify signatures: [rego.ReadBundle] does, also for a stored bundle. The
 // size of an answer and the time for it are bounded.
 package bundle
 
@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"sallyport/policy"
+	"sallyport/policy/rego"
 )
 
 // Bounds of one question to a server.
@@ -83,12 +84,12 @@ func fetch(ctx context.Context, from policy.BundleSource, token Token, tag strin
 	case resp.StatusCode != http.StatusOK:
 		return nil, "", fmt.Errorf("the server answered %d %s", resp.StatusCode, http.StatusText(resp.StatusCode))
 	}
-	archive, err = io.ReadAll(io.LimitReader(resp.Body, policy.MaxBundle+1))
+	archive, err = io.ReadAll(io.LimitReader(resp.Body, rego.MaxBundle+1))
 	switch {
 	case err != nil:
 		return nil, "", err
-	case len(archive) > policy.MaxBundle:
-		return nil, "", fmt.Errorf("the bundle has more than %d MiB", policy.MaxBundle>>20)
+	case len(archive) > rego.MaxBundle:
+		return nil, "", fmt.Errorf("the bundle has more than %d MiB", rego.MaxBundle>>20)
 	}
 	if newer = resp.Header.Get("Etag"); len(newer) > maxTag {
 		newer = ""

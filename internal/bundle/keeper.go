@@ -17,6 +17,7 @@ import (
 
 	"sallyport/internal/durable"
 	"sallyport/policy"
+	"sallyport/policy/rego"
 )
 
 // Keeper keeps the last good bundle of one server. It is safe for concurrent use.
@@ -181,7 +182,7 @@ func (k *Keeper) Ask(ctx context.Context, from policy.BundleSource, token Token)
 }
 
 func candidate(h *held, from policy.BundleSource, asked time.Time) (*Candidate, error) {
-	b, err := policy.ReadBundle(h.archive, from)
+	b, err := rego.ReadBundle(h.archive, from)
 	if err != nil {
 		return nil, err
 	}

@@ -16,6 +16,7 @@ import (
 
 	"sallyport/internal/bundle"
 	"sallyport/policy"
+	"sallyport/policy/rego"
 )
 
 // signed is a bundle of a revision that says when it was signed, unless 0.
@@ -74,7 +75,7 @@ func TestKeeperOfAnOlderBundle(t *testing.T) {
 					if err != nil {
 						return nil, err
 					}
-					return policy.ReadBundle(text, from)
+					return rego.ReadBundle(text, from)
 				}
 			}
 			k := bundle.Open(dir, log)

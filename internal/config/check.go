@@ -5,15 +5,16 @@ import (
 	"os"
 
 	"sallyport/policy"
+	"sallyport/policy/check"
 )
 
 // Check lists the findings about the configuration at path and about the team's Rego,
 // which is read from the files and folders in rego, if any, instead of those that the
-// configuration names: see [policy.Check]. The daemon accepts a configuration without
+// configuration names: see [check.Run]. The daemon accepts a configuration without
 // findings of severity error. With an empty path, Check checks Rego alone.
 func Check(ctx context.Context, path string, rego ...string) []policy.Finding {
 	if path == "" {
-		return policy.Check(ctx, policy.Document{}, rego...)
+		return check.Run(ctx, policy.Document{}, rego...)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -38,5 +39,5 @@ func Check(ctx context.Context, path string, rego ...string) []policy.Finding {
 		})
 		c.Policy.Bundle = nil
 	}
-	return policy.Tidy(append(findings, policy.Check(ctx, c.Document, rego...)...))
+	return check.Tidy(append(findings, check.Run(ctx, c.Document, rego...)...))
 }

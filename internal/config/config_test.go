@@ -12,6 +12,7 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 func TestParseDefaults(t *testing.T) {
@@ -185,7 +186,7 @@ func FuzzParse(f *testing.F) {
 		if err != nil || c.Policy.Dir != "" {
 			return
 		}
-		if _, err := policy.Compile(t.Context(), c.Document, policy.Options{}); err != nil {
+		if _, err := engine.Compile(t.Context(), c.Document, engine.Options{}); err != nil {
 			t.Fatalf("%q was taken, and then: %v", data, err)
 		}
 	})

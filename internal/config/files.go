@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"sallyport/policy"
+	"sallyport/policy/rego"
 )
 
 // Files lists the files and folders that c refers to. Sources of credentials are not
@@ -105,9 +106,9 @@ func ReadBundle(from policy.BundleSource) (*policy.Bundle, error) {
 		return nil, err
 	}
 	defer f.Close()
-	archive, err := io.ReadAll(io.LimitReader(f, policy.MaxBundle+1))
+	archive, err := io.ReadAll(io.LimitReader(f, rego.MaxBundle+1))
 	if err != nil {
 		return nil, err
 	}
-	return policy.ReadBundle(archive, from)
+	return rego.ReadBundle(archive, from)
 }

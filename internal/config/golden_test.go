@@ -13,6 +13,7 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 var update = flag.Bool("update", false, "write what is found into the golden files")
@@ -126,7 +127,7 @@ func TestGolden(t *testing.T) {
 				c.Document.Policy.Bundle = nil // a server's has to be fetched first
 			}
 			if err == nil {
-				_, err = policy.Compile(t.Context(), c.Document, policy.Options{})
+				_, err = engine.Compile(t.Context(), c.Document, engine.Options{})
 			}
 			if failed != (err != nil) {
 				t.Errorf("there are errors: %v, and the daemon says %v", failed, err)

@@ -14,6 +14,7 @@ import (
 	"sallyport/internal/hostname"
 	"sallyport/internal/image"
 	"sallyport/policy"
+	"sallyport/policy/validate"
 )
 
 // Validate joins everything that is wrong with c, its policy document included,
@@ -65,7 +66,7 @@ func (c *Config) findings() []policy.Finding {
 		v.upstream(fmt.Sprintf("egressAuth[%d].upstream", i), e.Upstream)
 	}
 	v.registries(c.Registries, c.Credentials)
-	return append(v.findings, policy.Validate(c.Document)...)
+	return append(v.findings, validate.Document(c.Document)...)
 }
 
 // registries checks that a login goes to one registry by TLS that is verified: the

@@ -24,6 +24,7 @@ import (
 	"sallyport/internal/recorded"
 	"sallyport/internal/secretfile"
 	"sallyport/policy"
+	"sallyport/policy/body"
 	"sallyport/sandbox/manager"
 )
 
@@ -186,7 +187,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Recorded: func(ctx context.Context, decision string) (recorded.Explanation, error) {
 			return recorded.Explain(ctx, d.rules.Policy(), d.cfg.AuditDir(), decision)
 		},
-		Explain: func(ctx context.Context, in policy.Input, body *policy.Sent) policy.Explanation {
+		Explain: func(ctx context.Context, in policy.Input, body *body.Raw) policy.Explanation {
 			p := d.rules.Policy()
 			return p.Explain(ctx, p.Show(in, body))
 		},

@@ -35,8 +35,8 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/seal"
 	"sallyport/internal/ssh"
-	"sallyport/policy"
 	"sallyport/policy/approval"
+	"sallyport/policy/engine"
 )
 
 // Options are what a daemon is started with.
@@ -71,7 +71,7 @@ type daemon struct {
 	key      *seal.Key
 	auditLog *supervisor.AuditLog
 	store    *file.Store
-	rules    *policy.Engine
+	rules    *engine.Engine
 	broker   *credential.Broker
 
 	loader // of policy and credentials, again and again

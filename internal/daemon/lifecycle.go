@@ -4,11 +4,11 @@ import (
 	"context"
 
 	"sallyport/audit"
-	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // recordLifecycle records a change of the daemon's own state, with the policy it comes with.
-func (d *daemon) recordLifecycle(state string, p *policy.Policy) error {
+func (d *daemon) recordLifecycle(state string, p *engine.Policy) error {
 	return d.auditLog.Append(context.Background(), d.about(state, p, ""))
 }
 
@@ -20,7 +20,7 @@ func (d *daemon) record(e *audit.Event) {
 }
 
 // about is the event of a change of the daemon's own state.
-func (d *daemon) about(state string, p *policy.Policy, detail string) *audit.Event {
+func (d *daemon) about(state string, p *engine.Policy, detail string) *audit.Event {
 	e := changed(audit.Product{Name: "sallyport", Version: d.version}, "sallyport", state)
 	e.Policy = &audit.Policy{Version: p.Revision()}
 	e.Detail = detail

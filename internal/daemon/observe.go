@@ -7,6 +7,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // How often observe mode is looked at, and recorded while it lasts.
@@ -18,7 +19,7 @@ const (
 // watcher records when something is in observe mode from now on, each hour, and
 // when it no longer is.
 type watcher struct {
-	policy  func() *policy.Policy
+	policy  func() *engine.Policy
 	record  func(*audit.Event) error
 	log     *slog.Logger
 	version string

@@ -10,19 +10,20 @@ import (
 
 	"sallyport/audit"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // Observe mode is on record when it begins, each hour, and when it ends: by itself
 // or since the policy no longer has it.
 func TestObserveModeIsOnRecord(t *testing.T) {
 	now := time.Now()
-	observed := func(names ...string) *policy.Policy {
+	observed := func(names ...string) *engine.Policy {
 		doc := policy.Document{Egress: []policy.EgressRule{{Name: "r", Destination: "a.example.com", Observe: now.Add(90 * time.Minute)}}}
 		for _, name := range names {
 			doc.Observe = append(doc.Observe, policy.Observation{
 				Sandboxes: policy.Selector{Names: []string{name}}, Until: now.Add(10 * time.Hour)})
 		}
-		p, err := policy.Compile(t.Context(), doc, policy.Options{})
+		p, err := engine.Compile(t.Context(), doc, engine.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -30,7 +31,7 @@ func TestObserveModeIsOnRecord(t *testing.T) {
 	}
 	current := observed("a", "b")
 	var got []string
-	w := &watcher{policy: func() *policy.Policy { return current }, log: slog.New(slog.DiscardHandler), record: func(e *audit.Event) error {
+	w := &watcher{policy: func() *engine.Policy { return current }, log: slog.New(slog.DiscardHandler), record: func(e *audit.Event) error {
 		what, _, _ := strings.Cut(e.Message[strings.LastIndex(e.Message, ": ")+2:], " until")
 		got = append(got, e.Unmapped.Sallyport.State+" "+what)
 		if e.ClassUID != audit.ClassLifecycle || e.Policy.Version != current.Revision() || (e.SeverityID == audit.SeverityMedium) == strings.HasSuffix(e.Unmapped.Sallyport.State, "ended") {

@@ -18,7 +18,7 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/bundle"
 	"sallyport/internal/config"
-	"sallyport/policy"
+	"sallyport/policy/engine"
 	"sallyport/sandbox"
 )
 
@@ -76,14 +76,14 @@ func (d *daemon) openPolicy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p, err := policy.Compile(ctx, d.cfg.Document, policy.Options{Logger: d.log})
+	p, err := engine.Compile(ctx, d.cfg.Document, engine.Options{Logger: d.log})
 	if err != nil {
 		return err
 	}
 	if err := d.keeper.Accept(bundled); err != nil {
 		return err
 	}
-	d.rules = policy.NewEngine(p)
+	d.rules = engine.NewEngine(p)
 	d.broker = credential.New(credential.Options{Sources: sources, Revision: p.Revision(), Bound: d.rules.Bound, AllowShort: d.rules.AllowsShort, Log: d.log})
 	d.inForce.Store(d.cfg)
 	d.warn(ctx, d.cfg)
@@ -155,7 +155,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 		cfg.Policy.Verified = fresh.Bundle
 	}
 	began := time.Now()
-	p, err := policy.Compile(ctx, cfg.Document, policy.Options{Logger: d.log})
+	p, err := engine.Compile(ctx, cfg.Document, engine.Options{Logger: d.log})
 	if err != nil {
 		return err
 	}
@@ -214,7 +214,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 // selectedAnew lists the sandboxes that the rules of a policy select by name, and those
 // of the one before did not. Whoever made one needed no more than the scope run for its
 // name, and may be another than the rule's author has in mind.
-func selectedAnew(before, now *policy.Policy, there []sandbox.Info) (names []string) {
+func selectedAnew(before, now *engine.Policy, there []sandbox.Info) (names []string) {
 	for _, i := range there {
 		if now.Names(i.Name) && !before.Names(i.Name) {
 			names = append(names, i.FullName())

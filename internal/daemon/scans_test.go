@@ -7,6 +7,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/policy"
+	"sallyport/policy/engine"
 	"sallyport/sandbox"
 )
 
@@ -69,10 +70,10 @@ func TestScansAreShared(t *testing.T) {
 // A sandbox that rules begin to select by the name it had before is told of, whosever it
 // is, and none that they have selected all along.
 func TestSelectedAnew(t *testing.T) {
-	compile := func(names ...string) *policy.Policy {
-		p, err := policy.Compile(t.Context(), policy.Document{Egress: []policy.EgressRule{{
+	compile := func(names ...string) *engine.Policy {
+		p, err := engine.Compile(t.Context(), policy.Document{Egress: []policy.EgressRule{{
 			Destination: "a.example.com", Sandboxes: policy.Selector{Names: names},
-		}}}, policy.Options{})
+		}}}, engine.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,7 +15,8 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/test/testnet"
-	"sallyport/policy"
+	"sallyport/policy/learn"
+	"sallyport/policy/replay"
 )
 
 // insideRules allows nothing that the test does: it says how hosts inside are
@@ -77,7 +78,7 @@ func TestLearn(t *testing.T) {
 
 	// Learned is what was done, and nothing more.
 	var l struct {
-		policy.Lesson
+		learn.Report
 		Document    string `json:"document"`
 		NewlyDenied int    `json:"newly_denied"`
 	}
@@ -105,12 +106,12 @@ func TestLearn(t *testing.T) {
 	r.write("candidate.yaml", l.Document)
 	candidate := filepath.Join(r.dir, "candidate.yaml")
 	r.ok("policy", "check", "--config", candidate)
-	var replay policy.Replay
-	if err := json.Unmarshal([]byte(r.ok("policy", "replay", "--config", candidate, "--fail-on", "denied,allowed,injected,approval", "-o", "json")), &replay); err != nil {
+	var replayed replay.Report
+	if err := json.Unmarshal([]byte(r.ok("policy", "replay", "--config", candidate, "--fail-on", "denied,allowed,injected,approval", "-o", "json")), &replayed); err != nil {
 		t.Fatal(err)
 	}
-	if replay.Decisions == 0 || replay.ByChange[policy.OtherRule]+replay.Same != replay.Decisions {
-		t.Errorf("replayed: %+v", replay)
+	if replayed.Decisions == 0 || replayed.ByChange[replay.OtherRule]+replayed.Same != replayed.Decisions {
+		t.Errorf("replayed: %+v", replayed)
 	}
 	if res := r.sallyport("policy", "replay", "--fail-on", "denied"); res.code != 1 || !strings.Contains(res.stdout, "POST git.example.test:443/repo.git/git-upload-pack") {
 		t.Errorf("replayed without it: %s", res)

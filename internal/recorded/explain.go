@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 // Explanation says what a policy makes today of a decision that was made once.
@@ -18,7 +19,7 @@ type Explanation struct {
 
 // Explain finds a decision and explains what p makes of the same input, by the
 // time that it was made at.
-func Explain(ctx context.Context, p *policy.Policy, dir, id string) (Explanation, error) {
+func Explain(ctx context.Context, p *engine.Policy, dir, id string) (Explanation, error) {
 	r, err := Find(ctx, dir, id)
 	if err != nil {
 		return Explanation{}, err

@@ -13,10 +13,12 @@ import (
 
 	"sallyport/internal/config"
 	"sallyport/policy"
+	"sallyport/policy/body"
+	"sallyport/policy/engine"
 	"sallyport/policy/oracle"
 )
 
-func input(p *policy.Policy, a oracle.Ask) policy.Input {
+func input(p *engine.Policy, a oracle.Ask) policy.Input {
 	in := policy.Input{
 		Phase:       policy.Phase(a.Phase),
 		Sandbox:     policy.Sandbox{Name: a.Sandbox, ID: "id-" + a.Sandbox, Tags: a.Tags},
@@ -30,7 +32,7 @@ func input(p *policy.Policy, a oracle.Ask) policy.Input {
 		}
 		in.Request = &policy.Request{Method: a.Method, Scheme: scheme, Path: a.Path, Size: -1}
 		if n := p.Need(in); n.Max > 0 && a.Body != "" {
-			in.Request.Body = policy.ReadBody(n, []byte(a.Body))
+			in.Request.Body = body.Read(n, []byte(a.Body))
 		}
 	}
 	return in
@@ -63,7 +65,7 @@ func differs(want oracle.Verdict, got policy.Decision) string {
 }
 
 // compiled is a random file, compiled, and read by the oracle.
-func compiled(t *testing.T, random *rand.Rand, team string) (text string, p *policy.Policy, d oracle.Document) {
+func compiled(t *testing.T, random *rand.Rand, team string) (text string, p *engine.Policy, d oracle.Document) {
 	t.Helper()
 	for {
 		text := oracle.Text(random)
@@ -77,7 +79,7 @@ func compiled(t *testing.T, random *rand.Rand, team string) (text string, p *pol
 				t.Fatal(err)
 			}
 		}
-		p, err := policy.Compile(t.Context(), c.Document, policy.Options{})
+		p, err := engine.Compile(t.Context(), c.Document, engine.Options{})
 		if err != nil {
 			t.Fatalf("%v\n%s%s", err, text, team)
 		}
@@ -128,7 +130,7 @@ func TestTeamProperty(t *testing.T) {
 			a := oracle.Random(random)
 			n++
 			want, got := d.JudgeWith(contributed, a), p.Decide(t.Context(), input(p, a))
-			if malformed := errors.Is(got.Err, policy.ErrUndecided); want.Malformed && malformed {
+			if malformed := errors.Is(got.Err, engine.ErrUndecided); want.Malformed && malformed {
 				got.Err = nil // as it must be
 			}
 			if why := differs(want, got); why != "" {

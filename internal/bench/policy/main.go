@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"sallyport/policy"
+	"sallyport/policy/engine"
 )
 
 func main() {
@@ -77,7 +78,7 @@ type set struct {
 	team             bool
 	asked            int // rules that the questions are about, one after the other
 
-	policy *policy.Policy
+	policy *engine.Policy
 	inputs []policy.Input
 	took   sample
 }
@@ -122,7 +123,7 @@ func (s *set) compile(ctx context.Context) error {
 		doc.Policy.Dir = dir
 	}
 	var err error
-	if s.policy, err = policy.Compile(ctx, doc, policy.Options{}); err != nil {
+	if s.policy, err = engine.Compile(ctx, doc, engine.Options{}); err != nil {
 		return err
 	}
 	for n := range s.asked {
@@ -213,7 +214,7 @@ func reloads(ctx context.Context, w io.Writer) error {
 			began := time.Now()
 			// The daemon checks it, and then the gateway's process compiles it.
 			for range 2 {
-				p, err := policy.Compile(ctx, document(next.rules, next.sandboxes), policy.Options{})
+				p, err := engine.Compile(ctx, document(next.rules, next.sandboxes), engine.Options{})
 				if err != nil {
 					log.Fatal(err)
 				}
@@ -271,7 +272,7 @@ func memory(ctx context.Context, w io.Writer) error {
 }
 
 func printResident(ctx context.Context, rules int) error {
-	p, err := policy.Compile(ctx, document(rules, 1), policy.Options{})
+	p, err := engine.Compile(ctx, document(rules, 1), engine.Options{})
 	if err != nil {
 		return err
 	}

@@ -32,6 +32,7 @@ var waysIn = map[string]string{
 	"manager":    "sandbox/manager",
 	"fsjail":     "sandbox/fsjail",
 	"ssh":        "internal/ssh",
+	"engine":     "policy/engine",
 	"limit":      "policy/limit",
 	"approval":   "policy/approval",
 	"audit":      "audit",

@@ -1,0 +1,110 @@
+// Package check lists the findings of `sallyport policy check`: those of the document, of
+// the compiler of Rego, and of a linter of the team's Rego.
+package check
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"sallyport/policy"
+	"sallyport/policy/engine"
+	"sallyport/policy/rego"
+	"sallyport/policy/rule"
+	"sallyport/policy/validate"
+)
+
+// Check lists everything that is wrong with, or worth knowing about, a document
+// and a team's Rego, in the order of their files. Unlike [Compile] it goes on
+// after an error. Where files and folders of Rego are named, they are read in
+// place of the document's own; a folder is read as [Source].Dir is.
+//
+// No finding that is an error means that Compile will take it.
+func Run(ctx context.Context, doc policy.Document, regoText ...string) []policy.Finding {
+	rules, findings := validate.Rules(doc)
+	findings = append(findings, notes(doc, rules)...)
+	t, err := rego.Load("")
+	if len(regoText) == 0 {
+		if read, failed := rego.Load(doc.Policy.Dir); read != nil {
+			t, err = read, failed
+		} else {
+			err = failed
+		}
+	}
+	for _, path := range regoText {
+		err = errors.Join(err, t.Read(path))
+	}
+	broken := false
+	for _, f := range policy.Findings(err) {
+		if f.Path == "policy.dir" && len(regoText) == 0 {
+			f.Position = doc.Position(f.Path)
+		}
+		broken = broken || f.Kind == policy.RegoSyntax || f.Kind == policy.BadData
+		findings = append(findings, f)
+	}
+	if slices.ContainsFunc(findings, func(f policy.Finding) bool { return f.Severity == policy.Error && f.Kind < policy.RegoSyntax }) {
+		rules = nil // they are of no use
+	} else {
+		findings = append(findings, lintTeam(t, rules)...)
+	}
+	if !broken {
+		// What a file lacks that cannot be read would be an error in another.
+		findings = append(findings, compileTeam(ctx, t)...)
+	}
+	return Tidy(findings)
+}
+
+// compileTeam gives the compiler's errors. The rules of the document are data:
+// they make no difference to it.
+func compileTeam(ctx context.Context, t *rego.Team) []policy.Finding {
+	if len(t.Modules) == 0 {
+		return nil
+	}
+	found := policy.Findings(engine.CompileRego(ctx, t))
+	// A circle goes through Sallyport's own rules too, where nothing can be mended.
+	inTeam := slices.DeleteFunc(slices.Clone(found), func(f policy.Finding) bool { return t.Modules[f.Position.File] == nil })
+	if len(inTeam) > 0 {
+		return inTeam
+	}
+	return found
+}
+
+// notes are about rules that do what they say, and less than somebody may think.
+func notes(doc policy.Document, rules []rule.Rule) []policy.Finding {
+	var findings []policy.Finding
+	for _, r := range rules {
+		if r.Type != policy.TypeEgress {
+			continue
+		}
+		if r.Action == policy.Tunnel {
+			findings = append(findings, policy.Tunnelled.Finding(doc.Position(r.Path), r.Path, "passes unread: no method, path or credential is decided inside, and no answer searched",
+				"write action: allow if it is HTTP and its client trusts Sallyport's authority"))
+		}
+		if r.Action == policy.Allow && slices.Contains(r.Protocols, policy.ProtocolHTTP) {
+			findings = append(findings, policy.Clear.Finding(doc.Position(r.Path+".plain"), r.Path, "also allows requests without TLS, which anybody on the way reads and changes",
+				"leave plain out where the destination speaks TLS"))
+		}
+	}
+	return findings
+}
+
+// Tidy sorts findings by where they are, and leaves out what is said twice.
+func Tidy(findings []policy.Finding) []policy.Finding {
+	slices.SortStableFunc(findings, func(a, b policy.Finding) int {
+		return cmp.Or(
+			cmp.Compare(a.Position.File, b.Position.File),
+			a.Position.Line-b.Position.Line,
+			a.Position.Column-b.Position.Column,
+			cmp.Compare(a.Kind, b.Kind),
+			cmp.Compare(a.Message, b.Message),
+		)
+	})
+	mistyped := map[string]bool{}
+	for _, f := range findings {
+		mistyped[f.Path] = mistyped[f.Path] || f.Kind == policy.WrongType
+	}
+	return slices.DeleteFunc(slices.Compact(findings), func(f policy.Finding) bool {
+		return f.Path != "" && mistyped[f.Path] && f.Kind != policy.WrongType // of what it is taken for instead
+	})
+}

@@ -1,0 +1,140 @@
+package engine
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"sallyport/policy"
+	"sallyport/policy/rule"
+)
+
+// foldHeader is the form in which the names of headers are the same to every server.
+func foldHeader(name string) string {
+	return strings.ReplaceAll(strings.ToLower(name), "_", "-")
+}
+
+// meddled denies a request that a header makes another than the rules have seen, where
+// they look at more than its host or give it a credential. The rule that decides can name
+// headers that pass.
+func (p *Policy) meddled(d policy.Decision, s rule.ParsedInput) policy.Decision {
+	if s.Phase != policy.PhaseRequest || d.Action != policy.Allow && d.Action != policy.Approve {
+		return d
+	}
+	for _, name := range s.Request.Headers {
+		m := policy.Meddles(name)
+		if m == "" || !p.selective(d, s) {
+			continue
+		}
+		if r := p.rules[d.Rule]; r != nil && d.RuleType == r.Type && slices.ContainsFunc(r.Headers, func(h string) bool { return foldHeader(h) == foldHeader(name) }) {
+			continue
+		}
+		no := p.refuse(policy.Clean(fmt.Sprintf("the header %s %s: it passes here where the rule that allows the request lists it under headers", name, m)), nil)
+		no.Rule = "override-header"
+		return no
+	}
+	return d
+}
+
+// selective tells whether more than the host decides about a request.
+func (p *Policy) selective(d policy.Decision, s rule.ParsedInput) bool {
+	if len(d.Inject) > 0 || d.Governed || p.team {
+		return true
+	}
+	var near [8]*rule.Entry
+	for _, e := range p.table.Entries(near[:0], s.Host, s.Addr) {
+		if slices.ContainsFunc(e.Rules, func(r *rule.Rule) bool { return r.Conditional() }) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Policy) bound(credential, host string, addr netip.Addr, port uint16) bool {
+	var near [8]*rule.Entry
+	for _, e := range p.table.Entries(near[:0], host, addr) {
+		for _, r := range e.Rules {
+			if r.Type == policy.TypeEgressAuth && r.Credential == credential && r.OnPort(port) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// floor applies what no policy can change: credentials go where they are bound,
+// over TLS, one to a place, and only into a request.
+func (p *Policy) floor(d policy.Decision, s rule.ParsedInput) policy.Decision {
+	for i, in := range d.Inject {
+		switch {
+		case s.Protocol != policy.ProtocolTLS || s.Phase != policy.PhaseRequest:
+			return p.refuse(fmt.Sprintf("credential %s goes into requests over TLS only", policy.Clean(in.Credential)), nil)
+		case !p.bound(in.Credential, s.Host, s.Addr, s.Destination.Port):
+			return p.refuse(fmt.Sprintf("credential %s is not bound to %s:%d by any egressAuth rule", policy.Clean(in.Credential), s.Host, s.Destination.Port), nil)
+		}
+		for _, other := range d.Inject[:i] {
+			if other.Inject.Place() == in.Inject.Place() {
+				return p.refuse(fmt.Sprintf("credentials %s and %s would both go into the %s",
+					other.Credential, in.Credential, policy.Clean(in.Inject.Place())), nil)
+			}
+		}
+	}
+	return d
+}
+
+// inherited keeps credentials from forks, which is part of the floor: a rule that
+// gives one gives it to a fork where it says inherit, and so does a team's Rego
+// where a rule says so that binds the credential to the destination. Who names a
+// fork's parent in a rule has thought of one sandbox, and anything may have been
+// done to its memory since.
+func (p *Policy) inherited(d policy.Decision, s rule.ParsedInput) policy.Decision {
+	if _, fork := s.Sandbox.Tags[policy.TagFork]; !fork || d.Action == policy.Deny {
+		return d
+	}
+	if r := p.rules[d.Rule]; r != nil && r.Type == policy.TypeEgressAuth && d.RuleType == policy.TypeEgressAuth && !r.Inherit {
+		return p.refuse(fmt.Sprintf("%s is for the sandbox that this is a fork of: a fork has what its rule gives if that says inherit: true", d.Rule), nil)
+	}
+	for _, in := range d.Inject {
+		if !p.inherits(in.Credential, s) {
+			return p.refuse(fmt.Sprintf("credential %s is that of the sandbox that this is a fork of: a fork has it if an egressAuth rule says inherit: true", policy.Clean(in.Credential)), nil)
+		}
+	}
+	return d
+}
+
+// inherits reports whether some rule gives forks the credential at the destination.
+func (p *Policy) inherits(credential string, s rule.ParsedInput) bool {
+	var near [8]*rule.Entry
+	for _, e := range p.table.Entries(near[:0], s.Host, s.Addr) {
+		for _, r := range e.Rules {
+			if r.Type == policy.TypeEgressAuth && r.Inherit && r.Credential == credential && r.OnPort(s.Destination.Port) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// reach is how the destination of an input that a rule decides about is reached: by
+// the rule's upstream or, where it has none, by that of another rule for the same
+// destination, or for one within it, that selects the sandbox. The most exact
+// destination comes first. Without a rule, where Rego decides, it is by that of any rule
+// for the destination. nil: the public way.
+func (p *Policy) upstreamBy(s rule.ParsedInput, by *rule.Rule) *policy.Upstream {
+	if by != nil && by.Upstream != nil {
+		return by.Upstream
+	}
+	var near [8]*rule.Entry
+	for _, e := range p.table.Entries(near[:0], s.Host, s.Addr) {
+		for _, r := range e.Rules {
+			if r.Upstream != nil && r.OnPort(s.Destination.Port) && r.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags) {
+				return r.Upstream
+			}
+		}
+		if by != nil && e.Destination.Key() == by.Destination.Key() {
+			return nil
+		}
+	}
+	return nil
+}

@@ -1,0 +1,204 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"sallyport/policy"
+	"sallyport/policy/rego"
+
+	"github.com/open-policy-agent/opa/v1/ast"
+	"github.com/open-policy-agent/opa/v1/cover"
+	"github.com/open-policy-agent/opa/v1/loader"
+	"github.com/open-policy-agent/opa/v1/storage/inmem"
+	"github.com/open-policy-agent/opa/v1/tester"
+)
+
+// runRego runs what `opa test --coverage PATH ...` runs.
+func runRego(t *testing.T, paths ...string) (passed int, report cover.Report) {
+	t.Helper()
+	loaded, err := loader.NewFileLoader().All(paths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	modules := map[string]*ast.Module{}
+	for name, m := range loaded.Modules {
+		modules[name] = m.Parsed
+	}
+	store := inmem.NewFromObject(loaded.Documents)
+	ctx := context.Background()
+	txn, err := store.NewTransaction(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Abort(ctx, txn)
+	covered := cover.New()
+	results, err := tester.NewRunner().SetStore(store).SetModules(modules).RaiseBuiltinErrors(true).
+		SetCoverageQueryTracer(covered).SetCoverageRuns([]cover.Kind{}).RunTests(ctx, txn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := range results {
+		if r.Error != nil || !r.Pass() {
+			t.Errorf("%s: %s.%s failed: %v", r.Location, r.Package, r.Name, r.Error)
+		}
+		passed++
+	}
+	return passed, covered.Report(modules)
+}
+
+func TestLibrary(t *testing.T) {
+	passed, report := runRego(t, "../library", "testing.rego", "builders.rego", "floor.rego")
+	names := rego.LibraryNames()
+	if len(names) != 6 || passed < 35 {
+		t.Errorf("%d tests ran, of %v", passed, names)
+	}
+	for _, name := range names {
+		if f := report.Files["../"+rego.LibraryFile(name)]; f == nil || f.Coverage < 90 {
+			t.Errorf("%s is not covered: %+v", name, f)
+		}
+	}
+}
+
+// folder writes files below a new one.
+func folder(t *testing.T, files map[string]string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, text := range files {
+		file := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestLibraryDecides holds that a team's import is all it takes.
+func TestLibraryDecides(t *testing.T) {
+	dir := folder(t, map[string]string{"git.rego": `package sallyport.team.git
+
+import data.sallyport.library.git
+
+allow contains {"rule": "git"} if git.contact
+
+allow contains {"rule": "git"} if {
+	git.fetch
+	git.repo in {"acme/app"}
+}
+`})
+	p, err := Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: dir}}, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		method, path string
+		want         policy.Action
+	}{
+		{"POST", "/acme/app.git/git-upload-pack", policy.Allow},
+		{"POST", "/Acme/App/git-upload-pack", policy.Allow},
+		{"POST", "/acme/app.git/git-receive-pack", policy.Deny},
+		{"POST", "/evil/app.git/git-upload-pack", policy.Deny},
+		{"GET", "/acme/app", policy.Deny},
+	} {
+		in := policy.Input{Phase: policy.PhaseRequest, Protocol: policy.ProtocolTLS, Destination: policy.Destination{Host: "github.com", Port: 443},
+			Request: &policy.Request{Method: tt.method, Scheme: "https", Path: tt.path, Size: -1}}
+		if d := p.Decide(t.Context(), in); d.Action != tt.want {
+			t.Errorf("%s %s: got %s, want %s: %s %v", tt.method, tt.path, d.Action, tt.want, d.Reason, d.Err)
+		}
+	}
+	if d := p.Decide(t.Context(), policy.Input{Phase: policy.PhaseDNS, Destination: policy.Destination{Host: "github.com"}}); d.Action != policy.Allow {
+		t.Errorf("lookup: got %s: %s", d.Action, d.Reason)
+	}
+	// What a package does not look at, no answer depends on.
+	if p.cache == nil || p.query.fields&(FieldBody|fieldSandboxID|fieldSize) != 0 {
+		t.Errorf("answers depend on %b", p.query.fields)
+	}
+}
+
+// TestLibraryCostsNothing where nobody imports it, and is part of the revision
+// where somebody does.
+func TestLibraryCostsNothing(t *testing.T) {
+	own, err := ownModules()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := len(own)
+	if err := rego.AddLibrary(own); err != nil || len(own) != before {
+		t.Errorf("got %d modules, %v, want %d", len(own), err, before)
+	}
+	team, err := rego.Load(folder(t, map[string]string{"x.rego": "package sallyport.team.x\n\nimport data.sallyport.library.llm\n\ndeny contains \"x\" if llm.retained\n"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := revision(policy.Document{}, team)
+	team.Modules = nil
+	if without := revision(policy.Document{}, team); with == without {
+		t.Error("the revision does not cover the library")
+	}
+}
+
+func TestLibraryUnknown(t *testing.T) {
+	for _, ref := range []string{"data.sallyport.library.gti", "data.sallyport.library"} {
+		text := "package sallyport.team.x\n\nimport " + ref + " as l\n\ndeny contains \"x\" if l.fetch\n"
+		_, err := Compile(t.Context(), policy.Document{Policy: policy.Source{Dir: folder(t, map[string]string{"x.rego": text})}}, Options{})
+		var f policy.Finding
+		if !errors.As(err, &f) || f.Position.Line != 3 || !strings.Contains(f.Fix, ".registries") {
+			t.Errorf("%s: got %v", ref, err)
+		}
+	}
+}
+
+// BenchmarkLibrary is a decision that four packages are asked about, none of which
+// is about the request but one. Nothing is kept from decision to decision.
+func BenchmarkLibrary(b *testing.B) {
+	dir := b.TempDir()
+	text := `package sallyport.team.x
+
+import data.sallyport.library.git
+import data.sallyport.library.llm
+import data.sallyport.library.registries
+import data.sallyport.library.storage
+
+allow contains {"rule": "git"} if {
+	git.fetch
+	git.repo in {"acme/app"}
+}
+
+allow contains {"rule": "packages"} if registries.download
+
+deny contains "inference only" if {
+	input.request
+	llm.provider
+	not llm.inference
+}
+
+deny contains "other buckets" if {
+	input.request
+	storage.provider
+	not storage.bucket in {"s3/acme-data"}
+}
+`
+	if err := os.WriteFile(filepath.Join(dir, "x.rego"), []byte(text), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	none := 0
+	p, err := Compile(b.Context(), policy.Document{Policy: policy.Source{Dir: dir, Cache: &none}}, Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	in := policy.Input{Phase: policy.PhaseRequest, Protocol: policy.ProtocolTLS, Destination: policy.Destination{Host: "github.com", Port: 443},
+		Request: &policy.Request{Method: "POST", Scheme: "https", Path: "/acme/app.git/git-upload-pack", Size: -1}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if d := p.Decide(b.Context(), in); d.Action != policy.Allow {
+			b.Fatal(d)
+		}
+	}
+}

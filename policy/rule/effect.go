@@ -1,0 +1,115 @@
+package rule
+
+import (
+	"slices"
+
+	"sallyport/policy"
+)
+
+// effect is what a rule does to an input: see decision.rego. 0 is nothing.
+type Effect int
+
+const (
+	Denies Effect = iota + 1
+	Approves
+	Authorises
+	Governs
+	Allows
+	Reads
+	Tunnels
+
+	EffectCount = iota + 1
+)
+
+// moment is a phase and what is carried.
+type Moment struct {
+	phase    policy.Phase
+	protocol policy.Protocol
+}
+
+var Moments = [...]Moment{
+	{policy.PhaseDNS, ""},
+	{policy.PhaseConnect, policy.ProtocolTLS},
+	{policy.PhaseConnect, policy.ProtocolHTTP},
+	{policy.PhaseConnect, policy.ProtocolOther},
+	{policy.PhaseRequest, policy.ProtocolTLS},
+	{policy.PhaseRequest, policy.ProtocolHTTP},
+}
+
+// Moment is when the input is decided about.
+func (s ParsedInput) Moment() Moment { return Moment{s.Phase, s.Protocol} }
+
+func (m Moment) String() string {
+	if m.protocol == "" {
+		return string(m.phase)
+	}
+	return string(m.phase) + "/" + string(m.protocol)
+}
+
+// effect is what the rule does at a moment to what its pattern matches, or 0.
+func (r *Rule) Effect(m Moment) Effect {
+	if e := r.Matched(m); e != 0 {
+		return e
+	}
+	return r.Unmatched(m)
+}
+
+// unmatched is what the rule does whether its pattern matches or not, or 0.
+func (r *Rule) Unmatched(m Moment) Effect {
+	if r.Type == policy.TypeEgressAuth && m.phase != policy.PhaseDNS {
+		return Governs
+	}
+	return 0
+}
+
+func (r *Rule) Matched(m Moment) Effect {
+	carried := m.phase == policy.PhaseDNS || slices.Contains(r.Protocols, m.protocol)
+	switch {
+	case r.Action == policy.Deny:
+		return r.denial(m)
+	case !carried:
+		return 0
+	case m.phase == policy.PhaseDNS:
+		return Allows // whatever comes of it, the name is worth an address
+	case m.protocol == policy.ProtocolOther && r.Action != policy.Approve:
+		return Tunnels
+	case r.Type == policy.TypeEgressAuth:
+		return Authorises
+	case r.Action == policy.Approve:
+		if m.phase == policy.PhaseConnect && m.protocol != policy.ProtocolOther {
+			return Allows // the request is what a person is asked about
+		}
+		return Approves
+	case r.Action == policy.Tunnel && m.phase == policy.PhaseConnect:
+		return Tunnels
+	}
+	return Allows
+}
+
+func (r *Rule) denial(m Moment) Effect {
+	switch {
+	case m.phase == policy.PhaseDNS:
+		// A name is refused when nothing about it can be allowed.
+		if r.Conditional() || r.Ports != nil {
+			return 0
+		}
+	case m.phase == policy.PhaseConnect && m.protocol != policy.ProtocolOther && r.Conditional():
+		return Reads // the request decides
+	}
+	// What cannot be read cannot be shown to be none of the denied requests.
+	return Denies
+}
+
+// match is a rule that speaks about an input, and what it does there.
+type Match struct {
+	Rule *Rule
+	Does Effect
+}
+
+// speaks tells whether a request is one of the rule's methods and paths.
+func (r *Rule) MatchesRequest(s ParsedInput) bool {
+	return s.Request == nil ||
+		(r.Methods == nil || slices.Contains(r.Methods, s.Request.Method)) && (r.Paths == nil || r.MatchesPath(s.Request.Path))
+}
+
+func (r *Rule) MatchesPath(path string) bool { return r.lazy.path().MatchString(path) }

@@ -1,0 +1,83 @@
+package validate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"sallyport/policy"
+)
+
+// maxExpose bounds the expose rules, since those of a port are tried one by one.
+const maxExpose = 1000
+
+// exposes checks the expose rules.
+func (v *validator) exposes() {
+	if n := len(v.doc.Expose); n > maxExpose {
+		v.fail("expose", fmt.Sprintf("are %d, more than %d", n, maxExpose), "select sandboxes by tags, so that one rule is for many")
+		return
+	}
+	for i, e := range v.doc.Expose {
+		v.expose(fmt.Sprintf("expose[%d]", i), e)
+	}
+}
+
+func (v *validator) expose(path string, e policy.ExposeRule) {
+	actions := []string{string(policy.Allow), string(policy.Deny)}
+	if e.Action != "" && !slices.Contains(actions, string(e.Action)) {
+		fix := "write allow or deny"
+		if near := policy.Nearest(string(e.Action), actions); near != "" {
+			fix = "did you mean " + near + "?"
+		}
+		v.say(policy.BadAction, path+".action", fmt.Sprintf("%q is not an action", e.Action), fix)
+	}
+	switch other, taken := v.names[e.Name]; {
+	case e.Name == "":
+		v.say(policy.BadName, path, "has no name", "write name: and what the audit shall call it")
+	case !policy.IsLabel(e.Name):
+		v.say(policy.BadName, path+".name", fmt.Sprintf("%q is not a name", e.Name), "write 1 to 200 visible ASCII characters; spaces may stand between them")
+	case taken:
+		v.say(policy.BadName, path, fmt.Sprintf("the name %q is already that of %s", e.Name, other), "give each of the two a name of its own with name:")
+	default:
+		v.names[e.Name] = path
+	}
+	if e.SSH != nil {
+		v.overSSH(path, e)
+	} else if e.Ports == nil && e.Action != policy.Deny {
+		v.say(policy.BadPort, path, "has no ports", "write ports: and those that requests may reach")
+	}
+	if slices.Contains(e.Ports, policy.AgentPort) && e.Action != policy.Deny {
+		v.say(policy.BadPort, path+".ports", fmt.Sprintf("%d is where the sandbox's own agent listens, which nobody is exposed to", policy.AgentPort), "remove it")
+	}
+	if slices.ContainsFunc(e.Methods, func(m string) bool { return strings.EqualFold(m, "CONNECT") || strings.EqualFold(m, "TRACE") }) && e.Action != policy.Deny {
+		v.say(policy.NeverMatches, path+".methods", "CONNECT and TRACE are never carried to a sandbox", "remove them")
+	}
+	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+}
+
+// overSSH checks what an expose rule for SSH access says of it.
+func (v *validator) overSSH(path string, e policy.ExposeRule) {
+	if len(e.SSH) == 0 {
+		v.say(policy.NeverMatches, path+".ssh", "is empty, so the rule can never match", "write some of shell, sftp, forward, or remove it for a rule about requests")
+	}
+	for i, use := range e.SSH {
+		if slices.Contains(policy.SshProtocols, use) {
+			continue
+		}
+		fix := "write shell, sftp or forward"
+		if near := policy.Nearest(string(use), []string{string(policy.ProtocolShell), string(policy.ProtocolSFTP), string(policy.ProtocolForward)}); near != "" {
+			fix = "did you mean " + near + "?"
+		}
+		v.say(policy.NeverMatches, fmt.Sprintf("%s.ssh[%d]", path, i), fmt.Sprintf("%q cannot be done over SSH", use), fix)
+	}
+	if e.Methods != nil || e.Paths != nil {
+		v.say(policy.NeverMatches, path, "has methods or paths, which nothing over SSH has", "remove them, or ssh: where the rule is about requests")
+	}
+	forward := slices.Contains(e.SSH, policy.ProtocolForward)
+	if !forward && e.Ports != nil {
+		v.say(policy.NeverMatches, path+".ports", "is of forwarded connections, which the rule is not about", "remove it, or add forward to ssh")
+	}
+	if forward && e.Ports == nil && e.Action != policy.Deny {
+		v.say(policy.BadPort, path, "has no ports", "write ports: and those that may be forwarded to")
+	}
+}

@@ -1,0 +1,104 @@
+package validate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"text/template"
+
+	"sallyport/policy"
+)
+
+func (v *validator) credential(path string, c policy.Credential) {
+	if c.Name == "" {
+		v.say(policy.BadCredential, path, "has no name", "write name: and what authRef will say")
+		return
+	}
+	if !policy.IsToken(c.Name) || len(c.Name) > 128 {
+		v.say(policy.BadCredential, path+".name", fmt.Sprintf("%q is not a name", c.Name), "write up to 128 letters, digits, '-', '_' and '.'")
+	}
+	if _, taken := v.credentials[c.Name]; taken {
+		v.say(policy.BadCredential, path+".name", fmt.Sprintf("there is another credential %q", c.Name), "give each of the two a name of its own")
+	}
+	v.credentials[c.Name] = false
+	for i, field := range c.AllowShort {
+		if !policy.IsLabel(field) {
+			v.say(policy.BadCredential, fmt.Sprintf("%s.allowShort[%d]", path, i), fmt.Sprintf("%q is not a field", field), "write the name of a field, as allowShort: [pin]")
+		}
+	}
+	if vault := c.Source.Vault; vault != nil {
+		at := path + ".source.vault"
+		switch {
+		case vault.Path == "":
+			v.say(policy.BadCredential, at, "has no path", "write path: secret/data/"+c.Name)
+		case !strings.Contains(strings.Trim(vault.Path, "/"), "/data/") || !policy.VaultPath(vault.Path):
+			v.say(policy.BadCredential, at+".path", fmt.Sprintf("%q is not the API path of a KV version 2 secret", vault.Path), "put data after the mount, as in secret/data/"+c.Name)
+		}
+	}
+}
+
+// unsettable are the headers that say how a message is framed or routed.
+var unsettable = []string{
+	"connection", "content-length", "expect", "host", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+}
+
+func (v *validator) inject(path string, in *policy.Inject) {
+	if in == nil {
+		return
+	}
+	given := 0
+	if h := in.Header; h != nil {
+		given++
+		if !policy.IsToken(h.Name) {
+			v.say(policy.BadInject, path+".header", fmt.Sprintf("%q is not the name of a header", h.Name), "write one as Authorization or X-Api-Key")
+		} else if slices.Contains(unsettable, strings.ToLower(h.Name)) {
+			v.say(policy.BadInject, path+".header.name", fmt.Sprintf("%s says how the request is carried, and cannot hold a credential", h.Name), "write one as Authorization or X-Api-Key")
+		}
+		v.template(path+".header.value", h.Value, true)
+	}
+	if b := in.Basic; b != nil {
+		given++
+		v.template(path+".basic.username", b.Username, false)
+		v.template(path+".basic.password", b.Password, false)
+		if !strings.Contains(b.Username+b.Password, "{{") {
+			v.say(policy.SecretWritten, path+".basic", "has nothing of the secret in it", `write password: "{{ .password }}"`)
+		}
+	}
+	if q := in.Query; q != nil {
+		given++
+		if q.Name == "" {
+			v.say(policy.BadInject, path+".query", "has no name", "write name: and the query parameter")
+		}
+		v.template(path+".query.value", q.Value, true)
+	}
+	if given != 1 {
+		v.say(policy.BadInject, path, fmt.Sprintf("has %d of header, basic and query", given), "write exactly one")
+	}
+}
+
+// template checks the template of an injection. One that uses no field is most
+// likely the secret itself, written where it must not be; it is not repeated.
+func (v *validator) template(path, text string, secret bool) {
+	t, err := template.New("value").Option("missingkey=error").Parse(text)
+	if err != nil {
+		_, why, _ := strings.Cut(err.Error(), "value:")
+		v.say(policy.BadInject, path, "is not a template: line "+why, `write one as "Bearer {{ .token }}"`)
+		return
+	}
+	if len(t.Templates()) > 1 || strings.Contains(text, "{{ template") {
+		v.say(policy.BadInject, path, "defines templates of its own", `write one as "Bearer {{ .token }}"`)
+	}
+	if secret && !strings.Contains(text, "{{") {
+		v.say(policy.SecretWritten, path, "has nothing of the secret in it", `write one as "Bearer {{ .token }}", and the secret with "sallyport secret set"`)
+	}
+	if strings.ContainsAny(text, "\r\n\x00") {
+		v.say(policy.BadInject, path, "has a line break in it", "write it on one line")
+	}
+}
+
+// checkInject says what is wrong with an injection that a team's Rego makes.
+func CheckInject(in *policy.Inject) error {
+	v := validator{}
+	v.inject("inject", in)
+	return policy.JoinErrors(v.findings)
+}

@@ -1,0 +1,265 @@
+// Package validate turns a document into compiled rules and lists what is wrong with it.
+//
+// It checks each key, and compares rules with each other: two credentials for one place of
+// a request, a rule that another rule shadows or subsumes, two upstreams for one
+// destination. It does not read the team's Rego: see package check.
+package validate
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/policy"
+	"sallyport/policy/rule"
+
+	"golang.org/x/net/publicsuffix"
+)
+
+// Validate lists everything that is wrong with the document, errors and
+// warnings, in the order of the file. It does not read the team's Rego.
+func Document(doc policy.Document) []policy.Finding {
+	_, findings := Rules(doc)
+	return findings
+}
+
+// resolve turns the document into rules with their defaults filled in. The rules
+// are of use only when no finding is an error.
+func Rules(doc policy.Document) ([]rule.Rule, []policy.Finding) {
+	v := validator{doc: doc, names: map[string]string{}, credentials: map[string]bool{}, warned: map[string]bool{}}
+	for i, c := range doc.Credentials {
+		v.credential(fmt.Sprintf("credentials[%d]", i), c)
+	}
+	for i, e := range doc.Egress {
+		v.egress(fmt.Sprintf("egress[%d]", i), e)
+	}
+	for i, e := range doc.EgressAuth {
+		v.egressAuth(fmt.Sprintf("egressAuth[%d]", i), e)
+	}
+	if b := doc.Policy.Bundle; b != nil {
+		v.credentials[b.AuthRef] = true
+		v.bundle(b)
+	}
+	for i, c := range doc.Credentials {
+		if used := v.credentials[c.Name] || slices.Contains(doc.Elsewhere, c.Name); !used && c.Name != "" {
+			v.say(policy.UnusedCredential, fmt.Sprintf("credentials[%d]", i), fmt.Sprintf("no rule uses the credential %q", c.Name),
+				"name it as the authRef of an egressAuth rule or the proxyAuthRef of an upstream, or remove it")
+		}
+	}
+	if n := doc.Policy.Cache; n != nil && (*n < 0 || *n > maxCacheSize) {
+		v.fail("policy.cache", fmt.Sprintf("%d answers cannot be kept", *n), fmt.Sprintf("give a number from 0, for none, to %d", maxCacheSize))
+	}
+	v.approvals("approvals", doc.Approvals)
+	if d := doc.Policy.Timeout; d != nil && (time.Duration(*d) < time.Millisecond || time.Duration(*d) > time.Second) {
+		v.fail("policy.timeout", fmt.Sprintf("%v is not from 1ms to 1s", d), "write a time as 100ms, or leave it out for 50ms")
+	}
+	v.upstreams()
+	v.exposes()
+	v.observations()
+	v.limits()
+	v.prices()
+	v.findings = append(v.findings, compareRules(doc, v.rules)...)
+	slices.SortStableFunc(v.findings, func(a, b policy.Finding) int {
+		if a.Position.Line != b.Position.Line {
+			return a.Position.Line - b.Position.Line
+		}
+		return a.Position.Column - b.Position.Column
+	})
+	return v.rules, v.findings
+}
+
+type validator struct {
+	doc         policy.Document
+	rules       []rule.Rule
+	findings    []policy.Finding
+	names       map[string]string // rule name to the path of its rule
+	credentials map[string]bool   // name to whether a rule uses it
+	warned      map[string]bool   // what one warning is enough for
+}
+
+// fail says what is wrong about a value of no Kind of its own.
+func (v *validator) fail(path, message, fix string) { v.say(policy.BadValue, path, message, fix) }
+
+func (v *validator) say(k policy.Kind, path, message, fix string) {
+	v.findings = append(v.findings, k.Finding(v.doc.Position(path), path, message, fix))
+}
+
+func (v *validator) egress(path string, e policy.EgressRule) {
+	actions := []string{string(policy.Allow), string(policy.Deny), string(policy.Tunnel), string(policy.Approve)}
+	if e.Action != "" && !slices.Contains(actions, string(e.Action)) {
+		fix := "write allow, deny, tunnel or approve"
+		if near := policy.Nearest(string(e.Action), actions); near != "" {
+			fix = "did you mean " + near + "?"
+		}
+		v.say(policy.BadAction, path+".action", fmt.Sprintf("%q is not an action", e.Action), fix)
+	}
+	if e.Action == policy.Tunnel && len(e.Methods)+len(e.Paths) > 0 {
+		v.say(policy.NeverMatches, path, "a tunnel is not read, so its methods and paths can never match", "remove them, or write action: allow")
+	}
+	if e.RawPath && (e.Action == policy.Deny || e.Action == policy.Tunnel) {
+		v.say(policy.NeverMatches, path+".rawPath", fmt.Sprintf("is of no use with action: %s, which sends no path", e.Action), "remove it")
+	}
+	if e.Action == policy.Deny && e.Upstream != nil {
+		v.say(policy.BadUpstream, path+".upstream", "a denied destination is never reached", "remove upstream")
+	}
+	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.headers(path, e.Headers, e.Action)
+	v.until(path+".observe", e.Observe)
+	v.body(path+".body", e.Body, e.Action)
+	v.upstream(path+".upstream", e.Upstream)
+	d, ok := v.destination(path, e.Destination, e.Ports, e.Action == policy.Deny)
+	if !ok {
+		return
+	}
+	v.resolve(path, e.Upstream, d)
+	r := rule.FromEgress(e, d)
+	r.Path = path
+	v.withoutTLS(r, "write plain: true if it is HTTP without TLS")
+	v.add(r)
+}
+
+func (v *validator) egressAuth(path string, e policy.EgressAuthRule) {
+	v.matches(path, e.Ports, e.Methods, e.Paths, e.Sandboxes)
+	v.headers(path, e.Headers, policy.Allow)
+	if _, forks := e.Sandboxes.Tags[policy.TagFork]; forks && !e.Inherit {
+		v.say(policy.NeverMatches, path+".sandboxes.tags", "is for forks, which have no credential of a rule that does not say so", "write inherit: true")
+	}
+	v.until(path+".observe", e.Observe)
+	v.body(path+".body", e.Body, policy.Allow)
+	v.upstream(path+".upstream", e.Upstream)
+	v.inject(path+".inject", e.Inject)
+	if e.Cookies != "" && e.Cookies != policy.PassCookies {
+		v.fail(path+".cookies", fmt.Sprintf("is %q", e.Cookies), "write pass, or leave it out so that cookies are removed")
+	}
+	if e.AuthRef == "" {
+		v.say(policy.NoCredential, path, "has no authRef", "write authRef: and the name of one of the credentials, or move the rule to egress:, the list of rules without a credential")
+	} else {
+		v.reference(path+".authRef", e.AuthRef)
+	}
+	d, ok := v.destination(path, e.Destination, e.Ports, false)
+	if !ok {
+		return
+	}
+	v.resolve(path, e.Upstream, d)
+	r := rule.FromEgressAuth(e, d)
+	r.Path = path
+	v.withoutTLS(r, "write the port where the destination speaks TLS: credentials are sent over nothing else")
+	v.add(r)
+}
+
+// withoutTLS warns of a rule that names the port of HTTP without TLS and allows none.
+func (v *validator) withoutTLS(r rule.Rule, fix string) {
+	if slices.Contains(r.Ports, 80) && !slices.Contains(r.Protocols, policy.ProtocolHTTP) {
+		at := r.Path + ".ports"
+		if r.Destination.Port != 0 {
+			at = r.Path + ".destination"
+		}
+		v.say(policy.PortWithoutTLS, at, "port 80 is HTTP without TLS nearly everywhere, and the rule does not allow that", fix)
+	}
+}
+
+// reference checks that a credential is there, and takes it for used.
+func (v *validator) reference(path, name string) {
+	if _, known := v.credentials[name]; known {
+		v.credentials[name] = true
+		return
+	}
+	names := make([]string, len(v.doc.Credentials))
+	for i, c := range v.doc.Credentials {
+		names[i] = c.Name
+	}
+	fix := fmt.Sprintf("add it under credentials, as in \"- name: %s\"", name)
+	if near := policy.Nearest(name, names); near != "" {
+		fix = fmt.Sprintf("did you mean %q? Otherwise %s", near, fix)
+	}
+	v.say(policy.NoCredential, path, fmt.Sprintf("there is no credential %q", name), fix)
+}
+
+// add keeps a rule whose name is its own.
+func (v *validator) add(r rule.Rule) {
+	if !policy.IsLabel(r.Name) {
+		v.say(policy.BadName, r.Path+".name", fmt.Sprintf("%q is not a name", r.Name), "write 1 to 200 visible ASCII characters; spaces may stand between them")
+		return
+	}
+	if other, taken := v.names[r.Name]; taken {
+		v.say(policy.BadName, r.Path, fmt.Sprintf("the name %q is already that of %s", r.Name, other), "give each of the two a name of its own with name:")
+		return
+	}
+	v.names[r.Name] = r.Path
+	v.tenancy(r)
+	r.Position, r.Index = v.doc.Position(r.Path), len(v.rules)
+	v.rules = append(v.rules, r)
+}
+
+func (v *validator) destination(path, s string, ports []uint16, deny bool) (rule.Destination, bool) {
+	d, err := rule.ParseDestination(s)
+	if err != nil {
+		at := path + ".destination"
+		if s == "" {
+			at = path
+		}
+		message, fix, _ := strings.Cut(err.Error(), "; ")
+		if s == "" {
+			message = "destination " + message
+		}
+		v.say(policy.BadDestination, at, message, fix)
+		return d, false
+	}
+	if d.Port != 0 && len(ports) > 0 {
+		v.say(policy.BadPort, path+".ports", "the destination already has a port", "write it in one of the two places")
+	}
+	if suffix, icann := publicsuffix.PublicSuffix(d.Host); d.Kind == rule.WildcardHost && icann && suffix == d.Host && !deny {
+		v.say(policy.AnyDomain, path+".destination", fmt.Sprintf("%q matches names that anybody can register", s), "name the domain that you mean")
+	}
+	return d, true
+}
+
+// matches checks the parts that both kinds of rule select requests by. A list
+// that is written but empty matches nothing.
+func (v *validator) matches(path string, ports []uint16, methods, paths []string, sandboxes policy.Selector) {
+	empty := func(key string) {
+		v.say(policy.NeverMatches, path+"."+key, "is empty, so the rule can never match", "remove it to match all, or list some")
+	}
+	if ports != nil && len(ports) == 0 {
+		empty("ports")
+	}
+	for i, port := range ports {
+		if port == 0 {
+			v.say(policy.BadPort, fmt.Sprintf("%s.ports[%d]", path, i), "0 is not a port", "write one from 1 to 65535")
+		}
+	}
+	if methods != nil && len(methods) == 0 {
+		empty("methods")
+	}
+	for i, m := range methods {
+		at := fmt.Sprintf("%s.methods[%d]", path, i)
+		if !policy.IsToken(m) {
+			v.say(policy.NeverMatches, at, fmt.Sprintf("%q is not an HTTP method", m), "write one as GET or POST")
+		} else if up := strings.ToUpper(m); up != m {
+			v.say(policy.NeverMatches, at, fmt.Sprintf("%q can never match: methods are in upper case", m), "write "+up)
+		}
+	}
+	if paths != nil && len(paths) == 0 {
+		empty("paths")
+	}
+	for i, glob := range paths {
+		if err := rule.CheckGlob(glob); err != nil {
+			message, fix, _ := strings.Cut(err.Error(), "; ")
+			v.say(policy.NeverMatches, fmt.Sprintf("%s.paths[%d]", path, i), message, fix)
+		}
+	}
+	if sandboxes.Names != nil && len(sandboxes.Names) == 0 {
+		empty("sandboxes.names")
+	}
+	for i, name := range sandboxes.Names {
+		if name == "" {
+			v.say(policy.NeverMatches, fmt.Sprintf("%s.sandboxes.names[%d]", path, i), "is empty", "write the name of a sandbox")
+		}
+	}
+	if sandboxes.Tags != nil && len(sandboxes.Tags) == 0 {
+		empty("sandboxes.tags")
+	}
+}
+
+const maxCacheSize = 1 << 20
