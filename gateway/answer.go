@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/decode"
+	"sallyport/gateway/credential/scrub"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
 	"sallyport/gateway/upstream"
@@ -117,7 +119,7 @@ func failed(err error, id string) *answer {
 		if errors.Is(err, http1.ErrBudget) {
 			a.Remedy = "The request was sent. Read what is under way to its end, then try again if that does no harm."
 		}
-		if errors.Is(err, credential.ErrMemory) {
+		if errors.Is(err, decode.ErrMemory) {
 			a.Remedy = "The request was sent. Read what is under way to its end, then try again if that does no harm, or ask for no compression (Accept-Encoding: identity)."
 		}
 	case http.StatusTooManyRequests:
@@ -143,7 +145,7 @@ func status(err error) int {
 		return http.StatusForbidden
 	case errors.As(err, &over):
 		return over.status()
-	case errors.Is(err, errAudit), errors.Is(err, errClosed), errors.Is(err, credential.ErrMemory), leasing(err):
+	case errors.Is(err, errAudit), errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
 		return http.StatusInternalServerError
@@ -182,10 +184,10 @@ func explain(err error) string {
 		return errClient.Error()
 	case errors.As(err, &reach):
 		return reach.Error()
-	case errors.Is(err, credential.ErrHidden):
+	case errors.Is(err, scrub.ErrHidden):
 		return errCoding.Error()
-	case errors.Is(err, credential.ErrMemory):
-		return credential.ErrMemory.Error()
+	case errors.Is(err, decode.ErrMemory):
+		return decode.ErrMemory.Error()
 	}
 	for _, known := range []error{errAudit, errUpgrade, errWebSocket, websocket.ErrFrames, errCoding, errUnread, errPanic, errSilent, errLate, errClosed} {
 		if errors.Is(err, known) {
@@ -209,7 +211,7 @@ func (e *leaseError) Error() string {
 	why := "could not be used"
 	for _, known := range []error{
 		credential.ErrUnknown, credential.ErrNotBound, credential.ErrStale, credential.ErrNoSecret, credential.ErrUnavailable, credential.ErrRefused,
-		credential.ErrCrowded, credential.ErrShort,
+		credential.ErrTooManySecrets, credential.ErrShort,
 	} {
 		if errors.Is(e.err, known) {
 			why = known.Error()
@@ -260,7 +262,7 @@ func repair(err error) string {
 		return fmt.Sprintf("An operator must run: sallyport secret set %s", name)
 	case errors.Is(err, credential.ErrShort):
 		return fmt.Sprintf("An operator must set a longer secret for %q, or name its short field in allowShort of that credential in sallyport.yaml.", name)
-	case errors.Is(err, credential.ErrCrowded):
+	case errors.Is(err, credential.ErrTooManySecrets):
 		return "Let requests that are under way end."
 	case errors.Is(err, credential.ErrUnavailable):
 		return "An operator must make the secret's source reachable (sallyport doctor)."

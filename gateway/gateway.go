@@ -80,7 +80,7 @@ type Gateway struct {
 	turns           *turns
 	resets          *resets
 	hellos          *turns // of TLS handshakes with sandboxes
-	exposures       credential.Exposures
+	exposures       credential.SentBySandbox
 	denials         *denials.Aggregator
 	live            live.Set
 	unauthenticated *connlimit.Limit // connections to the explicit proxy

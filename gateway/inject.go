@@ -111,7 +111,7 @@ func askSearchable(h http.Header) {
 // strip removes the sandbox's own credentials.
 func (q *request) strip(r *http.Request) {
 	trailer, cookies := r.Trailer, r.Header["Cookie"]
-	credential.StripCarriers(r)
+	credential.StripRequest(r)
 	if q.passesCookies() && len(cookies) > 0 {
 		r.Header["Cookie"] = cookies
 	}
@@ -157,7 +157,7 @@ func (q *request) passesCookies() bool {
 
 // expose has all answers to the sandbox searched for what is about to leave.
 func (q *request) expose(lease *credential.Lease) error {
-	use, lost, err := q.exposure.Expose(lease)
+	use, lost, err := q.exposure.Add(lease)
 	if err != nil {
 		return &leaseError{credential: lease.Name, err: err}
 	}

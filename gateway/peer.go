@@ -23,7 +23,7 @@ type peer struct {
 	// nil: always.
 	valid func() bool
 	// exposure is what was sent to upstreams for the sandbox.
-	exposure *credential.Exposure
+	exposure *credential.SentSecrets
 }
 
 // unknownPeer is the peer of a connection whose sandbox or client is not known.

@@ -301,7 +301,7 @@ func TestQuotedVersions(t *testing.T) {
 		return body
 	}
 	client := l.client()
-	const most = credential.MaxExposed / 2 // versions: each has the token and the header's value
+	const most = credential.MaxSent / 2 // versions: each has the token and the header's value
 	for n := range most {
 		if _, body := get(t, client, "https://api.example.test/"); body != strings.Repeat("*", len(version(1))) {
 			t.Fatalf("request %d: %s", n+1, body)

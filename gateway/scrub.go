@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/decode"
+	"sallyport/gateway/credential/scrub"
 	"sallyport/gateway/form"
 )
 
@@ -36,8 +38,8 @@ func (q *request) scrub(resp *http.Response, err error, r *http.Request) (*http.
 			if q.grant.tokens != nil && !q.got.searched() {
 				q.err = errUnread
 			}
-			if errors.Is(err, credential.ErrMemory) {
-				q.err = credential.ErrMemory
+			if errors.Is(err, decode.ErrMemory) {
+				q.err = decode.ErrMemory
 			}
 			_ = resp.Body.Close()
 			return q.reply(failed(q.err, q.allowed.ID()), r)
@@ -67,7 +69,7 @@ func (q *request) tidy(h http.Header) {
 	form.DropReserved(h)
 	delete(h, "Alt-Svc") // names other ways to the upstream, all closed
 	if len(q.grant.decision.Inject) > 0 && !q.passesCookies() {
-		credential.StripGrants(h)
+		credential.StripResponse(h)
 	}
 }
 
@@ -78,12 +80,12 @@ type responseBody struct {
 	io.ReadCloser
 	raw      io.Reader // below the scrubber
 	response *http.Response
-	host     string               // that it comes from
-	of       *request             // that it answers
-	exposure *credential.Exposure // of the sandbox
-	scrubber *credential.Scrubber // for all that the sandbox's requests were sent with
-	strict   bool                 // the host had been sent a credential before, or is by this request
-	err      error                // but for io.EOF
+	host     string                  // that it comes from
+	of       *request                // that it answers
+	exposure *credential.SentSecrets // of the sandbox
+	scrubber *scrub.Scrubber         // for all that the sandbox's requests were sent with
+	strict   bool                    // the host had been sent a credential before, or is by this request
+	err      error                   // but for io.EOF
 	meter    *limitMeter
 	tokens   *tokenMeter   // nil where no tokens are counted
 	stall    time.Duration // how long who reads may take between two reads
@@ -103,7 +105,7 @@ func (b *responseBody) waiting() bool {
 
 // hit records an occurrence. An answer tells no more by having a secret twice, so it is
 // counted once.
-func (b *responseBody) hit(f credential.Found) {
+func (b *responseBody) hit(f scrub.Found) {
 	b.mu.Lock()
 	if b.hits == nil {
 		b.hits = make(map[string]int)

@@ -39,7 +39,7 @@ var (
 	// again later helps.
 	ErrMemoryBusy = tmpfs.ErrBusy
 	// ErrTooLarge: the host has too little RAM for the sandbox's memory.
-	ErrTooLarge = tmpfs.ErrLarge
+	ErrTooLarge = tmpfs.ErrTooLarge
 )
 
 // Errors of images.

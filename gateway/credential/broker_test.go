@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/scrub"
 )
 
 // source answers as it was told last.
@@ -282,7 +283,7 @@ func TestSecretShowsNothing(t *testing.T) {
 	}
 	m, _ := src.Read(t.Context())
 	type hidden struct{ m credential.Material }
-	for _, text := range printed(b, l, *l, l.Values(), l.Values()[0], m, &m, hidden{m}, credential.NewScrubber([]credential.Secret{l.Values()[0].Secret})) {
+	for _, text := range printed(b, l, *l, l.Values(), l.Values()[0], m, &m, hidden{m}, scrub.New([]scrub.Value{{Text: l.Values()[0].Reveal()}})) {
 		for _, form := range []string{"s3cr3t", hex.EncodeToString([]byte("s3cr3t")), "czNjcjN0", "user:"} {
 			if strings.Contains(strings.ToLower(text), strings.ToLower(form)) {
 				t.Errorf("printed: %s", text)

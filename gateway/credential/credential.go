@@ -15,6 +15,10 @@ import (
 	"time"
 )
 
+// MinSecret is the length in bytes below which the secret part of an injection is
+// refused, unless the configuration says otherwise (allowShort).
+const MinSecret = 16
+
 // Errors to branch on. Each is wrapped with the credential's name and a hint.
 var (
 	ErrUnknown     = errors.New("no such credential")

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 
+	"sallyport/gateway/credential/scrub"
 	"sallyport/policy"
 )
 
@@ -42,7 +43,7 @@ func (b Binding) on(port string) bool {
 // secret lacks a field that the template names, ErrShort when such a field is
 // shorter than MinSecret and may not be.
 //
-// Call StripCarriers before.
+// Call StripRequest before.
 func (l *Lease) Apply(r *http.Request, inject policy.Inject) error {
 	if err := l.covers(r); err != nil {
 		return fmt.Errorf("injecting %q: %w", l.Name, err)
@@ -126,8 +127,8 @@ func (l *Lease) length() (n int) {
 type secret struct {
 	material Material
 
-	once  sync.Once
-	scrub *Scrubber // for the fields
+	once   sync.Once
+	fields *scrub.Scrubber // finds the fields
 
 	mu       sync.Mutex
 	composed map[injection]*composed
@@ -137,11 +138,11 @@ type secret struct {
 // names the credential.
 const maxComposed = 256
 
-func (s *secret) scrubber() *Scrubber {
+func (s *secret) scrubber() *scrub.Scrubber {
 	s.once.Do(func() {
-		s.scrub = NewScrubber(slices.Collect(maps.Values(s.material.Fields)))
+		s.fields = newScrubber(slices.Collect(maps.Values(s.material.Fields)))
 	})
-	return s.scrub
+	return s.fields
 }
 
 func (s *secret) compose(inject policy.Inject) (*composed, error) {
@@ -160,4 +161,20 @@ func (s *secret) compose(inject policy.Inject) (*composed, error) {
 	}
 	s.composed[key] = c
 	return c, nil
+}
+
+// Material returns what was leased, for a broker that leases on behalf of
+// another process.
+func (l *Lease) Material() Material {
+	m := l.secret.material
+	m.Fields = maps.Clone(m.Fields)
+	return m
+}
+
+func newScrubber(secrets []Secret) *scrub.Scrubber {
+	values := make([]scrub.Value, len(secrets))
+	for i, s := range secrets {
+		values[i].Text = s.Reveal()
+	}
+	return scrub.New(values)
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/scrub"
 	"sallyport/policy"
 )
 
@@ -107,13 +108,13 @@ func TestApply(t *testing.T) {
 			// What the upstream saw comes back: nothing of it may pass.
 			echo := r.Header.Clone()
 			echo.Set("X-Echo", r.URL.RawQuery)
-			var all credential.Exposures
+			var all credential.SentBySandbox
 			e := all.Of("sb-1")
-			if _, _, err := e.Expose(l); err != nil {
+			if _, _, err := e.Add(l); err != nil {
 				t.Fatal(err)
 			}
 			found := ""
-			if e.Scrubber().Header(echo, func(f credential.Found) { found = f.Name }); found != "key" {
+			if e.Scrubber().Header(echo, func(f scrub.Found) { found = f.Name }); found != "key" {
 				t.Errorf("an echo of the request is not scrubbed: found %q", found)
 			}
 		})
@@ -288,18 +289,18 @@ func FuzzApply(f *testing.F) {
 func BenchmarkLeaseAndApply(b *testing.B) {
 	br := broker(map[string]credential.Source{"key": fields{"token": "tok-0123456789ab"}})
 	r := request(b, "https://api.example.com/v1?q=1")
-	var all credential.Exposures
+	var all credential.SentBySandbox
 	e := all.Of("sb-1")
 	for b.Loop() {
 		l, err := br.Lease(b.Context(), "key", api)
 		if err != nil {
 			b.Fatal(err)
 		}
-		credential.StripCarriers(r)
+		credential.StripRequest(r)
 		if err := l.Apply(r, policy.Inject{}); err != nil {
 			b.Fatal(err)
 		}
-		use, _, err := e.Expose(l)
+		use, _, err := e.Add(l)
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -53,7 +53,7 @@ func (l *RegistryLogin) Hide(text string) string {
 	basic := base64.StdEncoding.EncodeToString([]byte(username + ":" + password))
 	// A Scrubber looks for none that is short.
 	plain := slices.ContainsFunc([]string{password, token}, func(s string) bool { return s != "" && strings.Contains(text, s) })
-	if plain || NewScrubber([]Secret{l.password, l.token, NewSecret(basic)}).In(text) {
+	if plain || newScrubber([]Secret{l.password, l.token, NewSecret(basic)}).In(text) {
 		return "(this is left out: it holds the secret that the registry was shown)"
 	}
 	return text

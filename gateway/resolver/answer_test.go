@@ -206,7 +206,7 @@ func BenchmarkAnswer(b *testing.B) {
 
 // A name that is not allowed any more has neither address.
 func TestNameThatIsNotAllowedAnyMore(t *testing.T) {
-	table, err := OpenTable(t.TempDir()+"/names", TableOptions{})
+	table, err := OpenNameTable(t.TempDir()+"/names", NameTableOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

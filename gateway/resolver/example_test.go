@@ -7,13 +7,13 @@ import (
 	"sallyport/gateway/resolver"
 )
 
-func ExampleTable() {
+func ExampleNameTable() {
 	dir, err := os.MkdirTemp("", "names")
 	if err != nil {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	table, err := resolver.OpenTable(dir, resolver.TableOptions{})
+	table, err := resolver.OpenNameTable(dir, resolver.NameTableOptions{})
 	if err != nil {
 		panic(err)
 	}

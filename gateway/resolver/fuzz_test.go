@@ -206,7 +206,7 @@ var dotted = regexp.MustCompile(`^([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})\.([0-
 // FuzzSynthetic: an address stands for a name only if it was given for it, in
 // every spelling of it that a packet or a question may have.
 func FuzzSynthetic(f *testing.F) {
-	table := openTable(f, f.TempDir(), TableOptions{})
+	table := openTable(f, f.TempDir(), NameTableOptions{})
 	given := map[string]string{}
 	for _, name := range []string{"a.example.test", "b.example.test", "c"} {
 		given[assign(f, table, "id-1", name).String()] = name

@@ -52,7 +52,7 @@ func decide(_ context.Context, in policy.Input) policy.Decision {
 type lab struct {
 	*Server
 	addr    string
-	table   *Table
+	table   *NameTable
 	journal *journal
 	metrics *prometheus.Registry
 	stop    func()
@@ -60,7 +60,7 @@ type lab struct {
 
 func newLab(t testing.TB) *lab {
 	t.Helper()
-	l := &lab{table: openTable(t, t.TempDir(), TableOptions{PerSandbox: 50}), journal: &journal{}, metrics: prometheus.NewRegistry()}
+	l := &lab{table: openTable(t, t.TempDir(), NameTableOptions{PerSandbox: 50}), journal: &journal{}, metrics: prometheus.NewRegistry()}
 	l.Server = NewServer(Options{Table: l.table, Identify: identify, Decide: decide, Recorder: l.journal, Metrics: l.metrics})
 	return l
 }

@@ -19,7 +19,7 @@ type Approvals interface {
 
 // Answered tells the process that it is time to ask about a request again.
 func (s *Supervisor) Answered(id string) {
-	s.tell(workerapi.MethodAnswered, workerapi.AnsweredRequest{ID: id})
+	s.notify(workerapi.MethodAnswered, workerapi.AnsweredRequest{ID: id})
 }
 
 // ask takes a question of the process's, under the names that the daemon knows
@@ -28,8 +28,8 @@ func (s *Supervisor) ask(_ context.Context, q approval.Question) (approval.Verdi
 	if s.o.Approvals == nil {
 		return approval.Verdict{}, errors.New("no operator can be asked")
 	}
-	if !s.enrol(&q.Subject) {
-		return approval.Verdict{}, errStranger
+	if !s.identifySubject(&q.Subject) {
+		return approval.Verdict{}, errNotRunning
 	}
 	if err := workerapi.CheckQuestion(q); err != nil {
 		return approval.Verdict{}, err
@@ -44,9 +44,9 @@ func (s *Supervisor) withdraw(_ context.Context, c workerapi.WithdrawRequest) (i
 	return ipc.None{}, nil
 }
 
-// enrol gives a subject the name and session of its sandbox, or client, as they
+// identifySubject gives a subject the name and session of its sandbox, or client, as they
 // are known here, and tells whether there is one.
-func (s *Supervisor) enrol(subject *approval.Subject) bool {
+func (s *Supervisor) identifySubject(subject *approval.Subject) bool {
 	for _, i := range s.o.Identities() {
 		if i.ID == subject.SandboxID {
 			subject.Sandbox, subject.Session, subject.Owner = i.Name, i.Session, i.Owner

@@ -230,16 +230,16 @@ func (t *AuditLog) add(s audit.Stats) {
 	t.last = audit.Stats{}
 }
 
-// give says who writes.
-func (t *AuditLog) give(p *ipc.Peer) {
+// setWorker says who writes.
+func (t *AuditLog) setWorker(p *ipc.Peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.peer = p
 	t.change()
 }
 
-// account takes down what the process says that it did, as its last word.
-func (t *AuditLog) account(s audit.Stats) {
+// setLastStats takes down what the process says that it did, as its last word.
+func (t *AuditLog) setLastStats(s audit.Stats) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last = s

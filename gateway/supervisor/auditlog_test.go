@@ -138,7 +138,7 @@ func TestTrailIsNotAnswered(t *testing.T) {
 				}
 			})
 			defer func() { _ = side.Close(); ends.Wait() }()
-			trail.give(side)
+			trail.setWorker(side)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
 			if err := trail.Append(ctx, event()); err != nil {

@@ -23,7 +23,7 @@ func FuzzHear(f *testing.F) {
 		w := &Supervisor{o: Options{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.Level(-1 << 62)}))}}
 		lines := 0
 		for line := range bytes.Lines(said) {
-			w.repeat(bytes.TrimSuffix(line, []byte("\n")))
+			w.relayLog(bytes.TrimSuffix(line, []byte("\n")))
 			lines++
 		}
 		text := log.String()

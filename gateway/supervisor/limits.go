@@ -73,8 +73,8 @@ func (s *Supervisor) ResetLimit(ctx context.Context, limit, subject string, e *a
 
 func (s *Supervisor) limited() bool { return s.o.Limited == nil || s.o.Limited() }
 
-// tally pulls from the process until ctx is done.
-func (s *Supervisor) tally(ctx context.Context) {
+// pullCounts pulls from the process until ctx is done.
+func (s *Supervisor) pullCounts(ctx context.Context) {
 	tick := time.NewTicker(pullEvery)
 	defer tick.Stop()
 	for {

@@ -32,9 +32,9 @@ type Stream interface {
 // Bounds of such connections. A sandbox's agent has 64, of which commands and
 // forwarded ports are to find some.
 const (
-	maxInsideOfOne = 32 // sandbox
-	maxInside      = 256
-	insideWithin   = 10 * time.Second // to connect
+	maxLoopbackPerSandbox = 32 // sandbox
+	maxLoopback           = 256
+	loopbackWithin        = 10 * time.Second // to connect
 	// lookEvery is how often it is looked whether the process has left a connection:
 	// who waits for a sandbox that neither takes nor says anything is not told.
 	lookEvery = 250 * time.Millisecond
@@ -45,10 +45,10 @@ const (
 
 // Worker connects to a port that is exposed, whatever else the process would like,
 // and returns a socket.
-func (s *Supervisor) inside(ctx context.Context, c workerapi.PortRequest) (ipc.None, *os.File, error) {
-	e, is := s.opened(c.ID, c.Port)
+func (s *Supervisor) loopback(ctx context.Context, c workerapi.PortRequest) (ipc.None, *os.File, error) {
+	e, is := s.published(c.ID, c.Port)
 	if !is || s.o.Loopback == nil {
-		return ipc.None{}, nil, errUnexposed
+		return ipc.None{}, nil, errNotPublished
 	}
 	if !s.loopbacks.Enter(c.ID, e.Owner) {
 		return ipc.None{}, nil, gateway.ErrInsideBusy
@@ -66,15 +66,15 @@ func (s *Supervisor) inside(ctx context.Context, c workerapi.PortRequest) (ipc.N
 	}
 	go func() {
 		defer leave()
-		carry(ctx, here, far, func() bool { _, is := s.opened(c.ID, c.Port); return is })
+		splice(ctx, here, far, func() bool { _, is := s.published(c.ID, c.Port); return is })
 	}()
 	return ipc.None{}, there, nil
 }
 
-// reach begins to connect to a port that is exposed, and returns the socket.
-func (s *Supervisor) reach(_ context.Context, c workerapi.PortRequest) (ipc.None, *os.File, error) {
-	if _, is := s.opened(c.ID, c.Port); !is || s.o.Dial == nil {
-		return ipc.None{}, nil, errUnexposed
+// dial begins to connect to a port that is exposed, and returns the socket.
+func (s *Supervisor) dial(_ context.Context, c workerapi.PortRequest) (ipc.None, *os.File, error) {
+	if _, is := s.published(c.ID, c.Port); !is || s.o.Dial == nil {
+		return ipc.None{}, nil, errNotPublished
 	}
 	f, err := s.o.Dial(c.ID, c.Port)
 	return ipc.None{}, f, err
@@ -83,7 +83,7 @@ func (s *Supervisor) reach(_ context.Context, c workerapi.PortRequest) (ipc.None
 // connect does not go on for longer than the process, as wake does not. The place is
 // left where nothing comes of it.
 func (s *Supervisor) connect(ctx context.Context, c workerapi.PortRequest, leave func()) (Stream, error) {
-	ctx, cancel := context.WithTimeout(ctx, insideWithin)
+	ctx, cancel := context.WithTimeout(ctx, loopbackWithin)
 	type made struct {
 		Stream
 		err error
@@ -112,9 +112,9 @@ func (s *Supervisor) connect(ctx context.Context, c workerapi.PortRequest, leave
 	}
 }
 
-// carry carries bytes both ways until both have ended, one breaks off, ctx is done, or
+// splice carries bytes both ways until both have ended, one breaks off, ctx is done, or
 // the port is not exposed any more.
-func carry(ctx context.Context, here *net.UnixConn, far Stream, exposed func() bool) {
+func splice(ctx context.Context, here *net.UnixConn, far Stream, exposed func() bool) {
 	end := func() { _ = here.Close(); _ = far.Close() }
 	defer end()
 	defer context.AfterFunc(ctx, end)()
@@ -131,7 +131,7 @@ func carry(ctx context.Context, here *net.UnixConn, far Stream, exposed func() b
 			case <-look.C:
 			}
 			// What it sent last is on its way for a moment.
-			if is := left(here); is && gone || n%exposedEvery == 0 && !exposed() {
+			if is := hungUp(here); is && gone || n%exposedEvery == 0 && !exposed() {
 				end()
 			} else {
 				gone = is
@@ -156,8 +156,8 @@ func carry(ctx context.Context, here *net.UnixConn, far Stream, exposed func() b
 	ways.Wait()
 }
 
-// left tells whether the other side has closed the socket (poll(2), POLLHUP).
-func left(c *net.UnixConn) bool {
+// hungUp tells whether the other side has closed the socket (poll(2), POLLHUP).
+func hungUp(c *net.UnixConn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return true

@@ -47,10 +47,10 @@ func program(t *testing.T) (Stream, *net.TCPConn) {
 func exposes(t *testing.T) (*scene, <-chan *net.TCPConn) {
 	t.Helper()
 	s := newScene(t)
-	far := make(chan *net.TCPConn, 2*maxInside)
+	far := make(chan *net.TCPConn, 2*maxLoopback)
 	s.warden.o.Exposures = func() []gateway.Exposure {
 		list := []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}, {Sandbox: "other", SandboxID: "other", Port: 9000}}
-		for i := range maxInside / maxInsideOfOne {
+		for i := range maxLoopback / maxLoopbackPerSandbox {
 			id := fmt.Sprint("box", i)
 			list = append(list, gateway.Exposure{Sandbox: id, SandboxID: id, Owner: string("ab"[i%2]), Port: 8000})
 		}
@@ -233,7 +233,7 @@ func TestInsideIsBounded(t *testing.T) {
 		return worker.Sandboxes{Peer: s.child}.Connect(t.Context(), id, 8000)
 	}
 	var all []net.Conn
-	for range maxInsideOfOne {
+	for range maxLoopbackPerSandbox {
 		c, err := open("box")
 		if err != nil {
 			t.Fatal(err)
@@ -244,8 +244,8 @@ func TestInsideIsBounded(t *testing.T) {
 		t.Errorf("one too many: %v", err)
 	}
 	others := 0
-	for i := range maxInside / maxInsideOfOne {
-		for range maxInsideOfOne {
+	for i := range maxLoopback / maxLoopbackPerSandbox {
+		for range maxLoopbackPerSandbox {
 			c, err := open(fmt.Sprint("box", i))
 			if err != nil {
 				if !errors.Is(err, gateway.ErrInsideBusy) {

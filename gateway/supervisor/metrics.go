@@ -20,11 +20,11 @@ import (
 // gatherWithin bounds how long a scrape waits for the process.
 const gatherWithin = 2 * time.Second
 
-// theirs are the prefixes of metrics that are the process's to have; ours those
+// workerPrefixes are the prefixes of metrics that are the process's to have; ours those
 // among them that are the Warden's.
 var (
-	theirs = []string{workerapi.MetricsPrefix, "sallyport_dns_", "sallyport_upstream_"}
-	ours   = workerapi.MetricsPrefix + "process_"
+	workerPrefixes   = []string{workerapi.MetricsPrefix, "sallyport_dns_", "sallyport_upstream_"}
+	supervisorPrefix = workerapi.MetricsPrefix + "process_"
 )
 
 // Gather implements prometheus.Gatherer with what the process counts, which
@@ -47,7 +47,7 @@ func (s *Supervisor) Gather() ([]*dto.MetricFamily, error) {
 	}
 	var all []*dto.MetricFamily
 	for name, f := range families {
-		if strings.HasPrefix(name, ours) || !slices.ContainsFunc(theirs, func(p string) bool { return strings.HasPrefix(name, p) }) {
+		if strings.HasPrefix(name, supervisorPrefix) || !slices.ContainsFunc(workerPrefixes, func(p string) bool { return strings.HasPrefix(name, p) }) {
 			continue
 		}
 		all = append(all, f)
@@ -59,7 +59,7 @@ func (s *Supervisor) Gather() ([]*dto.MetricFamily, error) {
 // Metrics are the Warden's own.
 func (s *Supervisor) Metrics() []prometheus.Collector {
 	gauge := func(name, help string, get func(supervise.Status) float64) prometheus.Collector {
-		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: ours + name, Help: help}, func() float64 { return get(s.Status()) })
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: supervisorPrefix + name, Help: help}, func() float64 { return get(s.Status()) })
 	}
 	return []prometheus.Collector{
 		gauge("up", "1 while there is a process that serves.", func(s supervise.Status) float64 {
@@ -68,7 +68,7 @@ func (s *Supervisor) Metrics() []prometheus.Collector {
 			}
 			return 1
 		}),
-		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: ours + "restarts_total", Help: "Processes that were started after another one's end."},
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Name: supervisorPrefix + "restarts_total", Help: "Processes that were started after another one's end."},
 			func() float64 { return float64(s.Status().Restarts) }),
 	}
 }

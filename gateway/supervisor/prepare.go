@@ -48,7 +48,7 @@ func (s *Supervisor) Prepare(ctx context.Context, doc policy.Document, revision 
 			p.Pause()
 			defer p.Resume()
 		}
-		err = s.try(ctx, revision)
+		err = s.tryPolicy(ctx, revision)
 	}
 	if err != nil {
 		if revision != s.revision {
@@ -62,12 +62,12 @@ func (s *Supervisor) Prepare(ctx context.Context, doc policy.Document, revision 
 	return nil
 }
 
-// try says whether a process that serves nobody can compile a policy.
-func (s *Supervisor) try(ctx context.Context, revision string) error {
+// tryPolicy says whether a process that serves nobody can compile a policy.
+func (s *Supervisor) tryPolicy(ctx context.Context, revision string) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
 	spec := jail.Spec{Args: s.o.Args, Env: s.environment(), Root: s.o.View.Dir(), IDs: s.o.IDs}
-	return s.process.Aside(spec, ipc.Options{Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame, MaxIn: workerapi.MaxCall}, func(p *supervise.Process) error {
+	return s.process.RunOnce(spec, ipc.Options{Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame, MaxIn: workerapi.MaxCall}, func(p *supervise.Process) error {
 		return p.Peer.Call(ctx, workerapi.MethodPrepare, workerapi.PolicyRequest{Policy: revision}, &ipc.None{})
 	})
 }

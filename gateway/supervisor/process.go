@@ -24,9 +24,9 @@ import (
 	"sallyport/internal/supervise"
 )
 
-// ready says what the next process starts with; the log is handed over to it.
-func (s *Supervisor) ready() (spec jail.Spec, err error) {
-	s.mend()
+// spec says what the next process starts with; the log is handed over to it.
+func (s *Supervisor) spec() (spec jail.Spec, err error) {
+	s.restoreSockets()
 	s.next = workerapi.StartRequest{
 		Certificate: s.o.Listeners.Certificate, Key: s.o.Listeners.Key,
 		Policy: s.revision, SegmentSize: s.o.SegmentSize, Found: s.o.Found, Level: level(s.o.Logger),
@@ -64,14 +64,14 @@ func (s *Supervisor) ready() (spec jail.Spec, err error) {
 	if err != nil {
 		return spec, errors.Join(err, s.o.AuditLog.takeBack())
 	}
-	s.next.Next, s.next.Size, s.soiled = h.Next, h.Size, true
+	s.next.Next, s.next.Size, s.used = h.Next, h.Size, true
 	spec.Args, spec.Env, spec.Root, spec.IDs = s.o.Args, s.environment(), s.o.View.Dir(), s.o.IDs
 	spec.FileSize = uint64(audit.MaxSegment(s.o.SegmentSize)) // of files it has segments of the log only
 	return spec, nil
 }
 
-// begin hands a process what it works with.
-func (s *Supervisor) begin(ctx context.Context, p *supervise.Process) error {
+// initWorker hands a process what it works with.
+func (s *Supervisor) initWorker(ctx context.Context, p *supervise.Process) error {
 	if _, hard := memoryLimits(); hard > 0 {
 		if err := jail.LimitMemory(p.PID(), hard); err != nil {
 			s.o.Logger.Warn("the memory of the gateway's process is bounded by Go's runtime alone: no control group for it", "error", err)
@@ -90,18 +90,18 @@ func (s *Supervisor) begin(ctx context.Context, p *supervise.Process) error {
 func (s *Supervisor) serve(ctx context.Context, p *supervise.Process) error {
 	ctx, cancel := context.WithTimeout(ctx, workerapi.AnswerWithin)
 	defer cancel()
-	if err := p.Peer.Call(ctx, workerapi.MethodServe, workerapi.ServeRequest{Identities: s.o.Identities(), Clients: s.o.Clients(), Exposures: s.exposures()}, &ipc.None{}); err != nil {
+	if err := p.Peer.Call(ctx, workerapi.MethodServe, workerapi.ServeRequest{Identities: s.o.Identities(), Clients: s.o.Clients(), Exposures: s.publishedPorts()}, &ipc.None{}); err != nil {
 		return err
 	}
-	s.o.AuditLog.give(p.Peer)
+	s.o.AuditLog.setWorker(p.Peer)
 	s.o.Logger.Info("the gateway's process is up", "pid", p.PID(), "uid", p.State.UID, "own_root", p.State.Root, "landlock", p.State.Landlock)
 	return nil
 }
 
-// ended takes back what a process had.
-func (s *Supervisor) ended(_ *supervise.Process, last bool) error {
+// cleanup takes back what a process had.
+func (s *Supervisor) cleanup(_ *supervise.Process, last bool) error {
 	if !last { // else the listeners are closed
-		s.mend() // at once, so that connections wait in them and are not refused
+		s.restoreSockets() // at once, so that connections wait in them and are not refused
 	}
 	if s.o.Approvals != nil {
 		s.o.Approvals.WithdrawHeld()
@@ -160,11 +160,11 @@ func level(l *slog.Logger) int {
 	return int(slog.LevelInfo)
 }
 
-// repeat says a line again: a record of its log, or anything else.
-func (s *Supervisor) repeat(line []byte) {
+// relayLog says a line again: a record of its log, or anything else.
+func (s *Supervisor) relayLog(line []byte) {
 	var record map[string]any
 	if err := json.Unmarshal(line, &record); err != nil {
-		s.o.Logger.Warn("gateway", "said", undeleted(string(line)))
+		s.o.Logger.Warn("gateway", "said", escapeDEL(string(line)))
 		return
 	}
 	var at slog.Level
@@ -176,16 +176,16 @@ func (s *Supervisor) repeat(line []byte) {
 	}
 	attrs := make([]slog.Attr, 0, len(record))
 	for _, k := range slices.Sorted(maps.Keys(record)) {
-		attrs = append(attrs, slog.Any(undeleted(k), said(record[k])))
+		attrs = append(attrs, slog.Any(escapeDEL(k), logValue(record[k])))
 	}
-	s.o.Logger.LogAttrs(context.Background(), at, undeleted(message), attrs...)
+	s.o.Logger.LogAttrs(context.Background(), at, escapeDEL(message), attrs...)
 }
 
-// said is a value of a record as the log takes it: text or a number.
-func said(v any) any {
+// logValue is a value of a record as the log takes it: text or a number.
+func logValue(v any) any {
 	switch v := v.(type) {
 	case string:
-		return undeleted(v)
+		return escapeDEL(v)
 	case float64, bool, nil:
 		return v
 	}
@@ -193,9 +193,9 @@ func said(v any) any {
 	if err != nil {
 		return "?"
 	}
-	return undeleted(string(text))
+	return escapeDEL(string(text))
 }
 
-// undeleted spells the control character DEL out, the only one that slog's text
+// escapeDEL spells the control character DEL out, the only one that slog's text
 // handler writes as it is.
-func undeleted(s string) string { return strings.ReplaceAll(s, "\x7f", `\x7f`) }
+func escapeDEL(s string) string { return strings.ReplaceAll(s, "\x7f", `\x7f`) }

@@ -12,25 +12,25 @@ import (
 // Exposures tells what is exposed now. What goes on by an exposure that is not
 // among it ends.
 func (s *Supervisor) Exposures() {
-	s.tell(workerapi.MethodPublished, workerapi.PublishedRequest{Exposures: s.exposures()})
+	s.notify(workerapi.MethodPublished, workerapi.PublishedRequest{Exposures: s.publishedPorts()})
 }
 
-func (s *Supervisor) exposures() []gateway.Exposure {
+func (s *Supervisor) publishedPorts() []gateway.Exposure {
 	if s.o.Exposures == nil {
 		return nil
 	}
 	return s.o.Exposures()
 }
 
-// errUnexposed keeps a process from starting sandboxes that nobody has exposed.
-var errUnexposed = errors.New("no such sandbox is exposed")
+// errNotPublished keeps a process from starting sandboxes that nobody has exposed.
+var errNotPublished = errors.New("no such sandbox is exposed")
 
 func (s *Supervisor) isExposed(id string) bool {
-	return slices.ContainsFunc(s.exposures(), func(e gateway.Exposure) bool { return e.SandboxID == id })
+	return slices.ContainsFunc(s.publishedPorts(), func(e gateway.Exposure) bool { return e.SandboxID == id })
 }
 
-func (s *Supervisor) opened(id string, port uint16) (e gateway.Exposure, is bool) {
-	all := s.exposures()
+func (s *Supervisor) published(id string, port uint16) (e gateway.Exposure, is bool) {
+	all := s.publishedPorts()
 	i := slices.IndexFunc(all, func(e gateway.Exposure) bool { return e.SandboxID == id && e.Port == port })
 	if i < 0 {
 		return e, false
@@ -38,9 +38,9 @@ func (s *Supervisor) opened(id string, port uint16) (e gateway.Exposure, is bool
 	return all[i], true
 }
 
-func (s *Supervisor) whose(ctx context.Context, c workerapi.SandboxRequest) (workerapi.IdentifyReply, error) {
+func (s *Supervisor) identify(ctx context.Context, c workerapi.SandboxRequest) (workerapi.IdentifyReply, error) {
 	if !s.isExposed(c.ID) {
-		return workerapi.IdentifyReply{}, errUnexposed
+		return workerapi.IdentifyReply{}, errNotPublished
 	}
 	box, err := s.o.Whose(ctx, c.ID)
 	return workerapi.IdentifyReply{Sandbox: box}, err
@@ -51,7 +51,7 @@ func (s *Supervisor) whose(ctx context.Context, c workerapi.SandboxRequest) (wor
 // taken back, and that for the last answer to the process.
 func (s *Supervisor) wake(ctx context.Context, c workerapi.SandboxRequest) (workerapi.WakeReply, error) {
 	if !s.isExposed(c.ID) {
-		return workerapi.WakeReply{}, errUnexposed
+		return workerapi.WakeReply{}, errNotPublished
 	}
 	type woken struct {
 		gateway.Identity

@@ -26,14 +26,14 @@ func TestWakeIsChecked(t *testing.T) {
 	if i, err := w.wake(t.Context(), workerapi.SandboxRequest{ID: "box"}); err != nil || i.Sandbox.ID != "box" || i.Address != netip.MustParseAddr("10.231.0.3") {
 		t.Errorf("what is exposed: %+v %v", i, err)
 	}
-	if who, err := w.whose(t.Context(), workerapi.SandboxRequest{ID: "box"}); err != nil || who.Sandbox.Tags["team"] != "web" {
+	if who, err := w.identify(t.Context(), workerapi.SandboxRequest{ID: "box"}); err != nil || who.Sandbox.Tags["team"] != "web" {
 		t.Errorf("who is exposed: %+v %v", who, err)
 	}
 	for _, id := range []string{"other", "", "../box"} {
 		if i, err := w.wake(t.Context(), workerapi.SandboxRequest{ID: id}); err == nil {
 			t.Errorf("%q: %+v", id, i)
 		}
-		if who, err := w.whose(t.Context(), workerapi.SandboxRequest{ID: id}); err == nil {
+		if who, err := w.identify(t.Context(), workerapi.SandboxRequest{ID: id}); err == nil {
 			t.Errorf("who %q is: %+v", id, who)
 		}
 	}

@@ -22,26 +22,26 @@ import (
 // the UDP socket always is, whose shutdown cannot be undone nor, for sending, be
 // seen. Who waits for an answer there asks again.
 
-// mend makes the sockets what they were, if a process has had them since. One is
+// restoreSockets makes the sockets what they were, if a process has had them since. One is
 // over before the next is started, and that is when it is called.
-func (s *Supervisor) mend() {
-	if !s.soiled {
+func (s *Supervisor) restoreSockets() {
+	if !s.used {
 		return
 	}
 	l := &s.o.Listeners
-	err := l.mend()
-	if l.Mended != nil {
-		err = errors.Join(err, l.Mended())
+	err := l.restore()
+	if l.Restored != nil {
+		err = errors.Join(err, l.Restored())
 	}
 	if err != nil { // the others serve
 		s.o.Logger.Error("a socket that the gateway's process had cannot be mended: restart the daemon", "error", err)
 		return
 	}
-	s.soiled = false
+	s.used = false
 }
 
-// mend is the sockets' part.
-func (l *Listeners) mend() error {
+// restoreSockets is the sockets' part.
+func (l *Listeners) restore() error {
 	var all error
 	for name, t := range map[string]*net.TCPListener{workerapi.FileTransparent: l.Transparent, workerapi.FileExplicit: l.Explicit, workerapi.FileDNSTCP: l.DNSTCP} {
 		if t != nil {

@@ -58,7 +58,7 @@ func TestSocketsAreMended(t *testing.T) {
 				defer some.Close()
 				l := some.(*net.TCPListener)
 				spoil(t, l, steps)
-				if err := (&Listeners{Explicit: l}).mend(); err != nil {
+				if err := (&Listeners{Explicit: l}).restore(); err != nil {
 					t.Fatal(err)
 				}
 				c, err := net.DialTimeout("tcp4", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port), 10*time.Second)
@@ -97,7 +97,7 @@ func TestSocketsAreMended(t *testing.T) {
 				}
 				defer u.Close()
 				spoil(t, u, steps)
-				if err := (&Listeners{DNS: u}).mend(); err != nil {
+				if err := (&Listeners{DNS: u}).restore(); err != nil {
 					t.Fatal(err)
 				}
 				f, err := u.File()
@@ -160,7 +160,7 @@ func TestMendKeepsTheMark(t *testing.T) {
 	}
 	defer l.Close()
 	spoil(t, l.(*net.TCPListener), []func(int) error{filter, lock}) // which is past mending
-	if err := (&Listeners{DNS: u.(*net.UDPConn), Transparent: l.(*net.TCPListener)}).mend(); err != nil {
+	if err := (&Listeners{DNS: u.(*net.UDPConn), Transparent: l.(*net.TCPListener)}).restore(); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]syscall.Conn{"UDP": u.(*net.UDPConn), "TCP": l.(*net.TCPListener)} {
@@ -188,7 +188,7 @@ func TestMendKeepsWaiting(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	if err := (&Listeners{Transparent: l}).mend(); err != nil {
+	if err := (&Listeners{Transparent: l}).restore(); err != nil {
 		t.Fatal(err)
 	}
 	_ = l.SetDeadline(time.Now().Add(10 * time.Second))
@@ -204,17 +204,17 @@ func TestMendKeepsWaiting(t *testing.T) {
 func TestMended(t *testing.T) {
 	calls := 0
 	var fails error
-	w := New(Options{Listeners: Listeners{Mended: func() error { calls++; return fails }}, Logger: slog.New(slog.DiscardHandler)})
-	if w.mend(); calls != 0 {
+	w := New(Options{Listeners: Listeners{Restored: func() error { calls++; return fails }}, Logger: slog.New(slog.DiscardHandler)})
+	if w.restoreSockets(); calls != 0 {
 		t.Errorf("before the first: %d calls", calls)
 	}
-	w.soiled, fails = true, errors.New("no")
+	w.used, fails = true, errors.New("no")
 	for range 2 {
-		w.mend()
+		w.restoreSockets()
 	}
 	fails = nil
 	for range 2 {
-		w.mend()
+		w.restoreSockets()
 	}
 	if calls != 3 {
 		t.Errorf("after it: %d calls, want two that fail and one", calls)
@@ -228,7 +228,7 @@ func TestReplacedSocketCloses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := (&Listeners{DNS: u}).mend(); err != nil {
+	if err := (&Listeners{DNS: u}).restore(); err != nil {
 		t.Fatal(err)
 	}
 	second, err := net.ListenUDP("udp4", u.LocalAddr().(*net.UDPAddr))
@@ -257,7 +257,7 @@ func TestMendResetsPatience(t *testing.T) {
 	defer some.Close()
 	l := some.(*net.TCPListener)
 	spoil(t, l, []func(int) error{func(fd int) error { return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1) }})
-	if err := (&Listeners{Explicit: l}).mend(); err != nil {
+	if err := (&Listeners{Explicit: l}).restore(); err != nil {
 		t.Fatal(err)
 	}
 	c, err := net.Dial("tcp4", l.Addr().String())

@@ -75,10 +75,10 @@ type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
 	Inbound                       *net.TCPListener // on a loopback address
 	DNS                           *net.UDPConn
-	// Mended, unless nil, is called after each process, when the sockets are as
+	// Restored, unless nil, is called after each process, when the sockets are as
 	// they were: one that was replaced is not in the kernel's maps of sockets, and
 	// one that was shut down need not be.
-	Mended func() error
+	Restored func() error
 	// Certificate and Key are the explicit proxy's, in PEM; none: it is plain.
 	Certificate, Key []byte
 }
@@ -97,7 +97,7 @@ type Options struct {
 
 	Broker    *credential.Broker
 	Authority *ca.Authority
-	Names     *resolver.Table
+	Names     *resolver.NameTable
 	// Local lists this host's addresses and the sandboxes' networks.
 	Local func() []netip.Prefix
 	// Identities and Clients are the tables as they are now. Changes are told by
@@ -127,7 +127,7 @@ type Options struct {
 	// Found is [gateway.Options.Found].
 	Found int64
 	// Limits keeps the counters of limits. Default: they are a process's own.
-	Limits *Ledger
+	Limits *LimitStore
 	// Limited tells whether the policy in force has limits. Default: it may.
 	Limited func() bool
 	// Every is the period that the policy in force gives a limit, 0 where it does
@@ -139,21 +139,21 @@ type Options struct {
 type Supervisor struct {
 	o       Options
 	leases  *leaseServer
-	process *supervise.Keeper
+	process *supervise.Restarter
 
-	segments  *rate.Limiter
-	turn      chan struct{} // to wait for segments
-	patience  time.Duration // with a process that is told something
-	loopbacks *quota.Places // of connections made from inside
+	segments    *rate.Limiter
+	segmentTurn chan struct{} // to wait for segments
+	patience    time.Duration // with a process that is told something
+	loopbacks   *quota.Places // of connections made from inside
 
 	// Guarded by keeper.Hold: the policy in force, and what the next process starts
 	// with.
 	document policy.Document
 	revision string
 	next     workerapi.StartRequest
-	// soiled says that a process has had the listeners since they were mended. It
+	// used says that a process has had the listeners since they were mended. It
 	// is of who readies a process or has seen one end: never two at once.
-	soiled bool
+	used bool
 }
 
 // New returns a Warden that Start starts.
@@ -169,13 +169,13 @@ func New(o Options) *Supervisor {
 		often = max(often, rate.Limit(segmentBytes)/rate.Limit(o.SegmentSize))
 	}
 	s := &Supervisor{
-		o: o, leases: newLeaseServer(o.Broker), segments: rate.NewLimiter(often, segmentBurst), turn: make(chan struct{}, 1),
-		patience: workerapi.AnswerWithin, loopbacks: quota.New(maxInside, maxInsideOfOne),
+		o: o, leases: newLeaseServer(o.Broker), segments: rate.NewLimiter(often, segmentBurst), segmentTurn: make(chan struct{}, 1),
+		patience: workerapi.AnswerWithin, loopbacks: quota.New(maxLoopback, maxLoopbackPerSandbox),
 	}
 	s.process = supervise.New(supervise.Options{
-		Name: "the gateway's process", Logger: o.Logger, Said: s.repeat, Voice: supervise.Voice{Line: 64 << 10, Rate: 100, Burst: 2000},
-		Ready: s.ready, Link: func(*supervise.Process) ipc.Options { return s.link() },
-		Start: s.begin, Serve: s.serve, Ended: s.ended, Lost: s.processLost, Back: func(ctx context.Context) { s.recordState(ctx, "started", nil) },
+		Name: "the gateway's process", Logger: o.Logger, Output: s.relayLog, Limit: supervise.OutputLimit{Line: 64 << 10, Rate: 100, Burst: 2000},
+		Spec: s.spec, Peer: func(*supervise.Process) ipc.Options { return s.peerOptions() },
+		Init: s.initWorker, Serve: s.serve, Cleanup: s.cleanup, OnExit: s.exited, OnRestart: func(ctx context.Context) { s.recordState(ctx, "started", nil) },
 	})
 	return s
 }
@@ -195,12 +195,12 @@ func (s *Supervisor) Watch(ctx context.Context) error {
 	view.Go(func() error { s.o.View.Watch(ctx); return nil })
 	defer view.Wait()
 	if s.o.Limits != nil {
-		view.Go(func() error { s.tally(ctx); return nil })
+		view.Go(func() error { s.pullCounts(ctx); return nil })
 	}
 	return s.process.Watch(ctx)
 }
 
-func (s *Supervisor) processLost(ctx context.Context, cause error, in time.Duration) {
+func (s *Supervisor) exited(ctx context.Context, cause error, in time.Duration) {
 	s.o.Logger.Error("the gateway's process has ended; nothing leaves until the next one is up", "error", cause, "in", in)
 	s.recordState(ctx, "ended", cause)
 }
@@ -226,7 +226,7 @@ func (s *Supervisor) Use(doc policy.Document, revision string) {
 	defer s.process.Hold()()
 	old, before := s.revision, rootFiles(s.document)
 	s.document, s.revision = doc, revision
-	s.tell(workerapi.MethodUse, workerapi.PolicyRequest{Policy: revision})
+	s.notify(workerapi.MethodUse, workerapi.PolicyRequest{Policy: revision})
 	if p := s.process.Process(); p != nil && !p.State.Root && !slices.Equal(before, rootFiles(doc)) {
 		// It may read the files that it was started with; the next one may read these.
 		_ = p.Peer.Close()
@@ -241,24 +241,24 @@ func (s *Supervisor) Use(doc policy.Document, revision string) {
 // Identity tells that an address is a sandbox's, or nobody's (nil). It returns
 // when the process knows.
 func (s *Supervisor) Identity(a netip.Addr, sandbox *policy.Sandbox) {
-	s.tell(workerapi.MethodIdentity, workerapi.IdentityRequest{Address: a, Sandbox: sandbox})
+	s.notify(workerapi.MethodIdentity, workerapi.IdentityRequest{Address: a, Sandbox: sandbox})
 }
 
 // Clients tells who may use the explicit proxy now.
 func (s *Supervisor) Clients() {
-	s.tell(workerapi.MethodClients, workerapi.ClientsRequest{Clients: s.o.Clients()})
+	s.notify(workerapi.MethodClients, workerapi.ClientsRequest{Clients: s.o.Clients()})
 }
 
 // Forget drops what the process keeps under the ID of a sandbox or a client.
 func (s *Supervisor) Forget(id string) {
-	s.tell(workerapi.MethodForget, workerapi.ForgetRequest{ID: id})
+	s.notify(workerapi.MethodForget, workerapi.ForgetRequest{ID: id})
 }
 
 // Revoke ends all leases, as a change of a secret must.
-func (s *Supervisor) Revoke() { s.tell(workerapi.MethodRevoke, ipc.None{}) }
+func (s *Supervisor) Revoke() { s.notify(workerapi.MethodRevoke, ipc.None{}) }
 
-// tell tells the process, if there is one; the next one is told everything.
-func (s *Supervisor) tell(m ipc.Method, what any) { s.process.Tell(s.patience, m, what) }
+// notify tells the process, if there is one; the next one is told everything.
+func (s *Supervisor) notify(m ipc.Method, what any) { s.process.Notify(s.patience, m, what) }
 
 // peer is who is asked: nil while there is no process.
 func (s *Supervisor) peer() *ipc.Peer {
@@ -280,7 +280,7 @@ func (s *Supervisor) Stop(within time.Duration) error {
 		if err := p.Peer.Call(ctx, workerapi.MethodStop, workerapi.StopRequest{Within: within}, &last); err != nil {
 			return err
 		}
-		s.o.AuditLog.account(last.Log)
+		s.o.AuditLog.setLastStats(last.Log)
 		if s.o.Limits != nil {
 			if err := s.o.Limits.sync(ctx, p.Peer); err != nil {
 				s.o.Logger.Error("the counters of limits cannot be written down", "error", err)
@@ -308,15 +308,15 @@ func (s *Supervisor) methods() map[ipc.Method]ipc.Handler {
 		workerapi.MethodSegment:  ipc.HandleFile(s.segment),
 		workerapi.MethodAsk:      ipc.Handle(s.ask),
 		workerapi.MethodWithdraw: ipc.Handle(s.withdraw),
-		workerapi.MethodIdentify: ipc.Handle(s.whose),
+		workerapi.MethodIdentify: ipc.Handle(s.identify),
 		workerapi.MethodWake:     ipc.Handle(s.wake),
-		workerapi.MethodLoopback: ipc.HandleFile(s.inside),
-		workerapi.MethodDial:     ipc.HandleFile(s.reach),
+		workerapi.MethodLoopback: ipc.HandleFile(s.loopback),
+		workerapi.MethodDial:     ipc.HandleFile(s.dial),
 	}
 }
 
-// link is the Warden's side of one.
-func (s *Supervisor) link() ipc.Options {
+// peerOptions is the Warden's side of one.
+func (s *Supervisor) peerOptions() ipc.Options {
 	return ipc.Options{Methods: s.methods(), Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame, MaxIn: workerapi.MaxCall, MaxCalls: maxCalls}
 }
 
@@ -324,8 +324,8 @@ func (s *Supervisor) link() ipc.Options {
 // asks for without need is a file on the disk all the same.
 func (s *Supervisor) segment(ctx context.Context, c workerapi.SegmentRequest) (ipc.None, *os.File, error) {
 	select { // a place in the limiter's queue outlives who has it, so there is one
-	case s.turn <- struct{}{}:
-		defer func() { <-s.turn }()
+	case s.segmentTurn <- struct{}{}:
+		defer func() { <-s.segmentTurn }()
 	case <-ctx.Done():
 		return ipc.None{}, nil, ctx.Err()
 	}
@@ -345,9 +345,9 @@ func (s *Supervisor) sign(_ context.Context, c workerapi.SignRequest) (workerapi
 	return workerapi.SignReply{Chain: chain}, err
 }
 
-// errStranger keeps a process from filling the disk with names of sandboxes
+// errNotRunning keeps a process from filling the disk with names of sandboxes
 // that do not exist.
-var errStranger = errors.New("no such sandbox is running")
+var errNotRunning = errors.New("no such sandbox is running")
 
 func (s *Supervisor) runs(id string) bool {
 	for _, box := range s.o.Identities() {
@@ -360,7 +360,7 @@ func (s *Supervisor) runs(id string) bool {
 
 func (s *Supervisor) assign(_ context.Context, c workerapi.NameRequest) (workerapi.NameReply, error) {
 	if !s.runs(c.Sandbox) {
-		return workerapi.NameReply{}, errStranger
+		return workerapi.NameReply{}, errNotRunning
 	}
 	a, err := s.o.Names.Assign(c.Sandbox, c.Name)
 	return workerapi.NameReply{Address: a}, err
@@ -368,7 +368,7 @@ func (s *Supervisor) assign(_ context.Context, c workerapi.NameRequest) (workera
 
 func (s *Supervisor) name(_ context.Context, c workerapi.NameRequest) (workerapi.NameReply, error) {
 	if !s.runs(c.Sandbox) {
-		return workerapi.NameReply{}, errStranger
+		return workerapi.NameReply{}, errNotRunning
 	}
 	name, ok := s.o.Names.Name(c.Sandbox, c.Address)
 	return workerapi.NameReply{Name: name, Known: ok}, nil

@@ -70,7 +70,7 @@ func newScene(t *testing.T) *scene {
 	if _, err := authority.Root("box"); err != nil {
 		t.Fatal(err)
 	}
-	table, err := resolver.OpenTable(filepath.Join(dir, "names"), resolver.TableOptions{PerSandbox: 8})
+	table, err := resolver.OpenNameTable(filepath.Join(dir, "names"), resolver.NameTableOptions{PerSandbox: 8})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func newScene(t *testing.T) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	side := ipc.New(here, w.link())
+	side := ipc.New(here, w.peerOptions())
 	child := ipc.New(there, ipc.Options{Files: true, Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame})
 	ended, finished := make(chan error, 1), make(chan struct{})
 	go func() { ended <- side.Serve() }()
@@ -198,8 +198,8 @@ func TestQuestions(t *testing.T) {
 func TestRepeat(t *testing.T) {
 	var said strings.Builder
 	w := &Supervisor{o: Options{Logger: slog.New(slog.NewTextHandler(&said, nil))}}
-	w.repeat([]byte(`{"time":"x","level":"WARN","msg":"hello","b":2,"a":"x\ny"}`))
-	w.repeat([]byte("panic: \x1b[2Jtime=forged level=ERROR"))
+	w.relayLog([]byte(`{"time":"x","level":"WARN","msg":"hello","b":2,"a":"x\ny"}`))
+	w.relayLog([]byte("panic: \x1b[2Jtime=forged level=ERROR"))
 	text := said.String()
 	for _, want := range []string{`level=WARN msg=hello a="x\ny" b=2`, `msg=gateway said="panic: \x1b[2Jtime=forged level=ERROR"`} {
 		if !strings.Contains(text, want) {

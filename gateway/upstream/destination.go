@@ -27,7 +27,7 @@ const (
 // destination carries requests of one sandbox, with one credential, to one place.
 type destination struct {
 	pool   *Pool
-	tenant *tenant
+	tenant *sandboxPool
 	route  Route
 
 	scheme    string
@@ -43,7 +43,7 @@ type destination struct {
 }
 
 // destination checks a route and prepares to dial it.
-func (p *Pool) destination(t *tenant, r Route) (*destination, error) {
+func (p *Pool) destination(t *sandboxPool, r Route) (*destination, error) {
 	addr, err := checkHost(r.Host)
 	if err != nil {
 		return nil, &Error{Kind: KindHost, Host: r.Host, Port: r.Port, Err: err}
@@ -219,7 +219,7 @@ func (d *destination) connect(ctx context.Context) (*conn, error) {
 	}
 	c, err := dialer.DialContext(ctx, "tcp", dialled)
 	if err != nil {
-		d.tenant.settle(nil)
+		d.tenant.opened(nil)
 		// Of several addresses the dialer reports the first's failure; one that
 		// we refused says more.
 		if a := denied.Load(); a != nil {
@@ -227,7 +227,7 @@ func (d *destination) connect(ctx context.Context) (*conn, error) {
 		}
 		return nil, err
 	}
-	return d.tenant.settle(c.(*net.TCPConn)) // what "tcp" always is
+	return d.tenant.opened(c.(*net.TCPConn)) // what "tcp" always is
 }
 
 func (d *destination) judge(address string) *AddressError {

@@ -40,7 +40,7 @@ type hop struct {
 	names  bool   // the proxy looks names up
 }
 
-func (p *Pool) hop(t *tenant, u *policy.Upstream) (*hop, error) {
+func (p *Pool) hop(t *sandboxPool, u *policy.Upstream) (*hop, error) {
 	proxy, err := policy.ParseProxy(u.Proxy)
 	if err != nil {
 		return nil, fmt.Errorf("upstream.proxy: %w", err)

@@ -117,7 +117,7 @@ func TestProxyFaults(t *testing.T) {
 				t.Error("read without bound")
 			}
 			hides(t, err)
-			tn, _ := p.tenant(r)
+			tn, _ := p.sandbox(r)
 			tn.mu.Lock()
 			defer tn.mu.Unlock()
 			if len(tn.conns)+tn.dialling != 0 {

@@ -87,7 +87,7 @@ func TestTunnelKeepsWhatComesEarly(t *testing.T) {
 				t.Errorf("after the end of one direction: %q, %v", rest, err)
 			}
 			c.Close()
-			tn, _ := p.tenant(r)
+			tn, _ := p.sandbox(r)
 			tn.mu.Lock()
 			defer tn.mu.Unlock()
 			if len(tn.conns) != 0 {

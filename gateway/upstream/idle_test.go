@@ -107,7 +107,7 @@ func TestSweepOfTheDead(t *testing.T) {
 	c := &shared{trips: 1}
 	m.conns = append(m.conns, c)
 	m.mu.Lock()
-	m.leave(&trip{conn: c})
+	m.leave(&h2Request{conn: c})
 	m.mu.Unlock()
 	m.MarkDead(c.ClientConn)
 	m.sweep(c)

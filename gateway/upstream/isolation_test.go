@@ -213,12 +213,12 @@ func TestConnectionOpenedWhileForgottenIsClosed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tn := newTenant()
+	tn := newSandboxPool()
 	if err := tn.reserve(); err != nil {
 		t.Fatal(err)
 	}
 	tn.close()
-	if _, err := tn.settle(c.(*net.TCPConn)); !errors.Is(err, errClosed) {
+	if _, err := tn.opened(c.(*net.TCPConn)); !errors.Is(err, errClosed) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := c.Write([]byte("x")); !errors.Is(err, net.ErrClosed) {

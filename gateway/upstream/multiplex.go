@@ -104,9 +104,9 @@ func (m *multiplexer) RoundTrip(r *http.Request, kept *shared, ended func()) (*h
 	if kept == nil && m.none() {
 		return nil, errNone
 	}
-	t := &trip{Context: r.Context(), multi: m, kept: kept}
+	t := &h2Request{Context: r.Context(), multiplexer: m, kept: kept}
 	resp, err := m.transport.RoundTrip(t.request(r))
-	t.herald.done.Wait()
+	t.hints.done.Wait()
 	if err == nil {
 		if resp.StatusCode < 200 || resp.StatusCode > 999 {
 			err = errStatus
@@ -142,7 +142,7 @@ func (m *multiplexer) none() bool {
 
 // GetClientConn implements http2.ClientConnPool: a place on some connection.
 func (m *multiplexer) GetClientConn(r *http.Request, _ string) (*http2.ClientConn, error) {
-	t, ok := r.Context().Value(tripKey{}).(*trip)
+	t, ok := r.Context().Value(h2RequestKey{}).(*h2Request)
 	if !ok {
 		return nil, errNone
 	}
@@ -163,7 +163,7 @@ func (m *multiplexer) GetClientConn(r *http.Request, _ string) (*http2.ClientCon
 }
 
 // leave gives a trip's place back. m.mu is held.
-func (m *multiplexer) leave(t *trip) {
+func (m *multiplexer) leave(t *h2Request) {
 	c := t.conn
 	if c == nil {
 		return

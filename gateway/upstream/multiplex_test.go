@@ -191,7 +191,7 @@ func TestIdleConnectionThatWasNearlyUsedIsClosed(t *testing.T) {
 		}
 		m := rt.(*destination).transport.multi
 		ctx, cancel := context.WithCancel(t.Context())
-		tr := &trip{Context: ctx, multi: m}
+		tr := &h2Request{Context: ctx, multiplexer: m}
 		again := tr.request(request(t, ctx, r))
 		c, err := m.GetClientConn(again, "")
 		if err != nil { // a busy machine: its time is up already

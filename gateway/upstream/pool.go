@@ -70,9 +70,9 @@ type Pool struct {
 	roots   rootsCache
 	windows *quota.Places // of responses that an upstream of HTTP/2 may send much of ahead
 
-	mu      sync.RWMutex
-	tenants map[string]*tenant // by sandbox, until Forget
-	closed  bool
+	mu        sync.RWMutex
+	sandboxes map[string]*sandboxPool // by sandbox, until Forget
+	closed    bool
 }
 
 // New returns an empty pool.
@@ -91,7 +91,7 @@ func New(o Options) *Pool {
 			*d.timeout = d.value
 		}
 	}
-	return &Pool{o: o, tenants: map[string]*tenant{}, windows: quota.New(wideWindows, wideWindowsOfOne)}
+	return &Pool{o: o, sandboxes: map[string]*sandboxPool{}, windows: quota.New(wideWindows, wideWindowsOfOne)}
 }
 
 // RoundTripper returns what carries requests to the route's destination. It
@@ -100,7 +100,7 @@ func New(o Options) *Pool {
 // most. Its errors, and those of RoundTrip, are *Error.
 func (p *Pool) RoundTripper(r Route) (http.RoundTripper, error) {
 	r.Host = normal(r.Host)
-	t, err := p.tenant(r)
+	t, err := p.sandbox(r)
 	if err != nil {
 		return nil, err
 	}
@@ -120,14 +120,14 @@ func (p *Pool) RoundTripper(r Route) (http.RoundTripper, error) {
 	}
 	d.roots = roots
 	d.transport = d.newTransport()
-	return t.keep(k, d), nil
+	return t.store(k, d), nil
 }
 
 // Dial opens a TCP connection for a tunnel; TLS, if any, is the sandbox's own.
 // The caller closes it. Its errors are *Error.
 func (p *Pool) Dial(ctx context.Context, r Route) (net.Conn, error) {
 	r.Host = normal(r.Host)
-	t, err := p.tenant(r)
+	t, err := p.sandbox(r)
 	if err != nil {
 		return nil, err
 	}
@@ -146,8 +146,8 @@ func (p *Pool) Dial(ctx context.Context, r Route) (net.Conn, error) {
 // Forget closes every connection that was opened for a sandbox, also those in use.
 func (p *Pool) Forget(sandbox string) {
 	p.mu.Lock()
-	t := p.tenants[sandbox]
-	delete(p.tenants, sandbox)
+	t := p.sandboxes[sandbox]
+	delete(p.sandboxes, sandbox)
 	p.mu.Unlock()
 	if t != nil {
 		t.close()
@@ -159,8 +159,8 @@ func (p *Pool) Forget(sandbox string) {
 // them again.
 func (p *Pool) Retire(gone func(Route) bool) {
 	p.mu.RLock()
-	all := make([]*tenant, 0, len(p.tenants))
-	for _, t := range p.tenants {
+	all := make([]*sandboxPool, 0, len(p.sandboxes))
+	for _, t := range p.sandboxes {
 		all = append(all, t)
 	}
 	p.mu.RUnlock()
@@ -172,17 +172,17 @@ func (p *Pool) Retire(gone func(Route) bool) {
 // Close closes all connections and refuses new ones.
 func (p *Pool) Close() {
 	p.mu.Lock()
-	all := p.tenants
-	p.tenants, p.closed = nil, true
+	all := p.sandboxes
+	p.sandboxes, p.closed = nil, true
 	p.mu.Unlock()
 	for _, t := range all {
 		t.close()
 	}
 }
 
-func (p *Pool) tenant(r Route) (*tenant, error) {
+func (p *Pool) sandbox(r Route) (*sandboxPool, error) {
 	p.mu.RLock()
-	t := p.tenants[r.Sandbox]
+	t := p.sandboxes[r.Sandbox]
 	p.mu.RUnlock()
 	if t != nil {
 		return t, nil
@@ -192,9 +192,9 @@ func (p *Pool) tenant(r Route) (*tenant, error) {
 	if p.closed {
 		return nil, &Error{Kind: KindClosed, Host: r.Host, Port: r.Port, Err: net.ErrClosed}
 	}
-	if t = p.tenants[r.Sandbox]; t == nil {
-		t = newTenant()
-		p.tenants[r.Sandbox] = t
+	if t = p.sandboxes[r.Sandbox]; t == nil {
+		t = newSandboxPool()
+		p.sandboxes[r.Sandbox] = t
 	}
 	return t, nil
 }

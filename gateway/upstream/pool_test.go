@@ -176,7 +176,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 	defer l.Close()
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: portOf(t, l.Addr()), Upstream: loopback(nil, "")}
-	tn, err := p.tenant(r)
+	tn, err := p.sandbox(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,7 +212,7 @@ func TestDestinationsAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	tn, _ := p.tenant(r)
+	tn, _ := p.sandbox(r)
 	if got := tn.destinations.Len(); got != maxDestinations {
 		t.Errorf("%d destinations, want %d", got, maxDestinations)
 	}

@@ -22,7 +22,7 @@ func (s Sandboxes) Dial(ctx context.Context, id string, to netip.AddrPort) (net.
 		return nil, err
 	}
 	if f == nil {
-		return nil, errNone
+		return nil, errNoConnection
 	}
 	defer f.Close()
 	if err := connected(ctx, f); err != nil {
@@ -56,7 +56,7 @@ func connected(ctx context.Context, f *os.File) error {
 	return errors.Join(err, failed)
 }
 
-var errNone = errors.New("no connection came")
+var errNoConnection = errors.New("no connection came")
 
 // Connect implements gateway.Inside.
 func (s Sandboxes) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
@@ -65,7 +65,7 @@ func (s Sandboxes) Connect(ctx context.Context, id string, port uint16) (net.Con
 		return nil, err
 	}
 	if f == nil {
-		return nil, errNone
+		return nil, errNoConnection
 	}
 	c, err := ipc.Inherited(f)
 	if err != nil {

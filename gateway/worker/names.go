@@ -22,7 +22,7 @@ type nameCache struct {
 	peer *ipc.Peer
 
 	mu        sync.Mutex
-	sandboxes *simplelru.LRU[string, *sandboxNames]
+	bySandbox *simplelru.LRU[string, *sandboxNames]
 }
 
 type sandboxNames struct {
@@ -33,14 +33,14 @@ type sandboxNames struct {
 func newNameCache(p *ipc.Peer) *nameCache {
 	n := &nameCache{peer: p}
 	// The size is a positive constant, the only thing that can be wrong.
-	n.sandboxes, _ = simplelru.NewLRU[string, *sandboxNames](maxSandboxes, nil)
+	n.bySandbox, _ = simplelru.NewLRU[string, *sandboxNames](maxSandboxes, nil)
 	return n
 }
 
 // Assign implements resolver.Names.
 func (n *nameCache) Assign(sandboxID, name string) (netip.Addr, error) {
 	n.mu.Lock()
-	if b, ok := n.sandboxes.Get(sandboxID); ok {
+	if b, ok := n.bySandbox.Get(sandboxID); ok {
 		if a, ok := b.addresses[name]; ok {
 			n.mu.Unlock()
 			return a, nil
@@ -59,7 +59,7 @@ func (n *nameCache) Assign(sandboxID, name string) (netip.Addr, error) {
 func (n *nameCache) Assigned(sandboxID, name string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b, ok := n.sandboxes.Get(sandboxID)
+	b, ok := n.bySandbox.Get(sandboxID)
 	if !ok {
 		return false
 	}
@@ -74,7 +74,7 @@ func (n *nameCache) Name(sandboxID string, a netip.Addr) (string, bool) {
 		return "", false
 	}
 	n.mu.Lock()
-	if b, ok := n.sandboxes.Get(sandboxID); ok {
+	if b, ok := n.bySandbox.Get(sandboxID); ok {
 		if name, ok := b.names[a]; ok {
 			n.mu.Unlock()
 			return name, true
@@ -92,10 +92,10 @@ func (n *nameCache) Name(sandboxID string, a netip.Addr) (string, bool) {
 func (n *nameCache) remember(sandboxID, name string, a netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	b, ok := n.sandboxes.Get(sandboxID)
+	b, ok := n.bySandbox.Get(sandboxID)
 	if !ok {
 		b = &sandboxNames{map[string]netip.Addr{}, map[netip.Addr]string{}}
-		n.sandboxes.Add(sandboxID, b)
+		n.bySandbox.Add(sandboxID, b)
 	}
 	b.addresses[name], b.names[a] = a, name
 }
@@ -103,7 +103,7 @@ func (n *nameCache) remember(sandboxID, name string, a netip.Addr) {
 func (n *nameCache) forget(sandboxID string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.sandboxes.Remove(sandboxID)
+	n.bySandbox.Remove(sandboxID)
 }
 
 // gatewayNames joins the names and the server that answers from them.

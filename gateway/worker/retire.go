@@ -8,18 +8,18 @@ import (
 	"sallyport/policy"
 )
 
-// changed is called when another policy has begun to decide.
-func (w *Worker) changed() {
+// policyChanged is called when another policy has begun to decide.
+func (w *Worker) policyChanged() {
 	w.gateway.Redecide()
 	if w.ctx.Err() == nil { // else all connections are closed soon
-		w.work.Go(func() { w.upstreams.Retire(w.gone()) })
+		w.work.Go(func() { w.upstreams.Retire(w.retired()) })
 	}
 }
 
-// gone tells which routes upstream no request can take any more: kept
+// retired tells which routes upstream no request can take any more: kept
 // connections would show the upstream, or its proxy, a sandbox, a credential or a
 // certificate of before.
-func (w *Worker) gone() func(upstream.Route) bool {
+func (w *Worker) retired() func(upstream.Route) bool {
 	who := map[string]policy.Sandbox{}
 	w.mu.RLock()
 	for _, s := range w.identities {

@@ -26,8 +26,8 @@ func (s Sandboxes) Wake(ctx context.Context, id string) (gateway.Identity, error
 	return gateway.Identity{Sandbox: got.Sandbox, Address: got.Address}, err
 }
 
-func (w *Worker) setExposures(_ context.Context, c workerapi.PublishedRequest) (ipc.None, error) {
-	w.exposed.Replace(c.Exposures)
+func (w *Worker) setPublished(_ context.Context, c workerapi.PublishedRequest) (ipc.None, error) {
+	w.published.Replace(c.Exposures)
 	w.gateway.Redecide() // what goes on by one that has been removed ends
 	return ipc.None{}, nil
 }

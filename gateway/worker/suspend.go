@@ -8,7 +8,7 @@ import (
 	"sallyport/internal/ipc"
 )
 
-func (w *Worker) slumber(ctx context.Context, c workerapi.SuspendRequest) (ipc.None, error) {
+func (w *Worker) suspend(ctx context.Context, c workerapi.SuspendRequest) (ipc.None, error) {
 	switch c.To {
 	case workerapi.SuspendFreeze:
 		w.gateway.Sleep(ctx, c.Address)

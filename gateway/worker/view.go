@@ -8,8 +8,8 @@ import (
 	"sallyport/gateway/workerapi"
 )
 
-// documentRoot is where the view is as the process sees it.
-func documentRoot(own bool) string {
+// viewRoot is where the view is as the process sees it.
+func viewRoot(own bool) string {
 	if own {
 		return ""
 	}

@@ -77,7 +77,7 @@ type daemon struct {
 	loader // of policy and credentials, again and again
 
 	authority  *ca.Authority
-	names      *resolver.Table
+	names      *resolver.NameTable
 	clients    *gateway.ClientStore
 	supervisor *supervisor.Supervisor // of the gateway's process
 	proxy      *net.TCPListener       // nil without an explicit proxy

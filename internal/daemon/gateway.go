@@ -91,7 +91,7 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if d.authority, err = ca.Open(ca.Options{Dir: d.cfg.CADir(), Sealer: d.key, Logger: d.log}); err != nil {
 		return err
 	}
-	if d.names, err = resolver.OpenTable(filepath.Join(d.cfg.IndexDir(), "names"), resolver.TableOptions{Logger: d.log}); err != nil {
+	if d.names, err = resolver.OpenNameTable(filepath.Join(d.cfg.IndexDir(), "names"), resolver.NameTableOptions{Logger: d.log}); err != nil {
 		return err
 	}
 	if d.approvals, err = d.openApprovals(); err != nil {
@@ -117,7 +117,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 	var listeners supervisor.Listeners
 	if h := d.host; h != nil {
 		listeners.Transparent, listeners.DNS, listeners.DNSTCP = h.steered, h.dnsUDP, h.dnsTCP
-		listeners.Mended = func() error { return h.guard.Steer(h.steered) }
+		listeners.Restored = func() error { return h.guard.Steer(h.steered) }
 	}
 	if err := d.listenProxy(&listeners); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 	if err := d.listenInbound(&listeners); err != nil {
 		return err
 	}
-	ledger, err := supervisor.OpenLedger(filepath.Join(d.cfg.IndexDir(), "limits.json"), d.cfg.AuditDir())
+	ledger, err := supervisor.OpenLimitStore(filepath.Join(d.cfg.IndexDir(), "limits.json"), d.cfg.AuditDir())
 	if err != nil {
 		return err
 	}

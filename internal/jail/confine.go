@@ -65,7 +65,7 @@ func confine(paths []string) (State, error) {
 
 // check fails where there is a privilege left.
 func check() error {
-	if err := everywhere(unix.SYS_GETPID); err != nil {
+	if err := onAllThreads(unix.SYS_GETPID); err != nil {
 		return err
 	}
 	if os.Geteuid() == 0 || os.Getuid() == 0 {

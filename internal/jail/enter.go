@@ -39,7 +39,7 @@ var owned atomic.Bool
 
 func (p *plan) enter() error {
 	// Of no effect: it says whether the rest can be done.
-	if err := everywhere(unix.SYS_GETPID); err != nil {
+	if err := onAllThreads(unix.SYS_GETPID); err != nil {
 		return err
 	}
 	if err := CloseOthers(3 + p.Files); err != nil {
@@ -51,7 +51,7 @@ func (p *plan) enter() error {
 		}
 	}
 	if p.Drop {
-		if err := takeRoot(p.Root); err != nil {
+		if err := pivotRoot(p.Root); err != nil {
 			return fmt.Errorf("taking %s for root: %w", p.Root, err)
 		}
 	}
@@ -66,10 +66,10 @@ func (p *plan) enter() error {
 	}
 	unix.Umask(0o077)
 	// A change of user has cleared this.
-	if err := everywhere(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0); err != nil {
+	if err := onAllThreads(unix.SYS_PRCTL, unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0); err != nil {
 		return fmt.Errorf("PR_SET_PDEATHSIG: %w", err)
 	}
-	if err := everywhere(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0); err != nil {
+	if err := onAllThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0); err != nil {
 		return fmt.Errorf("PR_SET_NO_NEW_PRIVS: %w", err)
 	}
 	return nil
@@ -79,8 +79,8 @@ func (p *plan) enter() error {
 // and with cgo there are others.
 var errCgo = errors.New("this program was built with cgo: build it with CGO_ENABLED=0")
 
-// everywhere makes a system call on every thread.
-func everywhere(number uintptr, a ...uintptr) error {
+// onAllThreads makes a system call on every thread.
+func onAllThreads(number uintptr, a ...uintptr) error {
 	var args [6]uintptr
 	copy(args[:], a)
 	_, _, e := syscall.AllThreadsSyscall6(number, args[0], args[1], args[2], args[3], args[4], args[5])
@@ -129,9 +129,9 @@ func CloseOthers(first int) error {
 // They have FD_CLOEXEC, which nothing has that came through execve(2).
 var poller = map[string]bool{"anon_inode:[eventpoll]": true, "anon_inode:[eventfd]": true}
 
-// takeRoot makes a folder, read-only, all that there is of file systems
+// pivotRoot makes a folder, read-only, all that there is of file systems
 // (pivot_root(2), with "." twice).
-func takeRoot(dir string) error {
+func pivotRoot(dir string) error {
 	for _, step := range []func() error{
 		func() error { return unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "") },
 		func() error { return unix.Mount(dir, dir, "", unix.MS_BIND, "") },
@@ -150,8 +150,8 @@ func takeRoot(dir string) error {
 	return nil
 }
 
-// lower sets a limit where there is to be one, 0 being none.
-func lower(name string, resource int, most uint64) error {
+// lowerLimit sets a limit where there is to be one, 0 being none.
+func lowerLimit(name string, resource int, most uint64) error {
 	if most == 0 {
 		return nil
 	}
@@ -171,10 +171,10 @@ func (p *plan) limit() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("RLIMIT_CORE: %w", err)
 	}
-	if err := lower("RLIMIT_FSIZE", unix.RLIMIT_FSIZE, p.FileSize); err != nil {
+	if err := lowerLimit("RLIMIT_FSIZE", unix.RLIMIT_FSIZE, p.FileSize); err != nil {
 		return err
 	}
-	if err := lower("RLIMIT_DATA", unix.RLIMIT_DATA, p.Memory); err != nil {
+	if err := lowerLimit("RLIMIT_DATA", unix.RLIMIT_DATA, p.Memory); err != nil {
 		return err
 	}
 	var have unix.Rlimit
@@ -208,20 +208,20 @@ func (p *plan) drop() error {
 	if err := boundCapabilities(0); err != nil {
 		return err
 	}
-	if err := everywhere(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL); err != nil {
+	if err := onAllThreads(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL); err != nil {
 		return fmt.Errorf("clearing the ambient capabilities: %w", err)
 	}
-	if err := everywhere(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, secBits); err != nil {
+	if err := onAllThreads(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, secBits); err != nil {
 		return fmt.Errorf("PR_SET_SECUREBITS: %w", err)
 	}
 	gid, uid := uintptr(p.IDs.GID), uintptr(p.IDs.UID)
-	if err := everywhere(unix.SYS_SETGROUPS, 0, 0); err != nil {
+	if err := onAllThreads(unix.SYS_SETGROUPS, 0, 0); err != nil {
 		return fmt.Errorf("setgroups: %w", err)
 	}
-	if err := everywhere(unix.SYS_SETRESGID, gid, gid, gid); err != nil {
+	if err := onAllThreads(unix.SYS_SETRESGID, gid, gid, gid); err != nil {
 		return fmt.Errorf("setresgid: %w", err)
 	}
-	if err := everywhere(unix.SYS_SETRESUID, uid, uid, uid); err != nil {
+	if err := onAllThreads(unix.SYS_SETRESUID, uid, uid, uid); err != nil {
 		return fmt.Errorf("setresuid: %w", err)
 	}
 	return setCapabilities(0)
@@ -237,7 +237,7 @@ func KeepCapabilities(kept uint32) error {
 	if err := setCapabilities(kept); err != nil {
 		return err
 	}
-	return everywhere(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
+	return onAllThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1)
 }
 
 // boundCapabilities leaves no others in the bounding set.
@@ -246,7 +246,7 @@ func boundCapabilities(kept uint32) error {
 		if c < 32 && kept&(1<<c) != 0 {
 			continue
 		}
-		err := everywhere(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c)
+		err := onAllThreads(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, c)
 		if errors.Is(err, unix.EINVAL) && c > unix.CAP_SETPCAP {
 			return nil // beyond the last that this kernel has
 		}
@@ -260,7 +260,7 @@ func boundCapabilities(kept uint32) error {
 func setCapabilities(kept uint32) error {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	caps := [2]unix.CapUserData{{Effective: kept, Permitted: kept}}
-	err := everywhere(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&caps[0])))
+	err := onAllThreads(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&caps[0])))
 	runtime.KeepAlive(&head)
 	runtime.KeepAlive(&caps)
 	if err != nil {

@@ -33,9 +33,9 @@ var allowed = []uintptr{
 	unix.SYS_GETRUSAGE, unix.SYS_UNAME, unix.SYS_EXIT, unix.SYS_EXIT_GROUP,
 }
 
-// deadly are calls that nothing of ours makes and an intruder wants: the
+// killed are calls that nothing of ours makes and an intruder wants: the
 // process ends at the attempt, and its keeper says so.
-var deadly = []uintptr{
+var killed = []uintptr{
 	unix.SYS_EXECVE, unix.SYS_EXECVEAT, unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_KCMP,
 	unix.SYS_PIDFD_GETFD, unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT, unix.SYS_MOVE_MOUNT,
 	unix.SYS_OPEN_TREE, unix.SYS_FSOPEN, unix.SYS_FSMOUNT, unix.SYS_FSCONFIG, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR,
@@ -171,7 +171,7 @@ func program(pid uint32) []bpf.Instruction {
 		bpf.LoadAbsolute{Off: offArgs + 8*2 + 4, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
 		ret(retDeny), ret(retAllow))...)
-	for _, n := range deadly {
+	for _, n := range killed {
 		p = append(p, on(n, ret(retKill))...)
 	}
 	return append(p, ret(retDeny))

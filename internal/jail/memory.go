@@ -41,7 +41,7 @@ func LimitMemory(pid int, bytes int64) error {
 }
 
 func limitMemory(parent string, second bool, pid int, bytes int64) error {
-	sweep(parent)
+	removeEmptyGroups(parent)
 	dir := filepath.Join(parent, memoryGroups+strconv.Itoa(os.Getpid()))
 	if second {
 		// It fails in a group with processes, but at the root.
@@ -68,9 +68,9 @@ func limitMemory(parent string, second bool, pid int, bytes int64) error {
 	return err
 }
 
-// sweep removes the groups of processes that have ended. The kernel removes none that has
+// removeEmptyGroups removes the groups of processes that have ended. The kernel removes none that has
 // a process.
-func sweep(parent string) {
+func removeEmptyGroups(parent string) {
 	old, _ := filepath.Glob(filepath.Join(parent, memoryGroups+"*"))
 	for _, dir := range old {
 		if !strings.HasSuffix(dir, "-"+strconv.Itoa(os.Getpid())) {

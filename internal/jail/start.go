@@ -33,7 +33,7 @@ type plan struct {
 }
 
 // marker carries the plan. The program itself never has it.
-const marker = "SALLYPORT_CELL"
+const marker = "SALLYPORT_JAIL"
 
 // namespaces are the cell's own. The network is among them for one that is Offline.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS

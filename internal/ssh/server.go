@@ -76,7 +76,7 @@ type Server struct {
 	o        Options
 	refusals *auditlimit.Limit
 
-	supervisor *supervise.Keeper
+	supervisor *supervise.Restarter
 	listener   net.Listener // the first process's, until it is started
 	end        sync.Once
 
@@ -367,7 +367,7 @@ func (d *Server) lapsed(n *connection) (sandbox.Info, string) {
 // evict ends a connection that was let in and would not be now.
 func (d *Server) evict(n *connection, why string) {
 	d.close(n, &revokedError{why})
-	n.owner.Tell(answerWithin, callEnd, endCall{n.id, why})
+	n.owner.Notify(answerWithin, callEnd, endCall{n.id, why})
 }
 
 // check judges anew what goes on.

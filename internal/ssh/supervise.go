@@ -36,17 +36,17 @@ type Status struct {
 type process = supervise.Process
 
 // keeper is what looks after the process.
-func (d *Server) keeper() *supervise.Keeper {
+func (d *Server) keeper() *supervise.Restarter {
 	return supervise.New(supervise.Options{
-		Name: "the process that speaks SSH", Logger: d.o.Logger, Voice: supervise.Voice{Line: 4 << 10, Rate: 20, Burst: 1000},
-		Said: func(line []byte) {
+		Name: "the process that speaks SSH", Logger: d.o.Logger, Limit: supervise.OutputLimit{Line: 4 << 10, Rate: 20, Burst: 1000},
+		Output: func(line []byte) {
 			d.o.Logger.Warn("the process that speaks SSH", "said", terminal.Escape(string(line)))
 		},
-		Ready: d.ready, Serve: d.serve, Ended: d.ended,
-		Link: func(p *process) ipc.Options {
+		Spec: d.ready, Serve: d.serve, Cleanup: d.ended,
+		Peer: func(p *process) ipc.Options {
 			return ipc.Options{Methods: d.methods(p), Errors: known, MaxFrame: maxFrame, MaxIn: maxAsk, MaxCalls: maxCalls}
 		},
-		Lost: func(_ context.Context, cause error, in time.Duration) {
+		OnExit: func(_ context.Context, cause error, in time.Duration) {
 			d.o.Logger.Error("the process that speaks SSH has ended", "error", cause, "in", in)
 		},
 		Launch: d.o.launch,

@@ -35,20 +35,20 @@ type Process struct {
 	// State is what the process reports of its own confinement. Start or Serve sets it.
 	State jail.State
 
-	keeper *Keeper
-	ctx    context.Context
-	cancel context.CancelFunc
-	linked chan error    // how the link ended
-	heard  chan struct{} // closed when it says nothing more
-	since  time.Time     // when it began to serve
-	served time.Duration // since then, at its end
-	unruly error         // why it was ended, if it was; guarded by keeper.mu
-	cause  error         // why it has ended
-	gone   chan struct{} // closed when it has, and what it left has been seen to
+	keeper    *Restarter
+	ctx       context.Context
+	cancel    context.CancelFunc
+	linked    chan error    // how the link ended
+	heard     chan struct{} // closed when it says nothing more
+	since     time.Time     // when it began to serve
+	served    time.Duration // since then, at its end
+	violation error         // why it was ended, if it was; guarded by keeper.mu
+	cause     error         // why it has ended
+	gone      chan struct{} // closed when it has, and what it left has been seen to
 }
 
 // launch starts a process. The files of s are closed.
-func (k *Keeper) launch(s jail.Spec, o func(*Process) ipc.Options) (*Process, error) {
+func (k *Restarter) launch(s jail.Spec, o func(*Process) ipc.Options) (*Process, error) {
 	here, there, err := ipc.Pair()
 	if err != nil {
 		closeAll(s.Files)
@@ -67,7 +67,7 @@ func (k *Keeper) launch(s jail.Spec, o func(*Process) ipc.Options) (*Process, er
 		return nil, errors.Join(err, here.Close(), r.Close())
 	}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	go p.hear(r)
+	go p.readOutput(r)
 	p.Peer = ipc.New(here, o(p))
 	go func() { p.linked <- p.Peer.Serve() }()
 	return p, nil
@@ -116,8 +116,8 @@ func (p *Process) isGone() bool {
 // Context is done when it has ended.
 func (p *Process) Context() context.Context { return p.ctx }
 
-// Tell tells it something. It is ended when it does not take it within a time.
-func (p *Process) Tell(within time.Duration, m ipc.Method, what any) {
+// notify tells it something. It is ended when it does not take it within a time.
+func (p *Process) Notify(within time.Duration, m ipc.Method, what any) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
 	if err := p.Peer.Call(ctx, m, what, &ipc.None{}); err != nil && !errors.Is(err, ipc.ErrClosed) {
@@ -134,25 +134,25 @@ func (p *Process) End(why error) {
 		return
 	}
 	k.o.Logger.Error(k.o.Name+" does not do as it is told and is ended", "error", why)
-	p.unruly = why
+	p.violation = why
 	p.Kill()
 	_ = p.Peer.Close()
 }
 
-// Voice bounds what a process may say on its standard error.
-type Voice struct {
+// Limit bounds what a process may say on its standard error.
+type OutputLimit struct {
 	Line  int        // bytes of a line; of a longer one the rest is dropped
 	Rate  rate.Limit // lines a second in the long run
 	Burst int        // and at once: a crash's stacks
 }
 
-// hear passes on what it says, until it says nothing more.
-func (p *Process) hear(r io.ReadCloser) {
+// readOutput passes on what it says, until it says nothing more.
+func (p *Process) readOutput(r io.ReadCloser) {
 	defer close(p.heard)
 	defer r.Close()
 	o := &p.keeper.o
-	limit, dropped := rate.NewLimiter(o.Voice.Rate, o.Voice.Burst), 0
-	lines := bufio.NewReaderSize(r, o.Voice.Line)
+	limit, dropped := rate.NewLimiter(o.Limit.Rate, o.Limit.Burst), 0
+	lines := bufio.NewReaderSize(r, o.Limit.Line)
 	for {
 		line, cut, err := lines.ReadLine()
 		line = bytes.Clone(line)
@@ -166,7 +166,7 @@ func (p *Process) hear(r io.ReadCloser) {
 			dropped++
 			continue
 		}
-		o.Said(line)
+		o.Output(line)
 	}
 	if dropped > 0 {
 		o.Logger.Warn(o.Name+" said too much", "lines", dropped)

@@ -15,7 +15,7 @@ import (
 const spare = 1 << 20 // bytes of room that nobody needs
 
 // checkQuotaLocked has another take all room but what is spare.
-func (b *roomBed) full(t *testing.T) (others *tmpfs.Lease) {
+func (b *roomBed) full(t *testing.T) (others *tmpfs.Reservation) {
 	t.Helper()
 	others, err := b.memory.Reserve(t.Context(), "another", b.ramSize-spare, 0)
 	if err != nil {
@@ -28,7 +28,7 @@ func (b *roomBed) full(t *testing.T) (others *tmpfs.Lease) {
 // it for what is spare.
 func (b *roomBed) waits(t *testing.T) bool {
 	l, err := b.memory.Reserve(t.Context(), "", 1, 0)
-	l.Give()
+	l.Release()
 	return errors.Is(err, sandbox.ErrMemoryBusy)
 }
 
@@ -39,7 +39,7 @@ func (b *roomBed) free(t *testing.T) {
 	if err != nil {
 		t.Errorf("not all room was given back: %v", err)
 	}
-	l.Give()
+	l.Release()
 }
 
 // TestStopDoesNotWaitForRoom: whatever waits for room for a sandbox's memory, who
@@ -107,7 +107,7 @@ func TestStopDoesNotWaitForRoom(t *testing.T) {
 					t.Errorf("it took %v", took)
 				}
 				if end == "stop" && call.waitsOn {
-					others.Give() // what is to come of it needs room as before
+					others.Release() // what is to come of it needs room as before
 					want = nil
 				}
 				select {
@@ -121,7 +121,7 @@ func TestStopDoesNotWaitForRoom(t *testing.T) {
 				if i, err := b.Get("a"); end == "rm" && !errors.Is(err, sandbox.ErrNotFound) || end == "stop" && !call.waitsOn && i.State != sandbox.Stopped {
 					t.Errorf("it is %v, %v", i.State, err)
 				}
-				others.Give()
+				others.Release()
 				b.free(t)
 			})
 		}
@@ -162,7 +162,7 @@ func TestAnotherHasTheName(t *testing.T) {
 			if err == nil {
 				err = b.Manager.start(t.Context(), another)
 			}
-			others.Give()
+			others.Release()
 			b.release(another)
 			if err != nil {
 				t.Fatal(err)
@@ -199,7 +199,7 @@ func TestOneOfASandboxStandsInLine(t *testing.T) {
 				synctest.Wait()
 				want, wait, woken := sandbox.ErrMemoryBusy, memoryWait, 0
 				if comes {
-					others.Give()
+					others.Release()
 					want, wait, woken = nil, 0, 1
 				}
 				over.Wait()
@@ -214,7 +214,7 @@ func TestOneOfASandboxStandsInLine(t *testing.T) {
 				if n := b.h.starts - starts; n != woken {
 					t.Errorf("it was started %d times", n)
 				}
-				others.Give()
+				others.Release()
 				b.free(t)
 			})
 		})
@@ -246,7 +246,7 @@ func TestWhoStandsInLineGoes(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		others.Give()
+		others.Release()
 		if err := <-over; err != nil {
 			t.Error(err)
 		}
@@ -271,6 +271,6 @@ func TestIdleIsStopped(t *testing.T) {
 	if err := <-over; err != nil {
 		t.Error(err)
 	}
-	others.Give()
+	others.Release()
 	b.free(t)
 }

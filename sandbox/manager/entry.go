@@ -21,10 +21,10 @@ type entry struct {
 	state.Stored
 	state  sandbox.State
 	exists bool
-	fresh  bool             // made and not started: its disk is attached until the next reconcile
-	loose  bool             // it may have more memory than its spec says: see restoreMemoryLimit
-	agent  *channel.Channel // to the session's agent, nil until it is used
-	lease  *tmpfs.Lease     // RAM that the holder of the lock has reserved; release gives it back
+	fresh  bool               // made and not started: its disk is attached until the next reconcile
+	loose  bool               // it may have more memory than its spec says: see restoreMemoryLimit
+	agent  *channel.Channel   // to the session's agent, nil until it is used
+	lease  *tmpfs.Reservation // RAM that the holder of the lock has reserved; release gives it back
 	// waitLine is done when the calls that wait for RAM for this sandbox may wait in vain;
 	// endWait ends it. See awaitMemory.
 	waitLine context.Context
@@ -45,7 +45,7 @@ type entry struct {
 // release gives up an entry's lock, with the room in RAM that was reserved for it, and
 // shows what the entry has become.
 func (m *Manager) release(e *entry) {
-	e.lease.Give()
+	e.lease.Release()
 	e.lease = nil
 	var i *sandbox.Info
 	if e.exists && e.Rec.Ready {

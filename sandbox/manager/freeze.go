@@ -21,7 +21,7 @@ const scratchMark = ".call-"
 // reserved. done removes it.
 func (m *Manager) scratchFolder(e *entry) (dir string, done func() error) {
 	name := e.Rec.ID + scratchMark + newID()
-	e.lease.Use(name)
+	e.lease.AddFolder(name)
 	m.mu.Lock()
 	m.scratches[name] = true
 	m.mu.Unlock()
@@ -131,7 +131,7 @@ func (m *Manager) withFrozen(ctx context.Context, e *entry, dir string, f func()
 			return 0, err
 		}
 	}
-	if err := e.lease.Correct(); err != nil {
+	if err := e.lease.Settle(); err != nil {
 		return 0, err
 	}
 	thaw, err := m.opt.Disks.Freeze(m.dir(e.Rec.Name))

@@ -36,7 +36,7 @@ import (
 // that change one sandbox run one after the other.
 type Manager struct {
 	opt    Options
-	memory *tmpfs.Room // opt.RAM, shared out
+	memory *tmpfs.Budget // opt.RAM, shared out
 	// refusals bounds how many are recorded.
 	refusals *auditlimit.Limit
 	compared *comparisons
@@ -71,7 +71,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, refusals: auditlimit.New(), compared: newComparisons(), memory: tmpfs.NewRoom(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, booked: map[string]int64{}, counters: c, journal: &state.Journal{Dir: opt.Dir, Append: opt.Recorder.Append, Find: opt.Recorded}}
+	m := &Manager{opt: opt, refusals: auditlimit.New(), compared: newComparisons(), memory: tmpfs.NewBudget(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, booked: map[string]int64{}, counters: c, journal: &state.Journal{Dir: opt.Dir, Append: opt.Recorder.Append, Find: opt.Recorded}}
 	m.identities.Store(&map[netip.Addr]sandbox.Info{})
 
 	folders, err := os.ReadDir(opt.Dir)

@@ -13,7 +13,7 @@ import (
 )
 
 // Code that puts a sandbox's memory in the clear into RAM reserves the space for it before
-// it begins (tmpfs.Room), and before the sandbox is paused. It waits for space without the
+// it begins (tmpfs.Budget), and before the sandbox is paused. It waits for space without the
 // sandbox's lock: meanwhile the sandbox can be used, and a call that stops or removes it
 // ends the wait. With a lock held nothing waits for space, so that the holder of space can
 // wait for a lock.
@@ -106,8 +106,8 @@ var errEnded = fmt.Errorf("%w: it was stopped while this waited for room in memo
 func (m *Manager) lockWithMemory(ctx context.Context, name, verb string, need memoryNeed) (*entry, error) {
 	var (
 		until  = time.Now().Add(memoryWait)
-		room   *tmpfs.Lease // that was waited for
-		of     string       // ID that it is for
+		room   *tmpfs.Reservation // that was waited for
+		of     string             // ID that it is for
 		waited = false
 		over   = func() {}
 	)
@@ -115,12 +115,12 @@ func (m *Manager) lockWithMemory(ctx context.Context, name, verb string, need me
 		e, err := m.existing(ctx, name)
 		over()
 		if err != nil {
-			room.Give()
+			room.Release()
 			return nil, err
 		}
 		n := need(e)
 		if n > room.Bytes() || e.Rec.ID != of {
-			room.Give()
+			room.Release()
 			room = nil
 		}
 		switch {
@@ -154,7 +154,7 @@ func (m *Manager) lockWithMemory(ctx context.Context, name, verb string, need me
 // caller has the RAM, if there was any, locks the sandbox again, calls over and looks what
 // the sandbox has become. Of several calls that wait for one sandbox one stands in line for
 // RAM, and the others wait for that one, since most want the same: that the sandbox wakes.
-func (m *Manager) awaitMemory(ctx context.Context, e *entry, n int64, until time.Time) (room *tmpfs.Lease, over func(), err error) {
+func (m *Manager) awaitMemory(ctx context.Context, e *entry, n int64, until time.Time) (room *tmpfs.Reservation, over func(), err error) {
 	line, over, owner := e.waitLine, func() {}, e.Rec.Spec.Owner
 	first := line == nil || line.Err() != nil
 	if first {

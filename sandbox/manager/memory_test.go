@@ -161,7 +161,7 @@ func TestRoomIsShared(t *testing.T) {
 			if l, err := b.memory.Reserve(t.Context(), "a", 2*fit*asked, 0); err != nil {
 				t.Errorf("not all room was given back: %v", err)
 			} else {
-				l.Give()
+				l.Release()
 			}
 		})
 	}

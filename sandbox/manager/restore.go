@@ -74,7 +74,7 @@ func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreS
 		if aside, err = m.safetySnapshot(ctx, e); err != nil {
 			return err
 		}
-		if err := e.lease.Correct(); err != nil { // that one is on the disk
+		if err := e.lease.Settle(); err != nil { // that one is on the disk
 			return err
 		}
 	}

@@ -243,7 +243,7 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 // engine takes its time to see that the container has ended: until then, and until the
 // event, a crash finds it hibernating, and what is sealed is looked at when it has.
 func (m *Manager) checkpointToRAM(ctx context.Context, e *entry, build string) (s sealed, err error) {
-	e.lease.Use(e.Rec.ID)
+	e.lease.AddFolder(e.Rec.ID)
 	e.closeAgent()
 	e.loose = true
 	var sealing chan sealed
@@ -253,7 +253,7 @@ func (m *Manager) checkpointToRAM(ctx context.Context, e *entry, build string) (
 		}
 	}()
 	err = m.opt.Runtime.Checkpoint(ctx, e.Rec.ID, m.ram(e), e.lease.Left(), false, func() {
-		if err := e.lease.Correct(); err != nil {
+		if err := e.lease.Settle(); err != nil {
 			m.opt.Logger.Warn("more room in memory is held than a sandbox takes", "sandbox", e.Rec.Name, "error", err)
 		}
 		sealing = make(chan sealed, 1)
@@ -377,7 +377,7 @@ func (e *restoreError) Unwrap() error { return e.error }
 // wake restores a hibernated sandbox, for which there is room, or starts it from its
 // disk where its memory is of no use.
 func (m *Manager) wake(ctx context.Context, e *entry) error {
-	e.lease.Use(e.Rec.ID)
+	e.lease.AddFolder(e.Rec.ID)
 	// Of a wake that failed not even that may be on record.
 	if err := m.checkNotRun(ctx, e); err != nil {
 		if errors.Is(err, sandbox.ErrRan) {

@@ -196,7 +196,7 @@ func (f *frames) begin() {
 		}
 		return
 	}
-	f.renew()
+	f.reset()
 	if f.index != nil {
 		payload -= int64(f.tail)
 	}

@@ -170,7 +170,7 @@ func (m *messages) unpack(size int64, pass bool) error {
 	default:
 		return err
 	}
-	m.sift(whole, true)
+	m.advance(whole, true)
 	m.ready = whole
 	return nil
 }
@@ -211,7 +211,7 @@ func (m *messages) more() error {
 	n, err := m.src.Read(m.room(int(min(m.left, chunk))))
 	m.left -= int64(n)
 	if n > 0 && m.blind != nil && m.blind() {
-		return errBlind
+		return errUnsearchable
 	}
 	if err == io.EOF && m.left > 0 {
 		err = io.ErrUnexpectedEOF

@@ -77,18 +77,18 @@ type answer struct {
 	open   bool        // codings go, whatever there is to look for
 }
 
-// blind is what is passed unsearched, while it may be.
-type blind struct {
+// unsearchable is what is passed unsearched, while it may be.
+type unsearchable struct {
 	io.Reader
 	over func() bool
 }
 
-var errBlind = fmt.Errorf("%w: it began before that mattered", ErrHidden)
+var errUnsearchable = fmt.Errorf("%w: it began before that mattered", ErrHidden)
 
-func (b blind) Read(p []byte) (int, error) {
+func (b unsearchable) Read(p []byte) (int, error) {
 	n, err := b.Reader.Read(p)
 	if n > 0 && b.over() {
-		return 0, errBlind
+		return 0, errUnsearchable
 	}
 	return n, err
 }
@@ -121,14 +121,14 @@ func (b *body) scrub() error {
 			}
 			return fmt.Errorf("%w: %w", ErrHidden, err)
 		}
-		b.Reader = blind{b.Reader, a.strict}
+		b.Reader = unsearchable{b.Reader, a.strict}
 		if b.coded {
 			b.coded = false // as far as anybody can tell
 			a.Body = readCloser{a.plain(b), a.Body}
 			return nil
 		}
 	case b.coded && a.idle():
-		b.Reader = blind{b.Reader, a.sought}
+		b.Reader = unsearchable{b.Reader, a.sought}
 		b.coded = false
 		a.Body = readCloser{a.plain(b), a.Body}
 		return nil
@@ -216,7 +216,7 @@ func (a *answer) content(body io.Reader, hold *decode.Hold) (io.Reader, error) {
 		case a.strict():
 			return nil, fmt.Errorf("%w: its messages: %w", ErrHidden, decode.ErrUnknown)
 		default:
-			return a.plain(blind{body, a.strict}), nil
+			return a.plain(unsearchable{body, a.strict}), nil
 		}
 		if a.strict() { // from here on none is compressed
 			delete(header, kind.header)

@@ -54,7 +54,7 @@ func (c *child) end(how error) {
 
 // ward is a Keeper with processes that do as told, and a clock that its waits move.
 type ward struct {
-	*Keeper
+	*Restarter
 	t     *testing.T
 	serve chan struct{} // processes wait for it before they serve
 
@@ -73,27 +73,27 @@ func newWard(t *testing.T) *ward {
 	close(awake)
 	w := &ward{t: t, clock: time.Now(), serve: make(chan struct{}), asleep: awake}
 	close(w.serve)
-	w.Keeper = New(Options{
-		Name: "the process", Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Voice: Voice{Line: 16, Rate: 1e-9, Burst: 3},
-		Said:  func(line []byte) { w.note("said " + string(line)) },
-		Ready: func() (jail.Spec, error) { w.note("ready"); return jail.Spec{}, nil },
-		Link:  func(*Process) ipc.Options { return ipc.Options{} },
+	w.Restarter = New(Options{
+		Name: "the process", Logger: slog.New(slog.NewTextHandler(t.Output(), nil)), Limit: OutputLimit{Line: 16, Rate: 1e-9, Burst: 3},
+		Output: func(line []byte) { w.note("said " + string(line)) },
+		Spec:   func() (jail.Spec, error) { w.note("ready"); return jail.Spec{}, nil },
+		Peer:   func(*Process) ipc.Options { return ipc.Options{} },
 		Serve: func(ctx context.Context, p *Process) error {
 			p.State = jail.State{UID: 7}
 			return p.Peer.Call(ctx, callServe, ipc.None{}, &ipc.None{})
 		},
-		Ended: func(_ *Process, last bool) error {
+		Cleanup: func(_ *Process, last bool) error {
 			w.note(map[bool]string{true: "the last has ended", false: "ended"}[last])
 			return nil
 		},
-		Lost: func(_ context.Context, cause error, in time.Duration) {
+		OnExit: func(_ context.Context, cause error, in time.Duration) {
 			w.note("lost: " + cause.Error())
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			w.waits = append(w.waits, in)
 		},
-		Back:   func(context.Context) { w.note("back") },
-		Launch: w.launch,
+		OnRestart: func(context.Context) { w.note("back") },
+		Launch:    w.launch,
 	})
 	w.now = func() time.Time { w.mu.Lock(); defer w.mu.Unlock(); return w.clock }
 	w.after = func(d time.Duration) <-chan time.Time { w.pass(d); return w.asleep }
@@ -259,7 +259,7 @@ func TestUnruly(t *testing.T) {
 		do   func(w *ward, c *child)
 		want string
 	}{
-		"refuses":             {func(w *ward, _ *child) { w.Tell(time.Minute, callRefuse, ipc.None{}) }, `did not do as told: \x1b[2JI will not (killed)`},
+		"refuses":             {func(w *ward, _ *child) { w.Notify(time.Minute, callRefuse, ipc.None{}) }, `did not do as told: \x1b[2JI will not (killed)`},
 		"breaks the protocol": {func(_ *ward, c *child) { _ = c.peer.Call(context.Background(), callRude, ipc.None{}, &ipc.None{}) }, ipc.ErrProtocol.Error()},
 		"leaves":              {func(_ *ward, c *child) { c.end(nil) }, "it ended by itself"},
 	} {

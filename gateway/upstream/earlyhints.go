@@ -34,10 +34,10 @@ func informational(ctx context.Context) Informational {
 	return f
 }
 
-// herald passes the 1xx responses to one request on, in a goroutine of its own:
+// hints passes the 1xx responses to one request on, in a goroutine of its own:
 // the library reports them from the one that reads for all requests of the
 // connection, and who gets them may be slow.
-type herald struct {
+type earlyHints struct {
 	to     Informational
 	count  int // of responses
 	size   int // of their headers, in bytes
@@ -54,8 +54,8 @@ type informationalResponse struct {
 	header http.Header
 }
 
-// got is a httptrace.ClientTrace's Got1xxResponse.
-func (h *herald) got(code int, header textproto.MIMEHeader) error {
+// receive is a httptrace.ClientTrace's Got1xxResponse.
+func (h *earlyHints) receive(code int, header textproto.MIMEHeader) error {
 	switch code {
 	case http.StatusContinue:
 		return nil // the transport's own
@@ -78,7 +78,7 @@ func (h *herald) got(code int, header textproto.MIMEHeader) error {
 	return nil
 }
 
-func (h *herald) run() {
+func (h *earlyHints) run() {
 	for {
 		h.mu.Lock()
 		if len(h.queue) == 0 {

@@ -25,16 +25,16 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-func openTable(t testing.TB, dir string, o TableOptions) *Table {
+func openTable(t testing.TB, dir string, o NameTableOptions) *NameTable {
 	t.Helper()
-	table, err := OpenTable(dir, o)
+	table, err := OpenNameTable(dir, o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return table
 }
 
-func assign(t testing.TB, table *Table, id, name string) netip.Addr {
+func assign(t testing.TB, table *NameTable, id, name string) netip.Addr {
 	t.Helper()
 	a, err := table.Assign(id, name)
 	if err != nil {
@@ -45,7 +45,7 @@ func assign(t testing.TB, table *Table, id, name string) netip.Addr {
 
 func TestAddressesAreStable(t *testing.T) {
 	dir := t.TempDir()
-	table := openTable(t, dir, TableOptions{})
+	table := openTable(t, dir, NameTableOptions{})
 	given := map[netip.Addr]string{}
 	for i := range 300 {
 		name := fmt.Sprintf("n%d.example.test", i)
@@ -58,7 +58,7 @@ func TestAddressesAreStable(t *testing.T) {
 		}
 		given[a] = name
 	}
-	for _, again := range []*Table{table, openTable(t, dir, TableOptions{})} {
+	for _, again := range []*NameTable{table, openTable(t, dir, NameTableOptions{})} {
 		for a, name := range given {
 			if got, ok := again.Name("a", a); !ok || got != name {
 				t.Fatalf("%v stands for %q, want %q", a, got, name)
@@ -74,7 +74,7 @@ func TestAddressesAreStable(t *testing.T) {
 }
 
 func TestNamesBelongToTheirSandbox(t *testing.T) {
-	table := openTable(t, t.TempDir(), TableOptions{})
+	table := openTable(t, t.TempDir(), NameTableOptions{})
 	a := assign(t, table, "a", "one.example.test")
 	if b := assign(t, table, "b", "two.example.test"); b != a {
 		t.Fatalf("test assumes both get their first address, got %v and %v", a, b)
@@ -93,7 +93,7 @@ func TestNamesBelongToTheirSandbox(t *testing.T) {
 }
 
 func TestTableRefuses(t *testing.T) {
-	table := openTable(t, t.TempDir(), TableOptions{PerSandbox: 2})
+	table := openTable(t, t.TempDir(), NameTableOptions{PerSandbox: 2})
 	first := assign(t, table, "a", "1.example.test")
 	assign(t, table, "a", "2.example.test")
 	if _, err := table.Assign("a", "3.example.test"); !errors.Is(err, ErrTableFull) {
@@ -113,14 +113,14 @@ func TestTableRefuses(t *testing.T) {
 			t.Errorf("sandbox %q got an address", id)
 		}
 	}
-	if _, err := OpenTable(t.TempDir(), TableOptions{PerSandbox: 1 << 17}); err == nil {
+	if _, err := OpenNameTable(t.TempDir(), NameTableOptions{PerSandbox: 1 << 17}); err == nil {
 		t.Error("more names than addresses")
 	}
 }
 
 func TestCopyAndForget(t *testing.T) {
 	dir := t.TempDir()
-	table := openTable(t, dir, TableOptions{})
+	table := openTable(t, dir, NameTableOptions{})
 	a := assign(t, table, "parent", "one.example.test")
 	if err := table.Copy("parent", "child"); err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestCopyAndForget(t *testing.T) {
 	// From here they differ.
 	assign(t, table, "parent", "two.example.test")
 	second := assign(t, table, "child", "three.example.test")
-	table = openTable(t, dir, TableOptions{})
+	table = openTable(t, dir, NameTableOptions{})
 	if got, _ := table.Name("child", second); got != "three.example.test" {
 		t.Errorf("the child sees %q", got)
 	}
@@ -199,7 +199,7 @@ func TestTornAndDamagedFiles(t *testing.T) {
 			if err := os.WriteFile(path, tt.data, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			table := openTable(t, dir, TableOptions{})
+			table := openTable(t, dir, NameTableOptions{})
 			next, err := table.Assign("a", "x") // shorter than what may be left of a torn line
 			if tt.names < 0 {
 				if !errors.Is(err, errDamaged) {
@@ -219,7 +219,7 @@ func TestTornAndDamagedFiles(t *testing.T) {
 			if next != address(tt.names) {
 				t.Errorf("got %v, want %v", next, address(tt.names))
 			}
-			again := openTable(t, dir, TableOptions{})
+			again := openTable(t, dir, NameTableOptions{})
 			for n := range tt.names {
 				if got, _ := again.Name("a", address(n)); got != fmt.Sprintf("n%d.example.test", n) {
 					t.Errorf("%v stands for %q", address(n), got)
@@ -234,7 +234,7 @@ func TestTornAndDamagedFiles(t *testing.T) {
 
 func TestFullDiskGivesNoAddress(t *testing.T) {
 	dir := t.TempDir()
-	table := openTable(t, dir, TableOptions{})
+	table := openTable(t, dir, NameTableOptions{})
 	first := assign(t, table, "a", "one.example.test")
 	path := filepath.Join(dir, "a.names")
 	kept := path + ".kept"
@@ -260,7 +260,7 @@ func TestFullDiskGivesNoAddress(t *testing.T) {
 
 // assignForever assigns names and prints each pair once it was given.
 func assignForever(dir string) {
-	table, err := OpenTable(dir, TableOptions{})
+	table, err := OpenNameTable(dir, NameTableOptions{})
 	count, _ := strconv.Atoi(os.Getenv("RESOLVER_TEST_COUNT"))
 	for i := 0; err == nil; i++ {
 		if count > 0 && i == count {
@@ -304,7 +304,7 @@ func TestSurvivesKill(t *testing.T) {
 	if len(given) < 10 {
 		t.Fatalf("only %d names were given", len(given))
 	}
-	table := openTable(t, dir, TableOptions{})
+	table := openTable(t, dir, NameTableOptions{})
 	for a, name := range given {
 		if got, _ := table.Name("a", netip.MustParseAddr(a)); got != name {
 			t.Errorf("%s stands for %q, want %q", a, got, name)
@@ -352,7 +352,7 @@ func TestSyncsBeforeItAnswers(t *testing.T) {
 }
 
 func TestConcurrentAssign(t *testing.T) {
-	table := openTable(t, t.TempDir(), TableOptions{})
+	table := openTable(t, t.TempDir(), NameTableOptions{})
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
@@ -372,7 +372,7 @@ func TestConcurrentAssign(t *testing.T) {
 }
 
 func BenchmarkAssignKnown(b *testing.B) {
-	table := openTable(b, b.TempDir(), TableOptions{})
+	table := openTable(b, b.TempDir(), NameTableOptions{})
 	assign(b, table, "a", "api.example.test")
 	b.ReportAllocs()
 	for b.Loop() {
@@ -381,14 +381,14 @@ func BenchmarkAssignKnown(b *testing.B) {
 }
 
 func BenchmarkAssignNew(b *testing.B) {
-	table := openTable(b, b.TempDir(), TableOptions{PerSandbox: maxPerSandbox})
+	table := openTable(b, b.TempDir(), NameTableOptions{PerSandbox: maxPerSandbox})
 	for i := 0; b.Loop(); i++ {
 		assign(b, table, fmt.Sprintf("s%d", i/1000), fmt.Sprintf("n%d.example.test", i))
 	}
 }
 
 func BenchmarkName(b *testing.B) {
-	table := openTable(b, b.TempDir(), TableOptions{})
+	table := openTable(b, b.TempDir(), NameTableOptions{})
 	a := assign(b, table, "a", "api.example.test")
 	b.ReportAllocs()
 	for b.Loop() {

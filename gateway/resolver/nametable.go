@@ -46,19 +46,19 @@ var (
 	errDamaged   = errors.New("the sandbox's table of names is damaged")
 )
 
-// TableOptions of a Table. The zero TableOptions works.
-type TableOptions struct {
+// NameTableOptions of a Table. The zero NameTableOptions works.
+type NameTableOptions struct {
 	// PerSandbox bounds the names of one sandbox. Default: 4096; at most 131,055.
 	PerSandbox int
 	Logger     *slog.Logger // default: slog.Default()
 }
 
-// Table remembers which synthetic address stands for which name in which
+// NameTable remembers which synthetic address stands for which name in which
 // sandbox. It is safe for concurrent use; two processes must not share a folder.
 //
 // A pair that Assign has returned is on disk, and the address is never given to
 // another name for as long as the sandbox lives.
-type Table struct {
+type NameTable struct {
 	dir   string
 	limit int
 	log   *slog.Logger
@@ -66,12 +66,12 @@ type Table struct {
 	complain rate.Sometimes // about names that cannot be read
 
 	mu    sync.Mutex
-	books map[string]*book // by sandbox, until Forget
+	files map[string]*nameFile // by sandbox, until Forget
 }
 
-// OpenTable opens the folder, making it with mode 0700 when it is missing. What
+// OpenNameTable opens the folder, making it with mode 0700 when it is missing. What
 // it holds is read when a sandbox is first asked for.
-func OpenTable(dir string, o TableOptions) (*Table, error) {
+func OpenNameTable(dir string, o NameTableOptions) (*NameTable, error) {
 	if o.PerSandbox == 0 {
 		o.PerSandbox = defaultPerSandbox
 	}
@@ -91,13 +91,13 @@ func OpenTable(dir string, o TableOptions) (*Table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the table of names: %w", err)
 	}
-	return &Table{dir: dir, limit: o.PerSandbox, log: o.Logger, complain: rate.Sometimes{First: 1, Interval: 10 * time.Second}, books: map[string]*book{}}, nil
+	return &NameTable{dir: dir, limit: o.PerSandbox, log: o.Logger, complain: rate.Sometimes{First: 1, Interval: 10 * time.Second}, files: map[string]*nameFile{}}, nil
 }
 
 // Assign returns the address that stands for a name, the same one each time. The
 // name is in lower case, without trailing dot.
-func (t *Table) Assign(sandboxID, name string) (netip.Addr, error) {
-	b, err := t.book(sandboxID)
+func (t *NameTable) Assign(sandboxID, name string) (netip.Addr, error) {
+	b, err := t.file(sandboxID)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -112,14 +112,14 @@ func (t *Table) Assign(sandboxID, name string) (netip.Addr, error) {
 }
 
 // Assigned tells whether the name has an address.
-func (t *Table) Assigned(sandboxID, name string) bool {
-	b, err := t.book(sandboxID)
+func (t *NameTable) Assigned(sandboxID, name string) bool {
+	b, err := t.file(sandboxID)
 	return err == nil && b.has(name)
 }
 
 // Name returns the name that an address stands for in a sandbox.
-func (t *Table) Name(sandboxID string, addr netip.Addr) (string, bool) {
-	b, err := t.book(sandboxID)
+func (t *NameTable) Name(sandboxID string, addr netip.Addr) (string, bool) {
+	b, err := t.file(sandboxID)
 	if err != nil {
 		return "", false
 	}
@@ -133,12 +133,12 @@ func (t *Table) Name(sandboxID string, addr netip.Addr) (string, bool) {
 }
 
 // Copy gives a fork, which must have no names yet, the names of its parent.
-func (t *Table) Copy(from, to string) error {
-	src, err := t.book(from)
+func (t *NameTable) Copy(from, to string) error {
+	src, err := t.file(from)
 	if err != nil {
 		return err
 	}
-	dst, err := t.book(to)
+	dst, err := t.file(to)
 	if err != nil {
 		return err
 	}
@@ -153,8 +153,8 @@ func (t *Table) Copy(from, to string) error {
 }
 
 // Forget removes a sandbox's names. A sandbox that is not known is forgotten already.
-func (t *Table) Forget(sandboxID string) error {
-	b, err := t.book(sandboxID)
+func (t *NameTable) Forget(sandboxID string) error {
+	b, err := t.file(sandboxID)
 	if err != nil {
 		return err
 	}
@@ -163,26 +163,26 @@ func (t *Table) Forget(sandboxID string) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.books[sandboxID] == b {
-		delete(t.books, sandboxID)
+	if t.files[sandboxID] == b {
+		delete(t.files, sandboxID)
 	}
 	return nil
 }
 
 var idPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$`)
 
-func (t *Table) book(sandboxID string) (*book, error) {
+func (t *NameTable) file(sandboxID string) (*nameFile, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if b, ok := t.books[sandboxID]; ok {
+	if b, ok := t.files[sandboxID]; ok {
 		return b, nil
 	}
 	// What could leave the folder when used as a file's name is no sandbox ID.
 	if !idPattern.MatchString(sandboxID) {
 		return nil, fmt.Errorf("not a sandbox ID: %q", sandboxID)
 	}
-	b := &book{path: filepath.Join(t.dir, sandboxID+".names")}
-	t.books[sandboxID] = b
+	b := &nameFile{path: filepath.Join(t.dir, sandboxID+".names")}
+	t.files[sandboxID] = b
 	return b, nil
 }
 

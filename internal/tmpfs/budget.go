@@ -20,8 +20,8 @@ import (
 
 // Errors of Room.Reserve.
 var (
-	ErrLarge = errors.New("there is less room in memory than it needs")
-	ErrBusy  = errors.New("there is no room in memory now")
+	ErrTooLarge = errors.New("there is less room in memory than it needs")
+	ErrBusy     = errors.New("there is no room in memory now")
 )
 
 const (
@@ -32,7 +32,7 @@ const (
 	lookEvery = time.Second
 )
 
-// Room shares a folder in memory out among owners, in bytes: what is to be written
+// Budget shares a folder in memory out among owners, in bytes: what is to be written
 // there is reserved before.
 //
 // An owner has at most half of it at a time, so that another finds the other half;
@@ -45,33 +45,33 @@ const (
 // What is in the folder without a lease, from an earlier process for instance, is
 // counted as it is found (statfs(2)), and what a lease has written beyond what it
 // was for likewise. A Room keeps nobody from writing.
-type Room struct {
+type Budget struct {
 	dir  string
 	most int64
 
-	mu     sync.Mutex // guards what follows
-	leases map[*Lease]bool
-	queue  []*waiter         // by arrival
-	served uint64            // turns so far
-	turns  map[string]uint64 // the last one of each owner who has room or waits
-	look   *time.Timer       // nil while nobody waits
+	mu           sync.Mutex // guards what follows
+	reservations map[*Reservation]bool
+	queue        []*waiter         // by arrival
+	served       uint64            // turns so far
+	turns        map[string]uint64 // the last one of each owner who has room or waits
+	look         *time.Timer       // nil while nobody waits
 }
 
-// NewRoom shares out all that the file system of dir holds, but not more than most
+// NewBudget shares out all that the file system of dir holds, but not more than most
 // bytes, where that is not 0.
-func NewRoom(dir string, most int64) *Room {
-	return &Room{dir: dir, most: most, leases: map[*Lease]bool{}, turns: map[string]uint64{}}
+func NewBudget(dir string, most int64) *Budget {
+	return &Budget{dir: dir, most: most, reservations: map[*Reservation]bool{}, turns: map[string]uint64{}}
 }
 
 type waiter struct {
-	lease *Lease
-	in    chan struct{} // closed when it has its room
+	reservation *Reservation
+	granted     chan struct{} // closed when it has its room
 }
 
-// Lease is room for what is about to be written. A nil one is for nothing.
-type Lease struct {
-	room  *Room
-	owner string
+// Reservation is room for what is about to be written. A nil one is for nothing.
+type Reservation struct {
+	budget *Budget
+	owner  string
 
 	bytes int64    // guarded by room.mu, as what follows
 	names []string // of its folders
@@ -79,9 +79,9 @@ type Lease struct {
 
 // Reserve takes room of so many bytes for an owner. It waits for up to so long, or
 // not at all if that is 0, and gives ErrBusy then, which says what there is. What
-// never fits is ErrLarge at once.
-func (r *Room) Reserve(ctx context.Context, owner string, bytes int64, wait time.Duration) (*Lease, error) {
-	w, err := r.ask(owner, bytes)
+// never fits is ErrTooLarge at once.
+func (r *Budget) Reserve(ctx context.Context, owner string, bytes int64, wait time.Duration) (*Reservation, error) {
+	w, err := r.enqueue(owner, bytes)
 	if err != nil {
 		return nil, err
 	}
@@ -89,23 +89,23 @@ func (r *Room) Reserve(ctx context.Context, owner string, bytes int64, wait time
 	defer patience.Stop()
 	if wait <= 0 {
 		select {
-		case <-w.in:
-			return w.lease, nil
+		case <-w.granted:
+			return w.reservation, nil
 		default:
-			return r.leave(w, nil)
+			return r.abandon(w, nil)
 		}
 	}
 	select {
-	case <-w.in:
-		return w.lease, nil
+	case <-w.granted:
+		return w.reservation, nil
 	case <-patience.C:
-		return r.leave(w, nil)
+		return r.abandon(w, nil)
 	case <-ctx.Done():
-		return r.leave(w, context.Cause(ctx))
+		return r.abandon(w, context.Cause(ctx))
 	}
 }
 
-func (r *Room) ask(owner string, bytes int64) (*waiter, error) {
+func (r *Budget) enqueue(owner string, bytes int64) (*waiter, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s, err := r.state()
@@ -113,35 +113,35 @@ func (r *Room) ask(owner string, bytes int64) (*waiter, error) {
 		return nil, err
 	}
 	if bytes > s.total {
-		return nil, fmt.Errorf("%w: %s are needed, and there are %s in all", ErrLarge, size.About(bytes), size.About(s.total))
+		return nil, fmt.Errorf("%w: %s are needed, and there are %s in all", ErrTooLarge, size.About(bytes), size.About(s.total))
 	}
 	n := 0
 	for _, w := range r.queue {
-		if w.lease.owner == owner {
+		if w.reservation.owner == owner {
 			n++
 		}
 	}
 	if n >= maxWaiting {
 		return nil, fmt.Errorf("%w: %d of this owner's wait for it: try again later", ErrBusy, n)
 	}
-	w := &waiter{&Lease{room: r, owner: owner, bytes: bytes}, make(chan struct{})}
+	w := &waiter{&Reservation{budget: r, owner: owner, bytes: bytes}, make(chan struct{})}
 	r.queue = append(r.queue, w)
 	r.serve(s)
 	return w, nil
 }
 
-// leave is of who will not wait any longer, for a reason of its own or because
+// abandon is of who will not wait any longer, for a reason of its own or because
 // enough is enough.
-func (r *Room) leave(w *waiter, why error) (*Lease, error) {
+func (r *Budget) abandon(w *waiter, why error) (*Reservation, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	i := slices.Index(r.queue, w)
 	if i < 0 { // it has come just now
 		if why == nil {
-			return w.lease, nil
+			return w.reservation, nil
 		}
-		delete(r.leases, w.lease)
-		r.again()
+		delete(r.reservations, w.reservation)
+		r.serveNow()
 		return nil, why
 	}
 	r.queue = slices.Delete(r.queue, i, i+1)
@@ -151,9 +151,9 @@ func (r *Room) leave(w *waiter, why error) (*Lease, error) {
 			return nil, err
 		}
 		why = fmt.Errorf("%w: %s are needed, %s of %s are free, and this owner has %s, where one may have %s: try again when fewer are put to sleep, woken, forked or kept at once",
-			ErrBusy, size.About(w.lease.bytes), size.About(max(s.free, 0)), size.About(s.total), size.About(s.held[w.lease.owner]), size.About(s.share()))
+			ErrBusy, size.About(w.reservation.bytes), size.About(max(s.free, 0)), size.About(s.total), size.About(s.held[w.reservation.owner]), size.About(s.share()))
 	}
-	r.again() // it may have stood before others
+	r.serveNow() // it may have stood before others
 	return nil, why
 }
 
@@ -174,10 +174,10 @@ func (s state) share() int64 {
 }
 
 // state looks at it. r.mu is held.
-func (r *Room) state() (s state, err error) {
+func (r *Budget) state() (s state, err error) {
 	s.held = map[string]int64{}
 	var promised int64
-	for l := range r.leases {
+	for l := range r.reservations {
 		written, err := l.written()
 		if err != nil {
 			return s, err
@@ -220,8 +220,8 @@ func usage(path string) (n int64, err error) {
 	return n, err
 }
 
-// again is serve with what there is now. r.mu is held.
-func (r *Room) again() {
+// serveNow is serve with what there is now. r.mu is held.
+func (r *Budget) serveNow() {
 	var s state
 	if len(r.queue) > 0 {
 		var err error
@@ -233,22 +233,22 @@ func (r *Room) again() {
 }
 
 // serve lets in whose turn it is. r.mu is held.
-func (r *Room) serve(s state) {
+func (r *Budget) serve(s state) {
 	for {
 		w := r.next(s)
-		if w == nil || w.lease.bytes > s.free {
+		if w == nil || w.reservation.bytes > s.free {
 			break
 		}
 		r.queue = slices.DeleteFunc(r.queue, func(o *waiter) bool { return o == w })
-		r.leases[w.lease] = true
+		r.reservations[w.reservation] = true
 		r.served++
-		r.turns[w.lease.owner] = r.served
-		s.held[w.lease.owner] += w.lease.bytes
-		s.free -= w.lease.bytes
-		close(w.in)
+		r.turns[w.reservation.owner] = r.served
+		s.held[w.reservation.owner] += w.reservation.bytes
+		s.free -= w.reservation.bytes
+		close(w.granted)
 	}
 	for owner := range r.turns {
-		waits := slices.ContainsFunc(r.queue, func(w *waiter) bool { return w.lease.owner == owner })
+		waits := slices.ContainsFunc(r.queue, func(w *waiter) bool { return w.reservation.owner == owner })
 		if s.held[owner] == 0 && !waits {
 			delete(r.turns, owner)
 		}
@@ -262,29 +262,29 @@ func (r *Room) serve(s state) {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			r.look = nil
-			r.again()
+			r.serveNow()
 		})
 	}
 }
 
 // next is whose turn it is, of whom it may be.
-func (r *Room) next(s state) (first *waiter) {
+func (r *Budget) next(s state) (first *waiter) {
 	seen, share := map[string]bool{}, s.share()
 	for _, w := range r.queue {
-		owner := w.lease.owner
+		owner := w.reservation.owner
 		if seen[owner] {
 			continue
 		}
 		seen[owner] = true
 		has := s.held[owner]
-		if has > 0 && has+w.lease.bytes > share {
+		if has > 0 && has+w.reservation.bytes > share {
 			continue
 		}
 		if first == nil {
 			first = w
 			continue
 		}
-		other := first.lease.owner
+		other := first.reservation.owner
 		if cmp.Or(cmp.Compare(has, s.held[other]), cmp.Compare(r.turns[owner], r.turns[other])) < 0 {
 			first = w
 		}
@@ -293,7 +293,7 @@ func (r *Room) next(s state) (first *waiter) {
 }
 
 // Share is how much an owner may have, in bytes; 0 where that cannot be told.
-func (r *Room) Share() int64 {
+func (r *Budget) Share() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	s, err := r.state()
@@ -304,22 +304,22 @@ func (r *Room) Share() int64 {
 }
 
 // Bytes is how much it is for.
-func (l *Lease) Bytes() int64 {
+func (l *Reservation) Bytes() int64 {
 	if l == nil {
 		return 0
 	}
-	l.room.mu.Lock()
-	defer l.room.mu.Unlock()
+	l.budget.mu.Lock()
+	defer l.budget.mu.Unlock()
 	return l.bytes
 }
 
 // Left is how much of it nothing is written in yet; 0 where that cannot be told.
-func (l *Lease) Left() int64 {
+func (l *Reservation) Left() int64 {
 	if l == nil {
 		return 0
 	}
-	l.room.mu.Lock()
-	defer l.room.mu.Unlock()
+	l.budget.mu.Lock()
+	defer l.budget.mu.Unlock()
 	n, err := l.written()
 	if err != nil {
 		return 0
@@ -327,38 +327,38 @@ func (l *Lease) Left() int64 {
 	return max(l.bytes-n, 0)
 }
 
-// Use says that a folder of that name, and that of name.part, will have what it is
+// AddFolder says that a folder of that name, and that of name.part, will have what it is
 // for. One lease can be for several.
-func (l *Lease) Use(name string) {
+func (l *Reservation) AddFolder(name string) {
 	if l == nil {
 		return
 	}
-	l.room.mu.Lock()
-	defer l.room.mu.Unlock()
+	l.budget.mu.Lock()
+	defer l.budget.mu.Unlock()
 	l.names = append(l.names, name)
 }
 
-// Correct makes it one for what is in its folders, once all is written.
-func (l *Lease) Correct() error {
+// Settle makes it one for what is in its folders, once all is written.
+func (l *Reservation) Settle() error {
 	if l == nil {
 		return nil
 	}
-	l.room.mu.Lock()
-	defer l.room.mu.Unlock()
+	l.budget.mu.Lock()
+	defer l.budget.mu.Unlock()
 	bytes, err := l.written()
 	if err != nil {
 		return err
 	}
 	l.bytes = bytes
-	l.room.again()
+	l.budget.serveNow()
 	return nil
 }
 
 // written is what is in its folders. room.mu is held.
-func (l *Lease) written() (bytes int64, err error) {
+func (l *Reservation) written() (bytes int64, err error) {
 	for _, name := range l.names {
 		for _, path := range []string{name, name + ".part"} {
-			n, err := usage(filepath.Join(l.room.dir, path))
+			n, err := usage(filepath.Join(l.budget.dir, path))
 			if err != nil {
 				return 0, err
 			}
@@ -368,16 +368,16 @@ func (l *Lease) written() (bytes int64, err error) {
 	return bytes, nil
 }
 
-// Give gives the room back, once the folders are removed; what is left of them is
+// Release gives the room back, once the folders are removed; what is left of them is
 // counted as nobody's. The second call does nothing.
-func (l *Lease) Give() {
+func (l *Reservation) Release() {
 	if l == nil {
 		return
 	}
-	l.room.mu.Lock()
-	defer l.room.mu.Unlock()
-	if l.room.leases[l] {
-		delete(l.room.leases, l)
-		l.room.again()
+	l.budget.mu.Lock()
+	defer l.budget.mu.Unlock()
+	if l.budget.reservations[l] {
+		delete(l.budget.reservations, l)
+		l.budget.serveNow()
 	}
 }

@@ -160,8 +160,8 @@ func (s *Scrubber) Header(h http.Header, hit func(Found)) {
 	if hit == nil {
 		hit = func(Found) {}
 	}
-	room := rooms.Get().(*room)
-	defer rooms.Put(room)
+	room := bufferPool.Get().(*buffers)
+	defer bufferPool.Put(room)
 	text, space := room.text[:0], room.spans[:0]
 	for name, values := range h {
 		// Names have lost their case on the way.
@@ -178,8 +178,8 @@ func (s *Scrubber) Header(h http.Header, hit func(Found)) {
 				continue
 			}
 			clean := append(text, v...)
-			sift := sieve{search: search{index: index, spans: space}, hit: hit}
-			sift.sift(clean, true)
+			sift := window{search: search{index: index, spans: space}, hit: hit}
+			sift.advance(clean, true)
 			if sift.hits > 0 {
 				values[i] = string(clean)
 			}
@@ -187,13 +187,13 @@ func (s *Scrubber) Header(h http.Header, hit func(Found)) {
 	}
 }
 
-// room is what searching a header's texts takes.
-type room struct {
+// buffers is what searching a header's texts takes.
+type buffers struct {
 	text  [512]byte
 	spans [8]span
 }
 
-var rooms = sync.Pool{New: func() any { return new(room) }}
+var bufferPool = sync.Pool{New: func() any { return new(buffers) }}
 
 // In says whether a text holds one of the values in any spelling.
 func (s *Scrubber) In(text string) bool {
@@ -202,8 +202,8 @@ func (s *Scrubber) In(text string) bool {
 	return len(find.spans) > 0
 }
 
-// sieve scrubs one text that comes in pieces.
-type sieve struct {
+// window scrubs one text that comes in pieces.
+type window struct {
 	search
 	scrubber *Scrubber // whose index is used, as it is then
 	hit      func(Found)
@@ -214,20 +214,20 @@ type sieve struct {
 	digits   int  // at the end of what is decided
 }
 
-// renew takes up what is looked for now. It comes after data was read and before
+// reset takes up what is looked for now. It comes after data was read and before
 // it is searched: what follows from a value's having left is read later still.
-func (s *sieve) renew() {
+func (s *window) reset() {
 	if s.scrubber != nil {
 		s.index = s.scrubber.index.Load()
 	}
 }
 
-// sift overwrites the secrets in data and returns how many bytes of it are
+// advance overwrites the secrets in data and returns how many bytes of it are
 // decided. The rest, as long as the longest occurrence or what has come since the
 // text last ended, is to be offered again, with what follows, unless this is the
 // last of the text.
-func (s *sieve) sift(data []byte, last bool) (decided int) {
-	s.renew()
+func (s *window) advance(data []byte, last bool) (decided int) {
+	s.reset()
 	decided = len(data)
 	if s.index != nil && !last {
 		decided = max(0, len(data)-s.tail)
@@ -268,7 +268,7 @@ const digits = 40
 
 // lineEnd returns where the last line ends in data that may end a text, or a
 // place before which there is none that matters.
-func (s *sieve) lineEnd(data []byte, place int) int {
+func (s *window) lineEnd(data []byte, place int) int {
 	for end := len(data); ; {
 		n := bytes.LastIndexByte(data[place:end], '\n')
 		if n < 0 {
@@ -358,7 +358,7 @@ func (r *reader) direct(p []byte) int {
 	kept := copy(p, r.buf[r.from:r.to])
 	n, r.err = r.src.Read(p[kept:])
 	data := p[:kept+n]
-	decided := r.sift(data, r.err == io.EOF)
+	decided := r.advance(data, r.err == io.EOF)
 	r.from, r.to = 0, 0
 	if len(data) > decided {
 		r.to = copy(r.room(len(data)-decided), data[decided:])

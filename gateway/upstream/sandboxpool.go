@@ -13,8 +13,8 @@ var (
 	errClosed = errors.New("the sandbox is gone")
 )
 
-// tenant holds what was opened for one sandbox.
-type tenant struct {
+// sandboxPool holds what was opened for one sandbox.
+type sandboxPool struct {
 	mu           sync.Mutex
 	destinations *simplelru.LRU[key, *destination]
 	conns        map[*conn]struct{}
@@ -22,15 +22,15 @@ type tenant struct {
 	closed       bool
 }
 
-func newTenant() *tenant {
-	t := &tenant{conns: map[*conn]struct{}{}}
+func newSandboxPool() *sandboxPool {
+	t := &sandboxPool{conns: map[*conn]struct{}{}}
 	// The size is a positive constant, the only thing that can be wrong.
 	t.destinations, _ = simplelru.NewLRU[key, *destination](maxDestinations, nil)
 	return t
 }
 
 // lookup returns the destination if it trusts what its roots file now says.
-func (t *tenant) lookup(k key, r *roots) *destination {
+func (t *sandboxPool) lookup(k key, r *roots) *destination {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if d, ok := t.destinations.Get(k); ok && d.roots == r {
@@ -39,8 +39,8 @@ func (t *tenant) lookup(k key, r *roots) *destination {
 	return nil
 }
 
-// keep returns the destination to use: d, or the one that a concurrent caller kept.
-func (t *tenant) keep(k key, d *destination) *destination {
+// store returns the destination to use: d, or the one that a concurrent caller kept.
+func (t *sandboxPool) store(k key, d *destination) *destination {
 	t.mu.Lock()
 	old, ok := t.destinations.Get(k)
 	if ok && old.roots == d.roots {
@@ -59,7 +59,7 @@ func (t *tenant) keep(k key, d *destination) *destination {
 }
 
 // reserve takes a place for a connection, at the cost of idle ones.
-func (t *tenant) reserve() error {
+func (t *sandboxPool) reserve() error {
 	for idleClosed := false; ; idleClosed = true {
 		t.mu.Lock()
 		if t.closed {
@@ -82,8 +82,8 @@ func (t *tenant) reserve() error {
 	}
 }
 
-// settle gives the place back, to the connection if there is one.
-func (t *tenant) settle(c *net.TCPConn) (*conn, error) {
+// opened gives the place back, to the connection if there is one.
+func (t *sandboxPool) opened(c *net.TCPConn) (*conn, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.dialling--
@@ -93,13 +93,13 @@ func (t *tenant) settle(c *net.TCPConn) (*conn, error) {
 	if t.closed {
 		return nil, errors.Join(errClosed, c.Close())
 	}
-	own := &conn{TCPConn: c, tenant: t}
+	own := &conn{TCPConn: c, pool: t}
 	t.conns[own] = struct{}{}
 	return own, nil
 }
 
 // retire asks about each route without holding up who looks for another.
-func (t *tenant) retire(gone func(Route) bool) {
+func (t *sandboxPool) retire(gone func(Route) bool) {
 	t.mu.Lock()
 	all := t.destinations.Values()
 	t.mu.Unlock()
@@ -117,7 +117,7 @@ func (t *tenant) retire(gone func(Route) bool) {
 	}
 }
 
-func (t *tenant) close() {
+func (t *sandboxPool) close() {
 	t.mu.Lock()
 	t.closed = true
 	conns := make([]*conn, 0, len(t.conns))
@@ -139,12 +139,12 @@ func (t *tenant) close() {
 // splice(2) for tunnels.
 type conn struct {
 	*net.TCPConn
-	tenant *tenant
+	pool *sandboxPool
 }
 
 func (c *conn) Close() error {
-	c.tenant.mu.Lock()
-	delete(c.tenant.conns, c)
-	c.tenant.mu.Unlock()
+	c.pool.mu.Lock()
+	delete(c.pool.conns, c)
+	c.pool.mu.Unlock()
 	return c.TCPConn.Close()
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"sallyport/gateway/credential"
+	"sallyport/gateway/credential/scrub"
 	"sallyport/policy"
 )
 
@@ -25,35 +26,35 @@ func leased(t testing.TB, name string, material fields) *credential.Lease {
 }
 
 // says tells whose value is found.
-func says(s *credential.Scrubber, text string) (names string) {
-	s.Header(http.Header{"X-Echo": {text}}, func(f credential.Found) { names += f.Name })
+func says(s *scrub.Scrubber, text string) (names string) {
+	s.Header(http.Header{"X-Echo": {text}}, func(f scrub.Found) { names += f.Name })
 	return names
 }
 
 func numbered(n int) string { return fmt.Sprintf("sk-%08d-secret", n) }
 
 func TestExposure(t *testing.T) {
-	var all credential.Exposures
+	var all credential.SentBySandbox
 	e := all.Of("sb-1")
 	s := e.Scrubber()
-	held, lost, err := e.Expose(leased(t, "first", fields{"token": numbered(0)}))
+	held, lost, err := e.Add(leased(t, "first", fields{"token": numbered(0)}))
 	if err != nil || len(lost) > 0 {
 		t.Fatal(lost, err)
 	}
-	for n := 1; n < credential.MaxExposed; n++ {
-		u, lost, err := e.Expose(leased(t, "others", fields{"token": numbered(n)}))
+	for n := 1; n < credential.MaxSent; n++ {
+		u, lost, err := e.Add(leased(t, "others", fields{"token": numbered(n)}))
 		if err != nil || len(lost) > 0 {
 			t.Fatal(n, lost, err)
 		}
 		e.Release(u)
 	}
-	for _, n := range []int{0, 1, credential.MaxExposed - 1} {
+	for _, n := range []int{0, 1, credential.MaxSent - 1} {
 		if says(s, numbered(n)) == "" {
 			t.Errorf("value %d is not looked for", n)
 		}
 	}
 	// The oldest that nothing under way was sent with goes.
-	u, lost, err := e.Expose(leased(t, "last", fields{"token": numbered(999)}))
+	u, lost, err := e.Add(leased(t, "last", fields{"token": numbered(999)}))
 	if err != nil || len(lost) != 1 || lost["others"] != 1 {
 		t.Fatal(lost, err)
 	}
@@ -65,11 +66,11 @@ func TestExposure(t *testing.T) {
 	// What is sent again is young again.
 	e.Release(u)
 	again := leased(t, "others", fields{"token": numbered(2)})
-	if u, lost, err = e.Expose(again); err != nil || len(lost) > 0 {
+	if u, lost, err = e.Add(again); err != nil || len(lost) > 0 {
 		t.Fatal(lost, err)
 	}
 	e.Release(u)
-	if u, _, err = e.Expose(leased(t, "more", fields{"token": numbered(1000)})); err != nil || says(s, numbered(2)) == "" || says(s, numbered(3)) != "" {
+	if u, _, err = e.Add(leased(t, "more", fields{"token": numbered(1000)})); err != nil || says(s, numbered(2)) == "" || says(s, numbered(3)) != "" {
 		t.Error("not the least recently sent has gone", err)
 	}
 	e.Release(u)
@@ -88,37 +89,37 @@ func TestExposure(t *testing.T) {
 
 // Where all there is room for is in use, nothing more is sent.
 func TestExposureCrowded(t *testing.T) {
-	var all credential.Exposures
+	var all credential.SentBySandbox
 	e := all.Of("sb-1")
 	var uses []*credential.Use
-	for n := range credential.MaxExposed {
-		u, _, err := e.Expose(leased(t, "key", fields{"token": numbered(n)}))
+	for n := range credential.MaxSent {
+		u, _, err := e.Add(leased(t, "key", fields{"token": numbered(n)}))
 		if err != nil {
 			t.Fatal(n, err)
 		}
 		uses = append(uses, u)
 	}
 	one := leased(t, "key", fields{"token": numbered(999)})
-	if _, _, err := e.Expose(one); !errors.Is(err, credential.ErrCrowded) {
+	if _, _, err := e.Add(one); !errors.Is(err, credential.ErrTooManySecrets) {
 		t.Errorf("error %v", err)
 	}
 	e.Release(uses[7])
-	if _, lost, err := e.Expose(one); err != nil || lost["key"] != 1 || says(e.Scrubber(), numbered(7)) != "" {
+	if _, lost, err := e.Add(one); err != nil || lost["key"] != 1 || says(e.Scrubber(), numbered(7)) != "" {
 		t.Error(lost, err)
 	}
 }
 
 // The bound is in bytes too; one secret alone may be larger.
 func TestExposureOfLongSecrets(t *testing.T) {
-	var all credential.Exposures
+	var all credential.SentBySandbox
 	e := all.Of("sb-1")
-	u, _, err := e.Expose(leased(t, "small", fields{"token": numbered(1)}))
+	u, _, err := e.Add(leased(t, "small", fields{"token": numbered(1)}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	e.Release(u)
 	long := fields{"token": numbered(2), "file": strings.Repeat("0123456789abcdef", 20<<10)}
-	if u, lost, err := e.Expose(leased(t, "long", long)); err != nil || lost["small"] != 1 || len(lost) != 1 {
+	if u, lost, err := e.Add(leased(t, "long", long)); err != nil || lost["small"] != 1 || len(lost) != 1 {
 		t.Error(u, lost, err)
 	}
 	if says(e.Scrubber(), numbered(1)) != "" || says(e.Scrubber(), numbered(2)) != "long" {
@@ -128,11 +129,11 @@ func TestExposureOfLongSecrets(t *testing.T) {
 
 // A sandbox that sends what it has sent before costs no new index.
 func TestExposureAgain(t *testing.T) {
-	var all credential.Exposures
+	var all credential.SentBySandbox
 	e := all.Of("sb-1")
 	l := leased(t, "key", fields{"token": numbered(1)})
 	if n := testing.AllocsPerRun(100, func() {
-		u, _, err := e.Expose(l)
+		u, _, err := e.Add(l)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,10 +144,10 @@ func TestExposureAgain(t *testing.T) {
 }
 
 func BenchmarkExpose(b *testing.B) {
-	for _, n := range []int{1, credential.MaxExposed} {
+	for _, n := range []int{1, credential.MaxSent} {
 		b.Run(fmt.Sprint(n, " values anew"), func(b *testing.B) {
 			b.ReportAllocs()
-			var all credential.Exposures
+			var all credential.SentBySandbox
 			e := all.Of("sb-1")
 			i := 0
 			for b.Loop() {
@@ -154,7 +155,7 @@ func BenchmarkExpose(b *testing.B) {
 					e = all.Of(fmt.Sprint(i))
 				}
 				i++
-				u, _, err := e.Expose(leased(b, "key", fields{"token": numbered(i)}))
+				u, _, err := e.Add(leased(b, "key", fields{"token": numbered(i)}))
 				if err != nil {
 					b.Fatal(err)
 				}

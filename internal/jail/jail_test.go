@@ -30,7 +30,7 @@ type scene struct {
 func newScene(t *testing.T) *scene {
 	t.Helper()
 	testnet.Privileged(t)
-	if errors.Is(everywhere(unix.SYS_GETPID), errCgo) {
+	if errors.Is(onAllThreads(unix.SYS_GETPID), errCgo) {
 		if os.Getenv("CI") == "true" {
 			t.Fatal(errCgo)
 		}

@@ -21,7 +21,7 @@ const mib = 1 << 20
 
 // queue is a Room of 1000 MiB, and who has waited in it.
 type queue struct {
-	*tmpfs.Room
+	*tmpfs.Budget
 	t   *testing.T
 	dir string
 	in  chan string
@@ -29,11 +29,11 @@ type queue struct {
 
 func newQueue(t *testing.T) *queue {
 	dir := t.TempDir()
-	return &queue{tmpfs.NewRoom(dir, 1000*mib), t, dir, make(chan string, 100)}
+	return &queue{tmpfs.NewBudget(dir, 1000*mib), t, dir, make(chan string, 100)}
 }
 
 // now takes room that must be there.
-func (q *queue) now(owner string, n int64) *tmpfs.Lease {
+func (q *queue) now(owner string, n int64) *tmpfs.Reservation {
 	q.t.Helper()
 	l, err := q.Reserve(q.t.Context(), owner, n*mib, 0)
 	if err != nil {
@@ -43,8 +43,8 @@ func (q *queue) now(owner string, n int64) *tmpfs.Lease {
 }
 
 // wait has somebody stand in the queue, who tells q.in when they are in.
-func (q *queue) wait(owner string, n int64) (lease func() *tmpfs.Lease) {
-	var l *tmpfs.Lease
+func (q *queue) wait(owner string, n int64) (lease func() *tmpfs.Reservation) {
+	var l *tmpfs.Reservation
 	go func() {
 		var err error
 		if l, err = q.Reserve(q.t.Context(), owner, n*mib, time.Hour); err == nil {
@@ -52,7 +52,7 @@ func (q *queue) wait(owner string, n int64) (lease func() *tmpfs.Lease) {
 		}
 	}()
 	synctest.Wait()
-	return func() *tmpfs.Lease { return l }
+	return func() *tmpfs.Reservation { return l }
 }
 
 // came checks who has got in since it was called last.
@@ -114,18 +114,18 @@ func TestRoom(t *testing.T) {
 			q.wait("a", 200)
 			q.wait("b", 200)
 			q.wait("c", 250)
-			a.Give()
+			a.Release()
 			q.came("c 250")
-			b.Give() // 500 are free, b has none and a 250
+			b.Release() // 500 are free, b has none and a 250
 			q.came("b 200", "a 200")
 		},
 		"first come, first served": func(q *queue) {
 			a, b := q.now("a", 500), q.now("b", 500)
 			q.wait("c", 300)
 			q.wait("d", 300)
-			a.Give()
+			a.Release()
 			q.came("c 300")
-			b.Give()
+			b.Release()
 			q.came("d 300")
 		},
 		"large ones of one owner do not starve another": func(q *queue) {
@@ -134,7 +134,7 @@ func TestRoom(t *testing.T) {
 			q.wait("a", 700)
 			q.wait("b", 400)
 			q.wait("c", 400)
-			a.Give()
+			a.Release()
 			q.came("b 400", "c 400")
 			if next() != nil {
 				q.t.Error("it came twice before another came once")
@@ -145,11 +145,11 @@ func TestRoom(t *testing.T) {
 			q.wait("a", 200)
 			q.wait("a", 10) // there would be room
 			q.came()
-			a.Give()
+			a.Release()
 			q.came("a 200", "a 10")
 		},
 		"small ones do not starve a large one": func(q *queue) {
-			var small []*tmpfs.Lease
+			var small []*tmpfs.Reservation
 			for i := range 10 {
 				small = append(small, q.now(fmt.Sprint("s", i), 90))
 			}
@@ -158,12 +158,12 @@ func TestRoom(t *testing.T) {
 				q.wait(fmt.Sprint("t", i), 90)
 			}
 			for _, l := range small[:3] {
-				l.Give()
+				l.Release()
 				q.came()
 			}
-			small[3].Give()
+			small[3].Release()
 			q.came("large 450")
-			small[4].Give()
+			small[4].Release()
 			q.came("t0 90")
 		},
 		"more than the half, alone": func(q *queue) {
@@ -171,25 +171,25 @@ func TestRoom(t *testing.T) {
 			q.wait("a", 50)
 			q.came()
 			q.now("b", 100)
-			a.Give()
+			a.Release()
 			q.came("a 50")
 		},
 		"what was written counts": func(q *queue) {
 			a := q.now("a", 500)
-			a.Use("one")
+			a.AddFolder("one")
 			q.fill("one", 20)
 			if left := a.Left(); left != 480*mib {
 				q.t.Errorf("left: %d", left)
 			}
 			q.wait("a", 470)
 			q.came()
-			if err := a.Correct(); err != nil || a.Bytes() != 20*mib {
+			if err := a.Settle(); err != nil || a.Bytes() != 20*mib {
 				q.t.Errorf("corrected to %d, %v", a.Bytes(), err)
 			}
 			q.came("a 470")
 			q.empty("one")
-			a.Give()
-			a.Give()
+			a.Release()
+			a.Release()
 			q.now("b", 500)
 			if _, err := q.Reserve(q.t.Context(), "b", 31*mib, 0); !errors.Is(err, tmpfs.ErrBusy) {
 				q.t.Errorf("room was given back twice: %v", err)
@@ -197,13 +197,13 @@ func TestRoom(t *testing.T) {
 		},
 		"what is being written counts once": func(q *queue) {
 			a := q.now("a", 500)
-			a.Use("one")
+			a.AddFolder("one")
 			q.fill("one.part", 400)
 			q.now("b", 500)
 		},
 		"what was written beyond it is its owner's": func(q *queue) {
 			a := q.now("a", 10)
-			a.Use("one")
+			a.AddFolder("one")
 			q.fill("one", 450)
 			q.wait("a", 100)
 			q.came()
@@ -211,7 +211,7 @@ func TestRoom(t *testing.T) {
 		},
 		"what was written beyond it counts": func(q *queue) {
 			a := q.now("a", 10)
-			a.Use("one")
+			a.AddFolder("one")
 			q.fill("one.part", 60)
 			q.now("b", 480)
 			q.wait("c", 470)
@@ -233,9 +233,9 @@ func TestRoom(t *testing.T) {
 		},
 		"what a lease leaves behind counts": func(q *queue) {
 			a := q.now("a", 500)
-			a.Use("one")
+			a.AddFolder("one")
 			q.fill("one", 40)
-			a.Give()
+			a.Release()
 			q.wait("b", 970)
 			q.came()
 			q.empty("one")
@@ -276,7 +276,7 @@ func TestRoom(t *testing.T) {
 		},
 		"more than there ever is": func(q *queue) {
 			_, err := q.Reserve(q.t.Context(), "a", 1001*mib, time.Hour)
-			if !errors.Is(err, tmpfs.ErrLarge) || !strings.Contains(err.Error(), "1001MiB are needed, and there are 1000MiB in all") {
+			if !errors.Is(err, tmpfs.ErrTooLarge) || !strings.Contains(err.Error(), "1001MiB are needed, and there are 1000MiB in all") {
 				q.t.Errorf("got %v", err)
 			}
 		},
@@ -313,7 +313,7 @@ func TestRoomOfFileSystem(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "before"), make([]byte, 4*mib), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := tmpfs.NewRoom(dir, 0)
+	r := tmpfs.NewBudget(dir, 0)
 	if got := r.Share(); got != 6*mib {
 		t.Errorf("a share is %d bytes", got)
 	}
@@ -324,10 +324,10 @@ func TestRoomOfFileSystem(t *testing.T) {
 	if _, err := r.Reserve(t.Context(), "b", mib, 0); !errors.Is(err, tmpfs.ErrBusy) {
 		t.Errorf("one beyond what is free: %v", err)
 	}
-	if _, err := r.Reserve(t.Context(), "b", 17*mib, 0); !errors.Is(err, tmpfs.ErrLarge) {
+	if _, err := r.Reserve(t.Context(), "b", 17*mib, 0); !errors.Is(err, tmpfs.ErrTooLarge) {
 		t.Errorf("one beyond what there is: %v", err)
 	}
-	a.Give()
+	a.Release()
 	if _, err := r.Reserve(t.Context(), "b", 12*mib, 0); err != nil {
 		t.Error(err)
 	}

@@ -14,10 +14,10 @@ import (
 	"sallyport/internal/hostname"
 )
 
-// book is one sandbox's names. Its file has one line for each, in the order of
+// nameFile is one sandbox's names. Its file has one line for each, in the order of
 // their addresses: "198.18.0.16 api.example.com 8d3f0a1c\n", the last word being
 // the CRC-32 (Castagnoli) in hex of what stands before its space.
-type book struct {
+type nameFile struct {
 	path string
 
 	mu      sync.RWMutex
@@ -28,7 +28,7 @@ type book struct {
 	size    int64          // of the file up to the last whole line
 }
 
-func (b *book) name(a netip.Addr) (string, bool, error) {
+func (b *nameFile) name(a netip.Addr) (string, bool, error) {
 	n, ok := index(a)
 	if !ok {
 		return "", false, nil
@@ -47,7 +47,7 @@ func (b *book) name(a netip.Addr) (string, bool, error) {
 	return b.at(n)
 }
 
-func (b *book) at(n int) (string, bool, error) {
+func (b *nameFile) at(n int) (string, bool, error) {
 	if b.gone || n >= len(b.names) {
 		return "", false, nil
 	}
@@ -55,14 +55,14 @@ func (b *book) at(n int) (string, bool, error) {
 }
 
 // has tells whether assign would answer at once.
-func (b *book) has(name string) bool {
+func (b *nameFile) has(name string) bool {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	_, ok := b.numbers[name]
 	return ok && !b.gone
 }
 
-func (b *book) assign(name string, limit int) (netip.Addr, error) {
+func (b *nameFile) assign(name string, limit int) (netip.Addr, error) {
 	b.mu.RLock()
 	n, ok := b.numbers[name]
 	ok = ok && !b.gone
@@ -98,7 +98,7 @@ func (b *book) assign(name string, limit int) (netip.Addr, error) {
 }
 
 // append writes a line so that it is on disk when append returns.
-func (b *book) append(line []byte) error {
+func (b *nameFile) append(line []byte) error {
 	f, err := os.OpenFile(b.path, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -119,7 +119,7 @@ func (b *book) append(line []byte) error {
 // load reads the file once. A line that was being written when the machine
 // stopped was answered to nobody and is cut off. All else that is not as we
 // wrote it is errDamaged: an address might be given twice.
-func (b *book) load() error {
+func (b *nameFile) load() error {
 	if b.loaded {
 		return nil
 	}
@@ -132,7 +132,7 @@ func (b *book) load() error {
 		return fmt.Errorf("%w: %s: %w: restore it from a backup, or remove the sandbox", errDamaged, b.path, err)
 	}
 	if len(data) > 0 {
-		if err := settle(b.path, size); err != nil {
+		if err := truncate(b.path, size); err != nil {
 			return err
 		}
 	}
@@ -144,9 +144,9 @@ func (b *book) load() error {
 	return nil
 }
 
-// settle cuts a file to size and makes what is left of it durable, which it may
+// truncate cuts a file to size and makes what is left of it durable, which it may
 // not have been if the process was killed before it had synced.
-func settle(path string, size int64) error {
+func truncate(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ func settle(path string, size int64) error {
 }
 
 // contents returns the whole lines of the file.
-func (b *book) contents() ([]byte, error) {
+func (b *nameFile) contents() ([]byte, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone {
@@ -176,7 +176,7 @@ func (b *book) contents() ([]byte, error) {
 }
 
 // create fills a book that has no names.
-func (b *book) create(data []byte) error {
+func (b *nameFile) create(data []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.gone {
@@ -210,7 +210,7 @@ func (b *book) create(data []byte) error {
 	return syncDir(filepath.Dir(b.path))
 }
 
-func (b *book) remove() error {
+func (b *nameFile) remove() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.gone = true

@@ -9,10 +9,10 @@ import (
 	"unicode/utf8"
 )
 
-// carriers are the headers that credentials travel in. The list is closed: a
+// credentialHeaders are the headers that credentials travel in. The list is closed: a
 // header that is not in it passes, so a destination with one of its own needs
 // it named as an extra.
-var carriers = set(
+var credentialHeaders = set(
 	// RFC 9110, RFC 6265, RFC 2965 and what proxies make of them.
 	"authorization", "proxy-authorization", "authentication", "x-authorization", "x-proxy-authorization",
 	"x-forwarded-authorization", "x-original-authorization", "x-authentication", "cookie", "cookie2",
@@ -38,8 +38,8 @@ var carriers = set(
 	"x-trackertoken", "x-contentful-token", "x-mashape-key", "x-cmc-pro-api-key", "x-finnhub-token",
 )
 
-// carrierKeys are the query keys that credentials travel in, folded by foldKey.
-var carrierKeys = set(
+// credentialKeys are the query keys that credentials travel in, folded by foldKey.
+var credentialKeys = set(
 	"key", "api_key", "apikey", "api_token", "api_secret", "app_key", "appkey", "app_secret", "application_key", "appid",
 	"access_token", "accesstoken", "access_key", "accesskey", "access_key_id", "token", "auth", "auth_token", "authtoken", "authorization",
 	"authentication", "oauth_token", "oauth_signature", "id_token", "refresh_token", "session_token", "sessiontoken",
@@ -98,7 +98,7 @@ func foldKey(key string) string {
 
 var underscores = strings.NewReplacer("-", "_", ".", "_", " ", "_")
 
-// StripCarriers removes from a request whatever a sandbox could bring a
+// StripRequest removes from a request whatever a sandbox could bring a
 // credential of its own in, and what would undo an injection:
 //
 //   - hop-by-hop headers and those that Connection names, before all else, so
@@ -111,7 +111,7 @@ var underscores = strings.NewReplacer("-", "_", ".", "_", " ", "_")
 //   - user information in the URL, and trailers
 //
 // It does not look into the body.
-func StripCarriers(r *http.Request, extra ...string) {
+func StripRequest(r *http.Request, extra ...string) {
 	var drop map[string]bool
 	also := func(name string) {
 		if drop == nil {
@@ -145,7 +145,7 @@ func StripCarriers(r *http.Request, extra ...string) {
 		}
 	}
 	for name := range r.Header {
-		if n := appendFold(space[:0], name); leaves[string(n)] || drop[string(n)] {
+		if n := appendFold(space[:0], name); strippedHeaders[string(n)] || drop[string(n)] {
 			delete(r.Header, name)
 		}
 	}
@@ -154,13 +154,13 @@ func StripCarriers(r *http.Request, extra ...string) {
 	}
 	r.Trailer = nil
 	r.URL.User = nil
-	r.URL.RawQuery = withoutKeys(r.URL.RawQuery, func(key string) bool { return carrierKeys[key] })
+	r.URL.RawQuery = withoutKeys(r.URL.RawQuery, func(key string) bool { return credentialKeys[key] })
 }
 
-// leaves are the headers that always go.
-var leaves = func() map[string]bool {
+// strippedHeaders are the headers that always go.
+var strippedHeaders = func() map[string]bool {
 	all := maps.Clone(hopByHop)
-	maps.Copy(all, carriers)
+	maps.Copy(all, credentialHeaders)
 	return all
 }()
 
@@ -194,4 +194,42 @@ func withoutKeys(query string, gone func(key string) bool) string {
 		kept.WriteString(sep)
 	}
 	return strings.TrimRight(kept.String(), "&;")
+}
+
+// grantHeaders are the headers by which a server gives its client what is as good as the
+// credential of its request (RFC 6265, RFC 2965, RFC 9110, section 11.6.3).
+var grantHeaders = set("set-cookie", "set-cookie2", "authentication-info", "proxy-authentication-info")
+
+// StripResponse removes from the head or the trailers of an answer to a request with an injected
+// credential what its sender could use in the credential's place: cookies, and the headers in
+// which credentials travel, which [StripRequest] would remove from the next request.
+//
+// It does not look into the body, nor into URLs.
+func StripResponse(h http.Header) {
+	var space [64]byte
+	for name := range h {
+		if n := appendFold(space[:0], name); grantHeaders[string(n)] || credentialHeaders[string(n)] {
+			delete(h, name)
+		}
+	}
+}
+
+// StripTrailers removes from the names of a request's trailers those that StripRequest removes
+// from its header, and the one that a credential is injected under: servers that merge
+// trailers into the header would have two.
+func StripTrailers(trailer, header http.Header) {
+	var space [64]byte
+	for name := range trailer {
+		n := string(appendFold(space[:0], name))
+		if strippedHeaders[n] {
+			delete(trailer, name)
+			continue
+		}
+		for other := range header {
+			if string(appendFold(space[:0], other)) == n {
+				delete(trailer, name)
+				break
+			}
+		}
+	}
 }

@@ -62,9 +62,9 @@ func newCounting(t *testing.T, log *audit.Log, begins uint64) *counting {
 	return &counting{book, peer}
 }
 
-func newLedger(t *testing.T, path, dir string) *Ledger {
+func newLedger(t *testing.T, path, dir string) *LimitStore {
 	t.Helper()
-	l, err := OpenLedger(path, dir)
+	l, err := OpenLimitStore(path, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +344,7 @@ func TestLedgerThatIsDamaged(t *testing.T) {
 	if err := os.WriteFile(path, []byte(`{"position":`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenLedger(path, ""); err == nil || !strings.Contains(err.Error(), "remove the file") {
+	if _, err := OpenLimitStore(path, ""); err == nil || !strings.Contains(err.Error(), "remove the file") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -28,7 +28,7 @@ import (
 // What a process says is bounded and only ever adds: one that was taken over can
 // use a limit up, and not make room in it. Nor can what it writes into the log: a
 // period is not over before its time, and a reset is one that was asked for here.
-type Ledger struct {
+type LimitStore struct {
 	path  string
 	dir   string // of the audit log
 	now   func() time.Time
@@ -40,7 +40,7 @@ type Ledger struct {
 	written  uint64 // position in the file
 	dirty    bool
 	stamp    uint64    // of the process's counters
-	of       *ipc.Peer // whose stamp that is
+	of       *ipc.Peer // identify stamp that is
 	fresh    bool      // there is no file yet
 	swept    time.Time // when room was looked for
 	resets   []string  // IDs of events that say so, which the log may not have yet
@@ -60,16 +60,16 @@ const (
 	maxResets = 16 // that the log did not take, or may have
 )
 
-// ledgerFile is what is on disk.
-type ledgerFile struct {
+// limitFile is what is on disk.
+type limitFile struct {
 	Position uint64        `json:"position"`
 	Counts   []limit.Count `json:"counts"`
 	Resets   []string      `json:"resets,omitempty"`
 }
 
-// OpenLedger reads what was written; none is an empty one. dir is the audit log's.
-func OpenLedger(path, dir string) (*Ledger, error) {
-	l := &Ledger{
+// OpenLimitStore reads what was written; none is an empty one. dir is the audit log's.
+func OpenLimitStore(path, dir string) (*LimitStore, error) {
+	l := &LimitStore{
 		path: path, dir: dir, now: time.Now, counts: map[limit.Key]limit.Count{},
 		every: func(string) time.Duration { return 0 },
 	}
@@ -81,7 +81,7 @@ func OpenLedger(path, dir string) (*Ledger, error) {
 	if err != nil {
 		return nil, err
 	}
-	var f ledgerFile
+	var f limitFile
 	if err := json.Unmarshal(text, &f); err != nil {
 		return nil, fmt.Errorf("the counters of limits in %s cannot be read: %w: remove the file to begin all counters anew", path, err)
 	}
@@ -94,7 +94,7 @@ func OpenLedger(path, dir string) (*Ledger, error) {
 }
 
 // pull takes what has changed from a process. l.mu is held.
-func (l *Ledger) pull(ctx context.Context, p *ipc.Peer) error {
+func (l *LimitStore) pull(ctx context.Context, p *ipc.Peer) error {
 	if l.of != p {
 		l.of, l.stamp = p, 0
 	}
@@ -123,7 +123,7 @@ func (l *Ledger) pull(ctx context.Context, p *ipc.Peer) error {
 var errCounts = errors.New("the process's counters are not such")
 
 // merge takes a process's copies in. l.mu is held.
-func (l *Ledger) merge(list []limit.Count) error {
+func (l *LimitStore) merge(list []limit.Count) error {
 	if len(list) > maxPage {
 		return fmt.Errorf("%w: %d at a time", errCounts, len(list))
 	}
@@ -159,7 +159,7 @@ func (l *Ledger) merge(list []limit.Count) error {
 
 // binds tells whether a counter's period still counts, whatever else is said of it:
 // until its end, unless the policy has given the limit another one. l.mu is held.
-func (l *Ledger) binds(have limit.Count, every time.Duration, start, now time.Time) bool {
+func (l *LimitStore) binds(have limit.Count, every time.Duration, start, now time.Time) bool {
 	switch {
 	case have.Every <= 0 || !now.Before(have.Ends()):
 		return false
@@ -172,7 +172,7 @@ func (l *Ledger) binds(have limit.Count, every time.Duration, start, now time.Ti
 
 // room says whether there is some for another counter. It is looked for once a
 // second at most, however many a process says. l.mu is held.
-func (l *Ledger) room() bool {
+func (l *LimitStore) room() bool {
 	if len(l.counts) < limit.MaxCounters {
 		return true
 	}
@@ -186,7 +186,7 @@ func (l *Ledger) room() bool {
 }
 
 // prune drops what is over. l.mu is held.
-func (l *Ledger) prune() {
+func (l *LimitStore) prune() {
 	now := l.now()
 	for k, n := range l.counts {
 		if n.Used.Concurrent == 0 && (!now.Before(n.Ends()) || n.Every == limit.Forever && n.Used == (limit.Amount{})) {
@@ -196,7 +196,7 @@ func (l *Ledger) prune() {
 }
 
 // list copies the counters, in order. l.mu is held.
-func (l *Ledger) list() []limit.Count {
+func (l *LimitStore) list() []limit.Count {
 	all := make([]limit.Count, 0, len(l.counts))
 	for _, n := range l.counts {
 		all = append(all, n)
@@ -206,12 +206,12 @@ func (l *Ledger) list() []limit.Count {
 }
 
 // write makes the counters durable, where there is something new. l.mu is held.
-func (l *Ledger) write() error {
+func (l *LimitStore) write() error {
 	if !l.fresh && !l.dirty && l.position < l.written+positionEvery {
 		return nil
 	}
 	l.prune()
-	text, err := json.Marshal(ledgerFile{l.position, l.list(), l.resets})
+	text, err := json.Marshal(limitFile{l.position, l.list(), l.resets})
 	if err != nil {
 		return err
 	}
@@ -223,7 +223,7 @@ func (l *Ledger) write() error {
 }
 
 // sync takes from a process what it has counted, and writes it down.
-func (l *Ledger) sync(ctx context.Context, p *ipc.Peer) error {
+func (l *LimitStore) sync(ctx context.Context, p *ipc.Peer) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if p != nil {
@@ -237,7 +237,7 @@ func (l *Ledger) sync(ctx context.Context, p *ipc.Peer) error {
 // recount counts what the log has from the position on, up to the event before
 // next. Nobody may be writing the log. Where the policy has no limits, and nothing
 // has been counted, there is nothing to read for.
-func (l *Ledger) recount(ctx context.Context, next uint64, limited bool) error {
+func (l *LimitStore) recount(ctx context.Context, next uint64, limited bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for k, n := range l.counts {
@@ -267,7 +267,7 @@ func (l *Ledger) recount(ctx context.Context, next uint64, limited bool) error {
 }
 
 // count takes one event in. l.mu is held.
-func (l *Ledger) count(e *audit.Event) {
+func (l *LimitStore) count(e *audit.Event) {
 	x := &e.Unmapped.Sallyport
 	if x.Kind == audit.KindLifecycle && x.State == stateReset {
 		// A process that was taken over writes what it likes into the log.
@@ -328,14 +328,14 @@ func begins(at time.Time, every time.Duration) time.Time { return at.UTC().Trunc
 const stateReset = "reset"
 
 // expect writes down that a reset is about to be in the log. l.mu is held.
-func (l *Ledger) expect(id string) error {
+func (l *LimitStore) expect(id string) error {
 	l.resets = append(l.resets[max(0, len(l.resets)-maxResets):], id)
 	l.dirty = true
 	return l.write()
 }
 
 // empty begins counters anew, and says how many. l.mu is held.
-func (l *Ledger) empty(name, subject string) (n int) {
+func (l *LimitStore) empty(name, subject string) (n int) {
 	for k, c := range l.counts {
 		if k.Limit == name && (subject == limit.Every || subject == k.Subject) {
 			c.Used = limit.Amount{Concurrent: c.Used.Concurrent}
@@ -349,7 +349,7 @@ func (l *Ledger) empty(name, subject string) (n int) {
 }
 
 // restore gives a process what it begins with.
-func (l *Ledger) restore(ctx context.Context, p *ipc.Peer) error {
+func (l *LimitStore) restore(ctx context.Context, p *ipc.Peer) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.now()

@@ -11,37 +11,37 @@ import (
 	"sallyport/gateway/http1"
 )
 
-// trip is a request by HTTP/2 under way: its context, by which the library's
+// h2Request is a request by HTTP/2 under way: its context, by which the library's
 // calls for a connection are known to be its, and later its response's body.
-type trip struct {
+type h2Request struct {
 	context.Context
 	io.ReadCloser
-	multi  *multiplexer
-	kept   *shared // a place that is taken for it
-	conn   *shared // whose place it has; guarded by multi.mu
-	herald herald
-	over   atomic.Bool
+	multiplexer *multiplexer
+	kept        *shared // a place that is taken for it
+	conn        *shared // whose place it has; guarded by multi.mu
+	hints       earlyHints
+	over        atomic.Bool
 
 	trailer *http.Header // of the response
 	ended   func()
 }
 
-type tripKey struct{}
+type h2RequestKey struct{}
 
 // Value implements context.Context.
-func (t *trip) Value(key any) any {
-	if key == (tripKey{}) {
+func (t *h2Request) Value(key any) any {
+	if key == (h2RequestKey{}) {
 		return t
 	}
 	return t.Context.Value(key)
 }
 
 // request is r as the library gets it.
-func (t *trip) request(r *http.Request) *http.Request {
+func (t *h2Request) request(r *http.Request) *http.Request {
 	var ctx context.Context = t
 	if f := informational(ctx); f != nil {
-		t.herald.to = f
-		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: t.herald.got})
+		t.hints.to = f
+		ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got1xxResponse: t.hints.receive})
 	}
 	out := r.WithContext(ctx)
 	if r.Body != nil && r.Body != http.NoBody {
@@ -52,20 +52,20 @@ func (t *trip) request(r *http.Request) *http.Request {
 }
 
 // end gives the place on the connection back.
-func (t *trip) end() {
+func (t *h2Request) end() {
 	if t.over.Swap(true) {
 		return
 	}
 	if t.ended != nil {
 		t.ended()
 	}
-	t.multi.mu.Lock()
-	defer t.multi.mu.Unlock()
-	t.multi.leave(t)
+	t.multiplexer.mu.Lock()
+	defer t.multiplexer.mu.Unlock()
+	t.multiplexer.leave(t)
 }
 
 // Read implements io.Reader for the response's body.
-func (t *trip) Read(p []byte) (int, error) {
+func (t *h2Request) Read(p []byte) (int, error) {
 	n, err := t.ReadCloser.Read(p)
 	if err == io.EOF && len(*t.trailer) > 0 {
 		if bad := http1.Charge(t.Context, *t.trailer, http1.MaxTrailers); bad != nil {
@@ -79,7 +79,7 @@ func (t *trip) Read(p []byte) (int, error) {
 }
 
 // Close implements io.Closer for the response's body.
-func (t *trip) Close() error {
+func (t *h2Request) Close() error {
 	err := t.ReadCloser.Close()
 	t.end()
 	return err

@@ -51,29 +51,29 @@ type Options struct {
 	// Name is what the log calls the process.
 	Name   string
 	Logger *slog.Logger
-	// Said takes what the process says on its standard error, a line at a time.
-	Said  func(line []byte)
-	Voice Voice
+	// Output takes what the process says on its standard error, a line at a time.
+	Output func(line []byte)
+	Limit  OutputLimit
 
-	// Ready says what the next process is started with, but for Stderr. It has the
+	// Spec says what the next process is started with, but for Stderr. It has the
 	// Files from descriptor 4 on, 3 is its end of the link; here they are closed,
 	// also with an error.
-	Ready func() (jail.Spec, error)
-	// Link is the owner's side of the link.
-	Link func(p *Process) ipc.Options
-	// Start hands a process what it works with.
-	Start func(ctx context.Context, p *Process) error
+	Spec func() (jail.Spec, error)
+	// Peer is the owner's side of the link.
+	Peer func(p *Process) ipc.Options
+	// Init hands a process what it works with.
+	Init func(ctx context.Context, p *Process) error
 	// Serve has it serve. Whatever [Keeper.Tell] tells from when it is called on,
 	// this process is told afterwards.
 	Serve func(ctx context.Context, p *Process) error
-	// Ended sees to what is left when a process has ended, or (nil) none has come of
+	// Cleanup sees to what is left when a process has ended, or (nil) none has come of
 	// what was ready. last says that there will be no other.
-	Ended func(p *Process, last bool) error
+	Cleanup func(p *Process, last bool) error
 
-	// Lost is told of an end, and after how long the next process is started; Back
+	// OnExit is told of an end, and after how long the next process is started; Back
 	// that it serves.
-	Lost func(ctx context.Context, cause error, in time.Duration)
-	Back func(ctx context.Context)
+	OnExit    func(ctx context.Context, cause error, in time.Duration)
+	OnRestart func(ctx context.Context)
 
 	// Launch starts a process. Default: [jail.Start].
 	Launch func(jail.Spec) (Child, error)
@@ -90,17 +90,17 @@ type Status struct {
 	Landlock int       `json:"landlock"` // version; 0: the kernel has none
 }
 
-// Keeper keeps a process going. It is safe for concurrent use.
-type Keeper struct {
+// Restarter keeps a process going. It is safe for concurrent use.
+type Restarter struct {
 	o     Options
 	wait  time.Duration // Watch's own
 	now   func() time.Time
 	after func(time.Duration) <-chan time.Time
 
-	dying atomic.Bool // there is to be no other
+	stopping atomic.Bool // there is to be no other
 
-	life sync.Mutex // held while a process is started or stopped
-	word sync.Mutex // held while one is told something; taken after life
+	lifecycle sync.Mutex // held while a process is started or stopped
+	notifying sync.Mutex // held while one is told something; taken after life
 
 	mu      sync.Mutex // guards what follows; taken last
 	current *Process   // the one that serves, or did last
@@ -108,58 +108,58 @@ type Keeper struct {
 }
 
 // New returns a Keeper that Start starts.
-func New(o Options) *Keeper {
+func New(o Options) *Restarter {
 	if o.Launch == nil {
 		o.Launch = func(s jail.Spec) (Child, error) { return jail.Start(s) }
 	}
-	return &Keeper{o: o, now: time.Now, after: time.After}
+	return &Restarter{o: o, now: time.Now, after: time.After}
 }
 
 // Hold has no process start or stop until the function that it returns is called.
-func (k *Keeper) Hold() (release func()) {
-	k.life.Lock()
-	return k.life.Unlock
+func (k *Restarter) Hold() (release func()) {
+	k.lifecycle.Lock()
+	return k.lifecycle.Unlock
 }
 
 // errStopped says that nobody wants another process.
 var errStopped = errors.New("it has been stopped for good")
 
-// Start begins a process.
-func (k *Keeper) Start(ctx context.Context) error {
+// Init begins a process.
+func (k *Restarter) Start(ctx context.Context) error {
 	defer k.Hold()()
-	if k.dying.Load() {
+	if k.stopping.Load() {
 		return errStopped
 	}
-	spec, err := k.o.Ready()
+	spec, err := k.o.Spec()
 	if err != nil {
 		closeAll(spec.Files)
 		return err
 	}
-	p, err := k.launch(spec, k.o.Link)
+	p, err := k.launch(spec, k.o.Peer)
 	if err != nil {
-		return errors.Join(err, k.o.Ended(nil, false))
+		return errors.Join(err, k.o.Cleanup(nil, false))
 	}
-	if err := k.begin(ctx, p); err != nil {
+	if err := k.init(ctx, p); err != nil {
 		_ = p.Peer.Close()
 		if how := p.end(); errors.Is(err, ipc.ErrClosed) {
 			err = how // says more
 		}
 		close(p.gone)
-		return errors.Join(err, k.o.Ended(p, false))
+		return errors.Join(err, k.o.Cleanup(p, false))
 	}
-	go k.mind(p)
+	go k.await(p)
 	return nil
 }
 
-// begin has a process serve, from when on it is the current one.
-func (k *Keeper) begin(ctx context.Context, p *Process) error {
-	if k.o.Start != nil {
-		if err := k.o.Start(ctx, p); err != nil {
+// init has a process serve, from when on it is the current one.
+func (k *Restarter) init(ctx context.Context, p *Process) error {
+	if k.o.Init != nil {
+		if err := k.o.Init(ctx, p); err != nil {
 			return err
 		}
 	}
-	k.word.Lock()
-	defer k.word.Unlock()
+	k.notifying.Lock()
+	defer k.notifying.Unlock()
 	if err := k.o.Serve(ctx, p); err != nil {
 		return err
 	}
@@ -175,15 +175,15 @@ func (k *Keeper) begin(ctx context.Context, p *Process) error {
 	return nil
 }
 
-// mind waits for the current process's end.
-func (k *Keeper) mind(p *Process) {
+// await waits for the current process's end.
+func (k *Restarter) await(p *Process) {
 	cause := p.end()
 	p.served = k.now().Sub(p.since)
-	cause = errors.Join(cause, k.o.Ended(p, k.dying.Load()))
+	cause = errors.Join(cause, k.o.Cleanup(p, k.stopping.Load()))
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if p.unruly != nil {
-		cause = fmt.Errorf("ended since it did not do as told: %w (%w)", p.unruly, cause)
+	if p.violation != nil {
+		cause = fmt.Errorf("ended since it did not do as told: %w (%w)", p.violation, cause)
 	}
 	p.cause, k.status.PID = cause, 0
 	close(p.gone)
@@ -191,7 +191,7 @@ func (k *Keeper) mind(p *Process) {
 
 // Watch starts a new process whenever one dies, until ctx is done or after Stop. It
 // follows a Start.
-func (k *Keeper) Watch(ctx context.Context) error {
+func (k *Restarter) Watch(ctx context.Context) error {
 	for {
 		p := k.last()
 		select {
@@ -206,71 +206,71 @@ func (k *Keeper) Watch(ctx context.Context) error {
 			k.wait = min(k.wait, p.served/servedShare/2) // it is doubled
 		}
 		for cause := p.cause; cause != nil; cause = k.Start(ctx) {
-			if k.dying.Load() || ctx.Err() != nil {
+			if k.stopping.Load() || ctx.Err() != nil {
 				return nil // nobody wants another
 			}
 			k.wait = min(max(2*k.wait, shortestWait), longestWait)
 			k.mu.Lock()
 			k.status.Failure = terminal.Escape(cause.Error())
 			k.mu.Unlock()
-			k.o.Lost(ctx, cause, k.wait)
+			k.o.OnExit(ctx, cause, k.wait)
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-k.after(k.wait):
 			}
 		}
-		if k.o.Back != nil {
-			k.o.Back(ctx)
+		if k.o.OnRestart != nil {
+			k.o.OnRestart(ctx)
 		}
 	}
 }
 
 // Process is the one that serves, or nil. While one is told something, or begins
 // to serve, it waits.
-func (k *Keeper) Process() *Process {
-	k.word.Lock()
-	defer k.word.Unlock()
+func (k *Restarter) Process() *Process {
+	k.notifying.Lock()
+	defer k.notifying.Unlock()
 	if p := k.last(); p != nil && !p.isGone() {
 		return p
 	}
 	return nil
 }
 
-func (k *Keeper) last() *Process {
+func (k *Restarter) last() *Process {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.current
 }
 
-// Tell tells the process, if there is one; the next one is told by Serve. One that
+// notify tells the process, if there is one; the next one is told by Serve. One that
 // does not take it within a time is ended.
-func (k *Keeper) Tell(within time.Duration, m ipc.Method, what any) {
-	k.word.Lock()
-	defer k.word.Unlock()
+func (k *Restarter) Notify(within time.Duration, m ipc.Method, what any) {
+	k.notifying.Lock()
+	defer k.notifying.Unlock()
 	if p := k.last(); p != nil {
-		p.Tell(within, m, what)
+		p.Notify(within, m, what)
 	}
 }
 
 // Status says how the process is. It waits as Process does: who has been served by
 // one finds it here.
-func (k *Keeper) Status() Status {
-	k.word.Lock()
-	defer k.word.Unlock()
+func (k *Restarter) Status() Status {
+	k.notifying.Lock()
+	defer k.notifying.Unlock()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.status
 }
 
 // Stopping tells whether Stop has been called.
-func (k *Keeper) Stopping() bool { return k.dying.Load() }
+func (k *Restarter) Stopping() bool { return k.stopping.Load() }
 
 // Stop has the process told to end by drain, if there is one, and ends it. There
 // is no other after it.
-func (k *Keeper) Stop(drain func(*Process) error) error {
+func (k *Restarter) Stop(drain func(*Process) error) error {
 	defer k.Hold()()
-	k.dying.Store(true)
+	k.stopping.Store(true)
 	p := k.Process()
 	if p == nil {
 		return nil
@@ -281,9 +281,9 @@ func (k *Keeper) Stop(drain func(*Process) error) error {
 	return err
 }
 
-// Aside starts a process beside the one that is kept, for as long as f takes. Its
+// RunOnce starts a process beside the one that is kept, for as long as f takes. Its
 // error is f's, or how the process ended where f had no answer for that.
-func (k *Keeper) Aside(s jail.Spec, o ipc.Options, f func(*Process) error) error {
+func (k *Restarter) RunOnce(s jail.Spec, o ipc.Options, f func(*Process) error) error {
 	p, err := k.launch(s, func(*Process) ipc.Options { return o })
 	if err != nil {
 		return err

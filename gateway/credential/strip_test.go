@@ -32,7 +32,7 @@ func TestStripCarriers(t *testing.T) {
 	r.Header["Content-Type"] = []string{"named by Connection"}
 	r.Trailer = http.Header{"Authorization": nil}
 
-	credential.StripCarriers(r, "X-Extra")
+	credential.StripRequest(r, "X-Extra")
 	for name := range r.Header {
 		if want, ok := kept[name]; !ok || r.Header.Get(name) != want {
 			t.Errorf("%s: %q is left", name, r.Header[name])
@@ -70,7 +70,7 @@ func TestStripQuery(t *testing.T) {
 		"monkey=1&keys=2&tokens=3":       "monkey=1&keys=2&tokens=3",
 	} {
 		r := request(t, "https://api.example.com/?"+query)
-		credential.StripCarriers(r)
+		credential.StripRequest(r)
 		if r.URL.RawQuery != want {
 			t.Errorf("%q became %q, want %q", query, r.URL.RawQuery, want)
 		}
@@ -81,7 +81,7 @@ func TestStripQuery(t *testing.T) {
 func TestConnectionDoesNotUndoInjection(t *testing.T) {
 	r := request(t, "https://api.example.com/")
 	r.Header.Set("Connection", "Authorization")
-	credential.StripCarriers(r)
+	credential.StripRequest(r)
 	if err := lease(t, fields{"token": "tok-0123456789ab"}).Apply(r, policy.Inject{}); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +95,7 @@ func FuzzStripQuery(f *testing.F) {
 	f.Add("%61pi_key=x&&;;=")
 	f.Fuzz(func(t *testing.T, query string) {
 		r := &http.Request{URL: &url.URL{Scheme: "https", Host: "api.example.com", RawQuery: query}}
-		credential.StripCarriers(r)
+		credential.StripRequest(r)
 		got := r.URL.RawQuery
 		for _, values := range []string{got, strings.ReplaceAll(got, ";", "&")} {
 			parsed, _ := url.ParseQuery(values)
@@ -106,7 +106,7 @@ func FuzzStripQuery(f *testing.F) {
 				}
 			}
 		}
-		credential.StripCarriers(r)
+		credential.StripRequest(r)
 		if r.URL.RawQuery != got {
 			t.Errorf("a second time changes %q to %q", got, r.URL.RawQuery)
 		}

@@ -14,13 +14,14 @@ import (
 	"weak"
 
 	"sallyport/gateway/credential/decode"
+	"sallyport/gateway/credential/scrub"
 )
 
 // Bounds of what is looked for in the answers to one sandbox. A credential that
 // is sent as a bearer token has two values, and two more for each version of it.
 const (
-	MaxExposed      = 256
-	maxExposedBytes = 256 << 10
+	MaxSent      = 256
+	maxSentBytes = 256 << 10
 	// maxReached bounds the hosts that are told apart; with more of them every
 	// host counts as one that got a credential.
 	maxReached = 1024
@@ -29,33 +30,33 @@ const (
 	maxUses = 256
 )
 
-// ErrCrowded says that requests under way have so many credentials that no more
+// ErrTooManySecrets says that requests under way have so many credentials that no more
 // can be looked for in what is answered.
-var ErrCrowded = errors.New("requests under way use too many credentials")
+var ErrTooManySecrets = errors.New("requests under way use too many credentials")
 
-// Exposures holds an Exposure for each sandbox. The zero Exposures is empty. It
+// SentBySandbox holds an Exposure for each sandbox. The zero Exposures is empty. It
 // is safe for concurrent use.
-type Exposures struct {
+type SentBySandbox struct {
 	memory decode.Memory // for decoding what is searched
 
 	mu   sync.Mutex
-	by   map[string]*Exposure                         // by the sandbox's ID
-	sets map[[sha256.Size]byte]weak.Pointer[Scrubber] // by what they look for
+	by   map[string]*SentSecrets                            // by the sandbox's ID
+	sets map[[sha256.Size]byte]weak.Pointer[scrub.Scrubber] // by what they look for
 }
 
 // Decoding is how many bytes of memory are held to decode answers.
-func (x *Exposures) Decoding() int { return x.memory.Used() }
+func (x *SentBySandbox) Decoding() int { return x.memory.Used() }
 
 // Of returns a sandbox's Exposure, which it has until Forget.
-func (x *Exposures) Of(id string) *Exposure {
+func (x *SentBySandbox) Of(id string) *SentSecrets {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	e := x.by[id]
 	if e == nil {
 		if x.by == nil {
-			x.by = map[string]*Exposure{}
+			x.by = map[string]*SentSecrets{}
 		}
-		e = &Exposure{sets: x}
+		e = &SentSecrets{sets: x}
 		e.scrubber.Within(x.memory.Share())
 		x.by[id] = e
 	}
@@ -63,7 +64,7 @@ func (x *Exposures) Of(id string) *Exposure {
 }
 
 // Forget drops a sandbox's values. Requests still under way keep them.
-func (x *Exposures) Forget(id string) {
+func (x *SentBySandbox) Forget(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	delete(x.by, id)
@@ -71,7 +72,7 @@ func (x *Exposures) Forget(id string) {
 
 // scrubber returns the one Scrubber for some values: sandboxes that use the same
 // credentials share it.
-func (x *Exposures) scrubber(values []*exposed) *Scrubber {
+func (x *SentBySandbox) scrubber(values []*sentValue) *scrub.Scrubber {
 	h := sha256.New()
 	write := func(s string) {
 		var n [8]byte
@@ -91,28 +92,32 @@ func (x *Exposures) scrubber(values []*exposed) *Scrubber {
 	if s := x.sets[key].Value(); s != nil {
 		return s
 	}
-	maps.DeleteFunc(x.sets, func(_ [sha256.Size]byte, p weak.Pointer[Scrubber]) bool { return p.Value() == nil })
-	s := newScrubber(values)
+	maps.DeleteFunc(x.sets, func(_ [sha256.Size]byte, p weak.Pointer[scrub.Scrubber]) bool { return p.Value() == nil })
+	list := make([]scrub.Value, len(values))
+	for i, v := range values {
+		list[i] = scrub.Value{Text: v.text, Length: v.length, Found: scrub.Found{Name: v.name, Public: v.public}}
+	}
+	s := scrub.New(list)
 	if x.sets == nil {
-		x.sets = map[[sha256.Size]byte]weak.Pointer[Scrubber]{}
+		x.sets = map[[sha256.Size]byte]weak.Pointer[scrub.Scrubber]{}
 	}
 	x.sets[key] = weak.Make(s)
 	return s
 }
 
-// Exposure is what has been sent to upstreams for one sandbox, and might come
+// SentSecrets is what has been sent to upstreams for one sandbox, and might come
 // back in any answer to it: each version of each secret, as Lease.Values has it.
 // It is kept in memory, for longer than the leases, until the sandbox leaves.
 //
-// Of more than MaxExposed values, or 256 KiB, those go that were sent the longest
+// Of more than MaxSent values, or 256 KiB, those go that were sent the longest
 // ago and that no request under way was sent with. It is safe for concurrent use.
-type Exposure struct {
-	scrubber Scrubber // for all values, whichever they are
-	sets     *Exposures
+type SentSecrets struct {
+	scrubber scrub.Scrubber // for all values, whichever they are
+	sets     *SentBySandbox
 
 	mu      sync.Mutex
-	current *Scrubber           // whose index scrubber uses; keeps it in sets
-	values  map[string]*exposed // by text
+	current *scrub.Scrubber       // whose index scrubber uses; keeps it in sets
+	values  map[string]*sentValue // by text
 	bytes   int
 	uses    map[*composed]*Use
 	clock   uint64              // one more with each use
@@ -123,7 +128,7 @@ type Exposure struct {
 // sentTo is a credential that a host was sent.
 type sentTo struct{ host, name string }
 
-type exposed struct {
+type sentValue struct {
 	text, name string
 	length     int    // see Lease.length; of the first lease that had it
 	public     bool   // see Value.Public; not any more once it was injected
@@ -132,18 +137,18 @@ type exposed struct {
 }
 
 // Use is what one request was sent with.
-type Use struct{ values []*exposed }
+type Use struct{ values []*sentValue }
 
 // Format keeps the values out of whatever prints an Exposure.
-func (e *Exposure) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(redacted)) }
+func (e *SentSecrets) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(redacted)) }
 
 // Scrubber looks for all values that there are, also for those that come while
 // it is in use.
-func (e *Exposure) Scrubber() *Scrubber { return &e.scrubber }
+func (e *SentSecrets) Scrubber() *scrub.Scrubber { return &e.scrubber }
 
 // Reached says whether a host has been sent a credential for the sandbox, on
 // whichever port: what listens on one can serve what came in on another.
-func (e *Exposure) Reached(host string) bool {
+func (e *SentSecrets) Reached(host string) bool {
 	if e.scrubber.None() {
 		return false
 	}
@@ -154,17 +159,17 @@ func (e *Exposure) Reached(host string) bool {
 }
 
 // Sent says whether a host has been sent a credential for the sandbox.
-func (e *Exposure) Sent(host, name string) bool {
+func (e *SentSecrets) Sent(host, name string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_, ok := e.sent[sentTo{host, name}]
 	return ok || len(e.sent) >= maxReached
 }
 
-// Expose takes in what a lease has been applied with. Call it before the request
+// Add takes in what a lease has been applied with. Call it before the request
 // is sent, and Release when its answer has ended. lost counts what went to make
-// room, by credential. The error is ErrCrowded.
-func (e *Exposure) Expose(l *Lease) (use *Use, lost map[string]int, err error) {
+// room, by credential. The error is ErrTooManySecrets.
+func (e *SentSecrets) Add(l *Lease) (use *Use, lost map[string]int, err error) {
 	var key *composed // nil: not to be recognised
 	if len(l.applied) == 1 {
 		key = l.applied[0]
@@ -173,7 +178,7 @@ func (e *Exposure) Expose(l *Lease) (use *Use, lost map[string]int, err error) {
 	defer e.mu.Unlock()
 	use = e.uses[key]
 	if use == nil {
-		if use, lost, err = e.take(l); err != nil {
+		if use, lost, err = e.addValues(l); err != nil {
 			return nil, nil, err
 		}
 		if e.uses == nil || len(e.uses) >= maxUses {
@@ -205,7 +210,7 @@ func (e *Exposure) Expose(l *Lease) (use *Use, lost map[string]int, err error) {
 
 // Release says that the answer has ended: the values may go when there is no
 // room for them any more.
-func (e *Exposure) Release(u *Use) {
+func (e *SentSecrets) Release(u *Use) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, v := range u.values {
@@ -213,23 +218,23 @@ func (e *Exposure) Release(u *Use) {
 	}
 }
 
-// take adds a lease's values to those that are looked for. e.mu is held.
-func (e *Exposure) take(l *Lease) (use *Use, lost map[string]int, err error) {
+// addValues adds a lease's values to those that are looked for. e.mu is held.
+func (e *SentSecrets) addValues(l *Lease) (use *Use, lost map[string]int, err error) {
 	use = new(Use)
-	var fresh, injected []*exposed // injected: that were public
+	var fresh, injected []*sentValue // injected: that were public
 	size, length := 0, l.length()
 	for _, s := range l.Values() {
 		text := s.Reveal()
-		if len(text) < MinScrub {
+		if len(text) < scrub.MinLength {
 			continue
 		}
 		v := e.values[text]
-		known := slices.IndexFunc(use.values, func(v *exposed) bool { return v.text == text })
+		known := slices.IndexFunc(use.values, func(v *sentValue) bool { return v.text == text })
 		if known >= 0 {
 			v = use.values[known]
 		}
 		if v == nil {
-			v = &exposed{text: text, name: l.Name, length: length, public: s.Public}
+			v = &sentValue{text: text, name: l.Name, length: length, public: s.Public}
 			fresh = append(fresh, v)
 			size += len(text)
 		}
@@ -243,12 +248,12 @@ func (e *Exposure) take(l *Lease) (use *Use, lost map[string]int, err error) {
 	if len(fresh)+len(injected) == 0 {
 		return use, nil, nil
 	}
-	gone, err := e.room(len(fresh), size, use)
+	gone, err := e.makeRoom(len(fresh), size, use)
 	if err != nil {
 		return nil, nil, err
 	}
 	if e.values == nil {
-		e.values = make(map[string]*exposed)
+		e.values = make(map[string]*sentValue)
 	}
 	for _, v := range gone {
 		delete(e.values, v.text)
@@ -266,20 +271,20 @@ func (e *Exposure) take(l *Lease) (use *Use, lost map[string]int, err error) {
 		e.values[v.text] = v
 		e.bytes += len(v.text)
 	}
-	all := slices.SortedFunc(maps.Values(e.values), func(a, b *exposed) int { return strings.Compare(a.text, b.text) })
+	all := slices.SortedFunc(maps.Values(e.values), func(a, b *sentValue) int { return strings.Compare(a.text, b.text) })
 	e.current = e.sets.scrubber(all)
 	e.scrubber.Use(e.current)
 	return use, lost, nil
 }
 
-// room says which values go so that there is room for n more of some bytes beside
+// makeRoom says which values go so that there is room for n more of some bytes beside
 // those that a use has already. One secret alone may be larger than the bounds.
-func (e *Exposure) room(n, size int, use *Use) (gone []*exposed, err error) {
+func (e *SentSecrets) makeRoom(n, size int, use *Use) (gone []*sentValue, err error) {
 	n, size = n+len(e.values), size+e.bytes
-	if n <= MaxExposed && size <= maxExposedBytes {
+	if n <= MaxSent && size <= maxSentBytes {
 		return nil, nil
 	}
-	var idle []*exposed
+	var idle []*sentValue
 	busy := false
 	for _, v := range e.values {
 		switch {
@@ -290,18 +295,18 @@ func (e *Exposure) room(n, size int, use *Use) (gone []*exposed, err error) {
 			busy = true
 		}
 	}
-	slices.SortFunc(idle, func(a, b *exposed) int {
+	slices.SortFunc(idle, func(a, b *sentValue) int {
 		return cmp.Or(cmp.Compare(a.last, b.last), strings.Compare(a.text, b.text))
 	})
 	for _, v := range idle {
-		if n <= MaxExposed && size <= maxExposedBytes {
+		if n <= MaxSent && size <= maxSentBytes {
 			return gone, nil
 		}
 		gone = append(gone, v)
 		n, size = n-1, size-len(v.text)
 	}
-	if busy && (n > MaxExposed || size > maxExposedBytes) {
-		return nil, ErrCrowded
+	if busy && (n > MaxSent || size > maxSentBytes) {
+		return nil, ErrTooManySecrets
 	}
 	return gone, nil
 }
