@@ -9,7 +9,7 @@ import (
 	"sallyport/policy/approval"
 )
 
-// Approvals is where the Warden takes questions to.
+// Approvals keeps questions for operators.
 type Approvals interface {
 	Ask(approval.Question) (approval.Verdict, error)
 	Withdraw(sandboxID, id string)
@@ -17,13 +17,12 @@ type Approvals interface {
 	WithdrawHeld()
 }
 
-// Answered tells the process that it is time to ask about a request again.
+// Answered tells the worker to ask about a request again.
 func (s *Supervisor) Answered(id string) {
 	s.notify(workerapi.MethodAnswered, workerapi.AnsweredRequest{ID: id})
 }
 
-// ask takes a question of the process's, under the names that the daemon knows
-// its sandboxes by.
+// ask passes a worker's question on, with the sandbox's name as the daemon knows it.
 func (s *Supervisor) ask(_ context.Context, q approval.Question) (approval.Verdict, error) {
 	if s.o.Approvals == nil {
 		return approval.Verdict{}, errors.New("no operator can be asked")
@@ -44,8 +43,8 @@ func (s *Supervisor) withdraw(_ context.Context, c workerapi.WithdrawRequest) (i
 	return ipc.None{}, nil
 }
 
-// identifySubject gives a subject the name and session of its sandbox, or client, as they
-// are known here, and tells whether there is one.
+// identifySubject sets a subject's name, session and owner as they are known here, and
+// reports whether there is such a sandbox or client.
 func (s *Supervisor) identifySubject(subject *approval.Subject) bool {
 	for _, i := range s.o.Identities() {
 		if i.ID == subject.SandboxID {

@@ -19,8 +19,8 @@ const (
 	maxBatch = 64
 )
 
-// AuditLog is the daemon's view of the audit log, whoever writes it: the process
-// while there is one, else the daemon. It is safe for concurrent use.
+// AuditLog appends to the audit log by way of the process that writes it: the worker while
+// there is one, else the daemon. It is safe for concurrent use.
 type AuditLog struct {
 	dir  string
 	opts audit.Options
@@ -33,7 +33,7 @@ type AuditLog struct {
 
 	mu      sync.Mutex
 	own     *audit.Log    // open while the daemon writes; holds the folder's lock otherwise; nil when it could not be opened again
-	peer    *ipc.Peer     // of who writes, nil for the daemon
+	peer    *ipc.Peer     // of the worker that writes; nil: the daemon does
 	moved   chan struct{} // closed when one of the two changes
 	ending  bool          // no more is queued
 	closed  bool
@@ -43,7 +43,7 @@ type AuditLog struct {
 	last    audit.Stats // of this writer, when it was asked last
 }
 
-// OpenAuditLog opens the log for the daemon.
+// OpenAuditLog opens the log in a folder; the daemon writes it until there is a worker.
 func OpenAuditLog(dir string, o audit.Options) (*AuditLog, error) {
 	own, err := audit.Open(dir, o)
 	if err != nil {
@@ -57,9 +57,8 @@ func OpenAuditLog(dir string, o audit.Options) (*AuditLog, error) {
 	return t, nil
 }
 
-// Append is [audit.Log.Append], but that numbers are set in the log only, and
-// that the events name the context's operator. While the log changes hands it
-// waits.
+// Append is [audit.Log.Append], except that the log alone sets the events' numbers and
+// that each event names the context's operator. It waits while the log changes hands.
 func (t *AuditLog) Append(ctx context.Context, events ...*audit.Event) error {
 	audit.Attribute(ctx, events...)
 	t.mu.Lock()
@@ -93,16 +92,16 @@ func (t *AuditLog) wait(ctx context.Context, moved <-chan struct{}) error {
 	}
 }
 
-// remote has the process append. When it dies meanwhile, the events may be in
-// the log or not: they are looked for before they are appended again. One that
-// does not answer is ended: it would keep the daemon from whatever waits for a
-// record, as the change of a policy does.
+// remote has the worker append. If the worker dies meanwhile, the events may be in the log
+// or not, so they are looked up before they are appended again. A worker that does not
+// answer is ended: it would block every change that must be recorded, such as that of a
+// policy.
 func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{}, begun uint64, events []*audit.Event) error {
 	within, cancel := context.WithTimeout(ctx, t.patience)
 	defer cancel()
 	begin := time.Now()
 	err := p.Call(within, workerapi.MethodAppend, workerapi.AppendRequest{Events: events}, &ipc.None{})
-	// Not by whose deadline it was: the caller may have as much patience.
+	// The two deadlines may be equal, so time decides whose it was.
 	if errors.Is(err, context.DeadlineExceeded) && (ctx.Err() == nil || time.Since(begin) > t.patience*9/10) {
 		t.log.Error("the gateway's process does not write the audit log and is ended", "error", err)
 		_ = p.Close()
@@ -124,8 +123,8 @@ func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{
 	return t.Append(ctx, events...)
 }
 
-// holds says whether the log, from an event on, has the events: a process
-// appends all of a call's or none.
+// holds reports whether the log has the events, from a number on. A worker appends all
+// events of a call or none.
 func (t *AuditLog) holds(from uint64, events []*audit.Event) (bool, error) {
 	want := events[0].ID()
 	for e, err := range audit.Read(context.Background(), t.dir, audit.Query{From: from}) {
@@ -155,7 +154,7 @@ func (t *AuditLog) Enqueue(e *audit.Event) error {
 	}
 }
 
-// flush appends what is queued, until Close.
+// flush appends queued events until Close.
 func (t *AuditLog) flush() {
 	defer close(t.done)
 	for e := range t.queue {
@@ -186,9 +185,9 @@ func (t *AuditLog) append(batch []*audit.Event) error {
 	return t.Append(ctx, batch...)
 }
 
-// handOver ends the daemon's writing, for a process that then gets give. A log
-// that could not be opened again is tried first, so that it recovers with the
-// next process that the Warden tries to start.
+// handOver ends the daemon's writing; setWorker names the worker that writes next. If the
+// log could not be reopened before, it is tried again here, so that it recovers with the
+// next attempt to start a worker.
 func (t *AuditLog) handOver() (audit.Handover, error) {
 	own, err := t.writer()
 	if err != nil {
@@ -230,7 +229,7 @@ func (t *AuditLog) add(s audit.Stats) {
 	t.last = audit.Stats{}
 }
 
-// setWorker says who writes.
+// setWorker names the worker that writes.
 func (t *AuditLog) setWorker(p *ipc.Peer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -238,14 +237,14 @@ func (t *AuditLog) setWorker(p *ipc.Peer) {
 	t.change()
 }
 
-// setLastStats takes down what the process says that it did, as its last word.
+// setLastStats keeps the worker's own last statistics.
 func (t *AuditLog) setLastStats(s audit.Stats) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last = s
 }
 
-// takeBack opens the log again when who wrote it is dead. While it cannot be
+// takeBack reopens the log when the worker that wrote it is dead. While it cannot be
 // opened, as on a full disk, appending fails.
 func (t *AuditLog) takeBack() error {
 	t.mu.Lock()
@@ -257,12 +256,12 @@ func (t *AuditLog) takeBack() error {
 	t.own, t.peer = nil, nil
 	err := t.open()
 	if err != nil {
-		t.change() // those who wait need not
+		t.change() // callers need not wait
 	}
 	return errors.Join(err, cerr)
 }
 
-// open is for a log that nobody writes. t.mu is held.
+// open opens a log that no process writes. t.mu is held.
 func (t *AuditLog) open() error {
 	own, err := audit.Open(t.dir, t.opts)
 	if err != nil {
@@ -275,14 +274,14 @@ func (t *AuditLog) open() error {
 	return nil
 }
 
-// change tells those who wait that another writes, or nobody. t.mu is held.
+// change wakes the callers that wait for the log to change hands. t.mu is held.
 func (t *AuditLog) change() {
 	close(t.moved)
 	t.moved = make(chan struct{})
 }
 
-// Stats is [audit.Log.Stats] of all that wrote since OpenAuditLog. Of a process that
-// died, the syncs since it was asked last are missing.
+// Stats is [audit.Log.Stats] of all writers since OpenAuditLog. The syncs of a worker that
+// died are missing from when it was last asked.
 func (t *AuditLog) Stats() audit.Stats {
 	t.mu.Lock()
 	own, peer := t.own, t.peer
@@ -314,7 +313,7 @@ func (t *AuditLog) Stats() audit.Stats {
 	return sum
 }
 
-// Close writes what is queued and ends the log. The process must have ended.
+// Close writes queued events and closes the log. The worker must have ended.
 func (t *AuditLog) Close() error {
 	t.mu.Lock()
 	if t.ending {

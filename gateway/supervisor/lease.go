@@ -14,20 +14,19 @@ import (
 	"sallyport/gateway/workerapi"
 )
 
-// A lease is for so many uses within so long a time. A question for each use was
-// measured: it took two thirds more CPU time for a request than one process
-// does, this takes an eighth more; and a process that has been taken over has
-// seen the secret after one use. A change of the policy, or of a secret of the
-// embedded store, ends all leases at once.
+// A lease permits a number of uses within a time. Asking for each use was measured: it
+// took two thirds more CPU time for a request than one process does; this takes an eighth
+// more. A worker that has been taken over has the secret after one use anyhow. A change of
+// the policy, or of a secret of the embedded store, ends all leases at once.
 const (
 	leaseUses = 256
 	leaseFor  = time.Second
 )
 
-// leaseServer answers MethodLease, in the daemon.
+// leaseServer answers MethodLease and MethodLogin.
 type leaseServer struct {
 	broker *credential.Broker
-	key    [sha256.Size]byte // of the marks: they tell nobody whether two secrets are the same
+	key    [sha256.Size]byte // of the marks, which do not reveal whether two secrets are equal
 }
 
 func newLeaseServer(b *credential.Broker) *leaseServer {
@@ -61,7 +60,7 @@ func (l *leaseServer) login(ctx context.Context, c workerapi.LoginRequest) (work
 	return workerapi.LoginReply{Username: username.Reveal(), Password: password.Reveal()}, nil
 }
 
-// mark is the same for the same material only.
+// mark is equal for equal material only.
 func (l *leaseServer) mark(m credential.Material) []byte {
 	h := hmac.New(sha256.New, l.key[:])
 	write := func(s string) {

@@ -33,9 +33,8 @@ func (s *Supervisor) Limits(ctx context.Context) ([]limit.Count, error) {
 	return l.list(), nil
 }
 
-// ResetLimit empties the counters of a limit, of one subject or of all
-// (limit.Every), when the event that says so is in the log. It returns how many
-// it has emptied.
+// ResetLimit empties the counters of a limit, of one subject or of all (limit.Every),
+// after it has appended the event to the log. It returns the number of counters.
 func (s *Supervisor) ResetLimit(ctx context.Context, limit, subject string, e *audit.Event) (int, error) {
 	l := s.o.Limits
 	if l == nil {
@@ -73,7 +72,7 @@ func (s *Supervisor) ResetLimit(ctx context.Context, limit, subject string, e *a
 
 func (s *Supervisor) limited() bool { return s.o.Limited == nil || s.o.Limited() }
 
-// pullCounts pulls from the process until ctx is done.
+// pullCounts pulls from the worker each second until ctx is done.
 func (s *Supervisor) pullCounts(ctx context.Context) {
 	tick := time.NewTicker(pullEvery)
 	defer tick.Stop()

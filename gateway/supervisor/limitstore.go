@@ -18,16 +18,17 @@ import (
 	"sallyport/policy/limit"
 )
 
-// Limits keeps the counters of limits beyond the process that counts. Each second
-// it takes from the process what has changed, and writes it down; the next process
-// begins with that, and with what the audit log has from then on. So what a process
-// or a daemon took with it when it was killed is counted again, once too often
-// rather than never. Of a stream that was killed with its process, which has no
-// completion, the bytes of its last second are lost.
+// LimitStore keeps the counters of limits when the worker that counts has ended. Each
+// second it takes the changed counters from the worker and writes them to its file. The
+// next worker starts with them and with what the audit log has from then on, so that usage
+// which a killed process took with it is counted again: once too often rather than never.
+// A stream that was killed with its worker has no completion: the bytes of its last second
+// are lost.
 //
-// What a process says is bounded and only ever adds: one that was taken over can
-// use a limit up, and not make room in it. Nor can what it writes into the log: a
-// period is not over before its time, and a reset is one that was asked for here.
+// A worker's counters are bounded and only ever add: a worker that has been taken over can
+// use a limit up, but not free it, neither by its counters nor by what it writes into the
+// log. A period does not end before its time, and a reset counts only if it was asked for
+// here.
 type LimitStore struct {
 	path  string
 	dir   string // of the audit log
@@ -67,7 +68,8 @@ type limitFile struct {
 	Resets   []string      `json:"resets,omitempty"`
 }
 
-// OpenLimitStore reads what was written; none is an empty one. dir is the audit log's.
+// OpenLimitStore reads the counters from a file; a missing file is an empty store. dir is
+// the audit log's folder.
 func OpenLimitStore(path, dir string) (*LimitStore, error) {
 	l := &LimitStore{
 		path: path, dir: dir, now: time.Now, counts: map[limit.Key]limit.Count{},
@@ -93,7 +95,7 @@ func OpenLimitStore(path, dir string) (*LimitStore, error) {
 	return l, nil
 }
 
-// pull takes what has changed from a process. l.mu is held.
+// pull takes the changed counters from a worker. l.mu is held.
 func (l *LimitStore) pull(ctx context.Context, p *ipc.Peer) error {
 	if l.of != p {
 		l.of, l.stamp = p, 0
@@ -122,7 +124,7 @@ func (l *LimitStore) pull(ctx context.Context, p *ipc.Peer) error {
 
 var errCounts = errors.New("the process's counters are not such")
 
-// merge takes a process's copies in. l.mu is held.
+// merge adds a worker's counters. l.mu is held.
 func (l *LimitStore) merge(list []limit.Count) error {
 	if len(list) > maxPage {
 		return fmt.Errorf("%w: %d at a time", errCounts, len(list))
@@ -157,8 +159,9 @@ func (l *LimitStore) merge(list []limit.Count) error {
 	return nil
 }
 
-// binds tells whether a counter's period still counts, whatever else is said of it:
-// until its end, unless the policy has given the limit another one. l.mu is held.
+// binds reports whether a counter's period is still the current one, whatever period a
+// worker names: until its end, unless the policy gives the limit another period. l.mu is
+// held.
 func (l *LimitStore) binds(have limit.Count, every time.Duration, start, now time.Time) bool {
 	switch {
 	case have.Every <= 0 || !now.Before(have.Ends()):
@@ -170,8 +173,8 @@ func (l *LimitStore) binds(have limit.Count, every time.Duration, start, now tim
 	return known == 0 || every != known
 }
 
-// room says whether there is some for another counter. It is looked for once a
-// second at most, however many a process says. l.mu is held.
+// room reports whether there is room for another counter. It prunes once a second at most,
+// however many counters a worker sends. l.mu is held.
 func (l *LimitStore) room() bool {
 	if len(l.counts) < limit.MaxCounters {
 		return true
@@ -185,7 +188,7 @@ func (l *LimitStore) room() bool {
 	return len(l.counts) < limit.MaxCounters
 }
 
-// prune drops what is over. l.mu is held.
+// prune drops counters whose period is over. l.mu is held.
 func (l *LimitStore) prune() {
 	now := l.now()
 	for k, n := range l.counts {
@@ -205,7 +208,7 @@ func (l *LimitStore) list() []limit.Count {
 	return all
 }
 
-// write makes the counters durable, where there is something new. l.mu is held.
+// write makes changed counters durable. l.mu is held.
 func (l *LimitStore) write() error {
 	if !l.fresh && !l.dirty && l.position < l.written+positionEvery {
 		return nil
@@ -222,7 +225,7 @@ func (l *LimitStore) write() error {
 	return nil
 }
 
-// sync takes from a process what it has counted, and writes it down.
+// sync pulls a worker's counters and writes them.
 func (l *LimitStore) sync(ctx context.Context, p *ipc.Peer) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -234,9 +237,9 @@ func (l *LimitStore) sync(ctx context.Context, p *ipc.Peer) error {
 	return l.write()
 }
 
-// recount counts what the log has from the position on, up to the event before
-// next. Nobody may be writing the log. Where the policy has no limits, and nothing
-// has been counted, there is nothing to read for.
+// recount counts the events of the log from the position on, up to the event before next.
+// No process may be writing the log. It reads nothing if the policy has no limits and
+// there are no counters.
 func (l *LimitStore) recount(ctx context.Context, next uint64, limited bool) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -266,7 +269,7 @@ func (l *LimitStore) recount(ctx context.Context, next uint64, limited bool) err
 	return l.write()
 }
 
-// count takes one event in. l.mu is held.
+// count adds one event. l.mu is held.
 func (l *LimitStore) count(e *audit.Event) {
 	x := &e.Unmapped.Sallyport
 	if x.Kind == audit.KindLifecycle && x.State == stateReset {
@@ -323,18 +326,17 @@ func (l *LimitStore) count(e *audit.Event) {
 
 func begins(at time.Time, every time.Duration) time.Time { return at.UTC().Truncate(every) }
 
-// stateReset is the state of the event that says that an operator has emptied
-// counters.
+// stateReset is the state in the event of a reset.
 const stateReset = "reset"
 
-// expect writes down that a reset is about to be in the log. l.mu is held.
+// expect writes down that the log is about to have a reset. l.mu is held.
 func (l *LimitStore) expect(id string) error {
 	l.resets = append(l.resets[max(0, len(l.resets)-maxResets):], id)
 	l.dirty = true
 	return l.write()
 }
 
-// empty begins counters anew, and says how many. l.mu is held.
+// empty sets counters to zero and returns their number. l.mu is held.
 func (l *LimitStore) empty(name, subject string) (n int) {
 	for k, c := range l.counts {
 		if k.Limit == name && (subject == limit.Every || subject == k.Subject) {
@@ -348,7 +350,7 @@ func (l *LimitStore) empty(name, subject string) (n int) {
 	return n
 }
 
-// restore gives a process what it begins with.
+// restore gives a new worker the counters.
 func (l *LimitStore) restore(ctx context.Context, p *ipc.Peer) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,15 +15,14 @@ import (
 	"sallyport/internal/ipc"
 )
 
-// What listens on a sandbox's loopback address is reached by the sandbox's agent, and
-// whom that listens to is the daemon's secret. So the daemon connects, and carries
-// the bytes between that connection and a socket that the process gets.
+// A sandbox's agent connects to ports on the sandbox's loopback address, and only
+// the daemon may ask it. So the daemon connects, and copies the bytes between that
+// connection and a socket that the worker gets.
 //
-// Towards the process they are in pieces (ipc.Pieces): half an answer is not to pass
-// for one. Towards the sandbox they are as they are.
+// Towards the worker the bytes are framed (ipc.Pieces), so that half an answer does
+// not pass for a whole one. Towards the sandbox they are not.
 
-// Stream is a connection to a port of a sandbox, made from inside. Close breaks off
-// what has not ended.
+// Stream is a connection to a port on a sandbox's loopback address. Close breaks it off.
 type Stream interface {
 	io.ReadWriteCloser
 	CloseWrite() error
@@ -43,8 +42,8 @@ const (
 	exposedEvery = 4
 )
 
-// Worker connects to a port that is exposed, whatever else the process would like,
-// and returns a socket.
+// loopback connects to a published port through the sandbox's agent and returns a socket
+// for the worker.
 func (s *Supervisor) loopback(ctx context.Context, c workerapi.PortRequest) (ipc.None, *os.File, error) {
 	e, is := s.published(c.ID, c.Port)
 	if !is || s.o.Loopback == nil {
@@ -71,7 +70,7 @@ func (s *Supervisor) loopback(ctx context.Context, c workerapi.PortRequest) (ipc
 	return ipc.None{}, there, nil
 }
 
-// dial begins to connect to a port that is exposed, and returns the socket.
+// dial begins to connect to a published port and returns the socket.
 func (s *Supervisor) dial(_ context.Context, c workerapi.PortRequest) (ipc.None, *os.File, error) {
 	if _, is := s.published(c.ID, c.Port); !is || s.o.Dial == nil {
 		return ipc.None{}, nil, errNotPublished
@@ -80,8 +79,8 @@ func (s *Supervisor) dial(_ context.Context, c workerapi.PortRequest) (ipc.None,
 	return ipc.None{}, f, err
 }
 
-// connect does not go on for longer than the process, as wake does not. The place is
-// left where nothing comes of it.
+// connect lasts no longer than the worker, as wake does not. It calls leave if it returns
+// an error.
 func (s *Supervisor) connect(ctx context.Context, c workerapi.PortRequest, leave func()) (Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, loopbackWithin)
 	type made struct {
@@ -112,8 +111,8 @@ func (s *Supervisor) connect(ctx context.Context, c workerapi.PortRequest, leave
 	}
 }
 
-// splice carries bytes both ways until both have ended, one breaks off, ctx is done, or
-// the port is not exposed any more.
+// splice copies both ways until both have ended, one breaks off, ctx is done, or the port
+// is not published any more.
 func splice(ctx context.Context, here *net.UnixConn, far Stream, exposed func() bool) {
 	end := func() { _ = here.Close(); _ = far.Close() }
 	defer end()
@@ -156,7 +155,7 @@ func splice(ctx context.Context, here *net.UnixConn, far Stream, exposed func() 
 	ways.Wait()
 }
 
-// hungUp tells whether the other side has closed the socket (poll(2), POLLHUP).
+// hungUp reports whether the other side has closed the socket (poll(2), POLLHUP).
 func hungUp(c *net.UnixConn) bool {
 	raw, err := c.SyscallConn()
 	if err != nil {

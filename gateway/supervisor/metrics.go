@@ -20,15 +20,15 @@ import (
 // gatherWithin bounds how long a scrape waits for the process.
 const gatherWithin = 2 * time.Second
 
-// workerPrefixes are the prefixes of metrics that are the process's to have; ours those
-// among them that are the Warden's.
+// workerPrefixes begin the names of metrics that a worker may have; supervisorPrefix those
+// among them that are the supervisor's.
 var (
 	workerPrefixes   = []string{workerapi.MetricsPrefix, "sallyport_dns_", "sallyport_upstream_"}
 	supervisorPrefix = workerapi.MetricsPrefix + "process_"
 )
 
-// Gather implements prometheus.Gatherer with what the process counts, which
-// begins anew with each. Without a process it has nothing.
+// Gather implements prometheus.Gatherer with the worker's metrics, which start from zero
+// with each worker. Without a worker there are none.
 func (s *Supervisor) Gather() ([]*dto.MetricFamily, error) {
 	peer := s.peer()
 	if peer == nil {
@@ -56,7 +56,7 @@ func (s *Supervisor) Gather() ([]*dto.MetricFamily, error) {
 	return all, nil
 }
 
-// Metrics are the Warden's own.
+// Metrics are the supervisor's own.
 func (s *Supervisor) Metrics() []prometheus.Collector {
 	gauge := func(name, help string, get func(supervise.Status) float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: supervisorPrefix + name, Help: help}, func() float64 { return get(s.Status()) })

@@ -14,17 +14,16 @@ import (
 	"sallyport/policy"
 )
 
-// A policy that the daemon compiled is compiled by the process too, before it is
-// in force anywhere. But the process may have been taken over, and its word that
-// it cannot would keep the operator from taking a destination away. So then
-// another process is asked, which has read nothing but the policy, while the first
-// one is stopped: if that cannot either, the policy stays out and the first one
-// goes on; if it can, the process that could not is ended.
+// The worker compiles a policy too, after the daemon and before it is in force
+// anywhere. But the worker may have been taken over, and could refuse every policy
+// to keep its destinations. So if it refuses, it is paused and another worker, which
+// has read nothing but the policy, compiles it. If that one fails too, the policy is
+// refused and the first worker goes on; else the first worker is ended.
 
-// Prepare has a policy made ready, which took the daemon some time to compile
-// itself. Use puts it into force. Whatever the process does, a policy is refused
-// only where a new process would refuse it, and that is known within ten seconds
-// and four times as long as the daemon took, and what the new process takes.
+// Prepare has the worker compile a policy, which took the daemon the given time. Use puts
+// it into force. Whatever the worker does, a policy is refused only if a new worker
+// refuses it, and the outcome is known within ten seconds, four times the daemon's time,
+// and the new worker's time.
 func (s *Supervisor) Prepare(ctx context.Context, doc policy.Document, revision string, took time.Duration) error {
 	defer s.process.Hold()()
 	if err := show(s.o.View, doc, revision); err != nil {
@@ -62,7 +61,7 @@ func (s *Supervisor) Prepare(ctx context.Context, doc policy.Document, revision 
 	return nil
 }
 
-// tryPolicy says whether a process that serves nobody can compile a policy.
+// tryPolicy reports whether a worker that serves nothing can compile a policy.
 func (s *Supervisor) tryPolicy(ctx context.Context, revision string) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()

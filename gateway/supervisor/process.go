@@ -24,7 +24,7 @@ import (
 	"sallyport/internal/supervise"
 )
 
-// spec says what the next process starts with; the log is handed over to it.
+// spec returns how the next worker is started, and hands the log over to it.
 func (s *Supervisor) spec() (spec jail.Spec, err error) {
 	s.restoreSockets()
 	s.next = workerapi.StartRequest{
@@ -70,7 +70,7 @@ func (s *Supervisor) spec() (spec jail.Spec, err error) {
 	return spec, nil
 }
 
-// initWorker hands a process what it works with.
+// initWorker gives a worker everything that it works with.
 func (s *Supervisor) initWorker(ctx context.Context, p *supervise.Process) error {
 	if _, hard := memoryLimits(); hard > 0 {
 		if err := jail.LimitMemory(p.PID(), hard); err != nil {
@@ -86,7 +86,7 @@ func (s *Supervisor) initWorker(ctx context.Context, p *supervise.Process) error
 	return err
 }
 
-// serve has a process read what others send, from this call on.
+// serve has a worker accept connections.
 func (s *Supervisor) serve(ctx context.Context, p *supervise.Process) error {
 	ctx, cancel := context.WithTimeout(ctx, workerapi.AnswerWithin)
 	defer cancel()
@@ -98,7 +98,7 @@ func (s *Supervisor) serve(ctx context.Context, p *supervise.Process) error {
 	return nil
 }
 
-// cleanup takes back what a process had.
+// cleanup takes back what a worker had.
 func (s *Supervisor) cleanup(_ *supervise.Process, last bool) error {
 	if !last { // else the listeners are closed
 		s.restoreSockets() // at once, so that connections wait in them and are not refused
@@ -112,7 +112,7 @@ func (s *Supervisor) cleanup(_ *supervise.Process, last bool) error {
 	return nil
 }
 
-// environment is all that the process has of one.
+// environment is the worker's whole environment.
 func (s *Supervisor) environment() []string {
 	env := []string{
 		// RFC 8441 in golang.org/x/net/http2; and no control group's file is
@@ -132,13 +132,13 @@ func (s *Supervisor) environment() []string {
 	return env
 }
 
-// leastMemory is what the process may have on a small machine, in bytes.
+// leastMemory is the worker's memory on a small machine, in bytes.
 const leastMemory = 1 << 30
 
-// memoryLimits are those of the process, in bytes: that of Go's runtime, which collects
-// garbage the harder the nearer it comes, and that of the kernel, a quarter more. GOMEMLIMIT
-// in the daemon's environment says the first; off is neither. Default: together a quarter
-// of the machine's memory.
+// memoryLimits are the worker's, in bytes: soft is Go's (GOMEMLIMIT), near which it
+// collects garbage harder, hard the kernel's, a quarter more. GOMEMLIMIT in the daemon's
+// environment sets soft; off sets neither. Default: hard is a quarter of the machine's
+// memory.
 func memoryLimits() (soft, hard int64) {
 	if os.Getenv("GOMEMLIMIT") != "" {
 		soft = debug.SetMemoryLimit(-1) // as the runtime has read it
@@ -160,7 +160,8 @@ func level(l *slog.Logger) int {
 	return int(slog.LevelInfo)
 }
 
-// relayLog says a line again: a record of its log, or anything else.
+// relayLog logs a line that the worker wrote to its standard error: a record of its log,
+// or anything else.
 func (s *Supervisor) relayLog(line []byte) {
 	var record map[string]any
 	if err := json.Unmarshal(line, &record); err != nil {
@@ -181,7 +182,7 @@ func (s *Supervisor) relayLog(line []byte) {
 	s.o.Logger.LogAttrs(context.Background(), at, escapeDEL(message), attrs...)
 }
 
-// logValue is a value of a record as the log takes it: text or a number.
+// logValue is a value of a record as text or a number.
 func logValue(v any) any {
 	switch v := v.(type) {
 	case string:
@@ -196,6 +197,5 @@ func logValue(v any) any {
 	return escapeDEL(string(text))
 }
 
-// escapeDEL spells the control character DEL out, the only one that slog's text
-// handler writes as it is.
+// escapeDEL escapes DEL, the only control character that slog's text handler does not.
 func escapeDEL(s string) string { return strings.ReplaceAll(s, "\x7f", `\x7f`) }

@@ -9,8 +9,8 @@ import (
 	"sallyport/gateway/workerapi"
 )
 
-// Exposures tells what is exposed now. What goes on by an exposure that is not
-// among it ends.
+// Exposures tells the worker the published ports, which have changed. Connections to a
+// port that is not among them end.
 func (s *Supervisor) Exposures() {
 	s.notify(workerapi.MethodPublished, workerapi.PublishedRequest{Exposures: s.publishedPorts()})
 }
@@ -22,7 +22,7 @@ func (s *Supervisor) publishedPorts() []gateway.Exposure {
 	return s.o.Exposures()
 }
 
-// errNotPublished keeps a process from starting sandboxes that nobody has exposed.
+// errNotPublished keeps a worker from starting sandboxes without published ports.
 var errNotPublished = errors.New("no such sandbox is exposed")
 
 func (s *Supervisor) isExposed(id string) bool {
@@ -46,9 +46,9 @@ func (s *Supervisor) identify(ctx context.Context, c workerapi.SandboxRequest) (
 	return workerapi.IdentifyReply{Sandbox: box}, err
 }
 
-// wake has the sandbox run. It does not go on for longer than the process: a sandbox
-// that has begun to wake waits until that is on record, the record for the log to be
-// taken back, and that for the last answer to the process.
+// wake starts a sandbox. It lasts no longer than the worker: a sandbox that wakes waits
+// until that is recorded, the record waits until the log is taken back, and that waits for
+// the last answer to the worker.
 func (s *Supervisor) wake(ctx context.Context, c workerapi.SandboxRequest) (workerapi.WakeReply, error) {
 	if !s.isExposed(c.ID) {
 		return workerapi.WakeReply{}, errNotPublished

@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The process shares its listeners with the Warden, and with the process after
-// it: what one did to them, be it shutdown(2), connect(2) or an option, holds for
-// the next. So they are mended when it has ended. A TCP listener keeps the
-// connections that wait in it, unless it is past mending: then it is replaced, as
-// the UDP socket always is, whose shutdown cannot be undone nor, for sending, be
-// seen. Who waits for an answer there asks again.
+// A worker shares its listeners with the supervisor and with the next worker: a
+// shutdown(2), a connect(2) or an option of one holds for the next. So the sockets
+// are restored after each worker. A TCP listener keeps the connections that wait in
+// it, unless it cannot be restored: then it is replaced. The UDP socket is always
+// replaced, since its shutdown cannot be undone nor, for sending, be seen; clients
+// that wait for an answer there ask again.
 
-// restoreSockets makes the sockets what they were, if a process has had them since. One is
-// over before the next is started, and that is when it is called.
+// restoreSockets restores the sockets if a worker has had them since the last call. It is
+// called between one worker's end and the next one's start.
 func (s *Supervisor) restoreSockets() {
 	if !s.used {
 		return
@@ -40,7 +40,7 @@ func (s *Supervisor) restoreSockets() {
 	s.used = false
 }
 
-// restoreSockets is the sockets' part.
+// restore restores each socket.
 func (l *Listeners) restore() error {
 	var all error
 	for name, t := range map[string]*net.TCPListener{workerapi.FileTransparent: l.Transparent, workerapi.FileExplicit: l.Explicit, workerapi.FileDNSTCP: l.DNSTCP} {
@@ -66,7 +66,7 @@ func (l *Listeners) restore() error {
 	return all
 }
 
-// listenAgain leaves connections that wait as they are, where it can.
+// listenAgain keeps the connections that wait, where it can.
 func listenAgain(l *net.TCPListener) error {
 	return control(l, func(fd int) error {
 		at := l.Addr().(*net.TCPAddr).AddrPort()
@@ -81,7 +81,7 @@ func listenAgain(l *net.TCPListener) error {
 	})
 }
 
-// relisten undoes what can be undone.
+// relisten undoes everything that can be undone.
 func relisten(fd int, at netip.AddrPort) error {
 	if err := unfilter(fd); err != nil {
 		return err
@@ -103,8 +103,8 @@ func relisten(fd int, at netip.AddrPort) error {
 	return listen(fd)
 }
 
-// listen has the longest queue: the kernel takes net.core.somaxconn for more, as
-// package net does.
+// listen has the longest queue: the kernel takes net.core.somaxconn for more, as package
+// net does.
 func listen(fd int) error { return os.NewSyscallError("listen", unix.Listen(fd, math.MaxInt32)) }
 
 // replace puts a new socket in the place of one, under its descriptor and at its

@@ -9,7 +9,7 @@
 // sandboxes and clients that are known, with the store's bound on what waits. It
 // takes everything that a worker says for hostile: bounded, checked, and ending
 // the worker where it is not of the protocol. Counters of limits are counted by
-// the worker and kept by a [Ledger].
+// the worker and kept by a [LimitStore].
 //
 // While there is no worker nothing leaves: connections wait in the listeners'
 // queues, which the supervisor keeps open, and the supervisor writes the log.
@@ -69,25 +69,26 @@ const (
 	segmentBytes = 64 << 20
 )
 
-// Listeners are what the process takes connections from; each may be nil. The
-// Warden does not close them.
+// Listeners are the sockets that the worker accepts from; each may be nil. The supervisor
+// does not close them.
 type Listeners struct {
 	Transparent, Explicit, DNSTCP *net.TCPListener
 	Inbound                       *net.TCPListener // on a loopback address
 	DNS                           *net.UDPConn
-	// Restored, unless nil, is called after each process, when the sockets are as
-	// they were: one that was replaced is not in the kernel's maps of sockets, and
-	// one that was shut down need not be.
+	// Restored, unless nil, is called after each worker, when the sockets are as they were
+	// before it. A socket that was replaced is not in the kernel's socket maps, and one
+	// that was shut down may not be.
 	Restored func() error
 	// Certificate and Key are the explicit proxy's, in PEM; none: it is plain.
 	Certificate, Key []byte
 }
 
-// Options of a Warden. All are needed but Args and Listeners.
+// Options of a Supervisor. All are required but Args and Listeners, and those that have a
+// default.
 type Options struct {
 	// Args start this program as the process. Default: sallyport gateway.
 	Args      []string
-	IDs       jail.IDs // whom it runs as
+	IDs       jail.IDs // the worker's user and group
 	View      *jail.View
 	Listeners Listeners
 	AuditLog  *AuditLog
@@ -100,49 +101,50 @@ type Options struct {
 	Names     *resolver.NameTable
 	// Local lists this host's addresses and the sandboxes' networks.
 	Local func() []netip.Prefix
-	// Identities and Clients are the tables as they are now. Changes are told by
-	// Identity and Clients.
+	// Identities and Clients return the current tables. Call [Supervisor.Identity] and
+	// [Supervisor.Clients] when they change.
 	Identities func() map[netip.Addr]policy.Sandbox
 	Clients    func() []gateway.Client
-	// Exposures, and Whose and Wake for the sandboxes that are exposed, are needed
-	// with Listeners.Inbound. Whose is who a sandbox is, by its ID; Wake runs it and
-	// returns where it is. Changes of Exposures are told by [Warden.Exposures].
+	// Exposures, Whose and Wake are required with Listeners.Inbound. Exposures lists the
+	// published ports: call [Supervisor.Exposures] when it changes. Whose identifies a
+	// sandbox by its ID. Wake starts the sandbox and returns its address.
 	Exposures func() []gateway.Exposure
 	Whose     func(ctx context.Context, id string) (policy.Sandbox, error)
 	Wake      func(ctx context.Context, id string) (gateway.Identity, error)
-	// Dial returns a socket that has begun to connect to a port of a sandbox that is
-	// exposed, at its own address: the datapath lets no other of the process's
-	// through. It is needed with Inbound too.
+	// Dial returns a socket that has begun to connect to a published port, at the
+	// sandbox's own address: the datapath lets no other socket of the worker's connect to
+	// sandboxes. It is required with Inbound too.
 	Dial func(id string, port uint16) (*os.File, error)
-	// Loopback connects to a port of a sandbox that is exposed as programs inside it
-	// would. Its errors are those of [gateway.Inside]. Default: what listens on a
-	// sandbox's loopback address is not reached.
+	// Loopback connects to a published port as a program inside the sandbox would. Its
+	// errors are those of [gateway.Inside]. Default: ports on a sandbox's loopback address
+	// cannot be reached.
 	Loopback func(ctx context.Context, id string, port uint16) (Stream, error)
-	// Approvals may be nil: what needs approval is denied then.
+	// Approvals may be nil: requests that need approval are denied then.
 	Approvals Approvals
-	// Event makes the record of a change of the process's state.
+	// Event makes the audit event for a change of the worker's state.
 	Event  func(state string) *audit.Event
 	Logger *slog.Logger
 
 	// Found is [gateway.Options.Found].
 	Found int64
-	// Limits keeps the counters of limits. Default: they are a process's own.
+	// Limits keeps the counters of limits. Default: they end with each worker.
 	Limits *LimitStore
-	// Limited tells whether the policy in force has limits. Default: it may.
+	// Limited reports whether the policy in force has limits. Default: it may.
 	Limited func() bool
-	// Every is the period that the policy in force gives a limit, 0 where it does
-	// not say. Default: it does not.
+	// Every is the period of a limit in the policy in force; 0 where the policy has none.
+	// Default: 0.
 	Every func(limit string) time.Duration
 }
 
-// Supervisor looks after the process. It is safe for concurrent use.
+// Supervisor starts the worker, answers it and starts another one when it dies. It is safe
+// for concurrent use.
 type Supervisor struct {
 	o       Options
 	leases  *leaseServer
 	process *supervise.Restarter
 
 	segments    *rate.Limiter
-	segmentTurn chan struct{} // to wait for segments
+	segmentTurn chan struct{} // held by the call that waits for segments
 	patience    time.Duration // with a process that is told something
 	loopbacks   *quota.Places // of connections made from inside
 
@@ -151,12 +153,12 @@ type Supervisor struct {
 	document policy.Document
 	revision string
 	next     workerapi.StartRequest
-	// used says that a process has had the listeners since they were mended. It
-	// is of who readies a process or has seen one end: never two at once.
+	// used reports that a worker has had the listeners since they were restored.
+	// Only spec and cleanup use it, which never run at the same time.
 	used bool
 }
 
-// New returns a Warden that Start starts.
+// New returns a Supervisor. Call Start next.
 func New(o Options) *Supervisor {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "gateway"}
@@ -180,7 +182,7 @@ func New(o Options) *Supervisor {
 	return s
 }
 
-// Start begins the first process, with a policy.
+// Start starts the first worker, with a policy.
 func (s *Supervisor) Start(ctx context.Context, doc policy.Document, revision string) error {
 	s.document, s.revision = doc, revision // nobody else has it yet
 	if err := show(s.o.View, doc, revision); err != nil {
@@ -189,7 +191,7 @@ func (s *Supervisor) Start(ctx context.Context, doc policy.Document, revision st
 	return s.process.Start(ctx)
 }
 
-// Watch starts a new process whenever one dies, until ctx is done.
+// Watch starts another worker whenever one dies, until ctx is done.
 func (s *Supervisor) Watch(ctx context.Context) error {
 	var view errgroup.Group
 	view.Go(func() error { s.o.View.Watch(ctx); return nil })
@@ -205,8 +207,8 @@ func (s *Supervisor) exited(ctx context.Context, cause error, in time.Duration) 
 	s.recordState(ctx, "ended", cause)
 }
 
-// recordState records what happened to the process. It does so before the next one
-// starts, or not at all: a log that cannot be written lets nothing leave anyhow.
+// recordState records a change of the worker's state before the next worker starts, or not
+// at all: while the log cannot be written, nothing leaves anyhow.
 func (s *Supervisor) recordState(ctx context.Context, state string, cause error) {
 	e := s.o.Event(state)
 	if cause != nil {
@@ -220,8 +222,8 @@ func (s *Supervisor) recordState(ctx context.Context, state string, cause error)
 	}
 }
 
-// Use puts the policy that was prepared into force. A process that does not take
-// it is ended: the next one begins with it.
+// Use puts the prepared policy into force. A worker that does not take it is ended; the
+// next one starts with it.
 func (s *Supervisor) Use(doc policy.Document, revision string) {
 	defer s.process.Hold()()
 	old, before := s.revision, rootFiles(s.document)
@@ -238,29 +240,31 @@ func (s *Supervisor) Use(doc policy.Document, revision string) {
 	}
 }
 
-// Identity tells that an address is a sandbox's, or nobody's (nil). It returns
-// when the process knows.
+// Identity tells the worker that an address is a sandbox's, or no sandbox's any more
+// (nil). It returns when the worker knows, or has been ended.
 func (s *Supervisor) Identity(a netip.Addr, sandbox *policy.Sandbox) {
 	s.notify(workerapi.MethodIdentity, workerapi.IdentityRequest{Address: a, Sandbox: sandbox})
 }
 
-// Clients tells who may use the explicit proxy now.
+// Clients tells the worker the clients of the explicit proxy, which have changed.
 func (s *Supervisor) Clients() {
 	s.notify(workerapi.MethodClients, workerapi.ClientsRequest{Clients: s.o.Clients()})
 }
 
-// Forget drops what the process keeps under the ID of a sandbox or a client.
+// Forget has the worker drop everything that it keeps for a sandbox or a client, by its
+// ID.
 func (s *Supervisor) Forget(id string) {
 	s.notify(workerapi.MethodForget, workerapi.ForgetRequest{ID: id})
 }
 
-// Revoke ends all leases, as a change of a secret must.
+// Revoke ends all leases, as a changed secret needs.
 func (s *Supervisor) Revoke() { s.notify(workerapi.MethodRevoke, ipc.None{}) }
 
-// notify tells the process, if there is one; the next one is told everything.
+// notify tells the worker, if there is one. The next worker is told everything when it
+// starts.
 func (s *Supervisor) notify(m ipc.Method, what any) { s.process.Notify(s.patience, m, what) }
 
-// peer is who is asked: nil while there is no process.
+// peer is the connection to the worker, or nil while there is none.
 func (s *Supervisor) peer() *ipc.Peer {
 	if p := s.process.Process(); p != nil {
 		return p.Peer
@@ -268,10 +272,11 @@ func (s *Supervisor) peer() *ipc.Peer {
 	return nil
 }
 
-// Status says how the process is.
+// Status reports the worker's state.
 func (s *Supervisor) Status() supervise.Status { return s.process.Status() }
 
-// Stop has the process drain for a time and ends it. There is no other after it.
+// Stop lets the worker finish its requests within a time and ends it for good. The error
+// is context.DeadlineExceeded if requests were broken off.
 func (s *Supervisor) Stop(within time.Duration) error {
 	return s.process.Stop(func(p *supervise.Process) error {
 		ctx, cancel := context.WithTimeout(context.Background(), within+workerapi.AnswerWithin)
@@ -315,13 +320,13 @@ func (s *Supervisor) methods() map[ipc.Method]ipc.Handler {
 	}
 }
 
-// peerOptions is the Warden's side of one.
+// peerOptions are the supervisor's side of a connection.
 func (s *Supervisor) peerOptions() ipc.Options {
 	return ipc.Options{Methods: s.methods(), Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame, MaxIn: workerapi.MaxCall, MaxCalls: maxCalls}
 }
 
-// segment makes a segment of the log, not faster than a log grows: what a process
-// asks for without need is a file on the disk all the same.
+// segment makes a segment of the log, no faster than a log grows: a worker that has been
+// taken over could fill the disk otherwise.
 func (s *Supervisor) segment(ctx context.Context, c workerapi.SegmentRequest) (ipc.None, *os.File, error) {
 	select { // a place in the limiter's queue outlives who has it, so there is one
 	case s.segmentTurn <- struct{}{}:
@@ -345,8 +350,8 @@ func (s *Supervisor) sign(_ context.Context, c workerapi.SignRequest) (workerapi
 	return workerapi.SignReply{Chain: chain}, err
 }
 
-// errNotRunning keeps a process from filling the disk with names of sandboxes
-// that do not exist.
+// errNotRunning refuses names of sandboxes that do not run: a worker could fill the disk
+// with them otherwise.
 var errNotRunning = errors.New("no such sandbox is running")
 
 func (s *Supervisor) runs(id string) bool {

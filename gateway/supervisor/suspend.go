@@ -9,21 +9,21 @@ import (
 	"sallyport/internal/ipc"
 )
 
-// suspendWithin bounds what the process may take to hold a sandbox's connections:
-// a sandbox sleeps and wakes without it.
+// suspendWithin bounds how long the worker may take to freeze a sandbox's connections: a
+// sandbox sleeps and wakes without it.
 const suspendWithin = time.Second
 
-// Sleep has the process hold the connections of a sandbox that still runs. It
-// returns when they rest, or after a second: a process that fails, or is none,
-// keeps no sandbox from sleeping.
+// Sleep has the worker freeze the connections of a sandbox that still runs. It returns
+// when they are frozen, or after a second: a worker that fails, or none, keeps no sandbox
+// from sleeping.
 func (s *Supervisor) Sleep(ctx context.Context, a netip.Addr) {
 	s.suspend(ctx, a, workerapi.SuspendFreeze)
 }
 
-// Wake has it let go of them: the sandbox runs again.
+// Wake has the worker thaw the connections of a sandbox, which runs again.
 func (s *Supervisor) Wake(a netip.Addr) { s.suspend(context.Background(), a, workerapi.SuspendThaw) }
 
-// End has it reset them: the sandbox will not wake.
+// End has the worker reset the connections of a sandbox, which will not wake.
 func (s *Supervisor) End(a netip.Addr) { s.suspend(context.Background(), a, workerapi.SuspendReset) }
 
 func (s *Supervisor) suspend(ctx context.Context, a netip.Addr, to string) {

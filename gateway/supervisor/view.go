@@ -34,8 +34,8 @@ func rootFiles(doc policy.Document) (files []string) {
 	return files
 }
 
-// certificates is what the process sees of a roots file: a key beside them, or
-// a path that was meant for something else, is not shown.
+// certificates keeps the certificates of a roots file: keys beside them, or a file that is
+// something else, are not shown to the worker.
 func certificates(data []byte) (kept []byte) {
 	for {
 		var b *pem.Block
@@ -48,8 +48,7 @@ func certificates(data []byte) (kept []byte) {
 	}
 }
 
-// show puts a document, the team's Rego and the roots that it names into the
-// view.
+// show puts a document, the team's Rego and the roots files that it names into the view.
 func show(v *jail.View, doc policy.Document, revision string) error {
 	text, err := json.Marshal(doc)
 	if err != nil {
@@ -75,8 +74,8 @@ func show(v *jail.View, doc policy.Document, revision string) error {
 	return v.Show(copies...)
 }
 
-// showTeam copies what takes part in a policy. That it is what the daemon
-// compiled is seen by the revision.
+// showTeam copies the team's files of a policy. The revision shows whether they are the
+// ones that the daemon compiled.
 func showTeam(v *jail.View, dir, revision string) error {
 	return rego.ReadFolder(dir, func(name string, text []byte) error {
 		return v.Write(filepath.Join(workerapi.TeamPath(revision), name), text)

@@ -9,9 +9,8 @@ import (
 	"sallyport/policy/approval"
 )
 
-// approvalClient asks operators by way of the Warden, in the process. A question is a call
-// that is answered at once, however long the request waits: so none keeps a lease
-// from being asked for.
+// approvalClient asks operators for approval. The supervisor answers each question at
+// once, however long the request waits, so that no question delays a lease.
 type approvalClient struct {
 	peer *ipc.Peer
 
@@ -56,7 +55,7 @@ func (d *approvalClient) Watch(id string) (woken <-chan struct{}, stop func()) {
 	}
 }
 
-// answered is the Warden's call.
+// answered is called by the supervisor.
 func (d *approvalClient) answered(_ context.Context, c workerapi.AnsweredRequest) (ipc.None, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

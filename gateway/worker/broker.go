@@ -13,13 +13,12 @@ import (
 	"sallyport/internal/ipc"
 )
 
-// How long the process keeps what it has leased after the last use, at least;
-// half as much again at most.
+// keepLease is how long unused material is kept at least; at most half as long again.
 const keepLease = 10 * time.Second
 
-// broker leases from the Warden, in the process. It is a credential.Broker for
-// each credential in use, whose source is the Warden: what they derive from a
-// secret, they make once.
+// broker leases credentials from the supervisor. It has a credential.Broker for each
+// credential in use, whose source is the supervisor: values derived from a secret are made
+// once.
 type broker struct {
 	peer  *ipc.Peer
 	bound func(credential, host string, port uint16) bool
@@ -29,6 +28,7 @@ type broker struct {
 	leases map[string]*cachedLease // by credential
 }
 
+// cachedLease is one credential in use.
 type cachedLease struct {
 	broker *credential.Broker
 	used   time.Time
@@ -38,9 +38,8 @@ func newBroker(p *ipc.Peer, bound func(string, string, uint16) bool, short func(
 	return &broker{peer: p, bound: bound, short: short, leases: map[string]*cachedLease{}}
 }
 
-// Lease takes one use of what the Warden has leased, or asks it. The Warden
-// checks the binding; that it is checked here too, first, spares it what would be
-// refused.
+// Lease takes one use of a cached lease, or asks the supervisor, which checks the binding.
+// The binding is checked here first, to spare the supervisor calls that it would refuse.
 func (b *broker) Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error) {
 	b.mu.Lock()
 	h := b.leases[name]
@@ -60,8 +59,8 @@ func (b *broker) Lease(ctx context.Context, name string, to credential.Binding) 
 	return h.broker.Lease(context.WithValue(ctx, bindingKey{}, to), name, to)
 }
 
-// Login implements upstream.Logins. It is asked for when a proxy is dialled, and
-// not kept.
+// Login implements upstream.Logins. It asks the supervisor each time that a proxy is
+// dialled; nothing is kept.
 func (b *broker) Login(ctx context.Context, name, proxy string) (username, password credential.Secret, err error) {
 	var got workerapi.LoginReply
 	if err := b.peer.Call(ctx, workerapi.MethodLogin, workerapi.LoginRequest{Credential: name, Proxy: proxy}, &got); err != nil {
@@ -70,8 +69,8 @@ func (b *broker) Login(ctx context.Context, name, proxy string) (username, passw
 	return credential.NewSecret(got.Username), credential.NewSecret(got.Password), nil
 }
 
-// clear drops what has not been used for some time at a moment; all of it at
-// the zero time, as a new policy wants.
+// clear drops leases that were last used 10 seconds before now, or all of them if now is
+// zero, as a new policy needs.
 func (b *broker) clear(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -92,10 +91,10 @@ func (b *broker) run(ctx context.Context) {
 	}
 }
 
-// bindingKey carries what a lease is for to its source.
+// bindingKey is the context key of the binding that a lease is for.
 type bindingKey struct{}
 
-// source leases from the Warden, a number of uses at a time.
+// source leases one credential from the supervisor, a number of uses at a time.
 type source struct {
 	peer   *ipc.Peer
 	name   string
@@ -144,7 +143,7 @@ func (s *source) Read(ctx context.Context) (credential.Material, error) {
 	}
 }
 
-// use takes one use of what is leased.
+// use takes one use, if one is left.
 func (s *source) use(to credential.Binding) (credential.Material, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -156,7 +155,7 @@ func (s *source) use(to credential.Binding) (credential.Material, bool) {
 	return s.last, true
 }
 
-// has tells whether a use is left of what is leased.
+// has reports whether a use is left.
 func (s *source) has(to credential.Binding) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -15,7 +15,8 @@ import (
 	"sallyport/internal/ipc"
 )
 
-// Dial connects to a port at the sandbox's own address, which the daemon knows.
+// Dial connects to a published port at the sandbox's own address, which the supervisor
+// knows.
 func (s Sandboxes) Dial(ctx context.Context, id string, to netip.AddrPort) (net.Conn, error) {
 	f, err := s.Peer.CallFile(ctx, workerapi.MethodDial, workerapi.PortRequest{ID: id, Port: to.Port()}, &ipc.None{})
 	if err != nil {
@@ -31,7 +32,7 @@ func (s Sandboxes) Dial(ctx context.Context, id string, to netip.AddrPort) (net.
 	return net.FileConn(f)
 }
 
-// connected waits until a socket that connects has done so (connect(2), EINPROGRESS).
+// connected waits until a connecting socket is connected (connect(2), EINPROGRESS).
 func connected(ctx context.Context, f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -58,7 +59,8 @@ func connected(ctx context.Context, f *os.File) error {
 
 var errNoConnection = errors.New("no connection came")
 
-// Connect implements gateway.Inside.
+// Connect implements gateway.Inside: it connects to a published port on the sandbox's
+// loopback address.
 func (s Sandboxes) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	f, err := s.Peer.CallFile(ctx, workerapi.MethodLoopback, workerapi.PortRequest{ID: id, Port: port}, &ipc.None{})
 	if err != nil {

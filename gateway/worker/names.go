@@ -16,7 +16,7 @@ import (
 // have is the table's to say.
 const maxSandboxes = 4096
 
-// nameCache remembers what the Warden's table said, in the process: a pair never
+// nameCache caches the supervisor's table of names. A pair of name and address never
 // changes while its sandbox lives.
 type nameCache struct {
 	peer *ipc.Peer
@@ -106,7 +106,7 @@ func (n *nameCache) forget(sandboxID string) {
 	n.bySandbox.Remove(sandboxID)
 }
 
-// gatewayNames joins the names and the server that answers from them.
+// gatewayNames joins the cache with the DNS server, which counts names that were denied.
 type gatewayNames struct {
 	*nameCache
 	server *resolver.Server

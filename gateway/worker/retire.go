@@ -16,9 +16,9 @@ func (w *Worker) policyChanged() {
 	}
 }
 
-// retired tells which routes upstream no request can take any more: kept
-// connections would show the upstream, or its proxy, a sandbox, a credential or a
-// certificate of before.
+// retired returns a function that reports whether no request can take a route any more.
+// Connections kept for such a route would show the upstream, or its proxy, a sandbox, a
+// credential or a certificate of an earlier policy.
 func (w *Worker) retired() func(upstream.Route) bool {
 	who := map[string]policy.Sandbox{}
 	w.mu.RLock()

@@ -9,7 +9,8 @@ import (
 	"sallyport/policy"
 )
 
-// Sandboxes is a gateway.Waker and a gateway.Inside in the process.
+// Sandboxes identifies, wakes and reaches the sandboxes that have published ports, by
+// asking the supervisor. It is a gateway.Waker and a gateway.Inside.
 type Sandboxes struct{ Peer *ipc.Peer }
 
 // Whose implements gateway.Waker.
