@@ -90,7 +90,7 @@ func (s *Supervisor) initWorker(ctx context.Context, p *supervise.Process) error
 func (s *Supervisor) serve(ctx context.Context, p *supervise.Process) error {
 	ctx, cancel := context.WithTimeout(ctx, workerapi.AnswerWithin)
 	defer cancel()
-	if err := p.Peer.Call(ctx, workerapi.MethodServe, workerapi.ServeRequest{Identities: s.o.Identities(), Clients: s.o.Clients(), Exposures: s.publishedPorts()}, &ipc.None{}); err != nil {
+	if err := p.Peer.Call(ctx, workerapi.MethodServe, s.tables(), &ipc.None{}); err != nil {
 		return err
 	}
 	s.o.AuditLog.setWorker(p.Peer)

@@ -12,7 +12,7 @@ import (
 // Exposures tells the worker the published ports, which have changed. Connections to a
 // port that is not among them end.
 func (s *Supervisor) Exposures() {
-	s.notify(workerapi.MethodPublished, workerapi.PublishedRequest{Exposures: s.publishedPorts()})
+	s.notify(workerapi.MethodTables, workerapi.Tables{Published: whole(s.publishedPorts())})
 }
 
 func (s *Supervisor) publishedPorts() []gateway.Exposure {

@@ -243,13 +243,25 @@ func (s *Supervisor) Use(doc policy.Document, revision string) {
 // Identity tells the worker that an address is a sandbox's, or no sandbox's any more
 // (nil). It returns when the worker knows, or has been ended.
 func (s *Supervisor) Identity(a netip.Addr, sandbox *policy.Sandbox) {
-	s.notify(workerapi.MethodIdentity, workerapi.IdentityRequest{Address: a, Sandbox: sandbox})
+	s.notify(workerapi.MethodTables, workerapi.Tables{Sandboxes: map[netip.Addr]*policy.Sandbox{a: sandbox}})
 }
 
 // Clients tells the worker the clients of the explicit proxy, which have changed.
 func (s *Supervisor) Clients() {
-	s.notify(workerapi.MethodClients, workerapi.ClientsRequest{Clients: s.o.Clients()})
+	s.notify(workerapi.MethodTables, workerapi.Tables{Clients: whole(s.o.Clients())})
 }
+
+// tables are all tables as they are now.
+func (s *Supervisor) tables() workerapi.Tables {
+	t := workerapi.Tables{Sandboxes: map[netip.Addr]*policy.Sandbox{}, Clients: whole(s.o.Clients()), Published: whole(s.publishedPorts())}
+	for a, sandbox := range s.o.Identities() {
+		t.Sandboxes[a] = &sandbox
+	}
+	return t
+}
+
+// whole is a list that is not nil, which would be unchanged.
+func whole[T any](list []T) []T { return append([]T{}, list...) }
 
 // Forget has the worker drop everything that it keeps for a sandbox or a client, by its
 // ID.

@@ -26,9 +26,3 @@ func (s Sandboxes) Wake(ctx context.Context, id string) (gateway.Identity, error
 	err := s.Peer.Call(ctx, workerapi.MethodWake, workerapi.SandboxRequest{ID: id}, &got)
 	return gateway.Identity{Sandbox: got.Sandbox, Address: got.Address}, err
 }
-
-func (w *Worker) setPublished(_ context.Context, c workerapi.PublishedRequest) (ipc.None, error) {
-	w.published.Replace(c.Exposures)
-	w.gateway.Redecide() // what goes on by one that has been removed ends
-	return ipc.None{}, nil
-}

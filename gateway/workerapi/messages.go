@@ -24,28 +24,17 @@ type StartRequest struct {
 	Level       int      // of slog
 }
 
-// ServeRequest replaces the worker's tables before the first connection is
-// accepted.
-type ServeRequest struct {
-	Identities map[netip.Addr]policy.Sandbox
-	Clients    []gateway.Client
-	Exposures  []gateway.Exposure
+// Tables are the worker's copies of the daemon's tables, or changes of them. The
+// worker gets all of each with MethodServe, before it accepts the first connection,
+// and changes with MethodTables.
+type Tables struct {
+	Sandboxes map[netip.Addr]*policy.Sandbox // by address; nil: no sandbox has it any more; others are unchanged
+	Clients   []gateway.Client               // of the explicit proxy, all of them; nil: unchanged
+	Published []gateway.Exposure             // ports, all of them; nil: unchanged
 }
 
 // PolicyRequest names the revision to prepare or to use.
 type PolicyRequest struct{ Policy string }
-
-// IdentityRequest changes one entry of the worker's table of sandboxes.
-type IdentityRequest struct {
-	Address netip.Addr
-	Sandbox *policy.Sandbox // nil: no sandbox has the address
-}
-
-// PublishedRequest replaces the worker's table of published ports.
-type PublishedRequest struct{ Exposures []gateway.Exposure }
-
-// ClientsRequest replaces the worker's table of the explicit proxy's clients.
-type ClientsRequest struct{ Clients []gateway.Client }
 
 // ForgetRequest drops what the worker keeps for a sandbox or a client.
 type ForgetRequest struct{ ID string }

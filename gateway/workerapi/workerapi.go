@@ -20,8 +20,7 @@ const (
 	MethodServe
 	MethodPrepare
 	MethodUse
-	MethodIdentity
-	MethodClients
+	MethodTables
 	MethodForget
 	MethodRevoke
 	MethodAppend
@@ -33,7 +32,6 @@ const (
 	MethodRestore
 	MethodReset
 	MethodSuspend
-	MethodPublished
 )
 
 // Methods that the worker calls.
