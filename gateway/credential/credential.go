@@ -1,10 +1,10 @@
-// Package credential is the broker between a decision that names a credential
-// and the request that gets its secret: source, lease, injection, scrubbing.
+// Package credential is the broker between a decision that names a credential and
+// the request that gets its secret: source, lease, injection.
 //
-// A secret is a [Secret] from the moment it is read; it prints as REDACTED
-// everywhere and is revealed only while it is written into a request to the
-// destination that it is bound to. An [Exposure] remembers what was, so that it is
-// found in whatever comes back.
+// A secret is a [Secret] from the moment it is read: it prints as REDACTED and is
+// revealed only while it is written into a request to the destination that it is
+// bound to. [SentSecrets] keeps the secrets that were sent, so that package scrub
+// finds them in responses.
 package credential
 
 import (

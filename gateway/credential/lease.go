@@ -163,7 +163,7 @@ func (s *secret) compose(inject policy.Inject) (*composed, error) {
 	return c, nil
 }
 
-// Material returns what was leased, for a broker that leases on behalf of
+// Material returns a copy of the leased secret, for a broker that leases on behalf of
 // another process.
 func (l *Lease) Material() Material {
 	m := l.secret.material

@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// Login is a Source whose secret, a username and a password, may be given to the
-// proxies that a policy's rules say and to registries of images. It changes nothing about who else may lease it.
+// Login is a Source whose secret, a username and a password, may also be given to the
+// proxies that a policy's rules name and to registries of images. Who else may lease it is
+// unchanged.
 type Login struct {
 	Source
 	// Proxies lists them as scheme://host:port.

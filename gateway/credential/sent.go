@@ -30,11 +30,11 @@ const (
 	maxUses = 256
 )
 
-// ErrTooManySecrets says that requests under way have so many credentials that no more
-// can be looked for in what is answered.
+// ErrTooManySecrets is the error if requests under way use so many credentials that no
+// more can be looked for in responses.
 var ErrTooManySecrets = errors.New("requests under way use too many credentials")
 
-// SentBySandbox holds an Exposure for each sandbox. The zero Exposures is empty. It
+// SentBySandbox holds the SentSecrets of each sandbox. The zero SentBySandbox is empty. It
 // is safe for concurrent use.
 type SentBySandbox struct {
 	memory decode.Memory // for decoding what is searched
@@ -44,10 +44,10 @@ type SentBySandbox struct {
 	sets map[[sha256.Size]byte]weak.Pointer[scrub.Scrubber] // by what they look for
 }
 
-// Decoding is how many bytes of memory are held to decode answers.
+// Decoding is the memory that is held to decode responses, in bytes.
 func (x *SentBySandbox) Decoding() int { return x.memory.Used() }
 
-// Of returns a sandbox's Exposure, which it has until Forget.
+// Of returns a sandbox's SentSecrets, the same one until Forget.
 func (x *SentBySandbox) Of(id string) *SentSecrets {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -63,7 +63,7 @@ func (x *SentBySandbox) Of(id string) *SentSecrets {
 	return e
 }
 
-// Forget drops a sandbox's values. Requests still under way keep them.
+// Forget drops a sandbox's values. Requests under way keep them.
 func (x *SentBySandbox) Forget(id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -105,12 +105,12 @@ func (x *SentBySandbox) scrubber(values []*sentValue) *scrub.Scrubber {
 	return s
 }
 
-// SentSecrets is what has been sent to upstreams for one sandbox, and might come
-// back in any answer to it: each version of each secret, as Lease.Values has it.
-// It is kept in memory, for longer than the leases, until the sandbox leaves.
+// SentSecrets are the secrets that were sent to upstreams for one sandbox, each version of
+// each, as Lease.Values has it. Any response to the sandbox is searched for them. They are
+// kept in memory, longer than the leases, until the sandbox is forgotten.
 //
-// Of more than MaxSent values, or 256 KiB, those go that were sent the longest
-// ago and that no request under way was sent with. It is safe for concurrent use.
+// Beyond MaxSent values or 256 KiB, the values that were sent the longest ago are dropped,
+// but none that a request under way was sent with. It is safe for concurrent use.
 type SentSecrets struct {
 	scrubber scrub.Scrubber // for all values, whichever they are
 	sets     *SentBySandbox
@@ -125,7 +125,7 @@ type SentSecrets struct {
 	sent    map[sentTo]struct{}
 }
 
-// sentTo is a credential that a host was sent.
+// sentTo is a credential and a host that it was sent to.
 type sentTo struct{ host, name string }
 
 type sentValue struct {
@@ -136,18 +136,17 @@ type sentValue struct {
 	last       uint64 // use
 }
 
-// Use is what one request was sent with.
+// Use is the values that one request was sent with.
 type Use struct{ values []*sentValue }
 
-// Format keeps the values out of whatever prints an Exposure.
+// Format prints no value.
 func (e *SentSecrets) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(redacted)) }
 
-// Scrubber looks for all values that there are, also for those that come while
-// it is in use.
+// Scrubber looks for all values, also for those that are added while it is in use.
 func (e *SentSecrets) Scrubber() *scrub.Scrubber { return &e.scrubber }
 
-// Reached says whether a host has been sent a credential for the sandbox, on
-// whichever port: what listens on one can serve what came in on another.
+// Reached reports whether a credential was sent to a host for the sandbox, on any port: a
+// program on one port can serve what came in on another.
 func (e *SentSecrets) Reached(host string) bool {
 	if e.scrubber.None() {
 		return false
@@ -158,7 +157,7 @@ func (e *SentSecrets) Reached(host string) bool {
 	return ok || len(e.reached) >= maxReached
 }
 
-// Sent says whether a host has been sent a credential for the sandbox.
+// Sent reports whether a named credential was sent to a host for the sandbox.
 func (e *SentSecrets) Sent(host, name string) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -166,9 +165,9 @@ func (e *SentSecrets) Sent(host, name string) bool {
 	return ok || len(e.sent) >= maxReached
 }
 
-// Add takes in what a lease has been applied with. Call it before the request
-// is sent, and Release when its answer has ended. lost counts what went to make
-// room, by credential. The error is ErrTooManySecrets.
+// Add adds the values that a lease was applied with. Call it before the request is sent,
+// and Release when its response has ended. lost counts the values that were dropped to
+// make room, by credential. The error is ErrTooManySecrets.
 func (e *SentSecrets) Add(l *Lease) (use *Use, lost map[string]int, err error) {
 	var key *composed // nil: not to be recognised
 	if len(l.applied) == 1 {
@@ -208,8 +207,8 @@ func (e *SentSecrets) Add(l *Lease) (use *Use, lost map[string]int, err error) {
 	return use, lost, nil
 }
 
-// Release says that the answer has ended: the values may go when there is no
-// room for them any more.
+// Release marks a response as ended: its values may be dropped when there is no room for
+// them.
 func (e *SentSecrets) Release(u *Use) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -277,8 +276,8 @@ func (e *SentSecrets) addValues(l *Lease) (use *Use, lost map[string]int, err er
 	return use, lost, nil
 }
 
-// makeRoom says which values go so that there is room for n more of some bytes beside
-// those that a use has already. One secret alone may be larger than the bounds.
+// makeRoom returns the values to drop so that n more of some bytes have room beside those
+// of use. One secret alone may be larger than the bounds. e.mu is held.
 func (e *SentSecrets) makeRoom(n, size int, use *Use) (gone []*sentValue, err error) {
 	n, size = n+len(e.values), size+e.bytes
 	if n <= MaxSent && size <= maxSentBytes {

@@ -10,8 +10,8 @@ import (
 )
 
 // credentialHeaders are the headers that credentials travel in. The list is closed: a
-// header that is not in it passes, so a destination with one of its own needs
-// it named as an extra.
+// header that is not in it passes, so a destination with one of its own needs it named as
+// an extra.
 var credentialHeaders = set(
 	// RFC 9110, RFC 6265, RFC 2965 and what proxies make of them.
 	"authorization", "proxy-authorization", "authentication", "x-authorization", "x-proxy-authorization",
@@ -98,8 +98,8 @@ func foldKey(key string) string {
 
 var underscores = strings.NewReplacer("-", "_", ".", "_", " ", "_")
 
-// StripRequest removes from a request whatever a sandbox could bring a
-// credential of its own in, and what would undo an injection:
+// StripRequest removes everything from a request that a sandbox could carry a
+// credential of its own in, and everything that would undo an injection:
 //
 //   - hop-by-hop headers and those that Connection names, before all else, so
 //     that "Connection: Authorization" does nothing later; only
@@ -157,7 +157,7 @@ func StripRequest(r *http.Request, extra ...string) {
 	r.URL.RawQuery = withoutKeys(r.URL.RawQuery, func(key string) bool { return credentialKeys[key] })
 }
 
-// strippedHeaders are the headers that always go.
+// strippedHeaders are always removed from a request.
 var strippedHeaders = func() map[string]bool {
 	all := maps.Clone(hopByHop)
 	maps.Copy(all, credentialHeaders)
@@ -196,13 +196,13 @@ func withoutKeys(query string, gone func(key string) bool) string {
 	return strings.TrimRight(kept.String(), "&;")
 }
 
-// grantHeaders are the headers by which a server gives its client what is as good as the
-// credential of its request (RFC 6265, RFC 2965, RFC 9110, section 11.6.3).
+// grantHeaders are the headers by which a server gives its client something as good as the
+// request's credential (RFC 6265, RFC 2965, RFC 9110, section 11.6.3).
 var grantHeaders = set("set-cookie", "set-cookie2", "authentication-info", "proxy-authentication-info")
 
-// StripResponse removes from the head or the trailers of an answer to a request with an injected
-// credential what its sender could use in the credential's place: cookies, and the headers in
-// which credentials travel, which [StripRequest] would remove from the next request.
+// StripResponse removes from the head or the trailers of a response to a request with an
+// injected credential everything that its sender could use in the credential's place:
+// cookies, and the headers that [StripRequest] would remove from the next request.
 //
 // It does not look into the body, nor into URLs.
 func StripResponse(h http.Header) {
@@ -214,9 +214,9 @@ func StripResponse(h http.Header) {
 	}
 }
 
-// StripTrailers removes from the names of a request's trailers those that StripRequest removes
-// from its header, and the one that a credential is injected under: servers that merge
-// trailers into the header would have two.
+// StripTrailers removes the names of trailers that StripRequest would remove from the
+// header, and those of the header itself: servers that merge trailers into the header
+// would have two.
 func StripTrailers(trailer, header http.Header) {
 	var space [64]byte
 	for name := range trailer {

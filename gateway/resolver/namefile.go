@@ -14,9 +14,9 @@ import (
 	"sallyport/internal/hostname"
 )
 
-// nameFile is one sandbox's names. Its file has one line for each, in the order of
-// their addresses: "198.18.0.16 api.example.com 8d3f0a1c\n", the last word being
-// the CRC-32 (Castagnoli) in hex of what stands before its space.
+// nameFile is one sandbox's names. Its file has one line for each, in the order of their
+// addresses: "198.18.0.16 api.example.com 8d3f0a1c\n". The last word is the CRC-32
+// (Castagnoli) in hex of the line up to its space.
 type nameFile struct {
 	path string
 
@@ -54,7 +54,7 @@ func (b *nameFile) at(n int) (string, bool, error) {
 	return b.names[n], true, nil
 }
 
-// has tells whether assign would answer at once.
+// has reports whether a name has an address.
 func (b *nameFile) has(name string) bool {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
@@ -116,9 +116,9 @@ func (b *nameFile) append(line []byte) error {
 	return nil
 }
 
-// load reads the file once. A line that was being written when the machine
-// stopped was answered to nobody and is cut off. All else that is not as we
-// wrote it is errDamaged: an address might be given twice.
+// load reads the file once. A last line that is cut off was answered to no one, and is
+// removed. Any other line that this package did not write is errDamaged: an address might
+// be given twice.
 func (b *nameFile) load() error {
 	if b.loaded {
 		return nil
@@ -144,8 +144,8 @@ func (b *nameFile) load() error {
 	return nil
 }
 
-// truncate cuts a file to size and makes what is left of it durable, which it may
-// not have been if the process was killed before it had synced.
+// truncate cuts a file to size and makes the rest durable, which it may not be if the
+// process was killed before its sync.
 func truncate(path string, size int64) error {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -175,7 +175,7 @@ func (b *nameFile) contents() ([]byte, error) {
 	return data, nil
 }
 
-// create fills a book that has no names.
+// create fills a file that has no names.
 func (b *nameFile) create(data []byte) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -46,18 +46,19 @@ var (
 	errDamaged   = errors.New("the sandbox's table of names is damaged")
 )
 
-// NameTableOptions of a Table. The zero NameTableOptions works.
+// NameTableOptions of a NameTable. The zero NameTableOptions works.
 type NameTableOptions struct {
 	// PerSandbox bounds the names of one sandbox. Default: 4096; at most 131,055.
 	PerSandbox int
 	Logger     *slog.Logger // default: slog.Default()
 }
 
-// NameTable remembers which synthetic address stands for which name in which
-// sandbox. It is safe for concurrent use; two processes must not share a folder.
+// NameTable keeps which synthetic address stands for which name in which sandbox, in one
+// file for each sandbox. It is safe for concurrent use; two processes must not share a
+// folder.
 //
-// A pair that Assign has returned is on disk, and the address is never given to
-// another name for as long as the sandbox lives.
+// A pair that Assign has returned is on disk, and its address is given to no other name
+// while the sandbox lives.
 type NameTable struct {
 	dir   string
 	limit int
@@ -69,8 +70,8 @@ type NameTable struct {
 	files map[string]*nameFile // by sandbox, until Forget
 }
 
-// OpenNameTable opens the folder, making it with mode 0700 when it is missing. What
-// it holds is read when a sandbox is first asked for.
+// OpenNameTable opens the folder, and makes it with mode 0700 if it is missing. A
+// sandbox's file is read when the sandbox is first asked for.
 func OpenNameTable(dir string, o NameTableOptions) (*NameTable, error) {
 	if o.PerSandbox == 0 {
 		o.PerSandbox = defaultPerSandbox
@@ -94,8 +95,8 @@ func OpenNameTable(dir string, o NameTableOptions) (*NameTable, error) {
 	return &NameTable{dir: dir, limit: o.PerSandbox, log: o.Logger, complain: rate.Sometimes{First: 1, Interval: 10 * time.Second}, files: map[string]*nameFile{}}, nil
 }
 
-// Assign returns the address that stands for a name, the same one each time. The
-// name is in lower case, without trailing dot.
+// Assign returns the address of a name, the same one each time. The name is in lower case,
+// without trailing dot.
 func (t *NameTable) Assign(sandboxID, name string) (netip.Addr, error) {
 	b, err := t.file(sandboxID)
 	if err != nil {
@@ -111,13 +112,13 @@ func (t *NameTable) Assign(sandboxID, name string) (netip.Addr, error) {
 	return a, nil
 }
 
-// Assigned tells whether the name has an address.
+// Assigned reports whether the name has an address.
 func (t *NameTable) Assigned(sandboxID, name string) bool {
 	b, err := t.file(sandboxID)
 	return err == nil && b.has(name)
 }
 
-// Name returns the name that an address stands for in a sandbox.
+// Name returns the name of an address in a sandbox.
 func (t *NameTable) Name(sandboxID string, addr netip.Addr) (string, bool) {
 	b, err := t.file(sandboxID)
 	if err != nil {
@@ -152,7 +153,7 @@ func (t *NameTable) Copy(from, to string) error {
 	return nil
 }
 
-// Forget removes a sandbox's names. A sandbox that is not known is forgotten already.
+// Forget removes a sandbox's names. It is no error if there are none.
 func (t *NameTable) Forget(sandboxID string) error {
 	b, err := t.file(sandboxID)
 	if err != nil {

@@ -29,15 +29,15 @@ func question() approval.Question {
 func newCounter(t *testing.T) (*scene, *approval.Store) {
 	t.Helper()
 	s := newScene(t)
-	store, err := approval.Open(approval.Options{Path: filepath.Join(t.TempDir(), "approvals.json"), Wake: s.warden.Answered})
+	store, err := approval.Open(approval.Options{Path: filepath.Join(t.TempDir(), "approvals.json"), Wake: s.supervisor.Answered})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.warden.o.Approvals = store
-	s.warden.o.Identities = func() map[netip.Addr]policy.Sandbox {
+	s.supervisor.o.Approvals = store
+	s.supervisor.o.Identities = func() map[netip.Addr]policy.Sandbox {
 		return map[netip.Addr]policy.Sandbox{{}: {Name: "agent", ID: "box", Session: "s-1"}}
 	}
-	s.warden.o.Clients = func() []gateway.Client { return []gateway.Client{{Name: "ci", ID: "client-1"}} }
+	s.supervisor.o.Clients = func() []gateway.Client { return []gateway.Client{{Name: "ci", ID: "client-1"}} }
 	return s, store
 }
 
@@ -115,7 +115,7 @@ func TestWhatWaitsKeepsNothingWaiting(t *testing.T) {
 // Without a store every question fails, which denies.
 func TestNobodyToAsk(t *testing.T) {
 	s, _ := newCounter(t)
-	s.warden.o.Approvals = nil
+	s.supervisor.o.Approvals = nil
 	var v approval.Verdict
 	err := s.child.Call(t.Context(), workerapi.MethodAsk, question(), &v)
 	var remote *ipc.RemoteError

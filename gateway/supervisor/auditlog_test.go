@@ -16,7 +16,7 @@ import (
 	"sallyport/internal/ipc"
 )
 
-func newTrail(t *testing.T) (*AuditLog, string) {
+func newAuditLog(t *testing.T) (*AuditLog, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "audit")
 	trail, err := OpenAuditLog(dir, audit.Options{Logger: slog.New(slog.DiscardHandler)})
@@ -47,8 +47,8 @@ func numbers(t *testing.T, dir string) (n uint64) {
 
 // A log that cannot be opened when its writer has died refuses events, and
 // heals when the next process is tried.
-func TestTrailCannotBeOpened(t *testing.T) {
-	trail, dir := newTrail(t)
+func TestAuditLogCannotBeOpened(t *testing.T) {
+	trail, dir := newAuditLog(t)
 	if err := trail.Append(t.Context(), event()); err != nil {
 		t.Fatal(err)
 	}
@@ -95,10 +95,10 @@ func TestTrailCannotBeOpened(t *testing.T) {
 
 // A process that does not answer is ended, and the daemon writes what it was to
 // write, without a second time what it had written all the same.
-func TestTrailIsNotAnswered(t *testing.T) {
+func TestAuditLogIsNotAnswered(t *testing.T) {
 	for name, written := range map[string]bool{"nothing written": false, "written": true} {
 		t.Run(name, func(t *testing.T) {
-			trail, dir := newTrail(t)
+			trail, dir := newAuditLog(t)
 			trail.patience = 100 * time.Millisecond
 			h, err := trail.handOver()
 			if err != nil {
@@ -130,7 +130,7 @@ func TestTrailIsNotAnswered(t *testing.T) {
 			}})
 			var ends sync.WaitGroup
 			ends.Go(func() { _ = child.Serve(); _ = log.Close() })
-			ends.Go(func() { // what the Warden does
+			ends.Go(func() { // what the supervisor does
 				_ = side.Serve()
 				<-child.Done()
 				if err := errors.Join(log.Close(), trail.takeBack()); err != nil {

@@ -62,7 +62,7 @@ func newCounting(t *testing.T, log *audit.Log, begins uint64) *counting {
 	return &counting{book, peer}
 }
 
-func newLedger(t *testing.T, path, dir string) *LimitStore {
+func newLimitStore(t *testing.T, path, dir string) *LimitStore {
 	t.Helper()
 	l, err := OpenLimitStore(path, dir)
 	if err != nil {
@@ -115,7 +115,7 @@ func used(t *testing.T, list []limit.Count) (text []string) {
 
 // A counter without a period is there after a restart, of the daemon too,
 // although the policy has no limits; and gone after a reset.
-func TestLedgerForever(t *testing.T) {
+func TestLimitStoreForever(t *testing.T) {
 	base := t.TempDir()
 	path, dir := filepath.Join(base, "limits.json"), filepath.Join(base, "audit")
 	log := openLog(t, dir)
@@ -123,10 +123,10 @@ func TestLedgerForever(t *testing.T) {
 	p := newCounting(t, log, 1)
 	p.counters.Overdraw(claim).End()
 	p.counters.Overdraw(claim).End()
-	if err := newLedger(t, path, dir).sync(t.Context(), p.peer); err != nil {
+	if err := newLimitStore(t, path, dir).sync(t.Context(), p.peer); err != nil {
 		t.Fatal(err)
 	}
-	l, next := newLedger(t, path, dir), newCounting(t, log, 1)
+	l, next := newLimitStore(t, path, dir), newCounting(t, log, 1)
 	if err := l.recount(t.Context(), 1, false); err != nil {
 		t.Fatal(err)
 	}
@@ -144,11 +144,11 @@ func TestLedgerForever(t *testing.T) {
 
 // What one process has counted the next one begins with, through the file too; and
 // what was recorded after the last copy is counted again from the log.
-func TestLedger(t *testing.T) {
+func TestLimitStore(t *testing.T) {
 	base := t.TempDir()
 	path, dir := filepath.Join(base, "limits.json"), filepath.Join(base, "audit")
 	log := openLog(t, dir)
-	l := newLedger(t, path, dir)
+	l := newLimitStore(t, path, dir)
 	if err := l.recount(t.Context(), 1, true); err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestLedger(t *testing.T) {
 	for _, from := range []string{"the one that has it", "a file"} {
 		again := l
 		if from == "a file" {
-			again = newLedger(t, path, dir)
+			again = newLimitStore(t, path, dir)
 		}
 		if err := again.recount(t.Context(), 10, true); err != nil {
 			t.Fatal(err)
@@ -206,11 +206,11 @@ func TestLedger(t *testing.T) {
 }
 
 // A reset is in the log among what it resets.
-func TestLedgerReset(t *testing.T) {
+func TestLimitStoreReset(t *testing.T) {
 	base := t.TempDir()
 	dir := filepath.Join(base, "audit")
 	log := openLog(t, dir)
-	l := newLedger(t, filepath.Join(base, "limits.json"), dir)
+	l := newLimitStore(t, filepath.Join(base, "limits.json"), dir)
 	if err := l.recount(t.Context(), 1, true); err != nil {
 		t.Fatal(err)
 	}
@@ -228,7 +228,7 @@ func TestLedgerReset(t *testing.T) {
 	if err := l.expect(reset.ID()); err != nil {
 		t.Fatal(err)
 	}
-	l = newLedger(t, l.path, dir) // killed before the reset was done here
+	l = newLimitStore(t, l.path, dir) // killed before the reset was done here
 	if err := log.Append(t.Context(), events...); err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestLedgerReset(t *testing.T) {
 }
 
 // A process that was taken over uses limits up and makes no room in them.
-func TestLedgerOfAHostileProcess(t *testing.T) {
+func TestLimitStoreOfAHostileWorker(t *testing.T) {
 	honest := limit.Count{Key: limit.Key{Limit: "a", Subject: "x"}, Every: day, Start: noon.Truncate(day), Used: limit.Amount{Requests: 50}}
 	change := func(f func(*limit.Count)) []limit.Count {
 		n := honest
@@ -275,7 +275,7 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 		"more than was asked": {make([]limit.Count, maxPage+1), true, 50},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
+			l := newLimitStore(t, filepath.Join(t.TempDir(), "limits.json"), "")
 			if err := l.merge([]limit.Count{honest}); err != nil {
 				t.Fatal(err)
 			}
@@ -300,7 +300,7 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 	// Nor does what it writes into the log.
 	for _, period := range []time.Duration{time.Second, day, 300 * day, 0} {
 		for _, at := range []time.Time{noon, noon.Add(day), noon.Add(-day)} {
-			l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
+			l := newLimitStore(t, filepath.Join(t.TempDir(), "limits.json"), "")
 			if err := l.merge([]limit.Count{honest}); err != nil {
 				t.Fatal(err)
 			}
@@ -314,7 +314,7 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 		}
 	}
 	// What the policy in force has changed is another thing.
-	changed := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
+	changed := newLimitStore(t, filepath.Join(t.TempDir(), "limits.json"), "")
 	changed.every = func(string) time.Duration { return time.Hour }
 	next := honest
 	next.Every, next.Start, next.Used.Requests = time.Hour, noon, 1
@@ -326,7 +326,7 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 	if n := changed.counts[honest.Key]; n.Used.Requests != 1 || n.Every != time.Hour {
 		t.Errorf("another period by another policy: %+v", n)
 	}
-	l := newLedger(t, filepath.Join(t.TempDir(), "limits.json"), "")
+	l := newLimitStore(t, filepath.Join(t.TempDir(), "limits.json"), "")
 	for i := range 3 * limit.MaxCounters {
 		n := honest
 		n.Subject = fmt.Sprint(i)
@@ -339,7 +339,7 @@ func TestLedgerOfAHostileProcess(t *testing.T) {
 	}
 }
 
-func TestLedgerThatIsDamaged(t *testing.T) {
+func TestLimitStoreThatIsDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "limits.json")
 	if err := os.WriteFile(path, []byte(`{"position":`), 0o600); err != nil {
 		t.Fatal(err)

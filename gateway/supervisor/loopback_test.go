@@ -48,7 +48,7 @@ func exposes(t *testing.T) (*scene, <-chan *net.TCPConn) {
 	t.Helper()
 	s := newScene(t)
 	far := make(chan *net.TCPConn, 2*maxLoopback)
-	s.warden.o.Exposures = func() []gateway.Exposure {
+	s.supervisor.o.Exposures = func() []gateway.Exposure {
 		list := []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}, {Sandbox: "other", SandboxID: "other", Port: 9000}}
 		for i := range maxLoopback / maxLoopbackPerSandbox {
 			id := fmt.Sprint("box", i)
@@ -56,7 +56,7 @@ func exposes(t *testing.T) (*scene, <-chan *net.TCPConn) {
 		}
 		return list
 	}
-	s.warden.o.Loopback = func(context.Context, string, uint16) (Stream, error) {
+	s.supervisor.o.Loopback = func(context.Context, string, uint16) (Stream, error) {
 		here, there := program(t)
 		far <- there
 		return here, nil
@@ -69,8 +69,8 @@ func exposes(t *testing.T) (*scene, <-chan *net.TCPConn) {
 func TestInsideIsChecked(t *testing.T) {
 	s, far := exposes(t)
 	var why atomic.Pointer[error]
-	connect := s.warden.o.Loopback
-	s.warden.o.Loopback = func(ctx context.Context, id string, port uint16) (Stream, error) {
+	connect := s.supervisor.o.Loopback
+	s.supervisor.o.Loopback = func(ctx context.Context, id string, port uint16) (Stream, error) {
 		if err := why.Load(); err != nil {
 			return nil, fmt.Errorf("no: %w", *err)
 		}
@@ -103,7 +103,7 @@ func TestReachIsChecked(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = ln.Close() })
 	to, asked := ln.Addr().(*net.TCPAddr).AddrPort(), 0
-	s.warden.o.Dial = func(string, uint16) (*os.File, error) {
+	s.supervisor.o.Dial = func(string, uint16) (*os.File, error) {
 		asked++
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 		if err != nil {
@@ -193,8 +193,8 @@ func TestInsideBreaksOff(t *testing.T) {
 func TestInsideEndsWithTheExposure(t *testing.T) {
 	s, far := exposes(t)
 	var over atomic.Bool
-	exposed := s.warden.o.Exposures
-	s.warden.o.Exposures = func() []gateway.Exposure {
+	exposed := s.supervisor.o.Exposures
+	s.supervisor.o.Exposures = func() []gateway.Exposure {
 		list := exposed()
 		if over.Load() {
 			return list[1:]
@@ -295,7 +295,7 @@ func TestInsideIsBounded(t *testing.T) {
 		}
 	}
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		left := s.warden.loopbacks.Taken()
+		left := s.supervisor.loopbacks.Taken()
 		if left == 0 {
 			return
 		}

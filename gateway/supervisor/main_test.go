@@ -15,7 +15,7 @@ import (
 	"sallyport/internal/ipc"
 )
 
-// The test binary is the process too: a Warden starts it again as one.
+// The test binary is the process too: a Supervisor starts it again as one.
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == "gateway" {
 		if err := play(); err != nil {

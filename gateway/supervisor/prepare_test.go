@@ -77,9 +77,9 @@ func (p *proxied) fetch() (string, error) {
 func (p *proxied) use(t *testing.T, doc policy.Document) error {
 	t.Helper()
 	revision := compiled(t, doc)
-	err := p.warden.Prepare(t.Context(), doc, revision, time.Millisecond)
+	err := p.supervisor.Prepare(t.Context(), doc, revision, time.Millisecond)
 	if err == nil {
-		p.warden.Use(doc, revision)
+		p.supervisor.Use(doc, revision)
 	}
 	return err
 }
@@ -111,9 +111,9 @@ func overrule(t *testing.T, taken string) (still bool) {
 	if got, err := p.fetch(); got != "200 hello" {
 		t.Fatalf("before: %s, %v", got, err)
 	}
-	was := p.warden.Status().PID
+	was := p.supervisor.Status().PID
 	if strings.HasPrefix(taken, "never") {
-		p.warden.patience = 300 * time.Millisecond
+		p.supervisor.patience = 300 * time.Millisecond
 	}
 	began := time.Now()
 	stood := standsStill(t, was)
@@ -124,7 +124,7 @@ func overrule(t *testing.T, taken string) (still bool) {
 	if d := time.Since(began); d > startWithin/2 {
 		t.Errorf("it took %v", d)
 	}
-	p.warden.patience = workerapi.AnswerWithin
+	p.supervisor.patience = workerapi.AnswerWithin
 	left := p.arrived.Load()
 	// A connection that was in the queue of the one that was ended is reset.
 	var got string
@@ -138,7 +138,7 @@ func overrule(t *testing.T, taken string) (still bool) {
 	if n := p.arrived.Load(); n != left {
 		t.Errorf("%d requests left after the policy was in force", n-left)
 	}
-	status := p.warden.Status()
+	status := p.supervisor.Status()
 	if (status.PID == was) != (taken == "") {
 		t.Errorf("the process was %d and is %d", was, status.PID)
 	}
@@ -146,14 +146,14 @@ func overrule(t *testing.T, taken string) (still bool) {
 		t.Errorf("the status says %q", status.Failure)
 	}
 	// Its follower takes policies as ever.
-	is := p.warden.Status().PID
+	is := p.supervisor.Status().PID
 	if err := p.use(t, p.allow); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := p.fetch(); got != "200 hello" {
 		t.Errorf("allowed again: %.100s, %v", got, err)
 	}
-	if now := p.warden.Status().PID; now != is {
+	if now := p.supervisor.Status().PID; now != is {
 		t.Errorf("the process was %d and is %d", is, now)
 	}
 	return still
@@ -183,18 +183,18 @@ func standsStill(t *testing.T, pid int) func() bool {
 // A policy that no process can compile stays out, and ends none.
 func TestPolicyThatIsBad(t *testing.T) {
 	p := newProxied(t, "")
-	was := p.warden.Status().PID
+	was := p.supervisor.Status().PID
 	other := compiled(t, policy.Document{}) // not what it is prepared for
 	doc := p.allow
 	doc.Egress = append(doc.Egress[:1:1], policy.EgressRule{Destination: "other.example.test"})
-	err := p.warden.Prepare(t.Context(), doc, other, time.Millisecond)
+	err := p.supervisor.Prepare(t.Context(), doc, other, time.Millisecond)
 	if err == nil || !strings.Contains(err.Error(), "did its files change just now?") {
 		t.Errorf("got %v", err)
 	}
 	if got, err := p.fetch(); got != "200 hello" {
 		t.Errorf("the policy of before: %.100s, %v", got, err)
 	}
-	if is := p.warden.Status(); is.PID != was || is.Restarts != 0 {
+	if is := p.supervisor.Status(); is.PID != was || is.Restarts != 0 {
 		t.Errorf("the process was %d and is %+v", was, is)
 	}
 }

@@ -18,12 +18,12 @@ import (
 	"sallyport/policy/engine"
 )
 
-// house is a Warden with its process.
+// house is a Supervisor with its worker.
 type house struct {
-	warden *Supervisor
-	view   *jail.View
-	trail  *AuditLog
-	audit  string
+	supervisor *Supervisor
+	view       *jail.View
+	trail      *AuditLog
+	audit      string
 }
 
 const houseSegment = 1 << 20
@@ -34,9 +34,9 @@ func newHouse(t *testing.T, doc policy.Document, taken string, change func(*Opti
 	t.Helper()
 	lacking := ""
 	if os.Geteuid() != 0 {
-		lacking = "a cell with a root of its own needs root"
+		lacking = "a jail with a root of its own needs root"
 	} else if _, _, e := syscall.AllThreadsSyscall(syscall.SYS_GETPID, 0, 0, 0); e == syscall.ENOTSUP {
-		lacking = "a program built with cgo cannot enter a cell"
+		lacking = "a program built with cgo cannot enter a jail"
 	}
 	if lacking != "" && os.Getenv("CI") == "true" {
 		t.Fatal(lacking)
@@ -108,11 +108,11 @@ func compiled(t *testing.T, doc policy.Document) string {
 	return p.Revision()
 }
 
-// A process writes the log within the limits of its cell, over ends of segments,
+// A process writes the log within the limits of its jail, over ends of segments,
 // and so does the one that follows it when it is killed.
 func TestProcess(t *testing.T) {
 	h := newHouse(t, policy.Document{}, "", nil)
-	w, trail := h.warden, h.trail
+	w, trail := h.supervisor, h.trail
 	for round := range 2 {
 		for range 100 {
 			e := event()

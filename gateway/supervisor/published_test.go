@@ -50,9 +50,9 @@ func TestWakeIsChecked(t *testing.T) {
 // be recorded until the log is taken back, which is done when the process has ended.
 func TestWakeOutlivesTheProcess(t *testing.T) {
 	s := newScene(t)
-	s.warden.o.Exposures = func() []gateway.Exposure { return []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}} }
+	s.supervisor.o.Exposures = func() []gateway.Exposure { return []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}} }
 	begun, back, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	s.warden.o.Wake = func(context.Context, string) (gateway.Identity, error) {
+	s.supervisor.o.Wake = func(context.Context, string) (gateway.Identity, error) {
 		close(begun)
 		<-back
 		close(over)

@@ -43,13 +43,13 @@ func (v *vault) Read(context.Context) (credential.Material, error) {
 	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(*v.value.Load())}, Version: "1"}, nil
 }
 
-// scene is a Warden and the far end of its link, which a test plays.
+// scene is a Supervisor and the far end of its connection, which a test plays.
 type scene struct {
-	warden *Supervisor
-	vault  *vault
-	audit  string
-	child  *ipc.Peer
-	ended  <-chan error // of the Warden's side
+	supervisor *Supervisor
+	vault      *vault
+	audit      string
+	child      *ipc.Peer
+	ended      <-chan error // of the supervisor's side
 }
 
 const (
@@ -185,9 +185,9 @@ func TestQuestions(t *testing.T) {
 	if !errors.Is(full, resolver.ErrTableFull) {
 		t.Errorf("the 20th name of 8: %v", full)
 	}
-	// What only the Warden may ask ends the link.
+	// What only the supervisor may ask ends the connection.
 	if err := s.child.Call(t.Context(), workerapi.MethodStop, workerapi.StopRequest{}, &workerapi.StopReply{}); !errors.Is(err, ipc.ErrClosed) {
-		t.Errorf("the process stops the Warden: %v", err)
+		t.Errorf("the worker stops the supervisor: %v", err)
 	}
 	if err := <-s.ended; !errors.Is(err, ipc.ErrProtocol) {
 		t.Errorf("the link ended with %v", err)

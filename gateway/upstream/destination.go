@@ -26,9 +26,9 @@ const (
 
 // destination carries requests of one sandbox, with one credential, to one place.
 type destination struct {
-	pool   *Pool
-	tenant *sandboxPool
-	route  Route
+	pool    *Pool
+	sandbox *sandboxPool
+	route   Route
 
 	scheme    string
 	authority string // host:port
@@ -57,7 +57,7 @@ func (p *Pool) destination(t *sandboxPool, r Route) (*destination, error) {
 		return nil, &Error{Kind: KindRule, Host: r.Host, Port: r.Port, Err: err}
 	}
 	d := &destination{
-		pool: p, tenant: t, route: r,
+		pool: p, sandbox: t, route: r,
 		scheme:    "http",
 		authority: hostPort(r.Host, r.Port),
 		bare:      r.Host,
@@ -197,7 +197,7 @@ func (d *destination) dial(ctx context.Context) (stream, error) {
 // connect opens one TCP connection. Every address is judged by the hook that runs
 // between socket(2) and connect(2), so nothing can change in between.
 func (d *destination) connect(ctx context.Context) (*conn, error) {
-	if err := d.tenant.reserve(); err != nil {
+	if err := d.sandbox.reserve(); err != nil {
 		return nil, err
 	}
 	var denied atomic.Pointer[AddressError]
@@ -219,7 +219,7 @@ func (d *destination) connect(ctx context.Context) (*conn, error) {
 	}
 	c, err := dialer.DialContext(ctx, "tcp", dialled)
 	if err != nil {
-		d.tenant.opened(nil)
+		d.sandbox.opened(nil)
 		// Of several addresses the dialer reports the first's failure; one that
 		// we refused says more.
 		if a := denied.Load(); a != nil {
@@ -227,7 +227,7 @@ func (d *destination) connect(ctx context.Context) (*conn, error) {
 		}
 		return nil, err
 	}
-	return d.tenant.opened(c.(*net.TCPConn)) // what "tcp" always is
+	return d.sandbox.opened(c.(*net.TCPConn)) // what "tcp" always is
 }
 
 func (d *destination) judge(address string) *AddressError {

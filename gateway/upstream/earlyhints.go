@@ -10,7 +10,7 @@ import (
 	"sallyport/gateway/http1"
 )
 
-// Bounds of what an upstream may say before its response.
+// maxInformational bounds the 1xx responses before a response.
 const maxInformational = 32
 
 var (
@@ -18,12 +18,12 @@ var (
 	errSwitch        = errors.New("HTTP/2 has no status 101")
 )
 
-// informationalKey is the context's key for what wants to know of 1xx responses.
+// informationalKey is the type of InformationalKey.
 type informationalKey struct{}
 
-// Informational is what a request's context answers for InformationalKey: a
-// function that gets the 1xx responses that come before its response, except
-// for 100 and 101. It is called before RoundTrip returns.
+// Informational gets the 1xx responses that come before a response, except 100 and 101. It
+// is the value of a request's context under InformationalKey, and is called before
+// RoundTrip returns.
 type Informational func(code int, h http.Header)
 
 // InformationalKey is the key of an Informational.
@@ -34,9 +34,9 @@ func informational(ctx context.Context) Informational {
 	return f
 }
 
-// hints passes the 1xx responses to one request on, in a goroutine of its own:
-// the library reports them from the one that reads for all requests of the
-// connection, and who gets them may be slow.
+// earlyHints passes the 1xx responses of one request on, in a goroutine of its own: the
+// library reports them from the goroutine that reads for all requests of the connection,
+// and their receiver may be slow.
 type earlyHints struct {
 	to     Informational
 	count  int // of responses
@@ -54,7 +54,7 @@ type informationalResponse struct {
 	header http.Header
 }
 
-// receive is a httptrace.ClientTrace's Got1xxResponse.
+// receive is httptrace.ClientTrace.Got1xxResponse.
 func (h *earlyHints) receive(code int, header textproto.MIMEHeader) error {
 	switch code {
 	case http.StatusContinue:

@@ -11,8 +11,8 @@ import (
 	"sallyport/gateway/http1"
 )
 
-// h2Request is a request by HTTP/2 under way: its context, by which the library's
-// calls for a connection are known to be its, and later its response's body.
+// h2Request is an HTTP/2 request under way. It is the request's context, by which the
+// library's dials are matched to it, and later the body of its response.
 type h2Request struct {
 	context.Context
 	io.ReadCloser
@@ -85,9 +85,10 @@ func (t *h2Request) Close() error {
 	return err
 }
 
-// bodiless is the body of a response that has none by its status (RFC 9110, sections 15.3.5 and
-// 15.4.5), whatever length its head names: that is of what another answer would have. The library
-// takes such a response for one that was cut short. There may be trailers behind it.
+// bodiless is the body of a response that has none by its status (RFC 9110, sections
+// 15.3.5 and 15.4.5). Its head may still name the length of the body that another answer
+// would have; the library takes such a response for one that was cut short. Trailers may
+// follow.
 type bodiless struct{ io.ReadCloser }
 
 func (b bodiless) Read(p []byte) (int, error) {
@@ -103,8 +104,8 @@ func (b bodiless) Read(p []byte) (int, error) {
 
 var errContent = errors.New("a response with a body that its status does not have")
 
-// unread is a request's body that is not closed before it has been read from:
-// the library closes that of a request which it has not sent, and tries again.
+// unread is a request's body that stays open until it is first read from: the library
+// closes the body of a request that it has not sent, and tries again.
 type unread struct {
 	io.ReadCloser
 	begun atomic.Bool
@@ -124,7 +125,7 @@ func (u *unread) Close() error {
 	return u.ReadCloser.Close()
 }
 
-// again is a http.Request's GetBody.
+// again is http.Request.GetBody.
 func (u *unread) again() (io.ReadCloser, error) {
 	if u.begun.Load() {
 		return nil, errBegun

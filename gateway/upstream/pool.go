@@ -8,7 +8,7 @@
 // inside of what a proxy opens; that a connection or TLS session made for one
 // sandbox, credential or way of reaching the destination serves no other; and
 // that a RoundTripper sends nothing to another destination than its route's. It
-// asks no policy: who calls it has decided already.
+// asks no policy: its caller has decided already.
 package upstream
 
 import (
@@ -38,8 +38,8 @@ type Options struct {
 	// Local lists this host's own addresses (as /32 or /128) and the sandbox
 	// networks. It is called for every connection; default: none.
 	Local func() []netip.Prefix
-	// Logins gives what proxies ask for. Default: none, so that a proxy with a
-	// login cannot be used.
+	// Logins returns the logins of proxies. Default: none, so that a proxy with a login
+	// cannot be used.
 	Logins Logins
 	Logger *slog.Logger // default: slog.Default()
 	// DialTimeout bounds lookup and TCP connection. Default: 10 s.
@@ -53,7 +53,8 @@ type Options struct {
 	HeaderTimeout time.Duration
 }
 
-// Route says on whose behalf, with what and how a destination is reached.
+// Route is a destination, the way to it, and the sandbox and credential that it is reached
+// for.
 type Route struct {
 	Sandbox    string // ID
 	Credential string // names of what is injected, empty for none
@@ -94,10 +95,10 @@ func New(o Options) *Pool {
 	return &Pool{o: o, sandboxes: map[string]*sandboxPool{}, windows: quota.New(wideWindows, wideWindowsOfOne)}
 }
 
-// RoundTripper returns what carries requests to the route's destination. It
-// refuses a request whose URL or Host names another one. Get it anew for each
-// request: it is cheap, and follows a roots file that changes, a second later at
-// most. Its errors, and those of RoundTrip, are *Error.
+// RoundTripper returns the transport of the route's destination, which refuses requests
+// whose URL or Host names another one. Get it anew for each request: that is cheap, and a
+// changed roots file is used a second later at most. Its errors, and those of RoundTrip,
+// are *Error.
 func (p *Pool) RoundTripper(r Route) (http.RoundTripper, error) {
 	r.Host = normal(r.Host)
 	t, err := p.sandbox(r)
@@ -143,7 +144,7 @@ func (p *Pool) Dial(ctx context.Context, r Route) (net.Conn, error) {
 	return c, nil
 }
 
-// Forget closes every connection that was opened for a sandbox, also those in use.
+// Forget closes every connection of a sandbox, also those in use.
 func (p *Pool) Forget(sandbox string) {
 	p.mu.Lock()
 	t := p.sandboxes[sandbox]
@@ -154,9 +155,8 @@ func (p *Pool) Forget(sandbox string) {
 	}
 }
 
-// Retire lets go of the destinations whose routes are gone: their idle connections
-// are closed at once, the others after their last response, and no request finds
-// them again.
+// Retire drops the destinations whose routes are gone: idle connections are closed at
+// once, others after their last response, and no new request uses them.
 func (p *Pool) Retire(gone func(Route) bool) {
 	p.mu.RLock()
 	all := make([]*sandboxPool, 0, len(p.sandboxes))

@@ -13,7 +13,7 @@ var (
 	errClosed = errors.New("the sandbox is gone")
 )
 
-// sandboxPool holds what was opened for one sandbox.
+// sandboxPool holds the destinations and connections of one sandbox.
 type sandboxPool struct {
 	mu           sync.Mutex
 	destinations *simplelru.LRU[key, *destination]
@@ -29,7 +29,7 @@ func newSandboxPool() *sandboxPool {
 	return t
 }
 
-// lookup returns the destination if it trusts what its roots file now says.
+// lookup returns the destination, if it trusts the present content of its roots file.
 func (t *sandboxPool) lookup(k key, r *roots) *destination {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -39,7 +39,7 @@ func (t *sandboxPool) lookup(k key, r *roots) *destination {
 	return nil
 }
 
-// store returns the destination to use: d, or the one that a concurrent caller kept.
+// store returns the destination to use: d, or the one that a concurrent caller stored.
 func (t *sandboxPool) store(k key, d *destination) *destination {
 	t.mu.Lock()
 	old, ok := t.destinations.Get(k)
@@ -58,7 +58,7 @@ func (t *sandboxPool) store(k key, d *destination) *destination {
 	return d
 }
 
-// reserve takes a place for a connection, at the cost of idle ones.
+// reserve takes a place for a connection, and closes idle ones if there is none.
 func (t *sandboxPool) reserve() error {
 	for idleClosed := false; ; idleClosed = true {
 		t.mu.Lock()
@@ -82,7 +82,7 @@ func (t *sandboxPool) reserve() error {
 	}
 }
 
-// opened gives the place back, to the connection if there is one.
+// opened gives the place to the connection that was opened, or back if there is none.
 func (t *sandboxPool) opened(c *net.TCPConn) (*conn, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -98,7 +98,7 @@ func (t *sandboxPool) opened(c *net.TCPConn) (*conn, error) {
 	return own, nil
 }
 
-// retire asks about each route without holding up who looks for another.
+// retire asks about each route without the lock, so that requests can go on.
 func (t *sandboxPool) retire(gone func(Route) bool) {
 	t.mu.Lock()
 	all := t.destinations.Values()
@@ -135,8 +135,8 @@ func (t *sandboxPool) close() {
 	}
 }
 
-// conn leaves its tenant when it is closed. Embedding the TCP connection keeps
-// splice(2) for tunnels.
+// conn leaves its pool when it is closed. It embeds the TCP connection so that tunnels can
+// use splice(2).
 type conn struct {
 	*net.TCPConn
 	pool *sandboxPool

@@ -15,7 +15,9 @@ import (
 func TestTables(t *testing.T) {
 	w := newWorker(nil, jail.State{})
 	a, b := netip.MustParseAddr("10.231.0.2"), netip.MustParseAddr("10.231.0.3")
-	box := func(id, team string) *policy.Sandbox { return &policy.Sandbox{ID: id, Tags: map[string]string{"team": team}} }
+	box := func(id, team string) *policy.Sandbox {
+		return &policy.Sandbox{ID: id, Tags: map[string]string{"team": team}}
+	}
 	type sandboxes = map[netip.Addr]*policy.Sandbox
 	for _, tt := range []struct {
 		name      string

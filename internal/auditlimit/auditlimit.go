@@ -1,6 +1,6 @@
-// Package auditlimit bounds how many refusals are put on record: who is refused must
-// not fill the disk, nor hide the refusals of others. None is lost: one that is recorded
-// counts those before it that were not.
+// Package auditlimit bounds the audit events for refusals: a client that is refused
+// without end must not fill the disk, nor hide the refusals of others. Each event
+// counts the refusals before it that got none, so that none is lost.
 package auditlimit
 
 import (
@@ -10,15 +10,15 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Of each source one refusal in a while is a record of its own, and so many are at
-// once. Sources beyond a number are counted together.
+// Each source has an event every 10 seconds in the long run, and 20 at once. Sources
+// beyond 64 are counted together.
 const (
 	Every   = 10 * time.Second
 	Burst   = 20
 	Sources = 64
 )
 
-// Limit is safe for concurrent use.
+// Limit decides which refusals get an event. It is safe for concurrent use.
 type Limit struct {
 	mu   sync.Mutex
 	of   map[string]*source
@@ -32,11 +32,11 @@ type source struct {
 
 func newSource() *source { return &source{rate: rate.NewLimiter(rate.Every(Every), Burst)} }
 
-// New returns a limit of Every, Burst and Sources.
+// New returns a Limit without sources.
 func New() *Limit { return &Limit{of: map[string]*source{}, rest: newSource()} }
 
-// Count is told of a refusal of a source, and says for how many a record now stands; 0:
-// none is made now.
+// Count counts a refusal of a source. It returns the number of refusals that an event now
+// stands for, or 0 if no event is to be made.
 func (l *Limit) Count(from string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -31,7 +31,7 @@ import (
 	"time"
 )
 
-// Method says what is called. Both sides give it the same meaning.
+// Method is a call's name. Both sides give it the same meaning.
 type Method uint8
 
 // Handler answers one method. ctx is done when the link ends.
@@ -57,7 +57,7 @@ func HandleFile[In, Out any](f func(context.Context, In) (Out, *os.File, error))
 	}
 }
 
-// None is the body of what has nothing to say.
+// None is an empty body.
 type None struct{}
 
 // Options of a Peer. The zero Options answers nothing.
@@ -77,7 +77,7 @@ type Options struct {
 	MaxOut int
 	// MaxCalls bounds the other side's calls that are under way. Default: 256.
 	MaxCalls int
-	// Files says that the other side may send files. Default: it may not.
+	// Files permits the other side to send files. Default: it may not.
 	Files bool
 	// Patience is for how long the other side may not read. Default: 10 s.
 	Patience time.Duration

@@ -12,8 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// State is what holds of a confined process beside the filter, for those who
-// look after it.
+// State is a process's confinement beside the seccomp filter.
 type State struct {
 	UID  int
 	Root bool // has a root of its own
@@ -22,11 +21,11 @@ type State struct {
 	Landlock int
 }
 
-// Confine closes the cell behind the calling process, all of its threads, for
-// good. Without a root of its own it may read what is at or below the paths and
-// nothing else; with one, all of that.
+// Confine closes the jail around the calling process, all of its threads, for good.
+// Without a root directory of its own the process may read the paths and everything below
+// them, and nothing else; with one, all of that.
 //
-// It fails where the process is not what [Enter] makes.
+// It fails in a process that [Enter] has not prepared.
 func Confine(paths ...string) (State, error) {
 	s, err := confine(paths)
 	if err != nil {
@@ -55,7 +54,7 @@ func confine(paths []string) (State, error) {
 		return s, err
 	}
 	if !s.Root && s.Landlock == 0 {
-		return s, errors.New("this kernel has no Landlock: a cell needs that, or root")
+		return s, errors.New("this kernel has no Landlock: a jail needs that, or root")
 	}
 	if err := installFilter(); err != nil {
 		return s, err
@@ -87,8 +86,7 @@ func check() error {
 	return nil
 }
 
-// Landlock is the version of the kernel's, 0 where it is not built in or turned
-// off.
+// Landlock is the kernel's version of Landlock; 0 if it is not built in or turned off.
 func Landlock() int {
 	version, err := llsys.LandlockGetABIVersion()
 	if err != nil {

@@ -14,11 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Enter makes a process that [Start] began what it is to be: it takes its root
-// and gives up every privilege, on all of its threads. It has done nothing
-// before, so that its memory holds nothing of a time with privileges. In a
-// process that Start has not begun it does nothing; one that gets an error must
-// end.
+// Enter gives the process its root directory and drops every privilege, on all of its
+// threads. Call it first in a process that [Start] began, so that its memory holds nothing
+// from a time with privileges; a process that gets an error must end. In any other process
+// it does nothing.
 func Enter() error {
 	text, ok := os.LookupEnv(marker)
 	if !ok {
@@ -26,15 +25,15 @@ func Enter() error {
 	}
 	var p plan
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
-		return fmt.Errorf("entering the cell: %w", err)
+		return fmt.Errorf("entering the jail: %w", err)
 	}
 	if err := p.enter(); err != nil {
-		return fmt.Errorf("entering the cell: %w", err)
+		return fmt.Errorf("entering the jail: %w", err)
 	}
 	return os.Unsetenv(marker)
 }
 
-// owned says that this process has a root of its own.
+// owned reports that this process has a root directory of its own.
 var owned atomic.Bool
 
 func (p *plan) enter() error {
@@ -95,7 +94,7 @@ func onAllThreads(number uintptr, a ...uintptr) error {
 
 // CloseOthers closes the descriptors from first on that this process came with, and leaves
 // those of Go's runtime. It is for a process that has just begun: all that Go opens
-// closes by itself at execve(2), but not all that the one who starts cells was
+// closes by itself at execve(2), but not all that the one who starts jails was
 // started with need do.
 func CloseOthers(first int) error {
 	entries, err := os.ReadDir("/proc/self/fd")

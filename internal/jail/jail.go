@@ -20,9 +20,9 @@
 //     no core, and cannot be looked into by processes of its own user;
 //   - it dies with the thread that started it.
 //
-// It shares the network of who started it, where carrying bytes there is its
-// work ([Spec.Offline]). What a descriptor allows that it was given, it can do. Without root
-// there is no other user and no root of its own: the rest holds.
+// It shares the network of the process that started it, unless [Spec.Offline] is
+// set. It can use each descriptor that it was given. Without root it has no user and
+// no root directory of its own; everything else holds.
 package jail
 
 import (
@@ -32,12 +32,12 @@ import (
 	"strconv"
 )
 
-// IDs is the user and group that a cell runs as.
+// IDs is the user and group of a jailed process.
 type IDs struct{ UID, GID int }
 
-// Nobody is used where there is no user made for the purpose: a number that
-// neither distributions nor systemd give to anybody
-// (https://systemd.io/UIDS-GIDS), nor user namespaces by default.
+// Nobody is the user where none was made for the purpose: a number that neither
+// distributions nor systemd assign (https://systemd.io/UIDS-GIDS), nor user namespaces by
+// default.
 const Nobody = 2031023100
 
 // DefaultUser is looked for when no user is configured.
@@ -79,7 +79,7 @@ func lookup(name string) (IDs, error) {
 	return IDs{uid, gid}, err
 }
 
-// Spec says what runs in a cell.
+// Spec is the process to start, and its bounds.
 type Spec struct {
 	// Args are the program's, its name first. The program is this one.
 	Args []string
@@ -93,7 +93,7 @@ type Spec struct {
 	// Root is the folder that becomes its root. It is needed by root, and
 	// without effect for others.
 	Root string
-	// IDs is whom it runs as; the same.
+	// IDs is its user and group; likewise.
 	IDs IDs
 	// OpenFiles is how many descriptors it may have (RLIMIT_NOFILE). Default:
 	// 262144, or what the host allows.

@@ -116,10 +116,10 @@ func end(err error, said string) ending {
 	return ending{w.ExitStatus(), 0, said}
 }
 
-// inside makes an attempt in a cell.
+// inside makes an attempt in a jail.
 func (s *scene) inside(name string) ending { s.t.Helper(); return s.started(name, Spec{}) }
 
-// started makes an attempt in a cell of some kind.
+// started makes an attempt in a jail of some kind.
 func (s *scene) started(name string, spec Spec) ending {
 	s.t.Helper()
 	r, w, err := os.Pipe()

@@ -11,7 +11,7 @@ import (
 	"sallyport/internal/test/testnet"
 )
 
-// role is what this binary does when it is not the test: an attempt, in a cell
+// role is what this binary does when it is not the test: an attempt, in a jail
 // or outside of one.
 const role = "SALLYPORT_TEST_ATTEMPT"
 
@@ -101,7 +101,7 @@ func grow() int {
 	return exitDone
 }
 
-// keep starts a cell and stays until it is killed.
+// keep starts a jail and stays until it is killed.
 func keep() int {
 	p, err := Start(Spec{
 		Args: []string{"attempt"}, Env: append(runtimeEnv, role+"=stay", "SALLYPORT_TEST_CONFINE=1"),
@@ -116,7 +116,7 @@ func keep() int {
 	return exitDone
 }
 
-// startAgain makes an attempt in a cell that this process, which is not root,
+// startAgain makes an attempt in a jail that this process, which is not root,
 // starts.
 func startAgain(name string) int {
 	p, err := Start(Spec{

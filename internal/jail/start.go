@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Process is a program in its cell.
+// Process is a program in its jail.
 type Process struct {
 	cmd  *exec.Cmd
 	done chan struct{}
@@ -35,10 +35,10 @@ type plan struct {
 // marker carries the plan. The program itself never has it.
 const marker = "SALLYPORT_JAIL"
 
-// namespaces are the cell's own. The network is among them for one that is Offline.
+// namespaces are the jail's own; so is the network of an Offline one.
 const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS
 
-// Start begins the program of this process again, in a cell. There it must call
+// Start starts the program of this process again, in a jail. The new process must call
 // [Enter] before anything else, then [Confine].
 func Start(s Spec) (*Process, error) {
 	p := plan{Files: len(s.Files), OpenFiles: s.OpenFiles, FileSize: s.FileSize, Memory: s.Memory, Spare: s.Spare, Drop: os.Geteuid() == 0}
@@ -51,7 +51,7 @@ func Start(s Spec) (*Process, error) {
 	attr := &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if p.Drop {
 		if s.Root == "" || s.IDs.UID == 0 || s.IDs.GID == 0 {
-			return nil, errors.New("starting a cell: root must say whom it is for, and its root")
+			return nil, errors.New("starting a jail: root must name its user and its root directory")
 		}
 		p.Root, p.IDs = s.Root, s.IDs
 		attr.Cloneflags = namespaces
@@ -86,12 +86,12 @@ func Start(s Spec) (*Process, error) {
 		}
 	}()
 	if err := <-started; err != nil {
-		return nil, fmt.Errorf("starting a cell: %w", err)
+		return nil, fmt.Errorf("starting a jail: %w", err)
 	}
 	return process, nil
 }
 
-// PID is its number here; in its cell it has another.
+// PID is the process's number here; inside the jail it has another.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Done is closed when the process has ended and has been waited for.
@@ -103,10 +103,10 @@ func (p *Process) Wait() error {
 	return p.err
 }
 
-// Pause has all of its threads stand still until Resume.
+// Pause stops all of its threads until Resume.
 func (p *Process) Pause() { _ = p.cmd.Process.Signal(syscall.SIGSTOP) }
 
-// Resume has it go on.
+// Resume lets its threads go on.
 func (p *Process) Resume() { _ = p.cmd.Process.Signal(syscall.SIGCONT) }
 
 // Kill ends it at once.

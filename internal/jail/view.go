@@ -19,9 +19,9 @@ const refreshEvery = time.Second
 // maxCopy bounds a file that is copied, in bytes.
 const maxCopy = 4 << 20
 
-// View is a folder that a cell has for its root: copies, so that no file of the
-// host's is reachable, under the names that the originals have. What is written
-// to it is seen inside at once. It is safe for concurrent use.
+// View is the folder that becomes a jail's root: copies under the names of the originals,
+// so that no file of the host is reachable. Changes are seen inside at once. View is safe
+// for concurrent use.
 type View struct {
 	dir string
 	log *slog.Logger
@@ -52,7 +52,7 @@ func OpenView(dir string, log *slog.Logger) (*View, error) {
 		err = folder(dir)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("making the cell's root: %w", err)
+		return nil, fmt.Errorf("making the jail's root: %w", err)
 	}
 	return &View{dir: filepath.Clean(dir), log: log, copies: map[string]*copied{}}, nil
 }
@@ -144,7 +144,7 @@ func (v *View) Watch(ctx context.Context) {
 		err := v.refresh()
 		v.mu.Unlock()
 		if err != nil {
-			v.log.Warn("a file cannot be shown in the cell", "error", err)
+			v.log.Warn("a file cannot be shown in the jail", "error", err)
 		}
 	}
 }

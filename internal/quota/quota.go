@@ -1,13 +1,13 @@
-// Package quota divides places for what goes on at once, so that neither a sandbox nor
-// an owner of many takes all of them from the others. Who finds none is refused at
-// once: nobody stands in a queue that others fill.
+// Package quota divides places among sandboxes and their owners, so that neither one
+// sandbox nor one owner of many takes all of them. A caller that finds no place is
+// refused at once: there is no queue that others could fill.
 package quota
 
 import "sync"
 
-// Places are a number of places: each sandbox has a bound, each owner no more than are
-// left for all others (half of all for one alone, a third for each of two), and all
-// have one. It is safe for concurrent use.
+// Places are a number of places. A sandbox has at most its bound, an owner at most as many
+// as are left for all others (half of all for one owner alone, a third for each of two).
+// Places is safe for concurrent use.
 type Places struct {
 	most, ofOne, least int
 
@@ -17,21 +17,21 @@ type Places struct {
 	all    int
 }
 
-// New returns places that nobody has: most in all, ofOne for a sandbox.
+// New returns free places: most in all, ofOne for a sandbox.
 func New(most, ofOne int) *Places {
 	return &Places{most: most, ofOne: ofOne, of: map[string]int{}, owners: map[string]int{}}
 }
 
-// Least lets each sandbox have n places whatever the others have taken, beyond the bound
-// of all where need be: however many sandboxes work together, none is left with nothing.
-// It returns p and is called before any other method.
+// Least lets each sandbox have n places whatever others have taken, beyond the bound of
+// all if need be: many sandboxes together cannot leave one without any. It returns p and
+// must be called before any other method.
 func (p *Places) Least(n int) *Places {
 	p.least = n
 	return p
 }
 
-// Enter takes a place for a sandbox, by its ID, of an owner. The empty owner is one as
-// any other. Who has entered leaves.
+// Enter takes a place for a sandbox, by its ID, of an owner, and reports whether there was
+// one. The empty owner is an owner like any other. Call Leave afterwards.
 func (p *Places) Enter(id, owner string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,7 +42,7 @@ func (p *Places) Enter(id, owner string) bool {
 	return true
 }
 
-// Restore takes a place that was taken before a restart, whatever there is room for.
+// Restore takes a place that was taken before a restart, whatever the bounds.
 func (p *Places) Restore(id, owner string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -65,7 +65,7 @@ func (p *Places) Leave(id, owner string) {
 	less(p.owners, owner)
 }
 
-// Taken is how many places are taken, in all.
+// Taken is the number of places taken, in all.
 func (p *Places) Taken() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()

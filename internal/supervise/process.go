@@ -15,7 +15,7 @@ import (
 	"sallyport/internal/jail"
 )
 
-// endWithin is how long a process may go on after its link has ended.
+// endWithin is how long a process may run after its connection has ended.
 const endWithin = 5 * time.Second
 
 // Child is a process as a [jail.Process] is.
@@ -28,11 +28,11 @@ type Child interface {
 	Kill()
 }
 
-// Process is one of a Keeper's, and the link to it.
+// Process is one process of a Restarter, and the connection to it.
 type Process struct {
 	Child
 	Peer *ipc.Peer
-	// State is what the process reports of its own confinement. Start or Serve sets it.
+	// State is the process's own report of its confinement. Init or Serve sets it.
 	State jail.State
 
 	keeper    *Restarter
@@ -79,7 +79,8 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// end returns how it has ended, when it has. It ends when its link does.
+// end waits for the process's end, which follows that of its connection, and returns its
+// cause.
 func (p *Process) end() error {
 	select {
 	case <-p.Done():
@@ -113,10 +114,11 @@ func (p *Process) isGone() bool {
 	}
 }
 
-// Context is done when it has ended.
+// Context is done when the process has ended.
 func (p *Process) Context() context.Context { return p.ctx }
 
-// notify tells it something. It is ended when it does not take it within a time.
+// Notify calls a method of the process. A process that does not answer within the time is
+// ended.
 func (p *Process) Notify(within time.Duration, m ipc.Method, what any) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
@@ -125,7 +127,7 @@ func (p *Process) Notify(within time.Duration, m ipc.Method, what any) {
 	}
 }
 
-// End ends it at once, unless it has ended: it does not do as it is told.
+// End kills the process, which does not do as it is told, unless it has ended.
 func (p *Process) End(why error) {
 	k := p.keeper
 	k.mu.Lock()
@@ -139,14 +141,14 @@ func (p *Process) End(why error) {
 	_ = p.Peer.Close()
 }
 
-// Limit bounds what a process may say on its standard error.
+// OutputLimit bounds a process's standard error.
 type OutputLimit struct {
 	Line  int        // bytes of a line; of a longer one the rest is dropped
 	Rate  rate.Limit // lines a second in the long run
 	Burst int        // and at once: a crash's stacks
 }
 
-// readOutput passes on what it says, until it says nothing more.
+// readOutput passes the process's output on until its end.
 func (p *Process) readOutput(r io.ReadCloser) {
 	defer close(p.heard)
 	defer r.Close()

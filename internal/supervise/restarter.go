@@ -1,23 +1,21 @@
-// Package supervise keeps one confined process going, and the link to it.
+// Package supervise runs one jailed process, restarts it when it ends, and keeps the
+// connection to it.
 //
-// A [Keeper] starts a process in a cell (package cell) with what its owner has for
-// it, and the two call each other over a link (package link). It guarantees:
+// A [Restarter] starts a process in a jail (package jail); its owner and the process
+// call each other over one socket (package ipc). It guarantees:
 //
-//   - there is one process at a time. The next is started when the one before has
-//     been waited for, its link has ended, no call of its is being answered, all
-//     that it said has been heard, and the owner has seen to what it left behind;
-//   - before the next start it waits: 100 ms, twice as long after each further end or
-//     start that failed, at most 30 s; after a process that served for a second or more
-//     at most a tenth of that time, and anew after one that served for a minute. One that
-//     crashes whenever it is up is no load;
-//   - a process that does not do as it is told is killed, and so is one that goes
-//     on for five seconds after its link has ended;
-//   - what it says on its standard error is passed on in lines, of which it has no
-//     more than its [Voice] allows, and its end waits for the last of them;
-//   - no process is started or stopped while somebody holds its life
-//     ([Keeper.Hold]), and none is started after [Keeper.Stop].
-//
-// What the process is for is its owner's affair, and what it may do the cell's.
+//   - there is one process at a time. The next one starts when the one before has
+//     been waited for, its connection has ended, none of its calls is being answered,
+//     its output has been read, and the owner has cleaned up after it;
+//   - the wait before a restart is 100 ms, doubles with each further end or failed
+//     start, and is at most 30 s. After a process that served for a second or more it
+//     is at most a tenth of that time, and it starts again at 100 ms after one that
+//     served for a minute;
+//   - a process that does not take what it is told is killed, and so is one that runs
+//     for five seconds after its connection has ended;
+//   - its standard error is passed on in lines, within [OutputLimit];
+//   - no process is started or stopped while a caller has [Restarter.Hold], and none
+//     is started after [Restarter.Stop].
 package supervise
 
 import (
@@ -44,34 +42,33 @@ const (
 	servedShare  = 10          // a wait is one part of so many of what was served
 )
 
-// Options of a Keeper: what it keeps, and its owner's part in that. All are needed
-// but Start, Back and Launch. Ready, Start, Serve and Ended follow each other: none
-// is called while another goes on.
+// Options of a Restarter. All are required but Init, OnRestart and Launch. Spec, Init,
+// Serve and Cleanup never run at the same time.
 type Options struct {
-	// Name is what the log calls the process.
+	// Name is the process's name in the log.
 	Name   string
 	Logger *slog.Logger
-	// Output takes what the process says on its standard error, a line at a time.
+	// Output takes the process's standard error, a line at a time.
 	Output func(line []byte)
 	Limit  OutputLimit
 
-	// Spec says what the next process is started with, but for Stderr. It has the
-	// Files from descriptor 4 on, 3 is its end of the link; here they are closed,
-	// also with an error.
+	// Spec returns how the next process is started, except Stderr. Files are its
+	// descriptors from 4 on (3 is its end of the connection); they are closed here, also
+	// with an error.
 	Spec func() (jail.Spec, error)
-	// Peer is the owner's side of the link.
+	// Peer returns the owner's side of the connection.
 	Peer func(p *Process) ipc.Options
-	// Init hands a process what it works with.
+	// Init gives a process everything that it works with.
 	Init func(ctx context.Context, p *Process) error
-	// Serve has it serve. Whatever [Keeper.Tell] tells from when it is called on,
-	// this process is told afterwards.
+	// Serve has a process serve. What [Restarter.Notify] tells from the start of this call
+	// on, the process is told afterwards.
 	Serve func(ctx context.Context, p *Process) error
-	// Cleanup sees to what is left when a process has ended, or (nil) none has come of
-	// what was ready. last says that there will be no other.
+	// Cleanup runs when a process has ended, or with nil when none was started after Spec.
+	// last reports that there will be no other.
 	Cleanup func(p *Process, last bool) error
 
-	// OnExit is told of an end, and after how long the next process is started; Back
-	// that it serves.
+	// OnExit is called when a process has ended, with the wait before the next start;
+	// OnRestart when the next one serves.
 	OnExit    func(ctx context.Context, cause error, in time.Duration)
 	OnRestart func(ctx context.Context)
 
@@ -79,7 +76,7 @@ type Options struct {
 	Launch func(jail.Spec) (Child, error)
 }
 
-// Status says how the process is.
+// Status is the state of the process.
 type Status struct {
 	PID      int       `json:"pid"` // 0: there is none
 	Since    time.Time `json:"since,omitzero"`
@@ -90,7 +87,7 @@ type Status struct {
 	Landlock int       `json:"landlock"` // version; 0: the kernel has none
 }
 
-// Restarter keeps a process going. It is safe for concurrent use.
+// Restarter runs a process and restarts it. It is safe for concurrent use.
 type Restarter struct {
 	o     Options
 	wait  time.Duration // Watch's own
@@ -100,14 +97,14 @@ type Restarter struct {
 	stopping atomic.Bool // there is to be no other
 
 	lifecycle sync.Mutex // held while a process is started or stopped
-	notifying sync.Mutex // held while one is told something; taken after life
+	notifying sync.Mutex // held while one is told something; taken after lifecycle
 
 	mu      sync.Mutex // guards what follows; taken last
 	current *Process   // the one that serves, or did last
 	status  Status
 }
 
-// New returns a Keeper that Start starts.
+// New returns a Restarter. Call Start next.
 func New(o Options) *Restarter {
 	if o.Launch == nil {
 		o.Launch = func(s jail.Spec) (Child, error) { return jail.Start(s) }
@@ -115,16 +112,16 @@ func New(o Options) *Restarter {
 	return &Restarter{o: o, now: time.Now, after: time.After}
 }
 
-// Hold has no process start or stop until the function that it returns is called.
+// Hold lets no process start or stop until release is called.
 func (k *Restarter) Hold() (release func()) {
 	k.lifecycle.Lock()
 	return k.lifecycle.Unlock
 }
 
-// errStopped says that nobody wants another process.
+// errStopped is the error of a start after Stop.
 var errStopped = errors.New("it has been stopped for good")
 
-// Init begins a process.
+// Start starts a process.
 func (k *Restarter) Start(ctx context.Context) error {
 	defer k.Hold()()
 	if k.stopping.Load() {
@@ -151,7 +148,7 @@ func (k *Restarter) Start(ctx context.Context) error {
 	return nil
 }
 
-// init has a process serve, from when on it is the current one.
+// init has a process serve and makes it the current one.
 func (k *Restarter) init(ctx context.Context, p *Process) error {
 	if k.o.Init != nil {
 		if err := k.o.Init(ctx, p); err != nil {
@@ -189,8 +186,8 @@ func (k *Restarter) await(p *Process) {
 	close(p.gone)
 }
 
-// Watch starts a new process whenever one dies, until ctx is done or after Stop. It
-// follows a Start.
+// Watch restarts the process whenever it ends, until ctx is done or Stop is called. Call
+// Start first.
 func (k *Restarter) Watch(ctx context.Context) error {
 	for {
 		p := k.last()
@@ -226,8 +223,8 @@ func (k *Restarter) Watch(ctx context.Context) error {
 	}
 }
 
-// Process is the one that serves, or nil. While one is told something, or begins
-// to serve, it waits.
+// Process returns the process that serves, or nil. It waits while one is being told
+// something, or begins to serve.
 func (k *Restarter) Process() *Process {
 	k.notifying.Lock()
 	defer k.notifying.Unlock()
@@ -243,8 +240,8 @@ func (k *Restarter) last() *Process {
 	return k.current
 }
 
-// notify tells the process, if there is one; the next one is told by Serve. One that
-// does not take it within a time is ended.
+// Notify calls a method of the process, if there is one; the next process learns
+// everything from Serve. A process that does not answer within the time is ended.
 func (k *Restarter) Notify(within time.Duration, m ipc.Method, what any) {
 	k.notifying.Lock()
 	defer k.notifying.Unlock()
@@ -253,8 +250,7 @@ func (k *Restarter) Notify(within time.Duration, m ipc.Method, what any) {
 	}
 }
 
-// Status says how the process is. It waits as Process does: who has been served by
-// one finds it here.
+// Status returns the state. It waits as Process does.
 func (k *Restarter) Status() Status {
 	k.notifying.Lock()
 	defer k.notifying.Unlock()
@@ -263,11 +259,11 @@ func (k *Restarter) Status() Status {
 	return k.status
 }
 
-// Stopping tells whether Stop has been called.
+// Stopping reports whether Stop has been called.
 func (k *Restarter) Stopping() bool { return k.stopping.Load() }
 
-// Stop has the process told to end by drain, if there is one, and ends it. There
-// is no other after it.
+// Stop ends the process for good, after drain has told it to end. Without a process drain
+// is not called.
 func (k *Restarter) Stop(drain func(*Process) error) error {
 	defer k.Hold()()
 	k.stopping.Store(true)
@@ -281,8 +277,8 @@ func (k *Restarter) Stop(drain func(*Process) error) error {
 	return err
 }
 
-// RunOnce starts a process beside the one that is kept, for as long as f takes. Its
-// error is f's, or how the process ended where f had no answer for that.
+// RunOnce starts another process beside this one while f runs. It returns f's error, or
+// how the process ended where f's call was cut off by that.
 func (k *Restarter) RunOnce(s jail.Spec, o ipc.Options, f func(*Process) error) error {
 	p, err := k.launch(s, func(*Process) ipc.Options { return o })
 	if err != nil {

@@ -52,7 +52,7 @@ func (c *child) end(how error) {
 	})
 }
 
-// ward is a Keeper with processes that do as told, and a clock that its waits move.
+// ward is a Restarter with processes that do as told, and a clock that its waits move.
 type ward struct {
 	*Restarter
 	t     *testing.T

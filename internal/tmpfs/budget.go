@@ -18,7 +18,7 @@ import (
 	"sallyport/internal/size"
 )
 
-// Errors of Room.Reserve.
+// Errors of Budget.Reserve.
 var (
 	ErrTooLarge = errors.New("there is less room in memory than it needs")
 	ErrBusy     = errors.New("there is no room in memory now")
@@ -27,24 +27,22 @@ var (
 const (
 	// maxWaiting is how many requests of one owner wait.
 	maxWaiting = 1024
-	// lookEvery is how often a Room looks, while somebody waits, whether what is
-	// nobody's has become less.
+	// lookEvery is how often a Budget measures the folder while a reservation waits.
 	lookEvery = time.Second
 )
 
-// Budget shares a folder in memory out among owners, in bytes: what is to be written
-// there is reserved before.
+// Budget shares the memory of a folder out among owners, in bytes, before they write.
 //
-// An owner has at most half of it at a time, so that another finds the other half;
-// one request may be for more, where its owner has nothing else there. Among those
-// who wait the owner who has least comes first, then whose last turn was longest ago,
-// then who came first; of one owner's they are served as they came. The first in line
-// keeps the room that others give back, so that many small ones do not starve a large
-// one; but an owner who may not have more now stands in nobody's way.
+// An owner has at most half of it at a time, so that another owner finds the other half.
+// One reservation may be for more if its owner has no other. Among waiting owners the one
+// with the least memory comes first, then the one whose last turn was longest ago, then
+// the first to come; reservations of one owner are served in order. The first in line
+// keeps memory that others release, so that many small reservations do not starve a large
+// one; an owner who may not have more now is skipped.
 //
-// What is in the folder without a lease, from an earlier process for instance, is
-// counted as it is found (statfs(2)), and what a lease has written beyond what it
-// was for likewise. A Room keeps nobody from writing.
+// Files in the folder without a reservation, of an earlier process for instance, count as
+// they are found (statfs(2)), and so do files that are larger than their reservation. A
+// Budget does not prevent writes.
 type Budget struct {
 	dir  string
 	most int64
@@ -53,33 +51,34 @@ type Budget struct {
 	reservations map[*Reservation]bool
 	queue        []*waiter         // by arrival
 	served       uint64            // turns so far
-	turns        map[string]uint64 // the last one of each owner who has room or waits
-	look         *time.Timer       // nil while nobody waits
+	turns        map[string]uint64 // last turn of each owner that has memory or waits
+	look         *time.Timer       // nil while no reservation waits
 }
 
-// NewBudget shares out all that the file system of dir holds, but not more than most
-// bytes, where that is not 0.
+// NewBudget shares out the size of dir's file system, but not more than most bytes, where
+// that is not 0.
 func NewBudget(dir string, most int64) *Budget {
 	return &Budget{dir: dir, most: most, reservations: map[*Reservation]bool{}, turns: map[string]uint64{}}
 }
 
 type waiter struct {
 	reservation *Reservation
-	granted     chan struct{} // closed when it has its room
+	granted     chan struct{} // closed when it has its memory
 }
 
-// Reservation is room for what is about to be written. A nil one is for nothing.
+// Reservation is memory for files that are about to be written. All methods of a nil
+// Reservation do nothing.
 type Reservation struct {
 	budget *Budget
 	owner  string
 
-	bytes int64    // guarded by room.mu, as what follows
+	bytes int64    // guarded by budget.mu, as the next field
 	names []string // of its folders
 }
 
-// Reserve takes room of so many bytes for an owner. It waits for up to so long, or
-// not at all if that is 0, and gives ErrBusy then, which says what there is. What
-// never fits is ErrTooLarge at once.
+// Reserve takes so many bytes for an owner. It waits for up to the given time, or not at
+// all if that is 0, and then returns ErrBusy with the figures. More than the whole budget
+// is ErrTooLarge at once.
 func (r *Budget) Reserve(ctx context.Context, owner string, bytes int64, wait time.Duration) (*Reservation, error) {
 	w, err := r.enqueue(owner, bytes)
 	if err != nil {
@@ -130,8 +129,8 @@ func (r *Budget) enqueue(owner string, bytes int64) (*waiter, error) {
 	return w, nil
 }
 
-// abandon is of who will not wait any longer, for a reason of its own or because
-// enough is enough.
+// abandon removes a waiter, for a reason of its own or, with nil, because its time is
+// over.
 func (r *Budget) abandon(w *waiter, why error) (*Reservation, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -157,14 +156,14 @@ func (r *Budget) abandon(w *waiter, why error) (*Reservation, error) {
 	return nil, why
 }
 
-// state is what there is, in bytes.
+// state is the memory there is, in bytes.
 type state struct {
 	total int64
-	free  int64 // and promised to nobody; below 0 where more was written than was to be
+	free  int64 // and not reserved; below 0 where more was written than reserved
 	held  map[string]int64
 }
 
-// share is half of what would be free if all leases had ended.
+// share is half of the memory that would be free if there were no reservations.
 func (s state) share() int64 {
 	n := s.free
 	for _, held := range s.held {
@@ -173,7 +172,7 @@ func (s state) share() int64 {
 	return max(n/2, 0)
 }
 
-// state looks at it. r.mu is held.
+// state measures the folder. r.mu is held.
 func (r *Budget) state() (s state, err error) {
 	s.held = map[string]int64{}
 	var promised int64
@@ -203,7 +202,7 @@ func (r *Budget) state() (s state, err error) {
 	return s, nil
 }
 
-// size is what the files below a path take, in bytes; nothing if it is not there.
+// usage is the size of the files below a path, in bytes; 0 if it does not exist.
 func usage(path string) (n int64, err error) {
 	err = filepath.WalkDir(path, func(_ string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
@@ -220,19 +219,19 @@ func usage(path string) (n int64, err error) {
 	return n, err
 }
 
-// serveNow is serve with what there is now. r.mu is held.
+// serveNow is serve with the folder's present state. r.mu is held.
 func (r *Budget) serveNow() {
 	var s state
 	if len(r.queue) > 0 {
 		var err error
 		if s, err = r.state(); err != nil {
-			s = state{} // nobody gets in; who has waited for long enough is told
+			s = state{} // none is served; those whose time is over get the error
 		}
 	}
 	r.serve(s)
 }
 
-// serve lets in whose turn it is. r.mu is held.
+// serve grants reservations in turn. r.mu is held.
 func (r *Budget) serve(s state) {
 	for {
 		w := r.next(s)
@@ -267,7 +266,7 @@ func (r *Budget) serve(s state) {
 	}
 }
 
-// next is whose turn it is, of whom it may be.
+// next is the waiter whose turn it is, or nil.
 func (r *Budget) next(s state) (first *waiter) {
 	seen, share := map[string]bool{}, s.share()
 	for _, w := range r.queue {
@@ -292,7 +291,7 @@ func (r *Budget) next(s state) (first *waiter) {
 	return first
 }
 
-// Share is how much an owner may have, in bytes; 0 where that cannot be told.
+// Share is the memory that one owner may have, in bytes; 0 if it cannot be measured.
 func (r *Budget) Share() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -303,7 +302,7 @@ func (r *Budget) Share() int64 {
 	return s.share()
 }
 
-// Bytes is how much it is for.
+// Bytes is its size.
 func (l *Reservation) Bytes() int64 {
 	if l == nil {
 		return 0
@@ -313,7 +312,7 @@ func (l *Reservation) Bytes() int64 {
 	return l.bytes
 }
 
-// Left is how much of it nothing is written in yet; 0 where that cannot be told.
+// Left is the part, in bytes, that is not written yet; 0 if it cannot be measured.
 func (l *Reservation) Left() int64 {
 	if l == nil {
 		return 0
@@ -327,8 +326,8 @@ func (l *Reservation) Left() int64 {
 	return max(l.bytes-n, 0)
 }
 
-// AddFolder says that a folder of that name, and that of name.part, will have what it is
-// for. One lease can be for several.
+// AddFolder names a folder that the reservation is for, and name.part with it. One
+// reservation can be for several.
 func (l *Reservation) AddFolder(name string) {
 	if l == nil {
 		return
@@ -338,7 +337,7 @@ func (l *Reservation) AddFolder(name string) {
 	l.names = append(l.names, name)
 }
 
-// Settle makes it one for what is in its folders, once all is written.
+// Settle reduces it to the size of the files in its folders, once all are written.
 func (l *Reservation) Settle() error {
 	if l == nil {
 		return nil
@@ -354,7 +353,7 @@ func (l *Reservation) Settle() error {
 	return nil
 }
 
-// written is what is in its folders. room.mu is held.
+// written is the size of the files in its folders, in bytes. budget.mu is held.
 func (l *Reservation) written() (bytes int64, err error) {
 	for _, name := range l.names {
 		for _, path := range []string{name, name + ".part"} {
@@ -368,8 +367,8 @@ func (l *Reservation) written() (bytes int64, err error) {
 	return bytes, nil
 }
 
-// Release gives the room back, once the folders are removed; what is left of them is
-// counted as nobody's. The second call does nothing.
+// Release gives the memory back, once the folders are removed; files that are left count
+// without a reservation. A second call does nothing.
 func (l *Reservation) Release() {
 	if l == nil {
 		return

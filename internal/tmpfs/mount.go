@@ -1,5 +1,5 @@
-// Package tmpfs keeps files in memory that must never be on a disk, and shares the
-// room for them out.
+// Package tmpfs keeps files in memory that must never be on a disk, and shares that
+// memory out among owners.
 package tmpfs
 
 import (
@@ -16,7 +16,7 @@ import (
 // (tmpfs with noswap, Linux 6.4: Documentation/filesystems/tmpfs.rst), which only
 // its owner can enter. One that Mount made before is left as it is, with what is
 // in it. It holds up to half of the machine's memory, which is what a tmpfs does
-// unless told otherwise; see Room.
+// unless told otherwise; see Budget.
 func Mount(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -45,7 +45,7 @@ func Unmount(dir string) error {
 	return nil
 }
 
-// mounted tells whether dir is a file system that Mount has made.
+// mounted reports whether dir is a file system that Mount has made.
 func mounted(dir string) (bool, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
