@@ -1,9 +1,9 @@
-// Package audit is the record of what every sandbox tried and what became of it.
+// Package audit is the record of everything that sandboxes tried, and its outcome.
 //
 // An [Event] carries the field names of the Open Cybersecurity Schema Framework
 // (OCSF 1.5.0, https://schema.ocsf.io) from the moment it is made, so that the
-// log on disk, the SIEM's copy and the command line show the same words. What
-// OCSF has no room for lives under "unmapped.sallyport".
+// log on disk, the SIEM's copy and the command line show the same words. Fields
+// that OCSF does not have are under "unmapped.sallyport".
 //
 // The [Log] promises that when Append returns nil the events are on stable
 // storage, in order, and will be read back by any later process; when it
@@ -35,7 +35,7 @@ const (
 	ClassLifecycle Class = 6002 // Application Lifecycle: daemon, sandbox, policy, secret
 )
 
-// Action is an OCSF action_id. The zero value says nothing was decided.
+// Action is an OCSF action_id. The zero value is undecided.
 type Action int
 
 const (
@@ -117,7 +117,7 @@ const (
 	SeverityCritical      Severity = 5
 )
 
-// Kind tells the reader which half of a story an event is.
+// Kind is the part that an event has in a request's record.
 type Kind string
 
 const (
@@ -249,7 +249,7 @@ type Actor struct {
 	} `json:"user"`
 }
 
-// Unmapped is OCSF's place for what it has no attribute for.
+// Unmapped is OCSF's place for other fields.
 type Unmapped struct {
 	Sallyport Extension `json:"sallyport"`
 }
@@ -288,12 +288,11 @@ type Tokens struct {
 	Cached     int64  `json:"cached,omitempty"`
 	CacheWrite int64  `json:"cache_write,omitempty"`
 	Cost       string `json:"cost,omitempty"` // decimal, in the currency of the prices; without one nothing is said
-	// Estimated says that not all of it was reported, and an upper estimate is in
-	// its place.
+	// Estimated reports that a part was not reported and is an upper estimate.
 	Estimated bool `json:"estimated,omitempty"`
 }
 
-// Observed is what would have been decided without observe mode.
+// Observed is the decision that there would be without observe mode.
 type Observed struct {
 	Decision string `json:"decision"`
 	Rule     string `json:"rule,omitempty"`
@@ -301,7 +300,7 @@ type Observed struct {
 	Reason   string `json:"reason,omitempty"`
 }
 
-// LimitUse names a limit and whose counter it was.
+// LimitUse names a limit and the subject of its counter.
 type LimitUse struct {
 	Name    string `json:"name"`
 	Subject string `json:"subject"`
@@ -309,7 +308,7 @@ type LimitUse struct {
 	Uses    int64  `json:"uses,omitempty"`   // of credentials
 }
 
-// Approval is an operator's answer, or the question.
+// Approval is a question to an operator, or the answer.
 type Approval struct {
 	ID       string `json:"id"`
 	Operator string `json:"operator,omitempty"`

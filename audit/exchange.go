@@ -1,12 +1,11 @@
 package audit
 
-// An Exchange has room for a decision, its completion and what the two point
-// to: as a field of whatever its user keeps of a request it costs no memory of
-// its own, apart from it one object in place of sixteen.
+// Exchange has room for a decision, its completion and everything that the two point to.
+// As a field of a request's state it costs no allocation; alone it is one object in place
+// of sixteen.
 //
-// The events point into it, so that it is not copied, and what one of them
-// points to is what both say. Once Append and Enqueue have returned it can be
-// used again.
+// The events point into it, so it must not be copied, and both events share what they
+// point to. It can be reused once Append and Enqueue have returned.
 type Exchange struct {
 	Decision, Completion Event
 
@@ -29,8 +28,8 @@ func (x *Exchange) Decide(class Class, activity int) *Event {
 	return &x.Decision
 }
 
-// Complete makes Completion an event that follows Decision to its successful
-// end. It repeats who asked for what, and what was decided on which grounds.
+// Complete makes Completion an event that follows Decision to a successful end. It repeats
+// the request, the sandbox and the decision with its grounds.
 func (x *Exchange) Complete(activity int) *Event {
 	d, c := &x.Decision, &x.Completion
 	*c = Event{}

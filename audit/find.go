@@ -15,8 +15,8 @@ import (
 // ErrNoDecision is returned when the log has no decision of that id.
 var ErrNoDecision = errors.New("the audit log has no decision with this id")
 
-// Find returns the decision with an id, which the log in dir has, from the newest
-// segment back. Like Read it needs no daemon. Damage elsewhere does not hinder it.
+// Find returns the decision with an id from the log in dir, from the newest segment back.
+// It needs no daemon. Damage elsewhere does not matter.
 func Find(ctx context.Context, dir, id string) (*Event, error) {
 	all, err := segments(dir)
 	if err != nil {
@@ -34,8 +34,8 @@ func Find(ctx context.Context, dir, id string) (*Event, error) {
 	return nil, fmt.Errorf("%w: %.64s", ErrNoDecision, id)
 }
 
-// Has says whether the log in dir has an event with an id, which a UUIDv7 is: no
-// segment is read that was begun long before it was made.
+// Has reports whether the log in dir has an event with an id, which is a UUIDv7: segments
+// that began long before it was made are not read.
 func Has(ctx context.Context, dir, id string) (bool, error) {
 	made, err := uuid.Parse(id)
 	if err != nil {

@@ -13,20 +13,20 @@ import (
 	"sallyport/internal/durable"
 )
 
-// Handover is where a log goes on in another process.
+// Handover is the point at which a log continues in another process.
 type Handover struct {
 	// Next is the number of the next event.
 	Next uint64
-	// File is the last segment, to be written to from Size on. It is nil when a
-	// segment is to be begun first.
+	// File is the last segment, written up to Size. It is nil if a segment must be begun
+	// first.
 	File *os.File
 	Size int64
 }
 
-// HandOver writes what is queued and ends the writing, so that another process
-// can [Continue]. The folder stays locked until Close; everything else is
-// ErrClosed from now on. Its error says that queued events were lost; the
-// Handover is good all the same, unless it is zero.
+// HandOver writes queued events and ends the writing, so that another process can
+// [Continue]. The folder stays locked until Close; every other call returns ErrClosed. An
+// error means that queued events were lost; the Handover is valid all the same, unless it
+// is zero.
 func (l *Log) HandOver() (Handover, error) {
 	l.mu.Lock()
 	if l.closed {
@@ -60,11 +60,11 @@ func (l *Log) HandOver() (Handover, error) {
 	return h, lost
 }
 
-// Begins is the number that the first event since Open gets, or got.
+// Begins is the number of the first event after Open.
 func (l *Log) Begins() uint64 { return l.begins }
 
-// Continue goes on where another process has handed over. Options.Segment is
-// needed: this one need not reach the folder.
+// Continue continues the log that another process has handed over. Options.Segment is
+// required, since this process need not reach the folder.
 func Continue(h Handover, o Options) (*Log, error) {
 	if o.Segment == nil || h.Next == 0 {
 		return nil, errors.New("continuing the audit log: nobody makes its segments")
@@ -92,11 +92,10 @@ const minEvent = 256
 // reach is how many numbers a segment can have at most.
 func reach(segmentSize int64) uint64 { return uint64(MaxSegment(segmentSize)) / minEvent }
 
-// NewSegment makes the segment that begins with event first, for a process that
-// continues the log, durably; segmentSize is Options.SegmentSize. A number that
-// the log has passed is refused, and one that it cannot have reached: numbers
-// come to an end. A segment that the number has already, whose writer says that
-// nothing in it counts, is set aside; a second one of the same number goes.
+// NewSegment makes the segment that begins with event first, durably, for a process that
+// continues the log. segmentSize is Options.SegmentSize. It refuses a number that the log
+// has passed, and one that it cannot have reached. An existing segment of that number, in
+// which nothing counts according to its writer, is set aside; a second one is removed.
 func NewSegment(dir string, first uint64, segmentSize int64) (*os.File, error) {
 	all, err := segments(dir)
 	if err != nil {

@@ -38,12 +38,12 @@ type Options struct {
 	SegmentSize int64
 	// Queue is how many events of Enqueue may wait to be written. Default: 8192.
 	Queue int
-	// Logger gets operational messages: what Open mended, when the log became
+	// Logger gets operational messages: what Open repaired, when the log became
 	// unwritable and when it recovered. Default: none.
 	Logger *slog.Logger
 
 	// Segment, unless nil, makes the segment that begins with an event's number
-	// (NewSegment) on behalf of a Log that cannot. See Continue.
+	// (NewSegment) for a Log without access to the folder. See Continue.
 	Segment func(first uint64) (*os.File, error)
 
 	open  func(path string, flag int) (file, error) // for tests of faults
@@ -181,9 +181,9 @@ func (l *Log) withdraw(b *batch) bool {
 	return true
 }
 
-// Enqueue has the event written with the next group, at the latest after some
-// 50 ms. While the log cannot be written the event waits; when too many wait,
-// Enqueue returns ErrFull, and how many it refused becomes an event itself.
+// Enqueue writes the event with the next group, within about 50 ms. While the log cannot
+// be written the event waits; when too many wait, Enqueue returns ErrFull, and the number
+// of refused events becomes an event itself.
 func (l *Log) Enqueue(e *Event) error {
 	b, err := encode(e)
 	if err != nil {
@@ -243,8 +243,8 @@ func (l *Log) Stats() Stats {
 	return l.stats
 }
 
-// Close writes what is queued and ends the log. Its error says that queued
-// events were lost.
+// Close writes queued events and closes the log. An error means that queued events were
+// lost.
 func (l *Log) Close() error {
 	l.mu.Lock()
 	if l.closed {

@@ -13,16 +13,13 @@ import (
 	"sallyport/internal/durable"
 )
 
-// Open opens the log in dir, making it if need be, and goes on where the last
-// event ended.
+// Open opens the log in dir, makes it if need be, and continues after the last event.
 //
-// What a crash left unfinished at the end was never acknowledged: it is set
-// aside in a file beside the segment, cut off, and said to the Logger. A line
-// that was altered, or a bad one with events after it, is damage: the segment
-// stays as it is, a new one begins, and the first event in it names the file
-// and the offset. Open does
-// not refuse a damaged log: that would turn one bad byte into an outage, and
-// reading reports it for good.
+// An unfinished end, as a crash leaves it, was never acknowledged: it is moved to a file
+// beside the segment and logged. A line that was altered, or a bad one with events after
+// it, is damage: the segment stays as it is, a new one begins, and its first event names
+// the file and the offset. Open does not refuse a damaged log: that would turn one bad
+// byte into an outage, and readers report the damage for good.
 func Open(dir string, opts Options) (*Log, error) {
 	l := newLog(dir, opts)
 	if err := l.start(); err != nil {

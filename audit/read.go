@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// Query selects events. The zero Query selects all that are there.
+// Query selects events. The zero Query selects all of them.
 type Query struct {
 	From    uint64    // the first sequence number
 	Last    int       // only the last so many of what is there; 0 is all
@@ -40,13 +40,12 @@ func (q *Query) wants(e *Event) bool {
 // poll is how often a reader that follows looks for more.
 const poll = 100 * time.Millisecond
 
-// Read yields the selected events of the log in dir in order, also while
-// another process writes it. It needs no lock and no daemon.
+// Read yields the selected events of the log in dir in order, also while another process
+// writes it. It needs no lock and no daemon.
 //
-// Where the log is damaged it yields a *DamageError in place of what is
-// missing and goes on; any other error is the last thing it yields. What is at
-// the end of a live log may not be durable yet. A Follow ends without an error
-// when ctx is done.
+// Where the log is damaged it yields a *DamageError in place of the missing events and
+// goes on; any other error is the last value. The end of a live log may not be durable
+// yet. A Follow ends without an error when ctx is done.
 func Read(ctx context.Context, dir string, q Query) iter.Seq2[*Event, error] {
 	return func(yield func(*Event, error) bool) {
 		r := &reader{ctx: ctx, dir: dir, query: q, yield: yield}

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Record is what a reader wants on one line: a decision with what became of it,
-// or an event that stands alone as Decision. A completion whose decision was
-// not read is a Record without Decision.
+// Record is one line for a reader: a decision with its completion, or an event that stands
+// alone as Decision. A completion whose decision was not read is a Record without
+// Decision.
 type Record struct {
 	Decision   *Event `json:"decision,omitempty"`
 	Completion *Event `json:"completion,omitempty"`

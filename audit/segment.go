@@ -52,7 +52,7 @@ func segments(dir string) ([]segment, error) {
 	return all, nil
 }
 
-// A DamageError says where the log is not what was written.
+// DamageError is a place at which the log is not as it was written.
 type DamageError struct {
 	File   string
 	Offset int64 // bytes from the start of File

@@ -65,8 +65,8 @@ func Measure(fields http.Header) (n, size int) {
 	return n, size
 }
 
-// Cost is about how much memory a head takes that has so many bytes, fields and keys of a query;
-// 0 where that is too little to be counted.
+// Cost is roughly the memory, in bytes, of a head with so many bytes, fields and query
+// keys; 0 where it is too little to count.
 func Cost(size, fields, keys int) int64 {
 	n := int64(2*size + fieldCost*fields + keyCost*keys)
 	if n <= freeHead {
@@ -75,7 +75,7 @@ func Cost(size, fields, keys int) int64 {
 	return n
 }
 
-// Keys is how many keys the query of a request's target has at most.
+// Keys is the largest number of keys that the query of a request's target can have.
 func Keys(target string) int { return strings.Count(target, "&") + strings.Count(target, ";") }
 
 func take(b Budget, n int64) error {

@@ -44,20 +44,20 @@ type ClientOptions struct {
 	// ContinueTimeout is how long a request that expects 100 (Continue) waits
 	// for it. Default: 1 s.
 	ContinueTimeout time.Duration
-	// Done is called once for each request, when the response's body has been
-	// read or closed: reusable says that the connection may carry another. One
-	// that is not has been closed.
+	// Done is called once for each request, when the response's body has been read or
+	// closed. reusable reports that the connection may carry another request; one that may
+	// not is closed.
 	Done func(c *ClientConn, reusable bool)
 }
 
-// Tap is a connection below TLS that can be shut: what TLS holds already is read
-// without waiting then.
+// Tap is a connection below TLS that can be shut: TLS then reads only what it holds
+// already, without waiting.
 type Tap struct {
 	net.Conn
 	shut bool // by the one who reads
 }
 
-// NewTap returns one that is open.
+// NewTap returns an open Tap.
 func NewTap(c net.Conn) *Tap { return &Tap{Conn: c} }
 
 // Read implements io.Reader. While the tap is shut it fails as after a deadline,
@@ -102,9 +102,9 @@ func (s *source) Read(p []byte) (int, error) {
 // Close closes the connection, whatever it carries.
 func (c *ClientConn) Close() error { return c.conn.Close() }
 
-// Alive tells whether an idle connection still looks like one: its peer has
-// neither ended it nor said anything unasked, which the next request would take
-// for its response. What arrives later than this is not noticed.
+// Alive reports whether an idle connection still looks usable: its peer has neither closed
+// it nor sent anything, which the next request would take for its response. Anything that
+// arrives later is not noticed.
 func (c *ClientConn) Alive() bool {
 	if _, layered := c.conn.(interface{ NetConn() net.Conn }); layered && !c.silent() {
 		return false

@@ -32,7 +32,7 @@ var (
 	errPriorKnown = errors.New("the request begins HTTP/2 on a connection of HTTP/1.1")
 )
 
-// RefusedError is a request whose head was not even handed to the handler.
+// RefusedError is a request whose head was refused before the handler saw it.
 type RefusedError struct {
 	Status int // what the client is told
 	Err    error

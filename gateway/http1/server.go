@@ -35,13 +35,12 @@ type Server struct {
 	IdleTimeout time.Duration
 	// MaxHead bounds a request's head, in bytes. Default: 128 KiB.
 	MaxHead int
-	// Refuse answers a request that was refused for its head, of which r has
-	// nothing; the connection ends after it. Default: the reason, as plain text.
+	// Refuse answers a request whose head was refused; r is empty. The connection ends
+	// after it. Default: the reason, as plain text.
 	Refuse func(ctx context.Context, w http.ResponseWriter, r *http.Request, err *RefusedError)
-	// Silent is told of a connection that ends because nothing has come on it in
-	// the time for a first head. The client is told nothing: it may be one that
-	// connects before it knows what to ask, and would take a 408 for the answer to
-	// the request that it is just sending. Default: nobody is told.
+	// Silent is called for a connection that ends because no byte came within the time for
+	// a first head. The client gets no answer: it may connect before it knows its request,
+	// and would take a 408 for the answer to that. Default: nothing is called.
 	Silent func(ctx context.Context)
 	// Budget counts a connection's large heads, each until its request has been answered.
 	// Default: they are not counted.
@@ -124,8 +123,8 @@ func (s *Server) leave(c *conn) {
 	}
 }
 
-// Shutdown closes idle connections at once and the others after their
-// exchange, and waits for them until ctx is done. It returns ctx's error then.
+// Shutdown closes idle connections at once and the others after their request, and waits
+// for them until ctx is done, whose error it returns then.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.closing.Store(true)

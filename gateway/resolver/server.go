@@ -6,9 +6,8 @@
 // one refusal address, at which the gateway says why.
 //
 // It guarantees that an answered pair of name and address is durable, that an
-// address never stands for two names of one sandbox, and that who is not a
-// sandbox gets no answer at all. What a name really resolves to is the upstream
-// package's business, after the decision to connect.
+// address never stands for two names of one sandbox, and that only sandboxes get
+// answers. Package upstream resolves a name really, after the decision to connect.
 package resolver
 
 import (
@@ -55,7 +54,7 @@ type Recorder interface {
 	Enqueue(*audit.Event) error
 }
 
-// Names gives addresses to names; a [Table] is one.
+// Names gives addresses to names; a [NameTable] is one.
 type Names interface {
 	// Assign returns the address that stands for a name, which is durable then.
 	Assign(sandboxID, name string) (netip.Addr, error)
@@ -68,7 +67,7 @@ type Names interface {
 // Options of a Server. All but Logger and Metrics are needed.
 type Options struct {
 	Table Names
-	// Identify finds the sandbox behind an address that the datapath vouches for.
+	// Identify finds the sandbox of an address, which the datapath vouches for.
 	Identify func(netip.Addr) (policy.Sandbox, bool)
 	// Decide is the policy; it is asked in policy.PhaseDNS.
 	Decide   func(context.Context, policy.Input) policy.Decision
@@ -93,7 +92,7 @@ type Server struct {
 // names without an address.
 type limits struct{ all, names *rate.Limiter }
 
-// NewServer returns a server that Serve starts.
+// NewServer returns a server. Call Serve next.
 func NewServer(o Options) *Server {
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -110,8 +109,8 @@ func NewServer(o Options) *Server {
 	return s
 }
 
-// Serve answers on both sockets, which it closes, until ctx is done, then
-// records what it has refused. It returns an error when a socket fails.
+// Serve answers on both sockets, which it closes, until ctx is done, and then records the
+// refused names. It returns an error if a socket fails.
 func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -126,8 +125,8 @@ func (s *Server) Serve(ctx context.Context, pc net.PacketConn, l net.Listener) e
 	return err
 }
 
-// Denied tells that the denial of a connection to name has been recorded, so
-// that the look-up before it need not be.
+// Denied tells that the denial of a connection to name is recorded, so that the look-up
+// before it need not be.
 func (s *Server) Denied(sandboxID, name string) { s.refusals.drop(sandboxID, name) }
 
 func (s *Server) servePackets(ctx context.Context, pc net.PacketConn) error {

@@ -2,8 +2,7 @@ package upstream
 
 import "net/netip"
 
-// Class says what kind of address one is. The zero Class is Unspecified, which
-// no rule can name.
+// Class is the kind of an address. The zero Class is Unspecified, which no rule can name.
 type Class uint8
 
 // The classes. Only Public is dialled without a rule that names the address.

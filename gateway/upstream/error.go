@@ -16,7 +16,7 @@ import (
 	"sallyport/gateway/http1"
 )
 
-// Kind says which step failed. The zero Kind is a connection that broke.
+// Kind is the step that failed. The zero Kind is a connection that broke.
 type Kind uint8
 
 const (
@@ -55,9 +55,9 @@ func (k Kind) String() string {
 	return "broken"
 }
 
-// Error is why a destination was not reached. Its text is for agent and
-// operator: it holds nothing that the upstream sent, which may be an echo of a
-// secret. What Unwrap returns may hold such: do not print it.
+// Error is the reason why a destination was not reached. Its text is for agents and
+// operators: it has nothing that the upstream sent, which may echo a secret. Do not print
+// what Unwrap returns, which may.
 type Error struct {
 	Kind Kind
 	Host string
@@ -144,7 +144,7 @@ func certificateHint(err error, host, key string) string {
 	return "its certificate is not acceptable"
 }
 
-// AddressError says that a destination leads to an address that no rule names.
+// AddressError is a destination with an address that no rule names.
 type AddressError struct {
 	Host  string
 	Addr  netip.Addr

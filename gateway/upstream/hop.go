@@ -17,7 +17,7 @@ import (
 	"sallyport/policy"
 )
 
-// Logins leases what proxies ask for.
+// Logins leases the logins of proxies.
 type Logins interface {
 	// Login returns username and password of a credential for a proxy, given as
 	// scheme://host:port.

@@ -1,17 +1,15 @@
-// Package decode takes content codings (RFC 9110, section 8.4.1) off a body as it
+// Package decode removes content codings (RFC 9110, section 8.4.1) from a body as it
 // streams.
 //
-// What has been decoded is handed out before more is waited for: a body that was
-// flushed, as a stream of events is, keeps flowing. For deflate and gzip that
-// takes a flush to a byte boundary (Z_SYNC_FLUSH or Z_FULL_FLUSH), which is what
-// servers do.
+// Decoded bytes are handed out before more is read, so that a flushed body, such as a
+// stream of events, keeps flowing. For deflate and gzip that takes a flush to a byte
+// boundary (Z_SYNC_FLUSH or Z_FULL_FLUSH), which servers use.
 //
-// A body takes at most 32 KiB of window for deflate, 16 MiB for br (RFC 7932) and
-// 8 MiB for zstd (RFC 9659), for each of at most two codings: as much as it says
-// at its beginning, which it waits for if its [Hold] is of a [Share] of which others
-// hold too much. It may become no
-// more than 1,100 times as long once it is longer than 64 MiB. One that is cut
-// short or damaged, or goes on after its end, ends in an error.
+// Bounds: the window of deflate takes at most 32 KiB of memory, that of br (RFC 7932)
+// 16 MiB and that of zstd (RFC 9659) 8 MiB, for each of at most two codings. A body
+// takes as much as its beginning declares, and waits for it if others of its [Share]
+// hold too much. A body longer than 64 MiB may become at most 1,100 times as long. A
+// body that is cut short or damaged, or goes on after its end, ends in an error.
 package decode
 
 import (
@@ -31,10 +29,10 @@ import (
 )
 
 var (
-	// ErrUnknown says that a body cannot be decoded: a coding is not one of gzip,
-	// x-gzip, deflate, br and zstd, or there are more than two.
+	// ErrUnknown is the error for a coding other than gzip, x-gzip, deflate, br and zstd,
+	// and for more than two codings.
 	ErrUnknown = errors.New("a content coding that cannot be taken off")
-	// ErrBomb says that a body became too long for what it was.
+	// ErrBomb is the error for a body that becomes too long when it is decoded.
 	ErrBomb = errors.New("a body that becomes too long when it is decoded")
 
 	errTrailing = errors.New("the body goes on after its end")
@@ -179,9 +177,9 @@ func List(values []string) (codings []string) {
 	return codings
 }
 
-// NewReader returns a body without its codings, which List gave. It reads nothing
-// yet. What decoders need is taken from hold, and given back at the body's end:
-// close hold when the body is not read to it. The error wraps ErrUnknown.
+// NewReader returns a body without its codings, as List returned them. It reads nothing
+// yet. Decoders take their memory from hold and give it back at the body's end; close hold
+// if the body is not read to its end. The error wraps ErrUnknown.
 func NewReader(body io.Reader, codings []string, hold *Hold) (io.Reader, error) {
 	if len(codings) > maxCodings {
 		return nil, fmt.Errorf("%w: %d of them", ErrUnknown, len(codings))
@@ -199,9 +197,8 @@ func NewReader(body io.Reader, codings []string, hold *Hold) (io.Reader, error) 
 	return r, nil
 }
 
-// Begin reads as much of what NewReader returned as tells how much memory it takes,
-// and waits for that. The error is not nil if there is none: what else is wrong
-// with the body is left to its Read.
+// Begin reads as much of NewReader's body as shows its memory, and waits for that memory.
+// It returns an error only if there is none; other errors are left to Read.
 func Begin(r io.Reader) error {
 	s, ok := r.(*stage)
 	if !ok || s.dec != nil || s.err != nil {

@@ -17,8 +17,8 @@ const (
 // stuck for longer: then who came later is told rather than left waiting.
 const waitTime = 5 * time.Second
 
-// ErrMemory says that a body was not decoded, since others hold all the memory
-// that there is for it.
+// ErrMemory is the error for a body that was not decoded because others hold all the
+// memory.
 var ErrMemory = errors.New("too many compressed answers are being read at once")
 
 // Memory bounds what all decoders hold together. The zero Memory is unused. It is
@@ -29,24 +29,24 @@ type Memory struct {
 	freed chan struct{} // closed when some is given back; nil while nobody waits
 }
 
-// Share is that part of a Memory that one tenant's bodies can hold. A nil Share
-// has no bound.
+// Share is the part of a Memory that one sandbox's bodies can hold. A nil Share has no
+// bound.
 type Share struct {
 	memory *Memory
 	used   int // guarded by memory.mu
 }
 
-// Share makes one more.
+// Share returns a new share.
 func (m *Memory) Share() *Share { return &Share{memory: m} }
 
-// Used is what is held now, in bytes.
+// Used is the memory that is held now, in bytes.
 func (m *Memory) Used() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.used
 }
 
-// Hold is what one body holds of a Share: a nil one counts nothing.
+// Hold is one body's part of a Share. A nil Hold counts nothing.
 type Hold struct {
 	share *Share
 	ctx   context.Context // who waits for the body
@@ -54,7 +54,7 @@ type Hold struct {
 	over  bool            // likewise
 }
 
-// Hold makes one that holds nothing yet. ctx ends waiting.
+// Hold returns a new, empty hold. ctx ends its waiting.
 func (s *Share) Hold(ctx context.Context) *Hold {
 	if s == nil {
 		return nil
@@ -100,7 +100,7 @@ func (h *Hold) Take(n int) error {
 	}
 }
 
-// Used is what it holds, in bytes.
+// Used is the memory that the hold has, in bytes.
 func (h *Hold) Used() int {
 	if h == nil {
 		return 0
@@ -110,7 +110,7 @@ func (h *Hold) Used() int {
 	return h.used
 }
 
-// Give gives n bytes back, if n is more than none.
+// Give gives n bytes back; it does nothing if n is not positive.
 func (h *Hold) Give(n int) {
 	if h == nil || n <= 0 {
 		return
@@ -130,8 +130,7 @@ func (h *Hold) give(n int) {
 	}
 }
 
-// Close gives back all that is held; nothing more can be taken. The body is not
-// read any more.
+// Close gives everything back. Nothing more can be taken.
 func (h *Hold) Close() error {
 	if h == nil {
 		return nil

@@ -13,9 +13,8 @@ import (
 	"sallyport/gateway/credential"
 )
 
-// Source is one secret of a Store as a credential source. It reads the file
-// again when it has been replaced, so that a new version holds from the next
-// lease on, whichever process has set it.
+// Source is one secret of a Store as a credential source. It reads the file again when it
+// was replaced, by whatever process, so that a new version holds from the next lease on.
 type Source struct {
 	store *Store
 	name  string

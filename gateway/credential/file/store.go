@@ -1,11 +1,11 @@
-// Package file is the embedded store of secrets: the credential source that
-// needs nothing but a disk.
+// Package file is the embedded store of secrets: the credential source that needs
+// only a disk.
 //
-// Each secret is a file of its own in <dataDir>/secrets, sealed with a key that
-// is kept elsewhere (package seal), so that a copy of the data directory gives
-// away the names of the credentials and the times of their last change, and
-// nothing else. A file that was renamed to another secret's name does not open.
-// An older version of a file that someone puts back does.
+// Each secret is a file in <dataDir>/secrets, sealed with a key that is kept elsewhere
+// (package seal). A copy of the data directory reveals the names of the credentials
+// and the times of their last change, and nothing else. A file that was renamed to
+// another secret's name does not open. An older version of a file that was put back
+// does.
 package file
 
 import (
@@ -56,7 +56,7 @@ type Store struct {
 	changes atomic.Uint64 // made by this process
 }
 
-// Info is what a listing shows of a secret.
+// Info is a secret in a listing.
 type Info struct {
 	Name    string    `json:"name"`
 	Version uint64    `json:"version"`
@@ -85,10 +85,9 @@ func New(dataDir string, key *seal.Key) (*Store, error) {
 	return &Store{dir: dir, key: key}, nil
 }
 
-// Set stores a secret, in place of an earlier version, and returns its version.
-// It is durable when Set returns nil; otherwise the earlier version stands.
-// Values are stored as they are: who reads one from a terminal or a file cuts
-// the final newline off.
+// Set stores a secret in place of an earlier version, durably, and returns its version.
+// After an error the earlier version stands. Values are stored as they are: the caller
+// removes the final newline of a terminal or a file.
 func (s *Store) Set(name string, fields map[string]credential.Secret) (uint64, error) {
 	if !nameForm.MatchString(name) {
 		return 0, fmt.Errorf("setting secret %.80q: %w", name, ErrBadName)

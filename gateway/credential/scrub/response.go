@@ -11,7 +11,7 @@ import (
 	"sallyport/gateway/credential/decode"
 )
 
-// ErrHidden says that a response cannot be searched, so it must not reach the
+// ErrHidden is the error for a response that cannot be searched, and so must not reach the
 // sandbox.
 var ErrHidden = errors.New("what the response says cannot be searched")
 

@@ -65,15 +65,14 @@ import (
 // user:password.
 const MinLength = 8
 
-// Found is what an occurrence of a value is reported as.
+// Found describes an occurrence of a value.
 type Found struct {
 	Name string // of whose value it is
-	// Public says that the value is no secret: whoever sees that it was found has
-	// learned none.
+	// Public reports that the value is no secret: seeing that it was found reveals none.
 	Public bool
 }
 
-// Value is one to find, and what its occurrences are reported as.
+// Value is a text to find, and the description of its occurrences.
 type Value struct {
 	Text string
 	Found
@@ -83,8 +82,8 @@ type Value struct {
 	Length int
 }
 
-// Scrubber finds some values and overwrites them. It is safe for concurrent use.
-// The zero Scrubber looks for nothing, until Use says for what.
+// Scrubber finds values and overwrites them. It is safe for concurrent use. The zero
+// Scrubber looks for nothing until Use.
 type Scrubber struct {
 	index atomic.Pointer[index] // nil: there is nothing to look for
 	share *decode.Share         // of the memory for what is decoded, nil without a bound
@@ -133,25 +132,23 @@ func New(values []Value) *Scrubber {
 	return s
 }
 
-// Use has the Scrubber look for what another one looks for. What it is in the
-// middle of goes on so: all that is read after Use has returned is searched for
-// the new values, together with what was undecided then. A value that nobody
-// knew before is thus found wherever it is.
+// Use makes the Scrubber look for another one's values, also in texts that it is in the
+// middle of: everything read after Use has returned is searched for them, together with
+// what was undecided then.
 func (s *Scrubber) Use(other *Scrubber) { s.index.Store(other.index.Load()) }
 
-// Within bounds the memory that all answers take together to be decoded. Call it
-// before any is. An answer for which there is none left waits, and breaks off.
+// Within bounds the memory that all responses together take to be decoded. Call it before
+// any is decoded. A response for which there is no memory waits, and then breaks off.
 func (s *Scrubber) Within(share *decode.Share) { s.share = share }
 
-// Format keeps the patterns out of whatever prints a Scrubber.
+// Format prints no value.
 func (s *Scrubber) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte("REDACTED")) }
 
-// None says that there is nothing to look for, now.
+// None reports whether there is nothing to look for now.
 func (s *Scrubber) None() bool { return s.index.Load() == nil }
 
-// Header scrubs the values of a header in place and deletes what has a secret in
-// its name. hit, unless nil, is called for each occurrence.
-// Call it for trailers too.
+// Header overwrites values in a header, or in trailers, and deletes fields with a value in
+// their name. hit, unless nil, is called for each occurrence.
 func (s *Scrubber) Header(h http.Header, hit func(Found)) {
 	index := s.index.Load()
 	if index == nil {
@@ -195,7 +192,7 @@ type buffers struct {
 
 var bufferPool = sync.Pool{New: func() any { return new(buffers) }}
 
-// In says whether a text holds one of the values in any spelling.
+// In reports whether a text holds one of the values in any spelling.
 func (s *Scrubber) In(text string) bool {
 	find := search{index: s.index.Load()}
 	find.run([]byte(text), len(text))
@@ -301,11 +298,9 @@ func redact(b []byte) {
 	}
 }
 
-// Reader returns a body that reads as the given one does, scrubbed. It keeps
-// back the bytes since the last line's end, but not more than the longest
-// occurrence of a value can have; when the body breaks off it keeps these for
-// good. hit, unless nil, is called for each occurrence, in
-// the goroutine that reads.
+// Reader returns a scrubbed body. It keeps back the bytes since the last line's end, but
+// no more than the longest possible occurrence of a value; it drops them if the body
+// breaks off. hit, unless nil, is called for each occurrence, in the goroutine that reads.
 func (s *Scrubber) Reader(body io.ReadCloser, hit func(Found)) io.ReadCloser {
 	return &scrubbed{reader: s.reader(body, hit), Closer: body}
 }

@@ -1,10 +1,9 @@
 // Package vault reads secrets from a HashiCorp Vault KV version 2 mount.
 //
-// What is configured is all that counts: the VAULT_* and proxy variables of the
-// environment change nothing. Reads are bounded in time, size and number of
-// tries. Errors say which of unreachable, sealed, refused, missing path and
-// missing field it was, and what an operator can do; none has a token or a
-// value in it.
+// Only the configuration counts: the environment's VAULT_* and proxy variables have no
+// effect. Reads are bounded in time, size and number of tries. An error names its cause
+// (unreachable, sealed, refused, missing path or missing field) and the remedy; none
+// has a token or a value in it.
 package vault
 
 import (
@@ -98,7 +97,7 @@ func New(c config.Vault, log *slog.Logger) (*Client, error) {
 	return v, nil
 }
 
-// Close gives the idle connections back. Reads after it open new ones.
+// Close closes the idle connections. Later reads open new ones.
 func (v *Client) Close() { v.transport.CloseIdleConnections() }
 
 // checkAddress refuses what would send tokens and secrets in clear.
@@ -214,8 +213,8 @@ func (v *Client) do(ctx context.Context, what string, call func(*api.Client) err
 	}
 }
 
-// Health says whether Vault answers, is unsealed and takes our token: nil, or
-// an error that says what to mend.
+// Health returns nil if Vault answers, is unsealed and accepts the token, else an error
+// with the remedy.
 func (v *Client) Health(ctx context.Context) error {
 	client, err := v.with("")
 	if err != nil {
