@@ -30,6 +30,8 @@ import (
 	"sync"
 	"time"
 
+	"sallyport/internal/durable"
+
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 )
 
@@ -105,7 +107,7 @@ func Open(o Options) (*Authority, error) {
 	if err := os.MkdirAll(a.dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
 	}
-	if err := removeUnfinished(filepath.Join(a.dir, "*")); err != nil {
+	if err := durable.RemoveUnfinished(filepath.Join(a.dir, "*")); err != nil {
 		return nil, fmt.Errorf("opening the certificate authorities: %w", err)
 	}
 	files, err := filepath.Glob(filepath.Join(a.dir, "*", memberPrefix+"*"+pemSuffix))
@@ -218,7 +220,7 @@ func (a *Authority) found(lineage string) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := makeDir(a.lineageDir(lineage)); err != nil {
+	if err := durable.MkdirAll(a.lineageDir(lineage), 0o700); err != nil {
 		return err
 	}
 	p, err := newRoot(lineage, a.now())

@@ -328,7 +328,7 @@ func TestForgetWinsOverSigning(t *testing.T) {
 func TestUnfinishedFilesAreRemoved(t *testing.T) {
 	dir, s := t.TempDir(), newSealer(t)
 	root(t, open(t, dir, s), "a")
-	stray := filepath.Join(dir, "lineage", "a", ".new-123")
+	stray := filepath.Join(dir, "lineage", "a", ".root.pem.tmp-123")
 	write(t, stray, []byte("half"))
 	open(t, dir, s)
 	if _, err := os.Stat(stray); !errors.Is(err, fs.ErrNotExist) {

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+
+	"sallyport/internal/durable"
 )
 
 // Layout: <Dir>/lineage/<lineage>/root.pem and sandbox-<ID>.pem, each holding a
@@ -19,7 +21,6 @@ const (
 	rootName         = "root.pem"
 	memberPrefix     = "sandbox-"
 	pemSuffix        = ".pem"
-	unfinished       = ".new-*"
 	blockCertificate = "CERTIFICATE"
 	blockSealedKey   = "SALLYPORT SEALED PRIVATE KEY"
 )
@@ -116,7 +117,7 @@ func (a *Authority) save(path string, p *pair) error {
 			return err
 		}
 	}
-	return replaceFile(path, buf.Bytes())
+	return durable.WriteFile(path, buf.Bytes(), 0o600)
 }
 
 // remove deletes a sandbox's file, and its lineage when no member is left.
@@ -127,12 +128,12 @@ func (a *Authority) remove(id, lineage string) error {
 	}
 	left, err := filepath.Glob(filepath.Join(dir, memberPrefix+"*"+pemSuffix))
 	if err != nil || len(left) > 0 {
-		return errors.Join(err, syncDir(dir))
+		return errors.Join(err, durable.SyncDir(dir))
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return err
 	}
-	return syncDir(a.dir)
+	return durable.SyncDir(a.dir)
 }
 
 func removeFile(path string) error {
@@ -140,51 +141,4 @@ func removeFile(path string) error {
 		return err
 	}
 	return nil
-}
-
-// removeUnfinished deletes what replaceFile was making when the process ended.
-func removeUnfinished(dirs string) error {
-	files, err := filepath.Glob(filepath.Join(dirs, unfinished))
-	for _, f := range files {
-		err = errors.Join(err, removeFile(f))
-	}
-	return err
-}
-
-func makeDir(dir string) error {
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return syncDir(filepath.Dir(dir))
-}
-
-// replaceFile makes path hold data, durably, or leaves what was there.
-func replaceFile(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), unfinished) // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, removeFile(f.Name()))
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }

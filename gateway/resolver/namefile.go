@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"sallyport/internal/durable"
 	"sallyport/internal/hostname"
 )
 
@@ -111,7 +112,7 @@ func (b *nameFile) append(line []byte) error {
 		return err
 	}
 	if b.size == 0 {
-		return syncDir(filepath.Dir(b.path))
+		return durable.SyncDir(filepath.Dir(b.path))
 	}
 	return nil
 }
@@ -155,7 +156,7 @@ func truncate(path string, size int64) error {
 	if err == nil {
 		err = f.Sync()
 	}
-	return errors.Join(err, f.Close(), syncDir(filepath.Dir(path)))
+	return errors.Join(err, f.Close(), durable.SyncDir(filepath.Dir(path)))
 }
 
 // contents returns the whole lines of the file.
@@ -191,23 +192,8 @@ func (b *nameFile) create(data []byte) error {
 	if len(data) == 0 {
 		return nil
 	}
-	f, err := os.CreateTemp(filepath.Dir(b.path), unfinished) // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), b.path)
-	}
-	if err != nil {
-		return errors.Join(err, removeFile(f.Name()))
-	}
 	b.loaded = false
-	return syncDir(filepath.Dir(b.path))
+	return durable.WriteFile(b.path, data, 0o600)
 }
 
 func (b *nameFile) remove() error {
@@ -217,7 +203,7 @@ func (b *nameFile) remove() error {
 	if err := removeFile(b.path); err != nil {
 		return err
 	}
-	return syncDir(filepath.Dir(b.path))
+	return durable.SyncDir(filepath.Dir(b.path))
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"sallyport/internal/durable"
 	"sallyport/internal/hostname"
 )
 
@@ -35,9 +36,6 @@ const (
 	defaultPerSandbox = 4096
 	maxPerSandbox     = 1<<17 - firstOffset - 1 // without the prefix's last address
 )
-
-// unfinished is what Copy was making when the process ended.
-const unfinished = ".new-*"
 
 // Errors to branch on.
 var (
@@ -85,11 +83,7 @@ func OpenNameTable(dir string, o NameTableOptions) (*NameTable, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the table of names: %w", err)
 	}
-	stray, err := filepath.Glob(filepath.Join(dir, unfinished))
-	for _, f := range stray {
-		err = errors.Join(err, removeFile(f))
-	}
-	if err != nil {
+	if err := durable.RemoveUnfinished(dir); err != nil {
 		return nil, fmt.Errorf("opening the table of names: %w", err)
 	}
 	return &NameTable{dir: dir, limit: o.PerSandbox, log: o.Logger, complain: rate.Sometimes{First: 1, Interval: 10 * time.Second}, files: map[string]*nameFile{}}, nil
@@ -202,14 +196,6 @@ func index(a netip.Addr) (int, bool) {
 	b := a.As4()
 	n := int(b[1]-Prefix.Addr().As4()[1])<<16 | int(b[2])<<8 | int(b[3])
 	return n - firstOffset, n >= firstOffset
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 func removeFile(path string) error {

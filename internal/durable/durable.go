@@ -48,6 +48,16 @@ func WriteFile(path string, data []byte, perm fs.FileMode) (err error) {
 	return SyncDir(dir)
 }
 
+// RemoveUnfinished removes the files that a crash of WriteFile has left in
+// directories, which dirs is a pattern of (filepath.Match).
+func RemoveUnfinished(dirs string) error {
+	files, err := filepath.Glob(filepath.Join(dirs, ".*.tmp-*"))
+	for _, f := range files {
+		err = errors.Join(err, os.Remove(f))
+	}
+	return err
+}
+
 // MkdirAll makes path and the parents that are missing, each with mode perm
 // less the umask. A directory that exists keeps its mode.
 func MkdirAll(path string, perm fs.FileMode) error {
