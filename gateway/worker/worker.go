@@ -34,8 +34,8 @@ import (
 	"sallyport/policy/limit"
 )
 
-// Run is the process: it goes into its cell and serves until the Warden has
-// enough of it. It returns an error where it was not started by a Warden.
+// Run is the worker's process: it enters its jail and answers the supervisor until the
+// connection ends. It returns an error if no supervisor started it.
 func Run() error {
 	w, err := Enter()
 	if err != nil {
@@ -47,7 +47,7 @@ func Run() error {
 // Serve answers the supervisor until the connection ends.
 func (w *Worker) Serve() error { return w.peer.Serve() }
 
-// Enter goes into the cell.
+// Enter moves the process into its jail and returns the worker, which serves nothing yet.
 func Enter() (*Worker, error) {
 	if err := jail.Enter(); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func Enter() (*Worker, error) {
 	return newWorker(conn, state), nil
 }
 
-// Worker is what the process is made of.
+// Worker is everything that runs in the process.
 type Worker struct {
 	peer    *ipc.Peer
 	Methods map[ipc.Method]ipc.Handler
@@ -83,7 +83,7 @@ type Worker struct {
 	names      *nameCache
 	upstreams  *upstream.Pool
 	clients    gateway.Roster
-	exposed    gateway.Exposed
+	published  gateway.Exposed
 	dns        *resolver.Server
 	gateway    *gateway.Gateway
 	counters   *limit.Book
@@ -103,33 +103,30 @@ func newWorker(conn *net.UnixConn, state jail.State) *Worker {
 	w.logger = slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: &w.level}))
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	w.Methods = map[ipc.Method]ipc.Handler{
-		workerapi.MethodStart:    ipc.Handle(w.start),
-		workerapi.MethodServe:    ipc.Handle(w.serve),
-		workerapi.MethodPrepare:  ipc.Handle(w.prepare),
-		workerapi.MethodUse:      ipc.Handle(w.use),
-		workerapi.MethodIdentity: ipc.Handle(w.identity),
-		workerapi.MethodClients:  ipc.Handle(w.setClients),
-		workerapi.MethodForget:   ipc.Handle(w.forget),
-		workerapi.MethodRevoke:   ipc.Handle(w.revoke),
-		workerapi.MethodAppend:   ipc.Handle(w.append),
-		workerapi.MethodStats:    ipc.Handle(w.stats),
-		workerapi.MethodGather:   ipc.Handle(w.gather),
-		workerapi.MethodStop:     ipc.Handle(w.stop),
+		workerapi.MethodStart:   ipc.Handle(w.start),
+		workerapi.MethodServe:   ipc.Handle(w.serve),
+		workerapi.MethodPrepare: ipc.Handle(w.prepare),
+		workerapi.MethodUse:     ipc.Handle(w.use),
+		workerapi.MethodTables:  ipc.Handle(w.setTables),
+		workerapi.MethodForget:  ipc.Handle(w.forget),
+		workerapi.MethodRevoke:  ipc.Handle(w.revoke),
+		workerapi.MethodAppend:  ipc.Handle(w.append),
+		workerapi.MethodStats:   ipc.Handle(w.stats),
+		workerapi.MethodGather:  ipc.Handle(w.gather),
+		workerapi.MethodStop:    ipc.Handle(w.stop),
 		workerapi.MethodAnswered: ipc.Handle(func(ctx context.Context, c workerapi.AnsweredRequest) (ipc.None, error) {
 			return w.approvals.answered(ctx, c)
 		}),
 		workerapi.MethodCounts:  ipc.Handle(w.counts),
 		workerapi.MethodRestore: ipc.Handle(w.restore),
 		workerapi.MethodReset:   ipc.Handle(w.reset),
-		workerapi.MethodSuspend: ipc.Handle(w.slumber),
-
-		workerapi.MethodPublished: ipc.Handle(w.setExposures),
+		workerapi.MethodSuspend: ipc.Handle(w.suspend),
 	}
 	w.peer = ipc.New(conn, ipc.Options{Files: true, Errors: workerapi.Errors, MaxFrame: workerapi.MaxFrame, MaxOut: workerapi.MaxCall, Methods: w.Methods})
 	return w
 }
 
-// start makes all parts.
+// start makes all parts of the worker.
 func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.State, error) {
 	w.level.Set(slog.Level(s.Level))
 	w.files = map[string]*os.File{}
@@ -167,12 +164,12 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: w.audit,
 		Names: gatewayNames{w.names, w.dns}, Refusal: resolver.Refusal,
 		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
-		Budget: w.counters, Found: s.Found, Exposures: &w.exposed, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Inside: Sandboxes{Peer: w.peer},
+		Budget: w.counters, Found: s.Found, Exposures: &w.published, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Inside: Sandboxes{Peer: w.peer},
 	})
 	if err != nil {
 		return jail.State{}, err
 	}
-	w.engine.OnSwap(w.changed)
+	w.engine.OnSwap(w.policyChanged)
 	prometheus.WrapRegistererWithPrefix(workerapi.MetricsPrefix, w.metrics).MustRegister(collectors.NewGoCollector(),
 		prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "recalled_decisions_total",
@@ -180,19 +177,15 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 		}, func() float64 { return float64(w.engine.CacheHits()) }))
 	w.work.Go(func() { w.broker.run(w.ctx) })
 	w.work.Go(func() { w.engine.WatchExpiry(w.ctx) })
-	// What compiling a policy leaves is more than what lives, and the collector,
-	// tuned for requests, would let it lie. Nobody waits for an answer yet.
+	// Compiling a policy leaves more garbage than live memory, and the collector is
+	// tuned for requests. No request waits yet.
 	debug.FreeOSMemory()
 	return w.state, nil
 }
 
-// serve takes connections from now on.
-func (w *Worker) serve(_ context.Context, c workerapi.ServeRequest) (ipc.None, error) {
-	w.mu.Lock()
-	w.identities = c.Identities
-	w.mu.Unlock()
-	w.clients.Replace(c.Clients)
-	w.exposed.Replace(c.Exposures)
+// serve begins to accept connections.
+func (w *Worker) serve(_ context.Context, t workerapi.Tables) (ipc.None, error) {
+	w.apply(t)
 	var transparent, explicit, inbound, dnsTCP net.Listener
 	var dns net.PacketConn
 	for name, to := range map[string]*net.Listener{workerapi.FileTransparent: &transparent, workerapi.FileExplicit: &explicit, workerapi.FileInbound: &inbound, workerapi.FileDNSTCP: &dnsTCP} {
@@ -214,26 +207,26 @@ func (w *Worker) serve(_ context.Context, c workerapi.ServeRequest) (ipc.None, e
 		_ = f.Close()
 	}
 	if transparent != nil {
-		w.keep("transparent", func() error { return w.gateway.ServeTransparent(w.ctx, transparent) })
+		w.serveListener("transparent", func() error { return w.gateway.ServeTransparent(w.ctx, transparent) })
 	}
 	if explicit != nil {
 		if w.proxyTLS != nil {
 			explicit = tls.NewListener(explicit, w.proxyTLS)
 		}
-		w.keep("explicit", func() error { return w.gateway.ServeExplicit(w.ctx, explicit) })
+		w.serveListener("explicit", func() error { return w.gateway.ServeExplicit(w.ctx, explicit) })
 	}
 	if inbound != nil {
-		w.keep("inbound", func() error { return w.gateway.ServeInbound(w.ctx, inbound) })
+		w.serveListener("inbound", func() error { return w.gateway.ServeInbound(w.ctx, inbound) })
 	}
 	if dns != nil && dnsTCP != nil {
-		w.keep("dns", func() error { return w.dns.Serve(w.ctx, dns, dnsTCP) })
+		w.serveListener("dns", func() error { return w.dns.Serve(w.ctx, dns, dnsTCP) })
 	}
 	return ipc.None{}, nil
 }
 
-// keep runs what must not end before it is told to: else the process ends, and
-// another one is started.
-func (w *Worker) keep(what string, f func() error) {
+// serveListener runs f, which must not return before the worker stops: else the process
+// ends, and the supervisor starts another one.
+func (w *Worker) serveListener(what string, f func() error) {
 	w.work.Go(func() {
 		if err := f(); w.ctx.Err() == nil {
 			w.logger.Error("the gateway stopped serving", "listener", what, "error", err)
@@ -242,7 +235,8 @@ func (w *Worker) keep(what string, f func() error) {
 	})
 }
 
-// stop drains for a time, then ends what is left. The log is whole afterwards.
+// stop lets requests finish within a time, then breaks off the others. The log is complete
+// afterwards.
 func (w *Worker) stop(_ context.Context, c workerapi.StopRequest) (workerapi.StopReply, error) {
 	w.cancel()
 	ctx, cancel := context.WithTimeout(context.Background(), c.Within)
@@ -258,10 +252,10 @@ func (w *Worker) stop(_ context.Context, c workerapi.StopRequest) (workerapi.Sto
 	return workerapi.StopReply{Log: w.audit.Stats(), Late: late}, err
 }
 
-// compile makes the policy that the Warden has put into this root, and insists
-// that it is the one meant.
+// compile compiles the policy that the supervisor has put into the worker's root. It fails
+// if the result has another revision than the one that was asked for.
 func (w *Worker) compile(ctx context.Context, revision string) (*engine.Policy, error) {
-	root := documentRoot(w.state.Root)
+	root := viewRoot(w.state.Root)
 	text, err := os.ReadFile(root + workerapi.DocumentPath(revision))
 	if err != nil {
 		return nil, err
@@ -308,25 +302,34 @@ func (w *Worker) use(_ context.Context, c workerapi.PolicyRequest) (ipc.None, er
 	return ipc.None{}, nil
 }
 
-func (w *Worker) identity(_ context.Context, c workerapi.IdentityRequest) (ipc.None, error) {
-	w.mu.Lock()
-	was, known := w.identities[c.Address]
-	if c.Sandbox == nil {
-		delete(w.identities, c.Address)
-	} else {
-		w.identities[c.Address] = *c.Sandbox
-	}
-	w.mu.Unlock()
-	if known && c.Sandbox != nil && !maps.Equal(was.Tags, c.Sandbox.Tags) {
-		w.gateway.Redecide() // what its old tags gave it ends
+func (w *Worker) setTables(_ context.Context, t workerapi.Tables) (ipc.None, error) {
+	if w.apply(t) {
+		w.gateway.Redecide()
 	}
 	return ipc.None{}, nil
 }
 
-func (w *Worker) setClients(_ context.Context, c workerapi.ClientsRequest) (ipc.None, error) {
-	w.clients.Replace(c.Clients)
-	w.gateway.Redecide() // what goes on for one that has been removed ends
-	return ipc.None{}, nil
+// apply changes the tables, and reports whether something that goes on may have to
+// end: for a removed client or port, or by a sandbox's old tags.
+func (w *Worker) apply(t workerapi.Tables) (ends bool) {
+	w.mu.Lock()
+	for a, s := range t.Sandboxes {
+		was, known := w.identities[a]
+		if s == nil {
+			delete(w.identities, a)
+			continue
+		}
+		w.identities[a] = *s
+		ends = ends || known && !maps.Equal(was.Tags, s.Tags)
+	}
+	w.mu.Unlock()
+	if t.Clients != nil {
+		w.clients.Replace(t.Clients)
+	}
+	if t.Published != nil {
+		w.published.Replace(t.Published)
+	}
+	return ends || t.Clients != nil || t.Published != nil
 }
 
 func (w *Worker) forget(_ context.Context, c workerapi.ForgetRequest) (ipc.None, error) {
@@ -343,8 +346,8 @@ func (w *Worker) revoke(context.Context, ipc.None) (ipc.None, error) {
 	return ipc.None{}, nil
 }
 
-// counts says what has changed. What is recorded has been counted before, so that
-// the log's end comes first.
+// counts returns the counters that have changed. The worker counts before it records, so
+// the log's position is read first.
 func (w *Worker) counts(_ context.Context, c workerapi.CountsRequest) (workerapi.CountsReply, error) {
 	position := w.firstEvent - 1 + w.audit.Stats().Events
 	list, stamp := w.counters.Changed(c.Since, c.Most)
@@ -382,7 +385,7 @@ func (w *Worker) gather(context.Context, ipc.None) (workerapi.GatherReply, error
 	return workerapi.GatherReply{Text: text.String()}, err
 }
 
-// identify finds the sandbox behind an address.
+// identify finds the sandbox that has an address.
 func (w *Worker) identify(a netip.Addr) (policy.Sandbox, bool) {
 	w.mu.RLock()
 	defer w.mu.RUnlock()
@@ -408,8 +411,8 @@ func (w *Worker) sign(sandboxID, name string, public *ecdsa.PublicKey) ([][]byte
 	return got.Chain, err
 }
 
-// local asks for each connection. Where nobody answers, every address is this
-// host's: nothing is dialled.
+// local asks for this host's addresses, for each connection. Without an answer every
+// address counts as this host's, so that nothing is dialled.
 func (w *Worker) local() []netip.Prefix {
 	var got workerapi.LocalReply
 	if err := w.peer.Call(w.ctx, workerapi.MethodLocal, ipc.None{}, &got); err != nil {
