@@ -19,7 +19,6 @@ import (
 	"sallyport/policy"
 	"sallyport/policy/rego"
 	"sallyport/policy/rule"
-	"sallyport/policy/schema"
 	"sallyport/policy/validate"
 )
 
@@ -48,6 +47,7 @@ type Policy struct {
 	table     *rule.Table
 	rules     map[string]*rule.Rule
 	selectors *rule.Selectors
+	terms     ruleTerms // of the rules in input.rules
 	revision  string
 	approvals *policy.Approvals
 	cache     *decisionCache   // nil where nothing is kept
@@ -99,6 +99,7 @@ func Compile(ctx context.Context, doc policy.Document, o Options) (*Policy, erro
 		table:     rule.NewTable(rules),
 		rules:     make(map[string]*rule.Rule, len(rules)),
 		selectors: rule.NewSelectors(rules),
+		terms:     newRuleTerms(rules),
 		revision:  revision(doc, team),
 		clock:     o.Clock,
 		observing: newObserving(doc, rules),
@@ -132,7 +133,7 @@ func Compile(ctx context.Context, doc policy.Document, o Options) (*Policy, erro
 		size = *doc.Policy.Cache
 	}
 	p.cache = newDecisionCache(size, p.query, team)
-	p.query.timeout, p.query.terms = o.Timeout, newRuleTerms(rules)
+	p.query.timeout = o.Timeout
 	p.query.patterns = cache.NewInterQueryValueCache(ctx, &cache.Config{
 		InterQueryBuiltinValueCache: cache.InterQueryBuiltinValueCacheConfig{MaxNumEntries: new(len(rules) + 1000)},
 	})
@@ -191,7 +192,7 @@ func ownModules() (map[string]*ast.Module, error) {
 func schemaSet() (*ast.SchemaSet, error) {
 	set := ast.NewSchemaSet()
 	for _, name := range []string{"input", "data"} {
-		text, err := schema.Files.ReadFile(name + ".json")
+		text, err := policy.Schemas.ReadFile("schema/" + name + ".json")
 		if err != nil {
 			return nil, err
 		}

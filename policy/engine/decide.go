@@ -71,7 +71,7 @@ func (p *Policy) decide(ctx context.Context, s rule.ParsedInput, at time.Time) p
 	}
 	v := p.query.evaluation(s.Phase)
 	v.at = at
-	v.document.setWith(matches, s)
+	v.document.setWith(p.terms, matches, s)
 	answer, err := p.query.evalWithRetry(ctx, v)
 	if err != nil {
 		v.release()

@@ -38,7 +38,6 @@ type evaluator struct {
 	patterns cache.InterQueryValueCache // compiled regular expressions
 	timeout  time.Duration
 	fields   inputField // of input: those that some rule reads
-	terms    ruleTerms
 	phases   map[policy.Phase]*preparedQuery
 	sets     []string                        // that some package of the team defines
 	limits   map[policy.Phase]*preparedQuery // what a team's Rego limits; nil where it has no limit
@@ -136,7 +135,7 @@ func (e *evaluator) evaluationOf(a *preparedQuery, phase policy.Phase) *evaluati
 	if v, ok := a.idle.Get().(*evaluation); ok {
 		return v
 	}
-	v := &evaluation{prepared: a, document: newInputDocument(phase, e.fields, e.terms), clock: clock{timeout: e.timeout}}
+	v := &evaluation{prepared: a, document: newInputDocument(phase, e.fields), clock: clock{timeout: e.timeout}}
 	v.input.Value = v.document.root
 	v.query = e.query(v, a.query)
 	return v

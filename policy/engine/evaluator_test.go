@@ -144,7 +144,7 @@ func TestEvaluatorIsOPA(t *testing.T) {
 // whole is the whole document input.
 func whole(t *testing.T, p *Policy, s rule.ParsedInput) ast.Value {
 	t.Helper()
-	v := newInputDocument(s.Phase, everyField, p.query.terms)
+	v := newInputDocument(s.Phase, everyField)
 	v.set(p, s)
 	return v.root
 }

@@ -47,8 +47,6 @@ type inputDocument struct {
 	filled  inputField // those that hold a value
 	changed bool       // since the part was put into the root
 
-	ruleTerms ruleTerms
-
 	root                          ast.Object
 	sandbox, destination, request *ast.Term
 
@@ -62,7 +60,7 @@ type inputDocument struct {
 	last      bool // it holds what the next input would not replace
 }
 
-func newInputDocument(phase policy.Phase, fields inputField, terms ruleTerms) *inputDocument {
+func newInputDocument(phase policy.Phase, fields inputField) *inputDocument {
 	switch phase {
 	case policy.PhaseDNS:
 		fields &^= fieldProtocol | fieldPort | fieldRequest
@@ -74,7 +72,7 @@ func newInputDocument(phase policy.Phase, fields inputField, terms ruleTerms) *i
 		fields &^= fieldRules // which are of what leaves
 	}
 	return &inputDocument{
-		phase: phase, fields: fields, ruleTerms: terms, root: ast.NewObject(),
+		phase: phase, fields: fields, root: ast.NewObject(),
 		sandbox: ast.ObjectTerm(), destination: ast.ObjectTerm(), request: ast.ObjectTerm(),
 	}
 }
@@ -86,11 +84,11 @@ func (v *inputDocument) set(p *Policy, s rule.ParsedInput) {
 	if v.fields&fieldRules != 0 {
 		matches = p.matches(near[:0], s)
 	}
-	v.setWith(matches, s)
+	v.setWith(p.terms, matches, s)
 }
 
 // showWith makes s the input, with the rules that are said to match.
-func (v *inputDocument) setWith(matches []rule.Match, s rule.ParsedInput) {
+func (v *inputDocument) setWith(terms ruleTerms, matches []rule.Match, s rule.ParsedInput) {
 	v.text(v.root, fieldPhase, keyPhase, string(s.Phase))
 	v.text(v.root, fieldProtocol, keyProtocol, string(s.Protocol))
 	v.changed = false
@@ -104,7 +102,7 @@ func (v *inputDocument) setWith(matches []rule.Match, s rule.ParsedInput) {
 		v.setRequest(s)
 	}
 	if v.fields&fieldRules != 0 {
-		v.setMatches(matches)
+		v.setMatches(terms, matches)
 	}
 }
 
@@ -159,10 +157,10 @@ func (v *inputDocument) setRequest(s rule.ParsedInput) {
 	v.place(keyRequest, v.request)
 }
 
-func (v *inputDocument) setMatches(list []rule.Match) {
+func (v *inputDocument) setMatches(terms ruleTerms, list []rule.Match) {
 	if v.differs(fieldRules, slices.Equal(v.matches, list)) {
 		v.matches = append(v.matches[:0], list...)
-		v.put(v.root, fieldRules, keyRules, v.ruleTerms.grouped(list))
+		v.put(v.root, fieldRules, keyRules, terms.grouped(list))
 	}
 	v.changed = false
 }

@@ -148,7 +148,7 @@ func (p *Policy) decideWithout(ctx context.Context, rules []*rule.Rule, s rule.P
 	v.document.last = true // it shows what the next input would not replace
 	defer v.release()
 	v.at = at
-	v.document.setWith(slices.DeleteFunc(p.matches(nil, s), func(m rule.Match) bool {
+	v.document.setWith(p.terms, slices.DeleteFunc(p.matches(nil, s), func(m rule.Match) bool {
 		grants := m.Does == rule.Authorises || m.Does == rule.Allows || m.Does == rule.Tunnels
 		return !grants && slices.Contains(rules, m.Rule)
 	}), s)
