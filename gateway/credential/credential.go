@@ -77,6 +77,9 @@ type Material struct {
 
 // Source reads one credential's secret. Its errors wrap ErrNoSecret,
 // ErrUnavailable or ErrRefused.
+//
+// To add a source: a package beside vault and file that implements it, a key of
+// policy.CredentialSource, and a case of the daemon's function sources (internal/daemon/secrets.go).
 type Source interface {
 	Read(ctx context.Context) (Material, error)
 }
