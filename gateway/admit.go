@@ -44,7 +44,7 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request, turn *turn) *htt
 		q.answer.write(w, r)
 		return nil
 	}
-	if m := q.countHead(r); m != nil {
+	if m := countHead(&q.heads, r); m != nil {
 		turn.end()
 		q.form.seen = &policy.Request{Method: r.Method, Scheme: q.scheme(), Path: "/", Size: r.ContentLength}
 		q.refuse(r, m).write(w, r)
@@ -92,7 +92,7 @@ func (q *request) reject(w http.ResponseWriter, r *http.Request, m *form.Error) 
 
 // countHead counts the head of a request by HTTP/2, as the reader of HTTP/1.1 has counted
 // that of any other.
-func (q *request) countHead(r *http.Request) *form.Error {
+func countHead(heads *bodies.Heads, r *http.Request) *form.Error {
 	if r.ProtoMajor != 2 {
 		return nil
 	}
@@ -100,7 +100,7 @@ func (q *request) countHead(r *http.Request) *form.Error {
 	if fields > http1.MaxFields || len(r.Trailer) > http1.MaxTrailers {
 		return &form.Error{Status: http.StatusRequestHeaderFieldsTooLarge, Rule: "request-form", Reason: http1.ErrFields.Error()}
 	}
-	if cost := http1.Cost(size+len(r.RequestURI), fields, http1.Keys(r.RequestURI)); cost > 0 && q.heads.Take(cost) != nil {
+	if cost := http1.Cost(size+len(r.RequestURI), fields, http1.Keys(r.RequestURI)); cost > 0 && heads.Take(cost) != nil {
 		return &form.Error{Status: http.StatusTooManyRequests, Rule: "request-form", Reason: http1.ErrBudget.Error()}
 	}
 	return nil

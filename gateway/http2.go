@@ -15,9 +15,11 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/form"
 	"sallyport/gateway/tcp"
 	"sallyport/internal/quota"
+	"sallyport/policy"
 )
 
 // Bounds of a connection that speaks HTTP/2.
@@ -157,17 +159,33 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 				panic(http.ErrAbortHandler) // the connection has ended meanwhile
 			}
 			defer open.work.Done()
-			began := time.Now()
+			// Whatever the sandbox has opened and left, few of its requests wait here.
+			ok, last := g.enterStream(id)
+			if last {
+				w.Header().Set("Connection", "close") // goodbye: the connection may have come when all others were told
+			}
+			if !ok {
+				g.refuseStream(w, r, s, &form.Error{Status: http.StatusTooManyRequests, Rule: "requests", Reason: "the sandbox has too many requests open"})
+				return
+			}
+			defer g.leaveStream(id)
+			head := bodies.Heads{Of: g.bodies, ID: id} // until its turn
+			if m := countHead(&head, r); m != nil {
+				g.refuseStream(w, r, s, m)
+				return
+			}
+			// Nothing is made for a request before its turn: hundreds at once would wait for memory
+			// to be collected, and another sandbox's request with them.
+			turn := takeTurn(g.turns, id)
+			defer turn.end()
+			head.Release()
+			begun := time.Now()
 			defer func() { // not for requests that ended with their connection
-				if r.Context().Err() != nil && time.Since(began) < soonReset && !heard.gone() && !g.resets.add(s.identity.ID) && told.CompareAndSwap(false, true) {
+				if r.Context().Err() != nil && time.Since(begun) < soonReset && ctx.Err() == nil && !heard.gone() && !g.resets.add(id) && told.CompareAndSwap(false, true) {
 					goAway(base)
 					g.unfinished(s.peer, s.target, "resets", manyResets)
 				}
 			}()
-			// Nothing is made for a request before its turn: hundreds at once would wait for memory
-			// to be collected, and another sandbox's request with them.
-			turn := takeTurn(g.turns, s.identity.ID)
-			defer turn.end()
 			if r.Context().Err() != nil {
 				panic(http.ErrAbortHandler) // reset while it waited: nothing was decided and nothing has left
 			}
@@ -261,17 +279,6 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session
 	}
 	ctx, cancel := context.WithCancel(r.Context()) // the library keeps its own
 	defer cancel()
-	ok, last := g.enterStream(s.identity.ID)
-	if last {
-		w.Header().Set("Connection", "close") // goodbye: the connection may have come when all others were told
-	}
-	if !ok {
-		q := g.request(ctx, cancel, s)
-		q.describe(r)
-		q.refuse(r, &form.Error{Status: http.StatusTooManyRequests, Rule: "requests", Reason: "the sandbox has too many requests open"}).write(w, r)
-		return
-	}
-	defer g.leaveStream(s.identity.ID)
 	if wrong {
 		g.serve(ctx, cancel, discardWriter{}, r, s, turn)
 		panic(http.ErrAbortHandler)
@@ -280,6 +287,15 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session
 	if len(r.Trailer) > 0 && r.Body != http.NoBody {
 		settle(w, r.Body)
 	}
+}
+
+// refuseStream refuses a request that waits for no turn.
+func (g *Gateway) refuseStream(w http.ResponseWriter, r *http.Request, s *session, m *form.Error) {
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	q := g.request(ctx, cancel, s)
+	q.form.seen = &policy.Request{Method: r.Method, Scheme: q.scheme(), Path: "/", Size: r.ContentLength}
+	q.refuse(r, m).write(w, r)
 }
 
 // discardWriter takes the answer to a stream that is reset.

@@ -80,3 +80,66 @@ func TestFloodWaitsForItsTurn(t *testing.T) {
 		t.Errorf("its own, afterwards: %d", resp.StatusCode)
 	}
 }
+
+// Requests that wait for their turn count among those that a sandbox may have open, also when
+// their connection has ended: however often it opens and leaves connections, no more wait.
+func TestWaitingRequestsAreCounted(t *testing.T) {
+	w := newWire(t)
+	w.quiet = true
+	o := w.origin("api.example.test", "h2", true)
+	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
+	release := make(chan struct{})
+	w.policy(func(in policy.Input) policy.Decision {
+		if in.Sandbox.ID == "sb-1" && in.Phase == policy.PhaseRequest {
+			<-release
+		}
+		return w.allow(in)
+	})
+	const most, each = 1024, 128
+	for range most / each {
+		c := w.frames(w.steer, o)
+		for range each {
+			if _, err := c.open(true, o.request("/")...); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := c.WritePing(false, [8]byte{1}); err != nil { // all of it has been read
+			t.Fatal(err)
+		}
+		for {
+			f, err := c.ReadFrame()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if p, ok := f.(*http2.PingFrame); ok && p.IsAck() {
+				break
+			}
+		}
+		c.Close()
+	}
+	status := func() string {
+		c := w.frames(w.steer, o)
+		defer c.Close()
+		id, err := c.open(true, o.request("/")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c.waitFor(id, 500*time.Millisecond).status
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		if s := status(); s == "429" {
+			break
+		} else if time.Now().After(deadline) {
+			t.Errorf("with %d requests that wait, one more gets %q, want 429", most, s)
+			break
+		}
+	}
+	if resp, _ := get(t, w.agent("h2", true, w.connect, false), o.url("https", "/")); resp.StatusCode != 200 {
+		t.Errorf("another sandbox's meanwhile: %d", resp.StatusCode)
+	}
+	close(release)
+	w.settled(t)
+	if resp, _ := get(t, w.agent("h2", true, w.steer, false), o.url("https", "/")); resp.StatusCode != 200 {
+		t.Errorf("its own, afterwards: %d", resp.StatusCode)
+	}
+}

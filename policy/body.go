@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"sync"
 )
 
 // MaxBody is the largest request body that a rule may judge, in bytes.
@@ -47,6 +48,16 @@ type Body struct {
 	JSON, GraphQL *any
 	Fault         error // why the body is not JSON, or nil
 	GraphQLFault  error // why it is not a GraphQL request, or nil
+
+	once sync.Once
+	form any
+}
+
+// Form returns make's form of the body, which is made once: a request is asked about several
+// times, and a body may be large. It is safe for concurrent use.
+func (b *Body) Form(make func() any) any {
+	b.once.Do(func() { b.form = make() })
+	return b.form
 }
 
 // NoBody is a body that cannot be read as JSON, and why: "its Content-Type is not

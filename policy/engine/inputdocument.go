@@ -151,7 +151,7 @@ func (v *inputDocument) setRequest(s rule.ParsedInput) {
 		v.put(o, fieldSize, keySize, ast.Number(strconv.FormatInt(r.Size, 10)))
 	}
 	if v.fields&FieldBody != 0 && shown(r) {
-		v.put(o, FieldBody, keyBody, bodyValue(r.Body))
+		v.put(o, FieldBody, keyBody, r.Body.Form(func() any { return bodyValue(r.Body) }).(ast.Value))
 		v.last = true // the next request may have none
 	}
 	v.place(keyRequest, v.request)
