@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway"
 	"sallyport/policy"
 )
 
@@ -164,7 +165,7 @@ func TestInteroperabilityOfGRPC(t *testing.T) {
 		{"explicit without TLS", "explicit", false, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWire(t)
+			w := newWire(t, func(o *gateway.Options) { o.FirstByteTimeout = 5 * time.Second }) // the client is a process
 			w.credential("key", token)
 			w.policy(func(in policy.Input) policy.Decision {
 				d := w.allow(in)
@@ -184,7 +185,7 @@ func TestInteroperabilityOfGRPC(t *testing.T) {
 			decisions, completions := w.settled(t)
 			for _, d := range decisions {
 				if c := completions[d.ID()]; d.Action != audit.ActionAllowed || c.Unmapped.Sallyport.Credentials != nil != test.inject {
-					t.Errorf("%s: %+v", d.HTTPRequest.URL.Path, c)
+					t.Errorf("%+v: %+v", d, c)
 				}
 			}
 		})
