@@ -27,11 +27,13 @@ func (d *Server) command(u *use, conn *net.UnixConn, c openCall) (sandbox.Comman
 	})
 	say := ending{Code: end.Code, Signal: end.Signal}
 	if err != nil {
-		if why := context.Cause(u.ctx); why != nil {
+		if why := context.Cause(u.ctx); why != nil && !errors.Is(err, errGone) {
 			err = why
 		}
-		if errors.Is(err, errClosed) || errors.Is(err, errGone) {
-			err = errGone // the end of its connection may be told before the command's own
+		// The end of its connection, or of the process that speaks SSH, may be told before the
+		// command's own.
+		if errors.Is(err, errClosed) || errors.Is(err, context.Canceled) {
+			err = errGone
 		}
 		say.Code, say.Error = failedCode, err.Error()
 	}
