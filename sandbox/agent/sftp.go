@@ -55,14 +55,18 @@ func serveSFTP(c io.ReadWriteCloser, user, folder string) error {
 	if !filepath.IsAbs(folder) {
 		folder = "/"
 	}
-	x := &sftpSession{user: user, uploads: map[string]*upload{}}
-	return sftp.NewRequestServer(c, sftp.Handlers{FileGet: x, FilePut: x, FileCmd: x, FileList: x}, sftp.WithStartDirectory(folder)).Serve()
+	x := &sftpSession{user: user, uploads: map[string]*upload{}, broken: func() bool { return false }}
+	if tcp, ok := c.(*net.TCPConn); ok {
+		x.broken = func() bool { return broken(tcp) }
+	}
+	return sftp.NewRequestServer(newPaced(c), sftp.Handlers{FileGet: x, FilePut: x, FileCmd: x, FileList: x}, sftp.WithStartDirectory(folder)).Serve()
 }
 
 // sftpSession does what a client asks of files, with the rights of one user.
 type sftpSession struct {
-	user string
-	open atomic.Int32 // files and folders
+	user   string
+	open   atomic.Int32 // files and folders
+	broken func() bool  // the client has broken off
 
 	mu      sync.Mutex
 	uploads map[string]*upload // by path

@@ -516,3 +516,82 @@ func TestSFTPShort(t *testing.T) {
 		}
 	}
 }
+
+// What stays of a file that is overwritten from its start stays as it is, and its holes
+// take no room.
+func TestSFTPSparse(t *testing.T) {
+	p := newSFTP(t)
+	s, _ := p.client()
+	const size = 512 << 20
+	f, err := os.Create(p.at("it"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.WriteAt([]byte("start"), 0)
+	_, err2 := f.WriteAt([]byte("middle"), size/2)
+	if err := errors.Join(err, err2, f.Truncate(size), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	to, err := s.OpenFile("it", os.O_WRONLY)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = to.Write([]byte("S"))
+	if err := errors.Join(err, to.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if f, err = os.Open(p.at("it")); err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	for at, want := range map[int64]string{0: "Start", size / 2: "middle", size - 3: "\x00\x00\x00"} {
+		got := make([]byte, len(want))
+		if _, err := f.ReadAt(got, at); err != nil || string(got) != want {
+			t.Errorf("at %d: %q, %v", at, got, err)
+		}
+	}
+	i, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if used := i.Sys().(*syscall.Stat_t).Blocks * 512; i.Size() != size || used > 4<<20 {
+		t.Errorf("%d bytes take %d", i.Size(), used)
+	}
+}
+
+// What a user adds to a file is written with the user's rights: the system takes the mode
+// from it that runs it with its owner's.
+func TestSFTPAppendUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root to take another user's rights")
+	}
+	p := newSFTP(t)
+	err := errors.Join(os.WriteFile(p.at("it"), []byte("x"), 0o600), os.Chown(p.at("it"), 65534, 65534), syscall.Chmod(p.at("it"), 0o4755))
+	for dir := p.dir; strings.HasPrefix(dir, os.TempDir()+"/"); dir = filepath.Dir(dir) {
+		err = errors.Join(err, os.Chmod(dir, 0o755))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := p.c.SFTP(t.Context(), "65534:65534", p.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := sftp.NewClientPipe(c, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	f, err := s.OpenFile("it", os.O_WRONLY|os.O_APPEND)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = f.Write([]byte("y"))
+	if err := errors.Join(err, f.Close()); err != nil || p.holds("it") != "xy" {
+		t.Errorf("%q, %v", p.holds("it"), err)
+	}
+	if i, err := os.Stat(p.at("it")); err != nil || i.Mode() != 0o755 {
+		t.Errorf("%v, %v", i.Mode(), err)
+	}
+}

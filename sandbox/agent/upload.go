@@ -1,26 +1,29 @@
 package agent
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"sync"
 	"time"
 
 	"github.com/pkg/sftp"
+	"golang.org/x/sys/unix"
 
 	"sallyport/sandbox/agent/wire"
 )
 
 // A client sends several parts of a file at once, in order, and those parts are worked on
-// at the same time: one that is early waits. A part is a jump when nothing comes before it.
+// at the same time: one that is early waits. A part is a jump when its turn does not come.
 // Waiting is counted in pauses, between which all that can run does: on a busy machine the
 // part that comes before may be late, however much time has passed.
 const (
 	pause      = 20 * time.Millisecond
-	jumpPauses = 250 // with nothing before it
+	jumpPauses = 250 // until its turn, whatever comes before it meanwhile
 	// beginPauses is for how long the part that would begin at the file's end waits for one
 	// that begins at 0, which is sent before it and may be worked on after it.
 	beginPauses = 25
@@ -41,30 +44,41 @@ type turn struct {
 // none (t.err), or, false, when that part is a jump.
 func (t *turn) wait(off int64) bool {
 	t.mu.Lock()
-	for off > t.at && t.err == nil {
-		if !t.await(jumpPauses) {
+	for left := newPauses(jumpPauses); off > t.at && t.err == nil; {
+		if !t.await(left) {
 			return false
 		}
 	}
 	return off == t.at
 }
 
-// await gives t.mu up until the next move; false: there has been none for so many pauses.
-func (t *turn) await(pauses int) bool {
-	moved := t.moved
-	tick := time.NewTicker(pause)
-	defer tick.Stop()
-	for range pauses {
+// pauses are those that a part still waits for.
+type pauses struct {
+	left int
+	next time.Time // when the one that goes on is over
+}
+
+func newPauses(n int) *pauses { return &pauses{n, time.Now().Add(pause)} }
+
+// await gives t.mu up until the next move; false: no pauses are left.
+func (t *turn) await(p *pauses) bool {
+	for moved := t.moved; t.moved == moved; {
+		if p.left == 0 {
+			return false
+		}
 		t.mu.Unlock()
+		over := time.NewTimer(time.Until(p.next))
 		select {
 		case <-moved:
-			t.mu.Lock()
-			return true
-		case <-tick.C:
-			t.mu.Lock()
+		case <-over.C:
+		}
+		over.Stop()
+		t.mu.Lock()
+		if now := time.Now(); !now.Before(p.next) {
+			p.left, p.next = p.left-1, now.Add(pause)
 		}
 	}
-	return t.moved != moved
+	return true
 }
 
 // move is to be called with t.mu held.
@@ -126,11 +140,11 @@ func (w *upload) begin(off int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.unset && off > 0 {
-		pauses := jumpPauses
+		n := jumpPauses
 		if off == w.at {
-			pauses = beginPauses
+			n = beginPauses
 		}
-		w.await(pauses)
+		w.await(newPauses(n))
 	}
 	if w.unset {
 		w.settle(off)
@@ -163,8 +177,9 @@ func (w *upload) WriteAt(p []byte, off int64) (int, error) {
 		w.move(w.at, errOrder)
 		return 0, errOrder
 	}
-	n, err := w.to.Write(p)
-	w.move(w.at+int64(n), status(err))
+	n := 0
+	err := w.x.as(func() (err error) { n, err = w.to.Write(p); return err })
+	w.move(w.at+int64(n), err)
 	return n, w.err
 }
 
@@ -239,7 +254,8 @@ func (w *upload) Close() error {
 	})
 }
 
-// keep adds what stays of what there was. w.mu is held.
+// keep adds what stays of what there was, its holes as holes, while the client is there.
+// w.mu is held.
 func (w *upload) keep() error {
 	if w.tail <= w.at {
 		return nil
@@ -249,9 +265,41 @@ func (w *upload) keep() error {
 		return err
 	}
 	defer was.Close()
-	_, err = io.CopyN(writeOnly{w.to}, io.NewSectionReader(was, w.at, w.tail-w.at), w.tail-w.at)
-	if errors.Is(err, io.EOF) {
-		err = fs.ErrInvalid // it has become shorter
+	buf, none := make([]byte, copySize), make([]byte, copySize)
+	for at := w.at; at < w.tail; {
+		if w.x.broken() {
+			return sftp.ErrSSHFxConnectionLost
+		}
+		at = min(nextData(was, at), w.tail)
+		n, err := was.ReadAt(buf[:min(int64(len(buf)), w.tail-at)], at)
+		if n > 0 && !bytes.Equal(buf[:n], none[:n]) { // gVisor knows no holes
+			if _, err := w.to.WriteAt(buf[:n], at); err != nil {
+				return err
+			}
+		}
+		at += int64(n)
+		if err != nil && !errors.Is(err, io.EOF) {
+			return err
+		}
+		if n == 0 {
+			break
+		}
 	}
-	return err
+	if i, err := was.Stat(); err != nil || i.Size() < w.tail {
+		return errors.Join(err, fs.ErrInvalid) // it has become shorter
+	}
+	return w.to.Truncate(w.tail)
+}
+
+// nextData is the offset at or after another where a file may have more than zeros
+// (lseek(2), SEEK_DATA).
+func nextData(f *os.File, at int64) int64 {
+	n, err := unix.Seek(int(f.Fd()), at, unix.SEEK_DATA)
+	switch {
+	case err == unix.ENXIO:
+		return math.MaxInt64
+	case err != nil:
+		return at
+	}
+	return n
 }
