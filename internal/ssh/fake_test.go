@@ -35,7 +35,8 @@ type block struct {
 	earlier bool
 	dir     string
 	stuck   chan struct{}
-	mute    bool // SFTP takes what comes and says nothing, beyond its end
+	mute    bool           // SFTP takes what comes and says nothing, beyond its end
+	hostile func(net.Conn) // serves SFTP, if set
 	serving sync.WaitGroup
 	replace bool // by another sandbox of the same name, when it is connected to
 }
@@ -219,6 +220,10 @@ func (b *block) SFTP(ctx context.Context, name string) (sandbox.Conn, error) {
 				_, err = served.Write([]byte{0})
 			}
 		})
+		return c.(*net.TCPConn), nil
+	}
+	if b.hostile != nil {
+		b.serving.Go(func() { defer served.Close(); b.hostile(served) })
 		return c.(*net.TCPConn), nil
 	}
 	s, err := sftp.NewServer(served, sftp.WithServerWorkingDirectory(dir))

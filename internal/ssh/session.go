@@ -247,7 +247,8 @@ func (t *touching) Write(p []byte) (int, error) {
 	return t.Writer.Write(p)
 }
 
-// sftp carries SFTP between a client and the sandbox's agent, which serves it.
+// sftp carries SFTP between a client and the sandbox's agent, which serves it, but for
+// names that no folder has.
 func (g *sessionHost) sftp(ch ssh.Channel, requests asked) {
 	is, conn, err := g.begin(openCall{Use: policy.ProtocolSFTP})
 	if err != nil {
@@ -255,7 +256,7 @@ func (g *sessionHost) sftp(ch ssh.Channel, requests asked) {
 		return
 	}
 	defer conn.Close()
-	if g.carry(ch, requests, is.Use, conn) {
+	if g.carry(ch, requests, is.Use, conn, &sftpFilter{}) {
 		exit(ch, 0)
 	}
 }
@@ -287,31 +288,47 @@ func (g *sessionHost) forward(offered ssh.NewChannel, t *consumer) {
 		return
 	}
 	defer over(ch, requests)
-	g.carry(ch, requests, is.Use, conn)
+	g.carry(ch, requests, is.Use, conn, nil)
 }
 
 // carry carries bytes between a client's channel and a use, until both directions have
-// ended; false: the sandbox's has broken off, and so has the channel.
-func (g *sessionHost) carry(ch ssh.Channel, requests asked, use uint64, conn *net.UnixConn) (whole bool) {
-	go func() {
-		refuse(requests) // until the client closes the channel, or has gone
-		c := leftUseCall{Connection: g.id, Use: use}
-		if g.s.peer.Call(context.Background(), callLeftUse, c, &ipc.None{}) != nil {
+// ended; false: the sandbox's has broken off, and so has the channel. With a filter they
+// are SFTP's.
+func (g *sessionHost) carry(ch ssh.Channel, requests asked, use uint64, conn *net.UnixConn, f *sftpFilter) (whole bool) {
+	left := func(refused bool) {
+		c := leftUseCall{Connection: g.id, Use: use, Refused: refused}
+		if g.s.peer.Call(context.Background(), callLeftUse, c, &ipc.None{}) != nil || refused {
 			_ = conn.Close()
 		}
+	}
+	go func() {
+		refuse(requests) // until the client closes the channel, or has gone
+		left(false)
 	}()
+	var in io.Writer = &touching{conn, g}
+	answers := func(to io.Writer, from io.Reader) error { _, err := io.Copy(to, from); return err }
+	if f != nil {
+		in, answers = &sftpRequests{to: in, f: f}, f.answers
+	}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		if _, err := io.Copy(&touching{ch, g}, ipc.NewPieces(conn)); err != nil {
+		if err := answers(&touching{ch, g}, ipc.NewPieces(conn)); err != nil {
+			if errors.Is(err, errSFTP) {
+				left(true)
+			}
 			_ = ch.Close() // with no end before: it broke off
 			return
 		}
 		whole = true
 		_ = ch.CloseWrite()
 	}()
-	if _, err := io.Copy(&touching{conn, g}, ch); err == nil {
+	_, err := io.Copy(in, ch)
+	switch {
+	case err == nil:
 		_ = conn.CloseWrite()
+	case errors.Is(err, errSFTP):
+		left(true)
 	}
 	<-ended
 	return whole

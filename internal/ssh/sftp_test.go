@@ -2,8 +2,10 @@ package ssh
 
 import (
 	"bytes"
+	"encoding/binary"
 	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -121,4 +123,102 @@ func TestOff(t *testing.T) {
 	if _, _, err := c.OpenChannel("x11", nil); err == nil {
 		t.Error("a display")
 	}
+}
+
+// lister serves SFTP as far as a folder with the given names, and paths.
+func lister(names ...string) func(net.Conn) {
+	return func(c net.Conn) {
+		listed := false
+		for {
+			head := make([]byte, 4)
+			if _, err := io.ReadFull(c, head); err != nil {
+				return
+			}
+			p := make([]byte, binary.BigEndian.Uint32(head))
+			if _, err := io.ReadFull(c, p); err != nil {
+				return
+			}
+			uint32s := func(b []byte, n ...uint32) []byte {
+				for _, n := range n {
+					b = binary.BigEndian.AppendUint32(b, n)
+				}
+				return b
+			}
+			list := func(names ...string) []byte {
+				b := uint32s(append([]byte{104}, p[1:5]...), uint32(len(names)))
+				for _, name := range names {
+					b = append(uint32s(b, uint32(len(name))), name...)
+					b = append(uint32s(b, 4), "long"...)
+					b = uint32s(b, 1|4|8|1<<31, 0, 5, 0o644, 1, 2, 1) // size, permissions, times, and one more
+					b = append(uint32s(b, 1), 'k')
+					b = append(uint32s(b, 1), 'v')
+				}
+				return b
+			}
+			status := func(code uint32) []byte { return uint32s(append([]byte{101}, p[1:5]...), code, 0, 0) }
+			var a []byte
+			switch p[0] {
+			case 1: // SSH_FXP_INIT
+				a = uint32s([]byte{2}, 3)
+			case 11: // SSH_FXP_OPENDIR
+				a = append(uint32s(append([]byte{102}, p[1:5]...), 1), 'h')
+			case 12: // SSH_FXP_READDIR
+				if a = status(1); !listed {
+					a = list(names...)
+				}
+				listed = true
+			case 16, 19: // SSH_FXP_REALPATH, SSH_FXP_READLINK
+				a = list("/some/where")
+			case 17: // SSH_FXP_STAT, answered by what is too long
+				a = make([]byte, maxPacket+1)
+			default:
+				a = status(0)
+			}
+			if _, err := c.Write(append(uint32s(nil, uint32(len(a))), a...)); err != nil {
+				return
+			}
+		}
+	}
+}
+
+// A folder's names that no folder has do not come to a client, whose own path they would
+// leave, and are on record.
+func TestSFTPNames(t *testing.T) {
+	for what, names := range map[string][]string{
+		"a path": {"a", "../../x"}, "one path": {"/x"}, "no name": {""}, "an end": {"x\x00y"}, "a long name": {strings.Repeat("x", 256)},
+		"": {"a", "..", "b c", strings.Repeat("y", 255)},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p := newSSHTest(t)
+			p.block.hostile = lister(names...)
+			s := p.sftp(p.in())
+			if at, err := s.Getwd(); err != nil || at != "/some/where" {
+				t.Errorf("a path: %q, %v", at, err)
+			}
+			if to, err := s.ReadLink("x"); err != nil || to != "/some/where" {
+				t.Errorf("a link: %q, %v", to, err)
+			}
+			list, err := s.ReadDir("/")
+			if what == "" {
+				if err != nil || len(list) != len(names)-1 { // the client drops ".."
+					t.Errorf("%d names: %v", len(list), err)
+				}
+				_, err = s.Stat("/")
+			}
+			if err == nil {
+				t.Fatal("it came")
+			}
+			p.await("a record", func() bool { return p.book.has(audit.KindCompletion, "sftp", errSFTP.Error()) })
+		})
+	}
+}
+
+// A session whose process ends is not on record as one that ended well.
+func TestSFTPCutOff(t *testing.T) {
+	p := newSSHTest(t)
+	p.sftp(p.in())
+	if err := p.server.ended(p.process, false); err != nil {
+		t.Fatal(err)
+	}
+	p.await("a record", func() bool { return p.book.has(audit.KindCompletion, "sftp", "the process that speaks SSH has ended") })
 }

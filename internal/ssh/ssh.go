@@ -152,6 +152,7 @@ type opened struct {
 type leftUseCall struct {
 	Connection uint64 `json:"connection"`
 	Use        uint64 `json:"use"`
+	Refused    bool   `json:"refused,omitempty"` // what one side has said is not passed on
 }
 
 // ending is the JSON of the frame Exit.

@@ -280,11 +280,11 @@ func forward(u *use, client *net.UnixConn, to sandbox.Conn) error {
 		return err
 	})
 	err := both.Wait()
-	if out := new(revokedError); errors.As(context.Cause(u.ctx), &out) {
-		return out
-	}
-	if u.ctx.Err() != nil {
+	switch why := context.Cause(u.ctx); {
+	case errors.Is(why, errClosed):
 		return nil // the client went away
+	case why != nil:
+		return why
 	}
 	return err
 }
@@ -315,6 +315,9 @@ func arguments(c openCall) []string {
 // leftUse tells a use that its client has left it.
 func (d *Server) leftUse(by *process, c leftUseCall) error {
 	if u := d.used(by, c.Connection, c.Use); u != nil {
+		if c.Refused {
+			u.cancel(&revokedError{errSFTP.Error()})
+		}
 		select {
 		case u.left <- struct{}{}:
 		default:
