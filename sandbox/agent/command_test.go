@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -466,5 +467,27 @@ func TestSize(t *testing.T) {
 	}
 	if i.Size() > 10<<20 {
 		t.Errorf("%d bytes, want at most 10 MiB", i.Size())
+	}
+}
+
+// What a client sends does not come to a command without input, with a terminal either.
+func TestNoInput(t *testing.T) {
+	_, _, c := serve(t)
+	here, there := net.Pipe()
+	defer here.Close()
+	var out bytes.Buffer
+	ended := make(chan error, 1)
+	go func() {
+		cmd := sh("read -t 1 x; echo \"got $x.\"")
+		cmd.Args[0], cmd.TTY = "bash", &wire.Size{Rows: 24, Cols: 80}
+		_, err := c.Splice(t.Context(), cmd, channel.Client{From: there, To: wire.NewWriter(&out)})
+		ended <- err
+	}()
+	to := wire.NewWriter(here)
+	if err := errors.Join(to.Write(wire.Stdin, []byte("typed\n")), to.Write(wire.Resize, []byte(`{"rows":30,"cols":90}`))); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil || strings.Contains(out.String(), "typed") || !strings.Contains(out.String(), "got .") {
+		t.Errorf("%q, %v", out.String(), err)
 	}
 }

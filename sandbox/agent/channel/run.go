@@ -93,6 +93,9 @@ func (c *Channel) Splice(ctx context.Context, cmd wire.Command, client Client) (
 				return errFrame
 			}
 			client.Count(k, len(p))
+			if k == wire.Stdin && !cmd.Stdin {
+				return nil
+			}
 			_ = to.Write(k, p) // a command that has ended does not want the rest
 			return nil
 		})
