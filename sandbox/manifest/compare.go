@@ -48,7 +48,7 @@ func (c *comparison) compare() error {
 	defer end()
 	was, err := c.next(before)
 	for now, nerr := range walk(c.ctx, c.root.Folder, c.root.At) {
-		if c.skip(now, nerr) {
+		if c.skip(now, nerr, &c.unlistedNow) {
 			continue
 		}
 		if nerr != nil {
@@ -94,26 +94,27 @@ func (c *comparison) next(walk func() (*entry, error, bool)) (*entry, error) {
 		if !ok {
 			return nil, nil
 		}
-		if !c.skip(e, err) {
+		if !c.skip(e, err, &c.unlistedThen) {
 			return e, err
 		}
 	}
 }
 
 // skip reports whether a file is not compared: a socket, which no snapshot has, or a file
-// below a folder that could not be listed on one side.
-func (c *comparison) skip(e *entry, err error) bool {
+// below a folder that could not be listed on one side. Each side's last such folder is
+// enough: the walks go in order, and neither goes on before the other has left the folder.
+func (c *comparison) skip(e *entry, err error, side *veil) bool {
 	var u *unlisted
 	if errors.As(err, &u) {
 		if c.missing == nil {
 			c.missing = fmt.Errorf("not all is told: %w", err)
 		}
-		c.unlisted = append(c.unlisted, u.at)
+		*side = veil(u.at)
 		c.emptied = slices.DeleteFunc(c.emptied, func(e emptied) bool { return e.path == u.at })
 		return true
 	}
 	return e != nil && (c.root.Then != "" && e.kind() == syscall.S_IFSOCK ||
-		slices.ContainsFunc(c.unlisted, func(at string) bool { return within(e.path, at) }))
+		c.unlistedThen.hides(e.path) || c.unlistedNow.hides(e.path))
 }
 
 type comparison struct {
@@ -121,9 +122,10 @@ type comparison struct {
 	root Root
 	tell func(Change) error
 	// altered are the hashes of the paths that were listed as modified.
-	altered  map[uint64]bool
-	unlisted []string // folders that could not be listed
-	missing  error    // says so
+	altered map[uint64]bool
+	// The last folders that could not be listed, and the error that says so of the first.
+	unlistedThen, unlistedNow veil
+	missing                   error
 	// then and now hide what is in the lower folders.
 	then, now veil
 	emptied   []emptied
@@ -177,7 +179,9 @@ func (c *comparison) say(path, kind string) error {
 func (c *comparison) pass(was, now *entry) error {
 	at := now
 	if now == nil {
-		at = was
+		if at = was; c.unlistedNow.hides(at.path) {
+			return nil // it was read before that was known
+		}
 	}
 	if err := c.leave(at.path); err != nil {
 		return err
@@ -225,11 +229,14 @@ func (c *comparison) same(a, b *entry) bool {
 		return a.stat[mode] == b.stat[mode] && a.stat[uid] == b.stat[uid] && a.stat[gid] == b.stat[gid] && sameAttrs(a, b)
 	}
 	switch {
+	case a.loose || b.loose:
 	case a.hard != b.hard, a.hard != 0 && c.altered[a.hard]:
 		return false
+	}
+	switch {
 	case a.stat != b.stat, a.link != b.link, !sameAttrs(a, b):
 		return false
-	case a.hard != 0, a.kind() != syscall.S_IFREG:
+	case a.hard != 0 && a.hard == b.hard, a.kind() != syscall.S_IFREG:
 		return true
 	}
 	return sameContents(c.ctx, a, b)

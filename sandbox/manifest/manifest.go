@@ -12,7 +12,8 @@
 // files that have several names, and on the files that have changed (eight bytes each),
 // not on the number of files. A folder with which there would be more than 64 MiB of
 // names is listed without its files, and so is a folder that is moved meanwhile: Compare
-// returns that as an error when all else is listed.
+// returns that as an error when all else is listed. Of files with several names beyond a
+// million or so, each name is compared by its contents alone.
 package manifest
 
 import (
@@ -53,6 +54,7 @@ type entry struct {
 	stat   [7]int64
 	link   string // target of a symbolic link
 	hard   uint64 // hash of the first name of a file with several; 0: this is the first
+	loose  bool   // of a file with several names, the first is not known
 	opaque bool   // a folder that hides the folders below it
 	image  bool   // it is in a lower folder
 	opened func() (*os.File, error)
@@ -202,10 +204,9 @@ func (w *walker) below(l *level) bool {
 		e.opened = func() (*os.File, error) { return openFile(dir, name) }
 		if st := info.Sys().(*syscall.Stat_t); e.kind() == syscall.S_IFREG && st.Nlink > 1 {
 			if e.hard = w.first[st.Ino]; e.hard == 0 {
-				if len(w.first)*linkSize > maxNames {
-					return fail(errTooMany)
+				if e.loose = len(w.first)*linkSize > maxNames; !e.loose {
+					w.first[st.Ino] = hash(e.path)
 				}
-				w.first[st.Ino] = hash(e.path)
 			}
 		}
 		if e.kind() == syscall.S_IFLNK {

@@ -2,6 +2,7 @@ package manifest_test
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -99,5 +100,47 @@ func TestNamesWithoutNumber(t *testing.T) {
 	}
 	if !got["/a"] || !got["/c/file"] {
 		t.Errorf("the rest is not told, of %d", len(got))
+	}
+}
+
+// Files with several names beyond those that are held in memory are compared all the same.
+func TestLinksWithoutNumber(t *testing.T) {
+	defer manifest.Names(4 << 10)()
+	dir := t.TempDir()
+	sh(t, dir, `for d in a b c d e f g h i j; do mkdir $d; for n in 0 1 2 3 4 5 6 7 8 9; do echo $n >$d/${n}x; ln $d/${n}x $d/${n}y; done; done`)
+	root := manifest.Root{At: "/", Folder: dir}
+	then := keep(t, dir)
+	if got := since(t, then, root); len(got) > 0 {
+		t.Errorf("the same: %v", got)
+	}
+	sh(t, dir, "echo x >>j/9x; cp -p a/0y new; mv new a/0y")
+	want := map[string]string{"/j/9x": "modified", "/j/9y": "modified", "/a/0y": "modified"}
+	if got := since(t, then, root); !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	// One side's table has room for what the other's has not.
+	sh(t, then, "rm -r a b c d e f g h")
+	got := since(t, then, root)
+	for _, name := range []string{"/i/0x", "/i/5y", "/j/0y"} {
+		if kind := got[name]; kind != "" {
+			t.Errorf("%s is told as %s", name, kind)
+		}
+	}
+}
+
+// Folders that cannot be listed, on either side, keep nothing else from being compared.
+func TestManyUnlisted(t *testing.T) {
+	defer manifest.Names(4 << 10)()
+	dir := t.TempDir()
+	sh(t, dir, `for d in a b/c d e/f g; do mkdir -p $d; for n in $(seq 100 199); do >$d/$(printf %060d $n); done; echo x >$d.file; done; mkdir e/f/sub; mkdir h; >h/h`)
+	then := keep(t, dir)
+	sh(t, dir, "find a e -type f -name '0*1??' -delete; echo y >b/c.file; echo y >h/h; rm g.file")
+	sh(t, then, "find d -type f -name '0*1?[1-9]' -delete")
+	got := map[string]string{}
+	root := manifest.Root{At: "/", Folder: dir, Then: then}
+	err := manifest.Compare(t.Context(), []manifest.Root{root}, func(c manifest.Change) error { got[c.Path] = c.Kind; return nil })
+	want := map[string]string{"/b/c.file": "modified", "/h/h": "modified", "/g.file": "removed"}
+	if err == nil || !maps.Equal(got, want) {
+		t.Errorf("got %v, %v, want %v", got, err, want)
 	}
 }
