@@ -15,8 +15,8 @@ import (
 
 const (
 	startTime   = 2 * time.Minute // until the daemon answers
-	commandTime = 2 * time.Minute
-	keptLog     = 8192 // bytes of the daemon's log in a failure
+	commandTime = 6 * time.Minute // apt in gVisor takes one on a quiet machine
+	keptLog     = 8192            // bytes of the daemon's log in a failure
 )
 
 // Daemon is `sallyport up` with one configuration. It is not running until Start.
