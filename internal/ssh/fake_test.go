@@ -75,7 +75,10 @@ func (b *block) Attach(ctx context.Context, name string, spec sandbox.CommandSpe
 				if err := json.Unmarshal(p, &size); err != nil {
 					return err
 				}
-				sizes <- size
+				select {
+				case sizes <- size:
+				default: // the command takes none
+				}
 			case k == wire.Signal:
 				signals <- string(p)
 			}
