@@ -78,7 +78,7 @@ func quiet(ctx context.Context, cfg *config.Config, stop bool) (release func() e
 		if !stop {
 			return nil, fmt.Errorf("a daemon runs, with %s: --stop stops it and them first", runningOf(ctx, client))
 		}
-		if err := pullDown(ctx, client); err != nil {
+		if err := shutdownDaemon(ctx, client); err != nil {
 			return nil, err
 		}
 		release, err = daemon.Lock(cfg)

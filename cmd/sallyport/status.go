@@ -127,7 +127,7 @@ func newDown(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := pullDown(cmd.Context(), d); err != nil {
+			if err := shutdownDaemon(cmd.Context(), d); err != nil {
 				return err
 			}
 			return g.print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
@@ -135,8 +135,8 @@ func newDown(g *globals) *cobra.Command {
 	}
 }
 
-// pullDown has the daemon stop everything, and waits until it has ended.
-func pullDown(ctx context.Context, d *api.Client) error {
+// shutdownDaemon has the daemon stop everything, and waits until it has ended.
+func shutdownDaemon(ctx context.Context, d *api.Client) error {
 	s, err := d.Status(ctx)
 	if err != nil {
 		return err

@@ -193,7 +193,7 @@ func (u *uninstall) remove(ctx context.Context) error {
 			}
 		}
 	}
-	if err := pullDown(ctx, u.client); err != nil {
+	if err := shutdownDaemon(ctx, u.client); err != nil {
 		return err
 	}
 	return u.clear()

@@ -187,7 +187,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	warden := supervisor.New(supervisor.Options{
+	super := supervisor.New(supervisor.Options{
 		IDs: jail.IDs{UID: jail.Nobody, GID: jail.Nobody}, View: view, Listeners: supervisor.Listeners{Explicit: h.listener},
 		AuditLog: trail, AuditDir: h.audit, Broker: h.broker, Authority: h.authority,
 		Local:      func() []netip.Prefix { return nil },
@@ -197,17 +197,17 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 		},
 		Logger: h.logger,
 	})
-	if err := warden.Start(ctx, rules(o), h.compiled.Revision()); err != nil {
+	if err := super.Start(ctx, rules(o), h.compiled.Revision()); err != nil {
 		return err
 	}
 	fmt.Println(h.urls)
 	<-ctx.Done()
 	_ = h.listener.Close()
-	families, err := warden.Gather()
+	families, err := super.Gather()
 	if err != nil {
 		return err
 	}
-	_ = warden.Stop(5 * time.Second) // idle connections of the load may remain
+	_ = super.Stop(5 * time.Second) // idle connections of the load may remain
 	if err := trail.Close(); err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ func (g gate) Wake(a netip.Addr, flows []sandbox.Flow) {
 	// A segment can be lost, while the sandbox's network comes up for one.
 	for _, after := range []time.Duration{0, 200 * time.Millisecond, 600 * time.Millisecond} {
 		time.AfterFunc(after, func() {
-			if err := datapath.Rouse(flows); err != nil {
+			if err := datapath.ProbeFlows(flows); err != nil {
 				g.log.Warn("a sandbox's connections of before may hang", "address", a, "error", err)
 			}
 		})

@@ -39,11 +39,11 @@ func Flows(a netip.Addr) ([]sandbox.Flow, error) {
 	return list, nil
 }
 
-// Rouse has a sandbox that woke find out which of its connections nobody has any
+// ProbeFlows has a sandbox that woke find out which of its connections nobody has any
 // more: it is sent a segment on each that is outside of any window, which it
 // answers with where it stands (RFC 9293, 3.10.7.4). Where there is a socket, that
 // takes note; where there is none, the kernel answers with a reset.
-func Rouse(flows []sandbox.Flow) error {
+func ProbeFlows(flows []sandbox.Flow) error {
 	if len(flows) == 0 {
 		return nil
 	}

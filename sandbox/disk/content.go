@@ -190,7 +190,7 @@ func unpack(ctx context.Context, to *os.File, r io.Reader, checkSpace func() err
 			return err
 		}
 		end = at + n
-		if pending += n; pending >= roomyEvery {
+		if pending += n; pending >= diskCheckEvery {
 			pending = 0
 			if err := checkSpace(); err != nil {
 				return err
@@ -203,7 +203,7 @@ func unpack(ctx context.Context, to *os.File, r io.Reader, checkSpace func() err
 	return nil
 }
 
-const roomyEvery = 8 << 20 // bytes
+const diskCheckEvery = 8 << 20 // bytes
 
 // Copy makes the disk of a folder, which must be detached, what another is, which is
 // frozen or detached; of the same blocks, where the host's file system can share them
@@ -228,7 +228,7 @@ func Copy(ctx context.Context, from, to string, checkSpace func() error) error {
 		pending := 0
 		return parts(ctx, in, info.Size(), func(at int64, data []byte) error {
 			_, err := out.WriteAt(data, at)
-			if pending += len(data); err == nil && pending >= roomyEvery {
+			if pending += len(data); err == nil && pending >= diskCheckEvery {
 				pending, err = 0, checkSpace()
 			}
 			return err
