@@ -202,6 +202,7 @@ func TestTunnelIsWrittenDownBeforeTheDial(t *testing.T) {
 	if resp.StatusCode != 200 || body != "direct" {
 		t.Errorf("%d %s", resp.StatusCode, body)
 	}
+	_, _ = io.Copy(io.Discard, c) // what is left unread would break the connection off
 	c.Close()
 	events := l.await(2)
 	if diff := cmp.Diff(l.steps(), []string{"append tunnel", "dial api.example.test:443", "enqueue completion tunnel"}); diff != "" {

@@ -216,8 +216,8 @@ func TestFoundInMessages(t *testing.T) {
 			t.Errorf("one message stops the sandbox: %d", status)
 		}
 		receive("/four", 3)
-		for range 100 { // the fourth, which is refused, may be on its way
-			if ask() == 403 {
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+			if ask() == 403 { // the fourth, which is refused, may have been on its way
 				return
 			}
 		}
