@@ -186,10 +186,16 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 					g.unfinished(s.peer, s.target, "resets", manyResets)
 				}
 			}()
-			if r.Context().Err() != nil {
+			// The library holds a body against the length that it could read, or against
+			// 0, and resets the stream as soon as there is more of it: an answer would
+			// come or not as it happens. So a request with a wrong length and a
+			// body is reset each time, as RFC 9113, section 8.1.1, has it; one without a body is
+			// answered.
+			wrong := !form.Measured(r) && form.HasBody(r.Body)
+			if r.Context().Err() != nil && !wrong {
 				panic(http.ErrAbortHandler) // reset while it waited: nothing was decided and nothing has left
 			}
-			g.serveStream(w, r, s, &turn)
+			g.serveStream(w, r, s, &turn, wrong)
 		}),
 	})
 }
@@ -264,13 +270,8 @@ type watchedTLS struct {
 func (s watchedTLS) ConnectionState() tls.ConnectionState { return s.tls.ConnectionState() }
 
 // serveStream answers one request, whose turn it is until it is admitted.
-func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session, turn *turn) {
-	// The library holds a body against the length that it could read, or against
-	// 0, and resets the stream as soon as there is more of it: an answer would
-	// come or not as it happens. So a request with a wrong length and a
-	// body is reset each time, as RFC 9113, section 8.1.1, has it; one without a body is
-	// answered.
-	wrong := !form.Measured(r) && form.HasBody(r.Body)
+// A request that is wrong about the length of its body is reset, and recorded.
+func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session, turn *turn, wrong bool) {
 	switch {
 	case r.ContentLength == 0:
 		r.Body = http.NoBody // or a transport would have to find out
