@@ -212,6 +212,8 @@ func (g *Gateway) intercept(c *connection) {
 
 // endTLS ends TLS with a sandbox. It returns nil, and has closed the connection, where
 // the handshake fails.
+//
+//go:noinline
 func (g *Gateway) endTLS(c *connection) *tls.Conn {
 	config, err := g.certificates.ServerConfig(c.identity.ID, c.leaf())
 	if err != nil {

@@ -62,8 +62,18 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 	}
 }
 
-// transparent finds out which sandbox dialled which destination.
+// transparent carries a connection that the datapath has steered here.
 func (g *Gateway) transparent(conn net.Conn) {
+	if c := g.steered(conn); c != nil {
+		g.follow(c)
+	}
+}
+
+// steered finds out which sandbox dialled which destination. It returns nil where it has
+// dropped the connection. What it takes of the stack is not kept while a connection idles.
+//
+//go:noinline
+func (g *Gateway) steered(conn net.Conn) *connection {
 	p := unknownPeer(addrPort(conn.RemoteAddr()))
 	local := addrPort(conn.LocalAddr())
 	t := target{dialled: local.Addr(), port: local.Port()}
@@ -71,7 +81,7 @@ func (g *Gateway) transparent(conn net.Conn) {
 	if !known {
 		t.host = text(t.dialled)
 		g.drop(conn, p, t, "unknown-sandbox", "no sandbox has the address that this connection comes from")
-		return
+		return nil
 	}
 	p = p.is(identity)
 	p.exposure = g.exposures.Of(identity.ID)
@@ -89,9 +99,9 @@ func (g *Gateway) transparent(conn net.Conn) {
 	c, err := g.enter(conn, p, t)
 	if err != nil {
 		g.drop(conn, p, t, "connections", err.Error())
-		return
+		return nil
 	}
-	g.follow(c)
+	return c
 }
 
 // drop records and closes a connection that is not even looked at.
