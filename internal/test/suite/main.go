@@ -267,7 +267,9 @@ func (s *suite) work() {
 
 // play runs one unit as go test does.
 func (s *suite) play(u unit) error {
-	args := []string{"-t", "-p", u.pkg, u.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout}
+	// test2json ignores interrupts, and its child would too: shells set no trap for what was
+	// ignored when they began.
+	args := []string{"-t", "-p", u.pkg, "env", "--default-signal=INT,QUIT", u.binary, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout}
 	if u.test != "" {
 		args = append(args, "-test.run=^"+u.test+"$")
 	}
