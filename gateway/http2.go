@@ -306,7 +306,7 @@ func (discardWriter) Header() http.Header         { return http.Header{} }
 func (discardWriter) Write(p []byte) (int, error) { return len(p), nil }
 func (discardWriter) WriteHeader(int)             {}
 
-// countFor waits for the end of a request that was answered early and has
+// settle waits for the end of a request that was answered early and has
 // trailers: the library takes those for a new stream when the old one is over,
 // and ends the connection for it.
 func settle(w http.ResponseWriter, body io.Reader) {

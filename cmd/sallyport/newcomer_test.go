@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// What trips a newcomer up is answered with what to write instead.
+// Each mistake of a newcomer gets an error that says the correct form.
 func TestNewcomerIsToldWhatToWrite(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)

@@ -81,7 +81,7 @@ func (b *Budget) Give(id string, n int64) {
 type Heads struct {
 	Of *Budget
 	ID string // of the sandbox; empty: not known yet
-	// Who returns the ID that a connection's client has meanwhile; nil: ID is known.
+	// Who, if not nil, returns the ID that the client of a connection has by then.
 	Who func() string
 
 	mu   sync.Mutex
