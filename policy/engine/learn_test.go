@@ -195,7 +195,7 @@ func TestLearnedPolicyCarriesTheRun(t *testing.T) {
 		}
 		p, _ := amended(t, base, nil)
 		var run []policy.Recorded
-		for range 1 + random.IntN(200) {
+		for size := 1 + random.IntN(200); len(run) < size; {
 			r := carried(len(run), traffic(random))
 			// What a person has to decide about is another test's.
 			if alone, err := learn.Propose(t.Context(), p, each([]policy.Recorded{r}), learn.Options{}); err != nil {

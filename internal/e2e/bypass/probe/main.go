@@ -118,8 +118,12 @@ func talk(c net.Conn, j bypass.Job, deadline time.Time, r *bypass.Result) {
 				}
 			}
 			if err != nil {
-				if !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, net.ErrClosed) {
-					r.Error, r.Closed = err.Error(), true
+				select {
+				case <-stop: // TLS says goodbye before it closes, and the other side may answer
+				default:
+					if !errors.Is(err, os.ErrDeadlineExceeded) {
+						r.Error, r.Closed = err.Error(), true
+					}
 				}
 				return
 			}
