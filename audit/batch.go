@@ -45,7 +45,11 @@ func encode(events ...*Event) (*batch, error) {
 	for _, e := range events {
 		b.worth = min(b.worth, worthOf(e))
 		start, at := len(b.buf), 0
-		b.buf, at = appendEvent(b.buf, e)
+		var err error
+		if b.buf, at, err = appendEvent(b.buf, e); err != nil {
+			b.free()
+			return nil, err
+		}
 		b.buf, b.at = append(b.buf, '\n'), append(b.at, at)
 		if n := len(b.buf) - start; n > maxLine-20 {
 			b.free()

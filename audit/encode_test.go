@@ -86,8 +86,8 @@ func TestEncodesLikeJSON(t *testing.T) {
 	})
 }
 
-// TestEncodesEveryByte puts each byte at each place of strings that are read
-// by eights, and with a rest.
+// TestEncodesEveryByte puts each byte at each place of a string that is read a word at a
+// time, with a rest.
 func TestEncodesEveryByte(t *testing.T) {
 	for c := range 256 {
 		var e audit.Event

@@ -35,9 +35,12 @@ const MinEvent = minEvent
 
 // Encode appends an event as the log does, under the number 0.
 func Encode(dst []byte, e *Event) []byte {
-	b, _ := appendEvent(dst, e)
+	b, _, err := appendEvent(dst, e)
+	if err != nil {
+		panic(err)
+	}
 	return b
 }
 
-// Own reads lines as the log writes them, and returns nil for all others.
-func Own() func(line []byte) *Event { return new(parser).own }
+// Decode reads a line of the log.
+var Decode = decode

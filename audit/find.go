@@ -22,13 +22,20 @@ func Find(ctx context.Context, dir, id string) (*Event, error) {
 	if err != nil {
 		return nil, err
 	}
-	if id == "" || !plain([]byte(id)) {
+	if uuid.Validate(id) != nil {
 		return nil, fmt.Errorf("%w: %.64q", ErrNoDecision, id)
 	}
 	for i := len(all) - 1; i >= 0; i-- {
-		e, err := findIn(ctx, all[i], id)
-		if e != nil || err != nil {
-			return e, err
+		var decision *Event
+		found, err := search(ctx, all[i], id, func(_ int, e *Event) bool {
+			decision = e
+			return e.ID() == id && e.Unmapped.Sallyport.Kind == KindDecision
+		})
+		if err != nil {
+			return nil, err
+		}
+		if found {
+			return decision, nil
 		}
 	}
 	return nil, fmt.Errorf("%w: %.64s", ErrNoDecision, id)
@@ -47,7 +54,13 @@ func Has(ctx context.Context, dir, id string) (bool, error) {
 		return false, err
 	}
 	for i := len(all) - 1; i >= 0; i-- {
-		first, has, err := hasIn(ctx, all[i], id)
+		first := int64(0) // the time of the segment's first event
+		has, err := search(ctx, all[i], id, func(n int, e *Event) bool {
+			if n == 0 {
+				first = e.Time
+			}
+			return e.ID() == id
+		})
 		if has || err != nil {
 			return has, err
 		}
@@ -61,69 +74,38 @@ func Has(ctx context.Context, dir, id string) (bool, error) {
 // clockSlack is by how much a clock may have been set back between two events.
 const clockSlack = time.Hour
 
-// hasIn also returns the time of the segment's first event, or 0.
-func hasIn(ctx context.Context, s segment, id string) (first int64, has bool, err error) {
-	f, err := os.Open(s.path())
+// search calls f with the events of a segment whose line has the id, and with the first
+// event, until f returns true. It reports whether f did.
+func search(ctx context.Context, s segment, id string, f func(n int, e *Event) bool) (bool, error) {
+	file, err := os.Open(s.path())
 	if err != nil {
-		return 0, false, err
+		return false, err
 	}
-	defer f.Close()
+	defer file.Close()
 	wanted := []byte(`"uid":"` + id + `"`)
-	lines := newLineReader(&dense{File: f}, 0)
-	var p parser
+	lines := newLineReader(&dense{File: file}, 0)
+	seen := 0
 	for n := 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {
-			return first, false, ctx.Err()
+			return false, ctx.Err()
 		}
 		b, _, _, err := lines.next()
 		if err == io.EOF {
-			return first, false, nil
+			return false, nil
 		}
 		if err != nil {
-			return first, false, err
+			return false, err
 		}
-		if first != 0 && !bytes.Contains(b, wanted) {
+		if seen > 0 && !bytes.Contains(b, wanted) {
 			continue
 		}
-		e, err := p.event(b)
+		e, err := decode(b)
 		if err != nil {
 			continue
 		}
-		if first == 0 {
-			first = e.Time
+		if f(seen, e) {
+			return true, nil
 		}
-		if e.ID() == id {
-			return first, true, nil
-		}
-	}
-}
-
-func findIn(ctx context.Context, s segment, id string) (*Event, error) {
-	f, err := os.Open(s.path())
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	wanted := []byte(`"uid":"` + id + `"`)
-	lines := newLineReader(&dense{File: f}, 0)
-	var p parser
-	for n := 0; ; n++ {
-		if n%1024 == 0 && ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		b, _, _, err := lines.next()
-		if err == io.EOF {
-			return nil, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		if !bytes.Contains(b, wanted) {
-			continue
-		}
-		e, err := p.event(b)
-		if err == nil && e.ID() == id && e.Unmapped.Sallyport.Kind == KindDecision {
-			return e, nil
-		}
+		seen++
 	}
 }

@@ -64,9 +64,8 @@ type reader struct {
 	query Query
 	yield func(*Event, error) bool
 
-	next   uint64 // number expected, 0 when not known
-	half   half
-	parser parser
+	next uint64 // number expected, 0 when not known
+	half half
 }
 
 // half is a line of the growing segment that has zeros in it: the writer is
@@ -393,7 +392,7 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 			lines.offset = offset
 			return n, nil
 		}
-		e, err := r.parser.event(b)
+		e, err := decode(b)
 		if err != nil {
 			if err := r.damage(s, offset, "not an event"); err != nil {
 				return 0, err

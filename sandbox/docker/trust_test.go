@@ -7,9 +7,11 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,7 +87,12 @@ func (a *authority) leaf(t *testing.T, host string) []byte {
 // configuration. It uses runc, which forks ten times faster.
 func (l *testEngine) derive(t *testing.T, ref, script string, changes ...string) string {
 	t.Helper()
-	c := l.container(t, "")
+	return l.deriveFrom(t, "", ref, script, changes...)
+}
+
+func (l *testEngine) deriveFrom(t *testing.T, image, ref, script string, changes ...string) string {
+	t.Helper()
+	c := l.container(t, image)
 	c.Spec.Runtime = "runc"
 	id := l.start(t, c)
 	l.sh(t, id, "set -e\n"+script)
@@ -118,17 +125,6 @@ for port in 8443 9443; do until env -i curl -sk https://api.example.test:$port/f
 
 const fetch = `import urllib.request; print(urllib.request.urlopen("https://api.example.test:PORT/file").read().decode())`
 
-// bare lists the clients that have nothing but the image's files.
-var bare = map[string]string{}
-
-func init() {
-	for program, script := range clients {
-		if strings.Contains(script, "env -i") {
-			bare[program] = script
-		}
-	}
-}
-
 var clients = map[string]string{
 	"curl":            "curl -sS https://api.example.test:PORT/file",
 	"curl, env -i":    "env -i curl -sS https://api.example.test:PORT/file",
@@ -141,6 +137,9 @@ var clients = map[string]string{
 	"requests, pip":   `python3 -c 'from pip._vendor import requests; print(requests.get("https://api.example.test:PORT/file").text)'`,
 	"OpenSSL, env -i": "env -i openssl verify /memory/PORT.pem",
 }
+
+// bare are the clients that have nothing but the image's files.
+var bare = []string{"curl, env -i", "wget, env -i", "git, env -i", "Python, env -i", "OpenSSL, env -i"}
 
 const private = `cat >/usr/local/share/ca-certificates/corp.crt <<END
 OWN
@@ -158,34 +157,33 @@ func TestTrust(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	corp := strings.ReplaceAll(private, "OWN", string(own.pem))
+	// corp is an image that trusts the corporation's root.
+	corp := l.derive(t, "corp", strings.ReplaceAll(private, "OWN", string(own.pem)))
 
 	for name, tt := range map[string]struct {
 		gvisor  bool
-		script  string
+		of      string // the image
+		script  string // what is done to the image
 		changes []string
-		own     bool   // the image trusts the corporation's root
-		later   string // run in the sandbox before all is tried again
-		without bool   // of our root
+		own     bool     // the image trusts the corporation's root
+		later   []string // each is run in the sandbox before the clients are tried again
+		without bool     // of our root
 	}{
-		"debian": {
-			gvisor: true,
-			script: ":",
-		},
+		"debian": {gvisor: true},
 		"private root": {
-			script: corp,
-			own:    true,
-			later:  "update-ca-certificates --fresh >/dev/null 2>&1",
-		},
-		"package reinstalled": {
-			script: corp,
-			own:    true,
-			// What dpkg does: its files anew, then its script with the trigger.
-			later: "rm -f /etc/ssl/certs/*.0 /etc/ssl/certs/*.pem /etc/ssl/certs/ca-certificates.crt && dpkg-reconfigure -f noninteractive ca-certificates >/dev/null 2>&1",
+			of:  corp,
+			own: true,
+			later: []string{
+				"update-ca-certificates --fresh >/dev/null 2>&1",
+				// The package is installed again. dpkg replaces the package's files and
+				// runs the package's script, which sets off the trigger.
+				"rm -f /etc/ssl/certs/*.0 /etc/ssl/certs/*.pem /etc/ssl/certs/ca-certificates.crt && dpkg-reconfigure -f noninteractive ca-certificates >/dev/null 2>&1",
+			},
 		},
 		"red hat": {
 			gvisor: true,
-			script: corp + `
+			of:     corp,
+			script: `
 mkdir -p /etc/pki/tls/certs /etc/pki/ca-trust/source/anchors /etc/pki/ca-trust/extracted/pem
 mv /etc/ssl/certs/ca-certificates.crt /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem
 ln -s /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem /etc/pki/tls/certs/ca-bundle.crt
@@ -195,22 +193,26 @@ ln -s ../pki/tls/certs /etc/ssl/certs
 echo Red >/etc/redhat-release`,
 			own: true,
 			// What update-ca-trust does, in so far as it matters.
-			later: "cat /etc/pki/ca-trust/source/anchors/* >/tmp/new; cat /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem >>/tmp/new; mv /tmp/new /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+			later: []string{"cat /etc/pki/ca-trust/source/anchors/* >/tmp/new; cat /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem >>/tmp/new; mv /tmp/new /etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem"},
 		},
 		"no bundle": {
 			script: "mkdir /aside; mv /usr/share/ca-certificates /etc/ca-certificates.conf /aside; rm -rf /etc/ssl/certs /usr/local/share/ca-certificates /etc/ssl/cert.pem /usr/lib/ssl/cert.pem",
-			later:  "mv /aside/ca-certificates.conf /etc; mv /aside/ca-certificates /usr/share; update-ca-certificates >/dev/null 2>&1; test $(grep -c BEGIN /etc/ssl/certs/ca-certificates.crt) -gt 100",
+			later:  []string{"mv /aside/ca-certificates.conf /etc; mv /aside/ca-certificates /usr/share; update-ca-certificates >/dev/null 2>&1; test $(grep -c BEGIN /etc/ssl/certs/ca-certificates.crt) -gt 100"},
 		},
 		"own variables": {
-			script: "cat >/opt/corp.pem <<END\n" + string(own.pem) + "END\n" + corp,
+			of:     corp,
+			script: "cp /usr/local/share/ca-certificates/corp.crt /opt/corp.pem",
 			changes: []string{"ENV SSL_CERT_FILE=/opt/corp.pem", "ENV REQUESTS_CA_BUNDLE=/opt/corp.pem",
 				"ENV CURL_CA_BUNDLE=/opt/absent.pem"},
 			own: true,
 		},
-		"control: no root of ours": {script: corp, own: true, without: true},
+		"control: no root of ours": {of: corp, own: true, without: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			image := l.derive(t, strings.NewReplacer(" ", "-", ":", "").Replace(name), tt.script, tt.changes...)
+			image := tt.of
+			if tt.script != "" {
+				image = l.deriveFrom(t, image, strings.ReplaceAll(name, " ", "-"), tt.script, tt.changes...)
+			}
 			c := l.container(t, image)
 			c.Trust = ours.pem
 			if tt.without {
@@ -222,9 +224,10 @@ echo Red >/etc/redhat-release`,
 			c.Mounts = []sandbox.Mount{{Source: keys, Target: "/memory", ReadOnly: true}}
 			id := l.start(t, c)
 			l.sh(t, id, server)
-			check := func(t *testing.T, programs map[string]string) {
-				for program, script := range programs {
-					out, code := l.try(t, id, strings.ReplaceAll(script, "PORT", "8443"))
+			check := func(programs []string) {
+				t.Helper()
+				for _, program := range programs {
+					out, code := l.try(t, id, strings.ReplaceAll(clients[program], "PORT", "8443"))
 					if (code == 0) == tt.without {
 						t.Errorf("%s, our root: ended with %d: %s", program, code, out)
 					}
@@ -236,17 +239,16 @@ echo Red >/etc/redhat-release`,
 					}
 				}
 			}
-			check(t, clients)
+			check(slices.Collect(maps.Keys(clients)))
 			if len(tt.changes) > 0 {
 				if out, code := l.try(t, id, "curl -sS --cacert $SSL_CERT_FILE https://api.example.test:9443/file"); code != 0 {
 					t.Errorf("the image's own bundle lost its root: %s", out)
 				}
 			}
-			if tt.later == "" {
-				return
+			for _, script := range tt.later {
+				l.sh(t, id, script)
+				check(bare)
 			}
-			l.sh(t, id, tt.later)
-			t.Run("made anew", func(t *testing.T) { check(t, bare) })
 		})
 	}
 }

@@ -65,6 +65,7 @@ var homes = map[string][]string{
 	"github.com/anishathalye/porcupine":   {"internal/test/model"},
 	"golang.org/x/net/http2":              {"gateway", "gateway/upstream"},
 	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
+	"github.com/goccy/go-json":            {"audit"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
 }
 
