@@ -72,10 +72,7 @@ func Continue(h Handover, o Options) (*Log, error) {
 	l := newLog("", o)
 	l.next = h.Next
 	if h.File != nil {
-		f, err := newFile(h.File, h.Size)
-		if err != nil {
-			return nil, fmt.Errorf("continuing the audit log: %w", err)
-		}
+		f := newFile(h.File, h.Size)
 		if err := f.Truncate(h.Size); err != nil {
 			return nil, errors.Join(fmt.Errorf("continuing the audit log: %w", err), f.Close())
 		}

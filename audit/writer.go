@@ -272,7 +272,7 @@ func (l *Log) begin(first uint64) (file, error) {
 		if err != nil {
 			return nil, err
 		}
-		return newFile(f, 0)
+		return newFile(f, 0), nil
 	}
 	path := segment{l.dir, first}.path()
 	if l.void == path {

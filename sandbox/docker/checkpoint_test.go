@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -24,14 +23,8 @@ import (
 // below PID 1 that writes numbers, one a line, to /lines.
 func (l *testEngine) sleepers(t *testing.T) (r *Runtime, start func(sandbox.Container) string) {
 	t.Helper()
-	pid1 := filepath.Join(t.TempDir(), "sleeper")
-	build := exec.Command("go", "build", "-o", pid1, "./testdata/sleeper")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
 	cfg := l.runtime.cfg
-	cfg.Agent, cfg.Dir = pid1, t.TempDir()
+	cfg.Agent, cfg.Dir = l.sleeper, t.TempDir()
 	r, err := New(t.Context(), l.engine, cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -282,11 +275,13 @@ func TestCheckpointRefusals(t *testing.T) {
 	}
 }
 
-// stopped is a sandbox that has run, by its ID and its container's.
-func (l *testEngine) stopped(t *testing.T) (r *Runtime, id, container string) {
-	t.Helper()
+// A sandbox that is stopped starts, whatever is left of its restores. After a restore that
+// gVisor refuses, nothing of the container runs. A handshake that is left because the
+// daemon ended in the middle of a restore does not bring that memory back.
+func TestStartsAfterRestoreFails(t *testing.T) {
+	l := need(t)
 	r, start := l.sleepers(t)
-	id = start(l.container(t, testImage))
+	id := start(l.container(t, testImage))
 	if err := r.Stop(t.Context(), id, 0); err != nil {
 		t.Fatal(err)
 	}
@@ -294,35 +289,27 @@ func (l *testEngine) stopped(t *testing.T) (r *Runtime, id, container string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r, id, info.ID
-}
-
-// TestRestoreFails: of a container that gVisor cannot restore nothing runs, and it
-// starts afterwards.
-func TestRestoreFails(t *testing.T) {
-	l := need(t)
-	r, id, container := l.stopped(t)
 	if _, err := r.Restore(t.Context(), id, t.TempDir(), nil); err == nil {
 		t.Error("restored from nothing")
 	}
-	var left []string
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
-		left = nil
+	eventually(t, 5*time.Second, func() error {
 		paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 		for _, p := range paths {
-			if line, _ := os.ReadFile(p); strings.Contains(string(line), container) {
-				left = append(left, strings.ReplaceAll(string(line), "\x00", " "))
+			if line, _ := os.ReadFile(p); strings.Contains(string(line), info.ID) {
+				return fmt.Errorf("left of it: %q", line)
 			}
 		}
-		if len(left) == 0 {
-			break
-		}
+		return nil
+	})
+	note := filepath.Join(r.layout.handshakes(), info.ID)
+	if err := os.WriteFile(note, []byte(filepath.Join(t.TempDir(), "gone")+"\n"), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	if len(left) > 0 {
-		t.Errorf("left of it: %q", left)
+	if st, err := r.Start(t.Context(), id); err != nil || !st.Running {
+		t.Errorf("started: %+v, %v", st, err)
 	}
-	if _, err := r.Start(t.Context(), id); err != nil {
-		t.Errorf("starting it afterwards: %v", err)
+	if _, err := os.Lstat(note); !os.IsNotExist(err) {
+		t.Errorf("the handshake is left: %v", err)
 	}
 }
 
@@ -415,23 +402,6 @@ func (l *testEngine) restartEngine(t *testing.T) {
 	}
 }
 
-// A note that is left of a restore whose daemon ended in the middle does not keep
-// the sandbox from starting, nor has it begin with that memory.
-func TestNoteOfBefore(t *testing.T) {
-	l := need(t)
-	r, id, container := l.stopped(t)
-	note := filepath.Join(r.layout.handshakes(), container)
-	if err := os.WriteFile(note, []byte(filepath.Join(t.TempDir(), "gone")+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if st, err := r.Start(t.Context(), id); err != nil || !st.Running {
-		t.Errorf("started: %+v, %v", st, err)
-	}
-	if _, err := os.Lstat(note); !os.IsNotExist(err) {
-		t.Errorf("the note is left: %v", err)
-	}
-}
-
 // Nothing of a sandbox runs before its memory has been filled in, nor where that
 // fails, or where who was to do it has ended.
 func TestRestoreWaitsForItsMemory(t *testing.T) {
@@ -515,7 +485,7 @@ func TestRestoreWaitsForItsMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		st, err := r.Restore(t.Context(), id, dir, func() error {
-			time.Sleep(2 * time.Second)
+			time.Sleep(time.Second)
 			return os.Rename(aside, dir)
 		})
 		if err != nil || !st.Running {
@@ -532,7 +502,7 @@ func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
 	r, id, dir, n := l.asleep(t)
 	p := l.engine.parts[1]
 	_, err := r.Restore(t.Context(), id, dir, func() error {
-		time.Sleep(2 * time.Second) // the guard waits
+		time.Sleep(time.Second) // the guard waits
 		p.Signal(syscall.Signal(unix.SIGKILL))
 		if err := p.Wait(t.Context()); err != nil {
 			return err
@@ -543,7 +513,7 @@ func TestEngineDiesWhileMemoryIsFilledIn(t *testing.T) {
 	if err == nil {
 		t.Error("it started without an engine")
 	}
-	time.Sleep(3 * time.Second) // for the guard
+	time.Sleep(1500 * time.Millisecond) // for the guard
 	if err := errors.Join(p.launch(), p.await(t.Context())); err != nil {
 		t.Fatal(err)
 	}

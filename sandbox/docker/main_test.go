@@ -50,6 +50,7 @@ type testEngine struct {
 	runtime *Runtime
 	next    atomic.Int32
 	key     ed25519.PrivateKey // that agents know
+	sleeper string             // the program of ./testdata/sleeper
 }
 
 func TestMain(m *testing.M) {
@@ -119,10 +120,13 @@ func open() (*testEngine, error) {
 		return l, err
 	}
 	agent := filepath.Join(dir, "agent")
-	build := exec.Command("go", "build", "-o", agent, "sallyport/cmd/sallyport-agent")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		return l, fmt.Errorf("building the agent: %w: %s", err, out)
+	l.sleeper = filepath.Join(dir, "sleeper")
+	for path, program := range map[string]string{agent: "sallyport/cmd/sallyport-agent", l.sleeper: "./testdata/sleeper"} {
+		build := exec.Command("go", "build", "-o", path, program)
+		build.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := build.CombinedOutput(); err != nil {
+			return l, fmt.Errorf("building %s: %w: %s", program, err, out)
+		}
 	}
 	l.cfg = EngineConfig{
 		DataDir: filepath.Join(dir, "data"),

@@ -251,7 +251,7 @@ func TestStopGrace(t *testing.T) {
 		left     string
 	}{
 		"willing":  {"trap 'echo bye >/root/end; exit' TERM; touch /root/up; while :; do sleep 0.1; done", 20 * time.Second, 0, 8 * time.Second, "bye"},
-		"stubborn": {"trap '' TERM; touch /root/up; while :; do sleep 0.1; done", 2 * time.Second, 1500 * time.Millisecond, 12 * time.Second, ""},
+		"stubborn": {"trap '' TERM; touch /root/up; while :; do sleep 0.1; done", time.Second, 800 * time.Millisecond, 11 * time.Second, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id := l.start(t, l.container(t, ""))
