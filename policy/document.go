@@ -302,7 +302,7 @@ type VaultSource struct {
 type Source struct {
 	// Dir holds .rego files in packages below sallyport.team, and .json or
 	// .yaml data, laid out as `opa test DIR` reads them; files that end in
-	// _test.rego are left to opa test. Default: none.
+	// _test.rego are for `sallyport policy test`. Default: none.
 	//
 	// A package takes part in decisions by the sets that it defines:
 	//

@@ -108,5 +108,5 @@ func TestPolicyCheckDocument(t *testing.T) {
 	if err := os.Symlink(checkout, "policy"); err != nil {
 		t.Fatal(err)
 	}
-	prompt{t, tool}.follow(string(text), 5)
+	prompt{t, tool}.follow(string(text), 4)
 }

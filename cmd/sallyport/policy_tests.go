@@ -15,7 +15,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/config"
-	"sallyport/policy/engine"
 	"sallyport/policy/regotest"
 )
 
@@ -23,7 +22,6 @@ import (
 func newPolicyTest(g *globals) *cobra.Command {
 	var o regotest.Options
 	var threshold float64
-	var export string
 	c := &cobra.Command{
 		Use:   "test [FOLDER ...]",
 		Short: "Run the tests of the policy's Rego; nothing is changed",
@@ -39,7 +37,6 @@ func newPolicyTest(g *globals) *cobra.Command {
 	f.BoolVar(&o.Coverage, "coverage", false, "say which lines of the policy's Rego no test came to")
 	f.Float64Var(&threshold, "threshold", 0, "fail when less than this many percent of the lines are covered; implies --coverage")
 	f.BoolVarP(&o.Trace, "verbose", "v", false, "list every test, and trace the whole evaluation of those that fail")
-	f.StringVar(&export, "export", "", "write what the tests run with into this folder, for `opa test`, instead of running them")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if threshold < 0 || threshold > 100 {
 			return usageError{fmt.Errorf("--threshold %v: use a percentage, from 0 to 100", threshold)}
@@ -67,17 +64,6 @@ func newPolicyTest(g *globals) *cobra.Command {
 			return usageError{errors.New("there is nothing to test: the configuration has no policy.dir, and no folder is named")}
 		default:
 			o.Dirs = []string{near(doc.Policy.Dir)}
-		}
-		if export != "" {
-			b, err := engine.NewTestbed(cmd.Context(), doc, o.Dirs)
-			if err != nil {
-				return usageError{err}
-			}
-			if err := b.Export(export); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "written to %s: run opa test with it and the policy's folder\n", export)
-			return err
 		}
 		report, err := regotest.Run(cmd.Context(), doc, o)
 		if err != nil {

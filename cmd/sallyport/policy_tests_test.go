@@ -126,6 +126,9 @@ func (p prompt) Run(command string) (out string, err error) {
 			return "", errors.New("there is no OPA")
 		}
 		out, err := exec.Command("sh", "-c", p.opa+strings.TrimPrefix(command, "opa")).CombinedOutput()
+		if failed := new(exec.ExitError); errors.As(err, &failed) {
+			return string(out) + "opa: " + err.Error(), nil // as the page shows it, or not
+		}
 		return string(out), err
 	}
 	return "", errors.New("it is not known here")

@@ -3,7 +3,7 @@ package engine
 import (
 	"context"
 	"crypto/sha256"
-	"embed"
+	_ "embed"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -22,8 +22,8 @@ import (
 	"sallyport/policy/validate"
 )
 
-//go:embed decision.rego testing.rego builders.rego floor.rego
-var sources embed.FS
+//go:embed decision.rego
+var decisionRego string
 
 // DefaultTimeout bounds one evaluation.
 const DefaultTimeout = 50 * time.Millisecond
@@ -66,6 +66,15 @@ type Policy struct {
 // Compile checks a document and makes it decide. Its error joins every Finding
 // that stands in the way, those of the team's Rego included.
 func Compile(ctx context.Context, doc policy.Document, o Options) (*Policy, error) {
+	team, err := rego.Load(doc.Policy.Dir)
+	if team != nil && doc.Policy.Bundle != nil && doc.Policy.Verified == nil {
+		err = errors.Join(err, policy.Finding{Position: doc.Position("policy.bundle"), Path: "policy.bundle", Message: "has not been read"})
+	}
+	return compile(ctx, doc, team, err, o)
+}
+
+// compile is Compile with the team's Rego, as far as it could be loaded.
+func compile(ctx context.Context, doc policy.Document, team *rego.Team, err error, o Options) (*Policy, error) {
 	if o.Timeout <= 0 {
 		o.Timeout = DefaultTimeout
 		if d := doc.Policy.Timeout; d != nil {
@@ -76,13 +85,8 @@ func Compile(ctx context.Context, doc policy.Document, o Options) (*Policy, erro
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	rules, findings := validate.Rules(doc)
-	team, err := rego.Load(doc.Policy.Dir)
-	switch b := doc.Policy.Verified; {
-	case team == nil:
-	case b != nil:
+	if b := doc.Policy.Verified; b != nil && team != nil {
 		err = errors.Join(err, team.AddBundle(b))
-	case doc.Policy.Bundle != nil:
-		err = errors.Join(err, policy.Finding{Position: doc.Position("policy.bundle"), Path: "policy.bundle", Message: "has not been read"})
 	}
 	var f policy.Finding
 	if errors.As(err, &f) && f.Path == "policy.dir" {
@@ -121,11 +125,11 @@ func Compile(ctx context.Context, doc policy.Document, o Options) (*Policy, erro
 		p.rules[rules[i].Name] = &rules[i]
 		p.bodies = p.bodies || rules[i].Body != nil
 	}
-	own, err := ownModules()
+	all, err := modules(team)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.prepare(ctx, own, team); err != nil {
+	if p.query, err = prepare(ctx, all, team); err != nil {
 		return nil, err
 	}
 	size := defaultCacheSize
@@ -140,50 +144,73 @@ func Compile(ctx context.Context, doc policy.Document, o Options) (*Policy, erro
 	return p, nil
 }
 
-// prepare compiles the Rego, ours and the team's, over the document's data.
-func (p *Policy) prepare(ctx context.Context, own map[string]*ast.Module, team *rego.Team) error {
-	data, err := p.data(team)
-	if err != nil {
-		return err
+// modules is all Rego that decides: decision.rego, the team's, what of the library the team
+// imports, and the module that gathers the team's sets.
+func modules(team *rego.Team) (map[string]*ast.Module, error) {
+	all := map[string]*ast.Module{}
+	maps.Copy(all, team.Modules)
+	parse := func(name, text string) error {
+		m, err := ast.ParseModuleWithOpts(name, text, ast.ParserOptions{RegoVersion: ast.RegoV1, ProcessAnnotation: true})
+		all[name] = m
+		return rego.Errors(err)
 	}
-	modules := maps.Clone(own)
-	for name, m := range team.Modules {
-		modules[name] = m
-	}
-	if err := rego.AddLibrary(modules); err != nil {
-		return err
+	if err := parse(decisionFile, decisionRego); err != nil {
+		return nil, err
 	}
 	if len(team.Sets) > 0 {
-		const name = "contributed.rego"
-		m, err := ast.ParseModuleWithOpts(name, team.Gather(), ast.ParserOptions{RegoVersion: ast.RegoV1})
-		if err != nil {
-			return rego.Errors(err)
+		if err := parse("contributed.rego", team.Gather()); err != nil {
+			return nil, err
 		}
-		modules[name] = m
 	}
-	schemas, err := schemaSet()
-	if err != nil {
-		return err
-	}
-	compiler := ast.NewCompiler().
-		WithStrict(true).
-		WithCapabilities(rego.Capabilities()).
-		WithSchemas(schemas).
-		WithUseTypeCheckAnnotations(true).
-		SetErrorLimit(0)
-	p.query, err = newEvaluator(ctx, compiler, modules, data, team.Sets)
-	return err
+	return all, rego.AddLibrary(all)
 }
 
-// ownModules parses the Rego that Sallyport comes with.
-func ownModules() (map[string]*ast.Module, error) {
-	const name = "decision.rego"
-	text, err := sources.ReadFile(name)
+const decisionFile = "decision.rego"
+
+// data is what the Rego reads besides input: the team's own, and
+//
+//	data.sallyport.contributed[SET] = the empty set, for what no package of the team defines
+func data(team *rego.Team) (ast.Object, error) {
+	value, err := ast.InterfaceToValue(team.Data)
+	if err != nil {
+		return nil, fmt.Errorf("reading the team's data: %w", err)
+	}
+	root, ok := value.(ast.Object)
+	if !ok {
+		return nil, errors.New("the team's data is not an object")
+	}
+	root.Insert(ast.StringTerm("sallyport"), ast.ObjectTerm([2]*ast.Term{ast.StringTerm("contributed"), team.Lacks()}))
+	return root, nil
+}
+
+// prepare compiles the Rego over the team's data.
+func prepare(ctx context.Context, all map[string]*ast.Module, team *rego.Team) (*evaluator, error) {
+	root, err := data(team)
 	if err != nil {
 		return nil, err
 	}
-	m, err := ast.ParseModuleWithOpts(name, string(text), ast.ParserOptions{RegoVersion: ast.RegoV1, ProcessAnnotation: true})
-	return map[string]*ast.Module{name: m}, err
+	compiler, err := newCompiler()
+	if err != nil {
+		return nil, err
+	}
+	return newEvaluator(ctx, compiler, all, root, team.Sets)
+}
+
+// newCompiler returns a strict compiler that has no built-in functions but those that Rego
+// may use here, and some more.
+func newCompiler(more ...*ast.Builtin) (*ast.Compiler, error) {
+	schemas, err := schemaSet()
+	if err != nil {
+		return nil, err
+	}
+	caps := rego.Capabilities()
+	caps.Builtins = append(caps.Builtins, more...)
+	return ast.NewCompiler().
+		WithStrict(true).
+		WithCapabilities(caps).
+		WithSchemas(schemas).
+		WithUseTypeCheckAnnotations(true).
+		SetErrorLimit(0), nil
 }
 
 // schemaSet makes the compiler check every use of input against
@@ -220,11 +247,7 @@ func revision(doc policy.Document, team *rego.Team) string {
 		panic(err) // a Document holds nothing that JSON cannot
 	}
 	add("document", text)
-	rules, err := sources.ReadFile("decision.rego")
-	if err != nil {
-		panic(err) // embedded
-	}
-	add("decision", rules)
+	add("decision", []byte(decisionRego))
 	for _, s := range team.Digest {
 		add(strings.TrimPrefix("team/"+s.Name, "./"), s.Text)
 	}
@@ -234,12 +257,13 @@ func revision(doc policy.Document, team *rego.Team) string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// compileRego says what the compiler finds wrong with a team's Rego. The rules of a
-// document are data: they make no difference to it.
+// CompileRego says what the compiler finds wrong with a team's Rego. The rules of a
+// document make no difference to it.
 func CompileRego(ctx context.Context, t *rego.Team) error {
-	own, err := ownModules()
+	all, err := modules(t)
 	if err != nil {
 		return err
 	}
-	return new(Policy).prepare(ctx, own, t)
+	_, err = prepare(ctx, all, t)
+	return err
 }

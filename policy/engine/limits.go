@@ -1,10 +1,8 @@
 package engine
 
 import (
-	"bytes"
 	"cmp"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"net"
 	"slices"
@@ -22,19 +20,9 @@ import (
 // teamInject reads the inject of a team's injection, by the rules that
 // sallyport.yaml's is read by.
 func teamInject(v ast.Value) (policy.Inject, error) {
-	plain, err := ast.JSON(v)
-	if err != nil {
-		return policy.Inject{}, err
-	}
-	text, err := json.Marshal(plain)
-	if err != nil {
-		return policy.Inject{}, err
-	}
 	var in policy.Inject
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&in); err != nil {
-		return policy.Inject{}, fmt.Errorf("reading an inject: %w", err)
+	if err := decodeTerm(v, &in, true); err != nil {
+		return in, fmt.Errorf("reading an inject: %w", err)
 	}
 	return in, validate.CheckInject(&in)
 }

@@ -27,6 +27,12 @@ func (p *Policy) matches(list []rule.Match, s rule.ParsedInput) []rule.Match {
 	return list
 }
 
+// effectKeys are the names of what rules do in input.rules.
+var effectKeys = [rule.EffectCount]*ast.Term{
+	rule.Denies: ast.InternedTerm("deny"), rule.Approves: ast.InternedTerm("approve"), rule.Authorises: ast.InternedTerm("authorise"),
+	rule.Governs: ast.InternedTerm("govern"), rule.Allows: ast.InternedTerm("allow"), rule.Reads: ast.InternedTerm("read"), rule.Tunnels: ast.InternedTerm("tunnel"),
+}
+
 // matchTerm is an element of input.rules.
 func matchTerm(r *rule.Rule) *ast.Term {
 	fields := [][2]*ast.Term{{keyRule, ast.StringTerm(r.Name)}, {keyType, ast.InternedTerm(r.Type)}}

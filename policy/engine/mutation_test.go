@@ -27,11 +27,7 @@ import (
 // the oracle, and the tests in Rego. testdata/survivors.yaml has a reason for each
 // mistake that none finds.
 func TestMutation(t *testing.T) {
-	text, err := sources.ReadFile("decision.rego")
-	if err != nil {
-		t.Fatal(err)
-	}
-	original, err := ast.ParseModule("decision.rego", string(text))
+	original, err := ast.ParseModule(decisionFile, decisionRego)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +106,7 @@ func newJury(t *testing.T) *jury {
 		text, contributed := oracle.Team(random)
 		j.teams = append(j.teams, newTrial(t, random, text, contributed))
 	}
-	loaded, err := loader.NewFileLoader().All([]string{"testing.rego", "builders.rego", "floor.rego", "decision_test.rego", "testdata/team"})
+	loaded, err := loader.NewFileLoader().All([]string{"decision_test.rego", "testdata/team"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +209,12 @@ func (j *jury) convicts(t *testing.T, module *ast.Module) string {
 func (tr trial) compile(t *testing.T, p *Policy, own map[string]*ast.Module) string {
 	t.Helper()
 	old := p.query
-	if err := p.prepare(t.Context(), map[string]*ast.Module{"decision.rego": own["decision.rego"].Copy()}, tr.team); err != nil {
+	all, err := modules(tr.team)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all[decisionFile] = own[decisionFile].Copy()
+	if p.query, err = prepare(t.Context(), all, tr.team); err != nil {
 		return "compiler: " + err.Error()
 	}
 	p.query.timeout, p.query.patterns = old.timeout, old.patterns

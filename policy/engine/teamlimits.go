@@ -24,19 +24,9 @@ func (p *Policy) bounded(ctx context.Context, d policy.Decision, s rule.ParsedIn
 	if !passes(d.Action, s.Phase) {
 		return d
 	}
-	d = p.limited(ctx, d, s, at)
-	for i := range d.Limits {
-		if d.Limits[i].Cost > 0 {
-			d.Limits[i].Prices = p.priced.at(s)
-		}
-	}
-	return d
-}
-
-func (p *Policy) limited(ctx context.Context, d policy.Decision, s rule.ParsedInput, at time.Time) policy.Decision {
-	d.Limits, d.Lenient = p.limits.apply(nil, s, d.Inject), p.lenient(s, at)
+	d.Lenient = p.lenient(s, at)
 	if p.query.limits == nil {
-		return d
+		return p.limited(d, s, nil)
 	}
 	team, err := p.teamLimits(ctx, s, at)
 	if err != nil {
@@ -45,11 +35,22 @@ func (p *Policy) limited(ctx context.Context, d policy.Decision, s rule.ParsedIn
 		}
 		return p.undecided(err)
 	}
+	return p.limited(d, s, team)
+}
+
+// limited adds the limits of the document and of the team that a decision falls under.
+func (p *Policy) limited(d policy.Decision, s rule.ParsedInput, team []*compiledLimit) policy.Decision {
+	d.Limits = p.limits.apply(nil, s, d.Inject)
 	for _, l := range team {
 		if p.limits != nil && p.limits.names[l.Name] != nil {
 			return p.undecided(fmt.Errorf("a limit of the team's is named %q, as one of sallyport.yaml's is", l.Name))
 		}
 		d.Limits = l.apply(d.Limits, s, d.Inject)
+	}
+	for i := range d.Limits {
+		if d.Limits[i].Cost > 0 {
+			d.Limits[i].Prices = p.priced.at(s)
+		}
 	}
 	return d
 }
@@ -88,6 +89,11 @@ func (p *Policy) teamLimits(ctx context.Context, s rule.ParsedInput, at time.Tim
 	if err != nil {
 		return nil, err
 	}
+	return readTeamLimits(answer)
+}
+
+// readTeamLimits reads data.sallyport.contributed.limits.
+func readTeamLimits(answer ast.Value) ([]*compiledLimit, error) {
 	list, ok := answer.(*ast.Array)
 	if !ok {
 		return nil, fmt.Errorf("the team's limits are %v, not an array", ast.ValueName(answer))
@@ -97,7 +103,7 @@ func (p *Policy) teamLimits(ctx context.Context, s rule.ParsedInput, at time.Tim
 	}
 	limits := make([]*compiledLimit, 0, list.Len())
 	names := map[string]bool{}
-	err = list.Iter(func(t *ast.Term) error {
+	err := list.Iter(func(t *ast.Term) error {
 		l, err := teamLimit(t.Value)
 		if err != nil {
 			return fmt.Errorf("a limit must be {\"name\": …, \"per\": …, \"every\": …, \"requests\": …}: %w, got %.200s", err, policy.Clean(t.String()))
@@ -114,18 +120,8 @@ func (p *Policy) teamLimits(ctx context.Context, s rule.ParsedInput, at time.Tim
 
 // teamLimit reads a limit by the rules that sallyport.yaml's are read by.
 func teamLimit(v ast.Value) (*compiledLimit, error) {
-	plain, err := ast.JSON(v)
-	if err != nil {
-		return nil, err
-	}
-	text, err := json.Marshal(plain)
-	if err != nil {
-		return nil, err
-	}
 	var l policy.Limit
-	decoder := json.NewDecoder(bytes.NewReader(text))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&l); err != nil {
+	if err := decodeTerm(v, &l, true); err != nil {
 		return nil, err
 	}
 	if err := validate.CheckLimit(l); err != nil {
@@ -135,4 +131,22 @@ func teamLimit(v ast.Value) (*compiledLimit, error) {
 		l.Per = policy.PerSandbox
 	}
 	return &compiledLimit{Limit: l, open: policy.NewOpening(l.Hours)}, nil
+}
+
+// decodeTerm reads a value of Rego's into a struct; strict refuses keys that it does not have.
+func decodeTerm(v ast.Value, into any, strict bool) error {
+	plain, err := ast.JSON(v)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(plain)
+	if err != nil {
+		return err
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	if strict {
+		decoder.DisallowUnknownFields()
+	}
+	return decoder.Decode(into)
 }

@@ -1,210 +1,271 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path"
-	"path/filepath"
+	"net/textproto"
 	"slices"
 	"strings"
+	"time"
 
-	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/format"
-
+	"sallyport/internal/hostname"
 	"sallyport/policy"
-	"sallyport/policy/library"
 	"sallyport/policy/rego"
 	"sallyport/policy/rule"
-	"sallyport/policy/validate"
+
+	"github.com/open-policy-agent/opa/v1/ast"
 )
 
-// Bench is what the tests of a policy run on: see package trial.
+// Testbed is what the tests of a policy run on: see package regotest. It has the policy
+// itself, and its Rego once more in a form that OPA's test runner can trace.
 type Testbed struct {
 	Rego    map[string]*ast.Module // the team's own, by file
 	Tests   map[string]*ast.Module // the team's tests, by file
-	Modules map[string]*ast.Module // those and all that they need
+	Modules map[string]*ast.Module // all Rego that takes part, the tests included
 	Data    ast.Object
 
-	team   *rego.Team
-	bundle *policy.Bundle
+	policy *Policy
 }
 
-// NewBench loads and checks what is tested as [Compile] does, and adds what only
-// tests have: the builders of requests, and the document's rules. The folders are
-// read in place of the document's own where some are named.
+// NewTestbed loads and checks what is tested as [Compile] does. Where folders are named, they
+// are read in place of the document's own.
 func NewTestbed(ctx context.Context, doc policy.Document, dirs []string) (*Testbed, error) {
-	rules, findings := validate.Rules(doc)
 	if dirs == nil && doc.Policy.Dir != "" {
 		dirs = []string{doc.Policy.Dir}
 	}
-	t, err := rego.LoadAll(dirs)
-	if b := doc.Policy.Verified; b != nil {
-		err = errors.Join(err, t.AddBundle(b))
-	}
-	if err := errors.Join(policy.JoinErrors(findings), err); err != nil {
-		return nil, err
-	}
-	p := &Policy{table: rule.NewTable(rules), rules: map[string]*rule.Rule{}, selectors: rule.NewSelectors(rules), limits: newLimitTable(doc.Limits)}
-	for i := range rules {
-		p.rules[rules[i].Name] = &rules[i]
-	}
-	own, err := ownModules()
+	team, err := rego.LoadAll(dirs)
+	p, err := compile(ctx, doc, team, err, Options{})
 	if err != nil {
 		return nil, err
 	}
-	// Once as it is when it decides, with nothing of the tests in it.
-	if err := p.prepare(ctx, maps.Clone(own), t); err != nil {
+	p.observing = nil // a test asks what is enforced
+	b := &Testbed{Rego: team.Modules, Tests: team.Tests, policy: p}
+	if b.Modules, err = modules(team); err != nil {
 		return nil, err
 	}
-	b := &Testbed{Rego: t.Modules, Tests: t.Tests, Modules: maps.Clone(own), team: t, bundle: doc.Policy.Verified}
-	maps.Copy(b.Modules, t.Modules)
-	maps.Copy(b.Modules, t.Tests)
-	if len(t.Sets) > 0 {
-		if err := b.add(gatheredFile, []byte(t.Gather())); err != nil {
-			return nil, err
-		}
-	}
-	for _, name := range builders {
-		text, err := sources.ReadFile(name)
-		if err != nil {
-			return nil, err
-		}
-		if err := b.add(name, text); err != nil {
-			return nil, err
-		}
-	}
-	if err := rego.AddLibrary(b.Modules); err != nil {
+	maps.Copy(b.Modules, team.Tests)
+	if err := rego.AddLibrary(b.Modules); err != nil { // packages that only tests import
 		return nil, err
 	}
-	if b.Data, err = p.data(t); err != nil {
-		return nil, err
-	}
-	root := ast.StringTerm("sallyport")
-	sallyport := b.Data.Get(root).Value.(ast.Object)
-	return b, documents(p).Get(root).Value.(ast.Object).Iter(func(key, value *ast.Term) error {
-		sallyport.Insert(key, value)
-		return nil
-	})
+	b.Data, err = data(team)
+	return b, err
 }
 
-// gatheredFile is the module of [team.gather].
-const gatheredFile = "contributed.rego"
-
-// builders are the files of data.sallyport.testing.
-var builders = []string{"testing.rego", "builders.rego", "floor.rego"}
-
-func (b *Testbed) add(name string, text []byte) error {
-	m, err := ast.ParseModuleWithOpts(name, string(text), ast.ParserOptions{RegoVersion: ast.RegoV1, ProcessAnnotation: true})
-	if err != nil {
-		return rego.Errors(err)
-	}
-	b.Modules[name] = m
-	return nil
-}
-
-// Compiler returns a new compiler of what is tested: it takes what Sallyport takes
-// when it decides. Tests may print besides.
-func (b *Testbed) Compiler() (*ast.Compiler, error) {
-	caps := rego.Capabilities()
+// Compiler returns a new compiler of what is tested. It takes what Sallyport takes when it
+// decides, and besides print and some built-in functions of the caller's.
+func (b *Testbed) Compiler(more ...*ast.Builtin) (*ast.Compiler, error) {
 	for _, name := range []string{"print", "internal.print", "internal.test_case"} {
-		if f := ast.BuiltinMap[name]; f != nil && !slices.ContainsFunc(caps.Builtins, func(o *ast.Builtin) bool { return o.Name == name }) {
-			caps.Builtins = append(caps.Builtins, f)
+		if f := ast.BuiltinMap[name]; f != nil {
+			more = append(more, f)
 		}
 	}
-	schemas, err := schemaSet()
+	c, err := newCompiler(more...)
 	if err != nil {
 		return nil, err
 	}
-	return ast.NewCompiler().
-		WithStrict(true).
-		WithCapabilities(caps).
-		WithEnablePrintStatements(true).
-		WithSchemas(schemas).
-		WithUseTypeCheckAnnotations(true).
-		SetErrorLimit(0), nil
+	return c.WithEnablePrintStatements(true), nil
 }
 
-// Findings turns the errors of OPA's compiler into those of ours.
-func (b *Testbed) Findings(err error) error { return rego.Errors(err) }
-
-// Export writes what tests run with, all but the files of the team's folders, into a
-// folder, so that OPA's own tools see the same: `opa test FOLDER DIR`. The folder is
-// made; what it holds of an earlier export is replaced.
-func (b *Testbed) Export(folder string) error {
-	if err := os.MkdirAll(folder, 0o777); err != nil {
-		return err
+// testInput is an input as a test writes it: parts of schema/input.json, and in place of a
+// request's path and destination perhaps its URL.
+type testInput struct {
+	Phase       policy.Phase
+	Protocol    policy.Protocol
+	Sandbox     policy.Sandbox
+	Destination policy.Destination
+	Request     struct {
+		policy.Request
+		URL       string
+		QueryKeys []string       `json:"query_keys"`
+		Headers   any            // an array of names, or an object whose keys are names
+		Body      map[string]any // json, graphql
 	}
-	if err := b.exportBundle(folder); err != nil {
-		return err
-	}
-	for name := range b.Modules {
-		if b.Rego[name] != nil || b.Tests[name] != nil || name == gatheredFile {
-			continue
-		}
-		read := sources.ReadFile
-		inLibrary := strings.TrimPrefix(name, "library/")
-		if inLibrary != name {
-			read = library.Files.ReadFile
-		}
-		text, err := read(inLibrary)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(filepath.Join(folder, filepath.Base(name)), text, 0o666); err != nil {
-			return err
-		}
-	}
-	// Not as data: JSON has no sets, and no keys but strings.
-	sallyport := b.Data.Get(ast.StringTerm("sallyport")).Value.(ast.Object)
-	document := "package sallyport"
-	for _, name := range []string{"index", "selectors", "places", "bodies", "limits"} {
-		// Which may be empty: the type checker is to know nothing of what is in it.
-		document += fmt.Sprintf("\n\n%s := object.get({}, \"\", %v)", name, sallyport.Get(ast.StringTerm(name)))
-	}
-	lacking := "package sallyport.contributed"
-	for _, set := range sallyport.Get(ast.StringTerm("contributed")).Value.(ast.Object).Keys() {
-		lacking += fmt.Sprintf("\n\n%s contains it if some it in object.get({}, \"\", [])", string(set.Value.(ast.String)))
-	}
-	texts := map[string]string{"document.rego": document, "lacking.rego": lacking}
-	if b.Modules[gatheredFile] != nil {
-		texts[gatheredFile] = b.team.Gather()
-	}
-	for name, text := range texts {
-		formatted, err := format.SourceWithOpts(name, []byte(text+"\n"), format.Opts{RegoVersion: ast.RegoV1})
-		if err != nil {
-			return fmt.Errorf("writing the document: %w", err)
-		}
-		if err := os.WriteFile(filepath.Join(folder, name), formatted, 0o666); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
-// exportBundle writes the files of the bundle. Their data is at the root of a
-// folder's, whatever they are called.
-func (b *Testbed) exportBundle(folder string) error {
-	earlier, err := filepath.Glob(filepath.Join(folder, "bundle-*"))
+// readTestInput fills in what a test leaves out, and reads the rest as the gateway does.
+func readTestInput(v ast.Value) (rule.ParsedInput, error) {
+	t := testInput{
+		Phase:       policy.PhaseRequest,
+		Sandbox:     policy.Sandbox{Name: "test", ID: "test", Session: "test", Tags: map[string]string{}},
+		Destination: policy.Destination{Host: "api.example.com", Port: 443},
+	}
+	t.Request.Request = policy.Request{Method: "GET", Path: "/", Size: -1}
+	if err := decodeTerm(v, &t, false); err != nil {
+		return rule.ParsedInput{}, err
+	}
+	in := policy.Input{Phase: t.Phase, Protocol: t.Protocol, Sandbox: t.Sandbox, Destination: t.Destination}
+	if t.Phase == policy.PhaseConnect {
+		in.Protocol = cmp.Or(t.Protocol, policy.ProtocolTLS)
+	}
+	if t.Phase != policy.PhaseRequest && t.Phase != policy.PhaseInbound {
+		return rule.ParseInput(in)
+	}
+	q := t.Request.Request
+	q.QueryKeys, q.Headers = t.Request.QueryKeys, headerNames(t.Request.Headers)
+	if q.Scheme == "" {
+		q.Scheme = "https"
+		if t.Protocol == policy.ProtocolHTTP {
+			q.Scheme = "http"
+		}
+	}
+	if raw := t.Request.URL; raw != "" {
+		if err := readURL(raw, &in.Destination, &q); err != nil {
+			return rule.ParsedInput{}, err
+		}
+	}
+	if t.Request.Body != nil {
+		q.Body = &policy.Body{Size: max(q.Size, 0)}
+		if view, ok := t.Request.Body["json"]; ok {
+			q.Body.JSON = &view
+		}
+		if view, ok := t.Request.Body["graphql"]; ok {
+			q.Body.GraphQL = &view
+		}
+	}
+	in.Request = &q
+	return rule.ParseInput(in)
+}
+
+// readURL is the destination and request of a URL. Clients encode what is not ASCII, and
+// send no fragment.
+func readURL(raw string, to *policy.Destination, q *policy.Request) error {
+	raw, _, _ = strings.Cut(raw, "#")
+	var ascii strings.Builder
+	for i := range len(raw) {
+		if c := raw[i]; c < 0x80 {
+			ascii.WriteByte(c)
+		} else {
+			fmt.Fprintf(&ascii, "%%%02X", c)
+		}
+	}
+	u, err := hostname.ParseURL(ascii.String())
 	if err != nil {
 		return err
 	}
-	for _, name := range append(earlier, filepath.Join(folder, gatheredFile)) {
-		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+	*to = policy.Destination{Host: u.Hostname(), Port: 443}
+	if u.Scheme == "http" {
+		to.Port = 80
+	}
+	if u.Port() != "" {
+		_, _ = fmt.Sscanf(u.Port(), "%d", &to.Port) // which ParseURL has checked
+	}
+	q.Scheme, q.QueryKeys = u.Scheme, policy.QueryKeys(u.RawQuery)
+	q.Path, err = policy.NormalizePath(cmp.Or(u.EscapedPath(), "/"))
+	return err
+}
+
+func headerNames(given any) []string {
+	var names []string
+	switch given := given.(type) {
+	case []any:
+		for _, name := range given {
+			names = append(names, textproto.CanonicalMIMEHeaderKey(fmt.Sprint(name)))
+		}
+	case map[string]any:
+		for name := range given {
+			names = append(names, textproto.CanonicalMIMEHeaderKey(name))
 		}
 	}
-	if b.bundle == nil {
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// Inputs are the inputs that a decision asks about, complete and with input.rules: one for
+// each reading of the path. It is nil for what the gateway refuses before it asks.
+func (b *Testbed) Inputs(given *ast.Term) *ast.Term {
+	s, err := readTestInput(given.Value)
+	if err != nil {
 		return nil
 	}
-	for i, f := range b.bundle.Files {
-		name := fmt.Sprintf("bundle-%d-%s", i+1, path.Base(f.Name))
-		if err := os.WriteFile(filepath.Join(folder, name), f.Text, 0o666); err != nil {
-			return err
+	var list []*ast.Term
+	for s := range s.Variants() {
+		v := newInputDocument(s.Phase, everyField)
+		v.set(b.policy, s)
+		list = append(list, ast.NewTerm(v.root))
+	}
+	return ast.ArrayTerm(list...)
+}
+
+// Decided is what is enforced where decision.rego gives an answer for each of Inputs:
+// {action, type, rule, reason, inject, limits}, with an error where the answer is none. Each
+// answer is an array of the decision and of the array of the team's limits.
+func (b *Testbed) Decided(given, answers *ast.Term) (*ast.Term, error) {
+	s, err := readTestInput(given.Value)
+	if err != nil {
+		return nil, err
+	}
+	if s.Phase == policy.PhaseInbound || s.Phase == policy.PhaseSSH {
+		return nil, errors.New("testing.decide is about what leaves a sandbox")
+	}
+	var inject *ast.Term
+	var all []policy.Decision
+	list, _ := answers.Value.(*ast.Array)
+	for s := range s.Variants() {
+		if list == nil || len(all) >= list.Len() {
+			return nil, errors.New("there is not one answer for each input")
+		}
+		pair, _ := list.Elem(len(all)).Value.(*ast.Array)
+		if pair == nil || pair.Len() != 2 {
+			return nil, errors.New("an answer is a decision and its limits")
+		}
+		if o, ok := pair.Elem(0).Value.(ast.Object); ok && inject == nil {
+			inject = o.Get(keyInject) // each variant has the same, or the decision has none
+		}
+		all = append(all, b.policy.testDecision(s, pair.Elem(0).Value, pair.Elem(1).Value))
+	}
+	d := b.policy.join(s, all)
+	if len(d.Inject) == 0 || inject == nil {
+		inject = ast.SetTerm()
+	}
+	if d.Unjudged != nil && s.Request.Body == nil {
+		d.Reason += "; give the test's request the body that the rule declares"
+	}
+	slices.SortFunc(d.Limits, func(a, b policy.Applied) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Subject, b.Subject))
+	})
+	limits := make([]*ast.Term, len(d.Limits))
+	for i, l := range d.Limits {
+		limits[i] = ast.ObjectTerm(
+			[2]*ast.Term{keyName, ast.StringTerm(l.Name)},
+			[2]*ast.Term{ast.StringTerm("per"), ast.StringTerm(l.Per)},
+			[2]*ast.Term{ast.StringTerm("subject"), ast.StringTerm(l.Subject)},
+		)
+	}
+	o := ast.NewObject(
+		[2]*ast.Term{keyAction, ast.StringTerm(string(d.Action))},
+		[2]*ast.Term{keyType, ast.StringTerm(d.RuleType)},
+		[2]*ast.Term{keyRule, ast.StringTerm(d.Rule)},
+		[2]*ast.Term{keyReason, ast.StringTerm(d.Reason)},
+		[2]*ast.Term{keyInject, inject},
+		[2]*ast.Term{ast.StringTerm("limits"), ast.ArrayTerm(limits...)},
+	)
+	if d.Err != nil {
+		o.Insert(keyError, ast.StringTerm(d.Err.Error()))
+	}
+	return ast.NewTerm(o), nil
+}
+
+// testDecision is what becomes of an answer about one reading.
+func (p *Policy) testDecision(s rule.ParsedInput, answer, limits ast.Value) policy.Decision {
+	if p.bodies && s.Phase == policy.PhaseRequest {
+		if d, denied := p.missingBody(s, time.Time{}); denied {
+			return d
 		}
 	}
-	return nil
+	d, err := p.decode(answer, s)
+	if err != nil {
+		return p.undecided(err)
+	}
+	d = p.meddled(p.inherited(p.floor(d, s), s), s)
+	if !passes(d.Action, s.Phase) {
+		return d
+	}
+	team, err := readTeamLimits(limits)
+	if err != nil {
+		return p.undecided(err)
+	}
+	return p.limited(d, s, team)
 }

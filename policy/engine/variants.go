@@ -12,22 +12,31 @@ import (
 	"sallyport/policy/rule"
 )
 
-// agree decides about a request whose path has several readings: about each as if
-// it had no other. Which one the server takes is not known, so that the request may
-// do what is allowed of all of them. What any of them is denied for denies it; where
-// any of them needs an approval, it needs one; and all of them have to give it the
-// same credentials, and send it the same way. Limits of several count once.
+// decideVariants decides about a request whose path has several readings: about each as if
+// it had no other.
 func (p *Policy) decideVariants(ctx context.Context, s rule.ParsedInput, at time.Time) policy.Decision {
 	var all []policy.Decision
-	var strictest int
-	var read string // the reading that the strictest is of
 	for s := range s.Variants() {
-		d := p.decide(ctx, s, at)
-		if all = append(all, d); len(all) == 1 || strictness(d) > strictness(all[strictest]) {
-			strictest, read = len(all)-1, s.Request.Path
+		all = append(all, p.decide(ctx, s, at))
+	}
+	return p.join(s, all)
+}
+
+// join makes one decision of those about each reading of a path. Nobody knows which reading
+// the server takes, so the request may do what is allowed of all of them. A denial of one
+// denies it. It needs an approval where one of them needs one. All of them have to give it the
+// same credentials, and send it the same way. A limit of several counts once.
+func (p *Policy) join(s rule.ParsedInput, all []policy.Decision) policy.Decision {
+	if len(all) == 1 {
+		return all[0]
+	}
+	strictest := 0
+	for i, d := range all {
+		if strictness(d) > strictness(all[strictest]) {
+			strictest = i
 		}
 	}
-	d := all[strictest]
+	d, read := all[strictest], pathvariants.Of(s.Request.Path)[strictest]
 	if d.RuleType != "" && d.Action != policy.Allow {
 		d.Reason = policy.Clean(d.Reason + ", the path read as " + read)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown"
 
 	"sallyport/policy"
+	"sallyport/policy/rego"
 )
 
 // maxTrace bounds a whole trace, in events: the last ones are kept.
@@ -25,7 +26,7 @@ type Failure struct {
 	// Expression is the text of it, with the values of its variables below.
 	Expression string `json:"expression"`
 	// Input is what the failing expression was evaluated with, or nil where the
-	// test gave no input. What Sallyport derives of it (lookup) is left out.
+	// test gave no input. What Sallyport derives of it (rules) is left out.
 	Input any `json:"input,omitempty"`
 	// Locals are the variables of the test by then, by their names.
 	Locals map[string]any `json:"locals,omitempty"`
@@ -60,7 +61,7 @@ func (b bench) failure(ctx context.Context, r *tester.Result, whole bool) (*Fail
 	if at == nil {
 		return nil, nil
 	}
-	f := &Failure{Position: position(at.Location), Locals: locals(at), Input: givenAt(trace, at)}
+	f := &Failure{Position: rego.Position(at.Location), Locals: locals(at), Input: givenAt(trace, at)}
 	var buf bytes.Buffer
 	if err := topdown.PrettyEvent(&buf, at, topdown.PrettyEventOpts{PrettyVars: true}); err != nil {
 		return nil, err
@@ -115,7 +116,7 @@ func givenAt(trace []*topdown.Event, at *topdown.Event) any {
 		return nil
 	}
 	if o, ok := v.(map[string]any); ok {
-		delete(o, "lookup")
+		delete(o, "rules")
 	}
 	return v
 }

@@ -1,12 +1,13 @@
 // Package regotest runs the tests of a team's Rego, with OPA's own runner.
 //
-// It guarantees that what is tested is what a policy decides with: the Rego is
-// compiled as [policy.Compile] compiles it, under the same document. It is not part
-// of the daemon, which has no business with tests.
+// It guarantees that the tests run on what a policy decides with: the Rego is compiled as
+// [engine.Compile] compiles it, and requests and decisions are read and completed by the code
+// of the engine. The daemon does not import it.
 package regotest
 
 import (
 	"context"
+	_ "embed"
 	"regexp"
 	"slices"
 	"strings"
@@ -14,12 +15,14 @@ import (
 
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/cover"
-	"github.com/open-policy-agent/opa/v1/storage"
+	"github.com/open-policy-agent/opa/v1/rego"
 	"github.com/open-policy-agent/opa/v1/storage/inmem"
 	"github.com/open-policy-agent/opa/v1/tester"
+	"github.com/open-policy-agent/opa/v1/types"
 
 	"sallyport/policy"
 	"sallyport/policy/engine"
+	policyrego "sallyport/policy/rego"
 )
 
 // testTimeout bounds one test, which may ask for many decisions.
@@ -78,11 +81,10 @@ const (
 	Skipped Outcome = "skipped" // its name begins with todo_
 )
 
-// Run runs a team's tests, offline: the files whose names end in _test.rego,
-// with OPA's own runner, over the team's Rego and data, the builders of requests
-// in data.sallyport.testing, and the document, so that data.sallyport.decision is
-// what it decides. The Rego has what it has when it decides; tests may print
-// besides. An error means that nothing was run; it joins every Finding.
+// Run runs the tests of a team, offline: the files whose names end in _test.rego, over the
+// team's Rego and data and the package data.sallyport.testing. The Rego has the built-in
+// functions that it has when it decides; tests may print besides. An error means that nothing
+// was run; it joins every Finding.
 func Run(ctx context.Context, doc policy.Document, o Options) (Report, error) {
 	var report Report
 	if _, err := regexp.Compile(o.Run); err != nil {
@@ -92,7 +94,10 @@ func Run(ctx context.Context, doc policy.Document, o Options) (Report, error) {
 	if err != nil {
 		return report, err
 	}
-	b := bench{made}
+	b, err := newBench(made)
+	if err != nil {
+		return report, err
+	}
 	runner, err := b.runner(o.Run)
 	if err != nil {
 		return report, err
@@ -130,12 +135,47 @@ func Run(ctx context.Context, doc policy.Document, o Options) (Report, error) {
 	return report, nil
 }
 
+// testingRego is the package data.sallyport.testing.
+//
+//go:embed testing.rego
+var testingRego string
+
 // bench is what the tests run on.
 type bench struct{ *engine.Testbed }
 
+// newBench adds the package that tests import.
+func newBench(t *engine.Testbed) (bench, error) {
+	const name = "testing.rego"
+	m, err := ast.ParseModuleWithOpts(name, testingRego, ast.ParserOptions{RegoVersion: ast.RegoV1})
+	t.Modules[name] = m
+	return bench{t}, err
+}
+
+// builtins are the functions that testing.rego calls. They run the policy's Go code.
+func (b bench) builtins() []*tester.Builtin {
+	inputs := &rego.Function{Name: "sallyport.inputs", Decl: types.NewFunction(types.Args(types.A), types.A)}
+	decided := &rego.Function{Name: "sallyport.decided", Decl: types.NewFunction(types.Args(types.A, types.A), types.A)}
+	return []*tester.Builtin{
+		{Decl: &ast.Builtin{Name: inputs.Name, Decl: inputs.Decl}, Func: rego.Function1(inputs, func(_ rego.BuiltinContext, given *ast.Term) (*ast.Term, error) {
+			return b.Inputs(given), nil
+		})},
+		{Decl: &ast.Builtin{Name: decided.Name, Decl: decided.Decl}, Func: rego.Function2(decided, func(_ rego.BuiltinContext, given, answers *ast.Term) (*ast.Term, error) {
+			return b.Decided(given, answers)
+		})},
+	}
+}
+
+func (b bench) compiler() (*ast.Compiler, error) {
+	var declared []*ast.Builtin
+	for _, f := range b.builtins() {
+		declared = append(declared, f.Decl)
+	}
+	return b.Compiler(declared...)
+}
+
 // runner returns a new one: OPA's can be used once.
 func (b bench) runner(filter string) (*tester.Runner, error) {
-	compiler, err := b.Compiler()
+	compiler, err := b.compiler()
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +186,7 @@ func (b bench) runner(filter string) (*tester.Runner, error) {
 	return tester.NewRunner().
 		SetCompiler(compiler).
 		SetModules(modules).
-		SetStore(inmem.NewFromASTObject(b.Data)).
+		AddCustomBuiltins(b.builtins()).
 		SetTimeout(testTimeout).
 		RaiseBuiltinErrors(true).
 		CapturePrintOutput(true).
@@ -161,9 +201,9 @@ func (b bench) run(ctx context.Context, r *tester.Runner) ([]*tester.Result, err
 		return nil, err
 	}
 	defer store.Abort(ctx, txn)
-	results, err := r.SetStore(storage.Store(store)).RunTests(ctx, txn)
+	results, err := r.SetStore(store).RunTests(ctx, txn)
 	if err != nil {
-		return nil, b.Findings(err)
+		return nil, policyrego.Errors(err)
 	}
 	var list []*tester.Result
 	for r := range results {
@@ -184,7 +224,7 @@ func (b bench) run(ctx context.Context, r *tester.Runner) ([]*tester.Result, err
 func (b bench) result(r *tester.Result) Result {
 	result := Result{
 		Name:     strings.TrimPrefix(r.Package, "data.") + "." + r.Name,
-		Position: position(r.Location),
+		Position: policyrego.Position(r.Location),
 		Outcome:  Passed,
 		Millis:   float64(r.Duration.Microseconds()) / 1000,
 		Printed:  strings.TrimRight(string(r.Output), "\n"),
@@ -203,11 +243,4 @@ func (b bench) result(r *tester.Result) Result {
 		}
 	}
 	return result
-}
-
-func position(l *ast.Location) policy.Position {
-	if l == nil {
-		return policy.Position{}
-	}
-	return policy.Position{File: l.File, Line: l.Row, Column: l.Col}
 }

@@ -1,4 +1,4 @@
-package regotest_test
+package regotest
 
 import (
 	"os"
@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/policy"
-	"sallyport/policy/regotest"
 )
 
 // folder writes files below a new one.
@@ -77,23 +76,23 @@ todo_test_later if false
 
 func TestRun(t *testing.T) {
 	dir, doc := tried(t)
-	report, err := regotest.Run(t.Context(), doc, regotest.Options{Coverage: true, Trace: true})
+	report, err := Run(t.Context(), doc, Options{Coverage: true, Trace: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if report.Passed != 1 || report.Failed != 4 || report.Skipped != 1 {
 		t.Errorf("got %d passed, %d failed, %d skipped", report.Passed, report.Failed, report.Skipped)
 	}
-	got := map[string]regotest.Outcome{}
-	results := map[string]regotest.Result{}
+	got := map[string]Outcome{}
+	results := map[string]Result{}
 	var order []int
 	for _, r := range report.Results {
 		name := strings.TrimPrefix(r.Name, "sallyport.team.uploads_test.")
 		got[name], results[name] = r.Outcome, r
 		order = append(order, r.Position.Line)
 	}
-	want := map[string]regotest.Outcome{
-		"test_small": regotest.Passed, "test_wrong": regotest.Failed, "test_every": regotest.Failed, "test_cases": regotest.Failed, "test_broken": regotest.Errored, "todo_test_later": regotest.Skipped,
+	want := map[string]Outcome{
+		"test_small": Passed, "test_wrong": Failed, "test_every": Failed, "test_cases": Failed, "test_broken": Errored, "todo_test_later": Skipped,
 	}
 	if diff := cmp.Diff(got, want); diff != "" {
 		t.Error(diff)
@@ -125,7 +124,7 @@ func TestRun(t *testing.T) {
 	if request := every.Input.(map[string]any)["request"].(map[string]any); request["path"] != "/v2/a" {
 		t.Errorf("got %v", every.Input)
 	}
-	if _, derived := every.Input.(map[string]any)["lookup"]; derived {
+	if _, derived := every.Input.(map[string]any)["rules"]; derived {
 		t.Error("what Sallyport derives is shown as input")
 	}
 	cases := results["test_cases"]
@@ -146,11 +145,11 @@ func TestRun(t *testing.T) {
 
 func TestRunSome(t *testing.T) {
 	_, doc := tried(t)
-	report, err := regotest.Run(t.Context(), doc, regotest.Options{Run: "test_small$"})
+	report, err := Run(t.Context(), doc, Options{Run: "test_small$"})
 	if err != nil || len(report.Results) != 1 || report.Coverage != nil {
 		t.Errorf("got %+v, %v", report, err)
 	}
-	if _, err := regotest.Run(t.Context(), doc, regotest.Options{Run: "("}); err == nil {
+	if _, err := Run(t.Context(), doc, Options{Run: "("}); err == nil {
 		t.Error("( is taken for a regular expression")
 	}
 	// Folders that are named take the place of the document's.
@@ -164,7 +163,7 @@ test_document if {
 	testing.decide(testing.from("a", {"team": "b"}, given)).action == "deny"
 }
 `})
-	report, err = regotest.Run(t.Context(), doc, regotest.Options{Dirs: []string{other}})
+	report, err = Run(t.Context(), doc, Options{Dirs: []string{other}})
 	if err != nil || report.Passed != 1 || report.Failed != 0 {
 		t.Errorf("got %+v, %v", report, err)
 	}
@@ -181,13 +180,13 @@ func TestRunRefuses(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := folder(t, map[string]string{tt.file: tt.text})
-			report, err := regotest.Run(t.Context(), policy.Document{}, regotest.Options{Dirs: []string{dir}})
+			report, err := Run(t.Context(), policy.Document{}, Options{Dirs: []string{dir}})
 			if err == nil || !strings.Contains(err.Error(), tt.says) || !strings.Contains(err.Error(), tt.file) {
 				t.Errorf("got %+v, %v, want an error about %s", report, err, tt.says)
 			}
 		})
 	}
-	if _, err := regotest.Run(t.Context(), policy.Document{Egress: []policy.EgressRule{{Destination: "*"}}}, regotest.Options{Dirs: []string{t.TempDir()}}); err == nil {
+	if _, err := Run(t.Context(), policy.Document{Egress: []policy.EgressRule{{Destination: "*"}}}, Options{Dirs: []string{t.TempDir()}}); err == nil {
 		t.Error("a document that cannot be used is tested")
 	}
 }
@@ -207,7 +206,7 @@ test_both if testing.decide(testing.get("https://a.example.com/")).reason == "bu
 			{Name: "b_test.rego", Text: []byte("package sallyport.team.b_test\n\ntest_b if true\n")},
 		}}},
 	}
-	report, err := regotest.Run(t.Context(), doc, regotest.Options{Coverage: true})
+	report, err := Run(t.Context(), doc, Options{Coverage: true})
 	if err != nil || report.Passed != 2 || report.Failed != 0 || report.Coverage.Percent != 100 {
 		t.Errorf("got %+v, %v", report, err)
 	}

@@ -27,32 +27,8 @@ type Moment struct {
 	protocol policy.Protocol
 }
 
-var Moments = [...]Moment{
-	{policy.PhaseDNS, ""},
-	{policy.PhaseConnect, policy.ProtocolTLS},
-	{policy.PhaseConnect, policy.ProtocolHTTP},
-	{policy.PhaseConnect, policy.ProtocolOther},
-	{policy.PhaseRequest, policy.ProtocolTLS},
-	{policy.PhaseRequest, policy.ProtocolHTTP},
-}
-
 // Moment is when the input is decided about.
 func (s ParsedInput) Moment() Moment { return Moment{s.Phase, s.Protocol} }
-
-func (m Moment) String() string {
-	if m.protocol == "" {
-		return string(m.phase)
-	}
-	return string(m.phase) + "/" + string(m.protocol)
-}
-
-// effect is what the rule does at a moment to what its pattern matches, or 0.
-func (r *Rule) Effect(m Moment) Effect {
-	if e := r.Matched(m); e != 0 {
-		return e
-	}
-	return r.Unmatched(m)
-}
 
 // unmatched is what the rule does whether its pattern matches or not, or 0.
 func (r *Rule) Unmatched(m Moment) Effect {
@@ -112,4 +88,4 @@ func (r *Rule) MatchesRequest(s ParsedInput) bool {
 		(r.Methods == nil || slices.Contains(r.Methods, s.Request.Method)) && (r.Paths == nil || r.MatchesPath(s.Request.Path))
 }
 
-func (r *Rule) MatchesPath(path string) bool { return r.lazy.path().MatchString(path) }
+func (r *Rule) MatchesPath(path string) bool { return r.path().MatchString(path) }

@@ -11,8 +11,6 @@ import (
 	"errors"
 	"regexp"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	"sallyport/policy"
@@ -34,14 +32,14 @@ type Rule struct {
 	Credential  string
 	Inject      policy.Inject
 	Upstream    *policy.Upstream
-	Inherit     bool             // forks have the credential too
-	Cookies     bool             // pass
-	Observe     time.Time        // until when it is not enforced
-	Body        *policy.BodyView // nil: bodies are not read
-	Path        string           // the rule's path in the document: egress[0]
-	Index       int              // and among all rules
-	Position    policy.Position  // and in the file
-	lazy        *lazy
+	Inherit     bool                  // forks have the credential too
+	Cookies     bool                  // pass
+	Observe     time.Time             // until when it is not enforced
+	Body        *policy.BodyView      // nil: bodies are not read
+	Path        string                // the rule's path in the document: egress[0]
+	Index       int                   // and among all rules
+	Position    policy.Position       // and in the file
+	path        func() *regexp.Regexp // of Paths, compiled when it is first needed
 }
 
 // conditional reports whether the rule speaks about some requests only.
@@ -148,38 +146,14 @@ func (r *Rule) keyPorts() []uint16 {
 	return r.Ports
 }
 
-// linePattern matches the lines "METHOD PATH" that the rule speaks about, and
-// the empty line of a moment when there is no request yet. The empty pattern
-// matches all.
-func (r *Rule) LinePattern() string {
-	if !r.Conditional() {
-		return ""
-	}
-	method, path := "[^ ]+", ".*"
-	if r.Methods != nil {
-		quoted := make([]string, len(r.Methods))
-		for i, m := range r.Methods {
-			quoted[i] = regexp.QuoteMeta(m)
-		}
-		method = strings.Join(quoted, "|")
-	}
-	if r.Paths != nil {
-		path = r.pathExpression()
-	}
-	return "^(?:|(?:" + method + ") (?s:" + path + "))$"
-}
-
+// pathPattern matches the paths that the rule speaks about. A rule that denies, or asks a
+// person, is also about the paths that a server may take for them.
 func (r *Rule) pathPattern() *regexp.Regexp {
-	return regexp.MustCompile("^(?s:" + r.pathExpression() + ")$")
-}
-
-// pathExpression matches the paths that the rule speaks about. One that denies, or
-// asks a person, is also about what a server may take for them.
-func (r *Rule) pathExpression() string {
+	pattern := GlobPattern
 	if r.Action == policy.Deny || r.Action == policy.Approve {
-		return LoosePattern(r.Paths)
+		pattern = LoosePattern
 	}
-	return GlobPattern(r.Paths)
+	return regexp.MustCompile("^" + pattern(r.Paths) + "$")
 }
 
 // observed tells whether the rule is in observe mode at a time, of which zero is now.
@@ -218,11 +192,3 @@ var (
 	errBodyUnread     = errors.New("it was not read")
 	errBodyParameters = errors.New("a GraphQL request has no query parameters, which some servers take for its query")
 )
-
-// lazy is what is made of a rule when it is first needed: of many thousand rules, most
-// are for what nobody does today.
-type lazy struct {
-	path func() *regexp.Regexp
-}
-
-func newLazy(r *Rule) *lazy { return &lazy{path: sync.OnceValue(r.pathPattern)} }

@@ -1,11 +1,10 @@
 package rule
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
+	"sync"
 
 	"sallyport/policy"
 )
@@ -31,7 +30,6 @@ type Entry struct {
 // bucket holds the rules of one destination, port and selection of sandboxes, in the
 // order of the document.
 type Bucket struct {
-	Key   string // DESTINATION:PORT SELECTOR
 	Rules []*Rule
 }
 
@@ -46,7 +44,7 @@ func NewTable(rules []Rule) *Table {
 	}
 	for i := range rules {
 		r := &rules[i]
-		r.lazy = newLazy(r)
+		r.path = sync.OnceValue(r.pathPattern)
 		e := t.entry(r.Destination)
 		e.Rules = append(e.Rules, r)
 		for _, port := range r.keyPorts() {
@@ -86,19 +84,12 @@ func (e *Entry) Add(r *Rule, port uint16, selector string) {
 	}
 	b := e.Buckets[port][selector]
 	if b == nil {
-		b = &Bucket{Key: e.Destination.Key() + ":" + portName(port) + " " + selector}
+		b = &Bucket{}
 		e.Buckets[port][selector] = b
 	}
 	if !slices.Contains(b.Rules, r) {
 		b.Rules = append(b.Rules, r)
 	}
-}
-
-func portName(port uint16) string {
-	if port == EveryPort {
-		return "*"
-	}
-	return strconv.Itoa(int(port))
 }
 
 func made[K comparable](m map[K]*Entry, k K, d Destination) *Entry {
@@ -221,11 +212,4 @@ func (t *Table) Holding(d Destination) []*Entry {
 		list = t.host(nil, d.Host)
 	}
 	return list
-}
-
-// all lists the entries.
-func (t *Table) All() []*Entry {
-	entries := slices.Collect(maps.Values(t.exact))
-	entries = slices.AppendSeq(entries, maps.Values(t.wildcard))
-	return slices.AppendSeq(entries, maps.Values(t.prefix))
 }

@@ -1,6 +1,8 @@
-package sallyport.testing_test
+package sallyport.team.testing_test
 
 import data.sallyport.testing
+
+sandbox := {"name": "test", "id": "test", "session": "test", "tags": {}}
 
 test_url if {
 	given := testing.get("HTTPS://API.Example.COM.:8443/a%20b//c+d?b=1&a&a;%63=2#x")
@@ -24,14 +26,14 @@ test_defaults if {
 	given.destination.port == 80
 	given.request.path == "/"
 	given.request.query_keys == []
-	given.sandbox == testing.defaults.sandbox
+	given.sandbox == sandbox
 }
 
 test_options if {
-	given := testing.put("https://example.com/", {"headers": ["x-b", "CONTENT-type"], "size": 7, "body": {"a": 1}})
+	given := testing.put("https://example.com/", {"headers": ["x-b", "CONTENT-type"], "size": 7, "body": {"json": {"a": 1}}})
 	given.request.headers == ["Content-Type", "X-B"]
 	given.request.size == 7
-	given.request.body == {"a": 1}
+	given.request.body == {"json": {"a": 1}}
 	testing.patch("https://example.com/", {"headers": {"accept": "x"}}).request.headers == ["Accept"]
 	not testing.post("https://example.com/", {}).request.body
 	testing.delete("https://example.com/").request.method == "DELETE"
@@ -97,24 +99,20 @@ test_readings if {
 }
 
 test_decide_readings if {
-	testing.decide(testing.get("https://api.example.com/v1/x%2Fy")).action == "allow" with data.sallyport.index as index
-		with data.sallyport.selectors as selectors
-		with data.sallyport.contributed as no_team
-	testing.decide(testing.get("https://api.example.com/v1%2Fx")).action == "deny" with data.sallyport.index as index
-		with data.sallyport.selectors as selectors
-		with data.sallyport.contributed as no_team
+	testing.decide(testing.get("https://api.example.com/v1/x%2Fy")).action == "allow"
+	testing.decide(testing.get("https://api.example.com/v1%2Fx")).action == "deny"
 }
 
 test_other_phases if {
 	testing.connect("Example.com", 443, "tls") == {
 		"phase": "connect",
 		"protocol": "tls",
-		"sandbox": testing.defaults.sandbox,
+		"sandbox": sandbox,
 		"destination": {"host": "example.com", "port": 443},
 	}
 	testing.lookup("example.com.") == {
 		"phase": "dns",
-		"sandbox": testing.defaults.sandbox,
+		"sandbox": sandbox,
 		"destination": {"host": "example.com"},
 	}
 }
@@ -125,43 +123,53 @@ test_from if {
 	testing.from("b", {}, given).sandbox.tags == {}
 }
 
-index := {"api.example.com:443 *": [{
-	"rule": "api",
-	"type": "egress",
-	"pattern": `^GET (?s:/v1/.*)$`,
-	"effects": {true: {"request/tls": "allow"}, false: {}},
-}]}
-
-no_team := {"deny": set(), "approve": set(), "allow": set(), "inject": set()}
-
-selectors := {"*": {"tags": {}}}
-
 test_decide if {
-	allowed := testing.decide(testing.get("https://api.example.com/v1/x")) with data.sallyport.index as index
-		with data.sallyport.selectors as selectors
-		with data.sallyport.contributed as no_team
+	allowed := testing.decide(testing.get("https://api.example.com/v1/x"))
 	allowed.action == "allow"
 	allowed.rule == "api"
-	made := testing.decisions([testing.get("https://api.example.com/v2")]) with data.sallyport.index as index
-		with data.sallyport.selectors as selectors
-		with data.sallyport.contributed as no_team
+	made := testing.decisions([testing.get("https://api.example.com/v2")])
 	[d.action | some d in made] == ["deny"]
 }
 
-test_without_a_document if {
-	not testing.decide(testing.get("https://api.example.com/v1/x"))
-	testing.decisions([testing.get("https://api.example.com/v1/x")]) == []
+# A hand-written input is completed.
+test_complete if {
+	given := testing.complete({"request": {"path": "/v1/x"}})
+	given.destination == {"host": "api.example.com", "port": 443}
+	given.rules == {"allow": [{"rule": "api", "type": "egress"}]}
+	testing.decide({"request": {"path": "/v1/x"}}).rule == "api"
 }
 
 test_decide_says_what_no_rule_allows if {
 	every pair in [
 		[testing.get("https://api.example.com/x"), "no rule allows GET /x at api.example.com:443"],
-		[testing.connect("api.example.com", 443, "other"), "no rule allows other to api.example.com:443"],
-		[testing.lookup("api.example.com"), "no rule allows api.example.com"],
+		[testing.connect("api.example.com", 444, "other"), "no rule allows other to api.example.com:444"],
+		[testing.lookup("b.example.com"), "no rule allows b.example.com"],
 	] {
-		d := testing.decide(pair[0]) with data.sallyport.index as index
-			with data.sallyport.selectors as selectors
-			with data.sallyport.contributed as no_team
-		d.reason == pair[1]
+		testing.decide(pair[0]).reason == pair[1]
 	}
+}
+
+# The floor is the gateway's own: forks have no credential, and some headers are refused.
+test_floor if {
+	key := testing.get("https://key.example.com/")
+	testing.decide(key).inject == {{"credential": "key", "rule": "key"}}
+	every given in [
+		testing.from("a", {"sallyport.fork": "true"}, key),
+		testing.post("https://key.example.com/", {"headers": ["X-Http-Method-Override"]}),
+	] {
+		d := testing.decide(given)
+		d.action == "deny"
+		d.type == "floor"
+		d.inject == set()
+	}
+}
+
+# A rule that has to see a body denies a request without it.
+test_body if {
+	blind := testing.decide(testing.post("https://body.example.com/", {"size": 5}))
+	blind.action == "deny"
+	blind.rule == "body"
+	contains(blind.reason, "give the test's request the body")
+	testing.decide(testing.post("https://body.example.com/", {"size": 5, "body": {"json": null}})).action == "allow"
+	testing.decide(testing.post("https://body.example.com/", {"size": 5000, "body": {"json": {}}})).action == "deny"
 }
