@@ -267,7 +267,7 @@ build_engine() {
 	fi
 	say "engine of tests: importing the images (a minute at most)"
 	(cd "$here/../.." && mkdir -p bin && for made in runsc base.tar runtimes.tar browsers.tar; do ln -sfn "$cache/$made" bin/$made; done &&
-		CGO_ENABLED=0 go run ./internal/test/template "$scratch/engine") ||
+		go mod download && CGO_ENABLED=0 go run ./internal/test/template "$scratch/engine") || # it builds where no network is
 		die "cannot import the images: mend what is said above and run this again"
 	mv "$scratch/engine" "$out"
 	point engine "engine-$recipe"
