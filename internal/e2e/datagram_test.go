@@ -17,12 +17,13 @@ func testDatagrams(t *testing.T, r *rig) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range []struct{ name, host, port, size, reason string }{
+	cases := []struct{ name, host, port, size, reason string }{
 		{"QUIC to an allowed name", `socket.gethostbyname("api.example.test")`, "443", "1200", "quic"},
 		{"QUIC to a bare address", fmt.Sprintf("%q", upstreamAddress), "443", "1200", "quic"},
 		{"NTP", fmt.Sprintf("%q", upstreamAddress), "123", "48", "udp"},
 		{"another resolver", fmt.Sprintf("%q", upstreamAddress), "53", "30", "dns"},
-	} {
+	}
+	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
 			before := count(t, arrived)
 			res := r.feed(fmt.Sprintf(`
@@ -44,14 +45,16 @@ except Exception as e:
 			if n := count(t, arrived) - before; n != 0 {
 				t.Errorf("%d packets arrived: %v", n, arrived.Seen()[before:])
 			}
-			r.await("the record of the drop", func() bool {
-				for line := range strings.Lines(r.ok("audit", "tail", "-n", "50", "-o", "json")) {
-					if strings.Contains(line, `"reason":"`+c.reason+`"`) && strings.Contains(line, "agent") {
-						return true
-					}
+		})
+	}
+	for _, c := range cases { // drops are counted and recorded every few seconds
+		r.await("the record of the drop of "+c.name, func() bool {
+			for line := range strings.Lines(r.ok("audit", "tail", "-n", "50", "-o", "json")) {
+				if strings.Contains(line, `"reason":"`+c.reason+`"`) && strings.Contains(line, "agent") {
+					return true
 				}
-				return false
-			})
+			}
+			return false
 		})
 	}
 	t.Run("control: TCP to the same name is answered", func(t *testing.T) {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -93,9 +94,60 @@ def packet(a):
     s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind(("eth0", 0)); s.send(b"\xff" * 6 + b"\x02" * 6 + b"\x08\x00" + b"hello" * 20); return b""
 def url(u):
     import urllib.request; return urllib.request.urlopen(u).read()
-try: print("answer:", (%s))
-except Exception as e: print("error:", e)
+def attempt(n, code):
+    try: print(n, "answer:", eval(code))
+    except Exception as e: print(n, "error:", e)
+import threading
+all = [threading.Thread(target=attempt, args=a) for a in enumerate(%s)]
+for t in all: t.start()
+for t in all: t.join()
 `
+
+// attempts is a program that makes attempts to get to somebody, all at once.
+func attempts(other string, code ...string) string {
+	list, err := json.Marshal(code) // of strings without a slash or a character beyond ASCII, as Python has it too
+	if err != nil {
+		panic(err)
+	}
+	return fmt.Sprintf(wayHelpers, upstreamAddress, other, list)
+}
+
+// tryWays makes all attempts from a sandbox at once, and where a packet arrives or
+// the upstream answers, one after the other, to say which it was.
+func tryWays(t *testing.T, r *rig, from, other string, arrived *testnet.Capture) {
+	t.Helper()
+	try := func(code ...string) (said string) {
+		t.Helper()
+		before := count(t, arrived)
+		res := r.feed(attempts(other, code...), "run", from, "--", "python3", "-")
+		if strings.Count(res.stdout, "answer:")+strings.Count(res.stdout, "error:") < len(code) {
+			t.Errorf("not all was tried: %s", res)
+		}
+		t.Logf("from %s: %s", from, res)
+		time.Sleep(50 * time.Millisecond) // for what is on its way
+		if n := count(t, arrived) - before; n != 0 {
+			said = fmt.Sprintf("%d packets arrived: %v\nthe sandbox saw %s", n, arrived.Seen()[before:], res)
+		}
+		if strings.Contains(res.stdout, "saw_key") {
+			said += fmt.Sprintf("the upstream answered: %s", res)
+		}
+		return said
+	}
+	var all []string
+	for _, w := range ways {
+		all = append(all, w.code)
+	}
+	said := try(all...)
+	if said == "" {
+		return
+	}
+	t.Errorf("all at once: %s", said)
+	for _, w := range ways {
+		if said := try(w.code); said != "" {
+			t.Errorf("%s: %s", w.name, said)
+		}
+	}
+}
 
 // Whatever root in the sandbox tries, the test host sees packets of the gateway
 // only, and only for allowed requests.
@@ -112,26 +164,12 @@ func TestPackets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	try := func(code string) result {
-		return r.feed(fmt.Sprintf(wayHelpers, upstreamAddress, other, code), "run", "agent", "--", "python3", "-")
-	}
-	for _, w := range ways {
-		t.Run(w.name, func(t *testing.T) {
-			before := count(t, arrived)
-			res := try(w.code)
-			time.Sleep(50 * time.Millisecond) // for what is on its way
-			if n := count(t, arrived) - before; n != 0 {
-				t.Errorf("%d packets arrived: %v\nthe sandbox saw %s", n, arrived.Seen()[before:], res)
-			}
-			if strings.Contains(res.stdout, "saw_key") {
-				t.Errorf("the upstream answered: %s", res)
-			}
-		})
-	}
+	t.Run("gVisor", func(t *testing.T) { tryWays(t, r, "agent", other, arrived) })
 	raw := testRawPackets(t, r, arrived) // before the gateway has connections of its own
 	t.Run("control: an allowed request arrives, from the gateway", func(t *testing.T) {
 		before := count(t, arrived)
-		if res := try(`(socket.setdefaulttimeout(20), tls(resolve("api.example.test"), "api.example.test"))[1]`); !strings.Contains(res.stdout, "200 OK") {
+		code := `(socket.setdefaulttimeout(20), tls(resolve("api.example.test"), "api.example.test"))[1]`
+		if res := r.feed(attempts(other, code), "run", "agent", "--", "python3", "-"); !strings.Contains(res.stdout, "200 OK") {
 			t.Errorf("got %s", res)
 		}
 		frames := arrived.Seen()[before:]
@@ -150,7 +188,7 @@ func TestPackets(t *testing.T) {
 	t.Run("control: unguarded, the same packets arrive", func(t *testing.T) {
 		for _, code := range []string{`tcp(HOST, 443)`, `udp(HOST, 9999)`, `icmp(HOST)`, `udp(HOST, 53, query("api.example.test"))`} {
 			before := count(t, arrived)
-			out := r.engineExec("agent", fmt.Sprintf(wayHelpers, upstreamAddress, other, code))
+			out := r.engineExec("agent", attempts(other, code))
 			time.Sleep(50 * time.Millisecond)
 			if code == `icmp(HOST)` && strings.Contains(out, "Operation not permitted") {
 				continue // the sandbox cannot make the socket: there is nothing to let through

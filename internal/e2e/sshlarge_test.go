@@ -14,7 +14,7 @@ import (
 // holds little of it. That is some 10 MiB, and more where a machine is so busy that
 // a collection of garbage begins late. SALLYPORT_SSH_BYTES is another size.
 func testSSHLarge(t *testing.T, r *rig, alice *operator) {
-	size := int64(256 << 20)
+	size := int64(128 << 20)
 	if s := os.Getenv("SALLYPORT_SSH_BYTES"); s != "" {
 		var err error
 		if size, err = strconv.ParseInt(s, 10, 64); err != nil {
