@@ -60,6 +60,7 @@ type rig struct {
 	api    http.Handler // of the upstream; nil is testnet.API
 	daemon *env.Daemon
 	set    string // of images, that the engine begins with
+	pkg    []byte // ca-certificates.deb for its sandboxes
 }
 
 // upstreamAddress is the test host's; documentation addresses (RFC 5737).
