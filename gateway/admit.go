@@ -11,7 +11,6 @@ import (
 
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/form"
-	"sallyport/gateway/http1"
 	"sallyport/gateway/websocket"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
@@ -42,12 +41,6 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request, turn *turn) *htt
 		turn.end()
 		w.Header().Set("Connection", "close")
 		q.answer.write(w, r)
-		return nil
-	}
-	if m := countHead(&q.heads, r); m != nil {
-		turn.end()
-		q.form.seen = &policy.Request{Method: r.Method, Scheme: q.scheme(), Path: "/", Size: r.ContentLength}
-		q.refuse(r, m).write(w, r)
 		return nil
 	}
 	q.out.tunnel = websocket.FromHTTP2(w, r)
@@ -88,22 +81,6 @@ func (q *request) reject(w http.ResponseWriter, r *http.Request, m *form.Error) 
 		w.Header().Set("Connection", "close")
 	}
 	q.refuse(r, m).write(w, r)
-}
-
-// countHead counts the head of a request by HTTP/2, as the reader of HTTP/1.1 has counted
-// that of any other.
-func countHead(heads *bodies.Heads, r *http.Request) *form.Error {
-	if r.ProtoMajor != 2 {
-		return nil
-	}
-	fields, size := http1.Measure(r.Header)
-	if fields > http1.MaxFields || len(r.Trailer) > http1.MaxTrailers {
-		return &form.Error{Status: http.StatusRequestHeaderFieldsTooLarge, Rule: "request-form", Reason: http1.ErrFields.Error()}
-	}
-	if cost := http1.Cost(size+len(r.RequestURI), fields, http1.Keys(r.RequestURI)); cost > 0 && heads.Take(cost) != nil {
-		return &form.Error{Status: http.StatusTooManyRequests, Rule: "request-form", Reason: http1.ErrBudget.Error()}
-	}
-	return nil
 }
 
 // describe fills in what policy sees of a request, all but the path.

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/gateway/bodies"
 	"sallyport/gateway/form"
 	"sallyport/internal/connlimit"
 	"sallyport/policy"
@@ -172,12 +173,12 @@ func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.R
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
 		}
-		q := g.request(ctx, s.life.cancel, s)
+		q := g.request(ctx, s.life.cancel, s, new(bodies.Heads))
 		q.describe(r)
 		q.deny(r, d).write(w, r)
 		return
 	}
-	g.serve(ctx, s.life.cancel, w, r, s, new(turn))
+	g.serve(ctx, s.life.cancel, w, r, s, new(arrival))
 }
 
 // connectTunnel takes the connection over and treats it like one that was

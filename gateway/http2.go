@@ -17,6 +17,7 @@ import (
 
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/form"
+	"sallyport/gateway/http1"
 	"sallyport/gateway/tcp"
 	"sallyport/internal/quota"
 	"sallyport/policy"
@@ -169,16 +170,16 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 				return
 			}
 			defer g.leaveStream(id)
-			head := bodies.Heads{Of: g.bodies, ID: id} // until its turn
-			if m := countHead(&head, r); m != nil {
+			a := arrival{heads: bodies.Heads{Of: g.bodies, ID: id}}
+			defer a.heads.Release()
+			if m := countHead(&a.heads, r); m != nil {
 				g.refuseStream(w, r, s, m)
 				return
 			}
 			// Nothing is made for a request before its turn: hundreds at once would wait for memory
 			// to be collected, and another sandbox's request with them.
-			turn := takeTurn(g.turns, id)
-			defer turn.end()
-			head.Release()
+			a.turn = takeTurn(g.turns, id)
+			defer a.turn.end()
 			begun := time.Now()
 			defer func() { // not for requests that ended with their connection
 				if r.Context().Err() != nil && time.Since(begun) < soonReset && ctx.Err() == nil && !heard.gone() && !g.resets.add(id) && told.CompareAndSwap(false, true) {
@@ -191,11 +192,11 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 			// come or not as it happens. So a request with a wrong length and a
 			// body is reset each time, as RFC 9113, section 8.1.1, has it; one without a body is
 			// answered.
-			wrong := !form.Measured(r) && form.HasBody(r.Body)
-			if r.Context().Err() != nil && !wrong {
+			a.wrong = !form.Measured(r) && form.HasBody(r.Body)
+			if r.Context().Err() != nil && !a.wrong {
 				panic(http.ErrAbortHandler) // reset while it waited: nothing was decided and nothing has left
 			}
-			g.serveStream(w, r, s, &turn, wrong)
+			g.serveStream(w, r, s, &a)
 		}),
 	})
 }
@@ -269,9 +270,9 @@ type watchedTLS struct {
 
 func (s watchedTLS) ConnectionState() tls.ConnectionState { return s.tls.ConnectionState() }
 
-// serveStream answers one request, whose turn it is until it is admitted.
-// A request that is wrong about the length of its body is reset, and recorded.
-func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session, turn *turn, wrong bool) {
+// serveStream answers one request. One that is wrong about the length of its body is reset,
+// and recorded.
+func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session, a *arrival) {
 	switch {
 	case r.ContentLength == 0:
 		r.Body = http.NoBody // or a transport would have to find out
@@ -280,21 +281,33 @@ func (g *Gateway) serveStream(w http.ResponseWriter, r *http.Request, s *session
 	}
 	ctx, cancel := context.WithCancel(r.Context()) // the library keeps its own
 	defer cancel()
-	if wrong {
-		g.serve(ctx, cancel, discardWriter{}, r, s, turn)
+	if a.wrong {
+		g.serve(ctx, cancel, discardWriter{}, r, s, a)
 		panic(http.ErrAbortHandler)
 	}
-	g.serve(ctx, cancel, w, r, s, turn)
+	g.serve(ctx, cancel, w, r, s, a)
 	if len(r.Trailer) > 0 && r.Body != http.NoBody {
 		settle(w, r.Body)
 	}
+}
+
+// countHead counts the head of a request, as the reader of HTTP/1.1 does.
+func countHead(heads *bodies.Heads, r *http.Request) *form.Error {
+	fields, size := http1.Measure(r.Header)
+	if fields > http1.MaxFields || len(r.Trailer) > http1.MaxTrailers {
+		return &form.Error{Status: http.StatusRequestHeaderFieldsTooLarge, Rule: "request-form", Reason: http1.ErrFields.Error()}
+	}
+	if cost := http1.Cost(size+len(r.RequestURI), fields, http1.Keys(r.RequestURI)); cost > 0 && heads.Take(cost) != nil {
+		return &form.Error{Status: http.StatusTooManyRequests, Rule: "request-form", Reason: http1.ErrBudget.Error()}
+	}
+	return nil
 }
 
 // refuseStream refuses a request that waits for no turn.
 func (g *Gateway) refuseStream(w http.ResponseWriter, r *http.Request, s *session, m *form.Error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	q := g.request(ctx, cancel, s)
+	q := g.request(ctx, cancel, s, new(bodies.Heads))
 	q.form.seen = &policy.Request{Method: r.Method, Scheme: q.scheme(), Path: "/", Size: r.ContentLength}
 	q.refuse(r, m).write(w, r)
 }

@@ -32,20 +32,28 @@ type request struct {
 	sent      requestBody  // send: from the sandbox
 	got       responseBody // scrub: from the upstream
 	out       responseWriter
-	heads     bodies.Heads // its large heads
-	carry     transport    // the steps between admit and complete
-	err       error        // what ended it, nil for success
+	heads     *bodies.Heads // the room for its large heads
+	carry     transport     // the steps between admit and complete
+	err       error         // what ended it, nil for success
 
 	informing informing
 }
 
+// arrival is what a request has before it is admitted. That of HTTP/1.1 has neither a turn
+// nor a counted head: the reader of heads has counted it.
+type arrival struct {
+	turn  turn
+	heads bodies.Heads // the room for its large heads
+	wrong bool         // it is wrong about the length of its body
+}
+
 // serve carries one request of a connection: this is all that happens to it. Its turn, if
 // it has one, ends before it waits for anything.
-func (g *Gateway) serve(ctx context.Context, cancel context.CancelFunc, w http.ResponseWriter, r *http.Request, s *session, turn *turn) {
-	q := g.request(ctx, cancel, s)
+func (g *Gateway) serve(ctx context.Context, cancel context.CancelFunc, w http.ResponseWriter, r *http.Request, s *session, a *arrival) {
+	q := g.request(ctx, cancel, s, &a.heads)
 	defer q.complete(r)
 
-	admitted := q.admit(w, r, turn)
+	admitted := q.admit(w, r, &a.turn)
 	if admitted == nil {
 		return // it has been answered
 	}
@@ -69,9 +77,9 @@ func (g *Gateway) serve(ctx context.Context, cancel context.CancelFunc, w http.R
 	g.proxy.ServeHTTP(&q.out, admitted) // which calls carry
 }
 
-func (g *Gateway) request(ctx context.Context, cancel context.CancelFunc, s *session) *request {
-	q := &request{Context: ctx, cancel: cancel, gateway: g, session: s, started: time.Now()}
-	q.heads.Of, q.heads.ID = g.bodies, s.identity.ID
+func (g *Gateway) request(ctx context.Context, cancel context.CancelFunc, s *session, heads *bodies.Heads) *request {
+	q := &request{Context: ctx, cancel: cancel, gateway: g, session: s, started: time.Now(), heads: heads}
+	heads.Of, heads.ID = g.bodies, s.identity.ID
 	q.got.of = q
 	q.got.host, q.got.exposure, q.got.scrubber = s.host, s.exposure, s.exposure.Scrubber()
 	return q
@@ -87,7 +95,7 @@ func (q *request) Value(key any) any {
 	case upstream.InformationalKey:
 		return upstream.Informational(q.inform)
 	case http1.BudgetKey:
-		return http1.Budget(&q.heads)
+		return http1.Budget(q.heads)
 	}
 	return q.Context.Value(key)
 }

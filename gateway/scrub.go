@@ -158,7 +158,7 @@ func (b *responseBody) scrub() error {
 	if b.tokens == nil {
 		return b.scrubber.Pass(resp, b.hit, b.searched)
 	}
-	return b.tokens.open(b)
+	return b.scrubber.Open(resp, b.hit, func() bool { return !b.meter.lenient || b.searched() })
 }
 
 // searched says that nothing unsearched may pass, from now on: the host may have

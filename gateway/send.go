@@ -16,9 +16,6 @@ import (
 
 // send sends the request and returns the head of its response.
 func (q *request) send(r *http.Request) (*http.Response, error) {
-	if q.grant.tokens != nil {
-		q.grant.tokens.began = time.Now()
-	}
 	resp, err := q.transport.RoundTrip(r)
 	q.informing.end()
 	if err != nil {

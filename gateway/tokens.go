@@ -3,29 +3,13 @@ package gateway
 import (
 	"errors"
 	"io"
-	"math"
 	"net/http"
-	"slices"
 	"sync/atomic"
-	"time"
 
 	"sallyport/audit"
 	"sallyport/gateway/meter"
 	"sallyport/policy"
 	"sallyport/policy/limit"
-)
-
-// What is charged where an answer does not report what it has used: never less
-// than a provider would, short of what a request only names.
-const (
-	// perByte is how many tokens a byte of text is at most: each stands for one
-	// byte or more.
-	perByte = 1
-	// perSecond is how many tokens a model thinks a second without saying so.
-	perSecond = 250
-	// perCoded is how many bytes one of a request's coded body is taken for: more
-	// than deflate can make of it.
-	perCoded = 1100
 )
 
 // errUnpriced says why a limit of cost denies.
@@ -38,12 +22,9 @@ type tokenMeter struct {
 	meter  *limitMeter
 	path   string        // the model that the path names
 	ask    *modelSniffer // nil where the body need not say
-	coded  bool          // the request's body has a content coding
 	reads  bool          // by a method that asks a model nothing
-	began  time.Time
 	status int
 	answer *meter.Reader // nil before there is one
-	stream bool          // it is one of events
 	socket bool          // its bytes have been charged as they went
 }
 
@@ -106,7 +87,6 @@ func (q *request) countTokens(r *http.Request) {
 		q.grant.meter.unreadable()
 		return
 	}
-	t.coded = slices.ContainsFunc(r.Header["Content-Encoding"], func(v string) bool { return v != "identity" && v != "" })
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodDelete:
 		t.reads = true
@@ -196,13 +176,6 @@ func (t *tokenMeter) answered(resp *http.Response) {
 	}
 	t.status = resp.StatusCode
 	t.answer = meter.NewReader(kind)
-	t.stream = meter.Streams(kind)
-}
-
-// open scrubs an answer, and takes off what it is coded in. What cannot be read is
-// refused.
-func (t *tokenMeter) open(b *responseBody) error {
-	return b.scrubber.Open(b.response, b.hit, func() bool { return !t.meter.lenient || b.searched() })
 }
 
 // read takes what comes of an answer.
@@ -216,38 +189,23 @@ func (t *tokenMeter) read(p []byte, err error) {
 	}
 }
 
-// free tells whether an answer's status says that no model was asked.
-func free(status int) bool {
-	switch status {
-	case http.StatusUnauthorized, http.StatusPaymentRequired, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed,
-		http.StatusRequestEntityTooLarge, http.StatusUnsupportedMediaType, http.StatusTooManyRequests, http.StatusServiceUnavailable, 529:
-		return true // 529 is Anthropic's for overloaded
-	}
-	return status >= 300 && status < 400
-}
-
-// used is the use of an ended request, as it was reported, or an estimate
-// that is no less where it was not.
+// used is the use of an ended request as its answer reports it. Where an answer of success
+// reports none, or ended before its report was final, each byte of the request's body and
+// of the answer's text counts as a token, which is no less than the use; estimated says so.
 func (t *tokenMeter) used(sent int64) (r meter.Report, estimated bool) {
 	switch {
 	case t.answer != nil:
 		r = t.answer.Report()
-	case sent == 0 || t.began.IsZero() || t.meter.refused():
+	case sent == 0 || t.meter.refused():
 		return r, false // nothing has left that a server acts on
 	}
-	if r.Reported && r.Final || free(t.status) || t.reads && !t.stream && !r.Reported {
+	if r.Reported && r.Final || t.reads || t.answer != nil && t.status/100 != 2 {
 		return r, false
 	}
-	if t.coded && sent > 0 {
-		sent = min(sent, math.MaxInt64/perCoded) * perCoded
-	}
 	if r.In == 0 {
-		r.In = sent * perByte
+		r.In = sent
 	}
-	r.Out = max(r.Out, r.Text*perByte)
-	if !t.reads {
-		r.Out = max(r.Out, int64(time.Since(t.began).Seconds()*perSecond))
-	}
+	r.Out = max(r.Out, r.Text)
 	return r, true
 }
 

@@ -9,8 +9,7 @@
 // what a model writes, which is in strings, is none. Where a number comes more than
 // once the largest counts, since they are all of what was used up to there.
 //
-// It believes an upstream that reports less than it charges. What nothing is
-// reported of has an upper estimate: a token is no less than one byte of text.
+// It believes an upstream that reports less than it charges.
 package meter
 
 import (
@@ -73,7 +72,7 @@ type Reader struct {
 // NewReader is for an answer of that Content-Type.
 func NewReader(contentType string) *Reader {
 	r := &Reader{}
-	r.events = Streams(contentType)
+	r.events = isStream(contentType)
 	r.opaque = !r.events && !strings.Contains(media(contentType), "json")
 	r.doc.scalar, r.doc.whole = r.scalar, r.commit
 	return r
@@ -84,8 +83,8 @@ func media(contentType string) string {
 	return strings.TrimSpace(media)
 }
 
-// Streams tells whether an answer of that Content-Type is a stream of events.
-func Streams(contentType string) bool { return media(contentType) == "text/event-stream" }
+// isStream tells whether an answer of that Content-Type is a stream of events.
+func isStream(contentType string) bool { return media(contentType) == "text/event-stream" }
 
 // Write takes more of the answer.
 func (r *Reader) Write(p []byte) {
