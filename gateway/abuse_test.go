@@ -228,6 +228,7 @@ func settles(t *testing.T, before int) {
 }
 
 func TestHeaderThatIsTooLarge(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
@@ -258,6 +259,7 @@ func TestHeaderThatIsTooLarge(t *testing.T) {
 
 // Half a header is waited for no longer than a connection without a request.
 func TestHeaderThatNeverEnds(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, func(o *gateway.Options) { o.IdleTimeout = 300 * time.Millisecond })
 	o := w.origin("api.example.test", "h2", true)
 	c := w.frames(w.steer, o)
@@ -298,6 +300,7 @@ func TestStreamsWithoutAWindow(t *testing.T) {
 }
 
 func TestRequestsOfASandboxAreBounded(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = 5 })
 	o := w.origin("api.example.test", "h2", true)
 	arrived := make(chan struct{}, 10)
@@ -387,6 +390,7 @@ func TestDeadConnectionEndsItsStreams(t *testing.T) {
 // A connection that was let in before a shutdown, and begins to speak after it, is not
 // waited for until it asks for something.
 func TestShutdownEndsWhoComesLate(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	o := w.origin("api.example.test", "h2", true)
 	raw, err := w.steer(t.Context(), "tcp", o.address())
@@ -413,6 +417,7 @@ func TestShutdownEndsWhoComesLate(t *testing.T) {
 }
 
 func TestShutdownSaysGoodbye(t *testing.T) {
+	t.Parallel()
 	for _, patient := range []bool{true, false} {
 		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
 			w := newWire(t)

@@ -25,6 +25,7 @@ var granting = []string{"Set-Cookie", "Set-Cookie2", "Authentication-Info", "Pro
 // An answer to a request with an injected credential gives the sandbox no session of its own: not
 // in its head, nor in an early one, nor after its body; unless the rule lets cookies pass.
 func TestAnswersGrantNothing(t *testing.T) {
+	t.Parallel()
 	for _, pair := range [][2]string{{"h1", "h1"}, {"h1", "h2"}, {"h2", "h1"}, {"h2", "h2"}} {
 		t.Run(pair[0]+" to "+pair[1], func(t *testing.T) {
 			m := meet(t, "transparent", pair[0], pair[1], "https")
@@ -86,6 +87,7 @@ func TestAnswersGrantNothing(t *testing.T) {
 // RFC 9110 has answers without a body by status and by method, whatever length their head
 // names, in both versions on both sides, and for what comes in.
 func TestBodilessAnswers(t *testing.T) {
+	t.Parallel()
 	list := []struct {
 		name, method, status string
 		length               string
@@ -173,6 +175,7 @@ func TestBodilessAnswers(t *testing.T) {
 
 // A WebSocket is one of RFC 6455 on both sides.
 func TestWebSocketsAreStrict(t *testing.T) {
+	t.Parallel()
 	const shake = "GET /ws HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nOrigin: http://x\r\n"
 	const key = "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
 	t.Run("handshakes", func(t *testing.T) {

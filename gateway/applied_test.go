@@ -14,6 +14,7 @@ import (
 // Whatever an injection makes of a secret is found in the form in which it left,
 // too: what an upstream encodes again is what it got, not what that stands for.
 func TestAppliedFormsComeBackScrubbed(t *testing.T) {
+	t.Parallel()
 	const secret = "s3cr3t/+ =&%\"<pw>"
 	for name, in := range map[string]policy.Inject{
 		"basic":  {Basic: &policy.BasicInject{Username: "robot", Password: "{{ .token }}"}},

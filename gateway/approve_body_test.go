@@ -13,6 +13,7 @@ import (
 // An approval of a request whose body a rule sees is one of that body, and of no
 // other that passes the rule.
 func TestApprovalBindsABodyThatIsJudged(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			f := newOffice(t)
@@ -55,6 +56,7 @@ func TestApprovalBindsABodyThatIsJudged(t *testing.T) {
 
 // Bodies that wait for an operator and those that a rule sees have one bound.
 func TestHeldBodiesHaveOneBound(t *testing.T) {
+	t.Parallel()
 	f := newOffice(t)
 	j := newJudged(t, "h1", true, asking(f))
 	j.doc.Egress[2].Action = policy.Approve

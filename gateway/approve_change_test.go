@@ -16,6 +16,7 @@ import (
 // before, and is approved afterwards, leaves as the policy has it then, and not
 // before an operator has seen that.
 func TestHeldRequestWhoseCredentialIsGone(t *testing.T) {
+	t.Parallel()
 	f := newOffice(t)
 	m := meet(t, "transparent", "h1", "h1", "https", asking(f))
 	m.secrets(map[string]credential.Source{"openai": secret(token)})

@@ -7,6 +7,7 @@ import (
 
 // Sandboxes that hold all the requests that they may leave places to everybody else.
 func TestHoldsForOthers(t *testing.T) {
+	t.Parallel()
 	var h holds
 	h.begin()
 	for i := range 64 {

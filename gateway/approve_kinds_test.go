@@ -15,6 +15,7 @@ import (
 )
 
 func TestHeldWebSocket(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, version := range []string{"h1", "h2"} {
 			t.Run(way+"/"+version, func(t *testing.T) {
@@ -68,6 +69,7 @@ func (m *meeting) rpc(t *testing.T, timeout string, body io.Reader) *http.Reques
 }
 
 func TestHeldCall(t *testing.T) {
+	t.Parallel()
 	newCall := func(t *testing.T, settings policy.Approvals) (*meeting, *office) {
 		f := newOffice(t)
 		m := meet(t, "transparent", "h2", "h2", "https", asking(f))
@@ -166,6 +168,7 @@ func TestHeldCall(t *testing.T) {
 
 // A connection that cannot be read is held as a whole.
 func TestHeldConnection(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, first := range []string{"client", "server"} {
 			for _, how := range []string{"approved", "denied", "gone", "expired"} {

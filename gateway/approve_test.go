@@ -103,6 +103,7 @@ func approvals(t *testing.T, settings policy.Approvals, test func(t *testing.T, 
 			{"h1", "h1", "https"}, {"h2", "h2", "https"}, {"h1", "h2", "https"}, {"h1", "h1", "http"},
 		} {
 			t.Run(fmt.Sprintf("%s/%s/%s to %s", way, pair.scheme, pair.version, pair.upstream), func(t *testing.T) {
+				t.Parallel()
 				f := newOffice(t)
 				m := meet(t, way, pair.version, pair.upstream, pair.scheme, asking(f))
 				m.policy(m.approve(settings))
@@ -172,6 +173,7 @@ func (s sent) want(t *testing.T, status int, parts ...string) {
 }
 
 func TestHeldRequestThatIsApproved(t *testing.T) {
+	t.Parallel()
 	approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
 		arrived := m.arrivals()
 		for _, body := range []string{"", "hello", strings.Repeat("x", 300_000)} {
@@ -221,6 +223,7 @@ func TestHeldRequestThatIsApproved(t *testing.T) {
 
 // What an operator is shown of a path is what leaves, byte for byte.
 func TestApprovedTargetIsWhatLeaves(t *testing.T) {
+	t.Parallel()
 	for _, raw := range []bool{false, true} {
 		approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
 			ask := m.approve(policy.Approvals{})
@@ -255,6 +258,7 @@ func TestApprovedTargetIsWhatLeaves(t *testing.T) {
 }
 
 func TestHeldRequestThatIsNotAnswered(t *testing.T) {
+	t.Parallel()
 	approvals(t, policy.Approvals{Timeout: policy.Duration(time.Second)}, func(t *testing.T, m *meeting, f *office) {
 		arrived := m.arrivals()
 		done := m.send(m.request(t, "PUT", "/x", strings.NewReader("hello")))
@@ -273,6 +277,7 @@ func TestHeldRequestThatIsNotAnswered(t *testing.T) {
 }
 
 func TestHeldRequestWhoseClientGoes(t *testing.T) {
+	t.Parallel()
 	approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
 		arrived := m.arrivals()
 		for _, body := range []io.Reader{nil, strings.NewReader("hello")} {
@@ -293,6 +298,7 @@ func TestHeldRequestWhoseClientGoes(t *testing.T) {
 }
 
 func TestPolledRequest(t *testing.T) {
+	t.Parallel()
 	approvals(t, policy.Approvals{Answer: policy.AnswerPoll}, func(t *testing.T, m *meeting, f *office) {
 		arrived := m.arrivals()
 		ask := func(body string) sent { return <-m.send(m.request(t, "POST", "/x", strings.NewReader(body))) }
@@ -328,6 +334,7 @@ func TestPolledRequest(t *testing.T) {
 
 // A change of the policy decides again about what waits.
 func TestHeldRequestWhosePolicyChanges(t *testing.T) {
+	t.Parallel()
 	approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
 		arrived := m.arrivals()
 		done := m.send(m.request(t, "POST", "/x", strings.NewReader("hello")))
@@ -370,6 +377,7 @@ func TestHeldRequestWhosePolicyChanges(t *testing.T) {
 // A body that is larger than what is kept of it is not approved once; for longer
 // it leaves as a stream, whole, and is not read ahead the next time.
 func TestHeldRequestWithALargeBody(t *testing.T) {
+	t.Parallel()
 	approvals(t, policy.Approvals{Body: 64 << 10}, func(t *testing.T, m *meeting, f *office) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(io.Discard, r.Body)
@@ -396,6 +404,7 @@ func TestHeldRequestWithALargeBody(t *testing.T) {
 
 // Where nobody can be asked, or too many are, nothing leaves.
 func TestApprovalThatCannotBeAskedFor(t *testing.T) {
+	t.Parallel()
 	f := newOffice(t)
 	m := meet(t, "transparent", "h2", "h2", "https", asking(f))
 	m.policy(m.approve(policy.Approvals{}))
@@ -428,6 +437,7 @@ func TestApprovalThatCannotBeAskedFor(t *testing.T) {
 
 // What waits does not keep the gateway from ending.
 func TestShutdownLetsGo(t *testing.T) {
+	t.Parallel()
 	f := newOffice(t)
 	m := meet(t, "transparent", "h1", "h1", "https", asking(f))
 	m.policy(m.approve(policy.Approvals{}))
@@ -447,6 +457,7 @@ func TestShutdownLetsGo(t *testing.T) {
 // A rule that wants approval for a connection that can be read is asked about
 // each of its requests.
 func TestApprovalOfAConnection(t *testing.T) {
+	t.Parallel()
 	approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
 		m.arrivals()
 		m.policy(func(in policy.Input) policy.Decision {

@@ -23,6 +23,7 @@ import (
 )
 
 func TestBodiesAreJudged(t *testing.T) {
+	t.Parallel()
 	var zipped bytes.Buffer
 	z := gzip.NewWriter(&zipped)
 	_, _ = io.WriteString(z, toolCall("search"))
@@ -146,6 +147,7 @@ func TestBodiesAreJudged(t *testing.T) {
 
 // A client that waits to be asked for its body is asked, by the gateway and once.
 func TestJudgedBodyIsAskedFor(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		j := newJudged(t, "h1", true)
 		client := j.agent(version, true, j.steer, false)
@@ -188,6 +190,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 // On the wire of HTTP/1.1: what follows a judged body is the next request, and a
 // body that is not what it says goes nowhere.
 func TestJudgedBodyOnTheWire(t *testing.T) {
+	t.Parallel()
 	j := newJudged(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
 	host := fmt.Sprintf("mcp.example.test:%d", j.origin.port)
 	head := func(lines ...string) string {
@@ -250,6 +253,7 @@ func TestJudgedBodyOnTheWire(t *testing.T) {
 
 // A stream of HTTP/2 whose body does not come holds up no other.
 func TestJudgedBodyOfAStream(t *testing.T) {
+	t.Parallel()
 	j := newJudged(t, "h2", true, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
 	client := j.agent("h2", true, j.steer, false)
 	post := func(body io.Reader, length int64) (int, error) {
@@ -295,6 +299,7 @@ func TestJudgedBodyOfAStream(t *testing.T) {
 
 // In observe mode a body that cannot be judged leaves as it came.
 func TestJudgedBodyObserved(t *testing.T) {
+	t.Parallel()
 	j := newJudged(t, "h1", true)
 	j.doc.Observe = []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"demo"}}, Until: time.Now().Add(time.Hour)}}
 	j.load(t)
@@ -327,6 +332,7 @@ func TestJudgedBodyObserved(t *testing.T) {
 
 // What is under way is judged again with its body, after a change of the policy.
 func TestJudgedBodyIsJudgedAgain(t *testing.T) {
+	t.Parallel()
 	j := newJudged(t, "h1", true)
 	begun := make(chan struct{})
 	j.origin.handle("/mcp", func(w http.ResponseWriter, r *http.Request) {
@@ -433,6 +439,7 @@ func TestJudgedBodiesAreBounded(t *testing.T) {
 
 // A decision is on record before a byte of the body leaves.
 func TestJudgedBodyWaitsForTheRecord(t *testing.T) {
+	t.Parallel()
 	j := newJudged(t, "h1", true)
 	j.appendTo = io.ErrShortWrite
 	client := j.agent("h1", true, j.steer, false)

@@ -78,7 +78,8 @@ func heap(f func()) int64 {
 }
 
 func TestBodiesInEveryVersion(t *testing.T) {
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachMeeting(t, func(t *testing.T, meet func() *meeting) { // one by one, for the heap is all tests'
+		m := meet()
 		m.handle("/up", func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(io.Discard, r.Body)
 			fmt.Fprint(w, n, err)
@@ -131,6 +132,7 @@ func stalled(n func() int64) int64 {
 const buffered = 40 << 20
 
 func TestUploadWaitsForItsUpstream(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		size := int64(64 << 20)
 		proceed := make(chan struct{})
@@ -143,58 +145,50 @@ func TestUploadWaitsForItsUpstream(t *testing.T) {
 		m.handle("/other", func(http.ResponseWriter, *http.Request) {})
 		body := &endless{left: size}
 		answer := make(chan string, 1)
-		grew := heap(func() {
-			go func() {
-				resp, err := m.client.Do(m.request(t, "POST", "/up", body))
-				if err != nil {
-					answer <- err.Error()
-					return
-				}
-				defer resp.Body.Close()
-				b, err := io.ReadAll(resp.Body)
-				answer <- fmt.Sprint(string(b), err)
-			}()
-			if n := stalled(body.read.Load); n == 0 || n > buffered {
-				t.Errorf("%d bytes were taken for an upstream that does not read", n)
+		go func() {
+			resp, err := m.client.Do(m.request(t, "POST", "/up", body))
+			if err != nil {
+				answer <- err.Error()
+				return
 			}
-			if resp := m.do(t, m.request(t, "GET", "/other", nil)); resp.StatusCode != 200 {
-				t.Errorf("%d beside an upload that waits", resp.StatusCode)
-			}
-			close(proceed)
-			if got, want := <-answer, fmt.Sprint(size, "<nil><nil>"); strings.ReplaceAll(got, " ", "") != want {
-				t.Errorf("got %s, want %s", got, want)
-			}
-		})
-		if grew > flat {
-			t.Errorf("the heap grew by %d MiB", grew>>20)
+			defer resp.Body.Close()
+			b, err := io.ReadAll(resp.Body)
+			answer <- fmt.Sprint(string(b), err)
+		}()
+		if n := stalled(body.read.Load); n == 0 || n > buffered {
+			t.Errorf("%d bytes were taken for an upstream that does not read", n)
+		}
+		if resp := m.do(t, m.request(t, "GET", "/other", nil)); resp.StatusCode != 200 {
+			t.Errorf("%d beside an upload that waits", resp.StatusCode)
+		}
+		close(proceed)
+		if got, want := <-answer, fmt.Sprint(size, "<nil><nil>"); strings.ReplaceAll(got, " ", "") != want {
+			t.Errorf("got %s, want %s", got, want)
 		}
 	})
 }
 
 func TestDownloadWaitsForItsClient(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		body := &endless{left: 64 << 20}
 		m.handle("/down", func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, body) })
 		m.handle("/other", func(http.ResponseWriter, *http.Request) {})
-		grew := heap(func() {
-			resp := m.do(t, m.request(t, "GET", "/down", nil))
-			if n := stalled(body.read.Load); n == 0 || n > buffered {
-				t.Errorf("%d bytes were taken for a client that does not read", n)
-			}
-			if resp := m.do(t, m.request(t, "GET", "/other", nil)); resp.StatusCode != 200 {
-				t.Errorf("%d beside a download that waits", resp.StatusCode)
-			}
-			if n, err := io.Copy(io.Discard, resp.Body); n != body.left || err != nil {
-				t.Errorf("received %d %v", n, err)
-			}
-		})
-		if grew > flat {
-			t.Errorf("the heap grew by %d MiB", grew>>20)
+		resp := m.do(t, m.request(t, "GET", "/down", nil))
+		if n := stalled(body.read.Load); n == 0 || n > buffered {
+			t.Errorf("%d bytes were taken for a client that does not read", n)
+		}
+		if resp := m.do(t, m.request(t, "GET", "/other", nil)); resp.StatusCode != 200 {
+			t.Errorf("%d beside a download that waits", resp.StatusCode)
+		}
+		if n, err := io.Copy(io.Discard, resp.Body); n != body.left || err != nil {
+			t.Errorf("received %d %v", n, err)
 		}
 	})
 }
 
 func TestUploadIsStreamed(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		got := make(chan string)
 		m.handle("/up", func(w http.ResponseWriter, r *http.Request) {
@@ -244,6 +238,7 @@ func await[T any](t *testing.T, c <-chan T) (v T) {
 }
 
 func TestResponseIsStreamed(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		next := make(chan struct{})
 		m.handle("/events", func(w http.ResponseWriter, r *http.Request) {
@@ -302,6 +297,7 @@ func TestResponseIsStreamed(t *testing.T) {
 }
 
 func TestEncodedBodyIsUntouched(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		var packed bytes.Buffer
 		z := gzip.NewWriter(&packed)
@@ -326,6 +322,7 @@ func TestEncodedBodyIsUntouched(t *testing.T) {
 }
 
 func TestClientThatGoesAwayIsNoticedUpstream(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		begun, ended := make(chan struct{}, 1), make(chan string, 1)
 		m.handle("/wait", func(w http.ResponseWriter, r *http.Request) {
@@ -399,6 +396,7 @@ func TestClientThatGoesAwayIsNoticedUpstream(t *testing.T) {
 }
 
 func TestUpstreamThatBreaksOffIsNoticedByTheClient(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.handle("/before", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 		m.handle("/during", func(w http.ResponseWriter, r *http.Request) {
@@ -461,6 +459,7 @@ func TestUpstreamThatBreaksOffIsNoticedByTheClient(t *testing.T) {
 // An answer before the request's end reaches the client, which need not have
 // sent all of it.
 func TestAnswerBeforeTheBody(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(413)

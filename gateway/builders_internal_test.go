@@ -73,6 +73,7 @@ func wired(t *testing.T, raw string) map[string]any {
 // TestBuildersReadAsTheGatewayDoes holds what testing.get makes of a URL against
 // what the gateway reads from the wire. What the gateway refuses is undefined.
 func TestBuildersReadAsTheGatewayDoes(t *testing.T) {
+	t.Parallel()
 	urls := []string{
 		"https://api.example.com", "https://api.example.com/", "http://api.example.com/x", "HTTPS://API.Example.com./x",
 		"https://api.example.com:8443/x", "https://api.example.com:0443/x", "https://api.example.com:0/", "https://api.example.com:65536/",

@@ -85,7 +85,7 @@ func (r *ribbon) whole() error {
 // Sizes of bodies, in bytes.
 const (
 	usualBody = 100_000_000 // at most, that the memory of others is compared with
-	largeBody = 256_000_000 // unless SALLYPORT_BODY says how large
+	largeBody = 128_000_000 // unless SALLYPORT_BODY says how large
 )
 
 // bodySlack is how much more memory a large body may take than a usual one, in

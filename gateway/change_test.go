@@ -14,6 +14,7 @@ import (
 
 // A policy that changes between a decision and what comes of it is asked again.
 func TestChangeDuringADecision(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) { t.Error("the request left") })
 		for _, phase := range []policy.Phase{policy.PhaseConnect, policy.PhaseRequest} {
@@ -49,10 +50,10 @@ func TestChangeDuringADecision(t *testing.T) {
 // However a request begins while the policy changes, it does not go on under the
 // policy of before.
 func TestRequestsThatBeginDuringAChange(t *testing.T) {
-	const clients, rounds = 8, 8
-	each := 60
-	if raceEnabled {
-		each = 10
+	const clients = 8
+	rounds, each := 4, 10
+	if soaking() {
+		rounds, each = 8, 60
 	}
 	w := newWire(t)
 	w.quiet = true

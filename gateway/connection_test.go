@@ -26,6 +26,7 @@ import (
 )
 
 func TestDeniedConnectionIsLegible(t *testing.T) {
+	t.Parallel()
 	reasoned := func(policy.Input) policy.Decision {
 		return policy.Decision{Rule: "closed", RuleType: "egress", Reason: "nobody may go there"}
 	}
@@ -73,6 +74,7 @@ func TestDeniedConnectionIsLegible(t *testing.T) {
 }
 
 func TestDeniedConnectionIsRecordedOnce(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.name("api.example.test")
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
@@ -90,6 +92,7 @@ func TestDeniedConnectionIsRecordedOnce(t *testing.T) {
 }
 
 func TestDeniedBytesAreClosed(t *testing.T) {
+	t.Parallel()
 	for name, first := range map[string]string{"ssh": "SSH-2.0-x\r\n", "garbage": "\x00\x01\x02", "broken TLS": "\x16\x03\x01\x00\x04\x01\x00\x00\x00"} {
 		for _, action := range []policy.Action{policy.Deny, policy.Allow} {
 			t.Run(fmt.Sprint(name, " ", action), func(t *testing.T) {
@@ -115,6 +118,7 @@ func TestDeniedBytesAreClosed(t *testing.T) {
 // What begins like TLS and cannot be read is no raw protocol: a server that
 // reads it would be reached unread.
 func TestHelloThatCannotBeReadIsNoTunnel(t *testing.T) {
+	t.Parallel()
 	for name, first := range map[string]string{
 		"broken":                "\x16\x03\x01\x00\x04\x01\x00\x00\x00",
 		"a name with final dot": strings.Replace(clientHello(t, "api.example.testx"), "testx", "test.", 1),
@@ -138,6 +142,7 @@ func TestHelloThatCannotBeReadIsNoTunnel(t *testing.T) {
 }
 
 func TestUnknownAddressIsClosedAndRecorded(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	c, err := l.listener.dial(netip.MustParseAddr("10.231.0.99"), netip.MustParseAddrPort("203.0.113.1:443"))
@@ -154,6 +159,7 @@ func TestUnknownAddressIsClosedAndRecorded(t *testing.T) {
 }
 
 func TestNamesMustAgree(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name, to, sni string
 		decide        func(policy.Input) policy.Decision
@@ -194,6 +200,7 @@ func TestNamesMustAgree(t *testing.T) {
 }
 
 func TestTunnelIsWrittenDownBeforeTheDial(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(tunnel)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "direct") })
@@ -221,6 +228,7 @@ func TestTunnelIsWrittenDownBeforeTheDial(t *testing.T) {
 }
 
 func TestTunnelThatCannotBeCarried(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name   string
 		break_ func(*lab)
@@ -282,6 +290,7 @@ func echo(t *testing.T, greeting string) string {
 }
 
 func TestTunnelForAServerThatSpeaksFirst(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(tunnel)
 	l.hosts["db.example.test"] = echo(t, "220 ready\r\n")
@@ -308,6 +317,7 @@ func TestTunnelForAServerThatSpeaksFirst(t *testing.T) {
 // A client that is silent until it is taken for one that waits for its server
 // gets no more by it than if it had spoken at once.
 func TestSilenceIsNoWayRoundBeingRead(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		sni     string
 		tls     policy.Action // for TLS; other bytes may pass unread
@@ -349,6 +359,7 @@ func TestSilenceIsNoWayRoundBeingRead(t *testing.T) {
 }
 
 func TestStalledOpeningIsClosedAndRecorded(t *testing.T) {
+	t.Parallel()
 	hello := clientHello(t, "api.example.test")
 	for name, first := range map[string]string{
 		"nothing":          "",
@@ -380,6 +391,7 @@ func TestStalledOpeningIsClosedAndRecorded(t *testing.T) {
 // A client that opens several connections and takes the first one that stands has
 // asked for nothing on the others.
 func TestAbandonedOpeningIsNotRecorded(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
@@ -393,6 +405,7 @@ func TestAbandonedOpeningIsNotRecorded(t *testing.T) {
 }
 
 func TestSlowHeadIsCutOff(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
 	l.policy(allow)
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
@@ -450,6 +463,7 @@ func (d dripping) Write(p []byte) (int, error) {
 }
 
 func TestFragmentedClientHello(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		size   int
 		protos int
@@ -476,6 +490,7 @@ func TestFragmentedClientHello(t *testing.T) {
 }
 
 func TestConnectionsOfASandboxAreBounded(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = 2 })
 	l.policy(tunnel)
 	l.hosts["db.example.test"] = echo(t, "hi\n")
@@ -501,6 +516,7 @@ func TestConnectionsOfASandboxAreBounded(t *testing.T) {
 }
 
 func TestShutdown(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")
@@ -543,6 +559,7 @@ func TestShutdown(t *testing.T) {
 }
 
 func TestShutdownEndsTunnelsWhenItsTimeIsUp(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(tunnel)
 	l.hosts["db.example.test"] = echo(t, "hi\n")
@@ -559,6 +576,7 @@ func TestShutdownEndsTunnelsWhenItsTimeIsUp(t *testing.T) {
 }
 
 func TestSandboxThatDoesNotTrustItsAuthority(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	c := tls.Client(l.raw(l.name("api.example.test").String()+":443"), &tls.Config{ServerName: "api.example.test", RootCAs: l.public.pool})

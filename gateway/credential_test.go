@@ -46,6 +46,7 @@ func (l *lab) secrets(sources map[string]credential.Source) {
 }
 
 func TestCredentialReplacesTheSandboxesOwn(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(inject("openai"))
 	l.secrets(map[string]credential.Source{"openai": secret(token)})
@@ -102,6 +103,7 @@ func TestCredentialReplacesTheSandboxesOwn(t *testing.T) {
 // A secret that is short enough to be guessed does not leave, and whoever has to mend
 // it is told how.
 func TestShortSecretStays(t *testing.T) {
+	t.Parallel()
 	const short = "hunter2-hunter2"
 	for _, version := range []string{"h1", "h2"} {
 		m := meet(t, "transparent", version, version, "https")
@@ -130,6 +132,7 @@ func TestShortSecretStays(t *testing.T) {
 }
 
 func TestSecretThatComesBackIsScrubbed(t *testing.T) {
+	t.Parallel()
 	basic := base64.StdEncoding.EncodeToString([]byte("Bearer " + token))
 	tests := []struct {
 		name   string
@@ -214,6 +217,7 @@ func (u unreachable) Read(context.Context) (credential.Material, error) {
 }
 
 func TestCredentialThatCannotBeHad(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name, credential, want string
 		url                    string
@@ -261,6 +265,7 @@ func TestCredentialThatCannotBeHad(t *testing.T) {
 // TestWebSocketIsScrubbed: an upstream that is sent the credential with the
 // handshake gives it back in the handshake's header and in frames.
 func TestWebSocketIsScrubbed(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(inject("openai"))
 	l.secrets(map[string]credential.Source{"openai": secret(token)})
@@ -301,6 +306,7 @@ func TestWebSocketIsScrubbed(t *testing.T) {
 }
 
 func TestUpstreamErrorsKeepTheirStatusAndNothingElse(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name   string
 		err    error

@@ -22,6 +22,7 @@ func (failing) Decide(context.Context, policy.Input) policy.Decision {
 // What cannot be evaluated is denied, and is an error of the policy's only while
 // somebody waits for it.
 func TestDecisionThatNobodyWaitsFor(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name   string
 		gone   bool

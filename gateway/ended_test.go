@@ -43,6 +43,7 @@ func streaming(path string) func(http.ResponseWriter, *http.Request) {
 // A call of gRPC that a change of the policy or a limit ends in the middle of its
 // answer has a status, where a message has ended; else it is reset.
 func TestCallsThatAreEnded(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, path, status, says string
 		limit                    bool
@@ -98,6 +99,7 @@ func TestCallsThatAreEnded(t *testing.T) {
 // A client of HTTP/2 whose connection is no longer allowed is told to begin
 // nothing more on it, before it ends; one of another host is not.
 func TestGoodbyeOnHTTP2(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	gone, kept := w.origin("gone.example.test", "h1", true), w.origin("kept.example.test", "h1", true)
 	w.policy(w.allow)

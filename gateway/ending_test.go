@@ -18,6 +18,7 @@ import (
 // TestHowAWebSocketEnded holds the completion of each against how it ended: what
 // was cut is no success, by whomever.
 func TestHowAWebSocketEnded(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		told := make(chan func(net.Conn))
 		m.mux.HandleFunc("/told", func(w http.ResponseWriter, r *http.Request) {

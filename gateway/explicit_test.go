@@ -20,6 +20,7 @@ import (
 )
 
 func TestExplicitProxyCarries(t *testing.T) {
+	t.Parallel()
 	for _, secure := range []bool{true, false} {
 		scheme := map[bool]string{true: "https", false: "http"}[secure]
 		t.Run(scheme, func(t *testing.T) {
@@ -50,6 +51,7 @@ func TestExplicitProxyCarries(t *testing.T) {
 }
 
 func TestExplicitProxyAuthenticates(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
@@ -92,6 +94,7 @@ func TestExplicitProxyAuthenticates(t *testing.T) {
 // A wrong token is recorded, without it; that none was sent is how clients find
 // out that one is wanted.
 func TestImpostorIsRecorded(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	if _, _, err := l.clients.Add("ci", nil); err != nil {
@@ -116,6 +119,7 @@ func TestImpostorIsRecorded(t *testing.T) {
 
 // A client that does not read holds an upstream's connection for a while only.
 func TestStalledClientIsCutOff(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(o *gateway.Options) { o.StallTimeout = 300 * time.Millisecond })
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
@@ -151,6 +155,7 @@ func TestStalledClientIsCutOff(t *testing.T) {
 
 // Plain requests make connections of a client's too.
 func TestPlainConnectionsOfAClientAreBounded(t *testing.T) {
+	t.Parallel()
 	const most = 4
 	l := newLab(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = most })
 	l.policy(allow)
@@ -196,6 +201,7 @@ func TestPlainConnectionsOfAClientAreBounded(t *testing.T) {
 }
 
 func TestExplicitProxyDenies(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name, url, want string
 		decide          func(policy.Input) policy.Decision
@@ -223,6 +229,7 @@ func TestExplicitProxyDenies(t *testing.T) {
 }
 
 func TestExplicitProxyRefusesWhatItCannotRead(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	_, token, _ := l.clients.Add("ci", nil)
@@ -253,6 +260,7 @@ func TestExplicitProxyRefusesWhatItCannotRead(t *testing.T) {
 }
 
 func TestConnectHostMustAgree(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	_, token, _ := l.clients.Add("ci", nil)
@@ -277,6 +285,7 @@ func TestConnectHostMustAgree(t *testing.T) {
 }
 
 func TestRemovedClientIsCutOffOnItsOpenConnections(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
@@ -297,6 +306,7 @@ func TestRemovedClientIsCutOffOnItsOpenConnections(t *testing.T) {
 }
 
 func TestConnectWithEarlyBytes(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(tunnel)
 	l.hosts["db.example.test"] = echo(t, "")
@@ -319,6 +329,7 @@ func TestConnectWithEarlyBytes(t *testing.T) {
 }
 
 func TestClientStore(t *testing.T) {
+	t.Parallel()
 	path := t.TempDir() + "/clients.json"
 	s, err := gateway.OpenClients(path)
 	if err != nil {

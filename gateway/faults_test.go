@@ -289,6 +289,7 @@ func TestHalfCloses(t *testing.T) {
 // TestUpstreamThatRefusesABody is not the sandbox that went away, though what
 // is read of its body ends with an error then.
 func TestUpstreamThatRefusesABody(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	o := w.scripted("api.example.test", func(c *frames, stream uint32) {
 		time.Sleep(50 * time.Millisecond) // for the body to begin
@@ -355,6 +356,7 @@ func (s slow) Append(ctx context.Context, events ...*audit.Event) error {
 // TestSandboxThatVanishesBeforeTheDecision leaves no completion without its
 // decision, and nothing that an operator would have to look into.
 func TestSandboxThatVanishesBeforeTheDecision(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, path string
 		withdrawn  bool

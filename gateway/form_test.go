@@ -16,6 +16,7 @@ import (
 // TestFormOfHTTP2 sends what HTTP/2 can say and HTTP/1.1 cannot, or what the two
 // could say differently, to upstreams of either version.
 func TestFormOfHTTP2(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name   string
 		fields []field // beside :method GET, :scheme https, :path / and :authority, unless they are among them
@@ -181,6 +182,7 @@ func TestFormOfHTTP2(t *testing.T) {
 
 // TestSchemeOfPlainHTTP2 has a client that says https where nothing is encrypted.
 func TestSchemeOfPlainHTTP2(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	w.policy(func(in policy.Input) policy.Decision {
 		if in.Request != nil && in.Request.Scheme != "http" {
@@ -207,6 +209,7 @@ func TestSchemeOfPlainHTTP2(t *testing.T) {
 
 // What a server of HTTP/2 may say and one of HTTP/1.1 may not is no answer.
 func TestFormOfHTTP2Responses(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	for _, test := range []struct {
 		name   string

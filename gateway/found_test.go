@@ -23,6 +23,7 @@ import (
 // Secrets that come from hosts that were never sent them stop the sandbox: what is
 // under way and what begins, tunnels too, until an operator resets the counter.
 func TestFoundSecretsStopASandbox(t *testing.T) {
+	t.Parallel()
 	book := limit.NewBook(nil)
 	m := meet(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 3 })
 	m.credential("key", token)
@@ -122,6 +123,7 @@ func (w *wire) loggingIn() {
 // What was injected counts, once in an answer however often it is there. What is public
 // beside it, a username or a URL, is masked and recorded, and does not count.
 func TestFoundCountsWhatWasInjected(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			m := meet(t, "transparent", version, version, "https", func(o *gateway.Options) { o.Budget, o.Found = limit.NewBook(nil), 3 })
@@ -170,6 +172,7 @@ func TestFoundCountsWhatWasInjected(t *testing.T) {
 
 // Each message of a WebSocket is an answer.
 func TestFoundInMessages(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		if m.scheme == "http" {
 			t.Skip("no credential goes in the clear")
@@ -230,6 +233,7 @@ func TestFoundInMessages(t *testing.T) {
 // A fork of a sandbox that is stopped is stopped too, and what a fork finds counts for
 // all of its lineage.
 func TestForksShareWhatWasFound(t *testing.T) {
+	t.Parallel()
 	book := limit.NewBook(nil)
 	m := meet(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 2 })
 	m.credential("key", token)

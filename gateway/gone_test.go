@@ -14,6 +14,7 @@ import (
 // A client that has gone is noticed while its upstream says nothing, also behind
 // what it had sent ahead of its turn.
 func TestClientThatHasGoneIsNoticed(t *testing.T) {
+	t.Parallel()
 	for _, ahead := range []string{"", "G", "GET / HTTP/1.1\r\n" + strings.Repeat("X-Filler: x\r\n", 2000)} {
 		for _, secure := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%d bytes ahead, TLS %v", len(ahead), secure), func(t *testing.T) {

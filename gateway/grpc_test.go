@@ -153,6 +153,7 @@ func (w *wire) interopClient(t *testing.T, o *origin, way string, secure bool, t
 // TestInteroperabilityOfGRPC runs gRPC's own client against its own server
 // through the gateway.
 func TestInteroperabilityOfGRPC(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		way    string
@@ -165,6 +166,7 @@ func TestInteroperabilityOfGRPC(t *testing.T) {
 		{"explicit without TLS", "explicit", false, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
 			w := newWire(t, func(o *gateway.Options) { o.FirstByteTimeout = 5 * time.Second }) // the client is a process
 			w.credential("key", token)
 			w.policy(func(in policy.Input) policy.Decision {
@@ -194,6 +196,7 @@ func TestInteroperabilityOfGRPC(t *testing.T) {
 
 // A denied call has a status of gRPC's, which its client shows.
 func TestDenialOfGRPC(t *testing.T) {
+	t.Parallel()
 	for _, phase := range []policy.Phase{policy.PhaseConnect, policy.PhaseRequest} {
 		for _, way := range []string{"transparent", "explicit"} {
 			t.Run(fmt.Sprint(way, " ", phase), func(t *testing.T) {
@@ -245,6 +248,7 @@ func call(t *testing.T, client *http.Client, url string, header http.Header, mes
 // TestCallOfGRPC looks at what the upstream gets of a call, and what the client
 // gets of what goes wrong.
 func TestCallOfGRPC(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	w.credential("key", token)
 	w.policy(func(in policy.Input) policy.Decision {

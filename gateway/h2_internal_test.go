@@ -21,6 +21,7 @@ func (p parting) Close() error { close(p.bye); <-p.read; return nil }
 // Who answers our goodbye has not left by itself, and stays accountable for a
 // connection that was ended for what it said.
 func TestAnsweredGoodbyeIsNotLeaving(t *testing.T) {
+	t.Parallel()
 	p := parting{read: make(chan struct{}), bye: make(chan struct{})}
 	l := watchConn(p)
 	go func() {

@@ -18,6 +18,7 @@ import (
 )
 
 func TestInformationalResponsesInEveryVersion(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.credential("key", token)
 		m.policy(func(in policy.Input) policy.Decision {
@@ -79,6 +80,7 @@ func (a *asked) Read(p []byte) (int, error) {
 }
 
 func TestExpectedContinueIsTheUpstreams(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.policy(func(in policy.Input) policy.Decision {
 			if in.Request != nil && in.Request.Path == "/denied" {
@@ -134,6 +136,7 @@ func (f atEnd) Read([]byte) (int, error) {
 }
 
 func TestTrailersInEveryVersion(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			n, _ := io.Copy(io.Discard, r.Body)
@@ -192,6 +195,7 @@ func TestTrailersInEveryVersion(t *testing.T) {
 // A trailer can be read as a header by whoever merges them, and policy has
 // decided when it comes.
 func TestRequestTrailersAreNoWayAroundTheHeaders(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.credential("key", token)
 		m.policy(func(in policy.Input) policy.Decision {

@@ -11,6 +11,7 @@ import (
 // TestTrailersAreHeadersToPolicy: a header that is refused does not get through
 // as a trailer.
 func TestTrailersAreHeadersToPolicy(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")
@@ -34,6 +35,7 @@ func TestTrailersAreHeadersToPolicy(t *testing.T) {
 // TestCloseIsOfOneConnection: a sandbox that ends its connection does not have
 // the upstream end the gateway's.
 func TestCloseIsOfOneConnection(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")

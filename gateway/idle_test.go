@@ -124,6 +124,7 @@ const hours = 30 * time.Hour
 
 // TestHoursOfSilence: what has begun goes on, however long nothing is said.
 func TestHoursOfSilence(t *testing.T) {
+	t.Parallel()
 	const head = " HTTP/1.1\r\nHost: api.example.test\r\n"
 	plain := func(policy.Input) policy.Decision { return policy.Decision{Action: policy.Allow} }
 	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -39,6 +39,7 @@ func exposed(t *testing.T, counts map[string]int) *gateway.ExposureStore {
 
 // An owner has as many exposures as are left for others, and no more.
 func TestExposuresAreShared(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		counts map[string]int
 		owner  string
@@ -70,6 +71,7 @@ func TestExposuresAreShared(t *testing.T) {
 
 // A new token for what is exposed takes no room.
 func TestExposingAgain(t *testing.T) {
+	t.Parallel()
 	s := exposed(t, map[string]int{"acme": 500, "other": 500})
 	if _, _, err := s.Add("acme-0", "acme-0", "acme", 1024, time.Hour); err != nil {
 		t.Errorf("the same port: %v", err)

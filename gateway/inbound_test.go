@@ -183,7 +183,8 @@ func (n *inbound) ask(t *testing.T, request string) (*http.Response, string) {
 	if _, err := io.WriteString(c, request); err != nil {
 		t.Fatal(err)
 	}
-	r, err := http.ReadResponse(bufio.NewReader(c), nil)
+	method, _, _ := strings.Cut(request, " ")
+	r, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: method})
 	if err != nil {
 		t.Fatalf("%q: %v", request, err)
 	}
@@ -194,6 +195,7 @@ func (n *inbound) ask(t *testing.T, request string) (*http.Response, string) {
 
 // The forms of a request, and what comes of them.
 func TestInbound(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	other := n.expose(t, "other", "sb-2", n.port)
 	if _, err := http.NewRequest("GET", "http://"+n.host("demo"), nil); err != nil {
@@ -278,6 +280,7 @@ func TestInbound(t *testing.T) {
 // The decision is on disk before the sandbox is woken, and nothing of ours gets
 // in or out.
 func TestInboundExchange(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	r, body := n.ask(t, "POST /a?q=1&other="+token+" HTTP/1.1\r\nHost: "+n.host("demo")+"\r\nCookie: x=1; sallyport-exposure="+token+"\r\nCookie: y=2\r\nSallyport-Token: "+token+
 		"\r\nAuthorization: Basic YTpi\r\nConnection: X-Hop\r\nReferer: http://"+n.host("demo")+"/?token="+token+"\r\nContent-Length: 2\r\n\r\nhi")
@@ -323,6 +326,7 @@ func dropped(steps []string) []string {
 
 // A browser's first visit.
 func TestInboundCookie(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	r, _ := n.ask(t, "GET //evil.example.test/x?a=1&token="+token+"&b=%20 HTTP/1.1\r\nHost: "+n.host("demo")+"\r\n\r\n")
 	if got, want := r.Header.Get("Location"), "http://"+n.host("demo")+"//evil.example.test/x?a=1&b=%20"; r.StatusCode != 303 || got != want {
@@ -343,6 +347,7 @@ func TestInboundCookie(t *testing.T) {
 // Another sandbox of the same name has another origin: what a browser keeps of the
 // first one (service workers, storage, cookies, pages) is nothing to it.
 func TestInboundOriginIsOneSandbox(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	before := n.host("demo")
 	if err := n.store.Forget("sb-1"); err != nil {
@@ -367,6 +372,7 @@ func TestInboundOriginIsOneSandbox(t *testing.T) {
 }
 
 func TestInboundDenied(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	var asked policy.Input
 	n.policy(func(in policy.Input) policy.Decision { asked = in; return policy.Decision{} })
@@ -410,6 +416,7 @@ func TestInboundDenied(t *testing.T) {
 }
 
 func TestInboundExpires(t *testing.T) {
+	t.Parallel()
 	n, _ := newInbound(t)
 	_, token, err := n.store.Add("demo", "sb-1", "", n.port, time.Second)
 	if err != nil {
@@ -424,6 +431,7 @@ func TestInboundExpires(t *testing.T) {
 
 // A flood of wrong tokens is few events.
 func TestInboundFlood(t *testing.T) {
+	t.Parallel()
 	n, _ := newInbound(t)
 	for range 60 {
 		n.ask(t, "GET / HTTP/1.1\r\nHost: "+n.host("demo")+"\r\nAuthorization: Bearer nothing\r\n\r\n")
@@ -465,6 +473,7 @@ func (n *inbound) socketTo(t *testing.T, header string) (*socket, int) {
 }
 
 func TestInboundWebSocket(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	bearer, cookie, own := "Authorization: Bearer "+token+"\r\n", "Cookie: sallyport-exposure="+token+"\r\n", "Origin: http://"+n.host("demo")+"\r\n"
 	for header, want := range map[string]int{
@@ -491,6 +500,7 @@ func TestInboundWebSocket(t *testing.T) {
 // What goes on by an exposure ends with it, and by a policy that no longer allows
 // it.
 func TestInboundRevoked(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*inbound){
 		"unexposed": func(n *inbound) { n.exposed.Replace(nil) },
 		"exposed anew": func(n *inbound) {

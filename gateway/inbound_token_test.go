@@ -51,6 +51,7 @@ const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n"
 // The trailers of an answer are passed on, but for those that would say after the
 // body what they may not say before it.
 func TestInboundTrailers(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		answer string
 		want   http.Header
@@ -110,6 +111,7 @@ func TestInboundTrailers(t *testing.T) {
 // Trailers beyond the bound break the answer off: what is left of one must not look
 // whole.
 func TestInboundTrailersAreBounded(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	n.speaks(t, chunked+"\r\n2\r\nhi\r\n0\r\n"+strings.Repeat("X-Long: "+strings.Repeat("x", 1000)+"\r\n", 1000)+"\r\n")
 	resp, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true, Dial: func(string, string) (net.Conn, error) {
@@ -126,6 +128,7 @@ func TestInboundTrailersAreBounded(t *testing.T) {
 
 // Of a request's trailers the sandbox gets those that the policy has seen.
 func TestInboundRequestTrailers(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	asked := n.speaks(t, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
 	r, body := n.ask(t, "POST / HTTP/1.1\r\nHost: "+n.host("demo")+"\r\nAuthorization: Bearer "+token+"\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum, Sallyport-Token\r\n\r\n"+

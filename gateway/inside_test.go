@@ -36,6 +36,7 @@ func story(events []*audit.Event) (list []string) {
 // What listens on the loopback address alone is reached from inside, decided and
 // recorded before, as what listens on the sandbox's own address is, and told alike.
 func TestInboundInside(t *testing.T) {
+	t.Parallel()
 	var told [2][]string
 	for i, apart := range []bool{false, true} {
 		n, token := newInbound(t)
@@ -77,6 +78,7 @@ func TestInboundInside(t *testing.T) {
 
 // Nobody asks the agent for what is not allowed, not on record, or refused.
 func TestInboundInsideIsDecidedBefore(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	n.apart.Store(true)
 	request := "GET / HTTP/1.1\r\nHost: " + n.host("demo") + "\r\nAuthorization: Bearer " + token + "\r\n\r\n"
@@ -106,6 +108,7 @@ func TestInboundInsideIsDecidedBefore(t *testing.T) {
 }
 
 func TestInboundInsideFails(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		err    error
 		status int
@@ -139,6 +142,7 @@ func TestInboundInsideFails(t *testing.T) {
 
 // A program that takes nothing does not keep a visitor for longer than the bound.
 func TestInboundInsideStalls(t *testing.T) {
+	t.Parallel()
 	n, _ := newInbound(t)
 	n.apart.Store(true)
 	deaf, err := net.Listen("tcp", "127.0.0.1:0")

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -39,6 +41,11 @@ func TestMain(m *testing.M) {
 	if debug := os.Getenv("GODEBUG"); !strings.Contains(debug, setting) {
 		os.Setenv("GODEBUG", strings.TrimPrefix(debug+","+setting, ","))
 		panic(syscall.Exec("/proc/self/exe", os.Args, os.Environ()))
+	}
+	// Tests that run side by side wait for timeouts more than for a processor.
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		_ = parallel.Value.Set(fmt.Sprint(4 * runtime.GOMAXPROCS(0)))
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -119,6 +119,7 @@ func rawAnswer(early, head, trailer []field) string {
 }
 
 func TestHeadsOfAnswersAreBounded(t *testing.T) {
+	t.Parallel()
 	for _, tt := range largeHeads {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWire(t)
@@ -161,6 +162,7 @@ func TestHeadsOfAnswersAreBounded(t *testing.T) {
 
 // The same code bounds the answers of a sandbox.
 func TestHeadsOfInboundAnswersAreBounded(t *testing.T) {
+	t.Parallel()
 	for _, tt := range largeHeads {
 		t.Run(tt.name, func(t *testing.T) {
 			n, token := newInbound(t)

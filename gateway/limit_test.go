@@ -60,6 +60,7 @@ func refused(t *testing.T, resp *http.Response, body, limit string, status int) 
 // For every way in and every version of HTTP: what is used up is refused before
 // anything leaves, and what flows is broken off in the middle.
 func TestLimitsOnEveryWay(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		const piece = 32 << 10
 		m.policy(under(m.allow,
@@ -138,6 +139,7 @@ func TestLimitsOnEveryWay(t *testing.T) {
 }
 
 func TestLimitOfRequests(t *testing.T) {
+	t.Parallel()
 	clock := &after{}
 	w := newWire(t, timed(clock))
 	w.policy(under(w.allow, policy.Limit{Name: "few", Every: hour, Requests: 2}))
@@ -184,6 +186,7 @@ func TestLimitOfRequests(t *testing.T) {
 }
 
 func TestLimitOfGRPC(t *testing.T) {
+	t.Parallel()
 	for limit, want := range map[*policy.Limit]struct{ status, pushback string }{
 		{Name: "day", Every: hour, Requests: 1}:   {"8", "-1"},
 		{Name: "once", Concurrent: 1}:             {"8", "1000"},
@@ -221,6 +224,7 @@ func TestLimitOfGRPC(t *testing.T) {
 
 // What is under way counts until it is over.
 func TestLimitOfConcurrency(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	w.policy(under(w.allow, policy.Limit{Name: "two", Concurrent: 2}))
 	o := w.origin("api.example.test", "h1", true)
@@ -259,6 +263,7 @@ func TestLimitOfConcurrency(t *testing.T) {
 
 // A WebSocket ends in the middle.
 func TestLimitOfWebSockets(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		m.policy(under(m.allow, policy.Limit{Name: "bytes", Every: hour, Bytes: 64 << 10}))
 		m.handle("/ws", websocket.Handler(func(ws *websocket.Conn) { echoing(ws) }).ServeHTTP)
@@ -299,6 +304,7 @@ func TestLimitOfWebSockets(t *testing.T) {
 }
 
 func TestLimitOfTunnels(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		t.Run(way, func(t *testing.T) {
 			w := newWire(t)
@@ -364,6 +370,7 @@ func TestLimitOfTunnels(t *testing.T) {
 
 // Whom nobody needs to be asked about, since it could not go anyhow.
 func TestLimitBeforeApproval(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	limit := policy.Limit{Name: "few", Every: hour, Requests: 1}
 	approve := false
@@ -399,6 +406,7 @@ func TestLimitBeforeApproval(t *testing.T) {
 }
 
 func TestLimitOfHours(t *testing.T) {
+	t.Parallel()
 	clock := &after{} // 2027-01-15, a Friday, 08:00 UTC
 	w := newWire(t, timed(clock))
 	p, err := engine.Compile(t.Context(), policy.Document{
@@ -430,6 +438,7 @@ func TestLimitOfHours(t *testing.T) {
 
 // In observe mode limits count, and deny and break off nothing.
 func TestLimitInObserveMode(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	w.policy(func(in policy.Input) policy.Decision {
 		d := under(w.allow, policy.Limit{Name: "few", Every: hour, Requests: 1, Bytes: 1000}, policy.Limit{Name: "size", Size: 10})(in)

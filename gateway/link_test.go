@@ -51,6 +51,7 @@ func fieldNames(h http.Header) (list []string) {
 // TestPolicySeesWhatLeaves: a header that a rule may ask for is there when the request
 // leaves, whatever Connection says.
 func TestPolicySeesWhatLeaves(t *testing.T) {
+	t.Parallel()
 	for _, tt := range linked {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWire(t)
@@ -80,6 +81,7 @@ func TestPolicySeesWhatLeaves(t *testing.T) {
 
 // TestInboundPolicySeesWhatArrives: the same on the way in, and cookies.
 func TestInboundPolicySeesWhatArrives(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	seen := ""
 	n.policy(func(in policy.Input) policy.Decision {

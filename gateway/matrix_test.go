@@ -26,16 +26,23 @@ type meeting struct {
 // proto is how a version of HTTP calls itself.
 var proto = map[string]string{"h1": "HTTP/1.1", "h2": "HTTP/2.0"}
 
-// meetings runs a test for every way in, version in and version out. Plain HTTP
-// is of one version on both sides.
+// meetings runs a test side by side for every way in, version in and version out. Plain
+// HTTP is of one version on both sides.
 func meetings(t *testing.T, test func(t *testing.T, m *meeting)) {
+	eachMeeting(t, func(t *testing.T, m func() *meeting) {
+		t.Parallel()
+		test(t, m())
+	})
+}
+
+func eachMeeting(t *testing.T, test func(t *testing.T, m func() *meeting)) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, pair := range []struct{ version, upstream, scheme string }{
 			{"h1", "h1", "https"}, {"h1", "h2", "https"}, {"h2", "h1", "https"}, {"h2", "h2", "https"},
 			{"h1", "h1", "http"}, {"h2", "h2", "http"},
 		} {
 			t.Run(fmt.Sprintf("%s/%s/%s to %s", way, pair.scheme, pair.version, pair.upstream), func(t *testing.T) {
-				test(t, meet(t, way, pair.version, pair.upstream, pair.scheme))
+				test(t, func() *meeting { return meet(t, way, pair.version, pair.upstream, pair.scheme) })
 			})
 		}
 	}
@@ -78,6 +85,7 @@ func (m *meeting) do(t *testing.T, r *http.Request) *http.Response {
 }
 
 func TestRequestsInEveryVersion(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)
@@ -132,6 +140,7 @@ func TestRequestsInEveryVersion(t *testing.T) {
 }
 
 func TestBodilessInEveryVersion(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.handle("/head", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "12345")
@@ -175,6 +184,7 @@ func TestBodilessInEveryVersion(t *testing.T) {
 }
 
 func TestDenialInEveryVersion(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.policy(func(in policy.Input) policy.Decision {
 			if in.Request != nil && in.Request.Path == "/denied" {

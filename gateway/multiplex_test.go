@@ -19,6 +19,7 @@ import (
 // Requests that are under way at once each have a decision, a credential and an
 // answer of their own, whatever they share.
 func TestConcurrentRequests(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.credential("key", token)
 		m.policy(func(in policy.Input) policy.Decision {
@@ -103,6 +104,7 @@ func TestConcurrentRequests(t *testing.T) {
 // Two connections of one sandbox share those to the upstream, two sandboxes do
 // not, nor do two credentials.
 func TestUpstreamConnectionsAreSharedWithinASandbox(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			w := newWire(t)
@@ -145,6 +147,7 @@ func TestUpstreamConnectionsAreSharedWithinASandbox(t *testing.T) {
 // The certificate on a connection is for one name, and a client that takes it
 // for more is sent elsewhere without harm to what else it does there.
 func TestConnectionThatIsReusedForAnotherName(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Host) })
@@ -179,6 +182,7 @@ func TestConnectionThatIsReusedForAnotherName(t *testing.T) {
 
 // A connection that is shared by many requests can end under them.
 func TestUpstreamThatSaysGoodbye(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	o := w.origin("api.example.test", "h2", true)
 	begun := make(chan struct{}, 1)

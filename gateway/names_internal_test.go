@@ -3,6 +3,7 @@ package gateway
 import "testing"
 
 func TestClip(t *testing.T) {
+	t.Parallel()
 	if got := clip("abcdef", 4); got != "abcd… (2 more bytes)" {
 		t.Error(got)
 	}

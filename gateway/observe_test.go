@@ -55,6 +55,7 @@ func (l *lab) watched(t *testing.T, doc policy.Document) (set func(time.Time), u
 // When it is over, which may be between two requests of one connection, the next
 // is denied.
 func TestObserveModeCarriesAndEnds(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	set, until := l.watched(t, policy.Document{Egress: []policy.EgressRule{
 		{Name: "no-writes", Destination: "api.example.test", Methods: []string{"POST"}, Action: policy.Deny},
@@ -107,6 +108,7 @@ func TestObserveModeCarriesAndEnds(t *testing.T) {
 
 // Bytes of no protocol that is read pass too, and only meanwhile.
 func TestObserveModeTunnels(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	set, until := l.watched(t, policy.Document{})
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
@@ -153,6 +155,7 @@ func TestObserveModeTunnels(t *testing.T) {
 // Where egressAuth rules govern, what none of them matches goes without a
 // credential: neither ours nor the sandbox's own.
 func TestObserveModeInjectsNothing(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.watched(t, policy.Document{
 		Credentials: []policy.Credential{{Name: "openai"}},
@@ -195,6 +198,7 @@ func TestObserveModeInjectsNothing(t *testing.T) {
 // The floor holds: a metadata service and this host are not reached, nor is a
 // request carried that can be read in two ways.
 func TestObserveModeKeepsTheFloor(t *testing.T) {
+	t.Parallel()
 	pool := upstream.New(upstream.Options{})
 	defer pool.Close()
 	l := newLab(t, func(o *gateway.Options) { o.Upstreams = pool })
@@ -223,6 +227,7 @@ func TestObserveModeKeepsTheFloor(t *testing.T) {
 // What was let through in observe mode does not outlast it: a tunnel that was
 // opened meanwhile ends when it does.
 func TestObserveModeEndsWhatGoesOn(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	set, until := l.watched(t, policy.Document{})
 	echo, err := net.Listen("tcp", "127.0.0.1:0")

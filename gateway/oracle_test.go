@@ -27,6 +27,7 @@ func guesses(known int) (all []string) {
 // An allowed host that never got the secret breaks off its body after a guess of how
 // the secret begins: how much of it arrives does not tell whether the guess is right.
 func TestBreakingOffTellsNothing(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			m := meet(t, "transparent", version, version, "https")
@@ -97,6 +98,7 @@ func (r *recordSizes) Read(p []byte) (int, error) {
 // begins stand at the ends of 16 KiB records: the gateway's own records do not tell
 // which of them is right.
 func TestRecordsTellNothing(t *testing.T) {
+	t.Parallel()
 	m := meet(t, "transparent", "h1", "h1", "https")
 	m.credential("key", token)
 	m.policy(m.keyed)

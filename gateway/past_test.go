@@ -20,6 +20,7 @@ import (
 // What the log has of a decision is what it was made on: a policy can make each
 // again, or is told that it cannot.
 func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	log, err := audit.Open(dir, audit.Options{})
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 // section 7.8, allows, and its upstream does not hear of the offer: whoever took
 // it up would speak past every decision from there on.
 func TestOfferOfHTTP2IsNotTakenUp(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, named := range []string{"Upgrade, HTTP2-Settings", "Upgrade", "keep-alive"} {
 			t.Run(way+" "+named, func(t *testing.T) {
@@ -66,6 +67,7 @@ func TestOfferOfHTTP2IsNotTakenUp(t *testing.T) {
 }
 
 func TestPlainHTTP2(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	o := w.origin("api.example.test", "h2", false)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "carried") })

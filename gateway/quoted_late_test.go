@@ -24,6 +24,7 @@ func sliced(w http.ResponseWriter, r *http.Request, text string) {
 
 // A host that was sent a credential on one port may serve it on another.
 func TestQuotedOnAnotherPort(t *testing.T) {
+	t.Parallel()
 	m := meet(t, "transparent", "h1", "h1", "https")
 	m.credential("key", token)
 	m.policy(m.keyed)
@@ -55,6 +56,7 @@ func TestQuotedOnAnotherPort(t *testing.T) {
 // What was asked when nothing had been injected is answered by the rules of now,
 // and what was passed unsearched before does not go on.
 func TestQuotedInWhatWasAskedBefore(t *testing.T) {
+	t.Parallel()
 	turned := func(text string) string { // a coding that nobody knows
 		b := []byte(text)
 		for i := range b {

@@ -127,6 +127,7 @@ func (m *meeting) seen(t *testing.T, o *origin, carrier string) string {
 // another that had none, at its own place or elsewhere, does not give it to the
 // sandbox.
 func TestQuotedSecret(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, version := range []string{"h1", "h2"} {
 			t.Run(way+"/"+version, func(t *testing.T) {
@@ -188,6 +189,7 @@ func TestQuotedSecret(t *testing.T) {
 // What is open already when a secret leaves for the first time is searched for
 // it from then on.
 func TestQuotedInWhatIsOpen(t *testing.T) {
+	t.Parallel()
 	packed := func(w io.Writer) (io.Writer, func()) {
 		z := gzip.NewWriter(w)
 		return z, func() { _ = z.Flush() }
@@ -290,6 +292,7 @@ func version(n int) string { return fmt.Sprintf("sk-live-%08d-abcdef", n) }
 // A version that was rotated away is looked for, until there are too many: then
 // the record says of what there are.
 func TestQuotedVersions(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(inject("openai"))
 	l.secrets(map[string]credential.Source{"openai": new(series)})
@@ -330,6 +333,7 @@ func TestQuotedVersions(t *testing.T) {
 // What cannot be searched is refused from a destination that ever got a
 // credential of the sandbox's, and passed from any other.
 func TestQuotedOutOfSight(t *testing.T) {
+	t.Parallel()
 	m := meet(t, "transparent", "h1", "h1", "https")
 	m.credential("key", token)
 	m.policy(m.keyed)

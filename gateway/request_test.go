@@ -18,6 +18,7 @@ import (
 )
 
 func TestAllowedRequestIsDecidedThenCarriedThenCompleted(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")
@@ -64,6 +65,7 @@ func TestAllowedRequestIsDecidedThenCarriedThenCompleted(t *testing.T) {
 }
 
 func TestNothingLeavesWhenTheDecisionCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	for _, url := range []string{"https://api.example.test/x", "http://api.example.test/x"} {
 		t.Run(url, func(t *testing.T) {
 			l := newLab(t)
@@ -87,6 +89,7 @@ func TestNothingLeavesWhenTheDecisionCannotBeWritten(t *testing.T) {
 }
 
 func TestDeniedRequestIsLegible(t *testing.T) {
+	t.Parallel()
 	deny := func(in policy.Input) policy.Decision {
 		if in.Phase == policy.PhaseConnect {
 			return allow(in)
@@ -161,6 +164,7 @@ func TestDeniedRequestIsLegible(t *testing.T) {
 }
 
 func TestMisuseIsRefusedBeforePolicy(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name, request string
 		status        int
@@ -211,6 +215,7 @@ func TestMisuseIsRefusedBeforePolicy(t *testing.T) {
 }
 
 func TestSmuggledFramingIsRefused(t *testing.T) {
+	t.Parallel()
 	for name, request := range map[string]string{
 		"both lengths":        "POST / HTTP/1.1\r\nHost: api.example.test\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 		"two lengths":         "POST / HTTP/1.1\r\nHost: api.example.test\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\nabcd",
@@ -243,6 +248,7 @@ func TestSmuggledFramingIsRefused(t *testing.T) {
 }
 
 func TestKeepAliveReusesBothConnections(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")
@@ -260,6 +266,7 @@ func TestKeepAliveReusesBothConnections(t *testing.T) {
 }
 
 func TestEachRequestOnAConnectionIsDecided(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.name("api.example.test")
 	l.policy(func(in policy.Input) policy.Decision {
@@ -278,6 +285,7 @@ func TestEachRequestOnAConnectionIsDecided(t *testing.T) {
 }
 
 func TestCompletionIsWrittenOnceHoweverItEnds(t *testing.T) {
+	t.Parallel()
 	tests := []struct {
 		name, method string
 		serve        http.HandlerFunc
@@ -357,6 +365,7 @@ func broken(t *testing.T, resp *http.Response, err error) {
 }
 
 func TestClientThatGoesAwayCompletes(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")
@@ -388,6 +397,7 @@ func TestClientThatGoesAwayCompletes(t *testing.T) {
 }
 
 func TestHopByHopHeadersStayOnTheirHop(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	var got http.Header
@@ -414,6 +424,7 @@ func TestHopByHopHeadersStayOnTheirHop(t *testing.T) {
 }
 
 func TestPanicDenies(t *testing.T) {
+	t.Parallel()
 	for _, phase := range []policy.Phase{policy.PhaseConnect, policy.PhaseRequest} {
 		t.Run(string(phase), func(t *testing.T) {
 			l := newLab(t)

@@ -11,6 +11,7 @@ import (
 // A sandbox that resets hundreds of requests is told to go by every connection that it does so
 // on, with a record; another sandbox and its own later requests are served.
 func TestResetsEndTheConnection(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)

@@ -16,6 +16,7 @@ import (
 // Each record of a decision says by which policy it was made, also of what is
 // denied before any policy is asked.
 func TestRevisionOfEveryDecision(t *testing.T) {
+	t.Parallel()
 	w := newWire(t, func(o *gateway.Options) { o.Revision = func() string { return "r1" }; o.HandshakeTimeout = time.Second })
 	w.policy(func(in policy.Input) policy.Decision {
 		d := w.allow(in)

@@ -65,6 +65,7 @@ func (w *wire) revoked(t *testing.T, path string) {
 }
 
 func TestRevokedWebSockets(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		m.mux.Handle("/gone", echoing)
 		m.mux.Handle("/kept", echoing)
@@ -99,6 +100,7 @@ func TestRevokedWebSockets(t *testing.T) {
 // A WebSocket whose client reads nothing, in the middle of a frame, has no clean
 // end, but an end.
 func TestRevokedWebSocketOfAClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			m := meet(t, "transparent", version, "h1", "https")
@@ -134,6 +136,7 @@ func TestRevokedWebSocketOfAClientThatDoesNotRead(t *testing.T) {
 // What is under way in every form that a request has: a response that goes on
 // and on, a request whose body does, and one that has no answer yet.
 func TestRevokedRequests(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		ended := make(chan string, 10)
 		stream := func(w http.ResponseWriter, r *http.Request) {
@@ -250,6 +253,7 @@ func TestRevokedRequests(t *testing.T) {
 
 // A response that nobody takes is ended too.
 func TestRevokedRequestOfAClientThatDoesNotRead(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		over := make(chan struct{})
 		m.handle("/big", func(w http.ResponseWriter, r *http.Request) {
@@ -272,6 +276,7 @@ func TestRevokedRequestOfAClientThatDoesNotRead(t *testing.T) {
 // A credential whose rule has gone, or that another has replaced, flows no more
 // although the request is allowed.
 func TestRevokedCredential(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name   string
 		change func(d policy.Decision, w *wire) policy.Decision
@@ -337,6 +342,7 @@ func TestRevokedCredential(t *testing.T) {
 }
 
 func TestRevokedTunnels(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		t.Run(way, func(t *testing.T) {
 			w := newWire(t)
@@ -402,6 +408,7 @@ func pong(t *testing.T, c net.Conn, greeting, say string) {
 // A connection that waits for its next request ends when it could not be opened
 // any more.
 func TestRevokedConnection(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			m := meet(t, "transparent", version, "h1", "https")

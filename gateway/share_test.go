@@ -91,6 +91,7 @@ func besiege(t *testing.T, n *inbound, doors []door, each, until int) (waiting, 
 // Agents that do not answer hold up their own sandbox's visitors, and a part of their
 // owner's, and nobody else's: whoever is beyond is refused at once, or waits for its owner's.
 func TestInboundSilentAgents(t *testing.T) {
+	t.Parallel()
 	for name, tt := range map[string]struct {
 		silent, each int // sandboxes, and requests to each
 		waits        int
@@ -132,6 +133,7 @@ func TestInboundSilentAgents(t *testing.T) {
 // The visitors of one owner leave connections to those of others, and those of a
 // sandbox to the owner's other ones.
 func TestInboundVisitorsAreShared(t *testing.T) {
+	t.Parallel()
 	n, _ := newInbound(t)
 	one, two, others := n.of(t, "sb-10", "a"), n.of(t, "sb-11", "a"), n.of(t, "sb-2", "b")
 	fill := func(d door) (kept []*knocker) {

@@ -30,6 +30,7 @@ func (l *lab) of(rule string) iter.Seq[*audit.Event] {
 // A sandbox that finishes TLS and then asks for nothing is recorded like one
 // that does not get that far.
 func TestSilenceInsideTLSIsRecorded(t *testing.T) {
+	t.Parallel()
 	settings := http2.ClientPreface + "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	for _, tt := range []struct {
 		name, alpn, sent, rule string
@@ -68,6 +69,7 @@ func TestSilenceInsideTLSIsRecorded(t *testing.T) {
 
 // One that goes away, or has asked, is not.
 func TestSilenceOfItsOwnAccordIsNotRecorded(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(o *gateway.Options) { o.IdleTimeout = 200 * time.Millisecond })
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
@@ -94,6 +96,7 @@ func TestSilenceOfItsOwnAccordIsNotRecorded(t *testing.T) {
 
 // A flood of silent connections is a few events: it has the budget of denials.
 func TestFloodOfSilenceIsFolded(t *testing.T) {
+	t.Parallel()
 	const number = 200
 	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
 	l.policy(allow)
@@ -119,6 +122,7 @@ func TestFloodOfSilenceIsFolded(t *testing.T) {
 // A stranger to the explicit proxy is recorded by its address, and a client by
 // its name.
 func TestSilenceAtTheExplicitProxyIsRecorded(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
 	l.policy(allow)
 	for i, tt := range []struct{ name, sent, rule string }{

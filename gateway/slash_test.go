@@ -53,6 +53,7 @@ allow contains {"rule": "gcs"} if {
 // arrives with its slashes encoded, over HTTP/1.1 and HTTP/2, and what some reading may
 // not do does not leave. The event has the path, from which it can be decided again.
 func TestEncodedSlashes(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "team.rego"), []byte(services), 0o600); err != nil {
 		t.Fatal(err)

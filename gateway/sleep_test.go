@@ -24,6 +24,7 @@ func plainly(policy.Input) policy.Decision { return policy.Decision{Action: poli
 
 // TestSleepOfAnIdleConnection: deadlines stand still, and go on with what was left.
 func TestSleepOfAnIdleConnection(t *testing.T) {
+	t.Parallel()
 	const request = "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n"
 	hello := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
 	inQuiet(t, plainly, nil, hello, func(t *testing.T, q *quiet) {
@@ -62,6 +63,7 @@ func TestSleepOfAnIdleConnection(t *testing.T) {
 // TestSleepInHTTP2: a connection without requests goes on; what timed out meanwhile
 // is told at the wake.
 func TestSleepInHTTP2(t *testing.T) {
+	t.Parallel()
 	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/thinks" {
 			time.Sleep(time.Minute)
@@ -131,6 +133,7 @@ const quick = time.Second
 
 // TestSleepOverTCP: what comes meanwhile waits, what is closed ends after the wake.
 func TestSleepOverTCP(t *testing.T) {
+	t.Parallel()
 	kinds := map[string]func(policy.Input) policy.Decision{
 		"tunnel": func(in policy.Input) policy.Decision {
 			return policy.Decision{Action: policy.Tunnel, Rule: "raw", RuleType: "egress"}
@@ -203,6 +206,7 @@ func silent(t *testing.T, c net.Conn, in *bufio.Reader) {
 
 // TestSleepOfAWebSocket is of frames, through TLS.
 func TestSleepOfAWebSocket(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		m.handle("/", echoing.ServeHTTP)
 		s, resp, err := m.upgrade(t, "/")
@@ -224,6 +228,7 @@ func TestSleepOfAWebSocket(t *testing.T) {
 // TestSleepInTheMiddle: what does not come to rest is reset before the sandbox
 // sleeps.
 func TestSleepInTheMiddle(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.upstream("big.example.test", true, func(w http.ResponseWriter, r *http.Request) {
@@ -257,6 +262,7 @@ func TestSleepInTheMiddle(t *testing.T) {
 // TestSleepAndPolicy: what the policy ends while the sandbox sleeps is over at the
 // wake, and nobody waits for that.
 func TestSleepAndPolicy(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
@@ -285,6 +291,7 @@ func TestSleepAndPolicy(t *testing.T) {
 
 // TestSleepAndEnd: a sandbox that will not wake, and a gateway that ends first.
 func TestSleepAndEnd(t *testing.T) {
+	t.Parallel()
 	for name, end := range map[string]func(*lab){
 		"End": func(l *lab) { l.gateway.End(sandboxAddr) },
 		"Shutdown": func(l *lab) {
@@ -323,6 +330,7 @@ func TestSleepAndEnd(t *testing.T) {
 // TestSleepHoldsTheKernelBack: its keep-alive and patience are off meanwhile, and
 // as they were afterwards.
 func TestSleepHoldsTheKernelBack(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	c := l.raw(l.name("api.example.test").String() + ":80")

@@ -37,6 +37,9 @@ const (
 	soakMost    = 300_000 // exchanges
 )
 
+// soaking tells whether loops run as often as they do in make soak.
+func soaking() bool { return os.Getenv("SALLYPORT_SOAK") != "" }
+
 // soak is a gateway with the real policy, audit log and way out, and with
 // upstreams that work, fail and cannot be trusted.
 type soak struct {

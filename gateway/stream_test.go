@@ -12,6 +12,7 @@ import (
 )
 
 func TestStreamArrivesAsItComes(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")
@@ -39,6 +40,7 @@ func TestStreamArrivesAsItComes(t *testing.T) {
 }
 
 func TestWebSocketIsCarriedAndCounted(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
@@ -87,6 +89,7 @@ func TestWebSocketIsCarriedAndCounted(t *testing.T) {
 }
 
 func TestUpgradeUnaskedIsRefused(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	l.name("api.example.test")

@@ -68,6 +68,7 @@ var targets = []struct {
 // TestTargets: what is decided about a target is what leaves, and one that some server
 // takes for another does not.
 func TestTargets(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"http/1.1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			w := newWire(t)
@@ -113,6 +114,7 @@ func checkTarget(t *testing.T, refused, status int, wantDecided, decided, wantSe
 
 // TestInboundTargets: the same, on the way in.
 func TestInboundTargets(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	var decided string
 	n.policy(func(in policy.Input) policy.Decision {
@@ -138,6 +140,7 @@ func TestInboundTargets(t *testing.T) {
 // TestAbsoluteTargets: a target that names a host names the one of the connection, and
 // so does Host beside it.
 func TestAbsoluteTargets(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	var sent string
 	w.policy(w.allow)
@@ -202,6 +205,7 @@ func (w *wire) spoken(t *testing.T, o *origin, request string) (int, http.Header
 // TestRawPath: a rule can have the path sent as it was written, but for doubled slashes,
 // which have two readings then.
 func TestRawPath(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	raw, sent := true, ""
 	w.policy(func(in policy.Input) policy.Decision {

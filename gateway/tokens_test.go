@@ -63,6 +63,7 @@ func tokensOf(t *testing.T, w *wire) (list []audit.Tokens) {
 // For every way in and every version of HTTP: what a stream reports in its last
 // event, which comes byte by byte, is counted, and what is used up is refused.
 func TestTokensOnEveryWay(t *testing.T) {
+	t.Parallel()
 	meetings(t, func(t *testing.T, m *meeting) {
 		m.policy(spending(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 3000}, policy.Limit{Name: "cost", Every: hour, Cost: 1e9}))
 		m.handle("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
@@ -93,6 +94,7 @@ func TestTokensOnEveryWay(t *testing.T) {
 }
 
 func TestTokensOfCodedAnswers(t *testing.T) {
+	t.Parallel()
 	var gzipped bytes.Buffer
 	z := gzip.NewWriter(&gzipped)
 	_, _ = io.WriteString(z, `{"model":"m","usage":{"prompt_tokens":7,"completion_tokens":5}}`)
@@ -135,6 +137,7 @@ func TestTokensOfCodedAnswers(t *testing.T) {
 
 // What is not reported, whatever the reason, is charged by its bytes.
 func TestTokensUnreported(t *testing.T) {
+	t.Parallel()
 	m := meet(t, "transparent", "h1", "h1", "https")
 	m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 1 << 40}))
 	answer := func(path, kind, body string, status int) {
@@ -192,6 +195,7 @@ func TestTokensUnreported(t *testing.T) {
 // Under a limit of cost, no server has the whole of a request of which it is not
 // known what its model costs.
 func TestCostNeedsAPrice(t *testing.T) {
+	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			m := meet(t, "transparent", version, version, "https")
@@ -249,6 +253,7 @@ func TestCostNeedsAPrice(t *testing.T) {
 // A WebSocket and a tunnel cannot be read: their bytes are taken for tokens, and
 // they end where these are used up.
 func TestTokensUnread(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 64 << 10}))
 		m.handle("/ws", websocket.Handler(func(ws *websocket.Conn) { echoing(ws) }).ServeHTTP)
@@ -285,6 +290,7 @@ func TestTokensUnread(t *testing.T) {
 }
 
 func TestTokensOfTunnels(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	w.policy(under(w.tunnel, policy.Limit{Name: "tokens", Every: hour, Tokens: 64 << 10}))
 	o := w.bytes("raw.example.test", "")
@@ -317,6 +323,7 @@ func TestTokensOfTunnels(t *testing.T) {
 
 // In observe mode all of it is counted, and nothing refused.
 func TestTokensObserved(t *testing.T) {
+	t.Parallel()
 	m := meet(t, "transparent", "h1", "h1", "https")
 	lenient := spending(m.allow, policy.Limit{Name: "cost", Every: hour, Cost: 1}, policy.Limit{Name: "tokens", Every: hour, Tokens: 1})
 	m.policy(func(in policy.Input) policy.Decision {

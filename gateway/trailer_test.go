@@ -13,6 +13,7 @@ import (
 // A secret that comes back behind a response of HTTP/2 is found where there is
 // no body too.
 func TestSecretInTrailers(t *testing.T) {
+	t.Parallel()
 	for _, status := range []string{"200", "204", "304"} {
 		t.Run(status, func(t *testing.T) {
 			w := newWire(t)

@@ -34,6 +34,7 @@ func (o *origin) address() string { return fmt.Sprintf("%s:%d", o.name, o.port) 
 // A tunnel is for clients that trust their server's certificate only: nothing of
 // ours is in it, and where it leads is our own look-up of its name.
 func TestTunnelOfTLS(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		t.Run(way, func(t *testing.T) {
 			w := newWire(t)
@@ -74,6 +75,7 @@ func TestTunnelOfTLS(t *testing.T) {
 
 // Nothing of a tunnel that is refused leaves, not even a look-up.
 func TestTunnelThatIsRefused(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name, sni, address string
 		decide             func(w *wire) func(policy.Input) policy.Decision
@@ -133,6 +135,7 @@ func TestTunnelThatIsRefused(t *testing.T) {
 // What is neither TLS nor HTTP goes by name, and only if a rule carries it
 // unread.
 func TestOtherProtocols(t *testing.T) {
+	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, action := range []policy.Action{policy.Tunnel, policy.Allow, policy.Deny, policy.Approve, ""} {
 			for _, first := range []string{"client", "server"} {

@@ -90,6 +90,7 @@ func TestFloodWaitsForItsTurn(t *testing.T) {
 // Requests that wait for their turn count among those that a sandbox may have open, also when
 // their connection has ended: however often it opens and leaves connections, no more wait.
 func TestWaitingRequestsAreCounted(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)

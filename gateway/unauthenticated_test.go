@@ -40,6 +40,7 @@ func (l *lab) hush(n int, from string) (gone chan int) {
 // Connections that do not say who they are leave room for those that do, behind
 // the same address too: the oldest silent one makes room.
 func TestStrangersMakeRoom(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute })
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
@@ -87,6 +88,7 @@ func TestStrangersMakeRoom(t *testing.T) {
 // A flood from several addresses fills all places, and pays for those that come
 // then: an address that has few keeps them.
 func TestStrangersOfACrowdedAddressGoFirst(t *testing.T) {
+	t.Parallel()
 	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute })
 	few := l.hush(1, "127.0.0.9") // the oldest of all
 	var crowds []chan int
@@ -112,6 +114,7 @@ func TestStrangersOfACrowdedAddressGoFirst(t *testing.T) {
 
 // While a flood goes on, a client behind the same address is served each time.
 func TestNeighbourInAFlood(t *testing.T) {
+	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)

@@ -48,6 +48,7 @@ const long = `count([1 | some i in numbers.range(1, 100000); some j in numbers.r
 // a reason and an event, and that the gateway goes on: the next request on the
 // same connection is carried.
 func TestPolicyThatGoesWrong(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, rego string
 		says       string // the answer
@@ -117,6 +118,7 @@ deny contains "x" if f(input.request.path) == 3`, "could not be evaluated", "eva
 // TestPolicyThatIsSlowHoldsNobodyElse holds that requests which a policy takes
 // its time about do not keep others waiting for their end.
 func TestPolicyThatIsSlowHoldsNobodyElse(t *testing.T) {
+	t.Parallel()
 	const timeout = time.Second
 	l := deciding(t, timeout, `deny contains "x" if {
 	input.request.path == "/bad"

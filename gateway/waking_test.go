@@ -9,6 +9,7 @@ import (
 
 // A sandbox that takes its time to wake holds nobody up but those who visit it.
 func TestInboundSlowWake(t *testing.T) {
+	t.Parallel()
 	n, token := newInbound(t)
 	other := n.expose(t, "other", "sb-2", n.port)
 	n.slow = make(chan struct{})

@@ -275,6 +275,7 @@ func sockets(t *testing.T, test func(t *testing.T, m *meeting)) {
 		for _, scheme := range []string{"https", "http"} {
 			for _, version := range []string{"h1", "h2"} {
 				t.Run(fmt.Sprint(way, "/", scheme, "/", version), func(t *testing.T) {
+					t.Parallel()
 					m := meet(t, way, version, "h1", scheme)
 					if m.explicit {
 						m.dial = m.connect
@@ -297,6 +298,7 @@ var echoing = websocket.Handler(func(ws *websocket.Conn) {
 })
 
 func TestWebSockets(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		m.mux.Handle("/ws", echoing)
 		var protocols atomic.Value
@@ -341,6 +343,7 @@ func TestWebSockets(t *testing.T) {
 }
 
 func TestWebSocketThatIsRefused(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		m.credential("key", token)
 		m.policy(func(in policy.Input) policy.Decision {
@@ -391,6 +394,7 @@ func TestWebSocketThatIsRefused(t *testing.T) {
 // TestWebSocketThatEnds ends one from either side while the other goes on
 // sending, again and again: whoever writes then must not write to what is gone.
 func TestWebSocketThatEnds(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		ended := make(chan struct{}, 1)
 		m.mux.Handle("/flood", websocket.Handler(func(ws *websocket.Conn) {
@@ -443,6 +447,7 @@ func TestWebSocketThatEnds(t *testing.T) {
 // The client of a WebSocket that takes nothing stops its upstream, and holds up
 // nobody when the upstream ends.
 func TestWebSocketWhoseClientDoesNotRead(t *testing.T) {
+	t.Parallel()
 	w := newWire(t)
 	o := w.origin("api.example.test", "h1", true)
 	var sent atomic.Int64
@@ -471,6 +476,7 @@ func TestWebSocketWhoseClientDoesNotRead(t *testing.T) {
 
 // A sandbox's own credential does not go where browsers put one.
 func TestSubprotocolThatIsACredential(t *testing.T) {
+	t.Parallel()
 	for offered, want := range map[string]string{
 		"realtime, openai-insecure-api-key.sk-own, openai-beta.realtime-v1": "realtime, openai-beta.realtime-v1",
 		"v4.channel.k8s.io, base64url.bearer.authorization.k8s.io.c2stb3du": "v4.channel.k8s.io",
@@ -514,6 +520,7 @@ func TestSubprotocolThatIsACredential(t *testing.T) {
 // A credential that is sent with the handshake does not come back in a message,
 // nor while the client goes away.
 func TestWebSocketWithACredential(t *testing.T) {
+	t.Parallel()
 	sockets(t, func(t *testing.T, m *meeting) {
 		if m.scheme == "http" {
 			t.Skip("no credential goes in the clear")
