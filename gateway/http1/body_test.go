@@ -24,6 +24,7 @@ type received struct {
 }
 
 func TestChunkedRequest(t *testing.T) {
+	t.Parallel()
 	const head = "POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n"
 	broken := func(body string) received { return received{Body: body, Broken: true} }
 	for _, tt := range []struct {
@@ -99,6 +100,7 @@ func TestChunkedRequest(t *testing.T) {
 }
 
 func TestShortBody(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct{ name, sent string }{
 		{"of a length", lines("POST / HTTP/1.1", "Host: h", "Content-Length: 10") + "abc"},
 		{"in a chunk", lines("POST / HTTP/1.1", "Host: h", "Transfer-Encoding: chunked") + "a\r\nabc"},
@@ -126,6 +128,7 @@ func TestShortBody(t *testing.T) {
 }
 
 func TestContinue(t *testing.T) {
+	t.Parallel()
 	head := func(version string) string {
 		return lines("POST / "+version, "Host: h", "Expect: 100-continue", "Content-Length: 3")
 	}
@@ -229,6 +232,7 @@ func TestUnreadBody(t *testing.T) {
 // TestBodyOutlivesHandler has somebody go on reading when the handler has
 // returned, as an upload does whose response came early.
 func TestBodyOutlivesHandler(t *testing.T) {
+	t.Parallel()
 	read := make(chan error, 1)
 	h := func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 		if r.Method == "GET" {
@@ -298,6 +302,7 @@ func TestBodyOutlivesHandler(t *testing.T) {
 
 // TestBuffered is what lets an upload put head and body into one write.
 func TestBuffered(t *testing.T) {
+	t.Parallel()
 	got := make(chan []int, 1)
 	h := func(_ context.Context, _ http.ResponseWriter, r *http.Request) {
 		b := r.Body.(interface{ Buffered() int })
@@ -328,6 +333,7 @@ func TestBuffered(t *testing.T) {
 // TestBodyClosedByOthers has a reader whose body somebody else closes, early or
 // when the connection is on to other requests.
 func TestBodyClosedByOthers(t *testing.T) {
+	t.Parallel()
 	stop := make(chan struct{})
 	h := func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/read" {

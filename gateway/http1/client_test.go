@@ -193,6 +193,7 @@ func TestResponses(t *testing.T) {
 }
 
 func TestReuse(t *testing.T) {
+	t.Parallel()
 	for _, overTLS := range []bool{false, true} {
 		t.Run(fmt.Sprintf("TLS=%v", overTLS), func(t *testing.T) {
 			u := connect(t, http1.ClientOptions{}, overTLS)
@@ -229,6 +230,7 @@ func TestReuse(t *testing.T) {
 
 // TestAlive has what a peer can do to an idle connection.
 func TestAlive(t *testing.T) {
+	t.Parallel()
 	const ok = "HTTP/1.1 200 OK\r\n"
 	large := strings.Repeat("a", 9000) // read past every buffer of ours
 	for _, tt := range []struct {
@@ -279,6 +281,7 @@ func TestAlive(t *testing.T) {
 
 // TestStale tells a connection that its server had closed from other failures.
 func TestStale(t *testing.T) {
+	t.Parallel()
 	reset := func(u *upstream) {
 		_, _ = http.ReadRequest(u.in)
 		_ = u.Conn.(*net.TCPConn).SetLinger(0)
@@ -326,6 +329,7 @@ func TestStale(t *testing.T) {
 }
 
 func TestInformationalResponses(t *testing.T) {
+	t.Parallel()
 	u := connect(t, http1.ClientOptions{}, false)
 	go u.answers("HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 204 No Content\r\nA: b\r\n\r\n")
 	var got []string
@@ -404,6 +408,7 @@ func TestHeadTimeout(t *testing.T) {
 // TestGivenUp shows that a response that nobody wants ends the connection at
 // once, however long it would go on.
 func TestGivenUp(t *testing.T) {
+	t.Parallel()
 	for _, overTLS := range []bool{false, true} {
 		t.Run(fmt.Sprintf("TLS=%v", overTLS), func(t *testing.T) {
 			u := connect(t, http1.ClientOptions{}, overTLS)

@@ -151,6 +151,7 @@ func TestHeads(t *testing.T) {
 
 // TestRefuse shows that whoever serves may answer in its own words.
 func TestRefuse(t *testing.T) {
+	t.Parallel()
 	s := &http1.Server{Refuse: func(_ context.Context, w http.ResponseWriter, _ *http.Request, err *http1.RefusedError) {
 		w.Header().Set("X-Why", err.Error())
 		w.WriteHeader(err.Status)
@@ -169,6 +170,7 @@ func TestRefuse(t *testing.T) {
 }
 
 func TestHeadSize(t *testing.T) {
+	t.Parallel()
 	head := func(size int) string {
 		const frame = "GET / HTTP/1.1\r\nHost: h\r\nA: \r\n\r\n"
 		return "GET / HTTP/1.1\r\nHost: h\r\nA: " + strings.Repeat("a", size-len(frame)) + "\r\n\r\n"
@@ -232,6 +234,7 @@ func TestHeadSize(t *testing.T) {
 }
 
 func TestHeadInPieces(t *testing.T) {
+	t.Parallel()
 	c := serve(t, &http1.Server{}, hello)
 	for _, raw := range []string{
 		lines("POST /b HTTP/1.1", "Host: h", "Content-Length: 3") + "abc",

@@ -123,6 +123,7 @@ func TestFraming(t *testing.T) {
 }
 
 func TestDate(t *testing.T) {
+	t.Parallel()
 	c := serve(t, &http1.Server{}, hello)
 	c.send(get)
 	got := c.read("GET").Header.Get("Date")
@@ -132,6 +133,7 @@ func TestDate(t *testing.T) {
 }
 
 func TestResponseTrailers(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name string
 		h    func(w http.ResponseWriter)
@@ -178,6 +180,7 @@ func TestResponseTrailers(t *testing.T) {
 }
 
 func TestInformational(t *testing.T) {
+	t.Parallel()
 	said := make(chan struct{})
 	c := serve(t, &http1.Server{}, func(_ context.Context, w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Link", "</a>; rel=preload")
@@ -206,6 +209,7 @@ func TestInformational(t *testing.T) {
 
 // TestStream has each piece arrive before the next is written.
 func TestStream(t *testing.T) {
+	t.Parallel()
 	on := make(chan struct{})
 	c := serve(t, &http1.Server{}, func(_ context.Context, w http.ResponseWriter, _ *http.Request) {
 		for i := range 3 {

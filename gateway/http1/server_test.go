@@ -13,6 +13,7 @@ import (
 )
 
 func TestKeepAlive(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name, request, want string
 		ends                bool
@@ -44,6 +45,7 @@ func TestKeepAlive(t *testing.T) {
 }
 
 func TestPipelining(t *testing.T) {
+	t.Parallel()
 	c := serve(t, &http1.Server{}, hello)
 	var all strings.Builder
 	for i := range 50 {
@@ -144,6 +146,7 @@ func TestWatchedClient(t *testing.T) {
 }
 
 func TestIdleTimeout(t *testing.T) {
+	t.Parallel()
 	c := serve(t, &http1.Server{IdleTimeout: 200 * time.Millisecond, HeadTimeout: time.Minute}, hello)
 	c.send(get)
 	c.receive("GET")
@@ -169,6 +172,7 @@ func (s *slow) serve(ctx context.Context, w http.ResponseWriter, r *http.Request
 }
 
 func TestShutdown(t *testing.T) {
+	t.Parallel()
 	s, h := &http1.Server{}, newSlow()
 	idle, fresh, busy, half := serve(t, s, h.serve), serve(t, s, h.serve), serve(t, s, h.serve), serve(t, s, h.serve)
 	idle.send(get)
@@ -209,6 +213,7 @@ func TestShutdown(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
+	t.Parallel()
 	s := &http1.Server{}
 	entered, left := make(chan struct{}, 1), make(chan struct{}, 1)
 	h := func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
@@ -233,6 +238,7 @@ func TestClose(t *testing.T) {
 // TestCloseDoesNotWait has clients of TLS that do not read: each goodbye to one
 // of them takes 5 s (crypto/tls).
 func TestCloseDoesNotWait(t *testing.T) {
+	t.Parallel()
 	s := &http1.Server{}
 	entered := make(chan struct{}, 1)
 	for range 3 {
@@ -267,6 +273,7 @@ type zeros struct{}
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
 func TestPanic(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name string
 		h    http1.Handler
@@ -300,6 +307,7 @@ func TestPanic(t *testing.T) {
 // TestPanicTLS shows that TLS does not say goodbye after what was broken off: a
 // client of HTTP/1.0 could not tell it from the end otherwise.
 func TestPanicTLS(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name    string
 		panics  bool
@@ -336,6 +344,7 @@ func TestPanicTLS(t *testing.T) {
 // TestLastWords shows that the answer to a client that is still sending
 // arrives: a connection that is closed with bytes unread is reset.
 func TestLastWords(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct{ name, sent string }{
 		{"large body", lines("POST / HTTP/1.1", "Host: h", "Content-Length: 100000000") + strings.Repeat("a", 100<<10)},
 		{"refused head", "GET / HTTP/9.9\r\n\r\n" + strings.Repeat("a", 100<<10)},
@@ -361,6 +370,7 @@ func TestLastWords(t *testing.T) {
 // TestLastWordsInAFlood has a client send more than is read of what nobody
 // wants, and look for the answer only then.
 func TestLastWordsInAFlood(t *testing.T) {
+	t.Parallel()
 	s := &http1.Server{}
 	c := serve(t, s, func(_ context.Context, w http.ResponseWriter, _ *http.Request) {
 		w.WriteHeader(http.StatusRequestEntityTooLarge)

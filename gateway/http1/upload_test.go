@@ -37,6 +37,7 @@ func (u *upstream) rest() string {
 }
 
 func TestUpload(t *testing.T) {
+	t.Parallel()
 	large := strings.Repeat("0123456789", 100_000)
 	for _, tt := range []struct {
 		name   string
@@ -86,6 +87,7 @@ func TestUpload(t *testing.T) {
 
 // TestUploadStreams has the server answer each piece before the next is there.
 func TestUploadStreams(t *testing.T) {
+	t.Parallel()
 	u := connect(t, http1.ClientOptions{}, false)
 	go func() {
 		r, err := http.ReadRequest(u.in)
@@ -128,6 +130,7 @@ func TestUploadStreams(t *testing.T) {
 // TestBrokenUpload has sources that fail: what the upstream gets of them must
 // not look whole.
 func TestBrokenUpload(t *testing.T) {
+	t.Parallel()
 	gone := errors.New("gone")
 	for _, tt := range []struct {
 		name   string
@@ -264,6 +267,7 @@ func TestEarlyResponse(t *testing.T) {
 
 // TestExpect has servers that are asked before they are sent a body.
 func TestExpect(t *testing.T) {
+	t.Parallel()
 	expect := func(t *testing.T, body io.Reader) *http.Request {
 		r := post(t, t.Context(), body, 3)
 		r.Header.Set("Expect", "100-continue")
@@ -425,6 +429,7 @@ func (l *late) SetDeadline(t time.Time) error {
 }
 
 func TestCanceledAtTheEnd(t *testing.T) {
+	t.Parallel()
 	ours, theirs := pair(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -441,6 +446,7 @@ func TestCanceledAtTheEnd(t *testing.T) {
 }
 
 func TestUpgrade(t *testing.T) {
+	t.Parallel()
 	const switched = "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n"
 	t.Run("both ways", func(t *testing.T) {
 		u := connect(t, http1.ClientOptions{HeadTimeout: 100 * time.Millisecond, MaxHead: 4 << 10}, false)

@@ -36,6 +36,7 @@ func issue(t *testing.T, c, parent *x509.Certificate, key crypto.Signer, signer 
 
 // A chain that crypto/tls would take, or refuses without a word, is refused with its reason.
 func TestWeakCertificates(t *testing.T) {
+	t.Parallel()
 	ca, z := newAuthority(t), newZone(t)
 	z.set("api.example.test", []string{"127.0.0.1"})
 	key := func(s crypto.Signer, err error) crypto.Signer {

@@ -7,6 +7,7 @@ import (
 )
 
 func TestClassify(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		addr string
 		want Class
@@ -52,6 +53,7 @@ func TestClassify(t *testing.T) {
 }
 
 func TestPermitted(t *testing.T) {
+	t.Parallel()
 	local := []netip.Prefix{
 		netip.MustParsePrefix("10.231.0.0/16"), netip.MustParsePrefix("203.0.113.9/32"), netip.MustParsePrefix("8.8.4.4/32"),
 		netip.MustParsePrefix("127.0.0.1/32"), netip.MustParsePrefix("fd12::/64"),
@@ -118,6 +120,7 @@ func TestPermitted(t *testing.T) {
 }
 
 func TestCheckHost(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		host string
 		addr string // of a literal

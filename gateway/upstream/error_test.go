@@ -16,6 +16,7 @@ import (
 )
 
 func TestCertificates(t *testing.T) {
+	t.Parallel()
 	ca, stranger, z := newAuthority(t), newAuthority(t), newZone(t)
 	z.set("api.example.test", []string{"127.0.0.1"})
 	names := []string{"api.example.test"}
@@ -58,6 +59,7 @@ func TestCertificates(t *testing.T) {
 }
 
 func TestErrorKinds(t *testing.T) {
+	t.Parallel()
 	z := newZone(t)
 	z.set("api.example.test", []string{"127.0.0.1"})
 	closedPort := func() uint16 {
@@ -145,6 +147,7 @@ func TestErrorKinds(t *testing.T) {
 }
 
 func TestErrorWithoutCauseHasText(t *testing.T) {
+	t.Parallel()
 	for k := range Kind(len(kindNames)) {
 		e := &Error{Kind: k, Host: "api.example.test", Port: 443}
 		if got := e.Error(); !strings.HasPrefix(got, "reaching api.example.test:443: ") {

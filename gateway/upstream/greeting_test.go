@@ -35,6 +35,7 @@ func settings(size uint32) func(*http2.Framer) {
 }
 
 func TestFramesAreNoLargerThanOurs(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name     string
 		sent     []byte

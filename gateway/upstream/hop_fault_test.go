@@ -128,6 +128,7 @@ func TestProxyFaults(t *testing.T) {
 }
 
 func TestProxyIsDown(t *testing.T) {
+	t.Parallel()
 	z := newZone(t)
 	z.set("proxy.example.test", []string{proxyAddress})
 	p := newPool(t, Options{})
@@ -148,6 +149,7 @@ func TestProxyIsDown(t *testing.T) {
 }
 
 func TestLoginsThatCannotBeSaid(t *testing.T) {
+	t.Parallel()
 	f := newFake(t, "http", saying("HTTP/1.1 200 OK\r\n\r\n"))
 	socks := newFake(t, "socks5", func(f *fake, c net.Conn) { reply(f, c, [2]string{"\x05\x02\x00\x02", "\x05\x02"}) })
 	for _, tt := range []struct{ proxy, credential, says string }{
@@ -172,6 +174,7 @@ func TestLoginsThatCannotBeSaid(t *testing.T) {
 // The certificate of a proxy is verified by roots of its own, the destination's
 // by the destination's.
 func TestProxyCertificates(t *testing.T) {
+	t.Parallel()
 	ca, corporate := newAuthority(t), newAuthority(t)
 	s := newSite(t, "127.0.0.2:0", &tls.Config{Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.2"}, nil)}}, by)
 	honest := newFake(t, "http", tunnelling(straight, ""))
@@ -215,6 +218,7 @@ func TestProxyCertificates(t *testing.T) {
 }
 
 func TestBadProxyInARule(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, Options{})
 	_, err := p.Dial(t.Context(), Route{Sandbox: "a", Host: "127.0.0.2", Port: 80, Upstream: &policy.Upstream{Proxy: "http://someone:" + proxyPassword + "@" + proxyAddress + ":3128"}})
 	if kind(t, err) != KindRule || !strings.Contains(err.Error(), "proxyAuthRef") {

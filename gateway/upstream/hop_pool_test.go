@@ -16,6 +16,7 @@ import (
 // TestProxyIsolation counts what proxies are asked for: requests share a
 // connection only when all about the proxy is the same.
 func TestProxyIsolation(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, "127.0.0.2:0", nil, by)
 	one, other := newFake(t, "http", tunnelling(straight, "")), newFake(t, "http", tunnelling(straight, ""))
 	asked := func() int { return len(one.requests()) + len(other.requests()) }
@@ -58,6 +59,7 @@ func TestProxyIsolation(t *testing.T) {
 
 // In a tunnel the destination may speak first, together with the proxy's answer.
 func TestTunnelKeepsWhatComesEarly(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t)
 	port := banner(t, "127.0.0.2:0")
 	f := newFake(t, "http", tunnelling(straight, "early\n"))
@@ -98,6 +100,7 @@ func TestTunnelKeepsWhatComesEarly(t *testing.T) {
 }
 
 func TestForgetClosesWhatGoesThroughAProxy(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t)
 	port := banner(t, "127.0.0.2:0")
 	f := newFake(t, "http", tunnelling(straight, ""))
@@ -122,6 +125,7 @@ func TestForgetClosesWhatGoesThroughAProxy(t *testing.T) {
 
 // Whoever asked goes away while the proxy thinks.
 func TestCanceledAtAProxy(t *testing.T) {
+	t.Parallel()
 	for _, scheme := range []string{"http", "https", "socks5"} {
 		arrived := make(chan struct{})
 		f := newFake(t, scheme, func(_ *fake, c net.Conn) { close(arrived); io.Copy(io.Discard, c) })

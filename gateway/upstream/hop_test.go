@@ -28,6 +28,7 @@ var by = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 // and without TLS, and a tunnel, with and without a login, the destination's
 // name resolved here and there.
 func TestRealProxies(t *testing.T) {
+	t.Parallel()
 	ca, z := newAuthority(t), newZone(t)
 	z.set("api.example.test", []string{"127.0.0.2"})
 	roots := ca.file(t)
@@ -186,6 +187,7 @@ func hides(t testing.TB, err error) {
 // TestAddressesHoldThroughAProxy: what the gateway would not dial, a proxy is
 // not asked for, and it is asked for the very address that was judged.
 func TestAddressesHoldThroughAProxy(t *testing.T) {
+	t.Parallel()
 	z := newZone(t)
 	plain := newSite(t, "127.0.0.2:0", nil, hello)
 	z.set("good.example.test", []string{"127.0.0.2"})
@@ -271,6 +273,7 @@ func TestAddressesHoldThroughAProxy(t *testing.T) {
 
 // The next address is tried when the proxy cannot reach one, and not many.
 func TestProxyIsAskedForSeveralAddresses(t *testing.T) {
+	t.Parallel()
 	z := newZone(t)
 	plain := newSite(t, "127.0.0.2:0", nil, hello)
 	z.set("two.example.test", []string{"127.0.0.9", "127.0.0.2"})

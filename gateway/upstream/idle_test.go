@@ -17,6 +17,7 @@ import (
 // gRPC end a connection that pings more often than every five minutes while they
 // say nothing; a peer that does not answer is gone.
 func TestHoursOfSilence(t *testing.T) {
+	t.Parallel()
 	for name, answers := range map[string]bool{"peer that is there": true, "peer that is gone": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -103,6 +104,7 @@ func quietServer(t *testing.T, c net.Conn, answers bool) {
 // TestSweepOfTheDead has a connection found dead between its timer's ring and
 // what that calls.
 func TestSweepOfTheDead(t *testing.T) {
+	t.Parallel()
 	m := newMultiplexer(&Options{IdleTimeout: time.Hour}, true, streamWindow)
 	c := &shared{trips: 1}
 	m.conns = append(m.conns, c)

@@ -15,6 +15,7 @@ import (
 )
 
 func TestRebinding(t *testing.T) {
+	t.Parallel()
 	ca, z := newAuthority(t), newZone(t)
 	cert := ca.host(t, []string{"api.example.test"}, nil)
 	good := newSite(t, "127.0.0.2:0", &tls.Config{Certificates: []tls.Certificate{cert}}, hello)
@@ -75,6 +76,7 @@ func TestRebinding(t *testing.T) {
 }
 
 func TestSandboxNetworkAndOwnAddresses(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, Options{Local: func() []netip.Prefix { return []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")} }})
 	_, err := p.Dial(t.Context(), Route{Sandbox: "a", Host: "203.0.113.5", Port: 80, Upstream: &policy.Upstream{Addresses: []string{"203.0.0.0/16"}}})
 	var a *AddressError
@@ -172,6 +174,7 @@ func versions(t *testing.T, test func(t *testing.T, protos []string)) {
 }
 
 func TestForgetClosesWhatIsOpen(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, "127.0.0.1:0", nil, hello)
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: s.port, Upstream: loopback(nil, "")}
@@ -208,6 +211,7 @@ func TestForgetClosesWhatIsOpen(t *testing.T) {
 }
 
 func TestConnectionOpenedWhileForgottenIsClosed(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, "127.0.0.1:0", nil, hello)
 	c, err := net.Dial("tcp", s.Listener.Addr().String())
 	if err != nil {

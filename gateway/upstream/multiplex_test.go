@@ -75,6 +75,7 @@ func all(t *testing.T, p *Pool, r Route, n int, body bool) {
 }
 
 func TestManyRequestsOpenOneConnection(t *testing.T) {
+	t.Parallel()
 	p, s, r := multiplexing(t, Options{}, 250, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		time.Sleep(20 * time.Millisecond)
@@ -89,6 +90,7 @@ func TestManyRequestsOpenOneConnection(t *testing.T) {
 // An upstream that takes few requests at once gets more connections, and each
 // request is answered.
 func TestUpstreamOfFewStreams(t *testing.T) {
+	t.Parallel()
 	var most, now atomic.Int64
 	p, s, r := multiplexing(t, Options{}, 3, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if n := now.Add(1); n > most.Load() {
@@ -108,6 +110,7 @@ func TestUpstreamOfFewStreams(t *testing.T) {
 // Who waits for a connection that another opens learns with it that there is
 // none: one after the other they would wait for hours.
 func TestFailureToConnectIsShared(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -132,6 +135,7 @@ func TestFailureToConnectIsShared(t *testing.T) {
 
 // Who opens a connection for all may go away: the others go on.
 func TestOpenerThatGoesAway(t *testing.T) {
+	t.Parallel()
 	held, release := make(chan struct{}, 1), make(chan struct{})
 	ca := newAuthority(t)
 	s := newSite(t, "127.0.0.1:0", &tls.Config{
@@ -169,6 +173,7 @@ func TestOpenerThatGoesAway(t *testing.T) {
 }
 
 func TestIdleMultiplexedConnectionIsClosed(t *testing.T) {
+	t.Parallel()
 	p, s, r := multiplexing(t, Options{IdleTimeout: time.Second}, 250, hello)
 	all(t, p, r, 5, false)
 	s.await(t, 1)
@@ -181,6 +186,7 @@ func TestIdleMultiplexedConnectionIsClosed(t *testing.T) {
 // A connection is closed also when a request that was given up before it began
 // had a place on it as its time was up.
 func TestIdleConnectionThatWasNearlyUsedIsClosed(t *testing.T) {
+	t.Parallel()
 	const idle = 50 * time.Millisecond
 	for i := range 10 { // the library throws a coin
 		p, s, r := multiplexing(t, Options{IdleTimeout: idle}, 250, hello)
@@ -213,6 +219,7 @@ func TestIdleConnectionThatWasNearlyUsedIsClosed(t *testing.T) {
 }
 
 func TestForgetEndsRequestsUnderWay(t *testing.T) {
+	t.Parallel()
 	begun := make(chan struct{}, 1)
 	p, s, r := multiplexing(t, Options{}, 250, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		begun <- struct{}{}
@@ -235,6 +242,7 @@ func TestForgetEndsRequestsUnderWay(t *testing.T) {
 
 // A destination that makes room for another ends when its last response has.
 func TestEvictedDestinationEndsWithItsLastResponse(t *testing.T) {
+	t.Parallel()
 	begun, finish := make(chan struct{}, 1), make(chan struct{})
 	p, s, r := multiplexing(t, Options{}, 250, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		begun <- struct{}{}
@@ -263,6 +271,7 @@ func TestEvictedDestinationEndsWithItsLastResponse(t *testing.T) {
 
 // A connection that an upstream ends again and again is not opened for ever.
 func TestUpstreamThatLetsNobodyIn(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}})
 	if err != nil {
@@ -305,6 +314,7 @@ func TestUpstreamThatLetsNobodyIn(t *testing.T) {
 // A connection for whose requests nobody pays attention leaves the others alone,
 // and holds no more than its window.
 func TestStalledResponseLeavesOthersAlone(t *testing.T) {
+	t.Parallel()
 	var sent atomic.Int64
 	p, s, r := multiplexing(t, Options{}, 250, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for chunk := make([]byte, 1<<16); r.Header.Get("X-Endless") != ""; {
@@ -345,6 +355,7 @@ func TestStalledResponseLeavesOthersAlone(t *testing.T) {
 // An upstream that lets a client send without end and takes nothing holds up the
 // request, and neither what else is asked for nor the sandbox's end.
 func TestUpstreamThatTakesNothing(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t)
 	l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{NextProtos: []string{"h2"}, Certificates: []tls.Certificate{ca.host(t, []string{"127.0.0.1"}, nil)}})
 	if err != nil {
@@ -415,6 +426,7 @@ func (f counting) Read(p []byte) (int, error) { return f(p) }
 // A request whose connection ends between the choice and the sending has not
 // been sent: it goes on another, with its body.
 func TestRequestThatWasNotSentKeepsItsBody(t *testing.T) {
+	t.Parallel()
 	p, s, r := multiplexing(t, Options{}, 250, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }))
 	all(t, p, r, 1, true)
 	rt, err := p.RoundTripper(r)

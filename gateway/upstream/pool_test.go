@@ -17,6 +17,7 @@ import (
 )
 
 func TestReachesVerifiedUpstream(t *testing.T) {
+	t.Parallel()
 	ca, z := newAuthority(t), newZone(t)
 	s := newSite(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{ca.host(t, []string{"api.example.test", "127.0.0.1"}, nil)}}, hello)
 	plain := newSite(t, "127.0.0.1:0", nil, hello)
@@ -42,6 +43,7 @@ func TestReachesVerifiedUpstream(t *testing.T) {
 }
 
 func TestIPv6Literal(t *testing.T) {
+	t.Parallel()
 	if l, err := net.Listen("tcp", "[::1]:0"); err != nil {
 		t.Skipf("this machine has no IPv6 loopback: %v", err)
 	} else {
@@ -65,6 +67,7 @@ func TestIPv6Literal(t *testing.T) {
 // TestSessionsAreNotShared has every request open a connection, and counts the
 // TLS sessions that are resumed.
 func TestRequestMustMatchItsRoute(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, "127.0.0.1:0", nil, hello)
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: s.port, Upstream: loopback(nil, "")}
@@ -115,6 +118,7 @@ type closer struct {
 func (c *closer) Close() error { c.closed = true; return nil }
 
 func TestRootsAreReadAgain(t *testing.T) {
+	t.Parallel()
 	old, renewed, z := newAuthority(t), newAuthority(t), newZone(t)
 	z.set("api.example.test", []string{"127.0.0.1"})
 	s := newSite(t, "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{old.host(t, []string{"api.example.test"}, nil)}}, hello)
@@ -158,6 +162,7 @@ func TestProxyEnvironmentIsIgnored(t *testing.T) {
 }
 
 func TestBodiesAreNotDecompressed(t *testing.T) {
+	t.Parallel()
 	got := ""
 	s := newSite(t, "127.0.0.1:0", nil, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { got = r.Header.Get("Accept-Encoding") }))
 	if _, err := get(t, newPool(t, Options{}), Route{Sandbox: "a", Host: "127.0.0.1", Port: s.port, Upstream: loopback(nil, "")}); err != nil {
@@ -169,6 +174,7 @@ func TestBodiesAreNotDecompressed(t *testing.T) {
 }
 
 func TestConnectionsAreBounded(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -199,6 +205,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 }
 
 func TestDestinationsAreBounded(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, "127.0.0.1:0", nil, hello)
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: s.port, Upstream: loopback(nil, "")}
@@ -285,6 +292,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 // TestSingleLabelInHosts: such a name is found where package net does not find
 // it rooted, and its address is judged like any other.
 func TestSingleLabelInHosts(t *testing.T) {
+	t.Parallel()
 	if _, err := net.DefaultResolver.LookupHost(t.Context(), "localhost"); err != nil {
 		t.Skip("no localhost in /etc/hosts")
 	}

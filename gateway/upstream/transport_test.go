@@ -84,6 +84,7 @@ func send(t *testing.T, p *Pool, r Route, method, body string) string {
 // TestRepeated has a server that reads a second request on each connection and
 // closes it without a word: whether it acted on it nobody knows.
 func TestRepeated(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		method, body string
 		want         string
@@ -157,6 +158,7 @@ func TestRepeated(t *testing.T) {
 }
 
 func TestNotRepeatedAfterTimeout(t *testing.T) {
+	t.Parallel()
 	var received atomic.Int64
 	r := script(t, func(n int, c net.Conn, in *bufio.Reader) {
 		if n == 0 {
@@ -181,6 +183,7 @@ func TestNotRepeatedAfterTimeout(t *testing.T) {
 
 // TestSurplus has a server that says more than it was asked for.
 func TestSurplus(t *testing.T) {
+	t.Parallel()
 	large := strings.Repeat("a", 9000)
 	for _, tt := range []struct{ name, first, want string }{
 		{"response behind a response", "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil", "ok"},
@@ -220,6 +223,7 @@ func TestSurplus(t *testing.T) {
 }
 
 func TestBodyIsClosedWhenNobodyAnswers(t *testing.T) {
+	t.Parallel()
 	p := newPool(t, Options{})
 	r := Route{Sandbox: "a", Host: "127.0.0.1", Port: 1, Upstream: loopback(nil, "")}
 	for _, canceled := range []bool{false, true} {
@@ -242,6 +246,7 @@ func TestBodyIsClosedWhenNobodyAnswers(t *testing.T) {
 }
 
 func TestIdleConnectionsExpire(t *testing.T) {
+	t.Parallel()
 	ended := make(chan struct{}, 10)
 	r := script(t, func(_ int, c net.Conn, in *bufio.Reader) {
 		for answer(c, in, "HTTP/1.1 204 No Content\r\n\r\n") {
@@ -268,6 +273,7 @@ func TestIdleConnectionsExpire(t *testing.T) {
 // at random: what does arrive must belong to its request. Bodies look like
 // requests and responses, so that what is read from a wrong place is taken for one.
 func TestNoCrosstalk(t *testing.T) {
+	t.Parallel()
 	asks := func(id string) string {
 		return "POST / HTTP/1.1\r\nHost: h\r\nX-Id: " + id + "\r\nContent-Length: 0\r\n\r\n"
 	}

@@ -70,6 +70,7 @@ func fails(t *testing.T, err, want error, says string, secrets ...string) {
 }
 
 func TestRead(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	token := s.token(t)
 	v := connect(t, s.withToken(t, token))
@@ -129,6 +130,7 @@ func TestRead(t *testing.T) {
 }
 
 func TestSealedAndGone(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	token := s.token(t)
 	v := connect(t, s.withToken(t, token))
@@ -163,6 +165,7 @@ func TestSealedAndGone(t *testing.T) {
 }
 
 func TestTokenFile(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	token := s.token(t)
 	c := s.withToken(t, token)
@@ -198,6 +201,7 @@ func TestTokenFile(t *testing.T) {
 }
 
 func TestAppRole(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	v := connect(t, s.withRole(t, s.RoleID, s.SecretID))
 	src := source(t, v, "secret/data/openai", "token")
@@ -250,9 +254,10 @@ func (s *server) logins(t *testing.T) int {
 }
 
 func TestAppRoleRenews(t *testing.T) {
+	t.Parallel()
 	s := start(t)
 	role := "auth/approle/role/brief"
-	s.write(t, role, map[string]any{"token_policies": "sallyport", "token_ttl": "3s", "token_max_ttl": "8s"})
+	s.write(t, role, map[string]any{"token_policies": "sallyport", "token_ttl": "2s", "token_max_ttl": "5s"})
 	id, err := s.root.Logical().Read(role + "/role-id")
 	if err != nil {
 		t.Fatal(err)
@@ -261,15 +266,15 @@ func TestAppRoleRenews(t *testing.T) {
 	src := source(t, connect(t, s.withRole(t, id.Data["role_id"].(string), secret.Data["secret_id"].(string))), "secret/data/openai", "token")
 	// Past two renewals and the longest life of the first token.
 	most := 0
-	for begin := time.Now(); time.Since(begin) < 10*time.Second; time.Sleep(300 * time.Millisecond) {
+	for begin := time.Now(); time.Since(begin) < 6500*time.Millisecond; time.Sleep(300 * time.Millisecond) {
 		readField(t, src, "token")
 		most = max(most, s.logins(t))
-		if age := time.Since(begin); age > 4*time.Second && age < 6*time.Second && most != 1 {
+		if age := time.Since(begin); age > 2500*time.Millisecond && age < 4*time.Second && most != 1 {
 			t.Fatalf("%d tokens after %v, want the first one renewed", most, age)
 		}
 	}
 	// After a pause longer than the token's life.
-	time.Sleep(4 * time.Second)
+	time.Sleep(2500 * time.Millisecond)
 	readField(t, src, "token")
 }
 
@@ -304,6 +309,7 @@ func TestEnvironment(t *testing.T) {
 
 // What answers may be no Vault at all.
 func TestNotVault(t *testing.T) {
+	t.Parallel()
 	block := make(chan struct{})
 	tests := []struct {
 		name   string
@@ -356,6 +362,7 @@ func TestNotVault(t *testing.T) {
 }
 
 func TestConfiguration(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "token")
 	if err := os.WriteFile(file, []byte("not PEM"), 0o600); err != nil {
