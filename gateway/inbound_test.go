@@ -431,7 +431,6 @@ func TestInboundExpires(t *testing.T) {
 
 // A flood of wrong tokens is few events.
 func TestInboundFlood(t *testing.T) {
-	t.Parallel()
 	n, _ := newInbound(t)
 	for range 60 {
 		n.ask(t, "GET / HTTP/1.1\r\nHost: "+n.host("demo")+"\r\nAuthorization: Bearer nothing\r\n\r\n")

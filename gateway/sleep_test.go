@@ -330,7 +330,6 @@ func TestSleepAndEnd(t *testing.T) {
 // TestSleepHoldsTheKernelBack: its keep-alive and patience are off meanwhile, and
 // as they were afterwards.
 func TestSleepHoldsTheKernelBack(t *testing.T) {
-	t.Parallel()
 	l := newLab(t)
 	l.policy(allow)
 	c := l.raw(l.name("api.example.test").String() + ":80")
