@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -184,23 +185,29 @@ for host in %q.split():
 // away.
 func testStrangers(t *testing.T, r *rig) {
 	mine, other := r.address("agent"), r.address("other")
+	var knocking sync.WaitGroup // at once, since silence takes seconds
 	for _, tt := range []struct{ who, user string }{{"root inside", "root"}, {"a user inside", "nobody"}} {
-		res := r.feed(fmt.Sprintf(knock, mine+" 127.0.0.1 "+other), "sandbox", "exec", "agent", "-u", tt.user, "--", "python3", "-")
-		want := fmt.Sprintf("%s closed after 0\n127.0.0.1 closed after 0\n%s no way\n", mine, other)
-		if res.stdout != want {
-			t.Errorf("%s: got %s, want %q", tt.who, res, want)
-		}
+		knocking.Go(func() {
+			res := r.feed(fmt.Sprintf(knock, mine+" 127.0.0.1 "+other), "sandbox", "exec", "agent", "-u", tt.user, "--", "python3", "-")
+			want := fmt.Sprintf("%s closed after 0\n127.0.0.1 closed after 0\n%s no way\n", mine, other)
+			if res.stdout != want {
+				t.Errorf("%s: got %s, want %q", tt.who, res, want)
+			}
+		})
 	}
 	// The gateway's process is one of these, with fewer rights.
 	for _, uid := range []uint32{0, 65534} {
-		c := exec.Command("/usr/bin/python3", "-")
-		c.Stdin = strings.NewReader(fmt.Sprintf(knock, mine))
-		c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
-		out, err := c.CombinedOutput()
-		if err != nil || string(out) != mine+" no way\n" {
-			t.Errorf("user %d of the host: got %q, %v", uid, out, err)
-		}
+		knocking.Go(func() {
+			c := exec.Command("/usr/bin/python3", "-")
+			c.Stdin = strings.NewReader(fmt.Sprintf(knock, mine))
+			c.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+			out, err := c.CombinedOutput()
+			if err != nil || string(out) != mine+" no way\n" {
+				t.Errorf("user %d of the host: got %q, %v", uid, out, err)
+			}
+		})
 	}
+	knocking.Wait()
 	// What the daemon signs for one sandbox opens no other, also not to one
 	// that has a live challenge of the other's; see package agent's tests for
 	// each part of a proof.

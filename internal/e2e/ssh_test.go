@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -242,12 +243,16 @@ func testSSHRefused(t *testing.T, r *rig, alice, bob *operator) {
 		t.Errorf("the control: %s", res)
 	}
 	// A sandbox does not get there.
+	var probing sync.WaitGroup
 	for _, to := range []string{"127.0.0.1", "10.232.0.1", "198.51.100.1"} {
-		probe := fmt.Sprintf("import socket; s = socket.create_connection((%q, %s), 5); s.settimeout(5); print(s.recv(4))", to, sshPort)
-		if got := r.sallyport("run", "other", "--", "python3", "-c", probe); strings.Contains(got.stdout, "SSH-") {
-			t.Errorf("a sandbox reaches %s: %s", to, got)
-		}
+		probing.Go(func() {
+			probe := fmt.Sprintf("import socket; s = socket.create_connection((%q, %s), 5); s.settimeout(5); print(s.recv(4))", to, sshPort)
+			if got := r.sallyport("run", "other", "--", "python3", "-c", probe); strings.Contains(got.stdout, "SSH-") {
+				t.Errorf("a sandbox reaches %s: %s", to, got)
+			}
+		})
 	}
+	probing.Wait()
 	// Whether a key is known is not said to who does not have it.
 	for _, line := range []string{alice.line, mallory.line} {
 		k, _, _, _, err := ssh.ParseAuthorizedKey([]byte(line))
