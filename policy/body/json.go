@@ -5,13 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"unicode"
-	"unicode/utf16"
 	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
 )
 
 // Bounds of a JSON document that a rule may judge.
@@ -46,109 +47,82 @@ func readJSON(text []byte) (any, error) {
 	if !utf8.Valid(text) || bytes.HasPrefix(text, []byte("\ufeff")) {
 		return nil, errEncoding
 	}
-	r := jsonReader{text: text}
+	r := jsonReader{decoder: jsontext.NewDecoder(bytes.NewReader(text), jsontext.AllowDuplicateNames(true))} // which names are alike is ours to say
 	v, err := r.value(0)
 	if err != nil {
 		return nil, err
 	}
-	if r.next() != 0 || r.at < len(text) {
+	if _, err := r.decoder.ReadToken(); err != io.EOF {
 		return nil, errTrailing
 	}
 	return v, nil
 }
 
 type jsonReader struct {
-	text   []byte
-	at     int
-	values int
+	decoder *jsontext.Decoder
+	values  int
 }
 
-// next passes over white space and returns the byte behind it, 0 at the end. A
-// byte that is 0 is no part of JSON.
-func (r *jsonReader) next() byte {
-	for ; r.at < len(r.text); r.at++ {
-		switch c := r.text[r.at]; c {
-		case ' ', '\t', '\r', '\n':
-		default:
-			return c
-		}
+func (r *jsonReader) token() (jsontext.Token, error) {
+	t, err := r.decoder.ReadToken()
+	var syntax *jsontext.SyntacticError
+	switch {
+	case err == nil:
+		return t, nil
+	case errors.As(err, &syntax) && strings.Contains(syntax.Err.Error(), "surrogate"):
+		return t, errSurrogate
 	}
-	return 0
+	return t, errSyntax
 }
 
 func (r *jsonReader) value(depth int) (any, error) {
 	if r.values++; r.values > maxValues {
 		return nil, errMany
 	}
-	switch c := r.next(); {
-	case c == '{' || c == '[':
-		if depth == maxDepth {
-			return nil, errDeep
-		}
-		r.at++
-		if c == '{' {
-			return r.object(depth + 1)
-		}
+	t, err := r.token()
+	if err != nil {
+		return nil, err
+	}
+	kind := t.Kind()
+	if (kind == jsontext.KindBeginObject || kind == jsontext.KindBeginArray) && depth == maxDepth {
+		return nil, errDeep
+	}
+	switch kind {
+	case jsontext.KindBeginObject:
+		return r.object(depth + 1)
+	case jsontext.KindBeginArray:
 		return r.array(depth + 1)
-	case c == '"':
-		s, err := r.str()
-		return s, err
-	case c == '-' || c >= '0' && c <= '9':
-		return r.number()
+	case jsontext.KindString:
+		return t.String(), nil
+	case jsontext.KindNumber:
+		return number(t.String())
+	case jsontext.KindNull:
+		return nil, nil
 	}
-	for _, w := range words {
-		if bytes.HasPrefix(r.text[r.at:], []byte(w.text)) {
-			r.at += len(w.text)
-			return w.value, nil
-		}
-	}
-	return nil, errSyntax
+	return t.Bool(), nil
 }
-
-var words = []struct {
-	text  string
-	value any
-}{{"true", true}, {"false", false}, {"null", nil}}
 
 func (r *jsonReader) array(depth int) (any, error) {
 	items := []any{}
-	if r.next() == ']' {
-		r.at++
-		return items, nil
-	}
-	for {
+	for r.decoder.PeekKind() != jsontext.KindEndArray {
 		v, err := r.value(depth)
 		if err != nil {
 			return nil, err
 		}
 		items = append(items, v)
-		switch r.next() {
-		case ',':
-			r.at++
-		case ']':
-			r.at++
-			return items, nil
-		default:
-			return nil, errSyntax
-		}
 	}
+	_, err := r.token()
+	return items, err
 }
 
 func (r *jsonReader) object(depth int) (any, error) {
-	object := map[string]any{}
-	if r.next() == '}' {
-		r.at++
-		return object, nil
-	}
-	names := map[string]bool{}
-	for {
-		if r.next() != '"' {
-			return nil, errSyntax
-		}
-		name, err := r.str()
+	object, names := map[string]any{}, map[string]bool{}
+	for r.decoder.PeekKind() != jsontext.KindEndObject {
+		t, err := r.token()
 		if err != nil {
 			return nil, err
 		}
+		name := t.String()
 		switch same := folded(name); {
 		case names[same]:
 			return nil, errTwice
@@ -157,25 +131,12 @@ func (r *jsonReader) object(depth int) (any, error) {
 		default:
 			names[same] = true
 		}
-		if r.next() != ':' {
-			return nil, errSyntax
-		}
-		r.at++
-		v, err := r.value(depth)
-		if err != nil {
+		if object[name], err = r.value(depth); err != nil {
 			return nil, err
 		}
-		object[name] = v
-		switch r.next() {
-		case ',':
-			r.at++
-		case '}':
-			r.at++
-			return object, nil
-		default:
-			return nil, errSyntax
-		}
 	}
+	_, err := r.token()
+	return object, err
 }
 
 // folded is the same for names that strings.EqualFold takes for equal.
@@ -195,136 +156,14 @@ func folded(name string) string {
 	}, name)
 }
 
-// str reads a string, whose quote is next.
-func (r *jsonReader) str() (string, error) {
-	r.at++
-	begin := r.at
-	for r.at < len(r.text) {
-		switch c := r.text[r.at]; {
-		case c == '"':
-			s := string(r.text[begin:r.at])
-			r.at++
-			return s, nil
-		case c == '\\':
-			return r.escaped(slices.Clone(r.text[begin:r.at]))
-		case c < ' ':
-			return "", errSyntax
-		}
-		r.at++
-	}
-	return "", errSyntax
-}
-
-// escaped reads the rest of a string that has an escape in it.
-func (r *jsonReader) escaped(s []byte) (string, error) {
-	for r.at < len(r.text) {
-		c := r.text[r.at]
-		r.at++
-		switch {
-		case c == '"':
-			return string(s), nil
-		case c < ' ':
-			return "", errSyntax
-		case c != '\\':
-			s = append(s, c)
-			continue
-		case r.at == len(r.text):
-			return "", errSyntax
-		}
-		c = r.text[r.at]
-		r.at++
-		if i := strings.IndexByte(`"\/bfnrt`, c); i >= 0 {
-			s = append(s, "\"\\/\b\f\n\r\t"[i])
-			continue
-		}
-		if c != 'u' {
-			return "", errSyntax
-		}
-		char, err := r.unit()
-		if err != nil {
-			return "", err
-		}
-		if utf16.IsSurrogate(char) {
-			if !bytes.HasPrefix(r.text[r.at:], []byte(`\u`)) {
-				return "", errSurrogate
-			}
-			r.at += 2
-			low, err := r.unit()
-			if err != nil {
-				return "", err
-			}
-			if char = utf16.DecodeRune(char, low); char == utf8.RuneError {
-				return "", errSurrogate
-			}
-		}
-		s = utf8.AppendRune(s, char)
-	}
-	return "", errSyntax
-}
-
-// unit reads the four digits of \u.
-func (r *jsonReader) unit() (rune, error) {
-	if r.at+4 > len(r.text) {
-		return 0, errSyntax
-	}
-	var u rune
-	for _, c := range r.text[r.at : r.at+4] {
-		digit := strings.IndexByte("0123456789abcdefABCDEF", c)
-		if digit < 0 {
-			return 0, errSyntax
-		}
-		if digit > 15 {
-			digit -= 6
-		}
-		u = u<<4 | rune(digit)
-	}
-	r.at += 4
-	return u, nil
-}
-
-func (r *jsonReader) digits() bool {
-	begin := r.at
-	for r.at < len(r.text) && '0' <= r.text[r.at] && r.text[r.at] <= '9' {
-		r.at++
-	}
-	return r.at > begin
-}
-
-// eat passes over one of some bytes, where it is next.
-func (r *jsonReader) eat(one string) bool {
-	if r.at < len(r.text) && strings.IndexByte(one, r.text[r.at]) >= 0 {
-		r.at++
-		return true
-	}
-	return false
-}
-
-func (r *jsonReader) number() (any, error) {
-	begin, whole := r.at, true
-	r.eat("-")
-	if !r.eat("0") && !r.digits() {
-		return nil, errSyntax
-	}
-	if r.eat(".") {
-		whole = false
-		if !r.digits() {
-			return nil, errSyntax
-		}
-	}
-	if r.eat("eE") {
-		whole = false
-		r.eat("+-")
-		if !r.digits() {
-			return nil, errSyntax
-		}
-	}
-	text := string(r.text[begin:r.at])
+// number is a number's value as a double, in one way of writing it.
+func number(text string) (any, error) {
 	if len(text) > maxNumber {
 		return nil, errNumber
 	}
 	f, err := strconv.ParseFloat(text, 64)
 	mantissa, _, _ := strings.Cut(strings.ToLower(text), "e")
-	switch {
+	switch whole := !strings.ContainsAny(text, ".eE"); {
 	case err != nil, // too large
 		whole && math.Abs(f) > maxExact,
 		f == 0 && strings.ContainsAny(mantissa, "123456789"): // too small
