@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"sallyport/internal/test/testnet"
 )
 
 // TestMain plays a role when a run under test has started this program for it.
@@ -41,6 +43,7 @@ func rows(text string) map[string][]string {
 }
 
 func TestSurvey(t *testing.T) {
+	testnet.Privileged(t) // the memory of other programs is read
 	// As in a run, but with what every machine has, and small.
 	all, few := contenders, slices.Clone(kinds)
 	t.Cleanup(func() { contenders, kinds = all, few })

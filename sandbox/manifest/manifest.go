@@ -160,7 +160,7 @@ func (w *walker) list(l *level) (names []string, size int, err error) {
 			return nil, 0, errTooMany
 		}
 		names = append(names, some...)
-		if errors.Is(err, io.EOF) {
+		if errors.Is(err, io.EOF) || errors.Is(err, fs.ErrNotExist) { // the folder has been removed meanwhile
 			break
 		}
 		if err != nil {
