@@ -11,6 +11,7 @@ import (
 
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/form"
+	"sallyport/gateway/grpc"
 	"sallyport/gateway/websocket"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
@@ -34,13 +35,13 @@ type admitted struct {
 // request's turn before it waits for anything.
 func (q *request) admit(w http.ResponseWriter, r *http.Request, turn *turn) *http.Request {
 	q.out.ResponseWriter, q.out.in = w, &q.sent.read
-	if q.streamed = r.ProtoMajor == 2; q.streamed && grpc(r) {
-		q.out.messages = new(grpcMessages)
+	if q.streamed = r.ProtoMajor == 2; q.streamed && grpc.IsCall(r) {
+		q.out.messages = new(grpc.Messages)
 	}
 	if q.answer != nil {
 		turn.end()
 		w.Header().Set("Connection", "close")
-		q.answer.write(w, r)
+		q.answer.Write(w, r)
 		return nil
 	}
 	q.out.tunnel = websocket.FromHTTP2(w, r)
@@ -60,7 +61,7 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request, turn *turn) *htt
 	if q.refused {
 		w.Header().Set("Connection", "close")
 		d := q.gateway.unlisted(q.Context, q.peer, q.target)
-		q.deny(r, d).write(w, r)
+		q.deny(r, d).Write(w, r)
 		return nil
 	}
 	r.URL.Scheme, r.URL.Host = q.scheme(), q.authority
@@ -80,7 +81,7 @@ func (q *request) reject(w http.ResponseWriter, r *http.Request, m *form.Error) 
 	if r.ProtoMajor == 1 {
 		w.Header().Set("Connection", "close")
 	}
-	q.refuse(r, m).write(w, r)
+	q.refuse(r, m).Write(w, r)
 }
 
 // describe fills in what policy sees of a request, all but the path.

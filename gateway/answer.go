@@ -1,17 +1,13 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
+	"sallyport/gateway/answer"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/decode"
 	"sallyport/gateway/credential/scrub"
@@ -22,17 +18,8 @@ import (
 	"sallyport/policy"
 )
 
-// decisionHeader carries the decision id in every response of the gateway's own
-// that is about a decision.
-const decisionHeader = "Sallyport-Decision"
-
-// approvalHeader carries the id under which a request waits for an operator, or
-// has waited.
-const approvalHeader = "Sallyport-Approval"
-
 // Errors that end a request before anything of it has left.
 var (
-	errAudit     = errors.New("the decision could not be written down")
 	errUpgrade   = errors.New("the upstream switched protocols unasked")
 	errWebSocket = errors.New("the upstream did not begin a WebSocket")
 	errCoding    = errors.New("the upstream answered in a form that cannot be searched for the credential")
@@ -42,55 +29,23 @@ var (
 	errLate      = errors.New("the client began TLS late that no rule lets pass unread")
 )
 
-// answer is what the gateway says instead of an upstream.
-type answer struct {
-	Status   int    `json:"status"`
-	Reason   string `json:"reason"`
-	Rule     string `json:"rule,omitempty"`
-	Decision string `json:"decision,omitempty"`
-	Approval string `json:"approval,omitempty"` // id of what waits for an operator, or waited
-	Remedy   string `json:"what_to_do"`
-	// Retry is for how many seconds not to try again.
-	Retry  int64 `json:"retry_after,omitempty"`
-	denied bool  // as opposed to failed
-	last   bool  // the connection ends with it, where it carries no others
-	late   bool  // the deadline of a call is over (gRPC)
-}
-
 // denied answers a decision that is not to carry.
-func denied(d policy.Decision, id, where string) *answer {
-	a := &answer{Status: http.StatusForbidden, Reason: d.Reason, Rule: d.Rule, Decision: id, denied: true}
+func denied(d policy.Decision, id, where string) *answer.Answer {
+	a := answer.Denied(d, id, where)
 	switch {
-	case d.Approval != nil:
-		a.Approval = d.Approval.ID
-		a.Remedy = "Do not retry or work around it. An operator has been asked already."
-	case d.Action == policy.Approve:
-		a.Remedy = "This needs the approval of an operator, who will want the decision id. Do not retry before you have it."
-	case d.Err != nil:
-		a.Remedy = "The policy could not be evaluated. Tell an operator the decision id."
+	case d.Approval != nil, d.Action == policy.Approve, d.Err != nil:
 	case errors.Is(d.Unjudged, errUnpriced):
 		a.Remedy = unpricedRemedy
-	case d.Unjudged != nil:
-		if errors.Is(d.Unjudged, policy.ErrTooLong) {
-			a.Status = http.StatusRequestEntityTooLarge
-		}
-		a.Remedy = "Send the request with a body that can be judged, as the reason says. Do not retry it as it is."
 	case d.RuleType == policy.TypeLimit:
-		a.limited(&exceededError{rule: d.Rule, reason: d.Reason, retry: d.Retry})
+		limited(a, &exceededError{rule: d.Rule, reason: d.Reason, retry: d.Retry})
 	case d.RuleType == "floor" && d.Rule == FoundLimit:
 		a.Remedy = "Stop here: nothing leaves until an operator has looked at the audit log and run: sallyport limits reset " + FoundLimit
-	case d.RuleType == "floor":
-		a.Remedy = "No rule can allow this. Change the request as the reason says."
-	case d.RuleType != "": // a rule of its own would change nothing
-		a.Remedy = "Do not retry or work around it: the policy denies it on purpose. If the task needs " + where + ", ask an operator and quote the decision id."
-	default:
-		a.Remedy = "Do not retry or work around it. If the task needs " + where + ", ask an operator to add an egress rule for it and quote the decision id."
 	}
 	return a
 }
 
-// limited makes it the answer to what a limit has no room for.
-func (a *answer) limited(e *exceededError) {
+// limited makes a the answer to what a limit has no room for.
+func limited(a *answer.Answer, e *exceededError) {
 	a.Status, a.Rule = e.status(), e.rule
 	if e.unpriced {
 		a.Remedy = unpricedRemedy
@@ -106,11 +61,11 @@ func (a *answer) limited(e *exceededError) {
 
 // failed answers an error that met an allowed request. It is the one place
 // where an error becomes a status.
-func failed(err error, id string) *answer {
-	a := &answer{Status: status(err), Reason: explain(err), Decision: id}
+func failed(err error, id string) *answer.Answer {
+	a := &answer.Answer{Status: status(err), Reason: explain(err), Decision: id}
 	var over *exceededError
 	if errors.As(err, &over) {
-		a.limited(over)
+		limited(a, over)
 		return a
 	}
 	switch a.Status {
@@ -145,7 +100,7 @@ func status(err error) int {
 		return http.StatusForbidden
 	case errors.As(err, &over):
 		return over.status()
-	case errors.Is(err, errAudit), errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), leasing(err):
+	case errors.Is(err, errClosed), errors.Is(err, decode.ErrMemory), leasing(err):
 		return http.StatusServiceUnavailable
 	case errors.Is(err, errPanic):
 		return http.StatusInternalServerError
@@ -189,7 +144,7 @@ func explain(err error) string {
 	case errors.Is(err, decode.ErrMemory):
 		return decode.ErrMemory.Error()
 	}
-	for _, known := range []error{errAudit, errUpgrade, errWebSocket, websocket.ErrFrames, errCoding, errUnread, errPanic, errSilent, errLate, errClosed} {
+	for _, known := range []error{errUpgrade, errWebSocket, websocket.ErrFrames, errCoding, errUnread, errPanic, errSilent, errLate, errClosed} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}
@@ -268,88 +223,6 @@ func repair(err error) string {
 		return "An operator must make the secret's source reachable (sallyport doctor)."
 	case errors.Is(err, credential.ErrRefused):
 		return "An operator must let Sallyport's login at the secret's source read it."
-	case errors.Is(err, errAudit):
-		return "An operator must make the audit log writable again: look at the disk that holds it."
 	}
 	return "An operator must look at Sallyport's log."
-}
-
-// response renders an answer for r: JSON when it asks for it, else plain text
-// that an agent can act on.
-func (a *answer) response(r *http.Request) *http.Response {
-	if grpc(r) {
-		return a.status(r)
-	}
-	var body bytes.Buffer
-	kind := "text/plain; charset=utf-8"
-	if a.Status == http.StatusPreconditionRequired || strings.Contains(r.Header.Get("Accept"), "application/json") {
-		kind = "application/json"
-		_ = json.NewEncoder(&body).Encode(a) // strings and an int
-	} else {
-		a.print(&body)
-	}
-	h := http.Header{
-		"Content-Type":           {kind},
-		"Content-Length":         {strconv.Itoa(body.Len())},
-		"Cache-Control":          {"no-store"},
-		"X-Content-Type-Options": {"nosniff"},
-	}
-	if a.last && r.ProtoMajor == 1 {
-		h["Connection"] = []string{"close"} // or a client would take it for its next request
-	}
-	a.identify(h)
-	if a.Status == http.StatusRequestEntityTooLarge && r.ProtoMajor == 1 {
-		h.Set("Connection", "close") // the rest of the body is not waited for
-	}
-	return &http.Response{
-		StatusCode:    a.Status,
-		Proto:         "HTTP/1.1",
-		ProtoMajor:    1,
-		ProtoMinor:    1,
-		Header:        h,
-		Body:          io.NopCloser(&body),
-		ContentLength: int64(body.Len()),
-		Request:       r,
-	}
-}
-
-// identify puts the ids of an answer into its head.
-func (a *answer) identify(h http.Header) {
-	if a.Decision != "" {
-		h.Set(decisionHeader, a.Decision)
-	}
-	if a.Approval != "" {
-		h.Set(approvalHeader, a.Approval)
-	}
-	if a.Retry > 0 {
-		h.Set("Retry-After", strconv.FormatInt(a.Retry, 10))
-	}
-}
-
-func (a *answer) print(w io.Writer) {
-	verb := "Sallyport could not carry this request."
-	if a.Status < 500 || a.denied {
-		verb = "Sallyport denied this request."
-	}
-	fmt.Fprintf(w, "%s\nreason: %s\n", verb, a.Reason)
-	if a.Rule != "" {
-		fmt.Fprintf(w, "rule: %s\n", a.Rule)
-	}
-	if a.Decision != "" {
-		fmt.Fprintf(w, "decision: %s\n", a.Decision)
-	}
-	if a.Approval != "" {
-		fmt.Fprintf(w, "approval: %s\n", a.Approval)
-	}
-	fmt.Fprintf(w, "what to do: %s\n", a.Remedy)
-}
-
-// write sends an answer outside of goproxy.
-func (a *answer) write(w http.ResponseWriter, r *http.Request) {
-	resp := a.response(r)
-	for k, v := range resp.Header {
-		w.Header()[k] = v
-	}
-	w.WriteHeader(resp.StatusCode)
-	_, _ = io.Copy(w, resp.Body) // the sandbox may be gone
 }

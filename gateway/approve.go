@@ -11,7 +11,10 @@ import (
 	"sync"
 	"time"
 
+	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
+	"sallyport/gateway/event"
+	"sallyport/gateway/grpc"
 	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/internal/quota"
@@ -167,7 +170,7 @@ func approvalOf(connection, request policy.Decision) policy.Decision {
 
 // approve holds a request until an operator has answered, or has it sent again.
 // The answer it returns is for one that may not leave.
-func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, *answer) {
+func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, *answer.Answer) {
 	g := q.gateway
 	if len(d.Inject) > 0 && !q.tls() {
 		return d, q.deny(r, floor(d, "plain-credential", "a credential goes over TLS only: use https"))
@@ -179,7 +182,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 	defer g.holds.places.Leave(q.identity.ID, q.identity.Owner)
 	ctx, cancel := context.WithDeadline(r.Context(), h.expires.Add(time.Second)) // the store says when it is over
 	defer cancel()
-	if within, ok := grpcTimeout(r); ok {
+	if within, ok := grpc.Timeout(r); ok {
 		ctx, cancel = context.WithTimeout(ctx, within)
 		defer cancel()
 	}
@@ -195,7 +198,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 	}
 	h.subject = func(d policy.Decision) approval.Subject {
 		s := q.target.subject(q.peer, d)
-		s.Method, s.Path, s.Target, s.QueryKeys, s.Query = r.Method, q.form.seen.Path, q.pathSent(r, d), clipAll(q.form.names.Query), query
+		s.Method, s.Path, s.Target, s.QueryKeys, s.Query = r.Method, q.form.seen.Path, q.pathSent(r, d), event.ClipAll(q.form.names.Query), query
 		s.Body, s.Length = body, length
 		return s
 	}
@@ -227,7 +230,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 		}
 		return d, nil // no approval is needed any more
 	case err == nil && v.State == approval.Approved:
-		leaveTime(ctx, r)
+		grpc.SetTimeout(ctx, r)
 		return q.enterApproved(r.Context(), approved(d, v, policy.Allow), h.epoch), nil
 	case err == nil && v.State == approval.Pending:
 		return d, q.later(r, d, v)
@@ -242,7 +245,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 		g.logger.Warn("no operator could be asked", "sandbox", q.identity.Name, "error", err)
 	}
 	a := q.deny(r, h.unapproved(d, v, err))
-	a.late = ctx.Err() != nil && grpc(r)
+	a.Late = ctx.Err() != nil && grpc.IsCall(r)
 	return d, a
 }
 
@@ -269,7 +272,7 @@ func (q *request) readAhead(ctx context.Context, h *hold) (string, int64, error)
 }
 
 // later has the request sent again.
-func (q *request) later(r *http.Request, d policy.Decision, v approval.Verdict) *answer {
+func (q *request) later(r *http.Request, d policy.Decision, v approval.Verdict) *answer.Answer {
 	d.Inject, d.Upstream = nil, nil
 	d.Approval = &policy.Approval{ID: v.ID}
 	a := q.deny(r, d)

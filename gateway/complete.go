@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/event"
 	"sallyport/gateway/live"
 )
 
@@ -27,7 +28,7 @@ func (q *request) complete(r *http.Request) {
 				id = q.allowed.ID()
 			}
 			q.out.Header().Set("Connection", "close")
-			failed(errPanic, id).write(&q.out, r)
+			failed(errPanic, id).Write(&q.out, r)
 			p = nil
 		}
 	}
@@ -88,15 +89,9 @@ func (q *request) recordCompletion() {
 		c.Message = strings.TrimPrefix(c.Message+"; "+forgotten(q.lost), "; ")
 		c.SeverityID = audit.SeverityMedium
 	}
-	c.Duration = time.Since(q.started).Milliseconds()
-	if q.out.status != 0 {
-		q.events.Response = audit.HTTPResponse{Code: q.out.status, Length: q.out.written.Load()}
-		c.HTTPResponse = &q.events.Response
-	}
-	q.events.Traffic = audit.Traffic{BytesIn: q.out.written.Load(), BytesOut: q.sent.read.Load()}
-	c.Traffic = &q.events.Traffic
+	event.Finished(&q.events, c, time.Since(q.started), q.out.status, q.out.written.Load(), q.sent.read.Load(), q.out.written.Load())
 	q.gateway.enqueue(c)
-	q.gateway.metrics.finished(q.out.status, time.Since(q.started))
+	q.gateway.metrics.Finished(q.out.status, time.Since(q.started))
 }
 
 // held says what a response held.
@@ -146,7 +141,7 @@ func (q *request) outcome() error {
 // endCall gives a call of gRPC whose answer is broken off a status, where a message has
 // ended and it is known why. Any other is left to be reset.
 func (q *request) endCall(r *http.Request) bool {
-	if q.out.messages == nil || !q.out.messages.between() || q.out.failed {
+	if q.out.messages == nil || !q.out.messages.Between() || q.out.failed {
 		return false
 	}
 	a := q.revoked()
@@ -156,7 +151,7 @@ func (q *request) endCall(r *http.Request) bool {
 	if a == nil {
 		return false
 	}
-	header := a.status(r).Header
+	header := a.Call(r).Header
 	delete(header, "Content-Type") // which has been said
 	for name, values := range header {
 		q.out.Header()[http.TrailerPrefix+name] = values

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"sallyport/gateway/answer"
 	"sallyport/gateway/form"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
@@ -190,7 +191,7 @@ func (g *Gateway) deny(c *connection, d policy.Decision) {
 }
 
 // tell answers each request on a connection with a, or closes it.
-func (g *Gateway) tell(c *connection, a *answer) {
+func (g *Gateway) tell(c *connection, a *answer.Answer) {
 	if c.protocol == policy.ProtocolOther {
 		_ = c.Close()
 		return
@@ -294,7 +295,7 @@ func (g *Gateway) unreadable(ctx context.Context, w http.ResponseWriter, r *http
 	if remedy, ok := forms[err.Status]; ok {
 		a.Remedy = remedy
 	}
-	a.write(w, r)
+	a.Write(w, r)
 }
 
 // forms say what to do about a head that was refused.

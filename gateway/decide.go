@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 
+	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/live"
 	"sallyport/policy"
@@ -23,7 +24,7 @@ type grant struct {
 // decide decides on a request, asks an operator where the policy wants that, and counts
 // the request against its limits. The answer that it returns is for a request that may
 // not leave.
-func (q *request) decide(r *http.Request, turn *turn) (policy.Decision, *answer) {
+func (q *request) decide(r *http.Request, turn *turn) (policy.Decision, *answer.Answer) {
 	g := q.gateway
 	d := q.askPolicy(r.Context())
 	for d.Action == policy.Approve {
@@ -32,7 +33,7 @@ func (q *request) decide(r *http.Request, turn *turn) (policy.Decision, *answer)
 			break
 		}
 		turn.end() // it may take long
-		var refused *answer
+		var refused *answer.Answer
 		if d, refused = q.approve(r, d); refused != nil {
 			return d, refused
 		}

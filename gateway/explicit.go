@@ -13,7 +13,9 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
+	"sallyport/gateway/event"
 	"sallyport/gateway/form"
 	"sallyport/internal/connlimit"
 	"sallyport/policy"
@@ -124,7 +126,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	s := &session{peer: unknownPeer(remote(r)), life: &c.lifetime}
 	header := r.Header.Get("Proxy-Authorization")
 	name, token, given := proxyAuth(header)
-	identity, ok := g.clients.Authenticate(name, token)
+	sandbox, ok := g.clients.Authenticate(name, token)
 	if !given || !ok {
 		if header != "" {
 			g.authFailed(s.peer)
@@ -133,9 +135,9 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 		return
 	}
 	c.authenticated()
-	s.peer = s.peer.is(identity)
-	s.peer.exposure = g.exposures.Of(identity.ID)
-	s.peer.valid = func() bool { return g.clients.Present(identity) }
+	s.peer = s.peer.is(Identity{Sandbox: sandbox})
+	s.peer.exposure = g.exposures.Of(sandbox.ID)
+	s.peer.valid = func() bool { return g.clients.Present(sandbox) }
 	c.peer = s.peer
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it
 	destination := r.Host
@@ -154,10 +156,10 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 		g.malformed(w, r, s.peer, "this is a proxy: send https through CONNECT, http in absolute-form")
 	default:
 		s.target = target{port: cmp.Or(port, 80), protocol: policy.ProtocolHTTP}.to(host)
-		if !c.countFor(identity.ID) {
+		if !c.countFor(sandbox.ID) {
 			g.unfinished(s.peer, s.target, "connections", errTooMany.Error())
 			w.Header().Set("Connection", "close")
-			(&answer{Status: http.StatusTooManyRequests, Reason: errTooMany.Error(), Remedy: "Close some."}).write(w, r)
+			(&answer.Answer{Status: http.StatusTooManyRequests, Reason: errTooMany.Error(), Remedy: "Close some."}).Write(w, r)
 			return
 		}
 		g.absolute(ctx, w, r, s)
@@ -175,7 +177,7 @@ func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.R
 		}
 		q := g.request(ctx, s.life.cancel, s, new(bodies.Heads))
 		q.describe(r)
-		q.deny(r, d).write(w, r)
+		q.deny(r, d).Write(w, r)
 		return
 	}
 	g.serve(ctx, s.life.cancel, w, r, s, new(arrival))
@@ -225,7 +227,7 @@ func (g *Gateway) established(c *connection) {
 // wrong by one letter is nearly right.
 func (g *Gateway) authFailed(p *peer) {
 	d := floor(policy.Decision{}, "proxy-authentication", "the explicit proxy was given a name and token that are no client's")
-	g.denials.Add(text(p.source.Addr()), g.rejection(p, target{}, policy.PhaseConnect, d))
+	g.denials.Add(event.Text(p.source.Addr()), g.rejection(p, target{}, policy.PhaseConnect, d))
 	g.metrics.unauthenticated.Inc()
 }
 
@@ -233,11 +235,11 @@ func (g *Gateway) authFailed(p *peer) {
 func (g *Gateway) challenge(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Proxy-Authenticate", `Basic realm="Sallyport", charset="UTF-8"`)
 	w.Header().Set("Connection", "close")
-	(&answer{
+	(&answer.Answer{
 		Status: http.StatusProxyAuthRequired,
 		Reason: "this proxy needs the name and token of a client",
 		Remedy: "Set the proxy to http://NAME:TOKEN@HOST:PORT. An operator makes a client with: sallyport client add NAME",
-	}).write(w, r)
+	}).Write(w, r)
 }
 
 // malformed refuses a malformed request to the proxy itself, and records it.
@@ -246,7 +248,7 @@ func (g *Gateway) malformed(w http.ResponseWriter, r *http.Request, p *peer, rea
 	a := denied(d, g.denial(p, target{}, g.rejection(p, target{}, policy.PhaseConnect, d)), "")
 	a.Status = http.StatusBadRequest
 	w.Header().Set("Connection", "close")
-	a.write(w, r)
+	a.Write(w, r)
 }
 
 // proxyAuth reads Basic credentials (RFC 7617).

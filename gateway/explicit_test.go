@@ -16,6 +16,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/policy"
 )
 
@@ -331,7 +332,7 @@ func TestConnectWithEarlyBytes(t *testing.T) {
 func TestClientStore(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir() + "/clients.json"
-	s, err := gateway.OpenClients(path)
+	s, err := access.OpenClients(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,11 +343,11 @@ func TestClientStore(t *testing.T) {
 	if len(token) != 43 {
 		t.Errorf("token of %d characters, want 256 bits", len(token))
 	}
-	if _, _, err := s.Add("ci", nil); !errors.Is(err, gateway.ErrClientExists) {
+	if _, _, err := s.Add("ci", nil); !errors.Is(err, access.ErrClientExists) {
 		t.Errorf("adding twice: %v", err)
 	}
 	for _, name := range []string{"", "CI", "-x", "a b", strings.Repeat("a", 64), "a/b", "a:b"} {
-		if _, _, err := s.Add(name, nil); !errors.Is(err, gateway.ErrClientName) {
+		if _, _, err := s.Add(name, nil); !errors.Is(err, access.ErrClientName) {
 			t.Errorf("%q: %v", name, err)
 		}
 	}
@@ -358,7 +359,7 @@ func TestClientStore(t *testing.T) {
 		t.Errorf("mode %v", info.Mode())
 	}
 
-	again, err := gateway.OpenClients(path)
+	again, err := access.OpenClients(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +376,7 @@ func TestClientStore(t *testing.T) {
 	if _, ok := again.Authenticate("ci", token); ok {
 		t.Error("a removed client's token is good")
 	}
-	if err := again.Remove("ci"); !errors.Is(err, gateway.ErrClientUnknown) {
+	if err := again.Remove("ci"); !errors.Is(err, access.ErrClientUnknown) {
 		t.Errorf("removing twice: %v", err)
 	}
 	renewed, _, err := again.Add("ci", nil)
@@ -390,7 +391,7 @@ func TestClientStore(t *testing.T) {
 	if err := os.WriteFile(path, []byte(`[{"name":"ci","id":"x","digest":"00"}]`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := gateway.OpenClients(path); err == nil || !strings.Contains(err.Error(), "damaged") {
+	if _, err := access.OpenClients(path); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("a damaged file: %v", err)
 	}
 }

@@ -4,8 +4,8 @@
 // authenticated clients elsewhere (ServeExplicit), finds the sandbox and the destination,
 // asks the policy, records the decision, and only then resolves, dials, injects and sends.
 // The life of a request is on one page, request.go: admit, decide, record, inject, send,
-// scrub, complete. goproxy copies responses; proxy.go alone knows it. ServeInbound carries
-// requests of this host to exposed ports of sandboxes.
+// scrub, complete. goproxy copies responses; proxy.go alone knows it. Package inbound carries
+// requests of this host to published ports of sandboxes.
 //
 // Responses are scanned for every secret that was injected for their sandbox so far,
 // whichever host they come from. Secrets of other sandboxes are not looked for.
@@ -34,6 +34,7 @@ import (
 	"sallyport/gateway/credential"
 	"sallyport/gateway/denials"
 	"sallyport/gateway/http1"
+	"sallyport/gateway/inbound"
 	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
@@ -72,7 +73,7 @@ type Gateway struct {
 
 	proxy           *goproxy.ProxyHttpServer
 	web             *http1.Server
-	inbound         *inboundServer // nil where nothing comes in
+	inbound         *inbound.Server // nil where nothing comes in
 	h2              *http2Servers
 	bodyPolicy      bodyPolicy // nil where no policy has to see a body
 	bodies          *bodies.Budget
@@ -177,11 +178,31 @@ func New(o Options) (*Gateway, error) {
 		},
 		Logger: o.Logger,
 	}
-	if o.Exposures != nil && o.Waker != nil {
-		g.inbound = g.newInboundServer(o)
+	if o.Ports != nil && o.Waker != nil {
+		g.inbound = inbound.New(inbound.Options{
+			Ports: o.Ports, Waker: o.Waker, Dial: o.Dial, Loopback: o.Loopback,
+			Decide: g.decide, Revision: g.revision, Live: &g.live, Recorder: o.Recorder, Enqueue: g.enqueue, Denials: g.denials,
+			Bodies: g.bodies, Metrics: m, Logger: o.Logger, Life: g.life, HeadTimeout: g.handshake, StallTimeout: g.stall,
+		})
 	}
 	g.h2 = newHTTP2Servers(cmp.Or(o.IdleTimeout, 5*time.Minute), g.handshake, o.Logger)
 	return g, nil
+}
+
+// ServeInbound carries HTTP requests from this host to published ports of sandboxes (see
+// package inbound), until ctx is done or Shutdown. ln is on a loopback address. It returns
+// nil at a regular end.
+func (g *Gateway) ServeInbound(ctx context.Context, ln net.Listener) error {
+	if g.inbound == nil {
+		_ = ln.Close()
+		return errors.New("gateway: what comes in needs ports and a waker")
+	}
+	release, ok := g.listen(ctx, ln)
+	if !ok {
+		return nil
+	}
+	defer release()
+	return g.accept(ctx, ln, g.inbound.ServeConn)
 }
 
 // listen adopts a listener, unless Shutdown has begun; the function it returns
@@ -289,7 +310,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 		go g.h2.shutdown(over)
 		var inward sync.WaitGroup
 		if g.inbound != nil {
-			inward.Go(func() { _ = g.inbound.web.Shutdown(ctx) })
+			inward.Go(func() { _ = g.inbound.Shutdown(ctx) })
 		}
 		_ = g.web.Shutdown(ctx)
 		inward.Wait()
@@ -305,7 +326,7 @@ func (g *Gateway) Shutdown(ctx context.Context) error {
 	g.end()
 	g.web.Close()
 	if g.inbound != nil {
-		g.inbound.web.Close()
+		g.inbound.Close()
 	}
 	g.mu.Lock()
 	open := make([]*connection, 0, len(g.open))

@@ -309,7 +309,7 @@ func (g *Gateway) refuseStream(w http.ResponseWriter, r *http.Request, s *sessio
 	defer cancel()
 	q := g.request(ctx, cancel, s, new(bodies.Heads))
 	q.form.seen = &policy.Request{Method: r.Method, Scheme: q.scheme(), Path: "/", Size: r.ContentLength}
-	q.refuse(r, m).write(w, r)
+	q.refuse(r, m).Write(w, r)
 }
 
 // discardWriter takes the answer to a stream that is reset.

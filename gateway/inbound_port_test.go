@@ -9,17 +9,17 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 )
 
 // exposed opens a store in which each owner has so many exposures.
-func exposed(t *testing.T, counts map[string]int) *gateway.ExposureStore {
+func exposed(t *testing.T, counts map[string]int) *access.Ports {
 	t.Helper()
-	var list []gateway.Exposure
+	var list []access.Port
 	for owner, n := range counts {
 		for i := range n {
 			box := fmt.Sprintf("%s-%d", owner, i/32)
-			list = append(list, gateway.Exposure{
+			list = append(list, access.Port{
 				Sandbox: box, SandboxID: box, Owner: owner, Port: uint16(1024 + i%32),
 				Expires: time.Now().Add(time.Hour), Digest: strings.Repeat("0", 64),
 			})
@@ -30,7 +30,7 @@ func exposed(t *testing.T, counts map[string]int) *gateway.ExposureStore {
 	if err = errors.Join(err, os.WriteFile(path, raw, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	s, err := gateway.OpenExposures(path)
+	s, err := access.OpenPorts(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +59,7 @@ func TestExposuresAreShared(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := exposed(t, tt.counts)
 			_, token, err := s.Add("new", "new", tt.owner, 8000, time.Hour)
-			if errors.Is(err, gateway.ErrExposuresFull) != tt.full || (err == nil) == tt.full || (token == "") != tt.full {
+			if errors.Is(err, access.ErrPortsFull) != tt.full || (err == nil) == tt.full || (token == "") != tt.full {
 				t.Errorf("got %v", err)
 			}
 			if err != nil && !strings.Contains(err.Error(), "unexpose") {
@@ -79,13 +79,13 @@ func TestExposingAgain(t *testing.T) {
 	if n := len(s.List()); n != 1000 {
 		t.Errorf("%d exposures", n)
 	}
-	if _, _, err := s.Add("acme-0", "acme-0", "acme", 9000, time.Hour); !errors.Is(err, gateway.ErrExposuresFull) || !strings.Contains(err.Error(), "32") {
+	if _, _, err := s.Add("acme-0", "acme-0", "acme", 9000, time.Hour); !errors.Is(err, access.ErrPortsFull) || !strings.Contains(err.Error(), "32") {
 		t.Errorf("a sandbox's 33rd: %v", err)
 	}
 	if err := s.Forget("acme-1"); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.Add("acme-1", "acme-1", "acme", 9000, time.Hour); !errors.Is(err, gateway.ErrExposuresFull) {
+	if _, _, err := s.Add("acme-1", "acme-1", "acme", 9000, time.Hour); !errors.Is(err, access.ErrPortsFull) {
 		t.Errorf("beyond the share: %v", err)
 	}
 }

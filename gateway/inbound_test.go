@@ -21,16 +21,17 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/policy"
 )
 
-// inbound is a lab with a listener for what comes in, and a server that stands
+// published is a lab with a listener for what comes in, and a server that stands
 // for what listens in the sandbox.
-type inbound struct {
+type published struct {
 	*lab
 	ln      net.Listener
-	exposed gateway.Exposed
-	store   *gateway.ExposureStore
+	exposed access.Ports
+	store   *access.Ports
 	inside  *httptest.Server
 	port    uint16
 	asleep  atomic.Bool
@@ -53,7 +54,7 @@ func named(id string) string {
 	return "demo"
 }
 
-func (n *inbound) Whose(_ context.Context, id string) (policy.Sandbox, error) {
+func (n *published) Whose(_ context.Context, id string) (policy.Sandbox, error) {
 	team := "web"
 	if n.retag.Load() {
 		team = "other"
@@ -62,7 +63,7 @@ func (n *inbound) Whose(_ context.Context, id string) (policy.Sandbox, error) {
 }
 
 // answers waits for the agent of a sandbox.
-func (n *inbound) answers(ctx context.Context, id string) error {
+func (n *published) answers(ctx context.Context, id string) error {
 	if !n.silent[id] {
 		return nil
 	}
@@ -72,7 +73,7 @@ func (n *inbound) answers(ctx context.Context, id string) error {
 	return ctx.Err()
 }
 
-func (n *inbound) Wake(ctx context.Context, id string) (gateway.Identity, error) {
+func (n *published) Wake(ctx context.Context, id string) (policy.Sandbox, netip.Addr, error) {
 	n.wakes.Add(1)
 	n.step("wake")
 	if id == "sb-1" && n.slow != nil {
@@ -80,21 +81,21 @@ func (n *inbound) Wake(ctx context.Context, id string) (gateway.Identity, error)
 	}
 	if !n.apart.Load() {
 		if err := n.answers(ctx, id); err != nil {
-			return gateway.Identity{}, err
+			return policy.Sandbox{}, netip.Addr{}, err
 		}
 	}
 	if n.asleep.Load() {
-		return gateway.Identity{}, errors.New("no engine")
+		return policy.Sandbox{}, netip.Addr{}, errors.New("no engine")
 	}
 	at := netip.MustParseAddr("127.0.0.1")
 	if n.apart.Load() {
 		at = netip.MustParseAddr("127.0.0.2")
 	}
-	return gateway.Identity{Sandbox: policy.Sandbox{Name: named(id), ID: id}, Address: at}, nil
+	return policy.Sandbox{Name: named(id), ID: id}, at, nil
 }
 
 // Connect connects from inside the sandbox.
-func (n *inbound) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
+func (n *published) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	n.step("connect %s:%d", id, port)
 	if err := n.answers(ctx, id); err != nil {
 		return nil, err
@@ -109,9 +110,9 @@ func (n *inbound) Connect(ctx context.Context, id string, port uint16) (net.Conn
 const stall = 2 * time.Second
 
 // newInbound exposes a server, and returns the token.
-func newInbound(t *testing.T) (*inbound, string) {
+func newInbound(t *testing.T) (*published, string) {
 	t.Helper()
-	n := &inbound{}
+	n := &published{}
 	mux := http.NewServeMux()
 	mux.Handle("/echo", websocket.Handler(func(c *websocket.Conn) { _, _ = io.Copy(c, c) }))
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -133,11 +134,11 @@ func newInbound(t *testing.T) (*inbound, string) {
 	t.Cleanup(n.inside.Close)
 	n.port = portOf(n.inside.Listener.Addr()).Port()
 	var err error
-	if n.store, err = gateway.OpenExposures(t.TempDir() + "/exposures.json"); err != nil {
+	if n.store, err = access.OpenPorts(t.TempDir() + "/exposures.json"); err != nil {
 		t.Fatal(err)
 	}
 	n.lab = newLab(t, func(o *gateway.Options) {
-		o.Exposures, o.Waker, o.Inside, o.StallTimeout = &n.exposed, n, n, stall
+		o.Ports, o.Waker, o.Loopback, o.StallTimeout = &n.exposed, n, n, stall
 	})
 	n.policy(allow)
 	if n.ln, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
@@ -156,7 +157,7 @@ func newInbound(t *testing.T) (*inbound, string) {
 
 func portOf(a net.Addr) netip.AddrPort { return netip.MustParseAddrPort(a.String()) }
 
-func (n *inbound) expose(t *testing.T, name, id string, port uint16) string {
+func (n *published) expose(t *testing.T, name, id string, port uint16) string {
 	t.Helper()
 	_, token, err := n.store.Add(name, id, "", port, time.Hour)
 	if err != nil {
@@ -166,13 +167,13 @@ func (n *inbound) expose(t *testing.T, name, id string, port uint16) string {
 	return token
 }
 
-func (n *inbound) host(name string) string {
-	e := gateway.Exposure{Sandbox: name, SandboxID: map[string]string{"demo": "sb-1", "other": "sb-2"}[name], Port: n.port}
+func (n *published) host(name string) string {
+	e := access.Port{Sandbox: name, SandboxID: map[string]string{"demo": "sb-1", "other": "sb-2"}[name], Port: n.port}
 	return fmt.Sprintf("%s:%d", e.Host(), portOf(n.ln.Addr()).Port())
 }
 
 // ask sends bytes and returns the answer.
-func (n *inbound) ask(t *testing.T, request string) (*http.Response, string) {
+func (n *published) ask(t *testing.T, request string) (*http.Response, string) {
 	t.Helper()
 	c, err := net.Dial("tcp", n.ln.Addr().String())
 	if err != nil {
@@ -366,7 +367,7 @@ func TestInboundOriginIsOneSandbox(t *testing.T) {
 	if _, _, err := n.store.Add(strings.Repeat("a", 46), "sb-3", "", 65535, time.Hour); err != nil {
 		t.Errorf("a long name: %v", err)
 	}
-	if _, _, err := n.store.Add(strings.Repeat("a", 47), "sb-3", "", 65535, time.Hour); !errors.Is(err, gateway.ErrExposure) {
+	if _, _, err := n.store.Add(strings.Repeat("a", 47), "sb-3", "", 65535, time.Hour); !errors.Is(err, access.ErrPort) {
 		t.Errorf("a name that is too long: %v", err)
 	}
 }
@@ -454,7 +455,7 @@ func TestInboundFlood(t *testing.T) {
 }
 
 // socketTo begins a WebSocket.
-func (n *inbound) socketTo(t *testing.T, header string) (*socket, int) {
+func (n *published) socketTo(t *testing.T, header string) (*socket, int) {
 	t.Helper()
 	c, err := net.Dial("tcp", n.ln.Addr().String())
 	if err != nil {
@@ -500,14 +501,14 @@ func TestInboundWebSocket(t *testing.T) {
 // it.
 func TestInboundRevoked(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(*inbound){
-		"unexposed": func(n *inbound) { n.exposed.Replace(nil) },
-		"exposed anew": func(n *inbound) {
+	for name, end := range map[string]func(*published){
+		"unexposed": func(n *published) { n.exposed.Replace(nil) },
+		"exposed anew": func(n *published) {
 			_, _, _ = n.store.Add("demo", "sb-1", "", n.port, time.Hour)
 			n.exposed.Replace(n.store.List())
 		},
-		"tagged otherwise": func(n *inbound) { n.retag.Store(true) },
-		"denied":           func(n *inbound) { n.policy(func(policy.Input) policy.Decision { return policy.Decision{} }) },
+		"tagged otherwise": func(n *published) { n.retag.Store(true) },
+		"denied":           func(n *published) { n.policy(func(policy.Input) policy.Decision { return policy.Decision{} }) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			n, token := newInbound(t)

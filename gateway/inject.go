@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sallyport/audit"
+	"sallyport/gateway/answer"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/form"
 	"sallyport/gateway/websocket"
@@ -23,7 +24,7 @@ type injection struct {
 
 // inject turns the sandbox's request into the one that leaves, with the credentials that
 // its decision names. The answer that it returns is for a request that cannot leave.
-func (q *request) inject(r *http.Request) *answer {
+func (q *request) inject(r *http.Request) *answer.Answer {
 	err := q.prepare(r)
 	if err == nil {
 		return nil

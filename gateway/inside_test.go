@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
-	"sallyport/gateway"
+	"sallyport/gateway/inbound"
 	"sallyport/policy"
 )
 
@@ -114,9 +114,9 @@ func TestInboundInsideFails(t *testing.T) {
 		status int
 		says   []string
 	}{
-		"nobody listens":       {fmt.Errorf("%w: evil words", gateway.ErrNoListener), 502, []string{"nothing listens on that port of the sandbox\n", "0.0.0.0, 127.0.0.1 or ::1"}},
-		"too many":             {gateway.ErrInsideBusy, 503, []string{"too many connections at once", "listen on 0.0.0.0"}},
-		"an earlier agent":     {gateway.ErrInsideEarlier, 502, []string{"earlier version", "listen on 0.0.0.0", "stop the sandbox"}},
+		"nobody listens":       {fmt.Errorf("%w: evil words", inbound.ErrNoListener), 502, []string{"nothing listens on that port of the sandbox\n", "0.0.0.0, 127.0.0.1 or ::1"}},
+		"too many":             {inbound.ErrLoopbackBusy, 503, []string{"too many connections at once", "listen on 0.0.0.0"}},
+		"an earlier agent":     {inbound.ErrLoopbackEarlier, 502, []string{"earlier version", "listen on 0.0.0.0", "stop the sandbox"}},
 		"one that is silent":   {errors.New("evil words"), 502, []string{"does not answer", "listen on 0.0.0.0"}},
 		"no process to ask it": {net.ErrClosed, 502, []string{"does not answer"}},
 	} {

@@ -29,6 +29,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
@@ -67,7 +68,7 @@ type lab struct {
 	public   *authority // of the upstreams
 	listener *steered
 	proxy    net.Listener
-	clients  *gateway.ClientStore
+	clients  *access.Clients
 
 	mu       sync.Mutex
 	trace    []string
@@ -107,7 +108,7 @@ func newLab(t *testing.T, options ...option) *lab {
 		rounds:   map[upstream.Route]*http.Transport{},
 		decide:   func(policy.Input) policy.Decision { return policy.Decision{} },
 	}
-	clients, err := gateway.OpenClients(t.TempDir() + "/clients.json")
+	clients, err := access.OpenClients(t.TempDir() + "/clients.json")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -244,22 +244,6 @@ func (m *limitMeter) through(r io.Reader) io.Reader {
 	return metered{r, m}
 }
 
-// limitsOf is what an event says of a decision's limits, so that they can be
-// counted again from the log.
-func limitsOf(d policy.Decision) []audit.LimitUse {
-	if len(d.Limits) == 0 {
-		return nil
-	}
-	list := make([]audit.LimitUse, len(d.Limits))
-	for i, a := range d.Limits {
-		list[i] = audit.LimitUse{Name: a.Name, Subject: a.Subject}
-		if a.Periodic() {
-			list[i].Period, list[i].Uses = time.Duration(a.Every).Milliseconds(), a.Credentials
-		}
-	}
-	return list
-}
-
 // blocked makes a completion that of what a limit has broken off.
 func (g *Gateway) blocked(c *audit.Event, err error) {
 	var over *exceededError

@@ -86,8 +86,8 @@ func newMetrics(r prometheus.Registerer) (*metrics, error) {
 	return m, errors.Join(errs...)
 }
 
-// decision counts a decision. A policy's action is one of four whatever its Rego says.
-func (m *metrics) decision(p policy.Phase, d policy.Decision) {
+// Decided counts a decision. A policy's action is one of four whatever its Rego says.
+func (m *metrics) Decided(p policy.Phase, d policy.Decision) {
 	action := policy.Deny
 	switch d.Action {
 	case policy.Allow, policy.Tunnel, policy.Approve:
@@ -107,7 +107,11 @@ func (m *metrics) charged(t *audit.Tokens, cost limit.Money) {
 	m.cost.Add(float64(cost) / 1e9)
 }
 
-func (m *metrics) finished(status int, took time.Duration) {
+// Unrecorded counts an event that could not be written or queued.
+func (m *metrics) Unrecorded() { m.auditFailures.Inc() }
+
+// Finished counts the end of an allowed request; status 0 is one without an answer.
+func (m *metrics) Finished(status int, took time.Duration) {
 	class := status / 100
 	if class < 1 || class >= len(m.responses) {
 		class = 0

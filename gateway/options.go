@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/inbound"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 	"sallyport/policy/approval"
@@ -34,10 +35,10 @@ type Identities interface {
 // Clients finds the sandbox elsewhere that an explicit proxy user speaks for.
 type Clients interface {
 	// Authenticate compares in constant time.
-	Authenticate(name, token string) (Identity, bool)
+	Authenticate(name, token string) (policy.Sandbox, bool)
 	// Present tells whether the client that Authenticate found still is one. It
 	// is asked for each request.
-	Present(Identity) bool
+	Present(policy.Sandbox) bool
 }
 
 // Decider is the policy.
@@ -109,15 +110,12 @@ type Options struct {
 	Logger       *slog.Logger
 	Metrics      prometheus.Registerer
 
-	// Exposures and Waker are needed by ServeInbound.
-	Exposures Exposures
-	Waker     Waker
-	// Dial connects to an exposed port of a sandbox at its own address. Default: as
-	// any process does.
-	Dial func(ctx context.Context, sandboxID string, to netip.AddrPort) (net.Conn, error)
-	// Inside reaches programs that listen on a sandbox's loopback address. Default: only
-	// programs that listen on the sandbox's own address are reached.
-	Inside Inside
+	// Ports and Waker are needed by ServeInbound. Dial and Loopback are as
+	// [inbound.Options] has them.
+	Ports    inbound.Ports
+	Waker    inbound.Waker
+	Dial     func(ctx context.Context, sandboxID string, to netip.AddrPort) (net.Conn, error)
+	Loopback inbound.Loopback
 	// Budget counts the use of limits. Default: one of its own.
 	Budget *limit.Book
 	// Found is how many secrets may be found in answers of hosts that they were never sent

@@ -8,7 +8,9 @@ import (
 	"sync/atomic"
 
 	"sallyport/audit"
+	"sallyport/gateway/answer"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/event"
 	"sallyport/gateway/form"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
@@ -28,7 +30,7 @@ type peer struct {
 
 // unknownPeer is the peer of a connection whose sandbox or client is not known.
 func unknownPeer(source netip.AddrPort) *peer {
-	return &peer{source: source, from: &audit.Endpoint{IP: text(source.Addr()), Port: int(source.Port())}}
+	return &peer{source: source, from: &audit.Endpoint{IP: event.Text(source.Addr()), Port: int(source.Port())}}
 }
 
 // is returns the peer as a known one.
@@ -140,7 +142,7 @@ type session struct {
 	// asked about.
 	asks bool
 	// answer, when set, is all that a request on this connection is told.
-	answer *answer
+	answer *answer.Answer
 }
 
 // readable tells whether a connection goes on being read under a decision.

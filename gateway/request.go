@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
@@ -135,14 +136,14 @@ func (q *request) Cut() {
 }
 
 // revoked answers a request that the policy no longer allows.
-func (q *request) revoked() *answer {
+func (q *request) revoked() *answer.Answer {
 	why := q.grant.handle.Revoked()
 	if why == nil {
 		return nil
 	}
 	q.err = why
 	a := denied(why.Decision, q.allowed.ID(), q.form.seen.Method+" "+q.scheme()+"://"+q.authority)
-	a.Reason, a.last = why.Error(), true
+	a.Reason, a.Last = why.Error(), true
 	if why.Again {
 		a.Status, a.Remedy = http.StatusServiceUnavailable, "Send the request again."
 	}

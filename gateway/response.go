@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"sallyport/gateway/bodies"
+	"sallyport/gateway/grpc"
 	"sallyport/gateway/live"
 	"sallyport/gateway/websocket"
 )
@@ -28,7 +29,7 @@ type responseWriter struct {
 	ended  websocket.Ending               // of that
 	in     *atomic.Int64                  // what a WebSocket's client sends
 	// messages are those of a gRPC call; nil for what is none.
-	messages *grpcMessages
+	messages *grpc.Messages
 	meter    *limitMeter
 }
 
@@ -53,7 +54,7 @@ func (w *responseWriter) Write(p []byte) (int, error) {
 	n, err := w.ResponseWriter.Write(p)
 	w.written.Add(int64(n))
 	if w.messages != nil {
-		w.messages.pass(p[:n])
+		w.messages.Pass(p[:n])
 	}
 	if err != nil && !errors.Is(err, http.ErrBodyNotAllowed) {
 		w.failed = true

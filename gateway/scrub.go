@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"sallyport/gateway/answer"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/decode"
 	"sallyport/gateway/credential/scrub"
@@ -58,8 +59,8 @@ func (q *request) scrub(resp *http.Response, err error, r *http.Request) (*http.
 }
 
 // reply answers the request in place of an upstream.
-func (q *request) reply(a *answer, r *http.Request) (*http.Response, error) {
-	resp := a.response(r)
+func (q *request) reply(a *answer.Answer, r *http.Request) (*http.Response, error) {
+	resp := a.Response(r)
 	q.out.length = resp.ContentLength
 	return resp, nil
 }

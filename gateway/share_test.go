@@ -11,12 +11,12 @@ import (
 
 // door is an exposed port of one of many sandboxes.
 type door struct {
-	n           *inbound
+	n           *published
 	host, token string
 }
 
 // of exposes the port for a sandbox of an owner.
-func (n *inbound) of(t *testing.T, id, owner string) door {
+func (n *published) of(t *testing.T, id, owner string) door {
 	t.Helper()
 	e, token, err := n.store.Add(named(id), id, owner, n.port, time.Hour)
 	if err != nil {
@@ -33,7 +33,7 @@ type knocker struct {
 }
 
 // knock connects, until the test ends.
-func (n *inbound) knock(t *testing.T) *knocker {
+func (n *published) knock(t *testing.T) *knocker {
 	t.Helper()
 	c, err := net.Dial("tcp", n.ln.Addr().String())
 	if err != nil {
@@ -64,7 +64,7 @@ func (d door) ask(c *knocker) <-chan *http.Response {
 
 // besiege asks often at once, and returns how many are waited for, and how many were
 // refused, once those are so many.
-func besiege(t *testing.T, n *inbound, doors []door, each, until int) (waiting, refused int) {
+func besiege(t *testing.T, n *published, doors []door, each, until int) (waiting, refused int) {
 	t.Helper()
 	all := make(chan *http.Response, each*len(doors))
 	for _, d := range doors {

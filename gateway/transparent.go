@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"sallyport/gateway/event"
 	"sallyport/gateway/tcp"
 )
 
@@ -79,7 +80,7 @@ func (g *Gateway) steered(conn net.Conn) *connection {
 	t := target{dialled: local.Addr(), port: local.Port()}
 	identity, known := g.identities.ByAddress(p.source.Addr())
 	if !known {
-		t.host = text(t.dialled)
+		t.host = event.Text(t.dialled)
 		g.drop(conn, p, t, "unknown-sandbox", "no sandbox has the address that this connection comes from")
 		return nil
 	}

@@ -10,6 +10,8 @@ import (
 	"sync"
 
 	"sallyport/audit"
+	"sallyport/gateway/answer"
+	"sallyport/gateway/event"
 	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/tcp"
@@ -83,8 +85,8 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	defer m.end()
 	m.unreadable()
 	x := new(audit.Exchange)
-	e := connectionEvent(x, c.peer, c.target, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
-	e.Connection = overTCP()
+	e := decision(x, c.peer, c.target, audit.ClassNetwork, audit.NetworkOpen, policy.PhaseConnect, d)
+	e.Connection = event.TCP(event.Outbound)
 	if err := g.recorder.Append(ctx, e); err != nil {
 		if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
 			if !errors.Is(err, audit.ErrWithdrawn) {
@@ -93,12 +95,12 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 			_ = c.Close()
 			return
 		}
-		g.metrics.auditFailures.Inc()
+		g.metrics.Unrecorded()
 		g.logger.Error("refusing a connection that cannot be recorded", "sandbox", c.identity.Name, "error", err)
-		g.tell(c, failed(errAudit, e.ID()))
+		g.tell(c, answer.Unrecorded(e.ID()))
 		return
 	}
-	g.metrics.decision(policy.PhaseConnect, d)
+	g.metrics.Decided(policy.PhaseConnect, d)
 
 	far, err := g.upstreams.Dial(ctx, c.route(c.peer, d, "", false))
 	if err == nil {

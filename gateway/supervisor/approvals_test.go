@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 	"sallyport/policy"
@@ -37,7 +37,7 @@ func newCounter(t *testing.T) (*scene, *approval.Store) {
 	s.supervisor.o.Identities = func() map[netip.Addr]policy.Sandbox {
 		return map[netip.Addr]policy.Sandbox{{}: {Name: "agent", ID: "box", Session: "s-1"}}
 	}
-	s.supervisor.o.Clients = func() []gateway.Client { return []gateway.Client{{Name: "ci", ID: "client-1"}} }
+	s.supervisor.o.Clients = func() []access.Client { return []access.Client{{Name: "ci", ID: "client-1"}} }
 	return s, store
 }
 

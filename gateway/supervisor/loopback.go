@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/gateway"
+	"sallyport/gateway/inbound"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 )
@@ -50,7 +50,7 @@ func (s *Supervisor) loopback(ctx context.Context, c workerapi.PortRequest) (ipc
 		return ipc.None{}, nil, errNotPublished
 	}
 	if !s.loopbacks.Enter(c.ID, e.Owner) {
-		return ipc.None{}, nil, gateway.ErrInsideBusy
+		return ipc.None{}, nil, inbound.ErrLoopbackBusy
 	}
 	leave := func() { s.loopbacks.Leave(c.ID, e.Owner) }
 	far, err := s.connect(ctx, c, leave)

@@ -15,7 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"sallyport/gateway"
+	"sallyport/gateway/access"
+	"sallyport/gateway/inbound"
 	"sallyport/gateway/worker"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
@@ -48,11 +49,11 @@ func exposes(t *testing.T) (*scene, <-chan *net.TCPConn) {
 	t.Helper()
 	s := newScene(t)
 	far := make(chan *net.TCPConn, 2*maxLoopback)
-	s.supervisor.o.Exposures = func() []gateway.Exposure {
-		list := []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}, {Sandbox: "other", SandboxID: "other", Port: 9000}}
+	s.supervisor.o.Ports = func() []access.Port {
+		list := []access.Port{{Sandbox: "box", SandboxID: "box", Port: 8000}, {Sandbox: "other", SandboxID: "other", Port: 9000}}
 		for i := range maxLoopback / maxLoopbackPerSandbox {
 			id := fmt.Sprint("box", i)
-			list = append(list, gateway.Exposure{Sandbox: id, SandboxID: id, Owner: string("ab"[i%2]), Port: 8000})
+			list = append(list, access.Port{Sandbox: id, SandboxID: id, Owner: string("ab"[i%2]), Port: 8000})
 		}
 		return list
 	}
@@ -85,7 +86,7 @@ func TestInsideIsChecked(t *testing.T) {
 	if len(far) != 0 {
 		t.Errorf("%d connections were made", len(far))
 	}
-	for _, want := range []error{gateway.ErrNoListener, gateway.ErrInsideBusy, gateway.ErrInsideEarlier} {
+	for _, want := range []error{inbound.ErrNoListener, inbound.ErrLoopbackBusy, inbound.ErrLoopbackEarlier} {
 		why.Store(&want)
 		if _, err := (worker.Sandboxes{Peer: s.child}).Connect(t.Context(), "box", 8000); !errors.Is(err, want) {
 			t.Errorf("got %v, want %v", err, want)
@@ -193,8 +194,8 @@ func TestInsideBreaksOff(t *testing.T) {
 func TestInsideEndsWithTheExposure(t *testing.T) {
 	s, far := exposes(t)
 	var over atomic.Bool
-	exposed := s.supervisor.o.Exposures
-	s.supervisor.o.Exposures = func() []gateway.Exposure {
+	exposed := s.supervisor.o.Ports
+	s.supervisor.o.Ports = func() []access.Port {
 		list := exposed()
 		if over.Load() {
 			return list[1:]
@@ -240,7 +241,7 @@ func TestInsideIsBounded(t *testing.T) {
 		}
 		all = append(all, c)
 	}
-	if _, err := open("box"); !errors.Is(err, gateway.ErrInsideBusy) {
+	if _, err := open("box"); !errors.Is(err, inbound.ErrLoopbackBusy) {
 		t.Errorf("one too many: %v", err)
 	}
 	others := 0
@@ -248,7 +249,7 @@ func TestInsideIsBounded(t *testing.T) {
 		for range maxLoopbackPerSandbox {
 			c, err := open(fmt.Sprint("box", i))
 			if err != nil {
-				if !errors.Is(err, gateway.ErrInsideBusy) {
+				if !errors.Is(err, inbound.ErrLoopbackBusy) {
 					t.Fatal(err)
 				}
 				break

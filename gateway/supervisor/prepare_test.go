@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/workerapi"
 	"sallyport/policy"
 )
@@ -53,8 +53,8 @@ func newProxied(t *testing.T, taken string) *proxied {
 	sum := sha256.Sum256([]byte(token))
 	p.house = newHouse(t, p.allow, taken, func(o *Options) {
 		o.Listeners.Explicit = l
-		o.Clients = func() []gateway.Client {
-			return []gateway.Client{{Name: "ci", ID: "ci", Digest: hex.EncodeToString(sum[:])}}
+		o.Clients = func() []access.Client {
+			return []access.Client{{Name: "ci", ID: "ci", Digest: hex.EncodeToString(sum[:])}}
 		}
 	})
 	via := &url.URL{Scheme: "http", User: url.UserPassword("ci", token), Host: l.Addr().String()}

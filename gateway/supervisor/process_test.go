@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
 	"sallyport/internal/jail"
 	"sallyport/policy"
@@ -64,7 +64,7 @@ func newHouse(t *testing.T, doc policy.Document, taken string, change func(*Opti
 		Broker: credential.New(credential.Options{}), Logger: logger,
 		Local:      func() []netip.Prefix { return nil },
 		Identities: func() map[netip.Addr]policy.Sandbox { return nil },
-		Clients:    func() []gateway.Client { return nil },
+		Clients:    func() []access.Client { return nil },
 		Event:      func(string) *audit.Event { return event() },
 	}
 	if change != nil {

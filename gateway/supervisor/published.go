@@ -6,32 +6,33 @@ import (
 	"slices"
 
 	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/workerapi"
 )
 
-// Exposures tells the worker the published ports, which have changed. Connections to a
+// Ports tells the worker the published ports, which have changed. Connections to a
 // port that is not among them end.
-func (s *Supervisor) Exposures() {
+func (s *Supervisor) Ports() {
 	s.notify(workerapi.MethodTables, workerapi.Tables{Published: whole(s.publishedPorts())})
 }
 
-func (s *Supervisor) publishedPorts() []gateway.Exposure {
-	if s.o.Exposures == nil {
+func (s *Supervisor) publishedPorts() []access.Port {
+	if s.o.Ports == nil {
 		return nil
 	}
-	return s.o.Exposures()
+	return s.o.Ports()
 }
 
 // errNotPublished keeps a worker from starting sandboxes without published ports.
 var errNotPublished = errors.New("no such sandbox is exposed")
 
 func (s *Supervisor) isExposed(id string) bool {
-	return slices.ContainsFunc(s.publishedPorts(), func(e gateway.Exposure) bool { return e.SandboxID == id })
+	return slices.ContainsFunc(s.publishedPorts(), func(e access.Port) bool { return e.SandboxID == id })
 }
 
-func (s *Supervisor) published(id string, port uint16) (e gateway.Exposure, is bool) {
+func (s *Supervisor) published(id string, port uint16) (e access.Port, is bool) {
 	all := s.publishedPorts()
-	i := slices.IndexFunc(all, func(e gateway.Exposure) bool { return e.SandboxID == id && e.Port == port })
+	i := slices.IndexFunc(all, func(e access.Port) bool { return e.SandboxID == id && e.Port == port })
 	if i < 0 {
 		return e, false
 	}

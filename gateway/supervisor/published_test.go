@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/workerapi"
 	"sallyport/policy"
 )
@@ -15,7 +16,7 @@ import (
 func TestWakeIsChecked(t *testing.T) {
 	w := New(Options{})
 	var woken []string
-	w.o.Exposures = func() []gateway.Exposure { return []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}} }
+	w.o.Ports = func() []access.Port { return []access.Port{{Sandbox: "box", SandboxID: "box", Port: 8000}} }
 	w.o.Whose = func(_ context.Context, id string) (policy.Sandbox, error) {
 		return policy.Sandbox{Name: id, ID: id, Tags: map[string]string{"team": "web"}}, nil
 	}
@@ -37,7 +38,7 @@ func TestWakeIsChecked(t *testing.T) {
 			t.Errorf("who %q is: %+v", id, who)
 		}
 	}
-	w.o.Exposures = nil
+	w.o.Ports = nil
 	if _, err := w.wake(t.Context(), workerapi.SandboxRequest{ID: "box"}); err == nil {
 		t.Error("nothing is exposed, and box was started")
 	}
@@ -50,7 +51,7 @@ func TestWakeIsChecked(t *testing.T) {
 // be recorded until the log is taken back, which is done when the process has ended.
 func TestWakeOutlivesTheProcess(t *testing.T) {
 	s := newScene(t)
-	s.supervisor.o.Exposures = func() []gateway.Exposure { return []gateway.Exposure{{Sandbox: "box", SandboxID: "box", Port: 8000}} }
+	s.supervisor.o.Ports = func() []access.Port { return []access.Port{{Sandbox: "box", SandboxID: "box", Port: 8000}} }
 	begun, back, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	s.supervisor.o.Wake = func(context.Context, string) (gateway.Identity, error) {
 		close(begun)

@@ -44,6 +44,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/resolver"
@@ -104,19 +105,19 @@ type Options struct {
 	// Identities and Clients return the current tables. Call [Supervisor.Identity] and
 	// [Supervisor.Clients] when they change.
 	Identities func() map[netip.Addr]policy.Sandbox
-	Clients    func() []gateway.Client
-	// Exposures, Whose and Wake are required with Listeners.Inbound. Exposures lists the
-	// published ports: call [Supervisor.Exposures] when it changes. Whose identifies a
+	Clients    func() []access.Client
+	// Ports, Whose and Wake are required with Listeners.Inbound. Ports lists the
+	// published ports: call [Supervisor.Ports] when it changes. Whose identifies a
 	// sandbox by its ID. Wake starts the sandbox and returns its address.
-	Exposures func() []gateway.Exposure
-	Whose     func(ctx context.Context, id string) (policy.Sandbox, error)
-	Wake      func(ctx context.Context, id string) (gateway.Identity, error)
+	Ports func() []access.Port
+	Whose func(ctx context.Context, id string) (policy.Sandbox, error)
+	Wake  func(ctx context.Context, id string) (gateway.Identity, error)
 	// Dial returns a socket that has begun to connect to a published port, at the
 	// sandbox's own address: the datapath lets no other socket of the worker's connect to
 	// sandboxes. It is required with Inbound too.
 	Dial func(id string, port uint16) (*os.File, error)
 	// Loopback connects to a published port as a program inside the sandbox would. Its
-	// errors are those of [gateway.Inside]. Default: ports on a sandbox's loopback address
+	// errors are those of [inbound.Loopback]. Default: ports on a sandbox's loopback address
 	// cannot be reached.
 	Loopback func(ctx context.Context, id string, port uint16) (Stream, error)
 	// Approvals may be nil: requests that need approval are denied then.

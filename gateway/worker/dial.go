@@ -59,7 +59,7 @@ func connected(ctx context.Context, f *os.File) error {
 
 var errNoConnection = errors.New("no connection came")
 
-// Connect implements gateway.Inside: it connects to a published port on the sandbox's
+// Connect implements inbound.Loopback: it connects to a published port on the sandbox's
 // loopback address.
 func (s Sandboxes) Connect(ctx context.Context, id string, port uint16) (net.Conn, error) {
 	f, err := s.Peer.CallFile(ctx, workerapi.MethodLoopback, workerapi.PortRequest{ID: id, Port: port}, &ipc.None{})

@@ -2,27 +2,27 @@ package worker
 
 import (
 	"context"
+	"net/netip"
 
-	"sallyport/gateway"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/ipc"
 	"sallyport/policy"
 )
 
 // Sandboxes identifies, wakes and reaches the sandboxes that have published ports, by
-// asking the supervisor. It is a gateway.Waker and a gateway.Inside.
+// asking the supervisor. It is a inbound.Waker and a inbound.Loopback.
 type Sandboxes struct{ Peer *ipc.Peer }
 
-// Whose implements gateway.Waker.
+// Whose implements inbound.Waker.
 func (s Sandboxes) Whose(ctx context.Context, id string) (policy.Sandbox, error) {
 	var got workerapi.IdentifyReply
 	err := s.Peer.Call(ctx, workerapi.MethodIdentify, workerapi.SandboxRequest{ID: id}, &got)
 	return got.Sandbox, err
 }
 
-// Wake implements gateway.Waker.
-func (s Sandboxes) Wake(ctx context.Context, id string) (gateway.Identity, error) {
+// Wake implements inbound.Waker.
+func (s Sandboxes) Wake(ctx context.Context, id string) (policy.Sandbox, netip.Addr, error) {
 	var got workerapi.WakeReply
 	err := s.Peer.Call(ctx, workerapi.MethodWake, workerapi.SandboxRequest{ID: id}, &got)
-	return gateway.Identity{Sandbox: got.Sandbox, Address: got.Address}, err
+	return got.Sandbox, got.Address, err
 }

@@ -23,6 +23,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/upstream"
@@ -82,8 +83,8 @@ type Worker struct {
 	leaves     *mitm.Leaves
 	names      *nameCache
 	upstreams  *upstream.Pool
-	clients    gateway.Roster
-	published  gateway.Exposed
+	clients    access.Clients
+	published  access.Ports
 	dns        *resolver.Server
 	gateway    *gateway.Gateway
 	counters   *limit.Book
@@ -164,7 +165,7 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: w.audit,
 		Names: gatewayNames{w.names, w.dns}, Refusal: resolver.Refusal,
 		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
-		Budget: w.counters, Found: s.Found, Exposures: &w.published, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Inside: Sandboxes{Peer: w.peer},
+		Budget: w.counters, Found: s.Found, Ports: &w.published, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Loopback: Sandboxes{Peer: w.peer},
 	})
 	if err != nil {
 		return jail.State{}, err

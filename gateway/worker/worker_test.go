@@ -4,7 +4,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/workerapi"
 	"sallyport/internal/jail"
 	"sallyport/policy"
@@ -26,12 +26,12 @@ func TestTables(t *testing.T) {
 		sandboxes string
 		clients   int
 	}{
-		{"everything", workerapi.Tables{Sandboxes: sandboxes{a: box("a", "x")}, Clients: []gateway.Client{{Name: "ci", ID: "c"}}, Published: []gateway.Exposure{}}, true, "a", 1},
+		{"everything", workerapi.Tables{Sandboxes: sandboxes{a: box("a", "x")}, Clients: []access.Client{{Name: "ci", ID: "c"}}, Published: []access.Port{}}, true, "a", 1},
 		{"another sandbox", workerapi.Tables{Sandboxes: sandboxes{b: box("b", "x")}}, false, "ab", 1},
 		{"the same again", workerapi.Tables{Sandboxes: sandboxes{a: box("a", "x")}}, false, "ab", 1},
 		{"other tags", workerapi.Tables{Sandboxes: sandboxes{a: box("a", "y")}}, true, "ab", 1},
 		{"a sandbox has gone", workerapi.Tables{Sandboxes: sandboxes{a: nil}}, false, "b", 1},
-		{"no clients", workerapi.Tables{Clients: []gateway.Client{}}, true, "b", 0},
+		{"no clients", workerapi.Tables{Clients: []access.Client{}}, true, "b", 0},
 	} {
 		if ends := w.apply(tt.change); ends != tt.ends {
 			t.Errorf("%s: ends %v, want %v", tt.name, ends, tt.ends)

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/policy"
 	"sallyport/policy/limit"
 )
@@ -29,8 +29,8 @@ type StartRequest struct {
 // and changes with MethodTables.
 type Tables struct {
 	Sandboxes map[netip.Addr]*policy.Sandbox // by address; nil: no sandbox has it any more; others are unchanged
-	Clients   []gateway.Client               // of the explicit proxy, all of them; nil: unchanged
-	Published []gateway.Exposure             // ports, all of them; nil: unchanged
+	Clients   []access.Client                // of the explicit proxy, all of them; nil: unchanged
+	Published []access.Port                  // ports, all of them; nil: unchanged
 }
 
 // PolicyRequest names the revision to prepare or to use.

@@ -8,8 +8,8 @@ package workerapi
 import (
 	"time"
 
-	"sallyport/gateway"
 	"sallyport/gateway/credential"
+	"sallyport/gateway/inbound"
 	"sallyport/gateway/resolver"
 	"sallyport/internal/ipc"
 )
@@ -72,9 +72,9 @@ var Errors = map[string]error{
 	"refused":     credential.ErrRefused,
 	"table-full":  resolver.ErrTableFull,
 
-	"no-listener":    gateway.ErrNoListener,
-	"inside-busy":    gateway.ErrInsideBusy,
-	"inside-earlier": gateway.ErrInsideEarlier,
+	"no-listener":    inbound.ErrNoListener,
+	"inside-busy":    inbound.ErrLoopbackBusy,
+	"inside-earlier": inbound.ErrLoopbackEarlier,
 }
 
 // Names of the files that a worker inherits, from descriptor 4 on. Descriptor 3

@@ -21,7 +21,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
@@ -150,13 +150,13 @@ func (s secrets) List() (list []api.Secret, err error) {
 }
 
 // clients is a store without the daemon's events.
-type clients struct{ *gateway.ClientStore }
+type clients struct{ *access.Clients }
 
-func (c clients) Add(_ context.Context, name string, tags map[string]string) (gateway.Client, string, error) {
-	return c.ClientStore.Add(name, tags)
+func (c clients) Add(_ context.Context, name string, tags map[string]string) (access.Client, string, error) {
+	return c.Clients.Add(name, tags)
 }
 
-func (c clients) Remove(_ context.Context, name string) error { return c.ClientStore.Remove(name) }
+func (c clients) Remove(_ context.Context, name string) error { return c.Clients.Remove(name) }
 
 const document = `
 egress:
@@ -188,7 +188,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 	rules := must[*engine.Policy](t)(engine.Compile(t.Context(), cfg.Document, engine.Options{}))
 	opt := api.Options{
 		Secrets: secrets{must[*file.Store](t)(file.New(dir, key))},
-		Clients: clients{must[*gateway.ClientStore](t)(gateway.OpenClients(filepath.Join(dir, "clients.json")))},
+		Clients: clients{must[*access.Clients](t)(access.OpenClients(filepath.Join(dir, "clients.json")))},
 		Root: func(id string) ([]byte, error) {
 			if err := h.root.Load(); err != nil {
 				return nil, *err
@@ -212,7 +212,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 		Shutdown:  func(context.Context) {},
 		Status:    func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
 		Limits:    &limits{},
-		Exposures: exposures{must[*gateway.ExposureStore](t)(gateway.OpenExposures(filepath.Join(dir, "exposures.json")))},
+		Exposures: exposures{must[*access.Ports](t)(access.OpenPorts(filepath.Join(dir, "exposures.json")))},
 		Logger:    slog.New(slog.DiscardHandler),
 		Recorder:  actors{h},
 		Events: func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {

@@ -8,14 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/internal/api"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
 
 // exposures is a store without the daemon's policy and events.
-type exposures struct{ store *gateway.ExposureStore }
+type exposures struct{ store *access.Ports }
 
 func (x exposures) Expose(_ context.Context, i sandbox.Info, port uint16, lasts time.Duration) (client.Exposed, error) {
 	if port == 22 {
@@ -38,7 +38,7 @@ func (x exposures) List(i sandbox.Info) (list []client.Exposure) {
 	return list
 }
 
-func shown(e gateway.Exposure) client.Exposure {
+func shown(e access.Port) client.Exposure {
 	return client.Exposure{Sandbox: e.Sandbox, Port: e.Port, URL: "http://" + e.Host() + ":7080/", Created: e.Created, Expires: e.Expires}
 }
 
@@ -49,7 +49,7 @@ func TestExposures(t *testing.T) {
 	other, _ := keyed(t, h, "other", "other", "admin")
 	box := must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
 	made := must[client.Exposed](t)(acme.Expose(ctx, "box", 8000, 2*time.Hour))
-	if made.URL != "http://"+(gateway.Exposure{Sandbox: "box", SandboxID: box.ID, Port: 8000}).Host()+":7080/" || made.Visit != made.URL+"?token="+made.Token || made.Expires.Sub(made.Created) != 2*time.Hour {
+	if made.URL != "http://"+(access.Port{Sandbox: "box", SandboxID: box.ID, Port: 8000}).Host()+":7080/" || made.Visit != made.URL+"?token="+made.Token || made.Expires.Sub(made.Created) != 2*time.Hour {
 		t.Errorf("got %+v", made)
 	}
 	if list := must[[]client.Exposure](t)(root.Exposures(ctx, "acme/box")); len(list) != 1 || list[0] != made.Exposure {

@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	"sallyport/audit"
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
 	"sallyport/policy/approval"
@@ -59,17 +59,17 @@ var problems = []struct {
 	{sandbox.ErrFileState, http.StatusConflict, "file-state"},
 	{sandbox.ErrNoSpace, http.StatusInsufficientStorage, "no-space"},
 	{credential.ErrNoSecret, http.StatusNotFound, "no-secret"},
-	{gateway.ErrClientUnknown, http.StatusNotFound, "no-client"},
+	{access.ErrClientUnknown, http.StatusNotFound, "no-client"},
 	{audit.ErrNoDecision, http.StatusNotFound, "no-decision"},
 	{approval.ErrUnknown, http.StatusNotFound, "no-approval"},
 	{ErrNoLimit, http.StatusNotFound, "no-limit"},
 	{errNoKey, http.StatusNotFound, "no-key"},
-	{gateway.ErrExposureUnknown, http.StatusNotFound, "no-exposure"},
+	{access.ErrPortUnknown, http.StatusNotFound, "no-exposure"},
 
 	{sandbox.ErrTaken, http.StatusConflict, "name-taken"},
 	{errTaken, http.StatusConflict, "name-taken"},
 	{errKeyExists, http.StatusConflict, "name-taken"},
-	{gateway.ErrClientExists, http.StatusConflict, "name-taken"},
+	{access.ErrClientExists, http.StatusConflict, "name-taken"},
 	{sandbox.ErrSpecMismatch, http.StatusConflict, "other-spec"},
 	{sandbox.ErrExpired, http.StatusConflict, "lifetime-ended"},
 	{sandbox.ErrCommandState, http.StatusConflict, "other-command"},
@@ -86,7 +86,7 @@ var problems = []struct {
 	{errKeysFull, http.StatusConflict, "full"},
 	{sandbox.ErrQuota, http.StatusConflict, "full"},
 	{sandbox.ErrStorageQuota, http.StatusConflict, "storage"},
-	{gateway.ErrExposuresFull, http.StatusConflict, "full"},
+	{access.ErrPortsFull, http.StatusConflict, "full"},
 
 	{sandbox.ErrBadName, http.StatusBadRequest, "bad-request"},
 	{sandbox.ErrBadSpec, http.StatusBadRequest, "bad-spec"},
@@ -96,8 +96,8 @@ var problems = []struct {
 	{sandbox.ErrImageUsed, http.StatusConflict, "image-in-use"},
 	{sandbox.ErrArchive, http.StatusBadRequest, "bad-archive"},
 	{sandbox.ErrRegistry, http.StatusBadGateway, "registry"},
-	{gateway.ErrExposure, http.StatusBadRequest, "bad-request"},
-	{gateway.ErrClientName, http.StatusBadRequest, "bad-request"},
+	{access.ErrPort, http.StatusBadRequest, "bad-request"},
+	{access.ErrClientName, http.StatusBadRequest, "bad-request"},
 	{file.ErrBadName, http.StatusBadRequest, "bad-request"},
 	{file.ErrBadField, http.StatusBadRequest, "bad-request"},
 	{file.ErrTooBig, http.StatusBadRequest, "bad-request"},

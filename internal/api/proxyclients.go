@@ -7,23 +7,23 @@ import (
 	"net/http"
 	"time"
 
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 )
 
 // Clients is the registry of explicit proxy users.
 type Clients interface {
-	Add(ctx context.Context, name string, tags map[string]string) (c gateway.Client, token string, err error)
+	Add(ctx context.Context, name string, tags map[string]string) (c access.Client, token string, err error)
 	Remove(ctx context.Context, name string) error
-	List() []gateway.Client
+	List() []access.Client
 }
 
-func (h *handler) client(name string) (gateway.Client, bool) {
+func (h *handler) client(name string) (access.Client, bool) {
 	for _, c := range h.opt.Clients.List() {
 		if c.Name == name {
 			return c, true
 		}
 	}
-	return gateway.Client{}, false
+	return access.Client{}, false
 }
 
 func (h *handler) listClients(w http.ResponseWriter, r *http.Request) {
@@ -91,7 +91,7 @@ func (h *handler) clientRoot(w http.ResponseWriter, r *http.Request) {
 		h.root(w, c.ID)
 		return
 	}
-	writeProblem(w, fmt.Errorf("%w: %q: `sallyport client ls` shows those there are", gateway.ErrClientUnknown, r.PathValue("name")))
+	writeProblem(w, fmt.Errorf("%w: %q: `sallyport client ls` shows those there are", access.ErrClientUnknown, r.PathValue("name")))
 }
 
 func (h *handler) root(w http.ResponseWriter, id string) {

@@ -9,7 +9,7 @@ import (
 	"net/http"
 	"slices"
 
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/sandbox"
 	"sallyport/sandbox/manager"
 )
@@ -180,7 +180,7 @@ func (h *handler) change(do func(*manager.Manager, context.Context, string) (san
 func (h *handler) naming(r *http.Request) context.Context {
 	who := PrincipalOf(r.Context())
 	return manager.AllowNames(r.Context(), func(name string) error {
-		used := slices.ContainsFunc(h.opt.Clients.List(), func(c gateway.Client) bool { return c.Name == name })
+		used := slices.ContainsFunc(h.opt.Clients.List(), func(c access.Client) bool { return c.Name == name })
 		switch {
 		case used && who.Tenant != "":
 			return fmt.Errorf("%w: %s: choose another", sandbox.ErrTaken, name)

@@ -19,6 +19,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/mitm"
@@ -103,7 +104,7 @@ type house struct {
 	compiled  *engine.Policy
 	engine    *engine.Engine
 	authority *ca.Authority
-	clients   *gateway.ClientStore
+	clients   *access.Clients
 	broker    *credential.Broker
 	audit     string // folder
 	listener  *net.TCPListener
@@ -130,7 +131,7 @@ func newHouse(ctx context.Context, o options) (h *house, err error) {
 		return nil, err
 	}
 	h.audit = filepath.Join(data, "audit")
-	if h.clients, err = gateway.OpenClients(filepath.Join(data, "clients.json")); err != nil {
+	if h.clients, err = access.OpenClients(filepath.Join(data, "clients.json")); err != nil {
 		return nil, err
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")

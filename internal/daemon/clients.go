@@ -5,27 +5,27 @@ import (
 	"errors"
 
 	"sallyport/audit"
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 )
 
 // clients are the users of the explicit proxy as the API sees them, with an
 // event for each change.
 type clients struct{ d *daemon }
 
-func (c clients) Add(ctx context.Context, name string, tags map[string]string) (gateway.Client, string, error) {
+func (c clients) Add(ctx context.Context, name string, tags map[string]string) (access.Client, string, error) {
 	added, token, err := c.d.clients.Add(name, tags)
 	if err != nil {
-		return gateway.Client{}, "", err
+		return access.Client{}, "", err
 	}
 	if err := c.say(ctx, added, "added"); err != nil {
-		return gateway.Client{}, "", errors.Join(err, c.d.clients.Remove(name)) // its token was never shown
+		return access.Client{}, "", errors.Join(err, c.d.clients.Remove(name)) // its token was never shown
 	}
 	c.d.supervisor.Clients()
 	return added, token, nil
 }
 
 func (c clients) Remove(ctx context.Context, name string) error {
-	var removed gateway.Client
+	var removed access.Client
 	for _, have := range c.d.clients.List() {
 		if have.Name == name {
 			removed = have
@@ -38,9 +38,9 @@ func (c clients) Remove(ctx context.Context, name string) error {
 	return c.say(context.WithoutCancel(ctx), removed, "removed")
 }
 
-func (c clients) List() []gateway.Client { return c.d.clients.List() }
+func (c clients) List() []access.Client { return c.d.clients.List() }
 
-func (c clients) say(ctx context.Context, who gateway.Client, state string) error {
+func (c clients) say(ctx context.Context, who access.Client, state string) error {
 	e := changed(audit.Product{Name: "client/" + who.Name}, "client "+who.Name, state)
 	x := &e.Unmapped.Sallyport
 	x.Sandbox, x.SandboxID, x.Tags = who.Name, who.ID, who.Tags

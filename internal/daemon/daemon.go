@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
@@ -78,11 +78,11 @@ type daemon struct {
 
 	authority  *ca.Authority
 	names      *resolver.NameTable
-	clients    *gateway.ClientStore
+	clients    *access.Clients
 	supervisor *supervisor.Supervisor // of the gateway's process
 	proxy      *net.TCPListener       // nil without an explicit proxy
 	inbound    *net.TCPListener       // nil where nothing comes in
-	exposed    *gateway.ExposureStore
+	exposed    *access.Ports
 	approvals  *approval.Store
 	ssh        *ssh.Server // nil without SSH
 

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"sallyport/audit"
-	"sallyport/gateway"
+	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/resolver"
 	"sallyport/gateway/supervisor"
@@ -97,10 +97,10 @@ func (d *daemon) openGateway(context.Context) (err error) {
 	if d.approvals, err = d.openApprovals(); err != nil {
 		return err
 	}
-	if d.exposed, err = gateway.OpenExposures(filepath.Join(d.cfg.IndexDir(), "exposures.json")); err != nil {
+	if d.exposed, err = access.OpenPorts(filepath.Join(d.cfg.IndexDir(), "exposures.json")); err != nil {
 		return err
 	}
-	d.clients, err = gateway.OpenClients(filepath.Join(d.cfg.IndexDir(), "clients.json"))
+	d.clients, err = access.OpenClients(filepath.Join(d.cfg.IndexDir(), "clients.json"))
 	return err
 }
 
@@ -134,7 +134,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 		AuditLog: d.auditLog, AuditDir: d.cfg.AuditDir(), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
 		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
-		Exposures: d.exposed.List, Whose: d.whose, Wake: d.wake, Dial: d.reach, Loopback: d.inside,
+		Ports: d.exposed.List, Whose: d.whose, Wake: d.wake, Dial: d.reach, Loopback: d.inside,
 		Event: func(state string) *audit.Event {
 			return changed(audit.Product{Name: "sallyport-gateway", Version: d.version}, "gateway", state)
 		},
@@ -152,7 +152,7 @@ func (d *daemon) forget(id string) error {
 	err := errors.Join(d.names.Forget(id), d.approvals.Forget(id), d.exposed.Forget(id))
 	if d.supervisor != nil { // nothing is forgotten by it before it is there
 		d.supervisor.Forget(id)
-		d.supervisor.Exposures()
+		d.supervisor.Ports()
 	}
 	return err
 }

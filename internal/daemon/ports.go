@@ -12,6 +12,8 @@ import (
 
 	"sallyport/audit"
 	"sallyport/gateway"
+	"sallyport/gateway/access"
+	"sallyport/gateway/inbound"
 	"sallyport/gateway/supervisor"
 	"sallyport/internal/api"
 	"sallyport/policy"
@@ -73,11 +75,11 @@ func (d *daemon) inside(ctx context.Context, id string, port uint16) (supervisor
 	c, err := d.host.sandboxes.Connect(ctx, i.Name, wire.HostLocal, port)
 	switch {
 	case errors.Is(err, sandbox.ErrNoPort):
-		return nil, fmt.Errorf("%w: %w", gateway.ErrNoListener, err)
+		return nil, fmt.Errorf("%w: %w", inbound.ErrNoListener, err)
 	case errors.Is(err, channel.ErrBusy):
-		return nil, fmt.Errorf("%w: %w", gateway.ErrInsideBusy, err)
+		return nil, fmt.Errorf("%w: %w", inbound.ErrLoopbackBusy, err)
 	case errors.Is(err, sandbox.ErrEarlier):
-		return nil, fmt.Errorf("%w: %w", gateway.ErrInsideEarlier, err)
+		return nil, fmt.Errorf("%w: %w", inbound.ErrLoopbackEarlier, err)
 	case err != nil:
 		return nil, err
 	}
@@ -112,7 +114,7 @@ func (x exposures) Expose(ctx context.Context, i sandbox.Info, port uint16, last
 	if _, err := d.exposedOf(i.ID); err != nil { // removed meanwhile
 		return client.Exposed{}, errors.Join(err, d.exposed.Forget(i.ID))
 	}
-	d.supervisor.Exposures()
+	d.supervisor.Ports()
 	shown := x.shown(e)
 	return client.Exposed{Exposure: shown, Token: token, Visit: shown.URL + "?token=" + token}, nil
 }
@@ -121,7 +123,7 @@ func (x exposures) Unexpose(ctx context.Context, i sandbox.Info, port uint16) er
 	if err := x.d.exposed.Remove(i.ID, port); err != nil {
 		return fmt.Errorf("port %d of %s: %w", port, i.Name, err)
 	}
-	x.d.supervisor.Exposures()
+	x.d.supervisor.Ports()
 	return x.say(context.WithoutCancel(ctx), i, port, "unexposed", "asked to")
 }
 
@@ -134,7 +136,7 @@ func (x exposures) List(i sandbox.Info) (list []client.Exposure) {
 	return list
 }
 
-func (x exposures) shown(e gateway.Exposure) client.Exposure {
+func (x exposures) shown(e access.Port) client.Exposure {
 	_, port, _ := net.SplitHostPort(x.d.cfg.Inbound.Listen)
 	return client.Exposure{
 		Sandbox: e.Sandbox, Port: e.Port, URL: "http://" + net.JoinHostPort(e.Host(), port) + "/", Created: e.Created, Expires: e.Expires,

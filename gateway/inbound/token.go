@@ -1,17 +1,17 @@
-package gateway
+package inbound
 
 import (
-	"crypto/subtle"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	"sallyport/gateway/access"
 	"sallyport/gateway/form"
 )
 
-// exposureCookie is the cookie that a browser has of an exposure, and
+// exposureCookie is the cookie that a browser has of a published port, and
 // exposureHeader what a program may send in place of Authorization.
 const (
 	exposureCookie = "sallyport-exposure"
@@ -24,9 +24,9 @@ type shownTokens struct {
 	header, cookie, query []string
 }
 
-// isToken tells whether s has the form of an exposure's token.
+// isToken tells whether s has the form of a port's token.
 func isToken(s string) bool {
-	return len(s) == exposureTokenBytes && strings.HasPrefix(s, exposureMark)
+	return len(s) == access.PortToken && strings.HasPrefix(s, access.Mark)
 }
 
 // takeTokens removes from a request all that is ours, and returns it. An
@@ -40,7 +40,7 @@ func takeTokens(r *http.Request) (t shownTokens) {
 	kept := slices.DeleteFunc(r.Header["Authorization"], func(v string) bool {
 		scheme, token, _ := strings.Cut(v, " ")
 		token = strings.TrimSpace(token)
-		if !strings.EqualFold(scheme, "Bearer") || !strings.HasPrefix(token, exposureMark) {
+		if !strings.EqualFold(scheme, "Bearer") || !strings.HasPrefix(token, access.Mark) {
 			return false
 		}
 		t.header = append(t.header, token)
@@ -93,29 +93,20 @@ func takeTokens(r *http.Request) (t shownTokens) {
 
 func (t shownTokens) any() bool { return len(t.header)+len(t.cookie)+len(t.query) > 0 }
 
-// accepts tells whether one of the tokens is that of e. It takes as long for each.
-func (e Exposure) accepts(tokens []string) bool {
-	same := 0
-	for _, token := range tokens[:min(len(tokens), 8)] {
-		same |= subtle.ConstantTimeCompare([]byte(digestOf(token)), []byte(e.Digest))
-	}
-	return same == 1
-}
-
 // setCookie gives a browser that came with the token in its URL the cookie in place
 // of it, and sends it to the same URL without. Location is in full: a path that
 // begins with // would name another host.
-func (e Exposure) setCookie(w http.ResponseWriter, r *http.Request, token, authority string) {
+func setCookie(w http.ResponseWriter, r *http.Request, p access.Port, token, authority string) {
 	to := "http://" + authority + r.URL.EscapedPath()
 	if r.URL.RawQuery != "" {
 		to += "?" + r.URL.RawQuery
 	}
 	h := w.Header()
 	// No Domain: for this very host. Its ports cannot be told apart, but each host
-	// has one exposure. A name below localhost is a site of its own, so that Strict
-	// keeps pages of other exposures from using it.
+	// has one published port. A name below localhost is a site of its own, so that Strict
+	// keeps pages of other ports from using it.
 	h.Set("Set-Cookie", (&http.Cookie{
-		Name: exposureCookie, Value: token, Path: "/", MaxAge: max(1, int(time.Until(e.Expires).Seconds())),
+		Name: exposureCookie, Value: token, Path: "/", MaxAge: max(1, int(time.Until(p.Expires).Seconds())),
 		HttpOnly: true, SameSite: http.SameSiteStrictMode,
 	}).String())
 	h.Set("Location", to)

@@ -1,4 +1,4 @@
-package gateway
+package event
 
 import "testing"
 
@@ -7,7 +7,7 @@ func TestClip(t *testing.T) {
 	if got := clip("abcdef", 4); got != "abcd… (2 more bytes)" {
 		t.Error(got)
 	}
-	if got := clipAll(make([]string, 200)); len(got) != maxAuditNames+1 || got[maxAuditNames] != "… (72 more)" {
+	if got := ClipAll(make([]string, 200)); len(got) != maxNames+1 || got[maxNames] != "… (72 more)" {
 		t.Error(len(got), got[len(got)-1])
 	}
 }
