@@ -27,11 +27,13 @@ die() {
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/sallyport
 scratch=
+vault= # the group of processes that builds the Vault core
 
 # An interrupted run leaves no half-made file, and no build that goes on.
 finish() {
 	status=$?
 	trap - EXIT HUP INT TERM
+	[ -z "$vault" ] || kill -- "-$vault" 2>/dev/null || true
 	restore_policy
 	# Never into what may still be mounted below it.
 	[ -z "$scratch" ] || rm -rf --one-file-system "$scratch"
@@ -300,6 +302,11 @@ sweep
 scratch=$(mktemp -d "$cache/.setup.$$.XXXXXX")
 restore_policy # of a run that was killed
 install_packages "$1"
+if [ "$1" = test ]; then
+	say "Vault core: building it beside the rest, unless it is here (two to three minutes)"
+	setsid "$here/../../examples/vault/build.sh" >/dev/null 2>"$scratch/vault.log" &
+	vault=$!
+fi
 if [ "$1" != generate ]; then
 	build_runsc
 	build_image base "$base"
@@ -308,7 +315,11 @@ if [ "$1" = test ]; then
 	build_image runtimes "$runtimes"
 	build_image browsers "$browsers"
 	build_engine
-	say "Vault core: building it unless it is here (two to three minutes)"
-	"$here/../../examples/vault/build.sh" >/dev/null || die "cannot build the Vault core: mend what go says above and run this again"
+	wait "$vault" || {
+		vault=
+		tail -n 20 "$scratch/vault.log" >&2
+		die "cannot build the Vault core: mend what go says above and run this again"
+	}
+	vault=
 fi
 say "done"
