@@ -34,16 +34,11 @@ func (p *Policy) Need(in policy.Input) policy.Need {
 	return n
 }
 
-// judging lists the rules with a body that speak about a request, whatever its
-// body is.
-func (p *Policy) BodyRules(s rule.ParsedInput) []*rule.Rule {
-	var found []*rule.Rule
-	var near [8]*rule.Bucket
-	for _, b := range p.table.Buckets(near[:0], s, p.selectors) {
-		for _, r := range b.Rules {
-			if r.Body != nil && slices.Contains(r.Protocols, s.Protocol) && r.MatchesRequest(s) {
-				found = append(found, r)
-			}
+// BodyRules lists the rules with a body that speak about a request, whatever its body is.
+func (p *Policy) BodyRules(s rule.ParsedInput) (found []*rule.Rule) {
+	for r := range p.table.For(s) {
+		if r.Body != nil && slices.Contains(r.Protocols, s.Protocol) && r.MatchesRequest(s) {
+			found = append(found, r)
 		}
 	}
 	return found

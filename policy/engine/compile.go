@@ -46,7 +46,6 @@ type Policy struct {
 	query     *evaluator
 	table     *rule.Table
 	rules     map[string]*rule.Rule
-	selectors *rule.Selectors
 	terms     ruleTerms // of the rules in input.rules
 	revision  string
 	approvals *policy.Approvals
@@ -55,12 +54,12 @@ type Policy struct {
 	observing *observing       // nil where nothing is ever in observe mode
 	bodies    bool             // some rule has to see a request's body
 	team      bool             // a team's Rego has a say
-	limits    *limitTable      // nil where the document has none
-	priced    *priceTable      // nil where nothing has a price
-	exposed   exposeTable      // what may reach sandboxes
-	named     nameSet
+	detours   bool             // some rule has an upstream
+	limits    limitList
+	priced    priceList
+	exposed   []exposeRule        // what may reach sandboxes
+	named     map[string]bool     // sandboxes that a rule names
 	short     map[string][]string // by credential: Credential.AllowShort
-	overSSH   []policy.ExposeRule // and what may over SSH
 }
 
 // Compile checks a document and makes it decide. Its error joins every Finding
@@ -102,17 +101,15 @@ func compile(ctx context.Context, doc policy.Document, team *rego.Team, err erro
 	p := &Policy{
 		table:     rule.NewTable(rules),
 		rules:     make(map[string]*rule.Rule, len(rules)),
-		selectors: rule.NewSelectors(rules),
 		terms:     newRuleTerms(rules),
 		revision:  revision(doc, team),
 		clock:     o.Clock,
 		observing: newObserving(doc, rules),
-		limits:    newLimitTable(doc.Limits),
-		priced:    newPriceTable(doc.Prices),
-		exposed:   newExposeTable(doc.Expose),
+		limits:    newLimitList(doc.Limits),
+		priced:    newPriceList(doc.Prices),
+		exposed:   newExposeRules(doc.Expose),
 		named:     sandboxNames(doc),
 		short:     make(map[string][]string),
-		overSSH:   overSSH(doc.Expose),
 	}
 	for _, c := range doc.Credentials {
 		if len(c.AllowShort) > 0 {
@@ -124,6 +121,7 @@ func compile(ctx context.Context, doc policy.Document, team *rego.Team, err erro
 	for i := range rules {
 		p.rules[rules[i].Name] = &rules[i]
 		p.bodies = p.bodies || rules[i].Body != nil
+		p.detours = p.detours || rules[i].Upstream != nil
 	}
 	all, err := modules(team)
 	if err != nil {
@@ -267,3 +265,34 @@ func CompileRego(ctx context.Context, t *rego.Team) error {
 	_, err = prepare(ctx, all, t)
 	return err
 }
+
+// sandboxNames are the names of sandboxes that the document selects by.
+func sandboxNames(doc policy.Document) map[string]bool {
+	var all []policy.Selector
+	for _, r := range doc.Egress {
+		all = append(all, r.Sandboxes)
+	}
+	for _, r := range doc.EgressAuth {
+		all = append(all, r.Sandboxes)
+	}
+	for _, r := range doc.Expose {
+		all = append(all, r.Sandboxes)
+	}
+	for _, o := range doc.Observe {
+		all = append(all, o.Sandboxes)
+	}
+	for _, l := range doc.Limits {
+		all = append(all, l.Sandboxes)
+	}
+	names := map[string]bool{}
+	for _, s := range all {
+		for _, name := range s.Names {
+			names[name] = true
+		}
+	}
+	return names
+}
+
+// Names tells whether a rule selects sandboxes by this name. A new sandbox of that name gets
+// what the rule gives. What the team's Rego does with names is not known.
+func (p *Policy) Names(name string) bool { return p.named[name] }

@@ -11,6 +11,7 @@ import (
 	"sallyport/internal/hostname"
 	"sallyport/policy"
 	"sallyport/policy/rule"
+	"sallyport/policy/validate"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 )
@@ -42,11 +43,8 @@ func (p *Policy) DecideAt(ctx context.Context, in policy.Input, at time.Time) po
 }
 
 func (p *Policy) decide(ctx context.Context, s rule.ParsedInput, at time.Time) policy.Decision {
-	if s.Phase == policy.PhaseInbound {
-		return p.inbound(ctx, s, at)
-	}
-	if s.Phase == policy.PhaseSSH {
-		return p.ssh(ctx, s, at)
+	if s.Phase == policy.PhaseInbound || s.Phase == policy.PhaseSSH {
+		return p.entering(ctx, s, at)
 	}
 	if p.bodies && s.Phase == policy.PhaseRequest {
 		if d, denied := p.missingBody(s, at); denied {
@@ -102,7 +100,7 @@ func (p *Policy) settle(ctx context.Context, d policy.Decision, s rule.ParsedInp
 		d = p.observe(ctx, d, s, at)
 	}
 	d = p.meddled(d, s)
-	if p.limits == nil && p.query.limits == nil {
+	if !p.Limited() {
 		return d
 	}
 	return p.bounded(ctx, d, s, at)
@@ -130,10 +128,7 @@ func (p *Policy) CacheHits() uint64 {
 // destination. Whatever Rego says, a credential goes nowhere else.
 func (p *Policy) Bound(credential, host string, port uint16) bool {
 	name, addr, err := hostname.Parse(host)
-	if err != nil {
-		return false
-	}
-	return p.bound(credential, name, addr, port)
+	return err == nil && p.bound(credential, rule.ParsedInput{Host: name, Addr: addr}.Target(), port)
 }
 
 // AllowsShort reports whether a field of the credential may be injected however short
@@ -186,7 +181,7 @@ func (p *Policy) decode(v ast.Value, s rule.ParsedInput) (policy.Decision, error
 	if r != nil && d.RuleType != r.Type {
 		r = nil
 	}
-	if s.Phase != policy.PhaseDNS {
+	if s.Phase != policy.PhaseDNS && p.detours {
 		by := r
 		if by == nil && d.Action == policy.Approve {
 			by = p.carryingRule(s)
@@ -319,6 +314,16 @@ func (p *Policy) injections(v ast.Value) ([]policy.Injection, error) {
 		return nil
 	})
 	return list, err
+}
+
+// teamInject reads the inject of a team's injection, by the rules that
+// sallyport.yaml's is read by.
+func teamInject(v ast.Value) (policy.Inject, error) {
+	var in policy.Inject
+	if err := decodeTerm(v, &in, true); err != nil {
+		return in, fmt.Errorf("reading an inject: %w", err)
+	}
+	return in, validate.CheckInject(&in)
 }
 
 func text(o ast.Object, key *ast.Term) (string, error) {

@@ -52,10 +52,8 @@ func (p *Policy) ExplainAt(ctx context.Context, in policy.Input, at time.Time) p
 	if s.Phase == policy.PhaseInbound || s.Phase == policy.PhaseSSH {
 		return e // the rules below are of what leaves
 	}
-	for _, entry := range p.table.Entries(nil, s.Host, s.Addr) {
-		for _, r := range entry.Rules {
-			e.Near = append(e.Near, nearRule(r, failed(r, s)))
-		}
+	for r := range p.table.Around(s.Target()) {
+		e.Near = append(e.Near, nearRule(r, failed(r, s)))
 	}
 	if len(e.Near) == 0 {
 		e.Near = p.alike(s.Host)

@@ -13,49 +13,48 @@ import (
 	"github.com/open-policy-agent/opa/v1/ast"
 )
 
-// exposed finds expose rules by port. Those for every port have the key 0.
-type exposeTable map[uint16][]compiledExposeRule
-
-type compiledExposeRule struct {
+// exposeRule is one of what may reach a sandbox: requests, or SSH access. Each is tried.
+type exposeRule struct {
 	policy.ExposeRule
 	paths *regexp.Regexp // nil: all
 }
 
-func newExposeTable(rules []policy.ExposeRule) exposeTable {
-	all := exposeTable{}
-	for _, r := range rules {
-		if r.SSH != nil {
-			continue // see overSSH
-		}
-		e := compiledExposeRule{ExposeRule: r}
+func newExposeRules(rules []policy.ExposeRule) []exposeRule {
+	list := make([]exposeRule, len(rules))
+	for i, r := range rules {
+		list[i].ExposeRule = r
 		if r.Paths != nil {
-			expression := rule.GlobPattern(r.Paths)
+			pattern := rule.GlobPattern
 			if r.Action == policy.Deny {
-				expression = rule.LoosePattern(r.Paths)
+				pattern = rule.LoosePattern
 			}
-			e.paths = regexp.MustCompile("^" + expression + "$")
-		}
-		ports := r.Ports
-		if ports == nil {
-			ports = []uint16{0}
-		}
-		for _, port := range slices.Compact(slices.Sorted(slices.Values(ports))) {
-			all[port] = append(all[port], e)
-		}
-	}
-	return all
-}
-
-// of lists the rules about a port of a sandbox.
-func (x exposeTable) of(s policy.Sandbox, port uint16) (list []compiledExposeRule) {
-	for _, key := range [2]uint16{port, 0} {
-		for _, e := range x[key] {
-			if e.Sandboxes.Picks(s.Name, s.Tags) {
-				list = append(list, e)
-			}
+			list[i].paths = regexp.MustCompile("^" + pattern(r.Paths) + "$")
 		}
 	}
 	return list
+}
+
+// selective tells whether the rule is about some requests only.
+func (e *exposeRule) selective() bool { return e.Methods != nil || e.paths != nil }
+
+func (e *exposeRule) isFor(s policy.Sandbox, port uint16) bool {
+	return (e.Ports == nil || slices.Contains(e.Ports, port)) && e.Sandboxes.Picks(s.Name, s.Tags)
+}
+
+// matches tells whether the rule is about what is asked of a sandbox. A denial of all requests
+// is about SSH access too, where ports are those of forwarded connections.
+func (e *exposeRule) matches(s rule.ParsedInput) bool {
+	port := s.Destination.Port
+	switch {
+	case s.Phase == policy.PhaseInbound:
+		return e.SSH == nil && e.isFor(s.Sandbox, port) &&
+			(e.Methods == nil || slices.Contains(e.Methods, s.Request.Method)) && (e.paths == nil || e.paths.MatchString(s.Request.Path))
+	case e.SSH == nil:
+		return e.Action == policy.Deny && e.Ports == nil && !e.selective() && e.isFor(s.Sandbox, port)
+	case s.Protocol == policy.ProtocolForward:
+		return slices.Contains(e.SSH, s.Protocol) && e.isFor(s.Sandbox, port)
+	}
+	return slices.Contains(e.SSH, s.Protocol) && e.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags)
 }
 
 // Exposable tells whether some expose rule allows some request to a port of a
@@ -63,8 +62,12 @@ func (x exposeTable) of(s policy.Sandbox, port uint16) (list []compiledExposeRul
 // same.
 func (p *Policy) Exposable(s policy.Sandbox, port uint16) bool {
 	allowed := false
-	for _, e := range p.exposed.of(s, port) {
-		if e.Action == policy.Deny && e.Methods == nil && e.paths == nil {
+	for i := range p.exposed {
+		e := &p.exposed[i]
+		if e.SSH != nil || !e.isFor(s, port) {
+			continue
+		}
+		if e.Action == policy.Deny && !e.selective() {
 			return false
 		}
 		allowed = allowed || e.Action != policy.Deny
@@ -72,42 +75,66 @@ func (p *Policy) Exposable(s policy.Sandbox, port uint16) bool {
 	return allowed && port != policy.AgentPort
 }
 
-// inbound decides about a request to a sandbox: denied by an expose rule or the
-// team's Rego, else allowed by an expose rule, else denied. Limits, approvals and
-// observe mode are of what leaves.
-func (p *Policy) inbound(ctx context.Context, s rule.ParsedInput, at time.Time) policy.Decision {
-	d := policy.Decision{Action: policy.Deny, Reason: policy.Clean(fmt.Sprintf("no expose rule allows %s %s at port %d of %s", s.Request.Method, s.Request.Path, s.Destination.Port, s.Host)), Revision: p.revision}
-	if s.Destination.Port == policy.AgentPort {
-		return p.refuse("the port of the sandbox's agent cannot be exposed", nil)
-	}
-	if s.Host != s.Sandbox.Name {
+// entering decides about what is asked of a sandbox, by a request or over SSH: denied by an
+// expose rule or the team's Rego, else allowed by an expose rule, else denied. Limits,
+// approvals and observe mode are of what leaves.
+func (p *Policy) entering(ctx context.Context, s rule.ParsedInput, at time.Time) policy.Decision {
+	port, forward := s.Destination.Port, s.Protocol == policy.ProtocolForward
+	what := fmt.Sprintf("%s over SSH for %s", s.Protocol, s.Host)
+	switch {
+	case s.Host != s.Sandbox.Name:
 		return p.refuse("the destination is not the sandbox that is asked", nil)
+	case s.Phase == policy.PhaseInbound && port == policy.AgentPort:
+		return p.refuse("the port of the sandbox's agent cannot be exposed", nil)
+	case s.Phase == policy.PhaseInbound:
+		what = fmt.Sprintf("%s %s at port %d of %s", s.Request.Method, s.Request.Path, port, s.Host)
+	case forward && port == policy.AgentPort:
+		return p.refuse("the port of the sandbox's agent cannot be forwarded", nil)
+	case forward:
+		what = fmt.Sprintf("forwarding over SSH to port %d of %s", port, s.Host)
+	case port != policy.SSHPort:
+		return p.refuse(fmt.Sprintf("%s has the port %d, not %d", s.Protocol, port, policy.SSHPort), nil)
 	}
-	for _, e := range p.exposed.of(s.Sandbox, s.Destination.Port) {
-		if e.Methods != nil && !slices.Contains(e.Methods, s.Request.Method) || e.paths != nil && !e.paths.MatchString(s.Request.Path) {
+	d := policy.Decision{Action: policy.Deny, Reason: policy.Clean("no expose rule allows " + what), Revision: p.revision}
+	for i := range p.exposed {
+		e := &p.exposed[i]
+		if !e.matches(s) || e.Action != policy.Deny && d.Action == policy.Allow {
 			continue
 		}
+		d.Action, d.Rule, d.RuleType, d.Reason = policy.Allow, e.Name, policy.TypeExpose, policy.Clean("allowed by rule "+e.Name)
 		if e.Action == policy.Deny {
-			return policy.Decision{Action: policy.Deny, Rule: e.Name, RuleType: policy.TypeExpose, Reason: policy.Clean("denied by rule " + e.Name), Revision: p.revision}
-		}
-		if d.Action != policy.Allow {
-			d = policy.Decision{Action: policy.Allow, Rule: e.Name, RuleType: policy.TypeExpose, Reason: policy.Clean("allowed by rule " + e.Name), Revision: p.revision}
+			d.Action, d.Reason = policy.Deny, policy.Clean("denied by rule "+e.Name)
+			return d
 		}
 	}
 	if d.Action != policy.Allow {
 		return d
 	}
-	for _, name := range s.Request.Headers {
-		if m := policy.Meddles(name); m == policy.OtherResource && (p.team || slices.ContainsFunc(p.exposed.of(s.Sandbox, s.Destination.Port), func(e compiledExposeRule) bool { return e.Methods != nil || e.paths != nil })) {
-			no := p.refuse(policy.Clean(fmt.Sprintf("the header %s %s, which no expose rule has seen", name, m)), nil)
-			no.Rule = "override-header"
-			return no
-		}
+	if no, denied := p.unseenResource(s); denied {
+		return no
 	}
 	if p.query.denies == nil {
 		return d
 	}
 	return p.teamDenies(ctx, s, at, d)
+}
+
+// unseenResource denies a request with a header that names another resource, where more than
+// the port decides.
+func (p *Policy) unseenResource(s rule.ParsedInput) (d policy.Decision, denied bool) {
+	if s.Request == nil {
+		return d, false
+	}
+	for _, name := range s.Request.Headers {
+		if m := policy.Meddles(name); m == policy.OtherResource && (p.team || slices.ContainsFunc(p.exposed, func(e exposeRule) bool {
+			return e.SSH == nil && e.selective() && e.isFor(s.Sandbox, s.Destination.Port)
+		})) {
+			d = p.refuse(policy.Clean(fmt.Sprintf("the header %s %s, which no expose rule has seen", name, m)), nil)
+			d.Rule = "override-header"
+			return d, true
+		}
+	}
+	return d, false
 }
 
 // teamDenies asks the team's Rego whether it denies what is allowed.
@@ -136,7 +163,7 @@ func (p *Policy) teamDenies(ctx context.Context, s rule.ParsedInput, at time.Tim
 	if err != nil {
 		return p.undecided(err)
 	}
-	reason, err := text(o, ast.InternedTerm("reason"))
+	reason, err := text(o, keyReason)
 	if err != nil {
 		return p.undecided(err)
 	}

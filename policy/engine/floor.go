@@ -2,7 +2,6 @@ package engine
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -42,25 +41,23 @@ func (p *Policy) selective(d policy.Decision, s rule.ParsedInput) bool {
 	if len(d.Inject) > 0 || d.Governed || p.team {
 		return true
 	}
-	var near [8]*rule.Entry
-	for _, e := range p.table.Entries(near[:0], s.Host, s.Addr) {
-		if slices.ContainsFunc(e.Rules, func(r *rule.Rule) bool { return r.Conditional() }) {
+	return p.some(s.Target(), func(r *rule.Rule) bool { return r.Conditional() })
+}
+
+// some tells whether there is such a rule among those whose destination takes in all of d.
+func (p *Policy) some(d rule.Destination, is func(*rule.Rule) bool) bool {
+	for r := range p.table.Around(d) {
+		if is(r) {
 			return true
 		}
 	}
 	return false
 }
 
-func (p *Policy) bound(credential, host string, addr netip.Addr, port uint16) bool {
-	var near [8]*rule.Entry
-	for _, e := range p.table.Entries(near[:0], host, addr) {
-		for _, r := range e.Rules {
-			if r.Type == policy.TypeEgressAuth && r.Credential == credential && r.OnPort(port) {
-				return true
-			}
-		}
-	}
-	return false
+func (p *Policy) bound(credential string, to rule.Destination, port uint16) bool {
+	return p.some(to, func(r *rule.Rule) bool {
+		return r.Type == policy.TypeEgressAuth && r.Credential == credential && r.OnPort(port)
+	})
 }
 
 // floor applies what no policy can change: credentials go where they are bound,
@@ -70,7 +67,7 @@ func (p *Policy) floor(d policy.Decision, s rule.ParsedInput) policy.Decision {
 		switch {
 		case s.Protocol != policy.ProtocolTLS || s.Phase != policy.PhaseRequest:
 			return p.refuse(fmt.Sprintf("credential %s goes into requests over TLS only", policy.Clean(in.Credential)), nil)
-		case !p.bound(in.Credential, s.Host, s.Addr, s.Destination.Port):
+		case !p.bound(in.Credential, s.Target(), s.Destination.Port):
 			return p.refuse(fmt.Sprintf("credential %s is not bound to %s:%d by any egressAuth rule", policy.Clean(in.Credential), s.Host, s.Destination.Port), nil)
 		}
 		for _, other := range d.Inject[:i] {
@@ -105,18 +102,12 @@ func (p *Policy) inherited(d policy.Decision, s rule.ParsedInput) policy.Decisio
 
 // inherits reports whether some rule gives forks the credential at the destination.
 func (p *Policy) inherits(credential string, s rule.ParsedInput) bool {
-	var near [8]*rule.Entry
-	for _, e := range p.table.Entries(near[:0], s.Host, s.Addr) {
-		for _, r := range e.Rules {
-			if r.Type == policy.TypeEgressAuth && r.Inherit && r.Credential == credential && r.OnPort(s.Destination.Port) {
-				return true
-			}
-		}
-	}
-	return false
+	return p.some(s.Target(), func(r *rule.Rule) bool {
+		return r.Type == policy.TypeEgressAuth && r.Inherit && r.Credential == credential && r.OnPort(s.Destination.Port)
+	})
 }
 
-// reach is how the destination of an input that a rule decides about is reached: by
+// upstreamBy is how the destination of an input that a rule decides about is reached: by
 // the rule's upstream or, where it has none, by that of another rule for the same
 // destination, or for one within it, that selects the sandbox. The most exact
 // destination comes first. Without a rule, where Rego decides, it is by that of any rule
@@ -125,14 +116,13 @@ func (p *Policy) upstreamBy(s rule.ParsedInput, by *rule.Rule) *policy.Upstream 
 	if by != nil && by.Upstream != nil {
 		return by.Upstream
 	}
-	var near [8]*rule.Entry
-	for _, e := range p.table.Entries(near[:0], s.Host, s.Addr) {
+	for e := range p.table.Holding(s.Target()) {
 		for _, r := range e.Rules {
 			if r.Upstream != nil && r.OnPort(s.Destination.Port) && r.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags) {
 				return r.Upstream
 			}
 		}
-		if by != nil && e.Destination.Key() == by.Destination.Key() {
+		if by != nil && e.Destination.Same(by.Destination) {
 			return nil
 		}
 	}

@@ -1,8 +1,11 @@
 package engine
 
 import (
+	"bytes"
 	"cmp"
+	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"net"
 	"slices"
@@ -17,127 +20,81 @@ import (
 	"github.com/open-policy-agent/opa/v1/ast"
 )
 
-// teamInject reads the inject of a team's injection, by the rules that
-// sallyport.yaml's is read by.
-func teamInject(v ast.Value) (policy.Inject, error) {
-	var in policy.Inject
-	if err := decodeTerm(v, &in, true); err != nil {
-		return in, fmt.Errorf("reading an inject: %w", err)
-	}
-	return in, validate.CheckInject(&in)
+// priceList are prices with what they are about.
+type priceList []struct {
+	policy.Price
+	to scope
 }
 
-// priced are prices ready to be looked up: by destination, which most have none of.
-type priceTable struct {
-	list policy.Prices
-	to   []*rule.Destination // nil for all
-}
-
-// newPriced is for prices that have been checked; nil where there are none.
-func newPriceTable(list []policy.Price) *priceTable {
-	if len(list) == 0 {
-		return nil
-	}
-	p := &priceTable{list: list, to: make([]*rule.Destination, len(list))}
+func newPriceList(list []policy.Price) priceList {
+	prices := make(priceList, len(list))
 	for i, one := range list {
-		if one.Destination != "" {
-			d, _ := rule.ParseDestination(one.Destination)
-			p.to[i] = &d
-		}
+		prices[i].Price, prices[i].to = one, newScope(one.Destination)
 	}
-	return p
+	return prices
 }
 
 // at are the prices about an input's destination.
-func (p *priceTable) at(s rule.ParsedInput) policy.Prices {
-	if p == nil {
-		return nil
-	}
-	if !slices.ContainsFunc(p.to, func(d *rule.Destination) bool { return d != nil }) {
-		return p.list
-	}
-	var here policy.Prices
-	for i, d := range p.to {
-		if d == nil || d.Port == 0 && d.Has(s) || d.Port == s.Destination.Port && d.Has(s) {
-			here = append(here, p.list[i])
+func (p priceList) at(s rule.ParsedInput) (here policy.Prices) {
+	for i := range p {
+		if p[i].to.holds(s) {
+			here = append(here, p[i].Price)
 		}
 	}
 	return here
+}
+
+// scope is a destination, or everywhere.
+type scope struct{ only *rule.Destination }
+
+func newScope(destination string) scope {
+	if destination == "" {
+		return scope{}
+	}
+	d, _ := rule.ParseDestination(destination) // validated
+	return scope{&d}
+}
+
+func (o scope) holds(s rule.ParsedInput) bool {
+	return o.only == nil || (o.only.Port == 0 || o.only.Port == s.Destination.Port) && o.only.Has(s)
 }
 
 // compiledLimit is a Limit ready to be applied.
 type compiledLimit struct {
 	policy.Limit
 	open *policy.Opening
+	to   scope
 }
 
-// limits finds those that an input falls under.
-type limitTable struct {
-	table     *rule.Table // those of a destination
-	anywhere  *rule.Entry // the others
-	selectors *rule.Selectors
-	names     map[string]*compiledLimit
+func newCompiledLimit(l policy.Limit) *compiledLimit {
+	l.Per = cmp.Or(l.Per, policy.PerSandbox)
+	return &compiledLimit{Limit: l, open: policy.NewOpening(l.Hours), to: newScope(l.Destination)}
 }
 
-// newLimits returns nil where there are none.
-func newLimitTable(list []policy.Limit) *limitTable {
-	if len(list) == 0 {
-		return nil
+// limitList are the limits of a document, in its order. Each is tried.
+type limitList []*compiledLimit
+
+func newLimitList(list []policy.Limit) limitList {
+	limits := make(limitList, len(list))
+	for i, l := range list {
+		limits[i] = newCompiledLimit(l)
 	}
-	ls := &limitTable{anywhere: &rule.Entry{Buckets: map[uint16]map[string]*rule.Bucket{}}, names: map[string]*compiledLimit{}}
-	rules := make([]rule.Rule, 0, len(list))
-	all := make([]rule.Rule, 0, len(list))
-	for _, l := range list {
-		r := rule.Rule{Name: l.Name, Sandboxes: l.Sandboxes}
-		compiled := &compiledLimit{Limit: l, open: policy.NewOpening(l.Hours)}
-		if compiled.Per == "" {
-			compiled.Per = policy.PerSandbox
-		}
-		ls.names[l.Name] = compiled
-		if l.Destination != "" {
-			r.Destination, _ = rule.ParseDestination(l.Destination) // validated
-			r.Ports = rule.PortsOf(nil, r.Destination)
-			rules = append(rules, r)
-		}
-		all = append(all, r)
-	}
-	ls.table, ls.selectors = rule.NewTable(rules), rule.NewSelectors(all)
-	for i := range all {
-		r := &all[i]
-		if ls.names[r.Name].Destination != "" {
-			continue
-		}
-		for _, s := range rule.Selections(r.Sandboxes) {
-			ls.anywhere.Add(r, rule.EveryPort, s.Text())
-		}
-	}
-	return ls
+	return limits
 }
 
-// apply lists the limits of the document that an allowed input falls under.
-func (ls *limitTable) apply(list []policy.Applied, s rule.ParsedInput, with []policy.Injection) []policy.Applied {
-	if ls == nil {
+func (ls limitList) named(name string) *compiledLimit {
+	if i := slices.IndexFunc(ls, func(l *compiledLimit) bool { return l.Name == name }); i >= 0 {
+		return ls[i]
+	}
+	return nil
+}
+
+// apply adds the limit with its subject, if the input falls under it; once for each credential
+// where those are the subjects.
+func (l *compiledLimit) apply(list []policy.Applied, s rule.ParsedInput, with []policy.Injection) []policy.Applied {
+	if !l.to.holds(s) || !l.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags) {
 		return list
 	}
-	var near [8]*rule.Bucket
-	buckets := ls.table.Buckets(near[:0], s, ls.selectors)
-	var names [8]string
-	for _, selector := range ls.selectors.Picking(names[:0], s.Sandbox) {
-		if b := ls.anywhere.Buckets[rule.EveryPort][selector]; b != nil {
-			buckets = append(buckets, b)
-		}
-	}
-	for _, b := range buckets {
-		for _, r := range b.Rules {
-			list = ls.names[r.Name].apply(list, s, with)
-		}
-	}
-	return list
-}
-
-// apply adds the limit with its subject; once for each credential where those are
-// the subjects.
-func (l *compiledLimit) apply(list []policy.Applied, s rule.ParsedInput, with []policy.Injection) []policy.Applied {
 	a := policy.Applied{Limit: &l.Limit, Opening: l.open}
 	for i, in := range with {
 		if l.Credential != "" && in.Credential != l.Credential {
@@ -147,14 +104,10 @@ func (l *compiledLimit) apply(list []policy.Applied, s rule.ParsedInput, with []
 			a.Credentials++
 			continue
 		}
-		own := a
-		own.Subject, own.Credentials = in.Credential, 1
-		for _, before := range with[:i] {
-			if before.Credential == in.Credential { // in two places
-				own.Subject = ""
-			}
-		}
-		if own.Subject != "" {
+		// A credential in two places of a request counts once.
+		if !slices.ContainsFunc(with[:i], func(before policy.Injection) bool { return before.Credential == in.Credential }) {
+			own := a
+			own.Subject, own.Credentials = in.Credential, 1
 			list = append(list, own)
 		}
 	}
@@ -187,19 +140,155 @@ func (l *compiledLimit) subject(s rule.ParsedInput) string {
 }
 
 // Limited tells whether some limit may apply to something.
-func (p *Policy) Limited() bool { return p.limits != nil || p.query.limits != nil }
+func (p *Policy) Limited() bool { return len(p.limits) > 0 || p.query.limits != nil }
 
 // Every is the period of a limit of the document, 0 where there is no such, or it
 // has none.
 func (p *Policy) Every(limit string) time.Duration {
-	if p.limits == nil || p.limits.names[limit] == nil {
-		return 0
+	if l := p.limits.named(limit); l != nil {
+		return time.Duration(l.Every)
 	}
-	return time.Duration(p.limits.names[limit].Every)
+	return 0
 }
 
 // digest tells long texts apart, in 8 bytes.
 func digest(text string) []byte {
 	sum := sha256.Sum256([]byte(text))
 	return sum[:8]
+}
+
+// maxTeamLimits bounds those that a team's Rego gives one request.
+const maxTeamLimits = 32
+
+// bounded adds the limits that apply to what is allowed. What a team's Rego
+// limits in a form that cannot be read is denied.
+func (p *Policy) bounded(ctx context.Context, d policy.Decision, s rule.ParsedInput, at time.Time) policy.Decision {
+	if !passes(d.Action, s.Phase) {
+		return d
+	}
+	d.Lenient = p.lenient(s, at)
+	if p.query.limits == nil {
+		return p.limited(d, s, nil)
+	}
+	team, err := p.teamLimits(ctx, s, at)
+	if err != nil {
+		if shown(s.Request) {
+			err = quiet(err)
+		}
+		return p.undecided(err)
+	}
+	return p.limited(d, s, team)
+}
+
+// limited adds the limits of the document and of the team that a decision falls under.
+func (p *Policy) limited(d policy.Decision, s rule.ParsedInput, team []*compiledLimit) policy.Decision {
+	d.Limits = nil
+	for _, l := range p.limits {
+		d.Limits = l.apply(d.Limits, s, d.Inject)
+	}
+	for _, l := range team {
+		if p.limits.named(l.Name) != nil {
+			return p.undecided(fmt.Errorf("a limit of the team's is named %q, as one of sallyport.yaml's is", l.Name))
+		}
+		d.Limits = l.apply(d.Limits, s, d.Inject)
+	}
+	for i := range d.Limits {
+		if d.Limits[i].Cost > 0 {
+			d.Limits[i].Prices = p.priced.at(s)
+		}
+	}
+	return d
+}
+
+// lenient tells whether the sandbox is in observe mode.
+func (p *Policy) lenient(s rule.ParsedInput, at time.Time) bool {
+	if p.observing == nil {
+		return false
+	}
+	if at.IsZero() {
+		at = time.Now()
+	}
+	return slices.ContainsFunc(p.observing.list, func(o policy.Observation) bool {
+		return at.Before(o.Until) && o.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags)
+	})
+}
+
+// passes tells whether something is carried after the decision.
+func passes(a policy.Action, at policy.Phase) bool {
+	switch at {
+	case policy.PhaseRequest:
+		return a == policy.Allow || a == policy.Approve
+	case policy.PhaseConnect:
+		return a == policy.Tunnel || a == policy.Approve
+	}
+	return false
+}
+
+// teamLimits asks the team's Rego.
+func (p *Policy) teamLimits(ctx context.Context, s rule.ParsedInput, at time.Time) ([]*compiledLimit, error) {
+	v := p.query.evaluationOf(p.query.limits[s.Phase], s.Phase)
+	defer v.release()
+	v.at = at
+	v.document.set(p, s)
+	answer, err := p.query.evalWithRetry(ctx, v)
+	if err != nil {
+		return nil, err
+	}
+	return readTeamLimits(answer)
+}
+
+// readTeamLimits reads data.sallyport.contributed.limits.
+func readTeamLimits(answer ast.Value) ([]*compiledLimit, error) {
+	list, ok := answer.(*ast.Array)
+	if !ok {
+		return nil, fmt.Errorf("the team's limits are %v, not an array", ast.ValueName(answer))
+	}
+	if list.Len() > maxTeamLimits {
+		return nil, fmt.Errorf("the team's limits: at most %d apply to one request, got %d", maxTeamLimits, list.Len())
+	}
+	limits := make([]*compiledLimit, 0, list.Len())
+	names := map[string]bool{}
+	err := list.Iter(func(t *ast.Term) error {
+		l, err := teamLimit(t.Value)
+		if err != nil {
+			return fmt.Errorf("a limit must be {\"name\": …, \"per\": …, \"every\": …, \"requests\": …}: %w, got %.200s", err, policy.Clean(t.String()))
+		}
+		if names[l.Name] {
+			return fmt.Errorf("two limits of one request are named %q", l.Name)
+		}
+		names[l.Name] = true
+		limits = append(limits, l)
+		return nil
+	})
+	return limits, err
+}
+
+// teamLimit reads a limit by the rules that sallyport.yaml's are read by.
+func teamLimit(v ast.Value) (*compiledLimit, error) {
+	var l policy.Limit
+	if err := decodeTerm(v, &l, true); err != nil {
+		return nil, err
+	}
+	if err := validate.CheckLimit(l); err != nil {
+		return nil, err
+	}
+	return newCompiledLimit(l), nil
+}
+
+// decodeTerm reads a value of Rego's into a struct; strict refuses keys that it does not have.
+func decodeTerm(v ast.Value, into any, strict bool) error {
+	plain, err := ast.JSON(v)
+	if err != nil {
+		return err
+	}
+	text, err := json.Marshal(plain)
+	if err != nil {
+		return err
+	}
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.UseNumber()
+	if strict {
+		decoder.DisallowUnknownFields()
+	}
+	return decoder.Decode(into)
 }

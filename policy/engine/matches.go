@@ -12,16 +12,13 @@ import (
 // destination first, then in the order of the document. It is input.rules.
 func (p *Policy) matches(list []rule.Match, s rule.ParsedInput) []rule.Match {
 	m := s.Moment()
-	var near [8]*rule.Bucket
-	for _, b := range p.table.Buckets(near[:0], s, p.selectors) {
-		for _, r := range b.Rules {
-			does := r.Unmatched(m)
-			if e := r.Matched(m); e != 0 && r.MatchesRequest(s) {
-				does = e
-			}
-			if does != 0 {
-				list = append(list, rule.Match{Rule: r, Does: does})
-			}
+	for r := range p.table.For(s) {
+		does := r.Unmatched(m)
+		if e := r.Matched(m); e != 0 && r.MatchesRequest(s) {
+			does = e
+		}
+		if does != 0 {
+			list = append(list, rule.Match{Rule: r, Does: does})
 		}
 	}
 	return list

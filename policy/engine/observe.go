@@ -118,28 +118,19 @@ func observedOf(d policy.Decision) *policy.Observed {
 // active lists the rules in observe mode that speak about the input's destination
 // and sandbox.
 func (p *Policy) active(s rule.ParsedInput, at time.Time) (list []*rule.Rule) {
-	var near [8]*rule.Entry
-	for _, e := range p.table.Entries(near[:0], s.Host, s.Addr) {
-		for _, r := range e.Rules {
-			if at.Before(r.Observe) && (s.Phase == policy.PhaseDNS || r.OnPort(s.Destination.Port)) && r.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags) {
-				list = append(list, r)
-			}
+	for r := range p.table.Around(s.Target()) {
+		if at.Before(r.Observe) && (s.Phase == policy.PhaseDNS || r.OnPort(s.Destination.Port)) && r.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags) {
+			list = append(list, r)
 		}
 	}
 	return list
 }
 
-// governed tells whether egressAuth rules govern the input's destination.
+// Governed tells whether egressAuth rules govern the input's destination.
 func (p *Policy) Governed(s rule.ParsedInput) bool {
-	var near [8]*rule.Entry
-	for _, e := range p.table.Entries(near[:0], s.Host, s.Addr) {
-		for _, r := range e.Rules {
-			if r.Type == policy.TypeEgressAuth && r.OnPort(s.Destination.Port) && r.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags) {
-				return true
-			}
-		}
-	}
-	return false
+	return p.some(s.Target(), func(r *rule.Rule) bool {
+		return r.Type == policy.TypeEgressAuth && r.OnPort(s.Destination.Port) && r.Sandboxes.Picks(s.Sandbox.Name, s.Sandbox.Tags)
+	})
 }
 
 // without decides as if the rules were not there, but for what they allow.

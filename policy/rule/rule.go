@@ -138,14 +138,6 @@ func PortsOf(ports []uint16, d Destination) []uint16 {
 // on reports whether the rule speaks about the port.
 func (r *Rule) OnPort(port uint16) bool { return r.Ports == nil || slices.Contains(r.Ports, port) }
 
-// keyPorts lists the ports that the rule has keys for in the index.
-func (r *Rule) keyPorts() []uint16 {
-	if r.Ports == nil {
-		return []uint16{EveryPort}
-	}
-	return r.Ports
-}
-
 // pathPattern matches the paths that the rule speaks about. A rule that denies, or asks a
 // person, is also about the paths that a server may take for them.
 func (r *Rule) pathPattern() *regexp.Regexp {

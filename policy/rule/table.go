@@ -1,6 +1,8 @@
 package rule
 
 import (
+	"iter"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,49 +11,39 @@ import (
 	"sallyport/policy"
 )
 
-// table finds rules by destination in a number of steps that depends on the
-// labels of a host and on the prefix lengths in use, not on the number of rules.
+// Table finds rules in a number of steps that depends on the labels of a host, on the prefix
+// lengths in use and on the selectors of a sandbox's tags, not on the number of rules.
 type Table struct {
-	exact    map[string]*Entry
-	wildcard map[string]*Entry // without "*."
-	prefix   map[netip.Prefix]*Entry
-	lengths4 []int // prefix lengths in use, longest first
+	entries  map[Destination]*Entry // without a port
+	lengths4 []int                  // prefix lengths in use, longest first
 	lengths6 []int
+	selectors
 }
 
-// entry holds the rules of one destination.
+// Entry holds the rules of one destination, in the order of the document.
 type Entry struct {
 	Destination Destination
 	Rules       []*Rule
 	ports       []uint16
-	Buckets     map[uint16]map[string]*Bucket // by port and selector
+	buckets     map[bucket][]*Rule
 }
 
-// bucket holds the rules of one destination, port and selection of sandboxes, in the
-// order of the document.
-type Bucket struct {
-	Rules []*Rule
+// bucket is what the rules of one destination are found by. Port everyPort is of rules about
+// all ports.
+type bucket struct {
+	port     uint16
+	selector string
 }
 
-// everyPort is the port of a bucket for rules that speak about all of them.
-const EveryPort = 0
+const everyPort = 0
 
+// NewTable returns a table of rules, which it readies to be matched.
 func NewTable(rules []Rule) *Table {
-	t := &Table{
-		exact:    map[string]*Entry{},
-		wildcard: map[string]*Entry{},
-		prefix:   map[netip.Prefix]*Entry{},
-	}
+	t := &Table{entries: map[Destination]*Entry{}, selectors: newSelectors(rules)}
 	for i := range rules {
 		r := &rules[i]
 		r.path = sync.OnceValue(r.pathPattern)
-		e := t.entry(r.Destination)
-		e.Rules = append(e.Rules, r)
-		for _, port := range r.keyPorts() {
-			for _, s := range Selections(r.Sandboxes) {
-				e.Add(r, port, s.Text())
-			}
-		}
+		t.add(r)
 	}
 	for _, lengths := range []*[]int{&t.lengths4, &t.lengths6} {
 		slices.Sort(*lengths)
@@ -61,155 +53,190 @@ func NewTable(rules []Rule) *Table {
 	return t
 }
 
-func (t *Table) entry(d Destination) *Entry {
-	switch d.Kind {
-	case WildcardHost:
-		return made(t.wildcard, d.Host, d)
-	case AddressRange:
-		if d.prefix.Addr().Is4() {
+func (t *Table) add(r *Rule) {
+	d := r.Destination
+	d.Port = 0
+	e := t.entries[d]
+	if e == nil {
+		e = &Entry{Destination: d, buckets: map[bucket][]*Rule{}}
+		t.entries[d] = e
+		if d.Kind == AddressRange && d.prefix.Addr().Is4() {
 			t.lengths4 = append(t.lengths4, d.prefix.Bits())
-		} else {
+		} else if d.Kind == AddressRange {
 			t.lengths6 = append(t.lengths6, d.prefix.Bits())
 		}
-		return made(t.prefix, d.prefix, d)
-	default:
-		return made(t.exact, d.Host, d)
 	}
-}
-
-func (e *Entry) Add(r *Rule, port uint16, selector string) {
-	if e.Buckets[port] == nil {
-		e.ports = append(e.ports, port)
-		e.Buckets[port] = map[string]*Bucket{}
+	e.Rules = append(e.Rules, r)
+	ports := r.Ports
+	if ports == nil {
+		ports = []uint16{everyPort}
 	}
-	b := e.Buckets[port][selector]
-	if b == nil {
-		b = &Bucket{}
-		e.Buckets[port][selector] = b
-	}
-	if !slices.Contains(b.Rules, r) {
-		b.Rules = append(b.Rules, r)
-	}
-}
-
-func made[K comparable](m map[K]*Entry, k K, d Destination) *Entry {
-	e := m[k]
-	if e == nil {
-		e = &Entry{Destination: d, Buckets: map[uint16]map[string]*Bucket{}}
-		m[k] = e
-	}
-	return e
-}
-
-// host adds the entries that name a host to list, the most exact first.
-func (t *Table) host(list []*Entry, host string) []*Entry {
-	if e := t.exact[host]; e != nil {
-		list = append(list, e)
-	}
-	return t.parents(list, host)
-}
-
-// parents adds the wildcard entries below which host lies.
-func (t *Table) parents(list []*Entry, host string) []*Entry {
-	for {
-		_, rest, found := strings.Cut(host, ".")
-		if !found {
-			return list
+	for _, port := range ports {
+		if !slices.Contains(e.ports, port) {
+			e.ports = append(e.ports, port)
 		}
-		if e := t.wildcard[rest]; e != nil {
-			list = append(list, e)
-		}
-		host = rest
-	}
-}
-
-// within adds the entries whose prefix holds p, the longest first.
-func (t *Table) within(list []*Entry, p netip.Prefix) []*Entry {
-	lengths := t.lengths4
-	if p.Addr().Is6() {
-		lengths = t.lengths6
-	}
-	for _, bits := range lengths {
-		if bits > p.Bits() {
-			continue
-		}
-		outer, _ := p.Addr().Prefix(bits)
-		if e := t.prefix[outer]; e != nil {
-			list = append(list, e)
-		}
-	}
-	return list
-}
-
-// entries adds what names a host that hostname.Parse has read, the most exact first.
-func (t *Table) Entries(list []*Entry, host string, addr netip.Addr) []*Entry {
-	if addr.IsValid() {
-		return t.within(list, netip.PrefixFrom(addr, addr.BitLen()))
-	}
-	return t.host(list, host)
-}
-
-// buckets adds the buckets that hold the rules for an input, the most exact
-// destination first.
-func (t *Table) Buckets(list []*Bucket, s ParsedInput, all *Selectors) []*Bucket {
-	var near [8]*Entry
-	var names [8]string
-	picking := all.Picking(names[:0], s.Sandbox)
-	for _, e := range t.Entries(near[:0], s.Host, s.Addr) {
-		ports := [...]uint16{s.Destination.Port, EveryPort}
-		asked := ports[:]
-		if s.Phase == policy.PhaseDNS {
-			asked = e.ports
-		}
-		for _, port := range asked {
-			on := e.Buckets[port]
-			if on == nil {
-				continue
+		for _, s := range selections(r.Sandboxes) {
+			b := bucket{port, s.key}
+			if !slices.Contains(e.buckets[b], r) {
+				e.buckets[b] = append(e.buckets[b], r)
 			}
-			for _, selector := range picking {
-				if b := on[selector]; b != nil {
-					list = append(list, b)
+		}
+	}
+}
+
+// Holding gives the entries whose destination takes in all of d, the most exact first.
+func (t *Table) Holding(d Destination) iter.Seq[*Entry] {
+	return func(yield func(*Entry) bool) {
+		if d.Kind == AddressRange {
+			lengths := t.lengths4
+			if d.prefix.Addr().Is6() {
+				lengths = t.lengths6
+			}
+			for _, bits := range lengths {
+				if bits > d.prefix.Bits() {
+					continue
+				}
+				outer, _ := d.prefix.Addr().Prefix(bits)
+				if e := t.entries[Destination{Kind: AddressRange, prefix: outer}]; e != nil && !yield(e) {
+					return
+				}
+			}
+			return
+		}
+		d.Port = 0
+		for found := true; found; _, d.Host, found = strings.Cut(d.Host, ".") {
+			if e := t.entries[d]; e != nil && !yield(e) {
+				return
+			}
+			d.Kind = WildcardHost
+		}
+	}
+}
+
+// Around gives the rules whose destination takes in all of d, those of the most exact one first.
+func (t *Table) Around(d Destination) iter.Seq[*Rule] {
+	return func(yield func(*Rule) bool) {
+		for e := range t.Holding(d) {
+			for _, r := range e.Rules {
+				if !yield(r) {
+					return
 				}
 			}
 		}
 	}
-	return list
 }
 
-// around lists the rules whose destination takes in all of d.
-func (t *Table) Around(d Destination) []*Rule {
-	var rules []*Rule
-	for _, e := range t.Holding(d) {
-		rules = append(rules, e.Rules...)
-	}
-	return rules
-}
-
-// authorising lists the entry's egressAuth rules, which come after the others.
-func (e *Entry) Authorising() []*Rule {
-	first, _ := slices.BinarySearchFunc(e.Rules, true, func(r *Rule, _ bool) int {
-		if r.Type == policy.TypeEgressAuth {
-			return 0
+// For gives the rules about an input's destination, port and sandbox, those of the most exact
+// destination first.
+func (t *Table) For(s ParsedInput) iter.Seq[*Rule] {
+	return func(yield func(*Rule) bool) {
+		var keys [8]string
+		picking := t.picking(keys[:0], s.Sandbox)
+		ports := [...]uint16{s.Destination.Port, everyPort}
+		for e := range t.Holding(s.Target()) {
+			asked := ports[:]
+			if s.Phase == policy.PhaseDNS {
+				asked = e.ports
+			}
+			for _, port := range asked {
+				for _, selector := range picking {
+					for _, r := range e.buckets[bucket{port, selector}] {
+						if !yield(r) {
+							return
+						}
+					}
+				}
+			}
 		}
-		return -1
-	})
+	}
+}
+
+// Authorising lists the entry's egressAuth rules, which come after the others.
+func (e *Entry) Authorising() []*Rule {
+	first := slices.IndexFunc(e.Rules, func(r *Rule) bool { return r.Type == policy.TypeEgressAuth })
+	if first < 0 {
+		return nil
+	}
 	return e.Rules[first:]
 }
 
-// holding lists the entries whose destination takes in all of d, the most exact
-// first.
-func (t *Table) Holding(d Destination) []*Entry {
-	var list []*Entry
-	switch d.Kind {
-	case AddressRange:
-		list = t.within(nil, d.prefix)
-	case WildcardHost:
-		if e := t.wildcard[d.Host]; e != nil {
-			list = append(list, e)
-		}
-		list = t.parents(list, d.Host)
-	default:
-		list = t.host(nil, d.Host)
+// selectors find the selections that pick a sandbox, by its name and tags.
+type selectors struct {
+	everyone bool // some rule is for every sandbox
+	byName   map[string][]selection
+	byTag    map[[2]string][]selection // by the first tag it asks for
+}
+
+// selection is a name or none, tags or none, and the key that stands for them. A
+// Selector with several names is several selections.
+type selection struct {
+	key  string
+	name string
+	tags map[string]string
+}
+
+func selections(s policy.Selector) []selection {
+	if len(s.Names) == 0 {
+		return []selection{{s.String(), "", s.Tags}}
+	}
+	list := make([]selection, len(s.Names))
+	for i, name := range s.Names {
+		list[i] = selection{policy.Selector{Names: []string{name}, Tags: s.Tags}.String(), name, s.Tags}
 	}
 	return list
+}
+
+func newSelectors(rules []Rule) selectors {
+	all := selectors{byName: map[string][]selection{}, byTag: map[[2]string][]selection{}}
+	seen := map[string]bool{}
+	for i := range rules {
+		for _, s := range selections(rules[i].Sandboxes) {
+			if seen[s.key] {
+				continue
+			}
+			seen[s.key] = true
+			switch {
+			case s.name != "":
+				all.byName[s.name] = append(all.byName[s.name], s)
+			case len(s.tags) > 0:
+				tag := slices.Min(slices.Collect(maps.Keys(s.tags)))
+				at := [2]string{tag, s.tags[tag]}
+				all.byTag[at] = append(all.byTag[at], s)
+			default:
+				all.everyone = true
+			}
+		}
+	}
+	return all
+}
+
+// picking adds the keys that pick a sandbox, in an order that is always the same.
+func (all *selectors) picking(keys []string, s policy.Sandbox) []string {
+	if all.everyone {
+		keys = append(keys, "") // of the zero Selector
+	}
+	add := func(list []selection) {
+		for _, by := range list {
+			if policy.Tagged(by.tags, s.Tags) {
+				keys = append(keys, by.key)
+			}
+		}
+	}
+	add(all.byName[s.Name])
+	tagless := len(keys)
+	if len(all.byTag) > 0 {
+		for tag, value := range s.Tags {
+			add(all.byTag[[2]string{tag, value}])
+		}
+	}
+	slices.Sort(keys[tagless:])
+	return keys
+}
+
+// Target is the destination of an input, without its port.
+func (s ParsedInput) Target() Destination {
+	if s.Addr.IsValid() {
+		return Destination{Kind: AddressRange, prefix: netip.PrefixFrom(s.Addr, s.Addr.BitLen())}
+	}
+	return Destination{Kind: ExactHost, Host: s.Host}
 }

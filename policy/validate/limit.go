@@ -117,7 +117,7 @@ func (v *validator) met(path string, l policy.Limit, t *rule.Table) {
 	if l.Destination != "" {
 		d, _ := rule.ParseDestination(l.Destination)
 		reached = nil
-		for _, r := range t.Around(d) {
+		for r := range t.Around(d) {
 			reached = append(reached, *r)
 		}
 		for _, r := range v.rules {

@@ -21,7 +21,7 @@ func compareRules(doc policy.Document, rules []rule.Rule) []policy.Finding {
 	var findings []policy.Finding
 	for i := range rules {
 		narrow := &rules[i]
-		around := t.Holding(narrow.Destination)
+		around := slices.Collect(t.Holding(narrow.Destination))
 		governed := false
 		for _, e := range around {
 			for _, wide := range e.Authorising() {
