@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"maps"
 	"runtime"
 	"slices"
 	"strings"
@@ -107,11 +106,9 @@ func Run(ctx context.Context, p *engine.Policy, records iter.Seq2[policy.Recorde
 	before := p.CacheHits()
 	enforced := p.WithoutObserve()
 	batches := make(chan []policy.Recorded, 2*runtime.GOMAXPROCS(0))
-	tallies := make([]*tally, runtime.GOMAXPROCS(0))
+	t := newTally(enforced)
 	var workers sync.WaitGroup
-	for i := range tallies {
-		t := newTally(enforced)
-		tallies[i] = t
+	for range runtime.GOMAXPROCS(0) {
 		workers.Go(func() {
 			for batch := range batches {
 				for i := range batch {
@@ -126,11 +123,7 @@ func Run(ctx context.Context, p *engine.Policy, records iter.Seq2[policy.Recorde
 	if err = cmp.Or(err, ctx.Err()); err != nil {
 		return Report{}, err
 	}
-	all := tallies[0]
-	for _, t := range tallies[1:] {
-		all.join(t)
-	}
-	r := all.report()
+	r := t.report()
 	r.Revision, r.FromCache = p.Revision(), p.CacheHits()-before
 	return r, nil
 }
@@ -157,9 +150,11 @@ func deal(ctx context.Context, records iter.Seq2[policy.Recorded, error], to cha
 	return ctx.Err()
 }
 
-// tally is one processor's share of a Replay.
+// tally counts what all processors decide.
 type tally struct {
 	policy *engine.Policy
+
+	mu     sync.Mutex
 	sum    Report
 	groups map[groupKey]*Group
 	unseen map[*rule.Rule]*Unseen
@@ -175,10 +170,21 @@ func newTally(p *engine.Policy) *tally {
 }
 
 func (t *tally) add(ctx context.Context, r *policy.Recorded) {
-	s := &t.sum
-	s.span(r.At, r.At)
-	s.Decisions += r.Count
 	*r = t.policy.Fit(*r)
+	var d policy.Decision
+	if r.Unfit == "" {
+		d = t.policy.DecideAt(ctx, r.Input, r.At)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	s := &t.sum
+	if s.First.IsZero() || r.At.Before(s.First) {
+		s.First = r.At
+	}
+	if r.At.After(s.Last) {
+		s.Last = r.At
+	}
+	s.Decisions += r.Count
 	unfit := r.Unfit
 	if unfit == policy.UnfitBody {
 		t.missed(r)
@@ -192,7 +198,6 @@ func (t *tally) add(ctx context.Context, r *policy.Recorded) {
 		s.Unfit[unfit] += r.Count
 		return
 	}
-	d := t.policy.DecideAt(ctx, r.Input, r.At)
 	changes := changesOf(r, d)
 	if len(changes) == 0 {
 		s.Same += r.Count
@@ -206,15 +211,6 @@ func (t *tally) add(ctx context.Context, r *policy.Recorded) {
 		s.ByChange[c] += r.Count
 	}
 	t.group(r, d, changes)
-}
-
-func (s *Report) span(first, last time.Time) {
-	if s.First.IsZero() || first.Before(s.First) {
-		s.First = first
-	}
-	if last.After(s.Last) {
-		s.Last = last
-	}
 }
 
 // missed counts a decision for the rule that has to see its body, the first if
@@ -237,8 +233,8 @@ func (t *tally) missed(r *policy.Recorded) {
 }
 
 // oldest keeps the first of ids. They are UUIDv7, which sort by time.
-func oldest(ids []string, more ...string) []string {
-	ids = append(ids, more...)
+func oldest(ids []string, more string) []string {
+	ids = append(ids, more)
 	slices.Sort(ids)
 	return ids[:min(len(ids), maxExamples)]
 }
@@ -303,57 +299,14 @@ func (t *tally) group(r *policy.Recorded, d policy.Decision, changes []Change) {
 		t.groups[key] = g
 	}
 	g.Count += r.Count
-	g.example(d.Reason, r.ID)
-}
-
-// example keeps the first ids, and what is said of the first of them.
-func (g *Group) example(reason string, ids ...string) {
-	if len(g.Examples) > 0 && ids[0] < g.Examples[0] {
-		g.Reason = reason
+	if len(g.Examples) > 0 && r.ID < g.Examples[0] {
+		g.Reason = d.Reason
 	}
-	g.Examples = oldest(g.Examples, ids...)
+	g.Examples = oldest(g.Examples, r.ID)
 }
 
 func (v Verdict) key() string {
 	return strings.Join(append([]string{string(v.Action), v.RuleType, v.Rule}, v.Credentials...), "\x00")
-}
-
-func (t *tally) join(o *tally) {
-	a, b := &t.sum, &o.sum
-	if b.Decisions > 0 {
-		a.span(b.First, b.Last)
-	}
-	a.Decisions += b.Decisions
-	a.Same += b.Same
-	a.Changed += b.Changed
-	a.Ungrouped += b.Ungrouped
-	a.Undecided += b.Undecided
-	for u, n := range b.Unfit {
-		a.Unfit[u] += n
-	}
-	for c, n := range b.ByChange {
-		a.ByChange[c] += n
-	}
-	for by, u := range o.unseen {
-		if mine := t.unseen[by]; mine != nil {
-			mine.Count += u.Count
-			mine.Examples = oldest(mine.Examples, u.Examples...)
-		} else {
-			t.unseen[by] = u
-		}
-	}
-	for key, g := range o.groups {
-		mine := t.groups[key]
-		switch {
-		case mine != nil:
-			mine.Count += g.Count
-			mine.example(g.Reason, g.Examples...)
-		case len(t.groups) >= maxGroups:
-			a.Ungrouped += g.Count
-		default:
-			t.groups[key] = g
-		}
-	}
 }
 
 // replay orders the groups: the gravest change first, then the most frequent.
@@ -365,13 +318,10 @@ func (t *tally) report() Report {
 	slices.SortFunc(r.Unseen, func(a, b Unseen) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.Rule, b.Rule), strings.Compare(a.RuleType, b.RuleType))
 	})
-	r.Groups = slices.AppendSeq(make([]Group, 0, len(t.groups)), func(yield func(Group) bool) {
-		for g := range maps.Values(t.groups) {
-			if !yield(*g) {
-				return
-			}
-		}
-	})
+	r.Groups = make([]Group, 0, len(t.groups))
+	for _, g := range t.groups {
+		r.Groups = append(r.Groups, *g)
+	}
 	slices.SortFunc(r.Groups, func(a, b Group) int {
 		return cmp.Or(
 			cmp.Compare(slices.Index(Changes, a.Changes[0]), slices.Index(Changes, b.Changes[0])),

@@ -23,23 +23,11 @@ func (v *validator) exposes() {
 }
 
 func (v *validator) expose(path string, e policy.ExposeRule) {
-	actions := []string{string(policy.Allow), string(policy.Deny)}
-	if e.Action != "" && !slices.Contains(actions, string(e.Action)) {
-		fix := "write allow or deny"
-		if near := policy.Nearest(string(e.Action), actions); near != "" {
-			fix = "did you mean " + near + "?"
-		}
-		v.say(policy.BadAction, path+".action", fmt.Sprintf("%q is not an action", e.Action), fix)
-	}
-	switch other, taken := v.names[e.Name]; {
-	case e.Name == "":
+	v.oneOf(policy.BadAction, path+".action", string(e.Action), "is not an action", "write allow or deny", "allow", "deny")
+	if e.Name == "" {
 		v.say(policy.BadName, path, "has no name", "write name: and what the audit shall call it")
-	case !policy.IsLabel(e.Name):
-		v.say(policy.BadName, path+".name", fmt.Sprintf("%q is not a name", e.Name), "write 1 to 200 visible ASCII characters; spaces may stand between them")
-	case taken:
-		v.say(policy.BadName, path, fmt.Sprintf("the name %q is already that of %s", e.Name, other), "give each of the two a name of its own with name:")
-	default:
-		v.names[e.Name] = path
+	} else if v.label(policy.BadName, path, e.Name) {
+		v.own(path, e.Name)
 	}
 	if e.SSH != nil {
 		v.overSSH(path, e)
@@ -61,14 +49,11 @@ func (v *validator) overSSH(path string, e policy.ExposeRule) {
 		v.say(policy.NeverMatches, path+".ssh", "is empty, so the rule can never match", "write some of shell, sftp, forward, or remove it for a rule about requests")
 	}
 	for i, use := range e.SSH {
-		if slices.Contains(policy.SshProtocols, use) {
-			continue
+		at := fmt.Sprintf("%s.ssh[%d]", path, i)
+		if use == "" {
+			v.say(policy.NeverMatches, at, "is empty", "write shell, sftp or forward")
 		}
-		fix := "write shell, sftp or forward"
-		if near := policy.Nearest(string(use), []string{string(policy.ProtocolShell), string(policy.ProtocolSFTP), string(policy.ProtocolForward)}); near != "" {
-			fix = "did you mean " + near + "?"
-		}
-		v.say(policy.NeverMatches, fmt.Sprintf("%s.ssh[%d]", path, i), fmt.Sprintf("%q cannot be done over SSH", use), fix)
+		v.oneOf(policy.NeverMatches, at, string(use), "cannot be done over SSH", "write shell, sftp or forward", "shell", "sftp", "forward")
 	}
 	if e.Methods != nil || e.Paths != nil {
 		v.say(policy.NeverMatches, path, "has methods or paths, which nothing over SSH has", "remove them, or ssh: where the rule is about requests")

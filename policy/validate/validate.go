@@ -85,15 +85,38 @@ func (v *validator) say(k policy.Kind, path, message, fix string) {
 	v.findings = append(v.findings, k.Finding(v.doc.Position(path), path, message, fix))
 }
 
-func (v *validator) egress(path string, e policy.EgressRule) {
-	actions := []string{string(policy.Allow), string(policy.Deny), string(policy.Tunnel), string(policy.Approve)}
-	if e.Action != "" && !slices.Contains(actions, string(e.Action)) {
-		fix := "write allow, deny, tunnel or approve"
-		if near := policy.Nearest(string(e.Action), actions); near != "" {
-			fix = "did you mean " + near + "?"
-		}
-		v.say(policy.BadAction, path+".action", fmt.Sprintf("%q is not an action", e.Action), fix)
+// oneOf checks that a value is empty or one of a few.
+func (v *validator) oneOf(k policy.Kind, path, value, isNot, fix string, known ...string) {
+	if value == "" || slices.Contains(known, value) {
+		return
 	}
+	if near := policy.Nearest(value, known); near != "" {
+		fix = "did you mean " + near + "?"
+	}
+	v.say(k, path, fmt.Sprintf("%q %s", value, isNot), fix)
+}
+
+// label checks a name that appears in denials and in the audit.
+func (v *validator) label(k policy.Kind, path, name string) bool {
+	if policy.IsLabel(name) {
+		return true
+	}
+	v.say(k, path+".name", fmt.Sprintf("%q is not a name", name), "write 1 to 200 visible ASCII characters; spaces may stand between them")
+	return false
+}
+
+// own checks that no other rule has the name, and keeps it.
+func (v *validator) own(path, name string) bool {
+	if other, taken := v.names[name]; taken {
+		v.say(policy.BadName, path, fmt.Sprintf("the name %q is already that of %s", name, other), "give each of the two a name of its own with name:")
+		return false
+	}
+	v.names[name] = path
+	return true
+}
+
+func (v *validator) egress(path string, e policy.EgressRule) {
+	v.oneOf(policy.BadAction, path+".action", string(e.Action), "is not an action", "write allow, deny, tunnel or approve", "allow", "deny", "tunnel", "approve")
 	if e.Action == policy.Tunnel && len(e.Methods)+len(e.Paths) > 0 {
 		v.say(policy.NeverMatches, path, "a tunnel is not read, so its methods and paths can never match", "remove them, or write action: allow")
 	}
@@ -178,15 +201,9 @@ func (v *validator) reference(path, name string) {
 
 // add keeps a rule whose name is its own.
 func (v *validator) add(r rule.Rule) {
-	if !policy.IsLabel(r.Name) {
-		v.say(policy.BadName, r.Path+".name", fmt.Sprintf("%q is not a name", r.Name), "write 1 to 200 visible ASCII characters; spaces may stand between them")
+	if !v.label(policy.BadName, r.Path, r.Name) || !v.own(r.Path, r.Name) {
 		return
 	}
-	if other, taken := v.names[r.Name]; taken {
-		v.say(policy.BadName, r.Path, fmt.Sprintf("the name %q is already that of %s", r.Name, other), "give each of the two a name of its own with name:")
-		return
-	}
-	v.names[r.Name] = r.Path
 	v.tenancy(r)
 	r.Position, r.Index = v.doc.Position(r.Path), len(v.rules)
 	v.rules = append(v.rules, r)
@@ -263,3 +280,80 @@ func (v *validator) matches(path string, ports []uint16, methods, paths []string
 }
 
 const maxCacheSize = 1 << 20
+
+func (v *validator) approvals(path string, a policy.Approvals) {
+	v.oneOf(policy.BadValue, path+".answer", a.Answer, "is neither hold nor poll", "write hold or poll", policy.AnswerHold, policy.AnswerPoll)
+	if d := time.Duration(a.Timeout); d != 0 && (d < time.Second || d > time.Hour) {
+		v.fail(path+".timeout", fmt.Sprintf("%v is not from 1s to 1h", a.Timeout), "write a time as 10m, or leave it out for 5m")
+	}
+	if a.Body < 0 || a.Body > policy.MaxApprovalBody {
+		v.fail(path+".body", fmt.Sprintf("%v is more than 16MiB", a.Body), "write a size as 4MiB, or leave it out for 1MiB")
+	}
+}
+
+// body checks what a rule has to see of a request's body.
+func (v *validator) body(path string, b *policy.BodyView, action policy.Action) {
+	if b == nil {
+		return
+	}
+	if action == policy.Deny || action == policy.Tunnel {
+		v.say(policy.NeverMatches, path, fmt.Sprintf("the body of what a %s is about is never read", action), "remove it, or write action: allow")
+	}
+	if (b.JSON == 0) == (b.GraphQL == 0) {
+		v.fail(path, "has not exactly one of json and graphql", "write one as {json: 64KiB}")
+	}
+	if size := b.Max(); size < 0 || size > policy.MaxBody {
+		v.fail(path, fmt.Sprintf("%v is more than the %v of a body that a rule can see", policy.Size(size), policy.Size(policy.MaxBody)), "write a size as 64KiB")
+	}
+}
+
+// headers checks the headers that a rule lets pass.
+func (v *validator) headers(path string, names []string, action policy.Action) {
+	if names != nil && (action == policy.Deny || action == policy.Tunnel) {
+		v.say(policy.NeverMatches, path+".headers", fmt.Sprintf("is of no use with action: %s, which sends none", action), "remove it")
+	}
+	for i, name := range names {
+		at := fmt.Sprintf("%s.headers[%d]", path, i)
+		switch m := policy.Meddles(name); {
+		case !policy.IsToken(name):
+			v.fail(at, fmt.Sprintf("%q is not the name of a header", name), "write one as Impersonate-User")
+		case m == "":
+			v.fail(at, fmt.Sprintf("%s passes anyway", name), "remove it: the list is of those that are refused otherwise")
+		case m == policy.OtherRequest:
+			v.fail(at, fmt.Sprintf("%s %s, which no rule lets pass", name, m), "remove it")
+		}
+	}
+}
+
+// maxObserve bounds how far ahead observe mode may end.
+const maxObserve = 30 * 24 * time.Hour
+
+// observations checks the document's list.
+func (v *validator) observations() {
+	for i, o := range v.doc.Observe {
+		path := fmt.Sprintf("observe[%d]", i)
+		if len(o.Sandboxes.Names) == 0 && len(o.Sandboxes.Tags) == 0 {
+			v.fail(path+".sandboxes", "selects every sandbox there will ever be", "name some, as in {names: [demo]} or {tags: {team: support}}")
+		}
+		v.matches(path, nil, nil, nil, o.Sandboxes)
+		if o.Until.IsZero() {
+			v.fail(path, "has no end", "write until: and a time, as 2026-12-01T00:00:00Z, at most 30 days ahead")
+			continue
+		}
+		v.until(path+".until", o.Until)
+	}
+}
+
+// until checks when observe mode ends. One that has ended is no error: a
+// configuration that could be used stays one.
+func (v *validator) until(path string, end time.Time) {
+	now := time.Now()
+	switch {
+	case end.IsZero():
+	case end.After(now.Add(maxObserve)):
+		v.fail(path, fmt.Sprintf("%s is more than 30 days ahead", end.Format(time.RFC3339)),
+			"write one until "+now.Add(maxObserve).UTC().Truncate(24*time.Hour).Format(time.RFC3339))
+	case !end.After(now):
+		v.say(policy.ObserveOver, path, "observe mode ended at "+end.Format(time.RFC3339)+": everything is enforced", "remove it")
+	}
+}
