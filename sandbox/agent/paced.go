@@ -6,67 +6,55 @@ import (
 	"sync"
 )
 
-// maxUnanswered bounds the requests of one SFTP session that have no answer yet. The
-// package sftp keeps the answers to all that came after one that takes long.
-const maxUnanswered = 256
-
-// paced is a connection of an SFTP session, which reads no further request while too many
-// have no answer.
+// paced is a connection of an SFTP session, which reads a request once the one before it
+// has its answer. Package sftp has several workers: without this they would write the parts
+// of a file out of order, and the package would keep all answers that follow the answer to
+// a request that takes long.
 type paced struct {
 	io.ReadWriteCloser
 	requests, answers packets
 
-	mu         sync.Mutex
-	changed    sync.Cond
-	unanswered int
-	over       bool
+	turn chan struct{} // has an element while no request is without an answer
+	over chan struct{} // closed when no further request comes
+	end  func()        // closes over
 }
 
 func newPaced(c io.ReadWriteCloser) *paced {
-	p := &paced{ReadWriteCloser: c}
-	p.changed.L = &p.mu
+	p := &paced{ReadWriteCloser: c, turn: make(chan struct{}, 1), over: make(chan struct{})}
+	p.end = sync.OnceFunc(func() { close(p.over) })
+	p.turn <- struct{}{}
 	return p
 }
 
 func (p *paced) Read(b []byte) (int, error) {
-	if p.requests.between() && !p.begin() {
-		return 0, io.ErrClosedPipe
+	if p.requests.between() {
+		select {
+		case <-p.turn:
+		case <-p.over:
+			return 0, io.ErrClosedPipe
+		}
 	}
 	n, err := p.ReadWriteCloser.Read(b[:min(len(b), p.requests.rest())])
-	if ended := p.requests.pass(b[:n]); ended > 0 {
-		p.mu.Lock()
-		p.unanswered += ended
-		p.mu.Unlock()
-	}
+	p.requests.pass(b[:n])
 	return n, err
-}
-
-// begin waits until one more request may come; false: none will.
-func (p *paced) begin() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for p.unanswered >= maxUnanswered && !p.over {
-		p.changed.Wait()
-	}
-	return !p.over
 }
 
 func (p *paced) Write(b []byte) (int, error) {
 	n, err := p.ReadWriteCloser.Write(b)
-	ended := p.answers.pass(b[:n])
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.unanswered -= ended
-	p.over = p.over || err != nil // what has not gone is answered by nothing else
-	p.changed.Broadcast()
+	if p.answers.pass(b[:n]) {
+		select {
+		case p.turn <- struct{}{}:
+		default: // an answer to nothing
+		}
+	}
+	if err != nil {
+		p.end() // nothing else answers what has not gone
+	}
 	return n, err
 }
 
 func (p *paced) Close() error {
-	p.mu.Lock()
-	p.over = true
-	p.changed.Broadcast()
-	p.mu.Unlock()
+	p.end()
 	return p.ReadWriteCloser.Close()
 }
 
@@ -88,8 +76,8 @@ func (p *packets) rest() int {
 	return int(p.body)
 }
 
-// pass takes what comes, and returns how many packets have ended with it.
-func (p *packets) pass(b []byte) (ended int) {
+// pass takes what comes, and reports whether a packet has ended with it.
+func (p *packets) pass(b []byte) (ended bool) {
 	for len(b) > 0 {
 		n := min(len(b), p.rest())
 		if p.have < len(p.head) {
@@ -101,7 +89,7 @@ func (p *packets) pass(b []byte) (ended int) {
 		}
 		if p.have == len(p.head) && p.body == 0 {
 			p.have = 0
-			ended++
+			ended = true
 		}
 		b = b[n:]
 	}

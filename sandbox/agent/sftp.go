@@ -147,7 +147,6 @@ func (x *sftpSession) Filewrite(r *sftp.Request) (io.WriterAt, error) {
 		return nil, err
 	}
 	w := &upload{x: x, path: r.Filepath, adds: flags.Append}
-	w.moved = make(chan struct{})
 	if !there && len(r.Attrs) == 4 {
 		// Which attributes there are is not kept of this request (its Flags are those of
 		// opening), and only the mode alone has that length. A client that sends others

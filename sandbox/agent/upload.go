@@ -9,7 +9,6 @@ import (
 	"math"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/pkg/sftp"
 	"golang.org/x/sys/unix"
@@ -17,89 +16,24 @@ import (
 	"sallyport/sandbox/agent/wire"
 )
 
-// A client sends several parts of a file at once, in order, and those parts are worked on
-// at the same time: one that is early waits. A part is a jump when its turn does not come.
-// Waiting is counted in pauses, between which all that can run does: on a busy machine the
-// part that comes before may be late, however much time has passed.
-const (
-	pause      = 20 * time.Millisecond
-	jumpPauses = 250 // until its turn, whatever comes before it meanwhile
-	// beginPauses is for how long the part that would begin at the file's end waits for one
-	// that begins at 0, which is sent before it and may be worked on after it.
-	beginPauses = 25
-)
-
 // errOrder refuses what is not written in order.
 var errOrder = errors.New("files are written from one end to the other here")
 
-// turn lets the parts of one file go in order.
-type turn struct {
-	mu    sync.Mutex
-	at    int64         // where the next part begins
-	moved chan struct{} // closed when it has
-	err   error         // why there is no next
-}
-
-// wait returns with t.mu held: when it is the turn of the part at off, when there is
-// none (t.err), or, false, when that part is a jump.
-func (t *turn) wait(off int64) bool {
-	t.mu.Lock()
-	for left := newPauses(jumpPauses); off > t.at && t.err == nil; {
-		if !t.await(left) {
-			return false
-		}
-	}
-	return off == t.at
-}
-
-// pauses are those that a part still waits for.
-type pauses struct {
-	left int
-	next time.Time // when the one that goes on is over
-}
-
-func newPauses(n int) *pauses { return &pauses{n, time.Now().Add(pause)} }
-
-// await gives t.mu up until the next move; false: no pauses are left.
-func (t *turn) await(p *pauses) bool {
-	for moved := t.moved; t.moved == moved; {
-		if p.left == 0 {
-			return false
-		}
-		t.mu.Unlock()
-		over := time.NewTimer(time.Until(p.next))
-		select {
-		case <-moved:
-		case <-over.C:
-		}
-		over.Stop()
-		t.mu.Lock()
-		if now := time.Now(); !now.Before(p.next) {
-			p.left, p.next = p.left-1, now.Add(pause)
-		}
-	}
-	return true
-}
-
-// move is to be called with t.mu held.
-func (t *turn) move(to int64, err error) {
-	t.at, t.err = to, err
-	close(t.moved)
-	t.moved = make(chan struct{})
-}
-
-// upload writes a file from its start to its end, or adds to it; Close is the end of
-// that. Where the file exists and is not to be emptied, only the first part shows
-// whether the client writes from the start or adds. Written from the start, the file
-// keeps what lies beyond what was written, unless the client cuts it off: scp does,
-// which does not truncate as it opens, in case it reads that very file.
+// upload writes a file from its start to its end, or adds to it, until Close. Parts come
+// in the client's order (see paced). If the file exists and is not to be emptied, the
+// first part shows whether the client writes from the start or adds. A file that is written
+// from its start keeps what lies beyond what was written, unless the client cuts that off.
+// scp does: it does not truncate the file as it opens it, in case it reads that very file.
 type upload struct {
-	turn
-	x     *sftpSession
-	path  string
-	mode  wire.Mode    // of a file that is new; 0: 0644
-	adds  bool         // offsets mean nothing (SSH_FXF_APPEND): clients count from 0 or from the end
-	unset bool         // whether it adds is not known yet; turn.at is the file's end
+	x    *sftpSession
+	path string
+	mode wire.Mode // of a file that is new; 0: 0644
+	adds bool      // offsets mean nothing (SSH_FXF_APPEND): clients count from 0 or from the end
+
+	mu    sync.Mutex   // guards what follows
+	at    int64        // where the next part begins; the file's end while unset
+	err   error        // why there is no next
+	unset bool         // whether it adds is not known yet
 	to    *os.File     // nil until it is
 	new   *replacement // that to is of, where the file is written as a whole
 	tail  int64        // to where what there was stays
@@ -135,51 +69,35 @@ func (w *upload) append(end int64) error {
 	})
 }
 
-// begin finds out with a part where the client begins.
-func (w *upload) begin(off int64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.unset && off > 0 {
-		n := jumpPauses
-		if off == w.at {
-			n = beginPauses
-		}
-		w.await(newPauses(n))
-	}
-	if w.unset {
-		w.settle(off)
-	}
-}
-
 // settle begins at 0 or at the file's end. w.mu is held.
 func (w *upload) settle(off int64) {
 	w.unset = false
 	end := w.at
+	w.at = off
 	switch {
 	case off != 0 && off != end:
-		w.move(end, errOrder)
+		w.err = errOrder
 	case off == 0 && !w.adds:
-		w.tail = end
-		w.move(off, w.whole())
+		w.tail, w.err = end, w.whole()
 	default:
-		w.move(off, w.append(end))
+		w.err = w.append(end)
 	}
 }
 
-func (w *upload) WriteAt(p []byte, off int64) (int, error) {
-	w.begin(off)
-	orderly := w.wait(off)
+func (w *upload) WriteAt(p []byte, off int64) (n int, err error) {
+	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.unset {
+		w.settle(off)
+	}
+	if w.err == nil && off != w.at {
+		w.err = errOrder
+	}
 	if w.err != nil {
 		return 0, w.err
 	}
-	if !orderly {
-		w.move(w.at, errOrder)
-		return 0, errOrder
-	}
-	n := 0
-	err := w.x.as(func() (err error) { n, err = w.to.Write(p); return err })
-	w.move(w.at+int64(n), err)
+	w.err = w.x.as(func() (err error) { n, err = w.to.Write(p); return err })
+	w.at += int64(n)
 	return n, w.err
 }
 
