@@ -35,10 +35,6 @@ const (
 	markSpared = "spared" // nothing of it ran
 )
 
-// oldMarkSuffix ends the name of the file that start shims of earlier versions made beside
-// a handshake in place of the mark in it. One that an upgrade finds is believed.
-const oldMarkSuffix = ".begun"
-
 // unlockedSuffix ends the name of a handshake until it is locked.
 const unlockedSuffix = ".next"
 
@@ -62,7 +58,7 @@ func newHandshake(path string) (_ *restoreHandshake, err error) {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return nil, err
 	}
-	return n, removeFile(path + oldMarkSuffix)
+	return n, nil
 }
 
 // openHandshake opens one that there is.
@@ -111,8 +107,7 @@ func (n *restoreHandshake) revoke() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w", sandbox.ErrRan, err)
 	}
-	_, old := os.Lstat(n.path + oldMarkSuffix)
-	if old == nil || strings.Count("\n"+string(text), "\n"+markBegun) > strings.Count(string(text), "\n"+markSpared) {
+	if strings.Count("\n"+string(text), "\n"+markBegun) > strings.Count(string(text), "\n"+markSpared) {
 		_, err := n.f.WriteAt([]byte("\n"), 0) // in one step: the folder is gone, the marks are not
 		return errors.Join(sandbox.ErrRan, err)
 	}
@@ -123,9 +118,9 @@ func (n *restoreHandshake) unlock() { _ = unix.Flock(int(n.f.Fd()), unix.LOCK_UN
 func (n *restoreHandshake) close()  { _ = n.f.Close() }
 func (n *restoreHandshake) remove() { _ = removeHandshake(n.path) }
 
-// removeHandshake removes a handshake and its companions, if they are there.
+// removeHandshake removes a handshake, locked or not yet, if it is there.
 func removeHandshake(path string) error {
-	return errors.Join(removeFile(path), removeFile(path+oldMarkSuffix), removeFile(path+unlockedSuffix))
+	return errors.Join(removeFile(path), removeFile(path+unlockedSuffix))
 }
 
 func removeFile(path string) error {

@@ -7,13 +7,10 @@ import (
 	"testing"
 )
 
-// TestNoteReplaced: at no moment is there no note where there was one, since a guard
-// that finds none starts its container without the memory.
-func TestNoteReplaced(t *testing.T) {
+// TestHandshakeReplaced: a handshake that is replaced is there at each moment, since a start
+// shim that finds none starts its container without the memory.
+func TestHandshakeReplaced(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "container")
-	if err := os.WriteFile(path+oldMarkSuffix, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
 	var looks sync.WaitGroup
 	over := make(chan struct{})
 	for i := range 500 {
@@ -33,7 +30,7 @@ func TestNoteReplaced(t *testing.T) {
 				default:
 				}
 				if _, err := os.Lstat(path); err != nil {
-					t.Errorf("a guard finds: %v", err)
+					t.Errorf("a shim finds: %v", err)
 					return
 				}
 			}

@@ -127,35 +127,6 @@ func TestGuardFolder(t *testing.T) {
 	}
 }
 
-// TestMarkOfBefore: what a guard of a version before has begun is known, until the next
-// restore or start.
-func TestMarkOfBefore(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "c0")
-	for _, p := range []string{path, path + oldMarkSuffix} {
-		if err := os.WriteFile(p, []byte("/gone\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	n, err := openHandshake(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer n.close()
-	for range 2 {
-		if err := n.revoke(); !errors.Is(err, sandbox.ErrRan) {
-			t.Errorf("got %v", err)
-		}
-	}
-	next, err := newHandshake(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer next.close()
-	if err := next.revoke(); err != nil {
-		t.Errorf("of the next: %v", err)
-	}
-}
-
 // TestGuardRefusedOnce: that one of two has begun nothing says nothing of the other.
 func TestGuardRefusedOnce(t *testing.T) {
 	refusal := `{"msg":"starting container: restoring container \\"c0\\": no such state","level":"error"}`

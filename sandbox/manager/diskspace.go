@@ -151,14 +151,15 @@ type spaceWatch struct {
 }
 
 func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
-	free, err := m.opt.Space.Free()
-	if err != nil {
-		return err
-	}
 	if w.before == nil {
 		w.over, w.low = map[string]string{}, map[string]string{}
 	}
 	all := m.List()
+	// After the disks: a write that is counted in one of them is missing from what is left.
+	free, err := m.opt.Space.Free()
+	if err != nil {
+		return err
+	}
 	used, totals := map[string]int64{}, map[string]int64{}
 	var most sandbox.Info
 	var grown int64

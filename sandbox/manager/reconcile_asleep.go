@@ -182,10 +182,7 @@ func (m *Manager) reconcileHibernating(ctx context.Context, e *entry, have sandb
 
 // recordHibernated is for a checkpoint that is on the disk, of which nothing else is.
 func (m *Manager) recordHibernated(ctx context.Context, e *entry) error {
-	err := m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "hibernated", "recorded after a restart of the daemon"), func(r *state.Record) {
-		r.Sleep, r.Lost, r.Wakes, r.Dozed = state.Hibernated, "", 0, false
-	})
-	if err != nil {
+	if err := m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "hibernated", "recorded after a restart of the daemon"), hibernated); err != nil {
 		return err
 	}
 	m.setState(e, sandbox.Hibernated)

@@ -79,16 +79,11 @@ func (m *Manager) renew(ctx context.Context, e *entry, why string, agent []byte)
 	if err != nil {
 		return err
 	}
-	was, rec := e.Rec, e.Rec
+	rec := e.Rec
 	rec.Generation, rec.Session = gen, uuid.Must(uuid.NewV7()).String()
-	ev := state.Lifecycle(rec, "started", why)
-	err = m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) {
+	return m.journal.Transact(ctx, &e.Stored, state.Lifecycle(rec, "started", why), func(r *state.Record) {
 		r.Generation, r.Session, r.Reason, r.Held, r.Agent = rec.Generation, rec.Session, "", "", agent
 	})
-	if err != nil {
-		return errors.Join(err, m.journal.Rollback(&e.Stored, ev, func(r *state.Record) { r.Session, r.Reason, r.Held = was.Session, was.Reason, was.Held }))
-	}
-	return nil
 }
 
 // attach makes the sandbox's identity known to the gateway, then lets its
@@ -132,8 +127,7 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	e.state = sandbox.Stopped
 	err := m.journal.CommitWithEvent(context.WithoutCancel(ctx), &e.Stored, state.Lifecycle(e.Rec, "stopped", why), func(r *state.Record) {
 		r.Session = ""
-		r.Sleep, r.Flows, r.Slept, r.Began, r.Wakes, r.Dozed = state.Awake, nil, time.Time{}, time.Time{}, 0, false
-		r.Boot = ""
+		r.Wake()
 	})
 	if e.Rec.Sleep == state.Awake {
 		err = errors.Join(err, m.removeMemory(e))
@@ -153,10 +147,8 @@ func (m *Manager) end(ctx context.Context, e *entry, why string) error {
 // remove removes a sandbox that does not run.
 func (m *Manager) remove(ctx context.Context, e *entry, why string) error {
 	defer m.yieldSpace()()
-	ev := state.Lifecycle(e.Rec, "removed", why)
-	err := m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) { r.Ready = false })
-	if err != nil {
-		return errors.Join(err, m.journal.Rollback(&e.Stored, ev, func(r *state.Record) { r.Ready = true }))
+	if err := m.journal.Transact(ctx, &e.Stored, state.Lifecycle(e.Rec, "removed", why), func(r *state.Record) { r.Ready = false }); err != nil {
+		return err
 	}
 	// What fails from here on is tried again by the next settle.
 	if err := m.discard(ctx, e.Rec); err != nil {

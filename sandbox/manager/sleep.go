@@ -84,11 +84,10 @@ func (m *Manager) pause(ctx context.Context, e *entry) error {
 	e.closeAgent()
 	err := m.opt.Runtime.Pause(ctx, e.Rec.ID)
 	if err == nil {
-		ctx, ev := context.WithoutCancel(ctx), state.Lifecycle(e.Rec, "paused", "")
-		err = m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) { r.Sleep, r.Flows, r.Slept = state.Paused, flows, now() })
+		ctx := context.WithoutCancel(ctx)
+		err = m.journal.Transact(ctx, &e.Stored, state.Lifecycle(e.Rec, "paused", ""), func(r *state.Record) { r.Sleep, r.Flows, r.Slept = state.Paused, flows, now() })
 		if err != nil {
-			err = errors.Join(err, m.opt.Runtime.Resume(ctx, e.Rec.ID),
-				m.journal.Rollback(&e.Stored, ev, func(r *state.Record) { r.Sleep, r.Flows, r.Slept = state.Awake, nil, time.Time{} }))
+			err = errors.Join(err, m.opt.Runtime.Resume(ctx, e.Rec.ID))
 		}
 	}
 	if err != nil {
@@ -128,9 +127,8 @@ func (m *Manager) Wake(ctx context.Context, name string) (sandbox.Info, error) {
 
 // resume lets a paused sandbox go on.
 func (m *Manager) resume(ctx context.Context, e *entry) error {
-	ev := state.Lifecycle(e.Rec, "resumed", "")
-	if err := m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) { r.Sleep = state.Resuming }); err != nil {
-		return errors.Join(err, m.journal.Rollback(&e.Stored, ev, func(r *state.Record) { r.Sleep = state.Paused }))
+	if err := m.journal.Transact(ctx, &e.Stored, state.Lifecycle(e.Rec, "resumed", ""), func(r *state.Record) { r.Sleep = state.Resuming }); err != nil {
+		return err
 	}
 	ctx = context.WithoutCancel(ctx)
 	if err := m.opt.Runtime.Resume(ctx, e.Rec.ID); err != nil {
@@ -147,10 +145,7 @@ func (m *Manager) resume(ctx context.Context, e *entry) error {
 // finishWake is what follows when the sandbox runs again.
 func (m *Manager) finishWake(e *entry) error {
 	flows := e.Rec.Flows
-	err := m.journal.Commit(&e.Stored, func(r *state.Record) {
-		r.Sleep, r.Flows, r.Slept, r.Wakes, r.Began, r.Dozed = state.Awake, nil, time.Time{}, 0, time.Time{}, false
-		r.Boot = ""
-	})
+	err := m.journal.Commit(&e.Stored, (*state.Record).Wake)
 	m.setState(e, sandbox.Running)
 	m.opt.Gate.Wake(e.Rec.Address, flows)
 	if err != nil {
@@ -318,10 +313,8 @@ func (m *Manager) finishHibernate(ctx context.Context, e *entry, s sealed) error
 	}
 	ev := state.Lifecycle(e.Rec, "hibernated", "")
 	ev.Detail = fmt.Sprintf("%d bytes of memory, sealed", s.size)
-	was := e.Rec
-	err := m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = state.Hibernated, "", 0, false })
+	err := m.journal.Transact(ctx, &e.Stored, ev, hibernated)
 	if err != nil {
-		err = errors.Join(err, m.journal.Rollback(&e.Stored, ev, func(r *state.Record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = was.Sleep, was.Lost, was.Wakes, was.Dozed }))
 		if rerr := m.restartFromRAM(ctx, e); rerr != nil {
 			return errors.Join(err, rerr, m.loseMemory(ctx, e, "that it hibernates could not be recorded"))
 		}
@@ -330,6 +323,9 @@ func (m *Manager) finishHibernate(ctx context.Context, e *entry, s sealed) error
 	m.setState(e, sandbox.Hibernated)
 	return e.removeLater(m.ram(e))
 }
+
+// hibernated is the change of a record whose sandbox's memory is sealed.
+func hibernated(r *state.Record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = state.Hibernated, "", 0, false }
 
 // restartFromRAM has what could not be hibernated go on, from its memory in RAM. What there is
 // sealed of that goes first, for good: it would be behind the disk.
@@ -406,10 +402,7 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 		if unfilled = in.Unseal(m.ram(e)); unfilled != nil {
 			return unfilled
 		}
-		ev := state.Lifecycle(e.Rec, "woken", "")
-		if unfilled = m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) { r.Sleep, r.Boot = state.Waking, boot }); unfilled != nil {
-			unfilled = errors.Join(unfilled, m.journal.Rollback(&e.Stored, ev, func(r *state.Record) { r.Sleep = state.Hibernated }))
-		}
+		unfilled = m.journal.Transact(ctx, &e.Stored, state.Lifecycle(e.Rec, "woken", ""), func(r *state.Record) { r.Sleep, r.Boot = state.Waking, boot })
 		return unfilled
 	})
 	var failed *restoreError

@@ -387,9 +387,8 @@ func (m *Manager) set(ctx context.Context, e *entry, c sandbox.SpecChange) error
 			words = append(words, d.what)
 		}
 		ev.Detail = strings.Join(words, ", ")
-		was := e.Rec
-		if err := m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) { r.Spec, r.Next = rec.Spec, rec.Next }); err != nil {
-			return errors.Join(err, m.journal.Rollback(&e.Stored, ev, func(r *state.Record) { r.Spec, r.Next = was.Spec, was.Next }))
+		if err := m.journal.Transact(ctx, &e.Stored, ev, func(r *state.Record) { r.Spec, r.Next = rec.Spec, rec.Next }); err != nil {
+			return err
 		}
 		if _, known := m.ByAddress(rec.Address); known {
 			m.publish(rec.Address, m.info(e))

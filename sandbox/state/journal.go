@@ -52,8 +52,7 @@ func (j *Journal) Commit(s *Stored, change func(*Record)) error {
 }
 
 // CommitWithEvent writes the record as change makes it, and appends its event. When it
-// fails the record may be written, and the event is appended with the next one; Rollback
-// takes that back.
+// fails the record may be written; then the event is appended with the next one.
 func (j *Journal) CommitWithEvent(ctx context.Context, s *Stored, ev *audit.Event, change func(*Record)) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -67,13 +66,14 @@ func (j *Journal) CommitWithEvent(ctx context.Context, s *Stored, ev *audit.Even
 	return j.Deliver(ctx, s)
 }
 
-// Rollback takes back a change whose event could not be appended. undo changes the record
-// back.
-func (j *Journal) Rollback(s *Stored, ev *audit.Event, undo func(*Record)) error {
-	if s.Rec.Pending != ev {
-		return nil // the change was not made
+// Transact is CommitWithEvent that takes the change back when it fails.
+func (j *Journal) Transact(ctx context.Context, s *Stored, ev *audit.Event, change func(*Record)) error {
+	before := s.Rec
+	err := j.CommitWithEvent(ctx, s, ev, change)
+	if err == nil || s.Rec.Pending != ev {
+		return err // there is nothing to take back
 	}
-	return j.Commit(s, func(r *Record) { undo(r); r.Pending = nil })
+	return errors.Join(err, j.Commit(s, func(r *Record) { *r = before; r.Pending = nil }))
 }
 
 // Emit appends an event that changes no record.

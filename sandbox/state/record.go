@@ -111,6 +111,11 @@ func (r Record) Write(dir string) error {
 	return durable.WriteFile(filepath.Join(dir, RecordFile), append(data, '\n'), 0o600)
 }
 
+// Wake clears what a record says of a sandbox's sleep.
+func (r *Record) Wake() {
+	r.Sleep, r.Flows, r.Slept, r.Began, r.Wakes, r.Dozed, r.Boot = Awake, nil, time.Time{}, time.Time{}, 0, false, ""
+}
+
 // Root is the ID of the first sandbox of its lineage.
 func (r Record) Root() string {
 	if r.Lineage != nil {
