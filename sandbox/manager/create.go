@@ -9,9 +9,11 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"strings"
 
 	"sallyport/memory"
 	"sallyport/sandbox"
+	"sallyport/sandbox/disk"
 	"sallyport/sandbox/state"
 )
 
@@ -194,4 +196,98 @@ func newID() string {
 	var b [8]byte
 	_, _ = rand.Read(b[:]) // never fails
 	return hex.EncodeToString(b[:])
+}
+
+// What a sandbox is in state Failed for, and what Recover does about it:
+//
+//   - its container is gone: it is made again of its own image, over what the sandbox
+//     had written, which is on its disk. Without a disk of its own that is gone. Where
+//     the image is gone too, it is made of the one that has its name now.
+//   - its disk cannot be mended: it is tried again, once the operator has.
+
+// Recover gets a sandbox out of Failed: it is stopped then. One that is in no error
+// is left as it is.
+func (m *Manager) Recover(ctx context.Context, name string) (sandbox.Info, error) {
+	return m.withLocked(ctx, name, "recovering", noMemory, func(e *entry) error {
+		if !e.failed() {
+			return nil
+		}
+		return m.recover(ctx, e)
+	})
+}
+
+// failed tells whether a sandbox is in Failed.
+func (e *entry) failed() bool {
+	return e.Rec.Reason != "" && !e.state.Live()
+}
+
+func (m *Manager) recover(ctx context.Context, e *entry) error {
+	how, lost, img := "its disk can be used again", "", sandbox.Image{}
+	_, err := m.opt.Runtime.Status(ctx, e.Rec.ID)
+	switch {
+	case errors.Is(err, sandbox.ErrNotFound):
+		if err := m.checkImage(e.Rec.Spec); err != nil {
+			return err
+		}
+		how = "its container is made again over its files"
+		if e.Rec.Spec.Disk == 0 {
+			how = "its container is made again"
+			lost = "its container was gone, and with it all files but those in /memory"
+		}
+		c, err := m.container(e.Rec, e.Rec.Name)
+		if err != nil {
+			return err
+		}
+		c.Image = e.Rec.ImageID
+		if img, err = m.opt.Runtime.Create(ctx, c); errors.Is(err, sandbox.ErrNoImage) && c.Image != "" {
+			c.Image = ""
+			if img, err = m.opt.Runtime.Create(ctx, c); err == nil {
+				other := fmt.Sprintf("its image %s was gone, and it is made of another one that is named %s now, %s", e.Rec.ImageID, e.Rec.Spec.Image, img.ID)
+				how, lost = how+": "+other, strings.TrimPrefix(lost+"; "+other, "; ")
+			}
+		}
+		if err != nil {
+			return err
+		}
+		m.releaseDisk(ctx, e)
+		// It has the limits of the spec that it is made of.
+	case err != nil:
+		return err
+	default:
+		if err := m.attachDisk(e.Rec); err != nil {
+			return err
+		}
+		if err := m.detachDisk(e.Rec); err != nil {
+			return err
+		}
+	}
+	return m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "recovered", how), func(r *state.Record) {
+		if r.Reason = ""; lost != "" {
+			r.Lost = lost
+		}
+		if img.ID != "" {
+			r.SetImage(img)
+		}
+	})
+}
+
+// fail is for a sandbox that has no container any more.
+func (m *Manager) fail(ctx context.Context, e *entry, why string) error {
+	const gone = "its container is gone"
+	switch {
+	case e.Rec.Session != "":
+		e.Rec.Reason = why
+		return m.end(ctx, e, gone)
+	case e.Rec.Spec.Ephemeral:
+		return m.remove(ctx, e, gone)
+	}
+	return m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "failed", gone), func(r *state.Record) { r.Reason = why })
+}
+
+// noteDamage notes of a start that failed what only an operator can mend.
+func (m *Manager) noteDamage(e *entry, err error) error {
+	if !e.exists || !errors.Is(err, disk.ErrDamaged) {
+		return nil
+	}
+	return m.journal.Commit(&e.Stored, func(r *state.Record) { r.Reason = fmt.Sprintf("%v; then `sallyport sandbox recover %s`", err, r.Name) })
 }

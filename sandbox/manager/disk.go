@@ -9,9 +9,11 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"time"
 
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
+	"sallyport/sandbox/checkpoint"
 	"sallyport/sandbox/state"
 )
 
@@ -150,4 +152,49 @@ func (t *tail) line() string {
 		text = "…" + text[over:]
 	}
 	return terminal.Escape(text)
+}
+
+// withFrozen pauses a running sandbox and freezes its disk while f reads the disk. If dir
+// is not "", the processes are first written into that folder in RAM, for which memory is
+// reserved, as they are at that moment, so that both agree. It returns how long the
+// sandbox was paused.
+func (m *Manager) withFrozen(ctx context.Context, e *entry, dir string, f func() error) (pausedFor time.Duration, err error) {
+	patient := context.WithoutCancel(ctx)
+	id := e.Rec.ID
+	if e.state == sandbox.Running {
+		began := time.Now()
+		// If the daemon ends here, the next one finds the sandbox paused and resumes it.
+		defer func() {
+			err = errors.Join(err, m.opt.Runtime.Resume(patient, id))
+			pausedFor = time.Since(began)
+		}()
+		if err := m.opt.Runtime.Pause(ctx, id); err != nil {
+			return 0, err
+		}
+	}
+	switch {
+	case dir == "":
+	case e.state == sandbox.Hibernated:
+		build, err := m.opt.Runtime.Build(ctx)
+		if err != nil {
+			return 0, err
+		}
+		if err := checkpoint.Unseal(m.opt.Key, m.checkpointPath(e), dir, checkpoint.Match(e.Rec.ID, e.Rec.Session, build)); err != nil {
+			return 0, fmt.Errorf("reading its memory: %w", err)
+		}
+	default:
+		e.loose = true
+		if err := m.opt.Runtime.Checkpoint(ctx, id, dir, e.lease.Left(), true, nil); err != nil {
+			return 0, err
+		}
+	}
+	if err := e.lease.Settle(); err != nil {
+		return 0, err
+	}
+	thaw, err := m.opt.Disks.Freeze(m.dir(e.Rec.Name))
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, thaw()) }()
+	return 0, f()
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"sallyport/sandbox"
+	"sallyport/sandbox/state"
 )
 
 type fullKey struct{}
@@ -86,4 +87,50 @@ func hidden(ctx context.Context, i sandbox.Info) error {
 // ListVisible is List for a context's owner.
 func (m *Manager) ListVisible(ctx context.Context) []sandbox.Info {
 	return slices.DeleteFunc(m.List(), func(i sandbox.Info) bool { return !i.Spec.Owned(sandbox.OwnerOf(ctx)) })
+}
+
+// checkQuota says whether an owner may have another sandbox.
+func (m *Manager) checkQuota(owner string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.checkQuotaLocked(owner)
+}
+
+// checkQuotaLocked is spare with m.mu held.
+func (m *Manager) checkQuotaLocked(owner string) error {
+	if most := m.opt.PerOwner; owner != "" && most > 0 && len(m.shares[owner]) >= most {
+		return fmt.Errorf("%w: %d: remove some first", sandbox.ErrQuota, most)
+	}
+	return nil
+}
+
+// takeQuota counts a sandbox that is about to be made as its owner's, if there is room
+// for it. discard gives the room back.
+func (m *Manager) takeQuota(r state.Record) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.checkQuotaLocked(r.Spec.Owner); err != nil {
+		return err
+	}
+	m.count(r)
+	return nil
+}
+
+// count counts a sandbox as its owner's. m.mu is held, or nobody else is there.
+func (m *Manager) count(r state.Record) {
+	owner := r.Spec.Owner
+	if m.shares[owner] == nil {
+		m.shares[owner] = map[string]bool{}
+	}
+	m.shares[owner][r.ID] = true
+}
+
+// uncount is its end. m.mu is held. What was in the pool is discarded by a record
+// that may be of nobody yet.
+func (m *Manager) uncount(id string) {
+	for owner, all := range m.shares {
+		if delete(all, id); len(all) == 0 {
+			delete(m.shares, owner)
+		}
+	}
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"time"
 
 	"sallyport/sandbox"
-	"sallyport/sandbox/disk"
 	"sallyport/sandbox/state"
 )
 
@@ -194,96 +194,179 @@ func (m *Manager) Watch(ctx context.Context) error {
 	}
 }
 
-// What a sandbox is in state Failed for, and what Recover does about it:
-//
-//   - its container is gone: it is made again of its own image, over what the sandbox
-//     had written, which is on its disk. Without a disk of its own that is gone. Where
-//     the image is gone too, it is made of the one that has its name now.
-//   - its disk cannot be mended: it is tried again, once the operator has.
+// settleWait is for how long a memory checkpoint may take that an earlier process
+// of ours has begun.
+const settleWait = 30 * time.Second
 
-// Recover gets a sandbox out of Failed: it is stopped then. One that is in no error
-// is left as it is.
-func (m *Manager) Recover(ctx context.Context, name string) (sandbox.Info, error) {
-	return m.withLocked(ctx, name, "recovering", noMemory, func(e *entry) error {
-		if !e.failed() {
-			return nil
-		}
-		return m.recover(ctx, e)
-	})
-}
-
-// failed tells whether a sandbox is in Failed.
-func (e *entry) failed() bool {
-	return e.Rec.Reason != "" && !e.state.Live()
-}
-
-func (m *Manager) recover(ctx context.Context, e *entry) error {
-	how, lost, img := "its disk can be used again", "", sandbox.Image{}
-	_, err := m.opt.Runtime.Status(ctx, e.Rec.ID)
-	switch {
-	case errors.Is(err, sandbox.ErrNotFound):
-		if err := m.checkImage(e.Rec.Spec); err != nil {
-			return err
-		}
-		how = "its container is made again over its files"
-		if e.Rec.Spec.Disk == 0 {
-			how = "its container is made again"
-			lost = "its container was gone, and with it all files but those in /memory"
-		}
-		c, err := m.container(e.Rec, e.Rec.Name)
-		if err != nil {
-			return err
-		}
-		c.Image = e.Rec.ImageID
-		if img, err = m.opt.Runtime.Create(ctx, c); errors.Is(err, sandbox.ErrNoImage) && c.Image != "" {
-			c.Image = ""
-			if img, err = m.opt.Runtime.Create(ctx, c); err == nil {
-				other := fmt.Sprintf("its image %s was gone, and it is made of another one that is named %s now, %s", e.Rec.ImageID, e.Rec.Spec.Image, img.ID)
-				how, lost = how+": "+other, strings.TrimPrefix(lost+"; "+other, "; ")
-			}
-		}
-		if err != nil {
-			return err
-		}
-		m.releaseDisk(ctx, e)
-		// It has the limits of the spec that it is made of.
-	case err != nil:
-		return err
-	default:
-		if err := m.attachDisk(e.Rec); err != nil {
-			return err
-		}
-		if err := m.detachDisk(e.Rec); err != nil {
-			return err
-		}
+// reconcileAsleep brings a sandbox that has gone to sleep, or was about to, into
+// agreement with its container, as settle does with the others.
+func (m *Manager) reconcileAsleep(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
+	switch e.Rec.Sleep {
+	case state.Paused:
+		return m.reconcilePaused(ctx, e, have, st)
+	case state.Resuming:
+		return m.reconcileResuming(ctx, e, have, st)
+	case state.Hibernating:
+		return m.reconcileHibernating(ctx, e, have, st)
 	}
-	return m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "recovered", how), func(r *state.Record) {
-		if r.Reason = ""; lost != "" {
-			r.Lost = lost
-		}
-		if img.ID != "" {
-			r.SetImage(img)
-		}
-	})
-}
-
-// fail is for a sandbox that has no container any more.
-func (m *Manager) fail(ctx context.Context, e *entry, why string) error {
-	const gone = "its container is gone"
+	// state.Hibernated, or waking: its memory is on the disk.
 	switch {
-	case e.Rec.Session != "":
-		e.Rec.Reason = why
-		return m.end(ctx, e, gone)
-	case e.Rec.Spec.Ephemeral:
-		return m.remove(ctx, e, gone)
+	case st.Running && e.Rec.Sleep == state.Waking:
+		// It woke, and only the record of it is missing.
+		keep, err := m.identify(ctx, e, have, st)
+		if err != nil {
+			return keep, err
+		}
+		return keep, m.finishWake(e)
+	case st.Running:
+		return false, m.loseMemory(ctx, e, "it was started behind Sallyport's back")
+	case e.Rec.Sleep == state.Waking && !st.Started.Equal(e.Rec.Began):
+		return false, m.loseMemory(ctx, e, "it ended as it woke")
 	}
-	return m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "failed", gone), func(r *state.Record) { r.Reason = why })
+	if err := m.checkNotRun(ctx, e); err != nil {
+		if !errors.Is(err, sandbox.ErrRan) {
+			return false, err
+		}
+		return false, m.loseMemory(ctx, e, "it may have woken before the daemon, or the host, ended: "+err.Error())
+	}
+	if _, err := os.Stat(m.checkpointPath(e)); errors.Is(err, os.ErrNotExist) {
+		return false, m.loseMemory(ctx, e, "its memory checkpoint is gone")
+	}
+	if e.state == sandbox.Hibernated && have.Link == 0 {
+		return false, nil
+	}
+	err = e.removeLater(m.ram(e))
+	if e.Rec.Sleep != state.Hibernated {
+		err = errors.Join(err, m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "hibernated", "it was woken as the daemon ended, and is as before"), func(r *state.Record) { r.Sleep = state.Hibernated }))
+	}
+	m.setState(e, sandbox.Hibernated)
+	return false, err
 }
 
-// noteDamage notes of a start that failed what only an operator can mend.
-func (m *Manager) noteDamage(e *entry, err error) error {
-	if !e.exists || !errors.Is(err, disk.ErrDamaged) {
+// checkNotRun is ErrRan where the memory of a sandbox that was waking may have been gone
+// on with, so that its disk may be ahead. The record has that it wakes, for good,
+// before anything can begin; what takes that back is the runtime's word that nothing
+// has, or will, which does not outlive the host.
+func (m *Manager) checkNotRun(ctx context.Context, e *entry) error {
+	if e.Rec.Sleep != state.Waking {
 		return nil
 	}
-	return m.journal.Commit(&e.Stored, func(r *state.Record) { r.Reason = fmt.Sprintf("%v; then `sallyport sandbox recover %s`", err, r.Name) })
+	now, err := m.boot()
+	if err != nil {
+		return err
+	}
+	if e.Rec.Boot != now {
+		return fmt.Errorf("%w: in another boot of the host, or one that is not on record", sandbox.ErrRan)
+	}
+	known, err := m.opt.Runtime.CancelRestore(ctx, e.Rec.ID)
+	if err == nil && !known {
+		err = sandbox.ErrRan
+	}
+	return err
+}
+
+// boot names the time from one start of the host to the next.
+func (m *Manager) boot() (string, error) {
+	if m.opt.boot != "" {
+		return m.opt.boot, nil
+	}
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(id)), err
+}
+
+// reconcilePaused: a paused sandbox is in the engine's hands.
+func (m *Manager) reconcilePaused(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
+	if !st.Running {
+		return false, m.loseMemory(ctx, e, "it ended while it was paused")
+	}
+	keep, err = m.identify(ctx, e, have, st)
+	if err != nil {
+		return keep, err
+	}
+	if st.Paused {
+		m.setState(e, sandbox.Paused)
+		return keep, nil
+	}
+	return keep, m.finishResume(ctx, e, "behind Sallyport's back")
+}
+
+// reconcileResuming: that it goes on is on record, and only has to be so.
+func (m *Manager) reconcileResuming(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
+	if !st.Running {
+		return false, m.loseMemory(ctx, e, "it ended while it was paused")
+	}
+	if st.Paused {
+		if err := m.opt.Runtime.Resume(ctx, e.Rec.ID); err != nil {
+			return true, err
+		}
+	}
+	if keep, err = m.identify(ctx, e, have, st); err != nil {
+		return keep, err
+	}
+	return keep, m.finishWake(e)
+}
+
+// finishResume is wakened of one that is paused by what is on record.
+func (m *Manager) finishResume(ctx context.Context, e *entry, why string) error {
+	return errors.Join(m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "resumed", why), func(r *state.Record) { r.Sleep = state.Resuming }), m.finishWake(e))
+}
+
+// reconcileHibernating: what writes the memory lives on without us, and ends the
+// container when it is whole.
+func (m *Manager) reconcileHibernating(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
+	for deadline := time.Now().Add(settleWait); st.Running; {
+		_, whole := os.Stat(m.ram(e))
+		_, part := os.Stat(m.ram(e) + ".part")
+		if whole != nil && part != nil || time.Now().After(deadline) {
+			break // it was not begun, or will not end
+		}
+		select {
+		case <-ctx.Done():
+			return true, ctx.Err()
+		case <-time.After(20 * time.Millisecond):
+		}
+		if st, err = m.opt.Runtime.Status(ctx, e.Rec.ID); err != nil {
+			return true, err
+		}
+	}
+	if st.Running {
+		keep, err = m.identify(ctx, e, have, st)
+		if err != nil {
+			return keep, err
+		}
+		defer m.restoreMemoryLimit(e) // once what was written is gone
+		if e.Rec.Dozed {
+			return keep, m.finishResume(ctx, e, "the daemon ended as it was being hibernated")
+		}
+		return keep, m.finishWake(e)
+	}
+	if !st.Started.Equal(e.Rec.Began) {
+		return false, m.loseMemory(ctx, e, "it ended as it went on from what was written")
+	}
+	// Where its memory could not be kept it was to go on: see again.
+	if _, err := m.opt.Runtime.CancelRestore(ctx, e.Rec.ID); errors.Is(err, sandbox.ErrRan) {
+		return false, m.loseMemory(ctx, e, "it could not be hibernated, and may have gone on before the daemon ended: "+err.Error())
+	} else if err != nil {
+		return false, err
+	}
+	if _, err := os.Stat(m.checkpointPath(e)); err == nil { // sealed, and not recorded
+		return false, m.recordHibernated(ctx, e)
+	}
+	if _, err := os.Stat(m.ram(e)); err == nil {
+		build, err := m.opt.Runtime.Build(ctx)
+		if err != nil {
+			return false, err
+		}
+		return false, m.finishHibernate(ctx, e, m.sealMemory(e.Rec, build, m.ram(e), m.checkpointPath(e)))
+	}
+	return false, m.loseMemory(ctx, e, "it ended before its memory was written")
+}
+
+// recordHibernated is for a checkpoint that is on the disk, of which nothing else is.
+func (m *Manager) recordHibernated(ctx context.Context, e *entry) error {
+	if err := m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "hibernated", "recorded after a restart of the daemon"), hibernated); err != nil {
+		return err
+	}
+	m.setState(e, sandbox.Hibernated)
+	return e.removeLater(m.ram(e))
 }
