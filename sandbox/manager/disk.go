@@ -17,8 +17,8 @@ import (
 	"sallyport/sandbox/state"
 )
 
-// makeDisk makes and attaches the sandbox's disk, if it is to have one, and
-// returns the folder for what it changes of its image.
+// makeDisk makes and attaches the sandbox's disk, if its spec has one, and returns the
+// folder of its layer.
 func (m *Manager) makeDisk(rec state.Record) (layer string, err error) {
 	if rec.Spec.Disk == 0 {
 		return "", nil
@@ -36,8 +36,8 @@ func (m *Manager) attachDisk(rec state.Record) error {
 	return m.opt.Disks.Attach(m.dir(rec.Name))
 }
 
-// settleDisk keeps the next start possible, whatever the sandbox writes. Where
-// there is no room even for that, it has been taken already.
+// settleDisk takes back the room that attachDisk made, which keeps the next start
+// possible. On a full disk it takes what there is.
 func (m *Manager) settleDisk(rec state.Record) {
 	if m.opt.Disks == nil {
 		return
@@ -47,8 +47,8 @@ func (m *Manager) settleDisk(rec state.Record) {
 	}
 }
 
-// detachDisk leaves the disk of a sandbox that does not run to nobody: hundreds
-// that sleep have no file system of the kernel's.
+// detachDisk unmounts the disk of a sandbox that does not run: hundreds of sleeping
+// sandboxes have no mounts.
 func (m *Manager) detachDisk(rec state.Record) error {
 	if m.opt.Disks == nil {
 		return nil
@@ -56,7 +56,8 @@ func (m *Manager) detachDisk(rec state.Record) error {
 	return m.opt.Disks.Detach(m.dir(rec.Name))
 }
 
-// ownDisk says why there is no disk to keep, copy or go back to, or nil.
+// ownDisk returns why the sandbox has no disk of its own to snapshot, fork or restore, or
+// nil.
 func (m *Manager) ownDisk(rec state.Record) error {
 	if m.opt.Disks == nil || rec.Spec.Disk == 0 {
 		return fmt.Errorf("%w: sandbox %s has no disk of its own, which is what snapshots and forks are of: use engine.kind: private", sandbox.ErrBadSpec, rec.Name)
@@ -64,7 +65,7 @@ func (m *Manager) ownDisk(rec state.Record) error {
 	return nil
 }
 
-// stopAndDetach ends what runs without a session, if it runs, and detaches its disk.
+// stopAndDetach stops a container without a session, if it runs, and detaches its disk.
 func (m *Manager) stopAndDetach(ctx context.Context, rec state.Record) error {
 	if err := m.opt.Runtime.Stop(ctx, rec.ID, 0); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
 		return err
@@ -72,8 +73,8 @@ func (m *Manager) stopAndDetach(ctx context.Context, rec state.Record) error {
 	return m.detachDisk(rec)
 }
 
-// releaseDisk is unplug of who has been made, or looked at. Should that fail, the next
-// settle tries again.
+// releaseDisk is stopAndDetach after a sandbox was made or looked at. If it fails, the
+// next reconcile tries again.
 func (m *Manager) releaseDisk(ctx context.Context, e *entry) {
 	if err := m.stopAndDetach(context.WithoutCancel(ctx), e.Rec); err != nil {
 		e.fresh = true
@@ -81,8 +82,8 @@ func (m *Manager) releaseDisk(ctx context.Context, e *entry) {
 	}
 }
 
-// releaseFreshDisk detaches the disk of who was made and has not been started since, which
-// most are at once.
+// releaseFreshDisk detaches the disk of a sandbox that was made and not started. Most are
+// started at once.
 func (m *Manager) releaseFreshDisk(ctx context.Context, e *entry) error {
 	if !e.exists || !e.fresh || e.state != sandbox.Stopped {
 		return nil
@@ -94,13 +95,13 @@ func (m *Manager) releaseFreshDisk(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// emptyTree removes what is in a folder. os.RemoveAll has an open file for each
-// level, which a sandbox can nest until this process has no more.
+// emptyTree removes the contents of a folder. os.RemoveAll would open a file for each
+// level, and a sandbox can nest more levels than this process may open files.
 func emptyTree(ctx context.Context, dir string) error {
 	return run(ctx, nil, "find", dir, "-mindepth", "1", "-delete")
 }
 
-// removeTree removes a folder with what is in it, if it is there.
+// removeTree removes a folder with its contents, if it exists.
 func removeTree(ctx context.Context, dir string) error {
 	if _, err := os.Lstat(dir); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -108,13 +109,13 @@ func removeTree(ctx context.Context, dir string) error {
 	return errors.Join(emptyTree(ctx, dir), os.RemoveAll(dir))
 }
 
-// most is the address space of a program that reads a sandbox's files, in KiB, as
-// ulimit has it: they keep the names of whole folders, and a sandbox can make tens
-// of millions. A million long ones take half of it.
+// most is the address space of a program that reads a sandbox's files, in KiB as for
+// ulimit. Such programs hold the names of a whole folder, and a sandbox can make tens of
+// millions. A million long names take half of it.
 const most = 1 << 20
 
-// run runs a program of the host's on a sandbox's files. Its error has the last of what
-// the program wrote to its standard error.
+// run runs a program of the host's on a sandbox's files. Its error ends with the last line
+// of the program's standard error.
 func run(ctx context.Context, out io.Writer, name string, args ...string) error {
 	var said tail
 	words := append([]string{"-c", `ulimit -v "$1" && shift && exec "$@"`, "sh", strconv.Itoa(most), name}, args...)
@@ -130,8 +131,8 @@ func run(ctx context.Context, out io.Writer, name string, args ...string) error 
 	return nil
 }
 
-// tail keeps the last of what is written to it: a program can have something to say
-// of each of a sandbox's files.
+// tail keeps the end of what is written to it: a program may print a line for each of a
+// sandbox's files.
 type tail struct{ text []byte }
 
 const tailSize = 4 << 10 // bytes
@@ -142,8 +143,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// waitLine is the end of the last one, which can be the path of a file nested deeply,
-// fit for a terminal.
+// line is the end of the last line, escaped for a terminal. The line can hold the long
+// path of a nested file.
 func (t *tail) line() string {
 	const most = 300 // bytes
 	text := strings.TrimSpace(string(t.text))
@@ -156,8 +157,7 @@ func (t *tail) line() string {
 
 // withFrozen pauses a running sandbox and freezes its disk while f reads the disk. If dir
 // is not "", the processes are first written into that folder in RAM, for which memory is
-// reserved, as they are at that moment, so that both agree. It returns how long the
-// sandbox was paused.
+// reserved, so that files and processes agree. It returns how long the sandbox was paused.
 func (m *Manager) withFrozen(ctx context.Context, e *entry, dir string, f func() error) (pausedFor time.Duration, err error) {
 	patient := context.WithoutCancel(ctx)
 	id := e.Rec.ID

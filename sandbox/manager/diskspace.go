@@ -19,18 +19,18 @@ import (
 )
 
 const (
-	// spaceEvery is how often the space that is left is looked at: what can be
-	// written meanwhile is what a reserve is overshot by.
+	// spaceEvery is how often the free space is measured. The reserve can be overshot by
+	// what is written between two looks.
 	spaceEvery = 250 * time.Millisecond
 	// growthOver is how far back the growth of disks is compared.
 	growthOver = 10 * time.Second
-	// leastGrowth is what a disk must have grown by to be held: the journal and
-	// the times of files take a little even where nothing is written.
+	// leastGrowth is the least growth of a disk that counts. The journal and the times of
+	// files take a little without a write.
 	leastGrowth = 1 << 20
 )
 
-// checkDisk returns ErrDiskFull if less of the host's disk is left than the reserve, and
-// the error if that cannot be asked.
+// checkDisk returns ErrDiskFull if the host's disk has less left than the reserve, or why
+// it cannot be measured.
 func (m *Manager) checkDisk() error { return m.checkDiskFor(0) }
 
 // checkDiskFor is checkDisk after n more bytes are written.
@@ -50,7 +50,7 @@ func (m *Manager) checkDiskFor(n int64) error {
 }
 
 // watchDisk returns a context that ends, with ErrDiskFull as its cause, when less than the
-// reserve is left: what the host writes for a sandbox counts like what the sandbox writes.
+// reserve is left. Writes of the host for a sandbox count as the sandbox's own.
 func (m *Manager) watchDisk(ctx context.Context) (context.Context, context.CancelFunc) {
 	return m.watchDiskFor(ctx, 0)
 }
@@ -77,18 +77,18 @@ func (m *Manager) watchDiskFor(ctx context.Context, n int64) (context.Context, c
 	return ctx, func() { cancel(nil) }
 }
 
-// lastRoom is what is left of the host's disk when ends of sessions and sandboxes are
-// given what Space keeps back for them, in bytes.
+// lastRoom is how little is left of the host's disk, in bytes, when ends of sessions and
+// sandboxes may use what Space keeps back.
 const lastRoom = 32 << 20
 
-// endings counts what is being ended.
+// endings counts the sessions and sandboxes that are being ended.
 type endings struct {
 	mu    sync.Mutex
 	under int
 }
 
-// yieldSpace makes room for an end, which has to be written down, on a disk that is full:
-// without that the sandbox that fills it could not be removed. done takes it back.
+// yieldSpace makes room on a full disk for the record of an end: without it, the sandbox
+// that fills the disk could not be removed. done takes the room back.
 func (m *Manager) yieldSpace() (done func()) {
 	if m.opt.Space == nil {
 		return func() {}
@@ -142,7 +142,7 @@ func (m *Manager) WatchSpace(ctx context.Context) error {
 	}
 }
 
-// spaceWatch compares the disks of what runs with how they were.
+// spaceWatch compares the disks of running sandboxes with their earlier sizes.
 type spaceWatch struct {
 	before map[string]int64 // bytes by the sandbox's ID, of those that ran
 	taken  time.Time        // of before
@@ -178,8 +178,8 @@ func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
 		}
 	}
 	enough := free >= m.opt.Reserve
-	// Where there is too little, growth counts from before that was so: one that
-	// writes slowly is found too.
+	// While too little is left, growth counts from before that, so that a slow writer is
+	// found.
 	if w.before == nil || enough && time.Since(w.taken) >= growthOver {
 		w.before, w.taken = used, time.Now()
 	}
@@ -206,7 +206,7 @@ func (w *spaceWatch) look(ctx context.Context, m *Manager) error {
 	return errors.Join(append(errs, w.cap(ctx, m, all, over))...)
 }
 
-// share finds the owners that have more than they may.
+// share finds the owners that exceed their quota.
 func (w *spaceWatch) share(m *Manager, all []sandbox.Info, totals map[string]int64) {
 	quota := m.opt.StoragePerOwner
 	over := map[string]string{}
@@ -220,12 +220,12 @@ func (w *spaceWatch) share(m *Manager, all []sandbox.Info, totals map[string]int
 	w.over = over
 }
 
-// lifted is the part of a limit by which there has to be more room for a refusal to end
-// than for it to begin.
+// lifted is the part of a limit by which more must be free for a refusal to end than for
+// it to begin.
 const lifted = 8
 
-// refuse finds whoever has most while little is left, and forgives all when there is
-// room again.
+// refuse refuses the owner or sandbox with the most while little is left, and ends all
+// such refusals when there is room.
 func (w *spaceWatch) refuse(m *Manager, free int64, all []sandbox.Info, totals map[string]int64) {
 	low := 2 * m.opt.Reserve
 	if free >= low+low/lifted {
@@ -250,8 +250,7 @@ func (w *spaceWatch) refuse(m *Manager, free int64, all []sandbox.Info, totals m
 	w.low[accountOf(*most)] = fmt.Sprintf("the host's disk is nearly full, and %s has most of it, %s: remove snapshots, sandboxes or files", whose, size.About(totals[accountOf(*most)]))
 }
 
-// cap keeps the disks of those from growing that are refused, but for the one that is
-// stopped for it.
+// cap caps the disks of refused sandboxes, except the one that is being stopped.
 func (w *spaceWatch) cap(ctx context.Context, m *Manager, all []sandbox.Info, but *sandbox.Info) error {
 	caps := maps.Clone(w.over)
 	maps.Copy(caps, w.low)
@@ -267,14 +266,14 @@ func (w *spaceWatch) cap(ctx context.Context, m *Manager, all []sandbox.Info, bu
 		why, dir := cmp.Or(caps[accountOf(i)], caps[i.ID]), m.dir(i.Name)
 		switch {
 		case why != "":
-			// Again each time: it may have been started since.
+			// At each look: it may have been restarted.
 			if err := m.opt.Space.Cap(dir); err != nil {
 				errs = append(errs, err)
 				held[i.ID] = true // so that it is stopped if it grows
 				continue
 			}
 			if held[i.ID] = true; !w.held[i.ID] {
-				// What it has written until now is forgiven.
+				// Its growth counts from here.
 				if n, err := m.opt.Space.Used(dir); err == nil {
 					w.before[i.ID] = n
 				}
@@ -292,16 +291,15 @@ func (w *spaceWatch) cap(ctx context.Context, m *Manager, all []sandbox.Info, bu
 	return errors.Join(errs...)
 }
 
-// recordOf is what an event says of a sandbox.
+// recordOf is the part of a record that an event needs.
 func recordOf(i sandbox.Info) state.Record {
 	return state.Record{Name: i.Name, ID: i.ID, Session: i.Session, Spec: i.Spec, Lineage: i.Lineage}
 }
 
-// stopForSpace keeps a sandbox from writing more: its session ends at once, its files stay.
+// stopForSpace ends a sandbox's session at once, to keep it from writing. Its files stay.
 func (m *Manager) stopForSpace(ctx context.Context, i sandbox.Info, why string) error {
-	// It gets no time to end in, not even what an engine takes to start a program
-	// that kills it, nor what something takes that is being done to it: it could go on
-	// writing.
+	// It is killed without a grace period, not through the engine, which would start a
+	// program for that, and without waiting for the lock: meanwhile it could write.
 	killed := m.killContainer(ctx, i.ID)
 	e := m.entry(i.Name)
 	defer m.release(e)
@@ -316,7 +314,7 @@ func (m *Manager) stopForSpace(ctx context.Context, i sandbox.Info, why string) 
 	return errors.Join(killed, m.halt(context.WithoutCancel(ctx), e, why))
 }
 
-// killContainer kills what runs of a sandbox, without its lock.
+// killContainer kills the first process of a sandbox, without its lock.
 func (m *Manager) killContainer(ctx context.Context, id string) error {
 	st, err := m.opt.Runtime.Status(ctx, id)
 	if err == nil && st.Running && st.PID > 1 {
@@ -328,8 +326,8 @@ func (m *Manager) killContainer(ctx context.Context, id string) error {
 	return err
 }
 
-// storage is what a sandbox takes now. What cannot be read counts as nothing: it is
-// going, or being made.
+// storage is the space that a sandbox takes. Files that cannot be read count as 0: they
+// are being made or removed.
 func (m *Manager) storage(name string) (s sandbox.Storage) {
 	if m.opt.Space != nil {
 		s.Disk, _ = m.opt.Space.Used(m.dir(name))
@@ -346,7 +344,7 @@ func (m *Manager) storage(name string) (s sandbox.Storage) {
 	return s
 }
 
-// allocated is what a file takes of the host's disk, in bytes.
+// allocated is the space that a file takes on the host's disk, in bytes.
 func allocated(path string) int64 {
 	var st unix.Stat_t
 	if unix.Lstat(path, &st) != nil {
@@ -355,7 +353,7 @@ func allocated(path string) int64 {
 	return st.Blocks * 512
 }
 
-// account is whose the bytes of a sandbox are: its owner's, or its own.
+// account names the account of a sandbox's bytes: its owner's, or its own.
 func account(owner, id string) string {
 	if owner == "" {
 		return id
@@ -365,7 +363,7 @@ func account(owner, id string) string {
 
 func accountOf(i sandbox.Info) string { return account(i.Spec.Owner, i.ID) }
 
-// sized is an Info with what it takes of the host's disk.
+// sized adds to an Info the space that the sandbox takes.
 func (m *Manager) sized(i sandbox.Info) sandbox.Info {
 	i.Storage = m.storage(i.Name)
 	m.mu.Lock()
@@ -374,9 +372,9 @@ func (m *Manager) sized(i sandbox.Info) sandbox.Info {
 	return i
 }
 
-// reserveStorage refuses to write so many bytes more for a sandbox, at most, where its owner has
-// no room for them, or has most of a disk that is nearly full. Until done they count as
-// written.
+// reserveStorage reserves n bytes of the host's disk for a sandbox until done. It refuses
+// if the owner's quota has no room for them, or if the owner has the most on a disk that
+// is nearly full.
 func (m *Manager) reserveStorage(owner, id string, n int64) (done func(), err error) {
 	of, used := account(owner, id), int64(0)
 	quota := m.opt.StoragePerOwner
@@ -409,5 +407,5 @@ func (m *Manager) reserveStorage(owner, id string, n int64) (done func(), err er
 	}, nil
 }
 
-// makeRoom is what to do about ErrStorageQuota.
+// makeRoom is the advice in an ErrStorageQuota.
 const makeRoom = "remove snapshots or sandboxes (`sallyport sandbox ls` says what each takes), or have the limit raised"

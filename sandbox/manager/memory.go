@@ -100,7 +100,7 @@ func (m *Manager) memoryToWake(e *entry) int64 {
 	return fileSize(m.checkpointPath(e))
 }
 
-// errEnded: the session whose memory was to be written or read is over.
+// errEnded ends a wait for RAM for a session that is over.
 var errEnded = fmt.Errorf("%w: it was stopped while this waited for room in memory", sandbox.ErrState)
 
 // lockWithMemory is existing with the RAM reserved that need asks for. It waits up to

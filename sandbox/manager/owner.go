@@ -12,9 +12,9 @@ import (
 
 type fullKey struct{}
 
-// ByFullName confines a context to the owner that a caller names, and returns the
-// name alone. For who is confined to an owner, TENANT/ may be left out; for the host's
-// own callers a name alone is the host's. Nothing is made for another owner.
+// ByFullName confines a context to the owner in a full name, and returns the name alone. A
+// caller that is confined to an owner may leave TENANT/ out. For the host's own callers, a
+// name alone is the host's. No sandbox is made for another owner.
 func ByFullName(ctx context.Context, full string) (context.Context, string, error) {
 	owner, name, qualified := strings.Cut(full, "/")
 	if !qualified {
@@ -32,7 +32,7 @@ func ByFullName(ctx context.Context, full string) (context.Context, string, erro
 	return context.WithValue(ctx, fullKey{}, owner), name, nil
 }
 
-// visible says whether a sandbox is there for a context.
+// visible reports whether a sandbox exists for a context.
 func visible(ctx context.Context, s sandbox.Spec) bool {
 	if owner, ok := ctx.Value(fullKey{}).(string); ok && s.Owner != owner {
 		return false
@@ -42,14 +42,14 @@ func visible(ctx context.Context, s sandbox.Spec) bool {
 
 type namesKey struct{}
 
-// AllowNames has allow asked, with what is done with a context, whether a new sandbox may
-// have a name: a name can be worth what rules give it. It is asked for the very name
-// that is taken, and must not call the Manager.
+// AllowNames has calls with the context ask allow whether a new sandbox may have a name,
+// since rules can be about names. allow gets the name that is taken, and must not call the
+// Manager.
 func AllowNames(ctx context.Context, allow func(name string) error) context.Context {
 	return context.WithValue(ctx, namesKey{}, allow)
 }
 
-// checkAllowed says what Naming's function says.
+// checkAllowed asks the function of AllowNames.
 func checkAllowed(ctx context.Context, name string) error {
 	if allow, ok := ctx.Value(namesKey{}).(func(string) error); ok {
 		return allow(name)
@@ -57,7 +57,7 @@ func checkAllowed(ctx context.Context, name string) error {
 	return nil
 }
 
-// claimOwner sets the owner of a spec, which is who calls and never an argument.
+// claimOwner sets the owner of a spec to the caller's. A caller cannot name another.
 func claimOwner(ctx context.Context, s *sandbox.Spec) error {
 	owner := sandbox.OwnerOf(ctx)
 	if s.Owner != "" && s.Owner != owner {
@@ -76,7 +76,7 @@ func (m *Manager) Visible(ctx context.Context, name string) (sandbox.Info, error
 	return i, err
 }
 
-// hidden is what is said of a sandbox that is not there for a context.
+// hidden is the error for a sandbox that does not exist for a context.
 func hidden(ctx context.Context, i sandbox.Info) error {
 	if owner, _ := ctx.Value(fullKey{}).(string); sandbox.OwnerOf(ctx) == "" && owner == "" && i.Spec.Owner != "" {
 		return fmt.Errorf("%w: %q is tenant %s's: write %s for that", sandbox.ErrNotFound, i.Name, i.Spec.Owner, i.FullName())
@@ -89,14 +89,14 @@ func (m *Manager) ListVisible(ctx context.Context) []sandbox.Info {
 	return slices.DeleteFunc(m.List(), func(i sandbox.Info) bool { return !i.Spec.Owned(sandbox.OwnerOf(ctx)) })
 }
 
-// checkQuota says whether an owner may have another sandbox.
+// checkQuota refuses an owner that may not have another sandbox.
 func (m *Manager) checkQuota(owner string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.checkQuotaLocked(owner)
 }
 
-// checkQuotaLocked is spare with m.mu held.
+// checkQuotaLocked is checkQuota with m.mu held.
 func (m *Manager) checkQuotaLocked(owner string) error {
 	if most := m.opt.PerOwner; owner != "" && most > 0 && len(m.shares[owner]) >= most {
 		return fmt.Errorf("%w: %d: remove some first", sandbox.ErrQuota, most)
@@ -104,8 +104,8 @@ func (m *Manager) checkQuotaLocked(owner string) error {
 	return nil
 }
 
-// takeQuota counts a sandbox that is about to be made as its owner's, if there is room
-// for it. discard gives the room back.
+// takeQuota counts a sandbox that is about to be made, or refuses it. discard takes the
+// count back.
 func (m *Manager) takeQuota(r state.Record) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -116,7 +116,7 @@ func (m *Manager) takeQuota(r state.Record) error {
 	return nil
 }
 
-// count counts a sandbox as its owner's. m.mu is held, or nobody else is there.
+// count counts a sandbox as its owner's. m.mu is held, or Open runs.
 func (m *Manager) count(r state.Record) {
 	owner := r.Spec.Owner
 	if m.shares[owner] == nil {
@@ -125,8 +125,8 @@ func (m *Manager) count(r state.Record) {
 	m.shares[owner][r.ID] = true
 }
 
-// uncount is its end. m.mu is held. What was in the pool is discarded by a record
-// that may be of nobody yet.
+// uncount undoes count. m.mu is held. It finds the owner itself: a record of the pool may
+// have none yet.
 func (m *Manager) uncount(id string) {
 	for owner, all := range m.shares {
 		if delete(all, id); len(all) == 0 {

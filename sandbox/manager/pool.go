@@ -17,28 +17,27 @@ import (
 	"sallyport/sandbox/state"
 )
 
-// Folders beside those of sandboxes; no sandbox can have such a name.
+// Folders beside those of sandboxes. No sandbox's name begins with a dot.
 const (
 	poolDir = ".pool"  // a folder for each sandbox of the pool, by ID
 	linkDir = ".by-id" // links to where a sandbox from the pool is now, by ID
 )
 
-// poolHost is the host name in a sandbox from the pool: who will have it is not
-// known when its kernel starts, which nothing can tell another one afterwards.
+// poolHost is the host name in a sandbox from the pool. Its name is not known when its
+// kernel starts, and the kernel cannot be given another host name later.
 const poolHost = "sandbox"
 
-// Pauses of Fill.
+// Pauses of FillPool.
 const (
-	// poolRest is how long it leaves the host to who has just taken one.
+	// poolRest leaves the host to the caller that has just taken a sandbox.
 	poolRest = 250 * time.Millisecond
-	// poolRetry is after what failed.
+	// poolRetry follows a failure.
 	poolRetry = 10 * time.Second
 )
 
-// pool is sandboxes of the default spec that run and are nobody's yet: they have an
-// ID, an address, a disk and a certificate authority of their own, which their
-// image trusts already, but no name and no record, and nothing vouches for their
-// packets. Nothing of one passes until somebody takes it.
+// pool holds running sandboxes of the default spec that have no owner yet. Each has an ID,
+// an address, a disk and a certificate authority that its image trusts; it has no name and
+// no record. Nothing vouches for its packets, so none passes until a caller takes it.
 type pool struct {
 	mu    sync.Mutex // guards what follows
 	ready []state.Record
@@ -46,7 +45,7 @@ type pool struct {
 	taken chan struct{}
 }
 
-// openPool finds what an earlier process has left, whose addresses are in use.
+// openPool finds the sandboxes of an earlier process. Their addresses are in use.
 func (m *Manager) openPool() error {
 	m.pool.taken = make(chan struct{}, 1)
 	folders, err := os.ReadDir(m.dir(poolDir))
@@ -58,7 +57,7 @@ func (m *Manager) openPool() error {
 	}
 	for _, f := range folders {
 		name := filepath.Join(poolDir, f.Name())
-		// What it says of itself may be whom it was about to become.
+		// Its record may have the name that it was about to get.
 		rec, err := state.Read(m.dir(name))
 		if err == nil {
 			m.addresses[rec.Address] = true
@@ -69,8 +68,8 @@ func (m *Manager) openPool() error {
 	return nil
 }
 
-// FillPool keeps the pool full until ctx is done, having removed what an earlier
-// process has left in it.
+// FillPool removes what an earlier process left in the pool, and keeps the pool full until
+// ctx is done.
 func (m *Manager) FillPool(ctx context.Context) error {
 	for {
 		wait := poolRest
@@ -119,15 +118,15 @@ func (m *Manager) refillPool(ctx context.Context) error {
 	return nil
 }
 
-// poolSize is how many sandboxes wait in the pool.
+// poolSize is the number of sandboxes in the pool.
 func (m *Manager) poolSize() int {
 	m.pool.mu.Lock()
 	defer m.pool.mu.Unlock()
 	return len(m.pool.ready)
 }
 
-// DrainPool empties the pool, once Fill has ended, and detaches the disks of what has not
-// been started.
+// DrainPool empties the pool, once FillPool has returned, and detaches the disks of
+// sandboxes that were made and not started.
 func (m *Manager) DrainPool(ctx context.Context) error {
 	m.pool.mu.Lock()
 	all := append(m.pool.ready, m.pool.left...)
@@ -149,11 +148,11 @@ func (m *Manager) DrainPool(ctx context.Context) error {
 	return g.Wait()
 }
 
-// link is the path by which the engine knows the folder of a sandbox from the pool,
-// wherever that is.
+// link is the path by which the engine knows the folder of a sandbox from the pool, before
+// and after the folder is renamed.
 func (m *Manager) link(id string) string { return m.dir(filepath.Join(linkDir, id)) }
 
-// linkTo makes the link of a sandbox lead to the folder of a name.
+// linkTo points the link of a sandbox at the folder of a name.
 func (m *Manager) linkTo(id, name string) error {
 	next := m.link(id) + ".next"
 	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -165,7 +164,7 @@ func (m *Manager) linkTo(id, name string) error {
 	return os.Rename(next, m.link(id))
 }
 
-// addToPool makes one for the pool, and starts it.
+// addToPool makes a sandbox for the pool and starts it.
 func (m *Manager) addToPool(ctx context.Context) (rec state.Record, err error) {
 	for _, dir := range []string{poolDir, linkDir} {
 		if err := os.MkdirAll(m.dir(dir), 0o700); err != nil {
@@ -221,16 +220,16 @@ func (m *Manager) addToPool(ctx context.Context) (rec state.Record, err error) {
 	return rec, nil
 }
 
-// poolable says whether a sandbox from the pool is as one of a spec would be. The
-// rest of a spec is no container's, but for a working directory, which the engine
-// makes with it.
+// poolable reports whether a sandbox from the pool fits a spec. Its container has the
+// default limits, image and runtime. The engine makes a working directory with the
+// container, so a spec that names one does not fit.
 func (m *Manager) poolable(s sandbox.Spec) bool {
 	d := m.opt.Defaults
 	return m.opt.Pool > 0 && s.Workdir == "" && s.Image == d.Image && s.Runtime == d.Runtime &&
 		s.CPUs == d.CPUs && s.Memory == d.Memory && s.Pids == d.Pids && s.Disk == d.Disk
 }
 
-// takeFromPool makes a sandbox of one from the pool, if there is one that runs.
+// takeFromPool gives a sandbox from the pool to the caller, if there is one that runs.
 func (m *Manager) takeFromPool(ctx context.Context, e *entry, name string, spec sandbox.Spec) (taken bool, err error) {
 	if !m.poolable(spec) {
 		return false, nil
@@ -262,9 +261,9 @@ func (m *Manager) takeFromPool(ctx context.Context, e *entry, name string, spec 
 	}
 }
 
-// adopt gives one from the pool a name, a spec and a session. A crash before its
-// record is ready leaves something half-made, which is removed, under whichever of
-// its two names its folder has.
+// adopt gives a sandbox from the pool a name, a spec and a session. If the daemon crashes
+// before the record is ready, the next one removes the sandbox, whichever of the two names
+// its folder has.
 func (m *Manager) adopt(ctx context.Context, e *entry, was state.Record, name string, spec sandbox.Spec, st sandbox.Status) (err error) {
 	rec := was
 	rec.Name, rec.Spec, rec.Created = name, spec, now()
@@ -285,7 +284,7 @@ func (m *Manager) adopt(ctx context.Context, e *entry, was state.Record, name st
 	if err := m.linkTo(rec.ID, name); err != nil {
 		return err
 	}
-	// What is mounted in it comes along.
+	// Mounts in the folder move with it.
 	if err := os.Rename(m.dir(was.Name), m.dir(name)); err != nil {
 		return err
 	}

@@ -13,9 +13,8 @@ import (
 	"sallyport/sandbox/state"
 )
 
-// reconcile brings runtime and network into agreement with the records, but for
-// those of sandboxes that something is being done to: busy tells whether there are
-// any.
+// reconcile brings the runtime and the network into agreement with the records. It skips a
+// sandbox whose lock is held, and reports with busy that there is one.
 func (m *Manager) reconcile(ctx context.Context) (busy bool, err error) {
 	attached, err := m.opt.Network.Endpoints()
 	if err != nil {
@@ -28,8 +27,8 @@ func (m *Manager) reconcile(ctx context.Context) (busy bool, err error) {
 	errs := []error{m.sweep()}
 	for _, e := range m.all() {
 		if !e.mu.TryLock() {
-			// Something is being done to it, which may take long: the others, and the
-			// endpoints whose owners are not known, do not wait for that.
+			// Another call holds the lock, perhaps for long. The other sandboxes do not
+			// wait for it, and endpoints without an owner stay until the next reconcile.
 			busy = true
 			continue
 		}
@@ -83,7 +82,7 @@ func (m *Manager) reconcileOne(ctx context.Context, e *entry, have sandbox.Endpo
 		}
 	}
 	if have.Link == 0 && e.Rec.Generation != 0 {
-		// It may have been attached since the list was made.
+		// It may have been attached after the list was made.
 		if have, err = m.endpoint(e.Rec.Generation); err != nil {
 			return false, err
 		}
@@ -98,7 +97,7 @@ func (m *Manager) reconcileOne(ctx context.Context, e *entry, have sandbox.Endpo
 	case err != nil:
 		return false, fmt.Errorf("asking for sandbox %s: %w", e.Rec.Name, err)
 	case e.Rec.Sleep == state.Awake && st.Paused:
-		// It was being paused, or resumed, when we ended.
+		// The daemon ended while it paused or resumed the sandbox.
 		if err := m.opt.Runtime.Resume(ctx, e.Rec.ID); err != nil {
 			return false, err
 		}
@@ -120,8 +119,8 @@ func (m *Manager) reconcileOne(ctx context.Context, e *entry, have sandbox.Endpo
 	}
 }
 
-// identify has the network vouch for a sandbox that runs. It keeps its endpoint
-// where it has one.
+// identify makes the network vouch for a sandbox that runs. A sandbox keeps the endpoint
+// that it has.
 func (m *Manager) identify(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
 	if have.Link == st.Link && st.Link != 0 {
 		e.state = sandbox.Running
@@ -129,7 +128,7 @@ func (m *Manager) identify(ctx context.Context, e *entry, have sandbox.Endpoint,
 		m.restoreMemoryLimit(e)
 		return true, nil
 	}
-	// It runs on an interface that nothing vouches for: identify it anew.
+	// Nothing vouches for the interface that it runs on: attach another endpoint.
 	if err := m.renewGeneration(e); err != nil {
 		return false, err
 	}
@@ -149,14 +148,14 @@ func (m *Manager) endpoint(generation uint32) (sandbox.Endpoint, error) {
 	return sandbox.Endpoint{}, err
 }
 
-// settleEvery is how often Watch compares records and reality besides being told.
+// settleEvery is how often Watch reconciles if nothing has happened.
 const settleEvery = 30 * time.Second
 
-// busyEvery is how often it does while something is done to one of them.
+// busyEvery is how often Watch reconciles while a sandbox is skipped.
 const busyEvery = time.Second
 
-// Watch follows what happens to the sandboxes behind the manager's back, an
-// engine's restart included, until ctx is done.
+// Watch follows what happens to sandboxes without a call of the manager's, restarts of the
+// engine included, until ctx is done.
 func (m *Manager) Watch(ctx context.Context) error {
 	exits, err := m.opt.Runtime.Exits(ctx)
 	if err != nil {
@@ -194,12 +193,11 @@ func (m *Manager) Watch(ctx context.Context) error {
 	}
 }
 
-// settleWait is for how long a memory checkpoint may take that an earlier process
-// of ours has begun.
+// settleWait is how long a checkpoint that an earlier daemon began may take.
 const settleWait = 30 * time.Second
 
-// reconcileAsleep brings a sandbox that has gone to sleep, or was about to, into
-// agreement with its container, as settle does with the others.
+// reconcileAsleep is reconcileOne for a sandbox that sleeps, or that was falling asleep or
+// waking.
 func (m *Manager) reconcileAsleep(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
 	switch e.Rec.Sleep {
 	case state.Paused:
@@ -209,10 +207,10 @@ func (m *Manager) reconcileAsleep(ctx context.Context, e *entry, have sandbox.En
 	case state.Hibernating:
 		return m.reconcileHibernating(ctx, e, have, st)
 	}
-	// state.Hibernated, or waking: its memory is on the disk.
+	// state.Hibernated or state.Waking: its memory is on the disk.
 	switch {
 	case st.Running && e.Rec.Sleep == state.Waking:
-		// It woke, and only the record of it is missing.
+		// It woke; only its record was not written.
 		keep, err := m.identify(ctx, e, have, st)
 		if err != nil {
 			return keep, err
@@ -243,10 +241,10 @@ func (m *Manager) reconcileAsleep(ctx context.Context, e *entry, have sandbox.En
 	return false, err
 }
 
-// checkNotRun is ErrRan where the memory of a sandbox that was waking may have been gone
-// on with, so that its disk may be ahead. The record has that it wakes, for good,
-// before anything can begin; what takes that back is the runtime's word that nothing
-// has, or will, which does not outlive the host.
+// checkNotRun returns ErrRan if processes may have run from the memory of a sandbox that
+// was waking: the disk may be newer than that memory. The record says that it wakes before
+// any of them can run. Only the runtime can say that none ran and none will, and only
+// until the host reboots.
 func (m *Manager) checkNotRun(ctx context.Context, e *entry) error {
 	if e.Rec.Sleep != state.Waking {
 		return nil
@@ -265,7 +263,7 @@ func (m *Manager) checkNotRun(ctx context.Context, e *entry) error {
 	return err
 }
 
-// boot names the time from one start of the host to the next.
+// boot returns an identifier of this boot of the host.
 func (m *Manager) boot() (string, error) {
 	if m.opt.boot != "" {
 		return m.opt.boot, nil
@@ -274,7 +272,7 @@ func (m *Manager) boot() (string, error) {
 	return strings.TrimSpace(string(id)), err
 }
 
-// reconcilePaused: a paused sandbox is in the engine's hands.
+// reconcilePaused handles a sandbox whose record says that it is paused.
 func (m *Manager) reconcilePaused(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
 	if !st.Running {
 		return false, m.loseMemory(ctx, e, "it ended while it was paused")
@@ -290,7 +288,7 @@ func (m *Manager) reconcilePaused(ctx context.Context, e *entry, have sandbox.En
 	return keep, m.finishResume(ctx, e, "behind Sallyport's back")
 }
 
-// reconcileResuming: that it goes on is on record, and only has to be so.
+// reconcileResuming handles a sandbox whose record says that it was to go on.
 func (m *Manager) reconcileResuming(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
 	if !st.Running {
 		return false, m.loseMemory(ctx, e, "it ended while it was paused")
@@ -306,13 +304,13 @@ func (m *Manager) reconcileResuming(ctx context.Context, e *entry, have sandbox.
 	return keep, m.finishWake(e)
 }
 
-// finishResume is wakened of one that is paused by what is on record.
+// finishResume records that a sandbox goes on that was paused according to its record.
 func (m *Manager) finishResume(ctx context.Context, e *entry, why string) error {
 	return errors.Join(m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "resumed", why), func(r *state.Record) { r.Sleep = state.Resuming }), m.finishWake(e))
 }
 
-// reconcileHibernating: what writes the memory lives on without us, and ends the
-// container when it is whole.
+// reconcileHibernating handles a sandbox whose memory was being written. The program that
+// writes it survives the daemon, and ends the container when the memory is whole.
 func (m *Manager) reconcileHibernating(ctx context.Context, e *entry, have sandbox.Endpoint, st sandbox.Status) (keep bool, err error) {
 	for deadline := time.Now().Add(settleWait); st.Running; {
 		_, whole := os.Stat(m.ram(e))
@@ -343,7 +341,7 @@ func (m *Manager) reconcileHibernating(ctx context.Context, e *entry, have sandb
 	if !st.Started.Equal(e.Rec.Began) {
 		return false, m.loseMemory(ctx, e, "it ended as it went on from what was written")
 	}
-	// Where its memory could not be kept it was to go on: see again.
+	// If its memory could not be sealed, the sandbox was to go on: check whether it did.
 	if _, err := m.opt.Runtime.CancelRestore(ctx, e.Rec.ID); errors.Is(err, sandbox.ErrRan) {
 		return false, m.loseMemory(ctx, e, "it could not be hibernated, and may have gone on before the daemon ended: "+err.Error())
 	} else if err != nil {
@@ -362,7 +360,7 @@ func (m *Manager) reconcileHibernating(ctx context.Context, e *entry, have sandb
 	return false, m.loseMemory(ctx, e, "it ended before its memory was written")
 }
 
-// recordHibernated is for a checkpoint that is on the disk, of which nothing else is.
+// recordHibernated records a checkpoint that was sealed by an earlier daemon.
 func (m *Manager) recordHibernated(ctx context.Context, e *entry) error {
 	if err := m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "hibernated", "recorded after a restart of the daemon"), hibernated); err != nil {
 		return err

@@ -16,16 +16,16 @@ import (
 	"sallyport/sandbox/state"
 )
 
-// Restore makes a sandbox what it was at a snapshot, having kept what it is now. Where
-// the snapshot has processes they go on, in a new session; where they
-// cannot be had (Info.Lost says why), and where there are none, a sandbox that ran
-// starts from its disk, and one that was stopped stays so. A snapshot whose disk is
-// damaged is ErrDamaged, and nothing has changed.
+// Restore makes a sandbox what it was at a snapshot. First it keeps what the sandbox is
+// now, unless the spec discards that. Processes of the snapshot go on in a new session. If
+// they cannot (Info.Lost says why), or if there are none, a sandbox that ran starts from
+// its disk, and a stopped one stays stopped. A snapshot with a damaged disk is ErrDamaged,
+// and nothing has changed.
 //
-// Nothing that a sandbox does to itself forbids it: where no snapshot can be made of
-// what it is now, its disk is kept as it lies there (Snapshot.Unsealed).
+// Nothing that a sandbox does to itself prevents a restore: if no snapshot of it can be
+// made, its disk is kept as it is (Snapshot.Unsealed).
 func (m *Manager) Restore(ctx context.Context, name string, spec sandbox.RestoreSpec) (sandbox.Info, error) {
-	// For both at once: who has room waits for no other.
+	// One reservation for both: a call that holds RAM waits for no other.
 	need := func(e *entry) int64 {
 		n := m.snapshotSize(e, spec.Snapshot)
 		if !spec.Discard {
@@ -36,8 +36,8 @@ func (m *Manager) Restore(ctx context.Context, name string, spec sandbox.Restore
 	return m.withLocked(ctx, name, "restoring", need, func(e *entry) error { return m.restoreTo(ctx, e, spec) })
 }
 
-// safetyMemory is how much the processes take of the snapshot that is made of what a
-// sandbox is before it is restored, in bytes, at most.
+// safetyMemory is the most RAM, in bytes, that the snapshot takes that is made before a
+// restore.
 func (m *Manager) safetyMemory(ctx context.Context, e *entry) int64 {
 	if e.Rec.Restoring != "" {
 		return 0
@@ -45,7 +45,7 @@ func (m *Manager) safetyMemory(ctx context.Context, e *entry) int64 {
 	return m.memorySize(ctx, e)
 }
 
-// restoreTo restores, with room for the memory of before and that of after.
+// restoreTo is Restore with the lock held, and RAM reserved for both memories.
 func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreSpec) (err error) {
 	if err := m.ownDisk(e.Rec); err != nil {
 		return err
@@ -91,7 +91,7 @@ func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreS
 		return err
 	}
 	if s.Memory {
-		// The session that begins is another one, whatever its processes remember.
+		// The session is a new one, whatever its processes remember.
 		if err := m.renewSpec(patient, e); err != nil {
 			return err
 		}
@@ -119,8 +119,8 @@ func (m *Manager) restoreTo(ctx context.Context, e *entry, spec sandbox.RestoreS
 	return nil
 }
 
-// reserveForRestore refuses a restore that would leave less than the host's reserve, or
-// take more than there is for its owner. What is discarded makes room.
+// reserveForRestore refuses a restore that would use the host's reserve or exceed the
+// owner's quota. A disk that is discarded makes room.
 func (m *Manager) reserveForRestore(e *entry, s sandbox.Snapshot, discard bool) (done func(), err error) {
 	n := s.Size
 	if discard || e.Rec.Restoring != "" {
@@ -138,9 +138,9 @@ func (m *Manager) reserveForRestore(e *entry, s sandbox.Snapshot, discard bool) 
 	return done, err
 }
 
-// safetySnapshot makes a snapshot of what a sandbox is before it is restored. Where none can be
-// made, be it for want of room or for what the sandbox has become, it names the one that
-// its disk is to be set aside as.
+// safetySnapshot makes a snapshot of a sandbox before it is restored. If none can be made,
+// for want of room or because of what the sandbox has become, it returns the name of the
+// snapshot that the disk is to become as it is.
 func (m *Manager) safetySnapshot(ctx context.Context, e *entry) (aside string, err error) {
 	spec := keepSpec{sandbox.SnapshotSpec{Name: stamp("before-"), Memory: e.state.Live() && m.canCheckpoint(e) == nil}, true}
 	_, err = m.makeSnapshot(ctx, e, spec)
@@ -154,8 +154,8 @@ func (m *Manager) safetySnapshot(ctx context.Context, e *entry) (aside string, e
 	return spec.Name, nil
 }
 
-// keepDisk makes the disk of a sandbox that does not run the snapshot Aside, as it
-// lies there. It can be begun again.
+// keepDisk makes the disk of a sandbox that does not run the snapshot Aside, unsealed. It
+// can be repeated.
 func (m *Manager) keepDisk(ctx context.Context, e *entry) error {
 	name := e.Rec.Aside
 	if name == "" {
@@ -196,8 +196,7 @@ func (m *Manager) keepDisk(ctx context.Context, e *entry) error {
 	return m.retain(ctx, e, spec)
 }
 
-// verify compares what a snapshot has of the disk with what was written. It is done
-// before anything is changed.
+// verify compares a snapshot's disk with its checksum, before anything is changed.
 func (m *Manager) verify(s sandbox.Snapshot) error {
 	if !s.Unsealed {
 		return m.intact(s, snapshotDisk)
@@ -220,7 +219,7 @@ func (m *Manager) intact(s sandbox.Snapshot, part string) error {
 }
 
 // unsealProcesses unseals the processes of a snapshot into the folder ram. lost says why
-// they cannot be had, if that is so for ever.
+// they can never be had.
 func (m *Manager) unsealProcesses(ctx context.Context, s sandbox.Snapshot, ram string) (lost, err error) {
 	if !s.Memory {
 		return nil, nil
@@ -239,8 +238,8 @@ func (m *Manager) unsealProcesses(ctx context.Context, s sandbox.Snapshot, ram s
 	return nil, err
 }
 
-// finishRestore makes the disk of a sandbox what the snapshot says that it is being restored
-// to. It can be begun again.
+// finishRestore gives a sandbox the disk of the snapshot that its record says it is
+// restored to. It can be repeated.
 func (m *Manager) finishRestore(ctx context.Context, e *entry) error {
 	if e.Rec.Restoring == "" {
 		return nil
@@ -256,7 +255,7 @@ func (m *Manager) finishRestore(ctx context.Context, e *entry) error {
 		err = m.keepDisk(ctx, e)
 	}
 	if err == nil {
-		// It is kept, or given up: there may be no room for both.
+		// The old disk is kept or given up by now: there may be no room for both.
 		err = m.opt.Disks.Drop(m.dir(e.Rec.Name))
 	}
 	if err == nil {
@@ -268,7 +267,7 @@ func (m *Manager) finishRestore(ctx context.Context, e *entry) error {
 	return m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "restored", "to snapshot "+s.Name), func(r *state.Record) { r.Restoring = "" })
 }
 
-// unpackTo makes the disk of a folder, which is detached, that of a snapshot.
+// unpackTo gives a folder, whose disk is detached, the disk of a snapshot.
 func (m *Manager) unpackTo(ctx context.Context, folder string, s sandbox.Snapshot) error {
 	from := filepath.Join(m.snapshotsDir(s.Sandbox), s.Name)
 	if s.Unsealed {
@@ -286,8 +285,8 @@ func (m *Manager) unpackTo(ctx context.Context, folder string, s sandbox.Snapsho
 	return m.opt.Disks.Unpack(ctx, folder, r, m.checkDisk)
 }
 
-// restoreInto gives a child that is to be the disk of a snapshot, and puts its processes
-// into the folder ram, if there are any.
+// restoreInto gives a child that is being made the disk of a snapshot, and puts the
+// snapshot's processes, if any, into the folder ram.
 func (m *Manager) restoreInto(ctx context.Context, c *entry, s sandbox.Snapshot, ram string) (lost, err error) {
 	if err := m.verify(s); err != nil {
 		return nil, err

@@ -49,8 +49,8 @@ func (m *Manager) start(ctx context.Context, e *entry) error {
 	return m.begin(ctx, e, "", nil, func() (sandbox.Status, error) { return m.opt.Runtime.Start(ctx, e.Rec.ID) })
 }
 
-// begin is the start of a session, in which run has the container run. agent is the
-// key of the agent that is in the memory that it begins with, or nil.
+// begin starts a session, whose container run starts. agent is the key of the agent in the
+// memory that the session begins with, or nil.
 func (m *Manager) begin(ctx context.Context, e *entry, why string, agent []byte, run func() (sandbox.Status, error)) error {
 	if err := m.renew(ctx, e, why, agent); err != nil {
 		return err
@@ -75,7 +75,7 @@ func (m *Manager) begin(ctx context.Context, e *entry, why string, agent []byte,
 	return nil
 }
 
-// renew gives a sandbox a new session, which is on record when it returns.
+// renew gives a sandbox a new session and records it.
 func (m *Manager) renew(ctx context.Context, e *entry, why string, agent []byte) error {
 	if err := e.Rec.CheckLifetime(); err != nil {
 		return err
@@ -91,8 +91,7 @@ func (m *Manager) renew(ctx context.Context, e *entry, why string, agent []byte)
 	})
 }
 
-// attach makes the sandbox's identity known to the gateway, then lets its
-// packets pass.
+// attach publishes the sandbox's identity and lets its packets pass.
 func (m *Manager) attach(e *entry, st sandbox.Status) error {
 	if st.Link == 0 {
 		return fmt.Errorf("the container has no network interface: is the engine Sallyport's own?")
@@ -110,8 +109,8 @@ func (m *Manager) attach(e *entry, st sandbox.Status) error {
 	return nil
 }
 
-// halt ends the session: the sandbox's packets first, then its identity, then
-// its processes. Whatever fails, all of it is tried.
+// halt ends the session: first the sandbox's packets, then its identity, then its
+// processes. It goes on after an error.
 func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	defer m.yieldSpace()()
 	var errs []error
@@ -122,7 +121,7 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	m.publish(e.Rec.Address, sandbox.Info{})
 	if e.Rec.Sleep != state.Awake {
 		m.opt.Gate.End(e.Rec.Address)
-		// What is paused does not see that it is asked to end.
+		// A paused process does not notice that it is to end.
 		_ = m.opt.Runtime.Resume(ctx, e.Rec.ID)
 	}
 	if err := m.opt.Runtime.Stop(ctx, e.Rec.ID, stopGrace); err != nil && !errors.Is(err, sandbox.ErrNotFound) {
@@ -140,8 +139,7 @@ func (m *Manager) halt(ctx context.Context, e *entry, why string) error {
 	return errors.Join(append(errs, err)...)
 }
 
-// end is halt for a session that is over for good: an ephemeral sandbox ends with
-// it.
+// end is halt, and removes an ephemeral sandbox.
 func (m *Manager) end(ctx context.Context, e *entry, why string) error {
 	if err := m.halt(ctx, e, why); err != nil || !e.Rec.Spec.Ephemeral {
 		return err
@@ -155,7 +153,7 @@ func (m *Manager) remove(ctx context.Context, e *entry, why string) error {
 	if err := m.journal.Transact(ctx, &e.Stored, state.Lifecycle(e.Rec, "removed", why), func(r *state.Record) { r.Ready = false }); err != nil {
 		return err
 	}
-	// What fails from here on is tried again by the next settle.
+	// The next reconcile tries again what fails from here on.
 	if err := m.discard(ctx, e.Rec); err != nil {
 		return err
 	}
@@ -163,14 +161,14 @@ func (m *Manager) remove(ctx context.Context, e *entry, why string) error {
 	return nil
 }
 
-// What is done about lifetimes.
+// How lifetimes are watched.
 const (
 	lifetimeTick  = time.Second
 	lifetimeStops = 4 // at once
 )
 
-// expire ends what has outlived its lifetime, until ctx is done. What fails is
-// tried again.
+// expire ends sandboxes whose lifetime is over, until ctx is done. It tries again what
+// fails.
 func (m *Manager) expire(ctx context.Context) {
 	tick := time.NewTicker(lifetimeTick)
 	defer tick.Stop()
@@ -202,7 +200,7 @@ func (m *Manager) expireAll(ctx context.Context) {
 	_ = g.Wait()
 }
 
-// expireOne ends one, if it still is the one that was seen.
+// expireOne ends the sandbox that was seen, if it is still that one.
 func (m *Manager) expireOne(ctx context.Context, seen sandbox.Info) error {
 	e := m.known(seen.Name)
 	if e == nil || !e.mu.TryLock() {
@@ -222,23 +220,23 @@ func (m *Manager) expireOne(ctx context.Context, seen sandbox.Info) error {
 	return nil
 }
 
-// Bounds within which nothing is going on in a sandbox, for one look at it.
+// What an idle sandbox uses at most between two looks.
 const (
 	idleTick = 5 * time.Second
-	// idleCPU is what gVisor and a few timers take; 2 % of a processor.
+	// idleCPU is what gVisor and a few timers use: 2 % of a processor.
 	idleCPU = idleTick / 50
-	// idleBytes is what a dozen quiet connections answer to keep-alives. One
-	// request in TLS is more.
+	// idleBytes is what a dozen quiet connections send for keep-alives. One TLS request is
+	// more.
 	idleBytes = 1 << 10
 )
 
-// use notes that somebody uses a sandbox, until the function is called.
+// use marks a sandbox as used until done is called.
 func (e *entry) use() (done func()) {
 	e.busy.Add(1)
 	return func() { e.used.Store(time.Now().UnixNano()); e.busy.Add(-1) }
 }
 
-// idleWatch is what was seen of a sandbox last.
+// idleWatch is what was last seen of a sandbox.
 type idleWatch struct {
 	looking atomic.Bool // who looks has the rest
 	session string
@@ -246,10 +244,9 @@ type idleWatch struct {
 	active  time.Time // when something went on last
 }
 
-// WatchIdle does to sandboxes that are idle what their specs want, until ctx is
-// done. It is not only requests that count: a sandbox works while a command or a
-// terminal is open, while it sends, and while it takes processor time. One that
-// takes long to answer or to sleep keeps none of the others waiting.
+// WatchIdle puts idle sandboxes to sleep, or stops them, as their specs say, until ctx is
+// done. A sandbox is busy while a command or a terminal is attached, while it sends, and
+// while it uses the processor. A sandbox that answers or sleeps slowly delays no other.
 func (m *Manager) WatchIdle(ctx context.Context) error {
 	tick := time.NewTicker(idleTick)
 	defer tick.Stop()
@@ -288,10 +285,10 @@ func (m *Manager) WatchIdle(ctx context.Context) error {
 	}
 }
 
-// idleGrace is for how long the end of WatchIdle waits for what it has begun.
+// idleGrace is how long WatchIdle waits at its end for steps that it has begun.
 const idleGrace = 10 * time.Second
 
-// checkIdle sees to one sandbox.
+// checkIdle looks at one sandbox.
 func (m *Manager) checkIdle(ctx context.Context, i sandbox.Info, p *idleWatch) error {
 	idle := time.Duration(i.Spec.Idle)
 	if i.State != sandbox.Running || idle == 0 {
@@ -316,13 +313,13 @@ func (m *Manager) checkIdle(ctx context.Context, i sandbox.Info, p *idleWatch) e
 	}
 	err := m.sleepIdle(ctx, i, fmt.Sprintf("it was idle for %v", idle))
 	if err != nil {
-		// Each try costs it connections, and the host what it takes: not at each look.
+		// Each try costs the sandbox connections, and the host work: wait before the next.
 		p.active = time.Now()
 	}
 	return err
 }
 
-// active tells whether something goes on in a sandbox. What cannot be told does.
+// active reports whether a sandbox is busy. A sandbox that cannot be asked is.
 func (m *Manager) active(ctx context.Context, e *entry, i sandbox.Info, last sandbox.Usage) (bool, sandbox.Usage) {
 	if e.busy.Load() > 0 {
 		return true, last
@@ -337,15 +334,15 @@ func (m *Manager) active(ctx context.Context, e *entry, i sandbox.Info, last san
 	if err != nil {
 		return true, last
 	}
-	// state.Counters of another run begin anew.
+	// The counters of another run begin at 0.
 	return u.CPU < last.CPU || u.CPU-last.CPU > idleCPU ||
 		u.Sent < last.Sent || u.Sent-last.Sent > idleBytes, u
 }
 
-// busy asks the sandbox's agent how many commands' streams and terminals somebody
-// reads; ok is false where that cannot be told, and the sandbox is not idle then. A
-// command that nobody reads counts by what it takes and sends: one that waits sleeps
-// along.
+// busy asks the sandbox's agent how many streams and terminals of commands have a reader.
+// ok is false if the agent cannot be asked; then the sandbox is not idle. A command
+// without a reader counts by what it uses and sends: one that waits may sleep with its
+// sandbox.
 func (m *Manager) busy(ctx context.Context, e *entry, i sandbox.Info) (n int, ok bool) {
 	if m.opt.busy != nil {
 		return m.opt.busy(ctx, i.ID)
@@ -363,7 +360,7 @@ func (m *Manager) busy(ctx context.Context, e *entry, i sandbox.Info) (n int, ok
 	defer cancel()
 	var a wire.Activity
 	if err := agent.JSON(ctx, http.MethodGet, "/activity", nil, &a); err != nil {
-		// A sandbox that broke its own agent is no more awake for that.
+		// A sandbox does not stay awake by breaking its own agent.
 		return 0, ctx.Err() == nil || errors.Is(err, channel.ErrSilent)
 	}
 	return a.Attached, true
@@ -371,9 +368,9 @@ func (m *Manager) busy(ctx context.Context, e *entry, i sandbox.Info) (n int, ok
 
 const askTimeout = 2 * time.Second
 
-// sleepIdle does to an idle sandbox what its spec wants.
+// sleepIdle does what the spec says to an idle sandbox.
 func (m *Manager) sleepIdle(ctx context.Context, i sandbox.Info, why string) error {
-	// Somebody may have come, and gone, while we waited for room, or for the lock.
+	// It may have been used while this call waited for RAM or for the lock.
 	began := time.Now().UnixNano()
 	gone := func(e *entry) bool {
 		return e.Rec.ID != i.ID || e.state != sandbox.Running || e.Rec.Session != i.Session || e.busy.Load() > 0 || e.used.Load() > began

@@ -14,22 +14,22 @@ import (
 	"sallyport/sandbox/state"
 )
 
-// checkpointFile is a hibernated sandbox's memory, sealed, in its folder.
+// checkpointFile is the file in a hibernated sandbox's folder that holds its memory,
+// sealed.
 const checkpointFile = "checkpoint"
 
-// maxWakes is how often a checkpoint that is whole may fail to be restored before
-// the sandbox starts from its disk.
+// maxWakes is how many restores of a whole checkpoint may fail before the sandbox starts
+// from its disk.
 const maxWakes = 2
 
-// ram is where a sandbox's memory is while it is written and read: a folder in
-// memory.
+// ram is the folder in memory that holds a sandbox's memory while it is written or read.
 func (m *Manager) ram(e *entry) string { return filepath.Join(m.opt.RAM, e.Rec.ID) }
 
 func (m *Manager) checkpointPath(e *entry) string {
 	return filepath.Join(m.dir(e.Rec.Name), checkpointFile)
 }
 
-// removeMemory removes what there may be of a sandbox's memory.
+// removeMemory removes a sandbox's memory, sealed and in RAM, if there is any.
 func (m *Manager) removeMemory(e *entry) error {
 	var errs []error
 	if m.opt.RAM != "" && e.Rec.ID != "" {
@@ -41,9 +41,10 @@ func (m *Manager) removeMemory(e *entry) error {
 	return errors.Join(errs...)
 }
 
-// removeLater removes a file, or a folder of files. To give back what a large one takes is
-// tens of milliseconds, in which nobody need wait: the kernel does it with the last
-// descriptor (unlink(2)), wherever this process ends. Whoever has to know that it is done waits for e.freeing. The entry's lock is held.
+// removeLater removes a file, or a folder of files, without waiting for the kernel to free
+// what they take, which is tens of milliseconds for a large one. The kernel frees a file
+// with its last descriptor (unlink(2)), even if this process ends. e.freeing waits for
+// that. The entry's lock is held.
 func (e *entry) removeLater(path string) error {
 	names := []string{path}
 	files, _ := os.ReadDir(path)
@@ -65,8 +66,8 @@ func (e *entry) removeLater(path string) error {
 	return err
 }
 
-// Pause stops a running sandbox where it is: in RAM, taking no CPU time. Any use
-// wakes it. One that sleeps already is left as it is.
+// Pause freezes a running sandbox in RAM; it takes no CPU time then. Any use wakes it. A
+// sandbox that sleeps already is left as it is.
 func (m *Manager) Pause(ctx context.Context, name string) (sandbox.Info, error) {
 	return m.withLocked(ctx, name, "pausing", noMemory, func(e *entry) error {
 		if e.state.Asleep() {
@@ -98,24 +99,24 @@ func (m *Manager) pause(ctx context.Context, e *entry) error {
 	return nil
 }
 
-// errNoSession is why what has no session is not put to sleep.
+// errNoSession refuses to put a sandbox to sleep that has no session.
 func (m *Manager) errNoSession(e *entry) error {
 	return fmt.Errorf("%w: it is %s and has nothing to keep in memory: `sallyport sandbox start %s` begins a session", sandbox.ErrState, m.info(e).State, e.Rec.Name)
 }
 
-// setState shows a state that keeps the sandbox's identity.
+// setState changes the state of a sandbox that keeps its identity, and publishes it.
 func (m *Manager) setState(e *entry, s sandbox.State) {
 	e.state = s
 	m.publish(e.Rec.Address, m.info(e))
 }
 
-// Resume wakes a sandbox that sleeps. It is Start for those that have a session.
+// Resume is Wake.
 func (m *Manager) Resume(ctx context.Context, name string) (sandbox.Info, error) {
 	return m.Wake(ctx, name)
 }
 
-// Wake lets a sandbox that sleeps go on: its processes are what they were. One
-// that runs is left as it is, one that is stopped is ErrState.
+// Wake lets a sandbox that sleeps go on with the processes that it had. A sandbox that
+// runs is left as it is; one that is stopped is ErrState.
 func (m *Manager) Wake(ctx context.Context, name string) (sandbox.Info, error) {
 	return m.withLocked(ctx, name, "waking", m.memoryToWake, func(e *entry) error {
 		if !e.state.Live() {
@@ -142,22 +143,23 @@ func (m *Manager) resume(ctx context.Context, e *entry) error {
 	return m.finishWake(e)
 }
 
-// finishWake is what follows when the sandbox runs again.
+// finishWake records that a sandbox runs again, and releases its connections.
 func (m *Manager) finishWake(e *entry) error {
 	flows := e.Rec.Flows
 	err := m.journal.Commit(&e.Stored, (*state.Record).Wake)
 	m.setState(e, sandbox.Running)
 	m.opt.Gate.Wake(e.Rec.Address, flows)
 	if err != nil {
-		// It runs; the next start of the daemon finds it so and tries again.
+		// The sandbox runs. The next start of the daemon finds that, and writes the
+		// record.
 		err = fmt.Errorf("its record cannot be written: %w", err)
 	}
 	return errors.Join(err, m.removeMemory(e)) // what it has run on from is behind its disk
 }
 
-// Hibernate writes a sandbox's memory to disk, sealed, and gives its RAM back. Any
-// use wakes it, after a reboot too. A hibernated one is left as it is. It is
-// ErrNoCheckpoint where the runtime cannot.
+// Hibernate writes a sandbox's memory to disk, sealed, and frees its RAM. Any use wakes
+// the sandbox, even after a reboot. A hibernated sandbox is left as it is. The error is
+// ErrNoCheckpoint if the runtime cannot write memory.
 func (m *Manager) Hibernate(ctx context.Context, name string) (sandbox.Info, error) {
 	need := func(e *entry) int64 {
 		if e.state == sandbox.Hibernated {
@@ -173,7 +175,7 @@ func (m *Manager) Hibernate(ctx context.Context, name string) (sandbox.Info, err
 	})
 }
 
-// hibernate is Hibernate with the lock held and room reserved.
+// hibernate is Hibernate with the lock held and RAM reserved.
 func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	if e.state != sandbox.Running && e.state != sandbox.Paused {
 		return m.errNoSession(e)
@@ -200,8 +202,8 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 	ctx = context.WithoutCancel(ctx) // half of it is of use to nobody
 	flows := e.Rec.Flows
 	if e.state == sandbox.Paused {
-		// Its connections are held already. That it runs for a moment is not an
-		// event: it does not become awake.
+		// Its connections are held already. It runs for a moment only, so there is no
+		// event.
 		if err := m.opt.Runtime.Resume(ctx, e.Rec.ID); err != nil {
 			return err
 		}
@@ -229,14 +231,15 @@ func (m *Manager) hibernate(ctx context.Context, e *entry) (err error) {
 		if _, whole := os.Stat(m.ram(e)); whole != nil {
 			return errors.Join(err, m.loseMemory(ctx, e, "its memory could not be written: "+err.Error()))
 		}
-		// Only the engine could not say so.
+		// The memory is whole: only the engine failed to report it.
 	}
 	return m.finishHibernate(ctx, e, s)
 }
 
-// checkpointToRAM ends a container that runs with its memory in RAM, and seals that. The
-// engine takes its time to see that the container has ended: until then, and until the
-// event, a crash finds it hibernating, and what is sealed is looked at when it has.
+// checkpointToRAM writes the memory of a running container into RAM, which ends the
+// container, and seals that memory. The engine takes some time to notice the end. If the
+// daemon crashes before the event is recorded, the next one finds the sandbox hibernating
+// and looks at what was sealed.
 func (m *Manager) checkpointToRAM(ctx context.Context, e *entry, build string) (s sealed, err error) {
 	e.lease.AddFolder(e.Rec.ID)
 	e.closeAgent()
@@ -257,7 +260,7 @@ func (m *Manager) checkpointToRAM(ctx context.Context, e *entry, build string) (
 	return s, err
 }
 
-// sealed is what has become of memory that was to be sealed: so many bytes of it.
+// sealed is the result of sealing memory: its size in bytes, or why it failed.
 type sealed struct {
 	size int64
 	err  error
@@ -269,7 +272,7 @@ func (m *Manager) sealMemory(rec state.Record, build, from, to string) (s sealed
 	return s
 }
 
-// awaitStatus is Status where the engine may be starting anew.
+// awaitStatus is Status that waits while the engine restarts.
 func (m *Manager) awaitStatus(ctx context.Context, e *entry) (st sandbox.Status, err error) {
 	for deadline := time.Now().Add(settleWait); ; {
 		st, err = m.opt.Runtime.Status(ctx, e.Rec.ID)
@@ -280,10 +283,10 @@ func (m *Manager) awaitStatus(ctx context.Context, e *entry) (st sandbox.Status,
 	}
 }
 
-// engineLook is how often an engine is looked for that is away.
+// engineLook is how often awaitStatus asks an engine that is away.
 const engineLook = 50 * time.Millisecond
 
-// undoHibernate goes back to what runs.
+// undoHibernate lets a sandbox that could not be hibernated go on.
 func (m *Manager) undoHibernate(ctx context.Context, e *entry, flows []sandbox.Flow) error {
 	e.Rec.Flows = flows
 	defer m.restoreMemoryLimit(e) // once what was written is gone
@@ -293,18 +296,18 @@ func (m *Manager) undoHibernate(ctx context.Context, e *entry, flows []sandbox.F
 	return m.finishWake(e)
 }
 
-// finishHibernate is what follows when the memory has been sealed of a container
-// that has ended.
+// finishHibernate records that a sandbox is hibernated, once its container has ended and
+// its memory is sealed. If the memory could not be sealed, the sandbox goes on from RAM.
 func (m *Manager) finishHibernate(ctx context.Context, e *entry, s sealed) error {
 	if err := m.opt.Network.Detach(e.Rec.Generation); err != nil {
 		m.opt.Logger.Error("a hibernated sandbox's identity cannot be detached", "sandbox", e.Rec.Name, "error", err)
 	}
-	// It has ended; but the engine, whom nobody asked for that, has its files still.
+	// The container has ended by itself, so the engine still holds its files.
 	if err := m.stopAndDetach(ctx, e.Rec); err != nil {
 		m.opt.Logger.Warn("a hibernated sandbox's disk stays attached", "sandbox", e.Rec.Name, "error", err)
 	}
 	if s.err != nil {
-		// Its memory is in RAM still: it goes on from there.
+		// The memory is still in RAM: the sandbox goes on from there.
 		err := fmt.Errorf("writing its memory to disk: %w", s.err)
 		if rerr := m.restartFromRAM(ctx, e); rerr != nil {
 			return errors.Join(err, rerr, m.loseMemory(ctx, e, "its memory could not be written to disk, nor restored: "+err.Error()))
@@ -327,8 +330,8 @@ func (m *Manager) finishHibernate(ctx context.Context, e *entry, s sealed) error
 // hibernated is the change of a record whose sandbox's memory is sealed.
 func hibernated(r *state.Record) { r.Sleep, r.Lost, r.Wakes, r.Dozed = state.Hibernated, "", 0, false }
 
-// restartFromRAM has what could not be hibernated go on, from its memory in RAM. What there is
-// sealed of that goes first, for good: it would be behind the disk.
+// restartFromRAM lets a sandbox that could not be hibernated go on from its memory in RAM.
+// First it removes the sealed copy for good, which would be older than the disk.
 func (m *Manager) restartFromRAM(ctx context.Context, e *entry) error {
 	path := m.checkpointPath(e)
 	if err := errors.Join(e.removeLater(path), e.removeLater(path+".part"), durable.SyncDir(filepath.Dir(path))); err != nil {
@@ -337,8 +340,8 @@ func (m *Manager) restartFromRAM(ctx context.Context, e *entry) error {
 	return m.restore(ctx, e, nil)
 }
 
-// restore starts the container with the memory in RAM, which fill puts there unless
-// it is nil, and lets it go on. When it fails the container does not run.
+// restore starts the container from the memory in RAM. fill puts the memory there; nil: it
+// is there. When restore fails, the container does not run.
 func (m *Manager) restore(ctx context.Context, e *entry, fill func() error) error {
 	if err := m.renewGeneration(e); err != nil {
 		return err
@@ -361,8 +364,8 @@ func (m *Manager) restore(ctx context.Context, e *entry, fill func() error) erro
 	return m.finishWake(e)
 }
 
-// restoreError tells whether processes ran, after which their disk may be ahead of
-// the memory that they began with.
+// restoreError says whether processes ran before a restore failed. If they did, the disk
+// may be newer than the memory.
 type restoreError struct {
 	error
 	ran bool
@@ -370,11 +373,11 @@ type restoreError struct {
 
 func (e *restoreError) Unwrap() error { return e.error }
 
-// wake restores a hibernated sandbox, for which there is room, or starts it from its
-// disk where its memory is of no use.
+// wake restores a hibernated sandbox, for which RAM is reserved. If its memory cannot be
+// used, it starts the sandbox from its disk.
 func (m *Manager) wake(ctx context.Context, e *entry) error {
 	e.lease.AddFolder(e.Rec.ID)
-	// Of a wake that failed not even that may be on record.
+	// An earlier wake may have run processes without having recorded that it failed.
 	if err := m.checkNotRun(ctx, e); err != nil {
 		if errors.Is(err, sandbox.ErrRan) {
 			err = fmt.Errorf("%w: %w", checkpoint.ErrUnusable, err)
@@ -394,8 +397,8 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 		return m.wakeFailed(ctx, e, err)
 	}
 	defer in.Close()
-	// The container is being made meanwhile. Until it is on record that it wakes,
-	// nothing of it runs, and it is hibernated as before.
+	// The engine makes the container meanwhile. Nothing of it runs before the record says
+	// that it wakes; until then the sandbox is hibernated as before.
 	var unfilled error
 	patient := context.WithoutCancel(ctx)
 	err = m.restore(patient, e, func() error {
@@ -423,7 +426,8 @@ func (m *Manager) wake(ctx context.Context, e *entry) error {
 	return m.wakeFailed(patient, e, err)
 }
 
-// wakeFailed is what follows where a sandbox cannot be woken, now or ever.
+// wakeFailed returns why a sandbox was not woken, or starts it from its disk if its memory
+// can never be used.
 func (m *Manager) wakeFailed(ctx context.Context, e *entry, why error) error {
 	why = errors.Join(why, e.removeLater(m.ram(e)))
 	if errors.Is(why, checkpoint.ErrUnusable) {
@@ -432,7 +436,7 @@ func (m *Manager) wakeFailed(ctx context.Context, e *entry, why error) error {
 	return fmt.Errorf("%w: it is hibernated as before; `sallyport sandbox stop %s` gives its memory up", why, e.Rec.Name)
 }
 
-// startFromDisk starts a session from the disk, and says why the last one is over.
+// startFromDisk ends the session, recording why, and starts another from the disk.
 func (m *Manager) startFromDisk(ctx context.Context, e *entry, why error) error {
 	m.opt.Logger.Warn("a sandbox starts from its disk, without its memory", "sandbox", e.Rec.Name, "error", why)
 	if err := m.loseMemory(context.WithoutCancel(ctx), e, why.Error()); err != nil {
@@ -441,7 +445,7 @@ func (m *Manager) startFromDisk(ctx context.Context, e *entry, why error) error 
 	return m.start(ctx, e)
 }
 
-// loseMemory ends a session whose memory is gone, which listings say until the next sleep.
+// loseMemory ends a session whose memory is gone. Listings say why until the next sleep.
 func (m *Manager) loseMemory(ctx context.Context, e *entry, why string) error {
 	e.Rec.Lost = why
 	return m.halt(ctx, e, why+": it starts from its disk")

@@ -23,21 +23,21 @@ import (
 	"sallyport/sandbox/state"
 )
 
-// maxSnapshots is how many a sandbox can have, and keptSafety how many of them
-// that Restore has made.
+// maxSnapshots is how many snapshots a sandbox can have. keptSafety is how many of them
+// that Restore made are kept.
 const (
 	maxSnapshots = 100
 	keptSafety   = 3
 )
 
-// Names in a snapshot's folder. All are sealed. One that is not has its disk where a
-// sandbox has it.
+// Names in a snapshot's folder. The files are sealed. An unsealed snapshot has its disk
+// where a sandbox has its own.
 const (
 	snapshotRecord = "record"
 	snapshotDisk   = "disk"
 	snapshotMemory = "memory"
-	// partSuffix is of a folder that is being made, and goneSuffix of one that is
-	// being removed: no snapshot's name ends so. See aside.
+	// partSuffix ends the name of a folder that is being made, goneSuffix that of one that
+	// is being removed. No snapshot's name ends so. See pendingPath.
 	partSuffix = ".part"
 	goneSuffix = ".gone"
 )
@@ -46,8 +46,8 @@ func (m *Manager) snapshotsDir(name string) string {
 	return filepath.Join(m.dir(name), "snapshots")
 }
 
-// Snapshot keeps what a sandbox is now. One that runs stands still meanwhile, so
-// that files and processes agree.
+// Snapshot keeps a copy of a sandbox as it is now. A running sandbox is paused meanwhile,
+// so that its files and processes agree.
 func (m *Manager) Snapshot(ctx context.Context, name string, spec sandbox.SnapshotSpec) (s sandbox.Snapshot, err error) {
 	need := func(e *entry) int64 {
 		if !spec.Memory {
@@ -62,13 +62,13 @@ func (m *Manager) Snapshot(ctx context.Context, name string, spec sandbox.Snapsh
 	return s, err
 }
 
-// keepSpec is a SnapshotSpec; safety says that Restore makes it.
+// keepSpec is a SnapshotSpec. safety says that Restore makes the snapshot.
 type keepSpec struct {
 	sandbox.SnapshotSpec
 	safety bool
 }
 
-// makeSnapshot makes a snapshot. The RAM for the memory is reserved.
+// makeSnapshot makes a snapshot. RAM for the memory is reserved.
 func (m *Manager) makeSnapshot(ctx context.Context, e *entry, spec keepSpec) (s sandbox.Snapshot, err error) {
 	if m.opt.Key == nil {
 		return s, fmt.Errorf("%w: this manager has nothing to seal it with", sandbox.ErrNoCheckpoint)
@@ -127,7 +127,7 @@ func (m *Manager) makeSnapshot(ctx context.Context, e *entry, spec keepSpec) (s 
 	return s, m.retain(ctx, e, spec)
 }
 
-// newSnapshot is one of which nothing is kept yet.
+// newSnapshot describes a snapshot that has no files yet.
 func (m *Manager) newSnapshot(e *entry, spec keepSpec) sandbox.Snapshot {
 	return sandbox.Snapshot{
 		Name: spec.Name, Sandbox: e.Rec.Name, SandboxID: e.Rec.ID, Lineage: e.Rec.Lineage, Created: now(),
@@ -135,7 +135,7 @@ func (m *Manager) newSnapshot(e *entry, spec keepSpec) sandbox.Snapshot {
 	}
 }
 
-// checkSnapshot says why such a snapshot cannot be made, or nil.
+// checkSnapshot returns why a snapshot cannot be made, or nil.
 func (m *Manager) checkSnapshot(e *entry, spec keepSpec) error {
 	have, err := m.snapshots(e.Rec.Name)
 	if err != nil {
@@ -160,8 +160,8 @@ func (m *Manager) checkSnapshot(e *entry, spec keepSpec) error {
 	return nil
 }
 
-// capture writes what a sandbox is into the folder part; its processes by way of the
-// folder mem in RAM, unless that is "".
+// capture writes a sandbox's disk into the folder part, and its processes by way of the
+// folder mem in RAM. mem is "": no processes.
 func (m *Manager) capture(ctx context.Context, e *entry, s *sandbox.Snapshot, part, mem string) (err error) {
 	s.PausedFor, err = m.withFrozen(ctx, e, mem, func() error {
 		s.Mark = m.mark()
@@ -186,8 +186,8 @@ func (m *Manager) mark() (now sandbox.Mark) {
 	return now
 }
 
-// publishSnapshot moves a snapshot that is whole from the folder part to its own, and has it on
-// record between (see pendingPath). When it fails there is none.
+// publishSnapshot moves a whole snapshot from the folder part to its place, and records it
+// on the way (see pendingPath). When it fails, there is no snapshot.
 func (m *Manager) publishSnapshot(ctx context.Context, e *entry, s sandbox.Snapshot, part string) (err error) {
 	what := fmt.Sprintf("%s, %d bytes, sealed", s.Name, s.Size)
 	if s.Unsealed {
@@ -219,7 +219,7 @@ func (m *Manager) publishSnapshot(ctx context.Context, e *entry, s sandbox.Snaps
 	return durable.SyncDir(all)
 }
 
-// stamp is a snapshot's name that tells the time.
+// stamp is a name for a snapshot that tells the time.
 func stamp(prefix string) string {
 	return prefix + strings.ReplaceAll(time.Now().UTC().Format("20060102-150405.000000"), ".", "-")
 }
@@ -262,7 +262,7 @@ func sumOf(path string) (sum string, n int64, err error) {
 	return hex.EncodeToString(h.Sum(nil)), n, nil
 }
 
-// packSealed seals the disk of a folder, which is frozen or detached.
+// packSealed seals the disk of a folder. The disk is frozen or detached.
 func (m *Manager) packSealed(ctx context.Context, from, to string) (err error) {
 	f, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -282,7 +282,8 @@ func (m *Manager) packSealed(ctx context.Context, from, to string) (err error) {
 	return f.Sync()
 }
 
-// snapshot reads one of a sandbox's own: what is sealed can still be moved.
+// snapshot reads a snapshot of a sandbox. It checks whose it is, since sealed files can be
+// moved.
 func (m *Manager) snapshot(e *entry, snapshot string) (s sandbox.Snapshot, err error) {
 	name := e.Rec.Name
 	if sandbox.CheckName(snapshot) == nil {
@@ -319,8 +320,8 @@ func (m *Manager) readSnapshot(dir string) (s sandbox.Snapshot, err error) {
 	return s, nil
 }
 
-// snapshots lists those of a sandbox by age, the oldest first. One whose record
-// cannot be read is left out, and told in the log.
+// snapshots lists a sandbox's snapshots, the oldest first. A snapshot whose record cannot
+// be read is left out and logged.
 func (m *Manager) snapshots(name string) (list []sandbox.Snapshot, err error) {
 	folders, err := os.ReadDir(m.snapshotsDir(name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -346,7 +347,7 @@ func (m *Manager) snapshots(name string) (list []sandbox.Snapshot, err error) {
 	return list, nil
 }
 
-// Snapshots lists those of a sandbox, the oldest first.
+// Snapshots lists a sandbox's snapshots, the oldest first.
 func (m *Manager) Snapshots(ctx context.Context, name string) ([]sandbox.Snapshot, error) {
 	if _, err := m.Visible(ctx, name); err != nil {
 		return nil, err
@@ -354,7 +355,7 @@ func (m *Manager) Snapshots(ctx context.Context, name string) ([]sandbox.Snapsho
 	return m.snapshots(name)
 }
 
-// RemoveSnapshot removes one of a sandbox's.
+// RemoveSnapshot removes a snapshot of a sandbox.
 func (m *Manager) RemoveSnapshot(ctx context.Context, name, snapshot string) error {
 	e, err := m.existing(ctx, name)
 	if err != nil {
@@ -375,7 +376,7 @@ func (m *Manager) dropSnapshot(ctx context.Context, e *entry, snapshot, why stri
 	return m.removeWithEvent(ctx, e, filepath.Join(m.snapshotsDir(e.Rec.Name), snapshot), snapshot, why)
 }
 
-// removeWithEvent removes a snapshot from the folder where it lies, once its end is on record.
+// removeWithEvent removes a snapshot from the folder from, once its end is recorded.
 func (m *Manager) removeWithEvent(ctx context.Context, e *entry, from, snapshot, why string) error {
 	dir := m.snapshotsDir(e.Rec.Name)
 	ev := state.Lifecycle(e.Rec, "snapshot removed", snapshot+": "+why)
@@ -392,15 +393,14 @@ func (m *Manager) removeWithEvent(ctx context.Context, e *entry, from, snapshot,
 	return os.RemoveAll(gone)
 }
 
-// pendingPath is where a snapshot is between two states of it that the log tells apart:
-// the name has the ID of the event, so that after a crash the log can be asked for
-// that.
+// pendingPath is the place of a snapshot while an event about it is recorded. The name
+// holds the event's ID: after a crash, the log can be asked whether it has the event.
 func pendingPath(dir string, ev *audit.Event, suffix string) string {
 	return dir + "." + ev.ID() + suffix
 }
 
-// parsePending is which snapshot a folder is that was set aside, and whether the log has
-// the event.
+// parsePending returns the snapshot that a pending path is of, and whether the log has its
+// event.
 func (m *Manager) parsePending(ctx context.Context, path string) (snapshot string, told bool, err error) {
 	name := strings.TrimSuffix(filepath.Base(path), filepath.Ext(path))
 	snapshot, id, named := strings.Cut(name, ".")
@@ -410,7 +410,7 @@ func (m *Manager) parsePending(ctx context.Context, path string) (snapshot strin
 	return snapshot, told, err
 }
 
-// retain removes what a new snapshot leaves no place for.
+// retain removes the oldest snapshots, beyond the number that is kept.
 func (m *Manager) retain(ctx context.Context, e *entry, spec keepSpec) error {
 	have, err := m.snapshots(e.Rec.Name)
 	if err != nil {
@@ -431,8 +431,8 @@ func (m *Manager) retain(ctx context.Context, e *entry, spec keepSpec) error {
 	return errors.Join(errs...)
 }
 
-// tidySnapshots removes a sandbox's snapshots that have expired, and makes of what a crash
-// has left of others what is on record.
+// tidySnapshots removes expired snapshots, and finishes what a crash cut short as the log
+// has it.
 func (m *Manager) tidySnapshots(ctx context.Context, e *entry) error {
 	folders, err := os.ReadDir(m.snapshotsDir(e.Rec.Name))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -458,7 +458,7 @@ func (m *Manager) tidySnapshots(ctx context.Context, e *entry) error {
 	return errors.Join(errs...)
 }
 
-// tidyPart: one that is whole, and on record, is there.
+// tidyPart puts a snapshot in its place if the log has it, and removes it otherwise.
 func (m *Manager) tidyPart(ctx context.Context, part string) error {
 	snapshot, made, err := m.parsePending(ctx, part)
 	switch {
@@ -471,7 +471,7 @@ func (m *Manager) tidyPart(ctx context.Context, part string) error {
 	return errors.Join(os.Rename(part, filepath.Join(dir, snapshot)), durable.SyncDir(dir))
 }
 
-// tidyGone: its end is on record before any of it goes.
+// tidyGone removes a snapshot if the log has its end, and puts it back otherwise.
 func (m *Manager) tidyGone(ctx context.Context, e *entry, gone string) error {
 	snapshot, ended, err := m.parsePending(ctx, gone)
 	switch {
