@@ -39,6 +39,7 @@ import (
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
 	"sallyport/internal/connlimit"
+	"sallyport/internal/ratelimit"
 	"sallyport/policy/limit"
 )
 
@@ -79,8 +80,8 @@ type Gateway struct {
 	bodies          *bodies.Budget
 	judging         chan struct{} // has one element for each body in Rego's form, which is large
 	turns           *turns
-	resets          *resets
-	hellos          *turns // of TLS handshakes with sandboxes
+	resets          *ratelimit.BySource // requests of HTTP/2 that are reset, by sandbox ID
+	hellos          *turns              // of TLS handshakes with sandboxes
 	exposures       credential.SentBySandbox
 	denials         *denials.Aggregator
 	live            live.Set
@@ -156,7 +157,7 @@ func New(o Options) (*Gateway, error) {
 	g.bodyPolicy, _ = o.Decider.(bodyPolicy)
 	g.bodies = bodies.NewBudget(m.bodies, m.crowded)
 	g.judging = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))
-	g.turns, g.hellos, g.resets = newTurns(), newTurns(), newResets()
+	g.turns, g.hellos, g.resets = newTurns(), newTurns(), ratelimit.New(resetsPerSecond, resetsAtOnce, maxResetters)
 	carryRequests(g.proxy)
 	g.web = &http1.Server{
 		HeadTimeout: g.handshake,

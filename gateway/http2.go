@@ -40,6 +40,17 @@ const (
 	settleTime             = 500 * time.Millisecond
 )
 
+// Requests of HTTP/2 that a sandbox may reset soon after it sent them. A client that breaks
+// off a page, or calls whose deadline is over, stays far below. (CVE-2023-44487: each costs the
+// sender two frames, and the gateway a decision and a record.)
+const (
+	resetsAtOnce    = 500
+	resetsPerSecond = 50
+	soonReset       = time.Second
+	maxResetters    = 1024 // sandboxes whose resets are counted apart
+	manyResets      = "more requests were reset than a sandbox may: its HTTP/2 connections are told to go"
+)
+
 // http2Servers serves connections that speak HTTP/2 (RFC 9113), by ALPN or by
 // prior knowledge. The library bounds what a client can queue: resets,
 // CONTINUATION frames, settings and pings. It lets no connection be told to go
@@ -182,7 +193,7 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 			defer a.turn.end()
 			begun := time.Now()
 			defer func() { // not for requests that ended with their connection
-				if r.Context().Err() != nil && time.Since(begun) < soonReset && ctx.Err() == nil && !heard.gone() && !g.resets.add(id) && told.CompareAndSwap(false, true) {
+				if r.Context().Err() != nil && time.Since(begun) < soonReset && ctx.Err() == nil && !heard.gone() && !g.resets.Allow(id) && told.CompareAndSwap(false, true) {
 					goAway(base)
 					g.unfinished(s.peer, s.target, "resets", manyResets)
 				}

@@ -9,13 +9,10 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
-	"sync"
 	"time"
 
-	lru "github.com/hashicorp/golang-lru/v2"
-	"golang.org/x/time/rate"
-
 	"sallyport/audit"
+	"sallyport/internal/connlimit"
 )
 
 type (
@@ -31,23 +28,7 @@ func RemoteContext(ctx context.Context, c net.Conn) context.Context {
 			ctx = context.WithValue(ctx, limitedConnKey{}, g)
 		}
 	}
-	return context.WithValue(ctx, sourceKey{}, source(c.RemoteAddr()))
-}
-
-// source is whose failures are counted together: an IPv4 address, or the 64 bits
-// of an IPv6 address that one customer has all of.
-func source(a net.Addr) netip.Prefix {
-	t, ok := a.(*net.TCPAddr)
-	if !ok {
-		return netip.Prefix{}
-	}
-	ip := t.AddrPort().Addr().Unmap().WithZone("")
-	bits := 32
-	if ip.Is6() {
-		bits = 64
-	}
-	p, _ := ip.Prefix(bits)
-	return p
+	return context.WithValue(ctx, sourceKey{}, connlimit.Network(c.RemoteAddr()))
 }
 
 // authenticate says who calls. With an error the Principal may still say who that
@@ -73,7 +54,7 @@ func (h *handler) authenticate(r *http.Request) (Principal, error) {
 			return who, nil
 		}
 	}
-	if !h.failures.allow(from) {
+	if !h.failures.Allow(from.String()) {
 		return Principal{}, errTooMany
 	}
 	return Principal{}, fmt.Errorf("%w: send an API key that is valid as Authorization: Bearer KEY; `sallyport key create` on the host makes one", errUnknown)
@@ -83,35 +64,13 @@ func (h *handler) authenticate(r *http.Request) (Principal, error) {
 const (
 	failureEvery = 10 * time.Second // a source may fail to show a key once in that time,
 	failureBurst = 10               // and so often at once
-	maxSources   = 4096             // of which is remembered how they failed; the longest ago goes
+	maxSources   = 4096             // counted apart; those beyond are counted together
 
 	refusedWithin = time.Second // for the rest of a call that is refused to arrive
 )
 
 // errTooMany refuses a source that has failed too often.
 var errTooMany = errors.New("too many calls without a key that is known")
-
-// failures are those of sources to show a key.
-type failures struct {
-	mu  sync.Mutex
-	all *lru.Cache[netip.Prefix, *rate.Limiter]
-}
-
-func newFailures() *failures {
-	all, _ := lru.New[netip.Prefix, *rate.Limiter](maxSources) // fails for no size only
-	return &failures{all: all}
-}
-
-func (f *failures) allow(from netip.Prefix) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l, ok := f.all.Get(from)
-	if !ok {
-		l = rate.NewLimiter(rate.Every(failureEvery), failureBurst)
-		f.all.Add(from, l)
-	}
-	return l.Allow()
-}
 
 // refuse answers a call that is not let through, and records it.
 func (h *handler) refuse(w http.ResponseWriter, r *http.Request, who Principal, err error) {

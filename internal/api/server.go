@@ -24,9 +24,11 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/time/rate"
+
 	"sallyport/audit"
-	"sallyport/internal/auditlimit"
 	"sallyport/internal/quota"
+	"sallyport/internal/ratelimit"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
@@ -68,13 +70,13 @@ type Options struct {
 func NewHandler(opt Options) http.Handler { return newHandler(opt).mux() }
 
 func newHandler(opt Options) *handler {
-	return &handler{opt: opt, failures: newFailures(), refusals: auditlimit.New(), streams: quota.New(streamsAll, streamsEach)}
+	return &handler{opt: opt, failures: ratelimit.New(rate.Every(failureEvery), failureBurst, maxSources), refusals: ratelimit.ForAudit(), streams: quota.New(streamsAll, streamsEach)}
 }
 
 type handler struct {
 	opt      Options
-	failures *failures
-	refusals *auditlimit.Limit
+	failures *ratelimit.BySource // to show a key
+	refusals *ratelimit.BySource
 	streams  *quota.Places // of events, by caller and tenant
 }
 

@@ -11,6 +11,7 @@ package connlimit
 import (
 	"container/list"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 )
@@ -132,23 +133,30 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// Source names whose connections are counted together: an IPv4 address, or the 64 bits
-// of an IPv6 network, which is what one host commonly has to itself.
-func Source(a net.Addr) string {
+// Network returns the network whose connections are counted together: an IPv4 address, or
+// the 64 bits of an IPv6 address, which one host commonly has to itself. Of an address that
+// is none of TCP it returns the zero Prefix.
+func Network(a net.Addr) netip.Prefix {
 	t, ok := a.(*net.TCPAddr)
 	if !ok {
-		return ""
+		return netip.Prefix{}
 	}
 	ip, bits := t.AddrPort().Addr().Unmap().WithZone(""), 32
 	if ip.Is6() {
 		bits = 64
 	}
-	p, err := ip.Prefix(bits)
-	if err != nil {
+	p, _ := ip.Prefix(bits)
+	return p
+}
+
+// Source names the Network of an address: "203.0.113.9" or "2001:db8::/64", or "" for none.
+func Source(a net.Addr) string {
+	switch p := Network(a); {
+	case !p.IsValid():
 		return ""
-	}
-	if p.Bits() == 32 {
+	case p.IsSingleIP():
 		return p.Addr().String()
+	default:
+		return p.String()
 	}
-	return p.String()
 }

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"sallyport/audit"
-	"sallyport/internal/auditlimit"
 	"sallyport/internal/jail"
+	"sallyport/internal/ratelimit"
 	"sallyport/internal/supervise"
 	"sallyport/policy"
 	"sallyport/sandbox"
@@ -74,7 +74,7 @@ type Options struct {
 // that one dies. It is safe for concurrent use.
 type Server struct {
 	o        Options
-	refusals *auditlimit.Limit
+	refusals *ratelimit.BySource
 
 	supervisor *supervise.Restarter
 	listener   net.Listener // the first process's, until it is started
@@ -110,7 +110,7 @@ func Open(o Options) (*Server, error) {
 	if len(o.Args) == 0 {
 		o.Args = []string{"sallyport", "ssh-server"}
 	}
-	d := &Server{o: o, refusals: auditlimit.New(), connections: map[uint64]*connection{}, calls: map[string]int{}}
+	d := &Server{o: o, refusals: ratelimit.ForAudit(), connections: map[uint64]*connection{}, calls: map[string]int{}}
 	d.supervisor = d.keeper()
 	d.Use(o.Keys)
 	l, err := net.Listen("tcp", o.Listen)

@@ -26,7 +26,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"sallyport/internal/auditlimit"
+	"sallyport/internal/ratelimit"
 	"sallyport/internal/tmpfs"
 	"sallyport/memory"
 	"sallyport/sandbox"
@@ -40,7 +40,7 @@ type Manager struct {
 	opt    Options
 	memory *tmpfs.Budget // opt.RAM, shared out
 	// refusals bounds how many are recorded.
-	refusals *auditlimit.Limit
+	refusals *ratelimit.BySource
 	compared *comparisons
 	ends     endings
 	journal  *state.Journal
@@ -73,7 +73,7 @@ func Open(ctx context.Context, opt Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opt: opt, refusals: auditlimit.New(), compared: newComparisons(), memory: tmpfs.NewBudget(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, booked: map[string]int64{}, counters: c, journal: &state.Journal{Dir: opt.Dir, Append: opt.Recorder.Append, Find: opt.Recorded}}
+	m := &Manager{opt: opt, refusals: ratelimit.ForAudit(), compared: newComparisons(), memory: tmpfs.NewBudget(opt.RAM, opt.ramSize), entries: map[string]*entry{}, addresses: map[netip.Addr]bool{}, scratches: map[string]bool{}, shares: map[string]map[string]bool{}, booked: map[string]int64{}, counters: c, journal: &state.Journal{Dir: opt.Dir, Append: opt.Recorder.Append, Find: opt.Recorded}}
 	m.identities.Store(&map[netip.Addr]sandbox.Info{})
 
 	folders, err := os.ReadDir(opt.Dir)

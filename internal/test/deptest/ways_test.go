@@ -36,7 +36,7 @@ var waysIn = map[string]string{
 	"limit":      "policy/limit",
 	"approval":   "policy/approval",
 	"audit":      "audit",
-	"auditlimit": "internal/auditlimit",
+	"ratelimit":  "internal/ratelimit",
 }
 
 // Each test that docs/reference/ways-around.md names is there: a function, or a part of one by
