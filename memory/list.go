@@ -40,8 +40,8 @@ type Entry struct {
 	Modified time.Time `json:"modified"`
 }
 
-// List lists the memory in dir, sorted by path. When there is too much it
-// returns the first that it met and ErrTruncated.
+// List lists the memory in dir, sorted by path. If there is too much, it returns the first
+// entries that it met, and ErrTruncated.
 func List(dir string) ([]Entry, error) {
 	var l lister
 	d, err := openFolder(unix.AT_FDCWD, dir, dir)
@@ -61,10 +61,9 @@ type lister struct {
 	truncated bool
 }
 
-// openFolder opens a folder by its name in the folder at. O_DIRECTORY keeps a
-// pipe or a device from being opened, O_NOFOLLOW a link (open(2)); and since
-// each step starts at the folder that was opened, nothing that is moved
-// meanwhile leads elsewhere.
+// openFolder opens a folder by its name in the folder at. O_DIRECTORY keeps it from
+// opening a pipe or a device, O_NOFOLLOW from following a link (open(2)). Each step starts
+// at an open folder, so a folder that is moved meanwhile leads nowhere else.
 func openFolder(at int, name, label string) (*os.File, error) {
 	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -127,8 +126,8 @@ func (l *lister) entry(d *os.File, name, prefix string, depth int) error {
 	return l.folder(sub, e.Path+"/", depth+1)
 }
 
-// gone says that the sandbox took something away or replaced it while it was
-// being listed.
+// gone reports whether the sandbox removed or replaced something while it was being
+// listed.
 func gone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }

@@ -30,12 +30,12 @@ import (
 // Index is the file that every memory begins with.
 const Index = "memories.md"
 
-// Dir is the memory of the sandbox whose own folder is given.
+// Dir is the memory in a sandbox's own folder.
 func Dir(sandbox string) string { return filepath.Join(sandbox, "memory") }
 
-// Ensure makes the memory of the sandbox whose own folder is given, with
-// memories.md in it, and returns its folder. What is there already stays as it
-// is. The sandbox must not run meanwhile.
+// Ensure makes the memory in a sandbox's own folder, with memories.md in it, and returns
+// the memory's folder. Files that exist stay as they are. The sandbox must not run
+// meanwhile.
 func Ensure(sandbox string) (string, error) {
 	dir := Dir(sandbox)
 	if err := durable.MkdirAll(dir, 0o700); err != nil {
@@ -60,7 +60,7 @@ func Ensure(sandbox string) (string, error) {
 	return dir, nil
 }
 
-// open refuses a link in the folder's place.
+// open opens the folder, and refuses a link in its place.
 func open(dir string) (*os.Root, error) {
 	info, err := os.Lstat(dir)
 	if err != nil {

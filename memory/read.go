@@ -20,9 +20,9 @@ var (
 
 const maxRead = 16 << 20
 
-// Read returns a regular file of the memory in dir. The name is relative to
-// the memory. A name that is a link is refused; links on the way to it are
-// followed within the memory only.
+// Read returns a regular file of the memory in dir. The name is relative to the memory. A
+// link as the name is refused; links on the way to the file are followed within the memory
+// only.
 func Read(dir, name string) ([]byte, error) {
 	if !filepath.IsLocal(name) {
 		return nil, fmt.Errorf("%q: %w: give a path relative to it, without ..", name, ErrBadName)
@@ -32,8 +32,8 @@ func Read(dir, name string) ([]byte, error) {
 		return nil, err
 	}
 	defer root.Close()
-	// O_PATH (open(2)) opens nothing: not a pipe, which would block, nor a
-	// device, which might act on it. Only what turned out to be a file is.
+	// O_PATH (open(2)) opens nothing: not a pipe, which would block, nor a device, which
+	// might act on it. Only a file is opened then.
 	handle, err := root.OpenFile(name, unix.O_PATH|unix.O_NOFOLLOW, 0)
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", name, cause(err))
@@ -62,7 +62,7 @@ func Read(dir, name string) ([]byte, error) {
 	return data, nil
 }
 
-// cause leaves out the path, which the message has already and escaped.
+// cause is the error without its path, which the message holds already, escaped.
 func cause(err error) error {
 	var p *fs.PathError
 	if errors.As(err, &p) {

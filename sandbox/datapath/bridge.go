@@ -11,15 +11,15 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// bridgeMAC is a locally administered address made from the bridge's name. Set
-// by hand it stays: by default a bridge takes the lowest address of its ports.
+// bridgeMAC is a locally administered address made from the bridge's name. An address that
+// is set stays; by default a bridge takes the lowest address of its ports.
 func bridgeMAC(name string) net.HardwareAddr {
 	h := fnv.New32a()
 	h.Write([]byte(name))
 	return h.Sum([]byte{0x02, 0x5a})
 }
 
-// findBridge returns the bridge, nil when there is no interface of the name.
+// findBridge returns the bridge, or nil if no interface has the name.
 func findBridge(name string) (netlink.Link, error) {
 	bridge, err := netlink.LinkByName(name)
 	var missing netlink.LinkNotFoundError
@@ -46,16 +46,16 @@ func makeBridge(name string) (netlink.Link, error) {
 	return netlink.LinkByName(name)
 }
 
-// raise gives the guarded bridge its addresses and sets it up.
+// raise gives the guarded bridge its addresses and brings it up.
 func raise(config Config, bridge netlink.Link) error {
 	name := config.Bridge
 	if err := withoutIPv6(name); err != nil {
 		return err
 	}
-	// All link-local groups that the kernel lets us are bridged like any other:
-	// unbridged they would reach the host on the port itself, where nothing
-	// denies by default. Bits 0 to 2 are its own: forwarded while spanning tree
-	// is off, dropped, and left to the filter.
+	// Bridge all link-local groups that the kernel allows, like other frames. A frame that
+	// is not bridged would reach the host on the port itself, where nothing denies by
+	// default. Bits 0 to 2 stay with the kernel: it forwards the first while spanning tree
+	// is off, drops the second, and the filter sees to the third.
 	groups := uint16(0xfff8)
 	attrs := netlink.NewLinkAttrs()
 	attrs.Index, attrs.Name = bridge.Attrs().Index, name
@@ -78,7 +78,7 @@ func raise(config Config, bridge netlink.Link) error {
 	return nil
 }
 
-// withoutIPv6 keeps the host from speaking IPv6 on the interface at all.
+// withoutIPv6 turns off the host's IPv6 on the interface.
 func withoutIPv6(name string) error {
 	err := os.WriteFile(filepath.Join("/proc/sys/net/ipv6/conf", name, "disable_ipv6"), []byte("1"), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without IPv6

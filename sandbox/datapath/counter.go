@@ -16,7 +16,7 @@ type Counters struct {
 	Dropped   map[Reason]Traffic
 }
 
-// Counters sums up what passed and what was dropped; every reason has an entry.
+// Counters returns what passed and what was dropped. Every reason has an entry.
 func (d *Datapath) Counters() (Counters, error) {
 	c := Counters{Dropped: make(map[Reason]Traffic, reasons)}
 	for r := Unknown + 1; r < reasons; r++ {

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Config says where the sandboxes live.
+// Config names the sandboxes' bridge and network.
 type Config struct {
 	// Bridge is the device's name, at most 15 bytes. It is made when missing.
 	Bridge string
@@ -66,9 +66,9 @@ type Datapath struct {
 	objs guardObjects
 }
 
-// Open makes the bridge and its guard, or takes over what an earlier process
-// left. The bridge has its default-deny program before it has an address; with
-// a takeover there is no moment without a program.
+// Open makes the bridge and its guard, or takes over those of an earlier process. The
+// bridge has its default-deny program before it has an address. A takeover leaves no
+// moment without a program.
 func Open(config Config) (_ *Datapath, err error) {
 	config, err = config.complete()
 	if err != nil {
@@ -146,8 +146,8 @@ func (d *Datapath) load() error {
 	return nil
 }
 
-// takeOver puts this build's programs into the links of an earlier process, and
-// forgets what has gone meanwhile.
+// takeOver puts this build's programs into the links of an earlier process, and removes
+// links whose interface is gone.
 func (d *Datapath) takeOver() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -173,8 +173,8 @@ func (d *Datapath) takeOver() error {
 	return d.sweep()
 }
 
-// Close lets go of the datapath and leaves everything pinned and dropping: the
-// listener's packets too, once its socket is closed.
+// Close closes the datapath. All that is pinned stays and drops packets; once the
+// listener's socket is closed, its packets too.
 func (d *Datapath) Close() error {
 	if d.stop != nil {
 		d.stop()
@@ -185,8 +185,8 @@ func (d *Datapath) Close() error {
 	return d.objs.Close()
 }
 
-// attach pins a link of the program at the interface, ahead of other programs;
-// a link that is pinned already gets the program instead.
+// attach pins a link of the program at the interface, ahead of other programs. A link that
+// is pinned already gets the program.
 func attach(pin string, ifindex int, program *ebpf.Program, hook ebpf.AttachType) error {
 	err := replace(pin, ifindex, program)
 	if err == nil {
@@ -209,9 +209,9 @@ func attach(pin string, ifindex int, program *ebpf.Program, hook ebpf.AttachType
 	return l.Pin(pin)
 }
 
-// Remove undoes on the host all that Open did, the bridge included. It refuses
-// while the bridge has ports: without the bridge their packets would reach the
-// host's network stack directly.
+// Remove undoes all that Open did on the host, and removes the bridge. It refuses while
+// the bridge has ports: without the bridge, their packets would reach the host's network
+// stack.
 func Remove(config Config) error {
 	config, err := config.complete()
 	if err != nil {

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mark marks a socket as the daemon's: only with such a one a process of this host
-// speaks to a sandbox, or is reached by one. Connections that it accepts are marked
-// too. It opens none: see [Dial]. It is for the Control of [net.ListenConfig].
+// Mark marks a socket as the daemon's. Only marked sockets of this host exchange packets
+// with sandboxes. Connections that a marked listener accepts are marked too. The mark
+// alone opens no connection: see [Dial]. Mark is for the Control of [net.ListenConfig].
 func Mark(_, _ string, c syscall.RawConn) error {
 	var set error
 	err := c.Control(func(fd uintptr) { set = mark(int(fd)) })
@@ -50,8 +50,8 @@ func Dial(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	return c, nil
 }
 
-// Connecting returns a TCP socket that has begun to connect to a sandbox, for a
-// process that may not mark one, and which opens no other connection with it.
+// Connecting returns a TCP socket that has begun to connect to a sandbox. It is for a
+// process that may not mark sockets; the socket opens no other connection.
 func Connecting(to netip.AddrPort) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

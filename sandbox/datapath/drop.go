@@ -16,16 +16,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Drop is some frames of one endpoint that were dropped for one reason. The
-// addresses are those of one of them.
+// Drop is a number of frames of one endpoint that were dropped for one reason. The
+// addresses are those of one of the frames.
 type Drop struct {
 	Reason     Reason
 	Generation uint32 // 0: of no endpoint
 	Link       int    // interface index where they were dropped
 	Sandbox    string // empty: of no endpoint, or detached since
 	SandboxID  string
-	// Source and Destination have port 0 where the protocol has none, and are
-	// zero where there is no IP packet. For ARP they are sender and target.
+	// Source and Destination have port 0 for a protocol without ports, and are zero
+	// without an IP packet. For ARP they are the sender and the target.
 	Source, Destination       netip.AddrPort
 	SourceMAC, DestinationMAC net.HardwareAddr
 	EtherType                 uint16 // zero: too short to tell
@@ -34,14 +34,13 @@ type Drop struct {
 	Time                      time.Time // of the last of them that is known
 }
 
-// sweepEvery is how often the ends of floods are told, and the window in which
-// the kernel tells of each flood once (WINDOW of bpf/state.h).
+// sweepEvery is how often the ends of floods are reported. In that time the kernel reports
+// each flood once (WINDOW of bpf/state.h).
 const sweepEvery = time.Second
 
-// Drops calls f for what is dropped until ctx is done, and then returns nil.
-// Every drop is told once, in the Count of some call, also those from before
-// this process: at most about two calls a second for each endpoint and reason.
-// One process may do this at a time.
+// Drops calls f for dropped frames until ctx is done, and returns nil then. Every drop is
+// in the Count of one call, also drops from before this process. There are at most about
+// two calls a second for each endpoint and reason. One process may call Drops at a time.
 func (d *Datapath) Drops(ctx context.Context, f func(Drop)) error {
 	reader, err := ringbuf.NewReader(d.objs.Drops)
 	if err != nil {
@@ -114,7 +113,7 @@ func decode(sample []byte) (e guardEvent, d Drop, err error) {
 	}, nil
 }
 
-// sweep tells of drops that the kernel counted in silence.
+// sweep reports drops that the kernel counted without an event.
 func (t *teller) sweep() error {
 	var (
 		flood guardFlood
@@ -134,14 +133,14 @@ func (t *teller) sweep() error {
 			return err
 		}
 	}
-	// A map that changes under the iteration may end it early: next time.
+	// A change of the map may end the iteration early: the next sweep goes on.
 	if err := entries.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
 		return fmt.Errorf("sweeping drops: %w", err)
 	}
 	return nil
 }
 
-// settle tells of what has been seen and not told.
+// settle reports what was seen and not reported.
 func (t *teller) settle(flood guardFlood, seen uint64, d Drop) error {
 	var told uint64
 	err := t.d.objs.Told.Lookup(flood, &told)
@@ -153,8 +152,8 @@ func (t *teller) settle(flood guardFlood, seen uint64, d Drop) error {
 	}
 	d.Count = seen - told
 	if seen < told {
-		// Either the kernel forgot the flood and began anew, or the sweep came
-		// before the event: then it was told.
+		// Either the kernel has forgotten the flood and counts anew, or the sweep came
+		// before the event and has reported it.
 		var tally guardTally
 		if err := t.d.objs.Floods.Lookup(flood, &tally); err == nil && tally.Seen >= told {
 			return nil

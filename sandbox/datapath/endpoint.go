@@ -15,10 +15,9 @@ import (
 	"sallyport/sandbox"
 )
 
-// Attach vouches for what comes from the endpoint's interface with its MAC and
-// IP address. It may be repeated; with another Link it moves the generation
-// there. What the interface was attached for before is detached; an IP or MAC
-// address that another live endpoint has is an error.
+// Attach vouches for packets from the endpoint's interface with its MAC and IP address. It
+// can be repeated; with another Link, the generation moves to that. An earlier endpoint of
+// the interface is detached. An IP or MAC address of another live endpoint is an error.
 func (d *Datapath) Attach(e sandbox.Endpoint) error {
 	mac, err := d.check(e)
 	if err != nil {
@@ -39,8 +38,7 @@ func (d *Datapath) Attach(e sandbox.Endpoint) error {
 	return nil
 }
 
-// Detach withdraws the word given by Attach. An unknown generation is no error:
-// its interface may have gone by itself.
+// Detach undoes Attach. An unknown generation is no error: its interface may be gone.
 func (d *Datapath) Detach(generation uint32) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,8 +48,8 @@ func (d *Datapath) Detach(generation uint32) error {
 	return nil
 }
 
-// Endpoints lists what is attached to interfaces that still exist, also by an
-// earlier process, in no order.
+// Endpoints lists the endpoints of interfaces that exist, those of earlier processes
+// included, in no order.
 func (d *Datapath) Endpoints() ([]sandbox.Endpoint, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,7 +66,7 @@ func (d *Datapath) Endpoints() ([]sandbox.Endpoint, error) {
 	return attached, nil
 }
 
-// check refuses an endpoint that cannot be told from the host or from nothing.
+// check refuses an endpoint without an address of its own, or with the host's.
 func (d *Datapath) check(e sandbox.Endpoint) (net.HardwareAddr, error) {
 	mac, err := net.ParseMAC(e.MAC)
 	subnet := d.config.Subnet
@@ -92,7 +90,7 @@ func (d *Datapath) check(e sandbox.Endpoint) (net.HardwareAddr, error) {
 	return mac, nil
 }
 
-// port finds the interface and makes sure that it is a port of our bridge.
+// port finds the interface and checks that it is a port of the bridge.
 func (d *Datapath) port(ifindex int) (netlink.Link, error) {
 	port, err := netlink.LinkByIndex(ifindex)
 	if err != nil {
@@ -104,8 +102,8 @@ func (d *Datapath) port(ifindex int) (netlink.Link, error) {
 	return port, nil
 }
 
-// supersede detaches what e replaces: the same generation or interface, and
-// whose interface has gone of those with its addresses.
+// supersede detaches the endpoints that e replaces: of the same generation or interface,
+// and of interfaces that are gone among those with its addresses.
 func (d *Datapath) supersede(e sandbox.Endpoint, mac net.HardwareAddr) error {
 	e.MAC = mac.String()
 	all, err := d.endpoints()
@@ -129,7 +127,7 @@ func (d *Datapath) supersede(e sandbox.Endpoint, mac net.HardwareAddr) error {
 	return nil
 }
 
-// install guards the port first and speaks for the endpoint last.
+// install guards the port, and writes the endpoint last.
 func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlink.Link) error {
 	if err := d.guard(port); err != nil {
 		return err
@@ -156,7 +154,7 @@ func (d *Datapath) install(e sandbox.Endpoint, mac net.HardwareAddr, port netlin
 	return d.bringNear(e.Generation, v)
 }
 
-// detach takes the word back. The programs stay on the port and refuse all.
+// detach removes the endpoint. The programs stay on the port and refuse all packets.
 func (d *Datapath) detach(generation uint32) error {
 	var v guardEndpoint
 	if err := d.objs.Endpoints.Lookup(generation, &v); errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -171,7 +169,7 @@ func (d *Datapath) detach(generation uint32) error {
 		return fmt.Errorf("deleting the endpoint: %w", err)
 	}
 	var errs []error
-	// The interface may speak for a later generation by now.
+	// The interface may have a later generation by now.
 	var speaks uint32
 	if err := d.objs.Ports.Lookup(v.Face.Link, &speaks); err == nil && speaks == generation {
 		errs = append(errs, d.objs.Ports.Delete(v.Face.Link))
@@ -184,7 +182,7 @@ func (d *Datapath) detach(generation uint32) error {
 	return errors.Join(errs...)
 }
 
-// sweep forgets endpoints and pinned links whose interface has gone.
+// sweep removes endpoints and pinned links whose interface is gone.
 func (d *Datapath) sweep() error {
 	all, err := d.endpoints()
 	if err != nil {
@@ -214,7 +212,7 @@ func (d *Datapath) sweep() error {
 	return nil
 }
 
-// live says whether the endpoint speaks for the interface that was attached.
+// live reports whether the endpoint is of the interface that was attached.
 func (d *Datapath) live(e sandbox.Endpoint) bool {
 	var generation uint32
 	if err := d.objs.Ports.Lookup(uint32(e.Link), &generation); err != nil || generation != e.Generation {

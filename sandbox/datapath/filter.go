@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The filter stands where the programs do not: it drops what the host would
-// forward from or to the bridge, and what one port would send to another.
+// The filter covers what the programs do not see: it drops packets that the host would
+// forward from or to the bridge, and frames from one port to another.
 
 func tableName(config Config) string { return "sallyport-" + config.Bridge }
 
@@ -29,7 +29,7 @@ func filter(config Config) error {
 	// meta ibrname is a kernel module of its own.
 	err := filterBridged(config, [][]expr.Any{by(expr.MetaKeyBRIIIFNAME, config.Bridge)})
 	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
-		// The programs at each port keep sandboxes apart all the same.
+		// The programs on each port keep sandboxes apart without it.
 		config.Logger.Info("the filter behind the eBPF programs compares addresses, not the bridge's name; a kernel with CONFIG_NFT_BRIDGE_META has both compared")
 		err = filterBridged(config, ofSubnet(config.Subnet))
 	}
@@ -62,7 +62,8 @@ func filterRouted(config Config) error {
 	forward := chain(c, table, "forward", nftables.ChainHookForward)
 	drop(c, forward, by(expr.MetaKeyIIFNAME, config.Bridge))
 	drop(c, forward, by(expr.MetaKeyOIFNAME, config.Bridge))
-	// The resolver tells sandboxes by address: nobody else sends from theirs.
+	// The resolver knows sandboxes by their address: no other interface may send from
+	// these.
 	input := chain(c, table, "input", nftables.ChainHookInput)
 	match := append(not(by(expr.MetaKeyIIFNAME, config.Bridge)), not(by(expr.MetaKeyIIFNAME, "lo"))...)
 	drop(c, input, append(match, ofSubnet(config.Subnet)[0]...)) // IPv4 by source
@@ -82,11 +83,11 @@ func filterARP(config Config) error {
 	return c.Flush()
 }
 
-// linkLocal matches frames to a link-local group address (IEEE 802.1D, 7.12.6).
-// One that is not bridged goes up the stack on the port itself, past the bridge
-// device, and network protocols have no business there. It is matched where it
-// gets to, and by its kind first: a chain of the bridge family, or a comparison
-// of addresses, is something that every packet of a sandbox would pay for.
+// linkLocal matches frames to a link-local group address (IEEE 802.1D, 7.12.6). Such a
+// frame, unless bridged, goes up the stack on the port itself, past the bridge device, and
+// no network protocol should be in it. The match is at that place and compares the kind
+// first: a chain of the bridge family, or a comparison of addresses, would cost each
+// packet of a sandbox.
 func linkLocal() []expr.Any {
 	group := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
 	match := at(expr.PayloadBaseLLHeader, 0, group, []byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0})
@@ -108,7 +109,7 @@ func filterBridged(config Config, between [][]expr.Any) error {
 	return c.Flush()
 }
 
-// fresh begins a transaction that empties the table, or makes it.
+// fresh begins a transaction that makes the table, or empties it.
 func fresh(config Config, family nftables.TableFamily) (*nftables.Conn, *nftables.Table, error) {
 	c, err := nftables.New()
 	if err != nil {
@@ -152,7 +153,7 @@ func by(key expr.MetaKey, name string) []expr.Any {
 	}
 }
 
-// not turns the last comparison of a match round.
+// not inverts the last comparison of a match.
 func not(match []expr.Any) []expr.Any {
 	match[len(match)-1].(*expr.Cmp).Op = expr.CmpOpNeq
 	return match

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listen makes a listener that [Datapath.Steer] takes. It is bound to a port of
-// the loopback address that nobody needs to know; the local address of an
-// accepted connection is the one that the sandbox dialled.
+// Listen makes a listener for [Datapath.Steer]. It is bound to any port of the loopback
+// address. The local address of an accepted connection is the one that the sandbox
+// dialled.
 func Listen() (*net.TCPListener, error) {
 	config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var set error
@@ -29,11 +29,11 @@ func Listen() (*net.TCPListener, error) {
 	return l.(*net.TCPListener), nil
 }
 
-// Steer sends the TCP connections of all attached sandboxes to the listener
-// from now on; those that are open stay where they are. The listener must be of
-// this network namespace and from [Listen]. When it is closed, by whatever death
-// of its process, the packets are dropped. The resolver on the gateway's address,
-// whose sockets have [Mark], must be bound before, since DNS passes from now on too.
+// Steer sends new TCP connections of all attached sandboxes to the listener; open
+// connections stay where they are. The listener must be from [Listen] and of this network
+// namespace. When it is closed, even by the death of its process, the packets are dropped.
+// DNS passes from now on too, so the resolver must have bound its sockets, with [Mark], to
+// the gateway's address before.
 func (d *Datapath) Steer(l *net.TCPListener) error {
 	raw, err := l.SyscallConn()
 	if err != nil {

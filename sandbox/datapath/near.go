@@ -7,7 +7,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// slot is one of a table that programs look into before they look into the maps.
+// slot is an entry of a small table that the programs read before the maps.
 type slot struct {
 	table *ebpf.Map
 	index uint32
@@ -27,13 +27,13 @@ func (s slot) write(n guardNear) error {
 	return nil
 }
 
-// slots are those of an endpoint.
+// slots are the slots of an endpoint.
 func (d *Datapath) slots(generation, link uint32) []slot {
 	links, generations := d.objs.NearLinks, d.objs.NearGenerations
 	return []slot{{links, link % links.MaxEntries()}, {generations, generation % generations.MaxEntries()}}
 }
 
-// bringNear puts an endpoint into its slots, but for one that is another's.
+// bringNear puts an endpoint into its slots, unless another endpoint has them.
 func (d *Datapath) bringNear(generation uint32, v guardEndpoint) error {
 	for _, s := range d.slots(generation, v.Face.Link) {
 		n, err := s.read()
@@ -43,8 +43,8 @@ func (d *Datapath) bringNear(generation uint32, v guardEndpoint) error {
 		if n.Generation != 0 && n.Generation != generation {
 			continue
 		}
-		// The number that makes it valid comes last: a program may read while
-		// we write.
+		// A program may read while the slot is written: the number that makes it valid
+		// comes last.
 		n = guardNear{Face: v.Face}
 		if err := s.write(n); err != nil {
 			return err
@@ -75,8 +75,8 @@ func (d *Datapath) takeAway(generation, link uint32) error {
 	return nil
 }
 
-// align makes the tables say what the maps say. They differ when a build that
-// does not know the tables has had the datapath open.
+// align makes the tables agree with the maps. They differ if a build without the tables
+// had the datapath open.
 func (d *Datapath) align() error {
 	for _, table := range []*ebpf.Map{d.objs.NearLinks, d.objs.NearGenerations} {
 		all, err := everySlot(table)
@@ -111,7 +111,7 @@ func (d *Datapath) align() error {
 	return nil
 }
 
-// speaks says whether the maps agree with a slot.
+// speaks reports whether the maps agree with a slot.
 func (d *Datapath) speaks(n guardNear) bool {
 	var (
 		v          guardEndpoint

@@ -31,9 +31,9 @@ type pin struct {
 	link int // interface index
 }
 
-// GuardPin is the path of the pinned link that guards the bridge with this
-// interface index. While it exists, that device, and not an earlier one of the
-// same name, has the default-deny program.
+// GuardPin is the path of the pinned link that guards the bridge with an interface index.
+// While it exists, that device has the default-deny program. A former device of the same
+// name has another index.
 func GuardPin(pins string, ifindex int) string {
 	return filepath.Join(pins, hookBridge+"-"+strconv.Itoa(ifindex))
 }
@@ -59,8 +59,8 @@ func listPins(folder string) ([]pin, error) {
 	return pins, nil
 }
 
-// replace swaps the program of a pinned link. errGone: the interface was
-// deleted; another may have its index, and the link is not on that one.
+// replace swaps the program of a pinned link. errGone: the interface was deleted, and the
+// link is on no other, even if another has its index now.
 func replace(path string, ifindex int, program *ebpf.Program) error {
 	l, err := link.LoadPinnedLink(path, nil)
 	if err != nil {
@@ -92,8 +92,8 @@ func on(l link.Link, ifindex int) bool {
 	return tcx != nil && int(tcx.Ifindex) == ifindex
 }
 
-// mountPins makes the folder for pins, and mounts bpffs at its usual place when
-// it is not there: many hosts without systemd lack it.
+// mountPins makes the folder for pins. It mounts bpffs at its usual place if that is
+// missing, as on many hosts without systemd.
 func mountPins(folder string) error {
 	if !onBPF(folder) && strings.HasPrefix(folder, bpffs+"/") {
 		if err := unix.Mount("bpf", bpffs, "bpf", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0700"); err != nil {
@@ -109,7 +109,7 @@ func mountPins(folder string) error {
 	return nil
 }
 
-// onBPF says whether the nearest folder above path that exists is on a bpffs.
+// onBPF reports whether the nearest existing folder above path is on a bpffs.
 func onBPF(path string) bool {
 	for ; path != "/"; path = filepath.Dir(path) {
 		var fs unix.Statfs_t

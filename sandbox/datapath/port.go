@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// guard puts the programs on a port. They refuse everything from and to it
-// until an endpoint is written.
+// guard puts the programs on a port. They refuse all packets from and to it until an
+// endpoint is written.
 func (d *Datapath) guard(port netlink.Link) error {
 	ifindex := port.Attrs().Index
 	if err := d.disown(ifindex); err != nil {
@@ -27,8 +27,8 @@ func (d *Datapath) guard(port netlink.Link) error {
 	return quieten(port)
 }
 
-// disown detaches what an interface of this index was attached for, unless it
-// is this very interface: the kernel may give an index again.
+// disown detaches the endpoints of an interface index, except those of this very
+// interface: the kernel can give an index again.
 func (d *Datapath) disown(ifindex int) error {
 	var generation uint32
 	err := d.objs.Ports.Lookup(uint32(ifindex), &generation)
@@ -46,8 +46,8 @@ func (d *Datapath) guarded(ifindex int) bool {
 	return live(portPin(d.config.Pins, hookIn, ifindex), ifindex) && live(portPin(d.config.Pins, hookOut, ifindex), ifindex)
 }
 
-// quieten turns off what a port of the bridge does by default: learn addresses,
-// get floods, talk to other such ports, and IPv6 of the host on it.
+// quieten turns off defaults of a bridge's port: learning addresses, floods, frames to
+// other such ports, and the host's IPv6 on it.
 func quieten(port netlink.Link) error {
 	name := port.Attrs().Name
 	if err := withoutIPv6(name); err != nil {
@@ -69,9 +69,9 @@ func quieten(port netlink.Link) error {
 	return nil
 }
 
-// neighbours are an endpoint's entries that no packet can change: the bridge's
-// forwarding entry, sticky so that another port cannot take the MAC address
-// over, and the host's answer to who has the IP address.
+// neighbours are an endpoint's entries, which no packet can change: the forwarding entry
+// of the bridge, sticky so that no other port takes the MAC address over, and the host's
+// ARP entry for the IP address.
 func (d *Datapath) neighbours(port int, addr netip.Addr, mac net.HardwareAddr) []*netlink.Neigh {
 	return []*netlink.Neigh{{
 		LinkIndex:    port,

@@ -2,9 +2,9 @@ package datapath
 
 import "fmt"
 
-// Reason is why a frame was dropped. The set is closed; the numbers are those
-// of bpf/reason.h, as wide as programs and pinned maps have them: those of a later
-// version are not to be taken for ones of this.
+// Reason is why a frame was dropped. The set is closed. The numbers are those of
+// bpf/reason.h, as wide as in programs and pinned maps, so that a number of a later
+// version is not taken for one of these.
 type Reason uint32
 
 const (
@@ -76,6 +76,6 @@ func (r Reason) String() string {
 	return reasonNames[r]
 }
 
-// FromSandbox says whether the sandbox sent what was dropped; else it was on
-// its way to the sandbox.
+// FromSandbox reports whether the sandbox sent the frame that was dropped. Otherwise the
+// frame was on its way to the sandbox.
 func (r Reason) FromSandbox() bool { return r != NotHost && r != NotAddressed && r != HostProcess }

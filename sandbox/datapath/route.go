@@ -10,12 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A packet for a socket of this host must also be routed to it, whatever its
-// destination: what comes in by the bridge with routeMark is looked up in
-// routeTable, where everything is local. The daemon's sockets for sandboxes have the
-// same mark ([Mark]): an answer that the kernel makes by itself has that of what it
-// answers where net.ipv4.fwmark_reflect is on. The mark has no bit in common with
-// those of kube-proxy, Cilium, Tailscale and Calico's defaults.
+// A packet for a socket of this host must be routed to the socket, whatever its
+// destination is: packets that come in by the bridge with routeMark are looked up in
+// routeTable, where all addresses are local. The daemon's sockets for sandboxes have the
+// same mark ([Mark]): with net.ipv4.fwmark_reflect, an answer that the kernel makes by
+// itself has the mark of the packet that it answers. The mark shares no bit with those of
+// kube-proxy, Cilium, Tailscale and Calico's defaults.
 const (
 	routeMark     = 0x3053
 	openMark      = 0x3073 // of a socket of the daemon's while it opens a connection to a sandbox
@@ -43,8 +43,8 @@ func everythingLocal() *netlink.Route {
 	}
 }
 
-// nowhere stands behind the bridge's own route: when the bridge is gone, what
-// the host still has to say to a sandbox does not follow the default route.
+// nowhere is a route behind the bridge's own. When the bridge is gone, packets to a
+// sandbox do not follow the default route.
 func nowhere(config Config) *netlink.Route {
 	return &netlink.Route{
 		Dst: &net.IPNet{

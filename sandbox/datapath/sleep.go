@@ -13,12 +13,12 @@ import (
 	"sallyport/sandbox"
 )
 
-// maxFlows bounds the connections that are remembered of a sandbox that sleeps. The
-// gateway gives one sandbox 1024.
+// maxFlows bounds the connections of a sleeping sandbox that are remembered. The gateway
+// allows a sandbox 1024.
 const maxFlows = 4096
 
-// Flows lists the TCP connections that this host's sockets have with a sandbox, as
-// the kernel knows them (sock_diag(7)).
+// Flows lists the TCP connections between this host's sockets and a sandbox
+// (sock_diag(7)).
 func Flows(a netip.Addr) ([]sandbox.Flow, error) {
 	all, err := netlink.SocketDiagTCP(unix.AF_INET)
 	if err != nil {
@@ -39,15 +39,16 @@ func Flows(a netip.Addr) ([]sandbox.Flow, error) {
 	return list, nil
 }
 
-// ProbeFlows has a sandbox that woke find out which of its connections nobody has any
-// more: it is sent a segment on each that is outside of any window, which it
-// answers with where it stands (RFC 9293, 3.10.7.4). Where there is a socket, that
-// takes note; where there is none, the kernel answers with a reset.
+// ProbeFlows makes a woken sandbox find out which of its connections are gone on the host.
+// It sends the sandbox a segment outside of any window on each; the sandbox answers with
+// its position (RFC 9293, 3.10.7.4). A socket takes note of the answer; without a socket,
+// the kernel resets the connection.
 func ProbeFlows(flows []sandbox.Flow) error {
 	if len(flows) == 0 {
 		return nil
 	}
-	// Of IPPROTO_RAW: the IP header is ours, and so is the source address (raw(7)).
+	// With IPPROTO_RAW the IP header, and the source address in it, are this process's
+	// (raw(7)).
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_RAW)
 	if err != nil {
 		return fmt.Errorf("rousing connections: %w", err)

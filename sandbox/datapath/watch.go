@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// watch guards ports as they join the bridge, so that what runs behind one is
-// cut off from the other ports before anybody has vouched for it, and a
-// stranger's for good. The first to be told of are those that exist already.
+// watch guards interfaces as they join the bridge, those that exist first. A port reaches
+// no other port before it is attached, and a port that is never attached never does.
 func (d *Datapath) watch() error {
 	done := make(chan struct{})
 	updates, err := d.subscribe(done)
@@ -28,7 +27,7 @@ func (d *Datapath) watch() error {
 					d.config.Logger.Error("guarding a port", "interface", u.Attrs().Name, "error", err)
 				}
 			}
-			// The kernel had more to tell than the socket could hold: ask anew.
+			// The kernel had more messages than the socket holds: ask for all again.
 			select {
 			case <-done:
 				return
@@ -42,8 +41,8 @@ func (d *Datapath) watch() error {
 	return nil
 }
 
-// subscribe gives a channel of what exists and what changes; with an error, a
-// closed one.
+// subscribe returns a channel of the interfaces that exist and of changes. With an error,
+// the channel is closed.
 func (d *Datapath) subscribe(done chan struct{}) (chan netlink.LinkUpdate, error) {
 	updates := make(chan netlink.LinkUpdate)
 	err := netlink.LinkSubscribeWithOptions(updates, done, netlink.LinkSubscribeOptions{
@@ -64,13 +63,13 @@ func (d *Datapath) subscribe(done chan struct{}) (chan netlink.LinkUpdate, error
 	return updates, nil
 }
 
-// joined guards an interface that is a port of the bridge, and forgets the
-// links of one that has been deleted.
+// joined guards an interface that is a port of the bridge, and removes the links of a
+// deleted one.
 func (d *Datapath) joined(u netlink.LinkUpdate) error {
 	port := u.Attrs()
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// A bridge tells of its ports' leaving with a message of its own family.
+	// A bridge reports ports that leave with a message of its own family.
 	if u.Header.Type == unix.RTM_DELLINK {
 		if u.IfInfomsg.Family == unix.AF_BRIDGE {
 			return nil
@@ -89,7 +88,7 @@ func (d *Datapath) joined(u netlink.LinkUpdate) error {
 	return nil
 }
 
-// forget drops what is left of a deleted interface.
+// forget removes what is left of a deleted interface.
 func (d *Datapath) forget(ifindex int) error {
 	if d.guarded(ifindex) {
 		return nil // another has its index already

@@ -37,14 +37,14 @@ import (
 // Command is the argument with which a program calls [Run].
 const Command = "jail"
 
-// Tree is where the files of a sandbox lie on the host. Paths are absolute.
+// Tree names the host's folders of a sandbox's files. Paths are absolute.
 type Tree struct {
 	Upper  string   // what it has written; the overlay's work folder is beside it
 	Lower  []string // its image, the uppermost first
 	Memory string   // what it has at /memory
 }
 
-// plan is what the process is told by its environment.
+// plan tells the process what to do, by its environment.
 type plan struct {
 	Tree
 	Key ed25519.PublicKey // of whom it answers
@@ -53,14 +53,14 @@ type plan struct {
 const planVariable = "SALLYPORT_JAIL"
 
 const (
-	// startTime is how long the process has until it serves.
+	// startTime is how long the process may take until it serves.
 	startTime = 20 * time.Second
-	// endTime is how long it has to end by itself once its connection is closed.
+	// endTime is how long it may run once its connection is closed.
 	endTime = 5 * time.Second
 )
 
-// Open starts the process and returns the connection on which it answers whoever has the
-// key. Closing that ends the process, and returns when it has let go of the files.
+// Open starts the process and returns the connection on which it serves the holder of the
+// key. Closing the connection ends the process and returns when it has released the files.
 func Open(t Tree, key ed25519.PublicKey) (net.Conn, error) {
 	text, err := json.Marshal(plan{t, key})
 	if err != nil {
@@ -134,8 +134,8 @@ func (c *conn) Close() (err error) {
 	return err
 }
 
-// addressed is a connection with the address that an agent signs: the two ends of a
-// socketpair have none.
+// addressed is a connection with the address that an agent signs. The ends of a socketpair
+// have none.
 type addressed struct{ net.Conn }
 
 var here = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}
@@ -143,7 +143,7 @@ var here = &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}
 func (addressed) LocalAddr() net.Addr  { return here }
 func (addressed) RemoteAddr() net.Addr { return here }
 
-// connection makes one of a file, which it closes.
+// connection makes a connection of a file, which it closes.
 func connection(f *os.File) (net.Conn, error) {
 	defer f.Close()
 	return net.FileConn(f)

@@ -44,12 +44,12 @@ func Run() error {
 	return agent.NewFiles(p.Key).Serve(listenOnce(c))
 }
 
-// enter makes the sandbox's files all that there is of file systems.
+// enter makes the sandbox's files the only file system of the process.
 func (p *plan) enter() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return os.NewSyscallError("mount", err)
 	}
-	// An overlay's options are one page, and paths of the host are long: each folder
+	// An overlay's options fit on one page, and the host's paths are long: each folder
 	// gets a short name in a file system of its own.
 	own := filepath.Dir(p.Upper)
 	folders := map[string]int{}
@@ -106,8 +106,8 @@ func (p *plan) enter() error {
 	return nil
 }
 
-// showMemory has /memory show what is there while the sandbox runs. Where that is no
-// folder, or leads somewhere else, it is left as it is.
+// showMemory mounts the sandbox's memory at /memory, as when it runs, if there is a plain
+// folder.
 func showMemory(root string, memory int) error {
 	dir, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -130,11 +130,11 @@ func showMemory(root string, memory int) error {
 	return os.NewSyscallError("move_mount", unix.MoveMount(memory, "", at, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH))
 }
 
-// kept are the capabilities that pass by modes and owners of files, and those to take
-// on the rights of a user whose name is given.
+// kept are the capabilities to pass by modes and owners of files, and to take on the
+// rights of a user inside.
 const kept = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID
 
-// once is a listener with one connection, and ends with that.
+// once is a listener with one connection. It ends with the connection.
 type once struct {
 	first chan net.Conn
 	done  chan struct{}

@@ -114,14 +114,15 @@ func (m *Manager) warnNoSpace(err error) {
 	}
 }
 
-// WatchSpace keeps owners to their share of the host's disk, and the reserve for the
-// host, until ctx is done. Writes are refused before anything is stopped:
+// WatchSpace keeps owners to their quota of the host's disk, and keeps the reserve for the
+// host, until ctx is done. Writes are refused before a sandbox is stopped:
 //
-//   - While an owner's sandboxes take more than they may, their disks do not grow.
-//   - While less than twice the reserve is left, so it is of whoever has most: an owner,
-//     or a sandbox of the host's own. Nothing more is written down for that one either.
-//   - While less than the reserve is left, so it is of the running sandbox whose disk has
-//     grown most, then of the next one. One that grows all the same is stopped.
+//   - While an owner's sandboxes exceed the quota, their disks do not grow.
+//   - While less than twice the reserve is left, the disks do not grow of the owner, or of
+//     the sandbox without an owner, that has the most. Neither are its snapshots or its
+//     memory written.
+//   - While less than the reserve is left, the disk of the running sandbox that has grown
+//     most does not grow, then the next one's. A sandbox that grows all the same is stopped.
 func (m *Manager) WatchSpace(ctx context.Context) error {
 	if m.opt.Space == nil {
 		return nil
