@@ -27,14 +27,13 @@ type imageFiles struct {
 	id     string
 	view   *imageView // of its image
 
-	seen  map[string]bool        // whether something is at a path
 	files map[string]*tar.Header // to write
 	data  map[string][]byte
 	order []string
 }
 
 func newImageFiles(c *client.Client, id string, v *imageView) *imageFiles {
-	return &imageFiles{client: c, id: id, view: v, seen: map[string]bool{}, files: map[string]*tar.Header{}, data: map[string][]byte{}}
+	return &imageFiles{client: c, id: id, view: v, files: map[string]*tar.Header{}, data: map[string][]byte{}}
 }
 
 // Stat says whether something is at p, its mode, and where it leads to if it is
@@ -57,15 +56,8 @@ func (f *imageFiles) Stat(ctx context.Context, p string) (bool, os.FileMode, str
 
 // Exists says whether anything is at p, a link to nothing included.
 func (f *imageFiles) Exists(ctx context.Context, p string) (bool, error) {
-	if there, ok := f.seen[p]; ok {
-		return there, nil
-	}
 	there, _, _, err := f.Stat(ctx, p)
-	if err != nil {
-		return false, err
-	}
-	f.seen[p] = there
-	return there, nil
+	return there, err
 }
 
 // Read returns the regular file that p leads to: where it really is, its

@@ -80,6 +80,7 @@ func TestGuardSaysWhatRan(t *testing.T) {
 		"killed, an older refusal logged": {"[ $verb != restore ] || { printf '{\"msg\":\"starting container: restoring container x\"}' >>\"$log\"; kill -9 $$; }", true},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			g := newGuarded(t, tt.does)
 			n, err := newHandshake(g.note())
 			if err != nil {
