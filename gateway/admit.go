@@ -33,13 +33,13 @@ type admitted struct {
 // admit checks the form of a request, whatever the policy says, and makes of it the
 // one that may leave. It returns nil where it has answered the request. It ends the
 // request's turn before it waits for anything.
-func (q *request) admit(w http.ResponseWriter, r *http.Request, turn *turn) *http.Request {
+func (q *request) admit(w http.ResponseWriter, r *http.Request) *http.Request {
 	q.out.ResponseWriter, q.out.in = w, &q.sent.read
 	if q.streamed = r.ProtoMajor == 2; q.streamed && grpc.IsCall(r) {
 		q.out.messages = new(grpc.Messages)
 	}
 	if q.answer != nil {
-		turn.end()
+		q.turn.end()
 		w.Header().Set("Connection", "close")
 		q.answer.Write(w, r)
 		return nil
@@ -49,7 +49,7 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request, turn *turn) *htt
 	form.DropReserved(r.Trailer)
 	q.describe(r)
 	m := q.check(r)
-	turn.end()
+	q.turn.end()
 	if q.valid != nil && !q.valid() {
 		// The connection may be older than the client's removal.
 		m = &form.Error{Status: http.StatusForbidden, Rule: "client", Reason: errInvalid.Error()}

@@ -279,7 +279,7 @@ func (g *Gateway) serveConn(c net.Conn, s *session) {
 		return
 	}
 	g.web.ServeConn(ctx, c, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-		g.serve(ctx, s.life.cancel, w, r, s, new(arrival))
+		g.serve(ctx, s.life.cancel, w, r, s, nil)
 	})
 }
 

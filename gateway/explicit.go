@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"sallyport/gateway/answer"
-	"sallyport/gateway/bodies"
 	"sallyport/gateway/event"
 	"sallyport/gateway/form"
 	"sallyport/internal/connlimit"
@@ -175,12 +174,12 @@ func (g *Gateway) absolute(ctx context.Context, w http.ResponseWriter, r *http.R
 		if d.Action == policy.Tunnel {
 			d = floor(d, "tunnel", "a rule that carries bytes unread needs CONNECT")
 		}
-		q := g.request(ctx, s.life.cancel, s, new(bodies.Heads))
+		q := g.request(ctx, s.life.cancel, s, nil)
 		q.describe(r)
 		q.deny(r, d).Write(w, r)
 		return
 	}
-	g.serve(ctx, s.life.cancel, w, r, s, new(arrival))
+	g.serve(ctx, s.life.cancel, w, r, s, nil)
 }
 
 // connectTunnel takes the connection over and treats it like one that was

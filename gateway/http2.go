@@ -318,7 +318,7 @@ func countHead(heads *bodies.Heads, r *http.Request) *form.Error {
 func (g *Gateway) refuseStream(w http.ResponseWriter, r *http.Request, s *session, m *form.Error) {
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
-	q := g.request(ctx, cancel, s, new(bodies.Heads))
+	q := g.request(ctx, cancel, s, nil)
 	q.form.seen = &policy.Request{Method: r.Method, Scheme: q.scheme(), Path: "/", Size: r.ContentLength}
 	q.refuse(r, m).Write(w, r)
 }

@@ -33,15 +33,16 @@ type request struct {
 	sent      requestBody  // send: from the sandbox
 	got       responseBody // scrub: from the upstream
 	out       responseWriter
-	heads     *bodies.Heads // the room for its large heads
-	carry     transport     // the steps between admit and complete
-	err       error         // what ended it, nil for success
+	*arrival
+	alone arrival   // of a request that nothing was known about before
+	carry transport // the steps between admit and complete
+	err   error     // what ended it, nil for success
 
 	informing informing
 }
 
-// arrival is what a request has before it is admitted. That of HTTP/1.1 has neither a turn
-// nor a counted head: the reader of heads has counted it.
+// arrival is what a request by HTTP/2 has before it is admitted. The reader of HTTP/1.1
+// has counted a head already, and its requests need no turn.
 type arrival struct {
 	turn  turn
 	heads bodies.Heads // the room for its large heads
@@ -49,12 +50,12 @@ type arrival struct {
 }
 
 // serve carries one request of a connection: this is all that happens to it. Its turn, if
-// it has one, ends before it waits for anything.
+// it has one, ends before it waits for anything. a is nil for HTTP/1.1.
 func (g *Gateway) serve(ctx context.Context, cancel context.CancelFunc, w http.ResponseWriter, r *http.Request, s *session, a *arrival) {
-	q := g.request(ctx, cancel, s, &a.heads)
+	q := g.request(ctx, cancel, s, a)
 	defer q.complete(r)
 
-	admitted := q.admit(w, r, &a.turn)
+	admitted := q.admit(w, r)
 	if admitted == nil {
 		return // it has been answered
 	}
@@ -78,9 +79,12 @@ func (g *Gateway) serve(ctx context.Context, cancel context.CancelFunc, w http.R
 	g.proxy.ServeHTTP(&q.out, admitted) // which calls carry
 }
 
-func (g *Gateway) request(ctx context.Context, cancel context.CancelFunc, s *session, heads *bodies.Heads) *request {
-	q := &request{Context: ctx, cancel: cancel, gateway: g, session: s, started: time.Now(), heads: heads}
-	heads.Of, heads.ID = g.bodies, s.identity.ID
+func (g *Gateway) request(ctx context.Context, cancel context.CancelFunc, s *session, a *arrival) *request {
+	q := &request{Context: ctx, cancel: cancel, gateway: g, session: s, started: time.Now()}
+	if q.arrival = a; a == nil {
+		q.arrival = &q.alone
+	}
+	q.heads.Of, q.heads.ID = g.bodies, s.identity.ID
 	q.got.of = q
 	q.got.host, q.got.exposure, q.got.scrubber = s.host, s.exposure, s.exposure.Scrubber()
 	return q
@@ -96,7 +100,7 @@ func (q *request) Value(key any) any {
 	case upstream.InformationalKey:
 		return upstream.Informational(q.inform)
 	case http1.BudgetKey:
-		return http1.Budget(q.heads)
+		return http1.Budget(&q.heads)
 	}
 	return q.Context.Value(key)
 }

@@ -119,7 +119,7 @@ func BenchmarkExchange(b *testing.B) {
 			before := cpu(b)
 			in := &again{n: b.N, text: "GET /v1/models HTTP/1.1\r\nHost: api.example.test\r\nUser-Agent: Go-http-client/1.1\r\nAccept: application/json\r\n\r\n"}
 			(&http1.Server{}).ServeConn(b.Context(), in, func(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-				g.serve(ctx, cancel, w, r, on, new(arrival))
+				g.serve(ctx, cancel, w, r, on, nil)
 			})
 			b.ReportMetric(float64(cpu(b)-before)/float64(b.N), "cpu-ns/op")
 			if in.n > 0 {
