@@ -39,7 +39,7 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request) *http.Request {
 		q.out.messages = new(grpc.Messages)
 	}
 	if q.answer != nil {
-		q.turn.end()
+		q.turn.End()
 		w.Header().Set("Connection", "close")
 		q.answer.Write(w, r)
 		return nil
@@ -49,7 +49,7 @@ func (q *request) admit(w http.ResponseWriter, r *http.Request) *http.Request {
 	form.DropReserved(r.Trailer)
 	q.describe(r)
 	m := q.check(r)
-	q.turn.end()
+	q.turn.End()
 	if q.valid != nil && !q.valid() {
 		// The connection may be older than the client's removal.
 		m = &form.Error{Status: http.StatusForbidden, Rule: "client", Reason: errInvalid.Error()}

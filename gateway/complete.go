@@ -55,7 +55,7 @@ func (q *request) complete(r *http.Request) {
 func (q *request) recordCompletion() {
 	q.gateway.live.Leave(&q.grant.handle)
 	for _, u := range q.sentWith {
-		q.exposure.Release(u)
+		q.secrets.Release(u)
 	}
 	if q.grant.ahead != nil {
 		_ = q.grant.ahead.Close()

@@ -222,8 +222,8 @@ func (g *Gateway) endTLS(c *connection) *tls.Conn {
 		_ = c.Close()
 		return nil
 	}
-	turn := takeTurn(g.hellos, c.identity.ID)
-	defer turn.end()
+	turn := g.hellos.Take(c.identity.ID)
+	defer turn.End()
 	conn := tls.Server(c, config)
 	_ = c.SetDeadline(time.Now().Add(g.handshake))
 	if err := conn.Handshake(); err != nil {

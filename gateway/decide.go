@@ -8,6 +8,7 @@ import (
 	"sallyport/gateway/answer"
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/live"
+	"sallyport/gateway/turn"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
 )
@@ -24,7 +25,7 @@ type grant struct {
 // decide decides on a request, asks an operator where the policy wants that, and counts
 // the request against its limits. The answer that it returns is for a request that may
 // not leave.
-func (q *request) decide(r *http.Request, turn *turn) (policy.Decision, *answer.Answer) {
+func (q *request) decide(r *http.Request, turn *turn.Turn) (policy.Decision, *answer.Answer) {
 	g := q.gateway
 	d := q.askPolicy(r.Context())
 	for d.Action == policy.Approve {
@@ -32,7 +33,7 @@ func (q *request) decide(r *http.Request, turn *turn) (policy.Decision, *answer.
 		if d.Action != policy.Approve || g.approvals == nil {
 			break
 		}
-		turn.end() // it may take long
+		turn.End() // it may take long
 		var refused *answer.Answer
 		if d, refused = q.approve(r, d); refused != nil {
 			return d, refused

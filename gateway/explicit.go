@@ -135,7 +135,7 @@ func (g *Gateway) forward(ctx context.Context, w http.ResponseWriter, r *http.Re
 	}
 	c.authenticated()
 	s.peer = s.peer.is(Identity{Sandbox: sandbox})
-	s.peer.exposure = g.exposures.Of(sandbox.ID)
+	s.peer.secrets = g.secrets.Of(sandbox.ID)
 	s.peer.valid = func() bool { return g.clients.Present(sandbox) }
 	c.peer = s.peer
 	r.Header.Del("Proxy-Authorization") // spent: neither policy nor audit need see it

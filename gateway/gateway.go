@@ -38,6 +38,7 @@ import (
 	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/suspend"
+	"sallyport/gateway/turn"
 	"sallyport/internal/connlimit"
 	"sallyport/internal/ratelimit"
 	"sallyport/policy/limit"
@@ -79,10 +80,10 @@ type Gateway struct {
 	bodyPolicy      bodyPolicy // nil where no policy has to see a body
 	bodies          *bodies.Budget
 	judging         chan struct{} // has one element for each body in Rego's form, which is large
-	turns           *turns
+	turns           *turn.Set
 	resets          *ratelimit.BySource // requests of HTTP/2 that are reset, by sandbox ID
-	hellos          *turns              // of TLS handshakes with sandboxes
-	exposures       credential.SentBySandbox
+	hellos          *turn.Set           // of TLS handshakes with sandboxes
+	secrets         credential.SentBySandbox
 	denials         *denials.Aggregator
 	live            live.Set
 	unauthenticated *connlimit.Limit // connections to the explicit proxy
@@ -147,7 +148,7 @@ func New(o Options) (*Gateway, error) {
 	}
 	err = o.Metrics.Register(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "sallyport_gateway_decoding_bytes", Help: "Memory that is held to decode answers that are searched.",
-	}, func() float64 { return float64(g.exposures.Decoding()) }))
+	}, func() float64 { return float64(g.secrets.Decoding()) }))
 	if err != nil {
 		return nil, fmt.Errorf("gateway: registering metrics: %w", err)
 	}
@@ -157,7 +158,7 @@ func New(o Options) (*Gateway, error) {
 	g.bodyPolicy, _ = o.Decider.(bodyPolicy)
 	g.bodies = bodies.NewBudget(m.bodies, m.crowded)
 	g.judging = make(chan struct{}, max(2, runtime.GOMAXPROCS(0)))
-	g.turns, g.hellos, g.resets = newTurns(), newTurns(), ratelimit.New(resetsPerSecond, resetsAtOnce, maxResetters)
+	g.turns, g.hellos, g.resets = turn.NewSet(), turn.NewSet(), ratelimit.New(resetsPerSecond, resetsAtOnce, maxResetters)
 	carryRequests(g.proxy)
 	g.web = &http1.Server{
 		HeadTimeout: g.handshake,
@@ -267,7 +268,7 @@ func (g *Gateway) enter(conn net.Conn, p *peer, t target) (*connection, error) {
 // Forget drops the secrets that a sandbox's answers are searched for. Call it when the
 // sandbox, or the client, is gone.
 func (g *Gateway) Forget(id string) {
-	g.exposures.Forget(id)
+	g.secrets.Forget(id)
 }
 
 // enterStream makes a place for a sandbox's request, of which HTTP/2 has many on one

@@ -189,8 +189,8 @@ func (g *Gateway) serveHTTP2(ctx context.Context, c net.Conn, s *session) {
 			}
 			// Nothing is made for a request before its turn: hundreds at once would wait for memory
 			// to be collected, and another sandbox's request with them.
-			a.turn = takeTurn(g.turns, id)
-			defer a.turn.end()
+			a.turn = g.turns.Take(id)
+			defer a.turn.End()
 			begun := time.Now()
 			defer func() { // not for requests that ended with their connection
 				if r.Context().Err() != nil && time.Since(begun) < soonReset && ctx.Err() == nil && !heard.gone() && !g.resets.Allow(id) && told.CompareAndSwap(false, true) {

@@ -58,7 +58,7 @@ func (q *request) prepare(r *http.Request) error {
 		delete(r.Header, "Sec-Websocket-Extensions")
 	}
 	q.got.strict = len(d.Inject) > 0
-	if !q.got.strict && q.exposure.Reached(q.host) {
+	if !q.got.strict && q.secrets.Reached(q.host) {
 		q.got.strict = true
 		askSearchable(r.Header)
 	}
@@ -158,7 +158,7 @@ func (q *request) passesCookies() bool {
 
 // expose has all answers to the sandbox searched for what is about to leave.
 func (q *request) expose(lease *credential.Lease) error {
-	use, lost, err := q.exposure.Add(lease)
+	use, lost, err := q.secrets.Add(lease)
 	if err != nil {
 		return &leaseError{credential: lease.Name, err: err}
 	}

@@ -24,8 +24,8 @@ type peer struct {
 	// valid says whether the sandbox or client may still use what it connected with;
 	// nil: always.
 	valid func() bool
-	// exposure is what was sent to upstreams for the sandbox.
-	exposure *credential.SentSecrets
+	// secrets are what was sent to upstreams for the sandbox.
+	secrets *credential.SentSecrets
 }
 
 // unknownPeer is the peer of a connection whose sandbox or client is not known.

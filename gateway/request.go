@@ -10,6 +10,7 @@ import (
 	"sallyport/gateway/bodies"
 	"sallyport/gateway/http1"
 	"sallyport/gateway/live"
+	"sallyport/gateway/turn"
 	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
@@ -44,7 +45,7 @@ type request struct {
 // arrival is what a request by HTTP/2 has before it is admitted. The reader of HTTP/1.1
 // has counted a head already, and its requests need no turn.
 type arrival struct {
-	turn  turn
+	turn  turn.Turn
 	heads bodies.Heads // the room for its large heads
 	wrong bool         // it is wrong about the length of its body
 }
@@ -60,13 +61,13 @@ func (g *Gateway) serve(ctx context.Context, cancel context.CancelFunc, w http.R
 		return // it has been answered
 	}
 	q.carry = func(r *http.Request) (*http.Response, error) {
-		turn := takeTurn(g.turns, s.identity.ID)
-		defer turn.end()
+		turn := g.turns.Take(s.identity.ID)
+		defer turn.End()
 		d, refused := q.decide(r, &turn)
 		if refused == nil {
 			refused = q.record(r, d)
 		}
-		turn.end()
+		turn.End()
 		if refused == nil {
 			refused = q.inject(r)
 		}
@@ -86,7 +87,7 @@ func (g *Gateway) request(ctx context.Context, cancel context.CancelFunc, s *ses
 	}
 	q.heads.Of, q.heads.ID = g.bodies, s.identity.ID
 	q.got.of = q
-	q.got.host, q.got.exposure, q.got.scrubber = s.host, s.exposure, s.exposure.Scrubber()
+	q.got.host, q.got.secrets, q.got.scrubber = s.host, s.secrets, s.secrets.Scrubber()
 	return q
 }
 

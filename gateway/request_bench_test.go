@@ -109,7 +109,7 @@ func BenchmarkExchange(b *testing.B) {
 			}
 			defer func() { _ = g.Shutdown(b.Context()) }()
 			p := unknownPeer(netip.MustParseAddrPort("198.51.100.7:40000")).is(Identity{Sandbox: policy.Sandbox{Name: "agent", ID: "sb-1"}})
-			p.exposure = g.exposures.Of("sb-1")
+			p.secrets = g.secrets.Of("sb-1")
 			ctx, cancel := context.WithCancel(b.Context())
 			defer cancel()
 			on := &session{peer: p, life: &lifetime{ctx: ctx, cancel: cancel}, target: target{

@@ -83,7 +83,7 @@ type responseBody struct {
 	response *http.Response
 	host     string                  // that it comes from
 	of       *request                // that it answers
-	exposure *credential.SentSecrets // of the sandbox
+	secrets  *credential.SentSecrets // of the sandbox
 	scrubber *scrub.Scrubber         // for all that the sandbox's requests were sent with
 	strict   bool                    // the host had been sent a credential before, or is by this request
 	err      error                   // but for io.EOF
@@ -113,7 +113,7 @@ func (b *responseBody) hit(f scrub.Found) {
 	}
 	b.hits[f.Name]++
 	_, counted := b.strewn[f.Name]
-	stray := !f.Public && !counted && !b.exposure.Sent(b.host, f.Name)
+	stray := !f.Public && !counted && !b.secrets.Sent(b.host, f.Name)
 	if stray {
 		if b.strewn == nil {
 			b.strewn = make(map[string]struct{})
@@ -165,7 +165,7 @@ func (b *responseBody) scrub() error {
 // searched says that nothing unsearched may pass, from now on: the host may have
 // been sent a credential after this request was, and have waited for it.
 func (b *responseBody) searched() bool {
-	return b.strict && !b.scrubber.None() || b.exposure.Reached(b.host)
+	return b.strict && !b.scrubber.None() || b.secrets.Reached(b.host)
 }
 
 // frames is a WebSocket from an upstream, scrubbed frame by frame.

@@ -85,7 +85,7 @@ func (g *Gateway) steered(conn net.Conn) *connection {
 		return nil
 	}
 	p = p.is(identity)
-	p.exposure = g.exposures.Of(identity.ID)
+	p.secrets = g.secrets.Of(identity.ID)
 	p.valid = func() bool { // a sandbox that sleeps has no address, and keeps its connections
 		now, known := g.identities.ByAddress(p.source.Addr())
 		return !known || now.ID == identity.ID && maps.Equal(now.Tags, identity.Tags)

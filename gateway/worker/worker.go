@@ -61,7 +61,7 @@ func Enter() (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	gateway.Tune()
+	Tune()
 	return newWorker(conn, state), nil
 }
 

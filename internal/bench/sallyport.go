@@ -25,6 +25,7 @@ import (
 	"sallyport/gateway/mitm"
 	"sallyport/gateway/supervisor"
 	"sallyport/gateway/upstream"
+	"sallyport/gateway/worker"
 	"sallyport/internal/jail"
 	"sallyport/internal/seal"
 	"sallyport/policy"
@@ -218,7 +219,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 // unsplitRole is the same gateway in one process, for what the split costs. Its
 // profiles are those of a gateway.
 func unsplitRole(ctx context.Context, o options) (err error) {
-	gateway.Tune()
+	worker.Tune()
 	h, err := newHouse(ctx, o)
 	if err != nil {
 		return err

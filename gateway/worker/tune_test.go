@@ -1,4 +1,4 @@
-package gateway_test
+package worker_test
 
 import (
 	"os"
@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"sallyport/gateway"
+	"sallyport/gateway/worker"
 )
 
 // TestTune runs in a process of its own, since the collector is the process's.
@@ -21,7 +21,7 @@ func TestTune(t *testing.T) {
 		}
 		return
 	}
-	gateway.Tune()
+	worker.Tune()
 	expect := func(when string, low, high uint64) {
 		t.Helper()
 		s := []gauge.Sample{{Name: "/gc/gogc:percent"}}
