@@ -21,7 +21,7 @@ type BodyView struct {
 	GraphQL Size `yaml:"graphql" json:"graphql,omitempty"`
 }
 
-// size is the largest body that is read, 0 for none.
+// Max is the largest body that is read, 0 for none.
 func (v *BodyView) Max() int64 {
 	if v == nil {
 		return 0

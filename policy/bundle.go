@@ -76,6 +76,6 @@ type BundleFile struct {
 // ErrBundle is wrapped by what is wrong with a bundle.
 var ErrBundle = errors.New("the policy bundle cannot be used")
 
-// bundleAlgorithms sign with a key of which another is published, the default
+// BundleAlgorithms sign with a key of which another is published, the default
 // first: a secret that both sides have would sign in the place of its owner.
 var BundleAlgorithms = []string{"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512"}

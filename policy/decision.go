@@ -89,7 +89,7 @@ const (
 
 const TypeObserve = "observe"
 
-// Said is one thing that a team's Rego contributes to an input, whether it decides
+// Contribution is one thing that a team's Rego contributes to an input, whether it decides
 // or not.
 type Contribution struct {
 	Set string // deny, approve, allow or inject
@@ -108,14 +108,14 @@ type Explanation struct {
 	// Near lists the rules for the host, those that fit best first; where there
 	// is none, those for hosts that are spelled alike.
 	Near []Near
-	// Said lists what the team's Rego contributes to this input.
+	// Contributions lists what the team's Rego contributes to this input.
 	Contributions []Contribution `json:"Said"`
-	// Readings says what would be decided of each reading of the path, where it has
+	// Variants says what would be decided of each reading of the path, where it has
 	// several: those of encoded slashes.
 	Variants []PathVariant `json:"Readings,omitempty"`
 }
 
-// Reading is one way to read a path, and what would be decided of that alone.
+// PathVariant is one way to read a path, and what would be decided of that alone.
 type PathVariant struct {
 	Path     string
 	Action   Action

@@ -344,7 +344,7 @@ type Source struct {
 	Verified *Bundle `yaml:"-" json:",omitempty"`
 }
 
-// place names where an injection goes: two into one place cannot both arrive.
+// Place names where an injection goes: two into one place cannot both arrive.
 // The zero Inject is the default, a bearer token.
 func (i Inject) Place() string {
 	switch {
@@ -370,7 +370,7 @@ func (s Selector) String() string {
 	return strings.Join(parts, " ")
 }
 
-// picks reports whether a sandbox with this name ("" for any) and these tags is
+// Picks reports whether a sandbox with this name ("" for any) and these tags is
 // selected.
 func (s Selector) Picks(name string, tags map[string]string) bool {
 	if len(s.Names) > 0 && !slices.Contains(s.Names, name) {
@@ -388,7 +388,7 @@ func Tagged(want, got map[string]string) bool {
 	return true
 }
 
-// position finds the place of path, or of the nearest thing around it that has one.
+// Position finds the place of path, or of the nearest thing around it that has one.
 func (d Document) Position(path string) Position {
 	for path != "" {
 		if p, ok := d.Positions[path]; ok {

@@ -35,7 +35,7 @@ type ExposeRule struct {
 	Action Action `yaml:"action" json:",omitempty"`
 }
 
-// sshProtocols are what can be asked for over SSH.
+// SshProtocols are what can be asked for over SSH.
 var SshProtocols = []Protocol{ProtocolShell, ProtocolSFTP, ProtocolForward}
 
 // SSHPort is the port of a destination in PhaseSSH where what is asked for is no

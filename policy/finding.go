@@ -104,7 +104,7 @@ func Findings(err error) []Finding {
 	return []Finding{{Message: err.Error()}}
 }
 
-// join makes one error of those findings that are errors.
+// JoinErrors makes one error of those findings that are errors.
 func JoinErrors(findings []Finding) error {
 	var errs []error
 	for _, f := range findings {
@@ -129,7 +129,7 @@ func Nearest(s string, candidates []string) string {
 	return best
 }
 
-// distance is the Levenshtein distance of a and b in bytes, or limit if that is less.
+// EditDistance is the Levenshtein distance of a and b in bytes, or limit if that is less.
 func EditDistance(a, b string, limit int) int {
 	if len(a) > 128 || len(b) > 128 || max(len(a)-len(b), len(b)-len(a)) >= limit {
 		return limit

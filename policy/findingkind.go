@@ -151,7 +151,7 @@ func (k Kind) meaning() Meaning {
 	return meanings[i]
 }
 
-// found is a Finding of a Kind, as severe as those are.
+// Finding is a Finding of a Kind, as severe as those are.
 func (k Kind) Finding(at Position, path, message, fix string) Finding {
 	return Finding{Kind: k, Severity: k.meaning().Severity, Position: at, Path: path, Message: message, Fix: fix}
 }

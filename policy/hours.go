@@ -12,7 +12,7 @@ import (
 
 var weekdays = []string{"sun", "mon", "tue", "wed", "thu", "fri", "sat"} // as time.Weekday counts
 
-// opening is Hours ready to be compared with.
+// Opening is Hours ready to be compared with.
 type Opening struct {
 	days     [7]bool
 	from, to int // minutes of the day
@@ -23,7 +23,7 @@ type Opening struct {
 // wait is a time without hours, both ends in nanoseconds since the epoch.
 type wait struct{ since, until int64 }
 
-// newOpening is for hours that have been checked; nil for nil.
+// NewOpening is for hours that have been checked; nil for nil.
 func NewOpening(h *Hours) *Opening {
 	if h == nil {
 		return nil
@@ -32,6 +32,7 @@ func NewOpening(h *Hours) *Opening {
 	return o
 }
 
+// ReadHours checks hours. Its errors are "key: what is wrong; what to write".
 func ReadHours(h Hours) (*Opening, error) {
 	o := &Opening{to: 24 * 60, zone: time.UTC}
 	var err error

@@ -32,7 +32,7 @@ var errPath = errors.New("ambiguous path")
 //
 // Encoded slashes are the exception, since npm, GitLab and Google Cloud Storage
 // have names with slashes in a segment: they stay, as %2F, and the path has as many
-// readings as package reading finds. So has one with an encoded "?" or "#". A policy
+// readings as package pathvariants finds. So has one with an encoded "?" or "#". A policy
 // decides about each of them. An encoded slash beside another slash is refused, and
 // so are more than three segments that hold one.
 func NormalizePath(raw string) (string, error) {
@@ -158,7 +158,7 @@ var (
 	errVariants = fmt.Errorf("%w: encoded slashes in more than %d segments", errPath, pathvariants.Segments)
 )
 
-// normalised says why a path is none that NormalizePath returns.
+// CheckNormalised says why a path is none that NormalizePath returns.
 func CheckNormalised(path string) error {
 	decoded := path
 	if pathvariants.Several(path) {
@@ -173,7 +173,7 @@ func CheckNormalised(path string) error {
 	return CheckDecodedPath(decoded) // which has every segment that some reading has
 }
 
-// plainPath says what about a decoded path could be read in two ways.
+// CheckDecodedPath says what about a decoded path could be read in two ways.
 func CheckDecodedPath(path string) error {
 	if !utf8.ValidString(path) {
 		return fmt.Errorf("%w: not UTF-8", errPath)

@@ -45,7 +45,7 @@ const (
 	UnfitIncomplete Unfit = "incomplete"
 )
 
-// passes tells whether what was asked for went out.
+// Passes tells whether what was asked for went out.
 func (r *Recorded) Passes() bool { return r.Action == Allow || r.Action == Tunnel }
 
 // Differs lists what a decision has other than the recorded one: action, rule,

@@ -12,7 +12,7 @@ import (
 // maxReason bounds what a decision says, in bytes.
 const maxReason = 500
 
-// clean makes text of a policy, which may quote a hostile request, fit for a
+// Clean makes text of a policy, which may quote a hostile request, fit for a
 // header, a log line and a terminal.
 func Clean(s string) string {
 	if IsLabel(s) {
@@ -37,10 +37,10 @@ func Quoted(s string) string {
 	return strconv.Quote(s)
 }
 
-// token reports whether s is an RFC 9110 token.
+// IsToken reports whether s is an RFC 9110 token.
 func IsToken(s string) bool { return httpguts.ValidHeaderFieldName(s) }
 
-// label reports whether s can stand in a header, a log line and on a terminal.
+// IsLabel reports whether s can stand in a header, a log line and on a terminal.
 func IsLabel(s string) bool {
 	if s == "" || len(s) > 200 || s[0] == ' ' || s[len(s)-1] == ' ' {
 		return false

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Sent is a request's body and the header fields that say what it is: Content-Type,
+// Raw is a request's body and the header fields that say what it is: Content-Type,
 // Content-Encoding, Upgrade. Values of others are not looked at.
 type Raw struct {
 	Header map[string][]string // by canonical names
@@ -25,7 +25,7 @@ var (
 	errAlias       = errors.New("a header that some servers take for one of the body's has an underscore in its name")
 )
 
-// UnsuitedBody says why a request with such a header, by canonical names, has no
+// Unsuited says why a request with such a header, by canonical names, has no
 // body that is JSON whoever reads it, or nil. None says that it has no body at all.
 func Unsuited(header map[string][]string, none bool) error {
 	if len(header["Upgrade"]) > 0 {

@@ -8,7 +8,7 @@ package body
 
 import "sallyport/policy"
 
-// ReadBody reads a body of which a policy has the need. text is not changed, and
+// Read reads a body of which a policy has the need. text is not changed, and
 // nothing of it is kept but copies.
 func Read(n policy.Need, text []byte) *policy.Body {
 	b := &policy.Body{Size: int64(len(text))}

@@ -15,8 +15,8 @@ import (
 	"sallyport/policy/validate"
 )
 
-// Check lists everything that is wrong with, or worth knowing about, a document
-// and a team's Rego, in the order of their files. Unlike [Compile] it goes on
+// Run lists everything that is wrong with, or worth knowing about, a document
+// and a team's Rego, in the order of their files. Unlike [engine.Compile] it goes on
 // after an error. Where files and folders of Rego are named, they are read in
 // place of the document's own; a folder is read as [Source].Dir is.
 //

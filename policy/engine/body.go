@@ -44,7 +44,7 @@ func (p *Policy) BodyRules(s rule.ParsedInput) (found []*rule.Rule) {
 	return found
 }
 
-// unjudged denies a request whose body a rule has to see and cannot. The others
+// missingBody denies a request whose body a rule has to see and cannot. The others
 // of its rules have no say: what is not there would slip through a team's deny. A
 // rule in observe mode is named where no other denies.
 func (p *Policy) missingBody(s rule.ParsedInput, at time.Time) (d policy.Decision, denied bool) {
@@ -79,7 +79,7 @@ var (
 	keyGraphQL = ast.StringTerm("graphql")
 )
 
-// value is the body in Rego's form.
+// bodyValue is the body in Rego's form.
 func bodyValue(b *policy.Body) ast.Value {
 	o := ast.NewObject()
 	if b.JSON != nil {
@@ -127,7 +127,7 @@ func (p *Policy) Show(in policy.Input, content *body.Raw) policy.Input {
 	return in
 }
 
-// needsBody tells whether the policy has to see a body that the input is without.
+// NeedsBody tells whether the policy has to see a body that the input is without.
 func (p *Policy) NeedsBody(in policy.Input) bool {
 	return in.Request != nil && in.Request.Body == nil && p.Need(in).Max > 0
 }

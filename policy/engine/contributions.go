@@ -16,10 +16,10 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
-// maxSaid bounds what is listed of a team's Rego.
+// maxContributions bounds what is listed of a team's Rego.
 const maxContributions = 50
 
-// said lists all that the team's Rego contributes, deny first. A decision asks for
+// contributions lists all that the team's Rego contributes, deny first. A decision asks for
 // no more of it than it needs.
 func (p *Policy) contributions(ctx context.Context, s rule.ParsedInput, at time.Time) ([]policy.Contribution, error) {
 	var list []policy.Contribution

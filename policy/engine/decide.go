@@ -112,11 +112,11 @@ func (p *Policy) Revision() string { return p.revision }
 // Rules is the number of egress and egressAuth rules.
 func (p *Policy) Rules() int { return len(p.rules) }
 
-// ruleNames lists the names of the egress and egressAuth rules.
+// RuleNames lists the names of the egress and egressAuth rules.
 func (p *Policy) RuleNames() []string { return slices.Collect(maps.Keys(p.rules)) }
 
-// Recalled is how many decisions were made from an answer that had been kept: see
-// [Source].Cache.
+// CacheHits is how many decisions were made from an answer in the cache: see
+// [policy.Source].Cache.
 func (p *Policy) CacheHits() uint64 {
 	if p.cache == nil {
 		return 0

@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	// defaultRecall is how many answers are kept where policy.cache does not say.
+	// defaultCacheSize is how many answers are kept where policy.cache does not say.
 	defaultCacheSize = 4096
-	// maxRecallKey bounds what an answer is kept by, in bytes: a sandbox chooses
+	// maxCacheKey bounds what an answer is kept by, in bytes: a sandbox chooses
 	// its paths.
 	maxCacheKey = 1 << 10
 )
 
-// recall keeps answers by all that the Rego sees of an input, which is what they
+// decisionCache keeps answers by all that the Rego sees of an input, which is what they
 // are made of: it has an answer only where an evaluation would come to the same.
 // There is none for a policy that reads the clock, nor where a team's Rego limits, nor
 // is one kept for a request whose body is shown.
@@ -31,7 +31,7 @@ type decisionCache struct {
 	team    bool       // a team's Rego takes part, whose answers may hold parts of the input
 }
 
-// newRecall returns nil where nothing can be kept.
+// newDecisionCache returns nil where nothing can be kept.
 func newDecisionCache(size int, e *evaluator, team *rego.Team) *decisionCache {
 	if size == 0 || e.limits != nil || readsClock(team.Modules) {
 		return nil

@@ -20,7 +20,7 @@ import (
 // one policy from beginning to end. The zero Engine denies everything.
 type Engine struct {
 	current     atomic.Pointer[Policy]
-	earlierHits atomic.Uint64 // Recalled of those before
+	earlierHits atomic.Uint64 // CacheHits of the policies before
 
 	onSwap atomic.Pointer[func()]
 }
@@ -44,11 +44,11 @@ func (e *Engine) Swap(p *Policy) *Policy {
 	return old
 }
 
-// Follow has f called at the end of each Swap, when the new policy decides: what
-// goes on by the one before can be judged again. There is one f at a time.
+// OnSwap has f called at the end of each Swap, when the new policy decides already: f can have
+// what goes on under the old policy decided again. There is one f at a time.
 func (e *Engine) OnSwap(f func()) { e.onSwap.Store(&f) }
 
-// Recalled is [Policy.Recalled] of all that have decided.
+// CacheHits is [Policy.CacheHits] of all policies that have decided.
 func (e *Engine) CacheHits() uint64 {
 	n := e.earlierHits.Load()
 	if p := e.current.Load(); p != nil {
@@ -98,13 +98,13 @@ func (e *Engine) AllowsShort(credential, field string) bool {
 	return p != nil && p.AllowsShort(credential, field)
 }
 
-// lapseEvery is how soon it is noticed that observe mode has ended. It is looked
-// at rather than waited for: a clock can be set.
+// expiryInterval is how soon the end of observe mode is noticed. A timer for the end would
+// miss a clock that is set.
 const expiryInterval = 250 * time.Millisecond
 
-// Watch calls what follows also when something is no longer in observe mode, as
-// if the policy had changed, until ctx is done: what goes on because of it ends.
-// Other rules that look at the clock are for what begins.
+// WatchExpiry calls the function of OnSwap also when observe mode ends for something, as if
+// the policy had changed, until ctx is done. Other rules that read the clock bind only what
+// begins later.
 func (e *Engine) WatchExpiry(ctx context.Context) {
 	var of *Policy
 	left := 0

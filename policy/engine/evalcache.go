@@ -5,11 +5,11 @@ import (
 	"github.com/open-policy-agent/opa/v1/topdown"
 )
 
-// evalCache is what an evaluation remembers of the rules and functions that it has
-// evaluated, each once: a [topdown.VirtualCache]. OPA's own grows a tree of hash
-// maps anew for each evaluation, a third of what deciding about a request
-// allocates; an evalCache is a short list that is kept and used again. What is too
-// much for the list goes to one of OPA's.
+// evalCache has the values of the rules and functions that an evaluation has asked for, each
+// once: a [topdown.VirtualCache]. OPA's own grows a tree of hash maps anew for each
+// evaluation. That is a quarter of what a decision allocates, and a tenth of the time that it
+// takes with a team's Rego. An evalCache is a short list that the next evaluation uses again.
+// What does not fit the list goes to one of OPA's.
 //
 // It has a frame for each `with` that is being evaluated, since what is true
 // with another input is not true outside.
@@ -20,7 +20,7 @@ type evalCache struct {
 	top    frame
 }
 
-// remembered is the value of a ref, or nil when it is undefined.
+// cachedValue is the value of a ref, or nil when it is undefined.
 type cachedValue struct {
 	from, to int // of evalCache.terms
 	value    *ast.Term
@@ -32,7 +32,7 @@ type frame struct {
 	rest         topdown.VirtualCache // nil until it is needed
 }
 
-// maxRemembered bounds the list of an evalCache, which is searched from end to end.
+// maxCachedValues bounds the list of an evalCache, which is searched from end to end.
 const maxCachedValues = 24
 
 var _ topdown.VirtualCache = (*evalCache)(nil)

@@ -28,7 +28,7 @@ var (
 // package rego does, on OPA's evaluator, for less: nothing is turned into JSON,
 // data that never changes is not cached again for each evaluation, and what an
 // evaluation needs is used again by the next. Each evaluation is made from
-// nothing but its input. Answers are kept elsewhere: see recall.
+// nothing but its input. A decisionCache keeps answers.
 type evaluator struct {
 	compiler *ast.Compiler
 	queries  ast.QueryCompiler
@@ -44,7 +44,7 @@ type evaluator struct {
 	denies   *preparedQuery                  // what it denies of what comes in; nil where it denies nothing
 }
 
-// asking is what evaluations of one rule in one phase have in common.
+// preparedQuery is what evaluations of one rule in one phase have in common.
 type preparedQuery struct {
 	query ast.Body
 	idle  sync.Pool // of *evaluation
@@ -101,7 +101,7 @@ func (e *evaluator) prepare(rule string) *preparedQuery {
 type evaluation struct {
 	prepared *preparedQuery
 	document *inputDocument
-	input    ast.Term // the view
+	input    ast.Term // the document
 	query    *topdown.Query
 	cache    evalCache
 	at       time.Time // what the Rego's clock shows, zero for the real time
@@ -126,7 +126,7 @@ func (c *clock) Cancelled() bool {
 	return c.late
 }
 
-// evaluation returns one that nobody else uses until it is released.
+// evaluation returns one for the caller alone, until it is released.
 func (e *evaluator) evaluation(phase policy.Phase) *evaluation {
 	return e.evaluationOf(e.phases[phase], phase)
 }
@@ -165,9 +165,8 @@ func (v *evaluation) release() {
 	}
 }
 
-// patient is eval, once more where the time was over: on a crowded machine the
-// clock runs while the evaluation does not, and only what is late twice is taken
-// for slow.
+// evalWithRetry is eval, and once more where the time was over. On a crowded machine the clock
+// runs while the evaluation does not, so only an evaluation that is late twice counts as slow.
 func (e *evaluator) evalWithRetry(ctx context.Context, v *evaluation) (ast.Value, error) {
 	answer, err := e.eval(ctx, v)
 	if errors.Is(err, errTimeout) {
@@ -177,7 +176,7 @@ func (e *evaluator) evalWithRetry(ctx context.Context, v *evaluation) (ast.Value
 	return answer, err
 }
 
-// eval asks about what the view shows. The answer is valid until the release.
+// eval asks about the input document. The answer is valid until the release.
 func (e *evaluator) eval(ctx context.Context, v *evaluation) (ast.Value, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 )
 
 // The keys of the input document. Terms are never changed once made, but for
-// those of a view.
+// those of an inputDocument.
 var (
 	keyPhase       = ast.StringTerm("phase")
 	keyProtocol    = ast.StringTerm("protocol")
@@ -38,7 +38,7 @@ var (
 	keyBody        = ast.StringTerm("body")
 )
 
-// view is the document input of one evaluation after another: of one phase, and
+// inputDocument is the document input of one evaluation after another: of one phase, and
 // with those fields alone that Rego looks at. Its shape is schema/input.json. It is
 // made without a detour over JSON, and a field that is as it was is left alone.
 type inputDocument struct {
@@ -77,7 +77,7 @@ func newInputDocument(phase policy.Phase, fields inputField) *inputDocument {
 	}
 }
 
-// show makes s the input.
+// set makes s the input.
 func (v *inputDocument) set(p *Policy, s rule.ParsedInput) {
 	var near [8]rule.Match
 	var matches []rule.Match
@@ -87,7 +87,7 @@ func (v *inputDocument) set(p *Policy, s rule.ParsedInput) {
 	v.setWith(p.terms, matches, s)
 }
 
-// showWith makes s the input, with the rules that are said to match.
+// setWith makes s the input, with the rules that are said to match.
 func (v *inputDocument) setWith(terms ruleTerms, matches []rule.Match, s rule.ParsedInput) {
 	v.text(v.root, fieldPhase, keyPhase, string(s.Phase))
 	v.text(v.root, fieldProtocol, keyProtocol, string(s.Protocol))

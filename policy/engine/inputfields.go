@@ -4,7 +4,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/ast"
 )
 
-// field is a set of parts of the document input.
+// inputField is a set of parts of the document input.
 type inputField uint32
 
 const (
@@ -56,7 +56,7 @@ var fieldPaths = map[inputField][2]*ast.Term{
 	fieldRules:          {keyRules},
 }
 
-// of is the fields that a ref into input may read: those on its way, below it,
+// FieldsOf is the fields that a ref into input may read: those on its way, below it,
 // or above it. What follows a part that is known only later counts for nothing.
 func FieldsOf(ref ast.Ref) inputField {
 	var read inputField

@@ -28,7 +28,7 @@ func newObserving(doc policy.Document, rules []rule.Rule) *observing {
 	return o
 }
 
-// enforced is the policy without observe mode.
+// WithoutObserve is the policy without observe mode.
 func (p *Policy) WithoutObserve() *Policy {
 	strict := *p
 	strict.observing = nil
@@ -90,13 +90,13 @@ func (p *Policy) lift(d, without policy.Decision, by string, s rule.ParsedInput)
 	return lifted
 }
 
-// detour is how what is lifted reaches its destination: as by the rule that would
-// carry it.
+// UpstreamOf is how an input that observe mode lifts reaches its destination: as by the rule
+// that would carry it.
 func (p *Policy) UpstreamOf(s rule.ParsedInput) *policy.Upstream {
 	return p.upstreamBy(s, p.carryingRule(s))
 }
 
-// carrier is the rule that would carry the input: the one that decision.rego would
+// carryingRule is the rule that would carry the input: the one that decision.rego would
 // name were there no deny and no team. It is nil where there is none.
 func (p *Policy) carryingRule(s rule.ParsedInput) *rule.Rule {
 	var near [8]rule.Match
@@ -133,7 +133,7 @@ func (p *Policy) Governed(s rule.ParsedInput) bool {
 	})
 }
 
-// without decides as if the rules were not there, but for what they allow.
+// decideWithout decides as if the rules were not there, but for what they allow.
 func (p *Policy) decideWithout(ctx context.Context, rules []*rule.Rule, s rule.ParsedInput, at time.Time) policy.Decision {
 	v := p.query.evaluation(s.Phase)
 	v.document.last = true // it shows what the next input would not replace

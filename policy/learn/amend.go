@@ -15,7 +15,7 @@ var errAmend = errors.New("the list egress is not written in a way that rules ca
 
 // Amend adds proposed rules to the list egress of a configuration's text, and
 // leaves all else of it as it is, comments included. Whoever uses the result reads
-// it first: see [Lesson].
+// it first: see [Report].
 func Amend(text string, proposals []Proposal) (string, error) {
 	if len(proposals) == 0 {
 		return text, nil
@@ -141,7 +141,7 @@ func counted(n int, one string) string {
 	return fmt.Sprintf("%d %ss", n, one)
 }
 
-// text is an upstream as it is written on one line.
+// upstreamText is an upstream as it is written on one line.
 func upstreamText(u *policy.Upstream) string {
 	if u == nil {
 		return ""

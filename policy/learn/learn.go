@@ -21,7 +21,7 @@ import (
 	"sallyport/policy/rule"
 )
 
-// A Lesson is what policy learn makes of recorded traffic: the rules that a policy
+// Report is what policy learn makes of recorded traffic: the rules that a policy
 // lacks for it, and what it does not propose.
 type Report struct {
 	Proposals []Proposal `json:"proposals"`
@@ -60,7 +60,7 @@ const (
 	flagSlashes  = "a path of more encoded slashes than a rule can say"
 )
 
-// LearnOptions say what is proposed, and for whom.
+// Options say what is proposed, and for whom.
 type Options struct {
 	// Everyone leaves the rules' sandboxes out. Default: those that were seen.
 	Everyone bool
@@ -78,7 +78,7 @@ const (
 	maxBelow       = 24 // paths below one place before they are **
 )
 
-// LearnFrom proposes the rules that a policy lacks to carry what was carried: no host,
+// Propose proposes the rules that a policy lacks to carry what was carried: no host,
 // port, protocol or sandbox that was not seen, no method that was not seen with a
 // path, and paths in which identifiers, and places with many names, are *, and
 // places with many paths below them **. The first segments of hosts that many
@@ -114,7 +114,7 @@ func Propose(ctx context.Context, p *engine.Policy, records iter.Seq2[policy.Rec
 	return l.report, nil
 }
 
-// objection is why a refused decision is not proposed, or "", and by which upstream
+// objectionTo is why a refused decision is not proposed, or "", and by which upstream
 // it went.
 func objectionTo(p *engine.Policy, r *policy.Recorded, d policy.Decision, o Options) (why string, way *policy.Upstream) {
 	s, err := rule.ParseInput(r.Input)

@@ -4,7 +4,7 @@ import (
 	"strings"
 )
 
-// Shape is a path with * in place of each segment that is likely to be another in
+// PathShape is a path with * in place of each segment that is likely to be another in
 // the next request: numbers, UUIDs, hexadecimal digests, long tokens. What comes
 // after the eighth segment is **.
 func PathShape(path string) string {

@@ -147,7 +147,7 @@ func issued(s bundle.SignaturesConfig) (int64, error) {
 	return claims.IssuedAt, nil
 }
 
-// addBundle makes a bundle's files a part of the team's.
+// AddBundle makes a bundle's files a part of the team's.
 func (t *Team) AddBundle(b *policy.Bundle) error {
 	var errs []error
 	for _, f := range b.Files {

@@ -38,7 +38,7 @@ var withheld = []string{
 	"uuid.rfc4122",
 }
 
-// capabilities is what Rego may use here, ours as well as the team's. No schema
+// Capabilities is what Rego may use here, ours as well as the team's. No schema
 // is fetched from anywhere.
 func Capabilities() *ast.Capabilities {
 	caps := ast.CapabilitiesForThisVersion()

@@ -13,7 +13,7 @@ import (
 	"github.com/open-policy-agent/opa/v1/ast"
 )
 
-// regoErrors turns the errors of OPA's parser and compiler into findings.
+// Errors turns the errors of OPA's parser and compiler into findings.
 func Errors(err error) error {
 	var list ast.Errors
 	if !errors.As(err, &list) {

@@ -16,7 +16,7 @@ import (
 
 var libraryRoot = ast.MustParseRef("data.sallyport.library")
 
-// addLibrary adds to modules those packages of the library that some module
+// AddLibrary adds to modules those packages of the library that some module
 // refers to: what nobody imports costs nothing.
 func AddLibrary(modules map[string]*ast.Module) error {
 	names, err := referred(modules)
@@ -38,7 +38,7 @@ func AddLibrary(modules map[string]*ast.Module) error {
 	return nil
 }
 
-// librarySources is the text of the packages that modules refer to, in the order
+// LibrarySources is the text of the packages that modules refer to, in the order
 // of their names: a revision covers them.
 func LibrarySources(modules map[string]*ast.Module) []namedSource {
 	names, _ := referred(modules) // what is wrong with them, Compile says
@@ -55,7 +55,7 @@ func LibrarySources(modules map[string]*ast.Module) []namedSource {
 
 func LibraryFile(name string) string { return "library/" + name + ".rego" }
 
-// libraryNames lists the packages that there are.
+// LibraryNames lists the packages that there are.
 func LibraryNames() []string {
 	files, err := fs.Glob(library.Files, "*.rego")
 	if err != nil {

@@ -28,10 +28,10 @@ const (
 	maxTeamBytes = 64 << 20
 )
 
-// team is what a security team adds: modules below sallyport.team and data.
+// Team is what a security team adds: modules below sallyport.team and data.
 type Team struct {
 	Modules map[string]*ast.Module
-	Tests   map[string]*ast.Module // loaded by [NewBench] alone
+	Tests   map[string]*ast.Module // read by package regotest alone
 	Data    map[string]any
 	Digest  []namedSource // in the order of their names
 	Sets    []Set
@@ -42,7 +42,7 @@ type namedSource struct {
 	Text []byte
 }
 
-// contribution is a set that a team's package defines.
+// Set is a set that a team's package defines.
 type Set struct {
 	Name    string // deny, approve, allow, inject or limit
 	Package ast.Ref
@@ -51,10 +51,10 @@ type Set struct {
 
 var teamRoot = ast.MustParseRef("data.sallyport.team")
 
-// contributed are the names by which a team's package takes part in a decision.
+// SetNames are the names by which a team's package takes part in a decision.
 var SetNames = []string{"deny", "approve", "allow", "inject", "limit"}
 
-// loadTeam reads dir as `opa test DIR` does: a file's data appears under the
+// Load reads dir as `opa test DIR` does: a file's data appears under the
 // names of the folders that it is in. Tests are checked and not loaded. Every
 // problem is reported with its file and line.
 func Load(dir string) (*Team, error) {
@@ -91,7 +91,7 @@ func (t *Team) load(dir string) error {
 	return errors.Join(errs...)
 }
 
-// ReadTeam gives each file of a team's folder that takes part in a policy to
+// ReadFolder gives each file of a team's folder that takes part in a policy to
 // each, in the order of their names, which are relative to dir. What each returns
 // ends it. A folder that cannot be opened is a [Finding].
 func ReadFolder(dir string, each func(name string, text []byte) error) error {
@@ -288,7 +288,7 @@ func merge(dst, src map[string]any) string {
 	return ""
 }
 
-// gather is the module that collects the team's sets for the decision. It names
+// Gather is the module that collects the team's sets for the decision. It names
 // each package, so that a decision evaluates nothing of a team but its sets.
 func (t *Team) Gather() string {
 	var b strings.Builder
@@ -322,7 +322,7 @@ func (t *Team) limits() bool {
 	return slices.ContainsFunc(t.Sets, func(c Set) bool { return c.Name == "limit" })
 }
 
-// lacks is data.sallyport.contributed: an empty set for each that no package
+// Lacks is data.sallyport.contributed: an empty set for each that no package
 // defines, so that a decision need not find out.
 func (t *Team) Lacks() *ast.Term {
 	var fields [][2]*ast.Term
@@ -357,7 +357,7 @@ func yamlError(file string, err error) error {
 	return f
 }
 
-// loadTeams reads folders as if they were one.
+// LoadAll reads folders as if they were one.
 func LoadAll(dirs []string) (*Team, error) {
 	all, err := Load("")
 	if err != nil {
@@ -391,7 +391,7 @@ func (t *Team) addTest(file string, m *ast.Module) {
 	t.Tests[file] = m
 }
 
-// read adds a folder, or one file of Rego or data.
+// Read adds a folder, or one file of Rego or data.
 func (t *Team) Read(path string) error {
 	info, err := os.Stat(path)
 	if err != nil {

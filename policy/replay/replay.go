@@ -49,7 +49,7 @@ type Group struct {
 	Protocol    policy.Protocol `json:"protocol,omitempty"`
 	Destination string          `json:"destination"`
 	Method      string          `json:"method,omitempty"`
-	Path        string          `json:"path,omitempty"` // its [Shape]
+	Path        string          `json:"path,omitempty"` // its [learn.PathShape]
 	Was         Verdict         `json:"was"`
 	Is          Verdict         `json:"is"`
 	// Reason is what the policy says of the first of them.
@@ -59,7 +59,7 @@ type Group struct {
 	Examples []string `json:"examples"`
 }
 
-// Replay says what a policy makes of recorded decisions.
+// Report says what a policy makes of recorded decisions.
 type Report struct {
 	Revision string    `json:"policy_revision"`
 	First    time.Time `json:"first,omitzero"` // of the decisions
@@ -79,7 +79,7 @@ type Report struct {
 	Ungrouped int `json:"ungrouped,omitempty"`
 	// Undecided is how many of Changed are denied since the policy has no answer.
 	Undecided int `json:"undecided,omitempty"`
-	// Recalled is how many were answered from an equal input's answer.
+	// FromCache is how many were answered from an equal input's answer.
 	FromCache uint64 `json:"recalled"`
 }
 
@@ -91,13 +91,13 @@ type Unseen struct {
 	Examples []string `json:"examples"` // ids of decisions, the oldest first
 }
 
-// Bounds of a Replay.
+// Bounds of a Report.
 const (
 	maxGroups   = 5000
 	maxExamples = 3
 )
 
-// ReplayAll makes recorded decisions again, each at the time that it was made, on all
+// Run makes recorded decisions again, each at the time that it was made, on all
 // processors. Observe mode lifts nothing meanwhile. It ends at the first error of
 // the records, and returns it.
 func Run(ctx context.Context, p *engine.Policy, records iter.Seq2[policy.Recorded, error]) (Report, error) {
@@ -309,7 +309,7 @@ func (v Verdict) key() string {
 	return strings.Join(append([]string{string(v.Action), v.RuleType, v.Rule}, v.Credentials...), "\x00")
 }
 
-// replay orders the groups: the gravest change first, then the most frequent.
+// report orders the groups: the gravest change first, then the most frequent.
 func (t *tally) report() Report {
 	r := t.sum
 	for _, u := range t.unseen {

@@ -10,7 +10,7 @@ import (
 	"sallyport/internal/hostname"
 )
 
-// destination is a parsed EgressRule.Destination.
+// Destination is a parsed EgressRule.Destination.
 type Destination struct {
 	Kind   destinationKind
 	Host   string       // exact and wildcard: A-labels, lower case, without "*."
@@ -26,7 +26,7 @@ const (
 	AddressRange                 // an IP address or CIDR prefix
 )
 
-// key is the destination's name in data.sallyport.index.
+// Key is the destination as rules write it, without a port.
 func (d Destination) Key() string {
 	switch d.Kind {
 	case WildcardHost:
@@ -38,12 +38,12 @@ func (d Destination) Key() string {
 	}
 }
 
-// same reports whether d and e name the same hosts or addresses, on any port.
+// Same reports whether d and e name the same hosts or addresses, on any port.
 func (d Destination) Same(e Destination) bool {
 	return d.Kind == e.Kind && d.Host == e.Host && d.prefix == e.prefix
 }
 
-// parseDestination reads host, *.host, an address or a prefix, with an optional
+// ParseDestination reads host, *.host, an address or a prefix, with an optional
 // port. Its errors say what to write instead.
 func ParseDestination(s string) (Destination, error) {
 	switch {
@@ -123,7 +123,7 @@ func splitPort(s string) (host string, port uint16, err error) {
 	return host, uint16(n), nil
 }
 
-// has tells whether an input's host or address is the destination's, whatever the
+// Has tells whether an input's host or address is the destination's, whatever the
 // port.
 func (d Destination) Has(s ParsedInput) bool {
 	switch d.Kind {
@@ -135,7 +135,7 @@ func (d Destination) Has(s ParsedInput) bool {
 	return s.Host == d.Host
 }
 
-// holds tells whether e is d or lies within it.
+// Holds tells whether e is d or lies within it.
 func (d Destination) Holds(e Destination) bool {
 	switch {
 	case d.Kind == WildcardHost:

@@ -6,7 +6,7 @@ import (
 	"sallyport/policy"
 )
 
-// effect is what a rule does to an input: see decision.rego. 0 is nothing.
+// Effect is what a rule does to an input: see decision.rego. 0 is nothing.
 type Effect int
 
 const (
@@ -21,7 +21,7 @@ const (
 	EffectCount = iota + 1
 )
 
-// moment is a phase and what is carried.
+// Moment is a phase and what is carried.
 type Moment struct {
 	phase    policy.Phase
 	protocol policy.Protocol
@@ -30,7 +30,7 @@ type Moment struct {
 // Moment is when the input is decided about.
 func (s ParsedInput) Moment() Moment { return Moment{s.Phase, s.Protocol} }
 
-// unmatched is what the rule does whether its pattern matches or not, or 0.
+// Unmatched is what the rule does whether its pattern matches or not, or 0.
 func (r *Rule) Unmatched(m Moment) Effect {
 	if r.Type == policy.TypeEgressAuth && m.phase != policy.PhaseDNS {
 		return Governs
@@ -38,6 +38,7 @@ func (r *Rule) Unmatched(m Moment) Effect {
 	return 0
 }
 
+// Matched is what the rule does at a moment to what its methods and paths match, or 0.
 func (r *Rule) Matched(m Moment) Effect {
 	carried := m.phase == policy.PhaseDNS || slices.Contains(r.Protocols, m.protocol)
 	switch {
@@ -76,13 +77,13 @@ func (r *Rule) denial(m Moment) Effect {
 	return Denies
 }
 
-// match is a rule that speaks about an input, and what it does there.
+// Match is a rule that speaks about an input, and what it does there.
 type Match struct {
 	Rule *Rule
 	Does Effect
 }
 
-// speaks tells whether a request is one of the rule's methods and paths.
+// MatchesRequest tells whether a request is one of the rule's methods and paths.
 func (r *Rule) MatchesRequest(s ParsedInput) bool {
 	return s.Request == nil ||
 		(r.Methods == nil || slices.Contains(r.Methods, s.Request.Method)) && (r.Paths == nil || r.MatchesPath(s.Request.Path))

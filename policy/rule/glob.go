@@ -12,7 +12,7 @@ import (
 	"sallyport/policy/pathvariants"
 )
 
-// globPattern is the regular expression (RE2, linear in the path) for globs: * is
+// GlobPattern is the regular expression (RE2, linear in the path) for globs: * is
 // any run of characters but a slash, ** any run at all, and %2F a slash, encoded or
 // not, so that one glob can match every reading of a path. It has no anchors.
 func GlobPattern(globs []string) string {
@@ -21,7 +21,7 @@ func GlobPattern(globs []string) string {
 	}, "")
 }
 
-// loosePattern is globPattern for rules that withhold: it matches besides what some servers
+// LoosePattern is GlobPattern for rules that withhold: it matches besides what some servers
 // take for the same path. Express and ASP.NET take no notice of letter case and of a
 // slash at the end, Windows none of dots and spaces at the end of a name, and takes
 // full-width letters for those of ASCII where a code page has no others.
@@ -83,7 +83,7 @@ func pattern(globs []string, write func(b *strings.Builder, literal string), end
 	return "(?s:" + strings.Join(parts, "|") + ")"
 }
 
-// checkGlob says why no normalised path can match a rule's glob.
+// CheckGlob says why no normalised path can match a rule's glob.
 func CheckGlob(glob string) error {
 	switch {
 	case glob == "":

@@ -14,7 +14,7 @@ import (
 	"sallyport/policy/pathvariants"
 )
 
-// subject is an Input that has been read: the host in canonical form, the
+// ParsedInput is an Input that has been read: the host in canonical form, the
 // protocol settled.
 type ParsedInput struct {
 	policy.Input
@@ -23,7 +23,7 @@ type ParsedInput struct {
 	SentPath string     // the request's path; Request.Path is one of its readings
 }
 
-// read refuses an input that no policy could decide about. What the gateway
+// ParseInput refuses an input that no policy could decide about. What the gateway
 // promises about its fields is checked again, since a rule that compares a path
 // or a host in another form than its own decides about another one.
 func ParseInput(in policy.Input) (ParsedInput, error) {
@@ -78,7 +78,7 @@ func (s ParsedInput) String() string {
 	}
 }
 
-// carrier checks a request and says what carries it: scheme and connection must agree.
+// protocolOf checks a request and says what carries it: scheme and connection must agree.
 func protocolOf(in policy.Input) (policy.Protocol, error) {
 	r := in.Request
 	if r == nil {
@@ -108,12 +108,12 @@ func protocolOf(in policy.Input) (policy.Protocol, error) {
 	return want, nil
 }
 
-// several tells whether the request's path has more than one reading.
+// HasVariants tells whether the request's path has more than one reading.
 func (s ParsedInput) HasVariants() bool {
 	return s.Request != nil && pathvariants.Several(s.Request.Path)
 }
 
-// readings are the subject with each reading of its path: itself, where there is
+// Variants are the input with each reading of its path: itself, where there is
 // but one.
 func (s ParsedInput) Variants() iter.Seq[ParsedInput] {
 	return func(yield func(ParsedInput) bool) {

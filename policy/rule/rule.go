@@ -16,10 +16,10 @@ import (
 	"sallyport/policy"
 )
 
-// rule is an egress or egressAuth rule with its defaults filled in.
+// Rule is an egress or egressAuth rule with its defaults filled in.
 type Rule struct {
 	Name        string
-	Type        string // typeEgress or typeEgressAuth
+	Type        string // policy.TypeEgress or policy.TypeEgressAuth
 	Action      policy.Action
 	Destination Destination
 	Ports       []uint16 // nil: every port
@@ -42,7 +42,7 @@ type Rule struct {
 	path        func() *regexp.Regexp // of Paths, compiled when it is first needed
 }
 
-// conditional reports whether the rule speaks about some requests only.
+// Conditional reports whether the rule speaks about some requests only.
 func (r Rule) Conditional() bool { return r.Methods != nil || r.Paths != nil }
 
 func FromEgress(e policy.EgressRule, d Destination) Rule {
@@ -135,7 +135,7 @@ func PortsOf(ports []uint16, d Destination) []uint16 {
 	return nil
 }
 
-// on reports whether the rule speaks about the port.
+// OnPort reports whether the rule speaks about the port.
 func (r *Rule) OnPort(port uint16) bool { return r.Ports == nil || slices.Contains(r.Ports, port) }
 
 // pathPattern matches the paths that the rule speaks about. A rule that denies, or asks a
@@ -148,7 +148,7 @@ func (r *Rule) pathPattern() *regexp.Regexp {
 	return regexp.MustCompile("^" + pattern(r.Paths) + "$")
 }
 
-// observed tells whether the rule is in observe mode at a time, of which zero is now.
+// Observing tells whether the rule is in observe mode at a time, of which zero is now.
 func (r *Rule) Observing(at time.Time) bool {
 	if at.IsZero() && !r.Observe.IsZero() {
 		at = time.Now()
@@ -156,7 +156,7 @@ func (r *Rule) Observing(at time.Time) bool {
 	return at.Before(r.Observe)
 }
 
-// misses is why the rule cannot see what it has to, or nil.
+// MissesBody is why the rule cannot see what it has to, or nil.
 func (r *Rule) MissesBody(q *policy.Request) error {
 	b := q.Body
 	switch {

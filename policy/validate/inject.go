@@ -96,7 +96,7 @@ func (v *validator) template(path, text string, secret bool) {
 	}
 }
 
-// checkInject says what is wrong with an injection that a team's Rego makes.
+// CheckInject says what is wrong with an injection that a team's Rego makes.
 func CheckInject(in *policy.Inject) error {
 	v := validator{}
 	v.inject("inject", in)

@@ -146,7 +146,7 @@ func (v *validator) met(path string, l policy.Limit, t *rule.Table) {
 	}
 }
 
-// checkLimit says what is wrong with a limit that a team's Rego gives: its condition
+// CheckLimit says what is wrong with a limit that a team's Rego gives: its condition
 // selects sandboxes and destinations.
 func CheckLimit(l policy.Limit) error {
 	v := validator{names: map[string]string{}}

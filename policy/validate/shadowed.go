@@ -8,9 +8,9 @@ import (
 	"sallyport/policy/rule"
 )
 
-// overlaps finds the pairs of egressAuth rules that would put two credentials
+// compareRules finds the pairs of egressAuth rules that would put two credentials
 // into one place of a request, the egress rules that an egressAuth rule leaves
-// without effect, and the rules that another leaves nothing to decide: see shadow. What depends on tags that a sandbox may or may not
+// without effect, and the rules that another leaves nothing to decide: see shadows. What depends on tags that a sandbox may or may not
 // have is left to the decision, which denies then.
 //
 // Each rule is compared with those of its own destination and of the wider ones
@@ -50,7 +50,7 @@ func compareRules(doc policy.Document, rules []rule.Rule) []policy.Finding {
 // to find that it is of no use. That is a warning, and can miss some.
 const maxCompared = 64
 
-// useless says why a rule is of no use, for the first of those around it that
+// shadowedByAny says why a rule is of no use, for the first of those around it that
 // makes it so. Of two that cover each other the later one is.
 func shadowedByAny(narrow *rule.Rule, around []*rule.Entry) (policy.Finding, bool) {
 	for _, e := range around {
@@ -67,7 +67,7 @@ func shadowedByAny(narrow *rule.Rule, around []*rule.Entry) (policy.Finding, boo
 	return policy.Finding{}, false
 }
 
-// clash compares a rule with an egressAuth rule whose destination holds its own.
+// conflict compares a rule with an egressAuth rule whose destination holds its own.
 func conflict(a, b *rule.Rule) (policy.Finding, bool) {
 	if !selectorsMeet(a.Sandboxes, b.Sandboxes) || !portsMeet(a.Ports, b.Ports) {
 		return policy.Finding{}, false
@@ -95,7 +95,7 @@ func conflict(a, b *rule.Rule) (policy.Finding, bool) {
 	return policy.Finding{}, false
 }
 
-// covered reports whether the egressAuth rule b governs all that a speaks about.
+// governsAll reports whether the egressAuth rule b governs all that a speaks about.
 func governsAll(a, b *rule.Rule) bool {
 	for _, port := range a.Ports {
 		if !slices.Contains(b.Ports, port) {

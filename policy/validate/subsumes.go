@@ -11,7 +11,7 @@ import (
 	"sallyport/policy/rule"
 )
 
-// covers reports whether every input that narrow speaks about is one that wide
+// subsumes reports whether every input that narrow speaks about is one that wide
 // speaks about, given that wide's destination takes in narrow's. When in doubt it
 // does not.
 func subsumes(wide, narrow *rule.Rule) bool {
@@ -27,7 +27,7 @@ func portsWithin(narrow, wide []uint16) bool {
 	return wide == nil || narrow != nil && !slices.ContainsFunc(narrow, func(p uint16) bool { return !slices.Contains(wide, p) })
 }
 
-// covers reports whether every sandbox that t picks is one that s picks.
+// selectorSubsumes reports whether every sandbox that t picks is one that s picks.
 func selectorSubsumes(s, t policy.Selector) bool {
 	if len(s.Names) > 0 && (len(t.Names) == 0 || slices.ContainsFunc(t.Names, func(name string) bool { return !slices.Contains(s.Names, name) })) {
 		return false
@@ -35,13 +35,13 @@ func selectorSubsumes(s, t policy.Selector) bool {
 	return policy.Tagged(s.Tags, t.Tags)
 }
 
-// globWithin reports whether every path that narrow matches is one that some one
+// globSubsumedByAny reports whether every path that narrow matches is one that some one
 // of the others does.
 func globSubsumedByAny(narrow string, wide []string) bool {
 	return slices.ContainsFunc(wide, func(w string) bool { return globSubsumes(w, narrow) })
 }
 
-// globCovers reads narrow as a text in which * stands for any characters but a
+// globSubsumes reads narrow as a text in which * stands for any characters but a
 // slash, ** for any, and %2F for two spellings, and matches wide against it. Inputs
 // are at most 1024 bytes each: see checkGlob.
 func globSubsumes(wide, narrow string) bool {
@@ -84,7 +84,7 @@ func globSubsumes(wide, narrow string) bool {
 	return match(0, 0)
 }
 
-// shadow finds that narrow never decides, or decides nothing that wide does not.
+// shadows finds that narrow never decides, or decides nothing that wide does not.
 func shadows(narrow, wide *rule.Rule) (policy.Finding, bool) {
 	if !subsumes(wide, narrow) {
 		return policy.Finding{}, false
@@ -109,7 +109,7 @@ func shadows(narrow, wide *rule.Rule) (policy.Finding, bool) {
 	return policy.Finding{}, false
 }
 
-// meets reports whether one selector for certain picks a sandbox that the other
+// selectorsMeet reports whether one selector for certain picks a sandbox that the other
 // was written for: one that has a name and the tags that it asks for, and no more.
 func selectorsMeet(s, t policy.Selector) bool { return selectorReaches(s, t) || selectorReaches(t, s) }
 
@@ -120,7 +120,7 @@ func selectorReaches(s, t policy.Selector) bool {
 	return slices.ContainsFunc(t.Names, func(name string) bool { return s.Picks(name, t.Tags) })
 }
 
-// covers reports whether every body that w shows is one that v shows.
+// bodySubsumes reports whether every body that w shows is one that v shows.
 func bodySubsumes(v, w *policy.BodyView) bool {
 	return v == nil || w != nil && v.JSON >= w.JSON && v.GraphQL >= w.GraphQL
 }

@@ -17,14 +17,14 @@ import (
 	"golang.org/x/net/publicsuffix"
 )
 
-// Validate lists everything that is wrong with the document, errors and
+// Document lists everything that is wrong with the document, errors and
 // warnings, in the order of the file. It does not read the team's Rego.
 func Document(doc policy.Document) []policy.Finding {
 	_, findings := Rules(doc)
 	return findings
 }
 
-// resolve turns the document into rules with their defaults filled in. The rules
+// Rules turns the document into rules with their defaults filled in. The rules
 // are of use only when no finding is an error.
 func Rules(doc policy.Document) ([]rule.Rule, []policy.Finding) {
 	v := validator{doc: doc, names: map[string]string{}, credentials: map[string]bool{}, warned: map[string]bool{}}
