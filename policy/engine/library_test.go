@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -10,46 +9,7 @@ import (
 
 	"sallyport/policy"
 	"sallyport/policy/rego"
-
-	"github.com/open-policy-agent/opa/v1/ast"
-	"github.com/open-policy-agent/opa/v1/cover"
-	"github.com/open-policy-agent/opa/v1/loader"
-	"github.com/open-policy-agent/opa/v1/storage/inmem"
-	"github.com/open-policy-agent/opa/v1/tester"
 )
-
-// runRego runs what `opa test --coverage PATH ...` runs.
-func runRego(t *testing.T, paths ...string) (passed int, report cover.Report) {
-	t.Helper()
-	loaded, err := loader.NewFileLoader().All(paths)
-	if err != nil {
-		t.Fatal(err)
-	}
-	modules := map[string]*ast.Module{}
-	for name, m := range loaded.Modules {
-		modules[name] = m.Parsed
-	}
-	store := inmem.NewFromObject(loaded.Documents)
-	ctx := context.Background()
-	txn, err := store.NewTransaction(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Abort(ctx, txn)
-	covered := cover.New()
-	results, err := tester.NewRunner().SetStore(store).SetModules(modules).RaiseBuiltinErrors(true).
-		SetCoverageQueryTracer(covered).SetCoverageRuns([]cover.Kind{}).RunTests(ctx, txn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for r := range results {
-		if r.Error != nil || !r.Pass() {
-			t.Errorf("%s: %s.%s failed: %v", r.Location, r.Package, r.Name, r.Error)
-		}
-		passed++
-	}
-	return passed, covered.Report(modules)
-}
 
 // folder writes files below a new one.
 func folder(t *testing.T, files map[string]string) string {

@@ -3,25 +3,12 @@ package engine
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/open-policy-agent/opa/v1/ast"
 	"github.com/open-policy-agent/opa/v1/util"
 )
-
-// TestRego runs what `opa test policy/engine/*.rego policy/engine/testdata/team` runs.
-func TestRego(t *testing.T) {
-	own, err := filepath.Glob("*.rego")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ran, _ := runRego(t, append(own, "testdata/team")...)
-	if ran < 15 {
-		t.Errorf("only %d tests ran", ran)
-	}
-}
 
 // TestSchema checks Rego as `opa check --strict --schema policy/schema/input.json` does.
 func TestSchema(t *testing.T) {
