@@ -197,7 +197,7 @@ func TestReserveHolds(t *testing.T) {
 		s.leaks = true
 		running(t, m, t.Context(), "idle", "slow", "fast")
 		stop := watching(t, m)
-		time.Sleep(time.Minute)
+		time.Sleep(time.Minute + spaceEvery/2) // between two looks at the disk
 		s.write("slow", 20<<20)
 		s.write("fast", 79<<20) // 101 MiB are left
 		time.Sleep(time.Minute) // what grew until now is forgotten
