@@ -161,7 +161,7 @@ func TestFloodOfHTTP2(t *testing.T) {
 			return err
 		}},
 	}
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/hang", func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
@@ -229,7 +229,7 @@ func settles(t *testing.T, before int) {
 
 func TestHeaderThatIsTooLarge(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
 	for _, test := range []struct {
@@ -260,7 +260,7 @@ func TestHeaderThatIsTooLarge(t *testing.T) {
 // Half a header is waited for no longer than a connection without a request.
 func TestHeaderThatNeverEnds(t *testing.T) {
 	t.Parallel()
-	w := newWire(t, func(o *gateway.Options) { o.IdleTimeout = 300 * time.Millisecond })
+	w := newNetEnv(t, func(o *gateway.Options) { o.IdleTimeout = 300 * time.Millisecond })
 	o := w.origin("api.example.test", "h2", true)
 	c := w.frames(w.steer, o)
 	if err := c.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: c.headers(o.request("/")...)}); err != nil {
@@ -275,7 +275,7 @@ func TestHeaderThatNeverEnds(t *testing.T) {
 
 // Clients that open windows of nothing hold no more than those of the upstream.
 func TestStreamsWithoutAWindow(t *testing.T) {
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, &endless{left: 64 << 20}) })
 	c := w.frames(w.steer, o)
@@ -301,7 +301,7 @@ func TestStreamsWithoutAWindow(t *testing.T) {
 
 func TestRequestsOfASandboxAreBounded(t *testing.T) {
 	t.Parallel()
-	w := newWire(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = 5 })
+	w := newNetEnv(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = 5 })
 	o := w.origin("api.example.test", "h2", true)
 	arrived := make(chan struct{}, 10)
 	o.handle("/hang", func(w http.ResponseWriter, r *http.Request) { arrived <- struct{}{}; <-r.Context().Done() })
@@ -348,7 +348,7 @@ func TestRequestsOfASandboxAreBounded(t *testing.T) {
 func TestDeadConnectionEndsItsStreams(t *testing.T) {
 	for _, version := range []string{"h1", "h2"} {
 		t.Run("to "+version, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			o := w.origin("api.example.test", version, true)
 			const streams = 100
 			arrived, told := make(chan struct{}, streams), make(chan struct{}, streams)
@@ -391,7 +391,7 @@ func TestDeadConnectionEndsItsStreams(t *testing.T) {
 // waited for until it asks for something.
 func TestShutdownEndsWhoComesLate(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", true)
 	raw, err := w.steer(t.Context(), "tcp", o.address())
 	if err != nil {
@@ -420,7 +420,7 @@ func TestShutdownSaysGoodbye(t *testing.T) {
 	t.Parallel()
 	for _, patient := range []bool{true, false} {
 		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			o := w.origin("api.example.test", "h2", true)
 			arrived, finish := make(chan struct{}, 3), make(chan struct{})
 			o.handle("/", func(w http.ResponseWriter, r *http.Request) {

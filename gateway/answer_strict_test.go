@@ -28,7 +28,7 @@ func TestAnswersGrantNothing(t *testing.T) {
 	t.Parallel()
 	for _, pair := range [][2]string{{"h1", "h1"}, {"h1", "h2"}, {"h2", "h1"}, {"h2", "h2"}} {
 		t.Run(pair[0]+" to "+pair[1], func(t *testing.T) {
-			m := meet(t, "transparent", pair[0], pair[1], "https")
+			m := newVersionEnv(t, "transparent", pair[0], pair[1], "https")
 			m.credential("key", token)
 			m.policy(func(in policy.Input) policy.Decision {
 				d := m.allow(in)
@@ -104,7 +104,7 @@ func TestBodilessAnswers(t *testing.T) {
 	}
 	for _, tt := range list {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			head := func(status string) string {
 				s := fmt.Sprintf("HTTP/1.1 %s x\r\nEtag: \"x\"\r\n", status)
 				if tt.length != "" {
@@ -179,7 +179,7 @@ func TestWebSocketsAreStrict(t *testing.T) {
 	const shake = "GET /ws HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nOrigin: http://x\r\n"
 	const key = "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\n"
 	t.Run("handshakes", func(t *testing.T) {
-		m := meet(t, "transparent", "h1", "h1", "http")
+		m := newVersionEnv(t, "transparent", "h1", "h1", "http")
 		m.mux.Handle("/ws", echoing)
 		for request, want := range map[string]int{
 			shake + key + "\r\n":                           101,
@@ -230,7 +230,7 @@ func TestWebSocketsAreStrict(t *testing.T) {
 		all, _ := io.ReadAll(rw)
 		got <- string(all)
 	}
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/ws", upstream)
 		for name, raw := range bad {
 			s, _, err := m.upgrade(t, "/ws")

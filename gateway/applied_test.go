@@ -22,7 +22,7 @@ func TestAppliedFormsComeBackScrubbed(t *testing.T) {
 		"header": {Header: &policy.HeaderInject{Name: "X-Key", Value: "v1 {{ .token }} end"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m := meet(t, "transparent", "h2", "h1", "https")
+			m := newVersionEnv(t, "transparent", "h2", "h1", "https")
 			m.credential("key", secret)
 			m.policy(func(asked policy.Input) policy.Decision {
 				d := m.keyed(asked)

@@ -16,8 +16,8 @@ func TestApprovalBindsABodyThatIsJudged(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			f := newOffice(t)
-			j := newJudged(t, version, true, asking(f))
+			f := newOperatorStore(t)
+			j := newBodyEnv(t, version, true, asking(f))
 			j.doc.Egress[0].Action = policy.Approve
 			j.doc.Approvals = policy.Approvals{Answer: policy.AnswerPoll}
 			j.load(t)
@@ -57,8 +57,8 @@ func TestApprovalBindsABodyThatIsJudged(t *testing.T) {
 // Bodies that wait for an operator and those that a rule sees have one bound.
 func TestHeldBodiesHaveOneBound(t *testing.T) {
 	t.Parallel()
-	f := newOffice(t)
-	j := newJudged(t, "h1", true, asking(f))
+	f := newOperatorStore(t)
+	j := newBodyEnv(t, "h1", true, asking(f))
 	j.doc.Egress[2].Action = policy.Approve
 	j.doc.Approvals = policy.Approvals{Timeout: policy.Duration(time.Minute)}
 	j.load(t)

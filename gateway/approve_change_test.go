@@ -17,8 +17,8 @@ import (
 // before an operator has seen that.
 func TestHeldRequestWhoseCredentialIsGone(t *testing.T) {
 	t.Parallel()
-	f := newOffice(t)
-	m := meet(t, "transparent", "h1", "h1", "https", asking(f))
+	f := newOperatorStore(t)
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https", asking(f))
 	m.secrets(map[string]credential.Source{"openai": secret(token)})
 	m.handle("/", func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "%d", len(r.Header["Authorization"])) })
 	var after atomic.Bool

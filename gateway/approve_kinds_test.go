@@ -19,8 +19,8 @@ func TestHeldWebSocket(t *testing.T) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, version := range []string{"h1", "h2"} {
 			t.Run(way+"/"+version, func(t *testing.T) {
-				f := newOffice(t)
-				m := meet(t, way, version, "h1", "https", asking(f))
+				f := newOperatorStore(t)
+				m := newVersionEnv(t, way, version, "h1", "https", asking(f))
 				if m.explicit {
 					m.dial = m.connect
 				}
@@ -58,7 +58,7 @@ func TestHeldWebSocket(t *testing.T) {
 }
 
 // rpc is a call as gRPC makes it.
-func (m *meeting) rpc(t *testing.T, timeout string, body io.Reader) *http.Request {
+func (m *versionEnv) rpc(t *testing.T, timeout string, body io.Reader) *http.Request {
 	r := m.request(t, "POST", "/shop.Orders/Cancel", body)
 	r.Header.Set("Content-Type", "application/grpc")
 	r.Header.Set("Te", "trailers")
@@ -70,9 +70,9 @@ func (m *meeting) rpc(t *testing.T, timeout string, body io.Reader) *http.Reques
 
 func TestHeldCall(t *testing.T) {
 	t.Parallel()
-	newCall := func(t *testing.T, settings policy.Approvals) (*meeting, *office) {
-		f := newOffice(t)
-		m := meet(t, "transparent", "h2", "h2", "https", asking(f))
+	newCall := func(t *testing.T, settings policy.Approvals) (*versionEnv, *operatorStore) {
+		f := newOperatorStore(t)
+		m := newVersionEnv(t, "transparent", "h2", "h2", "https", asking(f))
 		m.policy(m.approve(settings))
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "application/grpc")
@@ -173,8 +173,8 @@ func TestHeldConnection(t *testing.T) {
 		for _, first := range []string{"client", "server"} {
 			for _, how := range []string{"approved", "denied", "gone", "expired"} {
 				t.Run(way+"/"+first+" speaks first/"+how, func(t *testing.T) {
-					f := newOffice(t)
-					w := newWire(t, asking(f))
+					f := newOperatorStore(t)
+					w := newNetEnv(t, asking(f))
 					w.policy(func(in policy.Input) policy.Decision {
 						settings := policy.Approvals{Answer: policy.AnswerPoll}
 						if how == "expired" {

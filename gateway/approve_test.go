@@ -21,17 +21,17 @@ import (
 	"sallyport/policy/approval"
 )
 
-// office is where operators are asked: the real store, without a process between.
-type office struct {
+// operatorStore is where operators are asked: the real store, without a process between.
+type operatorStore struct {
 	*approval.Store
 	mu       sync.Mutex
 	watchers map[string]chan struct{}
 	failure  atomic.Pointer[error]
 }
 
-func newOffice(t *testing.T) *office {
+func newOperatorStore(t *testing.T) *operatorStore {
 	t.Helper()
-	f := &office{watchers: map[string]chan struct{}{}}
+	f := &operatorStore{watchers: map[string]chan struct{}{}}
 	s, err := approval.Open(approval.Options{Path: filepath.Join(t.TempDir(), "approvals.json"), Wake: func(id string) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -49,14 +49,14 @@ func newOffice(t *testing.T) *office {
 	return f
 }
 
-func (f *office) Ask(_ context.Context, q approval.Question) (approval.Verdict, error) {
+func (f *operatorStore) Ask(_ context.Context, q approval.Question) (approval.Verdict, error) {
 	if err := f.failure.Load(); err != nil {
 		return approval.Verdict{}, *err
 	}
 	return f.Store.Ask(q)
 }
 
-func (f *office) Watch(id string) (<-chan struct{}, func()) {
+func (f *operatorStore) Watch(id string) (<-chan struct{}, func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	c := make(chan struct{}, 1)
@@ -69,7 +69,7 @@ func (f *office) Watch(id string) (<-chan struct{}, func()) {
 }
 
 // waiting returns the requests that wait once there are n.
-func (f *office) waiting(t *testing.T, n int) []approval.Request {
+func (f *operatorStore) waiting(t *testing.T, n int) []approval.Request {
 	t.Helper()
 	for deadline := time.Now().Add(15 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		list, _, _ := f.List()
@@ -82,7 +82,7 @@ func (f *office) waiting(t *testing.T, n int) []approval.Request {
 	}
 }
 
-func (f *office) answer(t *testing.T, id string, a approval.Answer) {
+func (f *operatorStore) answer(t *testing.T, id string, a approval.Answer) {
 	t.Helper()
 	if _, err := f.Answer(id, a, operator); err != nil {
 		t.Error(err)
@@ -91,21 +91,21 @@ func (f *office) answer(t *testing.T, id string, a approval.Answer) {
 
 var operator = approval.Operator{Name: "alice", UID: "1000"}
 
-func asking(f *office) option {
+func asking(f *operatorStore) option {
 	return func(o *gateway.Options) { o.Approvals = f }
 }
 
 // approvals runs a test for every way in, version in and version out, under a
 // policy that has requests approved.
-func approvals(t *testing.T, settings policy.Approvals, test func(t *testing.T, m *meeting, f *office)) {
+func approvals(t *testing.T, settings policy.Approvals, test func(t *testing.T, m *versionEnv, f *operatorStore)) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, pair := range []struct{ version, upstream, scheme string }{
 			{"h1", "h1", "https"}, {"h2", "h2", "https"}, {"h1", "h2", "https"}, {"h1", "h1", "http"},
 		} {
 			t.Run(fmt.Sprintf("%s/%s/%s to %s", way, pair.scheme, pair.version, pair.upstream), func(t *testing.T) {
 				t.Parallel()
-				f := newOffice(t)
-				m := meet(t, way, pair.version, pair.upstream, pair.scheme, asking(f))
+				f := newOperatorStore(t)
+				m := newVersionEnv(t, way, pair.version, pair.upstream, pair.scheme, asking(f))
 				m.policy(m.approve(settings))
 				test(t, m, f)
 			})
@@ -114,7 +114,7 @@ func approvals(t *testing.T, settings policy.Approvals, test func(t *testing.T, 
 }
 
 // approve wants approval for each request.
-func (m *meeting) approve(settings policy.Approvals) func(policy.Input) policy.Decision {
+func (m *versionEnv) approve(settings policy.Approvals) func(policy.Input) policy.Decision {
 	return func(in policy.Input) policy.Decision {
 		d := m.allow(in)
 		if in.Phase == policy.PhaseRequest {
@@ -125,7 +125,7 @@ func (m *meeting) approve(settings policy.Approvals) func(policy.Input) policy.D
 }
 
 // arrivals has the upstream count and say what it gets.
-func (m *meeting) arrivals() *atomic.Int32 {
+func (m *versionEnv) arrivals() *atomic.Int32 {
 	var n atomic.Int32
 	m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 		n.Add(1)
@@ -145,7 +145,7 @@ type sent struct {
 }
 
 // send makes a request behind the test's back.
-func (m *meeting) send(r *http.Request) <-chan sent {
+func (m *versionEnv) send(r *http.Request) <-chan sent {
 	done := make(chan sent, 1)
 	go func() {
 		resp, err := m.client.Do(r)
@@ -174,7 +174,7 @@ func (s sent) want(t *testing.T, status int, parts ...string) {
 
 func TestHeldRequestThatIsApproved(t *testing.T) {
 	t.Parallel()
-	approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
+	approvals(t, policy.Approvals{}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		arrived := m.arrivals()
 		for _, body := range []string{"", "hello", strings.Repeat("x", 300_000)} {
 			var from io.Reader
@@ -225,7 +225,7 @@ func TestHeldRequestThatIsApproved(t *testing.T) {
 func TestApprovedTargetIsWhatLeaves(t *testing.T) {
 	t.Parallel()
 	for _, raw := range []bool{false, true} {
-		approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
+		approvals(t, policy.Approvals{}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 			ask := m.approve(policy.Approvals{})
 			m.policy(func(in policy.Input) policy.Decision {
 				d := ask(in)
@@ -259,7 +259,7 @@ func TestApprovedTargetIsWhatLeaves(t *testing.T) {
 
 func TestHeldRequestThatIsNotAnswered(t *testing.T) {
 	t.Parallel()
-	approvals(t, policy.Approvals{Timeout: policy.Duration(time.Second)}, func(t *testing.T, m *meeting, f *office) {
+	approvals(t, policy.Approvals{Timeout: policy.Duration(time.Second)}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		arrived := m.arrivals()
 		done := m.send(m.request(t, "PUT", "/x", strings.NewReader("hello")))
 		id := f.waiting(t, 1)[0].ID
@@ -278,7 +278,7 @@ func TestHeldRequestThatIsNotAnswered(t *testing.T) {
 
 func TestHeldRequestWhoseClientGoes(t *testing.T) {
 	t.Parallel()
-	approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
+	approvals(t, policy.Approvals{}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		arrived := m.arrivals()
 		for _, body := range []io.Reader{nil, strings.NewReader("hello")} {
 			ctx, cancel := context.WithCancel(t.Context())
@@ -299,7 +299,7 @@ func TestHeldRequestWhoseClientGoes(t *testing.T) {
 
 func TestPolledRequest(t *testing.T) {
 	t.Parallel()
-	approvals(t, policy.Approvals{Answer: policy.AnswerPoll}, func(t *testing.T, m *meeting, f *office) {
+	approvals(t, policy.Approvals{Answer: policy.AnswerPoll}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		arrived := m.arrivals()
 		ask := func(body string) sent { return <-m.send(m.request(t, "POST", "/x", strings.NewReader(body))) }
 		first := ask("hello")
@@ -335,7 +335,7 @@ func TestPolledRequest(t *testing.T) {
 // A change of the policy decides again about what waits.
 func TestHeldRequestWhosePolicyChanges(t *testing.T) {
 	t.Parallel()
-	approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
+	approvals(t, policy.Approvals{}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		arrived := m.arrivals()
 		done := m.send(m.request(t, "POST", "/x", strings.NewReader("hello")))
 		old := f.waiting(t, 1)[0]
@@ -378,7 +378,7 @@ func TestHeldRequestWhosePolicyChanges(t *testing.T) {
 // it leaves as a stream, whole, and is not read ahead the next time.
 func TestHeldRequestWithALargeBody(t *testing.T) {
 	t.Parallel()
-	approvals(t, policy.Approvals{Body: 64 << 10}, func(t *testing.T, m *meeting, f *office) {
+	approvals(t, policy.Approvals{Body: 64 << 10}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(io.Discard, r.Body)
 			fmt.Fprint(w, n, err)
@@ -405,8 +405,8 @@ func TestHeldRequestWithALargeBody(t *testing.T) {
 // Where nobody can be asked, or too many are, nothing leaves.
 func TestApprovalThatCannotBeAskedFor(t *testing.T) {
 	t.Parallel()
-	f := newOffice(t)
-	m := meet(t, "transparent", "h2", "h2", "https", asking(f))
+	f := newOperatorStore(t)
+	m := newVersionEnv(t, "transparent", "h2", "h2", "https", asking(f))
 	m.policy(m.approve(policy.Approvals{}))
 	arrived := m.arrivals()
 	broken := errors.New("the daemon has gone")
@@ -438,8 +438,8 @@ func TestApprovalThatCannotBeAskedFor(t *testing.T) {
 // What waits does not keep the gateway from ending.
 func TestShutdownLetsGo(t *testing.T) {
 	t.Parallel()
-	f := newOffice(t)
-	m := meet(t, "transparent", "h1", "h1", "https", asking(f))
+	f := newOperatorStore(t)
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https", asking(f))
 	m.policy(m.approve(policy.Approvals{}))
 	m.arrivals()
 	done := m.send(m.request(t, "GET", "/x", nil))
@@ -458,7 +458,7 @@ func TestShutdownLetsGo(t *testing.T) {
 // each of its requests.
 func TestApprovalOfAConnection(t *testing.T) {
 	t.Parallel()
-	approvals(t, policy.Approvals{}, func(t *testing.T, m *meeting, f *office) {
+	approvals(t, policy.Approvals{}, func(t *testing.T, m *versionEnv, f *operatorStore) {
 		m.arrivals()
 		m.policy(func(in policy.Input) policy.Decision {
 			d := m.allow(in)

@@ -87,7 +87,7 @@ func TestBodiesAreJudged(t *testing.T) {
 	}
 	for _, pair := range []struct{ in, out string }{{"h1", "h1"}, {"h1", "h2"}, {"h2", "h1"}, {"h2", "h2"}} {
 		t.Run(pair.in+" to "+pair.out, func(t *testing.T) {
-			j := newJudged(t, pair.out, true)
+			j := newBodyEnv(t, pair.out, true)
 			client := j.agent(pair.in, true, j.steer, false)
 			for _, test := range tests {
 				method, path, header := "POST", "/mcp", "Content-Type: application/json"
@@ -149,7 +149,7 @@ func TestBodiesAreJudged(t *testing.T) {
 func TestJudgedBodyIsAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
-		j := newJudged(t, "h1", true)
+		j := newBodyEnv(t, "h1", true)
 		client := j.agent(version, true, j.steer, false)
 		for _, test := range []struct {
 			body string
@@ -191,7 +191,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 // body that is not what it says goes nowhere.
 func TestJudgedBodyOnTheWire(t *testing.T) {
 	t.Parallel()
-	j := newJudged(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
+	j := newBodyEnv(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
 	host := fmt.Sprintf("mcp.example.test:%d", j.origin.port)
 	head := func(lines ...string) string {
 		return "POST /mcp HTTP/1.1\r\nHost: " + host + "\r\nContent-Type: application/json\r\n" + strings.Join(lines, "\r\n") + "\r\n\r\n"
@@ -254,7 +254,7 @@ func TestJudgedBodyOnTheWire(t *testing.T) {
 // A stream of HTTP/2 whose body does not come holds up no other.
 func TestJudgedBodyOfAStream(t *testing.T) {
 	t.Parallel()
-	j := newJudged(t, "h2", true, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
+	j := newBodyEnv(t, "h2", true, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
 	client := j.agent("h2", true, j.steer, false)
 	post := func(body io.Reader, length int64) (int, error) {
 		r, _ := http.NewRequestWithContext(t.Context(), "POST", j.origin.url("https", "/mcp"), body)
@@ -300,7 +300,7 @@ func TestJudgedBodyOfAStream(t *testing.T) {
 // In observe mode a body that cannot be judged leaves as it came.
 func TestJudgedBodyObserved(t *testing.T) {
 	t.Parallel()
-	j := newJudged(t, "h1", true)
+	j := newBodyEnv(t, "h1", true)
 	j.doc.Observe = []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"demo"}}, Until: time.Now().Add(time.Hour)}}
 	j.load(t)
 	for _, version := range []string{"h1", "h2"} {
@@ -333,7 +333,7 @@ func TestJudgedBodyObserved(t *testing.T) {
 // What is under way is judged again with its body, after a change of the policy.
 func TestJudgedBodyIsJudgedAgain(t *testing.T) {
 	t.Parallel()
-	j := newJudged(t, "h1", true)
+	j := newBodyEnv(t, "h1", true)
 	begun := make(chan struct{})
 	j.origin.handle("/mcp", func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -380,7 +380,7 @@ func TestJudgedBodyIsJudgedAgain(t *testing.T) {
 // others are told to come again.
 func TestJudgedBodiesAreBounded(t *testing.T) {
 	const clients, each = 1000, 60 << 10
-	j := newJudged(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = 30 * time.Second })
+	j := newBodyEnv(t, "h1", false, func(o *gateway.Options) { o.HandshakeTimeout = 30 * time.Second })
 	host := fmt.Sprintf("mcp.example.test:%d", j.origin.port)
 	head := fmt.Sprintf("POST /mcp HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", host, each)
 	body := toolCall("search") + strings.Repeat(" ", each-len(toolCall("search")))
@@ -440,7 +440,7 @@ func TestJudgedBodiesAreBounded(t *testing.T) {
 // A decision is on record before a byte of the body leaves.
 func TestJudgedBodyWaitsForTheRecord(t *testing.T) {
 	t.Parallel()
-	j := newJudged(t, "h1", true)
+	j := newBodyEnv(t, "h1", true)
 	j.appendTo = io.ErrShortWrite
 	client := j.agent("h1", true, j.steer, false)
 	resp, err := client.Post(j.origin.url("https", "/mcp"), "application/json", strings.NewReader(toolCall("search")))

@@ -78,8 +78,8 @@ func heap(f func()) int64 {
 }
 
 func TestBodiesInEveryVersion(t *testing.T) {
-	eachMeeting(t, func(t *testing.T, meet func() *meeting) { // one by one, for the heap is all tests'
-		m := meet()
+	eachVersionAlone(t, func(t *testing.T, open func() *versionEnv) { // one by one, for the heap is all tests'
+		m := open()
 		m.handle("/up", func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(io.Discard, r.Body)
 			fmt.Fprint(w, n, err)
@@ -115,10 +115,11 @@ func TestBodiesInEveryVersion(t *testing.T) {
 	})
 }
 
-// stalled waits until a counter stands still, and returns it.
+// stalled waits until a counter has begun and stands still, ten seconds at most, and
+// returns it.
 func stalled(n func() int64) int64 {
 	last, since := n(), time.Now()
-	for time.Since(since) < 300*time.Millisecond {
+	for end := since.Add(10 * time.Second); (last == 0 || time.Since(since) < 300*time.Millisecond) && time.Now().Before(end); {
 		time.Sleep(10 * time.Millisecond)
 		if now := n(); now != last {
 			last, since = now, time.Now()
@@ -133,7 +134,7 @@ const buffered = 40 << 20
 
 func TestUploadWaitsForItsUpstream(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		size := int64(64 << 20)
 		proceed := make(chan struct{})
 		m.handle("/up", func(w http.ResponseWriter, r *http.Request) {
@@ -170,7 +171,7 @@ func TestUploadWaitsForItsUpstream(t *testing.T) {
 
 func TestDownloadWaitsForItsClient(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		body := &endless{left: 64 << 20}
 		m.handle("/down", func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, body) })
 		m.handle("/other", func(http.ResponseWriter, *http.Request) {})
@@ -189,7 +190,7 @@ func TestDownloadWaitsForItsClient(t *testing.T) {
 
 func TestUploadIsStreamed(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		got := make(chan string)
 		m.handle("/up", func(w http.ResponseWriter, r *http.Request) {
 			for b := make([]byte, 100); ; {
@@ -239,7 +240,7 @@ func await[T any](t *testing.T, c <-chan T) (v T) {
 
 func TestResponseIsStreamed(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		next := make(chan struct{})
 		m.handle("/events", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", r.URL.Query().Get("type"))
@@ -298,7 +299,7 @@ func TestResponseIsStreamed(t *testing.T) {
 
 func TestEncodedBodyIsUntouched(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		var packed bytes.Buffer
 		z := gzip.NewWriter(&packed)
 		_, _ = io.WriteString(z, strings.Repeat("content ", 1000))
@@ -323,7 +324,7 @@ func TestEncodedBodyIsUntouched(t *testing.T) {
 
 func TestClientThatGoesAwayIsNoticedUpstream(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		begun, ended := make(chan struct{}, 1), make(chan string, 1)
 		m.handle("/wait", func(w http.ResponseWriter, r *http.Request) {
 			begun <- struct{}{}
@@ -397,7 +398,7 @@ func TestClientThatGoesAwayIsNoticedUpstream(t *testing.T) {
 
 func TestUpstreamThatBreaksOffIsNoticedByTheClient(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/before", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) })
 		m.handle("/during", func(w http.ResponseWriter, r *http.Request) {
 			io.WriteString(w, "half")
@@ -460,7 +461,7 @@ func TestUpstreamThatBreaksOffIsNoticedByTheClient(t *testing.T) {
 // sent all of it.
 func TestAnswerBeforeTheBody(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(413)
 			io.WriteString(w, "too much")

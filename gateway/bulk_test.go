@@ -20,28 +20,30 @@ import (
 	"sallyport/policy"
 )
 
-// ribbon is text of which each piece says where it belongs, and of which any
+// numberedText is text of which each piece says where it belongs, and of which any
 // part could begin a secret, as base64 is. It is read by who sends it; who gets
 // it writes to one of the same size, which minds each byte. Neither has more of
 // it in memory than a piece.
-type ribbon struct {
+type numberedText struct {
 	size, at int64
 	piece    []byte // around at
 }
 
 const pieceSize = 64 << 10
 
-// cloth is what pieces are cut from.
-var cloth = func() []byte {
+// numberedPiece is what pieces are cut from.
+var numberedPiece = func() []byte {
 	raw := make([]byte, pieceSize/4*3)
 	_, _ = mathrand.NewChaCha8([32]byte{}).Read(raw) // never fails
 	return []byte(base64.StdEncoding.EncodeToString(raw))
 }()
 
-func newRibbon(size int64) *ribbon { return &ribbon{size: size, piece: bytes.Clone(cloth)} }
+func newNumberedText(size int64) *numberedText {
+	return &numberedText{size: size, piece: bytes.Clone(numberedPiece)}
+}
 
 // rest is what follows of the piece.
-func (r *ribbon) rest() []byte {
+func (r *numberedText) rest() []byte {
 	within := r.at % pieceSize
 	if within == 0 {
 		copy(r.piece, fmt.Sprintf("%016x", r.at/pieceSize))
@@ -49,7 +51,7 @@ func (r *ribbon) rest() []byte {
 	return r.piece[within:min(pieceSize, within+r.size-r.at)]
 }
 
-func (r *ribbon) Read(p []byte) (int, error) {
+func (r *numberedText) Read(p []byte) (int, error) {
 	if r.at == r.size {
 		return 0, io.EOF
 	}
@@ -58,7 +60,7 @@ func (r *ribbon) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (r *ribbon) Write(p []byte) (int, error) {
+func (r *numberedText) Write(p []byte) (int, error) {
 	for got := p; len(got) > 0; {
 		want := r.rest()
 		n := min(len(want), len(got))
@@ -75,7 +77,7 @@ func (r *ribbon) Write(p []byte) (int, error) {
 }
 
 // whole says whether all of it came.
-func (r *ribbon) whole() error {
+func (r *numberedText) whole() error {
 	if r.at != r.size {
 		return fmt.Errorf("%d bytes came of %d", r.at, r.size)
 	}
@@ -109,7 +111,7 @@ func TestLargeBodies(t *testing.T) {
 		for _, credential := range []string{"", "key"} {
 			name := version + map[string]string{"": "/plain", "key": "/scrubbed"}[credential]
 			t.Run(name+"/down", func(t *testing.T) {
-				m := meetWith(t, version, credential)
+				m := newVersionEnvWith(t, version, credential)
 				m.handle("/down/", func(w http.ResponseWriter, r *http.Request) {
 					m.injected(t, r)
 					size, err := strconv.ParseInt(strings.TrimPrefix(r.URL.Path, "/down/"), 10, 64)
@@ -118,7 +120,7 @@ func TestLargeBodies(t *testing.T) {
 					}
 					w.Header().Set("Content-Type", "text/plain")
 					w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
-					_, _ = io.Copy(w, newRibbon(size)) // whether it came the client knows
+					_, _ = io.Copy(w, newNumberedText(size)) // whether it came the client knows
 				})
 				steady(t, large, func(size int64) error {
 					resp := m.do(t, m.request(t, "GET", fmt.Sprint("/down/", size), nil))
@@ -126,17 +128,17 @@ func TestLargeBodies(t *testing.T) {
 					if resp.StatusCode != 200 || resp.ContentLength != size {
 						return fmt.Errorf("got %s, length %d", resp.Status, resp.ContentLength)
 					}
-					got := newRibbon(size)
+					got := newNumberedText(size)
 					_, err := io.Copy(got, resp.Body)
 					return errors.Join(err, got.whole())
 				})
 				m.counted(t, large, func(e *audit.Event) int64 { return e.Traffic.BytesIn })
 			})
 			t.Run(name+"/up", func(t *testing.T) {
-				m := meetWith(t, version, credential)
+				m := newVersionEnvWith(t, version, credential)
 				m.handle("/up", func(w http.ResponseWriter, r *http.Request) {
 					m.injected(t, r)
-					got := newRibbon(r.ContentLength)
+					got := newNumberedText(r.ContentLength)
 					_, err := io.Copy(got, r.Body)
 					if err := errors.Join(err, got.whole()); err != nil {
 						t.Error(err)
@@ -144,7 +146,7 @@ func TestLargeBodies(t *testing.T) {
 					fmt.Fprint(w, got.at)
 				})
 				steady(t, large, func(size int64) error {
-					r := m.request(t, "PUT", "/up", newRibbon(size))
+					r := m.request(t, "PUT", "/up", newNumberedText(size))
 					r.ContentLength = size
 					resp := m.do(t, r)
 					if got := text(t, resp); resp.StatusCode != 200 || got != fmt.Sprint(size) {
@@ -158,10 +160,10 @@ func TestLargeBodies(t *testing.T) {
 	}
 }
 
-// meetWith is a sandbox, steered, and an upstream of a version, with a
+// newVersionEnvWith is a sandbox, steered, and an upstream of a version, with a
 // credential between them or none.
-func meetWith(t *testing.T, version, credential string) *meeting {
-	m := meet(t, "transparent", version, version, "https")
+func newVersionEnvWith(t *testing.T, version, credential string) *versionEnv {
+	m := newVersionEnv(t, "transparent", version, version, "https")
 	if credential == "" {
 		return m
 	}
@@ -175,7 +177,7 @@ func meetWith(t *testing.T, version, credential string) *meeting {
 }
 
 // injected says whether a request has the credential where there is one.
-func (m *meeting) injected(t *testing.T, r *http.Request) {
+func (m *versionEnv) injected(t *testing.T, r *http.Request) {
 	want := ""
 	if m.broker != nil {
 		want = "Bearer " + token
@@ -186,7 +188,7 @@ func (m *meeting) injected(t *testing.T, r *http.Request) {
 }
 
 // counted holds the last request's completion against what was carried.
-func (m *meeting) counted(t *testing.T, want int64, of func(*audit.Event) int64) {
+func (m *versionEnv) counted(t *testing.T, want int64, of func(*audit.Event) int64) {
 	t.Helper()
 	decisions, completions := m.settled(t)
 	if got := of(completions[decisions[len(decisions)-1].ID()]); got != want {

@@ -15,7 +15,7 @@ import (
 // A policy that changes between a decision and what comes of it is asked again.
 func TestChangeDuringADecision(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) { t.Error("the request left") })
 		for _, phase := range []policy.Phase{policy.PhaseConnect, policy.PhaseRequest} {
 			m.client.CloseIdleConnections()
@@ -55,7 +55,7 @@ func TestRequestsThatBeginDuringAChange(t *testing.T) {
 	if soaking() {
 		rounds, each = 8, 60
 	}
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)
 	var open atomic.Int64

@@ -49,7 +49,7 @@ func TestDeniedConnectionIsLegible(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.name("api.example.test")
 			if test.decide != nil {
 				l.policy(test.decide)
@@ -75,7 +75,7 @@ func TestDeniedConnectionIsLegible(t *testing.T) {
 
 func TestDeniedConnectionIsRecordedOnce(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.name("api.example.test")
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
 	if err != nil {
@@ -96,7 +96,7 @@ func TestDeniedBytesAreClosed(t *testing.T) {
 	for name, first := range map[string]string{"ssh": "SSH-2.0-x\r\n", "garbage": "\x00\x01\x02", "broken TLS": "\x16\x03\x01\x00\x04\x01\x00\x00\x00"} {
 		for _, action := range []policy.Action{policy.Deny, policy.Allow} {
 			t.Run(fmt.Sprint(name, " ", action), func(t *testing.T) {
-				l := newLab(t)
+				l := newEnv(t)
 				l.policy(func(policy.Input) policy.Decision { return policy.Decision{Action: action} })
 				c := l.raw(l.name("api.example.test").String() + ":22")
 				io.WriteString(c, first)
@@ -124,7 +124,7 @@ func TestHelloThatCannotBeReadIsNoTunnel(t *testing.T) {
 		"a name with final dot": strings.Replace(clientHello(t, "api.example.testx"), "testx", "test.", 1),
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(tunnel)
 			c := l.raw(l.name("api.example.test").String() + ":8443")
 			io.WriteString(c, first)
@@ -143,7 +143,7 @@ func TestHelloThatCannotBeReadIsNoTunnel(t *testing.T) {
 
 func TestUnknownAddressIsClosedAndRecorded(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	c, err := l.listener.dial(netip.MustParseAddr("10.231.0.99"), netip.MustParseAddrPort("203.0.113.1:443"))
 	if err != nil {
@@ -175,7 +175,7 @@ func TestNamesMustAgree(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(test.decide)
 			l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
 			l.hosts["203.0.113.7"] = l.hosts["api.example.test"]
@@ -201,7 +201,7 @@ func TestNamesMustAgree(t *testing.T) {
 
 func TestTunnelIsWrittenDownBeforeTheDial(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(tunnel)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "direct") })
 	c := tls.Client(l.raw(l.name("api.example.test").String()+":443"), &tls.Config{RootCAs: l.public.pool, ServerName: "api.example.test"})
@@ -231,20 +231,20 @@ func TestTunnelThatCannotBeCarried(t *testing.T) {
 	t.Parallel()
 	tests := []struct {
 		name   string
-		break_ func(*lab)
+		break_ func(*env)
 		status int
 		events int
 	}{
-		{"log not writable", func(l *lab) { l.appendTo = errors.New("disk full") }, 503, 0},
-		{"denied address", func(l *lab) {
+		{"log not writable", func(l *env) { l.appendTo = errors.New("disk full") }, 503, 0},
+		{"denied address", func(l *env) {
 			l.fail = &upstream.Error{Kind: upstream.KindAddress, Err: errors.New("10.0.0.1 is private")}
 		}, 403, 2},
-		{"nobody there", func(l *lab) { l.fail = &upstream.Error{Kind: upstream.KindRefused} }, 502, 2},
-		{"no answer", func(l *lab) { l.fail = &upstream.Error{Kind: upstream.KindTimeout} }, 504, 2},
+		{"nobody there", func(l *env) { l.fail = &upstream.Error{Kind: upstream.KindRefused} }, 502, 2},
+		{"no answer", func(l *env) { l.fail = &upstream.Error{Kind: upstream.KindTimeout} }, 504, 2},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(tunnel)
 			l.name("api.example.test")
 			test.break_(l)
@@ -291,7 +291,7 @@ func echo(t *testing.T, greeting string) string {
 
 func TestTunnelForAServerThatSpeaksFirst(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(tunnel)
 	l.hosts["db.example.test"] = echo(t, "220 ready\r\n")
 	c := l.raw(l.name("db.example.test").String() + ":25")
@@ -329,7 +329,7 @@ func TestSilenceIsNoWayRoundBeingRead(t *testing.T) {
 		"TLS that is denied":   {"api.example.test", policy.Deny, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(func(in policy.Input) policy.Decision {
 				if in.Protocol == policy.ProtocolTLS {
 					return policy.Decision{Action: test.tls}
@@ -368,7 +368,7 @@ func TestStalledOpeningIsClosedAndRecorded(t *testing.T) {
 		"half a TLS start": "\x16",
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t, func(o *gateway.Options) {
+			l := newEnv(t, func(o *gateway.Options) {
 				o.FirstByteTimeout, o.HandshakeTimeout = 50*time.Millisecond, 150*time.Millisecond
 			})
 			l.policy(allow)
@@ -392,7 +392,7 @@ func TestStalledOpeningIsClosedAndRecorded(t *testing.T) {
 // asked for nothing on the others.
 func TestAbandonedOpeningIsNotRecorded(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
 	for range 3 {
@@ -406,7 +406,7 @@ func TestAbandonedOpeningIsNotRecorded(t *testing.T) {
 
 func TestSlowHeadIsCutOff(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
+	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
 	l.policy(allow)
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
 	if err != nil {
@@ -473,7 +473,7 @@ func TestFragmentedClientHello(t *testing.T) {
 		"of more than 16 KB": {4096, 300},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(allow)
 			l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") })
 			protos := []string{"http/1.1"}
@@ -491,7 +491,7 @@ func TestFragmentedClientHello(t *testing.T) {
 
 func TestConnectionsOfASandboxAreBounded(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = 2 })
+	l := newEnv(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = 2 })
 	l.policy(tunnel)
 	l.hosts["db.example.test"] = echo(t, "hi\n")
 	to := l.name("db.example.test").String() + ":5432"
@@ -517,7 +517,7 @@ func TestConnectionsOfASandboxAreBounded(t *testing.T) {
 
 func TestShutdown(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.name("api.example.test")
 	started, finish := make(chan struct{}), make(chan struct{})
@@ -560,7 +560,7 @@ func TestShutdown(t *testing.T) {
 
 func TestShutdownEndsTunnelsWhenItsTimeIsUp(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(tunnel)
 	l.hosts["db.example.test"] = echo(t, "hi\n")
 	c := l.raw(l.name("db.example.test").String() + ":5432")
@@ -577,7 +577,7 @@ func TestShutdownEndsTunnelsWhenItsTimeIsUp(t *testing.T) {
 
 func TestSandboxThatDoesNotTrustItsAuthority(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	c := tls.Client(l.raw(l.name("api.example.test").String()+":443"), &tls.Config{ServerName: "api.example.test", RootCAs: l.public.pool})
 	var unknown x509.UnknownAuthorityError

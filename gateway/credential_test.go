@@ -36,7 +36,7 @@ func inject(names ...string) func(policy.Input) policy.Decision {
 	}
 }
 
-func (l *lab) secrets(sources map[string]credential.Source) {
+func (l *env) secrets(sources map[string]credential.Source) {
 	l.broker = credential.New(credential.Options{
 		Sources: sources,
 		Bound: func(name, host string, port uint16) bool {
@@ -47,7 +47,7 @@ func (l *lab) secrets(sources map[string]credential.Source) {
 
 func TestCredentialReplacesTheSandboxesOwn(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(inject("openai"))
 	l.secrets(map[string]credential.Source{"openai": secret(token)})
 	l.name("api.example.test")
@@ -106,7 +106,7 @@ func TestShortSecretStays(t *testing.T) {
 	t.Parallel()
 	const short = "hunter2-hunter2"
 	for _, version := range []string{"h1", "h2"} {
-		m := meet(t, "transparent", version, version, "https")
+		m := newVersionEnv(t, "transparent", version, version, "https")
 		m.credential("key", short)
 		m.policy(func(in policy.Input) policy.Decision {
 			d := inject("key")(in)
@@ -180,7 +180,7 @@ func TestSecretThatComesBackIsScrubbed(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(inject("openai"))
 			l.secrets(map[string]credential.Source{"openai": secret(token)})
 			l.name("api.example.test")
@@ -232,7 +232,7 @@ func TestCredentialThatCannotBeHad(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(inject(test.credential))
 			l.secrets(map[string]credential.Source{
 				"openai": secret(token), "empty": secret(""),
@@ -266,7 +266,7 @@ func TestCredentialThatCannotBeHad(t *testing.T) {
 // handshake gives it back in the handshake's header and in frames.
 func TestWebSocketIsScrubbed(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(inject("openai"))
 	l.secrets(map[string]credential.Source{"openai": secret(token)})
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
@@ -323,7 +323,7 @@ func TestUpstreamErrorsKeepTheirStatusAndNothingElse(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(inject("openai"))
 			l.secrets(map[string]credential.Source{"openai": secret(token)})
 			l.name("api.example.test")

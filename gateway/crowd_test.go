@@ -37,14 +37,14 @@ var crowdOf, crowdTogether = func() (int, int) {
 
 // crowd knows a sandbox behind each address of 10.231.0.0/16: one for all of a
 // third byte.
-type crowd struct{ *lab }
+type crowd struct{ *env }
 
 func (c *crowd) ByAddress(a netip.Addr) (gateway.Identity, bool) {
 	id := fmt.Sprint("sb-", a.As4()[2])
 	return gateway.Identity{Sandbox: policy.Sandbox{Name: id, ID: id}, Address: a}, true
 }
 
-func (c *crowd) Name(_ string, a netip.Addr) (string, bool) { return c.lab.Name("sb-1", a) }
+func (c *crowd) Name(_ string, a netip.Addr) (string, bool) { return c.env.Name("sb-1", a) }
 
 // TestCrowdOfConnections has thousands open at once, of twenty sandboxes, with a fifth as
 // many requests under way at any time. All are answered; then half of
@@ -64,11 +64,11 @@ func TestCrowdOfConnections(t *testing.T) {
 		t.Skip(reason)
 	}
 	all := &crowd{}
-	w := newWire(t, brief(t), func(o *gateway.Options) {
+	w := newNetEnv(t, brief(t), func(o *gateway.Options) {
 		o.Identities, o.Names, o.Logger = all, all, slog.New(slog.DiscardHandler)
 		o.HandshakeTimeout = time.Minute // all are open before the last one asks
 	})
-	all.lab = w.lab
+	all.env = w.env
 	w.quiet = true
 	o := w.origin("api.example.test", "h1", false)
 	var arrived atomic.Int64

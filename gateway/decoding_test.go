@@ -59,7 +59,7 @@ func TestStuckAnswersHoldBoundedMemory(t *testing.T) {
 			if tt.coding == "br" && !soaking() {
 				t.Skip("bounded as zstd is: needs SALLYPORT_SOAK")
 			}
-			m := meet(t, "transparent", "h2", "h1", "https")
+			m := newVersionEnv(t, "transparent", "h2", "h1", "https")
 			m.quiet = true
 			m.credential("key", token)
 			m.policy(m.keyed)
@@ -128,9 +128,9 @@ func TestDecodedAnswerLeftUnreadIsEnded(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			w := newWire(t, func(o *gateway.Options) { o.StallTimeout = 500 * time.Millisecond })
+			w := newNetEnv(t, func(o *gateway.Options) { o.StallTimeout = 500 * time.Millisecond })
 			w.quiet = true
-			m := &meeting{wire: w, version: version, upstream: "h1", scheme: "https", origin: w.origin("api.example.test", "h1", true), dial: w.steer}
+			m := &versionEnv{netEnv: w, version: version, upstream: "h1", scheme: "https", origin: w.origin("api.example.test", "h1", true), dial: w.steer}
 			m.client = w.agent(version, true, m.dial, false)
 			m.credential("key", token)
 			m.policy(m.keyed)

@@ -53,7 +53,7 @@ func TestCallsThatAreEnded(t *testing.T) {
 		{name: "within a message", path: "/half"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m := meet(t, "transparent", "h2", "h2", "https")
+			m := newVersionEnv(t, "transparent", "h2", "h2", "https")
 			m.handle(test.path, streaming(test.path))
 			if test.limit {
 				m.policy(under(m.allow, policy.Limit{Name: "bytes", Every: hour, Bytes: 1 << 10}))
@@ -100,7 +100,7 @@ func TestCallsThatAreEnded(t *testing.T) {
 // nothing more on it, before it ends; one of another host is not.
 func TestGoodbyeOnHTTP2(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	gone, kept := w.origin("gone.example.test", "h1", true), w.origin("kept.example.test", "h1", true)
 	w.policy(w.allow)
 	for _, o := range []*origin{gone, kept} {

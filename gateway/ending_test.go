@@ -19,7 +19,7 @@ import (
 // was cut is no success, by whomever.
 func TestHowAWebSocketEnded(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		told := make(chan func(net.Conn))
 		m.mux.HandleFunc("/told", func(w http.ResponseWriter, r *http.Request) {
 			sum := sha1.Sum([]byte(r.Header.Get("Sec-WebSocket-Key") + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"))
@@ -93,7 +93,7 @@ func TestHowAWebSocketEnded(t *testing.T) {
 }
 
 // completions are those by now.
-func (l *lab) completions() (list []*audit.Event) {
+func (l *env) completions() (list []*audit.Event) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.events {

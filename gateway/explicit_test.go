@@ -5,18 +5,15 @@ import (
 	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"net/http"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"sallyport/audit"
 	"sallyport/gateway"
-	"sallyport/gateway/access"
 	"sallyport/policy"
 )
 
@@ -25,7 +22,7 @@ func TestExplicitProxyCarries(t *testing.T) {
 	for _, secure := range []bool{true, false} {
 		scheme := map[bool]string{true: "https", false: "http"}[secure]
 		t.Run(scheme, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(allow)
 			l.upstream("api.example.test", secure, func(w http.ResponseWriter, r *http.Request) {
 				io.WriteString(w, r.URL.Path+r.Header.Get("Proxy-Authorization"))
@@ -53,7 +50,7 @@ func TestExplicitProxyCarries(t *testing.T) {
 
 func TestExplicitProxyAuthenticates(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
 	if err != nil {
@@ -96,7 +93,7 @@ func TestExplicitProxyAuthenticates(t *testing.T) {
 // out that one is wanted.
 func TestImpostorIsRecorded(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	if _, _, err := l.clients.Add("ci", nil); err != nil {
 		t.Fatal(err)
@@ -121,7 +118,7 @@ func TestImpostorIsRecorded(t *testing.T) {
 // A client that does not read holds an upstream's connection for a while only.
 func TestStalledClientIsCutOff(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(o *gateway.Options) { o.StallTimeout = 300 * time.Millisecond })
+	l := newEnv(t, func(o *gateway.Options) { o.StallTimeout = 300 * time.Millisecond })
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
 	if err != nil {
@@ -158,7 +155,7 @@ func TestStalledClientIsCutOff(t *testing.T) {
 func TestPlainConnectionsOfAClientAreBounded(t *testing.T) {
 	t.Parallel()
 	const most = 4
-	l := newLab(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = most })
+	l := newEnv(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = most })
 	l.policy(allow)
 	l.upstream("api.example.test", false, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "x") })
 	_, token, err := l.clients.Add("ci", nil)
@@ -213,7 +210,7 @@ func TestExplicitProxyDenies(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			if test.decide != nil {
 				l.policy(test.decide)
 			}
@@ -231,7 +228,7 @@ func TestExplicitProxyDenies(t *testing.T) {
 
 func TestExplicitProxyRefusesWhatItCannotRead(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	_, token, _ := l.clients.Add("ci", nil)
 	auth := "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte("ci:"+token)) + "\r\n\r\n"
@@ -262,7 +259,7 @@ func TestExplicitProxyRefusesWhatItCannotRead(t *testing.T) {
 
 func TestConnectHostMustAgree(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	_, token, _ := l.clients.Add("ci", nil)
 	c, err := net.Dial("tcp", l.proxy.Addr().String())
@@ -287,7 +284,7 @@ func TestConnectHostMustAgree(t *testing.T) {
 
 func TestRemovedClientIsCutOffOnItsOpenConnections(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
 	_, token, _ := l.clients.Add("ci", nil)
@@ -308,7 +305,7 @@ func TestRemovedClientIsCutOffOnItsOpenConnections(t *testing.T) {
 
 func TestConnectWithEarlyBytes(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(tunnel)
 	l.hosts["db.example.test"] = echo(t, "")
 	_, token, _ := l.clients.Add("ci", nil)
@@ -326,72 +323,5 @@ func TestConnectWithEarlyBytes(t *testing.T) {
 	b := make([]byte, 6)
 	if _, err := io.ReadFull(r, b); err != nil || string(b) != "\x00early" {
 		t.Errorf("%q %v", b, err)
-	}
-}
-
-func TestClientStore(t *testing.T) {
-	t.Parallel()
-	path := t.TempDir() + "/clients.json"
-	s, err := access.OpenClients(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	added, token, err := s.Add("ci", map[string]string{"team": "build"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(token) != 43 {
-		t.Errorf("token of %d characters, want 256 bits", len(token))
-	}
-	if _, _, err := s.Add("ci", nil); !errors.Is(err, access.ErrClientExists) {
-		t.Errorf("adding twice: %v", err)
-	}
-	for _, name := range []string{"", "CI", "-x", "a b", strings.Repeat("a", 64), "a/b", "a:b"} {
-		if _, _, err := s.Add(name, nil); !errors.Is(err, access.ErrClientName) {
-			t.Errorf("%q: %v", name, err)
-		}
-	}
-	raw, err := os.ReadFile(path)
-	if err != nil || strings.Contains(string(raw), token) {
-		t.Errorf("the file has the token: %s %v", raw, err)
-	}
-	if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {
-		t.Errorf("mode %v", info.Mode())
-	}
-
-	again, err := access.OpenClients(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	id, ok := again.Authenticate("ci", token)
-	if !ok || id.Name != "ci" || id.ID != added.ID || id.Tags["team"] != "build" {
-		t.Errorf("%+v %v", id, ok)
-	}
-	if list := again.List(); len(list) != 1 || list[0].Name != "ci" {
-		t.Errorf("list %+v", list)
-	}
-	if err := again.Remove("ci"); err != nil {
-		t.Fatal(err)
-	}
-	if _, ok := again.Authenticate("ci", token); ok {
-		t.Error("a removed client's token is good")
-	}
-	if err := again.Remove("ci"); !errors.Is(err, access.ErrClientUnknown) {
-		t.Errorf("removing twice: %v", err)
-	}
-	renewed, _, err := again.Add("ci", nil)
-	if err != nil || renewed.ID == added.ID {
-		t.Errorf("the same identity came back: %v", err)
-	}
-	// A client with an all-zero digest must not be what an unknown name stands for.
-	if _, ok := again.Authenticate("nobody", ""); ok {
-		t.Error("an unknown name is good")
-	}
-
-	if err := os.WriteFile(path, []byte(`[{"name":"ci","id":"x","digest":"00"}]`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := access.OpenClients(path); err == nil || !strings.Contains(err.Error(), "damaged") {
-		t.Errorf("a damaged file: %v", err)
 	}
 }

@@ -24,7 +24,7 @@ import (
 
 // over waits until nothing is left of the sandboxes' connections and of those
 // to an origin, and until the process has what it had before.
-func (w *wire) over(t *testing.T, before kept, o *origin) {
+func (w *netEnv) over(t *testing.T, before kept, o *origin) {
 	t.Helper()
 	returned(t, before, func() string {
 		if n, m := w.gauge("sallyport_gateway_connections"), o.open.Load(); n > 0 || m > 0 {
@@ -48,7 +48,7 @@ func TestUpstreamsThatGoWrong(t *testing.T) {
 	for _, version := range []string{"h1", "h2"} {
 		for _, far := range []string{"h1", "h2"} {
 			t.Run(version+" to "+far, func(t *testing.T) {
-				w := newWire(t, brief(t))
+				w := newNetEnv(t, brief(t))
 				w.quiet = true
 				o := w.origin("api.example.test", far, true)
 				serveIll(o)
@@ -109,18 +109,18 @@ func TestUpstreamsThatGoWrong(t *testing.T) {
 func TestUpstreamsThatAreNone(t *testing.T) {
 	for _, test := range []struct {
 		name  string
-		start func(w *wire) *origin
+		start func(w *netEnv) *origin
 		code  int
 		says  string
 	}{
-		{"expired", func(w *wire) *origin { return w.expired("api.example.test") }, 502, "valid from"},
-		{"for another name", func(w *wire) *origin { return w.impostor("api.example.test") }, 502, "another name"},
-		{"refused", func(w *wire) *origin { return w.nobody("api.example.test") }, 502, "refused"},
-		{"silent", func(w *wire) *origin { return w.mute("api.example.test") }, 504, "in time"},
+		{"expired", func(w *netEnv) *origin { return w.expired("api.example.test") }, 502, "valid from"},
+		{"for another name", func(w *netEnv) *origin { return w.misnamed("api.example.test") }, 502, "another name"},
+		{"refused", func(w *netEnv) *origin { return w.nobody("api.example.test") }, 502, "refused"},
+		{"silent", func(w *netEnv) *origin { return w.mute("api.example.test") }, 504, "in time"},
 	} {
 		for _, version := range []string{"h1", "h2"} {
 			t.Run(test.name+"/"+version, func(t *testing.T) {
-				w := newWire(t, brief(t))
+				w := newNetEnv(t, brief(t))
 				w.quiet = true
 				w.credential("key", token)
 				w.policy(func(in policy.Input) policy.Decision {
@@ -157,9 +157,9 @@ func TestUpstreamsThatAreNone(t *testing.T) {
 // the upstream is told, the completion says who it was, nothing is left.
 func TestSandboxesThatVanish(t *testing.T) {
 	// begin sends a request and waits until it has arrived.
-	h1 := func(request string) func(t *testing.T, w *wire, o *origin) net.Conn {
-		return func(t *testing.T, w *wire, o *origin) net.Conn {
-			c, err := w.lab.secure(fmt.Sprintf("%s:%d", w.name(o.name), o.port), o.name)
+	h1 := func(request string) func(t *testing.T, w *netEnv, o *origin) net.Conn {
+		return func(t *testing.T, w *netEnv, o *origin) net.Conn {
+			c, err := w.env.secure(fmt.Sprintf("%s:%d", w.name(o.name), o.port), o.name)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -167,8 +167,8 @@ func TestSandboxesThatVanish(t *testing.T) {
 			return c
 		}
 	}
-	h2 := func(end bool, path string) func(t *testing.T, w *wire, o *origin) net.Conn {
-		return func(t *testing.T, w *wire, o *origin) net.Conn {
+	h2 := func(end bool, path string) func(t *testing.T, w *netEnv, o *origin) net.Conn {
+		return func(t *testing.T, w *netEnv, o *origin) net.Conn {
 			c := w.frames(w.steer, o)
 			if _, err := c.open(end, o.request(path)...); err != nil {
 				t.Fatal(err)
@@ -178,7 +178,7 @@ func TestSandboxesThatVanish(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name  string
-		begin func(t *testing.T, w *wire, o *origin) net.Conn
+		begin func(t *testing.T, w *netEnv, o *origin) net.Conn
 	}{
 		{"waiting", h1("GET /wait HTTP/1.1\r\nHost: %s\r\n\r\n")},
 		{"in an upload", h1("POST /wait HTTP/1.1\r\nHost: %s\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")},
@@ -189,7 +189,7 @@ func TestSandboxesThatVanish(t *testing.T) {
 		{"in a WebSocket", h1("GET /ws HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg==\r\nOrigin: http://x\r\n\r\n")},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWire(t, brief(t))
+			w := newNetEnv(t, brief(t))
 			w.quiet = true
 			o := w.origin("api.example.test", "h1", true)
 			begun, told := make(chan struct{}, 1), make(chan struct{}, 1)
@@ -235,7 +235,7 @@ func TestSandboxesThatVanish(t *testing.T) {
 // TestHalfCloses: a tunnel whose one end has said all it had to goes on in the
 // other direction, whichever end it is.
 func TestHalfCloses(t *testing.T) {
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.policy(w.tunnel)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -290,7 +290,7 @@ func TestHalfCloses(t *testing.T) {
 // is read of its body ends with an error then.
 func TestUpstreamThatRefusesABody(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.scripted("api.example.test", func(c *frames, stream uint32) {
 		time.Sleep(50 * time.Millisecond) // for the body to begin
 		_ = c.WriteRSTStream(stream, http2.ErrCodeRefusedStream)
@@ -329,7 +329,7 @@ func TestUpstreamThatRefusesABody(t *testing.T) {
 
 // slow is a recorder and a policy that take so long that nobody waits.
 type slow struct {
-	*lab
+	*env
 	withdrawn bool
 	asked     chan struct{}
 }
@@ -349,7 +349,7 @@ func (s slow) Append(ctx context.Context, events ...*audit.Event) error {
 	if s.withdrawn {
 		return fmt.Errorf("%w: %w", audit.ErrWithdrawn, ctx.Err())
 	}
-	_ = s.lab.Append(ctx, events...)
+	_ = s.env.Append(ctx, events...)
 	return ctx.Err()
 }
 
@@ -368,9 +368,9 @@ func TestSandboxThatVanishesBeforeTheDecision(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := slow{withdrawn: test.withdrawn, asked: make(chan struct{}, 1)}
-			s.lab = newLab(t, func(o *gateway.Options) { o.Decider, o.Recorder = &s, &s })
+			s.env = newEnv(t, func(o *gateway.Options) { o.Decider, o.Recorder = &s, &s })
 			s.name("api.example.test")
-			c, err := s.secure(s.lab.name("api.example.test").String()+":443", "api.example.test")
+			c, err := s.secure(s.env.name("api.example.test").String()+":443", "api.example.test")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -95,7 +95,7 @@ func TestFormOfHTTP2(t *testing.T) {
 	}
 	for _, version := range []string{"h1", "h2"} {
 		t.Run("to "+version, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			var reached []string
 			o := w.origin("api.example.test", version, true)
 			o.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -183,7 +183,7 @@ func TestFormOfHTTP2(t *testing.T) {
 // TestSchemeOfPlainHTTP2 has a client that says https where nothing is encrypted.
 func TestSchemeOfPlainHTTP2(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.policy(func(in policy.Input) policy.Decision {
 		if in.Request != nil && in.Request.Scheme != "http" {
 			t.Errorf("policy saw %s", in.Request.Scheme)
@@ -210,7 +210,7 @@ func TestSchemeOfPlainHTTP2(t *testing.T) {
 // What a server of HTTP/2 may say and one of HTTP/1.1 may not is no answer.
 func TestFormOfHTTP2Responses(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	for _, test := range []struct {
 		name   string
 		fields []field

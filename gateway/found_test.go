@@ -25,10 +25,10 @@ import (
 func TestFoundSecretsStopASandbox(t *testing.T) {
 	t.Parallel()
 	book := limit.NewBook(nil)
-	m := meet(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 3 })
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 3 })
 	m.credential("key", token)
 	m.policy(m.keyed)
-	other := m.wire.origin("files.example.test", "h1", true)
+	other := m.netEnv.origin("files.example.test", "h1", true)
 	m.handle("/keyed", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, token, token, token, token) })
 	other.handle("/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, token) })
 	m.handle("/open", func(w http.ResponseWriter, r *http.Request) {
@@ -106,7 +106,7 @@ func (s several) Read(context.Context) (credential.Material, error) {
 var login = several{"username": "deploy-bot@example.test", "password": token, "url": "https://api.example.test/v1"}
 
 // loggingIn has the login put into requests for /keyed.
-func (w *wire) loggingIn() {
+func (w *netEnv) loggingIn() {
 	w.broker = credential.New(credential.Options{
 		Sources: map[string]credential.Source{"key": login},
 		Bound:   func(string, string, uint16) bool { return true },
@@ -126,9 +126,9 @@ func TestFoundCountsWhatWasInjected(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			m := meet(t, "transparent", version, version, "https", func(o *gateway.Options) { o.Budget, o.Found = limit.NewBook(nil), 3 })
+			m := newVersionEnv(t, "transparent", version, version, "https", func(o *gateway.Options) { o.Budget, o.Found = limit.NewBook(nil), 3 })
 			m.loggingIn()
-			other := m.wire.origin("files.example.test", version, true)
+			other := m.netEnv.origin("files.example.test", version, true)
 			pair := login["username"] + ":" + token
 			pages := map[string]string{
 				"/public":   strings.Repeat(login["username"]+" "+login["url"]+"\n", 9),
@@ -173,11 +173,11 @@ func TestFoundCountsWhatWasInjected(t *testing.T) {
 // Each message of a WebSocket is an answer.
 func TestFoundInMessages(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		if m.scheme == "http" {
 			t.Skip("no credential goes in the clear")
 		}
-		keyed := m.wire.origin("keyed.example.test", "h1", true)
+		keyed := m.netEnv.origin("keyed.example.test", "h1", true)
 		keyed.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
 		m.credential("key", token)
 		m.policy(m.keyed)
@@ -235,11 +235,11 @@ func TestFoundInMessages(t *testing.T) {
 func TestForksShareWhatWasFound(t *testing.T) {
 	t.Parallel()
 	book := limit.NewBook(nil)
-	m := meet(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 2 })
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https", func(o *gateway.Options) { o.Budget, o.Found = book, 2 })
 	m.credential("key", token)
 	m.policy(m.keyed)
 	m.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
-	other := m.wire.origin("files.example.test", "h1", true)
+	other := m.netEnv.origin("files.example.test", "h1", true)
 	other.handle("/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, token) })
 	found := func() int {
 		text(t, m.do(t, m.request(t, "GET", "/keyed", nil)))

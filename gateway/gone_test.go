@@ -18,7 +18,7 @@ func TestClientThatHasGoneIsNoticed(t *testing.T) {
 	for _, ahead := range []string{"", "G", "GET / HTTP/1.1\r\n" + strings.Repeat("X-Filler: x\r\n", 2000)} {
 		for _, secure := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%d bytes ahead, TLS %v", len(ahead), secure), func(t *testing.T) {
-				l := newLab(t)
+				l := newEnv(t)
 				l.policy(allow)
 				l.name("api.example.test")
 				gone := make(chan struct{})

@@ -48,7 +48,7 @@ var interopCases = []string{
 }
 
 // interopServer starts gRPC's server under a name.
-func (w *wire) interopServer(name string, secure bool) *origin {
+func (w *netEnv) interopServer(name string, secure bool) *origin {
 	w.t.Helper()
 	dir, err := interop()
 	if err != nil {
@@ -90,7 +90,7 @@ func (w *wire) interopServer(name string, secure bool) *origin {
 	return &origin{name: name, port: uint16(port)}
 }
 
-func (w *wire) file(kind string, der []byte) string {
+func (w *netEnv) file(kind string, der []byte) string {
 	w.t.Helper()
 	path := filepath.Join(w.t.TempDir(), "x.pem")
 	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
@@ -101,7 +101,7 @@ func (w *wire) file(kind string, der []byte) string {
 
 // front is a loopback address that leads a client of any kind through the
 // gateway to an origin, as a sandbox's connection would be led.
-func (w *wire) front(o *origin) netip.AddrPort {
+func (w *netEnv) front(o *origin) netip.AddrPort {
 	w.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -123,7 +123,7 @@ func (w *wire) front(o *origin) netip.AddrPort {
 }
 
 // interopClient runs one test case and returns what the client has to say.
-func (w *wire) interopClient(t *testing.T, o *origin, way string, secure bool, test string) (string, error) {
+func (w *netEnv) interopClient(t *testing.T, o *origin, way string, secure bool, test string) (string, error) {
 	t.Helper()
 	dir, err := interop()
 	if err != nil {
@@ -132,9 +132,9 @@ func (w *wire) interopClient(t *testing.T, o *origin, way string, secure bool, t
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	host, port := o.name, o.port
-	env := append(os.Environ(), "NO_PROXY=", "GRPC_GO_LOG_SEVERITY_LEVEL=error")
+	environment := append(os.Environ(), "NO_PROXY=", "GRPC_GO_LOG_SEVERITY_LEVEL=error")
 	if way == "explicit" {
-		env = append(env, fmt.Sprintf("HTTPS_PROXY=http://ci:%s@%s", w.token, w.proxy.Addr()))
+		environment = append(environment, fmt.Sprintf("HTTPS_PROXY=http://ci:%s@%s", w.token, w.proxy.Addr()))
 	} else {
 		front := w.front(o)
 		host, port = front.Addr().String(), front.Port()
@@ -147,7 +147,7 @@ func (w *wire) interopClient(t *testing.T, o *origin, way string, secure bool, t
 		args = append(args, "-service_config_json", `{"loadBalancingConfig": [{"test_backend_metrics_load_balancer": {}}]}`)
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(dir, "client"), args...)
-	cmd.Env = env
+	cmd.Env = environment
 	out, err := cmd.CombinedOutput()
 	return string(out), err
 }
@@ -169,7 +169,7 @@ func TestInteroperabilityOfGRPC(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWire(t, func(o *gateway.Options) { o.FirstByteTimeout = 5 * time.Second }) // the client is a process
+			w := newNetEnv(t, func(o *gateway.Options) { o.FirstByteTimeout = 5 * time.Second }) // the client is a process
 			w.credential("key", token)
 			w.policy(func(in policy.Input) policy.Decision {
 				d := w.allow(in)
@@ -202,7 +202,7 @@ func TestDenialOfGRPC(t *testing.T) {
 	for _, phase := range []policy.Phase{policy.PhaseConnect, policy.PhaseRequest} {
 		for _, way := range []string{"transparent", "explicit"} {
 			t.Run(fmt.Sprint(way, " ", phase), func(t *testing.T) {
-				w := newWire(t)
+				w := newNetEnv(t)
 				w.policy(func(in policy.Input) policy.Decision {
 					if in.Phase == phase {
 						return policy.Decision{Rule: "closed", Reason: "nobody calls that – yet"}
@@ -251,7 +251,7 @@ func call(t *testing.T, client *http.Client, url string, header http.Header, mes
 // gets of what goes wrong.
 func TestCallOfGRPC(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.credential("key", token)
 	w.policy(func(in policy.Input) policy.Decision {
 		d := w.allow(in)

@@ -32,7 +32,7 @@ func hello(t *testing.T, name string) []byte {
 // A sandbox has few TLS handshakes under way at a time: the others wait, and another
 // sandbox's is not behind them.
 func TestHandshakesWaitForTheirTurn(t *testing.T) {
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})

@@ -19,7 +19,7 @@ import (
 
 func TestInformationalResponsesInEveryVersion(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.credential("key", token)
 		m.policy(func(in policy.Input) policy.Decision {
 			d := m.allow(in)
@@ -81,7 +81,7 @@ func (a *asked) Read(p []byte) (int, error) {
 
 func TestExpectedContinueIsTheUpstreams(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.policy(func(in policy.Input) policy.Decision {
 			if in.Request != nil && in.Request.Path == "/denied" {
 				return policy.Decision{Reason: "not this path"}
@@ -137,7 +137,7 @@ func (f atEnd) Read([]byte) (int, error) {
 
 func TestTrailersInEveryVersion(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			n, _ := io.Copy(io.Discard, r.Body)
 			q := r.URL.Query()
@@ -196,7 +196,7 @@ func TestTrailersInEveryVersion(t *testing.T) {
 // decided when it comes.
 func TestRequestTrailersAreNoWayAroundTheHeaders(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.credential("key", token)
 		m.policy(func(in policy.Input) policy.Decision {
 			d := m.allow(in)

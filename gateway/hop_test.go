@@ -12,7 +12,7 @@ import (
 // as a trailer.
 func TestTrailersAreHeadersToPolicy(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
@@ -36,7 +36,7 @@ func TestTrailersAreHeadersToPolicy(t *testing.T) {
 // the upstream end the gateway's.
 func TestCloseIsOfOneConnection(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Close) })

@@ -24,7 +24,7 @@ import (
 
 // quiet is a gateway in a bubble of time, between connections in memory.
 type quiet struct {
-	*lab
+	*env
 	in chan net.Conn
 	up chan net.Conn
 }
@@ -80,7 +80,7 @@ func (q *quiet) RoundTripper(upstream.Route) (http.RoundTripper, error) {
 // connections; handler is an upstream of HTTP otherwise.
 func inQuiet(t *testing.T, decide func(policy.Input) policy.Decision, serve func(net.Conn), handler http.Handler, test func(t *testing.T, q *quiet)) {
 	synctest.Test(t, func(t *testing.T) {
-		q := &quiet{lab: &lab{t: t, registry: prometheus.NewRegistry(), names: map[netip.Addr]string{synthetic: "api.example.test"}, decide: decide}}
+		q := &quiet{env: &env{t: t, registry: prometheus.NewRegistry(), names: map[netip.Addr]string{synthetic: "api.example.test"}, decide: decide}}
 		sandboxes := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
 		upstreams := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
 		q.in, q.up = sandboxes.conns, upstreams.conns
@@ -171,7 +171,7 @@ func TestHoursOfSilence(t *testing.T) {
 	})
 	t.Run("WebSocket in HTTP/2", func(t *testing.T) {
 		inQuiet(t, plain, nil, echoing, func(t *testing.T, q *quiet) {
-			m := &meeting{wire: &wire{lab: q.lab}, version: "h2", scheme: "http", origin: &origin{name: "api.example.test", port: 80}}
+			m := &versionEnv{netEnv: &netEnv{env: q.env}, version: "h2", scheme: "http", origin: &origin{name: "api.example.test", port: 80}}
 			m.dial = func(context.Context, string, string) (net.Conn, error) { return q.dial(), nil }
 			s, resp, err := m.upgrade(t, "/")
 			if err != nil {

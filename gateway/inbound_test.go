@@ -25,10 +25,10 @@ import (
 	"sallyport/policy"
 )
 
-// published is a lab with a listener for what comes in, and a server that stands
+// published is an env with a listener for what comes in, and a server that stands
 // for what listens in the sandbox.
 type published struct {
-	*lab
+	*env
 	ln      net.Listener
 	exposed access.Ports
 	store   *access.Ports
@@ -137,7 +137,7 @@ func newInbound(t *testing.T) (*published, string) {
 	if n.store, err = access.OpenPorts(t.TempDir() + "/exposures.json"); err != nil {
 		t.Fatal(err)
 	}
-	n.lab = newLab(t, func(o *gateway.Options) {
+	n.env = newEnv(t, func(o *gateway.Options) {
 		o.Ports, o.Waker, o.Loopback, o.StallTimeout = &n.exposed, n, n, stall
 	})
 	n.policy(allow)
@@ -265,8 +265,8 @@ func TestInbound(t *testing.T) {
 			}
 		})
 	}
-	n.lab.mu.Lock()
-	defer n.lab.mu.Unlock()
+	n.env.mu.Lock()
+	defer n.env.mu.Unlock()
 	for _, e := range n.events {
 		s := e.Unmapped.Sallyport
 		if s.Phase != string(policy.PhaseInbound) || e.Connection != nil && e.Connection.Direction != 1 {
@@ -389,15 +389,15 @@ func TestInboundDenied(t *testing.T) {
 		t.Errorf("a tunnel: %d", r.StatusCode)
 	}
 	n.policy(allow)
-	n.lab.mu.Lock()
+	n.env.mu.Lock()
 	n.appendTo = audit.ErrUnwritable
-	n.lab.mu.Unlock()
+	n.env.mu.Unlock()
 	if r, _ := n.ask(t, request); r.StatusCode != 503 || n.wakes.Load() != 0 {
 		t.Errorf("without a record: %d, %d wakes", r.StatusCode, n.wakes.Load())
 	}
-	n.lab.mu.Lock()
+	n.env.mu.Lock()
 	n.appendTo = nil
-	n.lab.mu.Unlock()
+	n.env.mu.Unlock()
 	n.asleep.Store(true)
 	if r, body := n.ask(t, request); r.StatusCode != 503 || !strings.Contains(body, "could not be started") {
 		t.Errorf("a sandbox that does not start: %d %s", r.StatusCode, body)
@@ -439,7 +439,7 @@ func TestInboundFlood(t *testing.T) {
 	deadline, count := time.Now().Add(5*time.Second), 0
 	for count < 60 && time.Now().Before(deadline) {
 		time.Sleep(50 * time.Millisecond)
-		n.lab.mu.Lock()
+		n.env.mu.Lock()
 		count = 0
 		for _, e := range n.events {
 			count += max(1, e.Count)
@@ -447,7 +447,7 @@ func TestInboundFlood(t *testing.T) {
 		if events := len(n.events); events > 30 {
 			t.Errorf("%d events", events)
 		}
-		n.lab.mu.Unlock()
+		n.env.mu.Unlock()
 	}
 	if count != 60 {
 		t.Errorf("the events tell of %d", count)

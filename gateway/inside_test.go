@@ -96,9 +96,9 @@ func TestInboundInsideIsDecidedBefore(t *testing.T) {
 		}
 	}
 	n.policy(allow)
-	n.lab.mu.Lock()
+	n.env.mu.Lock()
 	n.appendTo = audit.ErrUnwritable
-	n.lab.mu.Unlock()
+	n.env.mu.Unlock()
 	if r, _ := n.ask(t, request); r.StatusCode != 503 {
 		t.Errorf("without a record: %d", r.StatusCode)
 	}

@@ -19,7 +19,7 @@ import (
 
 // says starts an upstream of HTTP/1.1 that answers each request with the same bytes, and
 // leaves the connection open.
-func (w *wire) says(name string, secure bool, answer func(r *http.Request) string) *origin {
+func (w *netEnv) says(name string, secure bool, answer func(r *http.Request) string) *origin {
 	w.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -122,7 +122,7 @@ func TestHeadsOfAnswersAreBounded(t *testing.T) {
 	t.Parallel()
 	for _, tt := range largeHeads {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			one := w.says("one.example.test", true, func(*http.Request) string { return rawAnswer(tt.early, tt.head, tt.trailer) })
 			two := w.scripted("two.example.test", func(c *frames, id uint32) {
 				write := func(end bool, fields ...field) {
@@ -186,9 +186,9 @@ func TestOneSandboxHasItsShareOfMemory(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		most int64 // bytes
-		fill func(t *testing.T, w *wire) (done func())
+		fill func(t *testing.T, w *netEnv) (done func())
 	}{
-		{"large heads of answers", 100 << 20, func(t *testing.T, w *wire) func() {
+		{"large heads of answers", 100 << 20, func(t *testing.T, w *netEnv) func() {
 			head := "HTTP/1.1 200 OK\r\n" + lines(many(990, 250)) + "Content-Length: 5\r\n\r\n"
 			o := w.says("large.example.test", false, func(*http.Request) string { return head })
 			return w.holding(t, each, func() (net.Conn, error) {
@@ -199,7 +199,7 @@ func TestOneSandboxHasItsShareOfMemory(t *testing.T) {
 				return c, err
 			})
 		}},
-		{"large heads of requests", 100 << 20, func(t *testing.T, w *wire) func() {
+		{"large heads of requests", 100 << 20, func(t *testing.T, w *netEnv) func() {
 			o := w.says("silent.example.test", false, func(*http.Request) string { return "" })
 			head := fmt.Sprintf("GET /?%s HTTP/1.1\r\nHost: %s\r\n%s\r\n", strings.Repeat("k&", 10_000), o.address(), lines(many(990, 100)))
 			return w.holding(t, each, func() (net.Conn, error) {
@@ -210,7 +210,7 @@ func TestOneSandboxHasItsShareOfMemory(t *testing.T) {
 				return c, err
 			})
 		}},
-		{"half of a request's head", 100 << 20, func(t *testing.T, w *wire) func() {
+		{"half of a request's head", 100 << 20, func(t *testing.T, w *netEnv) func() {
 			o := w.says("silent.example.test", false, func(*http.Request) string { return "" })
 			head := fmt.Sprintf("GET / HTTP/1.1\r\nHost: %s\r\n%s", o.address(), lines(many(120, 1000)))
 			return w.holding(t, each, func() (net.Conn, error) {
@@ -221,7 +221,7 @@ func TestOneSandboxHasItsShareOfMemory(t *testing.T) {
 				return c, err
 			})
 		}},
-		{"frames of HTTP/2, and bodies that an upstream does not take", 120 << 20, func(t *testing.T, w *wire) func() {
+		{"frames of HTTP/2, and bodies that an upstream does not take", 120 << 20, func(t *testing.T, w *netEnv) func() {
 			o := w.origin("deaf.example.test", "h2", false)
 			o.handle("/", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 			return w.holding(t, each, func() (net.Conn, error) {
@@ -246,7 +246,7 @@ func TestOneSandboxHasItsShareOfMemory(t *testing.T) {
 				return c, nil
 			})
 		}},
-		{"answers of HTTP/2 that nobody reads", 240 << 20, func(t *testing.T, w *wire) func() {
+		{"answers of HTTP/2 that nobody reads", 240 << 20, func(t *testing.T, w *netEnv) func() {
 			o := w.origin("endless.example.test", "h2", false)
 			stream := &endless{left: 1 << 40} // of all
 			o.handle("/", func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, stream) })
@@ -276,7 +276,7 @@ func TestOneSandboxHasItsShareOfMemory(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			w.quiet = true
 			o := w.origin("api.example.test", "h1", false)
 			o.handle("/", func(w http.ResponseWriter, r *http.Request) {
@@ -306,7 +306,7 @@ func TestOneSandboxHasItsShareOfMemory(t *testing.T) {
 
 // holding opens n connections, whatever becomes of them, waits until the gateway has done with them what it
 // does, and returns what closes them.
-func (w *wire) holding(t *testing.T, n int, open func() (net.Conn, error)) (done func()) {
+func (w *netEnv) holding(t *testing.T, n int, open func() (net.Conn, error)) (done func()) {
 	t.Helper()
 	var list []net.Conn
 	var work sync.WaitGroup

@@ -61,7 +61,7 @@ func refused(t *testing.T, resp *http.Response, body, limit string, status int) 
 // anything leaves, and what flows is broken off in the middle.
 func TestLimitsOnEveryWay(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		const piece = 32 << 10
 		m.policy(under(m.allow,
 			policy.Limit{Name: "requests", Every: hour, Requests: 4}, policy.Limit{Name: "size", Size: 8 * piece},
@@ -141,7 +141,7 @@ func TestLimitsOnEveryWay(t *testing.T) {
 func TestLimitOfRequests(t *testing.T) {
 	t.Parallel()
 	clock := &after{}
-	w := newWire(t, timed(clock))
+	w := newNetEnv(t, timed(clock))
 	w.policy(under(w.allow, policy.Limit{Name: "few", Every: hour, Requests: 2}))
 	o := w.origin("api.example.test", "h1", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
@@ -193,7 +193,7 @@ func TestLimitOfGRPC(t *testing.T) {
 		{Name: "large", Size: 4, Concurrent: 100}: {"8", ""},
 	} {
 		t.Run(limit.Name, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			w.policy(under(w.allow, *limit))
 			o := w.origin("api.example.test", "h2", true)
 			hold, held := make(chan struct{}), make(chan struct{}, 9)
@@ -225,7 +225,7 @@ func TestLimitOfGRPC(t *testing.T) {
 // What is under way counts until it is over.
 func TestLimitOfConcurrency(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.policy(under(w.allow, policy.Limit{Name: "two", Concurrent: 2}))
 	o := w.origin("api.example.test", "h1", true)
 	hold, held := make(chan struct{}), make(chan struct{}, 9)
@@ -264,7 +264,7 @@ func TestLimitOfConcurrency(t *testing.T) {
 // A WebSocket ends in the middle.
 func TestLimitOfWebSockets(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		m.policy(under(m.allow, policy.Limit{Name: "bytes", Every: hour, Bytes: 64 << 10}))
 		m.handle("/ws", websocket.Handler(func(ws *websocket.Conn) { echoing(ws) }).ServeHTTP)
 		s, resp, err := m.upgrade(t, "/ws")
@@ -307,7 +307,7 @@ func TestLimitOfTunnels(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		t.Run(way, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			w.policy(under(w.tunnel, policy.Limit{Name: "bytes", Every: hour, Bytes: 64 << 10}, policy.Limit{Name: "one", Concurrent: 1}))
 			dial := dialler(w.steer)
 			if way == "explicit" {
@@ -371,7 +371,7 @@ func TestLimitOfTunnels(t *testing.T) {
 // Whom nobody needs to be asked about, since it could not go anyhow.
 func TestLimitBeforeApproval(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	limit := policy.Limit{Name: "few", Every: hour, Requests: 1}
 	approve := false
 	w.policy(func(in policy.Input) policy.Decision {
@@ -408,10 +408,10 @@ func TestLimitBeforeApproval(t *testing.T) {
 func TestLimitOfHours(t *testing.T) {
 	t.Parallel()
 	clock := &after{} // 2027-01-15, a Friday, 08:00 UTC
-	w := newWire(t, timed(clock))
+	w := newNetEnv(t, timed(clock))
 	p, err := engine.Compile(t.Context(), policy.Document{
 		Egress: []policy.EgressRule{{Destination: "*.example.test", Ports: []uint16{443}}},
-		Limits: []policy.Limit{{Name: "office", Hours: &policy.Hours{Days: []string{"fri"}, From: "08:30", To: "12:00"}}},
+		Limits: []policy.Limit{{Name: "operatorStore", Hours: &policy.Hours{Days: []string{"fri"}, From: "08:30", To: "12:00"}}},
 	}, engine.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -426,7 +426,7 @@ func TestLimitOfHours(t *testing.T) {
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
 	client := w.agent("h1", true, w.steer, false)
 	resp, body := get(t, client, o.url("https", "/"))
-	refused(t, resp, body, "office", 429)
+	refused(t, resp, body, "operatorStore", 429)
 	if resp.Header.Get("Retry-After") != "1800" {
 		t.Errorf("Retry-After: %s", resp.Header.Get("Retry-After"))
 	}
@@ -439,7 +439,7 @@ func TestLimitOfHours(t *testing.T) {
 // In observe mode limits count, and deny and break off nothing.
 func TestLimitInObserveMode(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.policy(func(in policy.Input) policy.Decision {
 		d := under(w.allow, policy.Limit{Name: "few", Every: hour, Requests: 1, Bytes: 1000}, policy.Limit{Name: "size", Size: 10})(in)
 		d.Lenient = true

@@ -54,7 +54,7 @@ func TestPolicySeesWhatLeaves(t *testing.T) {
 	t.Parallel()
 	for _, tt := range linked {
 		t.Run(tt.name, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			seen, arrived := "", ""
 			w.policy(func(in policy.Input) policy.Decision {
 				if in.Request != nil {

@@ -21,7 +21,7 @@ func TestIdlingInEarnest(t *testing.T) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, version := range []string{"h1", "h2"} {
 			t.Run(fmt.Sprint("WebSocket/", way, "/", version), func(t *testing.T) {
-				m := meet(t, way, version, "h1", "https")
+				m := newVersionEnv(t, way, version, "h1", "https")
 				if m.explicit {
 					m.dial = m.connect
 				}
@@ -39,7 +39,7 @@ func TestIdlingInEarnest(t *testing.T) {
 			})
 		}
 		t.Run("gRPC/"+way, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			o := w.interopServer("api.example.test", true)
 			dial := dialler(w.steer)
 			if way == "explicit" {

@@ -20,7 +20,7 @@ import (
 // answer of their own, whatever they share.
 func TestConcurrentRequests(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.credential("key", token)
 		m.policy(func(in policy.Input) policy.Decision {
 			d := m.allow(in)
@@ -107,7 +107,7 @@ func TestUpstreamConnectionsAreSharedWithinASandbox(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			w.credential("key", token)
 			w.policy(func(in policy.Input) policy.Decision {
 				d := w.allow(in)
@@ -148,7 +148,7 @@ func TestUpstreamConnectionsAreSharedWithinASandbox(t *testing.T) {
 // for more is sent elsewhere without harm to what else it does there.
 func TestConnectionThatIsReusedForAnotherName(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Host) })
 	other := w.origin("other.example.test", "h2", true)
@@ -183,7 +183,7 @@ func TestConnectionThatIsReusedForAnotherName(t *testing.T) {
 // A connection that is shared by many requests can end under them.
 func TestUpstreamThatSaysGoodbye(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", true)
 	begun := make(chan struct{}, 1)
 	finish := make(chan struct{})

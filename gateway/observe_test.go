@@ -21,9 +21,9 @@ import (
 	"sallyport/policy/engine"
 )
 
-// watched has the sandbox of the lab in observe mode until a time, by the clock
+// watched has the sandbox of the env in observe mode until a time, by the clock
 // that it returns a function to set.
-func (l *lab) watched(t *testing.T, doc policy.Document) (set func(time.Time), until time.Time) {
+func (l *env) watched(t *testing.T, doc policy.Document) (set func(time.Time), until time.Time) {
 	t.Helper()
 	until = time.Now().Add(time.Hour)
 	doc.Observe = []policy.Observation{{Sandboxes: policy.Selector{Names: []string{"demo"}}, Until: until}}
@@ -56,7 +56,7 @@ func (l *lab) watched(t *testing.T, doc policy.Document) (set func(time.Time), u
 // is denied.
 func TestObserveModeCarriesAndEnds(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	set, until := l.watched(t, policy.Document{Egress: []policy.EgressRule{
 		{Name: "no-writes", Destination: "api.example.test", Methods: []string{"POST"}, Action: policy.Deny},
 	}})
@@ -109,7 +109,7 @@ func TestObserveModeCarriesAndEnds(t *testing.T) {
 // Bytes of no protocol that is read pass too, and only meanwhile.
 func TestObserveModeTunnels(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	set, until := l.watched(t, policy.Document{})
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -156,7 +156,7 @@ func TestObserveModeTunnels(t *testing.T) {
 // credential: neither ours nor the sandbox's own.
 func TestObserveModeInjectsNothing(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.watched(t, policy.Document{
 		Credentials: []policy.Credential{{Name: "openai"}},
 		EgressAuth:  []policy.EgressAuthRule{{Name: "api", Destination: "api.example.test", AuthRef: "openai", Paths: []string{"/v1/**"}}},
@@ -201,7 +201,7 @@ func TestObserveModeKeepsTheFloor(t *testing.T) {
 	t.Parallel()
 	pool := upstream.New(upstream.Options{})
 	defer pool.Close()
-	l := newLab(t, func(o *gateway.Options) { o.Upstreams = pool })
+	l := newEnv(t, func(o *gateway.Options) { o.Upstreams = pool })
 	l.watched(t, policy.Document{})
 	c := l.client()
 	for _, url := range []string{"http://169.254.169.254/latest/meta-data/", "https://169.254.169.254/", "http://127.0.0.1:9/", "http://10.0.0.1/"} {
@@ -228,7 +228,7 @@ func TestObserveModeKeepsTheFloor(t *testing.T) {
 // opened meanwhile ends when it does.
 func TestObserveModeEndsWhatGoesOn(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	set, until := l.watched(t, policy.Document{})
 	echo, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -30,11 +30,11 @@ func TestBreakingOffTellsNothing(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			m := meet(t, "transparent", version, version, "https")
+			m := newVersionEnv(t, "transparent", version, version, "https")
 			m.credential("key", token)
 			m.policy(m.keyed)
 			m.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
-			other := m.wire.origin("files.example.test", version, true)
+			other := m.netEnv.origin("files.example.test", version, true)
 			var body string
 			other.handle("/broken", func(w http.ResponseWriter, _ *http.Request) {
 				_, _ = io.WriteString(w, body)
@@ -99,11 +99,11 @@ func (r *recordSizes) Read(p []byte) (int, error) {
 // which of them is right.
 func TestRecordsTellNothing(t *testing.T) {
 	t.Parallel()
-	m := meet(t, "transparent", "h1", "h1", "https")
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https")
 	m.credential("key", token)
 	m.policy(m.keyed)
 	m.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
-	other := m.wire.origin("files.example.test", "h1", true)
+	other := m.netEnv.origin("files.example.test", "h1", true)
 	const block = 16 << 10
 	var file string
 	step := make(chan struct{})
@@ -116,7 +116,7 @@ func TestRecordsTellNothing(t *testing.T) {
 		}
 	})
 	text(t, m.do(t, m.request(t, "GET", "/keyed", nil)))
-	addr := netip.MustParseAddrPort(net.JoinHostPort(m.lab.address("files.example.test").String(), fmt.Sprint(other.port)))
+	addr := netip.MustParseAddrPort(net.JoinHostPort(m.env.address("files.example.test").String(), fmt.Sprint(other.port)))
 	for _, known := range []int{0, 1, 8, len(token) - 2} {
 		file = ""
 		all := guesses(known)

@@ -27,7 +27,7 @@ func TestLogHoldsWhatWasDecidedOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	l := newLab(t, func(o *gateway.Options) { o.Recorder = log })
+	l := newEnv(t, func(o *gateway.Options) { o.Recorder = log })
 	var mu sync.Mutex
 	asked := map[string]policy.Input{} // by host and path, or protocol
 	key := func(in policy.Input) string {

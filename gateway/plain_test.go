@@ -22,7 +22,7 @@ func TestOfferOfHTTP2IsNotTakenUp(t *testing.T) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, named := range []string{"Upgrade, HTTP2-Settings", "Upgrade", "keep-alive"} {
 			t.Run(way+" "+named, func(t *testing.T) {
-				m := meet(t, way, "h1", "h1", "http")
+				m := newVersionEnv(t, way, "h1", "h1", "http")
 				m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 					for _, name := range []string{"Upgrade", "Http2-Settings", "Connection"} {
 						if v := r.Header.Get(name); v != "" {
@@ -68,7 +68,7 @@ func TestOfferOfHTTP2IsNotTakenUp(t *testing.T) {
 
 func TestPlainHTTP2(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", false)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "carried") })
 	old := w.origin("old.example.test", "h1", false)

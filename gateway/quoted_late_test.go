@@ -25,11 +25,11 @@ func sliced(w http.ResponseWriter, r *http.Request, text string) {
 // A host that was sent a credential on one port may serve it on another.
 func TestQuotedOnAnotherPort(t *testing.T) {
 	t.Parallel()
-	m := meet(t, "transparent", "h1", "h1", "https")
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https")
 	m.credential("key", token)
 	m.policy(m.keyed)
 	m.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
-	plain := m.wire.origin(m.origin.name, "h1", false)
+	plain := m.netEnv.origin(m.origin.name, "h1", false)
 	plain.handle("/log", func(w http.ResponseWriter, r *http.Request) { sliced(w, r, token) })
 	client := m.agent("h1", false, m.steer, false)
 	all := func() (got string) {
@@ -126,7 +126,7 @@ func TestQuotedInWhatWasAskedBefore(t *testing.T) {
 			}, read: func(t *testing.T, text string) string { return unpacked(t, text[min(5, len(text)):]) }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m := meet(t, "transparent", "h1", "h1", "https")
+			m := newVersionEnv(t, "transparent", "h1", "h1", "https")
 			m.credential("key", token)
 			m.policy(m.keyed)
 			const pieces = (len(token) + 6) / 7

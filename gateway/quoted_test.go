@@ -22,7 +22,7 @@ import (
 )
 
 // keyed lets everything pass, and sends the credential along under /keyed.
-func (w *wire) keyed(in policy.Input) policy.Decision {
+func (w *netEnv) keyed(in policy.Input) policy.Decision {
 	d := w.allow(in)
 	if in.Request != nil && strings.HasPrefix(in.Request.Path, "/keyed") {
 		d = inject("key")(in)
@@ -97,7 +97,7 @@ func serveSocket(w http.ResponseWriter, r *http.Request, talk func(io.Writer)) {
 }
 
 // seen is all that a client sees of an answer.
-func (m *meeting) seen(t *testing.T, o *origin, carrier string) string {
+func (m *versionEnv) seen(t *testing.T, o *origin, carrier string) string {
 	t.Helper()
 	if carrier == "socket" {
 		at := *m
@@ -131,10 +131,10 @@ func TestQuotedSecret(t *testing.T) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, version := range []string{"h1", "h2"} {
 			t.Run(way+"/"+version, func(t *testing.T) {
-				m := meet(t, way, version, "h1", "https", func(o *gateway.Options) { o.Found = 1000 })
+				m := newVersionEnv(t, way, version, "h1", "https", func(o *gateway.Options) { o.Found = 1000 })
 				m.credential("key", token)
 				m.policy(m.keyed)
-				other := m.wire.origin("files.example.test", "h1", true)
+				other := m.netEnv.origin("files.example.test", "h1", true)
 				for name, quote := range quotes {
 					m.handle("/"+name, quote)
 					other.handle("/"+name, quote)
@@ -213,7 +213,7 @@ func TestQuotedInWhatIsOpen(t *testing.T) {
 		{name: "socket"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m := meet(t, "transparent", "h1", "h1", "https")
+			m := newVersionEnv(t, "transparent", "h1", "h1", "https")
 			m.credential("key", token)
 			m.policy(m.keyed)
 			left := make(chan struct{})
@@ -293,7 +293,7 @@ func version(n int) string { return fmt.Sprintf("sk-live-%08d-abcdef", n) }
 // the record says of what there are.
 func TestQuotedVersions(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(inject("openai"))
 	l.secrets(map[string]credential.Source{"openai": new(series)})
 	l.name("api.example.test")
@@ -334,10 +334,10 @@ func TestQuotedVersions(t *testing.T) {
 // credential of the sandbox's, and passed from any other.
 func TestQuotedOutOfSight(t *testing.T) {
 	t.Parallel()
-	m := meet(t, "transparent", "h1", "h1", "https")
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https")
 	m.credential("key", token)
 	m.policy(m.keyed)
-	other := m.wire.origin("files.example.test", "h1", true)
+	other := m.netEnv.origin("files.example.test", "h1", true)
 	m.handle("/keyed", func(http.ResponseWriter, *http.Request) {})
 	for _, o := range []*origin{m.origin, other} {
 		o.handle("/unknown", func(w http.ResponseWriter, _ *http.Request) {

@@ -19,7 +19,7 @@ import (
 
 func TestAllowedRequestIsDecidedThenCarriedThenCompleted(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
@@ -68,7 +68,7 @@ func TestNothingLeavesWhenTheDecisionCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	for _, url := range []string{"https://api.example.test/x", "http://api.example.test/x"} {
 		t.Run(url, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(allow)
 			l.name("api.example.test")
 			l.upstream("api.example.test", url[4] == 's', func(http.ResponseWriter, *http.Request) { t.Error("reached") })
@@ -135,7 +135,7 @@ func TestDeniedRequestIsLegible(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(test.decide)
 			l.name("api.example.test")
 			l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) { t.Error("reached") })
@@ -189,7 +189,7 @@ func TestMisuseIsRefusedBeforePolicy(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(func(in policy.Input) policy.Decision {
 				if in.Phase == policy.PhaseRequest {
 					t.Error("policy was asked")
@@ -227,7 +227,7 @@ func TestSmuggledFramingIsRefused(t *testing.T) {
 		"HTTP/2 without ALPN": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(allow)
 			var smuggled atomic.Bool
 			l.upstream("api.example.test", true, func(_ http.ResponseWriter, r *http.Request) {
@@ -249,7 +249,7 @@ func TestSmuggledFramingIsRefused(t *testing.T) {
 
 func TestKeepAliveReusesBothConnections(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") })
@@ -267,7 +267,7 @@ func TestKeepAliveReusesBothConnections(t *testing.T) {
 
 func TestEachRequestOnAConnectionIsDecided(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.name("api.example.test")
 	l.policy(func(in policy.Input) policy.Decision {
 		if in.Phase == policy.PhaseRequest && in.Request.Path == "/secret" {
@@ -330,7 +330,7 @@ func TestCompletionIsWrittenOnceHoweverItEnds(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(allow)
 			l.name("api.example.test")
 			l.upstream("api.example.test", true, test.serve)
@@ -366,7 +366,7 @@ func broken(t *testing.T, resp *http.Response, err error) {
 
 func TestClientThatGoesAwayCompletes(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.name("api.example.test")
 	gone := make(chan struct{})
@@ -398,7 +398,7 @@ func TestClientThatGoesAwayCompletes(t *testing.T) {
 
 func TestHopByHopHeadersStayOnTheirHop(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	var got http.Header
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
@@ -427,7 +427,7 @@ func TestPanicDenies(t *testing.T) {
 	t.Parallel()
 	for _, phase := range []policy.Phase{policy.PhaseConnect, policy.PhaseRequest} {
 		t.Run(string(phase), func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.name("api.example.test")
 			l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) { t.Error("reached") })
 			l.policy(func(in policy.Input) policy.Decision {

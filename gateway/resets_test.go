@@ -12,7 +12,7 @@ import (
 // on, with a record; another sandbox and its own later requests are served.
 func TestResetsEndTheConnection(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})

@@ -12,7 +12,7 @@ import (
 // Tags that are taken from a sandbox are taken from its open connections too.
 func TestTagsOfAnOpenConnection(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "fine") })
 	l.policy(func(in policy.Input) policy.Decision {

@@ -17,7 +17,7 @@ import (
 // denied before any policy is asked.
 func TestRevisionOfEveryDecision(t *testing.T) {
 	t.Parallel()
-	w := newWire(t, func(o *gateway.Options) { o.Revision = func() string { return "r1" }; o.HandshakeTimeout = time.Second })
+	w := newNetEnv(t, func(o *gateway.Options) { o.Revision = func() string { return "r1" }; o.HandshakeTimeout = time.Second })
 	w.policy(func(in policy.Input) policy.Decision {
 		d := w.allow(in)
 		switch {

@@ -24,7 +24,7 @@ import (
 const soon = 3 * time.Second
 
 // withdraw changes the policy: what is for such a path is denied from now on.
-func (w *wire) withdraw(path string, allow func(policy.Input) policy.Decision) (at time.Time) {
+func (w *netEnv) withdraw(path string, allow func(policy.Input) policy.Decision) (at time.Time) {
 	at = time.Now()
 	w.policy(func(in policy.Input) policy.Decision {
 		if in.Request != nil && in.Request.Path == path {
@@ -39,7 +39,7 @@ func (w *wire) withdraw(path string, allow func(policy.Input) policy.Decision) (
 }
 
 // revoked wants the completion that says so.
-func (w *wire) revoked(t *testing.T, path string) {
+func (w *netEnv) revoked(t *testing.T, path string) {
 	t.Helper()
 	var d, c *audit.Event
 	for deadline := time.Now().Add(soon); c == nil && time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
@@ -66,7 +66,7 @@ func (w *wire) revoked(t *testing.T, path string) {
 
 func TestRevokedWebSockets(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		m.mux.Handle("/gone", echoing)
 		m.mux.Handle("/kept", echoing)
 		gone, _, err := m.upgrade(t, "/gone")
@@ -103,7 +103,7 @@ func TestRevokedWebSocketOfAClientThatDoesNotRead(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			m := meet(t, "transparent", version, "h1", "https")
+			m := newVersionEnv(t, "transparent", version, "h1", "https")
 			over := make(chan struct{})
 			m.handle("/gone", func(w http.ResponseWriter, r *http.Request) {
 				defer close(over)
@@ -137,7 +137,7 @@ func TestRevokedWebSocketOfAClientThatDoesNotRead(t *testing.T) {
 // and on, a request whose body does, and one that has no answer yet.
 func TestRevokedRequests(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		ended := make(chan string, 10)
 		stream := func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream")
@@ -254,7 +254,7 @@ func TestRevokedRequests(t *testing.T) {
 // A response that nobody takes is ended too.
 func TestRevokedRequestOfAClientThatDoesNotRead(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		over := make(chan struct{})
 		m.handle("/big", func(w http.ResponseWriter, r *http.Request) {
 			defer close(over)
@@ -279,18 +279,18 @@ func TestRevokedCredential(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name   string
-		change func(d policy.Decision, w *wire) policy.Decision
+		change func(d policy.Decision, w *netEnv) policy.Decision
 	}{
-		{"without", func(d policy.Decision, w *wire) policy.Decision { d.Inject = nil; return d }},
-		{"another", func(d policy.Decision, w *wire) policy.Decision {
+		{"without", func(d policy.Decision, w *netEnv) policy.Decision { d.Inject = nil; return d }},
+		{"another", func(d policy.Decision, w *netEnv) policy.Decision {
 			d.Inject = []policy.Injection{{Credential: "other"}}
 			return d
 		}},
-		{"elsewhere", func(d policy.Decision, w *wire) policy.Decision {
+		{"elsewhere", func(d policy.Decision, w *netEnv) policy.Decision {
 			d.Inject[0].Inject.Header = &policy.HeaderInject{Name: "X-Key", Value: "{{ .token }}"}
 			return d
 		}},
-		{"another way", func(d policy.Decision, w *wire) policy.Decision {
+		{"another way", func(d policy.Decision, w *netEnv) policy.Decision {
 			way := *w.reach
 			way.Addresses = append([]string{"10.0.0.0/8"}, way.Addresses...)
 			d.Upstream = &way
@@ -298,7 +298,7 @@ func TestRevokedCredential(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m := meet(t, "transparent", "h2", "h2", "https")
+			m := newVersionEnv(t, "transparent", "h2", "h2", "https")
 			m.credential("key", token)
 			with := func(in policy.Input) policy.Decision {
 				d := m.allow(in)
@@ -326,7 +326,7 @@ func TestRevokedCredential(t *testing.T) {
 			m.policy(func(in policy.Input) policy.Decision {
 				d := with(in)
 				if in.Phase == policy.PhaseRequest {
-					d = test.change(d, m.wire)
+					d = test.change(d, m.netEnv)
 				}
 				return d
 			})
@@ -345,7 +345,7 @@ func TestRevokedTunnels(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		t.Run(way, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			w.policy(w.tunnel)
 			dial := dialler(w.steer)
 			if way == "explicit" {
@@ -411,7 +411,7 @@ func TestRevokedConnection(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			m := meet(t, "transparent", version, "h1", "https")
+			m := newVersionEnv(t, "transparent", version, "h1", "https")
 			m.handle("/", func(w http.ResponseWriter, r *http.Request) {})
 			text(t, m.do(t, m.request(t, "GET", "/", nil)))
 			m.policy(func(in policy.Input) policy.Decision { d := m.allow(in); d.Revision = "r2"; return d })

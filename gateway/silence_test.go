@@ -15,7 +15,7 @@ import (
 )
 
 // of are the events by now that have the rule.
-func (l *lab) of(rule string) iter.Seq[*audit.Event] {
+func (l *env) of(rule string) iter.Seq[*audit.Event] {
 	return func(yield func(*audit.Event) bool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -43,7 +43,7 @@ func TestSilenceInsideTLSIsRecorded(t *testing.T) {
 		{"no HTTP/2", "h2", "GET / HTTP/1.1\r\nHost: api.example.test\r\n\r\n", "opening", 0},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLab(t, func(o *gateway.Options) {
+			l := newEnv(t, func(o *gateway.Options) {
 				o.HandshakeTimeout, o.IdleTimeout = 200*time.Millisecond, 300*time.Millisecond
 			})
 			l.policy(allow)
@@ -70,7 +70,7 @@ func TestSilenceInsideTLSIsRecorded(t *testing.T) {
 // One that goes away, or has asked, is not.
 func TestSilenceOfItsOwnAccordIsNotRecorded(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(o *gateway.Options) { o.IdleTimeout = 200 * time.Millisecond })
+	l := newEnv(t, func(o *gateway.Options) { o.IdleTimeout = 200 * time.Millisecond })
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(http.ResponseWriter, *http.Request) {})
 	for _, alpn := range []string{"http/1.1", "h2"} {
@@ -98,7 +98,7 @@ func TestSilenceOfItsOwnAccordIsNotRecorded(t *testing.T) {
 func TestFloodOfSilenceIsFolded(t *testing.T) {
 	t.Parallel()
 	const number = 200
-	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
+	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = time.Second })
 	l.policy(allow)
 	to := l.name("api.example.test").String() + ":443"
 	for range number {
@@ -123,7 +123,7 @@ func TestFloodOfSilenceIsFolded(t *testing.T) {
 // its name.
 func TestSilenceAtTheExplicitProxyIsRecorded(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
+	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 200 * time.Millisecond })
 	l.policy(allow)
 	for i, tt := range []struct{ name, sent, rule string }{
 		{"nothing", "", "opening"},

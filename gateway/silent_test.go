@@ -31,8 +31,8 @@ func TestUploadThatStopsIsEnded(t *testing.T) {
 			for _, length := range []int64{-1, 7} {
 				t.Run(tt.name+" "+version, func(t *testing.T) {
 					t.Parallel()
-					w := newWire(t, func(o *gateway.Options) { o.StallTimeout = stall })
-					m := &meeting{wire: w, version: version, upstream: "h2", scheme: "https", origin: w.origin("api.example.test", "h2", true), dial: w.steer}
+					w := newNetEnv(t, func(o *gateway.Options) { o.StallTimeout = stall })
+					m := &versionEnv{netEnv: w, version: version, upstream: "h2", scheme: "https", origin: w.origin("api.example.test", "h2", true), dial: w.steer}
 					m.client = w.agent(version, true, m.dial, false)
 					var got atomic.Int64
 					serve := func(w http.ResponseWriter, r *http.Request) {

@@ -86,7 +86,7 @@ func TestEncodedSlashes(t *testing.T) {
 	} {
 		for _, protocol := range []string{"http/1.1", "h2"} {
 			t.Run(tt.host+strings.ReplaceAll(tt.target, "/", "|")+" "+protocol, func(t *testing.T) {
-				l := newLab(t, func(o *gateway.Options) { o.Decider = engine.NewEngine(p) })
+				l := newEnv(t, func(o *gateway.Options) { o.Decider = engine.NewEngine(p) })
 				l.name(tt.host)
 				l.upstream(tt.host, true, func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.RequestURI) })
 				client := l.client()

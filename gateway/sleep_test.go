@@ -141,7 +141,7 @@ func TestSleepOverTCP(t *testing.T) {
 	}
 	for name, decide := range kinds {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(decide)
 			far, up := net.Conn(nil), make(chan net.Conn, 1)
 			ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -207,7 +207,7 @@ func silent(t *testing.T, c net.Conn, in *bufio.Reader) {
 // TestSleepOfAWebSocket is of frames, through TLS.
 func TestSleepOfAWebSocket(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/", echoing.ServeHTTP)
 		s, resp, err := m.upgrade(t, "/")
 		if err != nil {
@@ -229,7 +229,7 @@ func TestSleepOfAWebSocket(t *testing.T) {
 // sleeps.
 func TestSleepInTheMiddle(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.upstream("big.example.test", true, func(w http.ResponseWriter, r *http.Request) {
 		for r.Context().Err() == nil {
@@ -263,7 +263,7 @@ func TestSleepInTheMiddle(t *testing.T) {
 // wake, and nobody waits for that.
 func TestSleepAndPolicy(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
 	c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
@@ -292,9 +292,9 @@ func TestSleepAndPolicy(t *testing.T) {
 // TestSleepAndEnd: a sandbox that will not wake, and a gateway that ends first.
 func TestSleepAndEnd(t *testing.T) {
 	t.Parallel()
-	for name, end := range map[string]func(*lab){
-		"End": func(l *lab) { l.gateway.End(sandboxAddr) },
-		"Shutdown": func(l *lab) {
+	for name, end := range map[string]func(*env){
+		"End": func(l *env) { l.gateway.End(sandboxAddr) },
+		"Shutdown": func(l *env) {
 			ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 			defer cancel()
 			if err := l.gateway.Shutdown(ctx); err != nil {
@@ -303,7 +303,7 @@ func TestSleepAndEnd(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(allow)
 			l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
 			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test")
@@ -330,7 +330,7 @@ func TestSleepAndEnd(t *testing.T) {
 // TestSleepHoldsTheKernelBack: its keep-alive and patience are off meanwhile, and
 // as they were afterwards.
 func TestSleepHoldsTheKernelBack(t *testing.T) {
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	c := l.raw(l.name("api.example.test").String() + ":80")
 	ours := c.RemoteAddr().String()

@@ -43,7 +43,7 @@ func soaking() bool { return os.Getenv("SALLYPORT_SOAK") != "" }
 // soak is a gateway with the real policy, audit log and way out, and with
 // upstreams that work, fail and cannot be trusted.
 type soak struct {
-	*wire
+	*netEnv
 	engine   *engine.Engine
 	policies []*engine.Policy
 	sources  map[string]credential.Source
@@ -95,7 +95,7 @@ func newSoak(t *testing.T, long time.Duration) *soak {
 	pool := upstream.New(upstream.Options{Logger: slog.New(slog.DiscardHandler), IdleTimeout: 300 * time.Millisecond, HandshakeTimeout: min(long/2, 5*time.Second)})
 	t.Cleanup(pool.Close)
 	s.engine = engine.NewEngine(nil)
-	s.wire = newWire(t, func(o *gateway.Options) {
+	s.netEnv = newNetEnv(t, func(o *gateway.Options) {
 		o.Upstreams, o.Recorder, o.Decider = pool, s, s.engine
 		o.FirstByteTimeout, o.HandshakeTimeout = 200*time.Millisecond, 5*time.Second
 		o.Logger = slog.New(&alarm{Handler: slog.DiscardHandler, t: t})
@@ -111,7 +111,7 @@ func newSoak(t *testing.T, long time.Duration) *soak {
 	serveWell(s.leaving)
 	s.plain = s.origin("plain.example.test", "h1", false)
 	serveWell(s.plain)
-	s.refused = []*origin{s.expired("expired.example.test"), s.impostor("impostor.example.test"), s.nobody("nobody.example.test")}
+	s.refused = []*origin{s.expired("expired.example.test"), s.misnamed("misnamed.example.test"), s.nobody("nobody.example.test")}
 	s.mutes = s.mute("mute.example.test")
 	s.raw = s.bytes("raw.example.test", "")
 	for _, way := range []dialler{s.steer, s.connect} {
@@ -266,7 +266,7 @@ func returned(t *testing.T, before kept, also func() string) {
 }
 
 // gauge is the value of one of the gateway's metrics, over all labels.
-func (l *lab) gauge(name string) (total float64) {
+func (l *env) gauge(name string) (total float64) {
 	families, err := l.registry.Gather()
 	if err != nil {
 		l.t.Fatal(err)

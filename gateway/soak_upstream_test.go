@@ -179,7 +179,7 @@ func serveIll(o *origin) {
 }
 
 // mute starts an upstream that takes connections and never says a word.
-func (w *wire) mute(name string) *origin {
+func (w *netEnv) mute(name string) *origin {
 	w.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -208,21 +208,21 @@ func (w *wire) mute(name string) *origin {
 }
 
 // expired starts an upstream whose certificate was good until a minute ago.
-func (w *wire) expired(name string) *origin {
+func (w *netEnv) expired(name string) *origin {
 	w.t.Helper()
 	leaf := w.public.sign(name, 1<<20, time.Now().Add(-time.Minute))
 	return w.originOf(name, "h1", &leaf)
 }
 
-// impostor starts an upstream with the certificate of another name.
-func (w *wire) impostor(name string) *origin {
+// misnamed starts an upstream with the certificate of another name.
+func (w *netEnv) misnamed(name string) *origin {
 	w.t.Helper()
 	leaf := w.public.leaf("other.example.test")
 	return w.originOf(name, "h1", &leaf)
 }
 
 // nobody is where nothing listens.
-func (w *wire) nobody(name string) *origin {
+func (w *netEnv) nobody(name string) *origin {
 	w.t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -13,7 +13,7 @@ func TestIdleConnectionsHaveSmallStacks(t *testing.T) {
 		t.Skip("the race detector's stacks are larger")
 	}
 	const n, each = 200, 12 << 10
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {})
 	to := l.name("api.example.test").String() + ":443"

@@ -13,7 +13,7 @@ import (
 
 func TestStreamArrivesAsItComes(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.name("api.example.test")
 	next := make(chan struct{})
@@ -41,7 +41,7 @@ func TestStreamArrivesAsItComes(t *testing.T) {
 
 func TestWebSocketIsCarriedAndCounted(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, r *http.Request) {
 		if r.Header.Get("Upgrade") != "websocket" || r.Header.Get("Connection") != "Upgrade" {
@@ -90,7 +90,7 @@ func TestWebSocketIsCarriedAndCounted(t *testing.T) {
 
 func TestUpgradeUnaskedIsRefused(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) {

@@ -71,7 +71,7 @@ func TestTargets(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"http/1.1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			var decided, sent string
 			w.policy(func(in policy.Input) policy.Decision {
 				if in.Request != nil {
@@ -141,7 +141,7 @@ func TestInboundTargets(t *testing.T) {
 // so does Host beside it.
 func TestAbsoluteTargets(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	var sent string
 	w.policy(w.allow)
 	o := w.origin("api.example.test", "h1", true)
@@ -182,14 +182,14 @@ func TestAbsoluteTargets(t *testing.T) {
 }
 
 // speak sends bytes on a TLS connection to an origin, and returns the status.
-func (w *wire) speak(t *testing.T, o *origin, request string) int {
+func (w *netEnv) speak(t *testing.T, o *origin, request string) int {
 	t.Helper()
 	status, _ := w.spoken(t, o, request)
 	return status
 }
 
 // spoken is speak, and returns the header too. HOST stands for the origin.
-func (w *wire) spoken(t *testing.T, o *origin, request string) (int, http.Header) {
+func (w *netEnv) spoken(t *testing.T, o *origin, request string) (int, http.Header) {
 	t.Helper()
 	host := fmt.Sprintf("%s:%d", o.name, o.port)
 	raw, err := w.steer(t.Context(), "tcp", host)
@@ -206,7 +206,7 @@ func (w *wire) spoken(t *testing.T, o *origin, request string) (int, http.Header
 // which have two readings then.
 func TestRawPath(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	raw, sent := true, ""
 	w.policy(func(in policy.Input) policy.Decision {
 		d := w.allow(in)

@@ -49,7 +49,7 @@ func spending(decide func(policy.Input) policy.Decision, limits ...policy.Limit)
 }
 
 // tokensOf returns what the completions say, in the order of their decisions.
-func tokensOf(t *testing.T, w *wire) (list []audit.Tokens) {
+func tokensOf(t *testing.T, w *netEnv) (list []audit.Tokens) {
 	t.Helper()
 	decisions, completions := w.settled(t)
 	for _, d := range decisions {
@@ -64,7 +64,7 @@ func tokensOf(t *testing.T, w *wire) (list []audit.Tokens) {
 // event, which comes byte by byte, is counted, and what is used up is refused.
 func TestTokensOnEveryWay(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.policy(spending(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 3000}, policy.Limit{Name: "cost", Every: hour, Cost: 1e9}))
 		m.handle("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
@@ -87,7 +87,7 @@ func TestTokensOnEveryWay(t *testing.T) {
 		refused(t, resp, body, "tokens", 429)
 		// 600 at 1.00, 400 at 0.10 and 500 at 10.00 a million.
 		want := audit.Tokens{Model: "gpt-5-mini", In: 1000, Out: 500, Cached: 400, Cost: "0.00564"}
-		if got := tokensOf(t, m.wire); fmt.Sprint(got) != fmt.Sprint([]audit.Tokens{want, want}) {
+		if got := tokensOf(t, m.netEnv); fmt.Sprint(got) != fmt.Sprint([]audit.Tokens{want, want}) {
 			t.Errorf("got %+v", got)
 		}
 	})
@@ -102,7 +102,7 @@ func TestTokensOfCodedAnswers(t *testing.T) {
 	plain := []byte(`{"model":"m","usage":{"prompt_tokens":7,"completion_tokens":5}}`)
 	for coding, body := range map[string][]byte{"gzip": gzipped.Bytes(), "zstd": zstded(plain), "br": brotlied(plain), "compress": plain} {
 		t.Run(coding, func(t *testing.T) {
-			m := meet(t, "transparent", "h2", "h1", "https")
+			m := newVersionEnv(t, "transparent", "h2", "h1", "https")
 			m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 3000}))
 			var accepted atomic.Value
 			m.handle("/", func(w http.ResponseWriter, r *http.Request) {
@@ -127,7 +127,7 @@ func TestTokensOfCodedAnswers(t *testing.T) {
 			case coding != "compress" && (!bytes.Equal(got, plain) || resp.Header.Get("Content-Encoding") != ""):
 				t.Errorf("%v %q", resp.Header, got)
 			}
-			tokens := tokensOf(t, m.wire)
+			tokens := tokensOf(t, m.netEnv)
 			if len(tokens) != 1 || coding == "gzip" && tokens[0] != (audit.Tokens{Model: "m", In: 7, Out: 5}) || coding != "gzip" && !tokens[0].Estimated {
 				t.Errorf("got %+v", tokens)
 			}
@@ -138,7 +138,7 @@ func TestTokensOfCodedAnswers(t *testing.T) {
 // What is not reported, whatever the reason, is charged by its bytes.
 func TestTokensUnreported(t *testing.T) {
 	t.Parallel()
-	m := meet(t, "transparent", "h1", "h1", "https")
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https")
 	m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 1 << 40}))
 	answer := func(path, kind, body string, status int) {
 		m.handle(path, func(w http.ResponseWriter, r *http.Request) {
@@ -173,7 +173,7 @@ func TestTokensUnreported(t *testing.T) {
 	resp.Body.Close()
 	<-gone
 
-	got := tokensOf(t, m.wire)
+	got := tokensOf(t, m.netEnv)
 	if len(got) != 7 {
 		t.Fatalf("got %+v", got)
 	}
@@ -198,7 +198,7 @@ func TestCostNeedsAPrice(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
-			m := meet(t, "transparent", version, version, "https")
+			m := newVersionEnv(t, "transparent", version, version, "https")
 			m.policy(spending(m.allow, policy.Limit{Name: "cost", Every: hour, Cost: 1e9}))
 			var whole atomic.Int64
 			m.handle("/", func(w http.ResponseWriter, r *http.Request) {
@@ -242,7 +242,7 @@ func TestCostNeedsAPrice(t *testing.T) {
 			try("/v1beta/models/gemini-2.5-pro:generateContent", `{}`, true, 200)                   // 2.00: more than the answer's model
 			resp := m.do(t, m.request(t, "POST", "/", strings.NewReader(`{"model":"gpt-5-mini"}`))) // used up
 			refused(t, resp, text(t, resp), "cost", 429)
-			got := tokensOf(t, m.wire)
+			got := tokensOf(t, m.netEnv)
 			if last := got[len(got)-1]; last.Cost != "2.00001" {
 				t.Errorf("got %+v", last)
 			}
@@ -254,7 +254,7 @@ func TestCostNeedsAPrice(t *testing.T) {
 // they end where these are used up.
 func TestTokensUnread(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 64 << 10}))
 		m.handle("/ws", websocket.Handler(func(ws *websocket.Conn) { echoing(ws) }).ServeHTTP)
 		s, resp, err := m.upgrade(t, "/ws")
@@ -276,7 +276,7 @@ func TestTokensUnread(t *testing.T) {
 			t.Fatalf("%d bytes were carried, %v", carried, err)
 		}
 		_ = s.Close()
-		if got := tokensOf(t, m.wire); len(got) != 1 || !got[0].Estimated || got[0].In+got[0].Out < 56<<10 {
+		if got := tokensOf(t, m.netEnv); len(got) != 1 || !got[0].Estimated || got[0].In+got[0].Out < 56<<10 {
 			t.Errorf("got %+v", got)
 		}
 		if _, resp, err := m.upgrade(t, "/ws"); err == nil || resp.StatusCode != 429 {
@@ -291,7 +291,7 @@ func TestTokensUnread(t *testing.T) {
 
 func TestTokensOfTunnels(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.policy(under(w.tunnel, policy.Limit{Name: "tokens", Every: hour, Tokens: 64 << 10}))
 	o := w.bytes("raw.example.test", "")
 	c, err := w.steer(t.Context(), "tcp", o.address())
@@ -324,7 +324,7 @@ func TestTokensOfTunnels(t *testing.T) {
 // In observe mode all of it is counted, and nothing refused.
 func TestTokensObserved(t *testing.T) {
 	t.Parallel()
-	m := meet(t, "transparent", "h1", "h1", "https")
+	m := newVersionEnv(t, "transparent", "h1", "h1", "https")
 	lenient := spending(m.allow, policy.Limit{Name: "cost", Every: hour, Cost: 1}, policy.Limit{Name: "tokens", Every: hour, Tokens: 1})
 	m.policy(func(in policy.Input) policy.Decision {
 		d := lenient(in)
@@ -343,7 +343,7 @@ func TestTokensObserved(t *testing.T) {
 		}
 	}
 	want := audit.Tokens{In: 1000, Cost: "0.10"} // as the dearest
-	if got := tokensOf(t, m.wire); fmt.Sprint(got) != fmt.Sprint([]audit.Tokens{want, want}) {
+	if got := tokensOf(t, m.netEnv); fmt.Sprint(got) != fmt.Sprint([]audit.Tokens{want, want}) {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -16,7 +16,7 @@ func TestSecretInTrailers(t *testing.T) {
 	t.Parallel()
 	for _, status := range []string{"200", "204", "304"} {
 		t.Run(status, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			w.credential("key", token)
 			w.policy(func(in policy.Input) policy.Decision {
 				d := inject("key")(in)

@@ -18,7 +18,7 @@ import (
 
 // bytes is an upstream that is no HTTP: it greets, sends all back and passes the
 // end of each direction on.
-func (w *wire) bytes(name, greeting string) *origin {
+func (w *netEnv) bytes(name, greeting string) *origin {
 	w.t.Helper()
 	addr := echo(w.t, greeting)
 	a, err := net.ResolveTCPAddr("tcp", addr)
@@ -37,7 +37,7 @@ func TestTunnelOfTLS(t *testing.T) {
 	t.Parallel()
 	for _, way := range []string{"transparent", "explicit"} {
 		t.Run(way, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			w.policy(w.tunnel)
 			o := w.origin("api.example.test", "h2", true)
 			o.handle("/", func(w http.ResponseWriter, r *http.Request) {
@@ -78,13 +78,13 @@ func TestTunnelThatIsRefused(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name, sni, address string
-		decide             func(w *wire) func(policy.Input) policy.Decision
+		decide             func(w *netEnv) func(policy.Input) policy.Decision
 		looked             bool
 		status             int
 	}{
 		{"carried", "api.example.test", "", nil, true, 0},
 		{"another name in the handshake", "other.example.test", "", nil, false, 403},
-		{"an address that no rule names", "api.example.test", "127.0.0.1", func(w *wire) func(policy.Input) policy.Decision {
+		{"an address that no rule names", "api.example.test", "127.0.0.1", func(w *netEnv) func(policy.Input) policy.Decision {
 			return func(in policy.Input) policy.Decision {
 				d := w.tunnel(in)
 				d.Upstream = &policy.Upstream{Resolver: w.zone.addr}
@@ -92,12 +92,12 @@ func TestTunnelThatIsRefused(t *testing.T) {
 			}
 		}, true, 403},
 		{"the metadata address", "api.example.test", "169.254.169.254", nil, true, 403},
-		{"denied", "api.example.test", "", func(w *wire) func(policy.Input) policy.Decision {
+		{"denied", "api.example.test", "", func(w *netEnv) func(policy.Input) policy.Decision {
 			return func(policy.Input) policy.Decision { return policy.Decision{} }
 		}, false, 403},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWire(t)
+			w := newNetEnv(t)
 			w.policy(w.tunnel)
 			if test.decide != nil {
 				w.policy(test.decide(w))
@@ -140,7 +140,7 @@ func TestOtherProtocols(t *testing.T) {
 		for _, action := range []policy.Action{policy.Tunnel, policy.Allow, policy.Deny, policy.Approve, ""} {
 			for _, first := range []string{"client", "server"} {
 				t.Run(fmt.Sprintf("%s/%q/%s speaks first", way, action, first), func(t *testing.T) {
-					w := newWire(t)
+					w := newNetEnv(t)
 					w.policy(func(in policy.Input) policy.Decision {
 						if in.Destination.Host != "db.example.test" || in.Protocol != policy.ProtocolOther {
 							t.Errorf("policy saw %+v", in)
@@ -199,7 +199,7 @@ func TestOtherProtocols(t *testing.T) {
 
 // A tunnel that nobody reads holds no more than sockets do, in either direction.
 func TestTunnelWaitsForItsReader(t *testing.T) {
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.policy(w.tunnel)
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

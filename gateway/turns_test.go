@@ -15,7 +15,7 @@ import (
 // A sandbox that has hundreds of requests begun, and resets them, has few of them in work at a time:
 // the others wait asleep, and another sandbox's request is not behind them.
 func TestFloodWaitsForItsTurn(t *testing.T) {
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
@@ -91,7 +91,7 @@ func TestFloodWaitsForItsTurn(t *testing.T) {
 // their connection has ended: however often it opens and leaves connections, no more wait.
 func TestWaitingRequestsAreCounted(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	w.quiet = true
 	o := w.origin("api.example.test", "h2", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})

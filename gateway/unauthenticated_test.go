@@ -19,7 +19,7 @@ const strangersFromOne = 256 // address
 
 // hush opens connections to the explicit proxy that say nothing. gone has the
 // number of each that ends.
-func (l *lab) hush(n int, from string) (gone chan int) {
+func (l *env) hush(n int, from string) (gone chan int) {
 	l.t.Helper()
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
 	gone = make(chan int, n)
@@ -41,7 +41,7 @@ func (l *lab) hush(n int, from string) (gone chan int) {
 // the same address too: the oldest silent one makes room.
 func TestStrangersMakeRoom(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute })
+	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute })
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
 	if err != nil {
@@ -89,7 +89,7 @@ func TestStrangersMakeRoom(t *testing.T) {
 // then: an address that has few keeps them.
 func TestStrangersOfACrowdedAddressGoFirst(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute })
+	l := newEnv(t, func(o *gateway.Options) { o.HandshakeTimeout = 5 * time.Minute })
 	few := l.hush(1, "127.0.0.9") // the oldest of all
 	var crowds []chan int
 	for i := range 4 {
@@ -115,7 +115,7 @@ func TestStrangersOfACrowdedAddressGoFirst(t *testing.T) {
 // While a flood goes on, a client behind the same address is served each time.
 func TestNeighbourInAFlood(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newEnv(t)
 	l.policy(allow)
 	_, token, err := l.clients.Add("ci", nil)
 	if err != nil {

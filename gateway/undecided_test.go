@@ -18,7 +18,7 @@ import (
 
 // deciding is a gateway that a real policy decides for: a rule for
 // api.example.test, and a team's Rego.
-func deciding(t *testing.T, timeout time.Duration, rego string) *lab {
+func deciding(t *testing.T, timeout time.Duration, rego string) *env {
 	t.Helper()
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "team.rego"), []byte("package sallyport.team.x\n\n"+rego), 0o600); err != nil {
@@ -35,7 +35,7 @@ func deciding(t *testing.T, timeout time.Duration, rego string) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := newLab(t, func(o *gateway.Options) { o.Decider = engine.NewEngine(p) })
+	l := newEnv(t, func(o *gateway.Options) { o.Decider = engine.NewEngine(p) })
 	l.name("api.example.test")
 	l.upstream("api.example.test", true, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "well") })
 	return l

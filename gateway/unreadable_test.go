@@ -24,7 +24,7 @@ func TestRefusedHeadIsLegible(t *testing.T) {
 		{"a bare LF", "GET / HTTP/1.1\nHost: api.example.test\n\n", "400 Bad Request", "a bare CR or LF", "Change the request"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newEnv(t)
 			l.policy(allow)
 			c, err := l.secure(l.name("api.example.test").String()+":443", "api.example.test", "http/1.1")
 			if err != nil {

@@ -147,7 +147,7 @@ var errRefused = errors.New("refused")
 
 // upgrade begins a WebSocket by either version of HTTP. What it returns is the
 // response to a refused one.
-func (m *meeting) upgrade(t *testing.T, path string, header ...field) (*socket, *http.Response, error) {
+func (m *versionEnv) upgrade(t *testing.T, path string, header ...field) (*socket, *http.Response, error) {
 	t.Helper()
 	host := fmt.Sprintf("%s:%d", m.origin.name, m.port)
 	if m.version == "h2" {
@@ -183,7 +183,7 @@ func (m *meeting) upgrade(t *testing.T, path string, header ...field) (*socket, 
 	return &socket{c, in}, resp, nil
 }
 
-func (m *meeting) extend(t *testing.T, path, host string, header ...field) (*socket, *http.Response, error) {
+func (m *versionEnv) extend(t *testing.T, path, host string, header ...field) (*socket, *http.Response, error) {
 	t.Helper()
 	raw, err := m.dial(t.Context(), "tcp", host)
 	if err != nil {
@@ -268,15 +268,15 @@ func (m *meeting) extend(t *testing.T, path, host string, header ...field) (*soc
 	}
 }
 
-// sockets runs a test for every way in and version of the client. WebSockets go
+// eachWebSocket runs a test for every way in and version of the client. WebSockets go
 // to the upstream by HTTP/1.1.
-func sockets(t *testing.T, test func(t *testing.T, m *meeting)) {
+func eachWebSocket(t *testing.T, test func(t *testing.T, m *versionEnv)) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, scheme := range []string{"https", "http"} {
 			for _, version := range []string{"h1", "h2"} {
 				t.Run(fmt.Sprint(way, "/", scheme, "/", version), func(t *testing.T) {
 					t.Parallel()
-					m := meet(t, way, version, "h1", scheme)
+					m := newVersionEnv(t, way, version, "h1", scheme)
 					if m.explicit {
 						m.dial = m.connect
 					}
@@ -299,7 +299,7 @@ var echoing = websocket.Handler(func(ws *websocket.Conn) {
 
 func TestWebSockets(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		m.mux.Handle("/ws", echoing)
 		var protocols atomic.Value
 		m.mux.Handle("/chat", websocket.Server{Handshake: func(c *websocket.Config, r *http.Request) error {
@@ -344,7 +344,7 @@ func TestWebSockets(t *testing.T) {
 
 func TestWebSocketThatIsRefused(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		m.credential("key", token)
 		m.policy(func(in policy.Input) policy.Decision {
 			d := m.allow(in)
@@ -395,7 +395,7 @@ func TestWebSocketThatIsRefused(t *testing.T) {
 // sending, again and again: whoever writes then must not write to what is gone.
 func TestWebSocketThatEnds(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		ended := make(chan struct{}, 1)
 		m.mux.Handle("/flood", websocket.Handler(func(ws *websocket.Conn) {
 			for websocket.Message.Send(ws, strings.Repeat("x", 1000)) == nil {
@@ -448,7 +448,7 @@ func TestWebSocketThatEnds(t *testing.T) {
 // nobody when the upstream ends.
 func TestWebSocketWhoseClientDoesNotRead(t *testing.T) {
 	t.Parallel()
-	w := newWire(t)
+	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h1", true)
 	var sent atomic.Int64
 	ended := make(chan struct{}, 1)
@@ -483,7 +483,7 @@ func TestSubprotocolThatIsACredential(t *testing.T) {
 		"mqtt, " + strings.Repeat("a", 64):                                  "mqtt",
 		"Bearer.sk-own":                                                     "",
 	} {
-		w := newWire(t)
+		w := newNetEnv(t)
 		w.credential("key", token)
 		w.policy(func(in policy.Input) policy.Decision {
 			d := inject("key")(in)
@@ -521,7 +521,7 @@ func TestSubprotocolThatIsACredential(t *testing.T) {
 // nor while the client goes away.
 func TestWebSocketWithACredential(t *testing.T) {
 	t.Parallel()
-	sockets(t, func(t *testing.T, m *meeting) {
+	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		if m.scheme == "http" {
 			t.Skip("no credential goes in the clear")
 		}

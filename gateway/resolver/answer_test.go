@@ -171,7 +171,7 @@ func TestMalformedPackets(t *testing.T) {
 		{"CHAOS", edit(func(b []byte) { b[len(b)-1] = dns.ClassCHAOS }), dns.RcodeRefused},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			l := newLab(t)
+			l := newServerEnv(t)
 			who, _ := identify(netip.MustParseAddr("127.0.1.1"))
 			got := l.answer(t.Context(), who, netip.Addr{}, tt.packet)
 			if tt.rcode < 0 {
@@ -192,7 +192,7 @@ func TestMalformedPackets(t *testing.T) {
 }
 
 func BenchmarkAnswer(b *testing.B) {
-	l := newLab(b)
+	l := newServerEnv(b)
 	who, _ := identify(netip.MustParseAddr("127.0.1.1"))
 	packet, err := question("allow.example.test.", dns.TypeA).Pack()
 	if err != nil {

@@ -74,7 +74,7 @@ func FuzzAnswer(f *testing.F) {
 	for _, b := range packets(f) {
 		f.Add(b)
 	}
-	l := newLab(f)
+	l := newServerEnv(f)
 	var asked []string
 	l.o.Decide = func(ctx context.Context, in policy.Input) policy.Decision {
 		asked = append(asked, in.Destination.Host)
@@ -172,7 +172,7 @@ func FuzzStream(f *testing.F) {
 	}
 	f.Add(append(frame(all[0]), 0, 0), uint8(0))
 	f.Add(append(frame(all[0]), 0x10, 1), uint8(0))
-	l := newLab(f)
+	l := newServerEnv(f)
 	who, _ := identify(netip.MustParseAddr("127.0.1.1"))
 	f.Fuzz(func(t *testing.T, sent []byte, piece uint8) {
 		l.limiters, _ = simplelru.NewLRU[string, limits](1, nil) // as if time had passed

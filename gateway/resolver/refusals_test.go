@@ -93,7 +93,7 @@ func TestRefusalsAreRecordedOnce(t *testing.T) {
 }
 
 func TestFloodOfRefusalsIsFolded(t *testing.T) {
-	l := newLab(t)
+	l := newServerEnv(t)
 	who, _ := identify(netip.MustParseAddr("127.0.1.1"))
 	for i := range 1000 {
 		packet, err := question(fmt.Sprintf("n%d.evil.test.", i), dns.TypeA).Pack()

@@ -49,7 +49,7 @@ func decide(_ context.Context, in policy.Input) policy.Decision {
 	return d
 }
 
-type lab struct {
+type serverEnv struct {
 	*Server
 	addr    string
 	table   *NameTable
@@ -58,17 +58,17 @@ type lab struct {
 	stop    func()
 }
 
-func newLab(t testing.TB) *lab {
+func newServerEnv(t testing.TB) *serverEnv {
 	t.Helper()
-	l := &lab{table: openTable(t, t.TempDir(), NameTableOptions{PerSandbox: 50}), journal: &journal{}, metrics: prometheus.NewRegistry()}
+	l := &serverEnv{table: openTable(t, t.TempDir(), NameTableOptions{PerSandbox: 50}), journal: &journal{}, metrics: prometheus.NewRegistry()}
 	l.Server = NewServer(Options{Table: l.table, Identify: identify, Decide: decide, Recorder: l.journal, Metrics: l.metrics})
 	return l
 }
 
 // serve runs the server on loopback, UDP and TCP on one port.
-func serve(t testing.TB) *lab {
+func serve(t testing.TB) *serverEnv {
 	t.Helper()
-	l := newLab(t)
+	l := newServerEnv(t)
 	var pc net.PacketConn
 	var ln net.Listener
 	for range 20 { // until a UDP port is free for TCP too
@@ -99,7 +99,7 @@ func serve(t testing.TB) *lab {
 }
 
 // ask sends a message from a sandbox's address.
-func (l *lab) ask(t testing.TB, network, from string, m *dns.Msg) (*dns.Msg, error) {
+func (l *serverEnv) ask(t testing.TB, network, from string, m *dns.Msg) (*dns.Msg, error) {
 	t.Helper()
 	var local net.Addr = &net.UDPAddr{IP: net.ParseIP(from)}
 	if network == "tcp" {
@@ -124,7 +124,7 @@ func TestStrangersGetNoAnswer(t *testing.T) {
 }
 
 // sandbox asks over one connection, and wants an answer to each question.
-func (l *lab) sandbox(t *testing.T, network string) (ask func(name string) int) {
+func (l *serverEnv) sandbox(t *testing.T, network string) (ask func(name string) int) {
 	t.Helper()
 	var local net.Addr = &net.UDPAddr{IP: net.ParseIP("127.0.1.1")}
 	if network == "tcp" {

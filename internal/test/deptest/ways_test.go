@@ -15,6 +15,7 @@ var waysIn = map[string]string{
 	"e2e":        "internal/e2e",
 	"datapath":   "sandbox/datapath",
 	"gateway":    "gateway",
+	"access":     "gateway/access",
 	"sniff":      "gateway/sniff",
 	"denials":    "gateway/denials",
 	"policy":     "policy",

@@ -1,4 +1,4 @@
-package gateway_test
+package access_test
 
 import (
 	"encoding/json"

@@ -10,10 +10,10 @@ import (
 	"sallyport/policy"
 )
 
-// meeting is a client and an upstream that each speak a version of HTTP, with
+// versionEnv is a client and an upstream that each speak a version of HTTP, with
 // the gateway between them.
-type meeting struct {
-	*wire
+type versionEnv struct {
+	*netEnv
 	*origin
 	client   *http.Client
 	dial     dialler
@@ -26,32 +26,32 @@ type meeting struct {
 // proto is how a version of HTTP calls itself.
 var proto = map[string]string{"h1": "HTTP/1.1", "h2": "HTTP/2.0"}
 
-// meetings runs a test side by side for every way in, version in and version out. Plain
+// eachVersion runs a test side by side for every way in, version in and version out. Plain
 // HTTP is of one version on both sides.
-func meetings(t *testing.T, test func(t *testing.T, m *meeting)) {
-	eachMeeting(t, func(t *testing.T, m func() *meeting) {
+func eachVersion(t *testing.T, test func(t *testing.T, m *versionEnv)) {
+	eachVersionAlone(t, func(t *testing.T, m func() *versionEnv) {
 		t.Parallel()
 		test(t, m())
 	})
 }
 
-func eachMeeting(t *testing.T, test func(t *testing.T, m func() *meeting)) {
+func eachVersionAlone(t *testing.T, test func(t *testing.T, m func() *versionEnv)) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, pair := range []struct{ version, upstream, scheme string }{
 			{"h1", "h1", "https"}, {"h1", "h2", "https"}, {"h2", "h1", "https"}, {"h2", "h2", "https"},
 			{"h1", "h1", "http"}, {"h2", "h2", "http"},
 		} {
 			t.Run(fmt.Sprintf("%s/%s/%s to %s", way, pair.scheme, pair.version, pair.upstream), func(t *testing.T) {
-				test(t, func() *meeting { return meet(t, way, pair.version, pair.upstream, pair.scheme) })
+				test(t, func() *versionEnv { return newVersionEnv(t, way, pair.version, pair.upstream, pair.scheme) })
 			})
 		}
 	}
 }
 
-func meet(t *testing.T, way, version, upstream, scheme string, options ...option) *meeting {
-	w := newWire(t, options...)
+func newVersionEnv(t *testing.T, way, version, upstream, scheme string, options ...option) *versionEnv {
+	w := newNetEnv(t, options...)
 	secure := scheme == "https"
-	m := &meeting{wire: w, version: version, upstream: upstream, scheme: scheme, origin: w.origin("api.example.test", upstream, secure)}
+	m := &versionEnv{netEnv: w, version: version, upstream: upstream, scheme: scheme, origin: w.origin("api.example.test", upstream, secure)}
 	m.dial = w.steer
 	if m.explicit = way == "explicit"; m.explicit {
 		m.dial = w.connect
@@ -60,9 +60,9 @@ func meet(t *testing.T, way, version, upstream, scheme string, options ...option
 	return m
 }
 
-func (m *meeting) url(path string) string { return m.origin.url(m.scheme, path) }
+func (m *versionEnv) url(path string) string { return m.origin.url(m.scheme, path) }
 
-func (m *meeting) request(t *testing.T, method, path string, body io.Reader) *http.Request {
+func (m *versionEnv) request(t *testing.T, method, path string, body io.Reader) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), method, m.url(path), body)
 	if err != nil {
@@ -71,7 +71,7 @@ func (m *meeting) request(t *testing.T, method, path string, body io.Reader) *ht
 	return r
 }
 
-func (m *meeting) do(t *testing.T, r *http.Request) *http.Response {
+func (m *versionEnv) do(t *testing.T, r *http.Request) *http.Response {
 	t.Helper()
 	resp, err := m.client.Do(r)
 	if err != nil {
@@ -86,7 +86,7 @@ func (m *meeting) do(t *testing.T, r *http.Request) *http.Response {
 
 func TestRequestsInEveryVersion(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			body, err := io.ReadAll(r.Body)
 			if err != nil {
@@ -141,7 +141,7 @@ func TestRequestsInEveryVersion(t *testing.T) {
 
 func TestBodilessInEveryVersion(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/head", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Length", "12345")
 			w.Header().Set("Content-Type", "text/x-test")
@@ -185,7 +185,7 @@ func TestBodilessInEveryVersion(t *testing.T) {
 
 func TestDenialInEveryVersion(t *testing.T) {
 	t.Parallel()
-	meetings(t, func(t *testing.T, m *meeting) {
+	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		m.policy(func(in policy.Input) policy.Decision {
 			if in.Request != nil && in.Request.Path == "/denied" {
 				return policy.Decision{Reason: "not this path"}
@@ -230,7 +230,7 @@ func TestDenialInEveryVersion(t *testing.T) {
 }
 
 // entered is how many connections were made to the gateway.
-func (m *meeting) entered() int {
+func (m *versionEnv) entered() int {
 	m.listener.mu.Lock()
 	defer m.listener.mu.Unlock()
 	return m.listener.count + int(m.proxied.Load())

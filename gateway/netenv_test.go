@@ -30,11 +30,11 @@ import (
 	"sallyport/policy"
 )
 
-// wire is a lab whose way out is the real one: names are looked up at a DNS
+// netEnv is an env whose way out is the real one: names are looked up at a DNS
 // server of the test, addresses are classified, certificates verified, and
 // connections pooled.
-type wire struct {
-	*lab
+type netEnv struct {
+	*env
 	pool  *upstream.Pool
 	zone  *zone
 	reach *policy.Upstream // how a rule says that the test's hosts are reached
@@ -44,14 +44,14 @@ type wire struct {
 	proxied atomic.Int64 // connections made with connect
 }
 
-func newWire(t *testing.T, options ...option) *wire {
+func newNetEnv(t *testing.T, options ...option) *netEnv {
 	t.Helper()
-	w := &wire{
+	w := &netEnv{
 		pool: upstream.New(upstream.Options{Logger: slog.New(slog.NewTextHandler(logWriter{t}, nil))}),
 		zone: newZone(t),
 	}
 	t.Cleanup(w.pool.Close) // after the gateway's own end
-	w.lab = newLab(t, append([]option{func(o *gateway.Options) { o.Upstreams = w.pool }}, options...)...)
+	w.env = newEnv(t, append([]option{func(o *gateway.Options) { o.Upstreams = w.pool }}, options...)...)
 	roots := filepath.Join(t.TempDir(), "roots.pem")
 	if err := os.WriteFile(roots, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.public.cert.Raw}), 0o600); err != nil {
 		t.Fatal(err)
@@ -67,20 +67,20 @@ func newWire(t *testing.T, options ...option) *wire {
 }
 
 // allow lets everything be read and carried to where the zone says.
-func (w *wire) allow(in policy.Input) policy.Decision {
+func (w *netEnv) allow(in policy.Input) policy.Decision {
 	d := allow(in)
 	d.Upstream = w.reach
 	return d
 }
 
-func (w *wire) tunnel(in policy.Input) policy.Decision {
+func (w *netEnv) tunnel(in policy.Input) policy.Decision {
 	d := tunnel(in)
 	d.Upstream = w.reach
 	return d
 }
 
 // credential makes a secret that is bound to every host.
-func (w *wire) credential(name, value string) {
+func (w *netEnv) credential(name, value string) {
 	w.broker = credential.New(credential.Options{
 		Sources: map[string]credential.Source{name: secret(value)},
 		Bound:   func(string, string, uint16) bool { return true },
@@ -152,7 +152,7 @@ type origin struct {
 }
 
 // origin starts a server for a name. version is "h1" or "h2".
-func (w *wire) origin(name, version string, secure bool) *origin {
+func (w *netEnv) origin(name, version string, secure bool) *origin {
 	w.t.Helper()
 	if !secure {
 		return w.originOf(name, version, nil)
@@ -162,7 +162,7 @@ func (w *wire) origin(name, version string, secure bool) *origin {
 }
 
 // originOf starts a server with a certificate, if any.
-func (w *wire) originOf(name, version string, leaf *tls.Certificate) *origin {
+func (w *netEnv) originOf(name, version string, leaf *tls.Certificate) *origin {
 	w.t.Helper()
 	secure := leaf != nil
 	var log slog.Handler = slog.NewTextHandler(logWriter{w.t}, nil)
@@ -222,7 +222,7 @@ func (o *origin) url(scheme, path string) string {
 type dialler func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // steer dials as a sandbox does, whose names lead to synthetic addresses.
-func (w *wire) steer(_ context.Context, _, addr string) (net.Conn, error) {
+func (w *netEnv) steer(_ context.Context, _, addr string) (net.Conn, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return nil, err
@@ -235,7 +235,7 @@ func (w *wire) steer(_ context.Context, _, addr string) (net.Conn, error) {
 }
 
 // connect dials through a CONNECT of the explicit proxy.
-func (w *wire) connect(ctx context.Context, _, addr string) (net.Conn, error) {
+func (w *netEnv) connect(ctx context.Context, _, addr string) (net.Conn, error) {
 	w.proxied.Add(1)
 	c, err := new(net.Dialer).DialContext(ctx, "tcp", w.proxy.Addr().String())
 	if err != nil {
@@ -254,7 +254,7 @@ func (w *wire) connect(ctx context.Context, _, addr string) (net.Conn, error) {
 
 // agent is a client in a sandbox that speaks one version of HTTP. With absolute
 // it is configured for the explicit proxy as HTTP clients are.
-func (w *wire) agent(version string, secure bool, dial dialler, absolute bool) *http.Client {
+func (w *netEnv) agent(version string, secure bool, dial dialler, absolute bool) *http.Client {
 	tr := &http.Transport{
 		TLSClientConfig:       &tls.Config{RootCAs: w.ca.pool},
 		DisableCompression:    true,
@@ -276,7 +276,7 @@ func (w *wire) agent(version string, secure bool, dial dialler, absolute bool) *
 
 // settled waits until every allowed decision has its completion, and returns
 // the decisions with their completions.
-func (w *wire) settled(t *testing.T) (decisions []*audit.Event, completions map[string]*audit.Event) {
+func (w *netEnv) settled(t *testing.T) (decisions []*audit.Event, completions map[string]*audit.Event) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		decisions, completions = nil, map[string]*audit.Event{}

@@ -27,7 +27,7 @@ type frames struct {
 }
 
 // frames connects to an origin by name.
-func (w *wire) frames(dial dialler, o *origin) *frames {
+func (w *netEnv) frames(dial dialler, o *origin) *frames {
 	w.t.Helper()
 	c, err := w.framed(dial, o)
 	if err != nil {
@@ -37,7 +37,7 @@ func (w *wire) frames(dial dialler, o *origin) *frames {
 	return c
 }
 
-func (w *wire) framed(dial dialler, o *origin) (*frames, error) {
+func (w *netEnv) framed(dial dialler, o *origin) (*frames, error) {
 	raw, err := dial(context.Background(), "tcp", fmt.Sprintf("%s:%d", o.name, o.port))
 	if err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func (f *frames) ask(t *testing.T, fields ...field) answer {
 
 // scripted starts an upstream of HTTP/2 that answers each request as a test
 // says, frame by frame.
-func (w *wire) scripted(name string, answer func(c *frames, stream uint32)) *origin {
+func (w *netEnv) scripted(name string, answer func(c *frames, stream uint32)) *origin {
 	w.t.Helper()
 	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{w.public.leaf(name)}, NextProtos: []string{"h2"}})
 	if err != nil {

@@ -57,9 +57,9 @@ var (
 	synthetic   = netip.MustParseAddr("198.18.1.0")
 )
 
-// lab is a gateway between a sandbox and upstreams, with everything it asks
+// env is a gateway between a sandbox and upstreams, with everything it asks
 // played by doubles that write into one trace.
-type lab struct {
+type env struct {
 	tags     atomic.Pointer[map[string]string] // of the sandbox; nil: team support
 	t        *testing.T
 	gateway  *gateway.Gateway
@@ -96,9 +96,9 @@ func (s secret) Read(context.Context) (credential.Material, error) {
 
 type option func(*gateway.Options)
 
-func newLab(t *testing.T, options ...option) *lab {
+func newEnv(t *testing.T, options ...option) *env {
 	t.Helper()
-	l := &lab{
+	l := &env{
 		t:        t,
 		registry: prometheus.NewRegistry(),
 		ca:       newAuthority(t),
@@ -172,16 +172,16 @@ func (w logWriter) Write(p []byte) (int, error) {
 
 // The doubles.
 
-func (l *lab) step(format string, args ...any) {
+func (l *env) step(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.trace = append(l.trace, fmt.Sprintf(format, args...))
 }
 
 // tag gives the sandbox other tags.
-func (l *lab) tag(tags map[string]string) { l.tags.Store(&tags) }
+func (l *env) tag(tags map[string]string) { l.tags.Store(&tags) }
 
-func (l *lab) ByAddress(a netip.Addr) (gateway.Identity, bool) {
+func (l *env) ByAddress(a netip.Addr) (gateway.Identity, bool) {
 	if a != sandboxAddr {
 		return gateway.Identity{}, false
 	}
@@ -192,27 +192,27 @@ func (l *lab) ByAddress(a netip.Addr) (gateway.Identity, bool) {
 	return gateway.Identity{Sandbox: policy.Sandbox{Name: "demo", ID: "sb-1", Session: "s-1", Tags: tags}, Address: a}, true
 }
 
-func (l *lab) Name(id string, a netip.Addr) (string, bool) {
+func (l *env) Name(id string, a netip.Addr) (string, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	name, ok := l.names[a]
 	return name, ok && id == "sb-1"
 }
 
-func (l *lab) Denied(id, name string) {
+func (l *env) Denied(id, name string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.denied = append(l.denied, id+" "+name)
 }
 
-func (l *lab) Decide(_ context.Context, in policy.Input) policy.Decision {
+func (l *env) Decide(_ context.Context, in policy.Input) policy.Decision {
 	l.mu.Lock()
 	decide := l.decide
 	l.mu.Unlock()
 	return decide(in)
 }
 
-func (l *lab) Append(_ context.Context, events ...*audit.Event) error {
+func (l *env) Append(_ context.Context, events ...*audit.Event) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.appendTo != nil {
@@ -225,7 +225,7 @@ func (l *lab) Append(_ context.Context, events ...*audit.Event) error {
 	return nil
 }
 
-func (l *lab) Enqueue(e *audit.Event) error {
+func (l *env) Enqueue(e *audit.Event) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.enqueue != nil {
@@ -236,7 +236,7 @@ func (l *lab) Enqueue(e *audit.Event) error {
 	return nil
 }
 
-func (l *lab) Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error) {
+func (l *env) Lease(ctx context.Context, name string, to credential.Binding) (*credential.Lease, error) {
 	l.step("lease %s for %s:%d tls=%v", name, to.Host, to.Port, to.TLS)
 	if l.broker == nil {
 		return nil, credential.ErrUnknown
@@ -244,7 +244,7 @@ func (l *lab) Lease(ctx context.Context, name string, to credential.Binding) (*c
 	return l.broker.Lease(ctx, name, to)
 }
 
-func (l *lab) dial(ctx context.Context, r upstream.Route) (net.Conn, error) {
+func (l *env) dial(ctx context.Context, r upstream.Route) (net.Conn, error) {
 	l.step("dial %s:%d", r.Host, r.Port)
 	if l.fail != nil {
 		return nil, l.fail
@@ -256,9 +256,9 @@ func (l *lab) dial(ctx context.Context, r upstream.Route) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "tcp", addr)
 }
 
-func (l *lab) Dial(ctx context.Context, r upstream.Route) (net.Conn, error) { return l.dial(ctx, r) }
+func (l *env) Dial(ctx context.Context, r upstream.Route) (net.Conn, error) { return l.dial(ctx, r) }
 
-func (l *lab) RoundTripper(r upstream.Route) (http.RoundTripper, error) {
+func (l *env) RoundTripper(r upstream.Route) (http.RoundTripper, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	key := r
@@ -275,9 +275,9 @@ func (l *lab) RoundTripper(r upstream.Route) (http.RoundTripper, error) {
 	return tr, nil
 }
 
-// What tests ask of the lab.
+// What tests ask of the env.
 
-func (l *lab) policy(f func(policy.Input) policy.Decision) {
+func (l *env) policy(f func(policy.Input) policy.Decision) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.decide = f
@@ -293,7 +293,7 @@ func tunnel(policy.Input) policy.Decision {
 }
 
 // name gives a name its synthetic address.
-func (l *lab) name(name string) netip.Addr {
+func (l *env) name(name string) netip.Addr {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for a, n := range l.names {
@@ -310,7 +310,7 @@ func (l *lab) name(name string) netip.Addr {
 }
 
 // upstream starts a TLS (or plain) server for a name.
-func (l *lab) upstream(name string, secure bool, h http.HandlerFunc) *httptest.Server {
+func (l *env) upstream(name string, secure bool, h http.HandlerFunc) *httptest.Server {
 	l.t.Helper()
 	s := httptest.NewUnstartedServer(h)
 	s.Config.ErrorLog = slog.NewLogLogger(slog.NewTextHandler(logWriter{l.t}, nil), slog.LevelInfo)
@@ -327,7 +327,7 @@ func (l *lab) upstream(name string, secure bool, h http.HandlerFunc) *httptest.S
 
 // client is the sandbox's HTTP client: names lead to synthetic addresses, or to
 // the refusal address when the resolver does not know them.
-func (l *lab) client() *http.Client {
+func (l *env) client() *http.Client {
 	tr := &http.Transport{
 		TLSClientConfig:    &tls.Config{RootCAs: l.ca.pool},
 		DisableCompression: true,
@@ -345,7 +345,7 @@ func (l *lab) client() *http.Client {
 }
 
 // address is what the sandboxes' resolver says.
-func (l *lab) address(name string) netip.Addr {
+func (l *env) address(name string) netip.Addr {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for a, n := range l.names {
@@ -357,7 +357,7 @@ func (l *lab) address(name string) netip.Addr {
 }
 
 // elsewhere is a client of the explicit proxy.
-func (l *lab) elsewhere(name, token string) *http.Client {
+func (l *env) elsewhere(name, token string) *http.Client {
 	u := &url.URL{Scheme: "http", Host: l.proxy.Addr().String()}
 	if name != "" {
 		u.User = url.UserPassword(name, token)
@@ -368,7 +368,7 @@ func (l *lab) elsewhere(name, token string) *http.Client {
 }
 
 // raw opens a connection to where the sandbox wants to go.
-func (l *lab) raw(to string) net.Conn {
+func (l *env) raw(to string) net.Conn {
 	l.t.Helper()
 	c, err := l.listener.dial(sandboxAddr, netip.MustParseAddrPort(to))
 	if err != nil {
@@ -380,7 +380,7 @@ func (l *lab) raw(to string) net.Conn {
 }
 
 // secure opens TLS to a name's address with an SNI of the caller's choice.
-func (l *lab) secure(to, sni string, alpn ...string) (*tls.Conn, error) {
+func (l *env) secure(to, sni string, alpn ...string) (*tls.Conn, error) {
 	l.t.Helper()
 	c := tls.Client(l.raw(to), &tls.Config{RootCAs: l.ca.pool, ServerName: sni, InsecureSkipVerify: sni == "", NextProtos: alpn})
 	return c, c.Handshake()
@@ -419,14 +419,14 @@ func get(t *testing.T, c *http.Client, url string) (*http.Response, string) {
 }
 
 // steps returns the trace so far.
-func (l *lab) steps() []string {
+func (l *env) steps() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.Clone(l.trace)
 }
 
 // dials counts the ways out that were taken.
-func (l *lab) dials() int {
+func (l *env) dials() int {
 	n := 0
 	for _, s := range l.steps() {
 		if strings.HasPrefix(s, "dial ") {
@@ -437,7 +437,7 @@ func (l *lab) dials() int {
 }
 
 // await returns the events once there are n.
-func (l *lab) await(n int) []*audit.Event {
+func (l *env) await(n int) []*audit.Event {
 	l.t.Helper()
 	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(2 * time.Millisecond) {
 		l.mu.Lock()

@@ -41,10 +41,10 @@ deny contains "reading only" if {
 }
 `
 
-// judged is a wire whose policy sees bodies, with an upstream that keeps what it
+// bodyEnv is a netEnv whose policy sees bodies, with an upstream that keeps what it
 // gets.
-type judged struct {
-	*wire
+type bodyEnv struct {
+	*netEnv
 	origin *origin
 	engine *engine.Engine
 	doc    policy.Document
@@ -54,11 +54,11 @@ type judged struct {
 	all atomic.Int64
 }
 
-func newJudged(t *testing.T, version string, secure bool, options ...option) *judged {
+func newBodyEnv(t *testing.T, version string, secure bool, options ...option) *bodyEnv {
 	t.Helper()
 	engine := &engine.Engine{}
-	j := &judged{engine: engine, wire: newWire(t, append([]option{func(o *gateway.Options) { o.Decider = engine }}, options...)...)}
-	j.origin = j.wire.origin("mcp.example.test", version, secure)
+	j := &bodyEnv{engine: engine, netEnv: newNetEnv(t, append([]option{func(o *gateway.Options) { o.Decider = engine }}, options...)...)}
+	j.origin = j.netEnv.origin("mcp.example.test", version, secure)
 	j.origin.handle("/", func(w http.ResponseWriter, r *http.Request) {
 		j.all.Add(1)
 		body, err := io.ReadAll(r.Body)
@@ -91,7 +91,7 @@ func newJudged(t *testing.T, version string, secure bool, options ...option) *ju
 }
 
 // load makes the document the policy.
-func (j *judged) load(t *testing.T) {
+func (j *bodyEnv) load(t *testing.T) {
 	t.Helper()
 	p, err := engine.Compile(t.Context(), j.doc, engine.Options{Timeout: time.Second})
 	if err != nil {
@@ -102,7 +102,7 @@ func (j *judged) load(t *testing.T) {
 }
 
 // taken returns what has come to the upstream since it was last asked.
-func (j *judged) taken() []string {
+func (j *bodyEnv) taken() []string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	got := j.got
@@ -111,12 +111,12 @@ func (j *judged) taken() []string {
 }
 
 // quiet fails where some event, as the audit has it, holds a word of a body.
-func (j *judged) silent(t *testing.T, word string) {
+func (j *bodyEnv) silent(t *testing.T, word string) {
 	t.Helper()
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	j.wire.mu.Lock()
-	defer j.wire.mu.Unlock()
+	j.netEnv.mu.Lock()
+	defer j.netEnv.mu.Unlock()
 	for _, e := range j.events {
 		if text, err := json.Marshal(e); err != nil || bytes.Contains(text, []byte(word)) {
 			t.Errorf("%s is in %s (%v)", word, text, err)
@@ -129,7 +129,7 @@ func toolCall(tool string) string {
 }
 
 // gauge is what a metric without labels says.
-func (j *judged) gauge(t *testing.T, name string) float64 {
+func (j *bodyEnv) gauge(t *testing.T, name string) float64 {
 	t.Helper()
 	families, err := j.registry.Gather()
 	if err != nil {
