@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
@@ -23,19 +25,15 @@ func newApprovalsList(g *globals) *cobra.Command {
 	var watch bool
 	c := &cobra.Command{Use: "ls", Short: "List requests that wait for an operator, and grants", Args: exactly()}
 	c.Flags().BoolVar(&watch, "watch", false, "keep running, and list again on each change")
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
 		if !watch {
-			list, err := d.Approvals(cmd.Context())
+			list, err := api.ListApprovals.Do(cmd.Context(), d, client.None{})
 			if err != nil {
 				return err
 			}
 			return g.print(cmd, list, func(w io.Writer) { printApprovals(w, list) })
 		}
-		err = d.WatchApprovals(cmd.Context(), func(list api.ApprovalList) error {
+		err := api.WatchApprovals(cmd.Context(), d, func(list api.ApprovalList) error {
 			if g.output == "json" {
 				return terminal.JSON(cmd.OutOrStdout()).Encode(list) // a line each
 			}
@@ -47,45 +45,38 @@ func newApprovalsList(g *globals) *cobra.Command {
 			return nil
 		}
 		return err
-	}
-	return c
+	})
 }
 
 // printApprovals writes the lists as a person reads them. Much of it is in a
 // sandbox's own words.
 func printApprovals(w io.Writer, l api.ApprovalList) {
 	now := time.Now()
-	var rows []string
-	for _, r := range l.Requests {
+	table(w, "ID\tSANDBOX\tLEFT\tREQUEST\tCREDENTIALS\tBODY\tRULE\tREASON", rows(l.Requests, func(r approval.Request) string {
 		s := r.Subject
-		rows = append(rows, strings.Join([]string{
+		return strings.Join([]string{
 			r.ID, terminal.Word(s.Sandbox), r.Expires.Sub(now).Round(time.Second).String(), asks(s), terminal.Word(strings.Join(s.Credentials, ",")),
 			bodyOf(s), terminal.Word(s.Rule), terminal.Escape(r.Reason),
-		}, "\t"))
-	}
-	table(w, "ID\tSANDBOX\tLEFT\tREQUEST\tCREDENTIALS\tBODY\tRULE\tREASON", rows...)
+		}, "\t")
+	})...)
 	if len(l.Grants) == 0 {
 		return
 	}
-	rows = nil
-	for _, g := range l.Grants {
-		s, uses := g.Subject, "any"
+	fmt.Fprintln(w)
+	table(w, "GRANTED\tSANDBOX\tFOR\tLEFT\tUSES\tREQUEST\tBY", rows(l.Grants, func(g approval.Grant) string {
+		s, uses, span := g.Subject, "any", string(g.Span)
 		if g.Left > 0 {
 			uses = fmt.Sprint(g.Left)
 		}
-		if g.Span != approval.Once && s.Method != "" {
-			s.Method, s.Path, s.Target, s.QueryKeys = g.Pattern.Method, g.Pattern.Path, "", nil
-		}
-		span := string(g.Span)
 		if g.Span == approval.Once {
 			span = "once"
+		} else if s.Method != "" {
+			s.Method, s.Path, s.Target, s.QueryKeys = g.Pattern.Method, g.Pattern.Path, "", nil
 		}
-		rows = append(rows, strings.Join([]string{
+		return strings.Join([]string{
 			g.ID, terminal.Word(s.Sandbox), span, g.Until.Sub(now).Round(time.Second).String(), uses, asks(s), terminal.Word(g.Operator.Name),
-		}, "\t"))
-	}
-	fmt.Fprintln(w)
-	table(w, "GRANTED\tSANDBOX\tFOR\tLEFT\tUSES\tREQUEST\tBY", rows...)
+		}, "\t")
+	})...)
 }
 
 // asks is what a subject is about, on one line.
@@ -171,7 +162,7 @@ func (g *globals) oneRequest(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return missing
 	}
-	list, err := d.Approvals(cmd.Context())
+	list, err := api.ListApprovals.Do(cmd.Context(), d, client.None{})
 	switch {
 	case err != nil:
 		return missing
@@ -189,7 +180,7 @@ func (g *globals) answer(cmd *cobra.Command, id string, a approval.Answer) error
 	if err != nil {
 		return err
 	}
-	r, err := d.AnswerApproval(cmd.Context(), id, a)
+	r, err := api.AnswerApproval.Do(cmd.Context(), d, a, id)
 	if err != nil {
 		return err
 	}

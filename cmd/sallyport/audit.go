@@ -1,11 +1,15 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"time"
+
+	"sallyport/sandbox/client"
 
 	"github.com/spf13/cobra"
 
@@ -90,4 +94,25 @@ func (g *globals) records(cmd *cobra.Command, q audit.Query) error {
 		}
 	}
 	return nil
+}
+
+func newEvents(g *globals) *cobra.Command {
+	var after uint64
+	c := &cobra.Command{Use: "events", Short: "Follow events as they happen", Args: exactly()}
+	c.Flags().Uint64Var(&after, "after", 0, "begin after this position (default now)")
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
+		err := d.Events(cmd.Context(), after, func(e client.Event) error {
+			return g.print(cmd, e, func(w io.Writer) {
+				fmt.Fprintf(w, "%d %s %s", e.Position, e.Time.Local().Format(time.TimeOnly), terminal.Escape(e.Message))
+				if e.Operator != "" {
+					fmt.Fprintf(w, " by %s", terminal.Escape(e.Operator))
+				}
+				fmt.Fprintln(w)
+			})
+		})
+		if errors.Is(err, context.Canceled) {
+			return nil
+		}
+		return err
+	})
 }

@@ -12,9 +12,10 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 
-	"sallyport/internal/api"
 	"sallyport/internal/backup"
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
@@ -74,11 +75,11 @@ func quiet(ctx context.Context, cfg *config.Config, stop bool) (release func() e
 	}
 	release, err = daemon.Lock(cfg)
 	if errors.Is(err, daemon.ErrInUse) {
-		client := api.NewClient(cfg.Socket())
+		conn := client.Unix(cfg.Socket())
 		if !stop {
-			return nil, fmt.Errorf("a daemon runs, with %s: --stop stops it and them first", runningOf(ctx, client))
+			return nil, fmt.Errorf("a daemon runs, with %s: --stop stops it and them first", runningOf(ctx, conn))
 		}
-		if err := shutdownDaemon(ctx, client); err != nil {
+		if err := shutdownDaemon(ctx, conn); err != nil {
 			return nil, err
 		}
 		release, err = daemon.Lock(cfg)
@@ -97,8 +98,8 @@ func quiet(ctx context.Context, cfg *config.Config, stop bool) (release func() e
 }
 
 // runningOf says which sandboxes run.
-func runningOf(ctx context.Context, client *api.Client) string {
-	list, err := client.Sandboxes(ctx)
+func runningOf(ctx context.Context, conn *client.Client) string {
+	list, err := conn.Sandboxes(ctx)
 	if err != nil {
 		return "sandboxes that it does not tell: " + err.Error()
 	}

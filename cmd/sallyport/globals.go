@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -10,6 +12,11 @@ import (
 	"slices"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/spf13/pflag"
+
+	"sallyport/internal/size"
+	"sallyport/sandbox"
 
 	"github.com/spf13/cobra"
 
@@ -37,13 +44,13 @@ func (g *globals) config() (*config.Config, error) {
 }
 
 // daemon returns a client of the daemon that the configuration describes.
-func (g *globals) daemon() (*api.Client, error) {
+func (g *globals) daemon() (*client.Client, error) {
 	cfg, err := g.config()
 	if cfg == nil {
 		return nil, err
 	}
 	if r := g.elsewhere(cfg); r.URL != "" {
-		return api.DialClient(r)
+		return client.Dial(r)
 	}
 	// A daemon that runs may be asked why it refuses what is written there now.
 	if err != nil {
@@ -52,7 +59,7 @@ func (g *globals) daemon() (*api.Client, error) {
 			return nil, err
 		}
 	}
-	return api.NewClient(cfg.Socket()), nil
+	return client.Unix(cfg.Socket()), nil
 }
 
 // elsewhere is the daemon of another host, by flags, the environment or the
@@ -83,6 +90,70 @@ func (g *globals) print(cmd *cobra.Command, v any, text func(io.Writer)) error {
 	}
 	text(w)
 	return nil
+}
+
+// asks makes c a command that asks the daemon.
+func (g *globals) asks(c *cobra.Command, do func(cmd *cobra.Command, d *client.Client, args []string) error) *cobra.Command {
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		d, err := g.daemon()
+		if err != nil {
+			return err
+		}
+		return do(cmd, d, args)
+	}
+	return c
+}
+
+// shows makes c a command that asks the daemon for one thing and prints it.
+func shows[T any](g *globals, c *cobra.Command, do func(ctx context.Context, d *client.Client, args []string) (T, error), text func(io.Writer, T)) *cobra.Command {
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		v, err := do(cmd.Context(), d, args)
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, v, func(w io.Writer) { text(w, v) })
+	})
+}
+
+// lists makes c a command that asks the daemon for a list and prints it as a table.
+func lists[T any](g *globals, c *cobra.Command, do func(ctx context.Context, d *client.Client, args []string) ([]T, error), head string, row func(T) string) *cobra.Command {
+	return shows(g, c, do, func(w io.Writer, list []T) { table(w, head, rows(list, row)...) })
+}
+
+func rows[T any](list []T, row func(T) string) (lines []string) {
+	for _, v := range list {
+		lines = append(lines, row(v))
+	}
+	return lines
+}
+
+// all is the argument of lists for a list that is asked for by nothing else.
+func all[T any](list client.List[T]) func(context.Context, *client.Client, []string) ([]T, error) {
+	return func(ctx context.Context, d *client.Client, _ []string) ([]T, error) { return list.Do(ctx, d) }
+}
+
+// removes makes c a command that removes each of the things that its arguments name.
+func (g *globals) removes(c *cobra.Command, do func(ctx context.Context, d *client.Client, name string) error) *cobra.Command {
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		return each(cmd, args, func(name string) error {
+			if err := do(cmd.Context(), d, name); err != nil {
+				return err
+			}
+			return g.done(cmd, "removed", name)
+		})
+	})
+}
+
+// removing is the argument of removes for an action that needs a name alone.
+func removing(a client.Action[client.None]) func(context.Context, *client.Client, string) error {
+	return func(ctx context.Context, d *client.Client, name string) error {
+		return a.Do(ctx, d, client.None{}, name)
+	}
+}
+
+// done says what has become of a thing.
+func (g *globals) done(cmd *cobra.Command, what, name string) error {
+	return g.print(cmd, map[string]string{what: name}, func(w io.Writer) { fmt.Fprintln(w, name, "is", what) })
 }
 
 // table aligns rows of tab-separated cells.
@@ -212,8 +283,8 @@ func pairs(flags []string, what string) (map[string]string, error) {
 
 // banner says above a listing what is in observe mode. It goes to the error stream,
 // where it is no part of what a program reads.
-func (g *globals) banner(cmd *cobra.Command, d *api.Client) {
-	if s, err := d.Status(cmd.Context()); err == nil { // or the listing itself says why not
+func (g *globals) banner(cmd *cobra.Command, d *client.Client) {
+	if s, err := api.GetStatus.Do(cmd.Context(), d, client.None{}); err == nil { // or the listing itself says why not
 		observing(cmd.ErrOrStderr(), s.Observing)
 	}
 }
@@ -222,4 +293,45 @@ func observing(w io.Writer, list []policy.Lifting) {
 	for _, l := range list {
 		fmt.Fprintf(w, "OBSERVE MODE: what the policy denies is carried: %s\n", l)
 	}
+}
+
+// forms are how a flag of a type is written.
+var forms = map[string]string{
+	"bool":     "true or false",
+	"int":      "a whole number",
+	"int64":    "a whole number",
+	"float64":  "a number, as 2 or 1.5",
+	"duration": "a time, as 90s, 15m or 24h",
+	"size":     "a size, as 64KiB, 10MiB or 1GiB",
+}
+
+// flagError is what was wrong with a flag, in words rather than a parser's.
+func flagError(c *cobra.Command, err error) error {
+	var bad *pflag.InvalidValueError
+	if errors.As(err, &bad) {
+		if form, known := forms[bad.GetFlag().Value.Type()]; known {
+			err = fmt.Errorf("--%s %q: write %s", bad.GetFlag().Name, bad.GetValue(), form)
+		}
+	}
+	return usageError{fmt.Errorf("%w: see `%s --help`", err, c.CommandPath())}
+}
+
+// sizeFlag is a flag of so many bytes.
+type sizeFlag struct{ bytes *int64 }
+
+func (s sizeFlag) Type() string { return "size" }
+
+func (s sizeFlag) String() string {
+	if s.bytes == nil || *s.bytes == 0 {
+		return ""
+	}
+	return size.Text(*s.bytes)
+}
+
+func (s sizeFlag) Set(text string) error { return (*policy.Size)(s.bytes).UnmarshalText([]byte(text)) }
+
+// lastsVar is a flag of a time, whose usage says what none comes to.
+func lastsVar(f *pflag.FlagSet, d *sandbox.Duration, name, usage string) {
+	f.Var(d, name, usage)
+	f.Lookup(name).DefValue = "" // not 0s
 }

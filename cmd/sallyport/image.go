@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"sallyport/internal/size"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 func newImage(g *globals) *cobra.Command {
@@ -22,7 +24,7 @@ func newImage(g *globals) *cobra.Command {
 }
 
 func newImagePull(g *globals) *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "pull NAME",
 		Short: "Fetch an image from its registry",
 		Long: `Fetch an image from its registry, over the host's own network: no sandbox's rules
@@ -31,18 +33,14 @@ under registries. Ctrl-C ends it and discards its parts.`,
 		Example: `  sallyport image pull debian:bookworm
   sallyport image pull registry.example.com/team/agent@sha256:…`,
 		Args: exactly("NAME"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := g.daemon()
-			if err != nil {
-				return err
-			}
-			i, err := d.PullImage(cmd.Context(), args[0], newLayers(g, cmd).tell)
-			if err != nil {
-				return err
-			}
-			return g.print(cmd, i, func(w io.Writer) { fmt.Fprintln(w, args[0], "is there:", described(i)) })
-		},
 	}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		i, err := d.PullImage(cmd.Context(), args[0], newLayers(g, cmd).tell)
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintln(w, args[0], "is there:", described(i)) })
+	})
 }
 
 // described is an image by what does not change.
@@ -168,23 +166,9 @@ func (s *sent) Read(p []byte) (int, error) {
 }
 
 func newImageList(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List the images, and the sandboxes that are made of each", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		list, err := d.Images(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return g.print(cmd, list, func(w io.Writer) {
-			var rows []string
-			for _, i := range list {
-				rows = append(rows, imageRow(i))
-			}
-			table(w, "NAME\tID\tDIGEST\tSIZE\tUSED BY", rows...)
-		})
-	}}
+	c := &cobra.Command{Use: "ls", Short: "List the images, and the sandboxes that are made of each", Args: exactly()}
+	return lists(g, c, func(ctx context.Context, d *client.Client, _ []string) ([]sandbox.Image, error) { return d.Images(ctx) },
+		"NAME\tID\tDIGEST\tSIZE\tUSED BY", imageRow)
 }
 
 func imageRow(i sandbox.Image) string {
@@ -213,21 +197,9 @@ func orDash(s string) string {
 func short(digest string) string { return digest[:min(len(digest), len("sha256:")+12)] }
 
 func newImageRemove(g *globals) *cobra.Command {
-	return &cobra.Command{
+	return g.removes(&cobra.Command{
 		Use: "rm NAME [NAME ...]", Short: "Remove names of images, and each image with its last name", Args: exactly("NAME", "[NAME ...]"),
 		Long: `Remove names of images, and each image with its last name. The default image cannot be
 removed, nor an image that a sandbox is made of.`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := g.daemon()
-			if err != nil {
-				return err
-			}
-			return each(cmd, args, func(name string) error {
-				if err := d.RemoveImage(cmd.Context(), name); err != nil {
-					return err
-				}
-				return g.print(cmd, map[string]string{"removed": name}, func(w io.Writer) { fmt.Fprintln(w, name, "is removed") })
-			})
-		},
-	}
+	}, func(ctx context.Context, d *client.Client, name string) error { return d.RemoveImage(ctx, name) })
 }

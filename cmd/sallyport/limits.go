@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -11,27 +12,17 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
 	"sallyport/policy/limit"
+	"sallyport/sandbox/client"
 )
 
 func newLimits(g *globals) *cobra.Command {
 	c := &cobra.Command{Use: "limits", Short: "Show what is used of the policy's limits", Args: exactly()}
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		list, err := d.Limits(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return g.print(cmd, list, func(w io.Writer) { printLimits(w, list, time.Now()) })
-	}
 	c.AddCommand(newLimitsReset(g))
-	return c
+	return shows(g, c, all(api.ListLimits), func(w io.Writer, list []api.Limit) { printLimits(w, list, time.Now()) })
 }
 
 func newLimitsReset(g *globals) *cobra.Command {
-	var subject string
+	var in api.ResetRequest
 	c := &cobra.Command{
 		Use:   "reset NAME",
 		Short: "Empty the counters of a limit; the audit log says who did",
@@ -39,19 +30,14 @@ func newLimitsReset(g *globals) *cobra.Command {
   sallyport limits reset openai-a-day --subject demo   # a sandbox, or what else the limit counts by`,
 		Args: exactly("NAME"),
 	}
-	c.Flags().StringVar(&subject, "subject", "", "only the counter of this sandbox, tag's value, host:port or credential (default all)")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		r, err := d.ResetLimit(cmd.Context(), args[0], subject)
+	c.Flags().StringVar(&in.Subject, "subject", "", "only the counter of this sandbox, tag's value, host:port or credential (default all)")
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		r, err := api.ResetLimit.Do(cmd.Context(), d, in, args[0])
 		if err != nil {
 			return err
 		}
 		return g.print(cmd, r, func(w io.Writer) { fmt.Fprintf(w, "%s: %d reset\n", args[0], r.Reset) })
-	}
-	return c
+	})
 }
 
 func printLimits(w io.Writer, list []api.Limit, now time.Time) {
@@ -59,19 +45,13 @@ func printLimits(w io.Writer, list []api.Limit, now time.Time) {
 		fmt.Fprintln(w, "nothing is used of any limit")
 		return
 	}
-	var rows []string
-	for _, l := range list {
-		subject := l.Subject
-		if l.Sandbox != "" {
-			subject = l.Sandbox
-		}
+	table(w, "LIMIT\tPER\tSUBJECT\tUSED\tRESETS", rows(list, func(l api.Limit) string {
 		resets := "-"
 		if !l.Resets.IsZero() {
 			resets = "in " + max(l.Resets.Sub(now), 0).Round(time.Second).String()
 		}
-		rows = append(rows, strings.Join([]string{terminal.Word(l.Name), terminal.Word(l.Per), terminal.Word(subject), usage(l), resets}, "\t"))
-	}
-	table(w, "LIMIT\tPER\tSUBJECT\tUSED\tRESETS", rows...)
+		return strings.Join([]string{terminal.Word(l.Name), terminal.Word(l.Per), terminal.Word(cmp.Or(l.Sandbox, l.Subject)), usage(l), resets}, "\t")
+	})...)
 }
 
 // usage lists what is bounded: "3 of 10 requests, 1KiB of 1MiB".

@@ -12,6 +12,10 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"sallyport/gateway/worker"
+	"sallyport/internal/ssh"
+	"sallyport/sandbox/fsjail"
 )
 
 // version is set by the linker: -ldflags "-X main.version=…".
@@ -47,7 +51,15 @@ func newRoot() *cobra.Command {
 		newClient(g), newPolicy(g), newApprovals(g), newAudit(g), newMemory(g), newCA(g), newReload(g), newStatus(g),
 		newLimits(g), newKey(g), newEvents(g),
 		newBackup(g), newRestore(g), newUninstall(g),
-		newGateway(), newJail(), newSSHServer(),
+		// Processes that the daemon starts, and nobody else.
+		process("gateway", "Be the gateway's process; the daemon starts it", worker.Run),
+		process(fsjail.Command, "Serve the files of a sandbox; the daemon starts it", fsjail.Run),
+		process("ssh-server", "Be the process that speaks SSH; the daemon starts it", ssh.Run),
 	)
 	return root
+}
+
+// process is a hidden command that runs one of the daemon's processes.
+func process(use, short string, run func() error) *cobra.Command {
+	return &cobra.Command{Use: use, Short: short, Hidden: true, Args: exactly(), RunE: func(*cobra.Command, []string) error { return run() }}
 }

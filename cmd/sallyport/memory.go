@@ -46,12 +46,10 @@ func newMemoryList(g *globals) *cobra.Command {
 		}); err != nil {
 			return err
 		}
-		return g.print(cmd, append([]memory.Entry{}, list...), func(w io.Writer) {
-			var rows []string
-			for _, e := range list {
-				rows = append(rows, fmt.Sprintf("%s\t%d\t%s", terminal.Escape(e.Path), e.Size, e.Modified.Local().Format("2006-01-02 15:04")))
-			}
-			table(w, "NAME\tBYTES\tCHANGED", rows...)
+		return g.print(cmd, list, func(w io.Writer) {
+			table(w, "NAME\tBYTES\tCHANGED", rows(list, func(e memory.Entry) string {
+				return fmt.Sprintf("%s\t%d\t%s", terminal.Escape(e.Path), e.Size, day(e.Modified, "-"))
+			})...)
 		})
 	}}
 }

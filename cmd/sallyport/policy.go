@@ -1,8 +1,133 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/internal/config"
+	"sallyport/internal/sarif"
+	"sallyport/internal/terminal"
+	"sallyport/policy"
+)
 
 func newPolicy(g *globals) *cobra.Command {
 	return group("policy", "Check, test, explain and replay the policy, and learn one",
 		newPolicyCheck(g), newPolicyTest(g), newPolicyExplain(g), newPolicyReplay(g), newPolicyLearn(g))
+}
+
+// newPolicyCheck needs no daemon: what is checked is files.
+func newPolicyCheck(g *globals) *cobra.Command {
+	var failOn string
+	c := &cobra.Command{
+		Use:   "check [FILE|FOLDER ...]",
+		Short: "Check the configuration and the policy; nothing is changed",
+		Long: "Checks a sallyport.yaml, named here or with --config, and the Rego that it names; where\n" +
+			".rego files or folders of them are named, those in its place, or by themselves.\n" +
+			"Every finding has an id, which docs/policy/check.md explains. -o sarif is SARIF 2.1.0.\n\n" +
+			"Exits with 0 when there is nothing as severe as --fail-on, with 1 when there is, and\n" +
+			"with 2 when nothing was checked.",
+		Example: "  sallyport policy check sallyport.yaml\n  sallyport policy check --fail-on warning -o sarif policy.d > findings.sarif",
+		Args:    cobra.ArbitraryArgs,
+	}
+	c.Flags().StringVar(&failOn, "fail-on", "error", "error, warning or note: the least that is taken for failure")
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		var least policy.Severity
+		if err := least.UnmarshalText([]byte(failOn)); err != nil {
+			return usageError{fmt.Errorf("--fail-on: %w", err)}
+		}
+		if g.output != "text" && g.output != "json" && g.output != "sarif" {
+			return usageError{fmt.Errorf("--output %q: use text, json or sarif", g.output)}
+		}
+		path, rego, err := g.checked(args)
+		if err != nil {
+			return err
+		}
+		findings := append([]policy.Finding{}, config.Check(cmd.Context(), path, rego...)...) // none is [], not null
+		if err := g.report(cmd, findings); err != nil {
+			return err
+		}
+		for _, f := range findings {
+			if rank(f.Severity) >= rank(least) {
+				if f.Severity == policy.Error {
+					return errors.New("the configuration cannot be used; see above")
+				}
+				return errors.New("there are findings; see above")
+			}
+		}
+		return nil
+	}
+	return c
+}
+
+// checked sorts what is named into the one configuration and Rego. Rego that is
+// named without a configuration is checked by itself.
+func (g *globals) checked(args []string) (path string, rego []string, err error) {
+	path = g.source.File
+	named := func(file string) error {
+		if path != "" {
+			return usageError{fmt.Errorf("%s and %s: check one configuration at a time", path, file)}
+		}
+		path = file
+		return nil
+	}
+	for _, arg := range args {
+		switch ext := filepath.Ext(arg); {
+		case ext == ".yaml" || ext == ".yml":
+			err = named(arg)
+		case holds(arg, "sallyport.yaml"):
+			err = named(filepath.Join(arg, "sallyport.yaml"))
+		default:
+			rego = append(rego, arg)
+		}
+		if err != nil {
+			return "", nil, err
+		}
+	}
+	if path == "" && len(rego) == 0 {
+		if path = g.source.Path(); path == "" {
+			return "", nil, usageError{errors.New("there is no configuration to check: name one, or a folder of Rego")}
+		}
+	}
+	return path, rego, nil
+}
+
+func holds(folder, file string) bool {
+	info, err := os.Stat(filepath.Join(folder, file))
+	return err == nil && info.Mode().IsRegular()
+}
+
+// report prints findings as the user asked.
+func (g *globals) report(cmd *cobra.Command, findings []policy.Finding) error {
+	if g.output == "sarif" {
+		dir, err := os.Getwd()
+		if err != nil {
+			return err
+		}
+		e := terminal.JSON(cmd.OutOrStdout())
+		e.SetIndent("", "  ")
+		return e.Encode(sarif.New(findings, version, dir))
+	}
+	return g.print(cmd, findings, func(w io.Writer) {
+		for _, f := range findings {
+			fmt.Fprintln(w, f.Error())
+		}
+		if len(findings) == 0 {
+			fmt.Fprintln(w, "no findings")
+		}
+	})
+}
+
+func rank(s policy.Severity) int {
+	switch s {
+	case policy.Note:
+		return 0
+	case policy.Warning:
+		return 1
+	}
+	return 2
 }

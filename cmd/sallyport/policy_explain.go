@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
@@ -84,12 +86,12 @@ func (x *explainer) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	e, err := x.live(cmd, func(ctx context.Context, d *api.Client) (policy.Explanation, error) {
-		return d.Explain(ctx, api.Question{Input: in, Sent: sent})
+	e, err := live(cmd, x, func(ctx context.Context, d *client.Client) (policy.Explanation, error) {
+		return api.Explain.Do(ctx, d, api.Question{Input: in, Sent: sent})
 	})
 	if errors.Is(err, errOffline) {
 		var p *engine.Policy
-		if p, err = x.compiled(cmd.Context()); err == nil {
+		if p, _, err = x.compiled(cmd.Context()); err == nil {
 			e = p.Explain(cmd.Context(), p.Show(in, sent))
 		}
 	}
@@ -155,18 +157,14 @@ func (x *explainer) recorded(cmd *cobra.Command) (recorded.Explanation, error) {
 	if x.sandbox != "" || len(x.tags) > 0 || x.body != "" || len(x.headers) > 0 {
 		return recorded.Explanation{}, usageError{errors.New("a recorded decision has its own sandbox and request: leave --sandbox, --tag, --body and --header out")}
 	}
-	e, err := live(cmd, x, func(ctx context.Context, d *api.Client) (recorded.Explanation, error) {
-		return d.ExplainDecision(ctx, x.decision)
+	e, err := live(cmd, x, func(ctx context.Context, d *client.Client) (recorded.Explanation, error) {
+		return api.ExplainDecision.Do(ctx, d, client.None{}, x.decision)
 	})
 	if !errors.Is(err, errOffline) {
 		return e, err
 	}
 	x.asked = x.source.Path()
-	cfg, err := x.config()
-	if err != nil {
-		return recorded.Explanation{}, err
-	}
-	p, err := engine.Compile(cmd.Context(), cfg.Document, engine.Options{})
+	p, cfg, err := x.compiled(cmd.Context())
 	if err != nil {
 		return recorded.Explanation{}, err
 	}
@@ -176,12 +174,8 @@ func (x *explainer) recorded(cmd *cobra.Command) (recorded.Explanation, error) {
 // errOffline says that the configuration file is to be asked.
 var errOffline = errors.New("the daemon is not asked")
 
-func (x *explainer) live(cmd *cobra.Command, ask func(context.Context, *api.Client) (policy.Explanation, error)) (policy.Explanation, error) {
-	return live(cmd, x, ask)
-}
-
 // live asks the daemon, unless none is to be asked or is there.
-func live[T any](cmd *cobra.Command, x *explainer, ask func(context.Context, *api.Client) (T, error)) (e T, err error) {
+func live[T any](cmd *cobra.Command, x *explainer, ask func(context.Context, *client.Client) (T, error)) (e T, err error) {
 	if x.offline {
 		return e, errOffline
 	}
@@ -190,7 +184,7 @@ func live[T any](cmd *cobra.Command, x *explainer, ask func(context.Context, *ap
 		return e, err
 	}
 	e, err = ask(cmd.Context(), d)
-	if errors.Is(err, api.ErrNoDaemon) && x.source.Path() != "" {
+	if errors.Is(err, client.ErrNoDaemon) && x.source.Path() != "" {
 		fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: no daemon is running: this is by %s\n", x.source.Path())
 		return e, errOffline
 	}
@@ -200,17 +194,14 @@ func live[T any](cmd *cobra.Command, x *explainer, ask func(context.Context, *ap
 	return e, err
 }
 
-// compiled is the policy of the configuration file.
-func (g *globals) compiled(ctx context.Context) (*engine.Policy, error) {
+// compiled returns the policy of the configuration file.
+func (g *globals) compiled(ctx context.Context) (*engine.Policy, *config.Config, error) {
 	cfg, err := g.config()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return compile(ctx, cfg, engine.Options{})
-}
-
-func compile(ctx context.Context, cfg *config.Config, o engine.Options) (*engine.Policy, error) {
-	return engine.Compile(ctx, cfg.Document, o)
+	p, err := engine.Compile(ctx, cfg.Document, engine.Options{})
+	return p, cfg, err
 }
 
 // explainInput is the request-phase input that the gateway would make.

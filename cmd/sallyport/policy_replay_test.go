@@ -20,7 +20,7 @@ import (
 func recordedOf(t *testing.T, file string, requests ...string) (ids []string) {
 	t.Helper()
 	g := &globals{source: config.Source{File: file}, output: "text"}
-	p, err := g.compiled(t.Context())
+	p, _, err := g.compiled(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,11 +7,13 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strconv"
 	"time"
+
+	"sallyport/sandbox/client"
 
 	"github.com/spf13/cobra"
 
-	"sallyport/internal/api"
 	"sallyport/internal/size"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
@@ -65,15 +67,15 @@ func piped(f *os.File) bool {
 func newSandbox(g *globals) *cobra.Command {
 	return group("sandbox", "Create, use, suspend, snapshot, fork and remove sandboxes",
 		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
-		one(g, "start", "Start stopped sandboxes", (*api.Client).Start),
-		one(g, "stop", "Stop sandboxes; their files stay", (*api.Client).Stop),
+		one(g, "start", "Start stopped sandboxes", (*client.Client).Start),
+		one(g, "stop", "Stop sandboxes; their files stay", (*client.Client).Stop),
 		newSandboxRemove(g),
 		newSandboxShell(g), newSandboxCommands(g), newSandboxOutput(g), newSandboxKill(g),
-		one(g, "pause", "Freeze sandboxes in memory; any use wakes them", (*api.Client).Pause),
-		one(g, "resume", "Wake sandboxes that are paused or hibernated", (*api.Client).Resume),
-		one(g, "hibernate", "Write sandboxes' memory to disk and free their RAM; any use wakes them", (*api.Client).Hibernate),
-		one(g, "recover", "Take sandboxes out of the state error; they are stopped afterwards", (*api.Client).Recover),
-		one(g, "wake", "Wake sandboxes that are hibernated or paused", (*api.Client).Wake),
+		one(g, "pause", "Freeze sandboxes in memory; any use wakes them", (*client.Client).Pause),
+		one(g, "resume", "Wake sandboxes that are paused or hibernated", (*client.Client).Resume),
+		one(g, "hibernate", "Write sandboxes' memory to disk and free their RAM; any use wakes them", (*client.Client).Hibernate),
+		one(g, "recover", "Take sandboxes out of the state error; they are stopped afterwards", (*client.Client).Recover),
+		one(g, "wake", "Wake sandboxes that are hibernated or paused", (*client.Client).Wake),
 		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
 		newSandboxExpose(g), newSandboxUnexpose(g), newSandboxExposures(g),
 		newSnapshot(g), newSnapshots(g), newSandboxRestore(g), newFork(g),
@@ -87,22 +89,13 @@ func newSandboxCreate(g *globals) *cobra.Command {
 	f.register(c)
 	c.Flags().StringVarP(&f.spec.Workdir, "workdir", "w", "", "working directory of commands that name none")
 	c.Flags().StringVarP(&f.spec.User, "user", "u", "", "user, or user:group, of commands that name none (default the image's)")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
+	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (i sandbox.Info, err error) {
 		spec, err := f.read()
 		if err != nil {
-			return err
+			return i, err
 		}
-		i, err := d.Create(cmd.Context(), args[0], spec)
-		if err != nil {
-			return err
-		}
-		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintf(w, "%s is %s\n", i.FullName(), i.State) })
-	}
-	return c
+		return d.Create(ctx, args[0], spec)
+	}, func(w io.Writer, i sandbox.Info) { fmt.Fprintf(w, "%s is %s\n", i.FullName(), i.State) })
 }
 
 const sandboxHead = "NAME\tSTATE\tIMAGE\tRUNTIME\tADDRESS\tAGE\tON DISK"
@@ -123,42 +116,22 @@ func sandboxRow(i sandbox.Info) string {
 }
 
 func newSandboxList(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List the sandboxes", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		list, err := d.Sandboxes(cmd.Context())
-		if err != nil {
-			return err
-		}
-		g.banner(cmd, d)
-		return g.print(cmd, list, func(w io.Writer) {
-			var rows []string
-			for _, i := range list {
-				rows = append(rows, sandboxRow(i))
-			}
-			table(w, sandboxHead, rows...)
-		})
-	}}
+	c := &cobra.Command{Use: "ls", Short: "List the sandboxes", Args: exactly()}
+	return lists(g, c, func(ctx context.Context, d *client.Client, _ []string) ([]sandbox.Info, error) {
+		g.banner(c, d)
+		return d.Sandboxes(ctx)
+	}, sandboxHead, sandboxRow)
 }
 
 func newSandboxGet(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "get NAME", Short: "Show one sandbox", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		i, err := d.Sandbox(cmd.Context(), args[0])
-		if err != nil {
-			return err
-		}
-		g.banner(cmd, d)
-		return g.print(cmd, i, func(w io.Writer) {
-			table(w, sandboxHead, sandboxRow(i))
-			show(w, i)
-		})
-	}}
+	c := &cobra.Command{Use: "get NAME", Short: "Show one sandbox", Args: exactly("NAME")}
+	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (sandbox.Info, error) {
+		g.banner(c, d)
+		return d.Sandbox(ctx, args[0])
+	}, func(w io.Writer, i sandbox.Info) {
+		table(w, sandboxHead, sandboxRow(i))
+		show(w, i)
+	})
 }
 
 func newSandboxRemove(g *globals) *cobra.Command {
@@ -168,13 +141,9 @@ func newSandboxRemove(g *globals) *cobra.Command {
 		Example: `  sallyport sandbox rm demo demo-1 demo-2`,
 	}
 	c.Flags().BoolVarP(&force, "force", "f", false, "ignore names that no sandbox has")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		return each(cmd, args, func(name string) error {
-			var p *api.Problem
+			var p *client.Problem
 			err := d.Remove(cmd.Context(), name)
 			if force && errors.As(err, &p) && p.Status == http.StatusNotFound {
 				return nil
@@ -182,20 +151,16 @@ func newSandboxRemove(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return g.print(cmd, map[string]string{"removed": name}, func(w io.Writer) { fmt.Fprintln(w, name, "is removed") })
+			return g.done(cmd, "removed", name)
 		})
-	}
-	return c
+	})
 }
 
 // one is a command that does one thing to each of some sandboxes and says what it
 // is then.
-func one(g *globals, verb, short string, do func(*api.Client, context.Context, string) (sandbox.Info, error)) *cobra.Command {
-	return &cobra.Command{Use: verb + " NAME [NAME ...]", Short: short, Args: exactly("NAME", "[NAME ...]"), RunE: func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
+func one(g *globals, verb, short string, do func(*client.Client, context.Context, string) (sandbox.Info, error)) *cobra.Command {
+	c := &cobra.Command{Use: verb + " NAME [NAME ...]", Short: short, Args: exactly("NAME", "[NAME ...]")}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		return each(cmd, args, func(name string) error {
 			i, err := do(d, cmd.Context(), name)
 			if err != nil {
@@ -206,7 +171,7 @@ func one(g *globals, verb, short string, do func(*api.Client, context.Context, s
 				lost(w, i)
 			})
 		})
-	}}
+	})
 }
 
 // lost says that a sandbox could not have the memory that it slept with.
@@ -214,4 +179,60 @@ func lost(w io.Writer, i sandbox.Info) {
 	if i.Lost != "" {
 		fmt.Fprintf(w, "%s began anew from its disk: %s\n", i.Name, terminal.Escape(i.Lost))
 	}
+}
+
+func newSandboxExpose(g *globals) *cobra.Command {
+	var lasts time.Duration
+	c := &cobra.Command{
+		Use: "expose NAME PORT", Short: "Let requests from this host reach a port of a sandbox", Args: exactly("NAME", "PORT"),
+		Long: "Print a URL that reaches a port of a sandbox from this host, for as long as --for\n" +
+			"says, where an expose rule of the policy allows it. Its token is shown this once.",
+		Example: "  sallyport sandbox expose demo 8000 --for 2h",
+	}
+	c.Flags().DurationVar(&lasts, "for", time.Hour, "how long, at most 24h")
+	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (made client.Exposed, err error) {
+		port, err := portOf(args[1])
+		if err == nil && lasts <= 0 {
+			err = usageError{fmt.Errorf("--for %v: use 1s to 24h", lasts)}
+		}
+		if err != nil {
+			return made, err
+		}
+		return d.Expose(ctx, args[0], port, lasts)
+	}, func(w io.Writer, made client.Exposed) {
+		fmt.Fprintln(w, made.Visit)
+		fmt.Fprintf(c.ErrOrStderr(), "Whoever has this URL reaches port %d of %s from this host until %s.\n", made.Port, made.Sandbox, day(made.Expires, ""))
+	})
+}
+
+func newSandboxUnexpose(g *globals) *cobra.Command {
+	c := &cobra.Command{Use: "unexpose NAME PORT", Short: "End an exposure and its connections", Args: exactly("NAME", "PORT")}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		port, err := portOf(args[1])
+		if err == nil {
+			err = d.Unexpose(cmd.Context(), args[0], port)
+		}
+		if err != nil {
+			return err
+		}
+		return g.print(cmd, map[string]any{"unexposed": args[0], "port": port}, func(w io.Writer) { fmt.Fprintf(w, "port %d of %s is not exposed any more\n", port, args[0]) })
+	})
+}
+
+func newSandboxExposures(g *globals) *cobra.Command {
+	c := &cobra.Command{Use: "exposures NAME", Short: "List the exposed ports of a sandbox", Args: exactly("NAME")}
+	return lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]client.Exposure, error) {
+		return d.Exposures(ctx, args[0])
+	},
+		"PORT\tURL\tEXPIRES", func(e client.Exposure) string {
+			return fmt.Sprintf("%d\t%s\t%s", e.Port, e.URL, day(e.Expires, "never"))
+		})
+}
+
+func portOf(s string) (uint16, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 {
+		return 0, usageError{fmt.Errorf("%q is not a port: write one from 1 to 65535", s)}
+	}
+	return uint16(n), nil
 }

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
@@ -22,7 +24,7 @@ import (
 
 // copying is one use of `sandbox cp`.
 type copying struct {
-	files     *api.Files
+	files     *client.Files
 	recursive bool
 	o         archive.Options // of what comes out
 }
@@ -58,7 +60,7 @@ copied, unless --links; the exit status is 1 then.`,
 	c.Flags().Var(sizeFlag{&x.o.MaxBytes}, "max-bytes", "most to take out of a sandbox")
 	c.Flags().Int64Var(&x.o.MaxEntries, "max-files", 1_000_000, "most files to take out of a sandbox")
 	x.o.Foreign = true
-	c.RunE = func(cmd *cobra.Command, args []string) error {
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		if x.o.MaxBytes <= 0 || x.o.MaxEntries <= 0 {
 			return usageError{errors.New("--max-bytes and --max-files are above zero")}
 		}
@@ -67,13 +69,10 @@ copied, unless --links; the exit status is 1 then.`,
 		if in == out {
 			return usageError{errors.New("one of SRC and DST is NAME:PATH, the other a file of this host")}
 		}
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
 		x.files = d.Files(from + to)
 		x.files.User = user
 		var p sandbox.Packed
+		var err error
 		if out {
 			p, err = x.download(cmd.Context(), src, dst)
 		} else {
@@ -94,8 +93,7 @@ copied, unless --links; the exit status is 1 then.`,
 			return fmt.Errorf("%s left out", many(p.Skipped, "entry was", "entries were"))
 		}
 		return nil
-	}
-	return c
+	})
 }
 
 // inSandbox reads NAME:PATH, or TENANT/NAME:PATH.

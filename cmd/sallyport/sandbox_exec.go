@@ -3,19 +3,25 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/signal"
+	"strings"
+	"sync"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/term"
 
-	"sallyport/internal/api"
+	"sallyport/internal/terminal"
 	"sallyport/sandbox"
+	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/client"
 )
 
 // execFlags are the flags that say how a command runs.
@@ -52,17 +58,48 @@ func newSandboxExec(g *globals) *cobra.Command {
 	}
 	c.Flags().StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for this command; never a secret")
 	x.register(c)
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) (err error) {
 		if x.c.Env, err = pairs(env, "env"); err != nil {
 			return err
 		}
 		return x.execute(g, cmd, d, args[0], args[1:])
+	})
+}
+
+func newRun(g *globals) *cobra.Command {
+	var f specFlags
+	var x execFlags
+	c := &cobra.Command{
+		Use:   "run NAME [flags] -- COMMAND [ARG ...]",
+		Short: "Run a command in a sandbox, made the first time",
+		Example: `  sallyport run demo -- python3 -c 'print("hello")'
+  tar c src | sallyport run demo -- tar x -C /root`,
+		Args: nameAndCommand,
 	}
-	return c
+	f.register(c)
+	x.register(c)
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		spec, err := f.read()
+		if err != nil {
+			return err
+		}
+		info, err := d.Create(cmd.Context(), args[0], spec)
+		if err != nil {
+			return err
+		}
+		if info.Spec.Runtime == sandbox.RunC {
+			fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: warning: %s runs on runc and shares the host's kernel; gVisor is the default for a reason\n", info.Name)
+		}
+		return x.execute(g, cmd, d, args[0], args[1:])
+	})
+}
+
+// nameAndCommand wants a sandbox's name, two dashes and a command.
+func nameAndCommand(cmd *cobra.Command, args []string) error {
+	if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
+		return usageError{fmt.Errorf("write: %s NAME -- COMMAND [ARG ...]", cmd.CommandPath())}
+	}
+	return nil
 }
 
 func newSandboxShell(g *globals) *cobra.Command {
@@ -84,7 +121,7 @@ func newSandboxShell(g *globals) *cobra.Command {
 }
 
 // execute runs a command with this process's streams and passes its status on.
-func (f *execFlags) execute(g *globals, cmd *cobra.Command, d *api.Client, name string, args []string) error {
+func (f *execFlags) execute(g *globals, cmd *cobra.Command, d *client.Client, name string, args []string) error {
 	c := f.c
 	c.Args, c.TimeoutMs = args, f.timeout.Milliseconds()
 	if f.timeout < 0 || f.timeout > 0 && c.TimeoutMs == 0 {
@@ -129,7 +166,7 @@ func passOn(code int, err error) error {
 }
 
 // start runs a command in the background.
-func (f *execFlags) start(g *globals, cmd *cobra.Command, d *api.Client, name string, c sandbox.CommandSpec) error {
+func (f *execFlags) start(g *globals, cmd *cobra.Command, d *client.Client, name string, c sandbox.CommandSpec) error {
 	// Not what happens to be there: a pipe may never end.
 	c.Input, c.Keep = f.input, f.keep
 	if f.wait {
@@ -157,7 +194,7 @@ type captured struct {
 const maxCaptured = 4 << 20
 
 // capture runs a command and prints all that it did.
-func capture(g *globals, cmd *cobra.Command, d *api.Client, name string, c sandbox.CommandSpec, s sandbox.Streams) error {
+func capture(g *globals, cmd *cobra.Command, d *client.Client, name string, c sandbox.CommandSpec, s sandbox.Streams) error {
 	stdout, stderr := &head{}, &head{}
 	s.Stdout, s.Stderr = stdout, stderr
 	code, err := d.Exec(cmd.Context(), name, c, s)
@@ -238,4 +275,155 @@ func raw(fd int, wanted bool, stop func()) (func(), error) {
 		return nil, err
 	}
 	return func() { stop(); _ = term.Restore(fd, was) }, nil
+}
+
+func newSandboxCommands(g *globals) *cobra.Command {
+	c := &cobra.Command{Use: "commands NAME", Short: "List the commands of a sandbox's session", Args: exactly("NAME")}
+	return lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]sandbox.CommandInfo, error) {
+		return d.Commands(ctx, args[0])
+	},
+		"ID\tSTATE\tAGE\tSTDOUT\tSTDERR\tCOMMAND", commandRow)
+}
+
+// commandRow is a line of a listing. The sandbox says what is in it.
+func commandRow(i sandbox.CommandInfo) string {
+	state := i.State
+	switch {
+	case i.State != wire.Exited:
+	case i.TimedOut:
+		state = "timed out"
+	case i.Signal != "":
+		state = "ended by " + terminal.Word(i.Signal)
+	default:
+		state = fmt.Sprintf("exited with %d", i.Code)
+	}
+	line := strings.Join(rows(i.Args, terminal.Escape), " ")
+	if r := []rune(line); len(r) > 60 {
+		line = string(r[:59]) + "…"
+	}
+	return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%s", i.ID, state, time.Since(i.Started).Round(time.Second), i.Stdout.To, i.Stderr.To, line)
+}
+
+func newSandboxKill(g *globals) *cobra.Command {
+	var signal string
+	c := &cobra.Command{
+		Use: "kill NAME ID", Short: "End a command and all that it started, or send it a signal",
+		Args: exactly("NAME", "ID"),
+	}
+	c.Flags().StringVarP(&signal, "signal", "s", "", "send this to the command's process group, as in TERM, and nothing else")
+	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (sandbox.CommandInfo, error) {
+		if signal != "" {
+			return d.SignalCommand(ctx, args[0], args[1], signal)
+		}
+		return d.KillCommand(ctx, args[0], args[1])
+	}, func(w io.Writer, i sandbox.CommandInfo) { fmt.Fprintf(w, "%s is %s\n", i.ID, i.State) })
+}
+
+func newSandboxOutput(g *globals) *cobra.Command {
+	var o sandbox.OutputOptions
+	c := &cobra.Command{
+		Use:   "output NAME ID",
+		Short: "Print what a command has written",
+		Long: `Print what a command has written, its standard output to ours and its standard
+error to ours. Of each stream the last bytes are kept (see --keep of sandbox
+exec); what is lost before or between is said on standard error. With -o json
+each part is a line: stream, offset of its first byte, lost bytes before it, and
+the data in base64.`,
+		Args: exactly("NAME", "ID"),
+	}
+	c.Flags().StringVar(&o.Stream, "stream", "", "stdout or stderr (default both)")
+	c.Flags().Int64Var(&o.From, "from", 0, "offset in bytes from which to print each stream")
+	c.Flags().BoolVarP(&o.Follow, "follow", "f", false, "follow until the command has ended")
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		if o.From < 0 {
+			return usageError{fmt.Errorf("--from %d: use an offset from the start", o.From)}
+		}
+		info, err := d.Command(cmd.Context(), args[0], args[1])
+		if err != nil {
+			return err
+		}
+		streams := []string{"stdout", "stderr"}
+		switch {
+		case o.Stream != "":
+			streams = []string{o.Stream}
+		case info.TTY:
+			streams = streams[:1]
+		}
+		p := &printer{json: g.output == "json", out: cmd.OutOrStdout(), errout: cmd.ErrOrStderr()}
+		all, ctx := errgroup.WithContext(cmd.Context())
+		for _, stream := range streams {
+			o := o
+			o.Stream = stream
+			all.Go(func() error { return p.follow(ctx, d, args[0], args[1], o) })
+		}
+		return all.Wait()
+	})
+}
+
+// printer prints the parts of a command's streams.
+type printer struct {
+	json        bool
+	mu          sync.Mutex
+	out, errout io.Writer
+}
+
+// part of a stream as JSON.
+type part struct {
+	Stream string `json:"stream"`
+	From   int64  `json:"from"`
+	Lost   int64  `json:"lost,omitempty"` // bytes before it
+	Data   []byte `json:"data"`
+}
+
+// follow prints a stream to its end, or as far as it goes now.
+func (p *printer) follow(ctx context.Context, d *client.Client, name, id string, o sandbox.OutputOptions) error {
+	buf := make([]byte, 32<<10)
+	for {
+		// What has ended before the stream is asked for has written all of it.
+		info, err := d.Command(ctx, name, id)
+		if err != nil {
+			return err
+		}
+		from, out, err := d.Output(ctx, name, id, o)
+		if err != nil {
+			return err
+		}
+		lost := max(0, from-o.From)
+		o.From = from
+		for err == nil {
+			var n int
+			n, err = out.Read(buf)
+			if n == 0 && lost == 0 {
+				continue
+			}
+			if perr := p.print(part{o.Stream, o.From, lost, buf[:n]}); perr != nil {
+				err = perr
+			}
+			o.From, lost = o.From+int64(n), 0
+		}
+		_ = out.Close()
+		if err != io.EOF || !o.Follow || info.State == wire.Exited {
+			if err == io.EOF {
+				err = nil
+			}
+			return err
+		}
+	}
+}
+
+func (p *printer) print(x part) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.json {
+		return json.NewEncoder(p.out).Encode(x)
+	}
+	if x.Lost > 0 {
+		fmt.Fprintf(p.errout, "\nsallyport: %d bytes of %s are lost here, before offset %d\n", x.Lost, x.Stream, x.From)
+	}
+	to := p.out
+	if x.Stream == "stderr" {
+		to = p.errout
+	}
+	_, err := to.Write(x.Data)
+	return err
 }

@@ -8,9 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 
-	"sallyport/internal/api"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -19,16 +20,12 @@ import (
 func newSandboxFiles(g *globals) *cobra.Command {
 	var user string
 	// of makes a command about files of one sandbox.
-	of := func(use, short string, args []string, run func(context.Context, *cobra.Command, *api.Files, []string) error) *cobra.Command {
-		return &cobra.Command{Use: use, Short: short, Args: exactly(args...), RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := g.daemon()
-			if err != nil {
-				return err
-			}
+	of := func(use, short string, args []string, run func(context.Context, *cobra.Command, *client.Files, []string) error) *cobra.Command {
+		return g.asks(&cobra.Command{Use: use, Short: short, Args: exactly(args...)}, func(cmd *cobra.Command, d *client.Client, args []string) error {
 			f := d.Files(args[0])
 			f.User = user
 			return run(cmd.Context(), cmd, f, args[1:])
-		}}
+		})
 	}
 	one := []string{"NAME", "PATH"}
 	show := func(cmd *cobra.Command, i sandbox.File, err error) error {
@@ -38,16 +35,16 @@ func newSandboxFiles(g *globals) *cobra.Command {
 		return g.print(cmd, i, func(w io.Writer) { table(w, fileHead, fileRow(i)) })
 	}
 
-	ls := of("ls NAME PATH", "List a folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+	ls := of("ls NAME PATH", "List a folder", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		return g.list(ctx, cmd, f, args[0])
 	})
 	var follow bool
-	stat := of("stat NAME PATH", "Show what is known of a file", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+	stat := of("stat NAME PATH", "Show what is known of a file", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		i, err := f.Stat(ctx, args[0], follow)
 		return show(cmd, i, err)
 	})
 	stat.Flags().BoolVarP(&follow, "follow", "L", false, "of a symbolic link, what it leads to")
-	cat := of("cat NAME PATH", "Print a file", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+	cat := of("cat NAME PATH", "Print a file", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		_, from, err := f.Read(ctx, args[0])
 		if err != nil {
 			return err
@@ -58,7 +55,7 @@ func newSandboxFiles(g *globals) *cobra.Command {
 	})
 	var w sandbox.WriteOptions
 	var mode string
-	put := of("put NAME PATH", "Write standard input to a file, in one step", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+	put := of("put NAME PATH", "Write standard input to a file, in one step", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		if err := readMode(mode, &w.Mode); err != nil {
 			return err
 		}
@@ -68,7 +65,7 @@ func newSandboxFiles(g *globals) *cobra.Command {
 	put.Flags().StringVar(&mode, "mode", "", "permission bits as in 0644 (default those of the file before it, or 0644)")
 	put.Flags().BoolVarP(&w.Parents, "parents", "p", false, "create missing folders of the path")
 	var parents bool
-	mkdir := of("mkdir NAME PATH", "Make a folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+	mkdir := of("mkdir NAME PATH", "Make a folder", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		var m wire.Mode
 		if err := readMode(mode, &m); err != nil {
 			return err
@@ -79,20 +76,20 @@ func newSandboxFiles(g *globals) *cobra.Command {
 	mkdir.Flags().StringVar(&mode, "mode", "", "permission bits as in 0755, which is the default")
 	mkdir.Flags().BoolVarP(&parents, "parents", "p", false, "create missing folders of the path, and accept a folder that exists")
 	var replace bool
-	mv := of("mv NAME FROM TO", "Rename a file or folder", []string{"NAME", "FROM", "TO"}, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+	mv := of("mv NAME FROM TO", "Rename a file or folder", []string{"NAME", "FROM", "TO"}, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		i, err := f.Move(ctx, args[0], args[1], replace)
 		return show(cmd, i, err)
 	})
 	mv.Flags().BoolVarP(&replace, "force", "f", false, "replace what is there")
 	var recursive bool
-	rm := of("rm NAME PATH", "Remove a file or an empty folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+	rm := of("rm NAME PATH", "Remove a file or an empty folder", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		if err := f.Remove(ctx, args[0], recursive); err != nil {
 			return err
 		}
 		return g.print(cmd, map[string]string{"removed": args[0]}, func(io.Writer) {})
 	})
 	rm.Flags().BoolVarP(&recursive, "recursive", "r", false, "with all that is in it")
-	watch := of("watch NAME PATH", "Print what happens to a file, or to what is in a folder", one, func(ctx context.Context, cmd *cobra.Command, f *api.Files, args []string) error {
+	watch := of("watch NAME PATH", "Print what happens to a file, or to what is in a folder", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		lines := json.NewEncoder(cmd.OutOrStdout())
 		return f.Watch(ctx, args[0], sandbox.WatchOptions{Recursive: recursive}, func(e sandbox.FileEvent) error {
 			if g.output == "json" {
@@ -140,7 +137,7 @@ func fileRow(i sandbox.File) string {
 
 // list prints a folder page by page, so that a large one needs no more memory
 // than a small one.
-func (g *globals) list(ctx context.Context, cmd *cobra.Command, f *api.Files, path string) error {
+func (g *globals) list(ctx context.Context, cmd *cobra.Command, f *client.Files, path string) error {
 	for after, more := "", true; more; {
 		var list []sandbox.File
 		var err error
@@ -156,15 +153,30 @@ func (g *globals) list(ctx context.Context, cmd *cobra.Command, f *api.Files, pa
 				}
 			}
 		} else {
-			var rows []string
-			for _, i := range list {
-				rows = append(rows, fileRow(i))
-			}
-			table(cmd.OutOrStdout(), fileHead, rows...)
+			table(cmd.OutOrStdout(), fileHead, rows(list, fileRow)...)
 		}
 		if len(list) > 0 {
 			after = wire.RawName(list[len(list)-1].Name, list[len(list)-1].Raw)
 		}
 	}
 	return nil
+}
+
+func newSandboxChanges(g *globals) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "changes NAME [SNAPSHOT]",
+		Short: "List files that changed since a snapshot, or since the image",
+		Args:  exactly("NAME", "[SNAPSHOT]"),
+	}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		w := cmd.OutOrStdout()
+		lines := json.NewEncoder(w)
+		return d.Changes(cmd.Context(), args[0], append(args, "")[1], func(c client.Change) error {
+			if g.output == "json" {
+				return lines.Encode(c)
+			}
+			_, err := fmt.Fprintf(w, "%-8s  %s\n", terminal.Word(c.Kind), terminal.Escape(wire.RawName(c.Path, c.Raw)))
+			return err
+		})
+	})
 }

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"time"
@@ -10,6 +10,7 @@ import (
 
 	"sallyport/internal/size"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 func newSnapshot(g *globals) *cobra.Command {
@@ -27,22 +28,16 @@ func newSnapshot(g *globals) *cobra.Command {
 	c.Flags().IntVar(&spec.KeepLast, "keep-last", 0, "remove the oldest beyond so many (default none)")
 	lastsVar(c.Flags(), &spec.Expires, "expires", "remove it after so long (default never)")
 	c.Flags().BoolVar(&remove, "remove", false, "remove the snapshot")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		if len(args) == 2 {
-			spec.Name = args[1]
-		}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		spec.Name = append(args, "")[1]
 		if remove && (spec.Name == "" || spec.Memory || spec.KeepLast != 0 || spec.Expires != 0) {
 			return usageError{fmt.Errorf("write: %s NAME SNAPSHOT --remove", cmd.CommandPath())}
-		}
-		d, err := g.daemon()
-		if err != nil {
-			return err
 		}
 		if remove {
 			if err := d.RemoveSnapshot(cmd.Context(), args[0], spec.Name); err != nil {
 				return err
 			}
-			return g.print(cmd, map[string]string{"removed": spec.Name}, func(w io.Writer) { fmt.Fprintln(w, spec.Name, "is removed") })
+			return g.done(cmd, "removed", spec.Name)
 		}
 		s, err := d.Snapshot(cmd.Context(), args[0], spec)
 		if err != nil {
@@ -51,8 +46,7 @@ func newSnapshot(g *globals) *cobra.Command {
 		return g.print(cmd, s, func(w io.Writer) {
 			fmt.Fprintf(w, "%s of %s is kept: %s, %s\n", s.Name, s.Sandbox, holdings(s), size.About(s.Size))
 		})
-	}
-	return c
+	})
 }
 
 // holdings says what there is in a snapshot.
@@ -67,27 +61,17 @@ func holdings(s sandbox.Snapshot) string {
 }
 
 func newSnapshots(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "snapshots NAME", Short: "List the snapshots of a sandbox", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		list, err := d.Snapshots(cmd.Context(), args[0])
-		if err != nil {
-			return err
-		}
-		return g.print(cmd, list, func(w io.Writer) {
-			var rows []string
-			for _, s := range list {
-				expires, policy := "never", cmp.Or(s.Mark.Policy, "-")
-				if !s.Expires.IsZero() {
-					expires = s.Expires.Local().Format(time.DateTime)
-				}
-				rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%.12s\t%d", s.Name, s.Created.Local().Format(time.DateTime), holdings(s), size.About(s.Size), expires, policy, s.Mark.Audit))
+	c := &cobra.Command{Use: "snapshots NAME", Short: "List the snapshots of a sandbox", Args: exactly("NAME")}
+	return lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]sandbox.Snapshot, error) {
+		return d.Snapshots(ctx, args[0])
+	},
+		"NAME\tMADE\tWITH\tSIZE\tEXPIRES\tPOLICY\tEVENTS", func(s sandbox.Snapshot) string {
+			expires := "never"
+			if !s.Expires.IsZero() {
+				expires = s.Expires.Local().Format(time.DateTime)
 			}
-			table(w, "NAME\tMADE\tWITH\tSIZE\tEXPIRES\tPOLICY\tEVENTS", rows...)
+			return fmt.Sprintf("%s\t%s\t%s\t%s\t%s\t%.12s\t%d", s.Name, s.Created.Local().Format(time.DateTime), holdings(s), size.About(s.Size), expires, orDash(s.Mark.Policy), s.Mark.Audit)
 		})
-	}}
 }
 
 func newSandboxRestore(g *globals) *cobra.Command {
@@ -100,22 +84,13 @@ func newSandboxRestore(g *globals) *cobra.Command {
 		Args: exactly("NAME", "SNAPSHOT"),
 	}
 	c.Flags().BoolVar(&spec.Discard, "discard", false, "do not keep its present state")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
+	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (sandbox.Info, error) {
 		spec.Snapshot = args[1]
-		i, err := d.Restore(cmd.Context(), args[0], spec)
-		if err != nil {
-			return err
-		}
-		return g.print(cmd, i, func(w io.Writer) {
-			fmt.Fprintf(w, "%s is what it was at %s, and %s\n", i.Name, spec.Snapshot, i.State)
-			lost(w, i)
-		})
-	}
-	return c
+		return d.Restore(ctx, args[0], spec)
+	}, func(w io.Writer, i sandbox.Info) {
+		fmt.Fprintf(w, "%s is what it was at %s, and %s\n", i.Name, spec.Snapshot, i.State)
+		lost(w, i)
+	})
 }
 
 func newFork(g *globals) *cobra.Command {
@@ -130,29 +105,16 @@ func newFork(g *globals) *cobra.Command {
 	}
 	c.Flags().IntVar(&spec.Count, "count", 0, "how many forks, named after the parent (default 1)")
 	c.Flags().StringVar(&spec.Snapshot, "snapshot", "", "fork this snapshot (default its present state)")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		if cmd.Flags().Changed("count") && (spec.Count < 1 || spec.Count > sandbox.MaxForks) {
-			return usageError{fmt.Errorf("--count %d: use 1 to %d", spec.Count, sandbox.MaxForks)}
-		}
-		d, err := g.daemon()
-		if err != nil {
-			return err
+	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) ([]sandbox.Info, error) {
+		if c.Flags().Changed("count") && (spec.Count < 1 || spec.Count > sandbox.MaxForks) {
+			return nil, usageError{fmt.Errorf("--count %d: use 1 to %d", spec.Count, sandbox.MaxForks)}
 		}
 		spec.Names = args[1:]
-		list, err := d.Fork(cmd.Context(), args[0], spec)
-		if err != nil {
-			return err
+		return d.Fork(ctx, args[0], spec)
+	}, func(w io.Writer, list []sandbox.Info) {
+		table(w, sandboxHead, rows(list, sandboxRow)...)
+		for _, i := range list {
+			lost(w, i)
 		}
-		return g.print(cmd, list, func(w io.Writer) {
-			var rows []string
-			for _, i := range list {
-				rows = append(rows, sandboxRow(i))
-			}
-			table(w, sandboxHead, rows...)
-			for _, i := range list {
-				lost(w, i)
-			}
-		})
-	}
-	return c
+	})
 }

@@ -1,16 +1,20 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"strings"
 
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
 	"sallyport/internal/api"
+	"sallyport/internal/config"
 	"sallyport/internal/daemon"
 )
 
@@ -45,18 +49,17 @@ func newSecretSet(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := d.SetSecret(cmd.Context(), args[0], values); errors.Is(err, api.ErrNoDaemon) {
-				cfg, err := g.config()
-				if err != nil {
-					return err
+			err = api.SetSecret.Do(cmd.Context(), d, values, args[0])
+			if errors.Is(err, client.ErrNoDaemon) {
+				var cfg *config.Config
+				if cfg, err = g.config(); err == nil {
+					err = daemon.SetSecret(cmd.Context(), cfg, version, args[0], values)
 				}
-				if err := daemon.SetSecret(cmd.Context(), cfg, version, args[0], values); err != nil {
-					return err
-				}
-			} else if err != nil {
+			}
+			if err != nil {
 				return err
 			}
-			return g.print(cmd, map[string]string{"set": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0], "is set") })
+			return g.done(cmd, "set", args[0])
 		},
 	}
 	c.Flags().StringArrayVar(&fields, "field", []string{"token"}, "name of a field, for templates; once for each field of the secret")
@@ -120,42 +123,12 @@ func notEmpty(values map[string]string) error {
 }
 
 func newSecretList(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "ls", Short: "List credentials and where their secrets live; never values", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		list, err := d.Secrets(cmd.Context())
-		if err != nil {
-			return err
-		}
-		return g.print(cmd, list, func(w io.Writer) {
-			var rows []string
-			for _, s := range list {
-				updated := "-"
-				if !s.Updated.IsZero() {
-					updated = s.Updated.Local().Format("2006-01-02 15:04")
-				}
-				state := "ready"
-				if s.Error != "" {
-					state = s.Error
-				}
-				rows = append(rows, fmt.Sprintf("%s\t%s\t%s\t%s\t%s", s.Name, s.Source, s.Version, updated, state))
-			}
-			table(w, "NAME\tSOURCE\tVERSION\tUPDATED\tSTATE", rows...)
-		})
-	}}
+	c := &cobra.Command{Use: "ls", Short: "List credentials and where their secrets live; never values", Args: exactly()}
+	return lists(g, c, all(api.ListSecrets), "NAME\tSOURCE\tVERSION\tUPDATED\tSTATE", func(s api.Secret) string {
+		return strings.Join([]string{s.Name, s.Source, s.Version, day(s.Updated, "-"), cmp.Or(s.Error, "ready")}, "\t")
+	})
 }
 
 func newSecretRemove(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "rm NAME", Short: "Remove a secret from the embedded store", Args: exactly("NAME"), RunE: func(cmd *cobra.Command, args []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		if err := d.DeleteSecret(cmd.Context(), args[0]); err != nil {
-			return err
-		}
-		return g.print(cmd, map[string]string{"removed": args[0]}, func(w io.Writer) { fmt.Fprintln(w, args[0], "is removed") })
-	}}
+	return g.removes(&cobra.Command{Use: "rm NAME", Short: "Remove a secret from the embedded store", Args: exactly("NAME")}, removing(api.RemoveSecret))
 }

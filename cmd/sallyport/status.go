@@ -9,6 +9,10 @@ import (
 	"syscall"
 	"time"
 
+	"sallyport/internal/daemon"
+	"sallyport/internal/doctor"
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 
 	"sallyport/internal/api"
@@ -87,27 +91,24 @@ func gatewayLine(s api.Process) string {
 }
 
 func newStatus(g *globals) *cobra.Command {
-	return statusAfter(g, "status", "Show the state of the daemon", (*api.Client).Status)
+	return statusAfter(g, "status", "Show the state of the daemon", api.GetStatus)
 }
 
 func newReload(g *globals) *cobra.Command {
-	return statusAfter(g, "reload", "Load policy and credentials from the configuration again", (*api.Client).Reload)
+	return statusAfter(g, "reload", "Load policy and credentials from the configuration again", api.Reload)
 }
 
 // statusAfter is a command that asks the daemon for one thing and says how it
 // is then.
-func statusAfter(g *globals, use, short string, do func(*api.Client, context.Context) (api.Status, error)) *cobra.Command {
-	return &cobra.Command{Use: use, Short: short, Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
-		d, err := g.daemon()
-		if err != nil {
-			return err
-		}
-		s, err := do(d, cmd.Context())
+func statusAfter(g *globals, use, short string, do client.Call[client.None, api.Status]) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: exactly()}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
+		s, err := do.Do(cmd.Context(), d, client.None{})
 		if err != nil {
 			return err
 		}
 		return printStatus(g, cmd, s)
-	}}
+	})
 }
 
 // downWithin bounds the end of a daemon with its sandboxes and its engine, after
@@ -118,30 +119,22 @@ const (
 )
 
 func newDown(g *globals) *cobra.Command {
-	return &cobra.Command{
-		Use:   "down",
-		Short: "Stop the sandboxes, the private engine and the daemon; files and memory stay",
-		Args:  exactly(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			d, err := g.daemon()
-			if err != nil {
-				return err
-			}
-			if err := shutdownDaemon(cmd.Context(), d); err != nil {
-				return err
-			}
-			return g.print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
-		},
-	}
+	c := &cobra.Command{Use: "down", Short: "Stop the sandboxes, the private engine and the daemon; files and memory stay", Args: exactly()}
+	return g.asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
+		if err := shutdownDaemon(cmd.Context(), d); err != nil {
+			return err
+		}
+		return g.print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
+	})
 }
 
 // shutdownDaemon has the daemon stop everything, and waits until it has ended.
-func shutdownDaemon(ctx context.Context, d *api.Client) error {
-	s, err := d.Status(ctx)
+func shutdownDaemon(ctx context.Context, d *client.Client) error {
+	s, err := api.GetStatus.Do(ctx, d, client.None{})
 	if err != nil {
 		return err
 	}
-	if err := d.Shutdown(ctx); err != nil {
+	if err := api.Shutdown.Do(ctx, d, client.None{}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, downWithin)
@@ -166,4 +159,33 @@ func sshLine(s *api.SSH) string {
 		line += fmt.Sprintf("; started again %d times, last after: %s", s.Restarts, s.Failure)
 	}
 	return line
+}
+
+func newDoctor(g *globals) *cobra.Command {
+	return &cobra.Command{Use: "doctor", Short: "Check what this host lacks, and say how to fix it", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
+		cfg, err := g.config()
+		if err != nil {
+			return err
+		}
+		findings := daemon.Examine(cmd.Context(), cfg)
+		err = g.print(cmd, findings, func(w io.Writer) {
+			var rows []string
+			for _, f := range findings {
+				rows = append(rows, fmt.Sprintf("%s\t%s\t%s", f.Level, f.Name, f.Found))
+				if f.Level != doctor.OK && f.Fix != "" {
+					rows = append(rows, fmt.Sprintf("\t\t→ %s", f.Fix))
+				}
+			}
+			table(w, "STATE\tREQUIREMENT\tFOUND", rows...)
+		})
+		if err != nil {
+			return err
+		}
+		for _, f := range findings {
+			if f.Level == doctor.Fail {
+				return fmt.Errorf("%s is not as needed; see above", f.Name)
+			}
+		}
+		return nil
+	}}
 }

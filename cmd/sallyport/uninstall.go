@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
@@ -48,7 +50,7 @@ func newUninstall(g *globals) *cobra.Command {
 		if err := own(g.source.Path(), cfg); err != nil {
 			return err
 		}
-		u := uninstall{globals: g, cmd: cmd, cfg: cfg, keep: keep, client: api.NewClient(cfg.Socket())}
+		u := uninstall{globals: g, cmd: cmd, cfg: cfg, keep: keep, client: client.Unix(cfg.Socket())}
 		all, err := u.traces(cmd.Context())
 		if err == nil && yes {
 			err = u.remove(cmd.Context())
@@ -79,7 +81,7 @@ type uninstall struct {
 	cmd    *cobra.Command
 	cfg    *config.Config
 	keep   bool
-	client *api.Client
+	client *client.Client
 }
 
 // own refuses folders that are not the daemon's alone, before all that is in them
@@ -113,7 +115,7 @@ func own(path string, cfg *config.Config) error {
 
 func (u *uninstall) traces(ctx context.Context) (all []trace, err error) {
 	found := func(kind, name string, kept bool) { all = append(all, trace{kind, name, kept}) }
-	if s, err := u.client.Status(ctx); err == nil {
+	if s, err := api.GetStatus.Do(ctx, u.client, client.None{}); err == nil {
 		found("daemon", fmt.Sprintf("pid %d", s.PID), false)
 		list, err := u.client.Sandboxes(ctx)
 		if err != nil {
@@ -164,7 +166,7 @@ func (u *uninstall) bridged() bool {
 }
 
 func (u *uninstall) remove(ctx context.Context) error {
-	if _, err := u.client.Status(ctx); err != nil {
+	if _, err := api.GetStatus.Do(ctx, u.client, client.None{}); err != nil {
 		used, err := daemon.InUse(u.cfg)
 		if err != nil {
 			return err

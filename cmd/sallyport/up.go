@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"sallyport/sandbox/client"
+
 	"github.com/spf13/cobra"
 	"gopkg.in/natefinch/lumberjack.v2"
 
@@ -80,8 +82,8 @@ const readyWithin = 3 * time.Minute
 // runBehind starts this program again in a session of its own and waits until
 // it answers, or says why it did not.
 func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) error {
-	client := api.NewClient(cfg.Socket())
-	if s, err := client.Status(cmd.Context()); err == nil {
+	conn := client.Unix(cfg.Socket())
+	if s, err := api.GetStatus.Do(cmd.Context(), conn, client.None{}); err == nil {
 		return fmt.Errorf("a daemon is running already, pid %d: `sallyport down` stops it", s.PID)
 	}
 	logs := filepath.Join(cfg.DataDir, "logs")
@@ -116,7 +118,7 @@ func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) 
 	ctx, cancel := context.WithTimeout(cmd.Context(), readyWithin)
 	defer cancel()
 	for {
-		if s, err := client.Status(ctx); err == nil {
+		if s, err := api.GetStatus.Do(ctx, conn, client.None{}); err == nil {
 			return g.print(cmd, s, func(w io.Writer) { fmt.Fprintf(w, "sallyport is up, pid %d, log %s\n", s.PID, path) })
 		}
 		select {

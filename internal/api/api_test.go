@@ -19,6 +19,7 @@ import (
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // Each error of the packages behind the API has the status that its caller can
@@ -31,7 +32,7 @@ func TestProblems(t *testing.T) {
 	if err := run(c.Create(ctx, "taken", sandbox.Spec{Image: "base"})); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(c.AddClient(ctx, "user", nil)); err != nil {
+	if err := run(api.AddClient.Do(ctx, c, api.ClientRequest{}, "user")); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct {
@@ -52,23 +53,23 @@ func TestProblems(t *testing.T) {
 		{"dots for a snapshot's name", c.RemoveSnapshot(ctx, "taken", ".."), 400, "letters, digits and hyphens"},
 		{"bad spec", run(c.Create(ctx, "a", sandbox.Spec{Runtime: "kata"})), 400, "kata"},
 		{"another spec", run(c.Create(ctx, "taken", sandbox.Spec{Image: "other"})), 409, "image"},
-		{"reset of no limit", run(c.ResetLimit(ctx, "nothing", "")), 404, "no such limit"},
+		{"reset of no limit", run(api.ResetLimit.Do(ctx, c, api.ResetRequest{}, "nothing")), 404, "no such limit"},
 		{"no command", run(c.Exec(ctx, "taken", sandbox.CommandSpec{}, sandbox.Streams{})), 400, "no command"},
 		{"command in none", run(c.Exec(ctx, "nobody", sandbox.CommandSpec{Args: []string{"true"}}, sandbox.Streams{})), 404, "nobody"},
-		{"explaining for nobody", run(c.Explain(ctx, api.Question{Input: policy.Input{Sandbox: policy.Sandbox{Name: "nobody"}}})), 404, "nobody"},
-		{"client twice", run(c.AddClient(ctx, "user", nil)), 409, "remove it first"},
-		{"a client with a sandbox's name", run(c.AddClient(ctx, "taken", nil)), 409, "sandbox"},
+		{"explaining for nobody", run(api.Explain.Do(ctx, c, api.Question{Input: policy.Input{Sandbox: policy.Sandbox{Name: "nobody"}}})), 404, "nobody"},
+		{"client twice", run(api.AddClient.Do(ctx, c, api.ClientRequest{}, "user")), 409, "remove it first"},
+		{"a client with a sandbox's name", run(api.AddClient.Do(ctx, c, api.ClientRequest{}, "taken")), 409, "sandbox"},
 		{"a sandbox with a client's name", run(c.Create(ctx, "user", sandbox.Spec{})), 409, "proxy user"},
-		{"bad client name", run(c.AddClient(ctx, "No", nil)), 400, "not a client name"},
-		{"no such client", c.RemoveClient(ctx, "nobody"), 404, "nobody"},
-		{"authority of no client", run(c.ClientRoot(ctx, "nobody")), 404, "sallyport client ls"},
-		{"bad secret name", c.SetSecret(ctx, "no/name", map[string]string{"token": "x"}), 400, "not a credential name"},
-		{"bad field", c.SetSecret(ctx, "a", map[string]string{"no field": "x"}), 400, "not a field name"},
-		{"empty secret", c.SetSecret(ctx, "a", nil), 400, "1 to 32 fields"},
-		{"secret of Vault's", c.SetSecret(ctx, "in-vault", map[string]string{"token": "x"}), 409, "elsewhere"},
-		{"no such secret", c.DeleteSecret(ctx, "nobody"), 404, "nobody"},
-		{"too much", c.SetSecret(ctx, "a", map[string]string{"token": strings.Repeat("x", 2<<20)}), 413, "too large"},
-		{"bad configuration", run(c.Reload(ctx)), 400, "line 3"},
+		{"bad client name", run(api.AddClient.Do(ctx, c, api.ClientRequest{}, "No")), 400, "not a client name"},
+		{"no such client", api.RemoveClient.Do(ctx, c, client.None{}, "nobody"), 404, "nobody"},
+		{"authority of no client", run(api.ClientRoot.Do(ctx, c, client.None{}, "nobody")), 404, "sallyport client ls"},
+		{"bad secret name", api.SetSecret.Do(ctx, c, map[string]string{"token": "x"}, "no/name"), 400, "not a credential name"},
+		{"bad field", api.SetSecret.Do(ctx, c, map[string]string{"no field": "x"}, "a"), 400, "not a field name"},
+		{"empty secret", api.SetSecret.Do(ctx, c, nil, "a"), 400, "1 to 32 fields"},
+		{"secret of Vault's", api.SetSecret.Do(ctx, c, map[string]string{"token": "x"}, "in-vault"), 409, "elsewhere"},
+		{"no such secret", api.RemoveSecret.Do(ctx, c, client.None{}, "nobody"), 404, "nobody"},
+		{"too much", api.SetSecret.Do(ctx, c, map[string]string{"token": strings.Repeat("x", 2<<20)}, "a"), 413, "too large"},
+		{"bad configuration", run(api.Reload.Do(ctx, c, client.None{})), 400, "line 3"},
 		{"no sandboxes here", run(none.Sandboxes(ctx)), 400, "engine.kind"},
 		{"no command here", run(none.Exec(ctx, "a", sandbox.CommandSpec{Args: []string{"true"}}, sandbox.Streams{})), 400, "engine.kind"},
 	} {
@@ -98,15 +99,15 @@ func TestVerbs(t *testing.T) {
 	if pem := must[[]byte](t)(c.SandboxRoot(ctx, "box")); !bytes.HasPrefix(pem, []byte("-----BEGIN")) {
 		t.Errorf("its authority: %s", pem)
 	}
-	must[api.ClientToken](t)(c.AddClient(ctx, "user", nil))
-	if err := errors.Join(c.RemoveClient(ctx, "user"), c.Remove(ctx, "box")); err != nil {
+	must[api.ClientToken](t)(api.AddClient.Do(ctx, c, api.ClientRequest{}, "user"))
+	if err := errors.Join(api.RemoveClient.Do(ctx, c, client.None{}, "user"), c.Remove(ctx, "box")); err != nil {
 		t.Error(err)
 	}
 	h.mended.Store(true)
-	if s := must[api.Status](t)(c.Reload(ctx)); s.Version != "test" {
+	if s := must[api.Status](t)(api.Reload.Do(ctx, c, client.None{})); s.Version != "test" {
 		t.Errorf("%+v", s)
 	}
-	if err := c.Shutdown(ctx); err != nil {
+	if err := api.Shutdown.Do(ctx, c, client.None{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -127,23 +128,23 @@ func TestUnknownFieldIsRefused(t *testing.T) {
 }
 
 func TestNoDaemon(t *testing.T) {
-	_, err := api.NewClient(filepath.Join(t.TempDir(), "nothing")).Status(t.Context())
-	if !errors.Is(err, api.ErrNoDaemon) || !strings.Contains(err.Error(), "sallyport up") {
-		t.Errorf("got %v, want %v and what to do", err, api.ErrNoDaemon)
+	_, err := api.GetStatus.Do(t.Context(), client.Unix(filepath.Join(t.TempDir(), "nothing")), client.None{})
+	if !errors.Is(err, client.ErrNoDaemon) || !strings.Contains(err.Error(), "sallyport up") {
+		t.Errorf("got %v, want %v and what to do", err, client.ErrNoDaemon)
 	}
 }
 
 // A listing shows that a secret is there, and nothing answers with its value.
 func TestSecretsGoInOnly(t *testing.T) {
 	c, _, _ := serve(t, false)
-	if err := c.SetSecret(t.Context(), "key", map[string]string{"token": "sk-very-secret"}); err != nil {
+	if err := api.SetSecret.Do(t.Context(), c, map[string]string{"token": "sk-very-secret"}, "key"); err != nil {
 		t.Fatal(err)
 	}
-	list, err := c.Secrets(t.Context())
+	list, err := api.ListSecrets.Do(t.Context(), c)
 	if err != nil || len(list) != 1 || list[0].Name != "key" {
 		t.Errorf("got %v, %v, want the one", list, err)
 	}
-	if err := c.DeleteSecret(t.Context(), "key"); err != nil {
+	if err := api.RemoveSecret.Do(t.Context(), c, client.None{}, "key"); err != nil {
 		t.Error(err)
 	}
 }
@@ -154,15 +155,15 @@ func TestClientWithoutAuthorityIsNotKept(t *testing.T) {
 	c, _, h := serve(t, false)
 	fault := errors.New("the disk is full")
 	h.root.Store(&fault)
-	if _, err := c.AddClient(t.Context(), "a", nil); err == nil || !strings.Contains(err.Error(), fault.Error()) {
+	if _, err := api.AddClient.Do(t.Context(), c, api.ClientRequest{}, "a"); err == nil || !strings.Contains(err.Error(), fault.Error()) {
 		t.Fatalf("got %v, want %v", err, fault)
 	}
 	h.root.Store(nil)
-	added, err := c.AddClient(t.Context(), "a", nil)
+	added, err := api.AddClient.Do(t.Context(), c, api.ClientRequest{}, "a")
 	if err != nil || added.Token == "" {
 		t.Fatalf("the next attempt: got %+v, %v", added, err)
 	}
-	pem, err := c.ClientRoot(t.Context(), "a")
+	pem, err := api.ClientRoot.Do(t.Context(), c, client.None{}, "a")
 	if err != nil || !bytes.HasPrefix(pem, []byte("-----BEGIN CERTIFICATE-----")) {
 		t.Errorf("got %q, %v, want a certificate", pem, err)
 	}
@@ -179,14 +180,14 @@ func TestExplainKnowsTags(t *testing.T) {
 	if _, err := c.Create(ctx, "other", sandbox.Spec{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.AddClient(ctx, "away", support); err != nil {
+	if _, err := api.AddClient.Do(ctx, c, api.ClientRequest{Tags: support}, "away"); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]policy.Action{
 		"box": policy.Allow, "away": policy.Allow, "other": policy.Deny,
 		"": policy.Allow, // nobody is named: one that could be, with the tags that were sent
 	} {
-		e, err := c.Explain(ctx, api.Question{Input: policy.Input{
+		e, err := api.Explain.Do(ctx, c, api.Question{Input: policy.Input{
 			Phase:       policy.PhaseRequest,
 			Sandbox:     policy.Sandbox{Name: name, Tags: support}, // of a name that exists its own count
 			Destination: policy.Destination{Host: "docs.example.test", Port: 443},
@@ -217,7 +218,7 @@ func TestExplainReadsABody(t *testing.T) {
 		if text != "" {
 			q.Sent = &reqbody.Raw{Header: http.Header{"Content-Type": {"application/json"}}, Text: []byte(text)[:min(len(text), policy.MaxBody+1)], Size: int64(len(text))}
 		}
-		e, err := c.Explain(t.Context(), q)
+		e, err := api.Explain.Do(t.Context(), c, q)
 		if err != nil || e.Decision.Action != want {
 			t.Errorf("%.20q, %d bytes: %s (%s), %v, want %s", text, len(text), e.Decision.Action, e.Decision.Reason, err, want)
 		}
@@ -239,13 +240,13 @@ func TestExplainsARecordedDecision(t *testing.T) {
 	if err := log.Append(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
-	got, err := c.ExplainDecision(t.Context(), e.ID())
+	got, err := api.ExplainDecision.Do(t.Context(), c, client.None{}, e.ID())
 	if err != nil || got.Recorded.Action != policy.Deny || got.Recorded.Revision != "older" || got.Decision.Action != policy.Allow ||
 		!slices.Equal(got.Differs, []string{"action", "rule"}) || len(got.Near) == 0 {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	var p *api.Problem
-	if _, err := c.ExplainDecision(t.Context(), "../nothing"); !errors.As(err, &p) || p.Status != 404 {
+	if _, err := api.ExplainDecision.Do(t.Context(), c, client.None{}, "../nothing"); !errors.As(err, &p) || p.Status != 404 {
 		t.Errorf("got %v", err)
 	}
 }

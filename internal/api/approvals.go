@@ -1,12 +1,9 @@
 package api
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
-	"net/url"
 	"slices"
 	"time"
 
@@ -65,7 +62,7 @@ func (h *handler) listApprovals(w http.ResponseWriter, r *http.Request) {
 	tenant := PrincipalOf(r.Context()).Tenant
 	list, changed := h.approvalList(tenant)
 	if r.URL.Query().Get("watch") != "true" {
-		reply(w, http.StatusOK, list, nil)
+		h.answer(w, r, http.StatusOK, list, nil)
 		return
 	}
 	w.Header().Set("Content-Type", "application/jsonl")
@@ -89,54 +86,14 @@ func (h *handler) listApprovals(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (h *handler) answerApproval(w http.ResponseWriter, r *http.Request) {
+func (h *handler) answerApproval(r *http.Request, a approval.Answer) (approval.Request, error) {
 	by, err := operator(r)
 	if err != nil {
-		writeProblem(w, err)
-		return
-	}
-	var a approval.Answer
-	if err := decode(w, r, &a); err != nil {
-		writeProblem(w, err)
-		return
+		return approval.Request{}, err
 	}
 	id := r.PathValue("id")
 	if !h.answerable(PrincipalOf(r.Context()).Tenant, id) {
-		writeProblem(w, fmt.Errorf("%w: %.64q", approval.ErrUnknown, id))
-		return
+		return approval.Request{}, fmt.Errorf("%w: %.64q", approval.ErrUnknown, id)
 	}
-	answered, err := h.opt.Approvals.Answer(id, a, by)
-	reply(w, http.StatusOK, answered, err)
-}
-
-// Approvals returns what waits for an operator and what is granted.
-func (c *Client) Approvals(ctx context.Context) (l ApprovalList, err error) {
-	return l, c.call(ctx, http.MethodGet, "/v1/approvals", nil, &l)
-}
-
-// WatchApprovals hands the lists over now and whenever they have changed, until
-// ctx is done or see returns an error.
-func (c *Client) WatchApprovals(ctx context.Context, see func(ApprovalList) error) error {
-	body, err := c.Stream(ctx, "/v1/approvals?watch=true", nil)
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	for lines := json.NewDecoder(body); ; {
-		var l ApprovalList
-		if err := lines.Decode(&l); err == io.EOF {
-			return io.ErrUnexpectedEOF // the daemon has ended
-		} else if err != nil {
-			return err
-		}
-		if err := see(l); err != nil {
-			return err
-		}
-	}
-}
-
-// AnswerApproval answers a request, or takes a grant back with a no. Who answers
-// is whom the daemon sees.
-func (c *Client) AnswerApproval(ctx context.Context, id string, a approval.Answer) (r approval.Request, err error) {
-	return r, c.call(ctx, http.MethodPost, "/v1/approvals/"+url.PathEscape(id), a, &r)
+	return h.opt.Approvals.Answer(id, a, by)
 }

@@ -18,6 +18,7 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/test/testnet"
 	"sallyport/policy/approval"
+	"sallyport/sandbox/client"
 )
 
 // serveApprovals runs the routes of approvals, with what tells who is calling.
@@ -47,23 +48,23 @@ func ask(t *testing.T, s *approval.Store, path string) string {
 // Who answers is who the kernel says is calling, and nothing in the request.
 func TestOperator(t *testing.T) {
 	store, addr := serveApprovals(t, "unix", api.PeerContext)
-	c := api.NewClient(addr.String())
+	c := client.Unix(addr.String())
 	id := ask(t, store, "/a")
-	r := must[approval.Request](t)(c.AnswerApproval(t.Context(), id, approval.Answer{Approve: true, Span: approval.Session}))
+	r := must[approval.Request](t)(api.AnswerApproval.Do(t.Context(), c, approval.Answer{Approve: true, Span: approval.Session}, id))
 	if r.ID != id || r.State != approval.Approved {
 		t.Errorf("%+v", r)
 	}
-	l := must[api.ApprovalList](t)(c.Approvals(t.Context()))
+	l := must[api.ApprovalList](t)(api.ListApprovals.Do(t.Context(), c, client.None{}))
 	if len(l.Grants) != 1 || l.Grants[0].Operator.UID != strconv.Itoa(os.Getuid()) || l.Grants[0].Operator.Name == "" {
 		t.Errorf("%+v", l)
 	}
 	var p *api.Problem
 	for name, want := range map[string]int{"x": http.StatusNotFound, id: http.StatusConflict} {
-		if _, err := c.AnswerApproval(t.Context(), name, approval.Answer{Approve: true}); !errors.As(err, &p) || p.Status != want {
+		if _, err := api.AnswerApproval.Do(t.Context(), c, approval.Answer{Approve: true}, name); !errors.As(err, &p) || p.Status != want {
 			t.Errorf("%s: %v, want %d", name, err, want)
 		}
 	}
-	if _, err := c.AnswerApproval(t.Context(), ask(t, store, "/b"), approval.Answer{Approve: true, Span: "ever"}); !errors.As(err, &p) || p.Status != http.StatusBadRequest {
+	if _, err := api.AnswerApproval.Do(t.Context(), c, approval.Answer{Approve: true, Span: "ever"}, ask(t, store, "/b")); !errors.As(err, &p) || p.Status != http.StatusBadRequest {
 		t.Errorf("a bad answer: %v", err)
 	}
 }
@@ -91,19 +92,19 @@ func TestNobodyIsAnOperator(t *testing.T) {
 
 func TestWatch(t *testing.T) {
 	store, addr := serveApprovals(t, "unix", api.PeerContext)
-	c := api.NewClient(addr.String())
+	c := client.Unix(addr.String())
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	enough := errors.New("enough")
 	var seen []int
-	err := c.WatchApprovals(ctx, func(l api.ApprovalList) error {
+	err := api.WatchApprovals(ctx, c, func(l api.ApprovalList) error {
 		seen = append(seen, len(l.Requests))
 		if len(seen) == 1 {
 			ask(t, store, "/a")
 			return nil
 		}
 		if len(l.Requests) == 1 {
-			_, err := c.AnswerApproval(ctx, l.Requests[0].ID, approval.Answer{})
+			_, err := api.AnswerApproval.Do(ctx, c, approval.Answer{}, l.Requests[0].ID)
 			return err
 		}
 		return enough

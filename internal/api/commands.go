@@ -1,90 +1,57 @@
 package api
 
 import (
+	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
-	"sallyport/sandbox/manager"
+	"sallyport/sandbox/client"
 )
 
 // maxInput bounds what one request feeds a command, in bytes; it goes through as
 // it comes.
 const maxInput = 1 << 40
 
-func (h *handler) startCommand(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
-	var c sandbox.CommandSpec
-	if err := decode(w, r, &c); err != nil {
-		writeProblem(w, err)
-		return
-	}
-	i, err := m.StartCommand(r.Context(), r.PathValue("name"), c)
-	reply(w, http.StatusCreated, i, err)
+func (h *handler) startCommand(r *http.Request, c sandbox.CommandSpec) (sandbox.CommandInfo, error) {
+	return h.opt.Sandboxes.StartCommand(r.Context(), r.PathValue("name"), c)
 }
 
-func (h *handler) listCommands(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
-	list, err := m.Commands(r.Context(), r.PathValue("name"))
-	reply(w, http.StatusOK, list, err)
+func (h *handler) listCommands(r *http.Request, _ none) ([]sandbox.CommandInfo, error) {
+	return h.opt.Sandboxes.Commands(r.Context(), r.PathValue("name"))
 }
 
-// command is a route of one command that answers with how it is then.
-func (h *handler) command(do func(m *manager.Manager, w http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if m, ok := h.sandboxes(w); ok {
-			i, err := do(m, w, r, r.PathValue("name"), r.PathValue("id"))
-			reply(w, http.StatusOK, i, err)
-		}
-	}
+func (h *handler) command(r *http.Request, _ none) (sandbox.CommandInfo, error) {
+	return h.opt.Sandboxes.Command(r.Context(), r.PathValue("name"), r.PathValue("id"))
 }
 
-func getCommand(m *manager.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
-	return m.Command(r.Context(), name, id)
+func (h *handler) killCommand(r *http.Request, _ none) (sandbox.CommandInfo, error) {
+	return h.opt.Sandboxes.Kill(r.Context(), r.PathValue("name"), r.PathValue("id"))
 }
 
-func killCommand(m *manager.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (sandbox.CommandInfo, error) {
-	return m.Kill(r.Context(), name, id)
+func (h *handler) signalCommand(r *http.Request, in wire.Name) (sandbox.CommandInfo, error) {
+	return h.opt.Sandboxes.Signal(r.Context(), r.PathValue("name"), r.PathValue("id"), in.Signal)
 }
 
-func signalCommand(m *manager.Manager, w http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
-	var in wire.Name
-	if err := decode(w, r, &in); err != nil {
+func (h *handler) resizeCommand(r *http.Request, in sandbox.Size) (sandbox.CommandInfo, error) {
+	return h.opt.Sandboxes.Resize(r.Context(), r.PathValue("name"), r.PathValue("id"), in)
+}
+
+func (h *handler) feedCommand(r *http.Request, _ none) (i sandbox.CommandInfo, err error) {
+	err = h.opt.Sandboxes.Input(r.Context(), r.PathValue("name"), r.PathValue("id"), r.Body, r.URL.Query().Get("open") == "1")
+	if err != nil {
 		return i, err
 	}
-	return m.Signal(r.Context(), name, id, in.Signal)
-}
-
-func resizeCommand(m *manager.Manager, w http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
-	var in sandbox.Size
-	if err := decode(w, r, &in); err != nil {
-		return i, err
-	}
-	return m.Resize(r.Context(), name, id, in)
-}
-
-func writeStdin(m *manager.Manager, _ http.ResponseWriter, r *http.Request, name, id string) (i sandbox.CommandInfo, err error) {
-	if err := m.Input(r.Context(), name, id, r.Body, r.URL.Query().Get("open") == "1"); err != nil {
-		return i, err
-	}
-	return m.Command(r.Context(), name, id)
+	return h.command(r, none{})
 }
 
 func (h *handler) commandOutput(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
 	q := r.URL.Query()
 	o := sandbox.OutputOptions{Stream: q.Get("stream"), Follow: q.Get("follow") == "1"}
 	if v := q.Get("from"); v != "" {
@@ -94,7 +61,7 @@ func (h *handler) commandOutput(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	from, out, err := m.Output(r.Context(), r.PathValue("name"), r.PathValue("id"), o)
+	from, out, err := h.opt.Sandboxes.Output(r.Context(), r.PathValue("name"), r.PathValue("id"), o)
 	if err != nil {
 		writeProblem(w, err)
 		return
@@ -122,5 +89,50 @@ func (h *handler) commandOutput(w http.ResponseWriter, r *http.Request) {
 		if flush() != nil {
 			return
 		}
+	}
+}
+
+// exec switches the connection to frames, see client.Protocol, and splices it with the
+// sandbox's agent. The command dies with the connection.
+func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Upgrade") != client.Protocol {
+		w.Header().Set("Upgrade", client.Protocol)
+		writeProblem(w, fmt.Errorf("%w: ask for Upgrade: %s", errBadRequest, client.Protocol))
+		return
+	}
+	var c sandbox.CommandSpec
+	if err := decode(r, &c); err != nil {
+		writeProblem(w, err)
+		return
+	}
+	if len(c.Args) == 0 {
+		writeProblem(w, fmt.Errorf("%w: no command: give one after --", sandbox.ErrBadSpec))
+		return
+	}
+	// Start first, so that what is wrong with the sandbox is a plain status.
+	if _, err := h.opt.Sandboxes.Start(r.Context(), r.PathValue("name")); err != nil {
+		writeProblem(w, err)
+		return
+	}
+	conn, rw, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		writeProblem(w, err)
+		return
+	}
+	defer conn.Close()
+	_, _ = fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n", client.Protocol)
+
+	out := wire.NewWriter(conn)
+	end, err := h.opt.Sandboxes.Attach(context.WithoutCancel(r.Context()), r.PathValue("name"), c, sandbox.CommandClient{From: rw.Reader, To: out})
+	exit := client.Exit{Code: end.Code}
+	if err != nil {
+		exit.Error = problemFor(w, err)
+	}
+	data, err := json.Marshal(exit)
+	if err == nil {
+		err = out.Write(wire.Exit, data)
+	}
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		h.opt.Logger.Debug("a command's client went away", "error", err)
 	}
 }

@@ -58,22 +58,22 @@ func TestEvents(t *testing.T) {
 		}
 		return all, last
 	}
-	got, _ := read(acme.Client, 1, 3)
+	got, _ := read(acme, 1, 3)
 	if want := "[sandbox.created mine approval.asked a1 sandbox.removed gone]"; fmt.Sprint(got) != want {
 		t.Errorf("the tenant's: %v, want %v", got, want)
 	}
-	got, at := read(root.Client, 1, 2)
+	got, at := read(root, 1, 2)
 	if want := "[sandbox.created mine sandbox.created theirs]"; fmt.Sprint(got) != want {
 		t.Errorf("all: %v, want %v", got, want)
 	}
 	append("secret/openai-api-key", "set", "", "", "")
 	append("sandbox/later", "started", "later", "dddd", "")
 	reader, _ := keyed(t, h, "reader", "", "read")
-	got, _ = read(reader.Client, at, 5)
+	got, _ = read(reader, at, 5)
 	if want := "[approval.asked a1 key.created acme approval.asked a2 sandbox.removed gone sandbox.started later]"; fmt.Sprint(got) != want {
 		t.Errorf("without the scope of secrets: %v, want %v", got, want)
 	}
-	got, _ = read(root.Client, at, 6)
+	got, _ = read(root, at, 6)
 	if want := "[approval.asked a1 key.created acme approval.asked a2 sandbox.removed gone secret.set openai-api-key sandbox.started later]"; fmt.Sprint(got) != want {
 		t.Errorf("after %d: %v, want %v", at, got, want)
 	}

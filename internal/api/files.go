@@ -17,60 +17,77 @@ import (
 // copySize is of each copy's buffer, in bytes.
 const copySize = 256 << 10
 
-func removeFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
-	reply(w, http.StatusOK, nil, f.Remove(r.Context(), path, r.URL.Query().Get("recursive") == "1"))
+func removeFile(r *http.Request, f *manager.Files, path string, _ none) (none, error) {
+	return none{}, f.Remove(r.Context(), path, r.URL.Query().Get("recursive") == "1")
 }
 
-func statFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
-	i, err := f.Stat(r.Context(), path, r.URL.Query().Get("follow") == "1")
-	reply(w, http.StatusOK, i, err)
+func statFile(r *http.Request, f *manager.Files, path string, _ none) (sandbox.File, error) {
+	return f.Stat(r.Context(), path, r.URL.Query().Get("follow") == "1")
 }
 
-func listFiles(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
+func listFiles(r *http.Request, f *manager.Files, path string, _ none) (wire.Listing, error) {
 	list, more, err := f.List(r.Context(), path, r.URL.Query().Get("after"))
-	reply(w, http.StatusOK, wire.Listing{Files: list, More: more}, err)
+	return wire.Listing{Files: list, More: more}, err
 }
 
-func makeFolder(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
-	var in wire.MakeFolder
-	if err := decode(w, r, &in); err != nil {
-		writeProblem(w, err)
-		return
-	}
-	i, err := f.Mkdir(r.Context(), path, in.Mode, in.Parents)
-	reply(w, http.StatusOK, i, err)
+func makeFolder(r *http.Request, f *manager.Files, path string, in wire.MakeFolder) (sandbox.File, error) {
+	return f.Mkdir(r.Context(), path, in.Mode, in.Parents)
 }
 
-func moveFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
+func moveFile(r *http.Request, f *manager.Files, path string, _ none) (sandbox.File, error) {
 	q := r.URL.Query()
 	if q.Get("to") == "" {
-		writeProblem(w, fmt.Errorf("%w: to: say where to move it", errBadRequest))
-		return
+		return sandbox.File{}, fmt.Errorf("%w: to: say where to move it", errBadRequest)
 	}
-	i, err := f.Move(r.Context(), path, q.Get("to"), q.Get("replace") == "1")
-	reply(w, http.StatusOK, i, err)
+	return f.Move(r.Context(), path, q.Get("to"), q.Get("replace") == "1")
 }
 
-func upload(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
-	p, err := f.Upload(r.Context(), path, r.Body)
-	reply(w, http.StatusOK, p, err)
+func upload(r *http.Request, f *manager.Files, path string, _ none) (sandbox.Packed, error) {
+	return f.Upload(r.Context(), path, r.Body)
 }
 
-// files is a route of the files of one sandbox. The query names the path and
-// maybe the user whose rights count.
+func writeFile(r *http.Request, f *manager.Files, path string, _ none) (sandbox.File, error) {
+	q := r.URL.Query()
+	o := sandbox.WriteOptions{Parents: q.Get("parents") == "1"}
+	if m := q.Get("mode"); m != "" {
+		if err := o.Mode.UnmarshalText([]byte(m)); err != nil {
+			return sandbox.File{}, fmt.Errorf("%w: mode: %w", errBadRequest, err)
+		}
+	}
+	return f.Write(r.Context(), path, r.Body, o)
+}
+
+// filesOf returns the files of the sandbox that a request names, and the path in its
+// query. The query may also name the user whose rights count.
+func (h *handler) filesOf(r *http.Request) (f *manager.Files, path string, err error) {
+	path = r.URL.Query().Get("path")
+	if path == "" || len(path) > wire.MaxPath {
+		return nil, "", fmt.Errorf("%w: path: name a file of the sandbox", errBadRequest)
+	}
+	f = h.opt.Sandboxes.Files(r.PathValue("name"))
+	f.User = r.URL.Query().Get("user")
+	return f, path, nil
+}
+
+// ofFiles is [call] for a route of the files of one sandbox.
+func ofFiles[In, Out any](h *handler, do func(r *http.Request, f *manager.Files, path string, in In) (Out, error)) http.HandlerFunc {
+	return call(h, http.StatusOK, func(r *http.Request, in In) (out Out, err error) {
+		f, path, err := h.filesOf(r)
+		if err != nil {
+			return out, err
+		}
+		return do(r, f, path, in)
+	})
+}
+
+// files is a route that streams something of the files of one sandbox.
 func (h *handler) files(do func(w http.ResponseWriter, r *http.Request, f *manager.Files, path string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		m, ok := h.sandboxes(w)
-		if !ok {
+		f, path, err := h.filesOf(r)
+		if err != nil {
+			writeProblem(w, err)
 			return
 		}
-		path := r.URL.Query().Get("path")
-		if path == "" || len(path) > wire.MaxPath {
-			writeProblem(w, fmt.Errorf("%w: path: name a file of the sandbox", errBadRequest))
-			return
-		}
-		f := m.Files(r.PathValue("name"))
-		f.User = r.URL.Query().Get("user")
 		do(w, r, f, path)
 	}
 }
@@ -104,19 +121,6 @@ func readFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path str
 // writeOnly hides ReadFrom, which would make a buffer of its own.
 type writeOnly struct{ io.Writer }
 
-func writeFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
-	q := r.URL.Query()
-	o := sandbox.WriteOptions{Parents: q.Get("parents") == "1"}
-	if m := q.Get("mode"); m != "" {
-		if err := o.Mode.UnmarshalText([]byte(m)); err != nil {
-			writeProblem(w, fmt.Errorf("%w: mode: %w", errBadRequest, err))
-			return
-		}
-	}
-	i, err := f.Write(r.Context(), path, r.Body, o)
-	reply(w, http.StatusOK, i, err)
-}
-
 // download streams an archive as the sandbox makes it; a trailer says why it is
 // not complete.
 func download(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
@@ -133,32 +137,10 @@ func download(w http.ResponseWriter, r *http.Request, f *manager.Files, path str
 	}
 }
 
-// watchFiles streams events as lines of JSON.
-func watchFiles(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
-	lines, begun := json.NewEncoder(w), false
-	flush := http.NewResponseController(w).Flush
-	err := f.Watch(r.Context(), path, sandbox.WatchOptions{Recursive: r.URL.Query().Get("recursive") == "1"}, func(e sandbox.FileEvent) error {
-		if !begun {
-			begun = true
-			raw(w, "application/x-ndjson")
-		}
-		return errors.Join(lines.Encode(e), flush())
-	})
-	switch {
-	case err == nil:
-	case !begun:
-		writeProblem(w, err)
-	default:
-		panic(http.ErrAbortHandler)
-	}
-}
-
-// changes streams what has changed of a sandbox's files.
-func (h *handler) changes(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
+// jsonLines streams what do hands over as lines of JSON. An error before the first line
+// is a problem; a later one aborts the response, so that the client does not take it for
+// complete. flush sends each line at once.
+func jsonLines[T any](w http.ResponseWriter, flush bool, do func(line func(T) error) error) {
 	lines, begun := json.NewEncoder(w), false
 	begin := func() {
 		if !begun {
@@ -166,9 +148,13 @@ func (h *handler) changes(w http.ResponseWriter, r *http.Request) {
 			raw(w, "application/x-ndjson")
 		}
 	}
-	err := m.Changes(r.Context(), r.PathValue("name"), r.URL.Query().Get("since"), func(c sandbox.Change) error {
+	err := do(func(v T) error {
 		begin()
-		return lines.Encode(client.Change{Kind: c.Kind, Path: c.Path, Raw: wire.Raw(c.Path)})
+		err := lines.Encode(v)
+		if flush {
+			err = errors.Join(err, http.NewResponseController(w).Flush())
+		}
+		return err
 	})
 	switch {
 	case err == nil:
@@ -176,6 +162,21 @@ func (h *handler) changes(w http.ResponseWriter, r *http.Request) {
 	case !begun:
 		writeProblem(w, err)
 	default:
-		panic(http.ErrAbortHandler) // so that the client does not take it for the end
+		panic(http.ErrAbortHandler)
 	}
+}
+
+// watchFiles streams events as lines of JSON.
+func watchFiles(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
+	o := sandbox.WatchOptions{Recursive: r.URL.Query().Get("recursive") == "1"}
+	jsonLines(w, true, func(line func(sandbox.FileEvent) error) error { return f.Watch(r.Context(), path, o, line) })
+}
+
+// changes streams what has changed of a sandbox's files.
+func (h *handler) changes(w http.ResponseWriter, r *http.Request) {
+	jsonLines(w, false, func(line func(client.Change) error) error {
+		return h.opt.Sandboxes.Changes(r.Context(), r.PathValue("name"), r.URL.Query().Get("since"), func(c sandbox.Change) error {
+			return line(client.Change{Kind: c.Kind, Path: c.Path, Raw: wire.Raw(c.Path)})
+		})
+	})
 }

@@ -21,11 +21,12 @@ import (
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/archive"
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/client"
 )
 
 // files are those of a sandbox whose agent is the real one, as a process of
 // ours: its paths are this host's.
-func files(t *testing.T) (*api.Files, string) {
+func files(t *testing.T) (*client.Files, string) {
 	t.Helper()
 	c, _, _ := serve(t, true)
 	must[sandbox.Info](t)(c.Create(t.Context(), "demo", sandbox.Spec{Image: "x"}))
@@ -48,7 +49,7 @@ func status(err error) int {
 	return 0
 }
 
-func read(t *testing.T, f *api.Files, path string) string {
+func read(t *testing.T, f *client.Files, path string) string {
 	t.Helper()
 	_, from, err := f.Read(t.Context(), path)
 	if err != nil {
@@ -408,8 +409,8 @@ func TestChanges(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(h.layer, "new"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var got []api.Change
-	tell := func(x api.Change) error { got = append(got, x); return nil }
+	var got []client.Change
+	tell := func(x client.Change) error { got = append(got, x); return nil }
 	if err := c.Changes(t.Context(), "demo", "", tell); err != nil || len(got) != 1 || got[0].Path != "/new" || got[0].Kind != "added" {
 		t.Errorf("got %+v, %v", got, err)
 	}

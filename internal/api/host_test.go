@@ -179,7 +179,7 @@ func must[T any](t *testing.T) func(T, error) T {
 
 // serve runs the handler on a unix socket and returns a client of it, the
 // socket's path and what to break. Without sandboxes it has none.
-func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
+func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	t.Helper()
 	dir, h := t.TempDir(), &host{layer: t.TempDir()}
 	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
@@ -256,7 +256,7 @@ func serve(t *testing.T, sandboxes bool) (*api.Client, string, *host) {
 		h.remote = client.Remote{URL: "https://" + l.Addr().String(), Fingerprint: api.Fingerprint(again)}
 		run(api.Remote(l, again, checked(t, api.NewHandler(opt)), opt.Logger, nil))
 	}
-	c := api.NewClient(socket)
+	c := client.Unix(socket)
 	t.Cleanup(c.Close)
 	return c, socket, h
 }

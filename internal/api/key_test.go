@@ -25,7 +25,7 @@ import (
 )
 
 // keyed makes a key and returns a client that has it, and its text.
-func keyed(t *testing.T, h *host, name, tenant string, scopes ...string) (*api.Client, string) {
+func keyed(t *testing.T, h *host, name, tenant string, scopes ...string) (*client.Client, string) {
 	t.Helper()
 	made, text, err := h.keys.Create(api.Key{Name: name, Tenant: tenant, Scopes: must[[]api.Scope](t)(api.ParseScopes(scopes))})
 	if err != nil {
@@ -34,14 +34,14 @@ func keyed(t *testing.T, h *host, name, tenant string, scopes ...string) (*api.C
 	return dialed(t, h, text), text
 }
 
-func dialed(t *testing.T, h *host, text string) *api.Client {
+func dialed(t *testing.T, h *host, text string) *client.Client {
 	t.Helper()
 	r := h.remote
 	r.KeyFile = filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(r.KeyFile, []byte(text+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := must[*api.Client](t)(api.DialClient(r))
+	c := must[*client.Client](t)(client.Dial(r))
 	t.Cleanup(c.Close)
 	return c
 }
@@ -239,7 +239,7 @@ func TestSetScopes(t *testing.T) {
 	}
 }
 
-func must2(_ *api.Client, text string) string { return text }
+func must2(_ *client.Client, text string) string { return text }
 
 // A tenant sees and touches its own alone, and learns of others that a name is
 // taken.
@@ -253,7 +253,7 @@ func TestTenants(t *testing.T) {
 	if i, err := root.Sandbox(ctx, "acme/box"); err != nil || i.Spec.Owner != "acme" || i.Name != "box" {
 		t.Errorf("the host's own: %+v %v", i, err)
 	}
-	names := func(c *api.Client) string {
+	names := func(c *client.Client) string {
 		var all []string
 		for _, i := range must[[]sandbox.Info](t)(c.Sandboxes(ctx)) {
 			all = append(all, i.Name)
@@ -294,7 +294,7 @@ func TestTenants(t *testing.T) {
 		v := must[approval.Verdict](t)(h.approvals.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
 			Sandbox: who, SandboxID: id, Protocol: "tls", Host: "api.example.test", Port: 443, Method: "GET", Path: "/", Body: "b",
 		}}))
-		if l := must[api.ApprovalList](t)(acme.Approvals(ctx)); len(l.Requests) != 1 || l.Requests[0].Subject.Sandbox != "box" {
+		if l := must[api.ApprovalList](t)(api.ListApprovals.Do(ctx, acme, client.None{})); len(l.Requests) != 1 || l.Requests[0].Subject.Sandbox != "box" {
 			t.Errorf("what waits: %+v", l)
 		}
 		if status, _, answer, _ := raw(t, h, acmeText, "POST", "/v1/approvals/"+v.ID, `{"approve": true}`); status != []int{200, 404}[i] {
@@ -316,7 +316,7 @@ func TestTenants(t *testing.T) {
 func TestKeys(t *testing.T) {
 	c, _, h := serve(t, false)
 	ctx := t.Context()
-	made := must[api.KeyText](t)(c.CreateKey(ctx, "ci", api.KeyRequest{Scopes: []string{"read"}, Expires: time.Now().Add(time.Hour)}))
+	made := must[api.KeyText](t)(api.CreateKey.Do(ctx, c, api.KeyRequest{Scopes: []string{"read"}, Expires: time.Now().Add(time.Hour)}, "ci"))
 	file := filepath.Join(h.dir, "keys.json")
 	if text := must[[]byte](t)(os.ReadFile(file)); bytes.Contains(text, []byte(made.Text)) || bytes.Contains(text, []byte(made.Text[20:])) || !bytes.Contains(text, []byte("ci")) {
 		t.Errorf("the file holds the key: %s", text)
@@ -325,10 +325,10 @@ func TestKeys(t *testing.T) {
 		t.Errorf("mode %v", i.Mode())
 	}
 	remote := dialed(t, h, made.Text)
-	if s, err := remote.Status(ctx); err != nil || s.Version != "test" {
+	if s, err := api.GetStatus.Do(ctx, remote, client.None{}); err != nil || s.Version != "test" {
 		t.Fatal(s, err)
 	}
-	list := must[[]api.Key](t)(c.Keys(ctx))
+	list := must[[]api.Key](t)(api.ListKeys.Do(ctx, c))
 	if len(list) != 1 || list[0].Used.IsZero() || list[0].ID != made.ID || list[0].Tenant != "" {
 		t.Errorf("%+v", list)
 	}
@@ -343,20 +343,20 @@ func TestKeys(t *testing.T) {
 	if k, ok := again.Verify(made.Text); !ok || k.Name != "ci" {
 		t.Errorf("after a restart: %v %v", k, ok)
 	}
-	soon := must[api.KeyText](t)(c.CreateKey(ctx, "soon", api.KeyRequest{Scopes: []string{"read"}, Expires: time.Now().Add(1500 * time.Millisecond)}))
+	soon := must[api.KeyText](t)(api.CreateKey.Do(ctx, c, api.KeyRequest{Scopes: []string{"read"}, Expires: time.Now().Add(1500 * time.Millisecond)}, "soon"))
 	wait(t, "a key to expire", func() bool {
 		status, _, _, _ := raw(t, h, soon.Text, "GET", "/v1/status", "")
 		return status == 401
 	})
-	if err := c.RemoveKey(ctx, "ci"); err != nil {
+	if err := api.RemoveKey.Do(ctx, c, client.None{}, "ci"); err != nil {
 		t.Fatal(err)
 	}
 	var p *api.Problem
-	if _, err := remote.Status(ctx); !errors.As(err, &p) || p.Status != 401 {
+	if _, err := api.GetStatus.Do(ctx, remote, client.None{}); !errors.As(err, &p) || p.Status != 401 {
 		t.Errorf("a key that is removed: %v", err)
 	}
 	for _, bad := range []api.KeyRequest{{}, {Scopes: []string{"root"}}, {Scopes: []string{"read"}, Tenant: "A B"}, {Scopes: []string{"read"}, Expires: time.Now().Add(-time.Hour)}} {
-		if _, err := c.CreateKey(ctx, "bad", bad); !errors.As(err, &p) || p.Status != 400 {
+		if _, err := api.CreateKey.Do(ctx, c, bad, "bad"); !errors.As(err, &p) || p.Status != 400 {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
@@ -399,15 +399,15 @@ func TestFailuresAreBounded(t *testing.T) {
 func TestFingerprint(t *testing.T) {
 	_, _, h := serve(t, false)
 	good, text := keyed(t, h, "good", "", "read")
-	must[api.Status](t)(good.Status(t.Context()))
+	must[api.Status](t)(api.GetStatus.Do(t.Context(), good, client.None{}))
 	other := h.remote
 	h.remote.Fingerprint = "sha256:" + strings.Repeat("0", 64)
-	if _, err := dialed(t, h, text).Status(t.Context()); !errors.Is(err, client.ErrServer) {
+	if _, err := api.GetStatus.Do(t.Context(), dialed(t, h, text), client.None{}); !errors.Is(err, client.ErrServer) {
 		t.Errorf("another certificate: %v", err)
 	}
 	h.remote.Fingerprint = "" // the system's authorities know nothing of it
 	var unknown *tls.CertificateVerificationError
-	if _, err := dialed(t, h, text).Status(t.Context()); !errors.As(err, &unknown) {
+	if _, err := api.GetStatus.Do(t.Context(), dialed(t, h, text), client.None{}); !errors.As(err, &unknown) {
 		t.Errorf("nobody vouches: %v", err)
 	}
 	other.KeyFile = filepath.Join(t.TempDir(), "key")
@@ -541,7 +541,7 @@ func TestPages(t *testing.T) {
 			t.Errorf("%s: %d", q, status)
 		}
 	}
-	all := must[[]sandbox.Info](t)(client.All[sandbox.Info](t.Context(), c.Client, "/v1/sandboxes?limit=2"))
+	all := must[[]sandbox.Info](t)(client.All[sandbox.Info](t.Context(), c, "/v1/sandboxes?limit=2"))
 	if len(all) != 6 {
 		t.Errorf("the client has %d", len(all))
 	}

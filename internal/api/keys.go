@@ -15,7 +15,6 @@ import (
 	"log/slog"
 	"maps"
 	"net/http"
-	"net/url"
 	"os"
 	"regexp"
 	"slices"
@@ -26,7 +25,6 @@ import (
 	"sallyport/audit"
 	"sallyport/internal/durable"
 	"sallyport/policy/approval"
-	"sallyport/sandbox/client"
 )
 
 // Errors of keys.
@@ -226,43 +224,33 @@ type KeyText struct {
 	Text string `json:"key"`
 }
 
-func (h *handler) listKeys(w http.ResponseWriter, r *http.Request) {
-	replyPage(w, r, h.opt.Keys.List(), func(k Key) string { return k.Name })
-}
+func (h *handler) keys(*http.Request) ([]Key, error) { return h.opt.Keys.List(), nil }
 
-func (h *handler) createKey(w http.ResponseWriter, r *http.Request) {
-	var in KeyRequest
-	if err := decode(w, r, &in); err != nil {
-		writeProblem(w, err)
-		return
-	}
+func (h *handler) createKey(r *http.Request, in KeyRequest) (k KeyText, err error) {
 	scopes, err := ParseScopes(in.Scopes)
 	if err != nil {
-		writeProblem(w, err)
-		return
+		return k, err
 	}
-	made, text, err := h.opt.Keys.Create(Key{
+	k.Key, k.Text, err = h.opt.Keys.Create(Key{
 		Name: r.PathValue("name"), Scopes: scopes, Tenant: in.Tenant, Expires: in.Expires.UTC(),
 		By: PrincipalOf(r.Context()).Operator.Name,
 	})
 	if err != nil {
-		writeProblem(w, err)
-		return
+		return k, err
 	}
-	if err := h.opt.Recorder.Append(r.Context(), keyEvent(made, "created")); err != nil {
-		_, gone := h.opt.Keys.Remove(made.Name) // nobody has seen it
-		writeProblem(w, errors.Join(err, gone))
-		return
+	if err = h.opt.Recorder.Append(r.Context(), keyEvent(k.Key, "created")); err != nil {
+		_, gone := h.opt.Keys.Remove(k.Name) // nobody has seen it
+		err = errors.Join(err, gone)
 	}
-	reply(w, http.StatusCreated, KeyText{made, text}, nil)
+	return k, err
 }
 
-func (h *handler) removeKey(w http.ResponseWriter, r *http.Request) {
+func (h *handler) removeKey(r *http.Request, _ none) (none, error) {
 	gone, err := h.opt.Keys.Remove(r.PathValue("name"))
 	if err == nil {
 		err = h.opt.Recorder.Append(context.WithoutCancel(r.Context()), keyEvent(gone, "removed"))
 	}
-	reply(w, http.StatusNoContent, nil, err)
+	return none{}, err
 }
 
 func keyEvent(k Key, state string) *audit.Event {
@@ -289,21 +277,6 @@ func (k Key) principal() Principal {
 		Operator: approval.Operator{Name: "key " + k.Name, UID: "key:" + k.ID},
 		Scopes:   k.Scopes, Tenant: k.Tenant, key: k.ID,
 	}
-}
-
-// Keys lists the API keys.
-func (c *Client) Keys(ctx context.Context) ([]Key, error) {
-	return client.All[Key](ctx, c.Client, "/v1/keys")
-}
-
-// CreateKey makes an API key. Its text is not kept.
-func (c *Client) CreateKey(ctx context.Context, name string, want KeyRequest) (k KeyText, err error) {
-	return k, c.call(ctx, http.MethodPut, "/v1/keys/"+url.PathEscape(name), want, &k)
-}
-
-// RemoveKey voids a key at once.
-func (c *Client) RemoveKey(ctx context.Context, name string) error {
-	return c.call(ctx, http.MethodDelete, "/v1/keys/"+url.PathEscape(name), nil, nil)
 }
 
 // errRevoked is why what goes on with a key ends.

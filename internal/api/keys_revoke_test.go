@@ -51,29 +51,29 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 
 	for _, tt := range []struct {
 		name string
-		do   func(ctx context.Context, c *api.Client, begun *atomic.Bool) error
+		do   func(ctx context.Context, c *client.Client, begun *atomic.Bool) error
 	}{
-		{"events", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
+		{"events", func(ctx context.Context, c *client.Client, begun *atomic.Bool) error {
 			begun.Store(true)
 			return c.Events(ctx, 0, func(client.Event) error { return nil })
 		}},
-		{"approvals", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
-			return c.WatchApprovals(ctx, func(api.ApprovalList) error { begun.Store(true); return nil })
+		{"approvals", func(ctx context.Context, c *client.Client, begun *atomic.Bool) error {
+			return api.WatchApprovals(ctx, c, func(api.ApprovalList) error { begun.Store(true); return nil })
 		}},
-		{"a command", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
+		{"a command", func(ctx context.Context, c *client.Client, begun *atomic.Bool) error {
 			begun.Store(true)
 			_, err := c.Exec(ctx, "box", slow, sandbox.Streams{})
 			return err
 		}},
-		{"a command with input", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
+		{"a command with input", func(ctx context.Context, c *client.Client, begun *atomic.Bool) error {
 			in, end := trickle(ctx)
 			defer end()
 			begun.Store(true)
 			_, err := c.Exec(ctx, "box", sandbox.CommandSpec{Args: []string{"cat"}}, sandbox.Streams{Stdin: in})
 			return err
 		}},
-		{"output", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
-			body, err := c.Stream(ctx, "/v1/sandboxes/box/commands/"+id+"/output?follow=1", nil)
+		{"output", func(ctx context.Context, c *client.Client, begun *atomic.Bool) error {
+			_, body, err := c.Output(ctx, "box", id, sandbox.OutputOptions{Follow: true})
 			if err != nil {
 				return err
 			}
@@ -84,17 +84,17 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 			}
 			return io.EOF
 		}},
-		{"input", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
+		{"input", func(ctx context.Context, c *client.Client, begun *atomic.Bool) error {
 			in, end := trickle(ctx)
 			defer end()
 			begun.Store(true)
 			return c.Feed(ctx, "box", fed, in, true)
 		}},
-		{"a watch", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
+		{"a watch", func(ctx context.Context, c *client.Client, begun *atomic.Bool) error {
 			begun.Store(true)
 			return c.Files("box").Watch(ctx, dir, sandbox.WatchOptions{}, func(sandbox.FileEvent) error { return nil })
 		}},
-		{"an upload", func(ctx context.Context, c *api.Client, begun *atomic.Bool) error {
+		{"an upload", func(ctx context.Context, c *client.Client, begun *atomic.Bool) error {
 			in, end := trickle(ctx)
 			defer end()
 			begun.Store(true)
@@ -139,7 +139,7 @@ func TestWithdrawnKeyEndsWhatGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := dialed(t, h, text).RemoveKey(ctx, "self"); err != nil {
+	if err := api.RemoveKey.Do(ctx, dialed(t, h, text), client.None{}, "self"); err != nil {
 		t.Errorf("a key that removes itself: %v", err)
 	}
 }

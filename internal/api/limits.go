@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"net/url"
 	"time"
 
 	"sallyport/policy/approval"
 	"sallyport/policy/limit"
-	"sallyport/sandbox/client"
 )
 
 // Limits are the counters of what limits bound.
@@ -34,8 +32,8 @@ type Limit struct {
 // ErrNoLimit is returned for a name that neither the policy nor a counter has.
 var ErrNoLimit = errors.New("there is no such limit")
 
-// resetRequest says which counters.
-type resetRequest struct {
+// ResetRequest says which counters are to be emptied.
+type ResetRequest struct {
 	Subject string `json:"subject,omitempty"` // or a sandbox's name; all without
 }
 
@@ -44,36 +42,13 @@ type ResetResult struct {
 	Reset int `json:"reset"`
 }
 
-func (h *handler) limits(w http.ResponseWriter, r *http.Request) {
-	list, err := h.opt.Limits.List(r.Context())
-	if err != nil {
-		writeProblem(w, err)
-		return
-	}
-	replyPage(w, r, list, func(l Limit) string { return l.Name + "\x00" + l.Per + "\x00" + l.Subject })
-}
+func (h *handler) limits(r *http.Request) ([]Limit, error) { return h.opt.Limits.List(r.Context()) }
 
-func (h *handler) resetLimit(w http.ResponseWriter, r *http.Request) {
+func (h *handler) resetLimit(r *http.Request, in ResetRequest) (ResetResult, error) {
 	by, err := operator(r)
 	if err != nil {
-		writeProblem(w, err)
-		return
-	}
-	var in resetRequest
-	if err := decode(w, r, &in); err != nil {
-		writeProblem(w, err)
-		return
+		return ResetResult{}, err
 	}
 	n, err := h.opt.Limits.Reset(r.Context(), by, r.PathValue("name"), in.Subject)
-	reply(w, http.StatusOK, ResetResult{n}, err)
-}
-
-// Limits lists the counters of limits that are in use.
-func (c *Client) Limits(ctx context.Context) ([]Limit, error) {
-	return client.All[Limit](ctx, c.Client, "/v1/limits")
-}
-
-// ResetLimit empties the counters of a limit: of one subject, or of all.
-func (c *Client) ResetLimit(ctx context.Context, name, subject string) (r ResetResult, err error) {
-	return r, c.call(ctx, http.MethodPost, "/v1/limits/"+url.PathEscape(name)+"/reset", resetRequest{subject}, &r)
+	return ResetResult{n}, err
 }

@@ -33,15 +33,15 @@ func (l *limits) Reset(_ context.Context, by approval.Operator, name, subject st
 // Who resets a limit is who the kernel says is at the other end of the socket.
 func TestLimits(t *testing.T) {
 	c, _, _ := serve(t, false)
-	list, err := c.Limits(t.Context())
+	list, err := api.ListLimits.Do(t.Context(), c)
 	if err != nil || len(list) != 1 || list[0].Most.Requests != 5 {
 		t.Fatalf("%v %v", list, err)
 	}
-	r, err := c.ResetLimit(t.Context(), "a day/1", "demo")
+	r, err := api.ResetLimit.Do(t.Context(), c, api.ResetRequest{Subject: "demo"}, "a day/1")
 	if err != nil || r.Reset != 3 {
 		t.Fatalf("%v %v", r, err)
 	}
-	list, err = c.Limits(t.Context())
+	list, err = api.ListLimits.Do(t.Context(), c)
 	if want := fmt.Sprintf("a day/1 of demo by %d", os.Getuid()); err != nil || list[1].Name != want {
 		t.Errorf("%v %v, want %s", list, err, want)
 	}

@@ -53,8 +53,8 @@ func TestNamesOfRules(t *testing.T) {
 	hosts, _ := keyed(t, h, "hosts", "", "run", "read")
 	run := func(_ any, err error) error { return err }
 	must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{}))
-	must[api.ClientToken](t)(root.AddClient(ctx, "proxied", nil))
-	must[api.ClientToken](t)(root.AddClient(ctx, "box-2", nil))
+	must[api.ClientToken](t)(api.AddClient.Do(ctx, root, api.ClientRequest{}, "proxied"))
+	must[api.ClientToken](t)(api.AddClient.Do(ctx, root, api.ClientRequest{}, "box-2"))
 	for name, tt := range map[string]struct {
 		err  error
 		kind string
@@ -166,7 +166,7 @@ func TestTenantsSandboxByName(t *testing.T) {
 	must[sandbox.Info](t)(beta.Create(ctx, "build", sandbox.Spec{}))
 	run := func(_ any, err error) error { return err }
 	quiet := sandbox.CommandSpec{Args: []string{"true"}}
-	verbs := func(c *api.Client, name string) map[string]error {
+	verbs := func(c *client.Client, name string) map[string]error {
 		return map[string]error{
 			"get": run(c.Sandbox(ctx, name)), "start": run(c.Start(ctx, name)), "exec": run(c.Exec(ctx, name, quiet, sandbox.Streams{})), "begin": run(c.StartCommand(ctx, name, quiet)),
 			"commands": run(c.Commands(ctx, name)), "pause": run(c.Pause(ctx, name)), "wake": run(c.Wake(ctx, name)), "set": run(c.Set(ctx, name, sandbox.SpecChange{Labels: map[string]string{"a": "b"}})),
@@ -174,7 +174,7 @@ func TestTenantsSandboxByName(t *testing.T) {
 			"fork": run(c.Fork(ctx, name, sandbox.ForkSpec{})),
 		}
 	}
-	for who, c := range map[string]*api.Client{"root": root, "a key": hosts} {
+	for who, c := range map[string]*client.Client{"root": root, "a key": hosts} {
 		for verb, err := range verbs(c, "build") {
 			if p := (*api.Problem)(nil); !errors.As(err, &p) || p.Type != client.ProblemType+"no-sandbox" || verb != "fork" && !strings.Contains(p.Detail, "beta/build") {
 				t.Errorf("%s, by %s: got %v, want that there is none, and how to write beta's", verb, who, err)

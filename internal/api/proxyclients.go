@@ -26,12 +26,11 @@ func (h *handler) client(name string) (access.Client, bool) {
 	return access.Client{}, false
 }
 
-func (h *handler) listClients(w http.ResponseWriter, r *http.Request) {
-	list := []ProxyClient{}
+func (h *handler) clients(*http.Request) (list []ProxyClient, err error) {
 	for _, c := range h.opt.Clients.List() {
 		list = append(list, ProxyClient{Name: c.Name, ID: c.ID, Tags: c.Tags, Created: c.Created})
 	}
-	replyPage(w, r, list, func(c ProxyClient) string { return c.Name })
+	return list, nil
 }
 
 // ProxyClient is what a listing shows of a user of the explicit proxy.
@@ -48,54 +47,54 @@ type ClientToken struct {
 	Token string `json:"token"`
 }
 
-func (h *handler) addClient(w http.ResponseWriter, r *http.Request) {
-	var spec struct {
-		Tags map[string]string `json:"tags"`
-	}
-	if err := decode(w, r, &spec); err != nil {
-		writeProblem(w, err)
-		return
-	}
+// ClientRequest says what a user of the explicit proxy shall be.
+type ClientRequest struct {
+	Tags map[string]string `json:"tags"`
+}
+
+func (h *handler) addClient(r *http.Request, spec ClientRequest) (made ClientToken, err error) {
 	if h.opt.Sandboxes != nil {
 		if _, err := h.opt.Sandboxes.Get(r.PathValue("name")); err == nil {
-			writeProblem(w, fmt.Errorf("%w: a sandbox is named %q: rules select by name, so choose another", errTaken, r.PathValue("name")))
-			return
+			return made, fmt.Errorf("%w: a sandbox is named %q: rules select by name, so choose another", errTaken, r.PathValue("name"))
 		}
 	}
 	c, token, err := h.opt.Clients.Add(r.Context(), r.PathValue("name"), spec.Tags)
 	if err != nil {
-		writeProblem(w, err)
-		return
+		return made, err
 	}
 	// Its authority exists before its first connection.
 	if _, err := h.opt.Root(c.ID); err != nil {
 		// Nobody will ever have seen the token.
-		writeProblem(w, errors.Join(err, h.opt.Clients.Remove(r.Context(), c.Name)))
-		return
+		return made, errors.Join(err, h.opt.Clients.Remove(r.Context(), c.Name))
 	}
-	reply(w, http.StatusCreated, ClientToken{c.Name, token}, nil)
+	return ClientToken{c.Name, token}, nil
 }
 
-func (h *handler) removeClient(w http.ResponseWriter, r *http.Request) {
+func (h *handler) removeClient(r *http.Request, _ none) (none, error) {
 	name := r.PathValue("name")
 	c, _ := h.client(name)
 	err := h.opt.Clients.Remove(r.Context(), name)
 	if err == nil {
 		err = h.opt.Forget(c.ID)
 	}
-	reply(w, http.StatusOK, nil, err)
+	return none{}, err
 }
 
 func (h *handler) clientRoot(w http.ResponseWriter, r *http.Request) {
-	if c, ok := h.client(r.PathValue("name")); ok {
-		h.root(w, c.ID)
-		return
+	c, ok := h.client(r.PathValue("name"))
+	var err error
+	if !ok {
+		err = fmt.Errorf("%w: %q: `sallyport client ls` shows those there are", access.ErrClientUnknown, r.PathValue("name"))
 	}
-	writeProblem(w, fmt.Errorf("%w: %q: `sallyport client ls` shows those there are", access.ErrClientUnknown, r.PathValue("name")))
+	h.root(w, c.ID, err)
 }
 
-func (h *handler) root(w http.ResponseWriter, id string) {
-	pem, err := h.opt.Root(id)
+// root answers with the certificate of an authority, unless err says why there is none.
+func (h *handler) root(w http.ResponseWriter, id string, err error) {
+	var pem []byte
+	if err == nil {
+		pem, err = h.opt.Root(id)
+	}
 	if err != nil {
 		writeProblem(w, err)
 		return

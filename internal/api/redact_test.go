@@ -10,6 +10,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // Where things are on the host is its operators' affair.
@@ -40,9 +41,9 @@ func TestHostPathsAreNotTold(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(h.dir, "sandboxes", "inway"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for what, of := range map[string]func(*api.Client) error{
-		"its authority":  func(c *api.Client) error { _, err := c.SandboxRoot(ctx, "acme/box"); return err },
-		"one in the way": func(c *api.Client) error { _, err := c.Create(ctx, "inway", sandbox.Spec{}); return err },
+	for what, of := range map[string]func(*client.Client) error{
+		"its authority":  func(c *client.Client) error { _, err := c.SandboxRoot(ctx, "acme/box"); return err },
+		"one in the way": func(c *client.Client) error { _, err := c.Create(ctx, "inway", sandbox.Spec{}); return err },
 	} {
 		var p *api.Problem
 		if err := of(acme); !errors.As(err, &p) || strings.Contains(p.Detail, "/var/lib") || strings.Contains(p.Detail, h.dir) || p.Detail == "" {

@@ -8,68 +8,49 @@ import (
 	"math"
 	"net/http"
 	"slices"
+	"strconv"
+	"time"
 
 	"sallyport/gateway/access"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 	"sallyport/sandbox/manager"
 )
 
-func (h *handler) sandboxes(w http.ResponseWriter) (*manager.Manager, bool) {
-	if h.opt.Sandboxes == nil {
-		writeProblem(w, fmt.Errorf("%w: this daemon runs no sandboxes (engine.kind is none)", errBadRequest))
-		return nil, false
-	}
-	return h.opt.Sandboxes, true
+// sandbox returns the sandbox that a request names. The error is
+// [sandbox.ErrNotFound] if its caller has no such sandbox.
+func (h *handler) sandbox(r *http.Request) (sandbox.Info, error) {
+	return h.opt.Sandboxes.Visible(r.Context(), r.PathValue("name"))
 }
 
-// sandbox is the one that a request names, if it is there for its caller.
-func (h *handler) sandbox(w http.ResponseWriter, r *http.Request) (sandbox.Info, bool) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return sandbox.Info{}, false
+// infos is [infoFor] of a list.
+func infos(r *http.Request, list []sandbox.Info, err error) ([]sandbox.Info, error) {
+	for i := range list {
+		list[i] = infoFor(r, list[i])
 	}
-	i, err := m.Visible(r.Context(), r.PathValue("name"))
-	if err != nil {
-		writeProblem(w, err)
-		return sandbox.Info{}, false
-	}
-	return i, true
+	return list, err
 }
 
-func (h *handler) list(w http.ResponseWriter, r *http.Request) {
-	if m, ok := h.sandboxes(w); ok {
-		list := m.ListVisible(r.Context())
-		for i := range list {
-			list[i] = infoFor(r, list[i])
-		}
-		replyPage(w, r, list, func(i sandbox.Info) string { return i.Name })
-	}
+func (h *handler) list(r *http.Request) ([]sandbox.Info, error) {
+	return infos(r, h.opt.Sandboxes.ListVisible(r.Context()), nil)
 }
 
 func (h *handler) create(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
 	var spec sandbox.Spec
-	if err := decode(w, r, &spec); err != nil {
-		writeProblem(w, err)
-		return
+	err := decode(r, &spec)
+	if err == nil {
+		err = cmp.Or(privileged(r, spec), oversized(r, spec, h.opt.Sandboxes.Defaults()))
 	}
-	if err := cmp.Or(privileged(r, spec), oversized(r, spec, m.Defaults())); err != nil {
-		h.refuse(w, r, PrincipalOf(r.Context()), err)
-		return
-	}
-	info, created, err := m.GetOrCreate(h.naming(r), r.PathValue("name"), spec)
-	if err != nil {
-		h.unmade(w, r, err)
-		return
+	var info sandbox.Info
+	created := false
+	if err == nil {
+		info, created, err = h.opt.Sandboxes.GetOrCreate(h.naming(r), r.PathValue("name"), spec)
 	}
 	status := http.StatusOK
 	if created {
 		status = http.StatusCreated
 	}
-	reply(w, status, infoFor(r, info), nil)
+	h.answer(w, r, status, infoFor(r, info), err)
 }
 
 // privileged says what of a spec is not for everybody who may make sandboxes: tags
@@ -88,17 +69,7 @@ func privileged(r *http.Request, s sandbox.Spec) error {
 
 // set changes a sandbox's spec. What widens what it may reach is for who decides
 // that: its tags, and its way back to the network.
-func (h *handler) set(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
-	var c sandbox.SpecChange
-	if err := decode(w, r, &c); err != nil {
-		writeProblem(w, err)
-		return
-	}
-	var err error
+func (h *handler) set(r *http.Request, c sandbox.SpecChange) (i sandbox.Info, err error) {
 	if c.Tags != nil {
 		err = needs(r, ScopePolicy, "tags are what policies select by")
 	}
@@ -106,14 +77,13 @@ func (h *handler) set(w http.ResponseWriter, r *http.Request) {
 		err = needs(r, ScopePolicy, "a sandbox that is offline reaches nothing")
 	}
 	if err == nil {
-		err = oversized(r, sandbox.Spec{CPUs: size(c.CPUs), Memory: size(c.Memory), Pids: size(c.Pids), Disk: size(c.Disk)}, m.Defaults())
+		spec := sandbox.Spec{CPUs: size(c.CPUs), Memory: size(c.Memory), Pids: size(c.Pids), Disk: size(c.Disk)}
+		err = oversized(r, spec, h.opt.Sandboxes.Defaults())
 	}
-	if err != nil {
-		h.refuse(w, r, PrincipalOf(r.Context()), err)
-		return
+	if err == nil {
+		i, err = h.opt.Sandboxes.Set(r.Context(), r.PathValue("name"), c)
 	}
-	i, err := m.Set(r.Context(), r.PathValue("name"), c)
-	reply(w, http.StatusOK, infoFor(r, i), err)
+	return infoFor(r, i), err
 }
 
 // size is what is set, where 0 is no bound at all.
@@ -145,33 +115,27 @@ func oversized(r *http.Request, s, most sandbox.Spec) error {
 	return nil
 }
 
-func (h *handler) get(w http.ResponseWriter, r *http.Request) {
-	if i, ok := h.sandbox(w, r); ok {
-		reply(w, http.StatusOK, infoFor(r, i), nil)
-	}
+func (h *handler) get(r *http.Request, _ none) (sandbox.Info, error) {
+	i, err := h.sandbox(r)
+	return infoFor(r, i), err
 }
 
-func (h *handler) remove(w http.ResponseWriter, r *http.Request) {
-	if m, ok := h.sandboxes(w); ok {
-		reply(w, http.StatusNoContent, nil, m.Remove(r.Context(), r.PathValue("name")))
-	}
+func (h *handler) remove(r *http.Request, _ none) (none, error) {
+	return none{}, h.opt.Sandboxes.Remove(r.Context(), r.PathValue("name"))
 }
 
 func (h *handler) sandboxRoot(w http.ResponseWriter, r *http.Request) {
-	if i, ok := h.sandbox(w, r); ok {
-		h.root(w, i.ID)
-	}
+	i, err := h.sandbox(r)
+	h.root(w, i.ID, err)
 }
 
 // change is a route that does one thing to one sandbox and answers with what it is
 // then.
 func (h *handler) change(do func(*manager.Manager, context.Context, string) (sandbox.Info, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		if m, ok := h.sandboxes(w); ok {
-			info, err := do(m, r.Context(), r.PathValue("name"))
-			reply(w, http.StatusOK, infoFor(r, info), err)
-		}
-	}
+	return call(h, http.StatusOK, func(r *http.Request, _ none) (sandbox.Info, error) {
+		i, err := do(h.opt.Sandboxes, r.Context(), r.PathValue("name"))
+		return infoFor(r, i), err
+	})
 }
 
 // naming has the manager ask whether a caller may make a sandbox of a name. Rules
@@ -193,85 +157,87 @@ func (h *handler) naming(r *http.Request) context.Context {
 	})
 }
 
-// unmade answers that a sandbox is not made: what lacks a scope is on record.
-func (h *handler) unmade(w http.ResponseWriter, r *http.Request, err error) {
-	if errors.Is(err, errScope) {
-		h.refuse(w, r, PrincipalOf(r.Context()), err)
-		return
-	}
-	writeProblem(w, err)
+func (h *handler) snapshots(r *http.Request) ([]sandbox.Snapshot, error) {
+	return h.opt.Sandboxes.Snapshots(r.Context(), r.PathValue("name"))
 }
 
-func (h *handler) listSnapshots(w http.ResponseWriter, r *http.Request) {
-	if m, ok := h.sandboxes(w); ok {
-		list, err := m.Snapshots(r.Context(), r.PathValue("name"))
-		if err != nil {
-			writeProblem(w, err)
-			return
-		}
-		replyPage(w, r, list, func(s sandbox.Snapshot) string {
-			return s.Created.UTC().Format("20060102150405.000 ") + s.Name
-		})
-	}
+func (h *handler) makeSnapshot(r *http.Request, spec sandbox.SnapshotSpec) (sandbox.Snapshot, error) {
+	return h.opt.Sandboxes.Snapshot(r.Context(), r.PathValue("name"), spec)
 }
 
-func (h *handler) makeSnapshot(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
-	var spec sandbox.SnapshotSpec
-	if err := decode(w, r, &spec); err != nil {
-		writeProblem(w, err)
-		return
-	}
-	s, err := m.Snapshot(r.Context(), r.PathValue("name"), spec)
-	reply(w, http.StatusCreated, s, err)
+func (h *handler) removeSnapshot(r *http.Request, _ none) (none, error) {
+	return none{}, h.opt.Sandboxes.RemoveSnapshot(r.Context(), r.PathValue("name"), r.PathValue("snapshot"))
 }
 
-func (h *handler) removeSnapshot(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
-	}
-	reply(w, http.StatusOK, nil, m.RemoveSnapshot(r.Context(), r.PathValue("name"), r.PathValue("snapshot")))
+func (h *handler) restore(r *http.Request, spec sandbox.RestoreSpec) (sandbox.Info, error) {
+	i, err := h.opt.Sandboxes.Restore(r.Context(), r.PathValue("name"), spec)
+	return infoFor(r, i), err
 }
 
-func (h *handler) restore(w http.ResponseWriter, r *http.Request) {
-	m, ok := h.sandboxes(w)
-	if !ok {
-		return
+func (h *handler) fork(r *http.Request, spec sandbox.ForkSpec) ([]sandbox.Info, error) {
+	parent, err := h.sandbox(r)
+	if err == nil {
+		err = privileged(r, sandbox.Spec{Runtime: parent.Spec.Runtime})
 	}
-	var spec sandbox.RestoreSpec
-	if err := decode(w, r, &spec); err != nil {
-		writeProblem(w, err)
-		return
-	}
-	i, err := m.Restore(r.Context(), r.PathValue("name"), spec)
-	reply(w, http.StatusOK, infoFor(r, i), err)
-}
-
-func (h *handler) fork(w http.ResponseWriter, r *http.Request) {
-	parent, ok := h.sandbox(w, r)
-	if !ok {
-		return
-	}
-	var spec sandbox.ForkSpec
-	if err := decode(w, r, &spec); err != nil {
-		writeProblem(w, err)
-		return
-	}
-	if err := privileged(r, sandbox.Spec{Runtime: parent.Spec.Runtime}); err != nil {
-		h.unmade(w, r, err)
-		return
+	if err != nil {
+		return nil, err
 	}
 	list, err := h.opt.Sandboxes.Fork(h.naming(r), parent.Name, spec)
+	return infos(r, list, err)
+}
+
+// Exposures keeps what is exposed of sandboxes.
+type Exposures interface {
+	Expose(ctx context.Context, i sandbox.Info, port uint16, lasts time.Duration) (client.Exposed, error)
+	Unexpose(ctx context.Context, i sandbox.Info, port uint16) error
+	List(i sandbox.Info) []client.Exposure // by port
+}
+
+// ErrNotExposable refuses to expose what the policy or the configuration does not
+// let anybody reach.
+var ErrNotExposable = errors.New("this port cannot be exposed")
+
+// defaultExposure is how long a port is exposed where the caller does not say.
+const defaultExposure = time.Hour
+
+// exposed returns the sandbox and the port that a request names.
+func (h *handler) exposed(r *http.Request) (i sandbox.Info, port uint16, err error) {
+	n, err := strconv.ParseUint(r.PathValue("port"), 10, 16)
+	if err != nil || n == 0 {
+		return i, 0, fmt.Errorf("%w: %q is not a port", errBadRequest, r.PathValue("port"))
+	}
+	i, err = h.sandbox(r)
+	return i, uint16(n), err
+}
+
+func (h *handler) exposures(r *http.Request) ([]client.Exposure, error) {
+	i, err := h.sandbox(r)
 	if err != nil {
-		h.unmade(w, r, err)
-		return
+		return nil, err
 	}
-	for i := range list {
-		list[i] = infoFor(r, list[i])
+	return h.opt.Exposures.List(i), nil
+}
+
+type exposeRequest struct {
+	Seconds int64 `json:"seconds"`
+}
+
+func (h *handler) expose(r *http.Request, in exposeRequest) (client.Exposed, error) {
+	i, port, err := h.exposed(r)
+	if err != nil {
+		return client.Exposed{}, err
 	}
-	reply(w, http.StatusCreated, list, nil)
+	lasts := defaultExposure
+	if in.Seconds != 0 {
+		lasts = time.Duration(min(max(in.Seconds, -1), 1<<30)) * time.Second
+	}
+	return h.opt.Exposures.Expose(r.Context(), i, port, lasts)
+}
+
+func (h *handler) unexpose(r *http.Request, _ none) (none, error) {
+	i, port, err := h.exposed(r)
+	if err == nil {
+		err = h.opt.Exposures.Unexpose(r.Context(), i, port)
+	}
+	return none{}, err
 }

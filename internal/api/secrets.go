@@ -24,28 +24,16 @@ type Secret struct {
 	Error   string    `json:"error,omitempty"` // why it cannot be read now
 }
 
-func (h *handler) listSecrets(w http.ResponseWriter, r *http.Request) {
-	list, err := h.opt.Secrets.List()
-	if err != nil {
-		writeProblem(w, err)
-		return
-	}
-	replyPage(w, r, list, func(s Secret) string { return s.Name + "\x00" + s.Source })
-}
+func (h *handler) secrets(*http.Request) ([]Secret, error) { return h.opt.Secrets.List() }
 
-func (h *handler) setSecret(w http.ResponseWriter, r *http.Request) {
-	var plain map[string]string
-	if err := decode(w, r, &plain); err != nil {
-		writeProblem(w, err)
-		return
-	}
+func (h *handler) setSecret(r *http.Request, plain map[string]string) (none, error) {
 	fields := map[string]credential.Secret{}
 	for k, v := range plain {
 		fields[k] = credential.NewSecret(v)
 	}
-	reply(w, http.StatusOK, nil, h.opt.Secrets.Set(r.Context(), r.PathValue("name"), fields))
+	return none{}, h.opt.Secrets.Set(r.Context(), r.PathValue("name"), fields)
 }
 
-func (h *handler) deleteSecret(w http.ResponseWriter, r *http.Request) {
-	reply(w, http.StatusOK, nil, h.opt.Secrets.Delete(r.Context(), r.PathValue("name")))
+func (h *handler) deleteSecret(r *http.Request, _ none) (none, error) {
+	return none{}, h.opt.Secrets.Delete(r.Context(), r.PathValue("name"))
 }

@@ -11,6 +11,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/json"
@@ -20,9 +21,12 @@ import (
 	"iter"
 	"log/slog"
 	"net/http"
+	"net/url"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/time/rate"
 
@@ -32,6 +36,7 @@ import (
 	"sallyport/internal/recorded"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
+	"sallyport/sandbox"
 	"sallyport/sandbox/manager"
 )
 
@@ -85,7 +90,7 @@ const maxJSON = 1 << 20
 
 // decode reads a JSON body, which the route bounds; an unknown field is an error,
 // and so is what comes after.
-func decode(w http.ResponseWriter, r *http.Request, v any) error {
+func decode(r *http.Request, v any) error {
 	d := json.NewDecoder(r.Body)
 	d.DisallowUnknownFields()
 	if err := d.Decode(v); err != nil {
@@ -97,18 +102,42 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 	return nil
 }
 
-func reply(w http.ResponseWriter, status int, v any, err error) {
-	if err != nil {
+// none is the JSON of a request or an answer without any.
+type none struct{}
+
+// call serves a route that decodes In, does one thing and answers with Out: with a
+// status, or 204 if Out is none.
+func call[In, Out any](h *handler, status int, do func(r *http.Request, in In) (Out, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var in In
+		var out Out
+		var err error
+		if _, empty := any(in).(none); !empty {
+			err = decode(r, &in)
+		}
+		if err == nil {
+			out, err = do(r, in)
+		}
+		h.answer(w, r, status, out, err)
+	}
+}
+
+// answer writes the outcome of a request. It records the error of a caller that lacks a
+// scope.
+func (h *handler) answer(w http.ResponseWriter, r *http.Request, status int, v any, err error) {
+	_, empty := v.(none)
+	switch {
+	case errors.Is(err, errScope):
+		h.refuse(w, r, PrincipalOf(r.Context()), err)
+	case err != nil:
 		writeProblem(w, err)
-		return
-	}
-	if v == nil {
+	case empty:
 		w.WriteHeader(http.StatusNoContent)
-		return
+	default:
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		_ = json.NewEncoder(w).Encode(v) // the client is gone if this fails
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(v) // the client is gone if this fails
 }
 
 // Recorder is the audit log.
@@ -124,41 +153,171 @@ const (
 	maxPage  = 1000 // of ?limit=
 )
 
-// replyPage answers with a part of a list by key: up to ?limit= entries after
-// ?cursor=. Keys differ. A page begins after the key that the cursor holds, so that what comes and goes meanwhile neither repeats nor
-// hides another entry. Where more follows, the Link header (RFC 8288) has the
-// next page's address.
-func replyPage[T any](w http.ResponseWriter, r *http.Request, list []T, key func(T) string) {
+// pages serves a list in pages, ordered by a key that no two entries share: up to ?limit=
+// entries after ?cursor=. A page begins after the key that the cursor holds, so that
+// entries that appear or disappear meanwhile neither repeat nor hide another. The Link
+// header (RFC 8288) has the address of the next page, if there is one.
+func pages[T any](h *handler, key func(T) string, all func(r *http.Request) ([]T, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		list, err := all(r)
+		if err == nil {
+			list, err = page(w, r, list, key)
+		}
+		h.answer(w, r, http.StatusOK, list, err)
+	}
+}
+
+func page[T any](w http.ResponseWriter, r *http.Request, list []T, key func(T) string) ([]T, error) {
 	q := r.URL.Query()
 	limit := pageSize
 	if text := q.Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > maxPage {
-			writeProblem(w, fmt.Errorf("%w: limit %q: use 1 to %d", errBadRequest, clip(text, 16), maxPage))
-			return
+			return nil, fmt.Errorf("%w: limit %q: use 1 to %d", errBadRequest, clip(text, 16), maxPage)
 		}
 		limit = n
 	}
-	list = slices.SortedFunc(slices.Values(list), func(a, b T) int { return strings.Compare(key(a), key(b)) })
-	from := 0
-	if text := q.Get("cursor"); text != "" {
-		after, err := base64.RawURLEncoding.DecodeString(text)
-		if err != nil {
-			writeProblem(w, fmt.Errorf("%w: this cursor is none of ours: begin without one", errBadRequest))
-			return
-		}
-		for from < len(list) && key(list[from]) <= string(after) {
-			from++
+	after, err := base64.RawURLEncoding.DecodeString(q.Get("cursor"))
+	if err != nil {
+		return nil, fmt.Errorf("%w: the cursor is invalid: begin without one", errBadRequest)
+	}
+	rest := []T{}
+	for _, v := range list {
+		if q.Get("cursor") == "" || key(v) > string(after) {
+			rest = append(rest, v)
 		}
 	}
-	page := list[from:]
-	if len(page) > limit {
-		page = page[:limit]
-		q.Set("cursor", base64.RawURLEncoding.EncodeToString([]byte(key(page[limit-1]))))
+	slices.SortFunc(rest, func(a, b T) int { return strings.Compare(key(a), key(b)) })
+	if len(rest) > limit {
+		rest = rest[:limit]
+		q.Set("cursor", base64.RawURLEncoding.EncodeToString([]byte(key(rest[limit-1]))))
 		w.Header().Set("Link", fmt.Sprintf(`<%s?%s>; rel="next"`, r.URL.EscapedPath(), q.Encode()))
 	}
-	if len(page) == 0 {
-		page = []T{}
-	}
-	reply(w, http.StatusOK, page, nil)
+	return rest, nil
 }
+
+// mux serves the routes, and problems for what is none.
+func (h *handler) mux() http.Handler {
+	mux := http.NewServeMux()
+	routed := map[string]bool{} // methods
+	for _, r := range h.routes() {
+		mux.Handle(r.method+" "+r.pattern, h.guard(r))
+		routed[r.method] = true
+	}
+	none := h.guard(route{serve: func(w http.ResponseWriter, r *http.Request) {
+		if dotted(r.URL) {
+			writeProblem(w, fmt.Errorf("%w: %s: a name has letters, digits and hyphens", sandbox.ErrBadName, r.URL.Path))
+			return
+		}
+		var allowed []string
+		for method := range routed {
+			probe := &http.Request{Method: method, URL: r.URL, Host: r.Host}
+			if _, pattern := mux.Handler(probe); pattern != "/" && pattern != "" {
+				allowed = append(allowed, method)
+			}
+		}
+		if len(allowed) == 0 {
+			writeProblem(w, fmt.Errorf("%w: %s: /v1/openapi.json lists what there is", errNoRoute, r.URL.Path))
+			return
+		}
+		w.Header().Set("Allow", strings.Join(allowed, ", "))
+		writeProblem(w, fmt.Errorf("%w: %s", errMethod, r.Method))
+	}, shared: true})
+	mux.Handle("/", none)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if dotted(r.URL) {
+			none.ServeHTTP(w, r)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// dotted says whether a path has an empty segment, or one of dots: the mux would
+// lead to what such a path is in a tree of folders, which is another resource.
+func dotted(u *url.URL) bool {
+	p := u.EscapedPath()
+	return len(p) > 1 && path.Clean(p) != strings.TrimSuffix(p, "/")
+}
+
+// guard lets nobody through to a route who may not call it.
+func (h *handler) guard(to route) http.Handler {
+	most := to.maxBody
+	if most == 0 {
+		most = maxJSON
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		who, err := h.authenticate(r)
+		if err == nil {
+			err = to.admits(who, r.Method)
+		}
+		if err != nil {
+			h.refuse(w, r, who, err)
+			return
+		}
+		content, err := body(w, r, most)
+		if err != nil {
+			writeProblem(w, err)
+			return
+		}
+		ctx := context.WithValue(r.Context(), principalKey{}, who)
+		ctx = audit.By(ctx, who.actor())
+		if who.Tenant != "" {
+			ctx = sandbox.ForOwner(ctx, who.Tenant)
+			w = confined{w, h.opt.Logger}
+		} else if who.May(ScopeSecrets) {
+			w = informed{w}
+		}
+		if h.opt.Sandboxes == nil && (strings.HasPrefix(to.pattern, "/v1/sandboxes") || strings.HasPrefix(to.pattern, "/v1/images")) {
+			writeProblem(w, fmt.Errorf("%w: this daemon runs no sandboxes (engine.kind is none)", errBadRequest))
+			return
+		}
+		if strings.HasPrefix(to.pattern, "/v1/sandboxes/{name}") {
+			var name string
+			if ctx, name, err = manager.ByFullName(ctx, r.PathValue("name")); err != nil {
+				writeProblem(w, err)
+				return
+			}
+			r.SetPathValue("name", name)
+		}
+		// The server has to find the body that it knows in the request that is its
+		// own, or it waits for one that the client has not been asked for.
+		r = r.WithContext(ctx)
+		r.Body = content
+		if key := r.Header.Values("Idempotency-Key"); to.once && len(key) > 0 {
+			h.onceOnly(w, r, to, who, key)
+			return
+		}
+		if to.lasts() && who.key != "" {
+			h.lasting(to, who, w, r)
+			return
+		}
+		to.serve(w, r)
+	})
+}
+
+// body is a request's, of up to most bytes; what is no stream is read at once, so
+// that nobody holds a handler up by sending it slowly.
+//
+// Nobody but the server closes a stream. To close the server's body is to read it
+// on, without a word to a client that waits for 100 Continue (RFC 9110, section
+// 10.1.1) before it sends any: each waits for the other then
+// (https://go.dev/issue/63152). The way to an agent is an [http.Transport], which
+// closes what it has not sent before it says why.
+func body(w http.ResponseWriter, r *http.Request, most int64) (io.ReadCloser, error) {
+	limited := http.MaxBytesReader(w, r.Body, most)
+	if most > maxBuffered {
+		return io.NopCloser(limited), nil
+	}
+	control := http.NewResponseController(w)
+	_ = control.SetReadDeadline(time.Now().Add(bodyWithin)) // a connection without one is a test's
+	data, err := io.ReadAll(limited)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errBadRequest, err)
+	}
+	_ = control.SetReadDeadline(time.Time{})
+	return io.NopCloser(bytes.NewReader(data)), nil
+}
+
+// maxBuffered is the bound of a body, in bytes, beyond which it is a stream.
+const maxBuffered = 8 << 20

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"sallyport/internal/recorded"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
 	"sallyport/sandbox"
@@ -30,16 +31,13 @@ type Status struct {
 	Fingerprint string `json:"fingerprint,omitempty"`
 }
 
-func (h *handler) status(w http.ResponseWriter, r *http.Request) {
-	reply(w, http.StatusOK, h.opt.Status(), nil)
-}
+func (h *handler) status(*http.Request, none) (Status, error) { return h.opt.Status(), nil }
 
-func (h *handler) reload(w http.ResponseWriter, r *http.Request) {
+func (h *handler) reload(r *http.Request, _ none) (Status, error) {
 	if err := h.opt.Reload(r.Context()); err != nil {
-		writeProblem(w, fmt.Errorf("%w: the running policy stays: %w", errBadRequest, err))
-		return
+		return Status{}, fmt.Errorf("%w: the running policy stays: %w", errBadRequest, err)
 	}
-	reply(w, http.StatusOK, h.opt.Status(), nil)
+	return h.opt.Status(), nil
 }
 
 func (h *handler) shutdown(w http.ResponseWriter, r *http.Request) {
@@ -108,31 +106,25 @@ type Question struct {
 	Sent *reqbody.Raw `json:",omitempty"`
 }
 
-func (h *handler) explain(w http.ResponseWriter, r *http.Request) {
-	var in Question
-	// The text of a body is in Base64.
-	if err := decode(w, r, &in); err != nil {
-		writeProblem(w, err)
-		return
-	}
+// explain decides about a question whose body, if there is one, is in Base64.
+func (h *handler) explain(r *http.Request, in Question) (policy.Explanation, error) {
 	if name := in.Sandbox.Name; name != "" {
 		known, err := h.known(name)
 		if err != nil {
-			writeProblem(w, err)
-			return
+			return policy.Explanation{}, err
 		}
 		in.Sandbox = known // with its own tags, whatever the caller says
 	}
-	reply(w, http.StatusOK, nameless(r, h.opt.Explain(r.Context(), in.Input, in.Sent)), nil)
+	return nameless(r, h.opt.Explain(r.Context(), in.Input, in.Sent)), nil
 }
 
 // explainDecision says what the policy makes of a recorded decision.
-func (h *handler) explainDecision(w http.ResponseWriter, r *http.Request) {
+func (h *handler) explainDecision(r *http.Request, _ none) (recorded.Explanation, error) {
 	e, err := h.opt.Recorded(r.Context(), r.PathValue("decision"))
 	if e.Explanation = nameless(r, e.Explanation); !PrincipalOf(r.Context()).May(ScopeSecrets) {
 		e.Recorded.Credentials = nil
 	}
-	reply(w, http.StatusOK, e, err)
+	return e, err
 }
 
 // known is the sandbox, or else the user of the explicit proxy, of that name as

@@ -14,6 +14,7 @@ import (
 
 	"sallyport/internal/api"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // answerWithin is far more than any answer here takes, and far less than a client
@@ -21,10 +22,10 @@ import (
 const answerWithin = 10 * time.Second
 
 // callers are clients of one daemon, by the way that they come.
-func callers(t *testing.T, c *api.Client, h *host) map[string]*api.Client {
+func callers(t *testing.T, c *client.Client, h *host) map[string]*client.Client {
 	t.Helper()
 	remote, _ := keyed(t, h, "uploads", "", string(api.ScopeAdmin))
-	return map[string]*api.Client{"socket": c, "TLS": remote}
+	return map[string]*client.Client{"socket": c, "TLS": remote}
 }
 
 // on sends an upload, and says whether it went over a connection that was there.

@@ -7,6 +7,7 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 
 	"sallyport/internal/api"
+	"sallyport/sandbox/client"
 )
 
 // notify tells systemd, where it has started us, what the daemon's state is
@@ -25,12 +26,12 @@ func (d *daemon) watchdog(ctx context.Context) error {
 	if err != nil || within == 0 {
 		return err
 	}
-	client := api.NewClient(d.cfg.Socket())
+	c := client.Unix(d.cfg.Socket())
 	tick := time.NewTicker(within / 3)
 	defer tick.Stop()
 	for {
 		asked, cancel := context.WithTimeout(ctx, within/3)
-		_, err := client.Status(asked)
+		_, err := api.GetStatus.Do(asked, c, client.None{})
 		cancel()
 		switch {
 		case ctx.Err() != nil:

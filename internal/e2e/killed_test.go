@@ -18,8 +18,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
-	"sallyport/internal/api"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // moments are those of a change at which the daemon is killed, as fractions of it:
@@ -55,18 +55,18 @@ func TestKilled(t *testing.T) {
 // beginning and one end of each.
 func testKilledMeanwhile(t *testing.T, r *rig) {
 	for what, change := range map[string]struct {
-		do   func(*api.Client, context.Context) error
+		do   func(*client.Client, context.Context) error
 		look func(i int)
 	}{
 		"snapshot": {
-			func(c *api.Client, ctx context.Context) error {
+			func(c *client.Client, ctx context.Context) error {
 				_, err := c.Snapshot(ctx, "agent", sandbox.SnapshotSpec{Name: "s", Memory: true})
 				return err
 			},
 			func(i int) { r.lookAtSnapshot(i) },
 		},
 		"fork": {
-			func(c *api.Client, ctx context.Context) error {
+			func(c *client.Client, ctx context.Context) error {
 				_, err := c.Fork(ctx, "agent", sandbox.ForkSpec{Names: []string{"one", "two"}})
 				return err
 			},

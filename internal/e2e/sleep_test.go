@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/internal/api"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // memory is a file in a sandbox's /memory.
@@ -48,8 +48,8 @@ func (r *rig) info(name string) sandbox.Info {
 }
 
 // control is a client of the daemon, for what is measured.
-func (r *rig) control() *api.Client {
-	return api.NewClient(filepath.Join(r.dir, "run", "sallyport.sock"))
+func (r *rig) control() *client.Client {
+	return client.Unix(filepath.Join(r.dir, "run", "sallyport.sock"))
 }
 
 // states are the recorded changes of a sandbox's.

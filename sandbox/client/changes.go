@@ -19,10 +19,5 @@ func (c *Client) Changes(ctx context.Context, name, snapshot string, tell func(C
 	if snapshot != "" {
 		path += "?since=" + url.QueryEscape(snapshot)
 	}
-	resp, err := c.fetch(ctx, path, nil)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	return each(resp.Body, tell)
+	return Lines(ctx, c, path, tell)
 }

@@ -199,7 +199,7 @@ func (c *Client) Stream(ctx context.Context, path string, header http.Header) (i
 	return resp.Body, nil
 }
 
-// fetch is Stream with the answer's head.
+// fetch sends a request without a body. The caller closes the body of the answer.
 func (c *Client) fetch(ctx context.Context, path string, header http.Header) (*http.Response, error) {
 	req, err := c.request(ctx, http.MethodGet, path, nil)
 	if err != nil {
@@ -211,8 +211,19 @@ func (c *Client) fetch(ctx context.Context, path string, header http.Header) (*h
 	return c.do(req)
 }
 
-// each tells what lines of JSON hold, to their end or until tell fails.
-func each[T any](from io.Reader, tell func(T) error) error {
+// Lines hands over the lines of JSON that a path answers with, to their end or until tell
+// fails.
+func Lines[T any](ctx context.Context, c *Client, path string, tell func(T) error) error {
+	body, err := c.Stream(ctx, path, nil)
+	if err != nil {
+		return err
+	}
+	return each(body, tell)
+}
+
+// each is Lines of a body, which it closes.
+func each[T any](from io.ReadCloser, tell func(T) error) error {
+	defer from.Close()
 	for lines := json.NewDecoder(from); ; {
 		var v T
 		if err := lines.Decode(&v); errors.Is(err, io.EOF) {
@@ -242,8 +253,42 @@ func (c *Client) do(req *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-// Call sends in as JSON, unless it is nil, and decodes the answer into out; a *[]byte gets
-// the raw body. Paths begin with /v1/.
+// None is the JSON of a request or an answer without any.
+type None struct{}
+
+// Call is an operation of the API that takes the JSON of an In and answers with that of an
+// Out; an Out of []byte gets the body as it is.
+type Call[In, Out any] struct{ Method, Path string }
+
+// Do asks a daemon. Each name in braces in the path stands for one of names.
+func (a Call[In, Out]) Do(ctx context.Context, c *Client, in In, names ...string) (out Out, err error) {
+	path := a.Path
+	for _, name := range names {
+		before, rest, _ := strings.Cut(path, "{")
+		_, after, _ := strings.Cut(rest, "}")
+		path = before + url.PathEscape(name) + after
+	}
+	_, err = c.call(ctx, a.Method, path, in, &out)
+	return out, err
+}
+
+// Action is a Call without an answer.
+type Action[In any] struct{ Method, Path string }
+
+// Do is [Call.Do].
+func (a Action[In]) Do(ctx context.Context, c *Client, in In, names ...string) error {
+	_, err := Call[In, None](a).Do(ctx, c, in, names...)
+	return err
+}
+
+// List is the path of a list in pages.
+type List[T any] string
+
+// Do returns the entries of all pages.
+func (l List[T]) Do(ctx context.Context, c *Client) ([]T, error) { return All[T](ctx, c, string(l)) }
+
+// Call sends in as JSON, unless it is nil, and decodes the answer into out. Paths begin
+// with /v1/.
 func (c *Client) Call(ctx context.Context, method, path string, in, out any) error {
 	_, err := c.call(ctx, method, path, in, out)
 	return err
@@ -251,7 +296,7 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 
 func (c *Client) call(ctx context.Context, method, path string, in, out any) (http.Header, error) {
 	var body io.Reader
-	if in != nil {
+	if _, empty := in.(None); in != nil && !empty {
 		data, err := json.Marshal(in)
 		if err != nil {
 			return nil, err
@@ -268,7 +313,7 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) (ht
 	}
 	defer resp.Body.Close()
 	switch out := out.(type) {
-	case nil:
+	case nil, *None:
 		return resp.Header, nil
 	case *[]byte:
 		*out, err = io.ReadAll(resp.Body)

@@ -70,7 +70,10 @@ func (c *Client) Feed(ctx context.Context, name, id string, from io.Reader, open
 
 // Output reads a stream of a command's: see [manager.Manager.Output].
 func (c *Client) Output(ctx context.Context, name, id string, o sandbox.OutputOptions) (from int64, out io.ReadCloser, err error) {
-	q := url.Values{"stream": {o.Stream}, "from": {strconv.FormatInt(o.From, 10)}}
+	q := url.Values{"from": {strconv.FormatInt(o.From, 10)}}
+	if o.Stream != "" {
+		q.Set("stream", o.Stream)
+	}
 	if o.Follow {
 		q.Set("follow", "1")
 	}

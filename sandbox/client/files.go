@@ -100,16 +100,12 @@ func (f *Files) Write(ctx context.Context, path string, contents io.Reader, o sa
 		text, _ := o.Mode.MarshalText()
 		mode = string(text)
 	}
-	return i, f.put(ctx, f.target("", path, "mode", mode, "parents", yes(o.Parents)), contents, &i)
+	return i, f.c.put(ctx, f.target("", path, "mode", mode, "parents", yes(o.Parents)), contents, &i)
 }
 
 // Upload makes the files of a tar archive below a folder.
 func (f *Files) Upload(ctx context.Context, path string, tar io.Reader) (p sandbox.Packed, err error) {
-	return p, f.put(ctx, f.target("/tar", path), tar, &p)
-}
-
-func (f *Files) put(ctx context.Context, target string, body io.Reader, out any) error {
-	return f.c.put(ctx, target, body, out)
+	return p, f.c.put(ctx, f.target("/tar", path), tar, &p)
 }
 
 func (c *Client) put(ctx context.Context, target string, body io.Reader, out any) error {
@@ -139,10 +135,5 @@ func (f *Files) Download(ctx context.Context, path, as string) (io.ReadCloser, e
 
 // Watch tells what happens to files until ctx is done or tell fails.
 func (f *Files) Watch(ctx context.Context, path string, o sandbox.WatchOptions, tell func(sandbox.FileEvent) error) error {
-	resp, err := f.c.fetch(ctx, f.target("/watch", path, "recursive", yes(o.Recursive)), nil)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	return each(resp.Body, tell)
+	return Lines(ctx, f.c, f.target("/watch", path, "recursive", yes(o.Recursive)), tell)
 }

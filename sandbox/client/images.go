@@ -40,7 +40,6 @@ func (c *Client) PullImage(ctx context.Context, name string, tell func(sandbox.I
 	if err != nil {
 		return i, err
 	}
-	defer resp.Body.Close()
 	ended := false
 	err = each(resp.Body, func(p ImagePull) error {
 		switch {

@@ -6,6 +6,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"sallyport/internal/api"
+	"sallyport/sandbox/client"
 )
 
 // Who has no key holds as many connections as they can, and keeps nobody out.
@@ -31,7 +34,7 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 		}
 	}
 	began := time.Now()
-	if _, err := good.Status(t.Context()); err != nil || time.Since(began) > 5*time.Second {
+	if _, err := api.GetStatus.Do(t.Context(), good, client.None{}); err != nil || time.Since(began) > 5*time.Second {
 		t.Errorf("with a key, after %v: %v", time.Since(began), err)
 	}
 	open := 0
@@ -48,11 +51,11 @@ func TestStrangersKeepNobodyOut(t *testing.T) {
 	// A caller's connections do not count as unauthenticated.
 	for range 200 {
 		c := dialed(t, h, text)
-		if _, err := c.Status(t.Context()); err != nil {
+		if _, err := api.GetStatus.Do(t.Context(), c, client.None{}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := good.Status(t.Context()); err != nil {
+	if _, err := api.GetStatus.Do(t.Context(), good, client.None{}); err != nil {
 		t.Errorf("among many of its own: %v", err)
 	}
 }

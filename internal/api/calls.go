@@ -1,0 +1,45 @@
+package api
+
+import (
+	"context"
+	"io"
+	"net/http"
+
+	"sallyport/internal/recorded"
+	"sallyport/policy"
+	"sallyport/policy/approval"
+	"sallyport/sandbox/client"
+)
+
+// What operators ask of a daemon by a [client.Client]. [client.Call.Do] makes the request;
+// the names in braces are its last arguments.
+var (
+	GetStatus       = client.Call[client.None, Status]{Method: http.MethodGet, Path: "/v1/status"}
+	Reload          = client.Call[client.None, Status]{Method: http.MethodPost, Path: "/v1/reload"}
+	Shutdown        = client.Action[client.None]{Method: http.MethodPost, Path: "/v1/shutdown"}
+	Explain         = client.Call[Question, policy.Explanation]{Method: http.MethodPost, Path: "/v1/policy/explain"}
+	ExplainDecision = client.Call[client.None, recorded.Explanation]{Method: http.MethodGet, Path: "/v1/policy/explain/{decision}"}
+	ListLimits      = client.List[Limit]("/v1/limits")
+	ResetLimit      = client.Call[ResetRequest, ResetResult]{Method: http.MethodPost, Path: "/v1/limits/{name}/reset"}
+	ListApprovals   = client.Call[client.None, ApprovalList]{Method: http.MethodGet, Path: "/v1/approvals"}
+	AnswerApproval  = client.Call[approval.Answer, approval.Request]{Method: http.MethodPost, Path: "/v1/approvals/{id}"}
+	ListSecrets     = client.List[Secret]("/v1/secrets")
+	SetSecret       = client.Action[map[string]string]{Method: http.MethodPut, Path: "/v1/secrets/{name}"}
+	RemoveSecret    = client.Action[client.None]{Method: http.MethodDelete, Path: "/v1/secrets/{name}"}
+	ListKeys        = client.List[Key]("/v1/keys")
+	CreateKey       = client.Call[KeyRequest, KeyText]{Method: http.MethodPut, Path: "/v1/keys/{name}"}
+	RemoveKey       = client.Action[client.None]{Method: http.MethodDelete, Path: "/v1/keys/{name}"}
+	ListClients     = client.List[ProxyClient]("/v1/clients")
+	AddClient       = client.Call[ClientRequest, ClientToken]{Method: http.MethodPut, Path: "/v1/clients/{name}"}
+	RemoveClient    = client.Action[client.None]{Method: http.MethodDelete, Path: "/v1/clients/{name}"}
+	ClientRoot      = client.Call[client.None, []byte]{Method: http.MethodGet, Path: "/v1/clients/{name}/ca"}
+)
+
+// WatchApprovals hands the lists over now and whenever they have changed, until ctx is
+// done or see returns an error. It returns io.ErrUnexpectedEOF when the daemon has ended.
+func WatchApprovals(ctx context.Context, c *client.Client, see func(ApprovalList) error) error {
+	if err := client.Lines(ctx, c, "/v1/approvals?watch=true", see); err != nil {
+		return err
+	}
+	return io.ErrUnexpectedEOF
+}
