@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -79,9 +78,8 @@ func OpenOnce(dir string, log *slog.Logger) (*Once, error) {
 	}
 	for _, f := range files {
 		path := filepath.Join(dir, f.Name())
-		data, err := os.ReadFile(path)
 		k := new(kept)
-		if err != nil || json.Unmarshal(data, k) != nil || k.Who == "" || len(o.all) >= 2*keptAll {
+		if _, err := durable.ReadJSON(path, k); err != nil || k.Who == "" || len(o.all) >= 2*keptAll {
 			log.Warn("what is kept of a request cannot be used and is removed", "file", path, "error", err)
 			_ = os.Remove(path)
 			continue
@@ -191,13 +189,7 @@ func (o *Once) drop(id string) {
 	}
 }
 
-func (o *Once) write(id string, k *kept) error {
-	data, err := json.Marshal(k)
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(filepath.Join(o.dir, id), data, 0o600)
-}
+func (o *Once) write(id string, k *kept) error { return durable.WriteJSON(filepath.Join(o.dir, id), k) }
 
 // onceOnly serves a request with an idempotency key: the first time by its route,
 // then with what that answered.

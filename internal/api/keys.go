@@ -8,14 +8,11 @@ import (
 	"crypto/subtle"
 	"encoding/base64"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"maps"
 	"net/http"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -78,16 +75,9 @@ type Keys struct {
 // OpenKeys reads the store at path, which need not be there.
 func OpenKeys(path string, log *slog.Logger) (*Keys, error) {
 	k := &Keys{path: path, log: log, now: time.Now, keys: map[string]*keyRecord{}}
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return k, nil
-	}
-	if err != nil {
-		return nil, err
-	}
 	var list []*keyRecord
-	if err := json.Unmarshal(data, &list); err != nil {
-		return nil, fmt.Errorf("reading %s: %w", path, err)
+	if _, err := durable.ReadJSON(path, &list); err != nil {
+		return nil, err
 	}
 	for _, r := range list {
 		k.keys[r.ID] = r
@@ -204,11 +194,7 @@ func (k *Keys) named(name string) *keyRecord {
 
 func (k *Keys) write() error {
 	list := slices.SortedFunc(maps.Values(k.keys), func(a, b *keyRecord) int { return strings.Compare(a.Name, b.Name) })
-	data, err := json.MarshalIndent(list, "", "  ")
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(k.path, append(data, '\n'), 0o600)
+	return durable.WriteJSON(k.path, list)
 }
 
 // KeyRequest is what a key shall be.

@@ -5,10 +5,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -71,21 +69,17 @@ func Open(dir string, log *slog.Logger) *Keeper {
 	}
 	h, err := load(dir)
 	switch {
-	case err == nil:
-		k.held, k.since = h, h.checked
-	case !errors.Is(err, fs.ErrNotExist):
+	case err != nil:
 		log.Warn("the policy bundle that was kept is of no use", "error", err)
+	case h != nil:
+		k.held, k.since = h, h.checked
 	}
 	return k
 }
 
 func load(dir string) (*held, error) {
-	about, err := os.ReadFile(filepath.Join(dir, aboutFile))
-	if err != nil {
-		return nil, err
-	}
 	var h held
-	if err := json.Unmarshal(about, &h); err != nil {
+	if found, err := durable.ReadJSON(filepath.Join(dir, aboutFile), &h); err != nil || !found {
 		return nil, err
 	}
 	i, err := os.Stat(filepath.Join(dir, aboutFile))
@@ -231,13 +225,9 @@ func (k *Keeper) keep(h *held) error {
 	if err := durable.MkdirAll(k.dir, 0o700); err != nil {
 		return err
 	}
-	about, err := json.Marshal(h)
-	if err != nil {
-		return err
-	}
 	return errors.Join(
 		durable.WriteFile(filepath.Join(k.dir, archiveFile), h.archive, 0o600),
-		durable.WriteFile(filepath.Join(k.dir, aboutFile), append(about, '\n'), 0o600))
+		durable.WriteJSON(filepath.Join(k.dir, aboutFile), h))
 }
 
 func (k *Keeper) checked(at time.Time) {

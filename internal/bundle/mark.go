@@ -4,10 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -102,25 +99,15 @@ func (k *Keeper) remember(b *policy.Bundle) error {
 	m.Current = digest
 	marks = append(marks, m) // the one that was used last is the last
 	marks = marks[max(0, len(marks)-maxMarks):]
-	text, err := json.Marshal(marks)
-	if err != nil {
-		return err
-	}
 	if err := durable.MkdirAll(k.dir, 0o700); err != nil {
 		return err
 	}
 	k.marks = marks
-	return durable.WriteFile(filepath.Join(k.dir, marksFile), append(text, '\n'), 0o600)
+	return durable.WriteJSON(filepath.Join(k.dir, marksFile), marks)
 }
 
 // readMarks reads what was remembered.
 func readMarks(dir string) (marks []mark, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, marksFile))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	return marks, json.Unmarshal(text, &marks)
+	_, err = durable.ReadJSON(filepath.Join(dir, marksFile), &marks)
+	return marks, err
 }

@@ -7,6 +7,7 @@
 package durable
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -89,4 +90,28 @@ func SyncDir(path string) error {
 	}
 	err = d.Sync()
 	return errors.Join(err, d.Close())
+}
+
+// ReadJSON decodes the JSON file at path into v and reports whether there is such a file.
+// An error names the file.
+func ReadJSON(path string, v any) (found bool, err error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err == nil {
+		if err = json.Unmarshal(data, v); err != nil {
+			err = fmt.Errorf("reading %s: %w", path, err)
+		}
+	}
+	return err == nil, err
+}
+
+// WriteJSON replaces the file at path by v in JSON, with mode 0600: see [WriteFile].
+func WriteJSON(path string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return WriteFile(path, append(data, '\n'), 0o600)
 }

@@ -21,14 +21,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path"
 	"path/filepath"
 	"strconv"
@@ -112,18 +110,14 @@ func New(h Hook, o Options) (*Sender, error) {
 	}
 	name := sha256.Sum256([]byte(h.URL))
 	s := &Sender{opt: o, hook: h, file: filepath.Join(o.Dir, hex.EncodeToString(name[:16])+".json"), firstTry: firstTry, lastTry: lastTry, giveUp: GiveUp}
-	data, err := os.ReadFile(s.file)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
+	found, err := durable.ReadJSON(s.file, &s.at)
+	if err != nil {
+		return nil, err
+	}
+	if !found {
 		s.at.URL, s.at.Seen = h.URL, o.Last
 		if err := s.keep(); err != nil {
 			return nil, err
-		}
-	case err != nil:
-		return nil, err
-	default:
-		if err := json.Unmarshal(data, &s.at); err != nil {
-			return nil, fmt.Errorf("reading %s: %w", s.file, err)
 		}
 	}
 	if s.at.Ahead == nil {
@@ -276,10 +270,4 @@ func Sign(secret []byte, id, timestamp string, body []byte) string {
 	return "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
-func (s *Sender) keep() error {
-	data, err := json.Marshal(s.at)
-	if err != nil {
-		return err
-	}
-	return durable.WriteFile(s.file, append(data, '\n'), 0o600)
-}
+func (s *Sender) keep() error { return durable.WriteJSON(s.file, s.at) }
