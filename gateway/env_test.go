@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 	// Tests that run side by side wait for timeouts more than for a processor.
 	flag.Parse()
 	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = parallel.Value.Set(fmt.Sprint(4 * runtime.GOMAXPROCS(0)))
+		_ = parallel.Value.Set(fmt.Sprint(3 * runtime.GOMAXPROCS(0)))
 	}
 	goleak.VerifyTestMain(m)
 }
