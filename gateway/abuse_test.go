@@ -300,7 +300,6 @@ func TestStreamsWithoutAWindow(t *testing.T) {
 }
 
 func TestRequestsOfASandboxAreBounded(t *testing.T) {
-	t.Parallel()
 	w := newNetEnv(t, func(o *gateway.Options) { o.ConnectionsPerSandbox = 5 })
 	o := w.origin("api.example.test", "h2", true)
 	arrived := make(chan struct{}, 10)
@@ -417,7 +416,6 @@ func TestShutdownEndsWhoComesLate(t *testing.T) {
 }
 
 func TestShutdownSaysGoodbye(t *testing.T) {
-	t.Parallel()
 	for _, patient := range []bool{true, false} {
 		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
 			w := newNetEnv(t)

@@ -189,8 +189,7 @@ func TestDownloadWaitsForItsClient(t *testing.T) {
 }
 
 func TestUploadIsStreamed(t *testing.T) {
-	t.Parallel()
-	eachVersion(t, func(t *testing.T, m *versionEnv) {
+	eachVersionInTurn(t, func(t *testing.T, m *versionEnv) {
 		got := make(chan string)
 		m.handle("/up", func(w http.ResponseWriter, r *http.Request) {
 			for b := make([]byte, 100); ; {
@@ -239,8 +238,7 @@ func await[T any](t *testing.T, c <-chan T) (v T) {
 }
 
 func TestResponseIsStreamed(t *testing.T) {
-	t.Parallel()
-	eachVersion(t, func(t *testing.T, m *versionEnv) {
+	eachVersionInTurn(t, func(t *testing.T, m *versionEnv) {
 		next := make(chan struct{})
 		m.handle("/events", func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", r.URL.Query().Get("type"))
@@ -323,8 +321,7 @@ func TestEncodedBodyIsUntouched(t *testing.T) {
 }
 
 func TestClientThatGoesAwayIsNoticedUpstream(t *testing.T) {
-	t.Parallel()
-	eachVersion(t, func(t *testing.T, m *versionEnv) {
+	eachVersionInTurn(t, func(t *testing.T, m *versionEnv) {
 		begun, ended := make(chan struct{}, 1), make(chan string, 1)
 		m.handle("/wait", func(w http.ResponseWriter, r *http.Request) {
 			begun <- struct{}{}
@@ -460,8 +457,7 @@ func TestUpstreamThatBreaksOffIsNoticedByTheClient(t *testing.T) {
 // An answer before the request's end reaches the client, which need not have
 // sent all of it.
 func TestAnswerBeforeTheBody(t *testing.T) {
-	t.Parallel()
-	eachVersion(t, func(t *testing.T, m *versionEnv) {
+	eachVersionInTurn(t, func(t *testing.T, m *versionEnv) {
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			w.WriteHeader(413)
 			io.WriteString(w, "too much")

@@ -356,7 +356,6 @@ func (s slow) Append(ctx context.Context, events ...*audit.Event) error {
 // TestSandboxThatVanishesBeforeTheDecision leaves no completion without its
 // decision, and nothing that an operator would have to look into.
 func TestSandboxThatVanishesBeforeTheDecision(t *testing.T) {
-	t.Parallel()
 	for _, test := range []struct {
 		name, path string
 		withdrawn  bool

@@ -182,7 +182,6 @@ func TestConnectionThatIsReusedForAnotherName(t *testing.T) {
 
 // A connection that is shared by many requests can end under them.
 func TestUpstreamThatSaysGoodbye(t *testing.T) {
-	t.Parallel()
 	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h2", true)
 	begun := make(chan struct{}, 1)

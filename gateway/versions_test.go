@@ -35,6 +35,11 @@ func eachVersion(t *testing.T, test func(t *testing.T, m *versionEnv)) {
 	})
 }
 
+// eachVersionInTurn runs a test that minds the time for one of them after the other.
+func eachVersionInTurn(t *testing.T, test func(t *testing.T, m *versionEnv)) {
+	eachVersionAlone(t, func(t *testing.T, open func() *versionEnv) { test(t, open()) })
+}
+
 func eachVersionAlone(t *testing.T, test func(t *testing.T, m func() *versionEnv)) {
 	for _, way := range []string{"transparent", "explicit"} {
 		for _, pair := range []struct{ version, upstream, scheme string }{

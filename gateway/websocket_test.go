@@ -394,7 +394,6 @@ func TestWebSocketThatIsRefused(t *testing.T) {
 // TestWebSocketThatEnds ends one from either side while the other goes on
 // sending, again and again: whoever writes then must not write to what is gone.
 func TestWebSocketThatEnds(t *testing.T) {
-	t.Parallel()
 	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		ended := make(chan struct{}, 1)
 		m.mux.Handle("/flood", websocket.Handler(func(ws *websocket.Conn) {
@@ -447,7 +446,6 @@ func TestWebSocketThatEnds(t *testing.T) {
 // The client of a WebSocket that takes nothing stops its upstream, and holds up
 // nobody when the upstream ends.
 func TestWebSocketWhoseClientDoesNotRead(t *testing.T) {
-	t.Parallel()
 	w := newNetEnv(t)
 	o := w.origin("api.example.test", "h1", true)
 	var sent atomic.Int64
@@ -520,7 +518,6 @@ func TestSubprotocolThatIsACredential(t *testing.T) {
 // A credential that is sent with the handshake does not come back in a message,
 // nor while the client goes away.
 func TestWebSocketWithACredential(t *testing.T) {
-	t.Parallel()
 	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
 		if m.scheme == "http" {
 			t.Skip("no credential goes in the clear")
