@@ -48,20 +48,13 @@ func brokenOff(ctx context.Context, err error) error {
 	return exitCode(128 + int(by.Signal))
 }
 
-// usageError is what the caller typed wrong; it exits with 2.
+// usageError is what the caller typed wrong, or why a command whose status is a verdict
+// came to none. It exits with 2.
 type usageError struct{ err error }
 
 func (u usageError) Error() string { return u.err.Error() }
 
 func (u usageError) Unwrap() error { return u.err }
-
-// judgeError is why a command whose status is a verdict came to none; it exits
-// with 2, so that it is not taken for one.
-type judgeError struct{ err error }
-
-func (j judgeError) Error() string { return j.err.Error() }
-
-func (j judgeError) Unwrap() error { return j.err }
 
 // exitCode is the status of a command that ran in a sandbox, passed on.
 type exitCode int
@@ -74,13 +67,12 @@ func (e exitCode) Error() string { return fmt.Sprintf("the command exited with s
 func exitStatus(err error) int {
 	var code exitCode
 	var usage usageError
-	var judged judgeError
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &code):
 		return int(code)
-	case errors.As(err, &usage), errors.As(err, &judged):
+	case errors.As(err, &usage):
 		fmt.Fprintln(os.Stderr, "sallyport:", terminal.Text(err.Error()))
 		return 2
 	default:

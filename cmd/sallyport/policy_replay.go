@@ -107,12 +107,9 @@ func newPolicyReplay(g *globals) *cobra.Command {
 	c.Flags().DurationVar(&x.timeout, "timeout", time.Second, "for one decision; a busy machine should not look like a policy that denies")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		fails, err := x.run(cmd)
-		var usage usageError
 		switch {
-		case errors.As(err, &usage):
-			return err
 		case err != nil:
-			return judgeError{err}
+			return usageError{err}
 		case fails:
 			return exitCode(1)
 		}

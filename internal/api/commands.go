@@ -57,13 +57,13 @@ func (h *handler) commandOutput(w http.ResponseWriter, r *http.Request) {
 	if v := q.Get("from"); v != "" {
 		var err error
 		if o.From, err = strconv.ParseInt(v, 10, 64); err != nil || o.From < 0 {
-			writeProblem(w, fmt.Errorf("%w: from=%q: give an offset in bytes", errBadRequest, v))
+			h.writeProblem(w, r, fmt.Errorf("%w: from=%q: give an offset in bytes", errBadRequest, v))
 			return
 		}
 	}
 	from, out, err := h.opt.Sandboxes.Output(r.Context(), r.PathValue("name"), r.PathValue("id"), o)
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	defer out.Close()
@@ -97,26 +97,26 @@ func (h *handler) commandOutput(w http.ResponseWriter, r *http.Request) {
 func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Upgrade") != client.Protocol {
 		w.Header().Set("Upgrade", client.Protocol)
-		writeProblem(w, fmt.Errorf("%w: ask for Upgrade: %s", errBadRequest, client.Protocol))
+		h.writeProblem(w, r, fmt.Errorf("%w: ask for Upgrade: %s", errBadRequest, client.Protocol))
 		return
 	}
 	var c sandbox.CommandSpec
 	if err := decode(r, &c); err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	if len(c.Args) == 0 {
-		writeProblem(w, fmt.Errorf("%w: no command: give one after --", sandbox.ErrBadSpec))
+		h.writeProblem(w, r, fmt.Errorf("%w: no command: give one after --", sandbox.ErrBadSpec))
 		return
 	}
 	// Start first, so that what is wrong with the sandbox is a plain status.
 	if _, err := h.opt.Sandboxes.Start(r.Context(), r.PathValue("name")); err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	conn, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	defer conn.Close()
@@ -126,7 +126,7 @@ func (h *handler) exec(w http.ResponseWriter, r *http.Request) {
 	end, err := h.opt.Sandboxes.Attach(context.WithoutCancel(r.Context()), r.PathValue("name"), c, sandbox.CommandClient{From: rw.Reader, To: out})
 	exit := client.Exit{Code: end.Code}
 	if err != nil {
-		exit.Error = problemFor(w, err)
+		exit.Error = h.problemFor(r, err)
 	}
 	data, err := json.Marshal(exit)
 	if err == nil {

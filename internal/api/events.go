@@ -36,14 +36,14 @@ func (h *handler) enterStream(who Principal) (end func(), err error) {
 // stream reads the log for itself, so that nobody waits for who reads slowly.
 func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	if h.opt.Events == nil {
-		writeProblem(w, fmt.Errorf("%w: this daemon tells of no events", errBadRequest))
+		h.writeProblem(w, r, fmt.Errorf("%w: this daemon tells of no events", errBadRequest))
 		return
 	}
 	var from uint64
 	if text := r.Header.Get("Last-Event-ID"); text != "" {
 		n, err := strconv.ParseUint(text, 10, 62)
 		if err != nil {
-			writeProblem(w, fmt.Errorf("%w: Last-Event-ID %q is not a position", errBadRequest, clip(text, 32)))
+			h.writeProblem(w, r, fmt.Errorf("%w: Last-Event-ID %q is not a position", errBadRequest, clip(text, 32)))
 			return
 		}
 		from = n + 1
@@ -51,7 +51,7 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	who := PrincipalOf(r.Context())
 	end, err := h.enterStream(who)
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	defer end()

@@ -239,27 +239,6 @@ func lines(doc *openapi3.T, kind, body string) error {
 	return nil
 }
 
-// The document has the routes that there are, each with its scope, and no other.
-func TestDocumentHasTheRoutes(t *testing.T) {
-	doc := must[*openapi3.T](t)(described())
-	got := map[string]api.RouteFacts{}
-	for path, item := range doc.Paths.Map() {
-		for method, op := range item.Operations() {
-			facts := api.RouteFacts{}
-			if op.Security != nil && len(*op.Security) == 1 {
-				if roles := (*op.Security)[0]["key"]; len(roles) == 1 {
-					facts.Scope = api.Scope(roles[0])
-				}
-			}
-			facts.Shared, _ = op.Extensions["x-tenant"].(bool)
-			got[method+" "+path] = facts
-		}
-	}
-	if d := gocmp.Diff(api.Routes(), got); d != "" {
-		t.Errorf("routes (-) and openapi.yaml (+):\n%s", d)
-	}
-}
-
 // The schemas have the fields that are sent and read, also those that no test sets.
 func TestSchemasHaveTheFields(t *testing.T) {
 	doc := must[*openapi3.T](t)(described())

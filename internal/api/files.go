@@ -85,7 +85,7 @@ func (h *handler) files(do func(w http.ResponseWriter, r *http.Request, f *manag
 	return func(w http.ResponseWriter, r *http.Request) {
 		f, path, err := h.filesOf(r)
 		if err != nil {
-			writeProblem(w, err)
+			h.writeProblem(w, r, err)
 			return
 		}
 		do(w, r, f, path)
@@ -99,16 +99,16 @@ func raw(w http.ResponseWriter, kind string) {
 	w.Header().Set("Content-Disposition", "attachment")
 }
 
-func readFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
+func (h *handler) readFile(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	info, contents, err := f.Read(r.Context(), path)
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	defer contents.Close()
 	head, err := json.Marshal(info)
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	raw(w, "application/octet-stream")
@@ -123,10 +123,10 @@ type writeOnly struct{ io.Writer }
 
 // download streams an archive as the sandbox makes it; a trailer says why it is
 // not complete.
-func download(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
+func (h *handler) download(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	tar, err := f.Download(r.Context(), path, r.URL.Query().Get("as"))
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	defer tar.Close()
@@ -140,7 +140,7 @@ func download(w http.ResponseWriter, r *http.Request, f *manager.Files, path str
 // jsonLines streams what do hands over as lines of JSON. An error before the first line
 // is a problem; a later one aborts the response, so that the client does not take it for
 // complete. flush sends each line at once.
-func jsonLines[T any](w http.ResponseWriter, flush bool, do func(line func(T) error) error) {
+func jsonLines[T any](h *handler, w http.ResponseWriter, r *http.Request, flush bool, do func(line func(T) error) error) {
 	lines, begun := json.NewEncoder(w), false
 	begin := func() {
 		if !begun {
@@ -160,21 +160,21 @@ func jsonLines[T any](w http.ResponseWriter, flush bool, do func(line func(T) er
 	case err == nil:
 		begin()
 	case !begun:
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 	default:
 		panic(http.ErrAbortHandler)
 	}
 }
 
 // watchFiles streams events as lines of JSON.
-func watchFiles(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
+func (h *handler) watchFiles(w http.ResponseWriter, r *http.Request, f *manager.Files, path string) {
 	o := sandbox.WatchOptions{Recursive: r.URL.Query().Get("recursive") == "1"}
-	jsonLines(w, true, func(line func(sandbox.FileEvent) error) error { return f.Watch(r.Context(), path, o, line) })
+	jsonLines(h, w, r, true, func(line func(sandbox.FileEvent) error) error { return f.Watch(r.Context(), path, o, line) })
 }
 
 // changes streams what has changed of a sandbox's files.
 func (h *handler) changes(w http.ResponseWriter, r *http.Request) {
-	jsonLines(w, false, func(line func(client.Change) error) error {
+	jsonLines(h, w, r, false, func(line func(client.Change) error) error {
 		return h.opt.Sandboxes.Changes(r.Context(), r.PathValue("name"), r.URL.Query().Get("since"), func(c sandbox.Change) error {
 			return line(client.Change{Kind: c.Kind, Path: c.Path, Raw: wire.Raw(c.Path)})
 		})

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"io"
 	"iter"
@@ -14,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -353,3 +355,51 @@ func (noDisks) Copy(context.Context, string, string, func() error) error      { 
 func (noDisks) Move(string, string) error                                     { return nil }
 func (noDisks) Drop(string) error                                             { return nil }
 func (noDisks) Look(string) (*os.File, error)                                 { return nil, os.ErrNotExist }
+
+// keyed makes a key and returns a client that has it, and its text.
+func keyed(t *testing.T, h *host, name, tenant string, scopes ...string) (*client.Client, string) {
+	t.Helper()
+	made, text, err := h.keys.Create(api.Key{Name: name, Tenant: tenant, Scopes: must[[]api.Scope](t)(api.ParseScopes(scopes))})
+	if err != nil {
+		t.Fatal(made, err)
+	}
+	return dialed(t, h, text), text
+}
+
+func dialed(t *testing.T, h *host, text string) *client.Client {
+	t.Helper()
+	r := h.remote
+	r.KeyFile = filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(r.KeyFile, []byte(text+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := must[*client.Client](t)(client.Dial(r))
+	t.Cleanup(c.Close)
+	return c
+}
+
+// raw sends a request over TLS and returns the status and the end of the problem's
+// type.
+func raw(t *testing.T, h *host, text, method, path, body string, header ...string) (status int, kind string, answer []byte, head http.Header) {
+	t.Helper()
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}} // TestFingerprint has the check
+	defer transport.CloseIdleConnections()
+	req := must[*http.Request](t)(http.NewRequestWithContext(t.Context(), method, h.remote.URL+path, strings.NewReader(body)))
+	if text != "" {
+		req.Header.Set("Authorization", "Bearer "+text)
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		req.Header.Set(header[i], header[i+1])
+	}
+	resp := must[*http.Response](t)(transport.RoundTrip(req))
+	defer resp.Body.Close()
+	if resp.Header.Get("Content-Type") == "text/event-stream" || resp.StatusCode == http.StatusSwitchingProtocols {
+		return resp.StatusCode, "", nil, resp.Header
+	}
+	answer = must[[]byte](t)(io.ReadAll(resp.Body))
+	var p api.Problem
+	_ = json.Unmarshal(answer, &p)
+	return resp.StatusCode, strings.TrimPrefix(p.Type, client.ProblemType), answer, resp.Header
+}
+
+func must2(_ *client.Client, text string) string { return text }

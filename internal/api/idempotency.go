@@ -196,23 +196,23 @@ func (o *Once) write(id string, k *kept) error { return durable.WriteJSON(filepa
 func (h *handler) onceOnly(w http.ResponseWriter, r *http.Request, to route, who Principal, keys []string) {
 	key := strings.Trim(keys[0], `"`) // RFC 8941 strings are quoted, most clients' keys are not
 	if len(keys) != 1 || key == "" || len(key) > 255 || strings.ContainsFunc(key, func(c rune) bool { return c <= ' ' || c > '~' }) {
-		writeProblem(w, fmt.Errorf("%w: Idempotency-Key: use 1 to 255 visible characters, best a UUID", errBadRequest))
+		h.writeProblem(w, r, fmt.Errorf("%w: Idempotency-Key: use 1 to 255 visible characters, best a UUID", errBadRequest))
 		return
 	}
 	if h.opt.Once == nil {
-		writeProblem(w, fmt.Errorf("%w: this daemon keeps no idempotency keys", errBadRequest))
+		h.writeProblem(w, r, fmt.Errorf("%w: this daemon keeps no idempotency keys", errBadRequest))
 		return
 	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
-		writeProblem(w, fmt.Errorf("%w: %w", errBadRequest, err))
+		h.writeProblem(w, r, fmt.Errorf("%w: %w", errBadRequest, err))
 		return
 	}
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	id, print := digest(who.ID, key), digest(r.Method, r.URL.RequestURI(), string(body))
 	before, err := h.opt.Once.begin(id, print, who)
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	if before != nil {

@@ -29,7 +29,7 @@ func (h *handler) pullImage(w http.ResponseWriter, r *http.Request) {
 		Name string `json:"name"`
 	}
 	if err := decode(r, &in); err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	lines, control, begun := json.NewEncoder(w), http.NewResponseController(w), false
@@ -44,9 +44,9 @@ func (h *handler) pullImage(w http.ResponseWriter, r *http.Request) {
 	i, err := h.opt.Sandboxes.PullImage(r.Context(), in.Name, func(s sandbox.ImageStep) error { return say(client.ImagePull{Step: &s}) })
 	switch {
 	case err != nil && !begun:
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 	case err != nil:
-		_ = say(client.ImagePull{Problem: problemFor(w, err)})
+		_ = say(client.ImagePull{Problem: h.problemFor(r, err)})
 	default:
 		_ = say(client.ImagePull{Image: &i})
 	}

@@ -237,7 +237,7 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, who Principal, 
 	// What such a caller still has to say is not waited for.
 	w.Header().Set("Connection", "close")
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(refusedWithin))
-	writeProblem(w, err)
+	h.writeProblem(w, r, err)
 }
 
 func clip(s string, most int) string {

@@ -129,8 +129,8 @@ func problem(err error) *Problem {
 	return &Problem{Type: client.ProblemType + kind, Status: status, Title: http.StatusText(status), Detail: err.Error()}
 }
 
-func writeProblem(w http.ResponseWriter, err error) {
-	p := problemFor(w, err)
+func (h *handler) writeProblem(w http.ResponseWriter, r *http.Request, err error) {
+	p := h.problemFor(r, err)
 	w.Header().Set("Content-Type", "application/problem+json")
 	switch p.Status {
 	case http.StatusUnauthorized:

@@ -86,17 +86,17 @@ func (h *handler) clientRoot(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		err = fmt.Errorf("%w: %q: `sallyport client ls` shows those there are", access.ErrClientUnknown, r.PathValue("name"))
 	}
-	h.root(w, c.ID, err)
+	h.root(w, r, c.ID, err)
 }
 
 // root answers with the certificate of an authority, unless err says why there is none.
-func (h *handler) root(w http.ResponseWriter, id string, err error) {
+func (h *handler) root(w http.ResponseWriter, r *http.Request, id string, err error) {
 	var pem []byte
 	if err == nil {
 		pem, err = h.opt.Root(id)
 	}
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/x-pem-file")

@@ -2,7 +2,6 @@ package api
 
 import (
 	"errors"
-	"log/slog"
 	"net/http"
 	"regexp"
 	"slices"
@@ -12,52 +11,22 @@ import (
 	"sallyport/sandbox/client"
 )
 
-// What is the host's own is not told to tenants: where files of it are, and what the
-// engine says.
+// Tenants are not told what is the host's own: where its files are, and what the engine
+// says.
 
-// confined is the answer to a tenant.
-type confined struct {
-	http.ResponseWriter
-	log *slog.Logger
-}
-
-// Unwrap is for http.ResponseController.
-func (c confined) Unwrap() http.ResponseWriter { return c.ResponseWriter }
-
-// informed is the answer to a caller of the host's own who may list the names of
-// credentials.
-type informed struct{ http.ResponseWriter }
-
-// Unwrap is for http.ResponseController.
-func (i informed) Unwrap() http.ResponseWriter { return i.ResponseWriter }
-
-// find returns the writer of a type that an answer goes through.
-func find[T http.ResponseWriter](w http.ResponseWriter) (found T, ok bool) {
-	for {
-		if found, ok = w.(T); ok {
-			return found, true
-		}
-		u, more := w.(interface{ Unwrap() http.ResponseWriter })
-		if !more {
-			return found, false
-		}
-		w = u.Unwrap()
-	}
-}
-
-// problemFor is problem for who is answered: to a tenant, what has gone wrong on the
-// host is for its log.
-func problemFor(w http.ResponseWriter, err error) *Problem {
-	p := problem(err)
+// problemFor is the problem of an error for the caller of r. To a tenant it does not say
+// what went wrong on the host: the host's log does. To a caller of the host's own that
+// may list the names of credentials it says which credential an environment held.
+func (h *handler) problemFor(r *http.Request, err error) *Problem {
+	p, who := problem(err), PrincipalOf(r.Context())
 	var secret *sandbox.SecretError
-	if _, knows := find[informed](w); knows && errors.As(err, &secret) {
+	if who.Tenant == "" && who.May(ScopeSecrets) && errors.As(err, &secret) {
 		p.Detail += ": " + secret.Whose()
 	}
-	c, ok := find[confined](w)
-	if !ok || p.Status < http.StatusInternalServerError || errors.Is(err, sandbox.ErrNoSpace) || p.Type == client.ProblemType+"agent-silent" {
+	if who.Tenant == "" || p.Status < http.StatusInternalServerError || errors.Is(err, sandbox.ErrNoSpace) || p.Type == client.ProblemType+"agent-silent" {
 		return p
 	}
-	c.log.Warn("a tenant's call has failed on the host", "error", err)
+	h.opt.Logger.Warn("a tenant's call has failed on the host", "error", err)
 	p.Detail = p.Title + ": the host's operators can see why in its log"
 	return p
 }

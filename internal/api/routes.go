@@ -169,7 +169,7 @@ func (h *handler) routes() []route {
 			summary: "Give a command input", in: "bytes", query: "open", out: "200 CommandInfo How it is now"},
 		{method: get, pattern: "/v1/sandboxes/{name}/commands/{id}/output", id: "commandOutput", serve: h.commandOutput, scope: ScopeRun, shared: true,
 			summary: "Read what a command wrote, from an offset on", query: "stream from follow", headers: "Sallyport-From X-Content-Type-Options", out: "200 application/octet-stream Bytes, the first of which is at Sallyport-From"},
-		{method: get, pattern: "/v1/sandboxes/{name}/files", id: "readFile", serve: h.files(readFile), scope: ScopeRun, shared: true,
+		{method: get, pattern: "/v1/sandboxes/{name}/files", id: "readFile", serve: h.files(h.readFile), scope: ScopeRun, shared: true,
 			summary: "Read a file", query: "path user", headers: "Sallyport-File Content-Disposition X-Content-Type-Options", out: "200 application/octet-stream Its contents"},
 		{method: put, pattern: "/v1/sandboxes/{name}/files", id: "writeFile", serve: ofFiles(h, writeFile), scope: ScopeRun, shared: true, maxBody: maxInput,
 			summary: "Put a file in the place of what is there", in: "bytes?", query: "path user mode parents", out: "200 File The file"},
@@ -183,11 +183,11 @@ func (h *handler) routes() []route {
 			summary: "Make a folder", in: "NewFolder", query: "path user", out: "200 File The file"},
 		{method: post, pattern: "/v1/sandboxes/{name}/files/move", id: "moveFile", serve: ofFiles(h, moveFile), scope: ScopeRun, shared: true,
 			summary: "Rename a file or a folder", query: "path user to replace", out: "200 File The file"},
-		{method: get, pattern: "/v1/sandboxes/{name}/files/tar", id: "downloadFiles", serve: h.files(download), scope: ScopeRun, shared: true,
+		{method: get, pattern: "/v1/sandboxes/{name}/files/tar", id: "downloadFiles", serve: h.files(h.download), scope: ScopeRun, shared: true,
 			summary: "A tree as a tar archive", query: "path user as", headers: "Trailer Sallyport-Error Content-Disposition X-Content-Type-Options", out: "200 application/x-tar An archive; the trailer says why it is not complete"},
 		{method: put, pattern: "/v1/sandboxes/{name}/files/tar", id: "uploadFiles", serve: ofFiles(h, upload), scope: ScopeRun, shared: true, maxBody: maxInput,
 			summary: "Make the files of a tar archive below a folder", in: "bytes", query: "path user", out: "200 Packed What was made"},
-		{method: get, pattern: "/v1/sandboxes/{name}/files/watch", id: "watchFiles", serve: h.files(watchFiles), scope: ScopeRun, shared: true,
+		{method: get, pattern: "/v1/sandboxes/{name}/files/watch", id: "watchFiles", serve: h.files(h.watchFiles), scope: ScopeRun, shared: true,
 			summary: "What happens to files, as it happens", query: "path user below", headers: "Content-Disposition X-Content-Type-Options", out: "200 application/x-ndjson Lines of JSON"},
 		{method: get, pattern: "/v1/sandboxes/{name}/changes", id: "listChanges", serve: h.changes, scope: ScopeRun, shared: true,
 			summary: "What has changed of the files", query: "since", headers: "Content-Disposition X-Content-Type-Options", out: "200 application/x-ndjson Lines of JSON: kind and path"},
@@ -221,7 +221,7 @@ func (h *handler) openapiYAML(w http.ResponseWriter, r *http.Request) {
 func (h *handler) openapiJSON(w http.ResponseWriter, r *http.Request) {
 	data, err := documentJSON()
 	if err != nil {
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")

@@ -126,7 +126,7 @@ func (h *handler) remove(r *http.Request, _ none) (none, error) {
 
 func (h *handler) sandboxRoot(w http.ResponseWriter, r *http.Request) {
 	i, err := h.sandbox(r)
-	h.root(w, i.ID, err)
+	h.root(w, r, i.ID, err)
 }
 
 // change is a route that does one thing to one sandbox and answers with what it is

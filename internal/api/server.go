@@ -130,7 +130,7 @@ func (h *handler) answer(w http.ResponseWriter, r *http.Request, status int, v a
 	case errors.Is(err, errScope):
 		h.refuse(w, r, PrincipalOf(r.Context()), err)
 	case err != nil:
-		writeProblem(w, err)
+		h.writeProblem(w, r, err)
 	case empty:
 		w.WriteHeader(http.StatusNoContent)
 	default:
@@ -206,7 +206,7 @@ func (h *handler) mux() http.Handler {
 	}
 	none := h.guard(route{serve: func(w http.ResponseWriter, r *http.Request) {
 		if dotted(r.URL) {
-			writeProblem(w, fmt.Errorf("%w: %s: a name has letters, digits and hyphens", sandbox.ErrBadName, r.URL.Path))
+			h.writeProblem(w, r, fmt.Errorf("%w: %s: a name has letters, digits and hyphens", sandbox.ErrBadName, r.URL.Path))
 			return
 		}
 		var allowed []string
@@ -217,11 +217,11 @@ func (h *handler) mux() http.Handler {
 			}
 		}
 		if len(allowed) == 0 {
-			writeProblem(w, fmt.Errorf("%w: %s: /v1/openapi.json lists what there is", errNoRoute, r.URL.Path))
+			h.writeProblem(w, r, fmt.Errorf("%w: %s: /v1/openapi.json lists what there is", errNoRoute, r.URL.Path))
 			return
 		}
 		w.Header().Set("Allow", strings.Join(allowed, ", "))
-		writeProblem(w, fmt.Errorf("%w: %s", errMethod, r.Method))
+		h.writeProblem(w, r, fmt.Errorf("%w: %s", errMethod, r.Method))
 	}, shared: true})
 	mux.Handle("/", none)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -257,25 +257,22 @@ func (h *handler) guard(to route) http.Handler {
 		}
 		content, err := body(w, r, most)
 		if err != nil {
-			writeProblem(w, err)
+			h.writeProblem(w, r, err)
 			return
 		}
 		ctx := context.WithValue(r.Context(), principalKey{}, who)
 		ctx = audit.By(ctx, who.actor())
 		if who.Tenant != "" {
 			ctx = sandbox.ForOwner(ctx, who.Tenant)
-			w = confined{w, h.opt.Logger}
-		} else if who.May(ScopeSecrets) {
-			w = informed{w}
 		}
 		if h.opt.Sandboxes == nil && (strings.HasPrefix(to.pattern, "/v1/sandboxes") || strings.HasPrefix(to.pattern, "/v1/images")) {
-			writeProblem(w, fmt.Errorf("%w: this daemon runs no sandboxes (engine.kind is none)", errBadRequest))
+			h.writeProblem(w, r, fmt.Errorf("%w: this daemon runs no sandboxes (engine.kind is none)", errBadRequest))
 			return
 		}
 		if strings.HasPrefix(to.pattern, "/v1/sandboxes/{name}") {
 			var name string
 			if ctx, name, err = manager.ByFullName(ctx, r.PathValue("name")); err != nil {
-				writeProblem(w, err)
+				h.writeProblem(w, r, err)
 				return
 			}
 			r.SetPathValue("name", name)

@@ -14,7 +14,7 @@ import (
 	"sallyport/policy"
 )
 
-//go:generate go run ./schema -o ../../policy/schema/sallyport.json
+//go:generate go run ../setup/schema -o ../../policy/schema/sallyport.json
 
 // Config is sallyport.yaml.
 type Config struct {

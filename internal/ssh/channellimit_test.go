@@ -70,17 +70,3 @@ func TestRoom(t *testing.T) {
 	_ = first[0].Close()
 	p.await("a place that has been left", func() bool { list, _ := p.channels(last, 1); return len(list) == 1 })
 }
-
-// A connection that is full says so.
-func TestRoomOfConnection(t *testing.T) {
-	p := newSSHTest(t)
-	c := p.in()
-	for range maxUses {
-		p.session(c)
-	}
-	_, err := c.NewSession()
-	full := new(ssh.OpenChannelError)
-	if !errors.As(err, &full) || full.Reason != ssh.ResourceShortage || !strings.Contains(full.Message, "16 sessions and forwarded connections are open by this connection") {
-		t.Errorf("one more: %v", err)
-	}
-}

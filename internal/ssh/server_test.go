@@ -379,8 +379,10 @@ func TestUses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := c.NewSession(); err == nil {
-		t.Error("one more is let in")
+	_, err := c.NewSession()
+	full := new(ssh.OpenChannelError)
+	if !errors.As(err, &full) || full.Reason != ssh.ResourceShortage || !strings.Contains(full.Message, "16 sessions and forwarded connections are open by this connection") {
+		t.Errorf("one more: %v", err)
 	}
 	for range maxOfSandbox/maxUses - 1 {
 		c := p.in()

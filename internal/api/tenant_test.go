@@ -3,10 +3,14 @@ package api_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/internal/api"
+	"sallyport/policy/approval"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -212,5 +216,75 @@ func TestTenantsSandboxByName(t *testing.T) {
 	}
 	if err := root.Remove(ctx, "beta/build"); err != nil {
 		t.Error(err)
+	}
+}
+
+// A tenant sees and touches its own alone, and learns of others that a name is
+// taken.
+func TestTenants(t *testing.T) {
+	root, _, h := serve(t, true)
+	ctx := t.Context()
+	acme, acmeText := keyed(t, h, "acme", "acme", "admin")
+	other, _ := keyed(t, h, "other", "other", "admin")
+	must[sandbox.Info](t)(acme.Create(ctx, "box", sandbox.Spec{Env: map[string]string{"A": "1"}}))
+	must[sandbox.Info](t)(root.Create(ctx, "hosts", sandbox.Spec{}))
+	if i, err := root.Sandbox(ctx, "acme/box"); err != nil || i.Spec.Owner != "acme" || i.Name != "box" {
+		t.Errorf("the host's own: %+v %v", i, err)
+	}
+	names := func(c *client.Client) string {
+		var all []string
+		for _, i := range must[[]sandbox.Info](t)(c.Sandboxes(ctx)) {
+			all = append(all, i.Name)
+		}
+		return strings.Join(all, " ")
+	}
+	if a, o, r := names(acme), names(other), names(root); a != "box" || o != "" || r != "box hosts" {
+		t.Errorf("lists: %q %q %q", a, o, r)
+	}
+	run := func(_ any, err error) error { return err }
+	quiet := sandbox.CommandSpec{Args: []string{"true"}}
+	for _, name := range []string{"box", "hosts"} {
+		for verb, err := range map[string]error{
+			"get": run(other.Sandbox(ctx, name)), "start": run(other.Start(ctx, name)), "stop": run(other.Stop(ctx, name)),
+			"rm": other.Remove(ctx, name), "ca": run(other.SandboxRoot(ctx, name)), "exec": run(other.Exec(ctx, name, quiet, sandbox.Streams{})),
+			"commands": run(other.Commands(ctx, name)), "command": run(other.Command(ctx, name, "x")), "kill": run(other.KillCommand(ctx, name, "x")),
+			"begin": run(other.StartCommand(ctx, name, quiet)), "feed": other.Feed(ctx, name, "x", strings.NewReader(""), false),
+			"pause": run(other.Pause(ctx, name)), "hibernate": run(other.Hibernate(ctx, name)), "wake": run(other.Wake(ctx, name)),
+			"stat": run(other.Files(name).Stat(ctx, "/", false)), "changes": other.Changes(ctx, name, "", nil),
+			"snapshots": run(other.Snapshots(ctx, name)), "fork": run(other.Fork(ctx, name, sandbox.ForkSpec{Names: []string{"child"}})),
+		} {
+			none := strings.ReplaceAll(run(other.Sandbox(ctx, "nobody")).Error(), "nobody", name)
+			if p := (*api.Problem)(nil); !errors.As(err, &p) || p.Status != 404 || p.Type != client.ProblemType+"no-sandbox" || verb == "get" && p.Detail != none {
+				t.Errorf("%s %s: %v, want what is said of none: %s", verb, name, err, none)
+			}
+		}
+		var p *api.Problem
+		err := run(other.Create(ctx, name, sandbox.Spec{Image: "guess"}))
+		if !errors.As(err, &p) || p.Status != 409 || p.Type != client.ProblemType+"name-taken" || strings.Contains(p.Detail, "acme") || strings.Contains(p.Detail, "image") {
+			t.Errorf("a name of somebody else's: %v", err)
+		}
+	}
+	if code, err := acme.Exec(ctx, "box", quiet, sandbox.Streams{}); code != 0 || err != nil {
+		t.Errorf("its own: %d %v", code, err)
+	}
+	for i, who := range []string{"box", "hosts"} {
+		id := must[sandbox.Info](t)(root.Sandbox(ctx, []string{"acme/box", "hosts"}[i])).ID
+		v := must[approval.Verdict](t)(h.approvals.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
+			Sandbox: who, SandboxID: id, Protocol: "tls", Host: "api.example.test", Port: 443, Method: "GET", Path: "/", Body: "b",
+		}}))
+		if l := must[api.ApprovalList](t)(api.ListApprovals.Do(ctx, acme, client.None{})); len(l.Requests) != 1 || l.Requests[0].Subject.Sandbox != "box" {
+			t.Errorf("what waits: %+v", l)
+		}
+		if status, _, answer, _ := raw(t, h, acmeText, "POST", "/v1/approvals/"+v.ID, `{"approve": true}`); status != []int{200, 404}[i] {
+			t.Errorf("answering for %s: %d %s", who, status, answer)
+		}
+		if i == 0 {
+			must[approval.Verdict](t)(h.approvals.Ask(approval.Question{Timeout: time.Minute, Subject: approval.Subject{
+				Sandbox: who, SandboxID: id, Protocol: "tls", Host: "api.example.test", Port: 443, Method: "GET", Path: "/again", Body: "b",
+			}}))
+		}
+	}
+	if s := h.said(); !slices.Contains(s, "sandbox box created by key acme") || !slices.Contains(s, "sandbox hosts created by root") && os.Getuid() == 0 {
+		t.Errorf("the events name nobody: %q", s)
 	}
 }
