@@ -122,9 +122,7 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	switch {
 	case err == io.EOF:
 		if cleanTrailers(b.resp.Trailer); len(b.resp.Trailer) > 0 {
-			// The head goes first, so that nothing of it is taken for a trailer.
-			_ = http.NewResponseController(b.request.writer).Flush()
-			clear(b.request.writer.Header())
+			b.request.writer.endHead()
 		}
 	case err != nil && b.request.client.Err() != nil:
 		b.request.err = errClient
@@ -134,16 +132,33 @@ func (b *answerBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// writer is what ReverseProxy writes an answer to.
+// writer is what ReverseProxy writes an answer to. ReverseProxy flushes the head from a
+// goroutine of its own, while the body is read.
 type writer struct {
 	http.ResponseWriter
 	request *request
+
+	mu sync.Mutex // of the ResponseWriter, once the head is written
 }
 
-// Unwrap is for http.ResponseController.
-func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+// FlushError is for http.ResponseController.
+func (w *writer) FlushError() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return http.NewResponseController(w.ResponseWriter).Flush()
+}
+
+// endHead sends the head, so that nothing of it is taken for a trailer.
+func (w *writer) endHead() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_ = http.NewResponseController(w.ResponseWriter).Flush()
+	clear(w.Header())
+}
 
 func (w *writer) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	n, err := w.ResponseWriter.Write(p)
 	if err != nil {
 		w.request.err = errClient
