@@ -131,13 +131,14 @@ func (o *Once) enter(k *kept, now time.Time) error {
 		}
 	}
 	for !o.of.Enter(k.Who, k.Owner) {
-		most := func(other *kept) bool { return other.Owner == k.Owner }
-		if own := func(other *kept) bool { return other.Who == k.Who }; o.count(own) >= keptEach {
-			most = own
-		}
 		oldest := ""
 		for id, other := range o.all {
-			if most(other) && !other.busy && (oldest == "" || other.Begun.Before(o.all[oldest].Begun)) {
+			if other.Owner != k.Owner || other.busy {
+				continue
+			}
+			// The caller's own go first. It keeps its least number all the same.
+			own, best := other.Who == k.Who, o.all[oldest]
+			if best == nil || own && best.Who != k.Who || own == (best.Who == k.Who) && other.Begun.Before(best.Begun) {
 				oldest = id
 			}
 		}
@@ -147,15 +148,6 @@ func (o *Once) enter(k *kept, now time.Time) error {
 		o.drop(oldest)
 	}
 	return nil
-}
-
-func (o *Once) count(of func(*kept) bool) (n int) {
-	for _, k := range o.all {
-		if of(k) {
-			n++
-		}
-	}
-	return n
 }
 
 // end keeps an answer, or with a nil answer nothing: the request may be sent again.

@@ -115,9 +115,9 @@ func (d *daemon) serveRemote(ctx context.Context, g *errgroup.Group, routes http
 	if c.Listen == "" {
 		return nil
 	}
-	l, err := net.Listen("tcp", c.Listen)
+	l, err := d.listen("api", c.Listen)
 	if err != nil {
-		return fmt.Errorf("api: %w: set api.listen", err)
+		return err
 	}
 	server, over := api.Remote(l, *d.certificate, routes, d.log, d.crowded("api"))
 	serveHTTP(ctx, g, over, server)
@@ -140,7 +140,7 @@ func (d *daemon) openAPI(context.Context) (err error) {
 	}
 	var pair tls.Certificate
 	if c.Certificate != "" {
-		pair, err = keyPair(c.Certificate, c.Key)
+		pair, _, _, err = keyPair(c.Certificate, c.Key)
 	} else {
 		host, _, _ := net.SplitHostPort(c.Listen)
 		pair, err = api.Certificate(filepath.Join(d.cfg.CADir(), "api.sealed"), d.key, host)
@@ -155,17 +155,15 @@ func (d *daemon) openAPI(context.Context) (err error) {
 // maxSecretFile bounds a file that holds a secret, in bytes.
 const maxSecretFile = 1 << 20
 
-// keyPair reads a certificate, and its key, which nobody else may read.
-func keyPair(certificate, key string) (none tls.Certificate, err error) {
-	public, err := os.ReadFile(certificate)
-	if err != nil {
-		return none, err
+// keyPair reads the PEM of a certificate, and of its key, which nobody else may read.
+func keyPair(certificate, key string) (pair tls.Certificate, public, private []byte, err error) {
+	if public, err = os.ReadFile(certificate); err == nil {
+		private, err = secretfile.Read(key, maxSecretFile)
 	}
-	private, err := secretfile.Read(key, maxSecretFile)
-	if err != nil {
-		return none, err
+	if err == nil {
+		pair, err = tls.X509KeyPair(public, private)
 	}
-	return tls.X509KeyPair(public, private)
+	return pair, public, private, err
 }
 
 // serveAPI listens on the unix socket, and over TLS where that is configured.

@@ -66,16 +66,7 @@ func (l *dropLog) add(d datapath.Drop) {
 // run writes what has been gathered long enough until ctx is done; whoever adds
 // writes the rest, after the last one.
 func (l *dropLog) run(ctx context.Context) error {
-	tick := time.NewTicker(foldFor / 8)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case now := <-tick.C:
-			l.flush(now)
-		}
-	}
+	return every(ctx, foldFor/8, l.flush)
 }
 
 // flush writes what is due; the zero time means everything.

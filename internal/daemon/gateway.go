@@ -2,12 +2,11 @@ package daemon
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"time"
 
@@ -18,35 +17,45 @@ import (
 	"sallyport/gateway/supervisor"
 	"sallyport/internal/durable"
 	"sallyport/internal/jail"
-	"sallyport/internal/secretfile"
 	"sallyport/policy"
 	"sallyport/sandbox"
 )
 
-// listenProxy opens the explicit proxy's listener, if one is configured.
-func (d *daemon) listenProxy(to *supervisor.Listeners) error {
-	c := d.cfg.Proxy
-	if c.Listen == "" {
-		return nil
-	}
-	l, err := net.Listen("tcp", c.Listen)
+// listen listens on the address that a key of the configuration has. The listener is
+// closed with the daemon, unless it was before.
+func (d *daemon) listen(key, address string) (*net.TCPListener, error) {
+	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return fmt.Errorf("proxy: %w: set proxy.listen", err)
+		return nil, fmt.Errorf("%s: %w: set %[1]s.listen", key, err)
 	}
-	d.proxy = l.(*net.TCPListener)
-	d.onClose(func() error { _ = l.Close(); return nil })
-	to.Explicit = d.proxy
-	if c.Certificate == "" {
-		return nil
+	d.closeLate(l)
+	return l.(*net.TCPListener), nil
+}
+
+// closeLate closes with the daemon what may be closed before.
+func (d *daemon) closeLate(c io.Closer) {
+	d.onClose(func() error { _ = c.Close(); return nil })
+}
+
+// openListeners opens the listeners of the explicit proxy and of what comes in, if they
+// are configured.
+func (d *daemon) openListeners(to *supervisor.Listeners) (err error) {
+	if c := d.cfg.Proxy; c.Listen != "" {
+		if d.proxy, err = d.listen("proxy", c.Listen); err != nil {
+			return err
+		}
+		to.Explicit = d.proxy
+		if c.Certificate != "" {
+			if _, to.Certificate, to.Key, err = keyPair(c.Certificate, c.Key); err != nil {
+				return fmt.Errorf("proxy: %w", err)
+			}
+		}
 	}
-	if to.Certificate, err = os.ReadFile(c.Certificate); err == nil {
-		to.Key, err = secretfile.Read(c.Key, maxSecretFile)
-	}
-	if err == nil {
-		_, err = tls.X509KeyPair(to.Certificate, to.Key)
-	}
-	if err != nil {
-		return fmt.Errorf("proxy: %w", err)
+	if d.cfg.Inbound.Listen != "" {
+		if d.inbound, err = d.listen("inbound", d.cfg.Inbound.Listen); err != nil {
+			return err
+		}
+		to.Inbound = d.inbound
 	}
 	return nil
 }
@@ -119,10 +128,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 		listeners.Transparent, listeners.DNS, listeners.DNSTCP = h.steered, h.dnsUDP, h.dnsTCP
 		listeners.Restored = func() error { return h.guard.Steer(h.steered) }
 	}
-	if err := d.listenProxy(&listeners); err != nil {
-		return err
-	}
-	if err := d.listenInbound(&listeners); err != nil {
+	if err := d.openListeners(&listeners); err != nil {
 		return err
 	}
 	ledger, err := supervisor.OpenLimitStore(filepath.Join(d.cfg.IndexDir(), "limits.json"), d.cfg.AuditDir())
@@ -155,19 +161,4 @@ func (d *daemon) forget(id string) error {
 		d.supervisor.Ports()
 	}
 	return err
-}
-
-// listenInbound opens the listener of what comes in, if one is configured.
-func (d *daemon) listenInbound(to *supervisor.Listeners) error {
-	if d.cfg.Inbound.Listen == "" {
-		return nil
-	}
-	l, err := net.Listen("tcp", d.cfg.Inbound.Listen)
-	if err != nil {
-		return fmt.Errorf("inbound: %w: set inbound.listen", err)
-	}
-	d.inbound = l.(*net.TCPListener)
-	d.onClose(func() error { _ = l.Close(); return nil })
-	to.Inbound = d.inbound
-	return nil
 }

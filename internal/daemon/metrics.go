@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -38,9 +37,9 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 	if d.host != nil {
 		d.metrics.MustRegister(guardMetrics{d.host.guard})
 	}
-	l, err := net.Listen("tcp", d.cfg.Metrics.Listen)
+	l, err := d.listen("metrics", d.cfg.Metrics.Listen)
 	if err != nil {
-		return fmt.Errorf("metrics: %w: set metrics.listen", err)
+		return err
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(&gathered{from: prometheus.Gatherers{d.metrics, d.supervisor}}, promhttp.HandlerOpts{

@@ -31,18 +31,7 @@ type saying struct {
 	at      time.Time // when it was recorded last
 }
 
-func (w *watcher) run(ctx context.Context) error {
-	t := time.NewTicker(watchEvery)
-	defer t.Stop()
-	for {
-		w.look(time.Now())
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-t.C:
-		}
-	}
-}
+func (w *watcher) run(ctx context.Context) error { return every(ctx, watchEvery, w.look) }
 
 // look compares what is in observe mode at a time with what was last.
 func (w *watcher) look(now time.Time) {

@@ -163,24 +163,27 @@ func (d *daemon) watchdog(ctx context.Context) error {
 		return err
 	}
 	c := client.Unix(d.cfg.Socket())
-	tick := time.NewTicker(within / 3)
-	defer tick.Stop()
-	for {
+	return every(ctx, within/3, func(time.Time) {
 		asked, cancel := context.WithTimeout(ctx, within/3)
-		_, err := api.GetStatus.Do(asked, c, client.None{})
-		cancel()
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil:
-			d.log.Error("the daemon does not answer itself, and will be restarted if that goes on", "error", err)
-		default:
+		defer cancel()
+		if _, err := api.GetStatus.Do(asked, c, client.None{}); err == nil {
 			d.notify(systemd.SdNotifyWatchdog)
+		} else if ctx.Err() == nil {
+			d.log.Error("the daemon does not answer itself, and will be restarted if that goes on", "error", err)
 		}
+	})
+}
+
+// every calls do now and then once in each period, until ctx is done. It returns nil.
+func every(ctx context.Context, period time.Duration, do func(now time.Time)) error {
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for now := time.Now(); ; {
+		do(now)
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
+		case now = <-tick.C:
 		}
 	}
 }

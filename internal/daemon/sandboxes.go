@@ -51,7 +51,7 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 	if h.steered, err = datapath.Listen(); err != nil {
 		return err
 	}
-	d.onClose(func() error { _ = h.steered.Close(); return nil }) // the gateway may have closed it
+	d.closeLate(h.steered) // the gateway may have closed it
 	at := netip.AddrPortFrom(d.datapathConfig().Gateway(), 53)
 	listen := net.ListenConfig{Control: datapath.Mark}
 	listen.SetMultipathTCP(false)
@@ -60,13 +60,13 @@ func (d *daemon) openSandboxes(ctx context.Context) (err error) {
 		return fmt.Errorf("listening for the sandboxes' DNS: %w: is another DNS server on every address of this host?", err)
 	}
 	h.dnsUDP = udp.(*net.UDPConn)
-	d.onClose(func() error { _ = udp.Close(); return nil })
+	d.closeLate(udp)
 	tcp, err := listen.Listen(ctx, "tcp4", at.String())
 	if err != nil {
 		return fmt.Errorf("listening for the sandboxes' DNS: %w", err)
 	}
 	h.dnsTCP = tcp.(*net.TCPListener)
-	d.onClose(func() error { _ = tcp.Close(); return nil })
+	d.closeLate(tcp)
 
 	agents, err := channel.OpenKey(filepath.Join(d.cfg.DataDir, "agent.key"), d.key)
 	if err != nil {

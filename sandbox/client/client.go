@@ -51,41 +51,31 @@ type Remote struct {
 // *Problem when the daemon answered with an error, or of the connection. It is
 // safe for concurrent use.
 type Client struct {
-	base   string // without a path
-	key    string // empty on a socket
-	dial   func(context.Context) (net.Conn, error)
-	http   *http.Client
-	target string // in errors
+	base string // without a path
+	key  string // empty on a socket
+	http *http.Client
 }
 
 // Unix returns a client of the daemon behind a unix socket.
 func Unix(socket string) *Client {
-	c := &Client{base: "http://sallyport", target: socket}
-	c.dial = func(ctx context.Context) (net.Conn, error) {
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, "unix", socket)
-		if err == nil {
-			return conn, nil
-		}
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, "unix", socket)
+		switch {
+		case err == nil:
+			return answered{conn}, nil
+		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ECONNREFUSED):
 			return nil, fmt.Errorf("%w on %s: start it with `sallyport up`", ErrNoDaemon, socket)
-		}
-		if errors.Is(err, fs.ErrPermission) {
+		case errors.Is(err, fs.ErrPermission):
 			return nil, fmt.Errorf("reaching the daemon on %s: %w: run this as root, or have your user named under api.users", socket, err)
 		}
 		return nil, fmt.Errorf("reaching the daemon on %s: %w", socket, err)
 	}
-	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
-		ExpectContinueTimeout: continueTimeout, IdleConnTimeout: idleTimeout,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			conn, err := c.dial(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return answered{conn}, nil
-		},
-	}}
-	return c
+	return &Client{base: "http://sallyport", http: newHTTP(&http.Transport{DialContext: dial})}
+}
+
+func newHTTP(t *http.Transport) *http.Client {
+	t.ExpectContinueTimeout, t.IdleConnTimeout = continueTimeout, idleTimeout
+	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, Transport: t}
 }
 
 // Dial returns a client of a daemon elsewhere. It connects on the first call.
@@ -118,14 +108,9 @@ func Dial(r Remote) (*Client, error) {
 			return nil
 		}
 	}
-	c := &Client{base: "https://" + u.Host, key: key, target: u.Host}
 	d := &tls.Dialer{NetDialer: &net.Dialer{Timeout: 10 * time.Second}, Config: trust}
-	c.dial = func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
-	c.http = &http.Client{CheckRedirect: noRedirect, Transport: &http.Transport{
-		ExpectContinueTimeout: continueTimeout, IdleConnTimeout: idleTimeout,
-		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return c.dial(ctx) },
-	}}
-	return c, nil
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return d.DialContext(ctx, "tcp", address) }
+	return &Client{base: "https://" + u.Host, key: key, http: newHTTP(&http.Transport{DialTLSContext: dial})}, nil
 }
 
 // readKey refuses a file that others can read: what is in it is a password.
@@ -157,8 +142,6 @@ func readKey(path string) (string, error) {
 // keeps it for longer: an upload, whose body cannot be sent again, does not meet
 // the end of its connection.
 const idleTimeout = time.Minute
-
-func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // Close ends idle connections.
 func (c *Client) Close() { c.http.CloseIdleConnections() }
@@ -199,16 +182,9 @@ func (c *Client) Stream(ctx context.Context, path string, header http.Header) (i
 	return resp.Body, nil
 }
 
-// fetch sends a request without a body. The caller closes the body of the answer.
+// fetch is Stream with the answer's head.
 func (c *Client) fetch(ctx context.Context, path string, header http.Header) (*http.Response, error) {
-	req, err := c.request(ctx, http.MethodGet, path, nil)
-	if err != nil {
-		return nil, err
-	}
-	for k, v := range header {
-		req.Header[k] = v
-	}
-	return c.do(req)
+	return c.send(ctx, http.MethodGet, path, nil, header)
 }
 
 // Lines hands over the lines of JSON that a path answers with, to their end or until tell
@@ -295,6 +271,24 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 }
 
 func (c *Client) call(ctx context.Context, method, path string, in, out any) (http.Header, error) {
+	resp, err := c.send(ctx, method, path, in, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	switch out := out.(type) {
+	case nil, *None:
+	case *[]byte:
+		*out, err = io.ReadAll(resp.Body)
+	default:
+		err = json.NewDecoder(resp.Body).Decode(out)
+	}
+	return resp.Header, err
+}
+
+// send sends in as JSON, unless there is none, with a header besides. The caller closes
+// the body of the answer.
+func (c *Client) send(ctx context.Context, method, path string, in any, header http.Header) (*http.Response, error) {
 	var body io.Reader
 	if _, empty := in.(None); in != nil && !empty {
 		data, err := json.Marshal(in)
@@ -307,20 +301,10 @@ func (c *Client) call(ctx context.Context, method, path string, in, out any) (ht
 	if err != nil {
 		return nil, err
 	}
-	resp, err := c.do(req)
-	if err != nil {
-		return nil, err
+	for k, v := range header {
+		req.Header[k] = v
 	}
-	defer resp.Body.Close()
-	switch out := out.(type) {
-	case nil, *None:
-		return resp.Header, nil
-	case *[]byte:
-		*out, err = io.ReadAll(resp.Body)
-		return resp.Header, err
-	default:
-		return resp.Header, json.NewDecoder(resp.Body).Decode(out)
-	}
+	return c.do(req)
 }
 
 // maxProblem bounds what is read of an error, in bytes.

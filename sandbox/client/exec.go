@@ -2,11 +2,11 @@ package client
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 
 	"sallyport/sandbox"
@@ -16,40 +16,18 @@ import (
 // Exec runs a command with its own streams and returns its exit code. The
 // command is ended when ctx is done.
 func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.CommandSpec, s sandbox.Streams) (int, error) {
-	conn, err := c.dial(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-
 	cmd.Input = s.Stdin != nil
-	data, err := json.Marshal(cmd)
-	if err != nil {
-		return 0, err
-	}
-	req, err := c.request(ctx, http.MethodPost, sandboxPath(name, "exec"), bytes.NewReader(data))
-	if err != nil {
-		return 0, err
-	}
-	req.Header.Set("Connection", "Upgrade")
-	req.Header.Set("Upgrade", Protocol)
-	if err := req.Write(conn); err != nil {
-		return 0, err
-	}
-	r := bufio.NewReaderSize(conn, wire.MaxFrame)
-	resp, err := http.ReadResponse(r, req)
+	resp, err := c.send(ctx, http.MethodPost, sandboxPath(name, "exec"), cmd, http.Header{"Connection": {"Upgrade"}, "Upgrade": {Protocol}})
 	if err != nil {
 		return 0, err
 	}
 	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusSwitchingProtocols {
-		if err := failure(resp); err != nil {
-			return 0, err
-		}
+	conn, ok := resp.Body.(io.ReadWriteCloser) // after 101 it is the connection
+	if !ok {
 		return 0, fmt.Errorf("the daemon answered %s", resp.Status)
 	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer stop()
 
 	over := make(chan struct{})
 	defer close(over)
@@ -58,7 +36,7 @@ func (c *Client) Exec(ctx context.Context, name string, cmd sandbox.CommandSpec,
 		unread <- err
 		_ = conn.Close() // and so the daemon ends the command
 	})
-	exit, err := wire.Frames(r, s.Take)
+	exit, err := wire.Frames(bufio.NewReaderSize(conn, wire.MaxFrame), s.Take)
 	if broken := new(wire.ReadError); errors.As(err, &broken) {
 		if ctx.Err() != nil {
 			return 0, ctx.Err()

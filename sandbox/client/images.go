@@ -1,9 +1,7 @@
 package client
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -28,15 +26,7 @@ func (c *Client) Images(ctx context.Context) ([]sandbox.Image, error) {
 // PullImage has the daemon's engine fetch an image from its registry. When ctx is done
 // it is given up. tell may be nil.
 func (c *Client) PullImage(ctx context.Context, name string, tell func(sandbox.ImageStep)) (i sandbox.Image, err error) {
-	body, err := json.Marshal(map[string]string{"name": name})
-	if err != nil {
-		return i, err
-	}
-	req, err := c.request(ctx, http.MethodPost, "/v1/images/pull", bytes.NewReader(body))
-	if err != nil {
-		return i, err
-	}
-	resp, err := c.do(req)
+	resp, err := c.send(ctx, http.MethodPost, "/v1/images/pull", map[string]string{"name": name}, nil)
 	if err != nil {
 		return i, err
 	}
