@@ -2,39 +2,40 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io"
 	"strings"
 	"time"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
 	"sallyport/policy/approval"
+	"sallyport/sandbox/client"
 )
 
-func newApprovals(g *globals) *cobra.Command {
-	return group("approvals", "Answer requests that the policy holds for a person",
+func newApprovals(g *cli.Globals) *cobra.Command {
+	return cli.Group("approvals", "Answer requests that the policy holds for a person",
 		newApprovalsList(g), newApprovalsApprove(g), newApprovalsDeny(g))
 }
 
-func newApprovalsList(g *globals) *cobra.Command {
+func newApprovalsList(g *cli.Globals) *cobra.Command {
 	var watch bool
-	c := &cobra.Command{Use: "ls", Short: "List requests that wait for an operator, and grants", Args: exactly()}
+	c := &cobra.Command{Use: "ls", Short: "List requests that wait for an operator, and grants", Args: cli.Exactly()}
 	c.Flags().BoolVar(&watch, "watch", false, "keep running, and list again on each change")
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
 		if !watch {
 			list, err := api.ListApprovals.Do(cmd.Context(), d, client.None{})
 			if err != nil {
 				return err
 			}
-			return g.print(cmd, list, func(w io.Writer) { printApprovals(w, list) })
+			return g.Print(cmd, list, func(w io.Writer) { printApprovals(w, list) })
 		}
 		err := api.WatchApprovals(cmd.Context(), d, func(list api.ApprovalList) error {
-			if g.output == "json" {
+			if g.Output == "json" {
 				return terminal.JSON(cmd.OutOrStdout()).Encode(list) // a line each
 			}
 			fmt.Fprintf(cmd.OutOrStdout(), "%s\n", time.Now().Format(time.TimeOnly))
@@ -52,7 +53,7 @@ func newApprovalsList(g *globals) *cobra.Command {
 // sandbox's own words.
 func printApprovals(w io.Writer, l api.ApprovalList) {
 	now := time.Now()
-	table(w, "ID\tSANDBOX\tLEFT\tREQUEST\tCREDENTIALS\tBODY\tRULE\tREASON", rows(l.Requests, func(r approval.Request) string {
+	cli.Table(w, "ID\tSANDBOX\tLEFT\tREQUEST\tCREDENTIALS\tBODY\tRULE\tREASON", cli.Rows(l.Requests, func(r approval.Request) string {
 		s := r.Subject
 		return strings.Join([]string{
 			r.ID, terminal.Word(s.Sandbox), r.Expires.Sub(now).Round(time.Second).String(), asks(s), terminal.Word(strings.Join(s.Credentials, ",")),
@@ -63,7 +64,7 @@ func printApprovals(w io.Writer, l api.ApprovalList) {
 		return
 	}
 	fmt.Fprintln(w)
-	table(w, "GRANTED\tSANDBOX\tFOR\tLEFT\tUSES\tREQUEST\tBY", rows(l.Grants, func(g approval.Grant) string {
+	cli.Table(w, "GRANTED\tSANDBOX\tFOR\tLEFT\tUSES\tREQUEST\tBY", cli.Rows(l.Grants, func(g approval.Grant) string {
 		s, uses, span := g.Subject, "any", string(g.Span)
 		if g.Left > 0 {
 			uses = fmt.Sprint(g.Left)
@@ -104,7 +105,7 @@ func bodyOf(s approval.Subject) string {
 	return fmt.Sprintf("%d bytes, %.12s", s.Length, s.Body)
 }
 
-func newApprovalsApprove(g *globals) *cobra.Command {
+func newApprovalsApprove(g *cli.Globals) *cobra.Command {
 	var span string
 	a := approval.Answer{Approve: true}
 	c := &cobra.Command{
@@ -115,50 +116,58 @@ func newApprovalsApprove(g *globals) *cobra.Command {
 			"method and path unless --method and --path say more.",
 		Example: "  sallyport approvals approve 0199…\n" +
 			"  sallyport approvals approve 0199… --for 1h --method GET --path '/repos/**' --count 5",
-		Args: g.oneRequest,
 	}
 	c.Flags().StringVar(&span, "for", "", "session, or a time as 1h")
 	c.Flags().StringVar(&a.Pattern.Method, "method", "", "the request's, or * for any; with --for")
 	c.Flags().StringVar(&a.Pattern.Path, "path", "", "a glob that covers the request's; with --for")
 	c.Flags().IntVar(&a.Count, "count", 0, "how many requests at most; with --for")
 	c.Flags().StringVar(&a.Note, "note", "", "text for the audit log")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
+	c.PreRunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
 		case span == string(approval.Session):
 			a.Span = approval.Session
 		case span != "":
 			d, err := time.ParseDuration(span)
 			if err != nil || d <= 0 {
-				return usageError{fmt.Errorf("--for %q: write session, or a time as 30m or 1h", span)}
+				return cli.Usagef("--for %q: write session, or a time as 30m or 1h", span)
 			}
 			a.Span, a.For = approval.Period, d
 		case a.Pattern != (approval.Pattern{}) || cmd.Flags().Changed("count"):
-			return usageError{fmt.Errorf("--method, --path and --count need --for")}
+			return cli.Usagef("--method, --path and --count need --for")
 		}
 		if cmd.Flags().Changed("count") && a.Count < 1 {
-			return usageError{fmt.Errorf("--count %d: write a number from 1", a.Count)}
+			return cli.Usagef("--count %d: write a number from 1", a.Count)
 		}
-		return g.answer(cmd, args[0], a)
+		return nil
 	}
-	return c
+	return answers(g, c, &a)
 }
 
-func newApprovalsDeny(g *globals) *cobra.Command {
+func newApprovalsDeny(g *cli.Globals) *cobra.Command {
 	var a approval.Answer
-	c := &cobra.Command{Use: "deny ID", Short: "Refuse a request, or revoke a grant", Args: g.oneRequest}
+	c := &cobra.Command{Use: "deny ID", Short: "Refuse a request, or revoke a grant"}
 	c.Flags().StringVar(&a.Note, "note", "", "text for the audit log and for the sandbox that asked")
-	c.RunE = func(cmd *cobra.Command, args []string) error { return g.answer(cmd, args[0], a) }
-	return c
+	return answers(g, c, &a)
+}
+
+// answers makes c a command that answers the request with the ID that is its argument.
+func answers(g *cli.Globals, c *cobra.Command, a *approval.Answer) *cobra.Command {
+	c.Args = func(cmd *cobra.Command, args []string) error { return oneRequest(g, cmd, args) }
+	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, args []string) (approval.Request, error) {
+		return api.AnswerApproval.Do(ctx, d, *a, args[0])
+	}, func(w io.Writer, r approval.Request) {
+		fmt.Fprintf(w, "%s: %s for %s\n", r.State, asks(r.Subject), terminal.Word(r.Subject.Sandbox))
+	})
 }
 
 // oneRequest wants the ID of a request, and says which one waits where just one does.
 // It is not taken for meant: another one may come in its place meanwhile.
-func (g *globals) oneRequest(cmd *cobra.Command, args []string) error {
-	missing := exactly("ID")(cmd, args)
+func oneRequest(g *cli.Globals, cmd *cobra.Command, args []string) error {
+	missing := cli.Exactly("ID")(cmd, args)
 	if len(args) > 0 || missing == nil {
 		return missing
 	}
-	d, err := g.daemon()
+	d, err := g.Daemon()
 	if err != nil {
 		return missing
 	}
@@ -167,24 +176,10 @@ func (g *globals) oneRequest(cmd *cobra.Command, args []string) error {
 	case err != nil:
 		return missing
 	case len(list.Requests) == 0:
-		return usageError{fmt.Errorf("the ID is missing, and no request waits")}
+		return cli.Usagef("the ID is missing, and no request waits")
 	case len(list.Requests) > 1:
-		return usageError{fmt.Errorf("the ID is missing, and %d requests wait: `sallyport approvals ls` lists them", len(list.Requests))}
+		return cli.Usagef("the ID is missing, and %d requests wait: `sallyport approvals ls` lists them", len(list.Requests))
 	}
 	r := list.Requests[0]
-	return usageError{fmt.Errorf("the ID is missing; one request waits, %s for %s: write `%s %s`", asks(r.Subject), terminal.Word(r.Subject.Sandbox), cmd.CommandPath(), r.ID)}
-}
-
-func (g *globals) answer(cmd *cobra.Command, id string, a approval.Answer) error {
-	d, err := g.daemon()
-	if err != nil {
-		return err
-	}
-	r, err := api.AnswerApproval.Do(cmd.Context(), d, a, id)
-	if err != nil {
-		return err
-	}
-	return g.print(cmd, r, func(w io.Writer) {
-		fmt.Fprintf(w, "%s: %s for %s\n", r.State, asks(r.Subject), terminal.Word(r.Subject.Sandbox))
-	})
+	return cli.Usagef("the ID is missing; one request waits, %s for %s: write `%s %s`", asks(r.Subject), terminal.Word(r.Subject.Sandbox), cmd.CommandPath(), r.ID)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/clitest"
 	"sallyport/policy/approval"
 )
 
@@ -23,7 +24,7 @@ func TestApproveWithoutID(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(api.ApprovalList{Requests: waiting[:count]})
 	})
 	mux.HandleFunc("POST /", func(_ http.ResponseWriter, r *http.Request) { t.Errorf("%s was asked for", r.URL) })
-	file := fakeDaemon(t, mux)
+	file := clitest.FakeDaemon(t, mux)
 	for verb, wants := range map[string][]string{
 		"approve": {"no request waits", "POST api.example.com:443/pay for demo: write `sallyport approvals approve first`", "2 requests wait: `sallyport approvals ls`"},
 		"deny":    {"no request waits", "write `sallyport approvals deny first`", "2 requests wait"},

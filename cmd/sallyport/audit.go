@@ -9,33 +9,33 @@ import (
 	"os"
 	"time"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
+	"sallyport/cmd/sallyport/cli"
+	"sallyport/internal/config"
 	"sallyport/internal/terminal"
+	"sallyport/sandbox/client"
 )
 
-func newAudit(g *globals) *cobra.Command {
-	return group("audit", "Read decisions and their outcomes", newAuditTail(g), newAuditQuery(g))
+func newAudit(g *cli.Globals) *cobra.Command {
+	return cli.Group("audit", "Read decisions and their outcomes", newAuditTail(g), newAuditQuery(g))
 }
 
 // pairWait is how long a decision waits for its outcome before it is shown alone.
 const pairWait = 2 * time.Second
 
-func newAuditTail(g *globals) *cobra.Command {
-	q := audit.Query{}
-	c := &cobra.Command{Use: "tail", Short: "Show the last records, a decision and its outcome on one line", Args: exactly()}
+func newAuditTail(g *cli.Globals) *cobra.Command {
+	var q audit.Query
+	c := &cobra.Command{Use: "tail", Short: "Show the last records, a decision and its outcome on one line", Args: cli.Exactly()}
 	c.Flags().IntVarP(&q.Last, "lines", "n", 20, "how many events to go back")
 	c.Flags().BoolVarP(&q.Follow, "follow", "f", false, "follow new records")
 	c.Flags().StringVar(&q.Sandbox, "sandbox", "", "of this sandbox only")
 	c.Flags().BoolVar(&q.Denied, "denied", false, "refusals only")
-	c.RunE = func(cmd *cobra.Command, _ []string) error { return g.records(cmd, q) }
-	return c
+	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, _ []string) error { return records(g, cmd, cfg, q) })
 }
 
-func newAuditQuery(g *globals) *cobra.Command {
+func newAuditQuery(g *cli.Globals) *cobra.Command {
 	var q audit.Query
 	var since time.Duration
 	var kind string
@@ -43,34 +43,28 @@ func newAuditQuery(g *globals) *cobra.Command {
 		Use:     "query",
 		Short:   "Show the records that fit",
 		Example: "  sallyport audit query --sandbox demo --denied --since 1h -o json",
-		Args:    exactly(),
+		Args:    cli.Exactly(),
 	}
 	c.Flags().StringVar(&q.Sandbox, "sandbox", "", "of this sandbox only")
 	c.Flags().BoolVar(&q.Denied, "denied", false, "refusals only")
 	c.Flags().DurationVar(&since, "since", 0, "not older than this: 90s, 15m, 24h")
 	c.Flags().Uint64Var(&q.From, "from", 0, "the first sequence number")
 	c.Flags().StringVar(&kind, "kind", "", "decision, completion, drop or lifecycle")
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
+	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, _ []string) error {
 		switch q.Kind = audit.Kind(kind); q.Kind {
 		case "", audit.KindDecision, audit.KindCompletion, audit.KindDrop, audit.KindLifecycle:
 		default:
-			return usageError{fmt.Errorf("--kind %q: use decision, completion, drop or lifecycle", kind)}
+			return cli.Usagef("--kind %q: use decision, completion, drop or lifecycle", kind)
 		}
 		if since > 0 {
 			q.Since = time.Now().Add(-since)
 		}
-		return g.records(cmd, q)
-	}
-	return c
+		return records(g, cmd, cfg, q)
+	})
 }
 
 // records prints one line for each record, or one JSON object.
-func (g *globals) records(cmd *cobra.Command, q audit.Query) error {
-	cfg, err := g.config()
-	if err != nil {
-		return err
-	}
-	w := cmd.OutOrStdout()
+func records(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, q audit.Query) error {
 	if _, err := os.Stat(cfg.AuditDir()); errors.Is(err, fs.ErrNotExist) && !q.Follow {
 		return fmt.Errorf("there is no log in %s: has `sallyport up` run with this configuration?", cfg.AuditDir())
 	}
@@ -83,26 +77,20 @@ func (g *globals) records(cmd *cobra.Command, q audit.Query) error {
 		case err != nil:
 			return err
 		}
-		if g.output == "json" {
-			if err := terminal.JSON(w).Encode(r); err != nil {
-				return err
-			}
-			continue
-		}
-		if _, err := fmt.Fprintln(w, audit.Line(r)); err != nil {
+		if err := g.PrintLine(cmd, r, func() string { return audit.Line(r) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func newEvents(g *globals) *cobra.Command {
+func newEvents(g *cli.Globals) *cobra.Command {
 	var after uint64
-	c := &cobra.Command{Use: "events", Short: "Follow events as they happen", Args: exactly()}
+	c := &cobra.Command{Use: "events", Short: "Follow events as they happen", Args: cli.Exactly()}
 	c.Flags().Uint64Var(&after, "after", 0, "begin after this position (default now)")
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
 		err := d.Events(cmd.Context(), after, func(e client.Event) error {
-			return g.print(cmd, e, func(w io.Writer) {
+			return g.Print(cmd, e, func(w io.Writer) {
 				fmt.Fprintf(w, "%d %s %s", e.Position, e.Time.Local().Format(time.TimeOnly), terminal.Escape(e.Message))
 				if e.Operator != "" {
 					fmt.Fprintf(w, " by %s", terminal.Escape(e.Operator))

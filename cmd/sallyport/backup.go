@@ -12,10 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/backup"
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
@@ -23,12 +22,13 @@ import (
 	"sallyport/internal/seal"
 	"sallyport/internal/size"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
-func newBackup(g *globals) *cobra.Command {
+func newBackup(g *cli.Globals) *cobra.Command {
 	var stop, withKey bool
 	c := &cobra.Command{
-		Use: "backup FILE", Short: "Write the data directory to one file", Args: exactly("FILE"),
+		Use: "backup FILE", Short: "Write the data directory to one file", Args: cli.Exactly("FILE"),
 		Long: "Put the data directory into one file: sandboxes with their disks, memory and images,\n" +
 			"audit, sealed secrets. All of it is of one moment, so that nothing may run: with\n" +
 			"--stop the sandboxes and the daemon are stopped first; start the daemon afterwards.",
@@ -36,11 +36,7 @@ func newBackup(g *globals) *cobra.Command {
 	}
 	c.Flags().BoolVar(&stop, "stop", false, "stop the sandboxes and the daemon first")
 	c.Flags().BoolVar(&withKey, "with-key", false, "include the key that opens the secrets: the file alone then opens them")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		cfg, err := g.config()
-		if err != nil {
-			return err
-		}
+	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
 		if cfg.Engine.Kind == "existing" {
 			fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: warning: containers and images are in the engine at %s and not in the backup\n", cfg.Engine.Host)
 		}
@@ -57,14 +53,13 @@ func newBackup(g *globals) *cobra.Command {
 			return err
 		}
 		said := map[string]any{"file": args[0], "bytes": i.Size(), "key": withKey}
-		return g.print(cmd, said, func(w io.Writer) {
+		return g.Print(cmd, said, func(w io.Writer) {
 			fmt.Fprintf(w, "%s holds %s, %s\n", args[0], cfg.DataDir, size.About(i.Size()))
 			if !withKey {
 				fmt.Fprintf(w, "without the key, %s: keep a copy of it elsewhere, nothing of it opens without\n", cfg.KeyFile)
 			}
 		})
-	}
-	return c
+	})
 }
 
 // quiet takes the data directory once nothing uses it, if asked to by stopping
@@ -120,7 +115,7 @@ func writeBackup(ctx context.Context, cfg *config.Config, path string, withKey b
 		return err
 	}
 	if rel, err := filepath.Rel(cfg.DataDir, path); err == nil && !strings.HasPrefix(rel, "../") {
-		return usageError{fmt.Errorf("%s is in the data directory: write it elsewhere, best to another disk", path)}
+		return cli.Usagef("%s is in the data directory: write it elsewhere, best to another disk", path)
 	}
 	m := backup.Manifest{Version: version, DataDir: cfg.DataDir, Created: time.Now().UTC().Truncate(time.Second)}
 	if withKey {
@@ -148,43 +143,39 @@ func writeBackup(ctx context.Context, cfg *config.Config, path string, withKey b
 	return durable.SyncDir(filepath.Dir(path))
 }
 
-func newRestore(g *globals) *cobra.Command {
-	return &cobra.Command{
-		Use: "restore FILE", Short: "Fill an empty data directory from a backup", Args: exactly("FILE"),
+func newRestore(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{
+		Use: "restore FILE", Short: "Fill an empty data directory from a backup", Args: cli.Exactly("FILE"),
 		Long: "Fill an empty data directory from a backup. The file is read to its end first: one\n" +
 			"that is damaged or cut off is refused before anything is written.",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := g.config()
-			if err != nil {
-				return err
-			}
-			a, err := backup.Open(args[0])
-			if err != nil {
-				return err
-			}
-			defer a.Close()
-			if a.DataDir != cfg.DataDir {
-				return fmt.Errorf("the backup is of %s, and containers know their files by that path: restore it there, with --data-dir or dataDir", a.DataDir)
-			}
-			if err := backup.Empty(cfg.DataDir); err != nil {
-				return err
-			}
-			if err := restoreKey(cfg, a.Key); err != nil {
-				return err
-			}
-			if err := a.Extract(cmd.Context(), cfg.DataDir); err != nil {
-				return err
-			}
-			_, keyErr := seal.Open(cfg.KeyFile, cfg.DataDir)
-			said := map[string]any{"dataDir": cfg.DataDir, "created": a.Created, "version": a.Version, "key": keyErr == nil}
-			return g.print(cmd, said, func(w io.Writer) {
-				fmt.Fprintf(w, "%s is as of %s\n", cfg.DataDir, a.Created.Local().Format(time.DateTime))
-				if keyErr != nil {
-					fmt.Fprintf(w, "before the first start: %v\n", keyErr)
-				}
-			})
-		},
 	}
+	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
+		a, err := backup.Open(args[0])
+		if err != nil {
+			return err
+		}
+		defer a.Close()
+		if a.DataDir != cfg.DataDir {
+			return fmt.Errorf("the backup is of %s, and containers know their files by that path: restore it there, with --data-dir or dataDir", a.DataDir)
+		}
+		if err := backup.Empty(cfg.DataDir); err != nil {
+			return err
+		}
+		if err := restoreKey(cfg, a.Key); err != nil {
+			return err
+		}
+		if err := a.Extract(cmd.Context(), cfg.DataDir); err != nil {
+			return err
+		}
+		_, keyErr := seal.Open(cfg.KeyFile, cfg.DataDir)
+		said := map[string]any{"dataDir": cfg.DataDir, "created": a.Created, "version": a.Version, "key": keyErr == nil}
+		return g.Print(cmd, said, func(w io.Writer) {
+			fmt.Fprintf(w, "%s is as of %s\n", cfg.DataDir, a.Created.Local().Format(time.DateTime))
+			if keyErr != nil {
+				fmt.Fprintf(w, "before the first start: %v\n", keyErr)
+			}
+		})
+	})
 }
 
 // restoreKey puts the key back that came with the backup, and replaces none.

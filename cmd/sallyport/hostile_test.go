@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/policy/approval"
 	"sallyport/sandbox"
@@ -35,9 +36,9 @@ func TestListingsOfHostileText(t *testing.T) {
 	lost(&out, i)
 	cmd := &cobra.Command{}
 	cmd.SetOut(&out)
-	g := &globals{output: "json"}
+	g := &cli.Globals{Output: "json"}
 	for _, v := range []any{list, []api.Limit{limit}} {
-		if err := g.print(cmd, v, nil); err != nil {
+		if err := g.Print(cmd, v, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

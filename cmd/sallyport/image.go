@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -12,18 +11,19 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/size"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
 
-func newImage(g *globals) *cobra.Command {
-	return group("image", "Fetch, load, list and remove the images that sandboxes are made of",
+func newImage(g *cli.Globals) *cobra.Command {
+	return cli.Group("image", "Fetch, load, list and remove the images that sandboxes are made of",
 		newImagePull(g), newImageLoad(g), newImageList(g), newImageRemove(g))
 }
 
-func newImagePull(g *globals) *cobra.Command {
+func newImagePull(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pull NAME",
 		Short: "Fetch an image from its registry",
@@ -32,14 +32,14 @@ count for it. A login is the credential that the configuration names for the reg
 under registries. Ctrl-C ends it and discards its parts.`,
 		Example: `  sallyport image pull debian:bookworm
   sallyport image pull registry.example.com/team/agent@sha256:…`,
-		Args: exactly("NAME"),
+		Args: cli.Exactly("NAME"),
 	}
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		i, err := d.PullImage(cmd.Context(), args[0], newLayers(g, cmd).tell)
 		if err != nil {
 			return err
 		}
-		return g.print(cmd, i, func(w io.Writer) { fmt.Fprintln(w, args[0], "is there:", described(i)) })
+		return g.Print(cmd, i, func(w io.Writer) { fmt.Fprintln(w, args[0], "is there:", described(i)) })
 	})
 }
 
@@ -58,9 +58,9 @@ type layers struct {
 	status map[string]string
 }
 
-func newLayers(g *globals, cmd *cobra.Command) *layers {
+func newLayers(g *cli.Globals, cmd *cobra.Command) *layers {
 	l := &layers{lines: map[string]string{}, status: map[string]string{}}
-	if g.output == "json" {
+	if g.Output == "json" {
 		return l
 	}
 	l.out = cmd.ErrOrStderr()
@@ -102,49 +102,45 @@ func (l *layers) tell(s sandbox.ImageStep) {
 	}
 }
 
-func newImageLoad(g *globals) *cobra.Command {
-	return &cobra.Command{
+func newImageLoad(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{
 		Use:   "load FILE",
 		Short: "Load images from a tar archive, as docker save writes it; - is standard input",
 		Long: `Load images from a tar archive, as docker save writes it. The archive sets the
 names of its images and the programs that run in sandboxes of them: load it only from a
 source that you trust.`,
 		Example: `  docker save team/agent:1 | sallyport image load -`,
-		Args:    exactly("FILE"),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			in, total := cmd.InOrStdin(), int64(0)
-			if args[0] != "-" {
-				f, err := os.Open(args[0])
-				if err != nil {
-					return err
-				}
-				defer f.Close()
-				if info, err := f.Stat(); err != nil {
-					return err
-				} else if info.IsDir() {
-					return usageError{fmt.Errorf("%s is a folder: name a tar archive", args[0])}
-				} else {
-					total = info.Size()
-				}
-				in = f
-			} else if f, ok := in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
-				return usageError{errors.New("standard input is a terminal: pipe an archive in, or name its file")}
-			}
-			d, err := g.daemon()
-			if err != nil {
-				return err
-			}
-			list, err := d.LoadImages(cmd.Context(), &sent{Reader: in, show: newLayers(g, cmd), total: total})
-			if err != nil {
-				return err
-			}
-			return g.print(cmd, list, func(w io.Writer) {
-				for _, i := range list {
-					fmt.Fprintln(w, strings.Join(i.Names, ", "), "is there:", described(i))
-				}
-			})
-		},
+		Args:    cli.Exactly("FILE"),
 	}
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		in, total := cmd.InOrStdin(), int64(0)
+		if args[0] != "-" {
+			f, err := os.Open(args[0])
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			if info, err := f.Stat(); err != nil {
+				return err
+			} else if info.IsDir() {
+				return cli.Usagef("%s is a folder: name a tar archive", args[0])
+			} else {
+				total = info.Size()
+			}
+			in = f
+		} else if f, ok := in.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+			return cli.Usagef("standard input is a terminal: pipe an archive in, or name its file")
+		}
+		list, err := d.LoadImages(cmd.Context(), &sent{Reader: in, show: newLayers(g, cmd), total: total})
+		if err != nil {
+			return err
+		}
+		return g.Print(cmd, list, func(w io.Writer) {
+			for _, i := range list {
+				fmt.Fprintln(w, strings.Join(i.Names, ", "), "is there:", described(i))
+			}
+		})
+	})
 }
 
 // sent shows how much of an archive has been read, on a terminal.
@@ -165,9 +161,9 @@ func (s *sent) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func newImageList(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "ls", Short: "List the images, and the sandboxes that are made of each", Args: exactly()}
-	return lists(g, c, func(ctx context.Context, d *client.Client, _ []string) ([]sandbox.Image, error) { return d.Images(ctx) },
+func newImageList(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "ls", Short: "List the images, and the sandboxes that are made of each", Args: cli.Exactly()}
+	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, _ []string) ([]sandbox.Image, error) { return d.Images(ctx) },
 		"NAME\tID\tDIGEST\tSIZE\tUSED BY", imageRow)
 }
 
@@ -183,22 +179,15 @@ func imageRow(i sandbox.Image) string {
 	if len(names) == 0 {
 		names = i.Digests
 	}
-	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", orDash(strings.Join(names, ",")), short(i.ID), short(digest), size.About(i.Size), orDash(strings.Join(used, ",")))
-}
-
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", cli.OrDash(strings.Join(names, ",")), short(i.ID), short(digest), size.About(i.Size), cli.OrDash(strings.Join(used, ",")))
 }
 
 // short is enough of a digest to tell it from others by eye.
 func short(digest string) string { return digest[:min(len(digest), len("sha256:")+12)] }
 
-func newImageRemove(g *globals) *cobra.Command {
-	return g.removes(&cobra.Command{
-		Use: "rm NAME [NAME ...]", Short: "Remove names of images, and each image with its last name", Args: exactly("NAME", "[NAME ...]"),
+func newImageRemove(g *cli.Globals) *cobra.Command {
+	return g.Removes(&cobra.Command{
+		Use: "rm NAME [NAME ...]", Short: "Remove names of images, and each image with its last name", Args: cli.Exactly("NAME", "[NAME ...]"),
 		Long: `Remove names of images, and each image with its last name. The default image cannot be
 removed, nor an image that a sandbox is made of.`,
 	}, func(ctx context.Context, d *client.Client, name string) error { return d.RemoveImage(ctx, name) })

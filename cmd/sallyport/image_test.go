@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/clitest"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
@@ -36,7 +37,7 @@ func TestImage(t *testing.T) {
 	})
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode([]sandbox.Image{image}) })
 	mux.HandleFunc("DELETE /v1/images", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	file := fakeDaemon(t, mux)
+	file := clitest.FakeDaemon(t, mux)
 	tar := filepath.Join(t.TempDir(), "image.tar")
 	if err := os.WriteFile(tar, []byte("tar"), 0o600); err != nil {
 		t.Fatal(err)

@@ -9,34 +9,35 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
 	"sallyport/policy/limit"
 	"sallyport/sandbox/client"
 )
 
-func newLimits(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "limits", Short: "Show what is used of the policy's limits", Args: exactly()}
+func newLimits(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "limits", Short: "Show what is used of the policy's limits", Args: cli.Exactly()}
 	c.AddCommand(newLimitsReset(g))
-	return shows(g, c, all(api.ListLimits), func(w io.Writer, list []api.Limit) { printLimits(w, list, time.Now()) })
+	return cli.Shows(g, c, cli.All(api.ListLimits), func(w io.Writer, list []api.Limit) { printLimits(w, list, time.Now()) })
 }
 
-func newLimitsReset(g *globals) *cobra.Command {
+func newLimitsReset(g *cli.Globals) *cobra.Command {
 	var in api.ResetRequest
 	c := &cobra.Command{
 		Use:   "reset NAME",
 		Short: "Empty the counters of a limit; the audit log says who did",
 		Example: `  sallyport limits reset openai-a-day
   sallyport limits reset openai-a-day --subject demo   # a sandbox, or what else the limit counts by`,
-		Args: exactly("NAME"),
+		Args: cli.Exactly("NAME"),
 	}
 	c.Flags().StringVar(&in.Subject, "subject", "", "only the counter of this sandbox, tag's value, host:port or credential (default all)")
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		r, err := api.ResetLimit.Do(cmd.Context(), d, in, args[0])
 		if err != nil {
 			return err
 		}
-		return g.print(cmd, r, func(w io.Writer) { fmt.Fprintf(w, "%s: %d reset\n", args[0], r.Reset) })
+		return g.Print(cmd, r, func(w io.Writer) { fmt.Fprintf(w, "%s: %d reset\n", args[0], r.Reset) })
 	})
 }
 
@@ -45,7 +46,7 @@ func printLimits(w io.Writer, list []api.Limit, now time.Time) {
 		fmt.Fprintln(w, "nothing is used of any limit")
 		return
 	}
-	table(w, "LIMIT\tPER\tSUBJECT\tUSED\tRESETS", rows(list, func(l api.Limit) string {
+	cli.Table(w, "LIMIT\tPER\tSUBJECT\tUSED\tRESETS", cli.Rows(list, func(l api.Limit) string {
 		resets := "-"
 		if !l.Resets.IsZero() {
 			resets = "in " + max(l.Resets.Sub(now), 0).Round(time.Second).String()

@@ -11,40 +11,23 @@ import (
 	"syscall"
 	"testing"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
+	"sallyport/internal/test/clitest"
 )
 
 // run is the command line in this process: what it prints, and its status.
-func run(t *testing.T, stdin string, args ...string) (out string, status int, err error) {
+func run(t *testing.T, stdin string, args ...string) (string, int, error) {
 	t.Helper()
-	var b bytes.Buffer
-	c := newRoot()
-	c.SetArgs(args)
-	c.SetIn(strings.NewReader(stdin))
-	c.SetOut(&b)
-	c.SetErr(&b)
-	err = c.ExecuteContext(t.Context())
-	return b.String(), exitStatus(err), err
-}
-
-// configured writes a configuration of a gateway alone, below a new folder.
-func configured(t *testing.T, more string) (dir, file string) {
-	t.Helper()
-	dir = t.TempDir()
-	file = filepath.Join(dir, "sallyport.yaml")
-	text := fmt.Sprintf("dataDir: %[1]s/data\nrunDir: %[1]s/run\nkeyFile: %[1]s/key\nengine: {kind: none}\n", dir) + more
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return dir, file
+	return clitest.Run(t, newRoot(), stdin, args...)
 }
 
 // What was typed wrong exits with 2, what went wrong with 1, and both say what
 // to do.
 func TestExitStatus(t *testing.T) {
-	_, file := configured(t, "")
-	_, bad := configured(t, "egres: []\n")
+	_, file := clitest.Configured(t, "")
+	_, bad := clitest.Configured(t, "egres: []\n")
 	for _, tt := range []struct {
 		args   string
 		status int
@@ -100,7 +83,7 @@ func TestExitStatus(t *testing.T) {
 }
 
 func TestCommandStatusIsPassedOn(t *testing.T) {
-	if got := exitStatus(fmt.Errorf("wrapped: %w", exitCode(42))); got != 42 {
+	if got := cli.ExitStatus(fmt.Errorf("wrapped: %w", cli.ExitCode(42))); got != 42 {
 		t.Errorf("got %d, want 42", got)
 	}
 }
@@ -123,9 +106,9 @@ func TestBrokenOff(t *testing.T) {
 		status int
 	}{
 		{nil, 0}, {failed, 1}, {fmt.Errorf("reading: %w", ctx.Err()), 128 + 10}, {fmt.Errorf("reading: %w", context.Cause(ctx)), 128 + 10},
-		{exitCode(7), 7}, {errors.Join(ctx.Err(), failed), 1},
+		{cli.ExitCode(7), 7}, {errors.Join(ctx.Err(), failed), 1},
 	} {
-		if got := exitStatus(brokenOff(ctx, tt.err)); got != tt.status {
+		if got := cli.ExitStatus(brokenOff(ctx, tt.err)); got != tt.status {
 			t.Errorf("%v: got %d, want %d", tt.err, got, tt.status)
 		}
 	}
@@ -135,7 +118,7 @@ func TestBrokenOff(t *testing.T) {
 // value nowhere in the clear.
 func TestSecretBeforeTheDaemon(t *testing.T) {
 	const value = "sk-very-secret"
-	dir, file := configured(t, "vault: {address: 'https://vault.example.test', auth: {tokenFile: t}}\n"+
+	dir, file := clitest.Configured(t, "vault: {address: 'https://vault.example.test', auth: {tokenFile: t}}\n"+
 		"credentials: [{name: key}, {name: away, source: {vault: {path: secret/data/a}}}]\n")
 	out, status, err := run(t, value+"\n", "secret", "set", "key", "--config", file)
 	if status != 0 || !strings.Contains(out, "key is set") {
@@ -179,9 +162,8 @@ func TestSecretBeforeTheDaemon(t *testing.T) {
 
 // Two daemons on one data directory would tear its log.
 func TestOneDaemon(t *testing.T) {
-	_, file := configured(t, "")
-	g := &globals{source: config.Source{File: file}, output: "text"}
-	cfg, err := g.config()
+	_, file := clitest.Configured(t, "")
+	cfg, err := config.Load(file)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,13 +10,15 @@ import (
 	"strconv"
 	"time"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/size"
 	"sallyport/internal/terminal"
+	"sallyport/policy"
 	"sallyport/sandbox"
+	"sallyport/sandbox/client"
 )
 
 // specFlags are the flags that say what a new sandbox shall be.
@@ -46,13 +48,13 @@ func (f *specFlags) register(c *cobra.Command) {
 
 func (f *specFlags) read() (sandbox.Spec, error) {
 	var err error
-	if f.spec.Env, err = pairs(f.env, "env"); err != nil {
+	if f.spec.Env, err = cli.Pairs(f.env, "env"); err != nil {
 		return sandbox.Spec{}, err
 	}
-	if f.spec.Tags, err = pairs(f.tags, "tag"); err != nil {
+	if f.spec.Tags, err = cli.Pairs(f.tags, "tag"); err != nil {
 		return sandbox.Spec{}, err
 	}
-	if f.spec.Labels, err = pairs(f.labels, "label"); err != nil {
+	if f.spec.Labels, err = cli.Pairs(f.labels, "label"); err != nil {
 		return sandbox.Spec{}, err
 	}
 	return f.spec, nil
@@ -64,8 +66,8 @@ func piped(f *os.File) bool {
 	return err == nil && i.Mode()&os.ModeCharDevice == 0
 }
 
-func newSandbox(g *globals) *cobra.Command {
-	return group("sandbox", "Create, use, suspend, snapshot, fork and remove sandboxes",
+func newSandbox(g *cli.Globals) *cobra.Command {
+	return cli.Group("sandbox", "Create, use, suspend, snapshot, fork and remove sandboxes",
 		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
 		one(g, "start", "Start stopped sandboxes", (*client.Client).Start),
 		one(g, "stop", "Stop sandboxes; their files stay", (*client.Client).Stop),
@@ -83,13 +85,13 @@ func newSandbox(g *globals) *cobra.Command {
 	)
 }
 
-func newSandboxCreate(g *globals) *cobra.Command {
+func newSandboxCreate(g *cli.Globals) *cobra.Command {
 	var f specFlags
-	c := &cobra.Command{Use: "create NAME", Short: "Create a sandbox; one that exists with the same spec is left as it is", Args: exactly("NAME")}
+	c := &cobra.Command{Use: "create NAME", Short: "Create a sandbox; one that exists with the same spec is left as it is", Args: cli.Exactly("NAME")}
 	f.register(c)
 	c.Flags().StringVarP(&f.spec.Workdir, "workdir", "w", "", "working directory of commands that name none")
 	c.Flags().StringVarP(&f.spec.User, "user", "u", "", "user, or user:group, of commands that name none (default the image's)")
-	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (i sandbox.Info, err error) {
+	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, args []string) (i sandbox.Info, err error) {
 		spec, err := f.read()
 		if err != nil {
 			return i, err
@@ -115,34 +117,34 @@ func sandboxRow(i sandbox.Info) string {
 		time.Since(i.Created).Round(time.Second), size.About(i.Storage.Total()))
 }
 
-func newSandboxList(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "ls", Short: "List the sandboxes", Args: exactly()}
-	return lists(g, c, func(ctx context.Context, d *client.Client, _ []string) ([]sandbox.Info, error) {
-		g.banner(c, d)
+func newSandboxList(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "ls", Short: "List the sandboxes", Args: cli.Exactly()}
+	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, _ []string) ([]sandbox.Info, error) {
+		g.Banner(c, d)
 		return d.Sandboxes(ctx)
 	}, sandboxHead, sandboxRow)
 }
 
-func newSandboxGet(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "get NAME", Short: "Show one sandbox", Args: exactly("NAME")}
-	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (sandbox.Info, error) {
-		g.banner(c, d)
+func newSandboxGet(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "get NAME", Short: "Show one sandbox", Args: cli.Exactly("NAME")}
+	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, args []string) (sandbox.Info, error) {
+		g.Banner(c, d)
 		return d.Sandbox(ctx, args[0])
 	}, func(w io.Writer, i sandbox.Info) {
-		table(w, sandboxHead, sandboxRow(i))
+		cli.Table(w, sandboxHead, sandboxRow(i))
 		show(w, i)
 	})
 }
 
-func newSandboxRemove(g *globals) *cobra.Command {
+func newSandboxRemove(g *cli.Globals) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
-		Use: "rm NAME [NAME ...]", Short: "Remove sandboxes with their files and their memory", Args: exactly("NAME", "[NAME ...]"),
+		Use: "rm NAME [NAME ...]", Short: "Remove sandboxes with their files and their memory", Args: cli.Exactly("NAME", "[NAME ...]"),
 		Example: `  sallyport sandbox rm demo demo-1 demo-2`,
 	}
 	c.Flags().BoolVarP(&force, "force", "f", false, "ignore names that no sandbox has")
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
-		return each(cmd, args, func(name string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		return cli.Each(cmd, args, func(name string) error {
 			var p *client.Problem
 			err := d.Remove(cmd.Context(), name)
 			if force && errors.As(err, &p) && p.Status == http.StatusNotFound {
@@ -151,22 +153,22 @@ func newSandboxRemove(g *globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return g.done(cmd, "removed", name)
+			return g.Done(cmd, "removed", name)
 		})
 	})
 }
 
 // one is a command that does one thing to each of some sandboxes and says what it
 // is then.
-func one(g *globals, verb, short string, do func(*client.Client, context.Context, string) (sandbox.Info, error)) *cobra.Command {
-	c := &cobra.Command{Use: verb + " NAME [NAME ...]", Short: short, Args: exactly("NAME", "[NAME ...]")}
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
-		return each(cmd, args, func(name string) error {
+func one(g *cli.Globals, verb, short string, do func(*client.Client, context.Context, string) (sandbox.Info, error)) *cobra.Command {
+	c := &cobra.Command{Use: verb + " NAME [NAME ...]", Short: short, Args: cli.Exactly("NAME", "[NAME ...]")}
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		return cli.Each(cmd, args, func(name string) error {
 			i, err := do(d, cmd.Context(), name)
 			if err != nil {
 				return err
 			}
-			return g.print(cmd, i, func(w io.Writer) {
+			return g.Print(cmd, i, func(w io.Writer) {
 				fmt.Fprintf(w, "%s is %s\n", i.FullName(), i.State)
 				lost(w, i)
 			})
@@ -181,19 +183,19 @@ func lost(w io.Writer, i sandbox.Info) {
 	}
 }
 
-func newSandboxExpose(g *globals) *cobra.Command {
+func newSandboxExpose(g *cli.Globals) *cobra.Command {
 	var lasts time.Duration
 	c := &cobra.Command{
-		Use: "expose NAME PORT", Short: "Let requests from this host reach a port of a sandbox", Args: exactly("NAME", "PORT"),
+		Use: "expose NAME PORT", Short: "Let requests from this host reach a port of a sandbox", Args: cli.Exactly("NAME", "PORT"),
 		Long: "Print a URL that reaches a port of a sandbox from this host, for as long as --for\n" +
 			"says, where an expose rule of the policy allows it. Its token is shown this once.",
 		Example: "  sallyport sandbox expose demo 8000 --for 2h",
 	}
 	c.Flags().DurationVar(&lasts, "for", time.Hour, "how long, at most 24h")
-	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (made client.Exposed, err error) {
+	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, args []string) (made client.Exposed, err error) {
 		port, err := portOf(args[1])
 		if err == nil && lasts <= 0 {
-			err = usageError{fmt.Errorf("--for %v: use 1s to 24h", lasts)}
+			err = cli.Usagef("--for %v: use 1s to 24h", lasts)
 		}
 		if err != nil {
 			return made, err
@@ -201,13 +203,13 @@ func newSandboxExpose(g *globals) *cobra.Command {
 		return d.Expose(ctx, args[0], port, lasts)
 	}, func(w io.Writer, made client.Exposed) {
 		fmt.Fprintln(w, made.Visit)
-		fmt.Fprintf(c.ErrOrStderr(), "Whoever has this URL reaches port %d of %s from this host until %s.\n", made.Port, made.Sandbox, day(made.Expires, ""))
+		fmt.Fprintf(c.ErrOrStderr(), "Whoever has this URL reaches port %d of %s from this host until %s.\n", made.Port, made.Sandbox, cli.Day(made.Expires, ""))
 	})
 }
 
-func newSandboxUnexpose(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "unexpose NAME PORT", Short: "End an exposure and its connections", Args: exactly("NAME", "PORT")}
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+func newSandboxUnexpose(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "unexpose NAME PORT", Short: "End an exposure and its connections", Args: cli.Exactly("NAME", "PORT")}
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		port, err := portOf(args[1])
 		if err == nil {
 			err = d.Unexpose(cmd.Context(), args[0], port)
@@ -215,24 +217,44 @@ func newSandboxUnexpose(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return g.print(cmd, map[string]any{"unexposed": args[0], "port": port}, func(w io.Writer) { fmt.Fprintf(w, "port %d of %s is not exposed any more\n", port, args[0]) })
+		return g.Print(cmd, map[string]any{"unexposed": args[0], "port": port}, func(w io.Writer) { fmt.Fprintf(w, "port %d of %s is not exposed any more\n", port, args[0]) })
 	})
 }
 
-func newSandboxExposures(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "exposures NAME", Short: "List the exposed ports of a sandbox", Args: exactly("NAME")}
-	return lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]client.Exposure, error) {
+func newSandboxExposures(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "exposures NAME", Short: "List the exposed ports of a sandbox", Args: cli.Exactly("NAME")}
+	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]client.Exposure, error) {
 		return d.Exposures(ctx, args[0])
 	},
 		"PORT\tURL\tEXPIRES", func(e client.Exposure) string {
-			return fmt.Sprintf("%d\t%s\t%s", e.Port, e.URL, day(e.Expires, "never"))
+			return fmt.Sprintf("%d\t%s\t%s", e.Port, e.URL, cli.Day(e.Expires, "never"))
 		})
 }
 
 func portOf(s string) (uint16, error) {
 	n, err := strconv.ParseUint(s, 10, 16)
 	if err != nil || n == 0 {
-		return 0, usageError{fmt.Errorf("%q is not a port: write one from 1 to 65535", s)}
+		return 0, cli.Usagef("%q is not a port: write one from 1 to 65535", s)
 	}
 	return uint16(n), nil
+}
+
+// sizeFlag is a flag of so many bytes.
+type sizeFlag struct{ bytes *int64 }
+
+func (s sizeFlag) Type() string { return "size" }
+
+func (s sizeFlag) String() string {
+	if s.bytes == nil || *s.bytes == 0 {
+		return ""
+	}
+	return size.Text(*s.bytes)
+}
+
+func (s sizeFlag) Set(text string) error { return (*policy.Size)(s.bytes).UnmarshalText([]byte(text)) }
+
+// lastsVar is a flag of a time, whose usage says what none comes to.
+func lastsVar(f *pflag.FlagSet, d *sandbox.Duration, name, usage string) {
+	f.Var(d, name, usage)
+	f.Lookup(name).DefValue = "" // not 0s
 }

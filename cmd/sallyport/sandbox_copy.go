@@ -11,15 +11,15 @@ import (
 	"path/filepath"
 	"strings"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/archive"
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/client"
 )
 
 // copying is one use of `sandbox cp`.
@@ -29,7 +29,7 @@ type copying struct {
 	o         archive.Options // of what comes out
 }
 
-func newSandboxCopy(g *globals) *cobra.Command {
+func newSandboxCopy(g *cli.Globals) *cobra.Command {
 	var x copying
 	var user string
 	c := &cobra.Command{
@@ -51,7 +51,7 @@ devices, pipes, sockets, setuid bits, and symbolic links that lead out of what i
 copied, unless --links; the exit status is 1 then.`,
 		Example: `  sallyport sandbox cp -r ./src demo:/root
   sallyport sandbox cp demo:/root/out.csv .`,
-		Args: exactly("SRC", "DST"),
+		Args: cli.Exactly("SRC", "DST"),
 	}
 	c.Flags().BoolVarP(&x.recursive, "recursive", "r", false, "copy folders with all that is in them")
 	c.Flags().StringVarP(&user, "user", "u", "", "user of the sandbox whose rights count (default the sandbox's)")
@@ -60,14 +60,14 @@ copied, unless --links; the exit status is 1 then.`,
 	c.Flags().Var(sizeFlag{&x.o.MaxBytes}, "max-bytes", "most to take out of a sandbox")
 	c.Flags().Int64Var(&x.o.MaxEntries, "max-files", 1_000_000, "most files to take out of a sandbox")
 	x.o.Foreign = true
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		if x.o.MaxBytes <= 0 || x.o.MaxEntries <= 0 {
-			return usageError{errors.New("--max-bytes and --max-files are above zero")}
+			return cli.Usagef("--max-bytes and --max-files are above zero")
 		}
 		from, src, out := inSandbox(args[0])
 		to, dst, in := inSandbox(args[1])
 		if in == out {
-			return usageError{errors.New("one of SRC and DST is NAME:PATH, the other a file of this host")}
+			return cli.Usagef("one of SRC and DST is NAME:PATH, the other a file of this host")
 		}
 		x.files = d.Files(from + to)
 		x.files.User = user
@@ -84,13 +84,13 @@ copied, unless --links; the exit status is 1 then.`,
 		if err != nil {
 			return err
 		}
-		if err := g.print(cmd, p, func(w io.Writer) {
-			fmt.Fprintf(w, "%s, %s\n", many(p.Entries-p.Skipped, "entry", "entries"), many(p.Bytes, "byte", "bytes"))
+		if err := g.Print(cmd, p, func(w io.Writer) {
+			fmt.Fprintf(w, "%s, %s\n", cli.Many(p.Entries-p.Skipped, "entry", "entries"), cli.Many(p.Bytes, "byte", "bytes"))
 		}); err != nil {
 			return err
 		}
 		if p.Skipped > 0 {
-			return fmt.Errorf("%s left out", many(p.Skipped, "entry was", "entries were"))
+			return fmt.Errorf("%s left out", cli.Many(p.Skipped, "entry was", "entries were"))
 		}
 		return nil
 	})
@@ -196,7 +196,7 @@ func (x *copying) take(ctx context.Context, src, parent, name string) (p sandbox
 
 func (x *copying) whole(src string, folder bool) error {
 	if folder && !x.recursive {
-		return usageError{fmt.Errorf("%s is a folder: use -r", terminal.Escape(src))}
+		return cli.Usagef("%s is a folder: use -r", terminal.Escape(src))
 	}
 	return nil
 }

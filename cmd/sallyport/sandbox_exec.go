@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/term"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -45,7 +45,7 @@ func (f *execFlags) register(c *cobra.Command) {
 	c.Flags().BoolVar(&f.wait, "wait", false, "with --detach: when that is full, the command waits for a reader (default: the oldest output is dropped)")
 }
 
-func newSandboxExec(g *globals) *cobra.Command {
+func newSandboxExec(g *cli.Globals) *cobra.Command {
 	var x execFlags
 	var env []string
 	c := &cobra.Command{
@@ -58,15 +58,15 @@ func newSandboxExec(g *globals) *cobra.Command {
 	}
 	c.Flags().StringArrayVarP(&env, "env", "e", nil, "NAME=VALUE for this command; never a secret")
 	x.register(c)
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) (err error) {
-		if x.c.Env, err = pairs(env, "env"); err != nil {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) (err error) {
+		if x.c.Env, err = cli.Pairs(env, "env"); err != nil {
 			return err
 		}
 		return x.execute(g, cmd, d, args[0], args[1:])
 	})
 }
 
-func newRun(g *globals) *cobra.Command {
+func newRun(g *cli.Globals) *cobra.Command {
 	var f specFlags
 	var x execFlags
 	c := &cobra.Command{
@@ -78,7 +78,7 @@ func newRun(g *globals) *cobra.Command {
 	}
 	f.register(c)
 	x.register(c)
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		spec, err := f.read()
 		if err != nil {
 			return err
@@ -97,20 +97,20 @@ func newRun(g *globals) *cobra.Command {
 // nameAndCommand wants a sandbox's name, two dashes and a command.
 func nameAndCommand(cmd *cobra.Command, args []string) error {
 	if cmd.ArgsLenAtDash() != 1 || len(args) < 2 {
-		return usageError{fmt.Errorf("write: %s NAME -- COMMAND [ARG ...]", cmd.CommandPath())}
+		return cli.Usagef("write: %s NAME -- COMMAND [ARG ...]", cmd.CommandPath())
 	}
 	return nil
 }
 
-func newSandboxShell(g *globals) *cobra.Command {
+func newSandboxShell(g *cli.Globals) *cobra.Command {
 	var user string
-	c := &cobra.Command{Use: "shell NAME", Short: "Open a terminal in a sandbox", Args: exactly("NAME")}
+	c := &cobra.Command{Use: "shell NAME", Short: "Open a terminal in a sandbox", Args: cli.Exactly("NAME")}
 	c.Flags().StringVarP(&user, "user", "u", "", "user, or user:group (default the sandbox's, else the image's)")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if !term.IsTerminal(int(os.Stdin.Fd())) {
-			return usageError{errors.New("standard input is no terminal: use `sallyport sandbox exec NAME -- COMMAND`")}
+			return cli.Usagef("standard input is no terminal: use `sallyport sandbox exec NAME -- COMMAND`")
 		}
-		d, err := g.daemon()
+		d, err := g.Daemon()
 		if err != nil {
 			return err
 		}
@@ -121,14 +121,14 @@ func newSandboxShell(g *globals) *cobra.Command {
 }
 
 // execute runs a command with this process's streams and passes its status on.
-func (f *execFlags) execute(g *globals, cmd *cobra.Command, d *client.Client, name string, args []string) error {
+func (f *execFlags) execute(g *cli.Globals, cmd *cobra.Command, d *client.Client, name string, args []string) error {
 	c := f.c
 	c.Args, c.TimeoutMs = args, f.timeout.Milliseconds()
 	if f.timeout < 0 || f.timeout > 0 && c.TimeoutMs == 0 {
-		return usageError{fmt.Errorf("--timeout %v: use at least 1ms", f.timeout)}
+		return cli.Usagef("--timeout %v: use at least 1ms", f.timeout)
 	}
 	if f.input && c.TTY && !term.IsTerminal(int(os.Stdin.Fd())) {
-		return usageError{errors.New("standard input is no terminal, and its end would be none for the command: leave out -t")}
+		return cli.Usagef("standard input is no terminal, and its end would be none for the command: leave out -t")
 	}
 	var s sandbox.Streams
 	if f.input || piped(os.Stdin) {
@@ -138,9 +138,9 @@ func (f *execFlags) execute(g *globals, cmd *cobra.Command, d *client.Client, na
 		return f.start(g, cmd, d, name, c)
 	}
 	if f.keep != 0 || f.wait {
-		return usageError{errors.New("--keep and --wait go with --detach")}
+		return cli.Usagef("--keep and --wait go with --detach")
 	}
-	if g.output == "json" {
+	if g.Output == "json" {
 		return capture(g, cmd, d, name, c, s)
 	}
 	s.Stdout, s.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
@@ -160,13 +160,13 @@ func passOn(code int, err error) error {
 		return err
 	}
 	if code != 0 {
-		return exitCode(code)
+		return cli.ExitCode(code)
 	}
 	return nil
 }
 
 // start runs a command in the background.
-func (f *execFlags) start(g *globals, cmd *cobra.Command, d *client.Client, name string, c sandbox.CommandSpec) error {
+func (f *execFlags) start(g *cli.Globals, cmd *cobra.Command, d *client.Client, name string, c sandbox.CommandSpec) error {
 	// Not what happens to be there: a pipe may never end.
 	c.Input, c.Keep = f.input, f.keep
 	if f.wait {
@@ -176,7 +176,7 @@ func (f *execFlags) start(g *globals, cmd *cobra.Command, d *client.Client, name
 	if err != nil {
 		return err
 	}
-	if err := g.print(cmd, info, func(w io.Writer) { fmt.Fprintln(w, info.ID) }); err != nil || !f.input {
+	if err := g.Print(cmd, info, func(w io.Writer) { fmt.Fprintln(w, info.ID) }); err != nil || !f.input {
 		return err
 	}
 	return d.Feed(cmd.Context(), name, info.ID, os.Stdin, false)
@@ -194,7 +194,7 @@ type captured struct {
 const maxCaptured = 4 << 20
 
 // capture runs a command and prints all that it did.
-func capture(g *globals, cmd *cobra.Command, d *client.Client, name string, c sandbox.CommandSpec, s sandbox.Streams) error {
+func capture(g *cli.Globals, cmd *cobra.Command, d *client.Client, name string, c sandbox.CommandSpec, s sandbox.Streams) error {
 	stdout, stderr := &head{}, &head{}
 	s.Stdout, s.Stderr = stdout, stderr
 	code, err := d.Exec(cmd.Context(), name, c, s)
@@ -202,7 +202,7 @@ func capture(g *globals, cmd *cobra.Command, d *client.Client, name string, c sa
 		return err
 	}
 	out := captured{code, stdout.String(), stderr.String(), stdout.cut || stderr.cut}
-	if err := g.print(cmd, out, nil); err != nil {
+	if err := g.Print(cmd, out, nil); err != nil {
 		return err
 	}
 	return passOn(code, nil)
@@ -277,9 +277,9 @@ func raw(fd int, wanted bool, stop func()) (func(), error) {
 	return func() { stop(); _ = term.Restore(fd, was) }, nil
 }
 
-func newSandboxCommands(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "commands NAME", Short: "List the commands of a sandbox's session", Args: exactly("NAME")}
-	return lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]sandbox.CommandInfo, error) {
+func newSandboxCommands(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "commands NAME", Short: "List the commands of a sandbox's session", Args: cli.Exactly("NAME")}
+	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]sandbox.CommandInfo, error) {
 		return d.Commands(ctx, args[0])
 	},
 		"ID\tSTATE\tAGE\tSTDOUT\tSTDERR\tCOMMAND", commandRow)
@@ -297,21 +297,21 @@ func commandRow(i sandbox.CommandInfo) string {
 	default:
 		state = fmt.Sprintf("exited with %d", i.Code)
 	}
-	line := strings.Join(rows(i.Args, terminal.Escape), " ")
+	line := strings.Join(cli.Rows(i.Args, terminal.Escape), " ")
 	if r := []rune(line); len(r) > 60 {
 		line = string(r[:59]) + "…"
 	}
 	return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%s", i.ID, state, time.Since(i.Started).Round(time.Second), i.Stdout.To, i.Stderr.To, line)
 }
 
-func newSandboxKill(g *globals) *cobra.Command {
+func newSandboxKill(g *cli.Globals) *cobra.Command {
 	var signal string
 	c := &cobra.Command{
 		Use: "kill NAME ID", Short: "End a command and all that it started, or send it a signal",
-		Args: exactly("NAME", "ID"),
+		Args: cli.Exactly("NAME", "ID"),
 	}
 	c.Flags().StringVarP(&signal, "signal", "s", "", "send this to the command's process group, as in TERM, and nothing else")
-	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (sandbox.CommandInfo, error) {
+	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, args []string) (sandbox.CommandInfo, error) {
 		if signal != "" {
 			return d.SignalCommand(ctx, args[0], args[1], signal)
 		}
@@ -319,7 +319,7 @@ func newSandboxKill(g *globals) *cobra.Command {
 	}, func(w io.Writer, i sandbox.CommandInfo) { fmt.Fprintf(w, "%s is %s\n", i.ID, i.State) })
 }
 
-func newSandboxOutput(g *globals) *cobra.Command {
+func newSandboxOutput(g *cli.Globals) *cobra.Command {
 	var o sandbox.OutputOptions
 	c := &cobra.Command{
 		Use:   "output NAME ID",
@@ -329,14 +329,14 @@ error to ours. Of each stream the last bytes are kept (see --keep of sandbox
 exec); what is lost before or between is said on standard error. With -o json
 each part is a line: stream, offset of its first byte, lost bytes before it, and
 the data in base64.`,
-		Args: exactly("NAME", "ID"),
+		Args: cli.Exactly("NAME", "ID"),
 	}
 	c.Flags().StringVar(&o.Stream, "stream", "", "stdout or stderr (default both)")
 	c.Flags().Int64Var(&o.From, "from", 0, "offset in bytes from which to print each stream")
 	c.Flags().BoolVarP(&o.Follow, "follow", "f", false, "follow until the command has ended")
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		if o.From < 0 {
-			return usageError{fmt.Errorf("--from %d: use an offset from the start", o.From)}
+			return cli.Usagef("--from %d: use an offset from the start", o.From)
 		}
 		info, err := d.Command(cmd.Context(), args[0], args[1])
 		if err != nil {
@@ -349,7 +349,7 @@ the data in base64.`,
 		case info.TTY:
 			streams = streams[:1]
 		}
-		p := &printer{json: g.output == "json", out: cmd.OutOrStdout(), errout: cmd.ErrOrStderr()}
+		p := &printer{json: g.Output == "json", out: cmd.OutOrStdout(), errout: cmd.ErrOrStderr()}
 		all, ctx := errgroup.WithContext(cmd.Context())
 		for _, stream := range streams {
 			o := o

@@ -8,20 +8,20 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/client"
 )
 
-func newSandboxFiles(g *globals) *cobra.Command {
+func newSandboxFiles(g *cli.Globals) *cobra.Command {
 	var user string
 	// of makes a command about files of one sandbox.
 	of := func(use, short string, args []string, run func(context.Context, *cobra.Command, *client.Files, []string) error) *cobra.Command {
-		return g.asks(&cobra.Command{Use: use, Short: short, Args: exactly(args...)}, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		return g.Asks(&cobra.Command{Use: use, Short: short, Args: cli.Exactly(args...)}, func(cmd *cobra.Command, d *client.Client, args []string) error {
 			f := d.Files(args[0])
 			f.User = user
 			return run(cmd.Context(), cmd, f, args[1:])
@@ -32,11 +32,11 @@ func newSandboxFiles(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return g.print(cmd, i, func(w io.Writer) { table(w, fileHead, fileRow(i)) })
+		return g.Print(cmd, i, func(w io.Writer) { cli.Table(w, fileHead, fileRow(i)) })
 	}
 
 	ls := of("ls NAME PATH", "List a folder", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
-		return g.list(ctx, cmd, f, args[0])
+		return list(g, ctx, cmd, f, args[0])
 	})
 	var follow bool
 	stat := of("stat NAME PATH", "Show what is known of a file", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
@@ -86,13 +86,13 @@ func newSandboxFiles(g *globals) *cobra.Command {
 		if err := f.Remove(ctx, args[0], recursive); err != nil {
 			return err
 		}
-		return g.print(cmd, map[string]string{"removed": args[0]}, func(io.Writer) {})
+		return g.Print(cmd, map[string]string{"removed": args[0]}, func(io.Writer) {})
 	})
 	rm.Flags().BoolVarP(&recursive, "recursive", "r", false, "with all that is in it")
 	watch := of("watch NAME PATH", "Print what happens to a file, or to what is in a folder", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
 		lines := json.NewEncoder(cmd.OutOrStdout())
 		return f.Watch(ctx, args[0], sandbox.WatchOptions{Recursive: recursive}, func(e sandbox.FileEvent) error {
-			if g.output == "json" {
+			if g.Output == "json" {
 				return lines.Encode(e)
 			}
 			name := terminal.Escape(wire.RawName(e.Path, e.Raw))
@@ -105,7 +105,7 @@ func newSandboxFiles(g *globals) *cobra.Command {
 		})
 	})
 	watch.Flags().BoolVarP(&recursive, "recursive", "r", false, "folders below it too")
-	c := group("files", "Read, write and watch a sandbox's files", ls, stat, cat, put, mkdir, mv, rm, watch)
+	c := cli.Group("files", "Read, write and watch a sandbox's files", ls, stat, cat, put, mkdir, mv, rm, watch)
 	c.PersistentFlags().StringVarP(&user, "user", "u", "", "user of the sandbox whose rights count (default the sandbox's)")
 	return c
 }
@@ -115,7 +115,7 @@ func readMode(text string, m *wire.Mode) error {
 		return nil
 	}
 	if err := m.UnmarshalText([]byte(text)); err != nil {
-		return usageError{fmt.Errorf("--mode: %w", err)}
+		return cli.Usagef("--mode: %w", err)
 	}
 	return nil
 }
@@ -137,14 +137,14 @@ func fileRow(i sandbox.File) string {
 
 // list prints a folder page by page, so that a large one needs no more memory
 // than a small one.
-func (g *globals) list(ctx context.Context, cmd *cobra.Command, f *client.Files, path string) error {
+func list(g *cli.Globals, ctx context.Context, cmd *cobra.Command, f *client.Files, path string) error {
 	for after, more := "", true; more; {
 		var list []sandbox.File
 		var err error
 		if list, more, err = f.List(ctx, path, after); err != nil {
 			return err
 		}
-		if g.output == "json" {
+		if g.Output == "json" {
 			// A line each: one array would have to be held.
 			lines := json.NewEncoder(cmd.OutOrStdout())
 			for _, i := range list {
@@ -153,7 +153,7 @@ func (g *globals) list(ctx context.Context, cmd *cobra.Command, f *client.Files,
 				}
 			}
 		} else {
-			table(cmd.OutOrStdout(), fileHead, rows(list, fileRow)...)
+			cli.Table(cmd.OutOrStdout(), fileHead, cli.Rows(list, fileRow)...)
 		}
 		if len(list) > 0 {
 			after = wire.RawName(list[len(list)-1].Name, list[len(list)-1].Raw)
@@ -162,17 +162,17 @@ func (g *globals) list(ctx context.Context, cmd *cobra.Command, f *client.Files,
 	return nil
 }
 
-func newSandboxChanges(g *globals) *cobra.Command {
+func newSandboxChanges(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "changes NAME [SNAPSHOT]",
 		Short: "List files that changed since a snapshot, or since the image",
-		Args:  exactly("NAME", "[SNAPSHOT]"),
+		Args:  cli.Exactly("NAME", "[SNAPSHOT]"),
 	}
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		w := cmd.OutOrStdout()
 		lines := json.NewEncoder(w)
 		return d.Changes(cmd.Context(), args[0], append(args, "")[1], func(c client.Change) error {
-			if g.output == "json" {
+			if g.Output == "json" {
 				return lines.Encode(c)
 			}
 			_, err := fmt.Fprintf(w, "%-8s  %s\n", terminal.Word(c.Kind), terminal.Escape(wire.RawName(c.Path, c.Raw)))

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/size"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
@@ -58,7 +59,7 @@ func show(w io.Writer, i sandbox.Info) {
 		gone(next, i.Spec, *i.Next)
 	}
 	if len(rows) > 0 {
-		table(w, rows[0], rows[1:]...)
+		cli.Table(w, rows[0], rows[1:]...)
 	}
 	lost(w, i)
 }
@@ -67,7 +68,7 @@ func show(w io.Writer, i sandbox.Info) {
 func told(say func(what, text string), s sandbox.Spec) {
 	var limits []string
 	if s.CPUs != 0 {
-		limits = append(limits, many(int64(s.CPUs), "CPU", "CPUs"))
+		limits = append(limits, cli.Many(int64(s.CPUs), "CPU", "CPUs"))
 		if s.CPUs != float64(int64(s.CPUs)) {
 			limits[0] = fmt.Sprintf("%g CPUs", s.CPUs)
 		}
@@ -76,7 +77,7 @@ func told(say func(what, text string), s sandbox.Spec) {
 		limits = append(limits, policy.Size(s.Memory).String()+" of memory")
 	}
 	if s.Pids != 0 {
-		limits = append(limits, many(s.Pids, "process", "processes"))
+		limits = append(limits, cli.Many(s.Pids, "process", "processes"))
 	}
 	if s.Disk != 0 {
 		limits = append(limits, policy.Size(s.Disk).String()+" of disk")
@@ -150,7 +151,7 @@ func listed(m map[string]string) string {
 
 // newSandboxSet changes what a sandbox is. A map is given as a whole: what is not
 // named again is gone, and an empty flag takes all of it away.
-func newSandboxSet(g *globals) *cobra.Command {
+func newSandboxSet(g *cli.Globals) *cobra.Command {
 	var (
 		spec              sandbox.Spec
 		env, tags, labels []string
@@ -162,7 +163,7 @@ func newSandboxSet(g *globals) *cobra.Command {
 		Example: `  sallyport sandbox set demo --tag team=support --tag stage=test
   sallyport sandbox set demo --memory 8GiB --restart
   sallyport sandbox set demo --env ''             # no environment of its own any more`,
-		Args: exactly("NAME"),
+		Args: cli.Exactly("NAME"),
 	}
 	f := c.Flags()
 	f.StringArrayVar(&tags, "tag", nil, "NAME=VALUE that policies can select by; all of them")
@@ -178,7 +179,7 @@ func newSandboxSet(g *globals) *cobra.Command {
 	f.StringVarP(&spec.User, "user", "u", "", "user, or user:group, of commands that name none, from its next session on")
 	f.BoolVar(&spec.Offline, "offline", false, "give it no network at all, from its next session on; --offline=false gives it back")
 	f.BoolVar(&restart, "restart", false, "begin that session now, if one runs: its processes end, its files stay")
-	return shows(g, c, func(ctx context.Context, d *client.Client, args []string) (i sandbox.Info, err error) {
+	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, args []string) (i sandbox.Info, err error) {
 		var errs [3]error
 		change := sandbox.SpecChange{
 			Lifetime: given(f, "lifetime", &spec.Lifetime), Idle: given(f, "idle", &spec.Idle), OnIdle: given(f, "on-idle", &spec.OnIdle),
@@ -193,7 +194,7 @@ func newSandboxSet(g *globals) *cobra.Command {
 			return i, err
 		}
 		if reflect.ValueOf(change).IsZero() {
-			return i, usageError{fmt.Errorf("nothing is to be set: see `%s --help`", c.CommandPath())}
+			return i, cli.Usagef("nothing is to be set: see `%s --help`", c.CommandPath())
 		}
 		return d.Set(ctx, args[0], change)
 	}, func(w io.Writer, i sandbox.Info) {
@@ -222,7 +223,7 @@ func whole(f *pflag.FlagSet, flag string, values []string) (map[string]string, e
 	if !f.Changed(flag) {
 		return nil, nil
 	}
-	m, err := pairs(slices.DeleteFunc(values, func(v string) bool { return v == "" }), flag)
+	m, err := cli.Pairs(slices.DeleteFunc(values, func(v string) bool { return v == "" }), flag)
 	if m == nil && err == nil {
 		m = map[string]string{}
 	}

@@ -2,14 +2,12 @@ package main
 
 import (
 	"encoding/json"
-	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"sallyport/internal/api"
+	"sallyport/internal/test/clitest"
 	"sallyport/sandbox"
 )
 
@@ -38,7 +36,7 @@ func TestSeveral(t *testing.T) {
 	mux.HandleFunc("DELETE /v1/sandboxes/{name}", answer)
 	mux.HandleFunc("POST /v1/sandboxes/{name}/stop", answer)
 	mux.HandleFunc("GET /v1/sandboxes", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("[]\n")) })
-	file := fakeDaemon(t, mux)
+	file := clitest.FakeDaemon(t, mux)
 	for _, tt := range []struct {
 		args   string
 		status int
@@ -62,22 +60,4 @@ func TestSeveral(t *testing.T) {
 			}
 		})
 	}
-}
-
-// fakeDaemon answers at a daemon's socket, for what a real one cannot be made to say. It
-// returns the configuration that leads there.
-func fakeDaemon(t *testing.T, routes http.Handler) (file string) {
-	t.Helper()
-	dir, file := configured(t, "")
-	if err := os.Mkdir(filepath.Join(dir, "run"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, "run", "sallyport.sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &http.Server{Handler: routes}
-	go func() { _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close() })
-	return file
 }

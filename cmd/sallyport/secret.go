@@ -8,24 +8,24 @@ import (
 	"os"
 	"strings"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
+	"sallyport/sandbox/client"
 )
 
 // maxSecret bounds what is read as a secret's value, in bytes.
 const maxSecret = 64 << 10
 
-func newSecret(g *globals) *cobra.Command {
-	return group("secret", "Manage secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretRemove(g))
+func newSecret(g *cli.Globals) *cobra.Command {
+	return cli.Group("secret", "Manage secrets in the embedded store", newSecretSet(g), newSecretList(g), newSecretRemove(g))
 }
 
-func newSecretSet(g *globals) *cobra.Command {
+func newSecretSet(g *cli.Globals) *cobra.Command {
 	var fields []string
 	c := &cobra.Command{
 		Use:   "set NAME",
@@ -36,34 +36,29 @@ func newSecretSet(g *globals) *cobra.Command {
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 2 {
 				// It is in the shell's history by now; say so.
-				return usageError{errors.New("a secret is never an argument, where every process can read it: give it on standard input, and change this one")}
+				return cli.Usagef("a secret is never an argument, where every process can read it: give it on standard input, and change this one")
 			}
-			return exactly("NAME")(cmd, args)
-		},
-		RunE: func(cmd *cobra.Command, args []string) error {
-			values, err := readSecret(cmd, args[0], fields)
-			if err != nil {
-				return err
-			}
-			d, err := g.daemon()
-			if err != nil {
-				return err
-			}
-			err = api.SetSecret.Do(cmd.Context(), d, values, args[0])
-			if errors.Is(err, client.ErrNoDaemon) {
-				var cfg *config.Config
-				if cfg, err = g.config(); err == nil {
-					err = daemon.SetSecret(cmd.Context(), cfg, version, args[0], values)
-				}
-			}
-			if err != nil {
-				return err
-			}
-			return g.done(cmd, "set", args[0])
+			return cli.Exactly("NAME")(cmd, args)
 		},
 	}
 	c.Flags().StringArrayVar(&fields, "field", []string{"token"}, "name of a field, for templates; once for each field of the secret")
-	return c
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
+		values, err := readSecret(cmd, args[0], fields)
+		if err != nil {
+			return err
+		}
+		err = api.SetSecret.Do(cmd.Context(), d, values, args[0])
+		if errors.Is(err, client.ErrNoDaemon) {
+			var cfg *config.Config
+			if cfg, err = g.Config(); err == nil {
+				err = daemon.SetSecret(cmd.Context(), cfg, version, args[0], values)
+			}
+		}
+		if err != nil {
+			return err
+		}
+		return g.Done(cmd, "set", args[0])
+	})
 }
 
 // readSecret reads the values of a secret's fields from prompts without echo, or
@@ -73,7 +68,7 @@ func readSecret(cmd *cobra.Command, name string, fields []string) (map[string]st
 	values := make(map[string]string, len(fields))
 	for _, f := range fields {
 		if _, twice := values[f]; twice {
-			return nil, usageError{fmt.Errorf("--field %s is there twice", f)}
+			return nil, cli.Usagef("--field %s is there twice", f)
 		}
 		values[f] = ""
 	}
@@ -122,13 +117,13 @@ func notEmpty(values map[string]string) error {
 	return nil
 }
 
-func newSecretList(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "ls", Short: "List credentials and where their secrets live; never values", Args: exactly()}
-	return lists(g, c, all(api.ListSecrets), "NAME\tSOURCE\tVERSION\tUPDATED\tSTATE", func(s api.Secret) string {
-		return strings.Join([]string{s.Name, s.Source, s.Version, day(s.Updated, "-"), cmp.Or(s.Error, "ready")}, "\t")
+func newSecretList(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "ls", Short: "List credentials and where their secrets live; never values", Args: cli.Exactly()}
+	return cli.Lists(g, c, cli.All(api.ListSecrets), "NAME\tSOURCE\tVERSION\tUPDATED\tSTATE", func(s api.Secret) string {
+		return strings.Join([]string{s.Name, s.Source, s.Version, cli.Day(s.Updated, "-"), cmp.Or(s.Error, "ready")}, "\t")
 	})
 }
 
-func newSecretRemove(g *globals) *cobra.Command {
-	return g.removes(&cobra.Command{Use: "rm NAME", Short: "Remove a secret from the embedded store", Args: exactly("NAME")}, removing(api.RemoveSecret))
+func newSecretRemove(g *cli.Globals) *cobra.Command {
+	return g.Removes(&cobra.Command{Use: "rm NAME", Short: "Remove a secret from the embedded store", Args: cli.Exactly("NAME")}, cli.Removing(api.RemoveSecret))
 }

@@ -9,39 +9,29 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
+	"sallyport/cmd/sallyport/cli"
+	"sallyport/internal/api"
+	"sallyport/internal/config"
 	"sallyport/internal/daemon"
 	"sallyport/internal/doctor"
 	"sallyport/sandbox/client"
-
-	"github.com/spf13/cobra"
-
-	"sallyport/internal/api"
 )
 
-func printStatus(g *globals, cmd *cobra.Command, s api.Status) error {
-	observing(cmd.ErrOrStderr(), s.Observing)
-	return g.print(cmd, s, func(w io.Writer) {
-		fmt.Fprintf(w, "sallyport %s, pid %d: %s, policy %.12s with %s, %s\n",
-			s.Version, s.PID, many(s.Sandboxes, "sandbox", "sandboxes"), s.Revision, many(s.Rules, "rule", "rules"), many(s.Events, "event", "events"))
-		fmt.Fprintln(w, gatewayLine(s.Gateway))
-		for _, line := range policyLines(s.Policy) {
-			fmt.Fprintln(w, line)
-		}
-		if s.SSH != nil {
-			fmt.Fprintln(w, sshLine(s.SSH))
-		}
-		if s.Fingerprint != "" {
-			fmt.Fprintln(w, "api over TLS, certificate", s.Fingerprint)
-		}
-	})
-}
-
-// many counts things in words.
-func many[N int | int64 | uint64](n N, one, more string) string {
-	if n == 1 {
-		return "1 " + one
+func printStatus(w io.Writer, s api.Status) {
+	fmt.Fprintf(w, "sallyport %s, pid %d: %s, policy %.12s with %s, %s\n",
+		s.Version, s.PID, cli.Many(s.Sandboxes, "sandbox", "sandboxes"), s.Revision, cli.Many(s.Rules, "rule", "rules"), cli.Many(s.Events, "event", "events"))
+	fmt.Fprintln(w, gatewayLine(s.Gateway))
+	for _, line := range policyLines(s.Policy) {
+		fmt.Fprintln(w, line)
 	}
-	return fmt.Sprint(n, " ", more)
+	if s.SSH != nil {
+		fmt.Fprintln(w, sshLine(s.SSH))
+	}
+	if s.Fingerprint != "" {
+		fmt.Fprintln(w, "api over TLS, certificate", s.Fingerprint)
+	}
 }
 
 // policyLines say where the policy is not what it might be.
@@ -90,25 +80,23 @@ func gatewayLine(s api.Process) string {
 	return line
 }
 
-func newStatus(g *globals) *cobra.Command {
+func newStatus(g *cli.Globals) *cobra.Command {
 	return statusAfter(g, "status", "Show the state of the daemon", api.GetStatus)
 }
 
-func newReload(g *globals) *cobra.Command {
+func newReload(g *cli.Globals) *cobra.Command {
 	return statusAfter(g, "reload", "Load policy and credentials from the configuration again", api.Reload)
 }
 
 // statusAfter is a command that asks the daemon for one thing and says how it
 // is then.
-func statusAfter(g *globals, use, short string, do client.Call[client.None, api.Status]) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: exactly()}
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
-		s, err := do.Do(cmd.Context(), d, client.None{})
-		if err != nil {
-			return err
-		}
-		return printStatus(g, cmd, s)
-	})
+func statusAfter(g *cli.Globals, use, short string, do client.Call[client.None, api.Status]) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short, Args: cli.Exactly()}
+	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, _ []string) (api.Status, error) {
+		s, err := do.Do(ctx, d, client.None{})
+		cli.Observing(c.ErrOrStderr(), s.Observing)
+		return s, err
+	}, printStatus)
 }
 
 // downWithin bounds the end of a daemon with its sandboxes and its engine, after
@@ -118,13 +106,13 @@ const (
 	downPoll   = 50 * time.Millisecond
 )
 
-func newDown(g *globals) *cobra.Command {
-	c := &cobra.Command{Use: "down", Short: "Stop the sandboxes, the private engine and the daemon; files and memory stay", Args: exactly()}
-	return g.asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
+func newDown(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "down", Short: "Stop the sandboxes, the private engine and the daemon; files and memory stay", Args: cli.Exactly()}
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, _ []string) error {
 		if err := shutdownDaemon(cmd.Context(), d); err != nil {
 			return err
 		}
-		return g.print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
+		return g.Print(cmd, map[string]bool{"down": true}, func(w io.Writer) { fmt.Fprintln(w, "sallyport is down") })
 	})
 }
 
@@ -161,14 +149,11 @@ func sshLine(s *api.SSH) string {
 	return line
 }
 
-func newDoctor(g *globals) *cobra.Command {
-	return &cobra.Command{Use: "doctor", Short: "Check what this host lacks, and say how to fix it", Args: exactly(), RunE: func(cmd *cobra.Command, _ []string) error {
-		cfg, err := g.config()
-		if err != nil {
-			return err
-		}
+func newDoctor(g *cli.Globals) *cobra.Command {
+	c := &cobra.Command{Use: "doctor", Short: "Check what this host lacks, and say how to fix it", Args: cli.Exactly()}
+	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, _ []string) error {
 		findings := daemon.Examine(cmd.Context(), cfg)
-		err = g.print(cmd, findings, func(w io.Writer) {
+		err := g.Print(cmd, findings, func(w io.Writer) {
 			var rows []string
 			for _, f := range findings {
 				rows = append(rows, fmt.Sprintf("%s\t%s\t%s", f.Level, f.Name, f.Found))
@@ -176,7 +161,7 @@ func newDoctor(g *globals) *cobra.Command {
 					rows = append(rows, fmt.Sprintf("\t\t→ %s", f.Fix))
 				}
 			}
-			table(w, "STATE\tREQUIREMENT\tFOUND", rows...)
+			cli.Table(w, "STATE\tREQUIREMENT\tFOUND", rows...)
 		})
 		if err != nil {
 			return err
@@ -187,5 +172,5 @@ func newDoctor(g *globals) *cobra.Command {
 			}
 		}
 		return nil
-	}}
+	})
 }

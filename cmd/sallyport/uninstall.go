@@ -11,15 +11,15 @@ import (
 	"path/filepath"
 	"strings"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
 	"sallyport/internal/seal"
+	"sallyport/sandbox/client"
 	"sallyport/sandbox/docker"
 )
 
@@ -30,27 +30,23 @@ type trace struct {
 	Kept bool   `json:"kept"` // uninstall leaves it
 }
 
-func newUninstall(g *globals) *cobra.Command {
+func newUninstall(g *cli.Globals) *cobra.Command {
 	var yes, keep bool
 	c := &cobra.Command{
-		Use: "uninstall", Short: "List everything that Sallyport put on this host, and with --yes remove it", Args: exactly(),
+		Use: "uninstall", Short: "List everything that Sallyport put on this host, and with --yes remove it", Args: cli.Exactly(),
 		Long: "List what this configuration's daemon has put on this host, and with --yes stop and\n" +
 			"remove it: sandboxes, engine, network, programs in the kernel, data, audit and key.",
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "remove it; without a backup it is gone")
 	c.Flags().BoolVar(&keep, "keep-data", false, "leave the data directory and the key, from which `sallyport up` goes on")
-	c.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := g.config()
-		if err != nil {
-			return err
-		}
+	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, _ []string) error {
 		if os.Geteuid() != 0 && cfg.Engine.Kind != "none" {
 			return errors.New("sallyport uninstall needs root, as up does: run it with sudo")
 		}
-		if err := own(g.source.Path(), cfg); err != nil {
+		if err := own(g.Source.Path(), cfg); err != nil {
 			return err
 		}
-		u := uninstall{globals: g, cmd: cmd, cfg: cfg, keep: keep, client: client.Unix(cfg.Socket())}
+		u := uninstall{Globals: g, cmd: cmd, cfg: cfg, keep: keep, client: client.Unix(cfg.Socket())}
 		all, err := u.traces(cmd.Context())
 		if err == nil && yes {
 			err = u.remove(cmd.Context())
@@ -58,7 +54,7 @@ func newUninstall(g *globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return g.print(cmd, map[string]any{"removed": yes, "traces": all}, func(w io.Writer) {
+		return g.Print(cmd, map[string]any{"removed": yes, "traces": all}, func(w io.Writer) {
 			var rows []string
 			for _, t := range all {
 				what := map[bool]string{true: "stays", false: "goes"}[t.Kept]
@@ -67,17 +63,16 @@ func newUninstall(g *globals) *cobra.Command {
 				}
 				rows = append(rows, what+"\t"+t.Kind+"\t"+t.Name)
 			}
-			table(w, "WHAT\tKIND\tNAME", rows...)
+			cli.Table(w, "WHAT\tKIND\tNAME", rows...)
 			if !yes {
 				fmt.Fprintln(w, "nothing is removed yet: --yes does it; `sallyport backup --stop FILE` keeps a copy")
 			}
 		})
-	}
-	return c
+	})
 }
 
 type uninstall struct {
-	*globals
+	*cli.Globals
 	cmd    *cobra.Command
 	cfg    *config.Config
 	keep   bool
@@ -147,7 +142,7 @@ func (u *uninstall) traces(ctx context.Context) (all []trace, err error) {
 		{"run directory", u.cfg.RunDir, false},
 		{"data directory", u.cfg.DataDir, u.keep},
 		{"key", u.cfg.KeyFile, u.keep},
-		{"configuration", u.source.Path(), true},
+		{"configuration", u.Source.Path(), true},
 		{"systemd unit", "/etc/systemd/system/sallyport.service", true},
 	} {
 		if _, err := os.Lstat(f.path); err == nil {
@@ -180,7 +175,7 @@ func (u *uninstall) remove(ctx context.Context) error {
 			return u.clear()
 		}
 		// What a daemon has left running, the next one knows how to end.
-		if err := u.runBehind(u.cmd, u.cfg, false); err != nil {
+		if err := runBehind(u.Globals, u.cmd, u.cfg, false); err != nil {
 			return fmt.Errorf("starting the daemon to stop what it has left: %w", err)
 		}
 	}

@@ -15,17 +15,17 @@ import (
 	"syscall"
 	"time"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 	"gopkg.in/natefinch/lumberjack.v2"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
+	"sallyport/sandbox/client"
 )
 
-func newUp(g *globals) *cobra.Command {
+func newUp(g *cli.Globals) *cobra.Command {
 	var detach, debug bool
 	var logFile string
 	c := &cobra.Command{
@@ -34,7 +34,7 @@ func newUp(g *globals) *cobra.Command {
 		Long: "Run the daemon in the foreground, or in the background with --detach. SIGHUP loads\n" +
 			"the policy again. SIGTERM ends the daemon and leaves the sandboxes running, cut off until\n" +
 			"the next start takes them over; `sallyport down` stops everything.",
-		Args: exactly(),
+		Args: cli.Exactly(),
 	}
 	c.Flags().BoolVarP(&detach, "detach", "d", false, "run in the background, and return when it is ready")
 	c.Flags().BoolVar(&debug, "debug", false, "log more")
@@ -45,7 +45,7 @@ func newUp(g *globals) *cobra.Command {
 		hangup := make(chan os.Signal, 1)
 		signal.Notify(hangup, syscall.SIGHUP)
 		defer signal.Stop(hangup)
-		cfg, err := g.config()
+		cfg, err := g.Config()
 		if err != nil {
 			return err
 		}
@@ -53,7 +53,7 @@ func newUp(g *globals) *cobra.Command {
 			return errors.New("sallyport up needs root, for the datapath and the engine: run it with sudo, or with engine: {kind: none} for the explicit proxy alone")
 		}
 		if detach {
-			return g.runBehind(cmd, cfg, debug)
+			return runBehind(g, cmd, cfg, debug)
 		}
 		level := slog.LevelInfo
 		if debug {
@@ -67,7 +67,7 @@ func newUp(g *globals) *cobra.Command {
 			to = file
 		}
 		log := slog.New(slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}))
-		return daemon.Run(cmd.Context(), daemon.Options{Source: &g.source, Config: cfg, Version: version, Log: log, Hangup: hangup})
+		return daemon.Run(cmd.Context(), daemon.Options{Source: &g.Source, Config: cfg, Version: version, Log: log, Hangup: hangup})
 	}
 	return c
 }
@@ -81,7 +81,7 @@ const readyWithin = 3 * time.Minute
 
 // runBehind starts this program again in a session of its own and waits until
 // it answers, or says why it did not.
-func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) error {
+func runBehind(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, debug bool) error {
 	conn := client.Unix(cfg.Socket())
 	if s, err := api.GetStatus.Do(cmd.Context(), conn, client.None{}); err == nil {
 		return fmt.Errorf("a daemon is running already, pid %d: `sallyport down` stops it", s.PID)
@@ -106,7 +106,7 @@ func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) 
 	if err != nil {
 		return err
 	}
-	child := exec.Command(self, "up", "--config", g.source.File, "--data-dir", g.source.DataDir, "--debug="+strconv.FormatBool(debug), "--log-file", path)
+	child := exec.Command(self, "up", "--config", g.Source.File, "--data-dir", g.Source.DataDir, "--debug="+strconv.FormatBool(debug), "--log-file", path)
 	child.Stdout, child.Stderr = out, out
 	child.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := child.Start(); err != nil {
@@ -119,7 +119,7 @@ func (g *globals) runBehind(cmd *cobra.Command, cfg *config.Config, debug bool) 
 	defer cancel()
 	for {
 		if s, err := api.GetStatus.Do(ctx, conn, client.None{}); err == nil {
-			return g.print(cmd, s, func(w io.Writer) { fmt.Fprintf(w, "sallyport is up, pid %d, log %s\n", s.PID, path) })
+			return g.Print(cmd, s, func(w io.Writer) { fmt.Fprintf(w, "sallyport is up, pid %d, log %s\n", s.PID, path) })
 		}
 		select {
 		case <-ended:

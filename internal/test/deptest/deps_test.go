@@ -52,7 +52,7 @@ var homes = map[string][]string{
 	"github.com/hashicorp/vault":          {"gateway/credential/vault"},
 	"github.com/moby/moby":                {"sandbox/docker"},
 	"github.com/cilium/ebpf":              {"sandbox/datapath", "internal/bench"},
-	"github.com/spf13/cobra":              {"cmd/sallyport"},
+	"github.com/spf13/cobra":              {"cmd/sallyport", "internal/test/clitest"},
 	"github.com/miekg/dns":                {"gateway/resolver", "gateway/upstream", "internal/test/testnet"},
 	"filippo.io/age":                      {"internal/seal"},
 	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/test/testnet", "internal/bench"},

@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"encoding/json"
@@ -14,12 +14,13 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/policy/regotest"
 )
 
-// newPolicyTest needs no daemon: what is tested is files.
-func newPolicyTest(g *globals) *cobra.Command {
+// newTest needs no daemon: what is tested is files.
+func newTest(g *cli.Globals) *cobra.Command {
 	var o regotest.Options
 	var threshold float64
 	c := &cobra.Command{
@@ -39,19 +40,19 @@ func newPolicyTest(g *globals) *cobra.Command {
 	f.BoolVarP(&o.Trace, "verbose", "v", false, "list every test, and trace the whole evaluation of those that fail")
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		if threshold < 0 || threshold > 100 {
-			return usageError{fmt.Errorf("--threshold %v: use a percentage, from 0 to 100", threshold)}
+			return cli.Usagef("--threshold %v: use a percentage, from 0 to 100", threshold)
 		}
 		if threshold > 0 {
 			o.Coverage = true
 		}
-		cfg, err := g.config()
+		cfg, err := g.Config()
 		if err != nil {
-			return usageError{err}
+			return cli.Usagef("%w", err)
 		}
 		doc := cfg.Document
 		if b := doc.Policy.Bundle; b != nil && b.File != "" {
 			if doc.Policy.Verified, err = config.ReadBundle(*b); err != nil {
-				return usageError{err}
+				return cli.Usagef("%w", err)
 			}
 		} else if b != nil {
 			fmt.Fprintln(cmd.ErrOrStderr(), "note: what the bundle's server has is not in this: name a copy of it as policy.bundle.file")
@@ -61,22 +62,23 @@ func newPolicyTest(g *globals) *cobra.Command {
 			o.Dirs = args
 		case doc.Policy.Dir == "" && doc.Policy.Verified != nil:
 		case doc.Policy.Dir == "":
-			return usageError{errors.New("there is nothing to test: the configuration has no policy.dir, and no folder is named")}
+			return cli.Usagef("there is nothing to test: the configuration has no policy.dir, and no folder is named")
 		default:
-			o.Dirs = []string{near(doc.Policy.Dir)}
+			dir, _ := os.Getwd() // or it is named as it is
+			o.Dirs = []string{near(dir, doc.Policy.Dir)}
 		}
 		report, err := regotest.Run(cmd.Context(), doc, o)
 		if err != nil {
-			return usageError{err}
+			return cli.Usagef("%w", err)
 		}
-		if err := g.print(cmd, report, func(w io.Writer) { tested(w, report, o.Trace) }); err != nil {
+		if err := g.Print(cmd, report, func(w io.Writer) { tested(w, report, o.Trace) }); err != nil {
 			return err
 		}
 		switch covered := report.Coverage; {
 		case report.Failed > 0:
 			return errors.New("there are tests that fail; see above")
 		case report.Passed == 0:
-			return usageError{errors.New("no test was run")}
+			return cli.Usagef("no test was run")
 		case covered != nil && covered.Percent < threshold:
 			return fmt.Errorf("%.1f%% of the lines are covered, less than %v%%", covered.Percent, threshold)
 		}
@@ -85,12 +87,8 @@ func newPolicyTest(g *globals) *cobra.Command {
 	return c
 }
 
-// near is a path from the working directory, where it lies below that.
-func near(path string) string {
-	dir, err := os.Getwd()
-	if err != nil {
-		return path
-	}
+// near is a path from a folder, where it lies below that.
+func near(dir, path string) string {
 	if rel, err := filepath.Rel(dir, path); err == nil && filepath.IsLocal(rel) {
 		return rel
 	}

@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"errors"
@@ -6,22 +6,19 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/internal/sarif"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
 )
 
-func newPolicy(g *globals) *cobra.Command {
-	return group("policy", "Check, test, explain and replay the policy, and learn one",
-		newPolicyCheck(g), newPolicyTest(g), newPolicyExplain(g), newPolicyReplay(g), newPolicyLearn(g))
-}
-
-// newPolicyCheck needs no daemon: what is checked is files.
-func newPolicyCheck(g *globals) *cobra.Command {
+// newCheck needs no daemon: what is checked is files.
+func newCheck(g *cli.Globals) *cobra.Command {
 	var failOn string
 	c := &cobra.Command{
 		Use:   "check [FILE|FOLDER ...]",
@@ -38,21 +35,21 @@ func newPolicyCheck(g *globals) *cobra.Command {
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		var least policy.Severity
 		if err := least.UnmarshalText([]byte(failOn)); err != nil {
-			return usageError{fmt.Errorf("--fail-on: %w", err)}
+			return cli.Usagef("--fail-on: %w", err)
 		}
-		if g.output != "text" && g.output != "json" && g.output != "sarif" {
-			return usageError{fmt.Errorf("--output %q: use text, json or sarif", g.output)}
+		if g.Output != "text" && g.Output != "json" && g.Output != "sarif" {
+			return cli.Usagef("--output %q: use text, json or sarif", g.Output)
 		}
-		path, rego, err := g.checked(args)
+		path, rego, err := checked(g, args)
 		if err != nil {
 			return err
 		}
 		findings := append([]policy.Finding{}, config.Check(cmd.Context(), path, rego...)...) // none is [], not null
-		if err := g.report(cmd, findings); err != nil {
+		if err := report(g, cmd, findings); err != nil {
 			return err
 		}
 		for _, f := range findings {
-			if rank(f.Severity) >= rank(least) {
+			if slices.Index(severities, f.Severity) <= slices.Index(severities, least) {
 				if f.Severity == policy.Error {
 					return errors.New("the configuration cannot be used; see above")
 				}
@@ -66,11 +63,11 @@ func newPolicyCheck(g *globals) *cobra.Command {
 
 // checked sorts what is named into the one configuration and Rego. Rego that is
 // named without a configuration is checked by itself.
-func (g *globals) checked(args []string) (path string, rego []string, err error) {
-	path = g.source.File
+func checked(g *cli.Globals, args []string) (path string, rego []string, err error) {
+	path = g.Source.File
 	named := func(file string) error {
 		if path != "" {
-			return usageError{fmt.Errorf("%s and %s: check one configuration at a time", path, file)}
+			return cli.Usagef("%s and %s: check one configuration at a time", path, file)
 		}
 		path = file
 		return nil
@@ -89,8 +86,8 @@ func (g *globals) checked(args []string) (path string, rego []string, err error)
 		}
 	}
 	if path == "" && len(rego) == 0 {
-		if path = g.source.Path(); path == "" {
-			return "", nil, usageError{errors.New("there is no configuration to check: name one, or a folder of Rego")}
+		if path = g.Source.Path(); path == "" {
+			return "", nil, cli.Usagef("there is no configuration to check: name one, or a folder of Rego")
 		}
 	}
 	return path, rego, nil
@@ -102,17 +99,17 @@ func holds(folder, file string) bool {
 }
 
 // report prints findings as the user asked.
-func (g *globals) report(cmd *cobra.Command, findings []policy.Finding) error {
-	if g.output == "sarif" {
+func report(g *cli.Globals, cmd *cobra.Command, findings []policy.Finding) error {
+	if g.Output == "sarif" {
 		dir, err := os.Getwd()
 		if err != nil {
 			return err
 		}
 		e := terminal.JSON(cmd.OutOrStdout())
 		e.SetIndent("", "  ")
-		return e.Encode(sarif.New(findings, version, dir))
+		return e.Encode(sarif.New(findings, cmd.Root().Version, dir))
 	}
-	return g.print(cmd, findings, func(w io.Writer) {
+	return g.Print(cmd, findings, func(w io.Writer) {
 		for _, f := range findings {
 			fmt.Fprintln(w, f.Error())
 		}
@@ -122,12 +119,5 @@ func (g *globals) report(cmd *cobra.Command, findings []policy.Finding) error {
 	})
 }
 
-func rank(s policy.Severity) int {
-	switch s {
-	case policy.Note:
-		return 0
-	case policy.Warning:
-		return 1
-	}
-	return 2
-}
+// severities begin with the one that is most severe.
+var severities = []policy.Severity{policy.Error, policy.Warning, policy.Note}

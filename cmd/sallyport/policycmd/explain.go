@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"context"
@@ -14,10 +14,9 @@ import (
 	"strings"
 	"time"
 
-	"sallyport/sandbox/client"
-
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
@@ -25,10 +24,11 @@ import (
 	"sallyport/policy"
 	"sallyport/policy/body"
 	"sallyport/policy/engine"
+	"sallyport/sandbox/client"
 )
 
-func newPolicyExplain(g *globals) *cobra.Command {
-	x := explainer{globals: g}
+func newExplain(g *cli.Globals) *cobra.Command {
+	x := explainer{Globals: g}
 	c := &cobra.Command{
 		Use:   "explain METHOD URL | --decision ID",
 		Short: "Explain what the policy decides about a request, or about a recorded decision",
@@ -45,16 +45,16 @@ func newPolicyExplain(g *globals) *cobra.Command {
 	c.Flags().StringArrayVar(&x.tags, "tag", nil, "a tag of the sandbox, name=value, where no daemon knows them")
 	c.Args = func(cmd *cobra.Command, args []string) error {
 		if x.decision != "" {
-			return exactly()(cmd, args)
+			return cli.Exactly()(cmd, args)
 		}
-		return exactly("METHOD", "URL")(cmd, args)
+		return cli.Exactly("METHOD", "URL")(cmd, args)
 	}
 	c.RunE = x.run
 	return c
 }
 
 type explainer struct {
-	*globals
+	*cli.Globals
 	sandbox, decision string
 	offline           bool
 	tags              []string
@@ -73,13 +73,13 @@ func (x *explainer) run(cmd *cobra.Command, args []string) error {
 		if x.asked != "" {
 			who = "the policy of " + x.asked
 		}
-		return x.print(cmd, e, func(w io.Writer) { explainRecorded(w, who, e) })
+		return x.Print(cmd, e, func(w io.Writer) { explainRecorded(w, who, e) })
 	}
 	in, err := explainInput(x.sandbox, args[0], args[1])
 	if err != nil {
 		return err
 	}
-	if in.Sandbox.Tags, err = pairs(x.tags, "tag"); err != nil {
+	if in.Sandbox.Tags, err = cli.Pairs(x.tags, "tag"); err != nil {
 		return err
 	}
 	sent, err := x.sent(cmd.InOrStdin(), &in)
@@ -91,14 +91,14 @@ func (x *explainer) run(cmd *cobra.Command, args []string) error {
 	})
 	if errors.Is(err, errOffline) {
 		var p *engine.Policy
-		if p, _, err = x.compiled(cmd.Context()); err == nil {
+		if p, _, err = compiled(cmd.Context(), x.Globals); err == nil {
 			e = p.Explain(cmd.Context(), p.Show(in, sent))
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return x.print(cmd, e, func(w io.Writer) {
+	return x.Print(cmd, e, func(w io.Writer) {
 		explain(w, e)
 		if sent == nil && unseen(e) {
 			fmt.Fprintln(w, "A rule decides by the request's body: give it with --body FILE, or - for standard input.")
@@ -118,7 +118,7 @@ func (x *explainer) sent(stdin io.Reader, in *policy.Input) (*body.Raw, error) {
 	for _, line := range x.headers {
 		name, value, ok := strings.Cut(line, ":")
 		if !ok || name == "" || strings.ContainsAny(name, " \t") {
-			return nil, usageError{fmt.Errorf("--header %q: write 'Name: value'", line)}
+			return nil, cli.Usagef("--header %q: write 'Name: value'", line)
 		}
 		if name = http.CanonicalHeaderKey(name); name != "Content-Type" && name != "Content-Encoding" {
 			value = "" // no policy sees it, and it may be a secret
@@ -155,7 +155,7 @@ func (x *explainer) sent(stdin io.Reader, in *policy.Input) (*body.Raw, error) {
 // recorded explains a decision from the audit.
 func (x *explainer) recorded(cmd *cobra.Command) (recorded.Explanation, error) {
 	if x.sandbox != "" || len(x.tags) > 0 || x.body != "" || len(x.headers) > 0 {
-		return recorded.Explanation{}, usageError{errors.New("a recorded decision has its own sandbox and request: leave --sandbox, --tag, --body and --header out")}
+		return recorded.Explanation{}, cli.Usagef("a recorded decision has its own sandbox and request: leave --sandbox, --tag, --body and --header out")
 	}
 	e, err := live(cmd, x, func(ctx context.Context, d *client.Client) (recorded.Explanation, error) {
 		return api.ExplainDecision.Do(ctx, d, client.None{}, x.decision)
@@ -163,8 +163,8 @@ func (x *explainer) recorded(cmd *cobra.Command) (recorded.Explanation, error) {
 	if !errors.Is(err, errOffline) {
 		return e, err
 	}
-	x.asked = x.source.Path()
-	p, cfg, err := x.compiled(cmd.Context())
+	x.asked = x.Source.Path()
+	p, cfg, err := compiled(cmd.Context(), x.Globals)
 	if err != nil {
 		return recorded.Explanation{}, err
 	}
@@ -179,24 +179,24 @@ func live[T any](cmd *cobra.Command, x *explainer, ask func(context.Context, *cl
 	if x.offline {
 		return e, errOffline
 	}
-	d, err := x.daemon()
+	d, err := x.Daemon()
 	if err != nil {
 		return e, err
 	}
 	e, err = ask(cmd.Context(), d)
-	if errors.Is(err, client.ErrNoDaemon) && x.source.Path() != "" {
-		fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: no daemon is running: this is by %s\n", x.source.Path())
+	if errors.Is(err, client.ErrNoDaemon) && x.Source.Path() != "" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "sallyport: no daemon is running: this is by %s\n", x.Source.Path())
 		return e, errOffline
 	}
 	if err == nil {
-		x.banner(cmd, d)
+		x.Banner(cmd, d)
 	}
 	return e, err
 }
 
 // compiled returns the policy of the configuration file.
-func (g *globals) compiled(ctx context.Context) (*engine.Policy, *config.Config, error) {
-	cfg, err := g.config()
+func compiled(ctx context.Context, g *cli.Globals) (*engine.Policy, *config.Config, error) {
+	cfg, err := g.Config()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -208,7 +208,7 @@ func (g *globals) compiled(ctx context.Context) (*engine.Policy, *config.Config,
 func explainInput(sandbox, method, raw string) (policy.Input, error) {
 	u, err := url.Parse(raw)
 	if err != nil || u.Host == "" || u.Scheme != "https" && u.Scheme != "http" {
-		return policy.Input{}, usageError{fmt.Errorf("%q is not a URL: write https://host/path", raw)}
+		return policy.Input{}, cli.Usagef("%q is not a URL: write https://host/path", raw)
 	}
 	port := uint16(443)
 	protocol := policy.ProtocolTLS
@@ -218,7 +218,7 @@ func explainInput(sandbox, method, raw string) (policy.Input, error) {
 	if p := u.Port(); p != "" {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil {
-			return policy.Input{}, usageError{fmt.Errorf("port %q: use 1 to 65535", p)}
+			return policy.Input{}, cli.Usagef("port %q: use 1 to 65535", p)
 		}
 		port = uint16(n)
 	}

@@ -3,12 +3,11 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
 
-	"sallyport/internal/terminal"
+	"sallyport/cmd/sallyport/cli"
 )
 
 // signalled is the signal that ended a context.
@@ -45,38 +44,5 @@ func brokenOff(ctx context.Context, err error) error {
 	if root != context.Canceled && root != error(by) {
 		return err
 	}
-	return exitCode(128 + int(by.Signal))
-}
-
-// usageError is what the caller typed wrong, or why a command whose status is a verdict
-// came to none. It exits with 2.
-type usageError struct{ err error }
-
-func (u usageError) Error() string { return u.err.Error() }
-
-func (u usageError) Unwrap() error { return u.err }
-
-// exitCode is the status of a command that ran in a sandbox, passed on.
-type exitCode int
-
-func (e exitCode) Error() string { return fmt.Sprintf("the command exited with status %d", int(e)) }
-
-// exitStatus prints an error and chooses the process's status: 1 for what went
-// wrong, 2 for what was typed wrong or came to no verdict, and a sandboxed
-// command's own.
-func exitStatus(err error) int {
-	var code exitCode
-	var usage usageError
-	switch {
-	case err == nil:
-		return 0
-	case errors.As(err, &code):
-		return int(code)
-	case errors.As(err, &usage):
-		fmt.Fprintln(os.Stderr, "sallyport:", terminal.Text(err.Error()))
-		return 2
-	default:
-		fmt.Fprintln(os.Stderr, "sallyport:", terminal.Text(err.Error()))
-		return 1
-	}
+	return cli.ExitCode(128 + int(by.Signal))
 }

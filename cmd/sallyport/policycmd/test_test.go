@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"encoding/json"
@@ -17,7 +17,7 @@ import (
 // TestPolicyExamples holds that every example passes its checks and its tests,
 // and that nearly all of it is tested.
 func TestPolicyExamples(t *testing.T) {
-	files, err := filepath.Glob("../../examples/policies/*/sallyport.yaml")
+	files, err := filepath.Glob("../../../examples/policies/*/sallyport.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestPolicyTestStatus(t *testing.T) {
 // opa is OPA's own command line, where it can be had.
 func opa(t *testing.T) string {
 	t.Helper()
-	out, err := exec.Command("../../internal/setup/opa/build.sh").Output()
+	out, err := exec.Command("../../../internal/setup/opa/build.sh").Output()
 	if err != nil && os.Getenv("CI") == "true" {
 		t.Fatalf("OPA cannot be built: %v", err)
 	}
@@ -150,7 +150,7 @@ func (p prompt) follow(document string, ran int) {
 
 // TestPolicyTestDocument runs what docs/policy/test.md shows.
 func TestPolicyTestDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy/test.md")
+	text, err := os.ReadFile("../../../docs/policy/test.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,11 +163,11 @@ var listing = regexp.MustCompile("(?ms)^```(yaml|rego).*?^```$")
 
 // TestPolicyLibraryDocument runs what docs/policy/library.md shows.
 func TestPolicyLibraryDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy/library.md")
+	text, err := os.ReadFile("../../../docs/policy/library.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Chdir("../..")
+	t.Chdir("../../..")
 	t.Setenv("SALLYPORT_CONFIG", "")
 	// What it lists is not written into the repository.
 	prompt{t: t}.follow(listing.ReplaceAllString(string(text), ""), 3)

@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/internal/terminal"
 	"sallyport/policy"
@@ -20,8 +21,8 @@ import (
 	"sallyport/policy/learn"
 )
 
-func newPolicyLearn(g *globals) *cobra.Command {
-	x := learner{replayer: replayer{globals: g, timeout: time.Second}}
+func newLearn(g *cli.Globals) *cobra.Command {
+	x := learner{replayer: replayer{Globals: g, timeout: time.Second}}
 	c := &cobra.Command{
 		Use:   "learn",
 		Short: "Propose the rules that the policy lacks for what was carried, as in observe mode",
@@ -31,7 +32,7 @@ func newPolicyLearn(g *globals) *cobra.Command {
 			"rule denies: those are listed for you to decide about.",
 		Example: "  sallyport policy learn --sandbox demo --since 1h --diff\n" +
 			"  sallyport policy learn --sandbox demo > candidate.yaml && sallyport policy replay --config candidate.yaml",
-		Args: exactly(),
+		Args: cli.Exactly(),
 	}
 	x.recording.flags(c)
 	c.Flags().BoolVar(&x.diff, "diff", false, "show what is added to the configuration")
@@ -60,7 +61,7 @@ type lesson struct {
 const maxRefused = 1 << 20
 
 func (x *learner) run(cmd *cobra.Command) error {
-	cfg, err := x.config()
+	cfg, err := x.Config()
 	if err != nil {
 		return err
 	}
@@ -83,7 +84,7 @@ func (x *learner) run(cmd *cobra.Command) error {
 	}
 	x.warn(cmd.ErrOrStderr())
 	name, text := "sallyport.yaml", ""
-	if path := x.source.Path(); path != "" {
+	if path := x.Source.Path(); path != "" {
 		data, err := os.ReadFile(path)
 		if err != nil {
 			return err
@@ -99,7 +100,7 @@ func (x *learner) run(cmd *cobra.Command) error {
 		return err
 	}
 	x.report(cmd.ErrOrStderr(), l)
-	return x.print(cmd, l, func(w io.Writer) {
+	return x.Print(cmd, l, func(w io.Writer) {
 		if x.diff {
 			fmt.Fprint(w, l.Diff)
 			return
@@ -120,13 +121,9 @@ func besides(path string, list []learn.Proposal) {
 		if u == nil {
 			continue
 		}
-		near := *u
-		for _, file := range []*string{&near.Roots, &near.ProxyRoots} {
-			if name, err := filepath.Rel(dir, *file); err == nil && filepath.IsLocal(name) && *file != "" {
-				*file = name
-			}
-		}
-		list[i].Rule.Upstream = &near
+		written := *u
+		written.Roots, written.ProxyRoots = near(dir, u.Roots), near(dir, u.ProxyRoots)
+		list[i].Rule.Upstream = &written
 	}
 }
 
@@ -170,7 +167,7 @@ func (x *learner) verify(cmd *cobra.Command, name string, l lesson, before *conf
 // report says what there is to know about a proposal.
 func (x *learner) report(w io.Writer, l lesson) {
 	fmt.Fprintf(w, "sallyport: of %s carried the policy allows %d; %s proposed, for %d\n",
-		many(l.Decisions, "decision that was", "decisions that were"), l.Allowed, many(len(l.Proposals), "rule", "rules"), l.Covered)
+		cli.Many(l.Decisions, "decision that was", "decisions that were"), l.Allowed, cli.Many(len(l.Proposals), "rule", "rules"), l.Covered)
 	for _, f := range l.Flags {
 		fmt.Fprintf(w, "sallyport: not proposed: %d to %s: %s, as %s\n", f.Requests, terminal.Word(f.Destination), f.Why, terminal.Escape(strings.Join(f.Examples, " ")))
 	}

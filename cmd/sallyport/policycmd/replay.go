@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"errors"
@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
 	"sallyport/internal/terminal"
@@ -46,7 +47,7 @@ func (r *recording) query(cfg *config.Config) (audit.Query, error) {
 		if err == nil && ago > 0 {
 			q.Since = time.Now().Add(-ago)
 		} else if q.Since, err = time.Parse(time.RFC3339, r.since); err != nil {
-			return q, usageError{fmt.Errorf("--since %q: write 24h, or a time as 2026-12-01T00:00:00Z", r.since)}
+			return q, cli.Usagef("--since %q: write 24h, or a time as 2026-12-01T00:00:00Z", r.since)
 		}
 	}
 	if _, err := os.Stat(r.dir); errors.Is(err, fs.ErrNotExist) {
@@ -88,8 +89,8 @@ func (r *recording) warn(w io.Writer) {
 	}
 }
 
-func newPolicyReplay(g *globals) *cobra.Command {
-	x := replayer{globals: g}
+func newReplay(g *cli.Globals) *cobra.Command {
+	x := replayer{Globals: g}
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Decide recorded traffic again by the configuration's policy, and say what would change",
@@ -100,7 +101,7 @@ func newPolicyReplay(g *globals) *cobra.Command {
 			"which the audit never has.",
 		Example: "  sallyport policy replay --config candidate.yaml --since 24h\n" +
 			"  sallyport policy replay --config candidate.yaml --audit ./audit --fail-on denied,approval -o json",
-		Args: exactly(),
+		Args: cli.Exactly(),
 	}
 	x.recording.flags(c)
 	c.Flags().StringSliceVar(&x.failOn, "fail-on", nil, "changes to exit with 1 for, with a comma between: "+strings.Join(changeNames(), ", ")+", body for what cannot be decided without one, or none (default: all changes)")
@@ -109,9 +110,9 @@ func newPolicyReplay(g *globals) *cobra.Command {
 		fails, err := x.run(cmd)
 		switch {
 		case err != nil:
-			return usageError{err}
+			return cli.Usagef("%w", err)
 		case fails:
-			return exitCode(1)
+			return cli.ExitCode(1)
 		}
 		return nil
 	}
@@ -119,7 +120,7 @@ func newPolicyReplay(g *globals) *cobra.Command {
 }
 
 type replayer struct {
-	*globals
+	*cli.Globals
 	recording
 	failOn  []string
 	timeout time.Duration
@@ -139,10 +140,10 @@ func changeNames() (names []string) {
 func (x *replayer) run(cmd *cobra.Command) (fails bool, err error) {
 	for _, name := range x.failOn {
 		if name != "none" && name != failBody && !slices.Contains(changeNames(), name) {
-			return false, usageError{fmt.Errorf("--fail-on %q: use %s, body, or none", name, strings.Join(changeNames(), ", "))}
+			return false, cli.Usagef("--fail-on %q: use %s, body, or none", name, strings.Join(changeNames(), ", "))
 		}
 	}
-	cfg, err := x.config()
+	cfg, err := x.Config()
 	if err != nil {
 		return false, err
 	}
@@ -159,7 +160,7 @@ func (x *replayer) run(cmd *cobra.Command) (fails bool, err error) {
 	for c, n := range r.ByChange {
 		fails = fails || n > 0 && (len(x.failOn) == 0 || slices.Contains(x.failOn, string(c)))
 	}
-	return fails, x.print(cmd, r, func(w io.Writer) { printReplay(w, r) })
+	return fails, x.Print(cmd, r, func(w io.Writer) { printReplay(w, r) })
 }
 
 // replayed is what replay keeps answers for: as many inputs as differ in what a
@@ -188,7 +189,7 @@ var changeTexts = map[replay.Change]string{
 
 // printReplay writes a replay as a person reads it.
 func printReplay(w io.Writer, r replay.Report) {
-	fmt.Fprint(w, many(r.Decisions, "decision", "decisions"))
+	fmt.Fprint(w, cli.Many(r.Decisions, "decision", "decisions"))
 	if r.Decisions > 0 {
 		fmt.Fprintf(w, " from %s to %s", r.First.Format(time.RFC3339), r.Last.Format(time.RFC3339))
 	}

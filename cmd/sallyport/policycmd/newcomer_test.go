@@ -1,26 +1,18 @@
-package main
+package policycmd
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 )
 
 // Each mistake of a newcomer gets an error that says the correct form.
 func TestNewcomerIsToldWhatToWrite(t *testing.T) {
-	dir := t.TempDir()
-	t.Chdir(dir)
-	for name, text := range map[string]string{
+	policies(t, map[string]string{
 		"ref.yaml":    "egressAuth: [{name: x, destination: api.example.com}]\n",
 		"plain.yaml":  "egress: [{name: web, destination: a.example.com, ports: [80]}]\n",
 		"one.yaml":    "credentials: [{name: k}]\negress:\n- {name: ask, destination: a.example.com, paths: [/x], action: approve}\negressAuth:\n- {name: auth, destination: a.example.com, authRef: k, upstream: {addresses: [10.0.0.1]}}\n",
 		"differ.yaml": "credentials: [{name: k}]\negress:\n- {name: ask, destination: a.example.com, paths: [/x], action: approve, upstream: {addresses: [10.0.0.2]}}\negressAuth:\n- {name: auth, destination: a.example.com, authRef: k, upstream: {addresses: [10.0.0.1]}}\n",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	})
 	for _, tt := range []struct {
 		name, args string
 		status     int

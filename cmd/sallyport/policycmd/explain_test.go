@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"os"
@@ -7,7 +7,7 @@ import (
 
 // TestPolicyPathsDocument runs what docs/policy/paths.md shows.
 func TestPolicyPathsDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy/paths.md")
+	text, err := os.ReadFile("../../../docs/policy/paths.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"encoding/json"
@@ -8,13 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/internal/test/clitest"
 	"sallyport/policy/replay"
 )
 
 // A run in observe mode becomes a proposal, which replays the run without denying
 // anything of it.
 func TestPolicyLearn(t *testing.T) {
-	dir, file := configured(t, rules+"# until we know what it does\nobserve:\n- {sandboxes: {names: [demo]}, until: "+
+	dir, file := clitest.Configured(t, rules+"# until we know what it does\nobserve:\n- {sandboxes: {names: [demo]}, until: "+
 		time.Now().Add(time.Hour).UTC().Format(time.RFC3339)+"}\n")
 	ids := recordedOf(t, file, "GET https://docs.example.com/guide/a", "POST https://docs.example.com/comments/12", "POST https://docs.example.com/comments/13",
 		"GET https://api.example.com/v1", "GET https://10.0.0.1/")

@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"context"
@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
+	"sallyport/internal/test/clitest"
 	"sallyport/policy"
 	"sallyport/policy/replay"
 )
@@ -19,12 +21,7 @@ import (
 // a configuration, and returns the decisions' ids.
 func recordedOf(t *testing.T, file string, requests ...string) (ids []string) {
 	t.Helper()
-	g := &globals{source: config.Source{File: file}, output: "text"}
-	p, _, err := g.compiled(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, err := g.config()
+	p, cfg, err := compiled(t.Context(), &cli.Globals{Source: config.Source{File: file}, Output: "text"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +83,7 @@ egressAuth:
 // A candidate is judged by its status: 0 nothing changes, 1 something does that
 // counts, 2 nobody knows.
 func TestPolicyReplay(t *testing.T) {
-	dir, file := configured(t, rules)
+	dir, file := clitest.Configured(t, rules)
 	ids := recordedOf(t, file, "GET https://docs.example.com/guide/a", "GET https://docs.example.com/guide/b",
 		"POST https://docs.example.com/guide/12", "POST https://docs.example.com/guide/13", "GET https://api.example.com/v1")
 	head := "dataDir: " + dir + "/data\nrunDir: " + dir + "/run\nengine: {kind: none}\n"
@@ -139,7 +136,7 @@ func TestPolicyReplay(t *testing.T) {
 
 // What has to see a body is counted by its rule, and fails where that is asked for.
 func TestPolicyReplayWithoutBodies(t *testing.T) {
-	_, file := configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\n")
+	_, file := clitest.Configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\n")
 	ids := recordedOf(t, file, "POST https://mcp.example.com/mcp", "GET https://mcp.example.com/mcp")
 	for fail, want := range map[string]int{"": 0, "allowed": 0, "none": 0, "body": 1, "allowed,body": 1, "bodies": 2} {
 		args := []string{"policy", "replay", "--config", file}
@@ -164,7 +161,7 @@ func TestPolicyReplayWithoutBodies(t *testing.T) {
 
 // A request is explained with its body and what says what that is.
 func TestPolicyExplainsABody(t *testing.T) {
-	dir, file := configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\npolicy: {dir: rego}\n")
+	dir, file := clitest.Configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\npolicy: {dir: rego}\n")
 	if err := os.MkdirAll(filepath.Join(dir, "rego"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +219,7 @@ deny contains "too large" if input.request.size > 50
 
 // A decision is explained by its id, with the policy of today and without a daemon.
 func TestPolicyExplainsADecision(t *testing.T) {
-	dir, file := configured(t, rules)
+	dir, file := clitest.Configured(t, rules)
 	ids := recordedOf(t, file, "GET https://docs.example.com/guide/a", "POST https://docs.example.com/guide/a?x=1")
 	explained := func(config, id string) string {
 		t.Helper()

@@ -1,4 +1,4 @@
-package main
+package policycmd
 
 import (
 	"encoding/json"
@@ -95,12 +95,12 @@ func TestPolicyCheck(t *testing.T) {
 
 // TestPolicyCheckDocument runs the commands that docs/policy/check.md shows.
 func TestPolicyCheckDocument(t *testing.T) {
-	text, err := os.ReadFile("../../docs/policy/check.md")
+	text, err := os.ReadFile("../../../docs/policy/check.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	tool := opa(t)
-	checkout, err := filepath.Abs("../../policy")
+	checkout, err := filepath.Abs("../../../policy")
 	if err != nil {
 		t.Fatal(err)
 	}
