@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -12,11 +11,10 @@ import (
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/api"
 	"sallyport/policy/approval"
-	"sallyport/sandbox"
 )
 
-// What a sandbox says of itself, or a gateway's process that was taken over, is fit
-// for a terminal however it is listed.
+// What a gateway's process that was taken over says is fit for a terminal however it is
+// listed.
 func TestListingsOfHostileText(t *testing.T) {
 	const text = "\x1b[2J\u009b2J\u202e\x7f\u200b"
 	var limit api.Limit
@@ -31,9 +29,6 @@ func TestListingsOfHostileText(t *testing.T) {
 	var out bytes.Buffer
 	printLimits(&out, []api.Limit{limit}, time.Now())
 	printApprovals(&out, list)
-	i := sandbox.Info{State: sandbox.Failed, Reason: text, Lost: text}
-	out.WriteString(strings.ReplaceAll(sandboxRow(i), "\t", " "))
-	lost(&out, i)
 	cmd := &cobra.Command{}
 	cmd.SetOut(&out)
 	g := &cli.Globals{Output: "json"}

@@ -16,6 +16,7 @@ import (
 
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/cmd/sallyport/policycmd"
+	"sallyport/cmd/sallyport/sandboxcmd"
 	"sallyport/gateway/worker"
 	"sallyport/internal/ssh"
 	"sallyport/sandbox/fsjail"
@@ -32,7 +33,7 @@ func main() {
 }
 
 func newRoot() *cobra.Command {
-	root := cli.Root(version, newUp, newDown, newDoctor, newRun, newSandboxCopy, newSandbox, newImage, newSecret,
+	root := cli.Root(version, newUp, newDown, newDoctor, sandboxcmd.Run, sandboxcmd.Copy, sandboxcmd.Command, newImage, newSecret,
 		newClient, policycmd.Command, newApprovals, newAudit, newMemory, newCA, newReload, newStatus,
 		newLimits, newKey, newEvents, newBackup, newRestore, newUninstall)
 	// Processes that the daemon starts, and nobody else.

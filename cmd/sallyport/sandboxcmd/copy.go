@@ -1,4 +1,4 @@
-package main
+package sandboxcmd
 
 import (
 	"context"
@@ -29,7 +29,8 @@ type copying struct {
 	o         archive.Options // of what comes out
 }
 
-func newSandboxCopy(g *cli.Globals) *cobra.Command {
+// Copy is `sallyport cp`, and `sallyport sandbox cp`.
+func Copy(g *cli.Globals) *cobra.Command {
 	var x copying
 	var user string
 	c := &cobra.Command{

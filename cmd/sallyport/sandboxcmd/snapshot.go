@@ -1,4 +1,4 @@
-package main
+package sandboxcmd
 
 import (
 	"context"
@@ -63,9 +63,7 @@ func holdings(s sandbox.Snapshot) string {
 
 func newSnapshots(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "snapshots NAME", Short: "List the snapshots of a sandbox", Args: cli.Exactly("NAME")}
-	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]sandbox.Snapshot, error) {
-		return d.Snapshots(ctx, args[0])
-	},
+	return cli.Lists(g, c, named((*client.Client).Snapshots),
 		"NAME\tMADE\tWITH\tSIZE\tEXPIRES\tPOLICY\tEVENTS", func(s sandbox.Snapshot) string {
 			expires := "never"
 			if !s.Expires.IsZero() {
@@ -75,7 +73,7 @@ func newSnapshots(g *cli.Globals) *cobra.Command {
 		})
 }
 
-func newSandboxRestore(g *cli.Globals) *cobra.Command {
+func newRestore(g *cli.Globals) *cobra.Command {
 	var spec sandbox.RestoreSpec
 	c := &cobra.Command{
 		Use:   "restore NAME SNAPSHOT",

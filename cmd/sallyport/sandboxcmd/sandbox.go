@@ -1,4 +1,6 @@
-package main
+// Package sandboxcmd is `sallyport sandbox`, a file for a few verbs each, and what is done to
+// sandboxes without that word: `sallyport run` and `sallyport cp`.
+package sandboxcmd
 
 import (
 	"context"
@@ -6,86 +8,39 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/size"
 	"sallyport/internal/terminal"
-	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
 )
 
-// specFlags are the flags that say what a new sandbox shall be.
-type specFlags struct {
-	spec   sandbox.Spec
-	env    []string
-	tags   []string
-	labels []string
-}
-
-func (f *specFlags) register(c *cobra.Command) {
-	c.Flags().StringVar(&f.spec.Image, "image", "", "image of a new sandbox (default the configuration's)")
-	c.Flags().StringVar(&f.spec.Runtime, "runtime", "", "runsc (default), or runc, which shares the host's kernel")
-	c.Flags().StringArrayVarP(&f.env, "env", "e", nil, "NAME=VALUE in a new sandbox's environment; never a secret")
-	c.Flags().StringArrayVar(&f.tags, "tag", nil, "NAME=VALUE that policies can select by")
-	c.Flags().Float64Var(&f.spec.CPUs, "cpus", 0, "limit of processors (default none)")
-	c.Flags().Var(sizeFlag{&f.spec.Memory}, "memory", "limit of memory, as 4GiB (default the configuration's)")
-	c.Flags().Var(sizeFlag{&f.spec.Disk}, "disk", "limit of all that it writes, as 10GiB (default the configuration's)")
-	c.Flags().StringArrayVar(&f.labels, "label", nil, "NAME=VALUE of your own, which means nothing to policies")
-	lastsVar(c.Flags(), &f.spec.Lifetime, "lifetime", "stop it this long after its creation, as 24h, or remove it if it is ephemeral (default never)")
-	c.Flags().BoolVar(&f.spec.Ephemeral, "ephemeral", false, "remove it when its session ends")
-	c.Flags().BoolVar(&f.spec.Offline, "offline", false, "give it no network at all")
-	c.Flags().Int64Var(&f.spec.Pids, "pids", 0, "limit of processes (default the configuration's)")
-	lastsVar(c.Flags(), &f.spec.Idle, "idle", "put it to sleep when nothing has gone on for as long (default never)")
-	c.Flags().StringVar(&f.spec.OnIdle, "on-idle", "", "pause, hibernate (default) or stop")
-}
-
-func (f *specFlags) read() (sandbox.Spec, error) {
-	var err error
-	if f.spec.Env, err = cli.Pairs(f.env, "env"); err != nil {
-		return sandbox.Spec{}, err
-	}
-	if f.spec.Tags, err = cli.Pairs(f.tags, "tag"); err != nil {
-		return sandbox.Spec{}, err
-	}
-	if f.spec.Labels, err = cli.Pairs(f.labels, "label"); err != nil {
-		return sandbox.Spec{}, err
-	}
-	return f.spec, nil
-}
-
-// piped says whether something other than a terminal feeds a file.
-func piped(f *os.File) bool {
-	i, err := f.Stat()
-	return err == nil && i.Mode()&os.ModeCharDevice == 0
-}
-
-func newSandbox(g *cli.Globals) *cobra.Command {
+// Command is `sallyport sandbox`.
+func Command(g *cli.Globals) *cobra.Command {
 	return cli.Group("sandbox", "Create, use, suspend, snapshot, fork and remove sandboxes",
-		newSandboxCreate(g), newSandboxList(g), newSandboxGet(g), newSandboxExec(g),
+		newCreate(g), newList(g), newGet(g), newExec(g),
 		one(g, "start", "Start stopped sandboxes", (*client.Client).Start),
 		one(g, "stop", "Stop sandboxes; their files stay", (*client.Client).Stop),
-		newSandboxRemove(g),
-		newSandboxShell(g), newSandboxCommands(g), newSandboxOutput(g), newSandboxKill(g),
+		newRemove(g),
+		newShell(g), newCommands(g), newOutput(g), newKill(g),
 		one(g, "pause", "Freeze sandboxes in memory; any use wakes them", (*client.Client).Pause),
 		one(g, "resume", "Wake sandboxes that are paused or hibernated", (*client.Client).Resume),
 		one(g, "hibernate", "Write sandboxes' memory to disk and free their RAM; any use wakes them", (*client.Client).Hibernate),
 		one(g, "recover", "Take sandboxes out of the state error; they are stopped afterwards", (*client.Client).Recover),
 		one(g, "wake", "Wake sandboxes that are hibernated or paused", (*client.Client).Wake),
-		newSandboxCopy(g), newSandboxFiles(g), newSandboxChanges(g),
-		newSandboxExpose(g), newSandboxUnexpose(g), newSandboxExposures(g),
-		newSnapshot(g), newSnapshots(g), newSandboxRestore(g), newFork(g),
-		newSandboxSet(g),
+		Copy(g), newFiles(g), newChanges(g),
+		newExpose(g), newUnexpose(g), newExposures(g),
+		newSnapshot(g), newSnapshots(g), newRestore(g), newFork(g),
+		newSet(g),
 	)
 }
 
-func newSandboxCreate(g *cli.Globals) *cobra.Command {
+func newCreate(g *cli.Globals) *cobra.Command {
 	var f specFlags
 	c := &cobra.Command{Use: "create NAME", Short: "Create a sandbox; one that exists with the same spec is left as it is", Args: cli.Exactly("NAME")}
 	f.register(c)
@@ -117,7 +72,7 @@ func sandboxRow(i sandbox.Info) string {
 		time.Since(i.Created).Round(time.Second), size.About(i.Storage.Total()))
 }
 
-func newSandboxList(g *cli.Globals) *cobra.Command {
+func newList(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "ls", Short: "List the sandboxes", Args: cli.Exactly()}
 	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, _ []string) ([]sandbox.Info, error) {
 		g.Banner(c, d)
@@ -125,7 +80,7 @@ func newSandboxList(g *cli.Globals) *cobra.Command {
 	}, sandboxHead, sandboxRow)
 }
 
-func newSandboxGet(g *cli.Globals) *cobra.Command {
+func newGet(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "get NAME", Short: "Show one sandbox", Args: cli.Exactly("NAME")}
 	return cli.Shows(g, c, func(ctx context.Context, d *client.Client, args []string) (sandbox.Info, error) {
 		g.Banner(c, d)
@@ -136,7 +91,7 @@ func newSandboxGet(g *cli.Globals) *cobra.Command {
 	})
 }
 
-func newSandboxRemove(g *cli.Globals) *cobra.Command {
+func newRemove(g *cli.Globals) *cobra.Command {
 	var force bool
 	c := &cobra.Command{
 		Use: "rm NAME [NAME ...]", Short: "Remove sandboxes with their files and their memory", Args: cli.Exactly("NAME", "[NAME ...]"),
@@ -183,7 +138,7 @@ func lost(w io.Writer, i sandbox.Info) {
 	}
 }
 
-func newSandboxExpose(g *cli.Globals) *cobra.Command {
+func newExpose(g *cli.Globals) *cobra.Command {
 	var lasts time.Duration
 	c := &cobra.Command{
 		Use: "expose NAME PORT", Short: "Let requests from this host reach a port of a sandbox", Args: cli.Exactly("NAME", "PORT"),
@@ -207,7 +162,7 @@ func newSandboxExpose(g *cli.Globals) *cobra.Command {
 	})
 }
 
-func newSandboxUnexpose(g *cli.Globals) *cobra.Command {
+func newUnexpose(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "unexpose NAME PORT", Short: "End an exposure and its connections", Args: cli.Exactly("NAME", "PORT")}
 	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		port, err := portOf(args[1])
@@ -221,14 +176,16 @@ func newSandboxUnexpose(g *cli.Globals) *cobra.Command {
 	})
 }
 
-func newSandboxExposures(g *cli.Globals) *cobra.Command {
+func newExposures(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "exposures NAME", Short: "List the exposed ports of a sandbox", Args: cli.Exactly("NAME")}
-	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]client.Exposure, error) {
-		return d.Exposures(ctx, args[0])
-	},
-		"PORT\tURL\tEXPIRES", func(e client.Exposure) string {
-			return fmt.Sprintf("%d\t%s\t%s", e.Port, e.URL, cli.Day(e.Expires, "never"))
-		})
+	return cli.Lists(g, c, named((*client.Client).Exposures), "PORT\tURL\tEXPIRES", func(e client.Exposure) string {
+		return fmt.Sprintf("%d\t%s\t%s", e.Port, e.URL, cli.Day(e.Expires, "never"))
+	})
+}
+
+// named is what a command asks about the sandbox that its argument names.
+func named[T any](ask func(*client.Client, context.Context, string) (T, error)) func(context.Context, *client.Client, []string) (T, error) {
+	return func(ctx context.Context, d *client.Client, args []string) (T, error) { return ask(d, ctx, args[0]) }
 }
 
 func portOf(s string) (uint16, error) {
@@ -237,24 +194,4 @@ func portOf(s string) (uint16, error) {
 		return 0, cli.Usagef("%q is not a port: write one from 1 to 65535", s)
 	}
 	return uint16(n), nil
-}
-
-// sizeFlag is a flag of so many bytes.
-type sizeFlag struct{ bytes *int64 }
-
-func (s sizeFlag) Type() string { return "size" }
-
-func (s sizeFlag) String() string {
-	if s.bytes == nil || *s.bytes == 0 {
-		return ""
-	}
-	return size.Text(*s.bytes)
-}
-
-func (s sizeFlag) Set(text string) error { return (*policy.Size)(s.bytes).UnmarshalText([]byte(text)) }
-
-// lastsVar is a flag of a time, whose usage says what none comes to.
-func lastsVar(f *pflag.FlagSet, d *sandbox.Duration, name, usage string) {
-	f.Var(d, name, usage)
-	f.Lookup(name).DefValue = "" // not 0s
 }

@@ -1,8 +1,7 @@
-package main
+package sandboxcmd
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -17,7 +16,7 @@ import (
 	"sallyport/sandbox/client"
 )
 
-func newSandboxFiles(g *cli.Globals) *cobra.Command {
+func newFiles(g *cli.Globals) *cobra.Command {
 	var user string
 	// of makes a command about files of one sandbox.
 	of := func(use, short string, args []string, run func(context.Context, *cobra.Command, *client.Files, []string) error) *cobra.Command {
@@ -36,7 +35,7 @@ func newSandboxFiles(g *cli.Globals) *cobra.Command {
 	}
 
 	ls := of("ls NAME PATH", "List a folder", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
-		return list(g, ctx, cmd, f, args[0])
+		return printFolder(ctx, g, cmd, f, args[0])
 	})
 	var follow bool
 	stat := of("stat NAME PATH", "Show what is known of a file", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
@@ -90,18 +89,14 @@ func newSandboxFiles(g *cli.Globals) *cobra.Command {
 	})
 	rm.Flags().BoolVarP(&recursive, "recursive", "r", false, "with all that is in it")
 	watch := of("watch NAME PATH", "Print what happens to a file, or to what is in a folder", one, func(ctx context.Context, cmd *cobra.Command, f *client.Files, args []string) error {
-		lines := json.NewEncoder(cmd.OutOrStdout())
 		return f.Watch(ctx, args[0], sandbox.WatchOptions{Recursive: recursive}, func(e sandbox.FileEvent) error {
-			if g.Output == "json" {
-				return lines.Encode(e)
-			}
-			name := terminal.Escape(wire.RawName(e.Path, e.Raw))
-			if e.Folder {
-				name += "/"
-			}
-			line := strings.TrimRight(fmt.Sprintf("%-8s  %s", terminal.Word(e.Op), name), " ")
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), line)
-			return err
+			return g.PrintLine(cmd, e, func() string {
+				name := terminal.Escape(wire.RawName(e.Path, e.Raw))
+				if e.Folder {
+					name += "/"
+				}
+				return strings.TrimRight(fmt.Sprintf("%-8s  %s", terminal.Word(e.Op), name), " ")
+			})
 		})
 	})
 	watch.Flags().BoolVarP(&recursive, "recursive", "r", false, "folders below it too")
@@ -135,9 +130,9 @@ func fileRow(i sandbox.File) string {
 	return fmt.Sprintf("%s%04o\t%d\t%d\t%d\t%s\t%s", kind, uint32(i.Mode), i.UID, i.GID, i.Size, i.Modified.Format(time.RFC3339), name)
 }
 
-// list prints a folder page by page, so that a large one needs no more memory
+// printFolder prints a folder page by page, so that a large one needs no more memory
 // than a small one.
-func list(g *cli.Globals, ctx context.Context, cmd *cobra.Command, f *client.Files, path string) error {
+func printFolder(ctx context.Context, g *cli.Globals, cmd *cobra.Command, f *client.Files, path string) error {
 	for after, more := "", true; more; {
 		var list []sandbox.File
 		var err error
@@ -146,7 +141,7 @@ func list(g *cli.Globals, ctx context.Context, cmd *cobra.Command, f *client.Fil
 		}
 		if g.Output == "json" {
 			// A line each: one array would have to be held.
-			lines := json.NewEncoder(cmd.OutOrStdout())
+			lines := terminal.JSON(cmd.OutOrStdout())
 			for _, i := range list {
 				if err := lines.Encode(i); err != nil {
 					return err
@@ -162,21 +157,17 @@ func list(g *cli.Globals, ctx context.Context, cmd *cobra.Command, f *client.Fil
 	return nil
 }
 
-func newSandboxChanges(g *cli.Globals) *cobra.Command {
+func newChanges(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "changes NAME [SNAPSHOT]",
 		Short: "List files that changed since a snapshot, or since the image",
 		Args:  cli.Exactly("NAME", "[SNAPSHOT]"),
 	}
 	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
-		w := cmd.OutOrStdout()
-		lines := json.NewEncoder(w)
 		return d.Changes(cmd.Context(), args[0], append(args, "")[1], func(c client.Change) error {
-			if g.Output == "json" {
-				return lines.Encode(c)
-			}
-			_, err := fmt.Fprintf(w, "%-8s  %s\n", terminal.Word(c.Kind), terminal.Escape(wire.RawName(c.Path, c.Raw)))
-			return err
+			return g.PrintLine(cmd, c, func() string {
+				return fmt.Sprintf("%-8s  %s", terminal.Word(c.Kind), terminal.Escape(wire.RawName(c.Path, c.Raw)))
+			})
 		})
 	})
 }

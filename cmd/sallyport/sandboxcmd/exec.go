@@ -1,4 +1,4 @@
-package main
+package sandboxcmd
 
 import (
 	"bytes"
@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/signal"
 	"strings"
@@ -45,7 +46,7 @@ func (f *execFlags) register(c *cobra.Command) {
 	c.Flags().BoolVar(&f.wait, "wait", false, "with --detach: when that is full, the command waits for a reader (default: the oldest output is dropped)")
 }
 
-func newSandboxExec(g *cli.Globals) *cobra.Command {
+func newExec(g *cli.Globals) *cobra.Command {
 	var x execFlags
 	var env []string
 	c := &cobra.Command{
@@ -66,7 +67,8 @@ func newSandboxExec(g *cli.Globals) *cobra.Command {
 	})
 }
 
-func newRun(g *cli.Globals) *cobra.Command {
+// Run is `sallyport run`.
+func Run(g *cli.Globals) *cobra.Command {
 	var f specFlags
 	var x execFlags
 	c := &cobra.Command{
@@ -102,22 +104,17 @@ func nameAndCommand(cmd *cobra.Command, args []string) error {
 	return nil
 }
 
-func newSandboxShell(g *cli.Globals) *cobra.Command {
+func newShell(g *cli.Globals) *cobra.Command {
 	var user string
 	c := &cobra.Command{Use: "shell NAME", Short: "Open a terminal in a sandbox", Args: cli.Exactly("NAME")}
 	c.Flags().StringVarP(&user, "user", "u", "", "user, or user:group (default the sandbox's, else the image's)")
-	c.RunE = func(cmd *cobra.Command, args []string) error {
+	return g.Asks(c, func(cmd *cobra.Command, d *client.Client, args []string) error {
 		if !term.IsTerminal(int(os.Stdin.Fd())) {
 			return cli.Usagef("standard input is no terminal: use `sallyport sandbox exec NAME -- COMMAND`")
 		}
-		d, err := g.Daemon()
-		if err != nil {
-			return err
-		}
 		x := execFlags{c: sandbox.CommandSpec{User: user, TTY: true}, input: true}
 		return x.execute(g, cmd, d, args[0], sandbox.LoginShell)
-	}
-	return c
+	})
 }
 
 // execute runs a command with this process's streams and passes its status on.
@@ -152,6 +149,12 @@ func (f *execFlags) execute(g *cli.Globals, cmd *cobra.Command, d *client.Client
 		defer restore()
 	}
 	return passOn(d.Exec(cmd.Context(), name, c, s))
+}
+
+// piped says whether something other than a terminal feeds a file.
+func piped(f *os.File) bool {
+	i, err := f.Stat()
+	return err == nil && i.Mode()&os.ModeCharDevice == 0
 }
 
 // passOn makes a command's status this process's.
@@ -226,9 +229,7 @@ func (h *head) Write(p []byte) (int, error) {
 func (f *execFlags) terminal(ctx context.Context, c *sandbox.CommandSpec, streams *sandbox.Streams) (func(), error) {
 	if name := os.Getenv("TERM"); name != "" && c.Env["TERM"] == "" {
 		env := map[string]string{"TERM": name}
-		for k, v := range c.Env {
-			env[k] = v
-		}
+		maps.Copy(env, c.Env)
 		c.Env = env
 	}
 	out, in := int(os.Stdout.Fd()), int(os.Stdin.Fd())
@@ -236,6 +237,7 @@ func (f *execFlags) terminal(ctx context.Context, c *sandbox.CommandSpec, stream
 		cols, rows, err := term.GetSize(out)
 		return sandbox.Size{Rows: uint16(rows), Cols: uint16(cols)}, err == nil
 	}
+	stop := func() {}
 	if s, ok := size(); ok {
 		c.Size = s
 		ctx, cancel := context.WithCancel(ctx)
@@ -258,10 +260,9 @@ func (f *execFlags) terminal(ctx context.Context, c *sandbox.CommandSpec, stream
 				}
 			}
 		}()
-		stop := func() { signal.Stop(changed); cancel() }
-		return raw(in, streams.Stdin != nil, stop)
+		stop = func() { signal.Stop(changed); cancel() }
 	}
-	return raw(in, streams.Stdin != nil, func() {})
+	return raw(in, streams.Stdin != nil, stop)
 }
 
 // raw hands our terminal's keys over as they are, if there is one.
@@ -277,12 +278,9 @@ func raw(fd int, wanted bool, stop func()) (func(), error) {
 	return func() { stop(); _ = term.Restore(fd, was) }, nil
 }
 
-func newSandboxCommands(g *cli.Globals) *cobra.Command {
+func newCommands(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "commands NAME", Short: "List the commands of a sandbox's session", Args: cli.Exactly("NAME")}
-	return cli.Lists(g, c, func(ctx context.Context, d *client.Client, args []string) ([]sandbox.CommandInfo, error) {
-		return d.Commands(ctx, args[0])
-	},
-		"ID\tSTATE\tAGE\tSTDOUT\tSTDERR\tCOMMAND", commandRow)
+	return cli.Lists(g, c, named((*client.Client).Commands), "ID\tSTATE\tAGE\tSTDOUT\tSTDERR\tCOMMAND", commandRow)
 }
 
 // commandRow is a line of a listing. The sandbox says what is in it.
@@ -304,7 +302,7 @@ func commandRow(i sandbox.CommandInfo) string {
 	return fmt.Sprintf("%s\t%s\t%s\t%d\t%d\t%s", i.ID, state, time.Since(i.Started).Round(time.Second), i.Stdout.To, i.Stderr.To, line)
 }
 
-func newSandboxKill(g *cli.Globals) *cobra.Command {
+func newKill(g *cli.Globals) *cobra.Command {
 	var signal string
 	c := &cobra.Command{
 		Use: "kill NAME ID", Short: "End a command and all that it started, or send it a signal",
@@ -319,7 +317,7 @@ func newSandboxKill(g *cli.Globals) *cobra.Command {
 	}, func(w io.Writer, i sandbox.CommandInfo) { fmt.Fprintf(w, "%s is %s\n", i.ID, i.State) })
 }
 
-func newSandboxOutput(g *cli.Globals) *cobra.Command {
+func newOutput(g *cli.Globals) *cobra.Command {
 	var o sandbox.OutputOptions
 	c := &cobra.Command{
 		Use:   "output NAME ID",

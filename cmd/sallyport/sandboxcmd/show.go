@@ -1,4 +1,4 @@
-package main
+package sandboxcmd
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/size"
@@ -101,27 +100,23 @@ func told(say func(what, text string), s sandbox.Spec) {
 }
 
 // unlike is what of next is another than in now.
-func unlike(now, next sandbox.Spec) (d sandbox.Spec) {
-	if next.CPUs != now.CPUs {
-		d.CPUs = next.CPUs
-	}
-	if next.Memory != now.Memory {
-		d.Memory = next.Memory
-	}
-	if next.Pids != now.Pids {
-		d.Pids = next.Pids
-	}
-	if next.User != now.User {
-		d.User = next.User
-	}
-	if next.Workdir != now.Workdir {
-		d.Workdir = next.Workdir
+func unlike(now, next sandbox.Spec) sandbox.Spec {
+	d := sandbox.Spec{
+		CPUs: changed(now.CPUs, next.CPUs), Memory: changed(now.Memory, next.Memory), Pids: changed(now.Pids, next.Pids),
+		User: changed(now.User, next.User), Workdir: changed(now.Workdir, next.Workdir), Offline: changed(now.Offline, next.Offline),
 	}
 	if !maps.Equal(next.Env, now.Env) {
 		d.Env = next.Env
 	}
-	d.Offline = next.Offline && !now.Offline
 	return d
+}
+
+// changed is next where that is another than now.
+func changed[T comparable](now, next T) (to T) {
+	if next != now {
+		to = next
+	}
+	return to
 }
 
 // gone says what of now there is no more in next.
@@ -149,9 +144,9 @@ func listed(m map[string]string) string {
 	return strings.Join(all, " ")
 }
 
-// newSandboxSet changes what a sandbox is. A map is given as a whole: what is not
+// newSet changes what a sandbox is. A map is given as a whole: what is not
 // named again is gone, and an empty flag takes all of it away.
-func newSandboxSet(g *cli.Globals) *cobra.Command {
+func newSet(g *cli.Globals) *cobra.Command {
 	var (
 		spec              sandbox.Spec
 		env, tags, labels []string
@@ -208,24 +203,4 @@ func newSandboxSet(g *cli.Globals) *cobra.Command {
 		}
 		fmt.Fprintf(w, "%s is set; some of it waits for its next session: %s\n", i.Name, how)
 	})
-}
-
-// given is a flag's value, or nil without the flag.
-func given[T any](f *pflag.FlagSet, flag string, value *T) *T {
-	if !f.Changed(flag) {
-		return nil
-	}
-	return value
-}
-
-// whole is given for a map, which may be emptied.
-func whole(f *pflag.FlagSet, flag string, values []string) (map[string]string, error) {
-	if !f.Changed(flag) {
-		return nil, nil
-	}
-	m, err := cli.Pairs(slices.DeleteFunc(values, func(v string) bool { return v == "" }), flag)
-	if m == nil && err == nil {
-		m = map[string]string{}
-	}
-	return m, err
 }
