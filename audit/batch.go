@@ -1,18 +1,20 @@
 package audit
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"strconv"
 	"sync"
+
+	gojson "github.com/goccy/go-json"
 )
 
 // maxLine bounds one event on disk, in bytes with its newline.
 const maxLine = 1 << 20
 
-// maxSequence is beyond what any log reaches; what claims more is not ours.
-const maxSequence = 1 << 62
+// maxSequence is beyond what any log reaches; what claims more is not ours. Numbers below
+// it are exact in JSON.
+const maxSequence = maxExact
 
 // batch is what one call brings: its events encoded, for the writer to number.
 // Encoding runs on all cores, numbering on one.
@@ -32,12 +34,10 @@ type outcome struct {
 
 var batches = sync.Pool{New: func() any { return &batch{out: make(chan outcome, 1)} }}
 
-// The first of its kind in a line is the event's own: metadata comes first, and
-// a quote within a string is always escaped.
-var (
-	lineStart   = []byte(`{"metadata":{`)
-	sequenceKey = []byte(`"sequence":`)
-)
+// sequenceKey begins the event's own number where it is first in a line: no key before
+// metadata.sequence has this name, none of them is anybody's to choose, and a quote within
+// a string is always escaped.
+var sequenceKey = []byte(`"sequence":`)
 
 func encode(events ...*Event) (*batch, error) {
 	b := batches.Get().(*batch)
@@ -85,14 +85,14 @@ func (b *batch) free() {
 // sequenceOf is the number of a line from the log. It is false for what is not
 // a line of a log.
 func sequenceOf(b []byte) (uint64, bool) {
-	_, rest, ok := bytes.Cut(b, sequenceKey)
-	if !ok || !bytes.HasPrefix(b, lineStart) || !json.Valid(b) {
+	var line struct {
+		Metadata struct {
+			Sequence uint64 `json:"sequence"`
+		} `json:"metadata"`
+	}
+	if !json.Valid(b) || gojson.Unmarshal(b, &line) != nil {
 		return 0, false
 	}
-	end := 0
-	for end < len(rest) && '0' <= rest[end] && rest[end] <= '9' {
-		end++
-	}
-	n, err := strconv.ParseUint(string(rest[:end]), 10, 64)
-	return n, err == nil && 0 < n && n < maxSequence
+	n := line.Metadata.Sequence
+	return n, 0 < n && n < maxSequence
 }

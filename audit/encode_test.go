@@ -1,26 +1,31 @@
 package audit_test
 
 import (
-	"bytes"
 	"encoding/json"
+	"math"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/go-json-experiment/json/jsontext"
 
 	"sallyport/audit"
 )
 
-// reference is an event as encoding/json writes it.
+// reference is an event as encoding/json writes it, in the canonical form.
 func reference(t *testing.T, e audit.Event) string {
 	t.Helper()
 	e.Metadata.Sequence = 0
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(&e); err != nil {
+	b, err := json.Marshal(&e)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.TrimSuffix(b.String(), "\n")
+	v := jsontext.Value(b)
+	if err := v.Canonicalize(); err != nil {
+		t.Fatal(err)
+	}
+	return string(v)
 }
 
 // fill sets every field below v, strings to text. It fails for a kind that it
@@ -42,7 +47,7 @@ func fill(t *testing.T, v reflect.Value, text string) {
 		}
 	case reflect.Map:
 		v.Set(reflect.MakeMap(v.Type()))
-		for _, k := range []string{"b" + text, "a" + text} {
+		for _, k := range []string{"b" + text, "a" + text, "sequence", "\uffee", "\U0001F600"} {
 			v.SetMapIndex(reflect.ValueOf(k), reflect.ValueOf(text))
 		}
 	case reflect.String:
@@ -58,9 +63,10 @@ func fill(t *testing.T, v reflect.Value, text string) {
 	}
 }
 
-func TestEncodesLikeJSON(t *testing.T) {
+func TestEncodesCanonically(t *testing.T) {
 	for name, text := range map[string]string{
-		"plain": "a b", "quotes": `"\/`, "HTML": "<a href='x'>&", "control": "\x00\n\t\x1b\x7f", "not UTF-8": "\xff\xc3", "Unicode": "é 世 \u2028 \U0001F600",
+		"plain": "a b", "quotes": `"\/`, "HTML": "<a href='x'>&", "control": "\x00\b\f\n\r\t\x1b\x7f", "not UTF-8": "\xff\xc3 \xed\xa0\x80",
+		"Unicode": "é 世 \u2028\u2029 \U0001F600", "a key": `"sequence":7,`,
 	} {
 		t.Run("every field, "+name, func(t *testing.T) {
 			var e audit.Event
@@ -103,7 +109,91 @@ func TestEncodesEveryByte(t *testing.T) {
 	}
 }
 
-// FuzzEncode: any event is written as encoding/json writes it.
+// TestFieldsAreSorted: encoding/json writes fields in their order, and so does go-json.
+func TestFieldsAreSorted(t *testing.T) {
+	seen := map[reflect.Type]bool{}
+	var look func(reflect.Type)
+	look = func(typ reflect.Type) {
+		switch typ.Kind() {
+		case reflect.Pointer, reflect.Slice, reflect.Map:
+			look(typ.Elem())
+		case reflect.Struct:
+			if seen[typ] {
+				return
+			}
+			seen[typ] = true
+			var keys []string
+			for i := range typ.NumField() {
+				key, _, _ := strings.Cut(typ.Field(i).Tag.Get("json"), ",")
+				keys = append(keys, key)
+				look(typ.Field(i).Type)
+			}
+			if !slices.IsSorted(keys) {
+				t.Errorf("%s: %v", typ, keys)
+			}
+		}
+	}
+	look(reflect.TypeFor[audit.Event]())
+}
+
+// eachInt sets all integers of some kinds below v that are not nil.
+func eachInt(v reflect.Value, set func(int64) int64, kinds ...reflect.Kind) {
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			eachInt(v.Field(i), set, kinds...)
+		}
+	case reflect.Pointer:
+		if !v.IsNil() {
+			eachInt(v.Elem(), set, kinds...)
+		}
+	case reflect.Slice:
+		for i := range v.Len() {
+			eachInt(v.Index(i), set, kinds...)
+		}
+	}
+	if slices.Contains(kinds, v.Kind()) {
+		v.SetInt(set(v.Int()))
+	}
+}
+
+// TestIntegersAreExact: a reader may take numbers for doubles, as JavaScript does. What a
+// client declares is stored as the nearest number that is one.
+func TestIntegersAreExact(t *testing.T) {
+	const largest = 1<<53 - 1
+	for _, c := range []struct{ in, want int64 }{
+		{math.MaxInt64, largest}, {math.MinInt64, -largest}, {largest + 1, largest}, {largest, largest}, {-largest - 1, -largest}, {7, 7},
+	} {
+		var e audit.Event
+		v := reflect.ValueOf(&e).Elem()
+		fill(t, v, "a")
+		eachInt(v, func(int64) int64 { return c.want }, reflect.Int64)
+		want := reference(t, e)
+		eachInt(v, func(int64) int64 { return c.in }, reflect.Int64)
+		if got := string(audit.Encode(nil, &e)); got != want {
+			t.Errorf("%d:\ngot  %s\nwant %s", c.in, got, want)
+		}
+		if e.HTTPRequest.Length != c.in {
+			t.Errorf("%d: the caller's event has changed", c.in)
+		}
+	}
+}
+
+// TestEqualNames: two tags that are the same once they are UTF-8 are no record.
+func TestEqualNames(t *testing.T) {
+	e := event("tags")
+	e.Unmapped.Sallyport.Tags = map[string]string{"\xff": "1", "\xfe": "2"}
+	l, err := audit.Open(t.TempDir(), audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := l.Append(t.Context(), e); err == nil {
+		t.Error("they are recorded")
+	}
+}
+
+// FuzzEncode: any event is written in canonical form.
 func FuzzEncode(f *testing.F) {
 	for _, events := range golden() {
 		for _, e := range events {
@@ -115,6 +205,8 @@ func FuzzEncode(f *testing.F) {
 		if json.Unmarshal(raw, &e) != nil {
 			return
 		}
+		const largest = 1<<53 - 1
+		eachInt(reflect.ValueOf(&e), func(n int64) int64 { return min(max(n, -largest), largest) }, reflect.Int, reflect.Int64)
 		if got, want := string(audit.Encode(nil, &e)), reference(t, e); got != want {
 			t.Errorf("got  %s\nwant %s", got, want)
 		}

@@ -23,212 +23,58 @@ import (
 // SchemaVersion is the OCSF version whose names and numbers Event uses.
 const SchemaVersion = "1.5.0"
 
-// Class is an OCSF class_uid.
-type Class int
-
-// The classes that Sallyport writes.
-const (
-	ClassNetwork   Class = 4001 // Network Activity: tunnels, raw connections, datapath drops
-	ClassHTTP      Class = 4002 // HTTP Activity: one request
-	ClassDNS       Class = 4003 // DNS Activity: a name that was refused
-	ClassSSH       Class = 4007 // SSH Activity: an operator's connection to a sandbox, and what it is used for
-	ClassLifecycle Class = 6002 // Application Lifecycle: daemon, sandbox, policy, secret
-)
-
-// Action is an OCSF action_id. The zero value is undecided.
-type Action int
-
-const (
-	ActionUnknown Action = 0
-	ActionAllowed Action = 1
-	ActionDenied  Action = 2
-)
-
-// Disposition is an OCSF disposition_id: what was done about it.
-type Disposition int
-
-const (
-	DispositionUnknown Disposition = 0
-	DispositionAllowed Disposition = 1
-	DispositionBlocked Disposition = 2
-	DispositionDropped Disposition = 6
-	DispositionError   Disposition = 27
-)
-
-// Activities (activity_id) of the classes; those of HTTP come from HTTPActivity, and
-// those of SSH are the network's.
-const (
-	NetworkOpen   = 1
-	NetworkClose  = 2
-	NetworkFail   = 4
-	NetworkRefuse = 5
-
-	DNSQueried = 1
-
-	LifecycleInstall = 1 // made
-	LifecycleRemove  = 2
-	LifecycleStart   = 3
-	LifecycleStop    = 4
-	LifecycleUpdate  = 8
-
-	ActivityOther = 99 // of any class
-)
-
-// HTTPActivity is the activity of ClassHTTP for a request's method.
-func HTTPActivity(method string) int {
-	switch method {
-	case "CONNECT":
-		return 1
-	case "DELETE":
-		return 2
-	case "GET":
-		return 3
-	case "HEAD":
-		return 4
-	case "OPTIONS":
-		return 5
-	case "POST":
-		return 6
-	case "PUT":
-		return 7
-	case "TRACE":
-		return 8
-	}
-	return ActivityOther
-}
-
-// Status is an OCSF status_id.
-type Status int
-
-const (
-	StatusUnknown Status = 0
-	StatusSuccess Status = 1
-	StatusFailure Status = 2
-)
-
-// Severity is an OCSF severity_id.
-type Severity int
-
-const (
-	SeverityInformational Severity = 1
-	SeverityLow           Severity = 2
-	SeverityMedium        Severity = 3
-	SeverityHigh          Severity = 4
-	SeverityCritical      Severity = 5
-)
-
-// Kind is the part that an event has in a request's record.
-type Kind string
-
-const (
-	KindDecision   Kind = "decision"   // what was decided; durable before anything left
-	KindCompletion Kind = "completion" // what became of an allowed decision
-	KindDrop       Kind = "drop"       // packets that the datapath refused
-	KindLifecycle  Kind = "lifecycle"  // a sandbox, the daemon or the policy changed state
-)
-
 // Event is one line of the log. Fields that are nil or zero are left out.
 // Secret values are never in an event, and neither are the values of request
 // headers or query parameters.
+//
+// The fields of this and of each struct below it are in the order of their keys,
+// so that a line is in the canonical form of RFC 8785 as it is written.
 type Event struct {
-	Metadata    Metadata    `json:"metadata"`
-	Time        int64       `json:"time"` // milliseconds since the Unix epoch
-	CategoryUID int         `json:"category_uid"`
-	ClassUID    Class       `json:"class_uid"`
-	ActivityID  int         `json:"activity_id"`
-	TypeUID     int         `json:"type_uid"` // class_uid*100 + activity_id
-	SeverityID  Severity    `json:"severity_id"`
-	StatusID    Status      `json:"status_id,omitempty"`
-	Action      Action      `json:"action_id,omitempty"`
-	Disposition Disposition `json:"disposition_id,omitempty"`
-	// Message is one line for a person; Detail names the failing part.
-	Message string `json:"message,omitempty"`
-	Detail  string `json:"status_detail,omitempty"`
-
-	Source       *Endpoint     `json:"src_endpoint,omitempty"`
-	Destination  *Endpoint     `json:"dst_endpoint,omitempty"`
+	Action       Action        `json:"action_id,omitempty"`
+	ActivityID   int           `json:"activity_id"`
+	Actor        *Actor        `json:"actor,omitempty"`
+	App          *Product      `json:"app,omitempty"` // lifecycle only
+	CategoryUID  int           `json:"category_uid"`
+	ClassUID     Class         `json:"class_uid"`
 	Connection   *Connection   `json:"connection_info,omitempty"`
+	Count        int           `json:"count,omitempty"` // events folded into this one, when more than one
+	Disposition  Disposition   `json:"disposition_id,omitempty"`
+	Destination  *Endpoint     `json:"dst_endpoint,omitempty"`
+	Duration     int64         `json:"duration,omitempty"` // milliseconds
+	Rule         *Rule         `json:"firewall_rule,omitempty"`
 	HTTPRequest  *HTTPRequest  `json:"http_request,omitempty"`
 	HTTPResponse *HTTPResponse `json:"http_response,omitempty"`
+	Message      string        `json:"message,omitempty"` // one line for a person
+	Metadata     Metadata      `json:"metadata"`
+	Policy       *Policy       `json:"policy,omitempty"`
 	Query        *DNSQuery     `json:"query,omitempty"`
+	SeverityID   Severity      `json:"severity_id"`
+	Source       *Endpoint     `json:"src_endpoint,omitempty"`
+	StartTime    int64         `json:"start_time,omitempty"`    // milliseconds since the Unix epoch
+	Detail       string        `json:"status_detail,omitempty"` // the failing part
+	StatusID     Status        `json:"status_id,omitempty"`
+	Time         int64         `json:"time"` // milliseconds since the Unix epoch
 	TLS          *TLS          `json:"tls,omitempty"`
 	Traffic      *Traffic      `json:"traffic,omitempty"`
-	Rule         *Rule         `json:"firewall_rule,omitempty"`
-	Policy       *Policy       `json:"policy,omitempty"`
-	Actor        *Actor        `json:"actor,omitempty"`
-	App          *Product      `json:"app,omitempty"`        // lifecycle only
-	Duration     int64         `json:"duration,omitempty"`   // milliseconds
-	Count        int           `json:"count,omitempty"`      // events folded into this one, when more than one
-	StartTime    int64         `json:"start_time,omitempty"` // milliseconds since the Unix epoch
-
-	Unmapped Unmapped `json:"unmapped"`
+	TypeUID      int           `json:"type_uid"` // class_uid*100 + activity_id
+	Unmapped     Unmapped      `json:"unmapped"`
 }
 
 // Metadata identifies the event. UID of a decision is the decision id that the
 // sandbox sees in Sallyport-Decision; a completion names it in CorrelationUID.
 type Metadata struct {
-	Version        string   `json:"version"`
-	Profiles       []string `json:"profiles,omitempty"` // where action_id, firewall_rule, actor … come from
-	Product        Product  `json:"product"`
-	UID            string   `json:"uid"`
-	Sequence       uint64   `json:"sequence"` // set by Log, from 1, without gaps
 	CorrelationUID string   `json:"correlation_uid,omitempty"`
+	Product        Product  `json:"product"`
+	Profiles       []string `json:"profiles,omitempty"` // where action_id, firewall_rule, actor … come from
+	Sequence       uint64   `json:"sequence"`           // set by Log, from 1, without gaps
+	UID            string   `json:"uid"`
+	Version        string   `json:"version"`
 }
 
 type Product struct {
 	Name       string `json:"name"`
 	VendorName string `json:"vendor_name,omitempty"`
 	Version    string `json:"version,omitempty"`
-}
-
-type Endpoint struct {
-	Hostname string `json:"hostname,omitempty"`
-	IP       string `json:"ip,omitempty"`
-	Port     int    `json:"port,omitempty"`
-	MAC      string `json:"mac,omitempty"`
-}
-
-type Connection struct {
-	ProtocolName string `json:"protocol_name,omitempty"` // tcp, udp, icmp, arp …
-	ProtocolNum  int    `json:"protocol_num,omitempty"`
-	Direction    int    `json:"direction_id"` // 1 inbound, 2 outbound, 0 unknown
-}
-
-type HTTPRequest struct {
-	Method  string `json:"http_method,omitempty"`
-	Version string `json:"version,omitempty"`
-	URL     *URL   `json:"url,omitempty"`
-	Length  int64  `json:"length,omitempty"` // bytes of the body as declared
-}
-
-// URL is without its query: that has keys in Extension and values nowhere.
-type URL struct {
-	Scheme   string `json:"scheme,omitempty"`
-	Hostname string `json:"hostname,omitempty"`
-	Port     int    `json:"port,omitempty"`
-	Path     string `json:"path,omitempty"`
-}
-
-type HTTPResponse struct {
-	Code   int   `json:"code"`
-	Length int64 `json:"length,omitempty"`
-}
-
-type DNSQuery struct {
-	Hostname string `json:"hostname"`
-	Type     string `json:"type,omitempty"` // A, AAAA …
-}
-
-type TLS struct {
-	SNI     string `json:"sni,omitempty"`
-	Version string `json:"version"` // 1.2, 1.3; "" when none was agreed
-}
-
-// Traffic counts bytes as the sandbox sees them: out is what it sent.
-type Traffic struct {
-	BytesIn  int64 `json:"bytes_in"`
-	BytesOut int64 `json:"bytes_out"`
-	Packets  int64 `json:"packets,omitempty"`
 }
 
 type Rule struct {
@@ -247,87 +93,6 @@ type Actor struct {
 		Name string `json:"name,omitempty"`
 		UID  string `json:"uid,omitempty"`
 	} `json:"user"`
-}
-
-// Unmapped is OCSF's place for other fields.
-type Unmapped struct {
-	Sallyport Extension `json:"sallyport"`
-}
-
-// Extension is what Sallyport adds to OCSF.
-type Extension struct {
-	Kind        Kind              `json:"kind"`
-	Sandbox     string            `json:"sandbox,omitempty"` // name
-	SandboxID   string            `json:"sandbox_id,omitempty"`
-	Session     string            `json:"session,omitempty"`
-	Tags        map[string]string `json:"tags,omitempty"`
-	Phase       string            `json:"phase,omitempty"`             // connect, request, dns, inbound, ssh
-	Decision    string            `json:"decision,omitempty"`          // allow, deny, tunnel, approve
-	Credentials []CredentialUse   `json:"credentials,omitempty"`       // what was injected
-	Found       []CredentialUse   `json:"found_credentials,omitempty"` // what the response held and was overwritten
-	Reason      string            `json:"reason,omitempty"`
-	State       string            `json:"state,omitempty"`        // lifecycle: created, started, stopped, removed …
-	HeaderNames []string          `json:"header_names,omitempty"` // of the request, sorted; OCSF's http_headers wants values too
-	QueryKeys   []string          `json:"query_keys,omitempty"`   // of the request's URL
-	Protocol    string            `json:"protocol,omitempty"`     // tls, http, other; of SSH ssh, shell, sftp, forward: what a connection was found to carry; a request's scheme says it
-	Unsized     bool              `json:"size_unknown,omitempty"` // the request did not say how long its body is; without it the length, or 0, was declared
-	Clipped     []string          `json:"clipped,omitempty"`      // fields here that hold less than was decided on: path, method, header_names, query_keys
-	Observed    *Observed         `json:"observed,omitempty"`     // what observe mode has lifted
-	Limits      []LimitUse        `json:"limits,omitempty"`       // what bounds it; of a lifecycle event: what was reset
-	Approval    *Approval         `json:"approval,omitempty"`     // by which an allowed request was, or that a lifecycle event is about
-	Tokens      *Tokens           `json:"tokens,omitempty"`       // of a completion that a limit of tokens or cost is about
-	Owner       string            `json:"owner,omitempty"`        // the tenant whose sandbox it is
-}
-
-// Tokens is what a request to an LLM API has used, as its answer reports it. OCSF
-// has no attributes for it.
-type Tokens struct {
-	Model      string `json:"model,omitempty"`
-	In         int64  `json:"in"` // with Cached and CacheWrite in it
-	Out        int64  `json:"out"`
-	Cached     int64  `json:"cached,omitempty"`
-	CacheWrite int64  `json:"cache_write,omitempty"`
-	Cost       string `json:"cost,omitempty"` // decimal, in the currency of the prices; without one nothing is said
-	// Estimated reports that a part was not reported and is an upper estimate.
-	Estimated bool `json:"estimated,omitempty"`
-}
-
-// Observed is the decision that there would be without observe mode.
-type Observed struct {
-	Decision string `json:"decision"`
-	Rule     string `json:"rule,omitempty"`
-	RuleType string `json:"rule_type,omitempty"`
-	Reason   string `json:"reason,omitempty"`
-}
-
-// LimitUse names a limit and the subject of its counter.
-type LimitUse struct {
-	Name    string `json:"name"`
-	Subject string `json:"subject"`
-	Period  int64  `json:"period,omitempty"` // milliseconds, where it counts over one
-	Uses    int64  `json:"uses,omitempty"`   // of credentials
-}
-
-// Approval is a question to an operator, or the answer.
-type Approval struct {
-	ID       string `json:"id"`
-	Operator string `json:"operator,omitempty"`
-	UID      string `json:"uid,omitempty"`
-	Login    string `json:"login,omitempty"`  // who logged in, where the operator is whom they became since
-	Span     string `json:"span,omitempty"`   // once, session, period
-	By       string `json:"by,omitempty"`     // the approval that covers this one too
-	Method   string `json:"method,omitempty"` // of a longer one, * is any
-	Path     string `json:"path,omitempty"`   // likewise, a glob
-	Count    int    `json:"count,omitempty"`  // uses, of a longer one
-	Until    int64  `json:"until,omitempty"`  // milliseconds since the Unix epoch: when the question, or the answer, ends
-	Query    string `json:"query_sha256,omitempty"`
-	Body     string `json:"body_sha256,omitempty"`
-}
-
-// CredentialUse names a credential and the version of the secret behind it.
-type CredentialUse struct {
-	Name    string `json:"name"`
-	Version string `json:"version,omitempty"`
 }
 
 // New returns an event of the class and activity with its identifiers, time and

@@ -317,7 +317,7 @@ func TestOpenMends(t *testing.T) {
 		{"only zeros", func([]byte) []byte { return make([]byte, 100) }, "next", "", false, false},
 		{"bad line in the middle", func(b []byte) []byte {
 			lines := bytes.SplitAfter(b, []byte("\n"))
-			lines[1][3] = '}'
+			lines[1][1] = '}'
 			return bytes.Join(lines, nil)
 		}, "", "damaged", false, true},
 		{"bad last line", func(b []byte) []byte { b[len(b)-3] = '{'; return b }, "", "damaged", false, true},

@@ -48,9 +48,31 @@ const poll = 100 * time.Millisecond
 // yet. A Follow ends without an error when ctx is done.
 func Read(ctx context.Context, dir string, q Query) iter.Seq2[*Event, error] {
 	return func(yield func(*Event, error) bool) {
+		for entry, err := range Entries(ctx, dir, q) {
+			if !yield(entry.Event, err) {
+				return
+			}
+		}
+	}
+}
+
+// Entry is an event as the log has it.
+type Entry struct {
+	Number uint64 // the event's metadata.sequence
+	// JSON is the line as it is stored, without its newline: in the canonical form of
+	// RFC 8785, unless an older Sallyport or somebody else wrote it. It is valid until
+	// the next entry.
+	JSON  []byte
+	Event *Event
+}
+
+// Entries is Read with the lines, for what proves or passes on what is in the log: an
+// event that is encoded again need not be the same bytes.
+func Entries(ctx context.Context, dir string, q Query) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
 		r := &reader{ctx: ctx, dir: dir, query: q, yield: yield}
 		if err := r.read(); err != nil && !errors.Is(err, errStop) {
-			yield(nil, err)
+			yield(Entry{}, err)
 		}
 	}
 }
@@ -62,7 +84,7 @@ type reader struct {
 	ctx   context.Context
 	dir   string
 	query Query
-	yield func(*Event, error) bool
+	yield func(Entry, error) bool
 
 	next uint64 // number expected, 0 when not known
 	half half
@@ -147,9 +169,9 @@ func (r *reader) skipToLast(all []segment) error {
 		var found []uint64 // numbers of the last that are wanted, at most want
 		q := r.query
 		q.Last = 0
-		look := &reader{ctx: r.ctx, dir: r.dir, query: q, yield: func(e *Event, err error) bool {
-			if err == nil && e.Metadata.Sequence < limit {
-				found = append(found, e.Metadata.Sequence)
+		look := &reader{ctx: r.ctx, dir: r.dir, query: q, yield: func(e Entry, err error) bool {
+			if err == nil && e.Number < limit {
+				found = append(found, e.Number)
 				if len(found) > 2*want {
 					found = append(found[:0], found[len(found)-want:]...)
 				}
@@ -414,7 +436,7 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 			}
 		}
 		r.next = number + 1
-		if r.query.wants(e) && !r.yield(e, nil) {
+		if r.query.wants(e) && !r.yield(Entry{number, b, e}, nil) {
 			return 0, errStop
 		}
 	}
@@ -434,7 +456,7 @@ func (r *reader) ended(s segment, offset int64, unread int, following segment) e
 }
 
 func (r *reader) damage(s segment, offset int64, reason string) error {
-	if !r.yield(nil, &DamageError{s.path(), offset, reason}) {
+	if !r.yield(Entry{}, &DamageError{s.path(), offset, reason}) {
 		return errStop
 	}
 	return nil

@@ -138,7 +138,7 @@ func TestReadReportsDamage(t *testing.T) {
 		}, "0 1 2 ! 4 5 6 7 8 9"},
 		{"a line stands in another's place", func(t *testing.T, files []string) {
 			edit(t, files[0], func(b []byte) []byte {
-				return bytes.Replace(b, []byte(`"sequence":2}`), []byte(`"sequence":4611686018427387900}`), 1)
+				return bytes.Replace(b, []byte(`"sequence":2,`), []byte(`"sequence":4611686018427387900,`), 1)
 			})
 		}, "0 ! 2 3 4 5 6 7 8 9"},
 		{"a line is there twice", func(t *testing.T, files []string) {

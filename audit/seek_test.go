@@ -20,7 +20,9 @@ func TestReadFromFarOn(t *testing.T) {
 	var group []*audit.Event
 	for i := range events {
 		e := event(fmt.Sprint(i))
-		e.Detail = `"sequence":1 ` + strings.Repeat("x", rand.IntN(600)) // what somebody chose is no number
+		// What somebody chose is no number, before it or behind.
+		e.HTTPRequest = &audit.HTTPRequest{Method: `"sequence":1 `}
+		e.Detail = `"sequence":1 ` + strings.Repeat("x", rand.IntN(600))
 		group = append(group, e)
 	}
 	if err := l.Append(context.Background(), group...); err != nil {

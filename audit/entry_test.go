@@ -1,0 +1,87 @@
+package audit_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"sallyport/audit"
+)
+
+// TestEntries: an entry is its line, byte by byte, and what Read makes of it.
+func TestEntries(t *testing.T) {
+	dir, l := story(t)
+	l.Close()
+	var lines []byte
+	files, _ := filepath.Glob(filepath.Join(dir, "*.jsonl"))
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, bytes.TrimRight(b, "\x00")...)
+	}
+	var events []*audit.Event
+	for e, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		events = append(events, e)
+	}
+	var got []byte
+	n := 0
+	for e, err := range audit.Entries(t.Context(), dir, audit.Query{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(append(got, e.JSON...), '\n')
+		if e.Number != uint64(n+1) {
+			t.Errorf("entry %d has the number %d", n+1, e.Number)
+		}
+		if diff := cmp.Diff(events[n], e.Event); diff != "" {
+			t.Error(diff)
+		}
+		n++
+	}
+	if n != 10 || !bytes.Equal(got, lines) {
+		t.Errorf("%d entries, of the lines\n%s\nnot\n%s", n, got, lines)
+	}
+}
+
+// TestEntriesOfAnOlderLog: a line in another order is given as it is, and damage in place
+// of what cannot be read.
+func TestEntriesOfAnOlderLog(t *testing.T) {
+	dir := t.TempDir()
+	const old = `{"metadata":{"version":"1.5.0","uid":"a","sequence":1},"time":1,"category_uid":4,"class_uid":4001}`
+	const unread = `{"metadata":{"version":"1.5.0","uid":"b","sequence":2},"time":"x"}`
+	err := os.WriteFile(filepath.Join(dir, "00000000000000000001.jsonl"), []byte(old+"\n"+unread+"\n"), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, dir, audit.Options{})
+	e := event("new")
+	if err := l.Append(t.Context(), e); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for e, err := range audit.Entries(t.Context(), dir, audit.Query{}) {
+		var damage *audit.DamageError
+		switch {
+		case errors.As(err, &damage):
+			got = append(got, "damage")
+		case err != nil:
+			t.Fatal(err)
+		case e.Event.Message == "new" && e.Number == 3:
+			got = append(got, "new")
+		default:
+			got = append(got, string(e.JSON))
+		}
+	}
+	if diff := cmp.Diff([]string{old, "damage", "new"}, got); diff != "" {
+		t.Error(diff)
+	}
+}
