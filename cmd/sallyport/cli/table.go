@@ -27,7 +27,7 @@ func Rows[T any](list []T, row func(T) string) (lines []string) {
 }
 
 // Many counts things in words.
-func Many[N int | int64 | uint64](n N, one, more string) string {
+func Many[N int | int64 | uint64 | float64](n N, one, more string) string {
 	if n == 1 {
 		return "1 " + one
 	}

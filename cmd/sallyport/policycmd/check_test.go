@@ -92,21 +92,3 @@ func TestPolicyCheck(t *testing.T) {
 		})
 	}
 }
-
-// TestPolicyCheckDocument runs the commands that docs/policy/check.md shows.
-func TestPolicyCheckDocument(t *testing.T) {
-	text, err := os.ReadFile("../../../docs/policy/check.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	tool := opa(t)
-	checkout, err := filepath.Abs("../../../policy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	policies(t, nil)
-	if err := os.Symlink(checkout, "policy"); err != nil {
-		t.Fatal(err)
-	}
-	prompt{t, tool}.follow(string(text), 4)
-}

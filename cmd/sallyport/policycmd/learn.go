@@ -37,8 +37,7 @@ func newLearn(g *cli.Globals) *cobra.Command {
 	x.recording.flags(c)
 	c.Flags().BoolVar(&x.diff, "diff", false, "show what is added to the configuration")
 	c.Flags().BoolVar(&x.options.Everyone, "everyone", false, "propose rules for every sandbox rather than for those that were seen")
-	c.RunE = func(cmd *cobra.Command, _ []string) error { return x.run(cmd) }
-	return c
+	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, _ []string) error { return x.run(cmd, cfg) })
 }
 
 type learner struct {
@@ -60,11 +59,7 @@ type lesson struct {
 // maxRefused bounds the decisions that are remembered for their upstream's address.
 const maxRefused = 1 << 20
 
-func (x *learner) run(cmd *cobra.Command) error {
-	cfg, err := x.Config()
-	if err != nil {
-		return err
-	}
+func (x *learner) run(cmd *cobra.Command, cfg *config.Config) error {
 	q, err := x.query(cfg)
 	if err != nil {
 		return err

@@ -262,20 +262,15 @@ func (f *execFlags) terminal(ctx context.Context, c *sandbox.CommandSpec, stream
 		}()
 		stop = func() { signal.Stop(changed); cancel() }
 	}
-	return raw(in, streams.Stdin != nil, stop)
-}
-
-// raw hands our terminal's keys over as they are, if there is one.
-func raw(fd int, wanted bool, stop func()) (func(), error) {
-	if !wanted || !term.IsTerminal(fd) {
+	if streams.Stdin == nil || !term.IsTerminal(in) {
 		return stop, nil
 	}
-	was, err := term.MakeRaw(fd)
+	was, err := term.MakeRaw(in)
 	if err != nil {
 		stop()
 		return nil, err
 	}
-	return func() { stop(); _ = term.Restore(fd, was) }, nil
+	return func() { stop(); _ = term.Restore(in, was) }, nil
 }
 
 func newCommands(g *cli.Globals) *cobra.Command {

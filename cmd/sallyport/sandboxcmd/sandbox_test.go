@@ -24,18 +24,18 @@ func run(t *testing.T, args ...string) (out string, status int, err error) {
 // Of several names all are tried, each failure is said, and the status is 1 if
 // there was one. No sandboxes are an empty list in JSON.
 func TestSeveral(t *testing.T) {
+	problems := map[string]api.Problem{
+		"none":  {Status: http.StatusNotFound, Detail: "no such sandbox: none"},
+		"stuck": {Status: http.StatusInternalServerError, Detail: "stuck is stuck"},
+	}
 	answer := func(w http.ResponseWriter, r *http.Request) {
 		name := r.PathValue("name")
 		w.Header().Set("Content-Type", "application/json")
-		switch {
-		case name == "none":
+		switch problem, fails := problems[name]; {
+		case fails:
 			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(http.StatusNotFound)
-			_ = json.NewEncoder(w).Encode(api.Problem{Status: http.StatusNotFound, Detail: "no such sandbox: none"})
-		case name == "stuck":
-			w.Header().Set("Content-Type", "application/problem+json")
-			w.WriteHeader(http.StatusInternalServerError)
-			_ = json.NewEncoder(w).Encode(api.Problem{Status: http.StatusInternalServerError, Detail: "stuck is stuck"})
+			w.WriteHeader(problem.Status)
+			_ = json.NewEncoder(w).Encode(problem)
 		case r.Method == http.MethodDelete:
 			w.WriteHeader(http.StatusNoContent)
 		default:

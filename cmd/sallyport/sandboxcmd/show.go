@@ -67,10 +67,7 @@ func show(w io.Writer, i sandbox.Info) {
 func told(say func(what, text string), s sandbox.Spec) {
 	var limits []string
 	if s.CPUs != 0 {
-		limits = append(limits, cli.Many(int64(s.CPUs), "CPU", "CPUs"))
-		if s.CPUs != float64(int64(s.CPUs)) {
-			limits[0] = fmt.Sprintf("%g CPUs", s.CPUs)
-		}
+		limits = append(limits, cli.Many(s.CPUs, "CPU", "CPUs"))
 	}
 	if s.Memory != 0 {
 		limits = append(limits, policy.Size(s.Memory).String()+" of memory")

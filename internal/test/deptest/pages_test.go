@@ -21,13 +21,13 @@ var followers = map[string]struct{ file, test string }{
 	"policy/first-policy.md":  {"internal/e2e/guide_test.go", "TestPolicyPages"},
 	"policy/approvals.md":     {"internal/e2e/guide_test.go", "TestPolicyPages"},
 	"policy/bodies.md":        {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy/check.md":         {"cmd/sallyport/policycmd/check_test.go", "TestPolicyCheckDocument"},
-	"policy/library.md":       {"cmd/sallyport/policycmd/test_test.go", "TestPolicyLibraryDocument"},
+	"policy/check.md":         {"cmd/sallyport/policycmd/document_test.go", "TestPolicyDocuments"},
+	"policy/library.md":       {"cmd/sallyport/policycmd/document_test.go", "TestPolicyLibraryDocument"},
 	"policy/limits.md":        {"internal/e2e/guide_test.go", "TestPolicyPages"},
 	"policy/live.md":          {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy/paths.md":         {"cmd/sallyport/policycmd/explain_test.go", "TestPolicyPathsDocument"},
+	"policy/paths.md":         {"cmd/sallyport/policycmd/document_test.go", "TestPolicyDocuments"},
 	"policy/rollout.md":       {"internal/e2e/guide_test.go", "TestPolicyPages"},
-	"policy/test.md":          {"cmd/sallyport/policycmd/test_test.go", "TestPolicyTestDocument"},
+	"policy/test.md":          {"cmd/sallyport/policycmd/document_test.go", "TestPolicyDocuments"},
 }
 
 var typed = regexp.MustCompile(`(?m)^(\$ |sallyport |opa )`)
