@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -47,6 +49,9 @@ func newSecretSet(g *cli.Globals) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if slices.Contains(slices.Collect(maps.Values(values)), "") {
+			return errors.New("the secret is empty: type it at the prompt, or pipe it in")
+		}
 		err = api.SetSecret.Do(cmd.Context(), d, values, args[0])
 		if errors.Is(err, client.ErrNoDaemon) {
 			var cfg *config.Config
@@ -86,7 +91,7 @@ func readSecret(cmd *cobra.Command, name string, fields []string) (map[string]st
 			}
 			values[f] = string(p)
 		}
-		return values, notEmpty(values)
+		return values, nil
 	}
 	p, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxSecret+1))
 	if err != nil {
@@ -105,16 +110,7 @@ func readSecret(cmd *cobra.Command, name string, fields []string) (map[string]st
 	for i, f := range fields {
 		values[f] = strings.TrimSuffix(lines[i], "\r")
 	}
-	return values, notEmpty(values)
-}
-
-func notEmpty(values map[string]string) error {
-	for _, v := range values {
-		if v == "" {
-			return errors.New("the secret is empty: type it at the prompt, or pipe it in")
-		}
-	}
-	return nil
+	return values, nil
 }
 
 func newSecretList(g *cli.Globals) *cobra.Command {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,24 +154,18 @@ func newDoctor(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "doctor", Short: "Check what this host lacks, and say how to fix it", Args: cli.Exactly()}
 	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, _ []string) error {
 		findings := daemon.Examine(cmd.Context(), cfg)
-		err := g.Print(cmd, findings, func(w io.Writer) {
-			var rows []string
-			for _, f := range findings {
-				rows = append(rows, fmt.Sprintf("%s\t%s\t%s", f.Level, f.Name, f.Found))
-				if f.Level != doctor.OK && f.Fix != "" {
-					rows = append(rows, fmt.Sprintf("\t\t→ %s", f.Fix))
-				}
-			}
-			cli.Table(w, "STATE\tREQUIREMENT\tFOUND", rows...)
-		})
-		if err != nil {
-			return err
-		}
+		var rows []string
+		var failed error
 		for _, f := range findings {
-			if f.Level == doctor.Fail {
-				return fmt.Errorf("%s is not as needed; see above", f.Name)
+			rows = append(rows, fmt.Sprintf("%s\t%s\t%s", f.Level, f.Name, f.Found))
+			if f.Level != doctor.OK && f.Fix != "" {
+				rows = append(rows, fmt.Sprintf("\t\t→ %s", f.Fix))
+			}
+			if f.Level == doctor.Fail && failed == nil {
+				failed = fmt.Errorf("%s is not as needed; see above", f.Name)
 			}
 		}
-		return nil
+		err := g.Print(cmd, findings, func(w io.Writer) { cli.Table(w, "STATE\tREQUIREMENT\tFOUND", rows...) })
+		return cmp.Or(err, failed)
 	})
 }

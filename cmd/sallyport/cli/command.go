@@ -17,26 +17,23 @@ import (
 
 // Asks makes c a command that asks the daemon.
 func (g *Globals) Asks(c *cobra.Command, do func(cmd *cobra.Command, d *client.Client, args []string) error) *cobra.Command {
+	return needs(c, g.Daemon, do)
+}
+
+func needs[T any](c *cobra.Command, get func() (T, error), do func(*cobra.Command, T, []string) error) *cobra.Command {
 	c.RunE = func(cmd *cobra.Command, args []string) error {
-		d, err := g.Daemon()
+		v, err := get()
 		if err != nil {
 			return err
 		}
-		return do(cmd, d, args)
+		return do(cmd, v, args)
 	}
 	return c
 }
 
 // Reads makes c a command that needs the configuration, and no daemon.
 func (g *Globals) Reads(c *cobra.Command, do func(cmd *cobra.Command, cfg *config.Config, args []string) error) *cobra.Command {
-	c.RunE = func(cmd *cobra.Command, args []string) error {
-		cfg, err := g.Config()
-		if err != nil {
-			return err
-		}
-		return do(cmd, cfg, args)
-	}
-	return c
+	return needs(c, g.Config, do)
 }
 
 // Shows makes c a command that asks the daemon for one thing and prints it.

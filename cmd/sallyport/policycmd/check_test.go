@@ -15,6 +15,14 @@ import (
 func policies(t *testing.T, files map[string]string) {
 	t.Helper()
 	dir := t.TempDir()
+	write(t, dir, files)
+	t.Chdir(dir)
+	t.Setenv("SALLYPORT_CONFIG", "")
+}
+
+// write writes files below a folder.
+func write(t *testing.T, dir string, files map[string]string) {
+	t.Helper()
 	for name, text := range files {
 		file := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
@@ -24,8 +32,6 @@ func policies(t *testing.T, files map[string]string) {
 			t.Fatal(err)
 		}
 	}
-	t.Chdir(dir)
-	t.Setenv("SALLYPORT_CONFIG", "")
 }
 
 // TestPolicyCheck holds what is checked by what is named, and the exit status.

@@ -42,9 +42,7 @@ func TestPolicyLearn(t *testing.T) {
 		t.Errorf("what was there is not: %s", l.Document)
 	}
 	candidate := filepath.Join(dir, "candidate.yaml")
-	if err := os.WriteFile(candidate, []byte(l.Document), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, dir, map[string]string{"candidate.yaml": l.Document})
 	if out, status, err := run(t, "", "policy", "check", "--config", candidate); status != 0 {
 		t.Errorf("got %s, %v", out, err)
 	}

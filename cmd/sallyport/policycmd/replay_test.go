@@ -3,7 +3,6 @@ package policycmd
 import (
 	"context"
 	"encoding/json"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -88,12 +87,7 @@ func TestPolicyReplay(t *testing.T) {
 		"POST https://docs.example.com/guide/12", "POST https://docs.example.com/guide/13", "GET https://api.example.com/v1")
 	head := "dataDir: " + dir + "/data\nrunDir: " + dir + "/run\nengine: {kind: none}\n"
 	candidate := filepath.Join(dir, "candidate.yaml")
-	write := func(text string) {
-		t.Helper()
-		if err := os.WriteFile(candidate, []byte(head+text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
+	propose := func(text string) { write(t, dir, map[string]string{"candidate.yaml": head + text}) }
 	replayed := func(status int, args ...string) string {
 		t.Helper()
 		out, got, err := run(t, "", append([]string{"policy", "replay", "--config", candidate}, args...)...)
@@ -102,11 +96,11 @@ func TestPolicyReplay(t *testing.T) {
 		}
 		return out
 	}
-	write(rules)
+	propose(rules)
 	if out := replayed(0); !strings.Contains(out, "5 decisions") || !strings.Contains(out, "5 the same") {
 		t.Errorf("got %s", out)
 	}
-	write(strings.Replace(rules, "methods: [GET], ", "", 1))
+	propose(strings.Replace(rules, "methods: [GET], ", "", 1))
 	out := replayed(1)
 	for _, want := range []string{"2 newly allowed", "newly allowed: 2 × POST docs.example.com:443/guide/*", "was  deny", "is   allow by docs", ids[2] + " " + ids[3]} {
 		if !strings.Contains(out, want) {
@@ -123,14 +117,14 @@ func TestPolicyReplay(t *testing.T) {
 	if err := json.Unmarshal([]byte(replayed(1, "-o", "json")), &r); err != nil || r.ByChange[replay.NewlyAllowed] != 2 || r.Groups[0].Path != "/guide/*" {
 		t.Errorf("got %+v, %v", r, err)
 	}
-	write("egress: [{destination: docs.example.com, methods: [GET, POST]}]\n")
+	propose("egress: [{destination: docs.example.com, methods: [GET, POST]}]\n")
 	if out := replayed(1, "--fail-on", "denied"); !strings.Contains(out, "was  allow by api with key") {
 		t.Errorf("got %s", out)
 	}
 	replayed(2, "--fail-on", "everything")
 	replayed(2, "--since", "yesterday")
 	replayed(2, "--audit", filepath.Join(dir, "nowhere"))
-	write("egres: []\n")
+	propose("egres: []\n")
 	replayed(2)
 }
 
@@ -162,19 +156,14 @@ func TestPolicyReplayWithoutBodies(t *testing.T) {
 // A request is explained with its body and what says what that is.
 func TestPolicyExplainsABody(t *testing.T) {
 	dir, file := clitest.Configured(t, "egress:\n- {name: tools, destination: mcp.example.com, methods: [POST], body: {json: 1KiB}}\npolicy: {dir: rego}\n")
-	if err := os.MkdirAll(filepath.Join(dir, "rego"), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "rego", "a.rego"), []byte(`package sallyport.team.tools
+	write(t, dir, map[string]string{"rego/a.rego": `package sallyport.team.tools
 
 deny contains sprintf("not %s", [input.request.body.json.tool]) if input.request.body.json.tool != "search"
 
 deny contains "no secrets" if "X-Secret" in input.request.headers
 
 deny contains "too large" if input.request.size > 50
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+`})
 	body := filepath.Join(dir, "call.json")
 	const ask = "give it with --body FILE"
 	for _, test := range []struct {
@@ -197,9 +186,7 @@ deny contains "too large" if input.request.size > 50
 		{name: "a header's name", text: `{"tool": "search"}`, args: []string{"--body", body, "--header", "x-secret: sesame"}, want: "DENY: no secrets", silent: "sesame"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			if err := os.WriteFile(body, []byte(test.text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			write(t, dir, map[string]string{"call.json": test.text})
 			args := append([]string{"policy", "explain", "--config", file, "--offline"}, test.args...)
 			out, status, err := run(t, test.text, append(args, "POST", "https://mcp.example.com/mcp")...)
 			if status != 0 || !strings.Contains(out, test.want) || test.silent != "" && strings.Contains(out, test.silent) {
@@ -237,9 +224,7 @@ func TestPolicyExplainsADecision(t *testing.T) {
 	}
 	candidate := filepath.Join(dir, "candidate.yaml")
 	text := "dataDir: " + dir + "/data\nrunDir: " + dir + "/run\nengine: {kind: none}\negress: [{name: all, destination: docs.example.com}]\n"
-	if err := os.WriteFile(candidate, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, dir, map[string]string{"candidate.yaml": text})
 	if out := explained(candidate, ids[1]); !strings.Contains(out, "answers otherwise (action, rule)") || !strings.Contains(out, "ALLOW: allowed by rule all") {
 		t.Errorf("got %s", out)
 	}
@@ -252,21 +237,12 @@ func TestPolicyExplainsADecision(t *testing.T) {
 		t.Errorf("got %d, %v", status, err)
 	}
 	// A request is explained likewise, and its team's Rego is asked.
-	rego := filepath.Join(dir, "rego")
-	if err := os.Mkdir(rego, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(rego, "a.rego"), []byte(`package sallyport.team.keys
+	write(t, dir, map[string]string{"candidate.yaml": text + "policy: {dir: rego}\n", "rego/a.rego": `package sallyport.team.keys
 
 deny contains "no keys in the query" if "key" in input.request.query_keys
 
 allow contains {"rule": "support", "reason": "support may"} if input.sandbox.tags.team == "support"
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(candidate, []byte(text+"policy: {dir: rego}\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+`})
 	out, status, err = run(t, "", "policy", "explain", "--config", candidate, "--sandbox", "demo", "--tag", "team=support", "get", "https://docs.example.com?a=1;%6bey=2")
 	for _, want := range []string{"DENY: no keys in the query", "deny  sallyport.team.keys  no keys in the query", "allow  support  support may", "all → allow: fits"} {
 		if status != 0 || !strings.Contains(out, want) {
