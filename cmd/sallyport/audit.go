@@ -19,7 +19,8 @@ import (
 )
 
 func newAudit(g *cli.Globals) *cobra.Command {
-	return cli.Group("audit", "Read decisions and their outcomes", newAuditTail(g), newAuditQuery(g))
+	return cli.Group("audit", "Read decisions and their outcomes, and check them",
+		newAuditTail(g), newAuditQuery(g), newAuditVerify(g), newAuditProve(g), newAuditKey(g))
 }
 
 // pairWait is how long a decision waits for its outcome before it is shown alone.
