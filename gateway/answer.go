@@ -152,7 +152,7 @@ func explain(err error) string {
 	return "the connection broke"
 }
 
-// leaseError is a credential that could not be given to who asks for it.
+// leaseError says that a credential could not be leased.
 type leaseError struct {
 	credential string
 	to         string // what asks for it, when that is not the destination

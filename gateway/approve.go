@@ -27,7 +27,7 @@ var (
 	errUnasked = errors.New("no operator can be asked now")
 )
 
-// pollAfter is when a request that is to be sent again should be, in seconds.
+// pollAfter is how long a client waits before it sends a request again, in seconds.
 const pollAfter = 5
 
 // hold is one request or connection that needs approval.
@@ -37,8 +37,8 @@ type hold struct {
 	decide   func(context.Context) policy.Decision
 	subject  func(policy.Decision) approval.Subject
 	expires  time.Time
-	gone     <-chan struct{} // closed when the sandbox may have gone; nil: the context says
-	broken   func() bool     // whether it has gone
+	gone     <-chan struct{} // closed when the client may have gone; if nil, the context tells
+	broken   func() bool     // reports whether the client has gone
 	settings policy.Approvals
 	poll     bool
 	epoch    uint64 // of the last decision
@@ -55,9 +55,9 @@ func (g *Gateway) hold(p *peer, d policy.Decision) *hold {
 	return h
 }
 
-// wait asks until there is an answer, or nobody who waits for it. The decision is
-// the policy's of then: where that needs no approval any more, the verdict is
-// zero.
+// wait asks operators until one answers, the client goes or the question expires. It
+// returns the policy's decision of that moment. If the policy no longer requires an
+// approval, the verdict is zero.
 func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, approval.Verdict, error) {
 	g := h.gateway
 	g.metrics.held.Inc()
@@ -74,7 +74,7 @@ func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, ap
 	}
 	defer func() { drop() }()
 	for {
-		changed := g.holds.changed() // from here on, so that no change is missed
+		changed := g.holds.changed() // before the decision, so that no change is missed
 		h.epoch = g.live.Epoch()
 		if now := h.decide(ctx); now.Action != policy.Approve {
 			return now, approval.Verdict{}, ctx.Err()
@@ -82,7 +82,7 @@ func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, ap
 			if now.Revision != d.Revision || now.Rule != d.Rule || !reflect.DeepEqual(now.Inject, d.Inject) {
 				drop()
 			}
-			d = now // also where it is the clock that has changed it
+			d = now // a rule may depend on the time of day
 		}
 		v, err := g.approvals.Ask(ctx, approval.Question{
 			Subject: h.subject(d), Reason: d.Reason, ID: id, Held: !h.poll, Timeout: max(time.Until(h.expires), 0),
@@ -122,7 +122,7 @@ func (h *hold) wait(ctx context.Context, d policy.Decision) (policy.Decision, ap
 	}
 }
 
-// approved is a decision with an operator's yes.
+// approved is the decision on a request that an operator approved.
 func approved(d policy.Decision, v approval.Verdict, action policy.Action) policy.Decision {
 	span := string(v.Span)
 	if span == "" {
@@ -133,7 +133,7 @@ func approved(d policy.Decision, v approval.Verdict, action policy.Action) polic
 	return d
 }
 
-// unapproved is a decision without.
+// unapproved is the denial of a request that no operator approved.
 func (h *hold) unapproved(d policy.Decision, v approval.Verdict, err error) policy.Decision {
 	d.Action, d.Inject, d.Upstream = policy.Deny, nil, nil
 	if v.ID != "" {
@@ -168,8 +168,8 @@ func approvalOf(connection, request policy.Decision) policy.Decision {
 	return connection
 }
 
-// approve holds a request until an operator has answered, or has it sent again.
-// The answer it returns is for one that may not leave.
+// approve holds a request until an operator has answered, or tells the client to send it
+// again later. If the request must not leave, approve returns the answer for the client.
 func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, *answer.Answer) {
 	g := q.gateway
 	if len(d.Inject) > 0 && !q.tls() {
@@ -180,7 +180,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 		return d, q.deny(r, h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil))
 	}
 	defer g.holds.places.Leave(q.identity.ID, q.identity.Owner)
-	ctx, cancel := context.WithDeadline(r.Context(), h.expires.Add(time.Second)) // the store says when it is over
+	ctx, cancel := context.WithDeadline(r.Context(), h.expires.Add(time.Second)) // the store itself ends the question
 	defer cancel()
 	if within, ok := grpc.Timeout(r); ok {
 		ctx, cancel = context.WithTimeout(ctx, within)
@@ -205,11 +205,11 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 	var v approval.Verdict
 	var err error
 	switch {
-	case q.form.body != nil: // read already, and what leaves
+	case q.form.body != nil: // already read; the same bytes are sent
 		body, length = q.form.body.Digest()
 	case q.sent.ReadCloser != nil:
 		body, length = "", -1
-		// What a longer approval covers need not be read ahead.
+		// If an approval for a period covers the request, its body is not read ahead.
 		h.epoch = g.live.Epoch()
 		if now := h.decide(ctx); now.Action == policy.Approve {
 			d = now
@@ -217,7 +217,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 		}
 		if err == nil && v.State != approval.Approved {
 			body, length, err = q.readAhead(ctx, h)
-			delete(r.Header, "Expect") // it has been asked for
+			delete(r.Header, "Expect") // the client has been told to continue
 		}
 	}
 	if err == nil && v.State != approval.Approved {
@@ -249,7 +249,7 @@ func (q *request) approve(r *http.Request, d policy.Decision) (policy.Decision, 
 	return d, a
 }
 
-// subject is what an operator is asked about a connection. A request adds its own.
+// subject describes a connection to the operator. A request adds its own fields.
 func (t target) subject(p *peer, d policy.Decision) approval.Subject {
 	s := approval.Subject{
 		Sandbox: p.identity.Name, SandboxID: p.identity.ID, Session: p.identity.Session,
@@ -263,7 +263,7 @@ func (t target) subject(p *peer, d policy.Decision) approval.Subject {
 	return s
 }
 
-// readAhead reads the request's body as far as it binds.
+// readAhead reads the body up to the limit within which an approval covers its content.
 func (q *request) readAhead(ctx context.Context, h *hold) (string, int64, error) {
 	ahead := bodies.NewReadAhead(q.sent.ReadCloser, int(h.settings.Body), q.gateway.bodies, q.identity.ID)
 	q.grant.ahead, q.sent.ReadCloser = ahead, ahead
@@ -271,19 +271,18 @@ func (q *request) readAhead(ctx context.Context, h *hold) (string, int64, error)
 	return ahead.Whole(ctx)
 }
 
-// later has the request sent again.
+// later answers that an operator is asked and that the client must send the request again.
 func (q *request) later(r *http.Request, d policy.Decision, v approval.Verdict) *answer.Answer {
 	d.Inject, d.Upstream = nil, nil
 	d.Approval = &policy.Approval{ID: v.ID}
 	a := q.deny(r, d)
 	a.Status, a.Retry = http.StatusPreconditionRequired, pollAfter
-	a.Remedy = fmt.Sprintf("An operator has been asked. Send the same request again, not before %d seconds from now, until it is answered otherwise; nobody answering until %s is a no.",
+	a.Remedy = fmt.Sprintf("An operator has been asked. Send the same request again every %d seconds or more, until the answer changes. If no operator answers before %s, the request is denied.",
 		pollAfter, v.Expires.UTC().Format(time.RFC3339))
 	return a
 }
 
-// tunnelApproved carries a connection that cannot be read, once an operator has
-// approved it.
+// tunnelApproved tunnels a connection after an operator has approved it.
 func (g *Gateway) tunnelApproved(ctx context.Context, c *connection, d policy.Decision) {
 	d, epoch := g.approveConnection(ctx, c, d)
 	var t *tunnel
@@ -312,7 +311,7 @@ func (g *Gateway) tunnelApproved(ctx context.Context, c *connection, d policy.De
 	}
 }
 
-// enterApproved enters a request that is approved, unless the policy has changed since.
+// enterApproved registers an approved request as live, unless the policy has changed since.
 func (q *request) enterApproved(ctx context.Context, d policy.Decision, epoch uint64) policy.Decision {
 	changed := false
 	q.gateway.live.Decide(epoch, func() (*live.Handle, live.Revocable) {
@@ -321,7 +320,7 @@ func (q *request) enterApproved(ctx context.Context, d policy.Decision, epoch ui
 			switch {
 			case now.Action == policy.Allow:
 				d = q.askPolicy(ctx)
-				return nil, nil // it has entered
+				return nil, nil // askPolicy has registered it
 			case now.Action != policy.Approve || now.Revision != d.Revision || now.Rule != d.Rule || !reflect.DeepEqual(now.Inject, d.Inject):
 				d = now
 				return nil, nil
@@ -334,11 +333,11 @@ func (q *request) enterApproved(ctx context.Context, d policy.Decision, epoch ui
 	return d
 }
 
-// approveConnection holds a connection that cannot be read until an operator has
-// answered. The decision, with its epoch, is zero where the client has gone.
+// approveConnection holds a connection that is not read until an operator has answered.
+// It returns the decision and its policy epoch, both zero if the client has gone.
 func (g *Gateway) approveConnection(ctx context.Context, c *connection, d policy.Decision) (policy.Decision, uint64) {
 	h := g.hold(c.peer, d)
-	h.poll = false // nothing can be said to it
+	h.poll = false // no answer can be sent on it
 	if !g.holds.places.Enter(c.identity.ID, c.identity.Owner) {
 		return h.unapproved(d, approval.Verdict{State: approval.Refused, Reason: errHeld.Error()}, nil), 0
 	}
@@ -355,7 +354,7 @@ func (g *Gateway) approveConnection(ctx context.Context, c *connection, d policy
 		for err == nil {
 			err = c.More()
 		}
-		// A client that has said something may have said all it wants to.
+		// A client may close its sending side after the first bytes and still wait.
 		broken = !errors.Is(err, sniff.ErrTooLong) && !(errors.Is(err, io.EOF) && len(c.Seen) > 0)
 	}()
 	h.gone, h.broken = ended, func() bool { return broken }
@@ -376,23 +375,22 @@ func (g *Gateway) approveConnection(ctx context.Context, c *connection, d policy
 	return h.unapproved(d, v, err), 0
 }
 
-// Bounds of what waits for operators here. The store has bounds of its own; these
-// are for what it costs to ask. Bodies are counted with the others that are held:
-// see room.
+// Limits of requests and connections that wait for operators. The approval store limits
+// its questions separately. Held bodies count against the budget in package bodies.
 const (
 	maxHeld      = 32  // requests and connections of a sandbox
 	maxHeldAll   = 512 // of all
 	leastHeld    = 2   // of a sandbox, whatever the others hold
-	heldFallback = 30  // seconds after which it is asked again although nobody said so
+	heldFallback = 30  // seconds between questions to the store without a change
 )
 
-// holds counts what waits.
+// holds counts the requests and connections that wait.
 type holds struct {
 	places *quota.Places
 
 	mu    sync.Mutex
 	again chan struct{} // closed when the policy has changed
-	over  chan struct{} // closed when no more is waited for
+	over  chan struct{} // closed when the gateway closes
 	ended bool
 }
 
@@ -401,7 +399,7 @@ func (h *holds) begin() {
 	h.again, h.over = make(chan struct{}), make(chan struct{})
 }
 
-// end lets go all that waits, unanswered.
+// end releases all that wait, without an answer.
 func (h *holds) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -411,14 +409,14 @@ func (h *holds) end() {
 	}
 }
 
-// changed is closed when the policy has changed since.
+// changed returns a channel that is closed at the next change of the policy.
 func (h *holds) changed() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.again
 }
 
-// reconsider has the policy asked again about all that waits.
+// reconsider makes every hold ask the policy again.
 func (h *holds) reconsider() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -14,9 +14,9 @@ import (
 	"sallyport/gateway/live"
 )
 
-// complete ends a request whatever happened in it, and records how. A panic becomes a
-// 500 while that can still be said. A response that broke off is broken off towards the
-// sandbox too: the sandbox would take it for complete otherwise.
+// complete ends a request and records its outcome. If a step panicked, the sandbox gets a
+// 500 unless the response has begun. If the upstream's response broke off, complete breaks
+// the sandbox's off too, so that the sandbox does not take it for complete.
 func (q *request) complete(r *http.Request) {
 	p := recover()
 	if p != nil && p != http.ErrAbortHandler {
@@ -42,7 +42,7 @@ func (q *request) complete(r *http.Request) {
 	if broken && q.endCall(r) {
 		broken = false
 	}
-	q.form.body.Drop() // which nobody judges any more
+	q.form.body.Drop() // the policy has read it
 	q.heads.Release()
 	q.grant.meter.end()
 	if p != nil || broken {
@@ -152,7 +152,7 @@ func (q *request) endCall(r *http.Request) bool {
 		return false
 	}
 	header := a.Call(r).Header
-	delete(header, "Content-Type") // which has been said
+	delete(header, "Content-Type") // the answer has its own
 	for name, values := range header {
 		q.out.Header()[http.TrailerPrefix+name] = values
 	}

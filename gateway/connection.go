@@ -101,7 +101,7 @@ func (g *Gateway) admitConnection(c *connection) bool {
 	ctx := c.lifetime.ctx
 	protocol, sni, err := g.listenTo(ctx, c)
 	if errors.Is(err, sniff.ErrClientHello) {
-		c.protocol = policy.ProtocolOther // nothing can be said in it
+		c.protocol = policy.ProtocolOther // an answer cannot be sent on it
 		g.deny(c, floor(policy.Decision{}, "tls", sniff.ErrClientHello.Error()))
 		return false
 	}
@@ -173,7 +173,7 @@ func (g *Gateway) listenTo(ctx context.Context, c *connection) (policy.Protocol,
 		protocol, sni, err = c.Sniff()
 	}
 	if errors.Is(err, io.EOF) && len(c.Seen) > 0 {
-		protocol, err = policy.ProtocolOther, nil // said all it wanted to, in few bytes
+		protocol, err = policy.ProtocolOther, nil // it ended after a few bytes
 	}
 	_ = c.SetReadDeadline(time.Time{})
 	return protocol, sni, err

@@ -26,17 +26,17 @@ import (
 // Bounds of a connection that speaks HTTP/2.
 const (
 	maxStreams = 128 // requests at once
-	// What a client may send ahead of who reads it, in bytes: a body that is not
-	// read leaves room for others on the connection.
+	// Flow control windows in bytes. A body that is not read must leave room for others
+	// on the connection.
 	streamWindow     = 256 << 10
 	connectionWindow = 1 << 20
-	// The same of a connection for which the sandbox has no wide window left.
+	// The windows of a connection when the sandbox has used up its wide ones.
 	narrowStreamWindow     = 16 << 10
 	narrowConnectionWindow = 64 << 10
 	wideWindows            = 256       // of all sandboxes
 	wideWindowsOfOne       = 32        // sandbox
 	maxFrameSize           = 16 << 10  // bytes: a connection keeps a buffer for the largest frame that has come
-	maxSettle              = 256 << 10 // bytes of a body that nobody wanted
+	maxSettle              = 256 << 10 // bytes of an unread body that are read before the stream is reset
 	settleTime             = 500 * time.Millisecond
 )
 

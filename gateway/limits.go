@@ -15,18 +15,18 @@ import (
 	"sallyport/policy/limit"
 )
 
-// exceededError says which limit has no room, and for how long.
+// exceededError names the limit that refuses a request, and says for how long it does.
 type exceededError struct {
 	rule   string
 	reason string
-	retry  time.Duration // zero: waiting does not help, since it is too large, or unpriced
-	// unpriced says that it is of no model that has a price.
+	retry  time.Duration // zero: waiting does not help (too large, or unpriced)
+	// unpriced says that no price is configured for the model.
 	unpriced bool
 }
 
 func (e *exceededError) Error() string { return e.reason }
 
-// status is what a request that meets the limit is answered with.
+// status is the HTTP status of the answer to a refused request.
 func (e *exceededError) status() int {
 	switch {
 	case e.unpriced:
@@ -37,8 +37,8 @@ func (e *exceededError) status() int {
 	return http.StatusTooManyRequests
 }
 
-// exceeded is the one place where a limit turns what is allowed into a denial, but
-// for what observe mode lets pass.
+// exceeded turns an allowed decision into the denial by a limit. In observe mode the
+// decision stays, and the denial is noted in Observed. No other function does this.
 func (g *Gateway) exceeded(d policy.Decision, e *exceededError) policy.Decision {
 	if d.Lenient {
 		if d.Observed == nil {
@@ -56,21 +56,21 @@ func (g *Gateway) exceeded(d policy.Decision, e *exceededError) policy.Decision 
 	return d
 }
 
-// meter holds what a request or tunnel has taken of its limits. A nil one has
-// taken nothing.
+// limitMeter counts what a request or tunnel uses of its limits. A nil limitMeter
+// counts nothing.
 type limitMeter struct {
 	use     *limit.Use
-	largest int64  // of a request's body in bytes, where rule is not empty
-	rule    string // the limit that says so
-	lenient bool   // nothing is broken off
-	unread  bool   // what flows is charged as tokens
+	largest int64  // of a request's body in bytes, if rule is not empty
+	rule    string // the limit of that size
+	lenient bool   // observe mode: nothing is broken off
+	unread  bool   // bytes are charged as tokens
 	prices  policy.Prices
 	costed  string // the limit that bounds cost, or empty
 	over    atomic.Pointer[exceededError]
 }
 
-// takeLimits counts what is about to be carried, size bytes of a body or -1, and returns
-// the decision, or the denial in its place.
+// takeLimits counts a request or tunnel that is about to be sent. size is the body's length
+// in bytes, -1 if unknown. It returns the decision, or the denial in its place.
 func (g *Gateway) takeLimits(s policy.Sandbox, d policy.Decision, size int64) (*limitMeter, policy.Decision) {
 	if len(d.Limits) == 0 {
 		return nil, d
@@ -90,7 +90,7 @@ func (g *Gateway) takeLimits(s policy.Sandbox, d policy.Decision, size int64) (*
 	return m, d
 }
 
-// checkLimits says what take would, for what is not carried yet.
+// checkLimits returns the decision that takeLimits would, and counts nothing.
 func (g *Gateway) checkLimits(s policy.Sandbox, d policy.Decision, size int64) policy.Decision {
 	claims, err := g.claims(s, d, &limitMeter{}, size)
 	if err == nil && len(claims) > 0 {
@@ -102,7 +102,7 @@ func (g *Gateway) checkLimits(s policy.Sandbox, d policy.Decision, size int64) p
 	return d
 }
 
-// claims judges what needs no counter, and lists what does.
+// claims checks the limits without a counter and returns the claims on the counters.
 func (g *Gateway) claims(s policy.Sandbox, d policy.Decision, m *limitMeter, size int64) ([]limit.Claim, *exceededError) {
 	var large, shut *exceededError
 	now := g.budget.Now()
@@ -140,7 +140,7 @@ func tooLarge(rule string, most int64) *exceededError {
 	return &exceededError{rule: rule, reason: fmt.Sprintf("limit %s: a request's body has %v at most", rule, policy.Size(most))}
 }
 
-// judged turns the Book's error into one that is answered.
+// judged turns an error of the limit store into an exceededError.
 func judged(u *limit.Use, err error) (*limit.Use, *exceededError) {
 	var e *limit.ExceededError
 	if !errors.As(err, &e) {
@@ -149,8 +149,8 @@ func judged(u *limit.Use, err error) (*limit.Use, *exceededError) {
 	return nil, overdrawn(e)
 }
 
-// overdrawn says it without what changes from one to the next: denials that are
-// alike are counted as one.
+// overdrawn describes a used-up limit without amounts that differ between requests, so
+// that equal denials are aggregated.
 func overdrawn(e *limit.ExceededError) *exceededError {
 	l := &exceededError{rule: e.Limit, reason: e.Error(), retry: e.Retry}
 	switch every := brief(e.Every); e.What {
@@ -164,7 +164,7 @@ func overdrawn(e *limit.ExceededError) *exceededError {
 	return l
 }
 
-// brief is a time without what is zero: 24h, 1h30m.
+// brief formats a duration without zero units: 24h, 1h30m.
 func brief(d time.Duration) string {
 	text := d.String()
 	if strings.HasSuffix(text, "m0s") {
@@ -176,7 +176,7 @@ func brief(d time.Duration) string {
 	return text
 }
 
-// spend counts bytes that flow; its error breaks off what they are of.
+// spend counts n bytes. On an error the caller breaks the request or tunnel off.
 func (m *limitMeter) spend(n int) error {
 	if m == nil || !m.use.Metered() && !m.unread {
 		return m.err()
@@ -188,14 +188,14 @@ func (m *limitMeter) spend(n int) error {
 	return m.err()
 }
 
-// met takes note of what a limit has no room for.
+// met keeps the first error of a limit.
 func (m *limitMeter) met(err error) {
 	if _, over := judged(nil, err); over != nil && !m.lenient {
 		m.over.CompareAndSwap(nil, over)
 	}
 }
 
-// upload is spend for n bytes of a request's body, of which total have come.
+// upload is spend for n more bytes of a request's body; total is the sum so far.
 func (m *limitMeter) upload(n int, total int64) error {
 	if m != nil && !m.lenient && m.rule != "" && total > m.largest {
 		m.over.CompareAndSwap(nil, tooLarge(m.rule, m.largest))
@@ -203,7 +203,7 @@ func (m *limitMeter) upload(n int, total int64) error {
 	return m.spend(n)
 }
 
-// err is what has broken it off.
+// err is the limit's error that broke the request off, or nil.
 func (m *limitMeter) err() error {
 	if m == nil {
 		return nil
@@ -214,14 +214,14 @@ func (m *limitMeter) err() error {
 	return nil
 }
 
-// end gives the place back.
+// end releases the concurrent use.
 func (m *limitMeter) end() {
 	if m != nil {
 		m.use.End()
 	}
 }
 
-// metered reads what counts.
+// metered counts the bytes that are read through it.
 type metered struct {
 	io.Reader
 	meter *limitMeter
@@ -235,8 +235,8 @@ func (r metered) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// through is r, counted where some limit bounds bytes, or tokens: else the kernel
-// may copy.
+// through returns a reader that counts. Without a limit of bytes or tokens it returns r
+// itself, so that the kernel can copy (splice(2)).
 func (m *limitMeter) through(r io.Reader) io.Reader {
 	if m == nil || !m.use.Metered() && !m.unread {
 		return r
@@ -244,7 +244,7 @@ func (m *limitMeter) through(r io.Reader) io.Reader {
 	return metered{r, m}
 }
 
-// blocked makes a completion that of what a limit has broken off.
+// blocked records in a completion that a limit broke the request off.
 func (g *Gateway) blocked(c *audit.Event, err error) {
 	var over *exceededError
 	if !errors.As(err, &over) {
@@ -252,27 +252,26 @@ func (g *Gateway) blocked(c *audit.Event, err error) {
 	}
 	g.metrics.limited.Inc()
 	c.Action, c.Disposition, c.SeverityID = audit.ActionDenied, audit.DispositionBlocked, audit.SeverityMedium
-	c.Rule = &audit.Rule{Name: over.rule, Type: policy.TypeLimit} // not the record's, which is the decision's too
+	c.Rule = &audit.Rule{Name: over.rule, Type: policy.TypeLimit} // a new one: the decision's event shares the old one
 }
 
-// FoundLimit is the limit that counts, for each sandbox and its forks together, the
-// answers of hosts in which an injected secret was found that they were never sent.
-// Such an answer tells a sandbox that guesses whether it has guessed right. A sandbox
-// that used it up sends nothing any more until an operator resets it, and no fork of it
-// does, those made before and after included.
+// FoundLimit names the limit of answers that hold an injected secret although their host
+// was never sent it. Such an answer tells a sandbox whether a guess was right. The limit
+// counts for a sandbox and all its forks together. When it is used up, none of them can
+// send anything until an operator resets it.
 const FoundLimit = "found-credentials"
 
 func foundBy(s policy.Sandbox) limit.Key {
 	return limit.Key{Limit: FoundLimit, Subject: cmp.Or(s.Tags[policy.TagLineage], s.ID)}
 }
 
-// stopped tells whether a sandbox has used FoundLimit up.
+// stopped reports whether a sandbox has used FoundLimit up.
 func (g *Gateway) stopped(s policy.Sandbox) bool {
 	return g.budget.Used(foundBy(s)).Requests >= g.found
 }
 
-// stray counts an answer in which a secret was found where it should not be, and ends all that
-// the sandbox has under way when that is one too many.
+// stray counts an answer that holds a secret its host was never sent. If that uses the
+// limit up, stray ends all requests and tunnels of the sandbox.
 func (g *Gateway) stray(p *peer) {
 	s := p.identity.Sandbox
 	if g.stopped(s) {
@@ -289,7 +288,7 @@ func (g *Gateway) stray(p *peer) {
 	}
 }
 
-// unlessStopped is a decision about a sandbox that may have used FoundLimit up.
+// unlessStopped denies if the sandbox has used FoundLimit up.
 func (g *Gateway) unlessStopped(in policy.Input, d policy.Decision) policy.Decision {
 	switch {
 	case in.Phase != policy.PhaseConnect && in.Phase != policy.PhaseRequest, d.Action == policy.Deny, !g.stopped(in.Sandbox):

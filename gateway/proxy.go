@@ -37,9 +37,8 @@ func newProxy(logger *slog.Logger) *goproxy.ProxyHttpServer {
 	proxy := goproxy.NewProxyHttpServer()
 	proxy.Logger = proxyLogger{logger}
 	proxy.Verbose = false
-	// The request's steps decide what goes out. Without this, goproxy would take
-	// hop-by-hop headers away a second time, and write each URL for a log that nobody
-	// reads.
+	// The steps of a request decide which headers are sent. Without KeepHeader, goproxy
+	// would remove hop-by-hop headers a second time and format each URL for its log.
 	proxy.KeepHeader = true
 	proxy.AllowHTTP2 = false
 	proxy.Tr = &http.Transport{

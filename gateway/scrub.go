@@ -89,10 +89,10 @@ type responseBody struct {
 	err      error                   // but for io.EOF
 	meter    *limitMeter
 	tokens   *tokenMeter   // nil where no tokens are counted
-	stall    time.Duration // how long who reads may take between two reads
+	stall    time.Duration // the longest time between two reads of the sandbox
 	patience *time.Timer   // for that, nil where nothing is held
 
-	mu     sync.Mutex // a WebSocket's come while it ends
+	mu     sync.Mutex // messages of a WebSocket may come while it ends
 	strays int
 	hits   map[string]int      // by credential
 	strewn map[string]struct{} // credentials that are counted already in this answer

@@ -101,7 +101,7 @@ type requestBody struct {
 	io.ReadCloser
 	read   atomic.Int64
 	short  atomic.Bool // the sandbox did not send all of it
-	closed atomic.Bool // by us, who want no more of it
+	closed atomic.Bool // by the gateway
 	silent atomic.Bool // nothing of it came for as long as stall
 
 	late  *time.Timer
@@ -133,9 +133,8 @@ func (b *requestBody) take(from, out *http.Request) {
 	}
 }
 
-// wait bounds the time for which nothing comes. A call of gRPC or of Connect can
-// be a conversation in which it is the upstream's turn, before that has said a
-// word.
+// wait sets the longest time without a byte of the body. It does not apply to calls of
+// gRPC and Connect, in which the client may wait for the upstream first.
 func (b *requestBody) wait(r *http.Request, stall time.Duration) {
 	kind := r.Header.Get("Content-Type")
 	if !strings.HasPrefix(kind, "application/grpc") && !strings.HasPrefix(kind, "application/connect+") {

@@ -60,8 +60,8 @@ func (s *Scrubber) Pass(r *http.Response, hit func(Found), strict func() bool) e
 	return (&body{answer: answer{Scrubber: s, Response: r, hit: hit, strict: strict}}).scrub()
 }
 
-// Open is Pass that leaves no codings which it can take off, for who reads what
-// comes out.
+// Open is Pass that also removes every content coding that it can decode, for a caller
+// that reads the body.
 func (s *Scrubber) Open(r *http.Response, hit func(Found), strict func() bool) error {
 	return (&body{answer: answer{Scrubber: s, Response: r, hit: hit, strict: strict, open: true}}).scrub()
 }
@@ -181,8 +181,8 @@ func (h held) Close() error {
 // sought says that there is something to look for.
 func (a *answer) sought() bool { return !a.None() }
 
-// idle says that there is nothing to look for in the answer, nor will be before
-// it ends, and that nobody else reads it.
+// idle reports whether the answer has no secret to look for, now and until it ends, and
+// no other reader.
 func (a *answer) idle() bool {
 	return !a.open && a.None() && mediaType(a.Response.Header["Content-Type"]) != "text/event-stream"
 }

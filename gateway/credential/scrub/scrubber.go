@@ -305,7 +305,7 @@ func (s *Scrubber) Reader(body io.ReadCloser, hit func(Found)) io.ReadCloser {
 	return &scrubbed{reader: s.reader(body, hit), Closer: body}
 }
 
-// chunk is how many bytes are read at a time by who has no room for so many.
+// chunk is how many bytes are read at a time into a small buffer.
 const chunk = 4 << 10
 
 type scrubbed struct {
