@@ -43,7 +43,7 @@ var programs = map[string]string{
 }
 
 func main() {
-	workers := flag.Int("workers", runtime.NumCPU(), "processes at a time")
+	workers := flag.Int("workers", runtime.NumCPU()+1, "processes at a time")
 	only := flag.String("only", "", "a regexp of packages, and of tests of "+split)
 	flag.Parse()
 	failed, err := run(*workers, *only)
