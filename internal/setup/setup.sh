@@ -27,13 +27,15 @@ die() {
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/sallyport
 scratch=
-vault= # the group of processes that builds the Vault core
+beside= # the groups of processes that build beside this one
 
 # An interrupted run leaves no half-made file, and no build that goes on.
 finish() {
 	status=$?
 	trap - EXIT HUP INT TERM
-	[ -z "$vault" ] || kill -- "-$vault" 2>/dev/null || true
+	for group in $beside; do
+		kill -- "-$group" 2>/dev/null || true
+	done
 	restore_policy
 	# Never into what may still be mounted below it.
 	[ -z "$scratch" ] || rm -rf --one-file-system "$scratch"
@@ -286,6 +288,7 @@ sweep() {
 
 case ${1-} in
 demo | test | generate) ;;
+images) ;; # of this program: what it builds beside the rest
 -h | --help)
 	usage
 	exit
@@ -300,26 +303,32 @@ check_machine
 mkdir -p "$cache"
 sweep
 scratch=$(mktemp -d "$cache/.setup.$$.XXXXXX")
+if [ "$1" = images ]; then
+	build_image runtimes "$runtimes"
+	build_image browsers "$browsers"
+	exit
+fi
 restore_policy # of a run that was killed
 install_packages "$1"
 if [ "$1" = test ]; then
 	say "Vault core: building it beside the rest, unless it is here (two to three minutes)"
 	setsid "$here/../../examples/vault/build.sh" >/dev/null 2>"$scratch/vault.log" &
 	vault=$!
+	setsid "$here/setup.sh" images &
+	images=$!
+	beside="$vault $images"
 fi
 if [ "$1" != generate ]; then
 	build_runsc
 	build_image base "$base"
 fi
 if [ "$1" = test ]; then
-	build_image runtimes "$runtimes"
-	build_image browsers "$browsers"
+	wait "$images" || exit 1 # it has said why
 	build_engine
 	wait "$vault" || {
-		vault=
 		tail -n 20 "$scratch/vault.log" >&2
 		die "cannot build the Vault core: mend what go says above and run this again"
 	}
-	vault=
+	beside=
 fi
 say "done"
