@@ -64,6 +64,8 @@ type Entry struct {
 	// the next entry.
 	JSON  []byte
 	Event *Event
+	// Offset is where the line begins in the file of its segment, in bytes: see [Picker].
+	Offset int64
 }
 
 // Entries is Read with the lines, for what proves or passes on what is in the log: an
@@ -436,7 +438,7 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 			}
 		}
 		r.next = number + 1
-		if r.query.wants(e) && !r.yield(Entry{number, b, e}, nil) {
+		if r.query.wants(e) && !r.yield(Entry{number, b, e, offset}, nil) {
 			return 0, errStop
 		}
 	}

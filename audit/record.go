@@ -24,6 +24,9 @@ const (
 // order of the decisions. A Follow holds a decision back for at most wait; one
 // that is completed later is yielded alone first, and once more when complete.
 func Pair(ctx context.Context, dir string, q Query, wait time.Duration) iter.Seq2[Record, error] {
+	if !q.Follow {
+		return Pairs(Read(ctx, dir, q))
+	}
 	return func(yield func(Record, error) bool) {
 		ctx, cancel := context.WithCancel(ctx)
 		type item struct {
@@ -48,33 +51,34 @@ func Pair(ctx context.Context, dir string, q Query, wait time.Duration) iter.Seq
 			<-done
 		}()
 
-		p := pairer{waiting: map[string]*held{}, open: map[string]*Event{}, yield: yield}
-		var tick <-chan time.Time
-		if q.Follow {
-			t := time.NewTicker(max(wait/4, time.Millisecond))
-			defer t.Stop()
-			tick = t.C
-		}
-		for {
+		p := newPairer(yield)
+		t := time.NewTicker(max(wait/4, time.Millisecond))
+		defer t.Stop()
+		for !p.stopped {
 			select {
 			case it, ok := <-items:
-				switch {
-				case !ok:
-					p.release(func(*held) bool { return true })
+				if !ok {
+					p.end()
 					return
-				case it.err != nil:
-					p.release(func(*held) bool { return true })
-					p.emit(Record{}, it.err)
-				default:
-					p.add(it.event)
 				}
-			case now := <-tick:
+				p.add(it.event, it.err)
+			case now := <-t.C:
 				p.release(func(h *held) bool { return now.Sub(h.since) >= wait })
 			}
-			if p.stopped {
+		}
+	}
+}
+
+// Pairs yields events with their completions, as Pair does.
+func Pairs(events iter.Seq2[*Event, error]) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		p := newPairer(yield)
+		for e, err := range events {
+			if p.add(e, err); p.stopped {
 				return
 			}
 		}
+		p.end()
 	}
 }
 
@@ -94,7 +98,18 @@ type held struct {
 	ready  bool
 }
 
-func (p *pairer) add(e *Event) {
+func newPairer(yield func(Record, error) bool) *pairer {
+	return &pairer{waiting: map[string]*held{}, open: map[string]*Event{}, yield: yield}
+}
+
+func (p *pairer) end() { p.release(func(*held) bool { return true }) }
+
+func (p *pairer) add(e *Event, err error) {
+	if err != nil {
+		p.end()
+		p.emit(Record{}, err)
+		return
+	}
 	x := &e.Unmapped.Sallyport
 	h := &held{record: Record{Decision: e}, since: time.Now(), ready: true}
 	switch {

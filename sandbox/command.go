@@ -36,6 +36,10 @@ var ErrGone = channel.ErrGone
 // CommandEnd is how a command ended, as the sandbox says.
 type CommandEnd = wire.End
 
+// CommandEvent is the state of an audit event that a command ran. It changes nothing of
+// what the sandbox is.
+const CommandEvent = "command"
+
 // LoginShell are the arguments that start the best shell that an image has.
 var LoginShell = []string{"sh", "-c", "if command -v bash >/dev/null 2>&1; then exec bash -l; else exec sh -l; fi"}
 

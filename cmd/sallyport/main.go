@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"sallyport/cmd/sallyport/auditcmd"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/cmd/sallyport/policycmd"
 	"sallyport/cmd/sallyport/sandboxcmd"
@@ -34,7 +35,7 @@ func main() {
 
 func newRoot() *cobra.Command {
 	root := cli.Root(version, newUp, newDown, newDoctor, sandboxcmd.Run, sandboxcmd.Copy, sandboxcmd.Command, newImage, newSecret,
-		newClient, policycmd.Command, newApprovals, newAudit, newMemory, newCA, newReload, newStatus,
+		newClient, policycmd.Command, newApprovals, auditcmd.Command, newMemory, newCA, newReload, newStatus,
 		newLimits, newKey, newEvents, newBackup, newRestore, newUninstall)
 	// Processes that the daemon starts, and nobody else.
 	root.AddCommand(

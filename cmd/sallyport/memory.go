@@ -1,10 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,33 +11,16 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/terminal"
 	"sallyport/memory"
-	"sallyport/sandbox"
-	"sallyport/sandbox/disk"
 )
 
 func newMemory(g *cli.Globals) *cobra.Command {
 	return cli.Group("memory", "Read the file-backed memory of a sandbox", newMemoryList(g), newMemoryView(g))
 }
 
-// inMemory reads in the folder of a sandbox's memory, which is held in sight
-// meanwhile: the disk of one that sleeps is not.
-func inMemory[T any](cfg *config.Config, name string, read func(dir string) (T, error)) (v T, err error) {
-	if err := sandbox.CheckName(name); err != nil {
-		return v, err
-	}
-	folder := filepath.Join(cfg.SandboxesDir(), name)
-	release, err := disk.Hold(folder)
-	if err != nil {
-		return v, err
-	}
-	v, err = read(memory.Dir(folder))
-	return v, errors.Join(err, release())
-}
-
 func newMemoryList(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "ls NAME", Short: "List the files that a sandbox remembers", Args: cli.Exactly("NAME")}
 	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
-		list, err := inMemory(cfg, args[0], memory.List)
+		list, err := cli.InMemory(cfg, args[0], memory.List)
 		if err != nil {
 			return err
 		}
@@ -55,7 +36,7 @@ func newMemoryView(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "view NAME [FILE]", Short: "Show a file of a sandbox's memory, memories.md by default", Args: cli.Exactly("NAME", "[FILE]")}
 	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
 		name := append(args, memory.Index)[1]
-		data, err := inMemory(cfg, args[0], func(dir string) ([]byte, error) { return memory.Read(dir, name) })
+		data, err := cli.InMemory(cfg, args[0], func(dir string) ([]byte, error) { return memory.Read(dir, name) })
 		if err != nil {
 			return err
 		}

@@ -1,12 +1,17 @@
 package api_test
 
 import (
+	"fmt"
 	"io"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"sallyport/audit"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
+	"sallyport/sandbox/client"
 )
 
 // A command in the background: started, fed, watched, told, resized and ended, by
@@ -59,5 +64,44 @@ func TestCommands(t *testing.T) {
 	})
 	if list := must[[]sandbox.CommandInfo](t)(c.Commands(ctx, "box")); len(list) != 3 || list[0].ID != cat.ID {
 		t.Errorf("got %+v", list)
+	}
+}
+
+// Each command is an event with its program and how it ended, who ran it, and nothing
+// else that was written for it.
+func TestCommandsAreRecorded(t *testing.T) {
+	_, _, h := serve(t, true)
+	c, _ := keyed(t, h, "ci", "acme", "run", "read")
+	ctx := t.Context()
+	box := must[sandbox.Info](t)(c.Create(ctx, "box", sandbox.Spec{}))
+	const hidden = "hunter2"
+	for _, args := range [][]string{{"sh", "-c", "exit 3 # " + hidden}, {"/bin/true", hidden}, {"/nowhere/none", hidden}} {
+		_, _ = c.Exec(ctx, "box", sandbox.CommandSpec{Args: args, Env: map[string]string{"TOKEN": hidden}}, sandbox.Streams{})
+	}
+	must[sandbox.CommandInfo](t)(c.StartCommand(ctx, "box", sandbox.CommandSpec{Args: []string{"sleep", "0"}}))
+	var got []string
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, e := range h.events {
+		x := &e.Unmapped.Sallyport
+		if x.State != sandbox.CommandEvent {
+			continue
+		}
+		if x.SandboxID != box.ID || x.Owner != "acme" || e.Actor == nil || e.Actor.User.Name != "key ci" || e.StartTime == 0 {
+			t.Errorf("%+v", e)
+		}
+		if line := audit.Line(audit.Record{Decision: e}); strings.Contains(line, hidden) {
+			t.Errorf("it says too much: %s", line)
+		}
+		got = append(got, fmt.Sprintf("%s: %s, %d", e.Message, e.Detail, e.StatusID))
+		if _, told := client.EventOf(e); told {
+			t.Error("it is told as a change of the sandbox")
+		}
+	}
+	if diff := cmp.Diff([]string{
+		"command sh in sandbox box: exited with 3, 2", "command true in sandbox box: exited with 0, 1",
+		"command none in sandbox box: could not be started, 2", "command sleep in sandbox box: goes on in the background, 1",
+	}, got); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -126,13 +126,18 @@ func (h *handler) stream(w http.ResponseWriter, r *http.Request, next <-chan cli
 // and what they wait for. An event of an approval names no owner; that of a
 // sandbox which is gone is nobody's any more.
 func (h *handler) tells(who Principal, e client.Event) bool {
-	if strings.HasPrefix(e.Type, "secret.") && !who.May(ScopeSecrets) {
+	if secretEvent(e.Type) && !who.May(ScopeSecrets) {
 		return false
 	}
 	if who.Tenant == "" || e.Owner == who.Tenant && e.Sandbox != "" {
 		return true
 	}
 	return e.Owner == "" && e.SandboxID != "" && h.owns(who.Tenant, e.SandboxID)
+}
+
+// secretEvent says whether an event is about a secret, by its type or by its app's name.
+func secretEvent(name string) bool {
+	return strings.HasPrefix(name, "secret.") || strings.HasPrefix(name, "secret/")
 }
 
 // owns says whether the sandbox of an ID is there and a tenant's.

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/audit/index"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
@@ -219,6 +220,9 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 		Recorder:  actors{h},
 		Events: func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error] {
 			return audit.Read(ctx, h.audit, audit.Query{From: from, Kind: audit.KindLifecycle, Follow: true})
+		},
+		Audit: func(ctx context.Context, q index.Query) iter.Seq2[audit.Entry, error] {
+			return index.Scan(ctx, h.audit, q)
 		},
 	}
 	h.dir, h.keys = dir, must[*api.Keys](t)(api.OpenKeys(filepath.Join(dir, "keys.json"), opt.Logger))

@@ -31,6 +31,9 @@ func (h *handler) problemFor(r *http.Request, err error) *Problem {
 	return p
 }
 
+// needsSecrets stands for the name of a credential.
+const needsSecrets = "(needs scope secrets)"
+
 // nameless is an explanation without the names of credentials, for callers who may not
 // list them: how many are injected, and how, it still says.
 func nameless(r *http.Request, e policy.Explanation) policy.Explanation {
@@ -39,10 +42,10 @@ func nameless(r *http.Request, e policy.Explanation) policy.Explanation {
 	}
 	e.Credentials, e.Decision.Inject = slices.Clone(e.Credentials), slices.Clone(e.Decision.Inject)
 	for i := range e.Credentials {
-		e.Credentials[i] = "(needs scope secrets)"
+		e.Credentials[i] = needsSecrets
 	}
 	for i := range e.Decision.Inject {
-		e.Decision.Inject[i].Credential = "(needs scope secrets)"
+		e.Decision.Inject[i].Credential = needsSecrets
 	}
 	return e
 }

@@ -69,6 +69,9 @@ func (h *handler) routes() []route {
 			summary: "Stop sandboxes, engine and daemon", out: "202 - It will"},
 		{method: get, pattern: "/v1/events", id: "events", serve: h.events, scope: ScopeRead, shared: true,
 			summary: "What happens, as server-sent events", query: "lastEventID", headers: "Cache-Control", out: "200 text/event-stream One event after the other, each with its Event as data"},
+		{method: get, pattern: "/v1/audit", id: "listAuditEvents", serve: h.serveAudit, scope: ScopeRead, shared: true, paged: true,
+			summary: "Events of the audit log that fit, the oldest first", note: "Each is an event of OCSF; docs/operate/audit.md describes them.",
+			query: "auditSandbox destination rule credential decision kind text sinceTime until", out: "200 []AuditEvent A page of them"},
 
 		{method: post, pattern: "/v1/policy/explain", id: "explain", serve: call(h, http.StatusOK, h.explain), scope: ScopeRead, readOnly: true, maxBody: maxJSON + policy.MaxBody*4/3,
 			summary: "What would become of a request", in: "PolicyInput", out: "200 Explanation The decision and why"},

@@ -31,6 +31,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"sallyport/audit"
+	"sallyport/audit/index"
 	"sallyport/internal/quota"
 	"sallyport/internal/ratelimit"
 	"sallyport/internal/recorded"
@@ -69,6 +70,8 @@ type Options struct {
 	// Events yields the events of the audit log from a number on, of a lifecycle
 	// only, and waits for more until ctx is done; 0 is from now on.
 	Events func(ctx context.Context, from uint64) iter.Seq2[*audit.Event, error]
+	// Audit yields the events of the audit log that a query selects.
+	Audit func(ctx context.Context, q index.Query) iter.Seq2[audit.Entry, error]
 }
 
 // NewHandler returns the routes.
@@ -169,17 +172,13 @@ func pages[T any](h *handler, key func(T) string, all func(r *http.Request) ([]T
 
 func page[T any](w http.ResponseWriter, r *http.Request, list []T, key func(T) string) ([]T, error) {
 	q := r.URL.Query()
-	limit := pageSize
-	if text := q.Get("limit"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 || n > maxPage {
-			return nil, fmt.Errorf("%w: limit %q: use 1 to %d", errBadRequest, clip(text, 16), maxPage)
-		}
-		limit = n
+	limit, err := limitOf(q)
+	if err != nil {
+		return nil, err
 	}
 	after, err := base64.RawURLEncoding.DecodeString(q.Get("cursor"))
 	if err != nil {
-		return nil, fmt.Errorf("%w: the cursor is invalid: begin without one", errBadRequest)
+		return nil, errCursor
 	}
 	rest := []T{}
 	for _, v := range list {
@@ -190,10 +189,31 @@ func page[T any](w http.ResponseWriter, r *http.Request, list []T, key func(T) s
 	slices.SortFunc(rest, func(a, b T) int { return strings.Compare(key(a), key(b)) })
 	if len(rest) > limit {
 		rest = rest[:limit]
-		q.Set("cursor", base64.RawURLEncoding.EncodeToString([]byte(key(rest[limit-1]))))
-		w.Header().Set("Link", fmt.Sprintf(`<%s?%s>; rel="next"`, r.URL.EscapedPath(), q.Encode()))
+		linkNext(w, r, key(rest[limit-1]))
 	}
 	return rest, nil
+}
+
+var errCursor = fmt.Errorf("%w: the cursor is invalid: begin without one", errBadRequest)
+
+// limitOf is how many entries a page has at most.
+func limitOf(q url.Values) (int, error) {
+	text := q.Get("limit")
+	if text == "" {
+		return pageSize, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < 1 || n > maxPage {
+		return 0, fmt.Errorf("%w: limit %q: use 1 to %d", errBadRequest, clip(text, 16), maxPage)
+	}
+	return n, nil
+}
+
+// linkNext has an answer say where the next page is, which begins after a key.
+func linkNext(w http.ResponseWriter, r *http.Request, key string) {
+	q := r.URL.Query()
+	q.Set("cursor", base64.RawURLEncoding.EncodeToString([]byte(key)))
+	w.Header().Set("Link", fmt.Sprintf(`<%s?%s>; rel="next"`, r.URL.EscapedPath(), q.Encode()))
 }
 
 // mux serves the routes, and problems for what is none.

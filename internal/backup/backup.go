@@ -50,7 +50,7 @@ const (
 
 // skipped are made anew: logs, locks, and what an engine keeps for a faster build
 // or while containers run.
-var skipped = []string{"logs", "lock", "lost+found", "engine/containerd", "engine/docker/buildkit", "engine/docker/tmp", "engine/docker/runtimes"}
+var skipped = []string{"logs", "lock", "lost+found", "index/audit.db*", "engine/containerd", "engine/docker/buildkit", "engine/docker/tmp", "engine/docker/runtimes"}
 
 // Manifest describes a backup.
 type Manifest struct {

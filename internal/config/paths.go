@@ -14,6 +14,9 @@ func (c *Config) CADir() string { return filepath.Join(c.DataDir, "ca") }
 // IndexDir is the folder of the daemon's own records.
 func (c *Config) IndexDir() string { return filepath.Join(c.DataDir, "index") }
 
+// AuditIndex is the file by which events of the audit log are found. It can be removed.
+func (c *Config) AuditIndex() string { return filepath.Join(c.IndexDir(), "audit.db") }
+
 // SandboxesDir has a folder for each sandbox.
 func (c *Config) SandboxesDir() string { return filepath.Join(c.DataDir, "sandboxes") }
 

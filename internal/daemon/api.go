@@ -202,6 +202,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Users:     users,
 		Once:      d.once,
 		Events:    d.lifecycles,
+		Audit:     d.findEvents,
 	})
 	server, local := api.Local(l, routes, d.log)
 	serveHTTP(ctx, g, local, server)

@@ -25,7 +25,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
-	"sallyport/audit/tree"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
@@ -71,7 +70,6 @@ type daemon struct {
 	inForce  atomic.Pointer[config.Config] // the configuration of the last load
 	key      *seal.Key
 	auditLog *supervisor.AuditLog
-	sealer   *tree.Sealer
 	store    *file.Store
 	rules    *engine.Engine
 	broker   *credential.Broker
@@ -169,9 +167,7 @@ func raiseDescriptors() error {
 }
 
 func (d *daemon) openAuditLog(context.Context) error {
-	log, err := supervisor.OpenAuditLog(d.cfg.AuditDir(), audit.Options{
-		SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log, After: tree.Sealed(d.cfg.AuditDir()),
-	})
+	log, err := supervisor.OpenAuditLog(d.cfg.AuditDir(), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
 	if err != nil {
 		return err
 	}
@@ -180,7 +176,6 @@ func (d *daemon) openAuditLog(context.Context) error {
 	if d.key, err = seal.Open(d.cfg.KeyFile, d.cfg.DataDir); err != nil {
 		return err
 	}
-	d.openSealer()
 	d.store, err = file.New(d.cfg.DataDir, d.key)
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"sallyport/audit"
+	"sallyport/audit/index"
 	"sallyport/internal/api"
 	"sallyport/internal/secretfile"
 	"sallyport/internal/webhook"
@@ -23,7 +24,7 @@ func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.E
 		from = d.lastEvent(ctx) + 1
 	}
 	dir := d.cfg.AuditDir()
-	return withoutCheckpoints(func(yield func(*audit.Event, error) bool) {
+	return func(yield func(*audit.Event, error) bool) {
 		// Events that are in the log already are read in turns of their caller; later
 		// events are passed on as they come.
 		who := api.PrincipalOf(ctx)
@@ -44,7 +45,7 @@ func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.E
 				return
 			}
 		}
-	})
+	}
 }
 
 // A caller who reads the log from far back has a turn at a time for so many events, by
@@ -117,6 +118,22 @@ func (s *scans) turn(ctx context.Context, who, dir string, from *uint64) (found 
 	return found, n == scanTurn, ctx.Err()
 }
 
+// maxUnindexed is how many events of the log a query by the API may have to read because
+// they are not indexed.
+const maxUnindexed = 100_000
+
+// findEvents yields the events of the log that a query selects.
+func (d *daemon) findEvents(ctx context.Context, q index.Query) iter.Seq2[audit.Entry, error] {
+	return func(yield func(audit.Entry, error) bool) {
+		dir, path := d.cfg.AuditDir(), d.cfg.AuditIndex()
+		if last := d.lastEvent(ctx); last > index.Last(ctx, dir, path)+maxUnindexed {
+			yield(audit.Entry{}, api.ErrIndexing)
+			return
+		}
+		index.Search(ctx, dir, path, q)(yield)
+	}
+}
+
 // lastEvent is the number of the log's last event.
 func (d *daemon) lastEvent(ctx context.Context) (last uint64) {
 	for e, err := range audit.Read(ctx, d.cfg.AuditDir(), audit.Query{Last: 1}) {
@@ -142,7 +159,7 @@ func (d *daemon) tellWebhooks(ctx context.Context, g *errgroup.Group) error {
 		s, err := webhook.New(webhook.Hook{URL: w.URL, Events: w.Events, Secret: secret, Addresses: w.Addresses}, webhook.Options{
 			Dir: filepath.Join(d.cfg.IndexDir(), "webhooks"), Last: d.lastEvent(ctx), Logger: d.log,
 			Events: func(ctx context.Context, from uint64, follow bool) iter.Seq2[*audit.Event, error] {
-				return withoutCheckpoints(audit.Read(ctx, d.cfg.AuditDir(), audit.Query{From: from, Kind: audit.KindLifecycle, Follow: follow}))
+				return audit.Read(ctx, d.cfg.AuditDir(), audit.Query{From: from, Kind: audit.KindLifecycle, Follow: follow})
 			},
 		})
 		if err != nil {

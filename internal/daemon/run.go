@@ -11,6 +11,7 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sync/errgroup"
 
+	"sallyport/audit/index"
 	"sallyport/internal/api"
 	"sallyport/sandbox/client"
 )
@@ -51,10 +52,10 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 		return err
 	}
 	g.Go(func() error { return d.supervisor.Watch(ctx) })
-	g.Go(func() error { return d.sealer.Run(ctx) })
 	g.Go(func() error { return d.approvals.Run(ctx) })
 	watched := &watcher{version: d.version, policy: d.rules.Policy, record: d.auditLog.Enqueue, log: d.log}
 	g.Go(func() error { return watched.run(ctx) })
+	g.Go(func() error { return index.Follow(ctx, d.cfg.AuditDir(), d.cfg.AuditIndex(), d.log) })
 	// What has come meanwhile waits for the first turn.
 	g.Go(func() error { return d.reloadOnSignal(ctx) })
 	g.Go(func() error { return d.followFiles(ctx) })
@@ -132,7 +133,7 @@ func (d *daemon) status() api.Status {
 	s := d.auditLog.Stats()
 	st := api.Status{
 		Version: d.version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
-		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(), Seal: d.sealed(),
+		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(),
 		Observing: d.rules.Policy().Observing(time.Now()),
 	}
 	if d.certificate != nil {

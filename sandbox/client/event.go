@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/sandbox"
 )
 
 // Event is a change of what there is: of a sandbox, an approval, the policy, a
@@ -38,10 +39,10 @@ type Event struct {
 }
 
 // EventOf is an event of the audit log as it is told; false for one that is not
-// of a lifecycle.
+// of a lifecycle. A command that ran in a sandbox has changed nothing of what there is.
 func EventOf(e *audit.Event) (Event, bool) {
 	x := &e.Unmapped.Sallyport
-	if x.Kind != audit.KindLifecycle || e.App == nil {
+	if x.Kind != audit.KindLifecycle || e.App == nil || x.State == sandbox.CommandEvent {
 		return Event{}, false
 	}
 	kind, subject, _ := strings.Cut(e.App.Name, "/")

@@ -102,7 +102,10 @@ func (m *Manager) runAttached(ctx context.Context, name string, c sandbox.Comman
 	}
 	w := wireCommand(c, spec)
 	w.Keep, w.Overflow = attachedKeep, wire.Wait
+	info, _ := m.Get(name) // it was there to be started
+	began := now()
 	end, err := run(agent, w)
+	m.recordCommand(ctx, info, c, howEnded(end, err), err == nil && end.Code == 0, began)
 	if code, why, unable := unstarted(err); unable {
 		if stderr != nil {
 			if _, err := fmt.Fprintf(stderr, "sallyport: cannot run %q: %s\n", c.Args[0], why); err != nil {
@@ -171,6 +174,8 @@ func (m *Manager) StartCommand(ctx context.Context, name string, c sandbox.Comma
 	if err := agent.JSON(ctx, http.MethodPost, "/commands", w, &info); err != nil {
 		return sandbox.CommandInfo{}, fmt.Errorf("starting %q in %s: %w", c.Args[0], name, mapAgent(err))
 	}
+	of, _ := m.Get(name) // it was there to be started
+	m.recordCommand(ctx, of, c, "goes on in the background", true, now())
 	return info, plausible(&info, w.ID)
 }
 

@@ -27,6 +27,7 @@ type faultHost struct {
 	endpoints  map[uint32]sandbox.Endpoint
 	roots      map[string]bool
 	events     []string
+	commands   []*audit.Event
 	deeds      []deed // what events say
 	starts     int
 	paused     map[string]bool
@@ -216,6 +217,14 @@ func (h *faultHost) Forget(id string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.roots, id)
+	return nil
+}
+
+// Enqueue takes events of commands, which change nothing.
+func (h *faultHost) Enqueue(e *audit.Event) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.commands = append(h.commands, e)
 	return nil
 }
 

@@ -255,9 +255,10 @@ type Secrets interface {
 	Contains(ctx context.Context, value string) (credential string, found bool, err error)
 }
 
-// Recorder is the audit log: Append returns when the events are durable.
+// Recorder is the audit log: Append returns when the events are durable, Enqueue at once.
 type Recorder interface {
 	Append(context.Context, ...*audit.Event) error
+	Enqueue(*audit.Event) error
 }
 
 // Jail connects to an agent that serves the files of a tree, to the holder of the key,

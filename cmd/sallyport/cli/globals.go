@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -47,9 +49,13 @@ func Root(version string, commands ...func(*Globals) *cobra.Command) *cobra.Comm
 
 // Config reads the configuration; flags win over it. One that is wrong comes with
 // its error, as far as it could be read.
-func (g *Globals) Config() (*config.Config, error) {
-	if g.Output != "text" && g.Output != "json" {
-		return nil, Usagef("--output %q: use text or json", g.Output)
+func (g *Globals) Config() (*config.Config, error) { return g.ConfigFor("text", "json") }
+
+// ConfigFor is Config for a command with other formats of output.
+func (g *Globals) ConfigFor(formats ...string) (*config.Config, error) {
+	if !slices.Contains(formats, g.Output) {
+		last := len(formats) - 1
+		return nil, Usagef("--output %q: use %s or %s", g.Output, strings.Join(formats[:last], ", "), formats[last])
 	}
 	return g.Source.Load()
 }

@@ -32,7 +32,6 @@ var fences = []fence{
 	{from: []string{"sandbox/client", "sandbox/docker", "sandbox/datapath", "sandbox/disk", "sandbox/agent", "sandbox/manifest", "sandbox/state", "sandbox/checkpoint", "sandbox/imagetar"}, to: []string{"sallyport/sandbox/manager"}, why: "the manager drives the others, and a client only knows the nouns"},
 	{from: []string{"sandbox/client"}, to: []string{"sallyport/internal/jail", "sallyport/sandbox/fsjail"}, why: "a client runs nothing of a sandbox's"},
 	{from: []string{"audit"}, to: []string{"sallyport/gateway", "sallyport/policy", "sallyport/sandbox", "sallyport/memory", "sallyport/cmd"}, why: "everybody writes events, so an event imports nothing of theirs"},
-	{from: []string{"gateway/worker", "gateway/workerapi"}, to: []string{"sallyport/audit/tree"}, why: "who writes the log has neither its tree nor its key"},
 	{from: []string{"policy"}, to: []string{"sallyport/gateway", "sallyport/sandbox", "sallyport/audit"}, why: "a decision depends on its input alone"},
 	{from: []string{"policy/oracle"}, to: []string{"sallyport/", "github.com/open-policy-agent/opa", "regexp"}, except: []string{"sallyport/policy/oracle"}, why: "what a policy is compared with has nothing in common with it"},
 	{from: []string{"policy/limit"}, to: []string{"sallyport/"}, except: []string{"sallyport/policy/limit", "sallyport/internal/quota"}, why: "what counts knows no policy"},
@@ -42,6 +41,7 @@ var fences = []fence{
 	{from: []string{""}, to: []string{"github.com/hashicorp/vault"}, except: []string{"gateway/credential/vault", "internal/daemon", "cmd/sallyport"}, why: "Vault's home is its credential source, which the daemon opens"},
 	{from: []string{""}, to: []string{"github.com/moby/moby"}, except: []string{"sandbox/docker", "internal/daemon", "cmd/sallyport"}, why: "the engine's home is sandbox/docker, which the daemon opens"},
 	{from: []string{""}, to: []string{"github.com/cilium/ebpf"}, except: []string{"sandbox/datapath", "internal/daemon", "cmd/sallyport", "internal/bench"}, why: "eBPF's home is the datapath, which the daemon opens; bench reads its statistics"},
+	{from: []string{""}, to: []string{"modernc.org/sqlite"}, except: []string{"audit/index", "internal", "cmd/sallyport"}, why: "SQLite's home is the audit's index, which the daemon keeps and the API and the command line ask: a log is written and read without it"},
 	{from: []string{""}, to: []string{"sallyport/internal/test"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "examples"}, why: "what only tests use is never in the product"},
 	{from: []string{""}, to: []string{"testing"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "policy/regotest", "cmd/sallyport"}, why: "tests are never in the product, but for OPA's runner of a team's own"},
 }
@@ -68,7 +68,7 @@ var homes = map[string][]string{
 	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
 	"github.com/goccy/go-json":            {"audit"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
-	"golang.org/x/mod":                    {"audit/tree"},
+	"modernc.org/sqlite":                  {"audit/index"},
 }
 
 type pkg struct {

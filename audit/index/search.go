@@ -1,0 +1,283 @@
+package index
+
+import (
+	"cmp"
+	"container/heap"
+	"context"
+	"database/sql"
+	"errors"
+	"iter"
+	"os"
+	"strings"
+
+	"sallyport/audit"
+)
+
+// Scan yields the events that a query selects of the log in dir, in order, without an
+// index. Errors are those of [audit.Read].
+func Scan(ctx context.Context, dir string, q Query) iter.Seq2[audit.Entry, error] {
+	return Search(ctx, dir, "", q)
+}
+
+// Search is Scan by the index at path, and by the log for what that does not have. It
+// needs nothing that writes either.
+func Search(ctx context.Context, dir, path string, q Query) iter.Seq2[audit.Entry, error] {
+	return func(yield func(audit.Entry, error) bool) {
+		s := &search{ctx: ctx, dir: dir, selection: q.selection(), yield: yield, next: max(q.From, 1), open: map[string]bool{}}
+		if path != "" {
+			// An index that is not there, not whole or not of this log is none.
+			_ = s.indexed(path)
+		}
+		s.log()
+	}
+}
+
+// search yields in order. All that is selected below next has been yielded.
+type search struct {
+	ctx context.Context
+	dir string
+	selection
+	yield   func(audit.Entry, error) bool
+	next    uint64
+	open    map[string]bool // decisions that were yielded and wait for their completion, by ID
+	stopped bool
+}
+
+// over says that nothing is selected from next on.
+func (s *search) over() bool {
+	return s.stopped || s.query.To != 0 && s.next > s.query.To && len(s.open) == 0
+}
+
+// log reads the log from next on.
+func (s *search) log() {
+	if s.over() {
+		return
+	}
+	for e, err := range audit.Entries(s.ctx, s.dir, audit.Query{From: s.next}) {
+		if err != nil {
+			s.stopped = !s.yield(audit.Entry{}, err)
+		} else {
+			s.take(e)
+		}
+		if s.over() {
+			return
+		}
+	}
+}
+
+// take yields an entry if it is selected.
+func (s *search) take(e audit.Entry) {
+	s.next = e.Number + 1
+	wanted := s.wants(e.Event)
+	switch id := e.Event.Metadata.CorrelationUID; {
+	case e.Event.Unmapped.Sallyport.Kind == audit.KindCompletion:
+		wanted = wanted || s.open[id]
+		delete(s.open, id)
+	case !opens(e.Event):
+	case wanted && s.query.follows():
+		s.open[e.Event.ID()] = true
+	default:
+		delete(s.open, e.Event.ID())
+	}
+	if wanted && !s.yield(e, nil) {
+		s.stopped = true
+	}
+}
+
+// place is where an event is.
+type place struct {
+	number uint64
+	at     int64
+}
+
+// places are in the order of a heap.
+type places []place
+
+func (p places) Len() int           { return len(p) }
+func (p places) Less(i, j int) bool { return p[i].number < p[j].number }
+func (p places) Swap(i, j int)      { p[i], p[j] = p[j], p[i] }
+func (p *places) Push(v any)        { *p = append(*p, v.(place)) }
+func (p *places) Pop() any {
+	old := *p
+	v := old[len(old)-1]
+	*p = old[:len(old)-1]
+	return v
+}
+
+// pageSize is how many events are looked up at a time, so that a reader who takes long
+// keeps nothing from the index's writer.
+const pageSize = 1024
+
+// indexed yields what the index has from next on, and moves next beyond that. When it
+// fails, all that it has not yielded is at next or later.
+func (s *search) indexed(path string) error {
+	if _, err := os.Stat(path); err != nil {
+		return err
+	}
+	log, err := audit.OpenPicker(s.dir)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	db, err := connect(path, "ro")
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	last, err := through(s.ctx, db, log)
+	if err != nil {
+		return err
+	}
+	l := &lookup{search: s, db: db, picker: log, low: max(s.next, log.First()), last: last}
+	if err := l.prepare(); err != nil {
+		return err
+	}
+	for more := true; more && !s.stopped; {
+		if more, err = l.page(); err != nil {
+			return err
+		}
+	}
+	if err := l.upTo(last + 1); err != nil || s.stopped {
+		return err
+	}
+	s.next = max(s.next, last+1)
+	return nil
+}
+
+// lookup is a search by an index.
+type lookup struct {
+	*search
+	db        *sql.DB
+	picker    *audit.Picker
+	low, high uint64 // what is selected is there, but for completions
+	last      uint64 // that is indexed
+	match     string // of FTS5
+	damage    []found
+	following places // completions of what was yielded
+}
+
+// prepare finds the bounds of the query's times and the log's damage.
+func (l *lookup) prepare() error {
+	q := l.query
+	l.high = l.last
+	if q.To != 0 {
+		l.high = min(l.high, q.To)
+	}
+	if !q.Since.IsZero() || !q.Until.IsZero() {
+		since, until := int64(-1<<63), int64(1<<63-1)
+		if !q.Since.IsZero() {
+			since = q.Since.UnixMilli()
+		}
+		if !q.Until.IsZero() {
+			until = q.Until.UnixMilli()
+		}
+		var first, last sql.NullInt64
+		if err := l.db.QueryRowContext(l.ctx, "SELECT min(first), max(last) FROM span WHERE high >= ? AND low < ?", since, until).Scan(&first, &last); err != nil {
+			return err
+		}
+		// Without one there is nothing between.
+		l.low, l.high = max(l.low, uint64(cmp.Or(first.Int64, int64(l.high)+1))), min(l.high, uint64(last.Int64))
+	}
+	var all []string
+	for i, any := range l.wanted {
+		if i == maxTerms {
+			break
+		}
+		all = append(all, `("`+strings.Join(any, `" OR "`)+`")`)
+	}
+	l.match = strings.Join(all, " AND ")
+	rows, err := l.db.QueryContext(l.ctx, "SELECT file, at, number, reason FROM damage WHERE number >= ? ORDER BY number, file, at", int64(l.next))
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		d := found{DamageError: new(audit.DamageError)}
+		if err := rows.Scan(&d.File, &d.Offset, &d.number, &d.Reason); err != nil {
+			return err
+		}
+		l.damage = append(l.damage, d)
+	}
+	return rows.Err()
+}
+
+// maxTerms bounds what is asked of FTS5 at once. What is found is compared with all terms.
+const maxTerms = 64
+
+const columns = `SELECT r.number, r.at, c.number, c.at FROM `
+
+// page yields the next events, and says whether there may be more.
+func (l *lookup) page() (more bool, err error) {
+	if l.low > l.high {
+		return false, nil
+	}
+	query, args := columns+`record r LEFT JOIN record c ON c.number = r.number + r.completion
+		WHERE r.number BETWEEN ? AND ? ORDER BY r.number LIMIT ?`, []any{int64(l.low), int64(l.high), pageSize}
+	if l.match != "" {
+		query = columns + `event JOIN record r ON r.number = event.rowid LEFT JOIN record c ON c.number = r.number + r.completion
+			WHERE event MATCH ? AND event.rowid BETWEEN ? AND ? ORDER BY event.rowid LIMIT ?`
+		args = append([]any{l.match}, args...)
+	}
+	rows, err := l.db.QueryContext(l.ctx, query, args...)
+	if err != nil {
+		return false, err
+	}
+	defer rows.Close()
+	type hit struct {
+		place
+		completion place
+	}
+	var hits []hit
+	for rows.Next() {
+		var h hit
+		var number, at sql.NullInt64
+		if err := rows.Scan(&h.number, &h.at, &number, &at); err != nil {
+			return false, err
+		}
+		h.completion = place{uint64(number.Int64), at.Int64}
+		hits = append(hits, h)
+	}
+	if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+		return false, err
+	}
+	for _, h := range hits {
+		if err := l.upTo(h.number); err != nil || l.stopped {
+			return false, err
+		}
+		e, err := l.pick(h.place)
+		if err != nil || l.stopped {
+			return false, err
+		}
+		if l.open[e.Event.ID()] && h.completion.number > 0 && h.completion.number <= l.last {
+			heap.Push(&l.following, h.completion)
+		}
+		l.low = h.number + 1
+	}
+	return len(hits) == pageSize, nil
+}
+
+// upTo yields the completions, and the damage, before a number.
+func (l *lookup) upTo(number uint64) error {
+	for len(l.following) > 0 && l.following[0].number < number && !l.stopped {
+		if _, err := l.pick(heap.Pop(&l.following).(place)); err != nil {
+			return err
+		}
+	}
+	if len(l.following) > 0 && l.following[0].number == number {
+		heap.Pop(&l.following)
+	}
+	for len(l.damage) > 0 && l.damage[0].number <= number && !l.stopped {
+		l.stopped = !l.yield(audit.Entry{}, l.damage[0].DamageError)
+		l.damage = l.damage[1:]
+	}
+	return nil
+}
+
+// pick takes an event from the log.
+func (l *lookup) pick(p place) (audit.Entry, error) {
+	e, err := l.picker.Pick(p.number, p.at)
+	if err == nil {
+		l.take(e)
+	}
+	return e, err
+}

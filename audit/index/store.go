@@ -1,0 +1,165 @@
+package index
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"net/url"
+	"os"
+	"unicode"
+
+	"sallyport/audit"
+
+	_ "modernc.org/sqlite" // the driver "sqlite"
+)
+
+// schema has, for each event, its place in the log and its terms. The terms are an FTS5
+// table of lists of numbers alone: no text is in it twice, and none can be read back.
+const schema = `
+CREATE TABLE record(number INTEGER PRIMARY KEY, at INTEGER NOT NULL, completion INTEGER) STRICT;
+CREATE VIRTUAL TABLE event USING fts5(terms, content='', columnsize=0, detail=none, tokenize='ascii');
+CREATE TABLE open(id TEXT PRIMARY KEY, number INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE span(first INTEGER PRIMARY KEY, last INTEGER NOT NULL, low INTEGER NOT NULL, high INTEGER NOT NULL, head INTEGER NOT NULL, tail INTEGER NOT NULL) STRICT;
+CREATE TABLE damage(file TEXT, at INTEGER, number INTEGER NOT NULL, reason TEXT NOT NULL, PRIMARY KEY(file, at)) STRICT, WITHOUT ROWID;
+`
+
+// terming changes with what terms are.
+const terming = "1"
+
+// version tells an index of this program from that of another one.
+var version = int64(crc32.ChecksumIEEE([]byte(schema+terming+unicode.Version)) >> 1)
+
+// spanned is how many events a row of span is about: which time and which lines they have.
+const spanned = 1024
+
+// errUnfit says that the file is not an index of this log by this program.
+var errUnfit = errors.New("the index does not fit the audit log")
+
+// source is where SQLite finds the file. A writer syncs when it moves what it has written
+// into the file: after a crash the index is as it was somewhat earlier.
+func source(path, mode string) string {
+	v := url.Values{"mode": {mode}, "_pragma": {
+		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(normal)", "cache_size(-4096)", "trusted_schema(off)",
+	}}
+	if mode == "ro" {
+		v["_pragma"] = []string{"busy_timeout(5000)", "query_only(on)", "trusted_schema(off)"}
+	}
+	return (&url.URL{Scheme: "file", Path: path, RawQuery: v.Encode()}).String()
+}
+
+func connect(path, mode string) (*sql.DB, error) {
+	db, err := sql.Open("sqlite", source(path, mode))
+	if err == nil {
+		db.SetMaxOpenConns(1)
+	}
+	return db, err
+}
+
+// create makes an index that has nothing, in place of what is there.
+func create(ctx context.Context, path string) (*sql.DB, error) {
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := f.Close(); err != nil {
+		return nil, err
+	}
+	db, err := connect(path, "rw")
+	if err != nil {
+		return nil, err
+	}
+	if _, err = db.ExecContext(ctx, fmt.Sprintf("BEGIN; %s PRAGMA user_version=%d; COMMIT", schema, version)); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+// through is the number of the last event that is in the index: of all before it those are
+// there that the log has. It is 0 if there is none. Its error wraps errUnfit if what is
+// indexed is not what the log has there.
+func through(ctx context.Context, db *sql.DB, log *audit.Picker) (uint64, error) {
+	var of int64
+	if err := db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&of); err != nil {
+		return 0, err
+	}
+	if of != version {
+		return 0, fmt.Errorf("%w: another version has made it", errUnfit)
+	}
+	last := checked{}
+	err := db.QueryRowContext(ctx, "SELECT r.number, r.at, s.tail FROM span s JOIN record r ON r.number = s.last ORDER BY s.first DESC LIMIT 1").Scan(&last.number, &last.at, &last.sum)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	return last.number, last.verify(log)
+}
+
+// checked is an event whose line the index remembers.
+type checked struct {
+	number  uint64
+	at, sum int64
+}
+
+func (c checked) verify(log *audit.Picker) error {
+	e, err := log.Pick(c.number, c.at)
+	switch {
+	case errors.Is(err, audit.ErrNoEntry), err == nil && sum(e.JSON) != c.sum:
+		return fmt.Errorf("%w: event %d is another one", errUnfit, c.number)
+	}
+	return err
+}
+
+func sum(line []byte) int64 {
+	s := sha256.Sum256(line)
+	return int64(binary.BigEndian.Uint64(s[:8]))
+}
+
+// examine checks events all over the index, and that most of it is still in the log.
+func examine(ctx context.Context, db *sql.DB, log *audit.Picker) (uint64, error) {
+	const checks = 16
+	last, err := through(ctx, db, log)
+	if err != nil || last == 0 {
+		return last, err
+	}
+	first := log.First()
+	rows, err := db.QueryContext(ctx, `SELECT r.number, r.at, s.head FROM span s JOIN record r ON r.number = s.first
+		WHERE s.first >= ? AND s.first / ? % max((? - ?) / ? / ?, 1) = 0`, first, spanned, last, first, spanned, checks)
+	if err != nil {
+		return 0, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var c checked
+		if err := rows.Scan(&c.number, &c.at, &c.sum); err != nil {
+			return 0, err
+		}
+		if err := c.verify(log); err != nil {
+			return 0, err
+		}
+	}
+	if err := rows.Err(); err != nil {
+		return 0, err
+	}
+	var oldest uint64
+	if err := db.QueryRowContext(ctx, "SELECT min(first) FROM span").Scan(&oldest); err != nil {
+		return 0, err
+	}
+	switch {
+	case oldest > first:
+		return 0, fmt.Errorf("%w: it begins after the log", errUnfit)
+	case first > oldest && first-oldest > last-first:
+		return 0, fmt.Errorf("%w: most of it is not in the log any more", errUnfit)
+	}
+	return last, nil
+}

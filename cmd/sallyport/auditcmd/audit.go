@@ -1,0 +1,88 @@
+// Package auditcmd is `sallyport audit`, a file for each verb. Its commands read the log
+// themselves and need no daemon.
+package auditcmd
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"iter"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/audit"
+	"sallyport/cmd/sallyport/cli"
+	"sallyport/internal/config"
+)
+
+// Command is `sallyport audit`.
+func Command(g *cli.Globals) *cobra.Command {
+	return cli.Group("audit", "Read decisions and their outcomes", newTail(g), newQuery(g), newTimeline(g))
+}
+
+// formats are what --output says of the commands that list records.
+var formats = []string{"text", "json", "table", "csv", "ndjson"}
+
+// reads makes c a command that lists records.
+func reads(g *cli.Globals, c *cobra.Command, do func(cmd *cobra.Command, cfg *config.Config, args []string) error) *cobra.Command {
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		cfg, err := g.ConfigFor(formats...)
+		if err != nil {
+			return err
+		}
+		return do(cmd, cfg, args)
+	}
+	return c
+}
+
+// exists says why there is no log to read.
+func exists(cfg *config.Config) error {
+	if _, err := os.Stat(cfg.AuditDir()); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("there is no log in %s: has `sallyport up` run with this configuration?", cfg.AuditDir())
+	}
+	return nil
+}
+
+// undamaged yields what can be read, and warns of what cannot.
+func undamaged[T any](cmd *cobra.Command, list iter.Seq2[T, error]) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for v, err := range list {
+			var damage *audit.DamageError
+			if errors.As(err, &damage) {
+				fmt.Fprintln(cmd.ErrOrStderr(), "sallyport: warning:", damage)
+				continue
+			}
+			if !yield(v, err) {
+				return
+			}
+		}
+	}
+}
+
+// pairWait is how long a decision waits for its outcome before it is shown alone.
+const pairWait = 2 * time.Second
+
+func newTail(g *cli.Globals) *cobra.Command {
+	var q audit.Query
+	c := &cobra.Command{Use: "tail", Short: "Show the last records, a decision and its outcome on one line", Args: cli.Exactly()}
+	c.Flags().IntVarP(&q.Last, "lines", "n", 20, "how many events to go back")
+	c.Flags().BoolVarP(&q.Follow, "follow", "f", false, "follow new records")
+	c.Flags().StringVar(&q.Sandbox, "sandbox", "", "of this sandbox only")
+	c.Flags().BoolVar(&q.Denied, "denied", false, "refusals only")
+	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, _ []string) error {
+		if err := exists(cfg); err != nil && !q.Follow {
+			return err
+		}
+		for r, err := range undamaged(cmd, audit.Pair(cmd.Context(), cfg.AuditDir(), q, pairWait)) {
+			if err != nil {
+				return err
+			}
+			if err := g.PrintLine(cmd, r, func() string { return audit.Line(r) }); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}

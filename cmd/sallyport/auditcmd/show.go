@@ -1,0 +1,259 @@
+package auditcmd
+
+import (
+	"cmp"
+	"encoding/csv"
+	"encoding/json"
+	"fmt"
+	"io"
+	"iter"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/audit"
+	"sallyport/cmd/sallyport/cli"
+	"sallyport/internal/terminal"
+	"sallyport/memory"
+)
+
+// show prints entries in the format of --output: ndjson is the events as the log has
+// them, all others are records. Files are woven in by their times.
+func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[audit.Entry, error], files []memory.Entry) error {
+	w := cmd.OutOrStdout()
+	list = undamaged(cmd, list)
+	if g.Output == "ndjson" {
+		return lines(w, list)
+	}
+	events := func(yield func(*audit.Event, error) bool) {
+		for e, err := range list {
+			if !yield(e.Event, err) {
+				return
+			}
+		}
+	}
+	p := newPrinter(w, g.Output)
+	for r, err := range audit.Pairs(events) {
+		if err != nil {
+			return err
+		}
+		for len(files) > 0 && files[0].Modified.Before(begun(r)) {
+			if err := p.file(files[0]); err != nil {
+				return err
+			}
+			files = files[1:]
+		}
+		if err := p.record(r); err != nil {
+			return err
+		}
+	}
+	for _, f := range files {
+		if err := p.file(f); err != nil {
+			return err
+		}
+	}
+	return p.flush()
+}
+
+// begun is when a record begins.
+func begun(r audit.Record) time.Time { return time.UnixMilli(first(r).Time) }
+
+// first is the event that says what a record is about.
+func first(r audit.Record) *audit.Event { return cmp.Or(r.Decision, r.Completion) }
+
+// lines prints the events alone. A rune that a terminal may act on is \uXXXX.
+func lines(w io.Writer, list iter.Seq2[audit.Entry, error]) error {
+	to := terminal.JSON(w)
+	to.SetEscapeHTML(false)
+	for e, err := range list {
+		if err != nil {
+			return err
+		}
+		if err := to.Encode(json.RawMessage(e.JSON)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printer prints records.
+type printer struct {
+	w      io.Writer
+	format string
+	csv    *csv.Writer
+	table  *tabwriter.Writer
+	rows   int // of table, that are not printed yet
+}
+
+// tableRows are aligned with each other.
+const tableRows = 200
+
+func newPrinter(w io.Writer, format string) *printer {
+	p := &printer{w: w, format: format, csv: csv.NewWriter(w), table: tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)}
+	switch format {
+	case "csv":
+		_ = p.csv.Write(columns) // flush tells
+	case "table":
+		fmt.Fprintln(p.table, strings.ToUpper(strings.Join(columns[:tableColumns], "\t")))
+	}
+	return p
+}
+
+func (p *printer) record(r audit.Record) error {
+	switch p.format {
+	case "json":
+		return terminal.JSON(p.w).Encode(r)
+	case "csv":
+		return p.csv.Write(cells(r))
+	case "table":
+		row := cells(r)[:tableColumns]
+		if e := first(r); row[pathColumn] == "" {
+			row[pathColumn] = cell(strings.TrimSuffix(e.Message+": "+e.Detail, ": "))
+		}
+		for i := range row {
+			row[i] = cli.OrDash(row[i])
+		}
+		return p.row(row)
+	}
+	_, err := fmt.Fprintln(p.w, audit.Line(r))
+	return err
+}
+
+func (p *printer) row(row []string) error {
+	fmt.Fprintln(p.table, strings.Join(row, "\t"))
+	if p.rows++; p.rows%tableRows == 0 {
+		return p.table.Flush()
+	}
+	return nil
+}
+
+// file prints that a file of a sandbox's memory was last changed. Its time is one that the
+// sandbox can set.
+func (p *printer) file(f memory.Entry) error {
+	at := f.Modified.UTC().Format(timeForm)
+	const word = "the sandbox's word"
+	switch p.format {
+	case "json":
+		return terminal.JSON(p.w).Encode(map[string]memory.Entry{"memory": f})
+	case "csv":
+		return p.csv.Write(padded(at, "", "MEMORY", "", "", "", cell(f.Path), "", strconv.FormatInt(f.Size, 10)))
+	case "table":
+		return p.row(padded(at, "-", "MEMORY", "-", "-", "-", terminal.Escape(f.Path), "-", strconv.FormatInt(f.Size, 10), "-")[:tableColumns])
+	}
+	_, err := fmt.Fprintf(p.w, "%s  MEMORY  %s  bytes=%d  time=%q\n", at, terminal.Word(f.Path), f.Size, word)
+	return err
+}
+
+func padded(row ...string) []string { return append(row, make([]string, len(columns)-len(row))...) }
+
+func (p *printer) flush() error {
+	switch p.format {
+	case "csv":
+		p.csv.Flush()
+		return p.csv.Error()
+	case "table":
+		return p.table.Flush()
+	}
+	return nil
+}
+
+const timeForm = "2006-01-02T15:04:05.000Z"
+
+// columns are those of CSV. A table has the first of them.
+var columns = []string{
+	"time", "sandbox", "verdict", "method", "host", "port", "path", "status", "out", "rule",
+	"in", "ms", "credentials", "reason", "state", "message", "detail", "sandbox_id", "operator", "id", "sequence",
+}
+
+const (
+	tableColumns = 10
+	pathColumn   = 6 // in a table also what has happened
+)
+
+// cells are a record's, in the order of columns. A spreadsheet takes none for a formula, and
+// a terminal none for a command.
+func cells(r audit.Record) []string {
+	e, c := first(r), r.Completion
+	x := &e.Unmapped.Sallyport
+	row := map[string]string{
+		"time": time.UnixMilli(e.Time).UTC().Format(timeForm), "sandbox": x.Sandbox, "verdict": verdict(e),
+		"state": x.State, "reason": x.Reason, "message": e.Message, "detail": e.Detail, "sandbox_id": x.SandboxID,
+		"id": e.ID(), "sequence": strconv.FormatUint(e.Metadata.Sequence, 10),
+	}
+	if d := e.Destination; d != nil {
+		row["host"], row["port"] = cmp.Or(d.Hostname, d.IP), number(int64(d.Port))
+	}
+	if q := e.Query; q != nil {
+		row["method"], row["host"] = "DNS", q.Hostname
+	}
+	if q := e.HTTPRequest; q != nil {
+		row["method"] = q.Method
+		if q.URL != nil {
+			row["host"], row["path"] = cmp.Or(q.URL.Hostname, row["host"]), q.URL.Path
+		}
+	}
+	if e.Rule != nil {
+		row["rule"] = e.Rule.Name
+	}
+	if e.Actor != nil {
+		row["operator"] = e.Actor.User.Name
+	}
+	uses := x.Credentials
+	if c != nil {
+		if uses = c.Unmapped.Sallyport.Credentials; len(uses) == 0 {
+			uses = x.Credentials
+		}
+		if c.HTTPResponse != nil {
+			row["status"] = number(int64(c.HTTPResponse.Code))
+		}
+		if t := c.Traffic; t != nil {
+			row["in"], row["out"] = strconv.FormatInt(t.BytesIn, 10), strconv.FormatInt(t.BytesOut, 10)
+		}
+		row["ms"], row["detail"] = strconv.FormatInt(c.Duration, 10), cmp.Or(c.Detail, e.Detail)
+	}
+	var names []string
+	for _, u := range uses {
+		names = append(names, u.Name)
+	}
+	row["credentials"] = strings.Join(names, " ")
+	list := make([]string, len(columns))
+	for i, name := range columns {
+		list[i] = cell(row[name])
+	}
+	return list
+}
+
+func verdict(e *audit.Event) string {
+	switch k := e.Unmapped.Sallyport.Kind; {
+	case k == audit.KindLifecycle:
+		return "EVENT"
+	case k == audit.KindDrop:
+		return "DROP"
+	case e.Action == audit.ActionAllowed || k == audit.KindCompletion:
+		return "ALLOW"
+	}
+	return "DENY"
+}
+
+func number(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(n, 10)
+}
+
+// cell escapes what a terminal acts on. Before what a spreadsheet would take for a formula
+// it puts an apostrophe, which spreadsheets do not show
+// (https://owasp.org/www-community/attacks/CSV_Injection).
+func cell(text string) string {
+	text = terminal.Escape(text)
+	for _, begin := range []string{"=", "+", "-", "@", "＝", "＋", "－", "＠"} {
+		if strings.HasPrefix(text, begin) {
+			return "'" + text
+		}
+	}
+	return text
+}

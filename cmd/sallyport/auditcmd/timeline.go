@@ -1,0 +1,96 @@
+package auditcmd
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"sallyport/audit/index"
+	"sallyport/cmd/sallyport/cli"
+	"sallyport/internal/config"
+	"sallyport/internal/terminal"
+	"sallyport/memory"
+)
+
+func newTimeline(g *cli.Globals) *cobra.Command {
+	var from, to string
+	c := &cobra.Command{
+		Use:   "timeline SANDBOX",
+		Short: "Show all that a sandbox did and that was done to it, in order",
+		Long: "Timeline shows requests with their outcomes, commands, approvals, snapshots, restores, forks and changes of state of\n" +
+			"a sandbox, by its name or ID, in the order of the log. Files of its memory are shown at their last change, which is a\n" +
+			"time that the sandbox can set; what was there before is not recorded.",
+		Example: "  sallyport audit timeline demo --from before-deploy --to after-deploy\n" +
+			"  sallyport audit timeline demo --from 2h -o csv",
+		Args: cli.Exactly("SANDBOX"),
+	}
+	c.Flags().StringVar(&from, "from", "", "a snapshot's name, how long ago, or a time as 2026-12-01T00:00:00Z")
+	c.Flags().StringVar(&to, "to", "", "likewise")
+	return reads(g, c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
+		if err := exists(cfg); err != nil {
+			return err
+		}
+		q := index.Query{Sandbox: args[0]}
+		var begin, end time.Time
+		if from != "" {
+			number, at, err := bound(cmd, cfg, args[0], "from", from)
+			if err != nil {
+				return err
+			}
+			if begin = at; number != 0 {
+				q.From = number
+			} else {
+				q.Since = at
+			}
+		}
+		if to != "" {
+			number, at, err := bound(cmd, cfg, args[0], "to", to)
+			if err != nil {
+				return err
+			}
+			if end = at; number != 0 {
+				q.To = number
+			} else {
+				q.Until = at
+			}
+		}
+		if !end.IsZero() && end.Before(begin) || q.To != 0 && q.From > q.To {
+			return cli.Usagef("--from %q is after --to %q", from, to)
+		}
+		return show(g, cmd, index.Timeline(cmd.Context(), cfg.AuditDir(), cfg.AuditIndex(), q), remembered(g, cmd, cfg, args[0], begin, end))
+	})
+}
+
+// bound is a time, or the number and the time of the event that a snapshot was made.
+func bound(cmd *cobra.Command, cfg *config.Config, sandbox, flag, text string) (number uint64, at time.Time, err error) {
+	if at, ok := timeOf(text); ok {
+		return 0, at, nil
+	}
+	e, err := index.Snapshot(cmd.Context(), cfg.AuditDir(), cfg.AuditIndex(), sandbox, text)
+	if errors.Is(err, index.ErrNoSnapshot) {
+		return 0, at, cli.Usagef("--%s: %w: write the name of one, 24h, or a time as 2026-12-01T00:00:00Z", flag, err)
+	} else if err != nil {
+		return 0, at, err
+	}
+	return e.Number, time.UnixMilli(e.Event.Time), nil
+}
+
+// remembered are the files of a sandbox's memory that were changed last between two times,
+// the oldest first. One that is gone has none, nor has one that is named by its ID.
+func remembered(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, sandbox string, begin, end time.Time) []memory.Entry {
+	if g.Output == "ndjson" {
+		return nil
+	}
+	list, err := cli.InMemory(cfg, sandbox, memory.List)
+	if err != nil {
+		fmt.Fprintln(cmd.ErrOrStderr(), "sallyport: its memory is not shown:", terminal.Text(err.Error()))
+	}
+	list = slices.DeleteFunc(list, func(e memory.Entry) bool {
+		return e.Kind != memory.File || e.Modified.Before(begin) || !end.IsZero() && e.Modified.After(end)
+	})
+	slices.SortStableFunc(list, func(a, b memory.Entry) int { return a.Modified.Compare(b.Modified) })
+	return list
+}

@@ -1,0 +1,143 @@
+package api
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/audit/index"
+)
+
+// ErrIndexing is the error of Options.Audit while too much of the log is not indexed.
+var ErrIndexing = fmt.Errorf("%w: the audit log is being indexed: try again later, or use `sallyport audit query` on the host", errBusy)
+
+// auditWithin bounds how long a query takes, and then how long it takes to write the answer.
+const auditWithin = 30 * time.Second
+
+// serveAudit serves a page of the events of the audit log that a query selects, the oldest
+// first. The cursor is the number of the last event before the page.
+func (h *handler) serveAudit(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), auditWithin)
+	defer cancel()
+	list, next, err := h.auditEvents(r.WithContext(ctx))
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: the query takes longer than %s: select less, as by a shorter time", errBusy, auditWithin)
+	}
+	if next != "" {
+		linkNext(w, r, next)
+	}
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(auditWithin)) // what has none is a test's
+	h.answer(w, r, http.StatusOK, list, err)
+}
+
+// auditEvents is a page, and the cursor of the next one, if there is one.
+func (h *handler) auditEvents(r *http.Request) (list []*audit.Event, next string, err error) {
+	if h.opt.Audit == nil {
+		return nil, "", fmt.Errorf("%w: this daemon has no audit log", errBadRequest)
+	}
+	values, who := r.URL.Query(), PrincipalOf(r.Context())
+	q, err := h.auditQuery(values, who)
+	if err != nil {
+		return nil, "", err
+	}
+	limit, err := limitOf(values)
+	if err != nil {
+		return nil, "", err
+	}
+	end, err := h.enterStream(who)
+	if err != nil {
+		return nil, "", err
+	}
+	defer end()
+	list = []*audit.Event{}
+	for e, err := range h.opt.Audit(r.Context(), q) {
+		var damage *audit.DamageError
+		if errors.As(err, &damage) {
+			continue // `sallyport audit verify` tells of it
+		} else if err != nil {
+			return nil, "", err
+		}
+		if len(list) == limit {
+			return list, strconv.FormatUint(list[limit-1].Metadata.Sequence, 10), nil
+		}
+		// What is withheld selects nothing: else what is found would tell of it.
+		if shown := auditFor(who, e.Event); shown != nil && q.Wants(shown) {
+			list = append(list, shown)
+		}
+	}
+	return list, "", nil
+}
+
+// auditQuery reads the parameters. A caller of a tenant gets the events of its sandboxes.
+func (h *handler) auditQuery(values url.Values, who Principal) (q index.Query, err error) {
+	q = index.Query{
+		Sandbox: values.Get("sandbox"), Destination: values.Get("destination"), Rule: values.Get("rule"), Credential: values.Get("credential"),
+		Decision: values.Get("decision"), Kind: audit.Kind(values.Get("kind")), Text: values.Get("text"), Alone: true,
+	}
+	if q.Credential != "" && !who.May(ScopeSecrets) {
+		return q, fmt.Errorf("%w %s: to select by a credential", errScope, ScopeSecrets)
+	}
+	for name, t := range map[string]*time.Time{"since": &q.Since, "until": &q.Until} {
+		if text := values.Get(name); text != "" {
+			if *t, err = time.Parse(time.RFC3339, text); err != nil {
+				return q, fmt.Errorf("%w: %s %q: write a time as 2026-12-01T00:00:00Z", errBadRequest, name, clip(text, 32))
+			}
+		}
+	}
+	if text := values.Get("cursor"); text != "" {
+		after, err := base64.RawURLEncoding.DecodeString(text)
+		n, numberErr := strconv.ParseUint(string(after), 10, 53)
+		if err != nil || numberErr != nil {
+			return q, errCursor
+		}
+		q.From = n + 1
+	}
+	if who.Tenant != "" {
+		q.Tenant = &index.Tenant{Name: who.Tenant}
+		if h.opt.Sandboxes != nil {
+			for _, i := range h.opt.Sandboxes.List() {
+				if i.Spec.Owner == who.Tenant {
+					q.Tenant.Sandboxes = append(q.Tenant.Sandboxes, i.ID)
+				}
+			}
+		}
+	}
+	return q, nil
+}
+
+// auditFor is what a caller may see of an event, nil for none of it. Names of credentials
+// are for callers who may list them, the host's paths and who connects to a sandbox from
+// where for its operators.
+func auditFor(who Principal, e *audit.Event) *audit.Event {
+	x := e.Unmapped.Sallyport
+	if app := e.App; app != nil && x.Sandbox == "" && !who.May(ScopeSecrets) && secretEvent(app.Name) {
+		return nil
+	}
+	if who.Tenant == "" && who.May(ScopeSecrets) {
+		return e
+	}
+	shown := *e
+	if !who.May(ScopeSecrets) {
+		for _, uses := range []*[]audit.CredentialUse{&x.Credentials, &x.Found} {
+			*uses = slices.Clone(*uses)
+			for i := range *uses {
+				(*uses)[i] = audit.CredentialUse{Name: needsSecrets}
+			}
+		}
+	}
+	if who.Tenant != "" {
+		shown.Message, shown.Detail, x.Reason = pathless(e.Message), pathless(e.Detail), pathless(x.Reason)
+		if e.ClassUID == audit.ClassSSH {
+			shown.Source = nil
+		}
+	}
+	shown.Unmapped.Sallyport = x
+	return &shown
+}
