@@ -31,6 +31,7 @@ var script = []step{
 	{"Every other way out is closed, and says so where it can", refused},
 	{"What the agent remembers outlives the session", remembered},
 	{"Each of these is one record", recorded},
+	{"The log proves itself", verified},
 }
 
 // show runs a shell command in the sandbox, as a user would, and prints both.
@@ -303,5 +304,21 @@ func recorded(ctx context.Context, s *stage) error {
 		return err
 	}
 	proved("decision and outcome, with the rule and the credential's name")
+	return nil
+}
+
+func verified(ctx context.Context, s *stage) error {
+	fmt.Println("$ sallyport audit verify")
+	out, err := s.quiet(ctx, "", "audit", "verify")
+	for line := range strings.Lines(out) {
+		fmt.Print("  " + line)
+	}
+	if err != nil {
+		return err
+	}
+	if err := want(strings.Contains(out, "nothing wrong"), "%q", out); err != nil {
+		return err
+	}
+	proved("the records that a signed checkpoint covers are as they were written")
 	return nil
 }
