@@ -8,6 +8,7 @@ type Unmapped struct {
 // Extension is what Sallyport adds to OCSF.
 type Extension struct {
 	Approval    *Approval         `json:"approval,omitempty"`          // by which an allowed request was, or that a lifecycle event is about
+	Checkpoint  string            `json:"checkpoint,omitempty"`        // of a lifecycle event of this state: a signed note, see audit/tree
 	Clipped     []string          `json:"clipped,omitempty"`           // fields here that hold less than was decided on: path, method, header_names, query_keys
 	Credentials []CredentialUse   `json:"credentials,omitempty"`       // what was injected
 	Decision    string            `json:"decision,omitempty"`          // allow, deny, tunnel, approve

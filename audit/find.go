@@ -41,34 +41,45 @@ func Find(ctx context.Context, dir, id string) (*Event, error) {
 	return nil, fmt.Errorf("%w: %.64s", ErrNoDecision, id)
 }
 
-// Has reports whether the log in dir has an event with an id, which is a UUIDv7: segments
-// that began long before it was made are not read.
+// Has reports whether the log in dir has an event with an id.
 func Has(ctx context.Context, dir, id string) (bool, error) {
+	e, err := Lookup(ctx, dir, id)
+	return e != nil, err
+}
+
+// Lookup returns the event of any kind with an id, which is a UUIDv7, from the log in dir,
+// or nil: segments that began long before it was made are not read.
+func Lookup(ctx context.Context, dir, id string) (*Event, error) {
 	made, err := uuid.Parse(id)
 	if err != nil {
-		return false, fmt.Errorf("no event's id: %w", err)
+		return nil, fmt.Errorf("no event's id: %w", err)
 	}
 	sec, nsec := made.Time().UnixTime()
 	all, err := segments(dir)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	for i := len(all) - 1; i >= 0; i-- {
 		first := int64(0) // the time of the segment's first event
+		var event *Event
 		has, err := search(ctx, all[i], id, func(n int, e *Event) bool {
 			if n == 0 {
 				first = e.Time
 			}
+			event = e
 			return e.ID() == id
 		})
-		if has || err != nil {
-			return has, err
+		if err != nil {
+			return nil, err
+		}
+		if has {
+			return event, nil
 		}
 		if first != 0 && time.UnixMilli(first).Before(time.Unix(sec, nsec).Add(-clockSlack)) {
-			return false, nil
+			return nil, nil
 		}
 	}
-	return false, nil
+	return nil, nil
 }
 
 // clockSlack is by how much a clock may have been set back between two events.

@@ -38,6 +38,9 @@ type Options struct {
 	SegmentSize int64
 	// Queue is how many events of Enqueue may wait to be written. Default: 8192.
 	Queue int
+	// After is a number that the log is known to have reached. If it ends before, the end
+	// is gone: the first event says so, and no number is given twice. Default: 0.
+	After uint64
 	// Logger gets operational messages: what Open repaired, when the log became
 	// unwritable and when it recovered. Default: none.
 	Logger *slog.Logger

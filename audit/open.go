@@ -51,10 +51,36 @@ func (l *Log) start() error {
 		return os.NewSyscallError("flock", err)
 	}
 	all, err := segments(l.dir)
-	if err != nil || len(all) == 0 {
+	if err != nil {
 		return err
 	}
-	return l.resume(all[len(all)-1])
+	if len(all) > 0 {
+		if err := l.resume(all[len(all)-1]); err != nil {
+			return err
+		}
+	}
+	return l.skip()
+}
+
+// skip goes on after the numbers that the log is known to have reached. They are missing.
+func (l *Log) skip() error {
+	last := l.next - 1
+	if l.opts.After <= last {
+		return nil
+	}
+	l.next = l.opts.After + 1
+	message := fmt.Sprintf("events %d to %d are missing: the log had reached number %d, and ends before it", last+1, l.opts.After, l.opts.After)
+	l.opts.Logger.Error("the end of the audit log is gone", "last", last, "reached", l.opts.After)
+	b, err := encode(notice("audit-truncated", message, 0))
+	if err != nil {
+		return err
+	}
+	l.queue(b)
+	if l.current != nil {
+		err = l.current.Close()
+		l.current = nil
+	}
+	return err
 }
 
 // resume takes the last segment over.

@@ -27,6 +27,9 @@ func printStatus(w io.Writer, s api.Status) {
 	for _, line := range policyLines(s.Policy) {
 		fmt.Fprintln(w, line)
 	}
+	if s.Seal != nil {
+		fmt.Fprintln(w, sealLine(s.Seal))
+	}
 	if s.SSH != nil {
 		fmt.Fprintln(w, sshLine(s.SSH))
 	}
@@ -168,4 +171,16 @@ func newDoctor(g *cli.Globals) *cobra.Command {
 		err := g.Print(cmd, findings, func(w io.Writer) { cli.Table(w, "STATE\tREQUIREMENT\tFOUND", rows...) })
 		return cmp.Or(err, failed)
 	})
+}
+
+// sealLine says how far the audit log is sealed.
+func sealLine(s *api.Seal) string {
+	line := fmt.Sprintf("audit log %s: %d records in the tree, %d after the newest checkpoint", s.Log, s.Size, s.Unanchored)
+	if !s.Checkpoint.IsZero() {
+		line += " of " + s.Checkpoint.Local().Format(time.DateTime)
+	}
+	if s.Failure != "" {
+		line += fmt.Sprintf("; not sealed since %s: %s", s.Since.Local().Format(time.DateTime), s.Failure)
+	}
+	return line
 }

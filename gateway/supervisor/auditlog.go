@@ -40,6 +40,7 @@ type AuditLog struct {
 	dropped uint64
 	base    audit.Stats // of the writers before this one
 	begun   uint64      // number of the first event of this writer
+	durable uint64      // what Durable has said
 	last    audit.Stats // of this writer, when it was asked last
 }
 
@@ -313,20 +314,49 @@ func (t *AuditLog) Stats() audit.Stats {
 	return sum
 }
 
-// Close writes queued events and closes the log. The worker must have ended.
-func (t *AuditLog) Close() error {
+// Durable is the number of the last event that is known to be durable. If the worker that
+// writes does not answer, it is that of an earlier call.
+func (t *AuditLog) Durable() uint64 {
 	t.mu.Lock()
-	if t.ending {
-		t.mu.Unlock()
-		<-t.done
-		return nil
-	}
-	t.ending = true
-	close(t.queue)
+	own, peer, begun := t.own, t.peer, t.begun
 	t.mu.Unlock()
-	<-t.done
+	reached := uint64(0)
+	switch {
+	case peer != nil:
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		var now audit.Stats
+		if err := peer.Call(ctx, workerapi.MethodStats, ipc.None{}, &now); err == nil {
+			reached = begun - 1 + now.Events
+		}
+	case own != nil:
+		reached = own.Begins() - 1 + own.Stats().Events
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.durable = max(t.durable, reached)
+	return t.durable
+}
+
+// Flush writes queued events. Enqueue takes none from then on.
+func (t *AuditLog) Flush() {
+	t.mu.Lock()
+	if !t.ending {
+		t.ending = true
+		close(t.queue)
+	}
+	t.mu.Unlock()
+	<-t.done
+}
+
+// Close writes queued events and closes the log. The worker must have ended.
+func (t *AuditLog) Close() error {
+	t.Flush()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil
+	}
 	t.closed = true
 	close(t.moved)
 	if t.own == nil {

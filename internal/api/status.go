@@ -27,6 +27,8 @@ type Status struct {
 	Observing []policy.Lifting `json:"observing,omitempty"`
 	// SSH is the process that operators reach sandboxes through, nil without one.
 	SSH *SSH `json:"ssh,omitempty"`
+	// Seal is how the audit log is sealed.
+	Seal *Seal `json:"seal,omitempty"`
 	// Fingerprint is that of the certificate of the TLS listener, sha256:HEX.
 	Fingerprint string `json:"fingerprint,omitempty"`
 }
@@ -54,6 +56,18 @@ type Process struct {
 	UID      int       `json:"uid"`
 	OwnRoot  bool      `json:"own_root"`
 	Landlock int       `json:"landlock"` // version; 0: the kernel has none
+}
+
+// Seal says how far the audit log is covered by signed checkpoints.
+type Seal struct {
+	Log        string    `json:"log"`                 // the name of its key; "" until that is open
+	Size       uint64    `json:"size"`                // records in the tree
+	Covered    uint64    `json:"covered"`             // records that the newest checkpoint covers
+	Checkpoint time.Time `json:"checkpoint,omitzero"` // when it was signed
+	Unanchored uint64    `json:"unanchored"`          // records that it does not cover
+	Failure    string    `json:"failure,omitempty"`   // why records are not sealed now
+	Since      time.Time `json:"since,omitzero"`      // of Failure
+	Failures   uint64    `json:"failures,omitempty"`
 }
 
 // SSH says how the process is that serves SSH, and where.

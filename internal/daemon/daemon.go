@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
+	"sallyport/audit/tree"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
 	"sallyport/gateway/credential"
@@ -70,6 +71,7 @@ type daemon struct {
 	inForce  atomic.Pointer[config.Config] // the configuration of the last load
 	key      *seal.Key
 	auditLog *supervisor.AuditLog
+	sealer   *tree.Sealer
 	store    *file.Store
 	rules    *engine.Engine
 	broker   *credential.Broker
@@ -167,7 +169,9 @@ func raiseDescriptors() error {
 }
 
 func (d *daemon) openAuditLog(context.Context) error {
-	log, err := supervisor.OpenAuditLog(d.cfg.AuditDir(), audit.Options{SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log})
+	log, err := supervisor.OpenAuditLog(d.cfg.AuditDir(), audit.Options{
+		SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log, After: tree.Sealed(d.cfg.AuditDir()),
+	})
 	if err != nil {
 		return err
 	}
@@ -176,6 +180,7 @@ func (d *daemon) openAuditLog(context.Context) error {
 	if d.key, err = seal.Open(d.cfg.KeyFile, d.cfg.DataDir); err != nil {
 		return err
 	}
+	d.openSealer()
 	d.store, err = file.New(d.cfg.DataDir, d.key)
 	return err
 }

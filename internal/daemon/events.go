@@ -24,7 +24,7 @@ func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.E
 		from = d.lastEvent(ctx) + 1
 	}
 	dir := d.cfg.AuditDir()
-	return func(yield func(*audit.Event, error) bool) {
+	return withoutCheckpoints(func(yield func(*audit.Event, error) bool) {
 		// Events that are in the log already are read in turns of their caller; later
 		// events are passed on as they come.
 		who := api.PrincipalOf(ctx)
@@ -45,7 +45,7 @@ func (d *daemon) lifecycles(ctx context.Context, from uint64) iter.Seq2[*audit.E
 				return
 			}
 		}
-	}
+	})
 }
 
 // A caller who reads the log from far back has a turn at a time for so many events, by
@@ -159,7 +159,7 @@ func (d *daemon) tellWebhooks(ctx context.Context, g *errgroup.Group) error {
 		s, err := webhook.New(webhook.Hook{URL: w.URL, Events: w.Events, Secret: secret, Addresses: w.Addresses}, webhook.Options{
 			Dir: filepath.Join(d.cfg.IndexDir(), "webhooks"), Last: d.lastEvent(ctx), Logger: d.log,
 			Events: func(ctx context.Context, from uint64, follow bool) iter.Seq2[*audit.Event, error] {
-				return audit.Read(ctx, d.cfg.AuditDir(), audit.Query{From: from, Kind: audit.KindLifecycle, Follow: follow})
+				return withoutCheckpoints(audit.Read(ctx, d.cfg.AuditDir(), audit.Query{From: from, Kind: audit.KindLifecycle, Follow: follow}))
 			},
 		})
 		if err != nil {

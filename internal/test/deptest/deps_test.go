@@ -32,6 +32,7 @@ var fences = []fence{
 	{from: []string{"sandbox/client", "sandbox/docker", "sandbox/datapath", "sandbox/disk", "sandbox/agent", "sandbox/manifest", "sandbox/state", "sandbox/checkpoint", "sandbox/imagetar"}, to: []string{"sallyport/sandbox/manager"}, why: "the manager drives the others, and a client only knows the nouns"},
 	{from: []string{"sandbox/client"}, to: []string{"sallyport/internal/jail", "sallyport/sandbox/fsjail"}, why: "a client runs nothing of a sandbox's"},
 	{from: []string{"audit"}, to: []string{"sallyport/gateway", "sallyport/policy", "sallyport/sandbox", "sallyport/memory", "sallyport/cmd"}, why: "everybody writes events, so an event imports nothing of theirs"},
+	{from: []string{"gateway/worker", "gateway/workerapi"}, to: []string{"sallyport/audit/tree"}, why: "who writes the log has neither its tree nor its key"},
 	{from: []string{"policy"}, to: []string{"sallyport/gateway", "sallyport/sandbox", "sallyport/audit"}, why: "a decision depends on its input alone"},
 	{from: []string{"policy/oracle"}, to: []string{"sallyport/", "github.com/open-policy-agent/opa", "regexp"}, except: []string{"sallyport/policy/oracle"}, why: "what a policy is compared with has nothing in common with it"},
 	{from: []string{"policy/limit"}, to: []string{"sallyport/"}, except: []string{"sallyport/policy/limit", "sallyport/internal/quota"}, why: "what counts knows no policy"},
@@ -68,6 +69,7 @@ var homes = map[string][]string{
 	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
 	"github.com/goccy/go-json":            {"audit"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
+	"golang.org/x/mod":                    {"audit/tree"},
 	"modernc.org/sqlite":                  {"audit/index"},
 }
 

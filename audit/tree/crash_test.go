@@ -1,0 +1,303 @@
+package tree_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/audit/tree"
+)
+
+// sealUntilKilled is the child of TestKill.
+func sealUntilKilled(root string) {
+	s, err := reopen(root, tree.Options{Records: 64, Every: 3 * time.Millisecond, Poll: time.Millisecond})
+	if err != nil {
+		fmt.Println("open:", err)
+		os.Exit(1)
+	}
+	go func() {
+		for {
+			e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
+			if err := s.log.Append(context.Background(), e); err != nil {
+				fmt.Println("append:", err)
+				os.Exit(1)
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+	}()
+	go s.Run(context.Background())
+	for s.Status().Covered == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+// TestKill kills a Sealer, with its log, at arbitrary moments: what is left verifies each
+// time, and goes on.
+func TestKill(t *testing.T) {
+	root := tempDir(t)
+	dir := filepath.Join(root, "data", "audit")
+	checkpoints := uint64(0)
+	for round := range 25 {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), "TREE_TEST_CHILD="+root)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		timer := time.NewTimer(time.Duration(rand.IntN(100)) * time.Millisecond)
+		if round%3 > 0 { // else while it begins
+			if line, _ := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+				t.Fatalf("the child said %q", line)
+			}
+			timer.Reset(time.Duration(rand.IntN(100)) * time.Millisecond)
+		}
+		<-timer.C
+		cmd.Process.Kill()
+		cmd.Wait()
+		key, err := tree.ReadKey(dir)
+		if err != nil {
+			continue // it was killed before it had made one
+		}
+		r, err := tree.VerifyLog(t.Context(), dir, key, nil)
+		if err != nil || len(r.Findings) > 0 {
+			t.Fatalf("round %d: %v %v", round, r, err)
+		}
+		checkpoints = r.Checkpoints
+	}
+	s := open(t, root)
+	s.exchanges(t, 1)
+	s.end(t)
+	r := s.verify(t)
+	if len(r.Findings) > 0 || len(r.Ranges) != 1 || r.Ranges[0].Anchor != tree.ByCheckpoint || r.Ranges[0].Last != r.Records {
+		t.Errorf("at the end: %s", r)
+	}
+	if checkpoints < 20 {
+		t.Errorf("only %d checkpoints: the children hardly ran", checkpoints)
+	}
+	t.Logf("%d records, %d checkpoints over 25 kills", r.Records, checkpoints)
+}
+
+// until waits for something that a Sealer does.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal(what, "did not come")
+		}
+	}
+}
+
+// running runs a Sealer until the function that it returns is called.
+func (s *sealed) running(t *testing.T) (stop func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); s.Run(ctx) }()
+	return func() { cancel(); <-ended }
+}
+
+// TestTornHashes: a crash has left any part of the hashes after the newest checkpoint,
+// and zeros behind it. The tree goes on, and nothing is taken for a change.
+func TestTornHashes(t *testing.T) {
+	root := tempDir(t)
+	s, err := reopen(root, tree.Options{Records: 1 << 20, Every: time.Hour, Poll: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.exchanges(t, 3)
+	stop := s.running(t)
+	until(t, "the first checkpoint", func() bool { return s.Status().Size == 7 })
+	s.exchanges(t, 5)
+	until(t, "the rest", func() bool { return s.Status().Size == 17 })
+	stop()
+	if err := s.log.Close(); err != nil { // and the Sealer crashes
+		t.Fatal(err)
+	}
+	hashes := func(root string) string { return filepath.Join(root, "data", "audit", "tree", "hashes") }
+	all, err := os.ReadFile(hashes(root))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const durable = 10 * 32 // hashes of 6 records
+	for cut := durable; cut <= len(all); cut += 48 {
+		for _, zeros := range []int{0, min(1000, len(all)-cut)} {
+			copied := tempDir(t)
+			if err := os.CopyFS(copied, os.DirFS(root)); err != nil {
+				t.Fatal(err)
+			}
+			os.Chmod(filepath.Join(copied, "key"), 0o600)
+			if err := os.WriteFile(hashes(copied), append(slices.Clone(all[:cut]), make([]byte, zeros)...), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s := open(t, copied)
+			s.exchanges(t, 2)
+			s.end(t)
+			r := s.verify(t)
+			if len(r.Findings) > 0 || strings.Contains(strings.Join(s.records(t), ""), "audit-altered") {
+				t.Fatalf("%d of %d bytes and %d zeros: %s", cut, len(all), zeros, r)
+			}
+		}
+	}
+}
+
+// TestDamagedHashes: what a checkpoint covers is gone from the tree. It goes on all the
+// same, an event says so, and only the tree is found to be wrong.
+func TestDamagedHashes(t *testing.T) {
+	for name, do := range map[string]func(b []byte) []byte{
+		"gone":    func([]byte) []byte { return nil },
+		"cut":     func(b []byte) []byte { return b[:200] },
+		"changed": func(b []byte) []byte { b[30*32] ^= 1; return b },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := closed(t, 8)
+			path := filepath.Join(tree.Dir(s.dir), "hashes")
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, do(b), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			s = open(t, filepath.Dir(filepath.Dir(s.dir)))
+			s.exchanges(t, 8)
+			s.end(t)
+			r := s.verify(t)
+			if got := kinds(r); len(got) > 1 || len(got) == 1 && got[0] != string(tree.Tree) {
+				t.Errorf("%s", r)
+			}
+			if !strings.Contains(strings.Join(s.records(t), ""), "audit-altered") {
+				t.Error("no event says that hashes are lost")
+			}
+		})
+	}
+}
+
+// TestCut: the end of the log is gone when it is opened. No number is given twice.
+func TestCut(t *testing.T) {
+	for _, left := range []int{5, 0} {
+		s := closed(t, 12)
+		records := s.records(t)
+		for _, path := range s.segments(t)[1:] {
+			os.Remove(path)
+		}
+		if err := os.WriteFile(s.segments(t)[0], []byte(strings.Join(append(records[:left:left], ""), "\n")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s = open(t, filepath.Dir(filepath.Dir(s.dir)))
+		s.exchanges(t, 2)
+		s.end(t)
+		r := s.verify(t)
+		if len(r.Findings) == 0 || r.Findings[len(r.Findings)-1].Kind != tree.Missing {
+			t.Errorf("%d left: %s", left, r)
+		}
+		for _, f := range r.Findings {
+			if f.First != 0 && (f.First != uint64(left+1) || f.Last != uint64(len(records))) {
+				t.Errorf("%d of %d left: %s", left, len(records), f)
+			}
+		}
+		text, _ := os.ReadFile(s.segments(t)[len(s.segments(t))-1])
+		if !strings.Contains(string(text), `"audit-truncated"`) || !strings.Contains(string(text), fmt.Sprintf(`"sequence":%d}`, len(records)+1)) && !strings.Contains(string(text), fmt.Sprintf(`"sequence":%d,`, len(records)+1)) {
+			t.Errorf("%d left: %s", left, text)
+		}
+	}
+}
+
+// TestAlteredTail: records after the newest checkpoint, which only the tree knows, were
+// changed while nothing ran. An event says so.
+func TestAlteredTail(t *testing.T) {
+	root := tempDir(t)
+	s, err := reopen(root, tree.Options{Records: 1 << 20, Every: time.Hour, Poll: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.exchanges(t, 3)
+	stop := s.running(t)
+	until(t, "the first checkpoint", func() bool { return s.Status().Size == 7 })
+	s.exchanges(t, 9)
+	until(t, "the rest", func() bool { return s.Status().Size == 25 })
+	stop()
+	s.log.Close()
+	for _, path := range s.segments(t) {
+		b, _ := os.ReadFile(path)
+		if err := os.WriteFile(path, []byte(strings.Replace(string(b), "request 7 ", "request 8 ", 1)), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r := s.verify(t); len(r.Findings) != 1 || r.Findings[0].First != 22 {
+		t.Errorf("before the start: %s", r)
+	}
+	s = open(t, root)
+	s.end(t)
+	if !strings.Contains(strings.Join(s.records(t), ""), "audit-altered") {
+		t.Error("no event says so")
+	}
+	if r := s.verify(t); len(r.Findings) != 1 || r.Findings[0].First != 22 {
+		t.Errorf("after it: %s", r)
+	}
+}
+
+// TestFaults: the tree cannot be written for a while. The log goes on meanwhile, and
+// sealing when it can.
+func TestFaults(t *testing.T) {
+	tests := []struct {
+		operations string
+		err        error
+	}{
+		{"write", syscall.ENOSPC}, {"write truncate", syscall.EIO}, {"sync", syscall.EIO}, {"sync truncate", syscall.EIO},
+	}
+	for _, tt := range tests {
+		t.Run(tt.operations, func(t *testing.T) {
+			var broken atomic.Bool
+			o := tree.Options{Every: time.Millisecond, Poll: time.Millisecond}
+			o.Fail(func(operation string) error {
+				if broken.Load() && slices.Contains(strings.Fields(tt.operations), operation) {
+					return tt.err
+				}
+				return nil
+			})
+			s, err := reopen(tempDir(t), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.exchanges(t, 3)
+			stop := s.running(t)
+			until(t, "a checkpoint", func() bool { return s.Status().Covered > 0 })
+			for range 3 {
+				broken.Store(true)
+				s.exchanges(t, 20)
+				until(t, "a failure", func() bool { return s.Status().Failure != "" })
+				s.exchanges(t, 20)
+				if st := s.Status(); st.Since.IsZero() || st.Failures == 0 {
+					t.Errorf("status %+v", st)
+				}
+				broken.Store(false)
+				until(t, "recovery", func() bool { return s.Status().Failure == "" })
+			}
+			stop()
+			s.end(t)
+			whole(t, s.verify(t), len(s.records(t)))
+			all := strings.Join(s.records(t), "")
+			for _, state := range []string{"audit-unsealed", "audit-sealed"} {
+				if strings.Count(all, `"`+state+`"`) != 3 {
+					t.Errorf("%d events %s", strings.Count(all, `"`+state+`"`), state)
+				}
+			}
+		})
+	}
+}
