@@ -17,7 +17,7 @@ func TestFind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ids []string
+	var ids, completions []string
 	for range 50 {
 		x := new(audit.Exchange)
 		d := decide(x)
@@ -25,9 +25,11 @@ func TestFind(t *testing.T) {
 		if err := l.Append(t.Context(), d); err != nil {
 			t.Fatal(err)
 		}
-		if err := l.Append(t.Context(), complete(x)); err != nil {
+		c := complete(x)
+		if err := l.Append(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
+		completions = append(completions, c.ID())
 	}
 	for _, id := range []string{ids[0], ids[20], ids[49]} { // the last while the log is open
 		e, err := audit.Find(t.Context(), dir, id)
@@ -39,6 +41,9 @@ func TestFind(t *testing.T) {
 		if has, err := audit.Has(t.Context(), dir, id); !has || err != nil {
 			t.Errorf("Has %s: got %v, %v", id, has, err)
 		}
+	}
+	if e, err := audit.Lookup(t.Context(), dir, completions[20]); err != nil || e == nil || e.ID() != completions[20] {
+		t.Errorf("a completion: got %v, %v", e, err)
 	}
 	for _, id := range []string{"0192f0c1-0000-7000-8000-000000000001", uuid.Must(uuid.NewV7()).String()} {
 		if has, err := audit.Has(t.Context(), dir, id); has || err != nil {

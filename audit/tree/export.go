@@ -34,7 +34,7 @@ var wrappers = []string{
 
 const (
 	maxWraps  = 12
-	maxExport = 8 << 20 // bytes of a line
+	maxExport = 4 << 20 // bytes of a line
 )
 
 // exported reads the records of an export.

@@ -3,7 +3,6 @@ package tree
 import (
 	"bufio"
 	"bytes"
-	"container/heap"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -13,7 +12,7 @@ import (
 )
 
 // maxRun is how much of what is sorted is in memory, in bytes.
-const maxRun = 16 << 20
+const maxRun = 8 << 20
 
 // runs sorts any number of short byte strings: what does not fit in memory goes into a
 // temporary file without a name, as sorted runs.
@@ -25,17 +24,17 @@ type runs struct {
 }
 
 func (r *runs) add(parts ...[]byte) error {
-	if len(r.buf) > maxRun {
+	n := 4
+	for _, p := range parts {
+		n += len(p)
+	}
+	if len(r.buf)+n > maxRun {
 		if err := r.spill(); err != nil {
 			return err
 		}
 	}
 	r.at = append(r.at, len(r.buf))
-	n := 0
-	for _, p := range parts {
-		n += len(p)
-	}
-	r.buf = binary.BigEndian.AppendUint32(r.buf, uint32(n))
+	r.buf = binary.BigEndian.AppendUint32(r.buf, uint32(n-4))
 	for _, p := range parts {
 		r.buf = append(r.buf, p...)
 	}
@@ -91,32 +90,30 @@ func (r *runs) sorted() iter.Seq2[[]byte, error] {
 			yield(nil, err)
 			return
 		}
-		var q queue
+		var heads []*run
 		from := int64(0)
 		for _, end := range r.ends {
-			one := &run{r: bufio.NewReaderSize(io.NewSectionReader(r.file, from, end-from), 64<<10)}
+			heads = append(heads, &run{r: bufio.NewReaderSize(io.NewSectionReader(r.file, from, end-from), 64<<10)})
 			from = end
-			if err := one.next(); err == nil {
-				q = append(q, one)
-			} else if !errors.Is(err, io.EOF) {
-				yield(nil, err)
-				return
-			}
 		}
-		heap.Init(&q)
-		for len(q) > 0 {
-			if !yield(q[0].head, nil) {
+		least := heads // those to read on from
+		for {
+			for _, one := range least {
+				if err := one.next(); errors.Is(err, io.EOF) {
+					heads = slices.DeleteFunc(slices.Clone(heads), func(other *run) bool { return other == one })
+				} else if err != nil {
+					yield(nil, err)
+					return
+				}
+			}
+			if len(heads) == 0 {
 				return
 			}
-			switch err := q[0].next(); {
-			case errors.Is(err, io.EOF):
-				heap.Pop(&q)
-			case err != nil:
-				yield(nil, err)
+			one := slices.MinFunc(heads, func(a, b *run) int { return bytes.Compare(a.head, b.head) })
+			if !yield(one.head, nil) {
 				return
-			default:
-				heap.Fix(&q, 0)
 			}
+			least = []*run{one}
 		}
 	}
 }
@@ -141,17 +138,4 @@ func (r *run) next() error {
 	r.head = slices.Grow(r.head[:0], int(binary.BigEndian.Uint32(n[:])))[:binary.BigEndian.Uint32(n[:])]
 	_, err := io.ReadFull(r.r, r.head)
 	return err
-}
-
-// queue has the run with the least head first.
-type queue []*run
-
-func (q queue) Len() int           { return len(q) }
-func (q queue) Less(i, j int) bool { return bytes.Compare(q[i].head, q[j].head) < 0 }
-func (q queue) Swap(i, j int)      { q[i], q[j] = q[j], q[i] }
-func (q *queue) Push(x any)        { *q = append(*q, x.(*run)) }
-func (q *queue) Pop() any {
-	last := (*q)[len(*q)-1]
-	*q = (*q)[:len(*q)-1]
-	return last
 }

@@ -150,3 +150,63 @@ func TestAuditLogIsNotAnswered(t *testing.T) {
 		})
 	}
 }
+
+// What is durable is told whoever writes the log, and never less than before. Flush writes
+// what is queued; then Append alone goes on.
+func TestAuditLogDurable(t *testing.T) {
+	trail, dir := newAuditLog(t)
+	if n := trail.Durable(); n != 0 {
+		t.Errorf("%d in an empty log", n)
+	}
+	if err := trail.Append(t.Context(), event(), event()); err != nil {
+		t.Fatal(err)
+	}
+	h, err := trail.handOver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := trail.Durable(); n != 2 {
+		t.Errorf("%d while the log changes hands, want 2", n)
+	}
+	here, f, err := ipc.Pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	there, err := ipc.Inherited(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	side := ipc.New(here, ipc.Options{})
+	child := ipc.New(there, ipc.Options{Methods: map[ipc.Method]ipc.Handler{
+		workerapi.MethodStats: ipc.Handle(func(context.Context, ipc.None) (audit.Stats, error) { return audit.Stats{Events: 5}, nil }),
+	}})
+	var ends sync.WaitGroup
+	ends.Go(func() { _ = side.Serve() })
+	ends.Go(func() { _ = child.Serve() })
+	trail.setWorker(side)
+	if n := trail.Durable(); n != 7 {
+		t.Errorf("%d with a worker that has written 5 more, want 7", n)
+	}
+	_ = side.Close()
+	ends.Wait()
+	if n := trail.Durable(); n != 7 {
+		t.Errorf("%d when the worker is gone, want 7", n)
+	}
+	_ = h.File.Close()
+	if err := trail.takeBack(); err != nil {
+		t.Fatal(err)
+	}
+	if err := trail.Enqueue(event()); err != nil {
+		t.Fatal(err)
+	}
+	trail.Flush()
+	if n := numbers(t, dir); n != 3 {
+		t.Errorf("%d events after Flush, want 3", n)
+	}
+	if err := trail.Enqueue(event()); !errors.Is(err, audit.ErrClosed) {
+		t.Errorf("queueing after Flush: %v", err)
+	}
+	if err := trail.Append(t.Context(), event()); err != nil {
+		t.Errorf("appending after Flush: %v", err)
+	}
+}

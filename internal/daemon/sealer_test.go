@@ -1,0 +1,43 @@
+package daemon
+
+import (
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"testing"
+
+	"sallyport/audit"
+	"sallyport/audit/tree"
+	"sallyport/gateway/supervisor"
+	"sallyport/internal/config"
+)
+
+// The last checkpoint covers what was recorded until the end, also what was only queued.
+func TestLastCheckpoint(t *testing.T) {
+	dir := t.TempDir()
+	d := &daemon{cfg: &config.Config{DataDir: filepath.Join(dir, "data"), KeyFile: filepath.Join(dir, "key")}, log: slog.New(slog.DiscardHandler)}
+	if err := d.openAuditLog(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{
+		d.auditLog.Append(t.Context(), changed(audit.Product{Name: "sallyport"}, "sallyport", "stopped")),
+		d.auditLog.Enqueue(changed(audit.Product{Name: "sallyport"}, "sallyport", "queued")),
+		d.close(),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	key, err := tree.ReadKey(d.cfg.AuditDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := tree.VerifyLog(t.Context(), d.cfg.AuditDir(), key, nil)
+	if err != nil || len(r.Findings) > 0 || len(r.Ranges) != 1 || r.Ranges[0] != (tree.Range{First: 1, Last: 3, Anchor: tree.ByCheckpoint}) {
+		t.Errorf("%v, %v", r, err)
+	}
+	if err := d.auditLog.Append(t.Context(), changed(audit.Product{}, "", "")); !errors.Is(err, audit.ErrClosed) {
+		t.Errorf("the log is open: %v", err)
+	}
+	var _ tree.Log = (*supervisor.AuditLog)(nil)
+}
