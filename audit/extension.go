@@ -13,6 +13,7 @@ type Extension struct {
 	Credentials []CredentialUse   `json:"credentials,omitempty"`       // what was injected
 	Decision    string            `json:"decision,omitempty"`          // allow, deny, tunnel, approve
 	Found       []CredentialUse   `json:"found_credentials,omitempty"` // what the response held and was overwritten
+	Gap         *Gap              `json:"gap,omitempty"`               // of a lifecycle event in state audit-gap
 	HeaderNames []string          `json:"header_names,omitempty"`      // of the request, sorted; OCSF's http_headers wants values too
 	Kind        Kind              `json:"kind"`
 	Limits      []LimitUse        `json:"limits,omitempty"`     // what bounds it; of a lifecycle event: what was reset

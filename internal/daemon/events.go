@@ -15,6 +15,7 @@ import (
 	"sallyport/internal/api"
 	"sallyport/internal/secretfile"
 	"sallyport/internal/webhook"
+	"sallyport/internal/webhook/signature"
 )
 
 // lifecycles yields the events of lifecycles from a number on, or with 0 from now
@@ -152,7 +153,7 @@ func (d *daemon) tellWebhooks(ctx context.Context, g *errgroup.Group) error {
 		if err != nil {
 			return fmt.Errorf("webhooks[%d].secretFile: %w", i, err)
 		}
-		secret, err := webhook.ParseSecret(string(text))
+		secret, err := signature.ParseSecret(string(text))
 		if err != nil {
 			return fmt.Errorf("webhooks[%d].secretFile: %s: %w", i, w.SecretFile, err)
 		}

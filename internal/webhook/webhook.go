@@ -13,9 +13,7 @@ package webhook
 import (
 	"bytes"
 	"context"
-	"crypto/hmac"
 	"crypto/sha256"
-	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -37,6 +35,7 @@ import (
 	"sallyport/audit"
 	"sallyport/gateway/upstream"
 	"sallyport/internal/durable"
+	"sallyport/internal/webhook/signature"
 	"sallyport/sandbox/client"
 )
 
@@ -91,16 +90,6 @@ type position struct {
 	// Since is when a lane's next event was sent first, if it was not taken.
 	Since   map[string]time.Time `json:"since,omitempty"`
 	Skipped uint64               `json:"skipped,omitempty"` // events that were given up
-}
-
-// ParseSecret reads what is in a secret file: whsec_ and Base64 of 24 to 64 bytes.
-func ParseSecret(text string) ([]byte, error) {
-	rest, ok := strings.CutPrefix(strings.TrimSpace(text), "whsec_")
-	secret, err := base64.StdEncoding.DecodeString(rest)
-	if !ok || err != nil || len(secret) < 24 || len(secret) > 64 {
-		return nil, errors.New("a webhook's secret is whsec_ and the Base64 of 24 to 64 random bytes")
-	}
-	return secret, nil
 }
 
 // New returns a Sender that goes on after the last event that the server accepted.
@@ -252,7 +241,7 @@ func (s *Sender) send(ctx context.Context, id string, body []byte) (status int, 
 	req.Header.Set("User-Agent", "Sallyport")
 	req.Header.Set("Webhook-Id", id)
 	req.Header.Set("Webhook-Timestamp", stamp)
-	req.Header.Set("Webhook-Signature", Sign(s.hook.Secret, id, stamp, body))
+	req.Header.Set("Webhook-Signature", signature.Sign(s.hook.Secret, id, stamp, body))
 	resp, err := s.client.Do(req)
 	if err != nil {
 		return 0, err
@@ -260,14 +249,6 @@ func (s *Sender) send(ctx context.Context, id string, body []byte) (status int, 
 	defer resp.Body.Close()
 	_, _ = io.CopyN(io.Discard, resp.Body, maxReply) // what it says does not matter
 	return resp.StatusCode, nil
-}
-
-// Sign returns the webhook-signature of a message: v1 and HMAC-SHA256 over its id,
-// timestamp and body.
-func Sign(secret []byte, id, timestamp string, body []byte) string {
-	mac := hmac.New(sha256.New, secret)
-	fmt.Fprintf(mac, "%s.%s.%s", id, timestamp, body)
-	return "v1," + base64.StdEncoding.EncodeToString(mac.Sum(nil))
 }
 
 func (s *Sender) keep() error { return durable.WriteJSON(s.file, s.at) }

@@ -71,6 +71,9 @@ var homes = map[string][]string{
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
 	"golang.org/x/mod":                    {"audit/tree"},
 	"modernc.org/sqlite":                  {"audit/index"},
+	"github.com/twmb/franz-go":            {"audit/sink"},
+	"github.com/minio/minio-go":           {"audit/sink"},
+	"go.opentelemetry.io/proto/otlp":      {"audit/sink"},
 }
 
 type pkg struct {

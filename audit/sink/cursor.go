@@ -1,0 +1,85 @@
+package sink
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"sallyport/audit"
+	"sallyport/internal/durable"
+)
+
+// ErrOtherLog says that a cursor is not of this log.
+var ErrOtherLog = errors.New("the cursor is of another log")
+
+// cursor is the last record that a receiver has acknowledged. The record's leaf hash ties
+// it to one log.
+type cursor struct {
+	Sequence uint64 `json:"sequence"`
+	UID      string `json:"uid"`
+	Leaf     []byte `json:"leaf"` // RFC 6962, 2.1
+}
+
+func cursorPath(dir, name string) string { return filepath.Join(dir, name+".json") }
+
+// leafHash is the hash of a record as the log's tree has it.
+func leafHash(line []byte) []byte {
+	h := sha256.New()
+	h.Write([]byte{0})
+	h.Write(line)
+	return h.Sum(nil)
+}
+
+// load reads the cursor, if there is one, and compares it with the log. A log that has
+// removed the record, and has later ones, is taken for the same.
+func (s *Shipper) load(ctx context.Context) error {
+	if err := durable.MkdirAll(s.opt.Dir, 0o700); err != nil {
+		return err
+	}
+	path := cursorPath(s.opt.Dir, s.config.Name)
+	found, err := durable.ReadJSON(path, &s.at)
+	if err != nil {
+		return fmt.Errorf("%w: remove it to have the log sent from its beginning", err)
+	}
+	if !found || s.at.Sequence == 0 {
+		s.at = cursor{}
+		return nil
+	}
+	for r, err := range audit.Entries(ctx, s.opt.Log, audit.Query{From: s.at.Sequence}) {
+		var damage *audit.DamageError
+		switch {
+		case errors.As(err, &damage):
+			continue
+		case errors.Is(err, os.ErrNotExist):
+			return s.foreign(path)
+		case err != nil:
+			return err
+		case r.Number > s.at.Sequence:
+			return nil
+		case r.Event.ID() != s.at.UID || !bytes.Equal(leafHash(r.JSON), s.at.Leaf):
+			return s.foreign(path)
+		}
+		if i, err := s.item(r); err == nil {
+			s.last = &i
+		}
+		return nil
+	}
+	return s.foreign(path)
+}
+
+func (s *Shipper) foreign(path string) error {
+	return fmt.Errorf("%w: record %d is not the one that %s names: remove that file to have this log sent from its beginning, or restore the log", ErrOtherLog, s.at.Sequence, path)
+}
+
+// save makes a cursor durable.
+func (s *Shipper) save(to cursor) error {
+	if err := durable.WriteJSON(cursorPath(s.opt.Dir, s.config.Name), to); err != nil {
+		return err
+	}
+	s.at = to
+	return nil
+}

@@ -1,0 +1,426 @@
+package sink
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"sallyport/audit"
+)
+
+const (
+	sendWithin = time.Minute
+	firstTry   = time.Second
+	lastTry    = time.Minute
+	// firstBatch bounds batches in records until the receiver has taken one.
+	firstBatch = 16
+)
+
+// Options of a Set and its Shippers.
+type Options struct {
+	Log  string // folder of the audit log
+	Dir  string // has the cursors
+	Dead string // has the dead letters
+	// Record appends an event to the log.
+	Record func(ctx context.Context, e *audit.Event) error
+	// Encoder returns an encoding by its name. Without it there is the stored one alone.
+	Encoder func(name string) (Encoder, error)
+	// Secret returns the fields of a sink's credential.
+	Secret func(ctx context.Context, c Config) (map[string]string, error)
+	// Dial connects to a sink's receiver.
+	Dial func(ctx context.Context, c Config, network, address string) (net.Conn, error)
+	// Hold is called when the data path is to stop since a sink is too far behind, with
+	// the reason, and with "" when it may go on.
+	Hold   func(reason string)
+	Logger *slog.Logger
+
+	firstTry, lastTry, sendWithin time.Duration // for tests
+}
+
+// Shipper sends the log to one receiver.
+type Shipper struct {
+	config   Config
+	opt      *Options
+	protocol Protocol
+	encode   Encoder
+	drain    chan struct{} // closed when batches wait no more
+
+	// Run's own.
+	at       cursor
+	last     *Item // that the receiver has
+	failures int
+
+	mu     sync.Mutex
+	status Status
+}
+
+// Status is the state of one sink.
+type Status struct {
+	Name, Type, Encoding, Receiver string
+
+	Cursor  uint64 // number of the last record that the receiver has
+	Waiting uint64 // records that it lacks
+	Bytes   int64  // of the log, that they take
+	Full    bool   // that is more than Config.Bound
+
+	Away     time.Time // since when nothing was acknowledged; zero: it answers
+	Answer   string    // the last one, or the last error
+	Answered time.Time
+
+	Sent, Refused, Lost, Retries uint64 // records, since the start; Lost by the log
+}
+
+func newShipper(ctx context.Context, c Config, o *Options) (*Shipper, error) {
+	s := &Shipper{config: c, opt: o, encode: stored, drain: make(chan struct{})}
+	s.status = Status{Name: c.Name, Type: c.Type, Encoding: c.Encoding, Receiver: c.receiver()}
+	if o.Encoder != nil {
+		var err error
+		if s.encode, err = o.Encoder(c.Encoding); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.load(ctx); err != nil {
+		return nil, err
+	}
+	s.status.Cursor = s.at.Sequence
+	var err error
+	s.protocol, err = s.open()
+	return s, err
+}
+
+func (s *Shipper) open() (Protocol, error) {
+	var secret Secret
+	if s.config.Credential != "" {
+		secret = func(ctx context.Context) (map[string]string, error) { return s.opt.Secret(ctx, s.config) }
+	}
+	return open(s.config, secret, func(ctx context.Context, network, address string) (net.Conn, error) {
+		return s.opt.Dial(ctx, s.config, network, address)
+	}, s.opt.sendWithin)
+}
+
+func (c Config) receiver() string {
+	switch {
+	case c.URL != "":
+		return c.URL
+	case c.Address != "":
+		return c.Address
+	case c.Path != "":
+		return c.Path
+	}
+	return strings.Join(c.Brokers, ",")
+}
+
+// Status reports the state. It does not wait for the receiver.
+func (s *Shipper) Status() Status {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status
+}
+
+// Run sends until ctx is done.
+func (s *Shipper) Run(ctx context.Context) {
+	var reading sync.WaitGroup
+	defer func() { _ = s.protocol.Close() }()
+	defer reading.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.mu.Lock()
+	s.status.Cursor = s.at.Sequence
+	s.mu.Unlock()
+	records := make(chan read)
+	from := s.at.Sequence + 1
+	reading.Go(func() { s.read(ctx, from, records) })
+	for {
+		batch, last := s.collect(ctx, records)
+		if ctx.Err() != nil || !s.deliver(ctx, batch) {
+			return
+		}
+		if last.Number == 0 {
+			continue // the daemon ends, and there is no more
+		}
+		to := cursor{last.Number, last.Event.ID(), leafHash(last.JSON)}
+		if !s.insist(ctx, "writing the cursor", func() error { return s.save(to) }) {
+			return
+		}
+		s.mu.Lock()
+		s.status.Cursor = to.Sequence
+		s.mu.Unlock()
+	}
+}
+
+// read is a record, and what the log says about records that are missing before it.
+type read struct {
+	record audit.Entry
+	damage string
+}
+
+// read passes the log on from a number.
+func (s *Shipper) read(ctx context.Context, from uint64, to chan<- read) {
+	damage := ""
+	for ctx.Err() == nil {
+		for r, err := range audit.Entries(ctx, s.opt.Log, audit.Query{From: from, Follow: true}) {
+			var d *audit.DamageError
+			if errors.As(err, &d) {
+				damage = d.Error()
+				continue
+			}
+			if err != nil {
+				s.failed(fmt.Errorf("reading the log: %w", err))
+				break
+			}
+			if r.Number < from {
+				continue
+			}
+			r.JSON = bytes.Clone(r.JSON)
+			select {
+			case to <- read{r, damage}:
+				from, damage = r.Number+1, ""
+			case <-ctx.Done():
+				return
+			}
+		}
+		_ = sleep(ctx, s.opt.firstTry)
+	}
+}
+
+// collect waits for a batch.
+func (s *Shipper) collect(ctx context.Context, in <-chan read) (batch []Item, last audit.Entry) {
+	var due <-chan time.Time
+	drain := s.drain
+	most, size := s.config.Batch.Events, int64(0)
+	if s.last == nil {
+		most = min(most, firstBatch)
+	}
+	expected := s.at.Sequence + 1
+	for len(batch) < most && size < s.config.Batch.Bytes {
+		select {
+		case r := <-in:
+			if expected > 1 && r.record.Number > expected && !s.lost(ctx, expected, r) {
+				return nil, last
+			}
+			last, expected = r.record, r.record.Number+1
+			i, err := s.item(last)
+			if err != nil {
+				lost := []refusal{{i, "encoding it: " + err.Error()}}
+				if !s.insist(ctx, "keeping a dead letter", func() error { return s.bury(ctx, lost) }) {
+					return nil, last
+				}
+				continue
+			}
+			batch, size = append(batch, i), size+int64(len(i.Data))
+		case <-due:
+			return batch, last
+		case <-drain:
+			due, drain = time.After(drainWait), nil
+			continue
+		case <-ctx.Done():
+			return nil, last
+		}
+		if due == nil {
+			t := time.NewTimer(s.config.Batch.Wait)
+			defer t.Stop()
+			due = t.C
+		}
+	}
+	return batch, last
+}
+
+// drainWait is how long a batch waits while the daemon ends.
+const drainWait = 200 * time.Millisecond
+
+func (s *Shipper) item(r audit.Entry) (Item, error) {
+	e := r.Event
+	i := Item{
+		Sequence: r.Number, UID: e.ID(), Time: e.Time, Severity: e.SeverityID, Kind: e.Unmapped.Sallyport.Kind,
+		gap: e.Unmapped.Sallyport.State == StateGap,
+	}
+	var err error
+	i.Data, err = s.encode(r)
+	return i, err
+}
+
+// lost records that the log has lost records before they were sent.
+func (s *Shipper) lost(ctx context.Context, first uint64, r read) bool {
+	last := r.record.Number - 1
+	reason := "the log does not have them any more"
+	if r.damage != "" {
+		reason = r.damage
+	}
+	if !s.insist(ctx, "recording a gap", func() error { return s.recordGap(ctx, first, last, int(last-first+1), reason) }) {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Lost += last - first + 1
+	return true
+}
+
+// insist does what must be done before the sink goes on, until that works.
+func (s *Shipper) insist(ctx context.Context, what string, f func() error) bool {
+	for {
+		err := f()
+		if err == nil {
+			return true
+		}
+		if !s.pause(ctx, fmt.Errorf("%s: %w", what, err)) {
+			return false
+		}
+	}
+}
+
+// deliver sends a batch until the receiver has it. It returns false when ctx is done.
+func (s *Shipper) deliver(ctx context.Context, batch []Item) bool {
+	for len(batch) > 0 {
+		r := round{s: s}
+		r.send(ctx, batch)
+		r.settle(ctx)
+		if ctx.Err() != nil {
+			return false
+		}
+		batch = r.again
+		if r.err != nil && !s.pause(ctx, r.err) {
+			return false
+		}
+	}
+	return true
+}
+
+// round is one try of a batch.
+type round struct {
+	s       *Shipper
+	took    bool      // the receiver takes records
+	refused []refusal // for good, if it takes others
+	again   []Item
+	err     error // why
+}
+
+// send sends items, by halves where the receiver does not take them together.
+func (r *round) send(ctx context.Context, items []Item) {
+	if r.err != nil {
+		r.again = append(r.again, items...)
+		return
+	}
+	a, err := r.s.send(ctx, items)
+	var refused *RefusedError
+	switch {
+	case errors.As(err, &refused) && len(items) > 1:
+		half := len(items) / 2
+		r.send(ctx, items[:half])
+		r.send(ctx, items[half:])
+		return
+	case refused != nil:
+		a.Refused = map[int]string{0: refused.Reason}
+	case err != nil:
+		r.again, r.err = append(r.again, items...), err
+		return
+	}
+	for n, i := range items {
+		if reason, is := a.Refused[n]; is {
+			r.refused = append(r.refused, refusal{i, reason})
+		} else if reason, is := a.Again[n]; is {
+			r.again, r.err = append(r.again, i), errors.New(reason)
+		} else {
+			r.took, r.s.last = true, &i
+		}
+	}
+	if sent := len(items) - len(a.Refused) - len(a.Again); sent > 0 {
+		r.s.answered(a.Text, uint64(sent))
+	}
+	if len(r.refused) > 0 && !r.took && r.s.last != nil {
+		r.probe(ctx)
+	}
+}
+
+// probe finds out whether the receiver refuses some records, or all: it is sent the last
+// one that it took once more.
+func (r *round) probe(ctx context.Context) {
+	a, err := r.s.send(ctx, []Item{*r.s.last})
+	if err == nil && len(a.Refused)+len(a.Again) == 0 {
+		r.took = true
+		return
+	}
+	r.err = fmt.Errorf("the receiver refuses also what it took before: %s", r.refused[0].reason)
+}
+
+// settle buries what was refused for good.
+func (r *round) settle(ctx context.Context) {
+	switch {
+	case len(r.refused) == 0:
+	case r.took:
+		r.s.insist(ctx, "keeping dead letters", func() error { return r.s.bury(ctx, r.refused) })
+	default:
+		for _, x := range r.refused {
+			r.again = append(r.again, x.item)
+		}
+		if r.err == nil {
+			r.err = fmt.Errorf("the receiver has not taken a record yet: %s", r.refused[0].reason)
+		}
+	}
+	slices.SortFunc(r.again, func(a, b Item) int { return int(a.Sequence) - int(b.Sequence) })
+}
+
+func (s *Shipper) send(ctx context.Context, items []Item) (Answer, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.opt.sendWithin)
+	defer cancel()
+	return s.protocol.Send(ctx, items)
+}
+
+// answered notes that the receiver has taken records.
+func (s *Shipper) answered(text string, n uint64) {
+	s.failures = 0
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.status.Away.IsZero() {
+		s.opt.Logger.Info("a sink is back", "sink", s.config.Name, "away", time.Since(s.status.Away).Round(time.Second))
+	}
+	s.status.Away, s.status.Answer, s.status.Answered = time.Time{}, text, time.Now().UTC()
+	s.status.Sent += n
+}
+
+// failed notes that it has not.
+func (s *Shipper) failed(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now().UTC()
+	if s.status.Away.IsZero() {
+		s.status.Away = now
+		s.opt.Logger.Warn("a sink takes no records: they wait in the log", "sink", s.config.Name, "error", err)
+	}
+	s.status.Answer, s.status.Answered = err.Error(), now
+	s.status.Retries++
+}
+
+// pause waits after a failure: a random part of a time that doubles, so that many daemons
+// do not come back at once, or as long as the receiver asked for.
+func (s *Shipper) pause(ctx context.Context, err error) bool {
+	if ctx.Err() != nil {
+		return false
+	}
+	s.failed(err)
+	d := rand.N(min(s.opt.firstTry<<min(s.failures, 16), s.opt.lastTry) + 1)
+	s.failures++
+	var retry *RetryError
+	if errors.As(err, &retry) {
+		d = max(d, retry.After)
+	}
+	return sleep(ctx, d) == nil
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
