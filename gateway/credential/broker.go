@@ -30,6 +30,9 @@ type Options struct {
 	AllowShort func(credential, field string) bool
 	// Timeout bounds one read of a source. Default: 10 s.
 	Timeout time.Duration
+	// OnRead is told of each read of a Remote source: the credential's name, the version
+	// of its secret, and the error if it failed. It must not block. Default: none.
+	OnRead func(credential, version string, err error)
 	// Log gets what the Broker cannot return. Default: none.
 	Log *slog.Logger
 }
@@ -47,6 +50,7 @@ type Broker struct {
 	bound   func(credential, host string, port uint16) bool
 	short   func(credential, field string) bool
 	timeout time.Duration
+	onRead  func(credential, version string, err error)
 	log     *slog.Logger
 	current atomic.Pointer[generation]
 }
@@ -59,12 +63,15 @@ type generation struct {
 
 // New returns a Broker.
 func New(o Options) *Broker {
-	b := &Broker{bound: o.Bound, short: o.AllowShort, timeout: o.Timeout, log: o.Log}
+	b := &Broker{bound: o.Bound, short: o.AllowShort, timeout: o.Timeout, onRead: o.OnRead, log: o.Log}
 	if b.bound == nil {
 		b.bound = func(string, string, uint16) bool { return false }
 	}
 	if b.short == nil {
 		b.short = func(string, string) bool { return false }
+	}
+	if b.onRead == nil {
+		b.onRead = func(string, string, error) {}
 	}
 	if b.timeout <= 0 {
 		b.timeout = 10 * time.Second
@@ -82,7 +89,7 @@ func New(o Options) *Broker {
 func (b *Broker) Replace(sources map[string]Source, revision string) {
 	entries := make(map[string]*entry, len(sources))
 	for name, src := range sources {
-		e := &entry{source: src}
+		e := &entry{source: src, onRead: func(version string, err error) { b.onRead(name, version, err) }}
 		if l, ok := src.(Login); ok { // what it wraps may be Remote
 			e.source, e.proxies, e.registries = l.Source, l.Proxies, l.Registries
 		}
@@ -161,6 +168,7 @@ type entry struct {
 	// registries may be, too.
 	registries []string
 	flight     singleflight.Group
+	onRead     func(version string, err error)
 
 	mu    sync.Mutex
 	last  *secret
@@ -186,7 +194,13 @@ func (e *entry) get(ctx context.Context, timeout time.Duration) (*secret, error)
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		defer cancel()
-		return e.read(ctx, remote.TTL())
+		s, err := e.read(ctx, remote.TTL())
+		version := ""
+		if s != nil {
+			version = s.material.Version
+		}
+		e.onRead(version, err)
+		return s, err
 	})
 	select {
 	case <-ctx.Done():

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -289,5 +291,31 @@ func TestSecretShowsNothing(t *testing.T) {
 				t.Errorf("printed: %s", text)
 			}
 		}
+	}
+}
+
+func TestEachReadOfARemoteSourceIsTold(t *testing.T) {
+	far, near := remote{&source{value: "s3cr3t-value-0123"}}, &source{value: "s3cr3t-value-4567"}
+	var told []string
+	b := credential.New(credential.Options{
+		Sources: map[string]credential.Source{"far": far, "near": near},
+		Bound:   func(string, string, uint16) bool { return true },
+		OnRead:  func(name, version string, err error) { told = append(told, fmt.Sprint(name, " ", version, " ", err)) },
+	})
+	for range 3 {
+		for _, name := range []string{"far", "near"} {
+			if _, err := b.Lease(t.Context(), name, api); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	far.set("", credential.ErrUnavailable)
+	b.Replace(map[string]credential.Source{"far": far}, "")
+	if _, err := b.Lease(t.Context(), "far", api); !errors.Is(err, credential.ErrUnavailable) {
+		t.Errorf("lease of a source that is away: %v", err)
+	}
+	want := []string{"far s3cr3t-value-0123 <nil>", "far  " + credential.ErrUnavailable.Error()}
+	if !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q: a source that is cached is read once, and one in memory is not told", told, want)
 	}
 }

@@ -84,7 +84,9 @@ func (d *daemon) openPolicy(ctx context.Context) error {
 		return err
 	}
 	d.rules = engine.NewEngine(p)
-	d.broker = credential.New(credential.Options{Sources: sources, Revision: p.Revision(), Bound: d.rules.Bound, AllowShort: d.rules.AllowsShort, Log: d.log})
+	d.broker = credential.New(credential.Options{
+		Sources: sources, Revision: p.Revision(), Bound: d.rules.Bound, AllowShort: d.rules.AllowsShort, OnRead: d.recordRead, Log: d.log,
+	})
 	d.inForce.Store(d.cfg)
 	d.warn(ctx, d.cfg)
 	return nil

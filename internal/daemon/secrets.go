@@ -173,6 +173,20 @@ func (s secrets) say(ctx context.Context, name, state string) error {
 	return nil
 }
 
+// recordRead records that Vault was asked for a credential's secret. Leases do not wait for
+// that record: the decision that uses the secret has one of its own.
+func (d *daemon) recordRead(name, version string, err error) {
+	e := changed(audit.Product{Name: "secret/" + name}, "secret "+name, "read")
+	e.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Name: name, Version: version}}
+	if err != nil {
+		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
+		e.Message, e.Detail = "secret "+name+" could not be read", err.Error()
+	}
+	if err := d.auditLog.Enqueue(e); err != nil {
+		d.log.Error("an event was lost", "message", e.Message, "error", err)
+	}
+}
+
 // credentials are those of the configuration that is in force.
 func (d *daemon) credentials() []policy.Credential { return d.inForce.Load().Credentials }
 

@@ -204,6 +204,13 @@ egress:`, 1) + "- name: openai\n  source: {vault: {path: secret/data/openai, fie
 	r.reload()
 	fails("revoked", "refused", 0)
 
+	reads := r.ok("audit", "query", "--kind", "lifecycle")
+	for _, want := range []string{`"secret openai read"`, `"secret openai could not be read"`} {
+		if !strings.Contains(reads, want) {
+			t.Errorf("the audit log has no event %s of Vault: %s", want, reads)
+		}
+	}
+
 	h := newHunt(map[string]string{"first": secrets[0], "second": secrets[1], "token": token.Auth.Token})
 	q := h.begin()
 	q.tree(t, filepath.Join(r.dir, "data/audit"))
