@@ -289,7 +289,7 @@ func TestUnfit(t *testing.T) {
 		"an older copy of the log": func(t *testing.T, dir, path string) {
 			edit(t, dir, 0, func(lines []string) {
 				for i, l := range lines {
-					lines[i] = strings.Replace(l, "Sallyport", "Sillyport", 1)
+					lines[i] = strings.Replace(strings.Replace(l, "Sallyport", "Sillyport", 1), `"sandbox":"box-1"`, `"sandbox":"box-3"`, 1)
 				}
 			})
 		},

@@ -168,14 +168,14 @@ func (r *rig) small() {
 	r.configure(strings.Replace(baseConfig, "sandbox: {", limits, 1), ruleConfig)
 }
 
-// history is what the log has of sandboxes.
+// history is what the log has of sandboxes, but for the commands that ran in them.
 func (r *rig) history() (list []model.Event) {
 	r.t.Helper()
 	for e, err := range audit.Read(r.t.Context(), filepath.Join(r.dir, "data/audit"), audit.Query{Kind: audit.KindLifecycle}) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		if x := e.Unmapped.Sallyport; x.SandboxID != "" {
+		if x := e.Unmapped.Sallyport; x.SandboxID != "" && x.State != sandbox.CommandEvent {
 			list = append(list, model.Event{Name: x.Sandbox, ID: x.SandboxID, Session: x.Session, State: x.State})
 		}
 	}

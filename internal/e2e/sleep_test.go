@@ -60,7 +60,9 @@ func (r *rig) states(name string) (list []string) {
 		if err := json.Unmarshal([]byte(line), &rec); err != nil {
 			r.t.Fatalf("%v: %s", err, line)
 		}
-		list = append(list, rec.Decision.Unmapped.Sallyport.State)
+		if state := rec.Decision.Unmapped.Sallyport.State; state != sandbox.CommandEvent {
+			list = append(list, state)
+		}
 	}
 	return list
 }
