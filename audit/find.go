@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
+	"io/fs"
 	"time"
 
 	"github.com/google/uuid"
@@ -88,13 +88,16 @@ const clockSlack = time.Hour
 // search calls f with the events of a segment whose line has the id, and with the first
 // event, until f returns true. It reports whether f did.
 func search(ctx context.Context, s segment, id string, f func(n int, e *Event) bool) (bool, error) {
-	file, err := os.Open(s.path())
+	file, err := s.open()
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // deleted since it was listed
+	}
 	if err != nil {
 		return false, err
 	}
 	defer file.Close()
 	wanted := []byte(`"uid":"` + id + `"`)
-	lines := newLineReader(&dense{File: file}, 0)
+	lines := file.dense()
 	seen := 0
 	for n := 0; ; n++ {
 		if n%1024 == 0 && ctx.Err() != nil {

@@ -24,6 +24,10 @@ func TestMain(m *testing.M) {
 		appendUntilKilled(dir)
 		return
 	}
+	if dir := os.Getenv("AUDIT_TEST_COMPRESS"); dir != "" {
+		compressOnce(dir)
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 

@@ -100,6 +100,9 @@ func (l *Log) resume(last segment) error {
 		l.queue(b)
 		return nil
 	}
+	if v.compressed {
+		return nil
+	}
 	if v.torn > 0 {
 		tail, err := unfinished(last, v.size)
 		if err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"slices"
 )
 
@@ -18,7 +17,7 @@ var ErrNoEntry = errors.New("the event is not where it was in the audit log")
 // segments that there were when it was opened. It is not safe for concurrent use.
 type Picker struct {
 	all  []segment
-	file *os.File // of the segment that was read last
+	file *content // of the segment that was read last
 	of   uint64   // number that it begins with
 	buf  []byte
 }
@@ -78,7 +77,7 @@ func (p *Picker) open(number uint64) error {
 	if p.file != nil && p.of == s.first {
 		return nil
 	}
-	f, err := os.Open(s.path())
+	f, err := s.open()
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %d", ErrNoEntry, number)
 	} else if err != nil {
@@ -105,7 +104,7 @@ func (p *Picker) line(offset int64) ([]byte, error) {
 			return p.buf[:end], nil
 		}
 		if n < size || size == maxLine {
-			return nil, fmt.Errorf("%w: no line at byte %d of %s", ErrNoEntry, offset, p.file.Name())
+			return nil, fmt.Errorf("%w: no line at byte %d of the segment of event %d", ErrNoEntry, offset, p.of)
 		}
 	}
 }

@@ -202,7 +202,10 @@ func (r *reader) skipToLast(all []segment) error {
 
 // once reads what is in one segment now, or of its end some of the last events.
 func (r *reader) once(s segment, limit uint64, end bool) error {
-	f, err := os.Open(s.path())
+	f, err := s.open()
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // deleted since it was listed
+	}
 	if err != nil {
 		return err
 	}
@@ -214,11 +217,7 @@ func (r *reader) once(s segment, limit uint64, end bool) error {
 		}
 	}
 	r.next = next
-	lines, err := resume(f, offset)
-	if err != nil {
-		return err
-	}
-	_, err = r.lines(s, lines, limit)
+	_, err = r.lines(s, f.lines(offset), limit)
 	if r.ctx.Err() != nil {
 		return r.ctx.Err()
 	}
@@ -239,13 +238,31 @@ func (r *reader) wait() bool {
 
 // segment reads one segment to its end and returns the one after it, or none.
 func (r *reader) segment(s segment) (segment, error) {
-	f, err := os.Open(s.path())
-	if err != nil {
+	f, err := s.open()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return segment{}, err
 	}
 	defer func() { f.Close() }()
+	// A segment that has a successor grows no more and counts only up to it: so look for
+	// one before reading.
+	following, deleted, lerr := after(s)
+	if lerr != nil {
+		return segment{}, lerr
+	}
+	if deleted {
+		r.next = 0
+		return following, nil
+	}
+	if err != nil {
+		return segment{}, err
+	}
 	if r.next != 0 && r.next < s.first {
 		if err := r.damage(s, 0, fmt.Sprintf("events %d to %d are missing before it", r.next, s.first-1)); err != nil {
+			return segment{}, err
+		}
+	}
+	if f.bad != "" {
+		if err := r.damage(s, 0, f.bad); err != nil {
 			return segment{}, err
 		}
 	}
@@ -256,17 +273,8 @@ func (r *reader) segment(s segment) (segment, error) {
 		}
 	}
 	r.next = next
-	lines, err := resume(f, offset)
-	if err != nil {
-		return segment{}, err
-	}
+	lines := f.lines(offset)
 	for {
-		// A segment that has a successor grows no more and counts only up to
-		// it: so look for one before reading.
-		following, err := after(s)
-		if err != nil {
-			return segment{}, err
-		}
 		unread, err := r.lines(s, lines, following.first)
 		if err != nil {
 			return segment{}, err
@@ -285,8 +293,13 @@ func (r *reader) segment(s segment) (segment, error) {
 			r.next = 0 // the writer took back what it could not make durable
 		}
 		f = again
-		if lines, err = resume(f, offset); err != nil {
+		lines = f.lines(offset)
+		if following, deleted, err = after(s); err != nil {
 			return segment{}, err
+		}
+		if deleted {
+			r.next = 0
+			return following, nil
 		}
 	}
 }
@@ -301,12 +314,12 @@ const (
 // seek finds a line to begin at whose number is not above from, without reading what is
 // before it: the numbers of a segment rise, so that it is found by halving. Where it
 // finds no number, it begins further ahead than it had to.
-func seek(f *os.File, first, from uint64) (offset int64, number uint64, err error) {
-	info, err := f.Stat()
+func seek(f *content, first, from uint64) (offset int64, number uint64, err error) {
+	size, err := f.Size()
 	if err != nil {
 		return 0, 0, err
 	}
-	low, high, number := int64(0), info.Size(), first
+	low, high, number := int64(0), size, first
 	buf := make([]byte, seekLook)
 	for high-low > seekSpan {
 		middle := low + (high-low)/2
@@ -348,29 +361,28 @@ func numbered(b []byte) (at int64, number uint64, ok bool) {
 	return int64(i + 1), number, err == nil
 }
 
-// after is the segment that follows s, or none.
-func after(s segment) (segment, error) {
+// after is the segment that follows s, or none, and whether s was deleted: the oldest ones
+// are, so that the log begins after it.
+func after(s segment) (following segment, deleted bool, err error) {
 	all, err := segments(s.dir)
 	if err != nil {
-		return segment{}, err
+		return segment{}, false, err
 	}
-	for _, other := range all {
+	for i, other := range all {
 		if other.first > s.first {
-			return other, nil
+			return other, i == 0, nil
 		}
 	}
-	return segment{}, nil
-}
-
-func resume(f *os.File, offset int64) (*lineReader, error) {
-	_, err := f.Seek(offset, io.SeekStart)
-	return newLineReader(f, offset), err
+	return segment{}, false, nil
 }
 
 // refresh notices that the file shrank or was made anew since it was read up to
 // offset, and says from where to go on.
-func refresh(s segment, f *os.File, offset int64) (*os.File, int64, error) {
-	have, err := f.Stat()
+func refresh(s segment, f *content, offset int64) (*content, int64, error) {
+	if f.frames != nil {
+		return f, offset, nil
+	}
+	have, err := f.file.Stat()
 	if err != nil {
 		return f, offset, err
 	}
@@ -383,7 +395,7 @@ func refresh(s segment, f *os.File, offset int64) (*os.File, int64, error) {
 	case os.SameFile(have, now):
 		return f, min(offset, now.Size()), nil
 	}
-	again, err := os.Open(s.path())
+	again, err := s.open()
 	if err != nil {
 		return f, offset, err
 	}

@@ -3,14 +3,18 @@ package audit
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"sallyport/internal/durable"
 )
 
 // A segment is a file of JSON Lines named by the sequence number of its first
@@ -35,7 +39,7 @@ func segments(dir string) ([]segment, error) {
 	}
 	var all []segment
 	for _, e := range entries {
-		digits, ok := strings.CutSuffix(e.Name(), suffix)
+		digits, ok := strings.CutSuffix(strings.TrimSuffix(e.Name(), zstSuffix), suffix)
 		if !ok || len(digits) != 20 || !e.Type().IsRegular() {
 			continue
 		}
@@ -49,7 +53,95 @@ func segments(dir string) ([]segment, error) {
 		}
 		return 1
 	})
-	return all, nil
+	return slices.Compact(all), nil // one that is being compressed may have two files
+}
+
+// Segment is a part of the log that has a file of its own.
+type Segment struct {
+	First      uint64 // number of its first event
+	Last       uint64 // of its last one; 0 of the segment that is written
+	Bytes      int64  // that it takes on the disk
+	Compressed bool
+}
+
+// Segments lists the segments of the log in dir, the oldest first. All but the last are
+// sealed: they do not change any more.
+func Segments(dir string) ([]Segment, error) {
+	all, err := segments(dir)
+	if err != nil {
+		return nil, err
+	}
+	list := make([]Segment, 0, len(all))
+	for i, s := range all {
+		one := Segment{First: s.first}
+		if i+1 < len(all) {
+			one.Last = all[i+1].first - 1
+		}
+		info, err := os.Stat(s.path())
+		if errors.Is(err, fs.ErrNotExist) {
+			one.Compressed = true
+			info, err = os.Stat(s.path() + zstSuffix)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // deleted since
+		}
+		if err != nil {
+			return nil, err
+		}
+		one.Bytes = info.Size()
+		list = append(list, one)
+	}
+	return list, nil
+}
+
+// sealedSegment is the sealed segment that begins with an event.
+func sealedSegment(dir string, first uint64) (segment, error) {
+	all, err := segments(dir)
+	if err != nil {
+		return segment{}, err
+	}
+	if i := slices.Index(all, segment{dir, first}); i < 0 || i == len(all)-1 {
+		return segment{}, fmt.Errorf("the audit log has no sealed segment that begins with event %d", first)
+	}
+	return segment{dir, first}, nil
+}
+
+// Sum is the SHA-256 of what a sealed segment holds, whichever form its file has.
+func Sum(ctx context.Context, dir string, first uint64) ([]byte, error) {
+	s, err := sealedSegment(dir, first)
+	if err != nil {
+		return nil, err
+	}
+	c, err := s.open()
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	return copySum(ctx, io.NewSectionReader(c, 0, maxSealed), nil)
+}
+
+// Remove deletes sealed segments from the oldest one on, up to the one that has event
+// last, with all that was set aside of them.
+func Remove(dir string, last uint64) error {
+	all, err := Segments(dir)
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if s.Last == 0 || s.Last > last {
+			break
+		}
+		files, err := filepath.Glob(segment{dir, s.First}.path() + "*")
+		if err != nil {
+			return err
+		}
+		for _, f := range files {
+			if err := os.Remove(f); err != nil {
+				return err
+			}
+		}
+	}
+	return durable.SyncDir(dir)
 }
 
 // DamageError is a place at which the log is not as it was written.
@@ -106,20 +198,22 @@ type survey struct {
 	size   int64        // bytes of whole, good lines from the start
 	torn   int64        // bytes after them: the writer's zeros, and what a crash left unfinished
 	damage *DamageError // a line that was altered, or a bad one with events after it
+
+	compressed bool // what came after it is gone, and nothing is appended to it
 }
 
 // inspect reads the last segment.
 func inspect(s segment) (survey, error) {
-	f, err := os.Open(s.path())
+	f, err := s.open()
 	if err != nil {
 		return survey{}, err
 	}
 	defer f.Close()
-	v := survey{next: s.first}
+	v := survey{next: s.first, compressed: f.frames != nil}
 	var bad *DamageError
 	count, highest := uint64(0), s.first-1
 	// Offsets count up to the first hole, which no good line follows.
-	r := newLineReader(&dense{File: f}, 0)
+	r := f.dense()
 	for {
 		b, offset, n, err := r.next()
 		if err == io.EOF {

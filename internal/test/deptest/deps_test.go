@@ -60,7 +60,7 @@ var homes = map[string][]string{
 	"github.com/vishvananda/netlink":      {"sandbox/datapath", "sandbox/docker", "internal/test/testnet", "internal/bench"},
 	"github.com/google/nftables":          {"sandbox/datapath"},
 	"github.com/landlock-lsm/go-landlock": {"internal/jail"},
-	"github.com/klauspost/compress":       {"gateway/credential/decode"},
+	"github.com/klauspost/compress":       {"audit", "gateway/credential/decode"}, // sealed segments, and answers of upstreams
 	"github.com/andybalholm/brotli":       {"gateway/credential/decode"},
 	"github.com/coreos/go-systemd":        {"internal/daemon"},
 	"sallyport/internal/daemon":           {"cmd/sallyport"},
