@@ -22,6 +22,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -243,15 +245,21 @@ func (f *follower) close() {
 	}
 }
 
-// newest changes with the log: which file is the last one, and when it was written.
+// newest changes with the log: which file of events is the last one, and when it was
+// written.
 func newest(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
-	if err != nil || len(entries) == 0 {
-		return "", err
-	}
-	info, err := entries[len(entries)-1].Info()
 	if err != nil {
 		return "", err
 	}
-	return info.Name() + " " + info.ModTime().Format(time.RFC3339Nano), nil
+	for _, e := range slices.Backward(entries) {
+		if strings.HasSuffix(e.Name(), ".jsonl") {
+			info, err := e.Info()
+			if err != nil {
+				return "", err
+			}
+			return info.Name() + " " + info.ModTime().Format(time.RFC3339Nano), nil
+		}
+	}
+	return "", nil
 }
