@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 )
@@ -36,11 +35,9 @@ func Waiting(dir string, after ...uint64) ([]Backlog, error) {
 		for i, s := range slices.Backward(all) {
 			size := end
 			if i+1 < len(all) {
-				info, err := os.Stat(s.path())
-				if err != nil {
+				if size, err = s.size(); err != nil {
 					return nil, err
 				}
-				size = info.Size()
 			}
 			begin := int64(0)
 			if s.first <= last {
@@ -56,10 +53,20 @@ func Waiting(dir string, after ...uint64) ([]Backlog, error) {
 	return waiting, nil
 }
 
+// size is how many bytes the segment has, compressed or not.
+func (s segment) size() (int64, error) {
+	f, err := s.open()
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return f.Size()
+}
+
 // find returns the offset of the first line whose number is at least from, or of the end
 // of the last whole line, and the number there.
 func (s segment) find(from uint64) (offset int64, number uint64, err error) {
-	f, err := os.Open(s.path())
+	f, err := s.open()
 	if err != nil {
 		return 0, 0, err
 	}
@@ -68,10 +75,7 @@ func (s segment) find(from uint64) (offset int64, number uint64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	lines, err := resume(f, offset)
-	if err != nil {
-		return 0, 0, err
-	}
+	lines := f.lines(offset)
 	for {
 		line, at, _, err := lines.next()
 		if err == io.EOF {
