@@ -301,3 +301,57 @@ func TestFaults(t *testing.T) {
 		})
 	}
 }
+
+// TestUnreadable: a record cannot be read when it is to be sealed. It counts as lost from
+// then on, an event says so, and all others are anchored.
+func TestUnreadable(t *testing.T) {
+	s := open(t, tempDir(t))
+	s.exchanges(t, 10)
+	path := s.segments(t)[0]
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := strings.SplitAfter(string(b), "\n")[4]
+	if err := os.WriteFile(path, []byte(strings.Replace(string(b), line, "x"+line[1:], 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.end(t)
+	r := s.verify(t)
+	if got := kinds(r); !slices.Equal(got, []string{string(tree.Changed), string(tree.Missing)}) {
+		t.Errorf("%s", r)
+	}
+	if len(r.Ranges) != 1 || r.Ranges[0].Anchor != tree.ByCheckpoint || r.Ranges[0].Last < 22 {
+		t.Errorf("the others: %s", r)
+	}
+	b, _ = os.ReadFile(s.segments(t)[len(s.segments(t))-1])
+	if !strings.Contains(string(b), "1 records of the audit log up to number 20 are missing or cannot be read") {
+		t.Errorf("no event says so: %s", b)
+	}
+}
+
+// TestLostKey: no new key is made in place of one that is gone, and sealing goes on when it
+// is back.
+func TestLostKey(t *testing.T) {
+	s := closed(t, 3)
+	path := filepath.Join(tree.Dir(s.dir), "key")
+	if err := os.Rename(path, path+".aside"); err != nil {
+		t.Fatal(err)
+	}
+	s, err := reopen(filepath.Dir(filepath.Dir(s.dir)), tree.Options{Every: time.Millisecond, Poll: time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.exchanges(t, 3)
+	stop := s.running(t)
+	until(t, "a failure", func() bool { return strings.Contains(s.Status().Failure, tree.ErrNoKey.Error()) })
+	if err := os.Rename(path+".aside", path); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "recovery", func() bool { return s.Status().Failure == "" && s.Status().Covered > 7 })
+	stop()
+	s.end(t)
+	if r := s.verify(t); len(r.Findings) > 0 || len(r.Ranges) != 1 {
+		t.Errorf("%s", r)
+	}
+}

@@ -68,7 +68,7 @@ func TestProcedure(t *testing.T) {
 	s.exchanges(t, 5) // 10 records: not a power of two
 	s.end(t)
 	other := closed(t, 1)
-	for number := uint64(1); number <= 8; number++ {
+	for number := uint64(1); number <= 10; number++ {
 		p, err := tree.Prove(t.Context(), s.dir, number)
 		if err != nil {
 			t.Fatal(err)

@@ -35,6 +35,13 @@ func TestEachByte(t *testing.T) {
 				from := max(0, i-40)
 				t.Errorf("byte %d, from %q to %q, was not found", i, right[from:i+1], wrong[from:i+1])
 			}
+			// By the public key alone, nothing is said to be anchored that is not. The
+			// last record proves itself.
+			r := s.verifyExport(t, string(wrong), 1, nil)
+			if right[i] != '\n' && len(r.Findings) == 0 && !slices.ContainsFunc(r.Ranges, func(g tree.Range) bool { return g.Anchor == tree.ByNothing }) {
+				from := max(0, i-40)
+				t.Errorf("byte %d of an export, from %q to %q, was not found", i, right[from:i+1], wrong[from:i+1])
+			}
 			n++
 		}
 		if err := os.WriteFile(path, right, 0o600); err != nil {

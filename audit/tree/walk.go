@@ -10,7 +10,8 @@ import (
 
 // walk is where a verifier is, going through records and checkpoints in order.
 type walk struct {
-	edge   *edge  // of the tree up to last; nil after a record that is missing
+	edge   *edge  // of the tree up to last; nil if it is not known
+	holes  bool   // edge has the leaves of lost records, which may have been others
 	base   uint64 // since which edge goes on without a gap
 	marked uint64 // up to which the report has ranges
 	last   uint64 // number of the last record
@@ -49,20 +50,15 @@ func (v *verifier) record(number uint64, r stored) {
 		}
 		return
 	}
-	if number > v.last+1 {
-		v.unanchored(v.last)
-		if v.last > 0 || v.strict {
-			v.report.find(Finding{Kind: Missing, First: v.last + 1, Last: number - 1, Text: "they were removed, or could not be read; see the records beside them"})
-		}
-		v.marked = number - 1
+	if number > v.last+1 && (v.last > 0 || v.strict) {
+		v.report.find(Finding{Kind: Missing, First: v.last + 1, Last: number - 1, Text: "they were removed, or could not be read; see the records beside them"})
 	}
-	if number == 1 {
-		v.edge, v.base = &edge{}, 0
+	if v.last == 0 && (number == 1 || v.strict) {
+		v.edge = &edge{}
 	}
+	v.guess(number - 1)
 	if v.edge != nil && v.edge.size+1 == number {
 		v.edge.add(r.leaf, nil)
-	} else {
-		v.edge = nil
 	}
 	v.report.Records++
 	v.last, v.leaf, v.at = number, r.leaf, r.at
@@ -93,6 +89,20 @@ func (v *verifier) record(number uint64, r stored) {
 		v.tail[0] = r.time
 	}
 	v.tail[1] = r.time
+}
+
+// guess goes on behind missing records as if they had been lost before they were sealed.
+func (v *verifier) guess(to uint64) {
+	if v.edge != nil && v.edge.size < to && to-v.edge.size < maxTail {
+		for v.edge.size < to {
+			v.edge.add(lost, nil)
+		}
+		v.holes = true
+	}
+	if v.edge == nil || v.edge.size != to {
+		v.unanchored(v.last)
+		v.edge, v.marked = nil, to
+	}
 }
 
 func (v *verifier) suspicious(number uint64) {
@@ -128,9 +138,9 @@ func (v *verifier) checkpoint(c *Checkpoint) {
 	v.report.Newest = c.Time
 	v.covered = max(v.covered, c.Size)
 	switch {
-	case c.Size > v.last || v.edge == nil:
+	case c.Size > v.last || v.edge == nil || v.holes && v.edge.root() != c.Root:
 		v.unanchored(v.last)
-		v.base = c.Size
+		v.base, v.marked = c.Size, c.Size
 	case v.edge.root() == c.Root:
 		v.anchored(c.Size)
 	default:
@@ -140,8 +150,13 @@ func (v *verifier) checkpoint(c *Checkpoint) {
 		v.unanchored(v.last)
 		v.base = c.Size
 	}
+	v.reset(c)
+}
+
+// reset goes on from a checkpoint.
+func (v *verifier) reset(c *Checkpoint) {
 	e := c.edge.clone()
-	v.edge = &e
+	v.edge, v.holes = &e, false
 }
 
 // anchor compares the tree with a checkpoint that was not read from the records: the
@@ -151,10 +166,10 @@ func (v *verifier) anchor(c *Checkpoint, outside bool) {
 	switch {
 	case c.Size > v.last:
 		return
-	case v.edge == nil:
+	case v.edge == nil || v.holes && v.edge.root() != c.Root:
 		v.unanchored(v.last)
-		e := c.edge.clone()
-		v.edge, v.base = &e, c.Size
+		v.base = c.Size
+		v.reset(c)
 	case v.edge.root() != c.Root:
 		v.fork(c, "a checkpoint of %d records was signed that is not of this history: one of the two was made later, with the same key")
 		return

@@ -80,3 +80,25 @@ func FuzzCheckpoint(f *testing.F) {
 		}
 	})
 }
+
+// The base64 of a signature has two bits that mean nothing: there is one way to write it.
+func TestSignatureIsStrict(t *testing.T) {
+	s := closed(t, 1)
+	const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+	for c, err := range s.outside(t, export(s.records(t))) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		head, ok := strings.CutSuffix(c.Note, "=\n")
+		if !ok {
+			t.Fatalf("%q", c.Note)
+		}
+		last := strings.IndexByte(digits, head[len(head)-1])
+		for bits := 1; bits < 4; bits++ {
+			other := head[:len(head)-1] + digits[last^bits:][:1] + "=\n"
+			if _, err := tree.ParseCheckpoint(other, s.publicKey(t)); err == nil {
+				t.Errorf("%q is taken for %q", other, c.Note)
+			}
+		}
+	}
+}
