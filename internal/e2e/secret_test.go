@@ -77,6 +77,11 @@ func TestNoSecretInside(t *testing.T) {
 	for _, name := range []string{"on disk", "packed", "remembered", "in the spec", "in an environment", "in a command line", "held", "held coded", "in a path"} {
 		values[name] = "canary-" + rand.Text()
 	}
+	// What a request says beside its path is in no record.
+	unrecorded := []string{"a query value", "a header", "a cookie", "a body", "userinfo", "a query value refused", "a body refused"}
+	for _, name := range unrecorded {
+		values[name] = "canary-" + rand.Text()
+	}
 	h := newHunt(values)
 	// The real clients, each once; then what goes on meanwhile.
 	r.ok("sandbox", "create", "agent", "-e", "CANARY="+values["in the spec"], "--workdir", "/"+values["in the spec"])
@@ -91,6 +96,15 @@ func TestNoSecretInside(t *testing.T) {
 	} {
 		if res := r.inside("agent", c.shell); res.code != 0 || !strings.Contains(res.stdout, c.want) {
 			t.Fatalf("%s: got %s, want %q", c.shell, res, c.want)
+		}
+	}
+	for _, shell := range []string{
+		fmt.Sprintf("curl -sS -H 'X-Canary: %s' -b 'canary=%s' -d '%s' 'https://user:%s@api.example.test/v1/recorded?canary=%s'",
+			values["a header"], values["a cookie"], values["a body"], values["userinfo"], values["a query value"]),
+		fmt.Sprintf("curl -sS -d '%s' 'http://denied.example.test/recorded?canary=%s'", values["a body refused"], values["a query value refused"]),
+	} {
+		if res := r.inside("agent", shell); res.code != 0 {
+			t.Fatal(res)
 		}
 	}
 	script := fmt.Sprintf(holder, hidden(values["held"]), hidden(values["held coded"]))
@@ -163,12 +177,28 @@ func TestNoSecretInside(t *testing.T) {
 					t.Errorf("the canary %s was not found as %s: the search proves nothing", s.value, s.form)
 				}
 			}
-			if found := q.of("the secret"); len(found) > 0 {
-				t.Errorf("found %s", strings.Join(found, "\n"))
+			absent := []string{"the secret"}
+			if place.name == "audit log" {
+				absent = append(absent, unrecorded...)
+			}
+			for _, value := range absent {
+				if found := q.of(value); len(found) > 0 {
+					t.Errorf("found %s: %s", value, strings.Join(found, "\n"))
+				}
 			}
 		})
 	}
-	t.Run("what is said", func(t *testing.T) { r.said(t, h) })
+	t.Run("what is said", func(t *testing.T) { r.said(t, h, unrecorded) })
+	t.Run("index of the audit log", func(t *testing.T) {
+		if got := r.ok("audit", "query", "--text", values["in a path"]); !strings.Contains(got, values["in a path"]) {
+			t.Errorf("the canary in a path was not found: the search proves nothing: %s", got)
+		}
+		for _, value := range unrecorded {
+			if got := r.ok("audit", "query", "--text", values[value]); got != "" {
+				t.Errorf("%s finds %s", value, got)
+			}
+		}
+	})
 	t.Run("where it belongs", func(t *testing.T) {
 		defer r.within(t)()
 		// The daemon has it in its memory, and the same search finds it there.
@@ -305,7 +335,7 @@ func (r *rig) sentry(t *testing.T, q *quarry, container string) {
 
 // said searches what the daemon and the engine say, each with a word of its own
 // that shows that the right thing was searched.
-func (r *rig) said(t *testing.T, h *hunt) {
+func (r *rig) said(t *testing.T, h *hunt, unrecorded []string) {
 	resp, err := http.Get("http://127.0.0.1:9464/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -347,8 +377,10 @@ func (r *rig) said(t *testing.T, h *hunt) {
 		q := h.begin()
 		_ = q.read(name, strings.NewReader(text[0]))
 		t.Logf("%s: %d bytes", name, len(text[0]))
-		if found := q.of("the secret"); len(found) > 0 {
-			t.Errorf("%s: %s", name, found)
+		for _, value := range append(unrecorded, "the secret") {
+			if found := q.of(value); len(found) > 0 {
+				t.Errorf("%s: %s: %s", name, value, found)
+			}
 		}
 	}
 }
