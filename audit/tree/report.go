@@ -81,6 +81,9 @@ type Report struct {
 	// when the log ends, or when the daemon was killed. That is no finding.
 	Incomplete      []Incomplete `json:"incomplete,omitempty"`
 	IncompleteCount uint64       `json:"incomplete_count"`
+	// Gaps are the records that say which others a sink lacks: an export of that sink
+	// lacks them.
+	Gaps uint64 `json:"gaps,omitempty"`
 	// Of an export, which may be in any order, and have a record more than once.
 	Duplicates uint64 `json:"duplicates,omitempty"`
 	Unordered  uint64 `json:"unordered,omitempty"`
@@ -149,6 +152,7 @@ func (r *Report) String() string {
 		{r.Duplicates, "records are there more than once, without a difference"},
 		{r.Unordered, "records are not in order"},
 		{r.Foreign, "lines are no records of this log"},
+		{r.Gaps, "records say that a sink lacks records"},
 		{r.IncompleteCount, "decisions have no completion"},
 	} {
 		if n.count > 0 {

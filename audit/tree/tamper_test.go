@@ -299,13 +299,15 @@ func TestClock(t *testing.T) {
 // What the log says of lost events is found.
 func TestGap(t *testing.T) {
 	s := open(t, tempDir(t))
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	e.Unmapped.Sallyport.State = "audit-dropped"
-	if err := s.log.Append(t.Context(), e); err != nil {
-		t.Fatal(err)
+	for _, state := range []string{"audit-dropped", "audit-gap"} {
+		e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+		e.Unmapped.Sallyport.State = state
+		if err := s.log.Append(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
 	}
 	s.end(t)
-	if r := s.verify(t); len(r.Findings) != 1 || r.Findings[0].Kind != tree.Gap {
+	if r := s.verify(t); len(r.Findings) != 1 || r.Findings[0].Kind != tree.Gap || r.Findings[0].First != 1 || r.Gaps != 1 {
 		t.Error(r)
 	}
 }

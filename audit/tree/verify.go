@@ -213,7 +213,9 @@ func (v *verifier) add(h head, line []byte, wrong bool, at uint64) error {
 				return err
 			}
 		}
-	case x.State == "audit-dropped" || x.State == "audit-gap":
+	case x.State == "audit-gap":
+		v.report.Gaps++
+	case x.State == "audit-dropped":
 		v.report.find(Finding{Kind: Gap, First: number, Last: number, Where: where, Text: "the log says that events were lost: see the record's message"})
 	case x.State == State:
 		var unknown *note.UnverifiedNoteError
