@@ -12,6 +12,7 @@ type Extension struct {
 	Clipped     []string          `json:"clipped,omitempty"`           // fields here that hold less than was decided on: path, method, header_names, query_keys
 	Credentials []CredentialUse   `json:"credentials,omitempty"`       // what was injected
 	Decision    string            `json:"decision,omitempty"`          // allow, deny, tunnel, approve
+	Deleted     *Deletion         `json:"deleted,omitempty"`           // of a lifecycle event in state audit-deleted
 	Found       []CredentialUse   `json:"found_credentials,omitempty"` // what the response held and was overwritten
 	Gap         *Gap              `json:"gap,omitempty"`               // of a lifecycle event in state audit-gap
 	HeaderNames []string          `json:"header_names,omitempty"`      // of the request, sorted; OCSF's http_headers wants values too

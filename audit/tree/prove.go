@@ -44,6 +44,9 @@ func Prove(ctx context.Context, logDir string, number uint64) (*Proof, error) {
 			return nil, err
 		}
 		if l.Number != number {
+			if first, err := audit.Segments(logDir); err == nil && number < first[0].First {
+				return nil, fmt.Errorf("record %d was deleted: see `sallyport audit verify`", number)
+			}
 			break
 		}
 		p, err := tlog.ProveRecord(int64(c.Size), int64(number)-1, store)

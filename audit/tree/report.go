@@ -74,7 +74,9 @@ type Report struct {
 	Checkpoints uint64    `json:"checkpoints"`
 	Newest      time.Time `json:"newest_checkpoint,omitzero"`
 	Ranges      []Range   `json:"ranges"`
-	Findings    []Finding `json:"findings"`
+	// Deleted are the ranges that were deleted from a log, as it says. That is no finding.
+	Deleted  []Deleted `json:"deleted,omitempty"`
+	Findings []Finding `json:"findings"`
 	// Further is how many findings there are beyond those that are listed.
 	Further uint64 `json:"further_findings,omitempty"`
 	// Incomplete are the first decisions without completions: those that were under way
@@ -135,6 +137,9 @@ func (r *Report) String() string {
 		fmt.Fprintf(&b, ", the newest of %s", r.Newest.UTC().Format(time.RFC3339))
 	}
 	b.WriteString("\n")
+	for _, d := range r.Deleted {
+		fmt.Fprintf(&b, "records %d to %d: deleted, as record %d says\n", d.First, d.Last, d.By)
+	}
 	for _, g := range r.Ranges {
 		text := "anchored by an " + string(g.Anchor)
 		switch g.Anchor {

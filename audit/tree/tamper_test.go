@@ -125,7 +125,7 @@ func export(records []string) string { return strings.Join(records, "\n") + "\n"
 
 func (s *sealed) verifyExport(t testing.TB, text string, first uint64, outside iter.Seq2[*tree.Checkpoint, error]) *tree.Report {
 	t.Helper()
-	r, err := tree.VerifyExport(t.Context(), strings.NewReader(text), s.publicKey(t), first, outside)
+	r, err := tree.VerifyExport(t.Context(), strings.NewReader(text), s.publicKey(t), first, outside, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -315,7 +315,7 @@ func TestGap(t *testing.T) {
 // Another key's checkpoints anchor nothing.
 func TestForeignKey(t *testing.T) {
 	s, other := closed(t, 5), closed(t, 5)
-	r, err := tree.VerifyExport(t.Context(), strings.NewReader(export(s.records(t))), other.publicKey(t), 0, nil)
+	r, err := tree.VerifyExport(t.Context(), strings.NewReader(export(s.records(t))), other.publicKey(t), 0, nil, "")
 	if err != nil || !found(r, tree.Forked) || len(r.Ranges) != 1 || r.Ranges[0].Anchor != tree.ByNothing {
 		t.Errorf("%v %v", r, err)
 	}

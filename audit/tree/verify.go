@@ -59,6 +59,7 @@ func VerifyLog(ctx context.Context, logDir string, key Key, outside iter.Seq2[*C
 		h := head{Time: l.Event.Time, Action: int(l.Event.Action)}
 		h.Metadata.Sequence, h.Metadata.UID, h.Metadata.Correlation = l.Number, l.Event.ID(), l.Event.Metadata.CorrelationUID
 		h.Unmapped.Sallyport.Kind, h.Unmapped.Sallyport.State, h.Unmapped.Sallyport.Checkpoint = x.Kind, x.State, x.Checkpoint
+		h.Unmapped.Sallyport.deleted = x.Deleted
 		if err := v.add(h, l.JSON, false, 0); err != nil {
 			return nil, err
 		}
@@ -69,9 +70,24 @@ func VerifyLog(ctx context.Context, logDir string, key Key, outside iter.Seq2[*C
 // VerifyExport checks records that somebody else has kept: one a line, each as it is or
 // in what a SIEM wraps it in. They may be in any order, and a part of the log: first is
 // the number that they have to begin with, or 0 for any.
-func VerifyExport(ctx context.Context, from io.Reader, key Key, first uint64, outside iter.Seq2[*Checkpoint, error]) (*Report, error) {
+//
+// With the tree of the log in the folder logDir, which may be "", checkpoints that are
+// newer than the export's last record count too.
+func VerifyExport(ctx context.Context, from io.Reader, key Key, first uint64, outside iter.Seq2[*Checkpoint, error], logDir string) (*Report, error) {
 	v := newVerifier(key)
 	defer v.close()
+	if logDir != "" {
+		var err error
+		if v.newest, err = newest(logDir, key); err != nil {
+			return nil, err
+		}
+		if v.newest != nil {
+			if v.store, err = OpenStore(logDir); err != nil {
+				return nil, err
+			}
+			defer v.store.Close()
+		}
+	}
 	if v.strict = first > 0; v.strict {
 		v.last, v.marked = first-1, first-1
 	}
@@ -115,6 +131,8 @@ type head struct {
 			Kind       audit.Kind `json:"kind"`
 			State      string     `json:"state"`
 			Checkpoint string     `json:"checkpoint"`
+
+			deleted *audit.Deletion // of the log's own
 		} `json:"sallyport"`
 	} `json:"unmapped"`
 }
@@ -140,6 +158,8 @@ type verifier struct {
 	report Report
 	sorted runs // records and checkpoints: a checkpoint stands after the last record that it covers
 	ids    runs // of decisions and completions
+
+	deletions []deletion // of the log
 
 	walk
 }
@@ -217,6 +237,8 @@ func (v *verifier) add(h head, line []byte, wrong bool, at uint64) error {
 		v.report.Gaps++
 	case x.State == "audit-dropped":
 		v.report.find(Finding{Kind: Gap, First: number, Last: number, Where: where, Text: "the log says that events were lost: see the record's message"})
+	case x.State == audit.StateDeleted && x.deleted != nil:
+		v.deletions = append(v.deletions, deletion{Deletion: *x.deleted, number: number})
 	case x.State == State:
 		var unknown *note.UnverifiedNoteError
 		switch c, err := ParseCheckpoint(x.Checkpoint, v.key); {
@@ -255,12 +277,14 @@ func (v *verifier) finish() (*Report, error) {
 			return nil, err
 		}
 	}
+	v.sortDeletions()
 	for b, err := range v.sorted.sorted() {
 		if err != nil {
 			return nil, err
 		}
 		number, rest := binary.BigEndian.Uint64(b), b[9:]
 		if b[8] == aRecord {
+			v.deleted(number - 1)
 			v.record(number, stored{
 				leaf: tlog.Hash(rest[:32]), time: int64(binary.BigEndian.Uint64(rest[32:])), flags: rest[40],
 				at: binary.BigEndian.Uint64(rest[41:]), size: binary.BigEndian.Uint64(rest[49:]),
@@ -271,6 +295,7 @@ func (v *verifier) finish() (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
+		v.deleted(number)
 		if b[8] == aCheckpoint {
 			v.checkpoint(c)
 		} else {
@@ -278,6 +303,7 @@ func (v *verifier) finish() (*Report, error) {
 		}
 	}
 	v.end()
+	v.undeleted()
 	return &v.report, v.pair()
 }
 

@@ -81,6 +81,7 @@ func (v *verifier) record(number uint64, r stored) {
 		if r.size < v.size {
 			v.report.find(Finding{Kind: Misplaced, First: number, Last: number, Text: "a checkpoint's record that is after those of later checkpoints"})
 		} else if v.size = r.size; v.marked == number-1 && v.suspect == 0 {
+			v.cover(number, number)
 			v.report.mark(number, number, ByCheckpoint)
 			v.marked = number
 		}
@@ -144,7 +145,9 @@ func (v *verifier) checkpoint(c *Checkpoint) {
 	case v.edge.root() == c.Root:
 		v.anchored(c.Size)
 	default:
-		if v.suspect == 0 {
+		if n := len(v.report.Deleted); n > 0 && v.report.Deleted[n-1].Last == c.Size {
+			v.report.find(Finding{Kind: Tree, First: v.base + 1, Last: c.Size, Text: "they were deleted, and the hashes that are stored for them are not those that were signed"})
+		} else if v.suspect == 0 {
 			v.report.find(Finding{Kind: Changed, First: v.marked + 1, Last: c.Size, Text: "at least one of them is not as it was signed: compare them with another copy"})
 		}
 		v.unanchored(v.last)
@@ -162,9 +165,13 @@ func (v *verifier) reset(c *Checkpoint) {
 // anchor compares the tree with a checkpoint that was not read from the records: the
 // newest, or one of an outside copy. Its own record follows those that it covers.
 func (v *verifier) anchor(c *Checkpoint, outside bool) {
-	v.covered = max(v.covered, c.Size+1)
+	whole := v.log || outside // of an export, the tree's newest may be much newer
+	if whole {
+		v.covered = max(v.covered, c.Size+1)
+	}
 	switch {
 	case c.Size > v.last:
+		v.anchorLater(c, outside)
 		return
 	case v.edge == nil || v.holes && v.edge.root() != c.Root:
 		v.unanchored(v.last)
@@ -179,8 +186,24 @@ func (v *verifier) anchor(c *Checkpoint, outside bool) {
 			v.report.raise(v.base+1, c.Size)
 		}
 	}
-	if v.strict && !slices.Contains(v.notes, c.Note) {
+	if v.strict && whole && !slices.Contains(v.notes, c.Note) {
 		v.report.find(Finding{Kind: Truncated, First: c.Size + 1, Text: fmt.Sprintf("a checkpoint of %d records was recorded after them, and its record is gone", c.Size)})
+	}
+}
+
+// anchorLater compares the records of an export with a checkpoint of more than it has, by
+// a proof that the log's tree has: the checkpoint's tree goes on from that of the export.
+func (v *verifier) anchorLater(c *Checkpoint, outside bool) {
+	if v.log || v.store == nil || v.edge == nil || v.edge.size != v.last {
+		return
+	}
+	p, err := tlog.ProveTree(int64(c.Size), int64(v.last), v.store)
+	if err != nil || tlog.CheckTree(p, int64(c.Size), c.Root, int64(v.last), v.edge.root()) != nil {
+		return // the export may be of another history, and be anchored by its own checkpoints
+	}
+	v.anchored(v.last)
+	if outside {
+		v.report.raise(v.base+1, v.last)
 	}
 }
 
@@ -198,6 +221,7 @@ func (v *verifier) anchored(to uint64) {
 		v.report.find(Finding{Kind: Tree, First: n, Last: n, Text: "the hash that is stored for it is wrong: the record is as it was signed"})
 	}
 	v.suspects, v.suspect = nil, 0
+	v.cover(v.marked+1, to)
 	v.report.mark(v.marked+1, to, ByCheckpoint)
 	v.marked = max(v.marked, to)
 }
@@ -222,7 +246,7 @@ func (v *verifier) end() {
 	tail := v.last - min(v.marked, v.last)
 	first := v.marked + 1
 	v.unanchored(v.last)
-	if v.store != nil {
+	if v.log && v.store != nil {
 		v.covered = max(v.covered, v.store.Size())
 	}
 	if v.covered > v.last {

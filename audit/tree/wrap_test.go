@@ -48,7 +48,7 @@ func FuzzExport(f *testing.F) {
 	f.Add(`<1>1 {"metadata":{"sequence":18446744073709551615},"unmapped":{}}`)
 	key := s.publicKey(f)
 	f.Fuzz(func(t *testing.T, text string) {
-		r, err := tree.VerifyExport(t.Context(), strings.NewReader(text), key, 0, nil)
+		r, err := tree.VerifyExport(t.Context(), strings.NewReader(text), key, 0, nil, "")
 		if err != nil {
 			t.Fatal(err)
 		}

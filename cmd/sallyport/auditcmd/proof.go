@@ -90,7 +90,11 @@ func verify(g *cli.Globals, cmd *cobra.Command, export, keyText, anchors string,
 		defer f.Close()
 		from = f
 	}
-	r, err := tree.VerifyExport(cmd.Context(), from, key, first, outside)
+	logDir := "" // whose tree knows the export's records, if it is this log's
+	if cfg != nil && keyText == "" {
+		logDir = cfg.AuditDir()
+	}
+	r, err := tree.VerifyExport(cmd.Context(), from, key, first, outside, logDir)
 	if err == nil && r.Records == 0 {
 		err = errors.New("the export has no record: it takes one a line, as it is or as a SIEM exports it in JSON")
 	}
