@@ -33,6 +33,11 @@
 // packet: an nftables table of its own drops what is forwarded from or to the
 // bridge, and what one port of it sends to another.
 //
+// Counted, for who compares it with what the gateway has recorded: each TCP connection
+// that a sandbox has opened, with the bytes of both directions ([Datapath.Flows]). port_out
+// counts them by the sequence numbers and acknowledgements of this host's own TCP, so that
+// nothing on the way in costs more, and a sandbox cannot count for more than was taken.
+//
 // Not guaranteed: anything against root on the host, or after a reboot before
 // Open has run (see [GuardPin]). Ports get the programs as they join the bridge,
 // while a process has the datapath open; two that have not got them yet reach

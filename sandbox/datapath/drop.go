@@ -2,7 +2,6 @@ package datapath
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -177,7 +176,7 @@ func addrPort(addr [16]byte, port uint16) netip.AddrPort {
 	if addr == [16]byte{} {
 		return netip.AddrPort{}
 	}
-	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, port)))
+	return netip.AddrPortFrom(a, unwirePort(port))
 }
 
 // sinceBoot turns the kernel's clock into the time of day.

@@ -259,3 +259,12 @@ func wire(a netip.Addr) uint32 {
 func unwire(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte(binary.NativeEndian.AppendUint32(nil, n)))
 }
+
+// wirePort is the port as the kernel holds it, in network order.
+func wirePort(p uint16) uint16 {
+	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, p))
+}
+
+func unwirePort(p uint16) uint16 {
+	return binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, p))
+}

@@ -74,6 +74,29 @@ type guardFlood struct {
 	Reason     uint32
 }
 
+type guardFlow struct {
+	_       structs.HostLayout
+	Sandbox uint32
+	Dialled uint32
+	From    uint16
+	To      uint16
+}
+
+type guardFlowState struct {
+	_          structs.HostLayout
+	Begun      uint64
+	Opened     uint64
+	Sent       uint64
+	Got        uint64
+	Packets    uint64
+	Generation uint32
+	First      uint32
+	Acked      uint32
+	Next       uint32
+	Closed     uint32
+	Pad        uint32
+}
+
 type guardNear struct {
 	_    structs.HostLayout
 	Face struct {
@@ -161,6 +184,7 @@ const (
 	guardMapDrops           = "drops"
 	guardMapEndpoints       = "endpoints"
 	guardMapFloods          = "floods"
+	guardMapFlows           = "flows"
 	guardMapListener        = "listener"
 	guardMapNearGenerations = "near_generations"
 	guardMapNearLinks       = "near_links"
@@ -232,6 +256,7 @@ type guardMapSpecs struct {
 	Drops           *ebpf.MapSpec `ebpf:"drops"`
 	Endpoints       *ebpf.MapSpec `ebpf:"endpoints"`
 	Floods          *ebpf.MapSpec `ebpf:"floods"`
+	Flows           *ebpf.MapSpec `ebpf:"flows"`
 	Listener        *ebpf.MapSpec `ebpf:"listener"`
 	NearGenerations *ebpf.MapSpec `ebpf:"near_generations"`
 	NearLinks       *ebpf.MapSpec `ebpf:"near_links"`
@@ -275,6 +300,7 @@ type guardMaps struct {
 	Drops           *ebpf.Map `ebpf:"drops"`
 	Endpoints       *ebpf.Map `ebpf:"endpoints"`
 	Floods          *ebpf.Map `ebpf:"floods"`
+	Flows           *ebpf.Map `ebpf:"flows"`
 	Listener        *ebpf.Map `ebpf:"listener"`
 	NearGenerations *ebpf.Map `ebpf:"near_generations"`
 	NearLinks       *ebpf.Map `ebpf:"near_links"`
@@ -290,6 +316,7 @@ func (m *guardMaps) Close() error {
 		m.Drops,
 		m.Endpoints,
 		m.Floods,
+		m.Flows,
 		m.Listener,
 		m.NearGenerations,
 		m.NearLinks,

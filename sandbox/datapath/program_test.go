@@ -394,6 +394,8 @@ func BenchmarkPrograms(b *testing.B) {
 	must(b, err)
 	defer l.Close()
 	must(b, d.Steer(l))
+	segment := toAlice
+	segment.flags, segment.body = psh|ack, make([]byte, 1000)
 	nowhere := aliceTCP()
 	nowhere.daddr = netip.MustParseAddr("127.0.0.1")
 	for _, bench := range []struct {
@@ -405,6 +407,7 @@ func BenchmarkPrograms(b *testing.B) {
 		{"port in", d.objs.PortIn, aliceTCP(), skb{}},
 		{"port in, dropped", d.objs.PortIn, nowhere, skb{}},
 		{"port out", d.objs.PortOut, toAlice, skb{skbMark: routeMark}},
+		{"port out, of a flow", d.objs.PortOut, segment, skb{skbMark: routeMark}},
 		{"bridge in, to the listener", d.objs.BridgeIn, aliceTCP(), skb{skbMark: routeMark}},
 	} {
 		b.Run(bench.name, func(b *testing.B) {

@@ -35,6 +35,12 @@
 #define PORT_QUIC 443
 #define IPPROTO_ICMP6 58
 
+// Flags of TCP, as they stand in its header.
+#define TCP_FIN 0x01
+#define TCP_SYN 0x02
+#define TCP_RST 0x04
+#define TCP_ACK 0x10
+
 struct mac {
 	__u8 addr[6];
 } __attribute__((packed, aligned(2)));
@@ -57,8 +63,10 @@ struct frame {
 	__u16 ethertype; // host order
 	__u8 proto;      // IPPROTO_*, of IPv6 the first next header
 	__u8 opens;      // TCP: a SYN without an acknowledgement
+	__u8 flags;      // TCP_*
 	__be16 sport, dport;
 	__be32 saddr[4], daddr[4]; // IPv4 as ::ffff:a.b.c.d
+	__u32 seq, ack, payload;   // TCP, host order; the payload in bytes
 	struct arp_ipv4 arp;
 };
 
@@ -112,6 +120,10 @@ static __always_inline int parse_ipv4(struct __sk_buff *skb, struct frame *f, vo
 		f->sport = tcp->source;
 		f->dport = tcp->dest;
 		f->opens = tcp->syn && !tcp->ack;
+		f->flags = ((__u8 *)tcp)[13];
+		f->seq = bpf_ntohl(tcp->seq);
+		f->ack = bpf_ntohl(tcp->ack_seq);
+		f->payload = total - sizeof(*ip) - tcp->doff * 4;
 		if (!tcp->source || !tcp->dest || tcp->doff < 5 || total < sizeof(*ip) + tcp->doff * 4)
 			return MALFORMED;
 	} else if (ip->protocol == IPPROTO_UDP) {

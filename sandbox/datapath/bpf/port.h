@@ -6,6 +6,7 @@
 #define SALLYPORT_PORT_H
 
 #include "answer.h"
+#include "flow.h"
 
 // reachable refuses what no TCP connection has business with: this network
 // (0/8), loopback (127/8), multicast and above (224/3).
@@ -140,6 +141,18 @@ static __always_inline int from_daemon(struct __sk_buff *skb, const struct frame
 	return !reason && (!f->opens || bpf_map_lookup_elem(&opened, &key));
 }
 
+// note counts a segment of a connection that the sandbox has opened. A sandbox can
+// answer the daemon's SYN with its own, and the daemon's socket that with both flags.
+static __always_inline void note(const struct frame *f, __u32 generation)
+{
+	struct opening key = {.generation = generation, .from = f->sport, .to = f->dport};
+
+	if (!(f->flags & TCP_SYN))
+		follow_flow(f);
+	else if (!f->opens && !bpf_map_lookup_elem(&opened, &key))
+		begin_flow(f, generation);
+}
+
 // port_out sees what is about to reach the sandbox.
 SEC("tcx/egress")
 int port_out(struct __sk_buff *skb)
@@ -165,6 +178,8 @@ int port_out(struct __sk_buff *skb)
 	// what a process of the host sends by itself has none. The kernel speaks ARP.
 	if (!skb->ingress_ifindex && f.ethertype != ETH_P_ARP && !from_daemon(skb, &f, generation, reason))
 		return refuse(skb, generation, HOST_PROCESS);
+	if (f.proto == IPPROTO_TCP && !reason)
+		note(&f, generation);
 	count(skb, DELIVERED);
 	return TCX_NEXT;
 }

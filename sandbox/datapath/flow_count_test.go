@@ -1,0 +1,189 @@
+package datapath
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// only returns the one flow that is listed.
+func only(t *testing.T, d *Datapath) Flow {
+	t.Helper()
+	all, err := d.Flows()
+	must(t, err)
+	if len(all) != 1 {
+		t.Fatalf("got %d flows, want one: %+v", len(all), all)
+	}
+	return all[0]
+}
+
+// What a sandbox sent and got is counted exactly, and named as it dialled.
+func TestFlows(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	listener, err := Listen()
+	must(t, err)
+	defer listener.Close()
+	must(t, d.Steer(listener))
+	before := Uptime()
+	c, err := l.alice.dial("", "198.51.100.2:443")
+	must(t, err)
+	defer c.Close()
+	server, err := listener.Accept()
+	must(t, err)
+	defer server.Close()
+	f := only(t, d)
+	if f.Sandbox != "alice" || f.SandboxID != "id-of-alice" || f.Source.String() != c.LocalAddr().String() || f.Destination.String() != "198.51.100.2:443" {
+		t.Errorf("got %+v from %v", f, c.LocalAddr())
+	}
+	if f.Begun != 0 || f.Sent != 0 || f.Got != 0 || f.Closed || f.Opened < before || f.Opened > Uptime() {
+		t.Errorf("got %+v at %v before a byte", f, Uptime())
+	}
+	const sent, got = 3 << 20, 5 << 20 // in segments that are larger than a frame
+	go io.CopyN(c, zeros{}, sent)
+	_, err = io.CopyN(io.Discard, server, sent)
+	must(t, err)
+	go io.CopyN(server, zeros{}, got)
+	_, err = io.CopyN(io.Discard, c, got)
+	must(t, err)
+	eventually(t, "all is counted", func() bool { f = only(t, d); return f.Sent == sent && f.Got == got })
+	if f.Begun < f.Opened || f.Packets == 0 {
+		t.Errorf("got %+v", f)
+	}
+	must(t, c.(*net.TCPConn).CloseWrite())
+	eventually(t, "the sandbox's end is a byte", func() bool { f = only(t, d); return f.Sent == sent+1 && !f.Closed })
+	must(t, server.Close())
+	eventually(t, "it is closed", func() bool { f = only(t, d); return f.Closed })
+	must(t, d.ForgetFlows([]Flow{f, f}))
+	if all, err := d.Flows(); err != nil || len(all) != 0 {
+		t.Errorf("got %v, %v after all were forgotten", all, err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+// A connection that only ends has sent nothing.
+func TestFlowWithoutAByte(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	listener, err := Listen()
+	must(t, err)
+	defer listener.Close()
+	must(t, d.Steer(listener))
+	c, err := l.alice.dial("", "198.51.100.2:443")
+	must(t, err)
+	must(t, c.Close())
+	server, err := listener.Accept()
+	must(t, err)
+	_, err = io.Copy(io.Discard, server)
+	must(t, err)
+	must(t, server.Close())
+	var f Flow
+	eventually(t, "it is closed", func() bool { f = only(t, d); return f.Closed })
+	if f.Begun != 0 || f.Sent > 1 {
+		t.Errorf("got %+v", f)
+	}
+}
+
+// What the daemon opens, and questions to the resolver, are no flows.
+func TestNoFlows(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	steered(t, d)
+	_, questions := resolver(t)
+	go echo(questions)
+	if _, err := greeted(l.alice, gateway.String()+":53"); err != nil {
+		t.Error(err)
+	}
+	var inside net.Listener
+	l.alice.do(func() (err error) { inside, err = net.Listen("tcp4", alice.Address.String()+":1023"); return err })
+	defer inside.Close()
+	go echo(inside)
+	c, err := Dial(t.Context(), netip.AddrPortFrom(alice.Address, 1023))
+	must(t, err)
+	defer c.Close()
+	if _, err := c.Read(make([]byte, 1)); err != nil {
+		t.Error(err)
+	}
+	if all, err := d.Flows(); err != nil || len(all) != 0 {
+		t.Errorf("got %+v, %v", all, err)
+	}
+}
+
+// A sandbox cannot make a connection look like another, nor count what was refused.
+func TestFlowTricksAreNotCounted(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	l.hush(t)
+	listener, err := Listen()
+	must(t, err)
+	defer listener.Close()
+	must(t, d.Steer(listener))
+	f := &flow{port: 40123, to: 443, host: outside}
+	l.join(t, listener, l.answers(), f)
+	opened := only(t, d).Opened
+	l.alice.send(f.data(0, "hello"))
+	eventually(t, "five bytes", func() bool { return only(t, d).Sent == 5 })
+	begun := only(t, d).Begun
+	for name, frame := range map[string][]byte{
+		"a SYN in the middle":       f.segment(-1, syn, ""),
+		"the same again":            f.data(0, "hello"),
+		"beyond the window":         f.data(1<<24, "XXXXX"),
+		"a reset beside the window": f.segment(1<<24, rst, ""),
+		"an acknowledgement of what was never sent": f.segment(5, psh|ack, "XXXXX", func(tcp []byte) {
+			binary.BigEndian.PutUint32(tcp[8:], binary.BigEndian.Uint32(tcp[8:])+1<<20)
+		}),
+	} {
+		l.alice.send(frame)
+		settle()
+		if got := only(t, d); got.Opened != opened || got.Begun != begun || got.Sent != 5 || got.Closed {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+	l.alice.send(f.data(5, " world"))
+	eventually(t, "eleven bytes", func() bool { return only(t, d).Sent == 11 })
+}
+
+// The same addresses and ports begin another flow when the host accepts them again.
+func TestFlowAgain(t *testing.T) {
+	l := newLab(t)
+	d := l.open(t)
+	attachBoth(t, d, l)
+	listener, err := Listen()
+	must(t, err)
+	defer listener.Close()
+	must(t, d.Steer(listener))
+	var opened time.Duration
+	for range 2 {
+		c, err := l.alice.dial(alice.Address.String()+":40555", "198.51.100.2:443")
+		must(t, err)
+		raw, err := c.(*net.TCPConn).SyscallConn()
+		must(t, err)
+		must(t, raw.Control(func(fd uintptr) {
+			unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		}))
+		_, err = io.WriteString(c, "hello")
+		must(t, err)
+		server, err := listener.Accept()
+		must(t, err)
+		eventually(t, "five bytes", func() bool { return only(t, d).Sent == 5 })
+		if f := only(t, d); f.Opened <= opened {
+			t.Errorf("got %+v, the one before was opened at %v", f, opened)
+		} else {
+			opened = f.Opened
+		}
+		must(t, c.Close()) // by a reset
+		server.Close()
+	}
+}
