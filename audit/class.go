@@ -35,10 +35,11 @@ const (
 // Activities (activity_id) of the classes; those of HTTP come from HTTPActivity, and
 // those of SSH are the network's.
 const (
-	NetworkOpen   = 1
-	NetworkClose  = 2
-	NetworkFail   = 4
-	NetworkRefuse = 5
+	NetworkOpen    = 1
+	NetworkClose   = 2
+	NetworkFail    = 4
+	NetworkRefuse  = 5
+	NetworkTraffic = 6
 
 	DNSQueried = 1
 
@@ -100,6 +101,7 @@ type Kind string
 const (
 	KindDecision   Kind = "decision"   // what was decided; durable before anything left
 	KindCompletion Kind = "completion" // what became of an allowed decision
+	KindConnection Kind = "connection" // bytes of a sandbox about which nothing is decided yet, or was until their connection ended
 	KindDrop       Kind = "drop"       // packets that the datapath refused
 	KindLifecycle  Kind = "lifecycle"  // a sandbox, the daemon or the policy changed state
 )

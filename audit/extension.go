@@ -17,17 +17,19 @@ type Extension struct {
 	Gap         *Gap              `json:"gap,omitempty"`               // of a lifecycle event in state audit-gap
 	HeaderNames []string          `json:"header_names,omitempty"`      // of the request, sorted; OCSF's http_headers wants values too
 	Kind        Kind              `json:"kind"`
-	Limits      []LimitUse        `json:"limits,omitempty"`     // what bounds it; of a lifecycle event: what was reset
-	Observed    *Observed         `json:"observed,omitempty"`   // what observe mode has lifted
-	Owner       string            `json:"owner,omitempty"`      // the tenant whose sandbox it is
-	Phase       string            `json:"phase,omitempty"`      // connect, request, dns, inbound, ssh
-	Protocol    string            `json:"protocol,omitempty"`   // tls, http, other; of SSH ssh, shell, sftp, forward: what a connection was found to carry; a request's scheme says it
-	QueryKeys   []string          `json:"query_keys,omitempty"` // of the request's URL
+	Limits      []LimitUse        `json:"limits,omitempty"`       // what bounds it; of a lifecycle event: what was reset
+	MoreSources int               `json:"more_sources,omitempty"` // of those that count stands for, how many had other ports than source_ports
+	Observed    *Observed         `json:"observed,omitempty"`     // what observe mode has lifted
+	Owner       string            `json:"owner,omitempty"`        // the tenant whose sandbox it is
+	Phase       string            `json:"phase,omitempty"`        // connect, request, dns, inbound, ssh
+	Protocol    string            `json:"protocol,omitempty"`     // tls, http, other; of SSH ssh, shell, sftp, forward: what a connection was found to carry; a request's scheme says it
+	QueryKeys   []string          `json:"query_keys,omitempty"`   // of the request's URL
 	Reason      string            `json:"reason,omitempty"`
 	Sandbox     string            `json:"sandbox,omitempty"` // name
 	SandboxID   string            `json:"sandbox_id,omitempty"`
 	Session     string            `json:"session,omitempty"`
 	Unsized     bool              `json:"size_unknown,omitempty"` // the request did not say how long its body is; without it the length, or 0, was declared
+	SourcePorts []int             `json:"source_ports,omitempty"` // of the connections that count stands for
 	State       string            `json:"state,omitempty"`        // lifecycle: created, started, stopped, removed …
 	Tags        map[string]string `json:"tags,omitempty"`
 	Tokens      *Tokens           `json:"tokens,omitempty"` // of a completion that a limit of tokens or cost is about

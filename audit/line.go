@@ -15,7 +15,8 @@ import (
 //
 //	time  sandbox  VERDICT  what  status  bytes  duration  credential  rule  reason  id
 //
-// VERDICT is ALLOW, DENY, DROP, or EVENT for a change of state, with the policy's
+// VERDICT is ALLOW, DENY, DROP, OPEN for a connection about which nothing is
+// decided, or EVENT for a change of state, with the policy's
 // revision and the details in place of status to duration; what does not apply is
 // left out. Whatever a sandbox chose is escaped: it cannot move the
 // cursor, break the line or look like another field.
@@ -51,6 +52,8 @@ func Line(r Record) string {
 		}
 	case x.Kind == KindDrop:
 		f = append(f, "DROP", packet(e))
+	case x.Kind == KindConnection:
+		f = append(f, "OPEN", subject(e))
 	case e.Action == ActionAllowed || x.Kind == KindCompletion:
 		f = append(f, "ALLOW", subject(e))
 	default:

@@ -37,6 +37,7 @@ type connection struct {
 	silent   bool        // was taken for a client that waits for its server
 	once     sync.Once
 	release  func()
+	account  *account // nil for a client of the explicit proxy
 }
 
 // SyscallConn implements syscall.Conn: below TLS it is asked how TCP stands.
@@ -49,7 +50,10 @@ func (c *connection) SyscallConn() (syscall.RawConn, error) {
 
 // Close also gives the connection's place back.
 func (c *connection) Close() error {
-	c.once.Do(c.release)
+	c.once.Do(func() {
+		c.account.stop(c)
+		c.release()
+	})
 	return c.Conn.Close()
 }
 

@@ -21,6 +21,7 @@ type peer struct {
 	identity Identity // zero where it is not known
 	source   netip.AddrPort
 	from     *audit.Endpoint // source as events have it; all of a connection's share one
+	recorded *atomic.Bool    // an event has from, and is in the audit log or queued
 	// valid says whether the sandbox or client may still use what it connected with;
 	// nil: always.
 	valid func() bool
@@ -30,12 +31,17 @@ type peer struct {
 
 // unknownPeer is the peer of a connection whose sandbox or client is not known.
 func unknownPeer(source netip.AddrPort) *peer {
-	return &peer{source: source, from: &audit.Endpoint{IP: event.Text(source.Addr()), Port: int(source.Port())}}
+	var shared struct {
+		from     audit.Endpoint
+		recorded atomic.Bool
+	}
+	shared.from = audit.Endpoint{IP: event.Text(source.Addr()), Port: int(source.Port())}
+	return &peer{source: source, from: &shared.from, recorded: &shared.recorded}
 }
 
 // is returns the peer as a known one.
 func (p *peer) is(identity Identity) *peer {
-	return &peer{source: p.source, from: p.from, identity: identity}
+	return &peer{source: p.source, from: p.from, recorded: p.recorded, identity: identity}
 }
 
 // target is where a connection goes, and how it speaks. It does not change: its methods

@@ -21,6 +21,7 @@ func (q *request) record(r *http.Request, d policy.Decision) *answer.Answer {
 		if gone := r.Context().Err(); gone != nil && errors.Is(err, gone) {
 			if !errors.Is(err, audit.ErrWithdrawn) {
 				q.allowed, q.err = e, errClient // it may be in the log: say how it ended
+				q.recorded.Store(true)
 				if a := q.revoked(); a != nil {
 					return a
 				}
@@ -32,6 +33,7 @@ func (q *request) record(r *http.Request, d policy.Decision) *answer.Answer {
 		return answer.Unrecorded(e.ID())
 	}
 	q.allowed = e
+	q.recorded.Store(true)
 	g.metrics.Decided(policy.PhaseRequest, d)
 	return q.revoked()
 }
@@ -67,6 +69,7 @@ func (g *Gateway) denial(p *peer, t target, e *audit.Event) (id string) {
 	if t.refused && t.host != "" {
 		g.names.Denied(p.identity.ID, t.host)
 	}
+	p.recorded.Store(true)
 	return g.denials.Add(t.host, e)
 }
 
@@ -89,13 +92,24 @@ func (g *Gateway) rejection(p *peer, t target, phase policy.Phase, d policy.Deci
 // unfinished records a connection that nothing was decided about. Those of unknown
 // peers are alike by the address that they come from.
 func (g *Gateway) unfinished(p *peer, t target, rule, reason string) {
+	p.recorded.Store(true)
 	g.denials.Add(cmp.Or(t.host, event.Text(p.source.Addr())), g.rejection(p, t, policy.PhaseConnect, floor(policy.Decision{}, rule, reason)))
+}
+
+// undecided records a connection that has sent bytes, unless an event of it is recorded.
+func (g *Gateway) undecided(p *peer, t target, reason string) {
+	if p.recorded.CompareAndSwap(false, true) {
+		g.denials.Add(t.host, event.Undecided(p.from, p.identity.Sandbox, to(t), reason))
+	}
+}
+
+func to(t target) event.To {
+	return event.To{Host: t.host, Address: t.dialled, Port: t.port, SNI: t.sni, Protocol: t.protocol}
 }
 
 // decision makes the decision of x one about a connection, or a request on it.
 func decision(x *audit.Exchange, p *peer, t target, class audit.Class, activity int, phase policy.Phase, d policy.Decision) *audit.Event {
-	to := event.To{Host: t.host, Address: t.dialled, Port: t.port, SNI: t.sni, Protocol: t.protocol}
-	return event.Decision(x, p.from, p.identity.Sandbox, to, class, activity, phase, d)
+	return event.Decision(x, p.from, p.identity.Sandbox, to(t), class, activity, phase, d)
 }
 
 // completion follows the allowed decision of x to its end.

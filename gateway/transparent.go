@@ -66,7 +66,9 @@ func (g *Gateway) accept(ctx context.Context, ln net.Listener, serve func(net.Co
 // transparent carries a connection that the datapath has steered here.
 func (g *Gateway) transparent(conn net.Conn) {
 	if c := g.steered(conn); c != nil {
+		c.account = g.keepAccount(c)
 		g.follow(c)
+		c.account.end()
 	}
 }
 

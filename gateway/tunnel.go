@@ -90,6 +90,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	if err := g.recorder.Append(ctx, e); err != nil {
 		if gone := ctx.Err(); gone != nil && errors.Is(err, gone) {
 			if !errors.Is(err, audit.ErrWithdrawn) {
+				c.recorded.Store(true)
 				g.enqueue(completion(x, audit.NetworkFail, t.outcome(errClosed))) // it may be in the log: say how it ended
 			}
 			_ = c.Close()
@@ -100,6 +101,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 		g.tell(c, answer.Unrecorded(e.ID()))
 		return
 	}
+	c.recorded.Store(true)
 	g.metrics.Decided(policy.PhaseConnect, d)
 
 	far, err := g.upstreams.Dial(ctx, c.route(c.peer, d, "", false))

@@ -1,8 +1,10 @@
-// Package denials keeps one sandbox's denials from filling the audit log for all.
+// Package denials keeps one sandbox's denials, and its connections about which nothing was
+// decided, from filling the audit log for all.
 package denials
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +16,7 @@ const (
 	likeBudget    = 10  // of a sandbox for one host, rule and reason
 	sandboxBudget = 100 // of a sandbox
 	maxAlike      = 128 // kinds of a sandbox's denials that are counted apart
+	maxPorts      = 256 // source ports that an event lists of those that it counts
 	windowLength  = time.Second
 )
 
@@ -43,6 +46,8 @@ type tally struct {
 	written int
 	folded  *audit.Event // the first that was not written
 	count   int          // of those that were not
+	ports   []int        // of their sources, sorted
+	more    int          // of them that have none of these
 }
 
 // New returns an Aggregator that writes with write.
@@ -88,7 +93,21 @@ func (a *Aggregator) Add(host string, e *audit.Event) string {
 		t.folded = e
 	}
 	t.count++
+	if e.Source != nil {
+		t.from(e.Source.Port)
+	}
 	return t.folded.ID()
+}
+
+// from takes note of a source port: each connection has records, if not of its own.
+func (t *tally) from(port int) {
+	switch at, found := slices.BinarySearch(t.ports, port); {
+	case found:
+	case len(t.ports) == maxPorts:
+		t.more++
+	default:
+		t.ports = slices.Insert(t.ports, at, port)
+	}
 }
 
 // Flush ends the second and writes the events that count denials of it.
@@ -106,9 +125,9 @@ func (a *Aggregator) Flush() {
 	now := time.Now().UnixMilli()
 	for _, f := range ended {
 		for _, t := range f.alike {
-			a.settle(t, now, "%d denials of this host, rule and reason within a second")
+			a.settle(t, now, "stands for %d of this host, rule and reason within a second")
 		}
-		a.settle(&f.rest, now, "%d denials of this and other hosts within a second")
+		a.settle(&f.rest, now, "stands for %d of this and other hosts within a second")
 	}
 }
 
@@ -119,6 +138,7 @@ func (a *Aggregator) settle(t *tally, now int64, message string) {
 	}
 	if t.count > 1 {
 		e.Count, e.Message = t.count, fmt.Sprintf(message, t.count)
+		e.Unmapped.Sallyport.SourcePorts, e.Unmapped.Sallyport.MoreSources = t.ports, t.more
 		e.StartTime, e.Time = e.Time, max(e.Time, now) // the clock may have been set back
 	}
 	a.write(e)

@@ -2,6 +2,7 @@ package denials
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -147,5 +148,27 @@ func TestFloodWhileTheClockIsSetBack(t *testing.T) {
 	d.settle(&tally{folded: e, count: 2}, begun-time.Hour.Milliseconds(), "%d denials")
 	if len(d.log) != 1 || d.log[0].StartTime != begun || d.log[0].Time < begun {
 		t.Errorf("from %d to %d, begun at %d", d.log[0].StartTime, d.log[0].Time, begun)
+	}
+}
+
+// An event names the sources of all that it counts, up to a bound, and counts those beyond.
+func TestSourcesOfAFlood(t *testing.T) {
+	d := newRecord()
+	const number = likeBudget + maxPorts + 50
+	for i := range number {
+		for range 2 { // two requests of each connection
+			e := audit.New(audit.KindDecision, audit.ClassHTTP, 3)
+			e.Unmapped.Sallyport.SandboxID, e.Source = "a", &audit.Endpoint{Port: 10_000 + i}
+			d.Add("x.test", e)
+		}
+	}
+	d.Flush()
+	last := d.log[len(d.log)-1]
+	x := &last.Unmapped.Sallyport
+	if len(d.log) != likeBudget+1 || len(x.SourcePorts) != maxPorts || x.SourcePorts[0] != last.Source.Port || !slices.IsSorted(x.SourcePorts) {
+		t.Errorf("%d events, the last has sources %v", len(d.log), x.SourcePorts)
+	}
+	if want := last.Count - 2*maxPorts; x.MoreSources != want {
+		t.Errorf("%d more, want %d of %d", x.MoreSources, want, last.Count)
 	}
 }

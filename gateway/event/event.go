@@ -99,6 +99,15 @@ func decide(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
 	}
 }
 
+// Undecided describes a connection that has sent bytes about which nothing is decided.
+func Undecided(from *audit.Endpoint, sandbox policy.Sandbox, to To, reason string) *audit.Event {
+	e := Decision(new(audit.Exchange), from, sandbox, to, audit.ClassNetwork, audit.NetworkTraffic, policy.PhaseConnect, policy.Decision{Reason: reason})
+	e.Connection = TCP(Outbound)
+	e.Action, e.Disposition, e.StatusID, e.SeverityID = audit.ActionUnknown, audit.DispositionUnknown, audit.StatusUnknown, audit.SeverityInformational
+	e.Unmapped.Sallyport.Kind, e.Unmapped.Sallyport.Decision = audit.KindConnection, ""
+	return e
+}
+
 // Completion follows the allowed decision of x to its end. err is what ended it, nil for
 // success, and detail that in words of our own.
 func Completion(x *audit.Exchange, activity int, err error, detail string) *audit.Event {

@@ -66,6 +66,20 @@ func Reset(c net.Conn) error {
 	return nil
 }
 
+// Heard tells whether the other side has sent a byte, or that cannot be told.
+func Heard(c syscall.Conn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	heard := true
+	_ = raw.Control(func(fd uintptr) {
+		info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+		heard = err != nil || info.Data_segs_in > 0
+	})
+	return heard
+}
+
 // ClientLeft tells whether the error of a connection means that its client ended it.
 func ClientLeft(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||

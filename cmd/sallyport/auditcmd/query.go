@@ -34,12 +34,12 @@ func newQuery(g *cli.Globals) *cobra.Command {
 	f.StringVar(&since, "since", "", "not older than this: 90s, 15m, 24h, or a time as 2026-12-01T00:00:00Z")
 	f.StringVar(&until, "until", "", "older than this, likewise")
 	f.Uint64Var(&q.From, "from", 0, "the first sequence number")
-	f.StringVar(&kind, "kind", "", "decision, completion, drop or lifecycle")
+	f.StringVar(&kind, "kind", "", "decision, completion, connection, drop or lifecycle")
 	return reads(g, c, func(cmd *cobra.Command, cfg *config.Config, _ []string) (err error) {
 		switch q.Kind = audit.Kind(kind); q.Kind {
-		case "", audit.KindDecision, audit.KindCompletion, audit.KindDrop, audit.KindLifecycle:
+		case "", audit.KindDecision, audit.KindCompletion, audit.KindConnection, audit.KindDrop, audit.KindLifecycle:
 		default:
-			return cli.Usagef("--kind %q: use decision, completion, drop or lifecycle", kind)
+			return cli.Usagef("--kind %q: use decision, completion, connection, drop or lifecycle", kind)
 		}
 		switch q.Decision {
 		case "", "allow", "deny", "tunnel", "approve":

@@ -232,6 +232,8 @@ func verdict(e *audit.Event) string {
 		return "EVENT"
 	case k == audit.KindDrop:
 		return "DROP"
+	case k == audit.KindConnection:
+		return "OPEN"
 	case e.Action == audit.ActionAllowed || k == audit.KindCompletion:
 		return "ALLOW"
 	}
