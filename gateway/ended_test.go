@@ -56,7 +56,7 @@ func TestCallsThatAreEnded(t *testing.T) {
 			m := newVersionEnv(t, "transparent", "h2", "h2", "https")
 			m.handle(test.path, streaming(test.path))
 			if test.limit {
-				m.policy(under(m.allow, policy.Limit{Name: "bytes", Every: hour, Bytes: 1 << 10}))
+				m.policy(under(m.allow, policy.Limit{Name: "bytes", Every: year, Bytes: 1 << 10}))
 			}
 			r := m.request(t, "POST", test.path, http.NoBody)
 			r.Header.Set("Content-Type", "application/grpc")

@@ -44,7 +44,8 @@ func timed(a *after) option {
 	return func(o *gateway.Options) { o.Budget = limit.NewBook(a.now) }
 }
 
-const hour = policy.Duration(time.Hour)
+// year is a period that hardly ends while a test runs: periods begin at the same times for all.
+const year = policy.Duration(365 * 24 * time.Hour)
 
 // refused checks what a sandbox is told of a limit, and its event.
 func refused(t *testing.T, resp *http.Response, body, limit string, status int) {
@@ -52,7 +53,7 @@ func refused(t *testing.T, resp *http.Response, body, limit string, status int) 
 	if resp.StatusCode != status || !strings.Contains(body, "rule: "+limit+"\n") || resp.Header.Get("Sallyport-Decision") == "" {
 		t.Fatalf("%d %v %s", resp.StatusCode, resp.Header, body)
 	}
-	if seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After")); (status == 429) != (seconds > 0 && seconds <= 3600) {
+	if seconds, _ := strconv.Atoi(resp.Header.Get("Retry-After")); (status == 429) != (seconds > 0 && seconds <= int(time.Duration(year).Seconds())) {
 		t.Errorf("Retry-After: %q", resp.Header.Get("Retry-After"))
 	}
 }
@@ -64,8 +65,8 @@ func TestLimitsOnEveryWay(t *testing.T) {
 	eachVersion(t, func(t *testing.T, m *versionEnv) {
 		const piece = 32 << 10
 		m.policy(under(m.allow,
-			policy.Limit{Name: "requests", Every: hour, Requests: 4}, policy.Limit{Name: "size", Size: 8 * piece},
-			policy.Limit{Name: "bytes", Every: hour, Bytes: 20 * piece}))
+			policy.Limit{Name: "requests", Every: year, Requests: 4}, policy.Limit{Name: "size", Size: 8 * piece},
+			policy.Limit{Name: "bytes", Every: year, Bytes: 20 * piece}))
 		var reached, got atomic.Int64
 		m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 			reached.Add(1)
@@ -120,7 +121,7 @@ func TestLimitsOnEveryWay(t *testing.T) {
 				told = append(told, "deny "+d.Rule.Type+" "+d.Rule.Name)
 				continue
 			}
-			if len(s.Limits) != 3 || s.Limits[0] != (audit.LimitUse{Name: "requests", Subject: "x", Period: 3600_000}) || s.Limits[1].Period != 0 {
+			if len(s.Limits) != 3 || s.Limits[0] != (audit.LimitUse{Name: "requests", Subject: "x", Period: time.Duration(year).Milliseconds()}) || s.Limits[1].Period != 0 {
 				t.Errorf("limits %+v", s.Limits)
 			}
 			if c := completions[d.ID()]; c.Action == audit.ActionDenied {
@@ -142,7 +143,7 @@ func TestLimitOfRequests(t *testing.T) {
 	t.Parallel()
 	clock := &after{}
 	w := newNetEnv(t, timed(clock))
-	w.policy(under(w.allow, policy.Limit{Name: "few", Every: hour, Requests: 2}))
+	w.policy(under(w.allow, policy.Limit{Name: "few", Every: year, Requests: 2}))
 	o := w.origin("api.example.test", "h1", true)
 	o.handle("/", func(w http.ResponseWriter, r *http.Request) {})
 	client := w.agent("h1", true, w.steer, false)
@@ -153,7 +154,7 @@ func TestLimitOfRequests(t *testing.T) {
 	}
 	resp, body := get(t, client, o.url("https", "/"))
 	refused(t, resp, body, "few", 429)
-	if !strings.Contains(body, "limit few: 2 requests within 1h are used up") {
+	if !strings.Contains(body, "limit few: 2 requests within 8760h are used up") {
 		t.Error(body)
 	}
 	r, _ := http.NewRequest("GET", o.url("https", "/"), nil)
@@ -166,7 +167,7 @@ func TestLimitOfRequests(t *testing.T) {
 		Status int
 		Retry  int64 `json:"retry_after"`
 	}
-	if err := json.Unmarshal([]byte(text(t, resp)), &told); err != nil || told.Status != 429 || told.Retry < 1 || told.Retry > 3600 {
+	if err := json.Unmarshal([]byte(text(t, resp)), &told); err != nil || told.Status != 429 || told.Retry < 1 || told.Retry > int64(time.Duration(year).Seconds()) {
 		t.Errorf("%+v %v", told, err)
 	}
 	// A flood of them is folded like any other.
@@ -188,7 +189,7 @@ func TestLimitOfRequests(t *testing.T) {
 func TestLimitOfGRPC(t *testing.T) {
 	t.Parallel()
 	for limit, want := range map[*policy.Limit]struct{ status, pushback string }{
-		{Name: "day", Every: hour, Requests: 1}:   {"8", "-1"},
+		{Name: "day", Every: year, Requests: 1}:   {"8", "-1"},
 		{Name: "once", Concurrent: 1}:             {"8", "1000"},
 		{Name: "large", Size: 4, Concurrent: 100}: {"8", ""},
 	} {
@@ -265,7 +266,7 @@ func TestLimitOfConcurrency(t *testing.T) {
 func TestLimitOfWebSockets(t *testing.T) {
 	t.Parallel()
 	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
-		m.policy(under(m.allow, policy.Limit{Name: "bytes", Every: hour, Bytes: 64 << 10}))
+		m.policy(under(m.allow, policy.Limit{Name: "bytes", Every: year, Bytes: 64 << 10}))
 		m.handle("/ws", websocket.Handler(func(ws *websocket.Conn) { echoing(ws) }).ServeHTTP)
 		s, resp, err := m.upgrade(t, "/ws")
 		if err != nil {
@@ -286,7 +287,7 @@ func TestLimitOfWebSockets(t *testing.T) {
 			}
 			carried += 8 << 10
 		}
-		if err != nil || carried > 64<<10 || len(last) < 2 || binary.BigEndian.Uint16(last) != 1008 || string(last[2:]) != "limit bytes: 64KiB within 1h are used up" {
+		if err != nil || carried > 64<<10 || len(last) < 2 || binary.BigEndian.Uint16(last) != 1008 || string(last[2:]) != "limit bytes: 64KiB within 8760h are used up" {
 			t.Fatalf("%d bytes were carried, the last frame is %q, %v", carried, last, err)
 		}
 		if _, err := io.Copy(io.Discard, s.in); err != nil {
@@ -294,7 +295,7 @@ func TestLimitOfWebSockets(t *testing.T) {
 		}
 		_ = s.Close()
 		decisions, completions := m.settled(t)
-		if c := completions[decisions[0].ID()]; c.Rule.Type != "limit" || c.Rule.Name != "bytes" || !strings.Contains(c.Detail, "64KiB within 1h") {
+		if c := completions[decisions[0].ID()]; c.Rule.Type != "limit" || c.Rule.Name != "bytes" || !strings.Contains(c.Detail, "64KiB within 8760h") {
 			t.Errorf("%+v %+v", c, c.Rule)
 		}
 		if _, resp, err := m.upgrade(t, "/ws"); err == nil || resp.StatusCode != 429 {
@@ -308,7 +309,7 @@ func TestLimitOfTunnels(t *testing.T) {
 	for _, way := range []string{"transparent", "explicit"} {
 		t.Run(way, func(t *testing.T) {
 			w := newNetEnv(t)
-			w.policy(under(w.tunnel, policy.Limit{Name: "bytes", Every: hour, Bytes: 64 << 10}, policy.Limit{Name: "one", Concurrent: 1}))
+			w.policy(under(w.tunnel, policy.Limit{Name: "bytes", Every: year, Bytes: 64 << 10}, policy.Limit{Name: "one", Concurrent: 1}))
 			dial := dialler(w.steer)
 			if way == "explicit" {
 				dial = w.connect
@@ -372,7 +373,7 @@ func TestLimitOfTunnels(t *testing.T) {
 func TestLimitBeforeApproval(t *testing.T) {
 	t.Parallel()
 	w := newNetEnv(t)
-	limit := policy.Limit{Name: "few", Every: hour, Requests: 1}
+	limit := policy.Limit{Name: "few", Every: year, Requests: 1}
 	approve := false
 	w.policy(func(in policy.Input) policy.Decision {
 		d := under(w.allow, limit)(in)
@@ -441,7 +442,7 @@ func TestLimitInObserveMode(t *testing.T) {
 	t.Parallel()
 	w := newNetEnv(t)
 	w.policy(func(in policy.Input) policy.Decision {
-		d := under(w.allow, policy.Limit{Name: "few", Every: hour, Requests: 1, Bytes: 1000}, policy.Limit{Name: "size", Size: 10})(in)
+		d := under(w.allow, policy.Limit{Name: "few", Every: year, Requests: 1, Bytes: 1000}, policy.Limit{Name: "size", Size: 10})(in)
 		d.Lenient = true
 		return d
 	})

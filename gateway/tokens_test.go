@@ -65,7 +65,7 @@ func tokensOf(t *testing.T, w *netEnv) (list []audit.Tokens) {
 func TestTokensOnEveryWay(t *testing.T) {
 	t.Parallel()
 	eachVersion(t, func(t *testing.T, m *versionEnv) {
-		m.policy(spending(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 3000}, policy.Limit{Name: "cost", Every: hour, Cost: 1e9}))
+		m.policy(spending(m.allow, policy.Limit{Name: "tokens", Every: year, Tokens: 3000}, policy.Limit{Name: "cost", Every: year, Cost: 1e9}))
 		m.handle("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			w.Header().Set("Content-Type", "text/event-stream")
@@ -103,7 +103,7 @@ func TestTokensOfCodedAnswers(t *testing.T) {
 	for coding, body := range map[string][]byte{"gzip": gzipped.Bytes(), "zstd": zstded(plain), "br": brotlied(plain), "compress": plain} {
 		t.Run(coding, func(t *testing.T) {
 			m := newVersionEnv(t, "transparent", "h2", "h1", "https")
-			m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 3000}))
+			m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: year, Tokens: 3000}))
 			var accepted atomic.Value
 			m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 				accepted.Store(r.Header.Get("Accept-Encoding"))
@@ -139,7 +139,7 @@ func TestTokensOfCodedAnswers(t *testing.T) {
 func TestTokensUnreported(t *testing.T) {
 	t.Parallel()
 	m := newVersionEnv(t, "transparent", "h1", "h1", "https")
-	m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 1 << 40}))
+	m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: year, Tokens: 1 << 40}))
 	answer := func(path, kind, body string, status int) {
 		m.handle(path, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
@@ -199,7 +199,7 @@ func TestCostNeedsAPrice(t *testing.T) {
 	for _, version := range []string{"h1", "h2"} {
 		t.Run(version, func(t *testing.T) {
 			m := newVersionEnv(t, "transparent", version, version, "https")
-			m.policy(spending(m.allow, policy.Limit{Name: "cost", Every: hour, Cost: 1e9}))
+			m.policy(spending(m.allow, policy.Limit{Name: "cost", Every: year, Cost: 1e9}))
 			var whole atomic.Int64
 			m.handle("/", func(w http.ResponseWriter, r *http.Request) {
 				if _, err := io.Copy(io.Discard, r.Body); err != nil {
@@ -255,7 +255,7 @@ func TestCostNeedsAPrice(t *testing.T) {
 func TestTokensUnread(t *testing.T) {
 	t.Parallel()
 	eachWebSocket(t, func(t *testing.T, m *versionEnv) {
-		m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: hour, Tokens: 64 << 10}))
+		m.policy(under(m.allow, policy.Limit{Name: "tokens", Every: year, Tokens: 64 << 10}))
 		m.handle("/ws", websocket.Handler(func(ws *websocket.Conn) { echoing(ws) }).ServeHTTP)
 		s, resp, err := m.upgrade(t, "/ws")
 		if err != nil {
@@ -282,7 +282,7 @@ func TestTokensUnread(t *testing.T) {
 		if _, resp, err := m.upgrade(t, "/ws"); err == nil || resp.StatusCode != 429 {
 			t.Errorf("another one: %v %v", resp, err)
 		}
-		m.policy(spending(m.allow, policy.Limit{Name: "cost", Every: hour, Cost: 1e9}))
+		m.policy(spending(m.allow, policy.Limit{Name: "cost", Every: year, Cost: 1e9}))
 		if _, resp, err := m.upgrade(t, "/ws"); err == nil || resp.StatusCode != 403 {
 			t.Errorf("of unknown cost: %v %v", resp, err)
 		}
@@ -292,7 +292,7 @@ func TestTokensUnread(t *testing.T) {
 func TestTokensOfTunnels(t *testing.T) {
 	t.Parallel()
 	w := newNetEnv(t)
-	w.policy(under(w.tunnel, policy.Limit{Name: "tokens", Every: hour, Tokens: 64 << 10}))
+	w.policy(under(w.tunnel, policy.Limit{Name: "tokens", Every: year, Tokens: 64 << 10}))
 	o := w.bytes("raw.example.test", "")
 	c, err := w.steer(t.Context(), "tcp", o.address())
 	if err != nil {
@@ -308,7 +308,7 @@ func TestTokensOfTunnels(t *testing.T) {
 	if got := tokensOf(t, w); len(got) != 1 || !got[0].Estimated || got[0].In+got[0].Out < 32<<10 {
 		t.Errorf("got %+v", got)
 	}
-	w.policy(spending(w.tunnel, policy.Limit{Name: "cost", Every: hour, Cost: 1e9}))
+	w.policy(spending(w.tunnel, policy.Limit{Name: "cost", Every: year, Cost: 1e9}))
 	c, err = w.steer(t.Context(), "tcp", o.address())
 	if err != nil {
 		t.Fatal(err)
@@ -325,7 +325,7 @@ func TestTokensOfTunnels(t *testing.T) {
 func TestTokensObserved(t *testing.T) {
 	t.Parallel()
 	m := newVersionEnv(t, "transparent", "h1", "h1", "https")
-	lenient := spending(m.allow, policy.Limit{Name: "cost", Every: hour, Cost: 1}, policy.Limit{Name: "tokens", Every: hour, Tokens: 1})
+	lenient := spending(m.allow, policy.Limit{Name: "cost", Every: year, Cost: 1}, policy.Limit{Name: "tokens", Every: year, Tokens: 1})
 	m.policy(func(in policy.Input) policy.Decision {
 		d := lenient(in)
 		d.Lenient = true
