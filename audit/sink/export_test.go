@@ -10,6 +10,7 @@ import (
 // Hurry shortens what a test would wait for.
 func (o *Options) Hurry(try, within time.Duration) {
 	o.firstTry, o.lastTry, o.sendWithin = try, 20*try, within
+	o.lookEvery, o.measureEvery = 3*time.Millisecond, 20*time.Millisecond
 }
 
 // Login is the Kafka sink's.

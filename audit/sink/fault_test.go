@@ -211,9 +211,10 @@ func (l *trail) read(ctx context.Context, from uint64, follow bool) iter.Seq2[au
 func (l *trail) options() sink.Options {
 	o := sink.Options{
 		Log: l.dir, Dir: filepath.Join(l.dir, "sinks"), Dead: filepath.Join(l.dir, "dead"),
-		Record: func(ctx context.Context, e *audit.Event) error { return l.log.Append(ctx, e) },
-		Secret: func(context.Context, sink.Config) (map[string]string, error) { return l.receiver.secret, nil },
-		Dial:   l.net.dial, Hold: func(reason string) { l.held.Store(&reason) }, Logger: slog.New(slog.DiscardHandler),
+		Durable: func() uint64 { return l.log.Begins() - 1 + l.log.Stats().Events },
+		Record:  func(ctx context.Context, e *audit.Event) error { return l.log.Append(ctx, e) },
+		Secret:  func(context.Context, sink.Config) (map[string]string, error) { return l.receiver.secret, nil },
+		Dial:    l.net.dial, Hold: func(reason string) { l.held.Store(&reason) }, Logger: slog.New(slog.DiscardHandler),
 	}
 	o.Hurry(2*time.Millisecond, 400*time.Millisecond)
 	return o

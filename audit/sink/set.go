@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sallyport/audit"
@@ -15,7 +16,8 @@ import (
 
 // Set is the sinks of one log. It is safe for concurrent use.
 type Set struct {
-	opt Options
+	opt     Options
+	durable atomic.Uint64
 
 	mu   sync.Mutex
 	ctx  context.Context // of Run; nil before
@@ -55,6 +57,7 @@ func (e *ConfigError) Unwrap() error { return e.Err }
 // NewSet returns a Set without sinks.
 func NewSet(o Options) *Set {
 	o.firstTry, o.lastTry, o.sendWithin = cmp.Or(o.firstTry, firstTry), cmp.Or(o.lastTry, lastTry), cmp.Or(o.sendWithin, sendWithin)
+	o.lookEvery, o.measureEvery = cmp.Or(o.lookEvery, lookEvery), cmp.Or(o.measureEvery, measureEvery)
 	return &Set{opt: o}
 }
 
@@ -71,7 +74,7 @@ func (s *Set) Prepare(ctx context.Context, list []Config) (*Plan, error) {
 			p.all = append(p.all, now[i])
 			continue
 		}
-		shipper, err := newShipper(ctx, c, &s.opt)
+		shipper, err := newShipper(ctx, c, &s.opt, &s.durable)
 		if err != nil {
 			errs = append(errs, &ConfigError{n, err})
 			continue
@@ -133,9 +136,14 @@ func (s *Set) Run(ctx context.Context) error {
 	s.ctx = ctx
 	s.start(nil)
 	s.mu.Unlock()
+	var measured time.Time
 	for ctx.Err() == nil {
-		s.measure()
-		_ = sleep(ctx, measureEvery)
+		s.look()
+		if time.Since(measured) >= s.opt.measureEvery {
+			measured = time.Now()
+			s.measure()
+		}
+		_ = sleep(ctx, s.opt.lookEvery)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -145,8 +153,30 @@ func (s *Set) Run(ctx context.Context) error {
 	return nil
 }
 
-// measureEvery is how often it is looked how much waits.
-const measureEvery = time.Second
+const (
+	lookEvery    = 100 * time.Millisecond // for more records
+	measureEvery = time.Second            // how much waits
+)
+
+// look wakes the sinks if the log has grown.
+func (s *Set) look() {
+	s.mu.Lock()
+	all := slices.Clone(s.all)
+	s.mu.Unlock()
+	if len(all) == 0 {
+		return
+	}
+	now := s.opt.Durable()
+	if s.durable.Swap(now) >= now {
+		return
+	}
+	for _, r := range all {
+		select {
+		case r.wake <- struct{}{}:
+		default:
+		}
+	}
+}
 
 // measure finds out how much waits for each sink, and holds the data path or lets it go.
 func (s *Set) measure() {
@@ -223,6 +253,7 @@ func (s *Set) Drain(ctx context.Context, last uint64) {
 		return st.Cursor < last && st.Away.IsZero()
 	}
 	for slices.ContainsFunc(all, behind) && sleep(ctx, 10*time.Millisecond) == nil {
+		s.look()
 	}
 }
 

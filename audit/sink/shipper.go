@@ -2,15 +2,18 @@ package sink
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"sallyport/audit"
@@ -29,6 +32,9 @@ type Options struct {
 	Log  string // folder of the audit log
 	Dir  string // has the cursors
 	Dead string // has the dead letters
+	// Durable is the number of the last record that is known to be durable. One that is not
+	// may be taken back, and its number given to another: it is not sent.
+	Durable func() uint64
 	// Record appends an event to the log.
 	Record func(ctx context.Context, e *audit.Event) error
 	// Encoder returns an encoding by its name. Without it there is the stored one alone.
@@ -42,7 +48,7 @@ type Options struct {
 	Hold   func(reason string)
 	Logger *slog.Logger
 
-	firstTry, lastTry, sendWithin time.Duration // for tests
+	firstTry, lastTry, sendWithin, lookEvery, measureEvery time.Duration // for tests
 }
 
 // Shipper sends the log to one receiver.
@@ -51,12 +57,15 @@ type Shipper struct {
 	opt      *Options
 	protocol Protocol
 	encode   Encoder
+	durable  *atomic.Uint64
+	wake     chan struct{} // has an element when durable has grown
 	drain    chan struct{} // closed when batches wait no more
 
 	// Run's own.
 	at       cursor
 	last     *Item // that the receiver has
 	failures int
+	source   source
 
 	mu     sync.Mutex
 	status Status
@@ -78,8 +87,8 @@ type Status struct {
 	Sent, Refused, Lost, Retries uint64 // records, since the start; Lost by the log
 }
 
-func newShipper(ctx context.Context, c Config, o *Options) (*Shipper, error) {
-	s := &Shipper{config: c, opt: o, encode: stored, drain: make(chan struct{})}
+func newShipper(ctx context.Context, c Config, o *Options, durable *atomic.Uint64) (*Shipper, error) {
+	s := &Shipper{config: c, opt: o, encode: stored, durable: durable, wake: make(chan struct{}, 1), drain: make(chan struct{})}
 	s.status = Status{Name: c.Name, Type: c.Type, Encoding: c.Encoding, Receiver: c.receiver()}
 	if o.Encoder != nil {
 		var err error
@@ -127,27 +136,28 @@ func (s *Shipper) Status() Status {
 
 // Run sends until ctx is done.
 func (s *Shipper) Run(ctx context.Context) {
-	var reading sync.WaitGroup
 	defer func() { _ = s.protocol.Close() }()
-	defer reading.Wait()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	defer s.source.close()
 	s.mu.Lock()
 	s.status.Cursor = s.at.Sequence
 	s.mu.Unlock()
-	records := make(chan read)
-	from := s.at.Sequence + 1
-	reading.Go(func() { s.read(ctx, from, records) })
-	for {
-		batch, last := s.collect(ctx, records)
-		if ctx.Err() != nil || !s.deliver(ctx, batch) {
+	for s.await(ctx) {
+		batch, to, err := s.collect(ctx)
+		switch {
+		case ctx.Err() != nil:
 			return
+		case err != nil:
+			if s.pause(ctx, fmt.Errorf("reading the log: %w", err)) {
+				continue
+			}
+			return
+		case to.Sequence == 0:
+			if sleep(ctx, s.opt.measureEvery) != nil { // the log lacks what it says is durable
+				return
+			}
+			continue
 		}
-		if last.Number == 0 {
-			continue // the daemon ends, and there is no more
-		}
-		to := cursor{last.Number, last.Event.ID(), leafHash(last.JSON)}
-		if !s.insist(ctx, "writing the cursor", func() error { return s.save(to) }) {
+		if !s.deliver(ctx, batch) || !s.insist(ctx, "writing the cursor", func() error { return s.save(to) }) {
 			return
 		}
 		s.mu.Lock()
@@ -156,85 +166,89 @@ func (s *Shipper) Run(ctx context.Context) {
 	}
 }
 
-// read is a record, and what the log says about records that are missing before it.
-type read struct {
-	record audit.Entry
-	damage string
-}
-
-// read passes the log on from a number.
-func (s *Shipper) read(ctx context.Context, from uint64, to chan<- read) {
-	damage := ""
-	for ctx.Err() == nil {
-		for r, err := range audit.Entries(ctx, s.opt.Log, audit.Query{From: from, Follow: true}) {
-			var d *audit.DamageError
-			if errors.As(err, &d) {
-				damage = d.Error()
-				continue
-			}
-			if err != nil {
-				s.failed(fmt.Errorf("reading the log: %w", err))
-				break
-			}
-			if r.Number < from {
-				continue
-			}
-			r.JSON = bytes.Clone(r.JSON)
-			select {
-			case to <- read{r, damage}:
-				from, damage = r.Number+1, ""
-			case <-ctx.Done():
-				return
-			}
+// await waits for a batch: until there is a record, and then for more of them.
+func (s *Shipper) await(ctx context.Context) bool {
+	for s.durable.Load() <= s.at.Sequence {
+		select {
+		case <-s.wake:
+		case <-ctx.Done():
+			return false
 		}
-		_ = sleep(ctx, s.opt.firstTry)
 	}
+	t := time.NewTimer(s.config.Batch.Wait)
+	defer t.Stop()
+	for s.durable.Load()-s.at.Sequence < uint64(s.config.Batch.Events) {
+		select {
+		case <-s.wake:
+			continue
+		case <-t.C:
+		case <-s.drain:
+		case <-ctx.Done():
+			return false
+		}
+		break
+	}
+	return ctx.Err() == nil
 }
 
-// collect waits for a batch.
-func (s *Shipper) collect(ctx context.Context, in <-chan read) (batch []Item, last audit.Entry) {
-	var due <-chan time.Time
-	drain := s.drain
-	most, size := s.config.Batch.Events, int64(0)
+// source reads the log up to what was durable when it was opened.
+type source struct {
+	next func() (audit.Entry, error, bool)
+	stop func()
+	end  uint64
+}
+
+func (r *source) close() {
+	if r.stop != nil {
+		r.stop()
+	}
+	*r = source{}
+}
+
+// collect reads a batch, and returns the cursor after it.
+func (s *Shipper) collect(ctx context.Context) (batch []Item, to cursor, err error) {
+	most, size, damage := s.config.Batch.Events, int64(0), ""
 	if s.last == nil {
 		most = min(most, firstBatch)
 	}
 	expected := s.at.Sequence + 1
-	for len(batch) < most && size < s.config.Batch.Bytes {
-		select {
-		case r := <-in:
-			if expected > 1 && r.record.Number > expected && !s.lost(ctx, expected, r) {
-				return nil, last
-			}
-			last, expected = r.record, r.record.Number+1
-			i, err := s.item(last)
-			if err != nil {
-				lost := []refusal{{i, "encoding it: " + err.Error()}}
-				if !s.insist(ctx, "keeping a dead letter", func() error { return s.bury(ctx, lost) }) {
-					return nil, last
-				}
-				continue
-			}
-			batch, size = append(batch, i), size+int64(len(i.Data))
-		case <-due:
-			return batch, last
-		case <-drain:
-			due, drain = time.After(drainWait), nil
-			continue
-		case <-ctx.Done():
-			return nil, last
-		}
-		if due == nil {
-			t := time.NewTimer(s.config.Batch.Wait)
-			defer t.Stop()
-			due = t.C
-		}
+	if s.source.next == nil {
+		s.source.end = s.durable.Load()
+		s.source.next, s.source.stop = iter.Pull2(audit.Entries(ctx, s.opt.Log, audit.Query{From: expected}))
 	}
-	return batch, last
+	for len(batch) < most && size < s.config.Batch.Bytes {
+		e, err, ok := s.source.next()
+		var d *audit.DamageError
+		switch {
+		case errors.As(err, &d):
+			damage = d.Error()
+			continue
+		case err != nil:
+			s.source.close()
+			return nil, cursor{}, err
+		case !ok || e.Number > s.source.end:
+			s.source.close()
+			return batch, to, nil
+		case e.Number < expected:
+			continue
+		case expected > 1 && e.Number > expected && !s.lost(ctx, expected, e.Number-1, damage):
+			return nil, cursor{}, ctx.Err()
+		}
+		expected, damage = e.Number+1, ""
+		to = cursor{e.Number, e.Event.ID(), leafHash(e.JSON)}
+		e.JSON = bytes.Clone(e.JSON)
+		i, err := s.item(e)
+		if err != nil {
+			lost := []refusal{{i, "encoding it: " + err.Error()}}
+			if !s.insist(ctx, "keeping a dead letter", func() error { return s.bury(ctx, lost) }) {
+				return nil, cursor{}, ctx.Err()
+			}
+			continue
+		}
+		batch, size = append(batch, i), size+int64(len(i.Data))
+	}
+	return batch, to, nil
 }
-
-// drainWait is how long a batch waits while the daemon ends.
-const drainWait = 200 * time.Millisecond
 
 func (s *Shipper) item(r audit.Entry) (Item, error) {
 	e := r.Event
@@ -248,12 +262,8 @@ func (s *Shipper) item(r audit.Entry) (Item, error) {
 }
 
 // lost records that the log has lost records before they were sent.
-func (s *Shipper) lost(ctx context.Context, first uint64, r read) bool {
-	last := r.record.Number - 1
-	reason := "the log does not have them any more"
-	if r.damage != "" {
-		reason = r.damage
-	}
+func (s *Shipper) lost(ctx context.Context, first, last uint64, reason string) bool {
+	reason = cmp.Or(reason, "the log does not have them any more")
 	if !s.insist(ctx, "recording a gap", func() error { return s.recordGap(ctx, first, last, int(last-first+1), reason) }) {
 		return false
 	}
