@@ -27,6 +27,9 @@ var (
 	ErrClosed = errors.New("the audit log is closed")
 	// ErrLocked is Open's error when another process writes the log.
 	ErrLocked = errors.New("another process writes this audit log")
+	// ErrHeld is wrapped by the gateway's error for what may not leave while a sink is too
+	// far behind.
+	ErrHeld = errors.New("the audit log waits for a sink")
 	// ErrTooLarge is wrapped by the error for an event of more than 1 MiB.
 	ErrTooLarge = errors.New("the event is too large")
 )

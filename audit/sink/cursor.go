@@ -72,7 +72,7 @@ func (s *Shipper) load(ctx context.Context) error {
 }
 
 func (s *Shipper) foreign(path string) error {
-	return fmt.Errorf("%w: record %d is not the one that %s names: remove that file to have this log sent from its beginning, or restore the log", ErrOtherLog, s.at.Sequence, path)
+	return fmt.Errorf("%w: record %d is not the one that %s names", ErrOtherLog, s.at.Sequence, path)
 }
 
 // save makes a cursor durable.

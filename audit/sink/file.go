@@ -44,7 +44,8 @@ func (s *fileSink) Send(_ context.Context, batch []Item) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
+	// The next batch opens the file anew, which somebody else may have moved.
+	if err := errors.Join(f.Sync(), f.Close(), s.out.Close()); err != nil {
 		return Answer{}, err
 	}
 	s.torn = false

@@ -216,7 +216,7 @@ func (s *Shipper) waits(b audit.Backlog) bool {
 	if s.status.Full {
 		bound -= bound / 10
 	}
-	s.status.Waiting, s.status.Bytes, s.status.Full = b.Records, b.Bytes, b.Bytes > bound
+	s.status.Waiting, s.status.WaitingBytes, s.status.Full = b.Records, b.Bytes, b.Bytes > bound
 	return s.status.Full
 }
 
@@ -260,17 +260,30 @@ func (s *Set) Drain(ctx context.Context, last uint64) {
 // ErrNoSink says that no sink has a name.
 var ErrNoSink = errors.New("no such sink")
 
+func (s *Set) named(name string) (*running, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.all {
+		if r.config.Name == name {
+			return r, nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %q", ErrNoSink, name)
+}
+
+// Has reports whether there is a sink of that name.
+func (s *Set) Has(name string) bool {
+	_, err := s.named(name)
+	return err == nil
+}
+
 // Test sends one record to a sink over a connection of its own, and returns what the
 // receiver answered.
 func (s *Set) Test(ctx context.Context, name string, r audit.Entry) (string, error) {
-	s.mu.Lock()
-	i := slices.IndexFunc(s.all, func(r *running) bool { return r.config.Name == name })
-	if i < 0 {
-		s.mu.Unlock()
-		return "", fmt.Errorf("%w: %q", ErrNoSink, name)
+	of, err := s.named(name)
+	if err != nil {
+		return "", err
 	}
-	of := s.all[i]
-	s.mu.Unlock()
 	item, err := of.item(r)
 	if err != nil {
 		return "", err

@@ -202,7 +202,7 @@ func TestHold(t *testing.T) {
 		l.append(100, "good")
 		l.start()
 		wait(t, "the status", func() bool { return l.status().Full })
-		if s := l.status(); s.Waiting != 100 || s.Bytes < 20<<10 || s.Bytes > 60<<10 {
+		if s := l.status(); s.Waiting != 100 || s.WaitingBytes < 20<<10 || s.WaitingBytes > 60<<10 {
 			t.Errorf("%+v", s)
 		}
 		reason := func() string {

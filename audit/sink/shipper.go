@@ -77,8 +77,9 @@ type Status struct {
 
 	Cursor  uint64 // number of the last record that the receiver has
 	Waiting uint64 // records that it lacks
-	Bytes   int64  // of the log, that they take
-	Full    bool   // that is more than Config.Bound
+	// WaitingBytes is what they take in the log.
+	WaitingBytes int64
+	Full         bool // that is more than Config.Bound
 
 	Away     time.Time // since when nothing was acknowledged; zero: it answers
 	Answer   string    // the last one, or the last error

@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"time"
 
 	"sallyport/audit"
@@ -57,7 +58,8 @@ type Config struct {
 	// Plain sends without TLS. For URLs, the scheme says it.
 	Plain      bool
 	TLS        TLS
-	Credential string // name of the credential that the receiver asks for; empty: none
+	Addresses  []netip.Prefix // that may be connected to besides public ones: see Options.Dial
+	Credential string         // name of the credential that the receiver asks for; empty: none
 
 	Batch Batch
 	// Bound is how many bytes of the log may wait for this sink. Block has Options.Hold

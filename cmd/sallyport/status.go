@@ -17,6 +17,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/daemon"
 	"sallyport/internal/doctor"
+	"sallyport/internal/terminal"
 	"sallyport/sandbox/client"
 )
 
@@ -29,6 +30,10 @@ func printStatus(w io.Writer, s api.Status) {
 	}
 	if s.Seal != nil {
 		fmt.Fprintln(w, sealLine(s.Seal))
+	}
+	for _, sink := range s.Sinks {
+		state, _ := sink.State()
+		fmt.Fprintf(w, "audit sink %s, %s at %s, has records up to %d, %s\n", sink.Name, sink.Type, terminal.Word(sink.Receiver), sink.Cursor, terminal.Text(state))
 	}
 	if s.SSH != nil {
 		fmt.Fprintln(w, sshLine(s.SSH))

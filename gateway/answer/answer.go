@@ -68,7 +68,7 @@ func Denied(d policy.Decision, id, where string) *Answer {
 func Unrecorded(id string) *Answer {
 	return &Answer{
 		Status: http.StatusServiceUnavailable, Reason: "the decision could not be written down", Decision: id,
-		Remedy: "Nothing was sent. An operator must make the audit log writable again: look at the disk that holds it. Then try again.",
+		Remedy: "Nothing was sent. An operator must make the audit log writable again: look at the disk that holds it, and at its sinks in `sallyport status`. Then try again.",
 	}
 }
 

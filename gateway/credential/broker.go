@@ -91,7 +91,7 @@ func (b *Broker) Replace(sources map[string]Source, revision string) {
 	for name, src := range sources {
 		e := &entry{source: src, onRead: func(version string, err error) { b.onRead(name, version, err) }}
 		if l, ok := src.(Login); ok { // what it wraps may be Remote
-			e.source, e.proxies, e.registries = l.Source, l.Proxies, l.Registries
+			e.source, e.proxies, e.registries, e.sinks = l.Source, l.Proxies, l.Registries, l.Sinks
 		}
 		entries[name] = e
 	}
@@ -116,6 +116,9 @@ func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, er
 	e, ok := now.entries[name]
 	if !ok {
 		return nil, fmt.Errorf("leasing %q: %w: add it to credentials in sallyport.yaml", name, ErrUnknown)
+	}
+	if len(e.sinks) > 0 {
+		return nil, fmt.Errorf("leasing %q for %s: %w: it is for sinks of the audit log alone", name, to, ErrNotBound)
 	}
 	s, err := e.get(ctx, b.timeout)
 	if err != nil {
@@ -167,6 +170,7 @@ type entry struct {
 	proxies []string // that may be given it as a login
 	// registries may be, too.
 	registries []string
+	sinks      []string // of the audit log, likewise
 	flight     singleflight.Group
 	onRead     func(version string, err error)
 

@@ -15,6 +15,9 @@ type Login struct {
 	Proxies []string
 	// Registries are those of images that are logged in to with it, as names begin.
 	Registries []string
+	// Sinks are those of the audit log that send it to their receivers. With one, nobody
+	// leases it.
+	Sinks []string
 }
 
 // Login returns the fields username and password of the named credential, to log

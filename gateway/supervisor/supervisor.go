@@ -120,6 +120,9 @@ type Options struct {
 	// errors are those of [inbound.Loopback]. Default: ports on a sandbox's loopback address
 	// cannot be reached.
 	Loopback func(ctx context.Context, id string, port uint16) (Stream, error)
+	// Held returns why no request may leave, or "". Call [Supervisor.Hold] when that
+	// changes. Default: requests may leave.
+	Held func() string
 	// Approvals may be nil: requests that need approval are denied then.
 	Approvals Approvals
 	// Event makes the audit event for a change of the worker's state.
@@ -252,9 +255,18 @@ func (s *Supervisor) Clients() {
 	s.notify(workerapi.MethodTables, workerapi.Tables{Clients: whole(s.o.Clients())})
 }
 
+// Hold tells the worker why no request may leave from now on; with "", requests may.
+func (s *Supervisor) Hold(reason string) {
+	s.notify(workerapi.MethodTables, workerapi.Tables{Held: &reason})
+}
+
 // tables are all tables as they are now.
 func (s *Supervisor) tables() workerapi.Tables {
 	t := workerapi.Tables{Sandboxes: map[netip.Addr]*policy.Sandbox{}, Clients: whole(s.o.Clients()), Published: whole(s.publishedPorts())}
+	if s.o.Held != nil {
+		held := s.o.Held()
+		t.Held = &held
+	}
 	for a, sandbox := range s.o.Identities() {
 		t.Sandboxes[a] = &sandbox
 	}

@@ -15,6 +15,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -78,6 +79,7 @@ type Worker struct {
 
 	engine     engine.Engine
 	audit      *audit.Log
+	held       atomic.Pointer[string] // why no request may leave; nil or "": it may
 	broker     *broker
 	approvals  *approvalClient
 	leaves     *mitm.Leaves
@@ -162,7 +164,7 @@ func (w *Worker) start(ctx context.Context, s workerapi.StartRequest) (jail.Stat
 		Table: w.names, Identify: w.identify, Decide: w.engine.Decide, Recorder: w.audit, Logger: w.logger, Metrics: w.metrics,
 	})
 	w.gateway, err = gateway.New(gateway.Options{
-		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: w.audit,
+		Identities: identities{w}, Clients: &w.clients, Decider: &w.engine, Revision: w.engine.Revision, Recorder: recorder{w.audit, &w.held},
 		Names: gatewayNames{w.names, w.dns}, Refusal: resolver.Refusal,
 		Certificates: w.leaves, Upstreams: w.upstreams, Broker: w.broker, Approvals: w.approvals, Logger: w.logger, Metrics: w.metrics,
 		Budget: w.counters, Found: s.Found, Ports: &w.published, Waker: Sandboxes{Peer: w.peer}, Dial: Sandboxes{Peer: w.peer}.Dial, Loopback: Sandboxes{Peer: w.peer},
@@ -324,6 +326,9 @@ func (w *Worker) apply(t workerapi.Tables) (ends bool) {
 		ends = ends || known && !maps.Equal(was.Tags, s.Tags)
 	}
 	w.mu.Unlock()
+	if t.Held != nil {
+		w.held.Store(t.Held)
+	}
 	if t.Clients != nil {
 		w.clients.Replace(t.Clients)
 	}

@@ -31,6 +31,7 @@ type Tables struct {
 	Sandboxes map[netip.Addr]*policy.Sandbox // by address; nil: no sandbox has it any more; others are unchanged
 	Clients   []access.Client                // of the explicit proxy, all of them; nil: unchanged
 	Published []access.Port                  // ports, all of them; nil: unchanged
+	Held      *string                        // why no request may leave, "" if it may; nil: unchanged
 }
 
 // PolicyRequest names the revision to prepare or to use.

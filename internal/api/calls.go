@@ -20,6 +20,7 @@ var (
 	Explain         = client.Call[Question, policy.Explanation]{Method: http.MethodPost, Path: "/v1/policy/explain"}
 	ExplainDecision = client.Call[client.None, recorded.Explanation]{Method: http.MethodGet, Path: "/v1/policy/explain/{decision}"}
 	ListLimits      = client.List[Limit]("/v1/limits")
+	TestSink        = client.Call[client.None, SinkTest]{Method: http.MethodPost, Path: "/v1/audit/sinks/{name}/test"}
 	ResetLimit      = client.Call[ResetRequest, ResetResult]{Method: http.MethodPost, Path: "/v1/limits/{name}/reset"}
 	ListApprovals   = client.Call[client.None, ApprovalList]{Method: http.MethodGet, Path: "/v1/approvals"}
 	AnswerApproval  = client.Call[approval.Answer, approval.Request]{Method: http.MethodPost, Path: "/v1/approvals/{id}"}

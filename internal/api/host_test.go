@@ -215,6 +215,7 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 		Shutdown:  func(context.Context) {},
 		Status:    func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
 		Limits:    &limits{},
+		Sinks:     sinks{},
 		Exposures: exposures{must[*access.Ports](t)(access.OpenPorts(filepath.Join(dir, "exposures.json")))},
 		Logger:    slog.New(slog.DiscardHandler),
 		Recorder:  actors{h},

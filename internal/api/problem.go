@@ -63,6 +63,7 @@ var problems = []struct {
 	{audit.ErrNoDecision, http.StatusNotFound, "no-decision"},
 	{approval.ErrUnknown, http.StatusNotFound, "no-approval"},
 	{ErrNoLimit, http.StatusNotFound, "no-limit"},
+	{ErrNoSink, http.StatusNotFound, "no-sink"},
 	{errNoKey, http.StatusNotFound, "no-key"},
 	{access.ErrPortUnknown, http.StatusNotFound, "no-exposure"},
 

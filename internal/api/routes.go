@@ -78,6 +78,9 @@ func (h *handler) routes() []route {
 		{method: get, pattern: "/v1/policy/explain/{decision}", id: "explainDecision", serve: call(h, http.StatusOK, h.explainDecision), scope: ScopeRead,
 			summary: "What the policy makes of a recorded decision", out: "200 Explanation The recorded decision, and that of today"},
 
+		{method: post, pattern: "/v1/audit/sinks/{name}/test", id: "testSink", serve: call(h, http.StatusOK, h.testSink), scope: ScopeAdmin,
+			summary: "Send one record to a sink of the audit log, and say what its receiver answered", out: "200 SinkTest What came of it"},
+
 		{method: get, pattern: "/v1/limits", id: "listLimits", serve: pages(h, func(l Limit) string { return l.Name + "\x00" + l.Per + "\x00" + l.Subject }, h.limits), scope: ScopeRead, paged: true,
 			summary: "Counters of limits that are in use", out: "200 []Limit A page of them by name"},
 		{method: post, pattern: "/v1/limits/{name}/reset", id: "resetLimit", serve: call(h, http.StatusOK, h.resetLimit), scope: ScopePolicy,

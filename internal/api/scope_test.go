@@ -22,6 +22,7 @@ POST /v1/reload                          policy  host
 POST /v1/shutdown                        admin   host
 GET /v1/events                           read    tenant
 GET /v1/audit                            read    tenant
+POST /v1/audit/sinks/{name}/test         admin   host
 POST /v1/policy/explain                  read    host
 GET /v1/policy/explain/{decision}        read    host
 GET /v1/limits                           read    host

@@ -58,6 +58,7 @@ type Options struct {
 	Approvals Approvals
 	Limits    Limits
 	Exposures Exposures
+	Sinks     Sinks
 	Logger    *slog.Logger
 
 	// Recorder and Keys are needed where keys are made; Users are who may use the

@@ -87,7 +87,7 @@ func TestContainerChangesNothing(t *testing.T) {
 		"PUT /v1/clients/a", "DELETE /v1/clients/a",
 		"PUT /v1/sandboxes/a", "DELETE /v1/sandboxes/demo",
 		"POST /v1/sandboxes/demo/start", "POST /v1/sandboxes/demo/stop", "POST /v1/sandboxes/demo/exec",
-		"POST /v1/approvals/a", "POST /v1/limits/a/reset",
+		"POST /v1/approvals/a", "POST /v1/limits/a/reset", "POST /v1/audit/sinks/a/test",
 		"PATCH /v1/nothing", // of a verb that there is not yet
 	} {
 		if got := call(route, "{}", true); got != "403" {

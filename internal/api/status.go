@@ -27,6 +27,8 @@ type Status struct {
 	Observing []policy.Lifting `json:"observing,omitempty"`
 	// SSH is the process that operators reach sandboxes through, nil without one.
 	SSH *SSH `json:"ssh,omitempty"`
+	// Sinks are the receivers of the audit log's records.
+	Sinks []Sink `json:"sinks,omitempty"`
 	// Seal is how the audit log is sealed.
 	Seal *Seal `json:"seal,omitempty"`
 	// Fingerprint is that of the certificate of the TLS listener, sha256:HEX.

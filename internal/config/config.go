@@ -3,8 +3,8 @@
 // Every key has a safe default and an unknown key is an error, so that an empty
 // file is a working configuration that lets nothing out. The comment of each
 // field is its reference: meaning, unit and default. A change of the files, SIGHUP and
-// the API reload Document, Registries, Vault and the keys of SSH. Other changes are named
-// in the log and take effect after a restart.
+// the API reload Document, Registries, Vault, the sinks of Audit and the keys of SSH. Other
+// changes are named in the log and take effect after a restart.
 package config
 
 import (
@@ -290,4 +290,7 @@ type Audit struct {
 	// SegmentSize is the size in bytes at which a new segment begins. Default: 64 MiB.
 	// Example: 67108864
 	SegmentSize int64 `yaml:"segmentSize"`
+	// Sinks are receivers outside that get each record, up to 16. Reloads.
+	// Example: [{name: siem, type: syslog, address: "siem.example.com:6514"}]
+	Sinks []Sink `yaml:"sinks"`
 }

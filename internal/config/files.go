@@ -31,6 +31,9 @@ func (c *Config) Files() []string {
 	if b := c.Policy.Bundle; b != nil {
 		add(b.File, b.Key, b.Roots)
 	}
+	for _, s := range c.Audit.Sinks {
+		add(s.TLS.CAFile, s.TLS.CertFile, s.TLS.KeyFile)
+	}
 	upstream := func(u *policy.Upstream) {
 		if u != nil {
 			add(u.Roots, u.ProxyRoots)

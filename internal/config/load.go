@@ -93,7 +93,11 @@ func (c *Config) fill() {
 	if c.Vault == (Vault{}) && fromVault(c.Credentials) {
 		c.Vault = Vault{Address: "https://127.0.0.1:8200", Auth: VaultAuth{TokenFile: "/etc/sallyport/vault-token"}}
 	}
+	for i := range c.Audit.Sinks {
+		c.Audit.Sinks[i].fill()
+	}
 	c.Elsewhere = slices.Sorted(maps.Keys(c.RegistryLogins()))
+	c.Elsewhere = slices.AppendSeq(c.Elsewhere, maps.Keys(c.SinkLogins()))
 	if role := c.Vault.Auth.AppRole; role != nil {
 		role.Mount = cmp.Or(role.Mount, "approle")
 	}
@@ -111,6 +115,9 @@ func (c *Config) resolve(dir string) {
 	}
 	for i := range c.Webhooks {
 		paths = append(paths, &c.Webhooks[i].SecretFile)
+	}
+	for i := range c.Audit.Sinks {
+		paths = append(paths, c.Audit.Sinks[i].paths()...)
 	}
 	if b := c.Policy.Bundle; b != nil {
 		paths = append(paths, &b.File, &b.Key, &b.Roots)

@@ -20,6 +20,13 @@ func (c *Config) NeedsRestart(started *Config) []string {
 				continue
 			}
 		}
+		if key == "audit" {
+			a, b := c.Audit, started.Audit
+			a.Sinks, b.Sinks = nil, nil
+			if reflect.DeepEqual(a, b) {
+				continue
+			}
+		}
 		if key == "" || key == "vault" || key == "registries" || reflect.DeepEqual(now.Field(i).Interface(), then.Field(i).Interface()) {
 			continue
 		}

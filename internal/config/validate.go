@@ -56,6 +56,7 @@ func (c *Config) findings() []policy.Finding {
 	v.api(c.API)
 	v.remote(c.Remote)
 	v.webhooks(c.Webhooks)
+	v.sinks(c)
 	if b := c.Policy.Bundle; b != nil {
 		v.roots("policy.bundle.roots", b.Roots)
 	}

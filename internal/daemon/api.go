@@ -195,6 +195,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Status:    d.status,
 		Limits:    limits{d},
 		Exposures: exposures{d},
+		Sinks:     d,
 		Approvals: d.approvals,
 		Logger:    d.log,
 		Recorder:  d.auditLog,

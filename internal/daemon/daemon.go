@@ -88,6 +88,8 @@ type daemon struct {
 	approvals  *approval.Store
 	ssh        *ssh.Server // nil without SSH
 
+	sinks sinks // of the audit log
+
 	host *sandboxHost // nil for a gateway without sandboxes of its own
 
 	// down is set when the daemon was asked to stop its sandboxes too.
@@ -114,7 +116,7 @@ func open(ctx context.Context, o Options) (_ *daemon, err error) {
 		d.log.Warn("the daemon may run out of open files, and then stops what it does: raise the limit, as by LimitNOFILE= in its unit", "needs", descriptors, "error", err)
 	}
 	for _, step := range []func(context.Context) error{
-		d.lockDataDir, d.openAuditLog, d.openPolicy, d.openGateway, d.openSandboxes, d.openSupervisor, d.openSSH, d.openAPI,
+		d.lockDataDir, d.openAuditLog, d.openPolicy, d.openGateway, d.openSandboxes, d.openSupervisor, d.openSinks, d.openSSH, d.openAPI,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -177,6 +179,7 @@ func (d *daemon) openAuditLog(context.Context) error {
 	}
 	d.auditLog = log
 	d.onClose(log.Close)
+	d.onClose(d.endSinks)
 	if d.key, err = seal.Open(d.cfg.KeyFile, d.cfg.DataDir); err != nil {
 		return err
 	}

@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 
 	"sallyport/gateway/credential/vault"
+	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/doctor"
+	"sallyport/sandbox/client"
 )
 
 // Examine finds out what this host lacks for a configuration.
@@ -17,6 +19,12 @@ func Examine(ctx context.Context, cfg *config.Config) []doctor.Finding {
 	o := doctor.Options{Config: cfg, Runsc: findRunsc(cfg), Agent: findAgent(), Tarball: findTarball(cfg)}
 	if cfg.Vault.Address != "" {
 		o.Vault = vaultHealth(cfg)
+	}
+	if len(cfg.Audit.Sinks) > 0 {
+		o.Sinks = func(ctx context.Context) ([]api.Sink, error) {
+			s, err := api.GetStatus.Do(ctx, client.Unix(cfg.Socket()), client.None{})
+			return s.Sinks, err
+		}
 	}
 	return doctor.Examine(ctx, o)
 }

@@ -139,6 +139,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 		IDs: ids, View: view, Listeners: listeners,
 		AuditLog: d.auditLog, AuditDir: d.cfg.AuditDir(), SegmentSize: d.cfg.Audit.SegmentSize,
 		Broker: d.broker, Authority: d.authority, Names: d.names, Local: d.localAddresses,
+		Held:       d.held,
 		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
 		Ports: d.exposed.List, Whose: d.whose, Wake: d.wake, Dial: d.reach, Loopback: d.inside,
 		Event: func(state string) *audit.Event {

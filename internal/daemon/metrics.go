@@ -31,6 +31,7 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 	d.metrics.MustRegister(sealMetrics(d.sealer)...)
 	d.metrics.MustRegister(d.supervisor.Metrics()...)
 	d.metrics.MustRegister(d.loaderMetrics()...)
+	d.metrics.MustRegister(sinkMetrics{d.sinks.Set})
 	d.metrics.MustRegister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{
 		Namespace: "sallyport_gateway",
 		PidFn:     func() (int, error) { return d.supervisor.Status().PID, nil },

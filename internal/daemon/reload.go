@@ -156,6 +156,15 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	} else {
 		cfg.Policy.Verified = fresh.Bundle
 	}
+	planned, err := d.prepareSinks(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if !done {
+			planned.Discard()
+		}
+	}()
 	began := time.Now()
 	p, err := engine.Compile(ctx, cfg.Document, engine.Options{Logger: d.log})
 	if err != nil {
@@ -184,6 +193,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	done = true
 	// Between these two a decision of the old policy leases nothing.
 	d.broker.Replace(sources, p.Revision())
+	d.sinks.Use(planned)
 	d.endSources()
 	d.endSources = end
 	d.rules.Swap(p)

@@ -80,6 +80,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := d.recordLifecycle("started", d.rules.Policy()); err != nil {
 		return err
 	}
+	d.startSinks()
 	if err := d.serveSSH(ctx, g); err != nil {
 		return err
 	}
@@ -134,7 +135,7 @@ func (d *daemon) status() api.Status {
 	s := d.auditLog.Stats()
 	st := api.Status{
 		Version: d.version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
-		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(), Seal: d.sealed(),
+		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(), Seal: d.sealed(), Sinks: d.sinkStatus(),
 		Observing: d.rules.Policy().Observing(time.Now()),
 	}
 	if d.certificate != nil {

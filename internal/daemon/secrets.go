@@ -54,10 +54,10 @@ func (d *daemon) sources(cfg *config.Config) (_ map[string]credential.Source, en
 			return nil, nil, fmt.Errorf("credential %s: %w", c.Name, err)
 		}
 	}
-	proxies, registries := cfg.ProxyLogins(), cfg.RegistryLogins()
+	proxies, registries, sinks := cfg.ProxyLogins(), cfg.RegistryLogins(), cfg.SinkLogins()
 	for name, source := range sources {
-		if len(proxies[name])+len(registries[name]) > 0 {
-			sources[name] = credential.Login{Source: source, Proxies: proxies[name], Registries: registries[name]}
+		if len(proxies[name])+len(registries[name])+len(sinks[name]) > 0 {
+			sources[name] = credential.Login{Source: source, Proxies: proxies[name], Registries: registries[name], Sinks: sinks[name]}
 		}
 	}
 	return sources, end, nil

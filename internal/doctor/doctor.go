@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/jail"
 	"sallyport/internal/seal"
@@ -51,6 +52,9 @@ type Options struct {
 	Runsc, Agent, Tarball string
 	// Vault asks the configured Vault server how it is; nil when none is configured.
 	Vault func(context.Context) error
+	// Sinks asks the daemon how the sinks of the audit log are; nil when none is
+	// configured.
+	Sinks func(context.Context) ([]api.Sink, error)
 }
 
 // Examine runs the checks that apply to the configuration.
@@ -63,6 +67,9 @@ func Examine(ctx context.Context, opt Options) []Finding {
 	fs = append(fs, disk(opt.Config.DataDir), key(opt.Config), gatewayUser(opt.Config.Gateway), seccomp(), landlock())
 	if opt.Vault != nil {
 		fs = append(fs, vault(ctx, opt.Vault))
+	}
+	if opt.Sinks != nil {
+		fs = append(fs, sinks(ctx, opt.Sinks)...)
 	}
 	return fs
 }
@@ -317,6 +324,25 @@ func key(c *config.Config) Finding {
 		return Finding{"key", Fail, fmt.Sprintf("%s has mode %v", c.KeyFile, i.Mode().Perm()), "chmod 600 " + c.KeyFile}
 	}
 	return Finding{"key", OK, c.KeyFile, ""}
+}
+
+// sinks says how each sink of the audit log is.
+func sinks(ctx context.Context, ask func(context.Context) ([]api.Sink, error)) (list []Finding) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	all, err := ask(ctx)
+	if err != nil {
+		return []Finding{{"audit sinks", Warn, "not known: " + err.Error(), "start the daemon: sallyport up"}}
+	}
+	for _, s := range all {
+		f := Finding{"audit sink " + s.Name, OK, "", ""}
+		var ok bool
+		if f.Found, ok = s.State(); !ok {
+			f.Level, f.Fix = Warn, "see docs/operate/sinks.md, and try: sallyport audit sink test "+s.Name
+		}
+		list = append(list, f)
+	}
+	return list
 }
 
 func vault(ctx context.Context, health func(context.Context) error) Finding {

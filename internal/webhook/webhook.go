@@ -126,21 +126,7 @@ func New(h Hook, o Options) (*Sender, error) {
 
 // permits is asked for the very address that is connected to.
 func (s *Sender) permits(address string) error {
-	at, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return err
-	}
-	ip := at.Addr().Unmap().WithZone("")
-	for _, p := range s.hook.Addresses {
-		if p.Contains(ip) {
-			return nil
-		}
-	}
-	class := upstream.Classify(ip)
-	if class == upstream.Public && strings.HasPrefix(s.hook.URL, "https:") {
-		return nil
-	}
-	return fmt.Errorf("%s is a %v address that no webhook names: write it under addresses, if it is meant", ip, class)
+	return upstream.Permit(address, s.hook.Addresses, strings.HasPrefix(s.hook.URL, "https:"))
 }
 
 // Run sends events to the server until ctx is done.

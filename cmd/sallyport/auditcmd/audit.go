@@ -1,5 +1,5 @@
 // Package auditcmd is `sallyport audit`, a file for each verb. Its commands read the log
-// themselves and need no daemon.
+// themselves and need no daemon, but for those about sinks.
 package auditcmd
 
 import (
@@ -20,7 +20,7 @@ import (
 // Command is `sallyport audit`.
 func Command(g *cli.Globals) *cobra.Command {
 	return cli.Group("audit", "Read decisions and their outcomes, and check them",
-		newTail(g), newQuery(g), newTimeline(g), newVerify(g), newProve(g), newKey(g))
+		newTail(g), newQuery(g), newTimeline(g), newVerify(g), newProve(g), newKey(g), newSink(g))
 }
 
 // formats are what --output says of the commands that list records.

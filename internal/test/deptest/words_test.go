@@ -15,7 +15,7 @@ import (
 // searches for the word behind the colon.
 var private = map[string]string{
 	"gatehouse": "worker, supervisor", "warden": "supervisor", "lender": "leaseServer", "dormitory": "suspend.Set", "slumber": "suspend",
-	"rouse": "thaw", "frontier": "frames", "spool": "buffered body", "herald": "early hints", "conceive": "prepareChild",
+	"rouse": "thaw", "frontier": "frames", "herald": "early hints", "conceive": "prepareChild",
 	"roomyevery": "diskCheckEvery", "lobby": "connLimit", "discreet": "redact", "pulldown": "shutdown", "unsay": "unemit",
 }
 

@@ -1,0 +1,27 @@
+package auditcmd_test
+
+import (
+	"strings"
+	"testing"
+
+	"sallyport/cmd/sallyport/auditcmd"
+	"sallyport/cmd/sallyport/cli"
+	"sallyport/internal/config"
+)
+
+// What `audit sink add` prints is a configuration, for each type.
+func TestSinkAdd(t *testing.T) {
+	for _, kind := range config.SinkTypes() {
+		var out strings.Builder
+		root := cli.Root("test", auditcmd.Command)
+		root.SetOut(&out)
+		root.SetArgs([]string{"audit", "sink", "add", kind, "--name", "one"})
+		if err := root.Execute(); err != nil {
+			t.Fatal(err)
+		}
+		c, err := config.Parse("sallyport.yaml", []byte(out.String()))
+		if err != nil || len(c.Audit.Sinks) != 1 || c.Audit.Sinks[0].Name != "one" || c.Audit.Sinks[0].Type != kind {
+			t.Errorf("%s: %v\n%s", kind, err, out.String())
+		}
+	}
+}

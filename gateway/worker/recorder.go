@@ -1,0 +1,27 @@
+package worker
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"sallyport/audit"
+)
+
+// recorder is the audit log for the gateway. While the supervisor holds the data path, it
+// records no decision to let something out, so that nothing leaves.
+type recorder struct {
+	*audit.Log
+	held *atomic.Pointer[string]
+}
+
+func (r recorder) Append(ctx context.Context, events ...*audit.Event) error {
+	if why := r.held.Load(); why != nil && *why != "" {
+		for _, e := range events {
+			if e.Unmapped.Sallyport.Kind == audit.KindDecision && e.Action == audit.ActionAllowed {
+				return fmt.Errorf("%w: %s", audit.ErrHeld, *why)
+			}
+		}
+	}
+	return r.Log.Append(ctx, events...)
+}

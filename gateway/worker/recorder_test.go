@@ -1,0 +1,44 @@
+package worker
+
+import (
+	"errors"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"sallyport/audit"
+)
+
+// While the data path is held, nothing is let out, and all else is recorded.
+func TestHeld(t *testing.T) {
+	log, err := audit.Open(t.TempDir(), audit.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	r := recorder{log, new(atomic.Pointer[string])}
+	event := func(kind audit.Kind, action audit.Action) *audit.Event {
+		e := audit.New(kind, audit.ClassHTTP, 3)
+		e.Action = action
+		return e
+	}
+	try := func(want bool, kind audit.Kind, action audit.Action) {
+		t.Helper()
+		err := r.Append(t.Context(), event(kind, action))
+		if held := errors.Is(err, audit.ErrHeld); held != want || !held && err != nil || held && !strings.Contains(err.Error(), "sink siem") {
+			t.Errorf("%s, action %d: %v", kind, action, err)
+		}
+	}
+	why := "sink siem is behind"
+	for _, held := range []bool{false, true, false} {
+		text := ""
+		if held {
+			text = why
+		}
+		r.held.Store(&text)
+		try(held, audit.KindDecision, audit.ActionAllowed)
+		try(false, audit.KindDecision, audit.ActionDenied)
+		try(false, audit.KindCompletion, audit.ActionAllowed)
+		try(false, audit.KindLifecycle, audit.ActionUnknown)
+	}
+}
