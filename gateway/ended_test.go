@@ -49,7 +49,7 @@ func TestCallsThatAreEnded(t *testing.T) {
 		limit                    bool
 	}{
 		{name: "by the policy", path: "/whole", status: "7", says: "the policy no longer allows it: not any more"},
-		{name: "by a limit", path: "/whole", limit: true, status: "8", says: "limit bytes: 1KiB within 1h are used up"},
+		{name: "by a limit", path: "/whole", limit: true, status: "8", says: "limit bytes: 1KiB within 8760h are used up"},
 		{name: "within a message", path: "/half"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

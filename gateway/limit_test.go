@@ -175,7 +175,7 @@ func TestLimitOfRequests(t *testing.T) {
 		resp, body = get(t, client, o.url("https", "/"))
 	}
 	refused(t, resp, body, "few", 429)
-	clock.ns.Add(int64(time.Hour))
+	clock.ns.Add(int64(year))
 	if resp, body := get(t, client, o.url("https", "/")); resp.StatusCode != 200 {
 		t.Errorf("in the next period: %d %s", resp.StatusCode, body)
 	}
