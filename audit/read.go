@@ -328,7 +328,7 @@ func seek(f *content, first, from uint64) (offset int64, number uint64, err erro
 			return 0, 0, err
 		}
 		at, found, ok := numbered(buf[:n])
-		if !ok || found < number || found > from {
+		if !ok || found < number || found > from || !(segment{first: first}).reaches(found, middle+at) {
 			high = middle
 			continue
 		}
@@ -444,7 +444,7 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 			if number < r.next {
 				continue // one too many
 			}
-			if number >= maxSequence || limit != 0 && number >= limit {
+			if !s.reaches(number, offset) || limit != 0 && number >= limit {
 				r.next++ // it stands in another's place
 				continue
 			}

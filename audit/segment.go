@@ -189,8 +189,15 @@ func (r *lineReader) next() (line []byte, offset int64, n int, err error) {
 	return nil, offset, n, err
 }
 
-// farthest is more numbers than any segment has.
-const farthest = 1 << 32
+// maxGone is how many lines that are gone from a segment do not hide those after them.
+const maxGone = 1 << 16
+
+// reaches reports whether a line at an offset of the segment can have a number: each line
+// before it takes minEvent bytes. Otherwise one line of whoever has rewritten the segment
+// could use up any number of numbers, for each of which the tree has a leaf.
+func (s segment) reaches(number uint64, offset int64) bool {
+	return s.first <= number && number < maxSequence && number-s.first <= uint64(offset)/minEvent+maxGone
+}
 
 // survey is what Open finds in the last segment.
 type survey struct {
@@ -209,6 +216,10 @@ func inspect(s segment) (survey, error) {
 		return survey{}, err
 	}
 	defer f.Close()
+	size, err := f.Size()
+	if err != nil {
+		return survey{}, err
+	}
 	v := survey{next: s.first, compressed: f.frames != nil}
 	var bad *DamageError
 	count, highest := uint64(0), s.first-1
@@ -247,7 +258,7 @@ func inspect(s segment) (survey, error) {
 			v.size = r.offset
 		}
 		// Whoever altered a line does not use the numbers up.
-		if ok && sequence >= s.first && sequence-s.first < farthest {
+		if ok && s.reaches(sequence, size) {
 			highest = max(highest, sequence)
 		}
 	}
