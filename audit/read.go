@@ -92,24 +92,32 @@ type reader struct {
 	half half
 }
 
-// half is a line of the growing segment that has zeros in it: the writer is
-// about to finish it, unless it was damaged.
+// half is about lines of the growing segment that have zeros in them: the writer is about
+// to finish them, unless they were damaged.
 type half struct {
-	offset int64
-	looks  int
-	found  bool // by the last look at the segment
+	size  int64 // of the segment, at the last look at it
+	end   int64 // of what there was at the first look at such a line
+	looks int
+	found bool // by the last look
+	all   int  // looks at all lines
 }
 
-// maxLooks at a line with zeros tell the one from the other.
-const maxLooks = 3
+const (
+	maxLooks = 3 // at what there is tell the one from the other
+	// maxAllLooks are more than a reader needs who does not follow, and who is not to
+	// wait for one such line after the other.
+	maxAllLooks = 100
+)
 
 // wait says whether the line at offset may be finished soon.
-func (h *half) wait(offset int64) bool {
-	if h.offset != offset {
-		*h = half{offset: offset}
+func (h *half) wait(offset int64, follow bool) bool {
+	if offset >= h.end {
+		h.end, h.looks = h.size, 0
 	}
-	h.looks++
-	h.found = h.looks <= maxLooks
+	if h.found = h.looks < maxLooks && (follow || h.all < maxAllLooks); h.found {
+		h.looks++
+		h.all++
+	}
 	return h.found
 }
 
@@ -274,7 +282,11 @@ func (r *reader) segment(s segment) (segment, error) {
 	}
 	r.next = next
 	lines := f.lines(offset)
+	r.half = half{all: r.half.all}
 	for {
+		if r.half.size, err = f.Size(); err != nil {
+			return segment{}, err
+		}
 		unread, err := r.lines(s, lines, following.first)
 		if err != nil {
 			return segment{}, err
@@ -424,7 +436,7 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 		if limit != 0 && r.next >= limit {
 			continue // never acknowledged
 		}
-		if limit == 0 && bytes.IndexByte(b, 0) >= 0 && r.half.wait(offset) {
+		if limit == 0 && bytes.IndexByte(b, 0) >= 0 && r.half.wait(offset, r.query.Follow) {
 			lines.offset = offset
 			return n, nil
 		}

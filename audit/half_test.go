@@ -1,0 +1,34 @@
+package audit_test
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"sallyport/audit"
+)
+
+// A line with zeros may be one that is just being written, for which a reader waits. Lines
+// that never become events do not add up to a reader that never ends.
+func TestManyHalfLines(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir, audit.Options{})
+	say(t, l, "one")
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const n = 10_000 // waiting for each, it would take an hour
+	edit(t, filepath.Join(dir, fmt.Sprintf("%020d.jsonl", 1)), func(b []byte) []byte {
+		return append(b, bytes.Repeat([]byte("\x00\n"), n)...)
+	})
+	damaged := 0
+	for _, err := range audit.Read(t.Context(), dir, audit.Query{}) {
+		if err != nil {
+			damaged++
+		}
+	}
+	if damaged != n {
+		t.Errorf("%d lines are damaged, want %d", damaged, n)
+	}
+}
