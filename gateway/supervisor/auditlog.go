@@ -22,9 +22,10 @@ const (
 // AuditLog appends to the audit log by way of the process that writes it: the worker while
 // there is one, else the daemon. It is safe for concurrent use.
 type AuditLog struct {
-	dir  string
-	opts audit.Options
-	log  *slog.Logger
+	dir     string
+	opts    audit.Options
+	reached func() uint64
+	log     *slog.Logger
 
 	patience time.Duration // with a process that is to append
 
@@ -45,13 +46,19 @@ type AuditLog struct {
 }
 
 // OpenAuditLog opens the log in a folder; the daemon writes it until there is a worker.
-func OpenAuditLog(dir string, o audit.Options) (*AuditLog, error) {
+// reached, unless nil, is a number that the log is known to have reached, whatever a worker
+// has left of it; it takes the place of Options.After.
+func OpenAuditLog(dir string, o audit.Options, reached func() uint64) (*AuditLog, error) {
+	if reached == nil {
+		reached = func() uint64 { return 0 }
+	}
+	o.After = reached()
 	own, err := audit.Open(dir, o)
 	if err != nil {
 		return nil, err
 	}
 	t := &AuditLog{
-		dir: dir, opts: o, log: o.Logger, own: own, patience: workerapi.AnswerWithin,
+		dir: dir, opts: o, reached: reached, log: o.Logger, own: own, patience: workerapi.AnswerWithin,
 		queue: make(chan *audit.Event, maxQueue), done: make(chan struct{}), moved: make(chan struct{}),
 	}
 	go t.flush()
@@ -118,7 +125,7 @@ func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{
 	if err := t.wait(ctx, moved); err != nil {
 		return err
 	}
-	if there, err := t.holds(begun, events); err != nil || there {
+	if there, err := t.holds(ctx, begun, events); err != nil || there {
 		return err
 	}
 	return t.Append(ctx, events...)
@@ -126,9 +133,13 @@ func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{
 
 // holds reports whether the log has the events, from a number on. A worker appends all
 // events of a call or none.
-func (t *AuditLog) holds(from uint64, events []*audit.Event) (bool, error) {
+func (t *AuditLog) holds(ctx context.Context, from uint64, events []*audit.Event) (bool, error) {
 	want := events[0].ID()
-	for e, err := range audit.Read(context.Background(), t.dir, audit.Query{From: from}) {
+	for e, err := range audit.Read(ctx, t.dir, audit.Query{From: from}) {
+		var damage *audit.DamageError
+		if errors.As(err, &damage) {
+			continue // no event
+		}
 		if err != nil {
 			return false, err
 		}
@@ -262,15 +273,19 @@ func (t *AuditLog) takeBack() error {
 	return errors.Join(err, cerr)
 }
 
-// open opens a log that no process writes. t.mu is held.
+// open opens a log that no process writes, and goes on after all numbers that it had, even
+// if the worker has cut it. t.mu is held.
 func (t *AuditLog) open() error {
-	own, err := audit.Open(t.dir, t.opts)
+	o := t.opts
+	o.After = max(t.reached(), max(t.begun, 1)-1)
+	own, err := audit.Open(t.dir, o)
 	if err != nil {
 		return err
 	}
 	t.last.Events = own.Begins() - t.begun
 	t.add(t.last)
 	t.own, t.begun = own, own.Begins()
+	t.durable = min(t.durable, own.Begins()-1) // the worker's word ends with it
 	t.change()
 	return nil
 }

@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,7 +20,7 @@ import (
 func newAuditLog(t *testing.T) (*AuditLog, string) {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "audit")
-	trail, err := OpenAuditLog(dir, audit.Options{Logger: slog.New(slog.DiscardHandler)})
+	trail, err := OpenAuditLog(dir, audit.Options{Logger: slog.New(slog.DiscardHandler)}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,4 +210,92 @@ func TestAuditLogDurable(t *testing.T) {
 	if err := trail.Append(t.Context(), event()); err != nil {
 		t.Errorf("appending after Flush: %v", err)
 	}
+}
+
+// A worker that cuts the log does not have numbers given twice: neither those that the
+// daemon had written, nor those that are known from elsewhere.
+func TestAuditLogIsCut(t *testing.T) {
+	for name, reached := range map[string]uint64{"the daemon's records": 0, "the worker's records": 9} {
+		t.Run(name, func(t *testing.T) {
+			dir := filepath.Join(t.TempDir(), "audit")
+			known := uint64(0)
+			trail, err := OpenAuditLog(dir, audit.Options{}, func() uint64 { return known })
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer trail.Close()
+			if err := trail.Append(t.Context(), event(), event(), event()); err != nil {
+				t.Fatal(err)
+			}
+			h, err := trail.handOver()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(h.File.Truncate(0), h.File.Close()); err != nil {
+				t.Fatal(err)
+			}
+			known = reached
+			if err := trail.takeBack(); err != nil {
+				t.Fatal(err)
+			}
+			next := event()
+			if err := trail.Append(t.Context(), next); err != nil {
+				t.Fatal(err)
+			}
+			if err := trail.Close(); err != nil {
+				t.Fatal(err)
+			}
+			var last *audit.Event
+			said := false
+			for e := range audit.Read(t.Context(), dir, audit.Query{}) {
+				if e != nil {
+					last, said = e, said || e.Unmapped.Sallyport.State == "audit-truncated"
+				}
+			}
+			if last == nil || last.ID() != next.ID() || last.Metadata.Sequence <= max(3, reached) || !said {
+				t.Errorf("the next event is %+v; the log says that it was cut: %v", last, said)
+			}
+			if got := trail.Stats().Events; got > 20 {
+				t.Errorf("%d events were counted", got)
+			}
+		})
+	}
+}
+
+// A bad line of a worker that has ended does not keep out what it was to write.
+func TestAuditLogHoldsBesideDamage(t *testing.T) {
+	trail, _ := newAuditLog(t)
+	one, other := event(), event()
+	if err := trail.Append(t.Context(), event()); err != nil {
+		t.Fatal(err)
+	}
+	h, err := trail.handOver()
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := append([]byte("bad\n"), encoded(t, one)...)
+	if _, err := h.File.WriteAt(line, h.Size); err != nil {
+		t.Fatal(err)
+	}
+	_ = h.File.Close()
+	if err := trail.takeBack(); err != nil {
+		t.Fatal(err)
+	}
+	for e, want := range map[*audit.Event]bool{one: true, other: false} {
+		if there, err := trail.holds(t.Context(), h.Next, []*audit.Event{e}); err != nil || there != want {
+			t.Errorf("it is there: %v, %v, want %v", there, err, want)
+		}
+	}
+}
+
+// encoded is an event as a log has it under the number 3.
+func encoded(t *testing.T, e *audit.Event) []byte {
+	t.Helper()
+	copied := *e
+	copied.Metadata.Sequence = 3
+	line, err := json.Marshal(&copied)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(line, '\n')
 }

@@ -51,7 +51,7 @@ func newHouse(t *testing.T, doc policy.Document, taken string, change func(*Opti
 	}
 	logger := slog.New(slog.NewTextHandler(t.Output(), nil))
 	dir := filepath.Join(base, "audit")
-	trail, err := OpenAuditLog(dir, audit.Options{Logger: logger, SegmentSize: houseSegment})
+	trail, err := OpenAuditLog(dir, audit.Options{Logger: logger, SegmentSize: houseSegment}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

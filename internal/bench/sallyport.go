@@ -180,7 +180,7 @@ func sallyportRole(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	trail, err := supervisor.OpenAuditLog(h.audit, audit.Options{Logger: h.logger})
+	trail, err := supervisor.OpenAuditLog(h.audit, audit.Options{Logger: h.logger}, nil)
 	if err != nil {
 		return err
 	}

@@ -172,8 +172,8 @@ func raiseDescriptors() error {
 
 func (d *daemon) openAuditLog(context.Context) error {
 	log, err := supervisor.OpenAuditLog(d.cfg.AuditDir(), audit.Options{
-		SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log, After: tree.Sealed(d.cfg.AuditDir()),
-	})
+		SegmentSize: d.cfg.Audit.SegmentSize, Logger: d.log,
+	}, func() uint64 { return tree.Sealed(d.cfg.AuditDir()) })
 	if err != nil {
 		return err
 	}
