@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"io/fs"
-	"math"
 	"os"
 	"sort"
 	"sync"
@@ -189,7 +188,25 @@ func (c *content) Size() (int64, error) {
 
 // lines reads from an offset on.
 func (c *content) lines(offset int64) *lineReader {
-	return newLineReader(io.NewSectionReader(c, offset, math.MaxInt64-offset), offset)
+	return newLineReader(&sequence{c, offset}, offset)
+}
+
+// sequence reads in order, of a compressed segment no more at a time than a frame has.
+type sequence struct {
+	*content
+	at int64
+}
+
+func (s *sequence) Read(b []byte) (int, error) {
+	if s.frames != nil {
+		b = b[:min(len(b), frameSize)]
+	}
+	n, err := s.ReadAt(b, s.at)
+	s.at += int64(n)
+	if n > 0 && errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return n, err
 }
 
 // dense reads all of it, but for the holes of a plain file.

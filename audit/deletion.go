@@ -7,6 +7,7 @@ const StateDeleted = "audit-deleted"
 // Deletion says which records are deleted from the log: whole segments, from the oldest
 // on. Their hashes stay in the tree.
 type Deletion struct {
+	Earliest uint64           `json:"earliest"` // all from this one on are deleted, by this event or those before, which may be deleted too
 	First    uint64           `json:"first"`
 	Forced   bool             `json:"forced,omitempty"` // although a sink may lack some of them
 	Last     uint64           `json:"last"`

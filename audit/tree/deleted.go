@@ -47,10 +47,13 @@ func (s *Store) extend(e *edge, to uint64) error {
 func (v *verifier) deleted(to uint64) {
 	for i := range v.deletions {
 		d := &v.deletions[i]
-		first, last := v.last+1, min(to, d.Last)
-		if first < d.First || first > last {
+		if d.Last <= v.last || d.Earliest > to {
 			continue
 		}
+		if d.Earliest > v.last+1 {
+			v.missing(d.Earliest - 1)
+		}
+		first, last := v.last+1, min(to, d.Last)
 		v.unanchored(v.last)
 		if first == 1 {
 			v.edge, v.base = &edge{}, 0
@@ -73,9 +76,9 @@ func (v *verifier) deleted(to uint64) {
 	}
 }
 
-// sortDeletions has them in the order of what they deleted.
+// sortDeletions has them in the order of what they deleted: an earlier one tells more.
 func (v *verifier) sortDeletions() {
-	slices.SortFunc(v.deletions, func(a, b deletion) int { return cmp.Compare(a.First, b.First) })
+	slices.SortFunc(v.deletions, func(a, b deletion) int { return cmp.Compare(a.Last, b.Last) })
 }
 
 // cover notes which deletions a checkpoint covers.

@@ -27,7 +27,7 @@ func (s *sealed) deletion(t testing.TB, of audit.Segment) {
 	}
 	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
 	e.Unmapped.Sallyport.State = audit.StateDeleted
-	e.Unmapped.Sallyport.Deleted = &audit.Deletion{First: 1, Last: of.Last, Root: root, Segments: []audit.DeletedSegment{{First: of.First}}}
+	e.Unmapped.Sallyport.Deleted = &audit.Deletion{Earliest: 1, First: 1, Last: of.Last, Root: root, Segments: []audit.DeletedSegment{{First: of.First}}}
 	if err := s.log.Append(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}

@@ -106,6 +106,15 @@ func (v *verifier) guess(to uint64) {
 	}
 }
 
+// missing goes over records up to a number that are not there.
+func (v *verifier) missing(to uint64) {
+	v.unanchored(v.last)
+	if v.last > 0 || v.strict {
+		v.report.find(Finding{Kind: Missing, First: v.last + 1, Last: to, Text: "they were removed, or could not be read; see the records beside them"})
+	}
+	v.last, v.marked = to, to
+}
+
 func (v *verifier) suspicious(number uint64) {
 	if v.suspect++; len(v.suspects) < 100 {
 		v.suspects = append(v.suspects, number)
