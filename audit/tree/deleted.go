@@ -47,7 +47,7 @@ func (s *Store) extend(e *edge, to uint64) error {
 func (v *verifier) deleted(to uint64) {
 	for i := range v.deletions {
 		d := &v.deletions[i]
-		if d.Last <= v.last || d.Earliest > to {
+		if d.Last <= v.last || d.Earliest > to || to <= v.last {
 			continue
 		}
 		if d.Earliest > v.last+1 {
