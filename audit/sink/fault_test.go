@@ -168,6 +168,11 @@ func newTrail(t *testing.T, r *receiver) *trail {
 	}
 	t.Cleanup(func() { _ = log.Close() })
 	l.log = log
+	t.Cleanup(func() {
+		if t.Failed() && l.set != nil {
+			t.Logf("%+v", l.set.Status())
+		}
+	})
 	r.config.Name, r.config.Encoding = "one", "ocsf"
 	if r.config.Batch.Events == 0 {
 		r.config.Batch = sink.Batch{Events: 10, Bytes: 1 << 20, Wait: 2 * time.Millisecond}

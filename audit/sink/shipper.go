@@ -345,34 +345,42 @@ func (r *round) send(ctx context.Context, items []Item) {
 	if sent := len(items) - len(a.Refused) - len(a.Again); sent > 0 {
 		r.s.answered(a.Text, uint64(sent))
 	}
-	if len(r.refused) > 0 && !r.took && r.s.last != nil {
-		r.probe(ctx)
+	if len(r.refused) > 0 && !r.took {
+		r.probe(ctx) // or all others would be sent one by one
 	}
 }
 
 // probe finds out whether the receiver refuses some records, or all: it is sent the last
 // one that it took once more.
-func (r *round) probe(ctx context.Context) {
-	a, err := r.s.send(ctx, []Item{*r.s.last})
-	if err == nil && len(a.Refused)+len(a.Again) == 0 {
-		r.took = true
-		return
+func (r *round) probe(ctx context.Context) bool {
+	if r.s.last == nil {
+		return false
 	}
-	r.err = fmt.Errorf("the receiver refuses also what it took before: %s", r.refused[0].reason)
+	a, err := r.s.send(ctx, []Item{*r.s.last})
+	if r.took = err == nil && len(a.Refused)+len(a.Again) == 0; !r.took {
+		r.err = fmt.Errorf("the receiver refuses also what it took before: %s", r.refused[0].reason)
+	}
+	return r.took
 }
 
-// settle buries what was refused for good.
+// settle buries what the receiver refuses once more, before and after it has taken
+// something else: it may have been out of order for a moment.
 func (r *round) settle(ctx context.Context) {
-	switch {
-	case len(r.refused) == 0:
-	case r.took:
-		r.s.insist(ctx, "keeping dead letters", func() error { return r.s.bury(ctx, r.refused) })
-	default:
-		for _, x := range r.refused {
-			r.again = append(r.again, x.item)
-		}
-		if r.err == nil {
-			r.err = fmt.Errorf("the receiver has not taken a record yet: %s", r.refused[0].reason)
+	if len(r.refused) > 0 {
+		if r.err == nil && r.probe(ctx) {
+			again := round{s: r.s, took: true}
+			for _, x := range r.refused {
+				again.send(ctx, []Item{x.item})
+			}
+			if len(again.refused) > 0 {
+				r.s.insist(ctx, "keeping dead letters", func() error { return r.s.bury(ctx, again.refused) })
+			}
+			r.again, r.err = append(r.again, again.again...), cmp.Or(r.err, again.err)
+		} else {
+			for _, x := range r.refused {
+				r.again = append(r.again, x.item)
+			}
+			r.err = cmp.Or(r.err, fmt.Errorf("the receiver has not taken a record yet: %s", r.refused[0].reason))
 		}
 	}
 	slices.SortFunc(r.again, func(a, b Item) int { return int(a.Sequence) - int(b.Sequence) })

@@ -277,6 +277,26 @@ build_engine() {
 	point engine "engine-$recipe"
 }
 
+# Syslog servers that the tests send to. They are unpacked and not installed: each would
+# take the place of the machine's own.
+unpack_syslog() {
+	if [ -d "$cache/syslog" ]; then
+		say "syslog servers: here"
+		return
+	fi
+	say "syslog servers: unpacking rsyslog and syslog-ng"
+	mkdir -p "$scratch/syslog" "$scratch/debs"
+	(cd "$scratch/debs" && apt-get -qq download rsyslog rsyslog-openssl rsyslog-elasticsearch libestr0 libfastjson4 liblognorm5 \
+		syslog-ng-core libivykis0 libnet1 libjson-c5 libpcre3 libwrap0 >>"$scratch/apt.log" 2>&1) || {
+		tail -n 20 "$scratch/apt.log" >&2
+		die "cannot get the syslog servers: mend what apt-get says above and run this again"
+	}
+	for deb in "$scratch/debs"/*.deb; do
+		dpkg-deb -x "$deb" "$scratch/syslog"
+	done
+	mv "$scratch/syslog" "$cache/syslog"
+}
+
 # What an interrupted run could not take away itself, as when it was killed.
 sweep() {
 	for old in "$cache"/.setup.*; do
@@ -323,6 +343,7 @@ if [ "$1" != generate ]; then
 	build_image base "$base"
 fi
 if [ "$1" = test ]; then
+	unpack_syslog
 	wait "$images" || exit 1 # it has said why
 	build_engine
 	wait "$vault" || {
