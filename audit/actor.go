@@ -4,29 +4,42 @@ import "context"
 
 type actorKey struct{}
 
-// By returns a context whose events name an operator.
-func By(ctx context.Context, a *Actor) context.Context {
-	return context.WithValue(ctx, actorKey{}, a)
+// caller is an operator, and where from.
+type caller struct {
+	actor *Actor
+	from  *Endpoint
+}
+
+// By returns a context whose events name an operator, and where the operator calls from;
+// nil is this host.
+func By(ctx context.Context, a *Actor, from *Endpoint) context.Context {
+	if from == nil {
+		from = local
+	}
+	return context.WithValue(ctx, actorKey{}, &caller{a, from})
 }
 
 // ByWhom is the identity of the context's operator; empty if there is none.
 func ByWhom(ctx context.Context) string {
-	a, ok := ctx.Value(actorKey{}).(*Actor)
+	c, ok := ctx.Value(actorKey{}).(*caller)
 	if !ok {
 		return ""
 	}
-	return a.User.UID
+	return c.actor.User.UID
 }
 
 // Attribute names the context's operator, if there is one, in lifecycle events that name
 // none yet. Events of a sandbox's traffic are never an operator's.
 func Attribute(ctx context.Context, events ...*Event) {
 	for _, e := range events {
-		if e.ClassUID != ClassLifecycle || e.Actor != nil {
+		if e.Unmapped.Sallyport.Kind != KindLifecycle || e.Actor != nil && e.Actor != daemon {
 			continue
 		}
-		if a, ok := ctx.Value(actorKey{}).(*Actor); ok {
-			e.Actor = a
+		if c, ok := ctx.Value(actorKey{}).(*caller); ok {
+			e.Actor = c.actor
+			if e.ClassUID == ClassEntity || e.ClassUID == ClassAPI {
+				e.Source = c.from
+			}
 		}
 	}
 }

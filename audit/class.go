@@ -1,15 +1,20 @@
 package audit
 
+import "slices"
+
 // Class is an OCSF class_uid.
 type Class int
 
 // The classes that Sallyport writes.
 const (
+	ClassFinding   Class = 2004 // Detection Finding: see [Finding]
+	ClassEntity    Class = 3004 // Entity Management: sandboxes, their snapshots, and images
 	ClassNetwork   Class = 4001 // Network Activity: tunnels, raw connections, datapath drops
 	ClassHTTP      Class = 4002 // HTTP Activity: one request
 	ClassDNS       Class = 4003 // DNS Activity: a name that was refused
 	ClassSSH       Class = 4007 // SSH Activity: an operator's connection to a sandbox, and what it is used for
-	ClassLifecycle Class = 6002 // Application Lifecycle: daemon, sandbox, policy, secret
+	ClassLifecycle Class = 6002 // Application Lifecycle: the daemon, and the log itself
+	ClassAPI       Class = 6003 // API Activity: what operators administer, approvals, reads of a secret
 )
 
 // Action is an OCSF action_id. The zero value is undecided.
@@ -43,36 +48,26 @@ const (
 
 	DNSQueried = 1
 
-	LifecycleInstall = 1 // made
-	LifecycleRemove  = 2
-	LifecycleStart   = 3
-	LifecycleStop    = 4
-	LifecycleUpdate  = 8
+	LifecycleStart = 3
+	LifecycleStop  = 4
 
 	ActivityOther = 99 // of any class
 )
 
 // HTTPActivity is the activity of ClassHTTP for a request's method.
 func HTTPActivity(method string) int {
-	switch method {
-	case "CONNECT":
-		return 1
-	case "DELETE":
-		return 2
-	case "GET":
-		return 3
-	case "HEAD":
-		return 4
-	case "OPTIONS":
-		return 5
-	case "POST":
-		return 6
-	case "PUT":
-		return 7
-	case "TRACE":
-		return 8
+	if i := slices.Index(methods[:], method); i >= 0 {
+		return i + 1
 	}
 	return ActivityOther
+}
+
+// methods are those that OCSF knows, the activity of each being one more than its index.
+var methods = [...]string{
+	"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT", "TRACE", "PATCH",
+	"ACL", "BASELINE-CONTROL", "BIND", "CHECKIN", "CHECKOUT", "COPY", "LABEL", "LINK", "LOCK", "MERGE", "MKACTIVITY", "MKCALENDAR",
+	"MKCOL", "MKREDIRECTREF", "MKWORKSPACE", "MOVE", "ORDERPATCH", "PRI", "PROPFIND", "PROPPATCH", "QUERY", "REBIND", "REPORT",
+	"SEARCH", "UNBIND", "UNCHECKOUT", "UNLINK", "UNLOCK", "UPDATE", "UPDATEREDIRECTREF", "VERSION-CONTROL",
 }
 
 // Status is an OCSF status_id.
@@ -104,4 +99,5 @@ const (
 	KindConnection Kind = "connection" // bytes of a sandbox about which nothing is decided yet, or was until their connection ended
 	KindDrop       Kind = "drop"       // packets that the datapath refused
 	KindLifecycle  Kind = "lifecycle"  // a sandbox, the daemon or the policy changed state
+	KindFinding    Kind = "finding"    // what another event shows: see [Finding]
 )

@@ -53,6 +53,11 @@ func (e *Event) integers(f func(*int64)) {
 	if q := e.HTTPRequest; q != nil {
 		f(&q.Length)
 	}
+	for _, by := range e.Evidences {
+		if q := by.HTTPRequest; q != nil {
+			f(&q.Length)
+		}
+	}
 	if a := e.HTTPResponse; a != nil {
 		f(&a.Length)
 	}
@@ -60,6 +65,11 @@ func (e *Event) integers(f func(*int64)) {
 		f(&t.BytesIn)
 		f(&t.BytesOut)
 		f(&t.Packets)
+	}
+	if m := e.MessageContext; m != nil {
+		f(&m.Completion)
+		f(&m.Prompt)
+		f(&m.Total)
 	}
 	x := &e.Unmapped.Sallyport
 	if t := x.Tokens; t != nil {

@@ -1,7 +1,7 @@
 // Package audit is the record of everything that sandboxes tried, and its outcome.
 //
 // An [Event] carries the field names of the Open Cybersecurity Schema Framework
-// (OCSF 1.5.0, https://schema.ocsf.io) from the moment it is made, so that the
+// (OCSF 1.9.0, https://schema.ocsf.io) from the moment it is made, so that the
 // log on disk, the SIEM's copy and the command line show the same words. Fields
 // that OCSF does not have are under "unmapped.sallyport".
 //
@@ -14,6 +14,7 @@ package audit
 import (
 	cryptorand "crypto/rand"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 )
 
 // SchemaVersion is the OCSF version whose names and numbers Event uses.
-const SchemaVersion = "1.5.0"
+const SchemaVersion = "1.9.0"
 
 // Event is one line of the log. Fields that are nil or zero are left out.
 // Secret values are never in an event, and neither are the values of request
@@ -30,34 +31,44 @@ const SchemaVersion = "1.5.0"
 // The fields of this and of each struct below it are in the order of their keys,
 // so that a line is in the canonical form of RFC 8785 as it is written.
 type Event struct {
-	Action       Action        `json:"action_id,omitempty"`
-	ActivityID   int           `json:"activity_id"`
-	Actor        *Actor        `json:"actor,omitempty"`
-	App          *Product      `json:"app,omitempty"` // lifecycle only
-	CategoryUID  int           `json:"category_uid"`
-	ClassUID     Class         `json:"class_uid"`
-	Connection   *Connection   `json:"connection_info,omitempty"`
-	Count        int           `json:"count,omitempty"` // events folded into this one, when more than one
-	Disposition  Disposition   `json:"disposition_id,omitempty"`
-	Destination  *Endpoint     `json:"dst_endpoint,omitempty"`
-	Duration     int64         `json:"duration,omitempty"` // milliseconds
-	Rule         *Rule         `json:"firewall_rule,omitempty"`
-	HTTPRequest  *HTTPRequest  `json:"http_request,omitempty"`
-	HTTPResponse *HTTPResponse `json:"http_response,omitempty"`
-	Message      string        `json:"message,omitempty"` // one line for a person
-	Metadata     Metadata      `json:"metadata"`
-	Policy       *Policy       `json:"policy,omitempty"`
-	Query        *DNSQuery     `json:"query,omitempty"`
-	SeverityID   Severity      `json:"severity_id"`
-	Source       *Endpoint     `json:"src_endpoint,omitempty"`
-	StartTime    int64         `json:"start_time,omitempty"`    // milliseconds since the Unix epoch
-	Detail       string        `json:"status_detail,omitempty"` // the failing part
-	StatusID     Status        `json:"status_id,omitempty"`
-	Time         int64         `json:"time"` // milliseconds since the Unix epoch
-	TLS          *TLS          `json:"tls,omitempty"`
-	Traffic      *Traffic      `json:"traffic,omitempty"`
-	TypeUID      int           `json:"type_uid"` // class_uid*100 + activity_id
-	Unmapped     Unmapped      `json:"unmapped"`
+	Action         Action          `json:"action_id,omitempty"`
+	ActivityID     int             `json:"activity_id"`
+	ActivityName   string          `json:"activity_name,omitempty"` // of ActivityOther only
+	Actor          *Actor          `json:"actor,omitempty"`
+	Model          *Model          `json:"ai_model,omitempty"`
+	API            *API            `json:"api,omitempty"`
+	App            *Product        `json:"app,omitempty"` // of ClassLifecycle only
+	CategoryUID    int             `json:"category_uid"`
+	ClassUID       Class           `json:"class_uid"`
+	Connection     *Connection     `json:"connection_info,omitempty"`
+	Count          int             `json:"count,omitempty"` // events folded into this one, when more than one
+	Disposition    Disposition     `json:"disposition_id,omitempty"`
+	Destination    *Endpoint       `json:"dst_endpoint,omitempty"`
+	Duration       int64           `json:"duration,omitempty"` // milliseconds
+	Entity         *Entity         `json:"entity,omitempty"`
+	Evidences      []Evidence      `json:"evidences,omitempty"`
+	FindingInfo    *FindingInfo    `json:"finding_info,omitempty"`
+	Rule           *Rule           `json:"firewall_rule,omitempty"`
+	HTTPRequest    *HTTPRequest    `json:"http_request,omitempty"`
+	HTTPResponse   *HTTPResponse   `json:"http_response,omitempty"`
+	IsAlert        bool            `json:"is_alert,omitempty"`
+	Message        string          `json:"message,omitempty"` // one line for a person
+	MessageContext *MessageContext `json:"message_context,omitempty"`
+	Metadata       Metadata        `json:"metadata"`
+	Policy         *Policy         `json:"policy,omitempty"`
+	Proxy          *Endpoint       `json:"proxy_endpoint,omitempty"` // that the gateway went through
+	Query          *DNSQuery       `json:"query,omitempty"`
+	Resources      []Resource      `json:"resources,omitempty"`
+	SeverityID     Severity        `json:"severity_id"`
+	Source         *Endpoint       `json:"src_endpoint,omitempty"`
+	StartTime      int64           `json:"start_time,omitempty"`    // milliseconds since the Unix epoch
+	Detail         string          `json:"status_detail,omitempty"` // the failing part
+	StatusID       Status          `json:"status_id,omitempty"`
+	Time           int64           `json:"time"` // milliseconds since the Unix epoch
+	TLS            *TLS            `json:"tls,omitempty"`
+	Traffic        *Traffic        `json:"traffic,omitempty"`
+	TypeUID        int             `json:"type_uid"` // class_uid*100 + activity_id
+	Unmapped       Unmapped        `json:"unmapped"`
 }
 
 // Metadata identifies the event. UID of a decision is the decision id that the
@@ -87,12 +98,15 @@ type Policy struct {
 	Version string `json:"version,omitempty"` // the policy's revision
 }
 
-// Actor is the operator behind a lifecycle event, or an SSH connection.
+// Actor is the operator behind a lifecycle event, or an SSH connection; or the daemon.
 type Actor struct {
-	User struct {
-		Name string `json:"name,omitempty"`
-		UID  string `json:"uid,omitempty"`
-	} `json:"user"`
+	AppName string `json:"app_name,omitempty"`
+	User    User   `json:"user,omitzero"`
+}
+
+type User struct {
+	Name string `json:"name,omitempty"`
+	UID  string `json:"uid,omitempty"`
 }
 
 // New returns an event of the class and activity with its identifiers, time and
@@ -107,9 +121,15 @@ func New(kind Kind, class Class, activity int) *Event {
 func (e *Event) begin(kind Kind, class Class, activity int) {
 	e.Metadata.UID = uuid.Must(uuid.NewV7FromReader(&random)).String()
 	e.Metadata.Version, e.Metadata.Product = SchemaVersion, own
-	e.Metadata.Profiles = networkProfiles
-	if class == ClassLifecycle || class == ClassSSH {
-		e.Metadata.Profiles = lifecycleProfiles
+	switch class {
+	case ClassEntity, ClassAPI, ClassLifecycle:
+		e.Metadata.Profiles = changeProfiles
+	case ClassSSH:
+		e.Metadata.Profiles = operatorProfiles
+	case ClassFinding:
+		e.Metadata.Profiles = findingProfiles
+	default:
+		e.Metadata.Profiles = networkProfiles
 	}
 	e.Time = time.Now().UnixMilli() // an identifier's time stands still when the clock is set back
 	e.CategoryUID = int(class) / 1000
@@ -142,15 +162,30 @@ func (g *generator) Read(b []byte) (int, error) {
 	return g.cipher.Read(b)
 }
 
-// An OCSF event says which profiles its attributes are from: security_control
-// has action_id, disposition_id, firewall_rule and policy; host has actor. That of
-// SSH is an operator, who logs in; other traffic is a sandbox's.
+// An OCSF event says which profiles its attributes are from: security_control has
+// action_id, disposition_id, firewall_rule, policy and is_alert; host has actor; container
+// has a sandbox, in its endpoint. An SSH connection is that of an operator, who logs in;
+// other traffic is a sandbox's.
 var (
-	networkProfiles   = []string{securityControl}
-	lifecycleProfiles = []string{"host", securityControl}
+	networkProfiles  = []string{container, securityControl}
+	operatorProfiles = []string{container, "host", securityControl}
+	changeProfiles   = []string{"host", securityControl}
+	findingProfiles  = []string{securityControl}
 )
 
-const securityControl = "security_control"
+// with adds a profile to those of an event.
+func (m *Metadata) with(profile string) {
+	if !slices.Contains(m.Profiles, profile) { // which events share
+		m.Profiles = slices.Sorted(slices.Values(append(slices.Clone(m.Profiles), profile)))
+	}
+}
+
+const (
+	aiOperation     = "ai_operation"
+	container       = "container"
+	networkProxy    = "network_proxy"
+	securityControl = "security_control"
+)
 
 // What writes the events.
 const product = "Sallyport"

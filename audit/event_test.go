@@ -2,6 +2,7 @@ package audit_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
@@ -27,26 +28,29 @@ var at = time.Date(2026, 11, 20, 13, 24, 34, 123e6, time.UTC).UnixMilli()
 // golden are the stories that Sallyport tells, one for each class and outcome.
 func golden() map[string][]*audit.Event {
 	n := 0
-	make := func(kind audit.Kind, class audit.Class, activity int) *audit.Event {
+	pin := func(e *audit.Event) *audit.Event {
 		n++
-		e := audit.New(kind, class, activity)
 		e.Metadata.UID, e.Time = fmt.Sprintf(id, n), at+int64(n)
 		e.Metadata.Product.Version = "0.1.0"
 		x := &e.Unmapped.Sallyport
 		x.Sandbox, x.SandboxID, x.Session = "demo", "sandbox-id", "session-id"
-		if class != audit.ClassLifecycle {
-			e.Source = &audit.Endpoint{IP: "10.231.0.7"}
-			e.Policy = &audit.Policy{Name: "sallyport", Version: "sha256:0123"}
-		}
 		return e
 	}
+	make := func(kind audit.Kind, class audit.Class, activity int) *audit.Event {
+		e := pin(audit.New(kind, class, activity))
+		e.Source = &audit.Endpoint{Container: &audit.Container{Name: "demo", UID: "sandbox-id"}, IP: "10.231.0.7"}
+		e.Policy = audit.Revision("sha256:0123")
+		return e
+	}
+	change := func(subject, state string) *audit.Event { return pin(audit.Change(subject, state)) }
 	outgoing := &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 2}
 	request := func(e *audit.Event, method, path string) *audit.Event {
 		e.Destination = &audit.Endpoint{Hostname: "api.example.test", Port: 443}
 		e.Connection = outgoing
 		e.TLS = &audit.TLS{SNI: "api.example.test", Version: "1.3"}
-		e.HTTPRequest = &audit.HTTPRequest{Method: method, Version: "HTTP/1.1", Length: 12,
+		e.HTTPRequest = &audit.HTTPRequest{Version: "HTTP/1.1", Length: 12,
 			URL: &audit.URL{Scheme: "https", Hostname: "api.example.test", Port: 443, Path: path}}
+		e.SetMethod(method)
 		e.Unmapped.Sallyport.Phase = "request"
 		return e
 	}
@@ -73,8 +77,9 @@ func golden() map[string][]*audit.Event {
 	allow.Unmapped.Sallyport.Tags = map[string]string{"team": "support"}
 	done := completed(request(make(audit.KindCompletion, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat"), allow)
 	done.HTTPResponse = &audit.HTTPResponse{Code: 200, Length: 1900}
-	done.Unmapped.Sallyport.Tokens = &audit.Tokens{Model: "example-1", In: 120, Out: 300, Cached: 100, Cost: "0.0031", Estimated: true}
-	done.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Name: "example-key", Version: "3"}}
+	done.SetTokens(&audit.Tokens{Model: "example-1", In: 120, Out: 300, Cached: 100, Cost: "0.0031", Estimated: true})
+	done.Through("proxy.example.test", 3128)
+	done.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Name: "example-key", Version: "3", Lease: "accessor-1"}}
 	failed := completed(request(make(audit.KindCompletion, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat"), allow)
 	failed.StatusID, failed.Detail, failed.SeverityID = audit.StatusFailure, "connecting: connection refused", audit.SeverityLow
 	failed.Disposition = audit.DispositionError
@@ -103,15 +108,22 @@ func golden() map[string][]*audit.Event {
 	name.Query = &audit.DNSQuery{Hostname: "evil.example.test", Type: "A"}
 	name.Unmapped.Sallyport.Phase = "dns"
 
-	life := make(audit.KindLifecycle, audit.ClassLifecycle, audit.LifecycleInstall)
-	life.StatusID, life.Message = audit.StatusSuccess, "sandbox demo was created"
-	life.App = &audit.Product{Name: "Sallyport", VendorName: "Sallyport", Version: "0.1.0"}
-	life.Actor = new(audit.Actor)
-	life.Actor.User.Name, life.Actor.User.UID = "root", "0"
-	life.Unmapped.Sallyport.State, life.Unmapped.Sallyport.Owner = "created", "acme"
+	by := func(e *audit.Event) *audit.Event {
+		operator := &audit.Actor{User: audit.User{Name: "root", UID: "0"}}
+		audit.Attribute(audit.By(context.Background(), operator, &audit.Endpoint{IP: "198.51.100.7", Port: 50022}), e)
+		return e
+	}
+	life := by(change("sandbox/demo", "created"))
+	life.Message, life.Unmapped.Sallyport.Owner = "sandbox demo was created", "acme"
+	life.Entity.UID = "sandbox-id"
+	life.Entity.Data = &audit.EntityData{Image: "example/image", Parent: "parent-id", Root: "root-id", Runtime: "gvisor", Snapshot: "before"}
+	restored := by(change("sandbox/demo", "restored"))
+	restored.Unmapped.Sallyport.Snapshot = "before"
+	began := change("sallyport", "started")
+	began.App.Version = "0.1.0"
 
 	observed := decided(request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("PUT")), "PUT", "/upload"),
-		audit.ActionAllowed, audit.DispositionAllowed, "allow", "", "", "observed only")
+		audit.ActionAllowed, audit.DispositionAllowed, "allow", "trial", "observe", "observed only")
 	observed.SeverityID, observed.HTTPRequest.Length = audit.SeverityLow, 0
 	x := &observed.Unmapped.Sallyport
 	x.Unsized, x.HeaderNames, x.Clipped = true, []string{"Accept", "… (7 more)"}, []string{"header_names"}
@@ -119,10 +131,11 @@ func golden() map[string][]*audit.Event {
 
 	all := map[string][]*audit.Event{
 		"allow": {allow, done}, "failed": {allow, failed}, "open": {allow}, "deny": {deny}, "tunnel": {tunnel, closed},
-		"drop": {drop}, "dns": {name}, "lifecycle": {life}, "observed": {observed},
+		"drop": {drop}, "dns": {name}, "lifecycle": {life}, "restored": {restored}, "daemon": {began}, "observed": {observed},
 	}
-	maps.Copy(all, goldenApprovals(make, request))
-	maps.Copy(all, goldenLimits(make, request))
+	maps.Copy(all, goldenApprovals(change, make, request))
+	maps.Copy(all, goldenLimits(by, change, make, request))
+	maps.Copy(all, goldenFindings(pin, drop, done))
 	maps.Copy(all, goldenSSH(make))
 	return all
 }
@@ -168,12 +181,12 @@ func TestGolden(t *testing.T) {
 }
 
 func TestHTTPActivity(t *testing.T) {
-	for i, method := range []string{"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT", "TRACE"} {
+	for i, method := range []string{"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT", "TRACE", "PATCH"} {
 		if got := audit.HTTPActivity(method); got != i+1 {
 			t.Errorf("%s = %d, want %d", method, got, i+1)
 		}
 	}
-	for _, method := range []string{"PATCH", "get", "", "PROPFIND"} {
+	for _, method := range []string{"get", "", "FETCH"} {
 		if got := audit.HTTPActivity(method); got != 99 {
 			t.Errorf("%s = %d, want 99", method, got)
 		}

@@ -12,6 +12,7 @@ type Exchange struct {
 	// For the fields of the same type of the events, which point to nothing
 	// until they are set.
 	Destination Endpoint
+	Container   Container
 	Request     HTTPRequest
 	URL         URL
 	TLS         TLS
@@ -34,13 +35,17 @@ func (x *Exchange) Complete(activity int) *Event {
 	d, c := &x.Decision, &x.Completion
 	*c = Event{}
 	c.begin(KindCompletion, d.ClassUID, activity)
+	c.Metadata.Profiles = d.Metadata.Profiles
+	if activity == d.ActivityID {
+		c.ActivityName = d.ActivityName
+	}
 	c.Metadata.CorrelationUID = d.ID()
 	c.StartTime, c.Duration = d.Time, c.Time-d.Time
 	c.StatusID, c.Action, c.Disposition = StatusSuccess, d.Action, d.Disposition
 	c.Source, c.Destination, c.TLS = d.Source, d.Destination, d.TLS
-	c.HTTPRequest, c.Rule, c.Policy = d.HTTPRequest, d.Rule, d.Policy
+	c.HTTPRequest, c.Rule, c.Policy, c.Connection, c.Proxy = d.HTTPRequest, d.Rule, d.Policy, d.Connection, d.Proxy
 	of, by := &c.Unmapped.Sallyport, &d.Unmapped.Sallyport
 	of.Sandbox, of.SandboxID, of.Session, of.Tags = by.Sandbox, by.SandboxID, by.Session, by.Tags
-	of.Phase, of.Decision, of.Limits = by.Phase, by.Decision, by.Limits
+	of.Phase, of.Decision, of.Limits, of.Method, of.Owner = by.Phase, by.Decision, by.Limits, by.Method, by.Owner
 	return c
 }

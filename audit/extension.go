@@ -16,6 +16,7 @@ type Extension struct {
 	Found       []CredentialUse   `json:"found_credentials,omitempty"` // what the response held and was overwritten
 	Gap         *Gap              `json:"gap,omitempty"`               // of a lifecycle event in state audit-gap
 	HeaderNames []string          `json:"header_names,omitempty"`      // of the request, sorted; OCSF's http_headers wants values too
+	Method      string            `json:"http_method,omitempty"`       // that OCSF does not know
 	Kind        Kind              `json:"kind"`
 	Limits      []LimitUse        `json:"limits,omitempty"`       // what bounds it; of a lifecycle event: what was reset
 	MoreSources int               `json:"more_sources,omitempty"` // of those that count stands for, how many had other ports than source_ports
@@ -29,14 +30,16 @@ type Extension struct {
 	SandboxID   string            `json:"sandbox_id,omitempty"`
 	Session     string            `json:"session,omitempty"`
 	Unsized     bool              `json:"size_unknown,omitempty"` // the request did not say how long its body is; without it the length, or 0, was declared
+	Snapshot    string            `json:"snapshot,omitempty"`     // lifecycle: of the sandbox, that was made, restored or removed
 	SourcePorts []int             `json:"source_ports,omitempty"` // of the connections that count stands for
-	State       string            `json:"state,omitempty"`        // lifecycle: created, started, stopped, removed …
+	State       string            `json:"state,omitempty"`        // lifecycle: created, started, stopped, removed …; what a finding has found
+	Subject     string            `json:"subject,omitempty"`      // lifecycle: KIND/NAME of what changed state
 	Tags        map[string]string `json:"tags,omitempty"`
 	Tokens      *Tokens           `json:"tokens,omitempty"` // of a completion that a limit of tokens or cost is about
 }
 
-// Tokens is what a request to an LLM API has used, as its answer reports it. OCSF
-// has no attributes for it.
+// Tokens is what a request to an LLM API has used, as its answer reports it: see
+// [Event.SetTokens].
 type Tokens struct {
 	CacheWrite int64  `json:"cache_write,omitempty"`
 	Cached     int64  `json:"cached,omitempty"`
@@ -82,6 +85,7 @@ type Approval struct {
 
 // CredentialUse names a credential and the version of the secret behind it.
 type CredentialUse struct {
+	Lease   string `json:"lease_accessor,omitempty"` // what its source calls the lease, where there is one; not a secret
 	Name    string `json:"name"`
 	Version string `json:"version,omitempty"`
 }

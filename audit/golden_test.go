@@ -4,27 +4,25 @@ import "sallyport/audit"
 
 // goldenApprovals are what an operator is asked and answers, and the request that
 // goes by it.
-func goldenApprovals(make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
+func goldenApprovals(change func(string, string) *audit.Event, make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
 	const asked = "0192f0c1-7a00-7000-8000-0000000000aa"
 	step := func(state string) *audit.Event {
-		e := make(audit.KindLifecycle, audit.ClassLifecycle, 99)
-		e.App = &audit.Product{Name: "approval/" + asked}
-		e.StatusID, e.Message = audit.StatusSuccess, "approval "+state
+		e := change("approval/"+asked, state)
+		e.Message = "approval " + state
 		e.Destination = &audit.Endpoint{Hostname: "api.example.test", Port: 443}
 		e.HTTPRequest = &audit.HTTPRequest{Method: "DELETE", Length: 12,
 			URL: &audit.URL{Scheme: "https", Hostname: "api.example.test", Port: 443, Path: "/repos/x"}}
 		e.Rule = &audit.Rule{Name: "deletions", Type: "egress"}
-		e.Policy = &audit.Policy{Version: "sha256:0123"}
+		e.Policy = audit.Revision("sha256:0123")
 		x := &e.Unmapped.Sallyport
-		x.State, x.Reason, x.QueryKeys = state, "an approval is needed by rule deletions", []string{"force"}
+		x.Reason, x.QueryKeys = "an approval is needed by rule deletions", []string{"force"}
 		x.Credentials = []audit.CredentialUse{{Name: "example-key"}}
 		x.Approval = &audit.Approval{ID: asked, Until: at + 300_000, Query: "aa", Body: "bb"}
 		return e
 	}
 	question := step("asked")
 	answered := step("approved")
-	answered.Actor = new(audit.Actor)
-	answered.Actor.User.Name, answered.Actor.User.UID = "root", "0"
+	answered.Actor = &audit.Actor{User: audit.User{Name: "root", UID: "0"}}
 	a := answered.Unmapped.Sallyport.Approval
 	a.Operator, a.UID, a.Login = "root", "0", "alice"
 	a.Span, a.Method, a.Path, a.Count, a.Until = "period", "DELETE", "/repos/*", 3, at+3_600_000
@@ -41,7 +39,7 @@ func goldenApprovals(make func(audit.Kind, audit.Class, int) *audit.Event, reque
 }
 
 // goldenLimits are what a limit denies and breaks off, and an operator's reset.
-func goldenLimits(make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
+func goldenLimits(by func(*audit.Event) *audit.Event, change func(string, string) *audit.Event, make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
 	over := request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat")
 	over.Action, over.Disposition, over.StatusID = audit.ActionDenied, audit.DispositionBlocked, audit.StatusSuccess
 	over.SeverityID = audit.SeverityLow
@@ -67,13 +65,10 @@ func goldenLimits(make func(audit.Kind, audit.Class, int) *audit.Event, request 
 	broken.Traffic = &audit.Traffic{BytesIn: 2048, BytesOut: 512}
 	broken.Unmapped.Sallyport.Decision = "allow"
 
-	reset := make(audit.KindLifecycle, audit.ClassLifecycle, 99)
-	reset.App = &audit.Product{Name: "limit/openai-a-day"}
-	reset.StatusID, reset.Message = audit.StatusSuccess, "limit openai-a-day reset"
-	reset.Actor = new(audit.Actor)
-	reset.Actor.User.Name, reset.Actor.User.UID = "root", "0"
+	reset := by(change("limit/openai-a-day", "reset"))
+	reset.Message = "limit openai-a-day reset"
 	r := &reset.Unmapped.Sallyport
-	r.Sandbox, r.SandboxID, r.Session, r.State = "", "", "", "reset"
+	r.Sandbox, r.SandboxID, r.Session = "", "", ""
 	r.Limits = []audit.LimitUse{{Name: "openai-a-day", Subject: "sandbox-id"}}
 	return map[string][]*audit.Event{"limited": {over}, "broken-off": {begun, broken}, "reset": {reset}}
 }
@@ -84,7 +79,7 @@ func goldenSSH(make func(audit.Kind, audit.Class, int) *audit.Event) map[string]
 	about := func(kind audit.Kind, activity int, protocol string) *audit.Event {
 		e := make(kind, audit.ClassSSH, activity)
 		e.Source = &audit.Endpoint{IP: "198.51.100.7", Port: 50022}
-		e.Destination = &audit.Endpoint{Hostname: "demo"}
+		e.Destination = &audit.Endpoint{Container: &audit.Container{Name: "demo", UID: "sandbox-id"}, Hostname: "demo"}
 		e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 1}
 		e.Actor = new(audit.Actor)
 		e.Actor.User.Name, e.Actor.User.UID = "alice", "SHA256:uXjbmrkUZ7v5jPTyEBW9MLHsCwDg7eD0Ae3GgMkFxFk"
@@ -108,4 +103,18 @@ func goldenSSH(make func(audit.Kind, audit.Class, int) *audit.Event) map[string]
 	refused.Actor.User.Name = ""
 	refused.Unmapped.Sallyport.Decision, refused.Unmapped.Sallyport.Reason = "deny", "the key is not known"
 	return map[string][]*audit.Event{"ssh": {command, over}, "ssh-refused": {refused}}
+}
+
+// goldenFindings are what packets past the gateway and an answer with a credential show.
+func goldenFindings(pin func(*audit.Event) *audit.Event, drop, done *audit.Event) map[string][]*audit.Event {
+	finding := func(what string, of *audit.Event) *audit.Event {
+		e := pin(audit.Finding(what, of))
+		e.FindingInfo.UID = e.ID()
+		return e
+	}
+	held := *done
+	held.Unmapped.Sallyport.Found = []audit.CredentialUse{{Name: "example-key"}}
+	return map[string][]*audit.Event{
+		"bypass": {finding(audit.FindingBypass, drop)}, "secret-in-answer": {finding(audit.FindingInAnswer, &held)},
+	}
 }

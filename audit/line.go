@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"strconv"
@@ -49,6 +50,16 @@ func Line(r Record) string {
 		}
 		if e.Detail != "" {
 			f = append(f, "detail="+strconv.Quote(short(e.Detail)))
+		}
+	case x.Kind == KindFinding:
+		f = append(f, "FINDING", word(x.State), strconv.Quote(short(e.Message)))
+		for _, by := range e.Evidences {
+			about := &Event{HTTPRequest: by.HTTPRequest, Source: by.Source, Destination: by.Destination, Connection: by.Connection}
+			if by.HTTPRequest != nil {
+				f = append(f, subject(about))
+			} else {
+				f = append(f, packet(about))
+			}
 		}
 	case x.Kind == KindDrop:
 		f = append(f, "DROP", packet(e))
@@ -143,7 +154,7 @@ func subject(e *Event) string {
 	case strings.Contains(host, ":"):
 		host = "[" + host + "]"
 	}
-	return word(r.Method) + " " + word(u.Scheme+"://"+host+u.Path)
+	return word(e.Method()) + " " + word(u.Scheme+"://"+host+u.Path)
 }
 
 // packet is what the datapath dropped.
@@ -160,7 +171,7 @@ func endpoint(e *Endpoint) string {
 	case e == nil:
 		return "-"
 	case e.IP == "":
-		return word(e.MAC)
+		return word(cmp.Or(e.Hostname, e.MAC, "-"))
 	case e.Port == 0:
 		return word(e.IP)
 	}

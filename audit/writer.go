@@ -186,11 +186,9 @@ func notices(dropped, refused uint64) []*batch {
 }
 
 func notice(state, message string, count int) *Event {
-	e := New(KindLifecycle, ClassLifecycle, ActivityOther)
+	e := Change("Sallyport", state)
 	e.SeverityID, e.StatusID = SeverityHigh, StatusFailure
-	e.App = &e.Metadata.Product
 	e.Message, e.Count = message, count
-	e.Unmapped.Sallyport.State = state
 	return e
 }
 

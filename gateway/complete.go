@@ -67,7 +67,8 @@ func (q *request) recordCompletion() {
 	outcome := q.outcome()
 	c := completion(&q.events, q.allowed.ActivityID, outcome)
 	s := &c.Unmapped.Sallyport
-	s.Credentials, s.Tokens = q.used, used
+	s.Credentials = q.used
+	c.SetTokens(used)
 	if q.err != nil && status(q.err) == http.StatusForbidden {
 		c.Action, c.Disposition = audit.ActionDenied, audit.DispositionBlocked
 	}
@@ -91,6 +92,14 @@ func (q *request) recordCompletion() {
 	}
 	event.Finished(&q.events, c, time.Since(q.started), q.out.status, q.out.written.Load(), q.sent.read.Load(), q.out.written.Load())
 	q.gateway.enqueue(c)
+	switch {
+	case strays > 0:
+		f := audit.Finding(audit.FindingGuessed, c)
+		f.SeverityID = audit.SeverityHigh
+		q.gateway.enqueue(f)
+	case n > 0:
+		q.gateway.enqueue(audit.Finding(audit.FindingInAnswer, c))
+	}
 	q.gateway.metrics.Finished(q.out.status, time.Since(q.started))
 }
 

@@ -205,6 +205,16 @@ func TestSecretThatComesBackIsScrubbed(t *testing.T) {
 			if found := c.Message != ""; found != (test.status != 502) {
 				t.Errorf("completion %+v", c)
 			}
+			findings := l.found()
+			if found := len(findings) == 1; found != (test.status != 502) {
+				t.Fatalf("%d findings", len(findings))
+			}
+			for _, f := range findings {
+				x := &f.Unmapped.Sallyport
+				if x.State != audit.FindingInAnswer || f.FindingInfo.Related[0].UID != c.ID() || x.Found[0].Name != "openai" || x.Sandbox != "demo" {
+					t.Errorf("the finding is %+v", f)
+				}
+			}
 		})
 	}
 }

@@ -32,6 +32,7 @@ import (
 	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/upstream"
+	"sallyport/internal/test/ocsf"
 	"sallyport/policy"
 )
 
@@ -73,6 +74,7 @@ type env struct {
 	mu       sync.Mutex
 	trace    []string
 	events   []*audit.Event
+	findings []*audit.Event // that are among what is recorded
 	appendTo error
 	enqueue  error
 	decide   func(policy.Input) policy.Decision
@@ -218,6 +220,7 @@ func (l *env) Append(_ context.Context, events ...*audit.Event) error {
 	if l.appendTo != nil {
 		return l.appendTo
 	}
+	ocsf.Check(l.t, events...)
 	for _, e := range events {
 		l.events = append(l.events, e)
 		l.trace = append(l.trace, "append "+e.Unmapped.Sallyport.Decision)
@@ -230,6 +233,11 @@ func (l *env) Enqueue(e *audit.Event) error {
 	defer l.mu.Unlock()
 	if l.enqueue != nil {
 		return l.enqueue
+	}
+	ocsf.Check(l.t, e)
+	if e.Unmapped.Sallyport.Kind == audit.KindFinding {
+		l.findings = append(l.findings, e)
+		return nil
 	}
 	l.events = append(l.events, e)
 	l.trace = append(l.trace, fmt.Sprintf("enqueue %s %s", e.Unmapped.Sallyport.Kind, e.Unmapped.Sallyport.Decision))
@@ -437,6 +445,13 @@ func (l *env) dials() int {
 }
 
 // await returns the events once there are n.
+// found are the findings so far.
+func (l *env) found() []*audit.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.findings)
+}
+
 func (l *env) await(n int) []*audit.Event {
 	l.t.Helper()
 	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(2 * time.Millisecond) {

@@ -83,6 +83,15 @@ func TestFoundSecretsStopASandbox(t *testing.T) {
 	if high != 3 {
 		t.Errorf("%d findings, want 3", high)
 	}
+	guessed := 0
+	for _, f := range m.found() {
+		if f.Unmapped.Sallyport.State == audit.FindingGuessed && f.SeverityID == audit.SeverityHigh {
+			guessed++
+		}
+	}
+	if guessed != 3 {
+		t.Errorf("%d events of findings, want 3", guessed)
+	}
 	if n := book.Reset(gateway.FoundLimit, limit.Every); n != 1 {
 		t.Errorf("%d counters were reset", n)
 	}

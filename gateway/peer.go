@@ -41,7 +41,11 @@ func unknownPeer(source netip.AddrPort) *peer {
 
 // is returns the peer as a known one.
 func (p *peer) is(identity Identity) *peer {
-	return &peer{source: p.source, from: p.from, recorded: p.recorded, identity: identity}
+	from := *p.from
+	if identity.Address.IsValid() { // it is no client elsewhere
+		from.Container = &audit.Container{Name: identity.Name, UID: identity.ID}
+	}
+	return &peer{source: p.source, from: &from, recorded: p.recorded, identity: identity}
 }
 
 // target is where a connection goes, and how it speaks. It does not change: its methods

@@ -366,7 +366,7 @@ func (s *soak) counts(t *testing.T) (decided, completed int) {
 				early = append(early, e)
 			}
 			delete(open, id)
-		case e.Action == audit.ActionAllowed:
+		case e.Unmapped.Sallyport.Kind == audit.KindDecision && e.Action == audit.ActionAllowed:
 			decided++
 			if told[e.ID()] == 0 {
 				open[e.ID()] = e

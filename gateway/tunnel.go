@@ -127,7 +127,7 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	g.blocked(done, err)
 	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
 	done.Traffic = &x.Traffic
-	done.Unmapped.Sallyport.Tokens = g.unreported(m, out, in)
+	done.SetTokens(g.unreported(m, out, in))
 	g.enqueue(done)
 }
 

@@ -40,7 +40,10 @@ type To struct {
 // Decision makes the decision of x one about a connection of a sandbox, or a request on it.
 func Decision(x *audit.Exchange, from *audit.Endpoint, sandbox policy.Sandbox, to To, class audit.Class, activity int, phase policy.Phase, d policy.Decision) *audit.Event {
 	e := x.Decide(class, activity)
-	e.Source, e.Destination = from, &x.Destination
+	e.Source = from
+	if to.Host != "" || to.Address.IsValid() {
+		e.Destination = &x.Destination
+	}
 	x.Destination = audit.Endpoint{Port: int(to.Port)}
 	switch {
 	case to.Host == "":
@@ -55,7 +58,11 @@ func Decision(x *audit.Exchange, from *audit.Endpoint, sandbox policy.Sandbox, t
 		e.TLS = &x.TLS
 	}
 	s := &e.Unmapped.Sallyport
-	s.Sandbox, s.SandboxID, s.Session, s.Tags = sandbox.Name, sandbox.ID, sandbox.Session, sandbox.Tags
+	s.Sandbox, s.SandboxID, s.Session, s.Tags, s.Owner = sandbox.Name, sandbox.ID, sandbox.Session, sandbox.Tags, sandbox.Owner
+	if phase == policy.PhaseInbound && sandbox.ID != "" {
+		x.Container = audit.Container{Name: sandbox.Name, UID: sandbox.ID}
+		x.Destination.Container = &x.Container
+	}
 	if phase == policy.PhaseConnect {
 		s.Protocol = string(to.Protocol)
 	}
@@ -73,7 +80,7 @@ func decide(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
 		e.Rule = &x.Rule
 	}
 	if d.Revision != "" {
-		x.Policy = audit.Policy{Version: d.Revision}
+		x.Policy = audit.Policy{Name: audit.PolicyName, Version: d.Revision}
 		e.Policy = &x.Policy
 	}
 	s.Limits = limitsOf(d)
@@ -141,7 +148,7 @@ func revoked(c *audit.Event, d policy.Decision) {
 		c.Rule = &audit.Rule{Name: d.Rule, Type: d.RuleType}
 	}
 	if d.Revision != "" {
-		c.Policy = &audit.Policy{Version: d.Revision}
+		c.Policy = audit.Revision(d.Revision)
 	}
 	c.Unmapped.Sallyport.Decision, c.Unmapped.Sallyport.Reason = string(policy.Deny), d.Reason
 }
@@ -151,8 +158,12 @@ func revoked(c *audit.Event, d policy.Decision) {
 func Request(x *audit.Exchange, e *audit.Event, url audit.URL, path, method, version string, length int64, names form.Names) {
 	x.URL = url
 	x.URL.Path = clip(path, maxPath)
-	x.Request = audit.HTTPRequest{Method: clip(method, maxMethod), Version: version, URL: &x.URL, Length: max(length, 0)}
+	x.Request = audit.HTTPRequest{Version: version, Length: max(length, 0)}
+	if path != "" { // which a CONNECT has not
+		x.Request.URL = &x.URL
+	}
 	e.HTTPRequest = &x.Request
+	e.SetMethod(clip(method, maxMethod))
 	s := &e.Unmapped.Sallyport
 	s.HeaderNames, s.QueryKeys = ClipAll(names.Headers), ClipAll(names.Query)
 	s.Unsized, s.Clipped = length < 0, clipped(path, method, names)

@@ -144,21 +144,23 @@ func (s *Server) record(r *refusal) {
 	if r.count > 1 {
 		e.Count = r.count
 	}
+	ip := ""
 	if r.from.IsValid() {
-		e.Source = &audit.Endpoint{IP: r.from.String()}
+		ip = r.from.String()
 	}
+	e.Source = audit.Sandboxed(r.who.Name, r.who.ID, ip)
 	d := r.decision
-	if d.Rule != "" || d.RuleType != "" {
+	if d.Rule != "" {
 		e.Rule = &audit.Rule{Name: d.Rule, Type: d.RuleType}
 	}
 	if d.Revision != "" {
-		e.Policy = &audit.Policy{Version: d.Revision}
+		e.Policy = audit.Revision(d.Revision)
 	}
 	if d.Err != nil {
 		e.Detail = "the policy could not be evaluated"
 	}
 	x := &e.Unmapped.Sallyport
-	x.Sandbox, x.SandboxID, x.Session, x.Tags = r.who.Name, r.who.ID, r.who.Session, r.who.Tags
+	x.Sandbox, x.SandboxID, x.Session, x.Tags, x.Owner = r.who.Name, r.who.ID, r.who.Session, r.who.Tags, r.who.Owner
 	x.Phase, x.Decision, x.Reason = string(policy.PhaseDNS), string(policy.Deny), d.Reason
 	if err := s.o.Recorder.Enqueue(e); err != nil {
 		s.o.Logger.Error("refused look-ups not recorded", slog.String("sandbox_id", r.who.ID),

@@ -13,6 +13,7 @@ import (
 	"github.com/miekg/dns"
 
 	"sallyport/audit"
+	"sallyport/internal/test/ocsf"
 )
 
 type journal struct {
@@ -24,6 +25,7 @@ type journal struct {
 func (j *journal) Enqueue(e *audit.Event) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	ocsf.Must(e)
 	j.events = append(j.events, e)
 	return j.err
 }

@@ -25,10 +25,10 @@ func TestEvents(t *testing.T) {
 	mine := must[sandbox.Info](t)(acme.Create(t.Context(), "mine", sandbox.Spec{}))
 	append := func(app, state, name, id, owner string) {
 		t.Helper()
-		e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-		e.App, e.Message = &audit.Product{Name: app}, app+" "+state
+		e := audit.Change(app, state)
+		e.Message = app + " " + state
 		x := &e.Unmapped.Sallyport
-		x.State, x.Sandbox, x.SandboxID, x.Owner = state, name, id, owner
+		x.Sandbox, x.SandboxID, x.Owner = name, id, owner
 		if err := log.Append(t.Context(), e, audit.New(audit.KindDecision, audit.ClassHTTP, 3)); err != nil {
 			t.Fatal(err)
 		}

@@ -32,6 +32,7 @@ import (
 	"sallyport/internal/config"
 	"sallyport/internal/recorded"
 	"sallyport/internal/seal"
+	"sallyport/internal/test/ocsf"
 	"sallyport/policy"
 	"sallyport/policy/approval"
 	reqbody "sallyport/policy/body"
@@ -67,6 +68,7 @@ type host struct {
 func (h *host) Append(_ context.Context, events ...*audit.Event) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	ocsf.Must(events...)
 	h.events = append(h.events, events...)
 	return nil
 }

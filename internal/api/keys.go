@@ -240,19 +240,10 @@ func (h *handler) removeKey(r *http.Request, _ none) (none, error) {
 }
 
 func keyEvent(k Key, state string) *audit.Event {
-	e := event("key/"+k.Name, "API key "+k.Name+" ("+k.ID+") "+state, state)
+	e := audit.Change("key/"+k.Name, state)
+	e.Message, e.Resources[0].UID = "API key "+k.Name+" ("+k.ID+") "+state, k.ID
 	e.Detail = "scopes " + join(k.Scopes)
 	e.Unmapped.Sallyport.Owner = k.Tenant
-	return e
-}
-
-// event is of a change that the API made or refused (OCSF Application Lifecycle).
-func event(app, message, state string) *audit.Event {
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	e.App = &audit.Product{Name: app}
-	e.StatusID = audit.StatusSuccess
-	e.Message = message
-	e.Unmapped.Sallyport.State = state
 	return e
 }
 

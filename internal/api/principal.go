@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -133,6 +134,15 @@ func (p Principal) actor() *audit.Actor {
 	return a
 }
 
+// from is where a call comes from in an event, nil for this host.
+func from(r *http.Request) *audit.Endpoint {
+	addr, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil { // a socket's
+		return nil
+	}
+	return &audit.Endpoint{IP: addr.Addr().Unmap().String(), Port: int(addr.Port())}
+}
+
 // operator is who sends a request, by name.
 func operator(r *http.Request) (approval.Operator, error) {
 	who := PrincipalOf(r.Context())
@@ -217,13 +227,15 @@ func (h *handler) refuse(w http.ResponseWriter, r *http.Request, who Principal, 
 		source = from.String()
 	}
 	if n := h.refusals.Count(source); n > 0 && h.opt.Recorder != nil {
-		e := event("api", "API call refused", "refused")
+		e := audit.Change("api", "refused")
+		e.Message = "API call refused"
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityLow
 		e.Detail = err.Error()
 		if n > 1 {
 			e.Count = n
 		}
-		e.HTTPRequest = &audit.HTTPRequest{Method: clip(r.Method, 16), URL: &audit.URL{Path: clip(r.URL.Path, 256)}}
+		e.HTTPRequest = &audit.HTTPRequest{URL: &audit.URL{Path: cmp.Or(clip(r.URL.Path, 256), "/")}}
+		e.SetMethod(clip(r.Method, 16))
 		if from, ok := r.Context().Value(sourceKey{}).(netip.Prefix); ok {
 			e.Source = &audit.Endpoint{IP: from.Addr().String()}
 		}

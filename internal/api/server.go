@@ -282,7 +282,7 @@ func (h *handler) guard(to route) http.Handler {
 			return
 		}
 		ctx := context.WithValue(r.Context(), principalKey{}, who)
-		ctx = audit.By(ctx, who.actor())
+		ctx = audit.By(ctx, who.actor(), from(r))
 		if who.Tenant != "" {
 			ctx = sandbox.ForOwner(ctx, who.Tenant)
 		}

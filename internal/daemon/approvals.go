@@ -48,7 +48,7 @@ func approvalEvent(c approval.Change) *audit.Event {
 	if c.Ended {
 		state = "revoked"
 	}
-	e := changed(audit.Product{Name: "approval/" + r.ID}, "approval", state)
+	e := changed("approval/"+r.ID, "approval", state, "")
 	e.Destination = &audit.Endpoint{Hostname: s.Host, Port: int(s.Port)}
 	if s.Method != "" {
 		scheme := "http"
@@ -56,15 +56,16 @@ func approvalEvent(c approval.Change) *audit.Event {
 			scheme = "https"
 		}
 		e.HTTPRequest = &audit.HTTPRequest{
-			Method: s.Method, Length: max(s.Length, 0),
-			URL: &audit.URL{Scheme: scheme, Hostname: s.Host, Port: int(s.Port), Path: s.Path},
+			Length: max(s.Length, 0),
+			URL:    &audit.URL{Scheme: scheme, Hostname: s.Host, Port: int(s.Port), Path: s.Path},
 		}
+		e.SetMethod(s.Method)
 	}
 	if s.Rule != "" {
 		e.Rule = &audit.Rule{Name: s.Rule, Type: s.RuleType}
 	}
 	if s.Policy != "" {
-		e.Policy = &audit.Policy{Version: s.Policy}
+		e.Policy = audit.Revision(s.Policy)
 	}
 	x := &e.Unmapped.Sallyport
 	x.Sandbox, x.SandboxID, x.Owner, x.Session, x.QueryKeys, x.Reason = s.Sandbox, s.SandboxID, s.Owner, s.Session, s.QueryKeys, r.Reason

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"sallyport/audit"
 	"sallyport/gateway/access"
 )
 
@@ -41,7 +40,7 @@ func (c clients) Remove(ctx context.Context, name string) error {
 func (c clients) List() []access.Client { return c.d.clients.List() }
 
 func (c clients) say(ctx context.Context, who access.Client, state string) error {
-	e := changed(audit.Product{Name: "client/" + who.Name}, "client "+who.Name, state)
+	e := c.d.changed("client/"+who.Name, "client "+who.Name, state)
 	x := &e.Unmapped.Sallyport
 	x.Sandbox, x.SandboxID, x.Tags = who.Name, who.ID, who.Tags
 	return c.d.auditLog.Append(ctx, e)

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -86,20 +87,38 @@ func (l *dropLog) write(d datapath.Drop) {
 	e.Time = d.Time.UnixMilli()
 	e.Action, e.Disposition = audit.ActionDenied, audit.DispositionDropped
 	e.SeverityID, e.StatusID = audit.SeverityLow, audit.StatusFailure
-	e.Source = &audit.Endpoint{IP: text(d.Source.Addr()), Port: int(d.Source.Port()), MAC: d.SourceMAC.String()}
-	e.Destination = &audit.Endpoint{IP: text(d.Destination.Addr()), Port: int(d.Destination.Port())}
-	e.Connection = &audit.Connection{ProtocolNum: int(d.Protocol), ProtocolName: protocolName(d), Direction: directionIn}
+	e.Connection = &audit.Connection{ProtocolNum: int(d.Protocol), ProtocolName: protocolName(d)}
 	if d.Reason.FromSandbox() {
 		e.Connection.Direction = directionOut
+		e.Source, e.Destination = audit.Sandboxed(d.Sandbox, d.SandboxID, text(d.Source.Addr())), outside(d.Destination)
+	} else {
+		e.Connection.Direction = directionIn
+		e.Source, e.Destination = outside(d.Source), audit.Sandboxed(d.Sandbox, d.SandboxID, text(d.Destination.Addr()))
+	}
+	e.Source.Port, e.Source.MAC = int(d.Source.Port()), d.SourceMAC.String()
+	e.Destination.Port = int(d.Destination.Port())
+	for _, p := range []*audit.Endpoint{e.Source, e.Destination} {
+		if p.IP == "" {
+			p.Name = cmp.Or(p.Name, "unknown") // OCSF wants more than a MAC address
+		}
 	}
 	e.Count = int(d.Count)
 	e.Rule = &audit.Rule{Name: "datapath", Type: "floor"}
 	x := &e.Unmapped.Sallyport
 	x.Sandbox, x.SandboxID, x.Reason, x.Decision = d.Sandbox, d.SandboxID, d.Reason.String(), "deny"
-	if err := l.trail.Enqueue(e); err != nil {
-		l.log.Warn("a drop could not be recorded", "error", err)
+	events := []*audit.Event{e}
+	if d.Reason.Attempt() {
+		events = append(events, audit.Finding(audit.FindingBypass, e))
+	}
+	for _, e := range events {
+		if err := l.trail.Enqueue(e); err != nil {
+			l.log.Warn("a drop could not be recorded", "error", err)
+		}
 	}
 }
+
+// outside is the endpoint that is no sandbox's.
+func outside(a netip.AddrPort) *audit.Endpoint { return &audit.Endpoint{IP: text(a.Addr())} }
 
 // OCSF's connection_info.direction_id, as seen from the sandbox.
 const (

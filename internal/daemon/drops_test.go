@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"log/slog"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/ocsf"
 	"sallyport/sandbox/datapath"
 )
 
@@ -41,4 +43,33 @@ func TestDropsAreFolded(t *testing.T) {
 	if diff := cmp.Diff(got, map[string]int{"a": 106, "b": 101}); diff != "" {
 		t.Errorf("records and packets by sandbox: %s", diff)
 	}
+}
+
+// TestDropRecords: each kind of drop is OCSF, and an attempt is a finding too.
+func TestDropRecords(t *testing.T) {
+	mac, _ := net.ParseMAC("02:42:0a:e7:00:07")
+	ip := netip.MustParseAddrPort("10.231.0.7:40000")
+	for _, sandbox := range []string{"box", ""} {
+		for r := datapath.Unknown; r <= datapath.HostProcess; r++ {
+			for _, addr := range []netip.AddrPort{ip, {}} {
+				var got kept
+				d := datapath.Drop{Reason: r, Sandbox: sandbox, SandboxID: sandbox, Source: addr, Destination: addr, SourceMAC: mac, Protocol: 17, Count: 3, Time: time.Now()}
+				newDropLog(&got, slog.New(slog.DiscardHandler)).write(d)
+				ocsf.Check(t, got...)
+				if findings := len(got) - 1; (findings == 1) != r.Attempt() || got[0].Unmapped.Sallyport.Kind != audit.KindDrop {
+					t.Errorf("%s: %d findings", r, findings)
+				}
+				if r.Attempt() && got[1].FindingInfo.Related[0].UID != got[0].ID() {
+					t.Errorf("%s: the finding is about another record", r)
+				}
+			}
+		}
+	}
+}
+
+type kept []*audit.Event
+
+func (k *kept) Enqueue(e *audit.Event) error {
+	*k = append(*k, e)
+	return nil
 }

@@ -22,7 +22,7 @@ func TestScansAreShared(t *testing.T) {
 	const all = scanTurn + 10
 	events := make([]*audit.Event, all)
 	for i := range events {
-		events[i] = changed(audit.Product{Name: "sandbox/a"}, "sandbox", "started")
+		events[i] = changed("sandbox/a", "sandbox", "started", "")
 	}
 	for some := range slices.Chunk(events, 100) {
 		if err := log.Append(t.Context(), some...); err != nil {

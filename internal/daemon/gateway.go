@@ -143,7 +143,7 @@ func (d *daemon) openSupervisor(context.Context) error {
 		Identities: d.identities, Clients: d.clients.List, Approvals: d.approvals,
 		Ports: d.exposed.List, Whose: d.whose, Wake: d.wake, Dial: d.reach, Loopback: d.inside,
 		Event: func(state string) *audit.Event {
-			return changed(audit.Product{Name: "sallyport-gateway", Version: d.version}, "gateway", state)
+			return d.changed("sallyport-gateway", "gateway", state)
 		},
 		Logger: d.log,
 		Found:  d.cfg.Gateway.Found,

@@ -21,23 +21,22 @@ func (d *daemon) record(e *audit.Event) {
 
 // about is the event of a change of the daemon's own state.
 func (d *daemon) about(state string, p *engine.Policy, detail string) *audit.Event {
-	e := changed(audit.Product{Name: "sallyport", Version: d.version}, "sallyport", state)
-	e.Policy = &audit.Policy{Version: p.Revision()}
+	e := d.changed("sallyport", "sallyport", state)
+	e.Policy = audit.Revision(p.Revision())
 	e.Detail = detail
 	return e
 }
 
-// changed is the event of a part of the daemon's that is in another state now
-// (OCSF Application Lifecycle; activity 3 start, 4 stop, 99 other).
-func changed(app audit.Product, what, state string) *audit.Event {
-	activity := map[string]int{"started": audit.LifecycleStart, "stopped": audit.LifecycleStop, "ended": audit.LifecycleStop}[state]
-	if activity == 0 {
-		activity = audit.ActivityOther
-	}
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
-	e.App = &app
-	e.StatusID = audit.StatusSuccess
+// changed is the event of a part of the daemon's that is in another state now.
+func (d *daemon) changed(subject, what, state string) *audit.Event {
+	return changed(subject, what, state, d.version)
+}
+
+func changed(subject, what, state, version string) *audit.Event {
+	e := audit.Change(subject, state)
 	e.Message = what + " " + state
-	e.Unmapped.Sallyport.State = state
+	if e.App != nil {
+		e.App.Version = version
+	}
 	return e
 }

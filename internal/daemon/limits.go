@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"sallyport/audit"
 	"sallyport/internal/api"
 	"sallyport/policy"
 	"sallyport/policy/approval"
@@ -73,7 +72,7 @@ func (l limits) Reset(ctx context.Context, by approval.Operator, name, subject s
 			subject = n.Subject
 		}
 	}
-	e := changed(audit.Product{Name: "limit/" + name}, what, "reset")
+	e := l.d.changed("limit/"+name, what, "reset")
 	e.Actor = actor(by)
 	return l.d.supervisor.ResetLimit(ctx, name, subject, e)
 }

@@ -110,7 +110,7 @@ func (g *gathered) Gather() ([]*dto.MetricFamily, error) {
 // shown whose they are: the oldest of them begin to be closed.
 func (d *daemon) crowded(listener string) func(source string) {
 	return func(source string) {
-		e := changed(audit.Product{Name: "listener/" + listener}, "connections to the "+listener+" listener", "crowded")
+		e := d.changed("listener/"+listener, "connections to the "+listener+" listener", "crowded")
 		e.SeverityID = audit.SeverityMedium
 		e.Detail = "too many of them have not shown whose they are: the oldest are closed. The last came from " + source
 		if err := d.auditLog.Enqueue(e); err != nil {

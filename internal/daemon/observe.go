@@ -61,14 +61,14 @@ func (w *watcher) say(l policy.Lifting, state string, now time.Time) {
 	}
 	w.said[l.String()] = saying{l, now}
 	w.log.Warn("observe mode", "state", state, "what", l.String())
-	e := changed(audit.Product{Name: "sallyport", Version: w.version}, "observe mode", state)
+	e := changed("sallyport", "observe mode", state, w.version)
 	e.SeverityID = audit.SeverityMedium
 	e.Message = "observe mode: what the policy denies is carried: " + l.String()
 	if state == "observe-ended" {
 		e.SeverityID = audit.SeverityInformational
 		e.Message = "observe mode is over, everything is enforced: " + l.String()
 	}
-	e.Policy = &audit.Policy{Version: w.policy().Revision()}
+	e.Policy = audit.Revision(w.policy().Revision())
 	if len(l.Names) == 1 {
 		e.Unmapped.Sallyport.Sandbox = l.Names[0]
 	}

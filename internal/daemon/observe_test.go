@@ -34,7 +34,7 @@ func TestObserveModeIsOnRecord(t *testing.T) {
 	w := &watcher{policy: func() *engine.Policy { return current }, log: slog.New(slog.DiscardHandler), record: func(e *audit.Event) error {
 		what, _, _ := strings.Cut(e.Message[strings.LastIndex(e.Message, ": ")+2:], " until")
 		got = append(got, e.Unmapped.Sallyport.State+" "+what)
-		if e.ClassUID != audit.ClassLifecycle || e.Policy.Version != current.Revision() || (e.SeverityID == audit.SeverityMedium) == strings.HasSuffix(e.Unmapped.Sallyport.State, "ended") {
+		if e.ClassUID != audit.ClassAPI || e.Policy.Version != current.Revision() || (e.SeverityID == audit.SeverityMedium) == strings.HasSuffix(e.Unmapped.Sallyport.State, "ended") {
 			t.Errorf("got %+v", e)
 		}
 		return nil

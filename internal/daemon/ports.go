@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"time"
 
-	"sallyport/audit"
 	"sallyport/gateway"
 	"sallyport/gateway/access"
 	"sallyport/gateway/inbound"
@@ -144,8 +143,8 @@ func (x exposures) shown(e access.Port) client.Exposure {
 }
 
 func (x exposures) say(ctx context.Context, i sandbox.Info, port uint16, state, detail string) error {
-	e := changed(audit.Product{Name: "sandbox/" + i.Name}, "port "+strconv.Itoa(int(port))+" of sandbox "+i.Name, state)
-	e.Detail = detail
+	e := x.d.changed("sandbox/"+i.Name, "port "+strconv.Itoa(int(port))+" of sandbox "+i.Name, state)
+	e.Detail, e.Entity.UID = detail, i.ID
 	s := &e.Unmapped.Sallyport
 	s.Sandbox, s.SandboxID, s.Session, s.Tags, s.Owner = i.Name, i.ID, i.Session, i.Spec.Tags, i.Spec.Owner
 	return x.d.auditLog.Append(ctx, e)

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strconv"
 
-	"sallyport/audit"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/api"
@@ -166,7 +165,7 @@ func (s secrets) List() ([]api.Secret, error) {
 }
 
 func (s secrets) say(ctx context.Context, name, state string) error {
-	e := changed(audit.Product{Name: "secret/" + name}, "secret "+name, state)
+	e := s.d.changed("secret/"+name, "secret "+name, state)
 	if err := s.d.auditLog.Append(ctx, e); err != nil {
 		return errors.Join(fmt.Errorf("the secret is %s, but this could not be recorded", state), err)
 	}

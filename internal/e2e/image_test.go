@@ -135,7 +135,7 @@ func (r *rig) imageEvents() (said string) {
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		if e.App != nil && strings.HasPrefix(e.App.Name, "image/") {
+		if strings.HasPrefix(e.Subject(), "image/") {
 			said += e.Message + "\n" + e.Detail + "\n"
 		}
 	}

@@ -101,7 +101,7 @@ func fill(in *policy.Input, e *audit.Event) {
 			in.Protocol = policy.ProtocolTLS
 		}
 		in.Request = &policy.Request{
-			Method: q.Method, Scheme: q.URL.Scheme, Path: q.URL.Path,
+			Method: e.Method(), Scheme: q.URL.Scheme, Path: q.URL.Path,
 			QueryKeys: x.QueryKeys, Headers: x.HeaderNames, Size: q.Length,
 		}
 		if x.Unsized {

@@ -17,6 +17,7 @@ import (
 	"github.com/pkg/sftp"
 
 	"sallyport/audit"
+	"sallyport/internal/test/ocsf"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/agent/wire"
@@ -250,6 +251,7 @@ func (b *book) Append(_ context.Context, events ...*audit.Event) error {
 	if b.full {
 		return errors.New("no space left on device")
 	}
+	ocsf.Must(events...)
 	b.events = append(b.events, events...)
 	return nil
 }

@@ -30,22 +30,24 @@ func (d *Server) event(activity int, what string, k Key, i sandbox.Info, remote 
 	}
 	e.Source = &audit.Endpoint{IP: remote.Addr().Unmap().String(), Port: int(remote.Port())}
 	e.Connection = &audit.Connection{ProtocolName: "tcp", ProtocolNum: 6, Direction: 1}
-	e.Actor = new(audit.Actor)
-	e.Actor.User.Name = k.Name
+	user := audit.User{Name: k.Name}
 	if k.Key != nil {
-		e.Actor.User.UID = ssh.FingerprintSHA256(k.Key)
+		user.UID = ssh.FingerprintSHA256(k.Key)
+	}
+	if user != (audit.User{}) {
+		e.Actor = &audit.Actor{User: user}
 	}
 	if decision.Rule != "" {
 		e.Rule = &audit.Rule{Name: decision.Rule, Type: decision.RuleType}
 	}
 	if decision.Revision != "" {
-		e.Policy = &audit.Policy{Version: decision.Revision}
+		e.Policy = audit.Revision(decision.Revision)
 	}
 	x := &e.Unmapped.Sallyport
 	x.Phase, x.Protocol = string(policy.PhaseSSH), what
 	x.Decision, x.Reason = string(decision.Action), decision.Reason
 	if i.ID != "" {
-		e.Destination = &audit.Endpoint{Hostname: i.Name}
+		e.Destination = &audit.Endpoint{Hostname: i.Name, Container: &audit.Container{Name: i.Name, UID: i.ID}}
 		x.Sandbox, x.SandboxID, x.Session, x.Tags, x.Owner = i.Name, i.ID, i.Session, i.Tags(), i.Spec.Owner
 	}
 	return e
@@ -81,6 +83,7 @@ func (d *Server) completed(of *audit.Event, activity int, began time.Time, sum *
 	e.Metadata.CorrelationUID = of.ID()
 	e.Action, e.Disposition, e.StatusID = of.Action, of.Disposition, audit.StatusSuccess
 	e.Source, e.Destination, e.Connection, e.Actor = of.Source, of.Destination, of.Connection, of.Actor
+	e.Rule, e.Policy = of.Rule, of.Policy
 	e.StartTime, e.Duration, e.Detail = of.Time, time.Since(began).Milliseconds(), detail
 	e.Traffic = &audit.Traffic{BytesIn: sum.in.Load(), BytesOut: sum.out.Load()}
 	if failed != nil {

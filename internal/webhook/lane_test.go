@@ -17,10 +17,9 @@ import (
 // owned appends an event of a tenant's sandbox.
 func (l *trail) owned(owner, name string) {
 	l.t.Helper()
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	e.App = &audit.Product{Name: "sandbox/" + name}
+	e := audit.Change("sandbox/"+name, "started")
 	x := &e.Unmapped.Sallyport
-	x.State, x.Owner, x.Sandbox, x.SandboxID = "started", owner, name, "id-"+name
+	x.Owner, x.Sandbox, x.SandboxID = owner, name, "id-"+name
 	if err := l.log.Append(l.t.Context(), e); err != nil {
 		l.t.Fatal(err)
 	}

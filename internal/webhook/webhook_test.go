@@ -106,8 +106,7 @@ func newTrail(t *testing.T) *trail {
 
 func (l *trail) append(app, state string) {
 	l.t.Helper()
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	e.App, e.Unmapped.Sallyport.State = &audit.Product{Name: app}, state
+	e := audit.Change(app, state)
 	if err := l.log.Append(l.t.Context(), e); err != nil {
 		l.t.Fatal(err)
 	}

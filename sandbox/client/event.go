@@ -42,10 +42,10 @@ type Event struct {
 // of a lifecycle. A command that ran in a sandbox has changed nothing of what there is.
 func EventOf(e *audit.Event) (Event, bool) {
 	x := &e.Unmapped.Sallyport
-	if x.Kind != audit.KindLifecycle || e.App == nil || x.State == sandbox.CommandEvent {
+	if x.Kind != audit.KindLifecycle || e.Subject() == "" || x.State == sandbox.CommandEvent {
 		return Event{}, false
 	}
-	kind, subject, _ := strings.Cut(e.App.Name, "/")
+	kind, subject, _ := strings.Cut(e.Subject(), "/")
 	out := Event{
 		Position: e.Metadata.Sequence, ID: e.ID(), Type: kind + "." + x.State, Time: time.UnixMilli(e.Time).UTC(), Subject: subject,
 		Sandbox: x.Sandbox, SandboxID: x.SandboxID, Session: x.Session, Owner: x.Owner, Tags: x.Tags,

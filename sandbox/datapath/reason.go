@@ -79,3 +79,15 @@ func (r Reason) String() string {
 // FromSandbox reports whether the sandbox sent the frame that was dropped. Otherwise the
 // frame was on its way to the sandbox.
 func (r Reason) FromSandbox() bool { return r != NotHost && r != NotAddressed && r != HostProcess }
+
+// Attempt reports whether no ordinary program sends such a frame: a sender in another's
+// name, a VLAN's tag, a source route, a protocol that is none of TCP, UDP and ICMP, another
+// sandbox's address. What a program sends that does not know where it runs, as mDNS, QUIC
+// or a query to a public resolver, is none.
+func (r Reason) Attempt() bool {
+	switch r {
+	case BadMAC, BadAddress, BadARP, EastWest, VLAN, Options, Protocol:
+		return true
+	}
+	return false
+}

@@ -14,6 +14,7 @@ import (
 
 	"sallyport/audit"
 	"sallyport/internal/test/model"
+	"sallyport/internal/test/ocsf"
 	"sallyport/sandbox"
 )
 
@@ -231,6 +232,7 @@ func (h *faultHost) Enqueue(e *audit.Event) error {
 func (h *faultHost) Append(_ context.Context, events ...*audit.Event) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	ocsf.Must(events...)
 	for _, e := range events {
 		x := e.Unmapped.Sallyport
 		if err := h.step("record " + x.State); err != nil {

@@ -215,7 +215,7 @@ func (m *Manager) imageDone(ctx context.Context, state string, err error, name s
 		return fmt.Errorf("image %s: %w", name, err)
 	}
 	ev := imageEvent(name, state)
-	ev.Detail = strings.Join(append([]string{i.ID}, i.Digests...), ", ")
+	ev.Detail, ev.Entity.UID = strings.Join(append([]string{i.ID}, i.Digests...), ", "), i.ID
 	if err := m.opt.Recorder.Append(context.WithoutCancel(ctx), ev); err != nil {
 		return errors.Join(fmt.Errorf("image %s is %s, but this could not be recorded", name, state), err)
 	}
@@ -231,10 +231,7 @@ func (m *Manager) imageFailed(ctx context.Context, name, state string, err error
 }
 
 func imageEvent(name, state string) *audit.Event {
-	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	ev.App = &audit.Product{Name: "image/" + name}
-	ev.StatusID = audit.StatusSuccess
+	ev := audit.Change("image/"+name, state)
 	ev.Message = "image " + name + " " + state
-	ev.Unmapped.Sallyport.State = state
 	return ev
 }

@@ -37,15 +37,14 @@ func (m *Manager) recordIfRefused(ctx context.Context, name string, err error) {
 }
 
 func refusedEvent(name string, err error) *audit.Event {
-	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	ev.App = &audit.Product{Name: "sandbox/" + clip(name)}
+	ev := audit.Change("sandbox/"+clip(name), "refused")
 	ev.StatusID, ev.SeverityID = audit.StatusFailure, audit.SeverityLow
 	ev.Message, ev.Detail = "what was asked for of sandbox "+clip(name)+" is refused", err.Error()
-	ev.Unmapped.Sallyport.State = "refused"
 	return ev
 }
 
-func (m *Manager) recordRefusal(ctx context.Context, ev *audit.Event) {
+// recordRefusal records a refusal, and what it shows, if the bound allows.
+func (m *Manager) recordRefusal(ctx context.Context, ev *audit.Event, shown ...*audit.Event) {
 	n := m.refusals.Count(refusedFor(ctx))
 	if n == 0 {
 		return
@@ -53,7 +52,7 @@ func (m *Manager) recordRefusal(ctx context.Context, ev *audit.Event) {
 	if n > 1 {
 		ev.Count = n
 	}
-	if err := m.opt.Recorder.Append(context.WithoutCancel(ctx), ev); err != nil {
+	if err := m.opt.Recorder.Append(context.WithoutCancel(ctx), append([]*audit.Event{ev}, shown...)...); err != nil {
 		m.opt.Logger.Error("an event was lost", "message", ev.Message, "error", err)
 	}
 }
@@ -64,7 +63,7 @@ func refusedFor(ctx context.Context) string {
 		return "tenant:" + owner
 	}
 	var e audit.Event
-	e.ClassUID = audit.ClassLifecycle
+	e.Unmapped.Sallyport.Kind = audit.KindLifecycle
 	audit.Attribute(ctx, &e)
 	if e.Actor == nil {
 		return ""
@@ -121,7 +120,7 @@ func (m *Manager) refuseSecrets(ctx context.Context, name string, env map[string
 		}
 		ev := refusedEvent(name, refusal)
 		ev.Unmapped.Sallyport.Found = []audit.CredentialUse{{Name: credential}}
-		m.recordRefusal(ctx, ev)
+		m.recordRefusal(ctx, ev, audit.Finding(audit.FindingGiven, ev))
 		return refusal
 	}
 	return nil

@@ -264,7 +264,9 @@ func (m *Manager) finishRestore(ctx context.Context, e *entry) error {
 	if err != nil {
 		return fmt.Errorf("its disk is not yet that of snapshot %s: %w: start it, or restore it to another with `sallyport sandbox restore %s SNAPSHOT`", e.Rec.Restoring, err, e.Rec.Name)
 	}
-	return m.journal.CommitWithEvent(ctx, &e.Stored, state.Lifecycle(e.Rec, "restored", "to snapshot "+s.Name), func(r *state.Record) { r.Restoring = "" })
+	ev := state.Lifecycle(e.Rec, "restored", "to snapshot "+s.Name)
+	ev.Unmapped.Sallyport.Snapshot = s.Name
+	return m.journal.CommitWithEvent(ctx, &e.Stored, ev, func(r *state.Record) { r.Restoring = "" })
 }
 
 // unpackTo gives a folder, whose disk is detached, the disk of a snapshot.

@@ -16,7 +16,7 @@ import (
 func by(ctx context.Context, who string) context.Context {
 	a := new(audit.Actor)
 	a.User.Name, a.User.UID = "key "+who, "key:"+who
-	return audit.By(ctx, a)
+	return audit.By(ctx, a, nil)
 }
 
 // Comparing an environment with secrets answers guesses. It names no credential, is
@@ -48,8 +48,8 @@ func TestGuesses(t *testing.T) {
 		if !errors.As(err, &refused) || !errors.Is(err, sandbox.ErrBadSpec) || refused.Credential != "key" || strings.Contains(err.Error(), "key") {
 			t.Errorf("%s: got %v, want a refusal that names no credential", name, err)
 		}
-		if deeds := h.deeds[before:]; len(deeds) != 1 || deeds[0].State != "refused" || !strings.Contains(deeds[0].Detail, "variable B") {
-			t.Errorf("%s: got events %+v, want one of the hit", name, deeds)
+		if deeds := h.deeds[before:]; len(deeds) != 2 || deeds[0].State != "refused" || deeds[1].State != audit.FindingGiven || !strings.Contains(deeds[0].Detail, "variable B") {
+			t.Errorf("%s: got events %+v, want one of the hit, and its finding", name, deeds)
 		}
 	}
 	h.fault = "compare"

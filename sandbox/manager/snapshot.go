@@ -198,6 +198,7 @@ func (m *Manager) publishSnapshot(ctx context.Context, e *entry, s sandbox.Snaps
 	}
 	all := m.snapshotsDir(e.Rec.Name)
 	dir, ev := filepath.Join(all, s.Name), state.Lifecycle(e.Rec, "snapshot", what)
+	ev.Unmapped.Sallyport.Snapshot = s.Name
 	whole := pendingPath(dir, ev, partSuffix)
 	if err := os.Rename(part, whole); err != nil {
 		return err
@@ -214,7 +215,9 @@ func (m *Manager) publishSnapshot(ctx context.Context, e *entry, s sandbox.Snaps
 		return err
 	}
 	if err := os.Rename(whole, dir); err != nil {
-		return errors.Join(err, m.journal.Emit(ctx, &e.Stored, state.Lifecycle(e.Rec, "snapshot removed", s.Name+": "+err.Error())))
+		gone := state.Lifecycle(e.Rec, "snapshot removed", s.Name+": "+err.Error())
+		gone.Unmapped.Sallyport.Snapshot = s.Name
+		return errors.Join(err, m.journal.Emit(ctx, &e.Stored, gone))
 	}
 	return durable.SyncDir(all)
 }
@@ -380,6 +383,7 @@ func (m *Manager) dropSnapshot(ctx context.Context, e *entry, snapshot, why stri
 func (m *Manager) removeWithEvent(ctx context.Context, e *entry, from, snapshot, why string) error {
 	dir := m.snapshotsDir(e.Rec.Name)
 	ev := state.Lifecycle(e.Rec, "snapshot removed", snapshot+": "+why)
+	ev.Unmapped.Sallyport.Snapshot = snapshot
 	gone := pendingPath(filepath.Join(dir, snapshot), ev, goneSuffix)
 	if err := os.Rename(from, gone); err != nil {
 		return err

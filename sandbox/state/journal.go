@@ -136,17 +136,15 @@ func (j *Journal) markDelivered(s *Stored) error {
 	return err
 }
 
-// Lifecycle is the event of a sandbox's change of state (OCSF Application Lifecycle;
-// activity 3 start, 4 stop, 99 other). detail says why, or "".
+// Lifecycle is the event of a sandbox's change of state. detail says why, or "".
 func Lifecycle(r Record, state, detail string) *audit.Event {
-	activity := map[string]int{"started": audit.LifecycleStart, "stopped": audit.LifecycleStop}[state]
-	if activity == 0 {
-		activity = audit.ActivityOther
-	}
-	ev := audit.New(audit.KindLifecycle, audit.ClassLifecycle, activity)
-	ev.App = &audit.Product{Name: "sandbox/" + r.Name}
-	ev.StatusID = audit.StatusSuccess
+	ev := audit.Change("sandbox/"+r.Name, state)
 	ev.Message, ev.Detail = "sandbox "+r.Name+" "+state, detail
+	ev.Entity.UID = r.ID
+	ev.Entity.Data = &audit.EntityData{Image: r.Spec.Image, ImageDigest: r.ImageDigest, Runtime: string(r.Spec.Runtime)}
+	if l := r.Lineage; l != nil {
+		ev.Entity.Data.Root, ev.Entity.Data.Parent, ev.Entity.Data.Snapshot = l.Root, l.Parent, l.Snapshot
+	}
 	x := &ev.Unmapped.Sallyport
 	x.Sandbox, x.SandboxID, x.Session, x.State, x.Owner = r.Name, r.ID, r.Session, state, r.Spec.Owner
 	x.Tags = sandbox.Info{Spec: r.Spec, Lineage: r.Lineage}.Tags()
