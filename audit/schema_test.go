@@ -21,9 +21,10 @@ var changes = map[string][]string{
 	"client/demo":       {"added", "removed"},
 	"api":               {"refused"},
 	"listener/explicit": {"crowded"},
-	"sallyport":         {"started", "stopped", "reloaded", "refused", "selected", "stale", "fresh", "observe-begun", "observing", "observe-ended"},
+	"sallyport":         {"started", "stopped", "reloaded", "refused", "selected", "stale", "fresh", "observe-begun", "observing", "observe-ended", "checkpoint", "audit-altered", "audit-unsealed", "audit-sealed"},
 	"sallyport-gateway": {"started", "ended"},
-	"Sallyport":         {"audit-refused", "audit-dropped", "audit-damaged"},
+	"Sallyport":         {"audit-refused", "audit-dropped", "audit-damaged", "audit-truncated", "audit-deleted"},
+	"sink/siem":         {"tested", "audit-gap"},
 }
 
 // TestSchema: what is stored is OCSF, as it is published.

@@ -89,12 +89,10 @@ func appendDead(path string, lines []byte) error {
 // recordGap records that records from first to last did not reach the receiver: count of
 // them.
 func (s *Shipper) recordGap(ctx context.Context, first, last uint64, count int, reason string) error {
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	e.App = &audit.Product{Name: "sink/" + s.config.Name}
+	e := audit.Change("sink/"+s.config.Name, StateGap)
 	e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityHigh
 	e.Message = fmt.Sprintf("sink %s lacks records %d to %d", s.config.Name, first, last)
 	e.Detail = reason
-	e.Unmapped.Sallyport.State = StateGap
 	e.Unmapped.Sallyport.Gap = &audit.Gap{Count: count, First: first, Last: last, Reason: reason, Sink: s.config.Name}
 	s.opt.Logger.Error("records do not reach a sink", "sink", s.config.Name, "first", first, "last", last, "count", count, "reason", reason)
 	if err := s.opt.Record(ctx, e); err != nil {

@@ -110,13 +110,11 @@ func parse(text string) (*Checkpoint, error) {
 
 // sign makes a checkpoint, and its event, which the log gives a number.
 func (s *Signer) sign(e edge, now time.Time) (*Checkpoint, *audit.Event, error) {
-	event := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+	event := audit.Change("sallyport", State)
 	event.Time = now.UnixMilli()
-	event.App = &audit.Product{Name: "sallyport"}
-	event.StatusID = audit.StatusSuccess
 	event.Message = fmt.Sprintf("checkpoint of %d records", e.size)
 	x := &event.Unmapped.Sallyport
-	x.State, x.Checkpoint = State, "?"
+	x.Checkpoint = "?"
 	line, err := canonical(event)
 	if err != nil {
 		return nil, nil, err

@@ -294,8 +294,8 @@ func TestFaults(t *testing.T) {
 			whole(t, s.verify(t), len(s.records(t)))
 			all := strings.Join(s.records(t), "")
 			for _, state := range []string{"audit-unsealed", "audit-sealed"} {
-				if strings.Count(all, `"`+state+`"`) != 3 {
-					t.Errorf("%d events %s", strings.Count(all, `"`+state+`"`), state)
+				if n := strings.Count(all, `"state":"`+state+`"`); n != 3 {
+					t.Errorf("%d events %s", n, state)
 				}
 			}
 		})

@@ -376,14 +376,12 @@ func (s *Sealer) report(ctx context.Context, err error) {
 }
 
 func (s *Sealer) notice(ctx context.Context, state, message string, severity audit.Severity) {
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+	e := audit.Change("sallyport", state)
 	e.SeverityID, e.StatusID = severity, audit.StatusFailure
 	if severity == audit.SeverityInformational {
 		e.StatusID = audit.StatusSuccess
 	}
-	e.App = &audit.Product{Name: "sallyport"}
 	e.Message = message
-	e.Unmapped.Sallyport.State = state
 	if err := s.append(ctx, e); err != nil {
 		s.o.Logger.Error("an event was lost", "message", message, "error", err)
 	}

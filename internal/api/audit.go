@@ -117,7 +117,7 @@ func (h *handler) auditQuery(values url.Values, who Principal) (q index.Query, e
 // where for its operators.
 func auditFor(who Principal, e *audit.Event) *audit.Event {
 	x := e.Unmapped.Sallyport
-	if app := e.App; app != nil && x.Sandbox == "" && !who.May(ScopeSecrets) && secretEvent(app.Name) {
+	if x.Sandbox == "" && !who.May(ScopeSecrets) && secretEvent(e.Subject()) {
 		return nil
 	}
 	if who.Tenant == "" && who.May(ScopeSecrets) {

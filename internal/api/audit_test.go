@@ -31,7 +31,7 @@ func TestAudit(t *testing.T) {
 		x := &e.Unmapped.Sallyport
 		x.Sandbox, x.SandboxID, x.Owner = name, id, owner
 		x.Credentials = []audit.CredentialUse{{Name: "api-key", Version: "3"}}
-		e.App = &audit.Product{Name: map[bool]string{true: "sandbox/" + name, false: "secret/api-key"}[name != ""]}
+		x.Subject = map[bool]string{true: "sandbox/" + name, false: "secret/api-key"}[name != ""]
 		if err := log.Append(t.Context(), e); err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@ func TestLastCheckpoint(t *testing.T) {
 	}
 	const queued = 2000
 	for range queued {
-		if err := d.auditLog.Enqueue(changed(audit.Product{Name: "sallyport"}, "sallyport", "stopped")); err != nil {
+		if err := d.auditLog.Enqueue(changed("sallyport", "sallyport", "stopped", "")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -36,7 +36,7 @@ func TestLastCheckpoint(t *testing.T) {
 	if err != nil || len(r.Findings) > 0 || len(r.Ranges) != 1 || r.Ranges[0] != (tree.Range{First: 1, Last: queued + 1, Anchor: tree.ByCheckpoint}) {
 		t.Errorf("%v, %v", r, err)
 	}
-	if err := d.auditLog.Append(t.Context(), changed(audit.Product{}, "", "")); !errors.Is(err, audit.ErrClosed) {
+	if err := d.auditLog.Append(t.Context(), changed("sallyport", "", "", "")); !errors.Is(err, audit.ErrClosed) {
 		t.Errorf("the log is open: %v", err)
 	}
 	var _ tree.Log = (*supervisor.AuditLog)(nil)

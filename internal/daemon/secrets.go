@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 
+	"sallyport/audit"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/vault"
 	"sallyport/internal/api"
@@ -175,7 +176,7 @@ func (s secrets) say(ctx context.Context, name, state string) error {
 // recordRead records that Vault was asked for a credential's secret. Leases do not wait for
 // that record: the decision that uses the secret has one of its own.
 func (d *daemon) recordRead(name, version string, err error) {
-	e := changed(audit.Product{Name: "secret/" + name}, "secret "+name, "read")
+	e := d.changed("secret/"+name, "secret "+name, "read")
 	e.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Name: name, Version: version}}
 	if err != nil {
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium

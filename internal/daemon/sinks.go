@@ -182,7 +182,7 @@ func (d *daemon) TestSink(ctx context.Context, name string) (api.SinkTest, error
 	if !d.sinks.Has(name) {
 		return api.SinkTest{}, fmt.Errorf("%w: %.64q", api.ErrNoSink, name)
 	}
-	e := changed(audit.Product{Name: "sink/" + name}, "sink "+name, "tested")
+	e := d.changed("sink/"+name, "sink "+name, "tested")
 	if err := d.auditLog.Append(ctx, e); err != nil {
 		return api.SinkTest{}, err
 	}
