@@ -17,7 +17,7 @@ var allowed = []uintptr{
 	unix.SYS_READ, unix.SYS_WRITE, unix.SYS_FUTEX, unix.SYS_EPOLL_PWAIT, unix.SYS_NANOSLEEP, unix.SYS_SENDMSG, unix.SYS_RECVMSG,
 	unix.SYS_READV, unix.SYS_WRITEV, unix.SYS_FDATASYNC, unix.SYS_PREAD64, unix.SYS_PWRITE64, unix.SYS_CLOSE, unix.SYS_ACCEPT4,
 	unix.SYS_CONNECT, unix.SYS_GETSOCKOPT, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_SHUTDOWN,
-	unix.SYS_SENDTO, unix.SYS_RECVFROM, unix.SYS_SENDFILE, unix.SYS_SPLICE, unix.SYS_FSYNC, unix.SYS_FTRUNCATE, unix.SYS_FALLOCATE,
+	unix.SYS_SENDTO, unix.SYS_RECVFROM, unix.SYS_SENDFILE, unix.SYS_SPLICE, unix.SYS_FSYNC, unix.SYS_FTRUNCATE,
 	unix.SYS_LSEEK, unix.SYS_FSTAT, unix.SYS_FCNTL, unix.SYS_PIPE2, unix.SYS_DUP, unix.SYS_DUP3,
 	unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EVENTFD2,
 	// Files by their path, within what the root and Landlock leave.
@@ -68,6 +68,11 @@ func low(arg int) bpf.Instruction {
 	return bpf.LoadAbsolute{Off: uint32(offArgs + 8*arg), Size: 4}
 }
 
+// high is the other half.
+func high(arg int) bpf.Instruction {
+	return bpf.LoadAbsolute{Off: uint32(offArgs + 8*arg + 4), Size: 4}
+}
+
 func ret(v uint32) bpf.Instruction { return bpf.RetConstant{Val: v} }
 
 // on answers one system call with what its rule says, which must end in a
@@ -109,8 +114,28 @@ func optionRule() (rule []bpf.Instruction) {
 // prSetVMA names memory for /proc/PID/maps, which the runtime does.
 const prSetVMA = 0x53564d41
 
-// program is the filter.
-func program(pid uint32) []bpf.Instruction {
+// roomRule is fallocate's: room on the disk is held behind the end of a file alone, and not
+// further than a file may go (RLIMIT_FSIZE, and 2 MiB), which is no limit of fallocate(2).
+// What else it does moves what a file has, or makes it longer.
+func roomRule(most uint64) []bpf.Instruction {
+	const deny, mib = retDeny, 20
+	rule := []bpf.Instruction{low(1), bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.FALLOC_FL_KEEP_SIZE, SkipTrue: 1}, ret(deny)}
+	if most == unix.RLIM_INFINITY {
+		return append(rule, ret(retAllow))
+	}
+	for i, arg := range []int{2, 3} { // the offset and the length in MiB, which have 32 bits
+		rule = append(rule,
+			high(arg), bpf.JumpIf{Cond: bpf.JumpGreaterThan, Val: 1<<mib/4 - 1, SkipFalse: 1}, ret(deny),
+			bpf.ALUOpConstant{Op: bpf.ALUOpShiftLeft, Val: 32 - mib}, bpf.TAX{},
+			low(arg), bpf.ALUOpConstant{Op: bpf.ALUOpShiftRight, Val: mib}, bpf.ALUOpX{Op: bpf.ALUOpOr}, bpf.StoreScratch{Src: bpf.RegA, N: i})
+	}
+	return append(rule,
+		bpf.LoadScratch{Dst: bpf.RegX, N: 0}, bpf.ALUOpX{Op: bpf.ALUOpAdd},
+		bpf.JumpIf{Cond: bpf.JumpGreaterThan, Val: uint32(min(most>>mib, 1<<31)) + 1, SkipFalse: 1}, ret(deny), ret(retAllow))
+}
+
+// program is the filter of a process that may make files so large.
+func program(pid uint32, fileSize uint64) []bpf.Instruction {
 	p := []bpf.Instruction{
 		bpf.LoadAbsolute{Off: offArch, Size: 4},
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: auditArch, SkipTrue: 1},
@@ -157,6 +182,7 @@ func program(pid uint32) []bpf.Instruction {
 		ret(retDeny),
 		ret(retAllow))...)
 	p = append(p, on(unix.SYS_SETSOCKOPT, optionRule()...)...)
+	p = append(p, on(unix.SYS_FALLOCATE, roomRule(fileSize)...)...)
 	// The runtime interrupts its own threads.
 	p = append(p, on(unix.SYS_TGKILL, low(0),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: pid, SkipTrue: 1},
@@ -168,7 +194,7 @@ func program(pid uint32) []bpf.Instruction {
 	p = append(p, on(unix.SYS_PRLIMIT64, low(2),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
 		ret(retDeny),
-		bpf.LoadAbsolute{Off: offArgs + 8*2 + 4, Size: 4},
+		high(2),
 		bpf.JumpIf{Cond: bpf.JumpEqual, Val: 0, SkipTrue: 1},
 		ret(retDeny), ret(retAllow))...)
 	for _, n := range killed {
@@ -180,7 +206,11 @@ func program(pid uint32) []bpf.Instruction {
 // installFilter puts the filter on every thread. The kernel's audit log gets
 // what it denies (Documentation/userspace-api/seccomp_filter.rst).
 func installFilter() error {
-	raw, err := bpf.Assemble(program(uint32(unix.Getpid())))
+	var size unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &size); err != nil {
+		return fmt.Errorf("RLIMIT_FSIZE: %w", err)
+	}
+	raw, err := bpf.Assemble(program(uint32(unix.Getpid()), size.Cur))
 	if err != nil {
 		return fmt.Errorf("assembling the filter: %w", err)
 	}

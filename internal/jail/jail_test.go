@@ -251,6 +251,36 @@ func TestFileSize(t *testing.T) {
 	}
 }
 
+// A process does not take the disk by what it holds of it for the file that it was given.
+func TestRoom(t *testing.T) {
+	s := newScene(t)
+	f, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, fileSize); errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skip("this file system cannot hold room")
+	}
+	if err := f.Truncate(0); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Start(Spec{
+		Args: []string{"attempt"}, Env: append(s.env, role+"=hold", "SALLYPORT_TEST_CONFINE=1"),
+		Files: []*os.File{f}, Stderr: os.Stderr, Root: s.view.Dir(), IDs: IDs{Nobody, Nobody}, FileSize: fileSize,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer time.AfterFunc(20*time.Second, p.Kill).Stop()
+	if got := end(p.Wait(), ""); got.code != exitRefused {
+		t.Errorf("it ended with %s", got)
+	}
+	if i, err := f.Stat(); err != nil || i.Sys().(*syscall.Stat_t).Blocks*512 > fileSize {
+		t.Errorf("the file takes %d blocks, %v", i.Sys().(*syscall.Stat_t).Blocks, err)
+	}
+}
+
 // memory is what TestMemory lets a process have, in bytes.
 const memory = 256 << 20
 

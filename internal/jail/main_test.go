@@ -1,12 +1,15 @@
 package jail
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"sallyport/internal/test/testnet"
 )
@@ -58,6 +61,8 @@ func play(name string) int {
 		return keep()
 	case "grow":
 		return grow()
+	case "hold":
+		return hold()
 	case "hoard":
 		return hoard()
 	}
@@ -99,6 +104,32 @@ func grow() int {
 		}
 	}
 	return exitDone
+}
+
+// hold holds room on the disk for the file that it was given: as much as it may, and more in
+// each way there is.
+func hold() int {
+	if err := unix.Fallocate(3, unix.FALLOC_FL_KEEP_SIZE, fileSize/2, fileSize/2); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return exitBroken
+	}
+	for _, c := range []struct {
+		mode     uint32
+		off, len int64
+	}{
+		{unix.FALLOC_FL_KEEP_SIZE, 0, fileSize + 3<<20},
+		{unix.FALLOC_FL_KEEP_SIZE, fileSize + 3<<20, fileSize},
+		{unix.FALLOC_FL_KEEP_SIZE, 0, 5 << 30},
+		{unix.FALLOC_FL_KEEP_SIZE, 5 << 30, fileSize},
+		{unix.FALLOC_FL_INSERT_RANGE, 0, 4096},
+		{unix.FALLOC_FL_ZERO_RANGE | unix.FALLOC_FL_KEEP_SIZE, 0, 4096},
+	} {
+		if err := unix.Fallocate(3, c.mode, c.off, c.len); !errors.Is(err, unix.EPERM) {
+			fmt.Fprintf(os.Stderr, "%+v: %v\n", c, err)
+			return exitDone
+		}
+	}
+	return exitRefused
 }
 
 // keep starts a jail and stays until it is killed.
