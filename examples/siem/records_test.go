@@ -2,6 +2,7 @@
 package siem_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -278,3 +279,16 @@ func TestSigmaFields(t *testing.T) {
 		})
 	}
 }
+
+// compact is a record as a line of the log.
+func compact(t *testing.T, r json.RawMessage) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := json.Compact(&b, r); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+// splitPath is a field's keys.
+func splitPath(field string) []string { return strings.Split(field, ".") }
