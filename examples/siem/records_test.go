@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"sallyport/audit"
+	"sallyport/sandbox/datapath"
 )
 
 // recordsOf are events as a SIEM has them, with what the configurations here derive.
@@ -99,10 +101,8 @@ func request(sandbox, host, credential string, allowed bool, at time.Time) []*au
 }
 
 // lifecycle is an event of a state.
-func lifecycle(state string, at time.Time) *audit.Event {
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	e.Unmapped.Sallyport.State = state
-	return of(e, "demo", at)
+func lifecycle(subject, state string, at time.Time) *audit.Event {
+	return of(audit.Change(subject, state), "demo", at)
 }
 
 // drop is a record of dropped packets, as the datapath has them.
@@ -112,6 +112,17 @@ func drop(reason string, at time.Time) *audit.Event {
 	e.Rule = &audit.Rule{Name: "datapath", Type: "floor"}
 	e.Unmapped.Sallyport.Reason, e.Unmapped.Sallyport.Decision = reason, "deny"
 	return of(e, "demo", at)
+}
+
+// reasons are those for which the datapath drops packets.
+func reasons() iter.Seq[datapath.Reason] {
+	return func(yield func(datapath.Reason) bool) {
+		for r := datapath.Reason(0); !strings.HasPrefix(r.String(), "Reason("); r++ {
+			if !yield(r) {
+				return
+			}
+		}
+	}
 }
 
 // ordinaryDay is what no rule is to find.
@@ -125,13 +136,19 @@ func ordinaryDay() (day []*audit.Event) {
 			day = append(day, request(sandbox, "pypi.org", "", true, at)...)
 			day = append(day, request(sandbox, "telemetry.example.com", "", false, at)...)
 		}
-		day = append(day, lifecycle("checkpoint", at))
+		day = append(day, lifecycle("sallyport", "checkpoint", at))
 	}
-	for i, state := range []string{"started", "created", "started", "asked", "approved", "snapshot", "reloaded", "command", "stopped", "removed", "audit-sealed", "observe-ended"} {
-		day = append(day, lifecycle(state, morning.Add(time.Duration(i)*30*time.Minute)))
+	for i, change := range []string{
+		"sallyport started", "sandbox/demo created", "sandbox/demo started", "approval/1 asked", "approval/1 approved", "sandbox/demo snapshot", "sallyport reloaded",
+		"sandbox/demo command", "sandbox/demo stopped", "sandbox/demo removed", "sallyport audit-sealed", "sallyport observe-ended", "secret/github-token read",
+	} {
+		subject, state, _ := strings.Cut(change, " ")
+		day = append(day, lifecycle(subject, state, morning.Add(time.Duration(i)*30*time.Minute)))
 	}
-	for i, reason := range []string{"ipv6", "ipv6-neighbour", "quic", "dns", "icmp", "udp", "destination"} {
-		day = append(day, drop(reason, morning.Add(time.Duration(i)*time.Hour)))
+	for reason := range reasons() {
+		if !reason.Attempt() {
+			day = append(day, drop(reason.String(), morning.Add(time.Duration(reason)*10*time.Minute)))
+		}
 	}
 	return day
 }
@@ -145,15 +162,17 @@ func attacks() map[string][]*audit.Event {
 	stopped[0].Rule.Name = "found-credentials"
 	all := map[string][]*audit.Event{
 		"secret-echoed": found, "sandbox-stopped": stopped,
-		"approval-out-of-hours": {lifecycle("approved", morning.Add(-5*time.Hour)), lifecycle("approved", morning.Add(11*time.Hour))},
-		"audit-unanchored":      {lifecycle("audit-unsealed", at)},
-		"observe-mode":          {lifecycle("observe-begun", at)},
+		"approval-out-of-hours": {lifecycle("approval/1", "approved", morning.Add(-5*time.Hour)), lifecycle("approval/2", "approved", morning.Add(11*time.Hour))},
+		"audit-unanchored":      {lifecycle("sallyport", "audit-unsealed", at)},
+		"observe-mode":          {lifecycle("sallyport", "observe-begun", at)},
 	}
 	for _, state := range []string{"audit-altered", "audit-damaged", "audit-dropped", "audit-gap", "audit-truncated"} {
-		all["audit-gap"] = append(all["audit-gap"], lifecycle(state, at))
+		all["audit-gap"] = append(all["audit-gap"], lifecycle("sallyport", state, at))
 	}
-	for _, reason := range []string{"bad-address", "bad-arp", "bad-mac", "east-west", "ip-options", "protocol", "vlan"} {
-		all["bypass"] = append(all["bypass"], drop(reason, at))
+	for reason := range reasons() {
+		if reason.Attempt() {
+			all["bypass"] = append(all["bypass"], drop(reason.String(), at))
+		}
 	}
 	for i := range 30 {
 		all["denied-burst"] = append(all["denied-burst"], request("demo", fmt.Sprintf("h%d.example.com", i), "", false, at.Add(time.Duration(i)*time.Second))...)
