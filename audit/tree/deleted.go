@@ -43,8 +43,11 @@ func (s *Store) extend(e *edge, to uint64) error {
 }
 
 // deleted goes over records up to a number that are not there because they were deleted:
-// the tree has their hashes.
+// the tree has their hashes. Those are before the first segment: what is missing after that
+// was removed by somebody else, whatever a record says, which the log's writer can have
+// written.
 func (v *verifier) deleted(to uint64) {
+	to = min(to, max(v.begins, 1)-1)
 	for i := range v.deletions {
 		d := &v.deletions[i]
 		if d.Last <= v.last || d.Earliest > to || to <= v.last {

@@ -16,18 +16,24 @@ import (
 // deleted.
 func (s *sealed) deletion(t testing.TB, of audit.Segment) {
 	t.Helper()
+	s.forge(t, 1, of.Last)
+}
+
+// forge appends the event that says that records are deleted.
+func (s *sealed) forge(t testing.TB, first, last uint64) {
+	t.Helper()
 	store, err := tree.OpenStore(s.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer store.Close()
-	root, err := store.Root(of.Last)
+	root, err := store.Root(last)
 	if err != nil {
 		t.Fatal(err)
 	}
 	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
 	e.Unmapped.Sallyport.State = audit.StateDeleted
-	e.Unmapped.Sallyport.Deleted = &audit.Deletion{Earliest: 1, First: 1, Last: of.Last, Root: root, Segments: []audit.DeletedSegment{{First: of.First}}}
+	e.Unmapped.Sallyport.Deleted = &audit.Deletion{Earliest: first, First: first, Last: last, Root: root}
 	if err := s.log.Append(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
@@ -119,6 +125,37 @@ func TestDeletedOtherwise(t *testing.T) {
 			t.Error(r)
 		}
 	})
+	// The log's writer can write the event, too, and cut a segment that it has begun the
+	// next one after: the end of one, or all of the first.
+	for name, of := range map[string]struct{ segment, cut int }{"at the end of a segment": {1, 3}, "all of the first segment": {0, 0}} {
+		t.Run(name, func(t *testing.T) {
+			s := closed(t, 60)
+			again := open(t, filepath.Dir(filepath.Dir(s.dir)))
+			all, _ := audit.Segments(s.dir)
+			last := all[of.segment].Last
+			path := s.segments(t)[of.segment]
+			b, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines := bytes.SplitAfter(b, []byte("\n"))
+			left := len(lines) - 1 - of.cut
+			if of.cut == 0 {
+				left = 0
+			}
+			first := all[of.segment].First + uint64(left)
+			again.forge(t, first, last)
+			again.end(t)
+			if err := os.WriteFile(path, bytes.Join(lines[:left], nil), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if r := s.verify(t); !slices.ContainsFunc(r.Findings, func(f tree.Finding) bool {
+				return f.Kind == tree.Missing && f.First == first && f.Last == last
+			}) || len(r.Deleted) > 0 {
+				t.Error(r)
+			}
+		})
+	}
 	t.Run("with other hashes", func(t *testing.T) {
 		s, _, _ := reduced(t)
 		f, err := os.OpenFile(filepath.Join(tree.Dir(s.dir), "hashes"), os.O_RDWR, 0)

@@ -64,6 +64,11 @@ func VerifyLog(ctx context.Context, logDir string, key Key, outside iter.Seq2[*C
 			return nil, err
 		}
 	}
+	if all, err := audit.Segments(logDir); err != nil {
+		return nil, err
+	} else if len(all) > 0 {
+		v.begins = all[0].First
+	}
 	return v.finish()
 }
 
@@ -160,6 +165,7 @@ type verifier struct {
 	ids    runs // of decisions and completions
 
 	deletions []deletion // of the log
+	begins    uint64     // number that its first segment begins with
 
 	walk
 }
