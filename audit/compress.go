@@ -63,7 +63,14 @@ func Compress(ctx context.Context, dir string, first uint64) error {
 	}
 	defer in.Close()
 	draft := s.path() + zstSuffix + ".tmp" // Remove takes one away that a crash has left
-	if err := pack(ctx, in, draft); err != nil {
+	info, err := in.Stat()
+	if err != nil {
+		return err
+	}
+	if err = pack(ctx, in, draft); err == nil {
+		err = os.Chtimes(draft, time.Time{}, info.ModTime()) // [Segment.Written]
+	}
+	if err != nil {
 		return errors.Join(fmt.Errorf("compressing %s: %w", s.path(), err), os.Remove(draft))
 	}
 	if err := os.Rename(draft, s.path()+zstSuffix); err != nil {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"sallyport/internal/durable"
 )
@@ -62,6 +63,9 @@ type Segment struct {
 	Last       uint64 // of its last one; 0 of the segment that is written
 	Bytes      int64  // that it takes on the disk
 	Compressed bool
+	// Written is when something was written last: by the system's clock, while the times
+	// of events are their writer's word.
+	Written time.Time
 }
 
 // Segments lists the segments of the log in dir, the oldest first. All but the last are
@@ -88,7 +92,7 @@ func Segments(dir string) ([]Segment, error) {
 		if err != nil {
 			return nil, err
 		}
-		one.Bytes = info.Size()
+		one.Bytes, one.Written = info.Size(), info.ModTime()
 		list = append(list, one)
 	}
 	return list, nil

@@ -57,7 +57,7 @@ func (k *Keeper) due(ctx context.Context, all []audit.Segment, covered uint64) (
 		}
 		old := false
 		if k.policy.Keep > 0 {
-			until, err := k.start(ctx, all[i+1].First)
+			until, err := k.until(ctx, s, all[i+1])
 			if err != nil {
 				return nil, err
 			}
@@ -79,6 +79,17 @@ func (k *Keeper) due(ctx context.Context, all []audit.Segment, covered uint64) (
 	st.Failure, st.Deleted, st.FailingSince = k.status.Failure, k.status.Deleted, k.status.FailingSince
 	k.status = st
 	return due, nil
+}
+
+// until is when all of a segment had been written, by the records of the one after it and
+// by its file: the log's writer can say any time, and no earlier one of a file. It is zero
+// if there is no such record. k.mu is held.
+func (k *Keeper) until(ctx context.Context, s, after audit.Segment) (time.Time, error) {
+	at, err := k.start(ctx, after.First)
+	if err == nil && !at.IsZero() && at.Before(s.Written) {
+		at = s.Written
+	}
+	return at, err
 }
 
 // begin writes down what is to be deleted, and has it done as far as it can be now.
@@ -213,7 +224,7 @@ func (k *Keeper) Delete(ctx context.Context, before time.Time, force bool) (Plan
 		if s.Last == 0 || s.Last > k.o.Covered() {
 			break
 		}
-		until, err := k.start(ctx, all[i+1].First)
+		until, err := k.until(ctx, s, all[i+1])
 		if err != nil {
 			return Plan{}, err
 		}

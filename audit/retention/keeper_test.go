@@ -223,6 +223,35 @@ func TestAge(t *testing.T) {
 	}
 }
 
+// The log's writer does not have records deleted before their time by the times that it
+// writes, whether they are compressed or not.
+func TestAgeByFiles(t *testing.T) {
+	for _, plain := range []bool{false, true} {
+		k := open(t, t.TempDir(), retention.Policy{Keep: hour, Plain: plain})
+		k.exchanges(t, 10)
+		for range 60 {
+			e := audit.New(audit.KindDrop, audit.ClassNetwork, audit.NetworkRefuse)
+			e.Time = 0
+			if err := k.log.Append(t.Context(), e); err != nil {
+				t.Fatal(err)
+			}
+		}
+		k.checkpoint(t)
+		before := k.segments(t)
+		k.settle(t)
+		if len(before) < 4 || len(k.segments(t)) < len(before) {
+			t.Fatalf("plain %v: %+v", plain, k.segments(t))
+		}
+		if p, err := k.Delete(t.Context(), k.now.Add(-hour), false); !errors.Is(err, retention.ErrNothing) {
+			t.Error(p, err)
+		}
+		k.now = k.now.Add(2 * hour)
+		if k.settle(t); len(k.segments(t)) >= len(before) {
+			t.Errorf("plain %v: nothing is deleted when it is old", plain)
+		}
+	}
+}
+
 func TestBytes(t *testing.T) {
 	k, _ := sealed(t, 200, retention.Policy{})
 	k.settle(t)
@@ -258,7 +287,7 @@ func TestSinksBehind(t *testing.T) {
 	if _, err := k.Delete(t.Context(), k.now, false); !errors.Is(err, retention.ErrUnshipped) || !strings.Contains(err.Error(), "siem") {
 		t.Error(err)
 	}
-	ctx := audit.By(t.Context(), operator("anna"))
+	ctx := audit.By(t.Context(), operator("anna"), nil)
 	p, err := k.Delete(ctx, k.now, true)
 	if err != nil || p.First != all[2].First || p.Segments == 0 {
 		t.Fatal(p, err)
@@ -298,7 +327,7 @@ func TestHold(t *testing.T) {
 	if !k.turn(t) {
 		t.Fatal("nothing is under way")
 	}
-	ctx := audit.By(t.Context(), operator("anna"))
+	ctx := audit.By(t.Context(), operator("anna"), nil)
 	h, err := k.AddHold(ctx, "case-7", "a letter of the court")
 	if err != nil || h.By != "anna" {
 		t.Fatal(h, err)
