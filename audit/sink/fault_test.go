@@ -158,6 +158,8 @@ type trail struct {
 	receiver *receiver
 	set      *sink.Set
 	held     atomic.Pointer[string]
+	secret   atomic.Pointer[chan struct{}] // what a question for the secret waits for
+	asked    atomic.Bool                   // one waits
 }
 
 func newTrail(t *testing.T, r *receiver) *trail {
@@ -218,8 +220,14 @@ func (l *trail) options() sink.Options {
 		Log: l.dir, Dir: filepath.Join(l.dir, "sinks"), Dead: filepath.Join(l.dir, "dead"),
 		Durable: func() uint64 { return l.log.Begins() - 1 + l.log.Stats().Events },
 		Record:  func(ctx context.Context, e *audit.Event) error { return l.log.Append(ctx, e) },
-		Secret:  func(context.Context, sink.Config) (map[string]string, error) { return l.receiver.secret, nil },
-		Dial:    l.net.dial, Hold: func(reason string) { l.held.Store(&reason) }, Logger: slog.New(slog.DiscardHandler),
+		Secret: func(context.Context, sink.Config) (map[string]string, error) {
+			if c := l.secret.Load(); c != nil {
+				l.asked.Store(true)
+				<-*c
+			}
+			return l.receiver.secret, nil
+		},
+		Dial: l.net.dial, Hold: func(reason string) { l.held.Store(&reason) }, Logger: slog.New(slog.DiscardHandler),
 	}
 	o.Hurry(2*time.Millisecond, 400*time.Millisecond)
 	return o

@@ -39,8 +39,10 @@ type receiver struct {
 	secret map[string]string
 	// refuse has it answer with a status of HTTP, or what its protocol has for that; 0
 	// ends that. It is nil where the protocol has no such answer.
-	refuse func(status int)
-	read   func(t *testing.T) []string // the records that it has, as they came
+	refuse    func(status int)
+	read      func(t *testing.T) []string // the records that it has, as they came
+	unindexed atomic.Bool                 // splunk acknowledges nothing
+	also      string                      // what https refuses besides poison
 
 	mu  sync.Mutex
 	got []string
@@ -148,7 +150,7 @@ func splunkReceiver(t *testing.T) *receiver {
 		out := map[string]bool{}
 		for _, a := range in.Acks { // on the second question, and again on each later one
 			asked[a]++
-			out[strconv.Itoa(a)] = asked[a] > 1
+			out[strconv.Itoa(a)] = asked[a] > 1 && !r.unindexed.Load()
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"acks": out})
 	})
@@ -261,7 +263,7 @@ func httpsReceiver(t *testing.T) *receiver {
 			problem(w, 401, "not signed")
 			return
 		}
-		if bytes.Contains(body, []byte(poison)) {
+		if bytes.Contains(body, []byte(poison)) || r.also != "" && bytes.Contains(body, []byte(r.also)) {
 			problem(w, 422, "a record is not acceptable")
 			return
 		}

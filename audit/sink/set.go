@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"reflect"
 	"slices"
 	"sync"
@@ -237,6 +238,18 @@ func (s *Set) Status() []Status {
 		list[n] = r.Status()
 	}
 	return list
+}
+
+// Shipped returns the number up to which every sink has the records, and the name of the
+// sink that has the fewest. Without sinks it is a number that no record has.
+func (s *Set) Shipped() (last uint64, name string) {
+	last = math.MaxUint64
+	for _, st := range s.Status() {
+		if st.Cursor < last {
+			last, name = st.Cursor, st.Name
+		}
+	}
+	return last, name
 }
 
 // Drain has batches wait no more and returns when no sink that answers lacks a record up

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"sallyport/audit"
 	"sallyport/audit/sink"
@@ -68,6 +69,65 @@ func TestDeadLetters(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A record of a gap that is refused too makes no other one.
+func TestRefusesGaps(t *testing.T) {
+	r := httpsReceiver(t)
+	r.also = sink.StateGap
+	l := newTrail(t, r)
+	l.append(3, "good")
+	l.append(1, poison)
+	l.append(3, "good")
+	l.start()
+	wait(t, "the gap's record", func() bool { return l.status().Cursor == 8 && l.status().Refused == 2 })
+	l.append(3, "good")
+	wait(t, "the rest", func() bool { return l.status().Cursor == 11 })
+	if gaps := l.gaps(); len(gaps) != 1 {
+		t.Errorf("gaps: %+v", gaps)
+	}
+}
+
+// What the indexers have not acknowledged is sent again.
+func TestUnindexed(t *testing.T) {
+	r := splunkReceiver(t)
+	r.unindexed.Store(true)
+	l := newTrail(t, r)
+	l.append(5, "good")
+	l.start()
+	wait(t, "attempts", func() bool { return l.status().Retries >= 2 })
+	if s := l.status(); s.Cursor != 0 || s.Away.IsZero() || !strings.Contains(s.Answer, "acknowledge") {
+		t.Errorf("%+v", s)
+	}
+	r.unindexed.Store(false)
+	if copies := l.complete(); copies < 5 {
+		t.Errorf("%d copies", copies)
+	}
+}
+
+// A file that ends within a line, as a full disk leaves it, goes on with a line of its own.
+func TestTornFile(t *testing.T) {
+	r := fileReceiver(t)
+	l := newTrail(t, r)
+	l.append(5, "good")
+	stop := l.start()
+	l.complete()
+	stop()
+	f, err := os.OpenFile(r.config.Path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"torn`); err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
+	whole := r.read
+	r.read = func(t *testing.T) []string {
+		return slices.DeleteFunc(whole(t), func(line string) bool { return line == `{"torn` })
+	}
+	l.append(5, "good")
+	l.start()
+	l.complete()
 }
 
 // A receiver that refuses everything is away: nothing is given up.
@@ -214,8 +274,8 @@ func TestHold(t *testing.T) {
 		if !block {
 			r.refuse(0)
 			l.complete()
-			if got := reason(); got != "" {
-				t.Errorf("held: %s", got)
+			if l.held.Load() != nil {
+				t.Errorf("held: %s", reason())
 			}
 			continue
 		}
@@ -259,6 +319,9 @@ func TestAlone(t *testing.T) {
 	if s := l.set.Status()[1]; s.Cursor != 0 {
 		t.Errorf("%+v", s)
 	}
+	if last, name := l.set.Shipped(); last != 0 || name != "bad" {
+		t.Errorf("every sink has the records up to %d, says %s", last, name)
+	}
 	cancel()
 	<-done
 }
@@ -285,6 +348,21 @@ func TestReload(t *testing.T) {
 	if n := len(second.read(t)); n != 10 {
 		t.Errorf("the second has %d records, want the 10 that are new", n)
 	}
+	// A former self that hangs is not overtaken.
+	release := make(chan struct{})
+	l.secret.Store(&release)
+	l.append(1, "while the receiver hangs")
+	wait(t, "the question for the secret", func() bool { return l.asked.Load() })
+	l.secret.Store(nil)
+	use(first.config)
+	before := len(first.read(t))
+	l.append(1, "for the first")
+	time.Sleep(50 * time.Millisecond) // in which nothing is to happen
+	if n := len(first.read(t)); n != before {
+		t.Errorf("the first was sent %d records while the second was not done", n-before)
+	}
+	close(release)
+	wait(t, "the end of the second", func() bool { return l.status().Cursor == 62 })
 	use()
 	l.append(10, "while there is none")
 	bad := first.config
@@ -293,9 +371,9 @@ func TestReload(t *testing.T) {
 		t.Error("authorities that are no PEM are taken")
 	}
 	use(first.config)
-	wait(t, "the first again", func() bool { return l.status().Cursor == 70 })
-	if n := len(first.read(t)); n != 60 {
-		t.Errorf("the first has %d records, want 60", n)
+	wait(t, "the first again", func() bool { return l.status().Cursor == 72 })
+	if n := len(first.read(t)); n != 62 {
+		t.Errorf("the first has %d records, want 62", n)
 	}
 }
 
