@@ -19,6 +19,7 @@ import (
 type exportedRecord struct {
 	head
 	ok      bool
+	near    bool   // it is none, and somebody may take it for one
 	line    []byte // as the log has it
 	differs bool   // from the hash that the export has beside it
 	at      uint64 // its line
@@ -35,6 +36,7 @@ var wrappers = []string{
 const (
 	maxWraps  = 12
 	maxExport = 4 << 20 // bytes of a line
+	maxNote   = 64 << 10
 )
 
 // exported reads the records of an export.
@@ -47,7 +49,10 @@ func exported(from io.Reader) iter.Seq2[exportedRecord, error] {
 				for errors.Is(err, bufio.ErrBufferFull) {
 					_, err = lines.ReadSlice('\n')
 				}
-				b = []byte("too long")
+				if !yield(exportedRecord{at: at, near: true}, nil) {
+					return
+				}
+				b = nil
 			}
 			if text := bytes.TrimSpace(b); len(text) > 0 {
 				found, going := false, true
@@ -75,22 +80,30 @@ func exported(from io.Reader) iter.Seq2[exportedRecord, error] {
 
 // unwrap calls f with the records in a text: a JSON value, or a syslog line that ends in one.
 func unwrap(text []byte, depth int, f func(exportedRecord)) {
-	if depth > maxWraps || len(text) == 0 {
+	if len(text) == 0 {
+		return
+	}
+	if depth > maxWraps {
+		unreadable(text, f)
 		return
 	}
 	switch v := jsontext.Value(text); v.Kind() {
 	case '[':
 		var all []json.RawMessage
-		if json.Unmarshal(text, &all) == nil {
-			for _, one := range all {
-				unwrap(one, depth+1, f)
-			}
+		if json.Unmarshal(text, &all) != nil {
+			unreadable(text, f)
+		}
+		for _, one := range all {
+			unwrap(one, depth+1, f)
 		}
 		return
 	case '"':
-		if inner, err := jsontext.AppendUnquote(nil, text); err == nil {
-			unwrap(bytes.TrimSpace(inner), depth+1, f)
+		inner, err := jsontext.AppendUnquote(nil, text)
+		if err != nil {
+			unreadable(text, f)
+			return
 		}
+		unwrap(bytes.TrimSpace(inner), depth+1, f)
 		return
 	case '{':
 	default:
@@ -102,6 +115,7 @@ func unwrap(text []byte, depth int, f func(exportedRecord)) {
 	}
 	names, members, err := split(text)
 	if err != nil {
+		unreadable(text, f)
 		return
 	}
 	_, isWhole := members["metadata"]
@@ -118,6 +132,17 @@ func unwrap(text []byte, depth int, f func(exportedRecord)) {
 		if found {
 			return
 		}
+	}
+	if isWhole {
+		f(exportedRecord{near: true})
+	}
+}
+
+// unreadable calls f for a text that cannot be read, if others may take it for a record:
+// they may read more than we do, and names can be escaped.
+func unreadable(text []byte, f func(exportedRecord)) {
+	if bytes.Contains(text, []byte("metadata")) || bytes.Contains(text, []byte(`\u00`)) {
+		f(exportedRecord{near: true})
 	}
 }
 
@@ -169,6 +194,7 @@ func readRecord(names []string, members map[string]jsontext.Value) (r exportedRe
 	b.WriteByte('}')
 	r.line = b.Bytes()
 	if json.Unmarshal(r.line, &r.head) != nil {
+		r.near = true
 		return r
 	}
 	r.ok = true
@@ -203,7 +229,7 @@ func fingerprint(list jsontext.Value) (h tlog.Hash, ok bool) {
 // notes yields the texts of checkpoints in an export, or those that stand for themselves.
 func notes(from io.Reader) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		buffered := bufio.NewReader(from)
+		buffered := bufio.NewReaderSize(from, maxNote)
 		if start, err := buffered.Peek(10); err != nil || string(start) != "sallyport/" {
 			for r, err := range exported(buffered) {
 				x := &r.Unmapped.Sallyport
@@ -218,9 +244,12 @@ func notes(from io.Reader) iter.Seq2[string, error] {
 		}
 		var text strings.Builder
 		for {
-			line, err := buffered.ReadString('\n')
-			text.WriteString(line)
-			if strings.HasPrefix(line, "— ") {
+			line, err := buffered.ReadSlice('\n')
+			if text.Write(line); errors.Is(err, bufio.ErrBufferFull) || text.Len() > maxNote {
+				yield("", errMalformed)
+				return
+			}
+			if bytes.HasPrefix(line, []byte("— ")) {
 				if !yield(strings.TrimLeft(text.String(), "\n"), nil) {
 					return
 				}

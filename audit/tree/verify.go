@@ -109,6 +109,9 @@ func VerifyExport(ctx context.Context, from io.Reader, key Key, first uint64, ou
 		}
 		if !r.ok {
 			v.report.Foreign++
+			if r.near {
+				v.report.find(Finding{Kind: Changed, Where: place(r.at), Text: "what looks like a record and cannot be read as one"})
+			}
 			continue
 		}
 		if r.Metadata.Sequence < before {

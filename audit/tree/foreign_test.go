@@ -1,0 +1,83 @@
+package tree_test
+
+import (
+	"io"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"sallyport/audit/tree"
+)
+
+// A line that a receiver takes for a record, and that cannot be checked as one, is found:
+// else anybody could insert such lines. Other lines of an export are none of ours.
+func TestNearRecords(t *testing.T) {
+	s := closed(t, 6)
+	records := s.records(t)
+	forged := strings.Replace(records[4], `"severity_id":1`, `"severity_id":3`, 1)
+	twice := strings.Replace(forged, `{`, `{"status_id":1,"status_id":2,`, 1)
+	quoted := func(r string) string { return strings.ReplaceAll(strings.ReplaceAll(r, `\`, `\\`), `"`, `\"`) }
+	near := map[string]string{
+		"a member twice":          twice,
+		"likewise, wrapped":       `{"result":{"_raw":"` + quoted(twice) + `"}}`,
+		"likewise, after syslog":  `<134>1 - host sallyport - audit - ` + twice,
+		"likewise, beside a good": `[` + records[3] + `,` + twice + `]`,
+		"likewise, escaped":       strings.ReplaceAll(twice, "metadata", `\u006detadata`),
+		"without its end":         forged[:len(forged)-1],
+		"another text as its own": strings.Replace(forged, `{`, `{"raw_data":"x",`, 1),
+		"a number that is a text": strings.Replace(forged, `"sequence":5`, `"sequence":"5"`, 1),
+		"in many wraps":           strings.Repeat(`{"event":`, 20) + forged + strings.Repeat(`}`, 20),
+		"too long":                strings.Replace(forged, `{`, `{"a":"`+strings.Repeat("x", 5<<20)+`",`, 1),
+	}
+	for name, line := range near {
+		r := s.verifyExport(t, export(slices.Insert(slices.Clone(records), 5, line)), 0, nil)
+		if len(r.Findings) != 1 || r.Findings[0].Kind != tree.Changed || r.Findings[0].Where != "line 6" {
+			t.Errorf("%s: %s", name, r)
+		}
+	}
+	for name, line := range map[string]string{
+		"text": "hello", "text with a brace": "hello {name}", "another object": `{"index":{"_id":"x"}}`, "another's message": `{"message":"{{.Name}}"}`,
+		"a header": `_time,_raw`, "a number": `7`,
+	} {
+		r := s.verifyExport(t, export(slices.Insert(slices.Clone(records), 5, line)), 0, nil)
+		if len(r.Findings) > 0 || r.Foreign != 1 {
+			t.Errorf("%s: %s", name, r)
+		}
+	}
+}
+
+// endless is a text that has no end.
+type endless struct {
+	begin string
+	n     int
+}
+
+func (e *endless) Read(b []byte) (int, error) {
+	if e.n++; e.n > 1<<14 {
+		return 0, io.EOF
+	}
+	n := copy(b, e.begin)
+	e.begin = ""
+	for i := range b[n:] {
+		b[n+i] = 'x'
+	}
+	return len(b), nil
+}
+
+// A copy of checkpoints cannot take the memory.
+func TestEndlessCheckpoint(t *testing.T) {
+	s := closed(t, 1)
+	for _, begin := range []string{"sallyport/", "sallyport/1\n\n"} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		failed := false
+		for _, err := range tree.Checkpoints(&endless{begin: begin}, s.publicKey(t)) {
+			failed = failed || err != nil
+		}
+		runtime.ReadMemStats(&after)
+		if took := after.TotalAlloc - before.TotalAlloc; !failed || took > 8<<20 {
+			t.Errorf("%q: failed %v, took %d bytes", begin, failed, took)
+		}
+	}
+}
