@@ -1,10 +1,10 @@
-package audit_test
+package stories
 
 import "sallyport/audit"
 
-// goldenApprovals are what an operator is asked and answers, and the request that
+// approvals are what an operator is asked and answers, and the request that
 // goes by it.
-func goldenApprovals(change func(string, string) *audit.Event, make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
+func approvals(change func(string, string) *audit.Event, make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
 	const asked = "0192f0c1-7a00-7000-8000-0000000000aa"
 	step := func(state string) *audit.Event {
 		e := change("approval/"+asked, state)
@@ -38,8 +38,8 @@ func goldenApprovals(change func(string, string) *audit.Event, make func(audit.K
 	return map[string][]*audit.Event{"asked": {question}, "approved": {answered}, "expired": {expired}, "by-approval": {covered}}
 }
 
-// goldenLimits are what a limit denies and breaks off, and an operator's reset.
-func goldenLimits(by func(*audit.Event) *audit.Event, change func(string, string) *audit.Event, make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
+// limits are what a limit denies and breaks off, and an operator's reset.
+func limits(by func(*audit.Event) *audit.Event, change func(string, string) *audit.Event, make func(audit.Kind, audit.Class, int) *audit.Event, request func(*audit.Event, string, string) *audit.Event) map[string][]*audit.Event {
 	over := request(make(audit.KindDecision, audit.ClassHTTP, audit.HTTPActivity("POST")), "POST", "/v1/chat")
 	over.Action, over.Disposition, over.StatusID = audit.ActionDenied, audit.DispositionBlocked, audit.StatusSuccess
 	over.SeverityID = audit.SeverityLow
@@ -73,9 +73,9 @@ func goldenLimits(by func(*audit.Event) *audit.Event, change func(string, string
 	return map[string][]*audit.Event{"limited": {over}, "broken-off": {begun, broken}, "reset": {reset}}
 }
 
-// goldenSSH are a command that an operator runs over SSH, and a key that is not
+// ssh are a command that an operator runs over SSH, and a key that is not
 // let in.
-func goldenSSH(make func(audit.Kind, audit.Class, int) *audit.Event) map[string][]*audit.Event {
+func ssh(make func(audit.Kind, audit.Class, int) *audit.Event) map[string][]*audit.Event {
 	about := func(kind audit.Kind, activity int, protocol string) *audit.Event {
 		e := make(kind, audit.ClassSSH, activity)
 		e.Source = &audit.Endpoint{IP: "198.51.100.7", Port: 50022}
@@ -105,8 +105,8 @@ func goldenSSH(make func(audit.Kind, audit.Class, int) *audit.Event) map[string]
 	return map[string][]*audit.Event{"ssh": {command, over}, "ssh-refused": {refused}}
 }
 
-// goldenFindings are what packets past the gateway and an answer with a credential show.
-func goldenFindings(pin func(*audit.Event) *audit.Event, drop, done *audit.Event) map[string][]*audit.Event {
+// findings are what packets past the gateway and an answer with a credential show.
+func findings(pin func(*audit.Event) *audit.Event, drop, done *audit.Event) map[string][]*audit.Event {
 	finding := func(what string, of *audit.Event) *audit.Event {
 		e := pin(audit.Finding(what, of))
 		e.FindingInfo.UID = e.ID()

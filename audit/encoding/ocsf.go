@@ -1,0 +1,279 @@
+package encoding
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/go-json-experiment/json/jsontext"
+
+	"sallyport/audit"
+)
+
+// The stored form has these in addition when it is sent: the record's leaf hash, and the
+// profile of OCSF that it is from.
+const (
+	attestations = "attestation_list"
+	integrity    = "record_integrity"
+	rawData      = "raw_data"
+)
+
+// attestation is OCSF's, of a record.
+type attestation struct {
+	Authority   string      `json:"authority_uid,omitempty"`
+	Chain       string      `json:"chain_uid,omitempty"`
+	Fingerprint fingerprint `json:"fingerprint"`
+}
+
+type fingerprint struct {
+	Algorithm       string `json:"algorithm"`
+	AlgorithmID     int    `json:"algorithm_id"`
+	Encoding        string `json:"encoding"`
+	EncodingID      int    `json:"encoding_id"`
+	Serialization   string `json:"serialization"`
+	SerializationID int    `json:"serialization_id"`
+	Value           string `json:"value"`
+}
+
+func (o Origin) attest(line []byte) ([]byte, error) {
+	return json.Marshal([]attestation{{
+		Authority: o.Key, Chain: o.Log,
+		Fingerprint: fingerprint{"SHA-256", 3, "Hex", 1, "JCS", 2, leaf(line)},
+	}})
+}
+
+// stored is the record as the log has it, with the hash that it has in the log's tree. A
+// line that cannot be told from that, as one that is not in canonical form (RFC 8785)
+// because an older Sallyport wrote it, is in raw_data too.
+func (o Origin) stored(r audit.Entry) ([]byte, error) {
+	all, err := split(r.JSON)
+	if err != nil {
+		return nil, fmt.Errorf("record %d: %w", r.Number, err)
+	}
+	attested, err := o.attest(r.JSON)
+	if err != nil {
+		return nil, err
+	}
+	all = append(all, member{attestations, attested})
+	for i, m := range all {
+		if m.name != "metadata" {
+			continue
+		}
+		all[i].value, err = profiled(m.value, func(names []string) []string {
+			at := slices.IndexFunc(names, func(n string) bool { return n > integrity })
+			if at < 0 {
+				at = len(names)
+			}
+			return slices.Insert(names, at, integrity)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("record %d: %w", r.Number, err)
+		}
+	}
+	v := join(all)
+	if err := v.Canonicalize(); err != nil {
+		return nil, fmt.Errorf("record %d: %w", r.Number, err)
+	}
+	if line, _, err := Stored(v); err == nil && bytes.Equal(line, r.JSON) {
+		return v, nil
+	}
+	text, err := json.Marshal(string(r.JSON))
+	if err != nil {
+		return nil, err
+	}
+	v = join(append(all, member{rawData, text}))
+	return v, v.Canonicalize()
+}
+
+// Stored returns the line of the log from a record in the encoding "ocsf", which its
+// receiver may have formatted in another way. The hash is what the record says that the
+// line has in the log's tree, empty for none.
+func Stored(record []byte) (line []byte, hash string, err error) {
+	all, err := split(record)
+	if err != nil {
+		return nil, "", err
+	}
+	var raw *string
+	var list []attestation
+	kept := all[:0]
+	for _, m := range all {
+		switch m.name {
+		case attestations:
+			if json.Unmarshal(m.value, &list) == nil && len(list) > 0 {
+				hash = list[0].Fingerprint.Value
+			}
+			continue
+		case rawData:
+			if json.Unmarshal(m.value, &raw) == nil && raw != nil {
+				continue
+			}
+		case "metadata":
+			m.value, err = profiled(m.value, func(names []string) []string {
+				return slices.DeleteFunc(names, func(n string) bool { return n == integrity })
+			})
+			if err != nil {
+				return nil, "", err
+			}
+		}
+		kept = append(kept, m)
+	}
+	if raw != nil {
+		return []byte(*raw), hash, nil
+	}
+	v := join(kept)
+	return v, hash, v.Canonicalize()
+}
+
+// profiled changes the profiles of an event's metadata.
+func profiled(metadata jsontext.Value, change func([]string) []string) (jsontext.Value, error) {
+	all, err := split(metadata)
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(all, func(m member) bool { return m.name == "profiles" })
+	var names []string
+	if at >= 0 {
+		if err := json.Unmarshal(all[at].value, &names); err != nil {
+			return nil, err
+		}
+	} else {
+		at, all = len(all), append(all, member{name: "profiles"})
+	}
+	names = change(names)
+	if all[at].value, err = json.Marshal(names); err != nil {
+		return nil, err
+	}
+	if len(names) == 0 {
+		all = slices.Delete(all, at, at+1)
+	}
+	return join(all), nil
+}
+
+// member is one of a JSON object.
+type member struct {
+	name  string
+	value jsontext.Value
+}
+
+var errNoObject = errors.New("it is no JSON object")
+
+// split returns the members of an object. A name that is there twice is an error: readers
+// would not agree on which counts.
+func split(object []byte) (all []member, err error) {
+	d := jsontext.NewDecoder(bytes.NewReader(object))
+	if start, err := d.ReadToken(); err != nil || start.Kind() != '{' {
+		return nil, errNoObject
+	}
+	for d.PeekKind() != '}' {
+		name, err := d.ReadToken()
+		if err != nil {
+			return nil, err
+		}
+		text := name.String()
+		value, err := d.ReadValue()
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, member{text, value.Clone()})
+	}
+	if _, err := d.ReadToken(); err != nil {
+		return nil, err
+	}
+	if _, err := d.ReadToken(); !errors.Is(err, io.EOF) {
+		return nil, errNoObject
+	}
+	return all, nil
+}
+
+func join(all []member) jsontext.Value {
+	b := []byte{'{'}
+	for i, m := range all {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b, _ = jsontext.AppendQuote(b, m.name) // which was text in JSON before
+		b = append(append(b, ':'), m.value...)
+	}
+	return append(b, '}')
+}
+
+// older is a version of OCSF that has less.
+type older struct {
+	version string
+	methods []string // in the order of their activities
+}
+
+// The methods that OCSF has numbers for before 1.9.
+var (
+	methods15 = []string{"CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "POST", "PUT", "TRACE"}
+	methods18 = append(slices.Clone(methods15), "PATCH")
+)
+
+var (
+	ocsf15 = older{version: "1.5.0", methods: methods15}
+	ocsf18 = older{version: "1.8.0", methods: methods18}
+)
+
+// exported is an event in an older version, with the record in the version of the log.
+type exported struct {
+	audit.Event
+	RawData  string         `json:"raw_data"`
+	Unmapped mappedUnmapped `json:"unmapped"`
+}
+
+type mappedUnmapped struct {
+	Leaf      string          `json:"leaf_hash"`
+	Log       string          `json:"log,omitempty"`
+	Sallyport audit.Extension `json:"sallyport"`
+}
+
+// mapped leaves out what an older version has no attribute for, and has the record in
+// raw_data. What is left out is in unmapped.sallyport too.
+func (o Origin) mapped(to older) Encoder {
+	return func(r audit.Entry) ([]byte, error) {
+		x := exported{
+			Event: *r.Event, RawData: string(r.JSON),
+			Unmapped: mappedUnmapped{leaf(r.JSON), o.Log, r.Event.Unmapped.Sallyport},
+		}
+		e := &x.Event
+		e.Metadata.Version = to.version
+		if e.ClassUID == audit.ClassHTTP && e.ActivityID > len(to.methods) && e.ActivityID != audit.ActivityOther {
+			e.ActivityID, e.ActivityName = audit.ActivityOther, e.Method()
+			e.TypeUID = int(e.ClassUID)*100 + e.ActivityID
+		}
+		if q := e.HTTPRequest; q != nil && !slices.Contains(to.methods, q.Method) {
+			x.Unmapped.Sallyport.Method = e.Method()
+			e.HTTPRequest = without(q)
+		}
+		e.Evidences = slices.Clone(e.Evidences)
+		for i, by := range e.Evidences {
+			if q := by.HTTPRequest; q != nil && !slices.Contains(to.methods, q.Method) {
+				e.Evidences[i].HTTPRequest = without(q)
+			}
+		}
+		e.Model, e.MessageContext = nil, nil // of no class of ours
+		e.Metadata.Profiles = slices.DeleteFunc(slices.Clone(e.Metadata.Profiles), func(p string) bool { return p == "ai_operation" })
+		return marshal(x)
+	}
+}
+
+// without is a request without its method.
+func without(q *audit.HTTPRequest) *audit.HTTPRequest {
+	other := *q
+	other.Method = ""
+	return &other
+}
+
+// marshal is json.Marshal without escapes that only HTML needs.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
