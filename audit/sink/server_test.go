@@ -47,20 +47,19 @@ func freePort(t *testing.T) string {
 	return port
 }
 
-// server is a syslog server with a configuration in a folder.
+// server is a process with a configuration in a folder.
 type server struct {
-	t    *testing.T
-	dir  string
-	port string
-	args []string
-	cmd  *exec.Cmd
+	t               *testing.T
+	root, dir, port string
+	args            []string
+	cmd             *exec.Cmd
 }
 
 // newServer writes certificates and a configuration, in which DIR, PORT and ROOT stand for
 // what they are, and starts the server.
-func newServer(t *testing.T, program, conf string, args ...string) (*server, sink.TLS) {
-	root := unpacked(t)
-	s := &server{t: t, dir: t.TempDir(), port: freePort(t)}
+func newServer(t *testing.T, root, program, conf string, args ...string) (*server, sink.TLS) {
+	t.Helper()
+	s := &server{t: t, root: root, dir: t.TempDir(), port: freePort(t)}
 	ca, err := testnet.NewCA()
 	if err != nil {
 		t.Fatal(err)
@@ -104,14 +103,13 @@ func (s *server) write(name, text string) {
 
 func (s *server) start() {
 	s.t.Helper()
-	root := unpacked(s.t)
 	log, err := os.OpenFile(filepath.Join(s.dir, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	defer log.Close()
 	s.cmd = exec.Command(s.args[0], s.args[1:]...)
-	s.cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+root+"/usr/lib/x86_64-linux-gnu:"+root+"/lib/x86_64-linux-gnu:"+root+"/usr/lib/syslog-ng")
+	s.cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+s.root+"/usr/lib/x86_64-linux-gnu:"+s.root+"/lib/x86_64-linux-gnu:"+s.root+"/usr/lib/syslog-ng")
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	if err := s.cmd.Start(); err != nil {
 		s.t.Fatal(err)
@@ -173,7 +171,7 @@ log { source(s); destination(d); };
 `
 
 func rsyslog(t *testing.T, module string) (*server, sink.TLS) {
-	return newServer(t, "usr/sbin/rsyslogd", strings.Replace(rsyslogConf, "MODULE", module, 1),
+	return newServer(t, unpacked(t), "usr/sbin/rsyslogd", strings.Replace(rsyslogConf, "MODULE", module, 1),
 		"-n", "-f", "DIR/conf", "-i", "DIR/pid", "-M", "ROOT/usr/lib/x86_64-linux-gnu/rsyslog")
 }
 
@@ -184,9 +182,71 @@ var syslogServers = map[string]func(*testing.T) (*server, sink.TLS){
 	},
 	"rsyslog TCP": func(t *testing.T) (*server, sink.TLS) { return rsyslog(t, `module(load="imtcp")`) },
 	"syslog-ng TLS": func(t *testing.T) (*server, sink.TLS) {
-		return newServer(t, "usr/sbin/syslog-ng", syslogNGConf,
+		return newServer(t, unpacked(t), "usr/sbin/syslog-ng", syslogNGConf,
 			"-F", "-f", "DIR/conf", "--persist-file=DIR/persist", "--pidfile=DIR/pid", "--control=DIR/control", "--module-path=ROOT/usr/lib/syslog-ng/3.38")
 	},
+}
+
+const collectorConf = `
+receivers: {otlp: {protocols: {http: {endpoint: "127.0.0.1:PORT", tls: {cert_file: DIR/server.pem, key_file: DIR/server.key}}}}}
+exporters: {debug: {verbosity: detailed, use_internal_logger: false}}
+service:
+  telemetry: {metrics: {level: none}}
+  pipelines: {logs: {receivers: [otlp], exporters: [debug]}}
+`
+
+// The OpenTelemetry collector gets each record, over faults of the network and over its
+// own restart.
+func TestCollector(t *testing.T) {
+	cmd := exec.Command("collector/build.sh")
+	cmd.Stderr = os.Stderr
+	path, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := strings.TrimSpace(string(path))
+	s, known := newServer(t, filepath.Dir(program), filepath.Base(program), collectorConf, "--config=DIR/conf")
+	r := &receiver{config: sink.Config{Type: sink.OTLP, URL: "https://127.0.0.1:" + s.port + "/v1/logs", TLS: known}}
+	r.read = func(t *testing.T) (records []string) {
+		s.stop() // or not all is written
+		text, err := os.ReadFile(filepath.Join(s.dir, "log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if body, ok := strings.CutPrefix(strings.TrimSpace(line), "Body: Str("); ok {
+				records = append(records, strings.TrimSuffix(body, ")"))
+			}
+		}
+		return records
+	}
+	sendOverFaults(t, s, r)
+}
+
+// sendOverFaults sends to a server while the network fails, and while the server restarts.
+func sendOverFaults(t *testing.T, s *server, r *receiver) {
+	t.Helper()
+	l := newTrail(t, r)
+	l.append(30, "before")
+	l.start()
+	shipped := func() bool {
+		return l.status().Cursor == l.log.Stats().Events && l.status().Away.IsZero()
+	}
+	for _, fault := range []int64{passes, resets, deaf, slow} {
+		l.net.fault.Store(fault)
+		l.append(30, "during")
+		if fault == resets || fault == deaf {
+			wait(t, "the fault", func() bool { return !l.status().Away.IsZero() })
+			l.net.fault.Store(passes)
+		}
+		wait(t, "records", shipped)
+	}
+	s.stop()
+	l.append(30, "while it is away")
+	wait(t, "its absence", func() bool { return !l.status().Away.IsZero() })
+	s.start()
+	l.append(30, strings.Repeat("long ", 4000))
+	l.complete()
 }
 
 func serverReceiver(s *server, known sink.TLS, plain bool) *receiver {
@@ -204,27 +264,7 @@ func TestSyslogServers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, known := begin(t)
-			l := newTrail(t, serverReceiver(s, known, strings.HasSuffix(name, "TCP")))
-			l.append(30, "before")
-			l.start()
-			shipped := func() bool {
-				return l.status().Cursor == l.log.Stats().Events && l.status().Away.IsZero()
-			}
-			for _, fault := range []int64{passes, resets, deaf, slow} {
-				l.net.fault.Store(fault)
-				l.append(30, "during")
-				if fault == resets || fault == deaf {
-					wait(t, "the fault", func() bool { return !l.status().Away.IsZero() })
-					l.net.fault.Store(passes)
-				}
-				wait(t, "records", shipped)
-			}
-			s.stop()
-			l.append(30, "while it is away")
-			wait(t, "its absence", func() bool { return !l.status().Away.IsZero() })
-			s.start()
-			l.append(30, strings.Repeat("long ", 4000))
-			l.complete()
+			sendOverFaults(t, s, serverReceiver(s, known, strings.HasSuffix(name, "TCP")))
 		})
 	}
 }
