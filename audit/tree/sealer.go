@@ -46,6 +46,8 @@ const (
 	maxTurn = 1 << 16
 	// maxBatch is how many records' hashes one write has.
 	maxBatch = 1 << 10
+	// maxOwn is more checkpoints than are signed while the log is read once.
+	maxOwn = 1 << 10
 	// appendWithin bounds the wait for a log that cannot be written.
 	appendWithin = 10 * time.Second
 )
@@ -69,11 +71,14 @@ type Sealer struct {
 	signer *Signer
 	store  *Store
 
-	newest *Checkpoint // nil before the first
-	kept   *Checkpoint // with which the tree was made durable last
-	saved  time.Time   // when that was
-	fresh  uint64      // records after the newest checkpoint that are no checkpoint's own
-	gone   uint64      // records that could not be read, not reported yet
+	newest *Checkpoint     // nil before the first
+	kept   *Checkpoint     // with which the tree was made durable last
+	saved  time.Time       // when that was
+	fresh  uint64          // records after the newest checkpoint that are no checkpoint's own
+	own    map[string]bool // notes of checkpoints whose records were not seen yet
+	gone   uint64          // records that could not be read, not reported yet
+	ahead  uint64          // first record that was not durable at the last look; 0 if there was none
+	looked time.Time       // when that was
 
 	mu     sync.Mutex
 	status Status
@@ -143,6 +148,9 @@ func (s *Sealer) turn(ctx context.Context, last bool) (more bool, err error) {
 	if last && s.store.Size() > before && s.o.Log.Durable() > s.store.Size() {
 		more = true // the checkpoint's own record: the tree ends where the log does
 	}
+	if err == nil && !more && !last {
+		err = s.lag(ctx, reached)
+	}
 	if err == nil && s.newest != s.kept && (s.kept == nil || last && !more || time.Since(s.saved) >= s.o.Every) {
 		err = s.save()
 	}
@@ -202,6 +210,7 @@ func (s *Sealer) compare(ctx context.Context, store *Store) error {
 	from := uint64(1)
 	if s.newest != nil {
 		from = s.newest.Size + 1
+		s.owns(s.newest)
 	}
 	s.fresh = 0
 	first, count, next := uint64(0), 0, from
@@ -240,9 +249,42 @@ func (s *Sealer) compare(ctx context.Context, store *Store) error {
 
 // count counts a record towards the next checkpoint, unless it is one's own.
 func (s *Sealer) count(e *audit.Event) {
-	if e.Unmapped.Sallyport.State != State {
-		s.fresh++
+	if x := &e.Unmapped.Sallyport; x.State == State && s.own[x.Checkpoint] {
+		delete(s.own, x.Checkpoint)
+		return
 	}
+	s.fresh++
+}
+
+// owns notes a checkpoint whose record is to come. The log's writer may not write it.
+func (s *Sealer) owns(c *Checkpoint) {
+	if s.own == nil || len(s.own) == maxOwn {
+		s.own = map[string]bool{}
+	}
+	s.own[c.Note] = true
+}
+
+// lag is the error for a log that has records which are not durable for long: the disk
+// hangs, or the log's writer does not say how far it is, and nothing would be sealed.
+func (s *Sealer) lag(ctx context.Context, durable uint64) error {
+	switch {
+	case time.Since(s.looked) < s.o.Every:
+		return nil
+	case s.ahead > durable:
+		return fmt.Errorf("record %d is in the log since %s, and is not said to be durable", s.ahead, s.looked.UTC().Format(time.RFC3339))
+	}
+	s.ahead, s.looked = 0, time.Now()
+	for l, err := range audit.Entries(ctx, s.o.Dir, audit.Query{From: durable + 1}) {
+		var damage *audit.DamageError
+		if errors.As(err, &damage) {
+			continue
+		}
+		if err == nil {
+			s.ahead = l.Number
+		}
+		return err
+	}
+	return nil
 }
 
 // take appends the log's records up to a number to the tree.
@@ -315,6 +357,7 @@ func (s *Sealer) seal(ctx context.Context) error {
 		return fmt.Errorf("recording a checkpoint: %w", err)
 	}
 	s.newest, s.fresh = c, 0
+	s.owns(c)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status.Covered, s.status.Checkpoint = c.Size, c.Time

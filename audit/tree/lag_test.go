@@ -1,0 +1,69 @@
+package tree_test
+
+import (
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"sallyport/audit"
+	"sallyport/audit/tree"
+)
+
+// reporter is a log whose writer says how far it is.
+type reporter struct {
+	*sealed
+	durable atomic.Uint64
+}
+
+func (r *reporter) Durable() uint64 { return r.durable.Load() }
+
+// A writer that does not say how far it is does not keep records from being sealed
+// without a word.
+func TestLag(t *testing.T) {
+	s := open(t, tempDir(t))
+	r := &reporter{sealed: s}
+	s.Sealer = tree.NewSealer(tree.Options{Dir: s.dir, Log: r, Key: s.key, Logger: slog.New(slog.DiscardHandler), Every: time.Millisecond, Poll: time.Millisecond})
+	s.exchanges(t, 3)
+	r.durable.Store(4)
+	stop := s.running(t)
+	until(t, "a failure", func() bool { return strings.Contains(s.Status().Failure, "record 5 ") })
+	r.durable.Store(1 << 20)
+	until(t, "recovery", func() bool { return s.Status().Failure == "" && s.Status().Covered >= 6 })
+	stop()
+	s.end(t)
+	if r := s.verify(t); len(r.Findings) > 0 {
+		t.Error(r)
+	}
+}
+
+// Records that only look like a checkpoint's own do not keep the next one from being
+// signed, and a checkpoint's own is no reason for another one.
+func TestFalseCheckpoints(t *testing.T) {
+	s := open(t, tempDir(t))
+	s.exchanges(t, 1)
+	stop := s.running(t)
+	until(t, "a checkpoint", func() bool { return s.Status().Covered == 2 })
+	stop()
+	first := s.Status().Covered
+	if s.end(t); s.Status().Covered != first || len(s.records(t)) != 3 {
+		t.Errorf("a checkpoint of a checkpoint: %+v", s.Status())
+	}
+	note := ""
+	for e := range audit.Read(t.Context(), s.dir, audit.Query{}) {
+		note = e.Unmapped.Sallyport.Checkpoint
+	}
+	s = open(t, filepath.Dir(filepath.Dir(s.dir)))
+	for range 3 {
+		e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
+		e.Unmapped.Sallyport.State, e.Unmapped.Sallyport.Checkpoint = tree.State, note
+		if err := s.log.Append(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if s.end(t); s.Status().Covered != 6 {
+		t.Errorf("%+v", s.Status())
+	}
+}
