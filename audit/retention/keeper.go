@@ -47,7 +47,7 @@ type Sinks interface {
 type Options struct {
 	Dir     string        // of the log's segments
 	Log     Log           // that is appended to
-	Covered func() uint64 // how many records the newest checkpoint covers
+	Covered func() uint64 // how many records a checkpoint covers, whose hashes are durable
 	Sinks   Sinks         // nil: there are none
 	Logger  *slog.Logger
 

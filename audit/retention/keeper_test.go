@@ -73,7 +73,7 @@ func reopen(root string, p retention.Policy) (*kept, error) {
 	quiet := slog.New(slog.DiscardHandler)
 	k.seal = func() error {
 		s := tree.NewSealer(tree.Options{Dir: k.dir, Log: k, Key: key, Logger: quiet, Records: 8})
-		defer func() { k.covered = s.Status().Covered }()
+		defer func() { k.covered = s.Status().Saved }()
 		return s.Close()
 	}
 	k.keep(p)

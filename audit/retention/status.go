@@ -2,26 +2,50 @@ package retention
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"sallyport/audit"
+	"sallyport/internal/size"
 )
 
 // Status is what there is of a log, as of the last look at it.
 type Status struct {
-	Oldest     uint64    // number of the oldest record
-	Since      time.Time // when it was written
-	Segments   int
-	Compressed int
-	Bytes      int64 // of segments on disk
-	Holds      []Hold
-	Held       int64  // bytes that would be deleted but for the holds
-	Waiting    int64  // bytes that would be deleted but for Sink
-	Sink       string // that lacks them
-	Deleted    uint64 // records since the start
+	Oldest     uint64    `json:"oldest"`         // number of the oldest record
+	Since      time.Time `json:"since,omitzero"` // when it was written
+	Segments   int       `json:"segments"`
+	Compressed int       `json:"compressed"`
+	Bytes      int64     `json:"bytes"` // of segments on disk
+	Holds      []Hold    `json:"holds,omitempty"`
+	Held       int64     `json:"held_bytes,omitempty"`      // that would be deleted but for the holds
+	Waiting    int64     `json:"unshipped_bytes,omitempty"` // that would be deleted but for Sink
+	Sink       string    `json:"sink,omitempty"`            // that lacks them
+	Deleted    uint64    `json:"deleted"`                   // records since the start
 
-	Failure      string // of the last look; "" if it did all that it had to
-	FailingSince time.Time
+	Failure      string    `json:"failure,omitempty"` // of the last look; "" if it did all that it had to
+	FailingSince time.Time `json:"failing_since,omitzero"`
+}
+
+// Lines say what there is, and what is not as it should be.
+func (s Status) Lines() []string {
+	if s.Segments == 0 {
+		return nil
+	}
+	lines := []string{fmt.Sprintf("audit log on disk: records from %d on, of %s, in %d segments, %d of them compressed, %v",
+		s.Oldest, s.Since.Local().Format(time.DateTime), s.Segments, s.Compressed, size.About(s.Bytes))}
+	for _, h := range s.Holds {
+		lines = append(lines, fmt.Sprintf("audit log: legal hold %s since %s: %s", h.Name, h.Since.Local().Format(time.DateTime), h.Reason))
+	}
+	if s.Held > 0 {
+		lines = append(lines, "audit log: holds keep "+size.About(s.Held)+" that would be deleted")
+	}
+	if s.Waiting > 0 {
+		lines = append(lines, fmt.Sprintf("audit log: %s would be deleted, and wait for sink %s", size.About(s.Waiting), s.Sink))
+	}
+	if s.Failure != "" {
+		lines = append(lines, fmt.Sprintf("audit log: not kept within its bounds since %s: %s", s.FailingSince.Local().Format(time.DateTime), s.Failure))
+	}
+	return lines
 }
 
 // Status is that of the last look at the log.

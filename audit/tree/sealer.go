@@ -57,6 +57,7 @@ type Status struct {
 	Log        string    // sallyport/ID; "" before the key is open
 	Size       uint64    // records in the tree
 	Covered    uint64    // records that the newest checkpoint covers
+	Saved      uint64    // those of them whose hashes are on stable storage
 	Checkpoint time.Time // when it was signed; zero if there is none
 	Unanchored uint64    // durable records that it does not cover
 	Failure    string    // why records are not sealed now; "" if they are
@@ -199,7 +200,7 @@ func (s *Sealer) open(ctx context.Context) error {
 	defer s.mu.Unlock()
 	s.status.Log = s.signer.Log()
 	if s.newest != nil {
-		s.status.Covered, s.status.Checkpoint = s.newest.Size, s.newest.Time
+		s.status.Covered, s.status.Checkpoint, s.status.Saved = s.newest.Size, s.newest.Time, s.newest.Size
 	}
 	return nil
 }
@@ -374,6 +375,9 @@ func (s *Sealer) save() error {
 		return fmt.Errorf("keeping the newest checkpoint: %w", err)
 	}
 	s.kept, s.saved = s.newest, time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.Saved = s.newest.Size
 	return nil
 }
 

@@ -31,6 +31,9 @@ func printStatus(w io.Writer, s api.Status) {
 	if s.Seal != nil {
 		fmt.Fprintln(w, sealLine(s.Seal))
 	}
+	for _, line := range s.Retention.Lines() {
+		fmt.Fprintln(w, terminal.Text(line))
+	}
 	for _, sink := range s.Sinks {
 		state, _ := sink.State()
 		fmt.Fprintf(w, "audit sink %s, %s at %s, has records up to %d, %s\n", sink.Name, sink.Type, terminal.Word(sink.Receiver), sink.Cursor, terminal.Text(state))

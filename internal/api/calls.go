@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 
+	"sallyport/audit/retention"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
 	"sallyport/policy/approval"
@@ -20,6 +21,10 @@ var (
 	Explain         = client.Call[Question, policy.Explanation]{Method: http.MethodPost, Path: "/v1/policy/explain"}
 	ExplainDecision = client.Call[client.None, recorded.Explanation]{Method: http.MethodGet, Path: "/v1/policy/explain/{decision}"}
 	ListLimits      = client.List[Limit]("/v1/limits")
+	ListHolds       = client.List[retention.Hold]("/v1/audit/holds")
+	AddHold         = client.Call[HoldReason, retention.Hold]{Method: http.MethodPut, Path: "/v1/audit/holds/{name}"}
+	ReleaseHold     = client.Action[HoldReason]{Method: http.MethodPost, Path: "/v1/audit/holds/{name}/release"}
+	DeleteAudit     = client.Call[DeleteRequest, retention.Plan]{Method: http.MethodPost, Path: "/v1/audit/deletions"}
 	TestSink        = client.Call[client.None, SinkTest]{Method: http.MethodPost, Path: "/v1/audit/sinks/{name}/test"}
 	ResetLimit      = client.Call[ResetRequest, ResetResult]{Method: http.MethodPost, Path: "/v1/limits/{name}/reset"}
 	ListApprovals   = client.Call[client.None, ApprovalList]{Method: http.MethodGet, Path: "/v1/approvals"}

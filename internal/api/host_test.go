@@ -63,6 +63,7 @@ type host struct {
 	restart   func() // another daemon on the same folders
 	line      line
 	images    images
+	retention *kept
 }
 
 func (h *host) Append(_ context.Context, events ...*audit.Event) error {
@@ -186,7 +187,7 @@ func must[T any](t *testing.T) func(T, error) T {
 // socket's path and what to break. Without sandboxes it has none.
 func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 	t.Helper()
-	dir, h := t.TempDir(), &host{layer: t.TempDir()}
+	dir, h := t.TempDir(), &host{layer: t.TempDir(), retention: new(kept)}
 	key := must[*seal.Key](t)(seal.Open(filepath.Join(t.TempDir(), "key"), dir))
 	authority := must[*ca.Authority](t)(ca.Open(ca.Options{Dir: filepath.Join(dir, "ca"), Sealer: key}))
 	cfg := must[*config.Config](t)(config.Parse(filepath.Join(dir, "sallyport.yaml"), []byte(document)))
@@ -218,6 +219,7 @@ func serve(t *testing.T, sandboxes bool) (*client.Client, string, *host) {
 		Status:    func() api.Status { return api.Status{Version: "test", PID: os.Getpid()} },
 		Limits:    &limits{},
 		Sinks:     sinks{},
+		Retention: h.retention,
 		Exposures: exposures{must[*access.Ports](t)(access.OpenPorts(filepath.Join(dir, "exposures.json")))},
 		Logger:    slog.New(slog.DiscardHandler),
 		Recorder:  actors{h},

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"sallyport/audit"
+	"sallyport/audit/retention"
 	"sallyport/gateway/access"
 	"sallyport/gateway/credential"
 	"sallyport/gateway/credential/file"
@@ -64,6 +65,12 @@ var problems = []struct {
 	{approval.ErrUnknown, http.StatusNotFound, "no-approval"},
 	{ErrNoLimit, http.StatusNotFound, "no-limit"},
 	{ErrNoSink, http.StatusNotFound, "no-sink"},
+	{retention.ErrNoHold, http.StatusNotFound, "no-hold"},
+	{retention.ErrHoldExists, http.StatusConflict, "name-taken"},
+	{retention.ErrHeld, http.StatusConflict, "held"},
+	{retention.ErrUnshipped, http.StatusConflict, "unshipped"},
+	{retention.ErrNothing, http.StatusConflict, "nothing-to-delete"},
+	{retention.ErrInvalid, http.StatusBadRequest, "bad-request"},
 	{errNoKey, http.StatusNotFound, "no-key"},
 	{access.ErrPortUnknown, http.StatusNotFound, "no-exposure"},
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"sallyport/audit/retention"
 	"sallyport/policy"
 	"sallyport/sandbox"
 	"sallyport/sandbox/client"
@@ -78,6 +79,14 @@ func (h *handler) routes() []route {
 		{method: get, pattern: "/v1/policy/explain/{decision}", id: "explainDecision", serve: call(h, http.StatusOK, h.explainDecision), scope: ScopeRead,
 			summary: "What the policy makes of a recorded decision", out: "200 Explanation The recorded decision, and that of today"},
 
+		{method: get, pattern: "/v1/audit/holds", id: "listHolds", serve: pages(h, func(o retention.Hold) string { return o.Name }, h.holds), scope: ScopeRead, paged: true,
+			summary: "Legal holds of the audit log", out: "200 []Hold A page of them by name"},
+		{method: put, pattern: "/v1/audit/holds/{name}", id: "addHold", serve: call(h, http.StatusCreated, h.addHold), scope: ScopeAdmin,
+			summary: "Keep all records of the audit log from now on", in: "HoldReason", out: "201 Hold The hold"},
+		{method: post, pattern: "/v1/audit/holds/{name}/release", id: "releaseHold", serve: call(h, http.StatusOK, h.releaseHold), scope: ScopeAdmin,
+			summary: "End a legal hold", in: "HoldReason", out: "204 - Done"},
+		{method: post, pattern: "/v1/audit/deletions", id: "deleteAudit", serve: call(h, http.StatusAccepted, h.deleteAudit), scope: ScopeAdmin,
+			summary: "Delete the oldest records of the audit log", note: "Whole segments are deleted, once a checkpoint covers the event that says so. It is refused under a legal hold, and without force while a sink lacks some of the records.", in: "DeleteRequest", out: "202 DeletePlan What is being deleted"},
 		{method: post, pattern: "/v1/audit/sinks/{name}/test", id: "testSink", serve: call(h, http.StatusOK, h.testSink), scope: ScopeAdmin,
 			summary: "Send one record to a sink of the audit log, and say what its receiver answered", out: "200 SinkTest What came of it"},
 

@@ -23,6 +23,10 @@ POST /v1/shutdown                        admin   host
 GET /v1/events                           read    tenant
 GET /v1/audit                            read    tenant
 POST /v1/audit/sinks/{name}/test         admin   host
+GET /v1/audit/holds                      read    host
+PUT /v1/audit/holds/{name}               admin   host
+POST /v1/audit/holds/{name}/release      admin   host
+POST /v1/audit/deletions                 admin   host
 POST /v1/policy/explain                  read    host
 GET /v1/policy/explain/{decision}        read    host
 GET /v1/limits                           read    host

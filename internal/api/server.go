@@ -59,6 +59,7 @@ type Options struct {
 	Limits    Limits
 	Exposures Exposures
 	Sinks     Sinks
+	Retention Retention
 	Logger    *slog.Logger
 
 	// Recorder and Keys are needed where keys are made; Users are who may use the

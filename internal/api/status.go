@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"sallyport/audit/retention"
 	"sallyport/internal/recorded"
 	"sallyport/policy"
 	reqbody "sallyport/policy/body"
@@ -29,6 +30,8 @@ type Status struct {
 	SSH *SSH `json:"ssh,omitempty"`
 	// Sinks are the receivers of the audit log's records.
 	Sinks []Sink `json:"sinks,omitempty"`
+	// Retention is what there is of the audit log.
+	Retention retention.Status `json:"retention"`
 	// Seal is how the audit log is sealed.
 	Seal *Seal `json:"seal,omitempty"`
 	// Fingerprint is that of the certificate of the TLS listener, sha256:HEX.

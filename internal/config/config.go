@@ -3,7 +3,7 @@
 // Every key has a safe default and an unknown key is an error, so that an empty
 // file is a working configuration that lets nothing out. The comment of each
 // field is its reference: meaning, unit and default. A change of the files, SIGHUP and
-// the API reload Document, Registries, Vault, the sinks of Audit and the keys of SSH. Other
+// the API reload Document, Registries, Vault, sinks and retention of Audit and the keys of SSH. Other
 // changes are named in the log and take effect after a restart.
 package config
 
@@ -293,4 +293,7 @@ type Audit struct {
 	// Sinks are receivers outside that get each record, up to 16. Reloads.
 	// Example: [{name: siem, type: syslog, address: "siem.example.com:6514"}]
 	Sinks []Sink `yaml:"sinks"`
+	// Retention says which records are kept. Reloads.
+	// Example: {keep: 90d, bytes: 100GiB}
+	Retention Retention `yaml:"retention"`
 }

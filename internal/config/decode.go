@@ -247,6 +247,8 @@ func (d *decoder) scalar(path string, n ast.Node, v reflect.Value) {
 
 func kindName(v reflect.Value) string {
 	switch v.Type() {
+	case reflect.TypeFor[Age]():
+		return "a time as 90d or 720h"
 	case reflect.TypeFor[Duration](), reflect.TypeFor[policy.Duration]():
 		return "a time as 30s or 1m"
 	case reflect.TypeFor[policy.Size]():

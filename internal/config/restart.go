@@ -23,6 +23,7 @@ func (c *Config) NeedsRestart(started *Config) []string {
 		if key == "audit" {
 			a, b := c.Audit, started.Audit
 			a.Sinks, b.Sinks = nil, nil
+			a.Retention, b.Retention = Retention{}, Retention{}
 			if reflect.DeepEqual(a, b) {
 				continue
 			}

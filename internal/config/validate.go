@@ -57,6 +57,7 @@ func (c *Config) findings() []policy.Finding {
 	v.remote(c.Remote)
 	v.webhooks(c.Webhooks)
 	v.sinks(c)
+	v.retention(c.Audit)
 	if b := c.Policy.Bundle; b != nil {
 		v.roots("policy.bundle.roots", b.Roots)
 	}

@@ -196,6 +196,7 @@ func (d *daemon) serveAPI(ctx context.Context, g *errgroup.Group) error {
 		Limits:    limits{d},
 		Exposures: exposures{d},
 		Sinks:     d,
+		Retention: d.retention,
 		Approvals: d.approvals,
 		Logger:    d.log,
 		Recorder:  d.auditLog,

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"sallyport/audit"
+	"sallyport/audit/retention"
 	"sallyport/audit/tree"
 	"sallyport/gateway/access"
 	"sallyport/gateway/ca"
@@ -68,13 +69,14 @@ type daemon struct {
 	metrics *prometheus.Registry
 	closers []func() error // in the order in which they were made
 
-	inForce  atomic.Pointer[config.Config] // the configuration of the last load
-	key      *seal.Key
-	auditLog *supervisor.AuditLog
-	sealer   *tree.Sealer
-	store    *file.Store
-	rules    *engine.Engine
-	broker   *credential.Broker
+	inForce   atomic.Pointer[config.Config] // the configuration of the last load
+	key       *seal.Key
+	auditLog  *supervisor.AuditLog
+	sealer    *tree.Sealer
+	retention *retention.Keeper
+	store     *file.Store
+	rules     *engine.Engine
+	broker    *credential.Broker
 
 	loader // of policy and credentials, again and again
 
@@ -184,6 +186,7 @@ func (d *daemon) openAuditLog(context.Context) error {
 		return err
 	}
 	d.openSealer()
+	d.openRetention()
 	d.store, err = file.New(d.cfg.DataDir, d.key)
 	return err
 }

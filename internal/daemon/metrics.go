@@ -29,6 +29,7 @@ func (d *daemon) serveMetrics(ctx context.Context, g *errgroup.Group) error {
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	d.metrics.MustRegister(trailMetrics(d.auditLog)...)
 	d.metrics.MustRegister(sealMetrics(d.sealer)...)
+	d.metrics.MustRegister(retentionMetrics(d.retention)...)
 	d.metrics.MustRegister(d.supervisor.Metrics()...)
 	d.metrics.MustRegister(d.loaderMetrics()...)
 	d.metrics.MustRegister(sinkMetrics{d.sinks.Set})

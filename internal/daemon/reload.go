@@ -194,6 +194,7 @@ func (d *daemon) load(ctx context.Context, cfg *config.Config, by string, fresh 
 	// Between these two a decision of the old policy leases nothing.
 	d.broker.Replace(sources, p.Revision())
 	d.sinks.Use(planned)
+	d.retention.Use(retentionPolicy(cfg))
 	d.endSources()
 	d.endSources = end
 	d.rules.Swap(p)

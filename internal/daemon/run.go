@@ -53,6 +53,7 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 	}
 	g.Go(func() error { return d.supervisor.Watch(ctx) })
 	g.Go(func() error { return d.sealer.Run(ctx) })
+	g.Go(func() error { return d.retention.Run(ctx) })
 	g.Go(func() error { return d.approvals.Run(ctx) })
 	watched := &watcher{version: d.version, policy: d.rules.Policy, record: d.auditLog.Enqueue, log: d.log}
 	g.Go(func() error { return watched.run(ctx) })
@@ -135,7 +136,7 @@ func (d *daemon) status() api.Status {
 	s := d.auditLog.Stats()
 	st := api.Status{
 		Version: d.version, PID: os.Getpid(), Revision: d.rules.Policy().Revision(), Rules: d.rules.Policy().Rules(),
-		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(), Seal: d.sealed(), Sinks: d.sinkStatus(),
+		Events: s.Events, Syncs: s.Syncs, Gateway: api.Process(d.supervisor.Status()), Policy: d.loaded(), Seal: d.sealed(), Sinks: d.sinkStatus(), Retention: d.retention.Status(),
 		Observing: d.rules.Policy().Observing(time.Now()),
 	}
 	if d.certificate != nil {

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"sallyport/audit/retention"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
 	"sallyport/internal/jail"
@@ -64,7 +65,7 @@ func Examine(ctx context.Context, opt Options) []Finding {
 		fs = append(fs, kernel(release()), btf(), cgroup(), bpffs(), bridgeNetfilter(), engine(c.Engine), appArmor("/"),
 			runsc(ctx, opt.Runsc), tarball(opt.Tarball, c.Sandbox.Image), agent(opt.Agent), subnet(c.Network))
 	}
-	fs = append(fs, disk(opt.Config.DataDir), key(opt.Config), gatewayUser(opt.Config.Gateway), seccomp(), landlock())
+	fs = append(fs, disk(opt.Config.DataDir), key(opt.Config), gatewayUser(opt.Config.Gateway), seccomp(), landlock(), auditLog(ctx, opt.Config))
 	if opt.Vault != nil {
 		fs = append(fs, vault(ctx, opt.Vault))
 	}
@@ -324,6 +325,23 @@ func key(c *config.Config) Finding {
 		return Finding{"key", Fail, fmt.Sprintf("%s has mode %v", c.KeyFile, i.Mode().Perm()), "chmod 600 " + c.KeyFile}
 	}
 	return Finding{"key", OK, c.KeyFile, ""}
+}
+
+// auditLog says what there is of the log, and what keeps it.
+func auditLog(ctx context.Context, c *config.Config) Finding {
+	const name = "audit log"
+	st, err := retention.Look(ctx, c.AuditDir())
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && st.Segments == 0:
+		return Finding{name, OK, "none yet", ""}
+	case err != nil:
+		return Finding{name, Warn, err.Error(), "see docs/operate/audit-retention.md"}
+	}
+	f := Finding{name, OK, strings.Join(st.Lines(), "; "), ""}
+	if most := c.Audit.Retention.Bytes; most > 0 && st.Bytes > int64(most)+c.Audit.SegmentSize {
+		f.Level, f.Fix = Warn, "it has more than audit.retention.bytes: `sallyport status` says whether a hold or a sink keeps it"
+	}
+	return f
 }
 
 // sinks says how each sink of the audit log is.

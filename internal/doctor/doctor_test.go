@@ -131,9 +131,9 @@ func TestExamine(t *testing.T) {
 		kind  string
 		wants []string
 	}{
-		{"none", []string{"user", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
-		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "AppArmor", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
-		{"private", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "AppArmor", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "Vault"}},
+		{"none", []string{"user", "disk", "key", "gateway's user", "seccomp", "Landlock", "audit log", "Vault"}},
+		{"existing", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "AppArmor", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "audit log", "Vault"}},
+		{"private", []string{"user", "kernel", "BTF", "cgroup", "bpffs", "bridge netfilter", "Docker", "AppArmor", "gVisor", "base image", "agent", "subnet 192.0.2.0/24", "disk", "key", "gateway's user", "seccomp", "Landlock", "audit log", "Vault"}},
 	} {
 		t.Run(tt.kind, func(t *testing.T) {
 			c, err := config.Parse(filepath.Join(dir, "sallyport.yaml"), fmt.Appendf(nil,
@@ -154,5 +154,39 @@ func TestExamine(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", g, w)
 			}
 		})
+	}
+}
+
+// The audit log's size and what keeps it are told, and more than its bound is a warning.
+func TestAuditLog(t *testing.T) {
+	c, err := config.Parse(filepath.Join(t.TempDir(), "sallyport.yaml"), []byte("dataDir: data\naudit: {segmentSize: 1048576, retention: {bytes: 1MiB}}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f := auditLog(t.Context(), c); f.Level != OK || f.Found != "none yet" {
+		t.Error(f)
+	}
+	if err := os.MkdirAll(c.AuditDir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write := func(name, text string, size int64) {
+		t.Helper()
+		path := filepath.Join(c.AuditDir(), name)
+		if err := errors.Join(os.WriteFile(path, []byte(text), 0o600), os.Truncate(path, max(size, int64(len(text))))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("00000000000000000001.jsonl", `{"metadata":{"sequence":1},"time":1800000000000}`+"\n", 0)
+	if f := auditLog(t.Context(), c); f.Level != OK || !strings.Contains(f.Found, "records from 1 on, of 2027-01-15") {
+		t.Error(f)
+	}
+	write("retention.json", `{"holds":[{"name":"case-7","reason":"court","since":"2027-01-15T08:00:00Z"}]}`, 0)
+	write("00000000000000000002.jsonl", "", 3<<20)
+	if f := auditLog(t.Context(), c); f.Level != Warn || f.Fix == "" || !strings.Contains(f.Found, "legal hold case-7") {
+		t.Error(f)
+	}
+	write("retention.json", "{", 0)
+	if f := auditLog(t.Context(), c); f.Level != Warn || !strings.Contains(f.Found, "nothing is deleted") {
+		t.Error(f)
 	}
 }

@@ -20,7 +20,7 @@ import (
 // Command is `sallyport audit`.
 func Command(g *cli.Globals) *cobra.Command {
 	return cli.Group("audit", "Read decisions and their outcomes, and check them",
-		newTail(g), newQuery(g), newTimeline(g), newVerify(g), newProve(g), newKey(g), newSink(g))
+		newTail(g), newQuery(g), newTimeline(g), newVerify(g), newProve(g), newKey(g), newSink(g), newHold(g), newDelete(g))
 }
 
 // formats are what --output says of the commands that list records.

@@ -72,8 +72,9 @@ func moment(flag, text string) (time.Time, error) {
 }
 
 func timeOf(text string) (time.Time, bool) {
-	if ago, err := time.ParseDuration(text); err == nil && ago > 0 {
-		return time.Now().Add(-ago), true
+	var ago config.Age
+	if err := ago.UnmarshalText([]byte(text)); err == nil && ago > 0 {
+		return time.Now().Add(-time.Duration(ago)), true
 	}
 	t, err := time.Parse(time.RFC3339, text)
 	return t, err == nil

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"strings"
 
+	"sallyport/internal/config"
 	"sallyport/policy"
 	"sallyport/policy/limit"
 )
@@ -181,6 +182,8 @@ func (w *writer) value(name string, t reflect.Type) *node {
 		switch t {
 		case reflect.TypeFor[policy.Duration]():
 			return &node{Type: "string", Pattern: `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$`}
+		case reflect.TypeFor[config.Age]():
+			return &node{Type: "string", Pattern: `^([0-9]+d|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`}
 		case reflect.TypeFor[policy.Size]():
 			return &node{Type: []string{"string", "integer"}, Pattern: `^[0-9]+ ?([KMGT]i?B|B)?$`}
 		case reflect.TypeFor[limit.Money]():

@@ -1,0 +1,73 @@
+package daemon
+
+import (
+	"log/slog"
+	"math"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"sallyport/audit"
+	"sallyport/audit/sink"
+	"sallyport/internal/config"
+)
+
+// What a sink lacks is not shipped, and without sinks everything is.
+func TestShipped(t *testing.T) {
+	dir := t.TempDir()
+	d := &daemon{cfg: &config.Config{DataDir: filepath.Join(dir, "data"), KeyFile: filepath.Join(dir, "key")}, log: slog.New(slog.DiscardHandler)}
+	if err := d.openAuditLog(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	d.sinks.Set = sink.NewSet(sink.Options{Log: d.cfg.AuditDir(), Dir: filepath.Join(dir, "sinks"), Dead: filepath.Join(dir, "dead"), Logger: d.log, Durable: d.auditLog.Durable})
+	if last, of := (shipped{d}).Shipped(); last != math.MaxUint64 || of != "" {
+		t.Error(last, of)
+	}
+	plan, err := d.sinks.Prepare(t.Context(), []sink.Config{{Name: "siem", Type: sink.File, Encoding: "ocsf", Path: filepath.Join(dir, "out")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.sinks.Use(plan)
+	if last, of := (shipped{d}).Shipped(); last != 0 || of != "siem" {
+		t.Error(last, of)
+	}
+}
+
+// The keeper of the log follows the configuration, and its metrics are there.
+func TestRetentionFollows(t *testing.T) {
+	no, yes := false, true
+	for _, tt := range []struct {
+		r    config.Retention
+		want []any
+	}{
+		{config.Retention{}, []any{time.Duration(0), int64(0), false}},
+		{config.Retention{Keep: config.Age(time.Hour), Bytes: 7, Compress: &no}, []any{time.Hour, int64(7), true}},
+		{config.Retention{Compress: &yes}, []any{time.Duration(0), int64(0), false}},
+	} {
+		p := retentionPolicy(&config.Config{Audit: config.Audit{Retention: tt.r}})
+		if got := []any{p.Keep, p.Bytes, p.Plain}; !slices.Equal(got, tt.want) {
+			t.Errorf("%+v: %v", tt.r, got)
+		}
+	}
+	dir := t.TempDir()
+	d := &daemon{cfg: &config.Config{DataDir: filepath.Join(dir, "data"), KeyFile: filepath.Join(dir, "key")}, log: slog.New(slog.DiscardHandler)}
+	if err := d.openAuditLog(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.auditLog.Append(t.Context(), changed(audit.Product{Name: "sallyport"}, "sallyport", "started")); err != nil {
+		t.Fatal(err)
+	}
+	r := prometheus.NewRegistry()
+	r.MustRegister(retentionMetrics(d.retention)...)
+	families, err := r.Gather()
+	if err != nil || len(families) != 8 {
+		t.Error(families, err)
+	}
+	if err := d.close(); err != nil {
+		t.Fatal(err)
+	}
+}
