@@ -76,7 +76,7 @@ func classOf(kind, state string) Class {
 	switch kind {
 	case "sandbox", "image":
 		return ClassEntity
-	case "key", "secret", "client", "limit", "approval", "api":
+	case "key", "secret", "client", "limit", "approval", "hold", "api":
 		return ClassAPI
 	case daemonSubject:
 		if _, ok := activities[ClassAPI][state]; ok {

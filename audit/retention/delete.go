@@ -239,7 +239,7 @@ func (k *Keeper) Delete(ctx context.Context, before time.Time, force bool) (Plan
 	if last, sink := k.shipped(); p.Last > last && !force {
 		return Plan{}, fmt.Errorf("%w: %s has them up to number %d: wait for it, or force it", ErrUnshipped, sink, last)
 	}
-	e := event("", "", "") // for its actor
+	e := event("sallyport", "", "") // for its actor
 	audit.Attribute(ctx, e)
 	err = k.change(func(s *state) { s.Order = &order{p.Last, force, e.Actor} })
 	k.hurry()

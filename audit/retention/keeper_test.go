@@ -355,7 +355,7 @@ func TestHold(t *testing.T) {
 	if len(again.segments(t)) < len(before) || len(again.verify(t)) > 0 || st.Held == 0 || len(st.Holds) != 1 || st.Holds[0].Reason != h.Reason {
 		t.Fatalf("%+v", st)
 	}
-	if got, want := again.states(t), []string{audit.StateDeleted, "hold-added", "audit-kept"}; !slices.Equal(got, want) {
+	if got, want := again.states(t), []string{audit.StateDeleted, "added", "audit-kept"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if looked, err := retention.Look(t.Context(), again.dir); err != nil || looked.Oldest != 1 || len(looked.Holds) != 1 {

@@ -156,19 +156,16 @@ func (k *Keeper) find(name string) int {
 }
 
 func holdEvent(ctx context.Context, state, name, reason string) *audit.Event {
-	e := event("hold/"+name, "hold-"+state, fmt.Sprintf("legal hold %s %s", name, state))
+	e := event("hold/"+name, state, fmt.Sprintf("legal hold %s %s", name, state))
 	e.Detail = reason
 	audit.Attribute(ctx, e)
 	return e
 }
 
-// event is one about the log itself.
-func event(app, state, message string) *audit.Event {
-	e := audit.New(audit.KindLifecycle, audit.ClassLifecycle, audit.ActivityOther)
-	e.App = &audit.Product{Name: app}
-	e.StatusID = audit.StatusSuccess
+// event is one about what is kept of the log.
+func event(subject, state, message string) *audit.Event {
+	e := audit.Change(subject, state)
 	e.SeverityID = audit.SeverityMedium
 	e.Message = message
-	e.Unmapped.Sallyport.State = state
 	return e
 }

@@ -1,7 +1,6 @@
 package daemon
 
 import (
-	"math"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,18 +21,10 @@ func retentionPolicy(cfg *config.Config) retention.Policy {
 	return retention.Policy{Keep: time.Duration(r.Keep), Bytes: int64(r.Bytes), Plain: r.Compress != nil && !*r.Compress}
 }
 
-// shipped are the sinks as retention sees them.
+// shipped are the sinks, which are opened after the log.
 type shipped struct{ d *daemon }
 
-func (s shipped) Shipped() (last uint64, sink string) {
-	last = math.MaxUint64
-	for _, one := range s.d.sinks.Status() {
-		if one.Cursor < last {
-			last, sink = one.Cursor, one.Name
-		}
-	}
-	return last, sink
-}
+func (s shipped) Shipped() (last uint64, sink string) { return s.d.sinks.Shipped() }
 
 // retentionMetrics are of the last look at the log.
 func retentionMetrics(k *retention.Keeper) []prometheus.Collector {

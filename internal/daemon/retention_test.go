@@ -10,7 +10,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	"sallyport/audit"
 	"sallyport/audit/sink"
 	"sallyport/internal/config"
 )
@@ -58,7 +57,7 @@ func TestRetentionFollows(t *testing.T) {
 	if err := d.openAuditLog(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.auditLog.Append(t.Context(), changed(audit.Product{Name: "sallyport"}, "sallyport", "started")); err != nil {
+	if err := d.auditLog.Append(t.Context(), d.changed("sallyport", "sallyport", "started")); err != nil {
 		t.Fatal(err)
 	}
 	r := prometheus.NewRegistry()
