@@ -231,8 +231,8 @@ func await[T any](t *testing.T, c <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
-	case <-time.After(time.Second):
-		t.Error("nothing within a second")
+	case <-time.After(20 * time.Second):
+		t.Error("nothing within 20 s")
 	}
 	return v
 }
