@@ -35,6 +35,9 @@ func ParseKey(text string) (Key, error) {
 // String is the key in the form of a note's verifier (golang.org/x/mod/sumdb/note).
 func (k Key) String() string { return k.text }
 
+// Name names the key: the log and the key's hash, as notes do that it signs.
+func (k Key) Name() string { return fmt.Sprintf("%s+%08x", k.verifier.Name(), k.verifier.KeyHash()) }
+
 // Log names the log.
 func (k Key) Log() string { return k.verifier.Name() }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"sallyport/audit/encoding"
 	"sallyport/internal/hostname"
 	"sallyport/internal/secretfile"
 	"sallyport/policy"
@@ -27,7 +28,8 @@ type Sink struct {
 	// https. Required.
 	// Example: syslog
 	Type string `yaml:"type"`
-	// Encoding is what a record is sent as. Default: ocsf, as it is in the log.
+	// Encoding is what a record is sent as: ocsf (default; 1.9, as it is in the log),
+	// ocsf-1.8, ocsf-1.5, ecs or cef. Each holds the record whole.
 	// Example: ocsf
 	Encoding string `yaml:"encoding"`
 	// URL is where requests go: of splunk the collector, of otlp the path for logs, of
@@ -145,10 +147,6 @@ const (
 // Blocks says whether the data path stops when the spool is full.
 func (s SinkSpool) Blocks() bool { return s.WhenFull == whenFullBlock }
 
-// Encodings of records. A test of the daemon holds them and those of package audit
-// together.
-var Encodings = []string{"ocsf"}
-
 // sinkKeys are the keys that a type needs and may have, besides those of all.
 var sinkKeys = map[string]struct{ needs, may []string }{
 	"file":          {[]string{"path"}, []string{"maxSize", "keep"}},
@@ -166,7 +164,7 @@ func SinkTypes() []string { return slices.Sorted(maps.Keys(sinkKeys)) }
 
 // fill sets defaults.
 func (s *Sink) fill() {
-	set(&s.Encoding, "ocsf")
+	set(&s.Encoding, encoding.Names()[0])
 	set(&s.Spool.Bytes, 4<<30)
 	set(&s.Spool.WhenFull, whenFullBlock)
 	switch s.Type {
@@ -221,7 +219,7 @@ func (v *validator) sinks(c *Config) {
 		case slices.ContainsFunc(list[:i], func(o Sink) bool { return o.Name == s.Name }):
 			v.fail(at+".name", fmt.Sprintf("%q is there twice", s.Name), "give each sink a name of its own")
 		}
-		v.oneOf(at+".encoding", s.Encoding, Encodings...)
+		v.oneOf(at+".encoding", s.Encoding, encoding.Names()...)
 		v.oneOf(at+".spool.whenFull", s.Spool.WhenFull, whenFullBlock, "drop-shipped-only")
 		v.between(at+".spool.bytes", int64(s.Spool.Bytes), 1<<20, 1<<50, "from 1MiB", "4GiB")
 		v.between(at+".batch.events", int64(s.Batch.Events), 1, 100_000, "from 1 to 100000", "500")

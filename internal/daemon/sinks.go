@@ -10,13 +10,16 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"sallyport/audit"
+	"sallyport/audit/encoding"
 	"sallyport/audit/sink"
+	"sallyport/audit/tree"
 	"sallyport/gateway/upstream"
 	"sallyport/internal/api"
 	"sallyport/internal/config"
@@ -28,7 +31,8 @@ import (
 // the last checkpoint leaves too.
 type sinks struct {
 	*sink.Set
-	end func()
+	end    func()
+	origin atomic.Pointer[encoding.Origin]
 }
 
 // drainWithin is how long the daemon waits at its end for sinks that answer.
@@ -38,7 +42,7 @@ const drainWithin = 2 * time.Second
 func (d *daemon) openSinks(ctx context.Context) error {
 	d.sinks.Set = sink.NewSet(sink.Options{
 		Log: d.cfg.AuditDir(), Dir: filepath.Join(d.cfg.IndexDir(), "sinks"), Dead: filepath.Join(d.cfg.AuditDir(), "dead"),
-		Durable: d.auditLog.Durable, Logger: d.log, Secret: d.sinkSecret, Dial: d.dialSink,
+		Durable: d.auditLog.Durable, Logger: d.log, Secret: d.sinkSecret, Dial: d.dialSink, Encoder: d.sinkEncoder,
 		Record: func(ctx context.Context, e *audit.Event) error { return d.auditLog.Append(ctx, e) },
 		Hold: func(reason string) {
 			if d.supervisor.Hold(reason); reason != "" {
@@ -63,6 +67,10 @@ func (d *daemon) startSinks() {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		// The first records name the log too, whose key is made by now or soon.
+		for i := 0; i < 50 && d.origin() == (encoding.Origin{}) && ctx.Err() == nil; i++ {
+			time.Sleep(100 * time.Millisecond)
+		}
 		_ = d.sinks.Run(ctx)
 	}()
 	d.sinks.end = func() { cancel(); <-done }
@@ -129,6 +137,34 @@ func sinkConfig(s config.Sink) (c sink.Config, err error) {
 		c.TLS.Key, err = secretfile.Read(s.TLS.KeyFile, maxSecretFile)
 	}
 	return c, err
+}
+
+// sinkEncoder returns an encoding by its name.
+func (d *daemon) sinkEncoder(name string) (sink.Encoder, error) {
+	if _, err := encoding.ByName(name, encoding.Origin{}); err != nil {
+		return nil, err
+	}
+	return func(e audit.Entry) ([]byte, error) {
+		encode, err := encoding.ByName(name, d.origin())
+		if err != nil {
+			return nil, err
+		}
+		return encode(e)
+	}, nil
+}
+
+// origin says of which log records are; nothing before its key is there.
+func (d *daemon) origin() encoding.Origin {
+	if o := d.sinks.origin.Load(); o != nil {
+		return *o
+	}
+	key, err := tree.ReadKey(d.cfg.AuditDir())
+	if err != nil {
+		return encoding.Origin{}
+	}
+	o := encoding.Origin{Log: key.Log(), Key: key.Name()}
+	d.sinks.origin.Store(&o)
+	return o
 }
 
 // sinkSecret reads the credential of a sink.

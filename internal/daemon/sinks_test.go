@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"sallyport/audit/encoding"
 	"sallyport/audit/sink"
 	"sallyport/gateway/credential"
 	"sallyport/internal/config"
@@ -77,6 +78,7 @@ func TestSinkOfConfiguration(t *testing.T) {
 	if err := d.openSinks(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	d.sinks.origin.Store(&encoding.Origin{Log: "sallyport/test"})
 	d.startSinks()
 	test, err := d.TestSink(t.Context(), "siem")
 	if err != nil || test.Error != "" || !strings.Contains(test.Answer, "200") || test.Sequence == 0 {
