@@ -90,36 +90,16 @@ type reader struct {
 
 	next uint64 // number expected, 0 when not known
 	half half
+	bad  int // what was wrong with the line before
 }
 
-// half is about lines of the growing segment that have zeros in them: the writer is about
-// to finish them, unless they were damaged.
-type half struct {
-	size  int64 // of the segment, at the last look at it
-	end   int64 // of what there was at the first look at such a line
-	looks int
-	found bool // by the last look
-	all   int  // looks at all lines
-}
-
+// What a line is when it is not the event that belongs there. Many in a row are one place of
+// damage: of each two bytes that somebody else has written there could be one.
 const (
-	maxLooks = 3 // at what there is tell the one from the other
-	// maxAllLooks are more than a reader needs who does not follow, and who is not to
-	// wait for one such line after the other.
-	maxAllLooks = 100
+	bad     = iota + 1 // not an event
+	surplus            // an event of a number that was passed
+	astray             // an event of a number that the segment does not reach
 )
-
-// wait says whether the line at offset may be finished soon.
-func (h *half) wait(offset int64, follow bool) bool {
-	if offset >= h.end {
-		h.end, h.looks = h.size, 0
-	}
-	if h.found = h.looks < maxLooks && (follow || h.all < maxAllLooks); h.found {
-		h.looks++
-		h.all++
-	}
-	return h.found
-}
 
 func (r *reader) read() error {
 	all, err := segments(r.dir)
@@ -442,24 +422,33 @@ func (r *reader) lines(s segment, lines *lineReader, limit uint64) (int, error) 
 		}
 		e, err := decode(b)
 		if err != nil {
-			if err := r.damage(s, offset, "not an event"); err != nil {
-				return 0, err
+			if r.bad != bad {
+				if err := r.damage(s, offset, "not an event"); err != nil {
+					return 0, err
+				}
 			}
-			r.next++
+			if r.bad = bad; r.next != 0 {
+				r.next++
+			}
 			continue
 		}
-		number := e.Metadata.Sequence
-		if r.next != 0 && number != r.next {
+		number, kind := e.Metadata.Sequence, 0
+		switch {
+		case !s.reaches(number, offset), limit != 0 && number >= limit:
+			kind = astray
+		case number < r.next:
+			kind = surplus
+		}
+		if kind != 0 && r.bad != kind || kind == 0 && r.next != 0 && number != r.next {
 			if err := r.damage(s, offset, fmt.Sprintf("event %d where %d belongs", number, r.next)); err != nil {
 				return 0, err
 			}
-			if number < r.next {
-				continue // one too many
+		}
+		if r.bad = kind; kind != 0 {
+			if kind == astray && r.next != 0 {
+				r.next++
 			}
-			if !s.reaches(number, offset) || limit != 0 && number >= limit {
-				r.next++ // it stands in another's place
-				continue
-			}
+			continue
 		}
 		r.next = number + 1
 		if r.query.wants(e) && !r.yield(Entry{number, b, e, offset}, nil) {

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -235,6 +236,44 @@ func TestDamage(t *testing.T) {
 	same(t, "damaged", dir, path)
 	if _, told := answer(t, dir, path, index.Query{Sandbox: "box-1"}); len(told) == 0 {
 		t.Error("nothing is told of it")
+	}
+}
+
+// However much of the log somebody has damaged, a search holds little of it at a time.
+func TestMuchDamage(t *testing.T) {
+	dir, path := filepath.Join(t.TempDir(), "audit"), filepath.Join(t.TempDir(), "audit.db")
+	newTraffic(2).write(t, dir, 100)
+	const pairs = 50_000
+	edit(t, dir, 0, func(lines []string) {
+		var b strings.Builder
+		for range pairs {
+			b.WriteString("x\n" + lines[0]) // a number that was passed, so that each is a place of its own
+		}
+		lines[50] = b.String()
+	})
+	update(t, dir, path)
+	same := 0
+	_, lost := answer(t, dir, "", index.Query{Sandbox: "box-1"})
+	var before, now runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	most := uint64(0)
+	for _, err := range index.Search(t.Context(), dir, path, index.Query{Sandbox: "box-1"}) {
+		var damage *audit.DamageError
+		if !errors.As(err, &damage) {
+			continue
+		}
+		if same < len(lost) && damage.Error() != lost[same] {
+			t.Fatalf("place %d: %v, want %s", same, err, lost[same])
+		}
+		if same++; same%20_000 == 0 {
+			runtime.GC()
+			runtime.ReadMemStats(&now)
+			most = max(most, now.HeapAlloc-min(before.HeapAlloc, now.HeapAlloc))
+		}
+	}
+	if same < pairs || len(lost) < pairs || most > 8<<20 {
+		t.Errorf("%d places of %d, %d bytes in use", same, len(lost), most)
 	}
 }
 

@@ -149,11 +149,12 @@ type lookup struct {
 	*search
 	db        *sql.DB
 	picker    *audit.Picker
-	low, high uint64 // what is selected is there, but for completions
-	last      uint64 // that is indexed
-	match     string // of FTS5
-	damage    []found
-	following places // completions of what was yielded
+	low, high uint64  // what is selected is there, but for completions
+	last      uint64  // that is indexed
+	match     string  // of FTS5
+	damage    []found // the next of it
+	told      found   // the last that was read
+	following places  // completions of what was yielded
 }
 
 // prepare finds the bounds of the query's times and the log's damage.
@@ -186,7 +187,14 @@ func (l *lookup) prepare() error {
 		all = append(all, `("`+strings.Join(any, `" OR "`)+`")`)
 	}
 	l.match = strings.Join(all, " AND ")
-	rows, err := l.db.QueryContext(l.ctx, "SELECT file, at, number, reason FROM damage WHERE number >= ? ORDER BY number, file, at", int64(l.next))
+	l.told = found{&audit.DamageError{Offset: -1}, l.next}
+	return l.readDamage()
+}
+
+// readDamage reads the next damage: there can be much, if somebody has written it.
+func (l *lookup) readDamage() error {
+	rows, err := l.db.QueryContext(l.ctx, "SELECT file, at, number, reason FROM damage WHERE (number, file, at) > (?, ?, ?) ORDER BY number, file, at LIMIT ?",
+		int64(l.told.number), l.told.File, l.told.Offset, pageSize)
 	if err != nil {
 		return err
 	}
@@ -196,7 +204,7 @@ func (l *lookup) prepare() error {
 		if err := rows.Scan(&d.File, &d.Offset, &d.number, &d.Reason); err != nil {
 			return err
 		}
-		l.damage = append(l.damage, d)
+		l.damage, l.told = append(l.damage, d), d
 	}
 	return rows.Err()
 }
@@ -268,7 +276,11 @@ func (l *lookup) upTo(number uint64) error {
 	}
 	for len(l.damage) > 0 && l.damage[0].number <= number && !l.stopped {
 		l.stopped = !l.yield(audit.Entry{}, l.damage[0].DamageError)
-		l.damage = l.damage[1:]
+		if l.damage = l.damage[1:]; len(l.damage) == 0 {
+			if err := l.readDamage(); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

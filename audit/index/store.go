@@ -26,6 +26,7 @@ CREATE VIRTUAL TABLE event USING fts5(terms, content='', columnsize=0, detail=no
 CREATE TABLE open(id TEXT PRIMARY KEY, number INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE span(first INTEGER PRIMARY KEY, last INTEGER NOT NULL, low INTEGER NOT NULL, high INTEGER NOT NULL, head INTEGER NOT NULL, tail INTEGER NOT NULL) STRICT;
 CREATE TABLE damage(file TEXT, at INTEGER, number INTEGER NOT NULL, reason TEXT NOT NULL, PRIMARY KEY(file, at)) STRICT, WITHOUT ROWID;
+CREATE INDEX damaged ON damage(number, file, at);
 `
 
 // terming changes with what terms are.
