@@ -102,6 +102,9 @@ func unwrap(encoded []byte) (name string, line []byte, err error) {
 		} `json:"metadata"`
 		Raw *string `json:"raw_data"`
 	}
+	if !jsontext.Value(encoded).IsValid() { // also if it says something twice
+		return "", nil, errNoRecord
+	}
 	if err := json.Unmarshal(encoded, &x); err != nil {
 		return "", nil, fmt.Errorf("%w: %w", errNoRecord, err)
 	}

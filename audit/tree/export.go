@@ -13,6 +13,8 @@ import (
 
 	"github.com/go-json-experiment/json/jsontext"
 	"golang.org/x/mod/sumdb/tlog"
+
+	"sallyport/audit/encoding"
 )
 
 // exportedRecord is a record of an export, or a line that has none.
@@ -22,6 +24,7 @@ type exportedRecord struct {
 	near    bool   // it is none, and somebody may take it for one
 	line    []byte // as the log has it
 	differs bool   // from the hash that the export has beside it
+	altered string // field of the encoding that is not as in the record
 	at      uint64 // its line
 }
 
@@ -107,21 +110,36 @@ func unwrap(text []byte, depth int, f func(exportedRecord)) {
 		return
 	case '{':
 	default:
-		// What is before the message cannot hold one: {"metadata" begins each record.
+		if bytes.Contains(text, []byte("CEF:0|")) {
+			if r, ok := readMapped(text); ok {
+				f(r)
+			} else {
+				unreadable(text, f)
+			}
+			return
+		}
+		// What is before the message cannot hold one: a brace begins each record.
 		if i := bytes.IndexByte(text, '{'); i > 0 {
 			unwrap(text[i:], depth+1, f)
 		}
 		return
 	}
-	names, members, err := split(text)
+	members, err := split(text)
 	if err != nil {
 		unreadable(text, f)
 		return
 	}
-	_, isWhole := members["metadata"]
-	if raw := members["raw_data"]; isWhole && raw == nil {
-		f(readRecord(names, members))
+	_, isOCSF := members["metadata"]
+	_, isECS := members["ecs"]
+	if isOCSF && (members["raw_data"] == nil || members[attestation] != nil) {
+		f(readRecord(text))
 		return
+	}
+	if isOCSF || isECS {
+		if r, ok := readMapped(text); ok {
+			f(r)
+			return
+		}
 	}
 	for _, name := range wrappers {
 		inner, ok := members[name]
@@ -133,7 +151,7 @@ func unwrap(text []byte, depth int, f func(exportedRecord)) {
 			return
 		}
 	}
-	if isWhole {
+	if isOCSF {
 		f(exportedRecord{near: true})
 	}
 }
@@ -146,33 +164,33 @@ func unreadable(text []byte, f func(exportedRecord)) {
 	}
 }
 
-// split reads the members of an object in their order. A name that is there twice is an
+// split reads the members of an object. A name that is there twice is an
 // error: readers would not agree on which counts.
-func split(text []byte) (names []string, members map[string]jsontext.Value, err error) {
+func split(text []byte) (members map[string]jsontext.Value, err error) {
 	d := jsontext.NewDecoder(bytes.NewReader(text))
 	if _, err := d.ReadToken(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	members = map[string]jsontext.Value{}
 	for d.PeekKind() != '}' {
 		name, err := d.ReadToken()
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		text := name.String()
 		value, err := d.ReadValue()
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
-		names, members[text] = append(names, text), value.Clone()
+		members[text] = value.Clone()
 	}
 	if _, err := d.ReadToken(); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if _, err := d.ReadToken(); !errors.Is(err, io.EOF) {
-		return nil, nil, errors.New("more follows")
+		return nil, errors.New("more follows")
 	}
-	return names, members, nil
+	return members, nil
 }
 
 // attestation is where an export has the leaf hash of its record (OCSF, profile
@@ -180,45 +198,40 @@ func split(text []byte) (names []string, members map[string]jsontext.Value, err 
 const attestation = "attestation_list"
 
 // readRecord takes what an encoding adds from a record.
-func readRecord(names []string, members map[string]jsontext.Value) (r exportedRecord) {
-	var b bytes.Buffer
-	for _, n := range names {
-		if n == attestation {
-			continue
-		}
-		b.WriteByte(",{"[min(1, max(0, 1-b.Len()))])
-		b.Write(quote(n))
-		b.WriteByte(':')
-		b.Write(members[n])
+func readRecord(text []byte) (r exportedRecord) {
+	line, hash, err := encoding.Stored(text)
+	if r = readLine(line); err != nil || !r.ok {
+		return exportedRecord{near: true}
 	}
-	b.WriteByte('}')
-	r.line = b.Bytes()
-	if json.Unmarshal(r.line, &r.head) != nil {
-		r.near = true
-		return r
+	if claimed, has := parseHash(hash); has {
+		r.differs = tlog.RecordHash(r.line) != claimed
 	}
-	r.ok = true
-	plain := jsontext.Value(bytes.Clone(r.line))
-	canonicalErr := plain.Canonicalize()
-	claimed, has := fingerprint(members[attestation])
-	if canonicalErr == nil && (!has || tlog.RecordHash(r.line) != claimed) {
-		r.line = plain // the receiver has changed the order or the spaces
-	}
-	r.differs = has && tlog.RecordHash(r.line) != claimed
 	return r
 }
 
-// fingerprint is the hash in a record's attestation, in hexadecimal digits or base64.
-func fingerprint(list jsontext.Value) (h tlog.Hash, ok bool) {
-	var all []struct {
-		Fingerprint struct {
-			Value string `json:"value"`
-		} `json:"fingerprint"`
+// readMapped reads a record that is in another encoding than the log's, and what of it
+// that encoding would not say. ok is false where there is none.
+func readMapped(text []byte) (r exportedRecord, ok bool) {
+	line, err := encoding.Original(text)
+	var differs *encoding.DiffersError
+	if err != nil && !errors.As(err, &differs) {
+		return r, false
 	}
-	if list == nil || json.Unmarshal(list, &all) != nil || len(all) == 0 {
-		return h, false
+	if r = readLine(line); r.ok && differs != nil {
+		r.altered = differs.Field
 	}
-	text := all[0].Fingerprint.Value
+	return r, r.ok
+}
+
+// readLine reads a record as the log has it.
+func readLine(line []byte) (r exportedRecord) {
+	r.line = line
+	r.ok = line != nil && json.Unmarshal(line, &r.head) == nil
+	return r
+}
+
+// parseHash reads a hash in hexadecimal digits or base64.
+func parseHash(text string) (h tlog.Hash, ok bool) {
 	b, err := hex.DecodeString(text)
 	if err != nil {
 		b, err = base64.StdEncoding.DecodeString(text)

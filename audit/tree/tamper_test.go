@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/audit/encoding"
 	"sallyport/audit/tree"
 )
 
@@ -326,6 +327,50 @@ func TestForeignKey(t *testing.T) {
 	}
 }
 
+// encoded is a record in another encoding.
+func encoded(t testing.TB, name, record string) string {
+	t.Helper()
+	encode, err := encoding.ByName(name, encoding.Origin{Log: "sallyport/a", Key: "sallyport/a+b"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := new(audit.Event)
+	if err := json.Unmarshal([]byte(record), e); err != nil {
+		t.Fatal(err)
+	}
+	b, err := encode(audit.Entry{Number: e.Metadata.Sequence, JSON: []byte(record), Event: e})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// A record whose fields are changed in an export, but not the record that the export holds
+// beside them, is found.
+func TestAlteredEncoding(t *testing.T) {
+	s := closed(t, 6)
+	for name, change := range map[string][2]string{
+		"ocsf": {`"severity_id":1`, `"severity_id":3`}, "ocsf-1.8": {`"severity_id":1`, `"severity_id":3`}, "ocsf-1.5": {`"category_uid":4`, `"category_uid":6`},
+		"ecs": {`"kind":"event"`, `"kind":"alert"`}, "cef": {"cat=decision", "cat=drop"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var lines []string
+			for _, r := range s.records(t) {
+				lines = append(lines, encoded(t, name, r))
+			}
+			whole(t, s.verifyExport(t, export(lines), 0, nil), len(lines))
+			altered := strings.Replace(lines[2], change[0], change[1], 1)
+			if altered == lines[2] {
+				t.Fatalf("%s has no %s", lines[2], change[0])
+			}
+			lines[2] = altered
+			if r := s.verifyExport(t, export(lines), 0, nil); len(r.Findings) != 1 || r.Findings[0].Kind != tree.Changed || r.Findings[0].First != 3 {
+				t.Errorf("%s", r)
+			}
+		})
+	}
+}
+
 // Records are found in what SIEMs and collectors wrap them in.
 func TestWrapped(t *testing.T) {
 	s := closed(t, 6)
@@ -343,7 +388,7 @@ func TestWrapped(t *testing.T) {
 		"Splunk HEC":    func(r string) string { return text(m{"time": 1, "event": json.RawMessage(r)}) },
 		"Elasticsearch": func(r string) string { return text(m{"_id": "x", "_source": json.RawMessage(r)}) },
 		"ECS":           func(r string) string { return text(m{"_source": m{"@timestamp": "x", "event": m{"original": r}}}) },
-		"another OCSF":  func(r string) string { return text(m{"metadata": m{"version": "1.5.0"}, "raw_data": r}) },
+		"another OCSF":  func(r string) string { return text(m{"metadata": m{"version": "1.7.0"}, "raw_data": r}) },
 		"OTLP":          func(r string) string { return text(m{"body": m{"stringValue": r}}) },
 		"OTLP export": func(r string) string {
 			return text(m{"resourceLogs": []m{{"scopeLogs": []m{{"logRecords": []m{{"body": m{"stringValue": r}}}}}}}})
@@ -353,6 +398,18 @@ func TestWrapped(t *testing.T) {
 		"other order":       func(r string) string { return reordered(t, r) },
 		"with its hash":     func(r string) string { return attested(t, r, r) },
 		"hash, other order": func(r string) string { return reordered(t, attested(t, r, r)) },
+	}
+	for _, name := range encoding.Names() {
+		wraps["in "+name] = func(r string) string { return encoded(t, name, r) }
+		wraps["in Elasticsearch, as "+name] = func(r string) string {
+			if r = encoded(t, name, r); r[0] != '{' {
+				r = text(r)
+			}
+			return text(m{"_source": json.RawMessage(r)})
+		}
+		wraps["in a syslog line, as "+name] = func(r string) string {
+			return "<134>1 2026-11-26T00:00:00Z host sallyport 1 audit - " + encoded(t, name, r)
+		}
 	}
 	for name, wrap := range wraps {
 		t.Run(name, func(t *testing.T) {
