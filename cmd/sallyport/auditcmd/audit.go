@@ -80,6 +80,9 @@ func newTail(g *cli.Globals) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if seals(r) && g.Output == "text" {
+				continue
+			}
 			if err := g.PrintLine(cmd, r, func() string { return audit.Line(r) }); err != nil {
 				return err
 			}

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"sallyport/audit"
+	"sallyport/audit/tree"
 	"sallyport/cmd/sallyport/cli"
 	"sallyport/internal/terminal"
 	"sallyport/memory"
@@ -61,6 +62,10 @@ func show(g *cli.Globals, cmd *cobra.Command, list iter.Seq2[audit.Entry, error]
 // begun is when a record begins.
 func begun(r audit.Record) time.Time { return time.UnixMilli(first(r).Time) }
 
+// seals reports whether a record is a checkpoint. There can be one every ten seconds, and
+// a person who reads text looks for something else.
+func seals(r audit.Record) bool { return first(r).Unmapped.Sallyport.State == tree.State }
+
 // first is the event that says what a record is about.
 func first(r audit.Record) *audit.Event { return cmp.Or(r.Decision, r.Completion) }
 
@@ -103,6 +108,9 @@ func newPrinter(w io.Writer, format string) *printer {
 }
 
 func (p *printer) record(r audit.Record) error {
+	if seals(r) && (p.format == "text" || p.format == "table") {
+		return nil
+	}
 	switch p.format {
 	case "json":
 		return terminal.JSON(p.w).Encode(r)
