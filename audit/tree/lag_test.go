@@ -67,3 +67,19 @@ func TestFalseCheckpoints(t *testing.T) {
 		t.Errorf("%+v", s.Status())
 	}
 }
+
+// Whoever wants to know sees each record once that is sealed, and when that were all.
+func TestSeen(t *testing.T) {
+	s := open(t, tempDir(t))
+	var seen, settled atomic.Uint64
+	s.Sealer = tree.NewSealer(tree.Options{
+		Dir: s.dir, Log: s, Key: s.key, Logger: slog.New(slog.DiscardHandler), Every: time.Hour, Poll: time.Millisecond,
+		Seen:    func(e *audit.Event) { seen.CompareAndSwap(e.Metadata.Sequence-1, e.Metadata.Sequence) },
+		Settled: func() { settled.Store(seen.Load()) },
+	})
+	s.exchanges(t, 3)
+	stop := s.running(t)
+	until(t, "the end", func() bool { return settled.Load() == 7 })
+	stop()
+	s.end(t)
+}

@@ -33,6 +33,11 @@ type Options struct {
 	Key    *seal.Key // that seals the log's own
 	Logger *slog.Logger
 
+	// Seen, unless nil, is called with each record, and Settled when all that are durable
+	// were seen.
+	Seen    func(*audit.Event)
+	Settled func()
+
 	Records uint64        // between two checkpoints. Default: 4096
 	Every   time.Duration // between two checkpoints, if there are new records. Default: 10 s
 	Poll    time.Duration // between two looks at the log. Default: 1 s
@@ -90,6 +95,12 @@ func NewSealer(o Options) *Sealer {
 	o.Records = cmp.Or(o.Records, 4096)
 	o.Every = cmp.Or(o.Every, 10*time.Second)
 	o.Poll = cmp.Or(o.Poll, time.Second)
+	if o.Seen == nil {
+		o.Seen = func(*audit.Event) {}
+	}
+	if o.Settled == nil {
+		o.Settled = func() {}
+	}
 	return &Sealer{o: o}
 }
 
@@ -150,6 +161,7 @@ func (s *Sealer) turn(ctx context.Context, last bool) (more bool, err error) {
 		more = true // the checkpoint's own record: the tree ends where the log does
 	}
 	if err == nil && !more && !last {
+		s.o.Settled()
 		err = s.lag(ctx, reached)
 	}
 	if err == nil && s.newest != s.kept && (s.kept == nil || last && !more || time.Since(s.saved) >= s.o.Every) {
@@ -321,6 +333,7 @@ func (s *Sealer) take(ctx context.Context, to uint64) (more bool, err error) {
 			if next == l.Number {
 				batch = append(batch, tlog.RecordHash(l.JSON))
 				s.count(l.Event)
+				s.o.Seen(l.Event)
 			} else {
 				batch = append(batch, lost)
 				s.gone++

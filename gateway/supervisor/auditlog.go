@@ -31,6 +31,7 @@ type AuditLog struct {
 
 	queue chan *audit.Event
 	done  chan struct{} // Enqueue's goroutine has ended
+	owed  owed
 
 	mu      sync.Mutex
 	own     *audit.Log    // open while the daemon writes; holds the folder's lock otherwise; nil when it could not be opened again
@@ -108,7 +109,9 @@ func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{
 	within, cancel := context.WithTimeout(ctx, t.patience)
 	defer cancel()
 	begin := time.Now()
+	t.owed.ask(events)
 	err := p.Call(within, workerapi.MethodAppend, workerapi.AppendRequest{Events: events}, &ipc.None{})
+	t.owed.told(events, err == nil)
 	// The two deadlines may be equal, so time decides whose it was.
 	if errors.Is(err, context.DeadlineExceeded) && (ctx.Err() == nil || time.Since(begin) > t.patience*9/10) {
 		t.log.Error("the gateway's process does not write the audit log and is ended", "error", err)
@@ -188,13 +191,6 @@ func (t *AuditLog) flush() {
 			time.Sleep(500 * time.Millisecond)
 		}
 	}
-}
-
-// append is Append with a bound on how long it waits.
-func (t *AuditLog) append(batch []*audit.Event) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	return t.Append(ctx, batch...)
 }
 
 // handOver ends the daemon's writing; setWorker names the worker that writes next. If the
@@ -367,6 +363,7 @@ func (t *AuditLog) Flush() {
 // Close writes queued events and closes the log. The worker must have ended.
 func (t *AuditLog) Close() error {
 	t.Flush()
+	t.owed.work.Wait()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {

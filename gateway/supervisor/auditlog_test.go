@@ -94,6 +94,13 @@ func TestAuditLogCannotBeOpened(t *testing.T) {
 	}
 }
 
+// segmentsIn makes a worker's segments.
+func segmentsIn(dir string) func(first uint64) (*os.File, error) {
+	return func(first uint64) (*os.File, error) {
+		return os.Create(filepath.Join(dir, fmt.Sprintf("%020d.jsonl", first)))
+	}
+}
+
 // A process that does not answer is ended, and the daemon writes what it was to
 // write, without a second time what it had written all the same.
 func TestAuditLogIsNotAnswered(t *testing.T) {
@@ -105,9 +112,7 @@ func TestAuditLogIsNotAnswered(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			log, err := audit.Continue(h, audit.Options{Segment: func(first uint64) (*os.File, error) {
-				return os.Create(filepath.Join(dir, fmt.Sprintf("%020d.jsonl", first)))
-			}})
+			log, err := audit.Continue(h, audit.Options{Segment: segmentsIn(dir)})
 			if err != nil {
 				t.Fatal(err)
 			}

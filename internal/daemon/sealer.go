@@ -14,7 +14,9 @@ import (
 // openSealer makes what signs checkpoints of the audit log. It is closed before the log,
 // and after everything else that writes it, so that the last checkpoint covers that.
 func (d *daemon) openSealer() {
-	d.sealer = tree.NewSealer(tree.Options{Dir: d.cfg.AuditDir(), Log: d.auditLog, Key: d.key, Logger: d.log})
+	d.sealer = tree.NewSealer(tree.Options{
+		Dir: d.cfg.AuditDir(), Log: d.auditLog, Key: d.key, Logger: d.log, Seen: d.auditLog.Seen, Settled: d.auditLog.Settle,
+	})
 	d.onClose(func() error {
 		d.auditLog.Flush()
 		return d.sealer.Close()
