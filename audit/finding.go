@@ -6,6 +6,9 @@ const (
 	FindingInAnswer = "secret-in-answer" // an answer held a secret, which was overwritten
 	FindingGuessed  = "secret-guessed"   // an answer held a secret that its host had never been sent
 	FindingBypass   = "bypass"           // packets that tried to get past the gateway, as no ordinary program sends them
+
+	FindingUnrecorded  = "unrecorded-flow"   // a connection that passed, and that the gateway has not recorded
+	FindingUnaccounted = "unaccounted-bytes" // a connection that sent far more than its records say
 )
 
 // titles say what a finding is, for people.
@@ -14,6 +17,9 @@ var titles = map[string]string{
 	FindingInAnswer: "An answer held a credential",
 	FindingGuessed:  "A host answered with a credential that it was never sent",
 	FindingBypass:   "A sandbox tried to get past the gateway",
+
+	FindingUnrecorded:  "A connection of a sandbox is not in the audit log",
+	FindingUnaccounted: "A connection of a sandbox sent far more than the audit log says",
 }
 
 // Finding returns an event that says what another shows, of OCSF's class Detection

@@ -57,6 +57,19 @@ func segments(dir string) ([]segment, error) {
 	return slices.Compact(all), nil // one that is being compressed may have two files
 }
 
+// Settle returns when the disk has what is written of the log in dir by now.
+func Settle(dir string) error {
+	all, err := segments(dir)
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	f, err := os.Open(all[len(all)-1].path())
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
 // Segment is a part of the log that has a file of its own.
 type Segment struct {
 	First      uint64 // number of its first event

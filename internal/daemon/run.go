@@ -13,6 +13,7 @@ import (
 
 	"sallyport/audit/index"
 	"sallyport/internal/api"
+	"sallyport/internal/reconcile"
 	"sallyport/sandbox/client"
 )
 
@@ -74,6 +75,12 @@ func (d *daemon) serve(ctx context.Context, g *errgroup.Group) error {
 			defer drops.flush(time.Time{}) // what came after the last tick
 			return h.guard.Drops(ctx, drops.add)
 		})
+		flows := reconcile.New(reconcile.Options{
+			Flows: h.guard, Dir: d.cfg.AuditDir(), Subnet: d.cfg.Network.Subnet,
+			Worker: func() int { return d.supervisor.Status().PID }, Stats: d.auditLog.Stats, Record: d.auditLog.Enqueue, Logger: d.log,
+		})
+		d.metrics.MustRegister(flows.Collectors()...)
+		g.Go(func() error { return flows.Run(ctx) })
 		if err := h.guard.Steer(h.steered); err != nil {
 			return err
 		}

@@ -9,10 +9,19 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"sallyport/sandbox"
 )
 
+func uptime(t *testing.T) time.Duration {
+	t.Helper()
+	var now unix.Timespec
+	must(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &now))
+	return time.Duration(now.Nano())
+}
+
 // only returns the one flow that is listed.
-func only(t *testing.T, d *Datapath) Flow {
+func only(t *testing.T, d *Datapath) sandbox.Connection {
 	t.Helper()
 	all, err := d.Flows()
 	must(t, err)
@@ -31,7 +40,7 @@ func TestFlows(t *testing.T) {
 	must(t, err)
 	defer listener.Close()
 	must(t, d.Steer(listener))
-	before := Uptime()
+	before := uptime(t)
 	c, err := l.alice.dial("", "198.51.100.2:443")
 	must(t, err)
 	defer c.Close()
@@ -42,8 +51,8 @@ func TestFlows(t *testing.T) {
 	if f.Sandbox != "alice" || f.SandboxID != "id-of-alice" || f.Source.String() != c.LocalAddr().String() || f.Destination.String() != "198.51.100.2:443" {
 		t.Errorf("got %+v from %v", f, c.LocalAddr())
 	}
-	if f.Begun != 0 || f.Sent != 0 || f.Got != 0 || f.Closed || f.Opened < before || f.Opened > Uptime() {
-		t.Errorf("got %+v at %v before a byte", f, Uptime())
+	if f.Begun != 0 || f.Sent != 0 || f.Got != 0 || f.Closed || f.Opened < before || f.Opened > uptime(t) {
+		t.Errorf("got %+v at %v before a byte", f, uptime(t))
 	}
 	const sent, got = 3 << 20, 5 << 20 // in segments that are larger than a frame
 	go io.CopyN(c, zeros{}, sent)
@@ -60,7 +69,7 @@ func TestFlows(t *testing.T) {
 	eventually(t, "the sandbox's end is a byte", func() bool { f = only(t, d); return f.Sent == sent+1 && !f.Closed })
 	must(t, server.Close())
 	eventually(t, "it is closed", func() bool { f = only(t, d); return f.Closed })
-	must(t, d.ForgetFlows([]Flow{f, f}))
+	must(t, d.ForgetFlows([]sandbox.Connection{f, f}))
 	if all, err := d.Flows(); err != nil || len(all) != 0 {
 		t.Errorf("got %v, %v after all were forgotten", all, err)
 	}
@@ -87,7 +96,7 @@ func TestFlowWithoutAByte(t *testing.T) {
 	_, err = io.Copy(io.Discard, server)
 	must(t, err)
 	must(t, server.Close())
-	var f Flow
+	var f sandbox.Connection
 	eventually(t, "it is closed", func() bool { f = only(t, d); return f.Closed })
 	if f.Begun != 0 || f.Sent > 1 {
 		t.Errorf("got %+v", f)

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"sallyport/audit"
 )
 
 const (
@@ -82,7 +84,9 @@ func (d *Daemon) PID() int {
 func (d *Daemon) Signal(s os.Signal) error { return d.process.Process.Signal(s) }
 
 // Down stops the daemon and everything that it started. A daemon that is not
-// running is started first, since it knows what is left.
+// running is started first, since it knows what is left. It is an error if a
+// connection of a sandbox was not in the audit log: nothing that a test has a sandbox
+// do is a reason for that.
 func (d *Daemon) Down() error {
 	if res, err := d.Run("", "status"); err != nil || res.Code != 0 {
 		if err := d.Start(); err != nil {
@@ -94,7 +98,20 @@ func (d *Daemon) Down() error {
 	if err == nil && res.Code != 0 {
 		err = fmt.Errorf("down: %s", res)
 	}
-	return err
+	return errors.Join(err, d.unrecorded())
+}
+
+// unrecorded is an error if the audit log does not account for all connections.
+func (d *Daemon) unrecorded() error {
+	for e, err := range audit.Read(context.Background(), filepath.Join(d.Dir, "data/audit"), audit.Query{Kind: audit.KindFinding}) {
+		if err != nil {
+			continue // some tests damage it
+		}
+		if state := e.Unmapped.Sallyport.State; state == audit.FindingUnrecorded || state == audit.FindingUnaccounted {
+			return fmt.Errorf("%s: %s", e.Message, e.Unmapped.Sallyport.Reason)
+		}
+	}
+	return nil
 }
 
 // Log is the end of what the daemon has logged.
