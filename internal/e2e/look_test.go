@@ -30,7 +30,7 @@ func testMetrics(t *testing.T, r *rig) {
 		t.Fatal(err)
 	}
 	text := string(body)
-	for _, want := range []string{"sallyport_audit_events_total", "sallyport_datapath_dropped_packets_total", "sallyport_datapath_passed_packets_total", "sallyport_gateway_"} {
+	for _, want := range []string{"sallyport_audit_events_total", "sallyport_datapath_dropped_packets_total", "sallyport_datapath_passed_packets_total", "sallyport_flows_open", "sallyport_flows_unmatched_total", "sallyport_gateway_"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in the metrics", want)
 		}
