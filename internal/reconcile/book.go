@@ -14,6 +14,7 @@ const (
 	grace     = 8 * time.Second  // after a flow's first byte, until its record is missing; and without a byte, until all are
 	keepEarly = 3 * time.Second  // a record may be read before its flow is seen
 	keepMore  = 30 * time.Second // flows may be seen that an event only counts
+	keepIdle  = time.Hour        // one that has sent nothing for as long: of a connection that a sandbox resets the host says nothing more
 )
 
 // maxEarly bounds the records whose flows were not seen yet. Beyond it, flows are not
@@ -286,11 +287,11 @@ func (b *book) look(e *entry, now time.Duration) Finding {
 	return Finding{}
 }
 
-// over says that nothing more can come of a flow: it has ended, or is forgotten by the
-// kernel, and was judged.
+// over says that nothing more is expected of a flow: it was judged, and has ended, idles or is
+// forgotten by the kernel.
 func (e *entry) over(now time.Duration) bool {
 	if e.listed && !e.flow.Closed {
-		return false
+		return e.open <= 0 && now-e.changed > keepIdle
 	}
 	return e.done || e.flow.Begun == 0 || e.events > 0 && (e.flow.Sent < perFlow || e.open <= 0 && now-e.changed > grace)
 }

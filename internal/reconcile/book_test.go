@@ -330,6 +330,24 @@ func TestBookForgets(t *testing.T) {
 	}
 }
 
+// A connection that was reset looks as if it idled: that has an end too.
+func TestBookForgetsWhatIdles(t *testing.T) {
+	w := newWorld()
+	w.open(40000, 900)
+	w.open(40001, 0)
+	w.open(40002, 900)
+	w.event(audit.KindDecision, 40000, denied)
+	w.event(audit.KindDecision, 40002) // and goes on
+	w.pass(int(keepIdle/time.Second) - 5)
+	if len(w.flows) != 3 {
+		t.Errorf("%d flows are left", len(w.flows))
+	}
+	w.pass(20)
+	if len(w.flows) != 1 || w.flows[0].Source.Port() != 40002 || len(w.found) != 0 {
+		t.Errorf("%v are left, found %v", w.flows, w.found)
+	}
+}
+
 // Records of flows that are never seen have a bound, and beyond it nothing is compared.
 func TestBookIsBounded(t *testing.T) {
 	w := newWorld()

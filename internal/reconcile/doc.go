@@ -37,5 +37,7 @@
 // It does not show that a record is true. A worker that an attacker has taken over can
 // write one for each connection; what it cannot do is to carry connections of sandboxes that
 // are not in the log. Two connections at once from one port of a sandbox to the same port
-// of two destinations are one to it. A single byte counts when the connection ends too.
+// of two destinations are one to it. A single byte counts when the connection ends too. The
+// kernel keeps 32,768 flows: one that is pushed out of its list within a second of its
+// beginning is not seen. Of a connection that idles for an hour, later bytes are not counted.
 package reconcile
