@@ -1,6 +1,7 @@
 package tree_test
 
 import (
+	"fmt"
 	"io"
 	"runtime"
 	"slices"
@@ -78,6 +79,29 @@ func TestEndlessCheckpoint(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		if took := after.TotalAlloc - before.TotalAlloc; !failed || took > 8<<20 {
 			t.Errorf("%q: failed %v, took %d bytes", begin, failed, took)
+		}
+	}
+}
+
+// A checkpoint's record proves itself once: under another number it is inserted.
+func TestCheckpointTwice(t *testing.T) {
+	s := closed(t, 40)
+	part := s.records(t)[60:]
+	renumbered := func(i, to int) string {
+		return strings.Replace(part[i], fmt.Sprintf(`"sequence":%d,`, 61+i), fmt.Sprintf(`"sequence":%d,`, to), 1)
+	}
+	first := slices.IndexFunc(part, func(r string) bool { return strings.Contains(r, `"state":"checkpoint"`) })
+	last := len(part) - 1
+	for name, lines := range map[string][]string{
+		"before it": slices.Insert(slices.Clone(part), 0, renumbered(first, 60)),
+		"after it":  append(slices.Clone(part), renumbered(last, 62+last)),
+	} {
+		r := s.verifyExport(t, export(lines), 0, nil)
+		number := map[string]uint64{"before it": 60, "after it": uint64(62 + last)}[name]
+		for _, g := range r.Ranges {
+			if g.Anchor != tree.ByNothing && g.First <= number && number <= g.Last {
+				t.Errorf("%s: it is anchored: %s", name, r)
+			}
 		}
 	}
 }

@@ -80,11 +80,12 @@ func (v *verifier) record(number uint64, r stored) {
 	if r.flags&proved != 0 {
 		if r.size < v.size {
 			v.report.find(Finding{Kind: Misplaced, First: number, Last: number, Text: "a checkpoint's record that is after those of later checkpoints"})
-		} else if v.size = r.size; v.marked == number-1 && v.suspect == 0 {
+		} else if r.size > v.size && v.marked == number-1 && v.suspect == 0 { // once: the number is not signed
 			v.cover(number, number)
 			v.report.mark(number, number, ByCheckpoint)
 			v.marked = number
 		}
+		v.size = max(v.size, r.size)
 	}
 	if v.marked == number-1 {
 		v.tail[0] = r.time

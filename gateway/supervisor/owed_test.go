@@ -68,7 +68,12 @@ func TestOwed(t *testing.T) {
 			})
 			trail.setWorker(side)
 			e := event()
-			e.Message, e.Detail = "an operator's", "a byte that is no text: \xff"
+			e.Message, e.Detail = "an operator's", "a byte that is no text: \xff, and <a>&\u2028\U0001f600\x7f\x00"
+			e.Actor = &audit.Actor{}
+			e.Actor.User.Name = "anna\xc0"
+			e.Unmapped.Sallyport.Tags = map[string]string{"\uffff": "", "\U0001f600": "\ud7ff", "a": "b"}
+			e.Unmapped.Sallyport.QueryKeys, e.Unmapped.Sallyport.HeaderNames = []string{}, []string{""}
+			e.Unmapped.Sallyport.Approval = &audit.Approval{ID: "x", Until: 1 << 50}
 			if err := trail.Append(t.Context(), e); err != nil {
 				t.Fatal(err)
 			}
