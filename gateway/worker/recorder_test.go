@@ -3,10 +3,11 @@ package worker
 import (
 	"errors"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"sallyport/audit"
+	"sallyport/gateway/workerapi"
+	"sallyport/internal/jail"
 )
 
 // While the data path is held, nothing is let out, and all else is recorded.
@@ -16,7 +17,8 @@ func TestHeld(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	r := recorder{log, new(atomic.Pointer[string])}
+	w := newWorker(nil, jail.State{})
+	r := recorder{log, &w.held}
 	event := func(kind audit.Kind, action audit.Action) *audit.Event {
 		e := audit.New(kind, audit.ClassHTTP, 3)
 		e.Action = action
@@ -35,7 +37,9 @@ func TestHeld(t *testing.T) {
 		if held {
 			text = why
 		}
-		r.held.Store(&text)
+		if w.apply(workerapi.Tables{Held: &text}); w.apply(workerapi.Tables{}) {
+			t.Error("something ends")
+		}
 		try(held, audit.KindDecision, audit.ActionAllowed)
 		try(false, audit.KindDecision, audit.ActionDenied)
 		try(false, audit.KindCompletion, audit.ActionAllowed)
