@@ -91,8 +91,14 @@ func (s *Set) Prepare(ctx context.Context, list []Config) (*Plan, error) {
 }
 
 // Use puts a plan into force: sinks that it lacks end, and new ones start. One that has
-// changed goes on from its cursor when its former self has ended.
+// changed goes on from its cursor when its former self has ended. Held is up to date from
+// then on, also before Run.
 func (s *Set) Use(p *Plan) {
+	s.use(p)
+	s.measure()
+}
+
+func (s *Set) use(p *Plan) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	before := s.all

@@ -261,6 +261,9 @@ func TestHold(t *testing.T) {
 		r.refuse(503)
 		l.append(100, "good")
 		l.start()
+		if held := l.set.Held() != ""; held != block {
+			t.Errorf("held from the start: %v, want %v", held, block)
+		}
 		wait(t, "the status", func() bool { return l.status().Full })
 		if s := l.status(); s.Waiting != 100 || s.WaitingBytes < 20<<10 || s.WaitingBytes > 60<<10 {
 			t.Errorf("%+v", s)
