@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -27,9 +28,15 @@ func TestSinks(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		for line := range strings.Lines(string(body)) {
-			_, rest, _ := strings.Cut(line, `"uid":"0`)
-			uid, _, _ := strings.Cut(rest, `"`)
-			got["0"+uid] = true
+			var e struct {
+				Metadata struct {
+					UID string `json:"uid"`
+				} `json:"metadata"`
+			}
+			if err := json.Unmarshal([]byte(line), &e); err != nil {
+				t.Errorf("%v: %s", err, line)
+			}
+			got[e.Metadata.UID] = true
 		}
 	}))
 	defer siem.Close()
