@@ -55,8 +55,7 @@ func TestSinks(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		body, _ := io.ReadAll(resp.Body)
-		return decisionID(string(body))
+		return resp.Header.Get("Sallyport-Decision")
 	}
 	first := deny(0)
 	r.await("a denial at the SIEM", func() bool { return has(first) })
