@@ -90,7 +90,8 @@ func (o Origin) stored(r audit.Entry) ([]byte, error) {
 
 // Stored returns the line of the log from a record in the encoding "ocsf", which its
 // receiver may have formatted in another way. The hash is what the record says that the
-// line has in the log's tree, empty for none.
+// line has in the log's tree, empty for none. With a *DiffersError the record is not what
+// the line in it says.
 func Stored(record []byte) (line []byte, hash string, err error) {
 	all, err := split(record)
 	if err != nil {
@@ -120,11 +121,16 @@ func Stored(record []byte) (line []byte, hash string, err error) {
 		}
 		kept = append(kept, m)
 	}
-	if raw != nil {
-		return []byte(*raw), hash, nil
-	}
 	v := join(kept)
-	return v, hash, v.Canonicalize()
+	if err := v.Canonicalize(); err != nil || raw == nil {
+		return v, hash, err
+	}
+	line = []byte(*raw)
+	plain := jsontext.Value(bytes.Clone(line))
+	if plain.Canonicalize() != nil || !bytes.Equal(plain, v) {
+		return line, hash, &DiffersError{"what stands beside " + rawData}
+	}
+	return line, hash, nil
 }
 
 // profiled changes the profiles of an event's metadata.

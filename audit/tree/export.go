@@ -9,6 +9,7 @@ import (
 	"errors"
 	"io"
 	"iter"
+	"slices"
 	"strings"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -24,7 +25,7 @@ type exportedRecord struct {
 	near    bool   // it is none, and somebody may take it for one
 	line    []byte // as the log has it
 	differs bool   // from the hash that the export has beside it
-	altered string // field of the encoding that is not as in the record
+	altered string // what is beside it, and not as in it
 	at      uint64 // its line
 }
 
@@ -35,6 +36,9 @@ var wrappers = []string{
 	"raw_data", "result", "_raw", "_source", "event.original", "event", "original",
 	"resourceLogs", "scopeLogs", "logRecords", "body", "stringValue", "message",
 }
+
+// originals are those of wrappers that an encoding has beside its fields.
+var originals = []string{"raw_data", "event.original", "original"}
 
 const (
 	maxWraps  = 12
@@ -59,7 +63,7 @@ func exported(from io.Reader) iter.Seq2[exportedRecord, error] {
 			}
 			if text := bytes.TrimSpace(b); len(text) > 0 {
 				found, going := false, true
-				unwrap(text, 0, func(r exportedRecord) {
+				unwrap(text, 0, false, func(r exportedRecord) {
 					r.at, found = at, true
 					going = going && yield(r, nil)
 				})
@@ -82,7 +86,8 @@ func exported(from io.Reader) iter.Seq2[exportedRecord, error] {
 }
 
 // unwrap calls f with the records in a text: a JSON value, or a syslog line that ends in one.
-func unwrap(text []byte, depth int, f func(exportedRecord)) {
+// beside says that it is in an object of an unknown encoding, which has other fields.
+func unwrap(text []byte, depth int, beside bool, f func(exportedRecord)) {
 	if len(text) == 0 {
 		return
 	}
@@ -97,7 +102,7 @@ func unwrap(text []byte, depth int, f func(exportedRecord)) {
 			unreadable(text, f)
 		}
 		for _, one := range all {
-			unwrap(one, depth+1, f)
+			unwrap(one, depth+1, beside, f)
 		}
 		return
 	case '"':
@@ -106,7 +111,7 @@ func unwrap(text []byte, depth int, f func(exportedRecord)) {
 			unreadable(text, f)
 			return
 		}
-		unwrap(bytes.TrimSpace(inner), depth+1, f)
+		unwrap(bytes.TrimSpace(inner), depth+1, beside, f)
 		return
 	case '{':
 	default:
@@ -120,7 +125,7 @@ func unwrap(text []byte, depth int, f func(exportedRecord)) {
 		}
 		// What is before the message cannot hold one: a brace begins each record.
 		if i := bytes.IndexByte(text, '{'); i > 0 {
-			unwrap(text[i:], depth+1, f)
+			unwrap(text[i:], depth+1, beside, f)
 		}
 		return
 	}
@@ -141,12 +146,19 @@ func unwrap(text []byte, depth int, f func(exportedRecord)) {
 			return
 		}
 	}
+	beside = beside || len(members) > 1
 	for _, name := range wrappers {
 		inner, ok := members[name]
-		found := false
-		if ok {
-			unwrap(inner, depth+1, func(r exportedRecord) { found = true; f(r) })
+		if !ok {
+			continue
 		}
+		found, original := false, slices.Contains(originals, name)
+		unwrap(inner, depth+1, beside && (original || name == "event"), func(r exportedRecord) {
+			if found = true; original && beside && r.altered == "" {
+				r.altered = "what stands beside " + name + " is in no encoding of this program and cannot be compared with it: export that alone"
+			}
+			f(r)
+		})
 		if found {
 			return
 		}
@@ -197,11 +209,17 @@ func split(text []byte) (members map[string]jsontext.Value, err error) {
 // record_integrity).
 const attestation = "attestation_list"
 
+const notAsIn = " is not as in the record that it stands beside"
+
 // readRecord takes what an encoding adds from a record.
 func readRecord(text []byte) (r exportedRecord) {
 	line, hash, err := encoding.Stored(text)
-	if r = readLine(line); err != nil || !r.ok {
+	var differs *encoding.DiffersError
+	if r = readLine(line); err != nil && !errors.As(err, &differs) || !r.ok {
 		return exportedRecord{near: true}
+	}
+	if differs != nil {
+		r.altered = differs.Field + notAsIn
 	}
 	if claimed, has := parseHash(hash); has {
 		r.differs = tlog.RecordHash(r.line) != claimed
@@ -218,7 +236,7 @@ func readMapped(text []byte) (r exportedRecord, ok bool) {
 		return r, false
 	}
 	if r = readLine(line); r.ok && differs != nil {
-		r.altered = differs.Field
+		r.altered = differs.Field + notAsIn
 	}
 	return r, r.ok
 }

@@ -1,6 +1,7 @@
 package tree_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"runtime"
@@ -102,6 +103,87 @@ func TestCheckpointTwice(t *testing.T) {
 			if g.Anchor != tree.ByNothing && g.First <= number && number <= g.Last {
 				t.Errorf("%s: it is anchored: %s", name, r)
 			}
+		}
+	}
+}
+
+// What an export shows beside a record is what the record is encoded as, or it is found,
+// however it came there.
+func TestForgedBeside(t *testing.T) {
+	s := closed(t, 6)
+	records := s.records(t)
+	doc := func(record string) map[string]any {
+		var m map[string]any
+		if err := json.Unmarshal([]byte(record), &m); err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	text := func(v any) string {
+		b, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b)
+	}
+	in := func(name string, change func(m map[string]any)) func(record string) string {
+		return func(record string) string {
+			m := doc(encoded(t, name, record))
+			change(m)
+			return text(m)
+		}
+	}
+	for name, forge := range map[string]func(record string) string{
+		"the record in raw_data, too": func(record string) string {
+			m := doc(encoded(t, "ocsf", record))
+			m["raw_data"], m["severity_id"] = record, 5
+			return text(m)
+		},
+		"an unknown version": in("ocsf-1.8", func(m map[string]any) {
+			m["metadata"].(map[string]any)["version"], m["severity_id"] = "1.7.0", 5
+		}),
+		"no version":        in("ocsf-1.8", func(m map[string]any) { delete(m, "metadata"); m["severity_id"] = 5 }),
+		"no version of ECS": in("ecs", func(m map[string]any) { delete(m, "ecs"); m["message"] = "forged" }),
+		"a flat original":   func(record string) string { return text(map[string]any{"event.original": record, "message": "forged"}) },
+		"an answer that there was not": in("ecs", func(m map[string]any) {
+			m["http"] = map[string]any{"response": map[string]any{"status_code": 200}}
+		}),
+		"likewise, within":      in("ecs", func(m map[string]any) { m["event"].(map[string]any)["provider"] = "forged" }),
+		"likewise, in OCSF":     in("ocsf-1.5", func(m map[string]any) { m["http_response"] = map[string]any{"code": 200} }),
+		"likewise, in unmapped": in("ocsf-1.5", func(m map[string]any) { m["unmapped"].(map[string]any)["allowed"] = true }),
+		"another header": func(record string) string {
+			return "CEF:0|Sallyport|Sallyport||1|Forged|10|act=forged msg=" + encoded(t, "cef", record)
+		},
+		"another header in a syslog line": func(record string) string {
+			return "<134>1 - host sallyport - - - CEF:0|Sallyport|Sallyport||1|Forged|10|act=forged msg=" + encoded(t, "cef", record)
+		},
+	} {
+		lines := slices.Clone(records)
+		lines[4] = forge(records[4])
+		if r := s.verifyExport(t, export(lines), 0, nil); len(r.Findings) != 1 || r.Findings[0].Kind != tree.Changed || r.Findings[0].Where != "line 5" {
+			t.Errorf("%s: %s\n%s", name, r, lines[4])
+		}
+	}
+	// A receiver adds what says where it comes from, and leaves out all but the record.
+	for name, add := range map[string]func(record string) string{
+		"ECS": in("ecs", func(m map[string]any) {
+			m["agent"], m["host"], m["tags"], m["user"] = map[string]any{"id": "x"}, "x", []string{"x"}, nil
+			m["event"].(map[string]any)["ingested"] = "2026-12-01T00:00:00Z"
+			m["destination"] = map[string]any{"geo": map[string]any{"country": "x"}}
+		}),
+		"OCSF": in("ocsf-1.8", func(m map[string]any) { m["enrichments"] = []string{"x"} }),
+		"the record": func(record string) string {
+			return text(map[string]any{"_source": map[string]any{"event": map[string]any{"original": record}}})
+		},
+		"likewise, flat": func(record string) string {
+			return text(map[string]any{"_id": "x", "_source": map[string]any{"event.original": record}})
+		},
+		"likewise, of OCSF": func(record string) string { return text(map[string]any{"raw_data": record}) },
+	} {
+		lines := slices.Clone(records)
+		lines[4] = add(records[4])
+		if r := s.verifyExport(t, export(lines), 0, nil); len(r.Findings) > 0 || r.Records != uint64(len(records)) {
+			t.Errorf("%s: %s\n%s", name, r, lines[4])
 		}
 	}
 }

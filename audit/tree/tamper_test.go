@@ -387,8 +387,8 @@ func TestWrapped(t *testing.T) {
 		"Splunk":        func(r string) string { return text(m{"preview": false, "result": m{"_raw": r, "source": "http:x"}}) },
 		"Splunk HEC":    func(r string) string { return text(m{"time": 1, "event": json.RawMessage(r)}) },
 		"Elasticsearch": func(r string) string { return text(m{"_id": "x", "_source": json.RawMessage(r)}) },
-		"ECS":           func(r string) string { return text(m{"_source": m{"@timestamp": "x", "event": m{"original": r}}}) },
-		"another OCSF":  func(r string) string { return text(m{"metadata": m{"version": "1.7.0"}, "raw_data": r}) },
+		"ECS":           func(r string) string { return text(m{"_id": "x", "_source": m{"event": m{"original": r}}}) },
+		"OCSF":          func(r string) string { return text(m{"raw_data": r}) },
 		"OTLP":          func(r string) string { return text(m{"body": m{"stringValue": r}}) },
 		"OTLP export": func(r string) string {
 			return text(m{"resourceLogs": []m{{"scopeLogs": []m{{"logRecords": []m{{"body": m{"stringValue": r}}}}}}}})

@@ -119,7 +119,7 @@ func VerifyExport(ctx context.Context, from io.Reader, key Key, first uint64, ou
 		}
 		before = r.Metadata.Sequence
 		if n := before; r.altered != "" {
-			v.report.find(Finding{Kind: Changed, First: n, Last: n, Where: place(r.at), Text: r.altered + " is not as in the record that it stands beside"})
+			v.report.find(Finding{Kind: Changed, First: n, Last: n, Where: place(r.at), Text: r.altered})
 		}
 		if err := v.add(r.head, r.line, r.differs, r.at); err != nil {
 			return nil, err
