@@ -342,6 +342,19 @@ func TestHold(t *testing.T) {
 			t.Errorf("%v: %v", wrong, err)
 		}
 	}
+	for n := range 99 {
+		if _, err := k.AddHold(ctx, fmt.Sprint(n), "one more"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := k.AddHold(ctx, "x", "too many"); !errors.Is(err, retention.ErrHoldsFull) {
+		t.Error(err)
+	}
+	for n := range 99 {
+		if err := k.RemoveHold(ctx, fmt.Sprint(n), "over"); err != nil {
+			t.Fatal(err)
+		}
+	}
 	k.checkpoint(t)
 	k.settle(t)
 	if _, err := k.Delete(t.Context(), k.now, true); !errors.Is(err, retention.ErrHeld) {
@@ -357,7 +370,7 @@ func TestHold(t *testing.T) {
 	if len(again.segments(t)) < len(before) || len(again.verify(t)) > 0 || st.Held == 0 || len(st.Holds) != 1 || st.Holds[0].Reason != h.Reason {
 		t.Fatalf("%+v", st)
 	}
-	if got, want := again.states(t), []string{audit.StateDeleted, "added", "audit-kept"}; !slices.Equal(got, want) {
+	if got, want := slices.Compact(again.states(t)), []string{audit.StateDeleted, "added", "removed", "audit-kept"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if looked, err := retention.Look(t.Context(), again.dir); err != nil || looked.Oldest != 1 || len(looked.Holds) != 1 {

@@ -17,6 +17,7 @@ import (
 // Errors to branch on.
 var (
 	ErrHoldExists = errors.New("there is a hold of this name")
+	ErrHoldsFull  = errors.New("there are too many holds: remove one that is of no use any more")
 	ErrNoHold     = errors.New("there is no hold of this name")
 	ErrHeld       = errors.New("a legal hold keeps the records")
 	ErrUnshipped  = errors.New("a sink lacks some of the records")
@@ -94,10 +95,13 @@ func (k *Keeper) Holds() ([]Hold, error) {
 	return k.state.Holds, nil
 }
 
-var (
-	holdName  = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
+// Bounds of holds.
+const (
+	maxHolds  = 100
 	maxReason = 1024 // bytes
 )
+
+var holdName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
 
 // AddHold puts a hold into force. From then on nothing is deleted: what is being deleted
 // is kept too, unless its files are gone.
@@ -115,6 +119,9 @@ func (k *Keeper) AddHold(ctx context.Context, name, reason string) (Hold, error)
 	}
 	if k.find(name) >= 0 {
 		return Hold{}, fmt.Errorf("%w: %s", ErrHoldExists, name)
+	}
+	if len(k.state.Holds) >= maxHolds {
+		return Hold{}, ErrHoldsFull
 	}
 	e := holdEvent(ctx, "added", name, reason)
 	h := Hold{Name: name, Reason: reason, Since: time.UnixMilli(e.Time).UTC()}

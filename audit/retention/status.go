@@ -33,8 +33,8 @@ func (s Status) Lines() []string {
 	}
 	lines := []string{fmt.Sprintf("audit log on disk: records from %d on, of %s, in %d segments, %d of them compressed, %v",
 		s.Oldest, s.Since.Local().Format(time.DateTime), s.Segments, s.Compressed, size.About(s.Bytes))}
-	for _, h := range s.Holds {
-		lines = append(lines, fmt.Sprintf("audit log: legal hold %s since %s: %s", h.Name, h.Since.Local().Format(time.DateTime), h.Reason))
+	if n := len(s.Holds); n > 0 {
+		lines = append(lines, fmt.Sprintf("audit log: %d legal holds, the first is %s since %s", n, s.Holds[0].Name, s.Holds[0].Since.Local().Format(time.DateTime)))
 	}
 	if s.Held > 0 {
 		lines = append(lines, "audit log: holds keep "+size.About(s.Held)+" that would be deleted")

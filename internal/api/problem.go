@@ -67,6 +67,7 @@ var problems = []struct {
 	{ErrNoSink, http.StatusNotFound, "no-sink"},
 	{retention.ErrNoHold, http.StatusNotFound, "no-hold"},
 	{retention.ErrHoldExists, http.StatusConflict, "name-taken"},
+	{retention.ErrHoldsFull, http.StatusConflict, "full"},
 	{retention.ErrHeld, http.StatusConflict, "held"},
 	{retention.ErrUnshipped, http.StatusConflict, "unshipped"},
 	{retention.ErrNothing, http.StatusConflict, "nothing-to-delete"},
