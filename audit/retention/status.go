@@ -31,10 +31,10 @@ func (s Status) Lines() []string {
 	if s.Segments == 0 {
 		return nil
 	}
-	lines := []string{fmt.Sprintf("audit log on disk: records from %d on, of %s, in %d segments, %d of them compressed, %v",
-		s.Oldest, s.Since.Local().Format(time.DateTime), s.Segments, s.Compressed, size.About(s.Bytes))}
+	lines := []string{fmt.Sprintf("audit log on disk: records from %d on, of %s, %s in segments: %d, of which %d are compressed",
+		s.Oldest, s.Since.Local().Format(time.DateTime), size.About(s.Bytes), s.Segments, s.Compressed)}
 	if n := len(s.Holds); n > 0 {
-		lines = append(lines, fmt.Sprintf("audit log: %d legal holds, the first is %s since %s", n, s.Holds[0].Name, s.Holds[0].Since.Local().Format(time.DateTime)))
+		lines = append(lines, fmt.Sprintf("audit log: legal holds: %d, the first is %s since %s", n, s.Holds[0].Name, s.Holds[0].Since.Local().Format(time.DateTime)))
 	}
 	if s.Held > 0 {
 		lines = append(lines, "audit log: holds keep "+size.About(s.Held)+" that would be deleted")

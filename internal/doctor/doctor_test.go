@@ -182,7 +182,7 @@ func TestAuditLog(t *testing.T) {
 	}
 	write("retention.json", `{"holds":[{"name":"case-7","reason":"court","since":"2027-01-15T08:00:00Z"}]}`, 0)
 	write("00000000000000000002.jsonl", "", 3<<20)
-	if f := auditLog(t.Context(), c); f.Level != Warn || f.Fix == "" || !strings.Contains(f.Found, "1 legal holds, the first is case-7") {
+	if f := auditLog(t.Context(), c); f.Level != Warn || f.Fix == "" || !strings.Contains(f.Found, "legal holds: 1, the first is case-7") {
 		t.Error(f)
 	}
 	write("retention.json", "{", 0)
