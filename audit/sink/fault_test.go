@@ -254,7 +254,7 @@ func (l *trail) status() sink.Status { return l.set.Status()[0] }
 
 func wait(t *testing.T, what string, until func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !until(); time.Sleep(2 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); !until(); time.Sleep(2 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited too long for %s", what)
 		}

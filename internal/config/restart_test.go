@@ -14,6 +14,7 @@ func TestNeedsRestart(t *testing.T) {
 	c := started
 	c.Egress = []policy.EgressRule{{Destination: "api.example.com"}}
 	c.Vault.Address = "https://vault.example.com"
+	c.Audit.Sinks = []Sink{{Name: "siem"}}
 	if keys := c.NeedsRestart(&started); keys != nil {
 		t.Errorf("what is reloaded: %q", keys)
 	}

@@ -24,7 +24,7 @@ type fence struct {
 var fences = []fence{
 	{from: []string{"gateway/worker", "gateway/workerapi"}, to: []string{
 		"sallyport/gateway/supervisor", "sallyport/gateway/ca", "sallyport/gateway/credential/file", "sallyport/gateway/credential/vault",
-		"sallyport/internal/seal", "sallyport/sandbox", "github.com/hashicorp/vault", "filippo.io/age", "github.com/moby/moby", "github.com/cilium/ebpf",
+		"sallyport/internal/seal", "sallyport/audit/sink", "sallyport/sandbox", "github.com/hashicorp/vault", "filippo.io/age", "github.com/moby/moby", "github.com/cilium/ebpf",
 	}, why: "the privilege boundary: the worker parses what sandboxes and upstreams send, so secrets' stores, the authorities' keys, the engine and the datapath are the supervisor's"},
 	{from: []string{"gateway/supervisor"}, to: []string{"sallyport/gateway/worker"}, why: "the supervisor runs none of the worker's code"},
 	{from: []string{"gateway"}, to: []string{"sallyport/sandbox", "sallyport/memory"}, why: "the gateway knows sandboxes only as identities that it is given"},
