@@ -12,6 +12,7 @@ type Exchange struct {
 	// For the fields of the same type of the events, which point to nothing
 	// until they are set.
 	Destination Endpoint
+	Reached     Endpoint // the destination with the address that was found
 	Container   Container
 	Request     HTTPRequest
 	URL         URL

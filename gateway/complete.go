@@ -90,6 +90,7 @@ func (q *request) recordCompletion() {
 		c.Message = strings.TrimPrefix(c.Message+"; "+forgotten(q.lost), "; ")
 		c.SeverityID = audit.SeverityMedium
 	}
+	event.Reached(&q.events, c, q.reached)
 	event.Finished(&q.events, c, time.Since(q.started), q.out.status, q.out.written.Load(), q.sent.read.Load(), q.out.written.Load())
 	q.gateway.enqueue(c)
 	switch {

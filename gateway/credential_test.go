@@ -85,7 +85,7 @@ func TestCredentialReplacesTheSandboxesOwn(t *testing.T) {
 	if diff := cmp.Diff(events[0].Unmapped.Sallyport.Credentials, []audit.CredentialUse{{Name: "openai"}}); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(events[1].Unmapped.Sallyport.Credentials, []audit.CredentialUse{{Name: "openai", Version: "v7"}}); diff != "" {
+	if diff := cmp.Diff(events[1].Unmapped.Sallyport.Credentials, []audit.CredentialUse{{Lease: "reading-1", Name: "openai", Version: "v7"}}); diff != "" {
 		t.Error(diff)
 	}
 	for _, e := range events {

@@ -93,7 +93,7 @@ func (s secret) Read(context.Context) (credential.Material, error) {
 	if s == "" {
 		return credential.Material{}, credential.ErrNoSecret
 	}
-	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(string(s))}, Version: "v7"}, nil
+	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(string(s))}, Version: "v7", Accessor: "reading-1"}, nil
 }
 
 type option func(*gateway.Options)

@@ -138,7 +138,7 @@ func (q *request) putCredentials(r *http.Request) error {
 			q.used = append(q.used, audit.CredentialUse{Name: i.Credential})
 			return &leaseError{credential: i.Credential, err: err}
 		}
-		q.used = append(q.used, audit.CredentialUse{Name: lease.Name, Version: lease.Version})
+		q.used = append(q.used, audit.CredentialUse{Lease: lease.Accessor, Name: lease.Name, Version: lease.Version})
 		if err := lease.Apply(r, i.Inject); err != nil {
 			return &leaseError{credential: i.Credential, err: err}
 		}

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"sallyport/audit"
@@ -23,6 +24,7 @@ type request struct {
 	gateway  *Gateway
 	*session // of its connection
 	started  time.Time
+	reached  netip.Addr         // that the request has gone to, as it is known
 	cancel   context.CancelFunc // of all that the request waits for, and on HTTP/1.1 of its connection
 	streamed bool               // by HTTP/2
 	events   audit.Exchange
@@ -100,11 +102,16 @@ func (q *request) Value(key any) any {
 		return q.carry
 	case upstream.InformationalKey:
 		return upstream.Informational(q.inform)
+	case upstream.ReachedKey:
+		return upstream.Reached(q.reach)
 	case http1.BudgetKey:
 		return http1.Budget(&q.heads)
 	}
 	return q.Context.Value(key)
 }
+
+// reach notes the address that the request goes to.
+func (q *request) reach(addr netip.Addr) { q.reached = addr }
 
 // Recheck implements live.Revocable.
 func (q *request) Recheck(ctx context.Context) *live.Revoked {

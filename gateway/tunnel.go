@@ -15,6 +15,7 @@ import (
 	"sallyport/gateway/live"
 	"sallyport/gateway/sniff"
 	"sallyport/gateway/tcp"
+	"sallyport/gateway/upstream"
 	"sallyport/policy"
 )
 
@@ -127,6 +128,9 @@ func (g *Gateway) tunnel(ctx context.Context, t *tunnel) {
 	g.blocked(done, err)
 	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
 	done.Traffic = &x.Traffic
+	if done.Proxy == nil {
+		event.Reached(x, done, upstream.RemoteOf(far))
+	}
 	done.SetTokens(g.unreported(m, out, in))
 	g.enqueue(done)
 }

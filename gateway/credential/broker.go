@@ -30,12 +30,15 @@ type Options struct {
 	AllowShort func(credential, field string) bool
 	// Timeout bounds one read of a source. Default: 10 s.
 	Timeout time.Duration
-	// OnRead is told of each read of a Remote source: the credential's name, the version
-	// of its secret, and the error if it failed. It must not block. Default: none.
-	OnRead func(credential, version string, err error)
+	// OnRead is told of each read of a Remote source, by the credential's name, and the
+	// error if it failed. It must not block. Default: none.
+	OnRead func(credential string, r Reading, err error)
 	// Log gets what the Broker cannot return. Default: none.
 	Log *slog.Logger
 }
+
+// Reading is what is told of a read of a source.
+type Reading struct{ Version, Accessor string }
 
 // retryAfter is how long a Remote source's failure is remembered, so that a
 // sandbox cannot drive the gateway to flood it.
@@ -50,7 +53,7 @@ type Broker struct {
 	bound   func(credential, host string, port uint16) bool
 	short   func(credential, field string) bool
 	timeout time.Duration
-	onRead  func(credential, version string, err error)
+	onRead  func(credential string, r Reading, err error)
 	log     *slog.Logger
 	current atomic.Pointer[generation]
 }
@@ -71,7 +74,7 @@ func New(o Options) *Broker {
 		b.short = func(string, string) bool { return false }
 	}
 	if b.onRead == nil {
-		b.onRead = func(string, string, error) {}
+		b.onRead = func(string, Reading, error) {}
 	}
 	if b.timeout <= 0 {
 		b.timeout = 10 * time.Second
@@ -89,7 +92,7 @@ func New(o Options) *Broker {
 func (b *Broker) Replace(sources map[string]Source, revision string) {
 	entries := make(map[string]*entry, len(sources))
 	for name, src := range sources {
-		e := &entry{source: src, onRead: func(version string, err error) { b.onRead(name, version, err) }}
+		e := &entry{source: src, onRead: func(r Reading, err error) { b.onRead(name, r, err) }}
 		if l, ok := src.(Login); ok { // what it wraps may be Remote
 			e.source, e.proxies, e.registries, e.sinks = l.Source, l.Proxies, l.Registries, l.Sinks
 		}
@@ -124,7 +127,7 @@ func (b *Broker) Lease(ctx context.Context, name string, to Binding) (*Lease, er
 	if err != nil {
 		return nil, fmt.Errorf("leasing %q: %w", name, err)
 	}
-	return &Lease{Name: name, Version: s.material.Version, to: to, secret: s, short: b.short}, nil
+	return &Lease{Name: name, Version: s.material.Version, Accessor: s.material.Accessor, to: to, secret: s, short: b.short}, nil
 }
 
 // Contains says whether value is, or holds in any spelling that a Scrubber
@@ -172,7 +175,7 @@ type entry struct {
 	registries []string
 	sinks      []string // of the audit log, likewise
 	flight     singleflight.Group
-	onRead     func(version string, err error)
+	onRead     func(r Reading, err error)
 
 	mu    sync.Mutex
 	last  *secret
@@ -186,7 +189,8 @@ func (e *entry) get(ctx context.Context, timeout time.Duration) (*secret, error)
 	if !ok {
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
-		return e.read(ctx, 0)
+		s, _, err := e.read(ctx, 0)
+		return s, err
 	}
 	if s, err, ok := e.cached(); ok {
 		return s, err
@@ -198,12 +202,8 @@ func (e *entry) get(ctx context.Context, timeout time.Duration) (*secret, error)
 		}
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 		defer cancel()
-		s, err := e.read(ctx, remote.TTL())
-		version := ""
-		if s != nil {
-			version = s.material.Version
-		}
-		e.onRead(version, err)
+		s, m, err := e.read(ctx, remote.TTL())
+		e.onRead(Reading{m.Version, m.Accessor}, err)
 		return s, err
 	})
 	select {
@@ -225,8 +225,8 @@ func (e *entry) cached() (*secret, error, bool) {
 }
 
 // read asks the source and remembers the answer for ttl.
-func (e *entry) read(ctx context.Context, ttl time.Duration) (*secret, error) {
-	m, err := e.source.Read(ctx)
+func (e *entry) read(ctx context.Context, ttl time.Duration) (_ *secret, m Material, err error) {
+	m, err = e.source.Read(ctx)
 	now := time.Now()
 	switch {
 	case err == nil && len(m.Fields) == 0:
@@ -239,7 +239,7 @@ func (e *entry) read(ctx context.Context, ttl time.Duration) (*secret, error) {
 	defer e.mu.Unlock()
 	if err != nil {
 		e.last, e.err, e.until = nil, err, now.Add(min(ttl, retryAfter))
-		return nil, err
+		return nil, m, err
 	}
 	// The same secret keeps what was derived from it.
 	if e.last == nil || !same(e.last.material, m) {
@@ -249,7 +249,7 @@ func (e *entry) read(ctx context.Context, ttl time.Duration) (*secret, error) {
 	if !m.Expires.IsZero() && m.Expires.Before(e.until) {
 		e.until = m.Expires
 	}
-	return e.last, nil
+	return e.last, m, nil
 }
 
 // same compares two readings of one source in this process, whose timing no

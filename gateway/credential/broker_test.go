@@ -300,7 +300,9 @@ func TestEachReadOfARemoteSourceIsTold(t *testing.T) {
 	b := credential.New(credential.Options{
 		Sources: map[string]credential.Source{"far": far, "near": near},
 		Bound:   func(string, string, uint16) bool { return true },
-		OnRead:  func(name, version string, err error) { told = append(told, fmt.Sprint(name, " ", version, " ", err)) },
+		OnRead: func(name string, r credential.Reading, err error) {
+			told = append(told, fmt.Sprint(name, " ", r.Version, " ", err))
+		},
 	})
 	for range 3 {
 		for _, name := range []string{"far", "near"} {

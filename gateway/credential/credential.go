@@ -71,8 +71,11 @@ type Binding struct {
 // Material is what a source returns: named fields of one secret.
 type Material struct {
 	Fields  map[string]Secret
-	Version string    // of the secret in its source
-	Expires time.Time // zero: no lease
+	Version string // of the secret in its source
+	// Accessor is what the source's own audit calls the reading, or the lease; it is no
+	// secret. Empty where the source has none.
+	Accessor string
+	Expires  time.Time // zero: no lease
 }
 
 // Source reads one credential's secret. Its errors wrap ErrNoSecret,

@@ -20,6 +20,8 @@ import (
 type Lease struct {
 	Name    string
 	Version string
+	// Accessor is that of the first reading of this version: see Material.
+	Accessor string
 
 	to      Binding
 	secret  *secret

@@ -5,6 +5,7 @@ package event
 import (
 	"errors"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -83,6 +84,9 @@ func decide(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
 		x.Policy = audit.Policy{Name: audit.PolicyName, Version: d.Revision}
 		e.Policy = &x.Policy
 	}
+	if d.Upstream != nil && d.Upstream.Proxy != "" {
+		through(e, d.Upstream.Proxy)
+	}
 	s.Limits = limitsOf(d)
 	for _, i := range d.Inject {
 		s.Credentials = append(s.Credentials, audit.CredentialUse{Name: i.Credential})
@@ -104,6 +108,16 @@ func decide(x *audit.Exchange, phase policy.Phase, d policy.Decision) {
 		e.Action, e.Disposition = audit.ActionDenied, audit.DispositionBlocked
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
 	}
+}
+
+// through says which proxy a decision leads by. Policy has checked the URL.
+func through(e *audit.Event, proxy string) {
+	u, err := url.Parse(proxy)
+	if err != nil {
+		return
+	}
+	port, _ := strconv.Atoi(u.Port())
+	e.Through(u.Hostname(), port)
 }
 
 // Undecided describes a connection that has sent bytes about which nothing is decided.
@@ -179,6 +193,16 @@ func Finished(x *audit.Exchange, c *audit.Event, took time.Duration, status int,
 	}
 	x.Traffic = audit.Traffic{BytesIn: in, BytesOut: out}
 	c.Traffic = &x.Traffic
+}
+
+// Reached adds to a completion the address that its destination's name led to.
+func Reached(x *audit.Exchange, c *audit.Event, addr netip.Addr) {
+	if !addr.IsValid() || c.Destination == nil || c.Destination.IP != "" {
+		return
+	}
+	x.Reached = *c.Destination // the decision has been made without
+	x.Reached.IP = addr.String()
+	c.Destination = &x.Reached
 }
 
 // Bounds of what one request can write into the audit. Policy sees it all.

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"runtime"
 	"syscall"
@@ -71,6 +72,9 @@ func (t *Tap) Read(p []byte) (int, error) {
 
 // ClientConn is a connection to a server, for one request after the other.
 type ClientConn struct {
+	// Remote is the server's address, for who knows it.
+	Remote netip.Addr
+
 	conn net.Conn
 	o    ClientOptions
 	in   headReader

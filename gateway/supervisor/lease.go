@@ -45,7 +45,7 @@ func (l *leaseServer) lease(ctx context.Context, c workerapi.LeaseRequest) (work
 	if hmac.Equal(got.Mark, c.Have) {
 		return got, nil
 	}
-	got.Version, got.Expires, got.Fields = m.Version, m.Expires, make(map[string]string, len(m.Fields))
+	got.Version, got.Accessor, got.Expires, got.Fields = m.Version, m.Accessor, m.Expires, make(map[string]string, len(m.Fields))
 	for k, v := range m.Fields {
 		got.Fields[k] = v.Reveal()
 	}

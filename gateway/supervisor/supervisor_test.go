@@ -40,7 +40,7 @@ type vault struct {
 
 func (v *vault) Read(context.Context) (credential.Material, error) {
 	v.reads.Add(1)
-	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(*v.value.Load())}, Version: "1"}, nil
+	return credential.Material{Fields: map[string]credential.Secret{"token": credential.NewSecret(*v.value.Load())}, Version: "1", Accessor: "reading-1"}, nil
 }
 
 // scene is a Supervisor and the far end of its connection, which a test plays.
@@ -130,8 +130,8 @@ func TestLeaseIsChecked(t *testing.T) {
 			if !errors.Is(err, tt.want) || (err == nil) != (tt.want == nil) {
 				t.Errorf("got %v, want %v", err, tt.want)
 			}
-			if (got.Fields["token"] != "") != (tt.want == nil) {
-				t.Errorf("got %d fields", len(got.Fields))
+			if (got.Fields["token"] != "") != (tt.want == nil) || (got.Accessor == "reading-1") != (tt.want == nil) {
+				t.Errorf("got %d fields, of %q", len(got.Fields), got.Accessor)
 			}
 		})
 	}

@@ -118,7 +118,7 @@ func (d *destination) inHosts(ctx context.Context) bool {
 func (d *destination) newTransport() *transport {
 	o, plain := &d.pool.o, !d.route.TLS
 	t := &transport{
-		dial: d.dial, pool: o, sandbox: d.route.Sandbox, windows: d.pool.windows,
+		dial: d.dial, near: d.hop == nil, pool: o, sandbox: d.route.Sandbox, windows: d.pool.windows,
 		multi: newMultiplexer(o, plain, streamWindow), narrow: newMultiplexer(o, plain, narrowWindow),
 	}
 	if d.route.TLS {

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,7 +29,7 @@ func TestHoursOfSilence(t *testing.T) {
 					defer close(over)
 					quietServer(t, far, answers)
 				}()
-				kept, err := m.add(near)
+				kept, err := m.add(near, netip.Addr{})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -64,9 +65,10 @@ type multiplexer struct {
 // library knows of that can be asked only while nobody writes to the connection.
 type shared struct {
 	*http2.ClientConn
-	trips int
-	since time.Time   // when the last one ended, if there is none
-	sweep *time.Timer // nil when it is not going to look
+	remote netip.Addr
+	trips  int
+	since  time.Time   // when the last one ended, if there is none
+	sweep  *time.Timer // nil when it is not going to look
 }
 
 func newMultiplexer(o *Options, plain bool, window int) *multiplexer {
@@ -150,12 +152,14 @@ func (m *multiplexer) GetClientConn(r *http.Request, _ string) (*http2.ClientCon
 	defer m.mu.Unlock()
 	m.leave(t)
 	if t.conn, t.kept = t.kept, nil; t.conn != nil {
+		reached(t.Context, t.conn.remote)
 		return t.conn.ClientConn, nil
 	}
 	for _, c := range m.conns {
 		if c.ReserveNewRequest() {
 			c.trips++
 			t.conn = c
+			reached(t.Context, c.remote)
 			return c.ClientConn, nil
 		}
 	}
@@ -218,7 +222,7 @@ func (m *multiplexer) MarkDead(dead *http2.ClientConn) {
 // add takes over a connection on which nothing has been sent, and keeps a place
 // on it for the request that has opened it: it would have to open another if
 // those that waited took all.
-func (m *multiplexer) add(c net.Conn) (*shared, error) {
+func (m *multiplexer) add(c net.Conn, remote netip.Addr) (*shared, error) {
 	cc, err := m.transport.NewClientConn(&greeting{Conn: c})
 	if err != nil {
 		_ = c.Close()
@@ -232,7 +236,7 @@ func (m *multiplexer) add(c net.Conn) (*shared, error) {
 	}
 	defer m.mu.Unlock()
 	cc.ReserveNewRequest() // it is new, or dead: who uses it finds out
-	added := &shared{ClientConn: cc, trips: 1}
+	added := &shared{ClientConn: cc, remote: remote, trips: 1}
 	m.conns = append(m.conns, added)
 	return added, nil
 }

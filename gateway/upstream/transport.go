@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 // old.
 type transport struct {
 	dial func(context.Context) (stream, error)
+	near bool        // what is dialled is no proxy
 	tls  *tls.Config // nil for plain HTTP
 	pool *Options
 	turn turn
@@ -83,7 +85,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		if !fresh {
 			if c := t.take(); c != nil {
-				resp, err := c.RoundTrip(r, informational(r.Context()))
+				resp, err := sendBy(c, r)
 				if err == nil || !errors.Is(err, http1.ErrStale) || !repeatable(r) {
 					return resp, err
 				}
@@ -95,7 +97,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		case err != nil:
 			return nil, unsent(r, err)
 		case c != nil:
-			return c.RoundTrip(r, informational(r.Context()))
+			return sendBy(c, r)
 		case kept != nil:
 			opened++
 			resp, err := multi.RoundTrip(r, kept, ended)
@@ -107,6 +109,12 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		// Another's turn has ended.
 	}
 	return nil, unsent(r, errCrowded)
+}
+
+// sendBy sends a request by a connection of HTTP/1.1.
+func sendBy(c *http1.ClientConn, r *http.Request) (*http.Response, error) {
+	reached(r.Context(), c.Remote)
+	return c.RoundTrip(r, informational(r.Context()))
 }
 
 // maxOvertaken bounds how often a request is sent again after overtaken.
@@ -170,7 +178,7 @@ func (t *transport) open(ctx context.Context, multi *multiplexer, alone, togethe
 	}
 	if t.tls == nil {
 		if together {
-			kept, err := multi.add(raw)
+			kept, err := multi.add(raw, t.remote(raw))
 			return nil, kept, err
 		}
 		return t.single(raw, raw, nil), nil, nil
@@ -194,7 +202,7 @@ func (t *transport) open(ctx context.Context, multi *multiplexer, alone, togethe
 	}
 	if secure.ConnectionState().NegotiatedProtocol == http2.NextProtoTLS {
 		t.found(http20)
-		kept, err := multi.add(secure)
+		kept, err := multi.add(secure, t.remote(raw))
 		return nil, kept, err
 	}
 	if !alone {
@@ -214,7 +222,17 @@ func (t *transport) found(p protocol) {
 func (t *transport) single(c net.Conn, raw stream, tap *http1.Tap) *http1.ClientConn {
 	o := http1.ClientOptions{Tap: tap, MaxHead: maxResponseHeader, HeadTimeout: t.pool.HeaderTimeout, Done: t.done}
 	o.Raw, _ = raw.SyscallConn() // fails on a closed connection, which fails by itself
-	return http1.NewClientConn(c, o)
+	cc := http1.NewClientConn(c, o)
+	cc.Remote = t.remote(raw)
+	return cc
+}
+
+// remote is the destination's address, the zero Addr where only a proxy knows it.
+func (t *transport) remote(raw net.Conn) netip.Addr {
+	if !t.near {
+		return netip.Addr{}
+	}
+	return RemoteOf(raw)
 }
 
 // take returns a connection that is alive, or nil.

@@ -177,7 +177,7 @@ func (s *source) ask(ctx context.Context, to credential.Binding) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if got.Fields != nil {
-		m := credential.Material{Fields: make(map[string]credential.Secret, len(got.Fields)), Version: got.Version, Expires: got.Expires}
+		m := credential.Material{Fields: make(map[string]credential.Secret, len(got.Fields)), Version: got.Version, Accessor: got.Accessor, Expires: got.Expires}
 		for k, v := range got.Fields {
 			m.Fields[k] = credential.NewSecret(v)
 		}

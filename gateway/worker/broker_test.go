@@ -54,7 +54,7 @@ func newBrokerSupervisor(t *testing.T) *leasing {
 		token := *s.secret.Load()
 		got := workerapi.LeaseReply{Mark: []byte(token), Uses: leaseUses, For: leaseFor}
 		if string(c.Have) != token {
-			got.Fields = map[string]string{"token": token}
+			got.Accessor, got.Fields = "of "+token, map[string]string{"token": token}
 		}
 		return got, nil
 	}
@@ -79,6 +79,9 @@ func TestLeaseUses(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 			return ""
+		}
+		if got := l.Values()[0].Reveal(); l.Accessor != "of "+got {
+			t.Errorf("the accessor is %q", l.Accessor)
 		}
 		return l.Values()[0].Reveal()
 	}

@@ -82,12 +82,13 @@ type LeaseRequest struct {
 // LeaseReply permits a number of uses within a time. Fields is nil where the
 // worker has the material already.
 type LeaseReply struct {
-	Mark    []byte
-	Uses    int
-	For     time.Duration
-	Version string            `json:",omitempty"`
-	Fields  map[string]string `json:",omitempty"`
-	Expires time.Time         `json:",omitzero"`
+	Mark     []byte
+	Uses     int
+	For      time.Duration
+	Version  string            `json:",omitempty"`
+	Accessor string            `json:",omitempty"`
+	Fields   map[string]string `json:",omitempty"`
+	Expires  time.Time         `json:",omitzero"`
 }
 
 // LoginRequest asks for the login at an upstream proxy.

@@ -175,9 +175,9 @@ func (s secrets) say(ctx context.Context, name, state string) error {
 
 // recordRead records that Vault was asked for a credential's secret. Leases do not wait for
 // that record: the decision that uses the secret has one of its own.
-func (d *daemon) recordRead(name, version string, err error) {
+func (d *daemon) recordRead(name string, r credential.Reading, err error) {
 	e := d.changed("secret/"+name, "secret "+name, "read")
-	e.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Name: name, Version: version}}
+	e.Unmapped.Sallyport.Credentials = []audit.CredentialUse{{Lease: r.Accessor, Name: name, Version: r.Version}}
 	if err != nil {
 		e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityMedium
 		e.Message, e.Detail = "secret "+name+" could not be read", err.Error()

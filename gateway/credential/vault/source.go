@@ -67,7 +67,7 @@ func (s *Source) Read(ctx context.Context) (credential.Material, error) {
 	if data == nil {
 		return credential.Material{}, fmt.Errorf("%w: the newest version at %s was deleted; write a new one, or: vault kv undelete", credential.ErrNoSecret, s.path)
 	}
-	m := credential.Material{Fields: make(map[string]credential.Secret), Version: versionOf(metadata)}
+	m := credential.Material{Fields: make(map[string]credential.Secret), Version: versionOf(metadata), Accessor: got.RequestID}
 	// A version that deletes itself (delete_version_after) says when.
 	if text, _ := metadata["deletion_time"].(string); text != "" {
 		if m.Expires, err = time.Parse(time.RFC3339Nano, text); err != nil {

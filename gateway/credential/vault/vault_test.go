@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
 	"sallyport/gateway/credential"
@@ -85,6 +86,9 @@ func TestRead(t *testing.T) {
 	}
 	if m.Version != "1" || len(m.Fields) != 3 || m.Fields["token"].Reveal() != value || m.Fields["count"].Reveal() != "42" || m.Fields["on"].Reveal() != "true" {
 		t.Errorf("read version %s, %d fields", m.Version, len(m.Fields))
+	}
+	if uuid.Validate(m.Accessor) != nil { // of the request, in Vault's own audit
+		t.Errorf("the accessor is %q", m.Accessor)
 	}
 	one := source(t, v, "secret/data/openai", "token")
 	m, err = one.Read(t.Context())
