@@ -110,6 +110,9 @@ func readHash(f io.ReaderAt, at int64) (h tlog.Hash, err error) {
 
 // add appends leaves. After an error the tree is as it was.
 func (s *Store) add(leaves []tlog.Hash) error {
+	if len(leaves) == 0 {
+		return nil
+	}
 	next, stored := s.edge.clone(), make([]tlog.Hash, 0, 2*len(leaves)+64)
 	for _, l := range leaves {
 		stored = next.add(l, stored)
