@@ -11,7 +11,7 @@ import (
 
 // restBound is what the daemon and the gateway's process may take together while
 // nothing happens, in bytes.
-const restBound = 60_000_000
+const restBound = 75_000_000
 
 // A thousand rules and a sandbox are there, and nothing happens. The engine is
 // not counted: it is Docker's.
