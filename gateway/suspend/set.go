@@ -148,6 +148,9 @@ func (s *Set) Freeze(ctx context.Context, a netip.Addr) {
 		select {
 		case <-ctx.Done():
 			for _, c := range busy {
+				if c.atRest() { // since the last look, which may be long ago on a busy machine
+					continue
+				}
 				s.logger.Info("resetting a connection that does not come to rest before its sandbox sleeps", "sandbox", a, "peer", c.LocalAddr().String(),
 					"unacknowledged", c.queued(unix.SIOCOUTQ), "unread", c.queued(unix.SIOCINQ), "writes", c.writes.Load())
 				c.reset()
