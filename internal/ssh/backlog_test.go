@@ -25,7 +25,8 @@ func (u *backlog) now() int64 {
 }
 
 // A client that sends, byte by byte, to what takes nothing is cut off, long before its
-// windows are full. Others go on.
+// windows are full. Others go on. The client also counts the packets that the kernel keeps
+// for the server, up to 10 MiB by default: 36 bytes each.
 func TestFlood(t *testing.T) {
 	p, kept := small(t, 2<<20)
 	bob := newSigner(t)
@@ -57,7 +58,7 @@ func TestFlood(t *testing.T) {
 	}()
 	select {
 	case n := <-sent:
-		if n > 100_000 {
+		if n > window/4 {
 			t.Errorf("it was cut off after %d packets", n)
 		}
 	case <-time.After(time.Minute):
