@@ -25,7 +25,7 @@ func Example() {
 	if err := os.WriteFile(filepath.Join(dir, "plan\x1b[2J"), []byte("1. ask"), 0o600); err != nil {
 		log.Fatal(err)
 	}
-	entries, err := memory.List(dir)
+	entries, err := list(dir)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -13,21 +13,22 @@ import (
 )
 
 // ErrTruncated says that a listing is not complete.
-var ErrTruncated = errors.New("the memory holds more than is listed: 10,000 entries, 64 folders deep")
+var ErrTruncated = errors.New("the memory holds more than is listed, or is more than 64 folders deep")
 
 const (
-	maxEntries = 10_000
-	maxDepth   = 64
+	// MaxListed is how many entries List shows.
+	MaxListed = 10_000
+	maxDepth  = 64
 )
 
 // Kind of an entry.
 type Kind string
 
 const (
-	File   Kind = "file"
-	Folder Kind = "folder"
-	Link   Kind = "link"  // symbolic; never followed
-	Other  Kind = "other" // device, pipe, socket; never opened
+	KindFile   Kind = "file"
+	KindFolder Kind = "folder"
+	KindLink   Kind = "link"  // symbolic; never followed
+	KindOther  Kind = "other" // device, pipe, socket; never opened
 )
 
 // Entry is one name in a memory.
@@ -38,13 +39,25 @@ type Entry struct {
 	Kind     Kind      `json:"kind"`
 	Size     int64     `json:"size"` // bytes, of files
 	Modified time.Time `json:"modified"`
+	// Stamp is another one after each change of the file: the inode, and the time of its
+	// last change (inode(7), ctime), which the sandbox cannot set.
+	Stamp Stamp `json:"-"`
 }
 
-// List lists the memory in dir, sorted by path. If there is too much, it returns the first
-// entries that it met, and ErrTruncated.
-func List(dir string) ([]Entry, error) {
-	var l lister
-	d, err := openFolder(unix.AT_FDCWD, dir, dir)
+// Stamp tells one state of a file from another without reading it.
+type Stamp struct {
+	Inode   uint64
+	Changed int64 // nanoseconds since 1970
+}
+
+// List is Scan of at most MaxListed entries.
+func (f *Folder) List() ([]Entry, error) { return f.Scan(MaxListed) }
+
+// Scan lists the memory, sorted by path. If there are more entries than most, it returns
+// the first that it met, and ErrTruncated.
+func (f *Folder) Scan(most int) ([]Entry, error) {
+	l := lister{most: most}
+	d, err := f.root.Open(".")
 	if err != nil {
 		return nil, err
 	}
@@ -57,6 +70,7 @@ func List(dir string) ([]Entry, error) {
 }
 
 type lister struct {
+	most      int
 	entries   []Entry
 	truncated bool
 }
@@ -78,7 +92,7 @@ func (l *lister) folder(d *os.File, prefix string, depth int) error {
 	for {
 		names, err := d.Readdirnames(256)
 		for _, name := range names {
-			if len(l.entries) == maxEntries {
+			if len(l.entries) == l.most {
 				l.truncated = true
 				return nil
 			}
@@ -100,19 +114,19 @@ func (l *lister) entry(d *os.File, name, prefix string, depth int) error {
 	if err := unix.Fstatat(int(d.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	e := Entry{Path: prefix + name, Modified: time.Unix(st.Mtim.Unix()).UTC()}
+	e := Entry{Path: prefix + name, Modified: time.Unix(st.Mtim.Unix()).UTC(), Stamp: Stamp{st.Ino, st.Ctim.Nano()}}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
-		e.Kind, e.Size = File, st.Size
+		e.Kind, e.Size = KindFile, st.Size
 	case unix.S_IFLNK:
-		e.Kind = Link
+		e.Kind = KindLink
 	case unix.S_IFDIR:
-		e.Kind = Folder
+		e.Kind = KindFolder
 	default:
-		e.Kind = Other
+		e.Kind = KindOther
 	}
 	l.entries = append(l.entries, e)
-	if e.Kind != Folder {
+	if e.Kind != KindFolder {
 		return nil
 	}
 	if depth == maxDepth {

@@ -22,8 +22,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"sallyport/internal/durable"
 )
 
@@ -41,11 +39,12 @@ func Ensure(sandbox string) (string, error) {
 	if err := durable.MkdirAll(dir, 0o700); err != nil {
 		return "", fmt.Errorf("making the memory folder: %w", err)
 	}
-	root, err := open(dir)
+	folder, err := Open(dir)
 	if err != nil {
 		return "", err
 	}
-	defer root.Close()
+	defer folder.Close()
+	root := folder.root
 	f, err := root.OpenFile(Index, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if errors.Is(err, fs.ErrExist) {
 		return dir, nil
@@ -58,16 +57,4 @@ func Ensure(sandbox string) (string, error) {
 		return "", fmt.Errorf("writing %s: %w", filepath.Join(dir, Index), err)
 	}
 	return dir, nil
-}
-
-// open opens the folder, and refuses a link in its place.
-func open(dir string) (*os.Root, error) {
-	info, err := os.Lstat(dir)
-	if err != nil {
-		return nil, err
-	}
-	if !info.IsDir() {
-		return nil, &fs.PathError{Op: "open", Path: dir, Err: unix.ENOTDIR}
-	}
-	return os.OpenRoot(dir)
 }

@@ -20,7 +20,7 @@ func newMemory(g *cli.Globals) *cobra.Command {
 func newMemoryList(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "ls NAME", Short: "List the files that a sandbox remembers", Args: cli.Exactly("NAME")}
 	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
-		list, err := cli.InMemory(cfg, args[0], memory.List)
+		list, err := cli.InMemory(cfg, args[0], (*memory.Folder).List)
 		if err != nil {
 			return err
 		}
@@ -36,7 +36,7 @@ func newMemoryView(g *cli.Globals) *cobra.Command {
 	c := &cobra.Command{Use: "view NAME [FILE]", Short: "Show a file of a sandbox's memory, memories.md by default", Args: cli.Exactly("NAME", "[FILE]")}
 	return g.Reads(c, func(cmd *cobra.Command, cfg *config.Config, args []string) error {
 		name := append(args, memory.Index)[1]
-		data, err := cli.InMemory(cfg, args[0], func(dir string) ([]byte, error) { return memory.Read(dir, name) })
+		data, err := cli.InMemory(cfg, args[0], func(f *memory.Folder) ([]byte, error) { return f.Read(name) })
 		if err != nil {
 			return err
 		}

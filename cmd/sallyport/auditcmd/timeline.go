@@ -84,12 +84,12 @@ func remembered(g *cli.Globals, cmd *cobra.Command, cfg *config.Config, sandbox 
 	if g.Output == "ndjson" {
 		return nil
 	}
-	list, err := cli.InMemory(cfg, sandbox, memory.List)
+	list, err := cli.InMemory(cfg, sandbox, (*memory.Folder).List)
 	if err != nil {
 		fmt.Fprintln(cmd.ErrOrStderr(), "sallyport: its memory is not shown:", terminal.Text(err.Error()))
 	}
 	list = slices.DeleteFunc(list, func(e memory.Entry) bool {
-		return e.Kind != memory.File || e.Modified.Before(begin) || !end.IsZero() && e.Modified.After(end)
+		return e.Kind != memory.KindFile || e.Modified.Before(begin) || !end.IsZero() && e.Modified.After(end)
 	})
 	slices.SortStableFunc(list, func(a, b memory.Entry) int { return a.Modified.Compare(b.Modified) })
 	return list

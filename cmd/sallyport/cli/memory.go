@@ -12,7 +12,7 @@ import (
 
 // InMemory reads in the folder of a sandbox's memory, which is held in sight
 // meanwhile: the disk of one that sleeps is not.
-func InMemory[T any](cfg *config.Config, name string, read func(dir string) (T, error)) (v T, err error) {
+func InMemory[T any](cfg *config.Config, name string, read func(*memory.Folder) (T, error)) (v T, err error) {
 	if err := sandbox.CheckName(name); err != nil {
 		return v, err
 	}
@@ -21,6 +21,10 @@ func InMemory[T any](cfg *config.Config, name string, read func(dir string) (T, 
 	if err != nil {
 		return v, err
 	}
-	v, err = read(memory.Dir(folder))
+	f, err := memory.Open(memory.Dir(folder))
+	if err == nil {
+		v, err = read(f)
+		err = errors.Join(err, f.Close())
+	}
 	return v, errors.Join(err, release())
 }

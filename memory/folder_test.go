@@ -1,0 +1,239 @@
+package memory_test
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"sallyport/memory"
+)
+
+func open(t *testing.T, dir string) *memory.Folder {
+	t.Helper()
+	f, err := memory.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func TestWrite(t *testing.T) {
+	dir, secret := plant(t)
+	f := open(t, dir)
+	if err := f.Write("new/deep/a.md", []byte("one"), ""); err != nil {
+		t.Fatal(err)
+	}
+	for path, mode := range map[string]fs.FileMode{"new": 0o777, "new/deep": 0o777, "new/deep/a.md": 0o666} {
+		if info, err := os.Stat(filepath.Join(dir, path)); err != nil || info.Mode().Perm() != mode {
+			t.Errorf("%s: %v, %v", path, info.Mode(), err)
+		}
+	}
+	one, large := memory.DigestOf([]byte("one")), make([]byte, 16<<20+1)
+	for _, tt := range []struct {
+		name string
+		data []byte
+		old  memory.Digest
+		want error
+	}{
+		{"new/deep/a.md", nil, "", fs.ErrExist},
+		{"new/deep/a.md", nil, memory.DigestOf([]byte("other")), memory.ErrChanged},
+		{"none", nil, one, memory.ErrChanged},
+		{"new", nil, one, memory.ErrChanged},
+		{"pipe", nil, one, memory.ErrChanged},
+		{"out", nil, memory.DigestOf([]byte("the secret")), memory.ErrChanged},
+		{"large", large, "", memory.ErrTooLarge},
+		{"../x", nil, "", memory.ErrBadName},
+		{"/x", nil, "", memory.ErrBadName},
+		{".", nil, "", memory.ErrBadName},
+		{"new/..", nil, "", memory.ErrBadName},
+	} {
+		if err := f.Write(tt.name, tt.data, tt.old); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
+		}
+	}
+	for _, name := range []string{"outdir/x", "outdir/secret", "proc/tmp/x", "loop/x", "a\x00b", strings.Repeat("n", 300), "new/deep/a.md/x"} {
+		if err := f.Write(name, nil, ""); err == nil {
+			t.Errorf("%q was written", name)
+		}
+	}
+	if got, err := os.ReadFile(secret); err != nil || string(got) != "the secret" {
+		t.Errorf("outside: %q, %v", got, err)
+	}
+	if left, _ := os.ReadDir(filepath.Dir(secret)); len(left) != 1 {
+		t.Errorf("outside: %v", left)
+	}
+	if err := f.Write("new/deep/a.md", []byte("two"), one); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := f.Read("new/deep/a.md"); err != nil || string(got) != "two" {
+		t.Errorf("%q, %v", got, err)
+	}
+	noTemporary(t, dir)
+}
+
+func noTemporary(t *testing.T, dir string) {
+	t.Helper()
+	_ = filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
+		if err == nil && strings.HasPrefix(filepath.Base(path), ".sallyport-") {
+			t.Errorf("left: %s", path)
+		}
+		return nil
+	})
+}
+
+func TestRemoveAndRename(t *testing.T) {
+	dir, secret := plant(t)
+	f := open(t, dir)
+	for _, name := range []string{".", "", "..", "../secret", "none", "outdir/secret", "in/none"} {
+		if err := f.Remove(name); err == nil {
+			t.Errorf("Remove(%q) succeeded", name)
+		}
+		if err := f.Rename(name, "other"); err == nil {
+			t.Errorf("Rename(%q) succeeded", name)
+		}
+	}
+	for _, to := range []string{".", "../out", "outdir/x", "memories.md", "in"} {
+		if err := f.Rename("notes/a.md", to); err == nil {
+			t.Errorf("Rename to %q succeeded", to)
+		}
+	}
+	if err := f.Rename("notes/a.md", "more/b.md"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"outdir", "out", "pipe", "more"} {
+		if err := f.Remove(name); err != nil {
+			t.Errorf("Remove(%q): %v", name, err)
+		}
+	}
+	if got, err := os.ReadFile(secret); err != nil || string(got) != "the secret" {
+		t.Errorf("outside: %q, %v", got, err)
+	}
+}
+
+// Eight writers add a hundred lines each to one file, and each takes the others' lines
+// over.
+func TestWriters(t *testing.T) {
+	dir := ensure(t)
+	f := open(t, dir)
+	var all sync.WaitGroup
+	for n := range 8 {
+		all.Go(func() {
+			if err := write100(f, fmt.Sprint(n), io.Discard); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	all.Wait()
+	got, err := f.Read("shared.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	for line := range strings.Lines(string(got)) {
+		seen[strings.TrimSpace(line)]++
+	}
+	for n := range 8 {
+		for i := range lines {
+			if c := seen[fmt.Sprintf("%d %d", n, i)]; c != 1 {
+				t.Fatalf("line %d of %d is there %d times", i, n, c)
+			}
+		}
+	}
+	noTemporary(t, dir)
+}
+
+const (
+	lines   = 100
+	writing = "SALLYPORT_TEST_WRITER"
+)
+
+func TestMain(m *testing.M) {
+	if dir, n, ok := strings.Cut(os.Getenv(writing), "|"); ok {
+		f, err := memory.Open(dir)
+		if err == nil {
+			err = write100(f, n, os.Stdout)
+		}
+		if err != nil {
+			fmt.Println(err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// write100 adds lines to a file, and tells of each once it is written.
+func write100(f *memory.Folder, n string, told io.Writer) error {
+	for i := 0; i < lines; {
+		switch err := add(f, fmt.Sprintf("%s %d\n", n, i)); {
+		case err == nil:
+			fmt.Fprintln(told, i)
+			i++
+		case !errors.Is(err, memory.ErrChanged) && !errors.Is(err, fs.ErrExist):
+			return err
+		}
+	}
+	return nil
+}
+
+// add reads the file and writes it with one more line.
+func add(f *memory.Folder, line string) error {
+	old, err := f.Read("shared.md")
+	if errors.Is(err, fs.ErrNotExist) {
+		return f.Write("shared.md", []byte(line), "")
+	}
+	if err != nil {
+		return err
+	}
+	return f.Write("shared.md", append(old, line...), memory.DigestOf(old))
+}
+
+func writer(dir, n string) *exec.Cmd {
+	c := exec.Command("/proc/self/exe")
+	c.Env = append(os.Environ(), writing+"="+dir+"|"+n)
+	return c
+}
+
+// A writer that is killed leaves the file as it was or as it is to be, and loses no line
+// that it has written.
+func TestKilledWriter(t *testing.T) {
+	dir := ensure(t)
+	for n := range 20 {
+		c := writer(dir, fmt.Sprint(n))
+		out, err := c.StdoutPipe()
+		if err == nil {
+			err = c.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		said := bufio.NewScanner(out)
+		written := -1
+		for range 3 + n {
+			if said.Scan() {
+				written++
+			}
+		}
+		_ = c.Process.Kill()
+		rest, _ := io.ReadAll(out)
+		written += bytes.Count(rest, []byte("\n"))
+		_ = c.Wait()
+		got, err := open(t, dir).Read("shared.md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got) > 0 && got[len(got)-1] != '\n' || !bytes.Contains(got, fmt.Appendf(nil, "%d %d\n", n, written)) {
+			t.Fatalf("after %d lines of %d: %q", written, n, got)
+		}
+	}
+}
