@@ -329,28 +329,31 @@ func seek(f *content, first, from uint64) (offset int64, number uint64, err erro
 	return low, number, nil
 }
 
-// numbered finds the first line that begins in b after a newline, and its number. Text
-// that somebody chose has its quotes escaped, so that it is never taken for the key.
+// numbered finds the first line that begins in b after a newline, and its number.
 func numbered(b []byte) (at int64, number uint64, ok bool) {
 	i := bytes.IndexByte(b, '\n')
 	if i < 0 {
 		return 0, 0, false
 	}
-	line := b[i+1:]
-	if end := bytes.IndexByte(line, '\n'); end >= 0 {
-		line = line[:end]
+	line, _, _ := bytes.Cut(b[i+1:], []byte("\n"))
+	number, ok = numberOf(line)
+	return int64(i + 1), number, ok
+}
+
+// numberOf is the number of a line, of which the end may be missing. Nothing else of the
+// line is checked. Text that somebody chose has its quotes escaped, so that it is never
+// taken for the key.
+func numberOf(line []byte) (uint64, bool) {
+	_, rest, ok := bytes.Cut(line, sequenceKey)
+	if !ok {
+		return 0, false
 	}
-	j := bytes.Index(line, sequenceKey)
-	if j < 0 {
-		return 0, 0, false
-	}
-	digits := line[j+len(sequenceKey):]
-	end := bytes.IndexFunc(digits, func(c rune) bool { return c < '0' || c > '9' })
+	end := bytes.IndexFunc(rest, func(c rune) bool { return c < '0' || c > '9' })
 	if end <= 0 {
-		return 0, 0, false
+		return 0, false
 	}
-	number, err := strconv.ParseUint(string(digits[:end]), 10, 64)
-	return int64(i + 1), number, err == nil
+	n, err := strconv.ParseUint(string(rest[:end]), 10, 64)
+	return n, err == nil
 }
 
 // after is the segment that follows s, or none, and whether s was deleted: the oldest ones

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,6 +35,23 @@ func collect(t *testing.T, dir string, q audit.Query) string {
 		}
 	}
 	return strings.Join(all, " ")
+}
+
+func TestUndamaged(t *testing.T) {
+	broken := errors.New("broken")
+	list := func(yield func(int, error) bool) {
+		_ = yield(1, nil) && yield(0, fmt.Errorf("reading: %w", &audit.DamageError{})) && yield(2, nil) && yield(0, broken)
+	}
+	var got []int
+	for n, err := range audit.Undamaged(list) {
+		if err != nil && !errors.Is(err, broken) {
+			t.Errorf("yielded the error %v", err)
+		}
+		got = append(got, n)
+	}
+	if !slices.Equal(got, []int{1, 2, 0}) {
+		t.Errorf("yielded %v, want 1, 2 and the end's error", got)
+	}
 }
 
 // story is a log of ten events in several segments.

@@ -161,17 +161,6 @@ func Remove(dir string, last uint64) error {
 	return durable.SyncDir(dir)
 }
 
-// DamageError is a place at which the log is not as it was written.
-type DamageError struct {
-	File   string
-	Offset int64 // bytes from the start of File
-	Reason string
-}
-
-func (e *DamageError) Error() string {
-	return fmt.Sprintf("audit log damaged: %s at byte %d: %s", e.File, e.Offset, e.Reason)
-}
-
 // lineReader reads lines of bounded length.
 type lineReader struct {
 	r      *bufio.Reader

@@ -1,11 +1,9 @@
 package audit
 
 import (
-	"bytes"
 	"io"
 	"math"
 	"slices"
-	"strconv"
 )
 
 // Backlog is the part of a log after a record.
@@ -93,18 +91,4 @@ func (s segment) find(from uint64) (offset int64, number uint64, err error) {
 		}
 		offset, number = lines.offset, n+1
 	}
-}
-
-// numberOf is the number of a line, which is not checked otherwise.
-func numberOf(line []byte) (uint64, bool) {
-	_, rest, ok := bytes.Cut(line, sequenceKey)
-	if !ok {
-		return 0, false
-	}
-	end := 0
-	for end < len(rest) && '0' <= rest[end] && rest[end] <= '9' {
-		end++
-	}
-	n, err := strconv.ParseUint(string(rest[:end]), 10, 64)
-	return n, err == nil
 }

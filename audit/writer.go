@@ -173,7 +173,7 @@ func notices(dropped, refused uint64) []*batch {
 		state, message string
 	}{
 		{refused, "audit-refused", "%d events were refused because the audit log could not be written; nothing was done on them"},
-		{dropped, "audit-dropped", "%d events are missing because the audit log's queue was full"},
+		{dropped, StateDropped, "%d events are missing because the audit log's queue was full"},
 	} {
 		if n.count == 0 {
 			continue

@@ -23,10 +23,8 @@ const (
 // name.
 func Snapshot(ctx context.Context, dir, path, sandbox, snapshot string) (last audit.Entry, err error) {
 	q := Query{Sandbox: sandbox, Kind: audit.KindLifecycle, Text: stateSnapshot + " " + snapshot}
-	for e, err := range Search(ctx, dir, path, q) {
-		var damage *audit.DamageError
+	for e, err := range audit.Undamaged(Search(ctx, dir, path, q)) {
 		switch {
-		case errors.As(err, &damage):
 		case err != nil:
 			return last, err
 		case e.Event.Unmapped.Sallyport.State == stateSnapshot && strings.HasPrefix(e.Event.Detail, snapshot+","):

@@ -3,7 +3,6 @@ package retention
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -141,12 +140,11 @@ func (k *Keeper) earliest(ctx context.Context, first uint64) (uint64, error) {
 		return first, nil // others have removed what was before it
 	}
 	// The state is lost, and the log may say it.
-	for e, err := range audit.Read(ctx, k.o.Dir, audit.Query{Kind: audit.KindLifecycle}) {
-		var damage *audit.DamageError
-		if err != nil && !errors.As(err, &damage) {
+	for e, err := range audit.Undamaged(audit.Read(ctx, k.o.Dir, audit.Query{Kind: audit.KindLifecycle})) {
+		if err != nil {
 			return 0, err
 		}
-		if err == nil && e.Unmapped.Sallyport.Deleted != nil && e.Unmapped.Sallyport.Deleted.Last == first-1 {
+		if e.Unmapped.Sallyport.Deleted != nil && e.Unmapped.Sallyport.Deleted.Last == first-1 {
 			return e.Unmapped.Sallyport.Deleted.Earliest, nil
 		}
 	}

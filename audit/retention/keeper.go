@@ -173,11 +173,7 @@ func (k *Keeper) start(ctx context.Context, first uint64) (time.Time, error) {
 	if at, ok := k.began[first]; ok {
 		return at, nil
 	}
-	for e, err := range audit.Read(ctx, k.o.Dir, audit.Query{From: first}) {
-		var damage *audit.DamageError
-		if errors.As(err, &damage) {
-			continue
-		}
+	for e, err := range audit.Undamaged(audit.Read(ctx, k.o.Dir, audit.Query{From: first})) {
 		if err != nil {
 			return time.Time{}, err
 		}

@@ -49,11 +49,8 @@ func (s *Shipper) load(ctx context.Context) error {
 		s.at = cursor{}
 		return nil
 	}
-	for r, err := range audit.Entries(ctx, s.opt.Log, audit.Query{From: s.at.Sequence}) {
-		var damage *audit.DamageError
+	for r, err := range audit.Undamaged(audit.Entries(ctx, s.opt.Log, audit.Query{From: s.at.Sequence})) {
 		switch {
-		case errors.As(err, &damage):
-			continue
 		case errors.Is(err, os.ErrNotExist):
 			return s.foreign(path)
 		case err != nil:

@@ -13,9 +13,6 @@ import (
 	"sallyport/internal/durable"
 )
 
-// StateGap is the state of an event that records a gap.
-const StateGap = "audit-gap"
-
 // maxDead is the size in bytes at which a file of dead letters is set aside. One that was
 // set aside before is removed: the records are in the log.
 const maxDead = 64 << 20
@@ -89,7 +86,7 @@ func appendDead(path string, lines []byte) error {
 // recordGap records that records from first to last did not reach the receiver: count of
 // them.
 func (s *Shipper) recordGap(ctx context.Context, first, last uint64, count int, reason string) error {
-	e := audit.Change("sink/"+s.config.Name, StateGap)
+	e := audit.Change("sink/"+s.config.Name, audit.StateGap)
 	e.StatusID, e.SeverityID = audit.StatusFailure, audit.SeverityHigh
 	e.Message = fmt.Sprintf("sink %s lacks records %d to %d", s.config.Name, first, last)
 	e.Detail = reason

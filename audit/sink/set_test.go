@@ -23,7 +23,7 @@ func (l *trail) gaps() (all []audit.Gap) {
 		if err != nil && !errors.As(err, &damage) {
 			l.t.Fatal(err)
 		}
-		if e != nil && e.Unmapped.Sallyport.State == sink.StateGap {
+		if e != nil && e.Unmapped.Sallyport.State == audit.StateGap {
 			all = append(all, *e.Unmapped.Sallyport.Gap)
 		}
 	}
@@ -74,7 +74,7 @@ func TestDeadLetters(t *testing.T) {
 // A record of a gap that is refused too makes no other one.
 func TestRefusesGaps(t *testing.T) {
 	r := httpsReceiver(t)
-	r.also = sink.StateGap
+	r.also = audit.StateGap
 	l := newTrail(t, r)
 	l.append(3, "good")
 	l.append(1, poison)

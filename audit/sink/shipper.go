@@ -255,7 +255,7 @@ func (s *Shipper) item(r audit.Entry) (Item, error) {
 	e := r.Event
 	i := Item{
 		Sequence: r.Number, UID: e.ID(), Time: e.Time, Severity: e.SeverityID, Kind: e.Unmapped.Sallyport.Kind,
-		gap: e.Unmapped.Sallyport.State == StateGap,
+		gap: e.Unmapped.Sallyport.State == audit.StateGap,
 	}
 	var err error
 	i.Data, err = s.encode(r)

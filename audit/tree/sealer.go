@@ -232,11 +232,7 @@ func (s *Sealer) compare(ctx context.Context, store *Store) error {
 			first = n
 		}
 	}
-	for l, err := range audit.Entries(ctx, s.o.Dir, audit.Query{From: from}) {
-		var damage *audit.DamageError
-		if errors.As(err, &damage) {
-			continue
-		}
+	for l, err := range audit.Undamaged(audit.Entries(ctx, s.o.Dir, audit.Query{From: from})) {
 		if err != nil {
 			return err
 		}
@@ -287,11 +283,7 @@ func (s *Sealer) lag(ctx context.Context, durable uint64) error {
 		return fmt.Errorf("record %d is in the log since %s, and is not said to be durable", s.ahead, s.looked.UTC().Format(time.RFC3339))
 	}
 	s.ahead, s.looked = 0, time.Now()
-	for l, err := range audit.Entries(ctx, s.o.Dir, audit.Query{From: durable + 1}) {
-		var damage *audit.DamageError
-		if errors.As(err, &damage) {
-			continue
-		}
+	for l, err := range audit.Undamaged(audit.Entries(ctx, s.o.Dir, audit.Query{From: durable + 1})) {
 		if err == nil {
 			s.ahead = l.Number
 		}
@@ -318,11 +310,8 @@ func (s *Sealer) take(ctx context.Context, to uint64) (more bool, err error) {
 		}
 		return nil
 	}
-	for l, err := range audit.Entries(ctx, s.o.Dir, audit.Query{From: next}) {
-		var damage *audit.DamageError
-		if errors.As(err, &damage) {
-			continue // the numbers tell what is missing
-		}
+	// The numbers tell what is missing.
+	for l, err := range audit.Undamaged(audit.Entries(ctx, s.o.Dir, audit.Query{From: next})) {
 		if err != nil {
 			return false, err
 		}

@@ -245,9 +245,9 @@ func (v *verifier) add(h head, line []byte, wrong bool, at uint64) error {
 				return err
 			}
 		}
-	case x.State == "audit-gap":
+	case x.State == audit.StateGap:
 		v.report.Gaps++
-	case x.State == "audit-dropped":
+	case x.State == audit.StateDropped:
 		v.report.find(Finding{Kind: Gap, First: number, Last: number, Where: where, Text: "the log says that events were lost: see the record's message"})
 	case x.State == audit.StateDeleted && x.deleted != nil:
 		v.deletions = append(v.deletions, deletion{Deletion: *x.deleted, number: number})

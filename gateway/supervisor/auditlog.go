@@ -138,11 +138,7 @@ func (t *AuditLog) remote(ctx context.Context, p *ipc.Peer, moved <-chan struct{
 // events of a call or none.
 func (t *AuditLog) holds(ctx context.Context, from uint64, events []*audit.Event) (bool, error) {
 	want := events[0].ID()
-	for e, err := range audit.Read(ctx, t.dir, audit.Query{From: from}) {
-		var damage *audit.DamageError
-		if errors.As(err, &damage) {
-			continue // no event
-		}
+	for e, err := range audit.Undamaged(audit.Read(ctx, t.dir, audit.Query{From: from})) {
 		if err != nil {
 			return false, err
 		}

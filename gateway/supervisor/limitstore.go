@@ -255,15 +255,12 @@ func (l *LimitStore) recount(ctx context.Context, next uint64, limited bool) err
 		}
 		return nil
 	}
-	for e, err := range audit.Read(ctx, l.dir, audit.Query{From: l.position + 1}) {
-		var damage *audit.DamageError
-		switch {
-		case errors.As(err, &damage): // what is missing there is evidence, and cannot be counted
-		case err != nil:
+	// Damage is evidence, and cannot be counted.
+	for e, err := range audit.Undamaged(audit.Read(ctx, l.dir, audit.Query{From: l.position + 1})) {
+		if err != nil {
 			return fmt.Errorf("counting again from the audit log: %w", err)
-		default:
-			l.count(e)
 		}
+		l.count(e)
 	}
 	l.position, l.resets = next-1, nil
 	return l.write()

@@ -57,11 +57,8 @@ func (h *handler) auditEvents(r *http.Request) (list []*audit.Event, next string
 	}
 	defer end()
 	list = []*audit.Event{}
-	for e, err := range h.opt.Audit(r.Context(), q) {
-		var damage *audit.DamageError
-		if errors.As(err, &damage) {
-			continue // `sallyport audit verify` tells of it
-		} else if err != nil {
+	for e, err := range audit.Undamaged(h.opt.Audit(r.Context(), q)) {
+		if err != nil {
 			return nil, "", err
 		}
 		if len(list) == limit {

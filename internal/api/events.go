@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -61,11 +60,8 @@ func (h *handler) events(w http.ResponseWriter, r *http.Request) {
 	next := make(chan client.Event)
 	go func() {
 		defer close(next)
-		for e, err := range h.opt.Events(ctx, from) {
-			var damage *audit.DamageError
-			if errors.As(err, &damage) {
-				continue // `sallyport audit verify` tells of it
-			} else if err != nil {
+		for e, err := range audit.Undamaged(h.opt.Events(ctx, from)) {
+			if err != nil {
 				h.opt.Logger.Error("a stream of events ends", "error", err)
 				return
 			}

@@ -47,11 +47,8 @@ var errRead = errors.New("the audit log cannot be read")
 // whether that was for its turn.
 func (s *Sender) read(ctx context.Context, from uint64, follow bool, take func(client.Event) bool) (next uint64, more bool, err error) {
 	n := 0
-	for e, err := range s.opt.Events(ctx, from, follow) {
-		var damage *audit.DamageError
-		if errors.As(err, &damage) {
-			continue // `sallyport audit verify` tells of it
-		} else if err != nil {
+	for e, err := range audit.Undamaged(s.opt.Events(ctx, from, follow)) {
+		if err != nil {
 			return from, false, errors.Join(errRead, err)
 		}
 		told, ok := client.EventOf(e)

@@ -126,13 +126,12 @@ func besides(path string, list []learn.Proposal) {
 func (x *learner) refused(cmd *cobra.Command, q audit.Query) (map[string]bool, error) {
 	q.Kind, q.Denied = audit.KindCompletion, true
 	ids := map[string]bool{}
-	for e, err := range audit.Read(cmd.Context(), x.dir, q) {
-		var damage *audit.DamageError
-		switch {
-		case errors.As(err, &damage): // which is reported once the decisions are read
-		case err != nil:
+	// Damage is reported once the decisions are read.
+	for e, err := range audit.Undamaged(audit.Read(cmd.Context(), x.dir, q)) {
+		if err != nil {
 			return nil, err
-		case len(ids) < maxRefused:
+		}
+		if len(ids) < maxRefused {
 			ids[e.Metadata.CorrelationUID] = true
 		}
 	}
