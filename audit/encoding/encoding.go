@@ -7,11 +7,11 @@
 package encoding
 
 import (
-	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"strings"
+
+	"golang.org/x/mod/sumdb/tlog"
 
 	"sallyport/audit"
 )
@@ -62,6 +62,6 @@ func shown(e *audit.Event) *audit.Event {
 // leaf is the hash of a record in the log's tree (RFC 6962, section 2.1), in hexadecimal
 // digits.
 func leaf(line []byte) string {
-	h := sha256.Sum256(slices.Concat([]byte{0}, line))
+	h := tlog.RecordHash(line)
 	return hex.EncodeToString(h[:])
 }

@@ -1,13 +1,13 @@
 package sink
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/mod/sumdb/tlog"
 
 	"sallyport/audit"
 	"sallyport/internal/durable"
@@ -19,20 +19,12 @@ var ErrOtherLog = errors.New("the cursor is of another log")
 // cursor is the last record that a receiver has acknowledged. The record's leaf hash ties
 // it to one log.
 type cursor struct {
-	Sequence uint64 `json:"sequence"`
-	UID      string `json:"uid"`
-	Leaf     []byte `json:"leaf"` // RFC 6962, 2.1
+	Sequence uint64    `json:"sequence"`
+	UID      string    `json:"uid"`
+	Leaf     tlog.Hash `json:"leaf"`
 }
 
 func cursorPath(dir, name string) string { return filepath.Join(dir, name+".json") }
-
-// leafHash is the hash of a record as the log's tree has it.
-func leafHash(line []byte) []byte {
-	h := sha256.New()
-	h.Write([]byte{0})
-	h.Write(line)
-	return h.Sum(nil)
-}
 
 // load reads the cursor, if there is one, and compares it with the log. A log that has
 // removed the record, and has later ones, is taken for the same.
@@ -57,7 +49,7 @@ func (s *Shipper) load(ctx context.Context) error {
 			return err
 		case r.Number > s.at.Sequence:
 			return nil
-		case r.Event.ID() != s.at.UID || !bytes.Equal(leafHash(r.JSON), s.at.Leaf):
+		case r.Event.ID() != s.at.UID || tlog.RecordHash(r.JSON) != s.at.Leaf:
 			return s.foreign(path)
 		}
 		if i, err := s.item(r); err == nil {

@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/mod/sumdb/tlog"
+
 	"sallyport/audit"
 )
 
@@ -236,7 +238,7 @@ func (s *Shipper) collect(ctx context.Context) (batch []Item, to cursor, err err
 			return nil, cursor{}, ctx.Err()
 		}
 		expected, damage = e.Number+1, ""
-		to = cursor{e.Number, e.Event.ID(), leafHash(e.JSON)}
+		to = cursor{e.Number, e.Event.ID(), tlog.RecordHash(e.JSON)}
 		e.JSON = bytes.Clone(e.JSON)
 		i, err := s.item(e)
 		if err != nil {

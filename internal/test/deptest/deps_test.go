@@ -69,7 +69,7 @@ var homes = map[string][]string{
 	"golang.org/x/crypto/ssh":             {"internal/ssh", "internal/e2e"},
 	"github.com/goccy/go-json":            {"audit"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
-	"golang.org/x/mod":                    {"audit/tree"},
+	"golang.org/x/mod":                    {"audit/tree", "audit/sink", "audit/encoding"},
 	"modernc.org/sqlite":                  {"audit/index"},
 	"github.com/twmb/franz-go":            {"audit/sink"},
 	"github.com/minio/minio-go":           {"audit/sink"},
