@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"slices"
 
 	"github.com/go-json-experiment/json/jsontext"
@@ -49,43 +48,33 @@ func (o Origin) attest(line []byte) ([]byte, error) {
 // line that cannot be told from that, as one that is not in canonical form (RFC 8785)
 // because an older Sallyport wrote it, is in raw_data too.
 func (o Origin) stored(r audit.Entry) ([]byte, error) {
-	all, err := split(r.JSON)
+	all, err := members(r.JSON)
 	if err != nil {
 		return nil, fmt.Errorf("record %d: %w", r.Number, err)
 	}
-	attested, err := o.attest(r.JSON)
-	if err != nil {
+	if all[attestations], err = o.attest(r.JSON); err != nil {
 		return nil, err
 	}
-	all = append(all, member{attestations, attested})
-	for i, m := range all {
-		if m.name != "metadata" {
-			continue
+	if err := profiled(all, func(names []string) []string {
+		at := slices.IndexFunc(names, func(n string) bool { return n > integrity })
+		if at < 0 {
+			at = len(names)
 		}
-		all[i].value, err = profiled(m.value, func(names []string) []string {
-			at := slices.IndexFunc(names, func(n string) bool { return n > integrity })
-			if at < 0 {
-				at = len(names)
-			}
-			return slices.Insert(names, at, integrity)
-		})
-		if err != nil {
-			return nil, fmt.Errorf("record %d: %w", r.Number, err)
-		}
-	}
-	v := join(all)
-	if err := v.Canonicalize(); err != nil {
+		return slices.Insert(names, at, integrity)
+	}); err != nil {
 		return nil, fmt.Errorf("record %d: %w", r.Number, err)
 	}
-	if line, _, err := Stored(v); err == nil && bytes.Equal(line, r.JSON) {
-		return v, nil
-	}
-	text, err := json.Marshal(string(r.JSON))
+	b, err := canonical(all)
 	if err != nil {
+		return nil, fmt.Errorf("record %d: %w", r.Number, err)
+	}
+	if line, _, err := Stored(b); err == nil && bytes.Equal(line, r.JSON) {
+		return b, nil
+	}
+	if all[rawData], err = json.Marshal(string(r.JSON)); err != nil {
 		return nil, err
 	}
-	v = join(append(all, member{rawData, text}))
-	return v, v.Canonicalize()
+	return canonical(all)
 }
 
 // Stored returns the line of the log from a record in the encoding "ocsf", which its
@@ -93,117 +82,79 @@ func (o Origin) stored(r audit.Entry) ([]byte, error) {
 // line has in the log's tree, empty for none. With a *DiffersError the record is not what
 // the line in it says.
 func Stored(record []byte) (line []byte, hash string, err error) {
-	all, err := split(record)
+	all, err := members(record)
 	if err != nil {
 		return nil, "", err
 	}
-	var raw *string
 	var list []attestation
-	kept := all[:0]
-	for _, m := range all {
-		switch m.name {
-		case attestations:
-			if json.Unmarshal(m.value, &list) == nil && len(list) > 0 {
-				hash = list[0].Fingerprint.Value
-			}
-			continue
-		case rawData:
-			if json.Unmarshal(m.value, &raw) == nil && raw != nil {
-				continue
-			}
-		case "metadata":
-			m.value, err = profiled(m.value, func(names []string) []string {
-				return slices.DeleteFunc(names, func(n string) bool { return n == integrity })
-			})
-			if err != nil {
-				return nil, "", err
-			}
-		}
-		kept = append(kept, m)
+	if json.Unmarshal(all[attestations], &list) == nil && len(list) > 0 {
+		hash = list[0].Fingerprint.Value
 	}
-	v := join(kept)
-	if err := v.Canonicalize(); err != nil || raw == nil {
-		return v, hash, err
+	delete(all, attestations)
+	var raw *string
+	if json.Unmarshal(all[rawData], &raw) == nil && raw != nil {
+		delete(all, rawData)
+	}
+	if err := profiled(all, func(names []string) []string {
+		return slices.DeleteFunc(names, func(n string) bool { return n == integrity })
+	}); err != nil {
+		return nil, "", err
+	}
+	b, err := canonical(all)
+	if err != nil || raw == nil {
+		return b, hash, err
 	}
 	line = []byte(*raw)
 	plain := jsontext.Value(bytes.Clone(line))
-	if plain.Canonicalize() != nil || !bytes.Equal(plain, v) {
+	if plain.Canonicalize() != nil || !bytes.Equal(plain, b) {
 		return line, hash, &DiffersError{"what stands beside " + rawData}
 	}
 	return line, hash, nil
 }
 
-// profiled changes the profiles of an event's metadata.
-func profiled(metadata jsontext.Value, change func([]string) []string) (jsontext.Value, error) {
-	all, err := split(metadata)
+// profiled changes the profiles of an event's metadata, if it has metadata.
+func profiled(event map[string]json.RawMessage, change func([]string) []string) error {
+	if event["metadata"] == nil {
+		return nil
+	}
+	all, err := members(event["metadata"])
+	if err != nil {
+		return err
+	}
+	var names []string
+	if text, ok := all["profiles"]; ok {
+		if err := json.Unmarshal(text, &names); err != nil {
+			return err
+		}
+	}
+	if names = change(names); len(names) == 0 {
+		delete(all, "profiles")
+	} else if all["profiles"], err = json.Marshal(names); err != nil {
+		return err
+	}
+	event["metadata"], err = json.Marshal(all)
+	return err
+}
+
+var errNoObject = errors.New("it is no JSON object, or has a name twice")
+
+// members reads an object. A name that is there twice is an error: readers would not agree
+// on which counts.
+func members(object []byte) (all map[string]json.RawMessage, err error) {
+	if v := jsontext.Value(object); v.Kind() != '{' || !v.IsValid() {
+		return nil, errNoObject
+	}
+	return all, json.Unmarshal(object, &all)
+}
+
+// canonical is an object in the form of RFC 8785.
+func canonical(all map[string]json.RawMessage) ([]byte, error) {
+	b, err := json.Marshal(all)
 	if err != nil {
 		return nil, err
 	}
-	at := slices.IndexFunc(all, func(m member) bool { return m.name == "profiles" })
-	var names []string
-	if at >= 0 {
-		if err := json.Unmarshal(all[at].value, &names); err != nil {
-			return nil, err
-		}
-	} else {
-		at, all = len(all), append(all, member{name: "profiles"})
-	}
-	names = change(names)
-	if all[at].value, err = json.Marshal(names); err != nil {
-		return nil, err
-	}
-	if len(names) == 0 {
-		all = slices.Delete(all, at, at+1)
-	}
-	return join(all), nil
-}
-
-// member is one of a JSON object.
-type member struct {
-	name  string
-	value jsontext.Value
-}
-
-var errNoObject = errors.New("it is no JSON object")
-
-// split returns the members of an object. A name that is there twice is an error: readers
-// would not agree on which counts.
-func split(object []byte) (all []member, err error) {
-	d := jsontext.NewDecoder(bytes.NewReader(object))
-	if start, err := d.ReadToken(); err != nil || start.Kind() != '{' {
-		return nil, errNoObject
-	}
-	for d.PeekKind() != '}' {
-		name, err := d.ReadToken()
-		if err != nil {
-			return nil, err
-		}
-		text := name.String()
-		value, err := d.ReadValue()
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, member{text, value.Clone()})
-	}
-	if _, err := d.ReadToken(); err != nil {
-		return nil, err
-	}
-	if _, err := d.ReadToken(); !errors.Is(err, io.EOF) {
-		return nil, errNoObject
-	}
-	return all, nil
-}
-
-func join(all []member) jsontext.Value {
-	b := []byte{'{'}
-	for i, m := range all {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		b, _ = jsontext.AppendQuote(b, m.name) // which was text in JSON before
-		b = append(append(b, ':'), m.value...)
-	}
-	return append(b, '}')
+	v := jsontext.Value(b)
+	return v, v.Canonicalize()
 }
 
 // older is a version of OCSF that has less.

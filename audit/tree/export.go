@@ -129,8 +129,9 @@ func unwrap(text []byte, depth int, beside bool, f func(exportedRecord)) {
 		}
 		return
 	}
-	members, err := split(text)
-	if err != nil {
+	var members map[string]json.RawMessage
+	// A name that is there twice is not valid: readers would not agree on which counts.
+	if !jsontext.Value(text).IsValid() || json.Unmarshal(text, &members) != nil {
 		unreadable(text, f)
 		return
 	}
@@ -174,35 +175,6 @@ func unreadable(text []byte, f func(exportedRecord)) {
 	if bytes.Contains(text, []byte("metadata")) || bytes.Contains(text, []byte(`\u00`)) {
 		f(exportedRecord{near: true})
 	}
-}
-
-// split reads the members of an object. A name that is there twice is an
-// error: readers would not agree on which counts.
-func split(text []byte) (members map[string]jsontext.Value, err error) {
-	d := jsontext.NewDecoder(bytes.NewReader(text))
-	if _, err := d.ReadToken(); err != nil {
-		return nil, err
-	}
-	members = map[string]jsontext.Value{}
-	for d.PeekKind() != '}' {
-		name, err := d.ReadToken()
-		if err != nil {
-			return nil, err
-		}
-		text := name.String()
-		value, err := d.ReadValue()
-		if err != nil {
-			return nil, err
-		}
-		members[text] = value.Clone()
-	}
-	if _, err := d.ReadToken(); err != nil {
-		return nil, err
-	}
-	if _, err := d.ReadToken(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("more follows")
-	}
-	return members, nil
 }
 
 // attestation is where an export has the leaf hash of its record (OCSF, profile
