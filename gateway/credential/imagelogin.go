@@ -17,18 +17,12 @@ type RegistryLogin struct{ username, password, token Secret }
 // when the configuration names it for no such registry, ErrNoSecret also when a field
 // is missing.
 func (b *Broker) RegistryLogin(ctx context.Context, name, registry string) (*RegistryLogin, error) {
-	e, ok := b.current.Load().entries[name]
-	switch {
-	case !ok:
-		return nil, fmt.Errorf("leasing %q: %w: add it to credentials in sallyport.yaml", name, ErrUnknown)
-	case !slices.Contains(e.registries, registry):
-		return nil, fmt.Errorf("leasing %q for the registry %s: %w: registries in sallyport.yaml does not name it for that", name, registry, ErrNotBound)
-	}
-	s, err := e.get(ctx, b.timeout)
+	fields, err := b.granted(ctx, name, "registry "+registry, "registries in sallyport.yaml does not name it for that",
+		func(e *entry) bool { return slices.Contains(e.registries, registry) })
 	if err != nil {
-		return nil, fmt.Errorf("leasing %q: %w", name, err)
+		return nil, err
 	}
-	l := &RegistryLogin{username: s.material.Fields["username"], password: s.material.Fields["password"], token: s.material.Fields["token"]}
+	l := &RegistryLogin{username: fields["username"], password: fields["password"], token: fields["token"]}
 	if l.username.Reveal() != "" && l.password.Reveal() != "" {
 		l.token = Secret{}
 		return l, nil

@@ -3,6 +3,7 @@ package credential
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -24,21 +25,40 @@ type Login struct {
 // in with at a proxy. Its errors are Lease's: ErrNotBound when no rule uses the
 // credential for this proxy, ErrNoSecret also when a field is missing.
 func (b *Broker) Login(ctx context.Context, name, proxy string) (username, password Secret, err error) {
-	e, ok := b.current.Load().entries[name]
-	switch {
-	case !ok:
-		return Secret{}, Secret{}, fmt.Errorf("leasing %q: %w: add it to credentials in sallyport.yaml", name, ErrUnknown)
-	case !slices.Contains(e.proxies, proxy):
-		return Secret{}, Secret{}, fmt.Errorf("leasing %q for the proxy %s: %w: no rule with proxyAuthRef %q goes through it", name, proxy, ErrNotBound, name)
-	}
-	s, err := e.get(ctx, b.timeout)
+	fields, err := b.granted(ctx, name, "proxy "+proxy, fmt.Sprintf("no rule with proxyAuthRef %q goes through it", name),
+		func(e *entry) bool { return slices.Contains(e.proxies, proxy) })
 	if err != nil {
-		return Secret{}, Secret{}, fmt.Errorf("leasing %q: %w", name, err)
+		return Secret{}, Secret{}, err
 	}
-	username, hasName := s.material.Fields["username"]
-	password, hasPassword := s.material.Fields["password"]
+	username, hasName := fields["username"]
+	password, hasPassword := fields["password"]
 	if !hasName || !hasPassword {
 		return Secret{}, Secret{}, fmt.Errorf("leasing %q: %w for a proxy, which asks for the fields username and password", name, ErrNoSecret)
 	}
 	return username, password, nil
+}
+
+// SinkLogin returns the fields of the named credential for a sink of the audit log. Its
+// errors are Lease's: ErrNotBound when the configuration names it for no such sink.
+func (b *Broker) SinkLogin(ctx context.Context, name, sink string) (map[string]Secret, error) {
+	fields, err := b.granted(ctx, name, "audit sink "+sink, "audit.sinks in sallyport.yaml does not name it for that",
+		func(e *entry) bool { return slices.Contains(e.sinks, sink) })
+	return maps.Clone(fields), err
+}
+
+// granted reads the fields of a credential for a use that may be made of it. The use and
+// the hint are for the error of one that may not.
+func (b *Broker) granted(ctx context.Context, name, use, hint string, may func(*entry) bool) (map[string]Secret, error) {
+	e, ok := b.current.Load().entries[name]
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("leasing %q: %w: add it to credentials in sallyport.yaml", name, ErrUnknown)
+	case !may(e):
+		return nil, fmt.Errorf("leasing %q for the %s: %w: %s", name, use, ErrNotBound, hint)
+	}
+	s, err := e.get(ctx, b.timeout)
+	if err != nil {
+		return nil, fmt.Errorf("leasing %q: %w", name, err)
+	}
+	return s.material.Fields, nil
 }
