@@ -65,9 +65,7 @@ func NewSet(o Options) *Set {
 // Prepare opens the sinks of a list that are not as they were, without connecting to
 // their receivers. It returns a *ConfigError for each that cannot be used.
 func (s *Set) Prepare(ctx context.Context, list []Config) (*Plan, error) {
-	s.mu.Lock()
-	now := slices.Clone(s.all)
-	s.mu.Unlock()
+	now := s.sinks()
 	p := new(Plan)
 	var errs []error
 	for n, c := range list {
@@ -167,9 +165,7 @@ const (
 
 // look wakes the sinks if the log has grown.
 func (s *Set) look() {
-	s.mu.Lock()
-	all := slices.Clone(s.all)
-	s.mu.Unlock()
+	all := s.sinks()
 	if len(all) == 0 {
 		return
 	}
@@ -187,9 +183,7 @@ func (s *Set) look() {
 
 // measure finds out how much waits for each sink, and holds the data path or lets it go.
 func (s *Set) measure() {
-	s.mu.Lock()
-	all := slices.Clone(s.all)
-	s.mu.Unlock()
+	all := s.sinks()
 	after := make([]uint64, len(all))
 	for n, r := range all {
 		after[n] = r.Status().Cursor
@@ -234,11 +228,16 @@ func (s *Set) Held() string {
 	return s.held
 }
 
+// sinks lists the sinks that are in use.
+func (s *Set) sinks() []*running {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.all)
+}
+
 // Status lists the sinks as they are configured.
 func (s *Set) Status() []Status {
-	s.mu.Lock()
-	all := slices.Clone(s.all)
-	s.mu.Unlock()
+	all := s.sinks()
 	list := make([]Status, len(all))
 	for n, r := range all {
 		list[n] = r.Status()
@@ -261,9 +260,7 @@ func (s *Set) Shipped() (last uint64, name string) {
 // Drain has batches wait no more and returns when no sink that answers lacks a record up
 // to last, or ctx is done.
 func (s *Set) Drain(ctx context.Context, last uint64) {
-	s.mu.Lock()
-	all := slices.Clone(s.all)
-	s.mu.Unlock()
+	all := s.sinks()
 	for _, r := range all {
 		close(r.drain)
 	}
@@ -280,9 +277,7 @@ func (s *Set) Drain(ctx context.Context, last uint64) {
 var ErrNoSink = errors.New("no such sink")
 
 func (s *Set) named(name string) (*running, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, r := range s.all {
+	for _, r := range s.sinks() {
 		if r.config.Name == name {
 			return r, nil
 		}

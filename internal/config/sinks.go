@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"crypto/tls"
 	"fmt"
 	"maps"
@@ -164,28 +165,22 @@ func SinkTypes() []string { return slices.Sorted(maps.Keys(sinkKeys)) }
 
 // fill sets defaults.
 func (s *Sink) fill() {
-	set(&s.Encoding, encoding.Names()[0])
-	set(&s.Spool.Bytes, 4<<30)
-	set(&s.Spool.WhenFull, whenFullBlock)
+	s.Encoding = cmp.Or(s.Encoding, encoding.Names()[0])
+	s.Spool.Bytes = cmp.Or(s.Spool.Bytes, 4<<30)
+	s.Spool.WhenFull = cmp.Or(s.Spool.WhenFull, whenFullBlock)
 	switch s.Type {
 	case "file":
-		set(&s.MaxSize, 100<<20)
-		set(&s.Keep, 10)
+		s.MaxSize = cmp.Or(s.MaxSize, 100<<20)
+		s.Keep = cmp.Or(s.Keep, 10)
 	case "s3":
-		set(&s.Region, "us-east-1")
-		set(&s.Batch.Events, 100_000)
-		set(&s.Batch.Bytes, 4<<20)
-		set(&s.Batch.Wait, Duration(time.Minute))
+		s.Region = cmp.Or(s.Region, "us-east-1")
+		s.Batch.Events = cmp.Or(s.Batch.Events, 100_000)
+		s.Batch.Bytes = cmp.Or(s.Batch.Bytes, 4<<20)
+		s.Batch.Wait = cmp.Or(s.Batch.Wait, Duration(time.Minute))
 	}
-	set(&s.Batch.Events, 500)
-	set(&s.Batch.Bytes, 1<<20)
-	set(&s.Batch.Wait, Duration(time.Second))
-}
-
-func set[T comparable](to *T, value T) {
-	if *to == *new(T) {
-		*to = value
-	}
+	s.Batch.Events = cmp.Or(s.Batch.Events, 500)
+	s.Batch.Bytes = cmp.Or(s.Batch.Bytes, 1<<20)
+	s.Batch.Wait = cmp.Or(s.Batch.Wait, Duration(time.Second))
 }
 
 // paths are the files that s names.

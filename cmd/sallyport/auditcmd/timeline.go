@@ -34,28 +34,13 @@ func newTimeline(g *cli.Globals) *cobra.Command {
 			return err
 		}
 		q := index.Query{Sandbox: args[0]}
-		var begin, end time.Time
-		if from != "" {
-			number, at, err := bound(cmd, cfg, args[0], "from", from)
-			if err != nil {
-				return err
-			}
-			if begin = at; number != 0 {
-				q.From = number
-			} else {
-				q.Since = at
-			}
+		begin, err := bound(cmd, cfg, args[0], "from", from, &q.From, &q.Since)
+		if err != nil {
+			return err
 		}
-		if to != "" {
-			number, at, err := bound(cmd, cfg, args[0], "to", to)
-			if err != nil {
-				return err
-			}
-			if end = at; number != 0 {
-				q.To = number
-			} else {
-				q.Until = at
-			}
+		end, err := bound(cmd, cfg, args[0], "to", to, &q.To, &q.Until)
+		if err != nil {
+			return err
 		}
 		if !end.IsZero() && end.Before(begin) || q.To != 0 && q.From > q.To {
 			return cli.Usagef("--from %q is after --to %q", from, to)
@@ -64,18 +49,24 @@ func newTimeline(g *cli.Globals) *cobra.Command {
 	})
 }
 
-// bound is a time, or the number and the time of the event that a snapshot was made.
-func bound(cmd *cobra.Command, cfg *config.Config, sandbox, flag, text string) (number uint64, at time.Time, err error) {
+// bound sets the number of the event that a snapshot was made, or else a time, and returns
+// the time in either case; zero for no text.
+func bound(cmd *cobra.Command, cfg *config.Config, sandbox, flag, text string, number *uint64, since *time.Time) (at time.Time, err error) {
+	if text == "" {
+		return at, nil
+	}
 	if at, ok := timeOf(text); ok {
-		return 0, at, nil
+		*since = at
+		return at, nil
 	}
 	e, err := index.Snapshot(cmd.Context(), cfg.AuditDir(), cfg.AuditIndex(), sandbox, text)
 	if errors.Is(err, index.ErrNoSnapshot) {
-		return 0, at, cli.Usagef("--%s: %w: write the name of one, 24h, or a time as 2026-12-01T00:00:00Z", flag, err)
+		return at, cli.Usagef("--%s: %w: write the name of one, 24h, or a time as 2026-12-01T00:00:00Z", flag, err)
 	} else if err != nil {
-		return 0, at, err
+		return at, err
 	}
-	return e.Number, time.UnixMilli(e.Event.Time), nil
+	*number = e.Number
+	return time.UnixMilli(e.Event.Time), nil
 }
 
 // remembered are the files of a sandbox's memory that were changed last between two times,
