@@ -144,12 +144,6 @@ func (d *daemon) loaderMetrics() []prometheus.Collector {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "sallyport_policy_" + name, Help: help}, value)
 	}
-	truth := func(b bool) float64 {
-		if b {
-			return 1
-		}
-		return 0
-	}
 	var of []prometheus.Collector
 	for _, result := range []string{"loaded", "refused"} {
 		of = append(of, prometheus.NewCounterFunc(prometheus.CounterOpts{

@@ -163,3 +163,11 @@ func (g guardMetrics) Collect(to chan<- prometheus.Metric) {
 		to <- prometheus.MustNewConstMetric(dropped, prometheus.CounterValue, float64(t.Packets), reason.String())
 	}
 }
+
+// truth is a metric's 1 or 0.
+func truth(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

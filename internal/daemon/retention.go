@@ -46,12 +46,7 @@ func retentionMetrics(k *retention.Keeper) []prometheus.Collector {
 		gauge("legal_holds", "Legal holds in force.", func(s retention.Status) float64 { return float64(len(s.Holds)) }),
 		gauge("held_bytes", "Bytes that would be deleted but for legal holds.", func(s retention.Status) float64 { return float64(s.Held) }),
 		gauge("unshipped_bytes", "Bytes that would be deleted but for a sink that lacks them.", func(s retention.Status) float64 { return float64(s.Waiting) }),
-		gauge("retention_failing", "1 while segments cannot be compressed or deleted, else 0.", func(s retention.Status) float64 {
-			if s.Failure == "" {
-				return 0
-			}
-			return 1
-		}),
+		gauge("retention_failing", "1 while segments cannot be compressed or deleted, else 0.", func(s retention.Status) float64 { return truth(s.Failure != "") }),
 		prometheus.NewCounterFunc(prometheus.CounterOpts(opts("deleted_records_total", "Records that were deleted.")), func() float64 { return float64(k.Status().Deleted) }),
 	}
 }

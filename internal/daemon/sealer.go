@@ -47,12 +47,7 @@ func sealMetrics(s *tree.Sealer) []prometheus.Collector {
 			}
 			return time.Since(s.Checkpoint).Seconds()
 		}),
-		gauge("sealing_failing", "1 while records are not sealed since that fails, else 0.", func(s tree.Status) float64 {
-			if s.Failure == "" {
-				return 0
-			}
-			return 1
-		}),
+		gauge("sealing_failing", "1 while records are not sealed since that fails, else 0.", func(s tree.Status) float64 { return truth(s.Failure != "") }),
 	}
 }
 

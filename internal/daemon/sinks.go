@@ -270,14 +270,11 @@ func (m sinkMetrics) Collect(to chan<- prometheus.Metric) {
 		add(sinkRetries, prometheus.CounterValue, float64(s.Retries))
 		add(sinkWaiting, prometheus.GaugeValue, float64(s.Waiting))
 		add(sinkBytes, prometheus.GaugeValue, float64(s.WaitingBytes))
-		full, away := 0.0, 0.0
-		if s.Full {
-			full = 1
-		}
+		away := 0.0
 		if !s.Away.IsZero() {
 			away = time.Since(s.Away).Seconds()
 		}
-		add(sinkFull, prometheus.GaugeValue, full)
+		add(sinkFull, prometheus.GaugeValue, truth(s.Full))
 		add(sinkAway, prometheus.GaugeValue, away)
 	}
 }
