@@ -42,7 +42,7 @@ var fences = []fence{
 	{from: []string{""}, to: []string{"github.com/hashicorp/vault"}, except: []string{"gateway/credential/vault", "internal/daemon", "cmd/sallyport"}, why: "Vault's home is its credential source, which the daemon opens"},
 	{from: []string{""}, to: []string{"github.com/moby/moby"}, except: []string{"sandbox/docker", "internal/daemon", "cmd/sallyport"}, why: "the engine's home is sandbox/docker, which the daemon opens"},
 	{from: []string{""}, to: []string{"github.com/cilium/ebpf"}, except: []string{"sandbox/datapath", "internal/daemon", "cmd/sallyport", "internal/bench"}, why: "eBPF's home is the datapath, which the daemon opens; bench reads its statistics"},
-	{from: []string{""}, to: []string{"modernc.org/sqlite"}, except: []string{"audit/index", "internal", "cmd/sallyport"}, why: "SQLite's home is the audit's index, which the daemon keeps and the API and the command line ask: a log is written and read without it"},
+	{from: []string{""}, to: []string{"modernc.org/sqlite"}, except: []string{"audit/index", "memory/search", "internal", "cmd/sallyport"}, why: "SQLite's homes are the indexes of the audit and of the memory, which the daemon keeps and the API and the command line ask: a log is written and read without it"},
 	{from: []string{""}, to: []string{"sallyport/internal/test"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "examples"}, why: "what only tests use is never in the product"},
 	{from: []string{""}, to: []string{"testing"}, except: []string{"internal/test", "internal/e2e", "internal/bench", "policy/regotest", "cmd/sallyport"}, why: "tests are never in the product, but for OPA's runner of a team's own"},
 }
@@ -70,7 +70,7 @@ var homes = map[string][]string{
 	"github.com/goccy/go-json":            {"audit"},
 	"github.com/pkg/sftp":                 {"sandbox/agent"},
 	"golang.org/x/mod":                    {"audit/tree", "audit/sink", "audit/encoding"},
-	"modernc.org/sqlite":                  {"audit/index"},
+	"modernc.org/sqlite":                  {"audit/index", "memory/search"},
 	"github.com/twmb/franz-go":            {"audit/sink"},
 	"github.com/minio/minio-go":           {"audit/sink"},
 	"go.opentelemetry.io/proto/otlp":      {"audit/sink"},

@@ -1,0 +1,184 @@
+// Package search finds entries of a sandbox's memory, with no model and no network: the
+// full text of its files, by SQLite's FTS5.
+//
+// What it promises: the index is made of the files and nothing else, so it can be removed
+// at any time; after an Update, a Search finds what is in the files as that Update met
+// them; whatever the files hold and whatever is asked, the work is bounded. The index is
+// on the host, where a sandbox cannot write to it.
+//
+// What it does not promise: that words which mean the same find each other. An [Embedder]
+// is for that.
+package search
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"net/url"
+	"os"
+	"sync"
+	"unicode"
+
+	"sallyport/memory"
+
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+// schema has the files as they were met, their documents (a file, or a part of a session
+// of the conversations), the documents' units (a paragraph, or a turn), and the words of
+// both.
+const schema = `
+CREATE TABLE file(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE, inode INTEGER NOT NULL, changed INTEGER NOT NULL, bytes INTEGER NOT NULL) STRICT;
+CREATE TABLE document(id INTEGER PRIMARY KEY, file INTEGER NOT NULL, digest BLOB NOT NULL, entry TEXT NOT NULL, session TEXT NOT NULL) STRICT;
+CREATE INDEX document_file ON document(file);
+CREATE TABLE unit(id INTEGER PRIMARY KEY, document INTEGER NOT NULL, line INTEGER NOT NULL, type TEXT NOT NULL, time INTEGER NOT NULL, digest BLOB NOT NULL, heading TEXT NOT NULL, text TEXT NOT NULL) STRICT;
+CREATE INDEX unit_document ON unit(document);
+CREATE INDEX unit_time ON unit(time);
+CREATE INDEX unit_digest ON unit(digest);
+CREATE TABLE vector(digest BLOB PRIMARY KEY, vector BLOB NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE model(name TEXT NOT NULL) STRICT;
+CREATE VIRTUAL TABLE unit_words USING fts5(heading, text, content='', contentless_delete=1, tokenize='porter unicode61');
+CREATE VIRTUAL TABLE document_words USING fts5(heading, text, content='', contentless_delete=1, tokenize='porter unicode61');
+`
+
+// splitting changes with how files are made into units and words.
+const splitting = "1"
+
+// version tells an index of this program from that of another one.
+var version = int64(crc32.ChecksumIEEE([]byte(schema+splitting+unicode.Version)) >> 1)
+
+// Options of an Index.
+type Options struct {
+	// Embedder adds the units that mean what a query means. nil for none.
+	Embedder Embedder
+	// Inspect returns why a file must not be indexed, or "". Such a file is found by its
+	// name only. nil admits all.
+	Inspect func(ctx context.Context, path string, data []byte) (reason string)
+	// MaxText is how many bytes of text are indexed. Files beyond that are found by their
+	// names only. 0 is 256 MiB.
+	MaxText int64
+}
+
+// Index finds entries of one sandbox's memory. It is safe for concurrent use by one
+// process.
+type Index struct {
+	path    string
+	options Options
+
+	mu sync.RWMutex // held for reading while db is used
+	db *sql.DB
+
+	update sync.Mutex
+}
+
+// Open opens the index at path. One that is not there, is damaged, or was made by another
+// version begins empty.
+func Open(ctx context.Context, path string, o Options) (*Index, error) {
+	if o.MaxText == 0 {
+		o.MaxText = 256 << 20
+	}
+	x := &Index{path: path, options: o}
+	if _, err := os.Stat(path); err == nil {
+		if x.db, err = connect(path); err != nil {
+			return nil, err
+		}
+		var of int64
+		if err = x.db.QueryRowContext(ctx, "PRAGMA user_version").Scan(&of); err == nil && of == version {
+			return x, nil
+		}
+		if err != nil && !damaged(err) {
+			return nil, fmt.Errorf("opening the search index: %w", errors.Join(err, x.db.Close()))
+		}
+	}
+	if err := x.create(ctx); err != nil {
+		return nil, fmt.Errorf("making the search index: %w", err)
+	}
+	return x, nil
+}
+
+// Close closes the index.
+func (x *Index) Close() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.db.Close()
+}
+
+func connect(path string) (*sql.DB, error) {
+	v := url.Values{"mode": {"rw"}, "_pragma": {
+		"busy_timeout(5000)", "journal_mode(wal)", "synchronous(normal)", "cache_size(-8192)", "secure_delete(on)", "trusted_schema(off)",
+	}}
+	db, err := sql.Open("sqlite", (&url.URL{Scheme: "file", Path: path, RawQuery: v.Encode()}).String())
+	if err == nil {
+		db.SetMaxOpenConns(2)
+	}
+	return db, err
+}
+
+// create makes an index that has nothing, in place of what is there.
+func (x *Index) create(ctx context.Context) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.db != nil {
+		x.db.Close() // what it says of a damaged index does not matter
+	}
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		if err := os.Remove(x.path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	f, err := os.OpenFile(x.path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if x.db, err = connect(x.path); err != nil {
+		return err
+	}
+	_, err = x.db.ExecContext(ctx, fmt.Sprintf("BEGIN; %s PRAGMA user_version=%d; COMMIT", schema, version))
+	return err
+}
+
+// damaged says whether SQLite cannot read the index.
+func damaged(err error) bool {
+	var e *sqlite.Error
+	if !errors.As(err, &e) {
+		return false
+	}
+	code := e.Code() & 0xff
+	return code == sqlite3.SQLITE_CORRUPT || code == sqlite3.SQLITE_NOTADB
+}
+
+// Progress is told how much of a long work is done.
+type Progress func(done, total int)
+
+// Update brings the index up to what is in a memory. It reads the files whose stamps are
+// not known and no other. Broken off, it keeps what it has done. An index that turns out
+// to be damaged is made anew. progress may be nil.
+//
+// Its error wraps [memory.ErrTruncated] if the memory has more than 200,000 entries, and
+// [ErrEmbedding] if the Embedder failed; the words of all that was listed are up to date
+// then.
+func (x *Index) Update(ctx context.Context, f *memory.Folder, progress Progress) error {
+	x.update.Lock()
+	defer x.update.Unlock()
+	if progress == nil {
+		progress = func(int, int) {}
+	}
+	truncated, err := x.words(ctx, f, progress)
+	if damaged(err) {
+		if err := x.create(ctx); err != nil {
+			return fmt.Errorf("making the search index anew: %w", err)
+		}
+		truncated, err = x.words(ctx, f, progress)
+	}
+	if err != nil {
+		return fmt.Errorf("updating the search index: %w", err)
+	}
+	return errors.Join(truncated, x.vectors(ctx, progress))
+}

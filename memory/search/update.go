@@ -1,0 +1,283 @@
+package search
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"time"
+
+	"sallyport/memory"
+)
+
+const (
+	// maxFiles is how many entries of a memory are looked at.
+	maxFiles = 200_000
+	// maxText is the size of the largest file whose text is indexed, in bytes.
+	maxText = 1 << 20
+	// batch is how many files a transaction is about.
+	batch = 256
+	// settled is how old a change must be for its stamp to tell it from the next one:
+	// more than a tick of the clock that stamps files.
+	settled = 50 * time.Millisecond
+)
+
+// known is a file as it was met last.
+type known struct {
+	id    int64
+	stamp memory.Stamp
+	bytes int64
+}
+
+// words brings the words up to date. truncated is a memory.ErrTruncated.
+func (x *Index) words(ctx context.Context, f *memory.Folder, progress Progress) (truncated, err error) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	now := time.Now()
+	entries, err := f.Scan(maxFiles)
+	if errors.Is(err, memory.ErrTruncated) {
+		truncated, err = err, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	files, err := x.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var total int64
+	for _, k := range files {
+		total += k.bytes
+	}
+	var changed []memory.Entry
+	for _, e := range entries {
+		if e.Kind != memory.KindFile || strings.Contains(e.Path, ".sallyport-") {
+			continue
+		}
+		if k, ok := files[e.Path]; !ok || k.stamp != e.Stamp {
+			changed = append(changed, e)
+			continue
+		}
+		delete(files, e.Path)
+	}
+	w := &writer{ctx: ctx, index: x, folder: f, total: total, now: now}
+	for i := 0; i < len(changed); i += batch {
+		progress(i, len(changed))
+		some := changed[i:min(i+batch, len(changed))]
+		err := w.do(func() error {
+			for _, e := range some {
+				k := files[e.Path]
+				delete(files, e.Path)
+				if err := w.file(e, k); err != nil {
+					return fmt.Errorf("%q: %w", e.Path, err)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return truncated, err
+		}
+	}
+	progress(len(changed), len(changed))
+	if len(files) == 0 {
+		return truncated, nil
+	}
+	return truncated, w.do(func() error {
+		for _, k := range files {
+			if err := w.remove(k); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (x *Index) known(ctx context.Context) (map[string]known, error) {
+	rows, err := x.db.QueryContext(ctx, "SELECT path, id, inode, changed, bytes FROM file")
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close()
+	files := map[string]known{}
+	for rows.Next() {
+		var path string
+		var k known
+		var inode int64
+		if err := rows.Scan(&path, &k.id, &inode, &k.stamp.Changed, &k.bytes); err != nil {
+			return nil, err
+		}
+		k.stamp.Inode = uint64(inode)
+		files[path] = k
+	}
+	return files, rows.Err()
+}
+
+// writer writes to the index, a transaction at a time.
+type writer struct {
+	ctx    context.Context
+	index  *Index
+	folder *memory.Folder
+	total  int64 // bytes of text that are indexed
+	now    time.Time
+
+	tx       *sql.Tx
+	prepared map[string]*sql.Stmt
+}
+
+func (w *writer) do(work func() error) error {
+	tx, err := w.index.db.BeginTx(w.ctx, nil)
+	if err != nil {
+		return err
+	}
+	w.tx, w.prepared = tx, map[string]*sql.Stmt{}
+	if err := work(); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
+}
+
+// exec executes a statement, which it prepares once in a transaction.
+func (w *writer) exec(statement string, args ...any) (id int64, err error) {
+	s := w.prepared[statement]
+	if s == nil {
+		if s, err = w.tx.PrepareContext(w.ctx, statement); err != nil {
+			return 0, err
+		}
+		w.prepared[statement] = s
+	}
+	r, err := s.ExecContext(w.ctx, args...)
+	if err != nil {
+		return 0, err
+	}
+	return r.LastInsertId()
+}
+
+// file indexes a file in place of what was known of it. A file that the sandbox took away
+// or replaced meanwhile, or that nobody may read, is found by its name.
+func (w *writer) file(e memory.Entry, k known) error {
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
+	w.total -= k.bytes
+	most := int64(maxText)
+	if e.Path == conversations {
+		most = maxConversations
+	}
+	var data []byte
+	if e.Size <= most && w.total+e.Size <= w.index.options.MaxText {
+		var err error
+		data, err = w.folder.Read(e.Path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return w.remove(k)
+		}
+		if err != nil || int64(len(data)) > most || !isText(data) {
+			data = nil
+		}
+		if inspect := w.index.options.Inspect; inspect != nil && inspect(w.ctx, e.Path, data) != "" {
+			data = nil
+		}
+	}
+	w.total += int64(len(data))
+	stamp := e.Stamp
+	if w.now.Sub(time.Unix(0, stamp.Changed)) < settled {
+		stamp.Changed = -1
+	}
+	args := []any{e.Path, int64(stamp.Inode), stamp.Changed, len(data)}
+	if k.id != 0 {
+		if _, err := w.exec("UPDATE file SET path=?, inode=?, changed=?, bytes=? WHERE id=?", append(args, k.id)...); err != nil {
+			return err
+		}
+	} else {
+		var err error
+		if k.id, err = w.exec("INSERT INTO file(path, inode, changed, bytes) VALUES(?,?,?,?)", args...); err != nil {
+			return err
+		}
+	}
+	return w.documents(k.id, split(e.Path, data, e.Modified))
+}
+
+// documents puts documents of a file in place of those that differ.
+func (w *writer) documents(file int64, documents []document) error {
+	old := map[string]int64{}
+	rows, err := w.tx.QueryContext(w.ctx, "SELECT id, digest FROM document WHERE file=?", file)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		var digest []byte
+		if err := rows.Scan(&id, &digest); err != nil {
+			return err
+		}
+		old[string(digest)] = id
+	}
+	if err := rows.Err(); err != nil {
+		return err
+	}
+	for _, d := range documents {
+		digest := d.digest()
+		if _, ok := old[string(digest)]; ok {
+			delete(old, string(digest))
+			continue
+		}
+		if err := w.insert(file, digest, d); err != nil {
+			return err
+		}
+	}
+	for _, id := range old {
+		if err := w.removeDocument(id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *writer) insert(file int64, digest []byte, d document) error {
+	document, err := w.exec("INSERT INTO document(file, digest, entry, session) VALUES(?,?,?,?)", file, digest, d.entry, d.session)
+	if err != nil {
+		return err
+	}
+	var whole strings.Builder
+	for _, u := range d.units {
+		id, err := w.exec("INSERT INTO unit(document, line, type, time, digest, heading, text) VALUES(?,?,?,?,?,?,?)",
+			document, u.line, u.kind, u.time.UnixMilli(), u.digest(), u.heading, u.text)
+		if err != nil {
+			return err
+		}
+		if _, err := w.exec("INSERT INTO unit_words(rowid, heading, text) VALUES(?,?,?)", id, u.heading, u.text); err != nil {
+			return err
+		}
+		whole.WriteString(u.text)
+		whole.WriteString("\n\n")
+	}
+	_, err = w.exec("INSERT INTO document_words(rowid, heading, text) VALUES(?,?,?)", document, d.heading, whole.String())
+	return err
+}
+
+func (w *writer) removeDocument(id int64) error {
+	for _, s := range []string{
+		"DELETE FROM unit_words WHERE rowid IN (SELECT id FROM unit WHERE document=?)",
+		"DELETE FROM unit WHERE document=?",
+		"DELETE FROM document_words WHERE rowid=?",
+		"DELETE FROM document WHERE id=?",
+	} {
+		if _, err := w.exec(s, id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *writer) remove(k known) error {
+	if k.id == 0 {
+		return nil
+	}
+	if err := w.documents(k.id, nil); err != nil {
+		return err
+	}
+	_, err := w.exec("DELETE FROM file WHERE id=?", k.id)
+	return err
+}
