@@ -254,6 +254,113 @@ func (f *Folder) Remove(name string) error {
 	return nil
 }
 
+// RemoveFile removes a regular file of the digest. The error is [ErrChanged] if it has
+// other contents, also if the sandbox writes them meanwhile: they stay.
+func (f *Folder) RemoveFile(name string, old Digest) error {
+	name, err := local(name)
+	if err != nil {
+		return err
+	}
+	parent, err := f.root.OpenFile(path.Dir(name), unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, cause(err))
+	}
+	defer parent.Close()
+	f.write.Lock()
+	defer f.write.Unlock()
+	at, base, temporary := int(parent.Fd()), path.Base(name), temporaryPrefix+rand.Text()
+	if err := matches(parent, base, old); err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	if err := unix.Renameat2(at, base, at, temporary, unix.RENAME_NOREPLACE); err != nil {
+		return fmt.Errorf("%q: %w", name, errors.Join(ErrChanged, err))
+	}
+	if err := matches(parent, temporary, old); err != nil {
+		back := unix.Renameat2(at, temporary, at, base, unix.RENAME_NOREPLACE)
+		if back != nil {
+			back = unix.Renameat(at, temporary, at, base+".conflict-"+rand.Text())
+		}
+		return fmt.Errorf("%q: %w", name, errors.Join(ErrChanged, err, back))
+	}
+	if err := errors.Join(remove(parent, temporary), parent.Sync()); err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	return nil
+}
+
+// Readlink returns what a link points to.
+func (f *Folder) Readlink(name string) (string, error) {
+	name, err := local(name)
+	if err != nil {
+		return "", err
+	}
+	target, err := f.root.Readlink(name)
+	if err != nil {
+		return "", fmt.Errorf("%q: %w", name, cause(err))
+	}
+	return target, nil
+}
+
+// Symlink makes a link, in a place where nothing is. What it points to is the sandbox's
+// affair: the host follows it within the memory only.
+func (f *Folder) Symlink(target, name string) error {
+	name, err := local(name)
+	if err != nil {
+		return err
+	}
+	parent, err := f.parent(name)
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, cause(err))
+	}
+	defer parent.Close()
+	if err := unix.Symlinkat(target, int(parent.Fd()), path.Base(name)); err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	return parent.Sync()
+}
+
+// Mkdir makes a folder and those on the way, and is content with one that exists.
+func (f *Folder) Mkdir(name string) error {
+	name, err := local(name)
+	if err != nil {
+		return err
+	}
+	dir, err := f.parent(path.Join(name, "x"))
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, cause(err))
+	}
+	return dir.Close()
+}
+
+// Rmdir removes a folder that has nothing in it. The error is fs.ErrExist if it has.
+func (f *Folder) Rmdir(name string) error {
+	name, err := local(name)
+	if err != nil {
+		return err
+	}
+	parent, err := f.root.OpenFile(path.Dir(name), unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, cause(err))
+	}
+	defer parent.Close()
+	if err := unix.Unlinkat(int(parent.Fd()), path.Base(name), unix.AT_REMOVEDIR); err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	return parent.Sync()
+}
+
+// Chmod sets the permission bits of a file or folder.
+func (f *Folder) Chmod(name string, mode fs.FileMode) error {
+	name, err := local(name)
+	if err != nil {
+		return err
+	}
+	if err := f.root.Chmod(name, mode&0o777); err != nil {
+		return fmt.Errorf("%q: %w", name, cause(err))
+	}
+	return nil
+}
+
 // Rename gives a file or folder another name, which nothing may have yet. Folders on the
 // way are made.
 func (f *Folder) Rename(from, to string) error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"slices"
 	"strings"
@@ -39,6 +40,8 @@ type Entry struct {
 	Kind     Kind      `json:"kind"`
 	Size     int64     `json:"size"` // bytes, of files
 	Modified time.Time `json:"modified"`
+	// Mode is the permission bits, which mean nothing on the host.
+	Mode fs.FileMode `json:"-"`
 	// Stamp is another one after each change of the file: the inode, and the time of its
 	// last change (inode(7), ctime), which the sandbox cannot set.
 	Stamp Stamp `json:"-"`
@@ -114,7 +117,7 @@ func (l *lister) entry(d *os.File, name, prefix string, depth int) error {
 	if err := unix.Fstatat(int(d.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	e := Entry{Path: prefix + name, Modified: time.Unix(st.Mtim.Unix()).UTC(), Stamp: Stamp{st.Ino, st.Ctim.Nano()}}
+	e := Entry{Path: prefix + name, Modified: time.Unix(st.Mtim.Unix()).UTC(), Mode: fs.FileMode(st.Mode & 0o777), Stamp: Stamp{st.Ino, st.Ctim.Nano()}}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG:
 		e.Kind, e.Size = KindFile, st.Size

@@ -1,0 +1,332 @@
+package history
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/memory"
+)
+
+// quarantine seals contents, takes them out of the store if no other present file has
+// them, and has the file leave the memory once that is committed.
+func (r *recording) quarantine(ctx context.Context, c Change, data []byte, reason string) error {
+	if err := r.seal(ctx, c, data, reason); err != nil {
+		return err
+	}
+	c.Op, c.Kept, c.Reason = Quarantined, false, reason
+	r.leaving = append(r.leaving, c)
+	return r.add(ctx, c, memory.Stamp{})
+}
+
+// seal puts contents into quarantine once.
+func (r *recording) seal(ctx context.Context, c Change, data []byte, reason string) error {
+	if r.s.o.Key == nil {
+		return fmt.Errorf("%q is to be quarantined (%s), and the history has no key to seal it with", c.Path, reason)
+	}
+	there := false
+	err := each(ctx, r.tx, func(func(...any) error) error { there = true; return nil },
+		"SELECT 1 FROM quarantine WHERE digest = ? AND path = ?", c.Digest, blob(c.Path))
+	if err != nil || there {
+		return err
+	}
+	sealed, err := r.s.o.Key.Seal(data)
+	if err != nil {
+		return err
+	}
+	_, err = r.tx.ExecContext(ctx, "INSERT INTO quarantine(number, at, path, digest, size, mode, reason, sealed) VALUES(?, ?, ?, ?, ?, ?, ?, ?)",
+		r.commit.Number, r.commit.Time.UnixNano(), blob(c.Path), c.Digest, len(data), c.Mode, reason, sealed)
+	return err
+}
+
+// forget takes contents out of the store.
+func (r *recording) forget(ctx context.Context, d memory.Digest) error {
+	done, err := r.tx.ExecContext(ctx, "DELETE FROM content WHERE digest = ?", d)
+	if err != nil {
+		return err
+	}
+	if n, _ := done.RowsAffected(); n > 0 {
+		r.commit.Dropped = append(r.commit.Dropped, d)
+		r.purge = true
+	}
+	return nil
+}
+
+// leave removes from the memory what is in quarantine.
+func (r *recording) leave() (err error) {
+	for _, c := range r.leaving {
+		if e := r.f.RemoveFile(c.Path, c.Digest); e != nil && !replaced(e) && !errors.Is(e, memory.ErrChanged) {
+			err = errors.Join(err, fmt.Errorf("taking %q out of the memory: %w", c.Path, e))
+		}
+	}
+	return err
+}
+
+// Quarantine takes files, or folders with the files below them, out of the memory and
+// their contents out of the store, sealed. It records what is there first. Contents that
+// another file of the memory has too stay in the store for that one.
+func (s *Store) Quarantine(ctx context.Context, f *memory.Folder, paths []string, reason string, c Cause) (*Commit, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, err := s.record(ctx, f, found(c), ""); err != nil {
+		return nil, err
+	}
+	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
+		state, err := files(ctx, r.tx)
+		if err != nil {
+			return err
+		}
+		chosen, err := choose(state, paths)
+		if err != nil {
+			return err
+		}
+		for _, path := range chosen {
+			v := state[path]
+			if v.Kind != memory.KindFile {
+				continue
+			}
+			data, err := r.current(ctx, path, v)
+			if err != nil {
+				return err
+			}
+			if err := r.quarantine(ctx, v.change(path), data, strings.ToValidUTF8(reason, "\uFFFD")); err != nil {
+				return err
+			}
+		}
+		for _, path := range chosen {
+			if err := r.forgetUnneeded(ctx, state[path].Digest); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (r *recording) forgetUnneeded(ctx context.Context, d memory.Digest) error {
+	needed := d == "" || d == memory.DigestOf(nil)
+	err := each(ctx, r.tx, func(func(...any) error) error { needed = true; return nil }, "SELECT 1 FROM file WHERE digest = ? LIMIT 1", d)
+	if err != nil || needed {
+		return err
+	}
+	return r.forget(ctx, d)
+}
+
+// current returns the contents of a version that the memory has now.
+func (r *recording) current(ctx context.Context, path string, v file) ([]byte, error) {
+	if v.Kept {
+		return content(ctx, r.tx, v.Digest)
+	}
+	data, err := r.f.Read(path)
+	if err == nil && memory.DigestOf(data) != v.Digest {
+		err = fmt.Errorf("%q: %w", path, memory.ErrChanged)
+	}
+	return data, err
+}
+
+func (v file) change(path string) Change {
+	return Change{Path: path, Kind: v.Kind, Digest: v.Digest, Previous: v.Digest, Size: v.Size, Mode: v.Mode, Target: v.Target}
+}
+
+// found is the cause of what is recorded before c is done.
+func found(c Cause) Cause {
+	c.Operation, c.From, c.FromCommit = OpFound, "", 0
+	return c
+}
+
+// choose returns the paths of a state at or below those given, sorted; without any, all.
+func choose[V any](state map[string]V, paths []string) (chosen []string, err error) {
+	if len(paths) == 0 {
+		return slices.Sorted(maps.Keys(state)), nil
+	}
+	for _, p := range paths {
+		some := false
+		for path := range state {
+			if path == p || strings.HasPrefix(path, p+"/") {
+				chosen, some = append(chosen, path), true
+			}
+		}
+		if !some {
+			return nil, fmt.Errorf("%q: %w", p, fs.ErrNotExist)
+		}
+	}
+	slices.Sort(chosen)
+	return slices.Compact(chosen), nil
+}
+
+// Recheck records the memory, and asks Inspect again about all contents that are kept and
+// all files of the memory, after that has learned of new secrets.
+func (s *Store) Recheck(ctx context.Context, f *memory.Folder, c Cause) (*Commit, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, err := s.record(ctx, f, found(c), ""); err != nil {
+		return nil, err
+	}
+	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
+		state, err := files(ctx, r.tx)
+		if err != nil {
+			return err
+		}
+		have := map[memory.Digest][]string{} // of the present files
+		for path, v := range state {
+			if v.Digest != "" {
+				have[v.Digest] = append(have[v.Digest], path)
+			}
+		}
+		before := map[memory.Digest]bool{} // kept, and no present file has them
+		err = each(ctx, r.tx, func(scan func(...any) error) error {
+			var d memory.Digest
+			err := scan(&d)
+			before[d] = have[d] == nil
+			return err
+		}, "SELECT digest FROM content")
+		if err != nil {
+			return err
+		}
+		for d, alone := range before {
+			if alone {
+				if err := r.recheckOld(ctx, d); err != nil {
+					return err
+				}
+			}
+		}
+		for d, paths := range have {
+			slices.Sort(paths)
+			data, err := r.current(ctx, paths[0], state[paths[0]])
+			if replaced(err) || errors.Is(err, memory.ErrChanged) {
+				continue
+			}
+			if err != nil {
+				return err
+			}
+			for _, path := range paths {
+				c := state[path].change(path)
+				reason, err := r.inspect(ctx, c, data)
+				if err == nil && reason != "" {
+					err = errors.Join(r.quarantine(ctx, c, data, reason), r.forget(ctx, d))
+				}
+				if err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// recheckOld inspects contents that only earlier versions have.
+func (r *recording) recheckOld(ctx context.Context, d memory.Digest) error {
+	data, err := content(ctx, r.tx, d)
+	if err != nil {
+		return err
+	}
+	var c Change
+	err = each(ctx, r.tx, func(scan func(...any) error) (err error) { c, err = scanChange(scan); return err },
+		"SELECT "+changeColumns+" FROM change c WHERE c.digest = ? ORDER BY c.number DESC LIMIT 1", d)
+	if err != nil {
+		return err
+	}
+	reason, err := r.inspect(ctx, c, data)
+	if err != nil || reason == "" {
+		return err
+	}
+	return errors.Join(r.seal(ctx, c, data, reason), r.forget(ctx, d))
+}
+
+const quarantineColumns = "id, number, at, path, digest, size, mode, reason"
+
+func scanQuarantine(scan func(...any) error, more ...any) (q Quarantine, err error) {
+	var at int64
+	var path []byte
+	err = scan(append([]any{&q.ID, &q.Commit, &at, &path, &q.Digest, &q.Size, &q.Mode, &q.Reason}, more...)...)
+	q.Time, q.Path = time.Unix(0, at).UTC(), string(path)
+	return q, err
+}
+
+// Quarantined returns what is in quarantine, the oldest first.
+func (s *Store) Quarantined(ctx context.Context) (list []Quarantine, err error) {
+	err = each(ctx, s.read, func(scan func(...any) error) error {
+		q, err := scanQuarantine(scan)
+		list = append(list, q)
+		return err
+	}, "SELECT "+quarantineColumns+" FROM quarantine ORDER BY id")
+	return list, err
+}
+
+// inQuarantine returns one entry with its contents.
+func (s *Store) inQuarantine(ctx context.Context, id uint64) (q Quarantine, data []byte, err error) {
+	err = fmt.Errorf("%d: %w", id, ErrNoQuarantine)
+	var sealed []byte
+	if e := each(ctx, s.read, func(scan func(...any) error) error {
+		q, err = scanQuarantine(scan, &sealed)
+		return err
+	}, "SELECT "+quarantineColumns+", sealed FROM quarantine WHERE id = ?", id); e != nil || err != nil {
+		return q, nil, cmp.Or(e, err)
+	}
+	if s.o.Key == nil {
+		return q, nil, errors.New("the history has no key to open the quarantine with")
+	}
+	if data, err = s.o.Key.Open(sealed); err != nil {
+		return q, nil, err
+	}
+	if memory.DigestOf(data) != q.Digest {
+		return q, nil, fmt.Errorf("%w: quarantined %q is another file", ErrDamaged, q.Path)
+	}
+	return q, data, nil
+}
+
+// Release puts a file back to its path, where nothing may be, and inspects these contents
+// no more. Its taint stays.
+func (s *Store) Release(ctx context.Context, f *memory.Folder, id uint64, c Cause) (*Commit, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q, data, err := s.inQuarantine(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.record(ctx, f, found(c), ""); err != nil {
+		return nil, err
+	}
+	if err := f.Write(q.Path, data, ""); err != nil {
+		return nil, err
+	}
+	if err := f.Chmod(q.Path, parseMode(q.Mode)); err != nil {
+		return nil, err
+	}
+	c.Operation = OpRelease
+	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
+		r.allowed = q.Digest
+		if err := r.scan(ctx); err != nil {
+			return err
+		}
+		_, err := r.tx.ExecContext(ctx, "DELETE FROM quarantine WHERE digest = ?", q.Digest)
+		return err
+	})
+}
+
+// Discard destroys what is in quarantine. Its digest and the fact are recorded.
+func (s *Store) Discard(ctx context.Context, id uint64, c Cause) (*Commit, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.Operation = OpDiscard
+	return s.change(ctx, nil, c, func(ctx context.Context, r *recording) error {
+		err := fmt.Errorf("%d: %w", id, ErrNoQuarantine)
+		var q Quarantine
+		if e := each(ctx, r.tx, func(scan func(...any) error) error {
+			q, err = scanQuarantine(scan)
+			return err
+		}, "SELECT "+quarantineColumns+" FROM quarantine WHERE id = ?", id); e != nil || err != nil {
+			return cmp.Or(e, err)
+		}
+		if _, err := r.tx.ExecContext(ctx, "DELETE FROM quarantine WHERE id = ?", id); err != nil {
+			return err
+		}
+		r.purge = true
+		return r.add(ctx, Change{Path: q.Path, Op: Discarded, Kind: memory.KindFile, Digest: q.Digest, Size: q.Size, Mode: q.Mode, Reason: q.Reason}, memory.Stamp{})
+	})
+}

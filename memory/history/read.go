@@ -1,0 +1,341 @@
+package history
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"sallyport/memory"
+)
+
+// maxChanges is how many changes Commits returns, or those of one commit.
+const maxChanges = 200_000
+
+// Commits returns commits, the newest first: fewer than asked for if they have very many
+// changes. With a path the changes are those of the path only.
+func (s *Store) Commits(ctx context.Context, f Filter) ([]Commit, error) {
+	query, args := "SELECT s.number, s.digest, s.head FROM commits s WHERE s.number > ?", []any{f.After}
+	and := func(text string, more ...any) { query, args = query+" AND "+text, append(args, more...) }
+	if f.Before > 0 {
+		and("s.number < ?", f.Before)
+	}
+	if !f.Since.IsZero() {
+		and("s.at >= ?", f.Since.UnixNano())
+	}
+	if !f.Until.IsZero() {
+		and("s.at <= ?", f.Until.UnixNano())
+	}
+	f.Path = strings.TrimSuffix(f.Path, "/")
+	if f.Path != "" {
+		and("s.number IN (SELECT c.number FROM change c WHERE "+within+")", blob(f.Path), blob(f.Path+"/"), blob(f.Path+"0"))
+	}
+	if f.Destination != "" {
+		and("EXISTS(SELECT 1 FROM json_each(s.head, '$.cause.contacted') WHERE value = ?)", f.Destination)
+	}
+	tx, err := s.read.BeginTx(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer tx.Rollback()
+	var list []Commit
+	err = each(ctx, tx, func(scan func(...any) error) error {
+		var c Commit
+		err := scanHead(scan, &c)
+		list = append(list, c)
+		return err
+	}, query+" ORDER BY s.number DESC LIMIT ?", append(args, min(cmp.Or(max(f.Limit, 0), 100), 1000))...)
+	if err != nil {
+		return nil, err
+	}
+	all := 0
+	for i := range list {
+		if list[i].Changes, err = changes(ctx, tx, list[i].Number, f.Path); err != nil {
+			return nil, err
+		}
+		if all += len(list[i].Changes); all > maxChanges && i > 0 {
+			return list[:i], nil
+		}
+	}
+	return list, nil
+}
+
+// Last returns the newest commit, if there is one.
+func (s *Store) Last(ctx context.Context) (Commit, bool, error) {
+	list, err := s.Commits(ctx, Filter{Limit: 1})
+	if err != nil || len(list) == 0 {
+		return Commit{}, false, err
+	}
+	return list[0], true, nil
+}
+
+// At returns the memory as a commit left it, by path; 0 is before the first one.
+func (s *Store) At(ctx context.Context, number uint64) (map[string]Version, error) {
+	return at(ctx, s.read, number)
+}
+
+func at(ctx context.Context, q querier, number uint64) (map[string]Version, error) {
+	newest, err := last(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	if number > newest.Number {
+		return nil, fmt.Errorf("%w: %d, the last one is %d", ErrNoCommit, number, newest.Number)
+	}
+	all := map[string]Version{}
+	err = each(ctx, q, func(scan func(...any) error) error {
+		var v Version
+		var path, target []byte
+		err := scan(&path, &v.Commit, &v.Kind, &v.Digest, &v.Size, &v.Mode, &target, &v.Kept)
+		v.Target = string(target)
+		all[string(path)] = v
+		return err
+	}, `SELECT path, number, kind, digest, size, mode, target, EXISTS(SELECT 1 FROM content d WHERE d.digest = c.digest)
+		FROM (SELECT path, max(number) AS number, op, kind, digest, size, mode, target FROM change WHERE number <= ? AND op <> ? GROUP BY path) c
+		WHERE op IN (?, ?)`, number, Discarded, Added, Changed)
+	return all, err
+}
+
+// NumberAt returns the number of the commit that was the newest at a time.
+func (s *Store) NumberAt(ctx context.Context, t time.Time) (number uint64, err error) {
+	err = s.read.QueryRowContext(ctx, "SELECT coalesce(max(number), 0) FROM commits WHERE at <= ?", t.UnixNano()).Scan(&number)
+	if err == nil && number == 0 {
+		err = fmt.Errorf("%w: none is as old as %s", ErrNoCommit, t.Format(time.RFC3339))
+	}
+	return number, err
+}
+
+// Content returns contents by their digest.
+func (s *Store) Content(ctx context.Context, d memory.Digest) ([]byte, error) {
+	return content(ctx, s.read, d)
+}
+
+func content(ctx context.Context, q querier, d memory.Digest) (data []byte, err error) {
+	there := false
+	err = each(ctx, q, func(scan func(...any) error) error { there = true; return scan(&data) }, "SELECT data FROM content WHERE digest = ?", d)
+	switch {
+	case err != nil:
+	case !there:
+		err = fmt.Errorf("%w: %.12s", ErrNotKept, string(d))
+	case memory.DigestOf(data) != d:
+		err = fmt.Errorf("%w: the contents %.12s are others", ErrDamaged, string(d))
+	}
+	return data, err
+}
+
+// Since returns the number of the first commit whose cause names a destination. A cause
+// that lists not all of its destinations may have any.
+func (s *Store) Since(ctx context.Context, destination string) (number uint64, err error) {
+	err = s.read.QueryRowContext(ctx, `SELECT coalesce(min(number), 0) FROM commits WHERE head ->> '$.cause.more_contacted' > 0
+		OR EXISTS(SELECT 1 FROM json_each(head, '$.cause.contacted') WHERE value = ?)`, destination).Scan(&number)
+	if err == nil && number == 0 {
+		err = fmt.Errorf("%w: none has contacted %q", ErrNoCommit, destination)
+	}
+	return number, err
+}
+
+// ChangedSince returns the paths of the memory's files that a commit or a later one
+// changed, sorted.
+func (s *Store) ChangedSince(ctx context.Context, number uint64) (paths []string, err error) {
+	err = each(ctx, s.read, func(scan func(...any) error) error {
+		var path []byte
+		err := scan(&path)
+		paths = append(paths, string(path))
+		return err
+	}, "SELECT path FROM file WHERE number >= ? AND kind = ? ORDER BY path", number, memory.KindFile)
+	return paths, err
+}
+
+// Taint says where the present contents of a path come from, as far as the last commit
+// knows them. A version has a part of the one before it at its path; contents that were
+// anywhere in the memory before have the provenance that they had there, so that moving,
+// copying and rolling back change nothing. What a program wrote anew from what it had read
+// has the destinations of its own commit only.
+func (s *Store) Taint(ctx context.Context, path string) (Provenance, error) {
+	tx, err := s.read.BeginTx(ctx, nil)
+	if err != nil {
+		return Provenance{}, err
+	}
+	defer tx.Rollback()
+	p := Provenance{}
+	err = each(ctx, tx, func(scan func(...any) error) error { return scan(&p.Commit) }, "SELECT number FROM file WHERE path = ?", blob(path))
+	if err == nil && p.Commit == 0 {
+		err = fmt.Errorf("%q: %w", path, fs.ErrNotExist)
+	}
+	if err != nil {
+		return p, err
+	}
+	contacted, seen := map[string]bool{}, map[uint64]bool{}
+	p.First = p.Commit
+	for number := p.Commit; number > 0; {
+		p.First = min(p.First, number)
+		if !seen[number] {
+			seen[number] = true
+			var c Commit
+			if err := each(ctx, tx, func(scan func(...any) error) error { return scanHead(scan, &c) }, "SELECT number, digest, head FROM commits WHERE number = ?", number); err != nil {
+				return p, err
+			}
+			for _, d := range c.Cause.Contacted {
+				contacted[d] = true
+			}
+			p.MoreContacted += c.Cause.MoreContacted
+		}
+		var op string
+		var d memory.Digest
+		if err := each(ctx, tx, func(scan func(...any) error) error { return scan(&op, &d) }, "SELECT op, digest FROM change WHERE path = ? AND number = ?", blob(path), number); err != nil {
+			return p, err
+		}
+		next := uint64(0)
+		if d != "" && d != memory.DigestOf(nil) {
+			var origin []byte
+			if err := each(ctx, tx, func(scan func(...any) error) error { return scan(&origin, &next) },
+				"SELECT path, number FROM change WHERE digest = ? AND number < ? AND op <> ? ORDER BY number, path LIMIT 1", d, number, Discarded); err != nil {
+				return p, err
+			}
+			if next > 0 {
+				path = string(origin)
+			}
+		}
+		if next == 0 && op != Added {
+			if err := each(ctx, tx, func(scan func(...any) error) error { return scan(&next) },
+				"SELECT coalesce(max(number), 0) FROM change WHERE path = ? AND number < ? AND op <> ?", blob(path), number, Discarded); err != nil {
+				return p, err
+			}
+		}
+		number = next
+	}
+	all := slices.Sorted(maps.Keys(contacted))
+	p.MoreContacted += max(0, len(all)-maxDestinations)
+	p.Contacted = all[:min(len(all), maxDestinations)]
+	return p, nil
+}
+
+// Verify checks that all commits are as they were recorded, and that the contents, the
+// state and the quarantine are theirs. Its error wraps [ErrDamaged] if not.
+func (s *Store) Verify(ctx context.Context) error {
+	tx, err := s.read.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	damaged := func(format string, args ...any) error {
+		return fmt.Errorf("%w: %s", ErrDamaged, fmt.Sprintf(format, args...))
+	}
+	err = each(ctx, tx, func(scan func(...any) error) error {
+		var text string
+		if err := scan(&text); err != nil || text == "ok" {
+			return err
+		}
+		return damaged("%s", text)
+	}, "PRAGMA integrity_check(1)")
+	if err != nil {
+		return err
+	}
+	var before Commit
+	kept, state, known, count := map[memory.Digest]bool{}, map[string]Version{}, map[memory.Digest]bool{}, 0
+	err = each(ctx, tx, func(scan func(...any) error) error {
+		var c Commit
+		var at int64
+		var head string
+		if err := scanHead(func(to ...any) error { err := scan(append(to, &at)...); head = *to[2].(*string); return err }, &c); err != nil {
+			return err
+		}
+		if c.Changes, err = changes(ctx, tx, c.Number, ""); err != nil {
+			return err
+		}
+		digest, err := c.digestOf()
+		if err != nil {
+			return err
+		}
+		again, err := c.head()
+		if err != nil {
+			return err
+		}
+		switch {
+		case c.Number != before.Number+1, c.Parent != before.Digest:
+			return damaged("commit %d does not follow commit %d", c.Number, before.Number)
+		case digest != c.Digest, again != head, at != c.Time.UnixNano():
+			return damaged("commit %d has been changed", c.Number)
+		}
+		before, count = c, count+len(c.Changes)
+		before.Changes = nil
+		for _, x := range c.Changes {
+			known[x.Digest] = true
+			if x.Kept {
+				kept[x.Digest] = true
+			}
+			switch x.Op {
+			case Added, Changed:
+				state[x.Path] = Version{Commit: c.Number, Kind: x.Kind, Digest: x.Digest, Size: x.Size, Mode: x.Mode, Target: x.Target}
+			case Removed, Quarantined:
+				delete(state, x.Path)
+			}
+		}
+		for _, d := range c.Dropped {
+			delete(kept, d)
+		}
+		return nil
+	}, "SELECT number, digest, head, at FROM commits ORDER BY number")
+	if err != nil {
+		return err
+	}
+	var stored int
+	if err := tx.QueryRowContext(ctx, "SELECT count(*) FROM change").Scan(&stored); err != nil {
+		return err
+	}
+	if stored != count {
+		return damaged("%d changes are in no commit", stored-count)
+	}
+	now, err := files(ctx, tx)
+	if err != nil {
+		return err
+	}
+	for path, v := range now {
+		v.Kept = false
+		if state[path] != v.Version {
+			return damaged("the state of %q is not what the commits say", path)
+		}
+	}
+	if len(now) != len(state) {
+		return damaged("the state has not all of the commits' files")
+	}
+	err = each(ctx, tx, func(scan func(...any) error) error {
+		var d memory.Digest
+		var size int64
+		var data []byte
+		if err := scan(&d, &size, &data); err != nil {
+			return err
+		}
+		if !kept[d] || memory.DigestOf(data) != d || int64(len(data)) != size {
+			return damaged("the contents %.12s are not what was recorded", string(d))
+		}
+		delete(kept, d)
+		return nil
+	}, "SELECT digest, size, data FROM content")
+	if err != nil {
+		return err
+	}
+	for d := range kept {
+		return damaged("the contents %.12s are missing", string(d))
+	}
+	return each(ctx, tx, func(scan func(...any) error) error {
+		var sealed []byte
+		q, err := scanQuarantine(scan, &sealed)
+		if err != nil {
+			return err
+		}
+		var data []byte
+		if s.o.Key != nil {
+			data, err = s.o.Key.Open(sealed)
+		}
+		if err != nil || !known[q.Digest] || s.o.Key != nil && memory.DigestOf(data) != q.Digest {
+			return errors.Join(damaged("quarantined %q is not what was recorded", q.Path), err)
+		}
+		return nil
+	}, "SELECT "+quarantineColumns+", sealed FROM quarantine")
+}

@@ -1,0 +1,327 @@
+package history
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"sallyport/memory"
+)
+
+const (
+	maxEntries      = 100_000  // that are recorded
+	maxRead         = 16 << 20 // bytes of a file that memory.Folder reads
+	maxDestinations = 100      // that a cause lists
+	// settled is how long a time of change must have passed before another one is sure to
+	// differ from it: kernels count it in ticks of up to 10 ms.
+	settled = 50 * time.Millisecond
+)
+
+// recording is a commit that is being made.
+type recording struct {
+	s       *Store
+	f       *memory.Folder
+	tx      *sql.Tx
+	commit  Commit
+	allowed memory.Digest // contents that are not inspected
+	leaving []Change      // files that leave the memory
+	purge   bool          // contents have to leave the write-ahead log too
+}
+
+// Record commits what has changed in the memory since the last commit. It reads only files
+// whose stamps are others than then. The commit is nil if nothing has changed, except for a
+// fork and a restore. If an error comes with a commit, files that it quarantined are still
+// in the memory, and the next Record takes them once more.
+func (s *Store) Record(ctx context.Context, f *memory.Folder, c Cause) (*Commit, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.record(ctx, f, c, "")
+}
+
+func (s *Store) record(ctx context.Context, f *memory.Folder, c Cause, allowed memory.Digest) (*Commit, error) {
+	return s.change(ctx, f, c, func(ctx context.Context, r *recording) error {
+		r.allowed = allowed
+		return r.scan(ctx)
+	})
+}
+
+// change makes a commit of what do puts into it.
+func (s *Store) change(ctx context.Context, f *memory.Folder, c Cause, do func(context.Context, *recording) error) (*Commit, error) {
+	tx, err := s.write.BeginTx(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer tx.Rollback()
+	before, err := last(ctx, tx)
+	if err != nil {
+		return nil, err
+	}
+	at := s.o.Now().UTC().Round(0)
+	if at.Before(before.Time) {
+		at = before.Time
+	}
+	r := &recording{s: s, f: f, tx: tx, commit: Commit{Number: before.Number + 1, Time: at, Parent: before.Digest, Cause: c.clean()}}
+	if err := do(ctx, r); err != nil {
+		return nil, fmt.Errorf("recording the memory: %w", err)
+	}
+	done, err := r.finish(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("recording the memory: %w", err)
+	}
+	if err := tx.Commit(); err != nil {
+		return nil, fmt.Errorf("recording the memory: %w", err)
+	}
+	if r.purge {
+		if _, err := s.write.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)"); err != nil {
+			return done, err
+		}
+	}
+	return done, r.leave()
+}
+
+// clean makes a cause that JSON has one text for.
+func (c Cause) clean() Cause {
+	for _, s := range []*string{&c.Operation, &c.Caller, &c.Command, &c.From} {
+		*s = strings.ToValidUTF8(*s, "\uFFFD")
+	}
+	all := make([]string, len(c.Contacted))
+	for i, d := range c.Contacted {
+		all[i] = strings.ToValidUTF8(d, "\uFFFD")
+	}
+	slices.Sort(all)
+	all = slices.Compact(all)
+	c.MoreContacted += max(0, len(all)-maxDestinations)
+	c.Contacted = all[:min(len(all), maxDestinations)]
+	return c
+}
+
+// scan compares the memory with what the last commit left.
+func (r *recording) scan(ctx context.Context) error {
+	from := time.Now().Add(-settled).UnixNano()
+	entries, err := r.f.Scan(maxEntries)
+	if errors.Is(err, memory.ErrTruncated) {
+		r.commit.Incomplete = true
+	} else if err != nil {
+		return err
+	}
+	state, err := files(ctx, r.tx)
+	if err != nil {
+		return err
+	}
+	known := len(state)
+	for _, e := range entries {
+		old, was := state[e.Path]
+		delete(state, e.Path)
+		if !was && known >= maxEntries {
+			r.commit.Incomplete = true
+			continue
+		}
+		if was && old.same(e) {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if e.Stamp.Changed > from { // it may change once more within the same tick
+			e.Stamp = memory.Stamp{}
+		}
+		found, err := r.entry(ctx, e, old, was)
+		if err != nil {
+			return err
+		}
+		if found && !was {
+			known++
+		}
+	}
+	if r.commit.Incomplete { // what was not met is not known to be gone
+		return nil
+	}
+	for _, path := range slices.Sorted(maps.Keys(state)) {
+		if err := r.add(ctx, Change{Path: path, Op: Removed, Kind: state[path].Kind, Previous: state[path].Digest}, memory.Stamp{}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// same says whether an entry is as it was, by what is known without reading it.
+func (v file) same(e memory.Entry) bool {
+	if v.Kind != e.Kind || v.Mode != mode(e) {
+		return false
+	}
+	return e.Kind == memory.KindFolder || v.stamp == e.Stamp && v.Size == e.Size
+}
+
+func mode(e memory.Entry) string { return fmt.Sprintf("%04o", uint32(e.Mode)) }
+
+// entry records one that may have changed. It says whether the entry is in the state then.
+func (r *recording) entry(ctx context.Context, e memory.Entry, old file, was bool) (bool, error) {
+	c := Change{Path: e.Path, Op: Changed, Kind: e.Kind, Previous: old.Digest, Size: e.Size, Mode: mode(e)}
+	if !was {
+		c.Op = Added
+	}
+	var data []byte
+	var err error
+	switch {
+	case e.Kind == memory.KindLink:
+		c.Target, err = r.f.Readlink(e.Path)
+	case e.Kind == memory.KindFile && e.Size <= maxRead:
+		if data, err = r.f.Read(e.Path); err == nil {
+			c.Digest, c.Size = memory.DigestOf(data), int64(len(data))
+		}
+	}
+	if replaced(err) {
+		return false, nil // the next Record finds what it is
+	}
+	if err != nil && !errors.Is(err, fs.ErrPermission) {
+		return false, err
+	}
+	if c.Digest != "" && c.Digest != old.Digest {
+		reason, err := r.inspect(ctx, c, data)
+		if err != nil {
+			return false, err
+		}
+		if reason != "" {
+			return false, r.quarantine(ctx, c, data, reason)
+		}
+		if c.Kept, err = r.keep(ctx, c.Digest, data); err != nil {
+			return false, err
+		}
+	} else if c.Digest != "" {
+		c.Kept = old.Kept
+	}
+	if was && c.Digest == old.Digest && c.Kind == old.Kind && c.Size == old.Size && c.Mode == old.Mode && c.Target == old.Target && (c.Digest != "" || c.Kind != memory.KindFile) {
+		_, err = r.tx.ExecContext(ctx, "UPDATE file SET inode = ?, changed = ? WHERE path = ?", int64(e.Stamp.Inode), e.Stamp.Changed, blob(c.Path))
+		return true, err
+	}
+	return true, r.add(ctx, c, e.Stamp)
+}
+
+// replaced reports whether the sandbox has replaced an entry since it was listed.
+func replaced(err error) bool {
+	for _, e := range []error{fs.ErrNotExist, memory.ErrNotFile, memory.ErrTooLarge, unix.ELOOP, unix.ENOTDIR, unix.EINVAL, unix.ENXIO, unix.ESTALE} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *recording) inspect(ctx context.Context, c Change, data []byte) (string, error) {
+	if r.s.o.Inspect == nil || c.Digest == r.allowed {
+		return "", nil
+	}
+	released := false
+	err := each(ctx, r.tx, func(func(...any) error) error { released = true; return nil },
+		"SELECT 1 FROM change c JOIN commits s USING(number) WHERE c.digest = ? AND c.op = ? AND s.head ->> '$.cause.operation' = ? LIMIT 1",
+		c.Digest, Added, OpRelease)
+	if err != nil || released {
+		return "", err
+	}
+	reason := r.s.o.Inspect(ctx, c.Path, data)
+	return strings.ToValidUTF8(reason, "\uFFFD"), ctx.Err()
+}
+
+// keep stores contents, if they are within the bound.
+func (r *recording) keep(ctx context.Context, d memory.Digest, data []byte) (bool, error) {
+	if size := int64(len(data)); size > r.s.o.MaxFile || size > r.s.o.MaxBytes {
+		return false, nil
+	}
+	if data == nil {
+		data = []byte{}
+	}
+	_, err := r.tx.ExecContext(ctx, "INSERT INTO content VALUES(?, ?, ?, ?) ON CONFLICT DO NOTHING", d, r.commit.Number, len(data), data)
+	return true, err
+}
+
+// add puts a change into the commit, and the state after it.
+func (r *recording) add(ctx context.Context, c Change, stamp memory.Stamp) error {
+	r.commit.Changes = append(r.commit.Changes, c)
+	_, err := r.tx.ExecContext(ctx, "INSERT INTO change VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+		blob(c.Path), r.commit.Number, c.Op, c.Kind, c.Digest, c.Previous, c.Size, c.Mode, blob(c.Target), c.Kept, c.Reason)
+	if err != nil {
+		return err
+	}
+	switch c.Op {
+	case Added, Changed:
+		_, err = r.tx.ExecContext(ctx, "INSERT OR REPLACE INTO file VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)",
+			blob(c.Path), r.commit.Number, c.Kind, c.Digest, c.Size, c.Mode, blob(c.Target), int64(stamp.Inode), stamp.Changed)
+	case Removed, Quarantined:
+		_, err = r.tx.ExecContext(ctx, "DELETE FROM file WHERE path = ?", blob(c.Path))
+	}
+	return err
+}
+
+// finish bounds the contents and stores the commit. It returns nil if there is nothing to
+// commit.
+func (r *recording) finish(ctx context.Context) (*Commit, error) {
+	c := &r.commit
+	always := c.Cause.Operation == OpFork || c.Cause.Operation == OpRestore
+	if len(c.Changes) == 0 && len(c.Dropped) == 0 && !always {
+		return nil, nil
+	}
+	if err := r.bound(ctx); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(c.Changes, func(a, b Change) int { return strings.Compare(a.Path, b.Path) })
+	slices.Sort(c.Dropped)
+	c.Dropped = slices.Compact(c.Dropped)
+	var err error
+	if c.Digest, err = c.digestOf(); err != nil {
+		return nil, err
+	}
+	head, err := c.head()
+	if err != nil {
+		return nil, err
+	}
+	_, err = r.tx.ExecContext(ctx, "INSERT INTO commits VALUES(?, ?, ?, ?)", c.Number, c.Time.UnixNano(), c.Digest, head)
+	return c, err
+}
+
+// bound drops the oldest contents while all are more than MaxBytes: first those that no
+// present file has, and those in quarantine last.
+func (r *recording) bound(ctx context.Context) error {
+	var total int64
+	err := r.tx.QueryRowContext(ctx, "SELECT (SELECT coalesce(sum(size), 0) FROM content) + (SELECT coalesce(sum(size), 0) FROM quarantine)").Scan(&total)
+	for _, from := range []string{
+		"content d WHERE NOT EXISTS(SELECT 1 FROM file WHERE file.digest = d.digest)",
+		"content d WHERE true", "quarantine d WHERE true",
+	} {
+		if err != nil || total <= r.s.o.MaxBytes {
+			return err
+		}
+		table, _, _ := strings.Cut(from, " ")
+		var drop []memory.Digest
+		enough := errors.New("enough")
+		err = each(ctx, r.tx, func(scan func(...any) error) error {
+			var d memory.Digest
+			var size int64
+			if err := scan(&d, &size); err != nil {
+				return err
+			}
+			drop, total = append(drop, d), total-size
+			if total <= r.s.o.MaxBytes {
+				return enough
+			}
+			return nil
+		}, "SELECT digest, size FROM "+from+" ORDER BY number")
+		if errors.Is(err, enough) {
+			err = nil
+		}
+		for _, d := range drop {
+			if err == nil {
+				_, err = r.tx.ExecContext(ctx, "DELETE FROM "+table+" WHERE digest = ?", d)
+			}
+		}
+		r.commit.Dropped = append(r.commit.Dropped, drop...)
+	}
+	return err
+}
